@@ -60,9 +60,9 @@ MUTANTS = [
     Mutant("copies", "the operation, for the copy to the host", "collectives/src/worker.rs", "of.ready.block();", "--strategy ddp"),
     Mutant("copies", "whoever waits for an operation, for the copy back", "collectives/src/worker.rs",
            "copy.wait();", "--strategy ddp"),
-    Mutant("copies", "the host, for what it reads", "memory/src/tensor.rs", "stream.copy(self, &host)?.wait();", "--strategy ddp",
+    Mutant("copies", "the host, for what it reads", "memory/src/transfer.rs", "stream.copy(self, &host)?.wait();", "--strategy ddp",
            without="stream.copy(self, &host)?;"),
-    Mutant("copies", "the host, for a copy from pageable memory", "memory/src/accelerator/mod.rs", "event.wait();", "--strategy ddp",
+    Mutant("copies", "the host, for a copy from pageable memory", "memory/src/transfer.rs", "event.wait();", "--strategy ddp",
            after="if copy.is_pageable() {",
            redundant="the host's memory is claimed until the copy is done, so nobody changes it; only the time is that of a card"),
     Mutant("reductions", "ddp, for a bucket", "strategies/src/ddp.rs", "track.record(span::EXPOSED, || work.wait())?;",
@@ -111,11 +111,11 @@ MUTANTS = [
     Mutant("batches", "the copy, for kernels that used its memory", "model/src/batch.rs",
            "memory.home().into_iter().for_each(|home| stream.wait(&home.record()));", f"--strategy ddp {STREAM}",
            redundant="a step ends with the device synchronized, so no kernel still uses memory that the next batches get"),
-    Mutant("memory", "another stream's use, before freed memory is used again", "memory/src/allocator.rs",
-           "lock(&self.parked).push((block, others));", "-p paceline-memory --lib accelerator",
+    Mutant("memory", "another stream's use, before freed memory is used again", "memory/src/buffers/allocator.rs",
+           "lock(&self.parked).push((block, others));", "-p paceline-memory --lib transfer",
            without="{ home.poison(block.base.as_ptr(), block.len_bytes()); self.heap().give_back(block); }"),
-    Mutant("memory", "the end of that use", "memory/src/allocator.rs",
-           "home.stream().is_behind(event) || event.poll() == EventState::Complete;", "-p paceline-memory --lib accelerator", without="true;"),
+    Mutant("memory", "the end of that use", "memory/src/buffers/allocator.rs",
+           "home.stream().is_after(event) || event.poll() == EventState::Complete;", "-p paceline-memory --lib transfer", without="true;"),
 ]
 
 

@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use crate::{Category, DType, Device, Shape};
 
-/// The result of what this crate does.
+/// The result of this crate.
 pub type Result<T, E = MemoryError> = std::result::Result<T, E>;
 
 /// An error of this crate.
@@ -16,7 +16,7 @@ pub enum MemoryError {
     OutOfMemory {
         /// Size of the request in bytes.
         bytes: usize,
-        /// What the memory was to be used for.
+        /// The intended use of the memory.
         category: Category,
     },
     /// The range is in use in a way that excludes the new use.
@@ -29,7 +29,7 @@ pub enum MemoryError {
         /// The holder of the refused claim.
         wanted: &'static str,
     },
-    /// Queued work uses the range, and the new use is not ordered behind it.
+    /// Queued work uses the range, and the new use is not ordered after it.
     #[error(
         "bytes {}..{} are {how} by {op} on the stream {on}, and {wanted}{} does not wait for it: {}",
         range.start, range.end, on_stream(by),
@@ -85,15 +85,15 @@ pub enum MemoryError {
         "a tensor on the device {0} cannot be read or written by the host; copy it to the host first"
     )]
     NotReachable(Device),
-    /// Work of a device has failed, so nothing runs on it any longer.
+    /// Work of a device has failed, so no later work runs on it.
     #[error("work on the device has failed: {0}")]
     DeviceFailed(String),
     /// A card has no memory left for this request.
     #[error("{refusal}, for {category}")]
     CardMemory {
-        /// What the memory was to be used for.
+        /// The intended use of the memory.
         category: Category,
-        /// What the driver says.
+        /// The driver's error.
         refusal: paceline_cuda::CudaError,
     },
     /// A card or its driver refuses.
@@ -118,10 +118,7 @@ pub enum MemoryError {
         /// The tensor's type.
         got: DType,
     },
-    /// No element type has this name.
-    #[error("unknown element type \"{0}\"; use f32, f64, f16, bf16, i32, i64 or u8")]
-    UnknownDType(String),
-    /// The new shape has a different number of elements.
+    /// The new shape has another number of elements.
     #[error("cannot view shape {from} as {to}: the number of elements differs")]
     WrongShape {
         /// The tensor's shape.
@@ -146,7 +143,7 @@ impl fmt::Debug for MemoryError {
     }
 }
 
-/// A stream in words; empty for the host.
+/// The words for a stream; empty for the host.
 fn on_stream(by: &Option<String>) -> String {
     by.as_ref().map_or(String::new(), |stream| format!(" on the stream {stream}"))
 }

@@ -62,9 +62,9 @@ fn a_wait_that_is_missing_is_an_error_at_once() {
     compute.fill(&there, 0).unwrap();
 }
 
-/// An emulated card does a piece of its work whenever it is asked.
+/// An emulated card does a piece of its work at each query.
 #[test]
-fn work_that_is_asked_for_is_done_when_it_says_so() {
+fn a_query_of_an_event_says_when_its_work_is_done() {
     let Some(compute) = compute() else { return };
     let (host, memory) = (Allocator::pinned(compute.accelerator()), Allocator::on(&compute));
     let (from, there, to) = (tensor(&host, 64), tensor(&memory, 64), tensor(&host, 64));
@@ -103,7 +103,7 @@ fn memory_that_another_stream_still_reads_is_given_to_nobody() {
     }
 }
 
-/// A piece of the host's work that writes three numbers, the stream of a card that copies them behind it, and where they go.
+/// A piece of the host's work that writes three numbers, the stream of a card that copies them afterwards, and their target.
 struct Awaited {
     signal: Signal,
     address: usize,
@@ -174,13 +174,13 @@ fn memory_of_the_host_stays_while_the_card_copies_it_and_goes_back_afterwards() 
 }
 
 #[test]
-fn too_large_a_request_says_what_is_free() {
+fn too_large_a_request_says_how_much_is_free() {
     let Some(compute) = compute() else { return };
     let memory = Allocator::on(&compute);
     let error = memory.tensor(DType::F32, [1 << 44], Category::Gradients).unwrap_err().to_string();
     for words in ["out of memory", "70368744177664 bytes", "are free", "gradients"] {
         assert!(error.contains(words), "{error}");
     }
-    // What was refused does not stand in the way.
+    // The refused request leaves no trace.
     tensor(&memory, 4);
 }

@@ -1,10 +1,11 @@
-//! Work of a card, which may be emulated, that is told once and launched again. Without a card each test says so and passes,
-//! unless `PACELINE_CARD=1`.
+//! Work of a card, which may be emulated, that is captured once and replayed. Without a card each test says so and passes, unless
+//! `PACELINE_CARD=1`.
 
 use paceline_cuda::Card;
 use paceline_emulated_card::for_tests::is_ready;
 use paceline_memory::{
-    Accelerator, Allocator, Arena, Category, DType, DeviceStream, MemoryError, Segment, Tensor,
+    Accelerator, Allocator, Category, DType, DeviceStream, GraphPool, GraphedWork, MemoryError,
+    Tensor,
 };
 
 /// A stream of a card, if there is one, and memory of it.
@@ -35,21 +36,21 @@ fn copy_by_another(memory: &Allocator, x: &Tensor, y: &Tensor) -> Result<(), Mem
 }
 
 #[test]
-fn work_that_is_launched_again_reads_what_is_there_now() {
+fn replayed_work_reads_the_values_of_now() {
     let Some((stream, memory)) = start() else { return };
     let (x, y) = (tensor(&memory, 100), tensor(&memory, 100));
-    let mut segment = Segment::new(&Arena::new(&memory).unwrap());
-    let mut told = 0;
+    let mut work = GraphedWork::new(&GraphPool::new(&memory).unwrap());
+    let mut runs = 0;
     for round in 0..6 {
         write(&x, round as f32);
         let mut run = || {
-            let told = &mut told;
-            segment.run(|| {
-                *told += 1;
+            let runs = &mut runs;
+            work.run(|| {
+                *runs += 1;
                 copy_by_another(&memory, &x, &y).map(|()| round)
             })
         };
-        // From the third time on, nothing is told, and what is returned is that of the third time.
+        // After the third time, the function is not called any more, and the third result is returned.
         assert_eq!(run().unwrap(), round.min(2));
         assert_eq!(values(&y), [round as f32; 100]);
         if round > 2 {
@@ -60,37 +61,37 @@ fn work_that_is_launched_again_reads_what_is_there_now() {
             assert!(others.iter().all(|other| values(other) == [-1.0; 100]), "round {round}");
         }
     }
-    assert_eq!(told, 3);
+    assert_eq!(runs, 3);
     stream.synchronize().unwrap();
     // The graph holds what it writes to.
     let bytes = |memory: &Allocator| memory.total().current_bytes;
     drop((x, y));
     assert_eq!(bytes(&memory), 800);
-    drop(segment);
+    drop(work);
     assert_eq!(bytes(&memory), 0);
     let before = memory.fresh_blocks();
-    // More than there is without the arena, which has 32 MiB as all other memory.
+    // More than there is outside of the graph pool, which has 32 MiB like the rest.
     let all: Vec<Tensor> = (0..10).map(|_| tensor(&memory, 1_500_000)).collect();
     assert_eq!(
         (all.len(), memory.fresh_blocks()),
         (10, before),
-        "the arena's memory serves others"
+        "the memory of the pool serves others"
     );
 }
 
 #[test]
-fn a_launch_states_the_uses_of_its_work() {
+fn a_launch_queues_the_uses_of_its_work() {
     let Some((stream, memory)) = start() else { return };
     let copies = stream.accelerator().stream("copy").unwrap();
     let host = Allocator::pinned(stream.accelerator());
     let (from, x, y) = (tensor(&host, 8), tensor(&memory, 8), tensor(&memory, 8));
     write(&x, 1.0);
-    let mut segment = Segment::new(&Arena::new(&memory).unwrap());
-    let mut run = || segment.run(|| copy_by_another(&memory, &x, &y));
+    let mut work = GraphedWork::new(&GraphPool::new(&memory).unwrap());
+    let mut run = || work.run(|| copy_by_another(&memory, &x, &y));
     for _ in 0..4 {
         run().unwrap();
     }
-    // What the graph reads is written by others in their turn.
+    // Others write memory that the graph reads, when it is their turn.
     let error = copies.copy(&from, &x).unwrap_err();
     assert!(matches!(error, MemoryError::Unordered { .. }), "{error}");
     from.write::<f32>().unwrap().fill(2.0);
@@ -101,7 +102,7 @@ fn a_launch_states_the_uses_of_its_work() {
     stream.wait(&copied);
     run().unwrap();
     assert_eq!(values(&y), [2.0; 8]);
-    // The same for what it writes.
+    // The same for memory that it writes.
     let back = copies.copy(&y, &from);
     assert!(back.is_ok(), "the host has waited");
     let error = run().unwrap_err();
@@ -119,15 +120,15 @@ fn what_a_graph_cannot_have_is_refused_and_the_stream_goes_on() {
     let host = Allocator::pinned(stream.accelerator());
     let (from, elsewhere) = (tensor(&host, 10), tensor(&memory, 1));
     write(&x, 3.0);
-    let arena = Arena::new(&memory).unwrap();
+    let pool = GraphPool::new(&memory).unwrap();
     let refused = |words: &str, run: &dyn Fn() -> Result<(), MemoryError>| {
-        let mut segment = Segment::new(&arena);
-        // The first times it is no graph.
-        (0..2).for_each(|_| segment.run(|| copy_by_another(&memory, &x, &y)).unwrap());
-        let error = segment.run(run).unwrap_err().to_string();
+        let mut work = GraphedWork::new(&pool);
+        // The first two runs are not captured.
+        (0..2).for_each(|_| work.run(|| copy_by_another(&memory, &x, &y)).unwrap());
+        let error = work.run(run).unwrap_err().to_string();
         assert!(error.contains(words), "{error}");
-        segment.run(|| copy_by_another(&memory, &x, &y)).unwrap();
-        segment.run(|| Ok::<_, MemoryError>(())).unwrap();
+        work.run(|| copy_by_another(&memory, &x, &y)).unwrap();
+        work.run(|| Ok::<_, MemoryError>(())).unwrap();
         assert_eq!(values(&y), [3.0; 10]);
     };
     let part = "a part of a graph of a card: ";
@@ -139,7 +140,7 @@ fn what_a_graph_cannot_have_is_refused_and_the_stream_goes_on() {
         y.copy_from(&x)
     });
     refused("was not captured", &|| {
-        // Whoever waits for captured work instead of launching it does not wait for ever.
+        // A wait for captured work, which will not run, returns.
         let state = stream.fill(&y, 0)?.wait();
         assert_eq!(state, paceline_memory::EventState::Failed);
         Err(MemoryError::NotCaptured("was not captured".into()))
@@ -150,12 +151,12 @@ fn what_a_graph_cannot_have_is_refused_and_the_stream_goes_on() {
         large.copy_from(&large).or(Ok(()))
     });
     refused("another graph", &|| {
-        let mut inner = Segment::new(&arena);
+        let mut inner = GraphedWork::new(&pool);
         (0..3).try_for_each(|_| inner.run(|| copy_by_another(&memory, &x, &y)))
     });
-    // What is made once stays where others have memory too. What is made again would be overwritten by the next launch.
-    let mut segment = Segment::new(&arena);
-    let mut keeps = || segment.run(|| memory.tensor(DType::F32, [10], Category::Activations));
+    // Memory of the first run stays where others have memory too. Memory of the second would be overwritten by the next launch.
+    let mut work = GraphedWork::new(&pool);
+    let mut keeps = || work.run(|| memory.tensor(DType::F32, [10], Category::Activations));
     let _once = keeps().unwrap();
     let error = keeps().unwrap_err().to_string();
     assert!(error.contains("64 bytes of memory that it leaves in use"), "{error}");
@@ -167,16 +168,16 @@ fn a_capture_that_fails_or_panics_leaves_the_stream_as_it_was() {
     let (x, y) = (tensor(&memory, 1000), tensor(&memory, 1000));
     let host = Allocator::pinned(stream.accelerator());
     let to = tensor(&host, 1000);
-    let arena = Arena::new(&memory).unwrap();
+    let pool = GraphPool::new(&memory).unwrap();
     for (round, panics) in [false, true].into_iter().enumerate() {
         let value = 1.0 + round as f32;
         write(&x, value);
         write(&to, 0.0);
-        let mut segment = Segment::new(&arena);
-        (0..2).for_each(|_| segment.run(|| copy_by_another(&memory, &x, &y)).unwrap());
+        let mut work = GraphedWork::new(&pool);
+        (0..2).for_each(|_| work.run(|| copy_by_another(&memory, &x, &y)).unwrap());
         stream.copy(&x, &to).unwrap();
         let mut fails = || {
-            segment.run(|| -> Result<(), MemoryError> {
+            work.run(|| -> Result<(), MemoryError> {
                 stream.fill(&y, 0)?;
                 assert!(!panics, "within a capture");
                 Err(MemoryError::NotCaptured("on purpose".into()))
@@ -184,7 +185,7 @@ fn a_capture_that_fails_or_panics_leaves_the_stream_as_it_was() {
         };
         let outcome = std::panic::catch_unwind(std::panic::AssertUnwindSafe(&mut fails));
         assert_eq!(outcome.is_err(), panics);
-        // Whoever waits for the stream waits for what was put there before.
+        // A wait for the stream covers the work that was put there before.
         stream.synchronize().unwrap();
         assert_eq!(to.read::<f32>().unwrap().to_vec(), [value; 1000]);
         // Other threads go on.
@@ -192,15 +193,19 @@ fn a_capture_that_fails_or_panics_leaves_the_stream_as_it_was() {
         assert_eq!(values(&y), [5.0; 1000]);
     }
     drop((x, y));
-    assert_eq!(memory.total().current_bytes, 0, "nobody holds what would have been used");
+    assert_eq!(
+        memory.total().current_bytes,
+        0,
+        "nobody holds the memory of the work that did not run"
+    );
 }
 
 #[test]
-fn memory_of_another_arena_is_held_and_stated() {
+fn memory_of_another_pool_is_held_and_queued() {
     let Some((stream, memory)) = start() else { return };
-    let (of_one, of_other) = (Arena::new(&memory).unwrap(), Arena::new(&memory).unwrap());
+    let (of_one, of_other) = (GraphPool::new(&memory).unwrap(), GraphPool::new(&memory).unwrap());
     let y = tensor(&memory, 10);
-    let mut leaves = Segment::new(&of_one);
+    let mut leaves = GraphedWork::new(&of_one);
     let mut left = None;
     leaves.run(|| Ok::<_, MemoryError>(())).unwrap();
     let error = leaves.run(|| {
@@ -210,11 +215,11 @@ fn memory_of_another_arena_is_held_and_stated() {
     assert!(error.is_err(), "it leaves memory in use");
     let left = left.unwrap();
     write(&left, 7.0);
-    let mut segment = Segment::new(&of_other);
-    (0..3).for_each(|_| segment.run(|| y.copy_from(&left)).unwrap());
+    let mut work = GraphedWork::new(&of_other);
+    (0..3).for_each(|_| work.run(|| y.copy_from(&left)).unwrap());
     drop(left);
     assert_eq!(memory.total().current_bytes, 80, "the graph holds both");
-    segment.run(|| Ok::<_, MemoryError>(())).unwrap();
+    work.run(|| Ok::<_, MemoryError>(())).unwrap();
     assert_eq!(values(&y), [7.0; 10]);
     stream.synchronize().unwrap();
 }
@@ -222,7 +227,7 @@ fn memory_of_another_arena_is_held_and_stated() {
 #[test]
 fn only_cards_have_graphs() {
     for memory in [Allocator::new(), Allocator::meta()] {
-        let error = Arena::new(&memory).unwrap_err();
+        let error = GraphPool::new(&memory).unwrap_err();
         assert!(matches!(error, MemoryError::NotCaptured(_)), "{error}");
     }
 }

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use paceline_kernels::Compute;
 use paceline_kernels::optimizer::{AdamW, Numbers, Sgd, adamw, sgd};
-use paceline_memory::{Allocator, Arena, Category, DType, Segment, Tensor};
+use paceline_memory::{Allocator, Category, DType, GraphPool, GraphedWork, Tensor};
 
 use crate::storage::is_finite;
 use crate::{Layout, ModelError, Result, Storage};
@@ -77,7 +77,7 @@ pub struct Optimizer {
 /// A step that is told once and launched again.
 #[derive(Debug)]
 struct StepGraph {
-    segment: Segment<()>,
+    segment: GraphedWork<()>,
     /// The numbers of the step: those with weight decay, and behind them those without. Written before each launch.
     numbers: Tensor,
     /// The values and gradients with which the work was told.
@@ -150,7 +150,7 @@ impl Optimizer {
     pub fn as_graph(mut self, storage: &Storage, allocator: &Allocator) -> Result<Self> {
         let dtype = storage.precision().master;
         let numbers = allocator.tensor(dtype, [2 * MOST_NUMBERS], Category::Optimizer)?;
-        let segment = Segment::new(&Arena::new(allocator)?);
+        let segment = GraphedWork::new(&GraphPool::new(allocator)?);
         self.graph = Some(StepGraph { segment, numbers, parts: Vec::new() });
         Ok(self)
     }

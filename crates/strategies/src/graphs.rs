@@ -8,7 +8,7 @@
 //! the optimizer change anything, so the optimizer's work is a graph of its own ([`paceline_model::Optimizer::as_graph`]).
 
 use paceline_kernels::Compute;
-use paceline_memory::{Arena, Category, DType, Segment, Shape, Tensor};
+use paceline_memory::{Category, DType, GraphPool, GraphedWork, Shape, Tensor};
 use paceline_model::Batch;
 
 use crate::step::Passed;
@@ -90,7 +90,7 @@ impl GraphObstacle {
 /// The graphs of a replica's passes.
 #[derive(Debug)]
 pub(crate) struct PassGraphs {
-    arena: Arena,
+    arena: GraphPool,
     /// The kinds of steps, that of the last step at the end.
     known: Vec<StepPasses>,
 }
@@ -101,7 +101,7 @@ pub(crate) struct StepPasses {
     kind: StepKind,
     /// Where the passes find their samples.
     pub(crate) batches: Vec<MicroBatch>,
-    pub(crate) segment: Segment<Passed>,
+    pub(crate) segment: GraphedWork<Passed>,
 }
 
 /// What the work of a step depends on.
@@ -123,7 +123,7 @@ impl PassGraphs {
         (compute, is_stage): (&Compute, bool),
     ) -> Result<Self> {
         match GraphObstacle::of(strategy, options, is_stage, 1) {
-            None => Ok(Self { arena: Arena::new(&compute.allocator)?, known: Vec::new() }),
+            None => Ok(Self { arena: GraphPool::new(&compute.allocator)?, known: Vec::new() }),
             Some(obstacle) => Err(StrategyError::Setting(obstacle.text(obstacle.option()))),
         }
     }
@@ -151,7 +151,7 @@ impl PassGraphs {
                 }
                 let batches = micro_batches.iter().map(|own| place_for(replica, own));
                 let batches = batches.collect::<Result<_>>()?;
-                StepPasses { kind, batches, segment: Segment::new(&self.arena) }
+                StepPasses { kind, batches, segment: GraphedWork::new(&self.arena) }
             }
         };
         for (place, own) in of_kind.batches.iter().zip(micro_batches) {

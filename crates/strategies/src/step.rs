@@ -6,7 +6,7 @@
 use std::ops::Range;
 
 use paceline_collectives::{OpTimes, Purpose, ReduceOp, Work};
-use paceline_memory::{Segment, Tensor};
+use paceline_memory::{GraphedWork, Tensor};
 use paceline_model::{Context, Half, Layer, OpenUnits, ParamId, Saved, UnitId};
 use paceline_schedule::Plan;
 use paceline_trace::{SpanTrack, now_ns};
@@ -216,7 +216,7 @@ impl<'a> Step<'a> {
     /// The same as a graph, or told for one. Its parts have no times of their own.
     fn pass_as_graph(
         &mut self,
-        segment: &mut Segment<Passed>,
+        segment: &mut GraphedWork<Passed>,
         plan: &Plan,
         executed: &mut Executed,
     ) -> Result<Passed> {

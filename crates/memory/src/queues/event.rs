@@ -1,25 +1,25 @@
-//! Points in the work of a stream.
+//! Events: points in the work of a stream.
 //!
-//! Whoever puts work into a [`Stream`](crate::Stream) goes on at once. An event tells when the work is done. It knows what
-//! lies behind it, so that later work and the host can be ordered behind it, and keeps the memory of the work in place.
+//! Whoever submits work to a [`Stream`](crate::Stream) goes on at once. An event shows when the work is done. It knows which
+//! work comes before it, so that later work and the host can be ordered after it, and keeps the memory of the work in place.
 //!
-//! Input: whoever runs the work says when it is done. Output: memory is given back, waiters go on. This module knows
-//! nothing of what the work is.
+//! Input: whoever runs the work reports its end. Output: memory is given back, waiters go on. This module knows neither the
+//! work nor who runs it.
 
-use std::ops::Range;
+use std::fmt::Debug;
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 
+use paceline_cuda as cuda;
 use paceline_trace::{Span, lock, now_ns};
 
-use crate::accelerator::{Accelerator, Noted, Point};
-use crate::stream::{Clock, Place};
-use crate::{Access, Buffer, Device};
+use super::order::{StreamPosition, VectorClock};
+use super::used_memory::{CapturedUses, UsedMemory};
 
 /// A point in the work of a stream. Clones stand for the same point.
 #[derive(Clone, Debug)]
 pub struct Event(
     /// `None` if there is nothing to wait for.
-    Option<Arc<Flag>>,
+    Option<Arc<SharedEvent>>,
 );
 
 /// How far the work has come.
@@ -29,41 +29,47 @@ pub enum EventState {
     Pending,
     /// The work is done.
     Complete,
-    /// The work has failed. Nobody knows what it still does to its memory.
+    /// The work has failed, and may still touch its memory.
     Failed,
 }
 
 #[derive(Debug)]
-struct Flag {
-    place: Place,
-    /// What the stream had waited for.
-    before: Clock,
-    waiter: Waiter,
-    progress: Mutex<Progress>,
+struct SharedEvent {
+    position: StreamPosition,
+    /// Positions of other streams that come before the work.
+    before: VectorClock,
+    /// Empty if waiters sleep until the end is reported, and until a card has the work.
+    runner: OnceLock<Arc<dyn WorkRunner>>,
+    /// Where a capture notes the uses of memory, if the work is captured.
+    captured: Option<CapturedUses>,
+    progress: Mutex<WorkProgress>,
     changed: Condvar,
 }
 
-/// What somebody does who waits for the work.
-#[derive(Debug)]
-pub(crate) enum Waiter {
-    /// Sleeps until whoever runs the work says that it is done.
-    Sleeps,
-    /// Runs it: the device is late.
-    Runs(Accelerator),
-    /// Asks a card, once the work is in its stream. While it is captured, the uses of memory are noted for the graph.
-    Asks { point: OnceLock<Arc<Point>>, captured: Option<Noted> },
+/// A runner of work that reports no end by itself: waiters have to call it.
+pub(crate) trait WorkRunner: Debug + Send + Sync {
+    /// Settles the work if it is done.
+    fn poll(&self) {}
+
+    /// Runs the work before `event`, or blocks until it is done, and settles it.
+    fn wait(&self, event: &Event);
+
+    /// The card's event after the work.
+    fn card_event(&self) -> Option<&cuda::Event> {
+        None
+    }
 }
 
 #[derive(Debug)]
-struct Progress {
+struct WorkProgress {
     state: EventState,
-    /// Whether nothing has to come behind the work: it was never put into the stream, or has failed and given its memory back.
+    /// Whether later work may ignore this work: it never came into the stream, or it failed and gave its memory back.
     is_withdrawn: bool,
     /// The memory that the work uses.
-    kept: Vec<Buffer>,
+    kept: Vec<Arc<dyn UsedMemory>>,
     /// Work that is done with this work.
     parts: Vec<Signal>,
-    /// When the work was done. It took no time if nobody has said when it began.
+    /// When the work ran. It took no time if its beginning was not reported.
     ran: Span,
 }
 
@@ -73,127 +79,129 @@ impl Event {
         Self(None)
     }
 
-    /// The event of the work at `place`, which the holder of the [`Signal`] runs. The stream has waited for `before`.
-    pub(crate) fn pending(place: Place, before: Clock, waiter: Waiter) -> (Self, Signal) {
-        let progress = Mutex::new(Progress {
+    /// The event of the work at `position`, which the holder of the [`Signal`] runs, after the work of `before`.
+    pub(super) fn pending(
+        position: StreamPosition,
+        before: VectorClock,
+        runner: Option<Arc<dyn WorkRunner>>,
+        captured: Option<CapturedUses>,
+    ) -> (Self, Signal) {
+        let progress = Mutex::new(WorkProgress {
             state: EventState::Pending,
             is_withdrawn: false,
             kept: Vec::new(),
             parts: Vec::new(),
             ran: Span::at(0),
         });
-        let flag = Arc::new(Flag { place, before, waiter, progress, changed: Condvar::new() });
-        (Self(Some(flag.clone())), Signal(Some(flag)))
+        let (runner, changed) = (runner.map_or_else(OnceLock::new, OnceLock::from), Condvar::new());
+        let shared = SharedEvent { position, before, runner, captured, progress, changed };
+        let shared = Arc::new(shared);
+        (Self(Some(shared.clone())), Signal(Some(shared)))
     }
 
-    pub(crate) fn is_same(&self, other: &Self) -> bool {
+    pub(super) fn is_same(&self, other: &Self) -> bool {
         match (&self.0, &other.0) {
             (Some(a), Some(b)) => Arc::ptr_eq(a, b),
             _ => false,
         }
     }
 
-    /// The place of the work, and what lies behind it. `None` if there is nothing to wait for.
-    pub(crate) fn order(&self) -> Option<(&Place, &Clock)> {
-        self.0.as_ref().map(|flag| (&flag.place, &flag.before))
+    /// The position of the work, and the positions of other streams before it. `None` if there is nothing to wait for.
+    pub(crate) fn order(&self) -> Option<(&StreamPosition, &VectorClock)> {
+        self.0.as_ref().map(|shared| (&shared.position, &shared.before))
     }
 
-    /// The work is in the stream of a card, which tells at `point` how far it has come.
-    pub(crate) fn ask(&self, point: Arc<Point>) {
-        let Some(flag) = &self.0 else { return };
-        if let Waiter::Asks { point: place, .. } = &flag.waiter {
-            let _ = place.set(point);
-            // Whoever looks while the lock is held finds it.
-            drop(lock(&flag.progress));
-            flag.changed.notify_all();
-        }
+    /// A runner has the work from now on.
+    pub(crate) fn set_runner(&self, runner: Arc<dyn WorkRunner>) {
+        let Some(shared) = &self.0 else { return };
+        let _ = shared.runner.set(runner);
+        // A waiter that holds the lock has seen no runner yet, and must be asleep before it is notified.
+        drop(lock(&shared.progress));
+        shared.changed.notify_all();
     }
 
-    /// Where a card tells how far the work has come.
-    pub(crate) fn point(&self) -> Option<&Arc<Point>> {
-        match &self.0.as_ref()?.waiter {
-            Waiter::Asks { point, .. } => point.get(),
-            Waiter::Sleeps | Waiter::Runs(_) => None,
-        }
+    /// The runner that waiters call.
+    pub(crate) fn runner(&self) -> Option<&Arc<dyn WorkRunner>> {
+        self.0.as_ref()?.runner.get()
     }
 
-    /// Where uses of memory are noted for a graph, if the work is captured and the graph was not launched yet.
-    fn captured(&self) -> Option<&Noted> {
-        match &self.0.as_ref()?.waiter {
-            Waiter::Asks { point, captured } if point.get().is_none() => captured.as_ref(),
-            _ => None,
-        }
+    /// The card's event after the work, if the work is in the stream of a card.
+    pub(super) fn card_event(&self) -> Option<&cuda::Event> {
+        self.runner()?.card_event()
     }
 
-    /// The work of a graph is done with this launch of the graph.
-    pub(crate) fn has_parts(&self, parts: Vec<Signal>) {
-        let Some(flag) = &self.0 else { return parts.into_iter().for_each(Signal::complete) };
-        let mut progress = lock(&flag.progress);
+    /// Where uses of memory are noted, if the work is captured and its graph was not launched yet.
+    pub(crate) fn captured(&self) -> Option<&CapturedUses> {
+        let shared = self.0.as_ref()?;
+        shared.captured.as_ref().filter(|_| shared.runner.get().is_none())
+    }
+
+    /// The captured work of a graph is done with this launch of the graph.
+    pub(crate) fn add_parts(&self, parts: Vec<Signal>) {
+        let Some(shared) = &self.0 else { return parts.into_iter().for_each(Signal::complete) };
+        let mut progress = lock(&shared.progress);
         progress.parts.extend(parts);
         let (state, ran) = (progress.state, progress.ran);
         if state != EventState::Pending {
             let parts = std::mem::take(&mut progress.parts);
             drop(progress);
-            tell(parts, state, ran);
+            settle_parts(parts, state, ran);
         }
     }
 
-    /// How far the work has come, asking the card if there is one, without ordering anything behind it.
+    /// How far the work has come, by its runner. Orders nothing after it.
     pub(crate) fn poll(&self) -> EventState {
-        if let (EventState::Pending, Some(point)) = (self.peek(), self.point()) {
-            point.poll();
+        if let (EventState::Pending, Some(runner)) = (self.peek(), self.runner()) {
+            runner.poll();
         }
         self.peek()
     }
 
-    /// How far the work is known to have come, without ordering anything behind it.
+    /// How far the work is known to have come. Orders nothing after it.
     pub(crate) fn peek(&self) -> EventState {
-        self.0.as_ref().map_or(EventState::Complete, |flag| lock(&flag.progress).state)
+        self.0.as_ref().map_or(EventState::Complete, |shared| lock(&shared.progress).state)
     }
 
     pub(crate) fn is_withdrawn(&self) -> bool {
-        self.0.as_ref().is_some_and(|flag| lock(&flag.progress).is_withdrawn)
+        self.0.as_ref().is_some_and(|shared| lock(&shared.progress).is_withdrawn)
     }
 
-    /// How far the work has come. If it is complete, everything that comes now is ordered behind it.
+    /// How far the work has come. If it is complete, later work of any kind is ordered after it.
     pub fn state(&self) -> EventState {
         let state = self.poll();
         self.observe(state);
         state
     }
 
-    /// Blocks until the work is complete or has failed, and returns which of the two. If it is complete, everything that
-    /// comes now is ordered behind it.
+    /// Blocks until the work is complete or has failed, and returns which of the two. If it is complete, later work of any
+    /// kind is ordered after it.
     pub fn wait(&self) -> EventState {
         let state = self.block();
         self.observe(state);
         state
     }
 
-    /// Blocks until the work is complete or has failed, and returns which of the two. Orders nothing behind it: this is for
-    /// threads that run work, whose own stream says what comes behind what.
+    /// Blocks until the work is complete or has failed, and returns which of the two. Orders nothing after it: this is for
+    /// threads that run work, whose own stream has the order.
     pub fn block(&self) -> EventState {
-        let Some(flag) = &self.0 else { return EventState::Complete };
-        if let (Waiter::Runs(late), EventState::Pending) = (&flag.waiter, self.peek()) {
-            late.run_before(self);
-        }
-        let mut progress = lock(&flag.progress);
+        let Some(shared) = &self.0 else { return EventState::Complete };
+        let mut progress = lock(&shared.progress);
         while progress.state == EventState::Pending {
-            if let Some(point) = self.point() {
+            if let Some(runner) = shared.runner.get() {
                 drop(progress);
-                point.wait();
-                progress = lock(&flag.progress);
-            } else if self.captured().is_some() {
-                // It does not run as long as somebody waits for it instead of launching the graph.
+                runner.wait(self);
+                progress = lock(&shared.progress);
+            } else if shared.captured.is_some() {
+                // Captured work does not run before its graph is launched.
                 return EventState::Failed;
             } else {
-                progress = flag.changed.wait(progress).unwrap_or_else(PoisonError::into_inner);
+                progress = shared.changed.wait(progress).unwrap_or_else(PoisonError::into_inner);
             }
         }
         progress.state
     }
 
-    /// When the work ran, on the clock of [`now_ns`], if it is done.
+    /// When the work ran, on the clock of [`now_ns`], if it is complete.
     pub fn ran(&self) -> Option<Span> {
         let progress = lock(&self.0.as_ref()?.progress);
         (progress.state == EventState::Complete).then_some(progress.ran)
@@ -205,54 +213,37 @@ impl Event {
     ///
     /// Nobody touches the memory for this work any longer.
     pub unsafe fn give_back(&self) {
-        let Some(flag) = &self.0 else { return };
-        let mut progress = lock(&flag.progress);
+        let Some(shared) = &self.0 else { return };
+        let mut progress = lock(&shared.progress);
         if progress.state != EventState::Failed {
             return;
         }
         progress.is_withdrawn = true;
         let kept = std::mem::take(&mut progress.kept);
         drop(progress);
-        // Outside of the lock, as in `Flag::settle`.
+        // Outside of the lock, as in `SharedEvent::settle`.
         drop(kept);
     }
 
     fn observe(&self, state: EventState) {
-        if let (Some(flag), EventState::Complete) = (&self.0, state) {
-            flag.before.observe_with(&flag.place);
+        if let (Some(shared), EventState::Complete) = (&self.0, state) {
+            shared.before.observe();
+            shared.position.observe();
         }
-    }
-
-    /// The work uses a range of memory: keeps it in place, and notes it if the work is captured.
-    pub(crate) fn uses(
-        &self,
-        buffer: &Buffer,
-        range: &Range<usize>,
-        access: Access,
-        op: &'static str,
-    ) {
-        if let Some(noted) = self.captured() {
-            noted.note(buffer, range, access, op);
-        }
-        self.keep(buffer.clone());
     }
 
     /// Keeps memory in place until the work is complete. If the work fails, the memory stays until [`Event::give_back`],
     /// because the work may still touch it: a peer that does not know of the failure may write there.
-    fn keep(&self, buffer: Buffer) {
-        let Some(flag) = &self.0 else { return };
-        // The memory of a device goes back to its stream, behind the work.
-        if buffer.device() != Device::Cpu {
-            return;
-        }
-        let mut progress = lock(&flag.progress);
+    pub(crate) fn keep(&self, memory: Arc<dyn UsedMemory>) {
+        let Some(shared) = &self.0 else { return };
+        let mut progress = lock(&shared.progress);
         if progress.state != EventState::Complete {
-            progress.kept.push(buffer);
+            progress.kept.push(memory);
         }
     }
 }
 
-impl Flag {
+impl SharedEvent {
     fn settle(&self, state: EventState) {
         let mut progress = lock(&self.progress);
         progress.state = state;
@@ -262,7 +253,7 @@ impl Flag {
         if progress.ran.start_ns == 0 {
             progress.ran.start_ns = progress.ran.end_ns;
         }
-        // What failed work uses stays with the event, which the memory's own history holds: it is not freed by itself.
+        // Memory of failed work stays with the event, which the memory's own history holds: it is not freed by itself.
         let kept = match state {
             EventState::Complete => std::mem::take(&mut progress.kept),
             _ => Vec::new(),
@@ -270,14 +261,14 @@ impl Flag {
         let (parts, ran) = (std::mem::take(&mut progress.parts), progress.ran);
         drop(progress);
         self.changed.notify_all();
-        tell(parts, state, ran);
+        settle_parts(parts, state, ran);
         // Outside of the lock: the last handle of a buffer asks this event for its state.
         drop(kept);
     }
 }
 
-/// Tells the parts of a graph what became of its launch.
-fn tell(parts: Vec<Signal>, state: EventState, ran: Span) {
+/// Settles the parts of a graph as its launch.
+fn settle_parts(parts: Vec<Signal>, state: EventState, ran: Span) {
     for part in parts {
         match state {
             EventState::Complete => part.complete_in(ran),
@@ -290,35 +281,28 @@ fn tell(parts: Vec<Signal>, state: EventState, ran: Span) {
 /// panic.
 #[derive(Debug)]
 #[must_use = "work whose signal is dropped has failed"]
-pub struct Signal(Option<Arc<Flag>>);
+pub struct Signal(Option<Arc<SharedEvent>>);
 
 impl Signal {
-    /// The work begins now.
-    pub(crate) fn begin(&self) {
-        if let Some(flag) = &self.0 {
-            lock(&flag.progress).ran.start_ns = now_ns();
-        }
-    }
-
     /// The work is done: gives its memory back, and wakes who waits for it.
     pub fn complete(mut self) {
-        if let Some(flag) = self.0.take() {
-            flag.settle(EventState::Complete);
+        if let Some(shared) = self.0.take() {
+            shared.settle(EventState::Complete);
         }
     }
 
     /// The work is done, and ran at these times.
     pub(crate) fn complete_in(self, ran: Span) {
-        if let Some(flag) = &self.0 {
-            lock(&flag.progress).ran = ran;
+        if let Some(shared) = &self.0 {
+            lock(&shared.progress).ran = ran;
         }
         self.complete();
     }
 
-    /// The work is not put into the stream after all, as its memory was refused.
+    /// The work does not come into the stream, for example because its memory was refused.
     pub fn withdraw(self) {
-        if let Some(flag) = &self.0 {
-            lock(&flag.progress).is_withdrawn = true;
+        if let Some(shared) = &self.0 {
+            lock(&shared.progress).is_withdrawn = true;
         }
         self.complete();
     }
@@ -331,8 +315,8 @@ impl Signal {
 
 impl Drop for Signal {
     fn drop(&mut self) {
-        if let Some(flag) = self.0.take() {
-            flag.settle(EventState::Failed);
+        if let Some(shared) = self.0.take() {
+            shared.settle(EventState::Failed);
         }
     }
 }
@@ -343,7 +327,7 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::{Access, Allocator, Category, MemoryError, Stream};
+    use crate::{Access, Allocator, Buffer, Category, MemoryError, Stream};
 
     fn buffer(allocator: &Allocator) -> Buffer {
         allocator.allocate(128, Category::Gradients).unwrap()

@@ -121,7 +121,7 @@ impl Mapping {
 
 impl Drop for Mapping {
     fn drop(&mut self) {
-        // SAFETY: `base` and `len_bytes` are what `mmap` returned, and nothing borrows from `self`.
+        // SAFETY: `mmap` returned `base` for `len_bytes`, and nothing borrows from `self`.
         // A failure would leak the mapping, which is harmless.
         let _ = unsafe { munmap(self.base.as_ptr().cast::<c_void>(), self.len_bytes) };
     }

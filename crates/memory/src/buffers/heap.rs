@@ -1,9 +1,9 @@
-//! Where blocks lie: ranges of addresses, in which each block gets the first gap that it fits into.
+//! Where blocks lie: ranges of addresses, in which each block gets the first gap that has room for it.
 //!
-//! A block is placed by what is in use at that moment, and by nothing that was in use earlier: free neighbors are one gap,
+//! A block is placed by the blocks in use at that moment, and not by earlier ones: free neighbors are one gap,
 //! and the gap after the last block has no end. So a training step takes the same places whatever the lengths of the
 //! steps before it, and a repeated step takes no memory from the system. Free memory stays with the process, up to a
-//! bound: what was once in use at most, and a part more ([`bound_bytes`]). Beyond the bound, and before an allocation
+//! bound: the most bytes that were in use at once, and a part more ([`bound_bytes`]). Beyond the bound, and before an allocation
 //! fails, the pages of free gaps go back to the system.
 //!
 //! Input: sizes. Output: blocks. This module knows nothing of what the memory holds.
@@ -35,7 +35,7 @@ const CHUNK: usize = 64 << 30;
 /// Addresses that are reserved at once if they are limited (`ulimit -v`), or else the size of the block.
 const SMALL_CHUNK: usize = 8 << 20;
 
-/// What a card's driver is asked for at once, or else the size of the block.
+/// Bytes that a card's driver is asked for at once, or else the size of the block.
 const CARD_CHUNK: usize = 32 << 20;
 
 /// The addresses of the device without contents: more than any machine has, and few enough that sums are still numbers.
@@ -61,15 +61,15 @@ pub(crate) struct Block {
     /// Where it lies in its chunk.
     start: usize,
     len_bytes: usize,
-    /// The arena that has it.
-    pub(crate) arena: Option<u32>,
+    /// The graph pool that has it.
+    pub(crate) graph_pool: Option<u32>,
 }
 
 // SAFETY: a block is an address and lengths. Only its owner uses the memory.
 unsafe impl Send for Block {}
 
 impl Block {
-    /// Its length, which may be more than what was asked for.
+    /// Its length, which may be more than was asked for.
     pub(crate) fn len_bytes(&self) -> usize {
         self.len_bytes
     }
@@ -79,7 +79,7 @@ impl Block {
     }
 }
 
-/// What the system does not give, for tests.
+/// Requests that the system refuses, for tests.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) enum Shortage {
     #[default]
@@ -104,10 +104,10 @@ pub(crate) struct Heap {
     chunks: BTreeMap<u32, Chunk>,
     /// The number of the next chunk.
     next_chunk: u32,
-    /// The arena from which blocks are taken now, if it is one.
-    arena: Option<u32>,
-    /// How many arenas there have been.
-    num_arenas: u32,
+    /// The graph pool from which blocks are taken now.
+    graph_pool: Option<u32>,
+    /// How many graph pools there have been.
+    num_graph_pools: u32,
     in_use_bytes: usize,
     peak_bytes: usize,
     /// Memory from the system: in use, or free.
@@ -116,25 +116,25 @@ pub(crate) struct Heap {
     pub(crate) num_requests: u64,
 }
 
-/// What has to be given back with a chunk.
+/// The origin of a chunk's memory, which gets it back.
 #[derive(Debug)]
 enum Mapped {
     /// Nothing: there is no memory.
     Nothing,
-    /// What `mmap` has returned.
+    /// A mapping of the system: its address and length.
     System(NonNull<u8>, usize),
     /// Memory of a card, or of the host that the card's driver has locked.
     ByDriver { card: Card, is_of_host: bool },
 }
 
-/// A range of addresses, of which the first ones hold blocks and gaps.
+/// A range of addresses that holds blocks and gaps at its beginning.
 #[derive(Debug)]
 struct Chunk {
     base: NonNull<u8>,
     len_bytes: usize,
     mapping: Mapped,
-    /// The arena whose blocks it has, and no others.
-    arena: Option<u32>,
+    /// The graph pool whose blocks it has, and no others.
+    graph_pool: Option<u32>,
     /// From here on there are no blocks and no gaps.
     end: usize,
     /// Up to here the addresses can be written.
@@ -156,7 +156,8 @@ impl Heap {
     /// A block of at least `len_bytes` bytes. `None` if the system has no memory left.
     pub(crate) fn take(&mut self, len_bytes: usize) -> Option<Block> {
         let len_bytes = len_bytes.max(1).checked_next_multiple_of(ALIGNMENT)?;
-        let mut chunks = self.chunks.iter().filter(|(_, chunk)| chunk.arena == self.arena);
+        let mut chunks =
+            self.chunks.iter().filter(|(_, chunk)| chunk.graph_pool == self.graph_pool);
         let place = chunks.find_map(|(&id, chunk)| Some((id, chunk.place(len_bytes)?)));
         let (id, start) = match place {
             Some(place) => place,
@@ -169,7 +170,7 @@ impl Heap {
             Device::Cuda => NonNull::new(chunk.base.as_ptr().wrapping_add(start))?,
             Device::Meta => chunk.base,
         };
-        let block = Block { base, chunk: id, start, len_bytes, arena: self.arena };
+        let block = Block { base, chunk: id, start, len_bytes, graph_pool: self.graph_pool };
         let mut fresh_bytes = chunk.occupy(block.range());
         self.in_use_bytes += len_bytes;
         if self.card.is_some() {
@@ -193,39 +194,39 @@ impl Heap {
         }
     }
 
-    /// The number of a new arena: chunks that have its blocks only, so that nothing else comes to lie among them.
-    pub(crate) fn new_arena(&mut self) -> u32 {
-        self.num_arenas += 1;
-        self.num_arenas
+    /// The number of a new graph pool: chunks that have blocks of this pool only.
+    pub(crate) fn new_graph_pool(&mut self) -> u32 {
+        self.num_graph_pools += 1;
+        self.num_graph_pools
     }
 
-    /// Takes blocks from this arena from now on, or from none. Returns what was before.
-    pub(crate) fn enter(&mut self, arena: Option<u32>) -> Option<u32> {
-        std::mem::replace(&mut self.arena, arena)
+    /// Takes blocks from this graph pool from now on, or from general memory. Returns the choice before.
+    pub(crate) fn enter(&mut self, graph_pool: Option<u32>) -> Option<u32> {
+        std::mem::replace(&mut self.graph_pool, graph_pool)
     }
 
-    /// The bytes of an arena that are in use, and those that were at most.
-    pub(crate) fn arena_bytes(&self, arena: u32) -> (usize, usize) {
-        let chunks = self.chunks.values().filter(|chunk| chunk.arena == Some(arena));
+    /// The bytes of a graph pool that are in use, and the most that were at once.
+    pub(crate) fn graph_pool_bytes(&self, graph_pool: u32) -> (usize, usize) {
+        let chunks = self.chunks.values().filter(|chunk| chunk.graph_pool == Some(graph_pool));
         chunks.fold((0, 0), |(in_use, most), chunk| {
             let free: usize = chunk.gaps.values().sum();
             (in_use + chunk.end - free, most + chunk.end)
         })
     }
 
-    /// Whether blocks are taken from an arena now.
-    pub(crate) fn is_in_arena(&self) -> bool {
-        self.arena.is_some()
+    /// Whether blocks are taken from a graph pool now.
+    pub(crate) fn is_in_graph_pool(&self) -> bool {
+        self.graph_pool.is_some()
     }
 
-    /// Lets all blocks lie in the chunks of an arena.
-    pub(crate) fn dissolve(&mut self, arena: u32) {
-        let chunks = self.chunks.values_mut().filter(|chunk| chunk.arena == Some(arena));
-        chunks.for_each(|chunk| chunk.arena = None);
+    /// Makes the chunks of a graph pool general memory.
+    pub(crate) fn dissolve(&mut self, graph_pool: u32) {
+        let chunks = self.chunks.values_mut().filter(|chunk| chunk.graph_pool == Some(graph_pool));
+        chunks.for_each(|chunk| chunk.graph_pool = None);
     }
 
-    /// Gets what a block needs of the system, after free memory has gone back beyond the bound, or all of it if the system
-    /// refuses.
+    /// Gets the memory of a block from the system, after free memory beyond the bound has gone back, or all free memory if the
+    /// system refuses.
     fn supply(&mut self, block: &Block) -> bool {
         let bound = bound_bytes(self.peak_bytes.max(self.in_use_bytes));
         self.trim(self.reserved_bytes.saturating_sub(bound));
@@ -251,8 +252,8 @@ impl Heap {
         is_there
     }
 
-    /// Gives at least so many bytes of free memory back to the system, as far as there are: those at the highest addresses
-    /// first, because they are needed last.
+    /// Gives at least `at_least_bytes` of free memory back to the system, if there are as many: the highest addresses first,
+    /// because they are needed last.
     fn trim(&mut self, at_least_bytes: usize) {
         // A block of a device may be free while work that uses it is still queued.
         if self.device == Device::Sim || self.card.is_some() {
@@ -296,7 +297,7 @@ impl Heap {
                 Chunk::new(NonNull::<Aligned>::dangling().cast(), META_CHUNK, Mapped::Nothing)
             }
         };
-        chunk.arena = self.arena;
+        chunk.graph_pool = self.graph_pool;
         let id = self.next_chunk;
         self.next_chunk += 1;
         self.chunks.insert(id, chunk);
@@ -331,13 +332,13 @@ impl Heap {
 impl Chunk {
     fn new(base: NonNull<u8>, len_bytes: usize, mapping: Mapped) -> Self {
         let (gaps, absent) = Default::default();
-        Self { base, len_bytes, mapping, arena: None, end: 0, writable: 0, gaps, absent }
+        Self { base, len_bytes, mapping, graph_pool: None, end: 0, writable: 0, gaps, absent }
     }
 
     /// New addresses, which begin at a large page and cannot be used yet. `None` if the system refuses.
     fn reserved(len_bytes: usize) -> Option<Self> {
         let mapped_bytes = len_bytes.checked_add(LARGE_PAGE)?;
-        // Addresses without access are not accounted; `mprotect` accounts what becomes usable, and so may refuse.
+        // Addresses without access are not accounted; `mprotect` accounts those that become usable, and so may refuse.
         let flags = MapFlags::PRIVATE;
         // SAFETY: a new mapping at an address that the kernel chooses touches no memory in use.
         let start = unsafe {
@@ -372,7 +373,7 @@ impl Chunk {
         grown + self.make_present(&range)
     }
 
-    /// Makes a range, which nobody uses any longer, a part of a gap.
+    /// Makes a range that nobody uses any longer a part of a gap.
     fn vacate(&mut self, range: Range<usize>) {
         let (mut start, mut end) = (range.start, range.end);
         if let Some(len) = self.gaps.remove(&end) {
@@ -454,7 +455,7 @@ impl Chunk {
         self.absent.retain(|start, _| !range.contains(start));
         if range.end == self.end {
             self.end = range.start;
-            // What is left of the gap is less than a grain.
+            // The rest of the gap is less than a grain.
             if let Some(mut gap) = self.gaps.last_entry() {
                 *gap.get_mut() = range.start - gap.key();
                 if *gap.get() == 0 {

@@ -10,39 +10,32 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use paceline_trace::lock;
 
-use crate::heap::{ALIGNMENT, Block};
-use crate::uses::Uses;
-use crate::{Allocator, Category, Device, Element, Event, Mapping, MemoryError, Result};
-
-/// How a claimed range will be used. Reads may share a range; a write excludes everything else.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Access {
-    /// The contents do not change.
-    Read,
-    /// The contents change.
-    Write,
-}
+use super::allocator::Allocator;
+use super::heap::{ALIGNMENT, Block};
+use super::uses::UseHistory;
+use crate::queues::used_memory::{CapturedUse, UsedMemory};
+use crate::{Access, Category, Device, Element, Event, Mapping, MemoryError, Result};
 
 /// A piece of memory, shared by reference counting.
 ///
 /// All access goes through claims. A claim on a range is refused while any conflicting claim is held. So a
 /// collective can own a bucket of gradients while layers write gradients next to it.
 #[derive(Clone, Debug)]
-pub struct Buffer(Arc<Inner>);
+pub struct Buffer(Arc<CountedMemory>);
 
 #[derive(Debug)]
-struct Inner {
+struct CountedMemory {
     base: NonNull<u8>,
     len_bytes: usize,
     device: Device,
     category: Category,
     allocator: Allocator,
-    storage: Storage,
-    uses: Mutex<Uses>,
+    origin: Origin,
+    uses: Mutex<UseHistory>,
 }
 
 #[derive(Debug)]
-enum Storage {
+enum Origin {
     /// Returned to the allocator's pool.
     Pooled(Block),
     /// Part of a mapping that other processes may share. `extent` is the range of bytes that belongs only to
@@ -52,19 +45,19 @@ enum Storage {
 
 // SAFETY: the memory at `base` belongs only to this value (a pooled block, or a window whose exclusivity the
 // caller of `Buffer::window` guarantees). It is reached only through claims, which a mutex protects.
-unsafe impl Send for Inner {}
+unsafe impl Send for CountedMemory {}
 // SAFETY: as for `Send`.
-unsafe impl Sync for Inner {}
+unsafe impl Sync for CountedMemory {}
 
-impl Drop for Inner {
+impl Drop for CountedMemory {
     fn drop(&mut self) {
         let account = &self.allocator.0.account;
-        match &self.storage {
-            Storage::Pooled(block) => {
+        match &self.origin {
+            Origin::Pooled(block) => {
                 let uses = self.uses.get_mut().unwrap_or_else(PoisonError::into_inner);
                 self.allocator.0.give_back(*block, uses);
             }
-            Storage::Window { mapping, extent } => {
+            Origin::Window { mapping, extent } => {
                 // SAFETY: the bytes belong only to this buffer, which the caller of `Buffer::window`
                 // guaranteed. No claim on them is left, since a claim keeps the buffer alive.
                 unsafe { mapping.give_back(extent.clone()) };
@@ -84,8 +77,7 @@ impl Buffer {
         allocator: Allocator,
     ) -> Self {
         let (base, device) = (block.base, allocator.device());
-        let storage = Storage::Pooled(block);
-        Self::new(base, len_bytes, device, category, allocator, storage)
+        Self::new(base, len_bytes, device, category, allocator, Origin::Pooled(block))
     }
 
     /// A buffer over the first `len_bytes` bytes of `extent` in a mapping, counted under `category` by
@@ -123,9 +115,9 @@ impl Buffer {
         // SAFETY: the check above makes sure that the start lies within the mapping.
         let base = unsafe { mapping.base().add(range.start) };
         mapping.open_window();
-        let storage = Storage::Window { mapping, extent };
+        let origin = Origin::Window { mapping, extent };
         allocator.0.account.reserve(range.len());
-        Ok(Self::new(base, range.len(), Device::Cpu, category, allocator.clone(), storage))
+        Ok(Self::new(base, range.len(), Device::Cpu, category, allocator.clone(), origin))
     }
 
     fn new(
@@ -134,11 +126,11 @@ impl Buffer {
         device: Device,
         category: Category,
         allocator: Allocator,
-        storage: Storage,
+        origin: Origin,
     ) -> Self {
         allocator.0.account.add(category, len_bytes, base.addr().get());
         let uses = Mutex::default();
-        Self(Arc::new(Inner { base, len_bytes, device, category, allocator, storage, uses }))
+        Self(Arc::new(CountedMemory { base, len_bytes, device, category, allocator, origin, uses }))
     }
 
     /// Length in bytes.
@@ -156,16 +148,11 @@ impl Buffer {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
-    /// Where it begins, to tell buffers apart.
-    pub(crate) fn address(&self) -> usize {
-        self.0.base.addr().get()
-    }
-
-    /// The arena in whose memory it lies.
-    pub(crate) fn arena(&self) -> Option<u32> {
-        match self.0.storage {
-            Storage::Pooled(block) => block.arena,
-            _ => None,
+    /// The graph pool in whose memory it lies.
+    fn graph_pool(&self) -> Option<u32> {
+        match self.0.origin {
+            Origin::Pooled(block) => block.graph_pool,
+            Origin::Window { .. } => None,
         }
     }
 
@@ -189,7 +176,7 @@ impl Buffer {
     }
 
     /// Notes that `op`, the work before `event`, uses a byte range, and keeps the memory in place until it is done. Errors
-    /// if the host holds a conflicting claim, if other work uses the range and `op` does not come behind it, or if the
+    /// if the host holds a conflicting claim, if other work uses the range and `op` does not come after it, or if the
     /// range lies outside the buffer.
     pub fn queue(
         &self,
@@ -200,7 +187,16 @@ impl Buffer {
     ) -> Result<Claim> {
         self.check_range(&range)?;
         lock(&self.0.uses).queue(&range, access, op, event)?;
-        event.uses(self, &range, access, op);
+        if let Some(captured) = event.captured()
+            && self.graph_pool() != Some(captured.graph_pool)
+        {
+            let (memory, range) = (self.0.clone(), range.clone());
+            captured.push(CapturedUse { memory, range, access, op });
+        }
+        // The memory of a device goes back to its stream, after the work.
+        if self.0.device == Device::Cpu {
+            event.keep(self.0.clone());
+        }
         Ok(Claim { buffer: self.clone(), id: None, range })
     }
 
@@ -213,23 +209,35 @@ impl Buffer {
     }
 }
 
+impl UsedMemory for CountedMemory {
+    fn queue_use(
+        self: Arc<Self>,
+        range: Range<usize>,
+        access: Access,
+        op: &'static str,
+        event: &Event,
+    ) -> Result<()> {
+        Buffer(self).queue(range, access, op, event).map(drop)
+    }
+}
+
 /// The right to use a byte range: of the host, held until this value is dropped, or of queued work.
 #[derive(Debug)]
 pub struct Claim {
     buffer: Buffer,
-    /// `None` for queued work, which leaves its place in its stream instead.
+    /// `None` for queued work, which leaves its position in its stream instead.
     id: Option<u64>,
     range: Range<usize>,
 }
 
 impl Claim {
-    /// The address of the first claimed byte. The host cannot follow the address of an accelerator's memory. On a device without contents, [`Device::Meta`], nothing lies there; whoever
-    /// uses the address has matched on the device.
+    /// The address of the first claimed byte. The host cannot follow the address of an accelerator's memory, and on
+    /// [`Device::Meta`] there is no memory at it; callers match on the device before they use it.
     pub fn base(&self) -> NonNull<u8> {
         match self.buffer.0.device {
             // SAFETY: `claim` checked that the range lies within the buffer.
             Device::Cpu | Device::Sim => unsafe { self.buffer.0.base.add(self.range.start) },
-            // An address of the card's, which the host does not follow.
+            // The host does not follow an address of a card.
             Device::Cuda => {
                 let start = self.buffer.0.base.as_ptr().wrapping_add(self.range.start);
                 NonNull::new(start).unwrap_or(self.buffer.0.base)

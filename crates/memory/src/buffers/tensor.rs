@@ -3,65 +3,11 @@
 //! Input: a buffer, an offset, an element type and a shape. Output: slices of elements, under a claim. This
 //! module knows nothing of arithmetic.
 
-use std::fmt;
 use std::ops::Range;
 
-use crate::accelerator::DeviceStream;
-use crate::buffer::{Access, Buffer, Claim, ReadGuard, WriteGuard};
-use crate::{Category, DType, Device, Element, Event, MemoryError, Result};
-
-const MAX_DIMS: usize = 4;
-
-/// Up to four extents, outermost first.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub struct Shape {
-    dims: [usize; MAX_DIMS],
-    num_dims: usize,
-}
-
-impl Shape {
-    /// The extents.
-    pub fn dims(&self) -> &[usize] {
-        &self.dims[..self.num_dims]
-    }
-
-    /// The product of the extents. If the product overflows `usize`, this is `usize::MAX`, which is more than
-    /// any memory has.
-    pub fn num_elems(&self) -> usize {
-        if self.dims().contains(&0) {
-            return 0;
-        }
-        self.dims().iter().fold(1, |product: usize, &dim| product.saturating_mul(dim))
-    }
-}
-
-impl From<&[usize]> for Shape {
-    /// Panics on more than four extents: no layer in this project needs more.
-    fn from(dims: &[usize]) -> Self {
-        assert!(dims.len() <= MAX_DIMS, "at most {MAX_DIMS} dimensions, got {dims:?}");
-        let mut shape = Self { dims: [1; MAX_DIMS], num_dims: dims.len() };
-        shape.dims[..dims.len()].copy_from_slice(dims);
-        shape
-    }
-}
-
-impl<const N: usize> From<[usize; N]> for Shape {
-    fn from(dims: [usize; N]) -> Self {
-        dims.as_slice().into()
-    }
-}
-
-impl fmt::Display for Shape {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Debug::fmt(self.dims(), f)
-    }
-}
-
-impl fmt::Debug for Shape {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
+use super::allocator::Allocator;
+use super::buffer::{Buffer, Claim, ReadGuard, WriteGuard};
+use crate::{Access, Category, DType, Device, Element, Event, MemoryError, Result, Shape};
 
 /// A contiguous range of a buffer with an element type and a shape, row-major. Clones share memory.
 #[derive(Clone, Debug)]
@@ -70,6 +16,21 @@ pub struct Tensor {
     start_bytes: usize,
     dtype: DType,
     shape: Shape,
+}
+
+impl Allocator {
+    /// Allocates a tensor in its own buffer. The contents and errors are those of [`Allocator::allocate`].
+    pub fn tensor(
+        &self,
+        dtype: DType,
+        shape: impl Into<Shape>,
+        category: Category,
+    ) -> Result<Tensor> {
+        let shape = shape.into();
+        let len_bytes = shape.num_elems().saturating_mul(dtype.size_bytes());
+        let buffer = self.allocate(len_bytes, category)?;
+        Tensor::new(buffer, 0, dtype, shape)
+    }
 }
 
 impl Tensor {
@@ -156,67 +117,6 @@ impl Tensor {
         Self { dtype: DType::U8, shape: [self.num_bytes()].into(), ..self.clone() }
     }
 
-    /// Copies the elements of `from`; the shapes may differ. If one of the two lies on an accelerator, the copy is work of
-    /// the stream of its memory, and this returns before it is done. Errors if the types or the numbers of elements differ,
-    /// or if either tensor is in use.
-    pub fn copy_from(&self, from: &Tensor) -> Result<()> {
-        if from.dtype != self.dtype {
-            return Err(MemoryError::WrongType { expected: self.dtype, got: from.dtype });
-        }
-        let from = from.view(self.shape)?;
-        if let Some(stream) = self.home().or(from.home()) {
-            stream.copy(&from, self)?;
-            return Ok(());
-        }
-        self.as_bytes().write::<u8>()?.copy_from_slice(&from.as_bytes().read::<u8>()?);
-        Ok(())
-    }
-
-    /// Sets all elements to zero, which is represented by zero bytes in every type. On an accelerator this is work of the
-    /// stream of its memory. Errors while the tensor is in use.
-    pub fn fill_zero(&self) -> Result<()> {
-        self.fill_bytes(0)
-    }
-
-    /// Sets all bytes to a value. With 0xFF, every floating-point number is NaN, so that nobody reads it unnoticed. Works
-    /// and errors as [`Tensor::fill_zero`].
-    pub fn fill_bytes(&self, value: u8) -> Result<()> {
-        match self.home() {
-            Some(stream) => stream.fill(self, value).map(drop),
-            None => {
-                self.as_bytes().write::<u8>()?.fill(value);
-                Ok(())
-            }
-        }
-    }
-
-    /// The tensor where the host can read it: itself, or a copy of what an accelerator holds once all work before is done.
-    pub fn to_host(&self) -> Result<Tensor> {
-        let Some(stream) = self.home() else { return Ok(self.clone()) };
-        let host =
-            stream.accelerator().host_memory().tensor(self.dtype, self.shape, Category::Data)?;
-        stream.copy(self, &host)?.wait();
-        stream.accelerator().check()?;
-        Ok(host)
-    }
-
-    /// Overwrites all elements with what the host computes: `fill` gets elements with unspecified values. They are copied
-    /// to an accelerator as work of the stream of its memory. Returns what `fill` returns. Errors if the tensor has another
-    /// type, or while it is in use.
-    pub fn overwrite<T: Element, R>(&self, fill: impl FnOnce(&mut [T]) -> R) -> Result<R> {
-        let Some(stream) = self.home() else { return Ok(fill(&mut self.write()?)) };
-        let host =
-            stream.accelerator().host_memory().tensor(self.dtype, self.shape, Category::Data)?;
-        let filled = fill(&mut host.write()?);
-        stream.copy(&host, self)?;
-        Ok(filled)
-    }
-
-    /// The stream of the accelerator's memory in which the tensor lies.
-    fn home(&self) -> Option<&DeviceStream> {
-        self.buffer.allocator().home()
-    }
-
     /// Claims the whole tensor for `holder`.
     pub fn claim(&self, access: Access, holder: &'static str) -> Result<Claim> {
         self.buffer.claim(self.byte_range(), access, holder)
@@ -256,7 +156,6 @@ impl Tensor {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::Allocator;
 
     #[test]
     fn slices_and_views_share_memory() {
@@ -270,22 +169,6 @@ mod tests {
             t.read::<f64>().unwrap_err().to_string(),
             "expected elements of type f64, got f32"
         );
-    }
-
-    #[test]
-    fn elements_are_copied_whatever_the_shape() {
-        let allocator = Allocator::new();
-        let from = allocator.tensor(DType::F32, [2, 2], Category::Data).unwrap();
-        from.write::<f32>().unwrap().copy_from_slice(&[1.0, 2.0, 3.0, 4.0]);
-        let to = allocator.tensor(DType::F32, [6], Category::Data).unwrap();
-        to.fill_zero().unwrap();
-        to.slice(1..5).unwrap().copy_from(&from).unwrap();
-        assert_eq!(&*to.read::<f32>().unwrap(), [0.0, 1.0, 2.0, 3.0, 4.0, 0.0]);
-        assert!(matches!(to.copy_from(&from), Err(MemoryError::WrongShape { .. })));
-        let ints = allocator.tensor(DType::I32, [4], Category::Data).unwrap();
-        assert!(matches!(ints.copy_from(&from), Err(MemoryError::WrongType { .. })));
-        let (upper, lower) = (to.slice(0..4).unwrap(), to.slice(2..6).unwrap());
-        assert!(matches!(upper.copy_from(&lower), Err(MemoryError::Claimed { .. })));
     }
 
     #[test]

@@ -1,7 +1,10 @@
-//! The emulated accelerator: its order, its memory and its time.
+//! Copies and kernels, above all on the emulated accelerator: their order, their memory and their time.
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
 use super::*;
-use crate::{Buffer, Category, DType, EventState};
+use crate::{Accelerator, Allocator, Buffer, DType, EventState, SimSpec};
 
 /// A device in each mode: the timed one, and a few orders of the late one.
 fn devices() -> Vec<Accelerator> {
@@ -22,15 +25,31 @@ fn values(tensor: &Tensor) -> Vec<f32> {
 fn scale(stream: &DeviceStream, x: &Tensor, factor: f32) -> Result<Event> {
     stream.launch("scale", Shapes::default(), |event| {
         let claim = x.queue(Access::Write, "scale", event)?;
-        let (address, len) = (Address::of(&claim), x.num_elems());
+        let (address, len) = (SendPtr(claim.base().as_ptr()), x.num_elems());
         let body: Body = Box::new(move || {
             // SAFETY: the range is queued for this work, and holds `len` elements of f32.
-            let x = unsafe { std::slice::from_raw_parts_mut(address.pointer().cast::<f32>(), len) };
+            let x = unsafe { std::slice::from_raw_parts_mut(address.get().cast::<f32>(), len) };
             x.iter_mut().for_each(|x| *x *= factor);
             Ok(())
         });
         Ok(body)
     })
+}
+
+#[test]
+fn elements_are_copied_whatever_the_shape() {
+    let allocator = Allocator::new();
+    let from = allocator.tensor(DType::F32, [2, 2], Category::Data).unwrap();
+    from.write::<f32>().unwrap().copy_from_slice(&[1.0, 2.0, 3.0, 4.0]);
+    let to = allocator.tensor(DType::F32, [6], Category::Data).unwrap();
+    to.fill_zero().unwrap();
+    to.slice(1..5).unwrap().copy_from(&from).unwrap();
+    assert_eq!(&*to.read::<f32>().unwrap(), [0.0, 1.0, 2.0, 3.0, 4.0, 0.0]);
+    assert!(matches!(to.copy_from(&from), Err(MemoryError::WrongShape { .. })));
+    let ints = allocator.tensor(DType::I32, [4], Category::Data).unwrap();
+    assert!(matches!(ints.copy_from(&from), Err(MemoryError::WrongType { .. })));
+    let (upper, lower) = (to.slice(0..4).unwrap(), to.slice(2..6).unwrap());
+    assert!(matches!(upper.copy_from(&lower), Err(MemoryError::Claimed { .. })));
 }
 
 #[test]
@@ -68,7 +87,7 @@ fn a_wait_that_is_missing_is_an_error_at_once() {
         let error = from.write::<f32>().unwrap_err().to_string();
         assert!(error.starts_with("bytes 0..16 are read by copy on the stream copy"), "{error}");
         assert!(from.read::<f32>().is_ok(), "both only read");
-        // What was refused has left nothing behind.
+        // What was refused has left nothing in the stream.
         compute.wait(&copy.record());
         scale(&compute, &there, 2.0).unwrap();
         compute.synchronize().unwrap();
@@ -99,7 +118,7 @@ fn the_host_cannot_reach_the_memory_of_the_device() {
 }
 
 #[test]
-fn freed_memory_serves_the_same_stream_at_once_and_others_behind_an_event() {
+fn freed_memory_serves_the_same_stream_at_once_and_others_after_an_event() {
     for sim in devices() {
         let (compute, copy) = (sim.stream("compute").unwrap(), sim.stream("copy").unwrap());
         let (host, memory) = (Allocator::pinned(&sim), Allocator::on(&compute));
@@ -208,7 +227,7 @@ fn copies_take_their_time_and_pageable_ones_that_of_the_host() {
 }
 
 #[test]
-fn what_fails_is_told_at_the_next_synchronization_and_stops_the_device() {
+fn a_failure_is_returned_by_the_next_synchronization_and_stops_the_device() {
     for sim in devices() {
         let compute = sim.stream("compute").unwrap();
         let memory = Allocator::on(&compute);

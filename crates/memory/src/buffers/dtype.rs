@@ -5,8 +5,6 @@ use std::str::FromStr;
 
 use half::{bf16, f16};
 
-use crate::{MemoryError, Result};
-
 /// The type of the elements of a [`Tensor`](crate::Tensor).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum DType {
@@ -74,14 +72,19 @@ impl fmt::Display for DType {
     }
 }
 
+/// No element type has this name.
+#[derive(Debug, thiserror::Error)]
+#[error("unknown element type \"{0}\"; use f32, f64, f16, bf16, i32, i64 or u8")]
+pub struct UnknownDType(String);
+
 impl FromStr for DType {
-    type Err = MemoryError;
+    type Err = UnknownDType;
 
     /// Accepts either name: `f32` or `float`, `bf16` or `bfloat16`.
-    fn from_str(name: &str) -> Result<Self> {
+    fn from_str(name: &str) -> Result<Self, UnknownDType> {
         let named = |dtype: &DType| dtype.name() == name || dtype.nccl_name() == name;
         let found = DType::ALL.into_iter().find(named);
-        found.ok_or_else(|| MemoryError::UnknownDType(name.to_owned()))
+        found.ok_or_else(|| UnknownDType(name.to_owned()))
     }
 }
 

@@ -1,4 +1,4 @@
-//! Work on threads: one for each stream, and an engine for the copies of each direction.
+//! Work in real time: a thread for each stream, and an engine for the copies of each direction.
 //!
 //! A stream of a card has such a thread too, once its work has to wait for the host.
 
@@ -7,39 +7,39 @@ use std::sync::{Mutex, MutexGuard};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use paceline_trace::thread_builder;
+use paceline_trace::{lock, thread_builder};
 
-use super::{Task, lock};
+use super::work::QueuedWork;
 
-/// The thread of a stream, which runs one task after the other.
+/// The thread of a stream, which runs its work in order.
 #[derive(Debug)]
-pub(super) struct Thread {
-    tasks: Option<Sender<Task>>,
+pub(super) struct WorkerThread {
+    queue: Option<Sender<QueuedWork>>,
     handle: Option<JoinHandle<()>>,
 }
 
-impl Thread {
+impl WorkerThread {
     pub(super) fn start(
         name: String,
-        run: impl Fn(Task) + Send + 'static,
+        run: impl Fn(QueuedWork) + Send + 'static,
     ) -> std::io::Result<Self> {
-        let (tasks, queue) = mpsc::channel::<Task>();
-        let handle = thread_builder(name).spawn(move || queue.into_iter().for_each(run))?;
-        Ok(Self { tasks: Some(tasks), handle: Some(handle) })
+        let (queue, work) = mpsc::channel::<QueuedWork>();
+        let handle = thread_builder(name).spawn(move || work.into_iter().for_each(run))?;
+        Ok(Self { queue: Some(queue), handle: Some(handle) })
     }
 
-    pub(super) fn push(&self, task: Task) {
+    pub(super) fn push(&self, work: QueuedWork) {
         // The thread lives as long as the sender.
-        if let Some(tasks) = &self.tasks {
-            let _ = tasks.send(task);
+        if let Some(queue) = &self.queue {
+            let _ = queue.send(work);
         }
     }
 }
 
-impl Drop for Thread {
-    /// Runs what is queued, then ends.
+impl Drop for WorkerThread {
+    /// Runs the queued work, then ends.
     fn drop(&mut self) {
-        self.tasks = None;
+        self.queue = None;
         if let Some(handle) = self.handle.take()
             && handle.thread().id() != std::thread::current().id()
         {
@@ -49,7 +49,7 @@ impl Drop for Thread {
     }
 }
 
-/// What moves bytes between the host and the device: each direction moves one copy at a time.
+/// The engines that copy between the host and the device: each direction moves one copy at a time.
 #[derive(Debug, Default)]
 pub(super) struct CopyEngines([Mutex<()>; 2]);
 

@@ -2,23 +2,22 @@
 //!
 //! Input: sizes and categories. Output: buffers. This module knows nothing of what the memory holds.
 
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
 use paceline_trace::{Track, lock};
 
-use crate::accelerator::{Accelerator, DeviceStream};
-use crate::account::Account;
-use crate::buffer::Buffer;
-use crate::heap::{Block, Heap, Shortage};
-use crate::uses::Uses;
+use super::account::UsageCounters;
+use super::buffer::Buffer;
+use super::heap::{Block, Heap, Shortage};
+use super::uses::UseHistory;
 use crate::{
-    Category, DType, Device, Event, EventState, MemoryError, PhaseUsage, Result, Shape, Tensor,
-    Usage,
+    Accelerator, Category, Device, DeviceStream, Event, EventState, MemoryError, PhaseUsage,
+    Result, Usage,
 };
 
 /// Hands out buffers, takes their memory back when the last user drops them, and counts the bytes.
 ///
-/// Returned memory serves later requests of any size: a request gets the first gap between the buffers that it fits into.
+/// Returned memory serves later requests of any size: a request gets the first gap between the buffers that has room for it.
 /// A training step asks for the same sizes every time, so after the first steps it takes no memory from the system (see
 /// [`Allocator::fresh_blocks`]). If the sizes change from step to step, the memory from the system stays within a sixteenth
 /// of what was once in use at most, because free memory goes back beyond that. All free memory goes back before a request
@@ -29,12 +28,14 @@ pub struct Allocator(pub(crate) Arc<Pool>);
 #[derive(Debug, Default)]
 pub(crate) struct Pool {
     device: Device,
-    pub(crate) account: Account,
+    pub(crate) account: UsageCounters,
     heap: Mutex<Heap>,
     /// Whether a device can copy this memory of the host without the driver's help.
     is_pinned: bool,
     /// The stream whose work uses the memory of a device.
     home: Option<DeviceStream>,
+    /// Pinned memory of the host for copies from and to this memory of a device.
+    staging: OnceLock<Allocator>,
     /// Free blocks of a device, and the work of other streams that still uses them.
     parked: Mutex<Vec<(Block, Vec<Event>)>>,
 }
@@ -62,8 +63,8 @@ impl Pool {
     }
 
     fn take(&self, len_bytes: usize, category: Category) -> Result<Block> {
-        // A capture forbids to ask how far other streams have come.
-        if !self.heap().is_in_arena() {
+        // A capture forbids queries of other streams.
+        if !self.heap().is_in_graph_pool() {
             self.unpark();
         }
         let mut heap = self.heap();
@@ -79,9 +80,9 @@ impl Pool {
         })
     }
 
-    /// Takes a block back whose uses were these. The next user of a device's block is work of its home stream, so the block
-    /// is free as soon as such work comes behind all that uses it, which may still be queued.
-    pub(crate) fn give_back(&self, block: Block, uses: &Uses) {
+    /// Takes a block back after these uses. The next user of a device's block is work of its home stream, so the block is free
+    /// as soon as such work comes after all uses, which may still be queued.
+    pub(super) fn give_back(&self, block: Block, uses: &UseHistory) {
         let Some(home) = &self.home else { return self.heap().give_back(block) };
         let others = uses.not_before(home.stream());
         if others.is_empty() {
@@ -96,7 +97,7 @@ impl Pool {
     fn unpark(&self) {
         let Some(home) = &self.home else { return };
         let is_done =
-            |event: &Event| home.stream().is_behind(event) || event.poll() == EventState::Complete;
+            |event: &Event| home.stream().is_after(event) || event.poll() == EventState::Complete;
         let free: Vec<_> =
             lock(&self.parked).extract_if(.., |(_, events)| events.iter().all(is_done)).collect();
         for (block, _) in free {
@@ -134,8 +135,8 @@ impl Allocator {
         Self(Arc::new(Pool::of(accelerator, Device::Cpu)))
     }
 
-    /// An allocator of a device's memory, which is used by work of `home` above all: what is freed serves later work of this
-    /// stream at once, and that of others behind an event only.
+    /// An allocator of a device's memory, which is mostly used by work of `home`: freed memory serves later work of this
+    /// stream at once, and work of other streams only after an event.
     pub fn on(home: &DeviceStream) -> Self {
         let mut pool = Pool::of(home.accelerator(), home.accelerator().device());
         pool.home = Some(home.clone());
@@ -152,10 +153,15 @@ impl Allocator {
         self.0.is_pinned
     }
 
-    /// For tests: an allocator to which the system gives memory only so often.
+    /// For tests: an allocator to which the system gives memory only `num_blocks` times.
     #[cfg(feature = "faults")]
     pub fn with_blocks(num_blocks: u64) -> Self {
         Self(Arc::new(Pool::new(Device::Cpu, Shortage::AfterRequests(num_blocks))))
+    }
+
+    /// Pinned memory of the host for copies from and to this memory, whose stream is `home`.
+    pub(crate) fn staging(&self, home: &DeviceStream) -> &Self {
+        self.0.staging.get_or_init(|| Self::pinned(home.accelerator()))
     }
 
     /// The device whose memory this allocator hands out.
@@ -169,19 +175,6 @@ impl Allocator {
     pub fn allocate(&self, len_bytes: usize, category: Category) -> Result<Buffer> {
         let block = self.0.take(len_bytes, category)?;
         Ok(Buffer::pooled(block, len_bytes, category, self.clone()))
-    }
-
-    /// Allocates a tensor in its own buffer. The contents and errors are those of [`Allocator::allocate`].
-    pub fn tensor(
-        &self,
-        dtype: DType,
-        shape: impl Into<Shape>,
-        category: Category,
-    ) -> Result<Tensor> {
-        let shape = shape.into();
-        let len_bytes = shape.num_elems().saturating_mul(dtype.size_bytes());
-        let buffer = self.allocate(len_bytes, category)?;
-        Tensor::new(buffer, 0, dtype, shape)
     }
 
     /// Bytes in use in one category.
@@ -199,7 +192,7 @@ impl Allocator {
         self.0.account.reserved()
     }
 
-    /// Begins a phase: the peaks in its [`PhaseUsage`] count from now. What came before it belongs to no phase.
+    /// Begins a phase: the peaks in its [`PhaseUsage`] count from now. The time before it belongs to no phase.
     pub fn begin_phase(&self) {
         self.0.account.begin_phase();
     }
@@ -210,7 +203,7 @@ impl Allocator {
         self.0.account.end_phase(name)
     }
 
-    /// The phases that have ended, by name. Phases of one name are one, see [`PhaseUsage::then`].
+    /// The phases that have ended, by name. Phases of the same name are merged, see [`PhaseUsage::then`].
     pub fn phases(&self) -> Vec<(&'static str, PhaseUsage)> {
         self.0.account.phases()
     }
@@ -234,6 +227,7 @@ impl Allocator {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{Access, DType};
 
     #[test]
     fn a_repeated_pattern_of_requests_allocates_once() {
@@ -334,8 +328,8 @@ mod tests {
         // More than any machine has.
         let huge = Allocator::meta().tensor(DType::F32, [1 << 50], Category::Parameters).unwrap();
         assert_eq!(huge.buffer().allocator().total().current_bytes, 4 << 50);
-        let claim = huge.slice(5..9).unwrap().claim(crate::Access::Write, "sgd").unwrap();
-        assert!(huge.claim(crate::Access::Read, "digest").is_err());
+        let claim = huge.slice(5..9).unwrap().claim(Access::Write, "sgd").unwrap();
+        assert!(huge.claim(Access::Read, "digest").is_err());
         drop(claim);
         let error = huge.read::<f32>().unwrap_err().to_string();
         assert_eq!(

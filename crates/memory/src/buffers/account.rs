@@ -9,7 +9,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 
 use paceline_trace::{Event, Track, lock, now_ns};
 
-/// What a buffer is for.
+/// The purpose of a buffer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Category {
     /// Model parameters.
@@ -18,9 +18,9 @@ pub enum Category {
     Gradients,
     /// Optimizer state.
     Optimizer,
-    /// What a rank holds of sharded tensors besides its shard: the parameters and gradients of units that are open.
+    /// Parts of sharded tensors outside of a rank's own shard: the parameters and gradients of units that are open.
     Unsharded,
-    /// Layer outputs and what layers save for their backward pass.
+    /// Outputs of layers, and tensors that layers save for their backward pass.
     Activations,
     /// Scratch memory inside one kernel.
     Workspace,
@@ -93,7 +93,7 @@ impl PhaseUsage {
         self.by_category[category as usize]
     }
 
-    /// The same phase after it has run once more: what the later run leaves behind, and the larger peaks.
+    /// The same phase after it has run once more: the later run's bytes in use, and the larger peaks.
     pub fn then(&self, later: &Self) -> Self {
         let then = |earlier: Usage, later: Usage| Usage {
             current_bytes: later.current_bytes,
@@ -144,8 +144,8 @@ impl Counter {
     fn end_phase(&self) -> Usage {
         let peak_bytes = self.phase_peak.swap(0, Ordering::AcqRel);
         self.earlier_peak.fetch_max(peak_bytes, Ordering::Relaxed);
-        // Read after the exchange: whoever has added before it is seen here, and whoever adds after it raises the new
-        // peak himself.
+        // Read after the exchange: a thread that has added before it is seen here, and one that adds after it raises the new
+        // peak itself.
         let current_bytes = self.current.load(Ordering::Relaxed);
         self.phase_peak.fetch_max(current_bytes, Ordering::AcqRel);
         Usage { current_bytes, peak_bytes: peak_bytes.max(current_bytes) }
@@ -155,9 +155,9 @@ impl Counter {
 /// Phases by name, in the order in which they ended for the first time.
 type Phases = Vec<(&'static str, PhaseUsage)>;
 
-/// The account of one allocator.
+/// The counters of one allocator.
 #[derive(Debug, Default)]
-pub(crate) struct Account {
+pub(crate) struct UsageCounters {
     by_category: [Counter; Category::ALL.len()],
     total: Counter,
     /// Memory obtained from the system: in use, or free in a pool.
@@ -167,7 +167,7 @@ pub(crate) struct Account {
     track: OnceLock<Arc<Track>>,
 }
 
-impl Account {
+impl UsageCounters {
     pub(crate) fn add(&self, category: Category, bytes: usize, address: usize) {
         self.by_category[category as usize].add(bytes as u64);
         let now = self.total.add(bytes as u64);

@@ -1,0 +1,62 @@
+//! Memory as queues know it: work keeps it in place, and captured work uses it again at each replay.
+
+use std::fmt::Debug;
+use std::ops::Range;
+use std::sync::{Arc, Mutex};
+
+use paceline_trace::lock;
+
+use super::event::Event;
+use crate::Result;
+
+/// How a claimed range will be used. Reads may share a range; a write excludes everything else.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Access {
+    /// The contents do not change.
+    Read,
+    /// The contents change.
+    Write,
+}
+
+/// Memory that queued work uses.
+pub(crate) trait UsedMemory: Debug + Send + Sync {
+    /// Notes that `op`, the work before `event`, uses a byte range. Errors if other uses of the range are not ordered before
+    /// this one.
+    fn queue_use(
+        self: Arc<Self>,
+        range: Range<usize>,
+        access: Access,
+        op: &'static str,
+        event: &Event,
+    ) -> Result<()>;
+}
+
+/// A use of memory by captured work.
+#[derive(Clone, Debug)]
+pub(crate) struct CapturedUse {
+    pub(crate) memory: Arc<dyn UsedMemory>,
+    pub(crate) range: Range<usize>,
+    pub(crate) access: Access,
+    pub(crate) op: &'static str,
+}
+
+/// The uses of memory by a capture in progress, except for memory of the graph's own pool.
+#[derive(Clone, Debug)]
+pub(crate) struct CapturedUses {
+    pub(crate) graph_pool: u32,
+    uses: Arc<Mutex<Vec<CapturedUse>>>,
+}
+
+impl CapturedUses {
+    pub(super) fn new(graph_pool: u32) -> Self {
+        Self { graph_pool, uses: Arc::default() }
+    }
+
+    pub(crate) fn push(&self, captured: CapturedUse) {
+        lock(&self.uses).push(captured);
+    }
+
+    pub(super) fn take(&self) -> Vec<CapturedUse> {
+        std::mem::take(&mut *lock(&self.uses))
+    }
+}
