@@ -12,8 +12,8 @@ use flate2::write::GzEncoder;
 use crate::cifar10::{self, Cifar10};
 use crate::idx::{self, Idx};
 use crate::mnist::Mnist;
-use crate::npy::{Array, Elems};
-use crate::number_table::{Classes, Rows, scales};
+use crate::npy::{Array, NpyElems};
+use crate::number_table::{ColumnClasses, Rows, scales};
 use crate::pixels::Pixels;
 use crate::text::Tokenizer;
 use crate::text::fuzzing::rows;
@@ -51,16 +51,16 @@ pub fn arrays(bytes: &[u8]) -> Result<(), String> {
     let path = PathBuf::from("file");
     let as_array = Array::read(path.clone(), bytes, bytes.len() as u64);
     let as_table = Rows::read(path.clone(), bytes, "label").and_then(|rows| {
-        Classes::of(&rows)?;
+        ColumnClasses::of(&rows)?;
         scales(&rows);
         Ok(rows)
     });
     let as_image = Pixels::decode(bytes);
     if let Ok(array) = &as_array {
         let num_elems = match &array.elems {
-            Elems::Bytes(bytes) => bytes.len(),
-            Elems::Integers(integers) => integers.len(),
-            Elems::Reals(reals) => reals.len(),
+            NpyElems::Bytes(bytes) => bytes.len(),
+            NpyElems::Integers(integers) => integers.len(),
+            NpyElems::Reals(reals) => reals.len(),
         };
         assert_eq!(array.shape.iter().product::<usize>(), num_elems);
     }

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use super::row::{Row, Sink};
+use super::row::{Sink, TextRow};
 use super::rows::unmarked;
 use super::{TableSettings, TextError, csv, jsonl, parquet};
 
@@ -15,7 +15,7 @@ use super::{TableSettings, TextError, csv, jsonl, parquet};
 pub fn rows(format: &str, contents: &[u8]) -> Result<(), String> {
     let mut last = 0;
     let (path, table) = (Path::new("file"), TableSettings::default());
-    let mut sink = |number: usize, row: Result<Row, String>| -> Result<(), TextError> {
+    let mut sink = |number: usize, row: Result<TextRow, String>| -> Result<(), TextError> {
         assert!(number > last, "rows are counted");
         last = number;
         let class = row.and_then(|row| table.class_of(row.label));

@@ -2,13 +2,13 @@
 //!
 //! Input: arrays that another module has read and checked. Output: a data set. This module knows nothing of files.
 
-use crate::digest::Contents;
+use crate::digest::ContentDigest;
 use crate::{DataError, Dataset, Field, Sample, files};
 
 /// Inputs of one shape, each with a class or with values as its target.
 #[derive(Debug)]
 pub struct Arrays {
-    pub(crate) inputs: Inputs,
+    pub(crate) inputs: ArrayInputs,
     /// Of one input.
     pub(crate) extents: Vec<usize>,
     pub(crate) targets: Targets,
@@ -18,10 +18,10 @@ pub struct Arrays {
 
 /// The inputs, one after the other: (count, extents...).
 #[derive(Debug)]
-pub(crate) enum Inputs {
+pub(crate) enum ArrayInputs {
     /// Pixels. When they are read they become numbers from -1 to 1, `x / 127.5 - 1`.
     Bytes(Vec<u8>),
-    /// Numbers as they are.
+    /// Numbers that are read unchanged.
     Reals(Vec<f32>),
 }
 
@@ -64,10 +64,10 @@ impl Dataset for Arrays {
 
     fn digest(&self) -> Option<String> {
         let extents: Vec<u64> = self.extents.iter().map(|extent| *extent as u64).collect();
-        let contents = Contents::default().numbers(&extents, u64::to_le_bytes);
+        let contents = ContentDigest::default().numbers(&extents, u64::to_le_bytes);
         let contents = match &self.inputs {
-            Inputs::Bytes(bytes) => contents.bytes(bytes),
-            Inputs::Reals(reals) => contents.numbers(reals, f32::to_le_bytes),
+            ArrayInputs::Bytes(bytes) => contents.bytes(bytes),
+            ArrayInputs::Reals(reals) => contents.numbers(reals, f32::to_le_bytes),
         };
         let contents = match &self.targets {
             Targets::Classes { labels, .. } => contents.numbers(labels, u32::to_le_bytes),
@@ -80,12 +80,12 @@ impl Dataset for Arrays {
         let to = sample.f32(Field::INPUTS);
         let range = index * to.len()..(index + 1) * to.len();
         match &self.inputs {
-            Inputs::Bytes(bytes) => {
+            ArrayInputs::Bytes(bytes) => {
                 for (value, pixel) in to.iter_mut().zip(&bytes[range]) {
                     *value = files::centered(*pixel);
                 }
             }
-            Inputs::Reals(reals) => to.copy_from_slice(&reals[range]),
+            ArrayInputs::Reals(reals) => to.copy_from_slice(&reals[range]),
         }
         match &self.targets {
             Targets::Classes { labels, .. } => sample.set_class(i64::from(labels[index])),

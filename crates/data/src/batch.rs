@@ -13,8 +13,8 @@ use paceline_memory::{Allocator, Category, DType, MemoryError, Tensor};
 use paceline_trace::Track;
 
 use crate::field::TensorShape;
-use crate::sample::{Column, Values};
-use crate::sampler::{Share, Shares};
+use crate::sample::{FieldMemory, Values};
+use crate::sampler::{Share, ShareIter};
 use crate::{BatchShape, DataError, Dataset, Field, Sample};
 
 /// One rank's share of one global batch. Dropping it returns its memory for a later batch.
@@ -56,7 +56,7 @@ pub struct Position {
 /// Makes the batches of a rank in memory of the host.
 #[derive(Debug)]
 pub(crate) struct Producer {
-    shares: Shares,
+    shares: ShareIter,
     maker: Maker,
     /// Where a span is recorded for each batch that is made.
     track: Option<Arc<Track>>,
@@ -65,7 +65,7 @@ pub(crate) struct Producer {
 impl Producer {
     pub(crate) fn new(
         dataset: Arc<dyn Dataset>,
-        shares: Shares,
+        shares: ShareIter,
         allocator: Allocator,
         track: Option<Arc<Track>>,
     ) -> Result<Self, DataError> {
@@ -158,7 +158,7 @@ impl Maker {
     /// Reads a sample into a row and checks it. Returns its length if a field is ragged.
     fn read(
         &self,
-        columns: &mut [Column],
+        columns: &mut [FieldMemory],
         row: usize,
         (epoch, index): (u64, usize),
     ) -> Result<Option<usize>, DataError> {
@@ -192,14 +192,14 @@ impl Maker {
     }
 
     /// The fields' memory for `rows` samples.
-    fn columns(&self, tensors: &[Tensor], rows: usize) -> Result<Vec<Column>, MemoryError> {
+    fn columns(&self, tensors: &[Tensor], rows: usize) -> Result<Vec<FieldMemory>, MemoryError> {
         let column = |(field, tensor): (&Field, &Tensor)| {
             let tensor = tensor.slice(0..rows * field.max_elems())?;
             let values = match field.dtype() {
                 DType::I64 => Values::I64(Box::new(tensor.write::<i64>()?)),
                 _ => Values::F32(Box::new(tensor.write::<f32>()?)),
             };
-            Ok(Column { field: field.clone(), values })
+            Ok(FieldMemory { field: field.clone(), values })
         };
         self.shape.fields().iter().zip(tensors).map(column).collect()
     }

@@ -6,7 +6,7 @@
 use std::io::Read;
 use std::path::Path;
 
-use crate::digest::Contents;
+use crate::digest::ContentDigest;
 use crate::files;
 use crate::{DataError, Dataset, Field, Sample, Split};
 
@@ -86,7 +86,7 @@ impl Dataset for Cifar10 {
     }
 
     fn digest(&self) -> Option<String> {
-        Some(Contents::default().bytes(&self.records).finish())
+        Some(ContentDigest::default().bytes(&self.records).finish())
     }
 
     fn read(&self, _epoch: u64, index: usize, sample: &mut Sample<'_>) {

@@ -32,7 +32,7 @@ pub trait Dataset: Send + Sync {
 
     /// A digest of what the samples are read from, for a data set that comes from files, which may change between two
     /// runs and differ between two hosts. It does not depend on where the files lie. A run can only be continued with the
-    /// same digest, and all ranks of a run must have the same. By default there is none, as for samples that are computed.
+    /// same digest, and all ranks of a run must have the same. The default, `None`, fits samples that are computed.
     fn digest(&self) -> Option<String> {
         None
     }

@@ -8,11 +8,11 @@ use sha2::{Digest, Sha256};
 /// Numbers that are turned into bytes at once.
 const CHUNK_ELEMS: usize = 4096;
 
-/// What has been added so far.
+/// The SHA-256 of the contents added so far.
 #[derive(Debug, Default)]
-pub(crate) struct Contents(Sha256);
+pub(crate) struct ContentDigest(Sha256);
 
-impl Contents {
+impl ContentDigest {
     /// Adds bytes, and how many there are, so that neighbors cannot be taken for each other.
     pub fn bytes(mut self, bytes: &[u8]) -> Self {
         self.0.update((bytes.len() as u64).to_le_bytes());
@@ -59,8 +59,8 @@ mod tests {
         hash.update(10_000u64.to_le_bytes());
         hash.update(&bytes);
         let expected: String = hash.finalize().iter().map(|byte| format!("{byte:02x}")).collect();
-        assert_eq!(Contents::default().numbers(&numbers, u32::to_le_bytes).finish(), expected);
-        let one = Contents::default().bytes(b"ab").bytes(b"c").finish();
-        assert_ne!(one, Contents::default().bytes(b"a").bytes(b"bc").finish());
+        assert_eq!(ContentDigest::default().numbers(&numbers, u32::to_le_bytes).finish(), expected);
+        let one = ContentDigest::default().bytes(b"ab").bytes(b"c").finish();
+        assert_ne!(one, ContentDigest::default().bytes(b"a").bytes(b"bc").finish());
     }
 }

@@ -51,7 +51,7 @@ pub enum DataError {
     Content {
         /// The file or the folder.
         path: PathBuf,
-        /// What is wrong with it, as the end of a sentence.
+        /// The problem, as the end of a sentence.
         problem: String,
     },
     /// An image has another size than the first one.
@@ -72,7 +72,7 @@ pub enum DataError {
     Setting {
         /// The name of the setting.
         setting: &'static str,
-        /// What the value must be.
+        /// The values that are possible.
         needs: String,
         /// The value.
         got: usize,
@@ -96,7 +96,7 @@ pub enum DataError {
     /// No batch can be made of the fields of a data set.
     #[error("the fields of the data set: {problem}")]
     Fields {
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
     /// A data set panicked.
@@ -136,7 +136,7 @@ impl fmt::Debug for DataError {
 }
 
 impl DataError {
-    /// What is wrong with a file or a folder of the user's.
+    /// A problem of a file or a folder of the user's.
     pub(crate) fn content(path: &Path, problem: impl Into<String>) -> Self {
         Self::Content { path: path.to_owned(), problem: problem.into() }
     }

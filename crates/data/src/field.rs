@@ -122,7 +122,7 @@ impl Field {
         self.max_elems().saturating_mul(self.dtype().size_bytes())
     }
 
-    /// The extents of `rows` samples of which the longest one has this length.
+    /// The extents of `rows` samples whose longest one has this length.
     pub(crate) fn dims(&self, rows: usize, longest: usize) -> Vec<usize> {
         let mut dims = [&[rows], self.extents.as_slice()].concat();
         if self.is_ragged {
@@ -165,7 +165,7 @@ impl BatchShape {
         self.fields.iter().find(|field| field.is_ragged).map(|field| field.extents[0])
     }
 
-    /// The tensors of a batch of `rows` samples, of which the longest one has the length `longest`: all fields in their
+    /// The tensors of a batch of `rows` samples whose longest one has the length `longest`: all fields in their
     /// order, and then the lengths, if a field is ragged.
     pub fn tensors(&self, rows: usize, longest: usize) -> Vec<TensorShape> {
         let tensor = |field: &Field| TensorShape {

@@ -1,4 +1,4 @@
-//! What the file formats share: where files lie, and how bytes become normalized pixels.
+//! Functions that the file formats share: finding files, and turning bytes into normalized pixels.
 //!
 //! Input: a folder and the names that a file may have. Output: the open file. This module knows nothing of
 //! the contents of the files, except the range of labels and pixels.

@@ -38,24 +38,24 @@ pub(crate) fn read(path: PathBuf, file: impl Read, item_shape: &[usize]) -> Resu
                 let problem = format!("broken gzip stream ({source}); fetch the file again");
                 DataError::Format { path, problem }
             };
-            Source { path, reader: MultiGzDecoder::new(reader), wrap }.read(item_shape)
+            IdxReader { path, reader: MultiGzDecoder::new(reader), wrap }.read(item_shape)
         }
         Ok(_) => {
             let wrap = |path, source| DataError::Read { path, source };
-            Source { path, reader, wrap }.read(item_shape)
+            IdxReader { path, reader, wrap }.read(item_shape)
         }
         Err(source) => Err(DataError::Read { path, source }),
     }
 }
 
 /// A stream of uncompressed bytes, and the error to which its failures are converted.
-struct Source<R> {
+struct IdxReader<R> {
     path: PathBuf,
     reader: R,
     wrap: fn(PathBuf, io::Error) -> DataError,
 }
 
-impl<R: Read> Source<R> {
+impl<R: Read> IdxReader<R> {
     fn read(mut self, item_shape: &[usize]) -> Result<Idx, DataError> {
         let path = self.path.clone();
         let truncated = |expected, found| {

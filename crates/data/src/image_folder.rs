@@ -6,7 +6,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::arrays::{Arrays, Inputs, Targets, reserved};
+use crate::arrays::{ArrayInputs, Arrays, Targets, reserved};
 use crate::pixels::Pixels;
 use crate::{DataError, Split};
 
@@ -25,7 +25,7 @@ pub struct ImageFolder {
 }
 
 /// The files of a part.
-struct Files {
+struct ImageFiles {
     classes: Vec<String>,
     /// Each with its class.
     files: Vec<(PathBuf, u32)>,
@@ -52,12 +52,12 @@ impl ImageFolder {
     /// the first image to train on, and another size is an error. Classes are the folders of the images to train on, in
     /// the order of their names.
     pub fn load(&self, split: Split, size: Option<[usize; 3]>) -> Result<Arrays, DataError> {
-        let train = Files::of(&self.train, None)?;
+        let train = ImageFiles::of(&self.train, None)?;
         let first = train.files.first().map(|(path, _)| path.clone());
         let class_names = train.classes.clone();
         let part = match (split, &self.test) {
             (Split::Train, _) => train,
-            (Split::Test, Some(test)) => Files::of(test, Some(train.classes))?,
+            (Split::Test, Some(test)) => ImageFiles::of(test, Some(train.classes))?,
             (Split::Test, None) => {
                 let problem = "has no folder test or val beside the images to train on";
                 return Err(DataError::content(&self.train, problem));
@@ -80,7 +80,7 @@ impl ImageFolder {
         }
         let labels = part.files.iter().map(|(_, class)| *class).collect();
         Ok(Arrays {
-            inputs: Inputs::Bytes(pixels),
+            inputs: ArrayInputs::Bytes(pixels),
             extents: size.to_vec(),
             targets: Targets::Classes { labels, num_classes: class_names.len() },
             class_names,
@@ -88,7 +88,7 @@ impl ImageFolder {
     }
 }
 
-impl Files {
+impl ImageFiles {
     /// The files below a folder, which has a folder for each class. If `classes` are known, it may have no others.
     fn of(root: &Path, classes: Option<Vec<String>>) -> Result<Self, DataError> {
         let mut found = Vec::new();
@@ -136,7 +136,7 @@ impl Files {
     }
 }
 
-/// What a folder has, in the order of the names. Hidden files and the litter of systems are left out.
+/// The entries of a folder, in the order of their names. Hidden files and the litter of systems are left out.
 fn entries(folder: &Path) -> Result<Vec<PathBuf>, DataError> {
     let failed = |source| DataError::Directory { path: folder.to_owned(), source };
     let mut paths = Vec::new();

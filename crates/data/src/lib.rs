@@ -4,7 +4,7 @@
 //! order that depends only on the seed and the epoch. A [`Dataset`] reads one sample. A [`Sampler`] decides
 //! which samples of each batch a rank reads. A [`Loader`] reads them ahead of the training loop.
 //!
-//! This crate knows nothing of models. Of ranks it knows only the pair (rank, world) that a sampler is given.
+//! This crate knows nothing of models. A sampler gets the pair (rank, world); the crate knows nothing more of ranks.
 //!
 //! # A data set of your own
 //!
@@ -133,7 +133,7 @@ pub use mnist::Mnist;
 pub use npy::NpyFolder;
 pub use number_table::NumberTable;
 pub use sample::{OwnedSample, Sample};
-pub use sampler::{EpochPlan, Order, SampleCounts, Sampler, Share, Shares};
+pub use sampler::{EpochPlan, Order, SampleCounts, Sampler, Share, ShareIter};
 pub use subset::Subset;
 pub use synthetic_images::{SyntheticImages, SyntheticImagesConfig};
 pub use synthetic_regression::SyntheticRegression;

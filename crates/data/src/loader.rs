@@ -12,7 +12,7 @@ use paceline_memory::Allocator;
 use paceline_trace::{Track, beside, thread_builder};
 
 use crate::batch::{Producer, panic_message};
-use crate::{Batch, DataError, Dataset, Position, Sampler, Shares};
+use crate::{Batch, DataError, Dataset, Position, Sampler, ShareIter};
 
 /// Whether batches are made before they are asked for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,10 +53,10 @@ impl Default for LoaderConfig {
 /// all batches as long as the caller holds one batch at a time. Dropping the loader ends its thread as soon
 /// as the sample that is being read is complete.
 #[derive(Debug)]
-pub struct Loader(Source);
+pub struct Loader(BatchSource);
 
 #[derive(Debug)]
-enum Source {
+enum BatchSource {
     /// Boxed, because it is much larger than the other variants.
     Inline(Box<Producer>),
     Thread(Prefetcher),
@@ -73,17 +73,17 @@ impl Loader {
         config: LoaderConfig,
     ) -> Result<Self, DataError> {
         let LoaderConfig { start, end_epoch, prefetch, track } = config;
-        let shares = Shares::new(sampler, start, end_epoch)?;
+        let shares = ShareIter::new(sampler, start, end_epoch)?;
         let producer = Producer::new(dataset, shares, allocator, track)?;
         Ok(Self(match prefetch {
             Prefetch::None => {
                 producer.reserve(1)?;
-                Source::Inline(Box::new(producer))
+                BatchSource::Inline(Box::new(producer))
             }
             Prefetch::Background { depth } => {
                 // One batch that the caller holds, `depth` batches that wait, and one that is being made.
                 producer.reserve(depth + 2)?;
-                Source::Thread(Prefetcher::start(producer, depth)?)
+                BatchSource::Thread(Prefetcher::start(producer, depth)?)
             }
         }))
     }
@@ -94,12 +94,12 @@ impl Iterator for Loader {
 
     fn next(&mut self) -> Option<Self::Item> {
         let next = match &mut self.0 {
-            Source::Inline(producer) => producer.next_batch(&AtomicBool::new(false)),
-            Source::Thread(prefetcher) => prefetcher.next_batch(),
-            Source::Done => None,
+            BatchSource::Inline(producer) => producer.next_batch(&AtomicBool::new(false)),
+            BatchSource::Thread(prefetcher) => prefetcher.next_batch(),
+            BatchSource::Done => None,
         };
         if !matches!(next, Some(Ok(_))) {
-            self.0 = Source::Done;
+            self.0 = BatchSource::Done;
         }
         next
     }
@@ -148,7 +148,7 @@ impl Drop for Prefetcher {
         self.stop.store(true, Ordering::Relaxed);
         self.batches = None;
         if let Some(thread) = self.thread.take() {
-            // The caller has dropped the loader, so nobody can be told of a panic.
+            // The caller has dropped the loader, so nobody can receive a panic.
             let _ = thread.join();
         }
     }

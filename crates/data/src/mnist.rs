@@ -6,7 +6,7 @@
 
 use std::path::Path;
 
-use crate::digest::Contents;
+use crate::digest::ContentDigest;
 use crate::files;
 use crate::idx::{self, Idx};
 use crate::{DataError, Dataset, Field, Sample, Split};
@@ -69,7 +69,7 @@ impl Dataset for Mnist {
     }
 
     fn digest(&self) -> Option<String> {
-        Some(Contents::default().bytes(&self.images).bytes(&self.labels).finish())
+        Some(ContentDigest::default().bytes(&self.images).bytes(&self.labels).finish())
     }
 
     fn read(&self, _epoch: u64, index: usize, sample: &mut Sample<'_>) {

@@ -1,13 +1,13 @@
 //! NumPy's files: arrays of one's own, as `numpy.save` writes them.
 //!
 //! Input: a folder with `x_train.npy` and `y_train.npy` and, to test with, `x_test.npy` and `y_test.npy`. Output: a part of
-//! the data set. The header of a file is a literal of Python of which only what NumPy writes is read. Objects, which NumPy
+//! the data set. The header of a file is a literal of Python; only the form that NumPy writes is read. Objects, which NumPy
 //! stores as pickles that can run code, are refused. This module knows nothing of flags.
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use crate::arrays::{Arrays, Inputs, Targets};
+use crate::arrays::{ArrayInputs, Arrays, Targets};
 use crate::{DataError, Split, files};
 
 const MAGIC: &[u8] = b"\x93NUMPY";
@@ -33,12 +33,12 @@ pub(crate) struct Array {
     path: PathBuf,
     /// The number of samples comes first.
     pub shape: Vec<usize>,
-    pub elems: Elems,
+    pub elems: NpyElems,
 }
 
 /// The elements of an array, row after row.
 #[derive(Debug, PartialEq)]
-pub(crate) enum Elems {
+pub(crate) enum NpyElems {
     Bytes(Vec<u8>),
     Integers(Vec<i64>),
     Reals(Vec<f32>),
@@ -46,7 +46,7 @@ pub(crate) enum Elems {
 
 /// The kind of a number in a file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Kind {
+enum NumberKind {
     Signed,
     Unsigned,
     Real,
@@ -63,7 +63,7 @@ impl NpyFolder {
         self.folder.join("x_test.npy").exists()
     }
 
-    /// Reads a part. Inputs are real numbers as they are, or bytes, which become numbers from -1 to 1. Whole numbers as targets
+    /// Reads a part. Inputs are real numbers, kept unchanged, or bytes, which become numbers from -1 to 1. Whole numbers as targets
     /// are classes, from 0 to the largest one to train on; real numbers are values.
     pub fn load(&self, split: Split) -> Result<Arrays, DataError> {
         let name = if split == Split::Train { "train" } else { "test" };
@@ -159,12 +159,12 @@ impl Array {
         Ok(Self { path, shape, elems })
     }
 
-    fn inputs(self) -> Result<(Inputs, Vec<usize>), DataError> {
+    fn inputs(self) -> Result<(ArrayInputs, Vec<usize>), DataError> {
         let extents = self.shape[1..].to_vec();
         let inputs = match self.elems {
-            Elems::Bytes(bytes) => Inputs::Bytes(bytes),
-            Elems::Reals(reals) => Inputs::Reals(finite(&self.path, reals)?),
-            Elems::Integers(_) => {
+            NpyElems::Bytes(bytes) => ArrayInputs::Bytes(bytes),
+            NpyElems::Reals(reals) => ArrayInputs::Reals(finite(&self.path, reals)?),
+            NpyElems::Integers(_) => {
                 let problem = "has whole numbers; save inputs as float32, or pixels as uint8";
                 return Err(DataError::content(&self.path, problem));
             }
@@ -179,12 +179,12 @@ impl Array {
     fn targets(&self) -> Result<Targets, DataError> {
         let len: usize = self.shape[1..].iter().product();
         let integers: Vec<i64> = match &self.elems {
-            Elems::Reals(reals) => {
+            NpyElems::Reals(reals) => {
                 let values = finite(&self.path, reals.clone())?;
                 return Ok(Targets::Values { values, len });
             }
-            Elems::Bytes(bytes) => bytes.iter().map(|byte| i64::from(*byte)).collect(),
-            Elems::Integers(integers) => integers.clone(),
+            NpyElems::Bytes(bytes) => bytes.iter().map(|byte| i64::from(*byte)).collect(),
+            NpyElems::Integers(integers) => integers.clone(),
         };
         if len != 1 {
             let problem = "has several whole numbers for each sample; a class is one of them";
@@ -208,7 +208,7 @@ fn finite(path: &Path, reals: Vec<f32>) -> Result<Vec<f32>, DataError> {
 }
 
 /// Reads elements of a kind that have `width` bytes each.
-fn elems(file: &mut impl Read, bytes: u64, kind: Kind, width: usize) -> io::Result<Elems> {
+fn elems(file: &mut impl Read, bytes: u64, kind: NumberKind, width: usize) -> io::Result<NpyElems> {
     let mut raw = Vec::new();
     file.take(bytes).read_to_end(&mut raw)?;
     if raw.len() as u64 != bytes {
@@ -216,14 +216,16 @@ fn elems(file: &mut impl Read, bytes: u64, kind: Kind, width: usize) -> io::Resu
     }
     let words = raw.chunks_exact(width);
     Ok(match (kind, width) {
-        (Kind::Unsigned, 1) => Elems::Bytes(raw),
-        (Kind::Real, 4) => Elems::Reals(words.map(|w| f32::from_le_bytes(array(w))).collect()),
-        (Kind::Real, _) => {
-            Elems::Reals(words.map(|w| f64::from_le_bytes(array(w)) as f32).collect())
+        (NumberKind::Unsigned, 1) => NpyElems::Bytes(raw),
+        (NumberKind::Real, 4) => {
+            NpyElems::Reals(words.map(|w| f32::from_le_bytes(array(w))).collect())
+        }
+        (NumberKind::Real, _) => {
+            NpyElems::Reals(words.map(|w| f64::from_le_bytes(array(w)) as f32).collect())
         }
         _ => {
-            let is_negative = |w: &[u8]| kind == Kind::Signed && w[width - 1] > 127;
-            Elems::Integers(words.map(|w| integer(w, is_negative(w))).collect())
+            let is_negative = |w: &[u8]| kind == NumberKind::Signed && w[width - 1] > 127;
+            NpyElems::Integers(words.map(|w| integer(w, is_negative(w))).collect())
         }
     })
 }
@@ -240,7 +242,7 @@ fn integer(word: &[u8], is_negative: bool) -> i64 {
 
 /// The kind and the bytes of an element, and the shape, from a header such as
 /// `{'descr': '<f4', 'fortran_order': False, 'shape': (60000, 28, 28), }`.
-fn parse(header: &str) -> Result<(Kind, usize, Vec<usize>), String> {
+fn parse(header: &str) -> Result<(NumberKind, usize, Vec<usize>), String> {
     let value = |key: &str| {
         let (_, rest) = header.split_once(&format!("'{key}':"))?;
         Some(rest.trim_start())
@@ -250,16 +252,16 @@ fn parse(header: &str) -> Result<(Kind, usize, Vec<usize>), String> {
     let descr =
         descr.strip_prefix('\'').and_then(|rest| rest.split_once('\'')).map(|(descr, _)| descr);
     let kind = match descr {
-        Some("|u1" | "<u1" | "|b1") => (Kind::Unsigned, 1),
-        Some("|i1" | "<i1") => (Kind::Signed, 1),
-        Some("<u2") => (Kind::Unsigned, 2),
-        Some("<u4") => (Kind::Unsigned, 4),
-        Some("<u8") => (Kind::Unsigned, 8),
-        Some("<i2") => (Kind::Signed, 2),
-        Some("<i4") => (Kind::Signed, 4),
-        Some("<i8") => (Kind::Signed, 8),
-        Some("<f4") => (Kind::Real, 4),
-        Some("<f8") => (Kind::Real, 8),
+        Some("|u1" | "<u1" | "|b1") => (NumberKind::Unsigned, 1),
+        Some("|i1" | "<i1") => (NumberKind::Signed, 1),
+        Some("<u2") => (NumberKind::Unsigned, 2),
+        Some("<u4") => (NumberKind::Unsigned, 4),
+        Some("<u8") => (NumberKind::Unsigned, 8),
+        Some("<i2") => (NumberKind::Signed, 2),
+        Some("<i4") => (NumberKind::Signed, 4),
+        Some("<i8") => (NumberKind::Signed, 8),
+        Some("<f4") => (NumberKind::Real, 4),
+        Some("<f8") => (NumberKind::Real, 8),
         Some(other) => {
             let other: String = other.escape_default().take(20).collect();
             return Err(format!(

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 
 use paceline_files::printable;
 
-use crate::arrays::{Arrays, Inputs, Targets};
+use crate::arrays::{ArrayInputs, Arrays, Targets};
 use crate::{DataError, Split, files};
 
 /// The most bytes of a file.
@@ -58,7 +58,7 @@ impl NumberTable {
     /// from 1 if 0 does not occur, or the words in the order of the alphabet, of the file to train on.
     pub fn load(&self, split: Split, size: Option<[usize; 3]>) -> Result<Arrays, DataError> {
         let train = self.rows("train.csv")?;
-        let classes = Classes::of(&train)?;
+        let classes = ColumnClasses::of(&train)?;
         let scales = scales(&train);
         let mut rows = match split {
             Split::Train => train,
@@ -96,13 +96,13 @@ impl NumberTable {
         let labels = labels.collect::<Result<_, _>>()?;
         let targets = Targets::Classes { labels, num_classes: classes.len() };
         let class_names = match classes {
-            Classes::Words(words) => words,
-            Classes::Numbers { first: 0, .. } => Vec::new(),
-            Classes::Numbers { first, count } => {
+            ColumnClasses::Words(words) => words,
+            ColumnClasses::Numbers { first: 0, .. } => Vec::new(),
+            ColumnClasses::Numbers { first, count } => {
                 (first..first + count).map(|label| label.to_string()).collect()
             }
         };
-        Ok(Arrays { inputs: Inputs::Reals(scaled), extents, targets, class_names })
+        Ok(Arrays { inputs: ArrayInputs::Reals(scaled), extents, targets, class_names })
     }
 
     fn rows(&self, name: &str) -> Result<Rows, DataError> {
@@ -120,7 +120,8 @@ impl Rows {
         label: &str,
     ) -> Result<Self, DataError> {
         let fail = |problem: String| DataError::content(&path, problem);
-        let mut reader = csv::Reader::from_reader(Lines { contents, line_bytes: 0, quotes: 0 });
+        let mut reader =
+            csv::Reader::from_reader(LimitedLines { contents, line_bytes: 0, quotes: 0 });
         let failed = |error: csv::Error| match error.kind() {
             csv::ErrorKind::UnequalLengths { pos, expected_len, len } => {
                 let line = pos.as_ref().map_or(0, csv::Position::line);
@@ -177,12 +178,12 @@ impl Rows {
 }
 
 /// The classes of a column.
-pub(crate) enum Classes {
+pub(crate) enum ColumnClasses {
     Numbers { first: usize, count: usize },
     Words(Vec<String>),
 }
 
-impl Classes {
+impl ColumnClasses {
     pub(crate) fn of(rows: &Rows) -> Result<Self, DataError> {
         let words: BTreeSet<&str> = rows.labels.iter().map(String::as_str).collect();
         let numbers: Option<BTreeSet<usize>> = words.iter().map(|word| word.parse().ok()).collect();
@@ -270,13 +271,13 @@ fn shown(cell: &str) -> String {
 }
 
 /// Contents whose lines have a limit, and whose quotes end on their line. So no cell fills the memory.
-struct Lines<R> {
+struct LimitedLines<R> {
     contents: R,
     line_bytes: usize,
     quotes: usize,
 }
 
-impl<R: BufRead> Read for Lines<R> {
+impl<R: BufRead> Read for LimitedLines<R> {
     fn read(&mut self, to: &mut [u8]) -> io::Result<usize> {
         let len = self.contents.read(to)?;
         if len == 0 && !to.is_empty() && self.quotes % 2 == 1 {

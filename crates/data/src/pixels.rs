@@ -24,8 +24,8 @@ pub(crate) struct Pixels {
 }
 
 impl Pixels {
-    /// Decodes a file; its contents say of which kind it is. Transparency is left out. Errors with the problem, of which the
-    /// file is the subject.
+    /// Decodes a file; its contents state its kind. Transparency is left out. The error is the end of a sentence whose subject is
+    /// the file.
     pub(crate) fn decode(file: &[u8]) -> Result<Self, String> {
         match file {
             [0x89, b'P', b'N', b'G', 0x0d, 0x0a, 0x1a, 0x0a, ..] => Self::of_png(file),
@@ -218,7 +218,7 @@ mod tests {
         assert_eq!(shades.of_size([2, 1, 3]), [5, 5, 5, 6, 6, 6]);
     }
 
-    /// What Pillow has for `resize` with `Resampling.BILINEAR`: a filter of the same form.
+    /// The result of Pillow's `resize` with `Resampling.BILINEAR`: a filter of the same form.
     #[test]
     fn images_are_scaled_as_pillow_scales_them() {
         let of = |bytes: &[u8], size, to| Pixels { bytes: bytes.to_vec(), size }.of_size(to);

@@ -9,7 +9,7 @@ use rand_distr::StandardNormal;
 
 /// The purpose of the numbers. The same seed gives unrelated numbers for each purpose.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Purpose {
+pub(crate) enum RandomPurpose {
     /// The order of an epoch.
     Shuffle = 1,
     /// The patterns of the synthetic classes.
@@ -30,7 +30,7 @@ pub(crate) enum Purpose {
 
 /// The generator for one item. The index selects the ChaCha stream, and everything else is the key, so no two
 /// combinations share numbers.
-pub(crate) fn generator(seed: u64, purpose: Purpose, epoch: u64, index: u64) -> ChaCha8Rng {
+pub(crate) fn generator(seed: u64, purpose: RandomPurpose, epoch: u64, index: u64) -> ChaCha8Rng {
     let mut key = [0; 32];
     key[..8].copy_from_slice(&seed.to_le_bytes());
     key[8..16].copy_from_slice(&epoch.to_le_bytes());

@@ -15,14 +15,14 @@ use crate::{BatchShape, DataError, Dataset, Field};
 /// panic into an error that names the sample.
 #[derive(Debug)]
 pub struct Sample<'a> {
-    columns: &'a mut [Column],
+    columns: &'a mut [FieldMemory],
     row: usize,
     length: Option<usize>,
 }
 
 impl<'a> Sample<'a> {
     /// Place `row` of the columns.
-    pub(crate) fn new(columns: &'a mut [Column], row: usize) -> Self {
+    pub(crate) fn new(columns: &'a mut [FieldMemory], row: usize) -> Self {
         Self { columns, row, length: None }
     }
 
@@ -74,7 +74,7 @@ impl<'a> Sample<'a> {
 }
 
 /// The memory of one field, for all samples of a batch.
-pub(crate) struct Column {
+pub(crate) struct FieldMemory {
     pub(crate) field: Field,
     /// A row has room for a sample of the largest length.
     pub(crate) values: Values,
@@ -86,13 +86,13 @@ pub(crate) enum Values {
     I64(Box<dyn DerefMut<Target = [i64]>>),
 }
 
-impl fmt::Debug for Column {
+impl fmt::Debug for FieldMemory {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Column").field(&self.field).finish()
+        f.debug_tuple("FieldMemory").field(&self.field).finish()
     }
 }
 
-impl Column {
+impl FieldMemory {
     /// The elements of a sample.
     fn len(&self, length: Option<usize>) -> usize {
         if !self.field.is_ragged() {
@@ -158,7 +158,7 @@ fn pack<T: Copy>(
 /// One sample in memory of its own, to look at a data set without a loader.
 #[derive(Debug)]
 pub struct OwnedSample {
-    columns: Vec<Column>,
+    columns: Vec<FieldMemory>,
     length: Option<usize>,
 }
 
@@ -172,9 +172,9 @@ impl OwnedSample {
                 Pad::F32(_) => Values::F32(Box::new(vec![f32::NAN; field.max_elems()])),
                 Pad::I64(_) => Values::I64(Box::new(vec![i64::MIN; field.max_elems()])),
             };
-            Column { field: field.clone(), values }
+            FieldMemory { field: field.clone(), values }
         };
-        let mut columns: Vec<Column> = shape.fields().iter().map(column).collect();
+        let mut columns: Vec<FieldMemory> = shape.fields().iter().map(column).collect();
         let mut sample = Sample::new(&mut columns, 0);
         dataset.read(epoch, index, &mut sample);
         let length = sample.length();

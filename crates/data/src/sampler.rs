@@ -10,7 +10,7 @@ use std::sync::Arc;
 
 use rand::seq::SliceRandom;
 
-use crate::random::{Purpose, generator};
+use crate::random::{RandomPurpose, generator};
 use crate::{DataError, Position};
 
 /// Batches of a window of samples of like length: see [`Sampler::with_lengths`].
@@ -157,7 +157,7 @@ impl Sampler {
     pub fn epoch(&self, epoch: u64) -> EpochPlan {
         let mut order: Vec<u32> = (0..self.len as u32).collect();
         if let Order::Shuffled { seed } = self.order {
-            order.shuffle(&mut generator(seed, Purpose::Shuffle, epoch, 0));
+            order.shuffle(&mut generator(seed, RandomPurpose::Shuffle, epoch, 0));
         }
         if let Some(lengths) = &self.lengths {
             self.bring_together(&mut order, lengths, epoch);
@@ -174,7 +174,7 @@ impl Sampler {
             let Order::Shuffled { seed } = self.order else { continue };
             let mut steps: Vec<Vec<u32>> =
                 window.chunks_exact(of_step).map(<[u32]>::to_vec).collect();
-            steps.shuffle(&mut generator(seed, Purpose::Batches, epoch, number as u64));
+            steps.shuffle(&mut generator(seed, RandomPurpose::Batches, epoch, number as u64));
             for (place, step) in window.chunks_exact_mut(of_step).zip(steps) {
                 place.copy_from_slice(&step);
             }
@@ -209,7 +209,7 @@ impl Sampler {
     }
 
     /// This rank's samples of a batch, as places in the order of the epoch.
-    fn share_of(&self, batch: usize) -> Places {
+    fn share_of(&self, batch: usize) -> ShareRange {
         let first = batch - batch % self.batches_per_step;
         let num_batches = self.batches_per_step.min(self.batches_per_epoch() - first);
         let begin = first * self.global_batch;
@@ -221,12 +221,12 @@ impl Sampler {
             1 => len,
             _ => (0..self.world).map(|rank| of_rank(rank).len()).sum(),
         };
-        Places { own: begin + own.start..begin + own.end, global_count }
+        ShareRange { own: begin + own.start..begin + own.end, global_count }
     }
 }
 
 /// The samples of a batch as places in the order of an epoch.
-struct Places {
+struct ShareRange {
     /// Those of this rank.
     own: Range<usize>,
     /// The number of samples of all ranks together.
@@ -246,20 +246,21 @@ impl EpochPlan {
         if batch >= self.sampler.batches_per_epoch() {
             return None;
         }
-        let Places { own, global_count } = self.sampler.share_of(batch);
+        let ShareRange { own, global_count } = self.sampler.share_of(batch);
         Some(Share { indices: &self.order[own], global_count })
     }
 }
+
 /// The shares of a rank in order, from a position up to the start of an epoch.
 #[derive(Debug)]
-pub struct Shares {
+pub struct ShareIter {
     sampler: Sampler,
     next: Position,
     end_epoch: u64,
     plan: EpochPlan,
 }
 
-impl Shares {
+impl ShareIter {
     /// Errors if the position lies outside an epoch.
     pub fn new(sampler: Sampler, start: Position, end_epoch: u64) -> Result<Self, DataError> {
         let (batches, got) = (sampler.batches_per_epoch(), start.batch);

@@ -6,7 +6,7 @@
 use rand::RngExt;
 
 use crate::arrays::reserved;
-use crate::random::{Purpose, fill_normal, generator};
+use crate::random::{RandomPurpose, fill_normal, generator};
 use crate::{DataError, Dataset, Field, Sample, Split};
 
 /// Side of the grid of random values between which a template is interpolated.
@@ -53,11 +53,11 @@ pub struct SyntheticImagesConfig {
 pub struct SyntheticImages {
     config: SyntheticImagesConfig,
     templates: Vec<Vec<f32>>,
-    stored: Option<Stored>,
+    stored: Option<StoredImages>,
 }
 
 #[derive(Debug)]
-struct Stored {
+struct StoredImages {
     images: Vec<f32>, // (len, height, width, channels)
     labels: Vec<i64>, // (len)
 }
@@ -71,7 +71,7 @@ impl SyntheticImages {
         images.resize(len * image_elems, 0.0);
         let each = images.chunks_exact_mut(image_elems).enumerate();
         let labels = each.map(|(index, image)| made.make(index, image)).collect();
-        made.stored = Some(Stored { images, labels });
+        made.stored = Some(StoredImages { images, labels });
         Ok(made)
     }
 
@@ -95,8 +95,8 @@ impl SyntheticImages {
     fn make(&self, index: usize, image: &mut [f32]) -> i64 {
         let Self { config, templates, .. } = self;
         let purpose = match config.split {
-            Split::Train => Purpose::TrainImages,
-            Split::Test => Purpose::TestImages,
+            Split::Train => RandomPurpose::TrainImages,
+            Split::Test => RandomPurpose::TestImages,
         };
         let amplitude = (SIGNAL * (image.len() as f32).sqrt()).max(MIN_AMPLITUDE);
         let mut generator = generator(config.seed, purpose, 0, index as u64);
@@ -130,7 +130,7 @@ impl Dataset for SyntheticImages {
     fn read(&self, _epoch: u64, index: usize, sample: &mut Sample<'_>) {
         let input = sample.f32("inputs");
         let class = match &self.stored {
-            Some(Stored { images, labels }) => {
+            Some(StoredImages { images, labels }) => {
                 let image_elems = input.len();
                 input.copy_from_slice(&images[index * image_elems..][..image_elems]);
                 labels[index]
@@ -147,7 +147,7 @@ fn templates(shape: [usize; 3], num_classes: usize, seed: u64) -> Vec<Vec<f32>> 
     let [height, width, channels] = shape;
     let template = |class| {
         let mut grid = vec![0.0; GRID * GRID * channels]; // (GRID, GRID, channels)
-        fill_normal(&mut generator(seed, Purpose::Templates, 0, class), &mut grid);
+        fill_normal(&mut generator(seed, RandomPurpose::Templates, 0, class), &mut grid);
         let mut pattern = Vec::with_capacity(height * width * channels);
         for y in 0..height {
             let (top, down) = on_grid(y, height);
@@ -212,7 +212,7 @@ mod tests {
         SyntheticImages::new(config).unwrap()
     }
 
-    fn stored(data: &SyntheticImages) -> &Stored {
+    fn stored(data: &SyntheticImages) -> &StoredImages {
         data.stored.as_ref().unwrap()
     }
 
@@ -220,7 +220,7 @@ mod tests {
     fn accuracy(data: &SyntheticImages, templates: &[Vec<f32>]) -> f64 {
         let elems = templates[0].len();
         let guess = |image: &[f32]| argmax(templates.iter().map(|t| dot(image, t))) as i64;
-        let Stored { images, labels } = stored(data);
+        let StoredImages { images, labels } = stored(data);
         let guesses = images.chunks_exact(elems).map(guess);
         let right = guesses.zip(labels).filter(|(guess, label)| guess == *label).count();
         right as f64 / labels.len() as f64
@@ -241,7 +241,7 @@ mod tests {
     fn what_is_learned_from_the_train_split_holds_for_the_test_split() {
         let (train, test) = (images(28, 28, 1, Split::Train), images(28, 28, 1, Split::Test));
         let mut means = vec![vec![0.0; 784]; 10];
-        let Stored { images, labels } = stored(&train);
+        let StoredImages { images, labels } = stored(&train);
         for (image, &label) in images.chunks_exact(784).zip(labels) {
             for (mean, value) in means[label as usize].iter_mut().zip(image) {
                 *mean += value;

@@ -2,7 +2,7 @@
 //!
 //! Input: dimensions and a seed. Output: the same numbers on every machine. Nothing is stored.
 
-use crate::random::{Purpose, fill_normal, generator};
+use crate::random::{RandomPurpose, fill_normal, generator};
 use crate::{DataError, Dataset, Field, Sample};
 
 /// Standard normal inputs and unrelated standard normal targets, new ones in each epoch.
@@ -44,7 +44,7 @@ impl Dataset for SyntheticRegression {
     }
 
     fn read(&self, epoch: u64, index: usize, sample: &mut Sample<'_>) {
-        let mut generator = generator(self.seed, Purpose::Regression, epoch, index as u64);
+        let mut generator = generator(self.seed, RandomPurpose::Regression, epoch, index as u64);
         fill_normal(&mut generator, sample.f32("inputs"));
         fill_normal(&mut generator, sample.f32("targets"));
     }

@@ -4,7 +4,7 @@
 
 use rand::RngExt;
 
-use crate::random::{Purpose, generator};
+use crate::random::{RandomPurpose, generator};
 use crate::{DataError, Dataset, Field, Sample};
 
 /// Tokens that are drawn uniformly, with as many unrelated ones as targets, new ones in each epoch.
@@ -40,7 +40,7 @@ impl Dataset for SyntheticTokens {
     }
 
     fn read(&self, epoch: u64, index: usize, sample: &mut Sample<'_>) {
-        let mut generator = generator(self.seed, Purpose::Tokens, epoch, index as u64);
+        let mut generator = generator(self.seed, RandomPurpose::Tokens, epoch, index as u64);
         for name in ["inputs", "targets"] {
             for token in sample.i64(name) {
                 *token = generator.random_range(0..self.vocab as i64);

@@ -7,7 +7,8 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use paceline_data::text::{
-    Report, TableSettings, TextError, TextFiles, TextRows, TextSource, TokenBlocks, TokenizerSource,
+    TableSettings, TextError, TextFiles, TextReport, TextRows, TextSource, TokenBlocks,
+    TokenizerSource,
 };
 use paceline_data::{Dataset, OwnedSample, Split};
 use parquet::basic::Compression;
@@ -32,12 +33,12 @@ fn blocks(
     let tokenizer = TokenizerSource::Bytes.load()?;
     let source = TextSource::new(TextFiles::find_any(path)?, tokenizer, None);
     let mut warnings = Vec::new();
-    let report = Report { progress: &mut |_, _| (), warn: &mut |text| warnings.push(text) };
+    let report = TextReport { progress: &mut |_, _| (), warn: &mut |text| warnings.push(text) };
     let blocks = source.with_table(table.clone()).blocks(split, 4, test_samples, report)?;
     Ok((blocks, warnings))
 }
 
-/// The text of all blocks, without the tokens behind the last whole one.
+/// The text of all blocks, without the tokens after the last whole one.
 fn text(blocks: &TokenBlocks) -> String {
     let block = |at| OwnedSample::read(blocks, 0, at).unwrap().i64("inputs").to_vec();
     let bytes = (0..blocks.len()).flat_map(block).map(|token| token as u8);

@@ -45,7 +45,7 @@ fn damaged_files_are_refused_with_their_name_and_the_fix() {
         let folder = folder.path().display().to_string();
         error.replace(&format!("{folder}/"), "")
     };
-    // The frames of pyarrow have their length behind a byte of flags, and then a block, whose lowest bit says that it is the last.
+    // The frames of pyarrow have their length after a byte of flags, and then a block, whose lowest bit says that it is the last.
     let cut_off = damage("zstd_v1", |file| frame(file)[6] &= !1);
     let too_large = damage("zstd_v1", |file| {
         frame(file)[4] = 0xe0;

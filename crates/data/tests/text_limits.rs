@@ -5,13 +5,13 @@ mod common;
 use std::fmt::Write;
 use std::fs;
 
-use paceline_data::text::{Report, TextRows, TextSettings};
+use paceline_data::text::{TextReport, TextRows, TextSettings};
 use paceline_data::{OwnedSample, Split};
 use parquet::basic::{Compression, Encoding};
 use parquet::file::properties::{WriterProperties, WriterVersion};
 use tempfile::TempDir;
 
-use common::{source, write, write_parquet, write_parquet_with};
+use common::{settings, source, write, write_parquet, write_parquet_with};
 
 /// The most bytes of a text, unless its last character reaches beyond.
 const MOST: usize = 8 << 20;
@@ -39,7 +39,7 @@ fn escaped(text: &str) -> String {
     written + "\""
 }
 
-/// The kept part is the same wherever the cut falls, and the fields and rows behind it are read.
+/// The kept part is the same wherever the cut falls, and the fields and rows after it are read.
 #[test]
 fn a_long_text_keeps_its_beginning() {
     let folder = TempDir::new().unwrap();
@@ -103,7 +103,7 @@ fn a_mark_of_byte_order_moves_no_field() {
     assert_eq!(TextRows::read(&[path], 2).unwrap().texts.len(), 700_000);
 }
 
-/// What is not in a field cannot be cut.
+/// Bytes outside of fields cannot be cut.
 #[test]
 fn rows_have_a_largest_size() {
     let folder = TempDir::new().unwrap();
@@ -132,18 +132,12 @@ fn a_long_text_has_the_tokens_of_the_whole_text() {
         "pre_tokenizer": {"type": "Whitespace"}, "decoder": null, "truncation": null, "padding": null,
         "model": {"type": "WordLevel", "unk_token": "?", "vocab": {"?": 0, "good": 1, "bad": 2}}}"#;
     let tokenizer = write(&folder, "tokenizer.json", tokenizer);
-    let settings = TextSettings {
-        max_length: 3,
-        num_classes: 2,
-        seed: 1,
-        train_samples: None,
-        test_samples: None,
-    };
+    let settings = TextSettings { max_length: 3, ..settings(1, None, None) };
     let check = |text: String, expected: &[i64], warnings: &[&str]| {
         write(&folder, "train.csv", format!("text,label\n{text},0\n"));
         let mut warned = Vec::new();
         let mut warn = |warning| warned.push(warning);
-        let report = Report { progress: &mut |_, _| (), warn: &mut warn };
+        let report = TextReport { progress: &mut |_, _| (), warn: &mut warn };
         let source = source(&folder, &tokenizer, None);
         let dataset = source.classified(Split::Train, &settings, report).unwrap();
         assert_eq!(OwnedSample::read(&dataset, 0, 0).unwrap().i64("inputs"), expected);

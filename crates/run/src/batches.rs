@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use paceline_data::{
     Batch, BatchShape, Dataset, Decoded, Loader, LoaderConfig, Order, Position, Prefetch,
-    SampleCounts, Sampler, Shares, Subset,
+    SampleCounts, Sampler, ShareIter, Subset,
 };
 use paceline_failure::Result;
 use paceline_kernels::Compute;
@@ -71,7 +71,7 @@ impl BatchStream {
         let start = Position { batch: start.batch.min(sampler.batches_per_epoch()), ..start };
         let end_epoch = config.epochs as u64;
         let batches: Box<dyn Iterator<Item = _>> = if config.makes_on_device() {
-            let shares = Shares::new(sampler, start, end_epoch)?;
+            let shares = ShareIter::new(sampler, start, end_epoch)?;
             let compute = Compute::new(1, compute.allocator.clone())?;
             Box::new(Generated { dataset, shares, compute })
         } else {

@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use paceline_data::{Batch, BatchShape, Dataset, OwnedSample, Position, Share, Shares};
+use paceline_data::{Batch, BatchShape, Dataset, OwnedSample, Position, Share, ShareIter};
 use paceline_failure::Result;
 use paceline_kernels::{Compute, Either, Op, write};
 use paceline_memory::{Category, DType};
@@ -13,7 +13,7 @@ use paceline_memory::{Category, DType};
 /// Makes the batches of a rank. It is done with each when it gives it away, so that making it is part of no step.
 pub struct Generated {
     pub dataset: Arc<dyn Dataset>,
-    pub shares: Shares,
+    pub shares: ShareIter,
     pub compute: Compute,
 }
 

@@ -6,7 +6,7 @@ use std::sync::{Arc, OnceLock};
 
 use clap::{ArgMatches, Args};
 use paceline_data::text::{
-    Report, TableSettings, TextError, TextFiles, TextRows, TextSettings, TextSource,
+    TableSettings, TextError, TextFiles, TextReport, TextRows, TextSettings, TextSource,
     TokenizerSource,
 };
 use paceline_data::{Dataset, Split};
@@ -336,7 +336,7 @@ impl DataSettings for Texts {
     fn open(&self, seed: u64, split: Split) -> Result<Arc<dyn Dataset>> {
         let quiet = self.quiet.get().copied().unwrap_or(true);
         let bar = RefCell::new(TaskBar::new("tokenize", Unit::Items, quiet));
-        let report = Report {
+        let report = TextReport {
             progress: &mut |done, of| bar.borrow_mut().show(done as u64, Some(of as u64)),
             warn: &mut |problem| {
                 if !quiet {

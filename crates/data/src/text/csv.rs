@@ -6,7 +6,7 @@
 use std::io::{self, BufRead, Read};
 use std::path::Path;
 
-use super::row::{Kept, Label, MAX_TEXT_BYTES, Row, Sink, begins_character, column};
+use super::row::{Label, MAX_TEXT_BYTES, RowBytes, Sink, TextRow, begins_character, column};
 use super::{TableSettings, TextError};
 
 /// Reads the rows of a file. Errors name the file `path`.
@@ -16,7 +16,7 @@ pub(super) fn read(
     table: &TableSettings,
     sink: Sink<'_>,
 ) -> Result<(), TextError> {
-    let contents = Cut::new(contents, MAX_TEXT_BYTES);
+    let contents = CutFields::new(contents, MAX_TEXT_BYTES);
     let mut reader = csv::ReaderBuilder::new().has_headers(table.has_header).from_reader(contents);
     // Without a header, this is the first row, which is read again below.
     let first = reader.headers().map_err(|error| TextError::file(path, error))?;
@@ -32,7 +32,7 @@ pub(super) fn read(
     for number in 1.. {
         let row = match reader.read_record(&mut record) {
             Ok(false) => break,
-            Ok(true) => Ok(Row {
+            Ok(true) => Ok(TextRow {
                 text: record[text].to_owned(),
                 label: label.map(|at| label_of(record[at].trim())),
             }),
@@ -42,7 +42,7 @@ pub(super) fn read(
                     "has {len} fields, and {first_line} has {expected_len}; is the file cut off?"
                 )),
                 csv::ErrorKind::Utf8 { .. } => Err(error.to_string()),
-                // Nothing can be read behind it.
+                // Nothing can be read after it.
                 _ => return Err(TextError::row(path, number, error.to_string())),
             },
         };
@@ -62,7 +62,7 @@ fn label_of(field: &str) -> Label {
 }
 
 /// Contents whose long fields are cut, before anything keeps them.
-struct Cut<R> {
+struct CutFields<R> {
     contents: R,
     /// The most bytes of a field, unless its last character reaches beyond.
     most: usize,
@@ -75,7 +75,7 @@ struct Cut<R> {
     /// Bytes of the field, without quotes around it.
     field_bytes: usize,
     is_cut: bool,
-    kept: Kept,
+    kept: RowBytes,
 }
 
 /// A place in a file, as the library divides it into fields.
@@ -87,11 +87,11 @@ enum ScanState {
     Plain,
     /// Between two quotes.
     Quoted,
-    /// Behind a quote that ends the quoted part, or that is the first one of a doubled quote. It is held back until then.
+    /// After a quote that ends the quoted part, or that is the first one of a doubled quote. It is held back until then.
     Quote,
 }
 
-impl<R: BufRead> Cut<R> {
+impl<R: BufRead> CutFields<R> {
     fn new(contents: R, most: usize) -> Self {
         Self {
             contents,
@@ -102,7 +102,7 @@ impl<R: BufRead> Cut<R> {
             quotes: 0,
             field_bytes: 0,
             is_cut: false,
-            kept: Kept::default(),
+            kept: RowBytes::default(),
         }
     }
 
@@ -126,7 +126,7 @@ impl<R: BufRead> Cut<R> {
         if self.place == Start {
             (self.field_bytes, self.is_cut) = (0, false);
             if byte != b',' {
-                self.kept = Kept::default();
+                self.kept = RowBytes::default();
             }
         }
         if self.place == Start || before == Start && byte == b'"' {
@@ -154,7 +154,7 @@ impl<R: BufRead> Cut<R> {
     }
 }
 
-impl<R: BufRead> Read for Cut<R> {
+impl<R: BufRead> Read for CutFields<R> {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         while self.given == self.ready.len() {
             self.ready.clear();
@@ -192,7 +192,7 @@ mod tests {
         for contents in sequences(&["a", "\u{20ac}", "\"", ",", "\n", "\r"], 5) {
             let whole = records(contents.as_bytes());
             for most in 1..4 {
-                let cut = records(Cut::new(contents.as_bytes(), most));
+                let cut = records(CutFields::new(contents.as_bytes(), most));
                 let expected = whole.iter().map(|record| {
                     record.iter().map(|field| beginning(field, most).to_owned()).collect()
                 });

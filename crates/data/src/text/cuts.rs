@@ -8,7 +8,7 @@ use tokenizers::{NormalizerWrapper, PreTokenizerWrapper};
 /// The places where texts can be cut.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cuts {
-    /// Behind the end of a line that has other characters than spaces before it and a letter behind it.
+    /// After the end of a line that has other characters than spaces before it and a letter after it.
     after_lines: bool,
     /// Before a space between two letters of ASCII.
     between_words: bool,
@@ -20,7 +20,7 @@ impl Cuts {
         let is_local = tokenizer.get_normalizer().is_none_or(is_local);
         let divides = is_local && tokenizer.get_pre_tokenizer().is_some_and(divides_lines);
         // Added tokens are looked for before anything else. One could lie on both sides of a cut, or take the spaces
-        // before or behind it.
+        // before or after it.
         let after_lines = !added.values().any(|token| token.lstrip || token.content.contains('\n'));
         let between_words = !added.values().any(|token| {
             token.lstrip || token.rstrip || token.content.contains(char::is_whitespace)
@@ -72,11 +72,11 @@ fn is_local(normalizer: &NormalizerWrapper) -> bool {
     }
 }
 
-/// Whether a pre-tokenizer always divides a text behind the end of a line that has other characters than spaces around
+/// Whether a pre-tokenizer always divides a text after the end of a line that has other characters than spaces around
 /// it, and before a space between two letters, and makes nothing else of the beginning or the end of a text.
 ///
 /// The pattern of `ByteLevel` is `\s+(?!\S)|\s+` where there are spaces: a single one is a part of its own before a
-/// letter and at the end of a text, or a part together with the word behind it. Of two, only the second one is, and at the
+/// letter and at the end of a text, or a part together with the word after it. Of two spaces, only the second one is, and at the
 /// end of a text both are one part.
 fn divides_lines(pre_tokenizer: &PreTokenizerWrapper) -> bool {
     use PreTokenizerWrapper::{
@@ -85,7 +85,7 @@ fn divides_lines(pre_tokenizer: &PreTokenizerWrapper) -> bool {
     match pre_tokenizer {
         ByteLevel(bytes) => bytes.use_regex && !bytes.add_prefix_space,
         BertPreTokenizer(_) | Whitespace(_) | WhitespaceSplit(_) => true,
-        // Those before the one that divides have to leave the place of the cut between its neighbors. Those behind it get
+        // Those before the one that divides have to leave the place of the cut between its neighbors. Those after it get
         // parts that are the same.
         Sequence(all) => {
             let keeps = |part: &&PreTokenizerWrapper| matches!(part, Digits(_) | Punctuation(_));

@@ -4,10 +4,10 @@
 //! token as the target of each token. This module knows nothing of files and of tokenizers.
 
 use super::TokenRows;
-use crate::digest::Contents;
+use crate::digest::ContentDigest;
 use crate::{Dataset, Field, Sample};
 
-/// What fills the rows of a batch after the end of a text. A model looks at the lengths, and never at this token.
+/// The padding of a batch's rows after the end of a text. A model looks at the lengths, and never at this token.
 const PAD: i64 = 0;
 
 /// Texts with a class each: `inputs`, i64 of different lengths, and `targets`, a class.
@@ -58,7 +58,7 @@ impl Dataset for TokenDataset {
 
     fn digest(&self) -> Option<String> {
         let TokenRows { ends, labels, tokens } = &self.rows;
-        let contents = Contents::default().numbers(ends, u64::to_le_bytes);
+        let contents = ContentDigest::default().numbers(ends, u64::to_le_bytes);
         let contents = contents.numbers(labels, i64::to_le_bytes);
         Some(contents.numbers(tokens, u32::to_le_bytes).finish())
     }
@@ -88,7 +88,7 @@ impl Dataset for TokenBlocks {
     }
 
     fn digest(&self) -> Option<String> {
-        Some(Contents::default().numbers(&self.tokens, u32::to_le_bytes).finish())
+        Some(ContentDigest::default().numbers(&self.tokens, u32::to_le_bytes).finish())
     }
 
     fn read(&self, _epoch: u64, index: usize, sample: &mut Sample<'_>) {

@@ -1,4 +1,4 @@
-//! What can be wrong with files of text and with tokenizers.
+//! The errors of text files and tokenizers.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -102,7 +102,7 @@ pub enum TextError {
         path: PathBuf,
         /// The row, counted from one. A header is no row.
         row: usize,
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
     /// A file or a folder cannot be used.
@@ -110,7 +110,7 @@ pub enum TextError {
     File {
         /// The file.
         path: PathBuf,
-        /// What is wrong.
+        /// The problem.
         problem: String,
     },
     /// More samples are wanted than there are.

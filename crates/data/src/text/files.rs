@@ -92,7 +92,7 @@ impl TextFiles {
                 if entry.file_name().is_some_and(|name| name.as_encoded_bytes()[0] == b'.') {
                     continue;
                 }
-                // What has the name of a text and is none, such as a FIFO, is refused where it is opened.
+                // A FIFO or another non-file with such a name is refused where it is opened.
                 let is_text = TextFormat::of(&entry).is_some()
                     || entry.extension().is_some_and(|end| end == "md");
                 if !entry.is_dir() && is_text {
@@ -154,7 +154,7 @@ impl TextFiles {
     }
 }
 
-/// What is in a folder, in the order of the names.
+/// The entries of a folder, in the order of their names.
 fn entries(folder: &Path) -> Result<Vec<PathBuf>, TextError> {
     let read = || fs::read_dir(folder)?.map(|entry| Ok(entry?.path())).collect::<io::Result<_>>();
     let mut paths: Vec<PathBuf> = read().map_err(|error| TextError::file(folder, error))?;

@@ -8,7 +8,9 @@ use std::path::Path;
 use serde_json::{Map, Value};
 
 use super::error::excerpt;
-use super::row::{Kept, Label, MAX_TEXT_BYTES, Row, Sink, begins_character, column, no_integer};
+use super::row::{
+    Label, MAX_TEXT_BYTES, RowBytes, Sink, TextRow, begins_character, column, no_integer,
+};
 use super::{TableSettings, TextError};
 
 /// Reads the rows of a file. Errors name the file `path`. Empty lines are left out, but counted.
@@ -19,8 +21,8 @@ pub(super) fn read(
     sink: Sink<'_>,
 ) -> Result<(), TextError> {
     for number in 1.. {
-        // Nothing can be read behind a line that is too long.
-        let Some(line) = Line::read(&mut contents, MAX_TEXT_BYTES)
+        // Nothing can be read after a line that is too long.
+        let Some(line) = CutLine::read(&mut contents, MAX_TEXT_BYTES)
             .map_err(|error| TextError::row(path, number, error.to_string()))?
         else {
             break;
@@ -47,7 +49,7 @@ pub(super) fn read(
 }
 
 /// The row of an object that has the columns.
-fn row(object: &Map<String, Value>, table: &TableSettings) -> Result<Row, String> {
+fn row(object: &Map<String, Value>, table: &TableSettings) -> Result<TextRow, String> {
     let Some(text) = object[&table.text_column].as_str() else {
         let text = excerpt(&object[&table.text_column].to_string());
         return Err(format!("the text {text} is not a string"));
@@ -56,12 +58,12 @@ fn row(object: &Map<String, Value>, table: &TableSettings) -> Result<Row, String
         Value::String(word) => Ok(Label::Word(word.clone())),
         other => other.as_i64().map(Label::Number).ok_or_else(|| no_integer(other)),
     });
-    Ok(Row { text: text.to_owned(), label: label.transpose()? })
+    Ok(TextRow { text: text.to_owned(), label: label.transpose()? })
 }
 
 /// A line whose long strings are cut, before anything keeps them.
 #[derive(Default)]
-struct Line {
+struct CutLine {
     bytes: Vec<u8>,
     /// The most bytes of a string, unless its last character reaches beyond.
     most: usize,
@@ -71,7 +73,7 @@ struct Line {
     is_cut: bool,
     /// Whether the first half of a pair of escapes lies before this place. The pair is one character.
     is_in_pair: bool,
-    kept: Kept,
+    kept: RowBytes,
 }
 
 #[derive(Clone, Copy, Default)]
@@ -79,7 +81,7 @@ enum ScanState {
     #[default]
     Outside,
     InString,
-    /// Behind a backslash.
+    /// After a backslash.
     Escape,
     /// In an escape of four hexadecimal digits, with those that were read.
     Digits {
@@ -88,7 +90,7 @@ enum ScanState {
     },
 }
 
-impl Line {
+impl CutLine {
     /// The next line. Nothing at the end of a file.
     fn read(contents: &mut impl BufRead, most: usize) -> io::Result<Option<Self>> {
         let mut line = Self { most, ..Self::default() };
@@ -156,7 +158,7 @@ impl Line {
         self.kept.field(1)
     }
 
-    /// Goes on behind a character, or a byte of one, that takes this many bytes.
+    /// Continues after a character, or a byte of one, of this many bytes.
     fn resolved(&mut self, bytes: usize) {
         self.string_bytes += bytes;
         self.is_in_pair = false;
@@ -179,7 +181,7 @@ mod tests {
             for most in 0..8 {
                 let mut contents: &[u8] =
                     &format!("{{\"{string}\": [\"{string}\"]}}\n1").into_bytes();
-                let line = Line::read(&mut contents, most).unwrap().unwrap();
+                let line = CutLine::read(&mut contents, most).unwrap().unwrap();
                 let cut = beginning(&whole, most);
                 let expected = serde_json::json!({ cut: [cut] });
                 let read: Value = serde_json::from_slice(&line.bytes).unwrap();

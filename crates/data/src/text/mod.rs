@@ -43,7 +43,7 @@ pub use dataset::{TokenBlocks, TokenDataset};
 pub use error::TextError;
 pub use files::{TextFiles, TextFormat};
 pub use rows::TextRows;
-pub use source::{Report, TextSettings, TextSource};
+pub use source::{TextReport, TextSettings, TextSource};
 pub use stream::TextStream;
 pub use table::TableSettings;
 pub use tokenizer::{Progress, Tokenizer};

@@ -7,7 +7,7 @@ use std::path::Path;
 use super::TextError;
 use super::error::excerpt;
 
-/// A text that has more bytes is cut behind the character that reaches so many. A book has 3 MB.
+/// A text that has more bytes is cut after the character that reaches so many. A book has 3 MB.
 ///
 /// Texts are cut again, to `max_length` tokens, and the tokens are those of the whole text in all but two cases. First, no
 /// tokenizer promises a token for a number of bytes: spaces may have none, and a word without end may be one unknown token.
@@ -22,7 +22,7 @@ pub(super) const MAX_MARK_BYTES: usize = 8 << 20;
 
 /// A row as a file has it.
 #[derive(Debug)]
-pub(super) struct Row {
+pub(super) struct TextRow {
     pub text: String,
     /// Nothing if only texts are read.
     pub label: Option<Label>,
@@ -37,16 +37,17 @@ pub(super) enum Label {
 
 /// Takes the rows of a file one after the other, each with its number, counted from one; or what is wrong with a row that
 /// others may follow.
-pub(super) type Sink<'a> = &'a mut dyn FnMut(usize, Result<Row, String>) -> Result<(), TextError>;
+pub(super) type Sink<'a> =
+    &'a mut dyn FnMut(usize, Result<TextRow, String>) -> Result<(), TextError>;
 
-/// What is kept of a row while it is read, in bytes.
+/// Bytes of a row that are kept while it is read.
 #[derive(Debug, Default)]
-pub(super) struct Kept {
+pub(super) struct RowBytes {
     in_fields: usize,
     between: usize,
 }
 
-impl Kept {
+impl RowBytes {
     /// Counts bytes of a field that are kept.
     pub fn field(&mut self, bytes: usize) -> Result<(), String> {
         self.in_fields += bytes;
@@ -77,7 +78,7 @@ pub(super) fn begins_character(byte: u8) -> bool {
     byte & 0b1100_0000 != 0b1000_0000
 }
 
-/// What is wrong with a label that is a word or another value.
+/// The error of a label that is a word or another value.
 pub(super) fn no_integer(label: impl std::fmt::Display) -> String {
     format!(
         "the label {} is not an integer; labels are the numbers of the classes from 0, or words that are listed",
@@ -111,7 +112,7 @@ pub(super) mod tests {
         all
     }
 
-    /// What is left of a text that is cut.
+    /// The beginning of a text that is cut.
     pub fn beginning(text: &str, most: usize) -> &str {
         &text[..text.ceil_char_boundary(most)]
     }

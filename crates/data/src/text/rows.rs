@@ -7,11 +7,11 @@ use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
-use super::row::{Label, Row, Sink};
-use super::table::LeftOut;
+use super::row::{Label, Sink, TextRow};
+use super::table::SkippedRows;
 use super::{TableSettings, TextError, TextFormat, csv, jsonl, parquet};
 
-/// What some programs write in front of a text.
+/// The mark that some programs write in front of a text.
 pub(super) const BYTE_ORDER_MARK: &str = "\u{feff}";
 /// The most different words that are taken for names of classes.
 const MAX_LABEL_WORDS: usize = 1000;
@@ -35,7 +35,7 @@ impl TextRows {
         Self::read_table(paths, num_classes, &TableSettings::default(), &mut |_| {})
     }
 
-    /// The same, with columns by choice. `warn` is told of rows that were left out.
+    /// The same, with columns by choice. `warn` receives the rows that were left out.
     pub fn read_table(
         paths: &[PathBuf],
         num_classes: usize,
@@ -44,15 +44,8 @@ impl TextRows {
     ) -> Result<Self, TextError> {
         let mut rows = Self::default();
         for path in paths {
-            let before = rows.texts.len();
-            let mut left_out = LeftOut::default();
-            let mut sink = rows.checked(path, num_classes, table, &mut left_out);
-            read_as_named(path, table, &mut sink)?;
-            drop(sink);
-            left_out.note(path).into_iter().for_each(&mut *warn);
-            if rows.texts.len() == before {
-                return Err(TextError::file(path, "has no rows"));
-            }
+            let read = |sink: Sink<'_>| read_as_named(path, table, sink);
+            rows.add(path, num_classes, table, read, warn)?;
         }
         Ok(rows)
     }
@@ -60,11 +53,9 @@ impl TextRows {
     /// Reads the contents of a CSV file that a program carries. Errors name it by `name`.
     pub fn from_csv(name: &Path, contents: &[u8], num_classes: usize) -> Result<Self, TextError> {
         let (mut rows, table) = (Self::default(), TableSettings::default());
-        let mut left_out = LeftOut::default();
-        let mut sink = rows.checked(name, num_classes, &table, &mut left_out);
-        csv::read(name, unmarked(name, contents)?, &table, &mut sink)?;
-        drop(sink);
-        if rows.texts.is_empty() { Err(TextError::file(name, "has no rows")) } else { Ok(rows) }
+        let read = |sink: Sink<'_>| csv::read(name, unmarked(name, contents)?, &table, sink);
+        rows.add(name, num_classes, &table, read, &mut |_| {})?;
+        Ok(rows)
     }
 
     /// The labels of these files that are words, in the order of the alphabet. None if the first label is a number. Rows that
@@ -76,8 +67,8 @@ impl TextRows {
         let mut words = BTreeSet::new();
         for path in paths {
             let mut are_numbers = false;
-            let mut sink = |number, row: Result<Row, String>| {
-                let is_used = |row: &Row| !(table.skip_bad_rows && row.text.trim().is_empty());
+            let mut sink = |number, row: Result<TextRow, String>| {
+                let is_used = |row: &TextRow| !(table.skip_bad_rows && row.text.trim().is_empty());
                 match row.ok().filter(is_used).and_then(|row| row.label) {
                     None => return Ok(()),
                     Some(Label::Word(word)) => words.insert(word),
@@ -86,7 +77,7 @@ impl TextRows {
                     }
                     Some(Label::Number(_)) => {
                         are_numbers = true;
-                        // Nothing behind it matters.
+                        // Nothing after it matters.
                         return Err(TextError::row(path, number, "the label is a number"));
                     }
                 };
@@ -104,16 +95,19 @@ impl TextRows {
         Ok(words)
     }
 
-    /// Adds each row that it is given, after a check.
-    fn checked<'a>(
-        &'a mut self,
-        path: &'a Path,
+    /// Adds the rows that `read` finds, each after a check. There must be one.
+    fn add(
+        &mut self,
+        path: &Path,
         num_classes: usize,
-        table: &'a TableSettings,
-        left_out: &'a mut LeftOut,
-    ) -> impl FnMut(usize, Result<Row, String>) -> Result<(), TextError> + 'a {
-        move |number, row| {
-            let with_class = |Row { text, label }: Row| {
+        table: &TableSettings,
+        read: impl FnOnce(Sink<'_>) -> Result<(), TextError>,
+        warn: &mut dyn FnMut(String),
+    ) -> Result<(), TextError> {
+        let before = self.texts.len();
+        let mut skipped = SkippedRows::default();
+        read(&mut |number, row| {
+            let with_class = |TextRow { text, label }: TextRow| {
                 if table.skip_bad_rows && text.trim().is_empty() {
                     return Err("the text is empty".to_owned());
                 }
@@ -132,11 +126,16 @@ impl TextRows {
                     self.texts.push(text);
                     self.labels.push(label);
                 }
-                Err(problem) if table.skip_bad_rows => left_out.add(problem),
+                Err(problem) if table.skip_bad_rows => skipped.add(problem),
                 Err(problem) => return Err(problem),
             }
             Ok(())
+        })?;
+        skipped.warning(path).into_iter().for_each(warn);
+        if self.texts.len() == before {
+            return Err(TextError::file(path, "has no rows"));
         }
+        Ok(())
     }
 }
 

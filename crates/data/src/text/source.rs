@@ -15,8 +15,8 @@ use super::{
     TokenRows, Tokenizer,
 };
 use crate::Split;
-use crate::digest::Contents;
-use crate::random::{Purpose, generator};
+use crate::digest::ContentDigest;
+use crate::random::{RandomPurpose, generator};
 
 /// No file of running text is larger. It is read as a whole.
 const MAX_RUNNING_BYTES: u64 = 4_000_000_000;
@@ -36,8 +36,8 @@ pub struct TextSettings {
     pub test_samples: Option<usize>,
 }
 
-/// Told what happens while tokens are made.
-pub struct Report<'a> {
+/// Callbacks for what happens while tokens are made.
+pub struct TextReport<'a> {
     /// How many of how many texts are tokenized.
     pub progress: &'a mut dyn FnMut(usize, usize),
     /// A file in the cache cannot be used and is made again, or texts are empty or longer than what is read of them.
@@ -74,7 +74,7 @@ impl TextSource {
         &self,
         split: Split,
         settings: &TextSettings,
-        report: Report<'_>,
+        report: TextReport<'_>,
     ) -> Result<TokenDataset, TextError> {
         let files = self.files_of(split);
         let key = self.with_table_key(format!("{split:?} {settings:?}"));
@@ -101,7 +101,7 @@ impl TextSource {
         split: Split,
         seq_len: usize,
         test_samples: Option<usize>,
-        report: Report<'_>,
+        report: TextReport<'_>,
     ) -> Result<TokenBlocks, TextError> {
         let is_divided = self.files.of(Split::Test).is_empty();
         let num_test = test_samples.filter(|_| is_divided).unwrap_or(0);
@@ -174,7 +174,7 @@ impl TextSource {
         settings: &TextSettings,
     ) -> Result<Vec<usize>, TextError> {
         let mut order: Vec<usize> = (0..len).collect();
-        order.shuffle(&mut generator(settings.seed, Purpose::Rows, 0, 0));
+        order.shuffle(&mut generator(settings.seed, RandomPurpose::Rows, 0, 0));
         let is_divided = self.files.of(Split::Test).is_empty();
         let for_test = if is_divided { settings.test_samples.unwrap_or(0) } else { 0 };
         let left = len.saturating_sub(for_test);
@@ -200,11 +200,12 @@ impl TextSource {
         &self,
         files: &[PathBuf],
         settings: &str,
-        mut report: Report<'_>,
-        make: impl FnOnce(&mut Report<'_>) -> Result<TokenRows, TextError>,
+        mut report: TextReport<'_>,
+        make: impl FnOnce(&mut TextReport<'_>) -> Result<TokenRows, TextError>,
     ) -> Result<TokenRows, TextError> {
         let Some(folder) = &self.cache else { return make(&mut report) };
-        let mut key = Contents::default().bytes(settings.as_bytes()).bytes(&self.tokenizer.json);
+        let mut key =
+            ContentDigest::default().bytes(settings.as_bytes()).bytes(&self.tokenizer.json);
         for path in files {
             // The end of the name decides the format.
             key = key.bytes(path.extension().unwrap_or_default().as_encoded_bytes());
@@ -226,7 +227,7 @@ impl TextSource {
 }
 
 impl TextFiles {
-    /// The text of a file of whatever format. The rows of a table are joined by line breaks; `warn` is told of those that were
+    /// The text of a file of whatever format. The rows of a table are joined by line breaks; `warn` receives those that were
     /// left out.
     pub fn running_text(
         path: &Path,
@@ -252,7 +253,7 @@ impl TokenDataset {
         tokenizer: &Tokenizer,
         max_length: usize,
     ) -> Result<Self, TextError> {
-        let mut report = Report { progress: &mut |_, _| {}, warn: &mut |_| {} };
+        let mut report = TextReport { progress: &mut |_, _| {}, warn: &mut |_| {} };
         let rows = tokenized(texts, tokenizer, max_length, &mut report)?;
         Ok(Self::new(rows, tokenizer.vocab(), num_classes, Vec::new()))
     }
@@ -269,7 +270,7 @@ fn tokenized(
     rows: TextRows,
     tokenizer: &Tokenizer,
     max_length: usize,
-    report: &mut Report<'_>,
+    report: &mut TextReport<'_>,
 ) -> Result<TokenRows, TextError> {
     let TextRows { texts, labels } = rows;
     let mut tokens = tokenizer.encode(&texts, max_length, &mut *report.progress)?;

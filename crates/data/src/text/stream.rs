@@ -5,7 +5,7 @@
 
 use super::{TextError, Tokenizer};
 
-/// What stands for bytes that are no character. A token may end in the middle of one.
+/// The substitute for bytes that are no character. A token may end in the middle of one.
 const INCOMPLETE: char = char::REPLACEMENT_CHARACTER;
 
 /// The text that follows some tokens.
@@ -20,12 +20,12 @@ pub struct TextStream<'a> {
 }
 
 impl<'a> TextStream<'a> {
-    /// A stream behind `tokens`, whose text is not given out. Special tokens have no text.
+    /// A stream that follows `tokens`, whose text is not given out. Special tokens have no text.
     pub fn new(tokenizer: &'a Tokenizer, tokens: &[u32]) -> Self {
         Self { tokenizer, tokens: tokens.to_vec(), from: 0, given: tokens.len() }
     }
 
-    /// The text of the next token, behind text that earlier tokens have left incomplete. Empty if a character has no end
+    /// The text of the next token, after text that earlier tokens have left incomplete. Empty if a character has no end
     /// yet.
     pub fn next(&mut self, token: u32) -> Result<String, TextError> {
         self.tokens.push(token);
@@ -37,7 +37,7 @@ impl<'a> TextStream<'a> {
         Ok(text)
     }
 
-    /// What is left at the end: bytes that are no character.
+    /// The rest at the end: bytes that are no character.
     pub fn finish(self) -> Result<String, TextError> {
         self.text()
     }

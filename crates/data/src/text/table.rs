@@ -41,7 +41,7 @@ impl TableSettings {
         std::iter::once(self.text_column.as_str()).chain(self.label_column.as_deref())
     }
 
-    /// The class of a label. Its range is not checked. Errors in words if the label is none.
+    /// The class of a label. Its range is not checked. An error says that the label is not a class.
     pub(super) fn class_of(&self, label: Option<Label>) -> Result<i64, String> {
         let names = &self.label_names;
         let word = match label {
@@ -62,19 +62,19 @@ impl TableSettings {
 
 /// Rows of a file that were left out.
 #[derive(Debug, Default)]
-pub(super) struct LeftOut {
+pub(super) struct SkippedRows {
     count: usize,
     first: Option<TextError>,
 }
 
-impl LeftOut {
+impl SkippedRows {
     pub fn add(&mut self, problem: TextError) {
         self.count += 1;
         self.first.get_or_insert(problem);
     }
 
-    /// What a user is told of them, if there are any.
-    pub fn note(&self, path: &Path) -> Option<String> {
+    /// The warning about them, if there are any.
+    pub fn warning(&self, path: &Path) -> Option<String> {
         let (path, count) = (path.display(), self.count);
         let first = self.first.as_ref()?;
         Some(format!(

@@ -31,7 +31,7 @@ const PIECE_BYTES: usize = 1 << 16;
 /// The most bytes that are tokenized at once where a text cannot be cut.
 const MAX_PIECE_BYTES: usize = 16 << 20;
 
-/// Told how many of how many texts (or pieces of a text) are done.
+/// Receives how many of how many texts (or pieces of a text) are done.
 pub type Progress<'a> = &'a mut dyn FnMut(usize, usize);
 
 /// A tokenizer.
@@ -75,7 +75,7 @@ impl Tokenizer {
             TextError::file(path, format!("is not the tokenizer.json of a model: {error}"))
         };
         let read = || -> tokenizers::Result<_> {
-            // Not `from_bytes`, of which this crate would compile a copy, with all that reads the parts of a tokenizer.
+            // Not `from_bytes`: this crate would compile a copy of it, with all that reads the parts of a tokenizer.
             let mut inner = tokenizers::Tokenizer::from_str(std::str::from_utf8(&json)?)?;
             let pad = inner.get_padding().map_or(0, |padding| padding.pad_id);
             let truncation = inner.get_truncation().map(|stated| stated.direction);

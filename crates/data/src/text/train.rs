@@ -112,7 +112,7 @@ mod tests {
     use tokenizers::models::bpe::BpeTrainer;
 
     use super::*;
-    use crate::random::{Purpose, generator};
+    use crate::random::{RandomPurpose, generator};
 
     /// The tokenizer that the library trains.
     fn of_library(texts: &[String], vocab: usize) -> String {
@@ -130,7 +130,7 @@ mod tests {
 
     #[test]
     fn the_tokens_are_those_of_the_library() {
-        let mut random = generator(7, Purpose::Rows, 0, 0);
+        let mut random = generator(7, RandomPurpose::Rows, 0, 0);
         let mut text = |letters: &str, num_letters: usize| -> String {
             let letters: Vec<char> = letters.chars().collect();
             (0..num_letters).map(|_| letters[random.random_range(0..letters.len())]).collect()

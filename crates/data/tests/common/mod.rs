@@ -1,16 +1,43 @@
 //! Files of texts for tests.
+#![allow(dead_code, reason = "no test uses all of it")]
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use paceline_data::text::{TextFiles, TextSource, Tokenizer};
+use paceline_data::text::{TextFiles, TextSettings, TextSource, Tokenizer};
 use parquet::basic::Compression;
 use parquet::data_type::{ByteArray, ByteArrayType, Int64Type};
 use parquet::file::properties::WriterProperties;
 use parquet::file::writer::SerializedFileWriter;
 use parquet::schema::parser::parse_message_type;
 use tempfile::TempDir;
+
+pub const TEXTS: [&str; 5] =
+    ["good food", "bad, \"bad\" food\nand more", "good", "more good food", "\u{e4} good"];
+
+/// A tokenizer of words, which puts a token in front of each text. It states a truncation and a padding of its own.
+pub const TOKENIZER: &str = r#"{
+    "version": "1.0",
+    "truncation": {"direction": "Right", "max_length": 2, "strategy": "LongestFirst", "stride": 0},
+    "padding": {"strategy": {"Fixed": 9}, "direction": "Right", "pad_to_multiple_of": null,
+                "pad_id": 0, "pad_type_id": 0, "pad_token": "[PAD]"},
+    "added_tokens": [
+        {"id": 6, "content": "[CLS]", "single_word": false, "lstrip": false, "rstrip": false,
+         "normalized": false, "special": true}
+    ],
+    "normalizer": null,
+    "pre_tokenizer": {"type": "Whitespace"},
+    "post_processor": {
+        "type": "TemplateProcessing",
+        "single": [{"SpecialToken": {"id": "[CLS]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}],
+        "pair": [{"Sequence": {"id": "A", "type_id": 0}}, {"Sequence": {"id": "B", "type_id": 0}}],
+        "special_tokens": {"[CLS]": {"id": "[CLS]", "ids": [6], "tokens": ["[CLS]"]}}
+    },
+    "decoder": null,
+    "model": {"type": "WordLevel", "unk_token": "?",
+              "vocab": {"?": 0, "good": 1, "bad": 2, "food": 3, "more": 4, "and": 5}}
+}"#;
 
 pub fn write(folder: &TempDir, name: &str, contents: impl AsRef<[u8]>) -> PathBuf {
     let path = folder.path().join(name);
@@ -59,8 +86,12 @@ pub fn write_parquet_with(
 }
 
 /// The texts of a folder, with the tokenizer of a file.
-#[allow(dead_code, reason = "not every test has such a tokenizer")]
 pub fn source(folder: &TempDir, tokenizer: &Path, cache: Option<PathBuf>) -> TextSource {
     let files = TextFiles::find(folder.path()).unwrap();
     TextSource::new(files, Tokenizer::load(tokenizer).unwrap(), cache)
+}
+
+pub fn settings(seed: u64, train: Option<usize>, test: Option<usize>) -> TextSettings {
+    let (train_samples, test_samples) = (train, test);
+    TextSettings { max_length: 64, num_classes: 2, seed, train_samples, test_samples }
 }

@@ -8,6 +8,8 @@ use parquet::basic::Encoding;
 use parquet::column::page::{Page, PageReader};
 use parquet::schema::types::ColumnDescriptor;
 
+use super::pages;
+
 /// Checks the pages of a column that are encoded as lengths and texts, or as differences from the text before.
 pub(super) fn check(pages: &mut dyn PageReader, column: &ColumnDescriptor) -> Result<(), String> {
     while let Some(page) = pages.get_next_page().map_err(|error| error.to_string())? {
@@ -19,13 +21,13 @@ pub(super) fn check(pages: &mut dyn PageReader, column: &ColumnDescriptor) -> Re
         };
         let mut values = values(&page, column).ok_or("a page has levels that cannot be read")?;
         for _ in 0..num_lists {
-            values = behind_numbers(values, u64::from(page.num_values()))?;
+            values = after_numbers(values, u64::from(page.num_values()))?;
         }
     }
     Ok(())
 }
 
-/// The values of a page, which lie behind the levels that say where lists begin and where values are missing.
+/// The values of a page, which follow the levels that say where lists begin and where values are missing.
 fn values<'a>(page: &'a Page, column: &ColumnDescriptor) -> Option<&'a [u8]> {
     let bytes: &[u8] = page.buffer();
     match page {
@@ -50,12 +52,12 @@ fn values<'a>(page: &'a Page, column: &ColumnDescriptor) -> Option<&'a [u8]> {
     }
 }
 
-/// What follows packed numbers, of which there are at most `most`.
+/// The bytes after packed numbers, which must be at most `most`.
 ///
 /// They begin with the numbers of a block, the miniblocks of a block, the count, and the first number. A block has the
 /// smallest difference, a width in bits for each miniblock, and the miniblocks. Those that are not needed at the end are
 /// left out.
-fn behind_numbers(bytes: &[u8], most: u64) -> Result<&[u8], String> {
+fn after_numbers(bytes: &[u8], most: u64) -> Result<&[u8], String> {
     let mut bytes = bytes;
     let [block, miniblocks, count, _] =
         [varint(&mut bytes)?, varint(&mut bytes)?, varint(&mut bytes)?, varint(&mut bytes)?];
@@ -82,15 +84,7 @@ fn take<'a>(bytes: &mut &'a [u8], len: u64) -> Result<&'a [u8], String> {
     taken.ok_or_else(|| "a page is shorter than its lengths".to_owned())
 }
 
-/// A whole number in pieces of seven bits.
 fn varint(bytes: &mut &[u8]) -> Result<u64, String> {
-    let mut number = 0;
-    for shift in (0..64).step_by(7) {
-        let byte = take(bytes, 1)?[0];
-        number |= u64::from(byte & 127) << shift;
-        if byte < 128 {
-            return Ok(number);
-        }
-    }
-    Err("a page has a length that is too long".to_owned())
+    let number = pages::varint(|| take(bytes, 1).map(|taken| taken[0]))?;
+    number.ok_or_else(|| "a page has a length that is too long".to_owned())
 }

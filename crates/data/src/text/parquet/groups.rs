@@ -21,12 +21,12 @@ use parquet::schema::types::Type;
 use ruzstd::decoding::StreamingDecoder;
 
 /// A row group.
-pub(super) struct Group<'a> {
+pub(super) struct RowGroup<'a> {
     pub file: Arc<File>,
     pub metadata: &'a RowGroupMetaData,
 }
 
-impl RowGroupReader for Group<'_> {
+impl RowGroupReader for RowGroup<'_> {
     fn metadata(&self) -> &RowGroupMetaData {
         self.metadata
     }
@@ -106,7 +106,7 @@ impl Iterator for ZstdPages {
     }
 }
 
-/// Unpacks frames of Zstandard, one after the other, and returns how many bytes they have. It stops behind one byte more
+/// Unpacks frames of Zstandard, one after the other, and returns how many bytes they have. It stops after one byte more
 /// than `most`. The memory is that of a window, at most 128 MiB.
 pub(super) fn unpack(
     packed: &mut io::Take<impl Read>,
@@ -132,7 +132,7 @@ pub(super) fn unpack(
 mod tests {
     use super::*;
 
-    /// A frame with the text hello as it is, a checksum, and the length in one byte.
+    /// A frame with the text hello uncompressed, a checksum, and the length in one byte.
     const HELLO: &[u8] = b"\x28\xb5\x2f\xfd\x24\x05\x29\0\0hello\xa3\x6d\x9f\x88";
 
     fn unpacked(packed: &[u8], most: u64) -> Result<(u64, Vec<u8>), String> {

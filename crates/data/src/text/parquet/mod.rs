@@ -20,15 +20,15 @@ use parquet::schema::types::Type;
 
 use super::error::excerpt;
 use super::guarded::guarded;
-use super::row::{Label, MAX_TEXT_BYTES, Row, Sink, column, no_integer};
+use super::row::{Label, MAX_TEXT_BYTES, Sink, TextRow, column, no_integer};
 use super::{TableSettings, TextError};
-use groups::Group;
+use groups::RowGroup;
 
 /// The most bytes of the texts of a file for each byte of the file, and how many are read of a small file. Texts compress
 /// to a fifth; those of a few words that repeat, in a dictionary, to less.
 const MOST_PER_BYTE: u64 = 64;
 const ALWAYS_BYTES: u64 = 128 << 20;
-/// What a row takes besides the bytes of its text: where the text lies, the label, and what the heap adds.
+/// Bytes of a row in addition to those of its text: where the text lies, the label, and the heap's overhead.
 const ROW_BYTES: u64 = 64;
 
 /// Reads the rows of a file. Other columns than those of `table` are not read.
@@ -82,7 +82,7 @@ fn check_pages(
             bytes.seek(SeekFrom::Start(start)).map_err(|error| error.to_string())?;
             let mut check = || {
                 if pages::check(&mut bytes, len, chunk.compression(), first_row)? {
-                    let group = Group { file: file.clone(), metadata: group };
+                    let group = RowGroup { file: file.clone(), metadata: group };
                     let pages = group.get_column_page_reader(number);
                     let mut pages = pages.map_err(|error| error.to_string())?;
                     delta::check(&mut *pages, chunk.column_descr())?;
@@ -118,7 +118,7 @@ fn read_rows(path: &Path, table: &TableSettings, sink: Sink<'_>) -> Result<(), T
     let projection = projection.map_err(broken)?;
     let mut number = 0;
     for metadata in metadata.row_groups() {
-        let group = Group { file: file.clone(), metadata };
+        let group = RowGroup { file: file.clone(), metadata };
         let rows = group.get_row_iter(Some(projection.clone())).map_err(broken)?;
         // A value keeps the page that it lies in, so of a column one value is read at a time.
         for row in rows.with_batch_size(1) {
@@ -145,7 +145,7 @@ fn read_rows(path: &Path, table: &TableSettings, sink: Sink<'_>) -> Result<(), T
 fn row_of<'a>(
     columns: impl Iterator<Item = (&'a String, &'a Field)>,
     table: &TableSettings,
-) -> Result<Row, String> {
+) -> Result<TextRow, String> {
     let (mut text, mut label) = (None, None);
     for (name, field) in columns {
         match (*name == table.text_column, field) {
@@ -164,8 +164,8 @@ fn row_of<'a>(
         }
     }
     match (text, label, &table.label_column) {
-        (Some(text), label, None) => Ok(Row { text, label }),
-        (Some(text), Some(label), _) => Ok(Row { text, label: Some(label) }),
+        (Some(text), label, None) => Ok(TextRow { text, label }),
+        (Some(text), Some(label), _) => Ok(TextRow { text, label: Some(label) }),
         _ => Err("lacks its text or its label".to_owned()),
     }
 }

@@ -43,11 +43,11 @@ pub(super) fn check(
 ) -> Result<bool, String> {
     let (mut left, mut row, mut has_differences) = (len, row, false);
     while left > 0 {
-        let mut header = Header { bytes: chunk, read: 0 };
+        let mut header = ThriftReader { bytes: chunk, read: 0 };
         let page =
             header.fields(0).map_err(|error| format!("a page has a bad header ({error})"))?;
         let header_len = header.read;
-        let [unpacked, packed] = [2, 3].map(|id| field(&page, id).and_then(Value::number));
+        let [unpacked, packed] = [2, 3].map(|id| field(&page, id).and_then(ThriftValue::number));
         let (Some(Ok(unpacked)), Some(Ok(packed))) =
             (unpacked.map(u64::try_from), packed.map(u64::try_from))
         else {
@@ -69,36 +69,7 @@ pub(super) fn check(
         row = row.saturating_add(values.rows);
         has_differences |= values.are_differences;
         let mut body = chunk.take(packed);
-        if let Compression::GZIP(_) | Compression::ZSTD(_) = compression {
-            // Of the levels in front of the values of a newer page, none is compressed.
-            let levels = field(&page, 8).map_or(0, |v2| {
-                let len = |id| v2.field(id).and_then(Value::number).unwrap_or(0);
-                u64::try_from(len(5).saturating_add(len(6))).unwrap_or(u64::MAX)
-            });
-            let is_packed = field(&page, 8).and_then(|v2| v2.field(7)) != Some(&Value::Bool(false));
-            skip(&mut body, levels.min(packed)).map_err(|error| error.to_string())?;
-            if is_packed && packed > levels {
-                let most = unpacked.saturating_sub(levels);
-                let found = match compression {
-                    Compression::ZSTD(_) => unpack(&mut body, most, &mut io::sink()),
-                    _ => {
-                        let mut values = MultiGzDecoder::new(&mut body).take(most + 1);
-                        io::copy(&mut values, &mut io::sink())
-                    }
-                };
-                let problem = match found {
-                    Err(error) => format!("does not unpack ({error})"),
-                    Ok(found) if found > most => "unpacks to more bytes than it states".to_owned(),
-                    Ok(found) if found < most => "unpacks to fewer bytes than it states".to_owned(),
-                    Ok(_) => String::new(),
-                };
-                if !problem.is_empty() {
-                    return Err(format!(
-                        "a page {problem}; the file is damaged, so write it again"
-                    ));
-                }
-            }
-        }
+        check_body(&mut body, &page, unpacked, compression)?;
         io::copy(&mut body, &mut io::sink()).map_err(|error| error.to_string())?;
         if body.limit() > 0 {
             return Err("a page is longer than the file".to_owned());
@@ -107,13 +78,50 @@ pub(super) fn check(
     Ok(has_differences)
 }
 
+/// Checks that the body of a page unpacks to as many bytes as the page states.
+fn check_body(
+    body: &mut io::Take<impl Read>,
+    page: &[(i16, ThriftValue)],
+    unpacked: u64,
+    compression: Compression,
+) -> Result<(), String> {
+    if !matches!(compression, Compression::GZIP(_) | Compression::ZSTD(_)) {
+        return Ok(());
+    }
+    // The levels in front of the values of a newer page are not compressed.
+    let newer = field(page, 8);
+    let levels = newer.map_or(0, |newer| {
+        let len = |id| newer.field(id).and_then(ThriftValue::number).unwrap_or(0);
+        u64::try_from(len(5).saturating_add(len(6))).unwrap_or(u64::MAX)
+    });
+    let is_packed = newer.and_then(|newer| newer.field(7)) != Some(&ThriftValue::Bool(false));
+    let packed = body.limit();
+    skip(body, levels.min(packed)).map_err(|error| error.to_string())?;
+    if !is_packed || packed <= levels {
+        return Ok(());
+    }
+    let most = unpacked.saturating_sub(levels);
+    let found = match compression {
+        Compression::ZSTD(_) => unpack(body, most, &mut io::sink()),
+        _ => io::copy(&mut MultiGzDecoder::new(body).take(most + 1), &mut io::sink()),
+    };
+    let problem = match found {
+        Ok(found) if found == most => return Ok(()),
+        Ok(found) if found > most => "unpacks to more bytes than it states".to_owned(),
+        Ok(_) => "unpacks to fewer bytes than it states".to_owned(),
+        Err(error) => format!("does not unpack ({error})"),
+    };
+    Err(format!("a page {problem}; the file is damaged, so write it again"))
+}
+
 /// Checks the number of values.
-fn check_values(page: &[(i16, Value)], unpacked: u64) -> Result<Values, String> {
+fn check_values(page: &[(i16, ThriftValue)], unpacked: u64) -> Result<PageValues, String> {
     // The kind decides which of the headers counts, as it does for the library.
-    let kind = field(page, 1).and_then(Value::number).ok_or("a page does not state its kind")?;
+    let kind =
+        field(page, 1).and_then(ThriftValue::number).ok_or("a page does not state its kind")?;
     let (own, of_encoding) = match kind {
         DATA_PAGE => (5, 2),
-        INDEX_PAGE => return Ok(Values::default()),
+        INDEX_PAGE => return Ok(PageValues::default()),
         DICTIONARY_PAGE => (7, 2),
         NEWER_DATA_PAGE => (8, 4),
         kind => return Err(format!("a page is of the unknown kind {kind}")),
@@ -122,7 +130,7 @@ fn check_values(page: &[(i16, Value)], unpacked: u64) -> Result<Values, String> 
     if [5, 7, 8].iter().any(|id| *id != own && field(page, *id).is_some()) {
         return Err("a page has the headers of two kinds".to_owned());
     }
-    let number = |id| values.field(id).and_then(Value::number);
+    let number = |id| values.field(id).and_then(ThriftValue::number);
     let count = number(1).ok_or("a page does not state its number of values")?;
     let encoding = number(of_encoding).ok_or("a page does not state its encoding")?;
     let is_dictionary = kind == DICTIONARY_PAGE;
@@ -130,56 +138,56 @@ fn check_values(page: &[(i16, Value)], unpacked: u64) -> Result<Values, String> 
     if !(0..=most).contains(&count) {
         return Err(format!("a page states {count} values, and {most} are the most it can have"));
     }
-    Ok(Values {
+    Ok(PageValues {
         rows: if is_dictionary { 0 } else { count },
         are_differences: matches!(encoding, DELTA_LENGTH_BYTE_ARRAY | DELTA_BYTE_ARRAY),
     })
 }
 
-/// What a page states of its values.
+/// The statements of a page about its values.
 #[derive(Default)]
-struct Values {
+struct PageValues {
     rows: i64,
     are_differences: bool,
 }
 
 /// A field's value, as far as it matters here.
 #[derive(Debug, PartialEq)]
-enum Value {
+enum ThriftValue {
     Bool(bool),
     Number(i64),
-    Struct(Vec<(i16, Value)>),
+    Struct(Vec<(i16, ThriftValue)>),
     Other,
 }
 
-impl Value {
+impl ThriftValue {
     fn number(&self) -> Option<i64> {
         match self {
-            Value::Number(number) => Some(*number),
+            ThriftValue::Number(number) => Some(*number),
             _ => None,
         }
     }
 
-    fn field(&self, id: i16) -> Option<&Value> {
+    fn field(&self, id: i16) -> Option<&ThriftValue> {
         match self {
-            Value::Struct(fields) => field(fields, id),
+            ThriftValue::Struct(fields) => field(fields, id),
             _ => None,
         }
     }
 }
 
-fn field(fields: &[(i16, Value)], id: i16) -> Option<&Value> {
+fn field(fields: &[(i16, ThriftValue)], id: i16) -> Option<&ThriftValue> {
     fields.iter().find(|(known, _)| *known == id).map(|(_, value)| value)
 }
 
 /// A structure that is read.
-struct Header<'a> {
+struct ThriftReader<'a> {
     bytes: &'a mut dyn Read,
     read: u64,
 }
 
-impl Header<'_> {
-    fn fields(&mut self, depth: usize) -> io::Result<Vec<(i16, Value)>> {
+impl ThriftReader<'_> {
+    fn fields(&mut self, depth: usize) -> io::Result<Vec<(i16, ThriftValue)>> {
         let mut fields = Vec::new();
         let mut id = 0i16;
         loop {
@@ -192,8 +200,8 @@ impl Header<'_> {
                 step => id.wrapping_add(i16::from(step)),
             };
             let value = match head & 15 {
-                1 => Value::Bool(true),
-                2 => Value::Bool(false),
+                1 => ThriftValue::Bool(true),
+                2 => ThriftValue::Bool(false),
                 kind => self.value(kind, depth)?,
             };
             // Of a field that is stated twice, the library takes the last one.
@@ -204,19 +212,19 @@ impl Header<'_> {
         }
     }
 
-    fn value(&mut self, kind: u8, depth: usize) -> io::Result<Value> {
+    fn value(&mut self, kind: u8, depth: usize) -> io::Result<ThriftValue> {
         if depth > MAX_DEPTH {
             return Err(bad("it has too many structures in structures"));
         }
         match kind {
             // Numbers of one byte. In lists, truth values are such bytes too.
-            1..=3 => self.byte().map(|_| Value::Other),
+            1..=3 => self.byte().map(|_| ThriftValue::Other),
             // All numbers that matter have 32 bits, and the library cuts others to so many.
             5 => match i32::try_from(self.number()?) {
-                Ok(number) => Ok(Value::Number(number.into())),
+                Ok(number) => Ok(ThriftValue::Number(number.into())),
                 Err(_) => Err(bad("a number has more than 32 bits")),
             },
-            4 | 6 => self.number().map(|_| Value::Other),
+            4 | 6 => self.number().map(|_| ThriftValue::Other),
             7 => self.skip(8),
             8 => {
                 let len = self.varint()?;
@@ -231,7 +239,7 @@ impl Header<'_> {
                 for _ in 0..len {
                     self.value(head & 15, depth + 1)?;
                 }
-                Ok(Value::Other)
+                Ok(ThriftValue::Other)
             }
             11 => {
                 let len = self.varint()?;
@@ -240,9 +248,9 @@ impl Header<'_> {
                     self.value(kinds >> 4, depth + 1)?;
                     self.value(kinds & 15, depth + 1)?;
                 }
-                Ok(Value::Other)
+                Ok(ThriftValue::Other)
             }
-            12 => self.fields(depth + 1).map(Value::Struct),
+            12 => self.fields(depth + 1).map(ThriftValue::Struct),
             _ => Err(bad("a field has an unknown type")),
         }
     }
@@ -253,17 +261,8 @@ impl Header<'_> {
         Ok((bits >> 1) as i64 ^ -((bits & 1) as i64))
     }
 
-    /// A whole number in pieces of seven bits.
     fn varint(&mut self) -> io::Result<u64> {
-        let mut number = 0;
-        for shift in (0..64).step_by(7) {
-            let byte = self.byte()?;
-            number |= u64::from(byte & 127) << shift;
-            if byte < 128 {
-                return Ok(number);
-            }
-        }
-        Err(bad("a number is too long"))
+        varint(|| self.byte())?.ok_or_else(|| bad("a number is too long"))
     }
 
     fn byte(&mut self) -> io::Result<u8> {
@@ -273,16 +272,29 @@ impl Header<'_> {
         Ok(byte[0])
     }
 
-    fn skip(&mut self, len: u64) -> io::Result<Value> {
+    fn skip(&mut self, len: u64) -> io::Result<ThriftValue> {
         self.count(len)?;
         skip(self.bytes, len)?;
-        Ok(Value::Other)
+        Ok(ThriftValue::Other)
     }
 
     fn count(&mut self, len: u64) -> io::Result<()> {
         self.read = self.read.saturating_add(len);
         if self.read > MAX_HEADER_BYTES { Err(bad("it has more than 1 MiB")) } else { Ok(()) }
     }
+}
+
+/// A whole number in pieces of seven bits. `None` if it has more than 64 bits.
+pub(super) fn varint<E>(mut byte: impl FnMut() -> Result<u8, E>) -> Result<Option<u64>, E> {
+    let mut number = 0;
+    for shift in (0..64).step_by(7) {
+        let byte = byte()?;
+        number |= u64::from(byte & 127) << shift;
+        if byte < 128 {
+            return Ok(Some(number));
+        }
+    }
+    Ok(None)
 }
 
 fn skip(bytes: &mut dyn Read, len: u64) -> io::Result<()> {
