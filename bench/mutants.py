@@ -113,7 +113,7 @@ MUTANTS = [
            redundant="a step ends with the device synchronized, so no kernel still uses memory that the next batches get"),
     Mutant("memory", "another stream's use, before freed memory is used again", "memory/src/buffers/allocator.rs",
            "lock(&self.parked).push((block, others));", "-p paceline-memory --lib transfer",
-           without="{ home.poison(block.base.as_ptr(), block.len_bytes()); self.heap().give_back(block); }"),
+           without="{ home.poison(block.base.as_ptr(), block.len_bytes); self.heap().give_back(block); }"),
     Mutant("memory", "the end of that use", "memory/src/buffers/allocator.rs",
            "home.stream().is_after(event) || event.poll() == EventState::Complete;", "-p paceline-memory --lib transfer", without="true;"),
 ]

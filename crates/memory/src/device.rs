@@ -1,7 +1,7 @@
 //! Where memory lies, and where the work on it runs.
 //!
-//! This module knows nothing of what the work is. Whoever works on memory matches on its device without a wildcard, so
-//! a new device is an error of the compiler wherever it has no arm yet.
+//! This module does not know the work. Code that works on memory matches on its device without a wildcard, so a new device
+//! is an error of the compiler wherever it has no arm yet.
 
 use std::fmt;
 

@@ -8,7 +8,7 @@
 //! Values that change from launch to launch have to be in the memory of the card before. No argument may be computed by the
 //! host, and no copy may involve memory of the host.
 //!
-//! Input: work as it is put into a stream. Output: the same work, launched. This module does not know what the work computes.
+//! Input: work as it is put into a stream. Output: the same work, launched. This module does not know the kernels in it.
 
 use std::sync::Arc;
 
@@ -79,7 +79,7 @@ impl GraphPool {
             let problem = format!("work of the device {}", memory.device());
             return Err(MemoryError::NotCaptured(problem));
         };
-        let number = memory.0.heap().new_graph_pool();
+        let number = memory.0.heap().next_id();
         Ok(Self(Arc::new(PoolMemory { memory: memory.clone(), stream, on_card, number })))
     }
 
@@ -114,9 +114,10 @@ impl GraphPool {
         let PoolMemory { stream, on_card, number, .. } = &*self.0;
         let mut capture = stream.begin_capture(on_card, *number)?;
         let made = self.run(run);
-        let (work, uses, ended) = capture.end();
+        let (work, ended) = capture.end();
         let launched = made.and_then(|made| {
             let graph = Arc::new(ended.map_err(MemoryError::from)?);
+            let uses = work.iter().flat_map(|(event, _)| event.take_captured()).collect();
             let graph = CapturedGraph { graph, pool: self.clone(), uses: merge(uses) };
             let launched = graph.launch()?;
             Ok((graph, made, launched))

@@ -43,7 +43,7 @@ impl Tensor {
         }
     }
 
-    /// The tensor where the host can read it: itself, or a copy of what an accelerator holds once all work before is done.
+    /// The tensor where the host can read it: itself, or a copy from the accelerator after all work before.
     pub fn to_host(&self) -> Result<Tensor> {
         let Some(stream) = self.home() else { return Ok(self.clone()) };
         let host = self.staging(stream)?;
@@ -52,7 +52,7 @@ impl Tensor {
         Ok(host)
     }
 
-    /// Overwrites all elements with what the host computes: `fill` gets elements with unspecified values. They are copied
+    /// Overwrites all elements with values from the host: `fill` gets elements with unspecified values. They are copied
     /// to an accelerator as work of the stream of its memory. Returns what `fill` returns. Errors if the tensor has another
     /// type, or while it is in use.
     pub fn overwrite<T: Element, R>(&self, fill: impl FnOnce(&mut [T]) -> R) -> Result<R> {

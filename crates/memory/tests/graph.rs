@@ -63,7 +63,7 @@ fn replayed_work_reads_the_values_of_now() {
     }
     assert_eq!(runs, 3);
     stream.synchronize().unwrap();
-    // The graph holds what it writes to.
+    // The graph holds the memory that it writes to.
     let bytes = |memory: &Allocator| memory.total().current_bytes;
     drop((x, y));
     assert_eq!(bytes(&memory), 800);

@@ -1,7 +1,7 @@
 //! Bytes by category: how many are in use now, and the most that were in use at once, ever or within a phase.
 //!
 //! Input: changes of the memory in use, and the ends of phases. Output: usage by category, and events on a track. This
-//! module knows nothing of where memory comes from, or of what a phase does.
+//! module knows neither the origin of memory nor the work of a phase.
 
 use std::fmt;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -110,7 +110,7 @@ impl PhaseUsage {
 }
 
 #[derive(Debug, Default)]
-struct Counter {
+pub(super) struct Counter {
     current: AtomicU64,
     /// The peak of the phase in progress.
     phase_peak: AtomicU64,
@@ -119,24 +119,23 @@ struct Counter {
 }
 
 impl Counter {
-    /// Returns how many bytes are in use now.
-    fn add(&self, bytes: u64) -> u64 {
-        let now = self.current.fetch_add(bytes, Ordering::Relaxed) + bytes;
+    /// Returns the bytes in use now.
+    pub(super) fn add(&self, bytes: usize) -> u64 {
+        let now = self.current.fetch_add(bytes as u64, Ordering::Relaxed) + bytes as u64;
         self.phase_peak.fetch_max(now, Ordering::AcqRel);
         now
     }
 
-    /// Returns how many bytes are in use now.
-    fn remove(&self, bytes: u64) -> u64 {
-        self.current.fetch_sub(bytes, Ordering::Relaxed) - bytes
+    /// Returns the bytes in use now.
+    pub(super) fn remove(&self, bytes: usize) -> u64 {
+        self.current.fetch_sub(bytes as u64, Ordering::Relaxed) - bytes as u64
     }
 
-    fn usage(&self) -> Usage {
-        let peaks = [&self.phase_peak, &self.earlier_peak].map(|peak| peak.load(Ordering::Relaxed));
-        Usage {
-            current_bytes: self.current.load(Ordering::Relaxed),
-            peak_bytes: peaks[0].max(peaks[1]),
-        }
+    pub(super) fn usage(&self) -> Usage {
+        let [current_bytes, phase_peak, earlier_peak] =
+            [&self.current, &self.phase_peak, &self.earlier_peak]
+                .map(|of| of.load(Ordering::Relaxed));
+        Usage { current_bytes, peak_bytes: phase_peak.max(earlier_peak) }
     }
 
     /// Ends a phase. Other threads may add and remove meanwhile: bytes that they add count for this phase or for the
@@ -158,25 +157,25 @@ type Phases = Vec<(&'static str, PhaseUsage)>;
 /// The counters of one allocator.
 #[derive(Debug, Default)]
 pub(crate) struct UsageCounters {
-    by_category: [Counter; Category::ALL.len()],
-    total: Counter,
+    pub(super) by_category: [Counter; Category::ALL.len()],
+    pub(super) total: Counter,
     /// Memory obtained from the system: in use, or free in a pool.
-    reserved: Counter,
-    phases: Mutex<Phases>,
+    pub(super) reserved: Counter,
+    pub(super) phases: Mutex<Phases>,
     /// The track on which every change is recorded.
-    track: OnceLock<Arc<Track>>,
+    pub(super) track: OnceLock<Arc<Track>>,
 }
 
 impl UsageCounters {
     pub(crate) fn add(&self, category: Category, bytes: usize, address: usize) {
-        self.by_category[category as usize].add(bytes as u64);
-        let now = self.total.add(bytes as u64);
+        self.by_category[category as usize].add(bytes);
+        let now = self.total.add(bytes);
         self.record(category, bytes as i64, now, address);
     }
 
     pub(crate) fn remove(&self, category: Category, bytes: usize, address: usize) {
-        self.by_category[category as usize].remove(bytes as u64);
-        let now = self.total.remove(bytes as u64);
+        self.by_category[category as usize].remove(bytes);
+        let now = self.total.remove(bytes);
         self.record(category, -(bytes as i64), now, address);
     }
 
@@ -187,31 +186,14 @@ impl UsageCounters {
                 category: category.name(),
                 delta_bytes,
                 allocated_bytes,
-                reserved_bytes: self.reserved().current_bytes,
+                reserved_bytes: self.reserved.usage().current_bytes,
                 address: address as u64,
             });
         }
     }
 
-    /// Records every change from now on, unless a track is set already.
-    pub(crate) fn record_on(&self, track: Arc<Track>) {
-        let _ = self.track.set(track);
-    }
-
-    pub(crate) fn reserve(&self, bytes: usize) {
-        self.reserved.add(bytes as u64);
-    }
-
-    pub(crate) fn release(&self, bytes: usize) {
-        self.reserved.remove(bytes as u64);
-    }
-
-    pub(crate) fn reserved(&self) -> Usage {
-        self.reserved.usage()
-    }
-
     /// Ends the phase in progress and begins the next one.
-    pub(crate) fn begin_phase(&self) -> PhaseUsage {
+    pub(super) fn begin_phase(&self) -> PhaseUsage {
         PhaseUsage {
             by_category: std::array::from_fn(|at| self.by_category[at].end_phase()),
             total: self.total.end_phase(),
@@ -220,7 +202,7 @@ impl UsageCounters {
     }
 
     /// Ends the phase in progress, and adds it to earlier phases of the same name.
-    pub(crate) fn end_phase(&self, name: &'static str) -> PhaseUsage {
+    pub(super) fn end_phase(&self, name: &'static str) -> PhaseUsage {
         let ended = self.begin_phase();
         let mut phases = lock(&self.phases);
         match phases.iter_mut().find(|(known, _)| *known == name) {
@@ -228,21 +210,5 @@ impl UsageCounters {
             None => phases.push((name, ended)),
         }
         ended
-    }
-
-    pub(crate) fn phases(&self) -> Phases {
-        lock(&self.phases).clone()
-    }
-
-    pub(crate) fn forget_phases(&self) {
-        lock(&self.phases).clear();
-    }
-
-    pub(crate) fn usage(&self, category: Category) -> Usage {
-        self.by_category[category as usize].usage()
-    }
-
-    pub(crate) fn total(&self) -> Usage {
-        self.total.usage()
     }
 }

@@ -1,13 +1,14 @@
 //! The allocator of one rank: it pools memory of its device and counts bytes by category.
 //!
-//! Input: sizes and categories. Output: buffers. This module knows nothing of what the memory holds.
+//! Input: sizes and categories. Output: buffers. This module does not know the contents of the memory.
 
 use std::sync::{Arc, Mutex, MutexGuard, OnceLock};
 
+use paceline_cuda::Card;
 use paceline_trace::{Track, lock};
 
 use super::account::UsageCounters;
-use super::buffer::Buffer;
+use super::buffer::{Buffer, Origin};
 use super::heap::{Block, Heap, Shortage};
 use super::uses::UseHistory;
 use crate::{
@@ -20,7 +21,7 @@ use crate::{
 /// Returned memory serves later requests of any size: a request gets the first gap between the buffers that has room for it.
 /// A training step asks for the same sizes every time, so after the first steps it takes no memory from the system (see
 /// [`Allocator::fresh_blocks`]). If the sizes change from step to step, the memory from the system stays within a sixteenth
-/// of what was once in use at most, because free memory goes back beyond that. All free memory goes back before a request
+/// of the most bytes that were in use at once, because free memory beyond that goes back. All free memory goes back before a request
 /// fails. Clones share one pool and one account.
 #[derive(Clone, Debug, Default)]
 pub struct Allocator(pub(crate) Arc<Pool>);
@@ -41,20 +42,10 @@ pub(crate) struct Pool {
 }
 
 impl Pool {
-    fn new(device: Device, shortage: Shortage) -> Self {
+    fn new(device: Device, shortage: Shortage, card: Option<&Card>) -> Self {
         let mut pool = Self::default();
         pool.device = device;
-        pool.heap = Mutex::new(Heap::new(device, shortage, None));
-        pool
-    }
-
-    /// The memory of an accelerator, or memory of the host that it copies by itself.
-    fn of(accelerator: &Accelerator, device: Device) -> Self {
-        let mut pool = Self::default();
-        pool.device = device;
-        pool.is_pinned = device == Device::Cpu;
-        let card = accelerator.card().cloned();
-        pool.heap = Mutex::new(Heap::new(device, Shortage::None, card));
+        pool.heap = Mutex::new(Heap::new(device, shortage, card.cloned()));
         pool
     }
 
@@ -68,12 +59,12 @@ impl Pool {
             self.unpark();
         }
         let mut heap = self.heap();
-        let before = heap.reserved_bytes;
+        let before = heap.usage.reserved_bytes;
         let block = heap.take(len_bytes);
-        match heap.reserved_bytes.checked_sub(before) {
-            Some(more) => self.account.reserve(more),
-            None => self.account.release(before - heap.reserved_bytes),
-        }
+        match heap.usage.reserved_bytes.checked_sub(before) {
+            Some(more) => self.account.reserved.add(more),
+            None => self.account.reserved.remove(before - heap.usage.reserved_bytes),
+        };
         block.ok_or_else(|| match heap.refusal.take() {
             Some(refusal) => MemoryError::CardMemory { category, refusal },
             None => MemoryError::OutOfMemory { bytes: len_bytes, category },
@@ -86,7 +77,7 @@ impl Pool {
         let Some(home) = &self.home else { return self.heap().give_back(block) };
         let others = uses.not_before(home.stream());
         if others.is_empty() {
-            home.poison(block.base.as_ptr(), block.len_bytes());
+            home.poison(block.base.as_ptr(), block.len_bytes);
             self.heap().give_back(block);
         } else {
             lock(&self.parked).push((block, others));
@@ -101,7 +92,7 @@ impl Pool {
         let free: Vec<_> =
             lock(&self.parked).extract_if(.., |(_, events)| events.iter().all(is_done)).collect();
         for (block, _) in free {
-            home.poison(block.base.as_ptr(), block.len_bytes());
+            home.poison(block.base.as_ptr(), block.len_bytes);
             self.heap().give_back(block);
         }
     }
@@ -127,18 +118,21 @@ impl Allocator {
 
     /// An allocator of [`Device::Meta`]: its buffers are counted like others and take no memory.
     pub fn meta() -> Self {
-        Self(Arc::new(Pool::new(Device::Meta, Shortage::None)))
+        Self(Arc::new(Pool::new(Device::Meta, Shortage::None, None)))
     }
 
     /// An allocator of memory of the host that a device can copy by itself.
     pub fn pinned(accelerator: &Accelerator) -> Self {
-        Self(Arc::new(Pool::of(accelerator, Device::Cpu)))
+        let mut pool = Pool::new(Device::Cpu, Shortage::None, accelerator.card());
+        pool.is_pinned = true;
+        Self(Arc::new(pool))
     }
 
     /// An allocator of a device's memory, which is mostly used by work of `home`: freed memory serves later work of this
     /// stream at once, and work of other streams only after an event.
     pub fn on(home: &DeviceStream) -> Self {
-        let mut pool = Pool::of(home.accelerator(), home.accelerator().device());
+        let accelerator = home.accelerator();
+        let mut pool = Pool::new(accelerator.device(), Shortage::None, accelerator.card());
         pool.home = Some(home.clone());
         Self(Arc::new(pool))
     }
@@ -156,7 +150,7 @@ impl Allocator {
     /// For tests: an allocator to which the system gives memory only `num_blocks` times.
     #[cfg(feature = "faults")]
     pub fn with_blocks(num_blocks: u64) -> Self {
-        Self(Arc::new(Pool::new(Device::Cpu, Shortage::AfterRequests(num_blocks))))
+        Self(Arc::new(Pool::new(Device::Cpu, Shortage::AfterRequests(num_blocks), None)))
     }
 
     /// Pinned memory of the host for copies from and to this memory, whose stream is `home`.
@@ -174,22 +168,22 @@ impl Allocator {
     /// memory left.
     pub fn allocate(&self, len_bytes: usize, category: Category) -> Result<Buffer> {
         let block = self.0.take(len_bytes, category)?;
-        Ok(Buffer::pooled(block, len_bytes, category, self.clone()))
+        Ok(Buffer::new(block.base, len_bytes, category, self.clone(), Origin::Pooled(block)))
     }
 
     /// Bytes in use in one category.
     pub fn usage(&self, category: Category) -> Usage {
-        self.0.account.usage(category)
+        self.0.account.by_category[category as usize].usage()
     }
 
     /// Bytes in use in all categories together.
     pub fn total(&self) -> Usage {
-        self.0.account.total()
+        self.0.account.total.usage()
     }
 
     /// Memory obtained from the system: in use, or free in the pool.
     pub fn reserved(&self) -> Usage {
-        self.0.account.reserved()
+        self.0.account.reserved.usage()
     }
 
     /// Begins a phase: the peaks in its [`PhaseUsage`] count from now. The time before it belongs to no phase.
@@ -205,22 +199,22 @@ impl Allocator {
 
     /// The phases that have ended, by name. Phases of the same name are merged, see [`PhaseUsage::then`].
     pub fn phases(&self) -> Vec<(&'static str, PhaseUsage)> {
-        self.0.account.phases()
+        lock(&self.0.account.phases).clone()
     }
 
     /// Forgets the phases that have ended, for example those of warm-up.
     pub fn forget_phases(&self) {
-        self.0.account.forget_phases();
+        lock(&self.0.account.phases).clear();
     }
 
     /// Records on `track` whenever memory is taken or returned. Only the first call has an effect.
     pub fn record_on(&self, track: Arc<Track>) {
-        self.0.account.record_on(track);
+        let _ = self.0.account.track.set(track);
     }
 
     /// How often no gap had room for a request, so that the system was asked for memory.
     pub fn fresh_blocks(&self) -> u64 {
-        self.0.heap().num_requests
+        self.0.heap().usage.num_requests
     }
 }
 

@@ -35,8 +35,8 @@ struct CountedMemory {
 }
 
 #[derive(Debug)]
-enum Origin {
-    /// Returned to the allocator's pool.
+pub(super) enum Origin {
+    /// Memory of the allocator's pool, which gets it back.
     Pooled(Block),
     /// Part of a mapping that other processes may share. `extent` is the range of bytes that belongs only to
     /// this buffer; its memory goes back to the system when the buffer is dropped.
@@ -62,7 +62,7 @@ impl Drop for CountedMemory {
                 // guaranteed. No claim on them is left, since a claim keeps the buffer alive.
                 unsafe { mapping.give_back(extent.clone()) };
                 mapping.close_window();
-                account.release(self.len_bytes);
+                account.reserved.remove(self.len_bytes);
             }
         }
         account.remove(self.category, self.len_bytes, self.base.addr().get());
@@ -70,16 +70,6 @@ impl Drop for CountedMemory {
 }
 
 impl Buffer {
-    pub(crate) fn pooled(
-        block: Block,
-        len_bytes: usize,
-        category: Category,
-        allocator: Allocator,
-    ) -> Self {
-        let (base, device) = (block.base, allocator.device());
-        Self::new(base, len_bytes, device, category, allocator, Origin::Pooled(block))
-    }
-
     /// A buffer over the first `len_bytes` bytes of `extent` in a mapping, counted under `category` by
     /// `allocator`. When the buffer is dropped, the memory of `extent` goes back to the system in every
     /// process that maps it. Only whole pages go back, so `extent` should consist of whole pages.
@@ -116,20 +106,19 @@ impl Buffer {
         let base = unsafe { mapping.base().add(range.start) };
         mapping.open_window();
         let origin = Origin::Window { mapping, extent };
-        allocator.0.account.reserve(range.len());
-        Ok(Self::new(base, range.len(), Device::Cpu, category, allocator.clone(), origin))
+        allocator.0.account.reserved.add(range.len());
+        Ok(Self::new(base, range.len(), category, allocator.clone(), origin))
     }
 
-    fn new(
+    pub(super) fn new(
         base: NonNull<u8>,
         len_bytes: usize,
-        device: Device,
         category: Category,
         allocator: Allocator,
         origin: Origin,
     ) -> Self {
         allocator.0.account.add(category, len_bytes, base.addr().get());
-        let uses = Mutex::default();
+        let (device, uses) = (allocator.device(), Mutex::default());
         Self(Arc::new(CountedMemory { base, len_bytes, device, category, allocator, origin, uses }))
     }
 
@@ -187,12 +176,10 @@ impl Buffer {
     ) -> Result<Claim> {
         self.check_range(&range)?;
         lock(&self.0.uses).queue(&range, access, op, event)?;
-        if let Some(captured) = event.captured()
-            && self.graph_pool() != Some(captured.graph_pool)
-        {
+        event.capture(self.graph_pool(), || {
             let (memory, range) = (self.0.clone(), range.clone());
-            captured.push(CapturedUse { memory, range, access, op });
-        }
+            CapturedUse { memory, range, access, op }
+        });
         // The memory of a device goes back to its stream, after the work.
         if self.0.device == Device::Cpu {
             event.keep(self.0.clone());
@@ -234,17 +221,9 @@ impl Claim {
     /// The address of the first claimed byte. The host cannot follow the address of an accelerator's memory, and on
     /// [`Device::Meta`] there is no memory at it; callers match on the device before they use it.
     pub fn base(&self) -> NonNull<u8> {
-        match self.buffer.0.device {
-            // SAFETY: `claim` checked that the range lies within the buffer.
-            Device::Cpu | Device::Sim => unsafe { self.buffer.0.base.add(self.range.start) },
-            // The host does not follow an address of a card.
-            Device::Cuda => {
-                let start = self.buffer.0.base.as_ptr().wrapping_add(self.range.start);
-                NonNull::new(start).unwrap_or(self.buffer.0.base)
-            }
-            // No memory lies at the base either, so an offset to it has no meaning.
-            Device::Meta => self.buffer.0.base,
-        }
+        let base = self.buffer.0.base;
+        // The range lies within the buffer, so its address is not null.
+        NonNull::new(base.as_ptr().wrapping_add(self.range.start)).unwrap_or(base)
     }
 
     /// Length of the range in bytes.
@@ -270,10 +249,7 @@ pub struct ReadGuard<T> {
 
 /// Exclusive access to a claimed range as a slice.
 #[derive(Debug)]
-pub struct WriteGuard<T> {
-    claim: Claim,
-    elements: PhantomData<T>,
-}
+pub struct WriteGuard<T>(ReadGuard<T>);
 
 impl<T: Element> ReadGuard<T> {
     /// `claim` must be for reading, and its start aligned for `T`, as `Tensor` guarantees.
@@ -285,7 +261,7 @@ impl<T: Element> ReadGuard<T> {
 impl<T: Element> WriteGuard<T> {
     /// `claim` must be for writing, and its start aligned for `T`, as `Tensor` guarantees.
     pub(crate) fn new(claim: Claim) -> Self {
-        Self { claim, elements: PhantomData }
+        Self(ReadGuard::new(claim))
     }
 }
 
@@ -304,18 +280,17 @@ impl<T: Element> Deref for WriteGuard<T> {
     type Target = [T];
 
     fn deref(&self) -> &[T] {
-        let len = self.claim.len_bytes() / size_of::<T>();
-        // SAFETY: as for `ReadGuard`; this claim excludes all other users.
-        unsafe { std::slice::from_raw_parts(self.claim.base().as_ptr().cast(), len) }
+        &self.0
     }
 }
 
 impl<T: Element> DerefMut for WriteGuard<T> {
     fn deref_mut(&mut self) -> &mut [T] {
-        let len = self.claim.len_bytes() / size_of::<T>();
+        let claim = &self.0.claim;
+        let len = claim.len_bytes() / size_of::<T>();
         // SAFETY: as for `ReadGuard`; this claim excludes all other users, and `&mut self` excludes a second
         // slice from the same guard.
-        unsafe { std::slice::from_raw_parts_mut(self.claim.base().as_ptr().cast(), len) }
+        unsafe { std::slice::from_raw_parts_mut(claim.base().as_ptr().cast(), len) }
     }
 }
 

@@ -29,40 +29,32 @@ impl DType {
     pub const ALL: [DType; 7] =
         [DType::F32, DType::F64, DType::F16, DType::BF16, DType::I32, DType::I64, DType::U8];
 
+    /// Size of one element in bytes, the name in Rust, and the name in nccl-tests.
+    const fn facts(self) -> (usize, &'static str, &'static str) {
+        match self {
+            DType::F32 => (4, "f32", "float"),
+            DType::F64 => (8, "f64", "double"),
+            DType::F16 => (2, "f16", "half"),
+            DType::BF16 => (2, "bf16", "bfloat16"),
+            DType::I32 => (4, "i32", "int32"),
+            DType::I64 => (8, "i64", "int64"),
+            DType::U8 => (1, "u8", "uint8"),
+        }
+    }
+
     /// Size of one element in bytes.
     pub const fn size_bytes(self) -> usize {
-        match self {
-            DType::F64 | DType::I64 => 8,
-            DType::F32 | DType::I32 => 4,
-            DType::F16 | DType::BF16 => 2,
-            DType::U8 => 1,
-        }
+        self.facts().0
     }
 
     /// The name in this project, as in Rust.
     pub const fn name(self) -> &'static str {
-        match self {
-            DType::F32 => "f32",
-            DType::F64 => "f64",
-            DType::F16 => "f16",
-            DType::BF16 => "bf16",
-            DType::I32 => "i32",
-            DType::I64 => "i64",
-            DType::U8 => "u8",
-        }
+        self.facts().1
     }
 
     /// The name in the options and tables of nccl-tests.
     pub const fn nccl_name(self) -> &'static str {
-        match self {
-            DType::F32 => "float",
-            DType::F64 => "double",
-            DType::F16 => "half",
-            DType::BF16 => "bfloat16",
-            DType::I32 => "int32",
-            DType::I64 => "int64",
-            DType::U8 => "uint8",
-        }
+        self.facts().2
     }
 }
 

@@ -6,7 +6,7 @@
 //! bound: the most bytes that were in use at once, and a part more ([`bound_bytes`]). Beyond the bound, and before an allocation
 //! fails, the pages of free gaps go back to the system.
 //!
-//! Input: sizes. Output: blocks. This module knows nothing of what the memory holds.
+//! Input: sizes. Output: blocks. This module does not know the contents of the memory.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -41,12 +41,6 @@ const CARD_CHUNK: usize = 32 << 20;
 /// The addresses of the device without contents: more than any machine has, and few enough that sums are still numbers.
 const META_CHUNK: usize = 1 << 62;
 
-/// A type with the alignment of a buffer.
-#[repr(align(64))]
-struct Aligned;
-
-const _: () = assert!(align_of::<Aligned>() == ALIGNMENT);
-
 /// The most memory that a pool keeps if `peak_bytes` were in use at once: a sixteenth more, for gaps that no block fits
 /// into.
 fn bound_bytes(peak_bytes: usize) -> usize {
@@ -60,7 +54,8 @@ pub(crate) struct Block {
     chunk: u32,
     /// Where it lies in its chunk.
     start: usize,
-    len_bytes: usize,
+    /// May be more than was asked for.
+    pub(super) len_bytes: usize,
     /// The graph pool that has it.
     pub(crate) graph_pool: Option<u32>,
 }
@@ -69,11 +64,6 @@ pub(crate) struct Block {
 unsafe impl Send for Block {}
 
 impl Block {
-    /// Its length, which may be more than was asked for.
-    pub(crate) fn len_bytes(&self) -> usize {
-        self.len_bytes
-    }
-
     fn range(&self) -> Range<usize> {
         self.start..self.start + self.len_bytes
     }
@@ -92,6 +82,17 @@ pub(crate) enum Shortage {
     AboveBytes(usize),
 }
 
+/// How much memory a heap has.
+#[derive(Debug, Default)]
+pub(super) struct HeapUsage {
+    in_use_bytes: usize,
+    peak_bytes: usize,
+    /// Memory from the system: in use, or free.
+    pub(super) reserved_bytes: usize,
+    /// How often the system was asked for memory.
+    pub(super) num_requests: u64,
+}
+
 /// The memory of one allocator.
 #[derive(Debug, Default)]
 pub(crate) struct Heap {
@@ -102,18 +103,11 @@ pub(crate) struct Heap {
     /// Why the card had no memory.
     pub(crate) refusal: Option<CudaError>,
     chunks: BTreeMap<u32, Chunk>,
-    /// The number of the next chunk.
-    next_chunk: u32,
+    /// The number of the last chunk or graph pool.
+    last_id: u32,
     /// The graph pool from which blocks are taken now.
     graph_pool: Option<u32>,
-    /// How many graph pools there have been.
-    num_graph_pools: u32,
-    in_use_bytes: usize,
-    peak_bytes: usize,
-    /// Memory from the system: in use, or free.
-    pub(crate) reserved_bytes: usize,
-    /// How often the system was asked for memory.
-    pub(crate) num_requests: u64,
+    pub(super) usage: HeapUsage,
 }
 
 /// The origin of a chunk's memory, which gets it back.
@@ -164,40 +158,35 @@ impl Heap {
             None => (self.add_chunk(len_bytes)?, 0),
         };
         let chunk = self.chunks.get_mut(&id)?;
-        let base = match self.device {
-            // SAFETY: the start lies within the chunk.
-            Device::Cpu | Device::Sim => unsafe { chunk.base.add(start) },
-            Device::Cuda => NonNull::new(chunk.base.as_ptr().wrapping_add(start))?,
-            Device::Meta => chunk.base,
-        };
+        let base = NonNull::new(chunk.base.as_ptr().wrapping_add(start))?;
         let block = Block { base, chunk: id, start, len_bytes, graph_pool: self.graph_pool };
         let mut fresh_bytes = chunk.occupy(block.range());
-        self.in_use_bytes += len_bytes;
+        self.usage.in_use_bytes += len_bytes;
         if self.card.is_some() {
             // The driver gave the whole chunk.
             fresh_bytes = 0;
         }
-        self.reserved_bytes += fresh_bytes;
+        self.usage.reserved_bytes += fresh_bytes;
         if fresh_bytes > 0 && !self.supply(&block) {
             self.give_back(block);
             self.trim(usize::MAX);
             return None;
         }
-        self.peak_bytes = self.peak_bytes.max(self.in_use_bytes);
+        self.usage.peak_bytes = self.usage.peak_bytes.max(self.usage.in_use_bytes);
         Some(block)
     }
 
     pub(crate) fn give_back(&mut self, block: Block) {
         if let Some(chunk) = self.chunks.get_mut(&block.chunk) {
             chunk.vacate(block.range());
-            self.in_use_bytes -= block.len_bytes;
+            self.usage.in_use_bytes -= block.len_bytes;
         }
     }
 
-    /// The number of a new graph pool: chunks that have blocks of this pool only.
-    pub(crate) fn new_graph_pool(&mut self) -> u32 {
-        self.num_graph_pools += 1;
-        self.num_graph_pools
+    /// The number of a new chunk, or of a new graph pool: chunks that have blocks of this pool only.
+    pub(crate) fn next_id(&mut self) -> u32 {
+        self.last_id += 1;
+        self.last_id
     }
 
     /// Takes blocks from this graph pool from now on, or from general memory. Returns the choice before.
@@ -228,8 +217,8 @@ impl Heap {
     /// Gets the memory of a block from the system, after free memory beyond the bound has gone back, or all free memory if the
     /// system refuses.
     fn supply(&mut self, block: &Block) -> bool {
-        let bound = bound_bytes(self.peak_bytes.max(self.in_use_bytes));
-        self.trim(self.reserved_bytes.saturating_sub(bound));
+        let bound = bound_bytes(self.usage.peak_bytes.max(self.usage.in_use_bytes));
+        self.trim(self.usage.reserved_bytes.saturating_sub(bound));
         if self.request(block) {
             return true;
         }
@@ -242,13 +231,13 @@ impl Heap {
         let is_refused = match self.shortage {
             Shortage::None => false,
             #[cfg(feature = "faults")]
-            Shortage::AfterRequests(most) => self.num_requests >= most,
+            Shortage::AfterRequests(most) => self.usage.num_requests >= most,
             #[cfg(test)]
-            Shortage::AboveBytes(most) => self.reserved_bytes > most,
+            Shortage::AboveBytes(most) => self.usage.reserved_bytes > most,
         };
         let chunk = self.chunks.get_mut(&block.chunk);
         let is_there = !is_refused && chunk.is_some_and(|chunk| chunk.make_writable(block.range()));
-        self.num_requests += u64::from(is_there);
+        self.usage.num_requests += u64::from(is_there);
         is_there
     }
 
@@ -266,7 +255,7 @@ impl Heap {
                 && let Some(bytes) = chunk.trim_one()
             {
                 left = left.saturating_sub(bytes);
-                self.reserved_bytes -= bytes;
+                self.usage.reserved_bytes -= bytes;
             }
             // A block that is larger than those before it has a chunk of its own if addresses are limited.
             if chunk.end == 0 && left > 0 {
@@ -294,12 +283,12 @@ impl Heap {
             Device::Meta if len_bytes > META_CHUNK || !self.chunks.is_empty() => return None,
             // Nobody reads or writes there, so an aligned address that is never null is enough.
             Device::Meta => {
-                Chunk::new(NonNull::<Aligned>::dangling().cast(), META_CHUNK, Mapped::Nothing)
+                let base = NonNull::new(std::ptr::without_provenance_mut(ALIGNMENT))?;
+                Chunk::new(base, META_CHUNK, Mapped::Nothing)
             }
         };
         chunk.graph_pool = self.graph_pool;
-        let id = self.next_chunk;
-        self.next_chunk += 1;
+        let id = self.next_id();
         self.chunks.insert(id, chunk);
         Some(id)
     }
@@ -322,8 +311,8 @@ impl Heap {
                 return None;
             }
         };
-        self.reserved_bytes += bytes;
-        self.num_requests += 1;
+        self.usage.reserved_bytes += bytes;
+        self.usage.num_requests += 1;
         let is_of_host = self.device != Device::Cuda;
         Some(Chunk::new(NonNull::new(base)?, bytes, Mapped::ByDriver { card, is_of_host }))
     }

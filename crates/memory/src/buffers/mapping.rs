@@ -1,7 +1,7 @@
 //! Anonymous memory that several processes map.
 //!
 //! Input: a size, or a file descriptor from another process. Output: the address of shared memory. This
-//! module knows nothing of what the memory holds.
+//! module does not know the contents of the memory.
 
 use std::ffi::c_void;
 use std::ops::Range;
@@ -21,7 +21,7 @@ use crate::{MemoryError, Result};
 /// A shared mapping of an anonymous memory file.
 ///
 /// The file has no name in any file system. It exists as long as a descriptor or a mapping of it exists, so
-/// nothing is left behind, however a process ends. Its size is sealed: no process that maps the file can
+/// nothing remains, however a process ends. Its size is sealed: no process that maps the file can
 /// shrink it, which would make other processes fault.
 #[derive(Debug)]
 pub struct Mapping {

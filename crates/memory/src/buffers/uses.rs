@@ -68,15 +68,6 @@ impl QueuedUse {
 }
 
 impl UsedRange {
-    fn forget(&mut self) {
-        self.write.take_if(|write| write.is_over());
-        self.reads.retain(|read| !read.is_over());
-    }
-
-    fn is_empty(&self) -> bool {
-        self.write.is_none() && self.reads.is_empty()
-    }
-
     /// The use that a new one must come after and does not.
     fn conflict(
         &self,
@@ -121,9 +112,9 @@ impl UseHistory {
         event: &Event,
     ) -> Result<()> {
         self.check(range, access, op, Some(event))?;
-        if range.is_empty() || event.order().is_none() {
+        let Some((position, _)) = event.order().filter(|_| !range.is_empty()) else {
             return Ok(());
-        }
+        };
         let queued = QueuedUse { event: event.clone(), op };
         self.split(range.start);
         self.split(range.end);
@@ -137,12 +128,15 @@ impl UseHistory {
                 self.queued.insert(range.start, used);
             }
             Access::Read => {
+                let is_of_stream = |read: &QueuedUse| {
+                    read.event.order().is_some_and(|(own, _)| own.is_same_stream(position))
+                };
                 let mut at = range.start;
                 let mut gaps = Vec::new();
                 for (start, used) in self.queued.range_mut(range.clone()) {
                     gaps.extend((at < *start).then_some(at..*start));
                     at = used.end;
-                    used.reads.retain(|read| !is_same_stream(&read.event, event));
+                    used.reads.retain(|read| !is_of_stream(read));
                     used.reads.push(queued.clone());
                 }
                 gaps.extend((at < range.end).then_some(at..range.end));
@@ -182,8 +176,9 @@ impl UseHistory {
             if used.end <= range.start {
                 continue;
             }
-            used.forget();
-            if used.is_empty() {
+            used.write.take_if(|write| write.is_over());
+            used.reads.retain(|read| !read.is_over());
+            if used.write.is_none() && used.reads.is_empty() {
                 empty.push(*start);
             } else if let Some(found) = used.conflict(access, later) {
                 return Err(refusal(range, found, wanted, later));
@@ -208,13 +203,6 @@ impl UseHistory {
             used.end = at;
             self.queued.insert(at, upper);
         }
-    }
-}
-
-fn is_same_stream(a: &Event, b: &Event) -> bool {
-    match (a.order(), b.order()) {
-        (Some((a, _)), Some((b, _))) => a.is_same_stream(b),
-        _ => false,
     }
 }
 

@@ -16,13 +16,13 @@ use crate::{Device, Result};
 
 /// A device. Clones are the same device.
 #[derive(Clone)]
-pub struct Accelerator(Arc<SharedAccelerator>);
+pub struct Accelerator(pub(super) Arc<SharedAccelerator>);
 
-struct SharedAccelerator {
-    hardware: Hardware,
+pub(super) struct SharedAccelerator {
+    pub(super) hardware: Hardware,
     /// Traces of the work of a stream go to the track of its name.
     tracks: OnceLock<Vec<Arc<Track>>>,
-    failure: Arc<FirstFailure>,
+    pub(super) failure: Arc<FirstFailure>,
 }
 
 pub(super) enum Hardware {
@@ -45,14 +45,6 @@ impl Accelerator {
         let failure = Arc::<FirstFailure>::default();
         let (hardware, tracks) = (hardware(failure.clone()), OnceLock::new());
         Self(Arc::new(SharedAccelerator { hardware, tracks, failure }))
-    }
-
-    pub(super) fn hardware(&self) -> &Hardware {
-        &self.0.hardware
-    }
-
-    pub(super) fn failure(&self) -> &Arc<FirstFailure> {
-        &self.0.failure
     }
 
     /// The device that tensors in its memory name.
@@ -95,7 +87,7 @@ impl Accelerator {
 impl fmt::Debug for Accelerator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match &self.0.hardware {
-            Hardware::Sim(simulator) => simulator.fmt(f),
+            Hardware::Sim(simulator) => f.debug_tuple("Sim").field(&simulator.spec).finish(),
             Hardware::Card(card) => card.fmt(f),
         }
     }

@@ -6,19 +6,17 @@
 use std::thread::ThreadId;
 
 use paceline_cuda as cuda;
-use paceline_trace::Shapes;
+use paceline_trace::{Shapes, lock};
 
 use super::device_stream::{DeviceStream, QueueState};
 use super::event::{Event, Signal};
-use super::used_memory::{CapturedUse, CapturedUses};
 use super::work::{Body, WorkKind};
 use crate::{MemoryError, Result};
 
 /// A capture in progress, as its stream knows it.
-#[derive(Debug)]
 pub(super) struct OpenCapture {
     thread: ThreadId,
-    uses: CapturedUses,
+    pub(super) graph_pool: u32,
     /// The last work that was put into the stream.
     before: Option<Event>,
     work: CapturedWork,
@@ -35,17 +33,17 @@ pub(crate) struct CaptureGuard<'a> {
 }
 
 impl CaptureGuard<'_> {
-    /// Ends the capture. Returns the work, its uses of memory, and the graph.
-    pub(crate) fn end(&mut self) -> (CapturedWork, Vec<CapturedUse>, cuda::Result<cuda::Graph>) {
+    /// Ends the capture. Returns the work and the graph.
+    pub(crate) fn end(&mut self) -> (CapturedWork, cuda::Result<cuda::Graph>) {
         self.is_open = false;
-        let mut state = self.stream.state();
+        let mut state = lock(&self.stream.0.state);
         let capture = state.capture.take().expect("begun with this value");
         let ended = self.on_card.end_capture();
         // The captured work is not in the stream.
         state.last = capture.before;
         drop(state);
-        self.stream.set_free();
-        (capture.work, capture.uses.take(), ended)
+        self.stream.0.is_free.notify_all();
+        (capture.work, ended)
     }
 }
 
@@ -60,12 +58,6 @@ impl Drop for CaptureGuard<'_> {
 /// The work will not run.
 pub(crate) fn withdraw(work: CapturedWork) {
     work.into_iter().for_each(|(_, signal)| signal.withdraw());
-}
-
-impl OpenCapture {
-    pub(super) fn uses(&self) -> CapturedUses {
-        self.uses.clone()
-    }
 }
 
 impl QueueState {
@@ -101,9 +93,9 @@ pub(super) fn check(kind: WorkKind, waits: &[Event]) -> Result<()> {
 }
 
 impl DeviceStream {
-    /// Errors with what the host does if this thread captures.
+    /// Errors with the host's action if this thread captures.
     pub(super) fn refuse_in_capture(&self, action: &str) -> Result<()> {
-        let state = self.state();
+        let state = lock(&self.0.state);
         if state.capture.is_some() && !state.is_captured_elsewhere() {
             return Err(MemoryError::NotCaptured(action.to_owned()));
         }
@@ -118,7 +110,7 @@ impl DeviceStream {
         self.refuse_in_capture("another graph")?;
         // The events that the stream waits for come before the graph.
         self.launch::<MemoryError>("capture", Shapes::default(), |_| Ok(Box::new(|| Ok(()))))?;
-        let mut state = self.state();
+        let mut state = lock(&self.0.state);
         // Work that another thread prepares goes into the stream and not into the graph, as does work that waits for the host.
         loop {
             let is_late = !self.is_up_to_date();
@@ -128,7 +120,7 @@ impl DeviceStream {
                     last.block();
                     // The thread that keeps the work counts it a moment after it is done.
                     std::thread::yield_now();
-                    self.state()
+                    lock(&self.0.state)
                 }
                 _ if state.preparing.is_some() || state.is_captured_elsewhere() => {
                     self.wait_until_free(state)
@@ -139,7 +131,7 @@ impl DeviceStream {
         on_card.begin_capture()?;
         state.capture = Some(OpenCapture {
             thread: std::thread::current().id(),
-            uses: CapturedUses::new(graph_pool),
+            graph_pool,
             before: state.last.clone(),
             work: Vec::new(),
         });

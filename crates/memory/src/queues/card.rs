@@ -10,7 +10,6 @@
 //! would deadlock. Work that a thread keeps counts as work of the host for other streams that wait for it.
 
 use std::collections::VecDeque;
-use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
@@ -24,7 +23,6 @@ use super::work::{Body, Completion, FirstFailure, QueuedWork};
 use crate::{MemoryError, Result};
 
 /// Submits work to a stream of a card.
-#[derive(Debug)]
 pub(super) struct Submitter {
     name: String,
     queue: Arc<CardQueue>,
@@ -48,7 +46,7 @@ struct PendingWork {
     known: (cuda::Event, u64),
 }
 
-/// The events of a card around a piece of work, and what is reported when it is done.
+/// The events of a card around a piece of work, and its completion.
 struct CardEvent {
     started: Option<cuda::Event>,
     done: cuda::Event,
@@ -251,17 +249,5 @@ impl WorkRunner for CardEvent {
 
     fn card_event(&self) -> Option<&cuda::Event> {
         Some(&self.done)
-    }
-}
-
-impl fmt::Debug for CardQueue {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}", self.stream)
-    }
-}
-
-impl fmt::Debug for CardEvent {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{:?}", self.done)
     }
 }

@@ -4,9 +4,10 @@
 //! takes one piece of work after the other. Refused work leaves nothing in the stream. This module knows neither memory nor the
 //! work itself.
 
+use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use paceline_cuda as cuda;
 use paceline_trace::{Shapes, Span, Track, lock, now_ns};
@@ -23,21 +24,19 @@ use super::work::{Body, Completion, QueuedWork, SendPtr, WorkKind};
 use crate::{MemoryError, Result};
 
 /// A queue of a device. Clones are the same queue.
-#[derive(Clone, Debug)]
-pub struct DeviceStream(Arc<DeviceQueue>);
+#[derive(Clone)]
+pub struct DeviceStream(pub(super) Arc<DeviceQueue>);
 
-#[derive(Debug)]
-struct DeviceQueue {
+pub(super) struct DeviceQueue {
     accelerator: Accelerator,
     stream: Stream,
-    state: Mutex<QueueState>,
+    pub(super) state: Mutex<QueueState>,
     /// Signaled when another thread may put work into the stream.
-    is_free: Condvar,
+    pub(super) is_free: Condvar,
     runs_on: RunsOn,
 }
 
 /// The runner of a stream's work.
-#[derive(Debug)]
 enum RunsOn {
     /// A thread of the emulated device, whose launches take this time of the host.
     Thread(WorkerThread, Duration),
@@ -47,7 +46,7 @@ enum RunsOn {
     Card(Submitter),
 }
 
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct QueueState {
     /// Events that the next work waits for.
     waits: Vec<Event>,
@@ -69,16 +68,15 @@ struct BegunWork {
     event: Event,
     signal: Signal,
     is_captured: bool,
-    started: Instant,
     started_ns: u64,
 }
 
 impl Accelerator {
     /// A new stream. Errors if the system refuses a thread for it, or the driver a stream.
     pub fn stream(&self, name: &str) -> Result<DeviceStream> {
-        let runs_on = match self.hardware() {
+        let runs_on = match &self.0.hardware {
             Hardware::Card(card) => {
-                RunsOn::Card(Submitter::new(card, name, self.failure().clone())?)
+                RunsOn::Card(Submitter::new(card, name, self.0.failure.clone())?)
             }
             Hardware::Sim(simulator) if simulator.spec.late.is_some() => {
                 RunsOn::Waiters(simulator.clone())
@@ -106,13 +104,9 @@ impl Accelerator {
     }
 }
 
-impl QueueState {
-    /// Notes that the host has submitted something since `started_ns`, which is done with this event.
-    fn log(&mut self, started_ns: u64, event: &Event) {
-        if let Some(log) = &mut self.log {
-            let now_ns = now_ns();
-            log.push(now_ns, now_ns - started_ns, event);
-        }
+impl fmt::Debug for DeviceStream {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "DeviceStream({})", self.0.stream.name())
     }
 }
 
@@ -135,21 +129,12 @@ impl DeviceStream {
         &self.0.stream
     }
 
-    pub(super) fn state(&self) -> MutexGuard<'_, QueueState> {
-        lock(&self.0.state)
-    }
-
     /// Waits until another thread may put work into the stream.
     pub(super) fn wait_until_free<'a>(
         &self,
         state: MutexGuard<'a, QueueState>,
     ) -> MutexGuard<'a, QueueState> {
         self.0.is_free.wait(state).unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Other threads may put work into the stream.
-    pub(super) fn set_free(&self) {
-        self.0.is_free.notify_all();
     }
 
     /// Whether all work is in the stream of the card.
@@ -160,24 +145,26 @@ impl DeviceStream {
     /// Lets all later work of this stream wait for an event.
     pub fn wait(&self, event: &Event) {
         self.0.stream.wait(event);
-        let mut state = self.state();
+        let mut state = lock(&self.0.state);
         state.waits.push(event.clone());
-        state.log(now_ns(), event);
+        if let Some(log) = &mut state.log {
+            log.push(now_ns(), event);
+        }
     }
 
     /// An event after all work of this stream so far.
     pub fn record(&self) -> Event {
-        self.state().last.clone().unwrap_or_else(Event::complete)
+        lock(&self.0.state).last.clone().unwrap_or_else(Event::complete)
     }
 
     /// From now until [`DeviceStream::end_times`], keeps when work was submitted to this stream, and when it was done.
     pub fn begin_times(&self) {
-        self.state().log = Some(SubmissionLog::default());
+        lock(&self.0.state).log = Some(SubmissionLog::default());
     }
 
     /// When the work was done since [`DeviceStream::begin_times`]. Blocks until it is.
     pub fn end_times(&self) -> DoneTimes {
-        let log = self.state().log.take();
+        let log = lock(&self.0.state).log.take();
         log.unwrap_or_default().done()
     }
 
@@ -209,13 +196,13 @@ impl DeviceStream {
 
     fn begin(&self, kind: WorkKind) -> Result<BegunWork> {
         self.0.accelerator.check()?;
-        let (started, started_ns) = (Instant::now(), now_ns());
-        let mut state = self.state();
+        let started_ns = now_ns();
+        let mut state = lock(&self.0.state);
         while state.preparing.is_some() || state.is_captured_elsewhere() {
             state = self.wait_until_free(state);
         }
-        let captured = state.capture.as_ref().map(OpenCapture::uses);
-        let is_captured = captured.is_some();
+        let graph_pool = state.capture.as_ref().map(|capture| capture.graph_pool);
+        let is_captured = graph_pool.is_some();
         if is_captured {
             capture::check(kind, &state.waits)?;
         }
@@ -224,19 +211,19 @@ impl DeviceStream {
             RunsOn::Waiters(simulator) => Some(simulator.clone() as Arc<dyn WorkRunner>),
             RunsOn::Thread(..) | RunsOn::Card(_) => None,
         };
-        let (event, signal) = self.0.stream.submit_to(runner, captured);
-        Ok(BegunWork { kind, event, signal, is_captured, started, started_ns })
+        let (event, signal) = self.0.stream.submit_to(runner, graph_pool);
+        Ok(BegunWork { kind, event, signal, is_captured, started_ns })
     }
 
     /// Submits the work that was begun. Without a body it is withdrawn.
     fn end(&self, begun: BegunWork, body: Option<Body>) -> Result<Event> {
-        let BegunWork { kind, event, signal, is_captured, started, started_ns } = begun;
+        let BegunWork { kind, event, signal, is_captured, started_ns } = begun;
         if let RunsOn::Thread(_, launch) = self.0.runs_on
             && !matches!(kind, WorkKind::Poison)
         {
-            timed::spin_until(started + launch);
+            timed::spin_until(started_ns + launch.as_nanos() as u64);
         }
-        let mut state = self.state();
+        let mut state = lock(&self.0.state);
         state.preparing = None;
         let outcome = match body {
             None => {
@@ -247,7 +234,9 @@ impl DeviceStream {
             Some(body) => {
                 let before = state.last.replace(event.clone());
                 let waits = std::mem::take(&mut state.waits);
-                state.log(started_ns, &event);
+                if let Some(log) = &mut state.log {
+                    log.push(started_ns, &event);
+                }
                 // A copy that blocks the host is recorded when that ends.
                 let blocks = matches!(kind, WorkKind::Copy(copy) if copy.is_pageable());
                 let track = self.track().filter(|track| track.is_on() && !blocks);
@@ -266,7 +255,7 @@ impl DeviceStream {
         let freed = std::mem::take(&mut state.freed);
         drop(state);
         // The thread that captures may go on, and others may not.
-        self.set_free();
+        self.0.is_free.notify_all();
         freed.into_iter().for_each(|(address, len_bytes)| self.poison(address.0, len_bytes));
         outcome
     }
@@ -274,7 +263,7 @@ impl DeviceStream {
     /// Blocks until all work of this stream is done, and all that it waits for.
     pub(crate) fn drain(&self) {
         let (last, waits) = {
-            let state = self.state();
+            let state = lock(&self.0.state);
             (state.last.clone(), state.waits.clone())
         };
         for event in last.iter().chain(&waits) {
@@ -299,7 +288,7 @@ impl DeviceStream {
             return;
         }
         let address = SendPtr(base);
-        let mut state = self.state();
+        let mut state = lock(&self.0.state);
         if state.preparing == Some(std::thread::current().id()) {
             return state.freed.push((address, len_bytes));
         }

@@ -1,19 +1,19 @@
 //! Events: points in the work of a stream.
 //!
-//! Whoever submits work to a [`Stream`](crate::Stream) goes on at once. An event shows when the work is done. It knows which
+//! A thread that submits work to a [`Stream`](crate::Stream) goes on at once. An event shows when the work is done. It knows which
 //! work comes before it, so that later work and the host can be ordered after it, and keeps the memory of the work in place.
 //!
-//! Input: whoever runs the work reports its end. Output: memory is given back, waiters go on. This module knows neither the
+//! Input: the runner of the work reports its end. Output: memory is given back, waiters go on. This module knows neither the
 //! work nor who runs it.
 
-use std::fmt::Debug;
+use std::fmt;
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 
 use paceline_cuda as cuda;
 use paceline_trace::{Span, lock, now_ns};
 
 use super::order::{StreamPosition, VectorClock};
-use super::used_memory::{CapturedUses, UsedMemory};
+use super::used_memory::{CapturedUse, UsedMemory};
 
 /// A point in the work of a stream. Clones stand for the same point.
 #[derive(Clone, Debug)]
@@ -33,21 +33,20 @@ pub enum EventState {
     Failed,
 }
 
-#[derive(Debug)]
 struct SharedEvent {
     position: StreamPosition,
     /// Positions of other streams that come before the work.
     before: VectorClock,
     /// Empty if waiters sleep until the end is reported, and until a card has the work.
     runner: OnceLock<Arc<dyn WorkRunner>>,
-    /// Where a capture notes the uses of memory, if the work is captured.
-    captured: Option<CapturedUses>,
+    /// The pool of the graph for which the work is captured.
+    graph_pool: Option<u32>,
     progress: Mutex<WorkProgress>,
     changed: Condvar,
 }
 
 /// A runner of work that reports no end by itself: waiters have to call it.
-pub(crate) trait WorkRunner: Debug + Send + Sync {
+pub(crate) trait WorkRunner: Send + Sync {
     /// Settles the work if it is done.
     fn poll(&self) {}
 
@@ -60,16 +59,17 @@ pub(crate) trait WorkRunner: Debug + Send + Sync {
     }
 }
 
-#[derive(Debug)]
 struct WorkProgress {
     state: EventState,
     /// Whether later work may ignore this work: it never came into the stream, or it failed and gave its memory back.
     is_withdrawn: bool,
     /// The memory that the work uses.
     kept: Vec<Arc<dyn UsedMemory>>,
+    /// Uses of memory outside of the graph pool by captured work.
+    captured: Vec<CapturedUse>,
     /// Work that is done with this work.
     parts: Vec<Signal>,
-    /// When the work ran. It took no time if its beginning was not reported.
+    /// When the work ran. It takes no time if its beginning is not reported.
     ran: Span,
 }
 
@@ -84,26 +84,24 @@ impl Event {
         position: StreamPosition,
         before: VectorClock,
         runner: Option<Arc<dyn WorkRunner>>,
-        captured: Option<CapturedUses>,
+        graph_pool: Option<u32>,
     ) -> (Self, Signal) {
         let progress = Mutex::new(WorkProgress {
             state: EventState::Pending,
             is_withdrawn: false,
             kept: Vec::new(),
+            captured: Vec::new(),
             parts: Vec::new(),
             ran: Span::at(0),
         });
         let (runner, changed) = (runner.map_or_else(OnceLock::new, OnceLock::from), Condvar::new());
-        let shared = SharedEvent { position, before, runner, captured, progress, changed };
+        let shared = SharedEvent { position, before, runner, graph_pool, progress, changed };
         let shared = Arc::new(shared);
         (Self(Some(shared.clone())), Signal(Some(shared)))
     }
 
     pub(super) fn is_same(&self, other: &Self) -> bool {
-        match (&self.0, &other.0) {
-            (Some(a), Some(b)) => Arc::ptr_eq(a, b),
-            _ => false,
-        }
+        matches!((&self.0, &other.0), (Some(a), Some(b)) if Arc::ptr_eq(a, b))
     }
 
     /// The position of the work, and the positions of other streams before it. `None` if there is nothing to wait for.
@@ -130,10 +128,21 @@ impl Event {
         self.runner()?.card_event()
     }
 
-    /// Where uses of memory are noted, if the work is captured and its graph was not launched yet.
-    pub(crate) fn captured(&self) -> Option<&CapturedUses> {
-        let shared = self.0.as_ref()?;
-        shared.captured.as_ref().filter(|_| shared.runner.get().is_none())
+    /// Notes a use of memory if the work is captured, its graph was not launched yet, and the memory is not of the graph's pool.
+    pub(crate) fn capture(&self, graph_pool: Option<u32>, used: impl FnOnce() -> CapturedUse) {
+        if let Some(shared) = &self.0
+            && shared.graph_pool.is_some_and(|own| graph_pool != Some(own))
+            && shared.runner.get().is_none()
+        {
+            lock(&shared.progress).captured.push(used());
+        }
+    }
+
+    /// The uses of memory that were noted.
+    pub(crate) fn take_captured(&self) -> Vec<CapturedUse> {
+        let taken =
+            |shared: &Arc<SharedEvent>| std::mem::take(&mut lock(&shared.progress).captured);
+        self.0.as_ref().map(taken).unwrap_or_default()
     }
 
     /// The captured work of a graph is done with this launch of the graph.
@@ -191,7 +200,7 @@ impl Event {
                 drop(progress);
                 runner.wait(self);
                 progress = lock(&shared.progress);
-            } else if shared.captured.is_some() {
+            } else if shared.graph_pool.is_some() {
                 // Captured work does not run before its graph is launched.
                 return EventState::Failed;
             } else {
@@ -207,7 +216,7 @@ impl Event {
         (progress.state == EventState::Complete).then_some(progress.ran)
     }
 
-    /// Gives back the memory of work that has failed. Whoever waits for the work still finds that it has failed.
+    /// Gives back the memory of work that has failed. A wait for the work still returns that it has failed.
     ///
     /// # Safety
     ///
@@ -244,26 +253,27 @@ impl Event {
 }
 
 impl SharedEvent {
-    fn settle(&self, state: EventState) {
+    fn settle(&self, state: EventState, ran: Span) {
         let mut progress = lock(&self.progress);
-        progress.state = state;
-        if progress.ran.end_ns == 0 {
-            progress.ran.end_ns = now_ns();
-        }
-        if progress.ran.start_ns == 0 {
-            progress.ran.start_ns = progress.ran.end_ns;
-        }
+        (progress.state, progress.ran) = (state, ran);
         // Memory of failed work stays with the event, which the memory's own history holds: it is not freed by itself.
         let kept = match state {
             EventState::Complete => std::mem::take(&mut progress.kept),
             _ => Vec::new(),
         };
-        let (parts, ran) = (std::mem::take(&mut progress.parts), progress.ran);
+        let captured = std::mem::take(&mut progress.captured);
+        let parts = std::mem::take(&mut progress.parts);
         drop(progress);
         self.changed.notify_all();
         settle_parts(parts, state, ran);
         // Outside of the lock: the last handle of a buffer asks this event for its state.
-        drop(kept);
+        drop((kept, captured));
+    }
+}
+
+impl fmt::Debug for SharedEvent {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.position.fmt(f)
     }
 }
 
@@ -285,18 +295,15 @@ pub struct Signal(Option<Arc<SharedEvent>>);
 
 impl Signal {
     /// The work is done: gives its memory back, and wakes who waits for it.
-    pub fn complete(mut self) {
-        if let Some(shared) = self.0.take() {
-            shared.settle(EventState::Complete);
-        }
+    pub fn complete(self) {
+        self.complete_in(Span::at(now_ns()));
     }
 
     /// The work is done, and ran at these times.
-    pub(crate) fn complete_in(self, ran: Span) {
-        if let Some(shared) = &self.0 {
-            lock(&shared.progress).ran = ran;
+    pub(super) fn complete_in(mut self, ran: Span) {
+        if let Some(shared) = self.0.take() {
+            shared.settle(EventState::Complete, ran);
         }
-        self.complete();
     }
 
     /// The work does not come into the stream, for example because its memory was refused.
@@ -316,7 +323,7 @@ impl Signal {
 impl Drop for Signal {
     fn drop(&mut self) {
         if let Some(shared) = self.0.take() {
-            shared.settle(EventState::Failed);
+            shared.settle(EventState::Failed, Span::at(now_ns()));
         }
     }
 }
@@ -404,7 +411,7 @@ mod tests {
             assert_eq!(event.wait(), EventState::Failed);
             let error = buffer.claim(0..1, Access::Read, "sgd").unwrap_err();
             assert!(matches!(error, MemoryError::Fenced { op: "all_reduce", .. }), "{error}");
-            // Nor may work of the same stream touch it, and what that waits for does not help.
+            // Work of the same stream may not touch it either, whatever it waits for.
             let (next, signal) = stream.submit();
             assert!(buffer.queue(0..64, Access::Read, "reduce", &next).is_err());
             signal.complete();

@@ -82,10 +82,8 @@ impl Unrun {
                 before.all(|event| !is_pending(event))
             };
             let ready: Vec<usize> = (0..left.len()).filter(|at| is_ready(&left[*at])).collect();
-            let Some(&at) = ready.get(self.draw(ready.len())) else {
-                unreachable!("work waits for earlier work only, which is done or still left")
-            };
-            run(left.swap_remove(at));
+            // Some work is ready, because work waits for earlier work only, which is done or still left.
+            run(left.swap_remove(ready[self.draw(ready.len())]));
         }
     }
 
@@ -96,6 +94,6 @@ impl Unrun {
             .random
             .wrapping_mul(6_364_136_223_846_793_005)
             .wrapping_add(1_442_695_040_888_963_407);
-        ((self.random >> 33) as usize) % limit.max(1)
+        ((self.random >> 33) as usize) % limit
     }
 }

@@ -4,7 +4,7 @@
 //! | file | contents |
 //! |---|---|
 //! | [`order`] | positions in streams, and which come before others |
-//! | [`used_memory`] | what queues know of memory |
+//! | [`used_memory`] | memory, as far as queues know it |
 //! | [`event`], [`stream`] | points in the work of a stream, and the stream |
 //! | [`work`] | a piece of work for an accelerator |
 //! | [`timed`], [`late`], [`sim`] | an emulated accelerator, whose work runs in real time or as late as allowed |

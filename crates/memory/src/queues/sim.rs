@@ -6,16 +6,15 @@
 //!   order that a seed draws among all that the program allows. Freed memory is overwritten. So a wait that a program has
 //!   forgotten shows, whatever the timing.
 
-use std::fmt;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
 
-use paceline_trace::{Span, now_ns};
+use paceline_trace::{Span, lock, now_ns};
 
 use super::event::{Event, EventState, WorkRunner};
 use super::late::LateWork;
-use super::timed::{self, CopyEngines};
+use super::timed;
 use super::work::{CopyKind, FirstFailure, QueuedWork, WorkKind};
 
 /// The settings of an emulated device.
@@ -57,7 +56,8 @@ impl SimSpec {
 /// An emulated device.
 pub(super) struct Simulator {
     pub(super) spec: SimSpec,
-    copies: CopyEngines,
+    /// The engines that copy from and to the device, each one copy at a time.
+    copies: [Mutex<()>; 2],
     pub(super) late: LateWork,
     pub(super) failure: Arc<FirstFailure>,
 }
@@ -65,7 +65,7 @@ pub(super) struct Simulator {
 impl Simulator {
     pub(super) fn new(spec: SimSpec, failure: Arc<FirstFailure>) -> Self {
         let late = LateWork::new(spec.late.unwrap_or_default());
-        Self { spec, copies: CopyEngines::default(), late, failure }
+        Self { spec, copies: Default::default(), late, failure }
     }
 
     /// Runs a piece of work, unless earlier work has failed.
@@ -80,11 +80,11 @@ impl Simulator {
             WorkKind::Copy(copy) if copy.uses_bus() => Some(copy),
             _ => None,
         };
-        let engine = copy.map(|copy| self.copies.lock(copy.to_device()));
-        let (started, start_ns) = (Instant::now(), now_ns());
+        let engine = copy.map(|copy| lock(&self.copies[usize::from(copy.to_device())]));
+        let start_ns = now_ns();
         let outcome = catch_unwind(AssertUnwindSafe(body));
         if let (Some(copy), None) = (copy, self.spec.late) {
-            timed::sleep_until(started + self.spec.copy_time(&copy));
+            timed::sleep_until(start_ns + self.spec.copy_time(&copy).as_nanos() as u64);
         }
         drop(engine);
         match outcome {
@@ -99,11 +99,5 @@ impl Simulator {
 impl WorkRunner for Simulator {
     fn wait(&self, event: &Event) {
         self.late.run_before(event, |work| self.run(work));
-    }
-}
-
-impl fmt::Debug for Simulator {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Sim").field(&self.spec).finish()
     }
 }

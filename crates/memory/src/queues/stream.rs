@@ -11,7 +11,6 @@ use paceline_trace::lock;
 
 use super::event::{Event, Signal, WorkRunner};
 use super::order::{StreamId, StreamPosition, VectorClock};
-use super::used_memory::CapturedUses;
 
 /// A queue of work that runs in order. Clones are the same stream, and equal; streams of the same name are not.
 #[derive(Clone, Debug)]
@@ -54,11 +53,11 @@ impl Stream {
         self.submit_to(None, None)
     }
 
-    /// The same for work that a runner has, or that is captured.
+    /// The same for work that a runner has, or that is captured with memory of a graph pool.
     pub(super) fn submit_to(
         &self,
         runner: Option<Arc<dyn WorkRunner>>,
-        captured: Option<CapturedUses>,
+        graph_pool: Option<u32>,
     ) -> (Event, Signal) {
         let mut clock = lock(&self.0.clock);
         clock.submitted += 1;
@@ -66,10 +65,10 @@ impl Stream {
         let position = StreamPosition { stream: self.0.id.clone(), index: clock.submitted };
         let before = clock.seen.clone();
         drop(clock);
-        Event::pending(position, before, runner, captured)
+        Event::pending(position, before, runner, graph_pool)
     }
 
-    /// Orders all later work of this stream after the event. Whoever runs the work makes it wait.
+    /// Orders all later work of this stream after the event. The runner of the work makes it wait.
     pub fn wait(&self, event: &Event) {
         if let Some((position, before)) = event.order() {
             let mut clock = lock(&self.0.clock);

@@ -1,18 +1,16 @@
-//! Work in real time: a thread for each stream, and an engine for the copies of each direction.
+//! Work in real time: the thread of a stream, and waits for a time.
 //!
 //! A stream of a card has such a thread too, once its work has to wait for the host.
 
 use std::sync::mpsc::{self, Sender};
-use std::sync::{Mutex, MutexGuard};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-use paceline_trace::{lock, thread_builder};
+use paceline_trace::{now_ns, thread_builder};
 
 use super::work::QueuedWork;
 
 /// The thread of a stream, which runs its work in order.
-#[derive(Debug)]
 pub(super) struct WorkerThread {
     queue: Option<Sender<QueuedWork>>,
     handle: Option<JoinHandle<()>>,
@@ -49,28 +47,16 @@ impl Drop for WorkerThread {
     }
 }
 
-/// The engines that copy between the host and the device: each direction moves one copy at a time.
-#[derive(Debug, Default)]
-pub(super) struct CopyEngines([Mutex<()>; 2]);
-
-impl CopyEngines {
-    pub(super) fn lock(&self, to_device: bool) -> MutexGuard<'_, ()> {
-        lock(&self.0[usize::from(to_device)])
-    }
-}
-
 /// Sleeps until shortly before the time, since sleeping is not exact, then spins.
-pub(super) fn sleep_until(end: Instant) {
+pub(super) fn sleep_until(end_ns: u64) {
     const SPIN: Duration = Duration::from_micros(80);
-    let left = end.saturating_duration_since(Instant::now());
-    if let Some(sleep) = left.checked_sub(SPIN) {
-        std::thread::sleep(sleep);
-    }
-    spin_until(end);
+    let left = Duration::from_nanos(end_ns.saturating_sub(now_ns()));
+    std::thread::sleep(left.saturating_sub(SPIN));
+    spin_until(end_ns);
 }
 
-pub(super) fn spin_until(end: Instant) {
-    while Instant::now() < end {
+pub(super) fn spin_until(end_ns: u64) {
+    while now_ns() < end_ns {
         std::hint::spin_loop();
     }
 }

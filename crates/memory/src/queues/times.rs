@@ -3,20 +3,23 @@
 //! The host submits the passes of a step to a stream and goes on. A pass was done when all work was done that had been
 //! submitted before its end, as with timed events of a card.
 
+use paceline_trace::now_ns;
+
 use super::event::Event;
 
 /// The submissions of the host to a stream: their times and events.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(super) struct SubmissionLog {
     submitted: Vec<(u64, Event)>,
     launching_ns: u64,
 }
 
 impl SubmissionLog {
-    /// Notes a submission at `submitted_ns`, which took `took_ns` of the host's time.
-    pub(super) fn push(&mut self, submitted_ns: u64, took_ns: u64, event: &Event) {
-        self.submitted.push((submitted_ns, event.clone()));
-        self.launching_ns += took_ns;
+    /// Notes a submission that began at `started_ns` and ends now.
+    pub(super) fn push(&mut self, started_ns: u64, event: &Event) {
+        let now_ns = now_ns();
+        self.submitted.push((now_ns, event.clone()));
+        self.launching_ns += now_ns - started_ns;
     }
 
     pub(super) fn done(self) -> DoneTimes {

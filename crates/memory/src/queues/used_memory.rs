@@ -2,9 +2,7 @@
 
 use std::fmt::Debug;
 use std::ops::Range;
-use std::sync::{Arc, Mutex};
-
-use paceline_trace::lock;
+use std::sync::Arc;
 
 use super::event::Event;
 use crate::Result;
@@ -38,25 +36,4 @@ pub(crate) struct CapturedUse {
     pub(crate) range: Range<usize>,
     pub(crate) access: Access,
     pub(crate) op: &'static str,
-}
-
-/// The uses of memory by a capture in progress, except for memory of the graph's own pool.
-#[derive(Clone, Debug)]
-pub(crate) struct CapturedUses {
-    pub(crate) graph_pool: u32,
-    uses: Arc<Mutex<Vec<CapturedUse>>>,
-}
-
-impl CapturedUses {
-    pub(super) fn new(graph_pool: u32) -> Self {
-        Self { graph_pool, uses: Arc::default() }
-    }
-
-    pub(crate) fn push(&self, captured: CapturedUse) {
-        lock(&self.uses).push(captured);
-    }
-
-    pub(super) fn take(&self) -> Vec<CapturedUse> {
-        std::mem::take(&mut *lock(&self.uses))
-    }
 }

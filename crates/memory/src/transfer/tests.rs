@@ -87,13 +87,13 @@ fn a_wait_that_is_missing_is_an_error_at_once() {
         let error = from.write::<f32>().unwrap_err().to_string();
         assert!(error.starts_with("bytes 0..16 are read by copy on the stream copy"), "{error}");
         assert!(from.read::<f32>().is_ok(), "both only read");
-        // What was refused has left nothing in the stream.
+        // The refused work has left nothing in the stream.
         compute.wait(&copy.record());
         scale(&compute, &there, 2.0).unwrap();
         compute.synchronize().unwrap();
         assert!(
             from.write::<f32>().is_ok(),
-            "waiting for what waits for the copy is waiting for the copy"
+            "a wait for work after the copy is a wait for the copy"
         );
     }
 }

@@ -1,4 +1,4 @@
-//! Where blocks lie, and what goes back to the system.
+//! Where blocks lie, and which memory goes back to the system.
 
 use super::*;
 
@@ -24,7 +24,7 @@ fn is_filled(block: &Block, value: u8) -> bool {
     bytes.iter().all(|&byte| byte == value)
 }
 
-/// What the heap says of itself, counted from its chunks.
+/// Compares the heap's counters with its chunks.
 fn check(heap: &Heap) {
     let mut reserved = 0;
     let mut gaps = 0;
@@ -43,7 +43,7 @@ fn check(heap: &Heap) {
         gaps += ranges.iter().map(Range::len).sum::<usize>();
     }
     let ends: usize = heap.chunks.values().map(|chunk| chunk.end).sum();
-    assert_eq!((heap.reserved_bytes, heap.in_use_bytes), (reserved, ends - gaps));
+    assert_eq!((heap.usage.reserved_bytes, heap.usage.in_use_bytes), (reserved, ends - gaps));
 }
 
 #[test]
@@ -70,17 +70,20 @@ fn blocks_in_any_order_keep_their_contents_and_the_bound_holds() {
             check(&heap);
             // Up to a grain stays on either side of each block.
             let rest = 2 * GRAIN * (blocks.len() + 1);
-            assert!(heap.reserved_bytes <= bound_bytes(heap.peak_bytes) + rest, "{heap:?}");
+            assert!(
+                heap.usage.reserved_bytes <= bound_bytes(heap.usage.peak_bytes) + rest,
+                "{heap:?}"
+            );
         }
         assert!(blocks.iter().all(|(block, value)| is_filled(block, *value)), "seed {seed}");
         blocks.into_iter().for_each(|(block, _)| heap.give_back(block));
         heap.trim(usize::MAX);
         check(&heap);
-        assert_eq!(heap.reserved_bytes, 0, "{heap:?}");
+        assert_eq!(heap.usage.reserved_bytes, 0, "{heap:?}");
     }
 }
 
-/// The places depend on what is in use, and not on what was in use before.
+/// The addresses depend on the blocks in use, and not on earlier ones.
 #[test]
 fn a_step_takes_the_same_places_after_any_other() {
     let step = |heap: &mut Heap, unit: usize| {
@@ -91,13 +94,13 @@ fn a_step_takes_the_same_places_after_any_other() {
     };
     let (mut first, mut second) = (Heap::default(), Heap::default());
     let large = step(&mut first, 100_000);
-    let after_large = first.num_requests;
+    let after_large = first.usage.num_requests;
     for unit in [7, 30_000, 99_999, 500] {
         assert_eq!(step(&mut first, unit), step(&mut second, unit));
     }
-    assert_eq!(first.num_requests, after_large);
+    assert_eq!(first.usage.num_requests, after_large);
     assert_eq!(step(&mut second, 100_000), large);
-    assert_eq!(first.reserved_bytes, second.reserved_bytes);
+    assert_eq!(first.usage.reserved_bytes, second.usage.reserved_bytes);
 }
 
 #[test]
@@ -113,9 +116,9 @@ fn free_memory_goes_back_before_an_allocation_fails() {
     let large = heap.take(4 * PIECE).unwrap();
     fill(&large, 2);
     check(&heap);
-    assert_eq!(heap.reserved_bytes, 8 * PIECE);
+    assert_eq!(heap.usage.reserved_bytes, 8 * PIECE);
     assert!(heap.take(PIECE).is_none());
-    // What was refused has left no trace.
+    // The refused request leaves no trace.
     check(&heap);
     assert!(blocks.iter().skip(1).step_by(2).all(|block| is_filled(block, 1)));
     assert!(is_filled(&large, 2));
@@ -126,12 +129,15 @@ fn free_memory_goes_back_before_an_allocation_fails() {
 #[test]
 fn memory_beyond_the_bound_goes_back() {
     let mut heap = Heap::default();
-    // A gap behind a block that stays, and then a block that does not fit into it.
+    // A gap after a block that stays, and then a block that is too large for it.
     for len in [1 << 20, 2 << 20, 3 << 20, 4 << 20] {
         let [gap, stays] = [len, 64].map(|len| heap.take(len).unwrap());
         heap.give_back(gap);
         check(&heap);
-        assert!(heap.reserved_bytes <= bound_bytes(heap.peak_bytes) + 2 * GRAIN, "{heap:?}");
+        assert!(
+            heap.usage.reserved_bytes <= bound_bytes(heap.usage.peak_bytes) + 2 * GRAIN,
+            "{heap:?}"
+        );
         assert_eq!(stays.len_bytes, 64);
     }
 }
