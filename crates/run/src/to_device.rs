@@ -1,7 +1,7 @@
 //! Brings batches to the device that computes.
 //!
-//! Input: batches as the loader makes them. Output: the same batches in the memory of the device, after which the stream of
-//! its kernels comes. Each of three settings changes one thing: pinned memory, which the loader fills, makes copies faster;
+//! Input: batches as the loader makes them. Output: the same batches in the memory of the device; the stream of its kernels
+//! comes after their copies. Each of three settings changes one thing: pinned memory, which the loader fills, makes copies faster;
 //! with non-blocking copies the host does not wait for them; and with a stream of their own, the copies of the next batch run
 //! beside the step of this one. On the processor, batches stay where they are.
 
@@ -74,7 +74,7 @@ impl ToDevice {
             (None, now) => self.copy(now.unwrap_or_default())?,
         };
         if let Some((copies, kernels)) = &self.streams
-            && copies.stream().name() != kernels.stream().name()
+            && copies.stream() != kernels.stream()
         {
             brought.copies.iter().for_each(|copied| kernels.wait(copied));
         }
@@ -97,11 +97,35 @@ impl ToDevice {
         });
         let batches = shares.collect::<Result<Vec<_>>>()?;
         if !self.is_non_blocking {
-            // The next work reports a failure.
+            // A failure is returned by the next work.
             copies.iter().for_each(|copied| {
                 copied.wait();
             });
         }
         Ok(Brought { batches, copies })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use paceline_data::Position;
+    use paceline_memory::{Accelerator, Category, DType, SimSpec};
+
+    use super::*;
+
+    #[test]
+    fn kernels_wait_for_copies_on_another_stream_of_the_same_name() {
+        let home = Accelerator::sim(SimSpec::late(0)).stream("copy").unwrap();
+        let memory = Allocator::on(&home);
+        let copies = Copies { non_blocking: true, own_stream: true, ..Copies::default() };
+        let mut to_device = ToDevice::new(&memory, copies).unwrap();
+        let host = Allocator::pinned(home.accelerator());
+        let inputs = host.tensor(DType::F32, [4], Category::Data).unwrap();
+        inputs.write::<f32>().unwrap().fill(3.0);
+        let tensors = vec![("inputs", inputs)];
+        let batch = Batch { position: Position::default(), tensors, global_count: 4 };
+        let brought = to_device.bring(Loaded { now: Some(vec![Some(batch)]), next: None }).unwrap();
+        let inputs = brought.batches[0].as_ref().unwrap().batch.inputs().clone();
+        assert_eq!(inputs.to_host().unwrap().read::<f32>().unwrap().to_vec(), [3.0; 4]);
     }
 }
