@@ -133,21 +133,7 @@ impl Rows {
         };
         let header = reader.headers().map_err(failed)?;
         let header: Vec<String> = header.iter().map(|name| name.trim().to_owned()).collect();
-        let mut places = header.iter().enumerate().filter(|(_, name)| *name == label);
-        let at = match (places.next(), places.next()) {
-            (Some((at, _)), None) => at,
-            (Some(_), Some(_)) => return Err(fail(format!("has two columns {}", shown(label)))),
-            (None, _) if header.is_empty() => {
-                return Err(fail("has no line with the names of its columns".to_owned()));
-            }
-            (None, _) => {
-                let names: Vec<String> = header.iter().take(10).map(|name| shown(name)).collect();
-                let more = if header.len() > 10 { ", ..." } else { "" };
-                let problem =
-                    format!("has no column {}, but {}{more}", shown(label), names.join(", "));
-                return Err(fail(problem));
-            }
-        };
+        let at = place_of(&header, label).map_err(fail)?;
         let mut columns = header;
         columns.remove(at);
         if columns.is_empty() {
@@ -173,6 +159,23 @@ impl Rows {
             Err(DataError::format(&path, "holds no samples"))
         } else {
             Ok(Self { path, columns, values, labels })
+        }
+    }
+}
+
+/// The place of the one column with this name.
+fn place_of(header: &[String], label: &str) -> Result<usize, String> {
+    let mut places = header.iter().enumerate().filter(|(_, name)| *name == label);
+    match (places.next(), places.next()) {
+        (Some((at, _)), None) => Ok(at),
+        (Some(_), Some(_)) => Err(format!("has two columns {}", shown(label))),
+        (None, _) if header.is_empty() => {
+            Err("has no line with the names of its columns".to_owned())
+        }
+        (None, _) => {
+            let names: Vec<String> = header.iter().take(10).map(|name| shown(name)).collect();
+            let more = if header.len() > 10 { ", ..." } else { "" };
+            Err(format!("has no column {}, but {}{more}", shown(label), names.join(", ")))
         }
     }
 }

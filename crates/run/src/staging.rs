@@ -17,7 +17,7 @@ use paceline_settings::open_data::OpenData;
 use paceline_settings::pipeline::{Candidate, Cut, PipelineConfig};
 use paceline_strategies::AccumulationOrder;
 use paceline_strategies::schedule::{
-    Blocks, Choice, Costs, Plan, SCHEDULES, Schedule, best_cut, named,
+    BlockCosts, Costs, CutChoice, Plan, SCHEDULES, Schedule, best_cut, named,
 };
 use paceline_trace::now_ns;
 
@@ -52,8 +52,8 @@ pub(crate) fn choose(
         let fixed = (open.cut == Cut::ByHand).then_some(open.begins_at.as_slice());
         best_cut(schedule, ranks, micro_batches, &blocks, (limit, fixed)).ok().flatten()
     };
-    let mut choices: Vec<Choice> = all.into_iter().filter(goes).filter_map(cut_of).collect();
-    choices.sort_by(Choice::by_step);
+    let mut choices: Vec<CutChoice> = all.into_iter().filter(goes).filter_map(cut_of).collect();
+    choices.sort_by(CutChoice::by_step);
     let Some(best) = choices.first() else {
         let problem = match open.memory_bytes {
             Some(bytes) => {
@@ -68,7 +68,7 @@ pub(crate) fn choose(
             _ => Failure::Consequence(problem),
         });
     };
-    let candidate = |choice: &Choice| Candidate {
+    let candidate = |choice: &CutChoice| Candidate {
         schedule: choice.schedule.name(),
         step_ms: choice.step,
         kept_bytes: choice.kept as u64,
@@ -111,7 +111,7 @@ fn measured(
     model: &Model,
     samples: &BatchShape,
     world: &Group,
-) -> Result<Blocks> {
+) -> Result<BlockCosts> {
     let compute = Compute::new(config.threads, Allocator::new())?;
     let longest = samples.max_length().unwrap_or(1);
     let batch = batch_of(samples, &compute.allocator, config.batch_size.max(1), longest)?;
@@ -131,7 +131,7 @@ fn measured(
     let each =
         |part: fn(BlockCost) -> f64| (0..model.blocks.len()).map(|at| part(of(at))).collect();
     let puts_off = !config.pipeline.as_ref().is_some_and(|of| of.head_at_once);
-    let mut blocks = Blocks {
+    let mut blocks = BlockCosts {
         forward: each(|of| of.forward),
         backward_input: each(|of| of.backward_input + of.loss),
         backward_weight: each(|of| of.backward_weight + of.loss_weight),

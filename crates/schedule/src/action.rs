@@ -1,4 +1,4 @@
-//! Actions: what a rank does in a step, one piece of work at a time.
+//! Actions: the pieces of work of a rank in a step.
 //!
 //! The text of an action is that of PyTorch's pipelining: the stage, the letters of the action, and the micro-batch. `2F0`
 //! is the forward pass of micro-batch 0 through stage 2.
@@ -6,7 +6,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-/// What is done.
+/// The kind of an action.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Kind {
     /// The forward pass, without the loss.
@@ -65,7 +65,7 @@ impl Kind {
 pub struct Action {
     /// The stage, counted over all ranks in the order of the forward pass.
     pub stage: usize,
-    /// What is done.
+    /// Its kind.
     pub kind: Kind,
     /// The micro-batch.
     pub micro_batch: usize,
@@ -88,11 +88,11 @@ impl FromStr for Action {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let problem = || format!("{text:?} is no action such as 2F0 or 1SEND_B3");
+        let problem = || format!("{text:?} is not an action like 2F0 or 1SEND_B3");
         let letters = text.find(|c: char| !c.is_ascii_digit()).ok_or_else(problem)?;
         let (stage, rest) = text.split_at(letters);
         let digits = rest.rfind(|c: char| !c.is_ascii_digit()).map_or(0, |at| at + 1);
-        // The letters are ASCII, or they are none that an action has.
+        // The letters are ASCII, or not letters of any action.
         let (letters, micro_batch) = rest.split_at_checked(digits).ok_or_else(problem)?;
         let kind = Kind::ALL.into_iter().find(|kind| kind.letters() == letters);
         let number = |digits: &str| digits.parse().map_err(|_| problem());
@@ -114,7 +114,7 @@ mod tests {
         for text in
             ["", "2", "F0", "2F", "2X0", "2F-1", "F", "2é0", "99999999999999999999F0", "1SEND_0"]
         {
-            assert!(text.parse::<Action>().unwrap_err().contains("is no action"), "{text}");
+            assert!(text.parse::<Action>().unwrap_err().contains("is not an action"), "{text}");
         }
     }
 }

@@ -5,12 +5,11 @@
 
 use std::cmp::Ordering;
 
-use crate::timeline::Times;
-use crate::{Action, Costs, Kind, Placement, Plan, PlanError, Schedule, cut};
+use crate::{Action, Costs, Kind, Placement, Plan, PlanError, Schedule, Timeline, cut};
 
-/// What the blocks of a model take of a rank.
+/// The costs of a model's blocks on a rank.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Blocks {
+pub struct BlockCosts {
     /// The forward pass of a micro-batch.
     pub forward: Vec<f64>,
     /// The input half of its backward pass; of the last block also the loss.
@@ -25,7 +24,7 @@ pub struct Blocks {
     pub has_barrier: bool,
 }
 
-impl Blocks {
+impl BlockCosts {
     /// The costs of stages that begin with the first block and with these.
     pub fn costs(&self, cut: &[usize]) -> Costs {
         Costs {
@@ -52,20 +51,20 @@ fn sums(of_blocks: &[f64], cut: &[usize]) -> Vec<f64> {
 
 /// A schedule and a cut.
 #[derive(Clone)]
-pub struct Choice {
+pub struct CutChoice {
     /// The schedule.
     pub schedule: &'static dyn Schedule,
     /// The first block of each stage but the first one.
     pub cut: Vec<usize>,
     /// The time from step to step.
     pub step: f64,
-    /// The most that a rank keeps of micro-batches in flight, in the unit of [`Blocks::kept`].
+    /// The most that a rank keeps of micro-batches in flight, in the unit of [`BlockCosts::kept`].
     pub kept: f64,
     /// The messages between ranks in a step.
     pub messages: usize,
 }
 
-impl std::fmt::Debug for Choice {
+impl std::fmt::Debug for CutChoice {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let Self { schedule, cut, step, kept, .. } = self;
         write!(f, "Choice({} cut at {cut:?}: step {step}, kept {kept})", schedule.name())
@@ -75,7 +74,7 @@ impl std::fmt::Debug for Choice {
 /// How many actions are rehearsed for a choice, at most.
 const MAX_ACTIONS: usize = 1 << 20;
 
-impl Choice {
+impl CutChoice {
     /// The shorter step comes first. Steps that differ by less than a thousandth count as equal: then the one that keeps less comes
     /// first, and of those that keep as much, the one with fewer messages.
     pub fn by_step(&self, other: &Self) -> Ordering {
@@ -98,13 +97,13 @@ pub fn best_cut(
     schedule: &'static dyn Schedule,
     ranks: usize,
     micro_batches: usize,
-    blocks: &Blocks,
+    blocks: &BlockCosts,
     (limit, fixed): (Option<f64>, Option<&[usize]>),
-) -> Result<Option<Choice>, PlanError> {
+) -> Result<Option<CutChoice>, PlanError> {
     let (num_blocks, stages) = (blocks.forward.len(), schedule.placement(ranks).stages());
     let Some(even) = cut(&blocks.each(), stages) else { return Ok(None) };
     let rehearsed = |cut: Vec<usize>| rehearsed(schedule, ranks, micro_batches, blocks, cut);
-    let fits = |choice: &Choice| limit.is_none_or(|limit| choice.kept <= limit);
+    let fits = |choice: &CutChoice| limit.is_none_or(|limit| choice.kept <= limit);
     if let Some(fixed) = fixed {
         let fits_blocks =
             fixed.len() + 1 == stages && fixed.last().is_none_or(|at| *at < num_blocks);
@@ -126,7 +125,7 @@ pub fn best_cut(
     }
     let mut current = rehearsed(even)?;
     loop {
-        let mut next: Option<Choice> = None;
+        let mut next: Option<CutChoice> = None;
         for cut in neighbors(&current.cut, num_blocks) {
             left = left.saturating_sub(1);
             let other = rehearsed(cut)?;
@@ -160,10 +159,10 @@ fn num_cuts(num_blocks: usize, stages: usize, most: usize) -> Option<usize> {
 fn all_cuts(num_blocks: usize, stages: usize) -> Vec<Vec<usize>> {
     let mut cuts = vec![Vec::new()];
     for stage in 1..stages {
-        let behind = stages - stage;
+        let left = stages - stage;
         let longer = |cut: Vec<usize>| {
             let first = cut.last().map_or(1, |last| last + 1);
-            (first..=num_blocks - behind).map(move |at| [cut.as_slice(), &[at]].concat())
+            (first..=num_blocks - left).map(move |at| [cut.as_slice(), &[at]].concat())
         };
         cuts = cuts.into_iter().flat_map(longer).collect();
     }
@@ -191,9 +190,9 @@ fn rehearsed(
     schedule: &'static dyn Schedule,
     ranks: usize,
     micro_batches: usize,
-    blocks: &Blocks,
+    blocks: &BlockCosts,
     cut: Vec<usize>,
-) -> Result<Choice, PlanError> {
+) -> Result<CutChoice, PlanError> {
     let costs = blocks.costs(&cut);
     let plan = Plan::new(schedule, ranks, micro_batches, |_: &Placement| costs.clone())?;
     let step = step_time(&plan, &costs, blocks.has_barrier)?;
@@ -201,26 +200,17 @@ fn rehearsed(
     let is_sent = |action: &&Action| matches!(action.kind, Kind::SendForward | Kind::SendBackward);
     let sent = |rank| plan.actions(rank).iter().filter(is_sent).count();
     let messages = (0..ranks).map(sent).sum();
-    Ok(Choice { schedule, cut, step, kept, messages })
+    Ok(CutChoice { schedule, cut, step, kept, messages })
 }
 
 /// The time from step to step: ranks that are done begin the next one, unless there is a barrier.
 pub(crate) fn step_time(plan: &Plan, costs: &Costs, has_barrier: bool) -> Result<f64, PlanError> {
     let ranks = plan.shape().placement.ranks();
-    let (cost, message) = (|action: &_| costs.of(action), |_: &_| costs.message);
     let mut begin = vec![0.0; ranks];
     let mut last = 0.0;
     // After some steps each begins as late after the one before as the others do.
     for step in 0..3 {
-        let times = Times {
-            cost: &cost,
-            before: &|_| 0.0,
-            message: &message,
-            begin: begin.clone(),
-            in_order: true,
-            side_by_side: costs.side_by_side,
-        };
-        let timeline = crate::Timeline::with(plan, times)?;
+        let timeline = Timeline::beginning_at(plan, costs, begin.clone())?;
         let took = timeline.makespan - last;
         if has_barrier || step == 2 {
             return Ok(took);
@@ -237,14 +227,14 @@ mod tests {
     use super::*;
     use crate::{OneFOneB, SCHEDULES, ZbH2, Zbv, named};
 
-    fn blocks(each: &[f64]) -> Blocks {
+    fn blocks(each: &[f64]) -> BlockCosts {
         let ones = each.to_vec();
-        Blocks {
+        BlockCosts {
             forward: ones.clone(),
             backward_input: ones.clone(),
             backward_weight: ones,
             kept: vec![1.0; each.len()],
-            ..Blocks::default()
+            ..BlockCosts::default()
         }
     }
 
@@ -292,9 +282,9 @@ mod tests {
         let (forward, mut input, weight) = (vec![2.5; 8], vec![4.0; 8], vec![2.0; 8]);
         // The first block has no gradient to pass on.
         input[0] = 0.0;
-        let (backward_input, backward_weight) = (input, weight);
-        let kept = vec![1.0; 8];
-        let blocks = Blocks { forward, backward_input, backward_weight, kept, ..Blocks::default() };
+        let (backward_input, backward_weight, kept) = (input, weight, vec![1.0; 8]);
+        let others = BlockCosts::default();
+        let blocks = BlockCosts { forward, backward_input, backward_weight, kept, ..others };
         let choice =
             |name| best_cut(named(name).unwrap(), 4, 16, &blocks, (None, None)).unwrap().unwrap();
         let (zbv, interleaved) = (choice("zbv"), choice("interleaved_zb"));

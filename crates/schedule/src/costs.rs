@@ -1,4 +1,4 @@
-//! What actions take.
+//! The durations of actions.
 
 use crate::{Action, Kind, Placement};
 
@@ -13,7 +13,7 @@ pub struct Costs {
     pub backward_weight: Vec<f64>,
     /// A message from one rank to another.
     pub message: f64,
-    /// What a pair of passes takes, as a part of what both take one after the other, on a device which runs them side by
+    /// The duration of a pair of passes, as a part of both durations together, on a device that runs them side by
     /// side: both begin when both can, and end together. `None` if one runs after the other.
     pub side_by_side: Option<f64>,
 }
@@ -27,7 +27,7 @@ impl Costs {
         Self { forward, backward_input, backward_weight, message: 0.0, side_by_side: None }
     }
 
-    /// What an action takes of its rank's time. A message takes none: it travels by itself.
+    /// The time that an action takes of its rank. A message takes no time of a rank: it travels by itself.
     pub fn of(&self, action: &Action) -> f64 {
         let (input, weight) =
             (self.backward_input[action.stage], self.backward_weight[action.stage]);

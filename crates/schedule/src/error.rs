@@ -15,14 +15,14 @@ pub enum PlanError {
         rank: usize,
         /// The action.
         action: Action,
-        /// What is wrong.
-        what: &'static str,
+        /// The problem.
+        problem: &'static str,
     },
     /// Messages of one rank to another come in another order than they are awaited.
     Order {
         /// The rank that sends, and the rank that receives.
         ranks: (usize, usize),
-        /// What is sent, and what is awaited in its place; `None` if nothing is.
+        /// The message that is sent, and the one that is awaited instead; `None` if there is no message.
         messages: (Option<Action>, Option<Action>),
     },
     /// Ranks wait for each other: each for the next one, and the last one for the first.
@@ -34,9 +34,9 @@ pub enum PlanError {
 pub struct Waiting {
     /// The rank.
     pub rank: usize,
-    /// What it cannot do.
+    /// The action that waits.
     pub action: Action,
-    /// What has to be done before.
+    /// The action that must be done before.
     pub needs: Action,
     /// The rank that has to do it.
     pub of: usize,
@@ -46,8 +46,8 @@ impl fmt::Display for PlanError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             PlanError::Setting(problem) => f.write_str(problem),
-            PlanError::Action { rank, action, what } => {
-                write!(f, "{action} in the list of rank {rank}: {what}")
+            PlanError::Action { rank, action, problem } => {
+                write!(f, "{action} in the list of rank {rank}: {problem}")
             }
             PlanError::Order { ranks: (from, to), messages } => match messages {
                 (Some(sent), Some(awaited)) => write!(

@@ -10,12 +10,12 @@
 use std::collections::HashMap;
 
 use crate::plan::received_for;
-use crate::timeline::Times;
+use crate::timeline::RehearsalTimes;
 use crate::{Action, Kind, Plan, PlanError, Ran, Timeline};
 
 /// Why a rank was idle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Cause {
+pub enum IdleCause {
     /// It waits for an input, and would with equal stages and no messages: the pipeline is not full yet.
     Fill,
     /// It waits for a gradient, and would with equal stages and no messages: the pipeline runs empty.
@@ -32,7 +32,7 @@ pub enum Cause {
     Barrier,
 }
 
-impl Cause {
+impl IdleCause {
     /// All of them, in the order of the rehearsals.
     pub const ALL: [Self; 7] = [
         Self::Fill,
@@ -67,13 +67,13 @@ pub struct Measured {
     pub start: f64,
     /// When it was done.
     pub end: f64,
-    /// When the message that it needs could be received, and when it had arrived. Nobody reads it if there is none.
+    /// When the message that it needs could be received, and when it had arrived. Nobody reads it for an action without a message.
     pub message: (f64, f64),
 }
 
 /// A step of a rank.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct RankStep {
+pub struct MeasuredStep {
     /// When it asked for the samples of the step.
     pub asked: f64,
     /// When it had them.
@@ -86,7 +86,7 @@ pub struct RankStep {
     pub end: f64,
 }
 
-/// What things usually take: medians over steps and micro-batches.
+/// Usual durations: medians over steps and micro-batches.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Usual {
     /// Each kind of action in each stage.
@@ -96,7 +96,7 @@ pub struct Usual {
 }
 
 impl Usual {
-    /// What an action usually takes; zero if there was none like it.
+    /// The usual duration of an action; zero if no action was like it.
     pub fn of(&self, stage: usize, kind: Kind) -> f64 {
         self.actions.get(&(stage, kind)).copied().unwrap_or(0.0)
     }
@@ -104,21 +104,21 @@ impl Usual {
 
 /// The idle time of a rank in a step.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Account {
+pub struct RankAccount {
     /// The whole step.
     pub step: f64,
-    /// What is not idle: arithmetic, the optimizer, the hand-over of messages, and the synchronization of replicas with its waits.
+    /// The time that is not idle: arithmetic, the optimizer, the hand-over of messages, and the synchronization of replicas with its waits.
     pub busy: f64,
-    /// Idle time by cause, in the order of [`Cause::ALL`]. It is below zero where a cause takes away more of the idle time of
+    /// Idle time by cause, in the order of [`IdleCause::ALL`]. It is below zero where a cause takes away more of the idle time of
     /// others than it adds.
     pub idle: [f64; 7],
     /// Idle time without a cause.
     pub rest: f64,
 }
 
-impl Account {
+impl RankAccount {
     /// The idle time of a cause.
-    pub fn of(&self, cause: Cause) -> f64 {
+    pub fn of(&self, cause: IdleCause) -> f64 {
         self.idle[cause as usize]
     }
 
@@ -145,26 +145,26 @@ pub struct Gap {
     pub start: f64,
     /// When it ended.
     pub end: f64,
-    /// What most of it comes from; `None` if that is not known.
-    pub cause: Option<Cause>,
+    /// The largest cause; `None` if it is not known.
+    pub cause: Option<IdleCause>,
 }
 
 /// The idle time of all ranks in a step.
 #[derive(Clone, Debug, PartialEq)]
-pub struct Ledger {
+pub struct IdleLedger {
     /// By rank.
-    pub ranks: Vec<Account>,
+    pub ranks: Vec<RankAccount>,
     /// The idle intervals before the actions of each rank, and the one at the end.
     pub gaps: Vec<Vec<Gap>>,
 }
 
-impl Ledger {
+impl IdleLedger {
     /// The ledger of a step. `usual` has what actions usually take on the same ranks ([`usual`]).
     ///
     /// # Errors
     ///
     /// If the step has other actions than the plan.
-    pub fn of(plan: &Plan, step: &[RankStep], usual: &Usual) -> Result<Self, PlanError> {
+    pub fn of(plan: &Plan, step: &[MeasuredStep], usual: &Usual) -> Result<Self, PlanError> {
         let ranks = plan.shape().placement.ranks();
         let fits = step.len() == ranks
             && (0..ranks).all(|rank| step[rank].actions.len() == arithmetic(plan, rank).count());
@@ -174,36 +174,35 @@ impl Ledger {
         let layers = layers(plan, step, usual)?;
         let mut ledger = Self { ranks: Vec::new(), gaps: Vec::new() };
         for (rank, own) in step.iter().enumerate() {
-            let mut account = Account { step: own.end - own.begin, ..Account::default() };
+            let mut account = RankAccount { step: own.end - own.begin, ..RankAccount::default() };
             let mut gaps = Vec::new();
             for (at, action) in arithmetic(plan, rank).enumerate() {
                 let own = own.actions[at];
                 let mut parts = [0.0; 7];
                 let first = match action.kind {
-                    Kind::Forward => Cause::Fill,
-                    _ => Cause::Drain,
+                    Kind::Forward => IdleCause::Fill,
+                    _ => IdleCause::Drain,
                 };
-                let causes =
-                    [first, Cause::Imbalance, Cause::Transfer, Cause::HeadOfLine, Cause::LatePeer];
+                let causes = [first].into_iter().chain(IdleCause::ALL.into_iter().skip(2));
                 let mut before = 0.0;
-                for (cause, layer) in causes.into_iter().zip(&layers) {
+                for (cause, layer) in causes.zip(&layers) {
                     parts[cause as usize] += layer[rank][at] - before;
                     before = layer[rank][at];
                 }
                 let idle = own.start - own.asked;
                 account.rest += idle - before;
                 account.idle.iter_mut().zip(parts).for_each(|(sum, part)| *sum += part);
-                let most = Cause::ALL
+                let most = IdleCause::ALL
                     .into_iter()
                     .max_by(|a, b| parts[*a as usize].total_cmp(&parts[*b as usize]));
                 let cause = most.filter(|cause| parts[*cause as usize] > 0.0);
                 gaps.push(Gap { start: own.asked, end: own.start, cause });
             }
-            account.idle[Cause::Barrier as usize] = own.barrier;
+            account.idle[IdleCause::Barrier as usize] = own.barrier;
             gaps.push(Gap {
                 start: own.end - own.barrier,
                 end: own.end,
-                cause: Some(Cause::Barrier),
+                cause: Some(IdleCause::Barrier),
             });
             let idle: f64 = gaps.iter().map(|gap| gap.end - gap.start).sum();
             account.busy = account.step - idle;
@@ -215,8 +214,8 @@ impl Ledger {
     }
 }
 
-/// What actions and messages usually take in these steps.
-pub fn usual<'a>(plan: &Plan, steps: impl IntoIterator<Item = &'a [RankStep]>) -> Usual {
+/// The usual durations of actions and messages in these steps.
+pub fn usual<'a>(plan: &Plan, steps: impl IntoIterator<Item = &'a [MeasuredStep]>) -> Usual {
     let mut actions: HashMap<(usize, Kind), Vec<f64>> = HashMap::new();
     let mut messages = Vec::new();
     for step in steps {
@@ -238,7 +237,7 @@ fn median(mut of: Vec<f64>) -> f64 {
 
 /// Puts the times of all ranks on the clock of the first one. Between two clocks a message one way seems to take as much longer
 /// as one the other way seems to take less. Clocks that are closer than `tolerance` count as one.
-pub fn on_one_clock(plan: &Plan, step: &mut [RankStep], tolerance: f64) {
+pub fn on_one_clock(plan: &Plan, step: &mut [MeasuredStep], tolerance: f64) {
     let ends = ends(plan, step);
     let mut least: HashMap<(usize, usize), f64> = HashMap::new();
     for message in messages(plan, step, &ends) {
@@ -261,7 +260,7 @@ pub fn on_one_clock(plan: &Plan, step: &mut [RankStep], tolerance: f64) {
 }
 
 /// The timeline of a step as it was measured.
-pub fn as_run(plan: &Plan, step: &[RankStep]) -> Timeline {
+pub fn as_run(plan: &Plan, step: &[MeasuredStep]) -> Timeline {
     let first = step.iter().map(|own| own.begin).fold(f64::INFINITY, f64::min);
     let ranks = step.iter().enumerate().map(|(rank, own)| {
         let ran = |(action, of): (Action, &Measured)| Ran {
@@ -281,8 +280,8 @@ fn arithmetic(plan: &Plan, rank: usize) -> impl Iterator<Item = Action> {
     plan.list(rank).iter().flat_map(|entry| entry.actions())
 }
 
-/// What the actions of a rank took, and what it did before each, such as handing over a message.
-fn durations(own: &RankStep) -> impl Iterator<Item = (f64, f64)> {
+/// The durations of a rank's actions, and of its work before each, such as handing over a message.
+fn durations(own: &MeasuredStep) -> impl Iterator<Item = (f64, f64)> {
     let before = std::iter::once(own.begin).chain(own.actions.iter().map(|of| of.end));
     own.actions.iter().zip(before).map(|(of, before)| (of.end - of.start, of.asked - before))
 }
@@ -291,7 +290,7 @@ fn durations(own: &RankStep) -> impl Iterator<Item = (f64, f64)> {
 type Idle = Vec<Vec<f64>>;
 
 /// The idle times of each rehearsal.
-fn layers(plan: &Plan, step: &[RankStep], usual: &Usual) -> Result<[Idle; 5], PlanError> {
+fn layers(plan: &Plan, step: &[MeasuredStep], usual: &Usual) -> Result<[Idle; 5], PlanError> {
     let placement = plan.shape().placement;
     let ranks = 0..placement.ranks();
     let took: HashMap<Action, (f64, f64)> =
@@ -308,7 +307,7 @@ fn layers(plan: &Plan, step: &[RankStep], usual: &Usual) -> Result<[Idle; 5], Pl
     let often = |action: &Action| usual.of(action.stage, action.kind);
     let message = |action: &Action| travels.get(action).copied().unwrap_or(0.0);
     let usually = |cost, message, in_order| {
-        settled(plan, step, |begin| Times {
+        settled(plan, step, |begin| RehearsalTimes {
             cost,
             before: &none,
             message,
@@ -317,7 +316,7 @@ fn layers(plan: &Plan, step: &[RankStep], usual: &Usual) -> Result<[Idle; 5], Pl
             side_by_side: None,
         })
     };
-    let now = Times {
+    let now = RehearsalTimes {
         cost: &|action| took[action].0,
         before: &|action| took[action].1,
         message: &message,
@@ -337,8 +336,8 @@ fn layers(plan: &Plan, step: &[RankStep], usual: &Usual) -> Result<[Idle; 5], Pl
 /// A rehearsal of a step that follows others like it: a rank begins when it is done with the one before.
 fn settled<'a>(
     plan: &Plan,
-    step: &[RankStep],
-    times: impl Fn(Vec<f64>) -> Times<'a>,
+    step: &[MeasuredStep],
+    times: impl Fn(Vec<f64>) -> RehearsalTimes<'a>,
 ) -> Result<Idle, PlanError> {
     let longest = step.iter().map(|own| own.end - own.begin).fold(0.0, f64::max);
     let barrier = step.iter().map(|own| own.barrier).fold(0.0, f64::max);
@@ -347,7 +346,7 @@ fn settled<'a>(
     if barrier < BARRIER * longest {
         for _ in 0..2 {
             let ends = idle(plan, times(begin))?.1;
-            let tail = |own: &RankStep| {
+            let tail = |own: &MeasuredStep| {
                 own.end - own.barrier - own.actions.last().map_or(own.begin, |of| of.end)
             };
             begin = ends.iter().zip(step).map(|(end, own)| end + tail(own)).collect();
@@ -362,7 +361,7 @@ fn settled<'a>(
 const BARRIER: f64 = 0.01;
 
 /// How long each rank is idle before each action in a rehearsal, and when it is done with the last one.
-fn idle(plan: &Plan, times: Times) -> Result<(Idle, Vec<f64>), PlanError> {
+fn idle(plan: &Plan, times: RehearsalTimes) -> Result<(Idle, Vec<f64>), PlanError> {
     let (begin, before) = (times.begin.clone(), times.before);
     let timeline = Timeline::with(plan, times)?;
     let of_rank = |(own, begin): (&Vec<Ran>, &f64)| {
@@ -376,11 +375,9 @@ fn idle(plan: &Plan, times: Times) -> Result<(Idle, Vec<f64>), PlanError> {
 }
 
 /// When each action was done.
-fn ends(plan: &Plan, step: &[RankStep]) -> HashMap<Action, f64> {
-    let of_rank = |(rank, own): (usize, &RankStep)| {
-        let ends = own.actions.iter().map(|of| of.end).collect::<Vec<_>>();
-        arithmetic(plan, rank).zip(ends).collect::<Vec<_>>()
-    };
+fn ends(plan: &Plan, step: &[MeasuredStep]) -> HashMap<Action, f64> {
+    let ends = |own: &MeasuredStep| own.actions.iter().map(|of| of.end).collect::<Vec<_>>();
+    let of_rank = |(rank, own)| arithmetic(plan, rank).zip(ends(own));
     step.iter().enumerate().flat_map(of_rank).collect()
 }
 
@@ -397,20 +394,19 @@ struct Travelled {
 }
 
 /// All messages, those to a rank in the order in which it receives them.
-fn messages(plan: &Plan, step: &[RankStep], ends: &HashMap<Action, f64>) -> Vec<Travelled> {
+fn messages(plan: &Plan, step: &[MeasuredStep], ends: &HashMap<Action, f64>) -> Vec<Travelled> {
     let placement = plan.shape().placement;
     let mut messages = Vec::new();
     for (to, own) in step.iter().enumerate() {
         for (action, of) in arithmetic(plan, to).zip(&own.actions) {
             let Some(receive) = received_for(&placement, &action) else { continue };
             let made = |stage, kind| ends.get(&Action { stage, kind, ..action }).copied();
-            let (stage, sent) = match receive.kind {
-                Kind::ReceiveForward => (action.stage - 1, made(action.stage - 1, Kind::Forward)),
-                _ => {
-                    let stage = action.stage + 1;
-                    let whole = made(stage, Kind::Backward);
-                    (stage, whole.or_else(|| made(stage, Kind::BackwardInput)))
-                }
+            let (stage, sent) = if receive.kind == Kind::ReceiveForward {
+                (action.stage - 1, made(action.stage - 1, Kind::Forward))
+            } else {
+                let whole = made(action.stage + 1, Kind::Backward);
+                let sent = whole.or_else(|| made(action.stage + 1, Kind::BackwardInput));
+                (action.stage + 1, sent)
             };
             let (posted, arrived) = of.message;
             messages.push(Travelled {
@@ -429,7 +425,11 @@ fn messages(plan: &Plan, step: &[RankStep], ends: &HashMap<Action, f64>) -> Vec<
 
 /// How long each message travelled, by how it is received: from the moment at which it was sent, could be received, and the
 /// one before it had arrived.
-fn travels(plan: &Plan, step: &[RankStep], ends: &HashMap<Action, f64>) -> HashMap<Action, f64> {
+fn travels(
+    plan: &Plan,
+    step: &[MeasuredStep],
+    ends: &HashMap<Action, f64>,
+) -> HashMap<Action, f64> {
     let mut last: HashMap<(usize, usize, Kind), f64> = HashMap::new();
     let travelled = messages(plan, step, ends).into_iter().map(|of| {
         let queue = (of.from, of.to, of.receive.kind);

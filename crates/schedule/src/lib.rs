@@ -1,9 +1,9 @@
-//! What each rank of a pipeline does in a step: lists of actions, made before the step.
+//! The work of each rank of a pipeline in a step: lists of actions, made before the step.
 //!
 //! A pipeline divides a model into stages, and a batch into micro-batches. A [`Schedule`] says in which order a rank takes
 //! them. Its lists for all ranks make a [`Plan`], with the messages between the ranks. A plan is checked as a whole before a
-//! rank starts: it is complete, its messages match, and no ranks wait for each other for ever. A [`Timeline`] rehearses it with
-//! given durations, which shows where ranks are idle. A [`Ledger`] says why they were idle in a step that has been measured.
+//! rank starts: it is complete, its messages match, and its ranks do not deadlock. A [`Timeline`] rehearses it with
+//! given durations, which shows where ranks are idle. A [`IdleLedger`] says why they were idle in a step that has been measured.
 //!
 //! Input: ranks, micro-batches, durations. Output: lists, and when each action would run. This crate knows nothing of
 //! tensors, layers or transports.
@@ -35,13 +35,14 @@ mod schedules;
 mod timeline;
 
 pub use action::{Action, Kind};
-pub use choose::{Blocks, Choice, best_cut};
+pub use choose::{BlockCosts, CutChoice, best_cut};
 pub use costs::Costs;
 pub use cut::cut;
 pub use draw::drawing;
 pub use error::{PlanError, Waiting};
 pub use ledger::{
-    Account, Cause, Gap, Ledger, Measured, RankStep, Usual, as_run, on_one_clock, usual,
+    Gap, IdleCause, IdleLedger, Measured, MeasuredStep, RankAccount, Usual, as_run, on_one_clock,
+    usual,
 };
 pub use list::{Entry, List};
 pub use placement::Placement;
@@ -57,7 +58,7 @@ pub trait Schedule: Send + Sync {
     /// Its name on the command line and in reports.
     fn name(&self) -> &'static str;
 
-    /// What it is, in one line, with its source.
+    /// A description in one line, with its source.
     fn about(&self) -> &'static str;
 
     /// Which rank has which stages. By default one each.
@@ -70,7 +71,7 @@ pub trait Schedule: Send + Sync {
         Ok(())
     }
 
-    /// What a rank computes in a step, in order. Messages follow from it.
+    /// The arithmetic of a rank in a step, in order. Messages follow from it.
     fn list(&self, shape: &Shape, rank: usize, costs: &Costs) -> Vec<Entry>;
 }
 

@@ -5,11 +5,11 @@
 pub struct Placement {
     ranks: usize,
     chunks: usize,
-    order: Order,
+    order: StageOrder,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Order {
+enum StageOrder {
     /// From the last rank to the first one: rank 0 has the stages 0, p, 2p and so on.
     Loop,
     /// From the last rank back: with two stages each, rank 0 has the first and the last one.
@@ -24,12 +24,12 @@ impl Placement {
 
     /// `chunks` stages on each rank. After the last rank comes the first one again.
     pub const fn looped(ranks: usize, chunks: usize) -> Self {
-        Self { ranks, chunks, order: Order::Loop }
+        Self { ranks, chunks, order: StageOrder::Loop }
     }
 
     /// Two stages on each rank. After the last rank comes the same one again, and then the one before it.
     pub const fn v(ranks: usize) -> Self {
-        Self { ranks, chunks: 2, order: Order::V }
+        Self { ranks, chunks: 2, order: StageOrder::V }
     }
 
     /// The number of ranks.
@@ -50,7 +50,7 @@ impl Placement {
     /// The stage that a rank runs as its `chunk`-th one in a forward pass.
     pub const fn stage(&self, rank: usize, chunk: usize) -> usize {
         match (self.order, chunk % 2) {
-            (Order::V, 1) => 2 * self.ranks - 1 - rank,
+            (StageOrder::V, 1) => 2 * self.ranks - 1 - rank,
             _ => chunk * self.ranks + rank,
         }
     }
@@ -63,7 +63,7 @@ impl Placement {
     /// The rank of a stage.
     pub const fn rank(&self, stage: usize) -> usize {
         match self.order {
-            Order::V if stage >= self.ranks => 2 * self.ranks - 1 - stage,
+            StageOrder::V if stage >= self.ranks => 2 * self.ranks - 1 - stage,
             _ => stage % self.ranks,
         }
     }

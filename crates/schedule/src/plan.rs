@@ -2,7 +2,7 @@
 
 use crate::{Action, Costs, Entry, Kind, Placement, PlanError, Schedule, Timeline};
 
-/// What a plan is for.
+/// The stages and micro-batches of a step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Shape {
     /// Which rank has which stages.
@@ -11,7 +11,7 @@ pub struct Shape {
     pub micro_batches: usize,
 }
 
-/// What each rank does in a step, messages included. A plan is complete, its messages match, and it comes to its end.
+/// The actions of each rank in a step, messages included. A plan is complete, its messages match, and it comes to its end.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     shape: Shape,
@@ -56,7 +56,7 @@ impl Plan {
     /// # Errors
     ///
     /// If an action is missing, there twice, or on the wrong rank; if the messages of two ranks come in another order than
-    /// they are awaited; if ranks wait for each other for ever.
+    /// they are awaited; if ranks deadlock.
     pub fn of_lists(shape: Shape, lists: Vec<Vec<Entry>>) -> Result<Self, PlanError> {
         check_complete(&shape, &lists)?;
         let actions = lists.iter().map(|list| with_messages(&shape.placement, list)).collect();
@@ -66,7 +66,7 @@ impl Plan {
         Ok(plan)
     }
 
-    /// What it is for.
+    /// Its stages and micro-batches.
     pub fn shape(&self) -> &Shape {
         &self.shape
     }
@@ -140,7 +140,7 @@ fn check_complete(shape: &Shape, lists: &[Vec<Entry>]) -> Result<(), PlanError> 
     let mut done = vec![Kind::ReceiveForward; placement.stages() * micro_batches];
     for (rank, list) in lists.iter().enumerate() {
         for action in list.iter().flat_map(|entry| entry.actions()) {
-            let refused = |what: &'static str| Err(PlanError::Action { rank, action, what });
+            let refused = |problem: &'static str| Err(PlanError::Action { rank, action, problem });
             let Action { stage, kind, micro_batch } = action;
             if stage >= placement.stages() || micro_batch >= micro_batches {
                 return refused("there is no such stage or micro-batch");
@@ -169,7 +169,7 @@ fn check_complete(shape: &Shape, lists: &[Vec<Entry>]) -> Result<(), PlanError> 
                 _ => Kind::BackwardWeight,
             };
             let (rank, action) = (placement.rank(stage), Action::new(stage, next, micro_batch));
-            Err(PlanError::Action { rank, action, what: "it is missing" })
+            Err(PlanError::Action { rank, action, problem: "it is missing" })
         }
     }
 }

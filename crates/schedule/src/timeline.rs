@@ -33,13 +33,22 @@ impl Timeline {
     ///
     /// # Errors
     ///
-    /// If messages do not match, or if ranks wait for each other for ever.
+    /// If messages do not match, or if ranks deadlock.
     pub fn of(plan: &Plan, costs: &Costs) -> Result<Self, PlanError> {
-        let times = Times {
+        Self::beginning_at(plan, costs, vec![0.0; plan.shape().placement.ranks()])
+    }
+
+    /// Rehearses a plan whose ranks begin at these times.
+    pub(crate) fn beginning_at(
+        plan: &Plan,
+        costs: &Costs,
+        begin: Vec<f64>,
+    ) -> Result<Self, PlanError> {
+        let times = RehearsalTimes {
             cost: &|action| costs.of(action),
             before: &|_| 0.0,
             message: &|_| costs.message,
-            begin: vec![0.0; plan.shape().placement.ranks()],
+            begin,
             in_order: true,
             side_by_side: costs.side_by_side,
         };
@@ -47,9 +56,9 @@ impl Timeline {
     }
 
     /// Rehearses a plan in which each action and each message takes its own time.
-    pub(crate) fn with(plan: &Plan, times: Times) -> Result<Self, PlanError> {
+    pub(crate) fn with(plan: &Plan, times: RehearsalTimes) -> Result<Self, PlanError> {
         let placement = plan.shape().placement;
-        let mut rehearsal = Rehearsal::new(plan, times);
+        let mut rehearsal = RehearsalState::new(plan, times);
         let lists: Vec<&[Action]> = (0..placement.ranks()).map(|rank| plan.actions(rank)).collect();
         loop {
             let mut moved = false;
@@ -90,11 +99,11 @@ impl Timeline {
     }
 }
 
-/// What things take in a rehearsal.
-pub(crate) struct Times<'a> {
+/// The durations in a rehearsal.
+pub(crate) struct RehearsalTimes<'a> {
     /// Arithmetic.
     pub(crate) cost: &'a dyn Fn(&Action) -> f64,
-    /// What the rank does before it could wait for what the arithmetic needs.
+    /// The rank's work before it can wait for the arithmetic's input.
     pub(crate) before: &'a dyn Fn(&Action) -> f64,
     /// A message, named by how it is received.
     pub(crate) message: &'a dyn Fn(&Action) -> f64,
@@ -108,10 +117,10 @@ pub(crate) struct Times<'a> {
 
 /// Messages of one kind from one rank to another.
 #[derive(Debug, Default)]
-struct Queue {
-    /// What has been sent, and when.
+struct MessageQueue {
+    /// Messages that have been sent, and when.
     sent: Vec<(Action, f64)>,
-    /// What is awaited, and since when.
+    /// Messages that are awaited, and since when.
     awaited: Vec<(Action, f64)>,
     /// The place of each of these.
     places: HashMap<Action, usize>,
@@ -122,9 +131,9 @@ struct Queue {
 /// The ranks that a message travels between, and whether it goes forward.
 type Route = (usize, usize, bool);
 
-struct Rehearsal<'a> {
+struct RehearsalState<'a> {
     placement: Placement,
-    times: Times<'a>,
+    times: RehearsalTimes<'a>,
     /// The next action of each rank, and when the rank is free for it.
     at: Vec<usize>,
     free: Vec<f64>,
@@ -132,11 +141,11 @@ struct Rehearsal<'a> {
     done: HashMap<Action, f64>,
     /// The second action of each pair, by the first one.
     second: HashMap<Action, Action>,
-    queues: HashMap<Route, Queue>,
+    queues: HashMap<Route, MessageQueue>,
 }
 
-impl<'a> Rehearsal<'a> {
-    fn new(plan: &Plan, times: Times<'a>) -> Self {
+impl<'a> RehearsalState<'a> {
+    fn new(plan: &Plan, times: RehearsalTimes<'a>) -> Self {
         let placement = plan.shape().placement;
         let ranks = placement.ranks();
         let entries = (0..ranks).flat_map(|rank| plan.list(rank));
@@ -280,7 +289,7 @@ impl<'a> Rehearsal<'a> {
     }
 }
 
-/// What has to be done before an action.
+/// The actions that must be done before an action.
 fn needs(placement: &Placement, action: &Action) -> [Option<Action>; 2] {
     let Action { stage, kind, micro_batch } = *action;
     let at = |stage, kind| Some(Action::new(stage, kind, micro_batch));

@@ -22,8 +22,8 @@ use paceline_model::{
     Batch, Block, Context, Half, Layer, MlpConfig, Model, OptimizerConfig, Saved,
 };
 use paceline_strategies::schedule::{
-    Account, Action, Blocks, Cause, Choice, Ledger, Measured, Plan, RankStep, SCHEDULES, Schedule,
-    best_cut, named, usual,
+    Action, BlockCosts, CutChoice, IdleCause, IdleLedger, Measured, MeasuredStep, Plan,
+    RankAccount, SCHEDULES, Schedule, best_cut, named, usual,
 };
 use paceline_strategies::{
     MicroBatch, Replica, ReplicaOptions, Single, Stages, Strategy, clip_factor, span, train_step,
@@ -52,13 +52,13 @@ const WARM_UP: usize = 2;
 
 fn main() -> Result<()> {
     let settings = settings()?;
-    let rehearsed = |of: &&'static dyn Schedule| -> Result<Choice> {
+    let rehearsed = |of: &&'static dyn Schedule| -> Result<CutChoice> {
         let (ranks, micro_batches) = (settings.ranks, settings.micro_batches);
         let choice = best_cut(*of, ranks, micro_batches, &blocks(&settings, *of), (None, None))?;
         choice.ok_or_else(|| "a schedule needs as many stages as it has".into())
     };
-    let mut choices = settings.schedules.iter().map(rehearsed).collect::<Result<Vec<Choice>>>()?;
-    choices.sort_by(Choice::by_step);
+    let mut choices = settings.schedules.iter().map(rehearsed).collect::<Result<Vec<_>>>()?;
+    choices.sort_by(CutChoice::by_step);
     choices.iter().try_for_each(|choice| run(&settings, choice))
 }
 
@@ -107,7 +107,7 @@ fn settings() -> Result<Settings> {
 }
 
 /// What the blocks take, one for each stage.
-fn blocks(settings: &Settings, schedule: &dyn Schedule) -> Blocks {
+fn blocks(settings: &Settings, schedule: &dyn Schedule) -> BlockCosts {
     let placement = schedule.placement(settings.ranks);
     let each = |whole: f64| {
         let of = |stage: usize| {
@@ -120,7 +120,7 @@ fn blocks(settings: &Settings, schedule: &dyn Schedule) -> Blocks {
     let mut backward_input = each(settings.costs[1]);
     // The first block has no gradient to pass on.
     backward_input[0] = 0.0;
-    Blocks {
+    BlockCosts {
         forward: each(settings.costs[0]),
         backward_input,
         backward_weight: each(settings.costs[2]),
@@ -132,7 +132,7 @@ fn blocks(settings: &Settings, schedule: &dyn Schedule) -> Blocks {
 }
 
 /// Trains with a schedule, and prints what was measured.
-fn run(settings: &Settings, choice: &Choice) -> Result<()> {
+fn run(settings: &Settings, choice: &CutChoice) -> Result<()> {
     let (ranks, micro_batches, schedule) =
         (settings.ranks, settings.micro_batches, choice.schedule);
     let blocks = blocks(settings, schedule);
@@ -147,20 +147,20 @@ fn run(settings: &Settings, choice: &Choice) -> Result<()> {
         ends.collect::<Result<Vec<_>>>()
     })?;
     let step = |at: usize| measured.iter().map(|(own, _)| own[at].clone()).collect::<Vec<_>>();
-    let steps: Vec<Vec<RankStep>> = (WARM_UP..settings.steps).map(step).collect();
+    let steps: Vec<Vec<MeasuredStep>> = (WARM_UP..settings.steps).map(step).collect();
     let usual = usual(&plan, steps.iter().map(Vec::as_slice));
-    let ledgers = steps.iter().map(|step| Ledger::of(&plan, step, &usual));
+    let ledgers = steps.iter().map(|step| IdleLedger::of(&plan, step, &usual));
     let ledgers = ledgers.collect::<std::result::Result<Vec<_>, _>>()?;
     let accounts = || ledgers.iter().flat_map(|ledger| &ledger.ranks);
-    let mean = Account::mean(accounts());
+    let mean = RankAccount::mean(accounts());
     let most_rest = accounts().map(|of| 100.0 * (of.rest / of.step).abs()).fold(0.0, f64::max);
-    let last = |step: &Vec<RankStep>| step.iter().map(|own| own.end).fold(0.0, f64::max);
+    let last = |step: &Vec<MeasuredStep>| step.iter().map(|own| own.end).fold(0.0, f64::max);
     let mut lengths: Vec<f64> =
         steps.windows(2).map(|pair| last(&pair[1]) - last(&pair[0])).collect();
     lengths.sort_by(f64::total_cmp);
     let median = lengths.get(lengths.len() / 2).copied().unwrap_or(0.0);
     let order = (0..ranks).all(|rank| measured[rank].1 == plan.actions(rank));
-    let idle: Vec<String> = Cause::ALL
+    let idle: Vec<String> = IdleCause::ALL
         .iter()
         .map(|cause| format!("\"{}\": {:.3}", cause.name(), mean.of(*cause)))
         .collect();
@@ -180,9 +180,9 @@ fn run(settings: &Settings, choice: &Choice) -> Result<()> {
 fn train(
     settings: &Settings,
     stages: &Stages,
-    blocks: &Blocks,
+    blocks: &BlockCosts,
     group: Group,
-) -> Result<(Vec<RankStep>, Vec<Action>)> {
+) -> Result<(Vec<MeasuredStep>, Vec<Action>)> {
     if settings.link > 0.0 {
         group.emulate(Link { bytes_per_s: 1e12, latency_s: settings.link / 1e3 })?;
     }
@@ -214,7 +214,7 @@ fn train(
 }
 
 /// A step as a ledger takes it, in milliseconds.
-fn measured(replica: &Replica, step: Range<u64>, track: &SpanTrack) -> RankStep {
+fn measured(replica: &Replica, step: Range<u64>, track: &SpanTrack) -> MeasuredStep {
     let ms = |ns: u64| ns as f64 / 1e6;
     let arithmetic = replica.acted().iter().filter(|of| of.action.kind.computes());
     let actions = arithmetic.map(|of| Measured {
@@ -225,7 +225,7 @@ fn measured(replica: &Replica, step: Range<u64>, track: &SpanTrack) -> RankStep 
             .awaited
             .map_or((0.0, 0.0), |(_, times)| (ms(times.submitted_ns), ms(times.finished_ns))),
     });
-    RankStep {
+    MeasuredStep {
         asked: ms(step.start),
         begin: ms(step.start),
         actions: actions.collect(),
@@ -235,7 +235,7 @@ fn measured(replica: &Replica, step: Range<u64>, track: &SpanTrack) -> RankStep 
 }
 
 /// A network with a block for each stage, which sleeps.
-fn sleeping(settings: &Settings, blocks: &Blocks) -> Result<Model> {
+fn sleeping(settings: &Settings, blocks: &BlockCosts) -> Result<Model> {
     // And a block for the output.
     let num_layers = blocks.forward.len() - 1;
     let config =

@@ -14,7 +14,7 @@ use paceline_launch::device::Device;
 use paceline_model::{BlockCost, Layout};
 use paceline_settings::config::TrainConfig;
 use paceline_strategies::Alternating;
-use paceline_strategies::schedule::Cause;
+use paceline_strategies::schedule::IdleCause;
 use paceline_table::stats::nearest_rank;
 use serde::Serialize;
 
@@ -170,7 +170,7 @@ impl<'a> Facts<'a> {
     }
 
     /// A part of the idle time of a pipeline, in milliseconds per step and rank.
-    pub fn idle(&self, cause: Cause) -> Option<f64> {
+    pub fn idle(&self, cause: IdleCause) -> Option<f64> {
         Some(self.pipeline.as_ref()?.mean().of(cause))
     }
 

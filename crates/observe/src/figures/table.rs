@@ -4,7 +4,7 @@
 //! To add a figure, add an entry here. A new time of a step also needs a field of `StepTimes`, where it
 //! is computed.
 
-use paceline_strategies::schedule::Cause;
+use paceline_strategies::schedule::IdleCause;
 use serde_json::{Value, json};
 
 use crate::figures::figure::Better::{Higher, Lower};
@@ -279,21 +279,21 @@ pub static TABLE: &[Figure] = &[
         |f, _| json!(f.pipeline.as_ref().map(|of| of.mean()).map(|of| 100.0 * (1.0 - of.busy / of.step))),
         "The part of a step of a pipeline in which ranks are idle, over the steps of which each action is kept; the mean over \
          ranks. The following figures are its parts, by cause.").console(),
-    idle("bubble_fill_ms", "fill", |f, _| json!(f.idle(Cause::Fill)),
+    idle("bubble_fill_ms", "fill", |f, _| json!(f.idle(IdleCause::Fill)),
         "Ranks wait for an input, and would with equal stages and messages that take no time."),
-    idle("bubble_drain_ms", "drain", |f, _| json!(f.idle(Cause::Drain)),
+    idle("bubble_drain_ms", "drain", |f, _| json!(f.idle(IdleCause::Drain)),
         "Ranks wait for a gradient, and would with equal stages and messages that take no time."),
-    idle("bubble_imbalance_ms", "imbalance", |f, _| json!(f.idle(Cause::Imbalance)),
+    idle("bubble_imbalance_ms", "imbalance", |f, _| json!(f.idle(IdleCause::Imbalance)),
         "Stages usually take longer than others: the idle time of a rehearsal with the median duration of each, beyond that \
          with equal ones. Below zero if ranks are idle for less time."),
-    idle("bubble_late_peer_ms", "late peer", |f, _| json!(f.idle(Cause::LatePeer)),
+    idle("bubble_late_peer_ms", "late peer", |f, _| json!(f.idle(IdleCause::LatePeer)),
         "Actions took longer than they usually do, or a rank began the step late: what a rehearsal with the step's own durations \
          adds."),
-    idle("bubble_transfer_ms", "transfer", |f, _| json!(f.idle(Cause::Transfer)),
+    idle("bubble_transfer_ms", "transfer", |f, _| json!(f.idle(IdleCause::Transfer)),
         "Messages travel: what a rehearsal with the times of the messages adds."),
-    idle("bubble_head_of_line_ms", "head of line", |f, _| json!(f.idle(Cause::HeadOfLine)),
+    idle("bubble_head_of_line_ms", "head of line", |f, _| json!(f.idle(IdleCause::HeadOfLine)),
         "Messages wait for those before them in their queue: what a rehearsal with queues adds."),
-    idle("bubble_barrier_ms", "barrier", |f, _| json!(f.idle(Cause::Barrier)),
+    idle("bubble_barrier_ms", "barrier", |f, _| json!(f.idle(IdleCause::Barrier)),
         "Ranks wait at the end of the step until all have the sums of the loss, or the norm of all gradients, of which each \
          computes its own part in this time."),
     idle("bubble_rest_ms", "unexplained", |f, _| json!(f.pipeline.as_ref().map(|of| of.mean().rest)),

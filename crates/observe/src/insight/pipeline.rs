@@ -8,8 +8,8 @@ use std::collections::HashMap;
 use paceline_collectives::Axis;
 use paceline_settings::config::TrainConfig;
 use paceline_strategies::schedule::{
-    Account, Cause, Costs, Gap, Kind, Ledger, Measured, Plan, RankStep, Timeline, Usual, as_run,
-    named, on_one_clock, usual,
+    Costs, Gap, IdleCause, IdleLedger, Kind, Measured, MeasuredStep, Plan, RankAccount, Timeline,
+    Usual, as_run, named, on_one_clock, usual,
 };
 
 use crate::record::rank_report::RankReport;
@@ -28,7 +28,7 @@ pub struct PipelineFacts {
     /// Number of steps that the means are taken over.
     pub num_steps: usize,
     /// The accounts of all ranks, in rank order: means over the steps.
-    pub ranks: Vec<Account>,
+    pub ranks: Vec<RankAccount>,
     /// The largest part of a step of a rank that no cause explains, in percent.
     pub most_rest_pct: f64,
     /// The usual durations of actions and messages.
@@ -53,7 +53,7 @@ impl PipelineFacts {
         let costs = |of: &_| pipeline.costs.clone().unwrap_or_else(|| even(of));
         let plan = Plan::new(schedule, mesh.size(Axis::Pp), micro_batches, costs).ok()?;
         let is_first = |rank: &usize| mesh.coordinate(Axis::Pp, *rank) == 0;
-        let mut ranks = vec![Account::default(); reports.len()];
+        let mut ranks = vec![RankAccount::default(); reports.len()];
         let (mut shown, mut most_rest_pct) = (None, 0.0f64);
         for first in (0..reports.len()).filter(is_first) {
             let members = mesh.along(Axis::Pp, first);
@@ -61,13 +61,13 @@ impl PipelineFacts {
                 members.iter().map(|rank| &reports[*rank]).collect();
             let steps = steps(&plan, &of_pipeline);
             let usual = usual(&plan, steps.iter().map(Vec::as_slice));
-            let ledgers = steps.iter().map(|step| Ledger::of(&plan, step, &usual).ok());
-            let ledgers = ledgers.collect::<Option<Vec<Ledger>>>()?;
+            let ledgers = steps.iter().map(|step| IdleLedger::of(&plan, step, &usual).ok());
+            let ledgers = ledgers.collect::<Option<Vec<IdleLedger>>>()?;
             for of in ledgers.iter().flat_map(|ledger| &ledger.ranks) {
                 most_rest_pct = most_rest_pct.max(100.0 * (of.rest / of.step).abs());
             }
             for (at, rank) in members.iter().enumerate() {
-                ranks[*rank] = Account::mean(ledgers.iter().map(|ledger| &ledger.ranks[at]));
+                ranks[*rank] = RankAccount::mean(ledgers.iter().map(|ledger| &ledger.ranks[at]));
             }
             if shown.is_none() && !steps.is_empty() {
                 shown = Some((steps, ledgers, usual));
@@ -91,22 +91,22 @@ impl PipelineFacts {
     }
 
     /// The mean over the ranks.
-    pub fn mean(&self) -> Account {
-        Account::mean(&self.ranks)
+    pub fn mean(&self) -> RankAccount {
+        RankAccount::mean(&self.ranks)
     }
 }
 
 /// Idle time that is shown as one number: that of a cause, of several that cancel each other, or the rest (`None`).
 #[derive(Clone, Debug, PartialEq)]
-pub struct IdlePart(Vec<Option<Cause>>);
+pub struct IdlePart(Vec<Option<IdleCause>>);
 
 impl IdlePart {
-    /// The parts of the idle time of these ranks; no part is below zero on any of them. A rehearsal with one thing more can have
-    /// less idle time than the one before. That thing takes away idle time of the causes before it, so they are one part.
-    pub fn all(ranks: &[Account]) -> Vec<Self> {
-        let rehearsed = Cause::ALL.into_iter().filter(|cause| *cause != Cause::Barrier).map(Some);
+    /// The parts of the idle time of these ranks, none of which is below zero on any of them. A rehearsal with one thing more can
+    /// have less idle time than the one before. That thing takes away idle time of the causes before it, so they are one part.
+    pub fn all(ranks: &[RankAccount]) -> Vec<Self> {
+        let rehearsed = IdleCause::ALL.into_iter().filter(|of| *of != IdleCause::Barrier).map(Some);
         let mut parts: Vec<Self> = Vec::new();
-        for cause in rehearsed.chain([None, Some(Cause::Barrier)]) {
+        for cause in rehearsed.chain([None, Some(IdleCause::Barrier)]) {
             let mut part = Self(vec![cause]);
             while ranks.iter().any(|rank| part.sum(rank) < -LEAST_SHOWN_MS)
                 && let Some(before) = parts.pop()
@@ -120,16 +120,16 @@ impl IdlePart {
 
     /// The names of its causes.
     pub fn name(&self) -> String {
-        let names: Vec<&str> = self.0.iter().map(|of| of.map_or("rest", Cause::name)).collect();
+        let names: Vec<&str> = self.0.iter().map(|of| of.map_or("rest", IdleCause::name)).collect();
         names.join(" + ")
     }
 
     /// The idle time of a rank, in milliseconds.
-    pub fn of(&self, rank: &Account) -> f64 {
+    pub fn of(&self, rank: &RankAccount) -> f64 {
         self.sum(rank).max(0.0)
     }
 
-    fn sum(&self, rank: &Account) -> f64 {
+    fn sum(&self, rank: &RankAccount) -> f64 {
         self.0.iter().map(|of| of.map_or(rank.rest, |cause| rank.of(cause))).sum()
     }
 }
@@ -149,8 +149,8 @@ fn costs_of(plan: &Plan, usual: &Usual) -> Costs {
     }
 }
 
-/// The steps that all these ranks have kept, and in which they followed the plan, each on one clock.
-fn steps(plan: &Plan, reports: &[&RankReport]) -> Vec<Vec<RankStep>> {
+/// The steps that all these ranks have kept, and in which they did what the plan says, each on one clock.
+fn steps(plan: &Plan, reports: &[&RankReport]) -> Vec<Vec<MeasuredStep>> {
     let fits = |rank: usize, sample: &StepSample| {
         let planned = plan.list(rank).iter().flat_map(|entry| entry.actions()).count();
         sample.staged.as_ref().is_some_and(|staged| staged.actions.len() == planned)
@@ -167,7 +167,7 @@ fn steps(plan: &Plan, reports: &[&RankReport]) -> Vec<Vec<RankStep>> {
         let samples = kept.iter().map(|of| of.get(&number).copied());
         let samples = samples.collect::<Option<Vec<&StepSample>>>()?;
         let first_ns = samples[0].begin_ns;
-        let mut step: Vec<RankStep> =
+        let mut step: Vec<MeasuredStep> =
             samples.iter().map(|sample| rank_step(sample, first_ns)).collect::<Option<_>>()?;
         on_one_clock(plan, &mut step, ONE_CLOCK_MS);
         Some(step)
@@ -176,7 +176,7 @@ fn steps(plan: &Plan, reports: &[&RankReport]) -> Vec<Vec<RankStep>> {
 }
 
 /// A rank's step, in milliseconds since rank 0 began it, each on its own clock.
-fn rank_step(sample: &StepSample, first_ns: u64) -> Option<RankStep> {
+fn rank_step(sample: &StepSample, first_ns: u64) -> Option<MeasuredStep> {
     let staged = sample.staged.as_ref()?;
     let begin = (i128::from(sample.begin_ns) - i128::from(first_ns)) as f64 / 1e6;
     let at = |ms: f32| begin + f64::from(ms);
@@ -186,7 +186,7 @@ fn rank_step(sample: &StepSample, first_ns: u64) -> Option<RankStep> {
         end: at(end),
         message: (at(posted), at(arrived)),
     };
-    Some(RankStep {
+    Some(MeasuredStep {
         asked: begin - f64::from(staged.data),
         begin,
         actions: staged.actions.iter().map(action).collect(),
@@ -203,7 +203,7 @@ mod tests {
     fn causes_that_cancel_each_other_are_one_part_and_none_is_below_zero() {
         // Of two ranks, in the order of all causes, and the rest.
         let shown = |ranks: [([f64; 7], f64); 2]| {
-            let account = |(idle, rest)| Account { idle, rest, ..Account::default() };
+            let account = |(idle, rest)| RankAccount { idle, rest, ..RankAccount::default() };
             let ranks = ranks.map(account);
             let shown = |part: IdlePart| (part.name(), ranks.each_ref().map(|rank| part.of(rank)));
             IdlePart::all(&ranks).into_iter().map(shown).collect::<Vec<_>>()

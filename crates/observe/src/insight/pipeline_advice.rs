@@ -10,7 +10,7 @@ use paceline_model::BlockCost;
 use paceline_settings::config::TrainConfig;
 use paceline_settings::pipeline::PipelineConfig;
 use paceline_strategies::AccumulationOrder;
-use paceline_strategies::schedule::{Blocks, Choice, Kind, SCHEDULES, best_cut, named};
+use paceline_strategies::schedule::{BlockCosts, CutChoice, Kind, SCHEDULES, best_cut, named};
 
 use crate::insight::pipeline::{IdlePart, PipelineFacts};
 
@@ -79,7 +79,7 @@ fn changes(
     facts: &PipelineFacts,
     config: &TrainConfig,
     now: &PipelineConfig,
-    blocks: &Blocks,
+    blocks: &BlockCosts,
     name: impl Fn(usize) -> String,
 ) -> Option<Vec<Change>> {
     let shape = facts.plan.shape();
@@ -88,7 +88,7 @@ fn changes(
     let own = named(now.schedule)?;
     let as_is = best_cut(own, ranks, micro_batches, blocks, (None, cut)).ok()??;
     let limit = now.memory_bytes.map(|bytes| bytes as f64);
-    let change = |words: String, choice: &Choice| {
+    let change = |words: String, choice: &CutChoice| {
         let share = 1.0 - choice.step / as_is.step;
         let gain = Gain::of(facts.lengths.iter().map(|step| step * share))?;
         Some(Change { words, gain, kept: choice.kept, more: choice.kept - as_is.kept })
@@ -112,7 +112,7 @@ fn changes(
     }
     if config.batch_size > 1 && config.batch_size.is_multiple_of(2) {
         let half = |of: &[f64]| of.iter().map(|cost| cost / 2.0).collect();
-        let blocks = Blocks {
+        let blocks = BlockCosts {
             forward: half(&blocks.forward),
             backward_input: half(&blocks.backward_input),
             backward_weight: half(&blocks.backward_weight),
@@ -139,7 +139,7 @@ fn blocks(
     config: &TrainConfig,
     now: &PipelineConfig,
     flops: &[BlockCost],
-) -> Blocks {
+) -> BlockCosts {
     let ends = now.begins_at.iter().copied().chain([flops.len()]);
     let begins = std::iter::once(0).chain(now.begins_at.iter().copied());
     let loss_weight = |of: &BlockCost| if now.head_at_once { 0.0 } else { of.loss_weight };
@@ -148,11 +148,11 @@ fn blocks(
     let loss_kept = |of: &BlockCost| if now.head_at_once { 0 } else { of.loss_kept_bytes };
     // The memory has been counted for one sample.
     let kept = |of: &BlockCost| config.batch_size as f64 * (of.kept_bytes + loss_kept(of)) as f64;
-    let mut blocks = Blocks {
+    let mut blocks = BlockCosts {
         message: facts.usual.message,
         has_barrier: config.takes_grad_norm(),
         kept: flops.iter().map(kept).collect(),
-        ..Blocks::default()
+        ..BlockCosts::default()
     };
     for (stage, range) in begins.zip(ends).map(|(begin, end)| begin..end).enumerate() {
         let of = &flops[range];

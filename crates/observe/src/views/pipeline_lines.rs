@@ -1,7 +1,7 @@
 //! The idle time of a pipeline as lines of text.
 
 use paceline_host::text::plural;
-use paceline_strategies::schedule::{Account, drawing};
+use paceline_strategies::schedule::{RankAccount, drawing};
 use paceline_table::table::{Columns, Table};
 
 use crate::insight::pipeline::{IdlePart, PipelineFacts};
@@ -24,7 +24,7 @@ pub(crate) fn ledger(facts: &PipelineFacts, width: Option<usize>) -> Vec<String>
 
 /// The ledger, a row for each rank and one for their mean.
 pub(crate) fn table(facts: &PipelineFacts) -> Table {
-    type Row = (String, Account);
+    type Row = (String, RankAccount);
     let mut columns = Columns::new()
         .add("rank", "rank", ("", 0), "The rank.", |(rank, _): &Row| rank.clone())
         .add("step", "step", ("ms", 2), "The step of the rank.", |(_, of)| of.step)

@@ -8,7 +8,7 @@ use paceline_failure::Result;
 use paceline_failure::outputs::write_bytes;
 use paceline_host::disk::Disk;
 use paceline_host::text::plural;
-use paceline_strategies::schedule::{Cause, Gap, Kind, Timeline};
+use paceline_strategies::schedule::{Gap, IdleCause, Kind, Timeline};
 use paceline_table::table::{Cell, Head};
 
 use crate::figures::event::{Event, Listener};
@@ -123,13 +123,13 @@ fn lanes(of: &PipelineFacts, timeline: &Timeline, gaps: &[Vec<Gap>]) -> Lanes {
         let waits = gaps.get(rank).filter(|_| placement.chunk(stage) == 0).into_iter().flatten();
         let is_seen = |gap: &&Gap| gap.end - gap.start > timeline.makespan / 1000.0;
         segments.extend(waits.filter(is_seen).map(|gap| {
-            let kind = gap.cause.map_or("unexplained", Cause::name).to_owned();
+            let kind = gap.cause.map_or("unexplained", IdleCause::name).to_owned();
             let color = match gap.cause {
-                Some(Cause::Fill | Cause::Drain) => PageColor::Idle,
-                Some(Cause::Transfer | Cause::HeadOfLine) => PageColor::Communication,
-                Some(Cause::Imbalance) => PageColor::Wait,
-                Some(Cause::LatePeer) => PageColor::NonCompute,
-                Some(Cause::Barrier) => PageColor::Sync,
+                Some(IdleCause::Fill | IdleCause::Drain) => PageColor::Idle,
+                Some(IdleCause::Transfer | IdleCause::HeadOfLine) => PageColor::Communication,
+                Some(IdleCause::Imbalance) => PageColor::Wait,
+                Some(IdleCause::LatePeer) => PageColor::NonCompute,
+                Some(IdleCause::Barrier) => PageColor::Sync,
                 None => PageColor::Other,
             };
             Segment { start: gap.start, end: gap.end, name: kind.clone(), kind, color }

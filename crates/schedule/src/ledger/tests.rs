@@ -12,7 +12,7 @@ struct Planted<'a> {
 }
 
 impl Planted<'_> {
-    fn ledger(&self, plan: &Plan) -> Ledger {
+    fn ledger(&self, plan: &Plan) -> IdleLedger {
         let quiet = measured(plan, self.cost, self.message, self.barrier, None);
         let late = |action: &Action| {
             let extra = self.late.filter(|(of, _)| of == action).map_or(0.0, |(_, extra)| extra);
@@ -21,21 +21,21 @@ impl Planted<'_> {
         let begin = quiet.iter().map(|own| own.begin).collect();
         let step = measured(plan, &late, self.message, self.barrier, Some(begin));
         let usual = usual(plan, [&quiet[..], &quiet[..], &step[..]]);
-        Ledger::of(plan, &step, &usual).unwrap()
+        IdleLedger::of(plan, &step, &usual).unwrap()
     }
 }
 
-/// What ranks would measure.
+/// The measurements of ranks.
 fn measured(
     plan: &Plan,
     cost: &dyn Fn(&Action) -> f64,
     message: f64,
     barrier: f64,
     begin: Option<Vec<f64>>,
-) -> Vec<RankStep> {
+) -> Vec<MeasuredStep> {
     let ranks = plan.shape().placement.ranks();
     let travel = |_: &Action| message;
-    let times = |begin| Times {
+    let times = |begin| RehearsalTimes {
         cost,
         before: &|_| 0.0,
         message: &travel,
@@ -56,7 +56,7 @@ fn measured(
         timeline.ranks.iter().flatten().map(|ran| (ran.action, *ran)).collect();
     let mut steps = Vec::new();
     for (rank, at) in begin.into_iter().enumerate() {
-        let mut own = RankStep { asked: at, begin: at, ..RankStep::default() };
+        let mut own = MeasuredStep { asked: at, begin: at, ..MeasuredStep::default() };
         let mut ends = vec![at, at];
         for action in arithmetic(plan, rank) {
             let Ran { start, end, .. } = ran[&action];
@@ -82,7 +82,7 @@ fn plan(schedule: &dyn crate::Schedule) -> Plan {
     Plan::new(schedule, 4, 8, |of| crate::Costs::even(of, 1.0, 1.0, 1.0)).unwrap()
 }
 
-fn total(ledger: &Ledger, cause: Cause) -> f64 {
+fn total(ledger: &IdleLedger, cause: IdleCause) -> f64 {
     ledger.ranks.iter().map(|account| account.of(cause)).sum()
 }
 
@@ -102,7 +102,7 @@ fn idle_time_closes_to_the_step_under_each_schedule() {
             let sum = account.busy + account.idle.iter().sum::<f64>() + account.rest;
             assert!((sum - account.step).abs() < 1e-9, "{}: {account:?}", schedule.name());
             assert!(account.rest.abs() < 1e-9, "{}: {account:?}", schedule.name());
-            assert_eq!(account.of(Cause::Barrier), 0.5);
+            assert_eq!(account.of(IdleCause::Barrier), 0.5);
         }
     }
 }
@@ -114,9 +114,9 @@ fn equal_stages_only_fill_and_drain() {
     for (rank, account) in ledger.ranks.iter().enumerate() {
         // It is done with the step before by two units for each rank in front of it earlier than the first rank.
         let (fill, drain) = (3.0 * rank as f64, 3.0 * (3 - rank) as f64);
-        assert_eq!((account.of(Cause::Fill), account.of(Cause::Drain)), (fill, drain));
+        assert_eq!((account.of(IdleCause::Fill), account.of(IdleCause::Drain)), (fill, drain));
     }
-    let others = [Cause::Imbalance, Cause::LatePeer, Cause::Transfer, Cause::HeadOfLine];
+    let others = &IdleCause::ALL[2..6];
     assert!(others.iter().all(|cause| total(&ledger, *cause) == 0.0), "{ledger:?}");
 }
 
@@ -126,15 +126,15 @@ fn a_slow_stage_is_imbalance_and_a_slow_moment_is_a_late_peer() {
     // Stage 2 takes twice as long: the others wait for it.
     let slow = |action: &Action| even(action) * if action.stage == 2 { 2.0 } else { 1.0 };
     let ledger = Planted { cost: &slow, message: 0.0, late: None, barrier: 0.0 }.ledger(&plan);
-    assert!(total(&ledger, Cause::Imbalance) > 40.0, "{ledger:?}");
-    assert_eq!(total(&ledger, Cause::LatePeer), 0.0);
+    assert!(total(&ledger, IdleCause::Imbalance) > 40.0, "{ledger:?}");
+    assert_eq!(total(&ledger, IdleCause::LatePeer), 0.0);
     // One pass takes 6 longer, once. The step is 6 longer, and the three other ranks wait.
     let late = Some((Action::new(3, Kind::Backward, 4), 6.0));
     let ledger = Planted { cost: &even, message: 0.0, late, barrier: 0.0 }.ledger(&plan);
-    assert_eq!(total(&ledger, Cause::Imbalance), 0.0);
-    let waited: Vec<f64> = ledger.ranks.iter().map(|of| of.of(Cause::LatePeer)).collect();
+    assert_eq!(total(&ledger, IdleCause::Imbalance), 0.0);
+    let waited: Vec<f64> = ledger.ranks.iter().map(|of| of.of(IdleCause::LatePeer)).collect();
     assert_eq!(waited, [6.0, 6.0, 6.0, 0.0]);
-    let named = ledger.gaps[0].iter().filter(|gap| gap.cause == Some(Cause::LatePeer)).count();
+    let named = ledger.gaps[0].iter().filter(|gap| gap.cause == Some(IdleCause::LatePeer)).count();
     assert!(named >= 1, "{ledger:?}");
 }
 
@@ -142,14 +142,14 @@ fn a_slow_stage_is_imbalance_and_a_slow_moment_is_a_late_peer() {
 fn messages_that_take_time_are_transfers() {
     let plan = plan(&OneFOneB);
     let ledger = Planted { cost: &even, message: 0.25, late: None, barrier: 0.0 }.ledger(&plan);
-    // Rank 3 waits for the first input of three messages, and for each further one behind its own gradient.
+    // Rank 3 waits for the first input of three messages, and for each further one after its own gradient.
     let none = Planted { cost: &even, message: 0.0, late: None, barrier: 0.0 }.ledger(&plan);
     let longer = ledger.ranks[0].step - none.ranks[0].step;
     assert!(longer > 0.0);
-    let idle: f64 = total(&ledger, Cause::Transfer) + total(&ledger, Cause::HeadOfLine);
+    let idle: f64 = total(&ledger, IdleCause::Transfer) + total(&ledger, IdleCause::HeadOfLine);
     let all: f64 = ledger.ranks.iter().zip(&none.ranks).map(|(a, b)| a.step - b.step).sum();
     assert!((idle - all).abs() < 1e-9, "{idle} {all}: {ledger:?}");
-    assert_eq!(total(&ledger, Cause::Imbalance) + total(&ledger, Cause::LatePeer), 0.0);
+    assert_eq!(total(&ledger, IdleCause::Imbalance) + total(&ledger, IdleCause::LatePeer), 0.0);
 }
 
 #[test]
@@ -174,5 +174,5 @@ fn a_step_of_another_plan_is_refused() {
     let plan = plan(&OneFOneB);
     let mut step = measured(&plan, &even, 0.0, 0.0, None);
     step[1].actions.pop();
-    assert!(Ledger::of(&plan, &step, &Usual::default()).is_err());
+    assert!(IdleLedger::of(&plan, &step, &Usual::default()).is_err());
 }
