@@ -151,8 +151,7 @@ fn cuCtxSynchronize() {
     let (mut driver, card) = enter()?;
     driver.refuse_card(card, "cuCtxSynchronize")?;
     let needed = driver.all_of_card(card);
-    drop(driver);
-    wait(card, needed)
+    wait(driver, card, needed)
 }
 /// Free and total memory.
 fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) {

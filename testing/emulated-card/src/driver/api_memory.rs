@@ -5,7 +5,7 @@ use std::sync::Arc;
 use crate::boundary::{In, Out, Outcome, Status, export};
 
 use super::pinned::PinnedMemory;
-use super::state::{Driver, enter, guard};
+use super::state::{Driver, enter, enter_stream, guard};
 use super::streams::wait;
 use super::work::Work;
 
@@ -16,8 +16,7 @@ fn check(driver: &mut Driver, card: usize, at: u64, len: usize) -> Outcome {
 }
 
 fn upload(to: u64, from: In<u8>, len: usize, stream: usize, now: bool) -> Outcome {
-    let (mut driver, card) = enter()?;
-    let stream = driver.stream_handle(card, stream)?;
+    let (mut driver, card, stream) = enter_stream(stream)?;
     if len == 0 {
         return Ok(());
     }
@@ -38,8 +37,7 @@ fn upload(to: u64, from: In<u8>, len: usize, stream: usize, now: bool) -> Outcom
 }
 
 fn download(to: usize, from: u64, len: usize, stream: usize, now: bool) -> Outcome {
-    let (mut driver, card) = enter()?;
-    let stream = driver.stream_handle(card, stream)?;
+    let (mut driver, card, stream) = enter_stream(stream)?;
     if len == 0 {
         return Ok(());
     }
@@ -67,13 +65,11 @@ fn finish(
     now: bool,
 ) -> Outcome {
     let needed = driver.all_of(stream);
-    drop(driver);
-    if now { wait(card, needed) } else { Ok(()) }
+    if now { wait(driver, card, needed) } else { Ok(()) }
 }
 
 fn fill(at: u64, pattern: &[u8], count: usize, stream: usize) -> Outcome {
-    let (mut driver, card) = enter()?;
-    let stream = driver.stream_handle(card, stream)?;
+    let (mut driver, card, stream) = enter_stream(stream)?;
     if !at.is_multiple_of(pattern.len() as u64) {
         return Err(
             driver.refuse(Status::INVALID_VALUE, "memset of an address that is not aligned")
@@ -157,8 +153,7 @@ fn cuMemcpyDtoHAsync_v2(to: usize, from: u64, len: usize, stream: usize) {
 }
 /// Copies within the card in stream order.
 fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, len: usize, stream: usize) {
-    let (mut driver, card) = enter()?;
-    let stream = driver.stream_handle(card, stream)?;
+    let (mut driver, card, stream) = enter_stream(stream)?;
     if len == 0 {
         return Ok(());
     }

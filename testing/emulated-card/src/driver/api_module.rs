@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use crate::boundary::{In, Out, Outcome, Status, Text, export};
-use crate::ptx::parse;
+use crate::ptx::{Launch, parse};
 
-use super::state::{Driver, Function, Module, enter, guard};
-use super::work::{KernelLaunch, Work};
+use super::state::{Driver, Function, Module, enter, enter_stream, guard};
+use super::work::Work;
 
 /// Shared memory that a block has without asking for more.
 const SHARED_BYTES: usize = 49_152;
@@ -118,7 +118,7 @@ fn cuFuncGetAttribute(value: Out<i32>, attribute: u32, function: usize) {
         1 => kernel.shared_bytes,
         3 => kernel.local_bytes,
         // PTX has registers without end; a card has 255 for a thread.
-        4 => kernel.registers.min(255) as usize,
+        4 => kernel.registers.count.min(255) as usize,
         5 | 6 => 90,
         DYNAMIC_SHARED => function.dynamic_shared_limit,
         _ => 0,
@@ -157,8 +157,7 @@ fn cuLaunchKernel(
     arguments: In<In<u8>>,
     extra: usize,
 ) {
-    let (mut driver, card) = enter()?;
-    let stream = driver.stream_handle(card, stream)?;
+    let (mut driver, _, stream) = enter_stream(stream)?;
     let function = driver.functions.get(&function).cloned().ok_or(Status::INVALID_HANDLE)?;
     let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
     let (kernel, shared_bytes) = (&function.kernel, shared_bytes as usize);
@@ -191,7 +190,7 @@ fn cuLaunchKernel(
         params[param.offset..param.offset + param.bytes].copy_from_slice(&bytes);
     }
     let Function { kernel, variables, .. } = function;
-    let launch = KernelLaunch { kernel, variables, params, grid, block, shared_bytes };
+    let launch = Launch { kernel, params, grid, block, dynamic_shared_bytes: shared_bytes, variables };
     driver.submit(stream, Work::Kernel(Arc::new(launch)))
 }
 }

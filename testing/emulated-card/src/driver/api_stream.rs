@@ -3,7 +3,7 @@
 use crate::boundary::{Out, Status, export};
 
 use super::graph::{CaptureMode, GraphRun};
-use super::state::{Driver, Event, Recorded, enter, guard};
+use super::state::{Driver, Event, Recorded, enter, enter_stream, guard};
 use super::streams::{Needed, Stream, query, wait};
 use super::work::Work;
 
@@ -66,8 +66,7 @@ fn cuStreamCreateWithPriority(stream: Out<usize>, flags: u32, _priority: i32) {
 }
 /// Ends a stream. Its work still runs when somebody waits for it.
 fn cuStreamDestroy_v2(stream: usize) {
-    let (mut driver, card) = enter()?;
-    let handle = driver.stream_handle(card, stream)?;
+    let (mut driver, _, handle) = enter_stream(stream)?;
     if Driver::is_null_stream(handle) {
         return Err(Status::INVALID_HANDLE);
     }
@@ -80,26 +79,21 @@ fn cuStreamDestroy_v2(stream: usize) {
 }
 /// Runs the stream's work.
 fn cuStreamSynchronize(stream: usize) {
-    let (mut driver, card) = enter()?;
-    let stream = driver.stream_handle(card, stream)?;
+    let (mut driver, card, stream) = enter_stream(stream)?;
     driver.refuse_captured(stream, "cuStreamSynchronize")?;
     let needed = driver.all_of(stream);
-    drop(driver);
-    wait(card, needed)
+    wait(driver, card, needed)
 }
 /// Whether the stream's work is done.
 fn cuStreamQuery(stream: usize) {
-    let (mut driver, card) = enter()?;
-    let stream = driver.stream_handle(card, stream)?;
+    let (mut driver, card, stream) = enter_stream(stream)?;
     driver.refuse_captured(stream, "cuStreamQuery")?;
     let needed = driver.all_of(stream);
-    drop(driver);
-    query(card, needed)
+    query(driver, card, needed)
 }
 /// Lets later work of a stream wait for an event.
 fn cuStreamWaitEvent(stream: usize, event: usize, _flags: u32) {
-    let (mut driver, card) = enter()?;
-    let stream = driver.stream_handle(card, stream)?;
+    let (mut driver, _, stream) = enter_stream(stream)?;
     driver.wait_event(stream, event)
 }
 /// A new event.
@@ -122,8 +116,7 @@ fn cuEventDestroy_v2(event: usize) {
 }
 /// Records an event behind the stream's work.
 fn cuEventRecord(event: usize, stream: usize) {
-    let (mut driver, card) = enter()?;
-    let stream = driver.stream_handle(card, stream)?;
+    let (mut driver, _, stream) = enter_stream(stream)?;
     let owner = driver.events.get(&event).ok_or(Status::INVALID_HANDLE)?.card;
     if driver.streams.get(&stream).is_none_or(|s| s.card != owner) {
         return Err(driver.refuse(Status::INVALID_HANDLE, "event and stream are of different cards"));
@@ -135,16 +128,14 @@ fn cuEventQuery(event: usize) {
     let (mut driver, card) = enter()?;
     let needed = before_event(&mut driver, event, "cuEventQuery")?;
     driver.refuse_unsafe("cuEventQuery")?;
-    drop(driver);
-    query(card, needed)
+    query(driver, card, needed)
 }
 /// Runs the work before an event.
 fn cuEventSynchronize(event: usize) {
     let (mut driver, card) = enter()?;
     let needed = before_event(&mut driver, event, "cuEventSynchronize")?;
     driver.refuse_unsafe("cuEventSynchronize")?;
-    drop(driver);
-    wait(card, needed)
+    wait(driver, card, needed)
 }
 /// The time between two events.
 fn cuEventElapsedTime(milliseconds: Out<f32>, start: usize, end: usize) {
@@ -157,8 +148,7 @@ fn cuEventElapsedTime_v2(milliseconds: Out<f32>, start: usize, end: usize) {
 
 /// Begins to capture a stream's work.
 fn cuStreamBeginCapture_v2(stream: usize, mode: u32) {
-    let (mut driver, card) = enter()?;
-    let stream = driver.stream_handle(card, stream)?;
+    let (mut driver, _, stream) = enter_stream(stream)?;
     let mode = match mode {
         0 => CaptureMode::Global,
         1 => CaptureMode::ThreadLocal,
@@ -169,8 +159,7 @@ fn cuStreamBeginCapture_v2(stream: usize, mode: u32) {
 }
 /// Ends the capture. An invalid one gives no graph.
 fn cuStreamEndCapture(stream: usize, graph: Out<usize>) {
-    let (mut driver, card) = enter()?;
-    let stream = driver.stream_handle(card, stream)?;
+    let (mut driver, _, stream) = enter_stream(stream)?;
     graph.set(0);
     let captured = driver.end_capture(stream)?;
     let handle = driver.handle();
@@ -179,8 +168,7 @@ fn cuStreamEndCapture(stream: usize, graph: Out<usize>) {
 }
 /// 0 for no, 1 for yes, 2 for an invalid capture.
 fn cuStreamIsCapturing(stream: usize, status: Out<u32>) {
-    let (driver, card) = enter()?;
-    let stream = driver.stream_handle(card, stream)?;
+    let (driver, _, stream) = enter_stream(stream)?;
     if status.set(driver.capture_status(stream)) { Ok(()) } else { Err(Status::INVALID_VALUE) }
 }
 /// A graph that can be launched.
@@ -193,8 +181,7 @@ fn cuGraphInstantiateWithFlags(executable: Out<usize>, graph: usize, _flags: u64
 }
 /// Runs a graph in stream order, as one piece of work.
 fn cuGraphLaunch(executable: usize, stream: usize) {
-    let (mut driver, card) = enter()?;
-    let stream = driver.stream_handle(card, stream)?;
+    let (mut driver, _, stream) = enter_stream(stream)?;
     let graph = driver.executables.get(&executable).cloned().ok_or(Status::INVALID_HANDLE)?;
     driver.refuse_captured(stream, "cuGraphLaunch")?;
     if graph.is_empty() {

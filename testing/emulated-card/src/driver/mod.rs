@@ -26,8 +26,7 @@ use crate::boundary::{Outcome, Status};
 
 /// Puts work of another library into a stream of the thread's card.
 pub(crate) fn submit(stream: usize, task: Arc<dyn Task>) -> Outcome {
-    let (mut driver, card) = state::enter()?;
-    let stream = driver.stream_handle(card, stream)?;
+    let (mut driver, _, stream) = state::enter_stream(stream)?;
     driver.submit(stream, work::Work::Task(task))
 }
 

@@ -248,3 +248,10 @@ pub fn enter() -> Result<(MutexGuard<'static, Driver>, usize), Status> {
     driver.healthy(card)?;
     Ok((driver, card))
 }
+
+/// As [`enter`], with the handle of a stream of the card.
+pub fn enter_stream(stream: usize) -> Result<(MutexGuard<'static, Driver>, usize, usize), Status> {
+    let (driver, card) = enter()?;
+    let stream = driver.stream_handle(card, stream)?;
+    Ok((driver, card, stream))
+}

@@ -4,6 +4,7 @@
 //! run, one after the other, and where several streams could go on the seed picks one.
 
 use std::collections::{BTreeMap, VecDeque};
+use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
 use crate::boundary::{Outcome, Status};
@@ -224,8 +225,7 @@ impl Driver {
 }
 
 /// Runs what is needed and returns when it is done, or when the card fails.
-pub fn wait(card: usize, needed: Needed) -> Outcome {
-    let mut driver = lock();
+pub fn wait(mut driver: MutexGuard<'static, Driver>, card: usize, needed: Needed) -> Outcome {
     let needed = driver.with_dependencies(needed);
     loop {
         driver.healthy(card)?;
@@ -243,8 +243,7 @@ pub fn wait(card: usize, needed: Needed) -> Outcome {
 
 /// Runs one piece of what is needed, and says whether all of it is done. So a program that asks again and again gets
 /// there, and one that asks once too early is told so.
-pub fn query(card: usize, needed: Needed) -> Outcome {
-    let mut driver = lock();
+pub fn query(mut driver: MutexGuard<'static, Driver>, card: usize, needed: Needed) -> Outcome {
     if driver.is_met(&needed) {
         return driver.healthy(card);
     }

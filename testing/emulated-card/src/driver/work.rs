@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use crate::fault::Fault;
 use crate::memory::DeviceMemory;
-use crate::ptx::{Kernel, Launch};
+use crate::ptx::Launch;
 
 use super::pinned::{HostRange, PinnedMemory};
 
@@ -25,28 +25,11 @@ pub trait Task: Send + Sync {
     fn advance(&self, memory: &mut DeviceMemory) -> Result<Progress, Fault>;
 }
 
-/// A kernel with everything that it runs with.
-#[derive(Debug)]
-pub struct KernelLaunch {
-    /// The kernel.
-    pub kernel: Arc<Kernel>,
-    /// The addresses of its module's variables.
-    pub variables: Arc<[u64]>,
-    /// Its parameters' memory.
-    pub params: Vec<u8>,
-    /// The number of blocks.
-    pub grid: [u32; 3],
-    /// The number of threads of a block.
-    pub block: [u32; 3],
-    /// Dynamic shared memory.
-    pub shared_bytes: usize,
-}
-
 /// A piece of work.
 #[derive(Clone)]
 pub enum Work {
     /// A kernel.
-    Kernel(Arc<KernelLaunch>),
+    Kernel(Arc<Launch>),
     /// A copy to the card from bytes that were read when the copy was asked for.
     UploadStaged {
         /// The card's address.
@@ -148,17 +131,7 @@ impl Machine<'_> {
         match work {
             Work::Kernel(launch) => {
                 self.counts.launches += 1;
-                let run = Launch {
-                    kernel: &launch.kernel,
-                    params: &launch.params,
-                    grid: launch.grid,
-                    block: launch.block,
-                    dynamic_shared_bytes: launch.shared_bytes,
-                    variables: &launch.variables,
-                    seed: self.seed,
-                    limit: self.limit,
-                };
-                self.counts.instructions += run.run(self.memory)?;
+                self.counts.instructions += launch.run(self.memory, self.seed, self.limit)?;
             }
             Work::UploadStaged { to, bytes } => {
                 self.memory.store(*to, bytes).map_err(|f| f.at("copy to the card"))?;

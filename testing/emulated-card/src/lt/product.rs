@@ -148,10 +148,16 @@ fn transpose(values: &[f64], rows: usize) -> Vec<f64> {
 }
 
 impl Product {
-    fn one(&self, memory: &mut DeviceMemory, batch: i64) -> Result<(), Fault> {
-        let Self { description, a, b, c, d, alpha, beta } = self;
-        let (m, k) = shape(&a.layout, description.transposed_a);
-        let (m, k) = (m as usize, k as usize);
+    /// Rounds to the type in which sums are computed. Results of f32 are rounded from f64, which has the bits of operations on
+    /// f32: f64 has more than twice the digits.
+    fn rounding(&self) -> impl Fn(f64) -> f64 + use<> {
+        let is_f64 = self.description.compute == Compute::F64;
+        move |x| if is_f64 { x } else { f64::from(x as f32) }
+    }
+
+    /// `op(a)` and `op(b)` of a batch, by columns.
+    fn operands(&self, memory: &DeviceMemory, batch: i64) -> Result<[Vec<f64>; 2], Fault> {
+        let Self { description, a, b, .. } = self;
         let (mut left, mut right) = (a.read(memory, batch)?, b.read(memory, batch)?);
         if description.transposed_a {
             left = transpose(&left, a.layout.rows as usize);
@@ -164,12 +170,17 @@ impl Product {
                 *value = f64::from(to_tf32(*value as f32));
             }
         }
-        // Results of f32 are rounded from f64, which has the bits of operations on f32: f64 has more than twice the digits.
-        let is_f64 = description.compute == Compute::F64;
-        let rounded = |x: f64| if is_f64 { x } else { f64::from(x as f32) };
-        let n = right.len() / k;
+        Ok([left, right])
+    }
+
+    fn one(&self, memory: &mut DeviceMemory, batch: i64) -> Result<(), Fault> {
+        let Self { description, a, c, d, alpha, beta, .. } = self;
+        let (m, k) = shape(&a.layout, description.transposed_a);
+        let (m, k) = (m as usize, k as usize);
+        let [left, right] = self.operands(memory, batch)?;
+        let rounded = self.rounding();
         let mut result = match beta {
-            0.0 => vec![0.0; m * n],
+            0.0 => vec![0.0; m * (right.len() / k)],
             _ => c.read(memory, batch)?.iter().map(|c| rounded(beta * c)).collect(),
         };
         let bias = match description.epilogue & BIAS {
@@ -196,23 +207,21 @@ impl Product {
             }
         }
         d.write(memory, batch, &result)?;
-        match description.epilogue {
+        let sums = match description.epilogue {
             BIAS_GRADIENT_A => {
-                let mut sums = vec![0.0; m];
+                sums.fill(0.0);
                 for column in left.chunks_exact(m) {
-                    sums.iter_mut()
-                        .zip(column)
-                        .for_each(|(sum, value)| *sum = rounded(*sum + value));
+                    sums.iter_mut().zip(column).for_each(|(sum, x)| *sum = rounded(*sum + x));
                 }
-                self.bias(m, batch).write(memory, 0, &sums)
+                sums
             }
             BIAS_GRADIENT_B => {
                 let sum = |c: &[f64]| c.iter().fold(0.0, |sum, value| rounded(sum + value));
-                let sums: Vec<f64> = right.chunks_exact(k).map(sum).collect();
-                self.bias(n, batch).write(memory, 0, &sums)
+                right.chunks_exact(k).map(sum).collect()
             }
-            _ => Ok(()),
-        }
+            _ => return Ok(()),
+        };
+        self.bias(sums.len(), batch).write(memory, 0, &sums)
     }
 
     /// The bias as a matrix of one column.

@@ -155,12 +155,8 @@ impl Warp {
             let mut rows = [[0u8; 16]; 8];
             for (row, bytes) in rows.iter_mut().enumerate() {
                 let lane = 8 * matrix + row;
-                let base = self.registers[address.base as usize][lane];
-                let at = base.wrapping_add(address.offset as u64);
-                if !at.is_multiple_of(16) {
-                    return Err(on_lane(lane)(Fault::misaligned(at, 16)));
-                }
-                self.read(block, lane, (Space::Shared, at), bytes)?;
+                let at = self.address(address, lane, 16)?;
+                self.read(block, lane, at, bytes)?;
             }
             let element = |row: usize, column: usize| {
                 u64::from(u16::from_le_bytes([rows[row][2 * column], rows[row][2 * column + 1]]))

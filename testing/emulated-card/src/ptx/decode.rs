@@ -6,7 +6,7 @@
 use super::decode_arithmetic::{arithmetic, binary_op};
 use super::float::Half;
 use super::instruction::*;
-use super::operand::{Place, vector};
+use super::operand::{Names, Place, vector};
 use super::parse::Builder;
 use super::scalar::{Kind, Scalar};
 use super::source::split_list;
@@ -41,6 +41,11 @@ impl<'a> Statement<'a> {
 
     pub(super) fn operand(&self, index: usize) -> Result<&'a str, String> {
         self.operands.get(index).copied().ok_or_else(|| format!("operand {index} is missing"))
+    }
+
+    /// The value of the first of these words that stands in the name.
+    pub(super) fn choose<T: Copy>(&self, words: &[(&str, T)], otherwise: T) -> T {
+        words.iter().find(|(word, _)| self.has(word)).map_or(otherwise, |(_, value)| *value)
     }
 
     /// An error unless every word is one of those that are understood, or a type.
@@ -131,12 +136,9 @@ fn logic(name: &str) -> Result<Logic, String> {
 }
 
 fn space(s: &Statement) -> Space {
-    match () {
-        () if s.has("global") || s.has("const") => Space::Global,
-        () if s.has("shared") => Space::Shared,
-        () if s.has("local") => Space::Local,
-        () => Space::Generic,
-    }
+    use Space::{Generic, Global, Local, Shared};
+    let named = [("global", Global), ("const", Global), ("shared", Shared), ("local", Local)];
+    s.choose(&named, Generic)
 }
 
 /// Words of loads and stores that say how to cache, not what to do.
@@ -181,12 +183,7 @@ fn address(builder: &mut Builder, s: &Statement, operand: usize) -> Result<Addre
 }
 
 fn check_vector(count: usize, scalar: Scalar, s: &Statement) -> Result<(), String> {
-    let named = match () {
-        () if s.has("v2") => 2,
-        () if s.has("v4") => 4,
-        () if s.has("v8") => 8,
-        () => 1,
-    };
+    let named = s.choose(&[("v2", 2), ("v4", 4), ("v8", 8)], 1);
     if named != count || count * scalar.bytes > 32 {
         return Err(format!("{count} registers for a vector of {named}"));
     }
@@ -333,93 +330,102 @@ fn barrier(builder: &mut Builder, s: &Statement) -> Result<Op, String> {
 }
 
 fn warp(builder: &mut Builder, s: &Statement) -> Result<Op, String> {
-    let names = &mut builder.names;
     if !s.has("sync") {
         return Err("warp operations without `.sync` are not emulated".into());
     }
-    let last = s.operands.len().checked_sub(1).ok_or("no operands")?;
-    let everyone =
-        |names: &mut super::operand::Names| names.constant(Constant::Value(u64::from(u32::MAX)));
-    Ok(match s.words[0] {
-        "shfl" => {
-            let mode = match () {
-                () if s.has("up") => ShuffleMode::Up,
-                () if s.has("down") => ShuffleMode::Down,
-                () if s.has("bfly") => ShuffleMode::Butterfly,
-                () => ShuffleMode::Index,
-            };
-            let target = s.operand(0)?;
-            let (to, in_range) = match target.split_once('|') {
-                Some((to, pred)) => (to, Some(names.pred(pred)?)),
-                None => (target, None),
-            };
-            let to = names.target(to)?;
-            let mut operand = |k| names.source(s.operand(k)?);
-            let (value, lane, clamp) = (operand(1)?, operand(2)?, operand(3)?);
-            let mask = operand(4)?;
-            Op::Warp(WarpOp::Shuffle { mode, to, in_range, value, lane, clamp }, mask)
-        }
-        "vote" => {
-            let from = names.pred_operand(s.operand(1)?)?;
-            let mask = names.source(s.operand(2)?)?;
-            let vote = match () {
-                () if s.has("ballot") => {
-                    let to = names.target(s.operand(0)?)?;
-                    return Ok(Op::Warp(WarpOp::Ballot { to, from }, mask));
-                }
-                () if s.has("all") => Vote::All,
-                () if s.has("any") => Vote::Any,
-                () => Vote::Uniform,
-            };
-            Op::Warp(WarpOp::VotePred { vote, to: names.pred(s.operand(0)?)?, from }, mask)
-        }
+    match s.words[0] {
+        "shfl" => shuffle(&mut builder.names, s),
+        "vote" => vote(&mut builder.names, s),
         "match" if s.has("any") => {
+            let (names, bytes) = (&mut builder.names, s.scalar()?.bytes);
             let (to, value) = (names.target(s.operand(0)?)?, names.source(s.operand(1)?)?);
-            let bytes = s.scalar()?.bytes;
-            Op::Warp(WarpOp::MatchAny { to, value, bytes }, names.source(s.operand(last)?)?)
+            Ok(Op::Warp(WarpOp::MatchAny { to, value, bytes }, mask(names, s)?))
         }
         "redux" => {
+            let names = &mut builder.names;
             let op = binary_op(s.words.get(2).copied().unwrap_or_default(), s.scalar()?)?;
             let (to, value) = (names.target(s.operand(0)?)?, names.source(s.operand(1)?)?);
-            Op::Warp(WarpOp::Reduce { op, to, value }, names.source(s.operand(last)?)?)
+            Ok(Op::Warp(WarpOp::Reduce { op, to, value }, mask(names, s)?))
         }
-        "mma" => {
-            let name = s.words[1..].join(".");
-            let half = match name.as_str() {
-                "sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32" => Some(Half::Bf16),
-                "sync.aligned.m16n8k16.row.col.f32.f16.f16.f32" => Some(Half::F16),
-                "sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32" => None,
-                _ => return Err(format!("the product `{name}` is not emulated")),
-            };
-            if s.operands.len() != 4 {
-                return Err(format!("{} operands instead of 4", s.operands.len()));
-            }
-            let d = vector(s.operand(0)?);
-            let d: Result<Vec<Reg>, _> = d.into_iter().map(|t| names.target(t)).collect();
-            let mut fragment = |k| names.sources(s.operand(k)?);
-            let (d, a, b, c) = (d?, fragment(1)?, fragment(2)?, fragment(3)?);
-            let size = |_| "a fragment of the wrong size";
-            let product = MatrixProduct {
-                half,
-                d: d.try_into().map_err(size)?,
-                a: a.try_into().map_err(size)?,
-                b: b.try_into().map_err(size)?,
-                c: c.try_into().map_err(size)?,
-            };
-            Op::Warp(WarpOp::MatrixProduct(Box::new(product)), everyone(names))
-        }
+        "mma" => matrix_product(&mut builder.names, s),
         "ldmatrix" if s.has("m8n8") && s.has("b16") && s.has("shared") && s.has("aligned") => {
-            s.only(&["sync", "aligned", "m8n8", "x1", "x2", "x4", "trans", "shared"])?;
-            let to: Result<Vec<Reg>, _> =
-                vector(s.operand(0)?).into_iter().map(|t| names.target(t)).collect();
-            let (to, transposed) = (to?, s.has("trans"));
-            if !s.has(&format!("x{}", to.len())) {
-                return Err(format!("{} registers for matrices of another number", to.len()));
-            }
-            let address = address(builder, s, 1)?;
-            let mask = everyone(&mut builder.names);
-            Op::Warp(WarpOp::LoadMatrix { to, address, transposed }, mask)
+            load_matrix(builder, s)
         }
-        name => return Err(format!("this form of `{name}` is not emulated")),
-    })
+        name => Err(format!("this form of `{name}` is not emulated")),
+    }
+}
+
+/// The last operand: the lanes that take part.
+fn mask(names: &mut Names, s: &Statement) -> Result<Reg, String> {
+    names.source(s.operands.last().ok_or("no operands")?)
+}
+
+/// The mask of an operation in which all lanes take part.
+fn everyone(names: &mut Names) -> Reg {
+    names.constant(Constant::Value(u64::from(u32::MAX)))
+}
+
+fn shuffle(names: &mut Names, s: &Statement) -> Result<Op, String> {
+    use ShuffleMode::{Butterfly, Down, Index, Up};
+    let mode = s.choose(&[("up", Up), ("down", Down), ("bfly", Butterfly)], Index);
+    let target = s.operand(0)?;
+    let (to, in_range) = match target.split_once('|') {
+        Some((to, pred)) => (to, Some(names.pred(pred)?)),
+        None => (target, None),
+    };
+    let to = names.target(to)?;
+    let mut operand = |k| names.source(s.operand(k)?);
+    let (value, lane, clamp) = (operand(1)?, operand(2)?, operand(3)?);
+    let mask = operand(4)?;
+    Ok(Op::Warp(WarpOp::Shuffle { mode, to, in_range, value, lane, clamp }, mask))
+}
+
+fn vote(names: &mut Names, s: &Statement) -> Result<Op, String> {
+    let from = names.pred_operand(s.operand(1)?)?;
+    let mask = names.source(s.operand(2)?)?;
+    if s.has("ballot") {
+        return Ok(Op::Warp(WarpOp::Ballot { to: names.target(s.operand(0)?)?, from }, mask));
+    }
+    let vote = s.choose(&[("all", Vote::All), ("any", Vote::Any)], Vote::Uniform);
+    Ok(Op::Warp(WarpOp::VotePred { vote, to: names.pred(s.operand(0)?)?, from }, mask))
+}
+
+fn matrix_product(names: &mut Names, s: &Statement) -> Result<Op, String> {
+    let name = s.words[1..].join(".");
+    let half = match name.as_str() {
+        "sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32" => Some(Half::Bf16),
+        "sync.aligned.m16n8k16.row.col.f32.f16.f16.f32" => Some(Half::F16),
+        "sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32" => None,
+        _ => return Err(format!("the product `{name}` is not emulated")),
+    };
+    if s.operands.len() != 4 {
+        return Err(format!("{} operands instead of 4", s.operands.len()));
+    }
+    let d = written(names, s.operand(0)?)?;
+    let mut fragment = |k| names.sources(s.operand(k)?);
+    let (a, b, c) = (fragment(1)?, fragment(2)?, fragment(3)?);
+    let size = |_| "a fragment of the wrong size";
+    let product = MatrixProduct {
+        half,
+        d: d.try_into().map_err(size)?,
+        a: a.try_into().map_err(size)?,
+        b: b.try_into().map_err(size)?,
+        c: c.try_into().map_err(size)?,
+    };
+    Ok(Op::Warp(WarpOp::MatrixProduct(Box::new(product)), everyone(names)))
+}
+
+fn load_matrix(builder: &mut Builder, s: &Statement) -> Result<Op, String> {
+    s.only(&["sync", "aligned", "m8n8", "x1", "x2", "x4", "trans", "shared"])?;
+    let (to, transposed) = (written(&mut builder.names, s.operand(0)?)?, s.has("trans"));
+    if !s.has(&format!("x{}", to.len())) {
+        return Err(format!("{} registers for matrices of another number", to.len()));
+    }
+    let address = address(builder, s, 1)?;
+    Ok(Op::Warp(WarpOp::LoadMatrix { to, address, transposed }, everyone(&mut builder.names)))
+}
+
+/// The registers of a vector, all of which are written.
+fn written(names: &mut Names, text: &str) -> Result<Vec<Reg>, String> {
+    vector(text).into_iter().map(|part| names.target(part)).collect()
 }

@@ -20,6 +20,12 @@ pub const LOCAL_WINDOW: u64 = 4 << 60;
 const MODIFIERS: [&str; 12] =
     ["rn", "rz", "rm", "rp", "ftz", "sat", "approx", "full", "lo", "hi", "wide", "NaN"];
 
+/// Words that round in a direction, those that round to an integer too.
+const DIRECTED: [(&str, Rounding); 6] = {
+    use Rounding::{Down, Up, Zero};
+    [("rz", Zero), ("rm", Down), ("rp", Up), ("rzi", Zero), ("rmi", Down), ("rpi", Up)]
+};
+
 pub(super) fn arithmetic(names: &mut Names, s: &Statement) -> Result<Op, String> {
     let name = s.words[0];
     match name {
@@ -43,12 +49,10 @@ pub(super) fn arithmetic(names: &mut Names, s: &Statement) -> Result<Op, String>
     match *sources.as_slice() {
         [a] => {
             let op = unary_op(&full_name(name, s), scalar)?;
-            if !is_modified {
-                Ok(Op::Unary(op, to, a))
-            } else if modifiers.rounding == Rounding::Nearest {
-                Ok(Op::UnaryModified(op, modifiers, to, a))
-            } else {
-                Err(rounding_error(name))
+            match modifiers.rounding {
+                _ if !is_modified => Ok(Op::Unary(op, to, a)),
+                Rounding::Nearest => Ok(Op::UnaryModified(op, modifiers, to, a)),
+                _ => Err(rounding_error(name)),
             }
         }
         [a, b] => match pair_element(scalar) {
@@ -56,12 +60,11 @@ pub(super) fn arithmetic(names: &mut Names, s: &Statement) -> Result<Op, String>
             None => {
                 let op = binary_op(&full_name(name, s), scalar)?;
                 let rounds = matches!(op, BinaryOp::AddF32 | BinaryOp::SubF32 | BinaryOp::MulF32);
-                if !is_modified {
-                    Ok(Op::Binary(op, to, [a, b]))
-                } else if modifiers.rounding == Rounding::Nearest || rounds {
-                    Ok(Op::BinaryModified(op, modifiers, to, [a, b]))
-                } else {
-                    Err(rounding_error(name))
+                match modifiers.rounding {
+                    _ if !is_modified => Ok(Op::Binary(op, to, [a, b])),
+                    Rounding::Nearest => Ok(Op::BinaryModified(op, modifiers, to, [a, b])),
+                    _ if rounds => Ok(Op::BinaryModified(op, modifiers, to, [a, b])),
+                    _ => Err(rounding_error(name)),
                 }
             }
         },
@@ -92,12 +95,7 @@ impl Modifiers {
 }
 
 fn modifiers(s: &Statement) -> Modifiers {
-    let rounding = match () {
-        () if s.has("rz") => Rounding::Zero,
-        () if s.has("rm") => Rounding::Down,
-        () if s.has("rp") => Rounding::Up,
-        () => Rounding::Nearest,
-    };
+    let rounding = s.choose(&DIRECTED, Rounding::Nearest);
     Modifiers { flush: s.has("ftz"), saturate: s.has("sat"), rounding }
 }
 
@@ -297,12 +295,7 @@ fn cvt(names: &mut Names, s: &Statement) -> Result<Op, String> {
     if pair_element(from).is_some() || (pair.is_some() && from != F32) {
         return Err("this conversion of pairs is not emulated".into());
     }
-    let rounding = match () {
-        () if s.has("rz") || s.has("rzi") => Rounding::Zero,
-        () if s.has("rm") || s.has("rmi") => Rounding::Down,
-        () if s.has("rp") || s.has("rpi") => Rounding::Up,
-        () => Rounding::Nearest,
-    };
+    let rounding = s.choose(&DIRECTED, Rounding::Nearest);
     let to_integer = ["rni", "rzi", "rmi", "rpi"].iter().any(|word| s.has(word));
     let to_half = to.is_float() && to.bytes == 2;
     let half_exact = matches!(rounding, Rounding::Nearest)

@@ -401,6 +401,19 @@ pub struct Variable {
     pub bytes: Vec<u8>,
 }
 
+/// The registers of a thread.
+#[derive(Clone, Debug, Default)]
+pub struct Registers {
+    /// How many there are, constants and special ones included.
+    pub count: u32,
+    /// How many predicates there are.
+    pub num_predicates: u32,
+    /// Registers that hold constants.
+    pub constants: Vec<(Reg, Constant)>,
+    /// Registers that the card fills.
+    pub specials: Vec<(Reg, Special)>,
+}
+
 /// A kernel that can be launched.
 #[derive(Clone, Debug, Default)]
 pub struct Kernel {
@@ -410,14 +423,8 @@ pub struct Kernel {
     pub params: Vec<Parameter>,
     /// The parameters' memory in bytes.
     pub param_bytes: usize,
-    /// How many registers a thread has, constants and special ones included.
-    pub registers: u32,
-    /// How many predicates a thread has.
-    pub predicates: u32,
-    /// Registers that hold constants.
-    pub constants: Vec<(Reg, Constant)>,
-    /// Registers that the card fills.
-    pub specials: Vec<(Reg, Special)>,
+    /// The registers of a thread.
+    pub registers: Registers,
     /// The instructions.
     pub code: Vec<Instruction>,
     /// Static shared memory in bytes.

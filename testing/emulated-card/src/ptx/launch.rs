@@ -3,6 +3,8 @@
 //! Input: a kernel, its parameters, sizes, and a seed from which every free choice of order is drawn. Output: the
 //! number of instructions, or the first fault. This module knows nothing of streams.
 
+use std::sync::Arc;
+
 use crate::fault::Fault;
 use crate::memory::DeviceMemory;
 use crate::random::Random;
@@ -13,12 +15,12 @@ use super::shared::SharedMemory;
 use super::warp::{Block, LaneFault, Stop, Warp};
 
 /// Everything that a kernel runs with.
-#[derive(Clone, Copy, Debug)]
-pub struct Launch<'a> {
+#[derive(Clone, Debug)]
+pub struct Launch {
     /// The kernel.
-    pub kernel: &'a Kernel,
+    pub kernel: Arc<Kernel>,
     /// Its parameters' memory.
-    pub params: &'a [u8],
+    pub params: Vec<u8>,
     /// The number of blocks.
     pub grid: [u32; 3],
     /// The number of threads of a block.
@@ -26,21 +28,18 @@ pub struct Launch<'a> {
     /// Shared memory beside the kernel's own.
     pub dynamic_shared_bytes: usize,
     /// The addresses of the module's variables.
-    pub variables: &'a [u64],
-    /// Decides every order that a card leaves open. 0 is the plain order.
-    pub seed: u64,
-    /// More instructions than this are a fault.
-    pub limit: u64,
+    pub variables: Arc<[u64]>,
 }
 
-impl Launch<'_> {
-    /// Runs the kernel and returns how many instructions its threads ran.
-    pub fn run(&self, memory: &mut DeviceMemory) -> Result<u64, Fault> {
-        let kernel = self.kernel;
-        let mut random = Random::new(self.seed);
+impl Launch {
+    /// Runs the kernel and returns how many instructions its threads ran; more than `limit` are a fault. `seed` decides every
+    /// order that a card leaves open; 0 is the plain order.
+    pub fn run(&self, memory: &mut DeviceMemory, seed: u64, limit: u64) -> Result<u64, Fault> {
+        let kernel = &*self.kernel;
+        let mut random = (seed != 0).then(|| Random::new(seed));
         let mut blocks: Vec<u32> = (0..self.grid.iter().product()).collect();
         let mut lane_order: [usize; LANES] = std::array::from_fn(|lane| lane);
-        if self.seed != 0 {
+        if let Some(random) = &mut random {
             random.shuffle(&mut blocks);
             random.shuffle(&mut lane_order);
         }
@@ -54,12 +53,12 @@ impl Launch<'_> {
             kernel,
             memory,
             shared: SharedMemory::new(shared_bytes),
-            params: self.params,
+            params: &self.params,
             place: [0; 3],
             size: self.block,
             lane_order,
             steps: 0,
-            limit: self.limit,
+            limit,
         };
         let mut warps = self.warps(shared_start as u64);
         for index in blocks {
@@ -67,13 +66,13 @@ impl Launch<'_> {
             block.place = [index % x, index / x % y, index / x / y];
             for warp in &mut warps {
                 warp.start();
-                for (register, special) in &kernel.specials {
+                for (register, special) in &kernel.registers.specials {
                     if let Special::Block(axis) = special {
                         warp.registers[*register as usize] = [u64::from(block.place[*axis]); LANES];
                     }
                 }
             }
-            self.run_block(&mut block, &mut warps, &mut random)?;
+            run_block(&mut block, &mut warps, &mut random)?;
             block.shared.reset();
         }
         Ok(block.steps)
@@ -84,8 +83,8 @@ impl Launch<'_> {
         let threads = self.block.iter().product::<u32>();
         let warps = (0..threads.div_ceil(LANES as u32)).map(|number| {
             let count = (threads - number * LANES as u32).min(LANES as u32);
-            let mut warp = Warp::new(self.kernel, number, u32::MAX >> (LANES as u32 - count));
-            for (register, constant) in &self.kernel.constants {
+            let mut warp = Warp::new(&self.kernel, number, u32::MAX >> (LANES as u32 - count));
+            for (register, constant) in &self.kernel.registers.constants {
                 let value = match constant {
                     Constant::Value(value) => *value,
                     Constant::Variable(index) => self.variables[*index],
@@ -93,7 +92,7 @@ impl Launch<'_> {
                 };
                 warp.registers[*register as usize] = [value; LANES];
             }
-            for (register, special) in &self.kernel.specials {
+            for (register, special) in &self.kernel.registers.specials {
                 warp.registers[*register as usize] =
                     std::array::from_fn(|lane| self.special(*special, number, lane as u32));
             }
@@ -120,71 +119,73 @@ impl Launch<'_> {
             Special::LaneMask(LaneMask::GreaterEqual) => !below,
         })
     }
+}
 
-    fn run_block(
-        &self,
-        block: &mut Block,
-        warps: &mut [Warp],
-        random: &mut Random,
-    ) -> Result<(), Fault> {
-        let mut order: Vec<usize> = (0..warps.len()).collect();
-        loop {
-            // Every warp runs until it cannot go on, in turns.
-            let mut ready = order.clone();
-            while !ready.is_empty() {
-                let next = if self.seed == 0 { 0 } else { random.below(ready.len()) };
-                let warp = &mut warps[ready[next]];
-                if self.seed != 0 && random.below(4) == 0 {
-                    warp.split(random);
-                }
-                match warp.run(block)? {
-                    Stop::Turn => ready.rotate_left(1),
-                    Stop::Barrier | Stop::Done => _ = ready.remove(next),
-                }
+/// Runs the warps of a block, in turns. Without random numbers, always the first one that can go on.
+fn run_block(
+    block: &mut Block,
+    warps: &mut [Warp],
+    random: &mut Option<Random>,
+) -> Result<(), Fault> {
+    let mut order: Vec<usize> = (0..warps.len()).collect();
+    loop {
+        // Every warp runs until it cannot go on.
+        let mut ready = order.clone();
+        while !ready.is_empty() {
+            let next = random.as_mut().map_or(0, |random| random.below(ready.len()));
+            let warp = &mut warps[ready[next]];
+            if let Some(random) = random
+                && random.below(4) == 0
+            {
+                warp.split(random);
             }
-            order.retain(|k| warps[*k].waiting.is_some());
-            if order.is_empty() {
-                return Ok(());
+            match warp.run(block)? {
+                Stop::Turn => ready.rotate_left(1),
+                Stop::Barrier | Stop::Done => _ = ready.remove(next),
             }
-            self.release(block, warps)?;
         }
-    }
-
-    /// Opens the barrier if every thread of the block stands at it.
-    fn release(&self, block: &mut Block, warps: &mut [Warp]) -> Result<(), Fault> {
-        let Some((first, group)) = warps.iter().find_map(|w| w.waiting.map(|g| (w, g))) else {
+        order.retain(|k| warps[*k].waiting.is_some());
+        if order.is_empty() {
             return Ok(());
-        };
-        let lane = group.mask.trailing_zeros() as usize;
-        for warp in warps.iter() {
-            let (pc, mask) = warp.waiting.map_or((group.pc, 0), |g| (g.pc, g.mask));
-            let missing = warp.threads & !mask;
-            if missing == 0 && pc == group.pc {
-                continue;
-            }
-            let thread = warp.number * LANES as u32;
-            let message = if missing != 0 {
-                let thread = thread + missing.trailing_zeros();
-                format!("divergent barrier: thread {thread} of the block exited without it")
-            } else {
-                let line = block.kernel.code[pc as usize].line;
-                format!("divergent barrier: thread {thread} of the block waits at line {line}")
-            };
-            let fault = LaneFault { lane, fault: Fault::failed(message) };
-            return Err(first.place(block, group.pc, fault));
         }
-        if let Op::Barrier { result, .. } = block.kernel.code[group.pc as usize].op {
-            share_result(warps, result);
-        }
-        block.shared.barrier();
-        for warp in warps {
-            warp.release();
-        }
-        Ok(())
+        release(block, warps)?;
     }
 }
 
-/// Gives every thread what `bar.red` computes.
+/// Opens the barrier if every thread of the block stands at it.
+fn release(block: &mut Block, warps: &mut [Warp]) -> Result<(), Fault> {
+    let Some((first, group)) = warps.iter().find_map(|w| w.waiting.map(|g| (w, g))) else {
+        return Ok(());
+    };
+    let lane = group.mask.trailing_zeros() as usize;
+    for warp in warps.iter() {
+        let (pc, mask) = warp.waiting.map_or((group.pc, 0), |g| (g.pc, g.mask));
+        let missing = warp.threads & !mask;
+        if missing == 0 && pc == group.pc {
+            continue;
+        }
+        let thread = warp.number * LANES as u32;
+        let message = if missing != 0 {
+            let thread = thread + missing.trailing_zeros();
+            format!("divergent barrier: thread {thread} of the block exited without it")
+        } else {
+            let line = block.kernel.code[pc as usize].line;
+            format!("divergent barrier: thread {thread} of the block waits at line {line}")
+        };
+        let fault = LaneFault { lane, fault: Fault::failed(message) };
+        return Err(first.place(block, group.pc, fault));
+    }
+    if let Op::Barrier { result, .. } = block.kernel.code[group.pc as usize].op {
+        share_result(warps, result);
+    }
+    block.shared.barrier();
+    for warp in warps {
+        warp.release();
+    }
+    Ok(())
+}
+
+/// Gives every thread the result of `bar.red`.
 fn share_result(warps: &mut [Warp], result: BarrierResult) {
     let (BarrierResult::Pred(_, _, from) | BarrierResult::Count(_, from)) = result else {
         return;

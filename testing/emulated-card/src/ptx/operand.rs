@@ -46,32 +46,16 @@ impl Names {
         Self { symbols, ..Self::default() }
     }
 
-    fn fresh(&mut self) -> Reg {
-        self.next_register += 1;
-        self.next_register - 1
-    }
-
     /// The register that holds a constant.
     pub fn constant(&mut self, constant: Constant) -> Reg {
-        match self.constants.get(&constant) {
-            Some(register) => *register,
-            None => {
-                let register = self.fresh();
-                *self.constants.entry(constant).or_insert(register)
-            }
-        }
+        *self.constants.entry(constant).or_insert_with(|| fresh(&mut self.next_register))
     }
 
     /// An operand that is read: a register, an immediate, a special register or the address of a variable.
     pub fn source(&mut self, text: &str) -> Result<Reg, String> {
         if let Some(special) = special(text) {
-            return Ok(match self.specials.get(&special) {
-                Some(register) => *register,
-                None => {
-                    let register = self.fresh();
-                    *self.specials.entry(special).or_insert(register)
-                }
-            });
+            let register = self.specials.entry(special);
+            return Ok(*register.or_insert_with(|| fresh(&mut self.next_register)));
         }
         if let Some(value) = immediate(text) {
             return Ok(self.constant(Constant::Value(value)));
@@ -109,12 +93,8 @@ impl Names {
         if UNKNOWN.contains(&name) {
             return Err(format!("the special register `{name}` is not emulated"));
         }
-        if let Some(register) = self.registers.get(name) {
-            return Ok(*register);
-        }
-        let register = self.fresh();
-        self.registers.insert(name.into(), register);
-        Ok(register)
+        let register = self.registers.entry(name.into());
+        Ok(*register.or_insert_with(|| fresh(&mut self.next_register)))
     }
 
     /// Begins a block within braces: what it declares is another register of that name until its end.
@@ -153,10 +133,8 @@ impl Names {
         if text.is_empty() || !text.chars().all(is_name) {
             return Err(format!("`{text}` is not a predicate"));
         }
-        Ok(*self.predicates.entry(text.into()).or_insert_with(|| {
-            self.next_predicate += 1;
-            self.next_predicate - 1
-        }))
+        let predicate = self.predicates.entry(text.into());
+        Ok(*predicate.or_insert_with(|| fresh(&mut self.next_predicate)))
     }
 
     /// A predicate that is read, possibly as `!p`.
@@ -199,15 +177,25 @@ impl Names {
         }
     }
 
-    /// Hands the numbers over to the kernel.
-    pub fn finish(self, kernel: &mut Kernel) {
-        kernel.registers = self.next_register;
-        kernel.predicates = self.next_predicate;
-        kernel.constants = self.constants.into_iter().map(|(c, r)| (r, c)).collect();
-        kernel.specials = self.specials.into_iter().map(|(s, r)| (r, s)).collect();
-        kernel.constants.sort_by_key(|(register, _)| *register);
-        kernel.specials.sort_by_key(|(register, _)| *register);
+    /// The registers of the kernel.
+    pub fn finish(self) -> Registers {
+        let mut constants: Vec<_> = self.constants.into_iter().map(|(c, r)| (r, c)).collect();
+        let mut specials: Vec<_> = self.specials.into_iter().map(|(s, r)| (r, s)).collect();
+        constants.sort_by_key(|(register, _)| *register);
+        specials.sort_by_key(|(register, _)| *register);
+        Registers {
+            count: self.next_register,
+            num_predicates: self.next_predicate,
+            constants,
+            specials,
+        }
     }
+}
+
+/// The next number.
+fn fresh(next: &mut u32) -> u32 {
+    *next += 1;
+    *next - 1
 }
 
 /// The parts of `{a, b}`, or the operand itself.

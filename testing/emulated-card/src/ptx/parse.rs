@@ -301,7 +301,7 @@ impl Builder {
         // A kernel may end without `ret`.
         let line = kernel.code.last().map_or(0, |i| i.line);
         kernel.code.push(Instruction { guard: None, op: Op::Exit, line });
-        std::mem::take(&mut self.names).finish(&mut kernel);
+        kernel.registers = std::mem::take(&mut self.names).finish();
         Ok(kernel)
     }
 }

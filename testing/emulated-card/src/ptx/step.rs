@@ -171,7 +171,7 @@ impl Warp {
 
     /// The address of a lane's access.
     #[inline]
-    fn address(&self, address: Address, lane: usize, len: usize) -> Laned<(Space, u64)> {
+    pub(super) fn address(&self, address: Address, lane: usize, len: usize) -> Laned<(Space, u64)> {
         let base = self.registers[address.base as usize][lane];
         let mut at = base.wrapping_add(address.offset as u64);
         debug_assert!(len.is_power_of_two());

@@ -89,8 +89,8 @@ impl Warp {
     pub(super) fn new(kernel: &Kernel, number: u32, threads: u32) -> Self {
         Self {
             number,
-            registers: vec![[0; LANES]; kernel.registers as usize],
-            predicates: vec![0; kernel.predicates as usize],
+            registers: vec![[0; LANES]; kernel.registers.count as usize],
+            predicates: vec![0; kernel.registers.num_predicates as usize],
             local: vec![0; kernel.local_bytes * LANES],
             live: threads,
             threads,

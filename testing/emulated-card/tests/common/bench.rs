@@ -1,5 +1,7 @@
 //! A kernel on the interpreter, without the driver around it.
 
+use std::sync::Arc;
+
 use paceline_emulated_card::ptx::{Kernel, Launch, Module, parse};
 use paceline_emulated_card::{DeviceMemory, Fault};
 
@@ -9,7 +11,7 @@ pub struct Bench {
     pub memory: DeviceMemory,
     pub seed: u64,
     pub limit: u64,
-    variables: Vec<u64>,
+    variables: Arc<[u64]>,
 }
 
 impl Bench {
@@ -69,16 +71,8 @@ impl Bench {
             params[param.offset..param.offset + param.bytes]
                 .copy_from_slice(&argument.to_le_bytes()[..param.bytes]);
         }
-        Launch {
-            kernel,
-            params: &params,
-            grid,
-            block,
-            dynamic_shared_bytes,
-            variables: &self.variables,
-            seed: self.seed,
-            limit: self.limit,
-        }
-        .run(&mut self.memory)
+        let (kernel, variables) = (kernel.clone(), self.variables.clone());
+        let launch = Launch { kernel, params, grid, block, dynamic_shared_bytes, variables };
+        launch.run(&mut self.memory, self.seed, self.limit)
     }
 }
