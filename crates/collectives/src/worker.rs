@@ -222,9 +222,14 @@ impl Worker {
             event = behind;
             ends[1] = Some((event.clone(), signal));
             let name = call.kind.name();
-            operands
+            let queued = operands
                 .iter()
-                .try_for_each(|of| of.memory.queue(of.access, name, &event).map(drop))?;
+                .try_for_each(|of| of.memory.queue(of.access, name, &event).map(drop));
+            if let Err(refused) = queued {
+                // Nothing is submitted, so the memory that was queued is free again.
+                ends.into_iter().flatten().for_each(|(_, signal)| signal.withdraw());
+                return Err(refused.into());
+            }
         }
         let (promise, work) = Promise::new(event, ends);
         if let Err(error) = self.ensure_thread() {
@@ -308,10 +313,32 @@ impl Drop for Worker {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use paceline_memory::{Access, Allocator, Category, DType};
+    use paceline_memory::{Access, Allocator, Category, DType, Event, Tensor};
 
     use crate::call::Call;
+    use crate::staging::Operand;
     use crate::{CollectiveError, Group, MAX_RANKS, OpKind};
+
+    #[test]
+    fn a_refused_operand_gives_the_others_back() {
+        let group = Group::single().unwrap();
+        let allocator = Allocator::new();
+        let tensor = || allocator.tensor(DType::F32, [4], Category::Gradients).unwrap();
+        let (first, second) = (tensor(), tensor());
+        let held = second.claim(Access::Write, "sgd").unwrap();
+        let operand = |memory: &Tensor| Operand {
+            memory: memory.clone(),
+            access: Access::Write,
+            ready: Event::complete(),
+        };
+        let operands = vec![operand(&first), operand(&second)];
+        let call = Call::new(OpKind::Barrier, DType::U8);
+        let refused = group.worker().submit(|_| Ok((call, operands))).unwrap_err().to_string();
+        assert!(refused.contains("claimed for sgd"), "{refused}");
+        drop(held);
+        assert!(first.write::<f32>().is_ok() && second.write::<f32>().is_ok());
+        group.barrier().unwrap();
+    }
 
     #[test]
     fn a_panic_on_the_communication_thread_fails_the_works() {
