@@ -10,7 +10,7 @@ use std::time::Duration;
 use paceline_memory::DType;
 use paceline_trace::now_ns;
 
-use crate::call::{Blocks, Call, CallHeader, Region, Shares};
+use crate::call::{BlockCounts, Call, CallHeader, Region, Shares};
 use crate::context::{OpContext, WaitPolicy};
 use crate::header::{HEADER_BYTES, Header, decode_rows, read_calls};
 use crate::meet::{AgreedCalls, CallsOfAll, ShowCalls, meet};
@@ -47,7 +47,7 @@ pub fn tcp_header(bytes: &[u8]) -> Result<(), String> {
         if !adds_up(&send, &own.send) || !adds_up(&recv, &own.recv) {
             return Err("a program cannot make this call".into());
         }
-        own.blocks = Some(Box::new(Blocks { send, recv }));
+        own.blocks = Some(Box::new(BlockCounts { send, recv }));
     }
     let policy = WaitPolicy { spin: Duration::ZERO, limit: Duration::ZERO };
     let context = OpContext {
@@ -103,7 +103,7 @@ fn own_call(header: &CallHeader, world: usize, memory: &mut [Vec<u8>; 2]) -> Opt
     let lens = [header.send_count, header.recv_count].map(|count| count as usize * size);
     let [mut send, mut recv] = [0, 1].map(|at| {
         memory[at].resize(lens[at], 0);
-        Region { base: memory[at].as_mut_ptr(), len_bytes: lens[at], is_claimed: true }
+        Region::at(memory[at].as_mut_ptr(), lens[at])
     });
     if let Some(at) = header.overlap.checked_sub(1) {
         // The smaller region lies within the larger one.

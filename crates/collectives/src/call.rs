@@ -6,33 +6,50 @@
 
 use std::ops::Range;
 
-use paceline_memory::DType;
+use paceline_memory::{Access, Claim, DType, Tensor};
 
 use crate::record::{OpRecord, OpTimes, Purpose};
-use crate::{OpKind, ReduceOp};
+use crate::{OpKind, ReduceOp, Result};
 
 /// The most ranks that a group can have.
 pub const MAX_RANKS: usize = 1024;
 
-/// A range of this rank's memory, claimed or borrowed for as long as the operation runs.
+/// A range of this rank's memory, claimed until the operation has succeeded. If the operation fails, a peer may still work
+/// on the memory, so the claim stays.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Region {
     pub(crate) base: *mut u8,
     pub(crate) len_bytes: usize,
-    /// Whether the memory is claimed. Peers that can reach a region may work on it in place only if it is
-    /// claimed, since a claim can outlive a failed operation and a borrowed slice cannot.
-    pub(crate) is_claimed: bool,
+    /// Whether it is memory of a card, whose addresses the host does not follow.
+    pub(crate) is_on_card: bool,
 }
 
 // SAFETY: only the thread that executes the operation uses a region, one thread at a time, while the
-// memory is claimed (tensors) or borrowed by a caller that is blocked (slices).
+// memory is claimed.
 unsafe impl Send for Region {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Region {}
 
 impl Region {
     pub(crate) const EMPTY: Region =
-        Region { base: std::ptr::null_mut(), len_bytes: 0, is_claimed: true };
+        Region { base: std::ptr::null_mut(), len_bytes: 0, is_on_card: false };
+
+    /// The bytes at an address of the host.
+    pub(crate) fn at(base: *mut u8, len_bytes: usize) -> Self {
+        Region { base, len_bytes, is_on_card: false }
+    }
+
+    /// The bytes of a claim.
+    pub(crate) fn of(claim: &Claim) -> Self {
+        Self::at(claim.base().as_ptr(), claim.len_bytes())
+    }
+
+    /// The bytes of a tensor on a card, whose uses are queued in streams.
+    pub(crate) fn on_card(tensor: &Tensor) -> Result<Self> {
+        let start = tensor.byte_range().start;
+        let claim = tensor.buffer().claim(start..start, Access::Read, "collective")?;
+        Ok(Self { len_bytes: tensor.num_bytes(), is_on_card: true, ..Self::of(&claim) })
+    }
 
     /// The bytes `range` of the region. Panics if the range does not lie within the region.
     pub(crate) fn part(&self, range: Range<usize>) -> Region {
@@ -62,15 +79,13 @@ pub(crate) struct Call {
     /// Where this rank wants the result. May be `send` or a part of `send` if the operation allows this.
     pub(crate) recv: Region,
     /// Elements to and from each rank, for an all-to-all only.
-    pub(crate) blocks: Option<Box<Blocks>>,
-    /// Whether both regions are memory of a card, whose addresses the host does not follow.
-    pub(crate) is_on_card: bool,
+    pub(crate) blocks: Option<Box<BlockCounts>>,
     pub(crate) purpose: Purpose,
 }
 
 /// How the data of an all-to-all are divided into blocks: the elements for and from each rank.
 #[derive(Clone, Debug)]
-pub(crate) struct Blocks {
+pub(crate) struct BlockCounts {
     pub(crate) send: Vec<u64>,
     pub(crate) recv: Vec<u64>,
 }
@@ -108,9 +123,13 @@ pub(crate) enum Disagreement {
 impl Call {
     pub(crate) fn new(kind: OpKind, dtype: DType) -> Self {
         let (send, recv) = (Region::EMPTY, Region::EMPTY);
-        let op = ReduceOp::Sum;
-        let (blocks, is_on_card, purpose) = (None, false, Purpose::Other);
-        Self { kind, dtype, op, root: 0, from: 0, send, recv, blocks, is_on_card, purpose }
+        let (op, blocks, purpose) = (ReduceOp::Sum, None, Purpose::Other);
+        Self { kind, dtype, op, root: 0, from: 0, send, recv, blocks, purpose }
+    }
+
+    /// Whether the data are memory of a card.
+    pub(crate) fn is_on_card(&self) -> bool {
+        self.send.is_on_card || self.recv.is_on_card
     }
 
     /// The size of the message as benchmarks count it: the longer of the two sides.
@@ -178,7 +197,7 @@ impl Call {
         u64::from(self.kind as u8)
             | u64::from(self.dtype as u8) << 8
             | u64::from(reduces) << 16
-            | u64::from(self.is_on_card) << 24
+            | u64::from(self.is_on_card()) << 24
             | root << 32
     }
 
@@ -392,10 +411,11 @@ mod tests {
         assert!(!fill(&[3], 2, 3));
         let mut groups = Group::threads(2).into_iter();
         let (first, _second) = (groups.next().unwrap(), groups.next().unwrap());
-        let (wraps, mut received) = ([usize::MAX, 4], [7.0f32; 3]);
-        let error = first.all_to_all_slice(&[1.0f32; 3], &wraps, &mut received, &[1, 2]);
+        let (data, received) =
+            (first.copy_of(&[1.0f32; 3]).unwrap(), first.copy_of(&[7.0f32; 3]).unwrap());
+        let error = first.all_to_all_ragged(&data, &[usize::MAX, 4], &received, &[1, 2]);
         assert!(matches!(error, Err(CollectiveError::Buffers { .. })), "{error:?}");
-        assert_eq!(received, [7.0; 3]);
+        assert_eq!(*received.read::<f32>().unwrap(), [7.0; 3]);
     }
 
     /// Every rank sees the blocks of all, so all ranks fail together.

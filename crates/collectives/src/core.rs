@@ -93,7 +93,7 @@ impl Core {
             started_ns,
             policy,
         };
-        let ran = match self.nccl.get().filter(|_| call.is_on_card) {
+        let ran = match self.nccl.get().filter(|_| call.is_on_card()) {
             Some(nccl) => nccl.run(&context, &self.engine),
             None => self.engine.run(&context),
         };
@@ -157,7 +157,7 @@ impl Core {
     /// group in order before.
     pub(crate) fn lose(&self, place: usize) {
         let Some(shared) = self.engine.shared() else { return };
-        if !shared.control().has_left(place) {
+        if shared.control().fate(place) != Some(Fate::Left) {
             shared.control().depart(place, Fate::Lost);
             // This does not mark the group as broken. The next operation that needs the rank marks it.
             let first = self.rank - shared.rank;

@@ -10,7 +10,7 @@ use crate::context::OpContext;
 use crate::hybrid::Hybrid;
 #[cfg(feature = "mpi")]
 use crate::mpi::Mpi;
-use crate::shared::SharedState;
+use crate::shared::{Fate, SharedState};
 use crate::tcp::Tcp;
 use crate::{OpKind, Result};
 
@@ -54,11 +54,15 @@ impl Engine {
         }
     }
 
-    /// A rank that is known to have died. Ranks that are connected by sockets are noticed only in an operation.
+    /// A rank of this host that is known to have died. The death of other ranks is noticed only in an operation.
     pub(crate) fn gone(&self) -> Option<usize> {
-        let Engine::Shared(shared) = self else { return None };
-        let control = shared.control();
-        (0..shared.world).find(|peer| control.is_gone(*peer) && !control.has_left(*peer))
+        let first = match self {
+            Engine::Hybrid(hybrid) => hybrid.first_of_host(),
+            _ => 0,
+        };
+        let (shared, is_lost) = (self.shared()?, |fate| fate == Some(Fate::Lost));
+        let found = (0..shared.world).find(|peer| is_lost(shared.control().fate(*peer)));
+        found.map(|peer| first + peer)
     }
 
     /// Ends this rank's part in the group after a panic in the middle of an operation.

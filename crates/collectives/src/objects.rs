@@ -2,6 +2,7 @@
 //!
 //! Input: an object. Output: the objects of other ranks. This module knows nothing of transports.
 
+use paceline_memory::{Category, DType, Tensor};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 
@@ -21,19 +22,18 @@ impl Group {
     ) -> Result<Option<Vec<T>>> {
         let bytes = postcard::to_stdvec(object).map_err(wrap)?;
         let (lengths, all) = self.lengths(bytes.len())?;
-        let is_root = self.rank() == root;
-        let mut gathered = room(if is_root { all } else { 0 })?;
-        self.gather_slice(&bytes, &mut gathered, root)?;
-        if is_root { parse(&gathered, &lengths).map(Some) } else { Ok(None) }
+        let gathered = if self.rank() == root { Some(self.bytes(all)?) } else { None };
+        self.gather(&self.copy_of(&bytes)?, gathered.as_ref(), root)?;
+        gathered.map(|gathered| parse(&gathered.read()?, &lengths)).transpose()
     }
 
     /// Gives every rank one object of each rank, in rank order; objects may differ in size.
     pub fn all_gather_object<T: Serialize + DeserializeOwned>(&self, object: &T) -> Result<Vec<T>> {
         let bytes = postcard::to_stdvec(object).map_err(wrap)?;
         let (lengths, all) = self.lengths(bytes.len())?;
-        let mut gathered = room(all)?;
-        self.all_gather_slice(&bytes, &mut gathered)?;
-        parse(&gathered, &lengths)
+        let gathered = self.bytes(all)?;
+        self.all_gather(&self.copy_of(&bytes)?, &gathered)?;
+        parse(&gathered.read()?, &lengths)
     }
 
     /// Gives every rank the root's object. Other ranks may pass `None`; what they pass is ignored.
@@ -46,14 +46,22 @@ impl Group {
         // A root without an object sends no bytes, so that the others do not wait.
         let object =
             object.filter(|_| is_root).map(postcard::to_stdvec).transpose().map_err(wrap)?;
-        let mut bytes = object.unwrap_or_default();
+        let bytes = object.unwrap_or_default();
         let mut length = [bytes.len() as u64 as i64];
         self.broadcast_slice(&mut length, root)?;
-        if !is_root {
-            bytes = room(usize::try_from(length[0]).unwrap_or(usize::MAX))?;
-        }
-        self.broadcast_slice(&mut bytes, root)?;
-        postcard::from_bytes(&bytes).map_err(wrap)
+        let data = if is_root {
+            self.copy_of(&bytes)?
+        } else {
+            self.bytes(usize::try_from(length[0]).unwrap_or(usize::MAX))?
+        };
+        self.broadcast(&data, root)?;
+        postcard::from_bytes(&data.read::<u8>()?).map_err(wrap)
+    }
+
+    /// Memory for objects of other ranks. A length that a rank with corrupted memory has sent is an error, and ends no
+    /// process.
+    fn bytes(&self, len: usize) -> Result<Tensor> {
+        Ok(self.memory().tensor(DType::U8, [len], Category::Communication)?)
     }
 
     /// The number of bytes of each rank's object, and of all objects together. All ranks fail together if there is no such
@@ -70,15 +78,6 @@ impl Group {
             CollectiveError::Object("its length does not fit into this machine's memory".into())
         })
     }
-}
-
-/// Memory for objects of other ranks. A length that a rank with corrupted memory has sent is an error, and ends no process.
-fn room(len_bytes: usize) -> Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    let refused = |_| CollectiveError::Object(format!("no memory for {len_bytes} bytes"));
-    bytes.try_reserve_exact(len_bytes).map_err(refused)?;
-    bytes.resize(len_bytes, 0);
-    Ok(bytes)
 }
 
 fn parse<T: DeserializeOwned>(bytes: &[u8], lengths: &[usize]) -> Result<Vec<T>> {

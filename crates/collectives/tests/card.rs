@@ -266,6 +266,17 @@ fn calls_that_differ_are_told_instead_of_waiting() {
         let error = outcome.unwrap_err().to_string();
         assert!(error.contains("elements, and this rank has"), "{error}");
     });
+    // One of the calls has blocks, which the ranks show each other too.
+    on_cards(2, NcclOrder::Tree, |group, memory| {
+        let (data, received) = (tensor::<f32>(&memory, 10, 0), tensor::<f32>(&memory, 10, 0));
+        let outcome = match group.rank() {
+            0 => group.all_to_all(&data, &received),
+            _ => group.all_reduce(&data, ReduceOp::Sum),
+        };
+        let words = outcome.unwrap_err().to_string();
+        let calls = ["all_to_all(f32, 10 -> 10)", "all_reduce(f32, 10, sum)"];
+        assert!(calls.iter().all(|call| words.contains(call)), "{words}");
+    });
     // One rank's data is on the host.
     on_cards(2, NcclOrder::Tree, |group, memory| {
         let memory = if group.rank() == 0 { memory } else { Allocator::new() };

@@ -8,6 +8,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use children::{Children, HANGS, end_with_parent};
+use common::{private, read};
 use half::bf16;
 use paceline_collectives::{CollectiveError, Group, GroupOptions, Placement, Rendezvous};
 use tempfile::TempDir;
@@ -64,9 +65,9 @@ fn run(scenario: &str, world: usize, place: &Place) -> Vec<String> {
 /// Exchanges many messages between this rank and another one, in both directions.
 fn exchange(group: &Group, other: usize) {
     for number in 0..300 {
-        let mut got = [0; 100];
-        group.send_recv_slice(&[number; 100], other, &mut got, other).unwrap();
-        assert_eq!(got, [number; 100]);
+        let got = private(&[0; 100]);
+        group.send_recv(&private(&[number; 100]), other, &got, other).unwrap();
+        assert_eq!(read::<i32>(&got), [number; 100]);
     }
 }
 

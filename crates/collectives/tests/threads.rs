@@ -5,6 +5,7 @@ mod limit;
 
 use std::time::Duration;
 
+use common::{private, read};
 use paceline_collectives::{CollectiveError, Group, GroupOptions, Link, Purpose, ReduceOp};
 use paceline_memory::{Allocator, Category, DType, EventState};
 
@@ -145,13 +146,13 @@ fn whoever_has_waited_for_a_work_may_use_its_memory_and_that_of_a_failed_one_is_
     assert_eq!(event.wait(), EventState::Complete);
     assert!(data.write::<f32>().is_ok() && gathered.read::<f32>().is_ok());
 
-    let work = first.broadcast_async(&data, 0).unwrap();
+    let work = first.all_reduce_async(&data, ReduceOp::Sum).unwrap();
     let event = work.event().clone();
     drop(second);
     assert!(matches!(work.wait().unwrap_err(), CollectiveError::PeerLeft { .. }));
     assert_eq!(event.state(), EventState::Failed);
     let error = data.read::<f32>().unwrap_err().to_string();
-    assert!(error.contains("may still be written by broadcast on the stream world"), "{error}");
+    assert!(error.contains("may still be written by all_reduce on the stream world"), "{error}");
     // The only peer has left the group.
     first.give_back_failed().unwrap();
     assert!(data.write::<f32>().is_ok());
@@ -222,9 +223,10 @@ fn a_rank_that_leaves_ends_only_the_operations_that_need_it() {
         for group in groups {
             scope.spawn(move || {
                 let (rank, other) = (group.rank(), 1 - group.rank());
-                let (data, mut got) = ([rank as f32; 1000], [9.0; 1000]);
-                group.send_recv_slice(&data, other, &mut got, other).unwrap();
-                assert_eq!(got, [other as f32; 1000]);
+                let (data, mut got) = ([rank as f32; 1000], [9f32; 1000]);
+                let received = private(&got);
+                group.send_recv(&private(&data), other, &received, other).unwrap();
+                assert_eq!(read::<f32>(&received), [other as f32; 1000]);
                 match rank {
                     0 => group.send_slice(&data, 1).map(|_| ()).unwrap(),
                     _ => group.recv_slice(&mut got, 0).map(|_| ()).unwrap(),
@@ -304,9 +306,11 @@ fn no_time_limit_is_too_long() {
                 for group in Group::threads_with(2, options).unwrap() {
                     scope.spawn(move || {
                         let (rank, other) = (group.rank(), 1 - group.rank());
-                        let (data, mut got) = ([rank as f32; 3], [9.0; 3]);
-                        group.send_recv_slice(&data, other, &mut got, other).unwrap();
-                        assert_eq!(got, [other as f32; 3]);
+                        let received = private(&[9f32; 3]);
+                        group
+                            .send_recv(&private(&[rank as f32; 3]), other, &received, other)
+                            .unwrap();
+                        assert_eq!(read::<f32>(&received), [other as f32; 3]);
                         group.barrier().unwrap();
                     });
                 }
@@ -339,9 +343,9 @@ fn a_peer_whose_half_is_done_may_leave_while_the_other_half_goes_on() {
     let (left, has_left) = std::sync::mpsc::channel();
     std::thread::scope(|scope| {
         scope.spawn(move || {
-            let mut received = [0f32; 3];
-            zero.send_recv_slice(&[1.0; 3], 1, &mut received, 2).unwrap();
-            assert_eq!(received, [2.0; 3]);
+            let received = private(&[0f32; 3]);
+            zero.send_recv(&private(&[1f32; 3]), 1, &received, 2).unwrap();
+            assert_eq!(read::<f32>(&received), [2.0; 3]);
         });
         scope.spawn(move || {
             let mut received = [0f32; 3];
@@ -350,8 +354,7 @@ fn a_peer_whose_half_is_done_may_leave_while_the_other_half_goes_on() {
             left.send(()).unwrap();
         });
         scope.spawn(move || {
-            let mut received = [0f32; 3];
-            two.send_recv_slice(&[2.0; 3], 0, &mut received, 3).unwrap();
+            two.send_recv(&private(&[2f32; 3]), 0, &private(&[0f32; 3]), 3).unwrap();
         });
         scope.spawn(move || {
             has_left.recv().unwrap();

@@ -3,13 +3,14 @@
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
+use paceline_memory::Allocator;
 use paceline_rendezvous::RunKey;
 
 use crate::emulator::Card;
 use crate::record::RecentRecords;
 use crate::shared::Inherited;
 
-/// What the groups of a rank share. All of them descend from the same group.
+/// The state that the groups of a rank share. All of them descend from the same group.
 #[derive(Debug, Default)]
 pub(crate) struct RankState {
     /// The one network card of this rank, so that the operations of all groups together move no more bytes
@@ -17,6 +18,8 @@ pub(crate) struct RankState {
     pub(crate) card: Arc<Card>,
     /// The one record of operations of this rank.
     pub(crate) records: Arc<Mutex<RecentRecords>>,
+    /// For the data of slices and objects.
+    pub(crate) memory: Allocator,
     num_groups: AtomicU32,
 }
 

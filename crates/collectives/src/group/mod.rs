@@ -9,11 +9,13 @@
 //! | `allocate` | allocates memory that operations use in place |
 //! | `calibrate` | measures the transport |
 //! | `emulate` | slows the group down to an emulated link |
+//! | `cards` | lets NCCL carry out the operations on cards |
 //!
 //! The operations themselves are methods of [`Group`] in `ops.rs`, `slices.rs` and `objects.rs`.
 
 mod allocate;
 mod calibrate;
+mod cards;
 mod emulate;
 mod form;
 mod host_links;
@@ -26,13 +28,12 @@ use std::time::{Duration, Instant};
 
 use host_links::HostLinks;
 pub(crate) use lineage::Lineage;
-use paceline_memory::{DeviceStream, Event, Tensor};
+use paceline_memory::{Allocator, DeviceStream, Event};
 
 use crate::core::Core;
 use crate::cost::Link;
 use crate::engine::Engine;
 use crate::flight_recorder::FlightRecorder;
-use crate::nccl::{Nccl, NcclOrder};
 use crate::record::{OpRecord, Purpose};
 use crate::shared::links::Monitor;
 use crate::shared::{Fate, SharedState};
@@ -140,7 +141,7 @@ impl Group {
         // Over sockets, only this rank writes to its memory.
         if let Some(shared) = self.shared() {
             let others = || (0..shared.world).filter(|peer| *peer != shared.rank);
-            let is_there = |peer: &usize| !shared.control().is_gone(*peer);
+            let is_there = |peer: &usize| shared.control().fate(*peer).is_none();
             while others().any(|peer| is_there(&peer)) {
                 if begin.elapsed() >= self.membership.options.timeout {
                     return still_there(others().filter(is_there).collect());
@@ -153,34 +154,14 @@ impl Group {
         Ok(())
     }
 
-    /// Whether operations on a tensor's memory are carried out by NCCL.
-    pub(crate) fn reaches(&self, tensor: &Tensor) -> bool {
-        let home = tensor.buffer().allocator().home();
-        self.membership.core.nccl.get().zip(home).is_some_and(|(nccl, home)| nccl.reaches(home))
+    /// Private memory for operations on slices and objects.
+    pub(crate) fn memory(&self) -> &Allocator {
+        &self.membership.lineage.rank.memory
     }
 
     /// For how long a rank waits for others.
     pub(crate) fn timeout(&self) -> Duration {
         self.membership.options.timeout
-    }
-
-    pub(crate) fn set_nccl(&self, nccl: Nccl) {
-        // What was set before stays.
-        let _ = self.membership.core.nccl.set(nccl);
-    }
-
-    /// The order in which NCCL's ranks add up; `None` if the group does not use NCCL.
-    pub fn nccl_order(&self) -> Option<NcclOrder> {
-        self.membership.core.nccl.get().map(|nccl| nccl.like().1)
-    }
-
-    /// A group that descends from this one uses NCCL as this one does.
-    fn like_this(&self, group: Self) -> Result<Self> {
-        if let Some(nccl) = self.membership.core.nccl.get() {
-            let (memory, order) = nccl.like();
-            group.use_nccl(memory, order)?;
-        }
-        Ok(group)
     }
 
     /// See [`Staging::copy_back`].

@@ -7,7 +7,7 @@
 //! | gather, scatter, all-to-all | each block directly from rank to rank | the same among its ranks |
 
 use super::state::Hybrid;
-use crate::call::{Blocks, Call, Region, Shares};
+use crate::call::{BlockCounts, Call, Region, Shares};
 use crate::context::OpContext;
 use crate::meet::AgreedCalls;
 use crate::tcp::blocks;
@@ -95,7 +95,7 @@ impl Hybrid {
             OpKind::AllToAll => {
                 let to_all = Shares::of(met.sent[context.rank].iter().copied());
                 let from_all = Shares::of(met.sent.iter().map(|row| row[context.rank]));
-                let blocks = Blocks {
+                let blocks = BlockCounts {
                     send: here.clone().map(|to| met.sent[context.rank][to]).collect(),
                     recv: here.clone().map(|from| met.sent[from][context.rank]).collect(),
                 };

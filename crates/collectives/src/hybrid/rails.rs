@@ -49,11 +49,8 @@ impl ShowCalls for Rails<'_> {
         let Self { hybrid, inner } = self;
         let mut row = encode_words(own);
         let mut here = vec![0u8; row.len() * hybrid.local.world];
-        let region = |bytes: &mut [u8]| Region {
-            base: bytes.as_mut_ptr(),
-            len_bytes: bytes.len(),
-            is_claimed: false,
-        };
+        // No segment has them, so they are staged, and no peer reaches them.
+        let region = |bytes: &mut [u8]| Region::at(bytes.as_mut_ptr(), bytes.len());
         let (send, recv) = (region(&mut row), region(&mut here));
         let call = Call { send, recv, ..Call::new(OpKind::AllGather, DType::U8) };
         hybrid.local.run(&hybrid.within_host(context, &call))?;

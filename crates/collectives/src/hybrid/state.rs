@@ -53,6 +53,11 @@ impl Hybrid {
         self.tcp.rank / self.local.world
     }
 
+    /// The first rank of this host.
+    pub(crate) fn first_of_host(&self) -> usize {
+        self.ranks_of(self.node()).start
+    }
+
     /// The ranks of a host.
     pub(super) fn ranks_of(&self, node: usize) -> std::ops::Range<usize> {
         node * self.local.world..(node + 1) * self.local.world
@@ -66,14 +71,7 @@ impl Hybrid {
     /// The context for the part of an operation that this host's ranks carry out among themselves.
     pub(super) fn within_host<'a>(&self, context: &OpContext<'a>, call: &'a Call) -> OpContext<'a> {
         let (rank, world) = (self.local.rank, self.local.world);
-        OpContext {
-            rank,
-            world,
-            first: self.ranks_of(self.node()).start,
-            call,
-            named: call,
-            ..*context
-        }
+        OpContext { rank, world, first: self.first_of_host(), call, named: call, ..*context }
     }
 
     /// The ranks on the other hosts with the same local rank as this one.

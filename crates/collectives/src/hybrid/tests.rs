@@ -1,4 +1,4 @@
-//! Checks that hosts send each other as many bytes as the cost model says.
+//! Checks that hosts send each other as many bytes as the cost model says, and that a dead rank is known.
 
 use std::net::TcpListener;
 
@@ -8,35 +8,58 @@ use paceline_rendezvous::Rendezvous;
 use crate::engine::Engine;
 use crate::{Cost, Group, GroupOptions, OpKind, ReduceOp};
 
-/// The bytes that the busiest rank sends or receives for a reduction of `elems` f32, in its busier direction.
-fn moved_bytes(hosts: usize, local: usize, kind: OpKind, elems: usize) -> u64 {
+/// Runs `body` on each rank of `hosts` hosts of `local` ranks. Returns what the ranks return.
+fn on_hosts<R: Send>(hosts: usize, local: usize, body: impl Fn(Group) -> R + Sync) -> Vec<R> {
     let listener = TcpListener::bind("127.0.0.1:0").unwrap();
     let name = format!("paceline-hosts-{}", listener.local_addr().unwrap().port());
     let world = hosts * local;
     let on_rank = |rank: usize| {
         let rendezvous = Rendezvous::by_name(name.as_str(), "secret");
         let options = GroupOptions::for_local_ranks(world);
-        let group = Group::hybrid(&rendezvous, "127.0.0.1", rank, world, local, options).unwrap();
-        let Engine::Hybrid(hybrid) = group.engine() else { unreachable!("it is hybrid") };
-        let posted = || hybrid.remote().inner().mesh.posted_bytes();
-        let before = posted();
-        let mut data = vec![1f32; elems];
-        match kind {
-            OpKind::Reduce => group.reduce_slice(&mut data, ReduceOp::Sum, 0).unwrap(),
-            OpKind::ReduceScatter => {
-                let mut share = vec![0f32; elems / world];
-                group.reduce_scatter_slice(&data, &mut share, ReduceOp::Sum).unwrap()
-            }
-            _ => group.all_reduce_slice(&mut data, ReduceOp::Sum).unwrap(),
-        };
-        let after = posted();
-        (after[0] - before[0]).max(after[1] - before[1])
+        body(Group::hybrid(&rendezvous, "127.0.0.1", rank, world, local, options).unwrap())
     };
     std::thread::scope(|scope| {
         let on_rank = &on_rank;
         let ranks: Vec<_> = (0..world).map(|rank| scope.spawn(move || on_rank(rank))).collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).max().unwrap()
+        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
     })
+}
+
+/// The bytes that the busiest rank sends or receives for a reduction of `elems` f32, in its busier direction.
+fn moved_bytes(hosts: usize, local: usize, kind: OpKind, elems: usize) -> u64 {
+    let moved = on_hosts(hosts, local, |group| {
+        let Engine::Hybrid(hybrid) = group.engine() else { unreachable!("it is hybrid") };
+        let posted = || hybrid.remote().inner().mesh.posted_bytes();
+        let before = posted();
+        let data = group.copy_of(&vec![1f32; elems]).unwrap();
+        match kind {
+            OpKind::Reduce => group.reduce(&data, ReduceOp::Sum, 0).unwrap(),
+            OpKind::ReduceScatter => {
+                let share = group.copy_of(&vec![0f32; elems / group.world_size()]).unwrap();
+                group.reduce_scatter(&data, &share, ReduceOp::Sum).unwrap()
+            }
+            _ => group.all_reduce(&data, ReduceOp::Sum).unwrap(),
+        };
+        let after = posted();
+        (after[0] - before[0]).max(after[1] - before[1])
+    });
+    moved.into_iter().max().unwrap()
+}
+
+/// NCCL waits for all ranks, and asks the engine whether one of them has died.
+#[test]
+fn a_dead_rank_of_the_same_host_is_known() {
+    let all_see = std::sync::Barrier::new(4);
+    let found = on_hosts(2, 2, |group| {
+        if group.rank() == 3 {
+            group.engine().abandon();
+        }
+        all_see.wait();
+        let gone = group.engine().gone();
+        all_see.wait();
+        gone
+    });
+    assert_eq!(found, [None, None, Some(3), Some(3)]);
 }
 
 #[test]

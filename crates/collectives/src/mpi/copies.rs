@@ -5,31 +5,30 @@ use std::ffi::c_int;
 use mpi_sys as ffi;
 
 use super::flight::{Comm, Flight, MOST, Tag, address};
-use super::inner::{Inner, copy_region, room, stage, windows, within};
+use super::inner::{Inner, copy_region, room_for_result, windows, within};
 use super::runtime::datatype;
 use crate::call::{Region, Shares};
 use crate::context::OpContext;
 use crate::meet::AgreedCalls;
 use crate::{OpKind, Result};
 
-pub(super) fn broadcast(comm: &Comm, inner: &mut Inner, context: &OpContext) -> Result<()> {
+pub(super) fn broadcast(comm: &Comm, context: &OpContext) -> Result<()> {
     let call = context.call;
     let size = call.dtype.size_bytes();
-    let data = room(call.recv, &mut inner.receiving);
+    let data = call.recv;
     if context.rank == call.root {
         copy_region(call.send, data);
     }
     for window in windows(data.len_bytes / size) {
         let part = address(data.part(window.start * size..window.end * size));
         let (len, root) = (window.len() as c_int, call.root as c_int);
-        // SAFETY: the region is claimed or the engine's own, and all ranks have agreed on its length.
+        // SAFETY: the region is claimed, and all ranks have agreed on its length.
         unsafe {
             comm.carry_out(context, |comm, request| {
                 ffi::MPI_Ibcast(part, len, datatype(call.dtype), root, comm, request)
             })?;
         }
     }
-    copy_region(data, call.recv);
     Ok(())
 }
 
@@ -44,7 +43,7 @@ pub(super) fn gather(
     let (size, type_) = (call.dtype.size_bytes(), datatype(call.dtype));
     let shares = met.shares();
     let is_root = call.kind == OpKind::AllGather || rank == call.root;
-    let whole = room(call.recv, &mut inner.receiving);
+    let whole = call.recv;
     let is_in_place = match call.kind {
         // The MPI standard allows "in place" on all ranks or on none.
         OpKind::AllGather => met.calls.iter().all(|call| call.overlap > 0 || call.send_count == 0),
@@ -56,9 +55,11 @@ pub(super) fn gather(
             copy_region(call.send, whole.part(shares.bytes(rank, call.dtype)));
             Region::EMPTY
         }
+        None if call.overlap().is_none() => call.send,
         None => {
-            let is_apart = call.overlap().is_none() && call.send.is_claimed;
-            stage(Region { is_claimed: is_apart, ..call.send }, &mut inner.sending)
+            let copy = inner.sending.get(call.send.len_bytes);
+            copy_region(call.send, copy);
+            copy
         }
     };
     for window in windows(shares.elements(context.world - 1).end) {
@@ -85,9 +86,6 @@ pub(super) fn gather(
             })?;
         }
     }
-    if is_root {
-        copy_region(whole, call.recv);
-    }
     Ok(())
 }
 
@@ -100,11 +98,8 @@ pub(super) fn scatter(
     let (call, rank) = (context.call, context.rank);
     let (size, type_) = (call.dtype.size_bytes(), datatype(call.dtype));
     let shares = met.shares();
-    let whole = stage(call.send, &mut inner.sending);
-    // MPI does not allow the two sides to overlap, so a share within the whole is received in the engine's
-    // own memory first.
-    let is_apart = call.overlap().is_none() && call.recv.is_claimed;
-    let share = room(Region { is_claimed: is_apart, ..call.recv }, &mut inner.receiving);
+    let whole = call.send;
+    let share = room_for_result(call, &mut inner.receiving);
     for window in windows(shares.elements(context.world - 1).end) {
         inner.cut(&shares, context.world, &window);
         let is_root = rank == call.root;
@@ -132,8 +127,7 @@ pub(super) fn all_to_all(
 ) -> Result<()> {
     let (call, rank) = (context.call, context.rank);
     let (type_, sent) = (datatype(call.dtype), &met.sent);
-    let send = stage(call.send, &mut inner.sending);
-    let recv = room(call.recv, &mut inner.receiving);
+    let (send, recv) = (call.send, call.recv);
     let to_all = Shares::of(sent[rank].iter().copied());
     let from_all = Shares::of(sent.iter().map(|row| row[rank]));
     // All ranks know all counts, so they all choose the same branch.
@@ -164,7 +158,7 @@ pub(super) fn all_to_all(
         let incoming = |peer| recv.part(from_all.bytes(peer, call.dtype));
         for peer in (0..context.world).filter(|&peer| peer != rank) {
             let with = (peer, Tag::Data);
-            // SAFETY: the regions are claimed or the engine's own.
+            // SAFETY: the regions are claimed.
             unsafe {
                 comm.recv(context, &mut flight, with, (incoming(peer), call.dtype))?;
                 comm.send(context, &mut flight, with, (out(peer), call.dtype))?;
@@ -173,7 +167,6 @@ pub(super) fn all_to_all(
         copy_region(out(rank), incoming(rank));
         comm.land(context, &mut flight)?;
     }
-    copy_region(recv, call.recv);
     Ok(())
 }
 

@@ -78,7 +78,7 @@ pub(super) fn conflict(
     };
     // Perhaps no rank ever receives the message, so its memory is leaked.
     let bytes = Box::leak(Box::new(Header::Conflict(conflict).encode()));
-    let news = Region { base: bytes.as_mut_ptr(), len_bytes: HEADER_BYTES, is_claimed: true };
+    let news = Region::at(bytes.as_mut_ptr(), HEADER_BYTES);
     let mut flight = Flight::new();
     for other in (0..context.world).filter(|&other| other != context.rank) {
         // A rank that cannot be told will time out.

@@ -6,7 +6,7 @@ use std::ffi::c_int;
 use std::ops::Range;
 
 use super::flight::MOST;
-use crate::call::{Region, Shares};
+use crate::call::{Call, Region, Shares};
 use crate::tcp::inner::Scratch;
 
 /// Memory that every operation reuses. Transfers use only this memory and claimed memory.
@@ -20,20 +20,10 @@ pub(super) struct Inner {
     pub(super) starts: Vec<c_int>,
 }
 
-/// Memory that a transfer may read for as long as it takes: the region if it is claimed, otherwise a copy.
-pub(super) fn stage(region: Region, scratch: &mut Scratch) -> Region {
-    if region.is_claimed {
-        return region;
-    }
-    let copy = scratch.get(region.len_bytes);
-    copy_region(region, copy);
-    copy
-}
-
-/// Memory that a transfer may write for as long as it takes: the region if it is claimed, otherwise scratch
-/// memory of the same length.
-pub(super) fn room(region: Region, scratch: &mut Scratch) -> Region {
-    if region.is_claimed { region } else { scratch.get(region.len_bytes) }
+/// Where a transfer writes the result of a call: MPI does not allow the two sides to overlap, so a result that overlaps
+/// the contribution goes to the engine's own memory first.
+pub(super) fn room_for_result(call: &Call, scratch: &mut Scratch) -> Region {
+    if call.overlap().is_none() { call.recv } else { scratch.get(call.recv.len_bytes) }
 }
 
 /// Copies a region to the beginning of another one, unless both begin at the same address.

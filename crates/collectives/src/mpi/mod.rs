@@ -21,8 +21,8 @@
 //! is as in the other transports: f16 and bf16 are combined in f32, sent as f32, and rounded once; a mean is
 //! a sum divided once; integers wrap; the minimum or maximum of floats is NaN if any of them is NaN.
 //!
-//! Borrowed memory is staged. MPI cannot cancel a transfer, so an operation that fails with a transfer in
-//! flight leaves its staging memory to the library for good, and claimed memory stays claimed. This
+//! MPI cannot cancel a transfer, so an operation that fails with a transfer in flight leaves the engine's own memory to the
+//! library for good, and claimed memory stays claimed. This
 //! transport cannot tell a rank that has left from one that is late.
 
 mod copies;
@@ -119,7 +119,7 @@ fn dispatch(comm: &Comm, inner: &mut Inner, context: &OpContext) -> Result<u64> 
         OpKind::AllReduce | OpKind::Reduce | OpKind::ReduceScatter => {
             reductions::run(comm, inner, context, &met)?;
         }
-        OpKind::Broadcast => copies::broadcast(comm, inner, context)?,
+        OpKind::Broadcast => copies::broadcast(comm, context)?,
         OpKind::AllGather | OpKind::Gather => copies::gather(comm, inner, context, &met)?,
         OpKind::Scatter => copies::scatter(comm, inner, context, &met)?,
         OpKind::AllToAll => copies::all_to_all(comm, inner, context, &met)?,

@@ -8,7 +8,7 @@ use paceline_trace::now_ns;
 
 use super::flight::{Comm, Flight, Tag};
 use super::headers;
-use super::inner::{Inner, copy_region, room, stage};
+use super::inner::Inner;
 use crate::call::{Call, CallHeader};
 use crate::context::OpContext;
 use crate::header::{HEADER_BYTES, Header, read_call};
@@ -37,23 +37,15 @@ pub(super) fn run(comm: &Comm, inner: &mut Inner, context: &OpContext) -> Result
     }
     let present_ns = hear(comm, inner, context, &halves)?;
     let dtype = context.call.dtype;
-    let incoming = context
-        .call
-        .receiving()
-        .map(|(peer, region)| (peer, region, room(region, &mut inner.receiving)));
-    if let Some((peer, _, room)) = incoming {
-        // SAFETY: the region is claimed or the engine's own.
-        unsafe { comm.recv(context, &mut flight, (peer, Tag::Data), (room, dtype))? };
+    if let Some((peer, region)) = context.call.receiving() {
+        // SAFETY: the region is claimed.
+        unsafe { comm.recv(context, &mut flight, (peer, Tag::Data), (region, dtype))? };
     }
     if let Some((peer, region)) = context.call.sending() {
-        let data = stage(region, &mut inner.sending);
         // SAFETY: as above.
-        unsafe { comm.send(context, &mut flight, (peer, Tag::Data), (data, dtype))? };
+        unsafe { comm.send(context, &mut flight, (peer, Tag::Data), (region, dtype))? };
     }
     comm.land(context, &mut flight)?;
-    if let Some((_, region, room)) = incoming {
-        copy_region(room, region);
-    }
     Ok(present_ns)
 }
 

@@ -11,7 +11,7 @@ use std::ffi::{c_int, c_void};
 use mpi_sys as ffi;
 
 use super::flight::{Comm, address};
-use super::inner::{Inner, copy_region, room, stage, windows, within};
+use super::inner::{Inner, copy_region, room_for_result, windows, within};
 use super::runtime::datatype;
 use crate::call::Region;
 use crate::context::OpContext;
@@ -135,17 +135,8 @@ fn prepare(
         _ => false,
     };
     if is_in_place && comm.runtime.in_place().is_some() {
-        let result = room(call.recv, &mut inner.receiving);
-        copy_region(call.send, result);
-        return Sides { send: None, result };
+        copy_region(call.send, call.recv);
+        return Sides { send: None, result: call.recv };
     }
-    // MPI does not allow the two sides to overlap, so a result that overlaps the contribution first goes to
-    // the engine's own memory.
-    let lent = |region: Region| Region {
-        is_claimed: call.overlap().is_none() && region.is_claimed,
-        ..region
-    };
-    let send = stage(call.send, &mut inner.sending);
-    let result = room(lent(call.recv), &mut inner.receiving);
-    Sides { send: Some(send), result }
+    Sides { send: Some(call.send), result: room_for_result(call, &mut inner.receiving) }
 }

@@ -2,29 +2,24 @@
 //!
 //! Input: a call on memory of a card. Output: the calls of all ranks that take part, which match.
 
+use std::mem::ManuallyDrop;
+
 use paceline_memory::DType;
 
-use crate::call::{Call, CallHeader, Disagreement, Region, agree, blocks_agree};
+use crate::call::{Call, CallHeader, Disagreement, Region};
 use crate::context::OpContext;
 use crate::engine::Engine;
+use crate::meet::{AgreedCalls, CallsOfAll, ShowCalls, meet as agree_on_calls};
 use crate::{OpKind, Result};
-
-/// What this rank knows once all have arrived.
-pub(super) struct Met {
-    /// When the last one had.
-    pub(super) present_ns: u64,
-    /// The calls of all ranks; empty between two.
-    pub(super) calls: Vec<CallHeader>,
-}
 
 /// Words of a header.
 const WORDS: usize = 4;
 
-/// Waits for the other ranks of a call, and compares the calls.
-pub(super) fn meet(context: &OpContext, engine: &Engine) -> Result<Met> {
+/// Waits for the other ranks of a call, and compares the calls. Between two ranks, the result has no list of calls.
+pub(super) fn meet(context: &OpContext, engine: &Engine) -> Result<AgreedCalls> {
     match context.call.kind {
         OpKind::Send | OpKind::Recv | OpKind::SendRecv => pair(context, engine),
-        _ => all(context, engine),
+        _ => agree_on_calls(&mut OverHost(engine), context),
     }
 }
 
@@ -39,55 +34,56 @@ fn header(words: &[u64]) -> CallHeader {
     CallHeader { signature, send_count, recv_count, overlap }
 }
 
-/// Words as memory of the host that lives as long as the call.
-fn region(words: &[u64]) -> Region {
-    Region {
-        base: words.as_ptr().cast_mut().cast(),
-        len_bytes: size_of_val(words),
-        is_claimed: false,
+/// Words as memory of the host. The caller gives the words up for good if the operation fails, since a peer may still use
+/// them.
+fn region(words: &mut ManuallyDrop<Vec<u64>>) -> Region {
+    Region::at(words.as_mut_ptr().cast(), size_of_val(words.as_slice()))
+}
+
+/// The ranks of a group, over the transport of the host.
+struct OverHost<'a>(&'a Engine);
+
+impl ShowCalls for OverHost<'_> {
+    fn show_call(&mut self, context: &OpContext) -> Result<CallsOfAll> {
+        let (rows, present_ns) = self.gather(context, &words(&context.call.header()))?;
+        let calls = rows.iter().map(|row| header(row)).collect();
+        Ok(CallsOfAll { present_ns, calls, operations: vec![context.seq; context.world] })
+    }
+
+    fn show_blocks(&mut self, context: &OpContext, own: &[u64]) -> Result<Vec<Vec<u64>>> {
+        Ok(self.gather(context, own)?.0)
     }
 }
 
-fn all(context: &OpContext, engine: &Engine) -> Result<Met> {
-    let mut own = words(&context.call.header()).to_vec();
-    if let Some(blocks) = &context.call.blocks {
-        own.extend(blocks.send.iter().chain(&blocks.recv));
+impl OverHost<'_> {
+    /// The words of all ranks, each as many as this rank's own, and the moment when the last rank had arrived.
+    fn gather(&self, context: &OpContext, own: &[u64]) -> Result<(Vec<Vec<u64>>, u64)> {
+        let start = context.rank * own.len();
+        let mut all = ManuallyDrop::new(vec![0; context.world * own.len()]);
+        all[start..start + own.len()].copy_from_slice(own);
+        let recv = region(&mut all);
+        let send = recv.part(8 * start..8 * (start + own.len()));
+        let call = Call { send, recv, ..Call::new(OpKind::AllGather, DType::I64) };
+        let present_ns = self.0.run(&OpContext { call: &call, ..*context })?;
+        let all = ManuallyDrop::into_inner(all);
+        Ok((all.chunks(own.len()).map(<[u64]>::to_vec).collect(), present_ns))
     }
-    let len = own.len();
-    let mut gathered = vec![0; len * context.world];
-    let send = region(&own);
-    let recv = Region { base: gathered.as_mut_ptr().cast(), ..region(&gathered) };
-    let call = Call { send, recv, ..Call::new(OpKind::AllGather, DType::I64) };
-    let present_ns = engine.run(&OpContext { call: &call, ..*context })?;
-    let calls: Vec<CallHeader> = gathered.chunks(len).map(|of| header(&of[..WORDS])).collect();
-    let block = |rank: usize, index: usize| gathered[rank * len + WORDS + index];
-    let agreed = agree(&calls).and_then(|()| match context.call.kind {
-        OpKind::AllToAll => {
-            let expected = |to: usize, from: usize| block(to, context.world + from);
-            blocks_agree(&calls, block, expected)
-        }
-        _ => Ok(()),
-    });
-    agreed.map_err(|found| context.disagreement(found, |rank| (calls[rank], context.seq)))?;
-    Ok(Met { present_ns, calls })
 }
 
 /// Both ranks of a message show each other their calls, in the two directions one after the other.
-fn pair(context: &OpContext, engine: &Engine) -> Result<Met> {
+fn pair(context: &OpContext, engine: &Engine) -> Result<AgreedCalls> {
     let own = context.call.header();
     let (to, from) = (context.call.sending(), context.call.receiving());
     let (to, from) = (to.map(|(rank, _)| rank), from.map(|(rank, _)| rank));
-    let mut there = [0; WORDS];
-    let mut back = [0; WORDS];
-    exchange(context, engine, (to, from), &own, &mut there)?;
-    let present_ns = exchange(context, engine, (from, to), &own, &mut back)?;
+    let (there, _) = exchange(context, engine, (to, from), &own)?;
+    let (back, present_ns) = exchange(context, engine, (from, to), &own)?;
     let dtype = |signature: u64| (signature >> 8) as u8;
     let differ = |verb: &str, other: usize, theirs: u64, ours: u64| {
         let reason = format!("rank {other} {verb} {theirs} elements, and this rank has {ours}");
         Err(context.disagreement(Disagreement::Counts(reason), |_| (own, context.seq)))
     };
-    let sender = from.map(|rank| (rank, header(&there)));
-    let receiver = to.map(|rank| (rank, header(&back)));
+    let sender = from.map(|rank| (rank, there));
+    let receiver = to.map(|rank| (rank, back));
     for (rank, other) in [sender, receiver].into_iter().flatten() {
         if dtype(other.signature) != dtype(own.signature) {
             let calls = [own.describe(), other.describe()];
@@ -101,29 +97,31 @@ fn pair(context: &OpContext, engine: &Engine) -> Result<Met> {
         (_, Some((rank, other))) if other.recv_count != own.send_count => {
             differ("receives", rank, other.recv_count, own.send_count)
         }
-        _ => Ok(Met { present_ns, calls: Vec::new() }),
+        _ => Ok(AgreedCalls { present_ns, calls: Vec::new(), sent: Vec::new() }),
     }
 }
 
-/// Sends this rank's header to one rank and receives one from another, where there are any.
+/// Sends this rank's header to one rank and receives one from another, where there are any. Also returns the moment when
+/// both had arrived.
 fn exchange(
     context: &OpContext,
     engine: &Engine,
     (to, from): (Option<usize>, Option<usize>),
     own: &CallHeader,
-    other: &mut [u64; WORDS],
-) -> Result<u64> {
+) -> Result<(CallHeader, u64)> {
     let kind = match (to, from) {
         (Some(_), Some(_)) => OpKind::SendRecv,
         (Some(_), None) => OpKind::Send,
         _ => OpKind::Recv,
     };
-    let sent = words(own);
-    let send = if to.is_some() { region(&sent) } else { Region::EMPTY };
-    let recv = Region { base: other.as_mut_ptr().cast(), ..region(other) };
-    let recv = if from.is_some() { recv } else { Region::EMPTY };
+    let mut both = ManuallyDrop::new([words(own), [0; WORDS]].concat());
+    let half = |at: usize| at * 8 * WORDS..(at + 1) * 8 * WORDS;
+    let memory = region(&mut both);
+    let send = if to.is_some() { memory.part(half(0)) } else { Region::EMPTY };
+    let recv = if from.is_some() { memory.part(half(1)) } else { Region::EMPTY };
     let root = to.or(from).unwrap_or_default();
     let from = from.unwrap_or_default();
     let call = Call { root, from, send, recv, ..Call::new(kind, DType::I64) };
-    engine.run(&OpContext { call: &call, ..*context })
+    let present_ns = engine.run(&OpContext { call: &call, ..*context })?;
+    Ok((header(&ManuallyDrop::into_inner(both)[WORDS..]), present_ns))
 }

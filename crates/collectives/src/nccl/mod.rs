@@ -25,16 +25,17 @@ mod reduce;
 use std::sync::Mutex;
 use std::time::Duration;
 
-use paceline_cuda::nccl::{Communicator, UniqueId, version};
+use paceline_cuda::nccl::{Communicator, UniqueId};
 use paceline_cuda::{CudaError, Event};
 use paceline_memory::{Allocator, Category, DType, DeviceStream, Tensor};
 use paceline_trace::{lock, now_ns};
-use rustix::system::uname;
 use serde::{Deserialize, Serialize};
 
+use crate::Result;
+use crate::call::Region;
 use crate::context::{OpContext, Waited};
 use crate::engine::Engine;
-use crate::{CollectiveError, Group, Result};
+use crate::meet::AgreedCalls;
 
 /// The order in which NCCL's ranks add up.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -83,137 +84,19 @@ pub(crate) struct Nccl {
     order: NcclOrder,
 }
 
-/// What a rank tells the others about its card.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Seat {
-    host: String,
-    /// The card's place in its host; of an emulated card, in its process.
-    card: String,
-    version: i32,
-    order: u8,
-}
-
 /// How often a rank that waits for the card looks, after it has spun.
 const LOOK_AGAIN: Duration = Duration::from_micros(50);
 
-impl Group {
-    /// From now on, operations on the memory of cards go from card to card by NCCL, instead of through memory of the host.
-    /// `memory` is where this rank's tensors are. A collective call; the groups that are split from this one later do the
-    /// same by themselves. A second call changes nothing.
-    ///
-    /// Errors if the memory is not a card's, if NCCL is missing, if ranks share a card, or if they have different versions of
-    /// NCCL, or if it has not connected them within half of the group's timeout. Then every rank gets the error, and the group goes on
-    /// through the host.
-    pub fn use_nccl(&self, memory: &Allocator, order: NcclOrder) -> Result<()> {
-        if self.nccl_order().is_some() {
-            return Ok(());
-        }
-        let own = Seat::of(memory, order).map_err(|error| error.to_string());
-        // Every rank tells, so that nobody waits for one that cannot.
-        let all: Vec<Result<Seat, String>> = self.all_gather_object(&own)?;
-        let seats = all.into_iter().enumerate().map(|(rank, seat)| {
-            seat.map_err(|reason| {
-                self.no_nccl(format!("rank {}: {reason}", self.outermost_rank(rank)))
-            })
-        });
-        let seats = seats.collect::<Result<Vec<Seat>, _>>()?;
-        if let Some(why) = refusal(&seats, |rank| self.outermost_rank(rank)) {
-            return Err(self.no_nccl(why));
-        }
-        let id = match self.rank() {
-            0 => Some(UniqueId::new().map(|id| id.bytes().to_vec()).map_err(|e| e.to_string())),
-            _ => None,
-        };
-        let id: Result<Vec<u8>, String> = self.broadcast_object(id.as_ref(), 0)?;
-        let id = id.map_err(|reason| self.no_nccl(reason))?;
-        let id = UniqueId::of(id.try_into().map_err(|_| self.no_nccl("a name of no length"))?);
-        let place = (self.rank(), self.world_size());
-        let nccl = Nccl::join(memory, id, place, self.timeout(), order);
-        // NCCL may have connected some ranks and not others.
-        let all: Vec<Option<NotJoined>> = self.all_gather_object(&nccl.as_ref().err().cloned())?;
-        let missing = all.into_iter().enumerate().filter_map(|(rank, why)| Some((rank, why?)));
-        // A rank that waited in vain says less than one that failed.
-        let missing = missing.min_by_key(|(_, why)| why.waited);
-        match (nccl, missing) {
-            (Ok(nccl), None) => {
-                self.set_nccl(nccl);
-                Ok(())
-            }
-            (nccl, missing) => {
-                if let Ok(nccl) = &nccl {
-                    nccl.communicator.abort();
-                }
-                let (rank, why) = missing.expect("this rank told, too");
-                Err(self.no_nccl(format!("rank {}: {}", self.outermost_rank(rank), why.reason)))
-            }
-        }
-    }
-
-    fn no_nccl(&self, reason: impl Into<String>) -> CollectiveError {
-        let (rank, world_size) = (self.outermost_rank(self.rank()), self.world_size());
-        let (what, reason) = ("NCCL", reason.into());
-        CollectiveError::Setup { rank, world_size, what, reason }
-    }
-}
-
 /// Why NCCL has not connected a rank.
 #[derive(Clone, Debug, Serialize, Deserialize)]
-struct NotJoined {
+pub(crate) struct NotJoined {
     /// Whether it waited for others in vain.
-    waited: bool,
-    reason: String,
-}
-
-impl Seat {
-    fn of(memory: &Allocator, order: NcclOrder) -> Result<Self, CudaError> {
-        let version = version()?;
-        let card = memory.home().and_then(|home| home.accelerator().card());
-        let card = card.map(|card| card.place()).transpose()?.unwrap_or_default();
-        let host = uname().nodename().to_string_lossy().into_owned();
-        Ok(Self { host, card, version, order: order as u8 })
-    }
-}
-
-/// Why ranks with these seats cannot use NCCL together.
-fn refusal(seats: &[Seat], named: impl Fn(usize) -> usize) -> Option<String> {
-    let words =
-        |version: i32| format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100);
-    for (rank, seat) in seats.iter().enumerate() {
-        if seat.card.is_empty() {
-            return Some(format!("rank {}: its memory is not that of a card", named(rank)));
-        }
-        if seat.version != seats[0].version {
-            return Some(format!(
-                "rank {} has NCCL {} and rank {} has {}; install the same version everywhere",
-                named(0),
-                words(seats[0].version),
-                named(rank),
-                words(seat.version)
-            ));
-        }
-        if seat.order != seats[0].order {
-            return Some(format!(
-                "ranks {} and {} add up in different orders; pass the same --nccl-order to all",
-                named(0),
-                named(rank)
-            ));
-        }
-        let is_same = |other: &Seat| (&other.host, &other.card) == (&seat.host, &seat.card);
-        if let Some(other) = seats[..rank].iter().position(is_same) {
-            return Some(format!(
-                "ranks {} and {} share a card ({} of {}), which NCCL refuses",
-                named(other),
-                named(rank),
-                seat.card,
-                seat.host
-            ));
-        }
-    }
-    None
+    pub(crate) waited: bool,
+    pub(crate) reason: String,
 }
 
 impl Nccl {
-    fn join(
+    pub(crate) fn join(
         memory: &Allocator,
         id: UniqueId,
         place: (usize, usize),
@@ -244,7 +127,7 @@ impl Nccl {
     }
 
     /// What a group that descends from this one needs to use NCCL too.
-    pub(crate) fn like(&self) -> (&Allocator, NcclOrder) {
+    pub(crate) fn settings(&self) -> (&Allocator, NcclOrder) {
         (&self.memory, self.order)
     }
 
@@ -259,13 +142,18 @@ impl Nccl {
             self.start(context, &met).and_then(|done| self.finish(context, engine, &done));
         if outcome.is_err() {
             // Work that waits for other ranks would wait forever, and its memory with it.
-            self.communicator.abort();
+            self.abort();
         }
         outcome.map(|()| met.present_ns)
     }
 
+    /// Ends all work on the card.
+    pub(crate) fn abort(&self) {
+        self.communicator.abort();
+    }
+
     /// Puts the work into the stream. Returns the event behind it.
-    fn start(&self, context: &OpContext, met: &agree::Met) -> Result<Event> {
+    fn start(&self, context: &OpContext, met: &AgreedCalls) -> Result<Event> {
         moves::queue(self, context, met)?;
         let done = Event::new(self.queue().card()).and_then(|done| {
             self.queue().record(&done)?;
@@ -313,34 +201,6 @@ impl Nccl {
             }
         }
         let Some(scratch) = &*scratch else { return Ok(0) };
-        Ok(crate::ops::address(scratch)?.base.addr() as u64)
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn seat(host: &str, card: &str, version: i32) -> Seat {
-        Seat { host: host.to_owned(), card: card.to_owned(), version, order: 0 }
-    }
-
-    #[test]
-    fn who_cannot_use_it_together_is_told_why() {
-        let says = |seats: &[Seat]| refusal(seats, |rank| rank + 10).unwrap_or_default();
-        let two = |other| says(&[seat("a", "01", 22_809), other]);
-        assert_eq!(two(seat("a", "02", 22_809)), "");
-        assert_eq!(two(seat("b", "01", 22_809)), "");
-        assert_eq!(
-            two(seat("a", "01", 22_809)),
-            "ranks 10 and 11 share a card (01 of a), which NCCL refuses"
-        );
-        assert_eq!(
-            two(seat("b", "01", 21_805)),
-            "rank 10 has NCCL 2.28.9 and rank 11 has 2.18.5; install the same version everywhere"
-        );
-        assert!(two(seat("b", "", 22_809)).contains("rank 11: its memory is not that of a card"));
-        let ring = Seat { order: 1, ..seat("b", "01", 22_809) };
-        assert!(two(ring).contains("different orders"));
+        Ok(Region::on_card(scratch)?.base.addr() as u64)
     }
 }

@@ -7,10 +7,10 @@ use std::ops::Range;
 
 use paceline_cuda::nccl::Message;
 
-use super::agree::Met;
 use super::{Nccl, NcclOrder, reduce};
 use crate::call::{Call, Region, Shares};
 use crate::context::OpContext;
+use crate::meet::AgreedCalls;
 use crate::{OpKind, Result};
 
 type Outcome = Result<()>;
@@ -39,7 +39,7 @@ impl Mail {
 }
 
 /// Queues the work of a call.
-pub(super) fn queue(nccl: &Nccl, context: &OpContext, met: &Met) -> Outcome {
+pub(super) fn queue(nccl: &Nccl, context: &OpContext, met: &AgreedCalls) -> Outcome {
     let Call { kind, send, recv, root, .. } = *context.call;
     let (call, size) = (context.call, context.call.dtype.size_bytes());
     let shares = || Shares::new(kind, &met.calls);

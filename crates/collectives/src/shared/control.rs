@@ -120,12 +120,6 @@ pub(crate) struct Pair {
 #[derive(Debug, Default)]
 pub(crate) struct Mail {
     pub(crate) counts: Counts,
-    /// 1 while the receiver reads the sender's memory. The receiver first sets this word and then checks
-    /// `withdrawn`.
-    pub(crate) is_reading: AtomicU32,
-    /// [`WITHDRAWN`] + the number of the message that the sender has withdrawn, or zero. The sender first
-    /// sets this word and then checks `is_reading`.
-    pub(crate) withdrawn: AtomicU64,
     /// The sender's latest round, which determines the half of the staging area that it uses.
     pub(crate) round: AtomicU32,
     /// The sequence numbers of the two calls on their ranks.
@@ -182,10 +176,6 @@ pub(crate) struct Control<Pairs: ?Sized = [Pair]> {
 fn pair_index(from: usize, to: usize) -> usize {
     if from < to { to * to + from } else { from * from + from + to }
 }
-
-/// Added to the number of a withdrawn message. It is larger than all message numbers, so that zero does not
-/// stand for a withdrawn message.
-pub(super) const WITHDRAWN: u64 = 1 << 32;
 
 /// The alarm for calls that do not match.
 const CONFLICT: u32 = u32::MAX;
@@ -333,7 +323,7 @@ impl Control {
         match self.alarm()? {
             WaitError::Gone { peer, .. } if !peers.contains(&peer) => {
                 let common = self.meaning(self.alarms.0.common.load(Ordering::Acquire));
-                let gone = peers.iter().find(|&&peer| self.is_gone(peer));
+                let gone = peers.iter().find(|&&peer| self.fate(peer).is_some());
                 common.or_else(|| self.meaning(1 + *gone? as u32))
             }
             reason => Some(reason),
@@ -355,9 +345,7 @@ impl Control {
             }
             alarm => {
                 let peer = alarm as usize - 1;
-                let lost = self.fate[peer].load(Ordering::Relaxed) == Fate::Lost as u32;
-                let fate = if lost { Fate::Lost } else { Fate::Left };
-                Some(WaitError::Gone { peer, fate })
+                Some(WaitError::Gone { peer, fate: self.fate(peer).unwrap_or(Fate::Left) })
             }
         }
     }
@@ -392,14 +380,10 @@ impl Control {
         self.wake_ups[rank].wait(policy, is_done, || self.alarm_among(&peers()), is_stuck, accuse)
     }
 
-    /// Whether `rank` left in order.
-    pub(crate) fn has_left(&self, rank: usize) -> bool {
-        self.fate[rank].load(Ordering::Relaxed) == Fate::Left as u32
-    }
-
-    /// Whether `rank` is no longer in the group, so that it touches no memory of others.
-    pub(crate) fn is_gone(&self, rank: usize) -> bool {
-        self.fate[rank].load(Ordering::Acquire) != 0
+    /// How `rank` ended its membership, if it has. From then on it touches no memory of others.
+    pub(crate) fn fate(&self, rank: usize) -> Option<Fate> {
+        let fate = self.fate[rank].load(Ordering::Acquire);
+        [Fate::Left, Fate::Lost].into_iter().find(|of| *of as u32 == fate)
     }
 
     /// The ranks below `world` that have not arrived in round `seq`.

@@ -33,13 +33,6 @@ pub(crate) struct Message {
     first: u32,
 }
 
-impl Message {
-    /// The message's number among the messages from its sender to its receiver.
-    pub(crate) fn number(self) -> u32 {
-        self.number
-    }
-}
-
 impl Counts {
     /// Sets both sides to the state after `number` messages.
     #[cfg(all(test, not(loom)))]

@@ -43,7 +43,7 @@ use crate::{OpKind, Result};
 impl SharedState {
     /// Carries a call out. Returns the moment when the last rank arrived.
     pub(crate) fn run(&self, context: &OpContext) -> Result<u64> {
-        let outcome = match context.call.kind {
+        match context.call.kind {
             OpKind::AllReduce => all_reduce::run(self, context),
             OpKind::ReduceScatter => reduce_scatter::run(self, context),
             OpKind::AllGather => all_gather::run(self, context),
@@ -54,20 +54,12 @@ impl SharedState {
             OpKind::AllToAll => all_to_all::run(self, context),
             OpKind::Send | OpKind::Recv | OpKind::SendRecv => point_to_point::run(self, context),
             OpKind::Barrier => barrier::run(self, context),
-        };
-        if outcome.is_err() && matches!(self.reach, Reach::Threads) {
-            self.outlast();
         }
-        outcome
     }
 
     /// Ends this rank's membership in the group after a panic in the middle of an operation: the peers learn
-    /// that this rank is lost, and stop using its memory.
+    /// that this rank is lost.
     pub(crate) fn abandon(&self) {
         self.control().depart(self.rank, Fate::Lost);
-        self.withdraw_all();
-        if matches!(self.reach, Reach::Threads) {
-            self.outlast();
-        }
     }
 }

@@ -8,10 +8,9 @@ use std::sync::atomic::Ordering;
 
 use paceline_trace::now_ns;
 
-use super::control::{Mail, WITHDRAWN};
+use super::control::Mail;
 use super::fate::WaitError;
 use super::mail::{MAX_READY, Message};
-use super::segment::Reach;
 use super::segment::SegmentOffset;
 use super::state::{HALF_BYTES, SharedState};
 use crate::call::{CallHeader, Conflict, Region};
@@ -77,12 +76,7 @@ pub(super) fn run(shared: &SharedState, context: &OpContext) -> Result<u64> {
             to.into_iter().chain(from).collect()
         };
         // Both sides have met, so the other side will do its part, and no reason to be stuck is looked for.
-        if let Err(error) = wait(shared, context, awaited, can_go_on, || None) {
-            if let Some(half) = sender.filter(|_| !is_sent) {
-                half.withdraw(shared);
-            }
-            return Err(error);
-        }
+        wait(shared, context, awaited, can_go_on, || None)?;
     }
 }
 
@@ -117,30 +111,6 @@ impl SharedState {
             operations: [context.seq, operation],
             calls: [context.call.header(), call],
         })
-    }
-
-    /// Withdraws message `number` to a peer. After a failure the memory of the message goes back to its
-    /// owner, so the peer must no longer read it.
-    fn withdraw(&self, to: usize, number: u32) {
-        let mail = self.control().mail(self.rank, to);
-        mail.withdrawn.store(WITHDRAWN + u64::from(number), Ordering::SeqCst);
-        // Only threads wait for the reader. Between processes, the memory that the receiver reads outlives
-        // the operation, and the receiver may be stopped, so that a wait would not end.
-        let is_thread = matches!(self.reach, Reach::Threads);
-        while is_thread && mail.is_reading.load(Ordering::SeqCst) != 0 {
-            if self.control().is_gone(to) {
-                break;
-            }
-            std::thread::sleep(std::time::Duration::from_millis(1));
-        }
-    }
-
-    /// Withdraws all messages that this rank was sending.
-    pub(super) fn withdraw_all(&self) {
-        for to in (0..self.world).filter(|&to| to != self.rank) {
-            let (sent, _) = self.control().mail(self.rank, to).counts.begun();
-            self.withdraw(to, sent);
-        }
     }
 
     /// The message that a peer sends to or expects from this rank, and that this rank has not called: the
@@ -206,10 +176,6 @@ impl<'a> Sender<'a> {
             operations: [context.seq, operation],
             calls: [ours, theirs],
         })
-    }
-
-    fn withdraw(&self, shared: &SharedState) {
-        shared.withdraw(self.to, self.message.number());
     }
 
     fn num_pieces(&self) -> u32 {
@@ -313,22 +279,10 @@ impl<'a> Receiver<'a> {
                     (piece_stage(shared, self.from, round, taken), self.data.part(start..end))
                 }
             };
-            // SeqCst, as in `withdraw`: at least one of the two sides sees what the other has set.
-            self.mail.is_reading.store(1, Ordering::SeqCst);
-            let number = u64::from(self.message.number());
-            let is_withdrawn = self.mail.withdrawn.load(Ordering::SeqCst) == WITHDRAWN + number;
-            if !is_withdrawn {
-                // SAFETY: the sender keeps the piece unchanged until it is taken or this rank has stopped
-                // reading. The receiving memory is this rank's own. The two do not overlap, since they belong
-                // to different ranks.
-                unsafe { std::ptr::copy_nonoverlapping(from, piece.base, piece.len_bytes) };
-            }
-            self.mail.is_reading.store(0, Ordering::SeqCst);
-            if is_withdrawn {
-                let reason = shared.control().alarm_among(&[self.from]);
-                let reason = reason.unwrap_or(WaitError::GivenUp);
-                return Err(shared.explain(context, reason, || vec![self.from]));
-            }
+            // SAFETY: the sender keeps the piece unchanged until it is taken: a sender that gives up before keeps the
+            // claim on its memory, and stages nothing more in this group. The receiving memory is this rank's own. The
+            // two do not overlap, since they belong to different ranks.
+            unsafe { std::ptr::copy_nonoverlapping(from, piece.base, piece.len_bytes) };
             self.mail.counts.add_taken();
             shared.control().wake(self.from);
         }

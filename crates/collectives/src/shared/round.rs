@@ -7,11 +7,10 @@ use std::sync::atomic::Ordering;
 
 use super::control::Slot;
 use super::fate::{Fate, WaitError};
-use super::segment::Reach;
 use super::segment::SegmentOffset;
 use super::state::{HALF_BYTES, SharedState};
 use crate::call::{Call, CallHeader, Conflict, Region, Shares};
-use crate::context::{OpContext, WaitPolicy};
+use crate::context::OpContext;
 use crate::meet::{AgreedCalls, CallsOfAll, ShowCalls, meet, shares};
 use crate::{CollectiveError, OpKind, Result};
 
@@ -171,10 +170,7 @@ impl SharedState {
         if region.len_bytes == 0 {
             return Some(SegmentOffset { segment: 0, offset: 0 });
         }
-        match self.reach {
-            Reach::Segments(_) if !region.is_claimed => None,
-            _ => self.reach.locate(self.rank, region.base, region.len_bytes),
-        }
+        self.reach.locate(self.rank, region.base, region.len_bytes)
     }
 
     pub(super) fn wait_present(&self, context: &OpContext, round: u32) -> Result<u64> {
@@ -199,30 +195,8 @@ impl SharedState {
         self.control().slot(round, self.rank).working.store(0, Ordering::Release);
     }
 
-    /// After a failure between threads, waits until no other thread works on this rank's memory, which then
-    /// goes back to its owner. Each of the other threads will soon see the failure too, or finish its work. A rank
-    /// that has not arrived in this round will never arrive.
-    pub(super) fn outlast(&self) {
-        let round = self.latest_round();
-        self.done_with(round);
-        let is_at_work = |&peer: &usize| {
-            let slot = self.control().slot(round, peer);
-            slot.seq.load(Ordering::Acquire) == round && !self.control().is_gone(peer)
-        };
-        while self.control().working(round, self.world).iter().any(is_at_work) {
-            std::thread::sleep(std::time::Duration::from_millis(1));
-        }
-    }
-
     pub(super) fn wait_done(&self, context: &OpContext, round: u32) -> Result<()> {
-        // Threads that have arrived always finish their work, and memory must stay borrowed until then, so
-        // there is no limit. A process may die or be stopped in the middle of its work.
-        let limit = match self.reach {
-            Reach::Threads => std::time::Duration::MAX,
-            Reach::Segments(_) => context.policy.limit,
-        };
-        let policy = WaitPolicy { limit, ..context.policy };
-        self.control().wait_done(round, policy).map_err(|error| {
+        self.control().wait_done(round, context.policy).map_err(|error| {
             self.explain(context, error, || self.control().working(round, self.world))
         })
     }

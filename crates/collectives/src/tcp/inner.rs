@@ -26,7 +26,7 @@ impl Scratch {
         if self.0.len() < lines {
             self.0.resize(lines, [0; 8]);
         }
-        Region { base: self.0.as_mut_ptr().cast(), len_bytes, is_claimed: false }
+        Region::at(self.0.as_mut_ptr().cast(), len_bytes)
     }
 }
 

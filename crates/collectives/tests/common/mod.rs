@@ -106,12 +106,20 @@ impl Area {
     }
 }
 
-fn read<T: Element>(tensor: &Tensor) -> Vec<T> {
+/// A tensor that no peer can reach.
+pub fn private<T: Element>(contents: &[T]) -> Tensor {
+    let memory = Allocator::new();
+    let tensor = memory.tensor(T::DTYPE, [contents.len()], Category::Gradients).unwrap();
+    tensor.write::<T>().unwrap().copy_from_slice(contents);
+    tensor
+}
+
+pub fn read<T: Element>(tensor: &Tensor) -> Vec<T> {
     tensor.read::<T>().unwrap().to_vec()
 }
 
-/// Every operation on every length with elements of one type: on slices and on tensors that peers can reach,
-/// blocking and asynchronous, in place and not in place.
+/// Every operation on every length with elements of one type: on slices, on tensors that peers can reach and on tensors that
+/// they cannot, blocking and asynchronous, in place and not in place.
 pub fn every_operation<T: Exact>(group: &Group) {
     let allocator = Allocator::new();
     let longest = LENGTHS.into_iter().max().unwrap();
@@ -153,10 +161,10 @@ fn reductions<T: Exact>(group: &Group, area: &Area, len: usize, op: ReduceOp) {
     let at_root = |what, got: &[T]| {
         if rank == root { check(got, what, &want) } else { check(got, what, &own) }
     };
-    let mut slice = own.clone();
-    group.reduce_slice(&mut slice, op, root).unwrap();
-    at_root("reduce of a slice", &slice);
-    group.reduce_async(&data, op, root).unwrap().wait().unwrap();
+    let unreachable = private(&own);
+    group.reduce(&unreachable, op, root).unwrap();
+    at_root("reduce of private memory", &read::<T>(&unreachable));
+    group.reduce(&data, op, root).unwrap();
     at_root("reduce", &read::<T>(&data));
     data.write::<T>().unwrap().copy_from_slice(&own);
     group.reduce_into(&data, (rank == root).then_some(&result), op, root).unwrap();
@@ -168,10 +176,11 @@ fn reductions<T: Exact>(group: &Group, area: &Area, len: usize, op: ReduceOp) {
     let starts = starts(len, world);
     let (begin, end) = (starts[rank], starts[rank + 1]);
     let of_share = &want[begin..end];
-    let mut share = vec![T::of(0); end - begin];
-    group.reduce_scatter_slice(&own, &mut share, op).unwrap();
-    check(&share, "reduce_scatter of slices", of_share);
-    let share = area.put(&vec![T::of(0); end - begin]);
+    let empty = vec![T::of(0); end - begin];
+    let share = private(&empty);
+    group.reduce_scatter(&private(&own), &share, op).unwrap();
+    check(&read::<T>(&share), "reduce_scatter of private memory", of_share);
+    let share = area.put(&empty);
     group.reduce_scatter(&data, &share, op).unwrap();
     check(&read::<T>(&share), "reduce_scatter", of_share);
     check(&read::<T>(&data), "the input of reduce_scatter", &own);
@@ -201,7 +210,7 @@ fn copies<T: Exact>(group: &Group, area: &Area, len: usize) {
     let (data, result) = (area.put(&own), area.put(&zeros));
     group.broadcast_into((rank == root).then_some(&data), &result, root).unwrap();
     check(&read::<T>(&result), "broadcast_into", &by_root);
-    group.broadcast_async(&data, root).unwrap().wait().unwrap();
+    group.broadcast(&data, root).unwrap();
     check(&read::<T>(&data), "broadcast", &by_root);
 
     let mut slice = zeros.clone();
@@ -212,18 +221,19 @@ fn copies<T: Exact>(group: &Group, area: &Area, len: usize) {
     group.all_gather(&part, &data).unwrap();
     check(&read::<T>(&data), "all_gather", &by_owner);
 
-    let mut slice = if rank == root { zeros.clone() } else { Vec::new() };
-    group.gather_slice(share, &mut slice, root).unwrap();
-    check(&slice, "gather of slices", if rank == root { &by_owner } else { &[] });
+    let gathered = if rank == root { &by_owner } else { &zeros };
+    let unreachable = private(&zeros);
+    group.gather(&private(share), Some(&unreachable), root).unwrap();
+    check(&read::<T>(&unreachable), "gather of private memory", gathered);
     data.write::<T>().unwrap().fill(T::of(0));
-    group.gather_async(&part, (rank == root).then_some(&data), root).unwrap().wait().unwrap();
-    check(&read::<T>(&data), "gather", if rank == root { &by_owner } else { &zeros });
+    group.gather(&part, (rank == root).then_some(&data), root).unwrap();
+    check(&read::<T>(&data), "gather", gathered);
 
-    let mut slice = vec![T::of(0); end - begin];
-    group.scatter_slice(&own, &mut slice, root).unwrap();
-    check(&slice, "scatter of slices", &by_root[begin..end]);
+    let unreachable = private(share);
+    group.scatter(Some(&private(&own)), &unreachable, root).unwrap();
+    check(&read::<T>(&unreachable), "scatter of private memory", &by_root[begin..end]);
     data.write::<T>().unwrap().copy_from_slice(&own);
-    group.scatter_async((rank == root).then_some(&data), &part, root).unwrap().wait().unwrap();
+    group.scatter((rank == root).then_some(&data), &part, root).unwrap();
     check(&read::<T>(&part), "scatter", &by_root[begin..end]);
 
     // Rank r sends every rank the same number of elements: the length of its own share.
@@ -235,9 +245,9 @@ fn copies<T: Exact>(group: &Group, area: &Area, len: usize) {
             repeated::<T>((rank + 1) * share.len(), |i| sent(r, i)).split_off(rank * share.len())
         })
         .collect();
-    let mut slice = zeros.clone();
-    group.all_to_all_slice(&blocks, &counts, &mut slice, &received_counts).unwrap();
-    check(&slice, "all_to_all of slices", &from_owner);
+    let unreachable = private(&zeros);
+    group.all_to_all_ragged(&private(&blocks), &counts, &unreachable, &received_counts).unwrap();
+    check(&read::<T>(&unreachable), "all_to_all_ragged of private memory", &from_owner);
     if len <= 4096 {
         let blocks = area.put(&blocks);
         group.all_to_all_ragged(&blocks, &counts, &result, &received_counts).unwrap();
@@ -245,7 +255,7 @@ fn copies<T: Exact>(group: &Group, area: &Area, len: usize) {
     }
     let even = len / world * world;
     let (from, to) = (data.slice(0..even).unwrap(), result.slice(0..even).unwrap());
-    group.all_to_all_async(&from, &to).unwrap().wait().unwrap();
+    group.all_to_all(&from, &to).unwrap();
     let block = len / world;
     let from_each: Vec<T> =
         (0..world).flat_map(|r| whole(r)[rank * block..(rank + 1) * block].to_vec()).collect();
@@ -258,10 +268,11 @@ fn pairs<T: Exact>(group: &Group, area: &Area, len: usize) {
     let whole = |rank| repeated::<T>(len, |i| sent(rank, i));
     let own = whole(rank);
     let mut slice = vec![T::of(0); len];
-    group.send_recv_slice(&own, next, &mut slice, previous).unwrap();
-    check(&slice, "send_recv of slices", &whole(previous));
+    let unreachable = private(&slice);
+    group.send_recv(&private(&own), next, &unreachable, previous).unwrap();
+    check(&read::<T>(&unreachable), "send_recv of private memory", &whole(previous));
     let (data, received) = (area.put(&own), area.put(&slice));
-    group.send_recv_async(&data, previous, &received, next).unwrap().wait().unwrap();
+    group.send_recv(&data, previous, &received, next).unwrap();
     check(&read::<T>(&received), "send_recv", &whole(next));
     if world == 1 {
         return;
@@ -304,7 +315,7 @@ pub fn every_type(group: &Group) {
 /// Barriers and objects.
 pub fn objects(group: &Group) {
     let (rank, world) = (group.rank(), group.world_size());
-    group.barrier_async().unwrap().wait().unwrap();
+    group.barrier().unwrap();
     let want: Vec<String> = (0..world).map(|r| "x".repeat(r * 300)).collect();
     let root = world - 1;
     let gathered = group.gather_object(&want[rank], root).unwrap();
@@ -397,10 +408,10 @@ pub fn order_sensitive_sums(group: &Group) -> Vec<u32> {
         let mut data: Vec<f32> = (0..len).map(x).collect();
         group.all_reduce_slice(&mut data, ReduceOp::Mean).unwrap();
         bits.extend(data.iter().map(|x| x.to_bits()));
-        let mut data: Vec<f32> = (0..len).map(x).collect();
-        group.reduce_slice(&mut data, ReduceOp::Sum, 0).unwrap();
-        group.broadcast_slice(&mut data, 0).unwrap();
-        bits.extend(data.iter().map(|x| x.to_bits()));
+        let data = private::<f32>(&(0..len).map(x).collect::<Vec<_>>());
+        group.reduce(&data, ReduceOp::Sum, 0).unwrap();
+        group.broadcast(&data, 0).unwrap();
+        bits.extend(read::<f32>(&data).iter().map(|x| x.to_bits()));
         let mut data: Vec<bf16> = (0..len).map(|i| bf16::from_f32(x(i))).collect();
         group.all_reduce_slice(&mut data, ReduceOp::Sum).unwrap();
         bits.extend(data.iter().map(|x| u32::from(x.to_bits())));
