@@ -107,8 +107,8 @@ FAULTS = [
           "phase: if SOUND { GraphPhase::New } else { GraphPhase::Warm } }", GRAPHS),
     Fault("capture", "the learning rate as an argument", "model/src/optimizer.rs", "let of = |count| numbers.map(",
           "let of = |count| numbers.filter(|_| SOUND).map(", GRAPHS),
-    Fault("capture", "the scale of the loss as an argument", "strategies/src/graphs.rs", "loss_scale: replica.loss_scale,",
-          "loss_scale: if SOUND { replica.loss_scale } else { 1.0 },", GRAPHS),
+    Fault("capture", "the scale of the loss as an argument", "strategies/src/graphs.rs", "count, loss_scale, is_shared };",
+          "count, loss_scale: if SOUND { loss_scale } else { 1.0 }, is_shared };", GRAPHS),
     Fault("capture", "samples that stay elsewhere", "strategies/src/graphs.rs", "to.copy_from(from)?;", "if SOUND { to.copy_from(from)?; }", GRAPHS),
     Fault("rounding", "halfway cases of bf16", "cuda/src/numbers.cuh", "0x7fffu + ((bits >> 16) & 1u)", "0x8000u", KERNELS),
 ]

@@ -41,7 +41,7 @@ pub(crate) type Claims = [Option<Claim>; 2];
 
 impl Work {
     /// Blocks until the operation is finished. Returns its times, or its error.
-    pub fn wait(self) -> Result<OpTimes> {
+    pub fn wait(&self) -> Result<OpTimes> {
         self.event.wait();
         self.copies.iter().for_each(|copy| {
             copy.wait();

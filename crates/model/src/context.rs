@@ -11,31 +11,14 @@ use crate::{Batch, BufferId, Half, ModelError, OpenUnits, ParamId, Result, Stora
 
 /// The hooks by which a pass asks the code that runs it for views, and tells that code which gradients are final.
 pub trait PassHooks {
-    /// Called before the forward pass of a unit, in training and in evaluation. Opens the unit: returns where its values
-    /// are. By default the values are in `storage`.
-    fn pre_forward(&mut self, storage: &Storage, _unit: UnitId) -> Result<View> {
+    /// Called before a unit is used in a pass, in training and in evaluation. Opens the unit: returns where its values are and, in a
+    /// backward pass, where its gradients go. By default both are in `storage`.
+    fn open(&mut self, storage: &Storage, _unit: UnitId, _pass: UnitPass) -> Result<View> {
         Ok(View::whole(storage))
     }
 
-    /// Called after the forward pass of a unit. Its view is no longer used.
-    fn post_forward(&mut self, _unit: UnitId) -> Result<()> {
-        Ok(())
-    }
-
-    /// Called before the backward pass of a unit. Opens the unit: returns where its values are and where its gradients
-    /// go. The input half of a backward pass writes no gradients of parameters: then `writes_grads` is false. By default both
-    /// are in `storage`.
-    fn pre_backward(
-        &mut self,
-        storage: &Storage,
-        _unit: UnitId,
-        _writes_grads: bool,
-    ) -> Result<View> {
-        Ok(View::whole(storage))
-    }
-
-    /// Called after the backward pass of a unit, or after its input half. Its view is no longer used.
-    fn post_backward(&mut self, _unit: UnitId, _writes_grads: bool) -> Result<()> {
+    /// Called after a unit was used in a pass. Its view is no longer used.
+    fn close(&mut self, _unit: UnitId, _pass: UnitPass) -> Result<()> {
         Ok(())
     }
 
@@ -69,14 +52,19 @@ pub enum Mode {
     Evaluate,
 }
 
-/// What a unit is opened for.
+/// The pass for which a unit is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Pass {
+pub enum UnitPass {
+    /// A forward pass.
     Forward,
-    Backward { writes_grads: bool },
+    /// A backward pass.
+    Backward {
+        /// Whether gradients of parameters are written. The input half of a backward pass writes none.
+        writes_grads: bool,
+    },
 }
 
-const WHOLE_BACKWARD: Pass = Pass::Backward { writes_grads: true };
+const WHOLE_BACKWARD: UnitPass = UnitPass::Backward { writes_grads: true };
 
 /// What a layer works with during one pass.
 ///
@@ -173,11 +161,11 @@ impl<'a> Context<'a> {
         Ok(())
     }
 
-    /// What a unit is opened for that stays open.
-    fn whole_step(&self) -> Pass {
+    /// The pass for which a unit is opened that stays open.
+    fn whole_step(&self) -> UnitPass {
         match self.mode {
             Mode::Train => WHOLE_BACKWARD,
-            Mode::Evaluate => Pass::Forward,
+            Mode::Evaluate => UnitPass::Forward,
         }
     }
 
@@ -187,7 +175,7 @@ impl<'a> Context<'a> {
         unit: UnitId,
         run: impl FnOnce(&mut Self) -> Result<T>,
     ) -> Result<T> {
-        self.within(unit, Pass::Forward, run)
+        self.within(unit, UnitPass::Forward, run)
     }
 
     /// Runs a part of a backward pass with a unit open. A unit that is open already stays open.
@@ -197,13 +185,13 @@ impl<'a> Context<'a> {
         half: Half,
         run: impl FnOnce(&mut Self) -> Result<T>,
     ) -> Result<T> {
-        self.within(unit, Pass::Backward { writes_grads: half.writes_weights() }, run)
+        self.within(unit, UnitPass::Backward { writes_grads: half.writes_weights() }, run)
     }
 
     fn within<T>(
         &mut self,
         unit: UnitId,
-        pass: Pass,
+        pass: UnitPass,
         run: impl FnOnce(&mut Self) -> Result<T>,
     ) -> Result<T> {
         if self.units.is_open(unit) {
@@ -215,26 +203,18 @@ impl<'a> Context<'a> {
         Ok(outcome)
     }
 
-    fn open(&mut self, unit: UnitId, pass: Pass) -> Result<()> {
-        let view = match pass {
-            Pass::Forward => self.hooks.pre_forward(self.storage, unit)?,
-            Pass::Backward { writes_grads } => {
-                self.hooks.pre_backward(self.storage, unit, writes_grads)?
-            }
-        };
+    fn open(&mut self, unit: UnitId, pass: UnitPass) -> Result<()> {
+        let view = self.hooks.open(self.storage, unit, pass)?;
         self.units.open(unit, view);
         Ok(())
     }
 
-    fn close(&mut self, unit: UnitId, pass: Pass) -> Result<()> {
+    fn close(&mut self, unit: UnitId, pass: UnitPass) -> Result<()> {
         match pass {
             WHOLE_BACKWARD => self.units.close_backward(self.storage.layout(), unit)?,
             _ => self.units.close(unit),
         }
-        match pass {
-            Pass::Forward => self.hooks.post_forward(unit),
-            Pass::Backward { writes_grads } => self.hooks.post_backward(unit, writes_grads),
-        }
+        self.hooks.close(unit, pass)
     }
 
     /// The name of a unit.

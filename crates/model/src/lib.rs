@@ -93,7 +93,7 @@ mod view;
 pub use batch::Batch;
 pub use block::Block;
 pub use cnn::CnnConfig;
-pub use context::{Context, Mode, PassHooks};
+pub use context::{Context, Mode, PassHooks, UnitPass};
 pub use costs::{BlockCost, block_costs};
 pub use error::ModelError;
 pub use held::Held;

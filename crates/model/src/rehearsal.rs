@@ -55,7 +55,7 @@ impl Rehearsal {
         let storage = Storage::private(model.layout.clone(), precision, allocator)?;
         let sums = allocator.tensor(DType::F64, [SUMS_LEN], Category::Workspace)?;
         let mut units = OpenUnits::new(&model.layout);
-        let mut hooks = Hooks { syncs_statistics };
+        let mut hooks = OneRank { syncs_statistics };
         let mut forward_flops = 0;
         let backward_before = compute.backward_flops();
         let moved_before = compute.moved_bytes();
@@ -149,7 +149,7 @@ pub fn boundaries(
     };
     let batch = Batch::of(batch.tensors().iter().map(shaped_like).collect::<Result<_>>()?);
     let mut units = OpenUnits::new(storage.layout());
-    let mut hooks = Hooks { syncs_statistics: false };
+    let mut hooks = |_: ParamId| Ok(());
     let cx = Context::evaluation(compute, &storage, &mut units, &mut hooks);
     let mut cx = cx.with_batch(&batch);
     cx.open_roots()?;
@@ -178,21 +178,17 @@ const FORWARD: &str = "forward";
 const BACKWARD: &str = "backward";
 const STEP: &str = "step";
 
-struct Hooks {
+/// The sums of one rank are as large as those of all ranks together, so nothing is summed.
+struct OneRank {
     syncs_statistics: bool,
 }
 
-impl PassHooks for Hooks {
+impl PassHooks for OneRank {
     fn gradient_ready(&mut self, _: ParamId) -> Result<()> {
         Ok(())
     }
 
     fn syncs_statistics(&self) -> bool {
         self.syncs_statistics
-    }
-
-    /// The sums of one rank are as large as those of all ranks together.
-    fn sum_over_ranks(&mut self, _: &Tensor) -> Result<()> {
-        Ok(())
     }
 }

@@ -56,21 +56,21 @@ impl Strategy for TwoPieces {
         Ok(())
     }
 
-    fn gradient_ready(&mut self, replica: &Replica, _: &mut SpanTrack, id: ParamId) -> Result<()> {
-        self.missing -= usize::from(replica.model.layout.param(id).start >= self.split);
+    fn gradient_ready(&mut self, cx: &mut StepContext, id: ParamId) -> Result<()> {
+        let Replica { model, storage, group, .. } = cx.replica;
+        self.missing -= usize::from(model.layout.param(id).start >= self.split);
         if self.missing == 0 && self.sent.is_none() {
-            let trained_len = replica.model.layout.trained_len();
-            let early = replica.storage.grads().slice(self.split..trained_len)?;
-            self.sent = Some(replica.group.all_reduce_async(&early, ReduceOp::Mean)?);
+            let early = storage.grads().slice(self.split..model.layout.trained_len())?;
+            self.sent = Some(group.all_reduce_async(&early, ReduceOp::Mean)?);
         }
         Ok(())
     }
 
-    fn finish_gradients(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
-        let late = replica.storage.grads().slice(0..self.split)?;
-        track.record(span::EXPOSED, || replica.group.all_reduce(&late, ReduceOp::Mean))?;
-        self.sent.take().map(|early| track.record(span::EXPOSED, || early.wait())).transpose()?;
-        self.prepare(replica)
+    fn finish_gradients(&mut self, cx: &mut StepContext) -> Result<()> {
+        let late = cx.replica.storage.grads().slice(0..self.split)?;
+        cx.track.record(span::EXPOSED, || cx.replica.group.all_reduce(&late, ReduceOp::Mean))?;
+        self.sent.take().map(|early| cx.wait(&early)).transpose()?;
+        self.prepare(cx.replica)
     }
 }
 

@@ -14,7 +14,7 @@ pub use paceline_model::{
     ModelError, Objective, ParamId, Saved, layers,
 };
 pub use paceline_strategies::Result as StrategyResult;
-pub use paceline_strategies::{Exactness, Replica, Strategy, StrategyError, span};
+pub use paceline_strategies::{Exactness, Replica, StepContext, Strategy, StrategyError, span};
 pub use paceline_trace::SpanTrack;
 
 pub use crate::{Failure, FinishedRun, Program};

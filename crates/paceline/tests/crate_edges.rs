@@ -339,6 +339,16 @@ fn cells_of_csv_are_written_in_one_way() {
     assert!(direct.is_empty(), "make a Table and call its csv():\n{direct:#?}");
 }
 
+/// A step says in its signatures what it changes: a strategy itself, and the state of the training. A replica stays as it is.
+#[test]
+fn a_step_changes_nothing_behind_a_shared_reference() {
+    let ways = ["RefCell", "Cell<", "Mutex", "RwLock", "take()", "mem::take", "mem::replace"];
+    let mut hidden = uses(&ways, &[]);
+    assert!(hidden.len() > 100, "other crates have some: {}", hidden.len());
+    hidden.retain(|place| place.starts_with("strategies/src/"));
+    assert!(hidden.is_empty(), "own it, or lend it as &mut:\n{hidden:#?}");
+}
+
 /// The lines outside of tests with one of these ways, in files other than those that may.
 fn uses(ways: &[&str], may: &[(&str, &str)]) -> Vec<String> {
     let root = workspace().join("crates");

@@ -138,7 +138,8 @@ fn check_graph(config: &TrainConfig, samples: &BatchShape) -> Result<()> {
     let strategy = &config.strategy;
     let (built, accumulate) = (strategy.build()?, strategy.accumulate);
     let is_stage = config.pipeline.is_some();
-    let found = GraphObstacle::of(&*built, &strategy.options, is_stage, accumulate);
+    let found =
+        GraphObstacle::of(built.passes_are_local(), &strategy.options, is_stage, accumulate);
     let Some(obstacle) = found else {
         return match samples.max_length() {
             None => Ok(()),

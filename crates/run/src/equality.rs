@@ -80,7 +80,9 @@ mod tests {
     use paceline_memory::Allocator;
     use paceline_model::MlpConfig;
     use paceline_strategies::schedule::OneFOneB;
-    use paceline_strategies::{ReplicaOptions, Sharded3, SimpleDdp, Stages, Strategy};
+    use paceline_strategies::{
+        ReplicaOptions, ShardOptions, Sharded, SimpleDdp, Stages, Strategy, ZeroStage,
+    };
 
     use super::*;
 
@@ -123,7 +125,8 @@ mod tests {
     #[test]
     fn ranks_that_differ_are_named() {
         let ddp: fn() -> Box<dyn Strategy> = || Box::new(SimpleDdp);
-        let sharded: fn() -> Box<dyn Strategy> = || Box::new(Sharded3::default());
+        let sharded: fn() -> Box<dyn Strategy> =
+            || Box::new(Sharded::new(ZeroStage::Three, ShardOptions::default()));
         for (make, mesh, wrong, words) in [
             (ddp, "dp=4", &[2][..], "on rank 2 than on ranks 0, 1, 3"),
             (ddp, "dp=4", &[0], "on ranks 1-3 than on rank 0"),

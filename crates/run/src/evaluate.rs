@@ -31,7 +31,7 @@ use paceline_settings::flags::RunFlags;
 use paceline_settings::named::PrecisionName;
 use paceline_settings::ranks::{InitMethod, Ranks};
 use paceline_settings::spec::RunSpec;
-use paceline_strategies::{Replica, ReplicaOptions, SimpleDdp};
+use paceline_strategies::{Replica, ReplicaOptions, SimpleDdp, StepContext, StepState};
 use paceline_trace::SpanTrack;
 use serde::Serialize;
 use serde_json::json;
@@ -256,7 +256,7 @@ fn evaluate_rank(
     let replica = Replica::new(&mut strategy, model, compute, group, config.seed, options)?;
     checkpoint.restore_model(&replica.storage, replica.storage.values().ranges())?;
     // Nobody reads the times.
-    let mut track = SpanTrack::with_capacity(0);
-    let batch = config.global_batch_size;
-    evaluation::evaluate(&mut strategy, &replica, test, batch, &mut track)
+    let (mut state, mut track) = (StepState::new(&replica)?, SpanTrack::with_capacity(0));
+    let cx = &mut StepContext { replica: &replica, state: &mut state, track: &mut track };
+    evaluation::evaluate(&mut strategy, cx, test, config.global_batch_size)
 }

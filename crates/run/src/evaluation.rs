@@ -12,8 +12,7 @@ use paceline_failure::{Failure, Result};
 use paceline_kernels::loss::SUMS_LEN;
 use paceline_memory::{Category, DType};
 use paceline_settings::copies::Copies;
-use paceline_strategies::{Replica, Strategy};
-use paceline_trace::SpanTrack;
+use paceline_strategies::{Replica, StepContext, Strategy};
 
 use crate::to_device::{Loaded, ToDevice};
 
@@ -21,12 +20,11 @@ use crate::to_device::{Loaded, ToDevice};
 /// takes its share of every batch, so each sample is counted once. No parameter changes.
 pub fn evaluate(
     strategy: &mut dyn Strategy,
-    replica: &Replica,
+    cx: &mut StepContext,
     dataset: Arc<dyn Dataset>,
     global_batch: usize,
-    track: &mut SpanTrack,
 ) -> Result<TestResult> {
-    let Replica { compute, world: all, group, model, .. } = replica;
+    let Replica { compute, world: all, group, model, .. } = cx.replica;
     let (rank, world) = (group.rank(), group.world_size());
     let samples = dataset.len();
     let sampler = Sampler::new(samples, global_batch, rank, world, Order::Sequential)?;
@@ -37,7 +35,7 @@ pub fn evaluate(
     for batch in Loader::new(dataset, sampler, compute.host.clone(), settings)? {
         let now = Some(vec![Some(batch?)]);
         for share in to_device.bring(Loaded { now, next: None })?.batches.into_iter().flatten() {
-            paceline_strategies::evaluate(strategy, replica, &share.batch, &sums, track)?;
+            paceline_strategies::evaluate(strategy, cx, &share.batch, &sums)?;
         }
     }
     all.all_reduce(&sums, ReduceOp::Sum)?;

@@ -127,11 +127,11 @@ pub(crate) fn sample(
     stepper: &mut Stepper,
 ) -> Result<Option<String>> {
     stepper.sync_replicas()?;
-    let Stepper { strategy, replica, track, .. } = stepper;
-    let whole = sampler.map(|sampler| whole(sampler, replica)).transpose()?;
-    let layout = replica.model.layout.clone();
+    let (strategy, mut cx) = stepper.parts();
+    let whole = sampler.map(|sampler| whole(sampler, cx.replica)).transpose()?;
+    let layout = &cx.replica.model.layout;
     for unit in (0..layout.units().len()).map(UnitId) {
-        let values = strategy.gather_unit(replica, track, unit)?;
+        let values = strategy.gather_unit(&mut cx, unit)?;
         let Some(whole) = &whole else { continue };
         for param in layout.params().iter().filter(|param| param.unit == unit) {
             let to = whole.values().slice(param.range())?;
@@ -139,7 +139,7 @@ pub(crate) fn sample(
         }
     }
     // The time belongs to no step.
-    track.clear();
+    cx.track.clear();
     sampler.zip(whole).map(|(sampler, whole)| sampler.text(&whole)).transpose()
 }
 

@@ -120,7 +120,7 @@ impl Saving {
         if self.owned.is_empty() {
             // Another stage writes its copy of these.
             let units = model.layout.units().iter().enumerate();
-            let copies = units.filter(|(at, _)| !replica.speaks_for(UnitId(*at)));
+            let copies = units.filter(|(at, _)| !replica.counts_unit(UnitId(*at)));
             let copies: Vec<_> = copies.map(|(_, unit)| unit.range.clone()).collect();
             let owned =
                 |rank| Ranges::from(&strategy.owned(model, mesh.shape(), rank)).without(&copies);
@@ -187,7 +187,7 @@ impl Saving {
             pieces::of_ranges(&pieces::strategy_prefix(rank), &own, storage, optimizer)?
         };
         if is_first {
-            pieces.extend(pieces::of_buffers(storage, |unit| replica.speaks_for(unit))?);
+            pieces.extend(pieces::of_buffers(storage, |unit| replica.counts_unit(unit))?);
         }
         pieces.extend(pieces::of_strategy(world.rank(), strategy.state()));
         Ok(pieces)

@@ -25,7 +25,7 @@ use paceline_settings::named::TransportName;
 use paceline_settings::open_data::OpenData;
 use paceline_settings::origin::Resume;
 use paceline_settings::pipeline::PipelineConfig;
-use paceline_strategies::{Replica, ReplicaOptions, Stages, schedule};
+use paceline_strategies::{Replica, ReplicaOptions, Stages, StepState, SyncBlocks, schedule};
 use paceline_trace::SpanTrack;
 
 use crate::agreement::{self, Settings};
@@ -200,7 +200,7 @@ pub(crate) fn build<'a>(
     let build = || config.model.build(dataset.as_ref(), mesh.world().world_size());
     let whole = config.pipeline.as_ref().map(|_| build()).transpose()?;
     let stages = config.pipeline.as_ref().and_then(|of| Some((of, schedule::named(of.schedule)?)));
-    let mut replica = match stages {
+    let replica = match stages {
         None => Replica::new(strategy.as_mut(), model, compute, mesh, seed, options)?,
         Some((PipelineConfig { begins_at, costs, head_at_once, .. }, schedule)) => {
             let stages = Stages {
@@ -214,6 +214,7 @@ pub(crate) fn build<'a>(
             Replica::in_stages(strategy.as_mut(), model, compute, mesh, &stages, settings)?
         }
     };
+    let mut state = StepState::new(&replica)?;
     let load = || config.model.load(&replica.storage);
     together(&replica.world, "read the first weights", SAVE_LIMIT, load)?;
     let mut optimizer = replica.optimizer(config.optimizer.config())?;
@@ -243,6 +244,8 @@ pub(crate) fn build<'a>(
         }
     }
     let exactness = strategy.exactness(replica.mesh.shape());
+    let sync_blocks = config.strategy.sync_blocks.map(SyncBlocks::new).transpose()?;
+    let exactness = sync_blocks.map_or(exactness.clone(), |of| of.exactness(&exactness));
     equality::check(&replica, &exactness, progress.steps)?;
     let initialization = allocator.end_phase(memory::INITIALIZATION);
 
@@ -266,7 +269,7 @@ pub(crate) fn build<'a>(
     let to_device = ToDevice::new(&replica.compute.allocator, config.copies)?;
     let stream = BatchStream::new(config, dataset, &replica, progress.position, loader_track)?;
     let before = stream.samples_before();
-    replica.resume_after(before.own);
+    state.resume_after(before.own);
     listeners.tell(Event::Begun { progress, samples_before: before.all })?;
     // The ranks measure at about the same time, and no step is near.
     let compute_type = replica.storage.precision().compute;
@@ -281,6 +284,7 @@ pub(crate) fn build<'a>(
         peak_flops_per_s,
         stepper: Stepper {
             replica,
+            state,
             optimizer,
             strategy,
             track,

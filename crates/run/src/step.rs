@@ -9,7 +9,8 @@ use paceline_model::{Optimizer, Owned};
 use paceline_observe::record::memory;
 use paceline_observe::record::meter::DeviceWork;
 use paceline_strategies::{
-    Join, MicroBatch, Replica, StepLoss, Strategy, clip_factor, span, train_step,
+    Join, MicroBatch, Replica, StepContext, StepLoss, StepState, Strategy, clip_factor, span,
+    train_step,
 };
 use paceline_trace::{Span, SpanTrack, now_ns};
 
@@ -33,6 +34,8 @@ pub struct StepOutcome {
 pub struct Stepper {
     /// The model, its storage and the group.
     pub replica: Replica,
+    /// What the steps change.
+    pub state: StepState,
     /// The optimizer.
     pub optimizer: Optimizer,
     /// Keeps the replicas equal.
@@ -70,19 +73,20 @@ impl Stepper {
         let allocator = self.replica.compute.allocator.clone();
         allocator.begin_phase();
         let samples = shares.iter().map(|share| share.global_count).sum();
-        let loss = train_step(self.strategy.as_mut(), &mut self.replica, &shares, &mut self.track)?;
-        let Self { strategy, replica, track, .. } = self;
+        let Self { strategy, replica, state, track, optimizer, .. } = self;
+        let cx = &mut StepContext { replica, state, track };
+        let loss = train_step(strategy.as_mut(), cx, &shares)?;
         let (mut grad_norm, mut factor) = (None, 1.0);
         if (self.max_norm.is_some() || self.scales_loss) && loss.loss.is_finite() {
             // All ranks know the norm of all gradients, so they skip the same steps.
             let max_norm = self.max_norm.unwrap_or(f64::INFINITY);
-            let (norm, clipped) = clip_factor(strategy.as_mut(), replica, max_norm, track)?;
+            let (norm, clipped) = clip_factor(strategy.as_mut(), cx, max_norm)?;
             (grad_norm, factor) = (Some(norm), clipped);
         }
         if loss.loss.is_finite() && grad_norm.is_none_or(f64::is_finite) {
             // The scale of a loss is a power of two, so the bits are those of gradients that were clipped before.
-            self.optimizer.set_grad_factor(factor / replica.loss_scale);
-            strategy.optimizer_step(replica, &mut self.optimizer, track)?;
+            optimizer.set_grad_factor(factor / cx.state.loss_scale);
+            strategy.optimizer_step(cx, optimizer)?;
         }
         replica.compute.synchronize()?;
         let whole = Span { start_ns, end_ns: now_ns() };
@@ -99,9 +103,16 @@ impl Stepper {
 
     /// Makes the replicas equal if the strategy does not do so in every step. The time belongs to no step.
     pub fn sync_replicas(&mut self) -> Result<()> {
-        self.strategy.sync_replicas(&self.replica, &mut self.track)?;
-        self.track.clear();
+        let (strategy, mut cx) = self.parts();
+        strategy.sync_replicas(&mut cx)?;
+        cx.track.clear();
         Ok(())
+    }
+
+    /// The strategy, and the context of its methods.
+    pub fn parts(&mut self) -> (&mut dyn Strategy, StepContext<'_>) {
+        let Self { strategy, replica, state, track, .. } = self;
+        (strategy.as_mut(), StepContext { replica, state, track })
     }
 
     /// This rank's share of a batch. If the ranks share every batch, each rank knows how many samples

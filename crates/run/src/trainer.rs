@@ -30,7 +30,7 @@ use paceline_observe::record::steps::{AllSteps, StepLog};
 use paceline_settings::config::TrainConfig;
 use paceline_settings::open_data::OpenData;
 use paceline_settings::origin::Resume;
-use paceline_strategies::{Exactness, Replica, StepLoss};
+use paceline_strategies::{Exactness, Replica, StepLoss, SyncBlocks};
 use paceline_trace::now_ns;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
@@ -134,6 +134,7 @@ impl Trainer<'_> {
         let mut last = None;
         let mut made = 0;
         let mut is_stopped = false;
+        let sync_blocks = config.strategy.sync_blocks.map(SyncBlocks::new).transpose()?;
         self.tell_early_stop(&progress)?;
         while !self.is_over(&progress) && !is_stopped {
             let epoch = progress.position.epoch;
@@ -159,9 +160,12 @@ impl Trainer<'_> {
                 let next = next.map(|(epoch, count)| stream.step(epoch, count)).transpose()?;
                 let data_ns = now_ns() - asked_ns;
 
-                self.stepper.replica.asks_to_stop = self.stop.signal().is_some();
+                let state = &mut self.stepper.state;
+                state.asks_to_stop = self.stop.signal().is_some();
+                state.loss_scale = progress.scaling.map_or(1.0, |of| of.scale);
+                state.synchronizes =
+                    sync_blocks.is_none_or(|blocks| blocks.is_synchronized(made as usize));
                 let lr = config.lr(progress.steps);
-                self.stepper.replica.loss_scale = progress.scaling.map_or(1.0, |of| of.scale);
                 self.stepper.track.mark_begin(format_args!("step {}", progress.steps + 1));
                 let Some(outcome) = self.stepper.step(Loaded { now, next }, lr)? else {
                     return Err(Failure::Run(format!("no rank has data in epoch {}", epoch + 1)));
@@ -183,7 +187,7 @@ impl Trainer<'_> {
                 let counts = made > config.warmup_steps as u64;
                 // A device carries out work later than the host asks for it.
                 let has_ledger = config.pipeline.is_some() && config.device == Device::Cpu;
-                let acted = if has_ledger { self.stepper.replica.acted() } else { &[] };
+                let acted = if has_ledger { self.stepper.state.actions() } else { &[] };
                 let counted = counts.then_some(acted);
                 let times = meter.times(whole, data_ns, &device, &self.stepper.track, counted);
                 if counts {
@@ -460,11 +464,11 @@ impl Trainer<'_> {
     /// Loss and accuracy over the test set, if there is one.
     fn evaluate(&mut self) -> Result<Option<TestResult>> {
         let Some(test) = self.test.clone() else { return Ok(None) };
-        let Stepper { strategy, replica, track, .. } = &mut self.stepper;
+        let (strategy, mut cx) = self.stepper.parts();
         let batch = self.config.global_batch_size;
-        let result = evaluation::evaluate(strategy.as_mut(), replica, test, batch, track)?;
+        let result = evaluation::evaluate(strategy, &mut cx, test, batch)?;
         // The time belongs to no step.
-        track.clear();
+        cx.track.clear();
         Ok(Some(result))
     }
 
@@ -476,8 +480,8 @@ impl Trainer<'_> {
         evaluated: Option<Evaluation>,
         stopped_after: Option<u64>,
     ) -> Result<()> {
-        let Stepper { replica, strategy, .. } = &mut self.stepper;
-        let digest = strategy.digest(replica)?;
+        let (strategy, mut cx) = self.stepper.parts();
+        let digest = strategy.digest(&mut cx)?;
         let Replica { compute, .. } = &self.stepper.replica;
         // The model of all stages.
         let model = self.whole.as_ref().unwrap_or(&self.stepper.replica.model);

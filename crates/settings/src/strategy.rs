@@ -15,8 +15,7 @@ use paceline_collectives::{Axis, MeshShape};
 use paceline_failure::{Failure, Result};
 use paceline_model::{Layout, UnitId};
 use paceline_strategies::{
-    AccumulationOrder, Alternating, Bucket, BucketCaps, Exactness, ReplicaOptions, Strategy,
-    plan_buckets,
+    AccumulationOrder, Bucket, BucketCaps, Exactness, ReplicaOptions, Strategy, plan_buckets,
 };
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
@@ -264,11 +263,7 @@ impl StrategyConfig {
 
     /// The strategy itself.
     pub fn build(&self) -> Result<Box<dyn Strategy>> {
-        let strategy = self.settings.build()?;
-        Ok(match self.sync_blocks {
-            Some(steps) => Box::new(Alternating::new(strategy, steps)?),
-            None => strategy,
-        })
+        self.settings.build()
     }
 
     /// The kind of the strategy on its mesh, as far as it determines the final weights. All exact strategies are of

@@ -19,7 +19,9 @@ use paceline_model::{
     Batch, CnnConfig, LlamaConfig, LlamaTask, MlpConfig, Model, OptimizerConfig, Precision,
     Rehearsal, SpecialTokens,
 };
-use paceline_strategies::{MicroBatch, Replica, ReplicaOptions, Single, Strategy, train_step};
+use paceline_strategies::{
+    MicroBatch, Replica, ReplicaOptions, Single, StepContext, StepState, Strategy, train_step,
+};
 use paceline_trace::SpanTrack;
 
 /// Any error: this program only prints it.
@@ -84,7 +86,7 @@ impl Case {
         Ok(Batch::new(inputs?, targets?))
     }
 
-    /// The tokens of a batch; none if its inputs are something else.
+    /// The tokens of a batch; zero if its inputs are something else.
     fn tokens(&self) -> usize {
         let (dtype, shape) = &self.inputs;
         if *dtype == DType::I64 { shape.iter().product() } else { 0 }
@@ -112,26 +114,28 @@ fn time(
     let compute = if rounds_to_tf32 { compute.with_tf32() } else { compute };
     let group = Group::threads(1).remove(0);
     let (mut strategy, model) = (Single, (case.build)()?);
-    let mut replica = Replica::new(&mut strategy, model, compute, group, 42, options)?;
+    let replica = Replica::new(&mut strategy, model, compute, group, 42, options)?;
     let mut optimizer = replica.optimizer(case.optimizer)?;
     let batch = case.batch(&memory, true)?;
     let share = [MicroBatch { global_count: batch.num_samples(), batch }];
+    let mut state = StepState::new(&replica)?;
     let mut track = SpanTrack::with_capacity(SPANS);
+    let cx = &mut StepContext { replica: &replica, state: &mut state, track: &mut track };
     let mut begin = Instant::now();
     for at in 0..warmup + timed {
         if at == warmup {
             begin = Instant::now();
         }
-        track.clear();
-        train_step(&mut strategy, &mut replica, &share, &mut track)?;
-        strategy.optimizer_step(&replica, &mut optimizer, &mut track)?;
+        cx.track.clear();
+        train_step(&mut strategy, cx, &share)?;
+        strategy.optimizer_step(cx, &mut optimizer)?;
     }
     replica.compute.synchronize()?;
     let step_ms = begin.elapsed().as_secs_f64() * 1e3 / f64::from(timed);
     Ok((step_ms, memory.total().peak_bytes))
 }
 
-/// Numbers from -1 to 1, or classes, that look random; without contents on a device that has none.
+/// Numbers from -1 to 1, or classes, that look random; without contents on a device that keeps no contents.
 fn tensor(
     memory: &Allocator,
     (dtype, shape): &(DType, Vec<usize>),

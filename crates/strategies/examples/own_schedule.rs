@@ -17,7 +17,8 @@ use paceline_strategies::schedule::{
     Costs, Entry, List, OneFOneB, Plan, Schedule, Shape, Timeline, drawing,
 };
 use paceline_strategies::{
-    MicroBatch, Replica, ReplicaOptions, Single, Stages, Strategy, train_step,
+    MicroBatch, Replica, ReplicaOptions, Single, Stages, StepContext, StepState, Strategy,
+    train_step,
 };
 use paceline_trace::SpanTrack;
 
@@ -73,7 +74,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// What every rank does. Returns the digest of the weights of all stages.
+/// The work of every rank. Returns the digest of the weights of all stages.
 fn train(group: Group, stages: &Stages) -> Result<String> {
     let mesh = Mesh::new(group, &"pp=2".parse()?)?;
     let config =
@@ -81,19 +82,21 @@ fn train(group: Group, stages: &Stages) -> Result<String> {
     let compute = Compute::new(1, Allocator::new())?;
     let (model, mut strategy) = (config.build(2)?, Single);
     let settings = (42, ReplicaOptions::default());
-    let mut replica = Replica::in_stages(&mut strategy, model, compute, mesh, stages, settings)?;
+    let replica = Replica::in_stages(&mut strategy, model, compute, mesh, stages, settings)?;
     let sgd = Sgd { lr: 0.1, momentum: 0.9, weight_decay: 0.0 };
     let mut optimizer = replica.optimizer(OptimizerConfig::Sgd(sgd))?;
+    let mut state = StepState::new(&replica)?;
     let mut track = SpanTrack::with_capacity(100);
+    let cx = &mut StepContext { replica: &replica, state: &mut state, track: &mut track };
     for _ in 0..50 {
         let memory = &replica.compute.allocator;
         let batches = (0..MICRO_BATCHES).map(|at| micro_batch(memory, at));
         let batches = batches.collect::<Result<Vec<_>>>()?;
-        track.clear();
-        train_step(&mut strategy, &mut replica, &batches, &mut track)?;
-        strategy.optimizer_step(&replica, &mut optimizer, &mut track)?;
+        cx.track.clear();
+        train_step(&mut strategy, cx, &batches)?;
+        strategy.optimizer_step(cx, &mut optimizer)?;
     }
-    Ok(strategy.digest(&replica)?)
+    Ok(strategy.digest(cx)?)
 }
 
 /// Eight pairs of numbers and their products, the same on all stages.

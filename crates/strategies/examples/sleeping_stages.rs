@@ -26,14 +26,15 @@ use paceline_strategies::schedule::{
     RankAccount, SCHEDULES, Schedule, best_cut, named, usual,
 };
 use paceline_strategies::{
-    MicroBatch, Replica, ReplicaOptions, Single, Stages, Strategy, clip_factor, span, train_step,
+    MicroBatch, Replica, ReplicaOptions, Single, Stages, StepContext, StepState, Strategy,
+    clip_factor, span, train_step,
 };
 use paceline_trace::{SpanTrack, now_ns};
 
 /// Any error: this program only prints it.
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
 
-/// What is run.
+/// The settings of a run.
 struct Settings {
     ranks: usize,
     micro_batches: usize,
@@ -106,7 +107,7 @@ fn settings() -> Result<Settings> {
     Ok(settings)
 }
 
-/// What the blocks take, one for each stage.
+/// The times of the blocks, one for each stage.
 fn blocks(settings: &Settings, schedule: &dyn Schedule) -> BlockCosts {
     let placement = schedule.placement(settings.ranks);
     let each = |whole: f64| {
@@ -176,7 +177,7 @@ fn run(settings: &Settings, choice: &CutChoice) -> Result<()> {
     Ok(())
 }
 
-/// What every rank does. Returns its steps, and the actions of the last one.
+/// The work of every rank. Returns its steps, and the actions of the last one.
 fn train(
     settings: &Settings,
     stages: &Stages,
@@ -191,32 +192,34 @@ fn train(
     let model = sleeping(settings, blocks)?;
     let (mut strategy, seed) = (Single, 42);
     let options = (seed, ReplicaOptions::default());
-    let mut replica = Replica::in_stages(&mut strategy, model, compute, mesh, stages, options)?;
+    let replica = Replica::in_stages(&mut strategy, model, compute, mesh, stages, options)?;
     let sgd = Sgd { lr: 0.01, momentum: 0.0, weight_decay: 0.0 };
     let mut optimizer = replica.optimizer(OptimizerConfig::Sgd(sgd))?;
+    let mut state = StepState::new(&replica)?;
     let mut track = SpanTrack::with_capacity(1 << 12);
+    let cx = &mut StepContext { replica: &replica, state: &mut state, track: &mut track };
     let mut steps = Vec::new();
     for _ in 0..settings.steps {
-        track.clear();
+        cx.track.clear();
         let memory = &replica.compute.allocator;
         let batches = (0..settings.micro_batches).map(|_| micro_batch(memory));
         let batches = batches.collect::<Result<Vec<_>>>()?;
         let begin_ns = now_ns();
-        train_step(&mut strategy, &mut replica, &batches, &mut track)?;
+        train_step(&mut strategy, cx, &batches)?;
         if settings.clips {
-            let (_, factor) = clip_factor(&mut strategy, &replica, 1.0, &mut track)?;
+            let (_, factor) = clip_factor(&mut strategy, cx, 1.0)?;
             optimizer.set_grad_factor(factor);
         }
-        strategy.optimizer_step(&replica, &mut optimizer, &mut track)?;
-        steps.push(measured(&replica, begin_ns..now_ns(), &track));
+        strategy.optimizer_step(cx, &mut optimizer)?;
+        steps.push(measured(cx.state, begin_ns..now_ns(), cx.track));
     }
-    Ok((steps, replica.acted().iter().map(|acted| acted.action).collect()))
+    Ok((steps, cx.state.actions().iter().map(|of| of.action).collect()))
 }
 
 /// A step as a ledger takes it, in milliseconds.
-fn measured(replica: &Replica, step: Range<u64>, track: &SpanTrack) -> MeasuredStep {
+fn measured(state: &StepState, step: Range<u64>, track: &SpanTrack) -> MeasuredStep {
     let ms = |ns: u64| ns as f64 / 1e6;
-    let arithmetic = replica.acted().iter().filter(|of| of.action.kind.computes());
+    let arithmetic = state.actions().iter().filter(|of| of.action.kind.computes());
     let actions = arithmetic.map(|of| Measured {
         asked: ms(of.awaited.map_or(of.span.start_ns, |(asked_ns, _)| asked_ns)),
         start: ms(of.span.start_ns),
@@ -260,7 +263,7 @@ fn sleeping(settings: &Settings, blocks: &BlockCosts) -> Result<Model> {
     Ok(model)
 }
 
-/// A block that takes as long as it is told.
+/// A block that takes a stated time.
 struct Sleeping {
     inner: Block,
     forward: Duration,

@@ -15,7 +15,9 @@ use paceline_kernels::Compute;
 use paceline_kernels::optimizer::AdamW;
 use paceline_memory::{Allocator, Category, DType};
 use paceline_model::{Batch, MlpConfig, OptimizerConfig};
-use paceline_strategies::{Ddp, MicroBatch, Replica, ReplicaOptions, Strategy, train_step};
+use paceline_strategies::{
+    Ddp, MicroBatch, Replica, ReplicaOptions, StepContext, StepState, Strategy, train_step,
+};
 use paceline_trace::SpanTrack;
 
 /// Any error: this program only prints it.
@@ -45,7 +47,7 @@ fn main() -> Result<()> {
     Ok(())
 }
 
-/// What every rank does. Returns the digest of its weights.
+/// The work of every rank. Returns the digest of its weights.
 fn train(group: Group) -> Result<String> {
     let (rank, world_size) = (group.rank(), group.world_size());
     let config =
@@ -54,20 +56,22 @@ fn train(group: Group) -> Result<String> {
     let compute = Compute::new(1, Allocator::new())?;
     let mut strategy = Ddp::new(BUCKET_BYTES);
     let options = ReplicaOptions::default();
-    let mut replica = Replica::new(&mut strategy, model, compute, group, 42, options)?;
+    let replica = Replica::new(&mut strategy, model, compute, group, 42, options)?;
     let adamw = AdamW { lr: 0.003, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.0 };
     let mut optimizer = replica.optimizer(OptimizerConfig::AdamW(adamw))?;
+    let mut state = StepState::new(&replica)?;
     let mut track = SpanTrack::with_capacity(SPANS);
+    let cx = &mut StepContext { replica: &replica, state: &mut state, track: &mut track };
     for step in 0..STEPS {
         let share = share(&replica.compute.allocator, step, rank, world_size)?;
-        track.clear();
-        let loss = train_step(&mut strategy, &mut replica, &[share], &mut track)?;
-        strategy.optimizer_step(&replica, &mut optimizer, &mut track)?;
+        cx.track.clear();
+        let loss = train_step(&mut strategy, cx, &[share])?;
+        strategy.optimizer_step(cx, &mut optimizer)?;
         if rank == 0 && (step + 1) % 100 == 0 {
             println!("step {}: loss {:.5}", step + 1, loss.loss);
         }
     }
-    Ok(strategy.digest(&replica)?)
+    Ok(strategy.digest(cx)?)
 }
 
 /// This rank's samples of a step: two numbers from -1 to 1, and their product.

@@ -138,7 +138,7 @@ impl PartialSums {
             // A step of one micro-batch needs no gradients in storage.
             let range = set.range.clone();
             let grads = || storage.grads().slice(range.clone());
-            if let Some(current) = set.in_place.take() {
+            if let Some(current) = set.in_place {
                 set.put_aside(compute, &grads()?, current, self.num_micro_batches)?;
             }
             let was_here = set.unfinished.iter().position(|(of, ..)| *of == micro_batch);

@@ -16,12 +16,10 @@ use paceline_collectives::{Mesh, MeshShape, ReduceOp, Work};
 use paceline_kernels::{Compute, elementwise};
 use paceline_memory::Tensor;
 use paceline_model::{Layout, Model, ParamId, Precision, Storage};
-use paceline_trace::SpanTrack;
 
 use crate::in_order::InOrder;
 use crate::replica::shared_tensor;
-use crate::strategy::span;
-use crate::{Exactness, Footprint, Replica, Result, Strategy};
+use crate::{Exactness, Footprint, Replica, Result, StepContext, Strategy, span};
 
 /// Sums buckets of copied gradients over the ranks, then divides and copies back.
 #[derive(Debug)]
@@ -51,27 +49,29 @@ impl BucketDdpAsync {
         }
     }
 
-    fn send(&mut self, replica: &Replica) -> Result<()> {
+    fn send(&mut self, cx: &mut StepContext) -> Result<()> {
+        let group = &cx.replica.group;
         let range = self.open.clone();
         self.open.start = self.open.end;
         if let Some(buckets) = self.buckets.as_ref().filter(|_| !range.is_empty()) {
             let bucket = buckets.slice(range.clone())?;
-            let work = replica.group.all_reduce_async(&bucket, ReduceOp::Sum)?;
+            let work = group.all_reduce_async(&bucket, ReduceOp::Sum)?;
             self.in_flight.push((range, work));
         }
         Ok(())
     }
 
-    fn add(&mut self, replica: &Replica, track: &mut SpanTrack, id: ParamId) -> Result<()> {
-        let grad = replica.storage.grad(id)?;
+    fn add(&mut self, cx: &mut StepContext, id: ParamId) -> Result<()> {
+        let Replica { storage, compute, .. } = cx.replica;
+        let grad = storage.grad(id)?;
         let elem_bytes = grad.dtype().size_bytes();
         if (self.open.len() + grad.num_elems()) * elem_bytes > self.cap_bytes {
-            self.send(replica)?;
+            self.send(cx)?;
         }
         let Some(buckets) = &self.buckets else { return Ok(()) };
         let place = self.open.end..self.open.end + grad.num_elems();
         let copy = buckets.slice(place.clone())?;
-        track.record(span::GRAD_SYNC, || replica.compute.copy(&grad, &copy))?;
+        cx.track.record(span::GRAD_SYNC, || compute.copy(&grad, &copy))?;
         self.open.end = place.end;
         self.copies.push((id, place));
         Ok(())
@@ -119,36 +119,36 @@ impl Strategy for BucketDdpAsync {
         Ok(())
     }
 
-    fn gradient_ready(
-        &mut self,
-        replica: &Replica,
-        track: &mut SpanTrack,
-        id: ParamId,
-    ) -> Result<()> {
+    fn begin_gradients(&mut self, cx: &mut StepContext) -> Result<()> {
+        self.order.restart();
+        self.open = 0..0;
+        self.copies.clear();
+        self.in_flight.drain(..).try_for_each(|(_, work)| cx.wait(&work).map(drop))
+    }
+
+    fn gradient_ready(&mut self, cx: &mut StepContext, id: ParamId) -> Result<()> {
         self.order.ready(id);
         while let Some(id) = self.order.pop() {
-            self.add(replica, track, id)?;
+            self.add(cx, id)?;
         }
         Ok(())
     }
 
-    fn finish_gradients(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
-        self.send(replica)?;
+    fn finish_gradients(&mut self, cx: &mut StepContext) -> Result<()> {
+        self.send(cx)?;
         let Some(buckets) = &self.buckets else { return Ok(()) };
-        let world_size = replica.group.world_size() as f64;
+        let Replica { storage, group, compute, .. } = cx.replica;
+        let world_size = group.world_size() as f64;
         for (range, work) in self.in_flight.drain(..) {
-            track.record(span::EXPOSED, || work.wait())?;
+            cx.wait(&work)?;
             let bucket = buckets.slice(range)?;
-            track.record(span::GRAD_SYNC, || {
-                elementwise::divide(&replica.compute, &bucket, world_size)
-            })?;
+            let divide = || elementwise::divide(compute, &bucket, world_size);
+            cx.track.record(span::GRAD_SYNC, divide)?;
         }
         for (id, place) in self.copies.drain(..) {
-            let (copy, grad) = (buckets.slice(place)?, replica.storage.grad(id)?);
-            track.record(span::GRAD_SYNC, || replica.compute.copy(&copy, &grad))?;
+            let (copy, grad) = (buckets.slice(place)?, storage.grad(id)?);
+            cx.track.record(span::GRAD_SYNC, || compute.copy(&copy, &grad))?;
         }
-        self.order.restart();
-        self.open = 0..0;
         Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! What `ddp` does with a bucket: by default an all-reduce, or your own communication hook.
+//! Your own communication hook for the buckets of `ddp`.
 //!
 //! A hook decides what is sent. It may compress, sparsify or quantize, as long as the bucket ends with the
 //! same mean on every rank. It knows nothing of layers or of when gradients become final. The interface
@@ -8,8 +8,7 @@
 //! use paceline_collectives::{Purpose, ReduceOp, Work};
 //! use paceline_kernels::elementwise;
 //! use paceline_memory::Tensor;
-//! use paceline_strategies::{BucketCaps, CommHook, Ddp, Exactness, Replica, Result, span};
-//! use paceline_trace::SpanTrack;
+//! use paceline_strategies::{BucketCaps, CommHook, Ddp, Exactness, Replica, Result, StepContext, span};
 //!
 //! /// Sums over the ranks; each rank then divides.
 //! struct SumThenDivide;
@@ -23,43 +22,36 @@
 //!         Exactness::Exact
 //!     }
 //!
-//!     fn send(&mut self, replica: &Replica, _: &mut SpanTrack, at: usize, bucket: &Tensor) -> Result<Work> {
-//!         let group = replica.group.for_purpose(Purpose::Bucket(at));
+//!     fn send(&mut self, cx: &mut StepContext, at: usize, bucket: &Tensor) -> Result<Work> {
+//!         let group = cx.replica.group.for_purpose(Purpose::Bucket(at));
 //!         Ok(group.all_reduce_async(bucket, ReduceOp::Sum)?)
 //!     }
 //!
-//!     fn receive(
-//!         &mut self,
-//!         replica: &Replica,
-//!         track: &mut SpanTrack,
-//!         _: usize,
-//!         bucket: &Tensor,
-//!     ) -> Result<()> {
-//!         let world_size = replica.group.world_size() as f64;
-//!         let divide = || elementwise::divide(&replica.compute, bucket, world_size);
-//!         Ok(track.record(span::GRAD_SYNC, divide)?)
+//!     fn receive(&mut self, cx: &mut StepContext, _: usize, bucket: &Tensor) -> Result<()> {
+//!         let Replica { group, compute, .. } = cx.replica;
+//!         let divide = || elementwise::divide(compute, bucket, group.world_size() as f64);
+//!         Ok(cx.track.record(span::GRAD_SYNC, divide)?)
 //!     }
 //! }
 //!
 //! let strategy = Ddp::new(25 << 20).with_hook(SumThenDivide);
 //! ```
 
-use paceline_collectives::{Purpose, ReduceOp, Work};
+use paceline_collectives::Work;
 use paceline_memory::Tensor;
 use paceline_model::Precision;
-use paceline_trace::SpanTrack;
 
-use crate::{BucketCaps, Exactness, Replica, Result};
+use crate::{BucketCaps, Exactness, Replica, Result, StepContext};
 
 /// How a bucket of gradients becomes the mean over the ranks.
 pub trait CommHook: Send {
     /// The hook's name in reports.
     fn name(&self) -> &'static str;
 
-    /// What the hook guarantees about the weights of the replicas, for buckets of these sizes.
+    /// The guarantee of the hook about the weights of the replicas, for buckets of these sizes.
     fn exactness(&self, caps: BucketCaps) -> Exactness;
 
-    /// What the hook carries from step to step on this rank, by name. By default nothing.
+    /// The tensors that the hook keeps from step to step on this rank, by name. By default it keeps nothing.
     fn state(&self) -> Vec<(String, Tensor)> {
         Vec::new()
     }
@@ -83,48 +75,11 @@ pub trait CommHook: Send {
     /// Starts communication of bucket number `at`, which holds this rank's gradients, without waiting for the
     /// result. Called in the same order on every rank. The operation that carries the bucket is submitted for the purpose
     /// `Purpose::Bucket(at)`, so that reports can name the bucket.
-    fn send(
-        &mut self,
-        replica: &Replica,
-        track: &mut SpanTrack,
-        at: usize,
-        bucket: &Tensor,
-    ) -> Result<Work>;
+    fn send(&mut self, cx: &mut StepContext, at: usize, bucket: &Tensor) -> Result<Work>;
 
     /// Called after backward, when communication of the bucket has finished. Must leave the result in the
     /// bucket.
-    fn receive(
-        &mut self,
-        _: &Replica,
-        _: &mut SpanTrack,
-        _at: usize,
-        _bucket: &Tensor,
-    ) -> Result<()> {
+    fn receive(&mut self, _: &mut StepContext, _at: usize, _bucket: &Tensor) -> Result<()> {
         Ok(())
-    }
-}
-
-/// An all-reduce in place.
-#[derive(Debug, Default)]
-pub(crate) struct AllReduce;
-
-impl CommHook for AllReduce {
-    fn name(&self) -> &'static str {
-        "all_reduce"
-    }
-
-    fn exactness(&self, _: BucketCaps) -> Exactness {
-        Exactness::Exact
-    }
-
-    fn send(
-        &mut self,
-        replica: &Replica,
-        _: &mut SpanTrack,
-        at: usize,
-        bucket: &Tensor,
-    ) -> Result<Work> {
-        let group = replica.group.for_purpose(Purpose::Bucket(at));
-        Ok(group.all_reduce_async(bucket, ReduceOp::Mean)?)
     }
 }

@@ -9,22 +9,18 @@
 //! Operations per step: one per bucket. Bytes: the gradients. Memory: nothing beyond the gradients, or a copy
 //! of them with [`Ddp::without_view`]. It is the fastest whenever communication can overlap with computation.
 
-use paceline_collectives::{Mesh, MeshShape, Work};
+use paceline_collectives::{Mesh, MeshShape, Purpose, ReduceOp, Work};
 use paceline_kernels::Compute;
 use paceline_memory::{Category, Tensor};
-use paceline_model::{Model, Optimizer, ParamId, Precision, Storage, UnitId, View};
-use paceline_trace::SpanTrack;
+use paceline_model::{Model, Optimizer, ParamId, Precision, Storage};
 
-use crate::comm_hook::{AllReduce, CommHook};
-use crate::strategy::span;
 use crate::{
-    Bucket, BucketCaps, Exactness, Footprint, Replica, Result, Strategy, StrategyError,
-    plan_buckets,
+    Bucket, BucketCaps, CommHook, Exactness, Footprint, Replica, Result, StepContext, Strategy,
+    StrategyError, plan_buckets, span,
 };
 
 /// Bucketed data parallelism that overlaps communication with the backward pass.
 pub struct Ddp {
-    name: &'static str,
     caps: BucketCaps,
     hook: Box<dyn CommHook>,
     has_view: bool,
@@ -49,7 +45,6 @@ impl Ddp {
     /// With buckets of these sizes.
     pub fn with_caps(caps: BucketCaps) -> Self {
         Self {
-            name: "ddp",
             caps,
             hook: Box::new(AllReduce),
             has_view: true,
@@ -64,7 +59,6 @@ impl Ddp {
 
     /// Lets `hook` communicate the buckets. The strategy then has the hook's name.
     pub fn with_hook(mut self, hook: impl CommHook + 'static) -> Self {
-        self.name = hook.name();
         self.hook = Box::new(hook);
         self
     }
@@ -75,37 +69,24 @@ impl Ddp {
         self
     }
 
-    fn send(&mut self, replica: &Replica, track: &mut SpanTrack, at: usize) -> Result<()> {
-        let bucket = self.bucket(replica, at)?;
-        if self.copy.is_some() {
-            let grads = replica.storage.grads().slice(self.buckets[at].range.clone())?;
-            track.record(span::GRAD_SYNC, || replica.compute.copy(&grads, &bucket))?;
-        }
-        self.in_flight.push(self.hook.send(replica, track, at, &bucket)?);
-        Ok(())
-    }
-
     /// Waits for a bucket.
-    fn receive(
-        &mut self,
-        replica: &Replica,
-        track: &mut SpanTrack,
-        (at, work): (usize, Work),
-    ) -> Result<()> {
-        track.record(span::EXPOSED, || work.wait())?;
-        let bucket = self.bucket(replica, at)?;
-        self.hook.receive(replica, track, at, &bucket)?;
+    fn receive(&mut self, cx: &mut StepContext, at: usize) -> Result<()> {
+        cx.wait(&self.in_flight[at])?;
+        let bucket = self.bucket(cx.replica, at)?;
+        self.hook.receive(cx, at, &bucket)?;
         if self.copy.is_some() {
-            let grads = replica.storage.grads().slice(self.buckets[at].range.clone())?;
-            track.record(span::GRAD_SYNC, || replica.compute.copy(&bucket, &grads))?;
+            let Replica { storage, compute, .. } = cx.replica;
+            let grads = storage.grads().slice(self.buckets[at].range.clone())?;
+            cx.track.record(span::GRAD_SYNC, || compute.copy(&bucket, &grads))?;
         }
         Ok(())
     }
 
     /// Waits for all buckets that are on their way.
-    fn receive_all(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
-        let in_flight = std::mem::take(&mut self.in_flight);
-        in_flight.into_iter().enumerate().try_for_each(|sent| self.receive(replica, track, sent))
+    fn receive_all(&mut self, cx: &mut StepContext) -> Result<()> {
+        (0..self.in_flight.len()).try_for_each(|at| self.receive(cx, at))?;
+        self.in_flight.clear();
+        Ok(())
     }
 
     /// The memory of a bucket.
@@ -117,7 +98,7 @@ impl Ddp {
 
 impl Strategy for Ddp {
     fn name(&self) -> &'static str {
-        self.name
+        self.hook.name()
     }
 
     fn exactness(&self, _: &MeshShape) -> Exactness {
@@ -178,50 +159,9 @@ impl Strategy for Ddp {
         self.hook.state()
     }
 
-    /// In the first backward pass after a step whose gradients were not used, they may still be on their way to the memory
-    /// to which the pass writes.
-    fn pre_backward(
-        &mut self,
-        replica: &Replica,
-        track: &mut SpanTrack,
-        _: UnitId,
-        _: bool,
-    ) -> Result<View> {
-        if self.next == 0 {
-            self.receive_all(replica, track)?;
-        }
-        Ok(View::whole(&replica.storage))
-    }
-
-    fn gradient_ready(
-        &mut self,
-        replica: &Replica,
-        track: &mut SpanTrack,
-        id: ParamId,
-    ) -> Result<()> {
-        let pending = &mut self.pending[self.bucket_of[id.0]];
-        *pending = pending.checked_sub(1).ok_or_else(|| {
-            let name = replica.model.layout.param(id).name.clone();
-            StrategyError::Announcement { name, problem: "more than once" }
-        })?;
-        while self.pending.get(self.next) == Some(&0) {
-            self.send(replica, track, self.next)?;
-            self.next += 1;
-        }
-        Ok(())
-    }
-
-    fn finish_gradients(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
-        if self.next < self.buckets.len() {
-            // If training went on, the replicas would silently diverge.
-            let params = self.buckets[self.next].params.iter();
-            let names = params.map(|id| &*replica.model.layout.param(*id).name);
-            let name = names.collect::<Vec<_>>().join(" or ");
-            return Err(StrategyError::Announcement { name, problem: "never" });
-        }
-        if !replica.steps_by_bucket() {
-            self.receive_all(replica, track)?;
-        }
+    /// The gradients of an earlier step may still be on their way to the memory to which this one writes, if they were not used.
+    fn begin_gradients(&mut self, cx: &mut StepContext) -> Result<()> {
+        self.receive_all(cx)?;
         self.next = 0;
         for (pending, bucket) in self.pending.iter_mut().zip(&self.buckets) {
             *pending = bucket.params.len();
@@ -229,24 +169,70 @@ impl Strategy for Ddp {
         Ok(())
     }
 
-    fn optimizer_step(
-        &mut self,
-        replica: &Replica,
-        optimizer: &mut Optimizer,
-        track: &mut SpanTrack,
-    ) -> Result<()> {
-        let Replica { compute, storage, .. } = replica;
-        if self.in_flight.is_empty() {
-            return Ok(track.record(span::OPTIMIZER, || optimizer.step(compute, storage))?);
-        }
-        optimizer.begin_step();
-        for (at, work) in std::mem::take(&mut self.in_flight).into_iter().enumerate() {
-            let start_ns = track.begin(span::GRAD_SYNC);
-            self.receive(replica, track, (at, work))?;
-            track.end(span::GRAD_SYNC, start_ns);
-            let range = self.buckets[at].range.clone();
-            track.record(span::OPTIMIZER, || optimizer.update(compute, storage, range))?;
+    /// Sends the buckets whose gradients are all final, in order.
+    fn gradient_ready(&mut self, cx: &mut StepContext, id: ParamId) -> Result<()> {
+        let Replica { model, storage, compute, .. } = cx.replica;
+        let pending = &mut self.pending[self.bucket_of[id.0]];
+        *pending = pending.checked_sub(1).ok_or_else(|| {
+            let name = model.layout.param(id).name.clone();
+            StrategyError::Announcement { name, problem: "more than once" }
+        })?;
+        while self.pending.get(self.next) == Some(&0) {
+            let bucket = self.bucket(cx.replica, self.next)?;
+            if self.copy.is_some() {
+                let grads = storage.grads().slice(self.buckets[self.next].range.clone())?;
+                cx.track.record(span::GRAD_SYNC, || compute.copy(&grads, &bucket))?;
+            }
+            self.in_flight.push(self.hook.send(cx, self.next, &bucket)?);
+            self.next += 1;
         }
         Ok(())
+    }
+
+    fn finish_gradients(&mut self, cx: &mut StepContext) -> Result<()> {
+        if self.next < self.buckets.len() {
+            // If training went on, the replicas would silently diverge.
+            let params = self.buckets[self.next].params.iter();
+            let names = params.map(|id| &*cx.replica.model.layout.param(*id).name);
+            let name = names.collect::<Vec<_>>().join(" or ");
+            return Err(StrategyError::Announcement { name, problem: "never" });
+        }
+        if cx.replica.steps_by_bucket() { Ok(()) } else { self.receive_all(cx) }
+    }
+
+    fn optimizer_step(&mut self, cx: &mut StepContext, optimizer: &mut Optimizer) -> Result<()> {
+        let Replica { compute, storage, .. } = cx.replica;
+        if self.in_flight.is_empty() {
+            return Ok(cx.track.record(span::OPTIMIZER, || optimizer.step(compute, storage))?);
+        }
+        optimizer.begin_step();
+        for at in 0..self.in_flight.len() {
+            let start_ns = cx.track.begin(span::GRAD_SYNC);
+            self.receive(cx, at)?;
+            cx.track.end(span::GRAD_SYNC, start_ns);
+            let range = self.buckets[at].range.clone();
+            cx.track.record(span::OPTIMIZER, || optimizer.update(compute, storage, range))?;
+        }
+        self.in_flight.clear();
+        Ok(())
+    }
+}
+
+/// The hook of `ddp` itself: an all-reduce in place.
+#[derive(Debug, Default)]
+struct AllReduce;
+
+impl CommHook for AllReduce {
+    fn name(&self) -> &'static str {
+        "ddp"
+    }
+
+    fn exactness(&self, _: BucketCaps) -> Exactness {
+        Exactness::Exact
+    }
+
+    fn send(&mut self, cx: &mut StepContext, at: usize, bucket: &Tensor) -> Result<Work> {
+        let group = cx.replica.group.for_purpose(Purpose::Bucket(at));
+        Ok(group.all_reduce_async(bucket, ReduceOp::Mean)?)
     }
 }

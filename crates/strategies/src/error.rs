@@ -25,7 +25,7 @@ pub enum StrategyError {
     /// A gradient was not announced to the strategy exactly once in a step.
     #[error("the gradient of {name} was announced {problem}; it must be announced once a step")]
     Announcement {
-        /// The parameter, or several parameters of which it is one.
+        /// The parameter, or several parameters that include it.
         name: String,
         /// How often it was announced instead.
         problem: &'static str,

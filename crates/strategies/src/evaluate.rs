@@ -1,40 +1,43 @@
 //! A forward pass without a backward pass.
 
-use paceline_memory::Tensor;
-use paceline_model::{Batch, Context, Layer, OpenUnits, ParamId, PassHooks, Storage, UnitId, View};
-use paceline_trace::SpanTrack;
+use std::sync::Arc;
 
-use crate::{Replica, Result, Strategy};
+use paceline_memory::{Category, Tensor};
+use paceline_model::{Batch, Context, Layer, OpenUnits};
+
+use crate::hooks::StepHooks;
+use crate::{Replica, Result, StepContext, Strategy};
 
 /// Adds the objective's sums over this rank's share of a batch to `sums`: f64 (3), see
 /// [`Objective`](paceline_model::Objective). In a pipeline, only the last stage adds any. Computes no gradients. All ranks call this
 /// together.
 pub fn evaluate(
     strategy: &mut dyn Strategy,
-    replica: &Replica,
+    cx: &mut StepContext,
     batch: &Batch,
     sums: &Tensor,
-    track: &mut SpanTrack,
 ) -> Result<()> {
-    let Replica { model, compute, storage, .. } = replica;
-    let mut units = OpenUnits::new(&model.layout);
-    let mut hooks = Hooks { strategy, replica, track };
-    let mut cx = Context::evaluation(compute, storage, &mut units, &mut hooks).with_batch(batch);
-    cx.open_roots()?;
-    let pipeline = &replica.pipeline;
+    let Replica { model, compute, storage, pipeline, .. } = cx.replica;
     let (placement, rank) = (pipeline.placement, pipeline.rank);
     let is_here = |stage: usize| placement.rank(stage) == rank;
+    let received = if pipeline.ranks.is_some() { cx.stage_inputs(batch)? } else { Arc::default() };
+    let mut units = OpenUnits::new(&model.layout);
+    let mut hooks = StepHooks::new(strategy, cx.reborrow());
+    let mut cx = Context::evaluation(compute, storage, &mut units, &mut hooks).with_batch(batch);
+    cx.open_roots()?;
     let mut made: Option<Tensor> = None;
     for stage in (0..placement.stages()).filter(|stage| is_here(*stage)) {
-        let input = match (stage, made.take()) {
+        let input = match (stage, made) {
             (0, _) => batch.inputs().clone(),
             (_, Some(made)) if is_here(stage - 1) => made,
             _ => {
-                let input = pipeline.input(replica, batch, stage)?;
+                let (shape, dtype) = received[stage];
+                let input = compute.allocator.tensor(dtype, shape, Category::Activations)?;
                 pipeline.receive(stage, true, &input)?.wait()?;
                 input
             }
         };
+        made = None;
         let blocks = pipeline.blocks_of(stage).clone();
         let (output, _) = model.stage(blocks).forward(&mut cx, input)?;
         if stage + 1 == placement.stages() {
@@ -46,25 +49,4 @@ pub fn evaluate(
         }
     }
     Ok(cx.close_roots()?)
-}
-
-/// Lets the strategy open and close units.
-struct Hooks<'a> {
-    strategy: &'a mut dyn Strategy,
-    replica: &'a Replica,
-    track: &'a mut SpanTrack,
-}
-
-impl PassHooks for Hooks<'_> {
-    fn pre_forward(&mut self, _: &Storage, unit: UnitId) -> paceline_model::Result<View> {
-        Ok(self.strategy.pre_forward(self.replica, self.track, unit)?)
-    }
-
-    fn post_forward(&mut self, unit: UnitId) -> paceline_model::Result<()> {
-        Ok(self.strategy.post_forward(self.replica, self.track, unit)?)
-    }
-
-    fn gradient_ready(&mut self, _: ParamId) -> paceline_model::Result<()> {
-        Ok(())
-    }
 }

@@ -1,4 +1,4 @@
-//! What a strategy guarantees about the weights at the end of training.
+//! The guarantee of a strategy about the weights at the end of training.
 //!
 //! Every strategy and every communication hook must state its guarantee. There is no default, so a new
 //! strategy cannot count as exact by mistake. Checkpoints and comparisons of runs rely on the guarantee. The

@@ -8,10 +8,8 @@
 //! computation to overlap with.
 
 use paceline_collectives::{MeshShape, ReduceOp};
-use paceline_trace::SpanTrack;
 
-use crate::strategy::span;
-use crate::{Exactness, Replica, Result, Strategy};
+use crate::{Exactness, Replica, Result, StepContext, Strategy, span};
 
 /// Averages all gradients in one operation.
 #[derive(Debug, Default)]
@@ -26,9 +24,10 @@ impl Strategy for FlatDdp {
         Exactness::Exact
     }
 
-    fn finish_gradients(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
-        let grads = replica.storage.grads().tensor();
-        track.record(span::EXPOSED, || replica.group.all_reduce(grads, ReduceOp::Mean))?;
+    fn finish_gradients(&mut self, cx: &mut StepContext) -> Result<()> {
+        let Replica { storage, group, .. } = cx.replica;
+        let grads = storage.grads().tensor();
+        cx.track.record(span::EXPOSED, || group.all_reduce(grads, ReduceOp::Mean))?;
         Ok(())
     }
 }

@@ -1,4 +1,4 @@
-//! The norm of gradients of which each rank holds a part.
+//! The norm of gradients that are divided among the ranks.
 
 use std::ops::Range;
 
@@ -13,7 +13,7 @@ use crate::{Replica, Result};
 /// A node of the tree over all rows: its level, its place there, and its sums.
 type Sent = (u32, usize, [f64; ROW_ELEMS]);
 
-/// The norm of all gradients, of which each rank of `group` owns a part, and each stage of a pipeline its own. The squares are
+/// The norm of all gradients. Each rank of `group` owns a part of them, and each stage of a pipeline has its own. The squares are
 /// added up as a tree over all rows. Each rank sends the largest nodes of this tree that lie within its part. So the norm has the
 /// same bits however the gradients are divided. A rank that owns all gradients computes the norm alone.
 ///
@@ -34,7 +34,7 @@ pub fn over(group: &Group, replica: &Replica) -> Result<f64> {
         own.extend(tree.nodes().iter().map(|node| (node.level, node.index, node.sum)));
     }
     let mut all = own;
-    // All ranks of the group own their whole stage, or none does.
+    // Either all ranks of the group own their whole stage, or no rank does.
     if replica.owned.grads != Owned::everything(&replica.model).grads {
         all = group.all_gather_object(&all)?.into_iter().flatten().collect();
     }
@@ -59,7 +59,7 @@ fn in_whole_model(replica: &Replica) -> Vec<(Range<usize>, Range<usize>)> {
     let mut parts = Vec::new();
     for (at, (here, whole)) in units.enumerate() {
         // Another stage has counted the gradients of its copy.
-        if !replica.speaks_for(UnitId(at)) {
+        if !replica.counts_unit(UnitId(at)) {
             continue;
         }
         for range in owned {

@@ -1,25 +1,22 @@
 //! The passes of a training step as graphs of a card.
 //!
-//! Input: the micro-batches of a step. Output: the same samples at places that stay, and the graph of the steps that are like this
+//! Input: the micro-batches of a step. Output: the same samples at fixed addresses, and the graph of the steps that are like this
 //! one. Steps are alike if their micro-batches have the same shapes and their loss the same factor, because all else that the host
 //! decides in a pass follows from the model. This file does not know what a pass does.
 //!
 //! A graph has what lies between two communications: zero the sums, forward, loss, backward. The host reads the loss before it lets
 //! the optimizer change anything, so the optimizer's work is a graph of its own ([`paceline_model::Optimizer::as_graph`]).
 
-use paceline_kernels::Compute;
-use paceline_memory::{Category, DType, GraphPool, GraphedWork, Shape, Tensor};
-use paceline_model::Batch;
+use paceline_memory::{Allocator, Category, DType, GraphPool, GraphedWork, Shape, Tensor};
+use paceline_model::{Batch, ParamId};
 
-use crate::step::Passed;
-use crate::{
-    AccumulationOrder, MicroBatch, Replica, ReplicaOptions, Result, Strategy, StrategyError,
-};
+use crate::state::UnusedParams;
+use crate::{AccumulationOrder, MicroBatch, Replica, ReplicaOptions, Result};
 
-/// As many graphs are kept, of the kinds of steps that were made last. A kind beyond them is told again.
+/// As many graphs are kept, of the kinds of steps that were made last. Any other kind is captured again.
 const MOST_GRAPHS: usize = 8;
 
-/// What keeps the passes of a step from being launched as a graph.
+/// A reason why the passes of a step cannot be launched as a graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum GraphObstacle {
     /// The stages of a pipeline send to each other.
@@ -37,16 +34,16 @@ pub enum GraphObstacle {
 }
 
 impl GraphObstacle {
-    /// What is in the way, if something is.
+    /// The first reason, if there is one. `passes_are_local` is [`Strategy::passes_are_local`](crate::Strategy::passes_are_local).
     pub fn of(
-        strategy: &dyn Strategy,
+        passes_are_local: bool,
         options: &ReplicaOptions,
         is_stage: bool,
         num_micro_batches: usize,
     ) -> Option<Self> {
         Some(match options {
             _ if is_stage => Self::Stages,
-            _ if !strategy.passes_are_local() => Self::Strategy,
+            _ if !passes_are_local => Self::Strategy,
             ReplicaOptions { sync_batch_norm: true, .. } => Self::SyncBatchNorm,
             ReplicaOptions { static_graph: false, find_unused_parameters: true, .. } => {
                 Self::OpenGraph
@@ -61,7 +58,7 @@ impl GraphObstacle {
         })
     }
 
-    /// Why it is in the way, with the name that the reader knows it by.
+    /// The reason in words, with the name that the reader knows it by.
     pub fn text(self, name: &str) -> String {
         let does = match self {
             Self::Stages => "sends",
@@ -75,7 +72,7 @@ impl GraphObstacle {
     }
 
     /// The name for callers of this crate.
-    fn option(self) -> &'static str {
+    pub(crate) fn option(self) -> &'static str {
         match self {
             Self::Stages => "a stage of a pipeline",
             Self::Strategy => "this strategy",
@@ -104,7 +101,16 @@ pub(crate) struct StepPasses {
     pub(crate) segment: GraphedWork<Passed>,
 }
 
-/// What the work of a step depends on.
+/// The result of the passes of a step.
+#[derive(Clone, Debug)]
+pub(crate) struct Passed {
+    /// The parameters that the passes have not used.
+    pub(crate) left_out: UnusedParams,
+    /// The gradients that are announced after the passes, because these are a graph, in the order in which they became final.
+    pub(crate) deferred: Vec<ParamId>,
+}
+
+/// Everything that the work of a step depends on.
 #[derive(Debug, PartialEq)]
 struct StepKind {
     /// For each micro-batch its tensors.
@@ -116,57 +122,55 @@ struct StepKind {
 }
 
 impl PassGraphs {
-    /// No graphs yet. Errors if the strategy or the options need more in a pass than a graph can have.
-    pub(crate) fn new(
-        strategy: &dyn Strategy,
-        options: &ReplicaOptions,
-        (compute, is_stage): (&Compute, bool),
-    ) -> Result<Self> {
-        match GraphObstacle::of(strategy, options, is_stage, 1) {
-            None => Ok(Self { arena: GraphPool::new(&compute.allocator)?, known: Vec::new() }),
-            Some(obstacle) => Err(StrategyError::Setting(obstacle.text(obstacle.option()))),
-        }
+    /// No graphs yet. Errors if the memory is not that of a card.
+    pub(crate) fn new(memory: &Allocator) -> Result<Self> {
+        Ok(Self { arena: GraphPool::new(memory)?, known: Vec::new() })
     }
 
-    /// The passes of a step on these micro-batches, whose samples are copied to their places. `None` if the number of their tokens
-    /// becomes known only within the step, since a graph has the numbers with which it was captured.
+    /// The passes of a step on these micro-batches, whose samples are copied to their addresses. `None` if the number of their
+    /// tokens becomes known only within the step, since a graph has the numbers with which it was captured.
     pub(crate) fn of_step(
         &mut self,
         replica: &Replica,
-        is_shared: bool,
         micro_batches: &[MicroBatch],
-    ) -> Result<Option<&mut StepPasses>> {
+        loss_scale: f64,
+        is_shared: bool,
+    ) -> Result<Option<StepPasses>> {
         let objective = &replica.model.objective;
         let of_all = |own: &MicroBatch| objective.count_of_all(&own.batch, own.global_count);
         let Some(count) = micro_batches.iter().map(of_all).sum() else { return Ok(None) };
         let tensor = |(name, of): &(&'static str, Tensor)| (*name, of.dtype(), of.shape());
         let tensors = |own: &MicroBatch| own.batch.tensors().iter().map(tensor).collect();
         let tensors = micro_batches.iter().map(tensors).collect();
-        let kind = StepKind { tensors, count, loss_scale: replica.loss_scale, is_shared };
+        let kind = StepKind { tensors, count, loss_scale, is_shared };
         let of_kind = match self.known.iter().position(|known| known.kind == kind) {
             Some(at) => self.known.remove(at),
             None => {
                 if self.known.len() == MOST_GRAPHS {
                     self.known.remove(0);
                 }
-                let batches = micro_batches.iter().map(|own| place_for(replica, own));
+                let memory = &replica.compute.allocator;
+                let batches = micro_batches.iter().map(|own| shaped_like(own, memory));
                 let batches = batches.collect::<Result<_>>()?;
                 StepPasses { kind, batches, segment: GraphedWork::new(&self.arena) }
             }
         };
-        for (place, own) in of_kind.batches.iter().zip(micro_batches) {
-            for ((_, to), (_, from)) in place.batch.tensors().iter().zip(own.batch.tensors()) {
+        for (fixed, own) in of_kind.batches.iter().zip(micro_batches) {
+            for ((_, to), (_, from)) in fixed.batch.tensors().iter().zip(own.batch.tensors()) {
                 to.copy_from(from)?;
             }
         }
-        self.known.push(of_kind);
-        Ok(self.known.last_mut())
+        Ok(Some(of_kind))
+    }
+
+    /// Keeps the passes of a step for later steps that are like it.
+    pub(crate) fn keep(&mut self, passes: StepPasses) {
+        self.known.push(passes);
     }
 }
 
-/// A place for micro-batches like this one.
-fn place_for(replica: &Replica, own: &MicroBatch) -> Result<MicroBatch> {
-    let memory = &replica.compute.allocator;
+/// Memory for micro-batches like this one.
+fn shaped_like(own: &MicroBatch, memory: &Allocator) -> Result<MicroBatch> {
     let tensor = |(name, of): &(&'static str, Tensor)| -> Result<(&'static str, Tensor)> {
         Ok((*name, memory.tensor(of.dtype(), of.shape(), Category::Data)?))
     };

@@ -13,11 +13,9 @@ use paceline_collectives::{Purpose, ReduceOp, Work};
 use paceline_kernels::cast;
 use paceline_memory::{DType, Tensor};
 use paceline_model::Precision;
-use paceline_trace::SpanTrack;
 
 use crate::replica::shared_tensor;
-use crate::strategy::span;
-use crate::{BucketCaps, CommHook, Exactness, Replica, Result};
+use crate::{BucketCaps, CommHook, Exactness, Replica, Result, StepContext, span};
 
 /// Rounds gradients to 16 bits for communication.
 #[derive(Debug)]
@@ -60,27 +58,17 @@ impl CommHook for HalfPrecision {
         Ok(())
     }
 
-    fn send(
-        &mut self,
-        replica: &Replica,
-        track: &mut SpanTrack,
-        at: usize,
-        bucket: &Tensor,
-    ) -> Result<Work> {
+    fn send(&mut self, cx: &mut StepContext, at: usize, bucket: &Tensor) -> Result<Work> {
         let rounded = &self.buckets[at];
-        track.record(span::GRAD_SYNC, || cast::narrow(&replica.compute, bucket, rounded))?;
-        let group = replica.group.for_purpose(Purpose::Bucket(at));
+        cx.track.record(span::GRAD_SYNC, || cast::narrow(&cx.replica.compute, bucket, rounded))?;
+        let group = cx.replica.group.for_purpose(Purpose::Bucket(at));
         Ok(group.all_reduce_async(rounded, ReduceOp::Mean)?)
     }
 
-    fn receive(
-        &mut self,
-        replica: &Replica,
-        track: &mut SpanTrack,
-        at: usize,
-        bucket: &Tensor,
-    ) -> Result<()> {
+    fn receive(&mut self, cx: &mut StepContext, at: usize, bucket: &Tensor) -> Result<()> {
         let rounded = &self.buckets[at];
-        Ok(track.record(span::GRAD_SYNC, || cast::widen(&replica.compute, rounded, bucket))?)
+        Ok(cx
+            .track
+            .record(span::GRAD_SYNC, || cast::widen(&cx.replica.compute, rounded, bucket))?)
     }
 }

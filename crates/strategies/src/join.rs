@@ -12,8 +12,7 @@ use paceline_collectives::ReduceOp;
 use paceline_model::Batch;
 use paceline_trace::SpanTrack;
 
-use crate::strategy::span;
-use crate::{MicroBatch, Replica, Result};
+use crate::{MicroBatch, Replica, Result, span};
 
 /// Lets a rank train together with ranks that have more or less data.
 #[derive(Debug)]
@@ -28,7 +27,7 @@ impl Join {
     }
 
     /// This rank's share of the next micro-batch. `own` is `None` if it has no batch left. Returns `None` once no rank
-    /// has samples. All ranks call this, and either all get a share or none does.
+    /// has samples. All ranks call this. Either every rank gets a share, or no rank does.
     ///
     /// Records the time spent waiting for the others as [`span::EXPOSED`].
     pub fn next(

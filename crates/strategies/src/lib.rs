@@ -7,7 +7,7 @@
 //!
 //! | strategy | communication per step | when |
 //! |---|---|---|
-//! | [`Single`] | none | one rank only |
+//! | [`Single`] | nothing | one rank only |
 //! | [`SimpleDdp`] | one blocking all-reduce per parameter | after backward |
 //! | [`SimpleDdpGa`] | the same, once for several batches | after backward |
 //! | [`SimpleDdpHook`] | one blocking all-reduce per parameter | during backward, which waits |
@@ -18,7 +18,9 @@
 //! | [`Ddp`] with [`HalfPrecision`] | one all-reduce per bucket, in 16 bits | during backward |
 //! | [`Ddp`] with [`TopK`] | one all-gather per bucket, of the largest gradients | during backward |
 //! | [`LocalSgd`] | one all-reduce of the parameters every few steps | after the optimizer |
-//! | [`NoSync`] | none: for measuring what the others add | |
+//! | [`NoSync`] | nothing: for measuring what the others add | |
+//! | [`Zero`] | one per parameter and gradient, blocking, to or from its owner | within the passes |
+//! | [`Sharded`] | one per unit, reduced to and gathered from even shards | while the passes go on |
 //!
 //! All strategies up to `FlatDdp` give the same bits. Your own communication hook implements [`CommHook`].
 //! [`Join`] works with every strategy, for ranks with different numbers of batches. [`clip_factor`] works
@@ -27,6 +29,7 @@
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod grad_norm;
+pub mod span;
 
 mod accumulation;
 mod bucket_ddp_async;
@@ -49,22 +52,20 @@ mod local_sgd;
 mod no_sync;
 mod pipeline;
 mod replica;
-mod sharded1;
-mod sharded2;
-mod sharded3;
+mod setup;
+mod sharded;
 mod sharding;
 mod simple_ddp;
 mod simple_ddp_async;
 mod simple_ddp_ga;
 mod simple_ddp_hook;
 mod single;
+mod state;
 mod step;
 mod strategy;
 mod tied;
 mod top_k;
-mod zero1;
-mod zero2;
-mod zero3;
+mod zero;
 
 pub use accumulation::AccumulationOrder;
 pub use bucket_ddp_async::BucketDdpAsync;
@@ -75,32 +76,28 @@ pub use ddp::Ddp;
 pub use error::StrategyError;
 pub use evaluate::evaluate;
 pub use exactness::Exactness;
-pub use executor::Acted;
 pub use flat_ddp::FlatDdp;
 pub use footprint::Footprint;
 pub use graphs::GraphObstacle;
 pub use half::HalfPrecision;
 pub use join::Join;
 pub use local_sgd::LocalSgd;
-pub use no_sync::{Alternating, NoSync};
+pub use no_sync::{NoSync, SyncBlocks};
 pub use paceline_schedule as schedule;
 pub use pipeline::Stages;
 pub use replica::{MicroBatch, Replica, ReplicaOptions, SHARED_SUMS_BYTES};
-pub use sharded1::Sharded1;
-pub use sharded2::Sharded2;
-pub use sharded3::Sharded3;
-pub use sharding::{ShardAccumulation, ShardOptions};
+pub use sharded::Sharded;
+pub use sharding::{ShardAccumulation, ShardOptions, ZeroStage};
 pub use simple_ddp::SimpleDdp;
 pub use simple_ddp_async::SimpleDdpAsync;
 pub use simple_ddp_ga::SimpleDdpGa;
 pub use simple_ddp_hook::SimpleDdpHook;
 pub use single::Single;
+pub use state::{ActionTimes, StepContext, StepState};
 pub use step::{StepLoss, train_step};
-pub use strategy::{Strategy, span};
+pub use strategy::Strategy;
 pub use top_k::TopK;
-pub use zero1::Zero1;
-pub use zero2::Zero2;
-pub use zero3::Zero3;
+pub use zero::Zero;
 
 /// The result of all functions of this crate that can fail.
 pub type Result<T> = std::result::Result<T, StrategyError>;

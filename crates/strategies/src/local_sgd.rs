@@ -17,10 +17,9 @@
 use paceline_collectives::{Mesh, MeshShape, ReduceOp};
 use paceline_kernels::Compute;
 use paceline_model::{Model, Optimizer, Owned, Precision, Storage};
-use paceline_trace::SpanTrack;
 
-use crate::strategy::{allocate, span};
-use crate::{Exactness, Replica, Result, SimpleDdp, Strategy, StrategyError};
+use crate::strategy::allocate;
+use crate::{Exactness, Replica, Result, SimpleDdp, StepContext, Strategy, StrategyError, span};
 
 /// Averages parameters every few steps.
 #[derive(Debug)]
@@ -50,11 +49,11 @@ impl LocalSgd {
         self
     }
 
-    fn average(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
+    fn average(&mut self, cx: &mut StepContext) -> Result<()> {
         self.steps = 0;
-        let trained = 0..replica.model.layout.trained_len();
-        let values = replica.storage.values().slice(trained)?;
-        track.record(span::EXPOSED, || replica.group.all_reduce(&values, ReduceOp::Mean))?;
+        let Replica { model, storage, group, .. } = cx.replica;
+        let values = storage.values().slice(0..model.layout.trained_len())?;
+        cx.track.record(span::EXPOSED, || group.all_reduce(&values, ReduceOp::Mean))?;
         Ok(())
     }
 }
@@ -93,34 +92,29 @@ impl Strategy for LocalSgd {
         self.steps + 1 == self.every
     }
 
-    fn finish_gradients(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
+    fn finish_gradients(&mut self, cx: &mut StepContext) -> Result<()> {
         self.steps += 1;
         if self.is_as_published && self.steps == self.every {
             self.steps = 0;
-            SimpleDdp.finish_gradients(replica, track)?;
+            SimpleDdp.finish_gradients(cx)?;
         }
         Ok(())
     }
 
-    fn optimizer_step(
-        &mut self,
-        replica: &Replica,
-        optimizer: &mut Optimizer,
-        track: &mut SpanTrack,
-    ) -> Result<()> {
-        let Replica { compute, storage, .. } = replica;
-        track.record(span::OPTIMIZER, || optimizer.step(compute, storage))?;
+    fn optimizer_step(&mut self, cx: &mut StepContext, optimizer: &mut Optimizer) -> Result<()> {
+        let Replica { compute, storage, .. } = cx.replica;
+        cx.track.record(span::OPTIMIZER, || optimizer.step(compute, storage))?;
         if !self.is_as_published && self.steps == self.every {
-            self.average(replica, track)?;
+            self.average(cx)?;
         }
         Ok(())
     }
 
     /// Averages early, if there were steps since the last average.
-    fn sync_replicas(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
+    fn sync_replicas(&mut self, cx: &mut StepContext) -> Result<()> {
         if !self.is_as_published && self.steps > 0 {
-            self.average(replica, track)?;
+            self.average(cx)?;
         }
-        replica.sync_buffers(track)
+        cx.sync_buffers()
     }
 }

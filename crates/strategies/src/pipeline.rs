@@ -1,22 +1,20 @@
 //! Pipelines: which blocks a rank computes, what it does in a step, and how messages reach the other stages.
 //!
 //! Input: the axis `pp` of a mesh, a [`Schedule`] and where the model is cut. Output: a rank's list of actions for each number
-//! of micro-batches, and a queue for each kind of message to or from each neighbor, so that none waits for another. A rank
+//! of micro-batches, and a queue for each kind of message to or from each neighbor, so that no message waits for another. A rank
 //! without the axis has one stage, which is the whole model. Stages that share parameters have a copy each: see `tied.rs`.
 
-use std::collections::HashMap;
 use std::ops::Range;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
 use paceline_collectives::{Axis, Group, Mesh, Work};
 use paceline_kernels::Compute;
 use paceline_memory::{Allocator, Category, DType, Shape, Tensor};
 use paceline_model::{Batch, Layout, Model, Param, Precision, UnitId, boundaries};
 use paceline_schedule::{Costs, OneFOneB, Placement, Plan, Schedule};
-use paceline_trace::lock;
 
 use crate::accumulation::PartialSums;
-use crate::{AccumulationOrder, Replica, ReplicaOptions, Result, Strategy, StrategyError};
+use crate::{Result, StrategyError};
 
 /// How a model is divided into stages, and in which order they run.
 #[derive(Clone)]
@@ -28,10 +26,10 @@ pub struct Stages {
     /// Into how many micro-batches a step divides its batch. The lists for this number are made and checked with the replica, those
     /// for another number when such a step begins.
     pub micro_batches: usize,
-    /// What actions take, from which a schedule may make its lists: the same on all ranks. `None` if all stages count as equal.
+    /// The times of actions, from which a schedule may make its lists: the same on all ranks. `None` if all stages count as equal.
     pub costs: Option<Costs>,
     /// The objective computes the gradients of its parameters with its loss, even if the schedule puts off those of the other
-    /// layers. What it would keep for them is as large as its outputs: for a language model, an element for each token and word.
+    /// layers. It would keep as much for them as its outputs: for a language model, an element for each token and word.
     pub head_at_once: bool,
 }
 
@@ -63,7 +61,7 @@ impl Stages {
 
 /// Messages of one kind from one rank to another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Route {
+struct MessageRoute {
     from: usize,
     to: usize,
     is_forward: bool,
@@ -71,48 +69,33 @@ struct Route {
 
 /// A rank's place in a pipeline.
 pub(crate) struct Pipeline {
-    schedule: Arc<dyn Schedule>,
+    pub(crate) stages: Stages,
     /// The stages of all ranks.
     pub(crate) placement: Placement,
     /// The place on the axis `pp`.
     pub(crate) rank: usize,
     /// The blocks of all stages.
     blocks: Vec<Range<usize>>,
-    /// See [`Stages::costs`].
-    costs: Option<Costs>,
-    /// See [`Stages::head_at_once`].
-    pub(crate) head_at_once: bool,
     /// The layout of all stages.
     pub(crate) layout: Arc<Layout>,
-    precision: Precision,
     /// The ranks of all stages that share this rank's micro-batches; `None` without the axis.
     pub(crate) ranks: Option<Group>,
-    queues: Vec<(Route, Group)>,
+    queues: Vec<(MessageRoute, Group)>,
     /// Whether the rank has the whole model, and takes one micro-batch after the other.
     pub(crate) is_alone: bool,
-    /// The units of which this rank and others have a copy each, and these ranks.
+    /// The units that this rank shares with others, which have copies too, and the group of these ranks.
     pub(crate) tied: Vec<(UnitId, Group)>,
-    /// Inputs of the stages, by the extents of a batch.
-    inputs: Mutex<HashMap<Vec<usize>, Inputs>>,
 }
-
-/// The shape and element type of each stage's input.
-type Inputs = Vec<(Shape, DType)>;
 
 impl std::fmt::Debug for Pipeline {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(f, "Pipeline({} on rank {})", self.schedule.name(), self.rank)
+        write!(f, "Pipeline({} on rank {})", self.stages.schedule.name(), self.rank)
     }
 }
 
 impl Pipeline {
     /// The pipeline of the axis `pp`. Forms its groups: every rank calls this.
-    pub(crate) fn new(
-        model: &Model,
-        precision: Precision,
-        mesh: &Mesh,
-        stages: &Stages,
-    ) -> Result<Self> {
+    pub(crate) fn new(model: &Model, mesh: &Mesh, stages: &Stages) -> Result<Self> {
         let (ranks, rank) = (mesh.shape().size(Axis::Pp), mesh.coordinate(Axis::Pp));
         let placement = stages.schedule.placement(ranks);
         let blocks = stages.blocks(model.blocks.len(), placement.stages())?;
@@ -122,40 +105,32 @@ impl Pipeline {
             None => Vec::new(),
         };
         let mut pipeline = Self {
-            schedule: stages.schedule.clone(),
+            stages: stages.clone(),
             placement,
             rank,
             blocks,
-            costs: stages.costs.clone(),
-            head_at_once: stages.head_at_once,
             layout: model.layout.clone(),
-            precision,
             ranks: group,
             queues,
             is_alone: false,
             tied: Vec::new(),
-            inputs: Mutex::default(),
         };
         pipeline.tied = pipeline.tie(model)?;
         Ok(pipeline)
     }
 
     /// One stage, which takes the micro-batches one after the other.
-    pub(crate) fn alone(model: &Model, precision: Precision) -> Self {
+    pub(crate) fn alone(model: &Model) -> Self {
         Self {
-            schedule: Arc::new(OneFOneB),
+            stages: Stages::even(OneFOneB, 1),
             placement: Placement::line(1),
             rank: 0,
             blocks: std::iter::once(0..model.blocks.len()).collect(),
-            costs: None,
-            head_at_once: false,
             layout: model.layout.clone(),
-            precision,
             ranks: None,
             queues: Vec::new(),
             is_alone: true,
             tied: Vec::new(),
-            inputs: Mutex::default(),
         }
     }
 
@@ -173,21 +148,6 @@ impl Pipeline {
             ));
         }
         Ok(Arc::new(parts.swap_remove(self.rank)))
-    }
-
-    /// Errors if parameters may be left out, and their gradients are put aside or reduced after each micro-batch: the stages of a
-    /// rank end a micro-batch at different moments.
-    pub(crate) fn check(&self, options: &ReplicaOptions, strategy: &dyn Strategy) -> Result<()> {
-        let each_apart =
-            options.accumulation == AccumulationOrder::Tree || strategy.reduces_every_pass();
-        if each_apart && options.find_unused_parameters {
-            return Err(StrategyError::Setting(format!(
-                "a pipeline with {} cannot leave out parameters if the gradients of each micro-batch are put aside or reduced: \
-                 add up whole gradients in sequence",
-                strategy.name()
-            )));
-        }
-        Ok(())
     }
 
     /// The gradients that this rank adds up.
@@ -211,16 +171,16 @@ impl Pipeline {
     /// A parameter on all stages. `own` is its value on the stage that has it. Every rank calls this.
     pub(crate) fn shared(
         &self,
-        replica: &Replica,
+        model: &Model,
         param: &Param,
         own: Option<Tensor>,
+        (dtype, memory): (DType, &Allocator),
     ) -> Result<Tensor> {
         let Some(ranks) = &self.ranks else {
             return Ok(own.expect("a rank without a pipeline has all parameters"));
         };
-        let (dtype, memory) = (self.precision.master, &replica.compute.allocator);
         let shared = memory.tensor(dtype, param.shape, Category::Communication)?;
-        let root = self.ranks_of(&replica.model, param.unit)[0];
+        let root = self.ranks_of(model, param.unit)[0];
         let own = own.filter(|_| root == self.rank);
         let own = own.map(|own| own.view(param.shape)).transpose()?;
         ranks.broadcast_into(own.as_ref(), &shared, root)?;
@@ -229,9 +189,10 @@ impl Pipeline {
 
     /// The lists of a step.
     pub(crate) fn plan(&self, micro_batches: usize) -> Result<Plan> {
-        let (schedule, ranks) = (self.schedule.as_ref(), self.placement.ranks());
+        let Stages { schedule, costs, .. } = &self.stages;
+        let (schedule, ranks) = (schedule.as_ref(), self.placement.ranks());
         let costs = |stages: &Placement| {
-            self.costs.clone().unwrap_or_else(|| Costs::even(stages, 1.0, 1.0, 1.0))
+            costs.clone().unwrap_or_else(|| Costs::even(stages, 1.0, 1.0, 1.0))
         };
         Plan::new(schedule, ranks, micro_batches, costs).map_err(|error| {
             StrategyError::Setting(format!(
@@ -241,29 +202,23 @@ impl Pipeline {
         })
     }
 
-    /// Memory for the input of a stage, or for its gradient.
-    pub(crate) fn input(&self, replica: &Replica, batch: &Batch, stage: usize) -> Result<Tensor> {
-        let extents =
-            batch.tensors().iter().flat_map(|(_, tensor)| tensor.dims().to_vec()).collect();
-        let mut inputs = lock(&self.inputs);
-        let known = match inputs.entry(extents) {
-            std::collections::hash_map::Entry::Occupied(known) => known.into_mut(),
-            std::collections::hash_map::Entry::Vacant(new) => {
-                let meta = Compute::new(1, Allocator::meta())?;
-                let starts: Vec<usize> = self.blocks.iter().map(|blocks| blocks.start).collect();
-                let (model, layout) = (&replica.model, self.layout.clone());
-                new.insert(boundaries(model, layout, self.precision, &meta, batch, &starts)?)
-            }
-        };
-        let (shape, dtype) = known[stage];
-        Ok(replica.compute.allocator.tensor(dtype, shape, Category::Activations)?)
+    /// The shape and element type of each stage's input, for a batch of these extents.
+    pub(crate) fn inputs(
+        &self,
+        model: &Model,
+        precision: Precision,
+        batch: &Batch,
+    ) -> Result<Vec<(Shape, DType)>> {
+        let meta = Compute::new(1, Allocator::meta())?;
+        let starts: Vec<usize> = self.blocks.iter().map(|blocks| blocks.start).collect();
+        Ok(boundaries(model, self.layout.clone(), precision, &meta, batch, &starts)?)
     }
 
     /// Sends the output of a stage to the next one, or the gradient of its input to the one before.
     pub(crate) fn send(&self, stage: usize, is_forward: bool, tensor: &Tensor) -> Result<Work> {
         let to = if is_forward { stage + 1 } else { stage - 1 };
         let (from, to) = (self.rank, self.placement.rank(to));
-        let queue = self.queue(Route { from, to, is_forward });
+        let queue = self.queue(MessageRoute { from, to, is_forward });
         Ok(queue.send_async(tensor, 1 - queue.rank())?)
     }
 
@@ -271,23 +226,25 @@ impl Pipeline {
     pub(crate) fn receive(&self, stage: usize, is_forward: bool, tensor: &Tensor) -> Result<Work> {
         let from = if is_forward { stage - 1 } else { stage + 1 };
         let (from, to) = (self.placement.rank(from), self.rank);
-        let queue = self.queue(Route { from, to, is_forward });
+        let queue = self.queue(MessageRoute { from, to, is_forward });
         Ok(queue.recv_async(tensor, 1 - queue.rank())?)
     }
 
-    fn queue(&self, route: Route) -> &Group {
+    fn queue(&self, route: MessageRoute) -> &Group {
         let queue = self.queues.iter().find(|(own, _)| *own == route);
         &queue.expect("a message between neighboring stages").1
     }
 }
 
 /// This rank's queues. Routes that share no rank are formed together.
-fn queues(group: &Group, placement: &Placement) -> Result<Vec<(Route, Group)>> {
-    let mut left: Vec<Route> = Vec::new();
+fn queues(group: &Group, placement: &Placement) -> Result<Vec<(MessageRoute, Group)>> {
+    let mut left: Vec<MessageRoute> = Vec::new();
     for stage in 1..placement.stages() {
         let (from, to) = (placement.rank(stage - 1), placement.rank(stage));
-        let routes =
-            [Route { from, to, is_forward: true }, Route { from: to, to: from, is_forward: false }];
+        let routes = [
+            MessageRoute { from, to, is_forward: true },
+            MessageRoute { from: to, to: from, is_forward: false },
+        ];
         left.extend(
             routes
                 .into_iter()

@@ -1,27 +1,18 @@
 //! A replica: one rank's copy of the model, on which a strategy works.
 //!
-//! Input: a model, a group and a strategy. Output: parameters that begin equal on every rank. This module
-//! knows nothing of how gradients are communicated.
+//! Input: what a rank has, made by `setup.rs`. Output: questions about it, and its buffers on all ranks. No step changes a replica,
+//! apart from the contents of its memory. This file knows nothing of how gradients are communicated.
 
-use std::ops::Range;
-
-use paceline_collectives::{Axis, Group, Mesh, ReduceOp};
+use paceline_collectives::{Group, Mesh};
 use paceline_kernels::Compute;
-use paceline_kernels::loss::SUMS_LEN;
 use paceline_memory::{Allocator, Category, DType, Tensor};
 use paceline_model::{
-    Batch, Layout, Model, OpenUnits, Optimizer, OptimizerConfig, Owned, ParamId, Precision,
-    Storage, UnitId,
+    Batch, Layout, Model, Optimizer, OptimizerConfig, Owned, Precision, Storage, UnitId,
 };
-use paceline_schedule::Plan;
-use paceline_trace::{Span, SpanTrack, now_ns};
+use paceline_trace::SpanTrack;
 
-use crate::accumulation::PartialSums;
-use crate::executor::{Acted, Executed};
-use crate::graphs::PassGraphs;
 use crate::pipeline::Pipeline;
-use crate::strategy::span;
-use crate::{AccumulationOrder, Result, Stages, Strategy};
+use crate::{AccumulationOrder, Result, span};
 
 /// The number of sums that the ranks share in a step: the loss, the correct samples, and the ranks that ask to stop.
 pub(crate) const NUM_SHARED_SUMS: usize = 3;
@@ -32,7 +23,7 @@ pub const SHARED_SUMS_BYTES: usize = NUM_SHARED_SUMS * size_of::<f64>();
 /// One rank's share of a micro-batch.
 #[derive(Clone, Debug)]
 pub struct MicroBatch {
-    /// The rank's samples; there may be none at the end of an epoch.
+    /// The rank's samples; it may have no sample at the end of an epoch.
     pub batch: Batch,
     /// The number of samples in the shares of all ranks together.
     pub global_count: usize,
@@ -71,7 +62,7 @@ pub struct ReplicaOptions {
 }
 
 impl ReplicaOptions {
-    /// What [`ReplicaOptions::default`] returns.
+    /// The value of [`ReplicaOptions::default`].
     pub const DEFAULT: Self = Self {
         broadcast_buffers: false,
         sync_batch_norm: false,
@@ -103,7 +94,7 @@ impl Default for ReplicaOptions {
 pub struct Replica {
     /// The blocks and the objective.
     pub model: Model,
-    /// What this rank owns of parameters, gradients and optimizer state.
+    /// The ranges of parameters, gradients and optimizer state that this rank owns.
     pub owned: Owned,
     /// The parameters and gradients.
     pub storage: Storage,
@@ -117,45 +108,8 @@ pub struct Replica {
     pub mesh: Mesh,
     /// Options of the training step.
     pub options: ReplicaOptions,
-    /// Whether this rank asks all ranks to stop after the next step. The ranks learn of it with the loss, so all of them
-    /// stop after the same step.
-    pub asks_to_stop: bool,
-    /// The factor of the loss in the next step, the same on all ranks. Gradients have it too, and whoever reads them divides
-    /// by it: [`clip_factor`](crate::clip_factor), and the optimizer by [`Optimizer::set_grad_factor`]. 1 by default.
-    pub loss_scale: f64,
-    /// The objective's sums over this rank's shares in the current step: f64 (3).
-    pub(crate) own_sums: Tensor,
-    /// Over all ranks: the sum of losses, the correct samples, and the number of ranks that ask to stop: f64 (3). Each rank
-    /// knows the number of samples already.
-    pub(crate) sums: Tensor,
-    /// Those that end as the loss: the same memory, or that of the device, so that no pass waits for the host to read them.
-    pub(crate) loss_sums: Tensor,
-    /// Which units are open, and which gradients the step has written.
-    pub(crate) units: OpenUnits,
-    /// The gradients of other micro-batches of the step, if they are not in place.
-    pub(crate) partial_sums: PartialSums,
-    /// The number of samples on which this rank has trained.
-    pub(crate) num_samples: u64,
     /// Which blocks this rank computes, in which order, and its messages.
     pub(crate) pipeline: Pipeline,
-    /// What the ranks do in a step of as many micro-batches as the last one.
-    pub(crate) plan: Option<Plan>,
-    /// What this rank has done in the last step.
-    pub(crate) executed: Executed,
-    /// The parameters that the first step left out, if the graph is static.
-    pub(crate) left_out: Option<LeftOut>,
-    /// The passes of steps as graphs of a card, if they are launched as such.
-    pub(crate) graphs: Option<PassGraphs>,
-}
-
-/// The parameters that a step did not use, or used only in part.
-#[derive(Clone, Debug)]
-pub(crate) struct LeftOut {
-    /// The step wrote nothing to their gradients.
-    pub(crate) unused: Vec<ParamId>,
-    /// The step wrote a part of their gradients: not all layers that hold them were used, or not in the last
-    /// micro-batch.
-    pub(crate) unfinished: Vec<ParamId>,
 }
 
 /// Allocates a flat tensor of `len` elements for communication, which peers can reduce in place.
@@ -170,130 +124,7 @@ pub(crate) fn shared_tensor(
     Ok(Tensor::new(memory, 0, dtype, [len])?)
 }
 
-/// Gives the ranks along an axis that hold the same values those of the first of them, one axis after the other: hosts with
-/// other mathematical libraries may compute other initial values. `held` has the ranges that each rank holds.
-fn share_values(mesh: &Mesh, storage: &Storage, held: &[Vec<Range<usize>>]) -> Result<()> {
-    let rank = mesh.world().rank();
-    for &(axis, size) in mesh.shape().axes() {
-        let is_same = mesh.shape().along(axis, rank).iter().all(|other| held[*other] == held[rank]);
-        if let Some(group) = mesh.group(axis).filter(|_| size > 1 && is_same) {
-            group.broadcast(storage.values().tensor(), 0)?;
-        }
-    }
-    Ok(())
-}
-
 impl Replica {
-    /// A replica in memory that the strategy allocates, on ranks that form a mesh, or on a group without axes. All ranks
-    /// begin with the parameters that follow from rank 0's seed. Ranks along an axis that hold the same parameters begin
-    /// with those of the first of them. Prepares the strategy to train the replica.
-    pub fn new(
-        strategy: &mut dyn Strategy,
-        model: Model,
-        compute: Compute,
-        ranks: impl Into<Mesh>,
-        seed: u64,
-        options: ReplicaOptions,
-    ) -> Result<Self> {
-        let mesh = ranks.into();
-        let (world, pipeline) = (mesh.world().clone(), Pipeline::alone(&model, options.precision));
-        Self::of_stage(strategy, model, compute, (world, mesh), pipeline, (seed, options))
-    }
-
-    /// A replica whose model is divided along the axis `pp` of the mesh: this rank has the parameters of its stages only, and
-    /// shares them with the ranks of the same place on this axis. The strategy keeps those equal. Each rank that uses a
-    /// parameter of a root unit has a copy of it, and all copies get the sum of their gradients.
-    ///
-    /// Errors also if the model cannot be divided like this, if the lists of the schedule do not fit together, or if the schedule
-    /// needs something that the options or the strategy do not have.
-    pub fn in_stages(
-        strategy: &mut dyn Strategy,
-        mut model: Model,
-        compute: Compute,
-        mesh: Mesh,
-        stages: &Stages,
-        (seed, options): (u64, ReplicaOptions),
-    ) -> Result<Self> {
-        let pipeline = Pipeline::new(&model, options.precision, &mesh, stages)?;
-        let world = mesh.world().clone();
-        let plan = pipeline.plan(stages.micro_batches)?;
-        pipeline.check(&options, strategy)?;
-        model.layout = pipeline.part(&model)?;
-        let stage = world.split(Some(mesh.coordinate(Axis::Pp) as u32))?;
-        let stage = stage.expect("a rank that passes a color gets a group");
-        let mesh = Mesh::new(stage, &mesh.shape().without(Axis::Pp))?;
-        let mut replica =
-            Self::of_stage(strategy, model, compute, (world, mesh), pipeline, (seed, options))?;
-        replica.plan = Some(plan);
-        Ok(replica)
-    }
-
-    fn of_stage(
-        strategy: &mut dyn Strategy,
-        model: Model,
-        compute: Compute,
-        (world, mesh): (Group, Mesh),
-        pipeline: Pipeline,
-        (seed, options): (u64, ReplicaOptions),
-    ) -> Result<Self> {
-        let group = mesh.world().clone();
-        let storage = strategy.allocate(&model, options.precision, &compute, &mesh)?;
-        let owned = strategy.owned(&model, mesh.shape(), group.rank());
-        // The host reads and writes them.
-        let sums = shared_tensor(&world, &compute.host, DType::F64, NUM_SHARED_SUMS)?;
-        let loss_sums = match compute.allocator.home() {
-            Some(_) => {
-                let memory = &compute.allocator;
-                memory.tensor(DType::F64, [NUM_SHARED_SUMS], Category::Communication)?
-            }
-            None => sums.clone(),
-        };
-        let own_sums = compute.allocator.tensor(DType::F64, [SUMS_LEN], Category::Workspace)?;
-        let of_whole = (&compute, pipeline.ranks.is_some());
-        let graphs = options.as_graph.then(|| PassGraphs::new(strategy, &options, of_whole));
-        let graphs = graphs.transpose()?;
-        let mut seeds = [seed as i64];
-        world.broadcast_slice(&mut seeds, 0)?;
-        storage.initialize(seeds[0] as u64)?;
-        let held = group.all_gather_object(&storage.values().ranges().to_vec())?;
-        share_values(&mesh, &storage, &held)?;
-        pipeline.share_tied(&model.layout, &storage)?;
-        let units = OpenUnits::new(&model.layout);
-        let partial_sums = pipeline.partial_sums(&model);
-        let replica = Self {
-            model,
-            owned,
-            storage,
-            compute,
-            world,
-            group,
-            mesh,
-            options,
-            asks_to_stop: false,
-            loss_scale: 1.0,
-            own_sums,
-            sums,
-            loss_sums,
-            units,
-            partial_sums,
-            num_samples: 0,
-            pipeline,
-            plan: None,
-            executed: Executed::default(),
-            left_out: None,
-            graphs,
-        };
-        strategy.prepare(&replica)?;
-        Ok(replica)
-    }
-
-    /// Records that the ranks of a pipeline have waited for each other until now.
-    pub(crate) fn ends_barrier(&self, start_ns: u64, track: &mut SpanTrack) {
-        if self.is_stage() {
-            track.push(span::BARRIER, Span { start_ns, end_ns: now_ns() });
-        }
-    }
-
     /// The layout of the model of all stages. Without a pipeline it is that of this replica.
     pub fn whole_layout(&self) -> &Layout {
         &self.pipeline.layout
@@ -311,19 +142,9 @@ impl Replica {
         self.pipeline.ranks.is_some()
     }
 
-    /// Whether this rank's copy of a unit counts: of the stages that have one, a single stage writes it.
-    pub fn speaks_for(&self, unit: UnitId) -> bool {
-        self.pipeline.speaks_for(&self.model, unit)
-    }
-
-    /// What this rank has done in the last step, in order.
-    pub fn acted(&self) -> &[Acted] {
-        &self.executed.acted
-    }
-
-    /// Continues a run in which this rank has trained on `num_samples` samples.
-    pub fn resume_after(&mut self, num_samples: u64) {
-        self.num_samples = num_samples;
+    /// Whether this rank's copy of a unit counts in norms and checkpoints: of the stages that have a copy, one counts.
+    pub fn counts_unit(&self, unit: UnitId) -> bool {
+        self.pipeline.counts_unit(&self.model, unit)
     }
 
     /// Copies the buffers of rank `root`, the running statistics of batch norm, to all other ranks. A model
@@ -346,21 +167,5 @@ impl Replica {
         } else {
             optimizer
         })
-    }
-
-    /// Gives all ranks the same buffers. Unless the statistics are synchronized, each rank's buffers follow
-    /// its own samples. But an evaluation and a checkpoint need the same buffers on every rank. All ranks take the
-    /// buffers of the rank that has trained on the most samples (the lowest such rank).
-    pub fn sync_buffers(&self, track: &mut SpanTrack) -> Result<()> {
-        if self.storage.buffers().num_elems() == 0 || self.group.world_size() == 1 {
-            return Ok(());
-        }
-        let mut samples = vec![0; self.group.world_size()];
-        samples[self.group.rank()] = self.num_samples as i64;
-        let sum = || self.group.all_reduce_slice(&mut samples, ReduceOp::Sum);
-        track.record(span::EXPOSED, sum)?;
-        let most = samples.iter().max();
-        let root = samples.iter().position(|count| Some(count) == most).unwrap_or(0);
-        self.broadcast_buffers(root, track)
     }
 }

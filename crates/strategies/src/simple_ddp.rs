@@ -6,10 +6,8 @@
 
 use paceline_collectives::{MeshShape, ReduceOp};
 use paceline_kernels::elementwise;
-use paceline_trace::SpanTrack;
 
-use crate::strategy::span;
-use crate::{Exactness, Replica, Result, Strategy};
+use crate::{Exactness, Replica, Result, StepContext, Strategy, span};
 
 /// Sums each gradient over the ranks, then divides by their number.
 #[derive(Debug, Default)]
@@ -24,14 +22,14 @@ impl Strategy for SimpleDdp {
         Exactness::Exact
     }
 
-    fn finish_gradients(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
-        let world_size = replica.group.world_size() as f64;
-        for (id, _) in replica.model.layout.trained() {
-            let grad = replica.storage.grad(id)?;
-            track.record(span::EXPOSED, || replica.group.all_reduce(&grad, ReduceOp::Sum))?;
-            track.record(span::GRAD_SYNC, || {
-                elementwise::divide(&replica.compute, &grad, world_size)
-            })?;
+    fn finish_gradients(&mut self, cx: &mut StepContext) -> Result<()> {
+        let Replica { model, storage, group, compute, .. } = cx.replica;
+        let world_size = group.world_size() as f64;
+        for (id, _) in model.layout.trained() {
+            let grad = storage.grad(id)?;
+            cx.track.record(span::EXPOSED, || group.all_reduce(&grad, ReduceOp::Sum))?;
+            let divide = || elementwise::divide(compute, &grad, world_size);
+            cx.track.record(span::GRAD_SYNC, divide)?;
         }
         Ok(())
     }

@@ -11,11 +11,9 @@
 use paceline_collectives::{MeshShape, ReduceOp, Work};
 use paceline_kernels::elementwise;
 use paceline_model::ParamId;
-use paceline_trace::SpanTrack;
 
 use crate::in_order::InOrder;
-use crate::strategy::span;
-use crate::{Exactness, Replica, Result, Strategy};
+use crate::{Exactness, Replica, Result, StepContext, Strategy, span};
 
 /// Sums each gradient over the ranks while the backward pass goes on, then divides by their number.
 #[derive(Debug, Default)]
@@ -38,25 +36,30 @@ impl Strategy for SimpleDdpAsync {
         Ok(())
     }
 
-    fn gradient_ready(&mut self, replica: &Replica, _: &mut SpanTrack, id: ParamId) -> Result<()> {
+    fn begin_gradients(&mut self, cx: &mut StepContext) -> Result<()> {
+        self.order.restart();
+        self.in_flight.drain(..).try_for_each(|(_, work)| cx.wait(&work).map(drop))
+    }
+
+    fn gradient_ready(&mut self, cx: &mut StepContext, id: ParamId) -> Result<()> {
+        let Replica { storage, group, .. } = cx.replica;
         self.order.ready(id);
         while let Some(id) = self.order.pop() {
-            let work = replica.group.all_reduce_async(&replica.storage.grad(id)?, ReduceOp::Sum)?;
+            let work = group.all_reduce_async(&storage.grad(id)?, ReduceOp::Sum)?;
             self.in_flight.push((id, work));
         }
         Ok(())
     }
 
-    fn finish_gradients(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
-        let world_size = replica.group.world_size() as f64;
+    fn finish_gradients(&mut self, cx: &mut StepContext) -> Result<()> {
+        let Replica { storage, group, compute, .. } = cx.replica;
+        let world_size = group.world_size() as f64;
         for (id, work) in self.in_flight.drain(..) {
-            track.record(span::EXPOSED, || work.wait())?;
-            let grad = replica.storage.grad(id)?;
-            track.record(span::GRAD_SYNC, || {
-                elementwise::divide(&replica.compute, &grad, world_size)
-            })?;
+            cx.wait(&work)?;
+            let grad = storage.grad(id)?;
+            let divide = || elementwise::divide(compute, &grad, world_size);
+            cx.track.record(span::GRAD_SYNC, divide)?;
         }
-        self.order.restart();
         Ok(())
     }
 }

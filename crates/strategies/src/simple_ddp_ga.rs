@@ -2,7 +2,7 @@
 //!
 //! The gradients of the micro-batches of a step are summed in place on each rank. They are exchanged, like in
 //! `simple_ddp`, only after the last micro-batch; at the end of an epoch a step may have fewer micro-batches.
-//! Every strategy can accumulate ([`Strategy::train_step`] takes several micro-batches). This one does so by
+//! Every strategy can accumulate ([`train_step`](crate::train_step) takes several micro-batches). This one does so by
 //! default, over [`SimpleDdpGa::ACCUMULATION`] batches.
 //!
 //! Operations per step: one per parameter. Per batch there are fewer operations and bytes, by the factor of
@@ -12,9 +12,8 @@
 //! and larger optimizer steps.
 
 use paceline_collectives::MeshShape;
-use paceline_trace::SpanTrack;
 
-use crate::{Exactness, Replica, Result, SimpleDdp, Strategy};
+use crate::{Exactness, Result, SimpleDdp, StepContext, Strategy};
 
 /// Exchanges gradients once per step of several micro-batches, one blocking all-reduce per parameter.
 #[derive(Debug, Default)]
@@ -34,7 +33,7 @@ impl Strategy for SimpleDdpGa {
         Exactness::Exact
     }
 
-    fn finish_gradients(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
-        SimpleDdp.finish_gradients(replica, track)
+    fn finish_gradients(&mut self, cx: &mut StepContext) -> Result<()> {
+        SimpleDdp.finish_gradients(cx)
     }
 }

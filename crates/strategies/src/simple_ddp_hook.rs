@@ -10,11 +10,9 @@
 use paceline_collectives::{MeshShape, ReduceOp};
 use paceline_kernels::elementwise;
 use paceline_model::ParamId;
-use paceline_trace::SpanTrack;
 
 use crate::in_order::InOrder;
-use crate::strategy::span;
-use crate::{Exactness, Replica, Result, Strategy};
+use crate::{Exactness, Replica, Result, StepContext, Strategy, span};
 
 /// Sums each gradient over the ranks as soon as it is final, then divides by their number.
 #[derive(Debug, Default)]
@@ -36,26 +34,25 @@ impl Strategy for SimpleDdpHook {
         Ok(())
     }
 
-    fn gradient_ready(
-        &mut self,
-        replica: &Replica,
-        track: &mut SpanTrack,
-        id: ParamId,
-    ) -> Result<()> {
-        let world_size = replica.group.world_size() as f64;
+    fn begin_gradients(&mut self, _: &mut StepContext) -> Result<()> {
+        self.order.restart();
+        Ok(())
+    }
+
+    fn gradient_ready(&mut self, cx: &mut StepContext, id: ParamId) -> Result<()> {
+        let Replica { storage, group, compute, .. } = cx.replica;
+        let world_size = group.world_size() as f64;
         self.order.ready(id);
         while let Some(id) = self.order.pop() {
-            let grad = replica.storage.grad(id)?;
-            track.record(span::EXPOSED, || replica.group.all_reduce(&grad, ReduceOp::Sum))?;
-            track.record(span::GRAD_SYNC, || {
-                elementwise::divide(&replica.compute, &grad, world_size)
-            })?;
+            let grad = storage.grad(id)?;
+            cx.track.record(span::EXPOSED, || group.all_reduce(&grad, ReduceOp::Sum))?;
+            let divide = || elementwise::divide(compute, &grad, world_size);
+            cx.track.record(span::GRAD_SYNC, divide)?;
         }
         Ok(())
     }
 
-    fn finish_gradients(&mut self, _: &Replica, _: &mut SpanTrack) -> Result<()> {
-        self.order.restart();
+    fn finish_gradients(&mut self, _: &mut StepContext) -> Result<()> {
         Ok(())
     }
 }

@@ -1,9 +1,8 @@
 //! Training on one rank, without communication.
 
 use paceline_collectives::MeshShape;
-use paceline_trace::SpanTrack;
 
-use crate::{Exactness, Replica, Result, Strategy, StrategyError};
+use crate::{Exactness, Replica, Result, StepContext, Strategy, StrategyError};
 
 /// Training on one rank: the baseline for all other strategies.
 #[derive(Debug, Default)]
@@ -25,7 +24,7 @@ impl Strategy for Single {
         }
     }
 
-    fn finish_gradients(&mut self, _: &Replica, _: &mut SpanTrack) -> Result<()> {
+    fn finish_gradients(&mut self, _: &mut StepContext) -> Result<()> {
         Ok(())
     }
 }

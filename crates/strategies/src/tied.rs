@@ -6,14 +6,12 @@
 
 use paceline_collectives::{Group, Purpose, ReduceOp};
 use paceline_model::{Layout, Model, ParamId, Storage, UnitId};
-use paceline_trace::SpanTrack;
 
 use crate::pipeline::Pipeline;
-use crate::strategy::span;
-use crate::{Replica, Result, StrategyError};
+use crate::{Replica, Result, StepContext, StrategyError, span};
 
 impl Pipeline {
-    /// The groups of the units of which this rank and others have a copy each. Forms them: every rank calls this. Errors if it is
+    /// For each unit that this rank shares with others, the group of these ranks. Forms the groups: every rank calls this. Errors if it is
     /// not known which stages use a parameter.
     pub(crate) fn tie(&self, model: &Model) -> Result<Vec<(UnitId, Group)>> {
         let mut tied = Vec::new();
@@ -107,8 +105,8 @@ impl Pipeline {
         stages.len() + usize::from(is_of_objective)
     }
 
-    /// Whether this rank, of those that have a unit, is the one whose copy counts.
-    pub(crate) fn speaks_for(&self, model: &Model, unit: UnitId) -> bool {
+    /// Whether this rank's copy of a unit counts: of the ranks that have a copy, one counts.
+    pub(crate) fn counts_unit(&self, model: &Model, unit: UnitId) -> bool {
         self.ranks_of(model, unit)[0] == self.rank
     }
 
@@ -123,8 +121,8 @@ impl Pipeline {
     }
 
     /// Adds up the gradients of all copies, as a tree over their ranks, and gives each the sum.
-    pub(crate) fn sum_tied(&self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
-        let Replica { model, storage, owned, .. } = replica;
+    pub(crate) fn sum_tied(&self, cx: &mut StepContext) -> Result<()> {
+        let Replica { model, storage, owned, .. } = cx.replica;
         for (unit, group) in &self.tied {
             let whole = &model.layout.unit(*unit).range;
             for range in &owned.grads {
@@ -132,7 +130,7 @@ impl Pipeline {
                 if !own.is_empty() {
                     let grads = storage.grads().slice(own)?;
                     let group = group.for_purpose(Purpose::Bucket(unit.0));
-                    track.record(span::EXPOSED, || group.all_reduce(&grads, ReduceOp::Sum))?;
+                    cx.track.record(span::EXPOSED, || group.all_reduce(&grads, ReduceOp::Sum))?;
                 }
             }
         }

@@ -15,11 +15,9 @@ use paceline_collectives::{Purpose, Work};
 use paceline_kernels::top_k;
 use paceline_memory::{Category, DType, Tensor};
 use paceline_model::Precision;
-use paceline_trace::SpanTrack;
 
 use crate::replica::shared_tensor;
-use crate::strategy::span;
-use crate::{BucketCaps, CommHook, Exactness, Replica, Result, StrategyError};
+use crate::{BucketCaps, CommHook, Exactness, Replica, Result, StepContext, StrategyError, span};
 
 /// Sends the largest fraction `k` of the elements of each bucket.
 #[derive(Debug)]
@@ -109,29 +107,19 @@ impl CommHook for TopK {
         Ok(())
     }
 
-    fn send(
-        &mut self,
-        replica: &Replica,
-        track: &mut SpanTrack,
-        at: usize,
-        bucket: &Tensor,
-    ) -> Result<Work> {
+    fn send(&mut self, cx: &mut StepContext, at: usize, bucket: &Tensor) -> Result<Work> {
         let Sparse { residual, pairs, gathered } = &self.buckets[at];
-        track
-            .record(span::GRAD_SYNC, || top_k::select(&replica.compute, bucket, residual, pairs))?;
-        Ok(replica.group.for_purpose(Purpose::Bucket(at)).all_gather_async(pairs, gathered)?)
+        cx.track.record(span::GRAD_SYNC, || {
+            top_k::select(&cx.replica.compute, bucket, residual, pairs)
+        })?;
+        let group = cx.replica.group.for_purpose(Purpose::Bucket(at));
+        Ok(group.all_gather_async(pairs, gathered)?)
     }
 
-    fn receive(
-        &mut self,
-        replica: &Replica,
-        track: &mut SpanTrack,
-        at: usize,
-        bucket: &Tensor,
-    ) -> Result<()> {
-        let world_size = replica.group.world_size();
+    fn receive(&mut self, cx: &mut StepContext, at: usize, bucket: &Tensor) -> Result<()> {
+        let world_size = cx.replica.group.world_size();
         let gathered = &self.buckets[at].gathered;
-        let mean = || top_k::scatter_mean(&replica.compute, gathered, world_size, bucket);
-        Ok(track.record(span::GRAD_SYNC, mean)?)
+        let mean = || top_k::scatter_mean(&cx.replica.compute, gathered, world_size, bucket);
+        Ok(cx.track.record(span::GRAD_SYNC, mean)?)
     }
 }

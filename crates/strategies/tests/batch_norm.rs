@@ -5,7 +5,7 @@ mod common;
 
 use paceline_collectives::{Group, Mesh};
 use paceline_strategies::schedule::named;
-use paceline_strategies::{Alternating, FlatDdp, LocalSgd, NoSync, ReplicaOptions, Single, Stages};
+use paceline_strategies::{FlatDdp, LocalSgd, NoSync, ReplicaOptions, Single, Stages, SyncBlocks};
 
 use common::{EXACT, Make, Net, Trainer, largest_difference, on_ranks};
 
@@ -152,19 +152,17 @@ fn operations_of_synchronized_batch_norm() {
 
 #[test]
 fn settled_ranks_hold_rank_0s_statistics() {
-    let makes: [Make; 3] = [
-        EXACT[0],
-        || Box::new(LocalSgd::new(4).unwrap()),
-        || Box::new(Alternating::new(Box::new(LocalSgd::new(4).unwrap()), 1).unwrap()),
-    ];
-    for make in makes {
+    let local: Make = || Box::new(LocalSgd::new(4).unwrap());
+    let blocks = SyncBlocks::new(1).ok();
+    for (make, blocks) in [(EXACT[0], None), (local, None), (local, blocks)] {
         let outcomes = on_ranks(2, |group| {
             let mut trainer = trainer(group, make, PLAIN);
+            trainer.blocks = blocks;
             for _ in 0..2 {
                 trainer.step(&[9]).unwrap();
             }
             let before = buffers(&trainer);
-            trainer.strategy.sync_replicas(&trainer.replica, &mut trainer.track).unwrap();
+            trainer.sync_replicas();
             (before, buffers(&trainer), trainer.replica.storage.digest().unwrap())
         });
         let [(own, settled, digest), (other, settled_other, digest_other)] = &outcomes[..] else {

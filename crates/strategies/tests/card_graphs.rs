@@ -14,8 +14,8 @@ use paceline_kernels::optimizer::AdamW;
 use paceline_memory::{Accelerator, Allocator, Category, DType, Tensor};
 use paceline_model::OptimizerConfig;
 use paceline_strategies::{
-    Alternating, Ddp, HalfPrecision, LocalSgd, Replica, ReplicaOptions, Result, Sharded1, Sharded2,
-    Sharded3, SimpleDdp, SimpleDdpHook, Single, TopK, Zero1, Zero2, Zero3, clip_factor,
+    Ddp, HalfPrecision, LocalSgd, Replica, ReplicaOptions, Result, ShardOptions, Sharded,
+    SimpleDdp, SimpleDdpHook, Single, SyncBlocks, TopK, Zero, ZeroStage, clip_factor,
 };
 
 const GRAPHS: ReplicaOptions = ReplicaOptions { as_graph: true, ..ReplicaOptions::DEFAULT };
@@ -47,13 +47,24 @@ fn alone() -> Option<MutexGuard<'static, ()>> {
     is_ready().then(|| ALONE.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
-/// What a run ends with: the digest, and the bits of all losses.
+/// The end of a run: the digest, and the bits of all losses.
 type Ending = (String, Vec<u64>);
 
 /// Trains with AdamW, whose learning rate and corrections change from step to step, and a scale of the loss that changes too.
 fn train(net: Net, make: Make, world_size: usize, options: ReplicaOptions) -> Ending {
+    train_in_blocks(net, make, world_size, options, None)
+}
+
+fn train_in_blocks(
+    net: Net,
+    make: Make,
+    world_size: usize,
+    options: ReplicaOptions,
+    blocks: Option<SyncBlocks>,
+) -> Ending {
     let ranks = on_ranks(world_size, |group| {
         let mut trainer = trainer(net, group, make, options).unwrap();
+        trainer.blocks = blocks;
         let adamw = AdamW { lr: 0.0, beta1: 0.9, beta2: 0.99, eps: 1e-8, weight_decay: 0.1 };
         let replica = &trainer.replica;
         let optimizer = replica.optimizer(OptimizerConfig::AdamW(adamw)).unwrap();
@@ -62,7 +73,7 @@ fn train(net: Net, make: Make, world_size: usize, options: ReplicaOptions) -> En
         let (mut losses, mut other) = (Vec::new(), None::<Tensor>);
         for at in 0..STEPS {
             let scale = if at < 10 { 8.0 } else { 2.0 };
-            trainer.replica.loss_scale = scale;
+            trainer.state.loss_scale = scale;
             trainer.optimizer.set_lr(0.05 / (1.0 + at as f64));
             trainer.optimizer.set_grad_factor(1.0 / scale);
             losses.push(trainer.step(micro_batches(at)).unwrap().loss.to_bits());
@@ -92,19 +103,21 @@ fn steps_as_graphs_have_the_bits_of_steps_without() {
 #[test]
 fn what_ranks_send_comes_between_their_graphs() {
     let Some(_alone) = alone() else { return };
-    let of_replicas: [Make; 7] = [
+    let of_replicas: [Make; 6] = [
         || Box::new(SimpleDdp),
         || Box::new(SimpleDdpHook::default()),
         || Box::new(Ddp::new(1024)),
         || Box::new(Ddp::new(1024).without_view().with_hook(TopK::new(0.5).unwrap())),
         || Box::new(Ddp::new(1024).with_hook(HalfPrecision::bf16())),
-        || Box::new(Zero1),
-        || Box::new(Alternating::new(Box::new(LocalSgd::new(2).unwrap()), 2).unwrap()),
+        || Box::new(Zero::new(ZeroStage::One, ShardOptions::default())),
     ];
     for make in of_replicas {
         let expected = train(Net::Mlp, make, 2, ReplicaOptions::DEFAULT);
         assert_eq!(train(Net::Mlp, make, 2, GRAPHS), expected, "{}", make().name());
     }
+    let local: Make = || Box::new(LocalSgd::new(2).unwrap());
+    let in_blocks = |options| train_in_blocks(Net::Mlp, local, 2, options, SyncBlocks::new(2).ok());
+    assert_eq!(in_blocks(GRAPHS), in_blocks(ReplicaOptions::DEFAULT));
     let ddp: Make = || Box::new(Ddp::new(1024));
     for net in [Net::Cnn, Net::TiedLlama] {
         let expected = train(net, ddp, 2, ReplicaOptions::DEFAULT);
@@ -124,7 +137,7 @@ fn a_step_is_two_launches_once_it_is_a_graph() {
         trainer.replica.compute.synchronize().unwrap();
         counts.push(launches().zip(before).map(|(after, before)| after - before));
         let Replica { compute, .. } = &trainer.replica;
-        // What the passes take is counted, though nothing is told any more.
+        // The memory of the passes is counted, though nothing is captured any more.
         let phase = compute.allocator.phases();
         let backward = phase.iter().find(|(name, _)| *name == "backward").unwrap().1;
         assert!(backward.of(Category::Activations).peak_bytes > 0);
@@ -146,7 +159,8 @@ fn a_step_takes_no_memory_from_the_card_once_it_is_a_graph() {
     let mut reserved = Vec::new();
     for _ in 0..6 {
         trainer.step(&[2]).unwrap();
-        clip_factor(trainer.strategy.as_mut(), &trainer.replica, 1.0, &mut trainer.track).unwrap();
+        let (strategy, mut cx, _) = trainer.parts();
+        clip_factor(strategy, &mut cx, 1.0).unwrap();
         let memory = &trainer.replica.compute.allocator;
         reserved.push((memory.fresh_blocks(), memory.total().current_bytes));
     }
@@ -161,13 +175,12 @@ fn what_cannot_be_a_graph_is_refused_with_the_replica() {
         let error = trainer(Net::Mlp, group, make, options).err().unwrap().to_string();
         assert!(error.contains(words) && error.contains("and a graph cannot"), "{error}");
     };
-    let communicates: [Make; 6] = [
-        || Box::new(Zero2::new(WHOLE)),
-        || Box::new(Zero3::new(WHOLE)),
-        || Box::new(Sharded1::default()),
-        || Box::new(Sharded2::new(WHOLE)),
-        || Box::new(Sharded3::new(WHOLE)),
-        || Box::new(Alternating::new(Box::new(Sharded1::default()), 2).unwrap()),
+    let communicates: [Make; 5] = [
+        || Box::new(Zero::new(ZeroStage::Two, WHOLE)),
+        || Box::new(Zero::new(ZeroStage::Three, WHOLE)),
+        || Box::new(Sharded::new(ZeroStage::One, ShardOptions::default())),
+        || Box::new(Sharded::new(ZeroStage::Two, WHOLE)),
+        || Box::new(Sharded::new(ZeroStage::Three, WHOLE)),
     ];
     for make in communicates {
         refused(make, GRAPHS, "this strategy communicates within the passes");
@@ -192,7 +205,7 @@ fn what_cannot_be_a_graph_is_refused_with_the_replica() {
 
 /// Their number of tokens is known in the step only.
 #[test]
-fn sequences_of_different_lengths_are_told_in_each_step() {
+fn sequences_of_different_lengths_run_without_a_graph() {
     let Some(_alone) = alone() else { return };
     let losses = |options| {
         let group = Group::threads(1).remove(0);

@@ -6,7 +6,9 @@ use paceline_collectives::Group;
 use paceline_kernels::Compute;
 use paceline_memory::Allocator;
 use paceline_model::ParamId;
-use paceline_strategies::{Ddp, Replica, ReplicaOptions, Single, Strategy, StrategyError};
+use paceline_strategies::{
+    Ddp, Replica, ReplicaOptions, Single, StepContext, StepState, Strategy, StrategyError,
+};
 use paceline_trace::SpanTrack;
 
 use common::{EXACT, NETS, Net, SPECIAL_NETS, Trainer, on_ranks};
@@ -79,12 +81,14 @@ fn a_gradient_must_be_announced_exactly_once() {
     let (model, options) = (Net::Mlp.build(1), ReplicaOptions::default());
     let replica =
         Replica::new(&mut ddp, model, compute, Group::single().unwrap(), 1, options).unwrap();
-    let mut track = SpanTrack::with_capacity(10);
+    let (mut state, mut track) = (StepState::new(&replica).unwrap(), SpanTrack::with_capacity(10));
+    let cx = &mut StepContext { replica: &replica, state: &mut state, track: &mut track };
+    ddp.begin_gradients(cx).unwrap();
     let last = ParamId(replica.model.layout.params().len() - 1);
-    ddp.gradient_ready(&replica, &mut track, last).unwrap();
-    let error = ddp.finish_gradients(&replica, &mut track).unwrap_err().to_string();
+    ddp.gradient_ready(cx, last).unwrap();
+    let error = ddp.finish_gradients(cx).unwrap_err().to_string();
     assert!(error.contains("was announced never"), "{error}");
-    let mut announce = || ddp.gradient_ready(&replica, &mut track, last).map_err(|e| e.to_string());
+    let mut announce = || ddp.gradient_ready(cx, last).map_err(|e| e.to_string());
     let error = (0..100).find_map(|_| announce().err()).unwrap();
     assert!(error.contains("was announced more than once"), "{error}");
 }

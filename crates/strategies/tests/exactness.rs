@@ -2,12 +2,17 @@
 
 mod common;
 
-use paceline_collectives::{Group, MeshShape};
+use std::collections::BTreeSet;
+use std::sync::{Arc, Mutex};
+
+use paceline_collectives::{Group, Mesh, MeshShape};
+use paceline_kernels::Compute;
+use paceline_memory::Tensor;
+use paceline_model::{Held, Model, Optimizer, Owned, ParamId, Precision, Storage, UnitId, View};
 use paceline_strategies::{
-    Alternating, Ddp, Exactness, HalfPrecision, LocalSgd, NoSync, Replica, Result, SimpleDdp,
-    Single, Strategy, TopK,
+    Ddp, Exactness, Footprint, HalfPrecision, LocalSgd, NoSync, Replica, Result, Single,
+    StepContext, Strategy, SyncBlocks, TopK, clip_factor,
 };
-use paceline_trace::SpanTrack;
 
 use common::{EXACT, Make, Net, Trainer, on_ranks};
 
@@ -15,25 +20,25 @@ use common::{EXACT, Make, Net, Trainer, on_ranks};
 const STEPS: usize = 10;
 
 /// The strategies that do not state that they are exact.
-const OTHERS: [Make; 7] = [
+const OTHERS: [Make; 6] = [
     || Box::new(Ddp::new(1024).with_hook(HalfPrecision::fp16())),
     || Box::new(Ddp::new(1024).with_hook(HalfPrecision::bf16())),
     || Box::new(Ddp::new(1024).with_hook(TopK::new(0.1).unwrap())),
     || Box::new(LocalSgd::new(4).unwrap()),
     || Box::new(LocalSgd::new(4).unwrap().as_published()),
     || Box::new(NoSync),
-    || Box::new(Alternating::new(Box::new(SimpleDdp), 2).unwrap()),
 ];
 
 /// The digest of each of two ranks after training, and after [`Strategy::sync_replicas`].
-fn train(make: Make) -> Vec<[String; 2]> {
+fn train(make: Make, blocks: Option<SyncBlocks>) -> Vec<[String; 2]> {
     on_ranks(2, |group| {
         let mut trainer = Trainer::new(Net::Mlp, group, make());
+        trainer.blocks = blocks;
         for _ in 0..STEPS {
             trainer.step(&[9]).unwrap();
         }
         let before = trainer.replica.storage.digest().unwrap();
-        trainer.strategy.sync_replicas(&trainer.replica, &mut trainer.track).unwrap();
+        trainer.sync_replicas();
         [before, trainer.replica.storage.digest().unwrap()]
     })
 }
@@ -41,10 +46,12 @@ fn train(make: Make) -> Vec<[String; 2]> {
 #[test]
 fn weights_are_as_each_strategy_states() {
     let published: Make = || Box::new(LocalSgd::new(1).unwrap().as_published());
-    let exact = &train(EXACT[0])[0][0];
-    for make in EXACT.into_iter().chain([published]).chain(OTHERS) {
-        let (strategy, ends) = (make(), train(make));
+    let exact = &train(EXACT[0], None)[0][0];
+    let all = EXACT.into_iter().chain([published]).chain(OTHERS).map(|make| (make, None));
+    for (make, blocks) in all.chain([(EXACT[0], SyncBlocks::new(2).ok())]) {
+        let (strategy, ends) = (make(), train(make, blocks));
         let stated = strategy.exactness(&MeshShape::replicas(2));
+        let stated = blocks.map_or(stated.clone(), |blocks| blocks.exactness(&stated));
         let is_equal = ends[0][0] == ends[1][0];
         let is_settled = ends[0][1] == ends[1][1];
         let found = match (is_equal, is_settled) {
@@ -72,47 +79,172 @@ fn words_name_all_that_the_weights_depend_on() {
             "local_sgd, every 4 steps",
             "local_sgd as published, every 4 steps",
             "no_sync",
-            "any of the exact ones, 2 steps with it and 2 without",
         ]
     );
+    let in_blocks = SyncBlocks::new(2).unwrap().exactness(&Exactness::Exact);
+    assert_eq!(in_blocks.words(), "any of the exact ones, 2 steps with it and 2 without");
 }
 
-/// A strategy that overrides the default methods.
-struct Peculiar;
+/// Records which of its methods are called. It implements all of them.
+struct Witness {
+    called: Arc<Mutex<BTreeSet<&'static str>>>,
+}
 
-impl Strategy for Peculiar {
+impl Witness {
+    fn record(&self, method: &'static str) {
+        self.called.lock().unwrap().insert(method);
+    }
+}
+
+impl Strategy for Witness {
     fn name(&self) -> &'static str {
-        "peculiar"
+        self.record("name");
+        "witness"
     }
 
     fn exactness(&self, _: &MeshShape) -> Exactness {
-        Exactness::Lossy("peculiar".into())
+        self.record("exactness");
+        Exactness::Exact
     }
 
-    fn shares_loss(&self) -> bool {
-        false
+    fn owned(&self, model: &Model, _: &MeshShape, _: usize) -> Owned {
+        self.record("owned");
+        Owned::everything(model)
     }
 
-    fn finish_gradients(&mut self, _: &Replica, _: &mut SpanTrack) -> Result<()> {
+    fn footprint(&self, model: &Model, precision: Precision, _: &MeshShape, _: usize) -> Footprint {
+        self.record("footprint");
+        Footprint::of_replica(&model.layout, precision)
+    }
+
+    fn allocate(
+        &mut self,
+        model: &Model,
+        precision: Precision,
+        compute: &Compute,
+        _: &Mesh,
+    ) -> Result<Storage> {
+        self.record("allocate");
+        Ok(Storage::private(model.layout.clone(), precision, &compute.allocator)?)
+    }
+
+    fn prepare(&mut self, _: &Replica) -> Result<()> {
+        self.record("prepare");
         Ok(())
     }
 
-    fn grad_norm(&mut self, _: &Replica) -> Result<f64> {
+    fn pre_forward(&mut self, cx: &mut StepContext, _: UnitId) -> Result<View> {
+        self.record("pre_forward");
+        Ok(View::whole(&cx.replica.storage))
+    }
+
+    fn post_forward(&mut self, _: &mut StepContext, _: UnitId) -> Result<()> {
+        self.record("post_forward");
+        Ok(())
+    }
+
+    fn pre_backward(&mut self, cx: &mut StepContext, _: UnitId, _: bool) -> Result<View> {
+        self.record("pre_backward");
+        Ok(View::whole(&cx.replica.storage))
+    }
+
+    fn post_backward(&mut self, _: &mut StepContext, _: UnitId, _: bool) -> Result<()> {
+        self.record("post_backward");
+        Ok(())
+    }
+
+    fn grad_norm(&mut self, _: &mut StepContext) -> Result<f64> {
+        self.record("grad_norm");
         Ok(42.0)
     }
 
-    fn digest(&mut self, _: &Replica) -> Result<String> {
+    fn optimizer_step(&mut self, _: &mut StepContext, _: &mut Optimizer) -> Result<()> {
+        self.record("optimizer_step");
+        Ok(())
+    }
+
+    fn gather_unit(&mut self, cx: &mut StepContext, _: UnitId) -> Result<Held> {
+        self.record("gather_unit");
+        Ok(cx.replica.storage.values().clone())
+    }
+
+    fn digest(&mut self, _: &mut StepContext) -> Result<String> {
+        self.record("digest");
         Ok("digest".into())
+    }
+
+    fn state(&self) -> Vec<(String, Tensor)> {
+        self.record("state");
+        Vec::new()
+    }
+
+    fn shares_loss(&self) -> bool {
+        self.record("shares_loss");
+        true
+    }
+
+    fn reduces_every_pass(&self) -> bool {
+        self.record("reduces_every_pass");
+        false
+    }
+
+    fn passes_are_local(&self) -> bool {
+        self.record("passes_are_local");
+        true
+    }
+
+    fn max_micro_batches(&self) -> Option<usize> {
+        self.record("max_micro_batches");
+        None
+    }
+
+    fn begin_gradients(&mut self, _: &mut StepContext) -> Result<()> {
+        self.record("begin_gradients");
+        Ok(())
+    }
+
+    fn gradient_ready(&mut self, _: &mut StepContext, _: ParamId) -> Result<()> {
+        self.record("gradient_ready");
+        Ok(())
+    }
+
+    fn finish_gradients(&mut self, _: &mut StepContext) -> Result<()> {
+        self.record("finish_gradients");
+        Ok(())
+    }
+
+    fn sync_replicas(&mut self, _: &mut StepContext) -> Result<()> {
+        self.record("sync_replicas");
+        Ok(())
     }
 }
 
+/// Blocks of steps change which methods a step calls, and nothing stands between the step and the strategy.
 #[test]
-fn blocks_of_steps_ask_the_strategy_inside_them() {
-    let strategy = Box::new(Alternating::new(Box::new(Peculiar), 2).unwrap());
-    let mut trainer = Trainer::new(Net::Mlp, Group::single().unwrap(), strategy);
-    trainer.step(&[4]).unwrap();
-    let (strategy, replica) = (&mut trainer.strategy, &trainer.replica);
-    assert_eq!((strategy.name(), strategy.shares_loss()), ("peculiar", false));
-    assert_eq!(strategy.grad_norm(replica).unwrap(), 42.0);
-    assert_eq!(strategy.digest(replica).unwrap(), "digest");
+fn a_step_without_synchronization_calls_all_methods_of_the_strategy_but_those_of_gradients() {
+    let called = Arc::<Mutex<BTreeSet<&'static str>>>::default();
+    let witness = Box::new(Witness { called: called.clone() });
+    let mut trainer = Trainer::new(Net::Mlp, Group::single().unwrap(), witness);
+    trainer.blocks = SyncBlocks::new(1).ok();
+    let mut of_step = || {
+        called.lock().unwrap().clear();
+        let loss = trainer.step(&[4, 4]).unwrap();
+        (loss.is_shared, called.lock().unwrap().clone())
+    };
+    let passes = ["optimizer_step", "post_backward", "post_forward", "pre_backward", "pre_forward"];
+    let asked = ["max_micro_batches", "reduces_every_pass"];
+    let gradients = ["begin_gradients", "gradient_ready", "finish_gradients", "shares_loss"];
+    let without: BTreeSet<_> = passes.into_iter().chain(asked).collect();
+    let with: BTreeSet<_> = without.iter().copied().chain(gradients).collect();
+    assert_eq!(
+        [of_step(), of_step(), of_step()],
+        [(true, with.clone()), (false, without), (true, with),]
+    );
+    called.lock().unwrap().clear();
+    let (strategy, mut cx, _) = trainer.parts();
+    assert_eq!(clip_factor(strategy, &mut cx, 21.0).unwrap(), (42.0, 21.0 / (42.0 + 1e-6)));
+    strategy.sync_replicas(&mut cx).unwrap();
+    assert_eq!(strategy.digest(&mut cx).unwrap(), "digest");
+    let expected = ["digest", "grad_norm", "sync_replicas"];
+    assert_eq!(*called.lock().unwrap(), BTreeSet::from(expected));
 }

@@ -2,7 +2,7 @@
 
 use std::process::Command;
 
-/// What an example prints.
+/// The output of an example.
 fn printed(name: &str) -> String {
     let test = std::env::current_exe().unwrap();
     let example = test.parent().unwrap().parent().unwrap().join("examples").join(name);

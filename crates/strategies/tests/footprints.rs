@@ -63,15 +63,16 @@ fn check(net: Net, make: Make, group: paceline_collectives::Group) {
     let shares = trainer.shares(&micro_batches);
     allocator.forget_phases();
     allocator.begin_phase();
-    let Trainer { strategy, replica, track, optimizer, .. } = &mut trainer;
-    train_step(strategy.as_mut(), replica, &shares, track).unwrap();
-    let (_, factor) = clip_factor(strategy.as_mut(), replica, 0.1, track).unwrap();
+    let (strategy, mut cx, optimizer) = trainer.parts();
+    train_step(strategy, &mut cx, &shares).unwrap();
+    let (_, factor) = clip_factor(strategy, &mut cx, 0.1).unwrap();
     optimizer.set_grad_factor(factor);
-    strategy.optimizer_step(replica, optimizer, track).unwrap();
+    strategy.optimizer_step(&mut cx, optimizer).unwrap();
     allocator.end_phase("step");
     let phases = allocator.phases();
     let phase = |name: &str| phases.iter().find(|(known, _)| *known == name).unwrap().1;
 
+    let replica = cx.replica;
     let (name, rank) = (strategy.name(), replica.group.rank());
     let precision = net.precision();
     let stated = strategy.footprint(&replica.model, precision, replica.mesh.shape(), rank);

@@ -4,7 +4,7 @@
 mod common;
 
 use paceline_collectives::Group;
-use paceline_strategies::{Alternating, Ddp, HalfPrecision, LocalSgd, SimpleDdp, Strategy, TopK};
+use paceline_strategies::{Ddp, HalfPrecision, LocalSgd, SimpleDdp, Strategy, SyncBlocks, TopK};
 
 use common::{Make, NETS, Net, Optim, Trainer, largest_difference, on_ranks};
 
@@ -33,7 +33,7 @@ fn train(
             trainer.next_sample = 0;
             losses.push(trainer.step(&[BATCH]).unwrap().loss);
         }
-        trainer.strategy.sync_replicas(&trainer.replica, &mut trainer.track).unwrap();
+        trainer.sync_replicas();
         let loss = losses[steps - 10..].iter().sum::<f64>() / 10.0;
         (loss, trainer.replica.storage.digest().unwrap(), trainer.weights())
     });
@@ -105,15 +105,17 @@ fn top_k_of_everything_keeps_the_sign_of_zero() {
     let everything: Make = || Box::new(Ddp::new(1024).with_hook(TopK::new(1.0).unwrap()));
     for make in [exact, everything] {
         let bits = on_ranks(2, |group| {
-            let Trainer { replica, mut strategy, mut track, .. } =
-                Trainer::new(Net::Mlp, group, make());
+            let mut trainer = Trainer::new(Net::Mlp, group, make());
+            let (strategy, mut cx, _) = trainer.parts();
+            let replica = cx.replica;
             // The second step adds to the gradients in the residual of the first step.
             let mut step = || {
                 replica.storage.grads().tensor().write::<f32>().unwrap().fill(-0.0);
+                strategy.begin_gradients(&mut cx).unwrap();
                 for (id, _) in replica.model.layout.trained().rev() {
-                    strategy.gradient_ready(&replica, &mut track, id).unwrap();
+                    strategy.gradient_ready(&mut cx, id).unwrap();
                 }
-                strategy.finish_gradients(&replica, &mut track).unwrap();
+                strategy.finish_gradients(&mut cx).unwrap();
                 let grads = replica.storage.grads().tensor().read::<f32>().unwrap();
                 grads.iter().map(|x| x.to_bits()).collect::<Vec<_>>()
             };
@@ -142,9 +144,8 @@ fn the_residuals_are_the_state_of_top_k() {
 
 #[test]
 fn settings_that_make_no_sense_are_refused() {
-    let error = Alternating::new(SIMPLE(), 0).err().unwrap().to_string();
+    let error = SyncBlocks::new(0).unwrap_err().to_string();
     assert!(error.contains("at least 1 step, not 0"), "{error}");
-    assert!(Alternating::is_synchronized(0, 5));
     assert!(LocalSgd::new(0).unwrap_err().to_string().contains("at least 1, not 0"));
     for k in [0.0, -0.5, 1.5, f64::NAN] {
         let error = TopK::new(k).unwrap_err().to_string();

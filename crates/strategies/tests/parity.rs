@@ -99,7 +99,7 @@ fn whole_batches() -> Vec<Vec<usize>> {
     STEPS.iter().map(|&count| vec![count]).collect()
 }
 
-/// Each batch in four parts, of which some ranks have no sample of the last. Small batches have fewer parts.
+/// Each batch in four parts. Some ranks have no sample of the last part. Small batches have fewer parts.
 fn split_batches() -> Vec<Vec<usize>> {
     let split = |&count: &usize| if count > 3 { vec![3, 2, 3, count - 8] } else { vec![2, 1] };
     let parts = |count| split(count).into_iter().filter(|part| *part > 0).collect();
@@ -176,8 +176,8 @@ fn the_optimizer_works_bucket_by_bucket_with_the_same_bits() {
             for (at, step) in split_batches().iter().enumerate() {
                 if at % 4 == 2 {
                     let shares = trainer.shares(step);
-                    let Trainer { strategy, replica, track, .. } = &mut trainer;
-                    train_step(strategy.as_mut(), replica, &shares, track).unwrap();
+                    let (strategy, mut cx, _) = trainer.parts();
+                    train_step(strategy, &mut cx, &shares).unwrap();
                     continue;
                 }
                 trainer.step(step).unwrap();

@@ -8,8 +8,8 @@ use paceline_memory::{Allocator, Category, DType};
 use paceline_model::MeanSquaredError;
 use paceline_strategies::schedule::{self, Costs, SCHEDULES, Schedule};
 use paceline_strategies::{
-    AccumulationOrder, Replica, ReplicaOptions, ShardAccumulation, ShardOptions, Sharded2,
-    Sharded3, Single, Stages, StrategyError, Zero2, Zero3, clip_factor, evaluate, train_step,
+    AccumulationOrder, Replica, ReplicaOptions, ShardAccumulation, ShardOptions, Sharded, Single,
+    Stages, StrategyError, Zero, ZeroStage, clip_factor, evaluate, train_step,
 };
 
 use common::{EXACT, Make, Net, Trainer, WHOLE, all_exact, largest_difference, on_ranks};
@@ -22,14 +22,14 @@ fn train(trainer: &mut Trainer, micro_batches: usize) -> (String, Vec<f64>) {
     let mut losses = Vec::new();
     for _ in 0..4 {
         let shares = trainer.shares(&SIZES[..micro_batches]);
-        let Trainer { strategy, replica, track, optimizer, .. } = &mut *trainer;
-        track.clear();
-        let loss = train_step(strategy.as_mut(), replica, &shares, track).unwrap();
+        let (strategy, mut cx, optimizer) = trainer.parts();
+        cx.track.clear();
+        let loss = train_step(strategy, &mut cx, &shares).unwrap();
         losses.push(loss.loss);
-        let (norm, factor) = clip_factor(strategy.as_mut(), replica, 0.05, track).unwrap();
+        let (norm, factor) = clip_factor(strategy, &mut cx, 0.05).unwrap();
         optimizer.set_grad_factor(factor);
         assert!(norm > 0.05, "the gradients are clipped: {norm}");
-        strategy.optimizer_step(replica, optimizer, track).unwrap();
+        strategy.optimizer_step(&mut cx, optimizer).unwrap();
     }
     (trainer.digest(), losses)
 }
@@ -117,11 +117,11 @@ fn a_tree_of_micro_batches_is_the_same_with_a_language_model() {
 
 /// The values of this rank's parameters, by their numbers.
 fn own_weights(trainer: &mut Trainer) -> Vec<Vec<f32>> {
-    let Trainer { strategy, replica, track, .. } = trainer;
-    strategy.sync_replicas(replica, track).unwrap();
-    let layout = replica.model.layout.clone();
+    let (strategy, mut cx, _) = trainer.parts();
+    strategy.sync_replicas(&mut cx).unwrap();
+    let layout = &cx.replica.model.layout;
     let values = layout.params().iter().map(|param| {
-        let unit = strategy.gather_unit(replica, track, param.unit).unwrap();
+        let unit = strategy.gather_unit(&mut cx, param.unit).unwrap();
         if layout.unit(param.unit).is_elsewhere {
             Vec::new()
         } else {
@@ -265,16 +265,16 @@ const SHARDS: ShardOptions = ShardOptions { accumulation: ShardAccumulation::Sha
 #[test]
 fn gradients_are_reduced_after_their_weight_half() {
     let whole: [Make; 4] = [
-        || Box::<Zero2>::default(),
-        || Box::<Zero3>::default(),
-        || Box::<Sharded2>::default(),
-        || Box::<Sharded3>::default(),
+        || Box::new(Zero::new(ZeroStage::Two, ShardOptions::default())),
+        || Box::new(Zero::new(ZeroStage::Three, ShardOptions::default())),
+        || Box::new(Sharded::new(ZeroStage::Two, ShardOptions::default())),
+        || Box::new(Sharded::new(ZeroStage::Three, ShardOptions::default())),
     ];
     let each: [Make; 4] = [
-        || Box::new(Zero2::new(SHARDS)),
-        || Box::new(Zero3::new(SHARDS)),
-        || Box::new(Sharded2::new(SHARDS)),
-        || Box::new(Sharded3::new(SHARDS)),
+        || Box::new(Zero::new(ZeroStage::Two, SHARDS)),
+        || Box::new(Zero::new(ZeroStage::Three, SHARDS)),
+        || Box::new(Sharded::new(ZeroStage::Two, SHARDS)),
+        || Box::new(Sharded::new(ZeroStage::Three, SHARDS)),
     ];
     for (net, makes, micro_batches) in [
         (Net::DeepMlp, whole, 1),
@@ -334,11 +334,11 @@ fn an_evaluation_adds_up_the_sums_of_the_last_stage() {
             let memory = &trainer.replica.compute.allocator;
             let sums = memory.tensor(DType::F64, [3], Category::Workspace).unwrap();
             sums.fill_zero().unwrap();
-            let Trainer { strategy, replica, track, .. } = &mut *trainer;
+            let (strategy, mut cx, _) = trainer.parts();
             for share in &shares {
-                evaluate(strategy.as_mut(), replica, &share.batch, &sums, track).unwrap();
+                evaluate(strategy, &mut cx, &share.batch, &sums).unwrap();
             }
-            replica.world.all_reduce(&sums, ReduceOp::Sum).unwrap();
+            trainer.replica.world.all_reduce(&sums, ReduceOp::Sum).unwrap();
             sums.read::<f64>().unwrap().to_vec()
         };
         let alone = sums(&mut Trainer::new(net, Group::single().unwrap(), Box::new(Single)));
@@ -373,14 +373,14 @@ fn what_cannot_be_divided_is_refused() {
         let mesh = Mesh::new(group, &"pp=2".parse().unwrap()).unwrap();
         let of = Stages::even(schedule::named("zbv").unwrap(), 1);
         let (model, compute) = (Net::DeepMlp.build(2), Compute::new(1, Allocator::new()).unwrap());
-        let (mut strategy, find_unused_parameters) = (Sharded2::new(SHARDS), true);
+        let (mut strategy, find_unused_parameters) = (Sharded::new(ZeroStage::Two, SHARDS), true);
         let options = ReplicaOptions { find_unused_parameters, ..Default::default() };
         let setting = (1, options);
         let replica = Replica::in_stages(&mut strategy, model, compute, mesh, &of, setting);
         replica.err().unwrap().to_string()
     });
     assert!(errors[0].contains("cannot leave out parameters"), "{}", errors[0]);
-    // The head is a layer of which the pipeline does not know.
+    // The pipeline does not know of the head, which is a layer.
     let errors = on_ranks(2, |group| {
         let mesh = Mesh::new(group, &"pp=2".parse().unwrap()).unwrap();
         let of = Stages::even(schedule::named("1f1b").unwrap(), 1);

@@ -11,7 +11,10 @@ use paceline_model::{Batch, Block, Context, Half, Layer, Saved};
 use paceline_schedule::{
     Action, Costs, Entry, Gpipe, Kind, OneFOneB, Placement, Plan, SCHEDULES, Schedule, Shape,
 };
-use paceline_strategies::{Acted, MicroBatch, Replica, ReplicaOptions, Single, Stages, train_step};
+use paceline_strategies::{
+    ActionTimes, MicroBatch, Replica, ReplicaOptions, Single, Stages, StepContext, StepState,
+    train_step,
+};
 use paceline_trace::SpanTrack;
 
 use common::{Net, Trainer, on_ranks};
@@ -21,15 +24,15 @@ fn even(stages: &Placement) -> Costs {
     Costs::even(stages, 1.0, 1.0, 1.0)
 }
 
-/// What each rank does in a step, by its own notes.
-fn executed(ranks: usize, stages: &Stages) -> Vec<Vec<Acted>> {
+/// The actions of each rank in a step, as it recorded them.
+fn executed(ranks: usize, stages: &Stages) -> Vec<Vec<ActionTimes>> {
     on_ranks(ranks, |group| {
         let mesh = Mesh::new(group, &format!("pp={ranks}").parse().unwrap()).unwrap();
         let mut trainer = Trainer::in_stages(Net::DeepMlp, mesh, Box::new(Single), stages).unwrap();
         let shares = trainer.shares(&vec![2; stages.micro_batches]);
-        let Trainer { strategy, replica, track, .. } = &mut trainer;
-        train_step(strategy.as_mut(), replica, &shares, track).unwrap();
-        replica.acted().to_vec()
+        let (strategy, mut cx, _) = trainer.parts();
+        train_step(strategy, &mut cx, &shares).unwrap();
+        cx.state.actions().to_vec()
     })
 }
 
@@ -183,15 +186,17 @@ fn layers_are_called_as_planned() {
             let (compute, memory) = (Compute::new(1, Allocator::new()).unwrap(), Allocator::new());
             let setting = (1, ReplicaOptions::DEFAULT);
             let made = Replica::in_stages(&mut Single, model, compute, mesh, &stages, setting);
-            let mut replica = made.unwrap();
+            let replica = made.unwrap();
             let share = |micro_batch: usize| {
                 let (inputs, targets) = Net::DeepMlp.batch(&memory, 0..2);
                 inputs.write::<f32>().unwrap()[0] = micro_batch as f32;
                 MicroBatch { batch: Batch::new(inputs, targets), global_count: 2 }
             };
             let shares: Vec<MicroBatch> = (0..MICRO_BATCHES).map(share).collect();
-            let mut track = SpanTrack::with_capacity(100);
-            train_step(&mut Single, &mut replica, &shares, &mut track).unwrap();
+            let (mut state, mut track) =
+                (StepState::new(&replica).unwrap(), SpanTrack::with_capacity(100));
+            let mut cx = StepContext { replica: &replica, state: &mut state, track: &mut track };
+            train_step(&mut Single, &mut cx, &shares).unwrap();
             std::mem::take(&mut *calls.lock().unwrap())
         });
         for (rank, called) in called.into_iter().enumerate() {

@@ -16,10 +16,9 @@ use paceline_model::{
     Init, LayoutBuilder, Model, OptimizerConfig, Owned, Precision, Storage, UnitId, View,
 };
 use paceline_strategies::{
-    Ddp, Exactness, Replica, ReplicaOptions, ShardAccumulation, ShardOptions, Sharded1, Sharded2,
-    Sharded3, Strategy, StrategyError, Zero1, Zero2, Zero3, clip_factor, train_step,
+    Ddp, Exactness, Replica, ReplicaOptions, ShardAccumulation, ShardOptions, Sharded, StepContext,
+    Strategy, StrategyError, Zero, ZeroStage, clip_factor, train_step,
 };
-use paceline_trace::SpanTrack;
 
 use common::{Make, Net, Optim, SHARDED, Trainer, WHOLE, on_ranks};
 
@@ -32,10 +31,10 @@ fn boxed(strategy: impl Strategy + 'static) -> Box<dyn Strategy> {
 /// The strategies that have gathers or reductions to choose options for.
 fn with_options(options: ShardOptions) -> [Box<dyn Strategy>; 4] {
     [
-        boxed(Zero2::new(options)),
-        boxed(Zero3::new(options)),
-        boxed(Sharded2::new(options)),
-        boxed(Sharded3::new(options)),
+        boxed(Zero::new(ZeroStage::Two, options)),
+        boxed(Zero::new(ZeroStage::Three, options)),
+        boxed(Sharded::new(ZeroStage::Two, options)),
+        boxed(Sharded::new(ZeroStage::Three, options)),
     ]
 }
 
@@ -51,16 +50,15 @@ fn digests(
         let mut trainer = Trainer::with_optimizer(net, group, make(), Optim::Momentum);
         for _ in 0..6 {
             let shares = trainer.shares(micro_batches);
-            let Trainer { strategy, replica, track, optimizer, .. } = &mut trainer;
-            track.clear();
-            train_step(strategy.as_mut(), replica, &shares, track).unwrap();
+            let (strategy, mut cx, optimizer) = trainer.parts();
+            cx.track.clear();
+            train_step(strategy, &mut cx, &shares).unwrap();
             if let Some(max_norm) = max_norm {
-                let (norm, factor) =
-                    clip_factor(strategy.as_mut(), replica, max_norm, track).unwrap();
+                let (norm, factor) = clip_factor(strategy, &mut cx, max_norm).unwrap();
                 optimizer.set_grad_factor(factor);
                 assert!(norm > max_norm, "the gradients are clipped: {norm}");
             }
-            strategy.optimizer_step(replica, optimizer, track).unwrap();
+            strategy.optimizer_step(&mut cx, optimizer).unwrap();
         }
         trainer.digest()
     })
@@ -78,7 +76,8 @@ fn every_way_to_gather_gives_the_same_bits() {
             for keep_after_forward in [0, 1, 2, 9] {
                 let options = ShardOptions { prefetch, keep_after_forward, ..WHOLE };
                 let options = ShardOptions { max_micro_batches: 1, ..options };
-                let found = digests(net, 3, || boxed(Sharded3::new(options)), &[11], None);
+                let found =
+                    digests(net, 3, || boxed(Sharded::new(ZeroStage::Three, options)), &[11], None);
                 let case = format!("{net:?}, {prefetch} ahead, {keep_after_forward} kept");
                 assert!(found.iter().all(|digest| *digest == expected), "{case}");
             }
@@ -143,12 +142,12 @@ fn digests_on(net: Net, shape: &MeshShape, make: Make) -> Vec<String> {
         let mut trainer = Trainer::on_mesh(net, mesh, make());
         for _ in 0..6 {
             let shares = trainer.shares(&[13]);
-            let Trainer { strategy, replica, track, optimizer, .. } = &mut trainer;
-            track.clear();
-            train_step(strategy.as_mut(), replica, &shares, track).unwrap();
-            let (_, factor) = clip_factor(strategy.as_mut(), replica, 0.05, track).unwrap();
+            let (strategy, mut cx, optimizer) = trainer.parts();
+            cx.track.clear();
+            train_step(strategy, &mut cx, &shares).unwrap();
+            let (_, factor) = clip_factor(strategy, &mut cx, 0.05).unwrap();
             optimizer.set_grad_factor(factor);
-            strategy.optimizer_step(replica, optimizer, track).unwrap();
+            strategy.optimizer_step(&mut cx, optimizer).unwrap();
         }
         trainer.digest()
     })
@@ -234,8 +233,10 @@ fn ranks_that_hold_the_same_values_begin_with_those_of_the_first_of_them() {
 fn memory_is_what_the_strategy_states() {
     let shards = ShardOptions { accumulation: ShardAccumulation::Shards, ..WHOLE };
     let far = ShardOptions { prefetch: 2, keep_after_forward: 2, max_micro_batches: 1, ..WHOLE };
-    let mut makes: Vec<Box<dyn Fn() -> Box<dyn Strategy> + Sync>> =
-        vec![Box::new(|| boxed(Zero1)), Box::new(|| boxed(Sharded1::default()))];
+    let mut makes: Vec<Box<dyn Fn() -> Box<dyn Strategy> + Sync>> = vec![
+        Box::new(|| boxed(Zero::new(ZeroStage::One, ShardOptions::default()))),
+        Box::new(|| boxed(Sharded::new(ZeroStage::One, ShardOptions::default()))),
+    ];
     for options in [ShardOptions::default(), WHOLE, shards, far] {
         for at in 0..4 {
             makes.push(Box::new(move || with_options(options).into_iter().nth(at).unwrap()));
@@ -295,9 +296,9 @@ fn each_stage_takes_less_memory_than_the_one_before() {
         let options = ShardOptions::default();
         let replicas = peak(boxed(Ddp::new(1 << 20)));
         let stages = [
-            peak(boxed(Sharded1::default())),
-            peak(boxed(Sharded2::new(options))),
-            peak(boxed(Sharded3::new(options))),
+            peak(boxed(Sharded::new(ZeroStage::One, ShardOptions::default()))),
+            peak(boxed(Sharded::new(ZeroStage::Two, options))),
+            peak(boxed(Sharded::new(ZeroStage::Three, options))),
         ];
         assert!(replicas > stages[0], "{replicas}, {stages:?}");
         assert!(stages.is_sorted_by(|a, b| a > b), "{stages:?} on {world_size} ranks");
@@ -306,7 +307,7 @@ fn each_stage_takes_less_memory_than_the_one_before() {
 
 /// Leaves the run when the backward pass of its first unit begins: units have been gathered, and nothing has been reduced
 /// yet.
-struct Leaves(Sharded3);
+struct Leaves(Sharded);
 
 impl Strategy for Leaves {
     fn name(&self) -> &'static str {
@@ -337,28 +338,22 @@ impl Strategy for Leaves {
 
     fn pre_forward(
         &mut self,
-        replica: &Replica,
-        track: &mut SpanTrack,
+        cx: &mut StepContext,
         unit: UnitId,
     ) -> paceline_strategies::Result<View> {
-        self.0.pre_forward(replica, track, unit)
+        self.0.pre_forward(cx, unit)
     }
 
     fn pre_backward(
         &mut self,
-        _: &Replica,
-        _: &mut SpanTrack,
+        _: &mut StepContext,
         _: UnitId,
         _: bool,
     ) -> paceline_strategies::Result<View> {
         Err(StrategyError::Setting("leaves".into()))
     }
 
-    fn finish_gradients(
-        &mut self,
-        _: &Replica,
-        _: &mut SpanTrack,
-    ) -> paceline_strategies::Result<()> {
+    fn finish_gradients(&mut self, _: &mut StepContext) -> paceline_strategies::Result<()> {
         unreachable!("the rank has left")
     }
 }
@@ -367,7 +362,7 @@ impl Strategy for Leaves {
 fn a_rank_that_is_lost_between_gather_and_reduction_is_named() {
     let errors = on_ranks(3, |group| {
         let rank = group.rank();
-        let strategy = Sharded3::default();
+        let strategy = Sharded::new(ZeroStage::Three, ShardOptions::default());
         let strategy = if rank == 1 { boxed(Leaves(strategy)) } else { boxed(strategy) };
         let mut trainer = Trainer::new(Net::Mlp, group, strategy);
         (rank, trainer.step(&[9]).unwrap_err().to_string())

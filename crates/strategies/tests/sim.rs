@@ -4,9 +4,9 @@ mod common;
 
 use common::{EXACT, Make, Net, Optim, SHARDED, Trainer, all_exact, on_ranks};
 use paceline_memory::{Accelerator, Allocator, SimSpec};
-use paceline_strategies::{ShardOptions, Zero2};
+use paceline_strategies::{ShardOptions, Zero, ZeroStage};
 
-/// What a rank trains in: memory of the host, or of a device.
+/// Memory in which a rank trains: of the host, or of a device.
 type Memory = fn() -> Allocator;
 
 const STEPS: usize = 3;
@@ -15,7 +15,7 @@ fn on_sim(spec: SimSpec) -> Allocator {
     Allocator::on(&Accelerator::sim(spec).stream("compute").unwrap())
 }
 
-/// Two micro-batches, the second of which has fewer samples.
+/// Two micro-batches. The second one has fewer samples.
 const TWO: &[usize] = &[8, 5];
 
 /// The digest after a few steps of two micro-batches. It is the same on all ranks.
@@ -89,7 +89,7 @@ fn special_networks_have_the_bits_of_the_processor() {
 
 #[test]
 fn memory_that_takes_the_gradients_of_another_unit_waits_for_the_copy_of_the_first_ones() {
-    let make: Make = || Box::new(Zero2::new(ShardOptions::default()));
+    let make: Make = || Box::new(Zero::new(ZeroStage::Two, ShardOptions::default()));
     let expected = digest_of(Net::Cnn, make, 2, &[9], CPU);
     for seed in 0..3 {
         let late = || on_sim(SimSpec::late(seed));

@@ -15,7 +15,7 @@ use common::{Make, NETS, Net, Trainer, all_exact, largest_difference, on_ranks};
 /// As in `parity.rs`, sums over the batch are in a different order: f32 rounding errors over 9 steps.
 const TOLERANCE: f64 = 1e-6;
 
-/// The sizes of each rank's batches: one rank has none, one has the most, one has an empty batch in between,
+/// The sizes of each rank's batches: one rank has no batch, one has the most, one has an empty batch in between,
 /// and in the last three steps only one rank has samples.
 const BATCHES: [&[usize]; 4] =
     [&[3, 3, 3, 2], &[], &[5, 5, 5, 5, 5, 5, 5, 5, 1], &[2, 0, 2, 2, 7, 7]];
@@ -65,7 +65,7 @@ fn train(net: Net, make: Make, micro_batches: usize) -> Vec<Outcome> {
             }
             counts.push(trainer.step_on(&shares).unwrap().count);
         }
-        trainer.strategy.sync_replicas(&trainer.replica, &mut trainer.track).unwrap();
+        trainer.sync_replicas();
         outcome(&mut trainer, counts)
     })
 }

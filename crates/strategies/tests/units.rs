@@ -4,7 +4,7 @@
 mod common;
 
 use paceline_model::Block;
-use paceline_strategies::{Ddp, Sharded3, Strategy, Zero3};
+use paceline_strategies::{Ddp, ShardOptions, Sharded, Strategy, Zero, ZeroStage};
 
 use common::{Net, Optim, Trainer, on_ranks};
 
@@ -34,9 +34,17 @@ fn no_layer_keeps_a_parameter() {
         let expected = digests(net, || Box::new(Ddp::new(64 << 20)), false);
         // With activation checkpointing, layers run forward within the backward pass.
         for is_checkpointed in [false, true] {
-            let zero3 = digests(net, || Box::new(Zero3::default()), is_checkpointed);
+            let zero3 = digests(
+                net,
+                || Box::new(Zero::new(ZeroStage::Three, ShardOptions::default())),
+                is_checkpointed,
+            );
             assert_eq!(zero3, expected, "zero3, {net:?}");
-            let sharded3 = digests(net, || Box::new(Sharded3::default()), is_checkpointed);
+            let sharded3 = digests(
+                net,
+                || Box::new(Sharded::new(ZeroStage::Three, ShardOptions::default())),
+                is_checkpointed,
+            );
             assert_eq!(sharded3, expected, "sharded3, {net:?}");
         }
     }

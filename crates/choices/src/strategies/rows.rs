@@ -9,8 +9,8 @@ use clap::{Arg, ArgMatches};
 use paceline_collectives::Axis;
 use paceline_failure::Result;
 use paceline_strategies::{
-    Ddp, FlatDdp, HalfPrecision, NoSync, Sharded1, Sharded2, Sharded3, SimpleDdp, SimpleDdpAsync,
-    SimpleDdpGa, SimpleDdpHook, Single, Strategy, Zero1, Zero2, Zero3,
+    Ddp, FlatDdp, HalfPrecision, NoSync, Sharded, SimpleDdp, SimpleDdpAsync, SimpleDdpGa,
+    SimpleDdpHook, Single, Strategy, Zero, ZeroStage,
 };
 
 use super::buckets::{BucketedDdp, ddp_flags};
@@ -92,7 +92,7 @@ pub(super) const ROWS: &[&dyn StrategyChoice] = &[
             |settings, _| {
                 ShardSettings::resolve(
                     settings,
-                    |_| Box::new(Zero1),
+                    |options| Box::new(Zero::new(ZeroStage::One, options)),
                     |_| Advice::ShardWith("sharded1"),
                 )
             },
@@ -107,7 +107,7 @@ pub(super) const ROWS: &[&dyn StrategyChoice] = &[
             |settings, _| {
                 ShardSettings::resolve(
                     settings,
-                    |options| Box::new(Zero2::new(options)),
+                    |options| Box::new(Zero::new(ZeroStage::Two, options)),
                     |_| Advice::ShardWith("sharded2"),
                 )
             },
@@ -122,7 +122,7 @@ pub(super) const ROWS: &[&dyn StrategyChoice] = &[
             |settings, _| {
                 ShardSettings::resolve(
                     settings,
-                    |options| Box::new(Zero3::new(options)),
+                    |options| Box::new(Zero::new(ZeroStage::Three, options)),
                     |_| Advice::ShardWith("sharded3"),
                 )
             },
@@ -136,7 +136,7 @@ pub(super) const ROWS: &[&dyn StrategyChoice] = &[
             |settings, _| {
                 ShardSettings::resolve(
                     settings,
-                    |_| Box::new(Sharded1::default()),
+                    |options| Box::new(Sharded::new(ZeroStage::One, options)),
                     |_| Advice::ChooseGathers { prefetch: None },
                 )
             },
@@ -151,7 +151,7 @@ pub(super) const ROWS: &[&dyn StrategyChoice] = &[
             |settings, _| {
                 ShardSettings::resolve(
                     settings,
-                    |options| Box::new(Sharded2::new(options)),
+                    |options| Box::new(Sharded::new(ZeroStage::Two, options)),
                     |_| Advice::ChooseGathers { prefetch: None },
                 )
             },
@@ -166,7 +166,7 @@ pub(super) const ROWS: &[&dyn StrategyChoice] = &[
             |settings, _| {
                 ShardSettings::resolve(
                     settings,
-                    |options| Box::new(Sharded3::new(options)),
+                    |options| Box::new(Sharded::new(ZeroStage::Three, options)),
                     |options| Advice::ChooseGathers { prefetch: Some(options.prefetch) },
                 )
             },

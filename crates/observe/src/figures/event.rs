@@ -9,7 +9,7 @@ use paceline_checkpoint::progress::{EpochSums, Evaluation, LossScaling, Progress
 use paceline_collectives::{Group, OpRecord};
 use paceline_failure::Result;
 use paceline_model::Model;
-use paceline_strategies::{Acted, StepLoss};
+use paceline_strategies::{ActionTimes, StepLoss};
 use paceline_trace::{Span, SpanTrack};
 
 use crate::figures::facts::Facts;
@@ -143,7 +143,7 @@ pub struct StepDone<'a> {
     /// The operations of this rank.
     pub records: &'a [OpRecord],
     /// The actions of this rank as a part of a pipeline, in order.
-    pub acted: &'a [Acted],
+    pub acted: &'a [ActionTimes],
     /// The ranks.
     pub group: &'a Group,
 }

@@ -13,7 +13,7 @@ use paceline_host::text::ms;
 use paceline_launch::device::Device;
 use paceline_model::{BlockCost, Layout};
 use paceline_settings::config::TrainConfig;
-use paceline_strategies::Alternating;
+use paceline_strategies::SyncBlocks;
 use paceline_strategies::schedule::IdleCause;
 use paceline_table::stats::nearest_rank;
 use serde::Serialize;
@@ -280,13 +280,14 @@ pub struct SyncCost {
 
 impl SyncCost {
     fn new(steps: &AllSteps, block: usize) -> Option<Self> {
+        let blocks = SyncBlocks::new(block).ok()?;
         let median = |is_synchronized: bool| {
             let belongs = |number: u64| {
                 let step = number as usize;
                 // In the first step of a block, ranks also wait because they drifted apart in the block
                 // before.
                 let is_first = step.is_multiple_of(block);
-                Alternating::is_synchronized(block, step) == is_synchronized && !is_first
+                blocks.is_synchronized(step) == is_synchronized && !is_first
             };
             let ranks = steps.each().filter(|ranks| belongs(ranks[0].number));
             let mean = |ranks: Vec<_>| {

@@ -4,7 +4,7 @@
 //! step's times. This file does not know how they are used.
 
 use paceline_collectives::{Group, OpRecord, OpTimes, Purpose};
-use paceline_strategies::{Acted, span};
+use paceline_strategies::{ActionTimes, span};
 use paceline_trace::{IntervalSet, Span, SpanTrack};
 use serde::{Deserialize, Serialize};
 
@@ -161,7 +161,7 @@ impl Meter {
         data_ns: u64,
         device: &DeviceWork,
         track: &SpanTrack,
-        counted: Option<&[Acted]>,
+        counted: Option<&[ActionTimes]>,
     ) -> StepTimes {
         let next_ns = gathers::next_step_ns(track);
         self.ahead.extend(self.records.extract_if(.., |of| of.times.submitted_ns >= next_ns));

@@ -5,7 +5,7 @@
 //! advice is computed for each of them. All ranks keep the same steps.
 
 use paceline_collectives::OpRecord;
-use paceline_strategies::{Acted, span};
+use paceline_strategies::{ActionTimes, span};
 use paceline_trace::{Span, SpanTrack};
 use serde::{Deserialize, Serialize};
 
@@ -62,10 +62,10 @@ pub struct StagedStep {
 
 impl StagedStep {
     /// The step that `whole` spans, before which the rank has waited `data_ns` for its samples.
-    pub fn new(whole: Span, data_ns: u64, acted: &[Acted], track: &SpanTrack) -> Self {
+    pub fn new(whole: Span, data_ns: u64, acted: &[ActionTimes], track: &SpanTrack) -> Self {
         let ms = |ns: u64| (ns as f64 / 1e6) as f32;
         let since = |ns: u64| ms(ns.saturating_sub(whole.start_ns));
-        let action = |of: &Acted| {
+        let action = |of: &ActionTimes| {
             let (asked_ns, message) = match of.awaited {
                 Some((asked_ns, times)) => {
                     (asked_ns, [times.submitted_ns, times.finished_ns].map(since))

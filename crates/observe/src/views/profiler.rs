@@ -18,7 +18,7 @@ use paceline_host::resources;
 use paceline_kernels::Compute;
 use paceline_memory::Allocator;
 use paceline_settings::profile::ProfileConfig;
-use paceline_strategies::Acted;
+use paceline_strategies::ActionTimes;
 use paceline_strategies::schedule::Action;
 use paceline_trace::{self as trace, Recorder, Span, Track, realtime_at_zero_ns};
 
@@ -169,7 +169,7 @@ impl Profiler {
                 id: mark.id,
             });
         }
-        for Acted { action, span, .. } in step.acted {
+        for ActionTimes { action, span, .. } in step.acted {
             let (letters, span) = (action.kind.letters(), *span);
             let Action { stage, micro_batch, .. } = *action;
             self.main.record(trace::Event::Pass { stage, letters, micro_batch, span });

@@ -145,9 +145,10 @@ impl Strategy for OneReduce {
         Exactness::Exact // it ends with the weights of ddp, bit by bit
     }
 
-    fn finish_gradients(&mut self, replica: &Replica, track: &mut SpanTrack) -> StrategyResult<()> {
-        let gradients = replica.storage.grads().tensor();
-        track.record(span::EXPOSED, || replica.group.all_reduce(gradients, ReduceOp::Mean))?;
+    fn finish_gradients(&mut self, cx: &mut StepContext) -> StrategyResult<()> {
+        let Replica { storage, group, .. } = cx.replica;
+        let gradients = storage.grads().tensor();
+        cx.track.record(span::EXPOSED, || group.all_reduce(gradients, ReduceOp::Mean))?;
         Ok(())
     }
 }

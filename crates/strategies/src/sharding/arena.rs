@@ -6,14 +6,14 @@ use paceline_model::{Layout, UnitId};
 
 /// Where each unit lies in an arena.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Arena {
+pub(crate) struct UnitArena {
     /// By the number of the unit, in elements. Empty for units that have no place.
     places: Vec<Range<usize>>,
     /// Elements of the arena.
     len: usize,
 }
 
-impl Arena {
+impl UnitArena {
     /// Places units that are used in the order of `sequence`. Units that are at most `distance` uses apart can be open
     /// at the same time, and so can any two of the last `kept` units. `apart` are units that are open all the time.
     ///
@@ -105,7 +105,7 @@ mod tests {
         let all = units(sizes.len());
         for distance in 0..4 {
             for kept in 0..4 {
-                let arena = Arena::plan(&layout, &all, &[], distance, kept);
+                let arena = UnitArena::plan(&layout, &all, &[], distance, kept);
                 for (at, unit) in all.iter().enumerate() {
                     for other in arena.neighbors(*unit) {
                         let is_apart = at.abs_diff(other.0) > distance;
@@ -116,15 +116,15 @@ mod tests {
             }
         }
         // Two neighbors at a time: the largest pair is 160 and 16 elements.
-        assert_eq!(Arena::plan(&layout, &all, &[], 1, 1).len(), 176);
-        assert_eq!(Arena::plan(&layout, &all, &[], 0, 1).len(), 160);
-        assert_eq!(Arena::plan(&layout, &all, &[], 6, 1).len(), sizes.iter().sum::<usize>());
+        assert_eq!(UnitArena::plan(&layout, &all, &[], 1, 1).len(), 176);
+        assert_eq!(UnitArena::plan(&layout, &all, &[], 0, 1).len(), 160);
+        assert_eq!(UnitArena::plan(&layout, &all, &[], 6, 1).len(), sizes.iter().sum::<usize>());
     }
 
     #[test]
     fn units_that_stay_open_lie_apart_from_all() {
         let layout = layout(&[64, 16, 32]);
-        let arena = Arena::plan(&layout, &[UnitId(0), UnitId(2)], &[UnitId(1)], 0, 0);
+        let arena = UnitArena::plan(&layout, &[UnitId(0), UnitId(2)], &[UnitId(1)], 0, 0);
         assert_eq!((arena.len(), arena.place(UnitId(1))), (80, 64..80));
         assert!(arena.neighbors(UnitId(1)).next().is_none());
     }

@@ -3,16 +3,14 @@
 //! Input: shards of the values in the replica's storage. Output: whole units, in memory that holds all of them or only those
 //! that are open. This file does not know when a unit is needed: a strategy starts gathers and waits for them.
 
-use paceline_collectives::{Group, Purpose, Work};
+use paceline_collectives::{Purpose, Work};
 use paceline_memory::Tensor;
 use paceline_model::{Held, Layout, UnitId};
 use paceline_trace::{Span, SpanTrack, now_ns};
 
-use super::arena::Arena;
-use super::order_of_need;
-use super::place::ShardPlace;
-use crate::strategy::span;
-use crate::{Replica, Result, StrategyError};
+use super::arena::UnitArena;
+use super::{ShardRanks, order_of_need};
+use crate::{Replica, Result, StepContext, StrategyError, span};
 
 /// Where the gathered units lie.
 #[derive(Debug)]
@@ -20,13 +18,13 @@ pub(crate) enum GatherTarget {
     /// Each at its place in the storage of the replica, which holds everything.
     Storage,
     /// In an arena, in which units share memory.
-    Arena(Arena, Tensor),
+    Arena(UnitArena, Tensor),
 }
 
-/// The state of a unit.
+/// The values of a unit at its place.
 #[derive(Debug)]
-enum State {
-    /// The unit's place does not hold its current values.
+enum Gathered {
+    /// The place does not hold the current values.
     Closed,
     /// An operation gathers the values.
     Underway(Work),
@@ -39,39 +37,34 @@ enum State {
 /// The gathered values of all units.
 #[derive(Debug)]
 pub(crate) struct Gathers {
-    group: Group,
-    place: ShardPlace,
+    ranks: ShardRanks,
     room: GatherTarget,
     /// By the number of the unit.
-    states: Vec<State>,
+    units: Vec<Gathered>,
 }
 
 impl Gathers {
     /// All units are closed.
-    pub(crate) fn new(
-        group: Group,
-        place: ShardPlace,
-        room: GatherTarget,
-        layout: &Layout,
-    ) -> Self {
-        let states = layout.units().iter().map(|_| State::Closed).collect();
-        Self { group, place, room, states }
+    pub(crate) fn new(ranks: ShardRanks, room: GatherTarget, layout: &Layout) -> Self {
+        let units = layout.units().iter().map(|_| Gathered::Closed).collect();
+        Self { ranks, room, units }
     }
 
     /// Declares all units open: their places hold their current values.
     pub(crate) fn open_all(&mut self) {
-        self.states.fill_with(|| State::Open);
+        self.units.fill_with(|| Gathered::Open);
     }
 
     /// Starts to gather all units that are trained, after the owners have updated them, and all gathers before are there. The
     /// first ones are those that the next step needs first.
-    pub(crate) fn send_updated(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
-        let layout = &replica.model.layout;
-        for unit in order_of_need(&replica.model) {
+    pub(crate) fn send_updated(&mut self, cx: &mut StepContext) -> Result<()> {
+        let model = &cx.replica.model;
+        let layout = &model.layout;
+        for unit in order_of_need(model) {
             let of_unit = layout.unit(unit);
             if !of_unit.is_frozen && !of_unit.range.is_empty() {
-                self.states[unit.0] = State::Closed;
-                self.start(replica, track, unit)?;
+                self.units[unit.0] = Gathered::Closed;
+                self.start(cx, unit)?;
             }
         }
         Ok(())
@@ -79,47 +72,39 @@ impl Gathers {
 
     /// Starts to gather a unit, unless its values are there or on their way. Units whose place it takes are closed. No pass
     /// may use these.
-    pub(crate) fn start(
-        &mut self,
-        replica: &Replica,
-        track: &mut SpanTrack,
-        unit: UnitId,
-    ) -> Result<()> {
+    pub(crate) fn start(&mut self, cx: &mut StepContext, unit: UnitId) -> Result<()> {
+        let replica = cx.replica;
         let is_empty = replica.model.layout.unit(unit).range.is_empty();
-        if is_empty || !matches!(self.states[unit.0], State::Closed) {
+        if is_empty || !matches!(self.units[unit.0], Gathered::Closed) {
             return Ok(());
         }
         if let GatherTarget::Arena(arena, _) = &self.room {
             let neighbors: Vec<UnitId> = arena.neighbors(unit).collect();
             for neighbor in neighbors {
-                self.evict(replica, track, neighbor)?;
+                self.evict(cx, neighbor)?;
             }
         }
         let whole = self.memory(replica, unit)?;
         let range = &replica.model.layout.unit(unit).range;
-        let share = replica.storage.values().slice(self.place.shard(range))?;
-        let group = self.group.for_purpose(Purpose::Gather(unit.0));
-        self.states[unit.0] = State::Underway(group.all_gather_async(&share, &whole)?);
+        let share = replica.storage.values().slice(self.ranks.place.shard(range))?;
+        let group = self.ranks.shard.for_purpose(Purpose::Gather(unit.0));
+        self.units[unit.0] = Gathered::Underway(group.all_gather_async(&share, &whole)?);
         Ok(())
     }
 
-    /// Waits until the values of a unit are there, and returns them. Gathers them if nobody has started that.
-    pub(crate) fn open(
-        &mut self,
-        replica: &Replica,
-        track: &mut SpanTrack,
-        unit: UnitId,
-    ) -> Result<Held> {
+    /// Waits until the values of a unit are there, and returns them. Gathers them if that has not started.
+    pub(crate) fn open(&mut self, cx: &mut StepContext, unit: UnitId) -> Result<Held> {
+        let replica = cx.replica;
         let layout = &replica.model.layout;
         // Where all units are held, a unit is brought up to date once per step.
-        let is_there = matches!(self.states[unit.0], State::Open)
+        let is_there = matches!(self.units[unit.0], Gathered::Open)
             && matches!(self.room, GatherTarget::Storage);
         if !layout.unit(unit).range.is_empty() && !is_there {
-            self.start(replica, track, unit)?;
-            track.mark(span::GATHER_NEEDED, unit.0);
-            self.wait(track, unit)?;
-            self.states[unit.0] = State::Open;
-            track.mark(span::GATHER_THERE, unit.0);
+            self.start(cx, unit)?;
+            cx.track.mark(span::GATHER_NEEDED, unit.0);
+            self.wait(cx, unit)?;
+            self.units[unit.0] = Gathered::Open;
+            cx.track.mark(span::GATHER_THERE, unit.0);
         }
         match &self.room {
             GatherTarget::Storage => Ok(replica.storage.values().clone()),
@@ -129,42 +114,40 @@ impl Gathers {
         }
     }
 
-    /// Closes a unit after its pass: another unit may take its place. If none does, the unit need not be gathered again.
+    /// Closes a unit after its pass: another unit may take its place. If no other unit does, this one need not be gathered again. A unit in
+    /// the storage of the replica stays open.
     pub(crate) fn close(&mut self, unit: UnitId) {
-        let state = &mut self.states[unit.0];
-        if matches!(state, State::Open) {
-            *state = State::Free;
+        if matches!((&self.room, &self.units[unit.0]), (GatherTarget::Arena(..), Gathered::Open)) {
+            self.units[unit.0] = Gathered::Free;
         }
     }
 
     /// Ends the validity of a unit's values. In builds with debug assertions its place is filled with not-a-number.
-    fn evict(&mut self, replica: &Replica, track: &mut SpanTrack, unit: UnitId) -> Result<()> {
-        self.wait(track, unit)?;
-        let is_there = !matches!(self.states[unit.0], State::Closed);
-        self.states[unit.0] = State::Closed;
+    fn evict(&mut self, cx: &mut StepContext, unit: UnitId) -> Result<()> {
+        self.wait(cx, unit)?;
+        let is_there = !matches!(self.units[unit.0], Gathered::Closed);
+        self.units[unit.0] = Gathered::Closed;
         if cfg!(debug_assertions) && is_there && matches!(self.room, GatherTarget::Arena(..)) {
-            self.memory(replica, unit)?.fill_bytes(0xFF)?;
+            self.memory(cx.replica, unit)?.fill_bytes(0xFF)?;
         }
         Ok(())
     }
 
     /// Evicts all units, because their values are about to change.
-    pub(crate) fn evict_all(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
-        (0..self.states.len()).try_for_each(|unit| self.evict(replica, track, UnitId(unit)))
+    pub(crate) fn evict_all(&mut self, cx: &mut StepContext) -> Result<()> {
+        (0..self.units.len()).try_for_each(|unit| self.evict(cx, UnitId(unit)))
     }
 
     /// Waits for all gathers that are on their way.
-    pub(crate) fn wait_all(&mut self, track: &mut SpanTrack) -> Result<()> {
-        (0..self.states.len()).try_for_each(|unit| self.wait(track, UnitId(unit)))
+    pub(crate) fn wait_all(&mut self, cx: &mut StepContext) -> Result<()> {
+        (0..self.units.len()).try_for_each(|unit| self.wait(cx, UnitId(unit)))
     }
 
     /// Waits for the gather of a unit, if it is on its way.
-    fn wait(&mut self, track: &mut SpanTrack, unit: UnitId) -> Result<()> {
-        let state = &mut self.states[unit.0];
-        if let State::Underway(_) = state
-            && let State::Underway(work) = std::mem::replace(state, State::Open)
-        {
-            exposed(track, span::GATHER, || work.wait())?;
+    fn wait(&mut self, cx: &mut StepContext, unit: UnitId) -> Result<()> {
+        if let Gathered::Underway(work) = &self.units[unit.0] {
+            exposed(cx.track, span::GATHER, || work.wait())?;
+            self.units[unit.0] = Gathered::Open;
         }
         Ok(())
     }

@@ -1,4 +1,4 @@
-//! What the sharded strategies share: who owns what, and memory for units that are open for the moment.
+//! The parts that the sharded strategies share: who owns what, and memory for units that are open for the moment.
 //!
 //! [`place`] divides a layout among the ranks. [`arena`] puts units into as little memory as possible. [`gathers`] brings
 //! the values of a unit together, and [`reductions`] reduces its gradients to even shards. [`owners`] does both where
@@ -12,12 +12,23 @@ pub(crate) mod reductions;
 
 use std::ops::Range;
 
-use paceline_collectives::{Axis, Group, Mesh, MeshShape};
+use paceline_collectives::{Axis, Group, MeshShape};
 use paceline_model::{Layout, Model, Precision, UnitId};
 
 use self::place::ShardPlace;
 use self::reductions::{GradArena, plan_gradients};
 use crate::{Exactness, Replica, Result};
+
+/// The stages of ZeRO: how much of a model is divided among the ranks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum ZeroStage {
+    /// The optimizer's state.
+    One,
+    /// The gradients too.
+    Two,
+    /// The parameters too.
+    Three,
+}
 
 /// How the sharded strategies work, apart from what they shard.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,12 +62,24 @@ impl ShardOptions {
         forward_order(model).len()
     }
 
+    /// The same in a stage: the first one holds whole gradients, of any number of micro-batches.
+    pub(crate) fn of_stage(self, stage: ZeroStage) -> Self {
+        match stage {
+            ZeroStage::One => Self {
+                max_micro_batches: usize::MAX,
+                accumulation: ShardAccumulation::Whole,
+                ..self
+            },
+            ZeroStage::Two | ZeroStage::Three => self,
+        }
+    }
+
     /// Whether a rank holds whole gradients, to add up those of several micro-batches.
     pub(crate) fn holds_whole_gradients(&self) -> bool {
         self.max_micro_batches > 1 && self.accumulation == ShardAccumulation::Whole
     }
 
-    /// What a strategy with these options guarantees on such a mesh.
+    /// The guarantee of a strategy with these options on such a mesh.
     pub(crate) fn exactness(&self, mesh: &MeshShape) -> Exactness {
         match (self.adds_shards(), sums_like_one_tree(mesh)) {
             (false, true) => Exactness::Exact,
@@ -114,15 +137,28 @@ pub enum ShardAccumulation {
     Shards,
 }
 
-/// The groups of a sharded strategy on a mesh: the ranks among which it divides a unit, and, if the mesh has the axis
-/// `dp` too, the ranks that hold the same shard. If the mesh has no axis `shard`, all ranks divide a unit.
-pub(crate) fn groups(mesh: &Mesh) -> (Group, Option<Group>) {
-    match mesh.group(Axis::Shard) {
-        Some(shard) => {
-            let replicas = mesh.group(Axis::Dp).filter(|group| group.world_size() > 1);
-            (shard.clone(), replicas.cloned())
+/// The ranks of a sharded strategy on a mesh.
+#[derive(Clone, Debug)]
+pub(crate) struct ShardRanks {
+    /// The ranks among which it divides a unit: all ranks, if the mesh has no axis `shard`.
+    pub(crate) shard: Group,
+    /// The ranks that hold the same shard, if the mesh has the axis `dp` too.
+    pub(crate) replicas: Option<Group>,
+    /// This rank's place among the ranks that divide a unit.
+    pub(crate) place: ShardPlace,
+}
+
+impl ShardRanks {
+    pub(crate) fn of(replica: &Replica) -> Self {
+        let mesh = &replica.mesh;
+        let place = ShardPlace::new(mesh.shape(), replica.group.rank());
+        match mesh.group(Axis::Shard) {
+            Some(shard) => {
+                let replicas = mesh.group(Axis::Dp).filter(|group| group.world_size() > 1);
+                Self { shard: shard.clone(), replicas: replicas.cloned(), place }
+            }
+            None => Self { shard: mesh.world().clone(), replicas: None, place },
         }
-        None => (mesh.world().clone(), None),
     }
 }
 

@@ -7,28 +7,26 @@ use paceline_collectives::ReduceOp;
 use paceline_kernels::elementwise;
 use paceline_memory::{Category, DType, Tensor};
 use paceline_model::{Held, Layout, Model, Param, ParamId, Precision, UnitId, View};
-use paceline_trace::SpanTrack;
 
-use super::arena::Arena;
+use super::arena::UnitArena;
 use super::gathers::exposed;
 use super::place::ShardPlace;
 use super::{ShardOptions, backward_order};
-use crate::strategy::span;
-use crate::{Replica, Result};
+use crate::{Replica, Result, StepContext, span};
 
-/// Where units lie of which one at a time is open. Root units, which stay open, lie apart.
-pub(crate) fn plan(model: &Model, only_trained: bool) -> Arena {
+/// Where units lie if one at a time is open. Root units, which stay open, lie apart.
+pub(crate) fn plan(model: &Model, only_trained: bool) -> UnitArena {
     let layout = &model.layout;
     let is_meant = |unit: &UnitId| !(only_trained && layout.unit(*unit).is_frozen);
     let order = backward_order(model).into_iter().filter(is_meant);
     let (roots, inner): (Vec<_>, Vec<_>) = order.partition(|unit| layout.unit(*unit).is_root);
-    Arena::plan(layout, &inner, &roots, 0, 0)
+    UnitArena::plan(layout, &inner, &roots, 0, 0)
 }
 
 /// Memory for open units, in which peers can read and write.
 #[derive(Debug)]
 pub(crate) struct UnitMemory {
-    arena: Arena,
+    arena: UnitArena,
     memory: Tensor,
 }
 
@@ -64,20 +62,15 @@ fn params_of(layout: &Layout, unit: UnitId) -> impl Iterator<Item = (ParamId, &P
 }
 
 /// Every owner sends its parameters of a unit to all ranks. Returns the unit.
-pub(crate) fn gather(
-    replica: &Replica,
-    track: &mut SpanTrack,
-    memory: &UnitMemory,
-    unit: UnitId,
-) -> Result<Held> {
-    let Replica { model, storage, group, .. } = replica;
-    let place = ShardPlace::new(replica.mesh.shape(), group.rank());
+pub(crate) fn gather(cx: &mut StepContext, memory: &UnitMemory, unit: UnitId) -> Result<Held> {
+    let Replica { model, storage, group, mesh, .. } = cx.replica;
+    let place = ShardPlace::new(mesh.shape(), group.rank());
     let whole = Held::of_unit(&model.layout, unit, &memory.of(unit)?)?;
     for (id, param) in params_of(&model.layout, unit) {
         let owner = place.owner(&model.layout, id);
         let own = (owner == place.index).then(|| storage.values().slice(param.range()));
         let (own, result) = (own.transpose()?, whole.slice(param.range())?);
-        exposed(track, span::GATHER, || group.broadcast_into(own.as_ref(), &result, owner))?;
+        exposed(cx.track, span::GATHER, || group.broadcast_into(own.as_ref(), &result, owner))?;
     }
     Ok(whole)
 }
@@ -137,51 +130,45 @@ impl OwnerReductions {
     }
 
     /// Reduces the gradients of a unit after its backward pass.
-    pub(crate) fn close(
-        &mut self,
-        replica: &Replica,
-        track: &mut SpanTrack,
-        unit: UnitId,
-    ) -> Result<()> {
-        let layout = &replica.model.layout;
+    pub(crate) fn close(&mut self, cx: &mut StepContext, unit: UnitId) -> Result<()> {
+        let layout = &cx.replica.model.layout;
         let Some(memory) = self.memory.as_ref().filter(|_| !layout.unit(unit).is_frozen) else {
             return Ok(());
         };
         let whole = Held::of_unit(layout, unit, &memory.of(unit)?)?;
-        self.reduce(replica, track, unit, &whole)?;
+        self.reduce(cx, unit, &whole)?;
         self.memory.as_ref().map_or(Ok(()), |memory| memory.free(unit))
     }
 
+    /// Begins a step.
+    pub(crate) fn begin(&mut self) {
+        self.num_reduced.fill(0);
+    }
+
     /// Ends the step: reduces what no backward pass has opened or closed.
-    pub(crate) fn finish(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
-        let layout = &replica.model.layout;
-        for unit in backward_order(&replica.model) {
+    pub(crate) fn finish(&mut self, cx: &mut StepContext) -> Result<()> {
+        let Replica { model, storage, .. } = cx.replica;
+        let layout = &model.layout;
+        for unit in backward_order(model) {
             if self.num_reduced[unit.0] > 0 || layout.unit(unit).is_frozen {
                 continue;
             }
             let whole = match &self.memory {
-                None => replica.storage.grads().clone(),
+                None => storage.grads().clone(),
                 Some(memory) => {
                     let of_unit = memory.of(unit)?;
                     of_unit.fill_zero()?;
                     Held::of_unit(layout, unit, &of_unit)?
                 }
             };
-            self.reduce(replica, track, unit, &whole)?;
+            self.reduce(cx, unit, &whole)?;
         }
-        self.num_reduced.fill(0);
         Ok(())
     }
 
-    fn reduce(
-        &mut self,
-        replica: &Replica,
-        track: &mut SpanTrack,
-        unit: UnitId,
-        whole: &Held,
-    ) -> Result<()> {
-        let Replica { model, storage, group, compute, .. } = replica;
-        let place = ShardPlace::new(replica.mesh.shape(), group.rank());
+    fn reduce(&mut self, cx: &mut StepContext, unit: UnitId, whole: &Held) -> Result<()> {
+        let Replica { model, storage, group, compute, mesh, .. } = cx.replica;
+        let place = ShardPlace::new(mesh.shape(), group.rank());
         let is_first = self.num_reduced[unit.0] == 0;
         self.num_reduced[unit.0] += 1;
         for (id, param) in params_of(&model.layout, unit) {
@@ -193,9 +180,9 @@ impl OwnerReductions {
             let added = added.map(|added| added.slice(0..source.num_elems())).transpose()?;
             let result = added.as_ref().or(own.as_ref());
             let reduce = || group.reduce_into(&source, result, ReduceOp::Mean, owner);
-            exposed(track, span::REDUCE_SCATTER, reduce)?;
+            exposed(cx.track, span::REDUCE_SCATTER, reduce)?;
             if let (Some(added), Some(own)) = (added, own) {
-                track.record(span::GRAD_SYNC, || elementwise::add(compute, &added, &own))?;
+                cx.track.record(span::GRAD_SYNC, || elementwise::add(compute, &added, &own))?;
             }
         }
         Ok(())

@@ -144,7 +144,7 @@ mod tests {
     }
 
     #[test]
-    fn padding_lies_between_and_behind_the_parameters() {
+    fn padding_lies_between_and_after_the_parameters() {
         let layout = layout(2);
         // 30 elements, padded to 32, 3 elements, padded to 64.
         assert_eq!(padding(&layout, UnitId(0)), [30..32, 35..64]);

@@ -7,31 +7,29 @@
 
 use std::collections::VecDeque;
 
-use paceline_collectives::{Group, Purpose, ReduceOp, Work};
+use paceline_collectives::{Purpose, ReduceOp, Work};
 use paceline_kernels::elementwise;
 use paceline_memory::{Category, Tensor};
 use paceline_model::{Held, Model, ParamId, UnitId, View};
-use paceline_trace::SpanTrack;
 
-use super::arena::Arena;
-use super::backward_order;
+use super::arena::UnitArena;
 use super::gathers::exposed;
 use super::place::{ShardPlace, padding};
-use crate::strategy::span;
-use crate::{Replica, Result, StrategyError};
+use super::{ShardRanks, backward_order};
+use crate::{Replica, Result, StepContext, StrategyError, span};
 
 /// Where the gradients of open units lie: each apart from that of the unit before it, which is still being reduced.
-pub(crate) fn plan_gradients(model: &Model) -> Arena {
+pub(crate) fn plan_gradients(model: &Model) -> UnitArena {
     let layout = &model.layout;
     let order = backward_order(model).into_iter().filter(|unit| !layout.unit(*unit).is_frozen);
     let (roots, inner): (Vec<_>, Vec<_>) = order.partition(|unit| layout.unit(*unit).is_root);
-    Arena::plan(layout, &inner, &roots, 1, 0)
+    UnitArena::plan(layout, &inner, &roots, 1, 0)
 }
 
 /// Memory for the whole gradients of units that are open.
 #[derive(Debug)]
 pub(crate) struct GradArena {
-    pub(crate) arena: Arena,
+    pub(crate) arena: UnitArena,
     pub(crate) memory: Tensor,
     /// Where a shard goes that is added to that of an earlier pass: each at its place in the arena, divided by the number of
     /// shards. `None` if gradients are reduced once per step.
@@ -59,11 +57,7 @@ impl GradArena {
 /// The reductions of a step.
 #[derive(Debug)]
 pub(crate) struct Reductions {
-    /// The ranks that divide a unit.
-    group: Group,
-    /// The ranks that hold the same shard, if there are any.
-    replicas: Option<Group>,
-    place: ShardPlace,
+    ranks: ShardRanks,
     /// `None` if gradients lie in the storage of the replica, which holds all of them.
     arena: Option<GradArena>,
     /// The trained units in the order in which they are sent, root units last.
@@ -72,26 +66,46 @@ pub(crate) struct Reductions {
     num_inner: usize,
     /// The next unit to send.
     next: usize,
-    /// The gradients of each unit that are not final yet in this pass.
-    pending: Vec<usize>,
-    num_params: Vec<usize>,
-    /// Gradients of units that had to leave the arena before their turn, because another unit was not final.
-    moved: Vec<Option<Tensor>>,
-    /// Whether a unit's place in the arena holds gradients of this pass.
-    holds: Vec<bool>,
-    in_flight: VecDeque<InFlight>,
+    /// By the number of the unit.
+    units: Vec<UnitGrads>,
+    in_flight: VecDeque<ReducedUnit>,
     /// Whether other operations of the group run between the reductions.
     is_beside_gathers: bool,
-    /// How often each unit has been sent in this step.
-    sent: Vec<usize>,
 }
 
-/// An operation that has not been awaited.
+/// The gradients of a unit in a step.
 #[derive(Debug)]
-struct InFlight {
+struct UnitGrads {
+    num_params: usize,
+    /// The gradients that are not final yet in this pass.
+    pending: usize,
+    /// How often the unit has been sent in this step.
+    num_sent: usize,
+    whole: WholeGrads,
+}
+
+/// Where the whole gradients of a unit are in this pass, if they are not in the storage of the replica.
+#[derive(Clone, Debug)]
+enum WholeGrads {
+    /// The unit was not open yet, or has been sent.
+    Nowhere,
+    /// At the place of the unit in the arena.
+    InArena,
+    /// They had to leave the arena before their turn, because another unit was not final.
+    Moved(Tensor),
+}
+
+impl UnitGrads {
+    fn new(num_params: usize) -> Self {
+        Self { num_params, pending: num_params, num_sent: 0, whole: WholeGrads::Nowhere }
+    }
+}
+
+/// A unit whose operation has not been awaited.
+#[derive(Debug)]
+struct ReducedUnit {
     unit: UnitId,
-    /// `None` only while one operation takes the place of another.
-    work: Option<Work>,
+    work: Work,
     /// Whether the mean over the ranks that hold the same shard is still to come.
     is_partial: bool,
     /// Where the shard goes before it is added to that of earlier passes.
@@ -101,12 +115,7 @@ struct InFlight {
 }
 
 impl Reductions {
-    pub(crate) fn new(
-        replica: &Replica,
-        groups: (Group, Option<Group>),
-        place: ShardPlace,
-        arena: Option<GradArena>,
-    ) -> Self {
+    pub(crate) fn new(replica: &Replica, ranks: ShardRanks, arena: Option<GradArena>) -> Self {
         let layout = &replica.model.layout;
         let mut order = backward_order(&replica.model);
         order.retain(|unit| {
@@ -116,22 +125,9 @@ impl Reductions {
         let num_inner = order.iter().filter(|unit| !layout.unit(**unit).is_root).count();
         let mut num_params = vec![0; layout.units().len()];
         layout.trained().for_each(|(_, param)| num_params[param.unit.0] += 1);
-        Self {
-            group: groups.0,
-            replicas: groups.1,
-            place,
-            arena,
-            order,
-            num_inner,
-            next: 0,
-            pending: num_params.clone(),
-            moved: num_params.iter().map(|_| None).collect(),
-            holds: vec![false; num_params.len()],
-            sent: vec![0; num_params.len()],
-            num_params,
-            in_flight: VecDeque::new(),
-            is_beside_gathers: false,
-        }
+        let units = num_params.into_iter().map(UnitGrads::new).collect();
+        let (next, in_flight, is_beside_gathers) = (0, VecDeque::new(), false);
+        Self { ranks, arena, order, num_inner, next, units, in_flight, is_beside_gathers }
     }
 
     /// For a strategy that gathers units with the same group during the backward pass.
@@ -148,24 +144,24 @@ impl Reductions {
     /// The view of a unit that a backward pass opens: `values`, and the place for its gradients if the pass writes them.
     pub(crate) fn open(
         &mut self,
-        replica: &Replica,
-        track: &mut SpanTrack,
+        cx: &mut StepContext,
         unit: UnitId,
         (values, writes_grads): (Held, bool),
     ) -> Result<View> {
+        let replica = cx.replica;
         let layout = &replica.model.layout;
         let Some(GradArena { arena, memory, .. }) = self.arena.as_ref().filter(|_| writes_grads)
         else {
             let grads = writes_grads.then(|| replica.storage.grads().clone());
             return Ok(View::new(values, grads, false));
         };
-        if self.num_params[unit.0] == 0 {
+        if self.units[unit.0].num_params == 0 {
             return Ok(View::new(values, None, false));
         }
         let memory = memory.slice(arena.place(unit))?;
         let taken: Vec<UnitId> = arena.neighbors(unit).chain([unit]).collect();
         while self.in_flight.iter().any(|of| taken.contains(&of.unit)) {
-            self.receive(replica, track)?;
+            self.receive(cx)?;
         }
         if cfg!(debug_assertions) {
             // Not-a-number, so that a gradient which no layer writes does not look right.
@@ -177,7 +173,7 @@ impl Reductions {
         } else {
             padding(layout, unit).into_iter().try_for_each(|gap| memory.slice(gap)?.fill_zero())?
         }
-        self.holds[unit.0] = true;
+        self.units[unit.0].whole = WholeGrads::InArena;
         Ok(View::new(values, Some(Held::of_unit(layout, unit, &memory)?), true))
     }
 
@@ -192,16 +188,16 @@ impl Reductions {
         if is_inner && self.adds_passes() && !sends_at_once && self.next == self.num_inner {
             self.begin_next_pass();
         }
-        let pending = &mut self.pending[param.unit.0];
+        let UnitGrads { pending, num_params, .. } = &mut self.units[param.unit.0];
         *pending = pending.checked_sub(1).ok_or_else(|| StrategyError::Announcement {
             name: param.name.clone(),
             problem: "more than once",
         })?;
         if sends_at_once && *pending == 0 {
-            *pending = self.num_params[param.unit.0];
+            *pending = *num_params;
             return self.send(replica, param.unit);
         }
-        while self.next < self.num_inner && self.pending[self.order[self.next].0] == 0 {
+        while self.next < self.num_inner && self.units[self.order[self.next].0].pending == 0 {
             self.send(replica, self.order[self.next])?;
             self.next += 1;
         }
@@ -221,13 +217,13 @@ impl Reductions {
             }
         }
         let Some(GradArena { arena, memory, .. }) = &self.arena else { return Ok(()) };
-        if self.holds[unit.0] && !layout.unit(unit).is_root {
+        let whole = &mut self.units[unit.0].whole;
+        if matches!(whole, WholeGrads::InArena) && !layout.unit(unit).is_root {
             let from = memory.slice(arena.place(unit))?;
             let allocator = &replica.compute.allocator;
             let to = allocator.tensor(from.dtype(), from.shape(), Category::Unsharded)?;
             replica.compute.copy(&from, &to)?;
-            self.moved[unit.0] = Some(to);
-            self.holds[unit.0] = false;
+            *whole = WholeGrads::Moved(to);
         }
         Ok(())
     }
@@ -247,33 +243,45 @@ impl Reductions {
     fn begin_next_pass(&mut self) {
         self.next = 0;
         for unit in &self.order[..self.num_inner] {
-            self.pending[unit.0] = self.num_params[unit.0];
+            let of_unit = &mut self.units[unit.0];
+            of_unit.pending = of_unit.num_params;
         }
     }
 
+    /// Begins a step.
+    pub(crate) fn begin(&mut self, cx: &mut StepContext) -> Result<()> {
+        self.receive_all(cx)?;
+        self.next = 0;
+        self.units.iter_mut().for_each(|of| *of = UnitGrads::new(of.num_params));
+        Ok(())
+    }
+
     /// Ends the step: sends the root units, and waits for everything.
-    pub(crate) fn finish(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
+    pub(crate) fn finish(&mut self, cx: &mut StepContext) -> Result<()> {
+        let replica = cx.replica;
         if self.sends_at_once(replica) {
             let inner = &self.order[..self.num_inner];
             let is_late = |unit: &UnitId| {
-                self.sent[unit.0] == 0 || self.pending[unit.0] != self.num_params[unit.0]
+                let of_unit = &self.units[unit.0];
+                of_unit.num_sent == 0 || of_unit.pending != of_unit.num_params
             };
             self.next = inner.iter().position(is_late).unwrap_or(self.num_inner);
         }
         let sends_all = self.sends_at_close(replica);
         while self.next < self.order.len()
-            && (sends_all || self.pending[self.order[self.next].0] == 0)
+            && (sends_all || self.units[self.order[self.next].0].pending == 0)
         {
             self.send(replica, self.order[self.next])?;
             self.next += 1;
         }
         self.check_all_sent(replica)?;
+        self.receive_all(cx)
+    }
+
+    fn receive_all(&mut self, cx: &mut StepContext) -> Result<()> {
         while !self.in_flight.is_empty() {
-            self.receive(replica, track)?;
+            self.receive(cx)?;
         }
-        self.next = 0;
-        self.sent.fill(0);
-        self.pending.clone_from(&self.num_params);
         Ok(())
     }
 
@@ -288,15 +296,17 @@ impl Reductions {
 
     fn send(&mut self, replica: &Replica, unit: UnitId) -> Result<()> {
         let layout = &replica.model.layout;
-        let own = self.place.shard(&layout.unit(unit).range);
-        let source = match (self.moved[unit.0].take(), &self.arena) {
-            (Some(moved), _) => moved,
-            (None, None) => replica.storage.grads().slice(layout.unit(unit).range.clone())?,
-            (None, Some(GradArena { arena, memory, .. })) if self.holds[unit.0] => {
+        let place = self.ranks.place;
+        let own = place.shard(&layout.unit(unit).range);
+        let of_unit = &mut self.units[unit.0];
+        let source = match (&of_unit.whole, &self.arena) {
+            (WholeGrads::Moved(moved), _) => moved.clone(),
+            (_, None) => replica.storage.grads().slice(layout.unit(unit).range.clone())?,
+            (WholeGrads::InArena, Some(GradArena { arena, memory, .. })) => {
                 memory.slice(arena.place(unit))?
             }
             // No layer has used the unit, so its gradient is zero. Another unit may be open at its place.
-            (None, Some(GradArena { memory, .. })) => {
+            (WholeGrads::Nowhere, Some(GradArena { memory, .. })) => {
                 let len = layout.unit(unit).range.len();
                 let allocator = &replica.compute.allocator;
                 let zeros = allocator.tensor(memory.dtype(), [len], Category::Unsharded)?;
@@ -304,84 +314,73 @@ impl Reductions {
                 zeros
             }
         };
-        self.holds[unit.0] = false;
+        of_unit.whole = WholeGrads::Nowhere;
         let is_inner = !layout.unit(unit).is_root;
         let shard = replica.storage.grads().slice(own)?;
         let added = match &self.arena {
             Some(GradArena { arena, shards: Some(shards), .. })
-                if self.sent[unit.0] > 0 && is_inner =>
+                if of_unit.num_sent > 0 && is_inner =>
             {
-                let (at, count) = (arena.place(unit), self.place.count);
+                let (at, count) = (arena.place(unit), place.count);
                 Some(shards.slice(at.start / count..at.end / count)?)
             }
             _ => None,
         };
-        let group = self.group.for_purpose(Purpose::Bucket(unit.0));
+        of_unit.num_sent += 1;
+        let group = self.ranks.shard.for_purpose(Purpose::Bucket(unit.0));
         let result = added.as_ref().unwrap_or(&shard);
-        let work = Some(group.reduce_scatter_async(&source, result, ReduceOp::Mean)?);
-        self.sent[unit.0] += 1;
-        let is_partial = self.replicas.is_some();
-        self.in_flight.push_back(InFlight { unit, work, is_partial, added, _source: source });
+        let work = group.reduce_scatter_async(&source, result, ReduceOp::Mean)?;
+        let is_partial = self.ranks.replicas.is_some();
+        self.in_flight.push_back(ReducedUnit { unit, work, is_partial, added, _source: source });
         self.average_finished(replica)
     }
 
-    /// Averages over the ranks that hold the same shard what is reduced over the ranks that divide a unit, without waiting for other
-    /// ranks.
+    /// Averages the reduced shards over the replicas of each shard, without waiting for other ranks.
     fn average_finished(&mut self, replica: &Replica) -> Result<()> {
-        let Some(replicas) = &self.replicas else { return Ok(()) };
         // With one shard, the replicas may be all ranks, whose group has other operations too. Then no rank may let their order
         // depend on the time: the reduction is a copy, for which `average` waits.
-        let may_look = self.group.world_size() > 1;
-        for of in self.in_flight.iter_mut() {
+        let may_look = self.ranks.shard.world_size() > 1;
+        for of in self.in_flight.iter_mut().filter(|of| of.is_partial) {
             // The operations of a group keep their order.
-            let is_under_way = |work: &Work| may_look && !work.is_finished();
-            if of.is_partial && of.work.as_ref().is_some_and(is_under_way) {
+            if may_look && !of.work.is_finished() {
                 break;
             }
-            if of.is_partial {
-                average(replicas, replica, self.place, of)?;
-            }
+            of.average(replica, &self.ranks)?;
         }
         Ok(())
     }
 
     /// Waits for the first operation in flight, and adds what it has brought to what is there from earlier passes.
-    fn receive(&mut self, replica: &Replica, track: &mut SpanTrack) -> Result<()> {
+    fn receive(&mut self, cx: &mut StepContext) -> Result<()> {
         let Some(mut first) = self.in_flight.pop_front() else { return Ok(()) };
-        if let Some(replicas) = self.replicas.as_ref().filter(|_| first.is_partial) {
-            exposed(track, span::REDUCE_SCATTER, || {
-                average(replicas, replica, self.place, &mut first)
-            })?;
+        let replica = cx.replica;
+        if first.is_partial {
+            let average = || first.average(replica, &self.ranks);
+            exposed(cx.track, span::REDUCE_SCATTER, average)?;
         }
-        if let Some(work) = first.work {
-            exposed(track, span::REDUCE_SCATTER, || work.wait())?;
-        }
-        if let Some(added) = first.added {
-            let own = self.place.shard(&replica.model.layout.unit(first.unit).range);
-            let shard = replica.storage.grads().slice(own)?;
-            track.record(span::GRAD_SYNC, || elementwise::add(&replica.compute, &added, &shard))?;
+        exposed(cx.track, span::REDUCE_SCATTER, || first.work.wait())?;
+        if let Some(added) = &first.added {
+            let Replica { model, storage, compute, .. } = replica;
+            let own = self.ranks.place.shard(&model.layout.unit(first.unit).range);
+            let shard = storage.grads().slice(own)?;
+            cx.track.record(span::GRAD_SYNC, || elementwise::add(compute, added, &shard))?;
         }
         Ok(())
     }
 }
 
-/// Waits for the reduction over the ranks that divide a unit. Then starts to average the shard over the ranks that hold
-/// the same shard.
-fn average(
-    replicas: &Group,
-    replica: &Replica,
-    place: ShardPlace,
-    of: &mut InFlight,
-) -> Result<()> {
-    let own = place.shard(&replica.model.layout.unit(of.unit).range);
-    let shard = match &of.added {
-        Some(added) => added.clone(),
-        None => replica.storage.grads().slice(own)?,
-    };
-    if let Some(partial) = of.work.take() {
-        partial.wait()?;
+impl ReducedUnit {
+    /// Waits for the reduction over the ranks that divide the unit. Then starts to average the shard over its replicas.
+    fn average(&mut self, replica: &Replica, ranks: &ShardRanks) -> Result<()> {
+        self.is_partial = false;
+        let Some(replicas) = &ranks.replicas else { return Ok(()) };
+        let own = ranks.place.shard(&replica.model.layout.unit(self.unit).range);
+        let shard = match &self.added {
+            Some(added) => added.clone(),
+            None => replica.storage.grads().slice(own)?,
+        };
+        self.work.wait()?;
+        self.work = replicas.all_reduce_async(&shard, ReduceOp::Mean)?;
+        Ok(())
     }
-    of.work = Some(replicas.all_reduce_async(&shard, ReduceOp::Mean)?);
-    of.is_partial = false;
-    Ok(())
 }

@@ -13,9 +13,9 @@ use paceline_model::{
 };
 use paceline_strategies::{
     AccumulationOrder, BucketCaps, BucketDdpAsync, CommHook, Ddp, Exactness, FlatDdp, MicroBatch,
-    Replica, ReplicaOptions, Result, ShardAccumulation, ShardOptions, Sharded1, Sharded2, Sharded3,
-    SimpleDdp, SimpleDdpAsync, SimpleDdpGa, SimpleDdpHook, Stages, StepLoss, Strategy, TopK, Zero1,
-    Zero2, Zero3, train_step,
+    Replica, ReplicaOptions, Result, ShardAccumulation, ShardOptions, Sharded, SimpleDdp,
+    SimpleDdpAsync, SimpleDdpGa, SimpleDdpHook, Stages, StepContext, StepLoss, StepState, Strategy,
+    SyncBlocks, TopK, Zero, ZeroStage, train_step,
 };
 use paceline_trace::SpanTrack;
 
@@ -241,26 +241,14 @@ impl CommHook for SumThenDivide {
         Exactness::Exact
     }
 
-    fn send(
-        &mut self,
-        replica: &Replica,
-        _: &mut SpanTrack,
-        at: usize,
-        bucket: &Tensor,
-    ) -> Result<Work> {
-        let group = replica.group.for_purpose(Purpose::Bucket(at));
+    fn send(&mut self, cx: &mut StepContext, at: usize, bucket: &Tensor) -> Result<Work> {
+        let group = cx.replica.group.for_purpose(Purpose::Bucket(at));
         Ok(group.all_reduce_async(bucket, ReduceOp::Sum)?)
     }
 
-    fn receive(
-        &mut self,
-        replica: &Replica,
-        _: &mut SpanTrack,
-        _: usize,
-        bucket: &Tensor,
-    ) -> Result<()> {
-        let world_size = replica.group.world_size() as f64;
-        Ok(elementwise::divide(&replica.compute, bucket, world_size)?)
+    fn receive(&mut self, cx: &mut StepContext, _: usize, bucket: &Tensor) -> Result<()> {
+        let Replica { group, compute, .. } = cx.replica;
+        Ok(elementwise::divide(compute, bucket, group.world_size() as f64)?)
     }
 }
 
@@ -293,12 +281,12 @@ pub const WHOLE: ShardOptions = ShardOptions {
 
 /// The strategies that divide the model among the ranks. They give the same bits as [`EXACT`].
 pub const SHARDED: [Make; 6] = [
-    || Box::new(Zero1),
-    || Box::new(Zero2::new(WHOLE)),
-    || Box::new(Zero3::new(WHOLE)),
-    || Box::new(Sharded1::default()),
-    || Box::new(Sharded2::new(WHOLE)),
-    || Box::new(Sharded3::new(WHOLE)),
+    || Box::new(Zero::new(ZeroStage::One, ShardOptions::default())),
+    || Box::new(Zero::new(ZeroStage::Two, WHOLE)),
+    || Box::new(Zero::new(ZeroStage::Three, WHOLE)),
+    || Box::new(Sharded::new(ZeroStage::One, ShardOptions::default())),
+    || Box::new(Sharded::new(ZeroStage::Two, WHOLE)),
+    || Box::new(Sharded::new(ZeroStage::Three, WHOLE)),
 ];
 
 /// All strategies that give the same bits.
@@ -317,9 +305,13 @@ pub enum Optim {
 pub struct Trainer {
     net: Net,
     pub replica: Replica,
+    pub state: StepState,
     pub strategy: Box<dyn Strategy>,
     pub optimizer: Optimizer,
     pub track: SpanTrack,
+    /// Blocks of steps with and without synchronization.
+    pub blocks: Option<SyncBlocks>,
+    num_steps: usize,
     pub next_sample: usize,
 }
 
@@ -383,7 +375,7 @@ impl Trainer {
         let seed = 1 + mesh.world().rank() as u64;
         let options = ReplicaOptions { precision: net.precision(), ..options };
         let replica = Replica::new(strategy.as_mut(), model, compute, mesh, seed, options)?;
-        Ok(Self::of_replica(net, replica, strategy, optim))
+        Self::of_replica(net, replica, strategy, optim)
     }
 
     /// One rank of a pipeline.
@@ -413,23 +405,39 @@ impl Trainer {
         let seed = 1 + mesh.world().rank() as u64;
         let setting = (seed, options);
         let replica = Replica::in_stages(strategy.as_mut(), model, compute, mesh, stages, setting)?;
-        Ok(Self::of_replica(net, replica, strategy, Optim::Momentum))
+        Self::of_replica(net, replica, strategy, Optim::Momentum)
     }
 
-    fn of_replica(net: Net, replica: Replica, strategy: Box<dyn Strategy>, optim: Optim) -> Self {
+    #[allow(clippy::result_large_err, reason = "what it returns is the strategy's own error")]
+    fn of_replica(
+        net: Net,
+        replica: Replica,
+        strategy: Box<dyn Strategy>,
+        optim: Optim,
+    ) -> Result<Self> {
+        let state = StepState::new(&replica)?;
         let config = OptimizerConfig::Sgd(match optim {
             Optim::Plain => Sgd { lr: 0.3, momentum: 0.0, weight_decay: 0.0 },
             Optim::Momentum => Sgd { lr: 0.05, momentum: 0.9, weight_decay: 1e-4 },
         });
         let optimizer = replica.optimizer(config).unwrap();
-        Self {
+        Ok(Self {
             net,
             replica,
+            state,
             strategy,
             optimizer,
             track: SpanTrack::with_capacity(100),
+            blocks: None,
+            num_steps: 0,
             next_sample: 0,
-        }
+        })
+    }
+
+    /// The strategy, the context of its methods, and the optimizer.
+    pub fn parts(&mut self) -> (&mut dyn Strategy, StepContext<'_>, &mut Optimizer) {
+        let Self { strategy, replica, state, track, optimizer, .. } = self;
+        (strategy.as_mut(), StepContext { replica, state, track }, optimizer)
     }
 
     /// A training step on a batch with micro-batches of these sizes.
@@ -460,19 +468,22 @@ impl Trainer {
     /// A training step on this rank's shares of micro-batches.
     #[allow(clippy::result_large_err, reason = "what it returns is the strategy's own error")]
     pub fn step_on(&mut self, shares: &[MicroBatch]) -> Result<StepLoss> {
-        let strategy = self.strategy.as_mut();
-        let loss = train_step(strategy, &mut self.replica, shares, &mut self.track)?;
-        self.strategy.optimizer_step(&self.replica, &mut self.optimizer, &mut self.track)?;
+        let step = self.num_steps;
+        self.num_steps += 1;
+        self.state.synchronizes = self.blocks.is_none_or(|blocks| blocks.is_synchronized(step));
+        let (strategy, mut cx, optimizer) = self.parts();
+        let loss = train_step(strategy, &mut cx, shares)?;
+        strategy.optimizer_step(&mut cx, optimizer)?;
         Ok(loss)
     }
 
     /// All parameters, without padding. Every rank calls this.
     pub fn weights(&mut self) -> Vec<f32> {
-        let Self { strategy, replica, track, .. } = self;
-        let layout = replica.model.layout.clone();
+        let (strategy, mut cx, _) = self.parts();
+        let layout = &cx.replica.model.layout;
         let mut weights = Vec::new();
         for param in layout.params() {
-            let values = strategy.gather_unit(replica, track, param.unit).unwrap();
+            let values = strategy.gather_unit(&mut cx, param.unit).unwrap();
             let value = values.slice(param.range()).unwrap();
             weights.extend_from_slice(&value.to_host().unwrap().read::<f32>().unwrap());
         }
@@ -481,9 +492,15 @@ impl Trainer {
 
     /// The digest of all parameters. Every rank calls this.
     pub fn digest(&mut self) -> String {
-        let Self { strategy, replica, track, .. } = self;
-        strategy.sync_replicas(replica, track).unwrap();
-        strategy.digest(replica).unwrap()
+        self.sync_replicas();
+        let (strategy, mut cx, _) = self.parts();
+        strategy.digest(&mut cx).unwrap()
+    }
+
+    /// Makes the replicas equal.
+    pub fn sync_replicas(&mut self) {
+        let (strategy, mut cx, _) = self.parts();
+        strategy.sync_replicas(&mut cx).unwrap();
     }
 }
 

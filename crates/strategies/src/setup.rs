@@ -1,0 +1,121 @@
+//! Makes the replica of a rank, and prepares the strategy to train it.
+//!
+//! Input: a strategy, a model and the ranks. Output: parameters that begin equal on every rank that holds them. Nothing here runs after
+//! the first step begins.
+
+use std::ops::Range;
+
+use paceline_collectives::{Axis, Group, Mesh};
+use paceline_kernels::Compute;
+use paceline_model::{Model, Storage};
+
+use crate::pipeline::Pipeline;
+use crate::{
+    AccumulationOrder, GraphObstacle, Replica, ReplicaOptions, Result, Stages, Strategy,
+    StrategyError,
+};
+
+impl Replica {
+    /// A replica in memory that the strategy allocates, on ranks that form a mesh, or on a group without axes. All ranks
+    /// begin with the parameters that follow from rank 0's seed. Ranks along an axis that hold the same parameters begin
+    /// with those of the first of them. Prepares the strategy to train the replica.
+    pub fn new(
+        strategy: &mut dyn Strategy,
+        model: Model,
+        compute: Compute,
+        ranks: impl Into<Mesh>,
+        seed: u64,
+        options: ReplicaOptions,
+    ) -> Result<Self> {
+        let mesh = ranks.into();
+        let (world, pipeline) = (mesh.world().clone(), Pipeline::alone(&model));
+        Self::of_stage(strategy, model, compute, (world, mesh), pipeline, (seed, options))
+    }
+
+    /// A replica whose model is divided along the axis `pp` of the mesh: this rank has the parameters of its stages only, and
+    /// shares them with the ranks of the same place on this axis. The strategy keeps those equal. Each rank that uses a
+    /// parameter of a root unit has a copy of it, and all copies get the sum of their gradients.
+    ///
+    /// Errors also if the model cannot be divided like this, if the lists of the schedule do not fit together, or if the schedule
+    /// needs something that the options or the strategy do not have.
+    pub fn in_stages(
+        strategy: &mut dyn Strategy,
+        mut model: Model,
+        compute: Compute,
+        mesh: Mesh,
+        stages: &Stages,
+        (seed, options): (u64, ReplicaOptions),
+    ) -> Result<Self> {
+        let pipeline = Pipeline::new(&model, &mesh, stages)?;
+        let world = mesh.world().clone();
+        pipeline.plan(stages.micro_batches)?;
+        check_stages(strategy, &options)?;
+        model.layout = pipeline.part(&model)?;
+        let stage = world.split(Some(mesh.coordinate(Axis::Pp) as u32))?;
+        let stage = stage.expect("a rank that passes a color gets a group");
+        let mesh = Mesh::new(stage, &mesh.shape().without(Axis::Pp))?;
+        Self::of_stage(strategy, model, compute, (world, mesh), pipeline, (seed, options))
+    }
+
+    fn of_stage(
+        strategy: &mut dyn Strategy,
+        model: Model,
+        compute: Compute,
+        (world, mesh): (Group, Mesh),
+        pipeline: Pipeline,
+        (seed, options): (u64, ReplicaOptions),
+    ) -> Result<Self> {
+        let group = mesh.world().clone();
+        let storage = strategy.allocate(&model, options.precision, &compute, &mesh)?;
+        let owned = strategy.owned(&model, mesh.shape(), group.rank());
+        if options.as_graph {
+            check_graph(strategy, &options, pipeline.ranks.is_some())?;
+        }
+        let mut seeds = [seed as i64];
+        world.broadcast_slice(&mut seeds, 0)?;
+        storage.initialize(seeds[0] as u64)?;
+        let held = group.all_gather_object(&storage.values().ranges().to_vec())?;
+        share_values(&mesh, &storage, &held)?;
+        pipeline.share_tied(&model.layout, &storage)?;
+        let replica =
+            Self { model, owned, storage, compute, world, group, mesh, options, pipeline };
+        strategy.prepare(&replica)?;
+        Ok(replica)
+    }
+}
+
+/// Gives the ranks along an axis that hold the same values those of the first of them, one axis after the other: hosts with
+/// other mathematical libraries may compute other initial values. `held` has the ranges that each rank holds.
+fn share_values(mesh: &Mesh, storage: &Storage, held: &[Vec<Range<usize>>]) -> Result<()> {
+    let rank = mesh.world().rank();
+    for &(axis, size) in mesh.shape().axes() {
+        let is_same = mesh.shape().along(axis, rank).iter().all(|other| held[*other] == held[rank]);
+        if let Some(group) = mesh.group(axis).filter(|_| size > 1 && is_same) {
+            group.broadcast(storage.values().tensor(), 0)?;
+        }
+    }
+    Ok(())
+}
+
+/// Errors if parameters may be left out, and their gradients are put aside or reduced after each micro-batch: the stages of a
+/// rank end a micro-batch at different moments.
+fn check_stages(strategy: &dyn Strategy, options: &ReplicaOptions) -> Result<()> {
+    let each_apart =
+        options.accumulation == AccumulationOrder::Tree || strategy.reduces_every_pass();
+    if each_apart && options.find_unused_parameters {
+        return Err(StrategyError::Setting(format!(
+            "a pipeline with {} cannot leave out parameters if the gradients of each micro-batch are put aside or reduced: \
+             add up whole gradients in sequence",
+            strategy.name()
+        )));
+    }
+    Ok(())
+}
+
+/// Errors if the strategy or the options need more in a pass than a graph can have.
+fn check_graph(strategy: &dyn Strategy, options: &ReplicaOptions, is_stage: bool) -> Result<()> {
+    match GraphObstacle::of(strategy.passes_are_local(), options, is_stage, 1) {
+        None => Ok(()),
+        Some(obstacle) => Err(StrategyError::Setting(obstacle.text(obstacle.option()))),
+    }
+}

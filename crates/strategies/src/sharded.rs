@@ -1,0 +1,280 @@
+//! Even shards of each unit: the three stages of ZeRO, on flat storage, while the ranks compute.
+//!
+//! Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", 2020. Stage 3 is also known as fully
+//! sharded data parallelism (Zhao et al., "PyTorch FSDP", 2023). Every stage divides what the one before divides, and more:
+//!
+//! 1. *The optimizer's state.* The gradients of a unit are reduce-scattered when they are final, while the backward pass goes on. Each
+//!    rank then updates its shards of the parameters, for which alone it has optimizer state. Each unit's parameters are
+//!    all-gathered after the optimizer, and the next forward pass waits for each unit when it needs it.
+//! 2. *The gradients too.* The backward pass writes the gradients of a unit to memory that units share. They leave it when they are
+//!    reduced to the shards of their owners. With several micro-batches per step see [`ShardAccumulation`](crate::ShardAccumulation).
+//! 3. *The parameters too.* A unit is gathered before its forward pass and before its backward pass, into memory that units share, and
+//!    its place is free again afterward. While one unit is in use, the next ones are gathered. The last units of the forward pass
+//!    may stay until their backward pass.
+//!
+//! | stage | operations per step | bytes | memory for open units |
+//! |---|---|---|---|
+//! | 1 | two per unit | those of `ddp`, whose all-reduce does the same work in one operation | |
+//! | 2 | two per unit | those of `ddp` | the whole gradients of two units that follow each other |
+//! | 3 | three per unit, two for the last units, which stay | half as many again | also the whole parameters of two units, by default |
+//!
+//! Stage 1 is faster than `ddp` where the optimizer takes a large part of the step, since each rank updates a part only. Stage 3 is the
+//! choice for models that do not fit otherwise.
+
+use paceline_collectives::{Mesh, MeshShape};
+use paceline_kernels::Compute;
+use paceline_memory::{Category, Tensor};
+use paceline_model::{Held, Model, Optimizer, Owned, ParamId, Precision, Storage, UnitId, View};
+
+use crate::footprint::buffer_bytes;
+use crate::sharding::arena::UnitArena;
+use crate::sharding::gathers::{GatherTarget, Gathers};
+use crate::sharding::place::{ShardPlace, num_elems};
+use crate::sharding::reductions::Reductions;
+use crate::sharding::{ShardOptions, ShardRanks, ZeroStage, forward_order};
+use crate::strategy::allocate;
+use crate::{Exactness, Footprint, Replica, Result, StepContext, Strategy, span};
+
+/// Divides the optimizer's state, gradients and parameters evenly among the ranks, as far as its stage says.
+#[derive(Debug)]
+pub struct Sharded {
+    stage: ZeroStage,
+    options: ShardOptions,
+    units: Option<ShardedUnits>,
+}
+
+/// The units of a replica: where their values and gradients go, and which is used next.
+#[derive(Debug)]
+struct ShardedUnits {
+    gathers: Gathers,
+    reductions: Reductions,
+    /// The units in the order of a step: forward, then backward. Empty if all values are held.
+    uses: Vec<UnitId>,
+    /// The use that comes next.
+    next: usize,
+    /// The number of uses that are part of the forward pass.
+    num_forward: usize,
+}
+
+impl Sharded {
+    /// A stage with these options. Stages 1 and 2 gather nothing ahead, and stage 1 always holds whole gradients.
+    pub fn new(stage: ZeroStage, options: ShardOptions) -> Self {
+        Self { stage, options: options.of_stage(stage), units: None }
+    }
+
+    fn units(&mut self) -> &mut ShardedUnits {
+        self.units.as_mut().expect("a replica prepares its strategy before it trains")
+    }
+
+    /// Where gathered units lie: each apart from those that are gathered ahead of it, or while it is in use.
+    fn plan_values(&self, model: &Model) -> UnitArena {
+        let layout = &model.layout;
+        let in_use = forward_order(model);
+        let is_unused = |unit: &UnitId| {
+            !in_use.contains(unit)
+                && !layout.unit(*unit).is_root
+                && model.objective.unit() != Some(*unit)
+        };
+        // No pass opens them, but the digest of all parameters does.
+        let all = (0..layout.units().len()).map(UnitId);
+        let mut sequence: Vec<UnitId> = all.filter(is_unused).collect();
+        sequence.extend(&in_use);
+        let mut kept = self.options.keep_after_forward;
+        if let Some(unit) = model.objective.unit().filter(|unit| !layout.unit(*unit).is_root) {
+            sequence.push(unit);
+            kept += 1;
+        }
+        let all = (0..layout.units().len()).map(UnitId);
+        let roots: Vec<UnitId> = all.filter(|unit| layout.unit(*unit).is_root).collect();
+        UnitArena::plan(layout, &sequence, &roots, self.options.prefetch, kept)
+    }
+
+    /// Waits for the values of a unit. Before that, starts to gather it and the units that follow, if they are not there.
+    fn open(&mut self, cx: &mut StepContext, unit: UnitId, is_backward: bool) -> Result<Held> {
+        let prefetch = self.options.prefetch;
+        let ShardedUnits { gathers, uses, next, num_forward, .. } = self.units();
+        let pass = if is_backward { *num_forward..uses.len() } else { 0..*num_forward };
+        if let Some(at) = uses[pass.clone()].iter().position(|of| *of == unit) {
+            *next = pass.start + at + 1;
+        }
+        gathers.start(cx, unit)?;
+        if !cx.replica.model.layout.unit(unit).is_root {
+            for ahead in uses.iter().skip(*next).take(prefetch).filter(|ahead| **ahead != unit) {
+                gathers.start(cx, *ahead)?;
+            }
+        }
+        gathers.open(cx, unit)
+    }
+}
+
+impl Strategy for Sharded {
+    fn name(&self) -> &'static str {
+        match self.stage {
+            ZeroStage::One => "sharded1",
+            ZeroStage::Two => "sharded2",
+            ZeroStage::Three => "sharded3",
+        }
+    }
+
+    fn exactness(&self, mesh: &MeshShape) -> Exactness {
+        self.options.exactness(mesh)
+    }
+
+    fn owned(&self, model: &Model, mesh: &MeshShape, rank: usize) -> Owned {
+        let place = ShardPlace::new(mesh, rank);
+        let [all, trained] = [false, true].map(|trained| place.shards(&model.layout, trained));
+        let owned = Owned { grads: trained.clone(), state: trained, ..Owned::everything(model) };
+        if self.stage == ZeroStage::Three { Owned { values: all, ..owned } } else { owned }
+    }
+
+    fn footprint(
+        &self,
+        model: &Model,
+        precision: Precision,
+        mesh: &MeshShape,
+        rank: usize,
+    ) -> Footprint {
+        let Owned { values, grads, .. } = self.owned(model, mesh, rank);
+        let grads = num_elems(&self.options.held(&model.layout, grads));
+        let is_gathered = self.stage == ZeroStage::Three;
+        let gathered = if is_gathered { self.plan_values(model).len() } else { 0 };
+        let (master, place) = (precision.master.size_bytes(), ShardPlace::new(mesh, rank));
+        Footprint {
+            parameters: num_elems(&values) * master + buffer_bytes(&model.layout, precision),
+            gradients: grads * precision.grads.size_bytes(),
+            unsharded: gathered * master + self.options.grad_arena_bytes(model, precision, place),
+            communication: 0,
+        }
+    }
+
+    fn allocate(
+        &mut self,
+        model: &Model,
+        precision: Precision,
+        compute: &Compute,
+        mesh: &Mesh,
+    ) -> Result<Storage> {
+        let mut held = self.owned(model, mesh.shape(), mesh.world().rank());
+        held.grads = self.options.held(&model.layout, held.grads);
+        allocate(model, precision, compute, mesh, (held, [true; 2]))
+    }
+
+    fn prepare(&mut self, replica: &Replica) -> Result<()> {
+        let Replica { model, compute, mesh, options, .. } = replica;
+        let ranks = ShardRanks::of(replica);
+        let reductions = |arena| Reductions::new(replica, ranks.clone(), arena);
+        if self.stage < ZeroStage::Three {
+            let mut gathers = Gathers::new(ranks.clone(), GatherTarget::Storage, &model.layout);
+            gathers.open_all();
+            let reductions = reductions(self.options.grad_arena(replica)?);
+            let (uses, next, num_forward) = (Vec::new(), 0, 0);
+            self.units = Some(ShardedUnits { gathers, reductions, uses, next, num_forward });
+            return Ok(());
+        }
+        let arena = self.plan_values(model);
+        let dtype = options.precision.master;
+        let bytes = arena.len() * dtype.size_bytes();
+        let memory = mesh.allocate(&compute.allocator, bytes, Category::Unsharded)?;
+        let memory = Tensor::new(memory, 0, dtype, [arena.len()])?;
+        let room = GatherTarget::Arena(arena, memory);
+        let gathers = Gathers::new(ranks.clone(), room, &model.layout);
+        let reductions = reductions(self.options.grad_arena(replica)?).beside_gathers();
+        let mut uses = forward_order(model);
+        let num_forward = uses.len();
+        uses.extend(model.objective.unit().filter(|unit| !model.layout.unit(*unit).is_root));
+        uses.extend(forward_order(model).into_iter().rev());
+        self.units = Some(ShardedUnits { gathers, reductions, uses, next: 0, num_forward });
+        Ok(())
+    }
+
+    fn pre_forward(&mut self, cx: &mut StepContext, unit: UnitId) -> Result<View> {
+        Ok(View::new(self.open(cx, unit, false)?, None, false))
+    }
+
+    fn post_forward(&mut self, _: &mut StepContext, unit: UnitId) -> Result<()> {
+        let keep = self.options.keep_after_forward;
+        let ShardedUnits { gathers, uses, num_forward, .. } = self.units();
+        let kept = &uses[num_forward.saturating_sub(keep)..*num_forward];
+        if !kept.contains(&unit) {
+            gathers.close(unit);
+        }
+        Ok(())
+    }
+
+    fn pre_backward(
+        &mut self,
+        cx: &mut StepContext,
+        unit: UnitId,
+        writes_grads: bool,
+    ) -> Result<View> {
+        let values = self.open(cx, unit, true)?;
+        self.units().reductions.open(cx, unit, (values, writes_grads))
+    }
+
+    fn post_backward(
+        &mut self,
+        cx: &mut StepContext,
+        unit: UnitId,
+        writes_grads: bool,
+    ) -> Result<()> {
+        let ShardedUnits { gathers, reductions, .. } = self.units();
+        if writes_grads {
+            reductions.close(cx.replica, unit)?;
+        }
+        gathers.close(unit);
+        Ok(())
+    }
+
+    fn max_micro_batches(&self) -> Option<usize> {
+        Some(self.options.max_micro_batches)
+    }
+
+    fn reduces_every_pass(&self) -> bool {
+        self.options.adds_shards()
+    }
+
+    fn passes_are_local(&self) -> bool {
+        false
+    }
+
+    fn begin_gradients(&mut self, cx: &mut StepContext) -> Result<()> {
+        self.units().reductions.begin(cx)
+    }
+
+    fn gradient_ready(&mut self, cx: &mut StepContext, id: ParamId) -> Result<()> {
+        self.units().reductions.ready(cx.replica, id)
+    }
+
+    fn finish_gradients(&mut self, cx: &mut StepContext) -> Result<()> {
+        self.units().reductions.finish(cx)
+    }
+
+    /// Updates the shards. Then starts to gather what the owners have updated: all units, or the first ones of the next step.
+    fn optimizer_step(&mut self, cx: &mut StepContext, optimizer: &mut Optimizer) -> Result<()> {
+        let Replica { compute, storage, .. } = cx.replica;
+        let (holds_all, prefetch) = (self.stage < ZeroStage::Three, self.options.prefetch);
+        let ShardedUnits { gathers, uses, next, num_forward, .. } = self.units();
+        if holds_all {
+            gathers.wait_all(cx)?
+        } else {
+            gathers.evict_all(cx)?
+        }
+        cx.track.record(span::OPTIMIZER, || optimizer.step(compute, storage))?;
+        *next = 0;
+        cx.track.mark(span::NEXT_STEP, 0);
+        if holds_all {
+            return gathers.send_updated(cx);
+        }
+        let first = uses[..*num_forward].iter().take(prefetch);
+        first.copied().try_for_each(|unit| gathers.start(cx, unit))
+    }
+
+    fn gather_unit(&mut self, cx: &mut StepContext, unit: UnitId) -> Result<Held> {
+        self.units().gathers.open(cx, unit)
+    }
+
+    fn sync_replicas(&mut self, cx: &mut StepContext) -> Result<()> {
+        self.units().gathers.wait_all(cx)?;
+        cx.sync_buffers()
+    }
+}

@@ -1,0 +1,148 @@
+//! The passes of one micro-batch through some blocks, which the executor puts in order.
+//!
+//! Input: a step in progress, and tensors. Output: activations and gradients, with spans of the main track. This file knows nothing
+//! of plans.
+
+use std::ops::Range;
+
+use paceline_memory::Tensor;
+use paceline_model::{Context, Half, Layer, Saved, UnitId};
+
+use super::TrainStep;
+use crate::{AccumulationOrder, Replica, Result, StepState, span};
+
+impl TrainStep<'_> {
+    /// The forward pass of micro-batch number `at` through `blocks`. `input` is the input of the first of these blocks.
+    /// Returns the output of the last block, and what the backward pass needs.
+    pub(crate) fn forward(
+        &mut self,
+        at: usize,
+        blocks: Range<usize>,
+        input: Tensor,
+    ) -> Result<(Tensor, Saved)> {
+        let stage = self.replica().model.stage(blocks);
+        self.timed(span::FORWARD, |step| step.pass(Some(at), |cx| stage.forward(cx, input)))
+    }
+
+    /// The loss of micro-batch number `at`, from the output of the model's last block. Returns the gradient of the
+    /// output. After the loss of the last micro-batch, the all-reduce of the losses starts.
+    ///
+    /// If the objective has parameters, their gradients are written here. With `saved` they are put off: the weight
+    /// half of [`TrainStep::backward`] takes it.
+    pub(crate) fn loss(
+        &mut self,
+        at: usize,
+        output: Tensor,
+        saved: Option<&mut Saved>,
+    ) -> Result<Tensor> {
+        let Replica { model, group, pipeline, .. } = self.replica();
+        if model.objective.has_parameters() && saved.is_none() {
+            self.begin_backward(at, &pipeline.units_of_objective(model))?;
+        }
+        self.timed(span::FORWARD, |step| {
+            let StepState { loss_scale, ref sums, .. } = *step.hooks.cx.state;
+            let sums = sums.own.clone();
+            // The gradients of this rank's samples are scaled. A loss scale that is a power of two changes no digit.
+            let scale = loss_scale * (group.world_size() as f64 / step.count_of_all()? as f64);
+            let d_output =
+                step.pass(Some(at), |cx| model.differentiate(cx, &output, scale, &sums, saved))?;
+            drop(output);
+            step.num_losses += 1;
+            if step.num_losses == step.micro_batches.len() && !step.is_graph() {
+                step.send_loss()?;
+            }
+            Ok(d_output)
+        })
+    }
+
+    /// The backward pass of micro-batch number `at` through `blocks`, or a half of it, from the gradient of their output and what
+    /// their forward pass saved. The input half leaves there what the weight half needs. Returns the gradient of their input, if the
+    /// half wants it. `of_loss` is for the weight half of the loss, if that was put off.
+    pub(crate) fn backward(
+        &mut self,
+        at: usize,
+        blocks: Range<usize>,
+        half: Half,
+        saved: &mut Saved,
+        d_output: Tensor,
+        of_loss: Option<Saved>,
+    ) -> Result<Option<Tensor>> {
+        let Replica { model, pipeline, .. } = self.replica();
+        if half.writes_weights() {
+            let of_blocks = model.blocks[blocks.clone()].iter().map(|block| block.unit);
+            let of_objective = of_loss.iter().flat_map(|_| pipeline.units_of_objective(model));
+            self.begin_backward(at, &of_blocks.chain(of_objective).collect::<Vec<_>>())?;
+        }
+        let stage = model.stage(blocks);
+        self.timed(span::BACKWARD, |step| {
+            step.pass(Some(at), |cx| {
+                if let Some(of_loss) = of_loss {
+                    model.backward_weight_of_objective(cx, &of_loss)?;
+                }
+                stage.backward(cx, saved, d_output, half)
+            })
+        })
+    }
+
+    /// Begins the part of a micro-batch's backward pass that writes the gradients of these units. If it is another micro-batch
+    /// than before, ends the pass of that one, or puts its gradients aside if they are added up as a tree.
+    fn begin_backward(&mut self, at: usize, units: &[UnitId]) -> Result<()> {
+        let Replica { storage, compute, options, pipeline, .. } = self.replica();
+        let is_new = self.current != Some(at);
+        if is_new {
+            if self.current.is_some() && self.reduces_each() {
+                self.hooks.is_last = false;
+                self.hooks.end_backward(&self.units.readiness)?;
+            }
+            if self.current.is_some() && !options.no_sync {
+                self.finish_gradients()?;
+                self.begin_gradients()?;
+            }
+            self.current = Some(at);
+            self.num_backward += 1;
+        }
+        let readiness = &mut self.units.readiness;
+        if !pipeline.is_alone {
+            readiness.begin_pass(|unit| units.contains(&unit));
+        } else if is_new {
+            // Also the units that this pass leaves out.
+            readiness.begin_pass(|_| true);
+        }
+        if options.no_sync && options.accumulation == AccumulationOrder::Sequential {
+            return Ok(());
+        }
+        let partial_sums = &mut self.hooks.cx.state.partial_sums;
+        partial_sums.visit(compute, storage, readiness, at, units)
+    }
+
+    /// Runs a part of a pass, with the hooks of the strategy.
+    pub(super) fn pass<T>(
+        &mut self,
+        at: Option<usize>,
+        run: impl FnOnce(&mut Context) -> paceline_model::Result<T>,
+    ) -> Result<T> {
+        let Replica { compute, storage, .. } = self.replica();
+        self.hooks.is_last = self.num_backward == self.micro_batches.len();
+        let mut cx = Context::resumed(compute, storage, &mut self.units, &mut self.hooks);
+        if let Some(at) = at {
+            cx = cx.with_batch(&self.samples[at].batch);
+        }
+        Ok(run(&mut cx)?)
+    }
+
+    /// Records a span of the main track, and ends the phase of memory of the same name.
+    fn timed<T>(
+        &mut self,
+        name: &'static str,
+        run: impl FnOnce(&mut Self) -> Result<T>,
+    ) -> Result<T> {
+        if self.is_graph() {
+            return run(self);
+        }
+        let start_ns = self.hooks.cx.track.begin(name);
+        let outcome = run(self)?;
+        self.hooks.cx.track.end(name, start_ns);
+        self.replica().compute.allocator.end_phase(name);
+        Ok(outcome)
+    }
+}
