@@ -129,8 +129,7 @@ impl InFlight {
             return self.arrived(step, false, (stage + 1, at));
         }
         let output = self.inputs.remove(&(stage + 1, at)).expect(CHECKED).tensor;
-        let puts_off =
-            only_input && model.objective.has_halves() && !pipeline.stages.head_at_once;
+        let puts_off = only_input && model.objective.has_halves() && !pipeline.stages.head_at_once;
         let of_loss = puts_off.then(|| self.saved_of_loss.entry(at).or_default());
         step.loss(at, output, of_loss)
     }

@@ -98,7 +98,7 @@ pub(crate) struct StepPasses {
     kind: StepKind,
     /// Where the passes find their samples.
     pub(crate) batches: Vec<MicroBatch>,
-    pub(crate) segment: GraphedWork<Passed>,
+    pub(crate) work: GraphedWork<Passed>,
 }
 
 /// The result of the passes of a step.
@@ -152,7 +152,7 @@ impl PassGraphs {
                 let memory = &replica.compute.allocator;
                 let batches = micro_batches.iter().map(|own| shaped_like(own, memory));
                 let batches = batches.collect::<Result<_>>()?;
-                StepPasses { kind, batches, segment: GraphedWork::new(&self.arena) }
+                StepPasses { kind, batches, work: GraphedWork::new(&self.arena) }
             }
         };
         for (fixed, own) in of_kind.batches.iter().zip(micro_batches) {

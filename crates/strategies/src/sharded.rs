@@ -31,7 +31,7 @@ use crate::sharding::arena::UnitArena;
 use crate::sharding::gathers::{GatherTarget, Gathers};
 use crate::sharding::place::{ShardPlace, num_elems};
 use crate::sharding::reductions::Reductions;
-use crate::sharding::{ShardOptions, ShardRanks, ZeroStage, forward_order};
+use crate::sharding::{ShardOptions, ShardRanks, ZeroStage, forward_order, units_of};
 use crate::strategy::allocate;
 use crate::{Exactness, Footprint, Replica, Result, StepContext, Strategy, span};
 
@@ -69,23 +69,17 @@ impl Sharded {
     /// Where gathered units lie: each apart from those that are gathered ahead of it, or while it is in use.
     fn plan_values(&self, model: &Model) -> UnitArena {
         let layout = &model.layout;
-        let in_use = forward_order(model);
-        let is_unused = |unit: &UnitId| {
-            !in_use.contains(unit)
-                && !layout.unit(*unit).is_root
-                && model.objective.unit() != Some(*unit)
-        };
-        // No pass opens them, but the digest of all parameters does.
-        let all = (0..layout.units().len()).map(UnitId);
-        let mut sequence: Vec<UnitId> = all.filter(is_unused).collect();
-        sequence.extend(&in_use);
+        let mut in_use = forward_order(model);
         let mut kept = self.options.keep_after_forward;
-        if let Some(unit) = model.objective.unit().filter(|unit| !layout.unit(*unit).is_root) {
-            sequence.push(unit);
+        if let Some(unit) = inner_of_objective(model) {
+            in_use.push(unit);
             kept += 1;
         }
-        let all = (0..layout.units().len()).map(UnitId);
-        let roots: Vec<UnitId> = all.filter(|unit| layout.unit(*unit).is_root).collect();
+        // No pass opens the others, but the digest of all parameters does.
+        let mut sequence = units_of(layout, |unit| !unit.is_root);
+        sequence.retain(|unit| !in_use.contains(unit));
+        sequence.extend(in_use);
+        let roots = units_of(layout, |unit| unit.is_root);
         UnitArena::plan(layout, &sequence, &roots, self.options.prefetch, kept)
     }
 
@@ -107,13 +101,14 @@ impl Sharded {
     }
 }
 
+/// The unit of the objective, unless it is open for the whole step.
+fn inner_of_objective(model: &Model) -> Option<UnitId> {
+    model.objective.unit().filter(|unit| !model.layout.unit(*unit).is_root)
+}
+
 impl Strategy for Sharded {
     fn name(&self) -> &'static str {
-        match self.stage {
-            ZeroStage::One => "sharded1",
-            ZeroStage::Two => "sharded2",
-            ZeroStage::Three => "sharded3",
-        }
+        ["sharded1", "sharded2", "sharded3"][self.stage as usize]
     }
 
     fn exactness(&self, mesh: &MeshShape) -> Exactness {
@@ -161,28 +156,22 @@ impl Strategy for Sharded {
 
     fn prepare(&mut self, replica: &Replica) -> Result<()> {
         let Replica { model, compute, mesh, options, .. } = replica;
-        let ranks = ShardRanks::of(replica);
-        let reductions = |arena| Reductions::new(replica, ranks.clone(), arena);
-        if self.stage < ZeroStage::Three {
-            let mut gathers = Gathers::new(ranks.clone(), GatherTarget::Storage, &model.layout);
-            gathers.open_all();
-            let reductions = reductions(self.options.grad_arena(replica)?);
-            let (uses, next, num_forward) = (Vec::new(), 0, 0);
-            self.units = Some(ShardedUnits { gathers, reductions, uses, next, num_forward });
-            return Ok(());
+        let (mut uses, mut num_forward, mut room) = (Vec::new(), 0, GatherTarget::Storage);
+        let is_gathered = self.stage == ZeroStage::Three;
+        if is_gathered {
+            let (arena, dtype) = (self.plan_values(model), options.precision.master);
+            let bytes = arena.len() * dtype.size_bytes();
+            let memory = mesh.allocate(&compute.allocator, bytes, Category::Unsharded)?;
+            let memory = Tensor::new(memory, 0, dtype, [arena.len()])?;
+            room = GatherTarget::Arena(arena, memory);
+            uses = forward_order(model);
+            num_forward = uses.len();
+            uses.extend(inner_of_objective(model));
+            uses.extend(forward_order(model).into_iter().rev());
         }
-        let arena = self.plan_values(model);
-        let dtype = options.precision.master;
-        let bytes = arena.len() * dtype.size_bytes();
-        let memory = mesh.allocate(&compute.allocator, bytes, Category::Unsharded)?;
-        let memory = Tensor::new(memory, 0, dtype, [arena.len()])?;
-        let room = GatherTarget::Arena(arena, memory);
-        let gathers = Gathers::new(ranks.clone(), room, &model.layout);
-        let reductions = reductions(self.options.grad_arena(replica)?).beside_gathers();
-        let mut uses = forward_order(model);
-        let num_forward = uses.len();
-        uses.extend(model.objective.unit().filter(|unit| !model.layout.unit(*unit).is_root));
-        uses.extend(forward_order(model).into_iter().rev());
+        let arena = self.options.grad_arena(replica)?;
+        let gathers = Gathers::new(ShardRanks::of(replica), room, &model.layout);
+        let reductions = Reductions::new(replica, arena, is_gathered);
         self.units = Some(ShardedUnits { gathers, reductions, uses, next: 0, num_forward });
         Ok(())
     }

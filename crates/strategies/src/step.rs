@@ -64,17 +64,16 @@ pub fn train_step(
 ) -> Result<StepLoss> {
     let plan = cx.plan(micro_batches.len())?;
     let mut graph = graph_of_step(strategy, cx, micro_batches)?;
-    let (samples, segment) = match &mut graph {
-        Some(StepPasses { batches, segment, .. }) => (&batches[..], Some(segment)),
+    let (samples, graphed) = match &mut graph {
+        Some(StepPasses { batches, work, .. }) => (&batches[..], Some(work)),
         None => (micro_batches, None),
     };
     let mut step = TrainStep::open(strategy, cx.reborrow(), micro_batches, samples)?;
-    let passed = match segment {
-        Some(segment) => step.pass_as_graph(segment, &plan)?,
+    let passed = match graphed {
+        Some(work) => step.forward_and_backward_as_graph(&plan, work)?,
         None => step.forward_and_backward(&plan)?,
     };
-    step.announce_deferred(&passed.deferred)?;
-    step.combine_gradients()?;
+    step.combine_gradients(&passed.deferred)?;
     let loss = step.receive_loss()?;
     let num_samples = micro_batches.iter().map(|own| own.batch.num_samples()).sum();
     let left_out = cx.replica.options.static_graph.then_some(passed.left_out);
@@ -189,25 +188,25 @@ impl<'a> TrainStep<'a> {
     }
 
     /// The same as a graph, or captured for one. Its parts have no times of their own.
-    fn pass_as_graph(&mut self, segment: &mut GraphedWork<Passed>, plan: &Plan) -> Result<Passed> {
+    fn forward_and_backward_as_graph(
+        &mut self,
+        plan: &Plan,
+        work: &mut GraphedWork<Passed>,
+    ) -> Result<Passed> {
         let start_ns = self.hooks.cx.track.begin(span::BACKWARD);
         self.hooks.deferred = Some(Vec::new());
-        let passed = segment.run(|| self.forward_and_backward(plan))?;
+        let passed = work.run(|| self.forward_and_backward(plan))?;
         self.hooks.deferred = None;
         self.hooks.cx.track.end(span::BACKWARD, start_ns);
         self.replica().compute.allocator.end_phase(span::BACKWARD);
         Ok(passed)
     }
 
-    /// Announces the gradients that have become final in a graph.
-    fn announce_deferred(&mut self, deferred: &[ParamId]) -> Result<()> {
+    /// Announces the gradients that have become final in a graph. Then lets the strategy end the synchronization of the gradients,
+    /// and adds up those of the micro-batches, if each was synchronized.
+    fn combine_gradients(&mut self, deferred: &[ParamId]) -> Result<()> {
         self.send_loss()?;
-        deferred.iter().try_for_each(|id| self.hooks.announce(*id))
-    }
-
-    /// Lets the strategy end the synchronization of the gradients, and adds up those of the micro-batches, if each was
-    /// synchronized.
-    fn combine_gradients(&mut self) -> Result<()> {
+        deferred.iter().try_for_each(|id| self.hooks.announce(*id))?;
         self.finish_gradients()?;
         let Replica { options, storage, compute, .. } = self.replica();
         if !options.no_sync {

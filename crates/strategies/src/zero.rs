@@ -43,7 +43,7 @@ pub struct Zero {
 }
 
 impl Zero {
-    /// A stage with these options. What they say of gathers ahead does not matter here, and stage 1 always holds whole gradients.
+    /// A stage with these options. Nothing is gathered ahead here, and stage 1 always holds whole gradients.
     pub fn new(stage: ZeroStage, options: ShardOptions) -> Self {
         Self { stage, options: options.of_stage(stage), values: None, reductions: None }
     }
@@ -51,11 +51,7 @@ impl Zero {
 
 impl Strategy for Zero {
     fn name(&self) -> &'static str {
-        match self.stage {
-            ZeroStage::One => "zero1",
-            ZeroStage::Two => "zero2",
-            ZeroStage::Three => "zero3",
-        }
+        ["zero1", "zero2", "zero3"][self.stage as usize]
     }
 
     fn exactness(&self, mesh: &MeshShape) -> Exactness {

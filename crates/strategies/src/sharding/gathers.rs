@@ -44,15 +44,14 @@ pub(crate) struct Gathers {
 }
 
 impl Gathers {
-    /// All units are closed.
+    /// All units are open in the storage of the replica, and closed in an arena.
     pub(crate) fn new(ranks: ShardRanks, room: GatherTarget, layout: &Layout) -> Self {
-        let units = layout.units().iter().map(|_| Gathered::Closed).collect();
+        let first = || match room {
+            GatherTarget::Storage => Gathered::Open,
+            GatherTarget::Arena(..) => Gathered::Closed,
+        };
+        let units = layout.units().iter().map(|_| first()).collect();
         Self { ranks, room, units }
-    }
-
-    /// Declares all units open: their places hold their current values.
-    pub(crate) fn open_all(&mut self) {
-        self.units.fill_with(|| Gathered::Open);
     }
 
     /// Starts to gather all units that are trained, after the owners have updated them, and all gathers before are there. The

@@ -13,7 +13,7 @@ pub(crate) mod reductions;
 use std::ops::Range;
 
 use paceline_collectives::{Axis, Group, MeshShape};
-use paceline_model::{Layout, Model, Precision, UnitId};
+use paceline_model::{Layout, Model, Precision, Unit, UnitId};
 
 use self::place::ShardPlace;
 use self::reductions::{GradArena, plan_gradients};
@@ -173,30 +173,36 @@ fn sums_like_one_tree(mesh: &MeshShape) -> bool {
     is_one_sum || (shards.is_power_of_two() && are_neighbors)
 }
 
-/// The units in the order in which a forward pass uses them, without root units.
-pub(crate) fn forward_order(model: &Model) -> Vec<UnitId> {
-    let mut order: Vec<UnitId> = Vec::new();
-    for block in &model.blocks {
-        let unit = model.layout.unit(block.unit);
-        if !unit.is_root && !unit.range.is_empty() && !order.contains(&block.unit) {
-            order.push(block.unit);
+/// The units that `is_meant`, in the order of the layout.
+pub(crate) fn units_of(layout: &Layout, is_meant: impl Fn(&Unit) -> bool) -> Vec<UnitId> {
+    let all = (0..).map(UnitId).zip(layout.units());
+    all.filter(|(_, unit)| is_meant(unit)).map(|(id, _)| id).collect()
+}
+
+/// Adds the units that are not in `order` yet.
+fn add_new(order: &mut Vec<UnitId>, units: impl IntoIterator<Item = UnitId>) {
+    for unit in units {
+        if !order.contains(&unit) {
+            order.push(unit);
         }
     }
+}
+
+/// The units in the order in which a forward pass uses them, without root units.
+pub(crate) fn forward_order(model: &Model) -> Vec<UnitId> {
+    let is_inner = |unit: &Unit| !unit.is_root && !unit.range.is_empty();
+    let used = model.blocks.iter().map(|block| block.unit);
+    let mut order = Vec::new();
+    add_new(&mut order, used.filter(|unit| is_inner(model.layout.unit(*unit))));
     order
 }
 
 /// The units in the order in which a step needs their values for the first time: root units, which are open for the whole
 /// step, then those of the forward pass, then all others.
 pub(crate) fn order_of_need(model: &Model) -> Vec<UnitId> {
-    let layout = &model.layout;
-    let all = || (0..layout.units().len()).map(UnitId);
-    let mut order: Vec<UnitId> = all().filter(|unit| layout.unit(*unit).is_root).collect();
+    let mut order = units_of(&model.layout, |unit| unit.is_root);
     order.extend(forward_order(model));
-    for unit in all() {
-        if !order.contains(&unit) {
-            order.push(unit);
-        }
-    }
+    add_new(&mut order, units_of(&model.layout, |_| true));
     order
 }
 
@@ -204,16 +210,10 @@ pub(crate) fn order_of_need(model: &Model) -> Vec<UnitId> {
 /// root units last, because they are final at the end of the step.
 pub(crate) fn backward_order(model: &Model) -> Vec<UnitId> {
     let layout = &model.layout;
-    let mut order: Vec<UnitId> = model.objective.unit().into_iter().collect();
+    let objective = model.objective.unit().filter(|unit| !layout.unit(*unit).is_root);
+    let mut order: Vec<UnitId> = objective.into_iter().collect();
     order.extend(forward_order(model).into_iter().rev());
-    let all = (0..layout.units().len()).map(UnitId);
-    let (roots, rest): (Vec<_>, Vec<_>) = all.partition(|unit| layout.unit(*unit).is_root);
-    order.retain(|unit| !layout.unit(*unit).is_root);
-    for unit in rest {
-        if !order.contains(&unit) {
-            order.push(unit);
-        }
-    }
-    order.extend(roots);
+    add_new(&mut order, units_of(layout, |unit| !unit.is_root));
+    order.extend(units_of(layout, |unit| unit.is_root));
     order
 }

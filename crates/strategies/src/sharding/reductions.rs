@@ -115,7 +115,12 @@ struct ReducedUnit {
 }
 
 impl Reductions {
-    pub(crate) fn new(replica: &Replica, ranks: ShardRanks, arena: Option<GradArena>) -> Self {
+    /// With `is_beside_gathers`, the strategy gathers units with the same group during the backward pass.
+    pub(crate) fn new(
+        replica: &Replica,
+        arena: Option<GradArena>,
+        is_beside_gathers: bool,
+    ) -> Self {
         let layout = &replica.model.layout;
         let mut order = backward_order(&replica.model);
         order.retain(|unit| {
@@ -126,13 +131,8 @@ impl Reductions {
         let mut num_params = vec![0; layout.units().len()];
         layout.trained().for_each(|(_, param)| num_params[param.unit.0] += 1);
         let units = num_params.into_iter().map(UnitGrads::new).collect();
-        let (next, in_flight, is_beside_gathers) = (0, VecDeque::new(), false);
+        let (ranks, next, in_flight) = (ShardRanks::of(replica), 0, VecDeque::new());
         Self { ranks, arena, order, num_inner, next, units, in_flight, is_beside_gathers }
-    }
-
-    /// For a strategy that gathers units with the same group during the backward pass.
-    pub(crate) fn beside_gathers(self) -> Self {
-        Self { is_beside_gathers: true, ..self }
     }
 
     /// Whether units are sent when they are closed. Gradients become final at other moments on a rank that leaves out
