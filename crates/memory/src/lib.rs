@@ -5,9 +5,9 @@
 //! the background has a position in its [`Stream`], and later uses must be ordered after it by its [`Event`]. If a running
 //! collective and a layer use the same gradients, the result is an error and never a data race.
 //!
-//! The crate has two halves: [`queues`] of work, and [`buffers`] that work uses. Queues know of memory only that work keeps it
-//! and uses ranges of it, by one trait. Above both are [`transfer`] (bytes in and out of a device) and [`graph`] (work of a card
-//! that is captured and replayed).
+//! The crate has two halves: `queues` of work, and `buffers` that work uses. Queues know memory only by one trait: work keeps it
+//! and uses ranges of it. Above both are `transfer` (bytes in and out of a device) and `graph` (work of a card that is captured
+//! and replayed).
 //!
 //! This crate knows nothing of arithmetic, layers or ranks.
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]

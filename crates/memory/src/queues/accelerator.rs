@@ -19,13 +19,13 @@ use crate::{Device, Result};
 pub struct Accelerator(pub(super) Arc<SharedAccelerator>);
 
 pub(super) struct SharedAccelerator {
-    pub(super) hardware: Hardware,
+    pub(super) kind: DeviceKind,
     /// Traces of the work of a stream go to the track of its name.
     tracks: OnceLock<Vec<Arc<Track>>>,
     pub(super) failure: Arc<FirstFailure>,
 }
 
-pub(super) enum Hardware {
+pub(super) enum DeviceKind {
     Sim(Arc<Simulator>),
     Card(Card),
 }
@@ -33,33 +33,33 @@ pub(super) enum Hardware {
 impl Accelerator {
     /// An emulated device.
     pub fn sim(spec: SimSpec) -> Self {
-        Self::new(|failure| Hardware::Sim(Arc::new(Simulator::new(spec, failure))))
+        Self::new(|failure| DeviceKind::Sim(Arc::new(Simulator::new(spec, failure))))
     }
 
     /// A card.
     pub fn cuda(card: Card) -> Self {
-        Self::new(|_| Hardware::Card(card))
+        Self::new(|_| DeviceKind::Card(card))
     }
 
-    fn new(hardware: impl FnOnce(Arc<FirstFailure>) -> Hardware) -> Self {
+    fn new(kind: impl FnOnce(Arc<FirstFailure>) -> DeviceKind) -> Self {
         let failure = Arc::<FirstFailure>::default();
-        let (hardware, tracks) = (hardware(failure.clone()), OnceLock::new());
-        Self(Arc::new(SharedAccelerator { hardware, tracks, failure }))
+        let (kind, tracks) = (kind(failure.clone()), OnceLock::new());
+        Self(Arc::new(SharedAccelerator { kind, tracks, failure }))
     }
 
     /// The device that tensors in its memory name.
     pub fn device(&self) -> Device {
-        match self.0.hardware {
-            Hardware::Sim(_) => Device::Sim,
-            Hardware::Card(_) => Device::Cuda,
+        match self.0.kind {
+            DeviceKind::Sim(_) => Device::Sim,
+            DeviceKind::Card(_) => Device::Cuda,
         }
     }
 
     /// The card; `None` on the emulated device.
     pub fn card(&self) -> Option<&Card> {
-        match &self.0.hardware {
-            Hardware::Sim(_) => None,
-            Hardware::Card(card) => Some(card),
+        match &self.0.kind {
+            DeviceKind::Sim(_) => None,
+            DeviceKind::Card(card) => Some(card),
         }
     }
 
@@ -86,9 +86,9 @@ impl Accelerator {
 
 impl fmt::Debug for Accelerator {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match &self.0.hardware {
-            Hardware::Sim(simulator) => f.debug_tuple("Sim").field(&simulator.spec).finish(),
-            Hardware::Card(card) => card.fmt(f),
+        match &self.0.kind {
+            DeviceKind::Sim(simulator) => f.debug_tuple("Sim").field(&simulator.spec).finish(),
+            DeviceKind::Card(card) => card.fmt(f),
         }
     }
 }

@@ -19,7 +19,7 @@ use paceline_trace::{Span, lock, now_ns};
 
 use super::event::{Event, EventState, WorkRunner};
 use super::timed::WorkerThread;
-use super::work::{Body, Completion, FirstFailure, QueuedWork};
+use super::work::{Body, CompletionReport, FirstFailure, QueuedWork};
 use crate::{MemoryError, Result};
 
 /// Submits work to a stream of a card.
@@ -51,7 +51,7 @@ struct CardEvent {
     started: Option<cuda::Event>,
     done: cuda::Event,
     queue: Arc<CardQueue>,
-    completion: Mutex<Option<Completion>>,
+    completion: Mutex<Option<CompletionReport>>,
 }
 
 /// The most pieces of work that are pending before the oldest is queried.

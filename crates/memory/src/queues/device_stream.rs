@@ -12,7 +12,7 @@ use std::time::Duration;
 use paceline_cuda as cuda;
 use paceline_trace::{Shapes, Span, Track, lock, now_ns};
 
-use super::accelerator::{Accelerator, Hardware};
+use super::accelerator::{Accelerator, DeviceKind};
 use super::capture::{self, OpenCapture};
 use super::card::Submitter;
 use super::event::{Event, Signal, WorkRunner};
@@ -20,7 +20,7 @@ use super::sim::Simulator;
 use super::stream::Stream;
 use super::timed::{self, WorkerThread};
 use super::times::{DoneTimes, SubmissionLog};
-use super::work::{Body, Completion, QueuedWork, SendPtr, WorkKind};
+use super::work::{Body, CompletionReport, QueuedWork, SendPtr, WorkKind};
 use crate::{MemoryError, Result};
 
 /// A queue of a device. Clones are the same queue.
@@ -62,26 +62,17 @@ pub(super) struct QueueState {
     pub(super) capture: Option<OpenCapture>,
 }
 
-/// Work that has a position in a stream, while it is prepared.
-struct BegunWork {
-    kind: WorkKind,
-    event: Event,
-    signal: Signal,
-    is_captured: bool,
-    started_ns: u64,
-}
-
 impl Accelerator {
     /// A new stream. Errors if the system refuses a thread for it, or the driver a stream.
     pub fn stream(&self, name: &str) -> Result<DeviceStream> {
-        let runs_on = match &self.0.hardware {
-            Hardware::Card(card) => {
+        let runs_on = match &self.0.kind {
+            DeviceKind::Card(card) => {
                 RunsOn::Card(Submitter::new(card, name, self.0.failure.clone())?)
             }
-            Hardware::Sim(simulator) if simulator.spec.late.is_some() => {
+            DeviceKind::Sim(simulator) if simulator.spec.late.is_some() => {
                 RunsOn::Waiters(simulator.clone())
             }
-            Hardware::Sim(simulator) => {
+            DeviceKind::Sim(simulator) => {
                 let (simulator, launch) = (simulator.clone(), simulator.spec.launch);
                 let run = move |work: QueuedWork| {
                     // Waiting here orders nothing for the host.
@@ -187,23 +178,23 @@ impl DeviceStream {
         prepare: impl FnOnce(&Event) -> Result<Body, E>,
     ) -> Result<Event, E> {
         // Every operation of every program has a copy of this function, so it does nothing that needs `prepare`'s type.
-        let begun = self.begin(kind)?;
+        let started_ns = now_ns();
+        let (event, signal) = self.begin(kind)?;
         let mut refused = None;
-        let body = prepare(&begun.event).map_err(|error| refused = Some(error)).ok();
-        let ended = self.end(begun, body);
+        let body = prepare(&event).map_err(|error| refused = Some(error)).ok();
+        let ended = self.end(kind, started_ns, (event, signal), body);
         refused.map_or_else(|| ended.map_err(E::from), Err)
     }
 
-    fn begin(&self, kind: WorkKind) -> Result<BegunWork> {
+    /// Takes a position in the stream for work that is prepared next.
+    fn begin(&self, kind: WorkKind) -> Result<(Event, Signal)> {
         self.0.accelerator.check()?;
-        let started_ns = now_ns();
         let mut state = lock(&self.0.state);
         while state.preparing.is_some() || state.is_captured_elsewhere() {
             state = self.wait_until_free(state);
         }
         let graph_pool = state.capture.as_ref().map(|capture| capture.graph_pool);
-        let is_captured = graph_pool.is_some();
-        if is_captured {
+        if graph_pool.is_some() {
             capture::check(kind, &state.waits)?;
         }
         state.preparing = Some(std::thread::current().id());
@@ -211,13 +202,17 @@ impl DeviceStream {
             RunsOn::Waiters(simulator) => Some(simulator.clone() as Arc<dyn WorkRunner>),
             RunsOn::Thread(..) | RunsOn::Card(_) => None,
         };
-        let (event, signal) = self.0.stream.submit_to(runner, graph_pool);
-        Ok(BegunWork { kind, event, signal, is_captured, started_ns })
+        Ok(self.0.stream.submit_to(runner, graph_pool))
     }
 
-    /// Submits the work that was begun. Without a body it is withdrawn.
-    fn end(&self, begun: BegunWork, body: Option<Body>) -> Result<Event> {
-        let BegunWork { kind, event, signal, is_captured, started_ns } = begun;
+    /// Submits the prepared work. Without a body it is withdrawn.
+    fn end(
+        &self,
+        kind: WorkKind,
+        started_ns: u64,
+        (event, signal): (Event, Signal),
+        body: Option<Body>,
+    ) -> Result<Event> {
         if let RunsOn::Thread(_, launch) = self.0.runs_on
             && !matches!(kind, WorkKind::Poison)
         {
@@ -230,7 +225,7 @@ impl DeviceStream {
                 signal.withdraw();
                 Ok(event)
             }
-            Some(body) if is_captured => state.capture(body, event, signal),
+            Some(body) if state.capture.is_some() => state.capture(body, event, signal),
             Some(body) => {
                 let before = state.last.replace(event.clone());
                 let waits = std::mem::take(&mut state.waits);
@@ -242,7 +237,7 @@ impl DeviceStream {
                 let track = self.track().filter(|track| track.is_on() && !blocks);
                 let launched = Span { start_ns: started_ns, end_ns: now_ns() };
                 let traced = track.map(|track| (launched, track.clone()));
-                let completion = Completion { signal, kind, traced };
+                let completion = CompletionReport { signal, kind, traced };
                 let work = QueuedWork { waits, before, body, event: event.clone(), completion };
                 match &self.0.runs_on {
                     RunsOn::Thread(thread, _) => thread.push(work),
@@ -262,11 +257,10 @@ impl DeviceStream {
 
     /// Blocks until all work of this stream is done, and all that it waits for.
     pub(crate) fn drain(&self) {
-        let (last, waits) = {
-            let state = lock(&self.0.state);
-            (state.last.clone(), state.waits.clone())
-        };
-        for event in last.iter().chain(&waits) {
+        let state = lock(&self.0.state);
+        let events: Vec<Event> = state.last.iter().chain(&state.waits).cloned().collect();
+        drop(state);
+        for event in events {
             event.block();
         }
     }

@@ -21,18 +21,18 @@ pub(super) struct QueuedWork {
     pub(super) before: Option<Event>,
     pub(super) body: Body,
     pub(super) event: Event,
-    pub(super) completion: Completion,
+    pub(super) completion: CompletionReport,
 }
 
 /// Reported when a piece of work is done.
-pub(super) struct Completion {
+pub(super) struct CompletionReport {
     pub(super) signal: Signal,
     pub(super) kind: WorkKind,
     /// When the host submitted the work, and the track of its trace.
     pub(super) traced: Option<(Span, Arc<Track>)>,
 }
 
-impl Completion {
+impl CompletionReport {
     /// The work is done, and ran at these times.
     pub(super) fn complete(self, ran: Span) {
         self.signal.complete_in(ran);
