@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use paceline_analysis::kineto::{self, Header, RanOn};
 use paceline_analysis::read::{Select, find, open};
 use paceline_analysis::timeline::{Collective, MemorySample, TimeRange};
-use paceline_trace::{Event, Operation, Place, Recorder, Shapes, Span, Track};
+use paceline_trace::{Event, Operation, OperationTimes, Place, Recorder, Shapes, Span, Track};
 
 fn span(start_ns: u64, end_ns: u64) -> Span {
     Span { start_ns, end_ns }
@@ -53,10 +53,12 @@ fn a_recorded_run_is_found_and_read_whole() {
         seq: 7,
         in_elems: 10,
         out_elems: 11,
-        submitted_ns: 2_400,
-        started_ns: 2_500,
-        present_ns: 2_701,
-        finished_ns: 3_500,
+        times: OperationTimes {
+            submitted_ns: 2_400,
+            started_ns: 2_500,
+            present_ns: 2_701,
+            finished_ns: 3_500,
+        },
     }));
     main.record(Event::Memory {
         at_ns: 2_600,

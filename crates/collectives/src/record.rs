@@ -6,7 +6,7 @@
 use std::collections::VecDeque;
 
 use paceline_memory::DType;
-use paceline_trace::Operation;
+use paceline_trace::{Operation, OperationTimes};
 
 use crate::ReduceOp;
 
@@ -186,10 +186,7 @@ impl OpRecord {
             seq: self.seq,
             in_elems: elems(self.send_bytes),
             out_elems: elems(self.recv_bytes),
-            submitted_ns,
-            started_ns,
-            present_ns,
-            finished_ns,
+            times: OperationTimes { submitted_ns, started_ns, present_ns, finished_ns },
         }
     }
 }

@@ -19,6 +19,6 @@ mod thread;
 pub use clock::{now_ns, realtime_at_zero_ns};
 pub use interval::{IntervalSet, Span};
 pub use markers::{KernelMarkers, Markers, TRACE_MARKERS};
-pub use recorder::{Event, Operation, Place, Recorder, Shapes, Track};
+pub use recorder::{Event, Operation, OperationTimes, Place, Recorder, Shapes, Track};
 pub use span_track::{Mark, SpanTrack};
 pub use thread::{STACK_BYTES, beside, lock, pin, thread_builder};

@@ -45,7 +45,7 @@ impl Shapes {
     }
 }
 
-/// A collective operation or a message of this rank. Times are nanoseconds of [`now_ns`].
+/// A collective operation or a message of this rank.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Operation {
     /// The number of the group on this rank; 0 for the group of all ranks.
@@ -62,13 +62,20 @@ pub struct Operation {
     pub in_elems: u64,
     /// Elements that this rank receives.
     pub out_elems: u64,
-    /// When it was handed to the group.
+    /// Its times.
+    pub times: OperationTimes,
+}
+
+/// The four times of an operation, in nanoseconds of [`now_ns`].
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct OperationTimes {
+    /// When it was submitted to the group.
     pub submitted_ns: u64,
-    /// When its turn came.
+    /// When it started, after waiting in the queue.
     pub started_ns: u64,
     /// When the last rank had arrived.
     pub present_ns: u64,
-    /// When the result was there.
+    /// When the result was complete.
     pub finished_ns: u64,
 }
 
@@ -97,7 +104,7 @@ pub enum Event {
     Pass {
         /// The stage.
         stage: usize,
-        /// What was done.
+        /// The action.
         letters: &'static str,
         /// The micro-batch.
         micro_batch: usize,
@@ -135,7 +142,7 @@ pub enum Event {
     Memory {
         /// When this happened.
         at_ns: u64,
-        /// What the memory is used for.
+        /// The use of the memory.
         category: &'static str,
         /// The number of bytes allocated, or, if negative, freed.
         delta_bytes: i64,
@@ -159,7 +166,7 @@ pub enum Event {
     },
     /// Something happened to one of several things, such as a gradient.
     Mark {
-        /// What happened.
+        /// The kind of event.
         name: &'static str,
         /// When it happened.
         at_ns: u64,

@@ -4,7 +4,7 @@ use std::io::{self, Write};
 
 use super::text::Text;
 use super::{Header, RanOn};
-use paceline_trace::{Event, Operation, Place, Shapes, Span, Track};
+use paceline_trace::{Event, Operation, OperationTimes, Place, Shapes, Span, Track};
 
 /// The stream on which compute kernels are written. Further streams of a device follow.
 const COMPUTE_STREAM: u32 = 7;
@@ -242,8 +242,8 @@ impl<'a, W: Write> Events<'a, W> {
     }
 
     fn operation(&mut self, operation: &Operation) -> io::Result<()> {
-        let Operation { group, name, dtype, seq, in_elems, out_elems, .. } = *operation;
-        let Operation { submitted_ns, started_ns, present_ns, finished_ns, .. } = *operation;
+        let Operation { group, name, dtype, seq, in_elems, out_elems, times, .. } = *operation;
+        let OperationTimes { submitted_ns, started_ns, present_ns, finished_ns } = times;
         self.launch("cudaLaunchKernel", Span::at(submitted_ns))?;
         let span = Span { start_ns: started_ns, end_ns: finished_ns };
         let kernel = nccl_name(operation, &self.header.transport);

@@ -5,7 +5,7 @@ use std::io::Read;
 use serde_json::{Value, json};
 
 use super::*;
-use paceline_trace::{Event, Operation, Place, Recorder, Shapes};
+use paceline_trace::{Event, Operation, OperationTimes, Place, Recorder, Shapes};
 
 fn span(start_ns: u64, end_ns: u64) -> Span {
     Span { start_ns, end_ns }
@@ -52,10 +52,12 @@ fn recorder() -> Recorder {
         seq: 7,
         in_elems: 10,
         out_elems: 10,
-        submitted_ns: 2400,
-        started_ns: 2500,
-        present_ns: 2700,
-        finished_ns: 3500,
+        times: OperationTimes {
+            submitted_ns: 2400,
+            started_ns: 2500,
+            present_ns: 2700,
+            finished_ns: 3500,
+        },
     }));
     main.record(Event::Memory {
         at_ns: 2600,
