@@ -1,4 +1,4 @@
-//! What arithmetic and communication must agree on, so that all ways to compute a result give the same bits.
+//! The rules that arithmetic and communication share, so that all ways to compute a result give the same bits.
 //!
 //! - [`tree`]: the order in which values are added up.
 //! - [`mod@bf16`], [`mod@f16`]: rounding to 16 bits.

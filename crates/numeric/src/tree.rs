@@ -82,7 +82,7 @@ pub fn merges(count: usize, nodes: &[Range<usize>]) -> Vec<u8> {
     nodes.iter().map(merges_after).collect()
 }
 
-/// Whether two ranges, of which the second follows the first, are the halves of a node.
+/// Whether two adjacent ranges are the halves of a node.
 fn are_halves(count: usize, left: &Range<usize>, right: &Range<usize>) -> bool {
     let size = left.len();
     size.is_power_of_two()

@@ -7,7 +7,7 @@ use crate::{Markers, Span, now_ns};
 /// A time at which something happened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Mark {
-    /// What happened.
+    /// The kind of event.
     pub name: &'static str,
     /// The number of the thing to which it happened.
     pub id: usize,
@@ -48,7 +48,7 @@ impl SpanTrack {
         self.markers.iter().for_each(|markers| markers.begin(name));
     }
 
-    /// Marks the end of what was marked or begun last.
+    /// Marks the end of the last beginning or span.
     pub fn mark_end(&self) {
         self.markers.iter().for_each(|markers| markers.end());
     }
@@ -97,7 +97,7 @@ impl SpanTrack {
     }
 
     /// Moves each span, and each mark of a stream, from the time at which the host had put work into the stream to the time at
-    /// which the stream had done it. `done_ns` tells the second for the first, `is_of_stream` which marks move.
+    /// which the stream had done it. `done_ns` maps the first to the second; `is_of_stream` selects the marks to move.
     pub fn move_to(&mut self, done_ns: impl Fn(u64) -> u64, is_of_stream: impl Fn(&str) -> bool) {
         self.on_host.extend_from_slice(&self.spans);
         for (_, span) in &mut self.spans {

@@ -1,7 +1,7 @@
 //! How this workspace starts threads: with a name, a stated stack, and on stated processors if ranks are pinned; and how they
 //! share values.
 //!
-//! Input: a name. Output: a builder of the standard library. This file does not know what threads do.
+//! Input: a name. Output: a builder of the standard library. This file does not know the work of threads.
 
 use std::cell::Cell;
 use std::sync::{Mutex, MutexGuard, PoisonError};
@@ -10,7 +10,7 @@ use std::thread::Builder;
 use rustix::io;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-/// The stack of every thread, in bytes: what the main thread of a process has by default. So code that runs on the main
+/// The stack of every thread, in bytes: as much as the main thread of a process has by default. So code that runs on the main
 /// thread runs on every other, also in a build without optimization, whose frames are many times as large. The default of
 /// the standard library is a quarter of it. Only the pages that a thread has touched take memory.
 pub const STACK_BYTES: usize = 8 << 20;
