@@ -1,15 +1,15 @@
-//! A card: what it is like, its memory, and the kernels that it has loaded.
+//! A card: its properties, its memory, and the kernels that it has loaded.
 
 use std::collections::HashMap;
-use std::ffi::{CStr, CString, c_int};
+use std::ffi::{CStr, CString, c_char, c_int};
 use std::fmt;
 use std::sync::{Arc, Mutex};
 
 use paceline_trace::lock;
 
 use crate::driver::{Driver, Handle, OUT_OF_MEMORY, count};
-use crate::kernel::Source;
-use crate::product::Products;
+use crate::kernel::KernelSource;
+use crate::matmul::Matmuls;
 use crate::{CudaError, Result, compiler};
 
 const SHARED_BYTES: u32 = 97;
@@ -18,33 +18,33 @@ const CAPABILITY_MINOR: u32 = 76;
 
 /// A card with its context. Clones are the same card.
 #[derive(Clone)]
-pub struct Card(Arc<Inner>);
+pub struct Card(Arc<CardContext>);
 
-struct Inner {
+struct CardContext {
     driver: &'static Driver,
     index: usize,
     name: String,
     capability: (u32, u32),
     shared_bytes: u32,
     context: Handle,
-    functions: Mutex<HashMap<(&'static str, &'static str), Function>>,
-    products: Mutex<Option<Arc<Products>>>,
+    functions: Mutex<HashMap<(&'static str, &'static str), LoadedKernel>>,
+    matmuls: Mutex<Option<Arc<Matmuls>>>,
 }
 
 // SAFETY: a context, and the functions loaded into it, may be used from any thread that has made the context current.
-unsafe impl Send for Inner {}
-// SAFETY: as for `Send`; what changes is behind mutexes.
-unsafe impl Sync for Inner {}
+unsafe impl Send for CardContext {}
+// SAFETY: as for `Send`; changes are protected by mutexes.
+unsafe impl Sync for CardContext {}
 
 /// A kernel that is loaded. It stays loaded as long as the process runs.
 #[derive(Clone, Copy)]
-pub(crate) struct Function(pub(crate) Handle);
+pub(crate) struct LoadedKernel(pub(crate) Handle);
 
 // SAFETY: the handle is a number for the driver.
-unsafe impl Send for Function {}
+unsafe impl Send for LoadedKernel {}
 
 impl Card {
-    /// The card of this number. Errors if there is none, or no driver.
+    /// The card of this number. Errors without such a card or without a driver.
     pub fn open(index: usize) -> Result<Self> {
         let driver = Driver::ready()?;
         let count = count()?;
@@ -61,24 +61,21 @@ impl Card {
             let status = (driver.cuDevicePrimaryCtxRetain)(&mut context, device);
             driver.check("cuDevicePrimaryCtxRetain", status)?;
         }
-        name[255] = 0;
-        // SAFETY: the last byte is zero.
-        let name = unsafe { CStr::from_ptr(name.as_ptr()) }.to_string_lossy().into_owned();
         let attribute = |which| {
             let mut value = 0;
             // SAFETY: the address is that of a number.
             let status = unsafe { (driver.cuDeviceGetAttribute)(&mut value, which, device) };
             driver.check("cuDeviceGetAttribute", status).map(|()| value.max(0) as u32)
         };
-        let inner = Inner {
+        let inner = CardContext {
             driver,
             index,
-            name,
+            name: text_of(&mut name),
             capability: (attribute(CAPABILITY_MAJOR)?, attribute(CAPABILITY_MINOR)?),
             shared_bytes: attribute(SHARED_BYTES)?,
             context,
             functions: Mutex::default(),
-            products: Mutex::default(),
+            matmuls: Mutex::default(),
         };
         Ok(Self(Arc::new(inner)))
     }
@@ -88,7 +85,7 @@ impl Card {
         self.0.index
     }
 
-    /// What the driver calls it.
+    /// Its name, from the driver.
     pub fn name(&self) -> &str {
         &self.0.name
     }
@@ -113,9 +110,7 @@ impl Card {
         // SAFETY: there is room for 32 bytes.
         let status = unsafe { (driver.cuDeviceGetPCIBusId)(place.as_mut_ptr(), 32, device) };
         driver.check("cuDeviceGetPCIBusId", status)?;
-        place[31] = 0;
-        // SAFETY: the last byte is zero.
-        Ok(unsafe { CStr::from_ptr(place.as_ptr()) }.to_string_lossy().into_owned())
+        Ok(text_of(&mut place))
     }
 
     /// Whether both are the same card.
@@ -198,7 +193,11 @@ impl Card {
     }
 
     /// A kernel of a source, compiled for this card when it is first asked for.
-    pub(crate) fn function(&self, source: &Source, kernel: &'static str) -> Result<Function> {
+    pub(crate) fn function(
+        &self,
+        source: &KernelSource,
+        kernel: &'static str,
+    ) -> Result<LoadedKernel> {
         let mut functions = lock(&self.0.functions);
         if let Some(function) = functions.get(&(source.file, kernel)) {
             return Ok(*function);
@@ -216,7 +215,7 @@ impl Card {
             let status =
                 unsafe { (driver.cuModuleGetFunction)(&mut function, module, symbol.as_ptr()) };
             driver.check("cuModuleGetFunction", status)?;
-            functions.insert((source.file, *name), Function(function));
+            functions.insert((source.file, *name), LoadedKernel(function));
         }
         functions.get(&(source.file, kernel)).copied().ok_or(CudaError::Compile {
             file: source.file,
@@ -224,26 +223,33 @@ impl Card {
         })
     }
 
-    /// What kernels are compiled for: machine code for a card, and text for an emulated one, which has none.
-    pub(crate) fn target(&self) -> compiler::Target {
+    /// The target of its kernels: machine code, or text for an emulated card.
+    pub(crate) fn target(&self) -> compiler::CompileTarget {
         let architecture = self.0.capability.0 * 10 + self.0.capability.1;
         if self.0.name == EMULATED {
-            compiler::Target::Text(architecture.min(80))
+            compiler::CompileTarget::Text(architecture.min(80))
         } else {
-            compiler::Target::Code(architecture)
+            compiler::CompileTarget::Code(architecture)
         }
     }
 
     /// Matrix products on this card.
-    pub(crate) fn products(&self) -> Result<Arc<Products>> {
-        let mut products = lock(&self.0.products);
-        if let Some(products) = &*products {
-            return Ok(products.clone());
+    pub(crate) fn matmuls(&self) -> Result<Arc<Matmuls>> {
+        let mut matmuls = lock(&self.0.matmuls);
+        if let Some(matmuls) = &*matmuls {
+            return Ok(matmuls.clone());
         }
-        let opened = Arc::new(Products::open(self)?);
-        *products = Some(opened.clone());
+        let opened = Arc::new(Matmuls::open(self)?);
+        *matmuls = Some(opened.clone());
         Ok(opened)
     }
+}
+
+/// The text that the driver has written.
+fn text_of<const LEN: usize>(text: &mut [c_char; LEN]) -> String {
+    text[LEN - 1] = 0;
+    // SAFETY: the last byte is zero.
+    unsafe { CStr::from_ptr(text.as_ptr()) }.to_string_lossy().into_owned()
 }
 
 /// The name of a card that is emulated for tests.

@@ -1,8 +1,7 @@
-//! From a source to code for a card, by the vendor's run-time compiler (NVRTC). What was compiled is kept on disk.
+//! From a source to code for a card, by the vendor's run-time compiler (NVRTC). Compiled code is kept on disk.
 //!
-//! Input: a source and a target. Output: machine code, or text for a card that is emulated, or what the kernels need of a
-//! card. A file of the cache begins with the digest of what follows and has the digest of source, target, options and compiler
-//! as its name, so neither an older compiler's nor a broken file is used. The folder belongs to the user alone.
+//! Input: a source and a target. Output: machine code, or text for a card that is emulated, or the resources of the kernels. A
+//! file of the cache begins with the digest of the rest and has the digest of source, target, options and compiler as its name, so neither an older compiler's nor a broken file is used. The folder belongs to the user alone.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fs::{self, DirBuilder};
@@ -12,13 +11,13 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
-use crate::kernel::Source;
-use crate::library::{Names, functions};
+use crate::kernel::KernelSource;
+use crate::library::{LibraryNames, functions};
 use crate::{CudaError, Result};
 
 /// The version that is known to work: newer ones make text that drivers at hand refuse, which does not matter for machine
 /// code.
-const NAMES: Names = Names {
+const NAMES: LibraryNames = LibraryNames {
     files: &["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"],
     companion: Some("libnvrtc-builtins"),
     hint: "install it with `pip install nvidia-cuda-nvrtc==13.0.88`, and name its folder in PACELINE_CUDA_LIBRARIES",
@@ -42,20 +41,20 @@ functions! {
     fn nvrtcGetCUBIN(program: *mut c_void, code: *mut c_char);
 }
 
-/// What a source is compiled for.
+/// The architecture that a source is compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Target {
+pub enum CompileTarget {
     /// Machine code of this architecture, such as 90.
     Code(u32),
     /// Text (PTX) of this virtual architecture.
     Text(u32),
 }
 
-impl Target {
+impl CompileTarget {
     fn option(self) -> String {
         match self {
-            Target::Code(number) => format!("--gpu-architecture=sm_{number}"),
-            Target::Text(number) => format!("--gpu-architecture=compute_{number}"),
+            CompileTarget::Code(number) => format!("--gpu-architecture=sm_{number}"),
+            CompileTarget::Text(number) => format!("--gpu-architecture=compute_{number}"),
         }
     }
 }
@@ -71,14 +70,14 @@ pub fn version() -> Result<(i32, i32)> {
 }
 
 /// The code of a source, from the cache or compiled now.
-pub fn compile(source: &Source, target: Target) -> Result<Vec<u8>> {
+pub fn compile(source: &KernelSource, target: CompileTarget) -> Result<Vec<u8>> {
     made(source, target, &[], |code, _| code)
 }
 
-/// What `wanted` takes of the code and of what the compiler says of it, from the cache or made now.
+/// The bytes that `wanted` takes from the code and the compiler's log, from the cache or made now.
 fn made(
-    source: &Source,
-    target: Target,
+    source: &KernelSource,
+    target: CompileTarget,
     more_options: &[&str],
     wanted: impl FnOnce(Vec<u8>, String) -> Vec<u8>,
 ) -> Result<Vec<u8>> {
@@ -106,7 +105,7 @@ fn made(
 const OPTIONS: [&str; 5] =
     ["--fmad=false", "--std=c++17", "--prec-div=true", "--prec-sqrt=true", "--ftz=false"];
 
-/// What a kernel needs of a multiprocessor.
+/// The resources of a multiprocessor that a kernel takes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Resources {
     /// The kernel.
@@ -115,13 +114,13 @@ pub struct Resources {
     pub registers: u32,
     /// Bytes of a thread that did not fit into registers, written and read.
     pub spilled_bytes: u32,
-    /// Shared memory of a block, besides what a launch adds.
+    /// Shared memory of a block, without the bytes that a launch adds.
     pub shared_bytes: u32,
 }
 
-/// What the kernels of a source need as machine code of an architecture, such as 90. No card is needed for that.
-pub fn resources(source: &Source, architecture: u32) -> Result<Vec<Resources>> {
-    let target = Target::Code(architecture);
+/// The resources of a source's kernels as machine code of an architecture, such as 90. This needs no card.
+pub fn resources(source: &KernelSource, architecture: u32) -> Result<Vec<Resources>> {
+    let target = CompileTarget::Code(architecture);
     let log = made(source, target, &["--ptxas-options=-v"], |_, log| log.into_bytes())?;
     let log = String::from_utf8_lossy(&log);
     let mut all: Vec<Resources> = Vec::new();
@@ -145,11 +144,11 @@ pub fn resources(source: &Source, architecture: u32) -> Result<Vec<Resources>> {
     Ok(all)
 }
 
-/// The code, and what the compiler says of it.
+/// The code, and the compiler's log.
 fn compile_now(
     file: &'static str,
     text: &str,
-    target: Target,
+    target: CompileTarget,
     options: &[&str],
 ) -> Result<(Vec<u8>, String)> {
     let compiler = Compiler::get()?;
@@ -175,10 +174,12 @@ fn compile_now(
         let log = CStr::from_bytes_until_nul(&log).unwrap_or_default().to_string_lossy();
         let outcome = if status == 0 {
             match target {
-                Target::Code(_) => {
+                CompileTarget::Code(_) => {
                     bytes(program, compiler.nvrtcGetCUBINSize, compiler.nvrtcGetCUBIN)
                 }
-                Target::Text(_) => bytes(program, compiler.nvrtcGetPTXSize, compiler.nvrtcGetPTX),
+                CompileTarget::Text(_) => {
+                    bytes(program, compiler.nvrtcGetPTXSize, compiler.nvrtcGetPTX)
+                }
             }
         } else {
             Err(broken(&log))
@@ -225,7 +226,7 @@ fn cache_folder() -> Option<PathBuf> {
     let folder = base.join("paceline").join("kernels");
     DirBuilder::new().recursive(true).mode(0o700).create(&folder).ok()?;
     let found = fs::symlink_metadata(&folder).ok()?;
-    // Whoever can write there can choose the code that runs.
+    // A user who can write there can choose the code that runs.
     let own = found.is_dir() && found.permissions().mode() & 0o022 == 0;
     let is_mine = fs::metadata("/proc/self").ok()?.uid() == found.uid();
     (own && is_mine).then_some(folder)
@@ -234,7 +235,7 @@ fn cache_folder() -> Option<PathBuf> {
 /// The most that a file of the cache may have.
 const MOST_BYTES: u64 = 64 << 20;
 
-/// What is kept in a file, if that is whole.
+/// The bytes that a file keeps, if it is complete.
 fn kept(path: &Path) -> Option<Vec<u8>> {
     let bytes = paceline_files::read(path, MOST_BYTES).ok()?;
     let (digest, made) = bytes.split_at_checked(32)?;

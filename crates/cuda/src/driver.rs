@@ -4,13 +4,13 @@
 
 use std::ffi::{CStr, c_char, c_int, c_uint, c_void};
 
-use crate::library::{Names, functions};
+use crate::library::{LibraryNames, functions};
 use crate::{CudaError, Result};
 
 /// An opaque handle of the driver.
 pub(crate) type Handle = *mut c_void;
 
-const NAMES: Names = Names {
+const NAMES: LibraryNames = LibraryNames {
     files: &["libcuda.so.1", "libcuda.so"],
     companion: None,
     hint: "install the NVIDIA driver, or pass --device cpu",
@@ -105,7 +105,7 @@ impl Driver {
         }
         let words = |of: unsafe extern "C" fn(u32, *mut *const c_char) -> u32| {
             let mut text = std::ptr::null();
-            // SAFETY: the function writes the address of a constant text, or none for a status that it does not know.
+            // SAFETY: the function writes the address of a constant text, or null for a status that it does not know.
             unsafe {
                 let found = of(status, &mut text) == 0 && !text.is_null();
                 found.then(|| CStr::from_ptr(text).to_string_lossy().into_owned())

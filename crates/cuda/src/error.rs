@@ -12,7 +12,7 @@ pub enum CudaError {
         library: &'static str,
         /// Where it was sought.
         sought: String,
-        /// What would help.
+        /// The fix.
         hint: &'static str,
     },
     /// A library lacks a function.
@@ -22,17 +22,17 @@ pub enum CudaError {
         path: String,
         /// The function.
         function: &'static str,
-        /// What would help.
+        /// The fix.
         hint: &'static str,
     },
-    /// The driver is older than what this program was written for.
+    /// The driver is too old for this program.
     #[error(
         "the NVIDIA driver supports CUDA {major}.{minor}, and at least 12.0 is needed; install driver 525 or newer"
     )]
     OldDriver {
-        /// What the driver supports.
+        /// The version that the driver supports.
         major: i32,
-        /// What the driver supports.
+        /// Its second number.
         minor: i32,
     },
     /// There is no card of this number.
@@ -67,12 +67,12 @@ pub enum CudaError {
         /// The status in words.
         text: String,
     },
-    /// A library is still not done with what it was asked for.
+    /// A library is still not done with a call.
     #[error("{function} was not done within {limit:?}: other ranks did not answer")]
     Late {
         /// The function.
         function: &'static str,
-        /// For how long it was waited for.
+        /// The time limit.
         limit: std::time::Duration,
     },
     /// There is no kernel for elements of this type.
@@ -88,7 +88,7 @@ pub enum CudaError {
     Compile {
         /// The source.
         file: &'static str,
-        /// What the compiler says.
+        /// The compiler's messages.
         log: String,
     },
 }

@@ -1,8 +1,8 @@
-//! Graphs: the work of a stream, told once and launched many times.
+//! Graphs: the work of a stream, captured once and replayed many times.
 //!
-//! While a stream is captured, what is put into it does not run: the driver notes it with its arguments. A graph has all of it, and
-//! a launch of the graph is one piece of work. The driver refuses what a graph cannot have: memory that is asked for, waits of the
-//! host, and events from outside. Addresses are noted as they are, so who launches a graph says that its memory is still there.
+//! While a stream is captured, its work does not run: the driver keeps it with its arguments. A graph has all of it, and a launch of
+//! the graph is one piece of work. The driver refuses requests for memory, waits of the host, and events from outside, which a graph
+//! cannot have. Addresses are kept as they are, so the caller that launches a graph guarantees that its memory is still there.
 
 use std::fmt;
 
@@ -24,7 +24,7 @@ unsafe impl Send for Graph {}
 unsafe impl Sync for Graph {}
 
 impl Stream {
-    /// Begins to capture: from now on, the work of this stream is noted and does not run. The thread that begins also ends.
+    /// Begins a capture: from now on, the work of this stream is kept and does not run. The same thread ends the capture.
     pub fn begin_capture(&self) -> Result<()> {
         let driver = self.card().current()?;
         // SAFETY: the handle is alive.
@@ -34,7 +34,7 @@ impl Stream {
         Ok(())
     }
 
-    /// Ends the capture. Errors if something was refused meanwhile; then what was noted is forgotten.
+    /// Ends the capture. Errors if the driver refused something meanwhile; then the captured work is dropped.
     pub fn end_capture(&self) -> Result<Graph> {
         self.set_capturing(false);
         let driver = self.card().current()?;
@@ -42,7 +42,7 @@ impl Stream {
         // SAFETY: the handle is alive, and the address is that of a handle.
         let status = unsafe { (driver.cuStreamEndCapture)(self.handle(), &mut graph) };
         driver.check("cuStreamEndCapture", status)?;
-        // SAFETY: the graph has just been made, and nothing but its executable form is used behind its end.
+        // SAFETY: the graph has just been made, and only its executable form is used afterwards.
         let status = unsafe {
             let status = (driver.cuGraphInstantiateWithFlags)(&mut executable, graph, 0);
             let _ = (driver.cuGraphDestroy)(graph);

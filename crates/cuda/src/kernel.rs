@@ -1,33 +1,33 @@
 //! Kernels: where their sources are, and calls with their arguments.
 //!
 //! [`kernels!`](crate::kernels) states the kernels of a source once, with the types of their arguments, and makes a function
-//! for each that builds a call. [`Source::check`] compares that with the compiled code, so a wrong type is found by a test.
+//! for each that builds a call. [`KernelSource::check`] compares that with the compiled code, so a wrong type is found by a test.
 
 use std::marker::PhantomData;
 
 use crate::{CudaError, Result, compiler};
 
-/// What sources begin with: the types of numbers, and conversions between them.
+/// The beginning of sources: the types of numbers, and conversions between them.
 pub const NUMBERS: &str = include_str!("numbers.cuh");
 
 /// A source in CUDA C++ and the kernels in it.
 #[derive(Debug)]
-pub struct Source {
+pub struct KernelSource {
     /// The name of the file.
     pub file: &'static str,
-    /// What it says, in front of which [`Source::preludes`] are put.
+    /// Its text, without [`KernelSource::preludes`].
     pub text: &'static str,
-    /// What comes before the text: functions that several sources use.
+    /// Texts before it: functions that several sources use.
     pub preludes: &'static [&'static str],
     /// The kernels, by name.
     pub kernels: &'static [&'static str],
     /// The types of each kernel's arguments.
-    pub kinds: &'static [&'static [Kind]],
+    pub kinds: &'static [&'static [ArgumentKind]],
 }
 
 /// The type of an argument, as far as a caller can mix it up.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ArgumentKind {
     /// An address or an integer of 64 bits.
     Word,
     /// An integer of 32 bits.
@@ -38,14 +38,14 @@ pub enum Kind {
     Double,
 }
 
-impl Kind {
-    /// What the text of compiled code calls it.
+impl ArgumentKind {
+    /// The type of an argument in the text of compiled code.
     fn of_code(word: &str) -> Option<Self> {
         match word {
-            ".u64" | ".b64" | ".s64" => Some(Kind::Word),
-            ".u32" | ".b32" | ".s32" => Some(Kind::Half),
-            ".f32" => Some(Kind::Single),
-            ".f64" => Some(Kind::Double),
+            ".u64" | ".b64" | ".s64" => Some(ArgumentKind::Word),
+            ".u32" | ".b32" | ".s32" => Some(ArgumentKind::Half),
+            ".f32" => Some(ArgumentKind::Single),
+            ".f64" => Some(ArgumentKind::Double),
             _ => None,
         }
     }
@@ -54,7 +54,7 @@ impl Kind {
 /// A value that a kernel gets.
 pub trait Argument {
     /// Its type.
-    const KIND: Kind;
+    const KIND: ArgumentKind;
 
     /// Its bits, in the low bytes.
     fn bits(self) -> u64;
@@ -111,7 +111,7 @@ macro_rules! addresses {
         }
         impl<T> Copy for $name<T> {}
         impl<T> Argument for $name<T> {
-            const KIND: Kind = Kind::Word;
+            const KIND: ArgumentKind = ArgumentKind::Word;
             fn bits(self) -> u64 {
                 self.0
             }
@@ -139,7 +139,7 @@ impl<T> Out<T> {
 macro_rules! numbers {
     ($($ty:ty, $kind:ident, $value:ident => $bits:expr;)*) => {$(
         impl Argument for $ty {
-            const KIND: Kind = Kind::$kind;
+            const KIND: ArgumentKind = ArgumentKind::$kind;
             fn bits(self) -> u64 {
                 let $value = self;
                 $bits
@@ -158,17 +158,17 @@ numbers! {
 
 /// A kernel with its arguments.
 #[derive(Clone, Debug)]
-pub struct Call<'a> {
-    pub(crate) source: &'a Source,
+pub struct KernelCall<'a> {
+    pub(crate) source: &'a KernelSource,
     pub(crate) kernel: &'static str,
     pub(crate) values: Vec<u64>,
 }
 
-impl<'a> Call<'a> {
+impl<'a> KernelCall<'a> {
     /// A call of the kernel `name`, or of the one for elements of type `scalar` among `names`.
     #[doc(hidden)]
     pub fn new(
-        source: &'a Source,
+        source: &'a KernelSource,
         name: &'static str,
         variants: &[(&'static str, &'static str)],
         scalar: &'static str,
@@ -192,7 +192,7 @@ pub struct Grid {
     pub blocks: [u32; 3],
     /// Threads of a block, by axis.
     pub threads: [u32; 3],
-    /// Shared memory of a block besides what the kernel states, in bytes.
+    /// Shared memory of a block in bytes, without the memory that the kernel states.
     pub shared_bytes: u32,
 }
 
@@ -225,13 +225,14 @@ impl Grid {
     }
 }
 
-impl Source {
-    /// Compares the stated kernels with those of the text, compiled for an emulated card. Errors with what differs.
+impl KernelSource {
+    /// Compares the stated kernels with those of the text, compiled for an emulated card. Errors with the first difference.
     pub fn check(&self) -> std::result::Result<(), String> {
-        let code =
-            compiler::compile(self, compiler::Target::Text(80)).map_err(|e| e.to_string())?;
+        let code = compiler::compile(self, compiler::CompileTarget::Text(80))
+            .map_err(|e| e.to_string())?;
         let code = String::from_utf8_lossy(&code);
-        let found: Vec<(&str, Vec<Kind>)> = code.split(".entry").skip(1).map(entry).collect();
+        let found: Vec<(&str, Vec<ArgumentKind>)> =
+            code.split(".entry").skip(1).map(entry).collect();
         for (name, kinds) in self.kernels.iter().zip(self.kinds) {
             match found.iter().find(|(of, _)| of == name) {
                 None => return Err(format!("{} has no kernel {name}", self.file)),
@@ -249,11 +250,11 @@ impl Source {
 }
 
 /// The name of an entry of compiled code, and the types of its arguments.
-fn entry(text: &str) -> (&str, Vec<Kind>) {
+fn entry(text: &str) -> (&str, Vec<ArgumentKind>) {
     let head = text.split('{').next().unwrap_or_default();
     let (name, arguments) = head.split_once('(').unwrap_or((head, ""));
     let arguments = arguments.split(')').next().unwrap_or_default();
-    let of = |argument: &str| argument.split_whitespace().find_map(Kind::of_code);
+    let of = |argument: &str| argument.split_whitespace().find_map(ArgumentKind::of_code);
     (name.trim(), arguments.split(',').filter_map(of).collect())
 }
 
@@ -275,7 +276,7 @@ macro_rules! kernels {
     ($source:ident = $file:expr, $text:expr, [$($prelude:expr),*];
      $($(#[$about:meta])* fn $name:ident$(<$t:ident: $($scalar:ident)|+>)?($($arg:ident: $ty:ty),* $(,)?);)*) => {
         /// The kernels of this file.
-        pub static $source: $crate::Source = $crate::Source {
+        pub static $source: $crate::KernelSource = $crate::KernelSource {
             file: $file,
             text: $text,
             preludes: &[$($prelude),*],
@@ -285,11 +286,11 @@ macro_rules! kernels {
         $(
             $(#[$about])*
             #[allow(clippy::too_many_arguments)]
-            pub fn $name$(<$t: $crate::kernel::Scalar>)?($($arg: $ty),*) -> $crate::Result<$crate::Call<'static>> {
+            pub fn $name$(<$t: $crate::kernel::Scalar>)?($($arg: $ty),*) -> $crate::Result<$crate::KernelCall<'static>> {
                 let values = vec![$($crate::Argument::bits($arg)),*];
                 let variants = &[$($((stringify!($scalar), concat!(stringify!($name), "_", stringify!($scalar)))),+)?];
                 let scalar = $crate::kernels!(@scalar $($t)?);
-                $crate::Call::new(&$source, stringify!($name), variants, scalar, values)
+                $crate::KernelCall::new(&$source, stringify!($name), variants, scalar, values)
             }
         )*
     };
@@ -304,7 +305,7 @@ macro_rules! kernels {
     };
     (@kinds [$($done:expr),*]) => { [$($done),*] };
     (@kinds [$($done:expr),*] [($($ty:ty),*) $name:ident] $($rest:tt)*) => {
-        $crate::kernels!(@kinds [$($done,)* &[$(<$ty as $crate::Argument>::KIND),*] as &[$crate::Kind]] $($rest)*)
+        $crate::kernels!(@kinds [$($done,)* &[$(<$ty as $crate::Argument>::KIND),*] as &[$crate::ArgumentKind]] $($rest)*)
     };
     (@kinds [$($done:expr),*] [$types:tt $name:ident $t:ident $($scalar:ident)+] $($rest:tt)*) => {
         $crate::kernels!(@kinds [$($done,)* $($crate::kernels!(@of $t $scalar $types)),+] $($rest)*)
@@ -312,7 +313,7 @@ macro_rules! kernels {
     (@of $t:ident $scalar:ident ($($ty:ty),*)) => {{
         #[allow(dead_code)]
         type $t = $crate::kernel::scalar::$scalar;
-        &[$(<$ty as $crate::Argument>::KIND),*] as &[$crate::Kind]
+        &[$(<$ty as $crate::Argument>::KIND),*] as &[$crate::ArgumentKind]
     }};
 }
 

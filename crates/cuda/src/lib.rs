@@ -1,19 +1,19 @@
 //! NVIDIA cards. The libraries of the vendor are loaded when a card is first asked for, so one program runs with and
 //! without them, and nothing of theirs is needed to build it.
 //!
-//! Input: addresses, sizes and the sources of kernels. Output: memory of a card, streams of work, events behind it. This
-//! crate knows neither tensors nor layers, and orders nothing by itself: whoever submits work says what waits for what.
+//! Input: addresses, sizes and the sources of kernels. Output: memory of a card, streams of work, and events. This crate knows
+//! neither tensors nor layers, and orders nothing by itself: the caller that submits work states its waits.
 //!
-//! | file | what it has |
+//! | file | contents |
 //! |---|---|
 //! | [`library`] | finds and opens a library, and says where it was sought |
 //! | [`driver`] | the functions of the driver, and their errors |
 //! | [`card`] | a card: its properties, memory, and loaded kernels |
 //! | [`stream`] | queues of work, and events |
-//! | [`graph`] | work of a queue that is told once and launched again |
+//! | [`graph`] | work of a stream that is captured once and replayed |
 //! | [`compiler`] | from a source in CUDA C++ to code for a card, kept on disk |
 //! | [`kernel`] | a kernel with its arguments |
-//! | [`product`] | matrix products by cuBLASLt |
+//! | [`matmul`] | matrix products by cuBLASLt |
 //! | [`nccl`] | communication between cards by NCCL |
 //! | [`nvml`] | how busy a card is, and its memory |
 //! | [`nvtx`] | ranges that a profiler shows |
@@ -25,10 +25,10 @@ pub mod driver;
 pub mod graph;
 pub mod kernel;
 pub mod library;
+pub mod matmul;
 pub mod nccl;
 pub mod nvml;
 pub mod nvtx;
-pub mod product;
 pub mod stream;
 
 mod error;
@@ -36,8 +36,8 @@ mod error;
 pub use card::Card;
 pub use error::CudaError;
 pub use graph::Graph;
-pub use kernel::{Argument, Call, Grid, Kind, Source};
-pub use product::{Epilogue, Factor, Number, Product};
+pub use kernel::{Argument, ArgumentKind, Grid, KernelCall, KernelSource};
+pub use matmul::{Epilogue, Factor, Matmul, MatmulSizes, MatrixType};
 pub use stream::{Event, Stream};
 
 /// Whether everything is there that computing on a card needs: driver, card, compiler and the library of products. Errors
@@ -48,7 +48,7 @@ pub fn probe(index: Option<usize>) -> Result<()> {
         return Err(CudaError::NoCard { index: index.unwrap_or_default(), count });
     }
     compiler::version()?;
-    product::probe()
+    matmul::probe()
 }
 
 /// The result of this crate.

@@ -1,8 +1,8 @@
 //! Libraries of the vendor: where they are, and the functions in them.
 //!
-//! Input: names of files and functions. Output: addresses of functions. This module does not know what they do.
+//! Input: names of files and functions. Output: addresses of functions. This module does not know their purpose.
 
-use std::ffi::OsString;
+use std::ffi::{CStr, OsString, c_char};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
@@ -23,12 +23,12 @@ pub fn prefer(folder: PathBuf) {
 
 /// A library, by the names of its file.
 #[derive(Clone, Copy, Debug)]
-pub struct Names {
+pub struct LibraryNames {
     /// The file, newest version first.
     pub files: &'static [&'static str],
     /// The beginning of the names of files that the library opens itself, which it finds only once they are open.
     pub companion: Option<&'static str>,
-    /// What helps if it is missing or too old.
+    /// The fix if it is missing or too old.
     pub hint: &'static str,
 }
 
@@ -45,13 +45,13 @@ pub struct Library {
 impl Library {
     /// Opens the first file that is there, in the folders of [`FOLDERS`] and then where the system looks. Errors with all
     /// places where it was sought.
-    pub fn open(names: Names) -> Result<Self> {
+    pub fn open(names: LibraryNames) -> Result<Self> {
         let mut sought = Vec::new();
         for candidate in candidates(names.files) {
             let begin = names.companion;
             let companions = begin.map(|begin| companions(&candidate, begin)).unwrap_or_default();
-            // SAFETY: running the initializers of the vendor's libraries is what opening them is for. A file of another
-            // kind at these places is a choice of whoever set up the system or the variable.
+            // SAFETY: opening the vendor's libraries runs their initializers, as intended. The owner of the system, or of the
+            // variable, chooses the files at these paths.
             match unsafe { Opened::open(Some(&candidate), RTLD_NOW | RTLD_LOCAL) } {
                 Ok(opened) => {
                     let path = candidate.to_string_lossy().into_owned();
@@ -75,6 +75,21 @@ impl Library {
             Ok(symbol) => Ok(*symbol),
             Err(_) => Err(CudaError::TooOld { path: self.path.clone(), function, hint: self.hint }),
         }
+    }
+
+    /// The library's text for a status.
+    ///
+    /// # Safety
+    ///
+    /// The function of this name takes a status and returns a constant text.
+    pub(crate) unsafe fn status_text(&self, function: &'static str, status: u32) -> Result<String> {
+        // SAFETY: the caller's.
+        let text = unsafe {
+            CStr::from_ptr(self.function::<unsafe extern "C" fn(u32) -> *const c_char>(function)?(
+                status,
+            ))
+        };
+        Ok(text.to_string_lossy().into_owned())
     }
 }
 

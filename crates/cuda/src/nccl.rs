@@ -1,21 +1,21 @@
 //! Communication between cards by NCCL.
 //!
 //! Input: addresses on a card, ranks, a stream. Output: work of the stream. All ranks of a communicator call the same
-//! functions in the same order; what happens if they do not is not defined, so whoever calls compares the calls first.
+//! functions in the same order; otherwise the behavior is undefined, so callers compare the calls first.
 //!
-//! No call blocks: the library says that it is in progress, and is asked until it is done, for at most a limit. Then the communicator
-//! is aborted by whoever gets the error, since a rank that never comes would be waited for without end.
+//! No call blocks: the library reports that it is in progress, and is queried until it is done, up to a time limit. The caller that gets
+//! the error then aborts the communicator, since the library would wait forever for a rank that never comes.
 
-use std::ffi::{CStr, c_char, c_int};
+use std::ffi::c_int;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::driver::Handle;
-use crate::library::{Names, functions};
+use crate::library::{LibraryNames, functions};
 use crate::{Card, CudaError, Result, Stream};
 
-const NAMES: Names = Names {
+const NAMES: LibraryNames = LibraryNames {
     files: &["libnccl.so.2", "libnccl.so"],
     companion: None,
     hint: "install it with `pip install nvidia-nccl-cu13`, and name its folder in PACELINE_CUDA_LIBRARIES",
@@ -26,7 +26,7 @@ functions! {
     Functions in NAMES;
     fn ncclGetVersion(version: *mut c_int);
     fn ncclGetUniqueId(id: *mut UniqueId);
-    fn ncclCommInitRankConfig(communicator: *mut Handle, ranks: c_int, id: UniqueId, rank: c_int, config: *mut Config);
+    fn ncclCommInitRankConfig(communicator: *mut Handle, ranks: c_int, id: UniqueId, rank: c_int, config: *mut CommunicatorConfig);
     fn ncclCommDestroy(communicator: Handle);
     fn ncclCommAbort(communicator: Handle);
     fn ncclCommGetAsyncError(communicator: Handle, error: *mut u32);
@@ -43,21 +43,21 @@ functions! {
 
 /// The type of bytes, and of u8.
 const BYTES: u32 = 1;
-/// The library is not done with what it was asked for, and nothing has failed.
+/// The library is not done with a call, and nothing has failed.
 const IN_PROGRESS: u32 = 7;
 
-/// `ncclConfig_t` as of version 2.14. A later library takes what this does not have as not stated.
+/// `ncclConfig_t` as of version 2.14. A later library uses its defaults for later fields.
 #[repr(C)]
-pub(crate) struct Config {
+pub(crate) struct CommunicatorConfig {
     size: usize,
     magic: u32,
     version: u32,
     blocking: c_int,
-    /// What fills the size up.
+    /// Padding.
     rest: c_int,
 }
 
-/// How often a rank asks whether the library is done.
+/// The time between two queries of the library.
 const LOOK_AGAIN: Duration = Duration::from_micros(50);
 /// A longer time between two looks was that of a process that was suspended, and counts as this.
 const MOST_BETWEEN: Duration = Duration::from_secs(1);
@@ -76,13 +76,8 @@ impl Functions {
         if matches!(status, 0 | IN_PROGRESS) {
             return Ok(());
         }
-        // SAFETY: this is the function's type. It returns a constant text.
-        let text = unsafe {
-            let words = self
-                .library
-                .function::<unsafe extern "C" fn(u32) -> *const c_char>("ncclGetErrorString")?;
-            CStr::from_ptr(words(status)).to_string_lossy().into_owned()
-        };
+        // SAFETY: the function is of this kind.
+        let text = unsafe { self.library.status_text("ncclGetErrorString", status) }?;
         let name = NAMES.get(status as usize).copied().unwrap_or("unknown").to_owned();
         Err(CudaError::Failed { function, status, name, text })
     }
@@ -123,9 +118,9 @@ impl UniqueId {
     }
 }
 
-/// What one rank moves to or from another one, or itself.
+/// Bytes that a rank sends or receives.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Message {
+pub enum PeerMessage {
     /// These bytes go to a rank.
     Send {
         /// Where they are.
@@ -169,8 +164,8 @@ unsafe impl Send for Communicator {}
 unsafe impl Sync for Communicator {}
 
 impl Communicator {
-    /// Joins the ranks with the same name, and waits until all have joined, as for whatever is asked for later, for at most `limit`
-    /// (see [`Communicator::set_limit`]).
+    /// Joins the ranks with the same name, and waits until all have joined. This and later calls take at most `limit` (see
+    /// [`Communicator::set_limit`]).
     /// Errors if one does not come in time, if two of them use one card, or if the library cannot connect them.
     pub fn join(
         card: &Card,
@@ -180,9 +175,9 @@ impl Communicator {
     ) -> Result<Self> {
         let functions = Functions::get()?;
         card.current()?;
-        let size = size_of::<Config>();
+        let size = size_of::<CommunicatorConfig>();
         let (magic, version) = (0xcafe_beef, 21_400);
-        let mut config = Config { size, magic, version, blocking: 0, rest: 0 };
+        let mut config = CommunicatorConfig { size, magic, version, blocking: 0, rest: 0 };
         let mut handle = std::ptr::null_mut();
         // SAFETY: the addresses are those of a handle and of a configuration that is read during the call, and the card of
         // this thread is set.
@@ -192,7 +187,7 @@ impl Communicator {
         };
         let began = functions.check("ncclCommInitRankConfig", status);
         let began = match began {
-            // There is nothing that could be in progress.
+            // Without a communicator nothing is in progress.
             Err(error) if handle.is_null() => return Err(error),
             began => began,
         };
@@ -206,7 +201,7 @@ impl Communicator {
         }
     }
 
-    /// From now on, what is asked for may take this long.
+    /// From now on, a call may take this long.
     pub fn set_limit(&mut self, limit: Duration) {
         self.limit = limit;
     }
@@ -247,19 +242,19 @@ impl Communicator {
     ///
     /// The ranges are on the stream's card, those that are written overlap no other, and nobody uses them against that
     /// until the work is done. No rank of the communicator does anything else with it.
-    pub unsafe fn exchange(&self, stream: &Stream, messages: &[Message]) -> Result<()> {
+    pub unsafe fn exchange(&self, stream: &Stream, messages: &[PeerMessage]) -> Result<()> {
         stream.card().current()?;
         let (of, comm, stream) = (self.functions, self.handle, stream.handle());
         // SAFETY: the caller's.
         unsafe {
             of.check("ncclGroupStart", (of.ncclGroupStart)())?;
-            // A group that was started is ended, whatever happens.
+            // A group that was started must be ended.
             let called = messages.iter().try_for_each(|message| match *message {
-                Message::Send { from, bytes, to } => of.check(
+                PeerMessage::Send { from, bytes, to } => of.check(
                     "ncclSend",
                     (of.ncclSend)(from, bytes, BYTES, to as c_int, comm, stream),
                 ),
-                Message::Receive { to, bytes, from } => of.check(
+                PeerMessage::Receive { to, bytes, from } => of.check(
                     "ncclRecv",
                     (of.ncclRecv)(to, bytes, BYTES, from as c_int, comm, stream),
                 ),

@@ -51,7 +51,7 @@ template <> struct As<f16> {
     }
 };
 
-// The element types of tensors, each with the type in which kernels compute with it: what `KERNELS` makes of each.
+// The element types of tensors, each with the type in which kernels compute with it: `KERNELS` expands each of them.
 #define STORED_TYPES(KERNELS) KERNELS(f32, f32) KERNELS(f64, f64) KERNELS(f16, f32) KERNELS(bf16, f32)
 #define REAL_TYPES(KERNELS) KERNELS(f32) KERNELS(f64)
 #define HALF_TYPES(KERNELS) KERNELS(f16) KERNELS(bf16)
@@ -60,7 +60,7 @@ template <> struct As<f16> {
 __device__ __forceinline__ u64 place() { return (u64)blockIdx.x * blockDim.x + threadIdx.x; }
 
 // Calls f with the places of this thread below n, of a grid of one axis: four, a block's width apart, so that their numbers are on the
-// way at the same time. For that the compiler has to know that what is written is not what is read (`__restrict__`).
+// way at the same time. For that the compiler has to know that no element is both read and written (`__restrict__`).
 template <typename F> __device__ __forceinline__ void at_places(u64 n, F f) {
     u64 first = (u64)blockIdx.x * blockDim.x * 4 + threadIdx.x, last = first + 3 * blockDim.x;
     if (last < n) {

@@ -1,16 +1,16 @@
 //! How busy a card is and how much of its memory is used, by NVML, the driver's library for monitoring.
 //!
-//! Input: a card. Output: what the driver says of it, all processes together. Nothing else needs this library, so whoever asks
-//! has to do without an answer.
+//! Input: a card. Output: the driver's figures for it, all processes together. Nothing else needs this library, so callers do
+//! without an answer if it is missing.
 
-use std::ffi::{CStr, CString, c_char, c_uint};
+use std::ffi::{CString, c_char, c_uint};
 use std::fmt;
 
 use crate::driver::Handle;
-use crate::library::{Names, functions};
+use crate::library::{LibraryNames, functions};
 use crate::{Card, CudaError, Result};
 
-const NAMES: Names = Names {
+const NAMES: LibraryNames = LibraryNames {
     files: &["libnvidia-ml.so.1", "libnvidia-ml.so"],
     companion: None,
     hint: "it comes with the NVIDIA driver",
@@ -23,7 +23,7 @@ functions! {
     fn nvmlShutdown();
     fn nvmlDeviceGetHandleByPciBusId_v2(place: *const c_char, device: *mut Handle);
     fn nvmlDeviceGetUtilizationRates(device: Handle, utilization: *mut Utilization);
-    fn nvmlDeviceGetMemoryInfo(device: Handle, memory: *mut Memory);
+    fn nvmlDeviceGetMemoryInfo(device: Handle, memory: *mut MemoryInfo);
 }
 
 /// `nvmlUtilization_t`: percent of the library's last period, which is between a sixth of a second and a second.
@@ -39,7 +39,7 @@ pub(crate) struct Utilization {
 /// `nvmlMemory_t`, in bytes.
 #[repr(C)]
 #[derive(Default)]
-pub(crate) struct Memory {
+pub(crate) struct MemoryInfo {
     total: u64,
     free: u64,
     used: u64,
@@ -50,27 +50,22 @@ impl Functions {
         if status == 0 {
             return Ok(());
         }
-        // SAFETY: this is the function's type. It returns a constant text.
-        let text = unsafe {
-            let words = self
-                .library
-                .function::<unsafe extern "C" fn(u32) -> *const c_char>("nvmlErrorString")?;
-            CStr::from_ptr(words(status)).to_string_lossy().into_owned()
-        };
+        // SAFETY: the function is of this kind.
+        let text = unsafe { self.library.status_text("nvmlErrorString", status) }?;
         Err(CudaError::Failed { function, status, name: "NVML".to_owned(), text })
     }
 }
 
 /// A card as the library sees it.
-pub struct Monitor {
+pub struct CardMonitor {
     functions: &'static Functions,
     device: Handle,
 }
 
 // SAFETY: the library's functions may be called from any thread, and the handle is a number for it.
-unsafe impl Send for Monitor {}
+unsafe impl Send for CardMonitor {}
 
-impl Monitor {
+impl CardMonitor {
     /// The library's view of a card. Errors if the library is missing, does not start or does not know the card.
     pub fn open(card: &Card) -> Result<Self> {
         let place = CString::new(card.place()?).unwrap_or_default();
@@ -101,7 +96,7 @@ impl Monitor {
 
     /// Bytes of the card's memory that all processes and the driver use.
     pub fn used_bytes(&self) -> Result<u64> {
-        let mut memory = Memory::default();
+        let mut memory = MemoryInfo::default();
         // SAFETY: as for the utilization.
         let status = unsafe { (self.functions.nvmlDeviceGetMemoryInfo)(self.device, &mut memory) };
         self.functions.check("nvmlDeviceGetMemoryInfo", status)?;
@@ -109,15 +104,15 @@ impl Monitor {
     }
 }
 
-impl Drop for Monitor {
+impl Drop for CardMonitor {
     fn drop(&mut self) {
         // SAFETY: it was started once for this monitor, which nobody has any longer.
         let _ = unsafe { (self.functions.nvmlShutdown)() };
     }
 }
 
-impl fmt::Debug for Monitor {
+impl fmt::Debug for CardMonitor {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Monitor")
+        f.write_str("CardMonitor")
     }
 }

@@ -3,7 +3,7 @@
 //! Nothing of the vendor is linked. A profiler names its library in a variable; that library is opened, asks for tables of
 //! functions, and puts its own ones there. Without the variable there is nothing to call.
 //!
-//! Input: names of ranges as they begin. Output: calls of the profiler. This module does not know what a range is about.
+//! Input: names of ranges as they begin. Output: calls of the profiler. This module does not know the subject of a range.
 //! Source: `nvtxDetail/nvtxTypes.h` and `nvtxInit.h` of NVTX 3.
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
@@ -36,19 +36,19 @@ static PLACES: [[AtomicPtr<c_void>; MOST_FUNCTIONS]; FUNCTIONS.len()] =
 
 /// The addresses of the places of a module, as the profiler gets them; one more, without an address, ends them.
 #[repr(transparent)]
-struct Table([*mut *mut c_void; MOST_FUNCTIONS + 1]);
+struct FunctionTable([*mut *mut c_void; MOST_FUNCTIONS + 1]);
 
 // SAFETY: the addresses are those of statics, which are atomics and live as long as the process.
-unsafe impl Send for Table {}
+unsafe impl Send for FunctionTable {}
 // SAFETY: as for `Send`; the tables themselves do not change.
-unsafe impl Sync for Table {}
+unsafe impl Sync for FunctionTable {}
 
-fn tables() -> &'static [Table; FUNCTIONS.len()] {
-    static TABLES: OnceLock<[Table; FUNCTIONS.len()]> = OnceLock::new();
+fn tables() -> &'static [FunctionTable; FUNCTIONS.len()] {
+    static TABLES: OnceLock<[FunctionTable; FUNCTIONS.len()]> = OnceLock::new();
     TABLES.get_or_init(|| {
         std::array::from_fn(|module| {
             let is_there = |at: usize| at > 0 && at < FUNCTIONS[module];
-            Table(std::array::from_fn(|at| {
+            FunctionTable(std::array::from_fn(|at| {
                 if is_there(at) { PLACES[module][at].as_ptr() } else { null_mut() }
             }))
         })
@@ -57,9 +57,9 @@ fn tables() -> &'static [Table; FUNCTIONS.len()] {
 
 /// `NvtxExportTableCallbacks`
 #[repr(C)]
-struct Callbacks {
+struct ExportCallbacks {
     size: usize,
-    functions: unsafe extern "C" fn(c_int, *mut *const Table, *mut c_uint) -> c_int,
+    functions: unsafe extern "C" fn(c_int, *mut *const FunctionTable, *mut c_uint) -> c_int,
 }
 
 /// `NvtxExportTableVersionInfo`
@@ -74,12 +74,12 @@ struct Version {
 /// `GetModuleFunctionTable`: 1 if there is such a module.
 unsafe extern "C" fn functions_of(
     module: c_int,
-    table: *mut *const Table,
+    table: *mut *const FunctionTable,
     size: *mut c_uint,
 ) -> c_int {
     let module = usize::try_from(module).unwrap_or_default();
     let Some(count) = FUNCTIONS.get(module).copied().filter(|count| *count > 0) else { return 0 };
-    // SAFETY: the profiler gives each address or none.
+    // SAFETY: the profiler gives each address, or null.
     unsafe {
         if !table.is_null() {
             *table = &tables()[module];
@@ -91,13 +91,13 @@ unsafe extern "C" fn functions_of(
     1
 }
 
-/// What the profiler says its version is, which changes nothing.
+/// Gets the profiler's version, which changes nothing.
 extern "C" fn set_version(_: u32) {}
 
 /// The tables of functions that a profiler may ask for, by number.
 extern "C" fn export_table(id: u32) -> *const c_void {
-    static CALLBACKS: Callbacks =
-        Callbacks { size: size_of::<Callbacks>(), functions: functions_of };
+    static CALLBACKS: ExportCallbacks =
+        ExportCallbacks { size: size_of::<ExportCallbacks>(), functions: functions_of };
     static VERSION: Version =
         Version { size: size_of::<Version>(), version: 3, reserved: 0, set: set_version };
     match id {
@@ -127,7 +127,7 @@ impl Nvtx {
         if is_special(Path::new(&path)) {
             return Err(refused("it is no regular file"));
         }
-        // SAFETY: running the initializers of the profiler's library is what the variable asks for.
+        // SAFETY: opening the profiler's library runs its initializers, as the user of the variable intends.
         let library = unsafe { Library::open(Some(&path), RTLD_LAZY | RTLD_LOCAL) }
             .map_err(|error| refused(&error.to_string()))?;
         type GetTable = extern "C" fn(u32) -> *const c_void;
@@ -157,10 +157,10 @@ impl Markers for Nvtx {
         if push.is_null() {
             return;
         }
-        let mut text = Name { bytes: [0; MOST_BYTES], len: 0 };
+        let mut text = CutName { bytes: [0; MOST_BYTES], len: 0 };
         // It cannot fail.
         let _ = text.write_fmt(name);
-        // SAFETY: what the profiler has put there is a function of this type, `nvtxRangePushA`.
+        // SAFETY: the profiler has put a function of this type there, `nvtxRangePushA`.
         let push: unsafe extern "C" fn(*const c_char) -> c_int =
             unsafe { std::mem::transmute(push) };
         // SAFETY: the text ends with a zero byte.
@@ -170,7 +170,7 @@ impl Markers for Nvtx {
     fn end(&self) {
         let pop = PLACES[CORE][POP].load(Ordering::Acquire);
         if !pop.is_null() {
-            // SAFETY: what the profiler has put there is a function of this type, `nvtxRangePop`.
+            // SAFETY: the profiler has put a function of this type there, `nvtxRangePop`.
             let pop: unsafe extern "C" fn() -> c_int = unsafe { std::mem::transmute(pop) };
             // SAFETY: it has no condition.
             unsafe { pop() };
@@ -179,12 +179,12 @@ impl Markers for Nvtx {
 }
 
 /// A name that ends with a zero byte.
-struct Name {
+struct CutName {
     bytes: [u8; MOST_BYTES],
     len: usize,
 }
 
-impl Write for Name {
+impl Write for CutName {
     fn write_str(&mut self, text: &str) -> fmt::Result {
         let end = (self.len + text.len()).min(MOST_BYTES - 1);
         self.bytes[self.len..end].copy_from_slice(&text.as_bytes()[..end - self.len]);

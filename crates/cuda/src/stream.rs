@@ -1,4 +1,4 @@
-//! Queues of work of a card, and events behind the work.
+//! Queues of work of a card, and events between pieces of work.
 
 use std::ffi::c_void;
 use std::fmt;
@@ -8,9 +8,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use paceline_trace::lock;
 
 use crate::driver::{Driver, Handle, NOT_READY};
-use crate::kernel::{Call, Grid};
-use crate::product::WORKSPACE_BYTES;
-use crate::{Card, Product, Result};
+use crate::kernel::{Grid, KernelCall};
+use crate::matmul::WORKSPACE_BYTES;
+use crate::{Card, Matmul, Result};
 
 /// Streams do not wait for the driver's default stream, which nothing uses.
 const NON_BLOCKING: u32 = 1;
@@ -18,21 +18,21 @@ const NON_BLOCKING: u32 = 1;
 /// A queue of work of a card. Clones are the same queue. It is given back with the last clone; work that is queued then still
 /// runs.
 #[derive(Clone)]
-pub struct Stream(Arc<Inner>);
+pub struct Stream(Arc<StreamHandle>);
 
-struct Inner {
+struct StreamHandle {
     card: Card,
     handle: Handle,
     /// Memory of the card for products of this stream.
     workspace: Mutex<Option<u64>>,
-    /// Whether work is noted for a graph.
+    /// Whether work is captured for a graph.
     is_capturing: AtomicBool,
 }
 
 // SAFETY: a stream may be used from any thread that has made its context current.
-unsafe impl Send for Inner {}
+unsafe impl Send for StreamHandle {}
 // SAFETY: as for `Send`.
-unsafe impl Sync for Inner {}
+unsafe impl Sync for StreamHandle {}
 
 impl Stream {
     /// A new stream.
@@ -44,7 +44,7 @@ impl Stream {
         driver.check("cuStreamCreate", status)?;
         let (card, workspace) = (card.clone(), Mutex::default());
         let is_capturing = AtomicBool::new(false);
-        Ok(Self(Arc::new(Inner { card, handle, workspace, is_capturing })))
+        Ok(Self(Arc::new(StreamHandle { card, handle, workspace, is_capturing })))
     }
 
     /// The card.
@@ -56,7 +56,7 @@ impl Stream {
         self.0.handle
     }
 
-    /// Whether work is noted for a graph, and does not run.
+    /// Whether work is captured for a graph, and does not run.
     pub(crate) fn is_capturing(&self) -> bool {
         self.0.is_capturing.load(Ordering::Relaxed)
     }
@@ -86,7 +86,7 @@ impl Stream {
         driver.check("cuStreamWaitEvent", status)
     }
 
-    /// Puts an event behind all work so far.
+    /// Puts an event after all work so far.
     pub fn record(&self, event: &Event) -> Result<()> {
         let driver = self.driver()?;
         // SAFETY: both handles are alive.
@@ -157,9 +157,9 @@ impl Stream {
     ///
     /// # Safety
     ///
-    /// The kernel touches nothing but what its arguments name; that memory stays in place until the work is done, and
+    /// The kernel touches only memory that its arguments name; that memory stays in place until the work is done, and
     /// nobody else uses it against the kernel's access until then.
-    pub unsafe fn launch(&self, call: Call<'_>, grid: Grid) -> Result<()> {
+    pub unsafe fn launch(&self, call: KernelCall<'_>, grid: Grid) -> Result<()> {
         if grid.blocks.contains(&0) {
             return Ok(());
         }
@@ -200,10 +200,10 @@ impl Stream {
     /// # Safety
     ///
     /// As for [`Stream::launch`].
-    pub unsafe fn multiply(&self, product: &Product) -> Result<()> {
-        let products = self.0.card.products()?;
+    pub unsafe fn multiply(&self, matmul: &Matmul) -> Result<()> {
+        let matmuls = self.0.card.matmuls()?;
         // SAFETY: the caller's.
-        unsafe { products.launch(product, self) }
+        unsafe { matmuls.launch(matmul, self) }
     }
 }
 
@@ -212,7 +212,7 @@ const DEFAULT_SHARED_BYTES: u32 = 48 << 10;
 /// The attribute of a function that allows more.
 const MAX_SHARED_BYTES: i32 = 8;
 
-impl Drop for Inner {
+impl Drop for StreamHandle {
     fn drop(&mut self) {
         let Ok(driver) = self.card.current() else { return };
         let workspace = self.workspace.get_mut().unwrap_or_else(PoisonError::into_inner).take();
@@ -235,26 +235,26 @@ impl fmt::Debug for Stream {
 
 /// A point in the work of a stream. Clones are the same point.
 #[derive(Clone)]
-pub struct Event(Arc<Point>);
+pub struct Event(Arc<EventHandle>);
 
-struct Point {
+struct EventHandle {
     card: Card,
     handle: Handle,
 }
 
 // SAFETY: an event may be used from any thread that has made its context current.
-unsafe impl Send for Point {}
+unsafe impl Send for EventHandle {}
 // SAFETY: as for `Send`.
-unsafe impl Sync for Point {}
+unsafe impl Sync for EventHandle {}
 
 impl Event {
-    /// An event that tells times, and that no stream has yet.
+    /// An event with a time, in no stream yet.
     pub fn new(card: &Card) -> Result<Self> {
         let driver = card.current()?;
         let mut handle = std::ptr::null_mut();
         // SAFETY: the address is that of a handle.
         driver.check("cuEventCreate", unsafe { (driver.cuEventCreate)(&mut handle, 0) })?;
-        Ok(Self(Arc::new(Point { card: card.clone(), handle })))
+        Ok(Self(Arc::new(EventHandle { card: card.clone(), handle })))
     }
 
     /// Whether all work before it is done.
@@ -287,10 +287,10 @@ impl Event {
     }
 }
 
-impl Drop for Point {
+impl Drop for EventHandle {
     fn drop(&mut self) {
         if let Ok(driver) = self.card.current() {
-            // SAFETY: this was the last handle. The driver keeps what a stream still needs.
+            // SAFETY: this was the last handle. The driver keeps an event that a stream still needs.
             let _ = unsafe { (driver.cuEventDestroy_v2)(self.handle) };
         }
     }

@@ -4,7 +4,7 @@
 //! does not know what the kernels compute.
 
 use paceline_cuda::kernel::{In, Out};
-use paceline_cuda::{Grid, Number, Product};
+use paceline_cuda::{Grid, Matmul, MatrixType};
 use paceline_memory::{DType, Element};
 
 use crate::stored::Stored;
@@ -64,7 +64,7 @@ impl OnCard {
     /// stated to be read.
     pub unsafe fn launch(
         &self,
-        call: paceline_cuda::Call<'_>,
+        call: paceline_cuda::KernelCall<'_>,
         grid: Grid,
     ) -> paceline_cuda::Result<()> {
         // SAFETY: the caller's, and the operands are queued for this operation.
@@ -76,13 +76,13 @@ impl OnCard {
     /// # Safety
     ///
     /// As for [`OnCard::launch`].
-    pub unsafe fn multiply(&self, product: &Product) -> paceline_cuda::Result<()> {
-        let number = match product.number {
-            Number::Single if self.rounds_to_tf32 => Number::Rounded,
-            number => number,
+    pub unsafe fn multiply(&self, matmul: &Matmul) -> paceline_cuda::Result<()> {
+        let factors = match matmul.factors {
+            MatrixType::F32 if self.rounds_to_tf32 => MatrixType::Tf32,
+            factors => factors,
         };
         // SAFETY: as for `launch`.
-        unsafe { self.stream.multiply(&Product { number, ..*product }) }
+        unsafe { self.stream.multiply(&Matmul { factors, ..*matmul }) }
     }
 
     /// Sets all bytes of elements.

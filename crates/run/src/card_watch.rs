@@ -6,7 +6,7 @@
 use std::time::{Duration, Instant};
 
 use paceline_cuda::Card;
-use paceline_cuda::nvml::Monitor;
+use paceline_cuda::nvml::CardMonitor;
 use paceline_failure::Result;
 use paceline_observe::figures::event::{Event, Listener};
 use paceline_observe::record::card_use::CardUse;
@@ -18,7 +18,7 @@ const INTERVAL: Duration = Duration::from_millis(100);
 /// Watches the card of a rank.
 #[derive(Debug)]
 pub(crate) struct CardWatch {
-    monitor: Option<Monitor>,
+    monitor: Option<CardMonitor>,
     warmup_steps: u64,
     asked: Option<Instant>,
     card: CardUse,
@@ -28,7 +28,7 @@ impl CardWatch {
     /// Watches a card in the steps after the first `warmup_steps`.
     pub(crate) fn new(card: &Card, warmup_steps: u64) -> Self {
         let mut of_card = CardUse::default();
-        let monitor = Monitor::open(card).map_err(|error| of_card.is_missing(error.to_string()));
+        let monitor = CardMonitor::open(card).map_err(|error| of_card.is_missing(error.to_string()));
         Self { monitor: monitor.ok(), warmup_steps, asked: None, card: of_card }
     }
 }

@@ -7,7 +7,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use paceline_cuda::library::{Library, Names};
+use paceline_cuda::library::{Library, LibraryNames};
 
 /// The names under which the emulated card's library stands for those of the vendor.
 const NAMES: [&str; 4] = ["libcuda.so.1", "libcublasLt.so.13", "libnccl.so.2", "libnvidia-ml.so.1"];
@@ -57,7 +57,7 @@ pub fn launches() -> Option<u64> {
 
 /// The numbers of `paceline_emulated_counts`.
 fn counts() -> Option<[u64; 13]> {
-    let names = Names { files: &["libcuda.so.1"], companion: None, hint: "" };
+    let names = LibraryNames { files: &["libcuda.so.1"], companion: None, hint: "" };
     let library = Library::open(names).ok()?;
     // SAFETY: this is the function's type; a real driver has no function of this name.
     let counts = unsafe {

@@ -5,7 +5,7 @@
 
 use std::ops::Range;
 
-use paceline_cuda::nccl::Message;
+use paceline_cuda::nccl::PeerMessage;
 
 use super::{Nccl, NcclOrder, reduce};
 use crate::call::{Call, Region, Shares};
@@ -22,18 +22,18 @@ fn at(region: Region, offset: usize) -> u64 {
 
 /// Messages from and to other ranks, without the empty ones.
 #[derive(Default)]
-struct Mail(Vec<Message>);
+struct Mail(Vec<PeerMessage>);
 
 impl Mail {
     fn send(&mut self, from: u64, bytes: usize, to: usize) {
         if bytes > 0 {
-            self.0.push(Message::Send { from, bytes, to });
+            self.0.push(PeerMessage::Send { from, bytes, to });
         }
     }
 
     fn receive(&mut self, to: u64, bytes: usize, from: usize) {
         if bytes > 0 {
-            self.0.push(Message::Receive { to, bytes, from });
+            self.0.push(PeerMessage::Receive { to, bytes, from });
         }
     }
 }

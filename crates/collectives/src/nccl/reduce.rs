@@ -4,7 +4,7 @@ use std::marker::PhantomData;
 
 use half::{bf16, f16};
 use paceline_cuda::kernel::{In, NUMBERS, Out};
-use paceline_cuda::{Call, Grid, Result, Stream, nccl};
+use paceline_cuda::{Grid, KernelCall, Result, Stream, nccl};
 use paceline_memory::DType;
 
 use crate::ReduceOp;
@@ -44,7 +44,7 @@ pub(super) unsafe fn tree(
     fn call<T: paceline_cuda::kernel::Scalar>(
         (parts, result): (u64, u64),
         (count, ranks, op): (u64, u32, u32),
-    ) -> Result<Call<'static>> {
+    ) -> Result<KernelCall<'static>> {
         reduce_tree::<T>(In(parts, PhantomData), Out(result, PhantomData), count, ranks, op)
     }
     let (at, numbers) = ((parts, result), (count, ranks, op));

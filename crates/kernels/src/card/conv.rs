@@ -9,7 +9,7 @@
 use std::marker::PhantomData;
 
 use paceline_cuda::kernel::{In, Out, Scalar, Tf32};
-use paceline_cuda::{Call, Grid, Result};
+use paceline_cuda::{Grid, KernelCall, Result};
 use paceline_memory::{DType, Element};
 
 use super::conv_relu_pool::{
@@ -351,7 +351,7 @@ impl CardConv {
         (w, bias): (In<u8>, In<u8>),
         y: Out<u8>,
         winners: Option<Out<u8>>,
-    ) -> Result<Call<'static>> {
+    ) -> Result<KernelCall<'static>> {
         let (y, positions) = (Out::<T>(y.0, PhantomData), self.positions() as u32);
         match winners {
             None => {
@@ -381,7 +381,7 @@ impl CardConv {
         (dy, winners): (In<T>, Option<In<u8>>),
         of_part: usize,
         partials: Out<u8>,
-    ) -> Result<Call<'static>> {
+    ) -> Result<KernelCall<'static>> {
         let positions = self.positions() as u32;
         match winners {
             None => {
@@ -410,7 +410,7 @@ impl CardConv {
         w: In<u8>,
         (dy, winners): (In<T>, Option<In<u8>>),
         (dx, is_f32): (Out<u8>, u32),
-    ) -> Result<Call<'static>> {
+    ) -> Result<KernelCall<'static>> {
         let positions = self.batch * self.conv.height * self.conv.width;
         match winners {
             None => {

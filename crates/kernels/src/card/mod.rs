@@ -31,7 +31,7 @@ const MMA: &str = include_str!("mma.cuh");
 const REDUCE: &str = include_str!("reduce.cuh");
 
 /// All sources, for tests that compile them.
-pub static SOURCES: &[&paceline_cuda::Source] = &[
+pub static SOURCES: &[&paceline_cuda::KernelSource] = &[
     &attention::ATTENTION,
     &attention_halves::ATTENTION_HALVES,
     &batch_norm::BATCH_NORM,

@@ -5,7 +5,7 @@
 
 use half::{bf16, f16};
 use paceline_cuda::kernel::{In, Out, Scalar};
-use paceline_cuda::{Epilogue, Factor, Grid, Number, Product, Result};
+use paceline_cuda::{Epilogue, Factor, Grid, Matmul, MatmulSizes, MatrixType, Result};
 
 use super::NUMBERS;
 use crate::OnCard;
@@ -34,23 +34,23 @@ paceline_cuda::kernels! {
 /// A type of elements that the library multiplies.
 pub(crate) trait Multiplied: Scalar {
     /// The library's name for it.
-    const NUMBER: Number;
+    const TYPE: MatrixType;
 }
 
 impl Multiplied for f32 {
-    const NUMBER: Number = Number::Single;
+    const TYPE: MatrixType = MatrixType::F32;
 }
 
 impl Multiplied for f64 {
-    const NUMBER: Number = Number::Double;
+    const TYPE: MatrixType = MatrixType::F64;
 }
 
 impl Multiplied for f16 {
-    const NUMBER: Number = Number::Half;
+    const TYPE: MatrixType = MatrixType::F16;
 }
 
 impl Multiplied for bf16 {
-    const NUMBER: Number = Number::Brain;
+    const TYPE: MatrixType = MatrixType::Bf16;
 }
 
 /// The address of elements, for a kernel to which their type follows from another one.
@@ -137,22 +137,19 @@ unsafe fn multiply_with<S: Multiplied, C: Multiplied>(
             unsafe { card.fill(c, 0, rows * columns) }
         };
     }
-    let product = Product {
-        number: S::NUMBER,
-        result: C::NUMBER,
-        rows,
-        inner,
-        columns,
-        batch: 1,
+    let matmul = Matmul {
+        factors: S::TYPE,
+        result: C::TYPE,
+        sizes: MatmulSizes { rows, inner, columns, batch: 1 },
         a: a.factor(),
         b: b.factor(),
         c: CardMatrix::new(c.as_in(), rows, columns).factor(),
-        scale: 1.0,
-        keep: if accumulate { 1.0 } else { 0.0 },
+        alpha: 1.0,
+        beta: if accumulate { 1.0 } else { 0.0 },
         epilogue,
     };
     // SAFETY: the caller's.
-    unsafe { card.multiply(&product) }
+    unsafe { card.multiply(&matmul) }
 }
 
 /// `y = x w^T`, plus the bias, and then the activation. Shapes: x (m, k), w (n, k), bias (n), y (m, n).
@@ -174,7 +171,7 @@ pub(crate) unsafe fn linear<S: Multiplied, C: Multiplied>(
     let with_relu = activation == Activation::Relu;
     let is_aligned = bias.is_none_or(|bias| bias.0.is_multiple_of(ALIGNMENT));
     // The library has epilogues for sums in f32 only.
-    let is_fused = C::NUMBER != Number::Double && is_aligned && x.columns > 0;
+    let is_fused = C::TYPE != MatrixType::F64 && is_aligned && x.columns > 0;
     let epilogue = match bias {
         Some(bias) if is_fused && with_relu => Epilogue::BiasRelu(bias.0),
         Some(bias) if is_fused => Epilogue::Bias(bias.0),

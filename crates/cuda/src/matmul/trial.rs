@@ -1,10 +1,10 @@
-//! Which of the library's algorithms a product gets.
+//! The choice of an algorithm of the library.
 //!
-//! Input: a product, and what the library has been told of it. Output: an algorithm. See the rule in [`super`].
+//! Input: a product, and the library's description of it. Output: an algorithm. See the rule in [`super`].
 
 use super::{
-    ALIGNMENTS, Factor, Found, MOST_WORKSPACE, NOT_SUPPORTED, Number, Own, Plan, Product, Products,
-    Shape, WORKSPACE_BYTES, check,
+    ALIGNMENTS, Factor, FoundAlgorithm, MOST_WORKSPACE, Matmul, MatmulKey, MatmulPlan, MatmulSizes,
+    Matmuls, MatrixType, NOT_SUPPORTED, OwnedHandle, WORKSPACE_BYTES, check,
 };
 use crate::{CudaError, Event, Result, Stream};
 
@@ -14,26 +14,26 @@ const TIMES: usize = 4;
 /// The operations of a product that is large enough to try.
 const WORTH_TRYING: f64 = 1e9;
 
-impl Products {
-    /// The algorithm for a shape: of those that the library names and that have the bits of the first, the fastest.
+impl Matmuls {
+    /// The algorithm for a product: the fastest of those that the library names and that have the bits of the first.
     ///
     /// # Safety
     ///
     /// As for [`Stream::multiply`].
     pub(super) unsafe fn choose(
         &self,
-        plan: &Plan,
-        product: &Product,
-        shape: &Shape,
+        plan: &MatmulPlan,
+        matmul: &Matmul,
+        key: &MatmulKey,
         stream: &Stream,
     ) -> Result<[u64; 8]> {
-        let found = self.named(plan, shape)?;
+        let found = self.named(plan, key)?;
         let first = found[0].algorithm;
-        if product.operations() < WORTH_TRYING || found.len() == 1 || stream.is_capturing() {
+        if matmul.operations() < WORTH_TRYING || found.len() == 1 || stream.is_capturing() {
             return Ok(first);
         }
         // SAFETY: the caller's.
-        match unsafe { self.try_all(plan, product, &found, stream) } {
+        match unsafe { self.try_all(plan, matmul, &found, stream) } {
             Ok(times) => {
                 let same = found.iter().zip(times).filter(|(_, ns)| ns.is_some());
                 let fastest = same.min_by_key(|(_, ns)| *ns);
@@ -45,34 +45,24 @@ impl Products {
         }
     }
 
-    /// The algorithms for a shape that the library names, best first, of which there is at least one.
-    fn named(&self, plan: &Plan, shape: &Shape) -> Result<Vec<Found>> {
+    /// The algorithms that the library names for a product, at least one, best first.
+    fn named(&self, plan: &MatmulPlan, key: &MatmulKey) -> Result<Vec<FoundAlgorithm>> {
         let library = self.library;
-        let mut preference = std::ptr::null_mut();
-        let empty = Found {
-            algorithm: [0; 8],
-            workspace_bytes: 0,
-            status: 0,
-            waves: 0.0,
-            reserved: [0; 4],
-        };
-        let (mut found, mut count) = ([empty; MOST_NAMED], 0);
-        // SAFETY: all handles are alive, and the addresses are those of variables of the right types and sizes.
+        let (mut found, mut count) = ([FoundAlgorithm::default(); MOST_NAMED], 0);
+        let destroy = library.cublasLtMatmulPreferenceDestroy;
+        let preference = OwnedHandle::new("cublasLtMatmulPreferenceCreate", destroy, |handle| {
+            // SAFETY: the address is that of a handle.
+            unsafe { (library.cublasLtMatmulPreferenceCreate)(handle) }
+        })?;
+        let (function, set) =
+            ("cublasLtMatmulPreferenceSetAttribute", library.cublasLtMatmulPreferenceSetAttribute);
+        // SAFETY: the attributes have these types. All handles are alive, and the lists have the stated lengths.
         unsafe {
-            let status = (library.cublasLtMatmulPreferenceCreate)(&mut preference);
-            check("cublasLtMatmulPreferenceCreate", status)?;
-            let preference =
-                Own { handle: preference, destroy: library.cublasLtMatmulPreferenceDestroy };
-            let most = std::ptr::from_ref(&WORKSPACE_BYTES).cast();
-            let set = library.cublasLtMatmulPreferenceSetAttribute;
-            let status = set(preference.handle, MOST_WORKSPACE, most, size_of::<usize>());
-            check("cublasLtMatmulPreferenceSetAttribute", status)?;
-            // The library takes 256 bytes for granted. Its a is our b, and its d our c.
-            let [a, b, c] = shape.alignments.map(|power| 1u32 << power);
+            preference.set(function, set, MOST_WORKSPACE, WORKSPACE_BYTES)?;
+            // By default the library assumes 256 bytes. Its a is our b, and its d our c.
+            let [a, b, c] = key.alignments.map(|power| 1u32 << power);
             for (attribute, bytes) in ALIGNMENTS.into_iter().zip([b, a, c, c]) {
-                let value = std::ptr::from_ref(&bytes).cast();
-                let status = set(preference.handle, attribute, value, size_of::<u32>());
-                check("cublasLtMatmulPreferenceSetAttribute", status)?;
+                preference.set(function, set, attribute, bytes)?;
             }
             let status = (library.cublasLtMatmulAlgoGetHeuristic)(
                 self.handle,
@@ -88,7 +78,7 @@ impl Products {
             );
             check("cublasLtMatmulAlgoGetHeuristic", status)?;
         }
-        let usable: Vec<Found> =
+        let usable: Vec<FoundAlgorithm> =
             found.into_iter().take(count as usize).filter(|found| found.status == 0).collect();
         if usable.is_empty() {
             check("cublasLtMatmulAlgoGetHeuristic", NOT_SUPPORTED).map(|()| usable)
@@ -105,17 +95,17 @@ impl Products {
     /// As for [`Stream::multiply`].
     unsafe fn try_all(
         &self,
-        plan: &Plan,
-        product: &Product,
-        found: &[Found],
+        plan: &MatmulPlan,
+        matmul: &Matmul,
+        found: &[FoundAlgorithm],
         stream: &Stream,
     ) -> Result<Vec<Option<u64>>> {
         let card = stream.card();
-        let bytes = product.result_bytes();
-        let trial = Product {
-            c: Factor { address: card.allocate(bytes)?, ..product.c },
-            keep: 0.0,
-            ..*product
+        let bytes = matmul.result_bytes();
+        let trial = Matmul {
+            c: Factor { address: card.allocate(bytes)?, ..matmul.c },
+            beta: 0.0,
+            ..*matmul
         };
         let run = |algorithm| {
             let time = || -> Result<u64> {
@@ -127,7 +117,7 @@ impl Products {
                 ended.synchronize()?;
                 ended.ns_since(&begun)
             };
-            // SAFETY: as above. What an algorithm leaves out is the same for all.
+            // SAFETY: as above. Elements that an algorithm does not write are the same for all.
             unsafe { stream.fill(trial.c.address, 0, bytes) }?;
             let times = (0..TIMES).map(|_| time()).collect::<Result<Vec<_>>>()?;
             let mut result = vec![0; bytes];
@@ -148,7 +138,7 @@ impl Products {
                 let has_first_bits = result == *first && first.iter().any(|byte| *byte != 0);
                 Ok(has_first_bits.then_some(ns))
             }
-            // The library may name what it then refuses.
+            // The library may name an algorithm that it then refuses.
             (Err(_), Some(_)) => Ok(None),
         });
         let times = times.collect();
@@ -158,23 +148,22 @@ impl Products {
     }
 }
 
-impl Product {
+impl Matmul {
     fn operations(&self) -> f64 {
-        2.0 * [self.rows, self.inner, self.columns, self.batch]
-            .into_iter()
-            .map(|size| size as f64)
-            .product::<f64>()
+        let MatmulSizes { rows, inner, columns, batch } = self.sizes;
+        2.0 * [rows, inner, columns, batch].map(|size| size as f64).iter().product::<f64>()
     }
 
-    /// The bytes from the first element of the result to behind the last.
+    /// The bytes of the result, from its first element to its last.
     fn result_bytes(&self) -> usize {
-        let Factor { stride, batch_stride, .. } = self.c;
-        let last = (self.batch - 1) * batch_stride + (self.rows - 1) * stride;
+        let (MatmulSizes { rows, columns, batch, .. }, Factor { stride, batch_stride, .. }) =
+            (self.sizes, self.c);
+        let last = (batch - 1) * batch_stride + (rows - 1) * stride;
         let bytes = match self.result {
-            Number::Double => 8,
-            Number::Single | Number::Rounded => 4,
-            Number::Brain | Number::Half => 2,
+            MatrixType::F64 => 8,
+            MatrixType::F32 | MatrixType::Tf32 => 4,
+            MatrixType::Bf16 | MatrixType::F16 => 2,
         };
-        (last + self.columns) * bytes
+        (last + columns) * bytes
     }
 }
