@@ -144,9 +144,12 @@ impl DeviceStream {
             let body: Body = Box::new(move || {
                 // SAFETY: the range has this length, and is queued for this work.
                 unsafe {
-                    match stream {
+                    match &stream {
                         Some(stream) => stream.fill(target.on_card(), value, bytes),
-                        None => Ok(target.get().write_bytes(value, bytes)),
+                        None => {
+                            target.get().write_bytes(value, bytes);
+                            Ok(())
+                        }
                     }
                 }
                 .map_err(|error| error.to_string())
