@@ -7,17 +7,19 @@ use super::state::{Driver, guard, lock};
 fn counts(driver: &Driver) -> [u64; 13] {
     let counts = driver.counts;
     let memory = || driver.cards.iter().map(|card| &card.memory);
-    let variables: usize = driver.modules.values().map(|module| module.variables.len()).sum();
-    let streams = driver.streams.iter().filter(|(handle, _)| !Driver::is_null_stream(**handle));
+    let variables: usize =
+        driver.objects.modules.values().map(|module| module.variables.len()).sum();
+    let streams =
+        driver.objects.streams.iter().filter(|(handle, _)| !Driver::is_null_stream(**handle));
     let live: [usize; 8] = [
         memory().map(|memory| memory.live()).sum::<usize>() - variables,
         memory().map(|memory| memory.used()).sum(),
         driver.pinned.live(),
         streams.count(),
-        driver.events.len(),
-        driver.modules.len(),
-        driver.graphs.len(),
-        driver.executables.len(),
+        driver.objects.events.len(),
+        driver.objects.modules.len(),
+        driver.objects.graphs.len(),
+        driver.objects.executables.len(),
     ];
     let mut all = [0; 13];
     all[..4].copy_from_slice(&[counts.instructions, counts.launches, counts.tasks, counts.copies]);

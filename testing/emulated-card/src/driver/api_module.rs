@@ -55,13 +55,13 @@ fn cuModuleLoadData(module: Out<usize>, image: Text) {
         return Err(driver.refuse(Status::NO_BINARY, "the emulated card loads PTX only"));
     }
     check_target(&mut driver, &text)?;
-    let parsed = match driver.parsed.get(&text) {
+    let parsed = match driver.objects.parsed.get(&text) {
         Some(parsed) => parsed.clone(),
         None => {
             let parsed = parse(&text).map(Arc::new);
             let parsed =
                 parsed.map_err(|error| driver.refuse(Status::INVALID_PTX, error.to_string()))?;
-            driver.parsed.insert(text, parsed.clone());
+            driver.objects.parsed.insert(text, parsed.clone());
             parsed
         }
     };
@@ -75,22 +75,22 @@ fn cuModuleLoadData(module: Out<usize>, image: Text) {
     let variables: Arc<[u64]> = variables.into();
     let mut functions = HashMap::new();
     for kernel in &parsed.kernels {
-        let handle = driver.handle();
+        let handle = driver.objects.handle();
         functions.insert(kernel.name.clone(), handle);
         let dynamic_shared_limit = SHARED_BYTES.saturating_sub(kernel.shared_bytes);
         let (kernel, variables) = (kernel.clone(), variables.clone());
-        driver.functions.insert(handle, Function { kernel, variables, dynamic_shared_limit });
+        driver.objects.functions.insert(handle, Function { kernel, variables, dynamic_shared_limit });
     }
-    let handle = driver.handle();
-    driver.modules.insert(handle, Module { card, functions, variables });
+    let handle = driver.objects.handle();
+    driver.objects.modules.insert(handle, Module { card, functions, variables });
     if module.set(handle) { Ok(()) } else { Err(Status::INVALID_VALUE) }
 }
 /// Unloads a module at once: kernels that still wait lose their variables.
 fn cuModuleUnload(module: usize) {
     let (mut driver, _) = enter()?;
-    let module = driver.modules.remove(&module).ok_or(Status::INVALID_HANDLE)?;
+    let module = driver.objects.modules.remove(&module).ok_or(Status::INVALID_HANDLE)?;
     for function in module.functions.values() {
-        driver.functions.remove(function);
+        driver.objects.functions.remove(function);
     }
     for variable in module.variables.iter() {
         driver.cards[module.card].memory.free(*variable);
@@ -101,7 +101,7 @@ fn cuModuleUnload(module: usize) {
 fn cuModuleGetFunction(function: Out<usize>, module: usize, name: Text) {
     let (mut driver, _) = enter()?;
     let name = name.get().ok_or(Status::INVALID_VALUE)?;
-    let functions = &driver.modules.get(&module).ok_or(Status::INVALID_HANDLE)?.functions;
+    let functions = &driver.objects.modules.get(&module).ok_or(Status::INVALID_HANDLE)?.functions;
     match functions.get(&name).copied() {
         Some(handle) if function.set(handle) => Ok(()),
         Some(_) => Err(Status::INVALID_VALUE),
@@ -111,7 +111,7 @@ fn cuModuleGetFunction(function: Out<usize>, module: usize, name: Text) {
 /// A number of a kernel.
 fn cuFuncGetAttribute(value: Out<i32>, attribute: u32, function: usize) {
     let (driver, _) = enter()?;
-    let function = driver.functions.get(&function).ok_or(Status::INVALID_HANDLE)?;
+    let function = driver.objects.functions.get(&function).ok_or(Status::INVALID_HANDLE)?;
     let kernel = &function.kernel;
     let number = match attribute {
         0 => kernel.max_threads.unwrap_or(1024) as usize,
@@ -129,7 +129,7 @@ fn cuFuncGetAttribute(value: Out<i32>, attribute: u32, function: usize) {
 fn cuFuncSetAttribute(function: usize, attribute: u32, value: i32) {
     let (mut driver, _) = enter()?;
     let most = driver.settings.shared_bytes();
-    let function = driver.functions.get_mut(&function).ok_or(Status::INVALID_HANDLE)?;
+    let function = driver.objects.functions.get_mut(&function).ok_or(Status::INVALID_HANDLE)?;
     let bytes = usize::try_from(value);
     match attribute {
         DYNAMIC_SHARED => match bytes {
@@ -158,7 +158,7 @@ fn cuLaunchKernel(
     extra: usize,
 ) {
     let (mut driver, _, stream) = enter_stream(stream)?;
-    let function = driver.functions.get(&function).cloned().ok_or(Status::INVALID_HANDLE)?;
+    let function = driver.objects.functions.get(&function).cloned().ok_or(Status::INVALID_HANDLE)?;
     let (grid, block) = ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]);
     let (kernel, shared_bytes) = (&function.kernel, shared_bytes as usize);
     let name = &kernel.name;

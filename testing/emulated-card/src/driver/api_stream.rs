@@ -14,12 +14,12 @@ const DISABLE_TIMING: u32 = 2;
 
 /// The work before an event. An event that was never recorded has none.
 fn before_event(driver: &mut Driver, handle: usize, call: &str) -> Result<Needed, Status> {
-    match &driver.events.get(&handle).ok_or(Status::INVALID_HANDLE)?.recorded {
+    match &driver.objects.events.get(&handle).ok_or(Status::INVALID_HANDLE)?.recorded {
         Recorded::Never => Ok(Needed::new()),
         Recorded::Stream { stream, number } => Ok(Needed::from([(*stream, *number)])),
         Recorded::Capture { capture, .. } => {
             let id = *capture;
-            if let Some(capture) = driver.captures.get_mut(&id) {
+            if let Some(capture) = driver.objects.captures.get_mut(&id) {
                 capture.invalid = true;
             }
             let why = format!("{call} of an event that was recorded in a capture");
@@ -33,8 +33,8 @@ fn create_stream(stream: Out<usize>, flags: u32) -> Result<(), Status> {
     if flags > 1 || stream.is_null() {
         return Err(Status::INVALID_VALUE);
     }
-    let handle = driver.handle();
-    driver.streams.insert(handle, Stream::new(card, flags & NON_BLOCKING == 0));
+    let handle = driver.objects.handle();
+    driver.objects.streams.insert(handle, Stream::new(card, flags & NON_BLOCKING == 0));
     stream.set(handle);
     Ok(())
 }
@@ -44,7 +44,7 @@ fn elapsed(milliseconds: Out<f32>, start: usize, end: usize) -> Result<(), Statu
     let mut times = Vec::new();
     for handle in [start, end] {
         let needed = before_event(&mut driver, handle, "cuEventElapsedTime")?;
-        let event = driver.events.get(&handle).ok_or(Status::INVALID_HANDLE)?;
+        let event = driver.objects.events.get(&handle).ok_or(Status::INVALID_HANDLE)?;
         if !event.has_time || needed.is_empty() {
             return Err(Status::INVALID_HANDLE);
         }
@@ -71,7 +71,7 @@ fn cuStreamDestroy_v2(stream: usize) {
         return Err(Status::INVALID_HANDLE);
     }
     let _ = driver.refuse_captured(handle, "cuStreamDestroy");
-    if let Some(stream) = driver.streams.get_mut(&handle) {
+    if let Some(stream) = driver.objects.streams.get_mut(&handle) {
         stream.destroyed = true;
     }
     driver.bury(handle);
@@ -102,23 +102,23 @@ fn cuEventCreate(event: Out<usize>, flags: u32) {
     if event.is_null() {
         return Err(Status::INVALID_VALUE);
     }
-    let handle = driver.handle();
+    let handle = driver.objects.handle();
     let has_time = flags & DISABLE_TIMING == 0;
     let new = Event { card, has_time, recorded: Recorded::Never, at: None };
-    driver.events.insert(handle, new);
+    driver.objects.events.insert(handle, new);
     event.set(handle);
     Ok(())
 }
 /// Ends an event. What waits for it still does.
 fn cuEventDestroy_v2(event: usize) {
     let (mut driver, _) = enter()?;
-    driver.events.remove(&event).map(|_| ()).ok_or(Status::INVALID_HANDLE)
+    driver.objects.events.remove(&event).map(|_| ()).ok_or(Status::INVALID_HANDLE)
 }
 /// Records an event behind the stream's work.
 fn cuEventRecord(event: usize, stream: usize) {
     let (mut driver, _, stream) = enter_stream(stream)?;
-    let owner = driver.events.get(&event).ok_or(Status::INVALID_HANDLE)?.card;
-    if driver.streams.get(&stream).is_none_or(|s| s.card != owner) {
+    let owner = driver.objects.events.get(&event).ok_or(Status::INVALID_HANDLE)?.card;
+    if driver.objects.streams.get(&stream).is_none_or(|s| s.card != owner) {
         return Err(driver.refuse(Status::INVALID_HANDLE, "event and stream are of different cards"));
     }
     driver.record_event(event, stream)
@@ -162,8 +162,8 @@ fn cuStreamEndCapture(stream: usize, graph: Out<usize>) {
     let (mut driver, _, stream) = enter_stream(stream)?;
     graph.set(0);
     let captured = driver.end_capture(stream)?;
-    let handle = driver.handle();
-    driver.graphs.insert(handle, captured);
+    let handle = driver.objects.handle();
+    driver.objects.graphs.insert(handle, captured);
     if graph.set(handle) { Ok(()) } else { Err(Status::INVALID_VALUE) }
 }
 /// 0 for no, 1 for yes, 2 for an invalid capture.
@@ -174,15 +174,15 @@ fn cuStreamIsCapturing(stream: usize, status: Out<u32>) {
 /// A graph that can be launched.
 fn cuGraphInstantiateWithFlags(executable: Out<usize>, graph: usize, _flags: u64) {
     let (mut driver, _) = enter()?;
-    let graph = driver.graphs.get(&graph).cloned().ok_or(Status::INVALID_HANDLE)?;
-    let handle = driver.handle();
-    driver.executables.insert(handle, graph);
+    let graph = driver.objects.graphs.get(&graph).cloned().ok_or(Status::INVALID_HANDLE)?;
+    let handle = driver.objects.handle();
+    driver.objects.executables.insert(handle, graph);
     if executable.set(handle) { Ok(()) } else { Err(Status::INVALID_VALUE) }
 }
 /// Runs a graph in stream order, as one piece of work.
 fn cuGraphLaunch(executable: usize, stream: usize) {
     let (mut driver, _, stream) = enter_stream(stream)?;
-    let graph = driver.executables.get(&executable).cloned().ok_or(Status::INVALID_HANDLE)?;
+    let graph = driver.objects.executables.get(&executable).cloned().ok_or(Status::INVALID_HANDLE)?;
     driver.refuse_captured(stream, "cuGraphLaunch")?;
     if graph.is_empty() {
         return Ok(());
@@ -192,11 +192,11 @@ fn cuGraphLaunch(executable: usize, stream: usize) {
 /// Ends a graph.
 fn cuGraphDestroy(graph: usize) {
     let (mut driver, _) = enter()?;
-    driver.graphs.remove(&graph).map(|_| ()).ok_or(Status::INVALID_HANDLE)
+    driver.objects.graphs.remove(&graph).map(|_| ()).ok_or(Status::INVALID_HANDLE)
 }
 /// Ends a graph that can be launched.
 fn cuGraphExecDestroy(executable: usize) {
     let (mut driver, _) = enter()?;
-    driver.executables.remove(&executable).map(|_| ()).ok_or(Status::INVALID_HANDLE)
+    driver.objects.executables.remove(&executable).map(|_| ()).ok_or(Status::INVALID_HANDLE)
 }
 }

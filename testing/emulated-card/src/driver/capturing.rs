@@ -7,8 +7,21 @@ use std::thread;
 use crate::boundary::{Outcome, Status};
 
 use super::graph::{Capture, CaptureMode, Graph};
-use super::state::{Driver, Recorded};
+use super::state::{Driver, DriverObjects, Recorded};
+use super::streams::Stream;
 use super::work::Work;
+
+impl DriverObjects {
+    /// The capture that a stream takes part in.
+    fn capture_of(&self, stream: usize) -> Option<usize> {
+        self.streams.get(&stream).and_then(|s| s.capture)
+    }
+
+    /// The captures that these streams take part in.
+    fn captures_where(&self, is_meant: impl Fn(&Stream) -> bool) -> Vec<usize> {
+        self.streams.values().filter(|s| is_meant(s)).filter_map(|s| s.capture).collect()
+    }
+}
 
 impl Driver {
     /// Begins a capture on a stream.
@@ -16,12 +29,12 @@ impl Driver {
         if Self::is_null_stream(stream) {
             return Err(self.refuse(Status::CAPTURE_UNSUPPORTED, "stream 0 cannot be captured"));
         }
-        if self.streams.get(&stream).is_none_or(|s| s.capture.is_some()) {
+        if self.objects.streams.get(&stream).is_none_or(|s| s.capture.is_some()) {
             return Err(self.refuse(Status::ILLEGAL_STATE, "the stream is captured already"));
         }
-        let id = self.handle();
-        self.captures.insert(id, Capture::new(stream, mode));
-        if let Some(stream) = self.streams.get_mut(&stream) {
+        let id = self.objects.handle();
+        self.objects.captures.insert(id, Capture::new(stream, mode));
+        if let Some(stream) = self.objects.streams.get_mut(&stream) {
             stream.capture = Some(id);
         }
         Ok(())
@@ -29,8 +42,8 @@ impl Driver {
 
     /// Ends the capture that began on a stream.
     pub fn end_capture(&mut self, stream: usize) -> Result<Graph, Status> {
-        let id = self.streams.get(&stream).and_then(|s| s.capture).ok_or(Status::ILLEGAL_STATE)?;
-        let capture = self.captures.get(&id).ok_or(Status::UNKNOWN)?;
+        let id = self.objects.capture_of(stream).ok_or(Status::ILLEGAL_STATE)?;
+        let capture = self.objects.captures.get(&id).ok_or(Status::UNKNOWN)?;
         if capture.origin != stream {
             return Err(Status::CAPTURE_UNMATCHED);
         }
@@ -38,9 +51,9 @@ impl Driver {
         if !same_thread && capture.mode != CaptureMode::Relaxed {
             return Err(Status::CAPTURE_WRONG_THREAD);
         }
-        let capture = self.captures.remove(&id).ok_or(Status::UNKNOWN)?;
+        let capture = self.objects.captures.remove(&id).ok_or(Status::UNKNOWN)?;
         for stream in capture.streams() {
-            if let Some(stream) = self.streams.get_mut(&stream) {
+            if let Some(stream) = self.objects.streams.get_mut(&stream) {
                 stream.capture = None;
             }
         }
@@ -52,8 +65,8 @@ impl Driver {
 
     /// 0 for none, 1 while a capture is active, 2 if it is invalid.
     pub fn capture_status(&self, stream: usize) -> u32 {
-        let id = self.streams.get(&stream).and_then(|s| s.capture);
-        match id.and_then(|id| self.captures.get(&id)) {
+        let id = self.objects.capture_of(stream);
+        match id.and_then(|id| self.objects.captures.get(&id)) {
             None => 0,
             Some(capture) if capture.invalid => 2,
             Some(_) => 1,
@@ -63,7 +76,8 @@ impl Driver {
     /// Refuses a call that may not happen during a capture: an allocation, a query of an event.
     pub fn refuse_unsafe(&mut self, call: &str) -> Outcome {
         let thread = thread::current().id();
-        let mut forbidding = self.captures.values_mut().filter(|c| c.forbids(thread)).peekable();
+        let mut forbidding =
+            self.objects.captures.values_mut().filter(|c| c.forbids(thread)).peekable();
         if forbidding.peek().is_none() {
             return Ok(());
         }
@@ -74,15 +88,13 @@ impl Driver {
 
     /// Refuses to synchronize a card of which a stream is captured.
     pub fn refuse_card(&mut self, card: usize, call: &str) -> Outcome {
-        let captured: Vec<usize> =
-            self.streams.values().filter(|s| s.card == card).filter_map(|s| s.capture).collect();
+        let captured = self.objects.captures_where(|s| s.card == card);
         self.invalidate(&captured, call)
     }
 
     /// Refuses to wait for, or to ask, a captured stream.
     pub fn refuse_captured(&mut self, stream: usize, call: &str) -> Outcome {
-        let captured: Vec<usize> =
-            self.streams.get(&stream).and_then(|s| s.capture).into_iter().collect();
+        let captured: Vec<usize> = self.objects.capture_of(stream).into_iter().collect();
         self.invalidate(&captured, call)
     }
 
@@ -91,7 +103,7 @@ impl Driver {
             return Ok(());
         }
         for id in captures {
-            if let Some(capture) = self.captures.get_mut(id) {
+            if let Some(capture) = self.objects.captures.get_mut(id) {
                 capture.invalid = true;
             }
         }
@@ -101,11 +113,8 @@ impl Driver {
 
     /// Refuses work of stream 0 while a stream that is ordered with it is captured.
     pub fn refuse_null_stream(&mut self, null: usize) -> Outcome {
-        let card = self.streams.get(&null).map_or(0, |s| s.card);
-        let captured: Vec<usize> = (self.streams.values())
-            .filter(|s| s.card == card && s.blocking)
-            .filter_map(|s| s.capture)
-            .collect();
+        let card = self.objects.streams.get(&null).map_or(0, |s| s.card);
+        let captured = self.objects.captures_where(|s| s.card == card && s.blocking);
         match self.invalidate(&captured, "work of stream 0 would wait for work") {
             Ok(()) => Ok(()),
             Err(_) => Err(Status::CAPTURE_IMPLICIT),
@@ -114,20 +123,20 @@ impl Driver {
 
     /// Records an event.
     pub fn record_event(&mut self, event: usize, stream: usize) -> Outcome {
-        if !self.events.contains_key(&event) {
+        if !self.objects.events.contains_key(&event) {
             return Err(Status::INVALID_HANDLE);
         }
-        let capture = self.streams.get(&stream).and_then(|s| s.capture);
-        let recorded = match capture.and_then(|id| Some((id, self.captures.get(&id)?))) {
+        let capture = self.objects.capture_of(stream);
+        let recorded = match capture.and_then(|id| Some((id, self.objects.captures.get(&id)?))) {
             Some((_, capture)) if capture.invalid => return Err(Status::CAPTURE_INVALIDATED),
             Some((id, capture)) => Recorded::Capture { capture: id, nodes: capture.front(stream) },
             None => {
                 self.submit(stream, Work::Record { event })?;
-                let number = self.streams.get(&stream).map_or(0, |s| s.submitted());
+                let number = self.objects.streams.get(&stream).map_or(0, |s| s.submitted());
                 Recorded::Stream { stream, number }
             }
         };
-        if let Some(event) = self.events.get_mut(&event) {
+        if let Some(event) = self.objects.events.get_mut(&event) {
             event.recorded = recorded;
             event.at = None;
         }
@@ -136,8 +145,9 @@ impl Driver {
 
     /// Lets a stream wait for an event.
     pub fn wait_event(&mut self, stream: usize, event: usize) -> Outcome {
-        let recorded = self.events.get(&event).ok_or(Status::INVALID_HANDLE)?.recorded.clone();
-        let own = self.streams.get(&stream).and_then(|s| s.capture);
+        let recorded =
+            self.objects.events.get(&event).ok_or(Status::INVALID_HANDLE)?.recorded.clone();
+        let own = self.objects.capture_of(stream);
         match recorded {
             Recorded::Never => Ok(()),
             Recorded::Stream { .. } if own.is_some() => {
@@ -153,7 +163,7 @@ impl Driver {
                     let _ = self.invalidate(&[id, own.unwrap_or(id)], "a wait for another capture");
                     return Err(Status::CAPTURE_MERGE);
                 }
-                let Some(capture) = self.captures.get_mut(&id) else {
+                let Some(capture) = self.objects.captures.get_mut(&id) else {
                     return Err(self.refuse(
                         Status::CAPTURED_EVENT,
                         "waits for an event of a capture that has ended",
@@ -163,7 +173,7 @@ impl Driver {
                     return Err(Status::CAPTURE_INVALIDATED);
                 }
                 capture.join(stream, &nodes);
-                if let Some(stream) = self.streams.get_mut(&stream) {
+                if let Some(stream) = self.objects.streams.get_mut(&stream) {
                     stream.capture = Some(id);
                 }
                 Ok(())

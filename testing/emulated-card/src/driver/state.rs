@@ -89,19 +89,14 @@ pub struct Event {
     pub at: Option<Instant>,
 }
 
-/// The driver.
-pub struct Driver {
-    /// From the environment.
-    pub settings: Settings,
-    /// Whether `cuInit` was called.
-    pub initialized: bool,
-    /// The cards.
-    pub cards: Vec<Card>,
+/// Everything that a handle names.
+#[derive(Default)]
+pub struct DriverObjects {
     /// Streams that exist, or still have work.
     pub streams: BTreeMap<usize, Stream>,
     /// Events.
     pub events: HashMap<usize, Event>,
-    /// What was parsed, by its text. Each rank loads the same modules.
+    /// Parsed modules, by their text. Each rank loads the same ones.
     pub parsed: HashMap<String, Arc<ptx::Module>>,
     /// Loaded modules.
     pub modules: HashMap<usize, Module>,
@@ -113,6 +108,27 @@ pub struct Driver {
     pub graphs: HashMap<usize, Graph>,
     /// Graphs that can be launched.
     pub executables: HashMap<usize, Graph>,
+    num_handles: usize,
+}
+
+impl DriverObjects {
+    /// A handle that was never given out.
+    pub fn handle(&mut self) -> usize {
+        self.num_handles += 1;
+        0x1000 + 16 * self.num_handles
+    }
+}
+
+/// The driver.
+pub struct Driver {
+    /// From the environment.
+    pub settings: Settings,
+    /// Whether `cuInit` was called.
+    pub initialized: bool,
+    /// The cards.
+    pub cards: Vec<Card>,
+    /// Streams, events, modules and graphs.
+    pub objects: DriverObjects,
     /// Pinned memory.
     pub pinned: PinnedMemory,
     /// Numbers of what has run.
@@ -121,7 +137,6 @@ pub struct Driver {
     pub random: Random,
     /// Why the last call was refused.
     pub refusal: String,
-    next_handle: usize,
 }
 
 impl Driver {
@@ -134,29 +149,15 @@ impl Driver {
         });
         let streams = (0..settings.cards).map(|card| (NULL_STREAM + card, Stream::new(card, true)));
         Self {
-            cards: cards.collect(),
-            streams: streams.collect(),
-            random: Random::new(settings.seed),
             initialized: false,
-            events: HashMap::new(),
-            parsed: HashMap::new(),
-            modules: HashMap::new(),
-            functions: HashMap::new(),
-            captures: BTreeMap::new(),
-            graphs: HashMap::new(),
-            executables: HashMap::new(),
+            cards: cards.collect(),
+            objects: DriverObjects { streams: streams.collect(), ..DriverObjects::default() },
             pinned: PinnedMemory::default(),
             counts: Counts::default(),
+            random: Random::new(settings.seed),
             refusal: String::new(),
-            next_handle: 0x1000,
             settings,
         }
-    }
-
-    /// A handle that was never given out.
-    pub fn handle(&mut self) -> usize {
-        self.next_handle += 16;
-        self.next_handle
     }
 
     /// Remembers why a call is refused.
@@ -170,7 +171,7 @@ impl Driver {
         match handle {
             // 1 is its other name, CU_STREAM_LEGACY.
             0 | 1 => Ok(NULL_STREAM + card),
-            _ => match self.streams.get(&handle) {
+            _ => match self.objects.streams.get(&handle) {
                 Some(stream) if !stream.destroyed => Ok(handle),
                 _ => Err(Status::INVALID_HANDLE),
             },

@@ -59,10 +59,12 @@ impl Driver {
         if Self::is_null_stream(stream) {
             self.refuse_null_stream(stream)?;
         }
-        let Some(queue) = self.streams.get(&stream) else { return Err(Status::INVALID_HANDLE) };
+        let Some(queue) = self.objects.streams.get(&stream) else {
+            return Err(Status::INVALID_HANDLE);
+        };
         let card = queue.card;
         if let Some(id) = queue.capture {
-            let capture = self.captures.get_mut(&id).ok_or(Status::UNKNOWN)?;
+            let capture = self.objects.captures.get_mut(&id).ok_or(Status::UNKNOWN)?;
             if capture.invalid {
                 return Err(Status::CAPTURE_INVALIDATED);
             }
@@ -78,11 +80,11 @@ impl Driver {
             let ordered = if null { other.blocking } else { Self::is_null_stream(handle) };
             blocking && ordered && handle != stream && other.card == card && !other.queue.is_empty()
         };
-        let waits: Vec<Work> = (self.streams.iter())
+        let waits: Vec<Work> = (self.objects.streams.iter())
             .filter(|(handle, other)| is_before(**handle, other))
             .map(|(handle, other)| Work::Wait { stream: *handle, number: other.submitted })
             .collect();
-        let queue = self.streams.get_mut(&stream).ok_or(Status::INVALID_HANDLE)?;
+        let queue = self.objects.streams.get_mut(&stream).ok_or(Status::INVALID_HANDLE)?;
         for work in waits.into_iter().chain([work]) {
             queue.queue.push_back(work);
             queue.submitted += 1;
@@ -92,7 +94,7 @@ impl Driver {
 
     /// All work that was submitted to a stream so far.
     pub fn all_of(&self, stream: usize) -> Needed {
-        let submitted = self.streams.get(&stream).map_or(0, |s| s.submitted);
+        let submitted = self.objects.streams.get(&stream).map_or(0, |s| s.submitted);
         Needed::from([(stream, submitted)])
     }
 
@@ -100,7 +102,7 @@ impl Driver {
     fn with_dependencies(&self, mut needed: Needed) -> Needed {
         let mut open: Vec<(usize, u64)> = needed.iter().map(|(s, n)| (*s, *n)).collect();
         while let Some((handle, number)) = open.pop() {
-            let Some(stream) = self.streams.get(&handle) else { continue };
+            let Some(stream) = self.objects.streams.get(&handle) else { continue };
             let count = number.saturating_sub(stream.done()) as usize;
             for work in stream.queue.iter().take(count) {
                 if let Work::Wait { stream, number } = work {
@@ -117,7 +119,7 @@ impl Driver {
 
     /// Whether a stream has finished so many pieces of work. A stream that is gone has finished them all.
     pub fn is_done(&self, stream: usize, number: u64) -> bool {
-        self.streams.get(&stream).is_none_or(|s| s.done() >= number)
+        self.objects.streams.get(&stream).is_none_or(|s| s.done() >= number)
     }
 
     fn is_met(&self, needed: &Needed) -> bool {
@@ -125,7 +127,7 @@ impl Driver {
     }
 
     fn is_ready(&self, stream: usize, number: u64) -> bool {
-        let Some(stream) = self.streams.get(&stream) else { return false };
+        let Some(stream) = self.objects.streams.get(&stream) else { return false };
         let waits = match stream.queue.front() {
             Some(Work::Wait { stream, number }) => !self.is_done(*stream, *number),
             Some(_) => false,
@@ -148,7 +150,7 @@ impl Driver {
 
     /// Runs the work at the front of a stream, or one node of it if it is a graph. `false` as in [`Self::run_work`].
     fn run_front(&mut self, handle: usize) -> bool {
-        let Some(stream) = self.streams.get(&handle) else { return false };
+        let Some(stream) = self.objects.streams.get(&handle) else { return false };
         let (card, Some(work)) = (stream.card, stream.queue.front().cloned()) else {
             return false;
         };
@@ -162,14 +164,14 @@ impl Driver {
                 let Some(node) = ran else { return false };
                 run.finish(node);
                 if !run.is_done() {
-                    if let Some(stream) = self.streams.get_mut(&handle) {
+                    if let Some(stream) = self.objects.streams.get_mut(&handle) {
                         stream.queue[0] = Work::Graph(run);
                     }
                     return true;
                 }
             }
             Work::Record { event } => {
-                if let Some(event) = self.events.get_mut(&event) {
+                if let Some(event) = self.objects.events.get_mut(&event) {
                     event.at = Some(Instant::now());
                 }
             }
@@ -179,7 +181,7 @@ impl Driver {
                 }
             }
         }
-        if let Some(stream) = self.streams.get_mut(&handle) {
+        if let Some(stream) = self.objects.streams.get_mut(&handle) {
             stream.queue.pop_front();
         }
         self.bury(handle);
@@ -212,14 +214,14 @@ impl Driver {
 
     /// Removes a destroyed stream that has no work left.
     pub fn bury(&mut self, handle: usize) {
-        if self.streams.get(&handle).is_some_and(|s| s.destroyed && s.queue.is_empty()) {
-            self.streams.remove(&handle);
+        if self.objects.streams.get(&handle).is_some_and(|s| s.destroyed && s.queue.is_empty()) {
+            self.objects.streams.remove(&handle);
         }
     }
 
     /// Everything that a card has to do.
     pub fn all_of_card(&self, card: usize) -> Needed {
-        let streams = self.streams.iter().filter(|(_, s)| s.card == card);
+        let streams = self.objects.streams.iter().filter(|(_, s)| s.card == card);
         streams.map(|(handle, s)| (*handle, s.submitted)).collect()
     }
 }

@@ -76,13 +76,19 @@ pub(super) struct Warp {
     pub(super) live: u32,
     /// The lanes that the block has.
     pub(super) threads: u32,
+    groups: Groups,
+    /// Threads at a barrier.
+    pub(super) waiting: Option<Group>,
+}
+
+/// The threads of a warp that do not wait at a barrier, in groups that stand at the same instruction.
+#[derive(Default)]
+struct Groups {
     running: Vec<Group>,
     /// A half that runs only when the other one cannot.
     held: Vec<Group>,
     /// Threads at an operation of the warp whose partners have not arrived.
     parked: Vec<Group>,
-    /// Threads at a barrier.
-    pub(super) waiting: Option<Group>,
 }
 
 impl Warp {
@@ -94,9 +100,7 @@ impl Warp {
             local: vec![0; kernel.local_bytes * LANES],
             live: threads,
             threads,
-            running: Vec::new(),
-            held: Vec::new(),
-            parked: Vec::new(),
+            groups: Groups::default(),
             waiting: None,
         }
     }
@@ -104,14 +108,14 @@ impl Warp {
     /// Stands all threads at the first instruction.
     pub(super) fn start(&mut self) {
         self.live = self.threads;
-        self.running = vec![Group { pc: 0, mask: self.threads }];
+        self.groups.running = vec![Group { pc: 0, mask: self.threads }];
         self.waiting = None;
     }
 
     /// Lets the threads go on behind the barrier.
     pub(super) fn release(&mut self) {
         if let Some(group) = self.waiting.take() {
-            self.running.push(Group { pc: group.pc + 1, mask: group.mask });
+            self.groups.running.push(Group { pc: group.pc + 1, mask: group.mask });
         }
     }
 
@@ -122,24 +126,24 @@ impl Warp {
 
     /// Cuts the warp in two at random.
     pub(super) fn split(&mut self, random: &mut Random) {
-        if let [group] = self.running[..] {
+        if let [group] = self.groups.running[..] {
             let half = random.next() as u32;
-            self.running[0].mask = group.mask & half;
-            self.held.push(Group { pc: group.pc, mask: group.mask & !half });
-            self.running.retain(|g| g.mask != 0);
-            self.held.retain(|g| g.mask != 0);
+            self.groups.running[0].mask = group.mask & half;
+            self.groups.held.push(Group { pc: group.pc, mask: group.mask & !half });
+            self.groups.running.retain(|g| g.mask != 0);
+            self.groups.held.retain(|g| g.mask != 0);
         }
     }
 
     /// The group that stands first, and how far it may run until it meets the next one.
     fn next_group(&mut self) -> Option<(Group, u32)> {
-        if self.running.is_empty() {
-            std::mem::swap(&mut self.running, &mut self.held);
+        if self.groups.running.is_empty() {
+            std::mem::swap(&mut self.groups.running, &mut self.groups.held);
         }
-        let pc = self.running.iter().map(|g| g.pc).min()?;
+        let pc = self.groups.running.iter().map(|g| g.pc).min()?;
         let mut group = Group { pc, mask: 0 };
         let mut limit = u32::MAX;
-        self.running.retain(|g| {
+        self.groups.running.retain(|g| {
             let here = g.pc == pc;
             if here {
                 group.mask |= g.mask;
@@ -156,12 +160,12 @@ impl Warp {
         let end = block.steps + TURN;
         while let Some((group, limit)) = self.next_group() {
             if block.steps > end {
-                self.running.push(group);
+                self.groups.running.push(group);
                 return Ok(Stop::Turn);
             }
             self.run_group(block, group, limit)?;
         }
-        if let Some(group) = self.parked.first() {
+        if let Some(group) = self.groups.parked.first() {
             return Err(self.absent(block, *group));
         }
         Ok(if self.waiting.is_some() { Stop::Barrier } else { Stop::Done })
@@ -191,7 +195,7 @@ impl Warp {
                         pc = *target;
                         continue;
                     }
-                    self.running.push(Group { pc: *target, mask: active });
+                    self.groups.running.push(Group { pc: *target, mask: active });
                     self.leave(pc, mask & !active);
                     return Ok(());
                 }
@@ -205,7 +209,7 @@ impl Warp {
                             ));
                             return Err(self.place(block, pc - 1, LaneFault { lane, fault }));
                         };
-                        self.running.push(Group { pc: *target, mask: 1 << lane });
+                        self.groups.running.push(Group { pc: *target, mask: 1 << lane });
                     }
                     self.leave(pc, mask & !active);
                     return Ok(());
@@ -241,7 +245,7 @@ impl Warp {
 
     fn leave(&mut self, pc: u32, mask: u32) {
         if mask != 0 {
-            self.running.push(Group { pc, mask });
+            self.groups.running.push(Group { pc, mask });
         }
     }
 
@@ -271,7 +275,7 @@ impl Warp {
         named: Reg,
     ) -> Result<u32, Fault> {
         let mut arrived = group.mask;
-        self.parked.retain(|parked| {
+        self.groups.parked.retain(|parked| {
             let here = parked.pc == group.pc;
             if here {
                 arrived |= parked.mask;
@@ -317,7 +321,7 @@ impl Warp {
             left &= !mask;
         }
         if arrived & !done != 0 {
-            self.parked.push(Group { pc: group.pc, mask: arrived & !done });
+            self.groups.parked.push(Group { pc: group.pc, mask: arrived & !done });
         }
         Ok(done)
     }
