@@ -11,15 +11,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Status(pub u32);
 
-/// What an exported function does.
+/// The result of an exported function.
 pub type Outcome = Result<(), Status>;
 
 /// A place for one result.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
-pub struct Out<T>(*mut T);
+pub struct OutPtr<T>(*mut T);
 
-impl<T: Copy> Out<T> {
+impl<T: Copy> OutPtr<T> {
     /// Writes the result. `false` if the caller gave no place for it.
     pub fn set(self, value: T) -> bool {
         if self.0.is_null() {
@@ -49,9 +49,9 @@ impl<T: Copy> Out<T> {
 /// One value, or an array of them, to be read.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
-pub struct In<T>(*const T);
+pub struct InPtr<T>(*const T);
 
-impl<T: Copy> In<T> {
+impl<T: Copy> InPtr<T> {
     /// The value, unless the pointer is null.
     pub fn get(self) -> Option<T> {
         self.at(0)
@@ -84,9 +84,9 @@ impl<T: Copy> In<T> {
 /// A text that ends with a zero byte.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
-pub struct Text(*const c_char);
+pub struct CText(*const c_char);
 
-impl Text {
+impl CText {
     /// The text, unless the pointer is null.
     pub fn get(self) -> Option<String> {
         if self.0.is_null() {
@@ -115,7 +115,7 @@ impl StaticText {
 }
 
 /// Writes a text and its zero byte into a buffer, cut to the buffer's length.
-pub fn write_text(to: Out<u8>, len: usize, text: &str) {
+pub fn write_text(to: OutPtr<u8>, len: usize, text: &str) {
     if len == 0 {
         return;
     }

@@ -1,4 +1,4 @@
-//! What went wrong on the card: the class that decides the CUDA error code, and a message.
+//! Faults of the card: the class that decides the CUDA error code, and a message.
 
 use std::fmt;
 
@@ -27,12 +27,12 @@ impl FaultKind {
     }
 }
 
-/// A fault: its class and what happened where.
+/// A fault: its class, and a message that says where it happened.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Fault {
     /// The class.
     pub kind: FaultKind,
-    /// What happened, in words.
+    /// A description.
     pub message: String,
 }
 

@@ -2,7 +2,7 @@
 //!
 //! A test that needs a card asks [`is_ready`] first. It uses the emulated card, whose library lies beside the test's program,
 //! and the run-time compiler of the vendor, which is sought as [`paceline_cuda::library`] says. With `PACELINE_CARD=1` it uses
-//! the card of this machine, and fails if there is none.
+//! the card of this machine, and fails if the machine has no card.
 
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;

@@ -1,7 +1,7 @@
 //! The memory of one emulated card: allocations at addresses that are never used again.
 //!
 //! Input: addresses and sizes. Output: bytes, or the fault that a wrong access is. Every byte remembers whether it was
-//! written, so that a read of memory that nobody initialized is told. This module knows neither streams nor kernels.
+//! written, so that a read of uninitialized memory is a fault. This module knows neither streams nor kernels.
 
 use crate::fault::Fault;
 
@@ -11,12 +11,12 @@ const DEVICE: u64 = 1 << 56;
 const HOST_END: u64 = 1 << 47;
 /// The bits below this one of an address are the place within a card; the card's number is above.
 const CARD_SHIFT: u32 = 48;
-/// Allocations begin at multiples of this many bytes, and one such unit behind each stays empty: an access that runs
+/// Allocations begin at multiples of this many bytes, and one such unit after each stays empty: an access that runs
 /// past the end of an allocation never reaches the next one.
 const UNIT_SHIFT: u32 = 20;
 const UNIT: usize = 1 << UNIT_SHIFT;
 
-/// What uninitialized bytes look like on the host: in every float type a NaN.
+/// The value of uninitialized bytes on the host: in every float type a NaN.
 const POISON: u8 = 0xff;
 
 #[derive(Debug)]

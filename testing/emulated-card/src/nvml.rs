@@ -3,7 +3,7 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use crate::boundary::{Out, Outcome, StaticText, Status, Text, export, stop_panics};
+use crate::boundary::{CText, OutPtr, Outcome, StaticText, Status, export, stop_panics};
 use crate::driver::{card_at, monitored};
 
 const UNINITIALIZED: Status = Status(1);
@@ -50,13 +50,13 @@ fn nvmlShutdown() {
     Ok(())
 }
 /// The card at a place on the PCI bus.
-fn nvmlDeviceGetHandleByPciBusId_v2(place: Text, device: Out<usize>) {
+fn nvmlDeviceGetHandleByPciBusId_v2(place: CText, device: OutPtr<usize>) {
     enter("nvmlDeviceGetHandleByPciBusId_v2")?;
     let card = card_at(&place.get().ok_or(INVALID_ARGUMENT)?).ok_or(NOT_FOUND)?;
     if device.set(FIRST + card) { Ok(()) } else { Err(INVALID_ARGUMENT) }
 }
 /// How busy the card and its memory are, in percent.
-fn nvmlDeviceGetUtilizationRates(device: usize, utilization: Out<[u32; 2]>) {
+fn nvmlDeviceGetUtilizationRates(device: usize, utilization: OutPtr<[u32; 2]>) {
     enter("nvmlDeviceGetUtilizationRates")?;
     let of = monitored();
     if device.checked_sub(FIRST).is_none_or(|card| card >= of.memory.len()) {
@@ -65,7 +65,7 @@ fn nvmlDeviceGetUtilizationRates(device: usize, utilization: Out<[u32; 2]>) {
     if utilization.set([of.utilization, 0]) { Ok(()) } else { Err(INVALID_ARGUMENT) }
 }
 /// Bytes of memory: in all, free, and used.
-fn nvmlDeviceGetMemoryInfo(device: usize, memory: Out<[u64; 3]>) {
+fn nvmlDeviceGetMemoryInfo(device: usize, memory: OutPtr<[u64; 3]>) {
     enter("nvmlDeviceGetMemoryInfo")?;
     let of = device.checked_sub(FIRST).and_then(|card| monitored().memory.get(card).copied());
     let (used, total) = of.ok_or(INVALID_ARGUMENT)?;

@@ -7,7 +7,7 @@ use std::fs::File;
 use std::io::Write;
 use std::sync::OnceLock;
 
-use crate::boundary::{In, Text};
+use crate::boundary::{CText, InPtr};
 
 static FILE: OnceLock<File> = OnceLock::new();
 
@@ -25,7 +25,7 @@ type Table = *const *mut usize;
 /// `NvtxExportTableCallbacks`
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct Callbacks {
+pub struct NvtxCallbacks {
     size: usize,
     functions: unsafe extern "C" fn(u32, *mut Table, *mut u32) -> i32,
 }
@@ -43,7 +43,7 @@ fn caller() -> String {
     format!("{}-{:?}", std::process::id(), std::thread::current().id())
 }
 
-extern "C" fn push(name: Text) -> i32 {
+extern "C" fn push(name: CText) -> i32 {
     write(&format!("{} begin {}\n", caller(), name.get().unwrap_or_default()));
     0
 }
@@ -57,12 +57,12 @@ extern "C" fn pop() -> i32 {
 #[unsafe(no_mangle)]
 #[allow(non_snake_case)]
 pub extern "C" fn InitializeInjectionNvtx2(
-    export_table: extern "C" fn(u32) -> In<Callbacks>,
+    export_table: extern "C" fn(u32) -> InPtr<NvtxCallbacks>,
 ) -> i32 {
     i32::from(attach(export_table).is_some())
 }
 
-fn attach(export_table: extern "C" fn(u32) -> In<Callbacks>) -> Option<()> {
+fn attach(export_table: extern "C" fn(u32) -> InPtr<NvtxCallbacks>) -> Option<()> {
     let path = std::env::var_os("PACELINE_EMULATED_NVTX")?;
     let callbacks = export_table(CALLBACKS).get()?;
     let (mut table, mut size) = (std::ptr::null(), 0);

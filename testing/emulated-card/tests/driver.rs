@@ -67,7 +67,7 @@ fn device_and_context() {
     // A card does not reach the other one's memory.
     assert_eq!(cuda.cuMemsetD8Async(at, 0, 8, 0), 1);
     assert!(cuda.fault().contains("another card"), "{}", cuda.fault());
-    // A thread without a context is told so.
+    // A thread without a context gets an error.
     assert_eq!(cuda.cuCtxSetCurrent(0), 0);
     assert_eq!(cuda.cuMemAlloc_v2(&mut other, 4), 201);
     assert_eq!(cuda.cuCtxSetCurrent(77), 201);

@@ -1,4 +1,4 @@
-//! Planted faults in kernels: each is told, with its class and its place.
+//! Planted faults in kernels: each is reported, with its class and its line.
 
 mod common;
 

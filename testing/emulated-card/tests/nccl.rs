@@ -45,7 +45,7 @@ fn ranks(role: &str, size: usize, version_of_last: Option<&str>) -> Vec<String> 
     children.into_iter().map(finish).collect::<Vec<String>>()
 }
 
-/// What a process does that was started as a rank. Without a role this test does nothing.
+/// The work of a process that was started as a rank. Without a role this test does nothing.
 #[test]
 fn one_rank() {
     let Ok(role) = std::env::var(ROLE) else { return };

@@ -1,12 +1,12 @@
 //! `cuInit`, devices, contexts and error names.
 
-use crate::boundary::{Out, StaticText, Status, export, write_text};
+use crate::boundary::{OutPtr, StaticText, Status, export, write_text};
 
 use super::state::{card_of, context_of, current_context, enter, guard, lock, set_current_context};
 use super::status;
 use super::streams::wait;
 
-/// What `cuDeviceGetAttribute` answers, besides what follows from the settings: the numbers of an H100. Attributes that are not here
+/// The answers of `cuDeviceGetAttribute` that do not follow from the settings: the numbers of an H100. Attributes that are not here
 /// are 0.
 const ATTRIBUTES: [(u32, i32); 29] = [
     (1, 1024), // threads of a block
@@ -71,9 +71,9 @@ fn cuInit(flags: u32) {
     Ok(())
 }
 /// The driver's version.
-fn cuDriverGetVersion(version: Out<i32>) { give(version.set(lock().settings.version)) }
+fn cuDriverGetVersion(version: OutPtr<i32>) { give(version.set(lock().settings.version)) }
 /// The number of cards.
-fn cuDeviceGetCount(count: Out<i32>) {
+fn cuDeviceGetCount(count: OutPtr<i32>) {
     let driver = lock();
     if !driver.initialized {
         return Err(Status::NOT_INITIALIZED);
@@ -81,23 +81,23 @@ fn cuDeviceGetCount(count: Out<i32>) {
     give(count.set(driver.cards.len() as i32))
 }
 /// The card with a number.
-fn cuDeviceGet(device: Out<i32>, ordinal: i32) {
+fn cuDeviceGet(device: OutPtr<i32>, ordinal: i32) {
     check(ordinal)?;
     give(device.set(ordinal))
 }
 /// The card's name.
-fn cuDeviceGetName(name: Out<u8>, len: i32, device: i32) {
+fn cuDeviceGetName(name: OutPtr<u8>, len: i32, device: i32) {
     check(device)?;
     write_text(name, len.max(0) as usize, "emulated card");
     Ok(())
 }
 /// The card's memory.
-fn cuDeviceTotalMem_v2(bytes: Out<usize>, device: i32) {
+fn cuDeviceTotalMem_v2(bytes: OutPtr<usize>, device: i32) {
     let card = check(device)?;
     give(bytes.set(lock().cards[card].memory.capacity()))
 }
 /// A number of the card.
-fn cuDeviceGetAttribute(value: Out<i32>, attribute: u32, device: i32) {
+fn cuDeviceGetAttribute(value: OutPtr<i32>, attribute: u32, device: i32) {
     let card = check(device)?;
     let known = ATTRIBUTES.iter().find(|(a, _)| *a == attribute);
     let settings = lock().settings.clone();
@@ -112,19 +112,19 @@ fn cuDeviceGetAttribute(value: Out<i32>, attribute: u32, device: i32) {
     }))
 }
 /// 16 bytes that name the card.
-fn cuDeviceGetUuid_v2(uuid: Out<[u8; 16]>, device: i32) {
+fn cuDeviceGetUuid_v2(uuid: OutPtr<[u8; 16]>, device: i32) {
     let card = check(device)?;
     let mut bytes = *b"emulated card  #";
     bytes[15] = card as u8;
     give(uuid.set(bytes))
 }
 /// The card's place on the PCI bus.
-fn cuDeviceGetPCIBusId(name: Out<u8>, len: i32, device: i32) {
+fn cuDeviceGetPCIBusId(name: OutPtr<u8>, len: i32, device: i32) {
     write_text(name, len.max(0) as usize, &place_of(check(device)?));
     Ok(())
 }
 /// The card's context.
-fn cuDevicePrimaryCtxRetain(context: Out<usize>, device: i32) {
+fn cuDevicePrimaryCtxRetain(context: OutPtr<usize>, device: i32) {
     let card = check(device)?;
     lock().cards[card].retained += 1;
     give(context.set(context_of(card)))
@@ -145,7 +145,7 @@ fn cuCtxSetCurrent(context: usize) {
     Ok(())
 }
 /// The thread's context.
-fn cuCtxGetCurrent(context: Out<usize>) { give(context.set(current_context())) }
+fn cuCtxGetCurrent(context: OutPtr<usize>) { give(context.set(current_context())) }
 /// Runs everything that the card has to do.
 fn cuCtxSynchronize() {
     let (mut driver, card) = enter()?;
@@ -154,25 +154,25 @@ fn cuCtxSynchronize() {
     wait(driver, card, needed)
 }
 /// Free and total memory.
-fn cuMemGetInfo_v2(free: Out<usize>, total: Out<usize>) {
+fn cuMemGetInfo_v2(free: OutPtr<usize>, total: OutPtr<usize>) {
     let (driver, card) = enter()?;
     let memory = &driver.cards[card].memory;
     give(free.set(memory.capacity() - memory.used()) && total.set(memory.capacity()))
 }
 /// Tables that no header describes. The card has no such table, but NVRTC calls this function in every
 /// `libcuda.so.1` that it finds, and crashes if the function does not exist.
-fn cuGetExportTable(table: Out<usize>, _id: usize) {
+fn cuGetExportTable(table: OutPtr<usize>, _id: usize) {
     table.set(0);
     Err(Status::NOT_FOUND)
 }
 /// The name of an error.
-fn cuGetErrorName(code: u32, name: Out<StaticText>) {
+fn cuGetErrorName(code: u32, name: OutPtr<StaticText>) {
     let text = status::name(code);
     name.set(text.map_or(StaticText::null(), StaticText::new));
     if text.is_some() { Ok(()) } else { Err(Status::INVALID_VALUE) }
 }
 /// A sentence about an error.
-fn cuGetErrorString(code: u32, text: Out<StaticText>) {
+fn cuGetErrorString(code: u32, text: OutPtr<StaticText>) {
     let sentence = status::description(code);
     text.set(sentence.map_or(StaticText::null(), StaticText::new));
     if sentence.is_some() { Ok(()) } else { Err(Status::INVALID_VALUE) }

@@ -1,6 +1,6 @@
 //! Functions that CUDA does not have, for tests: what went wrong, what ran, and what was not freed.
 
-use crate::boundary::{Out, Status, export, write_text};
+use crate::boundary::{OutPtr, Status, export, write_text};
 
 use super::state::{Driver, guard, lock};
 
@@ -24,13 +24,13 @@ fn counts(driver: &Driver) -> [u64; 13] {
     let mut all = [0; 13];
     all[..4].copy_from_slice(&[counts.instructions, counts.launches, counts.tasks, counts.copies]);
     all[4..12].copy_from_slice(&live.map(|count| count as u64));
-    all[12] = counts.told;
+    all[12] = counts.submissions;
     all
 }
 
 export! { guard;
 /// Writes why the card failed, or else why the last call was refused. The text is empty if nothing went wrong.
-fn paceline_emulated_fault(text: Out<u8>, len: usize) {
+fn paceline_emulated_fault(text: OutPtr<u8>, len: usize) {
     let driver = lock();
     let fault = driver.cards.iter().find_map(|card| card.fault.as_ref());
     write_text(text, len, fault.map_or(&driver.refusal, |fault| &fault.message));
@@ -39,7 +39,7 @@ fn paceline_emulated_fault(text: Out<u8>, len: usize) {
 /// Writes `len` numbers of these 13: PTX instructions, kernels, products and collectives, copies and fills; then what
 /// is alive: allocations, their bytes (with variables of modules), pinned ranges, streams, events, modules, graphs, and
 /// graphs that can be launched; and how often a kernel, a product or a graph was put into a stream.
-fn paceline_emulated_counts(numbers: Out<u64>, len: usize) {
+fn paceline_emulated_counts(numbers: OutPtr<u64>, len: usize) {
     let all = counts(&lock());
     numbers.set_all(&all[..len.min(all.len())]);
     Ok(())

@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use crate::boundary::{In, Out, Outcome, Status, export};
+use crate::boundary::{InPtr, OutPtr, Outcome, Status, export};
 
 use super::pinned::PinnedMemory;
 use super::state::{Driver, enter, enter_stream, guard};
 use super::streams::wait;
-use super::work::Work;
+use super::work::CardWork;
 
 /// Refuses a range that is not the card's, as the driver does before it queues a copy.
 fn check(driver: &mut Driver, card: usize, at: u64, len: usize) -> Outcome {
@@ -15,7 +15,7 @@ fn check(driver: &mut Driver, card: usize, at: u64, len: usize) -> Outcome {
     result.map_err(|fault| driver.refuse(Status::INVALID_VALUE, fault.message))
 }
 
-fn upload(to: u64, from: In<u8>, len: usize, stream: usize, now: bool) -> Outcome {
+fn upload(to: u64, from: InPtr<u8>, len: usize, stream: usize, now: bool) -> Outcome {
     let (mut driver, card, stream) = enter_stream(stream)?;
     if len == 0 {
         return Ok(());
@@ -25,11 +25,11 @@ fn upload(to: u64, from: In<u8>, len: usize, stream: usize, now: bool) -> Outcom
         driver.refuse_null_stream(stream)?;
     }
     let work = match driver.pinned.find(from.address(), len) {
-        Some(from) => Work::Upload { to, from },
+        Some(from) => CardWork::Upload { to, from },
         None => {
             driver.refuse_captured(stream, "a copy from memory that is not pinned")?;
             let bytes: Arc<[u8]> = from.bytes(len).ok_or(Status::INVALID_VALUE)?.into();
-            Work::UploadStaged { to, bytes }
+            CardWork::UploadStaged { to, bytes }
         }
     };
     driver.submit(stream, work)?;
@@ -53,7 +53,7 @@ fn download(to: usize, from: u64, len: usize, stream: usize, now: bool) -> Outco
         driver.refuse_captured(stream, "a copy to memory that is not pinned")?;
     }
     let range = pinned.unwrap_or(PinnedMemory::unpinned(to, len));
-    driver.submit(stream, Work::Download { to: range, from })?;
+    driver.submit(stream, CardWork::Download { to: range, from })?;
     // A copy to memory that is not pinned is over when the call returns.
     finish(driver, card, stream, now || pinned.is_none())
 }
@@ -79,12 +79,12 @@ fn fill(at: u64, pattern: &[u8], count: usize, stream: usize) -> Outcome {
         return Ok(());
     }
     check(&mut driver, card, at, count * pattern.len())?;
-    driver.submit(stream, Work::Fill { at, pattern: pattern.into(), count })
+    driver.submit(stream, CardWork::Fill { at, pattern: pattern.into(), count })
 }
 
 export! { guard;
 /// Allocates memory of the card.
-fn cuMemAlloc_v2(address: Out<u64>, bytes: usize) {
+fn cuMemAlloc_v2(address: OutPtr<u64>, bytes: usize) {
     let (mut driver, card) = enter()?;
     driver.refuse_unsafe("cuMemAlloc")?;
     if bytes == 0 || address.is_null() {
@@ -113,7 +113,7 @@ fn cuMemFree_v2(address: u64) {
     if driver.cards[card].memory.free(address) { Ok(()) } else { Err(driver.refuse(Status::INVALID_VALUE, format!("cuMemFree of {address:#x}"))) }
 }
 /// Allocates pinned memory of the host.
-fn cuMemHostAlloc(address: Out<usize>, bytes: usize, _flags: u32) {
+fn cuMemHostAlloc(address: OutPtr<usize>, bytes: usize, _flags: u32) {
     let (mut driver, _) = enter()?;
     driver.refuse_unsafe("cuMemHostAlloc")?;
     if bytes == 0 || address.is_null() {
@@ -144,7 +144,7 @@ fn cuMemHostUnregister(address: usize) {
     if driver.pinned.unregister(address) { Ok(()) } else { Err(Status::HOST_NOT_REGISTERED) }
 }
 /// Copies to the card in stream order. Memory that is not pinned is read now.
-fn cuMemcpyHtoDAsync_v2(to: u64, from: In<u8>, len: usize, stream: usize) {
+fn cuMemcpyHtoDAsync_v2(to: u64, from: InPtr<u8>, len: usize, stream: usize) {
     upload(to, from, len, stream, false)
 }
 /// Copies to the host in stream order. A copy to memory that is not pinned is waited for.
@@ -159,10 +159,10 @@ fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, len: usize, stream: usize) {
     }
     check(&mut driver, card, to, len)?;
     check(&mut driver, card, from, len)?;
-    driver.submit(stream, Work::Copy { to, from, len })
+    driver.submit(stream, CardWork::Copy { to, from, len })
 }
 /// Copies to the card and waits.
-fn cuMemcpyHtoD_v2(to: u64, from: In<u8>, len: usize) { upload(to, from, len, 0, true) }
+fn cuMemcpyHtoD_v2(to: u64, from: InPtr<u8>, len: usize) { upload(to, from, len, 0, true) }
 /// Copies to the host and waits.
 fn cuMemcpyDtoH_v2(to: usize, from: u64, len: usize) { download(to, from, len, 0, true) }
 /// Fills bytes in stream order.

@@ -3,11 +3,11 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use crate::boundary::{In, Out, Outcome, Status, Text, export};
-use crate::ptx::{Launch, parse};
+use crate::boundary::{CText, InPtr, OutPtr, Outcome, Status, export};
+use crate::ptx::{PtxLaunch, parse};
 
-use super::state::{Driver, Function, Module, enter, enter_stream, guard};
-use super::work::Work;
+use super::state::{Driver, LoadedKernel, Module, enter, enter_stream, guard};
+use super::work::CardWork;
 
 /// Shared memory that a block has without asking for more.
 const SHARED_BYTES: usize = 49_152;
@@ -47,7 +47,7 @@ fn check_target(driver: &mut Driver, text: &str) -> Outcome {
 
 export! { guard;
 /// Loads PTX.
-fn cuModuleLoadData(module: Out<usize>, image: Text) {
+fn cuModuleLoadData(module: OutPtr<usize>, image: CText) {
     let (mut driver, card) = enter()?;
     driver.refuse_unsafe("cuModuleLoadData")?;
     let text = image.get().ok_or(Status::INVALID_VALUE)?;
@@ -79,7 +79,7 @@ fn cuModuleLoadData(module: Out<usize>, image: Text) {
         functions.insert(kernel.name.clone(), handle);
         let dynamic_shared_limit = SHARED_BYTES.saturating_sub(kernel.shared_bytes);
         let (kernel, variables) = (kernel.clone(), variables.clone());
-        driver.objects.functions.insert(handle, Function { kernel, variables, dynamic_shared_limit });
+        driver.objects.functions.insert(handle, LoadedKernel { kernel, variables, dynamic_shared_limit });
     }
     let handle = driver.objects.handle();
     driver.objects.modules.insert(handle, Module { card, functions, variables });
@@ -98,7 +98,7 @@ fn cuModuleUnload(module: usize) {
     Ok(())
 }
 /// A kernel of a module.
-fn cuModuleGetFunction(function: Out<usize>, module: usize, name: Text) {
+fn cuModuleGetFunction(function: OutPtr<usize>, module: usize, name: CText) {
     let (mut driver, _) = enter()?;
     let name = name.get().ok_or(Status::INVALID_VALUE)?;
     let functions = &driver.objects.modules.get(&module).ok_or(Status::INVALID_HANDLE)?.functions;
@@ -109,7 +109,7 @@ fn cuModuleGetFunction(function: Out<usize>, module: usize, name: Text) {
     }
 }
 /// A number of a kernel.
-fn cuFuncGetAttribute(value: Out<i32>, attribute: u32, function: usize) {
+fn cuFuncGetAttribute(value: OutPtr<i32>, attribute: u32, function: usize) {
     let (driver, _) = enter()?;
     let function = driver.objects.functions.get(&function).ok_or(Status::INVALID_HANDLE)?;
     let kernel = &function.kernel;
@@ -154,7 +154,7 @@ fn cuLaunchKernel(
     block_z: u32,
     shared_bytes: u32,
     stream: usize,
-    arguments: In<In<u8>>,
+    arguments: InPtr<InPtr<u8>>,
     extra: usize,
 ) {
     let (mut driver, _, stream) = enter_stream(stream)?;
@@ -189,8 +189,8 @@ fn cuLaunchKernel(
         let bytes = bytes.ok_or(Status::INVALID_VALUE)?;
         params[param.offset..param.offset + param.bytes].copy_from_slice(&bytes);
     }
-    let Function { kernel, variables, .. } = function;
-    let launch = Launch { kernel, params, grid, block, dynamic_shared_bytes: shared_bytes, variables };
-    driver.submit(stream, Work::Kernel(Arc::new(launch)))
+    let LoadedKernel { kernel, variables, .. } = function;
+    let launch = PtxLaunch { kernel, params, grid, block, dynamic_shared_bytes: shared_bytes, variables };
+    driver.submit(stream, CardWork::Kernel(Arc::new(launch)))
 }
 }

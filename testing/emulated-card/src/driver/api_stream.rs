@@ -1,11 +1,11 @@
 //! Streams, events, captures and graphs.
 
-use crate::boundary::{Out, Status, export};
+use crate::boundary::{OutPtr, Status, export};
 
 use super::graph::{CaptureMode, GraphRun};
-use super::state::{Driver, Event, Recorded, enter, enter_stream, guard};
-use super::streams::{Needed, Stream, query, wait};
-use super::work::Work;
+use super::state::{Driver, EmulatedEvent, Recording, enter, enter_stream, guard};
+use super::streams::{EmulatedStream, Needed, query, wait};
+use super::work::CardWork;
 
 /// `CU_STREAM_NON_BLOCKING`
 const NON_BLOCKING: u32 = 1;
@@ -15,9 +15,9 @@ const DISABLE_TIMING: u32 = 2;
 /// The work before an event. An event that was never recorded has none.
 fn before_event(driver: &mut Driver, handle: usize, call: &str) -> Result<Needed, Status> {
     match &driver.objects.events.get(&handle).ok_or(Status::INVALID_HANDLE)?.recorded {
-        Recorded::Never => Ok(Needed::new()),
-        Recorded::Stream { stream, number } => Ok(Needed::from([(*stream, *number)])),
-        Recorded::Capture { capture, .. } => {
+        Recording::Never => Ok(Needed::new()),
+        Recording::Stream { stream, number } => Ok(Needed::from([(*stream, *number)])),
+        Recording::Capture { capture, .. } => {
             let id = *capture;
             if let Some(capture) = driver.objects.captures.get_mut(&id) {
                 capture.invalid = true;
@@ -28,18 +28,18 @@ fn before_event(driver: &mut Driver, handle: usize, call: &str) -> Result<Needed
     }
 }
 
-fn create_stream(stream: Out<usize>, flags: u32) -> Result<(), Status> {
+fn create_stream(stream: OutPtr<usize>, flags: u32) -> Result<(), Status> {
     let (mut driver, card) = enter()?;
     if flags > 1 || stream.is_null() {
         return Err(Status::INVALID_VALUE);
     }
     let handle = driver.objects.handle();
-    driver.objects.streams.insert(handle, Stream::new(card, flags & NON_BLOCKING == 0));
+    driver.objects.streams.insert(handle, EmulatedStream::new(card, flags & NON_BLOCKING == 0));
     stream.set(handle);
     Ok(())
 }
 
-fn elapsed(milliseconds: Out<f32>, start: usize, end: usize) -> Result<(), Status> {
+fn elapsed(milliseconds: OutPtr<f32>, start: usize, end: usize) -> Result<(), Status> {
     let (mut driver, _) = enter()?;
     let mut times = Vec::new();
     for handle in [start, end] {
@@ -59,9 +59,9 @@ fn elapsed(milliseconds: Out<f32>, start: usize, end: usize) -> Result<(), Statu
 
 export! { guard;
 /// A new stream.
-fn cuStreamCreate(stream: Out<usize>, flags: u32) { create_stream(stream, flags) }
+fn cuStreamCreate(stream: OutPtr<usize>, flags: u32) { create_stream(stream, flags) }
 /// A new stream; its priority has no effect.
-fn cuStreamCreateWithPriority(stream: Out<usize>, flags: u32, _priority: i32) {
+fn cuStreamCreateWithPriority(stream: OutPtr<usize>, flags: u32, _priority: i32) {
     create_stream(stream, flags)
 }
 /// Ends a stream. Its work still runs when somebody waits for it.
@@ -97,14 +97,14 @@ fn cuStreamWaitEvent(stream: usize, event: usize, _flags: u32) {
     driver.wait_event(stream, event)
 }
 /// A new event.
-fn cuEventCreate(event: Out<usize>, flags: u32) {
+fn cuEventCreate(event: OutPtr<usize>, flags: u32) {
     let (mut driver, card) = enter()?;
     if event.is_null() {
         return Err(Status::INVALID_VALUE);
     }
     let handle = driver.objects.handle();
     let has_time = flags & DISABLE_TIMING == 0;
-    let new = Event { card, has_time, recorded: Recorded::Never, at: None };
+    let new = EmulatedEvent { card, has_time, recorded: Recording::Never, at: None };
     driver.objects.events.insert(handle, new);
     event.set(handle);
     Ok(())
@@ -114,7 +114,7 @@ fn cuEventDestroy_v2(event: usize) {
     let (mut driver, _) = enter()?;
     driver.objects.events.remove(&event).map(|_| ()).ok_or(Status::INVALID_HANDLE)
 }
-/// Records an event behind the stream's work.
+/// Records an event after the stream's work.
 fn cuEventRecord(event: usize, stream: usize) {
     let (mut driver, _, stream) = enter_stream(stream)?;
     let owner = driver.objects.events.get(&event).ok_or(Status::INVALID_HANDLE)?.card;
@@ -138,11 +138,11 @@ fn cuEventSynchronize(event: usize) {
     wait(driver, card, needed)
 }
 /// The time between two events.
-fn cuEventElapsedTime(milliseconds: Out<f32>, start: usize, end: usize) {
+fn cuEventElapsedTime(milliseconds: OutPtr<f32>, start: usize, end: usize) {
     elapsed(milliseconds, start, end)
 }
 /// The time between two events.
-fn cuEventElapsedTime_v2(milliseconds: Out<f32>, start: usize, end: usize) {
+fn cuEventElapsedTime_v2(milliseconds: OutPtr<f32>, start: usize, end: usize) {
     elapsed(milliseconds, start, end)
 }
 
@@ -158,7 +158,7 @@ fn cuStreamBeginCapture_v2(stream: usize, mode: u32) {
     driver.begin_capture(stream, mode)
 }
 /// Ends the capture. An invalid one gives no graph.
-fn cuStreamEndCapture(stream: usize, graph: Out<usize>) {
+fn cuStreamEndCapture(stream: usize, graph: OutPtr<usize>) {
     let (mut driver, _, stream) = enter_stream(stream)?;
     graph.set(0);
     let captured = driver.end_capture(stream)?;
@@ -167,12 +167,12 @@ fn cuStreamEndCapture(stream: usize, graph: Out<usize>) {
     if graph.set(handle) { Ok(()) } else { Err(Status::INVALID_VALUE) }
 }
 /// 0 for no, 1 for yes, 2 for an invalid capture.
-fn cuStreamIsCapturing(stream: usize, status: Out<u32>) {
+fn cuStreamIsCapturing(stream: usize, status: OutPtr<u32>) {
     let (driver, _, stream) = enter_stream(stream)?;
     if status.set(driver.capture_status(stream)) { Ok(()) } else { Err(Status::INVALID_VALUE) }
 }
 /// A graph that can be launched.
-fn cuGraphInstantiateWithFlags(executable: Out<usize>, graph: usize, _flags: u64) {
+fn cuGraphInstantiateWithFlags(executable: OutPtr<usize>, graph: usize, _flags: u64) {
     let (mut driver, _) = enter()?;
     let graph = driver.objects.graphs.get(&graph).cloned().ok_or(Status::INVALID_HANDLE)?;
     let handle = driver.objects.handle();
@@ -187,7 +187,7 @@ fn cuGraphLaunch(executable: usize, stream: usize) {
     if graph.is_empty() {
         return Ok(());
     }
-    driver.submit(stream, Work::Graph(GraphRun::new(graph)))
+    driver.submit(stream, CardWork::Graph(GraphRun::new(graph)))
 }
 /// Ends a graph.
 fn cuGraphDestroy(graph: usize) {

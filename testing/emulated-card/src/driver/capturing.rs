@@ -6,10 +6,10 @@ use std::thread;
 
 use crate::boundary::{Outcome, Status};
 
-use super::graph::{Capture, CaptureMode, Graph};
-use super::state::{Driver, DriverObjects, Recorded};
-use super::streams::Stream;
-use super::work::Work;
+use super::graph::{CaptureMode, Graph, StreamCapture};
+use super::state::{Driver, DriverObjects, Recording};
+use super::streams::EmulatedStream;
+use super::work::CardWork;
 
 impl DriverObjects {
     /// The capture that a stream takes part in.
@@ -18,7 +18,7 @@ impl DriverObjects {
     }
 
     /// The captures that these streams take part in.
-    fn captures_where(&self, is_meant: impl Fn(&Stream) -> bool) -> Vec<usize> {
+    fn captures_where(&self, is_meant: impl Fn(&EmulatedStream) -> bool) -> Vec<usize> {
         self.streams.values().filter(|s| is_meant(s)).filter_map(|s| s.capture).collect()
     }
 }
@@ -33,7 +33,7 @@ impl Driver {
             return Err(self.refuse(Status::ILLEGAL_STATE, "the stream is captured already"));
         }
         let id = self.objects.handle();
-        self.objects.captures.insert(id, Capture::new(stream, mode));
+        self.objects.captures.insert(id, StreamCapture::new(stream, mode));
         if let Some(stream) = self.objects.streams.get_mut(&stream) {
             stream.capture = Some(id);
         }
@@ -86,7 +86,7 @@ impl Driver {
         Err(self.refuse(Status::CAPTURE_UNSUPPORTED, why))
     }
 
-    /// Refuses to synchronize a card of which a stream is captured.
+    /// Refuses to synchronize a card with a captured stream.
     pub fn refuse_card(&mut self, card: usize, call: &str) -> Outcome {
         let captured = self.objects.captures_where(|s| s.card == card);
         self.invalidate(&captured, call)
@@ -129,11 +129,11 @@ impl Driver {
         let capture = self.objects.capture_of(stream);
         let recorded = match capture.and_then(|id| Some((id, self.objects.captures.get(&id)?))) {
             Some((_, capture)) if capture.invalid => return Err(Status::CAPTURE_INVALIDATED),
-            Some((id, capture)) => Recorded::Capture { capture: id, nodes: capture.front(stream) },
+            Some((id, capture)) => Recording::Capture { capture: id, nodes: capture.front(stream) },
             None => {
-                self.submit(stream, Work::Record { event })?;
+                self.submit(stream, CardWork::Record { event })?;
                 let number = self.objects.streams.get(&stream).map_or(0, |s| s.submitted());
-                Recorded::Stream { stream, number }
+                Recording::Stream { stream, number }
             }
         };
         if let Some(event) = self.objects.events.get_mut(&event) {
@@ -149,16 +149,16 @@ impl Driver {
             self.objects.events.get(&event).ok_or(Status::INVALID_HANDLE)?.recorded.clone();
         let own = self.objects.capture_of(stream);
         match recorded {
-            Recorded::Never => Ok(()),
-            Recorded::Stream { .. } if own.is_some() => {
+            Recording::Never => Ok(()),
+            Recording::Stream { .. } if own.is_some() => {
                 let why = "waits for an event that was recorded outside the capture";
                 let _ = self.refuse_captured(stream, why);
                 Err(self.refuse(Status::CAPTURE_ISOLATION, why))
             }
-            Recorded::Stream { stream: other, number } => {
-                self.submit(stream, Work::Wait { stream: other, number })
+            Recording::Stream { stream: other, number } => {
+                self.submit(stream, CardWork::Wait { stream: other, number })
             }
-            Recorded::Capture { capture: id, nodes } => {
+            Recording::Capture { capture: id, nodes } => {
                 if own.is_some_and(|own| own != id) {
                     let _ = self.invalidate(&[id, own.unwrap_or(id)], "a wait for another capture");
                     return Err(Status::CAPTURE_MERGE);

@@ -1,4 +1,4 @@
-//! Captured work: what ran before what, and a run that keeps to it.
+//! Captured work: its order, and runs that keep to it.
 //!
 //! A capture collects the work of one or more streams with its dependencies. A run takes the nodes in any order that
 //! the dependencies allow, so a missing wait within a capture is found too.
@@ -9,19 +9,19 @@ use std::thread::ThreadId;
 
 use crate::boundary::Status;
 
-use super::work::Work;
+use super::work::CardWork;
 
 /// A captured piece of work.
 #[derive(Clone)]
-pub struct Node {
+pub struct GraphNode {
     /// The work.
-    pub work: Work,
+    pub work: CardWork,
     /// The nodes that come before it.
     pub after: Vec<usize>,
 }
 
 /// Captured work that can be launched.
-pub type Graph = Arc<[Node]>;
+pub type Graph = Arc<[GraphNode]>;
 
 /// A graph while it runs.
 #[derive(Clone)]
@@ -31,7 +31,7 @@ pub struct GraphRun {
 }
 
 impl GraphRun {
-    /// A run of which nothing is done.
+    /// A run that has not begun.
     pub fn new(graph: Graph) -> Self {
         let done = vec![false; graph.len()];
         Self { graph, done }
@@ -46,7 +46,7 @@ impl GraphRun {
     }
 
     /// The work of a node.
-    pub fn work(&self, node: usize) -> &Work {
+    pub fn work(&self, node: usize) -> &CardWork {
         &self.graph[node].work
     }
 
@@ -73,21 +73,21 @@ pub enum CaptureMode {
 }
 
 /// A capture that has begun.
-pub struct Capture {
+pub struct StreamCapture {
     /// The stream on which it began.
     pub origin: usize,
-    /// What it forbids.
+    /// The calls that it forbids.
     pub mode: CaptureMode,
     /// The thread that began it.
     pub thread: ThreadId,
     /// Why nothing can be captured any more.
     pub invalid: bool,
-    nodes: Vec<Node>,
+    nodes: Vec<GraphNode>,
     /// For each stream that takes part the nodes that its next work comes after.
     fronts: BTreeMap<usize, Vec<usize>>,
 }
 
-impl Capture {
+impl StreamCapture {
     /// An empty capture.
     pub fn new(origin: usize, mode: CaptureMode) -> Self {
         let fronts = BTreeMap::from([(origin, Vec::new())]);
@@ -110,10 +110,10 @@ impl Capture {
     }
 
     /// Adds work of a stream.
-    pub fn push(&mut self, stream: usize, work: Work) {
+    pub fn push(&mut self, stream: usize, work: CardWork) {
         let front = self.fronts.entry(stream).or_default();
         let after = std::mem::replace(front, vec![self.nodes.len()]);
-        self.nodes.push(Node { work, after });
+        self.nodes.push(GraphNode { work, after });
     }
 
     /// The nodes that an event covers if it is recorded now.

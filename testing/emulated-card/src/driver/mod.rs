@@ -18,16 +18,16 @@ mod status;
 mod streams;
 mod work;
 
-pub(crate) use work::{Progress, Task};
+pub(crate) use work::{CardTask, TaskProgress};
 
 use std::sync::Arc;
 
 use crate::boundary::{Outcome, Status};
 
 /// Puts work of another library into a stream of the thread's card.
-pub(crate) fn submit(stream: usize, task: Arc<dyn Task>) -> Outcome {
+pub(crate) fn submit(stream: usize, task: Arc<dyn CardTask>) -> Outcome {
     let (mut driver, _, stream) = state::enter_stream(stream)?;
-    driver.submit(stream, work::Work::Task(task))
+    driver.submit(stream, work::CardWork::Task(task))
 }
 
 /// Remembers why a call of another library is refused.
@@ -35,7 +35,7 @@ pub(crate) fn refuse(status: Status, why: impl Into<String>) -> Status {
     state::lock().refuse(status, why)
 }
 
-/// What a library that monitors cards shows of them.
+/// The numbers that a library that monitors cards shows.
 pub(crate) struct Monitored {
     /// Used and all bytes of memory of each card.
     pub memory: Vec<(u64, u64)>,
@@ -45,7 +45,7 @@ pub(crate) struct Monitored {
     pub failing: Option<(String, u32)>,
 }
 
-/// What is known of the cards, whether or not the driver has been started.
+/// The numbers of the cards, whether or not the driver has been started.
 pub(crate) fn monitored() -> Monitored {
     let driver = state::lock();
     let memory = driver.cards.iter().map(|card| &card.memory);

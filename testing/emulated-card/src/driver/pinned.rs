@@ -12,7 +12,7 @@ use crate::fault::Fault;
 const PAGE: usize = 4096;
 
 #[derive(Clone, Copy, Debug)]
-struct Range {
+struct Pinned {
     len: usize,
     id: u64,
     /// The address of the allocation, if the memory is the card's own. Otherwise the program registered memory of its own.
@@ -25,18 +25,18 @@ pub struct HostRange {
     address: usize,
     /// Bytes.
     pub len: usize,
-    /// The pinned allocation that it lies in, or none if the caller waits for the copy.
+    /// The pinned allocation that it lies in. `None` if the caller waits for the copy.
     pin: Option<u64>,
 }
 
 /// All pinned memory of the process.
 #[derive(Debug, Default)]
 pub struct PinnedMemory {
-    ranges: BTreeMap<usize, Range>,
+    ranges: BTreeMap<usize, Pinned>,
     next_id: u64,
 }
 
-/// What holds `len` bytes from a page on. Its own alignment is none, because memory of a greater one is not made zero by the
+/// Room for `len` bytes from a page on. Its own alignment is 1, because memory of a greater alignment is not made zero by the
 /// system, page by page when it is touched, but at once.
 fn layout(len: usize) -> Option<Layout> {
     Layout::from_size_align(len.checked_add(PAGE)?, 1).ok()
@@ -50,7 +50,7 @@ impl PinnedMemory {
 
     fn insert(&mut self, address: usize, len: usize, owned: Option<usize>) {
         self.next_id += 1;
-        self.ranges.insert(address, Range { len, id: self.next_id, owned });
+        self.ranges.insert(address, Pinned { len, id: self.next_id, owned });
     }
 
     /// New memory, or `None` if the host has none.
@@ -65,9 +65,9 @@ impl PinnedMemory {
         Some(address)
     }
 
-    /// Frees memory of [`allocate`](Self::allocate). `false` if there is none at this address.
+    /// Frees memory of [`allocate`](Self::allocate). `false` if no such memory is at this address.
     pub fn free(&mut self, address: usize) -> bool {
-        let Some(Range { len, owned: Some(allocation), .. }) = self.ranges.get(&address).copied()
+        let Some(Pinned { len, owned: Some(allocation), .. }) = self.ranges.get(&address).copied()
         else {
             return false;
         };

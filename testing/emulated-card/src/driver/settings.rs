@@ -1,10 +1,10 @@
-//! What the environment says about the card.
+//! The card's settings, from the environment.
 
 use std::str::FromStr;
 
 /// The card's settings. Each can be given as an environment variable.
 #[derive(Clone, Debug)]
-pub struct Settings {
+pub struct CardSettings {
     /// `PACELINE_EMULATED_CAPABILITY`: the compute capability, 9.0 by default.
     pub capability: (u32, u32),
     /// `PACELINE_EMULATED_UTILIZATION`: for how much of the time the card is busy, in percent, says NVML.
@@ -23,7 +23,7 @@ pub struct Settings {
     pub steps: u64,
 }
 
-impl Settings {
+impl CardSettings {
     /// Reads the environment. A variable that cannot be read counts as not set.
     pub fn from_environment() -> Self {
         Self {

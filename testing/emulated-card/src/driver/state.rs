@@ -10,14 +10,14 @@ use std::time::Instant;
 use crate::boundary::{Outcome, Status, stop_panics};
 use crate::fault::Fault;
 use crate::memory::DeviceMemory;
-use crate::ptx::{self, Kernel};
+use crate::ptx::{self, PtxKernel};
 use crate::random::Random;
 
-use super::graph::{Capture, Graph};
+use super::graph::{Graph, StreamCapture};
 use super::pinned::PinnedMemory;
-use super::settings::Settings;
-use super::streams::Stream;
-use super::work::Counts;
+use super::settings::CardSettings;
+use super::streams::EmulatedStream;
+use super::work::WorkCounts;
 
 /// Contexts are named by this number and the card's.
 const CONTEXT: usize = 0xc0de_0000;
@@ -25,7 +25,7 @@ const CONTEXT: usize = 0xc0de_0000;
 const NULL_STREAM: usize = 0x100;
 
 /// One card.
-pub struct Card {
+pub struct EmulatedCard {
     /// Its memory.
     pub memory: DeviceMemory,
     /// The first fault. Every later call answers with its code.
@@ -46,18 +46,18 @@ pub struct Module {
 
 /// A kernel that can be launched.
 #[derive(Clone)]
-pub struct Function {
+pub struct LoadedKernel {
     /// The kernel.
-    pub kernel: Arc<Kernel>,
+    pub kernel: Arc<PtxKernel>,
     /// The addresses of its module's variables.
     pub variables: Arc<[u64]>,
     /// The most dynamic shared memory that a launch may ask for.
     pub dynamic_shared_limit: usize,
 }
 
-/// What an event was last recorded on.
+/// The stream or the capture on which an event was last recorded.
 #[derive(Clone, Debug, Default)]
-pub enum Recorded {
+pub enum Recording {
     /// Nothing.
     #[default]
     Never,
@@ -68,7 +68,7 @@ pub enum Recorded {
         /// Its pieces of work then.
         number: u64,
     },
-    /// A capture, behind these nodes.
+    /// A capture, after these nodes.
     Capture {
         /// The capture's number.
         capture: usize,
@@ -78,13 +78,13 @@ pub enum Recorded {
 }
 
 /// An event.
-pub struct Event {
+pub struct EmulatedEvent {
     /// The card of its context.
     pub card: usize,
     /// Whether it keeps a time.
     pub has_time: bool,
-    /// What it was last recorded on.
-    pub recorded: Recorded,
+    /// Its last record.
+    pub recorded: Recording,
     /// When the record ran.
     pub at: Option<Instant>,
 }
@@ -93,17 +93,17 @@ pub struct Event {
 #[derive(Default)]
 pub struct DriverObjects {
     /// Streams that exist, or still have work.
-    pub streams: BTreeMap<usize, Stream>,
+    pub streams: BTreeMap<usize, EmulatedStream>,
     /// Events.
-    pub events: HashMap<usize, Event>,
+    pub events: HashMap<usize, EmulatedEvent>,
     /// Parsed modules, by their text. Each rank loads the same ones.
     pub parsed: HashMap<String, Arc<ptx::Module>>,
     /// Loaded modules.
     pub modules: HashMap<usize, Module>,
     /// Kernels.
-    pub functions: HashMap<usize, Function>,
+    pub functions: HashMap<usize, LoadedKernel>,
     /// Captures that have begun.
-    pub captures: BTreeMap<usize, Capture>,
+    pub captures: BTreeMap<usize, StreamCapture>,
     /// Captured graphs.
     pub graphs: HashMap<usize, Graph>,
     /// Graphs that can be launched.
@@ -122,17 +122,17 @@ impl DriverObjects {
 /// The driver.
 pub struct Driver {
     /// From the environment.
-    pub settings: Settings,
+    pub settings: CardSettings,
     /// Whether `cuInit` was called.
     pub initialized: bool,
     /// The cards.
-    pub cards: Vec<Card>,
+    pub cards: Vec<EmulatedCard>,
     /// Streams, events, modules and graphs.
     pub objects: DriverObjects,
     /// Pinned memory.
     pub pinned: PinnedMemory,
     /// Numbers of what has run.
-    pub counts: Counts,
+    pub counts: WorkCounts,
     /// Draws the orders.
     pub random: Random,
     /// Why the last call was refused.
@@ -141,19 +141,20 @@ pub struct Driver {
 
 impl Driver {
     fn new() -> Self {
-        let settings = Settings::from_environment();
-        let cards = (0..settings.cards).map(|card| Card {
+        let settings = CardSettings::from_environment();
+        let cards = (0..settings.cards).map(|card| EmulatedCard {
             memory: DeviceMemory::new(card, settings.memory_bytes),
             fault: None,
             retained: 0,
         });
-        let streams = (0..settings.cards).map(|card| (NULL_STREAM + card, Stream::new(card, true)));
+        let stream = |card| (NULL_STREAM + card, EmulatedStream::new(card, true));
+        let streams = (0..settings.cards).map(stream);
         Self {
             initialized: false,
             cards: cards.collect(),
             objects: DriverObjects { streams: streams.collect(), ..DriverObjects::default() },
             pinned: PinnedMemory::default(),
-            counts: Counts::default(),
+            counts: WorkCounts::default(),
             random: Random::new(settings.seed),
             refusal: String::new(),
             settings,
@@ -236,7 +237,7 @@ pub fn guard(body: impl FnOnce() -> Outcome) -> u32 {
     stop_panics(Status::UNKNOWN.0, body)
 }
 
-/// The driver and the card of the thread's context. An error if there is none, or if the card has failed.
+/// The driver and the card of the thread's context. An error if the thread has no context, or if the card has failed.
 pub fn enter() -> Result<(MutexGuard<'static, Driver>, usize), Status> {
     let driver = lock();
     if !driver.initialized {

@@ -11,10 +11,10 @@ use crate::boundary::{Outcome, Status};
 use crate::fault::Fault;
 
 use super::state::{Driver, lock};
-use super::work::{Machine, Progress, Work};
+use super::work::{CardWork, TaskProgress, WorkContext};
 
 /// A stream.
-pub struct Stream {
+pub struct EmulatedStream {
     /// The card of its context.
     pub card: usize,
     /// Whether it is ordered with stream 0.
@@ -23,11 +23,11 @@ pub struct Stream {
     pub capture: Option<usize>,
     /// Destroyed streams live until their work is done.
     pub destroyed: bool,
-    queue: VecDeque<Work>,
+    queue: VecDeque<CardWork>,
     submitted: u64,
 }
 
-impl Stream {
+impl EmulatedStream {
     /// An empty stream.
     pub fn new(card: usize, blocking: bool) -> Self {
         Self {
@@ -55,7 +55,7 @@ pub type Needed = BTreeMap<usize, u64>;
 
 impl Driver {
     /// Puts work at the end of a stream, or into the capture that the stream takes part in.
-    pub fn submit(&mut self, stream: usize, work: Work) -> Outcome {
+    pub fn submit(&mut self, stream: usize, work: CardWork) -> Outcome {
         if Self::is_null_stream(stream) {
             self.refuse_null_stream(stream)?;
         }
@@ -71,18 +71,18 @@ impl Driver {
             capture.push(stream, work);
             return Ok(());
         }
-        self.counts.told +=
-            u64::from(matches!(work, Work::Kernel(_) | Work::Task(_) | Work::Graph(_)));
+        self.counts.submissions +=
+            u64::from(matches!(work, CardWork::Kernel(_) | CardWork::Task(_) | CardWork::Graph(_)));
         // Stream 0 waits for every blocking stream, and they wait for it.
         let null = Self::is_null_stream(stream);
         let blocking = queue.blocking;
-        let is_before = |handle: usize, other: &Stream| {
+        let is_before = |handle: usize, other: &EmulatedStream| {
             let ordered = if null { other.blocking } else { Self::is_null_stream(handle) };
             blocking && ordered && handle != stream && other.card == card && !other.queue.is_empty()
         };
-        let waits: Vec<Work> = (self.objects.streams.iter())
+        let waits: Vec<CardWork> = (self.objects.streams.iter())
             .filter(|(handle, other)| is_before(**handle, other))
-            .map(|(handle, other)| Work::Wait { stream: *handle, number: other.submitted })
+            .map(|(handle, other)| CardWork::Wait { stream: *handle, number: other.submitted })
             .collect();
         let queue = self.objects.streams.get_mut(&stream).ok_or(Status::INVALID_HANDLE)?;
         for work in waits.into_iter().chain([work]) {
@@ -105,7 +105,7 @@ impl Driver {
             let Some(stream) = self.objects.streams.get(&handle) else { continue };
             let count = number.saturating_sub(stream.done()) as usize;
             for work in stream.queue.iter().take(count) {
-                if let Work::Wait { stream, number } = work {
+                if let CardWork::Wait { stream, number } = work {
                     let known = needed.entry(*stream).or_insert(0);
                     if *known < *number {
                         *known = *number;
@@ -129,7 +129,7 @@ impl Driver {
     fn is_ready(&self, stream: usize, number: u64) -> bool {
         let Some(stream) = self.objects.streams.get(&stream) else { return false };
         let waits = match stream.queue.front() {
-            Some(Work::Wait { stream, number }) => !self.is_done(*stream, *number),
+            Some(CardWork::Wait { stream, number }) => !self.is_done(*stream, *number),
             Some(_) => false,
             None => true,
         };
@@ -155,7 +155,7 @@ impl Driver {
             return false;
         };
         match work {
-            Work::Graph(mut run) => {
+            CardWork::Graph(mut run) => {
                 let mut ready = run.ready();
                 if self.settings.seed != 0 {
                     self.random.shuffle(&mut ready);
@@ -165,12 +165,12 @@ impl Driver {
                 run.finish(node);
                 if !run.is_done() {
                     if let Some(stream) = self.objects.streams.get_mut(&handle) {
-                        stream.queue[0] = Work::Graph(run);
+                        stream.queue[0] = CardWork::Graph(run);
                     }
                     return true;
                 }
             }
-            Work::Record { event } => {
+            CardWork::Record { event } => {
                 if let Some(event) = self.objects.events.get_mut(&event) {
                     event.at = Some(Instant::now());
                 }
@@ -189,9 +189,9 @@ impl Driver {
     }
 
     /// Runs work of a card. `false` if the work waits for another rank, or after a fault, which the card remembers.
-    fn run_work(&mut self, card: usize, work: &Work) -> bool {
+    fn run_work(&mut self, card: usize, work: &CardWork) -> bool {
         let seed = if self.settings.seed == 0 { 0 } else { self.random.next() };
-        let mut machine = Machine {
+        let mut machine = WorkContext {
             memory: &mut self.cards[card].memory,
             pinned: &self.pinned,
             counts: &mut self.counts,
@@ -199,7 +199,7 @@ impl Driver {
             limit: self.settings.steps,
         };
         match machine.run(work) {
-            Ok(progress) => progress == Progress::Done,
+            Ok(progress) => progress == TaskProgress::Done,
             Err(fault) => {
                 self.fail(card, fault);
                 false
@@ -244,7 +244,7 @@ pub fn wait(mut driver: MutexGuard<'static, Driver>, card: usize, needed: Needed
 }
 
 /// Runs one piece of what is needed, and says whether all of it is done. So a program that asks again and again gets
-/// there, and one that asks once too early is told so.
+/// there, and one that asks too early learns that.
 pub fn query(mut driver: MutexGuard<'static, Driver>, card: usize, needed: Needed) -> Outcome {
     if driver.is_met(&needed) {
         return driver.healthy(card);

@@ -6,13 +6,13 @@ use std::sync::Arc;
 
 use crate::fault::Fault;
 use crate::memory::DeviceMemory;
-use crate::ptx::Launch;
+use crate::ptx::PtxLaunch;
 
 use super::pinned::{HostRange, PinnedMemory};
 
-/// What became of a piece of work that was tried.
+/// The state of a piece of work after a try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Progress {
+pub enum TaskProgress {
     /// It is finished.
     Done,
     /// It waits for another process and must be tried again.
@@ -20,16 +20,16 @@ pub enum Progress {
 }
 
 /// Work of another library: a product, a collective.
-pub trait Task: Send + Sync {
+pub trait CardTask: Send + Sync {
     /// Does as much as it can without waiting.
-    fn advance(&self, memory: &mut DeviceMemory) -> Result<Progress, Fault>;
+    fn advance(&self, memory: &mut DeviceMemory) -> Result<TaskProgress, Fault>;
 }
 
 /// A piece of work.
 #[derive(Clone)]
-pub enum Work {
+pub enum CardWork {
     /// A kernel.
-    Kernel(Arc<Launch>),
+    Kernel(Arc<PtxLaunch>),
     /// A copy to the card from bytes that were read when the copy was asked for.
     UploadStaged {
         /// The card's address.
@@ -84,12 +84,12 @@ pub enum Work {
     /// A graph that runs as one piece.
     Graph(super::graph::GraphRun),
     /// Work of another library.
-    Task(Arc<dyn Task>),
+    Task(Arc<dyn CardTask>),
 }
 
 /// Numbers of what has run.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Counts {
+pub struct WorkCounts {
     /// PTX instructions of all threads.
     pub instructions: u64,
     /// Kernels.
@@ -99,65 +99,65 @@ pub struct Counts {
     /// Copies and fills.
     pub copies: u64,
     /// How often the program has put a kernel, a product or a graph into a stream.
-    pub told: u64,
+    pub submissions: u64,
 }
 
-/// What work runs on.
-pub struct Machine<'a> {
+/// The memory and the limits that work runs with.
+pub struct WorkContext<'a> {
     /// The card's memory.
     pub memory: &'a mut DeviceMemory,
     /// The host's pinned memory.
     pub pinned: &'a PinnedMemory,
     /// Counts what runs.
-    pub counts: &'a mut Counts,
+    pub counts: &'a mut WorkCounts,
     /// The seed of a kernel's order.
     pub seed: u64,
     /// The most instructions of a launch.
     pub limit: u64,
 }
 
-impl Machine<'_> {
+impl WorkContext<'_> {
     /// Runs work that concerns the card's memory alone. Events, waits and graphs belong to the streams and do nothing
     /// here.
-    pub fn run(&mut self, work: &Work) -> Result<Progress, Fault> {
+    pub fn run(&mut self, work: &CardWork) -> Result<TaskProgress, Fault> {
         self.counts.copies += u64::from(matches!(
             work,
-            Work::UploadStaged { .. }
-                | Work::Upload { .. }
-                | Work::Download { .. }
-                | Work::Copy { .. }
-                | Work::Fill { .. }
+            CardWork::UploadStaged { .. }
+                | CardWork::Upload { .. }
+                | CardWork::Download { .. }
+                | CardWork::Copy { .. }
+                | CardWork::Fill { .. }
         ));
         match work {
-            Work::Kernel(launch) => {
+            CardWork::Kernel(launch) => {
                 self.counts.launches += 1;
                 self.counts.instructions += launch.run(self.memory, self.seed, self.limit)?;
             }
-            Work::UploadStaged { to, bytes } => {
+            CardWork::UploadStaged { to, bytes } => {
                 self.memory.store(*to, bytes).map_err(|f| f.at("copy to the card"))?;
             }
-            Work::Upload { to, from } => {
+            CardWork::Upload { to, from } => {
                 let bytes = self.pinned.read(from).map_err(|f| f.at("copy to the card"))?;
                 self.memory.store(*to, &bytes).map_err(|f| f.at("copy to the card"))?;
             }
-            Work::Download { to, from } => {
+            CardWork::Download { to, from } => {
                 let mut bytes = vec![0; to.len];
                 self.memory.read_out(*from, &mut bytes).map_err(|f| f.at("copy to the host"))?;
                 self.pinned.write(to, &bytes).map_err(|f| f.at("copy to the host"))?;
             }
-            Work::Copy { to, from, len } => {
+            CardWork::Copy { to, from, len } => {
                 self.memory.copy(*to, *from, *len).map_err(|f| f.at("copy within the card"))?;
             }
-            Work::Fill { at, pattern, count } => {
+            CardWork::Fill { at, pattern, count } => {
                 self.memory.fill(*at, pattern, *count).map_err(|f| f.at("memset"))?;
             }
-            Work::Task(task) => {
+            CardWork::Task(task) => {
                 let progress = task.advance(self.memory)?;
-                self.counts.tasks += u64::from(progress == Progress::Done);
+                self.counts.tasks += u64::from(progress == TaskProgress::Done);
                 return Ok(progress);
             }
-            Work::Record { .. } | Work::Wait { .. } | Work::Graph(_) => {}
+            CardWork::Record { .. } | CardWork::Wait { .. } | CardWork::Graph(_) => {}
         }
-        Ok(Progress::Done)
+        Ok(TaskProgress::Done)
     }
 }

@@ -2,15 +2,15 @@
 
 use std::sync::Arc;
 
-use crate::boundary::{In, Out, Outcome, StaticText, Status, export, stop_panics};
+use crate::boundary::{InPtr, OutPtr, Outcome, StaticText, Status, export, stop_panics};
 use crate::driver::{current_card, refuse, submit};
 
 use super::objects::*;
-use super::product::{Matrix, Product, check};
+use super::product::{LtMatrix, Matmul, check};
 
 /// The version that `cublasLtGetVersion` names: 13.0.2.
 const VERSION: usize = 130_002;
-/// Workspace that the one algorithm asks for where it may, so that a program that passes none is told.
+/// Workspace that the one algorithm asks for where it may, so that a program that passes no workspace gets an error.
 const WORKSPACE_BYTES: u64 = 4096;
 /// Marks algorithms of this library.
 const MAGIC: u64 = 0x7061_6365_6c69_6e65;
@@ -32,11 +32,11 @@ pub struct HeuristicResult {
 const _: () = assert!(size_of::<HeuristicResult>() == 96);
 
 /// alpha or beta, of the type in which products are computed.
-fn scale(compute: Compute, value: In<u8>) -> Result<f64, Status> {
+fn scale(compute: ComputeType, value: InPtr<u8>) -> Result<f64, Status> {
     let bytes = |len| value.bytes(len).ok_or(INVALID_VALUE);
     Ok(match compute {
-        Compute::F64 => f64::from_bits(long(&bytes(8)?)?),
-        Compute::F32 | Compute::Tf32 => f64::from(f32::from_bits(word(&bytes(4)?)?)),
+        ComputeType::F64 => f64::from_bits(long(&bytes(8)?)?),
+        ComputeType::F32 | ComputeType::Tf32 => f64::from(f32::from_bits(word(&bytes(4)?)?)),
     })
 }
 
@@ -44,12 +44,12 @@ fn guard(body: impl FnOnce() -> Outcome) -> u32 {
     stop_panics(INTERNAL_ERROR.0, body)
 }
 
-fn give(to: Out<usize>, object: Object) -> Outcome {
+fn give(to: OutPtr<usize>, object: Object) -> Outcome {
     let handle = objects().insert(object);
     if to.set(handle) { Ok(()) } else { Err(INVALID_VALUE) }
 }
 
-fn attribute(value: In<u8>, len: usize) -> Result<Vec<u8>, Status> {
+fn attribute(value: InPtr<u8>, len: usize) -> Result<Vec<u8>, Status> {
     value.bytes(len).filter(|bytes| !bytes.is_empty() && len <= 64).ok_or(INVALID_VALUE)
 }
 
@@ -60,7 +60,7 @@ fn algorithm(preference: &Preference) -> Algorithm {
     [MAGIC, workspace, a << 32 | b, c << 32 | d, 0, 0, 0, 0]
 }
 
-fn check_algorithm(algorithm: Algorithm, product: &Product, workspace: (u64, usize)) -> Outcome {
+fn check_algorithm(algorithm: Algorithm, product: &Matmul, workspace: (u64, usize)) -> Outcome {
     let [magic, bytes, ab, cd, ..] = algorithm;
     if magic != MAGIC {
         return Err(refuse(INVALID_VALUE, "not an algorithm of cublasLtMatmulAlgoGetHeuristic"));
@@ -107,7 +107,7 @@ pub extern "C" fn cublasLtGetStatusName(status: u32) -> StaticText {
 
 export! { guard;
 /// Makes the library ready.
-fn cublasLtCreate(library: Out<usize>) {
+fn cublasLtCreate(library: OutPtr<usize>) {
     // CUBLAS_STATUS_NOT_INITIALIZED
     current_card().map_err(|_| refuse(Status(1), "cublasLtCreate without a context"))?;
     give(library, Object::Library)
@@ -115,39 +115,39 @@ fn cublasLtCreate(library: Out<usize>) {
 /// Ends the library.
 fn cublasLtDestroy(library: usize) { objects().remove(library) }
 /// A product's descriptor.
-fn cublasLtMatmulDescCreate(description: Out<usize>, compute: u32, scale: u32) {
+fn cublasLtMatmulDescCreate(description: OutPtr<usize>, compute: u32, scale: u32) {
     give(description, Object::Description(Description::new(compute, scale)?))
 }
 /// Ends a descriptor.
 fn cublasLtMatmulDescDestroy(description: usize) { objects().remove(description) }
 /// Sets an attribute of a product.
-fn cublasLtMatmulDescSetAttribute(description: usize, which: u32, value: In<u8>, len: usize) {
+fn cublasLtMatmulDescSetAttribute(description: usize, which: u32, value: InPtr<u8>, len: usize) {
     match objects().get_mut(description)? {
         Object::Description(description) => description.set(which, &attribute(value, len)?),
         _ => Err(INVALID_VALUE),
     }
 }
 /// A matrix's layout.
-fn cublasLtMatrixLayoutCreate(layout: Out<usize>, element: u32, rows: u64, cols: u64, ld: i64) {
+fn cublasLtMatrixLayoutCreate(layout: OutPtr<usize>, element: u32, rows: u64, cols: u64, ld: i64) {
     give(layout, Object::Layout(MatrixLayout::new(element, rows, cols, ld)?))
 }
 /// Ends a layout.
 fn cublasLtMatrixLayoutDestroy(layout: usize) { objects().remove(layout) }
 /// Sets an attribute of a layout.
-fn cublasLtMatrixLayoutSetAttribute(layout: usize, which: u32, value: In<u8>, len: usize) {
+fn cublasLtMatrixLayoutSetAttribute(layout: usize, which: u32, value: InPtr<u8>, len: usize) {
     match objects().get_mut(layout)? {
         Object::Layout(layout) => layout.set(which, &attribute(value, len)?),
         _ => Err(INVALID_VALUE),
     }
 }
-/// What a program asks of algorithms.
-fn cublasLtMatmulPreferenceCreate(preference: Out<usize>) {
+/// A program's wishes for algorithms.
+fn cublasLtMatmulPreferenceCreate(preference: OutPtr<usize>) {
     give(preference, Object::Preference(Preference::default()))
 }
 /// Ends a preference.
 fn cublasLtMatmulPreferenceDestroy(preference: usize) { objects().remove(preference) }
 /// Sets an attribute of a preference.
-fn cublasLtMatmulPreferenceSetAttribute(preference: usize, which: u32, value: In<u8>, len: usize) {
+fn cublasLtMatmulPreferenceSetAttribute(preference: usize, which: u32, value: InPtr<u8>, len: usize) {
     match objects().get_mut(preference)? {
         Object::Preference(preference) => preference.set(which, &attribute(value, len)?),
         _ => Err(INVALID_VALUE),
@@ -163,8 +163,8 @@ fn cublasLtMatmulAlgoGetHeuristic(
     d: usize,
     preference: usize,
     requested: i32,
-    results: Out<HeuristicResult>,
-    found: Out<i32>,
+    results: OutPtr<HeuristicResult>,
+    found: OutPtr<i32>,
 ) {
     found.set(0);
     if requested < 1 || results.is_null() || found.is_null() {
@@ -189,25 +189,25 @@ fn cublasLtMatmulAlgoGetHeuristic(
 fn cublasLtMatmul(
     _library: usize,
     description: usize,
-    alpha: In<u8>,
+    alpha: InPtr<u8>,
     a: u64,
     a_layout: usize,
     b: u64,
     b_layout: usize,
-    beta: In<u8>,
+    beta: InPtr<u8>,
     c: u64,
     c_layout: usize,
     d: u64,
     d_layout: usize,
-    chosen: In<Algorithm>,
+    chosen: InPtr<Algorithm>,
     workspace: u64,
     workspace_bytes: usize,
     stream: usize,
 ) {
     let product = {
         let objects = objects();
-        let matrix = |name, at, layout| Ok(Matrix { name, at, layout: objects.layout(layout)? });
-        Product {
+        let matrix = |name, at, layout| Ok(LtMatrix { name, at, layout: objects.layout(layout)? });
+        Matmul {
             description: objects.description(description)?,
             a: matrix("A", a, a_layout)?,
             b: matrix("B", b, b_layout)?,

@@ -52,7 +52,7 @@ impl Element {
 
 /// How a product is computed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Compute {
+pub enum ComputeType {
     /// `CUBLAS_COMPUTE_32F` and its pedantic form.
     F32,
     /// `CUBLAS_COMPUTE_64F` and its pedantic form.
@@ -61,7 +61,7 @@ pub enum Compute {
     Tf32,
 }
 
-impl Compute {
+impl ComputeType {
     fn new(number: u32) -> Result<Self, Status> {
         match number {
             68 | 69 => Ok(Self::F32),
@@ -85,12 +85,12 @@ pub const BIAS_GRADIENT_B: u32 = 512;
 #[derive(Clone, Copy, Debug)]
 pub struct Description {
     /// How it is computed.
-    pub compute: Compute,
+    pub compute: ComputeType,
     /// Whether `a` is transposed.
     pub transposed_a: bool,
     /// Whether `b` is transposed.
     pub transposed_b: bool,
-    /// What follows the product: `1`, or a sum of the bits above.
+    /// The operations after the product: `1`, or a sum of the bits above.
     pub epilogue: u32,
     /// The bias, or where its gradient goes.
     pub bias: u64,
@@ -103,8 +103,8 @@ pub struct Description {
 impl Description {
     /// The default descriptor.
     pub fn new(compute: u32, scale: u32) -> Result<Self, Status> {
-        let compute = Compute::new(compute)?;
-        let own = if compute == Compute::F64 { Element::F64 } else { Element::F32 };
+        let compute = ComputeType::new(compute)?;
+        let own = if compute == ComputeType::F64 { Element::F64 } else { Element::F32 };
         if Element::new(scale)? != own {
             return Err(refuse(NOT_SUPPORTED, format!("alpha and beta are not {own:?}")));
         }
@@ -122,7 +122,7 @@ impl Description {
     /// Sets an attribute of `cublasLtMatmulDescAttributes_t`.
     pub fn set(&mut self, attribute: u32, bytes: &[u8]) -> Result<(), Status> {
         match attribute {
-            0 => self.compute = Compute::new(word(bytes)?)?,
+            0 => self.compute = ComputeType::new(word(bytes)?)?,
             1 if word(bytes)? == 0 => {}
             // The pointer mode: alpha and beta on the host.
             2 if word(bytes)? == 0 => {}
@@ -194,12 +194,12 @@ impl MatrixLayout {
     }
 }
 
-/// What a caller asks of an algorithm.
+/// A caller's wishes for an algorithm.
 #[derive(Clone, Copy, Debug)]
 pub struct Preference {
     /// The most workspace.
     pub workspace_bytes: u64,
-    /// What the addresses of `a`, `b`, `c` and `d` are multiples of.
+    /// The alignments of the addresses of `a`, `b`, `c` and `d`.
     pub alignments: [u32; 4],
 }
 
@@ -243,7 +243,7 @@ fn transposed(bytes: &[u8]) -> Result<bool, Status> {
     }
 }
 
-/// What a handle names.
+/// An object that a handle names.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs)]
 pub enum Object {
@@ -253,7 +253,7 @@ pub enum Object {
     Preference(Preference),
 }
 
-/// All objects. Handles are numbers that are never used again, so a destroyed one is told.
+/// All objects. Handles are numbers that are never used again, so the use of a destroyed one is an error.
 #[derive(Default)]
 pub struct Objects {
     objects: HashMap<usize, Object>,
@@ -294,7 +294,7 @@ impl Objects {
         }
     }
 
-    /// A preference; none is the default one.
+    /// A preference; 0 is the default one.
     pub fn preference(&self, handle: usize) -> Result<Preference, Status> {
         match self.objects.get(&handle) {
             Some(Object::Preference(preference)) => Ok(*preference),

@@ -4,16 +4,16 @@
 //! ascending order of the inner index; a card adds in another order. `c` is not read if beta is zero.
 
 use crate::boundary::Status;
-use crate::driver::{Progress, Task, refuse};
+use crate::driver::{CardTask, TaskProgress, refuse};
 use crate::fault::Fault;
 use crate::memory::DeviceMemory;
-use crate::ptx::{Half, to_tf32};
+use crate::ptx::{HalfType, to_tf32};
 
 use super::objects::*;
 
 /// A matrix in the card's memory.
 #[derive(Clone, Copy, Debug)]
-pub struct Matrix {
+pub struct LtMatrix {
     /// Its name in messages.
     pub name: &'static str,
     /// Its address.
@@ -24,17 +24,17 @@ pub struct Matrix {
 
 /// A product that waits in a stream.
 #[derive(Clone, Copy, Debug)]
-pub struct Product {
+pub struct Matmul {
     /// How it is computed.
     pub description: Description,
     /// The left operand.
-    pub a: Matrix,
+    pub a: LtMatrix,
     /// The right operand.
-    pub b: Matrix,
-    /// What is added.
-    pub c: Matrix,
+    pub b: LtMatrix,
+    /// The matrix that is added.
+    pub c: LtMatrix,
     /// The result.
-    pub d: Matrix,
+    pub d: LtMatrix,
     /// The product's factor.
     pub alpha: f64,
     /// The factor of `c`.
@@ -93,7 +93,7 @@ fn decode(element: Element, bytes: &[u8], out: &mut Vec<f64>) {
             out.extend(bytes.as_chunks().0.iter().map(|b| f64::from(f32::from_le_bytes(*b))));
         }
         Element::F16 | Element::Bf16 => {
-            let half = if element == Element::F16 { Half::F16 } else { Half::Bf16 };
+            let half = if element == Element::F16 { HalfType::F16 } else { HalfType::Bf16 };
             let bits = |b: &[u8]| u64::from(u16::from_le_bytes([b[0], b[1]]));
             out.extend(bytes.chunks_exact(2).map(|b| f64::from(half.value(bits(b)))));
         }
@@ -104,13 +104,13 @@ fn encode(element: Element, values: &[f64]) -> Vec<u8> {
     let half = match element {
         Element::F64 => return values.iter().flat_map(|v| v.to_le_bytes()).collect(),
         Element::F32 => return values.iter().flat_map(|v| (*v as f32).to_le_bytes()).collect(),
-        Element::F16 => Half::F16,
-        Element::Bf16 => Half::Bf16,
+        Element::F16 => HalfType::F16,
+        Element::Bf16 => HalfType::Bf16,
     };
     values.iter().flat_map(|v| (half.bits(*v as f32) as u16).to_le_bytes()).collect()
 }
 
-impl Matrix {
+impl LtMatrix {
     fn column_address(&self, batch: i64, column: u64) -> u64 {
         let elements = batch * self.layout.stride + column as i64 * self.layout.ld;
         self.at.wrapping_add((elements * self.layout.element.bytes() as i64) as u64)
@@ -147,11 +147,11 @@ fn transpose(values: &[f64], rows: usize) -> Vec<f64> {
     (0..values.len()).map(|k| values[k % columns * rows + k / columns]).collect()
 }
 
-impl Product {
+impl Matmul {
     /// Rounds to the type in which sums are computed. Results of f32 are rounded from f64, which has the bits of operations on
     /// f32: f64 has more than twice the digits.
     fn rounding(&self) -> impl Fn(f64) -> f64 + use<> {
-        let is_f64 = self.description.compute == Compute::F64;
+        let is_f64 = self.description.compute == ComputeType::F64;
         move |x| if is_f64 { x } else { f64::from(x as f32) }
     }
 
@@ -165,7 +165,7 @@ impl Product {
         if description.transposed_b {
             right = transpose(&right, b.layout.rows as usize);
         }
-        if description.compute == Compute::Tf32 && a.layout.element == Element::F32 {
+        if description.compute == ComputeType::Tf32 && a.layout.element == Element::F32 {
             for value in left.iter_mut().chain(&mut right) {
                 *value = f64::from(to_tf32(*value as f32));
             }
@@ -225,20 +225,21 @@ impl Product {
     }
 
     /// The bias as a matrix of one column.
-    fn bias(&self, len: usize, batch: i64) -> Matrix {
+    fn bias(&self, len: usize, batch: i64) -> LtMatrix {
         let element = self.description.bias_element.unwrap_or(self.d.layout.element);
         let offset = batch * self.description.bias_stride * element.bytes() as i64;
         let (rows, ld) = (len as u64, len as i64);
+        let at = self.description.bias.wrapping_add(offset as u64);
         let layout = MatrixLayout { element, rows, cols: 1, ld, batch: 1, stride: 0 };
-        Matrix { name: "the bias", at: self.description.bias.wrapping_add(offset as u64), layout }
+        LtMatrix { name: "the bias", at, layout }
     }
 }
 
-impl Task for Product {
-    fn advance(&self, memory: &mut DeviceMemory) -> Result<Progress, Fault> {
+impl CardTask for Matmul {
+    fn advance(&self, memory: &mut DeviceMemory) -> Result<TaskProgress, Fault> {
         for batch in 0..i64::from(self.d.layout.batch) {
             self.one(memory, batch)?;
         }
-        Ok(Progress::Done)
+        Ok(TaskProgress::Done)
     }
 }

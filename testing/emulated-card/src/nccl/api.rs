@@ -5,12 +5,12 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
 
-use crate::boundary::{In, Out, Outcome, StaticText, Status, export, stop_panics};
+use crate::boundary::{InPtr, OutPtr, Outcome, StaticText, Status, export, stop_panics};
 use crate::driver::{current_card, refuse, submit};
 
-use super::collective::{Call, Group, Kind};
+use super::collective::{CallGroup, NcclCall, NcclOp};
 use super::communicator::*;
-use super::reduce::{Element, Reduction};
+use super::reduce::{Element, NcclReduction};
 
 /// `ncclUnhandledCudaError`
 const CUDA_ERROR: Status = Status(1);
@@ -18,12 +18,12 @@ const CUDA_ERROR: Status = Status(1);
 /// `ncclUniqueId`: a text and zeros.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct UniqueId([u8; 128]);
+pub struct NcclId([u8; 128]);
 
 /// `ncclConfig_t`, as far as it counts here.
 #[repr(C)]
 #[derive(Clone, Copy)]
-pub struct Config {
+pub struct NcclConfig {
     size: usize,
     magic: u32,
     version: u32,
@@ -36,9 +36,9 @@ const MAGIC: u32 = 0xcafe_beef;
 /// All communicators of the process. Handles are never used again.
 #[derive(Default)]
 struct Communicators {
-    known: HashMap<usize, Arc<Communicator>>,
+    known: HashMap<usize, Arc<NcclCommunicator>>,
     /// The calls of those that do not block, which come into their streams when somebody asks.
-    in_progress: Vec<(usize, Vec<Call>)>,
+    in_progress: Vec<(usize, Vec<NcclCall>)>,
     last: usize,
 }
 
@@ -47,17 +47,17 @@ fn communicators() -> MutexGuard<'static, Communicators> {
     COMMUNICATORS.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-fn find(handle: usize) -> Result<Arc<Communicator>, Status> {
+fn find(handle: usize) -> Result<Arc<NcclCommunicator>, Status> {
     let found = communicators().known.get(&handle).cloned();
     found.ok_or_else(|| refuse(INVALID_ARGUMENT, "not a communicator"))
 }
 
-/// What a thread has called since its outermost `ncclGroupStart`.
+/// The calls of a thread since its outermost `ncclGroupStart`.
 #[derive(Default)]
 struct OpenGroup {
     depth: u32,
-    calls: BTreeMap<usize, Vec<Call>>,
-    entered: Vec<Arc<Communicator>>,
+    calls: BTreeMap<usize, Vec<NcclCall>>,
+    entered: Vec<Arc<NcclCommunicator>>,
 }
 
 thread_local! {
@@ -70,7 +70,7 @@ fn guard(body: impl FnOnce() -> Outcome) -> u32 {
 
 /// Queues a call, now or when the group ends.
 fn issue(
-    kind: Kind,
+    kind: NcclOp,
     [send, receive]: [u64; 2],
     count: usize,
     element: u32,
@@ -80,9 +80,9 @@ fn issue(
     let communicator = find(handle)?;
     let size = communicator.size;
     let peer = match kind {
-        Kind::Broadcast { root } | Kind::Reduce(_, root) => root,
-        Kind::Send { to: peer } | Kind::Receive { from: peer } => peer,
-        Kind::AllReduce(_) | Kind::AllGather | Kind::ReduceScatter(_) => 0,
+        NcclOp::Broadcast { root } | NcclOp::Reduce(_, root) => root,
+        NcclOp::Send { to: peer } | NcclOp::Receive { from: peer } => peer,
+        NcclOp::AllReduce(_) | NcclOp::AllGather | NcclOp::ReduceScatter(_) => 0,
     };
     if peer >= size {
         return Err(refuse(INVALID_ARGUMENT, format!("rank {peer} of {size}")));
@@ -94,7 +94,7 @@ fn issue(
         return Err(refuse(INVALID_USAGE, "the communicator is in progress with an earlier call"));
     }
     let element = Element::new(element)?;
-    let call = Call { communicator, kind, send, receive, count, element };
+    let call = NcclCall { communicator, kind, send, receive, count, element };
     let in_group = GROUP.with_borrow_mut(|group| {
         if group.depth > 0 {
             group.calls.entry(stream).or_default().push(call.clone());
@@ -105,40 +105,40 @@ fn issue(
 }
 
 /// Puts calls into a stream: now, or when somebody asks for a communicator that does not block.
-fn run(stream: usize, calls: Vec<Call>) -> Outcome {
+fn run(stream: usize, calls: Vec<NcclCall>) -> Outcome {
     if calls.iter().any(|call| !call.communicator.blocks) {
         communicators().in_progress.push((stream, calls));
         return Err(IN_PROGRESS);
     }
-    submit(stream, Arc::new(Group::new(calls))).map_err(|_| CUDA_ERROR)
+    submit(stream, Arc::new(CallGroup::new(calls))).map_err(|_| CUDA_ERROR)
 }
 
 /// Whether calls are those of a communicator.
-fn are_of(calls: &[Call], communicator: &Arc<Communicator>) -> bool {
+fn are_of(calls: &[NcclCall], communicator: &Arc<NcclCommunicator>) -> bool {
     calls.iter().any(|call| Arc::ptr_eq(&call.communicator, communicator))
 }
 
 /// Whether a communicator that does not block waits for other ranks, or has calls that are in no stream yet.
-fn is_in_progress(communicator: &Arc<Communicator>) -> Result<bool, Status> {
+fn is_in_progress(communicator: &Arc<NcclCommunicator>) -> Result<bool, Status> {
     let calls = &communicators().in_progress;
     Ok(calls.iter().any(|(_, calls)| are_of(calls, communicator)) || !communicator.has_met()?)
 }
 
 /// Lets a communicator that does not block go on. Returns whether it is in progress still.
-fn go_on(communicator: &Arc<Communicator>) -> Result<bool, Status> {
+fn go_on(communicator: &Arc<NcclCommunicator>) -> Result<bool, Status> {
     if !communicator.has_met()? {
         return Ok(true);
     }
-    let is_own = |(_, calls): &mut (usize, Vec<Call>)| are_of(calls, communicator);
+    let is_own = |(_, calls): &mut (usize, Vec<NcclCall>)| are_of(calls, communicator);
     let own: Vec<_> = communicators().in_progress.extract_if(.., is_own).collect();
     for (stream, calls) in own {
-        submit(stream, Arc::new(Group::new(calls))).map_err(|_| CUDA_ERROR)?;
+        submit(stream, Arc::new(CallGroup::new(calls))).map_err(|_| CUDA_ERROR)?;
     }
     Ok(false)
 }
 
 /// Enters a communicator. If it blocks, waits for the other ranks; in a group, its end waits.
-fn init(communicator: Out<usize>, size: i32, id: UniqueId, rank: i32, blocks: bool) -> Outcome {
+fn init(communicator: OutPtr<usize>, size: i32, id: NcclId, rank: i32, blocks: bool) -> Outcome {
     let card = current_card().map_err(|_| CUDA_ERROR)?;
     if size < 1 || rank < 0 || rank >= size || communicator.is_null() {
         return Err(refuse(INVALID_ARGUMENT, format!("rank {rank} of {size}")));
@@ -152,7 +152,7 @@ fn init(communicator: Out<usize>, size: i32, id: UniqueId, rank: i32, blocks: bo
     if failing.is_ok_and(|of| of == rank.to_string()) {
         return Err(refuse(SYSTEM_ERROR, format!("rank {rank} is not to connect")));
     }
-    let entered = Communicator::enter(&name, rank as usize, size as usize, card, blocks)?;
+    let entered = NcclCommunicator::enter(&name, rank as usize, size as usize, card, blocks)?;
     let entered = Arc::new(entered);
     let in_group = GROUP.with_borrow_mut(|group| {
         if group.depth > 0 && blocks {
@@ -175,7 +175,7 @@ fn peer(rank: i32) -> Result<usize, Status> {
     usize::try_from(rank).map_err(|_| refuse(INVALID_ARGUMENT, format!("rank {rank}")))
 }
 
-fn remove(handle: usize) -> Result<Arc<Communicator>, Status> {
+fn remove(handle: usize) -> Result<Arc<NcclCommunicator>, Status> {
     communicators().known.remove(&handle).ok_or(INVALID_ARGUMENT)
 }
 
@@ -198,24 +198,24 @@ pub extern "C" fn ncclGetErrorString(result: u32) -> StaticText {
 
 export! { guard;
 /// The library's version.
-fn ncclGetVersion(number: Out<i32>) {
+fn ncclGetVersion(number: OutPtr<i32>) {
     if number.set(version()) { Ok(()) } else { Err(INVALID_ARGUMENT) }
 }
 /// A name for a new communicator, to be given to all ranks.
-fn ncclGetUniqueId(id: Out<UniqueId>) {
+fn ncclGetUniqueId(id: OutPtr<NcclId>) {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let text = new_name(NEXT.fetch_add(1, Ordering::SeqCst));
     let mut bytes = [0; 128];
     bytes[..text.len()].copy_from_slice(text.as_bytes());
-    if id.set(UniqueId(bytes)) { Ok(()) } else { Err(INVALID_ARGUMENT) }
+    if id.set(NcclId(bytes)) { Ok(()) } else { Err(INVALID_ARGUMENT) }
 }
 /// Enters a communicator and waits for the other ranks; in a group, its end waits.
-fn ncclCommInitRank(communicator: Out<usize>, size: i32, id: UniqueId, rank: i32) {
+fn ncclCommInitRank(communicator: OutPtr<usize>, size: i32, id: NcclId, rank: i32) {
     init(communicator, size, id, rank, true)
 }
 /// The same, without waiting if the configuration says so.
-fn ncclCommInitRankConfig(communicator: Out<usize>, size: i32, id: UniqueId, rank: i32, config: In<Config>) {
-    let config = config.get().filter(|of| of.magic == MAGIC && of.size >= size_of::<Config>());
+fn ncclCommInitRankConfig(communicator: OutPtr<usize>, size: i32, id: NcclId, rank: i32, config: InPtr<NcclConfig>) {
+    let config = config.get().filter(|of| of.magic == MAGIC && of.size >= size_of::<NcclConfig>());
     let config = config.ok_or_else(|| refuse(INVALID_ARGUMENT, "not an ncclConfig_t"))?;
     init(communicator, size, id, rank, config.version < 21_400 || config.blocking != 0)
 }
@@ -224,14 +224,14 @@ fn ncclCommDestroy(communicator: usize) { remove(communicator).map(|communicator
 /// Leaves a communicator and ends its waiting work.
 fn ncclCommAbort(communicator: usize) {
     let communicator = remove(communicator)?;
-    let is_own = |(_, calls): &mut (usize, Vec<Call>)| are_of(calls, &communicator);
+    let is_own = |(_, calls): &mut (usize, Vec<NcclCall>)| are_of(calls, &communicator);
     communicators().in_progress.retain_mut(|calls| !is_own(calls));
     communicator.abort();
     communicator.leave();
     Ok(())
 }
 /// The error that happened while work ran.
-fn ncclCommGetAsyncError(communicator: usize, result: Out<u32>) {
+fn ncclCommGetAsyncError(communicator: usize, result: OutPtr<u32>) {
     let communicator = find(communicator)?;
     let mut error = communicator.error();
     if error == 0 && !communicator.blocks {
@@ -243,12 +243,12 @@ fn ncclCommGetAsyncError(communicator: usize, result: Out<u32>) {
     if result.set(error) { Ok(()) } else { Err(INVALID_ARGUMENT) }
 }
 /// The number of ranks.
-fn ncclCommCount(communicator: usize, count: Out<i32>) {
+fn ncclCommCount(communicator: usize, count: OutPtr<i32>) {
     let size = find(communicator)?.size as i32;
     if count.set(size) { Ok(()) } else { Err(INVALID_ARGUMENT) }
 }
 /// The own rank.
-fn ncclCommUserRank(communicator: usize, rank: Out<i32>) {
+fn ncclCommUserRank(communicator: usize, rank: OutPtr<i32>) {
     let own = find(communicator)?.rank as i32;
     if rank.set(own) { Ok(()) } else { Err(INVALID_ARGUMENT) }
 }
@@ -267,7 +267,7 @@ fn ncclGroupEnd() {
     for communicator in &group.entered {
         communicator.meet()?;
     }
-    // All of them are told, also if they are in progress then.
+    // All of them are submitted, also if one is in progress.
     let mut ended = Ok(());
     for (stream, calls) in group.calls {
         match run(stream, calls) {
@@ -279,31 +279,31 @@ fn ncclGroupEnd() {
 }
 /// Every rank gets the reduction of all.
 fn ncclAllReduce(send: u64, receive: u64, count: usize, element: u32, op: u32, comm: usize, stream: usize) {
-    issue(Kind::AllReduce(Reduction::new(op)?), [send, receive], count, element, comm, stream)
+    issue(NcclOp::AllReduce(NcclReduction::new(op)?), [send, receive], count, element, comm, stream)
 }
 /// Every rank gets the parts of all.
 fn ncclAllGather(send: u64, receive: u64, count: usize, element: u32, comm: usize, stream: usize) {
-    issue(Kind::AllGather, [send, receive], count, element, comm, stream)
+    issue(NcclOp::AllGather, [send, receive], count, element, comm, stream)
 }
 /// Every rank gets its part of the reduction.
 fn ncclReduceScatter(send: u64, receive: u64, count: usize, element: u32, op: u32, comm: usize, stream: usize) {
-    issue(Kind::ReduceScatter(Reduction::new(op)?), [send, receive], count, element, comm, stream)
+    issue(NcclOp::ReduceScatter(NcclReduction::new(op)?), [send, receive], count, element, comm, stream)
 }
 /// Every rank gets the root's data.
 fn ncclBroadcast(send: u64, receive: u64, count: usize, element: u32, root: i32, comm: usize, stream: usize) {
-    issue(Kind::Broadcast { root: peer(root)? }, [send, receive], count, element, comm, stream)
+    issue(NcclOp::Broadcast { root: peer(root)? }, [send, receive], count, element, comm, stream)
 }
 /// The root gets the reduction of all.
 fn ncclReduce(send: u64, receive: u64, count: usize, element: u32, op: u32, root: i32, comm: usize, stream: usize) {
-    let kind = Kind::Reduce(Reduction::new(op)?, peer(root)?);
+    let kind = NcclOp::Reduce(NcclReduction::new(op)?, peer(root)?);
     issue(kind, [send, receive], count, element, comm, stream)
 }
 /// Sends to a rank.
 fn ncclSend(send: u64, count: usize, element: u32, to: i32, comm: usize, stream: usize) {
-    issue(Kind::Send { to: peer(to)? }, [send, 0], count, element, comm, stream)
+    issue(NcclOp::Send { to: peer(to)? }, [send, 0], count, element, comm, stream)
 }
 /// Receives from a rank.
 fn ncclRecv(receive: u64, count: usize, element: u32, from: i32, comm: usize, stream: usize) {
-    issue(Kind::Receive { from: peer(from)? }, [0, receive], count, element, comm, stream)
+    issue(NcclOp::Receive { from: peer(from)? }, [0, receive], count, element, comm, stream)
 }
 }

@@ -6,33 +6,33 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-use crate::driver::{Progress, Task};
+use crate::driver::{CardTask, TaskProgress};
 use crate::fault::Fault;
 use crate::memory::DeviceMemory;
 
-use super::communicator::{Communicator, Expected, INTERNAL_ERROR, SYSTEM_ERROR, Sent};
-use super::reduce::{Element, Reduction, reduce};
+use super::communicator::{Expected, INTERNAL_ERROR, NcclCommunicator, SYSTEM_ERROR, Sent};
+use super::reduce::{Element, NcclReduction, reduce};
 
-/// What is called.
+/// The operation of a call.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
-pub enum Kind {
-    AllReduce(Reduction),
+pub enum NcclOp {
+    AllReduce(NcclReduction),
     AllGather,
-    ReduceScatter(Reduction),
+    ReduceScatter(NcclReduction),
     Broadcast { root: usize },
-    Reduce(Reduction, usize),
+    Reduce(NcclReduction, usize),
     Send { to: usize },
     Receive { from: usize },
 }
 
 /// One call.
 #[derive(Clone, Debug)]
-pub struct Call {
+pub struct NcclCall {
     /// The communicator.
-    pub communicator: Arc<Communicator>,
-    /// What is called.
-    pub kind: Kind,
+    pub communicator: Arc<NcclCommunicator>,
+    /// Its operation.
+    pub kind: NcclOp,
     /// Where it reads.
     pub send: u64,
     /// Where it writes.
@@ -44,26 +44,26 @@ pub struct Call {
 }
 
 #[derive(Default)]
-struct State {
+struct CallState {
     started: bool,
     sent: Vec<Sent>,
     expected: Vec<Expected>,
-    /// What each rank gave.
+    /// The contribution of each rank.
     parts: Vec<Vec<u8>>,
 }
 
 /// The calls of a group on one stream.
-pub struct Group(Vec<(Call, Mutex<State>)>);
+pub struct CallGroup(Vec<(NcclCall, Mutex<CallState>)>);
 
-impl Group {
+impl CallGroup {
     /// Work of these calls.
-    pub fn new(calls: Vec<Call>) -> Self {
+    pub fn new(calls: Vec<NcclCall>) -> Self {
         Self(calls.into_iter().map(|call| (call, Mutex::default())).collect())
     }
 }
 
-impl Task for Group {
-    fn advance(&self, memory: &mut DeviceMemory) -> Result<Progress, Fault> {
+impl CardTask for CallGroup {
+    fn advance(&self, memory: &mut DeviceMemory) -> Result<TaskProgress, Fault> {
         let mut all_done = true;
         for (call, state) in &self.0 {
             let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -77,7 +77,7 @@ impl Task for Group {
             all_done &= call.has_all(&mut state).map_err(|fault| call.blame(fault))?;
         }
         if !all_done {
-            return Ok(Progress::Pending);
+            return Ok(TaskProgress::Pending);
         }
         for (call, state) in &self.0 {
             let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
@@ -87,11 +87,11 @@ impl Task for Group {
                 call.finish(&state.parts, memory).map_err(|fault| call.blame(fault))?;
             }
         }
-        Ok(Progress::Done)
+        Ok(TaskProgress::Done)
     }
 }
 
-impl Call {
+impl NcclCall {
     fn bytes(&self) -> usize {
         self.count * self.element.bytes()
     }
@@ -99,7 +99,7 @@ impl Call {
     /// The call as every rank that takes part must make it.
     fn text(&self) -> String {
         let kind = match self.kind {
-            Kind::Send { .. } | Kind::Receive { .. } => "send".to_owned(),
+            NcclOp::Send { .. } | NcclOp::Receive { .. } => "send".to_owned(),
             kind => format!("{kind:?}"),
         };
         format!("{kind} of {} {:?}", self.count, self.element)
@@ -110,29 +110,29 @@ impl Call {
         fault.at(format!("NCCL, rank {}: {}", self.communicator.rank, self.text()))
     }
 
-    /// What goes to a rank: an address, if anything does.
+    /// The address of the data that goes to a rank, if any does.
     fn outgoing(&self, to: usize) -> Option<u64> {
         let own = self.communicator.rank;
         match self.kind {
-            Kind::Send { to: peer } => (to == peer).then_some(self.send),
-            Kind::Receive { .. } => None,
+            NcclOp::Send { to: peer } => (to == peer).then_some(self.send),
+            NcclOp::Receive { .. } => None,
             _ if to == own => None,
-            Kind::AllReduce(_) | Kind::AllGather => Some(self.send),
-            Kind::ReduceScatter(_) => Some(self.send + (to * self.bytes()) as u64),
-            Kind::Broadcast { root } => (own == root).then_some(self.send),
-            Kind::Reduce(_, root) => (to == root).then_some(self.send),
+            NcclOp::AllReduce(_) | NcclOp::AllGather => Some(self.send),
+            NcclOp::ReduceScatter(_) => Some(self.send + (to * self.bytes()) as u64),
+            NcclOp::Broadcast { root } => (own == root).then_some(self.send),
+            NcclOp::Reduce(_, root) => (to == root).then_some(self.send),
         }
     }
 
     fn comes_from(&self, from: usize) -> bool {
         let own = self.communicator.rank;
         match self.kind {
-            Kind::Receive { from: peer } => from == peer,
-            Kind::Send { .. } => false,
+            NcclOp::Receive { from: peer } => from == peer,
+            NcclOp::Send { .. } => false,
             _ if from == own => false,
-            Kind::AllReduce(_) | Kind::AllGather | Kind::ReduceScatter(_) => true,
-            Kind::Broadcast { root } => from == root,
-            Kind::Reduce(_, root) => own == root,
+            NcclOp::AllReduce(_) | NcclOp::AllGather | NcclOp::ReduceScatter(_) => true,
+            NcclOp::Broadcast { root } => from == root,
+            NcclOp::Reduce(_, root) => own == root,
         }
     }
 
@@ -140,14 +140,14 @@ impl Call {
     fn own_part(&self) -> Option<u64> {
         let own = self.communicator.rank;
         match self.kind {
-            Kind::AllReduce(_) | Kind::AllGather | Kind::Reduce(..) => Some(self.send),
-            Kind::ReduceScatter(_) => Some(self.send + (own * self.bytes()) as u64),
-            Kind::Broadcast { root } => (own == root).then_some(self.send),
-            Kind::Send { .. } | Kind::Receive { .. } => None,
+            NcclOp::AllReduce(_) | NcclOp::AllGather | NcclOp::Reduce(..) => Some(self.send),
+            NcclOp::ReduceScatter(_) => Some(self.send + (own * self.bytes()) as u64),
+            NcclOp::Broadcast { root } => (own == root).then_some(self.send),
+            NcclOp::Send { .. } | NcclOp::Receive { .. } => None,
         }
     }
 
-    fn start(&self, state: &mut State, memory: &DeviceMemory) -> Result<(), Fault> {
+    fn start(&self, state: &mut CallState, memory: &DeviceMemory) -> Result<(), Fault> {
         let read = |at: u64| {
             let mut data = vec![0; self.bytes()];
             memory.read_out(at, &mut data).map(|()| data)
@@ -174,11 +174,11 @@ impl Call {
     }
 
     /// Takes what has come. `true` if nothing is missing.
-    fn has_all(&self, state: &mut State) -> Result<bool, Fault> {
+    fn has_all(&self, state: &mut CallState) -> Result<bool, Fault> {
         if self.communicator.is_aborted() {
             return Ok(true);
         }
-        let State { expected, parts, .. } = state;
+        let CallState { expected, parts, .. } = state;
         let mut wrong = None;
         expected.retain(|message| match message.take() {
             Some((call, data)) => {
@@ -193,7 +193,7 @@ impl Call {
         if let Some(wrong) = wrong {
             return Err(Fault::failed(wrong));
         }
-        let is_send = matches!(self.kind, Kind::Send { .. });
+        let is_send = matches!(self.kind, NcclOp::Send { .. });
         let taken = !is_send || state.sent.iter().all(Sent::is_taken);
         Ok(state.expected.is_empty() && taken)
     }
@@ -201,17 +201,17 @@ impl Call {
     fn finish(&self, parts: &[Vec<u8>], memory: &mut DeviceMemory) -> Result<(), Fault> {
         let own = self.communicator.rank;
         match self.kind {
-            Kind::AllReduce(op) | Kind::ReduceScatter(op) => {
+            NcclOp::AllReduce(op) | NcclOp::ReduceScatter(op) => {
                 memory.store(self.receive, &reduce(self.element, op, parts))
             }
-            Kind::Reduce(op, root) if own == root => {
+            NcclOp::Reduce(op, root) if own == root => {
                 memory.store(self.receive, &reduce(self.element, op, parts))
             }
-            Kind::AllGather => memory.store(self.receive, &parts.concat()),
-            Kind::Broadcast { root: from } | Kind::Receive { from } => {
+            NcclOp::AllGather => memory.store(self.receive, &parts.concat()),
+            NcclOp::Broadcast { root: from } | NcclOp::Receive { from } => {
                 memory.store(self.receive, &parts[from])
             }
-            Kind::Reduce(..) | Kind::Send { .. } => Ok(()),
+            NcclOp::Reduce(..) | NcclOp::Send { .. } => Ok(()),
         }
     }
 }

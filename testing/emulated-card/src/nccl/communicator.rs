@@ -35,14 +35,14 @@ pub fn version() -> i32 {
 
 /// The two ends of a message. A rank may write to itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum End {
+enum MessageEnd {
     Sender,
     Receiver,
 }
 
 /// A group of ranks, seen by one of them.
 #[derive(Debug)]
-pub struct Communicator {
+pub struct NcclCommunicator {
     folder: PathBuf,
     /// The own rank.
     pub rank: usize,
@@ -55,10 +55,10 @@ pub struct Communicator {
     left: AtomicBool,
     error: AtomicU32,
     /// How many messages went to each rank and came from each rank.
-    numbers: Mutex<HashMap<(End, usize), u64>>,
+    numbers: Mutex<HashMap<(MessageEnd, usize), u64>>,
 }
 
-impl Communicator {
+impl NcclCommunicator {
     /// Enters the group. The card's number and the process say which card this rank uses.
     pub fn enter(
         id: &str,
@@ -124,9 +124,9 @@ impl Communicator {
         Ok(true)
     }
 
-    /// Writes a message to a rank. Returns what tells whether it was taken.
+    /// Writes a message to a rank. Returns a handle that knows whether it was taken.
     pub fn send(&self, to: usize, call: &str, data: &[u8]) -> io::Result<Sent> {
-        let name = self.next_name(End::Sender, to);
+        let name = self.next_name(MessageEnd::Sender, to);
         let message = [call.as_bytes(), b"\n", data].concat();
         write(&self.folder, &name, &message)?;
         Ok(Sent(self.folder.join(name)))
@@ -134,16 +134,16 @@ impl Communicator {
 
     /// Reserves the next message of a rank.
     pub fn expect(&self, from: usize) -> Expected {
-        Expected { from, path: self.folder.join(self.next_name(End::Receiver, from)) }
+        Expected { from, path: self.folder.join(self.next_name(MessageEnd::Receiver, from)) }
     }
 
-    fn next_name(&self, end: End, peer: usize) -> String {
+    fn next_name(&self, end: MessageEnd, peer: usize) -> String {
         let mut numbers = self.numbers.lock().unwrap_or_else(PoisonError::into_inner);
         let number = numbers.entry((end, peer)).or_default();
         *number += 1;
         match end {
-            End::Sender => format!("{}-{peer}-{number}", self.rank),
-            End::Receiver => format!("{peer}-{}-{number}", self.rank),
+            MessageEnd::Sender => format!("{}-{peer}-{number}", self.rank),
+            MessageEnd::Receiver => format!("{peer}-{}-{number}", self.rank),
         }
     }
 
@@ -168,7 +168,7 @@ impl Communicator {
     }
 }
 
-impl Communicator {
+impl NcclCommunicator {
     /// Leaves the group. The last rank that leaves removes the folder; until then a rank that comes late finds all
     /// entries.
     pub fn leave(&self) {
@@ -188,7 +188,7 @@ impl Communicator {
     }
 }
 
-impl Drop for Communicator {
+impl Drop for NcclCommunicator {
     fn drop(&mut self) {
         self.leave();
     }
@@ -203,7 +203,7 @@ fn root() -> PathBuf {
 /// Every communicator's name begins with this, and the process that named it follows.
 const PREFIX: &str = "emulated-nccl-";
 
-/// A name for a new communicator. What processes that no longer exist left behind is removed.
+/// A name for a new communicator. The folders of processes that no longer exist are removed.
 pub fn new_name(number: u64) -> String {
     for entry in fs::read_dir(root()).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();

@@ -1,7 +1,7 @@
 //! Element types and reductions, with the numbers of nccl.h.
 
 use crate::boundary::Status;
-use crate::ptx::Half;
+use crate::ptx::HalfType;
 
 use super::communicator::INVALID_ARGUMENT;
 
@@ -43,7 +43,7 @@ impl Element {
 /// The reductions.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[allow(missing_docs)]
-pub enum Reduction {
+pub enum NcclReduction {
     Sum,
     Product,
     Max,
@@ -52,10 +52,10 @@ pub enum Reduction {
     Average,
 }
 
-impl Reduction {
+impl NcclReduction {
     /// The reduction with this number of `ncclRedOp_t`.
     pub fn new(number: u32) -> Result<Self, Status> {
-        use Reduction::*;
+        use NcclReduction::*;
         [Sum, Product, Max, Min, Average].get(number as usize).copied().ok_or(INVALID_ARGUMENT)
     }
 }
@@ -65,10 +65,10 @@ macro_rules! combine {
         let a = <$type>::from_le_bytes($a.try_into().unwrap_or_default());
         let b = <$type>::from_le_bytes($b.try_into().unwrap_or_default());
         let result: $type = match $reduction {
-            Reduction::Sum | Reduction::Average => $add(a, b),
-            Reduction::Product => $multiply(a, b),
-            Reduction::Max => a.max(b),
-            Reduction::Min => a.min(b),
+            NcclReduction::Sum | NcclReduction::Average => $add(a, b),
+            NcclReduction::Product => $multiply(a, b),
+            NcclReduction::Max => a.max(b),
+            NcclReduction::Min => a.min(b),
         };
         $a.copy_from_slice(&result.to_le_bytes());
     }};
@@ -87,20 +87,20 @@ macro_rules! divide {
     }};
 }
 
-fn with_half(half: Half, a: &mut [u8], value: impl FnOnce(f32) -> f32) {
+fn with_half(half: HalfType, a: &mut [u8], value: impl FnOnce(f32) -> f32) {
     let bits = u64::from(u16::from_le_bytes([a[0], a[1]]));
     a.copy_from_slice(&(half.bits(value(half.value(bits))) as u16).to_le_bytes());
 }
 
-fn combine_one(element: Element, reduction: Reduction, a: &mut [u8], b: &[u8]) {
+fn combine_one(element: Element, reduction: NcclReduction, a: &mut [u8], b: &[u8]) {
     use std::ops::{Add, Mul};
-    let halves = |half: Half, a: &mut [u8]| {
+    let halves = |half: HalfType, a: &mut [u8]| {
         let b = half.value(u64::from(u16::from_le_bytes([b[0], b[1]])));
         with_half(half, a, |a| match reduction {
-            Reduction::Sum | Reduction::Average => a + b,
-            Reduction::Product => a * b,
-            Reduction::Max => a.max(b),
-            Reduction::Min => a.min(b),
+            NcclReduction::Sum | NcclReduction::Average => a + b,
+            NcclReduction::Product => a * b,
+            NcclReduction::Max => a.max(b),
+            NcclReduction::Min => a.min(b),
         });
     };
     match element {
@@ -112,8 +112,8 @@ fn combine_one(element: Element, reduction: Reduction, a: &mut [u8], b: &[u8]) {
         Element::U64 => integers!(u64, reduction, a, b),
         Element::F32 => combine!(f32, reduction, a, b, f32::add, f32::mul),
         Element::F64 => combine!(f64, reduction, a, b, f64::add, f64::mul),
-        Element::F16 => halves(Half::F16, a),
-        Element::Bf16 => halves(Half::Bf16, a),
+        Element::F16 => halves(HalfType::F16, a),
+        Element::Bf16 => halves(HalfType::Bf16, a),
     }
 }
 
@@ -127,14 +127,14 @@ fn divide_one(element: Element, a: &mut [u8], count: usize) {
         Element::U64 => divide!(u64, a, count),
         Element::F32 => divide!(f32, a, count),
         Element::F64 => divide!(f64, a, count),
-        Element::F16 => with_half(Half::F16, a, |a| a / count as f32),
-        Element::Bf16 => with_half(Half::Bf16, a, |a| a / count as f32),
+        Element::F16 => with_half(HalfType::F16, a, |a| a / count as f32),
+        Element::Bf16 => with_half(HalfType::Bf16, a, |a| a / count as f32),
     }
 }
 
 /// Reduces the ranks' contributions, which are equally long. As in a ring, part `k` of the elements begins with rank
 /// `k + 1`, so the order of the sum differs from that of the ranks.
-pub fn reduce(element: Element, reduction: Reduction, ranks: &[Vec<u8>]) -> Vec<u8> {
+pub fn reduce(element: Element, reduction: NcclReduction, ranks: &[Vec<u8>]) -> Vec<u8> {
     let (size, bytes) = (ranks.len(), element.bytes());
     let count = ranks[0].len() / bytes;
     let mut result = ranks[0].clone();
@@ -145,7 +145,7 @@ pub fn reduce(element: Element, reduction: Reduction, ranks: &[Vec<u8>]) -> Vec<
         for step in 2..=size {
             combine_one(element, reduction, target, of(part + step));
         }
-        if reduction == Reduction::Average {
+        if reduction == NcclReduction::Average {
             divide_one(element, target, size);
         }
     }

@@ -116,16 +116,16 @@ operations! {
         MinF64 => from_f64(min_f64(f64_of(a), f64_of(b))),
         MaxF64 => from_f64(max_f64(f64_of(a), f64_of(b))),
         CopySignF64 => from_f64(f64_of(b).copysign(f64_of(a))),
-        AddF16 => Half::F16.bits(Half::F16.value(a) + Half::F16.value(b)),
-        SubF16 => Half::F16.bits(Half::F16.value(a) - Half::F16.value(b)),
-        MulF16 => Half::F16.bits(Half::F16.value(a) * Half::F16.value(b)),
-        MinF16 => Half::F16.bits(min_f32(Half::F16.value(a), Half::F16.value(b))),
-        MaxF16 => Half::F16.bits(max_f32(Half::F16.value(a), Half::F16.value(b))),
-        AddBf16 => Half::Bf16.bits(Half::Bf16.value(a) + Half::Bf16.value(b)),
-        SubBf16 => Half::Bf16.bits(Half::Bf16.value(a) - Half::Bf16.value(b)),
-        MulBf16 => Half::Bf16.bits(Half::Bf16.value(a) * Half::Bf16.value(b)),
-        MinBf16 => Half::Bf16.bits(min_f32(Half::Bf16.value(a), Half::Bf16.value(b))),
-        MaxBf16 => Half::Bf16.bits(max_f32(Half::Bf16.value(a), Half::Bf16.value(b))),
+        AddF16 => HalfType::F16.bits(HalfType::F16.value(a) + HalfType::F16.value(b)),
+        SubF16 => HalfType::F16.bits(HalfType::F16.value(a) - HalfType::F16.value(b)),
+        MulF16 => HalfType::F16.bits(HalfType::F16.value(a) * HalfType::F16.value(b)),
+        MinF16 => HalfType::F16.bits(min_f32(HalfType::F16.value(a), HalfType::F16.value(b))),
+        MaxF16 => HalfType::F16.bits(max_f32(HalfType::F16.value(a), HalfType::F16.value(b))),
+        AddBf16 => HalfType::Bf16.bits(HalfType::Bf16.value(a) + HalfType::Bf16.value(b)),
+        SubBf16 => HalfType::Bf16.bits(HalfType::Bf16.value(a) - HalfType::Bf16.value(b)),
+        MulBf16 => HalfType::Bf16.bits(HalfType::Bf16.value(a) * HalfType::Bf16.value(b)),
+        MinBf16 => HalfType::Bf16.bits(min_f32(HalfType::Bf16.value(a), HalfType::Bf16.value(b))),
+        MaxBf16 => HalfType::Bf16.bits(max_f32(HalfType::Bf16.value(a), HalfType::Bf16.value(b))),
         AddI16 => u16_of((a as u16).wrapping_add(b as u16)),
         AddI32 => u32_of((a as u32).wrapping_add(b as u32)),
         AddI64 => a.wrapping_add(b),
@@ -233,10 +233,10 @@ operations! {
         SignExtend32 => a as i32 as i64 as u64,
         F32FromU32 => from_f32(a as u32 as f32),
         F32FromS32 => from_f32(a as i32 as f32),
-        F32FromF16 => from_f32(Half::F16.value(a)),
-        F32FromBf16 => from_f32(Half::Bf16.value(a)),
-        F16FromF32 => Half::F16.bits(f32_of(a)),
-        Bf16FromF32 => Half::Bf16.bits(f32_of(a)),
+        F32FromF16 => from_f32(HalfType::F16.value(a)),
+        F32FromBf16 => from_f32(HalfType::Bf16.value(a)),
+        F16FromF32 => HalfType::F16.bits(f32_of(a)),
+        Bf16FromF32 => HalfType::Bf16.bits(f32_of(a)),
         Tf32FromF32 => from_f32(to_tf32(f32_of(a))),
         F64FromF32 => from_f64(f64::from(f32_of(a))),
         F32FromF64 => from_f32(f64_of(a) as f32),
@@ -248,8 +248,8 @@ operations! {
     TernaryOp, 3, [a, b, c] => {
         FmaF32 => from_f32(f32_of(a).mul_add(f32_of(b), f32_of(c))),
         FmaF64 => from_f64(f64_of(a).mul_add(f64_of(b), f64_of(c))),
-        FmaF16 => Half::F16.fma(a, b, c),
-        FmaBf16 => Half::Bf16.fma(a, b, c),
+        FmaF16 => HalfType::F16.fma(a, b, c),
+        FmaBf16 => HalfType::Bf16.fma(a, b, c),
         MadI16 => u16_of((a as u16).wrapping_mul(b as u16).wrapping_add(c as u16)),
         MadI32 => u32_of((a as u32).wrapping_mul(b as u32).wrapping_add(c as u32)),
         MadI64 => a.wrapping_mul(b).wrapping_add(c),
@@ -336,7 +336,7 @@ fn lop3(a: u32, b: u32, c: u32, table: u32) -> u64 {
 
 /// Orders that `setp` tests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Comparison {
+pub enum CompareOp {
     /// `eq`
     Equal,
     /// `ne`
@@ -355,7 +355,7 @@ pub enum Comparison {
     Unordered,
 }
 
-impl Comparison {
+impl CompareOp {
     /// Whether the comparison holds. `order` is `None` if one side is not a number; then `if_unordered` decides.
     #[inline(always)]
     pub fn holds(self, order: Option<std::cmp::Ordering>, if_unordered: bool) -> bool {

@@ -8,10 +8,10 @@ use crate::fault::Fault;
 use super::arithmetic::{LANES, lanes_of, over_lanes};
 use super::float::{f32_of, from_f32, to_tf32};
 use super::instruction::*;
-use super::warp::{Block, Laned, Warp, on_lane};
+use super::warp::{BlockRun, Laned, Warp, on_lane};
 
 impl Warp {
-    pub(super) fn together(&mut self, block: &mut Block, op: &WarpOp, mask: u32) -> Laned<()> {
+    pub(super) fn together(&mut self, block: &mut BlockRun, op: &WarpOp, mask: u32) -> Laned<()> {
         match op {
             WarpOp::Sync => {}
             WarpOp::Shuffle { mode, to, in_range, value, lane, clamp } => {
@@ -146,16 +146,16 @@ impl Warp {
 
     fn load_matrix(
         &mut self,
-        block: &mut Block,
+        block: &mut BlockRun,
         to: &[Reg],
-        address: Address,
+        address: PtxAddress,
         transposed: bool,
     ) -> Laned<()> {
         for (matrix, to) in to.iter().enumerate() {
             let mut rows = [[0u8; 16]; 8];
             for (row, bytes) in rows.iter_mut().enumerate() {
                 let lane = 8 * matrix + row;
-                let at = self.address(address, lane, 16)?;
+                let at = self.at(address, lane, 16)?;
                 self.read(block, lane, at, bytes)?;
             }
             let element = |row: usize, column: usize| {

@@ -1,17 +1,17 @@
 //! `cvt`: from every scalar type to every other one, with all roundings.
 
-use super::float::{Half, Rounding, flush, from_f32, from_f64, round_to_f32, saturate};
-use super::scalar::{Kind, Scalar};
+use super::float::{HalfType, RoundingMode, flush, from_f32, from_f64, round_to_f32, saturate};
+use super::scalar::{PtxType, ScalarKind};
 
 /// A conversion, as its name says it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Conversion {
+pub struct ConvertOp {
     /// The result's type.
-    pub to: Scalar,
+    pub to: PtxType,
     /// The operand's type.
-    pub from: Scalar,
+    pub from: PtxType,
     /// How a float is rounded: to the type, or to a whole number if `to_integer` is set.
-    pub rounding: Rounding,
+    pub rounding: RoundingMode,
     /// Whether the value is rounded to a whole number (`.rni`, `.rzi`, `.rmi`, `.rpi`).
     pub to_integer: bool,
     /// Subnormal operands and results become zero.
@@ -22,7 +22,7 @@ pub struct Conversion {
     pub relu: bool,
 }
 
-impl Conversion {
+impl ConvertOp {
     /// The converted bits.
     pub fn apply(&self, bits: u64) -> u64 {
         match (self.from.is_float(), self.to.is_float()) {
@@ -40,22 +40,22 @@ impl Conversion {
 
     fn float_operand(&self, bits: u64) -> f64 {
         match (self.from.kind, self.from.bytes) {
-            (Kind::Float, 8) => f64::from_bits(bits),
-            (Kind::Float, 4) => {
+            (ScalarKind::Float, 8) => f64::from_bits(bits),
+            (ScalarKind::Float, 4) => {
                 let value = f32::from_bits(bits as u32);
                 f64::from(if self.flush { flush(value) } else { value })
             }
-            (Kind::Float, _) => f64::from(Half::F16.value(bits)),
-            _ => f64::from(Half::Bf16.value(bits)),
+            (ScalarKind::Float, _) => f64::from(HalfType::F16.value(bits)),
+            _ => f64::from(HalfType::Bf16.value(bits)),
         }
     }
 
     fn whole(&self, value: f64) -> f64 {
         match self.rounding {
-            Rounding::Nearest => value.round_ties_even(),
-            Rounding::Zero => value.trunc(),
-            Rounding::Down => value.floor(),
-            Rounding::Up => value.ceil(),
+            RoundingMode::Nearest => value.round_ties_even(),
+            RoundingMode::Zero => value.trunc(),
+            RoundingMode::Down => value.floor(),
+            RoundingMode::Up => value.ceil(),
         }
     }
 
@@ -65,15 +65,15 @@ impl Conversion {
             value = 0.0;
         }
         let half = match self.to.kind {
-            Kind::Brain => Some(Half::Bf16),
-            _ => (self.to.bytes == 2).then_some(Half::F16),
+            ScalarKind::Brain => Some(HalfType::Bf16),
+            _ => (self.to.bytes == 2).then_some(HalfType::F16),
         };
         if self.saturate {
             value = if value > 0.0 { value.min(1.0) } else { 0.0 };
         }
         match half {
             // A half from an f32 or a half: the operand is an f32 exactly.
-            Some(half) if self.rounding == Rounding::Zero && !self.to_integer => {
+            Some(half) if self.rounding == RoundingMode::Zero && !self.to_integer => {
                 half.bits_toward_zero(value as f32)
             }
             Some(half) => half.bits_of_f64(value),
@@ -108,17 +108,17 @@ impl Conversion {
         let exact =
             if self.from.is_signed() { i128::from(value as i64) } else { i128::from(value) };
         match (self.to.kind, self.to.bytes) {
-            (Kind::Float, 8) => from_f64(match self.rounding {
-                Rounding::Nearest => exact as f64,
+            (ScalarKind::Float, 8) => from_f64(match self.rounding {
+                RoundingMode::Nearest => exact as f64,
                 _ => directed_f64(exact, self.rounding),
             }),
-            (Kind::Float, 4) => {
+            (ScalarKind::Float, 4) => {
                 let near = exact as f64;
                 let error = (exact - near as i128) as f64;
                 from_f32(round_to_f32(near, error, self.rounding))
             }
-            (Kind::Brain, _) => Half::Bf16.bits_of_f64(exact as f64),
-            _ => Half::F16.bits_of_f64(exact as f64),
+            (ScalarKind::Brain, _) => HalfType::Bf16.bits_of_f64(exact as f64),
+            _ => HalfType::F16.bits_of_f64(exact as f64),
         }
     }
 
@@ -139,14 +139,14 @@ impl Conversion {
     }
 }
 
-fn directed_f64(exact: i128, rounding: Rounding) -> f64 {
+fn directed_f64(exact: i128, rounding: RoundingMode) -> f64 {
     let near = exact as f64;
     let (above, below) = (near as i128 > exact, (near as i128) < exact);
     let (down, up) = match rounding {
-        Rounding::Nearest => (false, false),
-        Rounding::Down => (true, false),
-        Rounding::Up => (false, true),
-        Rounding::Zero => (exact > 0, exact < 0),
+        RoundingMode::Nearest => (false, false),
+        RoundingMode::Down => (true, false),
+        RoundingMode::Up => (false, true),
+        RoundingMode::Zero => (exact > 0, exact < 0),
     };
     match () {
         () if down && above => near.next_down(),
@@ -159,16 +159,16 @@ fn directed_f64(exact: i128, rounding: Rounding) -> f64 {
 mod tests {
     use super::*;
 
-    fn convert(to: &str, from: &str, rounding: Rounding, to_integer: bool, bits: u64) -> u64 {
-        let scalar = |name| Scalar::parse(name).unwrap();
+    fn convert(to: &str, from: &str, rounding: RoundingMode, to_integer: bool, bits: u64) -> u64 {
+        let scalar = |name| PtxType::parse(name).unwrap();
         let (to, from) = (scalar(to), scalar(from));
         let (flush, saturate, relu) = (false, false, false);
-        Conversion { to, from, rounding, to_integer, flush, saturate, relu }.apply(bits)
+        ConvertOp { to, from, rounding, to_integer, flush, saturate, relu }.apply(bits)
     }
 
     #[test]
     fn conversions_round_once() {
-        use Rounding::*;
+        use RoundingMode::*;
         let f = |x: f32| u64::from(x.to_bits());
         assert_eq!(convert("s32", "f32", Zero, true, f(-2.7)), 0xffff_fffe);
         assert_eq!(convert("s32", "f32", Nearest, true, f(2.5)), 2);

@@ -3,12 +3,12 @@
 //! Input: the text of one instruction without its guard. Output: an operation, or what is unknown about it.
 //! Arithmetic is in [`super::decode_arithmetic`].
 
-use super::decode_arithmetic::{arithmetic, binary_op};
-use super::float::Half;
+use super::decode_arithmetic::{arithmetic, binary_op, pair_element};
+use super::float::HalfType;
 use super::instruction::*;
-use super::operand::{Names, Place, vector};
+use super::operand::{Location, OperandNames, vector};
 use super::parse::Builder;
-use super::scalar::{Kind, Scalar};
+use super::scalar::{PtxType, ScalarKind};
 use super::source::split_list;
 
 /// An instruction, cut into the words of its name and its operands.
@@ -31,11 +31,11 @@ impl<'a> Statement<'a> {
     }
 
     /// The types in the name, in order.
-    pub(super) fn scalars(&self) -> Vec<Scalar> {
-        self.words[1..].iter().filter_map(|w| Scalar::parse(w)).collect()
+    pub(super) fn scalars(&self) -> Vec<PtxType> {
+        self.words[1..].iter().filter_map(|w| PtxType::parse(w)).collect()
     }
 
-    pub(super) fn scalar(&self) -> Result<Scalar, String> {
+    pub(super) fn scalar(&self) -> Result<PtxType, String> {
         self.scalars().last().copied().ok_or_else(|| "no type".into())
     }
 
@@ -50,7 +50,7 @@ impl<'a> Statement<'a> {
 
     /// An error unless every word is one of those that are understood, or a type.
     pub(super) fn only(&self, known: &[&str]) -> Result<(), String> {
-        let unknown = |w: &&&str| !known.contains(w) && Scalar::parse(w).is_none();
+        let unknown = |w: &&&str| !known.contains(w) && PtxType::parse(w).is_none();
         match self.words[1..].iter().find(unknown) {
             Some(word) => Err(format!("`.{word}` is not emulated")),
             None => Ok(()),
@@ -59,39 +59,41 @@ impl<'a> Statement<'a> {
 }
 
 /// Decodes one instruction.
-pub(super) fn decode(builder: &mut Builder, text: &str) -> Result<Op, String> {
+pub(super) fn decode(builder: &mut Builder, text: &str) -> Result<PtxOp, String> {
     let s = Statement::new(text);
     let names = &mut builder.names;
     Ok(match s.words[0] {
         "bra" => {
             let target = s.operand(0)?.to_owned();
             builder.branches.push((builder.kernel.code.len(), vec![target]));
-            Op::Branch(0)
+            PtxOp::Branch(0)
         }
         "brx" => {
             let index = names.source(s.operand(0)?)?;
             builder.table_branches.push((builder.kernel.code.len(), s.operand(1)?.to_owned()));
-            Op::BranchTable { index, targets: Vec::new() }
+            PtxOp::BranchTable { index, targets: Vec::new() }
         }
-        "ret" | "exit" => Op::Exit,
-        "trap" => Op::Trap,
-        "membar" | "fence" | "nanosleep" | "prefetch" | "prefetchu" => Op::Nothing,
+        "ret" | "exit" => PtxOp::Exit,
+        "trap" => PtxOp::Trap,
+        "membar" | "fence" | "nanosleep" | "prefetch" | "prefetchu" => PtxOp::Nothing,
         "call" => return Err("calls are not emulated; force-inline the function".into()),
-        "activemask" => Op::ActiveMask(names.target(s.operand(0)?)?),
+        "activemask" => PtxOp::ActiveMask(names.target(s.operand(0)?)?),
         "mov" if matches!(s.operand(1)?, "%clock" | "%clock64") => {
-            Op::Clock(names.target(s.operand(0)?)?)
+            PtxOp::Clock(names.target(s.operand(0)?)?)
         }
         "ld" | "ldu" => load(builder, &s)?,
         "st" => store(builder, &s)?,
         "atom" | "red" => atomic(builder, &s)?,
         "setp" => setp(builder, &s)?,
-        "selp" => Op::Select {
+        "selp" => PtxOp::Select {
             to: names.target(s.operand(0)?)?,
             a: names.source(s.operand(1)?)?,
             b: names.source(s.operand(2)?)?,
             pred: names.pred_operand(s.operand(3)?)?,
         },
-        "bar" | "barrier" if s.has("warp") => Op::Warp(WarpOp::Sync, names.source(s.operand(0)?)?),
+        "bar" | "barrier" if s.has("warp") => {
+            PtxOp::Warp(WarpOp::Sync, names.source(s.operand(0)?)?)
+        }
         "bar" | "barrier" => barrier(builder, &s)?,
         "shfl" | "vote" | "match" | "redux" | "mma" | "ldmatrix" => warp(builder, &s)?,
         name if s.has("pred") => predicate(builder, name, &s)?,
@@ -99,7 +101,7 @@ pub(super) fn decode(builder: &mut Builder, text: &str) -> Result<Op, String> {
     })
 }
 
-fn predicate(builder: &mut Builder, name: &str, s: &Statement) -> Result<Op, String> {
+fn predicate(builder: &mut Builder, name: &str, s: &Statement) -> Result<PtxOp, String> {
     let names = &mut builder.names;
     let logic = match name {
         "mov" => match s.operand(1)? {
@@ -107,23 +109,23 @@ fn predicate(builder: &mut Builder, name: &str, s: &Statement) -> Result<Op, Str
             "1" | "-1" => Some(true),
             from => {
                 let from = names.pred_operand(from)?;
-                return Ok(Op::PredMove { to: names.pred(s.operand(0)?)?, from });
+                return Ok(PtxOp::PredMove { to: names.pred(s.operand(0)?)?, from });
             }
         },
         "not" => {
             let from = names.pred_operand(s.operand(1)?)?;
             let from = PredOperand { negated: !from.negated, ..from };
-            return Ok(Op::PredMove { to: names.pred(s.operand(0)?)?, from });
+            return Ok(PtxOp::PredMove { to: names.pred(s.operand(0)?)?, from });
         }
         "and" | "or" | "xor" => {
             let logic = logic(name)?;
             let a = names.pred_operand(s.operand(1)?)?;
             let b = names.pred_operand(s.operand(2)?)?;
-            return Ok(Op::PredLogic { logic, to: names.pred(s.operand(0)?)?, a, b });
+            return Ok(PtxOp::PredLogic { logic, to: names.pred(s.operand(0)?)?, a, b });
         }
         _ => return Err(format!("unknown instruction `{name}`")),
     };
-    Ok(Op::PredConstant { to: names.pred(s.operand(0)?)?, value: logic.unwrap_or(false) })
+    Ok(PtxOp::PredConstant { to: names.pred(s.operand(0)?)?, value: logic.unwrap_or(false) })
 }
 
 fn logic(name: &str) -> Result<Logic, String> {
@@ -175,14 +177,14 @@ const ACCESS: [&str; 30] = [
     "no_allocate",
 ];
 
-fn address(builder: &mut Builder, s: &Statement, operand: usize) -> Result<Address, String> {
+fn address(builder: &mut Builder, s: &Statement, operand: usize) -> Result<PtxAddress, String> {
     match builder.names.place(s.operand(operand)?)? {
-        Place::Register(base, offset) => Ok(Address { space: space(s), base, offset }),
-        Place::Param(_) => Err("parameters can only be loaded".into()),
+        Location::Register(base, offset) => Ok(PtxAddress { space: space(s), base, offset }),
+        Location::Param(_) => Err("parameters can only be loaded".into()),
     }
 }
 
-fn check_vector(count: usize, scalar: Scalar, s: &Statement) -> Result<(), String> {
+fn check_vector(count: usize, scalar: PtxType, s: &Statement) -> Result<(), String> {
     let named = s.choose(&[("v2", 2), ("v4", 4), ("v8", 8)], 1);
     if named != count || count * scalar.bytes > 32 {
         return Err(format!("{count} registers for a vector of {named}"));
@@ -190,29 +192,29 @@ fn check_vector(count: usize, scalar: Scalar, s: &Statement) -> Result<(), Strin
     Ok(())
 }
 
-fn load(builder: &mut Builder, s: &Statement) -> Result<Op, String> {
+fn load(builder: &mut Builder, s: &Statement) -> Result<PtxOp, String> {
     s.only(&ACCESS)?;
     let scalar = s.scalar()?;
     let to = builder.names.targets(s.operand(0)?)?;
     check_vector(to.len(), scalar, s)?;
     if s.has("param") {
         return match builder.names.place(s.operand(1)?)? {
-            Place::Param(offset) => Ok(Op::LoadParam { scalar, offset, to }),
-            Place::Register(..) => Err("a parameter at an offset that is not constant".into()),
+            Location::Param(offset) => Ok(PtxOp::LoadParam { scalar, offset, to }),
+            Location::Register(..) => Err("a parameter at an offset that is not constant".into()),
         };
     }
-    Ok(Op::Load { scalar, address: address(builder, s, 1)?, to })
+    Ok(PtxOp::Load { scalar, address: address(builder, s, 1)?, to })
 }
 
-fn store(builder: &mut Builder, s: &Statement) -> Result<Op, String> {
+fn store(builder: &mut Builder, s: &Statement) -> Result<PtxOp, String> {
     s.only(&ACCESS)?;
     let scalar = s.scalar()?;
     let from = builder.names.sources(s.operand(1)?)?;
     check_vector(from.len(), scalar, s)?;
-    Ok(Op::Store { scalar, address: address(builder, s, 0)?, from })
+    Ok(PtxOp::Store { scalar, address: address(builder, s, 0)?, from })
 }
 
-fn atomic(builder: &mut Builder, s: &Statement) -> Result<Op, String> {
+fn atomic(builder: &mut Builder, s: &Statement) -> Result<PtxOp, String> {
     let scalar = s.scalar()?;
     let returns = s.words[0] == "atom";
     let first = usize::from(returns);
@@ -226,7 +228,7 @@ fn atomic(builder: &mut Builder, s: &Statement) -> Result<Op, String> {
     let op = match () {
         () if s.has("cas") => {
             let new = builder.names.source(s.operand(first + 2)?)?;
-            return Ok(Op::Atomic {
+            return Ok(PtxOp::Atomic {
                 op: AtomicOp::CompareAndSwap(operand),
                 scalar,
                 address,
@@ -240,25 +242,22 @@ fn atomic(builder: &mut Builder, s: &Statement) -> Result<Op, String> {
         () => {
             let known = |w: &&&str| matches!(**w, "add" | "min" | "max" | "and" | "or" | "xor");
             let word = s.words[1..].iter().find(known).ok_or("unknown atomic operation")?;
-            match scalar.kind {
-                Kind::FloatPair | Kind::BrainPair => {
-                    let kind =
-                        if scalar.kind == Kind::FloatPair { Kind::Float } else { Kind::Brain };
-                    AtomicOp::CombinePair(binary_op(word, Scalar { kind, bytes: 2 })?)
-                }
-                _ => AtomicOp::Combine(binary_op(word, scalar)?),
+            match pair_element(scalar) {
+                Some(element) => AtomicOp::CombinePair(binary_op(word, element)?),
+                None => AtomicOp::Combine(binary_op(word, scalar)?),
             }
         }
     };
-    Ok(Op::Atomic { op, scalar, address, operand, old })
+    Ok(PtxOp::Atomic { op, scalar, address, operand, old })
 }
 
-fn setp(builder: &mut Builder, s: &Statement) -> Result<Op, String> {
-    use super::arithmetic::Comparison::*;
+fn setp(builder: &mut Builder, s: &Statement) -> Result<PtxOp, String> {
+    use super::arithmetic::CompareOp::*;
     let names = &mut builder.names;
     let scalar = s.scalar()?;
     if !matches!(scalar.bytes, 2 | 4 | 8)
-        || matches!(scalar.kind, Kind::FloatPair | Kind::BrainPair | Kind::Predicate)
+        || pair_element(scalar).is_some()
+        || scalar.kind == ScalarKind::Predicate
     {
         return Err("comparison of this type is not emulated".into());
     }
@@ -292,7 +291,7 @@ fn setp(builder: &mut Builder, s: &Statement) -> Result<Op, String> {
     };
     let to = names.pred(to)?;
     let flush = s.has("ftz");
-    Ok(Op::Compare(Compare {
+    Ok(PtxOp::Compare(Compare {
         comparison,
         if_unordered,
         scalar,
@@ -305,7 +304,7 @@ fn setp(builder: &mut Builder, s: &Statement) -> Result<Op, String> {
     }))
 }
 
-fn barrier(builder: &mut Builder, s: &Statement) -> Result<Op, String> {
+fn barrier(builder: &mut Builder, s: &Statement) -> Result<PtxOp, String> {
     let names = &mut builder.names;
     let is_reduction = s.has("red");
     let at = usize::from(is_reduction);
@@ -326,10 +325,10 @@ fn barrier(builder: &mut Builder, s: &Statement) -> Result<Op, String> {
             }
         }
     };
-    Ok(Op::Barrier { number, result })
+    Ok(PtxOp::Barrier { number, result })
 }
 
-fn warp(builder: &mut Builder, s: &Statement) -> Result<Op, String> {
+fn warp(builder: &mut Builder, s: &Statement) -> Result<PtxOp, String> {
     if !s.has("sync") {
         return Err("warp operations without `.sync` are not emulated".into());
     }
@@ -339,13 +338,13 @@ fn warp(builder: &mut Builder, s: &Statement) -> Result<Op, String> {
         "match" if s.has("any") => {
             let (names, bytes) = (&mut builder.names, s.scalar()?.bytes);
             let (to, value) = (names.target(s.operand(0)?)?, names.source(s.operand(1)?)?);
-            Ok(Op::Warp(WarpOp::MatchAny { to, value, bytes }, mask(names, s)?))
+            Ok(PtxOp::Warp(WarpOp::MatchAny { to, value, bytes }, mask(names, s)?))
         }
         "redux" => {
             let names = &mut builder.names;
             let op = binary_op(s.words.get(2).copied().unwrap_or_default(), s.scalar()?)?;
             let (to, value) = (names.target(s.operand(0)?)?, names.source(s.operand(1)?)?);
-            Ok(Op::Warp(WarpOp::Reduce { op, to, value }, mask(names, s)?))
+            Ok(PtxOp::Warp(WarpOp::Reduce { op, to, value }, mask(names, s)?))
         }
         "mma" => matrix_product(&mut builder.names, s),
         "ldmatrix" if s.has("m8n8") && s.has("b16") && s.has("shared") && s.has("aligned") => {
@@ -356,16 +355,16 @@ fn warp(builder: &mut Builder, s: &Statement) -> Result<Op, String> {
 }
 
 /// The last operand: the lanes that take part.
-fn mask(names: &mut Names, s: &Statement) -> Result<Reg, String> {
+fn mask(names: &mut OperandNames, s: &Statement) -> Result<Reg, String> {
     names.source(s.operands.last().ok_or("no operands")?)
 }
 
 /// The mask of an operation in which all lanes take part.
-fn everyone(names: &mut Names) -> Reg {
+fn everyone(names: &mut OperandNames) -> Reg {
     names.constant(Constant::Value(u64::from(u32::MAX)))
 }
 
-fn shuffle(names: &mut Names, s: &Statement) -> Result<Op, String> {
+fn shuffle(names: &mut OperandNames, s: &Statement) -> Result<PtxOp, String> {
     use ShuffleMode::{Butterfly, Down, Index, Up};
     let mode = s.choose(&[("up", Up), ("down", Down), ("bfly", Butterfly)], Index);
     let target = s.operand(0)?;
@@ -377,24 +376,24 @@ fn shuffle(names: &mut Names, s: &Statement) -> Result<Op, String> {
     let mut operand = |k| names.source(s.operand(k)?);
     let (value, lane, clamp) = (operand(1)?, operand(2)?, operand(3)?);
     let mask = operand(4)?;
-    Ok(Op::Warp(WarpOp::Shuffle { mode, to, in_range, value, lane, clamp }, mask))
+    Ok(PtxOp::Warp(WarpOp::Shuffle { mode, to, in_range, value, lane, clamp }, mask))
 }
 
-fn vote(names: &mut Names, s: &Statement) -> Result<Op, String> {
+fn vote(names: &mut OperandNames, s: &Statement) -> Result<PtxOp, String> {
     let from = names.pred_operand(s.operand(1)?)?;
     let mask = names.source(s.operand(2)?)?;
     if s.has("ballot") {
-        return Ok(Op::Warp(WarpOp::Ballot { to: names.target(s.operand(0)?)?, from }, mask));
+        return Ok(PtxOp::Warp(WarpOp::Ballot { to: names.target(s.operand(0)?)?, from }, mask));
     }
     let vote = s.choose(&[("all", Vote::All), ("any", Vote::Any)], Vote::Uniform);
-    Ok(Op::Warp(WarpOp::VotePred { vote, to: names.pred(s.operand(0)?)?, from }, mask))
+    Ok(PtxOp::Warp(WarpOp::VotePred { vote, to: names.pred(s.operand(0)?)?, from }, mask))
 }
 
-fn matrix_product(names: &mut Names, s: &Statement) -> Result<Op, String> {
+fn matrix_product(names: &mut OperandNames, s: &Statement) -> Result<PtxOp, String> {
     let name = s.words[1..].join(".");
     let half = match name.as_str() {
-        "sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32" => Some(Half::Bf16),
-        "sync.aligned.m16n8k16.row.col.f32.f16.f16.f32" => Some(Half::F16),
+        "sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32" => Some(HalfType::Bf16),
+        "sync.aligned.m16n8k16.row.col.f32.f16.f16.f32" => Some(HalfType::F16),
         "sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32" => None,
         _ => return Err(format!("the product `{name}` is not emulated")),
     };
@@ -412,20 +411,20 @@ fn matrix_product(names: &mut Names, s: &Statement) -> Result<Op, String> {
         b: b.try_into().map_err(size)?,
         c: c.try_into().map_err(size)?,
     };
-    Ok(Op::Warp(WarpOp::MatrixProduct(Box::new(product)), everyone(names)))
+    Ok(PtxOp::Warp(WarpOp::MatrixProduct(Box::new(product)), everyone(names)))
 }
 
-fn load_matrix(builder: &mut Builder, s: &Statement) -> Result<Op, String> {
+fn load_matrix(builder: &mut Builder, s: &Statement) -> Result<PtxOp, String> {
     s.only(&["sync", "aligned", "m8n8", "x1", "x2", "x4", "trans", "shared"])?;
     let (to, transposed) = (written(&mut builder.names, s.operand(0)?)?, s.has("trans"));
     if !s.has(&format!("x{}", to.len())) {
         return Err(format!("{} registers for matrices of another number", to.len()));
     }
     let address = address(builder, s, 1)?;
-    Ok(Op::Warp(WarpOp::LoadMatrix { to, address, transposed }, everyone(&mut builder.names)))
+    Ok(PtxOp::Warp(WarpOp::LoadMatrix { to, address, transposed }, everyone(&mut builder.names)))
 }
 
 /// The registers of a vector, all of which are written.
-fn written(names: &mut Names, text: &str) -> Result<Vec<Reg>, String> {
+fn written(names: &mut OperandNames, text: &str) -> Result<Vec<Reg>, String> {
     vector(text).into_iter().map(|part| names.target(part)).collect()
 }

@@ -8,7 +8,7 @@ use half::{bf16, f16};
 
 /// The direction of a rounding.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Rounding {
+pub enum RoundingMode {
     /// To the nearest value, ties to even: `.rn`.
     Nearest,
     /// Toward zero: `.rz`.
@@ -88,16 +88,16 @@ fn two_sum(a: f64, b: f64) -> (f64, f64) {
 }
 
 /// Rounds `value + error` to f32, where `error` is below the last place of `value`.
-pub fn round_to_f32(value: f64, error: f64, rounding: Rounding) -> f32 {
+pub fn round_to_f32(value: f64, error: f64, rounding: RoundingMode) -> f32 {
     let nearest = round_to_odd(value, error) as f32;
     let kept = f64::from(nearest);
     let above = kept > value || kept == value && error < 0.0;
     let below = kept < value || kept == value && error > 0.0;
     let (down, up) = match rounding {
-        Rounding::Nearest => (false, false),
-        Rounding::Down => (true, false),
-        Rounding::Up => (false, true),
-        Rounding::Zero => (value > 0.0, value < 0.0),
+        RoundingMode::Nearest => (false, false),
+        RoundingMode::Down => (true, false),
+        RoundingMode::Up => (false, true),
+        RoundingMode::Zero => (value > 0.0, value < 0.0),
     };
     match () {
         () if down && above => nearest.next_down(),
@@ -126,38 +126,38 @@ fn odd_f32(value: f64) -> f32 {
 }
 
 /// `a * b + c` with one rounding, in any direction.
-pub fn fma_rounded(a: f32, b: f32, c: f32, rounding: Rounding) -> f32 {
-    if rounding == Rounding::Nearest {
+pub fn fma_rounded(a: f32, b: f32, c: f32, rounding: RoundingMode) -> f32 {
+    if rounding == RoundingMode::Nearest {
         return a.mul_add(b, c);
     }
     let product = f64::from(a) * f64::from(b);
     let (sum, error) = two_sum(product, f64::from(c));
-    if sum == 0.0 && product != 0.0 && rounding == Rounding::Down {
+    if sum == 0.0 && product != 0.0 && rounding == RoundingMode::Down {
         return -0.0;
     }
     round_to_f32(sum, error, rounding)
 }
 
 /// `a + b` with one rounding, in any direction.
-pub fn add_rounded(a: f32, b: f32, rounding: Rounding) -> f32 {
+pub fn add_rounded(a: f32, b: f32, rounding: RoundingMode) -> f32 {
     fma_rounded(a, 1.0, b, rounding)
 }
 
 /// `a * b` with one rounding, in any direction.
-pub fn mul_rounded(a: f32, b: f32, rounding: Rounding) -> f32 {
+pub fn mul_rounded(a: f32, b: f32, rounding: RoundingMode) -> f32 {
     round_to_f32(f64::from(a) * f64::from(b), 0.0, rounding)
 }
 
 /// The two 16-bit float formats.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Half {
+pub enum HalfType {
     /// IEEE binary16.
     F16,
     /// bfloat16.
     Bf16,
 }
 
-impl Half {
+impl HalfType {
     /// The value of the low 16 bits.
     #[inline(always)]
     pub fn value(self, bits: u64) -> f32 {
@@ -221,26 +221,26 @@ mod tests {
             };
             let (a, b, c) = (value(), value(), value());
             let nearest = a.mul_add(b, c);
-            let [down, up, zero] =
-                [Rounding::Down, Rounding::Up, Rounding::Zero].map(|r| fma_rounded(a, b, c, r));
+            let [down, up, zero] = [RoundingMode::Down, RoundingMode::Up, RoundingMode::Zero]
+                .map(|r| fma_rounded(a, b, c, r));
             assert!(down <= nearest && nearest <= up, "{a} {b} {c}");
             assert!(down == up || down.next_up() == up, "{down} {up}");
             assert_eq!(zero, if nearest > 0.0 { down } else { up });
-            assert_eq!(mul_rounded(a, b, Rounding::Nearest), a * b);
+            assert_eq!(mul_rounded(a, b, RoundingMode::Nearest), a * b);
         }
-        assert_eq!(add_rounded(1.0, 1e-30, Rounding::Up), 1.0f32.next_up());
-        assert_eq!(add_rounded(1.0, -1e-30, Rounding::Zero), 1.0f32.next_down());
+        assert_eq!(add_rounded(1.0, 1e-30, RoundingMode::Up), 1.0f32.next_up());
+        assert_eq!(add_rounded(1.0, -1e-30, RoundingMode::Zero), 1.0f32.next_down());
     }
 
     #[test]
     fn halves_are_rounded_once() {
         // Just above a tie: the low bits of the f64 decide.
         let tie = 1.0 + 0.5f64.powi(11);
-        assert_eq!(Half::F16.bits_of_f64(tie), 0x3c00);
-        assert_eq!(Half::F16.bits_of_f64(tie + 0.5f64.powi(50)), 0x3c01);
-        assert_eq!(Half::Bf16.bits_toward_zero(f32::from_bits(0x3f80_ffff)), 0x3f80);
-        assert_eq!(Half::F16.bits_toward_zero(1e9), 0x7bff);
-        assert_eq!(Half::Bf16.bits(f32::NAN), 0x7fff);
+        assert_eq!(HalfType::F16.bits_of_f64(tie), 0x3c00);
+        assert_eq!(HalfType::F16.bits_of_f64(tie + 0.5f64.powi(50)), 0x3c01);
+        assert_eq!(HalfType::Bf16.bits_toward_zero(f32::from_bits(0x3f80_ffff)), 0x3f80);
+        assert_eq!(HalfType::F16.bits_toward_zero(1e9), 0x7bff);
+        assert_eq!(HalfType::Bf16.bits(f32::NAN), 0x7fff);
         assert_eq!(to_tf32(1.0 + 0.5f32.powi(11)), 1.0 + 0.5f32.powi(10));
     }
 }

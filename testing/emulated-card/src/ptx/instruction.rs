@@ -5,10 +5,10 @@
 
 use std::sync::Arc;
 
-use super::arithmetic::{BinaryOp, Comparison, QuaternaryOp, TernaryOp, UnaryOp};
-use super::convert::Conversion;
-use super::float::{Half, Rounding};
-use super::scalar::Scalar;
+use super::arithmetic::{BinaryOp, CompareOp, QuaternaryOp, TernaryOp, UnaryOp};
+use super::convert::ConvertOp;
+use super::float::{HalfType, RoundingMode};
+use super::scalar::PtxType;
 
 /// The number of a 64-bit register.
 pub type Reg = u32;
@@ -39,7 +39,7 @@ pub enum Space {
 
 /// `[base + offset]`
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Address {
+pub struct PtxAddress {
     /// The space.
     pub space: Space,
     /// The register with the address.
@@ -48,7 +48,7 @@ pub struct Address {
     pub offset: i64,
 }
 
-/// What an atomic operation does with the old value.
+/// The use of the old value in an atomic operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtomicOp {
     /// Combines it with the operand.
@@ -76,7 +76,7 @@ pub enum ShuffleMode {
     Index,
 }
 
-/// What `vote` and `barrier.red` compute from one predicate per thread.
+/// The result of `vote` and `barrier.red` from one predicate per thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Vote {
     /// Whether all are true.
@@ -111,7 +111,7 @@ pub enum WarpOp {
     },
     /// `vote.sync` with a predicate as the result.
     VotePred {
-        /// What is asked.
+        /// The question.
         vote: Vote,
         /// The result.
         to: Pred,
@@ -150,7 +150,7 @@ pub enum WarpOp {
         /// One register per matrix.
         to: Vec<Reg>,
         /// Lane `8 i + j` has the address of row `j` of matrix `i`.
-        address: Address,
+        address: PtxAddress,
         /// Whether each matrix is transposed.
         transposed: bool,
     },
@@ -160,7 +160,7 @@ pub enum WarpOp {
 #[derive(Clone, Debug, PartialEq)]
 pub struct MatrixProduct {
     /// The type of `a` and `b`: 16 bits, or TF32.
-    pub half: Option<Half>,
+    pub half: Option<HalfType>,
     /// Four f32 of the result.
     pub d: [Reg; 4],
     /// Four pairs of `a`, or numbers of TF32.
@@ -171,7 +171,7 @@ pub struct MatrixProduct {
     pub c: [Reg; 4],
 }
 
-/// What the threads of a block learn at a barrier.
+/// The result that the threads of a block get at a barrier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum BarrierResult {
     /// Nothing: `bar.sync`.
@@ -206,11 +206,11 @@ impl Logic {
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Compare {
     /// The order that is tested.
-    pub comparison: Comparison,
+    pub comparison: CompareOp,
     /// The result if one side is not a number.
     pub if_unordered: bool,
     /// The operands' type.
-    pub scalar: Scalar,
+    pub scalar: PtxType,
     /// Subnormal operands count as zero.
     pub flush: bool,
     /// The result.
@@ -233,13 +233,13 @@ pub struct Modifiers {
     /// `.sat`
     pub saturate: bool,
     /// `.rz`, `.rm`, `.rp`
-    pub rounding: Rounding,
+    pub rounding: RoundingMode,
 }
 
 /// One operation.
 #[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs)]
-pub enum Op {
+pub enum PtxOp {
     /// Memory fences and hints: accesses run in order anyway.
     Nothing,
     Branch(u32),
@@ -263,9 +263,9 @@ pub enum Op {
     /// Two 16-bit operations in one register.
     BinaryPair(BinaryOp, Reg, [Reg; 2]),
     TernaryPair(TernaryOp, Reg, [Reg; 3]),
-    Convert(Conversion, Reg, Reg),
+    Convert(ConvertOp, Reg, Reg),
     /// Two f32 become a pair of halves.
-    ConvertPair(Conversion, Reg, [Reg; 2]),
+    ConvertPair(ConvertOp, Reg, [Reg; 2]),
     /// One register from parts of so many bits, the first lowest.
     Pack {
         to: Reg,
@@ -300,25 +300,25 @@ pub enum Op {
         value: bool,
     },
     Load {
-        scalar: Scalar,
-        address: Address,
+        scalar: PtxType,
+        address: PtxAddress,
         to: Vec<Option<Reg>>,
     },
     Store {
-        scalar: Scalar,
-        address: Address,
+        scalar: PtxType,
+        address: PtxAddress,
         from: Vec<Reg>,
     },
     /// From the kernel's parameters, at a fixed offset.
     LoadParam {
-        scalar: Scalar,
+        scalar: PtxType,
         offset: usize,
         to: Vec<Option<Reg>>,
     },
     Atomic {
         op: AtomicOp,
-        scalar: Scalar,
-        address: Address,
+        scalar: PtxType,
+        address: PtxAddress,
         operand: Reg,
         old: Option<Reg>,
     },
@@ -337,7 +337,7 @@ pub struct Instruction {
     /// Only lanes where this holds run it.
     pub guard: Option<PredOperand>,
     /// The operation.
-    pub op: Op,
+    pub op: PtxOp,
     /// Its line in the PTX text.
     pub line: u32,
 }
@@ -416,7 +416,7 @@ pub struct Registers {
 
 /// A kernel that can be launched.
 #[derive(Clone, Debug, Default)]
-pub struct Kernel {
+pub struct PtxKernel {
     /// Its name in PTX.
     pub name: String,
     /// Its parameters.
@@ -441,7 +441,7 @@ pub struct Kernel {
 #[derive(Clone, Debug, Default)]
 pub struct Module {
     /// The kernels.
-    pub kernels: Vec<Arc<Kernel>>,
+    pub kernels: Vec<Arc<PtxKernel>>,
     /// The variables.
     pub variables: Vec<Variable>,
 }

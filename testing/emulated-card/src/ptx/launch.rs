@@ -12,13 +12,13 @@ use crate::random::Random;
 use super::arithmetic::LANES;
 use super::instruction::*;
 use super::shared::SharedMemory;
-use super::warp::{Block, LaneFault, Stop, Warp};
+use super::warp::{BlockRun, LaneFault, Stop, Warp};
 
 /// Everything that a kernel runs with.
 #[derive(Clone, Debug)]
-pub struct Launch {
+pub struct PtxLaunch {
     /// The kernel.
-    pub kernel: Arc<Kernel>,
+    pub kernel: Arc<PtxKernel>,
     /// Its parameters' memory.
     pub params: Vec<u8>,
     /// The number of blocks.
@@ -31,7 +31,7 @@ pub struct Launch {
     pub variables: Arc<[u64]>,
 }
 
-impl Launch {
+impl PtxLaunch {
     /// Runs the kernel and returns how many instructions its threads ran; more than `limit` are a fault. `seed` decides every
     /// order that a card leaves open; 0 is the plain order.
     pub fn run(&self, memory: &mut DeviceMemory, seed: u64, limit: u64) -> Result<u64, Fault> {
@@ -49,7 +49,7 @@ impl Launch {
             0 => kernel.shared_bytes,
             dynamic => shared_start + dynamic,
         };
-        let mut block = Block {
+        let mut block = BlockRun {
             kernel,
             memory,
             shared: SharedMemory::new(shared_bytes),
@@ -123,7 +123,7 @@ impl Launch {
 
 /// Runs the warps of a block, in turns. Without random numbers, always the first one that can go on.
 fn run_block(
-    block: &mut Block,
+    block: &mut BlockRun,
     warps: &mut [Warp],
     random: &mut Option<Random>,
 ) -> Result<(), Fault> {
@@ -153,7 +153,7 @@ fn run_block(
 }
 
 /// Opens the barrier if every thread of the block stands at it.
-fn release(block: &mut Block, warps: &mut [Warp]) -> Result<(), Fault> {
+fn release(block: &mut BlockRun, warps: &mut [Warp]) -> Result<(), Fault> {
     let Some((first, group)) = warps.iter().find_map(|w| w.waiting.map(|g| (w, g))) else {
         return Ok(());
     };
@@ -175,7 +175,7 @@ fn release(block: &mut Block, warps: &mut [Warp]) -> Result<(), Fault> {
         let fault = LaneFault { lane, fault: Fault::failed(message) };
         return Err(first.place(block, group.pc, fault));
     }
-    if let Op::Barrier { result, .. } = block.kernel.code[group.pc as usize].op {
+    if let PtxOp::Barrier { result, .. } = block.kernel.code[group.pc as usize].op {
         share_result(warps, result);
     }
     block.shared.barrier();

@@ -1,6 +1,6 @@
 //! PTX: a parser and an interpreter.
 //!
-//! [`parse()`] turns a text into a [`Module`]; [`Launch::run`] runs one of its kernels on a [`DeviceMemory`]. Every
+//! [`parse()`] turns a text into a [`Module`]; [`PtxLaunch::run`] runs one of its kernels on a [`DeviceMemory`]. Every
 //! access is checked: bounds, alignment, freed and uninitialized memory, races between the warps of a block, barriers
 //! that not all threads reach, shuffles whose lanes are absent. A [`Fault`] names kernel, block, thread and line. The
 //! interpreter knows nothing of streams, handles or error codes of CUDA.
@@ -24,7 +24,7 @@ mod source;
 mod step;
 mod warp;
 
-pub use float::{Half, to_tf32};
-pub use instruction::{Kernel, Module, Parameter, Variable};
-pub use launch::Launch;
+pub use float::{HalfType, to_tf32};
+pub use instruction::{Module, Parameter, PtxKernel, Variable};
+pub use launch::PtxLaunch;
 pub use parse::{ParseError, parse};

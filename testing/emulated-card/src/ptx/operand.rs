@@ -10,7 +10,7 @@ use super::source::split_list;
 
 /// Names of one kernel and of its module.
 #[derive(Clone, Debug, Default)]
-pub struct Names {
+pub struct OperandNames {
     registers: HashMap<String, Reg>,
     predicates: HashMap<String, Pred>,
     constants: HashMap<Constant, Reg>,
@@ -25,7 +25,7 @@ pub struct Names {
     shadowed: Vec<Vec<(String, Meaning)>>,
 }
 
-/// What a name means, if anything.
+/// The meaning of a name, if it has one.
 #[derive(Clone, Copy, Debug)]
 enum Meaning {
     Register(Option<Reg>),
@@ -33,14 +33,14 @@ enum Meaning {
 }
 
 /// `[...]` before its space is known.
-pub enum Place {
+pub enum Location {
     /// A parameter at a fixed offset.
     Param(usize),
     /// An address in a register.
     Register(Reg, i64),
 }
 
-impl Names {
+impl OperandNames {
     /// No names but the module's variables.
     pub fn new(symbols: HashMap<String, Constant>) -> Self {
         Self { symbols, ..Self::default() }
@@ -161,7 +161,7 @@ impl Names {
     }
 
     /// `[register + offset]`, `[symbol + offset]` or `[parameter + offset]`.
-    pub fn place(&mut self, text: &str) -> Result<Place, String> {
+    pub fn place(&mut self, text: &str) -> Result<Location, String> {
         let inner = text.strip_prefix('[').and_then(|t| t.strip_suffix(']'));
         let inner = inner.ok_or_else(|| format!("`{text}` is not an address"))?;
         let (base, offset) = match inner.split_once('+') {
@@ -172,8 +172,8 @@ impl Names {
             None => (inner.trim(), 0),
         };
         match self.params.get(base) {
-            Some(at) => Ok(Place::Param((*at as i64 + offset) as usize)),
-            None => Ok(Place::Register(self.source(base)?, offset)),
+            Some(at) => Ok(Location::Param((*at as i64 + offset) as usize)),
+            None => Ok(Location::Register(self.source(base)?, offset)),
         }
     }
 

@@ -9,16 +9,16 @@ use std::sync::Arc;
 
 use super::decode;
 use super::instruction::*;
-use super::operand::{Names, immediate, vector};
-use super::scalar::Scalar;
-use super::source::{Part, split, split_list};
+use super::operand::{OperandNames, immediate, vector};
+use super::scalar::PtxType;
+use super::source::{PtxPart, split, split_list};
 
 /// Why a text is not a module that can run.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ParseError {
     /// The line, counted from 1.
     pub line: u32,
-    /// What is wrong there.
+    /// The problem.
     pub message: String,
 }
 
@@ -58,9 +58,9 @@ struct Parser {
 }
 
 impl Parser {
-    fn part(&mut self, line: u32, part: Part, lines: &Arc<[String]>) -> Result<(), String> {
+    fn part(&mut self, line: u32, part: PtxPart, lines: &Arc<[String]>) -> Result<(), String> {
         match (part, &mut self.kernel) {
-            (Part::Open(head), None) if head.contains(".entry") => {
+            (PtxPart::Open(head), None) if head.contains(".entry") => {
                 let mut builder = Builder::new(&head, self.symbols.clone(), lines.clone())?;
                 for variable in &self.shared {
                     builder.variable(variable)?;
@@ -68,18 +68,18 @@ impl Parser {
                 self.kernel = Some(builder);
                 self.depth = 1;
             }
-            (Part::Open(head), _) if !head.is_empty() => {
+            (PtxPart::Open(head), _) if !head.is_empty() => {
                 return Err(format!(
                     "`{head}`: functions are not emulated; force-inline them into the kernel"
                 ));
             }
-            (Part::Open(_), builder) => {
+            (PtxPart::Open(_), builder) => {
                 self.depth += 1;
                 if let Some(builder) = builder {
                     builder.names.open();
                 }
             }
-            (Part::Close, builder) => {
+            (PtxPart::Close, builder) => {
                 self.depth = self.depth.checked_sub(1).ok_or("a brace too many")?;
                 if let Some(builder) = builder {
                     builder.names.close();
@@ -92,10 +92,10 @@ impl Parser {
                     self.module.kernels.push(Arc::new(kernel));
                 }
             }
-            (Part::Label(name), Some(builder)) => builder.label(name)?,
-            (Part::Statement(text), Some(builder)) => builder.statement(line, &text)?,
-            (Part::Statement(text), None) => self.global_statement(&text)?,
-            (Part::Label(name), None) => return Err(format!("label `{name}` outside a kernel")),
+            (PtxPart::Label(name), Some(builder)) => builder.label(name)?,
+            (PtxPart::Statement(text), Some(builder)) => builder.statement(line, &text)?,
+            (PtxPart::Statement(text), None) => self.global_statement(&text)?,
+            (PtxPart::Label(name), _) => return Err(format!("label `{name}` outside a kernel")),
         }
         Ok(())
     }
@@ -133,7 +133,7 @@ impl Parser {
 /// `.shared .align 4 .b8 name[128]`
 struct Declared {
     name: String,
-    scalar: Scalar,
+    scalar: PtxType,
     align: usize,
     bytes: usize,
 }
@@ -141,7 +141,7 @@ struct Declared {
 impl Declared {
     fn parse(text: &str) -> Result<Self, String> {
         let words: Vec<&str> = text.split_whitespace().collect();
-        let scalar = words.iter().find_map(|w| Scalar::parse(w.strip_prefix('.')?));
+        let scalar = words.iter().find_map(|w| PtxType::parse(w.strip_prefix('.')?));
         let scalar = scalar.ok_or_else(|| format!("`{text}` has no type"))?;
         // The name may be apart from its dimensions.
         let at = words.iter().rposition(|w| !w.starts_with('[')).unwrap_or(0);
@@ -165,8 +165,8 @@ impl Declared {
 
 /// A kernel while its text is read.
 pub(super) struct Builder {
-    pub(super) kernel: Kernel,
-    pub(super) names: Names,
+    pub(super) kernel: PtxKernel,
+    pub(super) names: OperandNames,
     labels: HashMap<String, u32>,
     tables: HashMap<String, Vec<String>>,
     /// Branches and the names of their targets.
@@ -186,8 +186,8 @@ impl Builder {
         let (name, rest) = after.split_once('(').unwrap_or((after, ")"));
         let (list, directives) = rest.split_once(')').ok_or("parameters without an end")?;
         let name = name.split_whitespace().next().unwrap_or_default();
-        let mut kernel = Kernel { name: name.into(), lines, ..Kernel::default() };
-        let mut names = Names::new(symbols);
+        let mut kernel = PtxKernel { name: name.into(), lines, ..PtxKernel::default() };
+        let mut names = OperandNames::new(symbols);
         for text in split_list(list) {
             let declared = Declared::parse(text)?;
             let offset = kernel.param_bytes.next_multiple_of(declared.align);
@@ -283,30 +283,30 @@ impl Builder {
         Ok(())
     }
 
-    fn finish(&mut self) -> Result<Kernel, String> {
+    fn finish(&mut self) -> Result<PtxKernel, String> {
         let find = |name: &String| {
             self.labels.get(name).copied().ok_or_else(|| format!("label `{name}` does not exist"))
         };
         for (at, names) in &self.branches {
-            self.kernel.code[*at].op = Op::Branch(find(&names[0])?);
+            self.kernel.code[*at].op = PtxOp::Branch(find(&names[0])?);
         }
         for (at, table) in &self.table_branches {
             let names = self.tables.get(table).ok_or_else(|| format!("table `{table}`"))?;
             let found: Result<Vec<u32>, String> = names.iter().map(find).collect();
-            if let Op::BranchTable { targets, .. } = &mut self.kernel.code[*at].op {
+            if let PtxOp::BranchTable { targets, .. } = &mut self.kernel.code[*at].op {
                 *targets = found?;
             }
         }
         let mut kernel = std::mem::take(&mut self.kernel);
         // A kernel may end without `ret`.
         let line = kernel.code.last().map_or(0, |i| i.line);
-        kernel.code.push(Instruction { guard: None, op: Op::Exit, line });
+        kernel.code.push(Instruction { guard: None, op: PtxOp::Exit, line });
         kernel.registers = std::mem::take(&mut self.names).finish();
         Ok(kernel)
     }
 }
 
-/// A line as it is shown.
+/// A line in a message.
 fn tidy(line: &str) -> String {
     line.split_whitespace().collect::<Vec<_>>().join(" ")
 }

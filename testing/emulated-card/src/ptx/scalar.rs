@@ -1,8 +1,8 @@
 //! The scalar types of PTX, as they stand in the names of instructions.
 
-/// What the bits of a value mean.
+/// The meaning of a value's bits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub enum ScalarKind {
     /// Bits without meaning.
     Bits,
     /// An unsigned integer.
@@ -23,28 +23,28 @@ pub enum Kind {
 
 /// A scalar type: `u32`, `f64`, `bf16x2`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Scalar {
-    /// What the bits mean.
-    pub kind: Kind,
+pub struct PtxType {
+    /// The meaning of its bits.
+    pub kind: ScalarKind,
     /// Its size in bytes.
     pub bytes: usize,
 }
 
-impl Scalar {
+impl PtxType {
     /// The type with this name, without its dot.
     pub fn parse(name: &str) -> Option<Self> {
         let (kind, bytes) = match name {
-            "pred" => (Kind::Predicate, 1),
-            "bf16" => (Kind::Brain, 2),
-            "bf16x2" => (Kind::BrainPair, 4),
-            "f16x2" => (Kind::FloatPair, 4),
+            "pred" => (ScalarKind::Predicate, 1),
+            "bf16" => (ScalarKind::Brain, 2),
+            "bf16x2" => (ScalarKind::BrainPair, 4),
+            "f16x2" => (ScalarKind::FloatPair, 4),
             _ => {
                 let (kind, bits) = name.split_at_checked(1)?;
                 let kind = match kind {
-                    "b" => Kind::Bits,
-                    "u" => Kind::Unsigned,
-                    "s" => Kind::Signed,
-                    "f" => Kind::Float,
+                    "b" => ScalarKind::Bits,
+                    "u" => ScalarKind::Unsigned,
+                    "s" => ScalarKind::Signed,
+                    "f" => ScalarKind::Float,
                     _ => return None,
                 };
                 let bytes = match bits {
@@ -62,12 +62,12 @@ impl Scalar {
 
     /// Whether the type is a float of any kind.
     pub fn is_float(self) -> bool {
-        matches!(self.kind, Kind::Float | Kind::Brain)
+        matches!(self.kind, ScalarKind::Float | ScalarKind::Brain)
     }
 
     /// Whether the type is a signed integer.
     pub fn is_signed(self) -> bool {
-        self.kind == Kind::Signed
+        self.kind == ScalarKind::Signed
     }
 
     /// The value's own bits, zero above.

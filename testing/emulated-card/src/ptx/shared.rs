@@ -10,7 +10,7 @@ type Who = u8;
 const NOBODY: Who = 0;
 const SEVERAL: Who = u8::MAX;
 
-/// What a byte has gone through in this block, and since the last barrier.
+/// The accesses of a byte in this block, and since the last barrier.
 #[derive(Clone, Copy, Default, PartialEq, Eq)]
 struct Touch {
     epoch: u32,
@@ -21,43 +21,43 @@ struct Touch {
 }
 
 impl Touch {
-    /// The byte as it is after an access by `who`, unless it must not be.
+    /// The byte after an access by `who`, unless the access is forbidden.
     #[inline]
-    fn after(mut self, epoch: u32, who: Who, access: Access) -> Option<Self> {
+    fn after(mut self, epoch: u32, who: Who, access: AccessKind) -> Option<Self> {
         if self.epoch != epoch {
             self = Self { epoch, written: self.written, ..Self::default() };
         }
         let alone = |x: Who| x == NOBODY || x == who;
         let mark = |x: Who| if alone(x) { who } else { SEVERAL };
         let is_allowed = match access {
-            Access::Read => self.written & alone(self.writer) & alone(self.atomic),
-            Access::Write => alone(self.writer) & alone(self.atomic) & alone(self.reader),
-            Access::Atomic => self.written & alone(self.writer) & alone(self.reader),
+            AccessKind::Read => self.written & alone(self.writer) & alone(self.atomic),
+            AccessKind::Write => alone(self.writer) & alone(self.atomic) & alone(self.reader),
+            AccessKind::Atomic => self.written & alone(self.writer) & alone(self.reader),
         };
         match access {
-            Access::Read => self.reader = mark(self.reader),
-            Access::Write => (self.writer, self.written) = (who, true),
-            Access::Atomic => self.atomic = mark(self.atomic),
+            AccessKind::Read => self.reader = mark(self.reader),
+            AccessKind::Write => (self.writer, self.written) = (who, true),
+            AccessKind::Atomic => self.atomic = mark(self.atomic),
         }
         is_allowed.then_some(self)
     }
 
     /// Why the access at this address must not be.
     #[cold]
-    fn refusal(self, who: Who, access: Access, at: usize) -> Fault {
-        if access != Access::Write && !self.written {
+    fn refusal(self, who: Who, access: AccessKind, at: usize) -> Fault {
+        if access != AccessKind::Write && !self.written {
             let message = format!("reads shared memory at {at:#x} that was never written");
             return Fault::failed(message);
         }
         let verb = match access {
-            Access::Read => "reads",
-            Access::Write => "writes",
-            Access::Atomic => "updates",
+            AccessKind::Read => "reads",
+            AccessKind::Write => "writes",
+            AccessKind::Atomic => "updates",
         };
         let others = match access {
-            Access::Read => [self.writer, self.atomic, NOBODY],
-            Access::Write => [self.writer, self.atomic, self.reader],
-            Access::Atomic => [self.writer, NOBODY, self.reader],
+            AccessKind::Read => [self.writer, self.atomic, NOBODY],
+            AccessKind::Write => [self.writer, self.atomic, self.reader],
+            AccessKind::Atomic => [self.writer, NOBODY, self.reader],
         };
         let other = others.into_iter().find(|x| *x != NOBODY && *x != who).unwrap_or(SEVERAL);
         let by = match other {
@@ -73,7 +73,7 @@ impl Touch {
 
 /// The kinds of accesses.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub enum Access {
+pub enum AccessKind {
     /// A load.
     Read,
     /// A store.
@@ -113,7 +113,7 @@ impl SharedMemory {
         warp: u32,
         address: u64,
         len: usize,
-        access: Access,
+        access: AccessKind,
     ) -> Result<&mut [u8], Fault> {
         let size = self.bytes.len();
         let at = usize::try_from(address).unwrap_or(usize::MAX);
@@ -145,10 +145,10 @@ mod tests {
     use super::*;
 
     #[test]
-    fn races_are_told() {
-        use Access::*;
+    fn races_are_reported() {
+        use AccessKind::*;
         let mut shared = SharedMemory::new(8);
-        let mut run = |accesses: &[(u32, u64, Access)]| {
+        let mut run = |accesses: &[(u32, u64, AccessKind)]| {
             shared.reset();
             let mut result = Ok(());
             for (warp, at, access) in accesses {
@@ -161,17 +161,17 @@ mod tests {
         };
         assert!(run(&[(0, 0, Write), (0, 0, Read), (1, 4, Write)]).is_ok());
         assert!(run(&[(0, 0, Write), (99, 0, Read), (1, 0, Read), (2, 0, Read)]).is_ok());
-        let told = run(&[(0, 0, Write), (1, 0, Read)]).unwrap_err();
-        assert!(told.contains("race: reads") && told.contains("warp 0 has written"), "{told}");
-        let told = run(&[(0, 0, Write), (99, 0, Read), (0, 0, Read), (1, 0, Write)]).unwrap_err();
-        assert!(told.contains("warp 0 has read"), "{told}");
+        let error = run(&[(0, 0, Write), (1, 0, Read)]).unwrap_err();
+        assert!(error.contains("race: reads") && error.contains("warp 0 has written"), "{error}");
+        let error = run(&[(0, 0, Write), (99, 0, Read), (0, 0, Read), (1, 0, Write)]).unwrap_err();
+        assert!(error.contains("warp 0 has read"), "{error}");
         assert!(run(&[(0, 0, Read)]).unwrap_err().contains("never written"));
         assert!(run(&[(0, 6, Write)]).unwrap_err().contains("of 8 bytes"));
         // The third byte of an access has another history than the first two.
-        let told = run(&[(0, 0, Write), (1, 4, Write), (0, 2, Read)]).unwrap_err();
-        assert!(told.contains("0x4, which warp 1 has written"), "{told}");
-        let told = run(&[(0, 0, Write), (0, 2, Read)]).unwrap_err();
-        assert!(told.contains("0x4 that was never written"), "{told}");
+        let error = run(&[(0, 0, Write), (1, 4, Write), (0, 2, Read)]).unwrap_err();
+        assert!(error.contains("0x4, which warp 1 has written"), "{error}");
+        let error = run(&[(0, 0, Write), (0, 2, Read)]).unwrap_err();
+        assert!(error.contains("0x4 that was never written"), "{error}");
         let begin = [(0, 0, Write), (99, 0, Read), (0, 0, Atomic), (1, 0, Atomic)];
         assert!(run(&begin).is_ok());
         assert!(run(&[&begin[..], &[(1, 0, Read)]].concat()).is_err());

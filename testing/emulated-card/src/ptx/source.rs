@@ -4,7 +4,7 @@
 
 /// A part of PTX text.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub enum Part {
+pub enum PtxPart {
     /// A scope begins. The text is the head of a kernel, or empty.
     Open(String),
     /// A scope ends.
@@ -19,7 +19,7 @@ pub enum Part {
 const IGNORED_LINES: [&str; 5] = [".version", ".target", ".address_size", ".loc", ".file"];
 
 /// Cuts a text into parts, each with the number of the line on which it begins.
-pub fn split(text: &str) -> Vec<(u32, Part)> {
+pub fn split(text: &str) -> Vec<(u32, PtxPart)> {
     let mut parts = Vec::new();
     let (mut buffer, mut begin, mut depth) = (String::new(), 0, 0);
     let (mut in_comment, mut in_section) = (false, false);
@@ -57,10 +57,10 @@ pub fn split(text: &str) -> Vec<(u32, Part)> {
                     is_blank = true;
                     continue;
                 }
-                '{' if head.is_empty() || is_header => Part::Open(head.into()),
-                '}' if head.is_empty() => Part::Close,
-                ':' if is_label && !head.starts_with('@') => Part::Label(head.into()),
-                ';' if depth == 0 => Part::Statement(head.into()),
+                '{' if head.is_empty() || is_header => PtxPart::Open(head.into()),
+                '}' if head.is_empty() => PtxPart::Close,
+                ':' if is_label && !head.starts_with('@') => PtxPart::Label(head.into()),
+                ';' if depth == 0 => PtxPart::Statement(head.into()),
                 c => {
                     depth += i32::from(c == '{') - i32::from(c == '}');
                     buffer.push(c);
@@ -74,7 +74,7 @@ pub fn split(text: &str) -> Vec<(u32, Part)> {
         }
     }
     if !is_blank {
-        parts.push((begin, Part::Statement(buffer.trim().into())));
+        parts.push((begin, PtxPart::Statement(buffer.trim().into())));
     }
     parts
 }
@@ -129,12 +129,12 @@ mod tests {
         let text = ".version 9.0\n.entry k(\n .param .u32 p // first\n)\n{\nret; /* a\nb */ $L:\n@%p bra $L;\n\
             mov.b64 {%a,\n%b}, %c;\n}\n.section .debug_str\n{\n$a:\n.b8 1, 2\n}";
         let parts = split(text);
-        assert_eq!(parts[0], (2, Part::Open(".entry k(  .param .u32 p  )".into())));
-        assert_eq!(parts[1], (6, Part::Statement("ret".into())));
-        assert_eq!(parts[2], (7, Part::Label("$L".into())));
-        assert_eq!(parts[3], (8, Part::Statement("@%p bra $L".into())));
-        assert_eq!(parts[4], (9, Part::Statement("mov.b64 {%a, %b}, %c".into())));
-        assert_eq!(parts[5..], [(11, Part::Close)]);
+        assert_eq!(parts[0], (2, PtxPart::Open(".entry k(  .param .u32 p  )".into())));
+        assert_eq!(parts[1], (6, PtxPart::Statement("ret".into())));
+        assert_eq!(parts[2], (7, PtxPart::Label("$L".into())));
+        assert_eq!(parts[3], (8, PtxPart::Statement("@%p bra $L".into())));
+        assert_eq!(parts[4], (9, PtxPart::Statement("mov.b64 {%a, %b}, %c".into())));
+        assert_eq!(parts[5..], [(11, PtxPart::Close)]);
         assert_eq!(split_list("{a, b}, [c+4], d"), ["{a, b}", "[c+4]", "d"]);
     }
 }

@@ -8,9 +8,9 @@ use super::arithmetic::{LANES, lanes_of, over_lanes};
 use super::decode_arithmetic::{LOCAL_WINDOW, SHARED_WINDOW};
 use super::float::*;
 use super::instruction::*;
-use super::scalar::{Kind, Scalar};
-use super::shared::Access;
-use super::warp::{Block, Laned, Warp, on_lane};
+use super::scalar::{PtxType, ScalarKind};
+use super::shared::AccessKind;
+use super::warp::{BlockRun, Laned, Warp, on_lane};
 
 /// The longest vector: four times 64 bits.
 const LONGEST: usize = 32;
@@ -18,25 +18,25 @@ const LONGEST: usize = 32;
 impl Warp {
     /// Runs an operation that neither branches nor waits.
     #[inline]
-    pub(super) fn step(&mut self, block: &mut Block, op: &Op, mask: u32) -> Laned<()> {
+    pub(super) fn step(&mut self, block: &mut BlockRun, op: &PtxOp, mask: u32) -> Laned<()> {
         let registers = &mut self.registers;
         match op {
-            Op::Unary(op, to, a) => op.over(registers, mask, *to, [*a]),
-            Op::Binary(op, to, sources) => op.over(registers, mask, *to, *sources),
-            Op::Ternary(op, to, sources) => op.over(registers, mask, *to, *sources),
-            Op::Quaternary(op, to, sources) => op.over(registers, mask, *to, *sources),
-            Op::Compare(compare) => self.compare(compare, mask),
-            Op::Select { to, a, b, pred } => {
+            PtxOp::Unary(op, to, a) => op.over(registers, mask, *to, [*a]),
+            PtxOp::Binary(op, to, sources) => op.over(registers, mask, *to, *sources),
+            PtxOp::Ternary(op, to, sources) => op.over(registers, mask, *to, *sources),
+            PtxOp::Quaternary(op, to, sources) => op.over(registers, mask, *to, *sources),
+            PtxOp::Compare(compare) => self.compare(compare, mask),
+            PtxOp::Select { to, a, b, pred } => {
                 let chosen = self.test(*pred);
                 let registers = &mut self.registers;
                 over_lanes(registers, mask & chosen, *to, [*a], |[a]| a);
                 over_lanes(registers, mask & !chosen, *to, [*b], |[b]| b);
             }
-            Op::Load { scalar, address, to } => self.load(block, *scalar, *address, to, mask)?,
-            Op::Store { scalar, address, from } => {
+            PtxOp::Load { scalar, address, to } => self.load(block, *scalar, *address, to, mask)?,
+            PtxOp::Store { scalar, address, from } => {
                 self.store(block, *scalar, *address, from, mask)?;
             }
-            Op::LoadParam { scalar, offset, to } => {
+            PtxOp::LoadParam { scalar, offset, to } => {
                 for (k, to) in to.iter().enumerate() {
                     let at = offset + k * scalar.bytes;
                     let bytes = block.params.get(at..at + scalar.bytes).ok_or_else(|| {
@@ -48,36 +48,38 @@ impl Warp {
                     }
                 }
             }
-            Op::Atomic { op, scalar, address, operand, old } => {
+            PtxOp::Atomic { op, scalar, address, operand, old } => {
                 self.atomic(block, (*op, *scalar, *address, *operand, *old), mask)?;
             }
-            Op::Convert(c, to, a) => over_lanes(registers, mask, *to, [*a], |[a]| c.apply(a)),
-            Op::ConvertPair(c, to, ab) => {
+            PtxOp::Convert(c, to, a) => over_lanes(registers, mask, *to, [*a], |[a]| c.apply(a)),
+            PtxOp::ConvertPair(c, to, ab) => {
                 over_lanes(registers, mask, *to, *ab, |[a, b]| c.pack(a, b));
             }
-            Op::UnaryModified(op, modifiers, to, a) => {
+            PtxOp::UnaryModified(op, modifiers, to, a) => {
                 over_lanes(registers, mask, *to, [*a], |[a]| {
                     modifiers.after(f32_of(op.apply([modifiers.before(a)])))
                 });
             }
-            Op::BinaryModified(op, modifiers, to, sources) => {
+            PtxOp::BinaryModified(op, modifiers, to, sources) => {
                 over_lanes(registers, mask, *to, *sources, |v| {
                     modifiers.binary(*op, v.map(|x| modifiers.before(x)))
                 });
             }
-            Op::FmaModified(modifiers, to, sources) => {
+            PtxOp::FmaModified(modifiers, to, sources) => {
                 over_lanes(registers, mask, *to, *sources, |v| {
                     let [a, b, c] = v.map(|x| f32_of(modifiers.before(x)));
                     modifiers.after(fma_rounded(a, b, c, modifiers.rounding))
                 });
             }
-            Op::BinaryPair(op, to, sources) => over_lanes(registers, mask, *to, *sources, |v| {
+            PtxOp::BinaryPair(op, to, sources) => over_lanes(registers, mask, *to, *sources, |v| {
                 op.apply(v) | op.apply(v.map(|x| x >> 16)) << 16
             }),
-            Op::TernaryPair(op, to, sources) => over_lanes(registers, mask, *to, *sources, |v| {
-                op.apply(v) | op.apply(v.map(|x| x >> 16)) << 16
-            }),
-            Op::Pack { to, parts, bits } => {
+            PtxOp::TernaryPair(op, to, sources) => {
+                over_lanes(registers, mask, *to, *sources, |v| {
+                    op.apply(v) | op.apply(v.map(|x| x >> 16)) << 16
+                })
+            }
+            PtxOp::Pack { to, parts, bits } => {
                 let low = u64::MAX >> (64 - bits);
                 for lane in lanes_of(mask) {
                     let value = parts.iter().rev().fold(0, |value: u64, part| {
@@ -87,7 +89,7 @@ impl Warp {
                     registers[*to as usize][lane] = value;
                 }
             }
-            Op::Unpack { parts, from, bits } => {
+            PtxOp::Unpack { parts, from, bits } => {
                 let low = u64::MAX >> (64 - bits);
                 for lane in lanes_of(mask) {
                     let value = registers[*from as usize][lane];
@@ -98,29 +100,29 @@ impl Warp {
                     }
                 }
             }
-            Op::PredLogic { logic, to, a, b } => {
+            PtxOp::PredLogic { logic, to, a, b } => {
                 let value = logic.apply(self.test(*a), self.test(*b));
                 self.set_pred(*to, value, mask);
             }
-            Op::PredMove { to, from } => self.set_pred(*to, self.test(*from), mask),
-            Op::PredConstant { to, value } => {
+            PtxOp::PredMove { to, from } => self.set_pred(*to, self.test(*from), mask),
+            PtxOp::PredConstant { to, value } => {
                 self.set_pred(*to, if *value { u32::MAX } else { 0 }, mask);
             }
-            Op::ActiveMask(to) => {
+            PtxOp::ActiveMask(to) => {
                 over_lanes(registers, mask, *to, [], |[]| u64::from(mask));
             }
-            Op::Clock(to) => over_lanes(registers, mask, *to, [], |[]| block.steps),
-            Op::Nothing => {}
-            Op::Trap => {
+            PtxOp::Clock(to) => over_lanes(registers, mask, *to, [], |[]| block.steps),
+            PtxOp::Nothing => {}
+            PtxOp::Trap => {
                 let lane = mask.trailing_zeros() as usize;
                 return Err(on_lane(lane)(Fault::failed("trap")));
             }
             // The warp runs these itself.
-            Op::Branch(_)
-            | Op::BranchTable { .. }
-            | Op::Exit
-            | Op::Warp(..)
-            | Op::Barrier { .. } => {}
+            PtxOp::Branch(_)
+            | PtxOp::BranchTable { .. }
+            | PtxOp::Exit
+            | PtxOp::Warp(..)
+            | PtxOp::Barrier { .. } => {}
         }
         Ok(())
     }
@@ -140,19 +142,19 @@ impl Warp {
         };
         let scalar = c.scalar;
         let mut result = match (scalar.kind, scalar.bytes) {
-            (Kind::Float, 8) => collect(&|a, b| f64_of(a).partial_cmp(&f64_of(b))),
-            (Kind::Float, 4) if c.flush => {
+            (ScalarKind::Float, 8) => collect(&|a, b| f64_of(a).partial_cmp(&f64_of(b))),
+            (ScalarKind::Float, 4) if c.flush => {
                 collect(&|a, b| flush(f32_of(a)).partial_cmp(&flush(f32_of(b))))
             }
-            (Kind::Float, 4) => collect(&|a, b| f32_of(a).partial_cmp(&f32_of(b))),
-            (Kind::Float, _) => {
-                collect(&|a, b| Half::F16.value(a).partial_cmp(&Half::F16.value(b)))
+            (ScalarKind::Float, 4) => collect(&|a, b| f32_of(a).partial_cmp(&f32_of(b))),
+            (ScalarKind::Float, _) => {
+                collect(&|a, b| HalfType::F16.value(a).partial_cmp(&HalfType::F16.value(b)))
             }
-            (Kind::Brain, _) => {
-                collect(&|a, b| Half::Bf16.value(a).partial_cmp(&Half::Bf16.value(b)))
+            (ScalarKind::Brain, _) => {
+                collect(&|a, b| HalfType::Bf16.value(a).partial_cmp(&HalfType::Bf16.value(b)))
             }
-            (Kind::Signed, 4) => collect(&|a, b| Some((a as i32).cmp(&(b as i32)))),
-            (Kind::Signed, _) => {
+            (ScalarKind::Signed, 4) => collect(&|a, b| Some((a as i32).cmp(&(b as i32)))),
+            (ScalarKind::Signed, _) => {
                 collect(&|a, b| Some((scalar.extend(a) as i64).cmp(&(scalar.extend(b) as i64))))
             }
             (_, 4) => collect(&|a, b| Some((a as u32).cmp(&(b as u32)))),
@@ -171,7 +173,7 @@ impl Warp {
 
     /// The address of a lane's access.
     #[inline]
-    pub(super) fn address(&self, address: Address, lane: usize, len: usize) -> Laned<(Space, u64)> {
+    pub(super) fn at(&self, address: PtxAddress, lane: usize, len: usize) -> Laned<(Space, u64)> {
         let base = self.registers[address.base as usize][lane];
         let mut at = base.wrapping_add(address.offset as u64);
         debug_assert!(len.is_power_of_two());
@@ -193,7 +195,7 @@ impl Warp {
     #[inline]
     pub(super) fn read(
         &self,
-        block: &mut Block,
+        block: &mut BlockRun,
         lane: usize,
         (space, at): (Space, u64),
         out: &mut [u8],
@@ -202,7 +204,7 @@ impl Warp {
         let bytes = match space {
             Space::Global | Space::Generic => block.memory.load(at, len),
             Space::Shared => {
-                block.shared.access(self.number, at, len, Access::Read).map(|bytes| &*bytes)
+                block.shared.access(self.number, at, len, AccessKind::Read).map(|bytes| &*bytes)
             }
             Space::Local => self.local_range(lane, at, len).map(|range| &self.local[range]),
         };
@@ -227,16 +229,16 @@ impl Warp {
 
     fn load(
         &mut self,
-        block: &mut Block,
-        scalar: Scalar,
-        address: Address,
+        block: &mut BlockRun,
+        scalar: PtxType,
+        address: PtxAddress,
         to: &[Option<Reg>],
         mask: u32,
     ) -> Laned<()> {
         let len = to.len() * scalar.bytes;
         let mut buffer = [0; LONGEST];
         for lane in lanes_of(mask) {
-            let at = self.address(address, lane, len)?;
+            let at = self.at(address, lane, len)?;
             self.read(block, lane, at, &mut buffer[..len])?;
             // (`chunks_exact` divides.)
             for (k, to) in to.iter().enumerate() {
@@ -251,16 +253,16 @@ impl Warp {
 
     fn store(
         &mut self,
-        block: &mut Block,
-        scalar: Scalar,
-        address: Address,
+        block: &mut BlockRun,
+        scalar: PtxType,
+        address: PtxAddress,
         from: &[Reg],
         mask: u32,
     ) -> Laned<()> {
         let len = from.len() * scalar.bytes;
         let mut buffer = [0; LONGEST];
         for lane in lanes_of(mask) {
-            let (space, at) = self.address(address, lane, len)?;
+            let (space, at) = self.at(address, lane, len)?;
             for (k, from) in from.iter().enumerate() {
                 let value = self.registers[*from as usize][lane].to_le_bytes();
                 buffer[k * scalar.bytes..][..scalar.bytes].copy_from_slice(&value[..scalar.bytes]);
@@ -269,7 +271,7 @@ impl Warp {
                 Space::Global | Space::Generic => block.memory.store(at, &buffer[..len]),
                 Space::Shared => block
                     .shared
-                    .access(self.number, at, len, Access::Write)
+                    .access(self.number, at, len, AccessKind::Write)
                     .map(|bytes| bytes.copy_from_slice(&buffer[..len])),
                 Space::Local => self
                     .local_range(lane, at, len)
@@ -282,8 +284,8 @@ impl Warp {
 
     fn atomic(
         &mut self,
-        block: &mut Block,
-        (op, scalar, address, operand, target): (AtomicOp, Scalar, Address, Reg, Option<Reg>),
+        block: &mut BlockRun,
+        (op, scalar, address, operand, target): (AtomicOp, PtxType, PtxAddress, Reg, Option<Reg>),
         mask: u32,
     ) -> Laned<()> {
         let len = scalar.bytes;
@@ -291,7 +293,7 @@ impl Warp {
             if mask >> lane & 1 == 0 {
                 continue;
             }
-            let (space, at) = self.address(address, lane, len)?;
+            let (space, at) = self.at(address, lane, len)?;
             let operand = self.registers[operand as usize][lane];
             let expected = match op {
                 AtomicOp::CompareAndSwap(expected) => self.registers[expected as usize][lane],
@@ -320,8 +322,8 @@ impl Warp {
                     old
                 }
                 Space::Shared => {
-                    let place =
-                        block.shared.access(self.number, at, len, Access::Atomic).map_err(&fail)?;
+                    let access = block.shared.access(self.number, at, len, AccessKind::Atomic);
+                    let place = access.map_err(&fail)?;
                     bytes[..len].copy_from_slice(place);
                     let old = u64::from_le_bytes(bytes);
                     place.copy_from_slice(&apply(old).to_le_bytes()[..len]);
@@ -341,7 +343,7 @@ impl Warp {
 
 /// A loaded value: signed types fill the register with their sign.
 #[inline(always)]
-fn value_of(scalar: Scalar, bytes: &[u8]) -> u64 {
+fn value_of(scalar: PtxType, bytes: &[u8]) -> u64 {
     let value = match *bytes {
         [a] => u64::from(a),
         [a, b] => u64::from(u16::from_le_bytes([a, b])),
@@ -368,7 +370,7 @@ impl Modifiers {
         use super::arithmetic::BinaryOp::*;
         let rounding = self.rounding;
         self.after(match op {
-            _ if rounding == Rounding::Nearest => f32_of(op.apply([a, b])),
+            _ if rounding == RoundingMode::Nearest => f32_of(op.apply([a, b])),
             SubF32 => add_rounded(f32_of(a), -f32_of(b), rounding),
             MulF32 => mul_rounded(f32_of(a), f32_of(b), rounding),
             _ => add_rounded(f32_of(a), f32_of(b), rounding),

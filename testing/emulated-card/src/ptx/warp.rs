@@ -1,7 +1,7 @@
 //! A warp: 32 threads that run in step where they stand at the same instruction.
 //!
 //! Threads that branched apart form groups. The group that stands first in the code runs until it reaches the next
-//! one, so groups meet again behind a branch. Threads wait for each other at operations of the warp (shuffles, votes)
+//! one, so groups meet again after a branch. Threads wait for each other at operations of the warp (shuffles, votes)
 //! and at barriers of the block. Some seeds cut a warp in two and run one half first: code that counts on threads
 //! running in step without asking for it goes wrong.
 
@@ -13,9 +13,9 @@ use super::arithmetic::{LANES, Register};
 use super::instruction::*;
 use super::shared::SharedMemory;
 
-/// What a block's warps share while they run.
-pub(super) struct Block<'a> {
-    pub(super) kernel: &'a Kernel,
+/// A block while it runs: the state that its warps share.
+pub(super) struct BlockRun<'a> {
+    pub(super) kernel: &'a PtxKernel,
     pub(super) memory: &'a mut DeviceMemory,
     pub(super) shared: SharedMemory,
     pub(super) params: &'a [u8],
@@ -46,7 +46,7 @@ pub(super) fn on_lane(lane: usize) -> impl Fn(Fault) -> LaneFault {
 
 /// Threads that stand at the same instruction.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Group {
+pub(super) struct Strand {
     pub(super) pc: u32,
     pub(super) mask: u32,
 }
@@ -76,23 +76,23 @@ pub(super) struct Warp {
     pub(super) live: u32,
     /// The lanes that the block has.
     pub(super) threads: u32,
-    groups: Groups,
+    groups: Strands,
     /// Threads at a barrier.
-    pub(super) waiting: Option<Group>,
+    pub(super) waiting: Option<Strand>,
 }
 
 /// The threads of a warp that do not wait at a barrier, in groups that stand at the same instruction.
 #[derive(Default)]
-struct Groups {
-    running: Vec<Group>,
+struct Strands {
+    running: Vec<Strand>,
     /// A half that runs only when the other one cannot.
-    held: Vec<Group>,
+    held: Vec<Strand>,
     /// Threads at an operation of the warp whose partners have not arrived.
-    parked: Vec<Group>,
+    parked: Vec<Strand>,
 }
 
 impl Warp {
-    pub(super) fn new(kernel: &Kernel, number: u32, threads: u32) -> Self {
+    pub(super) fn new(kernel: &PtxKernel, number: u32, threads: u32) -> Self {
         Self {
             number,
             registers: vec![[0; LANES]; kernel.registers.count as usize],
@@ -100,7 +100,7 @@ impl Warp {
             local: vec![0; kernel.local_bytes * LANES],
             live: threads,
             threads,
-            groups: Groups::default(),
+            groups: Strands::default(),
             waiting: None,
         }
     }
@@ -108,14 +108,14 @@ impl Warp {
     /// Stands all threads at the first instruction.
     pub(super) fn start(&mut self) {
         self.live = self.threads;
-        self.groups.running = vec![Group { pc: 0, mask: self.threads }];
+        self.groups.running = vec![Strand { pc: 0, mask: self.threads }];
         self.waiting = None;
     }
 
-    /// Lets the threads go on behind the barrier.
+    /// Lets the threads continue after the barrier.
     pub(super) fn release(&mut self) {
         if let Some(group) = self.waiting.take() {
-            self.groups.running.push(Group { pc: group.pc + 1, mask: group.mask });
+            self.groups.running.push(Strand { pc: group.pc + 1, mask: group.mask });
         }
     }
 
@@ -129,19 +129,19 @@ impl Warp {
         if let [group] = self.groups.running[..] {
             let half = random.next() as u32;
             self.groups.running[0].mask = group.mask & half;
-            self.groups.held.push(Group { pc: group.pc, mask: group.mask & !half });
+            self.groups.held.push(Strand { pc: group.pc, mask: group.mask & !half });
             self.groups.running.retain(|g| g.mask != 0);
             self.groups.held.retain(|g| g.mask != 0);
         }
     }
 
     /// The group that stands first, and how far it may run until it meets the next one.
-    fn next_group(&mut self) -> Option<(Group, u32)> {
+    fn next_group(&mut self) -> Option<(Strand, u32)> {
         if self.groups.running.is_empty() {
             std::mem::swap(&mut self.groups.running, &mut self.groups.held);
         }
         let pc = self.groups.running.iter().map(|g| g.pc).min()?;
-        let mut group = Group { pc, mask: 0 };
+        let mut group = Strand { pc, mask: 0 };
         let mut limit = u32::MAX;
         self.groups.running.retain(|g| {
             let here = g.pc == pc;
@@ -156,7 +156,7 @@ impl Warp {
     }
 
     /// Runs until no thread can go on.
-    pub(super) fn run(&mut self, block: &mut Block) -> Result<Stop, Fault> {
+    pub(super) fn run(&mut self, block: &mut BlockRun) -> Result<Stop, Fault> {
         let end = block.steps + TURN;
         while let Some((group, limit)) = self.next_group() {
             if block.steps > end {
@@ -171,9 +171,9 @@ impl Warp {
         Ok(if self.waiting.is_some() { Stop::Barrier } else { Stop::Done })
     }
 
-    fn run_group(&mut self, block: &mut Block, group: Group, limit: u32) -> Result<(), Fault> {
+    fn run_group(&mut self, block: &mut BlockRun, group: Strand, limit: u32) -> Result<(), Fault> {
         let kernel = block.kernel;
-        let Group { mut pc, mut mask } = group;
+        let Strand { mut pc, mut mask } = group;
         let mut count = u64::from(mask.count_ones());
         while pc < limit {
             let instruction = &kernel.code[pc as usize];
@@ -187,7 +187,7 @@ impl Warp {
                 continue;
             }
             match &instruction.op {
-                Op::Branch(target) => {
+                PtxOp::Branch(target) => {
                     if block.steps > block.limit {
                         return Err(self.too_long(block, pc - 1, active));
                     }
@@ -195,11 +195,11 @@ impl Warp {
                         pc = *target;
                         continue;
                     }
-                    self.groups.running.push(Group { pc: *target, mask: active });
+                    self.groups.running.push(Strand { pc: *target, mask: active });
                     self.leave(pc, mask & !active);
                     return Ok(());
                 }
-                Op::BranchTable { index, targets } => {
+                PtxOp::BranchTable { index, targets } => {
                     for lane in super::arithmetic::lanes_of(active) {
                         let index = self.registers[*index as usize][lane] as u32 as usize;
                         let Some(target) = targets.get(index) else {
@@ -209,23 +209,23 @@ impl Warp {
                             ));
                             return Err(self.place(block, pc - 1, LaneFault { lane, fault }));
                         };
-                        self.groups.running.push(Group { pc: *target, mask: 1 << lane });
+                        self.groups.running.push(Strand { pc: *target, mask: 1 << lane });
                     }
                     self.leave(pc, mask & !active);
                     return Ok(());
                 }
-                Op::Exit => {
+                PtxOp::Exit => {
                     self.live &= !active;
                     self.leave(pc, mask & !active);
                     return Ok(());
                 }
-                Op::Barrier { .. } => {
-                    self.arrive(block, Group { pc: pc - 1, mask: active })?;
+                PtxOp::Barrier { .. } => {
+                    self.arrive(block, Strand { pc: pc - 1, mask: active })?;
                     self.leave(pc, mask & !active);
                     return Ok(());
                 }
-                Op::Warp(op, named) => {
-                    let done = self.meet(block, Group { pc: pc - 1, mask: active }, op, *named)?;
+                PtxOp::Warp(op, named) => {
+                    let done = self.meet(block, Strand { pc: pc - 1, mask: active }, op, *named)?;
                     mask = mask & !active | done;
                     if mask == 0 {
                         return Ok(());
@@ -245,11 +245,11 @@ impl Warp {
 
     fn leave(&mut self, pc: u32, mask: u32) {
         if mask != 0 {
-            self.groups.running.push(Group { pc, mask });
+            self.groups.running.push(Strand { pc, mask });
         }
     }
 
-    fn arrive(&mut self, block: &Block, group: Group) -> Result<(), Fault> {
+    fn arrive(&mut self, block: &BlockRun, group: Strand) -> Result<(), Fault> {
         match &mut self.waiting {
             Some(waiting) if waiting.pc != group.pc => {
                 let (pc, lane) = (waiting.pc, waiting.mask.trailing_zeros());
@@ -269,8 +269,8 @@ impl Warp {
     /// Runs an operation of the warp for the lanes whose partners have all arrived, and parks the others.
     fn meet(
         &mut self,
-        block: &mut Block,
-        group: Group,
+        block: &mut BlockRun,
+        group: Strand,
         op: &WarpOp,
         named: Reg,
     ) -> Result<u32, Fault> {
@@ -321,16 +321,16 @@ impl Warp {
             left &= !mask;
         }
         if arrived & !done != 0 {
-            self.groups.parked.push(Group { pc: group.pc, mask: arrived & !done });
+            self.groups.parked.push(Strand { pc: group.pc, mask: arrived & !done });
         }
         Ok(done)
     }
 
     #[cold]
-    fn absent(&self, block: &Block, group: Group) -> Fault {
+    fn absent(&self, block: &BlockRun, group: Strand) -> Fault {
         let lane = group.mask.trailing_zeros() as usize;
         let mut mask = 0;
-        if let Op::Warp(_, named) = block.kernel.code[group.pc as usize].op {
+        if let PtxOp::Warp(_, named) = block.kernel.code[group.pc as usize].op {
             mask = self.registers[named as usize][lane] as u32;
         }
         let missing = mask & !group.mask;
@@ -341,7 +341,7 @@ impl Warp {
     }
 
     #[cold]
-    fn too_long(&self, block: &Block, pc: u32, mask: u32) -> Fault {
+    fn too_long(&self, block: &BlockRun, pc: u32, mask: u32) -> Fault {
         let message = format!("still running after {} instructions", block.limit);
         let fault = Fault { kind: FaultKind::Timeout, message };
         self.place(block, pc, LaneFault { lane: mask.trailing_zeros() as usize, fault })
@@ -349,7 +349,7 @@ impl Warp {
 
     /// Says where a fault happened.
     #[cold]
-    pub(super) fn place(&self, block: &Block, pc: u32, fault: LaneFault) -> Fault {
+    pub(super) fn place(&self, block: &BlockRun, pc: u32, fault: LaneFault) -> Fault {
         let thread = self.number * LANES as u32 + fault.lane as u32;
         let [x, y, _] = block.size;
         let (tx, ty, tz) = (thread % x, thread / x % y, thread / x / y);

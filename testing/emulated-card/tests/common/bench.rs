@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use paceline_emulated_card::ptx::{Kernel, Launch, Module, parse};
+use paceline_emulated_card::ptx::{Module, PtxKernel, PtxLaunch, parse};
 use paceline_emulated_card::{DeviceMemory, Fault};
 
 /// A module and memory to run it on.
@@ -27,7 +27,7 @@ impl Bench {
         Self { module, memory, seed: 0, limit: 1 << 40, variables }
     }
 
-    pub fn kernel(&self, name: &str) -> &Kernel {
+    pub fn kernel(&self, name: &str) -> &PtxKernel {
         self.module.kernels.iter().find(|k| k.name == name).expect("a kernel")
     }
 
@@ -72,7 +72,7 @@ impl Bench {
                 .copy_from_slice(&argument.to_le_bytes()[..param.bytes]);
         }
         let (kernel, variables) = (kernel.clone(), self.variables.clone());
-        let launch = Launch { kernel, params, grid, block, dynamic_shared_bytes, variables };
+        let launch = PtxLaunch { kernel, params, grid, block, dynamic_shared_bytes, variables };
         launch.run(&mut self.memory, self.seed, self.limit)
     }
 }

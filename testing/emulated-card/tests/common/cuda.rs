@@ -159,7 +159,7 @@ impl Cuda {
         cuda
     }
 
-    /// What went wrong.
+    /// The fault.
     pub fn fault(&self) -> String {
         let mut text = [0u8; 600];
         self.paceline_emulated_fault(text.as_mut_ptr(), text.len());

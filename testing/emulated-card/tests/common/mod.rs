@@ -1,4 +1,4 @@
-//! What the tests share: NVRTC if it is there, and stored PTX if it is not.
+//! Kernels for the tests: compiled by NVRTC if it is there, otherwise stored PTX.
 #![allow(dead_code)]
 
 pub mod bench;
