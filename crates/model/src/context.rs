@@ -4,9 +4,10 @@
 //! the hooks.
 //! A context knows nothing of ranks or strategies.
 
-use paceline_kernels::Compute;
+use paceline_kernels::{Compute, cast};
 use paceline_memory::{Category, DType, Shape, Tensor};
 
+use crate::cache::KeyValueCache;
 use crate::{Batch, BufferId, Half, ModelError, OpenUnits, ParamId, Result, Storage, UnitId, View};
 
 /// The hooks by which a pass asks the code that runs it for views, and tells that code which gradients are final.
@@ -77,6 +78,7 @@ pub struct Context<'a> {
     units: &'a mut OpenUnits,
     hooks: &'a mut dyn PassHooks,
     batch: Option<&'a Batch>,
+    cache: Option<&'a mut KeyValueCache>,
     mode: Mode,
     /// Whether a forward pass runs for the second time; see [`Context::recompute`].
     recomputes: bool,
@@ -103,7 +105,7 @@ impl<'a> Context<'a> {
         hooks: &'a mut dyn PassHooks,
     ) -> Self {
         let mode = Mode::Train;
-        Self { compute, storage, units, hooks, batch: None, mode, recomputes: false }
+        Self { compute, storage, units, hooks, batch: None, cache: None, mode, recomputes: false }
     }
 
     /// The context of a forward pass without a backward pass.
@@ -114,12 +116,22 @@ impl<'a> Context<'a> {
         hooks: &'a mut dyn PassHooks,
     ) -> Self {
         let mode = Mode::Evaluate;
-        Self { compute, storage, units, hooks, batch: None, mode, recomputes: false }
+        Self { compute, storage, units, hooks, batch: None, cache: None, mode, recomputes: false }
     }
 
     /// The same, with the batch that objectives and some layers look at.
     pub fn with_batch(self, batch: &'a Batch) -> Self {
         Self { batch: Some(batch), ..self }
+    }
+
+    /// The same, with the keys and values of the text before the batch, for attention.
+    pub(crate) fn with_cache(self, cache: Option<&'a mut KeyValueCache>) -> Self {
+        Self { cache, ..self }
+    }
+
+    /// The keys and values of the text before the batch, if the pass goes on from one.
+    pub(crate) fn cache(&mut self) -> Option<&mut KeyValueCache> {
+        self.cache.as_deref_mut()
     }
 
     /// A tensor of the batch, such as its targets. Errors if the batch has none of this name.
@@ -250,7 +262,17 @@ impl<'a> Context<'a> {
     /// The type of parameters, of statistics that a layer saves, and of activations that many layers add to, such as the
     /// residual stream of a transformer.
     pub fn wide_dtype(&self) -> DType {
-        self.storage.precision().master
+        self.storage.precision().wide()
+    }
+
+    /// The same numbers in the type [`Context::wide_dtype`].
+    pub fn widened(&self, tensor: Tensor) -> Result<Tensor> {
+        if tensor.dtype() == self.wide_dtype() {
+            return Ok(tensor);
+        }
+        let widened = self.wide_activation(tensor.shape())?;
+        cast::widen(self.compute, &tensor, &widened)?;
+        Ok(widened)
     }
 
     /// A parameter, for reading. Errors if the unit of the parameter is closed.

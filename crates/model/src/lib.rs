@@ -71,6 +71,7 @@ pub mod weights;
 
 mod batch;
 mod block;
+mod cache;
 mod cnn;
 mod context;
 mod costs;

@@ -73,8 +73,13 @@ impl Layer for Attention {
     fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)> {
         let spec = self.spec(cx)?;
         let output = cx.activation(spec.output_shape())?;
+        let (compute, table) = (cx.compute, self.rotary.table(cx)?);
+        if let Some(cache) = cx.cache() {
+            cache.attend(compute, &input, &table, &output)?;
+            return Ok((output, Saved::default()));
+        }
         let log_sums = cx.wide_activation([spec.log_sums_len()])?;
-        let (lengths, table) = (cx.optional(Batch::LENGTHS), self.rotary.table(cx)?);
+        let lengths = cx.optional(Batch::LENGTHS);
         attention::forward(cx.compute, &input, lengths, &table, &spec, &output, &log_sums)?;
         Ok((output.clone(), Saved::of([input, output, log_sums])))
     }

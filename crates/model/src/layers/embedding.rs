@@ -27,9 +27,10 @@ impl Embedding {
 
 impl Layer for Embedding {
     fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)> {
-        let output = cx.wide_activation([input.num_elems(), self.width])?;
-        embedding::forward(cx.compute, &input, &cx.param(self.weight)?, &output)?;
-        Ok((output, Saved::of([input])))
+        let table = cx.param(self.weight)?;
+        let rows = cx.scratch(table.dtype(), [input.num_elems(), self.width])?;
+        embedding::forward(cx.compute, &input, &table, &rows)?;
+        Ok((cx.widened(rows)?, Saved::of([input])))
     }
 
     fn backward(

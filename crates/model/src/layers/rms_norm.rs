@@ -24,7 +24,8 @@ impl Layer for RmsNorm {
     fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)> {
         let output = cx.activation(input.shape())?;
         let r = cx.wide_activation([input.dims()[0]])?;
-        rms_norm::forward(cx.compute, &input, &cx.param(self.weight)?, self.eps, &output, &r)?;
+        let weight = cx.widened(cx.param(self.weight)?)?;
+        rms_norm::forward(cx.compute, &input, &weight, self.eps, &output, &r)?;
         Ok((output, Saved::of([input, r])))
     }
 
