@@ -35,9 +35,8 @@ impl Batch {
         Self { tensors, on_host: None }
     }
 
-    /// The batch in the memory of a device, with the events of the copies, which `stream` makes behind all kernels of the
-    /// device so far. What the host has to know of it, such as the number of its targets, is read from the tensors as they
-    /// are now, which stay.
+    /// The batch in the memory of a device, with the events of the copies. `stream` copies after all kernels that the
+    /// device has so far. The tensors of the host stay, so that the host can still read, for example, the number of targets.
     pub fn to_device(
         self,
         memory: &Allocator,
@@ -58,7 +57,7 @@ impl Batch {
         Ok(Self { tensors, on_host: Some(self.tensors) })
     }
 
-    /// The tensor of this name where the host can read it: there is none in a batch that was made on an accelerator.
+    /// The tensor of this name where the host can read it. `None` in a batch that was made on an accelerator.
     pub fn on_host(&self, name: &str) -> Option<&Tensor> {
         let tensors = self.on_host.as_ref().unwrap_or(&self.tensors);
         let found = tensors.iter().find(|(own, _)| *own == name).map(|(_, tensor)| tensor);

@@ -46,8 +46,8 @@ impl KeyValueCache {
         (self.layer, self.position) = (0, position);
     }
 
-    /// Writes the attention of the next tokens, of which `qkv` has a row each, to themselves and to all tokens before them.
-    /// Keeps their keys and values for the next pass.
+    /// Writes the attention of the next tokens to themselves and to all tokens before them. `qkv` has a row for each. Their keys
+    /// and values are kept for the next pass.
     pub(crate) fn attend(
         &mut self,
         compute: &Compute,

@@ -48,66 +48,26 @@ impl CnnConfig {
     }
 
     fn build_of(&self, world_size: usize, is_fused: bool) -> Result<Model> {
-        let [mut height, mut width, mut c_in] = self.image;
-        if self.channels.is_empty() || self.channels.contains(&0) || self.hidden == 0 {
-            let reason = format!("a CNN needs channels and a hidden width above zero: {self:?}");
-            return Err(ModelError::Config(reason));
-        }
+        self.check()?;
         LayoutBuilder::check_world_size(world_size)?;
         let mut layout = LayoutBuilder::new();
         let mut blocks = Vec::new();
-        let has_planes = self.layout == ImageLayout::Nchw;
-        // Batch normalization adds up rows of channels, and the weights of the first linear layer are in the order of NHWC.
-        let to_rows = has_planes.then_some(ImageLayout::Nhwc);
-        let mut activation_elems = height * width * c_in;
-        if has_planes && c_in > 1 {
-            // The first convolution keeps the converted image.
-            activation_elems *= 2;
-        }
+        let [mut height, mut width, mut c_in] = self.image;
+        // If the image is converted to planes, the first convolution keeps those too.
+        let copies = if self.layout == ImageLayout::Nchw && c_in > 1 { 2 } else { 1 };
+        let mut activation_elems = copies * height * width * c_in;
         for (at, &c_out) in self.channels.iter().enumerate() {
-            if height < 2 || width < 2 {
-                let [h, w, _] = self.image;
-                let reason = format!(
-                    "a {h}x{w} image is too small for {} convolutions with a 2x2 pool each: after \
-                     {at} of them it is {height}x{width}",
-                    self.channels.len()
-                );
-                return Err(ModelError::Config(reason));
-            }
-            let unit = layout.unit(format!("conv{at}"));
-            let geometry = Conv2d::same3x3(height, width, c_in, c_out);
-            let geometry = Conv2d { layout: self.layout, ..geometry };
-            let to_planes = (has_planes && at == 0).then_some(ImageLayout::Nchw);
-            if self.batch_norm {
-                let conv = layers::Conv2d::new(&mut layout, geometry)?;
-                blocks.push(block(unit, to_planes, conv));
-                let unit = layout.unit(format!("bn{at}"));
-                let norm = |of| BatchNorm::new(&mut layout, c_out, of);
-                let norm = Sequence::new().then_relu(is_fused, norm);
-                let mut layers = norm.then(pool_of([height, width, c_out], ImageLayout::Nhwc)?);
-                if has_planes {
-                    layers.push(ConvertLayout(ImageLayout::Nchw));
-                }
-                blocks.push(block(unit, to_rows, layers));
-                // The normalization keeps the image from before the pool until the backward pass.
-                activation_elems += height * width * c_out;
-            } else if is_fused {
-                blocks.push(block(unit, to_planes, ConvReluPool::new(&mut layout, geometry)?));
-            } else {
-                let convolution = layers::Conv2d::new(&mut layout, geometry)?;
-                let pool = pool_of([height, width, c_out], self.layout)?;
-                let parts = Sequence::new().then(convolution).then(Relu).then(pool);
-                blocks.push(block(unit, to_planes, parts));
-                activation_elems += 2 * height * width * c_out;
-            }
+            let sizes = [height, width, c_in, c_out];
+            let (convolution, kept_elems) = self.convolution(&mut layout, at, sizes, is_fused)?;
+            blocks.extend(convolution);
             (height, width, c_in) = (height / 2, width / 2, c_out);
-            activation_elems += height * width * c_out;
+            activation_elems += kept_elems + height * width * c_out;
         }
         let unit = layout.unit("fc0");
         let flat = height * width * c_in;
         let linear = |of| Linear::new(&mut layout, flat, self.hidden, of);
         let parts = Sequence::new().then(Flatten).then_relu(is_fused, linear);
-        blocks.push(block(unit, to_rows, parts));
+        blocks.push(block(unit, self.to_rows(), parts));
         let unit = layout.unit("fc1");
         let head = Linear::new(&mut layout, self.hidden, self.num_classes, Activation::None);
         blocks.push(Block::new(unit, head));
@@ -122,6 +82,68 @@ impl CnnConfig {
             layout: Arc::new(layout.finish(world_size)),
             activation_elems: activation_elems + self.hidden + self.num_classes,
         })
+    }
+
+    /// Errors if a size is zero, or if the image is too small for the number of pools.
+    fn check(&self) -> Result<()> {
+        if self.channels.is_empty() || self.channels.contains(&0) || self.hidden == 0 {
+            let reason = format!("a CNN needs channels and a hidden width above zero: {self:?}");
+            return Err(ModelError::Config(reason));
+        }
+        let [height, width, _] = self.image;
+        let num_convolutions = self.channels.len();
+        let is_small = |at: &usize| (height >> at) < 2 || (width >> at) < 2;
+        match (0..num_convolutions).find(is_small) {
+            Some(at) => Err(ModelError::Config(format!(
+                "a {height}x{width} image is too small for {num_convolutions} convolutions with a 2x2 pool each: after \
+                 {at} of them it is {}x{}",
+                height >> at,
+                width >> at
+            ))),
+            None => Ok(()),
+        }
+    }
+
+    /// The layout to which planes are converted for batch normalization, which adds up rows of channels, and for the first
+    /// linear layer, whose weights are in the order of NHWC.
+    fn to_rows(&self) -> Option<ImageLayout> {
+        (self.layout == ImageLayout::Nchw).then_some(ImageLayout::Nhwc)
+    }
+
+    /// The blocks of convolution number `at`, up to its pool, and the elements that they keep between the passes of a sample
+    /// before their output. `sizes` are the height and the width of the image, and the channels before and after.
+    fn convolution(
+        &self,
+        layout: &mut LayoutBuilder,
+        at: usize,
+        [height, width, c_in, c_out]: [usize; 4],
+        is_fused: bool,
+    ) -> Result<(Vec<Block>, usize)> {
+        let unit = layout.unit(format!("conv{at}"));
+        let geometry = Conv2d::same3x3(height, width, c_in, c_out);
+        let geometry = Conv2d { layout: self.layout, ..geometry };
+        let to_planes = self.to_rows().filter(|_| at == 0).map(|_| ImageLayout::Nchw);
+        let elems = height * width * c_out;
+        if self.batch_norm {
+            let conv = block(unit, to_planes, layers::Conv2d::new(layout, geometry)?);
+            let unit = layout.unit(format!("bn{at}"));
+            let norm = |of| BatchNorm::new(layout, c_out, of);
+            let norm = Sequence::new().then_relu(is_fused, norm);
+            let mut layers = norm.then(pool_of([height, width, c_out], ImageLayout::Nhwc)?);
+            if self.to_rows().is_some() {
+                layers.push(ConvertLayout(ImageLayout::Nchw));
+            }
+            // The normalization keeps the image from before the pool until the backward pass.
+            return Ok((vec![conv, block(unit, self.to_rows(), layers)], elems));
+        }
+        if is_fused {
+            let fused = ConvReluPool::new(layout, geometry)?;
+            return Ok((vec![block(unit, to_planes, fused)], 0));
+        }
+        let convolution = layers::Conv2d::new(layout, geometry)?;
+        let pool = pool_of([height, width, c_out], self.layout)?;
+        let parts = Sequence::new().then(convolution).then(Relu).then(pool);
+        Ok((vec![block(unit, to_planes, parts)], 2 * elems))
     }
 }
 

@@ -10,7 +10,7 @@ use paceline_memory::{Category, DType, Shape, Tensor};
 use crate::cache::KeyValueCache;
 use crate::{Batch, BufferId, Half, ModelError, OpenUnits, ParamId, Result, Storage, UnitId, View};
 
-/// The hooks by which a pass asks the code that runs it for views, and tells that code which gradients are final.
+/// The hooks by which a pass asks the code that runs it for views, and reports which gradients are final.
 pub trait PassHooks {
     /// Called before a unit is used in a pass, in training and in evaluation. Opens the unit: returns where its values are and, in a
     /// backward pass, where its gradients go. By default both are in `storage`.
@@ -53,7 +53,7 @@ pub enum Mode {
     Evaluate,
 }
 
-/// The pass for which a unit is open.
+/// The reason why a unit is opened.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UnitPass {
     /// A forward pass.
@@ -67,7 +67,7 @@ pub enum UnitPass {
 
 const WHOLE_BACKWARD: UnitPass = UnitPass::Backward { writes_grads: true };
 
-/// What a layer works with during one pass.
+/// Access of a layer to parameters, memory and the batch during one pass.
 ///
 /// A layer fetches parameters through the context when it uses them, and does not keep them. So the code that runs the
 /// pass may move or free the parameters of a unit while the unit is closed.

@@ -1,4 +1,4 @@
-//! What each block of a model takes, counted or measured.
+//! The cost of each block of a model, counted or measured.
 //!
 //! Input: a model, a batch, and a clock: that of the machine, or the operations that a rehearsal has counted. Output: the cost
 //! of each pass of each block. Blocks are run alone, so that a model need not fit into memory. This file knows nothing of
@@ -17,7 +17,7 @@ use crate::{
     Storage, UnitId,
 };
 
-/// What a block takes for a micro-batch.
+/// The cost of a block for one micro-batch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct BlockCost {
     /// The forward pass.
@@ -57,7 +57,7 @@ impl BlockCost {
     }
 }
 
-/// What the blocks take that `wants` chooses; zero for the others. `clock` tells the time, or the work that has been done. Each
+/// The costs of the blocks that `wants` chooses; zero for the others. `clock` returns the time, or the work done so far. Each
 /// pass runs `times + 1` times, and the least of the last ones counts.
 ///
 /// On the processor, all inputs are zeros, lengths are the longest, and parameters have their first values.

@@ -42,7 +42,7 @@ pub enum ModelError {
     Closed {
         /// The unit.
         unit: String,
-        /// What the layer used: the value or the gradient.
+        /// The value or the gradient, whichever the layer used.
         what: &'static str,
         /// The parameter.
         name: String,
@@ -54,7 +54,7 @@ pub enum ModelError {
         layer: &'static str,
         /// The unit of its block; empty if the layer is in no block.
         unit: String,
-        /// What the layer was given, and its type.
+        /// The name and the type of the tensor that the layer got.
         given: (&'static str, DType),
         /// The error.
         source: Box<ModelError>,
@@ -154,7 +154,7 @@ impl ModelError {
     }
 
     /// Names the layer whose pass has failed, if this is about the tensors that it got. The innermost layer counts. `given` is
-    /// what the layer got, and its type.
+    /// the name and the type of the tensor that the layer got.
     pub(crate) fn in_layer(self, layer: &'static str, given: (&'static str, DType)) -> Self {
         match self {
             named @ Self::Layer { .. } => named,

@@ -28,64 +28,87 @@ pub fn worst_error(
     seed: u64,
 ) -> Result<f64> {
     let compute = Compute::new(1, Allocator::new())?;
-    let allocator = &compute.allocator;
-    let storage = Storage::private(Arc::new(layout.clone()), DType::F64, allocator)?;
+    let storage = Storage::private(Arc::new(layout.clone()), DType::F64, &compute.allocator)?;
     storage.initialize(seed)?;
+    let input = compute.allocator.tensor(DType::F64, input_shape, Category::Data)?;
     let mut rng = ChaCha8Rng::seed_from_u64(seed);
-    let mut random =
-        |len: usize| -> Vec<f64> { (0..len).map(|_| rng.random::<f64>() * 2.0 - 1.0).collect() };
+    input.write::<f64>()?.fill_with(|| random(&mut rng));
+    let check = Check { layer, compute, storage, input };
+    let (d_input, weights) = check.differentiate(&mut rng)?;
+    let mut worst = d_input.map_or(Ok(0.0), |d| check.worst(&weights, &check.input, &d))?;
+    for (id, _) in layout.trained() {
+        let (value, gradient) = (check.storage.value(id)?, check.storage.grad(id)?);
+        worst = check.worst(&weights, &value, &gradient)?.max(worst);
+    }
+    Ok(worst)
+}
 
-    let input = allocator.tensor(DType::F64, input_shape, Category::Data)?;
-    let input_values = random(input.num_elems());
-    input.write::<f64>()?.copy_from_slice(&input_values);
+fn random(rng: &mut ChaCha8Rng) -> f64 {
+    rng.random::<f64>() * 2.0 - 1.0
+}
 
-    let mut announced = Vec::new();
-    let mut ready = |id: ParamId| {
-        announced.push(id);
-        Ok(())
-    };
-    let mut units = OpenUnits::new(layout);
-    let mut cx = Context::training(&compute, &storage, &mut units, &mut ready);
-    cx.open_all()?;
-    let (output, mut saved) = layer.forward(&mut cx, input.clone())?;
-    let weights = random(output.num_elems());
-    let d_output = allocator.tensor(DType::F64, output.shape(), Category::Data)?;
-    d_output.write::<f64>()?.copy_from_slice(&weights);
-    drop(output);
-    let d_input =
-        layer.backward(&mut cx, &mut saved, d_output, Half::Whole { wants_input: true })?;
-    announced.sort();
-    let every: Vec<ParamId> = layout.trained().map(|(id, _)| id).collect();
-    assert_eq!(announced, every, "every gradient is announced once");
+/// A layer with parameters and an input.
+struct Check<'a> {
+    layer: &'a dyn Layer,
+    compute: Compute,
+    storage: Storage,
+    input: Tensor,
+}
 
-    let mut ignore = |_: ParamId| Ok(());
-    let mut loss = || -> Result<f64> {
-        let mut units = OpenUnits::new(layout);
-        let mut cx = Context::training(&compute, &storage, &mut units, &mut ignore);
+impl Check<'_> {
+    /// Runs a pass with all units open.
+    fn pass<T>(
+        &self,
+        mut ready: impl FnMut(ParamId) -> Result<()>,
+        run: impl FnOnce(&mut Context) -> Result<T>,
+    ) -> Result<T> {
+        let mut units = OpenUnits::new(self.storage.layout());
+        let mut cx = Context::training(&self.compute, &self.storage, &mut units, &mut ready);
         cx.open_all()?;
-        let (output, _) = layer.forward(&mut cx, input.clone())?;
-        Ok(output.read::<f64>()?.iter().zip(&weights).map(|(y, w)| y * w).sum())
-    };
-    let mut worst = 0.0f64;
-    let mut compare = |variable: &Tensor, gradient: &Tensor| -> Result<()> {
-        let gradient = gradient.read::<f64>()?.to_vec();
-        for (at, gradient) in gradient.into_iter().enumerate() {
+        run(&mut cx)
+    }
+
+    /// Both passes. Returns the gradient of the input, and the weights of the outputs in the loss.
+    fn differentiate(&self, rng: &mut ChaCha8Rng) -> Result<(Option<Tensor>, Vec<f64>)> {
+        let mut announced = Vec::new();
+        let ready = |id: ParamId| {
+            announced.push(id);
+            Ok(())
+        };
+        let outcome = self.pass(ready, |cx| {
+            let (output, mut saved) = self.layer.forward(cx, self.input.clone())?;
+            let d_output =
+                self.compute.allocator.tensor(DType::F64, output.shape(), Category::Data)?;
+            d_output.write::<f64>()?.fill_with(|| random(rng));
+            drop(output);
+            let weights = d_output.read::<f64>()?.to_vec();
+            let half = Half::Whole { wants_input: true };
+            Ok((self.layer.backward(cx, &mut saved, d_output, half)?, weights))
+        })?;
+        announced.sort();
+        let every: Vec<ParamId> = self.storage.layout().trained().map(|(id, _)| id).collect();
+        assert_eq!(announced, every, "every gradient is announced once");
+        Ok(outcome)
+    }
+
+    fn loss(&self, weights: &[f64]) -> Result<f64> {
+        let (output, _) = self.pass(|_| Ok(()), |cx| self.layer.forward(cx, self.input.clone()))?;
+        Ok(output.read::<f64>()?.iter().zip(weights).map(|(y, w)| y * w).sum())
+    }
+
+    /// The largest difference between a gradient and the finite difference of its variable.
+    fn worst(&self, weights: &[f64], variable: &Tensor, gradient: &Tensor) -> Result<f64> {
+        let mut worst = 0.0f64;
+        for (at, gradient) in gradient.read::<f64>()?.iter().enumerate() {
             let value = variable.read::<f64>()?[at];
-            let mut side = |offset: f64| -> Result<f64> {
+            let side = |offset: f64| -> Result<f64> {
                 variable.write::<f64>()?[at] = value + offset;
-                loss()
+                self.loss(weights)
             };
             let difference = (side(STEP)? - side(-STEP)?) / (2.0 * STEP);
             variable.write::<f64>()?[at] = value;
             worst = worst.max((gradient - difference).abs() / gradient.abs().max(1.0));
         }
-        Ok(())
-    };
-    if let Some(d_input) = d_input {
-        compare(&input, &d_input)?;
+        Ok(worst)
     }
-    for id in every {
-        compare(&storage.value(id)?, &storage.grad(id)?)?;
-    }
-    Ok(worst)
 }

@@ -48,7 +48,7 @@ pub struct Saved {
     /// The tensors that the parts of a composed layer have saved, in order of the forward pass.
     pub parts: Vec<Saved>,
     /// The gradient of this part's output, from when it is known until the other half of the backward pass has used it. It
-    /// belongs to the chain of which this is a part.
+    /// belongs to the chain that has this part.
     pub(crate) d_output: Option<Tensor>,
 }
 
@@ -74,7 +74,7 @@ impl Saved {
         self.kept.push(tensor);
     }
 
-    /// Keeps a tensor of which the weight half computes everything, so that the gradient of the output need not be kept for it.
+    /// Keeps a tensor for the weight half, which then does not need the gradient of the output.
     pub(crate) fn keep_for_weights(&mut self, tensor: Tensor) {
         self.keep(tensor);
         self.is_kept_enough = true;

@@ -75,7 +75,7 @@ pub struct Param {
     pub num_uses: u32,
     /// Whether the parameter is frozen: it does not change, and has no gradient and no optimizer state.
     pub is_frozen: bool,
-    /// Whether another stage of a pipeline has the parameter, and this storage nothing of it.
+    /// Whether the parameter belongs to another pipeline stage and has no storage here.
     pub is_elsewhere: bool,
 }
 
@@ -200,6 +200,12 @@ impl Layout {
         &self.buffers[id.0]
     }
 
+    /// Kind, name and shape of all parameters, and then of all buffers.
+    pub(crate) fn tensors(&self) -> impl Iterator<Item = (&'static str, &str, Shape)> {
+        let params = self.params.iter().map(|param| ("parameter", &*param.name, param.shape));
+        params.chain(self.buffers.iter().map(|buffer| ("buffer", &*buffer.name, buffer.shape)))
+    }
+
     /// Elements of all buffers.
     pub fn num_buffer_elems(&self) -> usize {
         self.buffers.last().map_or(0, |buffer| buffer.range().end)
@@ -265,7 +271,7 @@ impl Layout {
         Self { buffers: self.buffers.clone(), ..layout }
     }
 
-    /// Gives every parameter its place in storage: first the units that are trained, then the frozen units. The
+    /// Lays out the parameters in storage: first the units that are trained, then the frozen units. The
     /// result has no buffers. The caller adds them.
     fn laid_out(mut params: Vec<Param>, mut units: Vec<Unit>, world_size: usize) -> Self {
         let mut place = |is_frozen: bool, begin: usize| {
@@ -288,7 +294,7 @@ impl Layout {
     }
 
     /// The initial values of some of a parameter's elements. They depend only on the seed, the parameter's number and the
-    /// place of the element, so every rank can compute those that it holds.
+    /// number of the element, so every rank can compute those that it holds.
     pub fn initial_values(
         &self,
         id: ParamId,
@@ -322,7 +328,7 @@ impl Layout {
 #[derive(Debug, Default)]
 pub struct LayoutBuilder {
     units: Vec<Unit>,
-    /// The parameters registered so far, which have no place yet.
+    /// The parameters registered so far. They are not laid out yet.
     params: Vec<Param>,
     buffers: Vec<StateBuffer>,
 }

@@ -47,7 +47,7 @@ pub trait Objective: Send + Sync {
         Some(num_samples)
     }
 
-    /// Whether the objective leaves out the positions of the targets that lie behind a sample's length
+    /// Whether the objective leaves out the targets after the end of a sample
     /// ([`Batch::LENGTHS`]). If it does not, targets of different lengths are refused, because their padding would be
     /// trained.
     fn reads_lengths(&self) -> bool {

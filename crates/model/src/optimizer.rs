@@ -7,7 +7,7 @@ use paceline_kernels::optimizer::{AdamW, Numbers, Sgd, adamw, sgd};
 use paceline_memory::{Allocator, Category, DType, GraphPool, GraphedWork, Tensor};
 
 use crate::storage::is_finite;
-use crate::{Layout, ModelError, Result, Storage};
+use crate::{Held, Layout, ModelError, Result, Storage};
 
 /// An optimizer's kind and settings.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -27,9 +27,7 @@ impl OptimizerConfig {
             OptimizerConfig::AdamW(_) => &["first_moment", "second_moment"],
         }
     }
-}
 
-impl OptimizerConfig {
     /// These settings, or the same without weight decay.
     fn with_decay(mut self, decays: bool) -> Self {
         let (Self::Sgd(Sgd { weight_decay, .. }) | Self::AdamW(AdamW { weight_decay, .. })) =
@@ -63,8 +61,8 @@ pub struct Optimizer {
     config: OptimizerConfig,
     /// The ranges of flat storage that the optimizer updates.
     ranges: Vec<Range<usize>>,
-    /// For each name, the state of all ranges, one after the other.
-    state: Vec<Tensor>,
+    /// For each name, the state of the ranges.
+    state: Vec<Held>,
     steps: u64,
     /// By which gradients are multiplied: one over the scale of the loss.
     grad_factor: f64,
@@ -74,13 +72,13 @@ pub struct Optimizer {
     graph: Option<StepGraph>,
 }
 
-/// A step that is told once and launched again.
+/// A step that is captured once and replayed.
 #[derive(Debug)]
 struct StepGraph {
     segment: GraphedWork<()>,
     /// The numbers of the step: those with weight decay, and behind them those without. Written before each launch.
     numbers: Tensor,
-    /// The values and gradients with which the work was told.
+    /// The values and gradients of the captured work.
     parts: Vec<(Tensor, Tensor)>,
 }
 
@@ -102,10 +100,10 @@ impl Optimizer {
         allocator: &Allocator,
     ) -> Result<Self> {
         let len: usize = ranges.iter().map(Range::len).sum();
-        let zeros = |_: &&str| -> Result<Tensor> {
+        let zeros = |_: &&str| {
             let state = allocator.tensor(storage.precision().master, [len], Category::Optimizer)?;
             state.fill_zero()?;
-            Ok(state)
+            Held::new(ranges.clone(), state)
         };
         let state = config.state_names().iter().map(zeros).collect::<Result<_>>()?;
         let (undecayed, graph) = (Vec::new(), None);
@@ -122,7 +120,7 @@ impl Optimizer {
         self
     }
 
-    /// Updates the parameters of its ranges from their gradients, which lie at their places in `storage`.
+    /// Updates the parameters of its ranges from their gradients, in `storage`.
     pub fn step(&mut self, compute: &Compute, storage: &Storage) -> Result<()> {
         let part = |range: &Range<usize>| -> Result<(Tensor, Tensor)> {
             let (values, grads) = (storage.values(), storage.grads());
@@ -219,8 +217,8 @@ impl Optimizer {
             let within = piece.start - range.start..piece.end - range.start;
             let (values, grads) = (values.slice(within.clone())?, grads.slice(within)?);
             let state = self.state_of(piece)?;
-            let place = if decays { 0 } else { MOST_NUMBERS };
-            let of = |count| numbers.map(|all| all.slice(place..place + count)).transpose();
+            let begin = if decays { 0 } else { MOST_NUMBERS };
+            let of = |count| numbers.map(|all| all.slice(begin..begin + count)).transpose();
             match (self.config.with_decay(decays), state.as_slice()) {
                 (OptimizerConfig::Sgd(config), state) => {
                     let (here, there) = (config.numbers(self.grad_factor), of(4)?);
@@ -268,24 +266,17 @@ impl Optimizer {
 
     /// The state of a range of flat storage, by name. Errors if the range does not lie within one of the optimizer's.
     pub fn state_of(&self, range: Range<usize>) -> Result<Vec<(&'static str, Tensor)>> {
-        let mut begin = 0;
-        for own in &self.ranges {
-            if own.start <= range.start && range.end <= own.end {
-                let start = begin + range.start - own.start;
-                let part = |(name, state): (&&'static str, &Tensor)| -> Result<_> {
-                    Ok((*name, state.slice(start..start + range.len())?))
-                };
-                return self.config.state_names().iter().zip(&self.state).map(part).collect();
-            }
-            begin += own.len();
-        }
-        Err(ModelError::NotOwned { range })
+        let part = |(name, state): (&&'static str, &Held)| {
+            let not_owned = |_| ModelError::NotOwned { range: range.clone() };
+            Ok((*name, state.slice(range.clone()).map_err(not_owned)?))
+        };
+        self.config.state_names().iter().zip(&self.state).map(part).collect()
     }
 
     /// The name of the first tensor of the state with a value that is not finite. `None` if all values are finite.
     pub fn first_not_finite(&self) -> Result<Option<&'static str>> {
-        for (name, tensor) in self.config.state_names().iter().zip(&self.state) {
-            if !is_finite(tensor)? {
+        for (name, state) in self.config.state_names().iter().zip(&self.state) {
+            if !is_finite(state.tensor())? {
                 return Ok(Some(name));
             }
         }

@@ -1,10 +1,10 @@
-//! What a rank owns of a model: ranges of flat storage to hold.
+//! The parts of a model that a rank owns: ranges of flat storage.
 
 use std::ops::Range;
 
 use crate::Model;
 
-/// What belongs to one rank. The ranges are in order and do not overlap. They begin and end where a parameter or its
+/// The ranges that one rank owns. They are in order and do not overlap. They begin and end where a parameter or its
 /// padding does, or at a multiple of 16 elements of a parameter.
 ///
 /// The owner of a value holds it between two steps. The owner of a gradient holds it, final and equal on all its owners,

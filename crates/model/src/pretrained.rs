@@ -49,7 +49,7 @@ pub struct NewParam {
     pub stored: Option<String>,
 }
 
-/// Where a tensor lies.
+/// The location of a tensor.
 #[derive(Clone, Debug)]
 struct Stored {
     path: Arc<Path>,
@@ -253,14 +253,9 @@ pub(crate) fn open_with_header(
 /// The tensors of one file.
 fn tensors_of(path: &Path) -> Result<BTreeMap<String, Stored>> {
     let advice = "; divide the model among several files";
-    let (file, len, header) = match open_with_header(path, MAX_HEADER_BYTES, advice) {
-        Ok(opened) => opened,
-        Err(error) => return refused(path, error.to_string()),
-    };
-    let infos = match infos(&header, len) {
-        Ok(infos) => infos,
-        Err(reason) => return refused(path, reason),
-    };
+    let opened = open_with_header(path, MAX_HEADER_BYTES, advice);
+    let (file, len, header) = opened.or_else(|error| refused(path, error.to_string()))?;
+    let infos = infos(&header, len).or_else(|reason| refused(path, reason))?;
     let (path, file): (Arc<Path>, _) = (path.into(), Arc::new(file));
     let tensors = infos.into_iter().map(|(name, begin, TensorInfo { dtype, shape, .. })| {
         (name, Stored { path: path.clone(), file: file.clone(), dtype, shape, begin })
@@ -293,14 +288,9 @@ pub(crate) fn infos(
 
 /// The tensors of the files that an index names.
 fn tensors_by_index(folder: &Path, index: &Path) -> Result<BTreeMap<String, Stored>> {
-    let text = match paceline_files::read_text(index, MAX_INDEX_BYTES) {
-        Ok(text) => text,
-        Err(error) => return refused(index, format!("cannot be read ({error})")),
-    };
-    let weight_map = match weight_map(&text) {
-        Ok(weight_map) => weight_map,
-        Err(reason) => return refused(index, reason),
-    };
+    let text = paceline_files::read_text(index, MAX_INDEX_BYTES);
+    let text = text.or_else(|error| refused(index, format!("cannot be read ({error})")))?;
+    let weight_map = weight_map(&text).or_else(|reason| refused(index, reason))?;
     let mut files = BTreeMap::new();
     let mut tensors = BTreeMap::new();
     for (name, file) in weight_map {
@@ -338,7 +328,7 @@ fn weight_map(text: &str) -> std::result::Result<BTreeMap<String, String>, Strin
     }
     let Index { weight_map } =
         serde_json::from_str(text).map_err(|e| format!("is no index of weights ({e})"))?;
-    // A file of another folder has no business here.
+    // An index must not name files of other folders.
     match weight_map.iter().find(|(_, file)| file.contains('/')) {
         Some((name, file)) => Err(format!("{name} lies in {file:?}, which is no name of a file")),
         None => Ok(weight_map),

@@ -62,7 +62,7 @@ impl GradReadiness {
         self.entries[id.0].is_written = is_written;
     }
 
-    /// The next use of each gradient of one unit overwrites it, because the unit has a new place in memory.
+    /// The next use of each gradient of one unit overwrites it, because the unit is in other memory now.
     pub(crate) fn start_unit_over(&mut self, unit: UnitId) {
         for entry in self.entries.iter_mut().filter(|entry| entry.unit == unit) {
             entry.is_written = false;

@@ -67,16 +67,14 @@ impl Rehearsal {
             let cx = Context::resumed(compute, &storage, &mut units, &mut hooks);
             let mut cx = cx.with_batch(batch);
             let (output, mut saved) = model.network().forward(&mut cx, batch.inputs().clone())?;
-            units.readiness.begin_pass(|_| true);
-            let cx = Context::resumed(compute, &storage, &mut units, &mut hooks);
+            let cx = Context::training(compute, &storage, &mut units, &mut hooks);
             let mut cx = cx.with_batch(batch);
             let d_output = model.differentiate(&mut cx, &output, 1.0, &sums, None)?;
             drop(output);
             forward_flops += compute.forward_flops() - flops_before;
             allocator.end_phase(FORWARD);
-            let cx = Context::resumed(compute, &storage, &mut units, &mut hooks);
             let half = Half::Whole { wants_input: false };
-            model.network().backward(&mut cx.with_batch(batch), &mut saved, d_output, half)?;
+            model.network().backward(&mut cx, &mut saved, d_output, half)?;
             allocator.end_phase(BACKWARD);
         }
         let moved_bytes = compute.moved_bytes() - moved_before;
@@ -118,8 +116,8 @@ impl Rehearsal {
         peak(&self.forward).max(peak(&self.backward)).max(peak(&self.step))
     }
 
-    /// What the allocator has taken from the system beyond what was in use at most: gaps between buffers that no buffer
-    /// fits into.
+    /// Bytes that the allocator has taken from the system beyond the most that was in use: gaps that are too small for any
+    /// buffer.
     pub fn gaps_bytes(&self) -> u64 {
         let phases = [&self.forward, &self.backward, &self.step];
         let most = |of: fn(&PhaseUsage) -> Usage| {

@@ -144,6 +144,14 @@ impl Storage {
         Ok(self.buffers.slice(buffer.range())?.view(buffer.shape)?)
     }
 
+    /// All parameters, and then all buffers, by name. Errors if a parameter is not held as a whole.
+    pub(crate) fn tensors(&self) -> impl Iterator<Item = Result<(&str, Tensor)>> {
+        let params = self.layout.params().iter().enumerate();
+        let params = params.map(|(at, param)| Ok((&*param.name, self.value(ParamId(at))?)));
+        let buffers = self.layout.buffers().iter().enumerate();
+        params.chain(buffers.map(|(at, own)| Ok((&*own.name, self.buffer(BufferId(at))?))))
+    }
+
     fn part(&self, all: &Held, id: ParamId) -> Result<Tensor> {
         let param = self.layout.param(id);
         Ok(all.slice(param.range())?.view(param.shape)?)

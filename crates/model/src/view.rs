@@ -25,8 +25,8 @@ impl View {
         Self { values, grads, starts_over: false }
     }
 
-    /// Values and gradients in any memory that holds the unit. If the gradients start again, the place holds none from an
-    /// earlier pass, so the first use overwrites it.
+    /// Values and gradients in any memory that holds the unit. If the gradients start over, that memory holds no gradients of
+    /// an earlier pass, so the first use overwrites it.
     pub fn new(values: Held, grads: Option<Held>, starts_over: bool) -> Self {
         Self { values, grads, starts_over }
     }

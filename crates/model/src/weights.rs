@@ -17,7 +17,7 @@ use safetensors::tensor::{Dtype, Metadata, SafeTensorError, SafeTensors, TensorI
 use sha2::{Digest, Sha256};
 
 use crate::pretrained::{infos, open_with_header};
-use crate::{BufferId, Layout, ModelError, Optimizer, OptimizerConfig, ParamId, Result, Storage};
+use crate::{Layout, ModelError, Optimizer, OptimizerConfig, Result, Storage};
 
 /// The metadata key of the digest.
 pub const DIGEST_KEY: &str = "sha256";
@@ -43,19 +43,15 @@ pub fn write(
 ) -> Result<()> {
     let layout = storage.layout();
     let mut entries = BTreeMap::new();
-    for (at, param) in layout.params().iter().enumerate() {
-        let value = storage.value(ParamId(at))?;
-        entries.insert(format!("model.{}", param.name), Entry::new(&value)?);
+    for tensor in storage.tensors() {
+        let (name, value) = tensor?;
+        entries.insert(format!("model.{name}"), Entry::new(&value)?);
     }
     for (_, param) in layout.trained() {
         for (state, part) in optimizer.state_of(param.range())? {
             let part = part.view(param.shape)?;
             entries.insert(format!("optimizer.{state}.{}", param.name), Entry::new(&part)?);
         }
-    }
-    for (at, buffer) in layout.buffers().iter().enumerate() {
-        let value = storage.buffer(BufferId(at))?;
-        entries.insert(format!("model.{}", buffer.name), Entry::new(&value)?);
     }
     let digest = digest(metadata, entries.iter().map(|(name, entry)| (&**name, &*entry.bytes)));
     let mut metadata = metadata.clone();
@@ -250,24 +246,13 @@ impl WeightFile {
     /// state is not checked. The error names the first difference.
     pub fn check_model(&self, layout: &Layout, dtype: DType) -> Result<()> {
         let tensors = self.tensors()?;
-        for param in layout.params() {
-            let stored = tensors.tensor(&format!("model.{}", param.name)).map_err(|_| {
-                let name = &param.name;
-                self.differs(format!("it has no parameter {name}, which this model has"))
+        for (kind, name, shape) in layout.tensors() {
+            let stored = tensors.tensor(&format!("model.{name}")).map_err(|_| {
+                self.differs(format!("it has no {kind} {name}, which this model has"))
             })?;
-            self.compare(&format!("parameter {}", param.name), stored, param.shape, dtype)?;
+            self.compare(&format!("{kind} {name}"), stored, shape, dtype)?;
         }
-        for buffer in layout.buffers() {
-            let stored = tensors.tensor(&format!("model.{}", buffer.name)).map_err(|_| {
-                let name = &buffer.name;
-                self.differs(format!("it has no buffer {name}, which this model has"))
-            })?;
-            self.compare(&format!("buffer {}", buffer.name), stored, buffer.shape, dtype)?;
-        }
-        let is_known = |name: &str| {
-            let is_buffer = layout.buffers().iter().any(|buffer| buffer.name == name);
-            is_buffer || is_param(layout, name)
-        };
+        let is_known = |name: &str| layout.tensors().any(|(_, own, _)| own == name);
         self.check_names(|name| name.strip_prefix("model.").is_none_or(is_known))
     }
 
@@ -307,14 +292,11 @@ impl WeightFile {
 
     /// Copies parameters and buffers to `storage`, after [`WeightFile::check_model`].
     pub fn restore_model(&self, storage: &Storage) -> Result<()> {
-        let layout = storage.layout();
-        self.check_model(layout, storage.values().dtype())?;
+        self.check_model(storage.layout(), storage.values().dtype())?;
         let tensors = self.tensors()?;
-        for (at, param) in layout.params().iter().enumerate() {
-            self.copy(&tensors, &format!("model.{}", param.name), storage.value(ParamId(at))?)?;
-        }
-        for (at, buffer) in layout.buffers().iter().enumerate() {
-            self.copy(&tensors, &format!("model.{}", buffer.name), storage.buffer(BufferId(at))?)?;
+        for tensor in storage.tensors() {
+            let (name, to) = tensor?;
+            self.copy(&tensors, &format!("model.{name}"), to)?;
         }
         Ok(())
     }

@@ -64,13 +64,13 @@ fn peak(model: &Model) -> usize {
 fn the_peak_of_activations_falls_to_the_inputs_of_all_blocks_and_the_layers_of_one() {
     for (num_blocks, layers_per_block) in [(6, 4), (3, 8), (10, 2)] {
         let plain = model(num_blocks, layers_per_block);
-        // Without checkpointing, the inputs of all layers are kept, of which the first is the batch's own. The gradients of
+        // Without checkpointing, the inputs of all layers are kept. The first is the batch's own. The gradients of
         // the last layer's output and input come on top.
         let layers = num_blocks * layers_per_block;
         assert_eq!(peak(&plain), (layers - 1 + 2) * OUTPUT, "{num_blocks} x {layers_per_block}");
         let mut checkpointed = model(num_blocks, layers_per_block);
         checkpointed.blocks = checkpointed.blocks.drain(..).map(Block::checkpointed).collect();
-        // The inputs of all blocks are kept, of which the first is the batch's own. Then the last block is computed again:
+        // The inputs of all blocks are kept. The first is the batch's own. Then the last block is computed again:
         // the inputs of its other layers, beside the same two gradients.
         let kept = num_blocks - 1;
         let expected = (kept + layers_per_block - 1 + 2) * OUTPUT;

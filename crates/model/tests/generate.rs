@@ -128,8 +128,8 @@ fn in_bf16_the_logits_are_near_those_of_f32() {
             let largest = want.iter().fold(0.0f64, |most, x| most.max(x.abs()));
             let off = got.iter().zip(&want).map(|(got, want)| (got - want).abs());
             let off = off.fold(0.0f64, f64::max) / largest;
-            // A rounding of bf16 is off by 2^-9 at most, and there are about twenty one behind the other. Rounded they are,
-            // so something is off.
+            // A rounding of bf16 is off by 2^-9 at most, and about twenty follow each other. The numbers
+            // are rounded, so they must differ.
             assert!(0.0 < off && off <= 0.05, "{case} {:?}: {off}", compute.simd());
         }
     }

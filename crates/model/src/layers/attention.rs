@@ -9,8 +9,8 @@ use paceline_memory::Tensor;
 use crate::{Batch, Context, Half, Layer, Result, Saved};
 
 /// Maps queries, keys and values, side by side as (batch * seq, (heads + 2 * kv_heads) * head_dim), to (batch * seq,
-/// heads * head_dim). `batch` and `seq` are the extents of the batch's inputs. If the batch has lengths, nothing looks at
-/// the tokens behind them.
+/// heads * head_dim). `batch` and `seq` are the extents of the batch's inputs. If the batch has lengths, the padding
+/// after them is not read.
 #[derive(Clone, Debug)]
 pub struct Attention {
     heads: usize,

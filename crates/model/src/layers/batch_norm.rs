@@ -61,18 +61,11 @@ impl BatchNorm {
         if let [sums] = saved.kept() {
             return Ok(sums.clone());
         }
-        let [input, moments] = saved.tensors()?;
+        let ([input, moments], config) = (saved.tensors()?, &self.config);
         let (weight, bias) = (cx.param(self.weight)?, cx.param(self.bias)?);
-        let sums = cx.scratch(DType::F64, [self.config.gradient_sums_len()])?;
+        let sums = cx.scratch(DType::F64, [config.gradient_sums_len()])?;
         batch_norm::gradient_sums(
-            cx.compute,
-            &self.config,
-            input,
-            moments,
-            &weight,
-            &bias,
-            d_output,
-            &sums,
+            cx.compute, config, input, moments, &weight, &bias, d_output, &sums,
         )?;
         saved.keep(sums.clone());
         Ok(sums)
@@ -116,19 +109,11 @@ impl Layer for BatchNorm {
             cx.compute.copy(&own, &sums)?;
             cx.sum_over_ranks(&sums)?;
         }
-        let [input, moments] = saved.tensors()?;
+        let ([input, moments], config, dy) = (saved.tensors()?, &self.config, &d_output);
         let (weight, bias) = (cx.param(self.weight)?, cx.param(self.bias)?);
         let d_input = cx.gradient_of(input)?;
         batch_norm::backward_input(
-            cx.compute,
-            &self.config,
-            input,
-            moments,
-            &weight,
-            &bias,
-            &d_output,
-            &sums,
-            &d_input,
+            cx.compute, config, input, moments, &weight, &bias, dy, &sums, &d_input,
         )?;
         Ok(Some(d_input))
     }

@@ -1,9 +1,10 @@
 //! The objective of a sequence classifier: a linear layer on the last token of each sequence, and the cross-entropy.
 
 use paceline_kernels::embedding;
-use paceline_kernels::linear_cross_entropy::{self, Gradients, Then};
+use paceline_kernels::linear_cross_entropy;
 use paceline_memory::{DType, Tensor};
 
+use super::head;
 use crate::{Batch, Context, Objective, ParamId, Result, Saved, UnitId};
 
 /// Classifies each sequence by its last token that is not padding: that row of (batch * seq, width) becomes logits over the
@@ -56,19 +57,8 @@ impl Objective for Classifier {
         _put_off: Option<&mut Saved>,
     ) -> Result<Tensor> {
         let [last, rows] = self.last_tokens(cx, output)?;
-        let (weight, targets) = (cx.param(self.weight)?, cx.batch(Batch::TARGETS)?);
-        let d_last = cx.gradient_of(&last)?;
-        let trains = cx.trains(self.weight);
-        let d_weight = trains.then(|| cx.grad(self.weight)).transpose()?;
-        let accumulate = cx.accumulates(self.weight);
-        let gradients =
-            Gradients { d_input: &d_last, then: Then::weight(d_weight.as_ref(), accumulate) };
-        linear_cross_entropy::differentiate(
-            cx.compute, &last, &weight, targets, scale, gradients, sums,
-        )?;
-        if trains {
-            cx.gradient_ready(self.weight)?;
-        }
+        let targets = cx.batch(Batch::TARGETS)?;
+        let d_last = head::differentiate(cx, self.weight, &last, targets, scale, sums, None)?;
         let d_output = cx.gradient_of(output)?;
         embedding::backward(cx.compute, &rows, &d_last, &d_output, false)?;
         Ok(d_output)

@@ -34,7 +34,7 @@ pub struct LlamaConfig {
     pub initializer_range: f64,
     /// Whether the head of a language model uses the weight of the embedding.
     pub tie_word_embeddings: bool,
-    /// What the model predicts.
+    /// The target of the predictions.
     pub task: LlamaTask,
     /// Tokens with a meaning of their own. The model computes the same without them.
     pub special_tokens: SpecialTokens,
@@ -51,7 +51,7 @@ pub struct SpecialTokens {
     pub pad: Option<u32>,
 }
 
-/// What a Llama predicts.
+/// The targets that a Llama predicts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum LlamaTask {
     /// A target for each token.

@@ -167,33 +167,29 @@ impl LlamaConfig {
         if has_numbers || different.len() < names.len() { Vec::new() } else { names }
     }
 
+    /// The rotary positions, as `transformers` reads them.
+    fn rope_parameters(&self) -> Value {
+        let theta = self.rope_theta;
+        match self.rope_scaling {
+            None => json!({"rope_theta": theta, "rope_type": "default"}),
+            Some(RotaryScaling::Linear { factor }) => {
+                json!({"rope_theta": theta, "rope_type": "linear", "factor": factor})
+            }
+            Some(RotaryScaling::Llama3(scaling)) => json!({
+                "rope_theta": theta,
+                "rope_type": "llama3",
+                "factor": scaling.factor,
+                "low_freq_factor": scaling.low_freq_factor,
+                "high_freq_factor": scaling.high_freq_factor,
+                "original_max_position_embeddings": scaling.original_max_position,
+            }),
+        }
+    }
+
     /// The settings as `transformers` reads them.
     pub fn to_json(&self) -> Value {
-        let mut rope = json!({"rope_theta": self.rope_theta, "rope_type": "default"});
-        match self.rope_scaling {
-            None => {}
-            Some(RotaryScaling::Linear { factor }) => {
-                rope["rope_type"] = json!("linear");
-                rope["factor"] = json!(factor);
-            }
-            Some(RotaryScaling::Llama3(Llama3Scaling {
-                factor,
-                low_freq_factor,
-                high_freq_factor,
-                original_max_position,
-            })) => {
-                rope["rope_type"] = json!("llama3");
-                rope["factor"] = json!(factor);
-                rope["low_freq_factor"] = json!(low_freq_factor);
-                rope["high_freq_factor"] = json!(high_freq_factor);
-                rope["original_max_position_embeddings"] = json!(original_max_position);
-            }
-        }
         // Versions before 5 read rope_theta and rope_scaling, later ones rope_parameters.
-        let scaling = match self.rope_scaling {
-            None => Value::Null,
-            Some(_) => rope.clone(),
-        };
+        let rope = self.rope_parameters();
         let mut config = json!({
             "architectures": [CAUSAL],
             "attention_bias": false,
@@ -210,7 +206,7 @@ impl LlamaConfig {
             "num_key_value_heads": self.num_key_value_heads,
             "rms_norm_eps": self.rms_norm_eps,
             "rope_parameters": rope,
-            "rope_scaling": scaling,
+            "rope_scaling": self.rope_scaling.map(|_| &rope),
             "rope_theta": self.rope_theta,
             "tie_word_embeddings": self.tie_word_embeddings,
             "vocab_size": self.vocab_size,

@@ -36,6 +36,40 @@ impl LanguageModelHead {
     }
 }
 
+/// Adds the loss of `rows` to `sums`. Returns the gradient of `rows`. The gradient of the weight is written and announced, or
+/// put off.
+pub(super) fn differentiate(
+    cx: &mut Context,
+    id: ParamId,
+    rows: &Tensor,
+    targets: &Tensor,
+    scale: f64,
+    sums: &Tensor,
+    put_off: Option<&mut Saved>,
+) -> Result<Tensor> {
+    let weight = cx.param(id)?;
+    let d_input = cx.gradient_of(rows)?;
+    let trains = cx.trains(id);
+    let put_off = put_off.filter(|_| trains);
+    let shape = [targets.num_elems(), weight.dims()[0]];
+    let d_outputs = put_off.is_some().then(|| cx.scratch(weight.dtype(), shape)).transpose()?;
+    let d_weight = (trains && put_off.is_none()).then(|| cx.grad(id)).transpose()?;
+    let then = match &d_outputs {
+        Some(d_outputs) => Then::Keep(d_outputs),
+        None => Then::weight(d_weight.as_ref(), cx.accumulates(id)),
+    };
+    let gradients = Gradients { d_input: &d_input, then };
+    linear_cross_entropy::differentiate(
+        cx.compute, rows, &weight, targets, scale, gradients, sums,
+    )?;
+    match (put_off, d_outputs) {
+        (Some(saved), Some(d_outputs)) => *saved = Saved::of([rows.clone(), d_outputs]),
+        _ if trains => cx.gradient_ready(id)?,
+        _ => {}
+    }
+    Ok(d_input)
+}
+
 impl Objective for LanguageModelHead {
     fn unit(&self) -> Option<UnitId> {
         self.unit
@@ -98,27 +132,8 @@ impl Objective for LanguageModelHead {
         sums: &Tensor,
         put_off: Option<&mut Saved>,
     ) -> Result<Tensor> {
-        let (weight, targets) = (cx.param(self.weight)?, self.targets(cx)?);
-        let d_input = cx.gradient_of(output)?;
-        let trains = cx.trains(self.weight);
-        let put_off = put_off.filter(|_| trains);
-        let shape = [targets.num_elems(), weight.dims()[0]];
-        let d_outputs = put_off.is_some().then(|| cx.scratch(weight.dtype(), shape)).transpose()?;
-        let d_weight = (trains && put_off.is_none()).then(|| cx.grad(self.weight)).transpose()?;
-        let then = match &d_outputs {
-            Some(d_outputs) => Then::Keep(d_outputs),
-            None => Then::weight(d_weight.as_ref(), cx.accumulates(self.weight)),
-        };
-        let gradients = Gradients { d_input: &d_input, then };
-        linear_cross_entropy::differentiate(
-            cx.compute, output, &weight, &targets, scale, gradients, sums,
-        )?;
-        match (put_off, d_outputs) {
-            (Some(saved), Some(d_outputs)) => *saved = Saved::of([output.clone(), d_outputs]),
-            _ if trains => cx.gradient_ready(self.weight)?,
-            _ => {}
-        }
-        Ok(d_input)
+        let targets = self.targets(cx)?;
+        differentiate(cx, self.weight, output, &targets, scale, sums, put_off)
     }
 
     fn has_halves(&self) -> bool {

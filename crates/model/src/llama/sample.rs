@@ -39,29 +39,27 @@ pub struct Sampler {
 impl Sampler {
     /// Errors if the temperature is not a number above zero, or if no token could be chosen.
     pub fn new(sampling: Sampling) -> Result<Self> {
-        let (problem, seed) = match sampling {
-            Sampling::Greedy => (None, 0),
-            Sampling::Random { temperature, top_k, top_p, seed } => {
-                let is_positive = temperature > 0.0 && temperature.is_finite();
-                let problem = if !is_positive {
-                    Some(format!("the temperature is {temperature}, and must be above zero"))
-                } else if top_k == Some(0) {
-                    Some("the best 0 tokens leave none to choose".to_owned())
-                } else {
-                    let wrong = top_p.filter(|top_p| !(*top_p > 0.0 && *top_p <= 1.0));
-                    wrong.map(|top_p| {
-                        format!("the probability {top_p} of the likeliest tokens is not above zero and at most one")
-                    })
-                };
-                (problem, seed)
+        let refused = |problem: String| Err(ModelError::Config(problem));
+        let seed = match sampling {
+            Sampling::Greedy => 0,
+            Sampling::Random { temperature, .. }
+                if !(temperature > 0.0 && temperature.is_finite()) =>
+            {
+                return refused(format!(
+                    "the temperature is {temperature}, and must be above zero"
+                ));
             }
+            Sampling::Random { top_k: Some(0), .. } => {
+                return refused("the best 0 tokens leave none to choose".into());
+            }
+            Sampling::Random { top_p: Some(top_p), .. } if !(top_p > 0.0 && top_p <= 1.0) => {
+                return refused(format!(
+                    "the probability {top_p} of the likeliest tokens is not above zero and at most one"
+                ));
+            }
+            Sampling::Random { seed, .. } => seed,
         };
-        match problem {
-            Some(problem) => Err(ModelError::Config(problem)),
-            None => {
-                Ok(Self { sampling, repetition_penalty: 1.0, rng: ChaCha8Rng::seed_from_u64(seed) })
-            }
-        }
+        Ok(Self { sampling, repetition_penalty: 1.0, rng: ChaCha8Rng::seed_from_u64(seed) })
     }
 
     /// Makes tokens that occurred less likely: logits above zero are divided by `penalty`, and the others are multiplied by
@@ -77,7 +75,7 @@ impl Sampler {
         }
     }
 
-    /// The next token, behind the tokens `before`. `logits` has an element of f32 or f64 for each token. Errors if one of them
+    /// The next token after the tokens `before`. `logits` has an element of f32 or f64 for each token. Errors if one of them
     /// is not finite.
     pub fn choose(&mut self, logits: &Tensor, before: &[u32]) -> Result<u32> {
         let mut logits: Vec<f64> = match logits.dtype() {
