@@ -8,7 +8,7 @@ use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use paceline_memory::DType;
-use paceline_model::weights::{DIGEST_KEY, FileDigest};
+use paceline_model::weights::{DIGEST_KEY, StreamedDigest};
 use serde_json::{Value, json};
 
 use super::index::TensorEntry;
@@ -36,7 +36,7 @@ pub fn export(
         .collect();
     let mut metadata: BTreeMap<String, String> = reader.index().run.clone();
     // The digest covers all tensors and stands before them, so they are read twice.
-    let mut digest = FileDigest::new(&metadata);
+    let mut digest = StreamedDigest::new(&metadata);
     for Named { stored, written, tensor } in &tensors {
         digest.tensor(written, tensor.num_bytes());
         read(reader, stored, tensor, |bytes| {

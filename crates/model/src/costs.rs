@@ -80,7 +80,7 @@ pub fn block_costs(
         let is_used = |unit: UnitId| {
             unit == block.unit || Some(unit) == objective || model.layout.unit(unit).is_root
         };
-        let run = Alone { model, precision, compute, batch, at, is_last };
+        let run = BlockRun { model, precision, compute, batch, at, is_last };
         let num_uses = |id| model.layout.param(id).num_uses;
         let layout = Arc::new(model.layout.part(is_used, num_uses));
         costs[at] = run.cost(layout, inputs[at], clock, times)?;
@@ -89,7 +89,7 @@ pub fn block_costs(
 }
 
 /// A block that is run alone.
-struct Alone<'a> {
+struct BlockRun<'a> {
     model: &'a Model,
     precision: Precision,
     compute: &'a Compute,
@@ -98,7 +98,7 @@ struct Alone<'a> {
     is_last: bool,
 }
 
-impl Alone<'_> {
+impl BlockRun<'_> {
     fn cost(
         &self,
         layout: Arc<Layout>,

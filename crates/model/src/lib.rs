@@ -102,7 +102,7 @@ pub use layer::{Half, Layer, Saved};
 pub use layout::{
     BufferId, Init, Layout, LayoutBuilder, Param, ParamId, StateBuffer, Unit, UnitId,
 };
-pub use llama::{Generator, LlamaConfig, LlamaTask, Sampler, Sampling, SpecialTokens};
+pub use llama::{Generator, LlamaConfig, LlamaTask, Sampling, SpecialTokens, TokenSampler};
 pub use mlp::MlpConfig;
 pub use model::Model;
 pub use objective::{CrossEntropy, MeanSquaredError, Objective};

@@ -37,7 +37,7 @@ const CHUNK_BYTES: usize = 1 << 20;
 #[derive(Debug)]
 pub struct Pretrained {
     folder: PathBuf,
-    tensors: BTreeMap<String, Stored>,
+    tensors: BTreeMap<String, StoredTensor>,
 }
 
 /// A parameter whose first values are not in the files.
@@ -51,7 +51,7 @@ pub struct NewParam {
 
 /// The location of a tensor.
 #[derive(Clone, Debug)]
-struct Stored {
+struct StoredTensor {
     path: Arc<Path>,
     file: Arc<File>,
     dtype: Dtype,
@@ -160,7 +160,7 @@ impl Pretrained {
     }
 
     /// The tensor of a parameter. Errors if there is none, or one that cannot become the parameter.
-    fn of(&self, param: &Param) -> Result<&Stored> {
+    fn of(&self, param: &Param) -> Result<&StoredTensor> {
         let Some(stored) = self.tensors.get(&param.name) else {
             return refused(&self.folder, format!("there is no tensor {}", param.name));
         };
@@ -177,7 +177,7 @@ impl Pretrained {
     }
 }
 
-impl Stored {
+impl StoredTensor {
     /// Reads these elements into a flat tensor of f32 or f64.
     fn read(&self, elems: Range<usize>, to: &Tensor) -> Result<()> {
         match to.dtype() {
@@ -251,14 +251,14 @@ pub(crate) fn open_with_header(
 }
 
 /// The tensors of one file.
-fn tensors_of(path: &Path) -> Result<BTreeMap<String, Stored>> {
+fn tensors_of(path: &Path) -> Result<BTreeMap<String, StoredTensor>> {
     let advice = "; divide the model among several files";
     let opened = open_with_header(path, MAX_HEADER_BYTES, advice);
     let (file, len, header) = opened.or_else(|error| refused(path, error.to_string()))?;
     let infos = infos(&header, len).or_else(|reason| refused(path, reason))?;
     let (path, file): (Arc<Path>, _) = (path.into(), Arc::new(file));
     let tensors = infos.into_iter().map(|(name, begin, TensorInfo { dtype, shape, .. })| {
-        (name, Stored { path: path.clone(), file: file.clone(), dtype, shape, begin })
+        (name, StoredTensor { path: path.clone(), file: file.clone(), dtype, shape, begin })
     });
     Ok(tensors.collect())
 }
@@ -287,7 +287,7 @@ pub(crate) fn infos(
 }
 
 /// The tensors of the files that an index names.
-fn tensors_by_index(folder: &Path, index: &Path) -> Result<BTreeMap<String, Stored>> {
+fn tensors_by_index(folder: &Path, index: &Path) -> Result<BTreeMap<String, StoredTensor>> {
     let text = paceline_files::read_text(index, MAX_INDEX_BYTES);
     let text = text.or_else(|error| refused(index, format!("cannot be read ({error})")))?;
     let weight_map = weight_map(&text).or_else(|reason| refused(index, reason))?;

@@ -10,11 +10,11 @@ use crate::{Layout, ParamId, UnitId};
 /// Records which gradients have been written, and which uses remain.
 #[derive(Clone, Debug, Default)]
 pub struct GradReadiness {
-    entries: Vec<Entry>,
+    entries: Vec<ParamUses>,
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Entry {
+struct ParamUses {
     unit: UnitId,
     /// Uses in a pass.
     num_uses: u32,
@@ -33,7 +33,7 @@ impl GradReadiness {
             let is_here = !param.is_frozen && !param.is_elsewhere;
             let num_uses = if is_here { param.num_uses } else { 0 };
             let (unit, is_root) = (param.unit, layout.unit(param.unit).is_root);
-            Entry {
+            ParamUses {
                 unit,
                 num_uses,
                 num_left: num_uses,
@@ -71,7 +71,7 @@ impl GradReadiness {
 
     /// Begins the pass of a new micro-batch through some units, in which all uses of a pass remain.
     pub fn begin_pass(&mut self, is_of_pass: impl Fn(UnitId) -> bool) {
-        let is_meant = |entry: &&mut Entry| entry.is_of_pass && is_of_pass(entry.unit);
+        let is_meant = |entry: &&mut ParamUses| entry.is_of_pass && is_of_pass(entry.unit);
         for entry in self.entries.iter_mut().filter(is_meant) {
             entry.num_left = entry.num_uses;
         }
@@ -94,7 +94,7 @@ impl GradReadiness {
     /// the step.
     pub fn unfinished(&self, is_last: bool) -> impl Iterator<Item = ParamId> {
         let entries = self.entries.iter().enumerate();
-        let is_meant = move |entry: &Entry| entry.num_left > 0 && (is_last || entry.is_of_pass);
+        let is_meant = move |entry: &ParamUses| entry.num_left > 0 && (is_last || entry.is_of_pass);
         entries.filter(move |(_, entry)| is_meant(entry)).map(|(at, _)| ParamId(at))
     }
 }

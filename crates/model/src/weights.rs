@@ -45,12 +45,12 @@ pub fn write(
     let mut entries = BTreeMap::new();
     for tensor in storage.tensors() {
         let (name, value) = tensor?;
-        entries.insert(format!("model.{name}"), Entry::new(&value)?);
+        entries.insert(format!("model.{name}"), FileTensor::new(&value)?);
     }
     for (_, param) in layout.trained() {
         for (state, part) in optimizer.state_of(param.range())? {
             let part = part.view(param.shape)?;
-            entries.insert(format!("optimizer.{state}.{}", param.name), Entry::new(&part)?);
+            entries.insert(format!("optimizer.{state}.{}", param.name), FileTensor::new(&part)?);
         }
     }
     let digest = digest(metadata, entries.iter().map(|(name, entry)| (&**name, &*entry.bytes)));
@@ -58,7 +58,7 @@ pub fn write(
     metadata.insert(DIGEST_KEY.into(), digest);
 
     let mut end = 0;
-    let infos = entries.iter().map(|(name, Entry { dtype, shape, bytes })| {
+    let infos = entries.iter().map(|(name, FileTensor { dtype, shape, bytes })| {
         let begin = end;
         end += bytes.len();
         let info = TensorInfo { dtype: *dtype, shape: shape.clone(), data_offsets: (begin, end) };
@@ -75,13 +75,13 @@ pub fn write(
 }
 
 /// One tensor that is being written to a file.
-struct Entry {
+struct FileTensor {
     dtype: Dtype,
     shape: Vec<usize>,
     bytes: ReadGuard<u8>,
 }
 
-impl Entry {
+impl FileTensor {
     fn new(tensor: &Tensor) -> Result<Self> {
         let (dtype, shape) = (file_dtype(tensor.dtype()), tensor.dims().to_vec());
         Ok(Self { dtype, shape, bytes: tensor.as_bytes().read()? })
@@ -106,7 +106,7 @@ pub(crate) fn digest<'a>(
     metadata: &BTreeMap<String, String>,
     tensors: impl IntoIterator<Item = (&'a str, &'a [u8])>,
 ) -> String {
-    let mut file = FileDigest::new(metadata);
+    let mut file = StreamedDigest::new(metadata);
     for (name, bytes) in tensors {
         file.tensor(name, bytes.len());
         file.bytes(bytes);
@@ -116,9 +116,9 @@ pub(crate) fn digest<'a>(
 
 /// The digest of a file whose tensors do not lie in memory. It is given what [`write()`] is given, in the same order.
 #[derive(Debug)]
-pub struct FileDigest(Sha256);
+pub struct StreamedDigest(Sha256);
 
-impl FileDigest {
+impl StreamedDigest {
     /// The digest of a file with this metadata. The digest itself is no part of it.
     pub fn new(metadata: &BTreeMap<String, String>) -> Self {
         let mut digest = Self(Sha256::new());

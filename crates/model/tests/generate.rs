@@ -4,7 +4,7 @@
 use half::bf16;
 use paceline_kernels::{Compute, SimdLevel};
 use paceline_memory::{Allocator, Category, DType, Tensor};
-use paceline_model::{Generator, LlamaConfig, ParamId, Sampler, Sampling, Storage};
+use paceline_model::{Generator, LlamaConfig, ParamId, Sampling, Storage, TokenSampler};
 use safetensors::SafeTensors;
 
 /// Whole sequences with all their logits.
@@ -149,7 +149,7 @@ fn greedy_tokens_are_those_of_transformers() {
             let (config, storage) = model(TEXTS, case, dtype);
             let max_len = prompt.len() + want.len();
             let mut generator = Generator::new(&compute, &config, &storage, max_len).unwrap();
-            let mut sampler = Sampler::new(Sampling::Greedy).unwrap();
+            let mut sampler = TokenSampler::new(Sampling::Greedy).unwrap();
             generator.read_all(&prompt).unwrap();
             let mut got = Vec::new();
             for _ in 0..want.len() {
@@ -225,7 +225,7 @@ fn logits(elems: &[f64]) -> Tensor {
 }
 
 fn draws(sampling: Sampling, elems: &[f64], count: usize) -> Vec<u32> {
-    let (mut sampler, logits) = (Sampler::new(sampling).unwrap(), logits(elems));
+    let (mut sampler, logits) = (TokenSampler::new(sampling).unwrap(), logits(elems));
     (0..count).map(|_| sampler.choose(&logits, &[]).unwrap()).collect()
 }
 
@@ -281,7 +281,7 @@ fn top_p_keeps_the_likeliest_tokens_that_reach_it() {
 #[test]
 fn a_repetition_penalty_makes_tokens_that_occurred_less_likely() {
     let choose = |penalty: f64, elems: &[f64], before: &[u32]| {
-        let sampler = Sampler::new(Sampling::Greedy).unwrap();
+        let sampler = TokenSampler::new(Sampling::Greedy).unwrap();
         let mut sampler = sampler.with_repetition_penalty(penalty).unwrap();
         sampler.choose(&logits(elems), before).unwrap()
     };
@@ -291,7 +291,7 @@ fn a_repetition_penalty_makes_tokens_that_occurred_less_likely() {
     assert_eq!(choose(2.0, &[-2.0, -3.0], &[0]), 1, "below zero it multiplies");
     assert_eq!(choose(2.0, &[3.0, 2.0], &[9]), 0);
     for penalty in [0.0, -1.0, f64::NAN] {
-        let sampler = Sampler::new(Sampling::Greedy).unwrap();
+        let sampler = TokenSampler::new(Sampling::Greedy).unwrap();
         let error = sampler.with_repetition_penalty(penalty).unwrap_err().to_string();
         assert!(error.ends_with("must be above zero"), "{error}");
     }
@@ -300,7 +300,7 @@ fn a_repetition_penalty_makes_tokens_that_occurred_less_likely() {
 #[test]
 fn settings_and_logits_that_allow_no_choice_are_refused() {
     let refusal = |temperature, top_k| {
-        Sampler::new(Sampling::Random { temperature, top_k, top_p: None, seed: 0 })
+        TokenSampler::new(Sampling::Random { temperature, top_k, top_p: None, seed: 0 })
             .unwrap_err()
             .to_string()
     };
@@ -311,14 +311,14 @@ fn settings_and_logits_that_allow_no_choice_are_refused() {
     for top_p in [0.0, 1.1, f64::NAN] {
         let sampling =
             Sampling::Random { temperature: 1.0, top_k: None, top_p: Some(top_p), seed: 0 };
-        let error = Sampler::new(sampling).unwrap_err().to_string();
+        let error = TokenSampler::new(sampling).unwrap_err().to_string();
         assert!(error.ends_with("is not above zero and at most one"), "{error}");
     }
     assert_eq!(refusal(1.0, Some(0)), "the best 0 tokens leave none to choose");
     for sampling in
         [Sampling::Greedy, Sampling::Random { temperature: 1.0, top_k: None, top_p: None, seed: 0 }]
     {
-        let mut sampler = Sampler::new(sampling).unwrap();
+        let mut sampler = TokenSampler::new(sampling).unwrap();
         let error = sampler.choose(&logits(&[0.0, f64::NAN, 1.0]), &[]).unwrap_err().to_string();
         assert!(error.starts_with("the logit of token 1 is NaN"), "{error}");
     }

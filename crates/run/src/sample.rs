@@ -12,7 +12,7 @@ use paceline_failure::{Failure, Result};
 use paceline_kernels::Compute;
 use paceline_launch::device::Device;
 use paceline_memory::{Allocator, Category};
-use paceline_model::{Generator, LlamaConfig, ModelError, Sampler, Sampling, Storage, UnitId};
+use paceline_model::{Generator, LlamaConfig, ModelError, Sampling, Storage, TokenSampler, UnitId};
 use paceline_settings::config::TrainConfig;
 use paceline_settings::flags::RunFlags;
 use paceline_strategies::Replica;
@@ -99,7 +99,7 @@ impl TextSampler {
         let mut generator = generator.map_err(failed)?;
         let (temperature, top_p, seed) = (TEMPERATURE, Some(TOP_P), self.seed);
         let sampling = Sampling::Random { temperature, top_k: None, top_p, seed };
-        let mut sampler = Sampler::new(sampling).map_err(failed)?;
+        let mut sampler = TokenSampler::new(sampling).map_err(failed)?;
         let mut tokens = self.prompt.clone();
         generator.read_all(&tokens).map_err(failed)?;
         while tokens.len() < self.len {

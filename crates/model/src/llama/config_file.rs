@@ -20,11 +20,11 @@ const END: &str = "eos_token_id";
 const PAD: &str = "pad_token_id";
 
 /// The object of a `config.json`, or a part of it.
-struct Settings<'a> {
+struct ConfigObject<'a> {
     object: &'a Map<String, Value>,
 }
 
-impl<'a> Settings<'a> {
+impl<'a> ConfigObject<'a> {
     fn get(&self, key: &str) -> Option<&'a Value> {
         self.object.get(key).filter(|value| !value.is_null())
     }
@@ -102,7 +102,7 @@ impl LlamaConfig {
             .map_err(|e| ModelError::Config(format!("this is no JSON ({e})")))?;
         let object = value.as_object();
         let object = object.ok_or_else(|| ModelError::Config("this is no JSON object".into()))?;
-        let settings = Settings { object };
+        let settings = ConfigObject { object };
         let task = task(&settings)?;
         for (key, supported) in [("hidden_act", "silu"), ("model_type", "llama")] {
             let word = settings.word(key, supported)?;
@@ -245,7 +245,7 @@ fn unsupported(key: &str, got: &str, supported: &str) -> ModelError {
     ModelError::Config(format!("{key} is {got}, which is not supported; it must be {supported}"))
 }
 
-fn task(settings: &Settings) -> Result<LlamaTask> {
+fn task(settings: &ConfigObject) -> Result<LlamaTask> {
     let num_labels = || match settings.get("id2label").and_then(Value::as_object) {
         Some(labels) => Ok(labels.len()),
         // As in `transformers`.
@@ -267,7 +267,7 @@ fn task(settings: &Settings) -> Result<LlamaTask> {
 
 /// The base and the scaling of the rotary positions: under `rope_parameters`, or in files of versions before 5 under
 /// `rope_theta` and `rope_scaling`. Versions differ in which of them they read, so all that are stated must agree.
-fn rotary(settings: &Settings) -> Result<(f64, Option<RotaryScaling>)> {
+fn rotary(settings: &ConfigObject) -> Result<(f64, Option<RotaryScaling>)> {
     whole_rotation(settings)?;
     let mut stated = None;
     let mut thetas = vec![("rope_theta", settings.theta()?)];
@@ -276,7 +276,7 @@ fn rotary(settings: &Settings) -> Result<(f64, Option<RotaryScaling>)> {
         let Some(object) = settings.object(key)?.filter(|object| !object.is_empty()) else {
             continue;
         };
-        let part = Settings { object };
+        let part = ConfigObject { object };
         let scaling = scaling(key, &part)?;
         if let Some((first, other)) = stated.filter(|(_, other)| *other != scaling) {
             return Err(ModelError::Config(format!(
@@ -301,7 +301,7 @@ fn rotary(settings: &Settings) -> Result<(f64, Option<RotaryScaling>)> {
 }
 
 /// The scaling that one of the two objects states.
-fn scaling(key: &str, part: &Settings) -> Result<Option<RotaryScaling>> {
+fn scaling(key: &str, part: &ConfigObject) -> Result<Option<RotaryScaling>> {
     whole_rotation(part)?;
     if let Some((layers, _)) = part.object.iter().find(|(_, value)| value.is_object()) {
         return Err(ModelError::Config(format!(
@@ -340,7 +340,7 @@ fn words(scaling: Option<RotaryScaling>) -> &'static str {
 }
 
 /// Errors if only a part of each head is rotated.
-fn whole_rotation(part: &Settings) -> Result<()> {
+fn whole_rotation(part: &ConfigObject) -> Result<()> {
     let key = "partial_rotary_factor";
     match part.real(key, Some(1.0))? {
         1.0 => Ok(()),

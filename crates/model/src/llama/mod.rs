@@ -26,7 +26,7 @@ use crate::{Block, Init, Layout, LayoutBuilder, Model, ModelError, Objective, Re
 
 pub use config::{LlamaConfig, LlamaTask, SpecialTokens};
 pub use generate::Generator;
-pub use sample::{Sampler, Sampling};
+pub use sample::{Sampling, TokenSampler};
 
 /// The table of the tokens, and the head of a language model, in Hugging Face's files.
 const EMBEDDING: &str = "model.embed_tokens.weight";

@@ -29,14 +29,14 @@ pub enum Sampling {
 
 /// Chooses one token after the other.
 #[derive(Debug)]
-pub struct Sampler {
+pub struct TokenSampler {
     sampling: Sampling,
     /// By which the logits of tokens that occurred are made less likely.
     repetition_penalty: f64,
     rng: ChaCha8Rng,
 }
 
-impl Sampler {
+impl TokenSampler {
     /// Errors if the temperature is not a number above zero, or if no token could be chosen.
     pub fn new(sampling: Sampling) -> Result<Self> {
         let refused = |problem: String| Err(ModelError::Config(problem));

@@ -17,7 +17,7 @@ use paceline_host::text::plural;
 use paceline_hub as hub;
 use paceline_kernels::Compute;
 use paceline_memory::Allocator;
-use paceline_model::{Generator, ModelError, Precision, Sampler};
+use paceline_model::{Generator, ModelError, Precision, TokenSampler};
 
 use self::args::GenerateArgs;
 use self::checks::{prompt, sampling, threads, window};
@@ -51,7 +51,7 @@ pub fn generate(args: &GenerateArgs, carried: Carried) -> Result<u8> {
         Generator::new(&compute, &folder.config, &storage, max_len).map_err(failed)?;
     for (at, (text, tokens)) in args.prompts.iter().zip(prompts).enumerate() {
         // Each text has choices of its own, so that it does not depend on those before it.
-        let sampler = Sampler::new(sampling).map_err(failed)?;
+        let sampler = TokenSampler::new(sampling).map_err(failed)?;
         let sampler = sampler.with_repetition_penalty(args.repetition_penalty).map_err(failed)?;
         print(if at > 0 { "\n" } else { "" });
         print(text);
@@ -67,7 +67,7 @@ fn print(text: &str) {
 /// Goes on from the tokens of a prompt, and says at the end how long it took.
 fn go_on(
     generator: &mut Generator,
-    mut sampler: Sampler,
+    mut sampler: TokenSampler,
     mut tokens: Vec<u32>,
     (args, folder, window): (&GenerateArgs, &Folder, Option<usize>),
 ) -> Result<()> {
