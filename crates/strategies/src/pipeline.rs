@@ -174,7 +174,8 @@ impl Pipeline {
         model: &Model,
         param: &Param,
         own: Option<Tensor>,
-        (dtype, memory): (DType, &Allocator),
+        dtype: DType,
+        memory: &Allocator,
     ) -> Result<Tensor> {
         let Some(ranks) = &self.ranks else {
             return Ok(own.expect("a rank without a pipeline has all parameters"));

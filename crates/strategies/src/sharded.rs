@@ -197,7 +197,7 @@ impl Strategy for Sharded {
         writes_grads: bool,
     ) -> Result<View> {
         let values = self.open(cx, unit, true)?;
-        self.units().reductions.open(cx, unit, (values, writes_grads))
+        self.units().reductions.open(cx, unit, values, writes_grads)
     }
 
     fn post_backward(

@@ -129,8 +129,8 @@ pub trait Strategy: Send {
             };
             for param in model.layout.params().iter().filter(|param| param.unit == unit) {
                 let own = values.as_ref().map(|values| values.slice(param.range())).transpose()?;
-                let memory = (options.precision.master, &compute.allocator);
-                digest.add(&pipeline.shared(model, param, own, memory)?)?;
+                let (dtype, memory) = (options.precision.master, &compute.allocator);
+                digest.add(&pipeline.shared(model, param, own, dtype, memory)?)?;
             }
         }
         Ok(digest.finish())

@@ -132,7 +132,7 @@ impl Strategy for Zero {
     ) -> Result<View> {
         let values = self.gather_unit(cx, unit)?;
         match &self.reductions {
-            Some(reductions) => reductions.open(cx.replica, unit, (values, writes_grads)),
+            Some(reductions) => reductions.open(cx.replica, unit, values, writes_grads),
             None => Ok(View::whole(&cx.replica.storage)),
         }
     }

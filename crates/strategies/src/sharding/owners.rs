@@ -116,7 +116,8 @@ impl OwnerReductions {
         &self,
         replica: &Replica,
         unit: UnitId,
-        (values, writes_grads): (Held, bool),
+        values: Held,
+        writes_grads: bool,
     ) -> Result<View> {
         let layout = &replica.model.layout;
         Ok(match &self.memory {

@@ -146,7 +146,8 @@ impl Reductions {
         &mut self,
         cx: &mut StepContext,
         unit: UnitId,
-        (values, writes_grads): (Held, bool),
+        values: Held,
+        writes_grads: bool,
     ) -> Result<View> {
         let replica = cx.replica;
         let layout = &replica.model.layout;
