@@ -4,9 +4,10 @@
 use paceline_cuda::Card;
 use paceline_emulated_card::for_tests::is_ready;
 use paceline_memory::{
-    Accelerator, Allocator, Category, DType, DeviceStream, GraphPool, GraphedWork, MemoryError,
-    Tensor,
+    Accelerator, Access, Allocator, Category, DType, DeviceStream, GraphPool, GraphedWork,
+    MemoryError, Tensor,
 };
+use paceline_trace::Shapes;
 
 /// A stream of a card, if there is one, and memory of it.
 fn start() -> Option<(DeviceStream, Allocator)> {
@@ -221,6 +222,29 @@ fn memory_of_another_pool_is_held_and_queued() {
     assert_eq!(memory.total().current_bytes, 80, "the graph holds both");
     work.run(|| Ok::<_, MemoryError>(())).unwrap();
     assert_eq!(values(&y), [7.0; 10]);
+    stream.synchronize().unwrap();
+}
+
+#[test]
+fn a_graph_holds_no_memory_of_work_that_was_refused() {
+    let Some((stream, memory)) = start() else { return };
+    let (x, y, of_refused) = (tensor(&memory, 10), tensor(&memory, 10), tensor(&memory, 10));
+    let mut work = GraphedWork::new(&GraphPool::new(&memory).unwrap());
+    write(&x, 1.0);
+    for _ in 0..3 {
+        let mut run = || {
+            let refused: Result<_, MemoryError> =
+                stream.launch("refused", Shapes::default(), |event| {
+                    of_refused.queue(Access::Write, "refused", event)?;
+                    Err(MemoryError::NotCaptured("on purpose".into()))
+                });
+            assert!(refused.is_err());
+            y.copy_from(&x)
+        };
+        work.run(&mut run).unwrap();
+    }
+    drop(of_refused);
+    assert_eq!(memory.total().current_bytes, 80, "x and y");
     stream.synchronize().unwrap();
 }
 

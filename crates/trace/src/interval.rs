@@ -1,7 +1,7 @@
 //! Half-open time intervals, and sets of them.
 
 /// A half-open interval of time, `[start_ns, end_ns)`.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Span {
     /// The first nanosecond of the interval.
     pub start_ns: u64,

@@ -152,7 +152,7 @@ impl Heap {
         let len_bytes = len_bytes.max(1).checked_next_multiple_of(ALIGNMENT)?;
         let mut chunks =
             self.chunks.iter().filter(|(_, chunk)| chunk.graph_pool == self.graph_pool);
-        let place = chunks.find_map(|(&id, chunk)| Some((id, chunk.place(len_bytes)?)));
+        let place = chunks.find_map(|(&id, chunk)| Some((id, chunk.first_fit(len_bytes)?)));
         let (id, start) = match place {
             Some(place) => place,
             None => (self.add_chunk(len_bytes)?, 0),
@@ -340,7 +340,7 @@ impl Chunk {
     }
 
     /// The start of the first gap of at least this length, if there is one.
-    fn place(&self, len_bytes: usize) -> Option<usize> {
+    fn first_fit(&self, len_bytes: usize) -> Option<usize> {
         if let Some((&start, _)) = self.gaps.iter().find(|(_, len)| **len >= len_bytes) {
             return Some(start);
         }

@@ -23,9 +23,10 @@ pub struct Event(
 );
 
 /// How far the work has come.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum EventState {
     /// The work is not done yet.
+    #[default]
     Pending,
     /// The work is done.
     Complete,
@@ -59,6 +60,7 @@ pub(crate) trait WorkRunner: Send + Sync {
     }
 }
 
+#[derive(Default)]
 struct WorkProgress {
     state: EventState,
     /// Whether later work may ignore this work: it never came into the stream, or it failed and gave its memory back.
@@ -86,15 +88,8 @@ impl Event {
         runner: Option<Arc<dyn WorkRunner>>,
         graph_pool: Option<u32>,
     ) -> (Self, Signal) {
-        let progress = Mutex::new(WorkProgress {
-            state: EventState::Pending,
-            is_withdrawn: false,
-            kept: Vec::new(),
-            captured: Vec::new(),
-            parts: Vec::new(),
-            ran: Span::at(0),
-        });
-        let (runner, changed) = (runner.map_or_else(OnceLock::new, OnceLock::from), Condvar::new());
+        let runner = runner.map_or_else(OnceLock::new, OnceLock::from);
+        let (progress, changed) = Default::default();
         let shared = SharedEvent { position, before, runner, graph_pool, progress, changed };
         let shared = Arc::new(shared);
         (Self(Some(shared.clone())), Signal(Some(shared)))
