@@ -19,9 +19,6 @@ use crate::queues::capture::withdraw;
 use crate::queues::used_memory::CapturedUse;
 use crate::{Access, Allocator, Body, Category, DeviceStream, Event, MemoryError, Result};
 
-/// The name of a launch, in traces and errors.
-const NAME: &str = "graph";
-
 /// Memory for replayed work: blocks that nothing else takes, like a private pool of PyTorch's graphs. Clones are the same pool.
 ///
 /// Graphs may share a pool if their work goes to one stream and leaves no memory of the pool in use.
@@ -162,7 +159,7 @@ fn merge(mut uses: Vec<CapturedUse>) -> Vec<CapturedUse> {
 impl CapturedGraph {
     fn launch(&self) -> Result<Event> {
         let PoolMemory { memory, stream, on_card, number } = &*self.pool.0;
-        let launched = stream.launch(NAME, Shapes::default(), |event| {
+        let launched = stream.launch("graph", Shapes::default(), |event| {
             for CapturedUse { memory, range, access, op } in &self.uses {
                 memory.clone().queue_use(range.clone(), *access, op, event)?;
             }

@@ -232,7 +232,7 @@ fn a_graph_holds_no_memory_of_work_that_was_refused() {
     let mut work = GraphedWork::new(&GraphPool::new(&memory).unwrap());
     write(&x, 1.0);
     for _ in 0..3 {
-        let mut run = || {
+        let run = || {
             let refused: Result<_, MemoryError> =
                 stream.launch("refused", Shapes::default(), |event| {
                     of_refused.queue(Access::Write, "refused", event)?;
@@ -241,7 +241,7 @@ fn a_graph_holds_no_memory_of_work_that_was_refused() {
             assert!(refused.is_err());
             y.copy_from(&x)
         };
-        work.run(&mut run).unwrap();
+        work.run(run).unwrap();
     }
     drop(of_refused);
     assert_eq!(memory.total().current_bytes, 80, "x and y");

@@ -55,7 +55,7 @@ impl Pool {
 
     fn take(&self, len_bytes: usize, category: Category) -> Result<Block> {
         // A capture forbids queries of other streams.
-        if !self.heap().is_in_graph_pool() {
+        if self.heap().graph_pool.is_none() {
             self.unpark();
         }
         let mut heap = self.heap();

@@ -106,7 +106,7 @@ pub(crate) struct Heap {
     /// The number of the last chunk or graph pool.
     last_id: u32,
     /// The graph pool from which blocks are taken now.
-    graph_pool: Option<u32>,
+    pub(super) graph_pool: Option<u32>,
     pub(super) usage: HeapUsage,
 }
 
@@ -160,12 +160,10 @@ impl Heap {
         let chunk = self.chunks.get_mut(&id)?;
         let base = NonNull::new(chunk.base.as_ptr().wrapping_add(start))?;
         let block = Block { base, chunk: id, start, len_bytes, graph_pool: self.graph_pool };
-        let mut fresh_bytes = chunk.occupy(block.range());
+        let occupied_bytes = chunk.occupy(block.range());
+        // A card's driver gave the whole chunk.
+        let fresh_bytes = if self.card.is_none() { occupied_bytes } else { 0 };
         self.usage.in_use_bytes += len_bytes;
-        if self.card.is_some() {
-            // The driver gave the whole chunk.
-            fresh_bytes = 0;
-        }
         self.usage.reserved_bytes += fresh_bytes;
         if fresh_bytes > 0 && !self.supply(&block) {
             self.give_back(block);
@@ -203,11 +201,6 @@ impl Heap {
         })
     }
 
-    /// Whether blocks are taken from a graph pool now.
-    pub(crate) fn is_in_graph_pool(&self) -> bool {
-        self.graph_pool.is_some()
-    }
-
     /// Makes the chunks of a graph pool general memory.
     pub(crate) fn dissolve(&mut self, graph_pool: u32) {
         let chunks = self.chunks.values_mut().filter(|chunk| chunk.graph_pool == Some(graph_pool));
@@ -219,11 +212,10 @@ impl Heap {
     fn supply(&mut self, block: &Block) -> bool {
         let bound = bound_bytes(self.usage.peak_bytes.max(self.usage.in_use_bytes));
         self.trim(self.usage.reserved_bytes.saturating_sub(bound));
-        if self.request(block) {
-            return true;
+        self.request(block) || {
+            self.trim(usize::MAX);
+            self.request(block)
         }
-        self.trim(usize::MAX);
-        self.request(block)
     }
 
     /// Asks the system for the memory of a block.
@@ -304,13 +296,8 @@ impl Heap {
         // Small requests share chunks, so that the driver is asked rarely.
         let large = small.max(CARD_CHUNK);
         let taken = allocate(large).map(|base| (base, large));
-        let (base, bytes) = match taken.or_else(|_| allocate(small).map(|base| (base, small))) {
-            Ok(taken) => taken,
-            Err(error) => {
-                self.refusal = Some(error);
-                return None;
-            }
-        };
+        let taken = taken.or_else(|_| allocate(small).map(|base| (base, small)));
+        let (base, bytes) = taken.map_err(|error| self.refusal = Some(error)).ok()?;
         self.usage.reserved_bytes += bytes;
         self.usage.num_requests += 1;
         let is_of_host = self.device != Device::Cuda;

@@ -3,6 +3,7 @@
 //! While a thread captures, its work does not run: the driver keeps it with its arguments. Work of other threads waits until the
 //! capture ends.
 
+use std::sync::PoisonError;
 use std::thread::ThreadId;
 
 use paceline_cuda as cuda;
@@ -123,7 +124,7 @@ impl DeviceStream {
                     lock(&self.0.state)
                 }
                 _ if state.preparing.is_some() || state.is_captured_elsewhere() => {
-                    self.wait_until_free(state)
+                    self.0.is_free.wait(state).unwrap_or_else(PoisonError::into_inner)
                 }
                 _ => break,
             };

@@ -5,7 +5,7 @@
 //! work itself.
 
 use std::fmt;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::ThreadId;
 use std::time::Duration;
 
@@ -120,14 +120,6 @@ impl DeviceStream {
         &self.0.stream
     }
 
-    /// Waits until another thread may put work into the stream.
-    pub(super) fn wait_until_free<'a>(
-        &self,
-        state: MutexGuard<'a, QueueState>,
-    ) -> MutexGuard<'a, QueueState> {
-        self.0.is_free.wait(state).unwrap_or_else(PoisonError::into_inner)
-    }
-
     /// Whether all work is in the stream of the card.
     pub(super) fn is_up_to_date(&self) -> bool {
         !matches!(&self.0.runs_on, RunsOn::Card(submitter) if !submitter.is_up_to_date())
@@ -191,7 +183,7 @@ impl DeviceStream {
         self.0.accelerator.check()?;
         let mut state = lock(&self.0.state);
         while state.preparing.is_some() || state.is_captured_elsewhere() {
-            state = self.wait_until_free(state);
+            state = self.0.is_free.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
         let graph_pool = state.capture.as_ref().map(|capture| capture.graph_pool);
         if graph_pool.is_some() {

@@ -10,7 +10,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-use paceline_trace::{Span, lock, now_ns};
+use paceline_trace::{Place, Span, lock, now_ns};
 
 use super::event::{Event, EventState, WorkRunner};
 use super::late::LateWork;
@@ -80,7 +80,8 @@ impl Simulator {
             WorkKind::Copy(copy) if copy.uses_bus() => Some(copy),
             _ => None,
         };
-        let engine = copy.map(|copy| lock(&self.copies[usize::from(copy.to_device())]));
+        let engine =
+            copy.map(|copy| lock(&self.copies[usize::from(copy.places.1 == Place::Device)]));
         let start_ns = now_ns();
         let outcome = catch_unwind(AssertUnwindSafe(body));
         if let (Some(copy), None) = (copy, self.spec.late) {

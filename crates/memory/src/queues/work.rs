@@ -62,10 +62,6 @@ pub(crate) struct CopyKind {
 }
 
 impl CopyKind {
-    pub(super) fn to_device(self) -> bool {
-        self.places.1 == Place::Device
-    }
-
     /// Whether one side is memory of the host.
     pub(super) fn uses_bus(&self) -> bool {
         self.places != (Place::Device, Place::Device)
