@@ -172,7 +172,7 @@ impl Warp {
     }
 
     /// The address of a lane's access.
-    #[inline]
+    #[inline(always)]
     pub(super) fn at(&self, address: PtxAddress, lane: usize, len: usize) -> Laned<(Space, u64)> {
         let base = self.registers[address.base as usize][lane];
         let mut at = base.wrapping_add(address.offset as u64);
@@ -192,7 +192,7 @@ impl Warp {
     }
 
     /// Reads the bytes of one lane.
-    #[inline]
+    #[inline(always)]
     pub(super) fn read(
         &self,
         block: &mut BlockRun,
