@@ -11,7 +11,7 @@
 //! ```
 //! use std::sync::Arc;
 //!
-//! use paceline_data::{Dataset, Field, Loader, LoaderConfig, Order, Sample, Sampler};
+//! use paceline_data::{Dataset, Field, Loader, LoaderConfig, SampleOrder, Sample, Sampler};
 //! use paceline_memory::Allocator;
 //!
 //! /// Numbers from 0 to 1 and their squares.
@@ -35,7 +35,7 @@
 //!
 //! // The second of two ranks, which share global batches of 32 samples.
 //! let dataset = Arc::new(Squares);
-//! let sampler = Sampler::new(dataset.len(), 32, 1, 2, Order::Shuffled { seed: 42 })?;
+//! let sampler = Sampler::new(dataset.len(), 32, 1, 2, SampleOrder::Shuffled { seed: 42 })?;
 //! let config = LoaderConfig { end_epoch: 1, ..LoaderConfig::default() };
 //! let mut rows = Vec::new();
 //! for batch in Loader::new(dataset, sampler, Allocator::new(), config)? {
@@ -54,7 +54,7 @@
 //! ```
 //! use std::sync::Arc;
 //!
-//! use paceline_data::{Dataset, Field, Loader, LoaderConfig, Order, Sample, Sampler};
+//! use paceline_data::{Dataset, Field, Loader, LoaderConfig, SampleOrder, Sample, Sampler};
 //! use paceline_memory::Allocator;
 //!
 //! /// 1, then 1 2, then 1 2 3, and so on.
@@ -78,7 +78,7 @@
 //!     }
 //! }
 //!
-//! let sampler = Sampler::new(3, 3, 0, 1, Order::Sequential)?;
+//! let sampler = Sampler::new(3, 3, 0, 1, SampleOrder::Sequential)?;
 //! let mut loader =
 //!     Loader::new(Arc::new(Counting), sampler, Allocator::new(), LoaderConfig::default())?;
 //! let batch = loader.next().unwrap()?;
@@ -133,7 +133,7 @@ pub use mnist::Mnist;
 pub use npy::NpyFolder;
 pub use number_table::NumberTable;
 pub use sample::{OwnedSample, Sample};
-pub use sampler::{EpochPlan, Order, SampleCounts, Sampler, Share, ShareIter};
+pub use sampler::{EpochPlan, SampleCounts, SampleOrder, Sampler, Share, ShareIter};
 pub use subset::Subset;
 pub use synthetic_images::{SyntheticImages, SyntheticImagesConfig};
 pub use synthetic_regression::SyntheticRegression;

@@ -18,7 +18,7 @@ const WINDOW_STEPS: usize = 50;
 
 /// The order of the samples within an epoch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
+pub enum SampleOrder {
     /// The order of the data set.
     Sequential,
     /// A different random order in each epoch.
@@ -41,7 +41,7 @@ pub struct Sampler {
     global_batch: usize,
     rank: usize,
     world: usize,
-    order: Order,
+    order: SampleOrder,
     max_batches: usize,
     /// Consecutive batches whose samples are divided together: see [`Sampler::with_steps_of`].
     batches_per_step: usize,
@@ -85,7 +85,7 @@ impl Sampler {
         global_batch: usize,
         rank: usize,
         world: usize,
-        order: Order,
+        order: SampleOrder,
     ) -> Result<Self, DataError> {
         let setting = |setting, needs, got| Err(DataError::Setting { setting, needs, got });
         // Indices are 32-bit numbers, which takes half the memory. No data set here has more samples.
@@ -156,7 +156,7 @@ impl Sampler {
     /// The order of an epoch, the same on every rank.
     pub fn epoch(&self, epoch: u64) -> EpochPlan {
         let mut order: Vec<u32> = (0..self.len as u32).collect();
-        if let Order::Shuffled { seed } = self.order {
+        if let SampleOrder::Shuffled { seed } = self.order {
             order.shuffle(&mut generator(seed, RandomPurpose::Shuffle, epoch, 0));
         }
         if let Some(lengths) = &self.lengths {
@@ -171,7 +171,7 @@ impl Sampler {
         let windows = order.chunks_mut(of_step.saturating_mul(WINDOW_STEPS));
         for (number, window) in windows.enumerate() {
             window.sort_by_key(|index| Reverse(lengths[*index as usize]));
-            let Order::Shuffled { seed } = self.order else { continue };
+            let SampleOrder::Shuffled { seed } = self.order else { continue };
             let mut steps: Vec<Vec<u32>> =
                 window.chunks_exact(of_step).map(<[u32]>::to_vec).collect();
             steps.shuffle(&mut generator(seed, RandomPurpose::Batches, epoch, number as u64));

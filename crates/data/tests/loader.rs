@@ -6,8 +6,9 @@ use std::thread;
 use std::time::Duration;
 
 use paceline_data::{
-    Batch, DataError, Dataset, Field, Loader, LoaderConfig, Order, OwnedSample, Position, Prefetch,
-    Sample, Sampler, Split, SyntheticImages, SyntheticImagesConfig, SyntheticRegression,
+    Batch, DataError, Dataset, Field, Loader, LoaderConfig, OwnedSample, Position, Prefetch,
+    Sample, SampleOrder, Sampler, Split, SyntheticImages, SyntheticImagesConfig,
+    SyntheticRegression,
 };
 use paceline_memory::{Allocator, Category, DType, Tensor};
 
@@ -36,7 +37,7 @@ fn regression() -> Arc<dyn Dataset> {
 }
 
 fn sampler(dataset: &dyn Dataset, global_batch: usize, rank: usize, world: usize) -> Sampler {
-    let order = Order::Shuffled { seed: 9 };
+    let order = SampleOrder::Shuffled { seed: 9 };
     Sampler::new(dataset.len(), global_batch, rank, world, order).unwrap()
 }
 
@@ -235,7 +236,7 @@ fn dropping_the_loader_ends_its_thread_at_once() {
         });
         let dataset = slow.clone();
         within_seconds(60, move || {
-            let sampler = Sampler::new(1000, 100, 0, 1, Order::Sequential).unwrap();
+            let sampler = Sampler::new(1000, 100, 0, 1, SampleOrder::Sequential).unwrap();
             let allocator = Allocator::new();
             let config = LoaderConfig::default();
             let mut loader = Loader::new(dataset, sampler, allocator.clone(), config).unwrap();
@@ -259,7 +260,7 @@ fn a_panic_in_the_data_set_is_an_error_and_the_end() {
                 assert!(index != 250, "no sample {index} here");
                 0
             });
-            let sampler = Sampler::new(1000, 100, 0, 1, Order::Sequential).unwrap();
+            let sampler = Sampler::new(1000, 100, 0, 1, SampleOrder::Sequential).unwrap();
             let config = epochs(1, prefetch);
             let mut loader = Loader::new(dataset, sampler, Allocator::new(), config).unwrap();
             [(); 5].map(|()| {
@@ -275,7 +276,7 @@ fn a_panic_in_the_data_set_is_an_error_and_the_end() {
 #[test]
 fn a_class_out_of_range_names_its_sample() {
     let first = |read: fn(usize) -> i64| {
-        let sampler = Sampler::new(1000, 100, 0, 1, Order::Sequential).unwrap();
+        let sampler = Sampler::new(1000, 100, 0, 1, SampleOrder::Sequential).unwrap();
         let config = LoaderConfig::default();
         let loader = Loader::new(Custom::new(read), sampler, Allocator::new(), config).unwrap();
         loader.last().unwrap().unwrap_err().to_string()
@@ -309,7 +310,7 @@ impl Dataset for Odd {
 
 fn first_of(dataset: Odd, len: usize) -> String {
     let start = || {
-        let sampler = Sampler::new(len, 2, 0, 1, Order::Sequential)?;
+        let sampler = Sampler::new(len, 2, 0, 1, SampleOrder::Sequential)?;
         let (dataset, config) = (Arc::new(dataset), LoaderConfig::default());
         Loader::new(dataset, sampler, Allocator::new(), config)?.next().transpose()
     };

@@ -1,16 +1,16 @@
 //! The guarantee of the sampler: every sample occurs once, and all ranks together read what one rank would.
 
-use paceline_data::{Order, Position, SampleCounts, Sampler};
+use paceline_data::{Position, SampleCounts, SampleOrder, Sampler};
 
-const SHUFFLED: Order = Order::Shuffled { seed: 42 };
+const SHUFFLED: SampleOrder = SampleOrder::Shuffled { seed: 42 };
 
-fn sampler(len: usize, global_batch: usize, rank: usize, world: usize, order: Order) -> Sampler {
-    Sampler::new(len, global_batch, rank, world, order).unwrap()
+fn sampler(len: usize, batch: usize, rank: usize, world: usize, order: SampleOrder) -> Sampler {
+    Sampler::new(len, batch, rank, world, order).unwrap()
 }
 
 #[test]
 fn the_ranks_together_read_what_a_single_process_reads() {
-    for order in [Order::Sequential, SHUFFLED] {
+    for order in [SampleOrder::Sequential, SHUFFLED] {
         for len in [1, 2, 7, 10, 64, 97] {
             for global_batch in [1, 3, 8, 10, 64, 200] {
                 for world in [1, 2, 3, 4, 8, 13] {
@@ -21,7 +21,7 @@ fn the_ranks_together_read_what_a_single_process_reads() {
     }
 }
 
-fn compare(len: usize, global_batch: usize, world: usize, order: Order) {
+fn compare(len: usize, global_batch: usize, world: usize, order: SampleOrder) {
     let case = format!("{len} samples by {global_batch} on {world} ranks, {order:?}");
     let single = sampler(len, global_batch, 0, 1, order);
     let ranks: Vec<_> = (0..world).map(|r| sampler(len, global_batch, r, world, order)).collect();
@@ -95,11 +95,11 @@ fn the_order_depends_on_seed_and_epoch_alone() {
         let plan = sampler(1000, 1000, 0, 1, order).epoch(epoch);
         plan.batch(0).unwrap().indices.to_vec()
     };
-    assert_eq!(order(Order::Sequential, 3), (0..1000).collect::<Vec<_>>());
+    assert_eq!(order(SampleOrder::Sequential, 3), (0..1000).collect::<Vec<_>>());
     assert_eq!(order(SHUFFLED, 3), order(SHUFFLED, 3));
     assert_ne!(order(SHUFFLED, 3), order(SHUFFLED, 4));
-    assert_ne!(order(SHUFFLED, 3), order(Order::Shuffled { seed: 43 }, 3));
-    assert_ne!(order(SHUFFLED, 0), order(Order::Sequential, 0));
+    assert_ne!(order(SHUFFLED, 3), order(SampleOrder::Shuffled { seed: 43 }, 3));
+    assert_ne!(order(SHUFFLED, 0), order(SampleOrder::Sequential, 0));
 }
 
 #[test]
@@ -200,7 +200,7 @@ fn lengths(len: usize) -> Vec<u32> {
 
 #[test]
 fn lengths_change_the_order_and_nothing_else() {
-    for order in [Order::Sequential, SHUFFLED] {
+    for order in [SampleOrder::Sequential, SHUFFLED] {
         for (len, global_batch, world) in [(1, 4, 2), (97, 8, 3), (1000, 8, 4), (1003, 2, 3)] {
             for steps in [1, 3] {
                 let case = format!("{len} by {global_batch} on {world}, {steps}, {order:?}");

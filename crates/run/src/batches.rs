@@ -8,8 +8,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use paceline_data::{
-    Batch, BatchShape, Dataset, Decoded, Loader, LoaderConfig, Order, Position, Prefetch,
-    SampleCounts, Sampler, ShareIter, Subset,
+    Batch, BatchShape, Dataset, Decoded, Loader, LoaderConfig, Position, Prefetch, SampleCounts,
+    SampleOrder, Sampler, ShareIter, Subset,
 };
 use paceline_failure::Result;
 use paceline_kernels::Compute;
@@ -117,9 +117,9 @@ impl BatchStream {
 /// shard. `None` for a rank without samples.
 fn sampler(config: &TrainConfig, len: usize, rank: usize, world: usize) -> Result<Option<Sampler>> {
     let order = if config.data.is_new_each_epoch() {
-        Order::Sequential
+        SampleOrder::Sequential
     } else {
-        Order::Shuffled { seed: config.seed }
+        SampleOrder::Shuffled { seed: config.seed }
     };
     let sampler = match config.rank_samples.as_ref().map(|samples| samples[rank]) {
         None => {

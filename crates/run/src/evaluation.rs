@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use paceline_checkpoint::progress::{EpochSums, TestResult};
 use paceline_collectives::ReduceOp;
-use paceline_data::{Dataset, Loader, LoaderConfig, Order, Sampler};
+use paceline_data::{Dataset, Loader, LoaderConfig, SampleOrder, Sampler};
 use paceline_failure::{Failure, Result};
 use paceline_kernels::loss::SUMS_LEN;
 use paceline_memory::{Category, DType};
@@ -27,7 +27,7 @@ pub fn evaluate(
     let Replica { compute, world: all, group, model, .. } = cx.replica;
     let (rank, world) = (group.rank(), group.world_size());
     let samples = dataset.len();
-    let sampler = Sampler::new(samples, global_batch, rank, world, Order::Sequential)?;
+    let sampler = Sampler::new(samples, global_batch, rank, world, SampleOrder::Sequential)?;
     let settings = LoaderConfig { end_epoch: 1, ..LoaderConfig::default() };
     let sums = compute.allocator.tensor(DType::F64, [SUMS_LEN], Category::Workspace)?;
     sums.fill_zero()?;

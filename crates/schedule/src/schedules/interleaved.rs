@@ -52,7 +52,7 @@ impl Rounds {
         self.chunks - 1 - self.forward(at)
     }
 
-    /// The forward passes of a rank before its first turn, if the next rank is `per_rank` behind in them.
+    /// The forward passes of a rank before its first turn, if the next rank lags by `per_rank` of them.
     fn warm_up(&self, shape: &Shape, rank: usize, per_rank: usize) -> usize {
         let of_last = (self.chunks - 1) * self.micro_batches_per_round;
         let all = self.chunks * shape.micro_batches;

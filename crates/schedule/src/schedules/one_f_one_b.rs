@@ -2,7 +2,7 @@
 
 use crate::{Costs, Entry, List, Schedule, Shape};
 
-/// As idle as GPipe, with as many micro-batches in flight as there are ranks behind, this one included.
+/// As idle as GPipe, with as many micro-batches in flight as there are ranks after it, this one included.
 #[derive(Clone, Copy, Debug)]
 pub struct OneFOneB;
 
