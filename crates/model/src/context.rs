@@ -260,9 +260,12 @@ impl<'a> Context<'a> {
     }
 
     /// The type of parameters, of statistics that a layer saves, and of activations that many layers add to, such as the
-    /// residual stream of a transformer.
+    /// residual stream of a transformer. It is f32 if the parameters were rounded to 16 bits, for a model that is not trained.
     pub fn wide_dtype(&self) -> DType {
-        self.storage.precision().wide()
+        match self.storage.precision().master {
+            DType::BF16 | DType::F16 => DType::F32,
+            master => master,
+        }
     }
 
     /// The same numbers in the type [`Context::wide_dtype`].

@@ -28,14 +28,6 @@ impl Precision {
     /// Products in fp16, everything else in single precision. Gradients of activations have the range of fp16, so the loss
     /// has to be scaled.
     pub const FP16: Self = Self { compute: DType::F16, ..Self::F32 };
-
-    /// The type of sums: that of the parameters, or f32 if these were rounded to 16 bits, for a model that is not trained.
-    pub fn wide(self) -> DType {
-        match self.master {
-            DType::BF16 | DType::F16 => DType::F32,
-            master => master,
-        }
-    }
 }
 
 impl From<DType> for Precision {

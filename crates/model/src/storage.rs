@@ -78,22 +78,11 @@ impl Storage {
             for (range, part) in self.values.within(&param.range())? {
                 let elems = range.start - param.start..range.end - param.start;
                 let values = self.layout.initial_values(ParamId(at), seed, elems);
-                match part.dtype() {
-                    DType::F64 => part.overwrite::<f64, _>(|part| {
-                        part.iter_mut().zip(values).for_each(|(x, v)| *x = v);
-                    })?,
-                    _ => part.overwrite::<f32, _>(|part| {
-                        part.iter_mut().zip(values).for_each(|(x, v)| *x = v as f32);
-                    })?,
-                }
+                overwrite(&part, values)?;
             }
         }
         for (at, buffer) in self.layout.buffers().iter().enumerate() {
-            let to = self.buffer(BufferId(at))?;
-            match to.dtype() {
-                DType::F64 => to.overwrite::<f64, _>(|to| to.fill(buffer.init))?,
-                _ => to.overwrite::<f32, _>(|to| to.fill(buffer.init as f32))?,
-            }
+            overwrite(&self.buffer(BufferId(at))?, std::iter::repeat(buffer.init))?;
         }
         Ok(())
     }
@@ -202,6 +191,19 @@ impl WeightsDigest {
     pub fn finish(self) -> String {
         self.0.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
     }
+}
+
+/// Overwrites a tensor of f32 or f64 with these numbers. Further numbers are left.
+fn overwrite(tensor: &Tensor, numbers: impl IntoIterator<Item = f64>) -> Result<()> {
+    match tensor.dtype() {
+        DType::F64 => tensor.overwrite::<f64, _>(|to| {
+            to.iter_mut().zip(numbers).for_each(|(to, number)| *to = number);
+        })?,
+        _ => tensor.overwrite::<f32, _>(|to| {
+            to.iter_mut().zip(numbers).for_each(|(to, number)| *to = number as f32);
+        })?,
+    }
+    Ok(())
 }
 
 /// Whether all values of a tensor of floating-point numbers are finite.

@@ -93,7 +93,7 @@ fn every_position_has_the_logits_of_transformers() {
                 let mut generator = Generator::new(&compute, &config, &storage, len).unwrap();
                 for (position, token) in tokens.iter().enumerate() {
                     generator.read(*token).unwrap();
-                    let got = values(generator.logits().unwrap());
+                    let got = values(&generator.logits().unwrap());
                     let want = want.next().unwrap();
                     let off = got.iter().zip(want).map(|(got, want)| (got - want).abs());
                     let off = off.fold(0.0f64, f64::max) / largest;
@@ -120,7 +120,7 @@ fn in_bf16_the_logits_are_near_those_of_f32() {
                 let mut all = Vec::new();
                 for token in &rows[0] {
                     generator.read(*token).unwrap();
-                    all.extend(values(generator.logits().unwrap()));
+                    all.extend(values(&generator.logits().unwrap()));
                 }
                 all
             };
@@ -153,7 +153,7 @@ fn greedy_tokens_are_those_of_transformers() {
             generator.read_all(&prompt).unwrap();
             let mut got = Vec::new();
             for _ in 0..want.len() {
-                let token = sampler.choose(generator.logits().unwrap(), &[]).unwrap();
+                let token = sampler.choose(&generator.logits().unwrap(), &[]).unwrap();
                 generator.read(token).unwrap();
                 got.push(token);
             }
@@ -195,7 +195,7 @@ fn tokens_that_are_read_at_once_are_those_that_are_read_one_by_one() {
         let tokens: Vec<u32> = (0..600).map(|at| at * 7 % 61).collect();
         let mut generator = Generator::new(&compute, &config, &storage, 600).unwrap();
         tokens.iter().for_each(|token| generator.read(*token).unwrap());
-        let want = values(generator.logits().unwrap());
+        let want = values(&generator.logits().unwrap());
         for parts in [&[600][..], &[1, 599], &[300, 256, 44]] {
             generator.forget();
             let mut rest = &tokens[..];
@@ -205,7 +205,7 @@ fn tokens_that_are_read_at_once_are_those_that_are_read_one_by_one() {
                 rest = left;
             }
             assert_eq!(generator.position(), 600);
-            let got = values(generator.logits().unwrap());
+            let got = values(&generator.logits().unwrap());
             let off = got.iter().zip(&want).map(|(got, want)| (got - want).abs());
             let off = off.fold(0.0f64, f64::max);
             // Products of several rows may add up in another order. The logits are about one.

@@ -104,7 +104,7 @@ impl TextSampler {
         generator.read_all(&tokens).map_err(failed)?;
         while tokens.len() < self.len {
             let logits = generator.logits().map_err(failed)?;
-            let token = sampler.choose(logits, &tokens).map_err(failed)?;
+            let token = sampler.choose(&logits, &tokens).map_err(failed)?;
             if self.config.special_tokens.ends.contains(&token) {
                 break;
             }

@@ -75,7 +75,7 @@ impl Layer for Attention {
         let output = cx.activation(spec.output_shape())?;
         let (compute, table) = (cx.compute, self.rotary.table(cx)?);
         if let Some(cache) = cx.cache() {
-            cache.attend(compute, &input, &table, &output)?;
+            cache.attend(compute, &spec, &input, &table, &output)?;
             return Ok((output, Saved::default()));
         }
         let log_sums = cx.wide_activation([spec.log_sums_len()])?;

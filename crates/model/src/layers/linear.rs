@@ -107,14 +107,11 @@ impl Layer for Linear {
         let output = if self.is_wide { cx.wide_activation(shape) } else { cx.activation(shape) }?;
         let weight = self.weight(cx)?;
         let bias = self.bias.map(|bias| cx.param(bias)).transpose()?;
-        match (&bias, self.activation) {
-            (None, Activation::None) if cx.cache().is_some() && shape[0] == 1 => {
-                linear::forward_row(cx.compute, &input, &weight, &output)?;
-            }
-            (bias, activation) => {
-                let bias = bias.as_ref();
-                linear::forward(cx.compute, &input, &weight, bias, activation, &output)?;
-            }
+        let is_product = self.bias.is_none() && self.activation == Activation::None;
+        if shape[0] == 1 && is_product && cx.cache().is_some() {
+            linear::forward_row(cx.compute, &input, &weight, &output)?;
+        } else {
+            linear::forward(cx.compute, &input, &weight, bias.as_ref(), self.activation, &output)?;
         }
         let saved = match self.activation {
             Activation::None => Saved::of([input]),

@@ -4,11 +4,10 @@
 //! Input: the weights of a language model, and tokens. Output: the logits of the token that follows. This module does not
 //! know texts, nor how a token is chosen from its logits.
 
-use paceline_kernels::attention::AttentionSpec;
 use paceline_kernels::{Compute, linear};
 use paceline_memory::{Category, DType, Tensor};
 
-use super::{EMBEDDING, HEAD, LlamaConfig, LlamaTask};
+use super::{LlamaConfig, LlamaTask};
 use crate::cache::KeyValueCache;
 use crate::{Batch, Block, Context, Layer, Model, ModelError, OpenUnits, ParamId, Result, Storage};
 
@@ -26,16 +25,15 @@ pub struct Generator<'a> {
     stream: Option<Tensor>,
     /// (vocabulary, width).
     head: Tensor,
-    /// (1, vocabulary).
-    logits: Tensor,
 }
 
 impl<'a> Generator<'a> {
     /// A generator for texts of at most `max_len` tokens. It computes in the element type of the storage's values, f32, f64 or
-    /// bf16, whose sums are f32. It takes `2 * layers * kv_heads * head_dim * max_len` elements of this type for the cache.
+    /// bf16, whose sums are f32. The cache takes `2 * layers * kv_heads * head_dim * max_len` elements of this type, from the
+    /// first token on.
     ///
-    /// Errors if the model is a classifier, if it does not know `max_len` positions, if the storage lacks one of its
-    /// parameters, or if there is no memory.
+    /// Errors if the model is a classifier, if it does not know `max_len` positions, or if the storage lacks one of its
+    /// parameters.
     pub fn new(
         compute: &'a Compute,
         config: &LlamaConfig,
@@ -54,34 +52,27 @@ impl<'a> Generator<'a> {
         }
         let model = LlamaConfig { max_position_embeddings: max_len, ..config.clone() }.build(1)?;
         let stored = storage.layout().params();
-        let is_missing =
-            |(at, name): &(usize, &str)| stored.get(*at).is_none_or(|stored| stored.name != *name);
-        let mut names = model.layout.params().iter().map(|param| &*param.name).enumerate();
-        if let Some((_, name)) = names.find(is_missing) {
-            return Err(ModelError::Config(format!("the model has no parameter {name}")));
+        for (at, param) in model.layout.params().iter().enumerate() {
+            if stored.get(at).is_none_or(|stored| stored.name != param.name) {
+                let reason = format!("the model has no parameter {}", param.name);
+                return Err(ModelError::Config(reason));
+            }
         }
-        let head = if config.tie_word_embeddings { EMBEDDING } else { HEAD };
-        let head = stored.iter().position(|param| param.name == head);
-        let head = storage.value(ParamId(head.unwrap_or_default()))?;
-        let (heads, kv_heads) = (config.num_attention_heads, config.num_key_value_heads);
-        let spec =
-            AttentionSpec { batch: 1, seq: max_len, heads, kv_heads, head_dim: config.head_dim };
-        let dtype = storage.values().dtype();
-        let cache = KeyValueCache::new(compute, spec, config.num_hidden_layers, dtype)?;
-        let (dtype, shape) = (storage.precision().wide(), [1, config.vocab_size]);
-        let logits = compute.allocator.tensor(dtype, shape, Category::Activations)?;
-        Ok(Self { compute, storage, model, cache, stream: None, head, logits })
+        // The embedding is the first parameter, and a head of its own the last one.
+        let head = if config.tie_word_embeddings { 0 } else { model.layout.params().len() - 1 };
+        let head = storage.value(ParamId(head))?;
+        let cache = KeyValueCache { max_len, position: 0, layer: 0, layers: Vec::new() };
+        Ok(Self { compute, storage, model, cache, stream: None, head })
     }
 
     /// The number of tokens that have been read.
     pub fn position(&self) -> usize {
-        self.cache.position()
+        self.cache.position
     }
 
     /// Forgets the text. The next token is the first one of another.
     pub fn forget(&mut self) {
-        self.cache.set_position(0);
-        self.stream = None;
+        (self.cache.position, self.stream) = (0, None);
     }
 
     /// Reads the next token of the text. Errors as [`Generator::read_all`].
@@ -92,33 +83,36 @@ impl<'a> Generator<'a> {
     /// Reads the next tokens of the text, in one pass over the weights for every 512 of them. Errors if the model does not
     /// have one of the tokens, or if the text would have more than `max_len` tokens.
     pub fn read_all(&mut self, tokens: &[u32]) -> Result<()> {
+        let Self { compute, storage, model, cache, .. } = self;
         for tokens in tokens.chunks(MAX_ROWS) {
-            let (len, position) = (tokens.len(), self.cache.position());
-            let inputs = self.compute.allocator.tensor(DType::I64, [1, len], Category::Data)?;
+            let len = tokens.len();
+            let inputs = compute.allocator.tensor(DType::I64, [1, len], Category::Data)?;
             for (to, token) in inputs.write::<i64>()?.iter_mut().zip(tokens) {
                 *to = i64::from(*token);
             }
-            self.cache.set_position(position);
-            let Self { compute, storage, cache, .. } = self;
-            let blocks = &self.model.blocks[..self.model.blocks.len() - 1];
+            cache.layer = 0;
+            let blocks = &model.blocks[..model.blocks.len() - 1];
             let stream = forward(compute, storage, blocks, inputs, Some(cache))?;
             let width = stream.dims()[1];
             self.stream = Some(stream.slice((len - 1) * width..len * width)?.view([1, width])?);
-            self.cache.set_position(position + len);
+            cache.position += len;
         }
         Ok(())
     }
 
     /// The logits of the token that follows, (1, vocabulary). They take as long as several blocks, so they are computed only
-    /// where somebody asks. The next call overwrites them. Errors if no token has been read.
-    pub fn logits(&self) -> Result<&Tensor> {
+    /// where somebody asks. Errors if no token has been read.
+    pub fn logits(&self) -> Result<Tensor> {
         let Some(stream) = self.stream.clone() else {
             return Err(ModelError::Config("a text must begin with a token".into()));
         };
-        let norm = &self.model.blocks[self.model.blocks.len() - 1..];
-        let normed = forward(self.compute, self.storage, norm, stream, None)?;
-        linear::forward_row(self.compute, &normed, &self.head, &self.logits)?;
-        Ok(&self.logits)
+        let Self { compute, storage, model, head, .. } = self;
+        let norm = &model.blocks[model.blocks.len() - 1..];
+        let (shape, dtype) = ([1, head.dims()[0]], stream.dtype());
+        let logits = compute.allocator.tensor(dtype, shape, Category::Activations)?;
+        let normed = forward(compute, storage, norm, stream, None)?;
+        linear::forward_row(compute, &normed, head, &logits)?;
+        Ok(logits)
     }
 }
 

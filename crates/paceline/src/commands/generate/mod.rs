@@ -86,7 +86,7 @@ fn go_on(
     let (mut count, mut end) = (0, End::MaxTokens);
     loop {
         let logits = generator.logits().map_err(failed)?;
-        let token = sampler.choose(logits, &tokens).map_err(failed)?;
+        let token = sampler.choose(&logits, &tokens).map_err(failed)?;
         count += 1;
         if folder.ends.contains(&token) {
             end = End::Token;
