@@ -7,7 +7,7 @@ use std::sync::Arc;
 use paceline_memory::Tensor;
 
 use crate::layers::Chain;
-use crate::{Block, Context, Half, Layout, Objective, Result, Saved};
+use crate::{Block, Context, Half, Layer, Layout, Objective, Result, Saved};
 
 /// Blocks that are computed one after the other, and an objective for the output of the last block.
 pub struct Model {
@@ -44,6 +44,12 @@ impl Model {
     /// All blocks as one layer.
     pub fn network(&self) -> Chain<'_, Block> {
         Chain(&self.blocks)
+    }
+
+    /// The backward pass of all blocks. Nobody needs the gradient of the model's input.
+    pub fn backward(&self, cx: &mut Context, mut saved: Saved, d_output: Tensor) -> Result<()> {
+        let half = Half::Whole { wants_input: false };
+        self.network().backward(cx, &mut saved, d_output, half).map(|_| ())
     }
 
     /// [`Objective::evaluate`], with the objective's unit open.

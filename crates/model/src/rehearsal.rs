@@ -13,8 +13,8 @@ use paceline_kernels::{Compute, norm};
 use paceline_memory::{Category, DType, Device, PhaseUsage, Shape, Tensor, Usage};
 
 use crate::{
-    Batch, Context, Half, Layer, Layout, Model, ModelError, OpenUnits, ParamId, PassHooks,
-    Precision, Result, Storage,
+    Batch, Context, Layer, Layout, Model, ModelError, OpenUnits, ParamId, PassHooks, Precision,
+    Result, Storage,
 };
 
 /// The memory of a step by phase.
@@ -66,15 +66,14 @@ impl Rehearsal {
             let flops_before = compute.forward_flops();
             let cx = Context::resumed(compute, &storage, &mut units, &mut hooks);
             let mut cx = cx.with_batch(batch);
-            let (output, mut saved) = model.network().forward(&mut cx, batch.inputs().clone())?;
+            let (output, saved) = model.network().forward(&mut cx, batch.inputs().clone())?;
             let cx = Context::training(compute, &storage, &mut units, &mut hooks);
             let mut cx = cx.with_batch(batch);
             let d_output = model.differentiate(&mut cx, &output, 1.0, &sums, None)?;
             drop(output);
             forward_flops += compute.forward_flops() - flops_before;
             allocator.end_phase(FORWARD);
-            let half = Half::Whole { wants_input: false };
-            model.network().backward(&mut cx, &mut saved, d_output, half)?;
+            model.backward(&mut cx, saved, d_output)?;
             allocator.end_phase(BACKWARD);
         }
         let moved_bytes = compute.moved_bytes() - moved_before;

@@ -5,7 +5,7 @@ use paceline_emulated_card::for_tests::{instructions, is_ready};
 use paceline_kernels::Compute;
 use paceline_memory::{Accelerator, Allocator, Category, DType, Tensor};
 use paceline_model::{
-    Batch, CnnConfig, Context, Half, Layer, LlamaConfig, LlamaTask, MlpConfig, Model, OpenUnits,
+    Batch, CnnConfig, Context, Layer, LlamaConfig, LlamaTask, MlpConfig, Model, OpenUnits,
     SpecialTokens, Storage,
 };
 
@@ -38,12 +38,9 @@ fn instructions_of(
     let cx = Context::training(&compute, &storage, &mut units, &mut ready);
     let mut cx = cx.with_batch(&batch);
     cx.open_roots().unwrap();
-    let (output, mut saved) = model.network().forward(&mut cx, inputs).unwrap();
+    let (output, saved) = model.network().forward(&mut cx, inputs).unwrap();
     let d_output = model.differentiate(&mut cx, &output, 0.25, &sums, None).unwrap();
-    model
-        .network()
-        .backward(&mut cx, &mut saved, d_output, Half::Whole { wants_input: false })
-        .unwrap();
+    model.backward(&mut cx, saved, d_output).unwrap();
     cx.close_roots().unwrap();
     compute.synchronize().unwrap();
     Some(instructions()? - before)

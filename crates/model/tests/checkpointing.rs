@@ -7,7 +7,7 @@ use paceline_kernels::linear::Activation;
 use paceline_memory::{Allocator, Category, DType};
 use paceline_model::layers::{Linear, Sequence};
 use paceline_model::{
-    Batch, Block, Context, Half, Layer, LayoutBuilder, MeanSquaredError, Model, OpenUnits, ParamId,
+    Batch, Block, Context, Layer, LayoutBuilder, MeanSquaredError, Model, OpenUnits, ParamId,
     Storage,
 };
 
@@ -50,13 +50,10 @@ fn peak(model: &Model) -> usize {
     let mut ready = |_: ParamId| Ok(());
     let cx = Context::training(&compute, &storage, &mut units, &mut ready);
     let mut cx = cx.with_batch(&batch);
-    let (output, mut saved) = model.network().forward(&mut cx, batch.inputs().clone()).unwrap();
+    let (output, saved) = model.network().forward(&mut cx, batch.inputs().clone()).unwrap();
     let d_output = model.differentiate(&mut cx, &output, 1.0, &sums, None).unwrap();
     drop(output);
-    model
-        .network()
-        .backward(&mut cx, &mut saved, d_output, Half::Whole { wants_input: false })
-        .unwrap();
+    model.backward(&mut cx, saved, d_output).unwrap();
     allocator.usage(Category::Activations).peak_bytes as usize / size_of::<f32>()
 }
 

@@ -4,8 +4,8 @@ use paceline_kernels::optimizer::AdamW;
 use paceline_kernels::{Bf16Products, Compute, SimdLevel};
 use paceline_memory::{Allocator, Category, DType, Tensor};
 use paceline_model::{
-    Batch, Context, Half, Layer, LlamaConfig, LlamaTask, Model, OpenUnits, Optimizer,
-    OptimizerConfig, ParamId, Precision, SpecialTokens, Storage,
+    Batch, Context, Layer, LlamaConfig, LlamaTask, Model, OpenUnits, Optimizer, OptimizerConfig,
+    ParamId, Precision, SpecialTokens, Storage,
 };
 use safetensors::SafeTensors;
 use serde_json::json;
@@ -123,14 +123,11 @@ impl Case {
         let mut cx = cx.with_batch(batch);
         cx.open_roots().unwrap();
         let inputs = batch.inputs().clone();
-        let (output, mut saved) = model.network().forward(&mut cx, inputs).unwrap();
+        let (output, saved) = model.network().forward(&mut cx, inputs).unwrap();
         let count = model.objective.count(batch).unwrap();
         let d_output =
             model.differentiate(&mut cx, &output, 1.0 / count as f64, &sums, None).unwrap();
-        model
-            .network()
-            .backward(&mut cx, &mut saved, d_output, Half::Whole { wants_input: false })
-            .unwrap();
+        model.backward(&mut cx, saved, d_output).unwrap();
         finals.sort();
         let every: Vec<ParamId> = model.layout.trained().map(|(id, _)| id).collect();
         assert_eq!(finals, every, "every gradient is announced once");

@@ -9,7 +9,7 @@ use paceline_kernels::{Compute, ImageLayout};
 use paceline_memory::{Allocator, Category, DType, PhaseUsage};
 use paceline_model::layers::{Linear, Sequence};
 use paceline_model::{
-    Batch, Block, CnnConfig, Context, Half, Layer, LayoutBuilder, LlamaConfig, LlamaTask,
+    Batch, Block, CnnConfig, Context, Layer, LayoutBuilder, LlamaConfig, LlamaTask,
     MeanSquaredError, MlpConfig, Model, OpenUnits, ParamId, Precision, Rehearsal, SpecialTokens,
     Storage,
 };
@@ -56,14 +56,11 @@ fn measured(
     let cx = Context::training(&compute, &storage, &mut units, &mut ready);
     let mut cx = cx.with_batch(&batch);
     cx.open_roots().unwrap();
-    let (output, mut saved) = model.network().forward(&mut cx, batch.inputs().clone()).unwrap();
+    let (output, saved) = model.network().forward(&mut cx, batch.inputs().clone()).unwrap();
     let d_output = model.differentiate(&mut cx, &output, 1.0, &sums, None).unwrap();
     drop(output);
     let forward = allocator.end_phase("forward");
-    model
-        .network()
-        .backward(&mut cx, &mut saved, d_output, Half::Whole { wants_input: false })
-        .unwrap();
+    model.backward(&mut cx, saved, d_output).unwrap();
     [forward, allocator.end_phase("backward")]
 }
 

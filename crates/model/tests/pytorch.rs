@@ -165,15 +165,12 @@ impl Setup {
         let batch = Batch::new(inputs.clone(), targets);
         let cx = Context::training(&self.compute, &storage, &mut units, &mut ready);
         let mut cx = cx.with_batch(&batch);
-        let (output, mut saved) = model.network().forward(&mut cx, inputs).unwrap();
+        let (output, saved) = model.network().forward(&mut cx, inputs).unwrap();
         let sums = self.sums();
         let d_output = model.differentiate(&mut cx, &output, 1.0 / rows, &sums, None).unwrap();
         let (_, want) = stored(&format!("{case}.loss"));
         self.assert_close(&[sums.read::<f64>().unwrap()[0] / rows], &want, case);
-        model
-            .network()
-            .backward(&mut cx, &mut saved, d_output, Half::Whole { wants_input: false })
-            .unwrap();
+        model.backward(&mut cx, saved, d_output).unwrap();
         for (at, param) in model.layout.params().iter().enumerate() {
             let grad = storage.grad(ParamId(at)).unwrap();
             self.assert_tensor(&grad, &format!("{case}.grad.{}", param.name));

@@ -37,14 +37,11 @@ fn check(model: Model, inputs: &[usize], targets: impl Fn(&Allocator) -> Tensor)
         let mut units = OpenUnits::new(storage.layout());
         let cx = Context::training(&compute, &storage, &mut units, &mut ready);
         let mut cx = cx.with_batch(&batch);
-        let (output, mut saved) = model.network().forward(&mut cx, inputs.clone()).unwrap();
+        let (output, saved) = model.network().forward(&mut cx, inputs.clone()).unwrap();
         let scale = 1.0 / BATCH as f64;
         let d_output = model.differentiate(&mut cx, &output, scale, &sums, None).unwrap();
         drop(output);
-        model
-            .network()
-            .backward(&mut cx, &mut saved, d_output, Half::Whole { wants_input: false })
-            .unwrap();
+        model.backward(&mut cx, saved, d_output).unwrap();
         optimizer.step(&compute, &storage).unwrap();
     };
     step();

@@ -5,12 +5,13 @@ use paceline_memory::Tensor;
 
 use crate::{Context, Half, Init, Layer, LayoutBuilder, ParamId, Result, Saved};
 
-/// Maps (n, h, w, c_in) to (n, h', w', c_out), or (n, c_in, h, w) to (n, c_out, h', w'). An input of f32 is fine where the network computes in bf16.
+/// Maps (n, h, w, c_in) to (n, h', w', c_out), or (n, c_in, h, w) to (n, c_out, h', w'). An input of f32 is fine where the
+/// network computes in bf16.
 #[derive(Debug)]
 pub struct Conv2d {
-    geometry: conv2d::Conv2d,
-    weight: ParamId,
-    bias: ParamId,
+    pub(super) geometry: conv2d::Conv2d,
+    pub(super) weight: ParamId,
+    pub(super) bias: ParamId,
 }
 
 impl Conv2d {
