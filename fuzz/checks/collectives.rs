@@ -79,7 +79,9 @@ pub fn tcp_header(bytes: &[u8]) -> Result<(), String> {
 
 /// A header is the same when it is written again.
 fn survives_the_wire(bytes: &[u8]) {
-    let Some(header) = Header::decode(bytes.try_into().expect("a header's bytes")) else { return };
+    let Some(header) = Header::decode(bytes.try_into().expect("a header's bytes")) else {
+        return;
+    };
     assert_eq!(Header::decode(&header.encode()), Some(header));
     let calls = match header {
         Header::Call { call, .. } => vec![call],

@@ -1,5 +1,5 @@
-//! A rank's call of an operation, the header by which it tells the other ranks about the call, and the
-//! check that the calls of all ranks match.
+//! A rank's call of an operation, the header that shows the call to the other ranks, and the check that the calls of all
+//! ranks match.
 //!
 //! Every transport shows each rank the calls of all others before it moves a byte. All ranks therefore
 //! find a mismatch at once, and the error names it. This module knows nothing of how bytes move.
@@ -74,7 +74,7 @@ pub(crate) struct Call {
     pub(crate) root: usize,
     /// The source of the receiving half of a send-and-receive.
     pub(crate) from: usize,
-    /// What this rank contributes.
+    /// This rank's contribution.
     pub(crate) send: Region,
     /// Where this rank wants the result. May be `send` or a part of `send` if the operation allows this.
     pub(crate) recv: Region,
@@ -208,6 +208,16 @@ impl Call {
 }
 
 impl CallHeader {
+    /// Whether a send with this header and a receive move the same elements.
+    pub(crate) fn fits(&self, receive: &CallHeader) -> bool {
+        self.dtype_byte() == receive.dtype_byte() && self.send_count == receive.recv_count
+    }
+
+    /// The element type, as a number.
+    pub(crate) fn dtype_byte(&self) -> u8 {
+        (self.signature >> 8) as u8
+    }
+
     /// The operation, if the signature holds one.
     pub(crate) fn kind(&self) -> Option<OpKind> {
         OpKind::ALL.into_iter().find(|kind| *kind as u8 == self.signature as u8)
@@ -250,7 +260,7 @@ impl CallHeader {
 }
 
 /// Checks that the collective calls of all ranks match. Every rank passes the same list, so either all
-/// ranks find the same disagreement or none does.
+/// ranks find the same disagreement, or no rank finds one.
 pub(crate) fn agree(calls: &[CallHeader]) -> Result<(), Disagreement> {
     let first = &calls[0];
     if let Some(other) = calls.iter().position(|call| call.signature != first.signature) {
@@ -310,7 +320,7 @@ pub(crate) fn agree(calls: &[CallHeader]) -> Result<(), Disagreement> {
     Ok(())
 }
 
-/// Whether numbers add up to `whole`. A sum that has no room in a number adds up to nothing.
+/// Whether numbers add up to `whole`. False if the sum overflows.
 pub(crate) fn add_up(parts: impl IntoIterator<Item = u64>, whole: u64) -> bool {
     parts.into_iter().try_fold(0, u64::checked_add) == Some(whole)
 }

@@ -13,7 +13,7 @@ use crate::{CollectiveError, Group, Result};
 /// likelier that one of them met no delay.
 const NUM_EXCHANGES: usize = 64;
 
-/// What a rank has to add to its clock to get the time of rank 0's clock.
+/// The difference between a rank's clock and that of rank 0.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct ClockOffset {
     /// To be added to a time of this rank's clock, in nanoseconds. Zero if both ranks read one clock.
@@ -23,25 +23,25 @@ pub struct ClockOffset {
     /// Whether this rank and rank 0 read the same clock, because they run on one kernel and in one time
     /// namespace. Offset and error are then exactly zero.
     pub is_same_clock: bool,
-    /// What the messages measured, even if both ranks read the same clock.
-    pub measured: Exchange,
+    /// The offset that the messages measured, even if both ranks read the same clock.
+    pub measured: RoundTrip,
 }
 
-/// What a message to a rank and its answer measure.
+/// The measurement of one message to a rank and its answer.
 ///
 /// Rank 0 sends at `t0` and has the answer at `t3`, both by its own clock. The other rank has the message
 /// at `t1` and answers at `t2`, both by its own clock. As in NTP (RFC 5905, section 8), the offset is
 /// `((t0 - t1) + (t3 - t2)) / 2` and the round trip is `(t3 - t0) - (t2 - t1)`. The two directions may take
 /// different times, but neither can be negative, so the offset is wrong by at most half the round trip.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Exchange {
+pub struct RoundTrip {
     /// To be added to a time of the other rank's clock to get the time of rank 0's, in nanoseconds.
     pub offset_ns: i64,
     /// How long the message and the answer traveled, in nanoseconds.
     pub round_trip_ns: u64,
 }
 
-impl Exchange {
+impl RoundTrip {
     fn new(t0: i64, t1: i64, t2: i64, t3: i64) -> Self {
         let offset_ns = ((t0 - t1) + (t3 - t2)) / 2;
         // Coarse clocks give the same value twice in a row, and some step back, so this can be negative.
@@ -83,7 +83,7 @@ fn measure(group: &Group, now: impl Fn() -> i64, clock: Option<i64>) -> Result<C
     }
     pairs.broadcast_slice(found.as_flattened_mut(), 0)?;
     let [offset_ns, round_trip_ns, is_same] = found[pairs.rank()];
-    let measured = Exchange { offset_ns, round_trip_ns: round_trip_ns as u64 };
+    let measured = RoundTrip { offset_ns, round_trip_ns: round_trip_ns as u64 };
     let is_same_clock = is_same == 1;
     let (offset_ns, error_ns) =
         if is_same_clock { (0, 0) } else { (offset_ns, measured.error_ns()) };
@@ -96,14 +96,14 @@ fn ask(
     group: &Group,
     peer: usize,
     now: &impl Fn() -> i64,
-) -> Result<(Exchange, [i64; 2]), CollectiveError> {
-    let mut best: Option<Exchange> = None;
+) -> Result<(RoundTrip, [i64; 2]), CollectiveError> {
+    let mut best: Option<RoundTrip> = None;
     let mut reply = [0i64; 4];
     for _ in 0..NUM_EXCHANGES {
         let t0 = now();
         group.send_slice(&[0i64], peer)?;
         group.recv_slice(&mut reply, peer)?;
-        let exchange = Exchange::new(t0, reply[0], reply[1], now());
+        let exchange = RoundTrip::new(t0, reply[0], reply[1], now());
         if best.is_none_or(|best| exchange.round_trip_ns < best.round_trip_ns) {
             best = Some(exchange);
         }
@@ -123,7 +123,7 @@ fn answer(group: &Group, now: &impl Fn() -> i64, clock: Option<i64>) -> Result<(
 
 /// A number that identifies the `CLOCK_MONOTONIC` of this process: two processes have the same number only
 /// if they read the same clock. The clock belongs to the kernel, and a time namespace adds an offset to it,
-/// so both are part of the number. `None` if the system does not tell.
+/// so both are part of the number. `None` if the system does not say.
 fn clock_id() -> Option<i64> {
     let kernel = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     let namespace = std::fs::read_link("/proc/self/ns/time").ok()?;
@@ -189,8 +189,8 @@ mod tests {
     #[test]
     fn ways_of_different_length_err_within_half_the_round_trip() {
         // 100 there, 30 at the peer, 20 back; the peer's clock is 1000 ahead.
-        let exchange = Exchange::new(0, 1100, 1130, 150);
-        assert_eq!(exchange, Exchange { offset_ns: -1040, round_trip_ns: 120 });
+        let exchange = RoundTrip::new(0, 1100, 1130, 150);
+        assert_eq!(exchange, RoundTrip { offset_ns: -1040, round_trip_ns: 120 });
         assert_eq!(exchange.error_ns(), 60);
     }
 

@@ -1,4 +1,4 @@
-//! What an engine needs to know to carry out one call, and the errors that the call can end with.
+//! The context in which an engine carries out one call, and the errors that the call can end with.
 //!
 //! Input: this rank, the call and how long to wait. Output: errors that name the operation. This module
 //! knows nothing of how any transport works.
@@ -54,7 +54,7 @@ pub(crate) struct OpContext<'a> {
     /// errors with the group's own numbers, and `Core` translates them later. So only texts use this field.
     pub(crate) members: &'a [usize],
     pub(crate) call: &'a Call,
-    /// The call that errors name, of which `call` may be a part.
+    /// The call that errors name. `call` is this call or a part of it.
     pub(crate) named: &'a Call,
     pub(crate) seq: u32,
     pub(crate) started_ns: u64,
@@ -108,6 +108,21 @@ impl OpContext<'_> {
             )
         };
         CollectiveError::Broken { rank: self.first + self.rank, cause, culprits: missing }
+    }
+
+    /// This rank's call and operation `operation` of a peer, which do not match.
+    pub(crate) fn conflict_with(
+        &self,
+        peer: usize,
+        ours: CallHeader,
+        operation: u32,
+        theirs: CallHeader,
+    ) -> Conflict {
+        Conflict {
+            ranks: [self.rank, peer],
+            operations: [self.seq, operation],
+            calls: [ours, theirs],
+        }
     }
 
     /// The error for two calls that do not match.

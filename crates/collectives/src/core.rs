@@ -1,4 +1,4 @@
-//! The state that every rank keeps, whatever the transport: the sequence number of its operations, their
+//! The state that every rank keeps, over any transport: the sequence number of its operations, their
 //! records, and whether the group is broken.
 //!
 //! Input: calls. Output: the times of each operation, or an error that breaks the group. This module knows
@@ -15,13 +15,12 @@ use crate::context::{OpContext, WaitPolicy};
 use crate::emulator::LinkEmulator;
 use crate::engine::Engine;
 use crate::flight_recorder::FlightRecorder;
-use crate::group::Lineage;
 use crate::nccl::Nccl;
-use crate::record::{OpRecord, OpTimes, RecentRecords};
+use crate::record::OpTimes;
 use crate::shared::Fate;
 use crate::{CollectiveError, Result};
 
-/// What a rank needs to execute operations. Only one thread at a time executes.
+/// The state in which a rank executes operations. Only one thread at a time executes.
 #[derive(Debug)]
 pub(crate) struct Core {
     pub(crate) rank: usize,
@@ -31,18 +30,12 @@ pub(crate) struct Core {
     pub(crate) nccl: OnceLock<Nccl>,
     /// The emulated link, if one has been set.
     pub(crate) emulator: OnceLock<LinkEmulator>,
-    flight_recorder: FlightRecorder,
-    /// The number of the group among the groups of this rank.
-    group: u32,
+    pub(crate) recorder: FlightRecorder,
     /// The numbers of the ranks in the outermost group. Empty for the outermost group itself.
     members: Arc<[usize]>,
     operations: AtomicU32,
     /// The text of the first error, and the ranks that caused it.
     broken: Mutex<Option<(String, Vec<usize>)>>,
-    /// Whether the records have been written. The lock is held while they are.
-    is_dumped: Mutex<bool>,
-    /// The operations of all groups of this rank that descend from the same group.
-    records: Arc<Mutex<RecentRecords>>,
 }
 
 impl Core {
@@ -50,8 +43,8 @@ impl Core {
         rank: usize,
         world: usize,
         engine: Engine,
-        flight_recorder: FlightRecorder,
-        origin: &Lineage,
+        recorder: FlightRecorder,
+        members: Arc<[usize]>,
     ) -> Self {
         Self {
             rank,
@@ -59,13 +52,10 @@ impl Core {
             engine,
             nccl: OnceLock::new(),
             emulator: OnceLock::new(),
-            flight_recorder,
-            group: origin.number,
-            members: origin.members.clone(),
+            recorder,
+            members,
             operations: AtomicU32::new(0),
             broken: Mutex::new(None),
-            is_dumped: Mutex::new(false),
-            records: origin.rank.records.clone(),
         }
     }
 
@@ -79,9 +69,7 @@ impl Core {
         let seq = self.operations.fetch_add(1, Ordering::Relaxed);
         let started_ns = now_ns();
         let times = OpTimes { submitted_ns, started_ns, ..OpTimes::default() };
-        let record = call.record((self.group, self.world), seq, times);
-        lock(&self.records).begin(record);
-        self.flight_recorder.begins(call, seq);
+        self.recorder.begins(call, seq, times);
         let context = OpContext {
             rank: self.rank,
             world: self.world,
@@ -109,8 +97,7 @@ impl Core {
         });
         match outcome {
             Ok(times) => {
-                lock(&self.records).end(self.group, times);
-                self.flight_recorder.ends(call, seq, &times);
+                self.recorder.ends(call, seq, times);
                 Ok(times)
             }
             Err(error) => {
@@ -162,7 +149,7 @@ impl Core {
             // This does not mark the group as broken. The next operation that needs the rank marks it.
             let first = self.rank - shared.rank;
             let (rank, lost) = (self.outermost(self.rank), self.outermost(first + place));
-            self.dump(&format!("rank {rank}: rank {lost} died"));
+            self.recorder.dump(&format!("rank {rank}: rank {lost} died"));
         }
     }
 
@@ -171,44 +158,14 @@ impl Core {
         self.members.get(rank).copied().unwrap_or(rank)
     }
 
-    /// Writes the records to the dump folder, unless they have been written before.
-    pub(crate) fn dump(&self, cause: &str) {
-        let mut is_dumped = lock(&self.is_dumped);
-        if !*is_dumped {
-            *is_dumped = true;
-            self.flight_recorder.fails(cause, lock(&self.records).iter());
-        }
-    }
-
-    /// Removes the records that have been written to the dump folder, if any.
-    pub(crate) fn withdraw(&self) {
-        let mut is_dumped = lock(&self.is_dumped);
-        if std::mem::take(&mut *is_dumped) {
-            self.flight_recorder.withdraw();
-        }
-    }
-
-    /// Marks the group as broken and writes the records to the dump folder. Writes them again if they have
-    /// been written before, so that they include the operation that failed.
+    /// Marks the group as broken and writes the records to the dump folder.
     pub(crate) fn fail(&self, error: &CollectiveError) {
         // An error that reports an earlier error is passed on as the earlier error.
         let cause = match error {
             CollectiveError::Broken { cause, .. } => cause.clone(),
             first => first.to_string(),
         };
-        *lock(&self.is_dumped) = false;
-        self.dump(&cause);
+        self.recorder.dump_again(&cause);
         lock(&self.broken).get_or_insert_with(|| (cause, error.culprits()));
-    }
-
-    pub(crate) fn fresh_records(&self, out: &mut Vec<OpRecord>) -> u64 {
-        lock(&self.records).fresh_into(out)
-    }
-}
-
-impl Drop for Core {
-    fn drop(&mut self) {
-        // An operation that failed counts as running as long as the group exists.
-        lock(&self.records).forget(self.group);
     }
 }

@@ -1,16 +1,16 @@
-//! What an operation costs on a wire: the cost model that emulates links and predicts times.
+//! The cost of an operation on a wire: the model that emulates links and predicts times.
 //!
 //! Input: an operation, its message size, the number of ranks and a link. Output: steps, bytes and a time.
 //! This module knows nothing of how a transport moves data.
 //!
-//! A rank sends `bytes` in `steps` steps, each of which waits for the one before. Over a link of latency
+//! A rank sends `bytes` in `steps` steps. Each step waits for the one before. Over a link of latency
 //! `a` and bandwidth `b` (in each direction at once) that takes `steps * a + bytes / b`. This is the
 //! Hockney model, as in Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication
 //! Operations in MPICH" (2005).
 //!
 //! Before an operation of `n` ranks moves data, every rank shows every other rank its call, as in the tcp
 //! transport. That is one step, in which each rank sends and receives headers of `88 (n-1)` bytes. In an
-//! all-to-all, the ranks then tell each other the lengths of their blocks: one more step, of
+//! all-to-all, the ranks then show each other the lengths of their blocks: one more step, of
 //! `16 n (n-1)` bytes. The header of a point-to-point message travels with its data, so it costs 88 bytes
 //! and no step. `S` is the message size: the longer of what a rank sends and what it receives. The totals:
 //!
@@ -134,7 +134,7 @@ impl Cost {
         Self { steps: (header_steps + steps) as u32, bytes: header_bytes.saturating_add(bytes) }
     }
 
-    /// What a reduction over `hybrid` sends between hosts, through the busiest rank in its busier direction.
+    /// The cost of a reduction over `hybrid` between hosts, through the busiest rank in its busier direction.
     /// `None` if the operation does not reduce. Zero for a single host.
     ///
     /// Ranks of a rail show each other the calls of their hosts, `88 k` bytes for each other host. With

@@ -22,18 +22,18 @@ use crate::cost::{Algorithm, Cost, Link};
 pub(crate) struct LinkEmulator {
     pub(crate) link: Link,
     pub(crate) algorithm: Algorithm,
-    card: Arc<Card>,
+    card: Arc<NetworkCard>,
 }
 
 /// The emulated network card of a rank. It sends the bytes of one operation after the other, whichever
 /// group the operation belongs to.
 #[derive(Debug, Default)]
-pub(crate) struct Card {
+pub(crate) struct NetworkCard {
     /// When all bytes booked so far have been sent, in nanoseconds of `CLOCK_MONOTONIC`.
     free_at_ns: AtomicU64,
 }
 
-impl Card {
+impl NetworkCard {
     /// Books the card for `busy_ns`, beginning at `ready_ns` or when the card is free, whichever is later.
     /// Returns the beginning.
     fn book(&self, ready_ns: u64, busy_ns: u64) -> u64 {
@@ -44,7 +44,7 @@ impl Card {
 }
 
 impl LinkEmulator {
-    pub(crate) fn new(link: Link, algorithm: Algorithm, card: Arc<Card>) -> Self {
+    pub(crate) fn new(link: Link, algorithm: Algorithm, card: Arc<NetworkCard>) -> Self {
         Self { link, algorithm, card }
     }
 
@@ -93,11 +93,11 @@ fn sleep_until(moment_ns: u64) {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use super::Card;
+    use super::NetworkCard;
 
     #[test]
     fn a_card_sends_one_after_the_other() {
-        let card = Card::default();
+        let card = NetworkCard::default();
         assert_eq!(card.book(100, 10), 100);
         // Ready at the same time, from another group.
         assert_eq!(card.book(100, 10), 110);

@@ -90,7 +90,7 @@ pub enum CollectiveError {
     NoThread {
         /// The rank that reports.
         rank: usize,
-        /// What the system says.
+        /// The system's error.
         reason: String,
     },
     /// The calls of two ranks do not match.
@@ -121,7 +121,7 @@ pub enum CollectiveError {
         call: String,
         /// Its sequence number in the group.
         seq: u32,
-        /// What is wrong.
+        /// The mistake.
         reason: String,
     },
     /// The ranks cannot be arranged as a mesh.
@@ -142,7 +142,7 @@ pub enum CollectiveError {
         rank: usize,
         /// The operation.
         op: &'static str,
-        /// What is wrong.
+        /// The mistake.
         reason: String,
     },
     /// The link to be emulated is not slower than the transport below it.
@@ -206,7 +206,7 @@ pub enum CollectiveError {
         rank: usize,
         /// Ranks of this host.
         world_size: usize,
-        /// What was seen instead.
+        /// The answer of rank 0, if any.
         reason: String,
     },
     /// The ranks have met, but could not set up what they share.
@@ -216,7 +216,7 @@ pub enum CollectiveError {
         rank: usize,
         /// How many ranks there are.
         world_size: usize,
-        /// What could not be set up.
+        /// The thing that could not be set up.
         what: &'static str,
         /// Why not.
         reason: String,
@@ -226,7 +226,7 @@ pub enum CollectiveError {
     TransportVariable {
         /// The variable's value.
         value: String,
-        /// What is wrong, and what to do.
+        /// The mistake, and how to correct it.
         advice: String,
     },
     /// The MPI library refused a call, or failed.
@@ -252,7 +252,7 @@ pub enum CollectiveError {
         seq: u32,
         /// Its message size in bytes.
         bytes: usize,
-        /// What the driver says, or NCCL.
+        /// The error of the driver or of NCCL.
         reason: String,
     },
     /// An object could not be turned into bytes, or back.
@@ -295,8 +295,8 @@ impl CollectiveError {
         )
     }
 
-    /// The error with the ranks of a sub-group renamed: rank `i` becomes `members[i]`. Ranks that are no members keep
-    /// their numbers, and so do all if there are no members.
+    /// The error with the ranks of a sub-group renamed: rank `i` becomes `members[i]`. Other ranks keep their
+    /// numbers. Without members, all ranks keep their numbers.
     #[cold]
     pub(crate) fn named_by(mut self, members: &[usize]) -> Self {
         use CollectiveError::*;

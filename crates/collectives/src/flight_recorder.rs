@@ -1,5 +1,5 @@
-//! What a group reports while it runs: a log of its operations, and, when it fails, a file with the rank's most
-//! recent ones, in this group and in those that are related to it.
+//! The reports of a group while it runs: a log of its operations, and, when it fails, a file with the rank's most
+//! recent operations, in this group and in related groups.
 //!
 //! Input: calls and records. Output: lines on standard error, and a file of JSON lines. This module knows
 //! nothing of how operations work.
@@ -8,12 +8,14 @@ use std::fmt::Write as _;
 use std::fs::File;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex};
 
 use paceline_files::Printable;
+use paceline_trace::lock;
 use serde::Serialize;
 
 use crate::call::Call;
-use crate::record::{OpRecord, OpTimes};
+use crate::record::{OpRecord, OpTimes, RecentRecords};
 
 /// How much of the communication is logged on standard error.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
@@ -56,11 +58,15 @@ pub(crate) struct FlightRecorder {
     pub(crate) group: String,
     /// The group's number among the groups of this rank.
     pub(crate) number: u32,
+    /// The operations of all groups of this rank that descend from the same group.
+    pub(crate) records: Arc<Mutex<RecentRecords>>,
+    /// Whether the records have been written. The lock is held while they are.
+    pub(crate) is_dumped: Mutex<bool>,
 }
 
 /// One line of a dump. `group` is the number of the group on this rank, as in the first line of its own dump.
 #[derive(Serialize)]
-struct Line {
+struct DumpLine {
     group: u32,
     seq: u32,
     op: &'static str,
@@ -74,7 +80,7 @@ struct Line {
 
 /// The first line of a dump.
 #[derive(Serialize)]
-struct Head<'a> {
+struct DumpHead<'a> {
     rank: usize,
     world_size: usize,
     group: &'a str,
@@ -85,7 +91,8 @@ struct Head<'a> {
 }
 
 impl FlightRecorder {
-    pub(crate) fn begins(&self, call: &Call, seq: u32) {
+    pub(crate) fn begins(&self, call: &Call, seq: u32, times: OpTimes) {
+        lock(&self.records).begin(call.record((self.number, self.world), seq, times));
         if self.log == CommLog::Trace {
             self.say(format!(
                 "rank {} {} #{seq} {} starts",
@@ -96,7 +103,8 @@ impl FlightRecorder {
         }
     }
 
-    pub(crate) fn ends(&self, call: &Call, seq: u32, times: &OpTimes) {
+    pub(crate) fn ends(&self, call: &Call, seq: u32, times: OpTimes) {
+        lock(&self.records).end(self.number, times);
         if self.log >= CommLog::Info {
             let us = |ns: u64| ns as f64 / 1e3;
             self.say(format!(
@@ -112,13 +120,28 @@ impl FlightRecorder {
         }
     }
 
-    /// Writes the records to the dump folder, one JSON object per line.
-    pub(crate) fn fails<'a>(&self, cause: &str, records: impl Iterator<Item = &'a OpRecord>) {
+    /// Writes the records to the dump folder, unless they have been written before.
+    pub(crate) fn dump(&self, cause: &str) {
+        let mut is_dumped = lock(&self.is_dumped);
+        if !*is_dumped {
+            *is_dumped = true;
+            self.write_records(cause, lock(&self.records).iter());
+        }
+    }
+
+    /// Writes the records even if they have been written before, so that they include the operation that failed.
+    pub(crate) fn dump_again(&self, cause: &str) {
+        *lock(&self.is_dumped) = false;
+        self.dump(cause);
+    }
+
+    /// Writes one JSON object per line.
+    fn write_records<'a>(&self, cause: &str, records: impl Iterator<Item = &'a OpRecord>) {
         if self.log >= CommLog::Info {
             self.say(format!("rank {} {} failed: {cause}", self.rank, self.group));
         }
         let Some(path) = self.path() else { return };
-        let head = Head {
+        let head = DumpHead {
             rank: self.rank,
             world_size: self.world,
             group: &self.group,
@@ -131,7 +154,7 @@ impl FlightRecorder {
         for record in records {
             let OpTimes { submitted_ns, started_ns, present_ns, finished_ns, .. } = record.times;
             let state = if finished_ns == 0 { "running" } else { "finished" };
-            let line = Line {
+            let line = DumpLine {
                 group: record.group,
                 seq: record.seq,
                 op: record.kind.name(),
@@ -151,9 +174,10 @@ impl FlightRecorder {
         }
     }
 
-    /// Removes the records from the dump folder.
+    /// Removes the records that have been written to the dump folder, if any.
     pub(crate) fn withdraw(&self) {
-        if let Some(path) = self.path() {
+        let was_dumped = std::mem::take(&mut *lock(&self.is_dumped));
+        if let Some(path) = self.path().filter(|_| was_dumped) {
             let _ = std::fs::remove_file(path);
         }
     }
@@ -171,7 +195,14 @@ impl FlightRecorder {
     }
 }
 
-/// Replaces a file by what `write` writes, or leaves the one from before: another thread may be ending the process.
+impl Drop for FlightRecorder {
+    fn drop(&mut self) {
+        // An operation that failed counts as running as long as the group exists.
+        lock(&self.records).forget(self.number);
+    }
+}
+
+/// Replaces a file by the output of `write`, or leaves the old file: another thread may be ending the process.
 fn replace(path: &Path, write: impl FnOnce(&mut File) -> io::Result<()>) -> io::Result<()> {
     let mut partial = path.as_os_str().to_owned();
     partial.push(format!(".{}", std::process::id()));
@@ -180,7 +211,7 @@ fn replace(path: &Path, write: impl FnOnce(&mut File) -> io::Result<()>) -> io::
         .and_then(|mut file| write(&mut file))
         .and_then(|()| std::fs::rename(&partial, path));
     if written.is_err() {
-        // Of what a full disk took of it, nothing stays.
+        // Nothing stays of a file that a full disk has cut off.
         let _ = std::fs::remove_file(&partial);
     }
     written

@@ -1,23 +1,22 @@
 //! A group from the environment that the launcher has set: who the ranks are, where they meet, and which
 //! transport suits them.
 //!
-//! Input: the environment. Output: a group. Before any connection is made, every rank tells the others,
-//! through the store, which transport it was asked for and where it runs, so that all choose the same
-//! transport. This module knows nothing of how the transports work.
+//! Input: the environment. Output: a group. Before any connection is made, every rank writes to
+//! the store which transport it was asked for and where it runs, so that all choose the same transport. This module knows nothing of how the transports work.
 
 use paceline_rendezvous::{HostRoute, PeerListener, Placement, Rendezvous, Store};
 use serde::{Deserialize, Serialize};
 
-use crate::group::Lineage;
+use crate::group::{Connect, Lineage};
 use crate::{CollectiveError, Group, GroupOptions, Result, Transport};
 
 /// The environment variable that names the transport, for ranks that a launcher has started.
 pub const TRANSPORT: &str = "PACELINE_TRANSPORT";
 
-/// What a rank tells the others before they choose a transport.
+/// A rank's transport and place, which the ranks compare before they choose a transport.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 struct Spot {
-    /// The transport that its environment names; empty if none.
+    /// The transport that its environment names. Empty if it names no transport.
     wish: String,
     local_rank: usize,
     local_world: usize,
@@ -57,38 +56,15 @@ impl Group {
         let transport = choose(&spots, wish)?;
         let routes: Vec<HostRoute> = spots.iter().map(|spot| spot.route).collect();
         let host = HostRoute::address_of(&routes, rank).to_string();
-        let listens_to = (transport != Transport::Shm).then_some(&*host);
-        let listener = PeerListener::bind(store.key(), listens_to, rank, world)?;
+        let by = match transport {
+            Transport::Shm => Connect::Shm,
+            Transport::Hybrid => Connect::Hybrid(&host, place.local_world_size),
+            _ => Connect::Tcp(&host),
+        };
+        let listener = PeerListener::bind(store.key(), by.host(), rank, world)?;
         let addresses = store.exchange("address", listener.address())?;
-        match transport {
-            Transport::Shm => Self::form_shm(
-                &listener,
-                &addresses,
-                rank,
-                options,
-                Lineage::of_processes(store.key()),
-            ),
-            Transport::Hybrid => {
-                let local_world = place.local_world_size;
-                Self::form_hybrid(
-                    &listener,
-                    &addresses,
-                    &host,
-                    rank,
-                    local_world,
-                    options,
-                    Lineage::of_processes(store.key()),
-                )
-            }
-            _ => Self::form_tcp(
-                &listener,
-                &addresses,
-                &host,
-                rank,
-                options,
-                Lineage::of_processes(store.key()),
-            ),
-        }
+        let lineage = Lineage::of_processes(store.key());
+        Self::form(&listener, &addresses, by, rank, options, lineage)
     }
 
     fn alone(options: Option<GroupOptions>) -> Result<Self> {

@@ -18,7 +18,7 @@ const CALL: u64 = 1;
 const LEAVES: u64 = 2;
 const CONFLICT: u64 = 3;
 
-/// What a header says.
+/// The contents of a header.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Header {
     /// This rank has begun an operation.

@@ -1,6 +1,6 @@
 //! Collective operations between ranks: threads of a process, processes of a host, or hosts.
 //!
-//! Input: slices or typed ranges of memory, and the ranks that share them. Output: the same result on
+//! Input: tensors or slices, and the ranks that share them. Output: the same result on
 //! every rank, with four times for each operation: submitted, started, all ranks present, finished.
 //! This crate moves and reduces numbers. It knows nothing of layers or models.
 //!
@@ -122,8 +122,8 @@
 //! | `mpi` | chosen by the library | as far as the library promises |
 //!
 //! The left half of the tree has the largest power of two below `n` ranks: `(x0 + x1) + x2`, `(x0 + x1) + (x2 + x3)`,
-//! `((x0 + x1) + (x2 + x3)) + x4`, and so on. So a group of `n` ranks, each of which holds the sum of ranks
-//! `2 i` and `2 i + 1` of a group of `2 n`, gives the same bits as that group.
+//! `((x0 + x1) + (x2 + x3)) + x4`, and so on. So a group of `n` ranks, where each rank holds the sum of
+//! ranks `2 i` and `2 i + 1` of a group of `2 n`, gives the same bits as that group.
 //!
 //! Each row describes the complete reduction. f16 and bf16 are summed in f32 and rounded once (the ring
 //! rounds at every step), and a mean is the sum divided once. Operations that only move data give the
@@ -133,15 +133,16 @@
 //! # Memory that peers can reach
 //!
 //! [`Group::allocate`] gives memory that the ranks of a host share: `shm` and `hybrid` work on it in
-//! place, with the bytes of the table. No process can reach a `Vec` of another process, so the operations
-//! on slices are staged: each rank copies a quarter of a megabyte at a time to one half of a staging area
+//! place, with the bytes of the table. No process can reach private memory of another process, so operations
+//! on it are staged: each rank copies a quarter of a megabyte at a time to one half of a staging area
 //! that all ranks can reach, while the peers work on the other half, which was filled before. An all-reduce
 //! of two ranks then reads and writes `S` once more, an all-reduce of more than two ranks twice more. Threads,
-//! and ranks connected by `tcp`, use either kind of memory directly.
+//! and ranks connected by `tcp`, use either kind of memory directly. An operation on a slice copies the slice to private
+//! memory, and its result back.
 //!
 //! # Work in the background
 //!
-//! The operations on tensors have an asynchronous form, whose name ends in `_async` and which returns
+//! Most operations on tensors have an asynchronous form, whose name ends in `_async` and which returns
 //! [`Work`]. Operations of one group run in the order in which they were submitted, on the group's own
 //! communication thread. Each operation claims the memory that it reads and writes until it is finished:
 //! touching that memory earlier is an error, not a race. The end of the operation is an event
@@ -164,7 +165,7 @@
 //! PACELINE_COMM_LOG=info writes a line to standard error for every finished operation; `trace` also
 //! writes a line when an operation starts. Each rank remembers the last 1,000 operations of all its groups. If
 //! PACELINE_DUMP_FOLDER names a folder, the rank writes them there as JSON lines when the group fails.
-//! [`Group::dumper`] writes them on demand. [`write_error_file`] tells torchrun why a rank failed.
+//! [`Group::dumper`] writes them on demand. [`write_error_file`] reports to torchrun why a rank failed.
 //!
 //! # Groups within groups
 //!
@@ -232,7 +233,7 @@ mod warning;
 mod worker;
 
 pub use call::MAX_RANKS;
-pub use clock::{ClockOffset, Exchange, measure_clock};
+pub use clock::{ClockOffset, RoundTrip, measure_clock};
 pub use cost::{Algorithm, Cost, Link, NAMED_LINKS, parse_seconds};
 pub use error::{CollectiveError, Result};
 pub use flight_recorder::{COMM_LOG, CommLog, DUMP_FOLDER};

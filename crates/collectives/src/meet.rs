@@ -1,14 +1,14 @@
 //! How the ranks of a group meet at the start of a collective operation and check that their calls match.
 //!
 //! Every rank shows the others its call. Then all ranks compare the same list, so either all of them find
-//! the same disagreement or none does. No data move before the ranks have agreed. How a call travels to the
+//! the same disagreement, or no rank finds one. No data move before the ranks have agreed. How a call travels to the
 //! other ranks is up to the transport, which implements [`ShowCalls`].
 
 use crate::Result;
 use crate::call::{CallHeader, Shares, agree, blocks_agree};
 use crate::context::OpContext;
 
-/// What all ranks have shown, in rank order.
+/// The calls that all ranks have shown, in rank order.
 pub(crate) struct CallsOfAll {
     /// When the last rank had shown its call, as far as this rank can tell.
     pub(crate) present_ns: u64,
@@ -17,7 +17,7 @@ pub(crate) struct CallsOfAll {
     pub(crate) operations: Vec<u32>,
 }
 
-/// What a rank knows once all ranks have agreed.
+/// The calls of all ranks, which agree.
 pub(crate) struct AgreedCalls {
     /// When the last rank arrived, as far as this rank can tell.
     pub(crate) present_ns: u64,
@@ -52,8 +52,8 @@ pub(crate) trait ShowCalls {
 
 /// Shows this rank's call to every rank, waits until all others have shown theirs, and compares the calls.
 ///
-/// Inlined, because a small message between threads takes about a microsecond, of which copying the lists from one
-/// structure to the next was 1 %.
+/// Inlined, because a small message between threads takes about a microsecond, and copying the lists from one structure to
+/// the next took 1 % of that.
 #[inline(always)]
 pub(crate) fn meet(ranks: &mut impl ShowCalls, context: &OpContext) -> Result<AgreedCalls> {
     let CallsOfAll { present_ns, calls, operations } = ranks.show_call(context)?;

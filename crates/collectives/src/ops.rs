@@ -10,7 +10,7 @@
 use paceline_memory::{Access, DType, Device, Event, Tensor};
 
 use crate::call::{BlockCounts, Call, Region, fill};
-use crate::staging::{Operand, Staged};
+use crate::staging::{DeviceOperand, Staged};
 use crate::worker::Claims;
 use crate::{CollectiveError, Group, OpKind, OpTimes, ReduceOp, Result, Work};
 
@@ -18,7 +18,7 @@ type Outcome = Result<OpTimes>;
 
 /// An operation as the caller asks for it.
 #[derive(Clone, Copy)]
-struct Request<'a> {
+struct OpRequest<'a> {
     kind: OpKind,
     send: Option<&'a Tensor>,
     recv: Option<&'a Tensor>,
@@ -31,14 +31,14 @@ struct Request<'a> {
     counts: Option<[&'a [usize]; 2]>,
 }
 
-impl<'a> Request<'a> {
+impl<'a> OpRequest<'a> {
     fn tensors(&self) -> impl Iterator<Item = &'a Tensor> {
         [self.send, self.recv].into_iter().flatten()
     }
 }
 
-fn on<'a>(kind: OpKind, send: Option<&'a Tensor>, recv: Option<&'a Tensor>) -> Request<'a> {
-    Request { kind, send, recv, op: ReduceOp::Sum, root: 0, from: 0, counts: None }
+fn on<'a>(kind: OpKind, send: Option<&'a Tensor>, recv: Option<&'a Tensor>) -> OpRequest<'a> {
+    OpRequest { kind, send, recv, op: ReduceOp::Sum, root: 0, from: 0, counts: None }
 }
 
 /// The memory of a call: of the host, or staged.
@@ -51,18 +51,18 @@ struct CallMemory {
 impl Group {
     /// Replaces `data` on every rank by the reduction of all ranks' data, as a tree over the ranks.
     pub fn all_reduce(&self, data: &Tensor, op: ReduceOp) -> Outcome {
-        self.run(Request { op, ..on(OpKind::AllReduce, Some(data), Some(data)) })
+        self.run(OpRequest { op, ..on(OpKind::AllReduce, Some(data), Some(data)) })
     }
 
     /// Like [`Group::all_reduce`], in the background.
     pub fn all_reduce_async(&self, data: &Tensor, op: ReduceOp) -> Result<Work> {
-        self.start(Request { op, ..on(OpKind::AllReduce, Some(data), Some(data)) })
+        self.start(OpRequest { op, ..on(OpKind::AllReduce, Some(data), Some(data)) })
     }
 
     /// Like [`Group::all_reduce`], but `data` stays unchanged and the result goes to `result`, which has the
     /// same length.
     pub fn all_reduce_into(&self, data: &Tensor, result: &Tensor, op: ReduceOp) -> Outcome {
-        self.run(Request { op, ..on(OpKind::AllReduce, Some(data), Some(result)) })
+        self.run(OpRequest { op, ..on(OpKind::AllReduce, Some(data), Some(result)) })
     }
 
     /// Replaces the root's `data` by the reduction of all ranks' data. Other ranks' data stay unchanged.
@@ -79,7 +79,7 @@ impl Group {
         op: ReduceOp,
         root: usize,
     ) -> Outcome {
-        self.run(Request { op, root, ..on(OpKind::Reduce, Some(data), result) })
+        self.run(OpRequest { op, root, ..on(OpKind::Reduce, Some(data), result) })
     }
 
     /// Replaces `data` on every rank by the root's `data`.
@@ -90,14 +90,14 @@ impl Group {
     /// Like [`Group::broadcast`], from the root's `data` to every rank's `result`. Only the root needs
     /// `data`.
     pub fn broadcast_into(&self, data: Option<&Tensor>, result: &Tensor, root: usize) -> Outcome {
-        self.run(Request { root, ..on(OpKind::Broadcast, data, Some(result)) })
+        self.run(OpRequest { root, ..on(OpKind::Broadcast, data, Some(result)) })
     }
 
     /// Gives every rank its share of the reduction of all ranks' `data`. Shares follow each other in rank
     /// order. Each is as long as that rank's `share`; together they are as long as `data`. `share` may lie in
     /// place, within `data`.
     pub fn reduce_scatter(&self, data: &Tensor, share: &Tensor, op: ReduceOp) -> Outcome {
-        self.run(Request { op, ..on(OpKind::ReduceScatter, Some(data), Some(share)) })
+        self.run(OpRequest { op, ..on(OpKind::ReduceScatter, Some(data), Some(share)) })
     }
 
     /// Like [`Group::reduce_scatter`], in the background.
@@ -107,7 +107,7 @@ impl Group {
         share: &Tensor,
         op: ReduceOp,
     ) -> Result<Work> {
-        self.start(Request { op, ..on(OpKind::ReduceScatter, Some(data), Some(share)) })
+        self.start(OpRequest { op, ..on(OpKind::ReduceScatter, Some(data), Some(share)) })
     }
 
     /// Gives every rank the `share` of every rank, one after the other in rank order, in `gathered`. Shares
@@ -125,14 +125,14 @@ impl Group {
     /// root needs `gathered`. Shares may differ in length. The root's `share` may lie in place, within
     /// `gathered`.
     pub fn gather(&self, share: &Tensor, gathered: Option<&Tensor>, root: usize) -> Outcome {
-        self.run(Request { root, ..on(OpKind::Gather, Some(share), gathered) })
+        self.run(OpRequest { root, ..on(OpKind::Gather, Some(share), gathered) })
     }
 
     /// Gives every rank its share of the root's `data`. Only the root needs `data`. Shares follow each other
     /// in rank order, each as long as that rank's `share`. The root's `share` may lie in place, within
     /// `data`.
     pub fn scatter(&self, data: Option<&Tensor>, share: &Tensor, root: usize) -> Outcome {
-        self.run(Request { root, ..on(OpKind::Scatter, data, Some(share)) })
+        self.run(OpRequest { root, ..on(OpKind::Scatter, data, Some(share)) })
     }
 
     /// Sends a block of `data` to every rank, and receives a block from every rank in `received`. All blocks
@@ -151,34 +151,34 @@ impl Group {
         received_counts: &[usize],
     ) -> Outcome {
         let counts = Some([counts, received_counts]);
-        self.run(Request { counts, ..on(OpKind::AllToAll, Some(data), Some(received)) })
+        self.run(OpRequest { counts, ..on(OpKind::AllToAll, Some(data), Some(received)) })
     }
 
     /// Sends `data` to rank `to`, which must receive the same number of elements. Returns when the receiver
     /// has asked for the data and they have left this rank's memory.
     pub fn send(&self, data: &Tensor, to: usize) -> Outcome {
-        self.run(Request { root: to, ..on(OpKind::Send, Some(data), None) })
+        self.run(OpRequest { root: to, ..on(OpKind::Send, Some(data), None) })
     }
 
     /// Like [`Group::send`], in the background.
     pub fn send_async(&self, data: &Tensor, to: usize) -> Result<Work> {
-        self.start(Request { root: to, ..on(OpKind::Send, Some(data), None) })
+        self.start(OpRequest { root: to, ..on(OpKind::Send, Some(data), None) })
     }
 
     /// Receives `data` from rank `from`, which must send the same number of elements.
     pub fn recv(&self, data: &Tensor, from: usize) -> Outcome {
-        self.run(Request { root: from, from, ..on(OpKind::Recv, None, Some(data)) })
+        self.run(OpRequest { root: from, from, ..on(OpKind::Recv, None, Some(data)) })
     }
 
     /// Like [`Group::recv`], in the background.
     pub fn recv_async(&self, data: &Tensor, from: usize) -> Result<Work> {
-        self.start(Request { root: from, from, ..on(OpKind::Recv, None, Some(data)) })
+        self.start(OpRequest { root: from, from, ..on(OpKind::Recv, None, Some(data)) })
     }
 
     /// Sends and receives at the same time. Two ranks can exchange data, and many ranks can pass data around
     /// a ring, without a deadlock.
     pub fn send_recv(&self, data: &Tensor, to: usize, received: &Tensor, from: usize) -> Outcome {
-        self.run(Request { root: to, from, ..on(OpKind::SendRecv, Some(data), Some(received)) })
+        self.run(OpRequest { root: to, from, ..on(OpKind::SendRecv, Some(data), Some(received)) })
     }
 
     /// Returns when every rank has arrived.
@@ -186,7 +186,7 @@ impl Group {
         self.run(on(OpKind::Barrier, None, None))
     }
 
-    fn run(&self, request: Request) -> Outcome {
+    fn run(&self, request: OpRequest) -> Outcome {
         if request.tensors().any(|tensor| tensor.buffer().allocator().home().is_some()) {
             return self.start(request)?.wait();
         }
@@ -194,7 +194,7 @@ impl Group {
         self.worker().run(call, memory.claims)
     }
 
-    fn start(&self, request: Request) -> Result<Work> {
+    fn start(&self, request: OpRequest) -> Result<Work> {
         let mut staged = None;
         let work = self.worker().submit(|event| {
             let (call, memory) = self.prepare(Some(event), request)?;
@@ -208,15 +208,15 @@ impl Group {
     }
 
     /// Makes the call that is asked for. Claims its memory, for the host or for the work of an event, or stages it.
-    fn prepare(&self, by: Option<&Event>, mut request: Request) -> Result<(Call, CallMemory)> {
-        let Request { kind, op, root, from, .. } = request;
+    fn prepare(&self, by: Option<&Event>, mut request: OpRequest) -> Result<(Call, CallMemory)> {
+        let OpRequest { kind, op, root, from, .. } = request;
         self.check_peers(&request)?;
         self.leave_whole_to_root(&mut request)?;
         let (dtype, is_on_card) = self.check_tensors(&request)?;
         let blocks = if kind == OpKind::AllToAll { Some(self.blocks(&request)?) } else { None };
         let purpose = self.purpose;
         let mut call = Call { op, root, from, blocks, purpose, ..Call::new(kind, dtype) };
-        let Request { send, recv, .. } = request;
+        let OpRequest { send, recv, .. } = request;
         let mut memory = CallMemory::default();
         let mut take = |tensor: &Tensor, contents: (bool, bool)| {
             if is_on_card {
@@ -251,7 +251,7 @@ impl Group {
         Ok((call, memory))
     }
 
-    fn check_peers(&self, &Request { kind, root, from, .. }: &Request) -> Result<()> {
+    fn check_peers(&self, &OpRequest { kind, root, from, .. }: &OpRequest) -> Result<()> {
         if kind.has_root() {
             self.check_rank(root)?;
         }
@@ -269,8 +269,8 @@ impl Group {
         Ok(())
     }
 
-    /// Only the root needs the tensor for the whole; on other ranks it is ignored. Errors if the root passes none.
-    fn leave_whole_to_root(&self, request: &mut Request) -> Result<()> {
+    /// Only the root needs the tensor for the whole; on other ranks it is ignored. Errors if the root does not pass it.
+    fn leave_whole_to_root(&self, request: &mut OpRequest) -> Result<()> {
         let (kind, root) = (request.kind, request.root);
         let whole = match kind {
             OpKind::Reduce | OpKind::Gather => &mut request.recv,
@@ -286,8 +286,8 @@ impl Group {
     }
 
     /// Checks devices, types and lengths. Returns the element type, and whether NCCL reaches all of the memory.
-    fn check_tensors(&self, request: &Request) -> Result<(DType, bool)> {
-        let &Request { kind, send, recv, .. } = request;
+    fn check_tensors(&self, request: &OpRequest) -> Result<(DType, bool)> {
+        let &OpRequest { kind, send, recv, .. } = request;
         // Every engine reaches the memory of the host. That of accelerators is reached by NCCL, or staged.
         if request.tensors().any(|tensor| tensor.device() == Device::Meta) {
             return self.refuse(kind, "a tensor on the device meta has no contents");
@@ -310,7 +310,7 @@ impl Group {
     }
 
     /// How the data of an all-to-all are divided.
-    fn blocks(&self, request: &Request) -> Result<Box<BlockCounts>> {
+    fn blocks(&self, request: &OpRequest) -> Result<Box<BlockCounts>> {
         let counts_of = |tensor: Option<&Tensor>, counts: Option<&[usize]>| {
             let (world, elems) = (self.world_size(), tensor.map_or(0, Tensor::num_elems));
             let reason = match counts {
@@ -384,11 +384,11 @@ impl CallMemory {
         let home = tensor.buffer().allocator().home().expect("NCCL reaches memory of cards only");
         let staged = self.staged.get_or_insert_default();
         let (memory, ready) = (tensor.clone(), home.record());
-        staged.operands.push(Operand { memory, access: access(contents), ready });
+        staged.operands.push(DeviceOperand { memory, access: access(contents), ready });
         Region::on_card(tensor)
     }
 
-    /// Memory of the host that stands for a tensor of an accelerator. The worker notes its use, after the copies to it.
+    /// Memory of the host for the contents of a tensor of an accelerator. The worker notes its use, after the copies to it.
     fn stage(
         &mut self,
         group: &Group,

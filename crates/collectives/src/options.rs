@@ -53,7 +53,7 @@ pub struct GroupOptions {
     pub algorithm: Algorithm,
     /// A slower link to emulate.
     pub link: Option<Link>,
-    /// What is logged of each operation.
+    /// How much of each operation is logged.
     pub log: CommLog,
     /// The folder to which the most recent operations are written when the group fails.
     pub dump_folder: Option<PathBuf>,
@@ -65,10 +65,9 @@ impl GroupOptions {
         Self::for_ranks_of(local_ranks, 1)
     }
 
-    /// The default options for `local_ranks` ranks on this host, each of which computes with `threads` threads: a time limit of 60
-    /// seconds, and a spin of 50 us if each rank has a core (otherwise none), and beside a computation if each rank has a core
-    /// besides. The log level comes from the environment variable
-    /// `PACELINE_COMM_LOG`; for an invalid level a warning is printed, and the log stays off. The dump
+    /// The default options for `local_ranks` ranks of `threads` threads each on this host: a time limit of 60
+    /// seconds. Blocking operations spin for 50 us if each rank has a core; operations beside a computation do so if each rank
+    /// has a core more than its threads. The log level comes from the environment variable `PACELINE_COMM_LOG`; for an invalid level a warning is printed, and the log stays off. The dump
     /// folder comes from `PACELINE_DUMP_FOLDER`.
     pub fn for_ranks_of(local_ranks: usize, threads: usize) -> Self {
         let cores = num_cores(local_ranks);

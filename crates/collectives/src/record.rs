@@ -130,7 +130,7 @@ pub struct OpTimes {
 }
 
 impl OpTimes {
-    /// Time in the queue behind earlier operations, in nanoseconds.
+    /// Time in the queue, after earlier operations, in nanoseconds.
     pub fn queue_ns(&self) -> u64 {
         self.started_ns.saturating_sub(self.submitted_ns)
     }

@@ -1,11 +1,11 @@
 //! Operations on the memory of an accelerator: through memory of the host.
 //!
-//! What an operation reads is copied to the host behind all work of the memory's stream. The operation runs there, and what
-//! it writes is copied back. Each of the three waits for the one before it, and nobody else waits, so a bucket travels
+//! The data that an operation reads are copied to the host after all earlier work of the memory's stream. The operation runs
+//! there, and its result is copied back. Each of the three waits for the one before it, and nobody else waits, so a bucket travels
 //! while the next one is computed. Copies back have a stream of their own: they wait for operations, and would hold up the
 //! copies of later operations to the host.
 //!
-//! Input: tensors. Output: tensors of the host that stand for them. This module knows nothing of operations.
+//! Input: tensors. Output: tensors of the host with their contents. This module knows nothing of operations.
 
 use paceline_memory::{Access, Allocator, Category, DeviceStream, Event, MemoryError, Tensor};
 
@@ -17,32 +17,32 @@ pub(crate) struct Staging {
     to_device: DeviceStream,
 }
 
-/// Memory that an operation uses behind the work of a device: memory of the host that stands for it, or the device's own.
+/// Memory that an operation uses after work of a device: a copy on the host, or the device's own memory.
 #[derive(Clone, Debug)]
-pub(crate) struct Operand {
+pub(crate) struct DeviceOperand {
     pub(crate) memory: Tensor,
     pub(crate) access: Access,
-    /// The operation begins behind this: the copy that fills memory of the host, or all work so far.
+    /// The operation begins after this event: the end of the copy to the host, or of all work so far.
     pub(crate) ready: Event,
 }
 
-/// What an operation on memory of a device uses, and what is copied back.
+/// The operands of an operation on memory of a device, and the result that is copied back.
 #[derive(Debug, Default)]
 pub(crate) struct Staged {
-    pub(crate) operands: Vec<Operand>,
+    pub(crate) operands: Vec<DeviceOperand>,
     /// The memory of the host, and that of the device.
     result: Option<(Tensor, Tensor)>,
 }
 
 impl Staging {
-    /// The streams for a device, of which `home` is a stream.
+    /// The streams for a device. `home` is a stream of the device.
     pub(crate) fn new(home: &DeviceStream) -> Result<Self, MemoryError> {
         let stream = |name| home.accelerator().stream(name);
         let (from_device, to_device) = (stream("from device")?, stream("to device")?);
         Ok(Self { host: Allocator::pinned(home.accelerator()), from_device, to_device })
     }
 
-    /// Memory of the host that stands for `tensor`. If it is read, its contents are copied there; if it is written, they
+    /// Memory of the host for the contents of `tensor`. If it is read, its contents are copied there; if it is written, they
     /// will be copied back.
     pub(crate) fn stage(
         &self,
@@ -55,18 +55,18 @@ impl Staging {
         if is_read {
             let home = tensor.buffer().allocator().home().expect("memory of a device");
             self.from_device.wait(&home.record());
-            // Behind what has been copied back there, too.
+            // Earlier results may still be on their way back there.
             self.from_device.wait(&self.to_device.record());
             ready = self.from_device.copy(tensor, &host)?;
         }
-        staged.operands.push(Operand { memory: host.clone(), access: Access::Write, ready });
+        staged.operands.push(DeviceOperand { memory: host.clone(), access: Access::Write, ready });
         if is_written {
             staged.result = Some((host.clone(), tensor.clone()));
         }
         Ok(host)
     }
 
-    /// Copies the result back once the operation is done. Returns the event behind that; `done` itself if there is no
+    /// Copies the result back once the operation is done. Returns the event of the copy's end; `done` itself if there is no
     /// result.
     pub(crate) fn copy_back(&self, staged: &Staged, done: &Event) -> Result<Event, MemoryError> {
         let Some((host, device)) = &staged.result else { return Ok(done.clone()) };

@@ -1,4 +1,4 @@
-//! The only place where this crate writes to the user by itself, besides the log of operations.
+//! Warnings: the only output that this crate writes by itself, except the log of operations.
 //!
 //! Errors are returned. An event that is not an error but must not go unnoticed is written as one line to
 //! standard error: for example a variable with an invalid value.

@@ -18,7 +18,7 @@ use crate::call::Call;
 use crate::context::WaitPolicy;
 use crate::core::Core;
 use crate::record::OpTimes;
-use crate::staging::Operand;
+use crate::staging::DeviceOperand;
 
 use crate::{CollectiveError, GroupOptions, Result};
 
@@ -82,7 +82,7 @@ struct Fenced {
 }
 
 impl Promise {
-    /// A promise, and the work of which it is. `event` is that of the last end.
+    /// A promise and its `Work`. `event` is that of the last end.
     fn new(event: Event, ends: [Option<(Event, Signal)>; 2]) -> (Self, Work) {
         let outcome = Arc::new(OnceLock::new());
         (Self { outcome: outcome.clone(), ends }, Work { outcome, event, copies: Vec::new() })
@@ -105,25 +105,25 @@ impl Promise {
 }
 
 #[derive(Debug)]
-struct Job {
-    /// Memory that is used behind the work of an accelerator.
-    operands: Vec<Operand>,
+struct QueuedCall {
+    /// Memory that is used after work of an accelerator.
+    operands: Vec<DeviceOperand>,
     call: Call,
     submitted_ns: u64,
     promise: Promise,
 }
 
 #[derive(Debug, Default)]
-struct State {
-    jobs: VecDeque<Job>,
+struct PendingCalls {
+    jobs: VecDeque<QueuedCall>,
     busy: bool,
     stop: bool,
 }
 
 #[derive(Debug)]
-struct Queue {
+struct OpQueue {
     core: Arc<Core>,
-    state: Mutex<State>,
+    state: Mutex<PendingCalls>,
     changed: Condvar,
     options: GroupOptions,
     fenced: Mutex<Fenced>,
@@ -132,7 +132,7 @@ struct Queue {
 /// The queue and its thread.
 #[derive(Debug)]
 pub(crate) struct Worker {
-    shared: Arc<Queue>,
+    shared: Arc<OpQueue>,
     /// The stream of the operations. Locked while one is queued, so that positions follow the order of the queue.
     stream: Mutex<Stream>,
     /// Started by the first operation that needs it.
@@ -143,7 +143,7 @@ impl Worker {
     /// The worker of the group called `name`.
     pub(crate) fn new(core: Arc<Core>, name: &str, options: GroupOptions) -> Self {
         let (state, changed, fenced) = (Mutex::default(), Condvar::new(), Mutex::default());
-        let shared = Arc::new(Queue { core, state, changed, options, fenced });
+        let shared = Arc::new(OpQueue { core, state, changed, options, fenced });
         let stream = Mutex::new(Stream::new(name));
         Self { shared, stream, thread: Mutex::default() }
     }
@@ -199,10 +199,10 @@ impl Worker {
         claims.into_iter().map(ManuallyDrop::into_inner).for_each(drop);
     }
 
-    /// Queues the call that `prepare` makes for the event of its end, with the memory that it uses behind the work of an accelerator.
+    /// Queues the call that `prepare` makes for the event of its end, with the memory that it uses after work of an accelerator.
     pub(crate) fn submit(
         &self,
-        prepare: impl FnOnce(&Event) -> Result<(Call, Vec<Operand>)>,
+        prepare: impl FnOnce(&Event) -> Result<(Call, Vec<DeviceOperand>)>,
     ) -> Result<Work> {
         let stream = lock(&self.stream);
         let (event, signal) = stream.submit();
@@ -216,10 +216,10 @@ impl Worker {
         let mut ends = [Some((event.clone(), signal)), None];
         let mut event = event;
         if !operands.is_empty() {
-            // What the operation does to this memory is a place of its own, behind the work before.
+            // The uses of this memory have a position of their own in the stream, after the work before.
             operands.iter().for_each(|of| stream.wait(&of.ready));
-            let (behind, signal) = stream.submit();
-            event = behind;
+            let (after, signal) = stream.submit();
+            event = after;
             ends[1] = Some((event.clone(), signal));
             let name = call.kind.name();
             let queued = operands
@@ -238,7 +238,7 @@ impl Worker {
             promise.keep(Err(error), &self.shared.fenced);
             return Ok(work);
         }
-        let job = Job { operands, call, submitted_ns: now_ns(), promise };
+        let job = QueuedCall { operands, call, submitted_ns: now_ns(), promise };
         lock(&self.shared.state).jobs.push_back(job);
         self.shared.changed.notify_all();
         Ok(work)
@@ -247,7 +247,7 @@ impl Worker {
 
 /// The right to execute an operation. A panic gives it back too, so that no thread waits for its turn
 /// forever.
-struct Turn<'a>(&'a Queue);
+struct Turn<'a>(&'a OpQueue);
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
@@ -259,7 +259,7 @@ impl Drop for Turn<'_> {
     }
 }
 
-impl Queue {
+impl OpQueue {
     /// Passes the outcome of a blocking operation on. If it failed, its memory stays claimed.
     fn ended(&self, outcome: Outcome, claims: Claims) -> Outcome {
         if outcome.is_err() {
@@ -316,7 +316,7 @@ mod tests {
     use paceline_memory::{Access, Allocator, Category, DType, Event, Tensor};
 
     use crate::call::Call;
-    use crate::staging::Operand;
+    use crate::staging::DeviceOperand;
     use crate::{CollectiveError, Group, MAX_RANKS, OpKind};
 
     #[test]
@@ -326,7 +326,7 @@ mod tests {
         let tensor = || allocator.tensor(DType::F32, [4], Category::Gradients).unwrap();
         let (first, second) = (tensor(), tensor());
         let held = second.claim(Access::Write, "sgd").unwrap();
-        let operand = |memory: &Tensor| Operand {
+        let operand = |memory: &Tensor| DeviceOperand {
             memory: memory.clone(),
             access: Access::Write,
             ready: Event::complete(),

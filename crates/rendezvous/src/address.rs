@@ -21,23 +21,23 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(3);
 
 /// A socket that listens.
 #[derive(Debug)]
-pub(crate) enum Listener {
+pub(crate) enum ListenSocket {
     Unix(UnixListener),
     Tcp(TcpListener),
 }
 
-impl Listener {
+impl ListenSocket {
     pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
         match self {
-            Listener::Unix(listener) => listener.as_fd(),
-            Listener::Tcp(listener) => listener.as_fd(),
+            ListenSocket::Unix(listener) => listener.as_fd(),
+            ListenSocket::Tcp(listener) => listener.as_fd(),
         }
     }
 
     pub(crate) fn set_nonblocking(&self) -> io::Result<()> {
         match self {
-            Listener::Unix(listener) => listener.set_nonblocking(true),
-            Listener::Tcp(listener) => listener.set_nonblocking(true),
+            ListenSocket::Unix(listener) => listener.set_nonblocking(true),
+            ListenSocket::Tcp(listener) => listener.set_nonblocking(true),
         }
     }
 
@@ -45,7 +45,7 @@ impl Listener {
     /// `None` if the other process belongs to another user.
     pub(crate) fn accept(&self) -> io::Result<(Option<OwnedFd>, String)> {
         match self {
-            Listener::Unix(listener) => {
+            ListenSocket::Unix(listener) => {
                 let stream = listener.accept()?.0;
                 if is_same_user(&stream) {
                     Ok((Some(stream.into()), "a process of this host".into()))
@@ -53,7 +53,7 @@ impl Listener {
                     Ok((None, "a process of another user".into()))
                 }
             }
-            Listener::Tcp(listener) => {
+            ListenSocket::Tcp(listener) => {
                 let (stream, address) = listener.accept()?;
                 set_tcp_nodelay(&stream, true)?;
                 // A rank whose host has crashed sends nothing. This ends the thread that reads from it.
@@ -66,18 +66,18 @@ impl Listener {
 
 /// An address to connect to.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Address {
+pub(crate) enum SocketAddress {
     /// An abstract Unix socket of this host.
     Local(String),
     /// A TCP port.
     Tcp(String, u16),
 }
 
-impl Address {
+impl SocketAddress {
     /// Connects. A local socket must belong to the same user as this process.
     pub(crate) fn connect(&self, deadline: &Deadline) -> io::Result<OwnedFd> {
         match self {
-            Address::Local(name) => {
+            SocketAddress::Local(name) => {
                 let stream = UnixStream::connect_addr(&UnixAddr::from_abstract_name(name)?)?;
                 if is_same_user(&stream) {
                     return Ok(stream.into());
@@ -85,7 +85,7 @@ impl Address {
                 let reason = "the socket there belongs to another user";
                 Err(io::Error::new(io::ErrorKind::PermissionDenied, reason))
             }
-            Address::Tcp(host, port) => {
+            SocketAddress::Tcp(host, port) => {
                 let mut last = io::Error::other(format!("{host} has no address"));
                 for address in resolve(host, *port)? {
                     match connect_tcp(address, deadline) {
@@ -118,11 +118,11 @@ fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
 }
 
 /// Listens at an abstract Unix socket of this host.
-pub(crate) fn listen_locally(name: &str, deadline: &Deadline) -> Result<Listener, String> {
+pub(crate) fn listen_locally(name: &str, deadline: &Deadline) -> Result<ListenSocket, String> {
     let in_use = "another process of this host listens there already (another run with the same \
                  name or MASTER_PORT?)";
     let bind = || UnixListener::bind_addr(&UnixAddr::from_abstract_name(name)?);
-    while_in_use(bind, deadline, in_use).map(Listener::Unix)
+    while_in_use(bind, deadline, in_use).map(ListenSocket::Unix)
 }
 
 /// Listens at a TCP port: on the loopback device if `host` is a loopback address, otherwise on all
@@ -132,7 +132,7 @@ pub(crate) fn listen_by_tcp(
     host: &str,
     port: u16,
     deadline: &Deadline,
-) -> Result<(Listener, SocketAddr), String> {
+) -> Result<(ListenSocket, SocketAddr), String> {
     // This host may have a name that only other hosts can resolve.
     let addresses = resolve(host, port).unwrap_or_default();
     let is_loopback = |address: &SocketAddr| address.ip().is_loopback();
@@ -165,7 +165,7 @@ pub(crate) fn listen_by_tcp(
         IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),
         ip => ip,
     };
-    Ok((Listener::Tcp(listener), SocketAddr::new(ip, own.port())))
+    Ok((ListenSocket::Tcp(listener), SocketAddr::new(ip, own.port())))
 }
 
 /// Binds. While the address is in use, tries again for a while. `in_use` is the reason in the error if the

@@ -1,4 +1,4 @@
-//! How two ranks recognize each other on a new connection, without telling anybody their secret.
+//! How two ranks recognize each other on a new connection, without sending their secret.
 //!
 //! | step | who | sends |
 //! |---|---|---|
@@ -25,7 +25,7 @@ use rustix::net::{RecvFlags, recv};
 use crate::RendezvousError;
 use crate::deadline::Deadline;
 use crate::key::{NONCE_BYTES, Nonce, PROOF_BYTES, RunKey, fresh_nonce};
-use crate::launch::{LAUNCH_BYTES, Launch};
+use crate::launch::{LAUNCH_BYTES, LauncherId};
 use crate::socket::{receive, receive_vec, transmit};
 
 const MAGIC: [u8; 8] = *b"pacelin3";
@@ -46,7 +46,7 @@ pub(crate) const MAX_STRANGERS: usize = 128;
 /// until rank 0 comes. Nobody has counted the rank yet.
 pub(crate) const CHALLENGE_LIMIT: Duration = Duration::from_secs(10);
 
-/// What a proof begins with, so that neither side's proof can be sent back as the proof of the other.
+/// The beginning of a proof. It differs between the two sides, so that neither side's proof can be sent back as the proof of the other.
 const LISTENER: &[u8] = b"paceline: the rank that listens";
 const CONNECTOR: &[u8] = b"paceline: the rank that connects";
 
@@ -74,15 +74,15 @@ pub(crate) struct Who {
     /// The number of ranks that it expects.
     pub(crate) world: usize,
     /// The launcher that has started it, if that is known.
-    pub(crate) launch: Option<Launch>,
+    pub(crate) launch: Option<LauncherId>,
 }
 
 /// Which rank the other side has proven to be, and whether it may join.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Hello {
     pub(crate) rank: usize,
-    pub(crate) launch: Option<Launch>,
-    /// What to answer: [`HelloAnswer::Welcome`], unless the attempt or the world size differs.
+    pub(crate) launch: Option<LauncherId>,
+    /// The answer to give: [`HelloAnswer::Welcome`], unless the attempt or the world size differs.
     pub(crate) answer: HelloAnswer,
 }
 
@@ -91,7 +91,7 @@ pub(crate) struct Hello {
 pub(crate) enum Refusal {
     /// Trying again may help.
     NotYet(String),
-    /// What listens there speaks as a rank does, and does not know the secret.
+    /// The listener there speaks as a rank does, and does not know the secret.
     Unproven,
     /// Trying again cannot help.
     Final(HelloAnswer),
@@ -303,7 +303,7 @@ impl Incoming {
             (0, _) => HelloAnswer::WrongWorld,
             _ => HelloAnswer::Overtaken,
         };
-        let launch = number(9).checked_sub(1).map(|host| Launch {
+        let launch = number(9).checked_sub(1).map(|host| LauncherId {
             host: host as u32,
             number: std::array::from_fn(|at| said[13 + at]),
         });

@@ -1,4 +1,4 @@
-//! Keys by which ranks prove to each other that they know the run's secret.
+//! Keys with which ranks prove to each other that they know the run's secret.
 //!
 //! Input: the secret of an attempt. Output: proofs, and whether a proof is true. A key never leaves its process, and neither
 //! does the secret. This file does not know who proves what to whom.
@@ -78,7 +78,7 @@ fn with_key(key: &[u8]) -> Hmac<Sha256> {
     Hmac::new_from_slice(key).expect("HMAC takes keys of any length")
 }
 
-/// A new random number. Errors if the kernel gives none.
+/// A new random number. Errors if the kernel gives no number.
 pub(crate) fn fresh_nonce() -> Result<Nonce, RendezvousError> {
     random_bytes()
 }

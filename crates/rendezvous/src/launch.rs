@@ -11,18 +11,18 @@ pub(crate) const LAUNCH_BYTES: usize = 16;
 
 /// A launcher, which has started the ranks of a host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Launch {
+pub(crate) struct LauncherId {
     /// The number of the host.
     pub(crate) host: u32,
     /// Differs from those of other launchers.
     pub(crate) number: [u8; LAUNCH_BYTES],
 }
 
-impl Launch {
+impl LauncherId {
     /// The launcher of this name, on the host of this number.
     pub(crate) fn named(name: &str, host: usize) -> Option<Self> {
         let digest = Sha256::digest(name.as_bytes());
-        // The largest number would not be told apart from no host.
+        // The largest number stands for no host.
         let host = u32::try_from(host).ok().filter(|&host| host < u32::MAX)?;
         Some(Self { host, number: std::array::from_fn(|at| digest[at]) })
     }

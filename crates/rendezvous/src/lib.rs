@@ -5,16 +5,16 @@
 //! authenticated connection to each rank that the caller asks for. This crate does not know what the
 //! connections carry: it knows nothing of operations, groups or tensors.
 //!
-//! | file | what it does |
+//! | file | purpose |
 //! |---|---|
-//! | `environment/` | reads the variables of each launcher; tells torchrun why a rank failed |
+//! | `environment/` | reads the variables of each launcher; reports to torchrun why a rank failed |
 //! | `rendezvous.rs` | names the place where ranks meet, and makes secrets |
 //! | `store/` | meets the other ranks at that place, and exchanges keys and values |
 //! | `peers.rs` | listens for other ranks, and connects to them |
 //! | `route.rs` | finds the address by which other hosts reach this one |
-//! | `hello.rs` | the first bytes of each connection, by which both sides prove that they belong to the run |
+//! | `hello.rs` | the first bytes of each connection, with which both sides prove that they belong to the run |
 //! | `key.rs` | the keys of these proofs |
-//! | `launch.rs` | the launcher of a host, by which a second one for the same host is turned away |
+//! | `launch.rs` | the launcher of a host: a second one for the same host is turned away |
 //! | `address.rs`, `socket.rs` | listening, connecting, and whole messages with a time limit |
 //!
 //! A rank of a program uses the crate in this order:
@@ -63,7 +63,7 @@ pub use environment::{
 };
 pub use error::RendezvousError;
 pub use key::RunKey;
-pub use peers::{Network, PeerAddress, PeerListener};
+pub use peers::{PeerAddress, PeerListener, SocketKind};
 pub use rendezvous::{MAX_SECRET_BYTES, Rendezvous, RendezvousPoint};
 pub use route::HostRoute;
 pub use store::Store;

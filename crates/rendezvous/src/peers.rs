@@ -1,4 +1,4 @@
-//! How ranks connect to each other after the rendezvous: each rank listens, tells the others its address,
+//! How ranks connect to each other after the rendezvous: each rank listens, publishes its address,
 //! and accepts the ranks that prove that they have the key of the attempt.
 //!
 //! Input: the addresses of all ranks, exchanged through the store or within an existing group. Output:
@@ -11,7 +11,7 @@ use paceline_trace::thread_builder;
 use rustix::event::{PollFd, PollFlags};
 use serde::{Deserialize, Serialize};
 
-use crate::address::{Address, Listener, listen_by_tcp, listen_locally};
+use crate::address::{ListenSocket, SocketAddress, listen_by_tcp, listen_locally};
 use crate::deadline::{Deadline, MAX_LIMIT};
 use crate::hello::{
     HELLO_LIMIT, Hello, HelloAnswer, Incoming, MAX_STRANGERS, Refusal, Who, reason, say_hello,
@@ -36,8 +36,8 @@ pub struct PeerAddress {
 /// The sockets on which a rank listens while the others connect.
 #[derive(Debug)]
 pub struct PeerListener {
-    local: Listener,
-    tcp: Option<Listener>,
+    local: ListenSocket,
+    tcp: Option<ListenSocket>,
     address: PeerAddress,
     /// The key of the attempt.
     key: RunKey,
@@ -45,7 +45,7 @@ pub struct PeerListener {
 
 /// The kind of sockets by which ranks connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Network {
+pub enum SocketKind {
     /// Unix sockets, between processes of one host.
     Local,
     /// TCP, between any hosts.
@@ -92,10 +92,10 @@ impl PeerListener {
     /// Makes `N` connections between `rank` and each of its `peers`: connects to the lower ranks, and accepts connections of
     /// the higher ranks. Both sides have the `N` connections in the same order. `addresses` has an entry for every rank,
     /// in rank order, and so has the result. Takes at most `limit`. If some ranks cannot be reached, `farewell` is called
-    /// with the connections to each other rank, to tell that rank which ranks are missing.
+    /// with the connections to each other rank, to let that rank know which ranks are missing.
     pub fn connect<const N: usize>(
         &self,
-        network: Network,
+        network: SocketKind,
         addresses: &[PeerAddress],
         rank: usize,
         peers: &[usize],
@@ -107,50 +107,22 @@ impl PeerListener {
         let (lower, higher): (Vec<usize>, Vec<usize>) =
             peers.iter().partition(|&&peer| peer < rank);
         let mut connections: Vec<Vec<OwnedFd>> = (0..world_size).map(|_| Vec::new()).collect();
-        let reach = |peer: usize, deadline: &Deadline| -> Result<Vec<OwnedFd>, Missed> {
-            let PeerAddress { local, tcp, name } = &addresses[peer];
-            let key = self.key.of_listener(name);
-            // The store has checked which launchers the ranks have.
-            let who = Who { rank, world: world_size, launch: None };
-            let (address, place) = match network {
-                Network::Local => {
-                    (Address::Local(local.clone()), format!("the listener of rank {peer}"))
-                }
-                Network::Tcp => (
-                    Address::Tcp(tcp.0.clone(), tcp.1),
-                    format!("the listener of rank {peer}, {}:{}", tcp.0, tcp.1),
-                ),
-            };
-            let connect = |_| connect_to_peer(&address, who, &key, deadline);
-            let connected: Result<Vec<OwnedFd>, String> = (0..N).map(connect).collect();
-            connected.map_err(|reason| Missed { place, reason, missing: vec![peer] })
-        };
+        // The store has checked which launchers the ranks have.
+        let who = Who { rank, world: world_size, launch: None };
         let listener = match network {
-            Network::Local => Some(&self.local),
-            Network::Tcp => self.tcp.as_ref(),
-        };
-        // A listener of this host answers at once or never. Over a network, a rank that waits for an unreachable
-        // peer must still be there for the others, or they would report this rank as missing.
-        let (in_turn, at_once) = match network {
-            Network::Local => (lower, Vec::new()),
-            Network::Tcp => (Vec::new(), lower),
+            SocketKind::Local => Some(&self.local),
+            SocketKind::Tcp => self.tcp.as_ref(),
         };
         let mut missed = Vec::new();
-        for peer in in_turn {
-            match reach(peer, &deadline) {
-                Ok(sockets) => connections[peer] = sockets,
-                Err(unreached) => missed.push(unreached),
-            }
-        }
+        // A rank that waits for an unreachable peer must still be there for the others, or they would report this rank as
+        // missing.
         std::thread::scope(|scope| {
-            let reach = &reach;
             let start = |&peer: &usize| {
-                let builder = thread_builder("connect");
                 let deadline = deadline.clone();
-                let body = move || reach(peer, &deadline);
-                (peer, builder.spawn_scoped(scope, body))
+                let body = move || self.reach(network, &addresses[peer], peer, who, N, &deadline);
+                (peer, thread_builder("connect").spawn_scoped(scope, body))
             };
-            let threads: Vec<_> = at_once.iter().map(start).collect();
+            let threads: Vec<_> = lower.iter().map(start).collect();
             let accepted = listener.map_or(Ok(()), |listener| {
                 self.accept_all(listener, &higher, N, &mut connections, &deadline)
             });
@@ -170,22 +142,41 @@ impl PeerListener {
         });
         let connections: Vec<Option<[OwnedFd; N]>> =
             connections.into_iter().map(|sockets| sockets.try_into().ok()).collect();
-        let mut missed = missed.into_iter();
-        let Some(Missed { place, mut reason, mut missing }) = missed.next() else {
+        let Some(Missed { place, reason, missing }) = missed.into_iter().reduce(Missed::and) else {
             return Ok(connections);
         };
-        for other in missed {
-            missing.extend(other.missing);
-            reason += &format!("; {}: {}", other.place, other.reason);
-        }
         connections.iter().flatten().for_each(|sockets| farewell(sockets, &missing));
         Err(RendezvousError::Failed { rank, world_size, place, reason, missing })
+    }
+
+    /// Makes `times` connections to a peer.
+    fn reach(
+        &self,
+        network: SocketKind,
+        PeerAddress { local, tcp, name }: &PeerAddress,
+        peer: usize,
+        who: Who,
+        times: usize,
+        deadline: &Deadline,
+    ) -> Result<Vec<OwnedFd>, Missed> {
+        let key = self.key.of_listener(name);
+        let mut place = format!("the listener of rank {peer}");
+        let address = match network {
+            SocketKind::Local => SocketAddress::Local(local.clone()),
+            SocketKind::Tcp => {
+                place += &format!(", {}:{}", tcp.0, tcp.1);
+                SocketAddress::Tcp(tcp.0.clone(), tcp.1)
+            }
+        };
+        let connect = |_| connect_to_peer(&address, who, &key, deadline);
+        let connected: Result<Vec<OwnedFd>, String> = (0..times).map(connect).collect();
+        connected.map_err(|reason| Missed { place, reason, missing: vec![peer] })
     }
 
     /// Accepts connections until all ranks in `awaited` have connected `times` times.
     fn accept_all(
         &self,
-        listener: &Listener,
+        listener: &ListenSocket,
         awaited: &[usize],
         times: usize,
         connections: &mut [Vec<OwnedFd>],
@@ -267,10 +258,19 @@ struct Missed {
     missing: Vec<usize>,
 }
 
+impl Missed {
+    /// Both together.
+    fn and(mut self, other: Self) -> Self {
+        self.missing.extend(other.missing);
+        self.reason += &format!("; {}: {}", other.place, other.reason);
+        self
+    }
+}
+
 /// Connects to a peer; both prove that they have the key of its listener. The peer began to listen before it published its address, so
 /// this function tries again after a refusal that may be temporary, until the deadline.
 fn connect_to_peer(
-    address: &Address,
+    address: &SocketAddress,
     who: Who,
     key: &RunKey,
     deadline: &Deadline,

@@ -6,7 +6,7 @@ use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::Duration;
 
 use crate::hello::CHALLENGE_LIMIT;
-use crate::{Network, PeerAddress, PeerListener, Rendezvous, RunKey, Store};
+use crate::{PeerAddress, PeerListener, Rendezvous, RunKey, SocketKind, Store};
 
 const WORLD: usize = 3;
 /// The rank that connects to all others.
@@ -46,7 +46,7 @@ fn two_ranks_connect_by_either_network_and_may_wait_for_ever() {
         });
         assert!(connections[0][1].is_some() && connections[1][0].is_some(), "{network:?}");
     };
-    within_limit(move || [Network::Local, Network::Tcp].into_iter().for_each(connect_by));
+    within_limit(move || [SocketKind::Local, SocketKind::Tcp].into_iter().for_each(connect_by));
 }
 
 #[test]
@@ -61,7 +61,7 @@ fn a_rank_with_another_key_is_told_so_and_the_absent_rank_is_named() {
             let (listener, addresses) = (&listeners[rank], &addresses);
             scope.spawn(move || {
                 let peers = [1 - rank];
-                listener.connect::<1>(Network::Tcp, addresses, rank, &peers, limit, |_, _| {})
+                listener.connect::<1>(SocketKind::Tcp, addresses, rank, &peers, limit, |_, _| {})
             })
         };
         [connect(0), connect(1)].map(|rank| rank.join().unwrap().unwrap_err().to_string())
@@ -101,7 +101,14 @@ fn silent_strangers_delay_no_rank() {
                 let (listener, addresses) = (&listeners[rank], &addresses);
                 scope.spawn(move || {
                     let peers = [1 - rank];
-                    listener.connect::<2>(Network::Tcp, addresses, rank, &peers, limit, |_, _| {})
+                    listener.connect::<2>(
+                        SocketKind::Tcp,
+                        addresses,
+                        rank,
+                        &peers,
+                        limit,
+                        |_, _| {},
+                    )
                 })
             };
             let [first, second] = [connect(0), connect(1)];
@@ -122,7 +129,8 @@ fn a_rank_waits_on_one_connection_for_a_peer_that_is_stopped() {
     let addresses = [peer, own.address().clone()];
     // Longer than a rank waits for the store's challenge.
     let limit = CHALLENGE_LIMIT + Duration::from_millis(500);
-    let error = own.connect::<1>(Network::Tcp, &addresses, 1, &[0], limit, |_, _| {}).unwrap_err();
+    let error =
+        own.connect::<1>(SocketKind::Tcp, &addresses, 1, &[0], limit, |_, _| {}).unwrap_err();
     assert!(error.to_string().contains("does not answer"), "{error}");
     stopped.set_nonblocking(true).unwrap();
     let connections = std::iter::from_fn(|| stopped.accept().ok());
@@ -143,7 +151,7 @@ fn is_turned_away(mut stranger: TcpStream) -> bool {
 fn connect_all(listener: &PeerListener, addresses: &[PeerAddress], rank: usize) {
     let peers: Vec<usize> = (0..WORLD).filter(|&peer| peer != rank).collect();
     let connections =
-        listener.connect(Network::Tcp, addresses, rank, &peers, LIMIT, |_, _| {}).unwrap();
+        listener.connect(SocketKind::Tcp, addresses, rank, &peers, LIMIT, |_, _| {}).unwrap();
     let mut streams: Vec<Option<TcpStream>> = connections
         .into_iter()
         .map(|socket| socket.map(|[socket]| TcpStream::from(socket)))

@@ -10,7 +10,7 @@ use rustix::rand::{GetRandomFlags, getrandom};
 use sha2::{Digest, Sha256};
 
 use crate::RendezvousError;
-use crate::launch::Launch;
+use crate::launch::LauncherId;
 
 /// The longest secret, in bytes.
 pub const MAX_SECRET_BYTES: usize = 64;
@@ -58,14 +58,14 @@ pub struct Rendezvous {
     /// stores a secret that all clients of the agent can read, and this one is added to it.
     pub secret: String,
     /// The launcher that has started this rank, if that is known.
-    pub(crate) launch: Option<Launch>,
+    pub(crate) launch: Option<LauncherId>,
 }
 
 impl Rendezvous {
     /// The same rendezvous for a rank that the launcher of this name has started, on the host of this number. A host has one
     /// launcher in a run: the ranks of a second one are turned away.
     pub fn started_by(self, launcher: &str, host: usize) -> Self {
-        Self { launch: Launch::named(launcher, host), ..self }
+        Self { launch: LauncherId::named(launcher, host), ..self }
     }
 
     /// Ranks meet on this host, at a socket of that name.

@@ -1,4 +1,4 @@
-//! Finds the address by which other hosts reach this one.
+//! Finds the address at which other hosts reach this one.
 //!
 //! The kernel knows which of this host's addresses it would use on the way to the rendezvous. This module
 //! knows nothing of what will listen at that address.
@@ -64,7 +64,7 @@ impl HostRoute {
         Err(format!("this host has no route to {host}: {last}"))
     }
 
-    /// The address by which the other ranks reach `rank`, given all ranks' routes in rank order.
+    /// The address at which the other ranks reach `rank`, given all ranks' routes in rank order.
     ///
     /// The host of the rendezvous may know itself only by a loopback address, because its own file of
     /// host names says so. The other hosts know an address that they can reach.

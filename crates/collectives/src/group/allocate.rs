@@ -135,7 +135,7 @@ mod tests {
             let allocate = || group.allocate(&allocator, 4096, Category::Gradients).unwrap();
             let held = || group.shared().unwrap().reach.held_bytes().len();
             let stays = allocate();
-            // A part of the group reaches the memory that stays, whatever becomes of the rest.
+            // A part of the group reaches the memory that stays, even when the rest is gone.
             let part = group.split(Some(0)).unwrap().unwrap();
             // Dropped on one rank only, and so kept.
             let mut of_one = Some(allocate());

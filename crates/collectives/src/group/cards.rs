@@ -36,7 +36,7 @@ impl Group {
             return Ok(());
         }
         let own = CardInfo::of(memory, order).map_err(|error| error.to_string());
-        // Every rank tells, so that nobody waits for one that cannot.
+        // Every rank reports, so that nobody waits for a rank that cannot join.
         let all: Vec<Result<CardInfo, String>> = self.all_gather_object(&own)?;
         let cards = all.into_iter().enumerate().map(|(rank, info)| {
             info.map_err(|reason| {
@@ -59,7 +59,7 @@ impl Group {
         // NCCL may have connected some ranks and not others.
         let all: Vec<Option<NotJoined>> = self.all_gather_object(&nccl.as_ref().err().cloned())?;
         let missing = all.into_iter().enumerate().filter_map(|(rank, why)| Some((rank, why?)));
-        // A rank that waited in vain says less than one that failed.
+        // The error of a rank that failed says more than that of a rank that only waited for it.
         let missing = missing.min_by_key(|(_, why)| why.waited);
         match (nccl, missing) {
             (Ok(nccl), None) => {
@@ -71,7 +71,7 @@ impl Group {
                 if let Ok(nccl) = &nccl {
                     nccl.abort();
                 }
-                let (rank, why) = missing.expect("this rank told, too");
+                let (rank, why) = missing.expect("this rank reported its error too");
                 Err(self.no_nccl(format!("rank {}: {}", self.outermost_rank(rank), why.reason)))
             }
         }

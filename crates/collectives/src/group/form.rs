@@ -20,6 +20,27 @@ use crate::shared::{Control, Reach, SharedState};
 use crate::tcp::Tcp;
 use crate::{CollectiveError, GroupOptions, Result, Transport};
 
+/// How processes connect to each other.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Connect<'a> {
+    /// All on one host.
+    Shm,
+    /// By sockets. This host has this address.
+    Tcp(&'a str),
+    /// By sockets between hosts with this number of ranks each.
+    Hybrid(&'a str, usize),
+}
+
+impl<'a> Connect<'a> {
+    /// The address of this host, if ranks of other hosts connect to it.
+    pub(crate) fn host(self) -> Option<&'a str> {
+        match self {
+            Connect::Shm => None,
+            Connect::Tcp(host) | Connect::Hybrid(host, _) => Some(host),
+        }
+    }
+}
+
 impl Group {
     /// The groups of `world_size` ranks that are threads of this process, in rank order.
     ///
@@ -80,9 +101,7 @@ impl Group {
         world_size: usize,
         options: GroupOptions,
     ) -> Result<Self> {
-        let (listener, addresses, lineage) =
-            Self::rendezvous(rendezvous, None, rank, world_size, &options)?;
-        Self::form_shm(&listener, &addresses, rank, options, lineage)
+        Self::rendezvous(rendezvous, Connect::Shm, rank, world_size, options)
     }
 
     /// Meets the other processes, on this host or others, and forms a group with them over TCP.
@@ -96,9 +115,7 @@ impl Group {
         world_size: usize,
         options: GroupOptions,
     ) -> Result<Self> {
-        let (listener, addresses, lineage) =
-            Self::rendezvous(rendezvous, Some(host), rank, world_size, &options)?;
-        Self::form_tcp(&listener, &addresses, host, rank, options, lineage)
+        Self::rendezvous(rendezvous, Connect::Tcp(host), rank, world_size, options)
     }
 
     /// Like [`Group::tcp`], but ranks of one host share memory. Every host has `local_world_size` ranks, with
@@ -111,9 +128,8 @@ impl Group {
         local_world_size: usize,
         options: GroupOptions,
     ) -> Result<Self> {
-        let (listener, addresses, lineage) =
-            Self::rendezvous(rendezvous, Some(host), rank, world_size, &options)?;
-        Self::form_hybrid(&listener, &addresses, host, rank, local_world_size, options, lineage)
+        let by = Connect::Hybrid(host, local_world_size);
+        Self::rendezvous(rendezvous, by, rank, world_size, options)
     }
 
     /// Forms a group of all ranks that an MPI launcher has started. The MPI library carries the bytes.
@@ -141,109 +157,93 @@ impl Group {
         group.emulate_if_asked(options.link)
     }
 
-    pub(crate) fn form_shm(
-        listener: &PeerListener,
-        addresses: &[PeerAddress],
-        rank: usize,
-        options: GroupOptions,
-        lineage: Lineage,
-    ) -> Result<Self> {
-        let world = addresses.len();
-        let links = Links::connect(listener, addresses, rank, options.timeout)?;
-        let (memory, reach) = links.share_control(lineage.inherited.clone())?;
-        let engine = Engine::Shared(SharedState::new(rank, world, memory, reach));
-        let host_links = HostLinks::Host { links, monitor: None };
-        let transport = Transport::Shm;
-        let group =
-            Self::assemble(rank, world, engine, transport, host_links, options.clone(), lineage)?;
-        group.barrier()?;
-        group.emulate_if_asked(options.link)
-    }
-
-    pub(crate) fn form_tcp(
-        listener: &PeerListener,
-        addresses: &[PeerAddress],
-        host: &str,
-        rank: usize,
-        options: GroupOptions,
-        lineage: Lineage,
-    ) -> Result<Self> {
-        let world = addresses.len();
-        let tcp = Tcp::connect(listener, addresses, host, rank, &options, |_| true)?;
-        let engine = Engine::Tcp(tcp);
-        let transport = Transport::Tcp;
-        let group = Self::assemble(
-            rank,
-            world,
-            engine,
-            transport,
-            HostLinks::None,
-            options.clone(),
-            lineage,
-        )?;
-        group.barrier()?;
-        if options.algorithm == Algorithm::Auto && options.link.is_none() {
-            group.choose_algorithm()?;
-        }
-        group.emulate_if_asked(options.link)
-    }
-
-    pub(crate) fn form_hybrid(
-        listener: &PeerListener,
-        addresses: &[PeerAddress],
-        host: &str,
-        rank: usize,
-        local_world: usize,
-        options: GroupOptions,
-        lineage: Lineage,
-    ) -> Result<Self> {
-        let world = addresses.len();
-        if local_world == 0 || !world.is_multiple_of(local_world) {
-            let reason = format!(
-                "needs the same number of ranks on every host, got {world} ranks with {local_world} \
-                 on this one; use tcp"
-            );
-            return Err(CollectiveError::Buffers { rank, op: "hybrid", reason });
-        }
-        let (node, local_rank) = (rank / local_world, rank % local_world);
-        let first = node * local_world;
-        let here = &addresses[first..first + local_world];
-        let links = Links::connect(listener, here, local_rank, options.timeout)?;
-        let (memory, reach) = links.share_control(lineage.inherited.clone())?;
-        let shared = SharedState::new(local_rank, local_world, memory, reach);
-        let is_remote = |peer: usize| peer / local_world != node;
-        let tcp = Tcp::connect(listener, addresses, host, rank, &options, is_remote);
-        let tcp = tcp.inspect_err(|error| {
-            let missing = error.culprits();
-            if !missing.is_empty() {
-                // Other ranks of this host may be connected already, and wait for this rank.
-                shared.control().tell_beyond(&missing);
-            }
-        })?;
-        let engine = Engine::Hybrid(Hybrid::new(shared, tcp));
-        let host_links = HostLinks::Host { links, monitor: None };
-        let transport = Transport::Hybrid;
-        let group =
-            Self::assemble(rank, world, engine, transport, host_links, options.clone(), lineage)?;
-        group.barrier()?;
-        group.emulate_if_asked(options.link)
-    }
-
-    /// This rank's own listener, the addresses of all ranks, and the lineage of their group. The store may be dropped when
-    /// this returns: rank 0 answers the others for as long as its process lives.
+    /// Meets the other processes, connects to them and forms the group. The store may be dropped when the ranks have met:
+    /// rank 0 answers the others for as long as its process lives.
     fn rendezvous(
         rendezvous: &Rendezvous,
-        host: Option<&str>,
+        by: Connect,
         rank: usize,
         world_size: usize,
-        options: &GroupOptions,
-    ) -> Result<(PeerListener, Vec<PeerAddress>, Lineage)> {
+        options: GroupOptions,
+    ) -> Result<Self> {
         Self::check_world(rank, world_size)?;
         let store = Store::open(rendezvous, rank, world_size, options.timeout)?;
-        let listener = PeerListener::bind(store.key(), host, rank, world_size)?;
+        let listener = PeerListener::bind(store.key(), by.host(), rank, world_size)?;
         let addresses = store.exchange("address", listener.address())?;
         let lineage = Lineage::of_processes(listener.key());
-        Ok((listener, addresses, lineage))
+        Self::form(&listener, &addresses, by, rank, options, lineage)
+    }
+
+    /// Forms a group of processes that know each other's addresses.
+    pub(crate) fn form(
+        listener: &PeerListener,
+        addresses: &[PeerAddress],
+        by: Connect,
+        rank: usize,
+        options: GroupOptions,
+        lineage: Lineage,
+    ) -> Result<Self> {
+        let world = addresses.len();
+        let (engine, host_links, transport) = match by {
+            Connect::Shm => {
+                let (shared, links) =
+                    Self::share_memory(listener, addresses, rank, &options, &lineage)?;
+                (Engine::Shared(shared), links, Transport::Shm)
+            }
+            Connect::Tcp(host) => {
+                let tcp = Tcp::connect(listener, addresses, host, rank, &options, |_| true)?;
+                (Engine::Tcp(tcp), HostLinks::None, Transport::Tcp)
+            }
+            Connect::Hybrid(host, local_world) => {
+                if local_world == 0 || !world.is_multiple_of(local_world) {
+                    let reason = format!(
+                        "needs the same number of ranks on every host, got {world} ranks with \
+                         {local_world} on this one; use tcp"
+                    );
+                    return Err(CollectiveError::Buffers { rank, op: "hybrid", reason });
+                }
+                let first = rank / local_world * local_world;
+                let here = first..first + local_world;
+                let (shared, links) = Self::share_memory(
+                    listener,
+                    &addresses[here.clone()],
+                    rank - first,
+                    &options,
+                    &lineage,
+                )?;
+                let is_remote = |peer: usize| !here.contains(&peer);
+                let tcp = Tcp::connect(listener, addresses, host, rank, &options, is_remote);
+                let tcp = tcp.inspect_err(|error| {
+                    let missing = error.culprits();
+                    if !missing.is_empty() {
+                        // Other ranks of this host may be connected already, and wait for this rank.
+                        shared.control().report_missing(&missing);
+                    }
+                })?;
+                (Engine::Hybrid(Hybrid::new(shared, tcp)), links, Transport::Hybrid)
+            }
+        };
+        let (link, algorithm) = (options.link, options.algorithm);
+        let group = Self::assemble(rank, world, engine, transport, host_links, options, lineage)?;
+        group.barrier()?;
+        if algorithm == Algorithm::Auto && link.is_none() {
+            group.choose_algorithm()?;
+        }
+        group.emulate_if_asked(link)
+    }
+
+    /// The memory that the ranks of this host share, and the connections over which they share it.
+    fn share_memory(
+        listener: &PeerListener,
+        addresses: &[PeerAddress],
+        rank: usize,
+        options: &GroupOptions,
+        lineage: &Lineage,
+    ) -> Result<(SharedState, HostLinks)> {
+        let links = Links::connect(listener, addresses, rank, options.timeout)?;
+        let (memory, reach) = links.share_control(lineage.inherited.clone())?;
+        let shared = SharedState::new(rank, addresses.len(), memory, reach);
+        Ok((shared, HostLinks::Host { links, monitor: None }))
     }
 
     pub(crate) fn check_world(rank: usize, world_size: usize) -> Result<()> {

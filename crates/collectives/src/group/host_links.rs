@@ -10,7 +10,7 @@ use paceline_trace::lock;
 
 use crate::Result;
 use crate::shared::Control;
-use crate::shared::links::{Links, Monitor};
+use crate::shared::links::{Links, PeerMonitor};
 
 /// Connections of a rank that the engine does not use. They serve to share memory, to notice that a process has died,
 /// and to form sub-groups.
@@ -19,8 +19,8 @@ pub(super) enum HostLinks {
     /// The ranks are threads of one process. They find their sub-groups at this registry.
     Threads(Arc<SplitRegistry>),
     /// Connections to the ranks of this host, and the thread that watches them.
-    Host { links: Links, monitor: Option<Monitor> },
-    /// None: the engine's own connections are enough.
+    Host { links: Links, monitor: Option<PeerMonitor> },
+    /// No connections: those of the engine are enough.
     None,
 }
 
@@ -29,7 +29,7 @@ pub(super) enum HostLinks {
 #[derive(Debug, Default)]
 pub(super) struct SplitRegistry(Mutex<HashMap<(u32, i64), (SubGroupState, usize)>>);
 
-/// What the threads of a sub-group share: its state in memory, and the registry for its own sub-groups.
+/// The state of a sub-group of threads in memory, and the registry for its own sub-groups.
 pub(super) type SubGroupState = (Arc<Mapping>, Arc<SplitRegistry>);
 
 impl SplitRegistry {

@@ -1,4 +1,4 @@
-//! The lineage of a group: its name, its members, and what it shares with its parent group and its sub-groups.
+//! The lineage of a group: its name, its members, and the state that it shares with its parent group and its sub-groups.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use paceline_memory::Allocator;
 use paceline_rendezvous::RunKey;
 
-use crate::emulator::Card;
+use crate::emulator::NetworkCard;
 use crate::record::RecentRecords;
 use crate::shared::Inherited;
 
@@ -15,7 +15,7 @@ use crate::shared::Inherited;
 pub(crate) struct RankState {
     /// The one network card of this rank, so that the operations of all groups together move no more bytes
     /// than the link carries.
-    pub(crate) card: Arc<Card>,
+    pub(crate) card: Arc<NetworkCard>,
     /// The one record of operations of this rank.
     pub(crate) records: Arc<Mutex<RecentRecords>>,
     /// For the data of slices and objects.
@@ -23,7 +23,7 @@ pub(crate) struct RankState {
     num_groups: AtomicU32,
 }
 
-/// A group's name and members, and what it shares with related groups.
+/// A group's name and members, and the state that it shares with related groups.
 #[derive(Clone, Debug)]
 pub(crate) struct Lineage {
     /// `world`, or `world/1.0` for the ranks of color 0 in the second split of `world`.
@@ -35,7 +35,8 @@ pub(crate) struct Lineage {
     pub(crate) rank: Arc<RankState>,
     /// The memory that the group can reach because its parent group can reach it.
     pub(crate) inherited: Option<Inherited>,
-    /// By which ranks of different processes recognize each other. Groups that need no connections of ours have no secret.
+    /// The key that proves to other processes that a rank belongs to the run. Groups that make no connections of their own
+    /// have an empty key.
     pub(crate) key: RunKey,
 }
 

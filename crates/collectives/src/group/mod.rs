@@ -1,6 +1,6 @@
 //! A group of ranks: its state, what callers can ask about it, and how a rank leaves it.
 //!
-//! | file | what it does |
+//! | file | purpose |
 //! |---|---|
 //! | `form` | forms a group of threads or processes |
 //! | `split` | divides a group into sub-groups |
@@ -23,19 +23,21 @@ mod lineage;
 mod split;
 
 use std::sync::atomic::AtomicU32;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
+pub(crate) use form::Connect;
 use host_links::HostLinks;
 pub(crate) use lineage::Lineage;
 use paceline_memory::{Allocator, DeviceStream, Event};
+use paceline_trace::lock;
 
 use crate::core::Core;
 use crate::cost::Link;
 use crate::engine::Engine;
 use crate::flight_recorder::FlightRecorder;
 use crate::record::{OpRecord, Purpose};
-use crate::shared::links::Monitor;
+use crate::shared::links::PeerMonitor;
 use crate::shared::{Fate, SharedState};
 use crate::staging::{Staged, Staging};
 use crate::worker::Worker;
@@ -83,12 +85,14 @@ impl Group {
     ) -> Result<Self> {
         let (log, dump_folder) = (options.log, options.dump_folder.clone());
         let group = lineage.name.clone();
-        let flight_recorder =
-            FlightRecorder { rank, world, log, dump_folder, group, number: lineage.number };
-        let core = Arc::new(Core::new(rank, world, engine, flight_recorder, &lineage));
+        let (number, records) = (lineage.number, lineage.rank.records.clone());
+        let is_dumped = Mutex::default();
+        let recorder =
+            FlightRecorder { rank, world, log, dump_folder, group, number, records, is_dumped };
+        let core = Arc::new(Core::new(rank, world, engine, recorder, lineage.members.clone()));
         if let HostLinks::Host { links, monitor } = &mut host_links {
             let core = core.clone();
-            *monitor = Some(Monitor::start(links, move |peer| core.lose(peer))?);
+            *monitor = Some(PeerMonitor::start(links, move |peer| core.lose(peer))?);
         }
         let worker = Some(Worker::new(core.clone(), &lineage.name, options.clone()));
         let num_splits = AtomicU32::new(0);
@@ -110,7 +114,7 @@ impl Group {
         self.membership.lineage.sub_group(&format!("{label}.{color}"), &[self.rank()], None)
     }
 
-    /// The streams through which operations reach the memory of an accelerator, of which `home` is a stream.
+    /// The streams through which operations reach the memory of an accelerator. `home` is a stream of the accelerator.
     pub(crate) fn staging(&self, home: &DeviceStream) -> Result<&Staging> {
         if let Some(staging) = self.membership.staging.get() {
             return Ok(staging);
@@ -123,8 +127,8 @@ impl Group {
     /// the failure may still write there. Waits until all ranks that can reach this rank's memory have left the group or are
     /// lost, for at most the group's limit. Memory of an accelerator stays fenced.
     ///
-    /// Errors, and gives nothing back, if a rank has not left by then, or if an MPI library or NCCL carries the bytes, which do
-    /// not tell.
+    /// Errors, and gives nothing back, if a rank has not left by then, or if an MPI library or NCCL carries the bytes, because
+    /// neither reports that a rank has left.
     pub fn give_back_failed(&self) -> Result<()> {
         let begin = Instant::now();
         let still_there = |peers| {
@@ -230,7 +234,7 @@ impl Group {
     /// All groups of a rank that descend from the same group keep one list of records. So any of these groups returns
     /// the operations of all of them, in the order in which they finished, and each operation once.
     pub fn fresh_records(&self, out: &mut Vec<OpRecord>) -> u64 {
-        self.membership.core.fresh_records(out)
+        lock(&self.membership.core.recorder.records).fresh_into(out)
     }
 
     /// A handle to the same group. The records of operations that are submitted through it have this purpose:
@@ -240,7 +244,7 @@ impl Group {
     }
 
     /// A handle for another thread, which can write this rank's most recent operations to a file, for example when
-    /// the process is told to end.
+    /// the process is asked to end.
     pub fn dumper(&self) -> Dumper {
         Dumper(self.membership.core.clone())
     }
@@ -266,12 +270,12 @@ pub struct Dumper(Arc<Core>);
 impl Dumper {
     /// Writes the operations to a file, with `cause` as the reason, unless this has been done before.
     pub fn dump(&self, cause: &str) {
-        self.0.dump(cause);
+        self.0.recorder.dump(cause);
     }
 
     /// Removes the file that [`Dumper::dump`] has written. For a group that has ended in order after all.
     pub fn withdraw(&self) {
-        self.0.withdraw();
+        self.0.recorder.withdraw();
     }
 }
 

@@ -7,11 +7,12 @@ use std::sync::atomic::Ordering;
 
 use paceline_rendezvous::{PeerAddress, PeerListener};
 
+use super::form::Connect;
 use super::host_links::HostLinks;
-use super::{Group, Lineage};
-use crate::Result;
+use super::{Group, Lineage, Membership};
 use crate::engine::Engine;
 use crate::shared::{Inherited, Reach, SharedState};
+use crate::{GroupOptions, Result};
 
 impl Group {
     /// Divides the group: ranks that pass the same color form a new group, in which they keep their order.
@@ -57,76 +58,64 @@ impl Group {
         self.all_gather_slice(&[own], &mut colors)?;
         let same = |rank: &usize| colors[*rank] == own;
         let members: Vec<usize> = (0..self.world_size()).filter(same).collect();
-        let (rank, world) = (members.iter().filter(|&&m| m < self.rank()).count(), members.len());
-        let mut options = self.membership.options.clone();
-        options.link = None;
+        let rank = members.iter().filter(|&&member| member < self.rank()).count();
+        let options = GroupOptions { link: None, ..self.membership.options.clone() };
         let label = format!("{}.{own}", label.map_or_else(|| split.to_string(), str::to_owned));
         let inherited = self.inherited(&members);
         // A rank that gets no group does not count this split as one of its groups.
         let lineage = || lineage.sub_group(&label, &members, inherited);
-        let group = match (&self.membership.host_links, &self.membership.core.engine) {
+        let Membership { host_links, core, transport, .. } = &*self.membership;
+        let world = members.len();
+        let (engine, host_links) = match (host_links, &core.engine) {
+            (HostLinks::Threads(_), _) if color.is_none() => return Ok(None),
             (HostLinks::Threads(registry), _) => {
-                if color.is_none() {
-                    return Ok(None);
-                }
                 let (memory, registry) = registry.join((split, own), world)?;
                 let engine = SharedState::new(rank, world, memory, Reach::Threads);
                 // Splits are numbered within each group, so each group needs its own registry.
-                let host_links = HostLinks::Threads(registry);
-                let (engine, transport) = (Engine::Shared(engine), self.membership.transport);
-                Self::assemble(rank, world, engine, transport, host_links, options, lineage())?
+                (Engine::Shared(engine), HostLinks::Threads(registry))
             }
             #[cfg(feature = "mpi")]
             (_, Engine::Mpi(mpi)) => {
                 // MPI's colors have fewer bits than ours, so the first member's rank serves as the color.
                 let Some(engine) = mpi.split(color.map(|_| members[0]))? else { return Ok(None) };
-                let (engine, transport) = (Engine::Mpi(engine), self.membership.transport);
-                Self::assemble(rank, world, engine, transport, HostLinks::None, options, lineage())?
+                (Engine::Mpi(engine), HostLinks::None)
             }
-            (_, engine) => {
-                let host = match engine {
-                    Engine::Tcp(tcp) => Some(tcp.host()),
-                    Engine::Hybrid(hybrid) => Some(hybrid.host()),
-                    _ => None,
-                };
-                let listener = PeerListener::bind(
-                    &self.membership.lineage.key,
-                    host,
-                    self.rank(),
-                    self.world_size(),
-                )?;
+            _ => {
+                let by = self.connects_by(&members);
+                let key = &self.membership.lineage.key;
+                let listener = PeerListener::bind(key, by.host(), self.rank(), self.world_size())?;
                 let all = self.all_gather_object(listener.address())?;
-                let addresses: Vec<PeerAddress> =
-                    members.iter().map(|&member| all[member].clone()).collect();
                 if color.is_none() {
                     return Ok(None);
                 }
-                // A sub-group of a hybrid group may lie on one host, or unevenly on several hosts.
-                let local = match engine {
-                    Engine::Hybrid(hybrid) => hybrid.local_world(&members).filter(|&n| n > 1),
-                    _ => None,
-                };
+                let addresses: Vec<PeerAddress> =
+                    members.iter().map(|&member| all[member].clone()).collect();
                 let lineage = lineage();
-                let ranks = lineage.members.clone();
-                let formed = match (host, local) {
-                    (None, _) => Self::form_shm(&listener, &addresses, rank, options, lineage),
-                    (_, Some(local)) if local == world => {
-                        Self::form_shm(&listener, &addresses, rank, options, lineage)
-                    }
-                    (Some(host), Some(local)) => Self::form_hybrid(
-                        &listener, &addresses, host, rank, local, options, lineage,
-                    ),
-                    (Some(host), None) => {
-                        Self::form_tcp(&listener, &addresses, host, rank, options, lineage)
-                    }
-                };
-                formed.map_err(|error| error.named_by(&ranks))?
+                let names = lineage.members.clone();
+                let group = Self::form(&listener, &addresses, by, rank, options, lineage)
+                    .map_err(|error| error.named_by(&names))?;
+                return self.like_this(group).map(Some);
             }
         };
+        let group =
+            Self::assemble(rank, world, engine, *transport, host_links, options, lineage())?;
         self.like_this(group).map(Some)
     }
 
-    /// What a sub-group of these members can reach of this group's memory.
+    /// How these members connect, which are processes. Those of a hybrid group may be on one host, or unevenly on several hosts.
+    fn connects_by(&self, members: &[usize]) -> Connect<'_> {
+        match &self.membership.core.engine {
+            Engine::Tcp(tcp) => Connect::Tcp(tcp.host()),
+            Engine::Hybrid(hybrid) => match hybrid.local_world(members) {
+                Some(local) if local > 1 && local == members.len() => Connect::Shm,
+                Some(local) if local > 1 => Connect::Hybrid(hybrid.remote().host(), local),
+                _ => Connect::Tcp(hybrid.remote().host()),
+            },
+            _ => Connect::Shm,
+        }
+    }
+
+    /// The memory of this group that a sub-group of these members can reach.
     fn inherited(&self, members: &[usize]) -> Option<Inherited> {
         let shared = self.shared()?;
         let Reach::Segments(segments) = &shared.reach else { return None };

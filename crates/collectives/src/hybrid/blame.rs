@@ -2,8 +2,8 @@
 //!
 //! A rank waits for the ranks of its host and for the ranks of its rail. If another host falls silent, some ranks wait for a
 //! rank of their own host, which itself waits for a rank of the silent host. All of them must name the rank of the silent
-//! host. So a rank whose wait on its rail has failed tells the ranks of its host which ranks it has waited for. A rank
-//! that has waited only for ranks that are alive looks up what the others have told.
+//! host. So a rank whose wait on its rail has failed reports to the ranks of its host which ranks it has waited
+//! for. A rank that has waited only for ranks that are alive looks up the reports of the others.
 
 use std::time::Duration;
 
@@ -15,7 +15,7 @@ use crate::OpKind;
 use crate::context::OpContext;
 
 /// How much later another rank of this host may notice that the same host is silent.
-const HEARSAY: Duration = Duration::from_millis(120);
+const REPORT_LIMIT: Duration = Duration::from_millis(120);
 
 impl Hybrid {
     /// The error of a failed operation. It names the ranks that caused the failure. `alive` are the ranks of the rail that
@@ -39,23 +39,23 @@ impl Hybrid {
             return error;
         }
         let here = self.ranks_of(self.node());
-        let mut beyond = error.culprits();
-        // A dead rank stays in the list: that its connection has ended is no sign of life.
+        let mut remote = error.culprits();
+        // A dead rank stays in the list: the end of its connection does not show that it is alive.
         let is_lost = matches!(error, CollectiveError::PeerLost { .. });
-        beyond.retain(|rank| !here.contains(rank) && (is_lost || !alive.contains(rank)));
-        if !beyond.is_empty() {
-            self.local.control().tell_beyond(&beyond);
+        remote.retain(|rank| !here.contains(rank) && (is_lost || !alive.contains(rank)));
+        if !remote.is_empty() {
+            self.local.control().report_missing(&remote);
             return error;
         }
         if is_lost {
             return error;
         }
-        let deadline = now_ns() + HEARSAY.as_nanos() as u64;
-        while self.local.control().beyond().is_empty() && now_ns() < deadline {
+        let deadline = now_ns() + REPORT_LIMIT.as_nanos() as u64;
+        while self.local.control().missing_remote_ranks().is_empty() && now_ns() < deadline {
             std::thread::sleep(Duration::from_millis(1));
         }
-        match self.local.control().beyond() {
-            // A rank of this host is missing, or nobody knows more.
+        match self.local.control().missing_remote_ranks() {
+            // A rank of this host is missing, or no rank knows more.
             missing if missing.is_empty() => error,
             missing => context.given_up(missing),
         }

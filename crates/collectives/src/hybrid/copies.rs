@@ -11,27 +11,27 @@ use crate::call::{BlockCounts, Call, Region, Shares};
 use crate::context::OpContext;
 use crate::meet::AgreedCalls;
 use crate::tcp::blocks;
-use crate::tcp::inner::{Inner, explain};
+use crate::tcp::inner::Sockets;
 use crate::{OpKind, Result};
 
 impl Hybrid {
-    pub(super) fn broadcast(&self, inner: &mut Inner, context: &OpContext) -> Result<()> {
+    pub(super) fn broadcast(&self, inner: &mut Sockets, context: &OpContext) -> Result<()> {
         let call = context.call;
         let place = call.root % self.local.world;
         let is_root = context.rank == call.root;
         if self.local.rank == place {
             for peer in self.rail() {
-                // SAFETY: the caller holds the memory until the operation is over or the mesh is
+                // SAFETY: the caller holds the memory until the operation is over or the wires are
                 // cleared, and only the root's contents are sent.
                 unsafe {
                     if is_root {
-                        inner.mesh.send(peer, call.send.base, call.send.len_bytes);
+                        inner.wires.send(peer, call.send.base, call.send.len_bytes);
                     } else if peer == call.root {
-                        inner.mesh.recv(peer, call.recv.base, call.recv.len_bytes);
+                        inner.wires.recv(peer, call.recv.base, call.recv.len_bytes);
                     }
                 }
             }
-            wait_all(inner, context)?;
+            inner.wait_all(context)?;
         }
         let send = match (self.local.rank == place, is_root) {
             (true, true) => call.send,
@@ -44,7 +44,7 @@ impl Hybrid {
 
     pub(super) fn all_gather(
         &self,
-        inner: &mut Inner,
+        inner: &mut Sockets,
         context: &OpContext,
         met: &AgreedCalls,
     ) -> Result<()> {
@@ -55,15 +55,15 @@ impl Hybrid {
             let incoming = share(peer);
             // SAFETY: as for the broadcast; every share has a place of its own.
             unsafe {
-                inner.mesh.send(peer, call.send.base, call.send.len_bytes);
-                inner.mesh.recv(peer, incoming.base, incoming.len_bytes);
+                inner.wires.send(peer, call.send.base, call.send.len_bytes);
+                inner.wires.recv(peer, incoming.base, incoming.len_bytes);
             }
         }
         let own = self.node();
         // Gathers this host's shares first, while the shares of the other hosts are on their way.
         for node in std::iter::once(own).chain((0..self.num_hosts()).filter(|&node| node != own)) {
             if node != own {
-                wait_all(inner, context)?;
+                inner.wait_all(context)?;
             }
             let ranks = self.ranks_of(node);
             let (first, last) = (ranks.start, ranks.end - 1);
@@ -72,13 +72,13 @@ impl Hybrid {
             let within = Call { send, recv: call.recv.part(whole), ..call.clone() };
             self.local.run(&self.within_host(context, &within))?;
         }
-        wait_all(inner, context)
+        inner.wait_all(context)
     }
 
     /// Gather, scatter and all-to-all.
     pub(super) fn direct(
         &self,
-        inner: &mut Inner,
+        inner: &mut Sockets,
         context: &OpContext,
         met: &AgreedCalls,
     ) -> Result<()> {
@@ -120,8 +120,4 @@ impl Hybrid {
             None => Ok(()),
         })
     }
-}
-
-pub(super) fn wait_all(inner: &mut Inner, context: &OpContext) -> Result<()> {
-    inner.mesh.wait_all(context.policy).map_err(|why| explain(&inner.mesh, context, why))
 }

@@ -1,11 +1,11 @@
-//! SharedState memory within a host, sockets between hosts.
+//! Shared memory within a host, sockets between hosts.
 //!
 //! Every host has the same number of ranks, with consecutive numbers. Ranks with the same local rank on
-//! their hosts form a *rail*. Data for all hosts travel along the rails, each of which carries its share.
+//! their hosts form a *rail*. Data for all hosts travel along the rails. Each rail carries its share.
 //! Then shared memory spreads the data within each host. Data from one rank to one other rank go there directly.
 //!
-//! Hosts exchange partial sums that are nodes of the tree over all ranks (`reduce/tree.rs`), so every element is
-//! summed in the same order as by any other transport.
+//! Hosts exchange partial sums that are nodes of the tree over all ranks ([`paceline_numeric::tree`]), so every element
+//! is summed in the same order as by any other transport.
 //!
 //! Input: a call in its context. Output: the moment when all ranks had arrived, or an error.
 
@@ -25,7 +25,7 @@ use rails::Rails;
 use crate::call::Call;
 use crate::context::OpContext;
 use crate::meet::meet;
-use crate::tcp::inner::{Inner, give_up};
+use crate::tcp::inner::Sockets;
 use crate::tcp::point_to_point;
 use crate::{OpKind, Result};
 
@@ -35,12 +35,12 @@ impl Hybrid {
         let inner = &mut *self.tcp.inner();
         let outcome = self.dispatch(inner, context);
         outcome.map_err(|error| {
-            let (error, alive) = give_up(&mut inner.mesh, context, error);
+            let (error, alive) = inner.give_up(context, error);
             self.blame(context, error, &alive)
         })
     }
 
-    fn dispatch(&self, inner: &mut Inner, context: &OpContext) -> Result<u64> {
+    fn dispatch(&self, inner: &mut Sockets, context: &OpContext) -> Result<u64> {
         match context.call.kind {
             OpKind::Send | OpKind::Recv | OpKind::SendRecv => return self.pair(inner, context),
             OpKind::Barrier => {
@@ -61,7 +61,7 @@ impl Hybrid {
     }
 
     /// Send, receive, and both at once. One peer may be on this host and the other on another host.
-    fn pair(&self, inner: &mut Inner, context: &OpContext) -> Result<u64> {
+    fn pair(&self, inner: &mut Sockets, context: &OpContext) -> Result<u64> {
         let here = self.ranks_of(self.node());
         let call = context.call;
         let local_send = call.sending().filter(|(to, _)| here.contains(to));

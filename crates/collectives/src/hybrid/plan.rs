@@ -6,7 +6,7 @@
 //! bytes, so one rank of the rail owns the whole slice: it gets `h-1` partial sums and sends `h-1` results.
 //!
 //! The ranks of a rail exchange partial sums. Each host combines the data of its own ranks, and sends the owner of a
-//! piece one partial sum for each *node* that the host's ranks have in the tree (`reduce/tree.rs`). If the number of
+//! piece one partial sum for each *node* that the host's ranks have in the tree ([`paceline_numeric::tree`]). If the number of
 //! ranks per host is a power of two, this is one node. For any number `k` of ranks there are at most `2 log2(k)` nodes.
 //! Every node after the first adds as many bytes as the first.
 //!
@@ -37,7 +37,7 @@ pub(crate) fn is_slice_whole(num_hosts: usize, slice_bytes: u64) -> bool {
 pub(super) const AHEAD: usize = 2;
 
 /// The division of one call.
-pub(super) struct Plan {
+pub(super) struct PiecePlan {
     num_hosts: usize,
     /// The elements that each rank owns, host by host.
     pieces: Vec<Range<usize>>,
@@ -51,7 +51,7 @@ pub(super) struct Plan {
     pub(super) block_elems: usize,
 }
 
-impl Plan {
+impl PiecePlan {
     /// In a reduce-scatter a rank owns its share. In the other reductions the message is divided into slices of even
     /// size, one for each rail, and each slice into pieces of even size, one for each host. A short slice is a single
     /// piece, and the rails choose different hosts as its owner in turn.

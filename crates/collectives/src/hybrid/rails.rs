@@ -9,13 +9,13 @@ use crate::context::OpContext;
 use crate::header::{HEADER_BYTES, Header, decode_rows, encode_words, read_call};
 use crate::meet::{CallsOfAll, ShowCalls};
 use crate::tcp::headers::swap;
-use crate::tcp::inner::Inner;
+use crate::tcp::inner::Sockets;
 use crate::{OpKind, Result};
 
 /// The ranks of this host, and the connections to the ranks with the same local rank on the other hosts.
 pub(super) struct Rails<'a> {
     pub(super) hybrid: &'a Hybrid,
-    pub(super) inner: &'a mut Inner,
+    pub(super) inner: &'a mut Sockets,
 }
 
 impl ShowCalls for Rails<'_> {

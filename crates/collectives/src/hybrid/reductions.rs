@@ -23,29 +23,28 @@
 
 use std::ops::Range;
 
-use super::copies::wait_all;
-use super::plan::{AHEAD, Plan};
+use super::plan::{AHEAD, PiecePlan};
 use super::state::Hybrid;
 use crate::call::{Call, Region};
 use crate::context::OpContext;
 use crate::meet::AgreedCalls;
 use crate::reduce::Reduction;
-use crate::shared::pull::{Cut, Window, pull};
-use crate::tcp::inner::{Inner, explain};
+use crate::shared::pull::{Fetch, FetchWindow, pull};
+use crate::tcp::inner::Sockets;
 use crate::tcp::wires::{Interruption, Ticket};
 use crate::{MAX_RANKS, OpKind, Result};
 
 impl Hybrid {
     pub(super) fn reduce(
         &self,
-        inner: &mut Inner,
+        inner: &mut Sockets,
         context: &OpContext,
         met: &AgreedCalls,
     ) -> Result<()> {
         let call = context.call;
         let reduction = Reduction { dtype: call.dtype, op: call.op, ranks: context.world };
-        let plan = Plan::new(self, call, met, reduction.running_dtype().size_bytes());
-        let mut exchange = Exchange::begin(self, inner, context, &plan, reduction);
+        let plan = PiecePlan::new(self, call, met, reduction.running_dtype().size_bytes());
+        let mut exchange = RailExchange::begin(self, inner, context, &plan, reduction);
         for hosts in &plan.passes {
             self.combine_own(context, &plan, hosts, &mut exchange)?;
         }
@@ -76,9 +75,9 @@ impl Hybrid {
     fn combine_own(
         &self,
         context: &OpContext,
-        plan: &Plan,
+        plan: &PiecePlan,
         hosts: &Range<usize>,
-        exchange: &mut Exchange,
+        exchange: &mut RailExchange,
     ) -> Result<()> {
         let within = self.within_host(context, context.call);
         let met = self.local.show(&within, |_, _| ())?;
@@ -87,18 +86,18 @@ impl Hybrid {
             let span = plan.span(hosts, reader);
             span.start * size..span.end * size
         };
-        pull(&self.local, &within, &met, Cut::Blocks, block, |window| {
+        pull(&self.local, &within, &met, Fetch::Blocks, block, |window| {
             exchange.combine(hosts, window);
         })
     }
 }
 
-/// What a rank sends and receives on its rail during one reduction.
-struct Exchange<'a> {
+/// The exchange of one rank on its rail during one reduction.
+struct RailExchange<'a> {
     hybrid: &'a Hybrid,
-    inner: &'a mut Inner,
+    inner: &'a mut Sockets,
     call: &'a Call,
-    plan: &'a Plan,
+    plan: &'a PiecePlan,
     reduction: Reduction,
     /// The partial sums of this host for each host's piece on this rail, node by node.
     partials: Vec<Region>,
@@ -106,6 +105,12 @@ struct Exchange<'a> {
     room: Region,
     /// This rail's slice of the result, or only this rank's piece if no rank of this host needs the rest.
     result: Region,
+    progress: RailProgress,
+}
+
+/// How far an exchange has come.
+#[derive(Default)]
+struct RailProgress {
     /// The receives of each block of this rank's piece that have been posted.
     incoming: Vec<Vec<Ticket>>,
     /// Whether the receives of finished pieces have been posted.
@@ -120,12 +125,12 @@ struct Exchange<'a> {
     failure: Option<Interruption>,
 }
 
-impl<'a> Exchange<'a> {
+impl<'a> RailExchange<'a> {
     fn begin(
         hybrid: &'a Hybrid,
-        inner: &'a mut Inner,
+        inner: &'a mut Sockets,
         context: &OpContext<'a>,
-        plan: &'a Plan,
+        plan: &'a PiecePlan,
         reduction: Reduction,
     ) -> Self {
         let (call, host, rail) = (context.call, hybrid.node(), hybrid.local.rank);
@@ -168,12 +173,7 @@ impl<'a> Exchange<'a> {
             partials,
             room: rest[0],
             result,
-            incoming: Vec::new(),
-            expects_finished: false,
-            num_own: 0,
-            num_finished: 0,
-            has_sent_partials: false,
-            failure: None,
+            progress: RailProgress::default(),
         };
         for _ in 0..AHEAD {
             exchange.expect_block();
@@ -208,33 +208,33 @@ impl<'a> Exchange<'a> {
     fn expect_block(&mut self) {
         let (plan, host) = (self.plan, self.hybrid.node());
         let piece = self.own_piece();
-        let (index, num_blocks) = (self.incoming.len(), plan.num_blocks(&piece));
+        let (index, num_blocks) = (self.progress.incoming.len(), plan.num_blocks(&piece));
         if index < num_blocks {
             let mut tickets = Vec::new();
             for from in (0..self.hybrid.num_hosts()).filter(|&from| from != host) {
                 for node in 0..plan.nodes[from].len() {
                     let slot = self.slot(index, plan.first_node(from) + node);
                     let peer = self.hybrid.on_rail(from);
-                    // SAFETY: the scratch memory lives as long as the mesh, and the slot is free: the block
+                    // SAFETY: the scratch memory lives as long as the wires, and the slot is free: the block
                     // that was there before is finished.
-                    tickets.push(unsafe { self.inner.mesh.recv(peer, slot.base, slot.len_bytes) });
+                    tickets.push(unsafe { self.inner.wires.recv(peer, slot.base, slot.len_bytes) });
                 }
             }
-            self.incoming.push(tickets);
+            self.progress.incoming.push(tickets);
         }
-        if self.incoming.len() < num_blocks || self.expects_finished {
+        if self.progress.incoming.len() < num_blocks || self.progress.expects_finished {
             return;
         }
-        self.expects_finished = true;
+        self.progress.expects_finished = true;
         if !self.wants_slices(host) {
             return;
         }
         for from in (0..self.hybrid.num_hosts()).filter(|&from| from != host) {
             let (peer, to) = (self.hybrid.on_rail(from), self.finished(from));
-            // SAFETY: the caller holds the memory until the operation is over or the mesh is cleared. Only
+            // SAFETY: the caller holds the memory until the operation is over or the wires are cleared. Only
             // this rank reads its own data there, and has read them before the owner has this rank's partial
             // sums. Without these sums the owner finishes nothing.
-            unsafe { self.inner.mesh.recv(peer, to.base, to.len_bytes) };
+            unsafe { self.inner.wires.recv(peer, to.base, to.len_bytes) };
         }
     }
 
@@ -259,7 +259,7 @@ impl<'a> Exchange<'a> {
     /// Combines the part of this host's data that a window holds for the pieces of these hosts, sends the blocks that
     /// are complete, and finishes the blocks of this rank's own piece that have arrived meanwhile. Never
     /// waits, because other ranks of this host may wait for this rank in a barrier phase.
-    fn combine(&mut self, hosts: &Range<usize>, window: &Window) {
+    fn combine(&mut self, hosts: &Range<usize>, window: &FetchWindow) {
         let (plan, rail, host) = (self.plan, self.hybrid.local.rank, self.hybrid.node());
         let size = self.call.dtype.size_bytes();
         let (sources, bytes) = window.of_all();
@@ -295,9 +295,9 @@ impl<'a> Exchange<'a> {
                     self.send_block(to, index, &block);
                 }
             }
-            if has_combined && self.failure.is_none() {
-                self.failure = self.inner.mesh.progress().err();
-                while self.failure.is_none() && self.can_finish() {
+            if has_combined && self.progress.failure.is_none() {
+                self.progress.failure = self.inner.wires.progress().err();
+                while self.progress.failure.is_none() && self.can_finish() {
                     self.finish_block();
                 }
             }
@@ -307,28 +307,28 @@ impl<'a> Exchange<'a> {
     /// Sends a block of partial sums to the owner of the piece.
     fn send_block(&mut self, to: usize, index: usize, block: &Range<usize>) {
         if to == self.hybrid.node() {
-            self.num_own = index + 1;
+            self.progress.num_own = index + 1;
             return;
         }
         for node in 0..self.plan.nodes[self.hybrid.node()].len() {
             let part = self.partial(to, node, block);
             let peer = self.hybrid.on_rail(to);
-            // SAFETY: the scratch memory lives as long as the mesh, and these partial sums are complete.
-            unsafe { self.inner.mesh.send(peer, part.base, part.len_bytes) };
+            // SAFETY: the scratch memory lives as long as the wires, and these partial sums are complete.
+            unsafe { self.inner.wires.send(peer, part.base, part.len_bytes) };
         }
     }
 
     /// Whether everything has arrived that the next block of this rank's own piece needs.
     fn can_finish(&self) -> bool {
-        self.num_finished < self.num_own
-            && self.incoming[self.num_finished]
+        self.progress.num_finished < self.progress.num_own
+            && self.progress.incoming[self.progress.num_finished]
                 .iter()
-                .all(|&ticket| self.inner.mesh.is_done(ticket))
+                .all(|&ticket| self.inner.wires.is_done(ticket))
     }
 
     /// Completes the tree for the next block of this rank's own piece.
     fn finish_block(&mut self) {
-        let (plan, host, index) = (self.plan, self.hybrid.node(), self.num_finished);
+        let (plan, host, index) = (self.plan, self.hybrid.node(), self.progress.num_finished);
         let block = plan.block(&self.own_piece(), index);
         let mut nodes = [std::ptr::null(); MAX_RANKS];
         for (at, to) in nodes.iter_mut().enumerate().take(plan.merges.len()) {
@@ -342,8 +342,8 @@ impl<'a> Exchange<'a> {
         let result = self.finished_block(index);
         // SAFETY: all partial sums are complete and lie apart from the result. Blocks are aligned.
         unsafe { self.reduction.complete(nodes, &plan.merges, &[result.base], block.len()) };
-        self.num_finished += 1;
-        if self.has_sent_partials {
+        self.progress.num_finished += 1;
+        if self.progress.has_sent_partials {
             self.send_finished(index);
         }
         self.expect_block();
@@ -364,23 +364,22 @@ impl<'a> Exchange<'a> {
             if self.wants_slices(other) {
                 let peer = self.hybrid.on_rail(other);
                 // SAFETY: a finished block stays unchanged until the operation is over.
-                unsafe { self.inner.mesh.send(peer, block.base, block.len_bytes) };
+                unsafe { self.inner.wires.send(peer, block.base, block.len_bytes) };
             }
         }
     }
 
     /// Waits for the partial sums that are still missing, and then for everything that is on its way.
     fn end(&mut self, context: &OpContext) -> Result<()> {
-        if let Some(why) = self.failure.take() {
-            return Err(explain(&self.inner.mesh, context, why));
+        if let Some(why) = self.progress.failure.take() {
+            return Err(self.inner.fail(context, why));
         }
-        self.has_sent_partials = true;
-        (0..self.num_finished).for_each(|index| self.send_finished(index));
-        while self.num_finished < self.plan.num_blocks(&self.own_piece()) {
-            let outcome = self.inner.mesh.wait(&self.incoming[self.num_finished], context.policy);
-            outcome.map_err(|why| explain(&self.inner.mesh, context, why))?;
+        self.progress.has_sent_partials = true;
+        (0..self.progress.num_finished).for_each(|index| self.send_finished(index));
+        while self.progress.num_finished < self.plan.num_blocks(&self.own_piece()) {
+            self.inner.wait(context, &self.progress.incoming[self.progress.num_finished])?;
             self.finish_block();
         }
-        wait_all(self.inner, context)
+        self.inner.wait_all(context)
     }
 }

@@ -30,10 +30,6 @@ impl Hybrid {
         &self.local
     }
 
-    pub(crate) fn host(&self) -> &str {
-        self.tcp.host()
-    }
-
     /// How many of these ranks are on each host that has any of them. `None` if the number differs between
     /// hosts.
     pub(crate) fn local_world(&self, members: &[usize]) -> Option<usize> {

@@ -7,7 +7,7 @@ use std::str::FromStr;
 
 use serde::{Serialize, Serializer};
 
-/// An axis of a mesh, named after what the ranks along it do.
+/// An axis of a mesh, named after the way in which the ranks along it divide the work.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Axis {
     /// Data parallelism: the ranks hold replicas, and each has its own samples.
@@ -50,7 +50,7 @@ impl FromStr for Axis {
     }
 }
 
-/// What is wrong with the axes of a mesh.
+/// A mistake in the axes of a mesh.
 #[derive(Clone, PartialEq, Eq, thiserror::Error)]
 pub enum MeshError {
     /// An axis that does not exist.

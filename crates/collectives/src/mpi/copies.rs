@@ -4,8 +4,8 @@ use std::ffi::c_int;
 
 use mpi_sys as ffi;
 
-use super::flight::{Comm, Flight, MOST, Tag, address};
-use super::inner::{Inner, copy_region, room_for_result, windows, within};
+use super::flight::{Comm, MOST, Tag, Transfers, address};
+use super::inner::{Buffers, copy_region, room_for_result, windows, within};
 use super::runtime::datatype;
 use crate::call::{Region, Shares};
 use crate::context::OpContext;
@@ -35,7 +35,7 @@ pub(super) fn broadcast(comm: &Comm, context: &OpContext) -> Result<()> {
 /// All-gather and gather.
 pub(super) fn gather(
     comm: &Comm,
-    inner: &mut Inner,
+    inner: &mut Buffers,
     context: &OpContext,
     met: &AgreedCalls,
 ) -> Result<()> {
@@ -91,7 +91,7 @@ pub(super) fn gather(
 
 pub(super) fn scatter(
     comm: &Comm,
-    inner: &mut Inner,
+    inner: &mut Buffers,
     context: &OpContext,
     met: &AgreedCalls,
 ) -> Result<()> {
@@ -121,7 +121,7 @@ pub(super) fn scatter(
 
 pub(super) fn all_to_all(
     comm: &Comm,
-    inner: &mut Inner,
+    inner: &mut Buffers,
     context: &OpContext,
     met: &AgreedCalls,
 ) -> Result<()> {
@@ -153,7 +153,7 @@ pub(super) fn all_to_all(
         }
     } else {
         // The library cannot count so many elements in one call, so each block is sent separately, in parts.
-        let mut flight = Flight::new();
+        let mut flight = Transfers::new();
         let out = |peer| send.part(to_all.bytes(peer, call.dtype));
         let incoming = |peer| recv.part(from_all.bytes(peer, call.dtype));
         for peer in (0..context.world).filter(|&peer| peer != rank) {

@@ -41,7 +41,7 @@ pub(super) struct Comm {
 unsafe impl Send for Comm {}
 
 /// Transfers that have begun and are not known to be finished.
-pub(super) struct Flight {
+pub(super) struct Transfers {
     /// Each with the peer to name if the wait times out.
     requests: Vec<(Option<usize>, ffi::MPI_Request)>,
 }
@@ -99,7 +99,7 @@ impl Comm {
     unsafe fn begin(
         &self,
         context: &OpContext,
-        flight: &mut Flight,
+        flight: &mut Transfers,
         peer: Option<usize>,
         start: impl FnOnce(*mut ffi::MPI_Request) -> c_int,
     ) -> Result<()> {
@@ -119,7 +119,7 @@ impl Comm {
     pub(super) unsafe fn send(
         &self,
         context: &OpContext,
-        flight: &mut Flight,
+        flight: &mut Transfers,
         (peer, tag): (usize, Tag),
         (region, dtype): (Region, DType),
     ) -> Result<()> {
@@ -145,7 +145,7 @@ impl Comm {
     pub(super) unsafe fn recv(
         &self,
         context: &OpContext,
-        flight: &mut Flight,
+        flight: &mut Transfers,
         (peer, tag): (usize, Tag),
         (region, dtype): (Region, DType),
     ) -> Result<()> {
@@ -173,7 +173,7 @@ impl Comm {
         context: &OpContext,
         start: impl FnOnce(ffi::MPI_Comm, *mut ffi::MPI_Request) -> c_int,
     ) -> Result<()> {
-        let mut flight = Flight::new();
+        let mut flight = Transfers::new();
         // SAFETY: as required of the caller.
         unsafe { self.begin(context, &mut flight, None, |request| start(self.handle, request))? };
         self.land(context, &mut flight)
@@ -198,7 +198,7 @@ impl Comm {
     ///
     /// The library moves data only while it is called, so this keeps calling it. Between the calls it yields
     /// the core, and sleeps when the wait gets long.
-    pub(super) fn land(&self, context: &OpContext, flight: &mut Flight) -> Result<()> {
+    pub(super) fn land(&self, context: &OpContext, flight: &mut Transfers) -> Result<()> {
         let mut wait = Waited::begin(now_ns());
         let mut nap = Duration::from_micros(20);
         loop {
@@ -259,7 +259,7 @@ impl Drop for Comm {
     }
 }
 
-impl Flight {
+impl Transfers {
     pub(super) fn new() -> Self {
         Self { requests: Vec::new() }
     }
@@ -271,7 +271,7 @@ pub(super) fn failed(context: &OpContext, reason: String) -> CollectiveError {
     CollectiveError::Mpi { rank, op, seq, reason }
 }
 
-/// The address that stands for an empty region. The address of an empty slice could be one that has a
+/// The address of an empty region. The address of an empty slice could be one that has a
 /// special meaning in MPI.
 static NOTHING: u64 = 0;
 

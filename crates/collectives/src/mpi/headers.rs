@@ -5,9 +5,9 @@
 use paceline_memory::DType;
 use paceline_trace::now_ns;
 
-use super::flight::{Comm, Flight, Tag};
-use super::inner::Inner;
-use crate::call::{CallHeader, Conflict, Region};
+use super::flight::{Comm, Tag, Transfers};
+use super::inner::Buffers;
+use crate::call::{CallHeader, Region};
 use crate::context::OpContext;
 use crate::header::{HEADER_BYTES, Header, decode_rows, encode_words, read_calls};
 use crate::meet::{CallsOfAll, ShowCalls};
@@ -16,7 +16,7 @@ use crate::{CollectiveError, Result};
 /// The communicator and the memory for exchanging headers.
 pub(super) struct Headers<'a> {
     pub(super) comm: &'a Comm,
-    pub(super) inner: &'a mut Inner,
+    pub(super) inner: &'a mut Buffers,
 }
 
 impl ShowCalls for Headers<'_> {
@@ -36,14 +36,14 @@ impl ShowCalls for Headers<'_> {
 /// messages of all ranks, in rank order.
 fn swap<'a>(
     comm: &Comm,
-    inner: &'a mut Inner,
+    inner: &'a mut Buffers,
     context: &OpContext,
     message: &[u8],
 ) -> Result<&'a [u8]> {
     let len = message.len();
     let out = inner.outgoing.get(len);
     let all = inner.incoming.get(len * context.world);
-    let mut flight = Flight::new();
+    let mut flight = Transfers::new();
     let own = all.part(context.rank * len..(context.rank + 1) * len);
     // SAFETY: both regions are as long as the message, and nobody else uses them.
     unsafe {
@@ -64,24 +64,20 @@ fn swap<'a>(
 }
 
 /// The error for two point-to-point calls that do not match. The other ranks cannot see these calls, so
-/// this rank tells all of them, whatever they are waiting for.
+/// this rank sends it to all of them, even if they wait for something else.
 pub(super) fn conflict(
     comm: &Comm,
     context: &OpContext,
     peer: usize,
     (ours, operation, theirs): (CallHeader, u32, CallHeader),
 ) -> CollectiveError {
-    let conflict = Conflict {
-        ranks: [context.rank, peer],
-        operations: [context.seq, operation],
-        calls: [ours, theirs],
-    };
+    let conflict = context.conflict_with(peer, ours, operation, theirs);
     // Perhaps no rank ever receives the message, so its memory is leaked.
     let bytes = Box::leak(Box::new(Header::Conflict(conflict).encode()));
     let news = Region::at(bytes.as_mut_ptr(), HEADER_BYTES);
-    let mut flight = Flight::new();
+    let mut flight = Transfers::new();
     for other in (0..context.world).filter(|&other| other != context.rank) {
-        // A rank that cannot be told will time out.
+        // A rank that cannot be reached will time out.
         // SAFETY: the memory stays valid for good.
         let _ = unsafe { comm.send(context, &mut flight, (other, Tag::Header), (news, DType::U8)) };
     }

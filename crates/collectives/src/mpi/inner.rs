@@ -7,22 +7,22 @@ use std::ops::Range;
 
 use super::flight::MOST;
 use crate::call::{Call, Region, Shares};
-use crate::tcp::inner::Scratch;
+use crate::tcp::inner::ScratchMemory;
 
 /// Memory that every operation reuses. Transfers use only this memory and claimed memory.
 #[derive(Debug, Default)]
-pub(super) struct Inner {
-    pub(super) outgoing: Scratch,
-    pub(super) incoming: Scratch,
-    pub(super) sending: Scratch,
-    pub(super) receiving: Scratch,
+pub(super) struct Buffers {
+    pub(super) outgoing: ScratchMemory,
+    pub(super) incoming: ScratchMemory,
+    pub(super) sending: ScratchMemory,
+    pub(super) receiving: ScratchMemory,
     pub(super) counts: Vec<c_int>,
     pub(super) starts: Vec<c_int>,
 }
 
 /// Where a transfer writes the result of a call: MPI does not allow the two sides to overlap, so a result that overlaps
 /// the contribution goes to the engine's own memory first.
-pub(super) fn room_for_result(call: &Call, scratch: &mut Scratch) -> Region {
+pub(super) fn room_for_result(call: &Call, scratch: &mut ScratchMemory) -> Region {
     if call.overlap().is_none() { call.recv } else { scratch.get(call.recv.len_bytes) }
 }
 
@@ -49,7 +49,7 @@ pub(super) fn within(shares: &Shares, rank: usize, window: &Range<usize>) -> Ran
     place(share.start)..place(share.end)
 }
 
-impl Inner {
+impl Buffers {
     /// Computes the counts and starts of all ranks' shares within a window, for the library to read.
     pub(super) fn cut(&mut self, shares: &Shares, world: usize, window: &Range<usize>) {
         self.counts.clear();

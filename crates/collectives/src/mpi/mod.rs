@@ -39,7 +39,7 @@ use paceline_trace::lock;
 
 use flight::Comm;
 use headers::Headers;
-use inner::Inner;
+use inner::Buffers;
 use runtime::Runtime;
 
 use crate::context::OpContext;
@@ -51,14 +51,14 @@ use crate::{CollectiveError, OpKind, Result};
 pub(crate) struct Mpi {
     pub(crate) rank: usize,
     pub(crate) world: usize,
-    state: Mutex<State>,
+    state: Mutex<MpiState>,
 }
 
 #[derive(Debug)]
-struct State {
+struct MpiState {
     /// `None` after the group has been dropped.
     comm: Option<Comm>,
-    inner: Inner,
+    inner: Buffers,
 }
 
 impl Mpi {
@@ -71,7 +71,7 @@ impl Mpi {
 
     fn new(comm: Comm) -> Result<Self, String> {
         let (rank, world) = comm.place()?;
-        let state = State { comm: Some(comm), inner: Inner::default() };
+        let state = MpiState { comm: Some(comm), inner: Buffers::default() };
         Ok(Self { rank, world, state: Mutex::new(state) })
     }
 
@@ -92,7 +92,7 @@ impl Mpi {
 
     /// Carries a call out. Returns the moment when the last rank's header had arrived.
     pub(crate) fn run(&self, context: &OpContext) -> Result<u64> {
-        let State { comm, inner } = &mut *lock(&self.state);
+        let MpiState { comm, inner } = &mut *lock(&self.state);
         let comm = comm.as_mut().expect("a group that is used has its communicator");
         let outcome = dispatch(comm, inner, context);
         if let Err(error) = &outcome {
@@ -109,7 +109,7 @@ impl Mpi {
     }
 }
 
-fn dispatch(comm: &Comm, inner: &mut Inner, context: &OpContext) -> Result<u64> {
+fn dispatch(comm: &Comm, inner: &mut Buffers, context: &OpContext) -> Result<u64> {
     let kind = context.call.kind;
     if kind.is_point_to_point() {
         return point_to_point::run(comm, inner, context);

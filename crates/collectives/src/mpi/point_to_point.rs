@@ -6,24 +6,24 @@
 use paceline_memory::DType;
 use paceline_trace::now_ns;
 
-use super::flight::{Comm, Flight, Tag};
+use super::flight::{Comm, Tag, Transfers};
 use super::headers;
-use super::inner::Inner;
+use super::inner::Buffers;
 use crate::call::{Call, CallHeader};
 use crate::context::OpContext;
 use crate::header::{HEADER_BYTES, Header, read_call};
 use crate::{OpKind, Result};
 
 /// The sending or the receiving half of a call: its kind, the peer, and the header that the peer sees.
-struct Half {
+struct OneSide {
     kind: OpKind,
     peer: usize,
     call: CallHeader,
 }
 
-pub(super) fn run(comm: &Comm, inner: &mut Inner, context: &OpContext) -> Result<u64> {
+pub(super) fn run(comm: &Comm, inner: &mut Buffers, context: &OpContext) -> Result<u64> {
     let halves = halves(context);
-    let mut flight = Flight::new();
+    let mut flight = Transfers::new();
     let headers = inner.outgoing.get(halves.len() * HEADER_BYTES);
     for (n, half) in halves.iter().enumerate() {
         let bytes = Header::Call { operation: context.seq, call: half.call }.encode();
@@ -49,25 +49,25 @@ pub(super) fn run(comm: &Comm, inner: &mut Inner, context: &OpContext) -> Result
     Ok(present_ns)
 }
 
-fn halves(context: &OpContext) -> Vec<Half> {
+fn halves(context: &OpContext) -> Vec<OneSide> {
     let sending = context.call.sending().map(|(peer, _)| (OpKind::Send, peer));
     let receiving = context.call.receiving().map(|(peer, _)| (OpKind::Recv, peer));
     let half = |(kind, peer)| {
         let call = Call { kind, root: peer, ..context.call.clone() }.header();
-        Half { kind, peer, call }
+        OneSide { kind, peer, call }
     };
     sending.into_iter().chain(receiving).map(half).collect()
 }
 
 /// Waits for the peers' headers and compares them with this rank's. Returns the moment when the last one
 /// came.
-fn hear(comm: &Comm, inner: &mut Inner, context: &OpContext, halves: &[Half]) -> Result<u64> {
+fn hear(comm: &Comm, inner: &mut Buffers, context: &OpContext, halves: &[OneSide]) -> Result<u64> {
     let mut present_ns = context.started_ns;
-    let mut open: Vec<&Half> = halves.iter().collect();
+    let mut open: Vec<&OneSide> = halves.iter().collect();
     // A peer may answer the two halves in either order.
     while let Some(peer) = open.first().map(|half| half.peer) {
         let answer = inner.incoming.get(HEADER_BYTES);
-        let mut flight = Flight::new();
+        let mut flight = Transfers::new();
         // SAFETY: the memory is the engine's own.
         let bytes = unsafe {
             comm.recv(context, &mut flight, (peer, Tag::Header), (answer, DType::U8))?;
@@ -76,10 +76,11 @@ fn hear(comm: &Comm, inner: &mut Inner, context: &OpContext, halves: &[Half]) ->
         };
         present_ns = now_ns();
         let (operation, theirs) = read_call(context, peer, bytes)?;
-        let other_side =
-            |half: &Half| if half.kind == OpKind::Send { OpKind::Recv } else { OpKind::Send };
+        let other_side = |half: &OneSide| {
+            if half.kind == OpKind::Send { OpKind::Recv } else { OpKind::Send }
+        };
         let is_answered =
-            |half: &&Half| half.peer == peer && theirs.kind() == Some(other_side(half));
+            |half: &&OneSide| half.peer == peer && theirs.kind() == Some(other_side(half));
         let Some(at) = open.iter().position(is_answered) else {
             let ours = context.call.header();
             return Err(headers::conflict(comm, context, peer, (ours, operation, theirs)));
@@ -89,8 +90,7 @@ fn hear(comm: &Comm, inner: &mut Inner, context: &OpContext, halves: &[Half]) ->
             OpKind::Send => (&half.call, &theirs),
             _ => (&theirs, &half.call),
         };
-        let dtype = |call: &CallHeader| (call.signature >> 8) as u8;
-        if dtype(sender) != dtype(receiver) || sender.send_count != receiver.recv_count {
+        if !sender.fits(receiver) {
             return Err(headers::conflict(comm, context, peer, (half.call, operation, theirs)));
         }
     }

@@ -11,7 +11,7 @@ use std::ffi::{c_int, c_void};
 use mpi_sys as ffi;
 
 use super::flight::{Comm, address};
-use super::inner::{Inner, copy_region, room_for_result, windows, within};
+use super::inner::{Buffers, copy_region, room_for_result, windows, within};
 use super::runtime::datatype;
 use crate::call::Region;
 use crate::context::OpContext;
@@ -29,7 +29,7 @@ struct Sides {
 
 pub(super) fn run(
     comm: &Comm,
-    inner: &mut Inner,
+    inner: &mut Buffers,
     context: &OpContext,
     met: &AgreedCalls,
 ) -> Result<()> {
@@ -113,7 +113,7 @@ pub(super) fn run(
 /// Decides where the library reads and writes, and puts the contribution there.
 fn prepare(
     comm: &Comm,
-    inner: &mut Inner,
+    inner: &mut Buffers,
     context: &OpContext,
     met: &AgreedCalls,
     reduction: &Reduction,

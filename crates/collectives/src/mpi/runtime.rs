@@ -23,7 +23,7 @@ use crate::reduce::Reduction;
 #[derive(Debug)]
 enum Stage {
     Before,
-    Running { users: usize, started_by_us: bool, facts: Facts },
+    Running { users: usize, started_by_us: bool, facts: LibraryFeatures },
     After,
 }
 
@@ -36,9 +36,9 @@ static IS_ABANDONED: AtomicBool = AtomicBool::new(false);
 /// for other ranks, except those that form and divide groups.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// What does not change while the library runs.
+/// Properties of the library, which do not change while it runs.
 #[derive(Clone, Copy, Debug)]
-struct Facts {
+struct LibraryFeatures {
     /// Whether several threads may call the library at the same time.
     is_concurrent: bool,
     /// The value of `MPI_IN_PLACE`, if it is known for this library.
@@ -48,14 +48,14 @@ struct Facts {
 }
 
 // SAFETY: handles of operations belong to the process, not to a thread.
-unsafe impl Send for Facts {}
+unsafe impl Send for LibraryFeatures {}
 // SAFETY: as for `Send`.
-unsafe impl Sync for Facts {}
+unsafe impl Sync for LibraryFeatures {}
 
 /// A right to use the library. The library runs as long as one of these exists.
 #[derive(Debug)]
 pub(super) struct Runtime {
-    facts: Facts,
+    facts: LibraryFeatures,
 }
 
 impl Runtime {
@@ -99,7 +99,8 @@ impl Runtime {
             user_operation(combine::<true, false>)?,
             user_operation(combine::<true, true>)?,
         ];
-        let facts = Facts { is_concurrent: level >= multiple, in_place: in_place()?, extremes };
+        let facts =
+            LibraryFeatures { is_concurrent: level >= multiple, in_place: in_place()?, extremes };
         *stage = Stage::Running { users: 1, started_by_us: was_started == 0, facts };
         Ok(Self { facts })
     }

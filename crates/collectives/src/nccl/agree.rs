@@ -77,7 +77,6 @@ fn pair(context: &OpContext, engine: &Engine) -> Result<AgreedCalls> {
     let (to, from) = (to.map(|(rank, _)| rank), from.map(|(rank, _)| rank));
     let (there, _) = exchange(context, engine, (to, from), &own)?;
     let (back, present_ns) = exchange(context, engine, (from, to), &own)?;
-    let dtype = |signature: u64| (signature >> 8) as u8;
     let differ = |verb: &str, other: usize, theirs: u64, ours: u64| {
         let reason = format!("rank {other} {verb} {theirs} elements, and this rank has {ours}");
         Err(context.disagreement(Disagreement::Counts(reason), |_| (own, context.seq)))
@@ -85,7 +84,7 @@ fn pair(context: &OpContext, engine: &Engine) -> Result<AgreedCalls> {
     let sender = from.map(|rank| (rank, there));
     let receiver = to.map(|rank| (rank, back));
     for (rank, other) in [sender, receiver].into_iter().flatten() {
-        if dtype(other.signature) != dtype(own.signature) {
+        if other.dtype_byte() != own.dtype_byte() {
             let calls = [own.describe(), other.describe()];
             return Err(context.conflicting([context.rank, rank], [context.seq; 2], calls));
         }

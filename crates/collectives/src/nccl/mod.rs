@@ -6,10 +6,10 @@
 //!
 //! NCCL reduces in orders of its own, which depend on the number of ranks and on the version. With [`NcclOrder::Tree`] it
 //! only moves bytes: each rank gets its share of all ranks' data, a kernel reduces it as a tree over the ranks, and the shares
-//! are gathered. An all-reduce moves `2 (n-1)/n S` bytes in each direction of a rank, as a ring does, and takes `S` bytes of
-//! memory besides.
+//! are gathered. An all-reduce moves `2 (n-1)/n S` bytes in each direction of a rank, as a ring does, and needs `S` bytes of
+//! scratch memory.
 //!
-//! | file | what it does |
+//! | file | purpose |
 //! |---|---|
 //! | `agree` | shows the calls to all ranks |
 //! | `moves` | which bytes go where, for each operation |
@@ -73,7 +73,7 @@ impl Serialize for NcclOrder {
     }
 }
 
-/// What a rank's operations on a card need.
+/// A rank's membership in NCCL, for operations on its card.
 #[derive(Debug)]
 pub(crate) struct Nccl {
     communicator: Communicator,
@@ -90,7 +90,7 @@ const LOOK_AGAIN: Duration = Duration::from_micros(50);
 /// Why NCCL has not connected a rank.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub(crate) struct NotJoined {
-    /// Whether it waited for others in vain.
+    /// Whether it only waited for others, which did not come.
     pub(crate) waited: bool,
     pub(crate) reason: String,
 }
@@ -126,7 +126,7 @@ impl Nccl {
         card.zip(home.accelerator().card()).is_some_and(|(own, other)| own.is_same(other))
     }
 
-    /// What a group that descends from this one needs to use NCCL too.
+    /// The settings with which a group that descends from this one uses NCCL too.
     pub(crate) fn settings(&self) -> (&Allocator, NcclOrder) {
         (&self.memory, self.order)
     }
@@ -152,7 +152,7 @@ impl Nccl {
         self.communicator.abort();
     }
 
-    /// Puts the work into the stream. Returns the event behind it.
+    /// Puts the work into the stream. Returns the event of its end.
     fn start(&self, context: &OpContext, met: &AgreedCalls) -> Result<Event> {
         moves::queue(self, context, met)?;
         let done = Event::new(self.queue().card()).and_then(|done| {
@@ -195,7 +195,7 @@ impl Nccl {
             *scratch = None;
             let shape = [len_bytes];
             *scratch = Some(self.memory.tensor(DType::U8, shape, Category::Communication)?);
-            // What had the memory before may still be at work in the stream of the program's memory.
+            // Earlier users of the memory may still be at work in the stream of the program's memory.
             if let Some(home) = self.memory.home() {
                 home.record().block();
             }

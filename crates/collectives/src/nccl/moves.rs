@@ -1,14 +1,14 @@
 //! Which bytes go where, for each operation.
 //!
 //! Input: a call, and the calls of all ranks. Output: work in the stream of this rank's card. All ranks make the same calls
-//! of NCCL, in the same order. A rank sends nothing to whom it has nothing for, and that rank expects nothing.
+//! of NCCL, in the same order. Empty messages are left out on both sides.
 
 use std::ops::Range;
 
 use paceline_cuda::nccl::PeerMessage;
 
 use super::{Nccl, NcclOrder, reduce};
-use crate::call::{Call, Region, Shares};
+use crate::call::{BlockCounts, Call, Region, Shares};
 use crate::context::OpContext;
 use crate::meet::AgreedCalls;
 use crate::{OpKind, Result};
@@ -43,7 +43,7 @@ pub(super) fn queue(nccl: &Nccl, context: &OpContext, met: &AgreedCalls) -> Outc
     let Call { kind, send, recv, root, .. } = *context.call;
     let (call, size) = (context.call, context.call.dtype.size_bytes());
     let shares = || Shares::new(kind, &met.calls);
-    let op = Op { nccl, context };
+    let op = CardOp { nccl, context };
     match kind {
         OpKind::AllReduce | OpKind::Reduce | OpKind::ReduceScatter
             if nccl.order == NcclOrder::Ring && op.by_library(&met.calls)? =>
@@ -64,7 +64,7 @@ pub(super) fn queue(nccl: &Nccl, context: &OpContext, met: &AgreedCalls) -> Outc
                 op.reduce(&shares, at(recv, own.start), 0)?;
                 return op.collect(&shares, root, at(recv, own.start));
             }
-            // Behind the parts of all ranks.
+            // The result lies after the parts of all ranks.
             let place = nccl.scratch((context.world + 1) * own.len())?;
             let result = place + (context.world * own.len()) as u64;
             op.reduce(&shares, result, own.len())?;
@@ -81,39 +81,19 @@ pub(super) fn queue(nccl: &Nccl, context: &OpContext, met: &AgreedCalls) -> Outc
             };
             op.queued(sent)
         }
-        OpKind::AllToAll => {
-            let Some(blocks) = &call.blocks else { return Ok(()) };
-            let of = |counts: &[u64]| Shares::of(counts.iter().copied());
-            let (sent, received) = (of(&blocks.send), of(&blocks.recv));
-            let mut mail = Mail::default();
-            for peer in 0..context.world {
-                let (from, to) = (sent.bytes(peer, call.dtype), received.bytes(peer, call.dtype));
-                mail.send(at(send, from.start), from.len(), peer);
-                mail.receive(at(recv, to.start), to.len(), peer);
-            }
-            op.exchange(&mail)
-        }
-        OpKind::Send | OpKind::Recv | OpKind::SendRecv => {
-            let mut mail = Mail::default();
-            if let Some((to, region)) = call.sending() {
-                mail.send(at(region, 0), region.len_bytes, to);
-            }
-            if let Some((from, region)) = call.receiving() {
-                mail.receive(at(region, 0), region.len_bytes, from);
-            }
-            op.exchange(&mail)
-        }
+        OpKind::AllToAll => call.blocks.as_ref().map_or(Ok(()), |blocks| op.all_to_all(blocks)),
+        OpKind::Send | OpKind::Recv | OpKind::SendRecv => op.messages(),
         OpKind::Barrier => Ok(()),
     }
 }
 
 /// One operation.
-struct Op<'a> {
+struct CardOp<'a> {
     nccl: &'a Nccl,
     context: &'a OpContext<'a>,
 }
 
-impl Op<'_> {
+impl CardOp<'_> {
     fn others(&self) -> impl Iterator<Item = usize> {
         let own = self.context.rank;
         (0..self.context.world).filter(move |peer| *peer != own)
@@ -143,7 +123,7 @@ impl Op<'_> {
         self.queued(unsafe { self.nccl.queue().copy_on_card(from, to, bytes) })
     }
 
-    /// Reduces this rank's share of all ranks' data to `result`. Scratch memory has `more` bytes besides.
+    /// Reduces this rank's share of all ranks' data to `result`. Scratch memory holds `more` extra bytes.
     fn reduce(&self, shares: &Shares, result: u64, more: usize) -> Outcome {
         let Call { send, dtype, op, .. } = *self.context.call;
         let (own, world) = (self.bytes(shares), self.context.world);
@@ -162,13 +142,13 @@ impl Op<'_> {
         self.copy(at(send, own.start), part(self.context.rank), len)?;
         self.exchange(&mail)?;
         let elems = len / dtype.size_bytes();
-        // SAFETY: as for `exchange`; the parts lie in scratch memory, which the result is no part of but behind them.
+        // SAFETY: as for `exchange`; the parts lie in scratch memory, apart from the result.
         let reduced =
             unsafe { reduce::tree(self.nccl.queue(), (parts, result), elems, world, (dtype, op)) };
         self.queued(reduced)
     }
 
-    /// Gives every rank the shares of all, of which this rank's is at `own`.
+    /// Gives every rank the shares of all ranks. This rank's share is at `own`.
     fn gather(&self, shares: &Shares, own: u64) -> Outcome {
         let Call { recv, dtype, .. } = *self.context.call;
         let mine = self.bytes(shares);
@@ -192,7 +172,7 @@ impl Op<'_> {
         self.exchange(&mail)
     }
 
-    /// Gives the root the shares of all, of which this rank's is at `own`.
+    /// Gives the root the shares of all ranks. This rank's share is at `own`.
     fn collect(&self, shares: &Shares, root: usize, own: u64) -> Outcome {
         let Call { recv, dtype, .. } = *self.context.call;
         let (mine, mut mail) = (self.bytes(shares), Mail::default());
@@ -221,6 +201,32 @@ impl Op<'_> {
             mail.send(at(send, theirs.start), theirs.len(), peer);
         }
         self.copy(at(send, mine.start), at(recv, 0), mine.len())?;
+        self.exchange(&mail)
+    }
+
+    /// Gives every rank its block of every rank's data.
+    fn all_to_all(&self, blocks: &BlockCounts) -> Outcome {
+        let Call { send, recv, dtype, .. } = *self.context.call;
+        let of = |counts: &[u64]| Shares::of(counts.iter().copied());
+        let (sent, received) = (of(&blocks.send), of(&blocks.recv));
+        let mut mail = Mail::default();
+        for peer in 0..self.context.world {
+            let (from, to) = (sent.bytes(peer, dtype), received.bytes(peer, dtype));
+            mail.send(at(send, from.start), from.len(), peer);
+            mail.receive(at(recv, to.start), to.len(), peer);
+        }
+        self.exchange(&mail)
+    }
+
+    /// Send, receive, or both at once.
+    fn messages(&self) -> Outcome {
+        let mut mail = Mail::default();
+        if let Some((to, region)) = self.context.call.sending() {
+            mail.send(at(region, 0), region.len_bytes, to);
+        }
+        if let Some((from, region)) = self.context.call.receiving() {
+            mail.receive(at(region, 0), region.len_bytes, from);
+        }
         self.exchange(&mail)
     }
 

@@ -17,7 +17,7 @@ paceline_cuda::kernels! {
     );
 }
 
-/// Reduces `elems` elements of each rank, which lie one behind the other at `parts`, in the order of the tree over the ranks.
+/// Reduces `elems` elements of each rank, which follow each other at `parts`, in the order of the tree over the ranks.
 ///
 /// # Safety
 ///

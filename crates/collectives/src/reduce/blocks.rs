@@ -11,19 +11,19 @@ use std::slice::{from_raw_parts, from_raw_parts_mut};
 
 use paceline_numeric::{SimdLevel, tree};
 
-use super::element::{Number, Reduce, Value};
-use super::leaves::{Room, Slots, Source, block_elems, combine_block};
-use super::task::{ReduceOp, Reduction, Task};
+use super::element::{Reduce, SimdLane, Term};
+use super::leaves::{Room, Slots, TreeInputs, block_elems, combine_block};
+use super::task::{ReduceOp, ReduceTask, Reduction};
 
 /// The most elements of a block.
 pub(super) const BLOCK: usize = 1024;
 
 /// A block on the stack, aligned so that no vector crosses a cache line.
 #[repr(align(64))]
-pub(super) struct Block<T>(pub(super) [T; BLOCK]);
+pub(super) struct StackBlock<T>(pub(super) [T; BLOCK]);
 
 /// The type in which elements of `T` are combined.
-pub(super) type Running<T> = <<T as Reduce>::Value as Value>::Running;
+pub(super) type Running<T> = <<T as Reduce>::SimdLane as SimdLane>::Running;
 
 /// # Safety
 ///
@@ -32,26 +32,26 @@ pub(super) type Running<T> = <<T as Reduce>::Value as Value>::Running;
 pub(super) unsafe fn perform<T: Reduce>(
     level: SimdLevel,
     &Reduction { op, ranks, .. }: &Reduction,
-    task: Task,
+    task: ReduceTask,
     elems: usize,
 ) {
     // SAFETY: as required of the caller; each arm passes the task on unchanged.
     unsafe {
         match op {
-            ReduceOp::Sum => perform_at::<T, _, _>(level, task, elems, Number::add, unchanged),
+            ReduceOp::Sum => perform_at::<T, _, _>(level, task, elems, Term::add, unchanged),
             ReduceOp::Mean if ranks.is_power_of_two() && ranks <= 128 => {
                 let log2 = ranks.trailing_zeros();
                 let finish = |x: Running<T>| x.divide_by_power(log2);
-                perform_at::<T, _, _>(level, task, elems, Number::add, finish);
+                perform_at::<T, _, _>(level, task, elems, Term::add, finish);
             }
             ReduceOp::Mean => {
                 let finish = |x: Running<T>| x.divide(ranks);
-                perform_at::<T, _, _>(level, task, elems, Number::add, finish);
+                perform_at::<T, _, _>(level, task, elems, Term::add, finish);
             }
-            ReduceOp::Min => perform_at::<T, _, _>(level, task, elems, Number::smaller, unchanged),
-            ReduceOp::Max => perform_at::<T, _, _>(level, task, elems, Number::larger, unchanged),
+            ReduceOp::Min => perform_at::<T, _, _>(level, task, elems, Term::smaller, unchanged),
+            ReduceOp::Max => perform_at::<T, _, _>(level, task, elems, Term::larger, unchanged),
             ReduceOp::Product => {
-                perform_at::<T, _, _>(level, task, elems, Number::multiply, unchanged)
+                perform_at::<T, _, _>(level, task, elems, Term::multiply, unchanged)
             }
         }
     }
@@ -69,7 +69,7 @@ fn unchanged<R>(x: R) -> R {
 /// As for [`perform`].
 unsafe fn perform_at<T: Reduce, F, G>(
     level: SimdLevel,
-    task: Task,
+    task: ReduceTask,
     elems: usize,
     combine: F,
     finish: G,
@@ -98,7 +98,7 @@ macro_rules! at_level {
         /// As for [`perform`], at this level.
         #[inline(never)]
         $(#[cfg(target_arch = "x86_64")] #[target_feature(enable = $features)])?
-        unsafe fn $name<T: Reduce, F, G>(task: Task, elems: usize, combine: F, finish: G)
+        unsafe fn $name<T: Reduce, F, G>(task: ReduceTask, elems: usize, combine: F, finish: G)
         where
             F: Fn(Running<T>, Running<T>) -> Running<T> + Copy,
             G: Fn(Running<T>) -> Running<T> + Copy,
@@ -118,7 +118,7 @@ at_level!(avx512, Avx512, "avx512f,avx512bw,avx512dq,avx512vl");
 #[inline(always)]
 unsafe fn perform_by<T: Reduce, F, G>(
     level: SimdLevel,
-    task: Task,
+    task: ReduceTask,
     elems: usize,
     combine: F,
     finish: G,
@@ -127,33 +127,37 @@ unsafe fn perform_by<T: Reduce, F, G>(
     G: Fn(Running<T>) -> Running<T> + Copy,
 {
     let (source, outputs): (_, &[*mut u8]) = match task {
-        Task::Run { inputs: &[a, b], outputs: &[x, y] }
+        ReduceTask::Run { inputs: &[a, b], outputs: &[x, y] }
             if !T::IS_CONVERTED && a == x.cast_const() && b == y.cast_const() =>
         {
             // SAFETY: as required of the caller; in place, the two regions are distinct outputs.
             return unsafe { pair_in_place::<T, F, G>(x, y, elems, combine, finish) };
         }
-        Task::Run { inputs, outputs } => (Source::Leaves(inputs), outputs),
-        Task::Partial { inputs, .. } => (Source::Leaves(inputs), &[]),
+        ReduceTask::Run { inputs, outputs } => (TreeInputs::Leaves(inputs), outputs),
+        ReduceTask::Partial { inputs, .. } => (TreeInputs::Leaves(inputs), &[]),
         // Values that are leaves, and need no conversion.
-        Task::Complete { nodes, merges, outputs }
+        ReduceTask::Complete { nodes, merges, outputs }
             if is_running::<T>() && tree::are_of_leaves(merges) =>
         {
-            (Source::Leaves(nodes), outputs)
+            (TreeInputs::Leaves(nodes), outputs)
         }
-        Task::Complete { nodes, merges, outputs } => (Source::Nodes(nodes, merges), outputs),
+        ReduceTask::Complete { nodes, merges, outputs } => {
+            (TreeInputs::Nodes(nodes, merges), outputs)
+        }
     };
     let mut slots = MaybeUninit::<Slots<T>>::uninit();
     let slots = match source.count() {
         1 => &mut [],
-        _ => slots.write([const { Block([T::Value::RUNNING_ZERO; BLOCK]) }; _]).as_mut_slice(),
+        _ => slots
+            .write([const { StackBlock([T::SimdLane::RUNNING_ZERO; BLOCK]) }; _])
+            .as_mut_slice(),
     };
     let mut room = Room::<T>::EMPTY;
     let scratch = room.scratch();
     let block_elems = block_elems::<T>(source.addresses().len());
     let blocks =
         (0..elems).step_by(block_elems).map(|start| (start, block_elems.min(elems - start)));
-    if let Task::Partial { running, .. } = task {
+    if let ReduceTask::Partial { running, .. } = task {
         for (start, size) in blocks {
             // SAFETY: the block lies within the running result, which overlaps no input. Otherwise as required of the caller.
             unsafe {
@@ -166,20 +170,21 @@ unsafe fn perform_by<T: Reduce, F, G>(
     let Some((&first, others)) = outputs.split_first() else { return };
     let is_apart = !source.addresses().contains(&first.cast_const());
     let pair = match source {
-        Source::Leaves(&[a, b]) if is_apart && !T::IS_CONVERTED => Some((a, b)),
+        TreeInputs::Leaves(&[a, b]) if is_apart && !T::IS_CONVERTED => Some((a, b)),
         _ => None,
     };
-    let Block(sum) = &mut Block([T::Value::RUNNING_ZERO; BLOCK]);
+    let StackBlock(sum) = &mut StackBlock([T::SimdLane::RUNNING_ZERO; BLOCK]);
     for (start, size) in blocks {
         // SAFETY: the block lies within the output.
         let to = unsafe { first.cast::<T>().add(start) };
         if let Some((a, b)) = pair {
             // SAFETY: these are blocks of the inputs and of an output apart from them, and the type is its own lane.
             unsafe {
-                let input = |at: *const u8| from_raw_parts(at.cast::<T::Value>().add(start), size);
-                let to = from_raw_parts_mut(to.cast::<T::Value>(), size);
+                let input =
+                    |at: *const u8| from_raw_parts(at.cast::<T::SimdLane>().add(start), size);
+                let to = from_raw_parts_mut(to.cast::<T::SimdLane>(), size);
                 for ((to, x), y) in to.iter_mut().zip(input(a)).zip(input(b)) {
-                    *to = T::Value::narrow(finish(combine(x.widen(), y.widen())));
+                    *to = T::SimdLane::narrow(finish(combine(x.widen(), y.widen())));
                 }
             }
         } else if is_apart && is_running::<T>() {
@@ -228,11 +233,11 @@ unsafe fn pair_in_place<T: Reduce, F, G>(
 {
     // SAFETY: these are two distinct regions that nobody else touches, as required of the caller.
     let (a, b) = unsafe {
-        let a = from_raw_parts_mut(first.cast::<T::Value>(), elems);
-        (a, from_raw_parts_mut(second.cast::<T::Value>(), elems))
+        let a = from_raw_parts_mut(first.cast::<T::SimdLane>(), elems);
+        (a, from_raw_parts_mut(second.cast::<T::SimdLane>(), elems))
     };
     for (x, y) in a.iter_mut().zip(b) {
-        let result = T::Value::narrow(finish(combine(x.widen(), y.widen())));
+        let result = T::SimdLane::narrow(finish(combine(x.widen(), y.widen())));
         *x = result;
         *y = result;
     }

@@ -1,4 +1,4 @@
-//! What the loops need to know of each element type: its arithmetic, and the type in which values are
+//! The properties of each element type that the loops use: its arithmetic, and the type in which values are
 //! combined.
 
 use half::{bf16, f16};
@@ -10,7 +10,7 @@ use super::blocks::Running;
 use super::half::{narrow_f16, widen_f16};
 
 /// A type in which values are combined.
-pub(super) trait Number: Element {
+pub(super) trait Term: Element {
     fn add(self, other: Self) -> Self;
     fn multiply(self, other: Self) -> Self;
     fn larger(self, other: Self) -> Self;
@@ -22,8 +22,8 @@ pub(super) trait Number: Element {
 }
 
 /// A value as a loop reads and writes it.
-pub(super) trait Value: Copy {
-    type Running: Number;
+pub(super) trait SimdLane: Copy {
+    type Running: Term;
     const ZERO: Self;
     /// Zero of the running type.
     const RUNNING_ZERO: Self::Running;
@@ -35,9 +35,9 @@ pub(super) trait Value: Copy {
 ///
 /// # Safety
 ///
-/// Unless `IS_CONVERTED`, `Value` is the type itself.
+/// Unless `IS_CONVERTED`, `SimdLane` is the type itself.
 pub(super) unsafe trait Reduce: Element {
-    type Value: Value;
+    type SimdLane: SimdLane;
 
     /// Whether the loops use a different type than the one in memory, so that loading and storing are
     /// separate passes.
@@ -47,8 +47,8 @@ pub(super) unsafe trait Reduce: Element {
     fn load<'a>(
         level: SimdLevel,
         block: &'a [Self],
-        scratch: &'a mut [Self::Value],
-    ) -> &'a [Self::Value];
+        scratch: &'a mut [Self::SimdLane],
+    ) -> &'a [Self::SimdLane];
 
     /// Finishes results, and writes them to a block of the same length.
     fn store(
@@ -61,7 +61,7 @@ pub(super) unsafe trait Reduce: Element {
 
 macro_rules! float_number {
     ($float:ty) => {
-        impl Number for $float {
+        impl Term for $float {
             #[inline(always)]
             fn add(self, other: Self) -> Self {
                 self + other
@@ -95,7 +95,7 @@ float_number!(f64);
 
 macro_rules! integer_number {
     ($integer:ty, $divide:expr) => {
-        impl Number for $integer {
+        impl Term for $integer {
             #[inline(always)]
             fn add(self, other: Self) -> Self {
                 self.wrapping_add(other)
@@ -147,7 +147,7 @@ integer_number!(i64, |x: i64, ranks: usize| x.wrapping_div(ranks.max(1) as i64))
 
 macro_rules! own_lane {
     ($($number:ty),*) => {$(
-        impl Value for $number {
+        impl SimdLane for $number {
             type Running = $number;
             const ZERO: Self = 0 as $number;
             const RUNNING_ZERO: Self = 0 as $number;
@@ -165,7 +165,7 @@ macro_rules! own_lane {
 own_lane!(f32, f64, i32, i64, u8);
 
 // The conversions are a few integer instructions, so they vectorize within the loops.
-impl Value for bf16 {
+impl SimdLane for bf16 {
     type Running = f32;
     const ZERO: Self = bf16::ZERO;
     const RUNNING_ZERO: f32 = 0.0;
@@ -183,7 +183,7 @@ macro_rules! lanes_in_memory {
     ($($element:ty),*) => {$(
         // SAFETY: the lane is the type itself.
         unsafe impl Reduce for $element {
-            type Value = $element;
+            type SimdLane = $element;
             const IS_CONVERTED: bool = false;
             #[inline(always)]
             fn load<'a>(_: SimdLevel, block: &'a [Self], _: &'a mut [Self]) -> &'a [Self] {
@@ -197,7 +197,7 @@ macro_rules! lanes_in_memory {
                 finish: impl Fn(Running<Self>) -> Running<Self>,
             ) {
                 for (to, &mut x) in block.iter_mut().zip(results) {
-                    *to = Value::narrow(finish(x));
+                    *to = SimdLane::narrow(finish(x));
                 }
             }
         }
@@ -208,7 +208,7 @@ lanes_in_memory!(f32, f64, bf16, i32, i64, u8);
 // The compiler does not vectorize these conversions, so whole blocks are converted by intrinsics.
 // SAFETY: `IS_CONVERTED` says that the lane has a different type.
 unsafe impl Reduce for f16 {
-    type Value = f32;
+    type SimdLane = f32;
     const IS_CONVERTED: bool = true;
     #[inline(always)]
     fn load<'a>(level: SimdLevel, block: &'a [Self], scratch: &'a mut [f32]) -> &'a [f32] {

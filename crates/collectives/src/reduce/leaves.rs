@@ -1,8 +1,8 @@
 //! The loops that combine a block of all inputs: up to four in one pass, with the whole tree in registers, and more in groups of
-//! four, each of which is a node of the tree.
+//! four. Each group is a node of the tree.
 //!
 //! Each number of inputs has a loop of its own, so the compiler sees the tree and vectorizes it. The loops are
-//! compiled once for each element type, operation and vector level, whatever becomes of their results.
+//! compiled once for each element type, operation and vector level, however their results are used.
 //!
 //! Input: a block of each input. Output: a block of running results.
 
@@ -10,50 +10,50 @@ use std::slice::from_raw_parts;
 
 use paceline_numeric::{SimdLevel, tree};
 
-use super::blocks::{BLOCK, Block, Running};
-use super::element::{Reduce, Value};
+use super::blocks::{BLOCK, Running, StackBlock};
+use super::element::{Reduce, SimdLane};
 
 /// The most inputs that are combined in one pass.
 const GROUP: usize = 4;
 
 /// Running results of nodes of the tree, while it is evaluated.
-pub(super) type Slots<T> = [Block<Running<T>>; tree::height(crate::MAX_RANKS) + 1];
+pub(super) type Slots<T> = [StackBlock<Running<T>>; tree::height(crate::MAX_RANKS) + 1];
 
-/// What is combined.
+/// The inputs that are combined.
 #[derive(Clone, Copy)]
-pub(super) enum Source<'a> {
+pub(super) enum TreeInputs<'a> {
     /// The elements of each rank.
     Leaves(&'a [*const u8]),
     /// Running results of nodes, and the number of merges after each.
     Nodes(&'a [*const u8], &'a [u8]),
 }
 
-impl<'a> Source<'a> {
+impl<'a> TreeInputs<'a> {
     pub(super) fn addresses(self) -> &'a [*const u8] {
         match self {
-            Source::Leaves(all) | Source::Nodes(all, _) => all,
+            TreeInputs::Leaves(all) | TreeInputs::Nodes(all, _) => all,
         }
     }
 
     /// How many values are put on the stack of the tree.
     pub(super) fn count(self) -> usize {
         match self {
-            Source::Leaves(all) => all.len().div_ceil(GROUP),
-            Source::Nodes(all, _) => all.len(),
+            TreeInputs::Leaves(all) => all.len().div_ceil(GROUP),
+            TreeInputs::Nodes(all, _) => all.len(),
         }
     }
 }
 
 /// Room for the blocks of a group whose elements are converted before they are combined.
 #[repr(align(64))]
-pub(super) struct Room<T: Reduce>([T::Value; 2 * BLOCK]);
+pub(super) struct Room<T: Reduce>([T::SimdLane; 2 * BLOCK]);
 
 impl<T: Reduce> Room<T> {
-    pub(super) const EMPTY: Self = Self([T::Value::ZERO; 2 * BLOCK]);
+    pub(super) const EMPTY: Self = Self([T::SimdLane::ZERO; 2 * BLOCK]);
 
     /// No room at all for elements that are not converted: then the compiler leaves the memory out.
     #[inline(always)]
-    pub(super) fn scratch(&mut self) -> &mut [T::Value] {
+    pub(super) fn scratch(&mut self) -> &mut [T::SimdLane] {
         if T::IS_CONVERTED { &mut self.0 } else { &mut [] }
     }
 }
@@ -90,7 +90,7 @@ macro_rules! pass {
         #[inline(always)]
         #[allow(clippy::needless_range_loop, reason = "the index is that of several slices")]
         #[allow(unused_variables, reason = "a single input is not combined")]
-        fn $name<A: Value>(
+        fn $name<A: SimdLane>(
             to: &mut [A::Running],
             $($x: &[A],)+
             combine: impl Fn(A::Running, A::Running) -> A::Running,
@@ -112,16 +112,16 @@ pass!(pass4: a b c d);
 ///
 /// # Safety
 ///
-/// What is combined is valid for these elements and aligned for its type, and nobody writes to it. `to` overlaps none of it, and has
+/// The inputs are valid for these elements and aligned for their type, and nobody writes to them. `to` does not overlap them, and has
 /// at most [`block_elems`] elements. `slots` are there unless there is only one value. The processor has `level`.
 #[inline(always)]
 pub(super) unsafe fn combine_block<T: Reduce, F>(
     level: SimdLevel,
-    source: Source,
+    source: TreeInputs,
     start: usize,
     to: &mut [Running<T>],
-    slots: &mut [Block<Running<T>>],
-    scratch: &mut [T::Value],
+    slots: &mut [StackBlock<Running<T>>],
+    scratch: &mut [T::SimdLane],
     combine: F,
 ) where
     F: Fn(Running<T>, Running<T>) -> Running<T> + Copy,
@@ -146,11 +146,11 @@ macro_rules! at_level {
         #[inline(never)]
         $(#[cfg(target_arch = "x86_64")] #[target_feature(enable = $features)])?
         unsafe fn $name<T: Reduce, F>(
-            source: Source,
+            source: TreeInputs,
             start: usize,
             to: &mut [Running<T>],
-            slots: &mut [Block<Running<T>>],
-            scratch: &mut [T::Value],
+            slots: &mut [StackBlock<Running<T>>],
+            scratch: &mut [T::SimdLane],
             combine: F,
         ) where
             F: Fn(Running<T>, Running<T>) -> Running<T> + Copy,
@@ -173,11 +173,11 @@ at_level!(avx512, Avx512, "avx512f,avx512bw,avx512dq,avx512vl");
 #[inline(always)]
 unsafe fn evaluate<T: Reduce, F>(
     level: SimdLevel,
-    source: Source,
+    source: TreeInputs,
     start: usize,
     to: &mut [Running<T>],
-    slots: &mut [Block<Running<T>>],
-    scratch: &mut [T::Value],
+    slots: &mut [StackBlock<Running<T>>],
+    scratch: &mut [T::SimdLane],
     combine: F,
 ) where
     F: Fn(Running<T>, Running<T>) -> Running<T> + Copy,
@@ -187,13 +187,13 @@ unsafe fn evaluate<T: Reduce, F>(
     for index in 0..count {
         let slot = if count == 1 { &mut *to } else { &mut slots[depth].0[..size] };
         let merges = match source {
-            Source::Leaves(all) => {
+            TreeInputs::Leaves(all) => {
                 let group = &all[index * GROUP..all.len().min((index + 1) * GROUP)];
                 // SAFETY: as required of the caller.
                 unsafe { load_and_combine::<T>(level, group, start, slot, scratch, combine) };
                 tree::merges_after(index, count)
             }
-            Source::Nodes(all, merges) => {
+            TreeInputs::Nodes(all, merges) => {
                 // SAFETY: the block lies within the node, to which nobody writes while it is read.
                 let node =
                     unsafe { from_raw_parts(all[index].cast::<Running<T>>().add(start), size) };
@@ -211,7 +211,7 @@ unsafe fn evaluate<T: Reduce, F>(
             left.iter_mut().zip(right).for_each(|(x, &y)| *x = combine(*x, y));
         }
     }
-    if let [Block(left), Block(right), ..] = slots
+    if let [StackBlock(left), StackBlock(right), ..] = slots
         && count > 1
     {
         for ((to, &x), &y) in to.iter_mut().zip(&left[..size]).zip(&right[..size]) {
@@ -231,7 +231,7 @@ unsafe fn load_and_combine<T: Reduce>(
     inputs: &[*const u8],
     start: usize,
     to: &mut [Running<T>],
-    scratch: &mut [T::Value],
+    scratch: &mut [T::SimdLane],
     combine: impl Fn(Running<T>, Running<T>) -> Running<T>,
 ) {
     let size = to.len();

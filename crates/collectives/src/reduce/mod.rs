@@ -23,8 +23,8 @@ use paceline_memory::{DType, Element};
 use paceline_numeric::SimdLevel;
 
 pub use task::ReduceOp;
+use task::ReduceTask;
 pub(crate) use task::Reduction;
-use task::Task;
 
 /// An element type that can be reduced: every type of [`DType`].
 pub trait ReduceElement: Element + sealed::Sealed {}
@@ -52,7 +52,7 @@ impl Reduction {
     /// the address of an input, but overlaps no other memory named here.
     pub(crate) unsafe fn run(&self, inputs: &[*const u8], outputs: &[*mut u8], elems: usize) {
         // SAFETY: as required of the caller.
-        unsafe { self.perform(SimdLevel::of_process(), Task::Run { inputs, outputs }, elems) }
+        unsafe { self.perform(SimdLevel::of_process(), ReduceTask::Run { inputs, outputs }, elems) }
     }
 
     /// Combines the inputs, the leaves of a node of the tree, to a running result (of
@@ -64,7 +64,9 @@ impl Reduction {
     /// type, and overlaps no input.
     pub(crate) unsafe fn partial(&self, inputs: &[*const u8], running: *mut u8, elems: usize) {
         // SAFETY: as required of the caller.
-        unsafe { self.perform(SimdLevel::of_process(), Task::Partial { inputs, running }, elems) }
+        unsafe {
+            self.perform(SimdLevel::of_process(), ReduceTask::Partial { inputs, running }, elems)
+        }
     }
 
     /// Combines the running results of nodes that together are the tree, finishes the result (divides for a
@@ -84,14 +86,18 @@ impl Reduction {
     ) {
         // SAFETY: as required of the caller.
         unsafe {
-            self.perform(SimdLevel::of_process(), Task::Complete { nodes, merges, outputs }, elems)
+            self.perform(
+                SimdLevel::of_process(),
+                ReduceTask::Complete { nodes, merges, outputs },
+                elems,
+            )
         }
     }
 
     /// # Safety
     ///
     /// As for the function that makes the task; the processor has `level`.
-    unsafe fn perform(&self, level: SimdLevel, task: Task, elems: usize) {
+    unsafe fn perform(&self, level: SimdLevel, task: ReduceTask, elems: usize) {
         if elems == 0 {
             // Addresses of empty regions may be null, but slices must not be.
             return;

@@ -1,4 +1,4 @@
-//! What to compute: the operation, the element types, and the addresses of one call.
+//! The task of one call: the operation, the element types, and the addresses.
 //!
 //! This module knows nothing of how the result is computed.
 
@@ -49,7 +49,7 @@ impl ReduceOp {
     }
 }
 
-/// What to compute: element type, operation, and the number of ranks (for a mean).
+/// Element type, operation, and the number of ranks (for a mean) of a reduction.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reduction {
     pub(crate) dtype: DType,
@@ -69,30 +69,30 @@ impl Reduction {
 
 /// One call of a [`Reduction`] as a value, so that each vector level needs only one entry point.
 #[derive(Clone, Copy)]
-pub(super) enum Task<'a> {
+pub(super) enum ReduceTask<'a> {
     Run { inputs: &'a [*const u8], outputs: &'a [*mut u8] },
     Partial { inputs: &'a [*const u8], running: *mut u8 },
     Complete { nodes: &'a [*const u8], merges: &'a [u8], outputs: &'a [*mut u8] },
 }
 
-impl Task<'_> {
+impl ReduceTask<'_> {
     /// Checks the number and the alignment of the addresses, in builds with assertions.
     pub(super) fn check(&self, dtype: DType, running_dtype: DType) {
         let aligned = |at: *const u8, dtype: DType| {
             debug_assert!(at.addr().is_multiple_of(dtype.size_bytes()), "{at:?} for {dtype}");
         };
         match *self {
-            Task::Run { inputs, outputs } => {
+            ReduceTask::Run { inputs, outputs } => {
                 debug_assert!(!inputs.is_empty(), "nothing to reduce");
                 inputs.iter().for_each(|&input| aligned(input, dtype));
                 outputs.iter().for_each(|&output| aligned(output, dtype));
             }
-            Task::Partial { inputs, running } => {
+            ReduceTask::Partial { inputs, running } => {
                 debug_assert!(!inputs.is_empty(), "nothing to reduce");
                 inputs.iter().for_each(|&input| aligned(input, dtype));
                 aligned(running, running_dtype);
             }
-            Task::Complete { nodes, merges, outputs } => {
+            ReduceTask::Complete { nodes, merges, outputs } => {
                 let total: usize = merges.iter().map(|&times| usize::from(times)).sum();
                 debug_assert!(nodes.len() == merges.len() && total + 1 == nodes.len(), "one tree");
                 nodes.iter().for_each(|&node| aligned(node, running_dtype));

@@ -6,7 +6,7 @@ use paceline_memory::DType;
 use paceline_numeric::{SimdLevel, tree};
 
 use super::half::{narrow_f16, widen_f16};
-use super::{ReduceOp, Reduction, Task};
+use super::{ReduceOp, ReduceTask, Reduction};
 
 const LENGTHS: [usize; 10] = [0, 1, 2, 3, 7, 100, 1023, 1024, 1025, 4099];
 
@@ -214,7 +214,7 @@ fn addresses(inputs: &[Region]) -> Vec<*const u8> {
     inputs.iter().map(Region::input).collect()
 }
 
-/// Runs the reduction on copies of `before`, of which the first `num_inputs` are the inputs, and
+/// Runs the reduction on copies of `before`. The first `num_inputs` of them are the inputs, and
 /// returns what `outputs` (indices into `before`) hold then.
 fn run(
     reduction: Reduction,
@@ -228,7 +228,7 @@ fn run(
     let all: Vec<*mut u8> = regions.iter_mut().map(Region::output).collect();
     let inputs: Vec<*const u8> = all[..num_inputs].iter().map(|at| at.cast_const()).collect();
     let chosen: Vec<*mut u8> = outputs.iter().map(|&at| all[at]).collect();
-    let task = Task::Run { inputs: &inputs, outputs: &chosen };
+    let task = ReduceTask::Run { inputs: &inputs, outputs: &chosen };
     // SAFETY: all regions are `elems` long, aligned and distinct, and the level was asked for.
     unsafe { reduction.perform(level, task, elems) };
     for at in (0..regions.len()).filter(|at| !outputs.contains(at)) {
@@ -276,7 +276,8 @@ fn by_nodes(
     let nodes: Vec<_> = groups.flat_map(|ranks| tree::nodes(inputs.len(), ranks)).collect();
     let partial = |node: &std::ops::Range<usize>| {
         let mut running = Region::zeroed(elems * running_size);
-        let task = Task::Partial { inputs: &addresses[node.clone()], running: running.output() };
+        let task =
+            ReduceTask::Partial { inputs: &addresses[node.clone()], running: running.output() };
         // SAFETY: all regions hold `elems` elements, are aligned and distinct.
         unsafe { reduction.perform(level, task, elems) };
         running
@@ -290,7 +291,7 @@ fn by_nodes(
     // A node can be replaced by the result only if both have elements of one size.
     let num_outputs = if running_size == reduction.dtype.size_bytes() { 2 } else { 1 };
     let outputs = &outputs[..num_outputs];
-    let task = Task::Complete { nodes: &sources, merges: &merges, outputs };
+    let task = ReduceTask::Complete { nodes: &sources, merges: &merges, outputs };
     // SAFETY: as above.
     unsafe { reduction.perform(level, task, elems) };
     let other = if num_outputs == 2 { running[0].clone() } else { result.clone() };

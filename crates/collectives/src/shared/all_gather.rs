@@ -7,7 +7,7 @@
 //! rank has just computed is still in its cache. After a reduce-scatter of the same memory, so are the
 //! places that the share goes to. If data are staged, each rank copies all shares for itself.
 
-use super::pull::{Cut, pull};
+use super::pull::{Fetch, pull};
 use super::round::Round;
 use super::state::SharedState;
 use crate::Result;
@@ -22,7 +22,7 @@ pub(super) fn run(shared: &SharedState, context: &OpContext) -> Result<u64> {
         return Ok(met.present_ns);
     }
     let block = |source, _| 0..shares.bytes(source, call.dtype).len();
-    pull(shared, context, &met, Cut::Whole, block, |window| {
+    pull(shared, context, &met, Fetch::Whole, block, |window| {
         for source in 0..shared.world {
             let own = call.recv.part(shares.bytes(source, call.dtype));
             // SAFETY: the receiving side is this rank's own, and the shares fill it exactly.

@@ -5,8 +5,8 @@
 //! the least possible if every rank keeps its own copy. Order of summation: the tree over ranks 0, 1, 2, ...
 //! for each element, whichever rank claims the chunk.
 //!
-//! Staged (private memory of processes): the message goes in pieces of a quarter of a megabyte, of which the first
-//! is there when the ranks meet. Each piece is copied in (`S` more bytes), reduced in the staging areas, which stay in
+//! Staged (private memory of processes): the message goes in pieces of a quarter of a megabyte. The first piece is
+//! there when the ranks meet. Each piece is copied in (`S` more bytes), reduced in the staging areas, which stay in
 //! the cache, and copied out (`S` more). A group of two ranks needs neither the second phase nor the copy out: each rank reduces the whole
 //! message directly into its private memory.
 
@@ -39,7 +39,7 @@ pub(super) fn reduce_to(
     if len_bytes == 0 {
         return Ok(met.present_ns);
     }
-    let job = Job { shared, context, targets };
+    let job = ChunkedReduction { shared, context, targets };
     if met.is_anyone_staged {
         job.staged(&met)?
     } else {
@@ -48,13 +48,13 @@ pub(super) fn reduce_to(
     Ok(met.present_ns)
 }
 
-struct Job<'a> {
+struct ChunkedReduction<'a> {
     shared: &'a SharedState,
     context: &'a OpContext<'a>,
     targets: std::ops::Range<usize>,
 }
 
-impl Job<'_> {
+impl ChunkedReduction<'_> {
     fn in_place(&self, met: &Round) -> Result<()> {
         let len_bytes = self.context.call.send.len_bytes;
         let inputs =
@@ -81,7 +81,7 @@ impl Job<'_> {
         ranks.map(address).collect()
     }
 
-    /// Claims chunks until none is left, and waits until all are complete.
+    /// Claims chunks until all are claimed, and waits until all are complete.
     fn reduce_chunks(
         &self,
         round: u32,

@@ -4,7 +4,7 @@
 
 use std::sync::atomic::Ordering;
 
-use super::pull::{Cut, pull};
+use super::pull::{Fetch, pull};
 use super::state::SharedState;
 use crate::Result;
 use crate::call::Shares;
@@ -18,7 +18,7 @@ pub(super) fn run(shared: &SharedState, context: &OpContext) -> Result<u64> {
         (0..world).map(|from| Shares::of((0..world).map(|to| sent(from, to)))).collect();
     let column = Shares::of((0..world).map(|from| sent(from, shared.rank)));
     let block = |source: usize, reader| rows[source].bytes(reader, call.dtype);
-    pull(shared, context, &met, Cut::Blocks, block, |window| {
+    pull(shared, context, &met, Fetch::Blocks, block, |window| {
         for source in 0..world {
             let own = call.recv.part(column.bytes(source, call.dtype));
             // SAFETY: the receiving memory is this rank's own, and the blocks fill it exactly.

@@ -2,7 +2,7 @@
 //!
 //! Steps: barrier phase, copy, barrier phase. Every rank except the root reads and writes `S` bytes. Nothing is summed.
 
-use super::pull::{Cut, pull};
+use super::pull::{Fetch, pull};
 use super::state::SharedState;
 use crate::Result;
 use crate::context::OpContext;
@@ -12,7 +12,7 @@ pub(super) fn run(shared: &SharedState, context: &OpContext) -> Result<u64> {
     let call = context.call;
     let whole = 0..call.recv.len_bytes;
     let block = |source, _| if source == call.root { whole.clone() } else { 0..0 };
-    pull(shared, context, &met, Cut::Whole, block, |window| {
+    pull(shared, context, &met, Fetch::Whole, block, |window| {
         // SAFETY: the receiving memory is this rank's own, and has the same length on every rank.
         unsafe { window.copy(call.root, call.recv.base) };
     })?;

@@ -14,7 +14,7 @@
 //! fast rank cannot write it before the slow rank has arrived in round k+1.
 //!
 //! A rank that stops waiting for the first phase *closes* the phase for good. Closing and completing a phase are
-//! atomic steps, of which only one can succeed. Either the phase was already complete, and the rank goes on
+//! atomic steps, and only one of them can succeed. Either the phase was already complete, and the rank goes on
 //! after all. Or the phase stays closed, and no peer will ever touch the memory that the rank takes back.
 //!
 //! The state lies in memory that may be shared between processes. It consists of atomics only (valid when
@@ -27,14 +27,14 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use paceline_memory::{Mapping, MemoryError};
 
 use super::fate::{Fate, WaitError};
-use super::mail::Counts;
-use super::phases::{Barrier, Line, WakeUp};
+use super::mail::MailCounts;
+use super::phases::{Barrier, CacheLine, WakeUp};
 use super::segment::SegmentOffset;
 use crate::MAX_RANKS;
 use crate::call::{CallHeader, Conflict};
 use crate::context::WaitPolicy;
 
-/// A [`SegmentOffset`] in a rank's memory, as atomic words, or none.
+/// An optional [`SegmentOffset`] in a rank's memory, as atomic words.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub(crate) struct PlaceWords {
@@ -88,14 +88,13 @@ impl CallWords {
     }
 }
 
-/// What one rank publishes in one round: its call, which the peers compare with theirs, and where its data
-/// lie.
+/// The entry that one rank publishes in one round: its call, which the peers compare with theirs, and where its data lie.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub(crate) struct Slot {
     /// The round.
     pub(crate) seq: AtomicU32,
-    /// 1 from this rank's arrival until it has done its part of the round. After a time-out this tells which
+    /// 1 from this rank's arrival until it has done its part of the round. After a time-out this shows which
     /// ranks did not finish.
     pub(crate) working: AtomicU32,
     /// The sequence number of the operation on this rank.
@@ -105,7 +104,7 @@ pub(crate) struct Slot {
     pub(crate) recv: PlaceWords,
 }
 
-/// What concerns one rank's messages to another.
+/// The shared words for one rank's messages to another.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub(crate) struct Pair {
@@ -119,7 +118,7 @@ pub(crate) struct Pair {
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub(crate) struct Mail {
-    pub(crate) counts: Counts,
+    pub(crate) counts: MailCounts,
     /// The sender's latest round, which determines the half of the staging area that it uses.
     pub(crate) round: AtomicU32,
     /// The sequence numbers of the two calls on their ranks.
@@ -156,11 +155,11 @@ struct Alarms {
 #[derive(Debug)]
 pub(crate) struct Control<Pairs: ?Sized = [Pair]> {
     barrier: Barrier,
-    alarms: Line<Alarms>,
-    /// A bit for each rank of another host for which a rank of this host has waited in vain.
-    beyond: Line<[AtomicU64; MAX_RANKS / 64]>,
-    /// Taken by the rank that writes the conflict.
-    accuser: Line<AtomicU32>,
+    alarms: CacheLine<Alarms>,
+    /// A bit for each rank of another host that a rank of this host has reported as missing.
+    missing_remote: CacheLine<[AtomicU64; MAX_RANKS / 64]>,
+    /// Set by the rank that writes the conflict.
+    is_conflict_taken: CacheLine<AtomicU32>,
     conflict: ConflictWords,
     /// Per rank: 0 in the group, 1 left in order, 2 lost.
     fate: [AtomicU32; MAX_RANKS],
@@ -226,8 +225,8 @@ impl Control {
         // A peer that looks stuck may already have left this round and gone on to its next operation. In that
         // case this rank also sees that the phase is complete, so the phase is checked again.
         let stuck = || is_stuck().filter(|_| !self.barrier.all_present(seq));
-        let has_accused = || stuck().inspect(|conflict| self.accuse(conflict)).is_some();
-        let outcome = self.barrier.wait_present(seq, policy, || self.alarm(), has_accused);
+        let has_reported = || stuck().inspect(|conflict| self.report_mismatch(conflict)).is_some();
+        let outcome = self.barrier.wait_present(seq, policy, || self.alarm(), has_reported);
         outcome.inspect_err(|error| self.give_up(*error))
     }
 
@@ -260,9 +259,9 @@ impl Control {
         self.raise(1 + rank as u32);
     }
 
-    /// Tells all ranks that two calls do not match. Only the first conflict is kept.
-    pub(crate) fn accuse(&self, conflict: &Conflict) {
-        if self.accuser.0.swap(1, Ordering::Relaxed) == 0 {
+    /// Reports to all ranks that two calls do not match. Only the first conflict is kept.
+    pub(crate) fn report_mismatch(&self, conflict: &Conflict) {
+        if self.is_conflict_taken.0.swap(1, Ordering::Relaxed) == 0 {
             let pack = |low: u64, high: u64| low | high << 32;
             let [a, b] = conflict.ranks;
             self.conflict.ranks.store(pack(a as u64, b as u64), Ordering::Relaxed);
@@ -275,7 +274,7 @@ impl Control {
         }
     }
 
-    /// After a time-out, tells the others at once that this rank no longer waits. Otherwise they would report
+    /// After a time-out, lets the others know at once that this rank no longer waits. Otherwise they would report
     /// that this rank has left.
     fn give_up(&self, error: WaitError) {
         if error == WaitError::TimedOut {
@@ -283,18 +282,18 @@ impl Control {
         }
     }
 
-    /// Tells the ranks of this host that ranks of other hosts are missing, and that this rank no longer waits.
-    pub(crate) fn tell_beyond(&self, missing: &[usize]) {
+    /// Reports to the ranks of this host that ranks of other hosts are missing, and that this rank no longer waits.
+    pub(crate) fn report_missing(&self, missing: &[usize]) {
         for rank in missing {
             // Release: a rank that sees the alarm sees these ranks too.
-            self.beyond.0[rank / 64].fetch_or(1 << (rank % 64), Ordering::Release);
+            self.missing_remote.0[rank / 64].fetch_or(1 << (rank % 64), Ordering::Release);
         }
         self.raise(GIVEN_UP);
     }
 
     /// The ranks of other hosts that a rank of this host has reported as missing.
-    pub(crate) fn beyond(&self) -> Vec<usize> {
-        let words = self.beyond.0.each_ref().map(|word| word.load(Ordering::Acquire));
+    pub(crate) fn missing_remote_ranks(&self) -> Vec<usize> {
+        let words = self.missing_remote.0.each_ref().map(|word| word.load(Ordering::Acquire));
         (0..MAX_RANKS).filter(|rank| words[rank / 64] & 1 << (rank % 64) != 0).collect()
     }
 
@@ -376,8 +375,8 @@ impl Control {
         is_done: impl FnMut() -> bool,
         is_stuck: impl Fn() -> Option<Conflict>,
     ) -> Result<(), WaitError> {
-        let accuse = |conflict: &Conflict| self.accuse(conflict);
-        self.wake_ups[rank].wait(policy, is_done, || self.alarm_among(&peers()), is_stuck, accuse)
+        let report = |conflict: &Conflict| self.report_mismatch(conflict);
+        self.wake_ups[rank].wait(policy, is_done, || self.alarm_among(&peers()), is_stuck, report)
     }
 
     /// How `rank` ended its membership, if it has. From then on it touches no memory of others.
@@ -465,10 +464,10 @@ mod tests {
     fn missing_ranks_of_other_hosts_are_named_whatever_their_number() {
         let mapping = Control::create(2).unwrap();
         let control = Control::of(&mapping, 2);
-        assert_eq!(control.beyond(), [0usize; 0]);
-        control.tell_beyond(&[5, 64, MAX_RANKS - 1]);
-        control.tell_beyond(&[63]);
-        assert_eq!(control.beyond(), [5, 63, 64, MAX_RANKS - 1]);
+        assert_eq!(control.missing_remote_ranks(), [0usize; 0]);
+        control.report_missing(&[5, 64, MAX_RANKS - 1]);
+        control.report_missing(&[63]);
+        assert_eq!(control.missing_remote_ranks(), [5, 63, 64, MAX_RANKS - 1]);
     }
 
     #[test]

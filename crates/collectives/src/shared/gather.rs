@@ -3,7 +3,7 @@
 //! Steps: barrier phase, the root copies, barrier phase. The root reads and writes `S` bytes for a result of `S`; the
 //! others only wait. Nothing is summed.
 
-use super::pull::{Cut, pull};
+use super::pull::{Fetch, pull};
 use super::state::SharedState;
 use crate::Result;
 use crate::context::OpContext;
@@ -12,7 +12,7 @@ pub(super) fn run(shared: &SharedState, context: &OpContext) -> Result<u64> {
     let met = shared.meet(context)?;
     let (call, shares) = (context.call, met.shares());
     let block = |source, _| 0..shares.bytes(source, call.dtype).len();
-    pull(shared, context, &met, Cut::Whole, block, |window| {
+    pull(shared, context, &met, Fetch::Whole, block, |window| {
         if shared.rank != call.root {
             return;
         }

@@ -17,7 +17,7 @@ use std::thread::JoinHandle;
 use std::time::Duration;
 
 use paceline_memory::Mapping;
-use paceline_rendezvous::{LONGEST_SLEEP, Network, PeerAddress, PeerListener};
+use paceline_rendezvous::{LONGEST_SLEEP, PeerAddress, PeerListener, SocketKind};
 use paceline_trace::{now_ns, thread_builder};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -27,7 +27,7 @@ use rustix::net::{
 };
 
 use super::control::Control;
-use super::segment::{Inherited, Reach, Segment, Segments};
+use super::segment::{Inherited, Reach, Segments, SharedSegment};
 use super::state::STAGING_BYTES;
 use crate::context::Waited;
 use crate::{CollectiveError, Result};
@@ -58,7 +58,7 @@ impl Links {
         let world = addresses.len();
         let peers: Vec<usize> = if rank == 0 { (1..world).collect() } else { vec![0] };
         let sockets =
-            listener.connect(Network::Local, addresses, rank, &peers, limit, |_, _| {})?;
+            listener.connect(SocketKind::Local, addresses, rank, &peers, limit, |_, _| {})?;
         let streams: Vec<UnixStream> =
             sockets.into_iter().flatten().map(|[socket]| UnixStream::from(socket)).collect();
         let links = Self { rank, world, streams, limit };
@@ -80,7 +80,7 @@ impl Links {
     }
 
     /// Shares a new segment with at least `len_bytes` bytes for every rank.
-    pub(crate) fn share_segment(&self, len_bytes: usize) -> Result<Segment> {
+    pub(crate) fn share_segment(&self, len_bytes: usize) -> Result<SharedSegment> {
         let alignment = if len_bytes >= PART_ALIGNMENT { PART_ALIGNMENT } else { 4096 };
         let part_bytes = len_bytes.max(1).next_multiple_of(alignment);
         let mapping = Arc::new(self.share(self.world * part_bytes)?);
@@ -92,8 +92,8 @@ impl Links {
         mapping: &Arc<Mapping>,
         start_bytes: usize,
         part_bytes: usize,
-    ) -> Result<Segment> {
-        let segment = Segment::even(mapping, start_bytes, part_bytes, self.world);
+    ) -> Result<SharedSegment> {
+        let segment = SharedSegment::even(mapping, start_bytes, part_bytes, self.world);
         segment.ok_or_else(|| self.fail("the mapping is too small for a part of each rank".into()))
     }
 
@@ -101,7 +101,7 @@ impl Links {
     fn share(&self, len_bytes: usize) -> Result<Mapping> {
         if self.rank == 0 {
             let made = Mapping::create(len_bytes);
-            // Rank 0 sends a message even if it failed, so that the others do not wait in vain.
+            // Rank 0 sends a message even if it failed, so that the others do not wait for it.
             for stream in &self.streams {
                 self.send_file(stream, made.as_ref().ok(), len_bytes)?;
             }
@@ -182,12 +182,12 @@ impl Links {
 
 /// The thread that watches the connections and reports when a rank dies.
 #[derive(Debug)]
-pub(crate) struct Monitor {
+pub(crate) struct PeerMonitor {
     closing: Arc<AtomicBool>,
     thread: JoinHandle<()>,
 }
 
-impl Monitor {
+impl PeerMonitor {
     /// Starts the thread. It calls `lost` with the rank (within this host) whose connection closes.
     pub(crate) fn start(links: &Links, lost: impl Fn(usize) + Send + 'static) -> Result<Self> {
         let closing = Arc::new(AtomicBool::new(false));

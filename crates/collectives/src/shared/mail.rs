@@ -1,4 +1,4 @@
-//! How two ranks pass a message: four counters, of which each side writes two.
+//! How two ranks pass a message: four counters. Each side writes two of them.
 //!
 //! The sender counts the messages that it has begun and the pieces that it has made ready. The receiver
 //! counts the messages that it has asked for and the pieces that it has taken. Each side writes the data of a
@@ -14,7 +14,7 @@ pub(super) const MAX_READY: u32 = 2;
 /// The counters of the messages from one rank to another.
 #[repr(C)]
 #[derive(Debug, Default)]
-pub(crate) struct Counts {
+pub(crate) struct MailCounts {
     /// Messages that the sender has begun.
     sent: AtomicU32,
     /// Messages that the receiver has asked for.
@@ -27,13 +27,13 @@ pub(crate) struct Counts {
 
 /// One side's view of one message.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Message {
+pub(crate) struct OpenMessage {
     number: u32,
     /// The number of pieces before this message.
     first: u32,
 }
 
-impl Counts {
+impl MailCounts {
     /// Sets both sides to the state after `number` messages.
     #[cfg(all(test, not(loom)))]
     pub(super) fn begin_at(&self, number: u32) {
@@ -42,27 +42,27 @@ impl Counts {
     }
 
     /// The sender begins a message. It has already written what the message is.
-    pub(crate) fn send(&self) -> Message {
+    pub(crate) fn send(&self) -> OpenMessage {
         let number = self.sent.load(Ordering::Relaxed).wrapping_add(1);
         let first = self.ready.load(Ordering::Relaxed);
         // Release: a rank that sees the new count also sees what the sender wrote before.
         self.sent.store(number, Ordering::Release);
-        Message { number, first }
+        OpenMessage { number, first }
     }
 
     /// The receiver asks for a message. It has already written what it expects.
-    pub(crate) fn ask(&self) -> Message {
+    pub(crate) fn ask(&self) -> OpenMessage {
         let number = self.asked.load(Ordering::Relaxed).wrapping_add(1);
         let first = self.taken.load(Ordering::Relaxed);
         self.asked.store(number, Ordering::Release);
-        Message { number, first }
+        OpenMessage { number, first }
     }
 
-    pub(crate) fn is_sent(&self, message: Message) -> bool {
+    pub(crate) fn is_sent(&self, message: OpenMessage) -> bool {
         self.sent.load(Ordering::Acquire).wrapping_sub(message.number) as i32 >= 0
     }
 
-    pub(crate) fn is_asked(&self, message: Message) -> bool {
+    pub(crate) fn is_asked(&self, message: OpenMessage) -> bool {
         self.asked.load(Ordering::Acquire).wrapping_sub(message.number) as i32 >= 0
     }
 
@@ -72,13 +72,13 @@ impl Counts {
     }
 
     /// The numbers of pieces of the message that are ready and taken, as the sender reads them.
-    pub(crate) fn sender_progress(&self, message: Message) -> (u32, u32) {
+    pub(crate) fn sender_progress(&self, message: OpenMessage) -> (u32, u32) {
         let ready = self.ready.load(Ordering::Relaxed).wrapping_sub(message.first);
         (ready, self.taken.load(Ordering::Acquire).wrapping_sub(message.first))
     }
 
     /// The numbers of pieces of the message that are ready and taken, as the receiver reads them.
-    pub(crate) fn receiver_progress(&self, message: Message) -> (u32, u32) {
+    pub(crate) fn receiver_progress(&self, message: OpenMessage) -> (u32, u32) {
         let ready = self.ready.load(Ordering::Acquire).wrapping_sub(message.first);
         (ready, self.taken.load(Ordering::Relaxed).wrapping_sub(message.first))
     }

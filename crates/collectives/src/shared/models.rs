@@ -17,7 +17,7 @@ use loom::model::Builder;
 use loom::thread;
 
 use super::fate::{Fate, WaitError};
-use super::mail::{Counts, MAX_READY};
+use super::mail::{MAX_READY, MailCounts};
 use super::phases::{Barrier, WakeUp};
 use super::sync::{AtomicU32, Ordering, SLEEP, Sleep};
 use crate::context::WaitPolicy;
@@ -201,7 +201,7 @@ fn loom_a_phase_that_is_given_up_wakes_a_sleeper() {
     });
 }
 
-/// A first phase that a third rank has left, which the alarm tells.
+/// A first phase that a third rank has left. The alarm reports it.
 #[derive(Default)]
 struct Left {
     barrier: Barrier,
@@ -265,7 +265,7 @@ fn loom_no_wake_up_is_lost() {
 /// A mailbox with places for two pieces, the description of the message by each side, and a wake-up per side.
 #[derive(Default)]
 struct Mailbox {
-    counts: Counts,
+    counts: MailCounts,
     wake_ups: [WakeUp; 2],
     pieces: [Data; MAX_READY as usize],
     said: [Data; 2],

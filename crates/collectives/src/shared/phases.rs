@@ -26,18 +26,18 @@ use crate::context::{WaitPolicy, Waited};
 /// A value on its own cache line, to avoid false sharing between ranks.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
-pub(crate) struct Line<T>(pub T);
+pub(crate) struct CacheLine<T>(pub T);
 
 /// A word on which ranks sleep until it changes. Waking them takes a system call only if one of them sleeps.
 #[repr(C)]
 #[derive(Debug, Default)]
-struct Watched {
+struct WatchedWord {
     word: Word,
     /// The number of ranks that sleep, or are about to.
     sleepers: AtomicU32,
 }
 
-impl Watched {
+impl WatchedWord {
     // SeqCst on both sides, so that at least one side sees the other: `wake` follows a change of the word, and reads
     // the count; `sleep` counts the sleeper, and reads the word.
 
@@ -64,9 +64,9 @@ impl Watched {
 /// A phase of the barrier. It completes once per round, and ranks wait until it has completed for their round.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
-pub(super) struct Phase {
+pub(super) struct BarrierPhase {
     /// The latest round for which the phase has completed, shifted left by one. The low bit is [`CLOSED`].
-    round: Watched,
+    round: WatchedWord,
     /// When the phase last completed, in nanoseconds of `CLOCK_MONOTONIC`.
     completed_ns: AtomicU64,
 }
@@ -80,11 +80,11 @@ const CLOSED: u32 = 1;
 #[repr(C)]
 #[derive(Debug, Default)]
 pub(super) struct Barrier {
-    arrived: Line<AtomicU32>,
-    present: Phase,
-    claimed: Line<AtomicU32>,
-    completed: Line<AtomicU32>,
-    done: Phase,
+    arrived: CacheLine<AtomicU32>,
+    present: BarrierPhase,
+    claimed: CacheLine<AtomicU32>,
+    completed: CacheLine<AtomicU32>,
+    done: BarrierPhase,
 }
 
 // Processes share this layout; they are always of the same build. The check makes sure that the types that
@@ -102,7 +102,7 @@ impl Barrier {
             self.claimed.0.store(0, Ordering::Relaxed);
             self.completed.0.store(0, Ordering::Relaxed);
             // Rounds without chunks do not complete the second phase, so its word is brought up to date here.
-            // If the word fell too far behind, the wrapping comparison would take it for a word that is ahead.
+            // If the word became too old, the wrapping comparison would take it for a word that is ahead.
             self.done.round.word.store(seq.wrapping_sub(1) << 1, Ordering::Relaxed);
             self.present.complete(seq);
         }
@@ -115,10 +115,10 @@ impl Barrier {
         seq: u32,
         policy: WaitPolicy,
         alarm: impl Fn() -> Option<WaitError>,
-        has_accused: impl Fn() -> bool,
+        has_reported: impl Fn() -> bool,
     ) -> Result<u64, WaitError> {
         self.present
-            .wait(seq, policy, alarm, has_accused)
+            .wait(seq, policy, alarm, has_reported)
             .or_else(|error| if self.present.close(seq) { Err(error) } else { Ok(()) })?;
         Ok(self.present.completed_ns.load(Ordering::Relaxed))
     }
@@ -164,16 +164,16 @@ impl Barrier {
     }
 }
 
-impl Phase {
+impl BarrierPhase {
     /// Waits until the phase has completed for round `seq`. `alarm_now` returns the reason if the phase will
-    /// never complete. `has_accused` is called from time to time and looks for such a reason. If there is a reason,
-    /// `has_accused` raises the alarm and returns true.
+    /// never complete. `has_reported` is called from time to time and looks for such a reason. If there is a reason,
+    /// `has_reported` raises the alarm and returns true.
     fn wait(
         &self,
         seq: u32,
         policy: WaitPolicy,
         alarm_now: impl Fn() -> Option<WaitError>,
-        has_accused: impl Fn() -> bool,
+        has_reported: impl Fn() -> bool,
     ) -> Result<(), WaitError> {
         if self.is_complete(seq) {
             return Ok(());
@@ -197,7 +197,7 @@ impl Phase {
             if let Some(reason) = alarm {
                 return Err(reason);
             }
-            if has_accused() {
+            if has_reported() {
                 continue;
             }
             if self.is_closed() {
@@ -215,7 +215,7 @@ impl Phase {
     }
 
     /// Whether a phase with this word has completed for round `seq`. Round numbers wrap around, but a rank is
-    /// never more than one round behind, so the sign of the difference is enough.
+    /// never more than one round late, so the sign of the difference is enough.
     fn has_completed(word: u32, seq: u32) -> bool {
         (word & !CLOSED).wrapping_sub(seq << 1) as i32 >= 0
     }
@@ -267,7 +267,7 @@ impl Phase {
 /// they have changed something that the rank may be waiting for.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
-pub(super) struct WakeUp(Watched);
+pub(super) struct WakeUp(WatchedWord);
 
 impl WakeUp {
     /// Wakes the rank if it waits. The caller first makes the change that the rank must see.
@@ -278,14 +278,14 @@ impl WakeUp {
 
     /// Waits until `is_done` returns true. `is_done` checks shared words, and a rank that changes them calls
     /// [`WakeUp::wake`]. `alarm` returns the reason if `is_done` will never be true. `stuck` is called from
-    /// time to time and looks for such a reason, which `accuse` then reports to all ranks.
+    /// time to time and looks for such a reason, which `report` then reports to all ranks.
     pub(super) fn wait(
         &self,
         policy: WaitPolicy,
         mut is_done: impl FnMut() -> bool,
         alarm: impl Fn() -> Option<WaitError>,
         stuck: impl Fn() -> Option<Conflict>,
-        accuse: impl Fn(&Conflict),
+        report: impl Fn(&Conflict),
     ) -> Result<(), WaitError> {
         let mut wait = Waited::begin(now_ns());
         loop {
@@ -303,7 +303,7 @@ impl WakeUp {
                 if is_done() {
                     return Ok(());
                 }
-                accuse(&conflict);
+                report(&conflict);
             }
             if let Some(reason) = alarm() {
                 // A rank that left in order may have done its part just before it left.
@@ -325,16 +325,16 @@ mod tests {
     #[test]
     fn rounds_wrap_around() {
         for seq in [u32::MAX - 1, u32::MAX, 0, 1, i32::MAX as u32, 1 << 31] {
-            assert!(Phase::has_completed(seq << 1, seq));
-            assert!(Phase::has_completed((seq << 1) | CLOSED, seq));
-            assert!(Phase::has_completed(seq.wrapping_add(1) << 1, seq));
-            assert!(!Phase::has_completed(seq.wrapping_sub(1) << 1, seq));
+            assert!(BarrierPhase::has_completed(seq << 1, seq));
+            assert!(BarrierPhase::has_completed((seq << 1) | CLOSED, seq));
+            assert!(BarrierPhase::has_completed(seq.wrapping_add(1) << 1, seq));
+            assert!(!BarrierPhase::has_completed(seq.wrapping_sub(1) << 1, seq));
         }
     }
 
     #[test]
     fn a_phase_that_completes_while_a_rank_gives_up_completes_again() {
-        let phase = Phase::default();
+        let phase = BarrierPhase::default();
         phase.complete(1);
         // A rank timed out just before the phase completed.
         assert!(!phase.close(1));

@@ -10,7 +10,7 @@ use paceline_trace::now_ns;
 
 use super::control::Mail;
 use super::fate::WaitError;
-use super::mail::{MAX_READY, Message};
+use super::mail::{MAX_READY, OpenMessage};
 use super::segment::SegmentOffset;
 use super::state::{HALF_BYTES, SharedState};
 use crate::call::{CallHeader, Conflict, Region};
@@ -47,10 +47,10 @@ pub(super) fn run(shared: &SharedState, context: &OpContext) -> Result<u64> {
     if let Some(half) = &mut receiver {
         half.place = half.mail.place.load();
     }
-    let differs = sender.as_ref().and_then(|half| half.disagreement(shared, context));
-    let differs = differs.or_else(|| receiver.as_ref()?.disagreement(shared, context));
+    let differs = sender.as_ref().and_then(|half| half.disagreement(context));
+    let differs = differs.or_else(|| receiver.as_ref()?.disagreement(context));
     if let Some(conflict) = differs {
-        shared.control().accuse(&conflict);
+        shared.control().report_mismatch(&conflict);
         let reason = shared.control().alarm_among(&peers(context));
         let reason = reason.unwrap_or(WaitError::Conflict(conflict));
         return Err(shared.explain(context, reason, Vec::new));
@@ -106,11 +106,7 @@ impl SharedState {
             Some(slot) => (slot.operation.load(Ordering::Relaxed), slot.call.load()),
             None => self.unanswered(peer)?,
         };
-        Some(Conflict {
-            ranks: [self.rank, peer],
-            operations: [context.seq, operation],
-            calls: [context.call.header(), call],
-        })
+        Some(context.conflict_with(peer, context.call.header(), operation, call))
     }
 
     /// The message that a peer sends to or expects from this rank, and that this rank has not called: the
@@ -139,16 +135,11 @@ fn half(context: &OpContext, kind: OpKind, peer: usize) -> CallHeader {
     call.header()
 }
 
-fn fit(sender: &CallHeader, receiver: &CallHeader) -> bool {
-    let dtype = |call: &CallHeader| (call.signature >> 8) as u8;
-    dtype(sender) == dtype(receiver) && sender.send_count == receiver.recv_count
-}
-
 struct Sender<'a> {
     mail: &'a Mail,
     to: usize,
     data: Region,
-    message: Message,
+    message: OpenMessage,
     is_staged: bool,
 }
 
@@ -168,14 +159,11 @@ impl<'a> Sender<'a> {
         self.mail.counts.is_asked(self.message)
     }
 
-    fn disagreement(&self, shared: &SharedState, context: &OpContext) -> Option<Conflict> {
+    fn disagreement(&self, context: &OpContext) -> Option<Conflict> {
         let (ours, theirs) = (self.mail.sender.load(), self.mail.receiver.load());
         let operation = self.mail.receiver_operation.load(Ordering::Relaxed);
-        (!fit(&ours, &theirs)).then_some(Conflict {
-            ranks: [shared.rank, self.to],
-            operations: [context.seq, operation],
-            calls: [ours, theirs],
-        })
+        let conflict = || context.conflict_with(self.to, ours, operation, theirs);
+        (!ours.fits(&theirs)).then(conflict)
     }
 
     fn num_pieces(&self) -> u32 {
@@ -219,7 +207,7 @@ struct Receiver<'a> {
     mail: &'a Mail,
     from: usize,
     data: Region,
-    message: Message,
+    message: OpenMessage,
     /// Where the sender's data lie. Copied from the mailbox when both have met, since the sender may announce
     /// its next message as soon as this one is taken.
     place: Option<SegmentOffset>,
@@ -239,14 +227,11 @@ impl<'a> Receiver<'a> {
         self.mail.counts.is_sent(self.message)
     }
 
-    fn disagreement(&self, shared: &SharedState, context: &OpContext) -> Option<Conflict> {
+    fn disagreement(&self, context: &OpContext) -> Option<Conflict> {
         let (ours, theirs) = (self.mail.receiver.load(), self.mail.sender.load());
         let operation = self.mail.sender_operation.load(Ordering::Relaxed);
-        (!fit(&theirs, &ours)).then_some(Conflict {
-            ranks: [shared.rank, self.from],
-            operations: [context.seq, operation],
-            calls: [ours, theirs],
-        })
+        let conflict = || context.conflict_with(self.from, ours, operation, theirs);
+        (!theirs.fits(&ours)).then(conflict)
     }
 
     fn progress(&self) -> (u32, u32) {

@@ -14,7 +14,7 @@ use crate::context::OpContext;
 
 /// How a rank's data are divided among the ranks that fetch them.
 #[derive(Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Cut {
+pub(crate) enum Fetch {
     /// All ranks fetch the same data.
     Whole,
     /// Each rank fetches its own block.
@@ -23,13 +23,13 @@ pub(crate) enum Cut {
 
 /// The part of every source rank's block that can be fetched now: all of it, or the current piece of staged
 /// data.
-pub(crate) struct Window<'a> {
+pub(crate) struct FetchWindow<'a> {
     sources: &'a [*const u8],
     blocks: &'a [Range<usize>],
     range: Range<usize>,
 }
 
-impl Window<'_> {
+impl FetchWindow<'_> {
     /// The available part of a rank's block: its address, and which bytes of the block it holds.
     pub(crate) fn of(&self, rank: usize) -> (*const u8, Range<usize>) {
         let len = self.blocks[rank].len();
@@ -69,9 +69,9 @@ pub(crate) fn pull(
     shared: &SharedState,
     context: &OpContext,
     met: &Round,
-    cut: Cut,
+    cut: Fetch,
     block: impl Fn(usize, usize) -> Range<usize>,
-    mut take: impl FnMut(&Window),
+    mut take: impl FnMut(&FetchWindow),
 ) -> Result<()> {
     let (rank, world) = (shared.rank, shared.world);
     let own: Vec<Range<usize>> = (0..world).map(|source| block(source, rank)).collect();
@@ -83,12 +83,12 @@ pub(crate) fn pull(
             shared.resolve(context, source, place, own[source].len()).map(<*mut u8>::cast_const)
         };
         let sources = (0..world).map(address).collect::<Result<Vec<_>, _>>()?;
-        take(&Window { sources: &sources, blocks: &own, range: 0..usize::MAX });
+        take(&FetchWindow { sources: &sources, blocks: &own, range: 0..usize::MAX });
         return shared.finish(context, met.number);
     }
     let part_bytes = match cut {
-        Cut::Whole => HALF_BYTES,
-        Cut::Blocks => HALF_BYTES / world / 64 * 64,
+        Fetch::Whole => HALF_BYTES,
+        Fetch::Blocks => HALF_BYTES / world / 64 * 64,
     };
     let pairs = (0..world).flat_map(|from| (0..world).map(move |to| (from, to)));
     let longest = pairs.map(|(from, to)| block(from, to).len()).max().unwrap_or(0);
@@ -97,7 +97,7 @@ pub(crate) fn pull(
         let range = start..start + part_bytes;
         round = shared.next_round();
         if places[rank].is_none() {
-            let readers = if cut == Cut::Whole { rank..rank + 1 } else { 0..world };
+            let readers = if cut == Fetch::Whole { rank..rank + 1 } else { 0..world };
             for (slot, reader) in readers.enumerate() {
                 let whole = block(rank, reader);
                 let part = range.start.min(whole.len())..range.end.min(whole.len());
@@ -115,7 +115,7 @@ pub(crate) fn pull(
         shared.wait_present(context, round)?;
         let address = |source: usize| match places[source] {
             None => {
-                let slot = if cut == Cut::Whole { 0 } else { rank };
+                let slot = if cut == Fetch::Whole { 0 } else { rank };
                 // SAFETY: the slots of all ranks fit in half a staging area.
                 Ok(unsafe { shared.stage(source, round).add(slot * part_bytes) }.cast_const())
             }
@@ -126,7 +126,7 @@ pub(crate) fn pull(
             }
         };
         let sources = (0..world).map(address).collect::<Result<Vec<_>, _>>()?;
-        take(&Window { sources: &sources, blocks: &own, range });
+        take(&FetchWindow { sources: &sources, blocks: &own, range });
         shared.done_with(round);
     }
     // A rank whose data are read in place must not go on before all ranks have read them. All ranks compute

@@ -4,7 +4,7 @@
 //! rank's data) and writes its share. Order of summation: the tree over ranks
 //! 0, 1, 2, ...
 
-use super::pull::{Cut, pull};
+use super::pull::{Fetch, pull};
 use super::state::SharedState;
 use crate::Result;
 use crate::context::OpContext;
@@ -15,7 +15,7 @@ pub(super) fn run(shared: &SharedState, context: &OpContext) -> Result<u64> {
     let (call, shares) = (context.call, met.shares());
     let reduction = Reduction { dtype: call.dtype, op: call.op, ranks: shared.world };
     let block = |_, reader| shares.bytes(reader, call.dtype);
-    pull(shared, context, &met, Cut::Blocks, block, |window| {
+    pull(shared, context, &met, Fetch::Blocks, block, |window| {
         let (sources, range) = window.of_all();
         if range.is_empty() {
             return;

@@ -2,7 +2,7 @@
 //!
 //! Steps: barrier phase, copy, barrier phase. Each rank reads and writes its share. Nothing is summed.
 
-use super::pull::{Cut, pull};
+use super::pull::{Fetch, pull};
 use super::state::SharedState;
 use crate::Result;
 use crate::context::OpContext;
@@ -12,7 +12,7 @@ pub(super) fn run(shared: &SharedState, context: &OpContext) -> Result<u64> {
     let (call, shares) = (context.call, met.shares());
     let block =
         |source, reader| if source == call.root { shares.bytes(reader, call.dtype) } else { 0..0 };
-    pull(shared, context, &met, Cut::Blocks, block, |window| {
+    pull(shared, context, &met, Fetch::Blocks, block, |window| {
         // SAFETY: the receiving memory is this rank's own, and as long as its share.
         unsafe { window.copy(call.root, call.recv.base) };
     })?;

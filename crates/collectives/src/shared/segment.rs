@@ -30,7 +30,7 @@ impl SegmentOffset {
 
 /// One rank's part of a segment: a range of a mapping.
 #[derive(Clone, Debug)]
-pub(crate) struct Part {
+pub(crate) struct SegmentPart {
     pub(crate) mapping: Arc<Mapping>,
     start_bytes: usize,
     len_bytes: usize,
@@ -38,7 +38,7 @@ pub(crate) struct Part {
     address: usize,
 }
 
-impl Part {
+impl SegmentPart {
     /// The `len_bytes` bytes of a mapping that begin at `start_bytes`. `None` if they do not lie within the mapping.
     pub(crate) fn new(mapping: Arc<Mapping>, start_bytes: usize, len_bytes: usize) -> Option<Self> {
         let end = start_bytes.checked_add(len_bytes)?;
@@ -71,11 +71,11 @@ impl Part {
 
 /// Memory of every rank of a host: one part for each, in the order of the group's ranks on the host.
 #[derive(Debug)]
-pub(crate) struct Segment {
-    pub(crate) parts: Box<[Part]>,
+pub(crate) struct SharedSegment {
+    pub(crate) parts: Box<[SegmentPart]>,
 }
 
-impl Segment {
+impl SharedSegment {
     /// A segment of `world` parts of the same size, one after the other from `start_bytes` on.
     pub(crate) fn even(
         mapping: &Arc<Mapping>,
@@ -83,7 +83,8 @@ impl Segment {
         part_bytes: usize,
         world: usize,
     ) -> Option<Self> {
-        let part = |rank| Part::new(mapping.clone(), start_bytes + rank * part_bytes, part_bytes);
+        let part =
+            |rank| SegmentPart::new(mapping.clone(), start_bytes + rank * part_bytes, part_bytes);
         Some(Self { parts: (0..world).map(part).collect::<Option<_>>()? })
     }
 }
@@ -92,15 +93,15 @@ impl Segment {
 #[derive(Debug)]
 pub(crate) struct Segments {
     /// The staging areas. No buffer of the caller lies there.
-    staging: Segment,
-    /// What the group has shared since it was formed, by number. Dropping the buffer in a part returns the part's memory
+    staging: SharedSegment,
+    /// The segments that the group has shared since it was formed, by number. Dropping the buffer in a part returns the part's memory
     /// to the system. The segment stays mapped until the buffers of all ranks are dropped, because a peer may still use
     /// its own part.
     shared: Mutex<SegmentList>,
     inherited: Option<Inherited>,
 }
 
-/// What a group can reach because of the group from which it was split.
+/// The memory that a group can reach because of the group from which it was split.
 #[derive(Clone, Debug)]
 pub(crate) struct Inherited {
     pub(crate) segments: Arc<Segments>,
@@ -111,7 +112,7 @@ pub(crate) struct Inherited {
 /// Segments by number. The number of one that is gone is never given again, so it cannot name another.
 #[derive(Debug, Default)]
 struct SegmentList {
-    segments: BTreeMap<u32, Segment>,
+    segments: BTreeMap<u32, SharedSegment>,
     num_added: u32,
 }
 
@@ -121,12 +122,12 @@ fn number(generation: u64, index: u32) -> u64 {
 }
 
 impl Segments {
-    pub(crate) fn new(staging: Segment, inherited: Option<Inherited>) -> Self {
+    pub(crate) fn new(staging: SharedSegment, inherited: Option<Inherited>) -> Self {
         Self { staging, shared: Mutex::default(), inherited }
     }
 
     /// Adds a segment. Every rank adds the same segments in the same order.
-    pub(crate) fn add(&self, segment: Segment) {
+    pub(crate) fn add(&self, segment: SharedSegment) {
         let mut shared = lock(&self.shared);
         let number = shared.num_added;
         shared.num_added += 1;
@@ -137,7 +138,7 @@ impl Segments {
     /// Every rank has the same number of segments.
     pub(crate) fn dropped(&self, rank: usize) -> Vec<u8> {
         let shared = lock(&self.shared);
-        let is_dropped = |segment: &Segment| !segment.parts[rank].mapping.has_windows();
+        let is_dropped = |segment: &SharedSegment| !segment.parts[rank].mapping.has_windows();
         shared.segments.values().map(|segment| u8::from(is_dropped(segment))).collect()
     }
 
@@ -232,7 +233,7 @@ impl Reach {
     #[cfg(all(test, not(loom)))]
     pub(crate) fn held_bytes(&self) -> Vec<usize> {
         let Reach::Segments(segments) = self else { return Vec::new() };
-        let held = |segment: &Segment| {
+        let held = |segment: &SharedSegment| {
             let file = segment.parts[0].mapping.file();
             512 * rustix::fs::fstat(file).unwrap().st_blocks as usize
         };

@@ -4,7 +4,7 @@
 //! Steps: 1. For a message of `S` bytes the busiest rank sends or receives `(n-1)/n S` (for gather and
 //! scatter, only the root). Nothing is summed.
 
-use super::inner::{Inner, explain};
+use super::inner::Sockets;
 use crate::call::{CallHeader, Region, Shares};
 use crate::context::OpContext;
 use crate::{OpKind, Result};
@@ -12,7 +12,7 @@ use crate::{OpKind, Result};
 /// Exchanges the blocks of all connected ranks. `meanwhile` is called while the blocks are on their way. For
 /// an all-to-all, `sent[from][to]` is the number of elements that one rank sends to the other.
 pub(crate) fn run(
-    inner: &mut Inner,
+    inner: &mut Sockets,
     context: &OpContext,
     calls: &[CallHeader],
     sent: &[Vec<u64>],
@@ -42,14 +42,14 @@ pub(crate) fn run(
         (OpKind::Gather, _) if rank == root => call.recv.part(share(peer)),
         _ => Region::EMPTY,
     };
-    let peers: Vec<usize> = inner.mesh.peers().collect();
+    let peers: Vec<usize> = inner.wires.peers().collect();
     for peer in peers {
         let (out, incoming) = (send(peer), recv(peer));
-        // SAFETY: the caller holds the memory until the operation is over or the mesh is cleared. Blocks of
+        // SAFETY: the caller holds the memory until the operation is over or the wires are cleared. Blocks of
         // different peers lie apart, and so do sent and received blocks.
         unsafe {
-            inner.mesh.send(peer, out.base, out.len_bytes);
-            inner.mesh.recv(peer, incoming.base, incoming.len_bytes);
+            inner.wires.send(peer, out.base, out.len_bytes);
+            inner.wires.recv(peer, incoming.base, incoming.len_bytes);
         }
     }
     let (own, target) = (send(rank), recv(rank));
@@ -59,5 +59,5 @@ pub(crate) fn run(
         unsafe { std::ptr::copy_nonoverlapping(own.base, target.base, own.len_bytes) };
     }
     meanwhile()?;
-    inner.mesh.wait_all(context.policy).map_err(|why| explain(&inner.mesh, context, why))
+    inner.wait_all(context)
 }

@@ -5,9 +5,9 @@ use std::net::TcpStream;
 use std::os::fd::OwnedFd;
 use std::sync::Mutex;
 
-use paceline_rendezvous::{Network, PeerAddress, PeerListener};
+use paceline_rendezvous::{PeerAddress, PeerListener, SocketKind};
 
-use super::inner::{Inner, Scratch};
+use super::inner::{ScratchMemory, Sockets};
 use super::last_words::LastWords;
 use super::wires::Wires;
 use super::{NEVER, Tcp};
@@ -31,9 +31,10 @@ impl Tcp {
             LastWords::Missing(missing.to_vec()).say_to(words);
         };
         let limit = options.timeout;
-        let sockets = listener.connect(Network::Tcp, addresses, rank, &peers, limit, farewell)?;
+        let sockets =
+            listener.connect(SocketKind::Tcp, addresses, rank, &peers, limit, farewell)?;
         let streams = sockets.into_iter().map(|pair| pair.map(|pair| pair.map(TcpStream::from)));
-        let mesh = Wires::new(streams.collect()).map_err(|error| CollectiveError::Setup {
+        let wires = Wires::new(streams.collect()).map_err(|error| CollectiveError::Setup {
             rank,
             world_size: world,
             what: "its connections",
@@ -44,7 +45,7 @@ impl Tcp {
             world,
             host: host.to_owned(),
             ring_from_bytes: (if options.algorithm == Algorithm::Ring { 0 } else { NEVER }).into(),
-            inner: Mutex::new(Inner { mesh, scratch: Scratch::default() }),
+            inner: Mutex::new(Sockets { wires, scratch: ScratchMemory::default() }),
         })
     }
 }

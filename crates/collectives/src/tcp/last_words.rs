@@ -1,4 +1,4 @@
-//! What a rank says before it hangs up: whether it leaves in order, or because of which other ranks it gives up.
+//! The last message of a rank before it hangs up: it leaves in order, or gives up because of other ranks.
 //!
 //! Every pair of ranks has a second connection for nothing else. The connection for data may be full, or in the middle
 //! of a message, when a rank gives up, and a peer that was stopped may look at it only after the rank has ended. The
@@ -21,13 +21,13 @@ pub(crate) enum LastWords {
     Leaves,
     /// It gives up because this rank has died.
     Lost(usize),
-    /// It gives up because it has waited in vain for these ranks.
+    /// It gives up because it has waited for these ranks, which did not come.
     Missing(Vec<usize>),
     /// It gives up because the calls of two ranks, in words, do not match.
     Conflict { ranks: [usize; 2], operations: [u32; 2], calls: [String; 2] },
 }
 
-/// What has come over the connection for last words.
+/// The bytes that have come over the connection for last words, as far as they can be read.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Heard {
     Nothing,
@@ -44,7 +44,7 @@ impl LastWords {
         }
     }
 
-    /// What a peer has said so far. Does not wait, and can be asked again.
+    /// The words of a peer, if they have come. Does not wait, and can be called again.
     pub(super) fn of(peer: impl AsFd) -> Heard {
         let mut bytes = [0; MAX_BYTES];
         match rustix::net::recv(peer, &mut bytes, RecvFlags::PEEK | RecvFlags::DONTWAIT) {

@@ -1,4 +1,4 @@
-//! Ranks that are connected by sockets, wherever they are.
+//! Ranks that are connected by sockets, on any hosts.
 //!
 //! Every operation begins with a header to and from every other rank. So all ranks see the calls of all
 //! others before they move data, and know when the last rank arrived. Each direction of a connection carries
@@ -23,7 +23,7 @@ use std::sync::{Mutex, MutexGuard};
 use paceline_trace::lock;
 
 use headers::Headers;
-use inner::{Inner, give_up};
+use inner::Sockets;
 use last_words::LastWords;
 
 use crate::context::OpContext;
@@ -31,7 +31,7 @@ use crate::header::Header;
 use crate::meet::meet;
 use crate::{OpKind, Result};
 
-/// One rank's connections, and what it needs to use them.
+/// One rank's connections, and the state for using them.
 #[derive(Debug)]
 pub(crate) struct Tcp {
     pub(crate) rank: usize,
@@ -39,7 +39,7 @@ pub(crate) struct Tcp {
     host: String,
     /// All-reduces of at least this many bytes use the ring.
     ring_from_bytes: AtomicU64,
-    inner: Mutex<Inner>,
+    inner: Mutex<Sockets>,
 }
 
 /// A size that no message has, so that the ring is never used.
@@ -55,7 +55,7 @@ impl Tcp {
         self.ring_from_bytes.store(bytes, Ordering::Relaxed);
     }
 
-    pub(crate) fn inner(&self) -> MutexGuard<'_, Inner> {
+    pub(crate) fn inner(&self) -> MutexGuard<'_, Sockets> {
         lock(&self.inner)
     }
 
@@ -63,15 +63,15 @@ impl Tcp {
     pub(crate) fn run(&self, context: &OpContext) -> Result<u64> {
         let inner = &mut *self.inner();
         let outcome = self.dispatch(inner, context);
-        outcome.map_err(|error| give_up(&mut inner.mesh, context, error).0)
+        outcome.map_err(|error| inner.give_up(context, error).0)
     }
 
-    /// Tells the peers that this rank gives up in the middle of an operation, by a fault of its own.
+    /// Lets the peers know that this rank gives up in the middle of an operation, by a fault of its own.
     pub(crate) fn abandon(&self) {
-        self.inner().mesh.give_up(&LastWords::Missing(vec![self.rank]));
+        self.inner().wires.give_up(&LastWords::Missing(vec![self.rank]));
     }
 
-    fn dispatch(&self, inner: &mut Inner, context: &OpContext) -> Result<u64> {
+    fn dispatch(&self, inner: &mut Sockets, context: &OpContext) -> Result<u64> {
         let kind = context.call.kind;
         match kind {
             OpKind::Send | OpKind::Recv | OpKind::SendRecv => {
@@ -83,14 +83,15 @@ impl Tcp {
         match kind {
             OpKind::AllReduce => {
                 let from_bytes = self.ring_from_bytes.load(Ordering::Relaxed);
-                let has_neighbors = inner.mesh.peers().next().is_some();
+                let has_neighbors = inner.wires.peers().next().is_some();
                 if has_neighbors && context.call.message_bytes() as u64 >= from_bytes {
                     ring::all_reduce(inner, context)?;
                 } else {
-                    sharded::run(inner, context)?;
+                    sharded::reduce(inner, context)?;
                 }
             }
-            OpKind::Broadcast | OpKind::Reduce => sharded::run(inner, context)?,
+            OpKind::Broadcast => sharded::broadcast(inner, context)?,
+            OpKind::Reduce => sharded::reduce(inner, context)?,
             OpKind::ReduceScatter => sharded::reduce_scatter(inner, context, &met.shares())?,
             OpKind::AllGather | OpKind::Gather | OpKind::Scatter | OpKind::AllToAll => {
                 blocks::run(inner, context, &met.calls, &met.sent, || Ok(()))?;
@@ -103,6 +104,6 @@ impl Tcp {
 
 impl Drop for Tcp {
     fn drop(&mut self) {
-        self.inner().mesh.say_goodbye(&Header::Leaves.encode());
+        self.inner().wires.send_leave(&Header::Leaves.encode());
     }
 }

@@ -6,21 +6,20 @@
 
 use paceline_trace::now_ns;
 
-use super::inner::{Inner, explain};
-use super::wires::Ticket;
-use crate::call::{Call, CallHeader, Conflict, Region};
+use super::inner::Sockets;
+use crate::call::{Call, Region};
 use crate::context::OpContext;
 use crate::header::{HEADER_BYTES, Header, read_call};
-use crate::{CollectiveError, OpKind, Result};
+use crate::{OpKind, Result};
 
 /// Carries out the halves of the call whose peer is connected. Calls `meanwhile` while the bytes of these halves are on
 /// their way. Returns the moment when the last header arrived.
 pub(crate) fn run(
-    inner: &mut Inner,
+    inner: &mut Sockets,
     context: &OpContext,
     meanwhile: impl FnOnce() -> Result<()>,
 ) -> Result<u64> {
-    let is_connected = |half: &(usize, Region)| inner.mesh.peers().any(|peer| peer == half.0);
+    let is_connected = |half: &(usize, Region)| inner.wires.peers().any(|peer| peer == half.0);
     let sending = context.call.sending().filter(is_connected);
     let receiving = context.call.receiving().filter(is_connected);
     let mut headers = Vec::new();
@@ -32,11 +31,11 @@ pub(crate) fn run(
         awaited.push((peer, if kind == OpKind::Send { OpKind::Recv } else { OpKind::Send }));
     }
     for (kind, peer, _, header) in &headers {
-        // SAFETY: headers and data outlive the operation, or the mesh is cleared before they are dropped.
-        unsafe { inner.mesh.send(*peer, header.as_ptr(), HEADER_BYTES) };
+        // SAFETY: headers and data outlive the operation, or the wires are cleared before they are dropped.
+        unsafe { inner.wires.send(*peer, header.as_ptr(), HEADER_BYTES) };
         if let (OpKind::Send, Some((_, data))) = (kind, sending) {
             // SAFETY: as above.
-            unsafe { inner.mesh.send(*peer, data.base, data.len_bytes) };
+            unsafe { inner.wires.send(*peer, data.base, data.len_bytes) };
         }
     }
     meanwhile()?;
@@ -44,15 +43,17 @@ pub(crate) fn run(
     // A peer may answer the two halves in either order.
     while let Some(&(peer, _)) = awaited.first() {
         let mut answer = [0u8; HEADER_BYTES];
-        // SAFETY: the answer outlives the wait, or the mesh is cleared before the answer is dropped.
-        let ticket = unsafe { inner.mesh.recv(peer, answer.as_mut_ptr(), HEADER_BYTES) };
-        wait(inner, context, ticket)?;
+        // SAFETY: the answer outlives the wait, or the wires are cleared before the answer is dropped.
+        let ticket = unsafe { inner.wires.recv(peer, answer.as_mut_ptr(), HEADER_BYTES) };
+        inner.wait(context, &[ticket])?;
         present_ns = now_ns();
         let (operation, theirs) = read_call(context, peer, &answer)?;
+        let conflict =
+            |ours| context.conflict(&context.conflict_with(peer, ours, operation, theirs));
         let is_answer =
             |(from, kind): &(usize, OpKind)| *from == peer && theirs.kind() == Some(*kind);
         let Some(at) = awaited.iter().position(is_answer) else {
-            return Err(conflict(context, peer, context.call.header(), operation, theirs));
+            return Err(conflict(context.call.header()));
         };
         let (_, their_kind) = awaited.remove(at);
         let is_for = if their_kind == OpKind::Recv { OpKind::Send } else { OpKind::Recv };
@@ -60,40 +61,15 @@ pub(crate) fn run(
         let ours = ours.unwrap_or_default();
         let (sender, receiver) =
             if is_for == OpKind::Send { (&ours, &theirs) } else { (&theirs, &ours) };
-        let dtype = |call: &CallHeader| (call.signature >> 8) as u8;
-        if dtype(sender) != dtype(receiver) || sender.send_count != receiver.recv_count {
-            return Err(conflict(context, peer, ours, operation, theirs));
+        if !sender.fits(receiver) {
+            return Err(conflict(ours));
         }
         if let (OpKind::Recv, Some((_, Region { base, len_bytes, .. }))) = (is_for, receiving) {
-            // SAFETY: the caller holds the memory until the operation is over or the mesh is cleared.
-            let ticket = unsafe { inner.mesh.recv(peer, base, len_bytes) };
-            wait(inner, context, ticket)?;
+            // SAFETY: the caller holds the memory until the operation is over or the wires are cleared.
+            let ticket = unsafe { inner.wires.recv(peer, base, len_bytes) };
+            inner.wait(context, &[ticket])?;
         }
     }
-    inner.mesh.wait_all(context.policy).map_err(|why| explain(&inner.mesh, context, why))?;
+    inner.wait_all(context)?;
     Ok(present_ns)
-}
-
-/// The error for two calls that do not match.
-fn conflict(
-    context: &OpContext,
-    peer: usize,
-    ours: CallHeader,
-    operation: u32,
-    theirs: CallHeader,
-) -> CollectiveError {
-    context.conflict(&Conflict {
-        ranks: [context.rank, peer],
-        operations: [context.seq, operation],
-        calls: [ours, theirs],
-    })
-}
-
-fn wait(inner: &mut Inner, context: &OpContext, ticket: Ticket) -> Result<()> {
-    let outcome = inner.mesh.wait(&[ticket], context.policy);
-    outcome.map_err(|why| {
-        let error = explain(&inner.mesh, context, why);
-        inner.mesh.clear();
-        error
-    })
 }

@@ -9,8 +9,7 @@
 //! differs between shares, so floating-point sums differ in their last bits from those of the other transports. f16 and
 //! bf16 are rounded at every step.
 
-use super::inner::{Inner, explain};
-use super::wires::Ticket;
+use super::inner::Sockets;
 use crate::Result;
 use crate::call::Shares;
 use crate::context::OpContext;
@@ -19,7 +18,7 @@ use crate::reduce::{ReduceOp, Reduction};
 /// Bytes of a block, which is passed on at once.
 const BLOCK_BYTES: usize = 256 << 10;
 
-pub(super) fn all_reduce(inner: &mut Inner, context: &OpContext) -> Result<()> {
+pub(super) fn all_reduce(inner: &mut Sockets, context: &OpContext) -> Result<()> {
     let (call, n, rank) = (context.call, context.world, context.rank);
     let (next, previous) = ((rank + 1) % n, (rank + n - 1) % n);
     let size = call.dtype.size_bytes();
@@ -29,8 +28,8 @@ pub(super) fn all_reduce(inner: &mut Inner, context: &OpContext) -> Result<()> {
     let slot_bytes = BLOCK_BYTES.min(longest.next_multiple_of(64));
     let scratch = inner.scratch.get(2 * slot_bytes);
     let part = call.send.part(share(rank));
-    // SAFETY: the caller holds the memory until the operation is over or the mesh is cleared.
-    unsafe { inner.mesh.send(next, part.base, part.len_bytes) };
+    // SAFETY: the caller holds the memory until the operation is over or the wires are cleared.
+    unsafe { inner.wires.send(next, part.base, part.len_bytes) };
     // What arrives, in order: the step, and the range of the share. In the first `n - 1` steps this rank adds
     // its own contribution.
     let incoming = (0..2 * n - 2).map(|step| (step, share(rank + 2 * n - 1 - step)));
@@ -53,9 +52,9 @@ pub(super) fn all_reduce(inner: &mut Inner, context: &OpContext) -> Result<()> {
             // SAFETY: as above. A slot is free again, since its last block was added two blocks ago. A
             // finished share replaces a partial share that this rank passed on long before: the share has
             // traveled all the way around the ring since then.
-            tickets.push(unsafe { inner.mesh.recv(previous, to.base, to.len_bytes) });
+            tickets.push(unsafe { inner.wires.recv(previous, to.base, to.len_bytes) });
         }
-        wait(inner, context, &tickets[index])?;
+        inner.wait(context, &tickets[index..=index])?;
         let target = call.recv.part(range.clone());
         if *step < n - 1 {
             let slot = scratch.part(index % 2 * slot_bytes..index % 2 * slot_bytes + range.len());
@@ -70,12 +69,8 @@ pub(super) fn all_reduce(inner: &mut Inner, context: &OpContext) -> Result<()> {
         }
         if *step < 2 * n - 3 {
             // SAFETY: as above. The block stays unchanged until it has traveled around the ring.
-            unsafe { inner.mesh.send(next, target.base, target.len_bytes) };
+            unsafe { inner.wires.send(next, target.base, target.len_bytes) };
         }
     }
-    inner.mesh.wait_all(context.policy).map_err(|why| explain(&inner.mesh, context, why))
-}
-
-fn wait(inner: &mut Inner, context: &OpContext, ticket: &Ticket) -> Result<()> {
-    inner.mesh.wait(&[*ticket], context.policy).map_err(|why| explain(&inner.mesh, context, why))
+    inner.wait_all(context)
 }

@@ -16,7 +16,7 @@
 //! | broadcast | 2 | 2 (n-1)/n S out of the root | - |
 //! | reduce-scatter | 1 | (n-1)/n S | the tree |
 
-use super::inner::{Inner, explain};
+use super::inner::Sockets;
 use super::wires::Ticket;
 use crate::call::{Region, Shares};
 use crate::context::OpContext;
@@ -29,100 +29,90 @@ const ROOM_BYTES: usize = 1 << 20;
 /// The number of blocks that are awaited from every peer at a time.
 const AHEAD: usize = 2;
 
-/// All-reduce, reduce and broadcast.
-pub(super) fn run(inner: &mut Inner, context: &OpContext) -> Result<()> {
-    let call = context.call;
-    let (rank, root) = (context.rank, call.root);
-    let shares =
-        Shares::even(call.header().recv_count.max(call.header().send_count), context.world);
-    let wants = |peer: usize| match call.kind {
-        OpKind::Reduce => peer == root,
-        OpKind::Broadcast => peer != root,
-        _ => true,
-    };
-    let has = |peer: usize| call.kind != OpKind::Broadcast || peer == root;
+/// Broadcast: the root gives every rank its share, and the ranks give each other theirs.
+pub(super) fn broadcast(inner: &mut Sockets, context: &OpContext) -> Result<()> {
+    let (call, rank, root) = (context.call, context.rank, context.call.root);
+    let shares = Shares::even(call.header().recv_count, context.world);
     let share = |peer: usize| shares.bytes(peer, call.dtype);
-    let peers: Vec<usize> = inner.mesh.peers().collect();
-    if has(rank) {
+    let peers: Vec<usize> = inner.wires.peers().collect();
+    let own = if rank == root { call.send } else { call.recv }.part(share(rank));
+    if rank == root {
         for &peer in &peers {
-            let part = call.send.part(share(peer));
-            // SAFETY: the caller holds the memory until the operation is over or the mesh is cleared.
-            unsafe { inner.mesh.send(peer, part.base, part.len_bytes) };
+            send(inner, peer, call.send.part(share(peer)));
         }
+        expect(inner, &peers, |_| Region::EMPTY);
+    } else {
+        // SAFETY: the caller holds the memory until the operation is over or the wires are cleared; the share comes only
+        // from the root.
+        let ticket = unsafe { inner.wires.recv(root, own.base, own.len_bytes) };
+        expect(inner, &peers, |peer| call.recv.part(share(peer)));
+        inner.wait(context, &[ticket])?;
+    }
+    for &peer in peers.iter().filter(|&&peer| peer != root) {
+        // The share is complete, and nobody writes to it any longer.
+        send(inner, peer, own);
+    }
+    if rank == root && !std::ptr::eq(call.send.base, call.recv.base) {
+        // SAFETY: the root's two sides have the same length and lie apart.
+        unsafe {
+            std::ptr::copy_nonoverlapping(call.send.base, call.recv.base, call.send.len_bytes);
+        }
+    }
+    inner.wait_all(context)
+}
+
+/// All-reduce and reduce.
+pub(super) fn reduce(inner: &mut Sockets, context: &OpContext) -> Result<()> {
+    let (call, rank) = (context.call, context.rank);
+    let shares = Shares::even(call.header().send_count, context.world);
+    let wants = |peer: usize| call.kind == OpKind::AllReduce || peer == call.root;
+    let share = |peer: usize| shares.bytes(peer, call.dtype);
+    let peers: Vec<usize> = inner.wires.peers().collect();
+    for &peer in &peers {
+        send(inner, peer, call.send.part(share(peer)));
     }
     let own = share(rank);
-    if call.kind == OpKind::Broadcast {
-        let from = if rank == root { call.send } else { call.recv };
-        let part = from.part(own);
-        let ticket = (rank != root).then(|| {
-            // SAFETY: as above; the share comes only from the root.
-            unsafe { inner.mesh.recv(root, part.base, part.len_bytes) }
-        });
-        post_finished(inner, context, &peers, |peer| {
-            call.recv.part(if wants(rank) { share(peer) } else { 0..0 })
-        });
-        if let Some(ticket) = ticket {
-            wait(inner, context, &[ticket])?;
-        }
-        for &peer in peers.iter().filter(|&&peer| wants(peer)) {
-            // SAFETY: as above; the share is complete, and nobody writes to it any longer.
-            unsafe { inner.mesh.send(peer, part.base, part.len_bytes) };
-        }
-        if rank == root && !std::ptr::eq(call.send.base, call.recv.base) {
-            // SAFETY: the root's two sides have the same length and lie apart.
-            unsafe {
-                std::ptr::copy_nonoverlapping(call.send.base, call.recv.base, call.send.len_bytes);
-            }
-        }
-        return wait_all(inner, context);
-    }
     // In a reduce, each share is finished in scratch memory, except the root's share.
     let target = if wants(rank) { Some(call.recv.part(own.clone())) } else { None };
-    let finished = |mesh: &mut Inner, block: Region| {
-        for &peer in peers.iter().filter(|&&peer| wants(peer)) {
-            // SAFETY: as above; a finished block stays unchanged until the operation is over.
-            unsafe { mesh.mesh.send(peer, block.base, block.len_bytes) };
-        }
+    let finished = |inner: &mut Sockets, block: Region| {
+        // A finished block stays unchanged until the operation is over.
+        peers.iter().filter(|&&peer| wants(peer)).for_each(|&peer| send(inner, peer, block));
     };
-    let expect = |mesh: &mut Inner| {
-        post_finished(mesh, context, &peers, |peer| {
-            call.recv.part(if wants(rank) { share(peer) } else { 0..0 })
-        });
+    let expect_finished = |inner: &mut Sockets| {
+        expect(inner, &peers, |peer| call.recv.part(if wants(rank) { share(peer) } else { 0..0 }));
     };
-    reduce_share(inner, context, call.send.part(own), target, expect, finished)
+    reduce_share(inner, context, call.send.part(own), target, expect_finished, finished)
 }
 
 /// Reduce-scatter: the first phase alone.
 pub(super) fn reduce_scatter(
-    inner: &mut Inner,
+    inner: &mut Sockets,
     context: &OpContext,
     shares: &Shares,
 ) -> Result<()> {
     let call = context.call;
-    let peers: Vec<usize> = inner.mesh.peers().collect();
+    let peers: Vec<usize> = inner.wires.peers().collect();
     for peer in peers {
-        let part = call.send.part(shares.bytes(peer, call.dtype));
-        // SAFETY: the caller holds the memory until the operation is over or the mesh is cleared. If the
-        // operation works in place, this rank's result goes to its own share, which is sent to no peer.
-        unsafe { inner.mesh.send(peer, part.base, part.len_bytes) };
+        // If the operation works in place, this rank's result goes to its own share, which is sent to no peer.
+        send(inner, peer, call.send.part(shares.bytes(peer, call.dtype)));
     }
     let own = call.send.part(shares.bytes(context.rank, call.dtype));
     reduce_share(inner, context, own, Some(call.recv), |_| {}, |_, _| {})
 }
 
 /// Receives all peers' contributions to this rank's share block by block and reduces them together with its
-/// own. `expect` is called after the last receive of a contribution has been posted. `finished` is called
+/// own. `expect_finished` is called after the last receive of a contribution has been posted. `finished` is called
 /// with every finished block.
 fn reduce_share(
-    inner: &mut Inner,
+    inner: &mut Sockets,
     context: &OpContext,
     own: Region,
     target: Option<Region>,
-    expect: impl Fn(&mut Inner),
-    finished: impl Fn(&mut Inner, Region),
+    expect_finished: impl Fn(&mut Sockets),
+    finished: impl Fn(&mut Sockets, Region),
 ) -> Result<()> {
     let call = context.call;
-    let peers: Vec<usize> = inner.mesh.peers().collect();
+    let peers: Vec<usize> = inner.wires.peers().collect();
     let size = call.dtype.size_bytes();
     let block_bytes =
         (ROOM_BYTES / (AHEAD * peers.len().max(1))).clamp(16 << 10, 256 << 10) / 64 * 64;
@@ -138,30 +128,30 @@ fn reduce_share(
         scratch.part(at..at + block(index).len())
     };
     let mut tickets: Vec<Vec<Ticket>> = Vec::with_capacity(num_blocks);
-    let post = |inner: &mut Inner, tickets: &mut Vec<Vec<Ticket>>| {
+    let post = |inner: &mut Sockets, tickets: &mut Vec<Vec<Ticket>>| {
         let index = tickets.len();
         if index < num_blocks {
             let mut posted = Vec::with_capacity(peers.len());
             for (at, &peer) in peers.iter().enumerate() {
                 let part = slot(index, at);
-                // SAFETY: the scratch memory lives as long as the mesh, and the slot is free: the block that
+                // SAFETY: the scratch memory lives as long as the wires, and the slot is free: the block that
                 // was there before has been reduced.
-                posted.push(unsafe { inner.mesh.recv(peer, part.base, part.len_bytes) });
+                posted.push(unsafe { inner.wires.recv(peer, part.base, part.len_bytes) });
             }
             tickets.push(posted);
         }
         if index + 1 == num_blocks {
-            expect(inner);
+            expect_finished(inner);
         }
     };
     if num_blocks == 0 {
-        expect(inner);
+        expect_finished(inner);
     }
     for _ in 0..AHEAD {
         post(inner, &mut tickets);
     }
     for index in 0..num_blocks {
-        wait(inner, context, &tickets[index])?;
+        inner.wait(context, &tickets[index])?;
         let mut inputs = [std::ptr::null(); crate::MAX_RANKS];
         let own_block = own.part(block(index));
         inputs[context.rank] = own_block.base.cast_const();
@@ -175,29 +165,23 @@ fn reduce_share(
         finished(inner, output);
         post(inner, &mut tickets);
     }
-    wait_all(inner, context)
+    inner.wait_all(context)
+}
+
+/// Posts a part of the data to be sent to a peer.
+fn send(inner: &mut Sockets, peer: usize, part: Region) {
+    // SAFETY: the caller holds the memory until the operation is over or the wires are cleared. The part stays unchanged
+    // until then.
+    unsafe { inner.wires.send(peer, part.base, part.len_bytes) };
 }
 
 /// Posts the receives of the finished shares of all peers.
-fn post_finished(
-    inner: &mut Inner,
-    context: &OpContext,
-    peers: &[usize],
-    part: impl Fn(usize) -> Region,
-) {
-    for &peer in peers.iter().filter(|&&peer| peer != context.rank) {
+fn expect(inner: &mut Sockets, peers: &[usize], part: impl Fn(usize) -> Region) {
+    for &peer in peers {
         let part = part(peer);
-        // SAFETY: the caller holds the memory until the operation is over or the mesh is cleared. This rank
+        // SAFETY: the caller holds the memory until the operation is over or the wires are cleared. This rank
         // may still have to send its contribution from the same place. But the peer needs that contribution
         // to finish the share, so it has left by the time the finished share arrives.
-        unsafe { inner.mesh.recv(peer, part.base, part.len_bytes) };
+        unsafe { inner.wires.recv(peer, part.base, part.len_bytes) };
     }
-}
-
-fn wait(inner: &mut Inner, context: &OpContext, tickets: &[Ticket]) -> Result<()> {
-    inner.mesh.wait(tickets, context.policy).map_err(|why| explain(&inner.mesh, context, why))
-}
-
-fn wait_all(inner: &mut Inner, context: &OpContext) -> Result<()> {
-    inner.mesh.wait_all(context.policy).map_err(|why| explain(&inner.mesh, context, why))
 }

@@ -1,4 +1,4 @@
-//! The *mesh*: one connection to every other rank, and the bytes in transit on these connections.
+//! The *wires* of a rank: one connection to every other rank, and the bytes in transit on these connections.
 //!
 //! Sends and receives are posted with the memory that they use. Whenever this rank waits for any of them,
 //! bytes move on all connections, in both directions at once, so two ranks that send each other much data
@@ -21,23 +21,23 @@ use crate::context::{WaitPolicy, Waited};
 /// unless the network holds one of them back.
 const WORDS_LIMIT: Duration = Duration::from_millis(500);
 
-/// How much later than this rank its peers may notice that an operation takes too long.
-const HEARSAY_LIMIT: Duration = Duration::from_millis(120);
+/// How much later than this rank its peers may report that an operation takes too long.
+const REPORT_LIMIT: Duration = Duration::from_millis(120);
 
 /// The most pieces that one system call moves.
 const MAX_VECTOR: usize = 16;
 
 /// Posted memory: bytes to send, or room for bytes to receive.
 #[derive(Debug)]
-struct Piece {
+struct PostedPiece {
     base: *mut u8,
     len_bytes: usize,
 }
 
 /// One direction of a connection.
 #[derive(Debug, Default)]
-struct Direction {
-    pieces: VecDeque<Piece>,
+struct WireDirection {
+    pieces: VecDeque<PostedPiece>,
     posted_bytes: u64,
     moved_bytes: u64,
     /// When bytes last moved.
@@ -50,8 +50,8 @@ struct Wire {
     stream: TcpStream,
     /// A second connection, for last words.
     words: TcpStream,
-    out: Direction,
-    incoming: Direction,
+    out: WireDirection,
+    incoming: WireDirection,
 }
 
 /// The connections of a rank.
@@ -63,8 +63,8 @@ pub(crate) struct Wires {
     is_over: bool,
 }
 
-// SAFETY: the pieces point to memory that the running operation has claimed or borrowed for as long as it
-// runs. Only the thread that executes the operation uses the mesh, one thread at a time.
+// SAFETY: the pieces point to memory that the running operation has claimed for as long as it
+// runs. Only the thread that executes the operation uses the wires, one thread at a time.
 unsafe impl Send for Wires {}
 
 /// Identifies a posted transfer: it is done when its direction of the connection has moved `mark` bytes.
@@ -82,7 +82,7 @@ pub(crate) enum Interruption {
     Lost(usize),
     /// This rank has left the group in order.
     Left(usize),
-    /// Another rank has given up because it has waited in vain for these ranks.
+    /// Another rank has given up because it has waited for these ranks, which did not come.
     GivenUp(Vec<usize>),
     /// The calls of two ranks, in words, do not match.
     Conflict { ranks: [usize; 2], operations: [u32; 2], calls: [String; 2] },
@@ -115,7 +115,7 @@ impl Wires {
     ///
     /// # Safety
     ///
-    /// The bytes stay valid and unchanged until the ticket is done or the mesh is cleared.
+    /// The bytes stay valid and unchanged until the ticket is done or the wires are cleared.
     pub(crate) unsafe fn send(&mut self, peer: usize, base: *const u8, len_bytes: usize) -> Ticket {
         let direction = &mut self.wire(peer).out;
         let mark = direction.post(base.cast_mut(), len_bytes);
@@ -126,7 +126,7 @@ impl Wires {
     ///
     /// # Safety
     ///
-    /// The memory stays valid, and only this operation uses it, until the ticket is done or the mesh is
+    /// The memory stays valid, and only this operation uses it, until the ticket is done or the wires are
     /// cleared.
     pub(crate) unsafe fn recv(&mut self, peer: usize, base: *mut u8, len_bytes: usize) -> Ticket {
         let direction = &mut self.wire(peer).incoming;
@@ -160,13 +160,13 @@ impl Wires {
         tickets: &[Ticket],
         policy: WaitPolicy,
     ) -> Result<(), Interruption> {
-        self.wait_until(policy, |mesh| tickets.iter().all(|&ticket| mesh.is_done(ticket)))
+        self.wait_until(policy, |of| tickets.iter().all(|&ticket| of.is_done(ticket)))
     }
 
     /// Moves bytes until all posted transfers are complete.
     pub(crate) fn wait_all(&mut self, policy: WaitPolicy) -> Result<(), Interruption> {
-        self.wait_until(policy, |mesh| {
-            let mut wires = mesh.wires.iter().flatten();
+        self.wait_until(policy, |of| {
+            let mut wires = of.wires.iter().flatten();
             wires.all(|wire| wire.out.pieces.is_empty() && wire.incoming.pieces.is_empty())
         })
     }
@@ -235,7 +235,7 @@ impl Wires {
         }
     }
 
-    /// Tells all peers why this rank gives up, and stops sending. Posted transfers are forgotten.
+    /// Sends all peers the reason why this rank gives up, and stops sending. Posted transfers are forgotten.
     pub(crate) fn give_up(&mut self, words: &LastWords) {
         self.clear();
         for wire in self.wires.iter().flatten() {
@@ -245,7 +245,7 @@ impl Wires {
         }
     }
 
-    /// What these peers have said, those that have said anything. They may notice a moment later than this rank that an
+    /// The last words of these peers, as far as they have come. Peers may notice a moment later than this rank that an
     /// operation has failed.
     pub(crate) fn hear(&self, peers: &[usize]) -> Vec<(usize, LastWords)> {
         let begin = Instant::now();
@@ -255,7 +255,7 @@ impl Wires {
                 Heard::Nothing | Heard::End => None,
             };
             let heard: Vec<_> = peers.iter().filter_map(of).collect();
-            if heard.len() == peers.len() || begin.elapsed() > HEARSAY_LIMIT {
+            if heard.len() == peers.len() || begin.elapsed() > REPORT_LIMIT {
                 return heard;
             }
             std::thread::sleep(Duration::from_millis(1));
@@ -308,9 +308,9 @@ impl Wires {
         }
     }
 
-    /// Tells every peer that this rank leaves, unless an operation has failed. `header` is for peers that wait for a
+    /// Lets every peer know that this rank leaves, unless an operation has failed. `header` is for peers that wait for a
     /// header of this rank.
-    pub(crate) fn say_goodbye(&mut self, header: &[u8]) {
+    pub(crate) fn send_leave(&mut self, header: &[u8]) {
         if self.is_over {
             return;
         }
@@ -325,10 +325,10 @@ impl Wires {
     }
 }
 
-impl Direction {
+impl WireDirection {
     fn post(&mut self, base: *mut u8, len_bytes: usize) -> u64 {
         if len_bytes > 0 {
-            self.pieces.push_back(Piece { base, len_bytes });
+            self.pieces.push_back(PostedPiece { base, len_bytes });
             self.posted_bytes += len_bytes as u64;
         }
         self.posted_bytes

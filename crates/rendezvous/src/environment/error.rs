@@ -1,4 +1,4 @@
-//! What can be wrong with the environment.
+//! Mistakes in the environment.
 
 use std::fmt;
 
@@ -10,7 +10,7 @@ pub enum EnvironmentError {
     NotANumber {
         /// The variable.
         name: String,
-        /// What it holds.
+        /// Its value.
         value: String,
     },
     /// Only one variable of a pair is set.
@@ -45,7 +45,7 @@ pub enum EnvironmentError {
     NotAList {
         /// The variable.
         name: String,
-        /// What it holds.
+        /// Its value.
         value: String,
     },
     /// The environment does not say where the ranks meet.

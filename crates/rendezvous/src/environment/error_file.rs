@@ -1,4 +1,4 @@
-//! The file by which a launcher learns why a rank failed.
+//! The file from which a launcher learns why a rank failed.
 //!
 //! torchrun, and our own launcher like it, name the file in TORCHELASTIC_ERROR_FILE. Among the ranks that failed,
 //! torchrun shows the rank with the earliest time, in whole seconds, as the root cause. For a rank without a file, that
@@ -18,7 +18,7 @@ const MAX_BYTES: u64 = 1 << 20;
 /// longer than torchrun's rounding to seconds and the time between two of its checks.
 const CONSEQUENCE_DELAY_SECS: u64 = 60;
 
-/// Tells the launcher why this rank failed. Does nothing under a launcher that names no file. A file that cannot be
+/// Reports to the launcher why this rank failed. Does nothing under a launcher that names no file. A file that cannot be
 /// written is ignored: the rank is failing already.
 pub fn write_error_file(message: &str) {
     write_for_launcher(message, &[], 0);
@@ -30,7 +30,7 @@ pub fn write_consequence_file(message: &str, culprits: &[usize]) {
     write_for_launcher(message, culprits, CONSEQUENCE_DELAY_SECS);
 }
 
-/// The ranks that the writer of the file at `path` has waited for in vain, or has seen end. Empty without a file.
+/// The ranks that did not come to the writer of the file at `path`, or that it has seen end. Empty without a file.
 pub fn read_culprits(path: &Path) -> Vec<usize> {
     let Ok(text) = paceline_files::read(path, MAX_BYTES) else { return Vec::new() };
     let value: serde_json::Value = serde_json::from_slice(&text).unwrap_or_default();

@@ -1,4 +1,4 @@
-//! What a launcher tells a rank through the environment: its place, and where the ranks meet.
+//! The environment that a launcher gives a rank: the rank's placement, and where the ranks meet.
 //!
 //! The first launcher that has set a rank counts, in this order: RANK and WORLD_SIZE (our launcher,
 //! torchrun, or a user), Open MPI, PMI (MPICH, Intel MPI), a step of Slurm. This module only reads

@@ -30,7 +30,7 @@ pub struct Placement {
     pub local_rank: usize,
     /// How many ranks this host has.
     pub local_world_size: usize,
-    /// This host's number among the hosts, if the environment tells.
+    /// This host's number among the hosts, if the environment says.
     pub node: Option<usize>,
     /// Who started it.
     pub launcher: Launcher,

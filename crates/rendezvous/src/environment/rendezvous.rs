@@ -80,7 +80,7 @@ fn of_job(
     Ok(None)
 }
 
-/// What to do where the environment names no rendezvous.
+/// Advice for an environment that names no rendezvous.
 pub(super) fn advice(launcher: Launcher) -> &'static str {
     match launcher {
         Launcher::OpenMpi => {

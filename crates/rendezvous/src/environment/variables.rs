@@ -64,7 +64,7 @@ impl Variables<'_> {
             };
         check_range(rank_name, local_rank, size_name, local_world_size)?;
         let (variables, rendezvous) = (Vec::new(), None);
-        // If ranks are numbered host by host, the rank tells the host.
+        // If ranks are numbered host by host, the rank determines the host.
         let in_blocks = rank % local_world_size == local_rank;
         let node = node.or(in_blocks.then_some(rank / local_world_size));
         Ok(Placement {

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use super::client::Failed;
 use crate::Rendezvous;
-use crate::address::Address;
+use crate::address::SocketAddress;
 use crate::deadline::Deadline;
 use crate::socket::{receive, receive_vec, transmit};
 
@@ -44,7 +44,7 @@ const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 /// Waits for the other ranks at the agent's store. torchrun sets no secret in the environment, so rank 0
 /// makes a secret and stores it there.
 pub(crate) fn rendezvous(
-    address: &Address,
+    address: &SocketAddress,
     round: &str,
     rank: usize,
     world: usize,
@@ -76,7 +76,7 @@ impl Connection {
     /// times that this rank has joined the round. After hosts have joined or left, torchrun repeats the
     /// rendezvous in the same round. The number keeps ranks from finding keys of the rendezvous before.
     pub(crate) fn join(
-        address: &Address,
+        address: &SocketAddress,
         round: &str,
         rank: usize,
         world: usize,

@@ -12,7 +12,7 @@ use super::Store;
 use super::agent::Connection;
 use super::client::Failed;
 use crate::Rendezvous;
-use crate::address::Address;
+use crate::address::SocketAddress;
 use crate::deadline::Deadline;
 
 /// Reached only when something hangs.
@@ -27,7 +27,7 @@ fn listen() -> (TcpListener, u16) {
 }
 
 /// A server that expects exactly these bytes, and answers with those.
-fn scripted(script: Vec<(Vec<u8>, Vec<u8>)>) -> (Address, std::thread::JoinHandle<()>) {
+fn scripted(script: Vec<(Vec<u8>, Vec<u8>)>) -> (SocketAddress, std::thread::JoinHandle<()>) {
     let (listener, port) = listen();
     let server = std::thread::spawn(move || {
         let mut stream = listener.accept().unwrap().0;
@@ -40,7 +40,7 @@ fn scripted(script: Vec<(Vec<u8>, Vec<u8>)>) -> (Address, std::thread::JoinHandl
         }
         assert_eq!(stream.read(&mut [0]).unwrap(), 0, "nothing more is asked");
     });
-    (Address::Tcp("127.0.0.1".into(), port), server)
+    (SocketAddress::Tcp("127.0.0.1".into(), port), server)
 }
 
 fn text(text: &str) -> Vec<u8> {
@@ -57,7 +57,7 @@ fn opening() -> Vec<(Vec<u8>, Vec<u8>)> {
     vec![(vec![0, 0xce, 0xf7, 0x85, 0x3c], vec![]), (attempts, vec![1, 0, 0, 0, 0, 0, 0, 0])]
 }
 
-fn join(address: &Address) -> Connection {
+fn join(address: &SocketAddress) -> Connection {
     Connection::join(address, "run/0", 1, 2, &Deadline::after(LIMIT)).unwrap()
 }
 
@@ -102,7 +102,7 @@ fn a_wait_that_took_too_long_is_called_off() {
 #[test]
 fn answers_of_another_program_are_errors() {
     let (listener, port) = listen();
-    let closing = Address::Tcp("127.0.0.1".into(), port);
+    let closing = SocketAddress::Tcp("127.0.0.1".into(), port);
     let hang_up = std::thread::spawn(move || drop(listener.accept().unwrap()));
     let error = Connection::join(&closing, "r", 0, 1, &Deadline::after(LIMIT)).unwrap_err();
     assert!(error.contains("is not a PyTorch store"), "{error}");

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use super::wire::{Answer, Request, read_answer, send_request};
-use crate::address::Address;
+use crate::address::SocketAddress;
 use crate::deadline::Deadline;
 use crate::hello::{CHALLENGE_LIMIT, HelloAnswer, Refusal, Who, say_hello};
 use crate::key::RunKey;
@@ -20,7 +20,7 @@ const GRACE: Duration = Duration::from_secs(5);
 /// run.
 #[derive(Debug)]
 pub(crate) struct Candidates {
-    pub(crate) addresses: Vec<Address>,
+    pub(crate) addresses: Vec<SocketAddress>,
     pub(crate) key: RunKey,
     pub(crate) may_be_stale: bool,
 }

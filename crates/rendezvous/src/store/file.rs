@@ -1,7 +1,7 @@
 //! The rendezvous file: rank 0's addresses and the run's secret, for ranks that see the same folder.
 //!
 //! The file only says where to connect. A rank that connects learns whether rank 0 is alive, so no rank joins a
-//! run that is dead and has left its file behind.
+//! dead run that has left its file.
 
 use std::fs::OpenOptions;
 use std::io::{self, Read, Write};
@@ -9,7 +9,7 @@ use std::net::{IpAddr, UdpSocket};
 use std::os::unix::fs::{MetadataExt, OpenOptionsExt};
 use std::path::Path;
 
-use crate::address::Address;
+use crate::address::SocketAddress;
 
 const FIRST_LINE: &str = "paceline rendezvous 2";
 /// More bytes than any rendezvous file has.
@@ -20,7 +20,7 @@ const MAX_FILE_BYTES: u64 = 64 << 10;
 pub(crate) struct RendezvousFile {
     /// Differs between hosts, and on one host from boot to boot.
     pub(crate) boot: String,
-    pub(crate) addresses: Vec<Address>,
+    pub(crate) addresses: Vec<SocketAddress>,
     pub(crate) secret: String,
 }
 
@@ -47,8 +47,8 @@ impl RendezvousFile {
         let mut text = format!("{FIRST_LINE}\nsecret {}\nboot {}\n", self.secret, self.boot);
         for address in &self.addresses {
             text += &match address {
-                Address::Local(name) => format!("local {name}\n"),
-                Address::Tcp(host, port) => format!("tcp {port} {host}\n"),
+                SocketAddress::Local(name) => format!("local {name}\n"),
+                SocketAddress::Tcp(host, port) => format!("tcp {port} {host}\n"),
             };
         }
         text + "end\n"
@@ -86,10 +86,10 @@ impl RendezvousFile {
             match key {
                 "secret" => found.secret = value.into(),
                 "boot" => found.boot = value.into(),
-                "local" => found.addresses.push(Address::Local(value.into())),
+                "local" => found.addresses.push(SocketAddress::Local(value.into())),
                 "tcp" => {
                     let (port, host) = value.split_once(' ')?;
-                    found.addresses.push(Address::Tcp(host.into(), port.parse().ok()?));
+                    found.addresses.push(SocketAddress::Tcp(host.into(), port.parse().ok()?));
                 }
                 "end" => return (!found.secret.is_empty()).then_some(found),
                 _ => return None,
@@ -99,10 +99,11 @@ impl RendezvousFile {
     }
 
     /// The addresses that this host can use, the best address first.
-    pub(crate) fn reachable(&self) -> Vec<Address> {
+    pub(crate) fn reachable(&self) -> Vec<SocketAddress> {
         let is_same_host = !self.boot.is_empty() && self.boot == boot_id();
         // A container of the same host may have its own network, so all addresses stay.
-        let usable = |address: &&Address| is_same_host || matches!(address, Address::Tcp(..));
+        let usable =
+            |address: &&SocketAddress| is_same_host || matches!(address, SocketAddress::Tcp(..));
         self.addresses.iter().filter(usable).cloned().collect()
     }
 }
@@ -113,7 +114,7 @@ pub(crate) fn boot_id() -> String {
     text.trim().into()
 }
 
-/// The names by which other hosts may know this one.
+/// The names that other hosts may use for this one.
 pub(crate) fn own_hosts() -> Vec<String> {
     let mut hosts = Vec::new();
     // No packet is sent. The kernel only says which of this host's addresses it would use.
@@ -137,7 +138,8 @@ mod tests {
     use super::*;
 
     fn example() -> RendezvousFile {
-        let addresses = vec![Address::Local("paceline-abc".into()), Address::Tcp("::1".into(), 7)];
+        let addresses =
+            vec![SocketAddress::Local("paceline-abc".into()), SocketAddress::Tcp("::1".into(), 7)];
         RendezvousFile { boot: boot_id(), addresses, secret: "s3".into() }
     }
 
@@ -155,7 +157,7 @@ mod tests {
     fn other_hosts_use_tcp_only() {
         assert_eq!(example().reachable(), example().addresses);
         let elsewhere = RendezvousFile { boot: "another".into(), ..example() };
-        assert_eq!(elsewhere.reachable(), [Address::Tcp("::1".into(), 7)]);
+        assert_eq!(elsewhere.reachable(), [SocketAddress::Tcp("::1".into(), 7)]);
     }
 
     #[test]

@@ -8,7 +8,7 @@ use paceline_files::Printable;
 use super::client::Candidates;
 use super::file::{RendezvousFile, boot_id, own_hosts};
 use super::server::Server;
-use crate::address::{Address, Listener, listen_by_tcp, listen_locally};
+use crate::address::{ListenSocket, SocketAddress, listen_by_tcp, listen_locally};
 use crate::deadline::Deadline;
 use crate::key::RunKey;
 use crate::warning::warn;
@@ -16,21 +16,21 @@ use crate::{Rendezvous, RendezvousPoint};
 
 /// A server that listens where the other ranks will look for it.
 #[derive(Debug)]
-pub(crate) struct Host {
+pub(crate) struct HostedStore {
     pub(crate) server: Server,
-    own_address: Address,
+    own_address: SocketAddress,
     secret: String,
     /// Removed when the rendezvous has succeeded or failed.
     _file: Option<WrittenFile>,
 }
 
-impl Host {
+impl HostedStore {
     pub(crate) fn start(
         rendezvous: &Rendezvous,
         world: usize,
         deadline: &Deadline,
     ) -> Result<Self, String> {
-        let serve = |listeners: Vec<Listener>, secret: &str| {
+        let serve = |listeners: Vec<ListenSocket>, secret: &str| {
             let started = Server::start(listeners, world, secret, rendezvous.launch);
             started.map_err(|e| format!("rank 0 cannot serve: {e}"))
         };
@@ -38,11 +38,16 @@ impl Host {
         match &rendezvous.point {
             RendezvousPoint::Local { name } => {
                 let server = serve(vec![listen_locally(name, deadline)?], &secret)?;
-                Ok(Self { server, own_address: Address::Local(name.clone()), secret, _file: None })
+                Ok(Self {
+                    server,
+                    own_address: SocketAddress::Local(name.clone()),
+                    secret,
+                    _file: None,
+                })
             }
             RendezvousPoint::Tcp { host, port } => {
                 let (listener, own) = listen_by_tcp(host, *port, deadline)?;
-                let own_address = Address::Tcp(own.ip().to_string(), own.port());
+                let own_address = SocketAddress::Tcp(own.ip().to_string(), own.port());
                 if secret.is_empty() && world > 1 {
                     warn(&format!(
                         "anybody who can reach {host}:{port} may join this run; set \
@@ -61,13 +66,13 @@ impl Host {
                 let fresh = || Rendezvous::fresh_secret().map_err(|error| error.to_string());
                 let name = format!("paceline-{}", fresh()?);
                 let secret = fresh()?;
-                let own_address = Address::Local(name.clone());
+                let own_address = SocketAddress::Local(name.clone());
                 let mut listeners = vec![listen_locally(&name, deadline)?];
                 let mut addresses = vec![own_address.clone()];
                 // Even a host without a network can have several ranks, which find each other at the local socket.
                 if let Ok((listener, own)) = listen_by_tcp("", 0, deadline) {
                     listeners.push(listener);
-                    let reached_by = |host| Address::Tcp(host, own.port());
+                    let reached_by = |host| SocketAddress::Tcp(host, own.port());
                     addresses.extend(own_hosts().into_iter().map(reached_by));
                 }
                 let server = serve(listeners, &secret)?;
@@ -94,9 +99,9 @@ pub(crate) fn find_host(rendezvous: &Rendezvous) -> Result<Candidates, String> {
             let (addresses, key) = (file.reachable(), RunKey::of_secret(&file.secret));
             return Ok(Candidates { addresses, key, may_be_stale: true });
         }
-        RendezvousPoint::Local { name } => Address::Local(name.clone()),
+        RendezvousPoint::Local { name } => SocketAddress::Local(name.clone()),
         RendezvousPoint::Tcp { host, port } | RendezvousPoint::Agent { host, port, .. } => {
-            Address::Tcp(host.clone(), *port)
+            SocketAddress::Tcp(host.clone(), *port)
         }
     };
     let (addresses, key) = (vec![address], RunKey::of_secret(&rendezvous.secret));

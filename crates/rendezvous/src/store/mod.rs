@@ -30,7 +30,7 @@ mod server;
 mod tests;
 mod wire;
 
-use std::sync::{Mutex, MutexGuard};
+use std::sync::Mutex;
 use std::time::Duration;
 
 use paceline_trace::lock;
@@ -39,10 +39,10 @@ use serde::de::DeserializeOwned;
 
 use self::client::Connection;
 pub(crate) use self::client::Failed;
-use self::host::{Host, find_host};
+use self::host::{HostedStore, find_host};
 use self::server::Server;
 use self::wire::{MAX_KEY_BYTES, MAX_VALUE_BYTES, Request};
-use crate::address::Address;
+use crate::address::SocketAddress;
 use crate::deadline::{Deadline, MAX_LIMIT};
 use crate::hello::Who;
 use crate::key::RunKey;
@@ -63,6 +63,7 @@ pub struct Store {
     place: String,
     limit: Duration,
     key: RunKey,
+    /// If a panic interrupts a request, the connection counts as lost.
     connection: Mutex<Backend>,
     /// On rank 0, the server that it hosts.
     server: Option<Server>,
@@ -98,7 +99,7 @@ impl Store {
         let mut host = None;
         let (backend, key) = match &rendezvous.point {
             RendezvousPoint::Agent { host, port, round } => {
-                let address = Address::Tcp(host.clone(), *port);
+                let address = SocketAddress::Tcp(host.clone(), *port);
                 let (connection, secret) =
                     agent::rendezvous(&address, round, rank, world_size, &deadline)
                         .map_err(wrap)?;
@@ -106,7 +107,7 @@ impl Store {
             }
             _ => {
                 if rank == 0 {
-                    let started = Host::start(rendezvous, world_size, &deadline);
+                    let started = HostedStore::start(rendezvous, world_size, &deadline);
                     host = Some(started.map_err(|reason| wrap(Failed::Other(reason)))?);
                 }
                 let who = Who { rank, world: world_size, launch: rendezvous.launch };
@@ -137,7 +138,7 @@ impl Store {
 
     /// Sets a key of at most 1 KiB to a value of at most 16 MiB (8 MiB in an agent's store).
     pub fn set(&self, key: &str, value: &[u8]) -> Result<(), RendezvousError> {
-        let mut connection = self.lock();
+        let mut connection = lock(&self.connection);
         let max_bytes = match *connection {
             Backend::Own(_) => MAX_VALUE_BYTES,
             Backend::Agent(_) => agent::MAX_VALUE_BYTES,
@@ -158,7 +159,7 @@ impl Store {
     /// A counter reads as decimal text.
     pub fn get(&self, key: &str) -> Result<Vec<u8>, RendezvousError> {
         self.check_len("key", key.len(), MAX_KEY_BYTES)?;
-        let outcome = match &mut *self.lock() {
+        let outcome = match &mut *lock(&self.connection) {
             Backend::Own(connection) => {
                 let request = Request::Get { key: key.into(), limit: self.limit };
                 connection.request(&request, self.limit)
@@ -171,7 +172,7 @@ impl Store {
     /// Adds to a counter, which starts at 0, and returns the new value.
     pub fn add(&self, key: &str, amount: i64) -> Result<i64, RendezvousError> {
         self.check_len("key", key.len(), MAX_KEY_BYTES)?;
-        let outcome = match &mut *self.lock() {
+        let outcome = match &mut *lock(&self.connection) {
             Backend::Own(connection) => {
                 let request = Request::Add { key: key.into(), amount };
                 connection.request(&request, self.limit).and_then(|sum| {
@@ -212,11 +213,6 @@ impl Store {
     /// The key that all ranks of this attempt have, for connections that ranks open to each other afterward.
     pub fn key(&self) -> &RunKey {
         &self.key
-    }
-
-    fn lock(&self) -> MutexGuard<'_, Backend> {
-        // If a panic interrupted a request, the connection counts as lost.
-        lock(&self.connection)
     }
 
     fn check_len(&self, what: &str, len: usize, max_bytes: usize) -> Result<(), RendezvousError> {

@@ -9,7 +9,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -17,13 +17,13 @@ use paceline_trace::{lock, thread_builder};
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::wire::{Answer, Request, read_request, send_answer};
-use crate::address::Listener;
+use crate::address::ListenSocket;
 use crate::deadline::Deadline;
 use crate::hello::{
     HELLO_LIMIT, Hello, HelloAnswer, Incoming, MAX_ATTEMPTS, MAX_STRANGERS, reason,
 };
 use crate::key::RunKey;
-use crate::launch::Launch;
+use crate::launch::LauncherId;
 use crate::socket::poll_until;
 use crate::warning::{Warnings, warn};
 
@@ -31,14 +31,14 @@ use crate::warning::{Warnings, warn};
 const LAST_ANSWERS: Duration = Duration::from_millis(50);
 
 #[derive(Debug, Default)]
-struct State {
+struct StoreState {
     values: HashMap<String, Vec<u8>>,
     /// Which ranks are here now.
     joined: Vec<bool>,
     /// Which ranks have been here at some time.
     seen: Vec<bool>,
-    /// The launcher of each host of which ranks are here, and how many. The launcher of rank 0's host counts as one more.
-    launches: HashMap<u32, (Launch, usize)>,
+    /// The launcher of each host that has ranks here, and how many. The launcher of rank 0's host counts as one more.
+    launches: HashMap<u32, (LauncherId, usize)>,
     /// A rank that has come for a later attempt of the run.
     ahead: Option<usize>,
     /// Whether rank 0 has given up. Nobody waits any longer.
@@ -48,9 +48,10 @@ struct State {
 #[derive(Debug)]
 pub(crate) struct ServerState {
     world: usize,
-    /// The keys of this attempt and of those after it, whose ranks are told that this one is over.
+    /// The keys of this attempt and of those after it, whose ranks get the answer that this one is over.
     keys: Vec<RunKey>,
-    state: Mutex<State>,
+    /// Consistent between any two statements, so a panic elsewhere does no harm.
+    state: Mutex<StoreState>,
     changed: Condvar,
     num_strangers: AtomicUsize,
     /// Of refused connections.
@@ -67,9 +68,9 @@ pub(crate) struct Server {
     accepting: Option<JoinHandle<()>>,
 }
 
-impl State {
+impl StoreState {
     /// Lets a rank join, unless its host has another launcher, or it is here already.
-    fn join(&mut self, rank: usize, launch: Option<Launch>) -> HelloAnswer {
+    fn join(&mut self, rank: usize, launch: Option<LauncherId>) -> HelloAnswer {
         let known = launch.and_then(|launch| self.launches.get(&launch.host));
         if known.is_some_and(|(known, _)| Some(*known) != launch) {
             return HelloAnswer::HostTaken;
@@ -88,7 +89,7 @@ impl State {
     }
 
     /// Until all ranks have come, a rank that has left may come again.
-    fn leave(&mut self, rank: usize, launch: Option<Launch>) {
+    fn leave(&mut self, rank: usize, launch: Option<LauncherId>) {
         self.joined[rank] = false;
         let host = launch.map(|launch| launch.host);
         if let Some((_, count)) = host.and_then(|host| self.launches.get_mut(&host)) {
@@ -105,16 +106,16 @@ impl State {
 impl Server {
     /// `launch` is the launcher of rank 0.
     pub(crate) fn start(
-        listeners: Vec<Listener>,
+        listeners: Vec<ListenSocket>,
         world: usize,
         secret: &str,
-        launch: Option<Launch>,
+        launch: Option<LauncherId>,
     ) -> io::Result<Self> {
         for listener in &listeners {
             listener.set_nonblocking()?;
         }
         let (shared, closed) = ServerState::new(world, secret)?;
-        shared.lock().launches.extend(launch.map(|launch| (launch.host, (launch, 1))));
+        lock(&shared.state).launches.extend(launch.map(|launch| (launch.host, (launch, 1))));
         let shared = Arc::new(shared);
         let accepting = {
             let shared = shared.clone();
@@ -131,10 +132,10 @@ impl Server {
         }
     }
 
-    /// Ends all waits, because rank 0 has waited in vain and its process is about to end. The other ranks learn now
+    /// Ends all waits, because rank 0 has waited without success and its process is about to end. The other ranks learn now
     /// which ranks are missing. Otherwise they would report rank 0 as the rank that has ended.
     pub(crate) fn give_up(&self) {
-        self.shared.lock().is_over = true;
+        lock(&self.shared.state).is_over = true;
         self.shared.changed.notify_all();
         std::thread::sleep(LAST_ANSWERS);
     }
@@ -155,7 +156,7 @@ impl ServerState {
         let shared = Self {
             world,
             keys: RunKey::of_attempts(secret, MAX_ATTEMPTS),
-            state: Mutex::new(State { joined, seen, ..State::default() }),
+            state: Mutex::new(StoreState { joined, seen, ..StoreState::default() }),
             changed: Condvar::new(),
             num_strangers: 0.into(),
             warnings: Warnings::default(),
@@ -164,19 +165,14 @@ impl ServerState {
         Ok((shared, closed))
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
-        // The state is consistent between any two statements, so a panic elsewhere does no harm.
-        lock(&self.state)
-    }
-
     fn close(&self) {
         let _ = self.closing.shutdown(std::net::Shutdown::Both);
     }
 
     /// Waits until `ready` returns a value, at most `limit`.
-    fn wait_for<T>(&self, limit: Duration, ready: impl Fn(&State) -> Option<T>) -> Option<T> {
+    fn wait_for<T>(&self, limit: Duration, ready: impl Fn(&StoreState) -> Option<T>) -> Option<T> {
         let deadline = Deadline::after(limit);
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         loop {
             let found = ready(&state);
             if found.is_some() {
@@ -197,7 +193,7 @@ impl ServerState {
     pub(crate) fn answer(&self, request: Request) -> Answer {
         match request {
             Request::Set { key, value } => {
-                self.lock().values.insert(key, value);
+                lock(&self.state).values.insert(key, value);
                 self.changed.notify_all();
                 Answer::Done(Vec::new())
             }
@@ -207,14 +203,14 @@ impl ServerState {
             }
             Request::Add { key, amount } => self.add(key, amount),
             Request::Arrive { limit } => {
-                let settled = |state: &State| {
+                let settled = |state: &StoreState| {
                     if state.joined.iter().all(|&is_here| is_here) {
                         return Some(Answer::Done(Vec::new()));
                     }
                     state.ahead.map(|rank| Answer::Overtaken(rank as u32))
                 };
                 let answer = self.wait_for(limit, settled);
-                answer.unwrap_or_else(|| Answer::TimedOut(missing(&self.lock())))
+                answer.unwrap_or_else(|| Answer::TimedOut(missing(&lock(&self.state))))
             }
         }
     }
@@ -222,7 +218,7 @@ impl ServerState {
     /// Counters are kept as decimal text, as in torchrun's store, so that a counter reads the same in
     /// both.
     fn add(&self, key: String, amount: i64) -> Answer {
-        let mut state = self.lock();
+        let mut state = lock(&self.state);
         let value = state.values.entry(key).or_insert_with(|| b"0".to_vec());
         let old = std::str::from_utf8(value).ok().and_then(|text| text.parse::<i64>().ok());
         let Some(new) = old.and_then(|old| old.checked_add(amount)) else {
@@ -238,7 +234,7 @@ impl ServerState {
 
 /// The ranks to name after a time-out, four bytes each. These are the ranks that never came. If every rank came at some
 /// time, they are the ranks that gave up.
-fn missing(state: &State) -> Vec<u8> {
+fn missing(state: &StoreState) -> Vec<u8> {
     let bytes_of = |here: &[bool]| -> Vec<u8> {
         let ranks = here.iter().enumerate().filter(|(_, is_here)| !**is_here);
         ranks.flat_map(|(rank, _)| (rank as u32).to_le_bytes()).collect()
@@ -246,7 +242,7 @@ fn missing(state: &State) -> Vec<u8> {
     if state.seen.contains(&false) { bytes_of(&state.seen) } else { bytes_of(&state.joined) }
 }
 
-fn accept_all(listeners: &[Listener], closed: &UnixStream, shared: &Arc<ServerState>) {
+fn accept_all(listeners: &[ListenSocket], closed: &UnixStream, shared: &Arc<ServerState>) {
     loop {
         let mut fds: Vec<PollFd> = listeners
             .iter()
@@ -308,7 +304,7 @@ fn serve(socket: OwnedFd, who: &str, shared: &ServerState) {
             break;
         }
     }
-    let mut state = shared.lock();
+    let mut state = lock(&shared.state);
     if !state.is_complete() {
         state.leave(rank, launch);
     }
@@ -334,7 +330,7 @@ pub(crate) fn admit(
     mut incoming: Incoming,
     who: &str,
     shared: &ServerState,
-) -> Option<(usize, Option<Launch>, OwnedFd)> {
+) -> Option<(usize, Option<LauncherId>, OwnedFd)> {
     let Hello { rank, launch, answer } = match proven(&mut incoming, shared) {
         Ok(hello) => hello,
         Err(error) => {
@@ -343,7 +339,7 @@ pub(crate) fn admit(
         }
     };
     let answer = {
-        let mut state = shared.lock();
+        let mut state = lock(&shared.state);
         if state.is_complete() {
             // The connection came while the listener was closing. So it belongs to another run, and will try
             // again to reach that run.
@@ -371,7 +367,7 @@ pub(crate) fn admit(
         shared.refuse(&format!("{who} as rank {rank}"), why);
         return None;
     }
-    let mut state = shared.lock();
+    let mut state = lock(&shared.state);
     if answered.is_err() {
         state.leave(rank, launch);
         return None;

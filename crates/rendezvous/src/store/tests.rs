@@ -158,7 +158,7 @@ fn a_file_of_a_run_that_is_not_ours_is_not_joined() {
         scope.spawn(|| Store::open(&other, 0, 2, Duration::from_secs(2)).unwrap_err());
         let stale = file::RendezvousFile {
             boot: file::boot_id(),
-            addresses: vec![Address::Local(name)],
+            addresses: vec![SocketAddress::Local(name)],
             secret: "of an earlier run".into(),
         };
         stale.write(&path).unwrap();

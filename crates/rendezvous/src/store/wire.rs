@@ -56,7 +56,7 @@ pub(crate) enum Answer {
     TimedOut(Vec<u8>),
     /// The request cannot be done. Holds the reason.
     Refused(Vec<u8>),
-    /// This rank has come for a later attempt of the run, so the others wait in vain.
+    /// This rank has come for a later attempt of the run, so the others wait for it without success.
     Overtaken(u32),
 }
 
