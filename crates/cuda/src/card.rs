@@ -203,13 +203,14 @@ impl Card {
             return Ok(*function);
         }
         let driver = self.current()?;
-        let image = compiler::compile(source, self.target())?;
+        let compiled = compiler::compile(source, self.target())?;
         let mut module = std::ptr::null_mut();
         // SAFETY: the image ends with a zero byte, if it is text, and is read during the call only.
-        let status = unsafe { (driver.cuModuleLoadData)(&mut module, image.as_ptr().cast()) };
+        let status =
+            unsafe { (driver.cuModuleLoadData)(&mut module, compiled.made.as_ptr().cast()) };
         driver.check("cuModuleLoadData", status)?;
-        for name in source.kernels {
-            let symbol = CString::new(*name).unwrap_or_default();
+        for (name, symbol) in source.kernels.iter().zip(compiled.symbols) {
+            let symbol = CString::new(symbol).unwrap_or_default();
             let mut function = std::ptr::null_mut();
             // SAFETY: the module is loaded, and the name ends with a zero byte.
             let status =

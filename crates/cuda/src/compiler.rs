@@ -1,7 +1,8 @@
 //! From a source to code for a card, by the vendor's run-time compiler (NVRTC). Compiled code is kept on disk.
 //!
-//! Input: a source and a target. Output: machine code, or text for a card that is emulated, or the resources of the kernels. A
-//! file of the cache begins with the digest of the rest and has the digest of source, target, options and compiler as its name, so neither an older compiler's nor a broken file is used. The folder belongs to the user alone.
+//! Input: a source and a target. Output: machine code, or text for a card that is emulated, or what the kernels need of a
+//! card. A file of the cache begins with the digest of what follows and has the digest of source, kernels, target, options and
+//! compiler as its name, so neither an older compiler's nor a broken file is used. The folder belongs to the user alone.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fs::{self, DirBuilder};
@@ -32,6 +33,8 @@ functions! {
         num_headers: c_int, headers: *const *const c_char, names: *const *const c_char,
     );
     fn nvrtcDestroyProgram(program: *mut *mut c_void);
+    fn nvrtcAddNameExpression(program: *mut c_void, name: *const c_char);
+    fn nvrtcGetLoweredName(program: *mut c_void, name: *const c_char, symbol: *mut *const c_char);
     fn nvrtcCompileProgram(program: *mut c_void, num_options: c_int, options: *const *const c_char);
     fn nvrtcGetProgramLogSize(program: *mut c_void, bytes: *mut usize);
     fn nvrtcGetProgramLog(program: *mut c_void, log: *mut c_char);
@@ -69,36 +72,62 @@ pub fn version() -> Result<(i32, i32)> {
     Ok((major, minor))
 }
 
+/// What was made of a source.
+#[derive(Debug)]
+pub struct Compiled {
+    /// The symbol of each of the source's kernels.
+    pub symbols: Vec<String>,
+    /// The code.
+    pub made: Vec<u8>,
+}
+
+impl Compiled {
+    /// A line for each symbol, and then the code.
+    fn to_bytes(&self) -> Vec<u8> {
+        let lines = self.symbols.iter().map(|symbol| format!("{symbol}\n"));
+        [lines.collect::<String>().as_bytes(), &self.made].concat()
+    }
+
+    fn from_bytes(bytes: &[u8], num_kernels: usize) -> Option<Self> {
+        let mut parts = bytes.splitn(num_kernels + 1, |byte| *byte == b'\n');
+        let symbols = parts.by_ref().take(num_kernels);
+        let symbols = symbols.map(|line| String::from_utf8(line.to_vec()).ok());
+        Some(Self { symbols: symbols.collect::<Option<_>>()?, made: parts.next()?.to_vec() })
+    }
+}
+
 /// The code of a source, from the cache or compiled now.
-pub fn compile(source: &KernelSource, target: CompileTarget) -> Result<Vec<u8>> {
+pub fn compile(source: &KernelSource, target: CompileTarget) -> Result<Compiled> {
     made(source, target, &[], |code, _| code)
 }
 
-/// The bytes that `wanted` takes from the code and the compiler's log, from the cache or made now.
+/// What `wanted` takes of the code and of the compiler's log, from the cache or made now.
 fn made(
     source: &KernelSource,
     target: CompileTarget,
     more_options: &[&str],
     wanted: impl FnOnce(Vec<u8>, String) -> Vec<u8>,
-) -> Result<Vec<u8>> {
+) -> Result<Compiled> {
     let (major, minor) = version()?;
     let text = [source.preludes.concat().as_str(), source.text].concat();
     let options = [&OPTIONS, more_options].concat();
     let mut digest = Sha256::new();
-    digest.update(format!("{major}.{minor} {} {options:?}\n", target.option()));
+    let (architecture, kernels) = (target.option(), source.kernels);
+    digest.update(format!("{major}.{minor} {architecture} {options:?} {kernels:?}\n"));
     digest.update(&text);
     let name = hex(&digest.finalize());
     let folder = cache_folder();
-    if let Some(made) = folder.as_ref().and_then(|folder| kept(&folder.join(&name))) {
+    let kept = folder.as_ref().and_then(|folder| kept(&folder.join(&name)));
+    if let Some(made) = kept.and_then(|bytes| Compiled::from_bytes(&bytes, kernels.len())) {
         return Ok(made);
     }
-    let (code, log) = compile_now(source.file, &text, target, &options)?;
-    let made = wanted(code, log);
+    let (Compiled { symbols, made }, log) = compile_now(source, &text, target, &options)?;
+    let compiled = Compiled { symbols, made: wanted(made, log) };
     if let Some(folder) = folder {
         // Without a cache the next run compiles again, which takes a moment and is no error.
-        let _ = keep(&folder, &name, &made);
+        let _ = keep(&folder, &name, &compiled.to_bytes());
     }
-    Ok(made)
+    Ok(compiled)
 }
 
 /// No contraction of a product and a sum into one rounding, unless the source says so: kernels have the processor's bits.
@@ -118,11 +147,15 @@ pub struct Resources {
     pub shared_bytes: u32,
 }
 
-/// The resources of a source's kernels as machine code of an architecture, such as 90. This needs no card.
+/// What the kernels of a source need as machine code of an architecture, such as 90. No card is needed for that.
 pub fn resources(source: &KernelSource, architecture: u32) -> Result<Vec<Resources>> {
     let target = CompileTarget::Code(architecture);
-    let log = made(source, target, &["--ptxas-options=-v"], |_, log| log.into_bytes())?;
-    let log = String::from_utf8_lossy(&log);
+    let compiled = made(source, target, &["--ptxas-options=-v"], |_, log| log.into_bytes())?;
+    let log = String::from_utf8_lossy(&compiled.made);
+    let name_of = |symbol: &str| {
+        let at = compiled.symbols.iter().position(|of| of == symbol);
+        at.map_or(symbol, |at| source.kernels[at]).to_owned()
+    };
     let mut all: Vec<Resources> = Vec::new();
     for line in log.lines() {
         // The number before a word.
@@ -133,7 +166,7 @@ pub fn resources(source: &KernelSource, architecture: u32) -> Result<Vec<Resourc
                 .unwrap_or(0)
         };
         if let Some((_, rest)) = line.split_once("Compiling entry function '") {
-            let kernel = rest.split('\'').next().unwrap_or_default().to_owned();
+            let kernel = name_of(rest.split('\'').next().unwrap_or_default());
             all.push(Resources { kernel, registers: 0, spilled_bytes: 0, shared_bytes: 0 });
         } else if let Some(last) = all.last_mut() {
             last.spilled_bytes += before(" bytes spill stores") + before(" bytes spill loads");
@@ -146,27 +179,34 @@ pub fn resources(source: &KernelSource, architecture: u32) -> Result<Vec<Resourc
 
 /// The code, and the compiler's log.
 fn compile_now(
-    file: &'static str,
+    source: &KernelSource,
     text: &str,
     target: CompileTarget,
     options: &[&str],
-) -> Result<(Vec<u8>, String)> {
+) -> Result<(Compiled, String)> {
     let compiler = Compiler::get()?;
+    let file = source.file;
     let broken = |log: &str| CudaError::Compile { file, log: log.to_owned() };
     let text = CString::new(text).map_err(|_| broken("it holds a zero byte"))?;
     let name = CString::new(file).unwrap_or_default();
+    let kernels = source.kernels.iter().map(|kernel| CString::new(*kernel).unwrap_or_default());
+    let kernels: Vec<CString> = kernels.collect();
     let target_option = target.option();
     let options = options.iter().copied().chain([target_option.as_str()]);
     let options: Vec<CString> = options.filter_map(|option| CString::new(option).ok()).collect();
     let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
     let mut program = std::ptr::null_mut();
     // SAFETY: texts end with a zero byte and outlive the calls, lists have the stated lengths, and buffers the sizes that the
-    // compiler has named.
+    // compiler has named. A symbol is copied before its program is destroyed.
     unsafe {
         let no_texts = std::ptr::null();
         let (text, name) = (text.as_ptr(), name.as_ptr());
         let create = compiler.nvrtcCreateProgram;
         check("nvrtcCreateProgram", create(&mut program, text, name, 0, no_texts, no_texts))?;
+        for kernel in &kernels {
+            let status = (compiler.nvrtcAddNameExpression)(program, kernel.as_ptr());
+            check("nvrtcAddNameExpression", status)?;
+        }
         let count = options.len() as c_int;
         let status = (compiler.nvrtcCompileProgram)(program, count, options.as_ptr());
         let log = bytes(program, compiler.nvrtcGetProgramLogSize, compiler.nvrtcGetProgramLog);
@@ -184,6 +224,15 @@ fn compile_now(
         } else {
             Err(broken(&log))
         };
+        let outcome = outcome.and_then(|made| {
+            let symbols = kernels.iter().map(|kernel| {
+                let mut symbol = std::ptr::null();
+                let status = (compiler.nvrtcGetLoweredName)(program, kernel.as_ptr(), &mut symbol);
+                check("nvrtcGetLoweredName", status)?;
+                Ok(CStr::from_ptr(symbol).to_string_lossy().into_owned())
+            });
+            Ok(Compiled { symbols: symbols.collect::<Result<_>>()?, made })
+        });
         (compiler.nvrtcDestroyProgram)(&mut program);
         Ok((outcome?, log.into_owned()))
     }

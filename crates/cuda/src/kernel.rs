@@ -19,7 +19,7 @@ pub struct KernelSource {
     pub text: &'static str,
     /// Texts before it: functions that several sources use.
     pub preludes: &'static [&'static str],
-    /// The kernels, by name.
+    /// The kernels, by name: that of a function, or of a template with a type such as `add<f32>`.
     pub kernels: &'static [&'static str],
     /// The types of each kernel's arguments.
     pub kinds: &'static [&'static [ArgumentKind]],
@@ -36,17 +36,28 @@ pub enum ArgumentKind {
     Single,
     /// A number of f64.
     Double,
+    /// A struct of so many bytes.
+    Record(usize),
 }
 
 impl ArgumentKind {
-    /// The type of an argument in the text of compiled code.
-    fn of_code(word: &str) -> Option<Self> {
-        match word {
+    /// The type of an argument as the text of compiled code states it.
+    fn of_code(argument: &str) -> Option<Self> {
+        argument.split_whitespace().find_map(|word| match word {
             ".u64" | ".b64" | ".s64" => Some(ArgumentKind::Word),
             ".u32" | ".b32" | ".s32" => Some(ArgumentKind::Half),
             ".f32" => Some(ArgumentKind::Single),
             ".f64" => Some(ArgumentKind::Double),
+            ".b8" => Some(ArgumentKind::Record(argument.split(['[', ']']).nth(1)?.parse().ok()?)),
             _ => None,
+        })
+    }
+
+    /// The words that an argument takes.
+    pub(crate) fn num_words(self) -> usize {
+        match self {
+            ArgumentKind::Record(bytes) => bytes.div_ceil(size_of::<u64>()),
+            _ => 1,
         }
     }
 }
@@ -56,16 +67,44 @@ pub trait Argument {
     /// Its type.
     const KIND: ArgumentKind;
 
-    /// Its bits, in the low bytes.
-    fn bits(self) -> u64;
+    /// Appends its bytes, in as many words as they need.
+    fn push_to(self, words: &mut Vec<u64>);
 }
+
+/// A struct that a kernel gets by value.
+///
+/// # Safety
+///
+/// It is laid out as in C, and each of its bytes belongs to a field.
+pub unsafe trait Record: Copy {}
+
+impl<R: Record> Argument for R {
+    const KIND: ArgumentKind = ArgumentKind::Record(size_of::<R>());
+    fn push_to(self, words: &mut Vec<u64>) {
+        let first = words.len();
+        words.resize(first + Self::KIND.num_words(), 0);
+        let to = words[first..].as_mut_ptr().cast();
+        // SAFETY: all bytes of a record are initialized, and the words have room for them.
+        unsafe { std::ptr::copy_nonoverlapping((&raw const self).cast::<u8>(), to, size_of::<R>()) }
+    }
+}
+
+/// A number, which kernels get by itself or in an array.
+///
+/// # Safety
+///
+/// Each byte belongs to its value.
+pub unsafe trait Value: Argument + Copy {}
+
+// SAFETY: numbers that lie one after the other, without gaps.
+unsafe impl<T: Value, const N: usize> Record for [T; N] {}
 
 /// A number type that kernels are made for.
 pub trait Scalar: Copy {
     /// The end of the names of its kernels.
     const NAME: &'static str;
     /// The type in which kernels compute with it.
-    type Wide: Scalar + Argument;
+    type Wide: Scalar + Value;
 }
 
 /// An f32 that kernels multiply on tensor cores, which take 10 bits of its mantissa.
@@ -112,8 +151,8 @@ macro_rules! addresses {
         impl<T> Copy for $name<T> {}
         impl<T> Argument for $name<T> {
             const KIND: ArgumentKind = ArgumentKind::Word;
-            fn bits(self) -> u64 {
-                self.0
+            fn push_to(self, words: &mut Vec<u64>) {
+                words.push(self.0);
             }
         }
     )*};
@@ -140,11 +179,13 @@ macro_rules! numbers {
     ($($ty:ty, $kind:ident, $value:ident => $bits:expr;)*) => {$(
         impl Argument for $ty {
             const KIND: ArgumentKind = ArgumentKind::$kind;
-            fn bits(self) -> u64 {
+            fn push_to(self, words: &mut Vec<u64>) {
                 let $value = self;
-                $bits
+                words.push($bits);
             }
         }
+        // SAFETY: numbers have no padding.
+        unsafe impl Value for $ty {}
     )*};
 }
 numbers! {
@@ -161,7 +202,9 @@ numbers! {
 pub struct KernelCall<'a> {
     pub(crate) source: &'a KernelSource,
     pub(crate) kernel: &'static str,
-    pub(crate) values: Vec<u64>,
+    pub(crate) kinds: &'static [ArgumentKind],
+    /// The arguments, each from a word on.
+    pub(crate) words: Vec<u64>,
 }
 
 impl<'a> KernelCall<'a> {
@@ -172,7 +215,7 @@ impl<'a> KernelCall<'a> {
         name: &'static str,
         variants: &[(&'static str, &'static str)],
         scalar: &'static str,
-        values: Vec<u64>,
+        (kinds, words): (&'static [ArgumentKind], Vec<u64>),
     ) -> Result<Self> {
         let kernel = match variants {
             [] => name,
@@ -181,7 +224,7 @@ impl<'a> KernelCall<'a> {
                 of_scalar.ok_or(CudaError::NoKernel { name, scalar })?.1
             }
         };
-        Ok(Self { source, kernel, values })
+        Ok(Self { source, kernel, kinds, words })
     }
 }
 
@@ -228,13 +271,14 @@ impl Grid {
 impl KernelSource {
     /// Compares the stated kernels with those of the text, compiled for an emulated card. Errors with the first difference.
     pub fn check(&self) -> std::result::Result<(), String> {
-        let code = compiler::compile(self, compiler::CompileTarget::Text(80))
+        let compiled = compiler::compile(self, compiler::CompileTarget::Text(80))
             .map_err(|e| e.to_string())?;
-        let code = String::from_utf8_lossy(&code);
+        let code = String::from_utf8_lossy(&compiled.made);
         let found: Vec<(&str, Vec<ArgumentKind>)> =
             code.split(".entry").skip(1).map(entry).collect();
-        for (name, kinds) in self.kernels.iter().zip(self.kinds) {
-            match found.iter().find(|(of, _)| of == name) {
+        let stated = || self.kernels.iter().zip(&compiled.symbols);
+        for ((name, symbol), kinds) in stated().zip(self.kinds) {
+            match found.iter().find(|(of, _)| of == symbol) {
                 None => return Err(format!("{} has no kernel {name}", self.file)),
                 Some((_, found)) if found == kinds => {}
                 Some((_, found)) => {
@@ -242,7 +286,7 @@ impl KernelSource {
                 }
             }
         }
-        match found.iter().find(|(name, _)| !self.kernels.contains(name)) {
+        match found.iter().find(|(name, _)| stated().all(|(_, symbol)| symbol != name)) {
             Some((name, _)) => Err(format!("{} has a kernel {name} that is not stated", self.file)),
             None => Ok(()),
         }
@@ -254,54 +298,61 @@ fn entry(text: &str) -> (&str, Vec<ArgumentKind>) {
     let head = text.split('{').next().unwrap_or_default();
     let (name, arguments) = head.split_once('(').unwrap_or((head, ""));
     let arguments = arguments.split(')').next().unwrap_or_default();
-    let of = |argument: &str| argument.split_whitespace().find_map(ArgumentKind::of_code);
-    (name.trim(), arguments.split(',').filter_map(of).collect())
+    (name.trim(), arguments.split(',').filter_map(ArgumentKind::of_code).collect())
 }
 
-/// States the kernels of a source:
+/// States the kernels of a source, which are functions or templates. A template may have another name than the function here, and
+/// more arguments behind the type: `fn scale_by_2<T: f32>["scale", "2"](..)` is `scale<f32, 2>`.
 ///
 /// ```
-/// use paceline_cuda::kernel::{In, Out};
+/// use paceline_cuda::kernel::{In, NUMBERS, Out};
 ///
 /// paceline_cuda::kernels! {
-///     SCALE = "scale.cu", "extern \"C\" __global__ void scale_f32(const float* x, float* y, unsigned n) {}", [];
+///     SCALE = "scale.cu", "template <typename T> __global__ void scale(const T* x, T* y, unsigned n) {}", [NUMBERS];
 ///     /// `y = x` for the first `n` elements.
 ///     fn scale<T: f32>(x: In<T>, y: Out<T>, n: u32);
 /// }
-/// assert_eq!(SCALE.kernels, ["scale_f32"]);
+/// assert_eq!(SCALE.kernels, ["scale<f32>"]);
 /// let call = scale::<f32>(In::NONE, Out::NONE, 3).unwrap();
 /// ```
 #[macro_export]
 macro_rules! kernels {
     ($source:ident = $file:expr, $text:expr, [$($prelude:expr),*];
-     $($(#[$about:meta])* fn $name:ident$(<$t:ident: $($scalar:ident)|+>)?($($arg:ident: $ty:ty),* $(,)?);)*) => {
+     $($(#[$about:meta])* fn $name:ident$(<$t:ident: $($scalar:ident)|+>)?$([$of:literal, $more:literal])?($($arg:ident: $ty:ty),* $(,)?);)*) => {
         /// The kernels of this file.
         pub static $source: $crate::KernelSource = $crate::KernelSource {
             file: $file,
             text: $text,
             preludes: &[$($prelude),*],
-            kernels: &$crate::kernels!(@flat [] $([$name $($($scalar)+)?])*),
+            kernels: &$crate::kernels!(@flat [] $([[$name $($of $more)?] $($($scalar)+)?])*),
             kinds: &$crate::kernels!(@kinds [] $([($($ty),*) $name $($t $($scalar)+)?])*),
         };
         $(
             $(#[$about])*
             #[allow(clippy::too_many_arguments)]
             pub fn $name$(<$t: $crate::kernel::Scalar>)?($($arg: $ty),*) -> $crate::Result<$crate::KernelCall<'static>> {
-                let values = vec![$($crate::Argument::bits($arg)),*];
-                let variants = &[$($((stringify!($scalar), concat!(stringify!($name), "_", stringify!($scalar)))),+)?];
+                let mut words = Vec::with_capacity(16);
+                $($crate::Argument::push_to($arg, &mut words);)*
+                let kinds = const { &[$(<$ty as $crate::Argument>::KIND),*] };
+                let variants = &$crate::kernels!(@variants [$name $($of $more)?] $($($scalar)+)?);
                 let scalar = $crate::kernels!(@scalar $($t)?);
-                $crate::KernelCall::new(&$source, stringify!($name), variants, scalar, values)
+                $crate::KernelCall::new(&$source, stringify!($name), variants, scalar, (kinds, words))
             }
         )*
     };
     (@scalar) => { "" };
     (@scalar $t:ident) => { <$t as $crate::kernel::Scalar>::NAME };
     (@flat [$($done:expr),*]) => { [$($done),*] };
-    (@flat [$($done:expr),*] [$name:ident] $($rest:tt)*) => {
+    (@flat [$($done:expr),*] [[$name:ident]] $($rest:tt)*) => {
         $crate::kernels!(@flat [$($done,)* stringify!($name)] $($rest)*)
     };
-    (@flat [$($done:expr),*] [$name:ident $($scalar:ident)+] $($rest:tt)*) => {
-        $crate::kernels!(@flat [$($done,)* $(concat!(stringify!($name), "_", stringify!($scalar))),+] $($rest)*)
+    (@flat [$($done:expr),*] [$of:tt $($scalar:ident)+] $($rest:tt)*) => {
+        $crate::kernels!(@flat [$($done,)* $($crate::kernels!(@name $of $scalar)),+] $($rest)*)
+    };
+    (@variants $of:tt $($scalar:ident)*) => { [$((stringify!($scalar), $crate::kernels!(@name $of $scalar))),*] };
+    (@name [$name:ident] $scalar:ident) => { concat!(stringify!($name), "<", stringify!($scalar), ">") };
+    (@name [$name:ident $of:literal $more:literal] $scalar:ident) => {
+        concat!($of, "<", stringify!($scalar), ", ", $more, ">")
     };
     (@kinds [$($done:expr),*]) => { [$($done),*] };
     (@kinds [$($done:expr),*] [($($ty:ty),*) $name:ident] $($rest:tt)*) => {

@@ -51,11 +51,6 @@ template <> struct As<f16> {
     }
 };
 
-// The element types of tensors, each with the type in which kernels compute with it: `KERNELS` expands each of them.
-#define STORED_TYPES(KERNELS) KERNELS(f32, f32) KERNELS(f64, f64) KERNELS(f16, f32) KERNELS(bf16, f32)
-#define REAL_TYPES(KERNELS) KERNELS(f32) KERNELS(f64)
-#define HALF_TYPES(KERNELS) KERNELS(f16) KERNELS(bf16)
-
 // The place of this thread among all of a grid of one axis.
 __device__ __forceinline__ u64 place() { return (u64)blockIdx.x * blockDim.x + threadIdx.x; }
 

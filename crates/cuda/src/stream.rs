@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use paceline_trace::lock;
 
 use crate::driver::{Driver, Handle, NOT_READY};
-use crate::kernel::{Grid, KernelCall};
+use crate::kernel::{ArgumentKind, Grid, KernelCall};
 use crate::matmul::WORKSPACE_BYTES;
 use crate::{Card, Matmul, Result};
 
@@ -166,9 +166,14 @@ impl Stream {
         let function = self.0.card.function(call.source, call.kernel)?;
         let driver = self.driver()?;
         let ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]) = (grid.blocks, grid.threads);
-        let mut values = call.values;
-        let mut addresses: Vec<*mut c_void> =
-            values.iter_mut().map(|value| std::ptr::from_mut(value).cast()).collect();
+        let mut words = call.words;
+        let mut rest = words.as_mut_slice();
+        let address_of = |kind: &ArgumentKind| {
+            let (argument, after) = std::mem::take(&mut rest).split_at_mut(kind.num_words());
+            rest = after;
+            argument.as_mut_ptr().cast()
+        };
+        let mut addresses: Vec<*mut c_void> = call.kinds.iter().map(address_of).collect();
         if grid.shared_bytes > DEFAULT_SHARED_BYTES {
             // SAFETY: the function is loaded.
             let status = unsafe {

@@ -70,7 +70,7 @@ fn request_permission() -> bool {
 
 /// The 64 bytes that `ldtilecfg` reads.
 #[repr(C, align(64))]
-struct Config {
+struct TileConfig {
     palette: u8,
     start_row: u8,
     reserved: [u8; 14],
@@ -79,9 +79,14 @@ struct Config {
 }
 
 /// Eight tiles of full size.
-static CONFIG: Config = {
-    let mut config =
-        Config { palette: 1, start_row: 0, reserved: [0; 14], row_bytes: [0; 16], rows: [0; 16] };
+static CONFIG: TileConfig = {
+    let mut config = TileConfig {
+        palette: 1,
+        start_row: 0,
+        reserved: [0; 14],
+        row_bytes: [0; 16],
+        rows: [0; 16],
+    };
     let mut tile = 0;
     while tile < 8 {
         config.row_bytes[tile] = ROW_BYTES as u16;
@@ -101,7 +106,7 @@ impl Hardware {
     ///
     /// [`is_permitted`] is true, and this thread has no other value of this type.
     pub(crate) unsafe fn new() -> Self {
-        const { assert!(size_of::<Config>() == 64) };
+        const { assert!(size_of::<TileConfig>() == 64) };
         // SAFETY: the caller guarantees the processor and the permission; the configuration has 64 bytes.
         unsafe {
             asm!("ldtilecfg [{}]", in(reg) &raw const CONFIG, options(nostack, readonly, preserves_flags));
@@ -118,7 +123,7 @@ impl Drop for Hardware {
     }
 }
 
-// SAFETY: who makes a value guarantees the processor and the permission; each instruction touches the rows that it is told.
+// SAFETY: who makes a value guarantees the processor and the permission; each instruction touches the rows that its arguments name.
 unsafe impl Tiles for Hardware {
     #[inline(always)]
     unsafe fn zero<const TILE: usize>(&mut self) {
@@ -218,7 +223,7 @@ pub(crate) unsafe fn multiply_tiles(products: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::tiles::Emulated;
+    use crate::tiles::EmulatedTiles;
 
     type Tile = [[u32; ROW_BYTES / 4]; ROWS];
 
@@ -256,6 +261,6 @@ mod tests {
         }
         // SAFETY: AMX may be used.
         let mut tiles = unsafe { Hardware::new() };
-        assert_eq!(sums(&mut tiles), sums(&mut Emulated::default()));
+        assert_eq!(sums(&mut tiles), sums(&mut EmulatedTiles::default()));
     }
 }

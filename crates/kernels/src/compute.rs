@@ -6,7 +6,7 @@ use paceline_memory::{Allocator, DType, Device};
 use paceline_trace::{Event, STACK_BYTES, Shapes, Span, Track, lock, now_ns};
 use rayon::prelude::*;
 
-use crate::rehearsal::Rehearsal;
+use crate::rehearsal::OpCounts;
 use crate::tiles::Ways;
 use crate::{Bf16Products, CardNeeds, KernelError, Result, SimdLevel};
 
@@ -36,7 +36,7 @@ pub struct Compute {
     /// Whether a card may round the factors of products and convolutions in f32 to TF32.
     pub(crate) rounds_to_tf32: bool,
     /// Counted on a device without contents only.
-    pub(crate) rehearsal: Mutex<Rehearsal>,
+    pub(crate) rehearsal: Mutex<OpCounts>,
 }
 
 impl Compute {
@@ -95,7 +95,7 @@ impl Compute {
 
     /// The floating-point operations of all forward products so far, a multiplication and an addition each counting as
     /// one. Only a handle of [`Device::Meta`] counts them. Products are those of linear layers, heads, convolutions and
-    /// attention, of which attention counts the pairs of positions that the causal mask leaves. Element-wise operations,
+    /// attention, which counts the pairs of positions that the causal mask leaves. Element-wise operations,
     /// norms and pooling are left out, as is usual for such counts.
     pub fn forward_flops(&self) -> u64 {
         lock(&self.rehearsal).forward_flops
@@ -251,7 +251,7 @@ pub struct Threads {
     tracks: Vec<Arc<Track>>,
 }
 
-/// The address of items, each of which one thread takes.
+/// The address of items. Each is taken by one thread.
 struct Items<T>(*mut T);
 
 // SAFETY: an address. Each item is taken by one thread, which may have it.

@@ -1,6 +1,6 @@
 //! Rows of a table, selected by numbers.
 //!
-//! Numbers that are no rows are errors. On a card, which tells no errors, they give rows of NaN, and no gradient; lengths that are
+//! An id out of range is an error. A card cannot report errors: there it gives a row of NaN, and no gradient; lengths that are
 //! too short or too long count as 1 and as the length of the sequence.
 
 use paceline_cuda::Grid;

@@ -47,7 +47,7 @@ pub enum KernelError {
     Geometry {
         /// The operation.
         op: &'static str,
-        /// What is wrong with the sizes.
+        /// The fault of the sizes.
         reason: String,
     },
     /// A class label outside the classes.
@@ -78,7 +78,7 @@ pub enum KernelError {
     NoThreads {
         /// The number of threads that were asked for.
         num_threads: usize,
-        /// What the system says.
+        /// The system's message.
         reason: String,
     },
     /// A tensor or buffer could not be allocated or claimed.

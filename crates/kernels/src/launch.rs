@@ -32,9 +32,9 @@ impl Compute {
     ///
     /// The processor runs the body at once. A device without contents checks and claims the operands, takes the scratch
     /// memory, counts the floating-point operations, and computes nothing; so a pass there has the peaks of memory of the
-    /// same pass on the processor. An accelerator runs the body later, behind all that was launched before; what the body
-    /// returns then stops the device, and [`Compute::synchronize`] tells it. A card cannot run the body, which is code of the
-    /// processor: [`Compute::launch_with_card`] states another.
+    /// same pass on the processor. An accelerator runs the body later, after all that was launched before; an error
+    /// of the body stops the device, and [`Compute::synchronize`] returns it. A card cannot run the body, which is code of the
+    /// processor: [`Compute::launch_with_card`] takes another.
     ///
     /// Errors if an operand has another shape or element type than stated, lies on another device, or is in use; and with
     /// what the body returns.
@@ -126,13 +126,13 @@ impl Compute {
                     Ok(Some(Box::new(move || {
                         // SAFETY: this is the work's place in its stream. This thread runs the work of the emulated device,
                         // whose memory it can reach.
-                        told(unsafe { compute::<O>(body, &processor, &mut held) })
+                        reported(unsafe { compute::<O>(body, &processor, &mut held) })
                     })))
                 }
                 Device::Cuda => {
                     let on_card = on_card.expect("an operation without it is refused");
                     let (card, addresses) = (self.on_card(), O::on_card(&held));
-                    Ok(Some(Box::new(move || told(on_card(&card, addresses)))))
+                    Ok(Some(Box::new(move || reported(on_card(&card, addresses)))))
                 }
             }
         })
@@ -164,7 +164,7 @@ impl Compute {
         Ok(())
     }
 
-    /// What a body for cards launches kernels with.
+    /// The stream in which a body for cards launches kernels.
     fn on_card(&self) -> OnCard {
         let stream = self.stream().card().expect("memory of a card has its stream").clone();
         OnCard::new(stream, self.rounds_to_tf32)
@@ -197,7 +197,7 @@ fn shapes_of(operands: &impl Operands) -> Shapes {
     inputs.shapes()
 }
 
-/// The outcome of a body, as a stream tells it.
-fn told<E: ToString>(outcome: std::result::Result<(), E>) -> std::result::Result<(), String> {
+/// The outcome of a body in the form that streams report.
+fn reported<E: ToString>(outcome: std::result::Result<(), E>) -> std::result::Result<(), String> {
     outcome.map_err(|error| error.to_string())
 }

@@ -12,7 +12,7 @@ use half::bf16;
 use crate::Processor;
 use crate::activation::Activation;
 use crate::card::products::Multiplied;
-use crate::product::{self, Elems, InBf16, Output, Product, Sizes};
+use crate::product::{self, ElemPtr, InBf16, Output, ProductSizes, RawProduct};
 use crate::stored::{SinglePrecision, Stored};
 
 /// A row-major matrix in a slice, or its transpose.
@@ -61,10 +61,10 @@ impl<'a, T> Matrix<'a, T> {
     }
 
     /// The matrix with its rows as lanes, as elements of a type, for a product of bf16 or f32. It is only ever read.
-    fn rows_as_lanes(&self, elems: fn(*mut T) -> Elems, in_bf16: bool) -> product::Operand {
+    fn rows_as_lanes(&self, elems: fn(*mut T) -> ElemPtr, in_bf16: bool) -> product::RawOperand {
         let elems = elems(self.elems.as_ptr().cast_mut());
         let (lane_stride, k_stride) = (self.row_stride, self.column_stride);
-        product::Operand { elems, in_bf16, lane_stride, k_stride }
+        product::RawOperand { elems, in_bf16, lane_stride, k_stride }
     }
 }
 
@@ -85,39 +85,39 @@ fn expect_strided(len: usize, rows: usize, columns: usize, row_stride: usize) {
 
 /// An operand of a product of the type `S`.
 #[derive(Clone, Copy, Debug)]
-pub enum Operand<'a, S: Stored = bf16> {
+pub enum ProductOperand<'a, S: Stored = bf16> {
     /// In the type that is computed with, and rounded to `S` by the product.
     Real(Matrix<'a, S::Real>),
     /// Used exactly.
     Stored(Matrix<'a, S>),
 }
 
-impl<'a> From<Matrix<'a, f32>> for Operand<'a, bf16> {
+impl<'a> From<Matrix<'a, f32>> for ProductOperand<'a, bf16> {
     fn from(matrix: Matrix<'a, f32>) -> Self {
-        Operand::Real(matrix)
+        ProductOperand::Real(matrix)
     }
 }
 
-impl<'a, S: Stored> From<Matrix<'a, S>> for Operand<'a, S> {
+impl<'a, S: Stored> From<Matrix<'a, S>> for ProductOperand<'a, S> {
     fn from(matrix: Matrix<'a, S>) -> Self {
-        Operand::Stored(matrix)
+        ProductOperand::Stored(matrix)
     }
 }
 
-impl<S: Stored> Operand<'_, S> {
+impl<S: Stored> ProductOperand<'_, S> {
     /// The transpose, without moving data.
     pub fn transposed(self) -> Self {
         match self {
-            Operand::Real(matrix) => Operand::Real(matrix.transposed()),
-            Operand::Stored(matrix) => Operand::Stored(matrix.transposed()),
+            ProductOperand::Real(matrix) => ProductOperand::Real(matrix.transposed()),
+            ProductOperand::Stored(matrix) => ProductOperand::Stored(matrix.transposed()),
         }
     }
 
     /// Rows and columns.
     fn dims(&self) -> (usize, usize) {
         match self {
-            Operand::Real(matrix) => (matrix.rows, matrix.columns),
-            Operand::Stored(matrix) => (matrix.rows, matrix.columns),
+            ProductOperand::Real(matrix) => (matrix.rows, matrix.columns),
+            ProductOperand::Stored(matrix) => (matrix.rows, matrix.columns),
         }
     }
 }
@@ -205,8 +205,8 @@ impl<'a, S: Stored> Destination<'a, S> {
 /// the last. With AVX512-BF16 or AMX, denormal numbers count as zero in products of bf16; other instructions give other bits.
 pub fn product<'a, S: Multiply>(
     cpu: &Processor,
-    a: impl Into<Operand<'a, S>>,
-    b: impl Into<Operand<'a, S>>,
+    a: impl Into<ProductOperand<'a, S>>,
+    b: impl Into<ProductOperand<'a, S>>,
     c: Destination<'_, S>,
     accumulate: bool,
     scratch: &mut [f32],
@@ -221,12 +221,12 @@ pub fn product<'a, S: Multiply>(
 
 /// A type of numbers that [`product`] multiplies.
 pub trait Multiply: Stored {
-    /// What [`product`] does, for sizes that agree.
+    /// [`product`] for sizes that agree.
     #[doc(hidden)]
     fn product(
         cpu: &Processor,
-        a: Operand<'_, Self>,
-        b: Operand<'_, Self>,
+        a: ProductOperand<'_, Self>,
+        b: ProductOperand<'_, Self>,
         c: Destination<'_, Self>,
         accumulate: bool,
         scratch: &mut [f32],
@@ -238,13 +238,13 @@ pub trait Multiply: Stored {
 }
 
 /// A number of 16 bits to which products round their operands, with sums in f32.
-pub(crate) trait Half: SinglePrecision + Multiply + Multiplied {}
-impl Half for bf16 {}
-impl Half for half::f16 {}
+pub(crate) trait HalfFloat: SinglePrecision + Multiply + Multiplied {}
+impl HalfFloat for bf16 {}
+impl HalfFloat for half::f16 {}
 
 impl<S: Stored<Real = f32>> Destination<'_, S> {
     /// The same as an address.
-    fn output(self, accumulate: bool, elems: impl FnOnce(Elements<'_, S>) -> Elems) -> Output {
+    fn output(self, accumulate: bool, elems: impl FnOnce(Elements<'_, S>) -> ElemPtr) -> Output {
         Output {
             elems: elems(self.elems),
             row_stride: self.row_stride,
@@ -258,52 +258,54 @@ impl<S: Stored<Real = f32>> Destination<'_, S> {
 impl Multiply for f32 {
     fn product(
         cpu: &Processor,
-        a: Operand<'_, f32>,
-        b: Operand<'_, f32>,
+        a: ProductOperand<'_, f32>,
+        b: ProductOperand<'_, f32>,
         c: Destination<'_, f32>,
         accumulate: bool,
         scratch: &mut [f32],
     ) {
-        let sizes = Sizes { m: c.rows, n: c.columns, k: a.dims().1 };
+        let sizes = ProductSizes { m: c.rows, n: c.columns, k: a.dims().1 };
         let [a, b] = [a, b.transposed()].map(|of| match of {
-            Operand::Real(of) | Operand::Stored(of) => of.rows_as_lanes(Elems::F32, false),
+            ProductOperand::Real(of) | ProductOperand::Stored(of) => {
+                of.rows_as_lanes(ElemPtr::F32, false)
+            }
         });
         let c = c.output(accumulate, |elems| match elems {
-            Elements::Real(elems) | Elements::Stored(elems) => Elems::F32(elems.as_mut_ptr()),
+            Elements::Real(elems) | Elements::Stored(elems) => ElemPtr::F32(elems.as_mut_ptr()),
         });
         // SAFETY: the constructors of matrices and destinations checked sizes and strides, the sizes agree, and the slices
         // are borrowed until the product is done, that of `c` for writing.
-        unsafe { product::run(cpu, Product { sizes, a, b, c }, scratch) }
+        unsafe { product::run(cpu, RawProduct { sizes, a, b, c }, scratch) }
     }
 
     fn scratch_len(cpu: &Processor, [m, n, k]: [usize; 3], _: bool) -> usize {
-        product::scratch_len(cpu, Sizes { m, n, k }, InBf16 { operands: false, c: false })
+        product::scratch_len(cpu, ProductSizes { m, n, k }, InBf16 { operands: false, c: false })
     }
 }
 
 impl Multiply for bf16 {
     fn product(
         cpu: &Processor,
-        a: Operand<'_>,
-        b: Operand<'_>,
+        a: ProductOperand<'_>,
+        b: ProductOperand<'_>,
         c: Destination<'_>,
         accumulate: bool,
         scratch: &mut [f32],
     ) {
-        let sizes = Sizes { m: c.rows, n: c.columns, k: a.dims().1 };
+        let sizes = ProductSizes { m: c.rows, n: c.columns, k: a.dims().1 };
         let [a, b] = [a, b.transposed()].map(|of| match of {
-            Operand::Real(of) => of.rows_as_lanes(Elems::F32, true),
-            Operand::Stored(of) => of.rows_as_lanes(Elems::Bf16, true),
+            ProductOperand::Real(of) => of.rows_as_lanes(ElemPtr::F32, true),
+            ProductOperand::Stored(of) => of.rows_as_lanes(ElemPtr::Bf16, true),
         });
         let c = c.output(accumulate, |elems| match elems {
-            Elements::Real(elems) => Elems::F32(elems.as_mut_ptr()),
-            Elements::Stored(elems) => Elems::Bf16(elems.as_mut_ptr()),
+            Elements::Real(elems) => ElemPtr::F32(elems.as_mut_ptr()),
+            Elements::Stored(elems) => ElemPtr::Bf16(elems.as_mut_ptr()),
         });
         // SAFETY: as for f32.
-        unsafe { product::run(cpu, Product { sizes, a, b, c }, scratch) }
+        unsafe { product::run(cpu, RawProduct { sizes, a, b, c }, scratch) }
     }
 
     fn scratch_len(cpu: &Processor, [m, n, k]: [usize; 3], is_c_bf16: bool) -> usize {
-        product::scratch_len(cpu, Sizes { m, n, k }, InBf16 { operands: true, c: is_c_bf16 })
+        product::scratch_len(cpu, ProductSizes { m, n, k }, InBf16 { operands: true, c: is_c_bf16 })
     }
 }

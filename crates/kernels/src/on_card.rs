@@ -1,4 +1,4 @@
-//! What the body of an operation can do on a card.
+//! Commands of an operation's body on a card: kernels, products, copies.
 //!
 //! Input: kernels with their arguments, products, addresses of operands. Output: work in the operation's stream. This file
 //! does not know what the kernels compute.
@@ -9,7 +9,7 @@ use paceline_memory::{DType, Element};
 
 use crate::stored::Stored;
 
-/// What operations need of a card that not every card has.
+/// Properties of a card that operations need, and that not every card has.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct CardNeeds {
     /// The least compute capability.
@@ -19,18 +19,18 @@ pub struct CardNeeds {
 }
 
 impl CardNeeds {
-    /// What products of elements of 16 bits on tensor cores need (`mma.m16n8k16`); nothing for wider ones.
+    /// Those of products of 16-bit elements on tensor cores (`mma.m16n8k16`); no property for wider elements.
     pub(crate) fn of_products<S: Stored>() -> Self {
         let is_half = S::DTYPE != <S::Real as Element>::DTYPE;
         Self { capability: if is_half { (8, 0) } else { (0, 0) }, shared_bytes: 0 }
     }
 
-    /// What a launch with this grid needs too.
+    /// These, and those of a launch with this grid.
     pub(crate) fn and_grid(self, grid: Grid) -> Self {
         self.and(Self { shared_bytes: grid.shared_bytes, ..self })
     }
 
-    /// What both need.
+    /// These and the other ones.
     pub(crate) fn and(self, other: Self) -> Self {
         Self {
             capability: self.capability.max(other.capability),

@@ -1,4 +1,4 @@
-//! What an operation works on: tensors and scratch memory, stated before they are touched.
+//! The operands of an operation: tensors and scratch memory, stated before they are touched.
 //!
 //! Input: tensors with the shape, element type and access that an operation states. Output: claims, and then slices for the
 //! processor or addresses for a card's kernels. This module does not know when, or on which device, an operation runs.
@@ -16,7 +16,7 @@ use smallvec::SmallVec;
 use crate::error::expect_shape;
 use crate::{Compute, KernelError, Result};
 
-/// What an operation works on: one operand, a tuple or a `Vec` of them, or an `Option` of one.
+/// The operands of an operation: one, a tuple or a `Vec` of them, or an `Option` of one.
 ///
 /// [`read`], [`write()`], [`update`] and [`scratch`] make operands. A body gets slices in the same form.
 pub trait Operands {
@@ -73,8 +73,8 @@ impl<'a> InputShapes<'a> {
     }
 }
 
-/// What keeps the memory of operands in place: until the operation is done, or until it is in its stream. Memory of a device may
-/// be freed while work that uses it is queued, because it goes back to the stream, behind the work.
+/// Keep the memory of operands in place until the operation is done, or until it is in its stream. Memory of a device may be
+/// freed while queued work uses it, because it goes back to the stream after the work.
 pub(crate) type Claims = SmallVec<[Claim; 10]>;
 
 /// Who claims operands, and for what.
@@ -104,31 +104,31 @@ impl<'a> Holding<'a> {
         std::mem::replace(&mut self.outcome, Ok(()))
     }
 
-    /// What `claim` returns, or no elements if this or an earlier operand is refused.
-    fn held(&mut self, claim: impl FnOnce(&mut Self) -> Result<Held>) -> Held {
+    /// The result of `claim`, or no elements if this or an earlier operand is refused.
+    fn held(&mut self, claim: impl FnOnce(&mut Self) -> Result<HeldOperand>) -> HeldOperand {
         if self.outcome.is_ok() {
             match claim(self) {
                 Ok(held) => return held,
                 Err(error) => self.outcome = Err(error),
             }
         }
-        Held { base: NonNull::dangling(), len_bytes: 0 }
+        HeldOperand { base: NonNull::dangling(), len_bytes: 0 }
     }
 
     /// Claims scratch memory.
-    fn scratch(&mut self, dtype: DType, len: usize) -> Held {
+    fn scratch(&mut self, dtype: DType, len: usize) -> HeldOperand {
         self.held(|to| {
             let tensor = to.compute.allocator.tensor(dtype, [len], Category::Workspace)?;
             to.claim(&tensor, Access::Write)
         })
     }
 
-    fn claim(&mut self, tensor: &Tensor, access: Access) -> Result<Held> {
+    fn claim(&mut self, tensor: &Tensor, access: Access) -> Result<HeldOperand> {
         let claim = match self.queued {
             None => tensor.claim(access, self.op)?,
             Some(event) => tensor.queue(access, self.op, event)?,
         };
-        let held = Held { base: claim.base(), len_bytes: claim.len_bytes() };
+        let held = HeldOperand { base: claim.base(), len_bytes: claim.len_bytes() };
         self.claims.push(claim);
         Ok(held)
     }
@@ -137,15 +137,15 @@ impl<'a> Holding<'a> {
 /// Where an operand lies that is claimed.
 #[doc(hidden)]
 #[derive(Debug)]
-pub struct Held {
+pub struct HeldOperand {
     base: NonNull<u8>,
     len_bytes: usize,
 }
 
 // SAFETY: an address. Whoever uses it promises that what lies there is claimed.
-unsafe impl Send for Held {}
+unsafe impl Send for HeldOperand {}
 
-impl Held {
+impl HeldOperand {
     fn address(&self) -> u64 {
         self.base.as_ptr().addr() as u64
     }
@@ -162,7 +162,7 @@ impl Held {
 
     /// # Safety
     ///
-    /// As for [`Held::elems`], and the operand must be claimed for writing.
+    /// As for [`HeldOperand::elems`], and the operand must be claimed for writing.
     unsafe fn elems_mut<T: Element>(&mut self) -> &mut [T] {
         let len = self.len_bytes / size_of::<T>();
         // SAFETY: as for `elems`; a claim for writing excludes all other users.
@@ -172,7 +172,7 @@ impl Held {
 
 /// The part of a statement that all tensors have.
 #[derive(Clone, Copy, Debug)]
-struct Stated<'t> {
+struct StatedTensor<'t> {
     operand: &'static str,
     tensor: &'t Tensor,
     shape: Shape,
@@ -180,9 +180,15 @@ struct Stated<'t> {
     is_bytes: bool,
 }
 
-impl Stated<'_> {
+impl StatedTensor<'_> {
     /// Checks the tensor and claims it, for elements of type `dtype`. Its bytes are moved so many times.
-    fn hold(&self, to: &mut Holding<'_>, dtype: DType, access: Access, times: usize) -> Held {
+    fn hold(
+        &self,
+        to: &mut Holding<'_>,
+        dtype: DType,
+        access: Access,
+        times: usize,
+    ) -> HeldOperand {
         to.held(|to| {
             self.check(to, dtype, times)?;
             to.claim(self.tensor, access)
@@ -211,12 +217,12 @@ impl Stated<'_> {
 
 /// See [`read`].
 #[derive(Clone, Copy, Debug)]
-pub struct Read<'t, T>(Stated<'t>, PhantomData<T>);
+pub struct Read<'t, T>(StatedTensor<'t>, PhantomData<T>);
 
 /// See [`write()`] and [`update`].
 #[derive(Clone, Copy, Debug)]
 pub struct Write<'t, T> {
-    stated: Stated<'t>,
+    stated: StatedTensor<'t>,
     is_read: bool,
     elements: PhantomData<T>,
 }
@@ -231,7 +237,7 @@ pub fn read<'t, T: Element>(
     tensor: &'t Tensor,
     shape: impl Into<Shape>,
 ) -> Read<'t, T> {
-    Read(Stated { operand, tensor, shape: shape.into(), is_bytes: false }, PhantomData)
+    Read(StatedTensor { operand, tensor, shape: shape.into(), is_bytes: false }, PhantomData)
 }
 
 /// An operand that is overwritten as a whole: what it held before does not matter.
@@ -240,7 +246,7 @@ pub fn write<'t, T: Element>(
     tensor: &'t Tensor,
     shape: impl Into<Shape>,
 ) -> Write<'t, T> {
-    let stated = Stated { operand, tensor, shape: shape.into(), is_bytes: false };
+    let stated = StatedTensor { operand, tensor, shape: shape.into(), is_bytes: false };
     Write { stated, is_read: false, elements: PhantomData }
 }
 
@@ -259,7 +265,7 @@ pub(crate) fn read_bytes<'t>(
     tensor: &'t Tensor,
     shape: Shape,
 ) -> Read<'t, u8> {
-    Read(Stated { operand, tensor, shape, is_bytes: true }, PhantomData)
+    Read(StatedTensor { operand, tensor, shape, is_bytes: true }, PhantomData)
 }
 
 /// An operand of any type that is overwritten as bytes.
@@ -268,7 +274,7 @@ pub(crate) fn write_bytes<'t>(
     tensor: &'t Tensor,
     shape: Shape,
 ) -> Write<'t, u8> {
-    let stated = Stated { operand, tensor, shape, is_bytes: true };
+    let stated = StatedTensor { operand, tensor, shape, is_bytes: true };
     Write { stated, is_read: false, elements: PhantomData }
 }
 
@@ -293,14 +299,14 @@ pub(crate) fn card_scratch<T: Element>(compute: &Compute, len: usize) -> Scratch
 }
 
 impl<'t, T: Element> Operands for Read<'t, T> {
-    type Held = Held;
+    type Held = HeldOperand;
     type Views<'a> = &'a [T];
 
-    fn hold(self, to: &mut Holding<'_>) -> Held {
+    fn hold(self, to: &mut Holding<'_>) -> HeldOperand {
         self.0.hold(to, T::DTYPE, Access::Read, 1)
     }
 
-    unsafe fn views(held: &mut Held) -> &[T] {
+    unsafe fn views(held: &mut HeldOperand) -> &[T] {
         // SAFETY: the caller's, and `hold` has checked the element type.
         unsafe { held.elems() }
     }
@@ -317,14 +323,14 @@ impl<'t, T: Element> Operands for Read<'t, T> {
 }
 
 impl<'t, T: Element> Operands for Write<'t, T> {
-    type Held = Held;
+    type Held = HeldOperand;
     type Views<'a> = &'a mut [T];
 
-    fn hold(self, to: &mut Holding<'_>) -> Held {
+    fn hold(self, to: &mut Holding<'_>) -> HeldOperand {
         self.stated.hold(to, T::DTYPE, Access::Write, 1 + usize::from(self.is_read))
     }
 
-    unsafe fn views(held: &mut Held) -> &mut [T] {
+    unsafe fn views(held: &mut HeldOperand) -> &mut [T] {
         // SAFETY: the caller's, and `hold` has checked the element type and claimed the range for writing.
         unsafe { held.elems_mut() }
     }
@@ -343,14 +349,14 @@ impl<'t, T: Element> Operands for Write<'t, T> {
 }
 
 impl<T: Element> Operands for Scratch<T> {
-    type Held = Held;
+    type Held = HeldOperand;
     type Views<'a> = &'a mut [T];
 
-    fn hold(self, to: &mut Holding<'_>) -> Held {
+    fn hold(self, to: &mut Holding<'_>) -> HeldOperand {
         to.scratch(T::DTYPE, self.0)
     }
 
-    unsafe fn views(held: &mut Held) -> &mut [T] {
+    unsafe fn views(held: &mut HeldOperand) -> &mut [T] {
         // SAFETY: the caller's, and `hold` has claimed a range of these elements for writing.
         unsafe { held.elems_mut() }
     }
@@ -414,7 +420,7 @@ impl<A: Operands> Operands for Vec<A> {
     }
 }
 
-/// One of two operands, of which it depends on a tensor's element type which it is.
+/// One of two operands, chosen by the tensor's dtype.
 #[derive(Clone, Copy, Debug)]
 pub enum Either<A, B> {
     /// The first one.

@@ -1,7 +1,7 @@
 //! Optimizer steps over flat storage, in one pass.
 //!
 //! A step has a few numbers of its own, such as the learning rate and the corrections that follow from the number of the step.
-//! They are arguments of the step, or they lie in the memory of the device, for work that is told once and launched again.
+//! They are arguments of the step, or they lie in the memory of the device, for work that is captured once and replayed.
 
 use paceline_cuda::Grid;
 use paceline_cuda::kernel::Out;
@@ -40,21 +40,21 @@ pub struct AdamW {
     pub weight_decay: f64,
 }
 
-/// What a step computes with: its numbers, or where they lie on the device.
+/// The numbers of a step, or their place on the device.
 #[derive(Clone, Copy, Debug)]
-pub enum Numbers<'t, const N: usize> {
+pub enum StepNumbers<'t, const N: usize> {
     /// The numbers.
     Here([f64; N]),
     /// A tensor of the parameters' type with these numbers, rounded to it.
     InMemory(&'t Tensor),
 }
 
-impl<const N: usize> Numbers<'_, N> {
+impl<const N: usize> StepNumbers<'_, N> {
     /// The numbers in the type of the parameters, as far as the host knows them, and the operand.
     fn parts<T: Real>(&self) -> ([T; N], Option<Read<'_, T>>) {
         match self {
-            Numbers::Here(numbers) => (numbers.map(T::from_f64), None),
-            Numbers::InMemory(tensor) => {
+            StepNumbers::Here(numbers) => (numbers.map(T::from_f64), None),
+            StepNumbers::InMemory(tensor) => {
                 ([T::from_f64(0.0); N], Some(read::<T>("numbers", tensor, [N])))
             }
         }
@@ -78,7 +78,7 @@ impl Sgd {
 /// tensors have the same length, f32 or f64; updates in place.
 pub fn sgd(
     compute: &Compute,
-    numbers: Numbers<'_, 4>,
+    numbers: StepNumbers<'_, 4>,
     params: &Tensor,
     grads: &Tensor,
     velocity: Option<&Tensor>,
@@ -111,10 +111,10 @@ pub fn sgd(
             Ok(())
         };
         compute.launch_with_card(op, operands, body, move |card, (p, g, v, of)| {
-            let (v, [factor, lr, momentum, weight_decay], n_words) = (v.unwrap_or(Out::NONE), here, n as u64);
+            let v = v.unwrap_or(Out::NONE);
             let call = match of {
-                Some(of) => kernels::sgd_from(p, g, v, of, n_words)?,
-                None => kernels::sgd(p, g, v, factor, lr, momentum, weight_decay, n_words)?,
+                Some(of) => kernels::sgd_from(p, g, v, of, n as u64)?,
+                None => kernels::sgd(p, g, v, here, n as u64)?,
             };
             // SAFETY: all that are there have `n` elements, and the numbers are four.
             unsafe { card.launch(call, Grid::fours(n)) }
@@ -173,7 +173,7 @@ impl AdamW {
 /// All tensors have the same length, f32 or f64; updates in place.
 pub fn adamw(
     compute: &Compute,
-    numbers: Numbers<'_, 9>,
+    numbers: StepNumbers<'_, 9>,
     params: &Tensor,
     grads: &Tensor,
     first: &Tensor,
@@ -202,13 +202,9 @@ pub fn adamw(
             Ok(())
         };
         compute.launch_with_card(op, operands, body, move |card, (p, g, m, v, of)| {
-            let [factor, beta1, rest1, beta2, rest2, eps, shrink, rate, root] = here;
-            let n_words = n as u64;
             let call = match of {
-                Some(of) => kernels::adamw_from(p, g, m, v, of, n_words)?,
-                None => kernels::adamw(
-                    p, g, m, v, factor, beta1, rest1, beta2, rest2, eps, shrink, rate, root, n_words,
-                )?,
+                Some(of) => kernels::adamw_from(p, g, m, v, of, n as u64)?,
+                None => kernels::adamw(p, g, m, v, here, n as u64)?,
             };
             // SAFETY: all have `n` elements, and the numbers are nine.
             unsafe { card.launch(call, Grid::fours(n)) }

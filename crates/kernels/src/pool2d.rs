@@ -144,11 +144,8 @@ pub fn forward(
             Ok(())
         };
         compute.launch_with_card(op, operands, body, move |card, (x, y, winners)| {
-            let [height, width, channels, window, stride, rows, columns] = pool.words();
             let n = batch * pool.image_elems()[1];
-            let call = kernels::pool(
-                x, y, winners, height, width, channels, window, stride, rows, columns, n as u64,
-            )?;
+            let call = kernels::pool(x, y, winners, pool.words(), n as u64)?;
             // SAFETY: the output has `n` elements, and the input those of `batch` images.
             unsafe { card.launch(call, Grid::elements(n)) }
         })
@@ -194,11 +191,8 @@ pub fn backward(
             Ok(())
         };
         compute.launch_with_card(op, operands, body, move |card, (winners, dy, dx, _)| {
-            let [height, width, channels, window, stride, rows, columns] = pool.words();
             let n = num_images * pool.image_elems()[0];
-            let call = kernels::pool_backward(
-                winners, dy, dx, height, width, channels, window, stride, rows, columns, n as u64,
-            )?;
+            let call = kernels::pool_backward(winners, dy, dx, pool.words(), n as u64)?;
             // SAFETY: the input has `n` elements, and the output those of as many images.
             unsafe { card.launch(call, Grid::elements(n)) }
         })

@@ -5,7 +5,7 @@ use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub};
 
 use crate::stored::Stored;
 
-/// What kernels need of f32 and f64, which are stored as they are.
+/// The arithmetic of f32 and f64, which are stored without a change.
 pub trait Real:
     Stored<Real = Self>
     + Argument

@@ -1,4 +1,4 @@
-//! What operations count for: their products, the bytes that they move, and what they need of a card.
+//! Counts of operations: their products, the bytes that they move, and their needs of a card.
 //!
 //! Input: operations, as a device without contents is given them. Output: sums of all of them. This file does not know what
 //! an operation computes.
@@ -46,7 +46,7 @@ fn flops(factors: impl IntoIterator<Item = usize>) -> u64 {
 
 /// The sums over all operations that were rehearsed with a handle.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Rehearsal {
+pub(crate) struct OpCounts {
     pub(crate) forward_flops: u64,
     pub(crate) backward_flops: u64,
     /// Bytes of the operands.
@@ -54,7 +54,7 @@ pub(crate) struct Rehearsal {
     pub(crate) card_needs: CardNeeds,
 }
 
-impl Rehearsal {
+impl OpCounts {
     /// Counts the products of an operation, and notes its needs of a card.
     pub(crate) fn count(&mut self, op: Op) {
         self.card_needs = self.card_needs.and(op.card_needs);

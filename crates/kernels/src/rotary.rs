@@ -205,7 +205,7 @@ pub(crate) fn turn<S: Stored, T: Stored<Real = S::Real>>(
     });
 }
 
-/// `to = factor * (from, rotated back)`: the gradient before a rotation from the gradient behind it.
+/// `to = factor * (from, rotated back)`: the gradient before a rotation from the gradient after it.
 #[inline(always)]
 pub(crate) fn turn_back<S: Stored>(
     from: &[S::Real],

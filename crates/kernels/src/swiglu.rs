@@ -11,7 +11,7 @@ use crate::simd::multiversion;
 use crate::stored::{Stored, for_stored};
 use crate::{Compute, KernelError, Op, Processor, Real, Result, read, write};
 
-/// Rows of which a thread of a card has an element each.
+/// Rows that share a thread of a card, which has an element of each.
 const ROWS_OF_THREAD: usize = 4;
 
 /// Rows and columns of the output, or of its gradient.

@@ -54,7 +54,7 @@ macro_rules! with_tiles {
             }
             #[cfg(test)]
             $crate::tiles::TilesOf::Emulated => {
-                let mut tiles = $crate::tiles::Emulated::default();
+                let mut tiles = $crate::tiles::EmulatedTiles::default();
                 match $wide {
                     1 => $run::<_, 1>(&mut tiles, $($arg),*),
                     _ => $run::<_, 2>(&mut tiles, $($arg),*),
@@ -92,11 +92,11 @@ pub(crate) unsafe trait Tiles {
 /// denormal numbers are those of f32.
 #[cfg(test)]
 #[derive(Default)]
-pub(crate) struct Emulated([[[u32; ROW_BYTES / 4]; ROWS]; 8]);
+pub(crate) struct EmulatedTiles([[[u32; ROW_BYTES / 4]; ROWS]; 8]);
 
 #[cfg(test)]
-// SAFETY: each function touches the rows that it is told.
-unsafe impl Tiles for Emulated {
+// SAFETY: each function touches the rows that its arguments name.
+unsafe impl Tiles for EmulatedTiles {
     unsafe fn zero<const TILE: usize>(&mut self) {
         self.0[TILE] = Default::default();
     }

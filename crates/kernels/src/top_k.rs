@@ -101,7 +101,7 @@ fn magnitude(x: f32) -> u32 {
 }
 
 /// The magnitude of the `k`-th largest element, and how many elements of exactly that magnitude are among the
-/// `k`. This is a radix selection: three passes over all values, each of which finds one digit, from the
+/// `k`. This is a radix selection: three passes over all values, and each finds one digit, from the
 /// upper bits down.
 fn threshold(values: &[f32], k: usize) -> (u32, usize) {
     let mut known = 0;

@@ -6,7 +6,7 @@ mod common;
 use common::numbers;
 use paceline_kernels::conv2d::{self, Conv2d};
 use paceline_kernels::linear::{self, Activation};
-use paceline_kernels::optimizer::{self, AdamW, Numbers, Sgd};
+use paceline_kernels::optimizer::{self, AdamW, Sgd, StepNumbers};
 use paceline_kernels::{Compute, ImageLayout, SimdLevel, conv_relu_pool, elementwise, reference};
 use paceline_memory::{Allocator, Category, DType, Shape, Tensor};
 
@@ -235,15 +235,16 @@ fn optimizers_give_the_same_bits_at_every_level_and_place() {
         let g = tensor(a, [len], &numbers(2, len));
         let state: Vec<Tensor> = (0..3).map(|_| tensor(a, [len], &vec![0.0; len])).collect();
         for step in 1..=3 {
-            let numbers = Numbers::Here(sgd.numbers(1.0));
+            let numbers = StepNumbers::Here(sgd.numbers(1.0));
             optimizer::sgd(&compute, numbers, &p, &g, Some(&state[0])).unwrap();
-            let numbers = Numbers::Here(adamw.numbers(step, 1.0));
+            let numbers = StepNumbers::Here(adamw.numbers(step, 1.0));
             optimizer::adamw(&compute, numbers, &p, &g, &state[1], &state[2]).unwrap();
             // In two unaligned parts, as with shards.
             for part in [0..501, 501..len] {
                 let (p, g) = (p.slice(part.clone()).unwrap(), g.slice(part).unwrap());
                 let plain = Sgd { momentum: 0.0, ..sgd };
-                optimizer::sgd(&compute, Numbers::Here(plain.numbers(1.0)), &p, &g, None).unwrap();
+                optimizer::sgd(&compute, StepNumbers::Here(plain.numbers(1.0)), &p, &g, None)
+                    .unwrap();
             }
         }
         seen.push(p.read::<f32>().unwrap().iter().map(|x| x.to_bits()).collect());

@@ -6,7 +6,7 @@ mod common;
 use common::numbers;
 use half::bf16;
 use paceline_kernels::linear::Activation;
-use paceline_kernels::matmul::{self, Destination, Matrix, Multiply, Operand};
+use paceline_kernels::matmul::{self, Destination, Matrix, Multiply, ProductOperand};
 use paceline_kernels::{Bf16Products, Compute, SimdLevel};
 use paceline_memory::{Allocator, Category, DType};
 
@@ -120,8 +120,8 @@ impl Case {
         let (m, n, k) = (self.m, self.n, self.k);
         let ((a, b), (a16, b16)) = (self.matrices(&self.a, &self.b), self.matrices(&a16, &b16));
         let operand = |f, h, ty| match ty {
-            F32 => Operand::Real(f),
-            Bf16 => Operand::Stored(h),
+            F32 => ProductOperand::Real(f),
+            Bf16 => ProductOperand::Stored(h),
         };
         let (a, b) = (operand(a, a16, types.0), operand(b, b16, types.1));
         product::<bf16>(compute, (m, n, k), a, b, c, accumulate);
@@ -132,8 +132,8 @@ impl Case {
 fn product<'a, S: Multiply>(
     compute: &Compute,
     (m, n, k): (usize, usize, usize),
-    a: impl Into<Operand<'a, S>>,
-    b: impl Into<Operand<'a, S>>,
+    a: impl Into<ProductOperand<'a, S>>,
+    b: impl Into<ProductOperand<'a, S>>,
     c: Destination<'_, S>,
     accumulate: bool,
 ) {

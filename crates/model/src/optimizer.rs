@@ -3,7 +3,7 @@
 use std::ops::Range;
 
 use paceline_kernels::Compute;
-use paceline_kernels::optimizer::{AdamW, Numbers, Sgd, adamw, sgd};
+use paceline_kernels::optimizer::{AdamW, Sgd, StepNumbers, adamw, sgd};
 use paceline_memory::{Allocator, Category, DType, GraphPool, GraphedWork, Tensor};
 
 use crate::storage::is_finite;
@@ -222,14 +222,16 @@ impl Optimizer {
             match (self.config.with_decay(decays), state.as_slice()) {
                 (OptimizerConfig::Sgd(config), state) => {
                     let (here, there) = (config.numbers(self.grad_factor), of(4)?);
-                    let numbers = there.as_ref().map_or(Numbers::Here(here), Numbers::InMemory);
+                    let numbers =
+                        there.as_ref().map_or(StepNumbers::Here(here), StepNumbers::InMemory);
                     let velocity = state.first().map(|(_, velocity)| velocity);
                     sgd(compute, numbers, &values, &grads, velocity)?;
                 }
                 (OptimizerConfig::AdamW(config), [(_, first), (_, second)]) => {
                     let (here, there) =
                         (config.numbers(self.steps, self.grad_factor), of(MOST_NUMBERS)?);
-                    let numbers = there.as_ref().map_or(Numbers::Here(here), Numbers::InMemory);
+                    let numbers =
+                        there.as_ref().map_or(StepNumbers::Here(here), StepNumbers::InMemory);
                     adamw(compute, numbers, &values, &grads, first, second)?;
                 }
                 (OptimizerConfig::AdamW(_), state) => {

@@ -34,7 +34,7 @@ template <typename T> __device__ __forceinline__ T combine(u32 op, T left, T rig
     return op == PRODUCT ? multiply(left, right) : add(left, right);
 }
 
-template <typename S> __device__ __forceinline__ void reduce_tree(const S* parts, S* result, u64 elems, u32 ranks, u32 op) {
+template <typename S> __global__ void reduce_tree(const S* parts, S* result, u64 elems, u32 ranks, u32 op) {
     typedef typename Running<S>::Type T;
     u64 i = place();
     if (i >= elems) return;
@@ -51,15 +51,3 @@ template <typename S> __device__ __forceinline__ void reduce_tree(const S* parts
     T all = stack[0];
     result[i] = narrow<S>(op == MEAN ? divide(all, ranks) : all);
 }
-
-#define FOR_TYPE(S)                                                                                              \
-    extern "C" __global__ void reduce_tree_##S(const S* parts, S* result, u64 elems, u32 ranks, u32 op) {         \
-        reduce_tree(parts, result, elems, ranks, op);                                                             \
-    }
-FOR_TYPE(f32)
-FOR_TYPE(f64)
-FOR_TYPE(f16)
-FOR_TYPE(bf16)
-FOR_TYPE(i32)
-FOR_TYPE(i64)
-FOR_TYPE(u8)

@@ -10,15 +10,15 @@
 use std::ops::Range;
 
 use super::forward::start_of;
-use super::product::{Products, Square, Tokens, ways_of};
+use super::product::{HeadTokens, Products, ScoreSquare, ways_of};
 use super::tile::{
-    Grid, Operands, SIDE, TokenMatrix, lanes, pack, put, put_turned_back, take, width,
+    PairOperands, SIDE, SharedMatrix, TokenMatrix, lanes, pack, put, put_turned_back, take, width,
 };
 use crate::exp::exp;
 use crate::simd::multiversion;
 use crate::stored::Stored;
 
-/// What the forward pass wrote, and the gradient of its output.
+/// Results of the forward pass, and the gradient of its output.
 #[derive(Clone, Copy)]
 pub(super) struct Results<'a, S> {
     pub(super) output: TokenMatrix<'a, S>,
@@ -33,11 +33,11 @@ ways_of! {
     ///
     /// No other thread uses the places of this pair at the same time.
     fn in_registers, in_tiles<S>(
-        operands: &Operands<'_, S>,
+        operands: &PairOperands<'_, S>,
         results: &Results<'_, S>,
         pair: usize,
         scratch: &mut [f32],
-        d_qkv: &Grid<'_, S>,
+        d_qkv: &SharedMatrix<'_, S>,
     ) = pair_with
 }
 
@@ -47,11 +47,11 @@ ways_of! {
 #[inline(always)]
 unsafe fn pair_with<P: Products, S: Stored<Real = f32>>(
     mut products: P,
-    operands: &Operands<'_, S>,
+    operands: &PairOperands<'_, S>,
     results: &Results<'_, S>,
     pair: usize,
     mut scratch: &mut [f32],
-    d_qkv: &Grid<'_, S>,
+    d_qkv: &SharedMatrix<'_, S>,
 ) {
     let (simd, spec) = (operands.simd, operands.spec);
     let (row, kv_head) = (pair / spec.kv_heads, pair % spec.kv_heads);
@@ -74,8 +74,8 @@ unsafe fn pair_with<P: Products, S: Stored<Real = f32>>(
     let v_column = k_column + spec.kv_heads * head_dim;
     // SAFETY: the caller guarantees the processor.
     unsafe {
-        products.pack_keys(operands, Tokens { row, len, column: k_column }, true, q, k);
-        products.pack_values(operands, Tokens { row, len, column: v_column }, true, q, v);
+        products.pack_keys(operands, HeadTokens { row, len, column: k_column }, true, q, k);
+        products.pack_values(operands, HeadTokens { row, len, column: v_column }, true, q, v);
     }
     dk.fill(0.0);
     dv.fill(0.0);
@@ -120,7 +120,8 @@ unsafe fn pair_with<P: Products, S: Stored<Real = f32>>(
             for first_key in (0..=first).step_by(SIDE) {
                 let is_diagonal = first_key == first;
                 let keys = if is_diagonal { queries } else { SIDE };
-                let at = Square { first_key, keys, queries, columns, is_diagonal, head_dim, width };
+                let at =
+                    ScoreSquare { first_key, keys, queries, columns, is_diagonal, head_dim, width };
                 // SAFETY: the caller guarantees the processor.
                 unsafe {
                     products.scores(&at, k, q_turned, p);
@@ -200,7 +201,7 @@ multiversion! {
     /// The scalar products of the rows of a tile and what a matrix has for the same tokens from a column on.
     fn dots_of_rows<S: Stored<Real = f32>>(
         matrix: TokenMatrix<'_, S>,
-        operands: &Operands<'_, S>,
+        operands: &PairOperands<'_, S>,
         row: usize,
         tokens: Range<usize>,
         column: usize,
@@ -212,7 +213,7 @@ multiversion! {
 #[inline(always)]
 fn dots_of_rows_body<S: Stored<Real = f32>>(
     matrix: TokenMatrix<'_, S>,
-    operands: &Operands<'_, S>,
+    operands: &PairOperands<'_, S>,
     row: usize,
     tokens: Range<usize>,
     column: usize,

@@ -8,8 +8,8 @@
 //! largest score grows (the online softmax). Scores are stored transposed, a row for each key, so that all these are
 //! computed lane by lane.
 
-use super::product::{Products, Square, Tokens, ways_of};
-use super::tile::{Grid, Operands, SIDE, lanes, put, take, width};
+use super::product::{HeadTokens, Products, ScoreSquare, ways_of};
+use super::tile::{PairOperands, SIDE, SharedMatrix, lanes, put, take, width};
 use crate::exp::exp;
 use crate::simd::multiversion;
 use crate::stored::Stored;
@@ -21,11 +21,11 @@ ways_of! {
     ///
     /// No other thread uses the places of this pair at the same time.
     fn in_registers, in_tiles<S>(
-        operands: &Operands<'_, S>,
+        operands: &PairOperands<'_, S>,
         pair: usize,
         scratch: &mut [f32],
         log_sums: &mut [f32],
-        output: &Grid<'_, S>,
+        output: &SharedMatrix<'_, S>,
     ) = pair_with
 }
 
@@ -35,11 +35,11 @@ ways_of! {
 #[inline(always)]
 unsafe fn pair_with<P: Products, S: Stored<Real = f32>>(
     mut products: P,
-    operands: &Operands<'_, S>,
+    operands: &PairOperands<'_, S>,
     pair: usize,
     mut scratch: &mut [f32],
     log_sums: &mut [f32],
-    output: &Grid<'_, S>,
+    output: &SharedMatrix<'_, S>,
 ) {
     let spec = operands.spec;
     let (row, kv_head) = (pair / spec.kv_heads, pair % spec.kv_heads);
@@ -57,8 +57,8 @@ unsafe fn pair_with<P: Products, S: Stored<Real = f32>>(
     let v_column = k_column + spec.kv_heads * head_dim;
     // SAFETY: the caller guarantees the processor.
     unsafe {
-        products.pack_keys(operands, Tokens { row, len, column: k_column }, false, q, k);
-        products.pack_values(operands, Tokens { row, len, column: v_column }, false, q, v);
+        products.pack_keys(operands, HeadTokens { row, len, column: k_column }, false, q, k);
+        products.pack_values(operands, HeadTokens { row, len, column: v_column }, false, q, v);
     }
     let scale = spec.scale() as f32;
     for (n, log_sums) in log_sums.chunks_exact_mut(spec.seq).enumerate() {
@@ -79,7 +79,8 @@ unsafe fn pair_with<P: Products, S: Stored<Real = f32>>(
             for first_key in (0..=first).step_by(SIDE) {
                 let is_diagonal = first_key == first;
                 let keys = if is_diagonal { queries } else { SIDE };
-                let at = Square { first_key, keys, queries, columns, is_diagonal, head_dim, width };
+                let at =
+                    ScoreSquare { first_key, keys, queries, columns, is_diagonal, head_dim, width };
                 // SAFETY: the caller guarantees the processor.
                 unsafe { products.scores(&at, k, q_turned, square) };
                 add_scores(operands.simd, &mut softmax, square, keys, columns, is_diagonal);
@@ -146,7 +147,7 @@ fn add_scores_body(
 ) {
     let columns = columns.min(SIDE);
     let (rows, _) = square.as_chunks_mut::<SIDE>();
-    // Four rows at a time, which shortens the chain of additions. Rows behind the last key are above the diagonal.
+    // Four rows at a time, which shortens the chain of additions. Rows after the last key are above the diagonal.
     let (fours, _) = rows[..keys.next_multiple_of(4)].as_chunks_mut::<4>();
     if is_diagonal {
         for (n, four) in fours.iter_mut().enumerate() {

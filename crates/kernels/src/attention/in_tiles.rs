@@ -12,8 +12,8 @@ use std::marker::PhantomData;
 use half::bf16;
 use paceline_numeric::bf16::round;
 
-use super::product::{Products, Square, Tokens};
-use super::tile::{Operands, SIDE, transpose_of};
+use super::product::{HeadTokens, Products, ScoreSquare};
+use super::tile::{PairOperands, SIDE, transpose_of};
 use crate::simd::Vector;
 use crate::stored::Stored;
 use crate::tiles::{self, BLOCK, Tiles, as_bf16, interleave, read_bf16};
@@ -51,7 +51,7 @@ impl<V: Vector, T: Tiles> InTiles<V, T> {
     ///
     /// That of [`Products`].
     #[inline(always)]
-    unsafe fn add_for_queries(&mut self, at: &Square, planes: &[f32], sums: &mut [f32]) {
+    unsafe fn add_for_queries(&mut self, at: &ScoreSquare, planes: &[f32], sums: &mut [f32]) {
         assert!(sums.len() >= at.width * SIDE);
         let planes = read_bf16(&planes[at.first_key * at.width / 2..][..SIDE * at.width / 2]);
         for d in (0..at.width).step_by(BLOCK) {
@@ -76,7 +76,7 @@ impl<V: Vector, T: Tiles> InTiles<V, T> {
     }
 }
 
-impl Square {
+impl ScoreSquare {
     /// The first keys of the blocks that a block of queries attends to.
     fn blocks_of_keys(&self, query: usize) -> impl Iterator<Item = usize> {
         let end = if self.is_diagonal { self.keys.min(query + BLOCK) } else { self.keys };
@@ -106,8 +106,8 @@ unsafe impl<V: Vector, T: Tiles> Products for InTiles<V, T> {
     #[inline(always)]
     unsafe fn pack_keys<S: Stored<Real = f32>>(
         &mut self,
-        operands: &Operands<'_, S>,
-        Tokens { row, len, column }: Tokens,
+        operands: &PairOperands<'_, S>,
+        HeadTokens { row, len, column }: HeadTokens,
         for_gradients: bool,
         spare: &mut [f32],
         keys: &mut [f32],
@@ -125,8 +125,8 @@ unsafe impl<V: Vector, T: Tiles> Products for InTiles<V, T> {
     #[inline(always)]
     unsafe fn pack_values<S: Stored<Real = f32>>(
         &mut self,
-        operands: &Operands<'_, S>,
-        Tokens { row, len, column }: Tokens,
+        operands: &PairOperands<'_, S>,
+        HeadTokens { row, len, column }: HeadTokens,
         for_scores: bool,
         spare: &mut [f32],
         values: &mut [f32],
@@ -168,7 +168,7 @@ unsafe impl<V: Vector, T: Tiles> Products for InTiles<V, T> {
         }
     }
     #[inline(always)]
-    unsafe fn scores(&mut self, at: &Square, keys: &[f32], queries: &[f32], to: &mut [f32]) {
+    unsafe fn scores(&mut self, at: &ScoreSquare, keys: &[f32], queries: &[f32], to: &mut [f32]) {
         let width = at.width;
         assert!(to.len() >= SIDE * SIDE && queries.len() == SIDE * width);
         let rows = read_bf16(&keys[at.first_key * width / 2..][..SIDE * width / 2]).as_ptr();
@@ -192,7 +192,7 @@ unsafe impl<V: Vector, T: Tiles> Products for InTiles<V, T> {
     #[inline(always)]
     unsafe fn add_values(
         &mut self,
-        at: &Square,
+        at: &ScoreSquare,
         square: &mut [f32],
         values: &[f32],
         factors: &[f32; SIDE],
@@ -213,7 +213,7 @@ unsafe impl<V: Vector, T: Tiles> Products for InTiles<V, T> {
     #[inline(always)]
     unsafe fn add_gradients(
         &mut self,
-        at: &Square,
+        at: &ScoreSquare,
         [p, ds]: [&mut [f32]; 2],
         keys: &[f32],
         [[_, q], [_, dy]]: [[&[f32]; 2]; 2],

@@ -15,12 +15,12 @@
 //! With AMX, products in bf16 are computed in its tiles, if heads rounded up to 16 elements are a multiple of 32 (see `in_tiles`).
 //! Rotated queries and keys, probabilities and gradients of scores are rounded to bf16 then: results, and logarithms, are within
 //! 4/256 of the largest. Infinite values of a token then make the outputs of up to 31 tokens before it NaN, and infinite
-//! queries or gradients those of up to 31 tokens behind it; otherwise of up to 7.
+//! queries or gradients those of up to 31 tokens after it; otherwise of up to 7.
 //!
 //! A card has tiles of 32, and computes scores a second time in the backward pass, for keys and for queries. Results differ
 //! from the processor's by at most 1e-5 of the largest element of a result in f32 and 1e-13 in f64. In 16 bits its tensor cores
 //! multiply, so rotated queries and keys, probabilities and gradients of scores are rounded to the type too: results, and
-//! logarithms, are within 4/256 of the largest in bf16 and 4/2048 in f16. A card cannot tell that a length is wrong: all results of
+//! logarithms, are within 4/256 of the largest in bf16 and 4/2048 in f16. A card cannot report a wrong length: all results of
 //! the row become NaN.
 //!
 //! Sources: Vaswani et al., "Attention Is All You Need", 2017; Su et al., "RoFormer", 2021 (rotation); Ainslie et al.,
@@ -51,7 +51,7 @@ mod tile;
 use self::backward::Results;
 pub use self::spec::AttentionSpec;
 pub use self::step::{keep, step};
-use self::tile::{Grid, Operands, TokenMatrix};
+use self::tile::{PairOperands, SharedMatrix, TokenMatrix};
 
 /// Elements of f32 scratch memory of a thread of [`forward()`]: `2 s d + 3 * 64 d + 64 * 64`, where `s` is `seq`
 /// rounded up to 64, and `d` is `head_dim` rounded up to 16.
@@ -65,7 +65,7 @@ pub fn backward_scratch(spec: &AttentionSpec) -> usize {
     tile::scratch_len(spec, 4, 5, 2)
 }
 
-/// The elements of scratch memory of all threads, each of which takes `of_thread`. A card needs none.
+/// The elements of scratch memory of all threads, `of_thread` for each. A card needs no scratch memory.
 fn of_threads(compute: &Compute, spec: &AttentionSpec, of_thread: usize) -> usize {
     if compute.is_card() { 0 } else { spec.num_parts(compute.processor()) * of_thread }
 }
@@ -172,9 +172,9 @@ fn ways(compute: &Compute, qkv: &Tensor, spec: &AttentionSpec) -> Ways {
 
 /// Computes a pair of the forward pass, or of the backward pass.
 type ForwardPair<S> =
-    unsafe fn(Ways, &Operands<'_, S>, usize, &mut [f32], &mut [f32], &Grid<'_, S>);
+    unsafe fn(Ways, &PairOperands<'_, S>, usize, &mut [f32], &mut [f32], &SharedMatrix<'_, S>);
 type BackwardPair<S> =
-    unsafe fn(Ways, &Operands<'_, S>, &Results<'_, S>, usize, &mut [f32], &Grid<'_, S>);
+    unsafe fn(Ways, &PairOperands<'_, S>, &Results<'_, S>, usize, &mut [f32], &SharedMatrix<'_, S>);
 
 /// The forward pass, on all threads.
 fn forward_pairs<S: Stored<Real = f32>>(
@@ -186,8 +186,8 @@ fn forward_pairs<S: Stored<Real = f32>>(
     space: &mut [f32],
 ) {
     let qkv = TokenMatrix::new(qkv, spec.qkv_shape());
-    let operands = Operands { simd: ways.simd, spec, qkv, lengths, angles };
-    let output = Grid::new(output, spec.output_shape());
+    let operands = PairOperands { simd: ways.simd, spec, qkv, lengths, angles };
+    let output = SharedMatrix::new(output, spec.output_shape());
     let group_len = spec.group() * spec.seq;
     let parts = batches(cpu, log_sums, group_len, spec.pairs()).into_iter();
     let parts = parts.zip(space.chunks_exact_mut(forward_scratch(spec))).collect();
@@ -289,13 +289,13 @@ fn backward_pairs<S: Stored<Real = f32>>(
     space: &mut [f32],
 ) {
     let qkv = TokenMatrix::new(qkv, spec.qkv_shape());
-    let operands = Operands { simd: ways.simd, spec, qkv, lengths, angles };
+    let operands = PairOperands { simd: ways.simd, spec, qkv, lengths, angles };
     let results = Results {
         output: TokenMatrix::new(output, spec.output_shape()),
         log_sums,
         d_output: TokenMatrix::new(d_output, spec.output_shape()),
     };
-    let d_qkv = Grid::new(d_qkv, spec.qkv_shape());
+    let d_qkv = SharedMatrix::new(d_qkv, spec.qkv_shape());
     let parts = cpu.threads.split(spec.pairs()).into_iter();
     let parts = parts.zip(space.chunks_exact_mut(backward_scratch(spec))).collect();
     cpu.threads.for_each(parts, |(pairs, space)| {

@@ -8,7 +8,7 @@ use crate::Real;
 use crate::rotary::{turn, turn_back};
 
 /// One head of one row of the batch: its real tokens, and where its queries, keys and values are.
-struct Head<'a, T> {
+struct AttentionHead<'a, T> {
     spec: &'a AttentionSpec,
     qkv: &'a [T],
     angles: &'a [T],
@@ -17,7 +17,7 @@ struct Head<'a, T> {
     len: usize,
 }
 
-impl<T: Real> Head<'_, T> {
+impl<T: Real> AttentionHead<'_, T> {
     /// The columns of queries, keys and values.
     fn columns(&self) -> [usize; 3] {
         let AttentionSpec { heads, kv_heads, head_dim, .. } = *self.spec;
@@ -72,11 +72,11 @@ fn heads<'a, T: Real>(
     qkv: &'a [T],
     lengths: &'a [i64],
     angles: &'a [T],
-) -> impl Iterator<Item = Head<'a, T>> {
+) -> impl Iterator<Item = AttentionHead<'a, T>> {
     let rows = lengths.iter().enumerate();
     rows.flat_map(move |(row, &len)| {
         let len = len as usize;
-        (0..spec.heads).map(move |head| Head { spec, qkv, angles, row, head, len })
+        (0..spec.heads).map(move |head| AttentionHead { spec, qkv, angles, row, head, len })
     })
 }
 

@@ -6,21 +6,21 @@
 //! In registers, each element of a product is one sum in the order of the inner index, started at zero, which is then stored or
 //! added. So its bits do not depend on its place in a tile, nor on which other elements are computed.
 
-use super::tile::{Operands, SIDE, at_level, lanes, transpose};
+use super::tile::{PairOperands, SIDE, at_level, lanes, transpose};
 use crate::SimdLevel;
 use crate::simd::{Vector, multiversion};
 use crate::stored::Stored;
 
 /// A square: queries of a tile and keys of a tile. Scores, and what is made of them, are stored transposed, (keys, queries).
 #[derive(Clone, Copy)]
-pub(super) struct Square {
+pub(super) struct ScoreSquare {
     /// The first key, and the real keys and queries from there on.
     pub(super) first_key: usize,
     pub(super) keys: usize,
     pub(super) queries: usize,
     /// Queries, rounded up to whole registers.
     pub(super) columns: usize,
-    /// Whether queries do not attend to the keys behind them: places (j, i) with `i < j`. Those far above the diagonal may be
+    /// Whether queries do not attend to later keys: places (j, i) with `i < j`. Those far above the diagonal may be
     /// left out, and hold anything.
     pub(super) is_diagonal: bool,
     pub(super) head_dim: usize,
@@ -30,7 +30,7 @@ pub(super) struct Square {
 
 /// The real tokens of a row, and the column where a head of keys or of values begins.
 #[derive(Clone, Copy)]
-pub(super) struct Tokens {
+pub(super) struct HeadTokens {
     pub(super) row: usize,
     pub(super) len: usize,
     pub(super) column: usize,
@@ -48,8 +48,8 @@ pub(super) unsafe trait Products {
     /// size of a tile.
     unsafe fn pack_keys<S: Stored<Real = f32>>(
         &mut self,
-        operands: &Operands<'_, S>,
-        tokens: Tokens,
+        operands: &PairOperands<'_, S>,
+        tokens: HeadTokens,
         for_gradients: bool,
         spare: &mut [f32],
         keys: &mut [f32],
@@ -57,8 +57,8 @@ pub(super) unsafe trait Products {
     /// Writes the values of all tokens: for scores (`for_scores`), or for [`Self::add_values`].
     unsafe fn pack_values<S: Stored<Real = f32>>(
         &mut self,
-        operands: &Operands<'_, S>,
-        tokens: Tokens,
+        operands: &PairOperands<'_, S>,
+        tokens: HeadTokens,
         for_scores: bool,
         spare: &mut [f32],
         values: &mut [f32],
@@ -66,21 +66,21 @@ pub(super) unsafe trait Products {
     /// Writes the form of a tile (SIDE, width) that scores need, and also [`Self::add_gradients`] if `for_gradients`.
     unsafe fn turn(&mut self, width: usize, for_gradients: bool, tile: &[f32], to: &mut [f32]);
     /// `to[j, i] = keys[j] . queries[i]`, from packed keys and turned queries.
-    unsafe fn scores(&mut self, at: &Square, keys: &[f32], queries: &[f32], to: &mut [f32]);
+    unsafe fn scores(&mut self, at: &ScoreSquare, keys: &[f32], queries: &[f32], to: &mut [f32]);
     /// `sums[i] = factors[i] sums[i] + sum over j of square[j, i] values[j]`; sums are zero before the first key.
     unsafe fn add_values(
         &mut self,
-        at: &Square,
+        at: &ScoreSquare,
         square: &mut [f32],
         values: &[f32],
         factors: &[f32; SIDE],
         sums: &mut [f32],
     );
     /// `d_values[j] += sum over i of p[j, i] dy[i]`, `d_keys[j] += sum over i of ds[j, i] q[i]` and `dq[i] += sum over j of
-    /// ds[j, i] keys[j]`; dq is zero before the first key. A tile is here in both forms: as it is, and turned.
+    /// ds[j, i] keys[j]`; dq is zero before the first key. Each tile comes as is and transposed.
     unsafe fn add_gradients(
         &mut self,
-        at: &Square,
+        at: &ScoreSquare,
         squares: [&mut [f32]; 2],
         keys: &[f32],
         queries_and_dy: [[&[f32]; 2]; 2],
@@ -217,8 +217,8 @@ unsafe impl Products for InRegisters {
     #[inline(always)]
     unsafe fn pack_keys<S: Stored<Real = f32>>(
         &mut self,
-        operands: &Operands<'_, S>,
-        tokens: Tokens,
+        operands: &PairOperands<'_, S>,
+        tokens: HeadTokens,
         _: bool,
         _: &mut [f32],
         keys: &mut [f32],
@@ -228,8 +228,8 @@ unsafe impl Products for InRegisters {
     #[inline(always)]
     unsafe fn pack_values<S: Stored<Real = f32>>(
         &mut self,
-        operands: &Operands<'_, S>,
-        tokens: Tokens,
+        operands: &PairOperands<'_, S>,
+        tokens: HeadTokens,
         _: bool,
         _: &mut [f32],
         values: &mut [f32],
@@ -241,7 +241,7 @@ unsafe impl Products for InRegisters {
         transpose(self.0, [SIDE, width], tile, to);
     }
     #[inline(always)]
-    unsafe fn scores(&mut self, at: &Square, keys: &[f32], queries: &[f32], to: &mut [f32]) {
+    unsafe fn scores(&mut self, at: &ScoreSquare, keys: &[f32], queries: &[f32], to: &mut [f32]) {
         let keys = &keys[at.first_key * at.width..];
         let lanes = lanes(self.0);
         for j in (0..at.keys).step_by(rows(lanes)) {
@@ -255,7 +255,7 @@ unsafe impl Products for InRegisters {
     #[inline(always)]
     unsafe fn add_values(
         &mut self,
-        at: &Square,
+        at: &ScoreSquare,
         square: &mut [f32],
         values: &[f32],
         factors: &[f32; SIDE],
@@ -269,7 +269,7 @@ unsafe impl Products for InRegisters {
     #[inline(always)]
     unsafe fn add_gradients(
         &mut self,
-        at: &Square,
+        at: &ScoreSquare,
         [p, ds]: [&mut [f32]; 2],
         keys: &[f32],
         [[q, _], [dy, _]]: [[&[f32]; 2]; 2],
@@ -310,7 +310,7 @@ fn scale_rows_body(rows: &mut [f32], width: usize, factors: &[f32; SIDE]) {
 
 impl InRegisters {
     /// `sums[i] (+)= sum over j of square[j, i] rows[j]`, the sums being zero before the first key.
-    fn add_for_queries(&self, at: &Square, square: &[f32], values: &[f32], sums: &mut [f32]) {
+    fn add_for_queries(&self, at: &ScoreSquare, square: &[f32], values: &[f32], sums: &mut [f32]) {
         let (width, is_later, rows) = (at.width, at.first_key > 0, rows(lanes(self.0)));
         for i in (0..at.queries).step_by(rows) {
             let steps = if at.is_diagonal { at.keys.min(i + rows) } else { at.keys };
@@ -363,7 +363,7 @@ macro_rules! ways_of {
                     Some($crate::tiles::TilesOf::Processor) => on_processor::<$stored>($($arg),*),
                     #[cfg(test)]
                     Some($crate::tiles::TilesOf::Emulated) => {
-                        let tiles = $crate::tiles::Emulated::default();
+                        let tiles = $crate::tiles::EmulatedTiles::default();
                         $body::<_, $stored>(InTiles::<$crate::simd::Portable, _>::new(tiles), $($arg),*)
                     }
                 }

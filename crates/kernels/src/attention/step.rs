@@ -2,7 +2,7 @@
 //!
 //! Input: queries, keys and values of the new token, and the cache of rotated keys and of values. Output: the mean of the
 //! values that the token attends to; its own key and value are in the cache then. This file does not know where
-//! the token comes from, or what is made of the output.
+//! the token comes from, nor how the output is used.
 //!
 //! Source: Shazeer, "Fast Transformer Decoding: One Write-Head is All You Need", 2019, which describes the cache.
 
@@ -17,7 +17,7 @@ use crate::{Compute, KernelError, Op, Real, Result, lanes, read, scratch, update
 
 /// The output of [`forward`](super::forward()) for the token at `position` of each row, if the cache has the keys and values
 /// of the tokens before it. Writes the rotated key and the value of the token to place `position` of the cache, and does
-/// not read the places behind it. So calls with positions 0, 1, 2, ... need no other beginning than memory for the cache.
+/// not read the places after it. So calls with positions 0, 1, 2, ... can begin with any contents of the cache.
 ///
 /// Shapes: qkv (batch, (heads + 2 * kv_heads) * head_dim), not rotated; keys and values [`AttentionSpec::cache_shape`];
 /// output (batch, heads * head_dim). f32 and f64, like the table; or bf16 and f16 with a table of f32, in which everything is
@@ -70,7 +70,7 @@ pub fn step(
     })
 }
 
-/// What the new tokens of all rows bring, and the pair of a row and a head of keys at which a thread begins.
+/// The new tokens of all rows, and the first pair of a row and a head of keys that a thread computes.
 struct Token<'a, S: Stored> {
     spec: &'a AttentionSpec,
     qkv: &'a [S],
@@ -152,7 +152,7 @@ fn keep_token<S: Stored>(
 /// Puts the rotated keys and the values of the first `tokens` tokens of each row into the cache, as `tokens` calls of [`step`]
 /// do: the same bits. With [`forward`](super::forward()) this reads the beginning of a text in one pass.
 ///
-/// Shapes: qkv (batch * tokens, (heads + 2 * kv_heads) * head_dim), a row behind the other; keys and values as for [`step`].
+/// Shapes: qkv (batch * tokens, (heads + 2 * kv_heads) * head_dim), row after row; keys and values as for [`step`].
 /// Types and errors as there; a card has no kernel for it.
 pub fn keep(
     compute: &Compute,

@@ -3,7 +3,7 @@
 //! In: matrices with a row for each token, and scratch memory. Out: packed tiles. This file does not know what is computed.
 //!
 //! Tiles are of f32, whatever the matrices are stored in. The rows of a tile are `width` elements long: `head_dim` rounded
-//! up to 16. What lies behind `head_dim`, and behind the last token, is zero. Registers use nothing that is computed from it, and
+//! up to 16. Elements after `head_dim`, and rows after the last token, are zero. Registers use nothing that is computed from it, and
 //! are only slowed down by old contents; products in tiles of AMX need the zeros.
 
 use std::marker::PhantomData;
@@ -48,9 +48,9 @@ pub(super) fn take<'a>(scratch: &mut &'a mut [f32], len: usize) -> &'a mut [f32]
     taken
 }
 
-/// What all threads read.
+/// The tensors and sizes that all threads read.
 #[derive(Clone, Copy)]
-pub(super) struct Operands<'a, S> {
+pub(super) struct PairOperands<'a, S> {
     pub(super) simd: SimdLevel,
     pub(super) spec: &'a AttentionSpec,
     pub(super) qkv: TokenMatrix<'a, S>,
@@ -58,9 +58,8 @@ pub(super) struct Operands<'a, S> {
     pub(super) angles: &'a [f32],
 }
 
-impl<'a, S: Stored<Real = f32>> Operands<'a, S> {
-    /// Asks for what comes behind a tile of queries: the next tile of this head, or the first one of the next head. With
-    /// the first head of a group also for a tile of the keys and values of the next group.
+impl<'a, S: Stored<Real = f32>> PairOperands<'a, S> {
+    /// Prefetches the tile that follows a tile of queries: the next one of this head, or the first one of the next head.
     #[inline(always)]
     pub(super) fn prefetch_next(
         &self,
@@ -78,7 +77,7 @@ impl<'a, S: Stored<Real = f32>> Operands<'a, S> {
         matrix.prefetch(spec, row, first, head * spec.head_dim);
     }
 
-    /// Asks for a tile of the keys and values of the head of keys behind `kv_head`.
+    /// Prefetches a tile of the keys and values of the head of keys after `kv_head`.
     #[inline(always)]
     pub(super) fn prefetch_next_keys(&self, row: usize, kv_head: usize, first: usize) {
         let spec = self.spec;
@@ -94,7 +93,7 @@ impl<'a, S: Stored<Real = f32>> Operands<'a, S> {
         &self.angles[token * self.spec.head_dim..][..self.spec.head_dim]
     }
 
-    /// Copies the elements of tokens from `column` on into the rows of `to`, rotated and times `factor`. The rows behind
+    /// Copies the elements of tokens from `column` on into the rows of `to`, rotated and times `factor`. The rows after
     /// the tokens are zero.
     pub(super) fn pack_rotated(
         &self,
@@ -107,7 +106,7 @@ impl<'a, S: Stored<Real = f32>> Operands<'a, S> {
         pack_rotated(self.simd, self, row, tokens, column, factor, to);
     }
 
-    /// Copies the elements of tokens from `column` on into the rows of `to`. The rows behind the tokens are zero.
+    /// Copies the elements of tokens from `column` on into the rows of `to`. The rows after the tokens are zero.
     pub(super) fn pack(&self, row: usize, tokens: Range<usize>, column: usize, to: &mut [f32]) {
         pack(self.simd, self.qkv, self.spec, row, tokens, column, to);
     }
@@ -115,7 +114,7 @@ impl<'a, S: Stored<Real = f32>> Operands<'a, S> {
 
 multiversion! {
     fn pack_rotated<S: Stored<Real = f32>>(
-        operands: &Operands<'_, S>,
+        operands: &PairOperands<'_, S>,
         row: usize,
         tokens: Range<usize>,
         column: usize,
@@ -126,7 +125,7 @@ multiversion! {
 
 #[inline(always)]
 fn pack_rotated_body<S: Stored<Real = f32>>(
-    operands: &Operands<'_, S>,
+    operands: &PairOperands<'_, S>,
     row: usize,
     tokens: Range<usize>,
     column: usize,
@@ -170,7 +169,7 @@ impl<'a, S: Stored<Real = f32>> TokenMatrix<'a, S> {
         &self.elems[(row * spec.seq + token) * self.columns + column..][..spec.head_dim]
     }
 
-    /// Asks for the elements of a tile of tokens from `column` on, if they exist. Heads of a token lie far from those of the
+    /// Prefetches the elements of a tile of tokens from `column` on, if they exist. Heads of a token lie far from those of the
     /// next token, which processors do not foresee.
     #[inline(always)]
     pub(super) fn prefetch(&self, spec: &AttentionSpec, row: usize, first: usize, column: usize) {
@@ -185,7 +184,7 @@ impl<'a, S: Stored<Real = f32>> TokenMatrix<'a, S> {
 }
 
 multiversion! {
-    /// Copies the elements of tokens from `column` on into the rows of `to`. The rows behind the tokens are zero.
+    /// Copies the elements of tokens from `column` on into the rows of `to`. The rows after the tokens are zero.
     pub(super) fn pack<S: Stored<Real = f32>>(
         from: TokenMatrix<'_, S>,
         spec: &AttentionSpec,
@@ -283,25 +282,25 @@ pub(super) unsafe fn transpose_of<V: Vector>(
 }
 
 /// A row-major matrix that threads write into, each in its own places.
-pub(super) struct Grid<'a, S> {
+pub(super) struct SharedMatrix<'a, S> {
     start: *mut S,
     rows: usize,
     columns: usize,
     borrowed: PhantomData<&'a mut [S]>,
 }
 
-// SAFETY: the matrix is borrowed for writing as long as this value lives, and `Grid::place` makes its callers see to
+// SAFETY: the matrix is borrowed for writing as long as this value lives, and `SharedMatrix::place` makes its callers see to
 // it that no place is used twice at a time.
-unsafe impl<S: Stored> Sync for Grid<'_, S> {}
+unsafe impl<S: Stored> Sync for SharedMatrix<'_, S> {}
 
-impl<'a, S: Stored> Grid<'a, S> {
+impl<'a, S: Stored> SharedMatrix<'a, S> {
     /// Panics if the sizes do not agree.
     pub(super) fn new(elems: &'a mut [S], [rows, columns]: [usize; 2]) -> Self {
         assert_eq!(Some(elems.len()), rows.checked_mul(columns), "a matrix of {rows} x {columns}");
         Self { start: elems.as_mut_ptr(), rows, columns, borrowed: PhantomData }
     }
 
-    /// Asks for the places of a tile of rows, which will be written soon.
+    /// Prefetches the elements of a tile of rows, which will be written soon.
     #[inline(always)]
     pub(super) fn prefetch(&self, rows: Range<usize>, column: usize, len: usize) {
         for row in rows {
@@ -330,7 +329,7 @@ multiversion! {
     ///
     /// Nobody else uses these places.
     pub(super) unsafe fn put<S: Stored<Real = f32>>(
-        to: &Grid<'_, S>,
+        to: &SharedMatrix<'_, S>,
         spec: &AttentionSpec,
         first: usize,
         column: usize,
@@ -341,7 +340,7 @@ multiversion! {
 
 #[inline(always)]
 unsafe fn put_body<S: Stored<Real = f32>>(
-    to: &Grid<'_, S>,
+    to: &SharedMatrix<'_, S>,
     spec: &AttentionSpec,
     first: usize,
     column: usize,
@@ -364,8 +363,8 @@ multiversion! {
     ///
     /// Nobody else uses these places.
     pub(super) unsafe fn put_turned_back<S: Stored<Real = f32>>(
-        to: &Grid<'_, S>,
-        operands: &Operands<'_, S>,
+        to: &SharedMatrix<'_, S>,
+        operands: &PairOperands<'_, S>,
         row: usize,
         tokens: Range<usize>,
         column: usize,
@@ -376,8 +375,8 @@ multiversion! {
 
 #[inline(always)]
 unsafe fn put_turned_back_body<S: Stored<Real = f32>>(
-    to: &Grid<'_, S>,
-    operands: &Operands<'_, S>,
+    to: &SharedMatrix<'_, S>,
+    operands: &PairOperands<'_, S>,
     row: usize,
     tokens: Range<usize>,
     column: usize,

@@ -13,7 +13,7 @@
 use std::marker::PhantomData;
 
 use paceline_cuda::Grid;
-use paceline_cuda::kernel::Out;
+use paceline_cuda::kernel::{In, Out};
 use paceline_memory::{Shape, Tensor};
 
 use crate::activation::Activation;
@@ -100,9 +100,11 @@ impl BatchNorm {
         grid
     }
 
-    /// What a card's kernels need to know besides: the addend of the variance, and whether ReLU follows.
-    fn words(&self) -> (f64, u32) {
-        (self.eps, u32::from(self.activation == Activation::Relu))
+    /// The operands of [`BatchNorm::parameters`] and the settings, for a card's kernels.
+    fn on_card<R>(&self, (moments, weight, bias): (In<f64>, In<R>, In<R>)) -> kernels::Norm<R> {
+        let with_relu = u32::from(self.activation == Activation::Relu);
+        let (eps, channels) = (self.eps, self.channels as u32);
+        kernels::Norm { moments, weight, bias, eps, channels, with_relu }
     }
 
     /// Adds the sums of blocks of rows, and says in `count` how many rows there are, if it is there.
@@ -170,11 +172,11 @@ pub fn sums(compute: &Compute, config: &BatchNorm, input: &Tensor, sums: &Tensor
         compute.launch_with_card(op, operands, body, move |card, (x, sums, blocks)| {
             let (channels, rows_of_block) = (config.channels as u32, ROWS_PER_BLOCK as u32);
             let call = kernels::norm_sums(x, blocks, channels, rows as u64, rows_of_block)?;
-            let behind = Out(sums.0 + size_of::<f64>() as u64, PhantomData);
+            let after_count = Out(sums.0 + size_of::<f64>() as u64, PhantomData);
             // SAFETY: the input has `rows` times `channels` elements; there are two sums for each channel and block.
             unsafe {
                 card.launch(call, config.grid(rows))?;
-                config.add_blocks_on(card, blocks, behind, sums, rows)
+                config.add_blocks_on(card, blocks, after_count, sums, rows)
             }
         })
     })
@@ -319,11 +321,8 @@ pub fn normalize(
             });
             Ok(())
         };
-        compute.launch_with_card(op, operands, body, move |card, (x, (moments, weight, bias), y)| {
-            let ((eps, relu), channels) = (config.words(), config.channels as u32);
-            let call = kernels::norm_normalize(
-                x, moments, weight, bias, eps, relu, y, channels, n as u64,
-            )?;
+        compute.launch_with_card(op, operands, body, move |card, (x, parameters, y)| {
+            let call = kernels::norm_normalize(x, config.on_card(parameters), y, n as u64)?;
             // SAFETY: both images have `n` elements, and the parameters `channels`.
             unsafe { card.launch(call, Grid::elements(n)) }
         })
@@ -364,12 +363,9 @@ pub fn gradient_sums(
             Ok(())
         };
         compute.launch_with_card(op, operands, body, move |card, operands| {
-            let (x, dy, (moments, weight, bias), sums, blocks) = operands;
-            let ((eps, relu), channels) = (config.words(), config.channels as u32);
-            let (height, rows_of_block) = (rows as u64, ROWS_PER_BLOCK as u32);
-            let call = kernels::norm_gradient_sums(
-                x, dy, moments, weight, bias, eps, relu, blocks, channels, height, rows_of_block,
-            )?;
+            let (x, dy, parameters, sums, blocks) = operands;
+            let (norm, rows_of_block) = (config.on_card(parameters), ROWS_PER_BLOCK as u32);
+            let call = kernels::norm_gradient_sums(x, dy, norm, blocks, rows as u64, rows_of_block)?;
             // SAFETY: the images have `rows` times `channels` elements; there are two sums for each channel and block.
             unsafe {
                 card.launch(call, config.grid(rows))?;
@@ -459,11 +455,9 @@ pub fn backward_input(
             Ok(())
         };
         compute.launch_with_card(op, operands, body, move |card, operands| {
-            let (x, dy, (moments, weight, bias), sums, dx) = operands;
-            let ((eps, relu), channels) = (config.words(), config.channels as u32);
-            let call = kernels::norm_backward_input(
-                x, dy, moments, weight, bias, eps, relu, sums, dx, channels, n as u64,
-            )?;
+            let (x, dy, parameters, sums, dx) = operands;
+            let norm = config.on_card(parameters);
+            let call = kernels::norm_backward_input(x, dy, norm, sums, dx, n as u64)?;
             // SAFETY: the images have `n` elements, the parameters `channels`, and the sums twice as many.
             unsafe { card.launch(call, Grid::elements(n)) }
         })

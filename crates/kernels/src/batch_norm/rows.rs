@@ -7,7 +7,7 @@ use crate::activation::Activation;
 use crate::simd::multiversion;
 use crate::stored::Stored;
 
-/// What the formulas need for each channel, (c) each, in the type of the values.
+/// The numbers of the formulas for each channel, (c) each, in the type of the values.
 pub(super) struct Factors<T> {
     mean: Vec<T>,
     /// The part of the mean that is lost when the mean is rounded to its type. Subtracting this part
@@ -50,8 +50,8 @@ impl<T: Real> Factors<T> {
 
     /// The factors of `N` channels, beginning with `first`, to be kept in registers.
     #[inline(always)]
-    fn group<const N: usize>(&self, first: usize) -> Group<T, N> {
-        Group {
+    fn group<const N: usize>(&self, first: usize) -> ChannelGroup<T, N> {
+        ChannelGroup {
             mean: columns(&self.mean, first),
             mean_rest: columns(&self.mean_rest, first),
             inv_std: columns(&self.inv_std, first),
@@ -62,7 +62,7 @@ impl<T: Real> Factors<T> {
     }
 }
 
-struct Group<T, const N: usize> {
+struct ChannelGroup<T, const N: usize> {
     mean: [T; N],
     mean_rest: [T; N],
     inv_std: [T; N],
@@ -71,7 +71,7 @@ struct Group<T, const N: usize> {
     with_relu: bool,
 }
 
-impl<T: Real, const N: usize> Group<T, N> {
+impl<T: Real, const N: usize> ChannelGroup<T, N> {
     #[inline(always)]
     fn x_hat(&self, j: usize, x: T) -> T {
         ((x - self.mean[j]) - self.mean_rest[j]) * self.inv_std[j]

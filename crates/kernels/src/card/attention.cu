@@ -129,16 +129,14 @@ template <typename Real> __device__ Real sum_of_lanes(Real x) {
 }
 
 template <typename Real>
-__device__ void attention_forward(const Attention& spec, const Real* qkv, const i64* lengths,
-                                  const Real* angles, Real scale, Real* output,
-                                  Real* log_sums) {
+__global__ void attention_forward(Attention<Real> spec, const Real* qkv, Real* output, Real* log_sums) {
     u32 head_dim = spec.head_dim, pitch = pitch_of(head_dim);
     Real* q = (Real*)shared_bytes;
     Real* k = q + SIDE * pitch;
     Real* v = k + SIDE * pitch;
     Square<Real> p = (Square<Real>)(v + SIDE * pitch);
     Work work(spec.seq, spec.heads, SIDE);
-    Length length(lengths, work.row, spec.seq);
+    Length length(spec, work.row);
     Place at;
     Columns<Real> columns(head_dim, blockIdx.y, at.lane);
     const Real* of_row = qkv + spec.at(work.row, 0, 0);
@@ -152,11 +150,11 @@ __device__ void attention_forward(const Attention& spec, const Real* qkv, const 
     }
     u32 end = min(work.first + SIDE, length.real);
     if (work.first < length.real) {
-        load_tile(of_row + (u64)work.head * head_dim, stride, work.first, end, head_dim, pitch, angles,
-                  scale * to_base_2<Real>(), q);
+        load_tile(of_row + (u64)work.head * head_dim, stride, work.first, end, head_dim, pitch, spec.angles,
+                  (Real)spec.scale * to_base_2<Real>(), q);
         for (u32 first = 0; first < end; first += SIDE) {
             __syncthreads();
-            load_tile(of_row + (u64)key_head * head_dim, stride, first, end, head_dim, pitch, angles, (Real)1, k);
+            load_tile(of_row + (u64)key_head * head_dim, stride, first, end, head_dim, pitch, spec.angles, (Real)1, k);
             load_tile(of_row + (u64)(key_head + spec.kv_heads) * head_dim, stride, first, end, head_dim, pitch,
                       (const Real*)0, (Real)1, v);
             __syncthreads();
@@ -214,7 +212,7 @@ template <typename Real> struct Pair {
 // The logarithms of a tile of queries, to the base 2, and the products of the output with its gradient. The threads that share rows of a tile
 // sum for these rows.
 template <typename Real>
-__device__ void load_results(const Attention& spec, const Work& work, u32 head, u32 first, u32 end, Place at,
+__device__ void load_results(const Attention<Real>& spec, const Work& work, u32 head, u32 first, u32 end, Place at,
                              const Real* output, const Real* log_sums, const Real* d_output,
                              Real* logs, Real* products) {
     for (u32 i = at.row; i < at.row + OWN; ++i) {
@@ -234,10 +232,9 @@ __device__ void load_results(const Attention& spec, const Work& work, u32 head, 
 
 // Writes gradients of rotated rows, rotated back and times a factor. The partner of a column is in the same thread.
 template <typename Real>
-__device__ void store_turned(const Attention& spec, const Work& work, const Length& length, u32 head, Place at,
-                             const Columns<Real>& columns, const Real* angles,
-                             Real factor,
-                             const Real (&sums)[OWN][Share<Real>::COLUMNS], Real* d_qkv) {
+__device__ void store_turned(const Attention<Real>& spec, const Work& work, const Length& length, u32 head, Place at,
+                             const Columns<Real>& columns, Real factor, const Real (&sums)[OWN][Share<Real>::COLUMNS],
+                             Real* d_qkv) {
     u32 half = columns.half;
     for (u32 i = 0; i < OWN; ++i) {
         u32 token = work.first + at.row + i;
@@ -248,8 +245,8 @@ __device__ void store_turned(const Attention& spec, const Work& work, const Leng
             u32 column = columns.at(c);
             Real x = behind<Real>(length), y = x;
             if (token < length.real) {
-                Real cosine = angles[(u64)token * spec.head_dim + column];
-                Real sine = angles[(u64)token * spec.head_dim + half + column];
+                Real cosine = spec.angles[(u64)token * spec.head_dim + column];
+                Real sine = spec.angles[(u64)token * spec.head_dim + half + column];
                 Real first = sums[i][c], second = sums[i][c + Share<Real>::HALF];
                 x = (first * cosine + second * sine) * factor;
                 y = (second * cosine - first * sine) * factor;
@@ -262,10 +259,8 @@ __device__ void store_turned(const Attention& spec, const Work& work, const Leng
 
 // The gradient of queries: a block has a tile of queries, and visits their keys.
 template <typename Real>
-__device__ void attention_backward_queries(const Attention& spec, const Real* qkv, const i64* lengths,
-                                           const Real* angles, Real scale,
-                                           const Real* output, const Real* log_sums, const Real* d_output,
-                                           Real* d_qkv) {
+__global__ void attention_backward_queries(Attention<Real> spec, const Real* qkv, const Real* output,
+                                           const Real* log_sums, const Real* d_output, Real* d_qkv) {
     u32 head_dim = spec.head_dim, pitch = pitch_of(head_dim);
     Real* q = (Real*)shared_bytes;
     Real* dy = q + SIDE * pitch;
@@ -274,7 +269,7 @@ __device__ void attention_backward_queries(const Attention& spec, const Real* qk
     Square<Real> ds = (Square<Real>)(v + SIDE * pitch);
     Real *logs = (Real*)(ds + SIDE), *products = logs + SIDE;
     Work work(spec.seq, spec.heads, SIDE);
-    Length length(lengths, work.row, spec.seq);
+    Length length(spec, work.row);
     Place at;
     Columns<Real> columns(head_dim, blockIdx.y, at.lane);
     const Real* of_row = qkv + spec.at(work.row, 0, 0);
@@ -282,14 +277,14 @@ __device__ void attention_backward_queries(const Attention& spec, const Real* qk
     u32 key_head = spec.keys_of(work.head), end = min(work.first + SIDE, length.real);
     Real sums[OWN][Share<Real>::COLUMNS] = {};
     if (work.first < length.real) {
-        load_tile(of_row + (u64)work.head * head_dim, stride, work.first, end, head_dim, pitch, angles,
-                  scale * to_base_2<Real>(), q);
+        load_tile(of_row + (u64)work.head * head_dim, stride, work.first, end, head_dim, pitch, spec.angles,
+                  (Real)spec.scale * to_base_2<Real>(), q);
         load_tile(d_output + spec.output_at(work.row, 0, work.head), output_stride, work.first, end, head_dim, pitch,
                   (const Real*)0, (Real)1, dy);
         load_results(spec, work, work.head, work.first, end, at, output, log_sums, d_output, logs, products);
         for (u32 first = 0; first < end; first += SIDE) {
             __syncthreads();
-            load_tile(of_row + (u64)key_head * head_dim, stride, first, end, head_dim, pitch, angles, (Real)1, k);
+            load_tile(of_row + (u64)key_head * head_dim, stride, first, end, head_dim, pitch, spec.angles, (Real)1, k);
             load_tile(of_row + (u64)(key_head + spec.kv_heads) * head_dim, stride, first, end, head_dim, pitch,
                       (const Real*)0, (Real)1, v);
             __syncthreads();
@@ -310,13 +305,12 @@ __device__ void attention_backward_queries(const Attention& spec, const Real* qk
             add_keys(ds, work, first, end, k, pitch, at, columns, sums);
         }
     }
-    store_turned(spec, work, length, work.head, at, columns, angles, scale, sums, d_qkv);
+    store_turned(spec, work, length, work.head, at, columns, (Real)spec.scale, sums, d_qkv);
 }
 
 // The gradients of keys and values: a block has a tile of keys, and visits the queries that attend to them, head by head.
 template <typename Real>
-__device__ void attention_backward_keys(const Attention& spec, const Real* qkv, const i64* lengths,
-                                        const Real* angles, Real scale, const Real* output,
+__global__ void attention_backward_keys(Attention<Real> spec, const Real* qkv, const Real* output,
                                         const Real* log_sums, const Real* d_output, Real* d_qkv) {
     u32 head_dim = spec.head_dim, pitch = pitch_of(head_dim);
     Real* k = (Real*)shared_bytes;
@@ -326,7 +320,7 @@ __device__ void attention_backward_keys(const Attention& spec, const Real* qkv, 
     Square<Real> p = (Square<Real>)(dy + SIDE * pitch), ds = p + SIDE;
     Real *logs = (Real*)(ds + SIDE), *products = logs + SIDE;
     Work work(spec.seq, spec.kv_heads, SIDE);
-    Length length(lengths, work.row, spec.seq);
+    Length length(spec, work.row);
     Place at;
     Columns<Real> columns(head_dim, blockIdx.y, at.lane);
     const Real* of_row = qkv + spec.at(work.row, 0, 0);
@@ -334,14 +328,14 @@ __device__ void attention_backward_keys(const Attention& spec, const Real* qkv, 
     u32 group = spec.heads / spec.kv_heads, key_head = spec.heads + work.head, real = length.real;
     Real dk[OWN][Share<Real>::COLUMNS] = {}, dv[OWN][Share<Real>::COLUMNS] = {};
     if (work.first < real) {
-        load_tile(of_row + (u64)key_head * head_dim, stride, work.first, real, head_dim, pitch, angles, (Real)1, k);
+        load_tile(of_row + (u64)key_head * head_dim, stride, work.first, real, head_dim, pitch, spec.angles, (Real)1, k);
         load_tile(of_row + (u64)(key_head + spec.kv_heads) * head_dim, stride, work.first, real, head_dim, pitch,
                   (const Real*)0, (Real)1, v);
         for (u32 head = work.head * group; head < (work.head + 1) * group; ++head) {
             for (u32 first = work.first; first < real; first += SIDE) {
                 __syncthreads();
-                load_tile(of_row + (u64)head * head_dim, stride, first, real, head_dim, pitch, angles,
-                          scale * to_base_2<Real>(), q);
+                load_tile(of_row + (u64)head * head_dim, stride, first, real, head_dim, pitch, spec.angles,
+                          (Real)spec.scale * to_base_2<Real>(), q);
                 load_tile(d_output + spec.output_at(work.row, 0, head), output_stride, first, real, head_dim, pitch,
                           (const Real*)0, (Real)1, dy);
                 load_results(spec, work, head, first, real, at, output, log_sums, d_output, logs, products);
@@ -374,7 +368,7 @@ __device__ void attention_backward_keys(const Attention& spec, const Real* qkv, 
             }
         }
     }
-    store_turned(spec, work, length, key_head, at, columns, angles, to_base_e<Real>(), dk, d_qkv);
+    store_turned(spec, work, length, key_head, at, columns, to_base_e<Real>(), dk, d_qkv);
     for (u32 i = 0; i < OWN; ++i) {
         u32 token = work.first + at.row + i;
         if (token >= spec.seq) continue;
@@ -384,19 +378,3 @@ __device__ void attention_backward_keys(const Attention& spec, const Real* qkv, 
         }
     }
 }
-
-#define BACKWARD(S, NAME)                                                                                                  \
-    extern "C" __global__ void NAME##_##S(ATTENTION_ARGUMENTS, const S* qkv, const i64* lengths, const S* angles,          \
-                                          double scale, const S* output, const S* log_sums, const S* d_output,             \
-                                          S* d_qkv) {                                                                      \
-        NAME<S>(ATTENTION, qkv, lengths, angles, scale, output, log_sums, d_output, d_qkv);                                \
-    }
-#define FOR_REAL(S)                                                                                                        \
-    extern "C" __global__ void attention_forward_##S(ATTENTION_ARGUMENTS, const S* qkv, const i64* lengths,                \
-                                                     const S* angles, double scale, S* output, S* log_sums) {              \
-        attention_forward<S>(ATTENTION, qkv, lengths, angles, scale, output, log_sums);                                    \
-    }                                                                                                                      \
-    BACKWARD(S, attention_backward_queries)                                                                                \
-    BACKWARD(S, attention_backward_keys)
-
-REAL_TYPES(FOR_REAL)

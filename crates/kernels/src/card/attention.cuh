@@ -3,8 +3,12 @@
 // Scores are logarithms to the base 2: queries are multiplied by log2(e) besides their scale, so a probability is one power of
 // two. Sums that are stored for the backward pass are natural logarithms.
 
-struct Attention {
-    u32 batch, seq, heads, kv_heads, head_dim;
+// The sizes, the factor of scores, and what all heads share: the lengths of rows, if there are some, and the angles of tokens.
+template <typename Real> struct Attention {
+    u32 seq, heads, kv_heads, head_dim;
+    double scale;
+    const i64* lengths;
+    const Real* angles;
 
     __device__ u64 qkv_columns() const { return (u64)(heads + 2 * kv_heads) * head_dim; }
     // The first element of a token's head in qkv, counted from queries over keys to values.
@@ -18,18 +22,14 @@ struct Attention {
     __device__ u32 keys_of(u32 head) const { return heads + head / (heads / kv_heads); }
 };
 
-#define ATTENTION_ARGUMENTS u32 batch, u32 seq, u32 heads, u32 kv_heads, u32 head_dim
-#define ATTENTION \
-    Attention { batch, seq, heads, kv_heads, head_dim }
-
 // The real tokens of a row; a length that is not within 0..=seq makes the row's results NaN.
 struct Length {
     u32 real;
     bool is_wrong;
 
-    __device__ Length(const i64* lengths, u32 row, u32 seq) {
-        i64 length = lengths ? lengths[row] : (i64)seq;
-        is_wrong = length < 0 || length > (i64)seq;
+    template <typename Real> __device__ Length(const Attention<Real>& spec, u32 row) {
+        i64 seq = spec.seq, length = spec.lengths ? spec.lengths[row] : seq;
+        is_wrong = length < 0 || length > seq;
         real = is_wrong ? 0 : (u32)length;
     }
 };

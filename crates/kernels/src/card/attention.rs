@@ -3,36 +3,59 @@
 //! Heads in f32 and f64 are worked on tile by tile, and heads in 16 bits are multiplied on tensor cores. Angles, logarithms and
 //! scores are of the type that kernels compute in.
 
-use paceline_cuda::kernel::{In, Out};
+use paceline_cuda::kernel::{In, Out, Record};
 use paceline_cuda::{Grid, Result};
 use paceline_memory::Element;
 
-use super::attention_halves::{halves_backward_keys, halves_backward_queries, halves_forward};
 use super::products::{retyped, untyped};
-use super::{EXP, NUMBERS};
+use super::{EXP, MMA, NUMBERS};
 use crate::attention::AttentionSpec;
 use crate::stored::Stored;
 use crate::{CardNeeds, OnCard};
 
-/// What all sources of attention share.
-pub(super) const SHARED: &str = include_str!("attention.cuh");
+const ATTENTION_OF_ALL: &str = include_str!("attention.cuh");
+
+/// The struct `Attention` of the sources.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct CardAttention {
+    seq: u32,
+    heads: u32,
+    kv_heads: u32,
+    head_dim: u32,
+    scale: f64,
+    lengths: In<i64>,
+    angles: In<u8>,
+}
+
+// SAFETY: laid out as in C; four numbers of 4 bytes come before three of 8, so there are no gaps.
+unsafe impl Record for CardAttention {}
 
 paceline_cuda::kernels! {
-    ATTENTION = "attention.cu", include_str!("attention.cu"), [NUMBERS, EXP, SHARED];
+    ATTENTION = "attention.cu", include_str!("attention.cu"), [NUMBERS, EXP, ATTENTION_OF_ALL];
     /// Outputs and logarithms.
-    fn attention_forward<T: f32 | f64>(
-        batch: u32, seq: u32, heads: u32, kv_heads: u32, head_dim: u32, qkv: In<T>, lengths: In<i64>, angles: In<u8>,
-        scale: f64, output: Out<T>, log_sums: Out<u8>,
-    );
+    fn attention_forward<T: f32 | f64>(spec: CardAttention, qkv: In<T>, output: Out<T>, log_sums: Out<u8>);
     /// The gradient of the queries.
     fn attention_backward_queries<T: f32 | f64>(
-        batch: u32, seq: u32, heads: u32, kv_heads: u32, head_dim: u32, qkv: In<T>, lengths: In<i64>, angles: In<u8>,
-        scale: f64, output: In<T>, log_sums: In<u8>, d_output: In<T>, d_qkv: Out<T>,
+        spec: CardAttention, qkv: In<T>, output: In<T>, log_sums: In<u8>, d_output: In<T>, d_qkv: Out<T>,
     );
     /// The gradients of keys and values.
     fn attention_backward_keys<T: f32 | f64>(
-        batch: u32, seq: u32, heads: u32, kv_heads: u32, head_dim: u32, qkv: In<T>, lengths: In<i64>, angles: In<u8>,
-        scale: f64, output: In<T>, log_sums: In<u8>, d_output: In<T>, d_qkv: Out<T>,
+        spec: CardAttention, qkv: In<T>, output: In<T>, log_sums: In<u8>, d_output: In<T>, d_qkv: Out<T>,
+    );
+}
+
+paceline_cuda::kernels! {
+    ATTENTION_HALVES = "attention_halves.cu", include_str!("attention_halves.cu"), [NUMBERS, EXP, MMA, ATTENTION_OF_ALL];
+    /// Outputs and logarithms.
+    fn halves_forward<T: f16 | bf16>(spec: CardAttention, qkv: In<T>, output: Out<T>, log_sums: Out<u8>);
+    /// The gradient of the queries.
+    fn halves_backward_queries<T: f16 | bf16>(
+        spec: CardAttention, qkv: In<T>, output: In<T>, log_sums: In<u8>, d_output: In<T>, d_qkv: Out<T>,
+    );
+    /// The gradients of keys and values.
+    fn halves_backward_keys<T: f16 | bf16>(
+        spec: CardAttention, qkv: In<T>, output: In<T>, log_sums: In<u8>, d_output: In<T>, d_qkv: Out<T>,
     );
 }
 
@@ -43,10 +66,16 @@ const THREADS: u32 = 128;
 /// Bytes of the columns of each half of a head that a block computes.
 const HALF_BYTES: usize = 256;
 
-/// The first arguments of a kernel.
-fn sizes(spec: &AttentionSpec) -> [u32; 5] {
-    let AttentionSpec { batch, seq, heads, kv_heads, head_dim } = *spec;
-    [batch, seq, heads, kv_heads, head_dim].map(|size| size as u32)
+/// The first argument of a kernel.
+fn first_argument<R>(
+    spec: &AttentionSpec,
+    lengths: Option<In<i64>>,
+    angles: In<R>,
+) -> CardAttention {
+    let [seq, heads, kv_heads, head_dim] =
+        [spec.seq, spec.heads, spec.kv_heads, spec.head_dim].map(|size| size as u32);
+    let (lengths, angles) = (lengths.unwrap_or(In::NONE), retyped(angles));
+    CardAttention { seq, heads, kv_heads, head_dim, scale: spec.scale(), lengths, angles }
 }
 
 /// Whether heads are multiplied on tensor cores: those in 16 bits.
@@ -73,15 +102,15 @@ fn backward_grids<S: Stored>(spec: &AttentionSpec) -> [Grid; 2] {
     }
 }
 
-/// What a forward and a backward pass need of a card.
+/// The needs of a forward and of a backward pass.
 pub(crate) fn needs<S: Stored>(spec: &AttentionSpec) -> [CardNeeds; 2] {
     let all = CardNeeds::of_products::<S>();
     let [queries, keys] = backward_grids::<S>(spec);
     [all.and_grid(forward_grid::<S>(spec)), all.and_grid(queries).and_grid(keys)]
 }
 
-/// A block for each run of 16 tokens for each of its warps, of which it has at most 4, and for each part of the columns, of which
-/// each half of a head has `columns`; with shared memory for tiles of its own tokens and of 32 others.
+/// A block has at most 4 warps, each with a run of 16 tokens, and a part of the columns: `columns` of each half of a head. Its
+/// shared memory holds tiles of its own tokens and of 32 others.
 fn halves_grid(spec: &AttentionSpec, heads: usize, (tiles, columns): (usize, usize)) -> Grid {
     let warps = spec.seq.div_ceil(16).clamp(1, 4);
     let blocks = spec.batch * heads * spec.seq.div_ceil(16 * warps);
@@ -124,13 +153,8 @@ pub(crate) unsafe fn forward<S: Stored>(
     output: Out<S>,
     log_sums: Out<S::Real>,
 ) -> Result<()> {
-    let [batch, seq, heads, kv_heads, head_dim] = sizes(spec);
-    let (lengths, angles) = (lengths.unwrap_or(In::NONE), retyped(angles));
-    let (scale, log_sums) = (spec.scale(), untyped(log_sums));
     let kernel = if are_halves::<S>() { halves_forward } else { attention_forward };
-    let call = kernel(
-        batch, seq, heads, kv_heads, head_dim, qkv, lengths, angles, scale, output, log_sums,
-    )?;
+    let call = kernel(first_argument(spec, lengths, angles), qkv, output, untyped(log_sums))?;
     // SAFETY: the caller's; a block writes what belongs to its tile of tokens below `seq`.
     unsafe { card.launch(call, forward_grid::<S>(spec)) }
 }
@@ -145,19 +169,14 @@ pub(crate) unsafe fn backward<S: Stored>(
     (output, log_sums, d_output): (In<S>, In<S::Real>, In<S>),
     d_qkv: Out<S>,
 ) -> Result<()> {
-    let [batch, seq, heads, kv_heads, head_dim] = sizes(spec);
-    let (lengths, angles) = (lengths.unwrap_or(In::NONE), retyped(angles));
-    let (scale, log_sums) = (spec.scale(), retyped(log_sums));
+    let (first, log_sums) = (first_argument(spec, lengths, angles), retyped(log_sums));
     let kernels = if are_halves::<S>() {
         [halves_backward_queries, halves_backward_keys]
     } else {
         [attention_backward_queries, attention_backward_keys]
     };
     for (kernel, grid) in kernels.into_iter().zip(backward_grids::<S>(spec)) {
-        let call = kernel(
-            batch, seq, heads, kv_heads, head_dim, qkv, lengths, angles, scale, output, log_sums,
-            d_output, d_qkv,
-        )?;
+        let call = kernel(first, qkv, output, log_sums, d_output, d_qkv)?;
         // SAFETY: the caller's; a block writes what belongs to its tile of tokens below `seq`, the first kernel the gradients of
         // queries and the second one those of keys and values.
         unsafe { card.launch(call, grid)? };

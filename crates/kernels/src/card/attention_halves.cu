@@ -177,7 +177,7 @@ template <u32 COLUMNS> struct Results {
 
     // Writes gradients of rotated rows, rotated back and times a factor; or as they are, without angles.
     template <typename S>
-    __device__ void store_turned(const Attention& spec, const Work& work, const Length& length, u32 head, Slots slots, Place at,
+    __device__ void store_turned(const Attention<f32>& spec, const Work& work, const Length& length, u32 head, Slots slots, Place at,
                                  const f32* angles, f32 factor, S* d_qkv) const {
         #pragma unroll
         for (u32 half = 0; half < 2; ++half) {
@@ -217,15 +217,14 @@ __device__ f32 sum_of_lanes(f32 x) {
 enum { WIDE = 64, NARROW = 32 };
 
 template <typename S>
-__device__ void halves_forward(const Attention& spec, const S* qkv, const i64* lengths, const f32* angles, f32 scale, S* output,
-                               f32* log_sums) {
+__global__ void __launch_bounds__(128) halves_forward(Attention<f32> spec, const S* qkv, S* output, f32* log_sums) {
     u32 head_dim = spec.head_dim, side = blockDim.x / 2;
     Slots slots(head_dim);
     S* q = (S*)shared_bytes;
     S* k = q + side * slots.pitch();
     S* v = k + SIDE * slots.pitch();
     Work work(spec.seq, spec.heads, side);
-    Length length(lengths, work.row, spec.seq);
+    Length length(spec, work.row);
     Place at;
     const S* of_row = qkv + spec.at(work.row, 0, 0);
     u64 stride = spec.qkv_columns();
@@ -234,12 +233,12 @@ __device__ void halves_forward(const Attention& spec, const S* qkv, const i64* l
     f32 most[2] = {lowest, lowest}, total[2] = {0, 0};
     Results<WIDE> sums;
     if (work.first < length.real) {
-        load_tile(of_row + (u64)work.head * head_dim, stride, work.first, side, end, slots, angles,
-                  scale * to_base_2<f32>(), q);
+        load_tile(of_row + (u64)work.head * head_dim, stride, work.first, side, end, slots, spec.angles,
+                  (f32)spec.scale * to_base_2<f32>(), q);
     }
     for (u32 first = 0; work.first < length.real && first < end; first += SIDE) {
         __syncthreads();
-        load_tile(of_row + (u64)key_head * head_dim, stride, first, SIDE, end, slots, angles, 1.0f, k);
+        load_tile(of_row + (u64)key_head * head_dim, stride, first, SIDE, end, slots, spec.angles, 1.0f, k);
         bool has_infinite = load_tile(of_row + (u64)(key_head + spec.kv_heads) * head_dim, stride, first, SIDE, end, slots,
                                       (const f32*)0, 1.0f, v);
         has_infinite = __syncthreads_or(has_infinite);
@@ -301,7 +300,7 @@ __device__ void halves_forward(const Attention& spec, const S* qkv, const i64* l
 // The logarithms of `count` queries, to the base 2, and the products of the output with its gradient, behind the rows of the
 // queries in their tile. 4 lanes sum for a query.
 template <typename S>
-__device__ void load_results(const Attention& spec, const Work& work, u32 head, u32 first, u32 count, u32 end, const S* output,
+__device__ void load_results(const Attention<f32>& spec, const Work& work, u32 head, u32 first, u32 count, u32 end, const S* output,
                              const f32* log_sums, const S* d_output, Slots slots, S* q) {
     for (u32 i = threadIdx.x / 4; i < count; i += blockDim.x / 4) {
         f32 sum = 0;
@@ -337,8 +336,8 @@ __device__ void differentiate(Sums (&scores)[TILES], Sums (&gradients)[TILES], P
 
 // The gradient of queries: a block has queries, and visits their keys.
 template <typename S>
-__device__ void halves_backward_queries(const Attention& spec, const S* qkv, const i64* lengths, const f32* angles, f32 scale,
-                                        const S* output, const f32* log_sums, const S* d_output, S* d_qkv) {
+__global__ void __launch_bounds__(128) halves_backward_queries(Attention<f32> spec, const S* qkv, const S* output,
+                                                                 const f32* log_sums, const S* d_output, S* d_qkv) {
     u32 head_dim = spec.head_dim, side = blockDim.x / 2;
     Slots slots(head_dim);
     S* q = (S*)shared_bytes;
@@ -346,15 +345,15 @@ __device__ void halves_backward_queries(const Attention& spec, const S* qkv, con
     S* k = dy + side * slots.pitch();
     S* v = k + SIDE * slots.pitch();
     Work work(spec.seq, spec.heads, side);
-    Length length(lengths, work.row, spec.seq);
+    Length length(spec, work.row);
     Place at;
     const S* of_row = qkv + spec.at(work.row, 0, 0);
     u64 stride = spec.qkv_columns(), output_stride = (u64)spec.heads * head_dim;
     u32 key_head = spec.keys_of(work.head), end = min(work.first + side, length.real);
     Results<WIDE> sums;
     if (work.first < length.real) {
-        load_tile(of_row + (u64)work.head * head_dim, stride, work.first, side, end, slots, angles,
-                  scale * to_base_2<f32>(), q);
+        load_tile(of_row + (u64)work.head * head_dim, stride, work.first, side, end, slots, spec.angles,
+                  (f32)spec.scale * to_base_2<f32>(), q);
         load_tile(d_output + spec.output_at(work.row, 0, work.head), output_stride, work.first, side, end, slots,
                   (const f32*)0, 1.0f, dy);
         load_results(spec, work, work.head, work.first, side, end, output, log_sums, d_output, slots, q);
@@ -362,7 +361,7 @@ __device__ void halves_backward_queries(const Attention& spec, const S* qkv, con
     for (u32 first = 0; work.first < length.real && first < end; first += SIDE) {
         __syncthreads();
         bool has_infinite =
-            load_tile(of_row + (u64)key_head * head_dim, stride, first, SIDE, end, slots, angles, 1.0f, k);
+            load_tile(of_row + (u64)key_head * head_dim, stride, first, SIDE, end, slots, spec.angles, 1.0f, k);
         load_tile(of_row + (u64)(key_head + spec.kv_heads) * head_dim, stride, first, SIDE, end, slots, (const f32*)0, 1.0f, v);
         has_infinite = __syncthreads_or(has_infinite);
         u32 last = work.first + at.row + OWN;
@@ -383,13 +382,13 @@ __device__ void halves_backward_queries(const Attention& spec, const S* qkv, con
             sums.add(gradients, k, slots, at, 0, last - first);
         }
     }
-    sums.store_turned(spec, work, length, work.head, slots, at, angles, scale, d_qkv);
+    sums.store_turned(spec, work, length, work.head, slots, at, spec.angles, spec.scale, d_qkv);
 }
 
 // The gradients of keys and values: a block has keys, and visits the queries that attend to them, head by head.
 template <typename S>
-__device__ void halves_backward_keys(const Attention& spec, const S* qkv, const i64* lengths, const f32* angles, f32 scale,
-                                     const S* output, const f32* log_sums, const S* d_output, S* d_qkv) {
+__global__ void __launch_bounds__(128) halves_backward_keys(Attention<f32> spec, const S* qkv, const S* output,
+                                                                 const f32* log_sums, const S* d_output, S* d_qkv) {
     u32 head_dim = spec.head_dim, side = blockDim.x / 2;
     Slots slots(head_dim);
     S* k = (S*)shared_bytes;
@@ -397,22 +396,22 @@ __device__ void halves_backward_keys(const Attention& spec, const S* qkv, const 
     S* q = v + side * slots.pitch();
     S* dy = q + SIDE * slots.pitch();
     Work work(spec.seq, spec.kv_heads, side);
-    Length length(lengths, work.row, spec.seq);
+    Length length(spec, work.row);
     Place at;
     const S* of_row = qkv + spec.at(work.row, 0, 0);
     u64 stride = spec.qkv_columns(), output_stride = (u64)spec.heads * head_dim;
     u32 group = spec.heads / spec.kv_heads, key_head = spec.heads + work.head, real = length.real;
     Results<NARROW> dk, dv;
     if (work.first < real) {
-        load_tile(of_row + (u64)key_head * head_dim, stride, work.first, side, real, slots, angles, 1.0f, k);
+        load_tile(of_row + (u64)key_head * head_dim, stride, work.first, side, real, slots, spec.angles, 1.0f, k);
         load_tile(of_row + (u64)(key_head + spec.kv_heads) * head_dim, stride, work.first, side, real, slots, (const f32*)0,
                   1.0f, v);
     }
     for (u32 head = work.head * group; head < (work.head + 1) * group; ++head) {
         for (u32 first = work.first; first < real; first += SIDE) {
             __syncthreads();
-            bool has_infinite = load_tile(of_row + (u64)head * head_dim, stride, first, SIDE, real, slots, angles,
-                                          scale * to_base_2<f32>(), q);
+            bool has_infinite = load_tile(of_row + (u64)head * head_dim, stride, first, SIDE, real, slots, spec.angles,
+                                          (f32)spec.scale * to_base_2<f32>(), q);
             has_infinite |= load_tile(d_output + spec.output_at(work.row, 0, head), output_stride, first, SIDE, real, slots,
                                       (const f32*)0, 1.0f, dy);
             load_results(spec, work, head, first, SIDE, real, output, log_sums, d_output, slots, q);
@@ -438,22 +437,6 @@ __device__ void halves_backward_keys(const Attention& spec, const S* qkv, const 
             }
         }
     }
-    dk.store_turned(spec, work, length, key_head, slots, at, angles, to_base_e<f32>(), d_qkv);
+    dk.store_turned(spec, work, length, key_head, slots, at, spec.angles, to_base_e<f32>(), d_qkv);
     dv.store_turned(spec, work, length, key_head + spec.kv_heads, slots, at, (const f32*)0, 1.0f, d_qkv);
 }
-
-#define BACKWARD(S, NAME)                                                                                                  \
-    extern "C" __global__ void __launch_bounds__(128) NAME##_##S(                                                          \
-        ATTENTION_ARGUMENTS, const S* qkv, const i64* lengths, const f32* angles, double scale, const S* output,           \
-        const f32* log_sums, const S* d_output, S* d_qkv) {                                                                \
-        NAME<S>(ATTENTION, qkv, lengths, angles, scale, output, log_sums, d_output, d_qkv);                                \
-    }
-#define FOR_HALF(S)                                                                                                        \
-    extern "C" __global__ void __launch_bounds__(128) halves_forward_##S(                                                  \
-        ATTENTION_ARGUMENTS, const S* qkv, const i64* lengths, const f32* angles, double scale, S* output, f32* log_sums) { \
-        halves_forward<S>(ATTENTION, qkv, lengths, angles, scale, output, log_sums);                                       \
-    }                                                                                                                      \
-    BACKWARD(S, halves_backward_queries)                                                                                   \
-    BACKWARD(S, halves_backward_keys)
-
-HALF_TYPES(FOR_HALF)

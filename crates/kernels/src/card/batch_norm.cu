@@ -1,18 +1,26 @@
 // Batch normalization, with the processor's bits: sums over blocks of rows, and then over the blocks, in order.
 
-// What the formulas need for a channel.
+// The statistics and parameters of all channels.
+template <typename R> struct Norm {
+    const double* moments;
+    const R *weights, *biases;
+    double eps;
+    u32 channels, with_relu;
+};
+
+// The numbers of the formulas for a channel.
 template <typename R> struct Channel {
     R mean, mean_rest, inv_std, weight, bias;
     bool with_relu;
 
-    __device__ Channel(const double* moments, const R* weights, const R* biases, double eps, u32 channels, u32 c, u32 relu) {
-        double exact = moments[1 + c];
+    __device__ Channel(const Norm<R>& norm, u32 c) {
+        double exact = norm.moments[1 + c];
         mean = (R)exact;
         mean_rest = (R)(exact - (double)mean);
-        inv_std = (R)(1.0 / sqrt(moments[1 + channels + c] + eps));
-        weight = weights[c];
-        bias = biases[c];
-        with_relu = relu;
+        inv_std = (R)(1.0 / sqrt(norm.moments[1 + norm.channels + c] + norm.eps));
+        weight = norm.weights[c];
+        bias = norm.biases[c];
+        with_relu = norm.with_relu;
     }
 
     __device__ R x_hat(R x) const { return ((x - mean) - mean_rest) * inv_std; }
@@ -22,7 +30,7 @@ template <typename R> struct Channel {
 
 // A thread for each channel and block of rows (blockIdx.y): the sums of the values and of their squares.
 template <typename S>
-__device__ __forceinline__ void norm_sums(const S* x, double* blocks, u32 channels, u64 rows, u32 rows_of_block) {
+__global__ void norm_sums(const S* x, double* blocks, u32 channels, u64 rows, u32 rows_of_block) {
     u32 c = blockIdx.x * blockDim.x + threadIdx.x;
     if (c >= channels) return;
     u64 row = (u64)blockIdx.y * rows_of_block, end = row + rows_of_block < rows ? row + rows_of_block : rows;
@@ -37,13 +45,11 @@ __device__ __forceinline__ void norm_sums(const S* x, double* blocks, u32 channe
 }
 
 // The same for dz and dz * x_hat.
-template <typename S, typename R>
-__device__ __forceinline__ void norm_gradient_sums(
-    const S* x, const S* dy, const double* moments, const R* weight, const R* bias, double eps, u32 relu, double* blocks,
-    u32 channels, u64 rows, u32 rows_of_block) {
-    u32 c = blockIdx.x * blockDim.x + threadIdx.x;
+template <typename S, typename R = typename As<S>::Real>
+__global__ void norm_gradient_sums(const S* x, const S* dy, Norm<R> norm, double* blocks, u64 rows, u32 rows_of_block) {
+    u32 c = blockIdx.x * blockDim.x + threadIdx.x, channels = norm.channels;
     if (c >= channels) return;
-    Channel<R> channel(moments, weight, bias, eps, channels, c, relu);
+    Channel<R> channel(norm, c);
     u64 row = (u64)blockIdx.y * rows_of_block, end = row + rows_of_block < rows ? row + rows_of_block : rows;
     double sum = 0, with_x_hat = 0;
     for (; row < end; ++row) {
@@ -57,7 +63,7 @@ __device__ __forceinline__ void norm_gradient_sums(
 }
 
 // A thread for each sum: over the blocks, in order. The first one also says how many values there are, if `count` is there.
-extern "C" __global__ void norm_add_blocks(const double* blocks, double* sums, double* count, u32 len, u32 num_blocks, double rows) {
+__global__ void norm_add_blocks(const double* blocks, double* sums, double* count, u32 len, u32 num_blocks, double rows) {
     u32 at = place();
     if (at == 0 && count) *count = rows;
     if (at >= len) return;
@@ -66,7 +72,7 @@ extern "C" __global__ void norm_add_blocks(const double* blocks, double* sums, d
     sums[at] = sum;
 }
 
-extern "C" __global__ void norm_moments(const double* sums, double* moments, u32 channels) {
+__global__ void norm_moments(const double* sums, double* moments, u32 channels) {
     u32 c = place();
     double count = sums[0];
     if (c == 0) moments[0] = count;
@@ -79,7 +85,7 @@ extern "C" __global__ void norm_moments(const double* sums, double* moments, u32
 }
 
 template <typename R>
-__device__ __forceinline__ void norm_running_moments(const R* mean, const R* var, double* moments, u32 channels) {
+__global__ void norm_running_moments(const R* mean, const R* var, double* moments, u32 channels) {
     u32 c = place();
     if (c == 0) moments[0] = __longlong_as_double(0x7ff0000000000000ll);
     if (c >= channels) return;
@@ -88,7 +94,7 @@ __device__ __forceinline__ void norm_running_moments(const R* mean, const R* var
 }
 
 template <typename R>
-__device__ __forceinline__ void norm_update_running(const double* moments, R* mean, R* var, double momentum, u32 channels) {
+__global__ void norm_update_running(const double* moments, R* mean, R* var, double momentum, u32 channels) {
     u32 c = place();
     double count = moments[0];
     if (c >= channels || count < 2) return;
@@ -98,71 +104,34 @@ __device__ __forceinline__ void norm_update_running(const double* moments, R* me
 }
 
 // A thread for each element.
-template <typename S, typename R>
-__device__ __forceinline__ void norm_normalize(
-    const S* x, const double* moments, const R* weight, const R* bias, double eps, u32 relu, S* y, u32 channels, u64 n) {
+template <typename S, typename R = typename As<S>::Real>
+__global__ void norm_normalize(const S* x, Norm<R> norm, S* y, u64 n) {
     u64 i = place();
     if (i >= n) return;
-    Channel<R> channel(moments, weight, bias, eps, channels, i % channels, relu);
+    Channel<R> channel(norm, i % norm.channels);
     R z = channel.z(channel.x_hat(load(x[i])));
     y[i] = As<S>::store(channel.is_cut(z) ? R(0) : z);
 }
 
-template <typename S, typename R>
-__device__ __forceinline__ void norm_backward_input(
-    const S* x, const S* dy, const double* moments, const R* weight, const R* bias, double eps, u32 relu,
-    const double* gradient_sums, S* dx, u32 channels, u64 n) {
+template <typename S, typename R = typename As<S>::Real>
+__global__ void norm_backward_input(const S* x, const S* dy, Norm<R> norm, const double* gradient_sums, S* dx, u64 n) {
     u64 i = place();
     if (i >= n) return;
-    u32 c = i % channels;
-    Channel<R> channel(moments, weight, bias, eps, channels, c, relu);
+    u32 c = i % norm.channels;
+    Channel<R> channel(norm, c);
     R x_hat = channel.x_hat(load(x[i]));
     R dz = channel.is_cut(channel.z(x_hat)) ? R(0) : load(dy[i]);
-    R mean_dz = (R)(gradient_sums[c] / moments[0]), mean_dz_x_hat = (R)(gradient_sums[channels + c] / moments[0]);
+    double count = norm.moments[0];
+    R mean_dz = (R)(gradient_sums[c] / count), mean_dz_x_hat = (R)(gradient_sums[norm.channels + c] / count);
     R centered = dz - mean_dz - x_hat * mean_dz_x_hat;
     dx[i] = As<S>::store(channel.weight * channel.inv_std * centered);
 }
 
 template <typename R>
-__device__ __forceinline__ void norm_backward_weight(
-    const double* gradient_sums, R* d_weight, R* d_bias, u32 accumulate, u32 channels) {
+__global__ void norm_backward_weight(const double* gradient_sums, R* d_weight, R* d_bias, u32 accumulate, u32 channels) {
     u32 c = place();
     if (c >= channels) return;
     R of_bias = (R)gradient_sums[c], of_weight = (R)gradient_sums[channels + c];
     d_bias[c] = accumulate ? d_bias[c] + of_bias : of_bias;
     d_weight[c] = accumulate ? d_weight[c] + of_weight : of_weight;
 }
-
-#define FOR_STORED(S, R)                                                                                                  \
-    extern "C" __global__ void norm_sums_##S(const S* x, double* blocks, u32 channels, u64 rows, u32 rows_of_block) {       \
-        norm_sums(x, blocks, channels, rows, rows_of_block);                                                               \
-    }                                                                                                                     \
-    extern "C" __global__ void norm_gradient_sums_##S(                                                                    \
-        const S* x, const S* dy, const double* moments, const R* weight, const R* bias, double eps, u32 relu,              \
-        double* blocks, u32 channels, u64 rows, u32 rows_of_block) {                                                       \
-        norm_gradient_sums(x, dy, moments, weight, bias, eps, relu, blocks, channels, rows, rows_of_block);                \
-    }                                                                                                                     \
-    extern "C" __global__ void norm_normalize_##S(                                                                        \
-        const S* x, const double* moments, const R* weight, const R* bias, double eps, u32 relu, S* y, u32 channels,       \
-        u64 n) {                                                                                                          \
-        norm_normalize(x, moments, weight, bias, eps, relu, y, channels, n);                                               \
-    }                                                                                                                     \
-    extern "C" __global__ void norm_backward_input_##S(                                                                   \
-        const S* x, const S* dy, const double* moments, const R* weight, const R* bias, double eps, u32 relu,              \
-        const double* gradient_sums, S* dx, u32 channels, u64 n) {                                                         \
-        norm_backward_input(x, dy, moments, weight, bias, eps, relu, gradient_sums, dx, channels, n);                      \
-    }
-#define FOR_REAL(R)                                                                                                       \
-    extern "C" __global__ void norm_running_moments_##R(const R* mean, const R* var, double* moments, u32 channels) {      \
-        norm_running_moments(mean, var, moments, channels);                                                                \
-    }                                                                                                                     \
-    extern "C" __global__ void norm_update_running_##R(                                                                   \
-        const double* moments, R* mean, R* var, double momentum, u32 channels) {                                           \
-        norm_update_running(moments, mean, var, momentum, channels);                                                       \
-    }                                                                                                                     \
-    extern "C" __global__ void norm_backward_weight_##R(                                                                  \
-        const double* gradient_sums, R* d_weight, R* d_bias, u32 accumulate, u32 channels) {                               \
-        norm_backward_weight(gradient_sums, d_weight, d_bias, accumulate, channels);                                       \
-    }
-STORED_TYPES(FOR_STORED)
-REAL_TYPES(FOR_REAL)

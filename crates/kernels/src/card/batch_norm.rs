@@ -1,8 +1,23 @@
 //! Kernels of batch normalization.
 
-use paceline_cuda::kernel::{In, Out, Wide};
+use paceline_cuda::kernel::{In, Out, Record, Wide};
 
 use super::NUMBERS;
+
+/// The struct `Norm` of the source: the operands of `batch_norm::Factors`, and the settings.
+#[derive(Clone, Copy)]
+#[repr(C)]
+pub struct Norm<R> {
+    pub(crate) moments: In<f64>,
+    pub(crate) weight: In<R>,
+    pub(crate) bias: In<R>,
+    pub(crate) eps: f64,
+    pub(crate) channels: u32,
+    pub(crate) with_relu: u32,
+}
+
+// SAFETY: laid out as in C; four numbers of 8 bytes come before two of 4, so there are no gaps.
+unsafe impl<R: Copy> Record for Norm<R> {}
 
 paceline_cuda::kernels! {
     BATCH_NORM = "batch_norm.cu", include_str!("batch_norm.cu"), [NUMBERS];
@@ -10,8 +25,7 @@ paceline_cuda::kernels! {
     fn norm_sums<S: f32 | f64 | f16 | bf16>(x: In<S>, blocks: Out<f64>, channels: u32, rows: u64, rows_of_block: u32);
     /// A thread for each channel and block of rows: both sums of gradients.
     fn norm_gradient_sums<S: f32 | f64 | f16 | bf16>(
-        x: In<S>, dy: In<S>, moments: In<f64>, weight: In<Wide<S>>, bias: In<Wide<S>>, eps: f64, relu: u32,
-        blocks: Out<f64>, channels: u32, rows: u64, rows_of_block: u32,
+        x: In<S>, dy: In<S>, norm: Norm<Wide<S>>, blocks: Out<f64>, rows: u64, rows_of_block: u32,
     );
     /// A thread for each sum: over the blocks.
     fn norm_add_blocks(blocks: In<f64>, sums: Out<f64>, count: Out<f64>, len: u32, num_blocks: u32, rows: f64);
@@ -22,14 +36,10 @@ paceline_cuda::kernels! {
     /// A thread for each channel.
     fn norm_update_running<R: f32 | f64>(moments: In<f64>, mean: Out<R>, var: Out<R>, momentum: f64, channels: u32);
     /// A thread for each element.
-    fn norm_normalize<S: f32 | f64 | f16 | bf16>(
-        x: In<S>, moments: In<f64>, weight: In<Wide<S>>, bias: In<Wide<S>>, eps: f64, relu: u32, y: Out<S>,
-        channels: u32, n: u64,
-    );
+    fn norm_normalize<S: f32 | f64 | f16 | bf16>(x: In<S>, norm: Norm<Wide<S>>, y: Out<S>, n: u64);
     /// A thread for each element.
     fn norm_backward_input<S: f32 | f64 | f16 | bf16>(
-        x: In<S>, dy: In<S>, moments: In<f64>, weight: In<Wide<S>>, bias: In<Wide<S>>, eps: f64, relu: u32,
-        gradient_sums: In<f64>, dx: Out<S>, channels: u32, n: u64,
+        x: In<S>, dy: In<S>, norm: Norm<Wide<S>>, gradient_sums: In<f64>, dx: Out<S>, n: u64,
     );
     /// A thread for each channel.
     fn norm_backward_weight<R: f32 | f64>(

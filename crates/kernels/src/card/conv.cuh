@@ -4,19 +4,16 @@
 // computed once for many elements. Positions are numbered through a batch: image, row, column; or, if images are pooled, by
 // windows of 2x2 and then the place within the window. Steps are numbered kernel row, kernel column, channel.
 
-struct Conv {
+struct __align__(16) Conv {
     u32 height, width, c_in, c_out, kernel_height, kernel_width, stride, padding;
-    // Whether each channel of an image is a plane.
-    u32 has_planes;
+    // Whether each channel of an image is a plane, and whether the input's images are f32 whatever they are computed with.
+    u32 has_planes, is_f32;
+    // Positions of the batch for which a kernel has results, or over which it sums; and those of a part.
+    u32 positions, of_part;
 
     __device__ u32 out_height() const { return (height + 2 * padding - kernel_height) / stride + 1; }
     __device__ u32 out_width() const { return (width + 2 * padding - kernel_width) / stride + 1; }
 };
-
-#define CONV_ARGUMENTS                                                                                              \
-    u32 height, u32 width, u32 c_in, u32 c_out, u32 kernel_height, u32 kernel_width, u32 stride, u32 padding, u32 has_planes
-#define CONV \
-    Conv { height, width, c_in, c_out, kernel_height, kernel_width, stride, padding, has_planes }
 
 // Where the elements of images are.
 struct Layout {
@@ -93,8 +90,8 @@ template <typename S, bool POOLED> struct Patches {
         u64 channel;
     };
 
-    __device__ Patches(const Conv& conv, Images<S> x)
-        : conv(conv), x(x), layout(conv, conv.height, conv.width, conv.c_in), height(conv.out_height()),
+    __device__ Patches(const Conv& conv, const void* x)
+        : conv(conv), x{x, conv.is_f32}, layout(conv, conv.height, conv.width, conv.c_in), height(conv.out_height()),
           width(conv.out_width()) {
         if (POOLED) {
             height /= 2;
@@ -375,15 +372,13 @@ __device__ void multiply_tile(const A& a, const B& b, u32 rows, u32 columns, u32
 // The tile of a block: rows along x, columns along y.
 #define TILE blockIdx.x * SIDE, blockIdx.y * SIDE
 
-// The gradient of the weight, (parts, steps, output channels): part z has positions from z * positions_of_part on.
-template <typename S, bool POOLED>
-__device__ void weight_gradient(const Conv& conv, Images<S> x, const S* dy, const u8* winners, u32 positions,
-                                u32 positions_of_part, typename As<S>::Real* partials) {
-    typedef typename As<S>::Real Real;
+// The gradient of the weight, (parts, steps, output channels): part z has positions from z * of_part on.
+template <typename S, bool POOLED, typename Real = typename As<S>::Real>
+__global__ void weight_gradient(Conv conv, const void* x, const S* dy, const u8* winners, Real* partials) {
     Transposed<Patches<S, POOLED>> a = {Patches<S, POOLED>(conv, x)};
     Transposed<Gradients<S, POOLED>> b = {Gradients<S, POOLED>(conv, dy, winners)};
     u32 steps = conv.kernel_height * conv.kernel_width * conv.c_in, c_out = conv.c_out;
-    u32 begin = blockIdx.z * positions_of_part, end = min(begin + positions_of_part, positions);
+    u32 begin = blockIdx.z * conv.of_part, end = min(begin + conv.of_part, conv.positions);
     Real* part = partials + (u64)blockIdx.z * steps * c_out;
     bool is_along_channels = !conv.has_planes;
     multiply_tile<S>(a, b, steps, c_out, TILE, begin, end, is_along_channels, is_along_channels,
@@ -397,10 +392,9 @@ __device__ void weight_gradient(const Conv& conv, Images<S> x, const S* dy, cons
 }
 
 // The gradient of the input. It is f32 or S.
-template <typename S, bool POOLED>
-__device__ void input_gradient(const Conv& conv, const typename As<S>::Real* w, const S* dy, const u8* winners,
-                               u32 positions, void* dx, u32 is_f32) {
-    typedef typename As<S>::Real Real;
+template <typename S, bool POOLED, typename Real = typename As<S>::Real>
+__global__ void input_gradient(Conv conv, const Real* w, const S* dy, const u8* winners, void* dx) {
+    u32 positions = conv.positions;
     Spread<S, POOLED> a(conv, dy, winners);
     Transposed<WeightOfSpread<S>> b = {WeightOfSpread<S>{w, conv}};
     u32 steps = conv.kernel_height * conv.kernel_width * conv.c_out;
@@ -411,7 +405,7 @@ __device__ void input_gradient(const Conv& conv, const typename As<S>::Real* w, 
                           Position p = position_of<false>(row + i, conv.height, conv.width);
                           for (u32 j = 0; j < 4 && column + j < conv.c_in; ++j) {
                               u64 at = layout.at(p.n, p.i, p.j) + (u64)(column + j) * layout.channel;
-                              if (is_f32) ((f32*)dx)[at] = sums[i][j];
+                              if (conv.is_f32) ((f32*)dx)[at] = sums[i][j];
                               else ((S*)dx)[at] = As<S>::store(sums[i][j]);
                           }
                       }

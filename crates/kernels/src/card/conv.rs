@@ -1,7 +1,7 @@
 //! Kernels of convolutions, and how their work is divided.
 //!
-//! Images and gradients of the input are f32 or of the type that a kernel is named for, which its argument `is_f32` says.
-//! Parameters and sums are of the type that kernels compute in. Each kernel that multiplies gets a block for each [`Tile`] of
+//! Images and gradients of the input are f32 or of the type that a kernel is named for, which its sizes say.
+//! Parameters and sums are of the type that kernels compute in. Each kernel that multiplies gets a block for each [`ConvTile`] of
 //! results. Which tiles have the sums of a result, and in which order, follows from sizes and types, and from whether f32 may
 //! be multiplied as TF32; where operands lie only chooses between tiles that add alike. This file does not know which
 //! operation convolves.
@@ -12,52 +12,15 @@ use paceline_cuda::kernel::{In, Out, Scalar, Tf32};
 use paceline_cuda::{Grid, KernelCall, Result};
 use paceline_memory::{DType, Element};
 
-use super::conv_relu_pool::{
-    conv_relu_pool_backward_input, conv_relu_pool_backward_weight, conv_relu_pool_forward,
-};
-use super::conv_wide::{
-    conv_relu_pool_backward_input_tall, conv_relu_pool_backward_input_wide,
-    conv_relu_pool_backward_weight_small, conv_relu_pool_backward_weight_wide,
-    conv_relu_pool_forward_tall, conv_relu_pool_forward_wide, conv2d_backward_input_tall,
-    conv2d_backward_input_wide, conv2d_backward_weight_small, conv2d_backward_weight_wide,
-    conv2d_forward_tall, conv2d_forward_wide,
-};
+use super::convolutions::*;
 use super::products::{Multiplied, add_parts, grid_of_parts, retyped, untyped};
-use super::{MMA, NUMBERS};
 use crate::conv2d::Conv2d;
 use crate::stored::Stored;
 use crate::{Compute, ImageLayout, KernelError, OnCard};
 
-/// Convolutions as products.
-pub(super) const CONV: &str = include_str!("conv.cuh");
-
-paceline_cuda::kernels! {
-    CONV2D = "conv2d.cu", include_str!("conv2d.cu"), [NUMBERS, MMA, CONV];
-    /// The output of a convolution.
-    fn conv2d_forward<T: f32 | f64 | f16 | bf16>(
-        height: u32, width: u32, c_in: u32, c_out: u32, kernel_height: u32, kernel_width: u32, stride: u32, padding: u32,
-        has_planes: u32, x: In<u8>, is_f32: u32, w: In<u8>, bias: In<u8>, y: Out<T>, positions: u32,
-    );
-    /// The gradient of the weight from each part of the positions.
-    fn conv2d_backward_weight<T: f32 | f64 | f16 | bf16>(
-        height: u32, width: u32, c_in: u32, c_out: u32, kernel_height: u32, kernel_width: u32, stride: u32, padding: u32,
-        has_planes: u32, x: In<u8>, is_f32: u32, dy: In<T>, positions: u32, positions_of_part: u32, partials: Out<u8>,
-    );
-    /// The gradient of the input.
-    fn conv2d_backward_input<T: f32 | f64 | f16 | bf16>(
-        height: u32, width: u32, c_in: u32, c_out: u32, kernel_height: u32, kernel_width: u32, stride: u32, padding: u32,
-        has_planes: u32, w: In<u8>, dy: In<T>, positions: u32, dx: Out<u8>, is_f32: u32,
-    );
-    /// The sums of gradients over each part of the positions.
-    fn sum_channels<T: f32 | f64 | f16 | bf16>(
-        dy: In<T>, winners: In<u8>, channels: u32, has_planes: u32, positions: u32, positions_of_image: u32,
-        positions_of_part: u32, partials: Out<u8>,
-    );
-}
-
 /// The results that a block computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Tile {
+enum ConvTile {
     /// 64 x 64, whatever layout, type and sizes are.
     Any,
     /// 64 x 64. These and the following ones load vectors of channels.
@@ -68,12 +31,12 @@ enum Tile {
     Wide,
 }
 
-impl Tile {
+impl ConvTile {
     fn sides(self) -> [usize; 2] {
         match self {
-            Tile::Any | Tile::Small => [64, 64],
-            Tile::Tall => [128, 64],
-            Tile::Wide => [128, 128],
+            ConvTile::Any | ConvTile::Small => [64, 64],
+            ConvTile::Tall => [128, 64],
+            ConvTile::Wide => [128, 128],
         }
     }
 
@@ -86,7 +49,7 @@ impl Tile {
     fn grid(self, rows: usize, columns: usize, parts: usize) -> Grid {
         let [x, y] = self.count(rows, columns);
         let [height, width] = self.sides();
-        let threads = if self == Tile::Any { 256 } else { height * width / 64 };
+        let threads = if self == ConvTile::Any { 256 } else { height * width / 64 };
         let blocks = [x, y, parts].map(|count| count as u32);
         Grid { blocks, threads: [threads as u32, 1, 1], shared_bytes: 0 }
     }
@@ -108,14 +71,6 @@ pub(crate) struct CardConv {
     batch: usize,
 }
 
-/// Calls a kernel with the sizes of a convolution before its other arguments.
-macro_rules! sized {
-    ($conv:expr, $kernel:ident($($argument:expr),*)) => {{
-        let [h, w, c_in, c_out, kh, kw, stride, padding, planes] = $conv.sizes();
-        $kernel(h, w, c_in, c_out, kh, kw, stride, padding, planes, $($argument),*)
-    }};
-}
-
 impl CardConv {
     /// Errors if a card computes and its kernels cannot count the positions of the batch.
     pub(crate) fn new(
@@ -135,12 +90,17 @@ impl CardConv {
         Ok(Self { conv: *conv, is_pooled, batch })
     }
 
-    /// The first arguments of a kernel.
-    fn sizes(&self) -> [u32; 9] {
-        let Conv2d { height, width, c_in, c_out, kernel, stride, padding, layout } = self.conv;
-        let has_planes = usize::from(layout == ImageLayout::Nchw);
-        [height, width, c_in, c_out, kernel.0, kernel.1, stride, padding, has_planes]
-            .map(|size| size as u32)
+    /// The first argument of a kernel. Images of the input that are computed with as `S` are of `X`.
+    fn sizes<X: Element, S: Stored>(&self, positions: usize, of_part: usize) -> ConvSizes {
+        let Conv2d { height, width, c_in, c_out, kernel: (rows, columns), .. } = self.conv;
+        let Conv2d { stride, padding, layout, .. } = self.conv;
+        let planes = usize::from(layout == ImageLayout::Nchw);
+        let is_f32 = usize::from(X::DTYPE != S::DTYPE);
+        [
+            height, width, c_in, c_out, rows, columns, stride, padding, planes, is_f32, positions,
+            of_part,
+        ]
+        .map(|size| size as u32)
     }
 
     /// Rows and columns of the result, or of its windows.
@@ -187,35 +147,35 @@ impl CardConv {
         self.conv.c_in.is_multiple_of(VECTOR_BYTES / size_of::<S>())
     }
 
-    fn forward_tile<X: Element, S: Stored>(&self, is_aligned: bool) -> Tile {
+    fn forward_tile<X: Element, S: Stored>(&self, is_aligned: bool) -> ConvTile {
         let is_whole = is_aligned && self.has_input_vectors::<S>() && X::DTYPE == S::DTYPE;
         if !self.has_vectors::<S>() {
-            Tile::Any
+            ConvTile::Any
         } else if is_whole && self.conv.c_out > 64 {
-            Tile::Wide
+            ConvTile::Wide
         } else {
-            Tile::Tall
+            ConvTile::Tall
         }
     }
 
-    fn input_tile<S: Stored>(&self, is_aligned: bool) -> Tile {
+    fn input_tile<S: Stored>(&self, is_aligned: bool) -> ConvTile {
         if !self.has_vectors::<S>() || !self.has_input_vectors::<S>() {
-            Tile::Any
+            ConvTile::Any
         } else if is_aligned && self.conv.c_in > 64 {
-            Tile::Wide
+            ConvTile::Wide
         } else {
-            Tile::Tall
+            ConvTile::Tall
         }
     }
 
-    fn weight_tile<X: Element, S: Stored>(&self) -> Tile {
+    fn weight_tile<X: Element, S: Stored>(&self) -> ConvTile {
         let is_whole = self.has_input_vectors::<S>() && X::DTYPE == S::DTYPE;
         if !self.has_vectors::<S>() {
-            Tile::Any
+            ConvTile::Any
         } else if is_whole && self.conv.c_out > 64 && self.steps() > 64 {
-            Tile::Wide
+            ConvTile::Wide
         } else {
-            Tile::Small
+            ConvTile::Small
         }
     }
 
@@ -223,7 +183,7 @@ impl CardConv {
     fn weight_parts<X: Element, S: Stored>(&self) -> [usize; 2] {
         let tile = self.weight_tile::<X, S>();
         // Blocks that keep a large card busy.
-        let blocks = if tile == Tile::Small { 768 } else { 512 };
+        let blocks = if tile == ConvTile::Small { 768 } else { 512 };
         let tiles = tile.count(self.steps(), self.conv.c_out).iter().product();
         parts(self.positions(), blocks, tiles, 256)
     }
@@ -254,12 +214,12 @@ impl CardConv {
     ) -> Result<()> {
         let winners_at = winners.map_or(0, |winners| winners.0);
         let tile = self.forward_tile::<X, S>(are_aligned([x.0, w.0, y.0, winners_at]));
-        let (x, w, bias) = (retyped(x), retyped(w), retyped(bias));
-        let (y, is_f32) = (untyped(y), is_f32::<X, S>());
+        let sizes = self.sizes::<X, S>(self.positions(), 0);
+        let operands = (retyped(x), retyped(w), retyped(bias), untyped(y), winners);
         let call = if is_rounded::<S>(card, tile) {
-            self.forward_call::<Tf32>(tile, (x, is_f32), (w, bias), y, winners)
+            self.forward_call::<Tf32>(tile, sizes, operands)
         } else {
-            self.forward_call::<S>(tile, (x, is_f32), (w, bias), y, winners)
+            self.forward_call::<S>(tile, sizes, operands)
         };
         // SAFETY: the caller's; each thread writes results of positions below their number.
         unsafe { card.launch(call?, tile.grid(self.positions(), self.conv.c_out, 1)) }
@@ -280,15 +240,16 @@ impl CardConv {
     ) -> Result<()> {
         let winners_at = winners.map_or(0, |winners| winners.0);
         let tile = match self.weight_tile::<X, S>() {
-            Tile::Wide if !are_aligned([x.0, dy.0, winners_at, partials.0]) => Tile::Small,
+            ConvTile::Wide if !are_aligned([x.0, dy.0, winners_at, partials.0]) => ConvTile::Small,
             tile => tile,
         };
-        let (x, partials, is_f32) = (retyped(x), untyped(partials), is_f32::<X, S>());
+        let (x, winners, partials) = (retyped(x), winners.unwrap_or(In::NONE), untyped(partials));
         let [parts, of_part] = self.weight_parts::<X, S>();
+        let sizes = self.sizes::<X, S>(self.positions(), of_part);
         let call = if is_rounded::<S>(card, tile) {
-            self.weight_call::<Tf32>(tile, (x, is_f32), (retyped(dy), winners), of_part, partials)
+            self.weight_call::<Tf32>(tile, sizes, (x, retyped(dy), winners, partials))
         } else {
-            self.weight_call::<S>(tile, (x, is_f32), (dy, winners), of_part, partials)
+            self.weight_call::<S>(tile, sizes, (x, dy, winners, partials))
         };
         let accumulate = u32::from(accumulate);
         let elems = self.steps() * self.conv.c_out;
@@ -298,24 +259,17 @@ impl CardConv {
             let call = add_parts(partials.as_in(), parts as u64, elems as u64, accumulate, dw)?;
             card.launch(call, grid_of_parts(parts, elems))?;
         }
-        let ([height, width], [.., c_out, _, _, _, _, planes]) = (self.result(), self.sizes());
+        let ([height, width], c_out) = (self.result(), self.conv.c_out);
         let [parts, of_part] = self.bias_parts();
-        let call = sum_channels(
-            dy,
-            winners.unwrap_or(In::NONE),
-            c_out,
-            planes,
-            (self.batch * height * width) as u32,
-            (height * width) as u32,
-            of_part as u32,
-            partials,
-        )?;
-        let blocks = [c_out.div_ceil(32), parts as u32, 1];
+        let of_image = height * width;
+        let sizes = self.sizes::<X, S>(self.batch * of_image, of_part);
+        let call = sum_channels(sizes, dy, winners, of_image as u32, partials)?;
+        let blocks = [c_out.div_ceil(32) as u32, parts as u32, 1];
         // SAFETY: the caller's; a block writes a row of `partials` (parts, c_out), which the second kernel reads.
         unsafe {
             card.launch(call, Grid { blocks, threads: [32, 8, 1], shared_bytes: 0 })?;
-            let call = add_parts(partials.as_in(), parts as u64, c_out.into(), accumulate, db)?;
-            card.launch(call, grid_of_parts(parts, self.conv.c_out))
+            let call = add_parts(partials.as_in(), parts as u64, c_out as u64, accumulate, db)?;
+            card.launch(call, grid_of_parts(parts, c_out))
         }
     }
 
@@ -333,11 +287,11 @@ impl CardConv {
         let positions = self.batch * self.conv.height * self.conv.width;
         let winners_at = winners.map_or(0, |winners| winners.0);
         let tile = self.input_tile::<S>(are_aligned([w.0, dy.0, dx.0, winners_at]));
-        let (w, dx) = (retyped(w), (untyped(dx), is_f32::<X, S>()));
+        let (sizes, w, dx) = (self.sizes::<X, S>(positions, 0), retyped(w), untyped(dx));
         let call = if is_rounded::<S>(card, tile) {
-            self.input_call::<Tf32>(tile, w, (retyped(dy), winners), dx)
+            self.input_call::<Tf32>(tile, sizes, (w, retyped(dy), winners, dx))
         } else {
-            self.input_call::<S>(tile, w, (dy, winners), dx)
+            self.input_call::<S>(tile, sizes, (w, dy, winners, dx))
         };
         // SAFETY: the caller's; each thread writes gradients of positions below their number.
         unsafe { card.launch(call?, tile.grid(positions, self.conv.c_in, 1)) }
@@ -346,101 +300,68 @@ impl CardConv {
     /// The kernel of [`CardConv::forward`] for elements that are multiplied as `T`.
     fn forward_call<T: Scalar>(
         &self,
-        tile: Tile,
-        (x, is_f32): (In<u8>, u32),
-        (w, bias): (In<u8>, In<u8>),
-        y: Out<u8>,
-        winners: Option<Out<u8>>,
+        tile: ConvTile,
+        sizes: ConvSizes,
+        (x, w, bias, y, winners): (In<u8>, In<u8>, In<u8>, Out<u8>, Option<Out<u8>>),
     ) -> Result<KernelCall<'static>> {
-        let (y, positions) = (Out::<T>(y.0, PhantomData), self.positions() as u32);
-        match winners {
-            None => {
-                let kernel = match tile {
-                    Tile::Wide => conv2d_forward_wide,
-                    Tile::Tall => conv2d_forward_tall,
-                    _ => conv2d_forward,
-                };
-                sized!(self, kernel(x, is_f32, w, bias, y, positions))
-            }
-            Some(winners) => {
-                let kernel = match tile {
-                    Tile::Wide => conv_relu_pool_forward_wide,
-                    Tile::Tall => conv_relu_pool_forward_tall,
-                    _ => conv_relu_pool_forward,
-                };
-                sized!(self, kernel(x, is_f32, w, bias, y, winners, positions))
-            }
+        let y = Out::<T>(y.0, PhantomData);
+        if let Some(winners) = winners {
+            let kernel = match tile {
+                ConvTile::Wide => conv_relu_pool_forward_wide,
+                ConvTile::Tall => conv_relu_pool_forward_tall,
+                _ => conv_relu_pool_forward,
+            };
+            kernel(sizes, x, w, bias, y, winners)
+        } else {
+            let kernel = match tile {
+                ConvTile::Wide => conv2d_forward_wide,
+                ConvTile::Tall => conv2d_forward_tall,
+                _ => conv2d_forward,
+            };
+            kernel(sizes, x, w, bias, y)
         }
     }
 
     /// The first kernel of [`CardConv::backward_weight`] for elements that are multiplied as `T`.
     fn weight_call<T: Scalar>(
         &self,
-        tile: Tile,
-        (x, is_f32): (In<u8>, u32),
-        (dy, winners): (In<T>, Option<In<u8>>),
-        of_part: usize,
-        partials: Out<u8>,
+        tile: ConvTile,
+        sizes: ConvSizes,
+        (x, dy, winners, partials): (In<u8>, In<T>, In<u8>, Out<u8>),
     ) -> Result<KernelCall<'static>> {
-        let positions = self.positions() as u32;
-        match winners {
-            None => {
-                let kernel = match tile {
-                    Tile::Wide => conv2d_backward_weight_wide,
-                    Tile::Small => conv2d_backward_weight_small,
-                    _ => conv2d_backward_weight,
-                };
-                sized!(self, kernel(x, is_f32, dy, positions, of_part as u32, partials))
-            }
-            Some(winners) => {
-                let kernel = match tile {
-                    Tile::Wide => conv_relu_pool_backward_weight_wide,
-                    Tile::Small => conv_relu_pool_backward_weight_small,
-                    _ => conv_relu_pool_backward_weight,
-                };
-                sized!(self, kernel(x, is_f32, dy, winners, positions, of_part as u32, partials))
-            }
-        }
+        let kernel = match (tile, self.is_pooled) {
+            (ConvTile::Wide, false) => conv2d_backward_weight_wide,
+            (ConvTile::Small, false) => conv2d_backward_weight_small,
+            (_, false) => conv2d_backward_weight,
+            (ConvTile::Wide, true) => conv_relu_pool_backward_weight_wide,
+            (ConvTile::Small, true) => conv_relu_pool_backward_weight_small,
+            (_, true) => conv_relu_pool_backward_weight,
+        };
+        kernel(sizes, x, dy, winners, partials)
     }
 
     /// The kernel of [`CardConv::backward_input`] for elements that are multiplied as `T`.
     fn input_call<T: Scalar>(
         &self,
-        tile: Tile,
-        w: In<u8>,
-        (dy, winners): (In<T>, Option<In<u8>>),
-        (dx, is_f32): (Out<u8>, u32),
+        tile: ConvTile,
+        sizes: ConvSizes,
+        (w, dy, winners, dx): (In<u8>, In<T>, Option<In<u8>>, Out<u8>),
     ) -> Result<KernelCall<'static>> {
-        let positions = self.batch * self.conv.height * self.conv.width;
-        match winners {
-            None => {
-                let kernel = match tile {
-                    Tile::Wide => conv2d_backward_input_wide,
-                    Tile::Tall => conv2d_backward_input_tall,
-                    _ => conv2d_backward_input,
-                };
-                sized!(self, kernel(w, dy, positions as u32, dx, is_f32))
-            }
-            Some(winners) => {
-                let kernel = match tile {
-                    Tile::Wide => conv_relu_pool_backward_input_wide,
-                    Tile::Tall => conv_relu_pool_backward_input_tall,
-                    _ => conv_relu_pool_backward_input,
-                };
-                sized!(self, kernel(w, dy, winners, positions as u32, dx, is_f32))
-            }
-        }
+        let kernel = match (tile, self.is_pooled) {
+            (ConvTile::Wide, false) => conv2d_backward_input_wide,
+            (ConvTile::Tall, false) => conv2d_backward_input_tall,
+            (_, false) => conv2d_backward_input,
+            (ConvTile::Wide, true) => conv_relu_pool_backward_input_wide,
+            (ConvTile::Tall, true) => conv_relu_pool_backward_input_tall,
+            (_, true) => conv_relu_pool_backward_input,
+        };
+        kernel(sizes, w, dy, winners.unwrap_or(In::NONE), dx)
     }
 }
 
 /// Whether the kernels of a tile multiply numbers of a type as TF32.
-fn is_rounded<S: Stored>(card: &OnCard, tile: Tile) -> bool {
-    tile != Tile::Any && card.rounds::<S>()
-}
-
-/// Whether images are f32 although they are computed with as `S`.
-fn is_f32<X: Element, S: Stored>() -> u32 {
-    (X::DTYPE != S::DTYPE).into()
+fn is_rounded<S: Stored>(card: &OnCard, tile: ConvTile) -> bool {
+    tile != ConvTile::Any && card.rounds::<S>()
 }
 
 /// The number of parts of `count`, and the length of a part, so that `tiles` for each part are about `blocks` and no part but

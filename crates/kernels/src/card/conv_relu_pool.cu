@@ -1,10 +1,9 @@
 // Convolution, bias, ReLU and 2x2 max-pool. The 4 rows of a thread's results are the 4 places of a window, so a thread pools
 // what it has summed.
 
-template <typename S>
-__device__ void conv_relu_pool_forward(const Conv& conv, Images<S> x, const typename As<S>::Real* w,
-                                       const typename As<S>::Real* bias, S* y, u8* winners, u32 positions) {
-    typedef typename As<S>::Real Real;
+template <typename S, typename Real = typename As<S>::Real>
+__global__ void conv_relu_pool_forward(Conv conv, const void* x, const Real* w, const Real* bias, S* y, u8* winners) {
+    u32 positions = conv.positions;
     Patches<S, true> a(conv, x);
     Transposed<Weight<S>> b = {Weight<S>{w, conv.c_out}};
     u32 steps = conv.kernel_height * conv.kernel_width * conv.c_in;
@@ -29,21 +28,3 @@ __device__ void conv_relu_pool_forward(const Conv& conv, Images<S> x, const type
                       }
                   });
 }
-
-#define FOR_STORED(S, R)                                                                                                  \
-    extern "C" __global__ void conv_relu_pool_forward_##S(CONV_ARGUMENTS, const void* x, u32 is_f32,                      \
-                                                          const R* w, const R* bias, S* y,                                \
-                                                          u8* winners, u32 positions) {                                   \
-        conv_relu_pool_forward<S>(CONV, Images<S>{x, is_f32}, w, bias, y, winners, positions);                            \
-    }                                                                                                                     \
-    extern "C" __global__ void conv_relu_pool_backward_weight_##S(                                                        \
-        CONV_ARGUMENTS, const void* x, u32 is_f32, const S* dy, const u8* winners, u32 positions, u32 positions_of_part,  \
-        R* partials) {                                                                                                    \
-        weight_gradient<S, true>(CONV, Images<S>{x, is_f32}, dy, winners, positions, positions_of_part, partials);        \
-    }                                                                                                                     \
-    extern "C" __global__ void conv_relu_pool_backward_input_##S(CONV_ARGUMENTS, const R* w, const S* dy,                 \
-                                                                 const u8* winners, u32 positions, void* dx, u32 is_f32) { \
-        input_gradient<S, true>(CONV, w, dy, winners, positions, dx, is_f32);                                             \
-    }
-
-STORED_TYPES(FOR_STORED)

@@ -1,10 +1,10 @@
 // Convolution, bias, ReLU and pool in large tiles. See conv_relu_pool.cu.
 
 template <typename S, u32 ROWS, u32 COLUMNS>
-__device__ void conv_relu_pool_forward(const Conv& conv, Images<S> x, const f32* w, const f32* bias, S* y, u8* winners,
-                                       u32 positions) {
-    ForwardLoader<S, true, ROWS, COLUMNS> loader(conv, x, w, positions);
-    u32 c_out = conv.c_out;
+__global__ void WIDE_BOUNDS(ROWS, COLUMNS)
+conv_relu_pool_forward(Conv conv, const void* x, const f32* w, const f32* bias, S* y, u8* winners) {
+    ForwardLoader<S, true, ROWS, COLUMNS> loader(conv, x, w);
+    u32 c_out = conv.c_out, positions = conv.positions;
     bool is_vector = is_aligned(IS_WIDE(COLUMNS), y) && is_aligned(IS_WIDE(COLUMNS), winners, Wide<S>::OF_LANE);
     multiply_wide<S, ROWS, COLUMNS>(loader, loader.steps, positions, [=](u32 row, u32, u32 column, f32(&sums)[4][Wide<S>::OF_LANE]) {
         enum { COUNT = Wide<S>::OF_LANE };
@@ -37,25 +37,3 @@ __device__ void conv_relu_pool_forward(const Conv& conv, Images<S> x, const f32*
         }
     });
 }
-
-#define FOR_FORWARD(S, TILE, ROWS, COLUMNS)                                                                                \
-    extern "C" __global__ void WIDE_BOUNDS(ROWS, COLUMNS)                                                                  \
-        conv_relu_pool_forward_##TILE##_##S(CONV_ARGUMENTS, const void* x, u32 is_f32, const f32* w, const f32* bias,      \
-                                            S* y, u8* winners, u32 positions) {                                            \
-        conv_relu_pool_forward<S, ROWS, COLUMNS>(CONV, Images<S>{x, is_f32}, w, bias, y, winners, positions);              \
-    }
-#define FOR_INPUT(S, TILE, ROWS, COLUMNS)                                                                                  \
-    extern "C" __global__ void WIDE_BOUNDS(ROWS, COLUMNS)                                                                  \
-        conv_relu_pool_backward_input_##TILE##_##S(CONV_ARGUMENTS, const f32* w, const S* dy, const u8* winners,           \
-                                                   u32 positions, void* dx, u32 is_f32) {                                  \
-        wide_input_gradient<S, true, ROWS, COLUMNS>(CONV, w, dy, winners, positions, dx, is_f32);                          \
-    }
-#define FOR_WEIGHT(S, TILE, SIDE_OF_TILE)                                                                                  \
-    extern "C" __global__ void WIDE_BOUNDS(SIDE_OF_TILE, SIDE_OF_TILE)                                                     \
-        conv_relu_pool_backward_weight_##TILE##_##S(CONV_ARGUMENTS, const void* x, u32 is_f32, const S* dy,                \
-                                                    const u8* winners, u32 positions, u32 positions_of_part,               \
-                                                    f32* partials) {                                                       \
-        wide_weight_gradient<S, true, SIDE_OF_TILE>(CONV, Images<S>{x, is_f32}, dy, winners, positions, positions_of_part, \
-                                                    partials);                                                             \
-    }
-WIDE_TYPES(WIDE_TILES)

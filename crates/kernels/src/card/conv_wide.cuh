@@ -141,10 +141,10 @@ template <typename S, bool POOLED> struct WidePatches {
     u32 height, width;
     bool is_vector;
 
-    __device__ WidePatches(const Conv& conv, Images<S> x, bool is_wide)
-        : conv(conv), x(x), height(conv.out_height() / (POOLED ? 2 : 1)), width(conv.out_width() / (POOLED ? 2 : 1)),
-          is_vector(is_wide || (conv.c_in % Wide<S>::LEN == 0 && is_aligned(false, x.elems) &&
-                                (sizeof(S) == 4 || !x.is_f32))) {}
+    __device__ WidePatches(const Conv& conv, const void* x, bool is_wide)
+        : conv(conv), x{x, conv.is_f32}, height(conv.out_height() / (POOLED ? 2 : 1)), width(conv.out_width() / (POOLED ? 2 : 1)),
+          is_vector(is_wide || (conv.c_in % Wide<S>::LEN == 0 && is_aligned(false, x) &&
+                                (sizeof(S) == 4 || !conv.is_f32))) {}
 
     __device__ __forceinline__ Pixel pixel(u32 n, u32 i, u32 j) const {
         i32 y = (i32)(i * conv.stride) - (i32)conv.padding, x = (i32)(j * conv.stride) - (i32)conv.padding;
@@ -426,16 +426,6 @@ struct WideTiles<tf32, ROWS, COLUMNS, IS_A_BY_STEPS, IS_B_BY_STEPS> {
 #define WIDE_BOUNDS(ROWS, COLUMNS) \
     __launch_bounds__(WIDE_THREADS(ROWS, COLUMNS), (IS_WIDE(COLUMNS) ? 512 : 384) / WIDE_THREADS(ROWS, COLUMNS))
 
-// The tiles in which kernels compute with a type, and these types: FOR_FORWARD, FOR_INPUT and FOR_WEIGHT make the kernels.
-#define WIDE_TILES(S)              \
-    FOR_FORWARD(S, wide, 128, 128) \
-    FOR_FORWARD(S, tall, 128, 64)  \
-    FOR_INPUT(S, wide, 128, 128)   \
-    FOR_INPUT(S, tall, 128, 64)    \
-    FOR_WEIGHT(S, wide, 128)       \
-    FOR_WEIGHT(S, small, 64)
-#define WIDE_TYPES(KERNELS) KERNELS(f32) KERNELS(tf32) KERNELS(f16) KERNELS(bf16)
-
 // The lines of a tile that a thread loads: `VECTORS` lie in a line, and `COUNT` lines in a tile.
 template <u32 VECTORS, u32 COUNT, u32 THREADS_OF_TILE> struct Lines {
     enum { DISTANCE = THREADS_OF_TILE / VECTORS, OWN = COUNT / DISTANCE };
@@ -459,14 +449,14 @@ template <typename S, bool POOLED, u32 ROWS, u32 COLUMNS> struct ForwardLoader {
     Bits a[OfA::OWN];
     Weights<S> b;
 
-    __device__ ForwardLoader(const Conv& conv, Images<S> x, const f32* w, u32 positions)
+    __device__ ForwardLoader(const Conv& conv, const void* x, const f32* w)
         : patches(conv, x, IS_WIDE(COLUMNS)), w(w), steps(conv.kernel_height * conv.kernel_width * conv.c_in),
           column(blockIdx.y * COLUMNS + OfB::slot() * Wide<S>::LEN), is_vector(is_aligned(IS_WIDE(COLUMNS), w)),
           step(OfA::slot() * Wide<S>::LEN, conv.kernel_width, conv.c_in) {
         #pragma unroll
         for (u32 k = 0; k < OfA::OWN; ++k) {
             u32 m = blockIdx.x * ROWS + Tiles::row_of(OfA::line(k));
-            pixels[k] = m < positions ? patches.pixel(m) : Pixel::nowhere();
+            pixels[k] = m < conv.positions ? patches.pixel(m) : Pixel::nowhere();
         }
     }
 
@@ -509,7 +499,7 @@ template <typename S, bool POOLED, u32 ROWS, u32 COLUMNS> struct InputLoader {
     Winning<S, POOLED> a[OfA::OWN];
     Weights<S> b;
 
-    __device__ InputLoader(const Conv& conv, const f32* w, const S* dy, const u8* winners, u32 positions)
+    __device__ InputLoader(const Conv& conv, const f32* w, const S* dy, const u8* winners)
         : conv(conv), w(w), dy(dy), winners(winners), height(conv.out_height() / (POOLED ? 2 : 1)),
           width(conv.out_width() / (POOLED ? 2 : 1)), is_w_vector(is_aligned(IS_WIDE(COLUMNS), w)),
           is_vector(is_aligned(IS_WIDE(COLUMNS), dy) && is_aligned(IS_WIDE(COLUMNS), winners, Wide<S>::LEN)),
@@ -518,7 +508,7 @@ template <typename S, bool POOLED, u32 ROWS, u32 COLUMNS> struct InputLoader {
         for (u32 k = 0; k < OfA::OWN; ++k) {
             u32 m = blockIdx.x * ROWS + Tiles::row_of(OfA::line(k));
             Position p = position_of<false>(m, conv.height, conv.width);
-            pixels[k] = m < positions
+            pixels[k] = m < conv.positions
                             ? Pixel(p.n * height * width, p.i + conv.padding, p.j + conv.padding)
                             : Pixel::nowhere();
         }
@@ -583,7 +573,7 @@ template <typename S, bool POOLED, u32 SIDE_OF_TILE> struct WeightLoader {
     Bits a[LOADED];
     Winning<S, POOLED> b[LOADED];
 
-    __device__ WeightLoader(const Conv& conv, Images<S> x, const S* dy, const u8* winners, u32 begin, u32 count)
+    __device__ WeightLoader(const Conv& conv, const void* x, const S* dy, const u8* winners, u32 begin, u32 count)
         : patches(conv, x, IS_WIDE(SIDE_OF_TILE)), dy(dy), winners(winners),
           column(min(blockIdx.y * SIDE_OF_TILE + Of::slot() * Wide<S>::LEN, conv.c_out - Wide<S>::LEN)), count(count),
           is_vector(is_aligned(IS_WIDE(SIDE_OF_TILE), dy) && is_aligned(IS_WIDE(SIDE_OF_TILE), winners, Wide<S>::LEN)),
@@ -693,10 +683,10 @@ template <typename S> __device__ __forceinline__ void write(S* to, const f32 (&f
 
 // The gradient of the weight, as of weight_gradient.
 template <typename S, bool POOLED, u32 SIDE_OF_TILE>
-__device__ void wide_weight_gradient(const Conv& conv, Images<S> x, const S* dy, const u8* winners, u32 positions,
-                                     u32 positions_of_part, f32* partials) {
+__global__ void WIDE_BOUNDS(SIDE_OF_TILE, SIDE_OF_TILE)
+wide_weight_gradient(Conv conv, const void* x, const S* dy, const u8* winners, f32* partials) {
     u32 steps = conv.kernel_height * conv.kernel_width * conv.c_in, c_out = conv.c_out;
-    u32 begin = blockIdx.z * positions_of_part, count = min(positions_of_part, positions - begin);
+    u32 begin = blockIdx.z * conv.of_part, count = min(conv.of_part, conv.positions - begin);
     WeightLoader<S, POOLED, SIDE_OF_TILE> loader(conv, x, dy, winners, begin, count);
     bool is_vector = is_aligned(IS_WIDE(SIDE_OF_TILE), partials);
     multiply_wide<S, SIDE_OF_TILE, SIDE_OF_TILE>(loader, count, steps, [=](u32 row, u32 distance, u32 column, f32(&sums)[4][Wide<S>::OF_LANE]) {
@@ -709,11 +699,11 @@ __device__ void wide_weight_gradient(const Conv& conv, Images<S> x, const S* dy,
 
 // The gradient of the input, as of input_gradient.
 template <typename S, bool POOLED, u32 ROWS, u32 COLUMNS>
-__device__ void wide_input_gradient(const Conv& conv, const f32* w, const S* dy, const u8* winners, u32 positions, void* dx,
-                                    u32 is_f32) {
-    InputLoader<S, POOLED, ROWS, COLUMNS> loader(conv, w, dy, winners, positions);
-    u32 steps = conv.kernel_height * conv.kernel_width * conv.c_out, c_in = conv.c_in;
-    bool is_vector = is_aligned(IS_WIDE(COLUMNS), dx);
+__global__ void WIDE_BOUNDS(ROWS, COLUMNS)
+wide_input_gradient(Conv conv, const f32* w, const S* dy, const u8* winners, void* dx) {
+    InputLoader<S, POOLED, ROWS, COLUMNS> loader(conv, w, dy, winners);
+    u32 steps = conv.kernel_height * conv.kernel_width * conv.c_out, c_in = conv.c_in, positions = conv.positions;
+    bool is_vector = is_aligned(IS_WIDE(COLUMNS), dx), is_f32 = conv.is_f32;
     multiply_wide<S, ROWS, COLUMNS>(loader, steps, positions, [=](u32 row, u32, u32 column, f32(&sums)[4][Wide<S>::OF_LANE]) {
         if (column >= c_in) return;
         for (u32 i = 0; i < 4; ++i, ++row) {

@@ -1,6 +1,6 @@
 // Element-wise operations: a thread for four elements. They have the processor's bits.
 
-template <typename S> __device__ __forceinline__ void relu(const S* x, S* y, u64 n) {
+template <typename S> __global__ void relu(const S* __restrict__ x, S* __restrict__ y, u64 n) {
     at_places(n, [=](u64 i) {
         S own = x[i];
         auto value = load(own);
@@ -9,30 +9,18 @@ template <typename S> __device__ __forceinline__ void relu(const S* x, S* y, u64
     });
 }
 
-template <typename S> __device__ __forceinline__ void relu_backward(const S* y, const S* dy, S* dx, u64 n) {
+template <typename S>
+__global__ void relu_backward(const S* __restrict__ y, const S* __restrict__ dy, S* __restrict__ dx, u64 n) {
     at_places(n, [=](u64 i) {
         S own = dy[i];
         dx[i] = load(y[i]) == 0 ? As<S>::store(0) : own;
     });
 }
 
-template <typename S> __device__ __forceinline__ void add(const S* x, S* y, u64 n) {
+template <typename S> __global__ void add(const S* __restrict__ x, S* __restrict__ y, u64 n) {
     at_places(n, [=](u64 i) { y[i] = As<S>::store(load(x[i]) + load(y[i])); });
 }
 
-template <typename S> __device__ __forceinline__ void divide(S* x, double divisor, u64 n) {
+template <typename S> __global__ void divide(S* x, double divisor, u64 n) {
     at_places(n, [=](u64 i) { x[i] = x[i] / (S)divisor; });
 }
-
-#define FOR_STORED(S, R)                                                                                                    \
-    extern "C" __global__ void relu_##S(const S* __restrict__ x, S* __restrict__ y, u64 n) { relu(x, y, n); }               \
-    extern "C" __global__ void relu_backward_##S(const S* __restrict__ y, const S* __restrict__ dy, S* __restrict__ dx,     \
-                                                 u64 n) {                                                                   \
-        relu_backward(y, dy, dx, n);                                                                                        \
-    }                                                                                                                       \
-    extern "C" __global__ void add_##S(const S* __restrict__ x, S* __restrict__ y, u64 n) { add(x, y, n); }
-#define FOR_REAL(S) \
-    extern "C" __global__ void divide_##S(S* x, double divisor, u64 n) { divide(x, divisor, n); }
-
-STORED_TYPES(FOR_STORED)
-REAL_TYPES(FOR_REAL)

@@ -2,10 +2,12 @@
 //
 // Images are those of channels that lie next to each other; planes are images of one channel.
 
+// The sizes of an image, the windows, and rows and columns of the result.
+struct Pool { u32 height, width, channels, window, stride, rows, columns; };
+
 // A thread for each element of the output: its window's largest value, and where that is.
-template <typename S>
-__device__ __forceinline__ void pool(
-    const S* x, S* y, u8* winners, u32 height, u32 width, u32 channels, u32 window, u32 stride, u32 rows, u32 columns, u64 n) {
+template <typename S> __global__ void pool(const S* x, S* y, u8* winners, Pool sizes, u64 n) {
+    auto [height, width, channels, window, stride, rows, columns] = sizes;
     u64 at = place();
     if (at >= n) return;
     u32 c = at % channels;
@@ -29,10 +31,8 @@ __device__ __forceinline__ void pool(
 }
 
 // A thread for each element of the input: the gradients of the windows that it has won, in order.
-template <typename S>
-__device__ __forceinline__ void pool_backward(
-    const u8* winners, const S* dy, S* dx, u32 height, u32 width, u32 channels, u32 window, u32 stride, u32 rows,
-    u32 columns, u64 n) {
+template <typename S> __global__ void pool_backward(const u8* winners, const S* dy, S* dx, Pool sizes, u64 n) {
+    auto [height, width, channels, window, stride, rows, columns] = sizes;
     u64 at = place();
     if (at >= n) return;
     u32 c = at % channels;
@@ -54,7 +54,7 @@ __device__ __forceinline__ void pool_backward(
 }
 
 // Transposes each of some matrices (rows, columns), in tiles of 32 x 32, with 32 x 8 threads.
-template <typename T> __device__ __forceinline__ void transpose(const T* x, T* y, u32 rows, u32 columns, u32 tiles) {
+template <typename T> __global__ void transpose(const T* x, T* y, u32 rows, u32 columns, u32 tiles) {
     __shared__ T tile[32][33];
     u64 matrix = (u64)(blockIdx.y / tiles) * rows * columns;
     u32 column = blockIdx.x * 32 + threadIdx.x, row = blockIdx.y % tiles * 32 + threadIdx.y;
@@ -69,25 +69,3 @@ template <typename T> __device__ __forceinline__ void transpose(const T* x, T* y
             y[matrix + (u64)(to_row + k) * rows + to_column] = tile[threadIdx.x][threadIdx.y + k];
     }
 }
-
-#define FOR_STORED(S, R)                                                                                             \
-    extern "C" __global__ void pool_##S(                                                                             \
-        const S* x, S* y, u8* winners, u32 height, u32 width, u32 channels, u32 window, u32 stride, u32 rows,         \
-        u32 columns, u64 n) {                                                                                        \
-        pool(x, y, winners, height, width, channels, window, stride, rows, columns, n);                               \
-    }                                                                                                                \
-    extern "C" __global__ void pool_backward_##S(                                                                    \
-        const u8* winners, const S* dy, S* dx, u32 height, u32 width, u32 channels, u32 window, u32 stride, u32 rows, \
-        u32 columns, u64 n) {                                                                                        \
-        pool_backward(winners, dy, dx, height, width, channels, window, stride, rows, columns, n);                    \
-    }
-STORED_TYPES(FOR_STORED)
-
-#define FOR_MOVED(T)                                                                                        \
-    extern "C" __global__ void transpose_##T(const T* x, T* y, u32 rows, u32 columns, u32 tiles) {           \
-        transpose(x, y, rows, columns, tiles);                                                              \
-    }
-FOR_MOVED(f32)
-FOR_MOVED(f64)
-FOR_MOVED(bf16)
-FOR_MOVED(u8)

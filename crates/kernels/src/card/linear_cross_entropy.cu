@@ -32,7 +32,7 @@ template <typename Real> __device__ Real larger(Real x, Real y) { return y > x ?
 
 // A block for each row of z (rows, classes): z becomes the gradient of scale times the loss, which is also stored rounded if
 // `rounded` is given. mark is 0 for an ignored row, else 1, and 3 if the label has the largest output.
-template <typename S> __device__ void row_losses(const i64* labels, u64 classes, double scale, u32 wants_gradient,
+template <typename S> __global__ void row_losses(const i64* labels, u64 classes, double scale, u32 wants_gradient,
                                                  typename As<S>::Real* all_z, S* all_rounded, double* losses, i32* marks) {
     typedef typename As<S>::Real Real;
     __shared__ Real maxima[32], of_warps[32];
@@ -85,7 +85,7 @@ template <typename S> __device__ void row_losses(const i64* labels, u64 classes,
 }
 
 // One block of 256 threads. Each sums every 256th row, in order; these sums are added in pairs.
-extern "C" __global__ void add_losses(const double* losses, const i32* marks, u64 rows, double* sums) {
+__global__ void add_losses(const double* losses, const i32* marks, u64 rows, double* sums) {
     __shared__ double parts[3][256];
     double loss = 0, correct = 0, count = 0;
     for (u64 row = threadIdx.x; row < rows; row += 256) {
@@ -107,15 +107,7 @@ extern "C" __global__ void add_losses(const double* losses, const i32* marks, u6
     }
 }
 
-extern "C" __global__ void ignore_padding(const i64* labels, const i64* lengths, u64 seq, i64* real, u64 n) {
+__global__ void ignore_padding(const i64* labels, const i64* lengths, u64 seq, i64* real, u64 n) {
     u64 i = place();
     if (i < n) real[i] = (i64)(i % seq) < lengths[i / seq] ? labels[i] : IGNORED;
 }
-
-#define FOR_STORED(S, R)                                                                                                   \
-    extern "C" __global__ void row_losses_##S(const i64* labels, u64 classes, double scale, u32 wants_gradient,            \
-                                              R* z, S* rounded, double* losses, i32* marks) {                              \
-        row_losses<S>(labels, classes, scale, wants_gradient, z, rounded, losses, marks);                                  \
-    }
-
-STORED_TYPES(FOR_STORED)

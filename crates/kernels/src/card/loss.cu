@@ -2,8 +2,8 @@
 
 // A warp for each row: its loss and whether it is right go to `of_rows`, its gradient to `d_logits`, if that is there. A label
 // that is no class makes the loss and the gradient of its row NaN.
-template <typename S, typename R>
-__device__ __forceinline__ void cross_entropy(
+template <typename S, typename R = typename As<S>::Real>
+__global__ void cross_entropy(
     const S* logits, const i64* labels, S* d_logits, double* of_rows, R scale, u32 classes, u64 rows) {
     u64 row = place() / 32;
     u32 lane = threadIdx.x % 32;
@@ -52,7 +52,7 @@ __device__ __forceinline__ void cross_entropy(
 }
 
 // One block: adds what the rows have left to the sums.
-extern "C" __global__ void add_rows(const double* of_rows, double* sums, u64 rows) {
+__global__ void add_rows(const double* of_rows, double* sums, u64 rows) {
     double loss = 0, correct = 0;
     for (u64 row = threadIdx.x; row < rows; row += blockDim.x) {
         loss = loss + of_rows[2 * row];
@@ -68,8 +68,8 @@ extern "C" __global__ void add_rows(const double* of_rows, double* sums, u64 row
 }
 
 // Each block leaves the sum of the squares that it has met.
-template <typename S, typename R>
-__device__ __forceinline__ void mse(const S* x, const R* t, S* d_input, double* of_blocks, R factor, u64 n) {
+template <typename S, typename R = typename As<S>::Real>
+__global__ void mse(const S* x, const R* t, S* d_input, double* of_blocks, R factor, u64 n) {
     double sum = 0;
     for (u64 i = place(); i < n; i += (u64)gridDim.x * blockDim.x) {
         R difference = load(x[i]) - t[i];
@@ -81,7 +81,7 @@ __device__ __forceinline__ void mse(const S* x, const R* t, S* d_input, double* 
 }
 
 // One block: adds what the blocks have left, over the number of columns, to the sums.
-extern "C" __global__ void add_blocks(const double* of_blocks, double* sums, u32 blocks, double columns, double rows) {
+__global__ void add_blocks(const double* of_blocks, double* sums, u32 blocks, double columns, double rows) {
     double sum = 0;
     for (u32 block = threadIdx.x; block < blocks; block += blockDim.x) sum = sum + of_blocks[block];
     sum = sum_of_block(sum);
@@ -90,13 +90,3 @@ extern "C" __global__ void add_blocks(const double* of_blocks, double* sums, u32
         sums[2] = sums[2] + rows;
     }
 }
-
-#define FOR_STORED(S, R)                                                                                          \
-    extern "C" __global__ void cross_entropy_##S(                                                                 \
-        const S* logits, const i64* labels, S* d_logits, double* of_rows, R scale, u32 classes, u64 rows) {        \
-        cross_entropy(logits, labels, d_logits, of_rows, scale, classes, rows);                                   \
-    }                                                                                                             \
-    extern "C" __global__ void mse_##S(const S* x, const R* t, S* d_input, double* of_blocks, R factor, u64 n) {   \
-        mse(x, t, d_input, of_blocks, factor, n);                                                                 \
-    }
-STORED_TYPES(FOR_STORED)

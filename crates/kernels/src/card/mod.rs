@@ -4,11 +4,9 @@
 //! other operation says how far it may be off. The sources are compiled when a card first needs them.
 
 pub(crate) mod attention;
-pub(crate) mod attention_halves;
 pub(crate) mod batch_norm;
 pub(crate) mod conv;
-pub(crate) mod conv_relu_pool;
-pub(crate) mod conv_wide;
+pub(crate) mod convolutions;
 pub(crate) mod elementwise;
 pub(crate) mod images;
 pub(crate) mod linear_cross_entropy;
@@ -33,12 +31,12 @@ const REDUCE: &str = include_str!("reduce.cuh");
 /// All sources, for tests that compile them.
 pub static SOURCES: &[&paceline_cuda::KernelSource] = &[
     &attention::ATTENTION,
-    &attention_halves::ATTENTION_HALVES,
+    &attention::ATTENTION_HALVES,
     &batch_norm::BATCH_NORM,
-    &conv::CONV2D,
-    &conv_relu_pool::CONV_RELU_POOL,
-    &conv_wide::CONV2D_WIDE,
-    &conv_wide::CONV_RELU_POOL_WIDE,
+    &convolutions::CONV2D,
+    &convolutions::CONV2D_WIDE,
+    &convolutions::CONV_RELU_POOL,
+    &convolutions::CONV_RELU_POOL_WIDE,
     &elementwise::ELEMENTWISE,
     &images::IMAGES,
     &linear_cross_entropy::LINEAR_CROSS_ENTROPY,

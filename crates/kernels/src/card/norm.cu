@@ -37,7 +37,7 @@ __device__ __forceinline__ u32 last_not_above(const i64* begins, u32 stride, u32
 // A block for each run of at most 256 rows within a node. `pieces` has for each piece of memory its first row, its first
 // element (of `x`) and the element behind it; `nodes` for each node its first run, its first row, and its number of rows.
 template <typename T>
-__device__ __forceinline__ void squares_of_runs(
+__global__ void squares_of_runs(
     const T* x, const i64* pieces, u32 num_pieces, const i64* nodes, u32 num_nodes, double* of_runs) {
     u32 unit = blockIdx.x;
     const i64* node = nodes + 3 * last_not_above(nodes, 3, num_nodes, unit);
@@ -58,7 +58,7 @@ __device__ __forceinline__ void squares_of_runs(
 }
 
 // A block for each node: the tree over its runs.
-extern "C" __global__ void squares_of_nodes(const double* of_runs, const i64* nodes, double* of_nodes) {
+__global__ void squares_of_nodes(const double* of_runs, const i64* nodes, double* of_nodes) {
     const i64* node = nodes + 3 * blockIdx.x;
     u64 units = (node[2] + 255) / 256, per_group = 16;
     while (16 * per_group < units) per_group *= 2;
@@ -77,10 +77,3 @@ extern "C" __global__ void squares_of_nodes(const double* of_runs, const i64* no
     sum = tree_of_groups(sum);
     if (threadIdx.x < 16) of_nodes[16 * (u64)blockIdx.x + lane] = sum;
 }
-
-#define FOR_REAL(T)                                                                                                      \
-    extern "C" __global__ void squares_of_runs_##T(                                                                     \
-        const T* x, const i64* pieces, u32 num_pieces, const i64* nodes, u32 num_nodes, double* of_runs) {               \
-        squares_of_runs(x, pieces, num_pieces, nodes, num_nodes, of_runs);                                              \
-    }
-REAL_TYPES(FOR_REAL)

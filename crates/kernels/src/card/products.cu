@@ -1,28 +1,28 @@
 // What goes with the matrix products of the library: conversion to 16 bits, biases, and sums over rows.
 
-template <typename S> __device__ __forceinline__ void narrow(const f32* x, S* y, u64 n) {
+template <typename S> __global__ void narrow(const f32* __restrict__ x, S* __restrict__ y, u64 n) {
     at_places(n, [=](u64 i) { y[i] = As<S>::store(x[i]); });
 }
 
-template <typename S> __device__ __forceinline__ void widen(const S* x, f32* y, u64 n) {
+template <typename S> __global__ void widen(const S* __restrict__ x, f32* __restrict__ y, u64 n) {
     at_places(n, [=](u64 i) { y[i] = load(x[i]); });
 }
 
-template <typename S> __device__ void add_bias(const S* bias, u32 with_relu, S* y, u64 columns, u64 n) {
+template <typename S> __global__ void add_bias(const S* bias, u32 with_relu, S* y, u64 columns, u64 n) {
     u64 i = place();
     if (i >= n) return;
     auto sum = load(y[i]) + load(bias[i % columns]);
     y[i] = As<S>::store(with_relu && sum <= 0 ? 0 : sum);
 }
 
-template <typename S> __device__ void cut(S* y, u64 n) {
+template <typename S> __global__ void cut(S* y, u64 n) {
     u64 i = place();
     if (i < n && load(y[i]) <= 0) y[i] = As<S>::store(0);
 }
 
 // A block has 32 columns and 8 rows of threads. Each of its 8 rows sums every 8th row of the block's part, in order; the
 // 8 sums are added in order. partials is (parts, columns).
-template <typename S> __device__ void sum_rows(const S* x, u64 rows, u64 columns, u64 rows_of_part,
+template <typename S> __global__ void sum_rows(const S* x, u64 rows, u64 columns, u64 rows_of_part,
                                                typename As<S>::Real* partials) {
     typedef typename As<S>::Real Real;
     __shared__ Real sums[8][32];
@@ -41,7 +41,7 @@ template <typename S> __device__ void sum_rows(const S* x, u64 rows, u64 columns
 
 // partials is (parts, n). They are added in order; or, if there are many, each row of threads adds every 8th of them in order, and
 // the 8 sums are added in order.
-template <typename S> __device__ void add_parts(const typename As<S>::Real* partials, u64 parts, u64 n, u32 accumulate,
+template <typename S> __global__ void add_parts(const typename As<S>::Real* partials, u64 parts, u64 n, u32 accumulate,
                                                 S* sums) {
     typedef typename As<S>::Real Real;
     __shared__ Real of_rows[8][32];
@@ -59,21 +59,3 @@ template <typename S> __device__ void add_parts(const typename As<S>::Real* part
     }
     if (i < n) sums[i] = As<S>::store(accumulate ? load(sums[i]) + sum : sum);
 }
-
-#define FOR_STORED(S, R)                                                                                                \
-    extern "C" __global__ void add_bias_##S(const S* bias, u32 with_relu, S* y, u64 columns, u64 n) {                   \
-        add_bias(bias, with_relu, y, columns, n);                                                                       \
-    }                                                                                                                   \
-    extern "C" __global__ void cut_##S(S* y, u64 n) { cut(y, n); }                                                      \
-    extern "C" __global__ void sum_rows_##S(const S* x, u64 rows, u64 columns, u64 rows_of_part, R* partials) {           \
-        sum_rows(x, rows, columns, rows_of_part, partials);                                                             \
-    }                                                                                                                   \
-    extern "C" __global__ void add_parts_##S(const R* partials, u64 parts, u64 n, u32 accumulate, S* sums) {            \
-        add_parts(partials, parts, n, accumulate, sums);                                                                \
-    }
-#define FOR_HALF(S)                                                                             \
-    extern "C" __global__ void narrow_##S(const f32* __restrict__ x, S* __restrict__ y, u64 n) { narrow(x, y, n); } \
-    extern "C" __global__ void widen_##S(const S* __restrict__ x, f32* __restrict__ y, u64 n) { widen(x, y, n); }
-
-STORED_TYPES(FOR_STORED)
-HALF_TYPES(FOR_HALF)

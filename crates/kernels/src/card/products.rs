@@ -64,12 +64,12 @@ pub(crate) fn retyped<T, U>(elems: In<T>) -> In<U> {
 }
 
 /// The elements from `first` on.
-pub(crate) fn behind<T>(elems: In<T>, first: usize) -> In<T> {
+pub(crate) fn from_elem<T>(elems: In<T>, first: usize) -> In<T> {
     In(elems.0 + (first * size_of::<T>()) as u64, std::marker::PhantomData)
 }
 
 /// The elements from `first` on, for writing.
-pub(crate) fn behind_mut<T>(elems: Out<T>, first: usize) -> Out<T> {
+pub(crate) fn from_elem_mut<T>(elems: Out<T>, first: usize) -> Out<T> {
     Out(elems.0 + (first * size_of::<T>()) as u64, std::marker::PhantomData)
 }
 
@@ -165,8 +165,8 @@ pub(crate) unsafe fn linear<S: Multiplied, C: Multiplied>(
     activation: Activation,
     y: Out<C>,
 ) -> Result<()> {
-    /// What the library's vector instructions need of the address of a bias. A plan is chosen for the addresses of the
-    /// matrices, and then serves any bias.
+    /// The alignment of a bias that the library's vector instructions need. A plan is chosen for the addresses of the matrices,
+    /// and then serves any bias.
     const ALIGNMENT: u64 = 16;
     let with_relu = activation == Activation::Relu;
     let is_aligned = bias.is_none_or(|bias| bias.0.is_multiple_of(ALIGNMENT));

@@ -2,7 +2,7 @@
 
 // A thread has a column of every `runs`th row.
 template <typename S>
-__device__ __forceinline__ void swiglu(const S* gate_up, S* y, u32 columns, u64 rows, u64 runs) {
+__global__ void swiglu(const S* gate_up, S* y, u32 columns, u64 rows, u64 runs) {
     typedef typename As<S>::Real Real;
     u64 i = place(), row = i / columns;
     if (row >= runs) return;
@@ -13,7 +13,7 @@ __device__ __forceinline__ void swiglu(const S* gate_up, S* y, u32 columns, u64 
 }
 
 template <typename S>
-__device__ __forceinline__ void swiglu_backward(
+__global__ void swiglu_backward(
     const S* gate_up, const S* dy, S* d_gate_up, u32 columns, u64 rows, u64 runs) {
     typedef typename As<S>::Real Real;
     u64 i = place(), row = i / columns;
@@ -53,8 +53,8 @@ struct RowOwner {
     template <typename R> __device__ R sum(R of_thread) const { return step > 1 ? sum_in_order(of_thread) : of_thread; }
 };
 
-template <typename S, typename R>
-__device__ __forceinline__ void rms_norm(const R* x, const R* w, R eps, S* y, R* r, u32 columns, u64 rows) {
+template <typename S, typename R = typename As<S>::Real>
+__global__ void rms_norm(const R* x, const R* w, R eps, S* y, R* r, u32 columns, u64 rows) {
     RowOwner own(columns);
     if (own.row >= rows) return;
     u64 begin = own.row * columns + own.first, step = own.step;
@@ -69,8 +69,8 @@ __device__ __forceinline__ void rms_norm(const R* x, const R* w, R eps, S* y, R*
     for (u32 j = own.first; j < columns; j += step, x += step, w += step, y += step) *y = As<S>::store(*x * scale * *w);
 }
 
-template <typename S, typename R>
-__device__ __forceinline__ void rms_norm_backward_input(
+template <typename S, typename R = typename As<S>::Real>
+__global__ void rms_norm_backward_input(
     const R* x, const R* w, const R* r, const S* dy, R* dx, u32 columns, u64 rows) {
     RowOwner own(columns);
     if (own.row >= rows) return;
@@ -93,8 +93,8 @@ __device__ __forceinline__ void rms_norm_backward_input(
 }
 
 // A thread for each column and run of rows: the sum over the run.
-template <typename S, typename R>
-__device__ __forceinline__ void rms_norm_backward_weight(
+template <typename S, typename R = typename As<S>::Real>
+__global__ void rms_norm_backward_weight(
     const R* x, const R* r, const S* dy, R* of_runs, u32 columns, u64 rows, u32 rows_of_run) {
     u32 column = blockIdx.x * blockDim.x + threadIdx.x;
     if (column >= columns) return;
@@ -106,7 +106,7 @@ __device__ __forceinline__ void rms_norm_backward_weight(
 
 // A thread for each column: the sum over the runs, in order, added to what is there if `accumulate`.
 template <typename R>
-__device__ __forceinline__ void add_runs(const R* of_runs, R* sums, u32 columns, u32 runs, u32 accumulate) {
+__global__ void add_runs(const R* of_runs, R* sums, u32 columns, u32 runs, u32 accumulate) {
     u32 column = place();
     if (column >= columns) return;
     R sum = accumulate ? sums[column] : R(0);
@@ -116,7 +116,7 @@ __device__ __forceinline__ void add_runs(const R* of_runs, R* sums, u32 columns,
 
 // A block for each id. An id that is no row of the table gives a row of NaN.
 template <typename S>
-__device__ __forceinline__ void embedding(const i64* ids, const S* table, S* output, u64 len, u32 width) {
+__global__ void embedding(const i64* ids, const S* table, S* output, u64 len, u32 width) {
     i64 id = ids[blockIdx.x];
     bool is_row = id >= 0 && (u64)id < len;
     S broken = As<S>::store((typename As<S>::Real)__int_as_float(0x7fc00000));
@@ -126,7 +126,7 @@ __device__ __forceinline__ void embedding(const i64* ids, const S* table, S* out
 
 // A block for each id: the first block with an id adds the rows of all, in order.
 template <typename S>
-__device__ __forceinline__ void embedding_backward(
+__global__ void embedding_backward(
     const i64* ids, const S* d_output, S* d_table, u64 count, u64 len, u32 width) {
     __shared__ u32 wanted[256];
     u64 own = blockIdx.x;
@@ -152,7 +152,7 @@ __device__ __forceinline__ void embedding_backward(
 }
 
 // A thread for each sequence: the row of its last element. Lengths beyond the sequence count as its length.
-extern "C" __global__ void last_rows(
+__global__ void last_rows(
     const i64* ids, const i64* lengths, i64* rows, u64 count, u64 seq, u32 has_pad, i64 pad) {
     u64 at = place();
     if (at >= count) return;
@@ -163,37 +163,3 @@ extern "C" __global__ void last_rows(
     }
     rows[at] = at * seq + last;
 }
-
-#define FOR_STORED(S, R)                                                                                                 \
-    extern "C" __global__ void swiglu_##S(const S* gate_up, S* y, u32 columns, u64 rows, u64 runs) {                     \
-        swiglu(gate_up, y, columns, rows, runs);                                                                         \
-    }                                                                                                                    \
-    extern "C" __global__ void swiglu_backward_##S(                                                                      \
-        const S* gate_up, const S* dy, S* d_gate_up, u32 columns, u64 rows, u64 runs) {                                  \
-        swiglu_backward(gate_up, dy, d_gate_up, columns, rows, runs);                                                    \
-    }                                                                                                                    \
-    extern "C" __global__ void rms_norm_##S(                                                                             \
-        const R* x, const R* w, R eps, S* y, R* r, u32 columns, u64 rows) {                            \
-        rms_norm(x, w, eps, y, r, columns, rows);                                                          \
-    }                                                                                                                    \
-    extern "C" __global__ void rms_norm_backward_input_##S(                                                              \
-        const R* x, const R* w, const R* r, const S* dy, R* dx, u32 columns, u64 rows) {               \
-        rms_norm_backward_input(x, w, r, dy, dx, columns, rows);                                           \
-    }                                                                                                                    \
-    extern "C" __global__ void rms_norm_backward_weight_##S(                                                             \
-        const R* x, const R* r, const S* dy, R* of_runs, u32 columns, u64 rows, u32 rows_of_run) {                        \
-        rms_norm_backward_weight(x, r, dy, of_runs, columns, rows, rows_of_run);                                         \
-    }                                                                                                                    \
-    extern "C" __global__ void embedding_##S(const i64* ids, const S* table, S* output, u64 len, u32 width) {             \
-        embedding(ids, table, output, len, width);                                                                       \
-    }                                                                                                                    \
-    extern "C" __global__ void embedding_backward_##S(                                                                   \
-        const i64* ids, const S* d_output, S* d_table, u64 count, u64 len, u32 width) {                                   \
-        embedding_backward(ids, d_output, d_table, count, len, width);                                                   \
-    }
-#define FOR_REAL(R)                                                                                                      \
-    extern "C" __global__ void add_runs_##R(const R* of_runs, R* sums, u32 columns, u32 runs, u32 accumulate) {           \
-        add_runs(of_runs, sums, columns, runs, accumulate);                                                              \
-    }
-STORED_TYPES(FOR_STORED)
-REAL_TYPES(FOR_REAL)

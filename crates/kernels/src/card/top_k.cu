@@ -9,7 +9,7 @@ struct State { u32 known, left; };
 __device__ __forceinline__ u32 magnitude(float x) { return __float_as_uint(x) & 0x7fffffffu; }
 
 // Counts the digits at `shift` of the magnitudes whose upper bits are known. `counts` holds zeros.
-extern "C" __global__ void top_k_count(const float* residual, const u32* state, u32* counts, u32 shift, u32 bits, u64 n) {
+__global__ void top_k_count(const float* residual, const u32* state, u32* counts, u32 shift, u32 bits, u64 n) {
     __shared__ u32 own[2048];
     for (u32 digit = threadIdx.x; digit < 2048; digit += blockDim.x) own[digit] = 0;
     __syncthreads();
@@ -24,7 +24,7 @@ extern "C" __global__ void top_k_count(const float* residual, const u32* state, 
 }
 
 // One thread: finds the digit, and clears the counts.
-extern "C" __global__ void top_k_digit(u32* state, u32* counts, u32 bits) {
+__global__ void top_k_digit(u32* state, u32* counts, u32 bits) {
     State* now = (State*)state;
     u32 digit = (1u << bits) - 1, left = now->left;
     while (digit > 0 && counts[digit] < left) left -= counts[digit--];
@@ -34,14 +34,14 @@ extern "C" __global__ void top_k_digit(u32* state, u32* counts, u32 bits) {
 }
 
 // One thread: begins with no known bits.
-extern "C" __global__ void top_k_begin(u32* state, u32* counts, u32 k) {
+__global__ void top_k_begin(u32* state, u32* counts, u32 k) {
     ((State*)state)->known = 0;
     ((State*)state)->left = k;
     for (u32 at = 0; at < 2048; ++at) counts[at] = 0;
 }
 
 // Each block counts its elements above the threshold, and those at it.
-extern "C" __global__ void top_k_count_blocks(const float* residual, const u32* state, u32* of_blocks, u64 n) {
+__global__ void top_k_count_blocks(const float* residual, const u32* state, u32* of_blocks, u64 n) {
     u64 i = place();
     u32 threshold = ((const State*)state)->known;
     u32 size = i < n ? magnitude(residual[i]) : 0;
@@ -54,7 +54,7 @@ extern "C" __global__ void top_k_count_blocks(const float* residual, const u32* 
 }
 
 // One block: counts become the sums of what comes before.
-extern "C" __global__ void top_k_sum_blocks(u32* of_blocks, u32 blocks) {
+__global__ void top_k_sum_blocks(u32* of_blocks, u32 blocks) {
     __shared__ u32 sums[2];
     __shared__ u32 parts[2][256];
     if (threadIdx.x < 2) sums[threadIdx.x] = 0;
@@ -92,7 +92,7 @@ __device__ __forceinline__ u32 count_before(bool says_yes) {
 }
 
 // Moves what is above the threshold, and the first elements at it, to `selected`, in order.
-extern "C" __global__ void top_k_move(float* residual, const u32* state, const u32* of_blocks, i32* selected, u32 k, u64 n) {
+__global__ void top_k_move(float* residual, const u32* state, const u32* of_blocks, i32* selected, u32 k, u64 n) {
     u64 i = place();
     u32 threshold = ((const State*)state)->known, left = ((const State*)state)->left;
     u32 size = i < n ? magnitude(residual[i]) : 0;
@@ -108,7 +108,7 @@ extern "C" __global__ void top_k_move(float* residual, const u32* state, const u
 }
 
 // A thread for each element: the tree over the `n` selections, divided by `n`. Indices ascend within a selection.
-extern "C" __global__ void top_k_mean(const i32* selections, float* mean, u32 k, u32 n, u64 len) {
+__global__ void top_k_mean(const i32* selections, float* mean, u32 k, u32 n, u64 len) {
     u64 i = place();
     if (i >= len) return;
     float waiting[32];

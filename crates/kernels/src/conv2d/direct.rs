@@ -20,7 +20,7 @@ const PANEL_BYTES: usize = 24 << 10;
 
 /// How channels are distributed over registers.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Columns {
+pub(crate) struct ChannelColumns {
     /// Number of channels without padding.
     pub(crate) channels: usize,
     /// Number of channels that are computed: `blocks * block`.
@@ -33,7 +33,7 @@ pub(crate) struct Columns {
     pub(super) tall: usize,
 }
 
-impl Columns {
+impl ChannelColumns {
     fn new(ways: Ways, channels: usize) -> Self {
         if ways.tiles.is_some() {
             return Self::in_tiles(channels);
@@ -84,23 +84,23 @@ pub(crate) fn image_parts<'a, T>(
 /// A convolution with fixed weights, which runs on one prepared image after the other. It holds only numbers. The panels,
 /// which are the weights in the order in which tiles read them, lie in scratch memory.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Product {
+pub(crate) struct ConvProduct {
     ways: Ways,
     pub(super) conv: Conv2d,
     pub(super) reading: Reading,
-    pub(crate) columns: Columns,
+    pub(crate) columns: ChannelColumns,
     pub(super) rows: usize,
     pub(super) positions: usize,
 }
 
-/// Scratch memory. That of a [`Product`] is its panels, a prepared image for each part of the batch, and the sums of an image
+/// Scratch memory. That of a [`ConvProduct`] is its panels, a prepared image for each part of the batch, and the sums of an image
 /// for each part.
 pub(crate) type Memory = (Scratch<f32>, Scratch<f32>, Scratch<f32>);
 
 /// The slices of [`Memory`].
 pub(crate) type Slices<'a> = (&'a mut [f32], &'a mut [f32], &'a mut [f32]);
 
-impl Product {
+impl ConvProduct {
     /// The convolution for the first `rows` rows and `positions` columns of the output.
     pub(crate) fn new(ways: Ways, conv: &Conv2d, rows: usize, positions: usize) -> Self {
         let reading = match ways.tiles {
@@ -119,7 +119,7 @@ impl Product {
         rows: usize,
         positions: usize,
     ) -> Self {
-        let columns = Columns::new(ways, channels);
+        let columns = ChannelColumns::new(ways, channels);
         Self { ways, conv: *conv, reading, columns, rows, positions }
     }
 

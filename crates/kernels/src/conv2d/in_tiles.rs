@@ -4,7 +4,7 @@
 //! `direct` and `weight_gradient`). This file does not know what becomes of the sums.
 //!
 //! Places of an image are numbered as if each row of positions were as long as a row of the prepared image. Then each begins
-//! equally far behind the one before, and 16 of them are the rows of a tile, wherever a row ends. What is computed for places
+//! equally far after the one before, and 16 of them are the rows of a tile, wherever a row ends. What is computed for places
 //! that are no positions goes nowhere.
 //!
 //! Order of summation for an output value: kernel row, then kernel column, then channel; for the gradient of a weight: image,
@@ -15,7 +15,7 @@
 use half::bf16;
 
 use super::Conv2d;
-use super::direct::Product;
+use super::direct::ConvProduct;
 use super::prepare::Reading;
 use crate::SimdLevel;
 use crate::layout::square::positions_to_planes;
@@ -33,8 +33,8 @@ const STEP: usize = 32;
 
 /// How the places of an image are numbered.
 #[derive(Clone, Copy)]
-pub(super) struct Places {
-    /// Those of a row, of which the first `positions` are positions.
+pub(super) struct PlaceGrid {
+    /// Those of a row. The first `positions` of them are positions.
     pub(super) row: usize,
     positions: usize,
     /// All of them, rounded up to whole blocks, and the number of rows.
@@ -42,15 +42,15 @@ pub(super) struct Places {
     rows: usize,
 }
 
-impl Places {
-    pub(super) fn new(product: &Product) -> Self {
-        let Product { reading, rows, positions, .. } = *product;
+impl PlaceGrid {
+    pub(super) fn new(product: &ConvProduct) -> Self {
+        let ConvProduct { reading, rows, positions, .. } = *product;
         let row = reading.row_stride / reading.position_stride;
         let padded = ((rows - 1) * row + positions).next_multiple_of(TALL);
         Self { row, positions, padded, rows }
     }
 
-    /// The positions of a block of places, counted from row to row. `None` for a place that is none.
+    /// The positions of a block of places, counted from row to row. `None` for padding.
     fn of_block(self, first: usize) -> impl Iterator<Item = Option<usize>> {
         let (mut i, mut j) = (first / self.row, first % self.row);
         (0..TALL).map(move |_| {
@@ -66,17 +66,17 @@ fn len_in_f32(len: usize) -> usize {
     len.div_ceil(2)
 }
 
-/// A prepared image in bf16, with as many elements behind it as the last block of places reads: elements of f32.
-pub(super) fn image_len(product: &Product) -> usize {
+/// A prepared image in bf16, and the elements after it that the last block of places reads, in elements of f32.
+pub(super) fn image_len(product: &ConvProduct) -> usize {
     let Reading { position_stride, kernel_row_stride, kernel_rows, run, elems, .. } =
         product.reading;
-    let last = (Places::new(product).padded - 1) * position_stride;
+    let last = (PlaceGrid::new(product).padded - 1) * position_stride;
     let run = run.next_multiple_of(STEP);
     len_in_f32(elems.max(last + (kernel_rows - 1) * kernel_row_stride + run))
 }
 
 /// The weights of a convolution as pairs, in the order in which tiles read them: elements of f32.
-pub(super) fn panels_len(product: &Product) -> usize {
+pub(super) fn panels_len(product: &ConvProduct) -> usize {
     product.reading.kernel_rows * product.reading.run.next_multiple_of(STEP) / 2
         * product.columns.padded
 }
@@ -84,11 +84,11 @@ pub(super) fn panels_len(product: &Product) -> usize {
 /// Writes the panels: for each block of columns, each kernel row, and each two steps of the run: the pairs of the columns.
 /// `weight(k, column)` is a bf16; steps that are missing become zeros.
 pub(super) fn pack_panels(
-    product: &Product,
+    product: &ConvProduct,
     panels: &mut [f32],
     weight: impl Fn(usize, usize) -> f32,
 ) {
-    let Product { reading: Reading { kernel_rows, run, .. }, columns, .. } = product;
+    let ConvProduct { reading: Reading { kernel_rows, run, .. }, columns, .. } = product;
     let pairs = run.next_multiple_of(STEP) / 2;
     for (row, to) in as_bf16(panels).chunks_exact_mut(2 * columns.block).enumerate() {
         let (block, u, first) =
@@ -115,7 +115,7 @@ fn narrow_all_body(from: &[f32], to: &mut [bf16]) {
 pub(super) fn run(
     tiles: TilesOf,
     level: SimdLevel,
-    product: &Product,
+    product: &ConvProduct,
     panels: &[f32],
     x: &[f32],
     memory: &mut [f32],
@@ -131,15 +131,15 @@ pub(super) fn run(
 #[inline(always)]
 fn run_blocks<T: Tiles, const C: usize>(
     tiles: &mut T,
-    product: &Product,
+    product: &ConvProduct,
     panels: &[f32],
     image: &[bf16],
     sums: &mut [f32],
 ) {
-    let Product { reading, columns, .. } = product;
-    let places = Places::new(product);
+    let ConvProduct { reading, columns, .. } = product;
+    let places = PlaceGrid::new(product);
     let pairs = reading.run.next_multiple_of(STEP) / 2;
-    let mut buffer = Buffer::default();
+    let mut buffer = BlockSums::default();
     let mut ends = [[bf16::ZERO; STEP]; TALL];
     // All bits of the elements of the last step of a run.
     let is_of_run: [u16; STEP] =
@@ -165,7 +165,7 @@ fn run_blocks<T: Tiles, const C: usize>(
                             tiles::add_block::<T, C>(tiles, rows, stride, b);
                             continue;
                         }
-                        // What lies behind the run belongs to others, and may be infinite.
+                        // Elements after the run belong to others, and may be infinite.
                         for (i, end) in ends.iter_mut().enumerate() {
                             let from = from.add(i * reading.position_stride).cast::<[bf16; STEP]>();
                             for ((end, x), mask) in end.iter_mut().zip(from.read()).zip(is_of_run) {
@@ -190,9 +190,9 @@ fn run_blocks<T: Tiles, const C: usize>(
 
 /// The sums of a block.
 #[repr(align(64))]
-struct Buffer([f32; TALL * 2 * LANES]);
+struct BlockSums([f32; TALL * 2 * LANES]);
 
-impl Default for Buffer {
+impl Default for BlockSums {
     fn default() -> Self {
         Self([0.0; TALL * 2 * LANES])
     }
@@ -214,48 +214,48 @@ fn are_of_channels(conv: &Conv2d) -> bool {
 }
 
 /// Elements of a plane, and the number of planes.
-fn planes(product: &Product) -> [usize; 2] {
-    let Product { reading, conv, .. } = product;
+fn planes(product: &ConvProduct) -> [usize; 2] {
+    let ConvProduct { reading, conv, .. } = product;
     if are_of_channels(conv) {
         [reading.elems / conv.c_in, conv.c_in]
     } else {
         let weights = reading.kernel_rows * reading.run;
-        [Places::new(product).padded, weights.next_multiple_of(ROWS)]
+        [PlaceGrid::new(product).padded, weights.next_multiple_of(ROWS)]
     }
 }
 
 /// The planes of a prepared image in bf16: elements of f32.
-pub(super) fn planes_len(product: &Product) -> usize {
+pub(super) fn planes_len(product: &ConvProduct) -> usize {
     // The planes of channels are read a block of places beyond the end.
     let [len, number] = planes(product);
     len_in_f32(len * number + TALL)
 }
 
-/// What [`fill_planes`] needs besides: elements of f32.
-pub(super) fn spare_len(product: &Product) -> usize {
+/// The scratch memory of [`fill_planes`], in elements of f32.
+pub(super) fn spare_len(product: &ConvProduct) -> usize {
     if are_of_channels(&product.conv) { 0 } else { len_in_f32(product.reading.elems + TALL) }
 }
 
 /// The sums of gradients of weights, in whole tiles.
-pub(super) fn gradient_len(product: &Product) -> usize {
-    let Product { reading, columns, .. } = product;
+pub(super) fn gradient_len(product: &ConvProduct) -> usize {
+    let ConvProduct { reading, columns, .. } = product;
     (reading.kernel_rows * reading.run).next_multiple_of(ROWS) * columns.padded
 }
 
 /// The gradients of the output of one image as pairs of places: elements of f32.
-pub(super) fn pairs_len(product: &Product) -> usize {
-    Places::new(product).padded / 2 * product.columns.padded
+pub(super) fn pairs_len(product: &ConvProduct) -> usize {
+    PlaceGrid::new(product).padded / 2 * product.columns.padded
 }
 
-/// Writes the planes of a prepared image. `spare` and what lies behind the last plane start as zeros, and stay so.
+/// Writes the planes of a prepared image. `spare` and the elements after the last plane start as zeros, and stay so.
 pub(super) fn fill_planes(
     level: SimdLevel,
-    product: &Product,
+    product: &ConvProduct,
     image: &[f32],
     spare: &mut [f32],
     to: &mut [f32],
 ) {
-    let Product { reading, conv, .. } = product;
+    let ConvProduct { reading, conv, .. } = product;
     let (channels, elems) = (conv.c_in, reading.elems);
     let of_channels = |to: &mut [f32]| {
         let sizes = [elems / channels, channels];
@@ -266,7 +266,7 @@ pub(super) fn fill_planes(
         return of_channels(to);
     }
     of_channels(spare);
-    let (row, [len, _]) = (Places::new(product).row, planes(product));
+    let (row, [len, _]) = (PlaceGrid::new(product).row, planes(product));
     let weights = 0..reading.kernel_rows * reading.run;
     for (weight, plane) in weights.zip(as_bf16(to).chunks_exact_mut(len)) {
         let (u, step) = (weight / reading.run, weight % reading.run);
@@ -278,7 +278,7 @@ pub(super) fn fill_planes(
 /// Writes the pairs of gradients (places, padded columns): for each block of columns and each two places, the pairs of the columns.
 pub(super) fn fill_pairs(
     level: SimdLevel,
-    product: &Product,
+    product: &ConvProduct,
     gradients: &[f32],
     pairs: &mut [f32],
 ) {
@@ -299,13 +299,13 @@ fn interleave_body(from: &[f32], stride: usize, block: usize, to: &mut [f32]) {
 /// gradients as pairs.
 pub(super) fn add_images(
     tiles: TilesOf,
-    product: &Product,
+    product: &ConvProduct,
     num_images: usize,
     planes: &[f32],
     pairs: &[f32],
     sums: &mut [f32],
 ) {
-    let Product { reading, conv, .. } = product;
+    let ConvProduct { reading, conv, .. } = product;
     assert!(
         planes.len() >= num_images * planes_len(product)
             && pairs.len() >= num_images * pairs_len(product)
@@ -318,14 +318,14 @@ pub(super) fn add_images(
 #[inline(always)]
 fn add_blocks<T: Tiles, const C: usize>(
     tiles: &mut T,
-    product: &Product,
+    product: &ConvProduct,
     num_images: usize,
     planes: &[f32],
     pairs: &[f32],
     sums: &mut [f32],
 ) {
-    let Product { reading, conv, columns, .. } = product;
-    let places = Places::new(product);
+    let ConvProduct { reading, conv, columns, .. } = product;
+    let places = PlaceGrid::new(product);
     let (planes_len, pairs_len) = (planes_len(product), pairs_len(product));
     let [len, _] = self::planes(product);
     let planes = read_bf16(planes).as_ptr();
@@ -346,7 +346,7 @@ fn add_blocks<T: Tiles, const C: usize>(
         for block in 0..columns.num_blocks() {
             let sum = &mut sums[weight * columns.padded + block * columns.block..];
             // SAFETY: the sums have rows for 16 weights, or 32 if the block is whole; the planes have all places of these
-            // weights, and a block behind them; the pairs have all places.
+            // weights, and a block after them; the pairs have all places.
             unsafe {
                 tiles::load_sums::<T, C>(tiles, sum.as_ptr().cast(), stride, is_whole);
                 for image in 0..num_images {

@@ -6,7 +6,7 @@
 use paceline_memory::DType;
 
 use super::Conv2d;
-use super::direct::{Memory, Product, Slices, image_parts};
+use super::direct::{ConvProduct, Memory, Slices, image_parts};
 use super::prepare::Reading;
 use crate::layout::square::{planes_to_positions, positions_to_planes};
 use crate::simd::multiversion;
@@ -15,7 +15,7 @@ use crate::tiles::Ways;
 use crate::{ImageLayout, Processor, SimdLevel, Threads};
 
 /// A rectangle of positions in a larger array, `channels` contiguous values at each.
-pub(crate) struct Grid<'a> {
+pub(crate) struct PositionGrid<'a> {
     /// The memory, which begins with the first position.
     pub(crate) elems: &'a mut [f32],
     /// Elements from one row to the next.
@@ -29,7 +29,7 @@ pub(super) fn copy_images<S: SinglePrecision>(
     level: SimdLevel,
     conv: &Conv2d,
     d_output: &[S],
-) -> impl Fn(usize, Grid<'_>) + Send + Sync {
+) -> impl Fn(usize, PositionGrid<'_>) + Send + Sync {
     let (elems, width, channels) = (conv.output_elems(), conv.out_width(), conv.c_out);
     let layout = conv.layout;
     move |n, grid| {
@@ -52,7 +52,7 @@ pub(super) fn copy_images<S: SinglePrecision>(
 /// The gradient of the input: a convolution of the output's gradient, spread out by the stride and with
 /// a border of zeros, with the weights rotated by 180 degrees.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct InputGradient(Product);
+pub(crate) struct InputGradient(ConvProduct);
 
 impl InputGradient {
     /// For output gradients whose rows from `live_rows` on are zero.
@@ -62,7 +62,7 @@ impl InputGradient {
         let live = (first, first + (live_rows - 1) * conv.stride + 1);
         let (rows, columns) = (height + kh - 1, width + kw - 1);
         let reading = Reading::padded(rows, columns, c_out, conv.kernel, 1, live);
-        Self(Product::reading(ways, conv, reading, c_in, height, width))
+        Self(ConvProduct::reading(ways, conv, reading, c_in, height, width))
     }
 
     /// The scratch memory for a batch whose input gradients are `X`. A result whose columns are not padded, that is not
@@ -72,7 +72,7 @@ impl InputGradient {
     }
 
     fn is_in_place<X: SinglePrecision>(&self) -> bool {
-        let Self(Product { conv, columns, .. }) = self;
+        let Self(ConvProduct { conv, columns, .. }) = self;
         let is_padded = columns.padded != conv.c_in;
         !is_padded && X::DTYPE == DType::F32 && conv.layout == ImageLayout::Nhwc
     }
@@ -85,7 +85,7 @@ impl InputGradient {
         cpu: &Processor,
         weight: &[f32],
         (panels, images, sums): Slices<'_>,
-        fill: impl Fn(usize, Grid<'_>) + Send + Sync,
+        fill: impl Fn(usize, PositionGrid<'_>) + Send + Sync,
         d_input: &mut [X],
     ) {
         let Self(product) = self;
@@ -98,7 +98,7 @@ impl InputGradient {
         let origin = (kh - 1 - padding) * reading.kernel_row_stride + (kw - 1 - padding) * c_out;
         let outputs = image_parts(cpu, d_input, product.conv.input_elems());
         product.for_each(cpu, images, sums, outputs, |n, image, sums, d_input| {
-            let grid = Grid {
+            let grid = PositionGrid {
                 elems: &mut image[origin..],
                 row_stride: stride * reading.kernel_row_stride,
                 position_stride: stride * c_out,

@@ -41,10 +41,9 @@ use crate::layout::square::{add_positions, positions_to_planes};
 use crate::simd::multiversion;
 use crate::stored::{SinglePrecision, for_images};
 use crate::{
-    CardNeeds, Compute, ImageLayout, Op, Result, elementwise, read, reference, scratch, update,
-    write,
+    Compute, ImageLayout, Op, Result, elementwise, read, reference, scratch, update, write,
 };
-use direct::{Memory, Product, image_parts};
+use direct::{ConvProduct, Memory, image_parts};
 pub use geometry::Conv2d;
 use input_gradient::{InputGradient, copy_images};
 use weight_gradient::WeightGradient;
@@ -62,7 +61,7 @@ pub fn forward(
     conv.check()?;
     let (conv, batch) = (*conv, input.dims().first().copied().unwrap_or(0));
     let op = Op::new("conv2d_forward").forward_product(conv.products(batch));
-    let product = Product::new(
+    let product = ConvProduct::new(
         compute.processor().ways(output.dtype()),
         &conv,
         conv.out_height(),
@@ -70,39 +69,35 @@ pub fn forward(
     );
     let on_card = CardConv::new(compute, op.name, &conv, false, batch)?;
     for_images!(
-        op.name, (input, output),
+        compute, op, (input, output),
         (X, S, P) => (
             read::<X>("input", input, conv.input_shape(batch)),
             read::<P>("weight", weight, conv.weight_shape()),
             read::<P>("bias", bias, [conv.c_out]),
             write::<S>("output", output, conv.output_shape(batch)),
         ),
-        f64: |operands| compute.launch_with_card(op, operands, move |_, (x, w, b, y)| {
+        memory: memory_of(compute, || product.memory(compute.threads(), batch, false)),
+        f64: move |_, ((x, w, b, y), _)| {
             reference::conv2d_forward(&conv, x, w, b, y);
             Ok(())
-        }, move |card, (x, w, b, y)| {
+        },
+        f32: move |cpu, ((x, w, b, y), memory)| {
+            let outputs = image_parts(cpu, y, conv.output_elems());
+            let (simd, stride) = (cpu.simd, product.columns.padded);
+            let sizes = [conv.output_elems() / conv.c_out, conv.c_out];
+            product.forward::<X, S, _>(cpu, (x, w), memory, outputs, |sums, y| {
+                match conv.layout {
+                    ImageLayout::Nhwc => add_bias::<S>(simd, sums, stride, b, y),
+                    ImageLayout::Nchw => {
+                        positions_to_planes::<S>(simd, simd, sums, stride, sizes, Some(b), y)
+                    }
+                }
+            });
+            Ok(())
+        },
+        card: move |card, ((x, w, b, y), _)| {
             // SAFETY: the operands are those of this convolution.
             unsafe { on_card.forward::<X, S>(card, (x, w, b), y, None) }
-        }),
-        f32: |operands| {
-            let memory = memory_of(compute, || product.memory(compute.threads(), batch, false));
-            compute.launch_with_card(op.needs(CardNeeds::of_products::<S>()), (operands, memory), move |cpu, ((x, w, b, y), memory)| {
-                let outputs = image_parts(cpu, y, conv.output_elems());
-                let (simd, stride) = (cpu.simd, product.columns.padded);
-                let sizes = [conv.output_elems() / conv.c_out, conv.c_out];
-                product.forward::<X, S, _>(cpu, (x, w), memory, outputs, |sums, y| {
-                    match conv.layout {
-                        ImageLayout::Nhwc => add_bias::<S>(simd, sums, stride, b, y),
-                        ImageLayout::Nchw => {
-                            positions_to_planes::<S>(simd, simd, sums, stride, sizes, Some(b), y)
-                        }
-                    }
-                });
-                Ok(())
-            }, move |card, ((x, w, b, y), _)| {
-                // SAFETY: the operands are those of this convolution.
-                unsafe { on_card.forward::<X, S>(card, (x, w, b), y, None) }
-            })
         },
     )
 }
@@ -145,7 +140,7 @@ pub fn backward_weight(
         WeightGradient::new(compute.processor().ways(d_output.dtype()), &conv, rows, positions);
     let on_card = CardConv::new(compute, op.name, &conv, false, batch)?;
     for_images!(
-        op.name, (input, d_output),
+        compute, op, (input, d_output),
         (X, S, P) => {
             let result = if accumulate { update::<P> } else { write::<P> };
             (
@@ -156,39 +151,34 @@ pub fn backward_weight(
                 compute.is_card().then(|| scratch::<P>(on_card.scratch_len::<X, S>())),
             )
         },
-        f64: |operands| compute.launch_with_card(op, operands, move |_, (x, dy, dw, db, _)| {
+        memory: memory_of(compute, || gradient.memory::<S>(compute.threads(), batch)),
+        f64: move |_, ((x, dy, dw, db, _), _)| {
             if !accumulate {
                 dw.fill(0.0);
                 db.fill(0.0);
             }
             reference::conv2d_backward_weight(&conv, x, dy, dw, db);
             Ok(())
-        }, move |card, (x, dy, dw, db, partials)| {
+        },
+        f32: move |cpu, ((x, dy, dw, db, _), memory)| {
+            let fill = copy_images(cpu.simd, &conv, dy);
+            gradient.run::<X, S>(cpu, x, memory, fill, dw, accumulate);
+            if !accumulate {
+                db.fill(0.0);
+            }
+            match conv.layout {
+                ImageLayout::Nhwc => elementwise::add_rows(cpu, dy, db, true),
+                ImageLayout::Nchw => {
+                    let positions = conv.output_elems() / conv.c_out;
+                    add_positions(cpu.simd, cpu.simd, dy, None, positions, db);
+                }
+            }
+            Ok(())
+        },
+        card: move |card, ((x, dy, dw, db, partials), _)| {
             let partials = partials.expect("a card has partial sums");
             // SAFETY: the operands are those of this convolution.
             unsafe { on_card.backward_weight::<X, S>(card, (x, dy, None), (dw, db), accumulate, partials) }
-        }),
-        f32: |operands| {
-            let memory = memory_of(compute, || gradient.memory::<S>(compute.threads(), batch));
-            compute.launch_with_card(op.needs(CardNeeds::of_products::<S>()), (operands, memory), move |cpu, ((x, dy, dw, db, _), memory)| {
-                let fill = copy_images(cpu.simd, &conv, dy);
-                gradient.run::<X, S>(cpu, x, memory, fill, dw, accumulate);
-                if !accumulate {
-                    db.fill(0.0);
-                }
-                match conv.layout {
-                    ImageLayout::Nhwc => elementwise::add_rows(cpu, dy, db, true),
-                    ImageLayout::Nchw => {
-                        let positions = conv.output_elems() / conv.c_out;
-                        add_positions(cpu.simd, cpu.simd, dy, None, positions, db);
-                    }
-                }
-                Ok(())
-            }, move |card, ((x, dy, dw, db, partials), _)| {
-                let partials = partials.expect("a card has partial sums");
-                // SAFETY: the operands are those of this convolution.
-                unsafe { on_card.backward_weight::<X, S>(card, (x, dy, None), (dw, db), accumulate, partials) }
-            })
         },
     )
 }
@@ -209,28 +199,24 @@ pub fn backward_input(
         InputGradient::new(compute.processor().ways(d_output.dtype()), &conv, conv.out_height());
     let on_card = CardConv::new(compute, op.name, &conv, false, batch)?;
     for_images!(
-        op.name, (d_input, d_output),
+        compute, op, (d_input, d_output),
         (X, S, P) => (
             read::<P>("weight", weight, conv.weight_shape()),
             read::<S>("d_output", d_output, conv.output_shape(batch)),
             write::<X>("d_input", d_input, conv.input_shape(batch)),
         ),
-        f64: |operands| compute.launch_with_card(op, operands, move |_, (w, dy, dx)| {
+        memory: memory_of(compute, || gradient.memory::<X>(compute.threads(), batch)),
+        f64: move |_, ((w, dy, dx), _)| {
             reference::conv2d_backward_input(&conv, w, dy, dx);
             Ok(())
-        }, move |card, (w, dy, dx)| {
+        },
+        f32: move |cpu, ((w, dy, dx), memory)| {
+            gradient.run::<X, S>(cpu, w, memory, copy_images(cpu.simd, &conv, dy), dx);
+            Ok(())
+        },
+        card: move |card, ((w, dy, dx), _)| {
             // SAFETY: the operands are those of this convolution.
             unsafe { on_card.backward_input::<X, S>(card, (w, dy, None), dx) }
-        }),
-        f32: |operands| {
-            let memory = memory_of(compute, || gradient.memory::<X>(compute.threads(), batch));
-            compute.launch_with_card(op.needs(CardNeeds::of_products::<S>()), (operands, memory), move |cpu, ((w, dy, dx), memory)| {
-                gradient.run::<X, S>(cpu, w, memory, copy_images(cpu.simd, &conv, dy), dx);
-                Ok(())
-            }, move |card, ((w, dy, dx), _)| {
-                // SAFETY: the operands are those of this convolution.
-                unsafe { on_card.backward_input::<X, S>(card, (w, dy, None), dx) }
-            })
         },
     )
 }

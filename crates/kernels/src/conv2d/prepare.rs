@@ -3,7 +3,7 @@
 //! In: tensors of f32 or bf16. Out: f32, which is rounded to bf16 if the convolution is one of bf16.
 
 use super::Conv2d;
-use super::direct::Columns;
+use super::direct::ChannelColumns;
 use crate::layout::square::planes_to_positions;
 use crate::simd::multiversion;
 use crate::stored::{SinglePrecision, operand};
@@ -169,7 +169,7 @@ fn expand_body<X: SinglePrecision, S: SinglePrecision>(conv: &Conv2d, image: &[X
 /// padded with zeros to whole registers.
 pub(crate) fn pack_panels(
     reading: &Reading,
-    columns: &Columns,
+    columns: &ChannelColumns,
     panels: &mut [f32],
     weight: impl Fn(usize, usize) -> f32,
 ) {

@@ -8,9 +8,9 @@ use std::ops::Range;
 use paceline_memory::DType;
 
 use super::Conv2d;
-use super::direct::{Memory, Product, Slices, even_parts};
-use super::in_tiles::{self, Places};
-use super::input_gradient::Grid;
+use super::direct::{ConvProduct, Memory, Slices, even_parts};
+use super::in_tiles::{self, PlaceGrid};
+use super::input_gradient::PositionGrid;
 use super::prepare::fill_image;
 use super::tile::{self, GradientTile};
 use crate::compute::batches;
@@ -27,7 +27,7 @@ const GROUP_BYTES: usize = 512 << 10;
 /// The most parts of a batch in 16 bits. More would take more memory, because each part has its own sums.
 const MOST_PARTS: usize = 8;
 
-/// The parts of a batch, each of which has sums of its own. In f32 there is one for each thread, so the bits depend on the
+/// The parts of a batch. Each has sums of its own. In f32 there is one for each thread, so the bits depend on the
 /// number of threads. In 16 bits the parts depend on the batch only, and so do the bits.
 fn parts<S: SinglePrecision>(threads: &Threads, batch: usize) -> Vec<Range<usize>> {
     match S::DTYPE {
@@ -38,13 +38,13 @@ fn parts<S: SinglePrecision>(threads: &Threads, batch: usize) -> Vec<Range<usize
 
 /// The gradient of the weight, with the numbers of the convolution itself.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct WeightGradient(Product);
+pub(crate) struct WeightGradient(ConvProduct);
 
 impl WeightGradient {
     /// For output gradients that are zero outside the first `rows` rows and `positions` columns.
     pub(crate) fn new(ways: Ways, conv: &Conv2d, rows: usize, positions: usize) -> Self {
         let tiles = ways.tiles.filter(|_| in_tiles::have_planes(conv));
-        Self(Product::new(Ways { tiles, ..ways }, conv, rows, positions))
+        Self(ConvProduct::new(Ways { tiles, ..ways }, conv, rows, positions))
     }
 
     /// The scratch memory for a batch whose output gradients are `S`: the sums of each part, and for each thread a group of
@@ -76,7 +76,7 @@ impl WeightGradient {
         let Self(product) = self;
         match product.tiles() {
             Some(_) => {
-                let gradients = Places::new(product).padded * product.columns.padded;
+                let gradients = PlaceGrid::new(product).padded * product.columns.padded;
                 (product.reading.elems + in_tiles::spare_len(product), gradients)
             }
             None => (0, 0),
@@ -106,11 +106,11 @@ impl WeightGradient {
         cpu: &Processor,
         x: &[X],
         (sums, mut images, mut gradients): Slices<'_>,
-        fill: impl Fn(usize, Grid<'_>) + Send + Sync,
+        fill: impl Fn(usize, PositionGrid<'_>) + Send + Sync,
         d_weight: &mut [f32],
         accumulate: bool,
     ) {
-        let Self(Product { conv, columns, .. }) = self;
+        let Self(ConvProduct { conv, columns, .. }) = self;
         let sum_elems = self.sum_elems();
         let parts = parts::<S>(&cpu.threads, x.len() / conv.input_elems());
         sums.fill(0.0);
@@ -150,23 +150,23 @@ impl WeightGradient {
         level: SimdLevel,
         part: Range<usize>,
         x: &[X],
-        fill: &impl Fn(usize, Grid<'_>),
+        fill: &impl Fn(usize, PositionGrid<'_>),
         (images, gradients): (&mut [f32], &mut [f32]),
         sum: &mut [f32],
     ) {
-        let Self(product @ Product { conv, positions, columns, .. }) = self;
+        let Self(product @ ConvProduct { conv, positions, columns, .. }) = self;
         let (own, (x_elems, dy_elems)) = (self.memory_of_thread(), self.memory_of_image());
         let (image, images) = images.split_at_mut(own.0);
         let (gradient, gradients) = gradients.split_at_mut(own.1);
         let in_elems = conv.input_elems();
-        let row = if product.tiles().is_some() { Places::new(product).row } else { *positions };
+        let row = if product.tiles().is_some() { PlaceGrid::new(product).row } else { *positions };
         let fill_image = |n: usize, to: &mut [f32]| {
             let x = &x[n * in_elems..(n + 1) * in_elems];
             fill_image::<X, S>(level, conv, &product.reading, x, to);
         };
         let fill_gradients = |n: usize, elems: &mut [f32]| {
             let (row_stride, position_stride) = (row * columns.padded, columns.padded);
-            fill(n, Grid { elems, row_stride, position_stride });
+            fill(n, PositionGrid { elems, row_stride, position_stride });
         };
         for start in part.clone().step_by(images.len() / x_elems) {
             let group = start..part.end.min(start + images.len() / x_elems);
@@ -207,7 +207,7 @@ impl WeightGradient {
         dy: &[f32],
         sum: &mut [f32],
     ) {
-        let Self(Product { reading, columns, rows, positions, .. }) = self;
+        let Self(ConvProduct { reading, columns, rows, positions, .. }) = self;
         // The tiles below read and write through addresses. These checks bound all of them.
         let last = (rows - 1) * reading.row_stride
             + (positions - 1) * reading.position_stride

@@ -18,15 +18,14 @@ mod windows;
 use paceline_memory::{Shape, Tensor};
 
 use crate::card::conv::CardConv;
-use crate::conv2d::direct::{Product, image_parts};
+use crate::conv2d::direct::{ConvProduct, image_parts};
 use crate::conv2d::input_gradient::InputGradient;
 use crate::conv2d::weight_gradient::WeightGradient;
 use crate::conv2d::{Conv2d, memory_of};
 use crate::layout::square::add_positions;
 use crate::stored::for_images;
 use crate::{
-    CardNeeds, Compute, ImageLayout, KernelError, Op, Result, read, reference, scratch, update,
-    write,
+    Compute, ImageLayout, KernelError, Op, Result, read, reference, scratch, update, write,
 };
 use windows::{NOTHING, add_won, pool, unpool_images};
 
@@ -67,10 +66,10 @@ pub fn forward(
     let op = Op::new("conv_relu_pool_forward").forward_product(conv.products(batch));
     let [rows, columns, c_out] = pooled_image(&conv);
     let product =
-        Product::new(compute.processor().ways(output.dtype()), &conv, 2 * rows, 2 * columns);
+        ConvProduct::new(compute.processor().ways(output.dtype()), &conv, 2 * rows, 2 * columns);
     let on_card = CardConv::new(compute, op.name, &conv, true, batch)?;
     for_images!(
-        op.name, (input, output),
+        compute, op, (input, output),
         (X, S, P) => (
             read::<X>("input", input, conv.input_shape(batch)),
             read::<P>("weight", weight, conv.weight_shape()),
@@ -78,36 +77,32 @@ pub fn forward(
             write::<S>("output", output, output_shape(&conv, batch)),
             write::<u8>("winners", winners, output_shape(&conv, batch)),
         ),
-        f64: |operands| compute.launch_with_card(op, operands, move |_, (x, w, b, y, winners)| {
+        memory: memory_of(compute, || product.memory(compute.threads(), batch, false)),
+        f64: move |_, ((x, w, b, y, winners), _)| {
             reference::conv_relu_pool_forward(&conv, x, w, b, y, winners);
             Ok(())
-        }, move |card, (x, w, b, y, winners)| {
+        },
+        f32: move |cpu, ((x, w, b, y, winners), memory)| {
+            let out_elems = rows * columns * c_out;
+            let outputs = image_parts(cpu, y, out_elems).into_iter();
+            let outputs = outputs.zip(image_parts(cpu, winners, out_elems));
+            let outputs = outputs.map(|((first, y), (_, winners))| (first, y.zip(winners)));
+            let stride = product.columns.padded;
+            let finish = |sums: &[f32], (y, winners): (&mut [S], &mut [u8])| {
+                let simd = cpu.simd;
+                match conv.layout {
+                    ImageLayout::Nhwc => pool::<S>(simd, sums, stride, columns, b, y, winners),
+                    ImageLayout::Nchw => {
+                        planes::pool::<S>(simd, simd, sums, stride, columns, b, y, winners)
+                    }
+                }
+            };
+            product.forward::<X, S, _>(cpu, (x, w), memory, outputs.collect(), finish);
+            Ok(())
+        },
+        card: move |card, ((x, w, b, y, winners), _)| {
             // SAFETY: the operands are those of this convolution.
             unsafe { on_card.forward::<X, S>(card, (x, w, b), y, Some(winners)) }
-        }),
-        f32: |operands| {
-            let memory = memory_of(compute, || product.memory(compute.threads(), batch, false));
-            compute.launch_with_card(op.needs(CardNeeds::of_products::<S>()), (operands, memory), move |cpu, ((x, w, b, y, winners), memory)| {
-                let out_elems = rows * columns * c_out;
-                let outputs = image_parts(cpu, y, out_elems).into_iter();
-                let outputs = outputs.zip(image_parts(cpu, winners, out_elems));
-                let outputs = outputs.map(|((first, y), (_, winners))| (first, y.zip(winners)));
-                let stride = product.columns.padded;
-                let finish = |sums: &[f32], (y, winners): (&mut [S], &mut [u8])| {
-                    let simd = cpu.simd;
-                    match conv.layout {
-                        ImageLayout::Nhwc => pool::<S>(simd, sums, stride, columns, b, y, winners),
-                        ImageLayout::Nchw => {
-                            planes::pool::<S>(simd, simd, sums, stride, columns, b, y, winners)
-                        }
-                    }
-                };
-                product.forward::<X, S, _>(cpu, (x, w), memory, outputs.collect(), finish);
-                Ok(())
-            }, move |card, ((x, w, b, y, winners), _)| {
-                // SAFETY: the operands are those of this convolution.
-                unsafe { on_card.forward::<X, S>(card, (x, w, b), y, Some(winners)) }
-            })
         },
     )
 }
@@ -137,7 +132,7 @@ pub fn backward_weight(
     );
     let on_card = CardConv::new(compute, op.name, &conv, true, batch)?;
     for_images!(
-        op.name, (input, d_output),
+        compute, op, (input, d_output),
         (X, S, P) => {
             let result = if accumulate { update::<P> } else { write::<P> };
             (
@@ -149,7 +144,8 @@ pub fn backward_weight(
                 compute.is_card().then(|| scratch::<P>(on_card.scratch_len::<X, S>())),
             )
         },
-        f64: |operands| compute.launch_with_card(op, operands, move |_, (x, dy, winners, dw, db, _)| {
+        memory: memory_of(compute, || gradient.memory::<S>(compute.threads(), batch)),
+        f64: move |_, ((x, dy, winners, dw, db, _), _)| {
             if !accumulate {
                 dw.fill(0.0);
                 db.fill(0.0);
@@ -157,34 +153,27 @@ pub fn backward_weight(
             let full = reference::unpool(&conv, dy, winners);
             reference::conv2d_backward_weight(&conv, x, &full, dw, db);
             Ok(())
-        }, move |card, (x, dy, winners, dw, db, partials)| {
+        },
+        f32: move |cpu, ((x, dy, winners, dw, db, _), memory)| {
+            let fill = unpool_images(cpu.simd, &conv, dy, winners);
+            gradient.run::<X, S>(cpu, x, memory, fill, dw, accumulate);
+            if !accumulate {
+                db.fill(0.0);
+            }
+            match conv.layout {
+                ImageLayout::Nhwc => add_won::<S>(cpu.simd, dy, winners, db),
+                ImageLayout::Nchw => {
+                    let (cut, windows) = (Some((winners, NOTHING)), rows * columns);
+                    add_positions(cpu.simd, cpu.simd, dy, cut, windows, db);
+                }
+            }
+            Ok(())
+        },
+        card: move |card, ((x, dy, winners, dw, db, partials), _)| {
             let partials = partials.expect("a card has partial sums");
             let read = (x, dy, Some(winners));
             // SAFETY: the operands are those of this convolution.
             unsafe { on_card.backward_weight::<X, S>(card, read, (dw, db), accumulate, partials) }
-        }),
-        f32: |operands| {
-            let memory = memory_of(compute, || gradient.memory::<S>(compute.threads(), batch));
-            compute.launch_with_card(op.needs(CardNeeds::of_products::<S>()), (operands, memory), move |cpu, ((x, dy, winners, dw, db, _), memory)| {
-                let fill = unpool_images(cpu.simd, &conv, dy, winners);
-                gradient.run::<X, S>(cpu, x, memory, fill, dw, accumulate);
-                if !accumulate {
-                    db.fill(0.0);
-                }
-                match conv.layout {
-                    ImageLayout::Nhwc => add_won::<S>(cpu.simd, dy, winners, db),
-                    ImageLayout::Nchw => {
-                        let (cut, windows) = (Some((winners, NOTHING)), rows * columns);
-                        add_positions(cpu.simd, cpu.simd, dy, cut, windows, db);
-                    }
-                }
-                Ok(())
-            }, move |card, ((x, dy, winners, dw, db, partials), _)| {
-                let partials = partials.expect("a card has partial sums");
-                let read = (x, dy, Some(winners));
-                // SAFETY: the operands are those of this convolution.
-                unsafe { on_card.backward_weight::<X, S>(card, read, (dw, db), accumulate, partials) }
-            })
         },
     )
 }
@@ -206,31 +195,27 @@ pub fn backward_input(
     let gradient = InputGradient::new(compute.processor().ways(d_output.dtype()), &conv, 2 * rows);
     let on_card = CardConv::new(compute, op.name, &conv, true, batch)?;
     for_images!(
-        op.name, (d_input, d_output),
+        compute, op, (d_input, d_output),
         (X, S, P) => (
             read::<P>("weight", weight, conv.weight_shape()),
             read::<S>("d_output", d_output, output_shape(&conv, batch)),
             read::<u8>("winners", winners, output_shape(&conv, batch)),
             write::<X>("d_input", d_input, conv.input_shape(batch)),
         ),
-        f64: |operands| compute.launch_with_card(op, operands, move |_, (w, dy, winners, dx)| {
+        memory: memory_of(compute, || gradient.memory::<X>(compute.threads(), batch)),
+        f64: move |_, ((w, dy, winners, dx), _)| {
             let full = reference::unpool(&conv, dy, winners);
             reference::conv2d_backward_input(&conv, w, &full, dx);
             Ok(())
-        }, move |card, (w, dy, winners, dx)| {
+        },
+        f32: move |cpu, ((w, dy, winners, dx), memory)| {
+            let fill = unpool_images(cpu.simd, &conv, dy, winners);
+            gradient.run::<X, S>(cpu, w, memory, fill, dx);
+            Ok(())
+        },
+        card: move |card, ((w, dy, winners, dx), _)| {
             // SAFETY: the operands are those of this convolution.
             unsafe { on_card.backward_input::<X, S>(card, (w, dy, Some(winners)), dx) }
-        }),
-        f32: |operands| {
-            let memory = memory_of(compute, || gradient.memory::<X>(compute.threads(), batch));
-            compute.launch_with_card(op.needs(CardNeeds::of_products::<S>()), (operands, memory), move |cpu, ((w, dy, winners, dx), memory)| {
-                let fill = unpool_images(cpu.simd, &conv, dy, winners);
-                gradient.run::<X, S>(cpu, w, memory, fill, dx);
-                Ok(())
-            }, move |card, ((w, dy, winners, dx), _)| {
-                // SAFETY: the operands are those of this convolution.
-                unsafe { on_card.backward_input::<X, S>(card, (w, dy, Some(winners)), dx) }
-            })
         },
     )
 }

@@ -7,6 +7,7 @@
 
 use super::windows::choose;
 use crate::SimdLevel;
+use crate::conv2d::input_gradient::PositionGrid;
 use crate::layout::square::{SIDE, Square, byte_to_lane, put, transpose};
 use crate::simd::multiversion;
 use crate::stored::SinglePrecision;
@@ -67,7 +68,7 @@ fn pool_body<S: SinglePrecision>(
     }
 }
 
-/// The first 16 elements. Those behind the end are zero.
+/// The first 16 elements. Those after the end are zero.
 #[inline(always)]
 fn line(from: &[f32]) -> [f32; SIDE] {
     match from.first_chunk::<SIDE>() {
@@ -80,7 +81,7 @@ fn line(from: &[f32]) -> [f32; SIDE] {
     }
 }
 
-/// The first elements of 16 windows, from window `first` on, of which `columns` are in a row.
+/// The first elements of 16 windows, from window `first` on. A row has `columns` windows.
 #[inline(always)]
 fn starts(
     first: usize,
@@ -102,25 +103,18 @@ multiversion! {
         simd: SimdLevel,
         dy: &[S],
         winners: &[u8],
-        columns: usize,
-        channels: usize,
-        elems: &mut [f32],
-        row_stride: usize,
-        position_stride: usize,
+        shape: [usize; 2],
+        to: PositionGrid<'_>,
     ) = unpool_body
 }
 
 #[inline(always)]
-#[allow(clippy::too_many_arguments, reason = "those of `windows::unpool`")]
 fn unpool_body<S: SinglePrecision>(
     simd: SimdLevel,
     dy: &[S],
     winners: &[u8],
-    columns: usize,
-    channels: usize,
-    elems: &mut [f32],
-    row_stride: usize,
-    position_stride: usize,
+    [columns, channels]: [usize; 2],
+    PositionGrid { elems, row_stride, position_stride }: PositionGrid<'_>,
 ) {
     let windows = dy.len() / channels;
     let [mut square, mut gradients, mut places] = [Square::ZERO; 3];

@@ -5,7 +5,7 @@
 
 use super::{planes, pooled_image};
 use crate::conv2d::Conv2d;
-use crate::conv2d::input_gradient::Grid;
+use crate::conv2d::input_gradient::PositionGrid;
 use crate::simd::multiversion;
 use crate::stored::SinglePrecision;
 use crate::{ImageLayout, SimdLevel};
@@ -33,20 +33,15 @@ pub(super) fn unpool_images<S: SinglePrecision>(
     conv: &Conv2d,
     dy: &[S],
     winners: &[u8],
-) -> impl Fn(usize, Grid<'_>) + Send + Sync {
+) -> impl Fn(usize, PositionGrid<'_>) + Send + Sync {
     let [rows, columns, channels] = pooled_image(conv);
     let (layout, image_elems) = (conv.layout, rows * columns * channels);
-    move |n, Grid { elems, row_stride, position_stride }| {
+    move |n, to| {
         let image = n * image_elems..(n + 1) * image_elems;
-        let (dy, winners) = (&dy[image.clone()], &winners[image]);
-        let (row, position) = (row_stride, position_stride);
+        let (dy, winners, shape) = (&dy[image.clone()], &winners[image], [columns, channels]);
         match layout {
-            ImageLayout::Nhwc => {
-                unpool::<S>(level, dy, winners, columns, channels, elems, row, position)
-            }
-            ImageLayout::Nchw => planes::unpool::<S>(
-                level, level, dy, winners, columns, channels, elems, row, position,
-            ),
+            ImageLayout::Nhwc => unpool::<S>(level, dy, winners, shape, to),
+            ImageLayout::Nchw => planes::unpool::<S>(level, level, dy, winners, shape, to),
         }
     }
 }
@@ -93,11 +88,8 @@ multiversion! {
     fn unpool<S: SinglePrecision>(
         dy: &[S],
         winners: &[u8],
-        columns: usize,
-        channels: usize,
-        elems: &mut [f32],
-        row_stride: usize,
-        position_stride: usize,
+        shape: [usize; 2],
+        to: PositionGrid<'_>,
     ) = unpool_body
 }
 
@@ -105,11 +97,8 @@ multiversion! {
 fn unpool_body<S: SinglePrecision>(
     dy: &[S],
     winners: &[u8],
-    columns: usize,
-    channels: usize,
-    elems: &mut [f32],
-    row_stride: usize,
-    position_stride: usize,
+    [columns, channels]: [usize; 2],
+    PositionGrid { elems, row_stride, position_stride }: PositionGrid<'_>,
 ) {
     let positions = dy.chunks_exact(channels).zip(winners.chunks_exact(channels));
     for (position, (dy, winners)) in positions.enumerate() {

@@ -6,9 +6,9 @@ use paceline_cuda::Grid;
 use paceline_cuda::kernel::{In, Out};
 use paceline_memory::{DType, Tensor};
 
-use super::{Activation, Sizes, packed};
-use crate::card::products::{self, CardMatrix, RowParts, narrow, widen};
-use crate::matmul::{Destination, Elements, Half, Matrix, Operand, product};
+use super::{Activation, LinearSizes, packed};
+use crate::card::products::{self, CardMatrix, Multiplied, RowParts, narrow, widen};
+use crate::matmul::{Destination, Elements, HalfFloat, Matrix, ProductOperand, product};
 use crate::operands::{Either, write_or_update};
 use crate::{
     Compute, KernelError, OnCard, Op, Processor, Read, Result, Scratch, Write, elementwise, read,
@@ -16,10 +16,10 @@ use crate::{
 };
 
 /// See [`super::forward`].
-pub(super) fn forward<H: Half>(
+pub(super) fn forward<H: HalfFloat>(
     compute: &Compute,
     op: Op,
-    Sizes { m, n, k }: Sizes,
+    LinearSizes { m, n, k }: LinearSizes,
     (input, weight, bias): (&Tensor, &Tensor, Option<&Tensor>),
     activation: Activation,
     output: &Tensor,
@@ -64,14 +64,7 @@ pub(super) fn forward<H: Half>(
                 let w = CardMatrix::new(round(card, w, w_rounded, n * k)?, n, k);
                 match y {
                     Either::A(y) => {
-                        let bias = match (bias, widened) {
-                            (Some(Either::B(bias)), Some(widened)) => {
-                                card.launch(widen(bias, widened, n as u64)?, Grid::fours(n))?;
-                                Some(widened.as_in())
-                            }
-                            (Some(Either::A(bias)), _) => Some(bias),
-                            _ => None,
-                        };
+                        let bias = bias.map(|bias| wide(card, bias, widened, n)).transpose()?;
                         products::linear(card, x, w, bias, activation, y)
                     }
                     Either::B(y) => {
@@ -85,10 +78,10 @@ pub(super) fn forward<H: Half>(
 }
 
 /// See [`super::backward_weight`].
-pub(super) fn backward_weight<H: Half>(
+pub(super) fn backward_weight<H: HalfFloat>(
     compute: &Compute,
     op: Op,
-    Sizes { m, n, k }: Sizes,
+    LinearSizes { m, n, k }: LinearSizes,
     (input, d_output): (&Tensor, &Tensor),
     (d_weight, d_bias): (&Tensor, Option<&Tensor>),
     accumulate: bool,
@@ -129,20 +122,9 @@ pub(super) fn backward_weight<H: Half>(
             // for partial sums is that of the parts.
             unsafe {
                 if let (Some(db), Some(partials)) = (db, partials) {
-                    let partials = products::untyped(partials);
-                    match (dy, db) {
-                        (Either::A(dy), Either::A(db)) => {
-                            products::sum_over_rows(card, parts, dy, partials, accumulate, db)?
-                        }
-                        (Either::A(dy), Either::B(db)) => {
-                            products::sum_over_rows(card, parts, dy, partials, accumulate, db)?
-                        }
-                        (Either::B(dy), Either::A(db)) => {
-                            products::sum_over_rows(card, parts, dy, partials, accumulate, db)?
-                        }
-                        (Either::B(dy), Either::B(db)) => {
-                            products::sum_over_rows(card, parts, dy, partials, accumulate, db)?
-                        }
+                    match dy {
+                        Either::A(dy) => sum_rows(card, parts, dy, partials, accumulate, db)?,
+                        Either::B(dy) => sum_rows(card, parts, dy, partials, accumulate, db)?,
                     }
                 }
                 let x = CardMatrix::new(round(card, x, x_rounded, m * k)?, m, k);
@@ -154,10 +136,10 @@ pub(super) fn backward_weight<H: Half>(
 }
 
 /// See [`super::backward_input`].
-pub(super) fn backward_input<H: Half>(
+pub(super) fn backward_input<H: HalfFloat>(
     compute: &Compute,
     op: Op,
-    Sizes { m, n, k }: Sizes,
+    LinearSizes { m, n, k }: LinearSizes,
     (weight, d_output): (&Tensor, &Tensor),
     d_input: &Tensor,
 ) -> Result<()> {
@@ -188,7 +170,7 @@ pub(super) fn backward_input<H: Half>(
 }
 
 /// A card's scratch memory for an operand that a product rounds.
-fn rounded<H: Half>(compute: &Compute, operand: &Tensor) -> Option<Scratch<H>> {
+fn rounded<H: HalfFloat>(compute: &Compute, operand: &Tensor) -> Option<Scratch<H>> {
     (compute.is_card() && !is_half::<H>(operand)).then(|| scratch(operand.num_elems()))
 }
 
@@ -197,15 +179,15 @@ fn rounded<H: Half>(compute: &Compute, operand: &Tensor) -> Option<Scratch<H>> {
 /// # Safety
 ///
 /// The operand has `len` elements, and so has the scratch memory, if the operand is f32.
-unsafe fn round<H: Half>(
+unsafe fn round<H: HalfFloat>(
     card: &OnCard,
     operand: Either<In<f32>, In<H>>,
     rounded: Option<Out<H>>,
     len: usize,
 ) -> paceline_cuda::Result<In<H>> {
-    match (operand, rounded) {
-        (Either::B(operand), _) => Ok(operand),
-        (Either::A(operand), rounded) => {
+    match operand {
+        Either::B(operand) => Ok(operand),
+        Either::A(operand) => {
             let rounded = rounded.expect("an operand of f32 has scratch memory");
             // SAFETY: the caller's.
             unsafe { card.launch(narrow(operand, rounded, len as u64)?, Grid::fours(len))? };
@@ -214,10 +196,32 @@ unsafe fn round<H: Half>(
     }
 }
 
+/// The operand in f32.
+///
+/// # Safety
+///
+/// The operand has `len` elements, and so has the scratch memory, if the operand is of 16 bits.
+unsafe fn wide<H: HalfFloat>(
+    card: &OnCard,
+    operand: Either<In<f32>, In<H>>,
+    widened: Option<Out<f32>>,
+    len: usize,
+) -> paceline_cuda::Result<In<f32>> {
+    match operand {
+        Either::A(operand) => Ok(operand),
+        Either::B(operand) => {
+            let widened = widened.expect("an operand of 16 bits has scratch memory");
+            // SAFETY: the caller's.
+            unsafe { card.launch(widen(operand, widened, len as u64)?, Grid::fours(len))? };
+            Ok(widened.as_in())
+        }
+    }
+}
+
 /// # Safety
 ///
 /// As for [`products::multiply`].
-unsafe fn multiply<H: Half>(
+unsafe fn multiply<H: HalfFloat>(
     card: &OnCard,
     a: CardMatrix<H>,
     b: CardMatrix<H>,
@@ -233,29 +237,54 @@ unsafe fn multiply<H: Half>(
     }
 }
 
+/// # Safety
+///
+/// As for [`products::sum_over_rows`].
+unsafe fn sum_rows<S: Multiplied, H: HalfFloat>(
+    card: &OnCard,
+    parts: RowParts,
+    dy: In<S>,
+    partials: Out<f32>,
+    accumulate: bool,
+    db: Either<Out<f32>, Out<H>>,
+) -> paceline_cuda::Result<()> {
+    let partials = products::untyped(partials);
+    // SAFETY: the caller's.
+    unsafe {
+        match db {
+            Either::A(db) => products::sum_over_rows(card, parts, dy, partials, accumulate, db),
+            Either::B(db) => products::sum_over_rows(card, parts, dy, partials, accumulate, db),
+        }
+    }
+}
+
 /// `sums (+)= sum over rows of dy`.
-fn add_rows<H: Half>(cpu: &Processor, dy: &Elems<H>, sums: &mut [f32], accumulate: bool) {
+fn add_rows<H: HalfFloat>(cpu: &Processor, dy: &Elems<H>, sums: &mut [f32], accumulate: bool) {
     match dy {
         Either::A(dy) => elementwise::add_rows(cpu, dy, sums, accumulate),
         Either::B(dy) => elementwise::add_rows(cpu, dy, sums, accumulate),
     }
 }
 
-fn is_half<H: Half>(tensor: &Tensor) -> bool {
+fn is_half<H: HalfFloat>(tensor: &Tensor) -> bool {
     tensor.dtype() == H::DTYPE
 }
 
 /// Elements of f32 or `H`.
 type Elems<'a, H> = Either<&'a [f32], &'a [H]>;
 
-fn matrix<'a, H: Half>(elems: &Elems<'a, H>, rows: usize, columns: usize) -> Operand<'a, H> {
+fn matrix<'a, H: HalfFloat>(
+    elems: &Elems<'a, H>,
+    rows: usize,
+    columns: usize,
+) -> ProductOperand<'a, H> {
     match elems {
-        Either::A(elems) => Operand::Real(Matrix::new(elems, rows, columns)),
-        Either::B(elems) => Operand::Stored(Matrix::new(elems, rows, columns)),
+        Either::A(elems) => ProductOperand::Real(Matrix::new(elems, rows, columns)),
+        Either::B(elems) => ProductOperand::Stored(Matrix::new(elems, rows, columns)),
     }
 }
 
-fn destination<'a, H: Half>(
+fn destination<'a, H: HalfFloat>(
     elems: Either<&'a mut [f32], &'a mut [H]>,
     rows: usize,
     columns: usize,
@@ -267,7 +296,7 @@ fn destination<'a, H: Half>(
 }
 
 /// A tensor of f32 or `H` that is read.
-fn read_either<'t, H: Half, const N: usize>(
+fn read_either<'t, H: HalfFloat, const N: usize>(
     op: Op,
     operand: &'static str,
     tensor: &'t Tensor,
@@ -281,7 +310,7 @@ fn read_either<'t, H: Half, const N: usize>(
 }
 
 /// A tensor of f32 or `H` that is written, or added to if `accumulate`.
-fn write_either<'t, H: Half, const N: usize>(
+fn write_either<'t, H: HalfFloat, const N: usize>(
     op: Op,
     operand: &'static str,
     tensor: &'t Tensor,

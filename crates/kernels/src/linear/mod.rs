@@ -23,15 +23,15 @@ use crate::operands::write_or_update;
 use crate::real::for_real;
 use crate::{Compute, KernelError, Op, Result, Scratch, elementwise, read, scratch, write};
 
-/// The three sizes, of which the weight has two: rows of x, outputs, inputs.
+/// Rows of x, outputs, inputs. The weight has the last two.
 #[derive(Clone, Copy, Debug)]
-struct Sizes {
+struct LinearSizes {
     m: usize,
     n: usize,
     k: usize,
 }
 
-impl Sizes {
+impl LinearSizes {
     /// `rows` has the rows of x.
     fn of(op: Op, rows: &Tensor, weight: &Tensor) -> Result<Self> {
         let &[n, k] = weight.dims() else {
@@ -71,7 +71,7 @@ pub fn forward(
     output: &Tensor,
 ) -> Result<()> {
     let op = Op::new("linear_forward");
-    let sizes @ Sizes { m, n, k } = Sizes::of(op, input, weight)?;
+    let sizes @ LinearSizes { m, n, k } = LinearSizes::of(op, input, weight)?;
     let op = op.forward_product([m, n, k]);
     if_mixed!([input, output], H => {
         mixed::forward::<H>(compute, op, sizes, (input, weight, bias), activation, output)
@@ -84,7 +84,7 @@ pub fn forward(
             write::<T>("output", output, [m, n]),
             packed::<T>(compute, [m, n, k], output),
         );
-         compute.launch_with_card(op, operands, move |cpu, (x, w, bias, y, packed)| {
+        compute.launch_with_card(op, operands, move |cpu, (x, w, bias, y, packed)| {
             let (x, w) = (Matrix::new(x, m, k), Matrix::new(w, n, k));
             let y = Destination::<T>::new(y, m, n).with_bias(bias).with_activation(activation);
             product(cpu, x, w.transposed(), y, false, packed);
@@ -119,7 +119,7 @@ pub fn backward_weight(
     accumulate: bool,
 ) -> Result<()> {
     let op = Op::new("linear_backward_weight");
-    let sizes @ Sizes { m, n, k } = Sizes::of(op, input, d_weight)?;
+    let sizes @ LinearSizes { m, n, k } = LinearSizes::of(op, input, d_weight)?;
     let op = op.backward_product([m, n, k]);
     if_mixed!([input, d_output], H => {
         let (operands, results) = ((input, d_output), (d_weight, d_bias));
@@ -135,7 +135,7 @@ pub fn backward_weight(
             (compute.is_card() && d_bias.is_some()).then(|| scratch::<T>(parts.scratch_len())),
             packed::<T>(compute, [n, k, m], d_weight),
         );
-         compute.launch_with_card(op, operands, move |cpu, (x, dy, dw, db, _, packed)| {
+        compute.launch_with_card(op, operands, move |cpu, (x, dy, dw, db, _, packed)| {
             let (a, b) = (Matrix::new(dy, m, n).transposed(), Matrix::new(x, m, k));
             product(cpu, a, b, Destination::<T>::new(dw, n, k), accumulate, packed);
             if let Some(db) = db {
@@ -167,7 +167,7 @@ pub fn backward_input(
     d_input: &Tensor,
 ) -> Result<()> {
     let op = Op::new("linear_backward_input");
-    let sizes @ Sizes { m, n, k } = Sizes::of(op, d_output, weight)?;
+    let sizes @ LinearSizes { m, n, k } = LinearSizes::of(op, d_output, weight)?;
     let op = op.backward_product([m, n, k]);
     if_mixed!([d_output, d_input], H => {
         mixed::backward_input::<H>(compute, op, sizes, (weight, d_output), d_input)
@@ -179,7 +179,7 @@ pub fn backward_input(
             write::<T>("d_input", d_input, [m, k]),
             packed::<T>(compute, [m, k, n], d_input),
         );
-         compute.launch_with_card(op, operands, move |cpu, (w, dy, dx, packed)| {
+        compute.launch_with_card(op, operands, move |cpu, (w, dy, dx, packed)| {
             let (dy, w) = (Matrix::new(dy, m, n), Matrix::new(w, n, k));
             product(cpu, dy, w, Destination::<T>::new(dx, m, k), false, packed);
             Ok(())

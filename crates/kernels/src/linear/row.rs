@@ -5,7 +5,7 @@
 
 use paceline_memory::{Element, Tensor};
 
-use super::Sizes;
+use super::LinearSizes;
 use crate::compute::batches;
 use crate::operands::Either;
 use crate::simd::multiversion;
@@ -21,7 +21,7 @@ pub fn forward_row(
     output: &Tensor,
 ) -> Result<()> {
     let op = Op::new("linear_forward_row");
-    let Sizes { n, k, .. } = Sizes::of(op, input, weight)?;
+    let LinearSizes { n, k, .. } = LinearSizes::of(op, input, weight)?;
     let op = op.forward_product([1, n, k]);
     for_stored!(op.name, input.dtype(), S => {
         let y = if output.dtype() == <<S as Stored>::Real as Element>::DTYPE { Either::A(write::<<S as Stored>::Real>("output", output, [1, n])) } else { Either::B(write::<S>("output", output, [1, n])) };

@@ -9,7 +9,7 @@ use paceline_memory::Element;
 
 use crate::card::linear_cross_entropy::{add_losses, row_losses};
 use crate::card::products::{
-    CardMatrix, Multiplied, behind, behind_mut, multiply, narrow, retyped, untyped,
+    CardMatrix, Multiplied, from_elem, from_elem_mut, multiply, narrow, retyped, untyped,
 };
 use crate::stored::Stored;
 use crate::{Compute, OnCard, Scratch, scratch};
@@ -81,8 +81,8 @@ pub(super) unsafe fn backward_weight<S: Stored<Real: Multiplied> + Multiplied>(
         }
         for begin in (0..rows).step_by(chunk.max(1)) {
             let n = chunk.min(rows - begin);
-            let dz = factor(card, behind(dz, begin * classes), rounded, n * classes)?;
-            let x = CardMatrix::new(behind(x, begin * inputs), n, inputs);
+            let dz = factor(card, from_elem(dz, begin * classes), rounded, n * classes)?;
+            let x = CardMatrix::new(from_elem(x, begin * inputs), n, inputs);
             let dz = CardMatrix::new(dz, n, classes);
             multiply(card, dz.transposed(), x, dw, accumulate)?;
             accumulate = true;
@@ -126,24 +126,24 @@ impl CardHead {
             let w = CardMatrix::new(w, classes, inputs);
             for begin in (0..rows).step_by(chunk.max(1)) {
                 let n = chunk.min(rows - begin);
-                let z = kept.map_or(scratch, |kept| behind_mut(kept, begin * classes));
-                let x = CardMatrix::new(behind(x, begin * inputs), n, inputs);
+                let z = kept.map_or(scratch, |kept| from_elem_mut(kept, begin * classes));
+                let x = CardMatrix::new(from_elem(x, begin * inputs), n, inputs);
                 multiply(card, x, w.transposed(), z, false)?;
                 let call = row_losses(
-                    behind(labels, begin),
+                    from_elem(labels, begin),
                     classes as u64,
                     scale,
                     dx.is_some().into(),
                     untyped(z),
                     dz_rounded.unwrap_or(Out::NONE),
-                    behind_mut(losses, begin),
-                    behind_mut(marks, begin),
+                    from_elem_mut(losses, begin),
+                    from_elem_mut(marks, begin),
                 )?;
                 card.launch(call, Grid::blocks(n as u32, threads))?;
                 let dz = dz_rounded.map_or(retyped(z.as_in()), Out::as_in);
                 let dz = CardMatrix::new(dz, n, classes);
                 if let Some(dx) = dx {
-                    multiply(card, dz, w, behind_mut(dx, begin * inputs), false)?;
+                    multiply(card, dz, w, from_elem_mut(dx, begin * inputs), false)?;
                 }
                 if let Some(dw) = dw {
                     multiply(card, dz.transposed(), x, dw, accumulate)?;

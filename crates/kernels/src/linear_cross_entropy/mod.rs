@@ -40,11 +40,11 @@ const CHUNK_ELEMS: usize = 8 << 20;
 pub struct Gradients<'a> {
     /// (n, inputs); overwritten.
     pub d_input: &'a Tensor,
-    /// What becomes of the gradient of the outputs.
+    /// The use of the gradient of the outputs.
     pub then: Then<'a>,
 }
 
-/// What [`differentiate`] does with the gradient of the outputs, besides that of the input.
+/// A further use of the gradient of the outputs by [`differentiate`], which always computes that of the input.
 #[derive(Clone, Copy, Debug)]
 pub enum Then<'a> {
     /// Nothing: the weight is not trained.
@@ -82,7 +82,7 @@ pub fn count(labels: &Tensor) -> Result<usize> {
     }
 }
 
-/// The number of rows that have a target, of labels (n, seq) of which sequence `i` has the first `lengths[i]`.
+/// The number of rows that have a target. Labels are (n, seq); sequence `i` has the first `lengths[i]` of its row.
 pub fn count_within(labels: &Tensor, lengths: &Tensor) -> Result<usize> {
     let [_, seq] = extents(labels, lengths)?;
     match labels.device() {
@@ -97,7 +97,7 @@ pub fn count_within(labels: &Tensor, lengths: &Tensor) -> Result<usize> {
     }
 }
 
-/// `real[i, t] = labels[i, t]` for `t` below `lengths[i]`, and [`IGNORED`] behind. Shapes: labels and real (n, seq), lengths
+/// `real[i, t] = labels[i, t]` for `t` below `lengths[i]`, and [`IGNORED`] from there on. Shapes: labels and real (n, seq), lengths
 /// (n), all of i64; overwrites.
 pub fn ignore_padding(
     compute: &Compute,
@@ -153,7 +153,7 @@ fn within(length: i64, seq: usize) -> usize {
 /// outputs and their losses are f32. Scratch memory: a chunk of outputs, of at most 512 rows and about 32 MiB, and that
 /// of products in bf16.
 ///
-/// Errors if a label is no class. A card cannot tell: there the loss and the gradients become NaN. Results of a card are off
+/// Errors if a label is no class. A card cannot report it: there the loss and the gradients become NaN. Results of a card are off
 /// by as much as those of its products, see [`linear`](crate::linear).
 pub fn evaluate(
     compute: &Compute,
@@ -281,7 +281,7 @@ fn run(
             card::memory::<S>(compute, [rows, classes, inputs], chunk, gradients.is_some()),
         );
         compute.launch_with_card(op, operands, move |cpu, (x, w, labels, dx, dw, sums, kept, (z, packed), _)| {
-            let head = Head { w: Matrix::new(w, classes, inputs), chunk, scale, accumulate };
+            let head = LossHead { w: Matrix::new(w, classes, inputs), chunk, scale, accumulate };
             head.run::<S>(cpu, (x, labels), (dx, dw, sums), (kept, z, packed))
         }, move |card, (x, w, labels, dx, dw, sums, kept, (z, _), memory)| {
             let head = CardHead { rows, classes, inputs, chunk, scale, accumulate };
@@ -292,14 +292,14 @@ fn run(
 }
 
 /// A head whose rows are computed chunk by chunk.
-struct Head<'a, T> {
+struct LossHead<'a, T> {
     w: Matrix<'a, T>,
     chunk: usize,
     scale: f64,
     accumulate: bool,
 }
 
-impl<T: Real> Head<'_, T> {
+impl<T: Real> LossHead<'_, T> {
     fn run<S: Multiply<Real = T>>(
         &self,
         cpu: &Processor,

@@ -6,7 +6,7 @@
 //! Shapes: x (n, inputs), w (classes, inputs), z (n, classes). `packed` is scratch memory of at least [`scratch_len`] elements.
 
 use crate::Processor;
-use crate::matmul::{Destination, Elements, Matrix, Multiply, Operand, product};
+use crate::matmul::{Destination, Elements, Matrix, Multiply, ProductOperand, product};
 
 /// Elements of scratch memory of the largest of the products, for these n, classes and inputs. `wants` says whether there are
 /// gradients of the input and of the weight.
@@ -30,7 +30,7 @@ pub(super) fn outputs<S: Multiply>(
     packed: &mut [f32],
 ) {
     let z = Destination::<S>::new(Elements::Real(z), x.rows(), w.rows());
-    product(cpu, Operand::Stored(x), Operand::Real(w.transposed()), z, false, packed);
+    product(cpu, ProductOperand::Stored(x), ProductOperand::Real(w.transposed()), z, false, packed);
 }
 
 /// `dx = dz w`
@@ -42,7 +42,7 @@ pub(super) fn d_input<S: Multiply>(
     packed: &mut [f32],
 ) {
     let dx = Destination::<S>::new(Elements::Stored(dx), dz.rows(), w.columns());
-    product(cpu, Operand::Real(dz), Operand::Real(w), dx, false, packed);
+    product(cpu, ProductOperand::Real(dz), ProductOperand::Real(w), dx, false, packed);
 }
 
 /// `dw (+)= dz^T x`
@@ -55,5 +55,12 @@ pub(super) fn d_weight<S: Multiply>(
     packed: &mut [f32],
 ) {
     let dw = Destination::<S>::new(Elements::Real(dw), dz.columns(), x.columns());
-    product(cpu, Operand::Real(dz.transposed()), Operand::Stored(x), dw, accumulate, packed);
+    product(
+        cpu,
+        ProductOperand::Real(dz.transposed()),
+        ProductOperand::Stored(x),
+        dw,
+        accumulate,
+        packed,
+    );
 }

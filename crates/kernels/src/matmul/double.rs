@@ -2,19 +2,22 @@
 //!
 //! In and out as for [`product`](super::product). A sum starts at zero, or at the old `c`, and adds one product after the other.
 
-use super::{Activation, Destination, Elements, Multiply, Operand};
+use super::{Activation, Destination, Elements, Multiply, ProductOperand};
 use crate::Processor;
 
 impl Multiply for f64 {
     fn product(
         cpu: &Processor,
-        a: Operand<'_, f64>,
-        b: Operand<'_, f64>,
+        a: ProductOperand<'_, f64>,
+        b: ProductOperand<'_, f64>,
         c: Destination<'_, f64>,
         accumulate: bool,
         _: &mut [f32],
     ) {
-        let [Operand::Real(a) | Operand::Stored(a), Operand::Real(b) | Operand::Stored(b)] = [a, b];
+        let [
+            ProductOperand::Real(a) | ProductOperand::Stored(a),
+            ProductOperand::Real(b) | ProductOperand::Stored(b),
+        ] = [a, b];
         let Destination { elems, rows, columns, row_stride, bias, activation } = c;
         let (Elements::Real(c) | Elements::Stored(c)) = elems;
         let rows = c.chunks_mut(row_stride.max(1)).take(rows).enumerate().collect();

@@ -6,7 +6,7 @@
 
 use half::f16;
 
-use super::{Activation, Destination, Elements, Matrix, Multiply, Operand};
+use super::{Activation, Destination, Elements, Matrix, Multiply, ProductOperand};
 use crate::Processor;
 use crate::cast::in_blocks;
 use crate::simd::multiversion;
@@ -15,8 +15,8 @@ use crate::stored::{SinglePrecision, Stored, operand};
 impl Multiply for f16 {
     fn product(
         cpu: &Processor,
-        a: Operand<'_, f16>,
-        b: Operand<'_, f16>,
+        a: ProductOperand<'_, f16>,
+        b: ProductOperand<'_, f16>,
         c: Destination<'_, f16>,
         accumulate: bool,
         scratch: &mut [f32],
@@ -55,7 +55,7 @@ impl Multiply for f16 {
 }
 
 /// A matrix without gaps, rounded to f16, in f32.
-fn widened<'a>(cpu: &Processor, of: Operand<'_, f16>, to: &'a mut [f32]) -> Matrix<'a, f32> {
+fn widened<'a>(cpu: &Processor, of: ProductOperand<'_, f16>, to: &'a mut [f32]) -> Matrix<'a, f32> {
     fn copy<'a, X: SinglePrecision>(
         cpu: &Processor,
         from: Matrix<'_, X>,
@@ -67,8 +67,8 @@ fn widened<'a>(cpu: &Processor, of: Operand<'_, f16>, to: &'a mut [f32]) -> Matr
         Matrix { elems: to, rows, columns, row_stride, column_stride }
     }
     match of {
-        Operand::Real(from) => copy(cpu, from, to),
-        Operand::Stored(from) => copy(cpu, from, to),
+        ProductOperand::Real(from) => copy(cpu, from, to),
+        ProductOperand::Stored(from) => copy(cpu, from, to),
     }
 }
 

@@ -22,11 +22,11 @@ use crate::real::for_real;
 use crate::simd::multiversion;
 use crate::{Compute, Op, Processor, Real, Result, read, scratch, write};
 
-/// RowRanges of a block, a node of the tree that one thread computes.
+/// Rows of a block, a node of the tree that one thread computes.
 const BLOCK_ROWS: usize = 1 << BLOCK_LEVEL;
 const BLOCK_LEVEL: u32 = 8;
 
-/// RowRanges that are squared and added without looking at where they lie.
+/// Rows that are squared and added without a look at their places.
 const RUN_ROWS: usize = 1 << RUN_LEVEL;
 const RUN_LEVEL: u32 = 5;
 
@@ -139,7 +139,7 @@ pub fn squares(
         let (num_pieces, num_nodes) = (rows.pieces.len(), shape[0]);
         let body = move |cpu: &Processor, operands: SquareSlices<'_, T>| {
             let (elems, nodes, sums, _) = operands;
-            let tree = of_range(cpu, Part { elems, start }, &rows, range, sums)?;
+            let tree = of_range(cpu, ElemRun { elems, start }, &rows, range, sums)?;
             for (sum, node) in nodes.as_chunks_mut::<ROW_ELEMS>().0.iter_mut().zip(tree.nodes()) {
                 *sum = node.sum;
             }
@@ -166,7 +166,7 @@ pub fn squares(
 type SquareSlices<'a, T> = (&'a [T], &'a mut [f64], &'a mut [f64], Option<&'a [i64]>);
 
 /// For a card's kernels: the number of runs of at most [`BLOCK_ROWS`] rows in which it computes the nodes, and two tables. The
-/// first has for each piece its first row, its first element and the element behind it, counted from `start`; the second for each
+/// first has for each piece its first row, its first element and the element after it, counted from `start`; the second for each
 /// node its first run, its first row and its number of rows.
 fn tables_of(rows: &RowRanges, range: &Range<usize>, start: usize) -> (usize, Vec<i64>) {
     let from_start = |elem: usize| elem as i64 - start as i64;
@@ -184,12 +184,12 @@ fn tables_of(rows: &RowRanges, range: &Range<usize>, start: usize) -> (usize, Ve
 
 /// Elements that follow each other, and the place of the first one.
 #[derive(Clone, Copy)]
-struct Part<'a, T> {
+struct ElemRun<'a, T> {
     elems: &'a [T],
     start: usize,
 }
 
-impl<T> Part<'_, T> {
+impl<T> ElemRun<'_, T> {
     fn slice(&self, start: usize, len: usize) -> &[T] {
         &self.elems[start - self.start..][..len]
     }
@@ -203,7 +203,7 @@ fn blocks_of(rows: &Range<usize>) -> Range<usize> {
 /// The whole blocks of the range are divided among the threads. The rows before and after them come one by one.
 fn of_range<T: Real>(
     cpu: &Processor,
-    x: Part<T>,
+    x: ElemRun<T>,
     rows: &RowRanges,
     range: Range<usize>,
     sums: &mut [f64],
@@ -236,7 +236,7 @@ fn of_range<T: Real>(
 /// Adds the rows in `range` to the tree.
 fn push_rows<T: Real>(
     tree: &mut RowTree,
-    x: Part<T>,
+    x: ElemRun<T>,
     rows: &RowRanges,
     mut range: Range<usize>,
     run: impl Fn(&[T], &mut Lanes),

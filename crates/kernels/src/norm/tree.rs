@@ -1,4 +1,4 @@
-//! A sum over rows as a balanced binary tree, of which any part can be computed apart from the others.
+//! A sum over rows as a balanced binary tree. Any part of it can be computed apart from the others.
 //!
 //! The tree is that of [`paceline_numeric::tree`], with the rows as leaves. A run of rows that begins at a multiple of its
 //! length, a power of two, is a node of the tree whatever the number of rows is. Whoever holds some of the rows adds up

@@ -17,8 +17,8 @@
 
 use super::kernel::{MicroKernel, Panels};
 use super::pack::{Ahead, SLACK};
-use super::store::{BUFFER_LEN, Tile};
-use super::{Elems, Output, Product, Sizes};
+use super::store::{BUFFER_LEN, OutputTile};
+use super::{ElemPtr, Output, ProductSizes, RawProduct};
 
 /// Lengths are rounded up to this number of elements, a cache line.
 const LINE: usize = 16;
@@ -27,7 +27,7 @@ const K_STEP: usize = 32;
 
 /// The sizes of the blocks and their scratch memory.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Blocks {
+pub(super) struct BlockSizes {
     m: usize,
     n: usize,
     k: usize,
@@ -39,9 +39,9 @@ pub(super) struct Blocks {
     sums_len: usize,
 }
 
-impl Blocks {
+impl BlockSizes {
     /// The blocks of a product. The block of k depends on k only: it decides the order of sums.
-    pub(super) fn new<K: MicroKernel>(sizes: Sizes, is_c_bf16: bool) -> Self {
+    pub(super) fn new<K: MicroKernel>(sizes: ProductSizes, is_c_bf16: bool) -> Self {
         let num_k = sizes.k.div_ceil(K::K_BLOCK).max(1);
         let k = sizes.k.div_ceil(num_k).next_multiple_of(K_STEP).max(K_STEP);
         let units = k / K::K_PER_UNIT;
@@ -78,13 +78,13 @@ impl Blocks {
     /// # Safety
     ///
     /// The contract of [`super::run`], and of `K`. `self` is made from the sizes of the part.
-    pub(super) unsafe fn run<K: MicroKernel>(&self, part: &Product, scratch: &mut [f32]) {
+    pub(super) unsafe fn run<K: MicroKernel>(&self, part: &RawProduct, scratch: &mut [f32]) {
         const {
             assert!(K::ROWS * K::COLUMNS <= BUFFER_LEN);
             assert!((K_STEP / K::K_PER_UNIT).is_multiple_of(K::UNITS_STEP));
         };
         assert_eq!(scratch.len(), self.len(), "scratch memory of a product");
-        let Product { sizes: Sizes { m, n, k }, a, b, c } = *part;
+        let RawProduct { sizes: ProductSizes { m, n, k }, a, b, c } = *part;
         let start = scratch.as_mut_ptr();
         let packed_b = start.cast::<u32>();
         let packed_a = start.wrapping_add(self.b_len).cast::<u32>();
@@ -111,7 +111,7 @@ impl Blocks {
                     let m_len = self.m.min(m - m0);
                     let block_a = a.from(m0, k0);
                     let panels_a = match block_a.elems {
-                        Elems::Bf16(a) if K::are_panels(&block_a, m_len, k_len) => a.cast(),
+                        ElemPtr::Bf16(a) if K::are_panels(&block_a, m_len, k_len) => a.cast(),
                         _ => packed_a,
                     };
                     if panels_a == packed_a && a_holds != Some((m0, k0)) {
@@ -168,24 +168,24 @@ fn block(
     sums: Option<(*mut f32, usize)>,
     is_first: bool,
     is_last: bool,
-) -> Tile {
+) -> OutputTile {
     let to = c.elems.at(row * c.row_stride + column);
-    let mut block = Tile {
+    let mut block = OutputTile {
         rows,
         columns,
         addend: sums.filter(|_| !is_first),
         to,
         stride: c.row_stride,
-        adds_to_bf16: is_last && c.accumulate && matches!(to, Elems::Bf16(_)),
+        adds_to_bf16: is_last && c.accumulate && matches!(to, ElemPtr::Bf16(_)),
         bias: c.bias.filter(|_| is_last).map(|bias| bias.wrapping_add(column)),
         with_relu: is_last && c.with_relu,
     };
     match (to, sums) {
-        (Elems::F32(c_block), _) if !is_first || c.accumulate => {
+        (ElemPtr::F32(c_block), _) if !is_first || c.accumulate => {
             block.addend = Some((c_block, c.row_stride));
         }
-        (Elems::Bf16(_), Some((sums, stride))) if !is_last => {
-            (block.to, block.stride) = (Elems::F32(sums), stride);
+        (ElemPtr::Bf16(_), Some((sums, stride))) if !is_last => {
+            (block.to, block.stride) = (ElemPtr::F32(sums), stride);
         }
         _ => {}
     }

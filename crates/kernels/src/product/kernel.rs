@@ -4,8 +4,8 @@
 //! for each lane (row of `a`, column of `b`). A unit holds one k as f32, or two as a pair of bf16, the first in the low
 //! half. What is missing at the edges is zero.
 
-use super::store::{Buffer, Tile};
-use super::{Operand, pack, store};
+use super::store::{OutputTile, TileBuffer};
+use super::{RawOperand, pack, store};
 use crate::simd::{Portable, Vector};
 
 /// A micro-kernel, the format of its panels, and the functions that fill and empty them.
@@ -38,17 +38,17 @@ pub(super) unsafe trait MicroKernel {
     /// Writes what is not at its place yet.
     unsafe fn end(_sums: Self::TileSums) {}
     /// Whether `lanes` lanes of `k_len` elements of a bf16 `a` lie in memory as [`MicroKernel::pack_a`] would pack them.
-    fn are_panels(_a: &Operand, _lanes: usize, _k_len: usize) -> bool {
+    fn are_panels(_a: &RawOperand, _lanes: usize, _k_len: usize) -> bool {
         false
     }
-    /// Packs `k_len` elements of `lanes` lanes of `a` into panels, one after the other. May overwrite [`pack::SLACK`] elements behind
+    /// Packs `k_len` elements of `lanes` lanes of `a` into panels, one after the other. May overwrite [`pack::SLACK`] elements after
     /// the last one.
-    unsafe fn pack_a(a: &Operand, lanes: usize, k_len: usize, panels: *mut u32);
+    unsafe fn pack_a(a: &RawOperand, lanes: usize, k_len: usize, panels: *mut u32);
     /// The same for `b`.
-    unsafe fn pack_b(b: &Operand, lanes: usize, k_len: usize, panels: *mut u32);
+    unsafe fn pack_b(b: &RawOperand, lanes: usize, k_len: usize, panels: *mut u32);
     /// Multiplies two panels, and writes the tile of sums to its place. Each sum starts at zero and adds
     /// unit after unit. A kernel may leave the tile in `sums` until the next call, and writes tiles in the order of calls.
-    unsafe fn multiply(panels: Panels, sums: &mut Self::TileSums, tile: &Tile);
+    unsafe fn multiply(panels: Panels, sums: &mut Self::TileSums, tile: &OutputTile);
 }
 
 /// A panel of `a` and one of `b`, of as many units.
@@ -122,11 +122,11 @@ unsafe fn add<V: Vector, const ROWS: usize>(
 }
 
 /// Plain code, for every processor.
-pub(super) struct Plain;
+pub(super) struct PlainKernel;
 
 // SAFETY: plain code runs everywhere.
-unsafe impl MicroKernel for Plain {
-    type TileSums = Buffer;
+unsafe impl MicroKernel for PlainKernel {
+    type TileSums = TileBuffer;
     const ROWS: usize = 6;
     const COLUMNS: usize = 2 * Portable::LANES;
     const K_PER_UNIT: usize = 1;
@@ -135,18 +135,18 @@ unsafe impl MicroKernel for Plain {
     const B_LEN: usize = 1 << 17;
     const B_STAYS: bool = true;
 
-    unsafe fn begin() -> Buffer {
-        Buffer::default()
+    unsafe fn begin() -> TileBuffer {
+        TileBuffer::default()
     }
-    unsafe fn pack_a(a: &Operand, lanes: usize, k_len: usize, panels: *mut u32) {
+    unsafe fn pack_a(a: &RawOperand, lanes: usize, k_len: usize, panels: *mut u32) {
         // SAFETY: the caller's contract.
         unsafe { pack::pack::<Portable, { Self::ROWS }, true>(a, lanes, k_len, panels) }
     }
-    unsafe fn pack_b(b: &Operand, lanes: usize, k_len: usize, panels: *mut u32) {
+    unsafe fn pack_b(b: &RawOperand, lanes: usize, k_len: usize, panels: *mut u32) {
         // SAFETY: the caller's contract.
         unsafe { pack::pack::<Portable, { Self::COLUMNS }, false>(b, lanes, k_len, panels) }
     }
-    unsafe fn multiply(panels: Panels, buffer: &mut Buffer, tile: &Tile) {
+    unsafe fn multiply(panels: Panels, buffer: &mut TileBuffer, tile: &OutputTile) {
         // SAFETY: the caller's contract.
         unsafe {
             store::store(fused::<Portable, 6, 6>(panels), buffer, tile);
@@ -174,7 +174,7 @@ mod x86 {
 
     // SAFETY: each function enables the instructions that it needs, which the caller guarantees.
     unsafe impl MicroKernel for Avx2 {
-        type TileSums = Buffer;
+        type TileSums = TileBuffer;
         const ROWS: usize = 6;
         const COLUMNS: usize = 16;
         const K_PER_UNIT: usize = 1;
@@ -186,30 +186,34 @@ mod x86 {
         const B_LEN: usize = 2048 * Self::K_BLOCK;
         const B_STAYS: bool = true;
 
-        unsafe fn begin() -> Buffer {
-            Buffer::default()
+        unsafe fn begin() -> TileBuffer {
+            TileBuffer::default()
         }
-        unsafe fn pack_a(a: &Operand, lanes: usize, k_len: usize, panels: *mut u32) {
+        unsafe fn pack_a(a: &RawOperand, lanes: usize, k_len: usize, panels: *mut u32) {
             #[target_feature(enable = "avx2,fma")]
-            unsafe fn inner(a: &Operand, lanes: usize, k_len: usize, panels: *mut u32) {
+            unsafe fn inner(a: &RawOperand, lanes: usize, k_len: usize, panels: *mut u32) {
                 // SAFETY: the caller's contract.
                 unsafe { pack::pack::<simd::Avx2, 6, true>(a, lanes, k_len, panels) }
             }
             // SAFETY: the caller's contract.
             unsafe { inner(a, lanes, k_len, panels) }
         }
-        unsafe fn pack_b(b: &Operand, lanes: usize, k_len: usize, panels: *mut u32) {
+        unsafe fn pack_b(b: &RawOperand, lanes: usize, k_len: usize, panels: *mut u32) {
             #[target_feature(enable = "avx2,fma")]
-            unsafe fn inner(b: &Operand, lanes: usize, k_len: usize, panels: *mut u32) {
+            unsafe fn inner(b: &RawOperand, lanes: usize, k_len: usize, panels: *mut u32) {
                 // SAFETY: the caller's contract.
                 unsafe { pack::pack::<simd::Avx2, 16, false>(b, lanes, k_len, panels) }
             }
             // SAFETY: the caller's contract.
             unsafe { inner(b, lanes, k_len, panels) }
         }
-        unsafe fn multiply(panels: Panels, buffer: &mut Buffer, tile: &Tile) {
+        unsafe fn multiply(panels: Panels, buffer: &mut TileBuffer, tile: &OutputTile) {
             #[target_feature(enable = "avx2,fma")]
-            unsafe fn inner<const ROWS: usize>(panels: Panels, buffer: &mut Buffer, tile: &Tile) {
+            unsafe fn inner<const ROWS: usize>(
+                panels: Panels,
+                buffer: &mut TileBuffer,
+                tile: &OutputTile,
+            ) {
                 // SAFETY: the caller's contract.
                 unsafe {
                     store::store(fused::<simd::Avx2, ROWS, 6>(panels), buffer, tile);
@@ -225,7 +229,7 @@ mod x86 {
 
     // SAFETY: as for `Avx2`.
     unsafe impl MicroKernel for Avx512 {
-        type TileSums = Buffer;
+        type TileSums = TileBuffer;
         const ROWS: usize = 14;
         const COLUMNS: usize = 32;
         const K_PER_UNIT: usize = 1;
@@ -235,18 +239,18 @@ mod x86 {
         const B_LEN: usize = HALF_MEBIBYTE;
         const B_STAYS: bool = false;
 
-        unsafe fn begin() -> Buffer {
-            Buffer::default()
+        unsafe fn begin() -> TileBuffer {
+            TileBuffer::default()
         }
-        unsafe fn pack_a(a: &Operand, lanes: usize, k_len: usize, panels: *mut u32) {
+        unsafe fn pack_a(a: &RawOperand, lanes: usize, k_len: usize, panels: *mut u32) {
             // SAFETY: the caller's contract.
             unsafe { pack_singles::<14>(a, lanes, k_len, panels) }
         }
-        unsafe fn pack_b(b: &Operand, lanes: usize, k_len: usize, panels: *mut u32) {
+        unsafe fn pack_b(b: &RawOperand, lanes: usize, k_len: usize, panels: *mut u32) {
             // SAFETY: the caller's contract.
             unsafe { pack_singles::<32>(b, lanes, k_len, panels) }
         }
-        unsafe fn multiply(panels: Panels, buffer: &mut Buffer, tile: &Tile) {
+        unsafe fn multiply(panels: Panels, buffer: &mut TileBuffer, tile: &OutputTile) {
             // SAFETY: the caller's contract.
             unsafe { with_rows!(tile.rows, 2 4 6 8 10 12 14, widened(panels, buffer, tile)) }
         }
@@ -259,7 +263,7 @@ mod x86 {
 
     // SAFETY: as for `Avx2`.
     unsafe impl MicroKernel for Dots {
-        type TileSums = Buffer;
+        type TileSums = TileBuffer;
         const ROWS: usize = 14;
         const COLUMNS: usize = 32;
         const K_PER_UNIT: usize = 2;
@@ -268,18 +272,18 @@ mod x86 {
         const B_LEN: usize = HALF_MEBIBYTE;
         const B_STAYS: bool = false;
 
-        unsafe fn begin() -> Buffer {
-            Buffer::default()
+        unsafe fn begin() -> TileBuffer {
+            TileBuffer::default()
         }
-        unsafe fn pack_a(a: &Operand, lanes: usize, k_len: usize, panels: *mut u32) {
+        unsafe fn pack_a(a: &RawOperand, lanes: usize, k_len: usize, panels: *mut u32) {
             // SAFETY: the caller's contract.
             unsafe { pack_pairs::<14, 1>(a, lanes, k_len, panels) }
         }
-        unsafe fn pack_b(b: &Operand, lanes: usize, k_len: usize, panels: *mut u32) {
+        unsafe fn pack_b(b: &RawOperand, lanes: usize, k_len: usize, panels: *mut u32) {
             // SAFETY: the caller's contract.
             unsafe { pack_pairs::<32, 1>(b, lanes, k_len, panels) }
         }
-        unsafe fn multiply(panels: Panels, buffer: &mut Buffer, tile: &Tile) {
+        unsafe fn multiply(panels: Panels, buffer: &mut TileBuffer, tile: &OutputTile) {
             // SAFETY: the caller's contract.
             unsafe { with_rows!(tile.rows, 2 4 6 8 10 12 14, dots(panels, buffer, tile)) }
         }
@@ -289,7 +293,11 @@ mod x86 {
     ///
     /// The contract of [`MicroKernel::multiply`], for panels of 14 and 32 lanes.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    unsafe fn widened<const ROWS: usize>(panels: Panels, buffer: &mut Buffer, tile: &Tile) {
+    unsafe fn widened<const ROWS: usize>(
+        panels: Panels,
+        buffer: &mut TileBuffer,
+        tile: &OutputTile,
+    ) {
         let Panels { units, a, b } = panels;
         let (a, b) = (a.cast::<f32>(), b.cast::<f32>());
         let mut acc = [[_mm512_setzero_ps(); 2]; ROWS];
@@ -313,7 +321,7 @@ mod x86 {
     ///
     /// The contract of [`MicroKernel::multiply`], for panels of 14 and 32 lanes.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-    unsafe fn dots<const ROWS: usize>(panels: Panels, buffer: &mut Buffer, tile: &Tile) {
+    unsafe fn dots<const ROWS: usize>(panels: Panels, buffer: &mut TileBuffer, tile: &OutputTile) {
         let Panels { units, a, b } = panels;
         let mut acc = [[_mm512_setzero_ps(); 2]; ROWS];
         for u in 0..units {

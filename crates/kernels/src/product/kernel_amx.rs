@@ -8,8 +8,8 @@ use std::ops::Range;
 
 use super::kernel::{MicroKernel, Panels};
 use super::pack_avx512::{pack_pairs, pack_rows};
-use super::store::{Buffer, Tile, store_avx512_bf16};
-use super::{Operand, kernel};
+use super::store::{OutputTile, TileBuffer, store_avx512_bf16};
+use super::{RawOperand, kernel};
 use crate::amx::Hardware;
 use crate::tiles::{self, ROW_BYTES};
 
@@ -21,7 +21,7 @@ const UNIT: usize = 4;
 
 // SAFETY: each function uses AVX-512, AVX512-BF16 or AMX, which the caller guarantees.
 unsafe impl MicroKernel for Amx {
-    type TileSums = Late;
+    type TileSums = LateSums;
     const ROWS: usize = 2 * tiles::ROWS;
     const COLUMNS: usize = 32;
     const K_PER_UNIT: usize = 2;
@@ -33,45 +33,45 @@ unsafe impl MicroKernel for Amx {
     const B_LEN: usize = 2 * kernel::HALF_MEBIBYTE;
     const B_STAYS: bool = false;
 
-    unsafe fn begin() -> Late {
+    unsafe fn begin() -> LateSums {
         // SAFETY: the caller guarantees that AMX may be used, and ends this product before the next one.
         let tiles = unsafe { Hardware::new() };
-        Late { tiles, buffer: Buffer::default(), tile: None, rows: 0..0 }
+        LateSums { tiles, buffer: TileBuffer::default(), tile: None, rows: 0..0 }
     }
-    unsafe fn end(mut late: Late) {
+    unsafe fn end(mut late: LateSums) {
         // SAFETY: the caller guarantees the tile.
         unsafe { late.store(usize::MAX) }
     }
-    fn are_panels(a: &Operand, lanes: usize, k_len: usize) -> bool {
+    fn are_panels(a: &RawOperand, lanes: usize, k_len: usize) -> bool {
         let is_contiguous = (a.k_stride, a.lane_stride) == (1, k_len);
         let is_whole =
             lanes.is_multiple_of(Self::ROWS) && k_len.is_multiple_of(2 * Self::UNITS_STEP);
         is_contiguous && is_whole
     }
-    unsafe fn pack_a(a: &Operand, lanes: usize, k_len: usize, panels: *mut u32) {
+    unsafe fn pack_a(a: &RawOperand, lanes: usize, k_len: usize, panels: *mut u32) {
         // SAFETY: the caller's contract.
         unsafe { pack_rows::<{ Self::ROWS }>(a, lanes, k_len, panels) }
     }
-    unsafe fn pack_b(b: &Operand, lanes: usize, k_len: usize, panels: *mut u32) {
+    unsafe fn pack_b(b: &RawOperand, lanes: usize, k_len: usize, panels: *mut u32) {
         // SAFETY: the caller's contract.
         unsafe { pack_pairs::<{ Self::COLUMNS }, { Self::UNITS_STEP }>(b, lanes, k_len, panels) }
     }
-    unsafe fn multiply(panels: Panels, late: &mut Late, tile: &Tile) {
+    unsafe fn multiply(panels: Panels, late: &mut LateSums, tile: &OutputTile) {
         // SAFETY: the caller's contract.
         unsafe { multiply(panels, late, tile) }
     }
 }
 
 /// Sums that are stored while the next ones are computed. Tiles of one place of `c` are stored in their order.
-pub(super) struct Late {
+pub(super) struct LateSums {
     tiles: Hardware,
-    buffer: Buffer,
-    tile: Option<Tile>,
+    buffer: TileBuffer,
+    tile: Option<OutputTile>,
     /// The rows of the tile that are not stored yet.
     rows: Range<usize>,
 }
 
-impl Late {
+impl LateSums {
     /// Stores up to `rows` more rows.
     ///
     /// # Safety
@@ -93,7 +93,7 @@ impl Late {
 ///
 /// The contract of [`MicroKernel::multiply`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-unsafe fn multiply(Panels { units, a, b }: Panels, late: &mut Late, tile: &Tile) {
+unsafe fn multiply(Panels { units, a, b }: Panels, late: &mut LateSums, tile: &OutputTile) {
     let turns = units / Amx::UNITS_STEP;
     let (stride, row) = (units * UNIT, Amx::COLUMNS * UNIT);
     let (mut a, mut b) = (a.cast::<u8>(), b.cast::<u8>());

@@ -1,6 +1,6 @@
 //! Matrix products of f32, or of operands in bf16 with sums in f32.
 //!
-//! In: the addresses and strides of `a`, `b` and `c` ([`Operand`], [`Output`]), whose sizes
+//! In: the addresses and strides of `a`, `b` and `c` ([`RawOperand`], [`Output`]), whose sizes
 //! [`matmul::product`](crate::matmul::product) has checked. Out: `c`. This module knows nothing of tensors.
 //!
 //! The frame is that of GotoBLAS and BLIS (Goto and van de Geijn, "Anatomy of High-Performance Matrix Multiplication",
@@ -36,8 +36,8 @@ use half::bf16;
 #[cfg(target_arch = "x86_64")]
 use crate::Bf16Products;
 use crate::{Processor, SimdLevel};
-use blocks::Blocks;
-use kernel::Plain;
+use blocks::BlockSizes;
+use kernel::PlainKernel;
 #[cfg(target_arch = "x86_64")]
 use kernel::{Avx2, Avx512, Dots};
 #[cfg(target_arch = "x86_64")]
@@ -45,25 +45,25 @@ use kernel_amx::Amx;
 
 /// The address of a matrix, and its element type.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Elems {
+pub(crate) enum ElemPtr {
     F32(*mut f32),
     Bf16(*mut bf16),
 }
 
-impl Elems {
+impl ElemPtr {
     /// The address `elems` elements further on.
     fn at(self, elems: usize) -> Self {
         match self {
-            Elems::F32(start) => Elems::F32(start.wrapping_add(elems)),
-            Elems::Bf16(start) => Elems::Bf16(start.wrapping_add(elems)),
+            ElemPtr::F32(start) => ElemPtr::F32(start.wrapping_add(elems)),
+            ElemPtr::Bf16(start) => ElemPtr::Bf16(start.wrapping_add(elems)),
         }
     }
 }
 
 /// `a` or `b`, as lanes: the rows of `a`, or the columns of `b`. One of the strides is 1.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Operand {
-    pub(crate) elems: Elems,
+pub(crate) struct RawOperand {
+    pub(crate) elems: ElemPtr,
     /// Whether the product is of bf16: elements in f32 are rounded to it.
     pub(crate) in_bf16: bool,
     pub(crate) lane_stride: usize,
@@ -73,7 +73,7 @@ pub(crate) struct Operand {
 /// `c`, row-major, and what is done with each sum.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Output {
-    pub(crate) elems: Elems,
+    pub(crate) elems: ElemPtr,
     pub(crate) row_stride: usize,
     /// Adds to what is there.
     pub(crate) accumulate: bool,
@@ -84,7 +84,7 @@ pub(crate) struct Output {
 
 /// Rows, columns and inner dimension.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Sizes {
+pub(crate) struct ProductSizes {
     pub(crate) m: usize,
     pub(crate) n: usize,
     pub(crate) k: usize,
@@ -92,28 +92,28 @@ pub(crate) struct Sizes {
 
 /// A product whose matrices are described by addresses.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Product {
-    pub(crate) sizes: Sizes,
-    pub(crate) a: Operand,
-    pub(crate) b: Operand,
+pub(crate) struct RawProduct {
+    pub(crate) sizes: ProductSizes,
+    pub(crate) a: RawOperand,
+    pub(crate) b: RawOperand,
     pub(crate) c: Output,
 }
 
 // SAFETY: addresses only; who follows them promises that the threads write disjoint parts of `c`.
-unsafe impl Send for Product {}
+unsafe impl Send for RawProduct {}
 // SAFETY: as above.
-unsafe impl Sync for Product {}
+unsafe impl Sync for RawProduct {}
 
-impl Product {
+impl RawProduct {
     /// The part of the product that makes these rows and columns of `c`.
     fn part(&self, rows: &Range<usize>, columns: &Range<usize>) -> Self {
         let Self { sizes, a, b, c } = *self;
         let bias = c.bias.map(|bias| bias.wrapping_add(columns.start));
         let c_start = c.elems.at(rows.start * c.row_stride + columns.start);
         Self {
-            sizes: Sizes { m: rows.len(), n: columns.len(), ..sizes },
-            a: Operand { elems: a.elems.at(rows.start * a.lane_stride), ..a },
-            b: Operand { elems: b.elems.at(columns.start * b.lane_stride), ..b },
+            sizes: ProductSizes { m: rows.len(), n: columns.len(), ..sizes },
+            a: RawOperand { elems: a.elems.at(rows.start * a.lane_stride), ..a },
+            b: RawOperand { elems: b.elems.at(columns.start * b.lane_stride), ..b },
             c: Output { elems: c_start, bias, ..c },
         }
     }
@@ -129,8 +129,8 @@ pub(crate) struct InBf16 {
 
 /// The number of f32 elements of scratch memory of a product: for each part of `c` that a thread makes, one packed block
 /// of `a` and of `b`, and f32 sums of `part rows x block columns` if `c` is bf16 and k has several blocks.
-pub(crate) fn scratch_len(cpu: &Processor, sizes: Sizes, in_bf16: InBf16) -> usize {
-    let instructions = Instructions::of(cpu, in_bf16.operands);
+pub(crate) fn scratch_len(cpu: &Processor, sizes: ProductSizes, in_bf16: InBf16) -> usize {
+    let instructions = ChosenKernel::of(cpu, in_bf16.operands);
     parts(cpu, sizes)
         .map(|(rows, columns)| instructions.blocks(sizes, &rows, &columns, in_bf16.c).len())
         .sum()
@@ -143,9 +143,9 @@ pub(crate) fn scratch_len(cpu: &Processor, sizes: Sizes, in_bf16: InBf16) -> usi
 /// The addresses, strides and sizes describe memory that may be read, and written in the case of `c`; nobody else
 /// writes to it meanwhile, and `c` overlaps neither `a`, `b` nor the bias. `a` and `b` have the same `in_bf16`, which is true
 /// where elements are bf16.
-pub(crate) unsafe fn run(cpu: &Processor, product: Product, scratch: &mut [f32]) {
-    let instructions = Instructions::of(cpu, product.a.in_bf16);
-    let is_c_bf16 = matches!(product.c.elems, Elems::Bf16(_));
+pub(crate) unsafe fn run(cpu: &Processor, product: RawProduct, scratch: &mut [f32]) {
+    let instructions = ChosenKernel::of(cpu, product.a.in_bf16);
+    let is_c_bf16 = matches!(product.c.elems, ElemPtr::Bf16(_));
     let mut rest = scratch;
     let with_scratch = |(rows, columns): (Range<usize>, Range<usize>)| {
         let blocks = instructions.blocks(product.sizes, &rows, &columns, is_c_bf16);
@@ -159,14 +159,14 @@ pub(crate) unsafe fn run(cpu: &Processor, product: Product, scratch: &mut [f32])
         unsafe {
             match instructions {
                 #[cfg(target_arch = "x86_64")]
-                Instructions::Amx => blocks.run::<Amx>(&part, scratch),
+                ChosenKernel::Amx => blocks.run::<Amx>(&part, scratch),
                 #[cfg(target_arch = "x86_64")]
-                Instructions::Dots => blocks.run::<Dots>(&part, scratch),
+                ChosenKernel::Dots => blocks.run::<Dots>(&part, scratch),
                 #[cfg(target_arch = "x86_64")]
-                Instructions::Avx512 => blocks.run::<Avx512>(&part, scratch),
+                ChosenKernel::Avx512 => blocks.run::<Avx512>(&part, scratch),
                 #[cfg(target_arch = "x86_64")]
-                Instructions::Avx2 => blocks.run::<Avx2>(&part, scratch),
-                Instructions::Plain => blocks.run::<Plain>(&part, scratch),
+                ChosenKernel::Avx2 => blocks.run::<Avx2>(&part, scratch),
+                ChosenKernel::Plain => blocks.run::<PlainKernel>(&part, scratch),
             }
         }
     });
@@ -174,7 +174,7 @@ pub(crate) unsafe fn run(cpu: &Processor, product: Product, scratch: &mut [f32])
 
 /// The micro-kernel of a product.
 #[derive(Clone, Copy)]
-enum Instructions {
+enum ChosenKernel {
     #[cfg(target_arch = "x86_64")]
     Amx,
     #[cfg(target_arch = "x86_64")]
@@ -186,7 +186,7 @@ enum Instructions {
     Plain,
 }
 
-impl Instructions {
+impl ChosenKernel {
     fn of(cpu: &Processor, are_operands_bf16: bool) -> Self {
         match cpu.simd {
             #[cfg(target_arch = "x86_64")]
@@ -204,22 +204,22 @@ impl Instructions {
     /// The blocks of a part of a product.
     fn blocks(
         self,
-        sizes: Sizes,
+        sizes: ProductSizes,
         rows: &Range<usize>,
         columns: &Range<usize>,
         is_c_bf16: bool,
-    ) -> Blocks {
-        let sizes = Sizes { m: rows.len(), n: columns.len(), ..sizes };
+    ) -> BlockSizes {
+        let sizes = ProductSizes { m: rows.len(), n: columns.len(), ..sizes };
         match self {
             #[cfg(target_arch = "x86_64")]
-            Self::Amx => Blocks::new::<Amx>(sizes, is_c_bf16),
+            Self::Amx => BlockSizes::new::<Amx>(sizes, is_c_bf16),
             #[cfg(target_arch = "x86_64")]
-            Self::Dots => Blocks::new::<Dots>(sizes, is_c_bf16),
+            Self::Dots => BlockSizes::new::<Dots>(sizes, is_c_bf16),
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => Blocks::new::<Avx512>(sizes, is_c_bf16),
+            Self::Avx512 => BlockSizes::new::<Avx512>(sizes, is_c_bf16),
             #[cfg(target_arch = "x86_64")]
-            Self::Avx2 => Blocks::new::<Avx2>(sizes, is_c_bf16),
-            Self::Plain => Blocks::new::<Plain>(sizes, is_c_bf16),
+            Self::Avx2 => BlockSizes::new::<Avx2>(sizes, is_c_bf16),
+            Self::Plain => BlockSizes::new::<PlainKernel>(sizes, is_c_bf16),
         }
     }
 }
@@ -227,7 +227,10 @@ impl Instructions {
 /// Divides `c` into a grid with a part for each thread. Each thread packs the rows of `a` and the columns of `b` of its
 /// part, so the grid with the fewest rows and columns per part is chosen. A part starts at a multiple of 64 rows and
 /// columns: two threads then write no common cache line of a `c` whose rows start on cache lines.
-fn parts(cpu: &Processor, sizes: Sizes) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
+fn parts(
+    cpu: &Processor,
+    sizes: ProductSizes,
+) -> impl Iterator<Item = (Range<usize>, Range<usize>)> {
     const STEP: usize = 64;
     let threads = cpu.threads.count();
     let lines = |len: usize, parts: usize| len.div_ceil(parts).next_multiple_of(STEP);

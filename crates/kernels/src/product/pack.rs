@@ -2,7 +2,7 @@
 
 use half::bf16;
 
-use super::{Elems, Operand};
+use super::{ElemPtr, RawOperand};
 use crate::simd::{Vector, prefetch};
 
 const LINE_BYTES: usize = 64;
@@ -10,7 +10,7 @@ const LINE_BYTES: usize = 64;
 const STRIP: usize = 16;
 /// The most lanes of a panel.
 const MOST_LANES: usize = 16;
-/// The elements behind the last panel that may be overwritten.
+/// The elements after the last panel that may be overwritten.
 pub(super) const SLACK: usize = MOST_LANES;
 /// The number of panels that are filled side by side where the lanes are contiguous: more of each row is read while its page
 /// and lines are at hand.
@@ -18,7 +18,7 @@ const TOGETHER: usize = 8;
 /// How many k ahead rows are fetched.
 const K_AHEAD: usize = 12;
 
-impl Operand {
+impl RawOperand {
     /// The same operand, starting at this lane and this k.
     pub(super) fn from(self, lane: usize, k: usize) -> Self {
         let elems = self.elems.at(lane * self.lane_stride + k * self.k_stride);
@@ -39,10 +39,10 @@ pub(super) struct Ahead {
 
 impl Ahead {
     /// Of `lanes` lanes of `k_len` elements.
-    pub(super) fn new(from: Operand, lanes: usize, k_len: usize) -> Self {
+    pub(super) fn new(from: RawOperand, lanes: usize, k_len: usize) -> Self {
         let (run, size) = match from.elems {
-            Elems::F32(start) => (start.cast_const().cast(), 4),
-            Elems::Bf16(start) => (start.cast_const().cast(), 2),
+            ElemPtr::F32(start) => (start.cast_const().cast(), 4),
+            ElemPtr::Bf16(start) => (start.cast_const().cast(), 2),
         };
         let (runs_left, len, stride) = match from.k_stride {
             1 => (lanes, k_len, from.lane_stride),
@@ -140,7 +140,7 @@ unsafe impl<V: Vector> Source<V> for Widened {
 /// processor has the instructions of `V`.
 #[inline(always)]
 pub(super) unsafe fn pack<V: Vector, const LANES: usize, const FETCHES: bool>(
-    from: &Operand,
+    from: &RawOperand,
     lanes: usize,
     k_len: usize,
     panels: *mut u32,
@@ -150,9 +150,11 @@ pub(super) unsafe fn pack<V: Vector, const LANES: usize, const FETCHES: bool>(
     // SAFETY: the caller's contract.
     unsafe {
         match (from.elems, from.in_bf16) {
-            (Elems::F32(x), false) => fill::<Exact, V, LANES, FETCHES>(x, from, lanes, k_len, to),
-            (Elems::F32(x), true) => fill::<Rounded, V, LANES, FETCHES>(x, from, lanes, k_len, to),
-            (Elems::Bf16(x), _) => fill::<Widened, V, LANES, FETCHES>(x, from, lanes, k_len, to),
+            (ElemPtr::F32(x), false) => fill::<Exact, V, LANES, FETCHES>(x, from, lanes, k_len, to),
+            (ElemPtr::F32(x), true) => {
+                fill::<Rounded, V, LANES, FETCHES>(x, from, lanes, k_len, to)
+            }
+            (ElemPtr::Bf16(x), _) => fill::<Widened, V, LANES, FETCHES>(x, from, lanes, k_len, to),
         }
     }
 }
@@ -163,7 +165,7 @@ pub(super) unsafe fn pack<V: Vector, const LANES: usize, const FETCHES: bool>(
 #[inline(always)]
 unsafe fn fill<S: Source<V>, V: Vector, const LANES: usize, const FETCHES: bool>(
     start: *const S::Elem,
-    &Operand { lane_stride, k_stride, .. }: &Operand,
+    &RawOperand { lane_stride, k_stride, .. }: &RawOperand,
     lanes: usize,
     k_len: usize,
     panels: *mut f32,

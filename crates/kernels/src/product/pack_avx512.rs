@@ -5,14 +5,14 @@ use std::mem::transmute;
 
 use half::bf16;
 
-use super::{Elems, Operand};
+use super::{ElemPtr, RawOperand};
 use crate::simd::transpose_16x16;
 
 /// How the elements of one type become units: 16 of them in a register.
 ///
 /// # Safety
 ///
-/// The functions may only run on a processor that has the instructions, and touch only the elements that they are told.
+/// The functions may only run on a processor that has the instructions, and touch only the elements that their arguments name.
 unsafe trait Units<T> {
     /// The number of k in a unit.
     const K: usize;
@@ -161,7 +161,7 @@ pub(super) unsafe fn round(x: __m512) -> __m512i {
 /// The operand has `in_bf16` and these elements, the panels have room for their units, and the processor has the instructions.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 pub(super) unsafe fn pack_pairs<const LANES: usize, const STEP: usize>(
-    from: &Operand,
+    from: &RawOperand,
     lanes: usize,
     k_len: usize,
     panels: *mut u32,
@@ -177,7 +177,7 @@ pub(super) unsafe fn pack_pairs<const LANES: usize, const STEP: usize>(
 /// As for [`pack_pairs`], but for the type of the operand.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
 pub(super) unsafe fn pack_singles<const LANES: usize>(
-    from: &Operand,
+    from: &RawOperand,
     lanes: usize,
     k_len: usize,
     panels: *mut u32,
@@ -191,7 +191,7 @@ pub(super) unsafe fn pack_singles<const LANES: usize>(
 /// As for [`pack_pairs`].
 #[inline(always)]
 unsafe fn pack<U: Units<f32> + Units<bf16>, const LANES: usize, const STEP: usize>(
-    from: &Operand,
+    from: &RawOperand,
     lanes: usize,
     k_len: usize,
     panels: *mut u32,
@@ -199,13 +199,13 @@ unsafe fn pack<U: Units<f32> + Units<bf16>, const LANES: usize, const STEP: usiz
     // SAFETY: the caller's contract.
     unsafe {
         match (from.elems, from.in_bf16) {
-            (Elems::F32(start), false) => {
+            (ElemPtr::F32(start), false) => {
                 copy::<f32, Singles<false>, LANES, STEP>(start, from, lanes, k_len, panels)
             }
-            (Elems::F32(start), true) => {
+            (ElemPtr::F32(start), true) => {
                 copy::<f32, U, LANES, STEP>(start, from, lanes, k_len, panels)
             }
-            (Elems::Bf16(start), _) => {
+            (ElemPtr::Bf16(start), _) => {
                 copy::<bf16, U, LANES, STEP>(start, from, lanes, k_len, panels)
             }
         }
@@ -218,12 +218,12 @@ unsafe fn pack<U: Units<f32> + Units<bf16>, const LANES: usize, const STEP: usiz
 #[inline(always)]
 unsafe fn copy<T, U: Units<T>, const LANES: usize, const STEP: usize>(
     start: *const T,
-    from: &Operand,
+    from: &RawOperand,
     lanes: usize,
     k_len: usize,
     panels: *mut u32,
 ) {
-    let &Operand { lane_stride, k_stride, .. } = from;
+    let &RawOperand { lane_stride, k_stride, .. } = from;
     let units = k_len.div_ceil(U::K).next_multiple_of(STEP);
     // The places of the panels in groups of up to 16 lanes: `(first lane, first unit)`.
     let groups =
@@ -299,7 +299,7 @@ unsafe fn copy<T, U: Units<T>, const LANES: usize, const STEP: usize>(
 /// As for [`pack_pairs`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
 pub(super) unsafe fn pack_rows<const LANES: usize>(
-    from: &Operand,
+    from: &RawOperand,
     lanes: usize,
     k_len: usize,
     panels: *mut u32,
@@ -307,8 +307,8 @@ pub(super) unsafe fn pack_rows<const LANES: usize>(
     // SAFETY: the caller's contract.
     unsafe {
         match from.elems {
-            Elems::F32(start) => rows::<f32, Pairs, LANES>(start, from, lanes, k_len, panels),
-            Elems::Bf16(start) => rows::<bf16, Pairs, LANES>(start, from, lanes, k_len, panels),
+            ElemPtr::F32(start) => rows::<f32, Pairs, LANES>(start, from, lanes, k_len, panels),
+            ElemPtr::Bf16(start) => rows::<bf16, Pairs, LANES>(start, from, lanes, k_len, panels),
         }
     }
 }
@@ -319,12 +319,12 @@ pub(super) unsafe fn pack_rows<const LANES: usize>(
 #[inline(always)]
 unsafe fn rows<T, U: Units<T>, const LANES: usize>(
     start: *const T,
-    from: &Operand,
+    from: &RawOperand,
     lanes: usize,
     k_len: usize,
     panels: *mut u32,
 ) {
-    let &Operand { lane_stride, k_stride, .. } = from;
+    let &RawOperand { lane_stride, k_stride, .. } = from;
     let units = k_len.div_ceil(U::K).next_multiple_of(16);
     // Where the lanes are contiguous, several panels at a time, as in `copy`.
     let together = if k_stride == 1 { LANES } else { TOGETHER * LANES };
@@ -350,7 +350,7 @@ unsafe fn rows<T, U: Units<T>, const LANES: usize>(
 #[inline(always)]
 unsafe fn square<T, U: Units<T>>(
     start: *const T,
-    &Operand { lane_stride, k_stride, .. }: &Operand,
+    &RawOperand { lane_stride, k_stride, .. }: &RawOperand,
     lanes: usize,
     k_len: usize,
     to: *mut u32,

@@ -5,7 +5,7 @@ use std::ops::Range;
 use half::bf16;
 use paceline_numeric::bf16::{round, widen};
 
-use super::Elems;
+use super::ElemPtr;
 use crate::simd::Vector;
 
 /// The most columns of a tile.
@@ -16,9 +16,9 @@ pub(super) const BUFFER_LEN: usize = 32 * MOST_COLUMNS;
 
 /// Room for a tile of sums.
 #[repr(align(64))]
-pub(super) struct Buffer(pub(super) [f32; BUFFER_LEN]);
+pub(super) struct TileBuffer(pub(super) [f32; BUFFER_LEN]);
 
-impl Default for Buffer {
+impl Default for TileBuffer {
     fn default() -> Self {
         Self([0.0; BUFFER_LEN])
     }
@@ -27,12 +27,12 @@ impl Default for Buffer {
 /// Where a tile of sums, or a block of tiles, goes and what is added to it, in this order: the addend, what a bf16 `c` holds, the
 /// bias.
 #[derive(Clone, Copy)]
-pub(super) struct Tile {
+pub(super) struct OutputTile {
     pub(super) rows: usize,
     pub(super) columns: usize,
     /// Numbers of the same shape, and the stride of their rows.
     pub(super) addend: Option<(*mut f32, usize)>,
-    pub(super) to: Elems,
+    pub(super) to: ElemPtr,
     pub(super) stride: usize,
     /// Whether a bf16 `c` is added. An f32 `c` is the addend.
     pub(super) adds_to_bf16: bool,
@@ -41,7 +41,7 @@ pub(super) struct Tile {
     pub(super) with_relu: bool,
 }
 
-impl Tile {
+impl OutputTile {
     /// The part that starts at this row and column, of at most so many rows and columns.
     #[inline(always)]
     pub(super) fn part(&self, (i, j): (usize, usize), (rows, columns): (usize, usize)) -> Self {
@@ -64,10 +64,10 @@ impl Tile {
         for row in 0..self.rows {
             use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
             let row = match self.to.at(row * self.stride) {
-                Elems::F32(to) => to.cast::<i8>(),
-                Elems::Bf16(to) => to.cast(),
+                ElemPtr::F32(to) => to.cast::<i8>(),
+                ElemPtr::Bf16(to) => to.cast(),
             };
-            let bytes = columns * if matches!(self.to, Elems::Bf16(_)) { 2 } else { 4 };
+            let bytes = columns * if matches!(self.to, ElemPtr::Bf16(_)) { 2 } else { 4 };
             // SAFETY: a prefetch touches no memory that the program can observe, at any address.
             unsafe {
                 for at in (0..bytes).step_by(64) {
@@ -89,8 +89,8 @@ impl Tile {
 #[inline(always)]
 pub(super) unsafe fn store<V: Vector, const ROWS: usize>(
     sums: [[V; 2]; ROWS],
-    buffer: &mut Buffer,
-    tile: &Tile,
+    buffer: &mut TileBuffer,
+    tile: &OutputTile,
 ) {
     let columns = 2 * V::LANES;
     let has_more = tile.bias.is_some() || tile.with_relu || tile.adds_to_bf16;
@@ -120,8 +120,8 @@ pub(super) unsafe fn store<V: Vector, const ROWS: usize>(
                     x = V::load(addend.add(i * stride + column)).add(x);
                 }
                 match tile.to.at(i * tile.stride + column) {
-                    Elems::F32(to) => x.store(to),
-                    Elems::Bf16(to) => x.store_bf16(to),
+                    ElemPtr::F32(to) => x.store(to),
+                    ElemPtr::Bf16(to) => x.store_bf16(to),
                 }
             }
         }
@@ -134,7 +134,7 @@ pub(super) unsafe fn store<V: Vector, const ROWS: usize>(
 ///
 /// As for [`store`].
 #[inline(always)]
-unsafe fn store_row(row: &mut [f32], i: usize, tile: &Tile) {
+unsafe fn store_row(row: &mut [f32], i: usize, tile: &OutputTile) {
     // SAFETY: the caller's contract; the row lies in the tile.
     unsafe {
         if let Some((addend, stride)) = tile.addend {
@@ -142,7 +142,7 @@ unsafe fn store_row(row: &mut [f32], i: usize, tile: &Tile) {
                 *x += *addend.add(i * stride + j);
             }
         }
-        if let (Elems::Bf16(to), true) = (tile.to, tile.adds_to_bf16) {
+        if let (ElemPtr::Bf16(to), true) = (tile.to, tile.adds_to_bf16) {
             for (j, x) in row.iter_mut().enumerate() {
                 *x += widen(*to.add(i * tile.stride + j));
             }
@@ -158,10 +158,10 @@ unsafe fn store_row(row: &mut [f32], i: usize, tile: &Tile) {
             }
         }
         match tile.to {
-            Elems::F32(to) => {
+            ElemPtr::F32(to) => {
                 to.add(i * tile.stride).copy_from_nonoverlapping(row.as_ptr(), row.len())
             }
-            Elems::Bf16(to) => {
+            ElemPtr::Bf16(to) => {
                 // In registers first: the compiler does not know that the sums lie elsewhere.
                 let mut rounded = [bf16::ZERO; MOST_COLUMNS];
                 for (to, x) in rounded.iter_mut().zip(row.iter()) {
@@ -182,8 +182,8 @@ unsafe fn store_row(row: &mut [f32], i: usize, tile: &Tile) {
 #[inline(always)]
 pub(super) unsafe fn store_registers<const ROWS: usize>(
     sums: [[std::arch::x86_64::__m512; 2]; ROWS],
-    buffer: &mut Buffer,
-    tile: &Tile,
+    buffer: &mut TileBuffer,
+    tile: &OutputTile,
 ) {
     use std::arch::x86_64::*;
 
@@ -208,8 +208,8 @@ pub(super) unsafe fn store_registers<const ROWS: usize>(
                     x = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, addend), x);
                 }
                 match tile.to {
-                    Elems::F32(to) => _mm512_mask_storeu_ps(to.wrapping_add(at), mask, x),
-                    Elems::Bf16(to) => {
+                    ElemPtr::F32(to) => _mm512_mask_storeu_ps(to.wrapping_add(at), mask, x),
+                    ElemPtr::Bf16(to) => {
                         let x = super::pack_avx512::round(x);
                         let x = _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(x));
                         _mm256_mask_storeu_epi16(to.wrapping_add(at).cast(), mask, x);
@@ -234,7 +234,7 @@ fn first(len: usize) -> u16 {
 /// As for [`store`]; the processor has AVX-512.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-pub(super) unsafe fn store_avx512(sums: *const f32, tile: &Tile) {
+pub(super) unsafe fn store_avx512(sums: *const f32, tile: &OutputTile) {
     // SAFETY: the caller's contract.
     unsafe { store_rows::<false>(sums, tile, 0..tile.rows) }
 }
@@ -247,7 +247,7 @@ pub(super) unsafe fn store_avx512(sums: *const f32, tile: &Tile) {
 #[cfg(target_arch = "x86_64")]
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-pub(super) unsafe fn store_avx512_bf16(sums: *const f32, tile: &Tile, rows: Range<usize>) {
+pub(super) unsafe fn store_avx512_bf16(sums: *const f32, tile: &OutputTile, rows: Range<usize>) {
     // SAFETY: the caller's contract.
     unsafe { store_rows::<true>(sums, tile, rows) }
 }
@@ -257,7 +257,11 @@ pub(super) unsafe fn store_avx512_bf16(sums: *const f32, tile: &Tile, rows: Rang
 /// As for [`store_avx512`], and for [`store_avx512_bf16`] if `CONVERTS`.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-unsafe fn store_rows<const CONVERTS: bool>(sums: *const f32, tile: &Tile, rows: Range<usize>) {
+unsafe fn store_rows<const CONVERTS: bool>(
+    sums: *const f32,
+    tile: &OutputTile,
+    rows: Range<usize>,
+) {
     use std::arch::x86_64::*;
 
     let masks = [first(tile.columns), first(tile.columns.saturating_sub(16))];
@@ -279,7 +283,7 @@ unsafe fn store_rows<const CONVERTS: bool>(sums: *const f32, tile: &Tile, rows: 
                     let addend = addend.wrapping_add(i * stride + 16 * h);
                     *x = _mm512_add_ps(_mm512_maskz_loadu_ps(masks[h], addend), *x);
                 }
-                if let (Elems::Bf16(to), true) = (to, tile.adds_to_bf16) {
+                if let (ElemPtr::Bf16(to), true) = (to, tile.adds_to_bf16) {
                     let old = _mm256_maskz_loadu_epi16(masks[h], to.wrapping_add(16 * h).cast());
                     let old = _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(old));
                     *x = _mm512_add_ps(_mm512_castsi512_ps(old), *x);
@@ -293,17 +297,17 @@ unsafe fn store_rows<const CONVERTS: bool>(sums: *const f32, tile: &Tile, rows: 
                 }
             }
             match to {
-                Elems::F32(to) => {
+                ElemPtr::F32(to) => {
                     for (h, x) in row.into_iter().enumerate() {
                         _mm512_mask_storeu_ps(to.wrapping_add(16 * h), masks[h], x);
                     }
                 }
-                Elems::Bf16(to) if CONVERTS => {
+                ElemPtr::Bf16(to) if CONVERTS => {
                     let row: __m512i = std::mem::transmute(_mm512_cvtne2ps_pbh(row[1], row[0]));
                     let mask = u32::from(masks[1]) << 16 | u32::from(masks[0]);
                     _mm512_mask_storeu_epi16(to.cast(), mask, row);
                 }
-                Elems::Bf16(to) => {
+                ElemPtr::Bf16(to) => {
                     for (h, x) in row.into_iter().enumerate() {
                         let high = super::pack_avx512::round(x);
                         let x = _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(high));
