@@ -54,7 +54,13 @@ STEPS = {
     f"{name}, {where}": f"{flags} {how}"
     for name, flags in (("CNN", CNN), ("MLP", MLP), ("Llama", LLAMA))
     for where, how in (("2 ranks", "--nproc 2 --pin-cores"), ("1 rank, 2 threads", "--nproc 1 --threads 2"))
-} | {"CNN, 1 rank": f"{CNN} --nproc 1 --pin-cores"}
+} | {
+    "CNN, 1 rank": f"{CNN} --nproc 1 --pin-cores",
+    "MLP, sharded3, 2 ranks": f"{MLP} --strategy sharded3 --nproc 2 --pin-cores",
+    "Llama, pipeline of 2 stages": f"{LLAMA} --mesh pp=2 --accumulate 4 --nproc 2 --pin-cores",
+    "MLP of 200 layers of 4, whose launches take the time": "--model mlp --input-dim 4 --hidden-dim 4 --output-dim 4 --num-layers 200 --batch-size 1 "
+    "--steps 1000 --warmup-steps 20 --nproc 1 --pin-cores",
+}
 LARGE_LLAMA = "--model llama --optimizer adamw --nproc 1 --pin-cores"
 STEPS |= {
     f"Llama of 7.4 million parameters, {precision}, {size} x 128 tokens": f"{LARGE_LLAMA} --precision {precision} --batch-size {size} --steps {steps} "

@@ -43,7 +43,7 @@ fn main() -> Result<(), CollectiveError> {
     Ok(())
 }
 
-/// What one rank does. Returns its copy of the trained model.
+/// Trains on one rank. Returns its copy of the model.
 fn train(group: Group) -> Result<Vec<f32>, CollectiveError> {
     let (rank, world_size) = (group.rank(), group.world_size());
     let mut params = initial_params();
@@ -56,7 +56,7 @@ fn train(group: Group) -> Result<Vec<f32>, CollectiveError> {
         for number in first..first + samples {
             let (point, is_inside) = sample(number);
             let (hidden, score) = forward(&params, point);
-            // The loss is the negative logarithm of the probability of the right answer. Its derivative by the score:
+            // The loss is the negative logarithm of the probability of the right answer. Its derivative with respect to the score:
             let d_score = (sigmoid(score) - f32::from(is_inside)) / samples as f32;
             backward(&params, point, &hidden, d_score, &mut gradients);
         }
@@ -96,8 +96,8 @@ fn backward(params: &[f32], point: [f32; 2], hidden: &[f32], d_score: f32, gradi
     }
 }
 
-/// The same numbers on every rank, so that all copies begin equal. Those of w1 and w2 differ from each other, as the hidden
-/// values would all learn the same otherwise.
+/// The same numbers on every rank, so that all copies begin equal. They differ within a copy: with equal weights, all hidden
+/// values would learn the same.
 fn initial_params() -> Vec<f32> {
     (0..PARAMS).map(|at| 4.0 * fraction(at, 0.618_034) - 2.0).collect()
 }
@@ -109,7 +109,7 @@ fn sample(number: usize) -> ([f32; 2], bool) {
     (point, x * x + y * y < 0.5 / std::f32::consts::PI)
 }
 
-/// The digits behind the point of `number * step`: spread evenly over 0 to 1.
+/// The fractional part of `number * step`: spread evenly over 0 to 1.
 fn fraction(number: usize, step: f64) -> f32 {
     (number as f64 * step).fract() as f32
 }

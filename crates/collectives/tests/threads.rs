@@ -31,6 +31,7 @@ fn every_operation_at_every_world_size() {
 fn the_example_that_is_the_whole_of_training_learns_with_any_number_of_ranks() {
     let test = std::env::current_exe().unwrap();
     let example = test.parent().unwrap().parent().unwrap().join("examples/whole");
+    assert!(example.is_file(), "`cargo test -p paceline-collectives` builds {}", example.display());
     let ended = std::process::Command::new(example).output().unwrap();
     let text = String::from_utf8(ended.stdout).unwrap();
     // It ends with an error if the copies of the ranks differ.

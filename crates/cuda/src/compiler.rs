@@ -72,7 +72,7 @@ pub fn version() -> Result<(i32, i32)> {
     Ok((major, minor))
 }
 
-/// What was made of a source.
+/// A compiled source.
 #[derive(Debug)]
 pub struct Compiled {
     /// The symbol of each of the source's kernels.
@@ -101,7 +101,7 @@ pub fn compile(source: &KernelSource, target: CompileTarget) -> Result<Compiled>
     made(source, target, &[], |code, _| code)
 }
 
-/// What `wanted` takes of the code and of the compiler's log, from the cache or made now.
+/// The part that `wanted` takes of the code and of the compiler's log, from the cache or made now.
 fn made(
     source: &KernelSource,
     target: CompileTarget,
@@ -147,7 +147,7 @@ pub struct Resources {
     pub shared_bytes: u32,
 }
 
-/// What the kernels of a source need as machine code of an architecture, such as 90. No card is needed for that.
+/// The resources of a source's kernels as machine code of an architecture, such as 90. This needs no card.
 pub fn resources(source: &KernelSource, architecture: u32) -> Result<Vec<Resources>> {
     let target = CompileTarget::Code(architecture);
     let compiled = made(source, target, &["--ptxas-options=-v"], |_, log| log.into_bytes())?;

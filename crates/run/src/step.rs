@@ -34,7 +34,7 @@ pub struct StepOutcome {
 pub struct Stepper {
     /// The model, its storage and the group.
     pub replica: Replica,
-    /// What the steps change.
+    /// The state that the steps change.
     pub state: StepState,
     /// The optimizer.
     pub optimizer: Optimizer,
