@@ -23,15 +23,13 @@
 
 use paceline_collectives::{Mesh, MeshShape};
 use paceline_kernels::Compute;
-use paceline_memory::{Category, Tensor};
 use paceline_model::{Held, Model, Optimizer, Owned, ParamId, Precision, Storage, UnitId, View};
 
-use crate::footprint::buffer_bytes;
-use crate::sharding::arena::UnitArena;
-use crate::sharding::gathers::{GatherTarget, Gathers};
-use crate::sharding::place::{ShardPlace, num_elems};
+use crate::sharding::arena::{UnitArena, UnitMemory};
+use crate::sharding::gathers::Gathers;
+use crate::sharding::place::ShardPlace;
 use crate::sharding::reductions::Reductions;
-use crate::sharding::{ShardOptions, ShardRanks, ZeroStage, forward_order, units_of};
+use crate::sharding::{ShardOptions, ZeroStage, forward_order, units_of};
 use crate::strategy::allocate;
 use crate::{Exactness, Footprint, Replica, Result, StepContext, Strategy, span};
 
@@ -129,17 +127,12 @@ impl Strategy for Sharded {
         mesh: &MeshShape,
         rank: usize,
     ) -> Footprint {
-        let Owned { values, grads, .. } = self.owned(model, mesh, rank);
-        let grads = num_elems(&self.options.held(&model.layout, grads));
         let is_gathered = self.stage == ZeroStage::Three;
         let gathered = if is_gathered { self.plan_values(model).len() } else { 0 };
-        let (master, place) = (precision.master.size_bytes(), ShardPlace::new(mesh, rank));
-        Footprint {
-            parameters: num_elems(&values) * master + buffer_bytes(&model.layout, precision),
-            gradients: grads * precision.grads.size_bytes(),
-            unsharded: gathered * master + self.options.grad_arena_bytes(model, precision, place),
-            communication: 0,
-        }
+        let place = ShardPlace::new(mesh, rank);
+        let unsharded = gathered * precision.master.size_bytes()
+            + self.options.grad_arena_bytes(model, precision, place);
+        self.options.footprint(model, precision, self.owned(model, mesh, rank), unsharded)
     }
 
     fn allocate(
@@ -149,28 +142,25 @@ impl Strategy for Sharded {
         compute: &Compute,
         mesh: &Mesh,
     ) -> Result<Storage> {
-        let mut held = self.owned(model, mesh.shape(), mesh.world().rank());
-        held.grads = self.options.held(&model.layout, held.grads);
+        let owned = self.owned(model, mesh.shape(), mesh.world().rank());
+        let held = self.options.held(model, owned);
         allocate(model, precision, compute, mesh, (held, [true; 2]))
     }
 
     fn prepare(&mut self, replica: &Replica) -> Result<()> {
-        let Replica { model, compute, mesh, options, .. } = replica;
-        let (mut uses, mut num_forward, mut room) = (Vec::new(), 0, GatherTarget::Storage);
+        let Replica { model, options, .. } = replica;
+        let (mut uses, mut num_forward, mut memory) = (Vec::new(), 0, None);
         let is_gathered = self.stage == ZeroStage::Three;
         if is_gathered {
             let (arena, dtype) = (self.plan_values(model), options.precision.master);
-            let bytes = arena.len() * dtype.size_bytes();
-            let memory = mesh.allocate(&compute.allocator, bytes, Category::Unsharded)?;
-            let memory = Tensor::new(memory, 0, dtype, [arena.len()])?;
-            room = GatherTarget::Arena(arena, memory);
+            memory = Some(UnitMemory::new(replica, arena, dtype)?);
             uses = forward_order(model);
             num_forward = uses.len();
             uses.extend(inner_of_objective(model));
             uses.extend(forward_order(model).into_iter().rev());
         }
         let arena = self.options.grad_arena(replica)?;
-        let gathers = Gathers::new(ShardRanks::of(replica), room, &model.layout);
+        let gathers = Gathers::new(replica, memory);
         let reductions = Reductions::new(replica, arena, is_gathered);
         self.units = Some(ShardedUnits { gathers, reductions, uses, next: 0, num_forward });
         Ok(())

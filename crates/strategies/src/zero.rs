@@ -23,11 +23,11 @@ use paceline_collectives::{Mesh, MeshShape};
 use paceline_kernels::Compute;
 use paceline_model::{Held, Model, Optimizer, Owned, Precision, Storage, UnitId, View};
 
-use crate::footprint::buffer_bytes;
+use crate::sharding::arena::UnitMemory;
 use crate::sharding::gathers::exposed;
-use crate::sharding::owners::{OwnerReductions, UnitMemory, gather, plan};
-use crate::sharding::place::{ShardPlace, num_elems};
-use crate::sharding::{ShardOptions, ZeroStage};
+use crate::sharding::owners::{OwnerReductions, gather};
+use crate::sharding::place::ShardPlace;
+use crate::sharding::{ShardOptions, ZeroStage, plan_backward};
 use crate::strategy::allocate;
 use crate::{Exactness, Footprint, Replica, Result, SimpleDdp, StepContext, Strategy, span};
 
@@ -78,18 +78,11 @@ impl Strategy for Zero {
         mesh: &MeshShape,
         rank: usize,
     ) -> Footprint {
-        let Owned { values, grads, .. } = self.owned(model, mesh, rank);
-        let grads = num_elems(&self.options.held(&model.layout, grads));
         let is_gathered = self.stage == ZeroStage::Three;
-        let gathered = if is_gathered { plan(model, false).len() } else { 0 };
-        let master = precision.master.size_bytes();
-        let reduced = OwnerReductions::num_bytes(model, &self.options, precision);
-        Footprint {
-            parameters: num_elems(&values) * master + buffer_bytes(&model.layout, precision),
-            gradients: grads * precision.grads.size_bytes(),
-            unsharded: gathered * master + reduced,
-            communication: 0,
-        }
+        let gathered = if is_gathered { plan_backward(model, false, 0).len() } else { 0 };
+        let unsharded = gathered * precision.master.size_bytes()
+            + OwnerReductions::num_bytes(model, &self.options, precision);
+        self.options.footprint(model, precision, self.owned(model, mesh, rank), unsharded)
     }
 
     fn allocate(
@@ -99,16 +92,17 @@ impl Strategy for Zero {
         compute: &Compute,
         mesh: &Mesh,
     ) -> Result<Storage> {
-        let mut held = self.owned(model, mesh.shape(), mesh.world().rank());
-        held.grads = self.options.held(&model.layout, held.grads);
+        let owned = self.owned(model, mesh.shape(), mesh.world().rank());
+        let held = self.options.held(model, owned);
         let in_place = [self.stage < ZeroStage::Three, self.stage == ZeroStage::One];
         allocate(model, precision, compute, mesh, (held, in_place))
     }
 
     fn prepare(&mut self, replica: &Replica) -> Result<()> {
         if self.stage == ZeroStage::Three {
+            let arena = plan_backward(&replica.model, false, 0);
             let dtype = replica.options.precision.master;
-            self.values = Some(UnitMemory::new(replica, false, dtype)?);
+            self.values = Some(UnitMemory::new(replica, arena, dtype)?);
         }
         if self.stage >= ZeroStage::Two {
             self.reductions = Some(OwnerReductions::new(replica, &self.options)?);
@@ -172,12 +166,12 @@ impl Strategy for Zero {
     /// Updates the parameters that this rank owns. Then every owner sends what it has updated to all ranks, unless these gather it
     /// when they need it.
     fn optimizer_step(&mut self, cx: &mut StepContext, optimizer: &mut Optimizer) -> Result<()> {
-        let Replica { model, compute, storage, group, mesh, .. } = cx.replica;
+        let Replica { model, compute, storage, group, .. } = cx.replica;
         cx.track.record(span::OPTIMIZER, || optimizer.step(compute, storage))?;
         if self.stage == ZeroStage::Three {
             return Ok(());
         }
-        let place = ShardPlace::new(mesh.shape(), group.rank());
+        let place = ShardPlace::of(cx.replica);
         for (id, _) in model.layout.trained() {
             let value = storage.value(id)?;
             let owner = place.owner(&model.layout, id);

@@ -2,7 +2,45 @@
 
 use std::ops::Range;
 
+use paceline_memory::{Category, DType, Tensor};
 use paceline_model::{Layout, UnitId};
+
+use crate::{Replica, Result};
+
+/// Memory for the units that are open, at their places in an arena.
+#[derive(Debug)]
+pub(crate) struct UnitMemory {
+    pub(crate) arena: UnitArena,
+    memory: Tensor,
+}
+
+impl UnitMemory {
+    /// Allocates the memory on every rank.
+    pub(crate) fn new(replica: &Replica, arena: UnitArena, dtype: DType) -> Result<Self> {
+        let memory = unsharded(replica, dtype, arena.len())?;
+        Ok(Self { arena, memory })
+    }
+
+    /// The memory of a unit.
+    pub(crate) fn of(&self, unit: UnitId) -> Result<Tensor> {
+        Ok(self.memory.slice(self.arena.place(unit))?)
+    }
+
+    /// Fills the memory of a unit with not-a-number, in builds with debug assertions: its contents are no longer needed.
+    pub(crate) fn free(&self, unit: UnitId) -> Result<()> {
+        if cfg!(debug_assertions) {
+            self.of(unit)?.fill_bytes(0xFF)?;
+        }
+        Ok(())
+    }
+}
+
+/// Allocates a flat tensor for parts of open units, in which peers can read and write. Every rank calls this.
+pub(crate) fn unsharded(replica: &Replica, dtype: DType, len: usize) -> Result<Tensor> {
+    let bytes = len * dtype.size_bytes();
+    let memory = replica.mesh.allocate(&replica.compute.allocator, bytes, Category::Unsharded)?;
+    Ok(Tensor::new(memory, 0, dtype, [len])?)
+}
 
 /// Where each unit lies in an arena.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

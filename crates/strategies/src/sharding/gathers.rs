@@ -4,22 +4,12 @@
 //! that are open. This file does not know when a unit is needed: a strategy starts gathers and waits for them.
 
 use paceline_collectives::{Purpose, Work};
-use paceline_memory::Tensor;
-use paceline_model::{Held, Layout, UnitId};
+use paceline_model::{Held, UnitId};
 use paceline_trace::{Span, SpanTrack, now_ns};
 
-use super::arena::UnitArena;
+use super::arena::UnitMemory;
 use super::{ShardRanks, order_of_need};
 use crate::{Replica, Result, StepContext, StrategyError, span};
-
-/// Where the gathered units lie.
-#[derive(Debug)]
-pub(crate) enum GatherTarget {
-    /// Each at its place in the storage of the replica, which holds everything.
-    Storage,
-    /// In an arena, in which units share memory.
-    Arena(UnitArena, Tensor),
-}
 
 /// The values of a unit at its place.
 #[derive(Debug)]
@@ -38,20 +28,18 @@ enum Gathered {
 #[derive(Debug)]
 pub(crate) struct Gathers {
     ranks: ShardRanks,
-    room: GatherTarget,
+    /// Where gathered units lie. `None` if each is at its place in the storage of the replica, which holds everything.
+    memory: Option<UnitMemory>,
     /// By the number of the unit.
     units: Vec<Gathered>,
 }
 
 impl Gathers {
-    /// All units are open in the storage of the replica, and closed in an arena.
-    pub(crate) fn new(ranks: ShardRanks, room: GatherTarget, layout: &Layout) -> Self {
-        let first = || match room {
-            GatherTarget::Storage => Gathered::Open,
-            GatherTarget::Arena(..) => Gathered::Closed,
-        };
-        let units = layout.units().iter().map(|_| first()).collect();
-        Self { ranks, room, units }
+    /// All units are open in the storage of the replica, and closed in memory of their own.
+    pub(crate) fn new(replica: &Replica, memory: Option<UnitMemory>) -> Self {
+        let first = || if memory.is_some() { Gathered::Closed } else { Gathered::Open };
+        let units = replica.model.layout.units().iter().map(|_| first()).collect();
+        Self { ranks: ShardRanks::of(replica), memory, units }
     }
 
     /// Starts to gather all units that are trained, after the owners have updated them, and all gathers before are there. The
@@ -77,15 +65,17 @@ impl Gathers {
         if is_empty || !matches!(self.units[unit.0], Gathered::Closed) {
             return Ok(());
         }
-        if let GatherTarget::Arena(arena, _) = &self.room {
-            let neighbors: Vec<UnitId> = arena.neighbors(unit).collect();
-            for neighbor in neighbors {
-                self.evict(cx, neighbor)?;
-            }
+        let memory = self.memory.as_ref();
+        let neighbors = memory.map(|memory| memory.arena.neighbors(unit).collect::<Vec<_>>());
+        for neighbor in neighbors.unwrap_or_default() {
+            self.evict(cx, neighbor)?;
         }
-        let whole = self.memory(replica, unit)?;
-        let range = &replica.model.layout.unit(unit).range;
-        let share = replica.storage.values().slice(self.ranks.place.shard(range))?;
+        let (values, range) = (replica.storage.values(), &replica.model.layout.unit(unit).range);
+        let share = values.slice(self.ranks.place.shard(range))?;
+        let whole = match &self.memory {
+            Some(memory) => memory.of(unit)?,
+            None => values.slice(range.clone())?,
+        };
         let group = self.ranks.shard.for_purpose(Purpose::Gather(unit.0));
         self.units[unit.0] = Gathered::Underway(group.all_gather_async(&share, &whole)?);
         Ok(())
@@ -96,8 +86,7 @@ impl Gathers {
         let replica = cx.replica;
         let layout = &replica.model.layout;
         // Where all units are held, a unit is brought up to date once per step.
-        let is_there = matches!(self.units[unit.0], Gathered::Open)
-            && matches!(self.room, GatherTarget::Storage);
+        let is_there = matches!(self.units[unit.0], Gathered::Open) && self.memory.is_none();
         if !layout.unit(unit).range.is_empty() && !is_there {
             self.start(cx, unit)?;
             cx.track.mark(span::GATHER_NEEDED, unit.0);
@@ -105,18 +94,16 @@ impl Gathers {
             self.units[unit.0] = Gathered::Open;
             cx.track.mark(span::GATHER_THERE, unit.0);
         }
-        match &self.room {
-            GatherTarget::Storage => Ok(replica.storage.values().clone()),
-            GatherTarget::Arena(..) => {
-                Ok(Held::of_unit(layout, unit, &self.memory(replica, unit)?)?)
-            }
+        match &self.memory {
+            Some(memory) => Ok(Held::of_unit(layout, unit, &memory.of(unit)?)?),
+            None => Ok(replica.storage.values().clone()),
         }
     }
 
     /// Closes a unit after its pass: another unit may take its place. If no other unit does, this one need not be gathered again. A unit in
     /// the storage of the replica stays open.
     pub(crate) fn close(&mut self, unit: UnitId) {
-        if matches!((&self.room, &self.units[unit.0]), (GatherTarget::Arena(..), Gathered::Open)) {
+        if self.memory.is_some() && matches!(self.units[unit.0], Gathered::Open) {
             self.units[unit.0] = Gathered::Free;
         }
     }
@@ -124,11 +111,11 @@ impl Gathers {
     /// Ends the validity of a unit's values. In builds with debug assertions its place is filled with not-a-number.
     fn evict(&mut self, cx: &mut StepContext, unit: UnitId) -> Result<()> {
         self.wait(cx, unit)?;
-        let is_there = !matches!(self.units[unit.0], Gathered::Closed);
-        self.units[unit.0] = Gathered::Closed;
-        if cfg!(debug_assertions) && is_there && matches!(self.room, GatherTarget::Arena(..)) {
-            self.memory(cx.replica, unit)?.fill_bytes(0xFF)?;
+        if let (Some(memory), Gathered::Open | Gathered::Free) = (&self.memory, &self.units[unit.0])
+        {
+            memory.free(unit)?;
         }
+        self.units[unit.0] = Gathered::Closed;
         Ok(())
     }
 
@@ -149,17 +136,6 @@ impl Gathers {
             self.units[unit.0] = Gathered::Open;
         }
         Ok(())
-    }
-
-    /// The memory of a whole unit.
-    fn memory(&self, replica: &Replica, unit: UnitId) -> Result<Tensor> {
-        match &self.room {
-            GatherTarget::Storage => {
-                let range = replica.model.layout.unit(unit).range.clone();
-                Ok(replica.storage.values().slice(range)?)
-            }
-            GatherTarget::Arena(arena, memory) => Ok(memory.slice(arena.place(unit))?),
-        }
     }
 }
 

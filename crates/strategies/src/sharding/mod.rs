@@ -10,14 +10,14 @@ pub(crate) mod owners;
 pub(crate) mod place;
 pub(crate) mod reductions;
 
-use std::ops::Range;
-
 use paceline_collectives::{Axis, Group, MeshShape};
-use paceline_model::{Layout, Model, Precision, Unit, UnitId};
+use paceline_model::{Layout, Model, Owned, Precision, Unit, UnitId};
 
-use self::place::ShardPlace;
-use self::reductions::{GradArena, plan_gradients};
-use crate::{Exactness, Replica, Result};
+use self::arena::UnitArena;
+use self::place::{ShardPlace, num_elems};
+use self::reductions::GradArena;
+use crate::footprint::buffer_bytes;
+use crate::{Exactness, Footprint, Replica, Result};
 
 /// The stages of ZeRO: how much of a model is divided among the ranks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -93,10 +93,28 @@ impl ShardOptions {
         }
     }
 
-    /// The gradients for which a rank that owns `own` has memory between two units.
-    pub(crate) fn held(&self, layout: &Layout, own: Vec<Range<usize>>) -> Vec<Range<usize>> {
-        let all = 0..layout.trained_len();
-        if self.holds_whole_gradients() { vec![all] } else { own }
+    /// The ranges for which a rank that owns `owned` has memory between two units.
+    pub(crate) fn held(&self, model: &Model, owned: Owned) -> Owned {
+        let whole = self.holds_whole_gradients().then(|| Owned::everything(model).grads);
+        Owned { grads: whole.unwrap_or(owned.grads), ..owned }
+    }
+
+    /// The memory of a rank that owns `owned`, with `unsharded` bytes for open units.
+    pub(crate) fn footprint(
+        &self,
+        model: &Model,
+        precision: Precision,
+        owned: Owned,
+        unsharded: usize,
+    ) -> Footprint {
+        let Owned { values, grads, .. } = self.held(model, owned);
+        let values = num_elems(&values) * precision.master.size_bytes();
+        Footprint {
+            parameters: values + buffer_bytes(&model.layout, precision),
+            gradients: num_elems(&grads) * precision.grads.size_bytes(),
+            unsharded,
+            communication: 0,
+        }
     }
 
     /// Memory for the gradients of open units, unless the rank holds whole gradients.
@@ -115,7 +133,7 @@ impl ShardOptions {
         if self.holds_whole_gradients() {
             return 0;
         }
-        let len = plan_gradients(model).len();
+        let len = plan_backward(model, true, 1).len();
         let shards = if self.adds_shards() { len / place.count } else { 0 };
         (len + shards) * precision.grads.size_bytes()
     }
@@ -150,8 +168,7 @@ pub(crate) struct ShardRanks {
 
 impl ShardRanks {
     pub(crate) fn of(replica: &Replica) -> Self {
-        let mesh = &replica.mesh;
-        let place = ShardPlace::new(mesh.shape(), replica.group.rank());
+        let (mesh, place) = (&replica.mesh, ShardPlace::of(replica));
         match mesh.group(Axis::Shard) {
             Some(shard) => {
                 let replicas = mesh.group(Axis::Dp).filter(|group| group.world_size() > 1);
@@ -216,4 +233,14 @@ pub(crate) fn backward_order(model: &Model) -> Vec<UnitId> {
     add_new(&mut order, units_of(layout, |unit| !unit.is_root));
     order.extend(units_of(layout, |unit| unit.is_root));
     order
+}
+
+/// Where the units of a backward pass lie, if those that are at most `distance` uses apart are open together. Root units, which stay
+/// open, lie apart.
+pub(crate) fn plan_backward(model: &Model, only_trained: bool, distance: usize) -> UnitArena {
+    let layout = &model.layout;
+    let is_meant = |unit: &UnitId| !(only_trained && layout.unit(*unit).is_frozen);
+    let order = backward_order(model).into_iter().filter(is_meant);
+    let (roots, inner): (Vec<_>, Vec<_>) = order.partition(|unit| layout.unit(*unit).is_root);
+    UnitArena::plan(layout, &inner, &roots, distance, 0)
 }

@@ -5,55 +5,14 @@
 
 use paceline_collectives::ReduceOp;
 use paceline_kernels::elementwise;
-use paceline_memory::{Category, DType, Tensor};
+use paceline_memory::Tensor;
 use paceline_model::{Held, Layout, Model, Param, ParamId, Precision, UnitId, View};
 
-use super::arena::UnitArena;
+use super::arena::{UnitMemory, unsharded};
 use super::gathers::exposed;
 use super::place::ShardPlace;
-use super::{ShardOptions, backward_order};
+use super::{ShardOptions, backward_order, plan_backward};
 use crate::{Replica, Result, StepContext, span};
-
-/// Where units lie if one at a time is open. Root units, which stay open, lie apart.
-pub(crate) fn plan(model: &Model, only_trained: bool) -> UnitArena {
-    let layout = &model.layout;
-    let is_meant = |unit: &UnitId| !(only_trained && layout.unit(*unit).is_frozen);
-    let order = backward_order(model).into_iter().filter(is_meant);
-    let (roots, inner): (Vec<_>, Vec<_>) = order.partition(|unit| layout.unit(*unit).is_root);
-    UnitArena::plan(layout, &inner, &roots, 0, 0)
-}
-
-/// Memory for open units, in which peers can read and write.
-#[derive(Debug)]
-pub(crate) struct UnitMemory {
-    arena: UnitArena,
-    memory: Tensor,
-}
-
-impl UnitMemory {
-    /// Allocates the memory on every rank.
-    pub(crate) fn new(replica: &Replica, only_trained: bool, dtype: DType) -> Result<Self> {
-        let Replica { model, compute, mesh, .. } = replica;
-        let arena = plan(model, only_trained);
-        let bytes = arena.len() * dtype.size_bytes();
-        let memory = mesh.allocate(&compute.allocator, bytes, Category::Unsharded)?;
-        let memory = Tensor::new(memory, 0, dtype, [arena.len()])?;
-        Ok(Self { arena, memory })
-    }
-
-    /// The memory of a unit.
-    pub(crate) fn of(&self, unit: UnitId) -> Result<Tensor> {
-        Ok(self.memory.slice(self.arena.place(unit))?)
-    }
-
-    /// Fills the memory of a unit with not-a-number, in builds with debug assertions: its contents are no longer needed.
-    pub(crate) fn free(&self, unit: UnitId) -> Result<()> {
-        if cfg!(debug_assertions) {
-            self.of(unit)?.fill_bytes(0xFF)?;
-        }
-        Ok(())
-    }
-}
 
 /// The parameters of a unit.
 fn params_of(layout: &Layout, unit: UnitId) -> impl Iterator<Item = (ParamId, &Param)> {
@@ -63,8 +22,8 @@ fn params_of(layout: &Layout, unit: UnitId) -> impl Iterator<Item = (ParamId, &P
 
 /// Every owner sends its parameters of a unit to all ranks. Returns the unit.
 pub(crate) fn gather(cx: &mut StepContext, memory: &UnitMemory, unit: UnitId) -> Result<Held> {
-    let Replica { model, storage, group, mesh, .. } = cx.replica;
-    let place = ShardPlace::new(mesh.shape(), group.rank());
+    let Replica { model, storage, group, .. } = cx.replica;
+    let place = ShardPlace::of(cx.replica);
     let whole = Held::of_unit(&model.layout, unit, &memory.of(unit)?)?;
     for (id, param) in params_of(&model.layout, unit) {
         let owner = place.owner(&model.layout, id);
@@ -89,24 +48,20 @@ pub(crate) struct OwnerReductions {
 
 impl OwnerReductions {
     pub(crate) fn new(replica: &Replica, options: &ShardOptions) -> Result<Self> {
-        let Replica { model, compute, mesh, .. } = replica;
+        let model = &replica.model;
         let dtype = replica.options.precision.grads;
-        let is_needed = !options.holds_whole_gradients();
-        let memory = is_needed.then(|| UnitMemory::new(replica, true, dtype)).transpose()?;
-        let mut added = None;
-        if options.adds_shards() {
-            let len = largest_param(&model.layout);
-            let bytes = len * dtype.size_bytes();
-            let buffer = mesh.allocate(&compute.allocator, bytes, Category::Unsharded)?;
-            added = Some(Tensor::new(buffer, 0, dtype, [len])?);
-        }
+        let arena = (!options.holds_whole_gradients()).then(|| plan_backward(model, true, 0));
+        let memory = arena.map(|arena| UnitMemory::new(replica, arena, dtype)).transpose()?;
+        let len = options.adds_shards().then(|| largest_param(&model.layout));
+        let added = len.map(|len| unsharded(replica, dtype, len)).transpose()?;
         let num_reduced = vec![0; model.layout.units().len()];
         Ok(Self { memory, added, num_reduced })
     }
 
     /// The bytes that [`OwnerReductions::new`] allocates.
     pub(crate) fn num_bytes(model: &Model, options: &ShardOptions, precision: Precision) -> usize {
-        let open = if options.holds_whole_gradients() { 0 } else { plan(model, true).len() };
+        let open =
+            if options.holds_whole_gradients() { 0 } else { plan_backward(model, true, 0).len() };
         let added = if options.adds_shards() { largest_param(&model.layout) } else { 0 };
         (open + added) * precision.grads.size_bytes()
     }
@@ -168,8 +123,8 @@ impl OwnerReductions {
     }
 
     fn reduce(&mut self, cx: &mut StepContext, unit: UnitId, whole: &Held) -> Result<()> {
-        let Replica { model, storage, group, compute, mesh, .. } = cx.replica;
-        let place = ShardPlace::new(mesh.shape(), group.rank());
+        let Replica { model, storage, group, compute, .. } = cx.replica;
+        let place = ShardPlace::of(cx.replica);
         let is_first = self.num_reduced[unit.0] == 0;
         self.num_reduced[unit.0] += 1;
         for (id, param) in params_of(&model.layout, unit) {

@@ -3,7 +3,9 @@
 use std::ops::Range;
 
 use paceline_collectives::{Axis, MeshShape};
-use paceline_model::{Layout, Param, ParamId};
+use paceline_model::{Layout, Param, ParamId, UnitId};
+
+use crate::Replica;
 
 /// A rank's place among the ranks that divide the units of a model.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -20,6 +22,11 @@ impl ShardPlace {
         } else {
             Self { index: rank, count: mesh.num_ranks().unwrap_or(1) }
         }
+    }
+
+    /// The place of this rank.
+    pub(crate) fn of(replica: &Replica) -> Self {
+        Self::new(replica.mesh.shape(), replica.group.rank())
     }
 
     /// This rank's part of a unit. All parts have the same length, since the layout pads units.
@@ -64,7 +71,7 @@ pub(crate) fn num_elems(ranges: &[Range<usize>]) -> usize {
 }
 
 /// The elements of a unit that belong to no parameter, counted from the beginning of the unit.
-pub(crate) fn padding(layout: &Layout, unit: paceline_model::UnitId) -> Vec<Range<usize>> {
+pub(crate) fn padding(layout: &Layout, unit: UnitId) -> Vec<Range<usize>> {
     let whole = &layout.unit(unit).range;
     let mut gaps = Vec::new();
     let mut end = whole.start;
@@ -79,7 +86,7 @@ pub(crate) fn padding(layout: &Layout, unit: paceline_model::UnitId) -> Vec<Rang
 
 #[cfg(test)]
 mod tests {
-    use paceline_model::{Init, LayoutBuilder, UnitId};
+    use paceline_model::{Init, LayoutBuilder};
 
     use super::*;
 

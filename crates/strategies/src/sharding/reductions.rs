@@ -10,47 +10,32 @@ use std::collections::VecDeque;
 use paceline_collectives::{Purpose, ReduceOp, Work};
 use paceline_kernels::elementwise;
 use paceline_memory::{Category, Tensor};
-use paceline_model::{Held, Model, ParamId, UnitId, View};
+use paceline_model::{Held, ParamId, UnitId, View};
 
-use super::arena::UnitArena;
+use super::arena::{UnitMemory, unsharded};
 use super::gathers::exposed;
 use super::place::{ShardPlace, padding};
-use super::{ShardRanks, backward_order};
+use super::{ShardRanks, backward_order, plan_backward};
 use crate::{Replica, Result, StepContext, StrategyError, span};
 
-/// Where the gradients of open units lie: each apart from that of the unit before it, which is still being reduced.
-pub(crate) fn plan_gradients(model: &Model) -> UnitArena {
-    let layout = &model.layout;
-    let order = backward_order(model).into_iter().filter(|unit| !layout.unit(*unit).is_frozen);
-    let (roots, inner): (Vec<_>, Vec<_>) = order.partition(|unit| layout.unit(*unit).is_root);
-    UnitArena::plan(layout, &inner, &roots, 1, 0)
-}
-
-/// Memory for the whole gradients of units that are open.
+/// Memory for the whole gradients of units that are open, each apart from the unit before it, which is still being reduced.
 #[derive(Debug)]
 pub(crate) struct GradArena {
-    pub(crate) arena: UnitArena,
-    pub(crate) memory: Tensor,
+    units: UnitMemory,
     /// Where a shard goes that is added to that of an earlier pass: each at its place in the arena, divided by the number of
     /// shards. `None` if gradients are reduced once per step.
-    pub(crate) shards: Option<Tensor>,
+    shards: Option<Tensor>,
 }
 
 impl GradArena {
     /// Allocates the memory on every rank.
     pub(crate) fn new(replica: &Replica, adds_shards: bool) -> Result<Self> {
-        let Replica { model, compute, mesh, options, .. } = replica;
-        let arena = plan_gradients(model);
-        let dtype = options.precision.grads;
-        let tensor = |len: usize| -> Result<Tensor> {
-            let bytes = len * dtype.size_bytes();
-            let memory = mesh.allocate(&compute.allocator, bytes, Category::Unsharded)?;
-            Ok(Tensor::new(memory, 0, dtype, [len])?)
-        };
-        let memory = tensor(arena.len())?;
-        let count = ShardPlace::new(mesh.shape(), replica.group.rank()).count;
-        let shards = adds_shards.then(|| tensor(arena.len() / count)).transpose()?;
-        Ok(Self { arena, memory, shards })
+        let dtype = replica.options.precision.grads;
+        let arena = plan_backward(&replica.model, true, 1);
+        let shards_len = arena.len() / ShardPlace::of(replica).count;
+        let units = UnitMemory::new(replica, arena, dtype)?;
+        let shards = adds_shards.then(|| unsharded(replica, dtype, shards_len)).transpose()?;
+        Ok(Self { units, shards })
     }
 }
 
@@ -151,16 +136,15 @@ impl Reductions {
     ) -> Result<View> {
         let replica = cx.replica;
         let layout = &replica.model.layout;
-        let Some(GradArena { arena, memory, .. }) = self.arena.as_ref().filter(|_| writes_grads)
-        else {
+        let Some(of) = self.arena.as_ref().filter(|_| writes_grads) else {
             let grads = writes_grads.then(|| replica.storage.grads().clone());
             return Ok(View::new(values, grads, false));
         };
         if self.units[unit.0].num_params == 0 {
             return Ok(View::new(values, None, false));
         }
-        let memory = memory.slice(arena.place(unit))?;
-        let taken: Vec<UnitId> = arena.neighbors(unit).chain([unit]).collect();
+        let memory = of.units.of(unit)?;
+        let taken: Vec<UnitId> = of.units.arena.neighbors(unit).chain([unit]).collect();
         while self.in_flight.iter().any(|of| taken.contains(&of.unit)) {
             self.receive(cx)?;
         }
@@ -217,10 +201,10 @@ impl Reductions {
                 self.next += 1;
             }
         }
-        let Some(GradArena { arena, memory, .. }) = &self.arena else { return Ok(()) };
+        let Some(GradArena { units, .. }) = &self.arena else { return Ok(()) };
         let whole = &mut self.units[unit.0].whole;
         if matches!(whole, WholeGrads::InArena) && !layout.unit(unit).is_root {
-            let from = memory.slice(arena.place(unit))?;
+            let from = units.of(unit)?;
             let allocator = &replica.compute.allocator;
             let to = allocator.tensor(from.dtype(), from.shape(), Category::Unsharded)?;
             replica.compute.copy(&from, &to)?;
@@ -303,14 +287,13 @@ impl Reductions {
         let source = match (&of_unit.whole, &self.arena) {
             (WholeGrads::Moved(moved), _) => moved.clone(),
             (_, None) => replica.storage.grads().slice(layout.unit(unit).range.clone())?,
-            (WholeGrads::InArena, Some(GradArena { arena, memory, .. })) => {
-                memory.slice(arena.place(unit))?
-            }
+            (WholeGrads::InArena, Some(GradArena { units, .. })) => units.of(unit)?,
             // No layer has used the unit, so its gradient is zero. Another unit may be open at its place.
-            (WholeGrads::Nowhere, Some(GradArena { memory, .. })) => {
+            (WholeGrads::Nowhere, Some(_)) => {
                 let len = layout.unit(unit).range.len();
-                let allocator = &replica.compute.allocator;
-                let zeros = allocator.tensor(memory.dtype(), [len], Category::Unsharded)?;
+                let (allocator, dtype) =
+                    (&replica.compute.allocator, replica.options.precision.grads);
+                let zeros = allocator.tensor(dtype, [len], Category::Unsharded)?;
                 zeros.fill_zero()?;
                 zeros
             }
@@ -319,10 +302,8 @@ impl Reductions {
         let is_inner = !layout.unit(unit).is_root;
         let shard = replica.storage.grads().slice(own)?;
         let added = match &self.arena {
-            Some(GradArena { arena, shards: Some(shards), .. })
-                if of_unit.num_sent > 0 && is_inner =>
-            {
-                let (at, count) = (arena.place(unit), place.count);
+            Some(GradArena { units, shards: Some(shards) }) if of_unit.num_sent > 0 && is_inner => {
+                let (at, count) = (units.arena.place(unit), place.count);
                 Some(shards.slice(at.start / count..at.end / count)?)
             }
             _ => None,
