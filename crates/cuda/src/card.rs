@@ -27,7 +27,7 @@ struct CardContext {
     capability: (u32, u32),
     shared_bytes: u32,
     context: Handle,
-    functions: Mutex<HashMap<(&'static str, &'static str), LoadedKernel>>,
+    functions: Mutex<HashMap<(&'static str, &'static str), KernelHandle>>,
     matmuls: Mutex<Option<Arc<Matmuls>>>,
 }
 
@@ -38,10 +38,10 @@ unsafe impl Sync for CardContext {}
 
 /// A kernel that is loaded. It stays loaded as long as the process runs.
 #[derive(Clone, Copy)]
-pub(crate) struct LoadedKernel(pub(crate) Handle);
+pub(crate) struct KernelHandle(pub(crate) Handle);
 
 // SAFETY: the handle is a number for the driver.
-unsafe impl Send for LoadedKernel {}
+unsafe impl Send for KernelHandle {}
 
 impl Card {
     /// The card of this number. Errors without such a card or without a driver.
@@ -197,7 +197,7 @@ impl Card {
         &self,
         source: &KernelSource,
         kernel: &'static str,
-    ) -> Result<LoadedKernel> {
+    ) -> Result<KernelHandle> {
         let mut functions = lock(&self.0.functions);
         if let Some(function) = functions.get(&(source.file, kernel)) {
             return Ok(*function);
@@ -216,7 +216,7 @@ impl Card {
             let status =
                 unsafe { (driver.cuModuleGetFunction)(&mut function, module, symbol.as_ptr()) };
             driver.check("cuModuleGetFunction", status)?;
-            functions.insert((source.file, *name), LoadedKernel(function));
+            functions.insert((source.file, *name), KernelHandle(function));
         }
         functions.get(&(source.file, kernel)).copied().ok_or(CudaError::Compile {
             file: source.file,

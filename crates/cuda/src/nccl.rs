@@ -141,9 +141,9 @@ pub enum PeerMessage {
     },
 }
 
-/// How NCCL itself reduces: in an order of its own.
+/// A reduction in an order of the library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Reduction {
+pub struct ReductionCodes {
     /// The library's number for the type of the elements.
     pub number: u32,
     /// The library's number for the operation.
@@ -308,7 +308,7 @@ impl Communicator {
         &self,
         stream: &Stream,
         (from, to, count): (u64, u64, usize),
-        by: Reduction,
+        by: ReductionCodes,
     ) -> Result<()> {
         // SAFETY: the caller's.
         self.queue(stream, "ncclAllReduce", |of, comm, stream| unsafe {
@@ -325,7 +325,7 @@ impl Communicator {
         &self,
         stream: &Stream,
         (from, to, count): (u64, u64, usize),
-        by: Reduction,
+        by: ReductionCodes,
     ) -> Result<()> {
         // SAFETY: the caller's.
         self.queue(stream, "ncclReduceScatter", |of, comm, stream| unsafe {
@@ -342,7 +342,7 @@ impl Communicator {
         &self,
         stream: &Stream,
         (from, to, count): (u64, u64, usize),
-        by: Reduction,
+        by: ReductionCodes,
         root: usize,
     ) -> Result<()> {
         // SAFETY: the caller's.

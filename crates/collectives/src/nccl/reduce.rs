@@ -62,7 +62,7 @@ pub(super) unsafe fn tree(
 }
 
 /// The same reduction in NCCL's own order.
-pub(super) fn of_library(dtype: DType, op: ReduceOp) -> nccl::Reduction {
+pub(super) fn of_library(dtype: DType, op: ReduceOp) -> nccl::ReductionCodes {
     let number = match dtype {
         DType::U8 => 1,
         DType::I32 => 2,
@@ -79,7 +79,7 @@ pub(super) fn of_library(dtype: DType, op: ReduceOp) -> nccl::Reduction {
         ReduceOp::Min => 3,
         ReduceOp::Mean => 4,
     };
-    nccl::Reduction { number, op }
+    nccl::ReductionCodes { number, op }
 }
 
 #[cfg(test)]
