@@ -31,6 +31,11 @@ impl<T: Copy> OutPtr<T> {
         true
     }
 
+    /// Writes the result, or answers with `if_null`.
+    pub fn give(self, value: T, if_null: Status) -> Outcome {
+        if self.set(value) { Ok(()) } else { Err(if_null) }
+    }
+
     /// Whether there is no place.
     pub fn is_null(self) -> bool {
         self.0.is_null()

@@ -53,7 +53,7 @@ fn nvmlShutdown() {
 fn nvmlDeviceGetHandleByPciBusId_v2(place: CText, device: OutPtr<usize>) {
     enter("nvmlDeviceGetHandleByPciBusId_v2")?;
     let card = card_at(&place.get().ok_or(INVALID_ARGUMENT)?).ok_or(NOT_FOUND)?;
-    if device.set(FIRST + card) { Ok(()) } else { Err(INVALID_ARGUMENT) }
+    device.give(FIRST + card, INVALID_ARGUMENT)
 }
 /// How busy the card and its memory are, in percent.
 fn nvmlDeviceGetUtilizationRates(device: usize, utilization: OutPtr<[u32; 2]>) {
@@ -62,14 +62,14 @@ fn nvmlDeviceGetUtilizationRates(device: usize, utilization: OutPtr<[u32; 2]>) {
     if device.checked_sub(FIRST).is_none_or(|card| card >= of.memory.len()) {
         return Err(INVALID_ARGUMENT);
     }
-    if utilization.set([of.utilization, 0]) { Ok(()) } else { Err(INVALID_ARGUMENT) }
+    utilization.give([of.utilization, 0], INVALID_ARGUMENT)
 }
 /// Bytes of memory: in all, free, and used.
 fn nvmlDeviceGetMemoryInfo(device: usize, memory: OutPtr<[u64; 3]>) {
     enter("nvmlDeviceGetMemoryInfo")?;
     let of = device.checked_sub(FIRST).and_then(|card| monitored().memory.get(card).copied());
     let (used, total) = of.ok_or(INVALID_ARGUMENT)?;
-    if memory.set([total, total - used, used]) { Ok(()) } else { Err(INVALID_ARGUMENT) }
+    memory.give([total, total - used, used], INVALID_ARGUMENT)
 }
 }
 

@@ -53,10 +53,6 @@ pub(super) fn place_of(card: usize) -> String {
     format!("0000:{:02x}:00.0", card + 1)
 }
 
-fn give(given: bool) -> Result<(), Status> {
-    if given { Ok(()) } else { Err(Status::INVALID_VALUE) }
-}
-
 export! { guard;
 /// Makes the driver ready.
 fn cuInit(flags: u32) {
@@ -71,19 +67,19 @@ fn cuInit(flags: u32) {
     Ok(())
 }
 /// The driver's version.
-fn cuDriverGetVersion(version: OutPtr<i32>) { give(version.set(lock().settings.version)) }
+fn cuDriverGetVersion(version: OutPtr<i32>) { version.give(lock().settings.version, Status::INVALID_VALUE) }
 /// The number of cards.
 fn cuDeviceGetCount(count: OutPtr<i32>) {
     let driver = lock();
     if !driver.initialized {
         return Err(Status::NOT_INITIALIZED);
     }
-    give(count.set(driver.cards.len() as i32))
+    count.give(driver.cards.len() as i32, Status::INVALID_VALUE)
 }
 /// The card with a number.
 fn cuDeviceGet(device: OutPtr<i32>, ordinal: i32) {
     check(ordinal)?;
-    give(device.set(ordinal))
+    device.give(ordinal, Status::INVALID_VALUE)
 }
 /// The card's name.
 fn cuDeviceGetName(name: OutPtr<u8>, len: i32, device: i32) {
@@ -94,14 +90,14 @@ fn cuDeviceGetName(name: OutPtr<u8>, len: i32, device: i32) {
 /// The card's memory.
 fn cuDeviceTotalMem_v2(bytes: OutPtr<usize>, device: i32) {
     let card = check(device)?;
-    give(bytes.set(lock().cards[card].memory.capacity()))
+    bytes.give(lock().cards[card].memory.capacity(), Status::INVALID_VALUE)
 }
 /// A number of the card.
 fn cuDeviceGetAttribute(value: OutPtr<i32>, attribute: u32, device: i32) {
     let card = check(device)?;
     let known = ATTRIBUTES.iter().find(|(a, _)| *a == attribute);
     let settings = lock().settings.clone();
-    give(value.set(match attribute {
+    let number = match attribute {
         75 => settings.capability.0 as i32,
         76 => settings.capability.1 as i32,
         // Shared memory of a block that asks for more.
@@ -109,14 +105,15 @@ fn cuDeviceGetAttribute(value: OutPtr<i32>, attribute: u32, device: i32) {
         // The card's slot on the PCI bus.
         33 => card as i32 + 1,
         _ => known.map_or(0, |(_, value)| *value),
-    }))
+    };
+    value.give(number, Status::INVALID_VALUE)
 }
 /// 16 bytes that name the card.
 fn cuDeviceGetUuid_v2(uuid: OutPtr<[u8; 16]>, device: i32) {
     let card = check(device)?;
     let mut bytes = *b"emulated card  #";
     bytes[15] = card as u8;
-    give(uuid.set(bytes))
+    uuid.give(bytes, Status::INVALID_VALUE)
 }
 /// The card's place on the PCI bus.
 fn cuDeviceGetPCIBusId(name: OutPtr<u8>, len: i32, device: i32) {
@@ -127,7 +124,7 @@ fn cuDeviceGetPCIBusId(name: OutPtr<u8>, len: i32, device: i32) {
 fn cuDevicePrimaryCtxRetain(context: OutPtr<usize>, device: i32) {
     let card = check(device)?;
     lock().cards[card].retained += 1;
-    give(context.set(context_of(card)))
+    context.give(context_of(card), Status::INVALID_VALUE)
 }
 /// Gives the context back.
 fn cuDevicePrimaryCtxRelease_v2(device: i32) {
@@ -145,7 +142,7 @@ fn cuCtxSetCurrent(context: usize) {
     Ok(())
 }
 /// The thread's context.
-fn cuCtxGetCurrent(context: OutPtr<usize>) { give(context.set(current_context())) }
+fn cuCtxGetCurrent(context: OutPtr<usize>) { context.give(current_context(), Status::INVALID_VALUE) }
 /// Runs everything that the card has to do.
 fn cuCtxSynchronize() {
     let (mut driver, card) = enter()?;
@@ -157,7 +154,8 @@ fn cuCtxSynchronize() {
 fn cuMemGetInfo_v2(free: OutPtr<usize>, total: OutPtr<usize>) {
     let (driver, card) = enter()?;
     let memory = &driver.cards[card].memory;
-    give(free.set(memory.capacity() - memory.used()) && total.set(memory.capacity()))
+    free.give(memory.capacity() - memory.used(), Status::INVALID_VALUE)?;
+    total.give(memory.capacity(), Status::INVALID_VALUE)
 }
 /// Tables that no header describes. The card has no such table, but NVRTC calls this function in every
 /// `libcuda.so.1` that it finds, and crashes if the function does not exist.

@@ -83,7 +83,7 @@ fn cuModuleLoadData(module: OutPtr<usize>, image: CText) {
     }
     let handle = driver.objects.handle();
     driver.objects.modules.insert(handle, Module { card, functions, variables });
-    if module.set(handle) { Ok(()) } else { Err(Status::INVALID_VALUE) }
+    module.give(handle, Status::INVALID_VALUE)
 }
 /// Unloads a module at once: kernels that still wait lose their variables.
 fn cuModuleUnload(module: usize) {
@@ -123,7 +123,7 @@ fn cuFuncGetAttribute(value: OutPtr<i32>, attribute: u32, function: usize) {
         DYNAMIC_SHARED => function.dynamic_shared_limit,
         _ => 0,
     };
-    if value.set(number as i32) { Ok(()) } else { Err(Status::INVALID_VALUE) }
+    value.give(number as i32, Status::INVALID_VALUE)
 }
 /// Lets a kernel have more dynamic shared memory.
 fn cuFuncSetAttribute(function: usize, attribute: u32, value: i32) {

@@ -54,7 +54,7 @@ fn elapsed(milliseconds: OutPtr<f32>, start: usize, end: usize) -> Result<(), St
         Some(time) => time.as_secs_f32(),
         None => -times[0].duration_since(times[1]).as_secs_f32(),
     };
-    if milliseconds.set(time * 1e3) { Ok(()) } else { Err(Status::INVALID_VALUE) }
+    milliseconds.give(time * 1e3, Status::INVALID_VALUE)
 }
 
 export! { guard;
@@ -164,12 +164,12 @@ fn cuStreamEndCapture(stream: usize, graph: OutPtr<usize>) {
     let captured = driver.end_capture(stream)?;
     let handle = driver.objects.handle();
     driver.objects.graphs.insert(handle, captured);
-    if graph.set(handle) { Ok(()) } else { Err(Status::INVALID_VALUE) }
+    graph.give(handle, Status::INVALID_VALUE)
 }
 /// 0 for no, 1 for yes, 2 for an invalid capture.
 fn cuStreamIsCapturing(stream: usize, status: OutPtr<u32>) {
     let (driver, _, stream) = enter_stream(stream)?;
-    if status.set(driver.capture_status(stream)) { Ok(()) } else { Err(Status::INVALID_VALUE) }
+    status.give(driver.capture_status(stream), Status::INVALID_VALUE)
 }
 /// A graph that can be launched.
 fn cuGraphInstantiateWithFlags(executable: OutPtr<usize>, graph: usize, _flags: u64) {
@@ -177,7 +177,7 @@ fn cuGraphInstantiateWithFlags(executable: OutPtr<usize>, graph: usize, _flags: 
     let graph = driver.objects.graphs.get(&graph).cloned().ok_or(Status::INVALID_HANDLE)?;
     let handle = driver.objects.handle();
     driver.objects.executables.insert(handle, graph);
-    if executable.set(handle) { Ok(()) } else { Err(Status::INVALID_VALUE) }
+    executable.give(handle, Status::INVALID_VALUE)
 }
 /// Runs a graph in stream order, as one piece of work.
 fn cuGraphLaunch(executable: usize, stream: usize) {

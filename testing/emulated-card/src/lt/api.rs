@@ -45,8 +45,7 @@ fn guard(body: impl FnOnce() -> Outcome) -> u32 {
 }
 
 fn give(to: OutPtr<usize>, object: Object) -> Outcome {
-    let handle = objects().insert(object);
-    if to.set(handle) { Ok(()) } else { Err(INVALID_VALUE) }
+    to.give(objects().insert(object), INVALID_VALUE)
 }
 
 fn attribute(value: InPtr<u8>, len: usize) -> Result<Vec<u8>, Status> {

@@ -199,7 +199,7 @@ pub extern "C" fn ncclGetErrorString(result: u32) -> StaticText {
 export! { guard;
 /// The library's version.
 fn ncclGetVersion(number: OutPtr<i32>) {
-    if number.set(version()) { Ok(()) } else { Err(INVALID_ARGUMENT) }
+    number.give(version(), INVALID_ARGUMENT)
 }
 /// A name for a new communicator, to be given to all ranks.
 fn ncclGetUniqueId(id: OutPtr<NcclId>) {
@@ -207,7 +207,7 @@ fn ncclGetUniqueId(id: OutPtr<NcclId>) {
     let text = new_name(NEXT.fetch_add(1, Ordering::SeqCst));
     let mut bytes = [0; 128];
     bytes[..text.len()].copy_from_slice(text.as_bytes());
-    if id.set(NcclId(bytes)) { Ok(()) } else { Err(INVALID_ARGUMENT) }
+    id.give(NcclId(bytes), INVALID_ARGUMENT)
 }
 /// Enters a communicator and waits for the other ranks; in a group, its end waits.
 fn ncclCommInitRank(communicator: OutPtr<usize>, size: i32, id: NcclId, rank: i32) {
@@ -240,17 +240,15 @@ fn ncclCommGetAsyncError(communicator: usize, result: OutPtr<u32>) {
             Err(Status(status)) => status,
         };
     }
-    if result.set(error) { Ok(()) } else { Err(INVALID_ARGUMENT) }
+    result.give(error, INVALID_ARGUMENT)
 }
 /// The number of ranks.
 fn ncclCommCount(communicator: usize, count: OutPtr<i32>) {
-    let size = find(communicator)?.size as i32;
-    if count.set(size) { Ok(()) } else { Err(INVALID_ARGUMENT) }
+    count.give(find(communicator)?.size as i32, INVALID_ARGUMENT)
 }
 /// The own rank.
 fn ncclCommUserRank(communicator: usize, rank: OutPtr<i32>) {
-    let own = find(communicator)?.rank as i32;
-    if rank.set(own) { Ok(()) } else { Err(INVALID_ARGUMENT) }
+    rank.give(find(communicator)?.rank as i32, INVALID_ARGUMENT)
 }
 /// Later calls of this thread wait together.
 fn ncclGroupStart() {
