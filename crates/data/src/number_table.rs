@@ -133,7 +133,7 @@ impl Rows {
         };
         let header = reader.headers().map_err(failed)?;
         let header: Vec<String> = header.iter().map(|name| name.trim().to_owned()).collect();
-        let at = place_of(&header, label).map_err(fail)?;
+        let at = position_of(&header, label).map_err(fail)?;
         let mut columns = header;
         columns.remove(at);
         if columns.is_empty() {
@@ -144,7 +144,7 @@ impl Rows {
         while reader.read_record(&mut record).map_err(failed)? {
             let row = labels.len() + 1;
             labels.push(record[at].trim().to_owned());
-            let cells = record.iter().enumerate().filter(|(place, _)| *place != at);
+            let cells = record.iter().enumerate().filter(|(position, _)| *position != at);
             for ((_, cell), column) in cells.zip(&columns) {
                 let value = cell.trim().parse().ok().filter(|value: &f64| value.is_finite());
                 values.push(value.ok_or_else(|| {
@@ -163,10 +163,10 @@ impl Rows {
     }
 }
 
-/// The place of the one column with this name.
-fn place_of(header: &[String], label: &str) -> Result<usize, String> {
-    let mut places = header.iter().enumerate().filter(|(_, name)| *name == label);
-    match (places.next(), places.next()) {
+/// The position of the one column with this name.
+fn position_of(header: &[String], label: &str) -> Result<usize, String> {
+    let mut found = header.iter().enumerate().filter(|(_, name)| *name == label);
+    match (found.next(), found.next()) {
         (Some((at, _)), None) => Ok(at),
         (Some(_), Some(_)) => Err(format!("has two columns {}", shown(label))),
         (None, _) if header.is_empty() => {

@@ -1,6 +1,6 @@
 //! One sample, as a data set writes it.
 //!
-//! Input: the memory of a batch or of one sample, and a place in it. Output: slices of values, by the name of the
+//! Input: the memory of a batch or of one sample, and a row of it. Output: slices of values, by the name of the
 //! field. This module knows nothing of files or of the order of samples.
 
 use std::fmt;
@@ -21,7 +21,7 @@ pub struct Sample<'a> {
 }
 
 impl<'a> Sample<'a> {
-    /// Place `row` of the columns.
+    /// Row `row` of the fields' memory.
     pub(crate) fn new(columns: &'a mut [FieldMemory], row: usize) -> Self {
         Self { columns, row, length: None }
     }

@@ -175,8 +175,8 @@ impl Sampler {
             let mut steps: Vec<Vec<u32>> =
                 window.chunks_exact(of_step).map(<[u32]>::to_vec).collect();
             steps.shuffle(&mut generator(seed, RandomPurpose::Batches, epoch, number as u64));
-            for (place, step) in window.chunks_exact_mut(of_step).zip(steps) {
-                place.copy_from_slice(&step);
+            for (to, step) in window.chunks_exact_mut(of_step).zip(steps) {
+                to.copy_from_slice(&step);
             }
         }
     }
@@ -208,7 +208,7 @@ impl Sampler {
         }
     }
 
-    /// This rank's samples of a batch, as places in the order of the epoch.
+    /// This rank's samples of a batch, as positions in the order of the epoch.
     fn share_of(&self, batch: usize) -> ShareRange {
         let first = batch - batch % self.batches_per_step;
         let num_batches = self.batches_per_step.min(self.batches_per_epoch() - first);
@@ -225,7 +225,7 @@ impl Sampler {
     }
 }
 
-/// The samples of a batch as places in the order of an epoch.
+/// The samples of a batch as positions in the order of an epoch.
 struct ShareRange {
     /// Those of this rank.
     own: Range<usize>,

@@ -168,7 +168,7 @@ fn templates(shape: [usize; 3], num_classes: usize, seed: u64) -> Vec<Vec<f32>> 
     (0..num_classes as u64).map(template).collect()
 }
 
-/// The place of position `at` of `extent` on the grid, which spans the whole image: the grid line before the
+/// Where position `at` of `extent` lies on the grid, which spans the whole image: the grid line before the
 /// position (never the last line), and the fraction of the way from there to the next line.
 fn on_grid(at: usize, extent: usize) -> (usize, f32) {
     let position = (at * (GRID - 1)) as f32 / extent.saturating_sub(1).max(1) as f32;

@@ -122,8 +122,8 @@ struct MessageQueue {
     sent: Vec<(Action, f64)>,
     /// Messages that are awaited, and since when.
     awaited: Vec<(Action, f64)>,
-    /// The place of each of these.
-    places: HashMap<Action, usize>,
+    /// The position of each awaited message.
+    positions: HashMap<Action, usize>,
     /// When messages have arrived.
     arrived: Vec<f64>,
 }
@@ -211,8 +211,8 @@ impl<'a> RehearsalState<'a> {
         let forward = needs.stage < action.stage;
         let queue = self.queues.get(&(from, rank, forward))?;
         let kind = if forward { Kind::ReceiveForward } else { Kind::ReceiveBackward };
-        let place = queue.places.get(&Action { kind, ..*action })?;
-        queue.arrived.get(*place).copied()
+        let position = queue.positions.get(&Action { kind, ..*action })?;
+        queue.arrived.get(*position).copied()
     }
 
     /// Takes a message of a rank, or its wish to receive one.
@@ -229,7 +229,7 @@ impl<'a> RehearsalState<'a> {
         let route = if sends { (rank, other, forward) } else { (other, rank, forward) };
         let queue = self.queues.entry(route).or_default();
         if !sends {
-            queue.places.insert(*action, queue.awaited.len());
+            queue.positions.insert(*action, queue.awaited.len());
         }
         let side = if sends { &mut queue.sent } else { &mut queue.awaited };
         side.push((*action, self.free[rank]));

@@ -14,18 +14,18 @@ pub struct Status(pub u32);
 /// The result of an exported function.
 pub type Outcome = Result<(), Status>;
 
-/// A place for one result.
+/// A pointer for one result.
 #[repr(transparent)]
 #[derive(Clone, Copy)]
 pub struct OutPtr<T>(*mut T);
 
 impl<T: Copy> OutPtr<T> {
-    /// Writes the result. `false` if the caller gave no place for it.
+    /// Writes the result. `false` if the pointer is null.
     pub fn set(self, value: T) -> bool {
         if self.0.is_null() {
             return false;
         }
-        // SAFETY: the C caller gave a place for a `T` that it does not use during the call. It may be uninitialized,
+        // SAFETY: the C caller gave memory for a `T` that it does not use during the call. It may be uninitialized,
         // so it is written and never read.
         unsafe { self.0.write_unaligned(value) };
         true
@@ -36,7 +36,7 @@ impl<T: Copy> OutPtr<T> {
         if self.set(value) { Ok(()) } else { Err(if_null) }
     }
 
-    /// Whether there is no place.
+    /// Whether the pointer is null.
     pub fn is_null(self) -> bool {
         self.0.is_null()
     }

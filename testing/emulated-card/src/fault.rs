@@ -53,7 +53,7 @@ impl Fault {
         Self { kind: FaultKind::LaunchFailed, message: message.into() }
     }
 
-    /// The same fault, with the place in front of its message.
+    /// The same fault, with its location in front of its message.
     pub fn at(self, place: impl fmt::Display) -> Self {
         Self { message: format!("{place}: {}", self.message), ..self }
     }

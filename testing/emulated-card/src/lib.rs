@@ -1,7 +1,7 @@
 //! A CUDA card without a card, for tests.
 //!
 //! The shared library `libpaceline_emulated_card.so` exports the functions of the CUDA driver, of cuBLASLt, of
-//! NCCL and of NVML that paceline uses. A test opens it in their place. Kernels run on an interpreter of PTX that checks every
+//! NCCL and of NVML that paceline uses. A test opens it instead of them. Kernels run on an interpreter of PTX that checks every
 //! access. Work runs as late as the program allows, in an order that a seed decides. So tests on any machine find a
 //! missing wait, memory that is freed too early, and a kernel that touches memory it must not touch.
 //!

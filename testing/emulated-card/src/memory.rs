@@ -9,7 +9,7 @@ use crate::fault::Fault;
 const DEVICE: u64 = 1 << 56;
 /// Addresses of the host are below this one on every machine that has a CUDA card.
 const HOST_END: u64 = 1 << 47;
-/// The bits below this one of an address are the place within a card; the card's number is above.
+/// The bits below this one of an address are the offset within a card; the card's number is above.
 const CARD_SHIFT: u32 = 48;
 /// Allocations begin at multiples of this many bytes, and one such unit after each stays empty: an access that runs
 /// past the end of an allocation never reaches the next one.

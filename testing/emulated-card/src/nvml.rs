@@ -49,10 +49,10 @@ fn nvmlShutdown() {
     STARTED.fetch_sub(1, Ordering::SeqCst);
     Ok(())
 }
-/// The card at a place on the PCI bus.
-fn nvmlDeviceGetHandleByPciBusId_v2(place: CText, device: OutPtr<usize>) {
+/// The card with an id on the PCI bus.
+fn nvmlDeviceGetHandleByPciBusId_v2(bus_id: CText, device: OutPtr<usize>) {
     enter("nvmlDeviceGetHandleByPciBusId_v2")?;
-    let card = card_at(&place.get().ok_or(INVALID_ARGUMENT)?).ok_or(NOT_FOUND)?;
+    let card = card_at(&bus_id.get().ok_or(INVALID_ARGUMENT)?).ok_or(NOT_FOUND)?;
     device.give(FIRST + card, INVALID_ARGUMENT)
 }
 /// How busy the card and its memory are, in percent.

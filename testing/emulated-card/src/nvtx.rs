@@ -19,7 +19,7 @@ const POP: usize = 11;
 /// `NvtxExportTableID`
 const CALLBACKS: u32 = 1;
 
-/// The addresses of a module's places for functions, by number.
+/// The addresses of a module's function pointers, by number.
 type Table = *const *mut usize;
 
 /// `NvtxExportTableCallbacks`
@@ -72,7 +72,7 @@ fn attach(export_table: extern "C" fn(u32) -> InPtr<NvtxCallbacks>) -> Option<()
         return None;
     }
     FILE.set(File::options().append(true).create(true).open(path).ok()?).ok()?;
-    // SAFETY: the table has `size` addresses of places for functions of these types, and nobody calls them yet.
+    // SAFETY: the table has `size` addresses of pointers to functions of these types, and nobody calls them yet.
     unsafe {
         **table.add(PUSH) = push as *const () as usize;
         **table.add(POP) = pop as *const () as usize;

@@ -69,7 +69,7 @@ struct CutFields<R> {
     /// Bytes that are ready, and how many of them have been given out.
     ready: Vec<u8>,
     given: usize,
-    place: ScanState,
+    state: ScanState,
     /// All quotes.
     quotes: usize,
     /// Bytes of the field, without quotes around it.
@@ -78,7 +78,7 @@ struct CutFields<R> {
     kept: RowBytes,
 }
 
-/// A place in a file, as the library divides it into fields.
+/// A position in a file, as the library divides it into fields.
 #[derive(Clone, Copy, PartialEq)]
 enum ScanState {
     /// Before a field.
@@ -98,7 +98,7 @@ impl<R: BufRead> CutFields<R> {
             most,
             ready: Vec::new(),
             given: 0,
-            place: ScanState::Start,
+            state: ScanState::Start,
             quotes: 0,
             field_bytes: 0,
             is_cut: false,
@@ -109,27 +109,27 @@ impl<R: BufRead> CutFields<R> {
     fn push(&mut self, byte: u8) -> Result<(), String> {
         use ScanState::{Plain, Quote, Quoted, Start};
         self.quotes += usize::from(byte == b'"');
-        let before = self.place;
-        self.place = match (before, byte) {
+        let before = self.state;
+        self.state = match (before, byte) {
             (Start | Quote, b'"') => Quoted,
             (Quoted, b'"') => Quote,
             (Quoted, _) => Quoted,
             (_, b',' | b'\r' | b'\n') => Start,
             _ => Plain,
         };
-        match (before, self.place) {
+        match (before, self.state) {
             (Quoted, Quote) => return Ok(()),
             (Quote, Quoted) => return self.content(b"\"\""),
             (Quote, _) => self.mark(b'"')?,
             _ => {}
         }
-        if self.place == Start {
+        if self.state == Start {
             (self.field_bytes, self.is_cut) = (0, false);
             if byte != b',' {
                 self.kept = RowBytes::default();
             }
         }
-        if self.place == Start || before == Start && byte == b'"' {
+        if self.state == Start || before == Start && byte == b'"' {
             self.mark(byte)
         } else {
             self.content(&[byte])

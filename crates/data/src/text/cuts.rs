@@ -5,7 +5,7 @@
 
 use tokenizers::{NormalizerWrapper, PreTokenizerWrapper};
 
-/// The places where texts can be cut.
+/// The positions at which texts can be cut.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Cuts {
     /// After the end of a line that has other characters than spaces before it and a letter after it.
@@ -41,12 +41,12 @@ impl Cuts {
         })
     }
 
-    /// The first place to cut a text that has at least `len` bytes before it.
+    /// The first position to cut a text that has at least `len` bytes before it.
     fn first_from(self, text: &str, len: usize) -> Option<usize> {
         let bytes = text.as_bytes();
         let is_letter = |at: usize| bytes.get(at).is_some_and(u8::is_ascii_alphabetic);
-        let mut places = len.max(1)..bytes.len();
-        places.find(|&at| {
+        let mut positions = len.max(1)..bytes.len();
+        positions.find(|&at| {
             let is_between_words =
                 bytes[at] == b' ' && is_letter(at - 1) && is_letter(at + 1) && self.between_words;
             is_between_words || (bytes[at - 1] == b'\n' && self.after_lines && ends_line(text, at))
@@ -85,7 +85,7 @@ fn divides_lines(pre_tokenizer: &PreTokenizerWrapper) -> bool {
     match pre_tokenizer {
         ByteLevel(bytes) => bytes.use_regex && !bytes.add_prefix_space,
         BertPreTokenizer(_) | Whitespace(_) | WhitespaceSplit(_) => true,
-        // Those before the one that divides have to leave the place of the cut between its neighbors. Those after it get
+        // Those before the one that divides have to leave the cut between its neighbors. Those after it get
         // parts that are the same.
         Sequence(all) => {
             let keeps = |part: &&PreTokenizerWrapper| matches!(part, Digits(_) | Punctuation(_));

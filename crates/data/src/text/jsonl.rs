@@ -67,11 +67,11 @@ struct CutLine {
     bytes: Vec<u8>,
     /// The most bytes of a string, unless its last character reaches beyond.
     most: usize,
-    place: ScanState,
+    state: ScanState,
     /// Bytes that the string has when its escapes are resolved.
     string_bytes: usize,
     is_cut: bool,
-    /// Whether the first half of a pair of escapes lies before this place. The pair is one character.
+    /// Whether the first half of a pair of escapes lies before the next byte. The pair is one character.
     is_in_pair: bool,
     kept: RowBytes,
 }
@@ -112,17 +112,17 @@ impl CutLine {
     }
 
     fn push(&mut self, byte: u8) -> Result<(), String> {
-        match (self.place, byte) {
+        match (self.state, byte) {
             (ScanState::Outside, _) => {
                 if byte == b'"' {
-                    self.place = ScanState::InString;
+                    self.state = ScanState::InString;
                     (self.string_bytes, self.is_cut, self.is_in_pair) = (0, false, false);
                 }
                 self.bytes.push(byte);
                 return self.kept.mark();
             }
             (ScanState::InString, b'"') => {
-                self.place = ScanState::Outside;
+                self.state = ScanState::Outside;
                 self.bytes.push(byte);
                 return self.kept.mark();
             }
@@ -130,18 +130,18 @@ impl CutLine {
                 let is_whole = begins_character(byte) && !self.is_in_pair;
                 self.is_cut |= self.string_bytes >= self.most && is_whole;
                 match byte {
-                    b'\\' => self.place = ScanState::Escape,
+                    b'\\' => self.state = ScanState::Escape,
                     _ => self.resolved(1),
                 }
             }
-            (ScanState::Escape, b'u') => self.place = ScanState::Digits { len: 0, value: 0 },
+            (ScanState::Escape, b'u') => self.state = ScanState::Digits { len: 0, value: 0 },
             (ScanState::Escape, _) => self.resolved(1),
             (ScanState::Digits { len, value }, _) => {
                 // What is no digit is refused when the line is parsed.
                 let digit = char::from(byte).to_digit(16).unwrap_or(0);
                 let (len, value) = (len + 1, value << 4 | digit);
                 match (len, value) {
-                    (..4, _) => self.place = ScanState::Digits { len, value },
+                    (..4, _) => self.state = ScanState::Digits { len, value },
                     (_, 0xd800..0xdc00) => {
                         self.resolved(0);
                         self.is_in_pair = true;
@@ -162,7 +162,7 @@ impl CutLine {
     fn resolved(&mut self, bytes: usize) {
         self.string_bytes += bytes;
         self.is_in_pair = false;
-        self.place = ScanState::InString;
+        self.state = ScanState::InString;
     }
 }
 

@@ -1,7 +1,7 @@
 //! Byte pair encoding: which neighbors become one token, again and again.
 //!
 //! Input: words as tokens, with how often each occurs. Output: one pair after the other, the most frequent one first. Each merge
-//! visits only the places where its pair may be, so a word of a million letters takes no longer than many short ones. The
+//! visits only the positions where its pair may be, so a word of a million letters takes no longer than many short ones. The
 //! merges are those of the trainer of Hugging Face's `tokenizers`. This module knows no text.
 
 use std::cmp::Reverse;
@@ -10,7 +10,7 @@ use std::collections::{BinaryHeap, HashMap};
 /// Two tokens that are neighbors.
 type Pair = (u32, u32);
 
-/// No place; or the token of a place that has become a part of the one before.
+/// No position; or the token of a position that has become a part of the one before.
 const NONE: u32 = u32::MAX;
 /// Pairs that occur less often stay two tokens.
 const LEAST: i64 = 2;
@@ -30,12 +30,12 @@ impl Merge {
     }
 }
 
-/// The places of words, one after the other, and the pairs in them.
+/// The positions of words, one after the other, and the pairs in them.
 #[derive(Debug, Default)]
 pub(super) struct Merger {
     /// How often each word occurs.
     counts: Vec<i64>,
-    /// Of each place: its token, its word, and the places before and after it in the word.
+    /// Of each position: its token, its word, and the positions before and after it in the word.
     tokens: Vec<u32>,
     words: Vec<u32>,
     before: Vec<u32>,
@@ -43,12 +43,12 @@ pub(super) struct Merger {
     /// How often each pair occurs. A pair that was merged keeps its count.
     pairs: HashMap<Pair, i64>,
     /// Where each pair came up. Some may be gone.
-    places: HashMap<Pair, Vec<u32>>,
+    positions: HashMap<Pair, Vec<u32>>,
     queue: BinaryHeap<Merge>,
 }
 
 impl Merger {
-    /// Words with how often each occurs. `None` if they have more places than can be numbered.
+    /// Words with how often each occurs. `None` if they have more positions than can be numbered.
     pub fn new<W: Iterator<Item = u32>>(words: impl Iterator<Item = (W, u64)>) -> Option<Self> {
         let mut this = Self::default();
         let mut new = Vec::new();
@@ -91,14 +91,14 @@ impl Merger {
     /// Makes `new` of the pair wherever it is in the words of the merge, from left to right.
     pub fn merge(&mut self, merge: Merge, new: u32) {
         let (pair, words) = (merge.pair(), merge.words);
-        let mut places = self.places.remove(&pair).unwrap_or_default();
-        places.sort_unstable();
-        places.dedup();
+        let mut positions = self.positions.remove(&pair).unwrap_or_default();
+        positions.sort_unstable();
+        positions.dedup();
         // Where the pair came up later, it is in the queue once more. That happens if two pairs make the same token.
         let is_here = |at: &u32| words.binary_search(&self.words[*at as usize]).is_ok();
-        let (here, later): (Vec<u32>, Vec<u32>) = places.into_iter().partition(is_here);
+        let (here, later): (Vec<u32>, Vec<u32>) = positions.into_iter().partition(is_here);
         if !later.is_empty() {
-            self.places.insert(pair, later);
+            self.positions.insert(pair, later);
         }
         let mut pairs = Vec::new();
         for at in here {
@@ -127,11 +127,11 @@ impl Merger {
         self.enqueue(pairs);
     }
 
-    /// Counts a pair at a place, and notes its word.
+    /// Counts a pair at a position, and notes its word.
     fn came_up(&mut self, pair: Pair, at: u32, new: &mut Vec<(Pair, u32)>) {
         let word = self.words[at as usize];
         *self.pairs.entry(pair).or_default() += self.counts[word as usize];
-        self.places.entry(pair).or_default().push(at);
+        self.positions.entry(pair).or_default().push(at);
         new.push((pair, word));
     }
 

@@ -113,7 +113,7 @@ impl TextSource {
         if files.is_empty() {
             return Err(TextError::NoFiles { folder: folder.into(), part: "test" });
         }
-        // An earlier version cut texts at other places, and other tokens than those of the whole text may be in its files.
+        // An earlier version cut texts elsewhere, and other tokens than those of the whole text may be in its files.
         let key = "running text, as a whole, without a mark of byte order".to_owned();
         let key = if files.iter().any(|path| is_table(path)) {
             self.with_table_key(key + ", rows joined")

@@ -60,8 +60,8 @@ impl Schedule for DualPipeV {
         }
         // From the middle of this part on, backward passes are in halves.
         for at in 0..=rank {
-            for (chunk, place) in [(1, 2 * at), (0, 2 * at + 1)] {
-                if place <= rank { list.backward(chunk) } else { list.backward_input(chunk) }
+            for (chunk, turn) in [(1, 2 * at), (0, 2 * at + 1)] {
+                if turn <= rank { list.backward(chunk) } else { list.backward_input(chunk) }
             }
         }
         for _ in 0..after {

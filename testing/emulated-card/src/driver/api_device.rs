@@ -48,8 +48,8 @@ fn check(device: i32) -> Result<usize, Status> {
     usize::try_from(device).ok().filter(|d| *d < driver.cards.len()).ok_or(Status::INVALID_DEVICE)
 }
 
-/// A card's place on the PCI bus.
-pub(super) fn place_of(card: usize) -> String {
+/// A card's id on the PCI bus.
+pub(super) fn bus_id(card: usize) -> String {
     format!("0000:{:02x}:00.0", card + 1)
 }
 
@@ -115,9 +115,9 @@ fn cuDeviceGetUuid_v2(uuid: OutPtr<[u8; 16]>, device: i32) {
     bytes[15] = card as u8;
     uuid.give(bytes, Status::INVALID_VALUE)
 }
-/// The card's place on the PCI bus.
+/// The card's id on the PCI bus.
 fn cuDeviceGetPCIBusId(name: OutPtr<u8>, len: i32, device: i32) {
-    write_text(name, len.max(0) as usize, &place_of(check(device)?));
+    write_text(name, len.max(0) as usize, &bus_id(check(device)?));
     Ok(())
 }
 /// The card's context.

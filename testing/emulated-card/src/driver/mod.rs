@@ -54,9 +54,9 @@ pub(crate) fn monitored() -> Monitored {
     Monitored { memory, utilization: settings.utilization, failing: settings.nvml.clone() }
 }
 
-/// The number of the card at a place on the PCI bus.
-pub(crate) fn card_at(place: &str) -> Option<usize> {
-    (0..state::lock().cards.len()).find(|card| api_device::place_of(*card) == place)
+/// The number of the card with an id on the PCI bus.
+pub(crate) fn card_at(bus_id: &str) -> Option<usize> {
+    (0..state::lock().cards.len()).find(|card| api_device::bus_id(*card) == bus_id)
 }
 
 /// The number of the card of the thread's context.

@@ -97,7 +97,7 @@ impl Warp {
 
     /// `d = a b + c` of 16 x 16 by 16 x 8. Lane `4 g + t` holds rows `g` and `g + 8` and column pairs `t` and `t + 4` of
     /// `a`, column `g` of `b`, and columns `2 t` and `2 t + 1` of `c` and `d`. In TF32 the product is 16 x 8 by 8 x 8, with
-    /// columns in place of pairs; a number that was not rounded to TF32 is a fault.
+    /// columns instead of pairs; a number that was not rounded to TF32 is a fault.
     fn matrix_product(&mut self, product: &MatrixProduct) -> Laned<()> {
         let MatrixProduct { half, d, a, b, c } = product;
         let (mut left, mut right) = ([[0f64; 16]; 16], [[0f64; 8]; 16]);

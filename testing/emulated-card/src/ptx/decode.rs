@@ -178,7 +178,7 @@ const ACCESS: [&str; 30] = [
 ];
 
 fn address(builder: &mut Builder, s: &Statement, operand: usize) -> Result<PtxAddress, String> {
-    match builder.names.place(s.operand(operand)?)? {
+    match builder.names.location(s.operand(operand)?)? {
         Location::Register(base, offset) => Ok(PtxAddress { space: space(s), base, offset }),
         Location::Param(_) => Err("parameters can only be loaded".into()),
     }
@@ -198,7 +198,7 @@ fn load(builder: &mut Builder, s: &Statement) -> Result<PtxOp, String> {
     let to = builder.names.targets(s.operand(0)?)?;
     check_vector(to.len(), scalar, s)?;
     if s.has("param") {
-        return match builder.names.place(s.operand(1)?)? {
+        return match builder.names.location(s.operand(1)?)? {
             Location::Param(offset) => Ok(PtxOp::LoadParam { scalar, offset, to }),
             Location::Register(..) => Err("a parameter at an offset that is not constant".into()),
         };

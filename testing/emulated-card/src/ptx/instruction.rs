@@ -356,11 +356,11 @@ pub enum Constant {
 /// A register that the card fills.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Special {
-    /// The thread's place in its block.
+    /// The thread's index in its block.
     Thread(usize),
     /// The block's size.
     BlockSize(usize),
-    /// The block's place in the grid.
+    /// The block's index in the grid.
     Block(usize),
     /// The grid's size.
     GridSize(usize),

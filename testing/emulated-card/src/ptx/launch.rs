@@ -54,7 +54,7 @@ impl PtxLaunch {
             memory,
             shared: SharedMemory::new(shared_bytes),
             params: &self.params,
-            place: [0; 3],
+            index: [0; 3],
             size: self.block,
             lane_order,
             steps: 0,
@@ -63,12 +63,12 @@ impl PtxLaunch {
         let mut warps = self.warps(shared_start as u64);
         for index in blocks {
             let [x, y, _] = self.grid;
-            block.place = [index % x, index / x % y, index / x / y];
+            block.index = [index % x, index / x % y, index / x / y];
             for warp in &mut warps {
                 warp.start();
                 for (register, special) in &kernel.registers.specials {
                     if let Special::Block(axis) = special {
-                        warp.registers[*register as usize] = [u64::from(block.place[*axis]); LANES];
+                        warp.registers[*register as usize] = [u64::from(block.index[*axis]); LANES];
                     }
                 }
             }
@@ -173,7 +173,7 @@ fn release(block: &mut BlockRun, warps: &mut [Warp]) -> Result<(), Fault> {
             format!("divergent barrier: thread {thread} of the block waits at line {line}")
         };
         let fault = LaneFault { lane, fault: Fault::failed(message) };
-        return Err(first.place(block, group.pc, fault));
+        return Err(first.locate(block, group.pc, fault));
     }
     if let PtxOp::Barrier { result, .. } = block.kernel.code[group.pc as usize].op {
         share_result(warps, result);

@@ -161,7 +161,7 @@ impl OperandNames {
     }
 
     /// `[register + offset]`, `[symbol + offset]` or `[parameter + offset]`.
-    pub fn place(&mut self, text: &str) -> Result<Location, String> {
+    pub fn location(&mut self, text: &str) -> Result<Location, String> {
         let inner = text.strip_prefix('[').and_then(|t| t.strip_suffix(']'));
         let inner = inner.ok_or_else(|| format!("`{text}` is not an address"))?;
         let (base, offset) = match inner.split_once('+') {

@@ -323,10 +323,10 @@ impl Warp {
                 }
                 Space::Shared => {
                     let access = block.shared.access(self.number, at, len, AccessKind::Atomic);
-                    let place = access.map_err(&fail)?;
-                    bytes[..len].copy_from_slice(place);
+                    let stored = access.map_err(&fail)?;
+                    bytes[..len].copy_from_slice(stored);
                     let old = u64::from_le_bytes(bytes);
-                    place.copy_from_slice(&apply(old).to_le_bytes()[..len]);
+                    stored.copy_from_slice(&apply(old).to_le_bytes()[..len]);
                     old
                 }
                 Space::Local => {

@@ -19,8 +19,8 @@ pub(super) struct BlockRun<'a> {
     pub(super) memory: &'a mut DeviceMemory,
     pub(super) shared: SharedMemory,
     pub(super) params: &'a [u8],
-    /// The block's place in the grid, for messages.
-    pub(super) place: [u32; 3],
+    /// The block's index in the grid, for messages.
+    pub(super) index: [u32; 3],
     /// The block's size.
     pub(super) size: [u32; 3],
     /// The order in which the lanes of a warp carry out an atomic operation.
@@ -31,7 +31,7 @@ pub(super) struct BlockRun<'a> {
     pub(super) limit: u64,
 }
 
-/// A fault of one lane, before the place is known.
+/// A fault of one lane, before it is known where.
 pub(super) struct LaneFault {
     pub(super) lane: usize,
     pub(super) fault: Fault,
@@ -207,7 +207,7 @@ impl Warp {
                                 "entry {index} of a table of {} branches",
                                 targets.len()
                             ));
-                            return Err(self.place(block, pc - 1, LaneFault { lane, fault }));
+                            return Err(self.locate(block, pc - 1, LaneFault { lane, fault }));
                         };
                         self.groups.running.push(Strand { pc: *target, mask: 1 << lane });
                     }
@@ -234,7 +234,7 @@ impl Warp {
                 }
                 op => {
                     if let Err(fault) = self.step(block, op, active) {
-                        return Err(self.place(block, pc - 1, fault));
+                        return Err(self.locate(block, pc - 1, fault));
                     }
                 }
             }
@@ -258,7 +258,7 @@ impl Warp {
                     "divergent barrier: lane {lane} of this warp waits at line {line}"
                 ));
                 let lane = group.mask.trailing_zeros() as usize;
-                return Err(self.place(block, group.pc, LaneFault { lane, fault }));
+                return Err(self.locate(block, group.pc, LaneFault { lane, fault }));
             }
             Some(waiting) => waiting.mask |= group.mask,
             None => self.waiting = Some(group),
@@ -289,7 +289,7 @@ impl Warp {
             let fail = |message: String| LaneFault { lane, fault: Fault::failed(message) };
             if mask >> lane & 1 == 0 {
                 let fault = fail(format!("the mask {mask:#x} does not name the lane itself"));
-                return Err(self.place(block, group.pc, fault));
+                return Err(self.locate(block, group.pc, fault));
             }
             let gone = mask & !self.live;
             if gone != 0 {
@@ -301,7 +301,7 @@ impl Warp {
                 let fault = fail(format!(
                     "absent lane: the mask {mask:#x} names lane {missing}, which {why}"
                 ));
-                return Err(self.place(block, group.pc, fault));
+                return Err(self.locate(block, group.pc, fault));
             }
             if mask & !arrived != 0 {
                 // Those that stand here with other masks may still be complete.
@@ -312,10 +312,10 @@ impl Warp {
                 .find(|other| self.registers[named as usize][*other] as u32 != mask);
             if let Some(other) = others {
                 let fault = fail(format!("lane {other} has another mask than {mask:#x}"));
-                return Err(self.place(block, group.pc, fault));
+                return Err(self.locate(block, group.pc, fault));
             }
             if let Err(fault) = self.together(block, op, mask) {
-                return Err(self.place(block, group.pc, fault));
+                return Err(self.locate(block, group.pc, fault));
             }
             done |= mask;
             left &= !mask;
@@ -337,23 +337,23 @@ impl Warp {
         let fault = Fault::failed(format!(
             "absent lanes: the mask {mask:#x} names lanes {missing:#x}, which never arrive"
         ));
-        self.place(block, group.pc, LaneFault { lane, fault })
+        self.locate(block, group.pc, LaneFault { lane, fault })
     }
 
     #[cold]
     fn too_long(&self, block: &BlockRun, pc: u32, mask: u32) -> Fault {
         let message = format!("still running after {} instructions", block.limit);
         let fault = Fault { kind: FaultKind::Timeout, message };
-        self.place(block, pc, LaneFault { lane: mask.trailing_zeros() as usize, fault })
+        self.locate(block, pc, LaneFault { lane: mask.trailing_zeros() as usize, fault })
     }
 
     /// Says where a fault happened.
     #[cold]
-    pub(super) fn place(&self, block: &BlockRun, pc: u32, fault: LaneFault) -> Fault {
+    pub(super) fn locate(&self, block: &BlockRun, pc: u32, fault: LaneFault) -> Fault {
         let thread = self.number * LANES as u32 + fault.lane as u32;
         let [x, y, _] = block.size;
         let (tx, ty, tz) = (thread % x, thread / x % y, thread / x / y);
-        let [bx, by, bz] = block.place;
+        let [bx, by, bz] = block.index;
         let line = block.kernel.code[pc as usize].line;
         let text = block.kernel.lines.get(line as usize - 1).map_or("", |t| t.as_str());
         let name = &block.kernel.name;
