@@ -21,7 +21,7 @@ pub enum ModelError {
         /// The longest that the model can take.
         most: usize,
     },
-    /// A layer got a different number of saved tensors than it stored.
+    /// A layer got a different number of saved tensors, or of parts with such tensors, than it stored.
     #[error("a layer expected {expected} saved tensors, found {found}")]
     Saved {
         /// The number that it stored.

@@ -293,6 +293,21 @@ fn a_layer_that_gives_no_gradient_of_its_input_is_named() {
 }
 
 #[test]
+fn a_second_backward_pass_of_one_forward_pass_is_refused() {
+    let bench = Bench::new(mlp(), &[4, 6], &[4, 3]);
+    let mut units = OpenUnits::new(&bench.model.layout);
+    let mut ready = |_: ParamId| Ok(());
+    let mut cx = Context::training(&bench.compute, &bench.storage, &mut units, &mut ready);
+    let network = bench.model.network();
+    let (_, mut saved) = network.forward(&mut cx, bench.input.clone()).unwrap();
+    network.backward(&mut cx, &mut saved, bench.d_output.clone(), WHOLE).unwrap();
+    for half in [WHOLE, INPUT, Half::Weight] {
+        let error = network.backward(&mut cx, &mut saved, bench.d_output.clone(), half);
+        assert!(error.unwrap_err().to_string().contains("expected 3 saved tensors, found 0"));
+    }
+}
+
+#[test]
 fn a_network_without_blocks_is_the_identity() {
     let mut model = mlp();
     model.blocks.clear();

@@ -101,10 +101,13 @@ impl<L: Layer> Layer for Chain<'_, L> {
         d_output: Tensor,
         half: Half,
     ) -> Result<Option<Tensor>> {
-        if self.0.is_empty() {
-            return Ok(half.wants_input().then_some(d_output));
+        let (expected, found) = (self.0.len(), saved.parts.len());
+        if found != expected {
+            // After a whole pass, for example, which frees all parts.
+            return Err(ModelError::Saved { expected, found });
         }
         match half {
+            _ if self.0.is_empty() => Ok(half.wants_input().then_some(d_output)),
             Half::Whole { wants_input } => self.whole(cx, saved, d_output, wants_input),
             Half::Input { wants_input } => {
                 self.d_output_of(0, cx, saved, &d_output)?;
