@@ -71,13 +71,7 @@ pub enum ModelError {
         /// The layer.
         layer: &'static str,
     },
-    /// This rank has no optimizer state for a range of flat storage.
-    #[error("this rank has no optimizer state for the elements {} to {}", range.start, range.end)]
-    NotOwned {
-        /// The elements.
-        range: std::ops::Range<usize>,
-    },
-    /// This rank does not hold a range of flat storage.
+    /// This rank does not hold a range of flat storage, or of an optimizer's state.
     #[error("this rank does not hold the elements {} to {}", range.start, range.end)]
     NotHeld {
         /// The elements.

@@ -7,7 +7,7 @@ use paceline_kernels::optimizer::{AdamW, Sgd, StepNumbers, adamw, sgd};
 use paceline_memory::{Allocator, Category, DType, GraphPool, GraphedWork, Tensor};
 
 use crate::storage::is_finite;
-use crate::{Held, Layout, ModelError, Result, Storage};
+use crate::{Held, Layout, Result, Storage};
 
 /// An optimizer's kind and settings.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -268,10 +268,7 @@ impl Optimizer {
 
     /// The state of a range of flat storage, by name. Errors if the range does not lie within one of the optimizer's.
     pub fn state_of(&self, range: Range<usize>) -> Result<Vec<(&'static str, Tensor)>> {
-        let part = |(name, state): (&&'static str, &Held)| {
-            let not_owned = |_| ModelError::NotOwned { range: range.clone() };
-            Ok((*name, state.slice(range.clone()).map_err(not_owned)?))
-        };
+        let part = |(name, state): (&&'static str, &Held)| Ok((*name, state.slice(range.clone())?));
         self.config.state_names().iter().zip(&self.state).map(part).collect()
     }
 
