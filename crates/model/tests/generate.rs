@@ -2,9 +2,12 @@
 //! `fixtures/make_generate.py` stored them.
 
 use half::bf16;
-use paceline_kernels::{Compute, SimdLevel};
+use paceline_kernels::{Compute, SimdLevel, linear};
 use paceline_memory::{Allocator, Category, DType, Tensor};
-use paceline_model::{Generator, LlamaConfig, ParamId, Sampling, Storage, TokenSampler};
+use paceline_model::{
+    Batch, Context, Generator, Layer, LlamaConfig, OpenUnits, ParamId, Sampling, Storage,
+    TokenSampler,
+};
 use safetensors::SafeTensors;
 
 /// Whole sequences with all their logits.
@@ -214,6 +217,30 @@ fn tokens_that_are_read_at_once_are_those_that_are_read_one_by_one() {
         }
         let error = generator.read_all(&[1]).unwrap_err().to_string();
         assert!(error.contains("has no place 600"), "{error}");
+    }
+}
+
+#[test]
+fn a_prompt_has_the_bits_of_a_batch_in_evaluation() {
+    let tokens: Vec<u32> = (0..40).map(|at| at * 7 % 61).collect();
+    for (compute, dtype) in computes() {
+        let (config, storage) = model(TEXTS, "whole", dtype);
+        let mut generator = Generator::new(&compute, &config, &storage, tokens.len()).unwrap();
+        generator.read_all(&tokens).unwrap();
+        let inputs = compute.allocator.tensor(DType::I64, [1, 40], Category::Data).unwrap();
+        let mut to = inputs.write::<i64>().unwrap();
+        to.iter_mut().zip(&tokens).for_each(|(to, token)| *to = i64::from(*token));
+        drop(to);
+        let (model, batch) = (config.build(1).unwrap(), Batch::new(inputs.clone(), inputs.clone()));
+        let (mut units, mut hooks) = (OpenUnits::new(storage.layout()), |_: ParamId| Ok(()));
+        let cx = Context::evaluation(&compute, &storage, &mut units, &mut hooks);
+        let (rows, _) = model.network().forward(&mut cx.with_batch(&batch), inputs).unwrap();
+        let width = config.hidden_size;
+        let last = rows.slice(39 * width..40 * width).unwrap().view([1, width]).unwrap();
+        let head = storage.value(ParamId(model.layout.params().len() - 1)).unwrap();
+        let want = compute.allocator.tensor(dtype, [1, 61], Category::Data).unwrap();
+        linear::forward_row(&compute, &last, &head, &want).unwrap();
+        assert_eq!(values(&generator.logits().unwrap()), values(&want), "{:?}", compute.simd());
     }
 }
 
