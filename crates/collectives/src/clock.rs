@@ -98,25 +98,30 @@ fn ask(
     now: &impl Fn() -> i64,
 ) -> Result<(RoundTrip, [i64; 2]), CollectiveError> {
     let mut best: Option<RoundTrip> = None;
-    let mut reply = [0i64; 4];
+    let (question, reply) = (group.copy_of(&[0i64])?, group.copy_of(&[0i64; 4])?);
     for _ in 0..NUM_EXCHANGES {
         let t0 = now();
-        group.send_slice(&[0i64], peer)?;
-        group.recv_slice(&mut reply, peer)?;
-        let exchange = RoundTrip::new(t0, reply[0], reply[1], now());
+        group.send(&question, peer)?;
+        group.recv(&reply, peer)?;
+        let t3 = now();
+        let times = reply.read::<i64>()?;
+        let exchange = RoundTrip::new(t0, times[0], times[1], t3);
         if best.is_none_or(|best| exchange.round_trip_ns < best.round_trip_ns) {
             best = Some(exchange);
         }
     }
-    Ok((best.unwrap_or_default(), [reply[2], reply[3]]))
+    let clock = reply.read::<i64>()?;
+    Ok((best.unwrap_or_default(), [clock[2], clock[3]]))
 }
 
 fn answer(group: &Group, now: &impl Fn() -> i64, clock: Option<i64>) -> Result<()> {
+    let (question, reply) = (group.copy_of(&[0i64])?, group.copy_of(&[0i64; 4])?);
+    let [is_known, number] = [i64::from(clock.is_some()), clock.unwrap_or_default()];
     for _ in 0..NUM_EXCHANGES {
-        group.recv_slice(&mut [0i64], 0)?;
+        group.recv(&question, 0)?;
         let t1 = now();
-        let reply = [t1, now(), i64::from(clock.is_some()), clock.unwrap_or_default()];
-        group.send_slice(&reply, 0)?;
+        reply.write()?.copy_from_slice(&[t1, now(), is_known, number]);
+        group.send(&reply, 0)?;
     }
     Ok(())
 }

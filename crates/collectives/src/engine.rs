@@ -33,7 +33,7 @@ impl Engine {
     pub(crate) fn shared(&self) -> Option<&SharedState> {
         match self {
             Engine::Shared(shared) => Some(shared),
-            Engine::Hybrid(hybrid) => Some(hybrid.local()),
+            Engine::Hybrid(hybrid) => Some(&hybrid.local),
             _ => None,
         }
     }
@@ -72,7 +72,7 @@ impl Engine {
         }
         match self {
             Engine::Tcp(tcp) => tcp.abandon(),
-            Engine::Hybrid(hybrid) => hybrid.remote().abandon(),
+            Engine::Hybrid(hybrid) => hybrid.tcp.abandon(),
             _ => {}
         }
     }

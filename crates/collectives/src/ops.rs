@@ -202,7 +202,7 @@ impl Group {
             Ok((call, staged.as_ref().map_or_else(Vec::new, |of| of.operands.clone())))
         })?;
         let Some(staged) = staged else { return Ok(work) };
-        let copied_back = self.copy_back(&staged, work.event())?;
+        let copied_back = staged.copy_back(work.event())?;
         let ready = staged.operands.into_iter().map(|of| of.ready);
         Ok(work.between(ready.chain([copied_back]).collect()))
     }

@@ -67,8 +67,8 @@ impl GroupOptions {
 
     /// The default options for `local_ranks` ranks of `threads` threads each on this host: a time limit of 60
     /// seconds. Blocking operations spin for 50 us if each rank has a core; operations beside a computation do so if each rank
-    /// has a core more than its threads. The log level comes from the environment variable `PACELINE_COMM_LOG`; for an invalid level a warning is printed, and the log stays off. The dump
-    /// folder comes from `PACELINE_DUMP_FOLDER`.
+    /// has a core more than its threads. The log level comes from the environment variable `PACELINE_COMM_LOG`; for an invalid
+    /// level a warning is printed, and the log stays off. The dump folder comes from `PACELINE_DUMP_FOLDER`.
     pub fn for_ranks_of(local_ranks: usize, threads: usize) -> Self {
         let cores = num_cores(local_ranks);
         let spin_of = |busy: usize| {

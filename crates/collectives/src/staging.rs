@@ -30,8 +30,15 @@ pub(crate) struct DeviceOperand {
 #[derive(Debug, Default)]
 pub(crate) struct Staged {
     pub(crate) operands: Vec<DeviceOperand>,
-    /// The memory of the host, and that of the device.
-    result: Option<(Tensor, Tensor)>,
+    result: Option<StagedResult>,
+}
+
+/// The result of an operation on the host, and the memory of the device to which a stream copies it.
+#[derive(Debug)]
+struct StagedResult {
+    host: Tensor,
+    device: Tensor,
+    to_device: DeviceStream,
 }
 
 impl Staging {
@@ -61,18 +68,23 @@ impl Staging {
         }
         staged.operands.push(DeviceOperand { memory: host.clone(), access: Access::Write, ready });
         if is_written {
-            staged.result = Some((host.clone(), tensor.clone()));
+            let (host, device) = (host.clone(), tensor.clone());
+            staged.result = Some(StagedResult { host, device, to_device: self.to_device.clone() });
         }
         Ok(host)
     }
+}
 
+impl Staged {
     /// Copies the result back once the operation is done. Returns the event of the copy's end; `done` itself if there is no
     /// result.
-    pub(crate) fn copy_back(&self, staged: &Staged, done: &Event) -> Result<Event, MemoryError> {
-        let Some((host, device)) = &staged.result else { return Ok(done.clone()) };
+    pub(crate) fn copy_back(&self, done: &Event) -> Result<Event, MemoryError> {
+        let Some(StagedResult { host, device, to_device }) = &self.result else {
+            return Ok(done.clone());
+        };
         let home = device.buffer().allocator().home().expect("memory of a device");
-        self.to_device.wait(&home.record());
-        self.to_device.wait(done);
-        self.to_device.copy(host, device)
+        to_device.wait(&home.record());
+        to_device.wait(done);
+        to_device.copy(host, device)
     }
 }

@@ -55,7 +55,7 @@ impl Group {
         let id = id.map_err(|reason| self.no_nccl(reason))?;
         let id = UniqueId::of(id.try_into().map_err(|_| self.no_nccl("a name of no length"))?);
         let place = (self.rank(), self.world_size());
-        let nccl = Nccl::join(memory, id, place, self.timeout(), order);
+        let nccl = Nccl::join(memory, id, place, self.options().timeout, order);
         // NCCL may have connected some ranks and not others.
         let all: Vec<Option<NotJoined>> = self.all_gather_object(&nccl.as_ref().err().cloned())?;
         let missing = all.into_iter().enumerate().filter_map(|(rank, why)| Some((rank, why?)));

@@ -85,7 +85,8 @@ impl Group {
     pub(crate) fn only_self(&self, label: &str, color: usize) -> Result<Self> {
         let engine = SharedState::new(0, 1, Arc::new(Control::create(1)?), Reach::Threads);
         let options = GroupOptions { link: None, ..self.options().clone() };
-        let lineage = self.sub_origin(label, color);
+        let label = format!("{label}.{color}");
+        let lineage = self.membership.lineage.sub_group(&label, &[self.rank()], None);
         let host_links = HostLinks::Threads(Arc::default());
         let (engine, transport) = (Engine::Shared(engine), self.membership.transport);
         self.like_this(Self::assemble(0, 1, engine, transport, host_links, options, lineage)?)
@@ -220,7 +221,7 @@ impl Group {
                         shared.control().report_missing(&missing);
                     }
                 })?;
-                (Engine::Hybrid(Hybrid::new(shared, tcp)), links, Transport::Hybrid)
+                (Engine::Hybrid(Hybrid { local: shared, tcp }), links, Transport::Hybrid)
             }
         };
         let (link, algorithm) = (options.link, options.algorithm);

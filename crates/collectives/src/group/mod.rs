@@ -29,7 +29,7 @@ use std::time::{Duration, Instant};
 pub(crate) use form::Connect;
 use host_links::HostLinks;
 pub(crate) use lineage::Lineage;
-use paceline_memory::{Allocator, DeviceStream, Event};
+use paceline_memory::{Allocator, DeviceStream};
 use paceline_trace::lock;
 
 use crate::core::Core;
@@ -39,7 +39,7 @@ use crate::flight_recorder::FlightRecorder;
 use crate::record::{OpRecord, Purpose};
 use crate::shared::links::PeerMonitor;
 use crate::shared::{Fate, SharedState};
-use crate::staging::{Staged, Staging};
+use crate::staging::Staging;
 use crate::worker::Worker;
 use crate::{CollectiveError, GroupOptions, Result, Transport};
 
@@ -109,11 +109,6 @@ impl Group {
         Ok(Self { membership: Arc::new(membership), purpose: Purpose::Other })
     }
 
-    /// The lineage of the sub-group that has only this rank.
-    fn sub_origin(&self, label: &str, color: usize) -> Lineage {
-        self.membership.lineage.sub_group(&format!("{label}.{color}"), &[self.rank()], None)
-    }
-
     /// The streams through which operations reach the memory of an accelerator. `home` is a stream of the accelerator.
     pub(crate) fn staging(&self, home: &DeviceStream) -> Result<&Staging> {
         if let Some(staging) = self.membership.staging.get() {
@@ -161,20 +156,6 @@ impl Group {
     /// Private memory for operations on slices and objects.
     pub(crate) fn memory(&self) -> &Allocator {
         &self.membership.lineage.rank.memory
-    }
-
-    /// For how long a rank waits for others.
-    pub(crate) fn timeout(&self) -> Duration {
-        self.membership.options.timeout
-    }
-
-    /// See [`Staging::copy_back`].
-    pub(crate) fn copy_back(&self, staged: &Staged, done: &Event) -> Result<Event> {
-        match self.membership.staging.get() {
-            Some(staging) => Ok(staging.copy_back(staged, done)?),
-            // The operation works in place.
-            None => Ok(done.clone()),
-        }
     }
 
     pub(crate) fn check_rank(&self, rank: usize) -> Result<()> {

@@ -108,8 +108,8 @@ impl Group {
             Engine::Tcp(tcp) => Connect::Tcp(tcp.host()),
             Engine::Hybrid(hybrid) => match hybrid.local_world(members) {
                 Some(local) if local > 1 && local == members.len() => Connect::Shm,
-                Some(local) if local > 1 => Connect::Hybrid(hybrid.remote().host(), local),
-                _ => Connect::Tcp(hybrid.remote().host()),
+                Some(local) if local > 1 => Connect::Hybrid(hybrid.tcp.host(), local),
+                _ => Connect::Tcp(hybrid.tcp.host()),
             },
             _ => Connect::Shm,
         }

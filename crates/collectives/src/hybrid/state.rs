@@ -10,26 +10,13 @@ use crate::tcp::Tcp;
 /// One rank's view of its host and of the other hosts.
 #[derive(Debug)]
 pub(crate) struct Hybrid {
-    pub(super) local: SharedState,
-    pub(super) tcp: Tcp,
+    /// The state that this host's ranks share.
+    pub(crate) local: SharedState,
+    /// The connections to the ranks of other hosts.
+    pub(crate) tcp: Tcp,
 }
 
 impl Hybrid {
-    /// `tcp` connects this rank to the ranks of all other hosts.
-    pub(crate) fn new(local: SharedState, tcp: Tcp) -> Self {
-        Self { local, tcp }
-    }
-
-    /// The connections to the ranks of other hosts.
-    pub(crate) fn remote(&self) -> &Tcp {
-        &self.tcp
-    }
-
-    /// The shared state of this host's ranks.
-    pub(crate) fn local(&self) -> &SharedState {
-        &self.local
-    }
-
     /// How many of these ranks are on each host that has any of them. `None` if the number differs between
     /// hosts.
     pub(crate) fn local_world(&self, members: &[usize]) -> Option<usize> {

@@ -29,7 +29,7 @@ fn on_hosts<R: Send>(hosts: usize, local: usize, body: impl Fn(Group) -> R + Syn
 fn moved_bytes(hosts: usize, local: usize, kind: OpKind, elems: usize) -> u64 {
     let moved = on_hosts(hosts, local, |group| {
         let Engine::Hybrid(hybrid) = group.engine() else { unreachable!("it is hybrid") };
-        let posted = || hybrid.remote().inner().wires.posted_bytes();
+        let posted = || hybrid.tcp.inner().wires.posted_bytes();
         let before = posted();
         let data = group.copy_of(&vec![1f32; elems]).unwrap();
         match kind {

@@ -54,7 +54,7 @@ pub(super) fn queue(nccl: &Nccl, context: &OpContext, met: &AgreedCalls) -> Outc
             let shares = Shares::even((send.len_bytes / size) as u64, context.world);
             let own = at(recv, op.bytes(&shares).start);
             op.reduce(&shares, own, 0)?;
-            op.gather(&shares, own)
+            op.gather(&shares, None, own)
         }
         OpKind::ReduceScatter => op.reduce(&shares(), at(recv, 0), 0),
         OpKind::Reduce => {
@@ -62,16 +62,16 @@ pub(super) fn queue(nccl: &Nccl, context: &OpContext, met: &AgreedCalls) -> Outc
             let own = op.bytes(&shares);
             if context.rank == root {
                 op.reduce(&shares, at(recv, own.start), 0)?;
-                return op.collect(&shares, root, at(recv, own.start));
+                return op.gather(&shares, Some(root), at(recv, own.start));
             }
             // The result lies after the parts of all ranks.
             let place = nccl.scratch((context.world + 1) * own.len())?;
             let result = place + (context.world * own.len()) as u64;
             op.reduce(&shares, result, own.len())?;
-            op.collect(&shares, root, result)
+            op.gather(&shares, Some(root), result)
         }
-        OpKind::AllGather => op.gather(&shares(), at(send, 0)),
-        OpKind::Gather => op.collect(&shares(), root, at(send, 0)),
+        OpKind::AllGather => op.gather(&shares(), None, at(send, 0)),
+        OpKind::Gather => op.gather(&shares(), Some(root), at(send, 0)),
         OpKind::Scatter => op.scatter(&shares()),
         OpKind::Broadcast => {
             // SAFETY: the memory is that of the call.
@@ -148,11 +148,13 @@ impl CardOp<'_> {
         self.queued(reduced)
     }
 
-    /// Gives every rank the shares of all ranks. This rank's share is at `own`.
-    fn gather(&self, shares: &Shares, own: u64) -> Outcome {
+    /// Gives the root, or every rank, the shares of all ranks. This rank's share is at `own`.
+    fn gather(&self, shares: &Shares, root: Option<usize>, own: u64) -> Outcome {
         let Call { recv, dtype, .. } = *self.context.call;
         let mine = self.bytes(shares);
-        if (0..self.context.world).all(|rank| shares.bytes(rank, dtype).len() == mine.len()) {
+        let is_even =
+            || (0..self.context.world).all(|rank| shares.bytes(rank, dtype).len() == mine.len());
+        if root.is_none() && is_even() {
             if mine.is_empty() {
                 return Ok(());
             }
@@ -162,29 +164,20 @@ impl CardOp<'_> {
                 nccl.communicator.all_gather(nccl.queue(), own, to, mine.len())
             });
         }
+        let gets_all = |rank: usize| root.is_none_or(|root| root == rank);
         let mut mail = Mail::default();
         for peer in self.others() {
-            let theirs = shares.bytes(peer, dtype);
-            mail.send(own, mine.len(), peer);
-            mail.receive(at(recv, theirs.start), theirs.len(), peer);
+            if gets_all(peer) {
+                mail.send(own, mine.len(), peer);
+            }
+            if gets_all(self.context.rank) {
+                let theirs = shares.bytes(peer, dtype);
+                mail.receive(at(recv, theirs.start), theirs.len(), peer);
+            }
         }
-        self.copy(own, at(recv, mine.start), mine.len())?;
-        self.exchange(&mail)
-    }
-
-    /// Gives the root the shares of all ranks. This rank's share is at `own`.
-    fn collect(&self, shares: &Shares, root: usize, own: u64) -> Outcome {
-        let Call { recv, dtype, .. } = *self.context.call;
-        let (mine, mut mail) = (self.bytes(shares), Mail::default());
-        if self.context.rank != root {
-            mail.send(own, mine.len(), root);
-            return self.exchange(&mail);
+        if gets_all(self.context.rank) {
+            self.copy(own, at(recv, mine.start), mine.len())?;
         }
-        for peer in self.others() {
-            let theirs = shares.bytes(peer, dtype);
-            mail.receive(at(recv, theirs.start), theirs.len(), peer);
-        }
-        self.copy(own, at(recv, mine.start), mine.len())?;
         self.exchange(&mail)
     }
 

@@ -90,15 +90,15 @@ impl ChunkedReduction<'_> {
         len_bytes: usize,
     ) -> Result<()> {
         let Self { shared, context, .. } = self;
-        let control = shared.control();
+        let barrier = &shared.control().barrier;
         let num_chunks = len_bytes.div_ceil(CHUNK_BYTES) as u32;
-        while let Some(chunk) = control.claim_chunk(num_chunks) {
+        while let Some(chunk) = barrier.claim_chunk(num_chunks) {
             let begin = chunk as usize * CHUNK_BYTES;
             let chunk_bytes = CHUNK_BYTES.min(len_bytes - begin);
             // SAFETY: the chunk lies within every region. The owners of the regions have claimed or borrowed
             // them and wait for the second phase. Only this rank works on a chunk that it has claimed.
             unsafe { self.reduce(inputs, outputs, begin, chunk_bytes) };
-            control.complete_chunk(round, num_chunks);
+            barrier.complete_chunk(round, num_chunks);
         }
         shared.done_with(round);
         shared.wait_done(context, round)

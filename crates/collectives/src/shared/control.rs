@@ -154,7 +154,7 @@ struct Alarms {
 #[repr(C)]
 #[derive(Debug)]
 pub(crate) struct Control<Pairs: ?Sized = [Pair]> {
-    barrier: Barrier,
+    pub(super) barrier: Barrier,
     alarms: CacheLine<Alarms>,
     /// A bit for each rank of another host that a rank of this host has reported as missing.
     missing_remote: CacheLine<[AtomicU64; MAX_RANKS / 64]>,
@@ -209,11 +209,6 @@ impl Control {
         &self.slots[(seq % 2) as usize][rank]
     }
 
-    /// Arrives at the first phase of round `seq`. The caller has filled its slot.
-    pub(crate) fn arrive(&self, seq: u32, world: usize) {
-        self.barrier.arrive(seq, world);
-    }
-
     /// Waits until all ranks have arrived in round `seq`. Returns the moment when the last rank arrived.
     /// `is_stuck`, called from time to time, returns the reason if a rank can never arrive.
     pub(crate) fn wait_present(
@@ -234,16 +229,6 @@ impl Control {
     pub(crate) fn working(&self, seq: u32, world: usize) -> Vec<usize> {
         let is_working = |rank: &usize| self.slot(seq, *rank).working.load(Ordering::Acquire) != 0;
         (0..world).filter(is_working).collect()
-    }
-
-    /// Claims the next of `num_chunks` chunks. `None` if all are claimed.
-    pub(crate) fn claim_chunk(&self, num_chunks: u32) -> Option<u32> {
-        self.barrier.claim_chunk(num_chunks)
-    }
-
-    /// Reports a claimed chunk as complete. The last chunk completes the second phase.
-    pub(crate) fn complete_chunk(&self, seq: u32, num_chunks: u32) {
-        self.barrier.complete_chunk(seq, num_chunks);
     }
 
     /// Waits until all chunks of round `seq` are complete.
@@ -413,12 +398,12 @@ mod tests {
                 scope.spawn(move || {
                     for seq in 1..=500u32 {
                         control.slot(seq, rank).seq.store(seq, Ordering::Relaxed);
-                        control.arrive(seq, WORLD);
+                        control.barrier.arrive(seq, WORLD);
                         control.wait_present(seq, PATIENT, || None).unwrap();
                         assert_eq!(control.missing(seq, WORLD), [0usize; 0]);
-                        while control.claim_chunk(CHUNKS).is_some() {
+                        while control.barrier.claim_chunk(CHUNKS).is_some() {
                             total.fetch_add(1, Ordering::Relaxed);
-                            control.complete_chunk(seq, CHUNKS);
+                            control.barrier.complete_chunk(seq, CHUNKS);
                         }
                         control.wait_done(seq, PATIENT).unwrap();
                         assert!(total.load(Ordering::Relaxed) >= (seq * CHUNKS) as usize);
@@ -434,13 +419,13 @@ mod tests {
         let mapping = Control::create(3).unwrap();
         let control = Control::of(&mapping, 3);
         control.slot(1, 0).seq.store(1, Ordering::Relaxed);
-        control.arrive(1, 3);
+        control.barrier.arrive(1, 3);
         let short = WaitPolicy { limit: Duration::from_millis(20), ..PATIENT };
         assert_eq!(control.wait_present(1, short, || None), Err(WaitError::TimedOut));
         assert_eq!(control.missing(1, 3), [1, 2]);
         let mapping = Control::create(3).unwrap();
         let control = Control::of(&mapping, 3);
-        control.arrive(1, 2);
+        control.barrier.arrive(1, 2);
         std::thread::scope(|scope| {
             let waiter = scope.spawn(move || control.wait_present(1, PATIENT, || None));
             std::thread::sleep(Duration::from_millis(10));
@@ -475,9 +460,9 @@ mod tests {
         let mapping = Control::create(3).unwrap();
         let control = Control::of(&mapping, 3);
         let short = WaitPolicy { spin: Duration::ZERO, limit: Duration::from_millis(5) };
-        control.arrive(1, 2);
+        control.barrier.arrive(1, 2);
         assert_eq!(control.wait_present(1, short, || None), Err(WaitError::TimedOut));
-        control.arrive(1, 2);
+        control.barrier.arrive(1, 2);
         assert_eq!(control.wait_present(1, PATIENT, || None), Err(WaitError::GivenUp));
     }
 }

@@ -163,7 +163,7 @@ impl SharedState {
         slot.working.store(1, Ordering::Relaxed);
         // Release: a rank that sees this number also sees the rest of the slot, even before the phase completes.
         slot.seq.store(round, Ordering::Release);
-        self.control().arrive(round, self.world);
+        self.control().barrier.arrive(round, self.world);
     }
 
     pub(super) fn locate(&self, region: &Region) -> Option<SegmentOffset> {
@@ -185,7 +185,7 @@ impl SharedState {
     /// touches this rank's memory.
     pub(super) fn finish(&self, context: &OpContext, round: u32) -> Result<()> {
         self.done_with(round);
-        self.control().complete_chunk(round, self.world as u32);
+        self.control().barrier.complete_chunk(round, self.world as u32);
         self.wait_done(context, round)
     }
 

@@ -46,13 +46,15 @@ impl Sockets {
     /// Forgets all posted transfers. Returns the error for an interrupted operation.
     pub(crate) fn fail(&mut self, context: &OpContext, why: Interruption) -> CollectiveError {
         let error = match why {
-            Interruption::Lost(peer) => context.lost(peer),
-            Interruption::Left(peer) => context.left(peer),
-            Interruption::GivenUp(missing) => context.given_up(missing),
-            Interruption::Conflict { ranks, operations, calls } => {
-                context.conflicting(ranks, operations, calls)
-            }
             Interruption::TimedOut => context.timed_out(self.wires.awaited()),
+            Interruption::Gone(peer, words) => match words {
+                LastWords::Leaves => context.left(peer),
+                LastWords::Lost(rank) => context.lost(rank),
+                LastWords::Missing(ranks) => context.given_up(ranks),
+                LastWords::Conflict { ranks, operations, calls } => {
+                    context.conflicting(ranks, operations, calls)
+                }
+            },
         };
         self.wires.clear();
         error

@@ -78,14 +78,8 @@ pub(crate) struct Ticket {
 /// Why waiting ended early.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Interruption {
-    /// This rank has died.
-    Lost(usize),
-    /// This rank has left the group in order.
-    Left(usize),
-    /// Another rank has given up because it has waited for these ranks, which did not come.
-    GivenUp(Vec<usize>),
-    /// The calls of two ranks, in words, do not match.
-    Conflict { ranks: [usize; 2], operations: [u32; 2], calls: [String; 2] },
+    /// The connection to this peer has ended, for this reason.
+    Gone(usize, LastWords),
     /// The time limit has passed.
     TimedOut,
 }
@@ -220,18 +214,15 @@ impl Wires {
         let wire = self.wires[peer].as_ref().expect("only connected peers can be gone");
         let begin = Instant::now();
         loop {
-            match LastWords::of(&wire.words) {
-                Heard::Words(LastWords::Leaves) => return Interruption::Left(peer),
-                Heard::Words(LastWords::Lost(rank)) => return Interruption::Lost(rank),
-                Heard::Words(LastWords::Missing(ranks)) => return Interruption::GivenUp(ranks),
-                Heard::Words(LastWords::Conflict { ranks, operations, calls }) => {
-                    return Interruption::Conflict { ranks, operations, calls };
-                }
+            let words = match LastWords::of(&wire.words) {
+                Heard::Words(words) => words,
                 Heard::Nothing if begin.elapsed() < WORDS_LIMIT => {
                     std::thread::sleep(Duration::from_millis(1));
+                    continue;
                 }
-                Heard::Nothing | Heard::End => return Interruption::Lost(peer),
-            }
+                Heard::Nothing | Heard::End => LastWords::Lost(peer),
+            };
+            return Interruption::Gone(peer, words);
         }
     }
 

@@ -8,7 +8,7 @@ use paceline_files::Printable;
 use super::client::Candidates;
 use super::file::{RendezvousFile, boot_id, own_hosts};
 use super::server::Server;
-use crate::address::{ListenSocket, SocketAddress, listen_by_tcp, listen_locally};
+use crate::address::{SocketAddress, listen_by_tcp, listen_locally};
 use crate::deadline::Deadline;
 use crate::key::RunKey;
 use crate::warning::warn;
@@ -30,42 +30,26 @@ impl HostedStore {
         world: usize,
         deadline: &Deadline,
     ) -> Result<Self, String> {
-        let serve = |listeners: Vec<ListenSocket>, secret: &str| {
-            let started = Server::start(listeners, world, secret, rendezvous.launch);
-            started.map_err(|e| format!("rank 0 cannot serve: {e}"))
-        };
-        let secret = rendezvous.secret.clone();
-        match &rendezvous.point {
+        let (mut secret, mut file) = (rendezvous.secret.clone(), None);
+        let (listeners, own_address) = match &rendezvous.point {
             RendezvousPoint::Local { name } => {
-                let server = serve(vec![listen_locally(name, deadline)?], &secret)?;
-                Ok(Self {
-                    server,
-                    own_address: SocketAddress::Local(name.clone()),
-                    secret,
-                    _file: None,
-                })
+                (vec![listen_locally(name, deadline)?], SocketAddress::Local(name.clone()))
             }
             RendezvousPoint::Tcp { host, port } => {
                 let (listener, own) = listen_by_tcp(host, *port, deadline)?;
-                let own_address = SocketAddress::Tcp(own.ip().to_string(), own.port());
                 if secret.is_empty() && world > 1 {
                     warn(&format!(
                         "anybody who can reach {host}:{port} may join this run; set \
                          PACELINE_SECRET to the same random text for all ranks"
                     ));
                 }
-                Ok(Self {
-                    server: serve(vec![listener], &secret)?,
-                    own_address,
-                    secret,
-                    _file: None,
-                })
+                (vec![listener], SocketAddress::Tcp(own.ip().to_string(), own.port()))
             }
             RendezvousPoint::File(path) => {
                 // No other process can know this name before the file is there, so it is free.
                 let fresh = || Rendezvous::fresh_secret().map_err(|error| error.to_string());
                 let name = format!("paceline-{}", fresh()?);
-                let secret = fresh()?;
+                secret = fresh()?;
                 let own_address = SocketAddress::Local(name.clone());
                 let mut listeners = vec![listen_locally(&name, deadline)?];
                 let mut addresses = vec![own_address.clone()];
@@ -75,13 +59,18 @@ impl HostedStore {
                     let reached_by = |host| SocketAddress::Tcp(host, own.port());
                     addresses.extend(own_hosts().into_iter().map(reached_by));
                 }
-                let server = serve(listeners, &secret)?;
-                let file = RendezvousFile { boot: boot_id(), addresses, secret: secret.clone() };
-                let file = Some(WrittenFile::new(path, file)?);
-                Ok(Self { server, own_address, secret, _file: file })
+                let secret = secret.clone();
+                file = Some((path, RendezvousFile { boot: boot_id(), addresses, secret }));
+                (listeners, own_address)
             }
-            RendezvousPoint::Agent { .. } => Err("torchrun's agent hosts the store there".into()),
-        }
+            RendezvousPoint::Agent { .. } => {
+                return Err("torchrun's agent hosts the store there".into());
+            }
+        };
+        let server = Server::start(listeners, world, &secret, rendezvous.launch)
+            .map_err(|e| format!("rank 0 cannot serve: {e}"))?;
+        let file = file.map(|(path, contents)| WrittenFile::new(path, contents)).transpose()?;
+        Ok(Self { server, own_address, secret, _file: file })
     }
 
     /// How rank 0 itself reaches its server.

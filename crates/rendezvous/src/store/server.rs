@@ -204,7 +204,7 @@ impl ServerState {
             Request::Add { key, amount } => self.add(key, amount),
             Request::Arrive { limit } => {
                 let settled = |state: &StoreState| {
-                    if state.joined.iter().all(|&is_here| is_here) {
+                    if state.is_complete() {
                         return Some(Answer::Done(Vec::new()));
                     }
                     state.ahead.map(|rank| Answer::Overtaken(rank as u32))

@@ -12,7 +12,8 @@ use serde::{Deserialize, Serialize};
 
 use super::{Answers, Status};
 
-/// Number of round trips that are timed for the latency.
+/// Bytes of the message whose round trips are timed for the latency, and how many are timed.
+const SMALL_BYTES: usize = 8;
 const PINGS: usize = 50;
 /// Bytes of the message that is timed for the bandwidth, and how many times it is sent.
 const LARGE_BYTES: usize = 16_000_000;
@@ -72,11 +73,11 @@ pub(super) fn links(group: &Group, answers: &mut Answers) -> Result<()> {
 
 fn measure(group: &Group, large: &Tensor, from: usize, to: usize) -> Result<Direction> {
     let mut trips = Vec::with_capacity(PINGS);
-    let mut back = [0_i64];
-    for at in 0..UNCOUNTED + PINGS {
+    let small = large.slice(0..SMALL_BYTES)?;
+    for _ in 0..UNCOUNTED + PINGS {
         let begin = Instant::now();
-        group.send_slice(&[at as i64], to)?;
-        group.recv_slice(&mut back, to)?;
+        group.send(&small, to)?;
+        group.recv(&small, to)?;
         trips.push(begin.elapsed().as_nanos() as u64);
     }
     let mut times = Vec::with_capacity(LARGE_ROUNDS);
@@ -95,10 +96,10 @@ fn median_ns(times: &[u64]) -> f64 {
 }
 
 fn answer(group: &Group, large: &Tensor, from: usize) -> Result<()> {
-    let mut data = [0_i64];
+    let small = large.slice(0..SMALL_BYTES)?;
     for _ in 0..UNCOUNTED + PINGS {
-        group.recv_slice(&mut data, from)?;
-        group.send_slice(&data, from)?;
+        group.recv(&small, from)?;
+        group.send(&small, from)?;
     }
     for _ in 0..UNCOUNTED + LARGE_ROUNDS {
         group.recv(large, from)?;
