@@ -8,18 +8,10 @@ use paceline_memory::Tensor;
 
 use crate::card::rows as kernels;
 use crate::compute::shares;
+use crate::error::matrix_sizes;
 use crate::operands::write_or_update;
 use crate::stored::{Stored, for_stored};
 use crate::{Compute, KernelError, Op, Processor, Result, read, write};
-
-/// The sizes of the table: rows, columns.
-fn sizes(op: Op, table: &Tensor) -> Result<(usize, usize)> {
-    let &[len, width] = table.dims() else {
-        let (expected, got) = ([0, 0].into(), table.shape());
-        return Err(KernelError::Shape { op: op.name, operand: "table", expected, got });
-    };
-    Ok((len, width))
-}
 
 /// Threads of a block of a card, which has a row of the table.
 fn threads(width: usize) -> u32 {
@@ -38,7 +30,7 @@ fn check(op: Op, ids: &[i64], len: usize) -> Result<()> {
 /// f32, f64 and bf16; overwrites.
 pub fn forward(compute: &Compute, ids: &Tensor, table: &Tensor, output: &Tensor) -> Result<()> {
     let op = Op::new("embedding_forward");
-    let (len, width) = sizes(op, table)?;
+    let [len, width] = matrix_sizes(op.name, "table", table)?;
     for_stored!(op.name, table.dtype(), S => {
         let operands = (
             read::<i64>("ids", ids, ids.shape()),
@@ -74,7 +66,7 @@ pub fn backward(
     accumulate: bool,
 ) -> Result<()> {
     let op = Op::new("embedding_backward");
-    let (len, width) = sizes(op, d_table)?;
+    let [len, width] = matrix_sizes(op.name, "table", d_table)?;
     for_stored!(op.name, d_table.dtype(), S => {
         let operands = (
             read::<i64>("ids", ids, ids.shape()),
@@ -130,10 +122,7 @@ pub fn last_rows(
     rows: &Tensor,
 ) -> Result<()> {
     let op = Op::new("last_rows");
-    let &[n, seq] = ids.dims() else {
-        let (expected, got) = ([0, 0].into(), ids.shape());
-        return Err(KernelError::Shape { op: op.name, operand: "ids", expected, got });
-    };
+    let [n, seq] = matrix_sizes(op.name, "ids", ids)?;
     let operands = (
         read::<i64>("ids", ids, [n, seq]),
         read::<i64>("lengths", lengths, [n]),

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use paceline_memory::{DType, Device, MemoryError, Shape};
+use paceline_memory::{DType, Device, MemoryError, Shape, Tensor};
 
 /// An error of this crate.
 #[derive(thiserror::Error)]
@@ -105,4 +105,14 @@ pub(crate) fn expect_shape(
         return Ok(());
     }
     Err(KernelError::Shape { op, operand, expected, got })
+}
+
+/// The rows and columns of an operand.
+pub(crate) fn matrix_sizes(
+    op: &'static str,
+    operand: &'static str,
+    tensor: &Tensor,
+) -> crate::Result<[usize; 2]> {
+    let (expected, got) = ([0, 0].into(), tensor.shape());
+    tensor.dims().try_into().map_err(|_| KernelError::Shape { op, operand, expected, got })
 }

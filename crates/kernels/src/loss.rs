@@ -17,6 +17,7 @@ use paceline_cuda::kernel::Out;
 use paceline_memory::Tensor;
 
 use crate::card::loss as kernels;
+use crate::error::matrix_sizes;
 use crate::operands::card_scratch;
 use crate::stored::{Stored, for_stored, wide};
 use crate::{Compute, KernelError, Op, Processor, Real, Result, read, update, write};
@@ -38,10 +39,7 @@ pub fn cross_entropy(
     sums: &Tensor,
 ) -> Result<()> {
     let op = Op::new("cross_entropy");
-    let &[m, num_classes] = logits.dims() else {
-        let (expected, got) = ([0, 0].into(), logits.shape());
-        return Err(KernelError::Shape { op: op.name, operand: "logits", expected, got });
-    };
+    let [m, num_classes] = matrix_sizes(op.name, "logits", logits)?;
     for_stored!(op.name, logits.dtype(), S => {
         let operands = (
             read::<S>("logits", logits, logits.shape()),

@@ -7,21 +7,11 @@ use paceline_memory::Tensor;
 
 use crate::card::rows as kernels;
 use crate::compute::{batches, shares};
+use crate::error::matrix_sizes;
 use crate::operands::{card_scratch, write_or_update};
 use crate::simd::multiversion;
 use crate::stored::{Stored, for_stored, wide};
-use crate::{Compute, KernelError, Op, Processor, Real, Result, lanes, read, write};
-
-/// Rows and columns of x.
-fn sizes(op: Op, x: &Tensor) -> Result<(usize, usize)> {
-    match *x.dims() {
-        [rows, columns] => Ok((rows, columns)),
-        _ => {
-            let (expected, got) = ([0, 0].into(), x.shape());
-            Err(KernelError::Shape { op: op.name, operand: "input", expected, got })
-        }
-    }
-}
+use crate::{Compute, Op, Processor, Real, Result, lanes, read, write};
 
 /// On a card: a warp for each row, or a thread if rows are short.
 fn of_rows(rows: usize, columns: usize) -> Grid {
@@ -39,7 +29,7 @@ pub fn forward(
     r: &Tensor,
 ) -> Result<()> {
     let op = Op::new("rms_norm_forward");
-    let (rows, columns) = sizes(op, x)?;
+    let [rows, columns] = matrix_sizes(op.name, "input", x)?;
     for_stored!(op.name, y.dtype(), Y => {
         let operands = (
             read::<<Y as Stored>::Real>("input", x, x.shape()),
@@ -98,7 +88,7 @@ pub fn backward_input(
     dx: &Tensor,
 ) -> Result<()> {
     let op = Op::new("rms_norm_backward_input");
-    let (rows, columns) = sizes(op, x)?;
+    let [rows, columns] = matrix_sizes(op.name, "input", x)?;
     for_stored!(op.name, dy.dtype(), D => {
         let operands = (
             read::<<D as Stored>::Real>("input", x, x.shape()),
@@ -195,7 +185,7 @@ pub fn backward_weight(
     accumulate: bool,
 ) -> Result<()> {
     let op = Op::new("rms_norm_backward_weight");
-    let (rows, columns) = sizes(op, x)?;
+    let [rows, columns] = matrix_sizes(op.name, "input", x)?;
     let runs = rows.div_ceil(ROWS_OF_RUN).clamp(1, MOST_RUNS);
     for_stored!(op.name, dy.dtype(), D => {
         let operands = (

@@ -7,29 +7,19 @@ use paceline_memory::Tensor;
 
 use crate::card::rows as kernels;
 use crate::compute::batches;
+use crate::error::matrix_sizes;
 use crate::simd::multiversion;
 use crate::stored::{Stored, for_stored};
-use crate::{Compute, KernelError, Op, Processor, Real, Result, read, write};
+use crate::{Compute, Op, Processor, Real, Result, read, write};
 
 /// Rows that share a thread of a card, which has an element of each.
 const ROWS_OF_THREAD: usize = 4;
-
-/// Rows and columns of the output, or of its gradient.
-fn sizes(op: Op, operand: &'static str, output: &Tensor) -> Result<(usize, usize)> {
-    match *output.dims() {
-        [rows, columns] => Ok((rows, columns)),
-        _ => {
-            let (expected, got) = ([0, 0].into(), output.shape());
-            Err(KernelError::Shape { op: op.name, operand, expected, got })
-        }
-    }
-}
 
 /// `y = silu(gate) * up`, with `silu(x) = x / (1 + exp(-x))`. Shapes: gate_up (n, 2 * columns), the gate's columns first;
 /// output (n, columns). f32, f64 and bf16, which is computed in f32; overwrites.
 pub fn forward(compute: &Compute, gate_up: &Tensor, output: &Tensor) -> Result<()> {
     let op = Op::new("swiglu_forward");
-    let (rows, columns) = sizes(op, "output", output)?;
+    let [rows, columns] = matrix_sizes(op.name, "output", output)?;
     for_stored!(op.name, output.dtype(), S => {
         let operands = (
             read::<S>("gate_up", gate_up, [rows, 2 * columns]),
@@ -77,7 +67,7 @@ pub fn backward(
     d_gate_up: &Tensor,
 ) -> Result<()> {
     let op = Op::new("swiglu_backward");
-    let (rows, columns) = sizes(op, "d_output", d_output)?;
+    let [rows, columns] = matrix_sizes(op.name, "d_output", d_output)?;
     for_stored!(op.name, d_output.dtype(), S => {
         let operands = (
             read::<S>("gate_up", gate_up, [rows, 2 * columns]),

@@ -12,7 +12,7 @@ use std::ops::Range;
 use super::forward::start_of;
 use super::product::{HeadTokens, Products, ScoreSquare, ways_of};
 use super::tile::{
-    PairOperands, SIDE, SharedMatrix, TokenMatrix, lanes, pack, put, put_turned_back, take, width,
+    PairOperands, SIDE, SharedMatrix, TokenMatrix, pack, put, put_turned_back, take, width,
 };
 use crate::exp::exp;
 use crate::simd::multiversion;
@@ -84,7 +84,6 @@ unsafe fn pair_with<P: Products, S: Stored<Real = f32>>(
         let column = head * head_dim;
         for first in (0..len).step_by(SIDE) {
             let queries = SIDE.min(len - first);
-            let columns = queries.next_multiple_of(lanes(simd));
             let tokens = first..first + queries;
             operands.pack_rotated(row, tokens.clone(), column, scale, q);
             pack(simd, results.d_output, spec, row, tokens.clone(), column, dy);
@@ -117,17 +116,13 @@ unsafe fn pair_with<P: Products, S: Stored<Real = f32>>(
                 dy,
                 &mut dots,
             );
-            for first_key in (0..=first).step_by(SIDE) {
-                let is_diagonal = first_key == first;
-                let keys = if is_diagonal { queries } else { SIDE };
-                let at =
-                    ScoreSquare { first_key, keys, queries, columns, is_diagonal, head_dim, width };
+            for at in ScoreSquare::on_diagonal(operands, first, queries).up_to_diagonal() {
                 // SAFETY: the caller guarantees the processor.
                 unsafe {
                     products.scores(&at, k, q_turned, p);
                     products.scores(&at, v, dy_turned, ds);
                 }
-                gradient_of_scores(simd, p, ds, keys, columns, is_diagonal, &log_sums, &dots);
+                gradient_of_scores(simd, p, ds, &at, &log_sums, &dots);
                 let tiles = [[&*q, &*q_turned], [&*dy, &*dy_turned]];
                 // SAFETY: as above.
                 unsafe { products.add_gradients(&at, [p, ds], k, tiles, [dk, dv], dq) };
@@ -137,10 +132,8 @@ unsafe fn pair_with<P: Products, S: Stored<Real = f32>>(
             // SAFETY: the caller guarantees that nobody else uses the places of this pair.
             unsafe { put_turned_back(simd, d_qkv, operands, row, tokens, column, scale, dq) };
         }
-        for token in len..spec.seq {
-            // SAFETY: as above.
-            unsafe { d_qkv.place(row * spec.seq + token, column, head_dim) }.fill(S::default());
-        }
+        // SAFETY: as above.
+        unsafe { d_qkv.clear(spec, row, len..spec.seq, column) };
     }
     // SAFETY: as above; the two columns do not overlap.
     unsafe {
@@ -149,10 +142,8 @@ unsafe fn pair_with<P: Products, S: Stored<Real = f32>>(
             let divisors = &[1.0; SIDE][..SIDE.min(len - first)];
             put(simd, d_qkv, spec, row * spec.seq + first, v_column, dv, divisors);
         }
-        for token in len..spec.seq {
-            for column in [k_column, v_column] {
-                d_qkv.place(row * spec.seq + token, column, head_dim).fill(S::default());
-            }
+        for column in [k_column, v_column] {
+            d_qkv.clear(spec, row, len..spec.seq, column);
         }
     }
 }
@@ -163,9 +154,7 @@ multiversion! {
     fn gradient_of_scores(
         p: &mut [f32],
         ds: &mut [f32],
-        keys: usize,
-        columns: usize,
-        is_diagonal: bool,
+        at: &ScoreSquare,
         log_sums: &[f32; SIDE],
         products: &[f32; SIDE],
     ) = gradient_of_scores_body
@@ -175,13 +164,12 @@ multiversion! {
 fn gradient_of_scores_body(
     p: &mut [f32],
     ds: &mut [f32],
-    keys: usize,
-    columns: usize,
-    is_diagonal: bool,
+    at: &ScoreSquare,
     log_sums: &[f32; SIDE],
     products: &[f32; SIDE],
 ) {
-    let columns = columns.min(SIDE);
+    let ScoreSquare { keys, is_diagonal, .. } = *at;
+    let columns = at.columns.min(SIDE);
     let ((p, _), (ds, _)) = (p.as_chunks_mut::<SIDE>(), ds.as_chunks_mut::<SIDE>());
     for (j, (p, ds)) in p.iter_mut().zip(ds).take(keys).enumerate() {
         let mut start = 0;

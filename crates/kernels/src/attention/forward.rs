@@ -9,7 +9,8 @@
 //! computed lane by lane.
 
 use super::product::{HeadTokens, Products, ScoreSquare, ways_of};
-use super::tile::{PairOperands, SIDE, SharedMatrix, lanes, put, take, width};
+use super::tile::{PairOperands, SIDE, SharedMatrix, put, take, width};
+use crate::SimdLevel;
 use crate::exp::exp;
 use crate::simd::multiversion;
 use crate::stored::Stored;
@@ -65,7 +66,6 @@ unsafe fn pair_with<P: Products, S: Stored<Real = f32>>(
         let column = (kv_head * spec.group() + n) * head_dim;
         for first in (0..len).step_by(SIDE) {
             let queries = SIDE.min(len - first);
-            let columns = queries.next_multiple_of(lanes(operands.simd));
             operands.pack_rotated(row, first..first + queries, column, scale, q);
             operands.prefetch_next(operands.qkv, row, kv_head * spec.group() + n, first);
             if n == 0 {
@@ -75,18 +75,11 @@ unsafe fn pair_with<P: Products, S: Stored<Real = f32>>(
             output.prefetch(places, column, head_dim);
             // SAFETY: the caller guarantees the processor.
             unsafe { products.turn(width, false, q, q_turned) };
-            let mut softmax = Softmax::new();
-            for first_key in (0..=first).step_by(SIDE) {
-                let is_diagonal = first_key == first;
-                let keys = if is_diagonal { queries } else { SIDE };
-                let at =
-                    ScoreSquare { first_key, keys, queries, columns, is_diagonal, head_dim, width };
-                // SAFETY: the caller guarantees the processor.
-                unsafe { products.scores(&at, k, q_turned, square) };
-                add_scores(operands.simd, &mut softmax, square, keys, columns, is_diagonal);
-                // SAFETY: as above.
-                unsafe { products.add_values(&at, square, v, &softmax.factors, sums) };
-            }
+            let diagonal = ScoreSquare::on_diagonal(operands, first, queries);
+            // SAFETY: as above.
+            let softmax = unsafe {
+                attend(&mut products, operands.simd, diagonal, [k, v, q_turned], square, sums)
+            };
             // SAFETY: as above. The queries are not needed any more.
             let sums = unsafe { products.rows(width, sums, q) };
             let divisors = &softmax.sums[..queries];
@@ -99,12 +92,35 @@ unsafe fn pair_with<P: Products, S: Stored<Real = f32>>(
                 *to = most + divisor.ln();
             }
         }
-        for token in len..spec.seq {
-            // SAFETY: as above.
-            unsafe { output.place(row * spec.seq + token, column, head_dim) }.fill(S::default());
-        }
+        // SAFETY: as above.
+        unsafe { output.clear(spec, row, len..spec.seq, column) };
         log_sums[len..].fill(0.0);
     }
+}
+
+/// Adds the values of all keys up to the diagonal to the sums, weighted for the queries of its square.
+///
+/// # Safety
+///
+/// The processor is that of the products.
+#[inline(always)]
+unsafe fn attend<P: Products>(
+    products: &mut P,
+    simd: SimdLevel,
+    diagonal: ScoreSquare,
+    [k, v, q_turned]: [&[f32]; 3],
+    square: &mut [f32],
+    sums: &mut [f32],
+) -> Softmax {
+    let mut softmax = Softmax::new();
+    for at in diagonal.up_to_diagonal() {
+        // SAFETY: required of the caller.
+        unsafe { products.scores(&at, k, q_turned, square) };
+        add_scores(simd, &mut softmax, square, &at);
+        // SAFETY: as above.
+        unsafe { products.add_values(&at, square, v, &softmax.factors, sums) };
+    }
+    softmax
 }
 
 /// The state of the online softmax of a tile of queries.
@@ -131,21 +147,14 @@ multiversion! {
     fn add_scores(
         softmax: &mut Softmax,
         square: &mut [f32],
-        keys: usize,
-        columns: usize,
-        is_diagonal: bool,
+        at: &ScoreSquare,
     ) = add_scores_body
 }
 
 #[inline(always)]
-fn add_scores_body(
-    softmax: &mut Softmax,
-    square: &mut [f32],
-    keys: usize,
-    columns: usize,
-    is_diagonal: bool,
-) {
-    let columns = columns.min(SIDE);
+fn add_scores_body(softmax: &mut Softmax, square: &mut [f32], at: &ScoreSquare) {
+    let ScoreSquare { keys, is_diagonal, .. } = *at;
+    let columns = at.columns.min(SIDE);
     let (rows, _) = square.as_chunks_mut::<SIDE>();
     // Four rows at a time, which shortens the chain of additions. Rows after the last key are above the diagonal.
     let (fours, _) = rows[..keys.next_multiple_of(4)].as_chunks_mut::<4>();

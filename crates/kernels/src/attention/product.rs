@@ -6,7 +6,7 @@
 //! In registers, each element of a product is one sum in the order of the inner index, started at zero, which is then stored or
 //! added. So its bits do not depend on its place in a tile, nor on which other elements are computed.
 
-use super::tile::{PairOperands, SIDE, at_level, lanes, transpose};
+use super::tile::{PairOperands, SIDE, at_level, lanes, transpose, width};
 use crate::SimdLevel;
 use crate::simd::{Vector, multiversion};
 use crate::stored::Stored;
@@ -26,6 +26,31 @@ pub(super) struct ScoreSquare {
     pub(super) head_dim: usize,
     /// Elements of a row of a tile.
     pub(super) width: usize,
+}
+
+impl ScoreSquare {
+    /// The square of queries from `first` on and their own keys.
+    #[inline(always)]
+    pub(super) fn on_diagonal<S>(
+        operands: &PairOperands<'_, S>,
+        first: usize,
+        queries: usize,
+    ) -> Self {
+        let (head_dim, width) = (operands.spec.head_dim, width(operands.spec));
+        let columns = queries.next_multiple_of(lanes(operands.simd));
+        let (first_key, keys, is_diagonal) = (first, queries, true);
+        Self { first_key, keys, queries, columns, is_diagonal, head_dim, width }
+    }
+
+    /// The squares of a tile of queries: those before the diagonal, and then this one, which is on it.
+    #[inline(always)]
+    pub(super) fn up_to_diagonal(self) -> impl Iterator<Item = Self> {
+        (0..=self.first_key).step_by(SIDE).map(move |first_key| {
+            let is_diagonal = first_key == self.first_key;
+            let keys = if is_diagonal { self.keys } else { SIDE };
+            Self { first_key, keys, is_diagonal, ..self }
+        })
+    }
 }
 
 /// The real tokens of a row, and the column where a head of keys or of values begins.

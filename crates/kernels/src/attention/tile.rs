@@ -320,6 +320,25 @@ impl<'a, S: Stored> SharedMatrix<'a, S> {
         // SAFETY: the elements are within the borrowed matrix, and the caller guarantees that there is no other slice.
         unsafe { std::slice::from_raw_parts_mut(self.start.add(row * self.columns + column), len) }
     }
+
+    /// Writes zeros to a head from `column` on, for tokens of a row of the batch.
+    ///
+    /// # Safety
+    ///
+    /// As for [`SharedMatrix::place`].
+    pub(super) unsafe fn clear(
+        &self,
+        spec: &AttentionSpec,
+        row: usize,
+        tokens: Range<usize>,
+        column: usize,
+    ) {
+        for token in tokens {
+            // SAFETY: required of the caller.
+            let place = unsafe { self.place(row * spec.seq + token, column, spec.head_dim) };
+            place.fill(S::default());
+        }
+    }
 }
 
 multiversion! {

@@ -18,10 +18,11 @@ use paceline_memory::{DType, Tensor};
 pub use self::row::forward_row;
 pub use crate::activation::Activation;
 use crate::card::products::{self, CardMatrix, RowParts};
+use crate::error::matrix_sizes;
 use crate::matmul::{Destination, Matrix, Multiply, product};
 use crate::operands::write_or_update;
 use crate::real::for_real;
-use crate::{Compute, KernelError, Op, Result, Scratch, elementwise, read, scratch, write};
+use crate::{Compute, Op, Result, Scratch, elementwise, read, scratch, write};
 
 /// Rows of x, outputs, inputs. The weight has the last two.
 #[derive(Clone, Copy, Debug)]
@@ -34,10 +35,7 @@ struct LinearSizes {
 impl LinearSizes {
     /// `rows` has the rows of x.
     fn of(op: Op, rows: &Tensor, weight: &Tensor) -> Result<Self> {
-        let &[n, k] = weight.dims() else {
-            let (expected, got) = ([0, 0].into(), weight.shape());
-            return Err(KernelError::Shape { op: op.name, operand: "weight", expected, got });
-        };
+        let [n, k] = matrix_sizes(op.name, "weight", weight)?;
         Ok(Self { m: rows.dims().first().copied().unwrap_or(0), n, k })
     }
 }

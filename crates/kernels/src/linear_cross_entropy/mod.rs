@@ -13,7 +13,7 @@ use paceline_memory::{Device, MemoryError, Tensor};
 use self::card::CardHead;
 use crate::card::linear_cross_entropy as kernels;
 use crate::compute::batches;
-use crate::error::expect_shape;
+use crate::error::{expect_shape, matrix_sizes};
 use crate::loss::SUMS_LEN;
 use crate::matmul::{Matrix, Multiply};
 use crate::operands::write_or_update;
@@ -132,10 +132,7 @@ pub fn ignore_padding(
 
 /// The extents of labels (n, seq) of sequences with lengths (n).
 fn extents(labels: &Tensor, lengths: &Tensor) -> Result<[usize; 2]> {
-    let &[n, seq] = labels.dims() else {
-        let (expected, got) = ([0, 0].into(), labels.shape());
-        return Err(KernelError::Shape { op: OP, operand: "labels", expected, got });
-    };
+    let [n, seq] = matrix_sizes(OP, "labels", labels)?;
     expect_shape(OP, "lengths", lengths.shape(), [n])?;
     Ok([n, seq])
 }
@@ -190,10 +187,8 @@ pub fn backward_weight(
     d_weight: &Tensor,
     accumulate: bool,
 ) -> Result<()> {
-    let (&[rows, inputs], &[_, classes]) = (input.dims(), d_outputs.dims()) else {
-        let (expected, got) = ([0, 0].into(), input.shape());
-        return Err(KernelError::Shape { op: OP, operand: "input and d_outputs", expected, got });
-    };
+    let [rows, inputs] = matrix_sizes(OP, "input", input)?;
+    let [_, classes] = matrix_sizes(OP, "d_outputs", d_outputs)?;
     let chunk = chunk_rows(rows, classes);
     let op = Op::new("linear_cross_entropy_weight").backward_product([rows, classes, inputs, 1]);
     for_stored!(OP, input.dtype(), S => {
@@ -239,10 +234,8 @@ fn run(
     gradients: Option<Gradients<'_>>,
     sums: &Tensor,
 ) -> Result<()> {
-    let (&[rows, inputs], &[classes, _]) = (input.dims(), weight.dims()) else {
-        let (expected, got) = ([0, 0].into(), input.shape());
-        return Err(KernelError::Shape { op: OP, operand: "input and weight", expected, got });
-    };
+    let [rows, inputs] = matrix_sizes(OP, "input", input)?;
+    let [classes, _] = matrix_sizes(OP, "weight", weight)?;
     let (d_weight, accumulate, kept) = match gradients.map_or(Then::Nothing, |g| g.then) {
         Then::Nothing => (None, false, None),
         Then::Weight { d_weight, accumulate } => (Some(d_weight), accumulate, None),
