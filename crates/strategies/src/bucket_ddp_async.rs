@@ -135,6 +135,7 @@ impl Strategy for BucketDdpAsync {
     }
 
     fn finish_gradients(&mut self, cx: &mut StepContext) -> Result<()> {
+        self.order.finish();
         self.send(cx)?;
         let Some(buckets) = &self.buckets else { return Ok(()) };
         let Replica { storage, group, compute, .. } = cx.replica;

@@ -35,7 +35,12 @@ impl InOrder {
         })
     }
 
-    /// Begins a new step.
+    /// Ends a step: all parameters have been given out.
+    pub(crate) fn finish(&self) {
+        debug_assert_eq!(self.next, self.ids.len(), "a step announces every gradient");
+    }
+
+    /// Begins a new step, also after one that has failed.
     pub(crate) fn restart(&mut self) {
         self.is_ready.fill(false);
         self.next = 0;
@@ -62,6 +67,7 @@ mod tests {
         };
         assert_eq!([announce(3), announce(0), announce(1)], [vec![3], vec![], vec![]]);
         assert_eq!(announce(2), [2, 1, 0]);
+        order.finish();
         order.restart();
         assert_eq!(order.pop(), None);
     }

@@ -52,6 +52,7 @@ impl Strategy for SimpleDdpAsync {
     }
 
     fn finish_gradients(&mut self, cx: &mut StepContext) -> Result<()> {
+        self.order.finish();
         let Replica { storage, group, compute, .. } = cx.replica;
         let world_size = group.world_size() as f64;
         for (id, work) in self.in_flight.drain(..) {

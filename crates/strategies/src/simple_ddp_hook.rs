@@ -53,6 +53,7 @@ impl Strategy for SimpleDdpHook {
     }
 
     fn finish_gradients(&mut self, _: &mut StepContext) -> Result<()> {
+        self.order.finish();
         Ok(())
     }
 }
