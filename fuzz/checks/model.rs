@@ -16,16 +16,16 @@ use crate::{
     Init, Layout, LayoutBuilder, LlamaConfig, ModelError, Optimizer, OptimizerConfig, Storage,
 };
 
-const OPTIMIZERS: [OptimizerConfig; 2] = [
-    OptimizerConfig::Sgd(Sgd { lr: 0.1, momentum: 0.9, weight_decay: 0.0 }),
-    OptimizerConfig::AdamW(AdamW {
-        lr: 0.1,
-        beta1: 0.9,
-        beta2: 0.999,
-        eps: 1e-8,
-        weight_decay: 0.0,
-    }),
-];
+const SGD: OptimizerConfig =
+    OptimizerConfig::Sgd(Sgd { lr: 0.1, momentum: 0.9, weight_decay: 0.0 });
+/// The optimizer of the kept checkpoints.
+pub const ADAM_W: OptimizerConfig = OptimizerConfig::AdamW(AdamW {
+    lr: 0.1,
+    beta1: 0.9,
+    beta2: 0.999,
+    eps: 1e-8,
+    weight_decay: 0.0,
+});
 
 /// Reads the bytes as they are, and once more with the right digest. With a wrong digest, the reader refuses the file
 /// before it reads anything else.
@@ -70,11 +70,6 @@ pub fn signed(bytes: &[u8]) -> Option<Vec<u8>> {
 /// out.
 pub fn config_json(bytes: &[u8]) -> Result<(), String> {
     let text = str::from_utf8(bytes).map_err(|error| error.to_string())?;
-    let sentence = |error: ModelError| {
-        let message = error.to_string();
-        assert!(message.contains(' '), "a message is a sentence: {message}");
-        message
-    };
     let config = LlamaConfig::from_json(text).map_err(sentence)?;
     let written = config.to_json().to_string();
     assert_eq!(LlamaConfig::from_json(&written).as_ref().ok(), Some(&config), "{written}");
@@ -83,6 +78,12 @@ pub fn config_json(bytes: &[u8]) -> Result<(), String> {
     let model = few.build(3).map_err(sentence)?;
     assert!(model.layout.num_bytes(DType::F64) >= 8 * model.layout.num_params());
     Ok(())
+}
+
+fn sentence(error: ModelError) -> String {
+    let message = error.to_string();
+    assert!(message.contains(' '), "a message is a sentence: {message}");
+    message
 }
 
 /// A model whose file has at most 2 KiB.
@@ -96,11 +97,6 @@ pub fn small_layout() -> Layout {
 }
 
 fn read(bytes: &[u8]) -> Result<(), String> {
-    let sentence = |error: ModelError| {
-        let message = error.to_string();
-        assert!(message.contains(' '), "a message is a sentence: {message}");
-        message
-    };
     let path = Path::new("file");
     let file = WeightFile::from_bytes(path, bytes.to_vec()).map_err(sentence)?;
     let layout = Arc::new(small_layout());
@@ -111,7 +107,7 @@ fn read(bytes: &[u8]) -> Result<(), String> {
     assert_eq!(file.restore_model(&storage).map_err(sentence), fits_model);
     // A file without the state of an optimizer is good enough to evaluate, but not to go on.
     let mut outcome = fits_model;
-    for config in OPTIMIZERS {
+    for config in [SGD, ADAM_W] {
         let optimizer = Optimizer::new(config, &storage, &allocator).expect("a small model");
         let fits = file.check(&layout, DType::F32, &config).map_err(sentence);
         assert_eq!(file.restore(&storage, &optimizer).map_err(sentence), fits);
