@@ -97,7 +97,7 @@ fn read_checkpoint(bytes: &[u8]) -> Result<(), String> {
     });
     let again = open(&[index.to_json(), file].concat()).expect("what was written can be read");
     again.check(&layout, &ADAM_W, &settings).expect("the same model");
-    // Compared as text, because a loss may be no number.
+    // Compared as text, because a loss may be NaN.
     assert_eq!(format!("{:?}", again.progress()), format!("{progress:?}"));
     assert_eq!(steps, again.optimizer_steps());
     Ok(())

@@ -1,8 +1,8 @@
 //! From a source to code for a card, by the vendor's run-time compiler (NVRTC). Compiled code is kept on disk.
 //!
-//! Input: a source and a target. Output: machine code, or text for a card that is emulated, or what the kernels need of a
-//! card. A file of the cache begins with the digest of what follows and has the digest of source, kernels, target, options and
-//! compiler as its name, so neither an older compiler's nor a broken file is used. The folder belongs to the user alone.
+//! Input: a source and a target. Output: machine code, or text for a card that is emulated, or the resources of the kernels. A
+//! file of the cache begins with the digest of the rest and has the digest of source, kernels, target, options and compiler as
+//! its name, so neither an older compiler's nor a broken file is used. The folder belongs to the user alone.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
 use std::fs::{self, DirBuilder};
@@ -72,7 +72,7 @@ pub fn version() -> Result<(i32, i32)> {
     Ok((major, minor))
 }
 
-/// A compiled source.
+/// Compiled code of a source.
 #[derive(Debug)]
 pub struct Compiled {
     /// The symbol of each of the source's kernels.
@@ -101,7 +101,7 @@ pub fn compile(source: &KernelSource, target: CompileTarget) -> Result<Compiled>
     made(source, target, &[], |code, _| code)
 }
 
-/// The part that `wanted` takes of the code and of the compiler's log, from the cache or made now.
+/// The bytes that `wanted` takes from the code and the compiler's log, from the cache or made now.
 fn made(
     source: &KernelSource,
     target: CompileTarget,

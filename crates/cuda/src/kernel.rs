@@ -302,7 +302,7 @@ fn entry(text: &str) -> (&str, Vec<ArgumentKind>) {
 }
 
 /// States the kernels of a source, which are functions or templates. A template may have another name than the function here, and
-/// more arguments behind the type: `fn scale_by_2<T: f32>["scale", "2"](..)` is `scale<f32, 2>`.
+/// more arguments after the type: `fn scale_by_2<T: f32>["scale", "2"](..)` is `scale<f32, 2>`.
 ///
 /// ```
 /// use paceline_cuda::kernel::{In, NUMBERS, Out};
