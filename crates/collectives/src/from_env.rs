@@ -1,8 +1,9 @@
 //! A group from the environment that the launcher has set: who the ranks are, where they meet, and which
 //! transport suits them.
 //!
-//! Input: the environment. Output: a group. Before any connection is made, every rank writes to
-//! the store which transport it was asked for and where it runs, so that all choose the same transport. This module knows nothing of how the transports work.
+//! Input: the environment. Output: a group. Before any connection is made, every rank writes to the store which
+//! transport it was asked for and where it runs, so that all choose the same transport. This module knows nothing of how
+//! the transports work.
 
 use paceline_rendezvous::{HostRoute, PeerListener, Placement, Rendezvous, Store};
 use serde::{Deserialize, Serialize};

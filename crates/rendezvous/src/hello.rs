@@ -46,7 +46,8 @@ pub(crate) const MAX_STRANGERS: usize = 128;
 /// until rank 0 comes. Nobody has counted the rank yet.
 pub(crate) const CHALLENGE_LIMIT: Duration = Duration::from_secs(10);
 
-/// The beginning of a proof. It differs between the two sides, so that neither side's proof can be sent back as the proof of the other.
+/// The beginning of a proof. It differs between the two sides, so that neither side's proof can be sent back as the proof of
+/// the other.
 const LISTENER: &[u8] = b"paceline: the rank that listens";
 const CONNECTOR: &[u8] = b"paceline: the rank that connects";
 

@@ -112,8 +112,8 @@ pass!(pass4: a b c d);
 ///
 /// # Safety
 ///
-/// The inputs are valid for these elements and aligned for their type, and nobody writes to them. `to` does not overlap them, and has
-/// at most [`block_elems`] elements. `slots` are there unless there is only one value. The processor has `level`.
+/// The inputs are valid for these elements and aligned for their type, and nobody writes to them. `to` does not overlap them,
+/// and has at most [`block_elems`] elements. `slots` are there unless there is only one value. The processor has `level`.
 #[inline(always)]
 pub(super) unsafe fn combine_block<T: Reduce, F>(
     level: SimdLevel,

@@ -7,8 +7,8 @@
 //!
 //! Staged (private memory of processes): the message goes in pieces of a quarter of a megabyte. The first piece is
 //! there when the ranks meet. Each piece is copied in (`S` more bytes), reduced in the staging areas, which stay in
-//! the cache, and copied out (`S` more). A group of two ranks needs neither the second phase nor the copy out: each rank reduces the whole
-//! message directly into its private memory.
+//! the cache, and copied out (`S` more). A group of two ranks needs neither the second phase nor the copy out: each rank
+//! reduces the whole message directly into its private memory.
 
 use std::borrow::Cow;
 
@@ -95,7 +95,7 @@ impl ChunkedReduction<'_> {
         while let Some(chunk) = barrier.claim_chunk(num_chunks) {
             let begin = chunk as usize * CHUNK_BYTES;
             let chunk_bytes = CHUNK_BYTES.min(len_bytes - begin);
-            // SAFETY: the chunk lies within every region. The owners of the regions have claimed or borrowed
+            // SAFETY: the chunk lies within every region. The owners of the regions have claimed
             // them and wait for the second phase. Only this rank works on a chunk that it has claimed.
             unsafe { self.reduce(inputs, outputs, begin, chunk_bytes) };
             barrier.complete_chunk(round, num_chunks);

@@ -75,8 +75,8 @@ impl SharedState {
         Ok(Round { number, present_ns, calls, operations: Vec::new(), is_anyone_staged })
     }
 
-    /// Like [`SharedState::meet`], but does not compare the calls. `publish` writes further data that the others may read as soon as
-    /// all have come. It takes the number of the round, and whether this rank's data must be staged.
+    /// Like [`SharedState::meet`], but does not compare the calls. `publish` writes further data that the others may read as
+    /// soon as all have come. It takes the number of the round, and whether this rank's data must be staged.
     pub(crate) fn show(
         &self,
         context: &OpContext,

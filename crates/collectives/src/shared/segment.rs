@@ -94,8 +94,8 @@ impl SharedSegment {
 pub(crate) struct Segments {
     /// The staging areas. No buffer of the caller lies there.
     staging: SharedSegment,
-    /// The segments that the group has shared since it was formed, by number. Dropping the buffer in a part returns the part's memory
-    /// to the system. The segment stays mapped until the buffers of all ranks are dropped, because a peer may still use
+    /// The segments that the group has shared since it was formed, by number. Dropping the buffer in a part returns the part's
+    /// memory to the system. The segment stays mapped until the buffers of all ranks are dropped, because a peer may still use
     /// its own part.
     shared: Mutex<SegmentList>,
     inherited: Option<Inherited>,

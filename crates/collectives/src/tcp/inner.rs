@@ -60,8 +60,8 @@ impl Sockets {
         error
     }
 
-    /// Forgets all posted transfers after a failed operation, and sends all peers the reason why this rank gives up. Returns the error
-    /// to report, and which of the ranks that it is about are alive.
+    /// Forgets all posted transfers after a failed operation, and sends all peers the reason why this rank gives up. Returns
+    /// the error to report, and which of the ranks that it is about are alive.
     ///
     /// After a time-out, peers that have given up as well are not the ones that cannot be reached. Their last
     /// words say which ranks they have waited for: perhaps a rank from which this one already had all that it needed.
