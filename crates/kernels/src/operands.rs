@@ -208,8 +208,7 @@ impl StatedTensor<'_> {
             return Err(MemoryError::WrongType { expected, got }.into());
         }
         if compute.device() == Device::Meta {
-            let bytes = times * self.tensor.num_elems() * self.tensor.dtype().size_bytes();
-            lock(&compute.rehearsal).moved_bytes += bytes as u64;
+            lock(&compute.rehearsal).moved_bytes += (times * self.tensor.num_bytes()) as u64;
         }
         Ok(())
     }

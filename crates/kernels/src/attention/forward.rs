@@ -42,7 +42,7 @@ unsafe fn pair_with<P: Products, S: Stored<Real = f32>>(
     log_sums: &mut [f32],
     output: &SharedMatrix<'_, S>,
 ) {
-    let spec = operands.spec;
+    let (simd, spec) = (operands.simd, operands.spec);
     let (row, kv_head) = (pair / spec.kv_heads, pair % spec.kv_heads);
     let (len, head_dim, width) = (operands.lengths[row] as usize, spec.head_dim, width(spec));
     let all = spec.seq.next_multiple_of(SIDE) * width;
@@ -65,28 +65,24 @@ unsafe fn pair_with<P: Products, S: Stored<Real = f32>>(
     for (n, log_sums) in log_sums.chunks_exact_mut(spec.seq).enumerate() {
         let column = (kv_head * spec.group() + n) * head_dim;
         for first in (0..len).step_by(SIDE) {
-            let queries = SIDE.min(len - first);
+            let (queries, begin) = (SIDE.min(len - first), row * spec.seq + first);
             operands.pack_rotated(row, first..first + queries, column, scale, q);
             operands.prefetch_next(operands.qkv, row, kv_head * spec.group() + n, first);
             if n == 0 {
                 operands.prefetch_next_keys(row, kv_head, first);
             }
-            let places = row * spec.seq + first..row * spec.seq + first + queries;
-            output.prefetch(places, column, head_dim);
+            output.prefetch(begin..begin + queries, column, head_dim);
             // SAFETY: the caller guarantees the processor.
             unsafe { products.turn(width, false, q, q_turned) };
             let diagonal = ScoreSquare::on_diagonal(operands, first, queries);
             // SAFETY: as above.
-            let softmax = unsafe {
-                attend(&mut products, operands.simd, diagonal, [k, v, q_turned], square, sums)
-            };
+            let softmax =
+                unsafe { attend(&mut products, simd, diagonal, [k, v, q_turned], square, sums) };
             // SAFETY: as above. The queries are not needed any more.
             let sums = unsafe { products.rows(width, sums, q) };
             let divisors = &softmax.sums[..queries];
             // SAFETY: the caller guarantees that nobody else uses the places of this pair.
-            unsafe {
-                put(operands.simd, output, spec, row * spec.seq + first, column, sums, divisors)
-            };
+            unsafe { put(simd, output, spec, begin, column, sums, divisors) };
             let log_sums = log_sums[first..].iter_mut();
             for ((to, most), divisor) in log_sums.zip(softmax.largest).zip(divisors) {
                 *to = most + divisor.ln();

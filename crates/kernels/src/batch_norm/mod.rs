@@ -19,6 +19,7 @@ use paceline_memory::{Shape, Tensor};
 use crate::activation::Activation;
 use crate::card::batch_norm as kernels;
 use crate::compute::batches;
+use crate::operands::write_or_update;
 use crate::real::for_real;
 use crate::stored::{Stored, for_stored};
 use crate::{
@@ -388,11 +389,10 @@ pub fn backward_weight(
     let op = Op::new("batch_norm_backward_weight");
     let shape = [config.channels];
     for_real!(op.name, d_weight.dtype(), T => {
-        let gradient = if accumulate { update::<T> } else { write::<T> };
         let operands = (
             read::<f64>("gradient_sums", gradient_sums, [config.gradient_sums_len()]),
-            gradient("d_weight", d_weight, shape),
-            gradient("d_bias", d_bias, shape),
+            write_or_update::<T>(accumulate, "d_weight", d_weight, shape),
+            write_or_update::<T>(accumulate, "d_bias", d_bias, shape),
         );
         let channels = config.channels;
         let body = move |_: &Processor, (sums, d_weight, d_bias): (&[f64], &mut [T], &mut [T])| {

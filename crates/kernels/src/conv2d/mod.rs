@@ -34,15 +34,14 @@ mod prepare;
 mod tile;
 pub(crate) mod weight_gradient;
 
-use paceline_memory::{Shape, Tensor};
+use paceline_memory::Tensor;
 
 use crate::card::conv::CardConv;
 use crate::layout::square::{add_positions, positions_to_planes};
+use crate::operands::write_or_update;
 use crate::simd::multiversion;
 use crate::stored::{SinglePrecision, for_images};
-use crate::{
-    Compute, ImageLayout, Op, Result, elementwise, read, reference, scratch, update, write,
-};
+use crate::{Compute, ImageLayout, Op, Result, elementwise, read, reference, scratch, write};
 use direct::{ConvProduct, Memory, image_parts};
 pub use geometry::Conv2d;
 use input_gradient::{InputGradient, copy_images};
@@ -141,16 +140,13 @@ pub fn backward_weight(
     let on_card = CardConv::new(compute, op.name, &conv, false, batch)?;
     for_images!(
         compute, op, (input, d_output),
-        (X, S, P) => {
-            let result = if accumulate { update::<P> } else { write::<P> };
-            (
-                read::<X>("input", input, conv.input_shape(batch)),
-                read::<S>("d_output", d_output, conv.output_shape(batch)),
-                result("d_weight", d_weight, Shape::from(conv.weight_shape())),
-                result("d_bias", d_bias, Shape::from([conv.c_out])),
-                compute.is_card().then(|| scratch::<P>(on_card.scratch_len::<X, S>())),
-            )
-        },
+        (X, S, P) => (
+            read::<X>("input", input, conv.input_shape(batch)),
+            read::<S>("d_output", d_output, conv.output_shape(batch)),
+            write_or_update::<P>(accumulate, "d_weight", d_weight, conv.weight_shape()),
+            write_or_update::<P>(accumulate, "d_bias", d_bias, [conv.c_out]),
+            compute.is_card().then(|| scratch::<P>(on_card.scratch_len::<X, S>())),
+        ),
         memory: memory_of(compute, || gradient.memory::<S>(compute.threads(), batch)),
         f64: move |_, ((x, dy, dw, db, _), _)| {
             if !accumulate {

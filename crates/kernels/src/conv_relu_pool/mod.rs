@@ -15,7 +15,7 @@
 mod planes;
 mod windows;
 
-use paceline_memory::{Shape, Tensor};
+use paceline_memory::Tensor;
 
 use crate::card::conv::CardConv;
 use crate::conv2d::direct::{ConvProduct, image_parts};
@@ -23,10 +23,9 @@ use crate::conv2d::input_gradient::InputGradient;
 use crate::conv2d::weight_gradient::WeightGradient;
 use crate::conv2d::{Conv2d, memory_of};
 use crate::layout::square::add_positions;
+use crate::operands::write_or_update;
 use crate::stored::for_images;
-use crate::{
-    Compute, ImageLayout, KernelError, Op, Result, read, reference, scratch, update, write,
-};
+use crate::{Compute, ImageLayout, KernelError, Op, Result, read, reference, scratch, write};
 use windows::{NOTHING, add_won, pool, unpool_images};
 
 /// Shape of a batch of outputs: (n, h' / 2, w' / 2, c_out), rounded down, or (n, c_out, h' / 2, w' / 2).
@@ -124,26 +123,19 @@ pub fn backward_weight(
     let (conv, batch) = (*conv, input.dims().first().copied().unwrap_or(0));
     let op = Op::new("conv_relu_pool_backward_weight").backward_product(conv.products(batch));
     let [rows, columns, c_out] = pooled_image(&conv);
-    let gradient = WeightGradient::new(
-        compute.processor().ways(d_output.dtype()),
-        &conv,
-        2 * rows,
-        2 * columns,
-    );
+    let ways = compute.processor().ways(d_output.dtype());
+    let gradient = WeightGradient::new(ways, &conv, 2 * rows, 2 * columns);
     let on_card = CardConv::new(compute, op.name, &conv, true, batch)?;
     for_images!(
         compute, op, (input, d_output),
-        (X, S, P) => {
-            let result = if accumulate { update::<P> } else { write::<P> };
-            (
-                read::<X>("input", input, conv.input_shape(batch)),
-                read::<S>("d_output", d_output, output_shape(&conv, batch)),
-                read::<u8>("winners", winners, output_shape(&conv, batch)),
-                result("d_weight", d_weight, Shape::from(conv.weight_shape())),
-                result("d_bias", d_bias, Shape::from([c_out])),
-                compute.is_card().then(|| scratch::<P>(on_card.scratch_len::<X, S>())),
-            )
-        },
+        (X, S, P) => (
+            read::<X>("input", input, conv.input_shape(batch)),
+            read::<S>("d_output", d_output, output_shape(&conv, batch)),
+            read::<u8>("winners", winners, output_shape(&conv, batch)),
+            write_or_update::<P>(accumulate, "d_weight", d_weight, conv.weight_shape()),
+            write_or_update::<P>(accumulate, "d_bias", d_bias, [c_out]),
+            compute.is_card().then(|| scratch::<P>(on_card.scratch_len::<X, S>())),
+        ),
         memory: memory_of(compute, || gradient.memory::<S>(compute.threads(), batch)),
         f64: move |_, ((x, dy, winners, dw, db, _), _)| {
             if !accumulate {
@@ -170,8 +162,7 @@ pub fn backward_weight(
             Ok(())
         },
         card: move |card, ((x, dy, winners, dw, db, partials), _)| {
-            let partials = partials.expect("a card has partial sums");
-            let read = (x, dy, Some(winners));
+            let (read, partials) = ((x, dy, Some(winners)), partials.expect("a card has them"));
             // SAFETY: the operands are those of this convolution.
             unsafe { on_card.backward_weight::<X, S>(card, read, (dw, db), accumulate, partials) }
         },

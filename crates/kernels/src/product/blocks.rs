@@ -17,7 +17,7 @@
 
 use super::kernel::{MicroKernel, Panels};
 use super::pack::{Ahead, SLACK};
-use super::store::{BUFFER_LEN, OutputTile};
+use super::store::{BUFFER_LEN, SumTile};
 use super::{ElemPtr, Output, ProductSizes, RawProduct};
 
 /// Lengths are rounded up to this number of elements, a cache line.
@@ -168,9 +168,9 @@ fn block(
     sums: Option<(*mut f32, usize)>,
     is_first: bool,
     is_last: bool,
-) -> OutputTile {
+) -> SumTile {
     let to = c.elems.at(row * c.row_stride + column);
-    let mut block = OutputTile {
+    let mut block = SumTile {
         rows,
         columns,
         addend: sums.filter(|_| !is_first),

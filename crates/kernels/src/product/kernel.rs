@@ -4,7 +4,7 @@
 //! for each lane (row of `a`, column of `b`). A unit holds one k as f32, or two as a pair of bf16, the first in the low
 //! half. What is missing at the edges is zero.
 
-use super::store::{OutputTile, TileBuffer};
+use super::store::{SumTile, TileBuffer};
 use super::{RawOperand, pack, store};
 use crate::simd::{Portable, Vector};
 
@@ -48,7 +48,7 @@ pub(super) unsafe trait MicroKernel {
     unsafe fn pack_b(b: &RawOperand, lanes: usize, k_len: usize, panels: *mut u32);
     /// Multiplies two panels, and writes the tile of sums to its place. Each sum starts at zero and adds
     /// unit after unit. A kernel may leave the tile in `sums` until the next call, and writes tiles in the order of calls.
-    unsafe fn multiply(panels: Panels, sums: &mut Self::TileSums, tile: &OutputTile);
+    unsafe fn multiply(panels: Panels, sums: &mut Self::TileSums, tile: &SumTile);
 }
 
 /// A panel of `a` and one of `b`, of as many units.
@@ -146,7 +146,7 @@ unsafe impl MicroKernel for PlainKernel {
         // SAFETY: the caller's contract.
         unsafe { pack::pack::<Portable, { Self::COLUMNS }, false>(b, lanes, k_len, panels) }
     }
-    unsafe fn multiply(panels: Panels, buffer: &mut TileBuffer, tile: &OutputTile) {
+    unsafe fn multiply(panels: Panels, buffer: &mut TileBuffer, tile: &SumTile) {
         // SAFETY: the caller's contract.
         unsafe {
             store::store(fused::<Portable, 6, 6>(panels), buffer, tile);
@@ -207,12 +207,12 @@ mod x86 {
             // SAFETY: the caller's contract.
             unsafe { inner(b, lanes, k_len, panels) }
         }
-        unsafe fn multiply(panels: Panels, buffer: &mut TileBuffer, tile: &OutputTile) {
+        unsafe fn multiply(panels: Panels, buffer: &mut TileBuffer, tile: &SumTile) {
             #[target_feature(enable = "avx2,fma")]
             unsafe fn inner<const ROWS: usize>(
                 panels: Panels,
                 buffer: &mut TileBuffer,
-                tile: &OutputTile,
+                tile: &SumTile,
             ) {
                 // SAFETY: the caller's contract.
                 unsafe {
@@ -250,7 +250,7 @@ mod x86 {
             // SAFETY: the caller's contract.
             unsafe { pack_singles::<32>(b, lanes, k_len, panels) }
         }
-        unsafe fn multiply(panels: Panels, buffer: &mut TileBuffer, tile: &OutputTile) {
+        unsafe fn multiply(panels: Panels, buffer: &mut TileBuffer, tile: &SumTile) {
             // SAFETY: the caller's contract.
             unsafe { with_rows!(tile.rows, 2 4 6 8 10 12 14, widened(panels, buffer, tile)) }
         }
@@ -283,7 +283,7 @@ mod x86 {
             // SAFETY: the caller's contract.
             unsafe { pack_pairs::<32, 1>(b, lanes, k_len, panels) }
         }
-        unsafe fn multiply(panels: Panels, buffer: &mut TileBuffer, tile: &OutputTile) {
+        unsafe fn multiply(panels: Panels, buffer: &mut TileBuffer, tile: &SumTile) {
             // SAFETY: the caller's contract.
             unsafe { with_rows!(tile.rows, 2 4 6 8 10 12 14, dots(panels, buffer, tile)) }
         }
@@ -293,11 +293,7 @@ mod x86 {
     ///
     /// The contract of [`MicroKernel::multiply`], for panels of 14 and 32 lanes.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    unsafe fn widened<const ROWS: usize>(
-        panels: Panels,
-        buffer: &mut TileBuffer,
-        tile: &OutputTile,
-    ) {
+    unsafe fn widened<const ROWS: usize>(panels: Panels, buffer: &mut TileBuffer, tile: &SumTile) {
         let Panels { units, a, b } = panels;
         let (a, b) = (a.cast::<f32>(), b.cast::<f32>());
         let mut acc = [[_mm512_setzero_ps(); 2]; ROWS];
@@ -321,7 +317,7 @@ mod x86 {
     ///
     /// The contract of [`MicroKernel::multiply`], for panels of 14 and 32 lanes.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-    unsafe fn dots<const ROWS: usize>(panels: Panels, buffer: &mut TileBuffer, tile: &OutputTile) {
+    unsafe fn dots<const ROWS: usize>(panels: Panels, buffer: &mut TileBuffer, tile: &SumTile) {
         let Panels { units, a, b } = panels;
         let mut acc = [[_mm512_setzero_ps(); 2]; ROWS];
         for u in 0..units {

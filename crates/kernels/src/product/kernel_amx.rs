@@ -8,7 +8,7 @@ use std::ops::Range;
 
 use super::kernel::{MicroKernel, Panels};
 use super::pack_avx512::{pack_pairs, pack_rows};
-use super::store::{OutputTile, TileBuffer, store_avx512_bf16};
+use super::store::{SumTile, TileBuffer, store_avx512_bf16};
 use super::{RawOperand, kernel};
 use crate::amx::Hardware;
 use crate::tiles::{self, ROW_BYTES};
@@ -56,7 +56,7 @@ unsafe impl MicroKernel for Amx {
         // SAFETY: the caller's contract.
         unsafe { pack_pairs::<{ Self::COLUMNS }, { Self::UNITS_STEP }>(b, lanes, k_len, panels) }
     }
-    unsafe fn multiply(panels: Panels, late: &mut LateSums, tile: &OutputTile) {
+    unsafe fn multiply(panels: Panels, late: &mut LateSums, tile: &SumTile) {
         // SAFETY: the caller's contract.
         unsafe { multiply(panels, late, tile) }
     }
@@ -66,7 +66,7 @@ unsafe impl MicroKernel for Amx {
 pub(super) struct LateSums {
     tiles: Hardware,
     buffer: TileBuffer,
-    tile: Option<OutputTile>,
+    tile: Option<SumTile>,
     /// The rows of the tile that are not stored yet.
     rows: Range<usize>,
 }
@@ -93,7 +93,7 @@ impl LateSums {
 ///
 /// The contract of [`MicroKernel::multiply`].
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-unsafe fn multiply(Panels { units, a, b }: Panels, late: &mut LateSums, tile: &OutputTile) {
+unsafe fn multiply(Panels { units, a, b }: Panels, late: &mut LateSums, tile: &SumTile) {
     let turns = units / Amx::UNITS_STEP;
     let (stride, row) = (units * UNIT, Amx::COLUMNS * UNIT);
     let (mut a, mut b) = (a.cast::<u8>(), b.cast::<u8>());

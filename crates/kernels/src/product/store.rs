@@ -27,7 +27,7 @@ impl Default for TileBuffer {
 /// Where a tile of sums, or a block of tiles, goes and what is added to it, in this order: the addend, what a bf16 `c` holds, the
 /// bias.
 #[derive(Clone, Copy)]
-pub(super) struct OutputTile {
+pub(super) struct SumTile {
     pub(super) rows: usize,
     pub(super) columns: usize,
     /// Numbers of the same shape, and the stride of their rows.
@@ -41,7 +41,7 @@ pub(super) struct OutputTile {
     pub(super) with_relu: bool,
 }
 
-impl OutputTile {
+impl SumTile {
     /// The part that starts at this row and column, of at most so many rows and columns.
     #[inline(always)]
     pub(super) fn part(&self, (i, j): (usize, usize), (rows, columns): (usize, usize)) -> Self {
@@ -90,7 +90,7 @@ impl OutputTile {
 pub(super) unsafe fn store<V: Vector, const ROWS: usize>(
     sums: [[V; 2]; ROWS],
     buffer: &mut TileBuffer,
-    tile: &OutputTile,
+    tile: &SumTile,
 ) {
     let columns = 2 * V::LANES;
     let has_more = tile.bias.is_some() || tile.with_relu || tile.adds_to_bf16;
@@ -134,7 +134,7 @@ pub(super) unsafe fn store<V: Vector, const ROWS: usize>(
 ///
 /// As for [`store`].
 #[inline(always)]
-unsafe fn store_row(row: &mut [f32], i: usize, tile: &OutputTile) {
+unsafe fn store_row(row: &mut [f32], i: usize, tile: &SumTile) {
     // SAFETY: the caller's contract; the row lies in the tile.
     unsafe {
         if let Some((addend, stride)) = tile.addend {
@@ -183,7 +183,7 @@ unsafe fn store_row(row: &mut [f32], i: usize, tile: &OutputTile) {
 pub(super) unsafe fn store_registers<const ROWS: usize>(
     sums: [[std::arch::x86_64::__m512; 2]; ROWS],
     buffer: &mut TileBuffer,
-    tile: &OutputTile,
+    tile: &SumTile,
 ) {
     use std::arch::x86_64::*;
 
@@ -234,7 +234,7 @@ fn first(len: usize) -> u16 {
 /// As for [`store`]; the processor has AVX-512.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-pub(super) unsafe fn store_avx512(sums: *const f32, tile: &OutputTile) {
+pub(super) unsafe fn store_avx512(sums: *const f32, tile: &SumTile) {
     // SAFETY: the caller's contract.
     unsafe { store_rows::<false>(sums, tile, 0..tile.rows) }
 }
@@ -247,7 +247,7 @@ pub(super) unsafe fn store_avx512(sums: *const f32, tile: &OutputTile) {
 #[cfg(target_arch = "x86_64")]
 #[inline]
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
-pub(super) unsafe fn store_avx512_bf16(sums: *const f32, tile: &OutputTile, rows: Range<usize>) {
+pub(super) unsafe fn store_avx512_bf16(sums: *const f32, tile: &SumTile, rows: Range<usize>) {
     // SAFETY: the caller's contract.
     unsafe { store_rows::<true>(sums, tile, rows) }
 }
@@ -257,11 +257,7 @@ pub(super) unsafe fn store_avx512_bf16(sums: *const f32, tile: &OutputTile, rows
 /// As for [`store_avx512`], and for [`store_avx512_bf16`] if `CONVERTS`.
 #[cfg(target_arch = "x86_64")]
 #[inline(always)]
-unsafe fn store_rows<const CONVERTS: bool>(
-    sums: *const f32,
-    tile: &OutputTile,
-    rows: Range<usize>,
-) {
+unsafe fn store_rows<const CONVERTS: bool>(sums: *const f32, tile: &SumTile, rows: Range<usize>) {
     use std::arch::x86_64::*;
 
     let masks = [first(tile.columns), first(tile.columns.saturating_sub(16))];
