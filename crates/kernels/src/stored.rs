@@ -137,21 +137,21 @@ macro_rules! for_images {
     ) => {{
         use paceline_memory::DType::{BF16, F16, F32, F64};
         macro_rules! with {
-            ($x:ty, $s:ty, $p:ty, $of_types:expr, $body:expr) => {{
+            ($x:ty, $s:ty, $p:ty, $of_types:expr, $body:expr, $on_card:expr) => {{
                 type $X = $x;
                 type $S = $s;
                 type $P = $p;
                 let op = $op.needs($crate::CardNeeds::of_products::<$S>());
-                $compute.launch_with_card(op, ($operands, $of_types), $body, $card)
+                $compute.launch_with_card(op, ($operands, $of_types), $body, $on_card)
             }};
         }
         match ($input.dtype(), $output.dtype()) {
-            (F64, F64) => with!(f64, f64, f64, None::<$crate::Scratch<f32>>, $plain),
-            (F32, F32) => with!(f32, f32, f32, $memory, $fast),
-            (F32, BF16) => with!(f32, half::bf16, f32, $memory, $fast),
-            (BF16, BF16) => with!(half::bf16, half::bf16, f32, $memory, $fast),
-            (F32, F16) => with!(f32, half::f16, f32, $memory, $fast),
-            (F16, F16) => with!(half::f16, half::f16, f32, $memory, $fast),
+            (F64, F64) => with!(f64, f64, f64, None::<$crate::Scratch<f32>>, $plain, $card),
+            (F32, F32) => with!(f32, f32, f32, $memory, $fast, $card),
+            (F32, BF16) => with!(f32, half::bf16, f32, $memory, $fast, $card),
+            (BF16, BF16) => with!(half::bf16, half::bf16, f32, $memory, $fast, $card),
+            (F32, F16) => with!(f32, half::f16, f32, $memory, $fast, $card),
+            (F16, F16) => with!(half::f16, half::f16, f32, $memory, $fast, $card),
             // The input is fine by itself, so the output is of the wrong type.
             (expected @ (F32 | F64 | BF16 | F16), got) => {
                 Err(paceline_memory::MemoryError::WrongType { expected, got }.into())

@@ -4,7 +4,7 @@ use std::ops::Range;
 
 use paceline_collectives::Group;
 use paceline_kernels::norm;
-use paceline_kernels::norm::tree::{Node, ROW_ELEMS, RowTree};
+use paceline_kernels::norm::tree::{ROW_ELEMS, RowTree, TreeNode};
 
 use paceline_model::{Owned, UnitId};
 
@@ -44,7 +44,7 @@ pub fn over(group: &Group, replica: &Replica) -> Result<f64> {
     all.sort_unstable_by_key(|(level, index, _)| index << level);
     let mut tree = RowTree::default();
     for (level, index, sum) in all {
-        tree.push(Node { level, index, sum });
+        tree.push(TreeNode { level, index, sum });
     }
     Ok(tree.total().sqrt())
 }

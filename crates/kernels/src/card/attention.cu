@@ -10,7 +10,7 @@ enum { SIDE = 32, ROWS = 8, LANES = 16, THREADS = ROWS * LANES, OWN = SIDE / ROW
 template <typename Real> struct Share {
     enum { COLUMNS = 32 / sizeof(Real), HALF = COLUMNS / 2, OF_BLOCK = HALF * LANES };
 };
-// Behind each row of a square, and of a tile, there is an element, which spreads columns over the banks.
+// After each row of a square, and of a tile, there is an element, which spreads columns over the banks.
 enum { PITCH = SIDE + 1 };
 __device__ u32 pitch_of(u32 head_dim) { return head_dim + 1; }
 
@@ -19,7 +19,7 @@ extern __shared__ __align__(16) unsigned char shared_bytes[];
 
 template <typename Real> using Square = Real (*)[PITCH];
 
-// Copies a head of the tokens from `first` on, rotated and times a factor if there are angles. Behind the real ones are zeros.
+// Copies a head of the tokens from `first` on, rotated and times a factor if there are angles. After the real ones are zeros.
 template <typename Real>
 __device__ void load_tile(const Real* from, u64 stride, u32 first, u32 end, u32 head_dim, u32 pitch,
                           const Real* angles, Real factor, Real* tile) {
@@ -198,7 +198,7 @@ __global__ void attention_forward(Attention<Real> spec, const Real* qkv, Real* o
     }
 }
 
-// What the gradients of a square of queries and keys need, for this thread's pairs: the probability, and the gradient of the
+// The numbers of the gradients of a square of queries and keys, for this thread's pairs: the probability, and the gradient of the
 // score. `log_sums` and `products` belong to queries.
 template <typename Real> struct Pair {
     Real p, ds;

@@ -1,6 +1,6 @@
-// What all kernels of attention share: the places of tokens, the lengths of rows, and powers of two.
+// Shared by all kernels of attention: the places of tokens, the lengths of rows, and powers of two.
 //
-// Scores are logarithms to the base 2: queries are multiplied by log2(e) besides their scale, so a probability is one power of
+// Scores are logarithms to the base 2: queries are multiplied by log2(e) and their scale, so a probability is one power of
 // two. Sums that are stored for the backward pass are natural logarithms.
 
 // The sizes, the factor of scores, and what all heads share: the lengths of rows, if there are some, and the angles of tokens.
@@ -34,12 +34,12 @@ struct Length {
     }
 };
 
-// What results of tokens that are not real hold.
+// The results of tokens that are not real.
 template <typename Real> __device__ Real behind(const Length& length) {
     return length.is_wrong ? (Real)__int_as_float(0x7fffffff) : 0;
 }
 
-// What a block computes: a tile of a head of a row of the batch. The last tiles, whose rows are longest, come first.
+// The work of a block: a tile of a head of a row of the batch. The last tiles, whose rows are longest, come first.
 struct Work {
     u32 first, head, row;
 

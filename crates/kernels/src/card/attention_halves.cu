@@ -14,7 +14,7 @@ enum { OWN = 16, SIDE = 32, TILES = SIDE / 8 };
 // All shared memory of a block: tiles of 16-bit numbers.
 extern __shared__ __align__(16) unsigned char shared_bytes[];
 
-// Where the columns of a head are in a tile. Each half of a head begins at a multiple of 8 and has zeros behind it, so the two
+// Where the columns of a head are in a tile. Each half of a head begins at a multiple of 8 and has zeros after it, so the two
 // columns that are rotated together are at the same place of two matrices. Rows are longer by 8 numbers, which spreads them over
 // the banks, and has room for two f32 of a row's token.
 struct Slots {
@@ -23,13 +23,13 @@ struct Slots {
     __device__ Slots(u32 head_dim) : half(head_dim / 2), slots_of_half((head_dim / 2 + 7) / 8 * 8) {}
     __device__ u32 count() const { return 2 * slots_of_half; }
     __device__ u32 pitch() const { return 2 * slots_of_half + 8; }
-    // The two f32 behind a row. The row ends at a multiple of 32 bytes.
+    // The two f32 after a row. The row ends at a multiple of 32 bytes.
     template <typename S> __device__ f32* behind(S* tile, u32 row) const { return (f32*)(tile + row * pitch() + count()); }
 };
 
 template <typename S> __device__ bool is_finite(S x) { return load(x) - load(x) == 0; }
 
-// Copies a head of `count` tokens from `first` on, rotated and times a factor if there are angles. Behind the real ones are zeros.
+// Copies a head of `count` tokens from `first` on, rotated and times a factor if there are angles. After the real ones are zeros.
 // Whether this thread has met a number that is not finite.
 template <typename S>
 __device__ bool load_tile(const S* from, u64 stride, u32 first, u32 count, u32 end, Slots slots, const f32* angles,

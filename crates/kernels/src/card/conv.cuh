@@ -117,7 +117,7 @@ template <typename S, bool POOLED> struct Patches {
     }
 };
 
-// The gradient of the output: (output positions, channels). If POOLED it is that behind the pool, and goes to the winners.
+// The gradient of the output: (output positions, channels). If POOLED it is that after the pool, and goes to the winners.
 template <typename S, bool POOLED> struct Gradients {
     typedef typename As<S>::Real Real;
     const S* dy;
@@ -235,7 +235,7 @@ template <typename F> struct Transposed {
 
 // Rows and columns of a tile of the result, and steps that are in shared memory at a time. A thread has 4 x 4 results.
 enum { SIDE = 64, DEPTH = 16, THREADS = 256 };
-// Behind each row of a tile in shared memory there are 4 elements, which spreads columns over the banks.
+// After each row of a tile in shared memory there are 4 elements, which spreads columns over the banks.
 enum { PITCH = SIDE + 4 };
 // The elements that a thread loads of each factor's tile, and their distance in rows.
 enum { OWN = SIDE * DEPTH / THREADS, DISTANCE = THREADS / DEPTH };
@@ -300,7 +300,7 @@ template <typename S> struct Tiles {
 // nothing on their way through the loaders.
 template <typename S> struct HalfTiles {
     struct Tile {
-        // Behind each row there are 8 elements, which spreads rows over the banks.
+        // After each row there are 8 elements, which spreads rows over the banks.
         S of[SIDE][DEPTH + 8];
         __device__ void put(u32 row, u32 step, f32 x) { of[row][step] = As<S>::store(x); }
     };

@@ -215,11 +215,11 @@ impl CardConv {
         let winners_at = winners.map_or(0, |winners| winners.0);
         let tile = self.forward_tile::<X, S>(are_aligned([x.0, w.0, y.0, winners_at]));
         let sizes = self.sizes::<X, S>(self.positions(), 0);
-        let operands = (retyped(x), retyped(w), retyped(bias), untyped(y), winners);
+        let (read, written) = ((retyped(x), retyped(w), retyped(bias)), (untyped(y), winners));
         let call = if is_rounded::<S>(card, tile) {
-            self.forward_call::<Tf32>(tile, sizes, operands)
+            self.forward_call::<Tf32>(tile, sizes, read, written)
         } else {
-            self.forward_call::<S>(tile, sizes, operands)
+            self.forward_call::<S>(tile, sizes, read, written)
         };
         // SAFETY: the caller's; each thread writes results of positions below their number.
         unsafe { card.launch(call?, tile.grid(self.positions(), self.conv.c_out, 1)) }
@@ -302,7 +302,8 @@ impl CardConv {
         &self,
         tile: ConvTile,
         sizes: ConvSizes,
-        (x, w, bias, y, winners): (In<u8>, In<u8>, In<u8>, Out<u8>, Option<Out<u8>>),
+        (x, w, bias): (In<u8>, In<u8>, In<u8>),
+        (y, winners): (Out<u8>, Option<Out<u8>>),
     ) -> Result<KernelCall<'static>> {
         let y = Out::<T>(y.0, PhantomData);
         if let Some(winners) = winners {

@@ -221,7 +221,7 @@ __device__ __forceinline__ uint4 rounded(const Bits& bits) {
                       Tensor<tf32>::rounded(bits.of[3]));
 }
 
-// The same in TF32. Lines of steps lie as in f32, and are loaded as two vectors: rows at a step and at the one 4 behind it.
+// The same in TF32. Lines of steps lie as in f32, and are loaded as two vectors: rows at a step and at the one 4 after it.
 template <u32 SIDE> struct WideTile<tf32, SIDE, true> {
     u32 of[16][SIDE + 4];
 
@@ -562,7 +562,7 @@ template <typename S, bool POOLED, u32 SIDE_OF_TILE> struct WeightLoader {
     WidePatches<S, POOLED> patches;
     const S* dy;
     const u8* winners;
-    // Columns behind the last one are those of the last vector. Their results are not kept.
+    // Columns after the last one are those of the last vector. Their results are not kept.
     u32 column, count;
     bool is_vector;
     MovingStep step;

@@ -3,7 +3,7 @@
 // The label of a row without a target.
 enum : i64 { IGNORED = -100 };
 
-// What a thread knows of a row: the largest of its elements, the place where it is first, and the sum of
+// The state of a thread for a row: the largest of its elements, the place where it is first, and the sum of
 // exp(element - largest).
 template <typename Real> struct Softmax {
     Real largest, sum;

@@ -35,7 +35,7 @@ __device__ __forceinline__ u32 last_not_above(const i64* begins, u32 stride, u32
 }
 
 // A block for each run of at most 256 rows within a node. `pieces` has for each piece of memory its first row, its first
-// element (of `x`) and the element behind it; `nodes` for each node its first run, its first row, and its number of rows.
+// element (of `x`) and the element after it; `nodes` for each node its first run, its first row, and its number of rows.
 template <typename T>
 __global__ void squares_of_runs(
     const T* x, const i64* pieces, u32 num_pieces, const i64* nodes, u32 num_nodes, double* of_runs) {

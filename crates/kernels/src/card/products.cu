@@ -1,4 +1,4 @@
-// What goes with the matrix products of the library: conversion to 16 bits, biases, and sums over rows.
+// Kernels for the matrix products of the library: conversion to 16 bits, biases, and sums over rows.
 
 template <typename S> __global__ void narrow(const f32* __restrict__ x, S* __restrict__ y, u64 n) {
     at_places(n, [=](u64 i) { y[i] = As<S>::store(x[i]); });

@@ -15,7 +15,7 @@ use paceline_cuda::kernel::In;
 use paceline_memory::{Category, DType, Device, Tensor};
 use paceline_numeric::tree::largest_nodes;
 
-use self::tree::{Lanes, Node, ROW_ELEMS, RowTree, added};
+use self::tree::{Lanes, ROW_ELEMS, RowTree, TreeNode, added};
 use crate::card::norm as kernels;
 use crate::compute::batches;
 use crate::real::for_real;
@@ -100,7 +100,7 @@ impl Squares {
         for ((level, index), sum) in
             largest_nodes(self.rows.clone()).zip(sums.as_chunks::<ROW_ELEMS>().0)
         {
-            tree.push(Node { level, index, sum: *sum });
+            tree.push(TreeNode { level, index, sum: *sum });
         }
         Ok(tree)
     }
@@ -227,7 +227,7 @@ fn of_range<T: Real>(
         }
     });
     for (index, sum) in blocks.clone().zip(sums.as_chunks::<ROW_ELEMS>().0) {
-        tree.push(Node { level: BLOCK_LEVEL, index, sum: *sum });
+        tree.push(TreeNode { level: BLOCK_LEVEL, index, sum: *sum });
     }
     push_rows(&mut tree, x, rows, blocks.end * BLOCK_ROWS..range.end, run);
     Ok(tree)
@@ -255,7 +255,7 @@ fn push_rows<T: Real>(
                 }
                 (0, 1)
             };
-        tree.push(Node { level, index: range.start >> level, sum });
+        tree.push(TreeNode { level, index: range.start >> level, sum });
         range.start += num_rows;
     }
 }

@@ -13,7 +13,7 @@ pub type Lanes = [f64; ROW_ELEMS];
 
 /// The sum over the rows from `index << level` to `(index + 1) << level`.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Node {
+pub struct TreeNode {
     /// The logarithm of the number of rows.
     pub level: u32,
     /// The number of the node among those of its level.
@@ -24,11 +24,11 @@ pub struct Node {
 
 /// The sums over the [`largest_nodes`](paceline_numeric::tree::largest_nodes) within a run of rows, in order.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct RowTree(Vec<Node>);
+pub struct RowTree(Vec<TreeNode>);
 
 impl RowTree {
     /// Adds a node, which begins where the last one ended.
-    pub fn push(&mut self, node: Node) {
+    pub fn push(&mut self, node: TreeNode) {
         let mut node = node;
         // A node of an odd number is the right half of the next larger node.
         while node.index % 2 == 1
@@ -36,14 +36,14 @@ impl RowTree {
             && left.level == node.level
         {
             let sum = added(&left.sum, &node.sum);
-            node = Node { level: node.level + 1, index: node.index / 2, sum };
+            node = TreeNode { level: node.level + 1, index: node.index / 2, sum };
             self.0.pop();
         }
         self.0.push(node);
     }
 
     /// The nodes, at most two of each level.
-    pub fn nodes(&self) -> &[Node] {
+    pub fn nodes(&self) -> &[TreeNode] {
         &self.0
     }
 
@@ -88,7 +88,7 @@ mod tests {
 
     fn tree(rows: std::ops::Range<usize>) -> RowTree {
         let mut tree = RowTree::default();
-        rows.for_each(|index| tree.push(Node { level: 0, index, sum: row(index) }));
+        rows.for_each(|index| tree.push(TreeNode { level: 0, index, sum: row(index) }));
         tree
     }
 
