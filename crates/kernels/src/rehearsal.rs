@@ -58,7 +58,7 @@ impl OpCounts {
     /// Counts the products of an operation, and notes its needs of a card.
     pub(crate) fn count(&mut self, op: Op) {
         self.card_needs = self.card_needs.and(op.card_needs);
-        self.forward_flops += op.forward_flops;
-        self.backward_flops += op.backward_flops;
+        self.forward_flops = self.forward_flops.saturating_add(op.forward_flops);
+        self.backward_flops = self.backward_flops.saturating_add(op.backward_flops);
     }
 }
