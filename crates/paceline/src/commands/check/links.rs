@@ -12,8 +12,7 @@ use serde::{Deserialize, Serialize};
 
 use super::{Answers, Status};
 
-/// Bytes of the message whose round trips are timed for the latency, and how many are timed.
-const SMALL_BYTES: usize = 8;
+/// Number of round trips of 8 bytes that are timed for the latency.
 const PINGS: usize = 50;
 /// Bytes of the message that is timed for the bandwidth, and how many times it is sent.
 const LARGE_BYTES: usize = 16_000_000;
@@ -73,7 +72,7 @@ pub(super) fn links(group: &Group, answers: &mut Answers) -> Result<()> {
 
 fn measure(group: &Group, large: &Tensor, from: usize, to: usize) -> Result<Direction> {
     let mut trips = Vec::with_capacity(PINGS);
-    let small = large.slice(0..SMALL_BYTES)?;
+    let small = large.slice(0..8)?;
     for _ in 0..UNCOUNTED + PINGS {
         let begin = Instant::now();
         group.send(&small, to)?;
@@ -96,7 +95,7 @@ fn median_ns(times: &[u64]) -> f64 {
 }
 
 fn answer(group: &Group, large: &Tensor, from: usize) -> Result<()> {
-    let small = large.slice(0..SMALL_BYTES)?;
+    let small = large.slice(0..8)?;
     for _ in 0..UNCOUNTED + PINGS {
         group.recv(&small, from)?;
         group.send(&small, from)?;
