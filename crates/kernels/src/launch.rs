@@ -95,7 +95,7 @@ impl Compute {
     }
 
     /// Runs an operation without recording it.
-    pub(crate) fn run<O: Operands>(
+    fn run<O: Operands>(
         &self,
         op: Op,
         operands: O,
