@@ -201,3 +201,42 @@ fn shapes_of(operands: &impl Operands) -> Shapes {
 fn reported<E: ToString>(outcome: std::result::Result<(), E>) -> std::result::Result<(), String> {
     outcome.map_err(|error| error.to_string())
 }
+
+/// Launches an operation on images with the element types of a layer: `$X` of its input (or the input's gradient), `$S` of its
+/// output (or the output's gradient), and `$P` of its parameters. All are f32, or all are f64, or `$S` is of 16 bits
+/// (bf16 or f16); then `$X` is f32 or `$S`, and `$P` is f32. The operands, and the body for cards, are stated once for all types.
+/// Bodies get a pair of operands and scratch memory, which is `$memory`, or nothing in f64.
+macro_rules! for_images {
+    (
+        $compute:expr, $op:expr, ($input:expr, $output:expr), ($X:ident, $S:ident, $P:ident) => $operands:expr,
+        memory: $memory:expr,
+        f64: $plain:expr,
+        f32: $fast:expr,
+        card: $card:expr $(,)?
+    ) => {{
+        use paceline_memory::DType::{BF16, F16, F32, F64};
+        macro_rules! with {
+            ($x:ty, $s:ty, $p:ty, $of_types:expr, $body:expr, $on_card:expr) => {{
+                type $X = $x;
+                type $S = $s;
+                type $P = $p;
+                let op = $op.needs($crate::CardNeeds::of_products::<$S>());
+                $compute.launch_with_card(op, ($operands, $of_types), $body, $on_card)
+            }};
+        }
+        match ($input.dtype(), $output.dtype()) {
+            (F64, F64) => with!(f64, f64, f64, None::<$crate::Scratch<f32>>, $plain, $card),
+            (F32, F32) => with!(f32, f32, f32, $memory, $fast, $card),
+            (F32, BF16) => with!(f32, half::bf16, f32, $memory, $fast, $card),
+            (BF16, BF16) => with!(half::bf16, half::bf16, f32, $memory, $fast, $card),
+            (F32, F16) => with!(f32, half::f16, f32, $memory, $fast, $card),
+            (F16, F16) => with!(half::f16, half::f16, f32, $memory, $fast, $card),
+            // The input is fine by itself, so the output is of the wrong type.
+            (expected @ (F32 | F64 | BF16 | F16), got) => {
+                Err(paceline_memory::MemoryError::WrongType { expected, got }.into())
+            }
+            (dtype, _) => Err($crate::KernelError::DType { op: $op.name, dtype }),
+        }
+    }};
+}
+pub(crate) use for_images;

@@ -37,10 +37,11 @@ pub(crate) mod weight_gradient;
 use paceline_memory::Tensor;
 
 use crate::card::conv::CardConv;
+use crate::launch::for_images;
 use crate::layout::square::{add_positions, positions_to_planes};
 use crate::operands::write_or_update;
 use crate::simd::multiversion;
-use crate::stored::{SinglePrecision, for_images};
+use crate::stored::SinglePrecision;
 use crate::{Compute, ImageLayout, Op, Result, elementwise, read, reference, scratch, write};
 use direct::{ConvProduct, Memory, image_parts};
 pub use geometry::Conv2d;

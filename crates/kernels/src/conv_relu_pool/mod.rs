@@ -22,9 +22,9 @@ use crate::conv2d::direct::{ConvProduct, image_parts};
 use crate::conv2d::input_gradient::InputGradient;
 use crate::conv2d::weight_gradient::WeightGradient;
 use crate::conv2d::{Conv2d, memory_of};
+use crate::launch::for_images;
 use crate::layout::square::add_positions;
 use crate::operands::write_or_update;
-use crate::stored::for_images;
 use crate::{Compute, ImageLayout, KernelError, Op, Result, read, reference, scratch, write};
 use windows::{NOTHING, add_won, pool, unpool_images};
 
