@@ -84,6 +84,7 @@ struct Fenced {
 impl Promise {
     /// A promise and its `Work`. `event` is that of the last end.
     fn new(event: Event, ends: [Option<(Event, Signal)>; 2]) -> (Self, Work) {
+        ends.iter().flatten().for_each(|(_, signal)| signal.commit());
         let outcome = Arc::new(OnceLock::new());
         (Self { outcome: outcome.clone(), ends }, Work { outcome, event, copies: Vec::new() })
     }
@@ -226,13 +227,17 @@ impl Worker {
                 .iter()
                 .try_for_each(|of| of.memory.queue(of.access, name, &event).map(drop));
             if let Err(refused) = queued {
-                // Nothing is submitted, so the memory that was queued is free again.
+                // The stream has noted that later operations come after the copies, and no operation waits for them.
+                await_copies(&operands);
+                // Nothing is submitted, so these uses of the memory are over, and those before them count again.
                 ends.into_iter().flatten().for_each(|(_, signal)| signal.withdraw());
                 return Err(refused.into());
             }
         }
         let (promise, work) = Promise::new(event, ends);
         if let Err(error) = self.ensure_thread() {
+            // The memory may be given back, so the copies end first.
+            await_copies(&operands);
             // The peers go on to this operation, so this rank cannot go on without it.
             self.shared.core.fail(&error);
             promise.keep(Err(error), &self.shared.fenced);
@@ -242,6 +247,13 @@ impl Worker {
         lock(&self.shared.state).jobs.push_back(job);
         self.shared.changed.notify_all();
         Ok(work)
+    }
+}
+
+/// Blocks until the work of an accelerator before an operation is done.
+fn await_copies(operands: &[DeviceOperand]) {
+    for of in operands {
+        of.ready.block();
     }
 }
 
@@ -287,9 +299,7 @@ impl OpQueue {
                 }
             };
             let turn = Turn(self);
-            for of in &job.operands {
-                of.ready.block();
-            }
+            await_copies(&job.operands);
             let outcome = self.core.execute(&job.call, job.submitted_ns, policy);
             job.promise.keep(outcome, &self.fenced);
             // Only now may a later operation run, on this thread or another, so that no operation is seen as

@@ -126,6 +126,25 @@ fn a_claimed_bucket_cannot_be_touched() {
 }
 
 #[test]
+fn a_refused_operation_leaves_the_uses_before_it() {
+    let mut groups = Group::threads(2);
+    let (second, first) = (groups.pop().unwrap(), groups.pop().unwrap());
+    let allocator = Allocator::new();
+    let [own, gathered, scattered] =
+        [8, 16, 4].map(|len| allocator.tensor(DType::F32, [len], Category::Gradients).unwrap());
+    let work = first.all_gather_async(&own, &gathered).unwrap();
+    let held = scattered.write::<f32>().unwrap();
+    let refused = first.reduce_scatter_async(&own, &scattered, ReduceOp::Sum).unwrap_err();
+    assert!(refused.to_string().contains("claimed"), "{refused}");
+    drop(held);
+    let error = own.write::<f32>().unwrap_err().to_string();
+    assert!(error.contains("all_gather"), "{error}");
+    second.all_gather_slice(&[1.0f32; 8], &mut [0.0; 16]).unwrap();
+    work.wait().unwrap();
+    assert!(own.write::<f32>().is_ok());
+}
+
+#[test]
 fn whoever_has_waited_for_a_work_may_use_its_memory_and_that_of_a_failed_one_is_fenced() {
     let mut groups = Group::threads(2);
     let (second, first) = (groups.pop().unwrap(), groups.pop().unwrap());

@@ -2,13 +2,16 @@
 //!
 //! A use by the host ends when its guard is dropped, and leaves nothing. Queued work leaves its position in its stream, and the
 //! next use of the bytes must come after it. For each byte the last write counts, and the last read of each stream after that
-//! write; work that the host has waited for is forgotten. Bytes with the same history are one range, and ranges are found by
-//! their start, so a look-up takes hardly longer if there are many.
+//! write. Uses before those count as long as the later work may be withdrawn: then it orders nothing. Work that the host has
+//! waited for is forgotten. Bytes with the same history are one range, and ranges are found by their start, so a look-up takes
+//! hardly longer if there are many.
 //!
 //! Input: ranges, and who wants to use them. Output: a refusal that names the conflicting use. This module knows no addresses.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+
+use smallvec::{SmallVec, smallvec};
 
 use crate::{Access, Event, EventState, MemoryError, Result, Stream};
 
@@ -34,16 +37,15 @@ struct HostClaim {
 #[derive(Clone, Debug)]
 struct UsedRange {
     end: usize,
-    /// The last write.
-    write: Option<QueuedUse>,
-    /// The reads after it: the last of each stream.
-    reads: Vec<QueuedUse>,
+    /// In the order in which they were queued.
+    uses: SmallVec<[QueuedUse; 2]>,
 }
 
 /// A use by queued work.
 #[derive(Clone, Debug)]
 struct QueuedUse {
     event: Event,
+    access: Access,
     op: &'static str,
 }
 
@@ -65,19 +67,41 @@ impl QueuedUse {
         position.is_observed()
             || later.is_some_and(|(of, seen)| of.is_same_stream(position) || seen.has(position))
     }
+
+    /// Whether whatever comes after this use comes after an earlier one, too.
+    fn supersedes(&self, earlier: &Self) -> bool {
+        let is_of_same_stream = || match (self.event.order(), earlier.event.order()) {
+            (Some((own, _)), Some((other, _))) => own.is_same_stream(other),
+            _ => false,
+        };
+        self.event.is_committed()
+            && (self.access == Access::Write
+                || earlier.access == Access::Read && is_of_same_stream())
+    }
 }
 
 impl UsedRange {
+    /// Forgets the uses that are over or superseded.
+    fn prune(&mut self) {
+        self.uses.retain(|queued| !queued.is_over());
+        for at in (0..self.uses.len()).rev() {
+            if self.uses[at + 1..].iter().any(|later| later.supersedes(&self.uses[at])) {
+                self.uses.remove(at);
+            }
+        }
+    }
+
+    /// Whether it has the history of another range.
+    fn is_like(&self, other: &Self) -> bool {
+        let is_same =
+            |(a, b): (&QueuedUse, &QueuedUse)| a.event.is_same(&b.event) && a.access == b.access;
+        self.uses.len() == other.uses.len() && self.uses.iter().zip(&other.uses).all(is_same)
+    }
+
     /// The use that a new one must come after and does not.
-    fn conflict(
-        &self,
-        access: Access,
-        later: Option<&Event>,
-    ) -> Option<(&QueuedUse, &'static str)> {
-        let writes = self.write.iter().map(|write| (write, "written"));
-        let reads =
-            self.reads.iter().filter(|_| access == Access::Write).map(|read| (read, "read"));
-        writes.chain(reads).find(|(queued, _)| !queued.is_before(later))
+    fn conflict(&self, access: Access, later: Option<&Event>) -> Option<&QueuedUse> {
+        let excludes = |queued: &&QueuedUse| access.excludes(queued.access);
+        self.uses.iter().filter(excludes).find(|queued| !queued.is_before(later))
     }
 }
 
@@ -112,44 +136,28 @@ impl UseHistory {
         event: &Event,
     ) -> Result<()> {
         self.check(range, access, op, Some(event))?;
-        let Some((position, _)) = event.order().filter(|_| !range.is_empty()) else {
+        if event.order().is_none() || range.is_empty() {
             return Ok(());
-        };
-        let queued = QueuedUse { event: event.clone(), op };
+        }
+        let queued = QueuedUse { event: event.clone(), access, op };
         self.split(range.start);
         self.split(range.end);
-        match access {
-            // A later use that comes after this one comes after all uses that this one comes after.
-            Access::Write => {
-                let inside: Vec<usize> =
-                    self.queued.range(range.clone()).map(|(at, _)| *at).collect();
-                inside.iter().for_each(|at| drop(self.queued.remove(at)));
-                let used = UsedRange { end: range.end, write: Some(queued), reads: Vec::new() };
-                self.queued.insert(range.start, used);
-            }
-            Access::Read => {
-                let is_of_stream = |read: &QueuedUse| {
-                    read.event.order().is_some_and(|(own, _)| own.is_same_stream(position))
-                };
-                let mut at = range.start;
-                let mut gaps = Vec::new();
-                for (start, used) in self.queued.range_mut(range.clone()) {
-                    gaps.extend((at < *start).then_some(at..*start));
-                    at = used.end;
-                    used.reads.retain(|read| !is_of_stream(read));
-                    used.reads.push(queued.clone());
-                }
-                gaps.extend((at < range.end).then_some(at..range.end));
-                for gap in gaps {
-                    let reads = vec![queued.clone()];
-                    self.queued.insert(gap.start, UsedRange { end: gap.end, write: None, reads });
-                }
-            }
+        let mut at = range.start;
+        let mut gaps = Vec::new();
+        for (start, used) in self.queued.range_mut(range.clone()) {
+            gaps.extend((at < *start).then_some(at..*start));
+            at = used.end;
+            used.uses.push(queued.clone());
+        }
+        gaps.extend((at < range.end).then_some(at..range.end));
+        for gap in gaps {
+            let used = UsedRange { end: gap.end, uses: smallvec![queued.clone()] };
+            self.queued.insert(gap.start, used);
         }
         Ok(())
     }
 
-    /// Fails if another use of the range excludes the new one. Forgets uses that are over.
+    /// Fails if another use of the range excludes the new one. Forgets what no longer counts.
     fn check(
         &mut self,
         range: &Range<usize>,
@@ -160,7 +168,7 @@ impl UseHistory {
         let conflicts = |claim: &&HostClaim| {
             claim.range.start < range.end
                 && range.start < claim.range.end
-                && (claim.access == Access::Write || access == Access::Write)
+                && access.excludes(claim.access)
         };
         if let Some(claim) = self.claims.iter().find(conflicts) {
             let (range, holder) = (range.clone(), claim.holder);
@@ -171,26 +179,34 @@ impl UseHistory {
         }
         let first =
             self.queued.range(..=range.start).next_back().map_or(range.start, |(at, _)| *at);
-        let mut empty = Vec::new();
+        let mut forgotten = Vec::new();
+        let mut outcome = Ok(());
+        let mut before: Option<&mut UsedRange> = None;
         for (start, used) in self.queued.range_mut(first..range.end) {
             if used.end <= range.start {
                 continue;
             }
-            used.write.take_if(|write| write.is_over());
-            used.reads.retain(|read| !read.is_over());
-            if used.write.is_none() && used.reads.is_empty() {
-                empty.push(*start);
-            } else if let Some(found) = used.conflict(access, later) {
-                return Err(refusal(range, found, wanted, later));
+            used.prune();
+            if let Some(found) = used.conflict(access, later) {
+                outcome = Err(refusal(range, found, wanted, later));
+                break;
+            }
+            match &mut before {
+                _ if used.uses.is_empty() => forgotten.push(*start),
+                Some(before) if before.end == *start && before.is_like(used) => {
+                    before.end = used.end;
+                    forgotten.push(*start);
+                }
+                _ => before = Some(used),
             }
         }
-        empty.iter().for_each(|at| drop(self.queued.remove(at)));
-        Ok(())
+        forgotten.iter().for_each(|at| drop(self.queued.remove(at)));
+        outcome
     }
 
     /// The queued work that later work of a stream would not come after.
     pub(super) fn not_before(&self, stream: &Stream) -> Vec<Event> {
-        let all = self.queued.values().flat_map(|of| of.write.iter().chain(&of.reads));
+        let all = self.queued.values().flat_map(|of| &of.uses);
         let others = all.filter(|queued| !queued.is_over() && !stream.is_after(&queued.event));
         others.map(|queued| queued.event.clone()).collect()
     }
@@ -208,15 +224,48 @@ impl UseHistory {
 
 fn refusal(
     range: &Range<usize>,
-    (queued, how): (&QueuedUse, &'static str),
+    queued: &QueuedUse,
     wanted: &'static str,
     later: Option<&Event>,
 ) -> MemoryError {
     let stream =
         |event: &Event| event.order().map_or(String::new(), |(of, _)| of.stream_name().into());
     let (range, op, on) = (range.clone(), queued.op, stream(&queued.event));
+    let how = if queued.access == Access::Write { "written" } else { "read" };
     match queued.event.peek() {
         EventState::Failed => MemoryError::Fenced { range, op, on, wanted },
         _ => MemoryError::Unordered { range, how, op, on, wanted, by: later.map(stream) },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_history_stays_short_if_the_host_never_waits() {
+        let streams = [Stream::new("compute"), Stream::new("copy")];
+        let mut history = UseHistory::default();
+        let mut use_by = |stream: &Stream, range: Range<usize>, access| {
+            let (event, signal) = stream.submit();
+            let outcome = history.queue(&range, access, "linear", &event);
+            signal.commit();
+            outcome.unwrap();
+            streams.iter().for_each(|stream| stream.wait(&event));
+            let uses = history.queued.values().map(|of| of.uses.len());
+            (signal, uses.max(), history.queued.len())
+        };
+        let mut signals = Vec::new();
+        for index in 0..100 {
+            for stream in &streams {
+                for _ in 0..3 {
+                    let (signal, uses, ranges) = use_by(stream, 0..64, Access::Read);
+                    assert!(uses <= Some(4) && ranges <= 2, "{uses:?} uses in {ranges} ranges");
+                    signals.push(signal);
+                }
+            }
+            signals.push(use_by(&streams[0], index % 64..64, Access::Write).0);
+            signals.push(use_by(&streams[1], 0..64, Access::Write).0);
+        }
     }
 }

@@ -219,6 +219,7 @@ impl DeviceStream {
             }
             Some(body) if state.capture.is_some() => state.capture(body, event, signal),
             Some(body) => {
+                signal.commit();
                 let before = state.last.replace(event.clone());
                 let waits = std::mem::take(&mut state.waits);
                 if let Some(log) = &mut state.log {

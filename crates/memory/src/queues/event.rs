@@ -7,6 +7,7 @@
 //! work nor who runs it.
 
 use std::fmt;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 
 use paceline_cuda as cuda;
@@ -42,6 +43,8 @@ struct SharedEvent {
     runner: OnceLock<Arc<dyn WorkRunner>>,
     /// The pool of the graph for which the work is captured.
     graph_pool: Option<u32>,
+    /// Whether the work is in its stream for good.
+    is_committed: AtomicBool,
     progress: Mutex<WorkProgress>,
     changed: Condvar,
 }
@@ -89,13 +92,20 @@ impl Event {
         graph_pool: Option<u32>,
     ) -> (Self, Signal) {
         let runner = runner.map_or_else(OnceLock::new, OnceLock::from);
-        let (progress, changed) = Default::default();
-        let shared = SharedEvent { position, before, runner, graph_pool, progress, changed };
-        let shared = Arc::new(shared);
+        let (is_committed, progress, changed) = Default::default();
+        let shared = Arc::new(SharedEvent {
+            position,
+            before,
+            runner,
+            graph_pool,
+            is_committed,
+            progress,
+            changed,
+        });
         (Self(Some(shared.clone())), Signal(Some(shared)))
     }
 
-    pub(super) fn is_same(&self, other: &Self) -> bool {
+    pub(crate) fn is_same(&self, other: &Self) -> bool {
         matches!((&self.0, &other.0), (Some(a), Some(b)) if Arc::ptr_eq(a, b))
     }
 
@@ -142,6 +152,7 @@ impl Event {
 
     /// The captured work of a graph is done with this launch of the graph.
     pub(crate) fn add_parts(&self, parts: Vec<Signal>) {
+        parts.iter().for_each(Signal::commit);
         let Some(shared) = &self.0 else { return parts.into_iter().for_each(Signal::complete) };
         let mut progress = lock(&shared.progress);
         progress.parts.extend(parts);
@@ -164,6 +175,11 @@ impl Event {
     /// How far the work is known to have come. Orders nothing after it.
     pub(crate) fn peek(&self) -> EventState {
         self.0.as_ref().map_or(EventState::Complete, |shared| lock(&shared.progress).state)
+    }
+
+    /// Whether later work may rely on the order of this work.
+    pub(crate) fn is_committed(&self) -> bool {
+        self.0.as_ref().is_some_and(|shared| shared.is_committed.load(Ordering::Acquire))
     }
 
     pub(crate) fn is_withdrawn(&self) -> bool {
@@ -230,7 +246,8 @@ impl Event {
     }
 
     fn observe(&self, state: EventState) {
-        if let (Some(shared), EventState::Complete) = (&self.0, state) {
+        // Withdrawn work is complete at once, and the work before it need not be.
+        if let (Some(shared), EventState::Complete, false) = (&self.0, state, self.is_withdrawn()) {
             shared.before.observe();
             shared.position.observe();
         }
@@ -289,8 +306,16 @@ fn settle_parts(parts: Vec<Signal>, state: EventState, ran: Span) {
 pub struct Signal(Option<Arc<SharedEvent>>);
 
 impl Signal {
+    /// The work is in its stream, and is not withdrawn any more.
+    pub fn commit(&self) {
+        if let Some(shared) = &self.0 {
+            shared.is_committed.store(true, Ordering::Release);
+        }
+    }
+
     /// The work is done: gives its memory back, and wakes who waits for it.
     pub fn complete(self) {
+        self.commit();
         self.complete_in(Span::at(now_ns()));
     }
 
@@ -306,7 +331,7 @@ impl Signal {
         if let Some(shared) = &self.0 {
             lock(&shared.progress).is_withdrawn = true;
         }
-        self.complete();
+        self.complete_in(Span::at(now_ns()));
     }
 
     /// The work has failed: keeps its memory, and wakes who waits for it.
@@ -434,6 +459,24 @@ mod tests {
         signal.complete();
         drop((event, buffer));
         assert_eq!(allocator.total().current_bytes, 0);
+    }
+
+    #[test]
+    fn withdrawn_work_leaves_the_uses_before_it() {
+        for access in [Access::Read, Access::Write] {
+            let (stream, buffer) = (Stream::new("dp"), buffer(&Allocator::new()));
+            let (event, signal) = stream.submit();
+            buffer.queue(0..64, access, "all_gather", &event).unwrap();
+            let (refused, withdrawn) = stream.submit();
+            buffer.queue(32..96, access, "reduce_scatter", &refused).unwrap();
+            withdrawn.withdraw();
+            refused.wait();
+            assert!(!is_free(&buffer), "all_gather uses it still");
+            assert!(buffer.claim(64..128, Access::Write, "linear").is_ok());
+            signal.complete();
+            event.wait();
+            assert!(is_free(&buffer));
+        }
     }
 
     #[test]

@@ -16,6 +16,12 @@ pub enum Access {
     Write,
 }
 
+impl Access {
+    pub(crate) fn excludes(self, other: Self) -> bool {
+        self == Self::Write || other == Self::Write
+    }
+}
+
 /// Memory that queued work uses.
 pub(crate) trait UsedMemory: Debug + Send + Sync {
     /// Notes that `op`, the work before `event`, uses a byte range. Errors if other uses of the range are not ordered before

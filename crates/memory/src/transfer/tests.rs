@@ -71,6 +71,32 @@ fn copies_and_kernels_run_in_the_order_of_their_streams_and_events() {
 }
 
 #[test]
+fn a_refused_launch_leaves_the_uses_before_it() {
+    for sim in devices() {
+        let (compute, copy) = (sim.stream("compute").unwrap(), sim.stream("copy").unwrap());
+        let (pinned, memory) = (Allocator::pinned(&sim), Allocator::on(&compute));
+        let (host, x, taken) = (tensor(&pinned), tensor(&memory), tensor(&memory));
+        copy.copy(&x, &taken).unwrap();
+        compute.wait(&copy.record());
+        let scaled = scale(&compute, &x, 2.0).unwrap();
+        let held = host.write::<f32>().unwrap();
+        let refused = compute.copy(&x, &host).unwrap_err();
+        assert!(matches!(refused, MemoryError::Claimed { .. }), "{refused}");
+        let refused = compute.launch("refused", Shapes::default(), |event| {
+            x.queue(Access::Write, "refused", event)?;
+            host.queue(Access::Read, "refused", event)?;
+            Ok(Box::new(|| Ok(())))
+        });
+        assert!(matches!(refused, Err(MemoryError::Claimed { .. })));
+        drop(held);
+        let error = copy.copy(&x, &host).unwrap_err();
+        assert!(matches!(error, MemoryError::Unordered { op: "scale", .. }), "{error}");
+        copy.wait(&scaled);
+        copy.copy(&x, &host).unwrap().wait();
+    }
+}
+
+#[test]
 fn a_wait_that_is_missing_is_an_error_at_once() {
     for sim in devices() {
         let (compute, copy) = (sim.stream("compute").unwrap(), sim.stream("copy").unwrap());
