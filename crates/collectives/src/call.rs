@@ -14,8 +14,8 @@ use crate::{OpKind, ReduceOp, Result};
 /// The most ranks that a group can have.
 pub const MAX_RANKS: usize = 1024;
 
-/// A range of this rank's memory, claimed until the operation has succeeded. If the operation fails, a peer may still work
-/// on the memory, so the claim stays.
+/// A range of this rank's memory. If an operation fails, a peer may still work on it. So the range is claimed until the
+/// operation has succeeded, or belongs to an engine or to nobody after a failure, or no peer reaches it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Region {
     pub(crate) base: *mut u8,
@@ -24,8 +24,8 @@ pub(crate) struct Region {
     pub(crate) is_on_card: bool,
 }
 
-// SAFETY: only the thread that executes the operation uses a region, one thread at a time, while the
-// memory is claimed.
+// SAFETY: only the thread that executes the operation uses a region, one thread at a time, and the memory is valid until the
+// operation ends.
 unsafe impl Send for Region {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for Region {}

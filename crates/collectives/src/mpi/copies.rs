@@ -22,7 +22,7 @@ pub(super) fn broadcast(comm: &Comm, context: &OpContext) -> Result<()> {
     for window in windows(data.len_bytes / size) {
         let part = address(data.part(window.start * size..window.end * size));
         let (len, root) = (window.len() as c_int, call.root as c_int);
-        // SAFETY: the region is claimed, and all ranks have agreed on its length.
+        // SAFETY: the region stays valid until the operation has succeeded, and all ranks have agreed on its length.
         unsafe {
             comm.carry_out(context, |comm, request| {
                 ffi::MPI_Ibcast(part, len, datatype(call.dtype), root, comm, request)
@@ -73,7 +73,7 @@ pub(super) fn gather(
         let to = if is_root { part(whole, window.clone(), size) } else { Region::EMPTY };
         let (to, root) = (address(to), call.root as c_int);
         let (counts, starts) = (inner.counts.as_ptr(), inner.starts.as_ptr());
-        // SAFETY: the regions and the counts are claimed or the engine's own, and long enough; all ranks
+        // SAFETY: the regions and the counts stay valid until the operation has succeeded, and are long enough; all ranks
         // have agreed on the counts, and divide the data in the same way.
         unsafe {
             comm.carry_out(context, |comm, request| match call.kind {
@@ -158,7 +158,7 @@ pub(super) fn all_to_all(
         let incoming = |peer| recv.part(from_all.bytes(peer, call.dtype));
         for peer in (0..context.world).filter(|&peer| peer != rank) {
             let with = (peer, Tag::Data);
-            // SAFETY: the regions are claimed.
+            // SAFETY: the regions stay valid until the operation has succeeded.
             unsafe {
                 comm.recv(context, &mut flight, with, (incoming(peer), call.dtype))?;
                 comm.send(context, &mut flight, with, (out(peer), call.dtype))?;

@@ -38,7 +38,7 @@ pub(super) fn run(comm: &Comm, inner: &mut Buffers, context: &OpContext) -> Resu
     let present_ns = hear(comm, inner, context, &halves)?;
     let dtype = context.call.dtype;
     if let Some((peer, region)) = context.call.receiving() {
-        // SAFETY: the region is claimed.
+        // SAFETY: the region stays valid until the operation has succeeded.
         unsafe { comm.recv(context, &mut flight, (peer, Tag::Data), (region, dtype))? };
     }
     if let Some((peer, region)) = context.call.sending() {

@@ -71,7 +71,7 @@ pub(super) fn run(
             _ => part(sides.result),
         };
         let root = call.root as c_int;
-        // SAFETY: the regions and the counts are claimed or the engine's own, and long enough; all ranks
+        // SAFETY: the regions and the counts stay valid until the operation has succeeded, and are long enough; all ranks
         // have agreed on the counts, and divide the data in the same way.
         unsafe {
             if comm.runtime.is_concurrent() {

@@ -95,8 +95,8 @@ impl ChunkedReduction<'_> {
         while let Some(chunk) = barrier.claim_chunk(num_chunks) {
             let begin = chunk as usize * CHUNK_BYTES;
             let chunk_bytes = CHUNK_BYTES.min(len_bytes - begin);
-            // SAFETY: the chunk lies within every region. The owners of the regions have claimed
-            // them and wait for the second phase. Only this rank works on a chunk that it has claimed.
+            // SAFETY: the chunk lies within every region. The owners of the regions have claimed them until the operation has
+            // succeeded: if one leaves early, its claim stays. Only this rank works on a chunk that it has claimed.
             unsafe { self.reduce(inputs, outputs, begin, chunk_bytes) };
             barrier.complete_chunk(round, num_chunks);
         }

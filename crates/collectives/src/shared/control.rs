@@ -15,7 +15,7 @@
 //!
 //! A rank that stops waiting for the first phase *closes* the phase for good. Closing and completing a phase are
 //! atomic steps, and only one of them can succeed. Either the phase was already complete, and the rank goes on
-//! after all. Or the phase stays closed, and no peer will ever touch the memory that the rank takes back.
+//! after all. Or the phase stays closed, and no peer ever touches the memory of the rank's call.
 //!
 //! The state lies in memory that may be shared between processes. It consists of atomics only (valid when
 //! zeroed). This module does not know what the chunks are. `phases.rs` and `mail.rs` define how ranks wait,

@@ -63,8 +63,8 @@ pub(crate) struct Wires {
     is_over: bool,
 }
 
-// SAFETY: the pieces point to memory that the running operation has claimed for as long as it
-// runs. Only the thread that executes the operation uses the wires, one thread at a time.
+// SAFETY: the pieces point to regions of the running operation, which stay valid for as long as it runs. Only the thread that
+// executes the operation uses the wires, one thread at a time.
 unsafe impl Send for Wires {}
 
 /// Identifies a posted transfer: it is done when its direction of the connection has moved `mark` bytes.
