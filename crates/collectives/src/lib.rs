@@ -137,13 +137,15 @@
 //! on it are staged: each rank copies a quarter of a megabyte at a time to one half of a staging area
 //! that all ranks can reach, while the peers work on the other half, which was filled before. An all-reduce
 //! of two ranks then reads and writes `S` once more, an all-reduce of more than two ranks twice more. Threads,
-//! and ranks connected by `tcp`, use either kind of memory directly. An operation on a slice copies the slice to private
-//! memory, and its result back.
+//! and ranks connected by `tcp`, work on tensors of either kind of memory in place.
+//!
+//! An operation on a slice copies what it reads to private memory, and its result back, with every transport. For large data,
+//! use tensors in memory from [`Group::allocate`].
 //!
 //! # Work in the background
 //!
-//! Most operations on tensors have an asynchronous form, whose name ends in `_async` and which returns
-//! [`Work`]. Operations of one group run in the order in which they were submitted, on the group's own
+//! All-reduce, reduce-scatter, all-gather, send and receive of tensors have an asynchronous form, whose name ends in `_async`
+//! and which returns [`Work`]. Operations of one group run in the order in which they were submitted, on the group's own
 //! communication thread. Each operation claims the memory that it reads and writes until it is finished:
 //! touching that memory earlier is an error, not a race. The end of the operation is an event
 //! ([`Work::event`]), which gives the claims back even if no thread waits for the work. [`OpTimes`] separates the time
