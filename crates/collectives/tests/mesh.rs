@@ -112,7 +112,7 @@ fn a_rank_that_dies_ends_only_the_operations_of_the_axes_that_need_it() {
             let lines = text.lines().map(|line| serde_json::from_str(line).unwrap());
             lines.collect::<Vec<serde_json::Value>>()
         };
-        // Rank 1 is the first of its group on the axis `dp`. The file tells of its other groups too.
+        // Rank 1 is the first of its group on the axis `dp`. The file has its other groups, too.
         let lines = dump("world-dp.1-rank0.jsonl");
         assert_eq!((&lines[0]["group"], &lines[0]["number"]), (&"world/dp.1".into(), &1.into()));
         assert!(

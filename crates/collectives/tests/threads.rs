@@ -378,7 +378,7 @@ fn a_peer_whose_half_is_done_may_leave_while_the_other_half_goes_on() {
         });
         scope.spawn(move || {
             has_left.recv().unwrap();
-            // Rank 0 is told meanwhile that rank 1 has left.
+            // Rank 0 learns meanwhile that rank 1 has left.
             std::thread::sleep(Duration::from_millis(200));
             three.send_slice(&[3.0f32; 3], 2).unwrap();
         });

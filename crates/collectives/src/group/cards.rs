@@ -161,7 +161,7 @@ mod tests {
     }
 
     #[test]
-    fn who_cannot_use_it_together_is_told_why() {
+    fn the_reason_says_who_cannot_use_it_together() {
         let says = |cards: &[CardInfo]| refusal(cards, |rank| rank + 10).unwrap_or_default();
         let two = |other| says(&[info("a", "01", 22_809), other]);
         assert_eq!(two(info("a", "02", 22_809)), "");
