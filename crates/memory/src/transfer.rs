@@ -45,8 +45,7 @@ impl Tensor {
 
     /// The tensor where the host can read it: itself, or a copy from the accelerator after all work before.
     pub fn to_host(&self) -> Result<Tensor> {
-        let Some(stream) = self.home() else { return Ok(self.clone()) };
-        let host = self.staging(stream)?;
+        let Some((host, stream)) = self.staging()? else { return Ok(self.clone()) };
         stream.copy(self, &host)?.wait();
         stream.accelerator().check()?;
         Ok(host)
@@ -56,8 +55,7 @@ impl Tensor {
     /// to an accelerator as work of the stream of its memory. Returns what `fill` returns. Errors if the tensor has another
     /// type, or while it is in use.
     pub fn overwrite<T: Element, R>(&self, fill: impl FnOnce(&mut [T]) -> R) -> Result<R> {
-        let Some(stream) = self.home() else { return Ok(fill(&mut self.write()?)) };
-        let host = self.staging(stream)?;
+        let Some((host, stream)) = self.staging()? else { return Ok(fill(&mut self.write()?)) };
         let filled = fill(&mut host.write()?);
         stream.copy(&host, self)?;
         Ok(filled)
@@ -68,10 +66,13 @@ impl Tensor {
         self.buffer().allocator().home()
     }
 
-    /// Memory of the host for a copy from or to this tensor.
-    fn staging(&self, home: &DeviceStream) -> Result<Tensor> {
-        let memory = self.buffer().allocator().staging(home);
-        memory.tensor(self.dtype(), self.shape(), Category::Data)
+    /// Memory of the host for a copy from or to this tensor of a device, and the stream of the copy.
+    fn staging(&self) -> Result<Option<(Tensor, &DeviceStream)>> {
+        let staging = self.buffer().allocator().staging();
+        let staged = staging.map(|(memory, home)| {
+            Ok((memory.tensor(self.dtype(), self.shape(), Category::Data)?, home))
+        });
+        staged.transpose()
     }
 }
 

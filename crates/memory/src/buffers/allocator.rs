@@ -153,9 +153,10 @@ impl Allocator {
         Self(Arc::new(Pool::new(Device::Cpu, Shortage::AfterRequests(num_blocks), None)))
     }
 
-    /// Pinned memory of the host for copies from and to this memory, whose stream is `home`.
-    pub(crate) fn staging(&self, home: &DeviceStream) -> &Self {
-        self.0.staging.get_or_init(|| Self::pinned(home.accelerator()))
+    /// Pinned memory of the host for copies from and to this memory of a device, and the stream of these copies.
+    pub(crate) fn staging(&self) -> Option<(&Self, &DeviceStream)> {
+        let home = self.home()?;
+        Some((self.0.staging.get_or_init(|| Self::pinned(home.accelerator())), home))
     }
 
     /// The device whose memory this allocator hands out.

@@ -176,7 +176,7 @@ impl Buffer {
     ) -> Result<Claim> {
         self.check_range(&range)?;
         lock(&self.0.uses).queue(&range, access, op, event)?;
-        event.capture(self.graph_pool(), || {
+        event.note_use(self.graph_pool(), || {
             let (memory, range) = (self.0.clone(), range.clone());
             CapturedUse { memory, range, access, op }
         });

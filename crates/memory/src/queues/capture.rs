@@ -114,9 +114,9 @@ impl DeviceStream {
         let mut state = lock(&self.0.state);
         // Work that another thread prepares goes into the stream and not into the graph, as does work that waits for the host.
         loop {
-            let is_late = !self.is_up_to_date();
+            let has_kept_work = !self.is_up_to_date();
             state = match state.last.clone() {
-                Some(last) if is_late => {
+                Some(last) if has_kept_work => {
                     drop(state);
                     last.block();
                     // The thread that keeps the work counts it a moment after it is done.

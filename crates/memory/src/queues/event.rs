@@ -134,7 +134,7 @@ impl Event {
     }
 
     /// Notes a use of memory if the work is captured, its graph was not launched yet, and the memory is not of the graph's pool.
-    pub(crate) fn capture(&self, graph_pool: Option<u32>, used: impl FnOnce() -> CapturedUse) {
+    pub(crate) fn note_use(&self, graph_pool: Option<u32>, used: impl FnOnce() -> CapturedUse) {
         if let Some(shared) = &self.0
             && shared.graph_pool.is_some_and(|own| graph_pool != Some(own))
             && shared.runner.get().is_none()
