@@ -163,10 +163,10 @@ impl Warp {
             };
             for lane in 0..LANES {
                 let (g, t) = (lane / 4, 2 * (lane % 4));
-                let (low, high) = if !transposed {
-                    (element(g, t), element(g, t + 1))
-                } else {
+                let (low, high) = if transposed {
                     (element(t, g), element(t + 1, g))
+                } else {
+                    (element(g, t), element(g, t + 1))
                 };
                 self.registers[*to as usize][lane] = high << 16 | low;
             }

@@ -225,28 +225,21 @@ fn atomic(builder: &mut Builder, s: &Statement) -> Result<PtxOp, String> {
     };
     let address = address(builder, s, first)?;
     let operand = builder.names.source(s.operand(first + 1)?)?;
-    let op = match () {
-        () if s.has("cas") => {
-            let new = builder.names.source(s.operand(first + 2)?)?;
-            return Ok(PtxOp::Atomic {
-                op: AtomicOp::CompareAndSwap(operand),
-                scalar,
-                address,
-                operand: new,
-                old,
-            });
-        }
-        () if s.has("exch") => AtomicOp::Combine(binary_op("exch", scalar)?),
-        () if s.has("inc") => AtomicOp::Increment,
-        () if s.has("dec") => AtomicOp::Decrement,
-        () => {
-            let known = |w: &&&str| matches!(**w, "add" | "min" | "max" | "and" | "or" | "xor");
-            let word = s.words[1..].iter().find(known).ok_or("unknown atomic operation")?;
-            match pair_element(scalar) {
-                Some(element) => AtomicOp::CombinePair(binary_op(word, element)?),
-                None => AtomicOp::Combine(binary_op(word, scalar)?),
-            }
-        }
+    if s.has("cas") {
+        let (op, new) = (AtomicOp::CompareAndSwap(operand), s.operand(first + 2)?);
+        let operand = builder.names.source(new)?;
+        return Ok(PtxOp::Atomic { op, scalar, address, operand, old });
+    }
+    let is_known = |w: &&&str| {
+        matches!(**w, "exch" | "inc" | "dec" | "add" | "min" | "max" | "and" | "or" | "xor")
+    };
+    let op = match *s.words[1..].iter().find(is_known).ok_or("unknown atomic operation")? {
+        "inc" => AtomicOp::Increment,
+        "dec" => AtomicOp::Decrement,
+        word => match pair_element(scalar) {
+            Some(element) if word != "exch" => AtomicOp::CombinePair(binary_op(word, element)?),
+            _ => AtomicOp::Combine(binary_op(word, scalar)?),
+        },
     };
     Ok(PtxOp::Atomic { op, scalar, address, operand, old })
 }
@@ -317,12 +310,11 @@ fn barrier(builder: &mut Builder, s: &Statement) -> Result<PtxOp, String> {
         BarrierResult::None
     } else {
         let from = names.pred_operand(s.operand(2)?)?;
-        match () {
-            () if s.has("popc") => BarrierResult::Count(names.target(s.operand(0)?)?, from),
-            () => {
-                let vote = if s.has("and") { Vote::All } else { Vote::Any };
-                BarrierResult::Pred(vote, names.pred(s.operand(0)?)?, from)
-            }
+        if s.has("popc") {
+            BarrierResult::Count(names.target(s.operand(0)?)?, from)
+        } else {
+            let vote = if s.has("and") { Vote::All } else { Vote::Any };
+            BarrierResult::Pred(vote, names.pred(s.operand(0)?)?, from)
         }
     };
     Ok(PtxOp::Barrier { number, result })

@@ -277,8 +277,9 @@ impl Builder {
     fn registers(&mut self, text: &str) -> Result<(), String> {
         let is_pred = text.split_whitespace().any(|w| w == ".pred");
         let names = text.split_whitespace().filter(|w| !w.starts_with('.'));
-        for name in names.flat_map(|w| w.split(',')).filter(|n| !n.is_empty()) {
-            if name.contains('<') { continue } else { self.names.declaration(name, is_pred)? }
+        let names = names.flat_map(|w| w.split(','));
+        for name in names.filter(|name| !name.is_empty() && !name.contains('<')) {
+            self.names.declaration(name, is_pred)?;
         }
         Ok(())
     }
