@@ -18,7 +18,7 @@ pub enum Half {
     },
     /// The gradient of the input.
     Input {
-        /// If not, a chain ends with the gradient of its first layer's output.
+        /// Whether somebody needs it. Without it, a chain stops at the gradient of its first layer's output.
         wants_input: bool,
     },
     /// The gradients of the parameters.
@@ -45,7 +45,9 @@ pub struct Saved {
     kept: Vec<Tensor>,
     /// Whether the weight half needs no gradient of the output after the input half.
     is_kept_enough: bool,
-    /// The tensors that the parts of a composed layer have saved, in order of the forward pass.
+    /// The tensors that the parts of a composed layer have saved, in order of the forward pass. A layer around another one that
+    /// has parameters of its own saves the inner layer's here, since that one may keep less for its weight half than the outer
+    /// layer needs.
     pub parts: Vec<Saved>,
     /// The gradient of this part's output, from when it is known until the other half of the backward pass has used it. It
     /// belongs to the chain that has this part.

@@ -11,7 +11,7 @@ use paceline_kernels::linear::Activation;
 use paceline_kernels::rotary::RotaryConfig;
 use paceline_kernels::{Compute, elementwise};
 use paceline_memory::{Allocator, DType, Tensor};
-use paceline_model::layers::{Attention, Linear, Residual, Rotary, Sequence};
+use paceline_model::layers::{Attention, Checkpointed, Linear, Residual, Rotary, Sequence};
 use paceline_model::{
     Batch, Block, Context, Half, Init, Layer, LayoutBuilder, MlpConfig, Model, OpenUnits, ParamId,
     Result, Saved, Storage,
@@ -128,9 +128,16 @@ fn the_two_halves_of_a_backward_pass_give_what_both_gives() {
 }
 
 /// The identity, which counts how often its input gradient is asked for.
-struct Counting<'a>(&'a AtomicUsize);
+struct Counting<'a> {
+    calls: &'a AtomicUsize,
+    has_parameters: bool,
+}
 
 impl Layer for Counting<'_> {
+    fn has_parameters(&self) -> bool {
+        self.has_parameters
+    }
+
     fn forward(&self, _cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)> {
         Ok((input, Saved::default()))
     }
@@ -142,7 +149,7 @@ impl Layer for Counting<'_> {
         d_output: Tensor,
         half: Half,
     ) -> Result<Option<Tensor>> {
-        self.0.fetch_add(usize::from(half.wants_input()), Ordering::Relaxed);
+        self.calls.fetch_add(usize::from(half.wants_input()), Ordering::Relaxed);
         Ok(Some(d_output))
     }
 }
@@ -152,7 +159,8 @@ fn no_half_of_a_backward_pass_repeats_work_of_the_other() {
     static CALLS: AtomicUsize = AtomicUsize::new(0);
     let mut model = mlp();
     let unit = model.blocks[0].unit;
-    model.blocks = (0..3).map(|_| Block::new(unit, Counting(&CALLS))).collect();
+    let counting = || Counting { calls: &CALLS, has_parameters: true };
+    model.blocks = (0..3).map(|_| Block::new(unit, counting())).collect();
     let bench = Bench::new(model, &[4, 6], &[4, 6]);
     for (parts, calls) in [
         (&[WHOLE][..], 3),
@@ -161,6 +169,25 @@ fn no_half_of_a_backward_pass_repeats_work_of_the_other() {
         (&[Half::Weight, INPUT], 3),
         (&[INPUT, Half::Weight], 3),
     ] {
+        CALLS.store(0, Ordering::Relaxed);
+        bench.run(false, parts);
+        assert_eq!(CALLS.load(Ordering::Relaxed), calls);
+    }
+}
+
+#[test]
+fn a_layer_around_one_without_parameters_has_none() {
+    static CALLS: AtomicUsize = AtomicUsize::new(0);
+    let mut model = mlp();
+    let unit = model.blocks[0].unit;
+    let counting = || Counting { calls: &CALLS, has_parameters: false };
+    let layers = Sequence::new()
+        .then(Residual(counting()))
+        .then(Checkpointed(counting()))
+        .then(Residual(Checkpointed(counting())));
+    model.blocks = vec![Block::new(unit, layers)];
+    let bench = Bench::new(model, &[4, 6], &[4, 6]);
+    for (parts, calls) in [(&[Half::Weight][..], 0), (&[INPUT, Half::Weight], 3)] {
         CALLS.store(0, Ordering::Relaxed);
         bench.run(false, parts);
         assert_eq!(CALLS.load(Ordering::Relaxed), calls);

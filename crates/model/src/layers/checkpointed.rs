@@ -29,6 +29,10 @@ impl<L: Layer> Layer for Checkpointed<L> {
         self.0.name()
     }
 
+    fn has_parameters(&self) -> bool {
+        self.0.has_parameters()
+    }
+
     fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)> {
         let (output, _) = self.0.forward(cx, input.clone())?;
         Ok((output, Saved::of([input])))

@@ -14,7 +14,7 @@ pub struct Residual<L>(pub L);
 /// `x + y`, in the memory of `y` if nobody else needs `y`.
 fn sum(cx: &Context, saved: &Saved, x: &Tensor, y: Tensor) -> Result<Tensor> {
     let is_needed = saved.holds(&y) || x.buffer().is_same(y.buffer());
-    let sum = if is_needed { cx.gradient_of(&y)? } else { y.clone() };
+    let sum = if is_needed { cx.scratch(y.dtype(), y.shape())? } else { y.clone() };
     if is_needed {
         cx.compute.copy(&y, &sum)?;
     }
@@ -23,6 +23,10 @@ fn sum(cx: &Context, saved: &Saved, x: &Tensor, y: Tensor) -> Result<Tensor> {
 }
 
 impl<L: Layer> Layer for Residual<L> {
+    fn has_parameters(&self) -> bool {
+        self.0.has_parameters()
+    }
+
     fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)> {
         let (output, saved) = self.0.forward(cx, input.clone())?;
         Ok((sum(cx, &saved, &input, output)?, saved))
