@@ -75,8 +75,8 @@ pub struct Optimizer {
 /// A step that is captured once and replayed.
 #[derive(Debug)]
 struct StepGraph {
-    segment: GraphedWork<()>,
-    /// The numbers of the step: those with weight decay, and behind them those without. Written before each launch.
+    work: GraphedWork<()>,
+    /// The numbers of the step: those with weight decay, then those without. Written before each launch.
     numbers: Tensor,
     /// The values and gradients of the captured work.
     parts: Vec<(Tensor, Tensor)>,
@@ -148,8 +148,8 @@ impl Optimizer {
     pub fn as_graph(mut self, storage: &Storage, allocator: &Allocator) -> Result<Self> {
         let dtype = storage.precision().master;
         let numbers = allocator.tensor(dtype, [2 * MOST_NUMBERS], Category::Optimizer)?;
-        let segment = GraphedWork::new(&GraphPool::new(allocator)?);
-        self.graph = Some(StepGraph { segment, numbers, parts: Vec::new() });
+        let work = GraphedWork::new(&GraphPool::new(allocator)?);
+        self.graph = Some(StepGraph { work, numbers, parts: Vec::new() });
         Ok(self)
     }
 
@@ -164,7 +164,7 @@ impl Optimizer {
                 return self.launch_all(compute, parts, Some(&graph.numbers));
             }
             let numbers = &graph.numbers;
-            graph.segment.run(|| self.launch_all(compute, parts, Some(numbers)))
+            graph.work.run(|| self.launch_all(compute, parts, Some(numbers)))
         });
         self.graph = Some(graph);
         outcome

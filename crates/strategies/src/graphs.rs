@@ -87,7 +87,7 @@ impl GraphObstacle {
 /// The graphs of a replica's passes.
 #[derive(Debug)]
 pub(crate) struct PassGraphs {
-    arena: GraphPool,
+    pool: GraphPool,
     /// The kinds of steps, that of the last step at the end.
     known: Vec<StepPasses>,
 }
@@ -124,7 +124,7 @@ struct StepKind {
 impl PassGraphs {
     /// No graphs yet. Errors if the memory is not that of a card.
     pub(crate) fn new(memory: &Allocator) -> Result<Self> {
-        Ok(Self { arena: GraphPool::new(memory)?, known: Vec::new() })
+        Ok(Self { pool: GraphPool::new(memory)?, known: Vec::new() })
     }
 
     /// The passes of a step on these micro-batches, whose samples are copied to their addresses. `None` if the number of their
@@ -152,7 +152,7 @@ impl PassGraphs {
                 let memory = &replica.compute.allocator;
                 let batches = micro_batches.iter().map(|own| shaped_like(own, memory));
                 let batches = batches.collect::<Result<_>>()?;
-                StepPasses { kind, batches, work: GraphedWork::new(&self.arena) }
+                StepPasses { kind, batches, work: GraphedWork::new(&self.pool) }
             }
         };
         for (fixed, own) in of_kind.batches.iter().zip(micro_batches) {
