@@ -472,6 +472,11 @@ mod tests {
             withdrawn.withdraw();
             refused.wait();
             assert!(!is_free(&buffer), "all_gather uses it still");
+            let copies = Stream::new("copy");
+            copies.wait(&refused);
+            let (copied, copying) = copies.submit();
+            assert!(buffer.queue(0..64, Access::Write, "copy", &copied).is_err());
+            copying.withdraw();
             assert!(buffer.claim(64..128, Access::Write, "linear").is_ok());
             signal.complete();
             event.wait();

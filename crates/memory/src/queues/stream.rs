@@ -70,7 +70,8 @@ impl Stream {
 
     /// Orders all later work of this stream after the event. The runner of the work makes it wait.
     pub fn wait(&self, event: &Event) {
-        if let Some((position, before)) = event.order() {
+        // Withdrawn work orders nothing.
+        if let Some((position, before)) = event.order().filter(|_| !event.is_withdrawn()) {
             let mut clock = lock(&self.0.clock);
             clock.seen.merge(before);
             clock.seen.add(position);
