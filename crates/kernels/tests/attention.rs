@@ -1,35 +1,24 @@
 //! Attention at every SIMD level of this machine, with one and three threads, against the plain form in f64; the plain form
 //! against the formula and against finite differences.
 
+mod common;
+
+use common::{assert_close, computes, of, wide};
 use paceline_kernels::attention::{self, AttentionSpec};
 use paceline_kernels::rotary::{RotaryConfig, RotaryTable};
 use paceline_kernels::{Compute, SimdLevel, reference};
-use paceline_memory::{Allocator, Category, DType, Element, Shape, Tensor};
+use paceline_memory::{Allocator, DType, Shape, Tensor};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-fn tensor<T: Element>(dtype: DType, shape: impl Into<Shape>, elems: &[T]) -> Tensor {
-    let tensor = Allocator::new().tensor(dtype, shape, Category::Data).unwrap();
-    tensor.write::<T>().unwrap().copy_from_slice(elems);
-    tensor
-}
-
 fn f32s(shape: impl Into<Shape>, elems: &[f64]) -> Tensor {
     let elems: Vec<f32> = elems.iter().map(|x| *x as f32).collect();
-    tensor(DType::F32, shape, &elems)
+    of(&elems, shape)
 }
 
 fn table(spec: &AttentionSpec, dtype: DType) -> RotaryTable {
     let config = RotaryConfig { head_dim: spec.head_dim, theta: 10_000.0, scaling: None };
     RotaryTable::new(&Allocator::new(), config, spec.seq + 3, dtype).unwrap()
-}
-
-fn computes() -> Vec<Compute> {
-    let levels = SimdLevel::available().into_iter();
-    let with = |(level, threads)| {
-        Compute::new(threads, Allocator::new()).unwrap().with_simd(level).unwrap()
-    };
-    levels.flat_map(|level| [1, 3].map(|threads| (level, threads))).map(with).collect()
 }
 
 /// Inputs whose padding is NaN. They are numbers of f32, so that f32 and f64 start from the same values.
@@ -76,7 +65,7 @@ impl Inputs {
     fn fast(&self, compute: &Compute) -> [Vec<f32>; 3] {
         let Self { spec, lengths, qkv, d_output } = self;
         let table = table(spec, DType::F32);
-        let lengths = tensor(DType::I64, [spec.batch], lengths);
+        let lengths = of(lengths, [spec.batch]);
         let qkv = f32s(spec.qkv_shape(), qkv);
         let nan = |shape: Shape| f32s(shape, &vec![f64::NAN; shape.num_elems()]);
         let output = nan(spec.output_shape().into());
@@ -115,15 +104,6 @@ impl Inputs {
 /// products of those. Relative to the largest result, or to one if it is smaller.
 const TOLERANCE: f64 = 1e-5;
 
-fn assert_close(got: &[f32], want: &[f64], tolerance: f64, what: &str) {
-    assert_eq!(got.len(), want.len(), "{what}");
-    let scale = want.iter().fold(1.0f64, |most, x| most.max(x.abs()));
-    for (at, (got, want)) in got.iter().zip(want).enumerate() {
-        let off = (f64::from(*got) - want).abs();
-        assert!(off <= tolerance * scale, "{what}[{at}]: {got}, not {want}");
-    }
-}
-
 const NAMES: [&str; 3] = ["output", "log_sums", "d_qkv"];
 
 #[test]
@@ -142,7 +122,7 @@ fn the_fast_form_agrees_with_the_plain_form() {
                     let fast = inputs.fast(compute);
                     let what = format!("{spec:?} {:?}", compute.simd());
                     for ((got, want), name) in fast.iter().zip(&plain).zip(NAMES) {
-                        assert_close(got, want, TOLERANCE, &format!("{what} {name}"));
+                        assert_close(&wide(got), want, TOLERANCE, 0.0, &format!("{what} {name}"));
                     }
                     for (row, len) in lengths.into_iter().enumerate() {
                         assert_padding_is_zero(&spec, row, len, &fast, &what);
@@ -181,7 +161,7 @@ fn large_scores_do_not_overflow() {
     for compute in computes() {
         for ((got, want), name) in inputs.fast(&compute).iter().zip(&plain).zip(NAMES) {
             // A score of 2^11 is rounded to 2^-12 or so, which is the relative error of its exponential.
-            assert_close(got, want, 1e-3, name);
+            assert_close(&wide(got), want, 1e-3, 0.0, name);
         }
     }
 }
@@ -322,13 +302,13 @@ fn the_gradient_is_that_of_finite_differences() {
     let inputs = Inputs::new(30, spec, &lengths, 1.0);
     let compute = Compute::new(1, Allocator::new()).unwrap();
     let table = table(&spec, DType::F64);
-    let f64s = |shape: Shape, elems: &[f64]| tensor(DType::F64, shape, elems);
+    let f64s = |shape: Shape, elems: &[f64]| of(elems, shape);
     let qkv = f64s(spec.qkv_shape().into(), &inputs.qkv);
     let d_output = f64s(spec.output_shape().into(), &inputs.d_output);
     let d_qkv = f64s(spec.qkv_shape().into(), &vec![f64::NAN; inputs.qkv.len()]);
     let output = f64s(spec.output_shape().into(), &vec![f64::NAN; inputs.d_output.len()]);
     let log_sums = f64s([spec.log_sums_len()].into(), &vec![f64::NAN; spec.log_sums_len()]);
-    let lengths_t = tensor(DType::I64, [2], &inputs.lengths);
+    let lengths_t = of(&inputs.lengths, [2]);
     let loss = || {
         attention::forward(&compute, &qkv, Some(&lengths_t), &table, &spec, &output, &log_sums)
             .unwrap();
@@ -391,7 +371,7 @@ fn mistakes_are_errors() {
             let [output, log_sums] = [spec.output_shape(), [spec.log_sums_len(), 1]]
                 .map(|shape| f32s(shape, &vec![0.0; shape[0] * shape[1]]));
             let log_sums = log_sums.view([spec.log_sums_len()]).unwrap();
-            let lengths = tensor(DType::I64, [2], &lengths);
+            let lengths = of(&lengths, [2]);
             let result =
                 attention::forward(&compute, &qkv, Some(&lengths), table, spec, &output, &log_sums);
             result.map_err(|e| e.to_string())

@@ -1,10 +1,13 @@
 //! Attention token by token against attention of the whole sequence, at every SIMD level of this machine, with one and three
 //! threads; what is refused; the device without contents.
 
+mod common;
+
+use common::{computes, poisoned, tensor};
 use half::bf16;
 use paceline_kernels::attention::{self, AttentionSpec};
 use paceline_kernels::rotary::{RotaryConfig, RotaryTable};
-use paceline_kernels::{Compute, Real, SimdLevel, cast};
+use paceline_kernels::{Compute, Real, cast};
 use paceline_memory::{Allocator, Category, DType, Shape, Tensor};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
@@ -14,29 +17,8 @@ fn table(allocator: &Allocator, spec: &AttentionSpec, dtype: DType) -> RotaryTab
     RotaryTable::new(allocator, config, spec.seq, dtype).unwrap()
 }
 
-fn tensor(compute: &Compute, dtype: DType, shape: impl Into<Shape>) -> Tensor {
+fn empty(compute: &Compute, dtype: DType, shape: impl Into<Shape>) -> Tensor {
     compute.allocator.tensor(dtype, shape, Category::Data).unwrap()
-}
-
-fn filled<T: Real>(
-    compute: &Compute,
-    dtype: DType,
-    shape: impl Into<Shape>,
-    elems: &[f64],
-) -> Tensor {
-    let tensor = tensor(compute, dtype, shape);
-    for (to, from) in tensor.write::<T>().unwrap().iter_mut().zip(elems) {
-        *to = T::from_f64(*from);
-    }
-    tensor
-}
-
-fn computes() -> Vec<Compute> {
-    let levels = SimdLevel::available().into_iter();
-    let with = |(level, threads)| {
-        Compute::new(threads, Allocator::new()).unwrap().with_simd(level).unwrap()
-    };
-    levels.flat_map(|level| [1, 3].map(|threads| (level, threads))).map(with).collect()
 }
 
 fn random(seed: u64, len: usize) -> Vec<f64> {
@@ -51,9 +33,9 @@ fn whole<T: Real>(
     spec: &AttentionSpec,
     elems: &[f64],
 ) -> Vec<f64> {
-    let qkv = filled::<T>(compute, dtype, spec.qkv_shape(), elems);
-    let output = tensor(compute, dtype, spec.output_shape());
-    let log_sums = tensor(compute, dtype, [spec.log_sums_len()]);
+    let qkv = tensor(compute, dtype, spec.qkv_shape(), elems);
+    let output = empty(compute, dtype, spec.output_shape());
+    let log_sums = empty(compute, dtype, [spec.log_sums_len()]);
     let table = table(&compute.allocator, spec, dtype);
     attention::forward(compute, &qkv, None, &table, spec, &output, &log_sums).unwrap();
     output.read::<T>().unwrap().iter().map(|x| x.to_f64()).collect()
@@ -68,20 +50,15 @@ fn by_steps<T: Real>(
 ) -> Vec<f64> {
     let cached = AttentionSpec { seq: spec.seq + 2, ..*spec };
     let ([_, columns], [_, width]) = (spec.qkv_shape(), spec.output_shape());
-    let cache = || {
-        let shape = Shape::from(cached.cache_shape());
-        filled::<T>(compute, dtype, shape, &vec![f64::NAN; shape.num_elems()])
-    };
-    let (keys, values) = (cache(), cache());
+    let [keys, values] = [(); 2].map(|()| poisoned(compute, dtype, cached.cache_shape()));
     let table = table(&compute.allocator, spec, dtype);
     let mut all = vec![f64::NAN; spec.batch * spec.seq * width];
     for position in 0..spec.seq {
         let rows = (0..spec.batch).map(|row| row * spec.seq + position);
         let qkv: Vec<f64> =
             rows.clone().flat_map(|at| &elems[at * columns..][..columns]).copied().collect();
-        let qkv = filled::<T>(compute, dtype, [spec.batch, columns], &qkv);
-        let output =
-            filled::<T>(compute, dtype, [spec.batch, width], &vec![f64::NAN; spec.batch * width]);
+        let qkv = tensor(compute, dtype, [spec.batch, columns], &qkv);
+        let output = poisoned(compute, dtype, [spec.batch, width]);
         attention::step(compute, &qkv, &table, &cached, position, &keys, &values, &output).unwrap();
         let output = output.read::<T>().unwrap();
         for (at, from) in rows.zip(output.chunks_exact(width)) {
@@ -145,17 +122,17 @@ fn last_step(compute: &Compute, dtype: DType, spec: &AttentionSpec, at_once: boo
                 elems[(row * spec.seq + from(at)) * columns..][..columns].to_vec()
             })
             .collect();
-        let wide = filled::<f32>(compute, DType::F32, [spec.batch * count, columns], &elems);
+        let wide = tensor(compute, DType::F32, [spec.batch * count, columns], &elems);
         if dtype == DType::F32 {
             return wide;
         }
-        let narrow = tensor(compute, dtype, wide.shape());
+        let narrow = empty(compute, dtype, wide.shape());
         cast::narrow(compute, &wide, &narrow).unwrap();
         narrow
     };
     let table = table(&compute.allocator, spec, DType::F32);
-    let [keys, values] = [(); 2].map(|()| tensor(compute, dtype, spec.cache_shape()));
-    let output = tensor(compute, dtype, [spec.batch, spec.output_shape()[1]]);
+    let [keys, values] = [(); 2].map(|()| empty(compute, dtype, spec.cache_shape()));
+    let output = empty(compute, dtype, [spec.batch, spec.output_shape()[1]]);
     let step = |qkv: &Tensor, position| {
         attention::step(compute, qkv, &table, spec, position, &keys, &values, &output).unwrap();
     };
@@ -180,8 +157,8 @@ fn tokens_that_are_kept_at_once_are_those_of_steps() {
         }
     }
     let compute = &computes()[0];
-    let [keys, values] = [(); 2].map(|()| tensor(compute, DType::F32, spec.cache_shape()));
-    let qkv = tensor(compute, DType::F32, [2 * 10, spec.qkv_shape()[1]]);
+    let [keys, values] = [(); 2].map(|()| empty(compute, DType::F32, spec.cache_shape()));
+    let qkv = empty(compute, DType::F32, [2 * 10, spec.qkv_shape()[1]]);
     let table = table(&compute.allocator, &spec, DType::F32);
     let error = attention::keep(compute, &qkv, &table, &spec, 10, &keys, &values).unwrap_err();
     assert!(error.to_string().contains("9 places, and 10 tokens"), "{error}");
@@ -213,9 +190,9 @@ fn an_empty_batch_takes_a_step() {
 fn step_at(compute: &Compute, position: usize, positions: usize, width: usize) -> Option<String> {
     let spec = AttentionSpec { batch: 3, seq: 4, heads: 4, kv_heads: 2, head_dim: 8 };
     let table = table(&compute.allocator, &AttentionSpec { seq: positions, ..spec }, DType::F32);
-    let [keys, values] = [(); 2].map(|()| tensor(compute, DType::F32, spec.cache_shape()));
+    let [keys, values] = [(); 2].map(|()| empty(compute, DType::F32, spec.cache_shape()));
     let (qkv, output) =
-        (tensor(compute, DType::F32, [3, 64]), tensor(compute, DType::F32, [3, width]));
+        (empty(compute, DType::F32, [3, 64]), empty(compute, DType::F32, [3, width]));
     let done = attention::step(compute, &qkv, &table, &spec, position, &keys, &values, &output);
     done.err().map(|error| error.to_string())
 }

@@ -4,6 +4,7 @@
 //! Needs a card, or one that is emulated, and the run-time compiler; without them each test says so and passes, unless
 //! `PACELINE_CARD=1`.
 
+mod common;
 mod on_card;
 
 use std::io::{self, Write};

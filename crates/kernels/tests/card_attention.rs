@@ -4,6 +4,7 @@
 //! Tolerances are small multiples of the largest differences that were measured, relative to the largest element of a
 //! result: cards add in another order than the processor.
 
+mod common;
 mod on_card;
 
 use on_card::{Pair, Promise};

@@ -3,42 +3,19 @@
 
 mod common;
 
-use common::numbers;
+use common::{computes, numbers, of, values, wide};
 use paceline_kernels::conv2d::{self, Conv2d};
 use paceline_kernels::linear::{self, Activation};
 use paceline_kernels::optimizer::{self, AdamW, Sgd, StepNumbers};
-use paceline_kernels::{Compute, ImageLayout, SimdLevel, conv_relu_pool, elementwise, reference};
-use paceline_memory::{Allocator, Category, DType, Shape, Tensor};
-
-fn tensor(allocator: &Allocator, shape: impl Into<Shape>, elems: &[f32]) -> Tensor {
-    let tensor = allocator.tensor(DType::F32, shape, Category::Data).unwrap();
-    tensor.write::<f32>().unwrap().copy_from_slice(elems);
-    tensor
-}
+use paceline_kernels::{Compute, ImageLayout, conv_relu_pool, elementwise, reference};
+use paceline_memory::{Allocator, Category, DType, Tensor};
 
 /// The tolerance, relative to the largest result, for the rounding errors of f32 sums of up to a few thousand
 /// products of numbers below one, in a different order and with fused multiply-adds.
-const TOLERANCE: f32 = 1e-5;
+const TOLERANCE: f64 = 1e-5;
 
 fn assert_close(got: &Tensor, want: &[f32], what: &str) {
-    let got = got.read::<f32>().unwrap();
-    assert_eq!(got.len(), want.len(), "{what}");
-    let scale = want.iter().fold(1.0f32, |most, x| most.max(x.abs()));
-    for (at, (got, want)) in got.iter().zip(want).enumerate() {
-        assert!((got - want).abs() <= TOLERANCE * scale, "{what}[{at}]: {got}, not {want}");
-    }
-}
-
-fn computes() -> Vec<Compute> {
-    let mut computes = Vec::new();
-    for level in SimdLevel::available() {
-        for threads in [1, 3] {
-            let compute =
-                Compute::new(threads, Allocator::new()).unwrap().with_simd(level).unwrap();
-            computes.push(compute);
-        }
-    }
-    computes
+    common::assert_close(&values(got), &wide(want), TOLERANCE, 0.0, what);
 }
 
 fn geometries() -> Vec<Conv2d> {
@@ -75,32 +52,28 @@ fn convolution_and_its_gradients() {
         for conv in geometries() {
             for batch in [1, 3, 0] {
                 let what = format!("{:?} {conv:?} batch {batch}", compute.simd());
-                let a = &compute.allocator;
                 let x = numbers(1, conv.input_shape(batch).iter().product());
                 let w = numbers(2, conv.weight_shape().iter().product());
                 let b = numbers(3, conv.c_out);
                 let dy = numbers(4, conv.output_shape(batch).iter().product());
-                let (xt, wt) =
-                    (tensor(a, conv.input_shape(batch), &x), tensor(a, conv.weight_shape(), &w));
-                let (bt, dyt) =
-                    (tensor(a, [conv.c_out], &b), tensor(a, conv.output_shape(batch), &dy));
+                let (xt, wt) = (of(&x, conv.input_shape(batch)), of(&w, conv.weight_shape()));
+                let (bt, dyt) = (of(&b, [conv.c_out]), of(&dy, conv.output_shape(batch)));
 
                 let mut y = vec![0.0; dy.len()];
                 reference::conv2d_forward(&conv, &x, &w, &b, &mut y);
-                let yt = tensor(a, conv.output_shape(batch), &numbers(9, y.len()));
+                let yt = of(&numbers(9, y.len()), conv.output_shape(batch));
                 conv2d::forward(&compute, &conv, &xt, &wt, &bt, &yt).unwrap();
                 assert_close(&yt, &y, &what);
 
                 let (mut dw, mut db) = (numbers(5, w.len()), numbers(6, b.len()));
-                let (dwt, dbt) =
-                    (tensor(a, conv.weight_shape(), &dw), tensor(a, [conv.c_out], &db));
+                let (dwt, dbt) = (of(&dw, conv.weight_shape()), of(&db, [conv.c_out]));
                 reference::conv2d_backward_weight(&conv, &x, &dy, &mut dw, &mut db);
                 conv2d::backward_weight(&compute, &conv, &xt, &dyt, &dwt, &dbt, true).unwrap();
                 assert_close(&dwt, &dw, &what);
                 assert_close(&dbt, &db, &what);
 
                 let mut dx = vec![0.0; x.len()];
-                let dxt = tensor(a, conv.input_shape(batch), &numbers(7, x.len()));
+                let dxt = of(&numbers(7, x.len()), conv.input_shape(batch));
                 reference::conv2d_backward_input(&conv, &w, &dy, &mut dx);
                 conv2d::backward_input(&compute, &conv, &wt, &dyt, &dxt).unwrap();
                 assert_close(&dxt, &dx, &what);
@@ -124,13 +97,12 @@ fn fused_convolution_relu_and_pool() {
                 let w = numbers(2, conv.weight_shape().iter().product());
                 let b = numbers(3, conv.c_out);
                 let dy = numbers(4, pooled.iter().product());
-                let (xt, wt) =
-                    (tensor(a, conv.input_shape(batch), &x), tensor(a, conv.weight_shape(), &w));
-                let (bt, dyt) = (tensor(a, [conv.c_out], &b), tensor(a, pooled, &dy));
+                let (xt, wt) = (of(&x, conv.input_shape(batch)), of(&w, conv.weight_shape()));
+                let (bt, dyt) = (of(&b, [conv.c_out]), of(&dy, pooled));
 
                 let (mut y, mut winners) = (vec![0.0; dy.len()], vec![0; dy.len()]);
                 reference::conv_relu_pool_forward(&conv, &x, &w, &b, &mut y, &mut winners);
-                let yt = tensor(a, pooled, &numbers(9, y.len()));
+                let yt = of(&numbers(9, y.len()), pooled);
                 let wint = a.tensor(DType::U8, pooled, Category::Activations).unwrap();
                 conv_relu_pool::forward(&compute, &conv, &xt, &wt, &bt, &yt, &wint).unwrap();
                 assert_close(&yt, &y, &what);
@@ -140,8 +112,7 @@ fn fused_convolution_relu_and_pool() {
 
                 let full = reference::unpool(&conv, &dy, &winners);
                 let (mut dw, mut db) = (numbers(5, w.len()), numbers(6, b.len()));
-                let (dwt, dbt) =
-                    (tensor(a, conv.weight_shape(), &dw), tensor(a, [conv.c_out], &db));
+                let (dwt, dbt) = (of(&dw, conv.weight_shape()), of(&db, [conv.c_out]));
                 reference::conv2d_backward_weight(&conv, &x, &full, &mut dw, &mut db);
                 conv_relu_pool::backward_weight(
                     &compute, &conv, &xt, &wint, &dyt, &dwt, &dbt, true,
@@ -151,7 +122,7 @@ fn fused_convolution_relu_and_pool() {
                 assert_close(&dbt, &db, &what);
 
                 let mut dx = vec![0.0; x.len()];
-                let dxt = tensor(a, conv.input_shape(batch), &numbers(7, x.len()));
+                let dxt = of(&numbers(7, x.len()), conv.input_shape(batch));
                 reference::conv2d_backward_input(&conv, &w, &full, &mut dx);
                 conv_relu_pool::backward_input(&compute, &conv, &wt, &wint, &dyt, &dxt).unwrap();
                 assert_close(&dxt, &dx, &what);
@@ -167,13 +138,13 @@ fn a_not_a_number_gets_through_pool_and_relu() {
         let a = &compute.allocator;
         let mut x = numbers(1, 16);
         x[5] = f32::NAN;
-        let weight = tensor(a, conv.weight_shape(), &numbers(2, 9 * 16));
-        let (x, bias) = (tensor(a, conv.input_shape(1), &x), tensor(a, [16], &[0.0; 16]));
-        let y = tensor(a, [1, 2, 2, 16], &[0.0; 64]);
+        let weight = of(&numbers(2, 9 * 16), conv.weight_shape());
+        let (x, bias) = (of(&x, conv.input_shape(1)), of(&[0.0f32; 16], [16]));
+        let y = of(&[0.0f32; 64], [1, 2, 2, 16]);
         let winners = a.tensor(DType::U8, [1, 2, 2, 16], Category::Data).unwrap();
         conv_relu_pool::forward(&compute, &conv, &x, &weight, &bias, &y, &winners).unwrap();
         assert!(y.read::<f32>().unwrap().iter().all(|y| y.is_nan()));
-        let z = tensor(a, [1, 2, 2, 16], &[0.0; 64]);
+        let z = of(&[0.0f32; 64], [1, 2, 2, 16]);
         elementwise::relu(&compute, &y, &z).unwrap();
         assert!(z.read::<f32>().unwrap().iter().all(|z| z.is_nan()));
     }
@@ -187,16 +158,15 @@ fn linear_and_its_gradients() {
             [(5, 7, 12), (64, 33, 100), (1, 1, 1), (0, 3, 4), (300, 70, 600), (300, 70, 599)]
         {
             let what = format!("{:?} {m} {n} {k}", compute.simd());
-            let a = &compute.allocator;
             let (x, w) = (numbers(1, m * k), numbers(2, n * k));
             let (b, dy) = (numbers(3, n), numbers(4, m * n));
-            let (xt, wt) = (tensor(a, [m, k], &x), tensor(a, [n, k], &w));
-            let (bt, dyt) = (tensor(a, [n], &b), tensor(a, [m, n], &dy));
+            let (xt, wt) = (of(&x, [m, k]), of(&w, [n, k]));
+            let (bt, dyt) = (of(&b, [n]), of(&dy, [m, n]));
             let mut y = vec![0.0; m * n];
             reference::matmul((m, n, k), |i, p| x[i * k + p], |p, j| w[j * k + p], &mut y, false);
             let linear: Vec<f32> = y.iter().enumerate().map(|(i, y)| y + b[i % n]).collect();
             let cut: Vec<f32> = linear.iter().map(|y| y.max(0.0)).collect();
-            let yt = tensor(a, [m, n], &linear);
+            let yt = of(&linear, [m, n]);
             linear::forward(&compute, &xt, &wt, None, Activation::None, &yt).unwrap();
             assert_close(&yt, &y, &what);
             linear::forward(&compute, &xt, &wt, Some(&bt), Activation::None, &yt).unwrap();
@@ -205,7 +175,7 @@ fn linear_and_its_gradients() {
             assert_close(&yt, &cut, &what);
 
             let (mut dw, mut db) = (numbers(5, n * k), numbers(6, n));
-            let (dwt, dbt) = (tensor(a, [n, k], &dw), tensor(a, [n], &db));
+            let (dwt, dbt) = (of(&dw, [n, k]), of(&db, [n]));
             reference::matmul((n, k, m), |j, i| dy[i * n + j], |i, p| x[i * k + p], &mut dw, true);
             for (i, dy) in dy.iter().enumerate() {
                 db[i % n] += dy;
@@ -216,7 +186,7 @@ fn linear_and_its_gradients() {
 
             let mut dx = vec![0.0; m * k];
             reference::matmul((m, k, n), |i, j| dy[i * n + j], |j, p| w[j * k + p], &mut dx, false);
-            let dxt = tensor(a, [m, k], &numbers(7, m * k));
+            let dxt = of(&numbers(7, m * k), [m, k]);
             linear::backward_input(&compute, &wt, &dyt, &dxt).unwrap();
             assert_close(&dxt, &dx, &what);
         }
@@ -230,10 +200,9 @@ fn optimizers_give_the_same_bits_at_every_level_and_place() {
     let adamw = AdamW { lr: 0.01, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.1 };
     let mut seen: Vec<Vec<u32>> = Vec::new();
     for compute in computes() {
-        let a = &compute.allocator;
-        let p = tensor(a, [len], &numbers(1, len));
-        let g = tensor(a, [len], &numbers(2, len));
-        let state: Vec<Tensor> = (0..3).map(|_| tensor(a, [len], &vec![0.0; len])).collect();
+        let p = of(&numbers(1, len), [len]);
+        let g = of(&numbers(2, len), [len]);
+        let state: Vec<Tensor> = (0..3).map(|_| of(&vec![0.0f32; len], [len])).collect();
         for step in 1..=3 {
             let numbers = StepNumbers::Here(sgd.numbers(1.0));
             optimizer::sgd(&compute, numbers, &p, &g, Some(&state[0])).unwrap();
@@ -255,9 +224,8 @@ fn optimizers_give_the_same_bits_at_every_level_and_place() {
 #[test]
 fn wrong_shapes_are_explained() {
     let compute = Compute::new(1, Allocator::new()).unwrap();
-    let a = &compute.allocator;
-    let (x, w) = (tensor(a, [2, 3], &[0.0; 6]), tensor(a, [4, 5], &[0.0; 20]));
-    let y = tensor(a, [2, 4], &[0.0; 8]);
+    let (x, w) = (of(&[0.0f32; 6], [2, 3]), of(&[0.0f32; 20], [4, 5]));
+    let y = of(&[0.0f32; 8], [2, 4]);
     let error = linear::forward(&compute, &x, &w, Some(&y), Activation::None, &y).unwrap_err();
     assert_eq!(error.to_string(), "linear_forward: input must have shape [2, 5], got [2, 3]");
     let conv = Conv2d { padding: 3, ..Conv2d::same3x3(6, 6, 1, 1) };

@@ -4,6 +4,8 @@
 //! that is stored in 16 bits. Outputs are poisoned before.
 #![allow(clippy::duplicate_mod, reason = "the same tests for two types")]
 
+mod common;
+
 #[path = "halves"]
 mod of_bf16 {
     use half::bf16 as Half;

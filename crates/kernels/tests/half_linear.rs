@@ -1,6 +1,8 @@
 //! The fully connected layer with tensors of bf16 or f16, against sums in f64 of the same numbers.
 #![allow(clippy::duplicate_mod, reason = "the same tests for two types")]
 
+mod common;
+
 #[path = "halves"]
 mod of_bf16 {
     use half::bf16 as Half;

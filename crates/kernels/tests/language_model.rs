@@ -1,8 +1,11 @@
 //! The kernels of a language model, compared with plain formulas in f64 on random inputs.
 
+mod common;
+
+use common::{assert_close, computes, of, plain_swiglu, values};
 use paceline_kernels::linear_cross_entropy::{self, Gradients, IGNORED, Then};
-use paceline_kernels::{Compute, SimdLevel, embedding, rms_norm, swiglu};
-use paceline_memory::{Allocator, Category, DType, Element, Tensor};
+use paceline_kernels::{Compute, embedding, rms_norm, swiglu};
+use paceline_memory::{Allocator, DType, Tensor};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
@@ -12,22 +15,6 @@ fn random(len: usize, seed: u64) -> Vec<f64> {
     (0..len).map(|_| f64::from(rng.random::<f32>() * 4.0 - 2.0)).collect()
 }
 
-/// A compute handle of each instruction set of this processor, with 1 and 3 threads.
-fn computes() -> Vec<Compute> {
-    let with = |simd, threads| Compute::new(threads, Allocator::new()).unwrap().with_simd(simd);
-    SimdLevel::available()
-        .into_iter()
-        .flat_map(|simd| [with(simd, 1), with(simd, 3)])
-        .flatten()
-        .collect()
-}
-
-fn of<T: Element>(elems: &[T], shape: &[usize]) -> Tensor {
-    let tensor = Allocator::new().tensor(T::DTYPE, shape, Category::Data).unwrap();
-    tensor.write::<T>().unwrap().copy_from_slice(elems);
-    tensor
-}
-
 fn reals(dtype: DType, elems: &[f64], shape: &[usize]) -> Tensor {
     match dtype {
         DType::F64 => of(elems, shape),
@@ -35,21 +22,11 @@ fn reals(dtype: DType, elems: &[f64], shape: &[usize]) -> Tensor {
     }
 }
 
-fn read(tensor: &Tensor) -> Vec<f64> {
-    match tensor.dtype() {
-        DType::F64 => tensor.read::<f64>().unwrap().to_vec(),
-        _ => tensor.read::<f32>().unwrap().iter().map(|x| f64::from(*x)).collect(),
-    }
-}
-
 /// Compares element by element. f32 may be off by 2e-6 of the largest element, about 30 roundings.
 #[track_caller]
 fn close(got: &Tensor, expected: &[f64], what: &str) {
     let tolerance = if got.dtype() == DType::F64 { 1e-13 } else { 2e-6 };
-    let scale = expected.iter().fold(1.0f64, |most, x| most.max(x.abs()));
-    for (at, (got, expected)) in read(got).iter().zip(expected).enumerate() {
-        assert!((got - expected).abs() <= tolerance * scale, "{what}[{at}]: {got}, not {expected}");
-    }
+    assert_close(&values(got), expected, tolerance, 0.0, what);
 }
 
 /// Runs a check on every handle in f32, and once in f64.
@@ -107,15 +84,7 @@ fn swiglu_and_its_gradients() {
     for (rows, columns) in [(1, 1), (4, 3), (7, 64), (0, 5)] {
         let x: Vec<f64> = random(rows * 2 * columns, 5).iter().map(|x| x * 4.0).collect();
         let dy = random(rows * columns, 6);
-        let (mut y, mut dx) = (vec![0.0; rows * columns], vec![0.0; 2 * rows * columns]);
-        for (e, y) in y.iter_mut().enumerate() {
-            let begin = e / columns * 2 * columns + e % columns;
-            let (g, u) = (x[begin], x[begin + columns]);
-            let s = 1.0 / (1.0 + (-g).exp());
-            *y = g * s * u;
-            dx[begin] = dy[e] * u * (s + g * s * (1.0 - s));
-            dx[begin + columns] = dy[e] * g * s;
-        }
+        let [y, dx] = plain_swiglu(&x, &dy, columns);
         on_each(|compute, dtype| {
             let xs = reals(dtype, &x, &[rows, 2 * columns]);
             let dys = reals(dtype, &dy, &[rows, columns]);
@@ -139,10 +108,10 @@ fn embedding_and_its_gradient() {
         let dys = reals(dtype, &dy, &[ids.len(), width]);
         let ys = reals(dtype, &vec![9.0; ids.len() * width], &[ids.len(), width]);
         // The shape of the numbers does not matter.
-        let numbers = of(&ids, &[2, 3]);
+        let numbers = of(&ids, [2, 3]);
         embedding::forward(compute, &numbers, &tables, &ys).unwrap();
         let expected = ids.iter().flat_map(|id| &table[*id as usize * width..][..width]);
-        assert_eq!(read(&ys), expected.copied().collect::<Vec<_>>());
+        assert_eq!(values(&ys), expected.copied().collect::<Vec<_>>());
         let mut sums = vec![0.0; len * width];
         for (row, id) in ids.iter().enumerate() {
             for j in 0..width {
@@ -156,7 +125,7 @@ fn embedding_and_its_gradient() {
         close(&d, &sums.iter().map(|x| 2.0 * x).collect::<Vec<_>>(), "d_table added");
         for wrong in [-1i64, 5] {
             let error =
-                embedding::forward(compute, &of(&[wrong; 6], &[6]), &tables, &ys).unwrap_err();
+                embedding::forward(compute, &of(&[wrong; 6], [6]), &tables, &ys).unwrap_err();
             assert_eq!(
                 error.to_string(),
                 format!("embedding_forward: index {wrong} is not among 5 elements")
@@ -200,10 +169,10 @@ fn linear_cross_entropy_and_its_gradients() {
         let check = |compute: &Compute, dtype| {
             let xs = reals(dtype, &x, &[rows, inputs]);
             let ws = reals(dtype, &w, &[classes, inputs]);
-            let found = of(&[1.0f64, 2.0, 3.0], &[3]);
-            let label = of(&labels, &[rows]);
+            let found = of(&[1.0f64, 2.0, 3.0], [3]);
+            let label = of(&labels, [rows]);
             linear_cross_entropy::evaluate(compute, &xs, &ws, &label, &found).unwrap();
-            let found = read(&found);
+            let found = values(&found);
             let off = (found[0] - 1.0 - sums[0]).abs();
             assert!(off <= 1e-5 * sums[0].max(1.0), "{found:?}, not {sums:?}");
             assert_eq!(found[1..], [2.0 + sums[1], 3.0 + sums[2]]);
@@ -212,13 +181,13 @@ fn linear_cross_entropy_and_its_gradients() {
             for accumulate in [true, false] {
                 let then = Then::Weight { d_weight: &dws, accumulate };
                 let gradients = Gradients { d_input: &dxs, then };
-                let weight_before = reals(dtype, &read(&dws), &[classes, inputs]);
-                let found = of(&[0.0f64; 3], &[3]);
+                let weight_before = reals(dtype, &values(&dws), &[classes, inputs]);
+                let found = of(&[0.0f64; 3], [3]);
                 linear_cross_entropy::differentiate(
                     compute, &xs, &ws, &label, scale, gradients, &found,
                 )
                 .unwrap();
-                assert_eq!(read(&found)[2], sums[2]);
+                assert_eq!(values(&found)[2], sums[2]);
                 close(&dxs, &dx, "dx");
                 let before = if accumulate { 1.0 } else { 0.0 };
                 close(&dws, &dw.iter().map(|dw| dw + before).collect::<Vec<_>>(), "dw");
@@ -238,8 +207,8 @@ fn linear_cross_entropy_and_its_gradients() {
                     accumulate,
                 )
                 .unwrap();
-                assert_eq!(read(&apart), read(&dxs));
-                assert_eq!(read(&weight_before), read(&dws));
+                assert_eq!(values(&apart), values(&dxs));
+                assert_eq!(values(&weight_before), values(&dws));
             }
         };
         // A plain sum of 65,536 terms takes long.
@@ -253,15 +222,15 @@ fn linear_cross_entropy_and_its_gradients() {
 #[test]
 fn labels_are_checked_and_ties_go_to_the_first() {
     let compute = Compute::new(1, Allocator::new()).unwrap();
-    let (x, w) = (of(&[1.0f32, f32::NAN], &[2, 1]), of(&[2.0f32, 2.0], &[2, 1]));
+    let (x, w) = (of(&[1.0f32, f32::NAN], [2, 1]), of(&[2.0f32, 2.0], [2, 1]));
     let evaluate = |labels: &[i64]| {
-        let sums = of(&[0.0f64; 3], &[3]);
-        linear_cross_entropy::evaluate(&compute, &x, &w, &of(labels, &[2]), &sums)?;
-        paceline_kernels::Result::Ok(read(&sums))
+        let sums = of(&[0.0f64; 3], [3]);
+        linear_cross_entropy::evaluate(&compute, &x, &w, &of(labels, [2]), &sums)?;
+        paceline_kernels::Result::Ok(values(&sums))
     };
     assert_eq!(evaluate(&[0, IGNORED]).unwrap()[1], 1.0);
     assert_eq!(evaluate(&[1, IGNORED]).unwrap()[1], 0.0);
-    assert_eq!(linear_cross_entropy::count(&of(&[1, IGNORED, 0], &[3])).unwrap(), 2);
+    assert_eq!(linear_cross_entropy::count(&of(&[1, IGNORED, 0], [3])).unwrap(), 2);
     let with_nan = evaluate(&[0, 0]).unwrap();
     assert!(with_nan[0].is_nan() && with_nan[1] == 1.0, "{with_nan:?}");
     for label in [-1, 2] {

@@ -5,11 +5,11 @@ mod common;
 
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use common::numbers;
+use common::{computes, numbers, tensor};
 use half::bf16;
 use paceline_kernels::conv2d::{self, Conv2d};
 use paceline_kernels::pool2d::{self, MaxPool2d};
-use paceline_kernels::{Compute, ImageLayout, SimdLevel, conv_relu_pool, layout};
+use paceline_kernels::{Compute, ImageLayout, conv_relu_pool, layout};
 use paceline_memory::{Allocator, Category, DType, Tensor};
 
 /// A seed that no other run has. A failing test prints it.
@@ -20,41 +20,16 @@ fn fresh_seed() -> u64 {
     seed
 }
 
-fn computes() -> Vec<Compute> {
-    let of = |level: SimdLevel| {
-        let compute = |threads| Compute::new(threads, Allocator::new()).unwrap();
-        [1, 3].map(|threads| compute(threads).with_simd(level).unwrap())
-    };
-    SimdLevel::available().into_iter().flat_map(of).collect()
-}
-
 /// A tensor of `dtype` of this shape. `elems` are in order of NHWC.
-fn tensor(
+fn images(
     compute: &Compute,
     dtype: DType,
     layout: ImageLayout,
     [n, h, w, c]: [usize; 4],
     elems: &[f32],
 ) -> Tensor {
-    let tensor = compute.allocator.tensor(dtype, layout.shape(n, [h, w, c]), Category::Data);
-    let tensor = tensor.unwrap();
-    let elems = ordered(layout, [n, h, w, c], elems);
-    match dtype {
-        DType::F32 => tensor.write::<f32>().unwrap().copy_from_slice(&elems),
-        DType::F64 => {
-            let elems: Vec<_> = elems.into_iter().map(f64::from).collect();
-            tensor.write::<f64>().unwrap().copy_from_slice(&elems);
-        }
-        DType::BF16 => {
-            let elems: Vec<_> = elems.into_iter().map(bf16::from_f32).collect();
-            tensor.write::<bf16>().unwrap().copy_from_slice(&elems);
-        }
-        _ => {
-            let elems: Vec<_> = elems.into_iter().map(|x| x as u8).collect();
-            tensor.write::<u8>().unwrap().copy_from_slice(&elems);
-        }
-    }
-    tensor
+    let shape = layout.shape(n, [h, w, c]);
+    tensor(compute, dtype, shape, &ordered(layout, [n, h, w, c], elems))
 }
 
 /// Elements in order of NHWC as elements in order of `layout`.
@@ -130,11 +105,11 @@ impl Case {
         };
         let of = |dtype, shape: [usize; 4], seed: u64| {
             let elems = numbers(self.seed + seed, shape.iter().product());
-            tensor(compute, dtype, layout, shape, &elems)
+            images(compute, dtype, layout, shape, &elems)
         };
         let parameter = |shape: [usize; 4], seed: u64| {
             let elems = numbers(self.seed + seed, shape.iter().product());
-            tensor(compute, p_type, ImageLayout::Nhwc, shape, &elems)
+            images(compute, p_type, ImageLayout::Nhwc, shape, &elems)
         };
         let vector = |seed| parameter([1, 1, 1, conv.c_out], seed).view([conv.c_out]).unwrap();
         let (x, dx) = (
@@ -217,7 +192,7 @@ fn pools_have_the_same_bits() {
                         // Ties, and a NaN.
                         elems.iter_mut().for_each(|x| *x = (*x * 8.0).round() / 8.0);
                         elems.iter_mut().skip(7).step_by(101).for_each(|x| *x = f32::NAN);
-                        tensor(&compute, dtype, layout, shape, &elems)
+                        images(&compute, dtype, layout, shape, &elems)
                     };
                     let (x, y) = (of(dtype, input, seed), of(dtype, output, seed + 1));
                     let (dx, dy) = (of(dtype, input, seed + 2), of(dtype, output, seed + 3));

@@ -1,18 +1,15 @@
 //! The sums of losses: they stay in a tensor, and batches add up in it.
 
+mod common;
+
+use common::of;
 use paceline_kernels::{Compute, KernelError, loss};
-use paceline_memory::{Allocator, Category, DType, Element, Tensor};
+use paceline_memory::{Allocator, Tensor};
 
 const CLASSES: usize = 5;
 
-fn tensor<T: Element>(dtype: DType, shape: &[usize], elems: &[T]) -> Tensor {
-    let tensor = Allocator::new().tensor(dtype, shape, Category::Data).unwrap();
-    tensor.write::<T>().unwrap().copy_from_slice(elems);
-    tensor
-}
-
 fn sums(begin: [f64; 3]) -> Tensor {
-    tensor(DType::F64, &[3], &begin)
+    of(&begin, [3])
 }
 
 fn read(sums: &Tensor) -> [u64; 3] {
@@ -28,8 +25,8 @@ fn numbers(len: usize, seed: usize) -> Vec<f32> {
 /// The logits and labels of a batch.
 fn batch(rows: usize, seed: usize) -> [Tensor; 2] {
     let labels: Vec<i64> = (0..rows).map(|row| ((row + seed) % CLASSES) as i64).collect();
-    let logits = tensor(DType::F32, &[rows, CLASSES], &numbers(rows * CLASSES, seed));
-    [logits, tensor(DType::I64, &[rows], &labels)]
+    let logits = of(&numbers(rows * CLASSES, seed), [rows, CLASSES]);
+    [logits, of(&labels, [rows])]
 }
 
 /// The batches one after the other in one tensor, and each in a tensor of its own, added up on the host.
@@ -60,8 +57,8 @@ fn each_batch_is_summed_first_and_added_once() {
     assert_eq!(f64::from_bits(together[2]), (7 + 8 + 10 + 11 + 12) as f64);
     let (together, apart) = add_up(&compute, |compute, seed, sums| {
         let shape = [rows(seed), CLASSES];
-        let of = |seed| tensor(DType::F32, &shape, &numbers(shape[0] * CLASSES, seed));
-        loss::mse(compute, &of(seed), &of(seed + 50), 1.0, None, sums).unwrap();
+        let random = |seed| of(&numbers(shape[0] * CLASSES, seed), shape);
+        loss::mse(compute, &random(seed), &random(seed + 50), 1.0, None, sums).unwrap();
     });
     assert_eq!(together, apart);
     assert_eq!([together[1], together[2]].map(f64::from_bits), [0.0, 48.0]);
@@ -70,8 +67,8 @@ fn each_batch_is_summed_first_and_added_once() {
 #[test]
 fn the_three_sums() {
     let compute = Compute::new(1, Allocator::new()).unwrap();
-    let logits = tensor(DType::F64, &[2, 2], &[0.0, 0.0, 3.0, 1.0]);
-    let labels = tensor(DType::I64, &[2], &[0i64, 1]);
+    let logits = of(&[0.0, 0.0, 3.0, 1.0], [2, 2]);
+    let labels = of(&[0i64, 1], [2]);
     let sums_of_both = sums([1.0, 10.0, 100.0]);
     loss::cross_entropy(&compute, &logits, &labels, 1.0, None, &sums_of_both).unwrap();
     // ln 2 for the first row, of which both classes are equal, and ln(1 + e^2) for the second one, which is wrong.
@@ -86,7 +83,7 @@ fn the_three_sums() {
 fn sums_of_another_shape_or_type_are_refused_and_nothing_is_written() {
     let compute = Compute::new(1, Allocator::new()).unwrap();
     let [logits, labels] = batch(4, 0);
-    let gradient = tensor(DType::F32, &[4, CLASSES], &[9.0f32; 4 * CLASSES]);
+    let gradient = of(&[9.0f32; 4 * CLASSES], [4, CLASSES]);
     let refused = |sums: &Tensor| {
         let of_classes =
             loss::cross_entropy(&compute, &logits, &labels, 1.0, Some(&gradient), sums);
@@ -94,10 +91,10 @@ fn sums_of_another_shape_or_type_are_refused_and_nothing_is_written() {
         assert_eq!(*gradient.read::<f32>().unwrap(), [9.0; 4 * CLASSES]);
         [of_classes.unwrap_err(), of_values.unwrap_err()]
     };
-    for error in refused(&tensor(DType::F64, &[2], &[0.0; 2])) {
+    for error in refused(&of(&[0.0; 2], [2])) {
         assert!(matches!(error, KernelError::Shape { operand: "sums", .. }), "{error}");
     }
-    for error in refused(&tensor(DType::F32, &[3], &[0.0f32; 3])) {
+    for error in refused(&of(&[0.0f32; 3], [3])) {
         assert!(error.to_string().contains("type f64, got f32"), "{error}");
     }
 }

@@ -1,10 +1,13 @@
 //! Norms and scaling against the plain implementation. Also checks that neither threads nor vector
 //! instructions change a bit.
 
+mod common;
+
+use common::{computes_with, of};
 use paceline_kernels::norm::RowRanges;
 use paceline_kernels::norm::tree::RowTree;
-use paceline_kernels::{Compute, KernelError, SimdLevel, norm, reference};
-use paceline_memory::{Allocator, Category, DType, Element, Tensor};
+use paceline_kernels::{Compute, KernelError, norm, reference};
+use paceline_memory::{Allocator, Category, Tensor};
 
 /// Numbers between -1 and 1 over many orders of magnitude.
 fn numbers(len: usize) -> Vec<f64> {
@@ -14,20 +17,6 @@ fn numbers(len: usize) -> Vec<f64> {
         unit * 10f64.powi(-((at % 7) as i32))
     };
     (0..len).map(number).collect()
-}
-
-fn tensor<T: Element>(dtype: DType, elems: &[T]) -> Tensor {
-    let tensor = Allocator::new().tensor(dtype, [elems.len()], Category::Data).unwrap();
-    tensor.write::<T>().unwrap().copy_from_slice(elems);
-    tensor
-}
-
-fn computes() -> Vec<Compute> {
-    let with = |(level, threads)| {
-        Compute::new(threads, Allocator::new()).unwrap().with_simd(level).unwrap()
-    };
-    let levels = SimdLevel::available().into_iter();
-    levels.flat_map(|level| [1, 2, 3].map(|threads| (level, threads))).map(with).collect()
 }
 
 /// Lengths around the sizes of rows, runs and blocks, and of several blocks.
@@ -77,8 +66,8 @@ fn the_sum_is_a_tree_over_the_rows_of_all_parameters_however_they_are_divided_an
             places.push(at..at + len);
             (at, from) = ((at + len).next_multiple_of(16) + gap, from + len);
         }
-        let (tensor, rows) = (tensor(DType::F32, &elems), RowRanges::new(places));
-        for compute in computes() {
+        let (tensor, rows) = (of(&elems, [elems.len()]), RowRanges::new(places));
+        for compute in computes_with(&[1, 2, 3]) {
             let part =
                 |range| norm::squares(&compute, &tensor, 0, &rows, range).unwrap().read().unwrap();
             let whole = part(0..rows.count());
@@ -105,11 +94,11 @@ fn sums_of_squares() {
         let doubles = numbers(len);
         let singles: Vec<f32> = doubles.iter().map(|x| *x as f32).collect();
         let cases = [
-            (tensor(DType::F32, &singles), reference::sum_of_squares(&singles)),
-            (tensor(DType::F64, &doubles), reference::sum_of_squares(&doubles)),
+            (of(&singles, [singles.len()]), reference::sum_of_squares(&singles)),
+            (of(&doubles, [doubles.len()]), reference::sum_of_squares(&doubles)),
         ];
         for (tensor, expected) in cases {
-            let sums: Vec<f64> = computes()
+            let sums: Vec<f64> = computes_with(&[1, 2, 3])
                 .iter()
                 .map(|compute| sum_of_squares(compute, &tensor).unwrap())
                 .collect();
@@ -123,7 +112,7 @@ fn sums_of_squares() {
 #[test]
 fn squares_that_f32_cannot_hold() {
     let compute = Compute::new(1, Allocator::new()).unwrap();
-    let sum = |elems: &[f32]| sum_of_squares(&compute, &tensor(DType::F32, elems)).unwrap();
+    let sum = |elems: &[f32]| sum_of_squares(&compute, &of(elems, [elems.len()])).unwrap();
     assert_eq!(sum(&[1e30, 0.0]), f64::from(1e30f32).powi(2));
     assert!(sum(&[1e-30]) > 0.0);
     assert!(sum(&[1.0, f32::NAN]).is_nan());
@@ -133,7 +122,7 @@ fn squares_that_f32_cannot_hold() {
 #[test]
 fn integers_are_refused() {
     let compute = Compute::new(1, Allocator::new()).unwrap();
-    let numbers = tensor(DType::I64, &[1i64, 2]);
+    let numbers = of(&[1i64, 2], [2]);
     let error = sum_of_squares(&compute, &numbers).unwrap_err().to_string();
     assert!(error.contains("squares") && error.contains("i64"), "{error}");
 }
@@ -141,7 +130,7 @@ fn integers_are_refused() {
 #[test]
 fn a_sum_stays_in_a_tensor_until_it_is_read() {
     let compute = Compute::new(1, Allocator::new()).unwrap();
-    let numbers = tensor(DType::F32, &[0.5f32; 16 * 21]);
+    let numbers = of(&[0.5f32; 16 * 21], [16 * 21]);
     let rows = RowRanges::new(std::iter::once(0..numbers.num_elems()));
     let squares = norm::squares(&compute, &numbers, 0, &rows, 0..21).unwrap();
     // 21 rows are nodes of 16, 4 and one row.

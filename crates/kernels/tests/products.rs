@@ -3,33 +3,15 @@
 
 mod common;
 
-use common::numbers;
+use common::{instruction_sets, numbers};
 use half::bf16;
 use paceline_kernels::linear::Activation;
 use paceline_kernels::matmul::{self, Destination, Matrix, Multiply, ProductOperand};
-use paceline_kernels::{Bf16Products, Compute, SimdLevel};
-use paceline_memory::{Allocator, Category, DType};
+use paceline_kernels::{Compute, SimdLevel};
+use paceline_memory::{Category, DType};
 
 fn halves(x: &[f32]) -> Vec<bf16> {
     x.iter().copied().map(bf16::from_f32).collect()
-}
-
-/// Every instruction set of this machine.
-fn instruction_sets(threads: usize) -> Vec<Compute> {
-    let new = || Compute::new(threads, Allocator::new()).unwrap();
-    let mut computes: Vec<_> = SimdLevel::available()
-        .into_iter()
-        .map(|level| {
-            new().with_simd(level).unwrap().with_bf16_products(Bf16Products::Widened).unwrap()
-        })
-        .collect();
-    for products in [Bf16Products::Dots, Bf16Products::Amx] {
-        match new().with_bf16_products(products) {
-            Some(compute) => computes.push(compute),
-            None => println!("not tested: this processor has no {products:?}"),
-        }
-    }
-    computes
 }
 
 fn name(compute: &Compute) -> String {

@@ -3,47 +3,16 @@
 use paceline_kernels::conv2d::{self, Conv2d};
 use paceline_kernels::pool2d::{self, MaxPool2d};
 use paceline_kernels::{Compute, ImageLayout, SimdLevel, conv_relu_pool, reference};
-use paceline_memory::{Allocator, Category, DType, Shape, Tensor};
+use paceline_memory::{Allocator, Category, DType};
 
 use super::{Half, Other};
-use crate::common::numbers;
+use crate::common::{self, numbers, poisoned, tensor, values, wide};
 
 const HALF: DType = <Half as paceline_memory::Element>::DTYPE;
-
-fn wide(elems: &[f32]) -> Vec<f64> {
-    elems.iter().copied().map(f64::from).collect()
-}
 
 /// What a convolution computes with.
 fn rounded(elems: &[f32]) -> Vec<f64> {
     elems.iter().map(|x| Half::from_f32(*x).to_f64()).collect()
-}
-
-fn tensor(compute: &Compute, dtype: DType, shape: impl Into<Shape>, elems: &[f32]) -> Tensor {
-    let tensor = compute.allocator.tensor(dtype, shape, Category::Data).unwrap();
-    match dtype {
-        DType::F32 => tensor.write::<f32>().unwrap().copy_from_slice(elems),
-        DType::F64 => tensor.write::<f64>().unwrap().copy_from_slice(&wide(elems)),
-        _ => {
-            let halves: Vec<_> = elems.iter().copied().map(Half::from_f32).collect();
-            tensor.write::<Half>().unwrap().copy_from_slice(&halves);
-        }
-    }
-    tensor
-}
-
-/// A result that is not a number wherever a kernel leaves it out.
-fn poisoned(compute: &Compute, dtype: DType, shape: impl Into<Shape>) -> Tensor {
-    let shape: Shape = shape.into();
-    tensor(compute, dtype, shape, &vec![f32::NAN; shape.num_elems()])
-}
-
-fn values(tensor: &Tensor) -> Vec<f64> {
-    match tensor.dtype() {
-        DType::F32 => wide(&tensor.read::<f32>().unwrap()),
-        DType::F64 => tensor.read::<f64>().unwrap().to_vec(),
-        _ => tensor.read::<Half>().unwrap().iter().map(|x| x.to_f64()).collect(),
-    }
 }
 
 /// The tolerance for sums in f32, relative to the largest result: the rounding errors of up to a few thousand products of
@@ -55,13 +24,8 @@ const ROUNDING: f64 = Half::EPSILON.to_f64_const() / 2.0;
 
 #[track_caller]
 fn assert_close(got: &[f64], want: &[f64], rounding: f64, what: &str) {
-    assert_eq!(got.len(), want.len(), "{what}");
-    let scale = want.iter().fold(1.0f64, |most, x| most.max(x.abs()));
-    for (at, (got, want)) in got.iter().zip(want).enumerate() {
-        // An error of the sum may move the result to the neighbor, so it counts before and after rounding.
-        let limit = rounding * want.abs() + 2.0 * SUMS * scale;
-        assert!((got - want).abs() <= limit, "{what}[{at}]: {got}, not {want}");
-    }
+    // An error of the sum may move the result to the neighbor, so it counts before and after rounding.
+    common::assert_close(got, want, 2.0 * SUMS, rounding, what);
 }
 
 fn geometries() -> Vec<Conv2d> {

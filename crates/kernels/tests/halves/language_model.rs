@@ -4,11 +4,12 @@ use paceline_kernels::attention::{self, AttentionSpec};
 use paceline_kernels::linear_cross_entropy::{self, Gradients, IGNORED, Then};
 use paceline_kernels::rotary::{RotaryConfig, RotaryTable};
 use paceline_kernels::{Bf16Products, Compute, SimdLevel, embedding, reference, rms_norm, swiglu};
-use paceline_memory::{Allocator, Category, DType, Element, Tensor};
+use paceline_memory::{Allocator, Category, DType, Tensor};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::Half;
+use crate::common::{assert_close, instruction_sets, of, plain_swiglu, values};
 
 const HALF: DType = <Half as paceline_memory::Element>::DTYPE;
 
@@ -20,23 +21,7 @@ fn random(len: usize, seed: u64) -> Vec<f64> {
 
 /// A compute handle of each form of products on this processor, with 1 and 3 threads.
 fn computes() -> Vec<Compute> {
-    let mut computes = Vec::new();
-    for threads in [1, 3] {
-        let new = || Compute::new(threads, Allocator::new()).unwrap();
-        for level in SimdLevel::available() {
-            let compute = new().with_simd(level).unwrap();
-            computes.push(compute.with_bf16_products(Bf16Products::Widened).unwrap());
-        }
-        let products = [Bf16Products::Dots, Bf16Products::Amx].into_iter();
-        computes.extend(products.filter_map(|products| new().with_bf16_products(products)));
-    }
-    computes
-}
-
-fn of<T: Element>(elems: &[T], shape: &[usize]) -> Tensor {
-    let tensor = Allocator::new().tensor(T::DTYPE, shape, Category::Data).unwrap();
-    tensor.write::<T>().unwrap().copy_from_slice(elems);
-    tensor
+    [1, 3].into_iter().flat_map(instruction_sets).collect()
 }
 
 fn halves(elems: &[f64], shape: &[usize]) -> Tensor {
@@ -53,27 +38,14 @@ fn poison(dtype: DType, shape: &[usize]) -> Tensor {
     if dtype == HALF { halves(&nan, shape) } else { floats(&nan, shape) }
 }
 
-fn read(tensor: &Tensor) -> Vec<f64> {
-    match tensor.dtype() {
-        HALF => tensor.read::<Half>().unwrap().iter().map(|x| x.to_f64()).collect(),
-        _ => tensor.read::<f32>().unwrap().iter().map(|x| f64::from(*x)).collect(),
-    }
-}
-
 /// Half of the distance between neighbors, relative to the smaller one.
 const ROUNDING: f64 = Half::EPSILON.to_f64_const() / 2.0;
 
 /// Each element may be off by its own rounding, if it is `Half`, and by `within` of the largest element or one.
 #[track_caller]
 fn close(got: &Tensor, want: &[f64], within: f64, what: &str) {
-    let scale = want.iter().fold(1.0f64, |most, x| most.max(x.abs()));
     let rounding = if got.dtype() == HALF { ROUNDING } else { 0.0 };
-    let got = read(got);
-    assert_eq!(got.len(), want.len(), "{what}");
-    for (at, (got, want)) in got.iter().zip(want).enumerate() {
-        let allowed = rounding * want.abs() + within * scale;
-        assert!((got - want).abs() <= allowed, "{what}[{at}]: {got}, not {want}");
-    }
+    assert_close(&values(got), want, within, rounding, what);
 }
 
 /// Of f32 arithmetic.
@@ -124,15 +96,7 @@ fn swiglu_computes_wide_and_rounds_once() {
     for (rows, columns) in [(1, 1), (4, 3), (7, 65), (0, 5)] {
         let x: Vec<f64> = random(rows * 2 * columns, 5).iter().map(|x| x * 4.0).collect();
         let dy = random(rows * columns, 6);
-        let (mut y, mut dx) = (vec![0.0; rows * columns], vec![0.0; 2 * rows * columns]);
-        for (e, y) in y.iter_mut().enumerate() {
-            let begin = e / columns * 2 * columns + e % columns;
-            let (g, u) = (x[begin], x[begin + columns]);
-            let s = 1.0 / (1.0 + (-g).exp());
-            *y = g * s * u;
-            dx[begin] = dy[e] * u * (s + g * s * (1.0 - s));
-            dx[begin + columns] = dy[e] * g * s;
-        }
+        let [y, dx] = plain_swiglu(&x, &dy, columns);
         for compute in &computes() {
             let (xs, dys) = (halves(&x, &[rows, 2 * columns]), halves(&dy, &[rows, columns]));
             let ys = poison(HALF, &[rows, columns]);
@@ -149,15 +113,15 @@ fn swiglu_computes_wide_and_rounds_once() {
 fn rows_are_selected_and_put_back_exactly() {
     let compute = Compute::new(1, Allocator::new()).unwrap();
     let table = random(7 * 5, 7);
-    let (ids, rows) = (of(&[6i64, 0, 3], &[3]), poison(HALF, &[3, 5]));
+    let (ids, rows) = (of(&[6i64, 0, 3], [3]), poison(HALF, &[3, 5]));
     embedding::forward(&compute, &ids, &halves(&table, &[7, 5]), &rows).unwrap();
     let row = |id: usize| table[id * 5..(id + 1) * 5].to_vec();
-    assert_eq!(read(&rows), [row(6), row(0), row(3)].concat());
+    assert_eq!(values(&rows), [row(6), row(0), row(3)].concat());
     let back = poison(HALF, &[7, 5]);
     embedding::backward(&compute, &ids, &rows, &back, false).unwrap();
     let zero = vec![0.0; 5];
     let of_row = |id| if [6, 0, 3].contains(&id) { row(id) } else { zero.clone() };
-    assert_eq!(read(&back), (0..7).flat_map(of_row).collect::<Vec<_>>());
+    assert_eq!(values(&back), (0..7).flat_map(of_row).collect::<Vec<_>>());
 }
 
 #[test]
@@ -188,7 +152,7 @@ fn a_head_has_wide_outputs_and_losses() {
         let added: Vec<f64> = dw.iter().zip(&before).map(|(dw, before)| dw + before).collect();
         for compute in &computes() {
             let (xs, ws) = (halves(&x, &[rows, inputs]), floats(&w, &[classes, inputs]));
-            let (ids, dxs) = (of(&labels, &[rows]), poison(HALF, &[rows, inputs]));
+            let (ids, dxs) = (of(&labels, [rows]), poison(HALF, &[rows, inputs]));
             for (accumulate, dw) in [(false, &dw), (true, &added)] {
                 let dws = if accumulate {
                     floats(&before, &[classes, inputs])
@@ -197,7 +161,7 @@ fn a_head_has_wide_outputs_and_losses() {
                 };
                 let then = Then::Weight { d_weight: &dws, accumulate };
                 let gradients = Gradients { d_input: &dxs, then };
-                let sums = of(&[0.0f64; 3], &[3]);
+                let sums = of(&[0.0f64; 3], [3]);
                 linear_cross_entropy::differentiate(
                     compute, &xs, &ws, &ids, scale, gradients, &sums,
                 )
@@ -220,7 +184,7 @@ fn a_head_has_wide_outputs_and_losses() {
                     &ids,
                     scale,
                     gradients,
-                    &of(&[0.0f64; 3], &[3]),
+                    &of(&[0.0f64; 3], [3]),
                 )
                 .unwrap();
                 let weight = if accumulate {
@@ -233,7 +197,7 @@ fn a_head_has_wide_outputs_and_losses() {
                 assert_eq!(*apart.read::<Half>().unwrap(), *dxs.read::<Half>().unwrap());
                 assert_eq!(*weight.read::<f32>().unwrap(), *dws.read::<f32>().unwrap());
             }
-            let sums = of(&[0.0f64; 3], &[3]);
+            let sums = of(&[0.0f64; 3], [3]);
             linear_cross_entropy::evaluate(compute, &xs, &ws, &ids, &sums).unwrap();
             let off = (sums.read::<f64>().unwrap()[0] - loss).abs();
             assert!(off <= FINE * loss.max(1.0) * 4.0);
@@ -280,14 +244,14 @@ fn attention_is_wide_inside() {
             let within = if has_tiles { 4.0 / 256.0 } else { 1e-5 };
             let [qkvs, dys] = [(&qkv, spec.qkv_shape()), (&dy, spec.output_shape())]
                 .map(|(elems, shape)| halves(elems, &shape));
-            let (ids, narrow) = (of(&lengths, &[3]), table(DType::F32));
+            let (ids, narrow) = (of(&lengths, [3]), table(DType::F32));
             let ys = poison(HALF, &spec.output_shape());
             let sums = poison(DType::F32, &[spec.log_sums_len()]);
             attention::forward(compute, &qkvs, Some(&ids), &narrow, &spec, &ys, &sums).unwrap();
             close(&ys, &y, within, "output");
             close(&sums, &log_sums, within, "log_sums");
             // From the output as it is stored, so that its rounding does not count.
-            let (stored, mut d_qkv) = (read(&ys), vec![0.0; qkv.len()]);
+            let (stored, mut d_qkv) = (values(&ys), vec![0.0; qkv.len()]);
             let results = (&*stored, &*log_sums, &*dy);
             reference::attention_backward(&spec, &qkv, &lengths, &angles, results, &mut d_qkv);
             let d_qkvs = poison(HALF, &spec.qkv_shape());

@@ -1,10 +1,11 @@
 //! The fully connected layer with tensors of `Half`, for each of the two types by `half_linear.rs`.
 
 use paceline_kernels::linear::{self, Activation};
-use paceline_kernels::{Bf16Products, Compute, SimdLevel, elementwise};
+use paceline_kernels::{Compute, elementwise};
 use paceline_memory::{Allocator, Category, DType, Tensor};
 
 use super::{Half, Other};
+use crate::common::{instruction_sets, tensor};
 
 const HALF: DType = <Half as paceline_memory::Element>::DTYPE;
 
@@ -13,18 +14,6 @@ const HALF: DType = <Half as paceline_memory::Element>::DTYPE;
 fn numbers(seed: u32, len: usize) -> Vec<f32> {
     let at = |i: usize| (i as u32).wrapping_add(seed).wrapping_mul(2_654_435_761) >> 27;
     (0..len).map(|i| at(i) as f32 - 15.0).collect()
-}
-
-fn tensor(compute: &Compute, dtype: DType, dims: &[usize], elems: &[f32]) -> Tensor {
-    let tensor = compute.allocator.tensor(dtype, dims, Category::Data).unwrap();
-    match dtype {
-        DType::F32 => tensor.write::<f32>().unwrap().copy_from_slice(elems),
-        _ => {
-            let halves: Vec<_> = elems.iter().copied().map(Half::from_f32).collect();
-            tensor.write::<Half>().unwrap().copy_from_slice(&halves);
-        }
-    }
-    tensor
 }
 
 /// The exact results, rounded once to the type of the tensor.
@@ -41,17 +30,7 @@ fn assert_equal(got: &Tensor, want: &[f64], what: &str) {
 }
 
 fn computes() -> Vec<Compute> {
-    let mut computes = Vec::new();
-    for threads in [1, 3] {
-        let new = || Compute::new(threads, Allocator::new()).unwrap();
-        for level in SimdLevel::available() {
-            let compute = new().with_simd(level).unwrap();
-            computes.push(compute.with_bf16_products(Bf16Products::Widened).unwrap());
-        }
-        let products = [Bf16Products::Dots, Bf16Products::Amx].into_iter();
-        computes.extend(products.filter_map(|products| new().with_bf16_products(products)));
-    }
-    computes
+    [1, 3].into_iter().flat_map(instruction_sets).collect()
 }
 
 #[test]
@@ -65,9 +44,9 @@ fn forward_and_gradients_round_once() {
                 let (x, w, b) = (numbers(1, m * k), numbers(2, n * k), numbers(3, n));
                 let dy = numbers(4, m * n);
                 let (xt, wt) =
-                    (tensor(&compute, bf, &[m, k], &x), tensor(&compute, other, &[n, k], &w));
-                let bt = tensor(&compute, other, &[n], &b);
-                let yt = tensor(&compute, other, &[m, n], &numbers(5, m * n));
+                    (tensor(&compute, bf, [m, k], &x), tensor(&compute, other, [n, k], &w));
+                let bt = tensor(&compute, other, [n], &b);
+                let yt = tensor(&compute, other, [m, n], &numbers(5, m * n));
 
                 let sums = |with_bias: bool| -> Vec<f64> {
                     let sum = |at: usize| {
@@ -84,11 +63,11 @@ fn forward_and_gradients_round_once() {
                 let want: Vec<_> = sums(true).into_iter().map(|y| y.max(0.0)).collect();
                 assert_equal(&yt, &want, &what);
 
-                let dyt = tensor(&compute, bf, &[m, n], &dy);
+                let dyt = tensor(&compute, bf, [m, n], &dy);
                 let (dw, db) = (numbers(6, n * k), numbers(7, n));
                 for accumulate in [false, true] {
-                    let dwt = tensor(&compute, other, &[n, k], &dw);
-                    let dbt = tensor(&compute, other, &[n], &db);
+                    let dwt = tensor(&compute, other, [n, k], &dw);
+                    let dbt = tensor(&compute, other, [n], &db);
                     linear::backward_weight(&compute, &xt, &dyt, &dwt, Some(&dbt), accumulate)
                         .unwrap();
                     let old = |x: f32| if accumulate { f64::from(x) } else { 0.0 };
@@ -105,7 +84,7 @@ fn forward_and_gradients_round_once() {
                     assert_equal(&dbt, &(0..n).map(sum).collect::<Vec<_>>(), &what);
                 }
 
-                let dxt = tensor(&compute, other, &[m, k], &numbers(8, m * k));
+                let dxt = tensor(&compute, other, [m, k], &numbers(8, m * k));
                 linear::backward_input(&compute, &wt, &dyt, &dxt).unwrap();
                 let sum = |at: usize| {
                     let (i, p) = (at / k, at % k);
@@ -126,12 +105,12 @@ fn one_activation_of_16_bits_is_enough() {
     let odd = |seed, len| numbers(seed, len).iter().map(|x| x + x / 1024.0).collect::<Vec<_>>();
     let (x, w, dy) = (odd(1, m * k), odd(2, n * k), odd(3, m * n));
     for compute in computes() {
-        let [x32, x16] = [f, bf].map(|dtype| tensor(&compute, dtype, &[m, k], &x));
-        let [dy32, dy16] = [f, bf].map(|dtype| tensor(&compute, dtype, &[m, n], &dy));
-        let wt = tensor(&compute, f, &[n, k], &w);
+        let [x32, x16] = [f, bf].map(|dtype| tensor(&compute, dtype, [m, k], &x));
+        let [dy32, dy16] = [f, bf].map(|dtype| tensor(&compute, dtype, [m, n], &dy));
+        let wt = tensor(&compute, f, [n, k], &w);
         let bits = |out: &Tensor| out.as_bytes().read::<u8>().unwrap().to_vec();
         let of =
-            |dtype, dims: [usize; 2]| tensor(&compute, dtype, &dims, &odd(9, dims[0] * dims[1]));
+            |dtype, dims: [usize; 2]| tensor(&compute, dtype, dims, &odd(9, dims[0] * dims[1]));
 
         let forward = |x: &Tensor| {
             let y = of(bf, [m, n]);
@@ -160,7 +139,7 @@ fn relu_stops_the_gradient_of_what_it_cut() {
     for compute in computes() {
         let least = Half::MIN_POSITIVE_SUBNORMAL.to_f32_const();
         let y = [0.0, -0.0, 1.0, f32::NAN, least, 3.0];
-        let bf = |elems: &[f32]| tensor(&compute, HALF, &[6], elems);
+        let bf = |elems: &[f32]| tensor(&compute, HALF, [6], elems);
         let (dy, dx) = (bf(&[1.0, 2.0, 3.0, 4.0, 5.0, f32::INFINITY]), bf(&[9.0; 6]));
         elementwise::relu_backward(&compute, &bf(&y), &dy, &dx).unwrap();
         let got = dx.read::<Half>().unwrap().iter().map(|x| x.to_f32()).collect::<Vec<_>>();

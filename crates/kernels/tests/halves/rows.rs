@@ -2,53 +2,17 @@
 
 use paceline_kernels::batch_norm::{self, BatchNorm};
 use paceline_kernels::linear::Activation;
-use paceline_kernels::{Compute, SimdLevel, elementwise, loss, reference};
-use paceline_memory::{Allocator, Category, DType, Shape, Tensor};
+use paceline_kernels::{Compute, elementwise, loss, reference};
+use paceline_memory::{Allocator, Category, DType};
 
 use super::Half;
+use crate::common::{self, computes, numbers, poisoned, tensor, values};
 
 const HALF: DType = <Half as paceline_memory::Element>::DTYPE;
 
 /// Pseudorandom numbers in -1..1 without short cycles, rounded to `Half`.
 fn halves(seed: u64, len: usize) -> Vec<f64> {
-    let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) | 1;
-    let next = |_| {
-        state ^= state << 13;
-        state ^= state >> 7;
-        state ^= state << 17;
-        Half::from_f64((state >> 40) as f64 / (1u64 << 23) as f64 - 1.0).to_f64()
-    };
-    (0..len).map(next).collect()
-}
-
-fn tensor(compute: &Compute, dtype: DType, shape: impl Into<Shape>, elems: &[f64]) -> Tensor {
-    let tensor = compute.allocator.tensor(dtype, shape, Category::Data).unwrap();
-    match dtype {
-        DType::F64 => tensor.write::<f64>().unwrap().copy_from_slice(elems),
-        DType::F32 => {
-            let mut to = tensor.write::<f32>().unwrap();
-            to.iter_mut().zip(elems).for_each(|(to, x)| *to = *x as f32);
-        }
-        _ => {
-            let mut to = tensor.write::<Half>().unwrap();
-            to.iter_mut().zip(elems).for_each(|(to, x)| *to = Half::from_f32(*x as f32));
-        }
-    }
-    tensor
-}
-
-/// A result that is not a number wherever a kernel leaves it out.
-fn poisoned(compute: &Compute, dtype: DType, shape: impl Into<Shape>) -> Tensor {
-    let shape: Shape = shape.into();
-    tensor(compute, dtype, shape, &vec![f64::NAN; shape.num_elems()])
-}
-
-fn values(tensor: &Tensor) -> Vec<f64> {
-    match tensor.dtype() {
-        DType::F64 => tensor.read::<f64>().unwrap().to_vec(),
-        DType::F32 => tensor.read::<f32>().unwrap().iter().copied().map(f64::from).collect(),
-        _ => tensor.read::<Half>().unwrap().iter().map(|x| x.to_f64()).collect(),
-    }
+    numbers(seed, len).into_iter().map(|x| Half::from_f32(x).to_f64()).collect()
 }
 
 /// Neighbors are at most `EPSILON` of their size apart. Rounding changes a number by at most half of that.
@@ -59,22 +23,7 @@ const SINGLE: f64 = 1e-6;
 
 #[track_caller]
 fn assert_close(got: &[f64], want: &[f64], rounding: f64, what: &str) {
-    assert_eq!(got.len(), want.len(), "{what}");
-    let scale = want.iter().fold(1.0f64, |most, x| most.max(x.abs()));
-    for (at, (got, want)) in got.iter().zip(want).enumerate() {
-        let limit = rounding * want.abs() + 2.0 * SINGLE * scale;
-        assert!((got - want).abs() <= limit, "{what}[{at}]: {got}, not {want}");
-    }
-}
-
-fn computes() -> Vec<Compute> {
-    let levels = SimdLevel::available().into_iter();
-    let computes = levels.flat_map(|level| {
-        [1, 3].map(|threads| {
-            Compute::new(threads, Allocator::new()).unwrap().with_simd(level).unwrap()
-        })
-    });
-    computes.collect()
+    common::assert_close(got, want, 2.0 * SINGLE, rounding, what);
 }
 
 /// y, dx, d_weight, d_bias and the moments.

@@ -1,11 +1,12 @@
 //! Tensors that lie twice: in the processor's memory and in that of a card.
 #![allow(dead_code, reason = "each file of tests uses a part")]
 
-use half::{bf16, f16};
 use paceline_cuda::Card;
 use paceline_emulated_card::for_tests::is_ready;
 use paceline_kernels::{Compute, Result};
 use paceline_memory::{Accelerator, Allocator, Category, DType, Tensor};
+
+use crate::common::{values, write};
 
 /// The processor and a card.
 pub struct Pair {
@@ -140,39 +141,5 @@ impl Pair {
                 "{dtype}, element {at}: {got} on the card, {want}; promised {promise:?}"
             );
         }
-    }
-}
-
-fn write(to: &Tensor, values: &[f64]) {
-    macro_rules! as_type {
-        ($T:ty, $round:expr) => {
-            to.write::<$T>().unwrap().iter_mut().zip(values).for_each(|(to, x)| *to = $round(*x))
-        };
-    }
-    match to.dtype() {
-        DType::F32 => as_type!(f32, |x| x as f32),
-        DType::F64 => as_type!(f64, |x| x),
-        DType::BF16 => as_type!(bf16, bf16::from_f64),
-        DType::F16 => as_type!(f16, f16::from_f64),
-        DType::I32 => as_type!(i32, |x: f64| if x.is_nan() { i32::MAX } else { x as i32 }),
-        DType::I64 => as_type!(i64, |x: f64| if x.is_nan() { i64::MAX } else { x as i64 }),
-        DType::U8 => as_type!(u8, |x: f64| if x.is_nan() { u8::MAX } else { x as u8 }),
-    }
-}
-
-fn values(of: &Tensor) -> Vec<f64> {
-    macro_rules! as_type {
-        ($T:ty, $widen:expr) => {
-            of.read::<$T>().unwrap().iter().map(|x| $widen(*x)).collect()
-        };
-    }
-    match of.dtype() {
-        DType::F32 => as_type!(f32, f64::from),
-        DType::F64 => as_type!(f64, |x| x),
-        DType::BF16 => as_type!(bf16, f64::from),
-        DType::F16 => as_type!(f16, f64::from),
-        DType::I32 => as_type!(i32, f64::from),
-        DType::I64 => as_type!(i64, |x| x as f64),
-        DType::U8 => as_type!(u8, f64::from),
     }
 }
