@@ -17,7 +17,7 @@ use paceline_model::{
     Result, Saved, Storage,
 };
 
-use common::{cnn, cnn_with_batch_norm, every_layer, mlp, numbers};
+use common::{cnn, cnn_with_batch_norm, every_layer, mlp, mlp_config, numbers};
 
 const WHOLE: Half = Half::Whole { wants_input: true };
 const INPUT: Half = Half::Input { wants_input: true };
@@ -412,8 +412,7 @@ fn gradients_are_announced_once_and_final_from_the_last_to_the_first() {
 
 #[test]
 fn a_tied_gradient_is_announced_once_after_its_last_use() {
-    let config =
-        MlpConfig { input_dim: 6, hidden_dim: 7, output_dim: 3, num_layers: 4, tie_layers: true };
+    let config = MlpConfig { tie_layers: true, ..mlp_config([6, 7, 3], 4) };
     let bench = Bench::new(config.build(1).unwrap(), &[4, 6], &[4, 3]);
     // Three pairs of parameters: of the first hidden layer, of the three tied layers, and of the output.
     assert_eq!(bench.model.layout.params().len(), 6);

@@ -1,13 +1,13 @@
 //! Steps of small models on a card, which may be emulated: how many instructions they take, so that tests of training stay short.
 
+mod common;
+
+use common::{cnn_config, llama_config, mlp_config};
 use paceline_cuda::Card;
 use paceline_emulated_card::for_tests::{instructions, is_ready};
 use paceline_kernels::Compute;
 use paceline_memory::{Accelerator, Allocator, Category, DType, Tensor};
-use paceline_model::{
-    Batch, CnnConfig, Context, Layer, LlamaConfig, LlamaTask, MlpConfig, Model, OpenUnits,
-    SpecialTokens, Storage,
-};
+use paceline_model::{Batch, Context, Layer, LlamaConfig, Model, OpenUnits, Storage};
 
 /// The instructions of a training step on one batch, without the optimizer's; `None` on a real card.
 fn instructions_of(
@@ -51,38 +51,14 @@ fn steps_of_small_models_take_few_instructions() {
     if !is_ready() {
         return;
     }
-    let cnn = CnnConfig {
-        image: [8, 8, 3],
-        channels: vec![4, 8],
-        hidden: 16,
-        num_classes: 10,
-        batch_norm: false,
-        unused_head: false,
-        layout: Default::default(),
-    };
-    let mlp = MlpConfig {
-        input_dim: 16,
-        hidden_dim: 16,
-        output_dim: 4,
-        num_layers: 2,
-        tie_layers: false,
-    };
+    let cnn = cnn_config([8, 8, 3], &[4, 8], 16, 10);
+    let mlp = mlp_config([16, 16, 4], 2);
     let llama = LlamaConfig {
         vocab_size: 64,
         hidden_size: 32,
         intermediate_size: 48,
-        num_hidden_layers: 2,
-        num_attention_heads: 4,
-        num_key_value_heads: 2,
         head_dim: 8,
-        max_position_embeddings: 32,
-        rope_theta: 1e4,
-        rope_scaling: None,
-        rms_norm_eps: 1e-5,
-        initializer_range: 0.02,
-        tie_word_embeddings: false,
-        task: LlamaTask::LanguageModel,
-        special_tokens: SpecialTokens::default(),
+        ..llama_config()
     };
     let (cnn, mlp, llama) = (cnn.build(1).unwrap(), mlp.build(1).unwrap(), llama.build(1).unwrap());
     // Attention in tiles leaves most lanes idle where heads are as narrow as these.

@@ -1,7 +1,9 @@
 //! Token by token, a Llama has the logits and chooses the tokens of `transformers`. `fixtures/make_llama.py` and
 //! `fixtures/make_generate.py` stored them.
 
-use half::bf16;
+mod common;
+
+use common::{stored, values, write};
 use paceline_kernels::{Compute, SimdLevel, linear};
 use paceline_memory::{Allocator, Category, DType, Tensor};
 use paceline_model::{
@@ -22,12 +24,6 @@ fn metadata(file: &[u8]) -> std::collections::HashMap<String, String> {
     SafeTensors::read_metadata(file).unwrap().1.metadata().clone().unwrap().into_iter().collect()
 }
 
-fn f32s(file: &[u8], name: &str) -> Vec<f64> {
-    let file = SafeTensors::deserialize(file).unwrap();
-    let elems = file.tensor(name).unwrap().data().chunks_exact(4);
-    elems.map(|bytes| f64::from(f32::from_le_bytes(bytes.try_into().unwrap()))).collect()
-}
-
 /// Rows of numbers.
 fn integers(file: &[u8], name: &str) -> Vec<Vec<u32>> {
     let file = SafeTensors::deserialize(file).unwrap();
@@ -38,38 +34,14 @@ fn integers(file: &[u8], name: &str) -> Vec<Vec<u32>> {
     elems.chunks_exact(*tensor.shape().last().unwrap()).map(<[u32]>::to_vec).collect()
 }
 
-fn write(tensor: &Tensor, values: impl IntoIterator<Item = f64>) {
-    match tensor.dtype() {
-        DType::F64 => {
-            let mut to = tensor.write::<f64>().unwrap();
-            to.iter_mut().zip(values).for_each(|(to, from)| *to = from);
-        }
-        DType::BF16 => {
-            let mut to = tensor.write::<bf16>().unwrap();
-            to.iter_mut().zip(values).for_each(|(to, from)| *to = bf16::from_f64(from));
-        }
-        _ => {
-            let mut to = tensor.write::<f32>().unwrap();
-            to.iter_mut().zip(values).for_each(|(to, from)| *to = from as f32);
-        }
-    }
-}
-
-fn values(tensor: &Tensor) -> Vec<f64> {
-    match tensor.dtype() {
-        DType::F64 => tensor.read::<f64>().unwrap().to_vec(),
-        _ => tensor.read::<f32>().unwrap().iter().map(|x| f64::from(*x)).collect(),
-    }
-}
-
 /// The settings and the weights of a case.
 fn model(file: &[u8], case: &str, dtype: DType) -> (LlamaConfig, Storage) {
     let config = LlamaConfig::from_json(&metadata(file)[case]).unwrap();
     let layout = config.build(1).unwrap().layout;
     let storage = Storage::private(layout.clone(), dtype, &Allocator::new()).unwrap();
     for (at, param) in layout.params().iter().enumerate() {
-        let weight = f32s(file, &format!("{case}.weight.{}", param.name));
-        write(&storage.value(ParamId(at)).unwrap(), weight);
+        let weight = stored(file, &format!("{case}.weight.{}", param.name)).1;
+        write(&storage.value(ParamId(at)).unwrap(), &weight);
     }
     (config, storage)
 }
@@ -85,7 +57,7 @@ fn computes() -> Vec<(Compute, DType)> {
 #[test]
 fn every_position_has_the_logits_of_transformers() {
     for case in ["causal", "grouped", "tied", "theta", "linear_scaling", "llama3_scaling"] {
-        let want = f32s(SEQUENCES, &format!("{case}.result.logits"));
+        let want = stored(SEQUENCES, &format!("{case}.result.logits")).1;
         let largest = want.iter().fold(0.0f64, |most, x| most.max(x.abs()));
         for (compute, dtype) in computes() {
             let (config, storage) = model(SEQUENCES, case, dtype);
@@ -247,7 +219,7 @@ fn a_prompt_has_the_bits_of_a_batch_in_evaluation() {
 /// Logits of f32.
 fn logits(elems: &[f64]) -> Tensor {
     let tensor = Allocator::new().tensor(DType::F32, [1, elems.len()], Category::Data).unwrap();
-    write(&tensor, elems.iter().copied());
+    write(&tensor, elems);
     tensor
 }
 

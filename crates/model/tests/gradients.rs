@@ -7,7 +7,6 @@ use std::cell::RefCell;
 
 use paceline_kernels::Compute;
 use paceline_kernels::linear::Activation;
-use paceline_kernels::pool2d;
 use paceline_memory::{Allocator, Category, DType, Tensor};
 use paceline_model::layers::{
     BatchNorm, Checkpointed, Conv2d, ConvReluPool, Flatten, Linear, MaxPool2d, Relu, Residual,
@@ -18,7 +17,7 @@ use paceline_model::{
     Objective, OpenUnits, ParamId, Storage, gradcheck,
 };
 
-use common::{cnn, cnn_with_batch_norm, conv, every_layer, mlp, numbers};
+use common::{cnn, cnn_with_batch_norm, conv, every_layer, mlp, mlp_config, numbers, pool};
 
 /// The finite differences have errors of about 1e-9: the rounding error of sums up to about ten, 1e-15,
 /// divided by the step of 1e-6. A wrong term would cause an error as large as a gradient, about one.
@@ -161,14 +160,7 @@ fn layers_without_parameters() {
     let layout = LayoutBuilder::new().finish(1);
     for (height, width, window, stride) in [(8, 7, 3, 2), (6, 5, 2, 2), (5, 5, 2, 3), (4, 4, 3, 1)]
     {
-        let geometry = pool2d::MaxPool2d {
-            height,
-            width,
-            channels: 3,
-            window,
-            stride,
-            layout: Default::default(),
-        };
+        let geometry = pool([height, width], 3, window, stride);
         let layer = MaxPool2d::new(geometry).unwrap();
         check(&layer, &layout, &geometry.input_shape(2), &format!("{geometry:?}"));
     }
@@ -189,8 +181,7 @@ fn whole_networks() {
     check(&cnn_bn.network(), &cnn_bn.layout, &[3, 9, 8, 2], "CNN with batch norm");
     check(&cnn.network(), &cnn.layout, &[3, 9, 8, 2], "CNN");
     check(&mlp.network(), &mlp.layout, &[5, 6], "MLP");
-    let config =
-        MlpConfig { input_dim: 6, hidden_dim: 5, output_dim: 3, num_layers: 3, tie_layers: true };
+    let config = MlpConfig { tie_layers: true, ..mlp_config([6, 5, 3], 3) };
     let tied = config.build(1).unwrap();
     check(&tied.network(), &tied.layout, &[5, 6], "MLP with tied layers");
 }

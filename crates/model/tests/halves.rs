@@ -5,14 +5,15 @@ mod common;
 
 use std::sync::Arc;
 
+use common::{cnn_config, mlp_config, pool, write};
+use paceline_kernels::Compute;
 use paceline_kernels::linear::Activation;
 use paceline_kernels::optimizer::Sgd;
-use paceline_kernels::{Compute, pool2d};
 use paceline_memory::{Allocator, Category, DType, Tensor};
 use paceline_model::layers::{BatchNorm, Conv2d, Flatten, Linear, MaxPool2d, Relu, Sequence};
 use paceline_model::{
-    Batch, Block, CnnConfig, Context, Half, Layer, LayoutBuilder, MeanSquaredError, MlpConfig,
-    Model, OpenUnits, Optimizer, OptimizerConfig, ParamId, Precision, Storage,
+    Batch, Block, CnnConfig, Context, Half, Layer, LayoutBuilder, MeanSquaredError, Model,
+    OpenUnits, Optimizer, OptimizerConfig, ParamId, Precision, Storage,
 };
 
 const BF16: Precision = Precision { compute: DType::BF16, grads: DType::F32, master: DType::F32 };
@@ -35,16 +36,7 @@ struct Case {
 impl Case {
     fn all() -> Vec<Self> {
         let cnn = |name, batch_norm, lr| {
-            let (image, channels) = ([13, 12, 3], vec![8, 16]);
-            let config = CnnConfig {
-                image,
-                channels,
-                hidden: 32,
-                num_classes: 10,
-                batch_norm,
-                unused_head: false,
-                layout: Default::default(),
-            };
+            let config = CnnConfig { batch_norm, ..cnn_config([13, 12, 3], &[8, 16], 32, 10) };
             let model = config.build(1).unwrap();
             Self {
                 name,
@@ -55,10 +47,7 @@ impl Case {
                 lr,
             }
         };
-        let (input_dim, hidden_dim, output_dim) = (20, 48, 5);
-        let config =
-            MlpConfig { input_dim, hidden_dim, output_dim, num_layers: 2, tie_layers: false };
-        let model = config.build(1).unwrap();
+        let model = mlp_config([20, 48, 5], 2).build(1).unwrap();
         let mlp = Self {
             name: "mlp",
             model,
@@ -79,16 +68,11 @@ impl Case {
     fn with_product_last() -> Self {
         let mut layout = LayoutBuilder::new();
         let unit = layout.unit("all");
-        let pool = pool2d::MaxPool2d {
-            height: 9,
-            width: 9,
-            channels: 2,
-            window: 3,
-            stride: 2,
-            layout: Default::default(),
-        };
         let norm = BatchNorm::new(&mut layout, 2, Activation::None);
-        let first = Sequence::new().then(MaxPool2d::new(pool).unwrap()).then(norm).then(Relu);
+        let first = Sequence::new()
+            .then(MaxPool2d::new(pool([9, 9], 2, 3, 2)).unwrap())
+            .then(norm)
+            .then(Relu);
         let conv = Conv2d::new(&mut layout, common::conv([4, 4], [2, 8], (3, 3), 1, 1)).unwrap();
         let head = Linear::new(&mut layout, 128, 3, Activation::None);
         let all = first.then(conv).then(Relu).then(Flatten).then(head);
@@ -113,12 +97,7 @@ impl Case {
         let single = |shape: &[usize], seed| {
             let to = allocator.tensor(DType::F32, shape, Category::Data).unwrap();
             let from = common::numbers(allocator, shape, seed);
-            let from = from.read::<f64>().unwrap();
-            to.write::<f32>()
-                .unwrap()
-                .iter_mut()
-                .zip(from.iter())
-                .for_each(|(to, x)| *to = *x as f32);
+            write(&to, &from.read::<f64>().unwrap());
             to
         };
         let inputs = single(&[&[BATCH], &self.input[..]].concat(), 1);

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::numbers;
+use common::{cnn_config, numbers};
 use half::bf16;
 use paceline_kernels::optimizer::AdamW;
 use paceline_kernels::{Compute, ImageLayout};
@@ -95,15 +95,7 @@ fn trained(
 
 #[test]
 fn both_layouts_train_to_the_same_weights() {
-    let plain = CnnConfig {
-        image: [13, 12, 3],
-        channels: vec![8, 17],
-        hidden: 9,
-        num_classes: 4,
-        batch_norm: false,
-        unused_head: false,
-        layout: ImageLayout::Nhwc,
-    };
+    let plain = cnn_config([13, 12, 3], &[8, 17], 9, 4);
     let configs = [
         plain.clone(),
         CnnConfig { batch_norm: true, ..plain.clone() },

@@ -1,8 +1,11 @@
 //! Whole Llamas against `transformers`' results, which `fixtures/make_llama.py` stored in `fixtures/llama.safetensors`.
 
+mod common;
+
+use common::{stored, values, write};
 use paceline_kernels::optimizer::AdamW;
 use paceline_kernels::{Bf16Products, Compute, SimdLevel};
-use paceline_memory::{Allocator, Category, DType, Tensor};
+use paceline_memory::{Allocator, Category, DType};
 use paceline_model::{
     Batch, Context, Layer, LlamaConfig, LlamaTask, Model, OpenUnits, Optimizer, OptimizerConfig,
     ParamId, Precision, SpecialTokens, Storage,
@@ -29,32 +32,6 @@ const STEPS: usize = 10;
 fn metadata(key: &str) -> String {
     let (_, header) = SafeTensors::read_metadata(FILE).unwrap();
     header.metadata().as_ref().unwrap()[key].clone()
-}
-
-/// Shape and elements of a stored f32 tensor.
-fn stored(name: &str) -> (Vec<usize>, Vec<f64>) {
-    let file = SafeTensors::deserialize(FILE).unwrap();
-    let tensor = file.tensor(name).unwrap_or_else(|_| panic!("{name} is not in the file"));
-    let elems = tensor.data().chunks_exact(4).map(|bytes| bytes.try_into().unwrap());
-    (tensor.shape().to_vec(), elems.map(|bytes| f64::from(f32::from_le_bytes(bytes))).collect())
-}
-
-fn values(tensor: &Tensor) -> Vec<f64> {
-    match tensor.dtype() {
-        DType::F64 => tensor.read::<f64>().unwrap().to_vec(),
-        _ => tensor.read::<f32>().unwrap().iter().map(|x| f64::from(*x)).collect(),
-    }
-}
-
-fn set(tensor: &Tensor, values: &[f64]) {
-    match tensor.dtype() {
-        DType::F64 => tensor.write::<f64>().unwrap().copy_from_slice(values),
-        _ => {
-            for (to, from) in tensor.write::<f32>().unwrap().iter_mut().zip(values) {
-                *to = *from as f32;
-            }
-        }
-    }
 }
 
 /// A case, computed with an element type and vector instructions.
@@ -92,9 +69,9 @@ impl Case {
         let storage =
             Storage::private(model.layout.clone(), precision, &compute.allocator).unwrap();
         for (at, param) in model.layout.params().iter().enumerate() {
-            let (shape, weight) = stored(&format!("{name}.weight.{}", param.name));
+            let (shape, weight) = stored(FILE, &format!("{name}.weight.{}", param.name));
             assert_eq!(shape, param.shape.dims(), "{}", param.name);
-            set(&storage.value(ParamId(at)).unwrap(), &weight);
+            write(&storage.value(ParamId(at)).unwrap(), &weight);
         }
         let integers = |what: &str| {
             let file = SafeTensors::deserialize(FILE).unwrap();
@@ -138,7 +115,7 @@ impl Case {
 
     #[track_caller]
     fn close(&self, got: &[f64], what: &str, tolerance: f64) {
-        let (_, want) = stored(&format!("{}.{what}", self.name));
+        let (_, want) = stored(FILE, &format!("{}.{what}", self.name));
         assert_eq!(got.len(), want.len(), "{what}");
         let largest = want.iter().fold(0.0f64, |most, x| most.max(x.abs()));
         for (at, (got, want)) in got.iter().zip(&want).enumerate() {
@@ -226,7 +203,7 @@ fn gradients_in_bf16_are_near_those_of_transformers() {
                 let grad = case.storage.grad(ParamId(at)).unwrap();
                 assert_eq!(grad.dtype(), DType::F32);
                 all.extend(values(&grad));
-                wanted.extend(stored(&format!("{name}.grad.{}", param.name)).1);
+                wanted.extend(stored(FILE, &format!("{name}.grad.{}", param.name)).1);
             }
             // A number is off by up to 2^-8 each time that it is stored. The weights of the cases are large, so that each
             // block makes the errors of the one before several times larger.

@@ -4,14 +4,14 @@ mod common;
 
 use std::sync::Arc;
 
+use common::{cnn_config, llama_config, mlp_config};
 use paceline_kernels::linear::Activation;
 use paceline_kernels::{Compute, ImageLayout};
 use paceline_memory::{Allocator, Category, DType, PhaseUsage};
 use paceline_model::layers::{Linear, Sequence};
 use paceline_model::{
     Batch, Block, CnnConfig, Context, Layer, LayoutBuilder, LlamaConfig, LlamaTask,
-    MeanSquaredError, MlpConfig, Model, OpenUnits, ParamId, Precision, Rehearsal, SpecialTokens,
-    Storage,
+    MeanSquaredError, MlpConfig, Model, OpenUnits, ParamId, Precision, Rehearsal, Storage,
 };
 
 /// Activations in bf16, everything else in f32.
@@ -91,16 +91,7 @@ fn check_in(precision: Precision, model: &Model, input: &[usize], targets: Targe
 }
 
 fn cnn(batch_norm: bool) -> CnnConfig {
-    let (image, channels) = ([12, 12, 3], vec![8, 16]);
-    CnnConfig {
-        image,
-        channels,
-        hidden: 32,
-        num_classes: 10,
-        batch_norm,
-        unused_head: false,
-        layout: Default::default(),
-    }
+    CnnConfig { batch_norm, ..cnn_config([12, 12, 3], &[8, 16], 32, 10) }
 }
 
 /// With and without batch normalization, in both layouts.
@@ -125,8 +116,7 @@ fn a_cnn_needs_what_the_rehearsal_says() {
 #[test]
 fn an_mlp_needs_what_the_rehearsal_says_tied_or_not() {
     for tie_layers in [false, true] {
-        let (input_dim, hidden_dim, output_dim) = (20, 48, 5);
-        let config = MlpConfig { input_dim, hidden_dim, output_dim, num_layers: 4, tie_layers };
+        let config = MlpConfig { tie_layers, ..mlp_config([20, 48, 5], 4) };
         for precision in [Precision::F32, BF16] {
             check_in(precision, &config.build(2).unwrap(), &[20], Targets::Values(5));
         }
@@ -161,7 +151,7 @@ fn checkpointed_blocks_need_what_the_rehearsal_says() {
 #[test]
 fn a_model_larger_than_any_memory_is_rehearsed() {
     let (input_dim, hidden_dim, output_dim) = (1 << 10, 1 << 20, 10);
-    let config = MlpConfig { input_dim, hidden_dim, output_dim, num_layers: 2, tie_layers: false };
+    let config = mlp_config([input_dim, hidden_dim, output_dim], 2);
     let model = config.build(8).unwrap();
     assert!(model.layout.num_params() > 1_000_000_000_000);
     let needed = rehearsed(&model, Precision::F32, 1 << 16, &[1 << 10], Targets::Values(10));
@@ -181,8 +171,7 @@ fn weights(model: &Model, belongs: impl Fn(&str) -> bool) -> u64 {
 #[test]
 fn forward_products_are_counted() {
     // In an MLP each weight takes part in a multiply-add per sample. Checkpointed blocks are not counted twice.
-    let (input_dim, hidden_dim, output_dim) = (20, 48, 5);
-    let config = MlpConfig { input_dim, hidden_dim, output_dim, num_layers: 3, tie_layers: false };
+    let config = mlp_config([20, 48, 5], 3);
     let mut mlp = config.build(1).unwrap();
     let once = 2 * 4 * weights(&mlp, |_| true);
     assert_eq!(rehearsed(&mlp, Precision::F32, 4, &[20], Targets::Values(5)).forward_flops, once);
@@ -208,8 +197,7 @@ fn backward_products_are_those_that_a_step_needs() {
         assert_eq!(rehearsal.backward_flops, bf16.backward_flops);
         rehearsal.backward_flops
     };
-    let (input_dim, hidden_dim, output_dim) = (20, 48, 5);
-    let config = MlpConfig { input_dim, hidden_dim, output_dim, num_layers: 2, tie_layers: false };
+    let config = mlp_config([20, 48, 5], 2);
     let mut mlp = config.build(1).unwrap();
     let [first, second, last] = [20 * 48, 48 * 48, 48 * 5].map(|weight| 2 * 4 * weight);
     let dims = [20];
@@ -242,28 +230,11 @@ fn backward_products_are_those_that_a_step_needs() {
 #[test]
 fn forward_products_of_a_llama_are_those_of_its_weights_and_of_attention() {
     let (rows, seq) = (3, 10);
-    let config = LlamaConfig {
-        vocab_size: 50,
-        hidden_size: 16,
-        intermediate_size: 24,
-        num_hidden_layers: 2,
-        num_attention_heads: 4,
-        num_key_value_heads: 2,
-        head_dim: 4,
-        max_position_embeddings: 32,
-        rope_theta: 1e4,
-        rope_scaling: None,
-        rms_norm_eps: 1e-5,
-        initializer_range: 0.02,
-        tie_word_embeddings: false,
-        task: LlamaTask::LanguageModel,
-        special_tokens: SpecialTokens::default(),
-    };
     let tokens = (rows * seq) as u64;
     // Two products of a head for each pair of positions that the causal mask leaves.
     let attention = 2 * 2 * (rows * 2 * 4 * 4 * (seq * (seq + 1) / 2)) as u64;
     for task in [LlamaTask::LanguageModel, LlamaTask::Classification { num_labels: 5 }] {
-        let model = LlamaConfig { task, ..config.clone() }.build(1).unwrap();
+        let model = LlamaConfig { task, ..llama_config() }.build(1).unwrap();
         let compute = Compute::new(1, Allocator::meta()).unwrap();
         let ids =
             |dims: &[usize]| compute.allocator.tensor(DType::I64, dims, Category::Data).unwrap();

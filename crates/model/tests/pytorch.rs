@@ -2,16 +2,19 @@
 //! `fixtures/torch.safetensors`. Each case runs in f64, and in f32 with every kind of vector instructions
 //! that this processor has.
 
+mod common;
+
+use common::{cnn_config, conv, mlp_config, pool, stored, values, write};
 use paceline_kernels::conv2d;
 use paceline_kernels::linear::Activation;
 use paceline_kernels::optimizer::{AdamW, Sgd};
-use paceline_kernels::{Compute, SimdLevel, pool2d};
+use paceline_kernels::{Compute, SimdLevel};
 use paceline_memory::{Allocator, Category, DType, Tensor};
 use paceline_model::layers::{BatchNorm, Conv2d, ConvReluPool, Linear, MaxPool2d, Relu};
 use paceline_model::{
     Batch, BufferId, CnnConfig, Context, CrossEntropy, Half, Init, Layer, LayoutBuilder,
-    MeanSquaredError, MlpConfig, Model, Objective, OpenUnits, Optimizer, OptimizerConfig, ParamId,
-    Result, Storage,
+    MeanSquaredError, Model, Objective, OpenUnits, Optimizer, OptimizerConfig, ParamId, Result,
+    Storage,
 };
 use safetensors::SafeTensors;
 
@@ -68,19 +71,14 @@ impl Setup {
     /// A stored tensor, converted to this element type. Labels stay integers.
     fn load(&self, name: &str) -> Tensor {
         let file = SafeTensors::deserialize(FILE).unwrap();
-        let stored = file.tensor(name).unwrap_or_else(|_| panic!("{name} is not in the file"));
-        let elems = stored.data().chunks_exact(8).map(|bytes| bytes.try_into().unwrap());
-        let is_label = stored.dtype() == safetensors::Dtype::I64;
+        let found = file.tensor(name).unwrap_or_else(|_| panic!("{name} is not in the file"));
+        let is_label = found.dtype() == safetensors::Dtype::I64;
         let dtype = if is_label { DType::I64 } else { self.dtype };
-        let allocator = &self.compute.allocator;
-        let tensor = allocator.tensor(dtype, stored.shape(), Category::Data).unwrap();
-        match dtype {
-            DType::I64 => fill(&mut tensor.write::<i64>().unwrap(), elems.map(i64::from_le_bytes)),
-            DType::F64 => fill(&mut tensor.write::<f64>().unwrap(), elems.map(f64::from_le_bytes)),
-            _ => fill(
-                &mut tensor.write::<f32>().unwrap(),
-                elems.map(|bytes| f64::from_le_bytes(bytes) as f32),
-            ),
+        let tensor = self.compute.allocator.tensor(dtype, found.shape(), Category::Data).unwrap();
+        if is_label {
+            tensor.as_bytes().write::<u8>().unwrap().copy_from_slice(found.data());
+        } else {
+            write(&tensor, &stored(FILE, name).1);
         }
         tensor
     }
@@ -96,7 +94,7 @@ impl Setup {
     }
 
     fn assert_tensor(&self, got: &Tensor, name: &str) {
-        let (shape, want) = stored(name);
+        let (shape, want) = stored(FILE, name);
         assert_eq!(got.dims(), shape, "{name}");
         self.assert_close(&values(got), &want, name);
     }
@@ -168,7 +166,7 @@ impl Setup {
         let (output, saved) = model.network().forward(&mut cx, inputs).unwrap();
         let sums = self.sums();
         let d_output = model.differentiate(&mut cx, &output, 1.0 / rows, &sums, None).unwrap();
-        let (_, want) = stored(&format!("{case}.loss"));
+        let (_, want) = stored(FILE, &format!("{case}.loss"));
         self.assert_close(&[sums.read::<f64>().unwrap()[0] / rows], &want, case);
         model.backward(&mut cx, saved, d_output).unwrap();
         for (at, param) in model.layout.params().iter().enumerate() {
@@ -212,28 +210,9 @@ impl Setup {
         let d_output = objective
             .differentiate(&mut cx.with_batch(&batch), &output, 1.0 / rows, &sums, None)
             .unwrap();
-        let (_, want) = stored(&format!("{case}.loss"));
+        let (_, want) = stored(FILE, &format!("{case}.loss"));
         self.assert_close(&[sums.read::<f64>().unwrap()[0] / rows], &want, case);
         self.assert_tensor(&d_output, &format!("{case}.{gradient}"));
-    }
-}
-
-/// Shape and elements of a stored tensor, exactly.
-fn stored(name: &str) -> (Vec<usize>, Vec<f64>) {
-    let file = SafeTensors::deserialize(FILE).unwrap();
-    let tensor = file.tensor(name).unwrap_or_else(|_| panic!("{name} is not in the file"));
-    let elems = tensor.data().chunks_exact(8).map(|bytes| bytes.try_into().unwrap());
-    (tensor.shape().to_vec(), elems.map(f64::from_le_bytes).collect())
-}
-
-fn fill<T>(to: &mut [T], from: impl Iterator<Item = T>) {
-    to.iter_mut().zip(from).for_each(|(to, from)| *to = from);
-}
-
-fn values(tensor: &Tensor) -> Vec<f64> {
-    match tensor.dtype() {
-        DType::F64 => tensor.read::<f64>().unwrap().to_vec(),
-        _ => tensor.read::<f32>().unwrap().iter().map(|x| f64::from(*x)).collect(),
     }
 }
 
@@ -250,22 +229,12 @@ fn the_file_holds_the_cases_that_are_tested_here() {
 
 #[test]
 fn convolutions() {
-    let conv = |height, width, c_in, c_out, kernel, stride, padding| conv2d::Conv2d {
-        height,
-        width,
-        c_in,
-        c_out,
-        kernel,
-        stride,
-        padding,
-        layout: Default::default(),
-    };
     for setup in Setup::all() {
         for (case, geometry) in [
-            ("conv3x3", conv(6, 5, 3, 5, (3, 3), 1, 1)),
-            ("conv5x3s2", conv(9, 8, 2, 4, (5, 3), 2, 1)),
-            ("conv1x1", conv(4, 4, 3, 2, (1, 1), 1, 0)),
-            ("conv3x3wide", conv(7, 5, 16, 33, (3, 3), 1, 1)),
+            ("conv3x3", conv([6, 5], [3, 5], (3, 3), 1, 1)),
+            ("conv5x3s2", conv([9, 8], [2, 4], (5, 3), 2, 1)),
+            ("conv1x1", conv([4, 4], [3, 2], (1, 1), 1, 0)),
+            ("conv3x3wide", conv([7, 5], [16, 33], (3, 3), 1, 1)),
         ] {
             setup.check_layer(case, |layout| Box::new(Conv2d::new(layout, geometry).unwrap()));
         }
@@ -278,17 +247,11 @@ fn convolutions() {
 
 #[test]
 fn other_layers() {
-    let pool = |height, width, window| pool2d::MaxPool2d {
-        height,
-        width,
-        channels: 3,
-        window,
-        stride: 2,
-        layout: Default::default(),
-    };
     for setup in Setup::all() {
         setup.check_layer("relu", |_| Box::new(Relu));
-        for (case, geometry) in [("max_pool", pool(7, 6, 2)), ("max_pool3s2", pool(8, 9, 3))] {
+        for (case, geometry) in
+            [("max_pool", pool([7, 6], 3, 2, 2)), ("max_pool3s2", pool([8, 9], 3, 3, 2))]
+        {
             setup.check_layer(case, |_| Box::new(MaxPool2d::new(geometry).unwrap()));
         }
         let linear = |layout: &mut LayoutBuilder| Linear::new(layout, 12, 7, Activation::None);
@@ -366,18 +329,9 @@ fn optimizers() {
 
 #[test]
 fn models() {
-    let cnn = CnnConfig {
-        image: [12, 12, 1],
-        channels: vec![4, 6],
-        hidden: 8,
-        num_classes: 10,
-        batch_norm: false,
-        unused_head: false,
-        layout: Default::default(),
-    };
+    let cnn = cnn_config([12, 12, 1], &[4, 6], 8, 10);
     let with_batch_norm = CnnConfig { batch_norm: true, ..cnn.clone() };
-    let mlp =
-        MlpConfig { input_dim: 6, hidden_dim: 5, output_dim: 3, num_layers: 2, tie_layers: false };
+    let mlp = mlp_config([6, 5, 3], 2);
     for setup in Setup::all() {
         setup.check_model("cnn", &cnn.build(1).unwrap(), "labels");
         setup.check_model("cnn_batch_norm", &with_batch_norm.build(1).unwrap(), "labels");

@@ -1,16 +1,19 @@
 //! After the first steps, a training step takes no memory from the system: every block returns to the pool
 //! and serves the next step.
 
+mod common;
+
 use std::sync::Arc;
 
+use common::{cnn_config, mlp_config};
 use paceline_kernels::linear::Activation;
 use paceline_kernels::optimizer::AdamW;
 use paceline_kernels::{Compute, ImageLayout};
 use paceline_memory::{Allocator, Category, DType, Tensor};
 use paceline_model::layers::{Linear, Sequence, SwiGlu};
 use paceline_model::{
-    Batch, Block, CnnConfig, Context, Half, Init, Layer, LayoutBuilder, MlpConfig, Model,
-    OpenUnits, Optimizer, OptimizerConfig, Storage,
+    Batch, Block, CnnConfig, Context, Half, Init, Layer, LayoutBuilder, Model, OpenUnits,
+    Optimizer, OptimizerConfig, Storage,
 };
 
 const BATCH: usize = 4;
@@ -58,15 +61,7 @@ fn check(model: Model, inputs: &[usize], targets: impl Fn(&Allocator) -> Tensor)
 
 #[test]
 fn a_cnn_allocates_nothing_after_two_steps() {
-    let plain = CnnConfig {
-        image: [12, 12, 3],
-        channels: vec![8, 16],
-        hidden: 32,
-        num_classes: 10,
-        batch_norm: false,
-        unused_head: false,
-        layout: Default::default(),
-    };
+    let plain = cnn_config([12, 12, 3], &[8, 16], 32, 10);
     for config in [
         CnnConfig { batch_norm: true, ..plain.clone() },
         CnnConfig { layout: ImageLayout::Nchw, ..plain.clone() },
@@ -82,13 +77,7 @@ fn a_cnn_allocates_nothing_after_two_steps() {
 
 #[test]
 fn an_mlp_allocates_nothing_after_two_steps() {
-    let config = MlpConfig {
-        input_dim: 20,
-        hidden_dim: 48,
-        output_dim: 5,
-        num_layers: 3,
-        tie_layers: false,
-    };
+    let config = mlp_config([20, 48, 5], 3);
     check(config.build(1).unwrap(), &[BATCH, 20], |allocator| {
         let values = allocator.tensor(DType::F32, [BATCH, 5], Category::Data).unwrap();
         values.write::<f32>().unwrap().fill(-0.5);

@@ -1,15 +1,20 @@
-//! Small networks and numbers for the tests of backward passes.
+//! Small networks, numbers and stored tensors for the tests of models.
 #![allow(dead_code, reason = "not every test file uses all of it")]
 
 use std::sync::Arc;
 
+use half::bf16;
 use paceline_kernels::linear::Activation;
 use paceline_kernels::{conv2d, pool2d};
 use paceline_memory::{Allocator, Category, DType, Tensor};
 use paceline_model::layers::{
     Conv2d, ConvReluPool, Flatten, Linear, MaxPool2d, Relu, Residual, RmsNorm, Sequence, SwiGlu,
 };
-use paceline_model::{Block, CnnConfig, Init, LayoutBuilder, MeanSquaredError, MlpConfig, Model};
+use paceline_model::{
+    Block, CnnConfig, Init, LayoutBuilder, LlamaConfig, LlamaTask, MeanSquaredError, MlpConfig,
+    Model, SpecialTokens,
+};
+use safetensors::{Dtype, SafeTensors};
 
 /// A convolution: image, channels in and out, kernel, stride, padding.
 pub fn conv(
@@ -31,49 +36,82 @@ pub fn conv(
     }
 }
 
+/// A pool: image, channels, window, stride.
+pub fn pool(
+    [height, width]: [usize; 2],
+    channels: usize,
+    window: usize,
+    stride: usize,
+) -> pool2d::MaxPool2d {
+    pool2d::MaxPool2d { height, width, channels, window, stride, layout: Default::default() }
+}
+
 /// Inputs (n, 9, 8, 2), outputs (n, 5).
 pub fn cnn() -> Model {
-    cnn_config().build(2).unwrap()
+    cnn_config([9, 8, 2], &[3, 4], 6, 5).build(2).unwrap()
 }
 
 /// The same network with batch normalization.
 pub fn cnn_with_batch_norm() -> Model {
-    CnnConfig { batch_norm: true, ..cnn_config() }.build(2).unwrap()
+    CnnConfig { batch_norm: true, ..cnn_config([9, 8, 2], &[3, 4], 6, 5) }.build(2).unwrap()
 }
 
-fn cnn_config() -> CnnConfig {
+/// A network for images of this size, without batch normalization.
+pub fn cnn_config(
+    image: [usize; 3],
+    channels: &[usize],
+    hidden: usize,
+    num_classes: usize,
+) -> CnnConfig {
     CnnConfig {
-        image: [9, 8, 2],
-        channels: vec![3, 4],
-        hidden: 6,
-        num_classes: 5,
+        image,
+        channels: channels.to_vec(),
+        hidden,
+        num_classes,
         batch_norm: false,
         unused_head: false,
         layout: Default::default(),
     }
 }
 
+/// A network with inputs, hidden layers and outputs of these sizes, whose layers are not tied.
+pub fn mlp_config([input_dim, hidden_dim, output_dim]: [usize; 3], num_layers: usize) -> MlpConfig {
+    MlpConfig { input_dim, hidden_dim, output_dim, num_layers, tie_layers: false }
+}
+
+/// Two layers, in which two heads share each head of keys and values.
+pub fn llama_config() -> LlamaConfig {
+    LlamaConfig {
+        vocab_size: 50,
+        hidden_size: 16,
+        intermediate_size: 24,
+        num_hidden_layers: 2,
+        num_attention_heads: 4,
+        num_key_value_heads: 2,
+        head_dim: 4,
+        max_position_embeddings: 32,
+        rope_theta: 1e4,
+        rope_scaling: None,
+        rms_norm_eps: 1e-5,
+        initializer_range: 0.02,
+        tie_word_embeddings: false,
+        task: LlamaTask::LanguageModel,
+        special_tokens: SpecialTokens::default(),
+    }
+}
+
 /// Inputs (n, 6), outputs (n, 3).
 pub fn mlp() -> Model {
-    MlpConfig { input_dim: 6, hidden_dim: 7, output_dim: 3, num_layers: 2, tie_layers: false }
-        .build(2)
-        .unwrap()
+    mlp_config([6, 7, 3], 2).build(2).unwrap()
 }
 
 /// Every layer at least once, including a sequence within the sequence. Inputs (n, 9, 9, 2), outputs (n, 3).
 pub fn every_layer() -> Model {
     let mut layout = LayoutBuilder::new();
     let unit = layout.unit("conv0");
-    let pool = pool2d::MaxPool2d {
-        height: 9,
-        width: 9,
-        channels: 3,
-        window: 3,
-        stride: 2,
-        layout: Default::default(),
-    };
     let conv0 = Conv2d::new(&mut layout, conv([9, 9], [2, 3], (3, 3), 1, 1)).unwrap();
-    let conv0 = Sequence::new().then(conv0).then(Relu).then(MaxPool2d::new(pool).unwrap());
+    let conv0 =
+        Sequence::new().then(conv0).then(Relu).then(MaxPool2d::new(pool([9, 9], 3, 3, 2)).unwrap());
     let mut blocks = vec![Block::new(unit, conv0)];
     let unit = layout.unit("conv1");
     let conv1 = ConvReluPool::new(&mut layout, conv([4, 4], [3, 4], (3, 3), 1, 1)).unwrap();
@@ -111,4 +149,41 @@ pub fn numbers(allocator: &Allocator, shape: &[usize], seed: u64) -> Tensor {
         *x = (state >> 11) as f64 / (1u64 << 52) as f64 - 1.0;
     }
     tensor
+}
+
+/// Shape and elements of a stored tensor, exactly.
+pub fn stored(file: &[u8], name: &str) -> (Vec<usize>, Vec<f64>) {
+    let file = SafeTensors::deserialize(file).unwrap();
+    let tensor = file.tensor(name).unwrap_or_else(|_| panic!("{name} is not in the file"));
+    let single = |bytes: &[u8]| f32::from_le_bytes(bytes.try_into().unwrap()).into();
+    let double = |bytes: &[u8]| f64::from_le_bytes(bytes.try_into().unwrap());
+    let elems = match tensor.dtype() {
+        Dtype::F32 => tensor.data().chunks_exact(4).map(single).collect(),
+        _ => tensor.data().chunks_exact(8).map(double).collect(),
+    };
+    (tensor.shape().to_vec(), elems)
+}
+
+/// Rounds to the type of the tensor.
+pub fn write(to: &Tensor, values: &[f64]) {
+    assert_eq!(to.num_elems(), values.len());
+    match to.dtype() {
+        DType::F64 => to.write::<f64>().unwrap().copy_from_slice(values),
+        DType::BF16 => {
+            let mut to = to.write::<bf16>().unwrap();
+            to.iter_mut().zip(values).for_each(|(to, from)| *to = bf16::from_f64(*from));
+        }
+        _ => {
+            let mut to = to.write::<f32>().unwrap();
+            to.iter_mut().zip(values).for_each(|(to, from)| *to = *from as f32);
+        }
+    }
+}
+
+/// The elements of a tensor of f64 or f32.
+pub fn values(tensor: &Tensor) -> Vec<f64> {
+    match tensor.dtype() {
+        DType::F64 => tensor.read::<f64>().unwrap().to_vec(),
+        _ => tensor.read::<f32>().unwrap().iter().map(|x| f64::from(*x)).collect(),
+    }
 }
