@@ -4,18 +4,11 @@
 
 mod common;
 
-use common::{EXACT, Make, Net, Optim, Trainer, all_exact, on_ranks};
-use paceline_cuda::Card;
+use common::{EXACT, Make, Net, Optim, Trainer, all_exact, on_card, on_ranks};
 use paceline_emulated_card::for_tests::is_ready;
-use paceline_memory::{Accelerator, Allocator};
+use paceline_memory::Allocator;
 
 const STEPS: usize = 2;
-
-/// Memory of the card. Ranks share it.
-fn on_card() -> Allocator {
-    let accelerator = Accelerator::cuda(Card::open(0).unwrap());
-    Allocator::on(&accelerator.stream("compute").unwrap())
-}
 
 /// The digest after a few steps of two micro-batches, and the weights.
 fn train(

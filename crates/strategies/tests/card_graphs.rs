@@ -6,25 +6,18 @@ mod common;
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
-use common::{Make, Net, Optim, Trainer, WHOLE, on_ranks};
+use common::{Make, Net, Optim, SHARDED, Trainer, on_card, on_ranks};
 use paceline_collectives::Group;
-use paceline_cuda::Card;
 use paceline_emulated_card::for_tests::{is_ready, launches};
 use paceline_kernels::optimizer::AdamW;
-use paceline_memory::{Accelerator, Allocator, Category, DType, Tensor};
+use paceline_memory::{Allocator, Category, DType, Tensor};
 use paceline_model::OptimizerConfig;
 use paceline_strategies::{
-    Ddp, HalfPrecision, LocalSgd, Replica, ReplicaOptions, Result, ShardOptions, Sharded,
-    SimpleDdp, SimpleDdpHook, Single, SyncBlocks, TopK, Zero, ZeroStage, clip_factor,
+    Ddp, HalfPrecision, LocalSgd, Replica, ReplicaOptions, Result, ShardOptions, SimpleDdp,
+    SimpleDdpHook, Single, SyncBlocks, TopK, Zero, ZeroStage, clip_factor,
 };
 
 const GRAPHS: ReplicaOptions = ReplicaOptions { as_graph: true, ..ReplicaOptions::DEFAULT };
-
-/// Memory of the card. Ranks share it.
-fn on_card() -> Allocator {
-    let accelerator = Accelerator::cuda(Card::open(0).unwrap());
-    Allocator::on(&accelerator.stream("compute").unwrap())
-}
 
 #[allow(clippy::result_large_err, reason = "what it returns is the strategy's own error")]
 fn trainer(net: Net, group: Group, make: Make, options: ReplicaOptions) -> Result<Trainer> {
@@ -175,15 +168,9 @@ fn what_cannot_be_a_graph_is_refused_with_the_replica() {
         let error = trainer(Net::Mlp, group, make, options).err().unwrap().to_string();
         assert!(error.contains(words) && error.contains("and a graph cannot"), "{error}");
     };
-    let communicates: [Make; 5] = [
-        || Box::new(Zero::new(ZeroStage::Two, WHOLE)),
-        || Box::new(Zero::new(ZeroStage::Three, WHOLE)),
-        || Box::new(Sharded::new(ZeroStage::One, ShardOptions::default())),
-        || Box::new(Sharded::new(ZeroStage::Two, WHOLE)),
-        || Box::new(Sharded::new(ZeroStage::Three, WHOLE)),
-    ];
-    for make in communicates {
-        refused(make, GRAPHS, "this strategy communicates within the passes");
+    // But for the first one, these communicate within the passes.
+    for make in &SHARDED[1..] {
+        refused(*make, GRAPHS, "this strategy communicates within the passes");
     }
     let single: Make = || Box::new(Single);
     let open = ReplicaOptions { static_graph: false, find_unused_parameters: true, ..GRAPHS };

@@ -1,12 +1,14 @@
 //! Small networks, their samples and the training of one rank, for the tests of strategies.
 #![allow(dead_code, reason = "each test file uses some of it")]
+#![allow(clippy::result_large_err, reason = "what a strategy returns is its own error")]
 
 use std::ops::Range;
 
 use paceline_collectives::{Group, Mesh, Purpose, ReduceOp, Work};
+use paceline_cuda::Card;
 use paceline_kernels::optimizer::Sgd;
 use paceline_kernels::{Compute, elementwise};
-use paceline_memory::{Allocator, Category, DType, Tensor};
+use paceline_memory::{Accelerator, Allocator, Category, DType, Tensor};
 use paceline_model::{
     Batch, CnnConfig, LlamaConfig, LlamaTask, MlpConfig, Model, Optimizer, OptimizerConfig,
     Precision, SpecialTokens,
@@ -361,7 +363,6 @@ impl Trainer {
     }
 
     /// The same with these options, but for the precision, which is that of the network.
-    #[allow(clippy::result_large_err, reason = "what it returns is the strategy's own error")]
     pub fn with_options(
         (memory, mesh): (&Allocator, Mesh),
         model: Model,
@@ -379,7 +380,6 @@ impl Trainer {
     }
 
     /// One rank of a pipeline.
-    #[allow(clippy::result_large_err, reason = "what it returns is the strategy's own error")]
     pub fn in_stages(
         net: Net,
         mesh: Mesh,
@@ -390,7 +390,6 @@ impl Trainer {
     }
 
     /// One rank of a pipeline that adds up micro-batches in this order.
-    #[allow(clippy::result_large_err, reason = "what it returns is the strategy's own error")]
     pub fn in_stages_with(
         net: Net,
         mesh: Mesh,
@@ -408,7 +407,6 @@ impl Trainer {
         Self::of_replica(net, replica, strategy, Optim::Momentum)
     }
 
-    #[allow(clippy::result_large_err, reason = "what it returns is the strategy's own error")]
     fn of_replica(
         net: Net,
         replica: Replica,
@@ -441,7 +439,6 @@ impl Trainer {
     }
 
     /// A training step on a batch with micro-batches of these sizes.
-    #[allow(clippy::result_large_err, reason = "what it returns is the strategy's own error")]
     pub fn step(&mut self, micro_batches: &[usize]) -> Result<StepLoss> {
         let shares = self.shares(micro_batches);
         self.track.clear();
@@ -466,7 +463,6 @@ impl Trainer {
     }
 
     /// A training step on this rank's shares of micro-batches.
-    #[allow(clippy::result_large_err, reason = "what it returns is the strategy's own error")]
     pub fn step_on(&mut self, shares: &[MicroBatch]) -> Result<StepLoss> {
         let step = self.num_steps;
         self.num_steps += 1;
@@ -507,6 +503,12 @@ impl Trainer {
 pub fn largest_difference<T: Copy + Into<f64>>(a: &[T], b: &[T]) -> f64 {
     assert_eq!(a.len(), b.len());
     a.iter().zip(b).fold(0.0, |most, (a, b)| ((*a).into() - (*b).into()).abs().max(most))
+}
+
+/// Memory of the card. Ranks share it.
+pub fn on_card() -> Allocator {
+    let accelerator = Accelerator::cuda(Card::open(0).unwrap());
+    Allocator::on(&accelerator.stream("compute").unwrap())
 }
 
 /// Runs `body` on a thread per rank. Returns the results in rank order.
