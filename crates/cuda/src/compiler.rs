@@ -77,7 +77,7 @@ pub fn version() -> Result<(i32, i32)> {
 pub struct Compiled {
     /// The symbol of each of the source's kernels.
     pub symbols: Vec<String>,
-    /// The code.
+    /// The code, or the part of the log that was asked for.
     pub made: Vec<u8>,
 }
 

@@ -135,10 +135,12 @@ scalars! {
 
 /// The address of elements that a kernel reads.
 #[derive(Debug)]
+#[repr(transparent)]
 pub struct In<T>(pub u64, pub PhantomData<T>);
 
 /// The address of elements that a kernel writes.
 #[derive(Debug)]
+#[repr(transparent)]
 pub struct Out<T>(pub u64, pub PhantomData<T>);
 
 macro_rules! addresses {

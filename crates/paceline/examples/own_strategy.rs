@@ -56,6 +56,11 @@ impl Strategy for TwoPieces {
         Ok(())
     }
 
+    fn begin_gradients(&mut self, cx: &mut StepContext) -> Result<()> {
+        self.sent = None; // of a step that has failed
+        self.prepare(cx.replica)
+    }
+
     fn gradient_ready(&mut self, cx: &mut StepContext, id: ParamId) -> Result<()> {
         let Replica { model, storage, group, .. } = cx.replica;
         self.missing -= usize::from(model.layout.param(id).start >= self.split);
@@ -69,8 +74,7 @@ impl Strategy for TwoPieces {
     fn finish_gradients(&mut self, cx: &mut StepContext) -> Result<()> {
         let late = cx.replica.storage.grads().slice(0..self.split)?;
         cx.track.record(span::EXPOSED, || cx.replica.group.all_reduce(&late, ReduceOp::Mean))?;
-        self.sent.take().map(|early| cx.wait(&early)).transpose()?;
-        self.prepare(cx.replica)
+        self.sent.take().map_or(Ok(()), |early| cx.wait(&early).map(drop))
     }
 }
 

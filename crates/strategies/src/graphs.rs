@@ -11,7 +11,9 @@ use paceline_memory::{Allocator, Category, DType, GraphPool, GraphedWork, Shape,
 use paceline_model::{Batch, ParamId};
 
 use crate::state::UnusedParams;
-use crate::{AccumulationOrder, MicroBatch, Replica, ReplicaOptions, Result};
+use crate::{
+    AccumulationOrder, MicroBatch, Replica, ReplicaOptions, Result, Strategy, StrategyError,
+};
 
 /// As many graphs are kept, of the kinds of steps that were made last. Any other kind is captured again.
 const MOST_GRAPHS: usize = 8;
@@ -58,6 +60,19 @@ impl GraphObstacle {
         })
     }
 
+    /// Errors if there is one.
+    pub(crate) fn check(
+        strategy: &dyn Strategy,
+        options: &ReplicaOptions,
+        is_stage: bool,
+        num_micro_batches: usize,
+    ) -> Result<()> {
+        match Self::of(strategy.passes_are_local(), options, is_stage, num_micro_batches) {
+            None => Ok(()),
+            Some(obstacle) => Err(StrategyError::Setting(obstacle.text(obstacle.option()))),
+        }
+    }
+
     /// The reason in words, with the name that the reader knows it by.
     pub fn text(self, name: &str) -> String {
         let does = match self {
@@ -72,7 +87,7 @@ impl GraphObstacle {
     }
 
     /// The name for callers of this crate.
-    pub(crate) fn option(self) -> &'static str {
+    fn option(self) -> &'static str {
         match self {
             Self::Stages => "a stage of a pipeline",
             Self::Strategy => "this strategy",

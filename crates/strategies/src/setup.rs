@@ -69,7 +69,7 @@ impl Replica {
         let storage = strategy.allocate(&model, options.precision, &compute, &mesh)?;
         let owned = strategy.owned(&model, mesh.shape(), group.rank());
         if options.as_graph {
-            check_graph(strategy, &options, pipeline.ranks.is_some())?;
+            GraphObstacle::check(strategy, &options, pipeline.ranks.is_some(), 1)?;
         }
         let mut seeds = [seed as i64];
         world.broadcast_slice(&mut seeds, 0)?;
@@ -110,12 +110,4 @@ fn check_stages(strategy: &dyn Strategy, options: &ReplicaOptions) -> Result<()>
         )));
     }
     Ok(())
-}
-
-/// Errors if the strategy or the options need more in a pass than a graph can have.
-fn check_graph(strategy: &dyn Strategy, options: &ReplicaOptions, is_stage: bool) -> Result<()> {
-    match GraphObstacle::of(strategy.passes_are_local(), options, is_stage, 1) {
-        None => Ok(()),
-        Some(obstacle) => Err(StrategyError::Setting(obstacle.text(obstacle.option()))),
-    }
 }

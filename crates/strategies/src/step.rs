@@ -11,7 +11,7 @@ use paceline_model::{OpenUnits, ParamId};
 use paceline_schedule::Plan;
 use paceline_trace::now_ns;
 
-use crate::graphs::{Passed, StepPasses};
+use crate::graphs::{GraphObstacle, Passed, StepPasses};
 use crate::hooks::StepHooks;
 use crate::{
     MicroBatch, Replica, Result, StepContext, StepState, Strategy, StrategyError, executor, span,
@@ -56,7 +56,8 @@ pub struct StepLoss {
 /// With [`ReplicaOptions::as_graph`](crate::ReplicaOptions::as_graph) the passes are one piece of work of a card from the third step
 /// on with micro-batches of the same shapes and the same factor of the loss. Gradients are communicated after it.
 ///
-/// The optimizer takes over with [`Strategy::optimizer_step`]. After a step that has failed, the next one starts clean.
+/// The optimizer takes over with [`Strategy::optimizer_step`]. After a step that has failed, the next one starts with clean
+/// gradients and no communication in flight; running statistics, and what a lossy strategy keeps from step to step, are not taken back.
 pub fn train_step(
     strategy: &mut dyn Strategy,
     cx: &mut StepContext,
@@ -89,6 +90,7 @@ fn graph_of_step(
 ) -> Result<Option<StepPasses>> {
     let StepState { graphs, loss_scale, synchronizes, .. } = &mut *cx.state;
     let Some(graphs) = graphs else { return Ok(None) };
+    GraphObstacle::check(strategy, &cx.replica.options, false, micro_batches.len())?;
     let is_shared = *synchronizes && strategy.shares_loss();
     graphs.of_step(cx.replica, micro_batches, *loss_scale, is_shared)
 }

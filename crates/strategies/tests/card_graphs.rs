@@ -13,8 +13,8 @@ use paceline_kernels::optimizer::AdamW;
 use paceline_memory::{Allocator, Category, DType, Tensor};
 use paceline_model::OptimizerConfig;
 use paceline_strategies::{
-    Ddp, HalfPrecision, LocalSgd, Replica, ReplicaOptions, Result, ShardOptions, SimpleDdp,
-    SimpleDdpHook, Single, SyncBlocks, TopK, Zero, ZeroStage, clip_factor,
+    AccumulationOrder, Ddp, HalfPrecision, LocalSgd, Replica, ReplicaOptions, Result, ShardOptions,
+    SimpleDdp, SimpleDdpHook, Single, SyncBlocks, TopK, Zero, ZeroStage, clip_factor,
 };
 
 const GRAPHS: ReplicaOptions = ReplicaOptions { as_graph: true, ..ReplicaOptions::DEFAULT };
@@ -188,6 +188,18 @@ fn what_cannot_be_a_graph_is_refused_with_the_replica() {
     let made = Trainer::with_options(ranks, model, Net::Mlp, single(), Optim::Plain, GRAPHS);
     let error = made.err().unwrap().to_string();
     assert!(error.contains("work of the device cpu"), "{error}");
+}
+
+/// The gradients of a micro-batch that are put aside belong to one step.
+#[test]
+fn a_step_of_several_micro_batches_in_a_tree_is_refused_as_a_graph() {
+    let Some(_alone) = alone() else { return };
+    let options = ReplicaOptions { accumulation: AccumulationOrder::Tree, ..GRAPHS };
+    let group = Group::threads(1).remove(0);
+    let mut trainer = trainer(Net::Mlp, group, || Box::new(Single), options).unwrap();
+    trainer.step(&[2]).unwrap();
+    let error = trainer.step(&[2, 3]).unwrap_err().to_string();
+    assert!(error.contains("ReplicaOptions::accumulation keeps memory"), "{error}");
 }
 
 /// Their number of tokens is known in the step only.

@@ -37,9 +37,9 @@ impl Layer for Scale {
     ) -> Result<Option<Tensor>> {
         let [input] = saved.tensors()?;
         if half.writes_weights() {
-            let gradient = cx.grad(self.gain)?;
+            let gain = cx.grad(self.gain)?;
             for_stored!("scale", input.dtype(), S => {
-                let mut d_gain = gradient.write::<<S as Stored>::Real>()?;
+                let mut d_gain = gain.write::<<S as Stored>::Real>()?;
                 // A step may have several batches, whose gradients add up.
                 d_gain.iter_mut().filter(|_| !cx.accumulates(self.gain)).for_each(|d| *d = 0.0);
                 let (x, dy, width) = (input.read::<S>()?, dy.read::<S>()?, d_gain.len());
@@ -146,9 +146,8 @@ impl Strategy for OneReduce {
     }
 
     fn finish_gradients(&mut self, cx: &mut StepContext) -> StrategyResult<()> {
-        let Replica { storage, group, .. } = cx.replica;
-        let gradients = storage.grads().tensor();
-        cx.track.record(span::EXPOSED, || group.all_reduce(gradients, ReduceOp::Mean))?;
+        let (group, grads) = (&cx.replica.group, cx.replica.storage.grads().tensor());
+        cx.track.record(span::EXPOSED, || group.all_reduce(grads, ReduceOp::Mean))?;
         Ok(())
     }
 }
