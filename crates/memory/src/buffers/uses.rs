@@ -1,10 +1,10 @@
 //! The uses of a buffer's bytes: by the host, which holds claims, and by streams, whose work is ordered.
 //!
 //! A use by the host ends when its guard is dropped, and leaves nothing. Queued work leaves its position in its stream, and the
-//! next use of the bytes must come after it. For each byte the last write counts, and the last read of each stream after that
-//! write. Uses before those count as long as the later work may be withdrawn: then it orders nothing. Work that the host has
-//! waited for is forgotten. Bytes with the same history are one range, and ranges are found by their start, so a look-up takes
-//! hardly longer if there are many.
+//! next use of the bytes must come after it. For each byte the last write counts, and the reads after it that come before no
+//! other read. Uses before those count as long as the later work may be withdrawn: then it orders nothing. Work that the host
+//! has waited for is forgotten. Bytes with the same history are one range, and ranges are found by their start, so a look-up
+//! takes hardly longer if there are many.
 //!
 //! Input: ranges, and who wants to use them. Output: a refusal that names the conflicting use. This module knows no addresses.
 
@@ -70,13 +70,9 @@ impl QueuedUse {
 
     /// Whether whatever comes after this use comes after an earlier one, too.
     fn supersedes(&self, earlier: &Self) -> bool {
-        let is_of_same_stream = || match (self.event.order(), earlier.event.order()) {
-            (Some((own, _)), Some((other, _))) => own.is_same_stream(other),
-            _ => false,
-        };
-        self.event.is_committed()
-            && (self.access == Access::Write
-                || earlier.access == Access::Read && is_of_same_stream())
+        let is_later_read =
+            || earlier.access == Access::Read && earlier.is_before(Some(&self.event));
+        self.event.is_committed() && (self.access == Access::Write || is_later_read())
     }
 }
 
@@ -91,11 +87,10 @@ impl UsedRange {
         }
     }
 
-    /// Whether it has the history of another range.
+    /// Whether both have the same use and no other.
     fn is_like(&self, other: &Self) -> bool {
-        let is_same =
-            |(a, b): (&QueuedUse, &QueuedUse)| a.event.is_same(&b.event) && a.access == b.access;
-        self.uses.len() == other.uses.len() && self.uses.iter().zip(&other.uses).all(is_same)
+        matches!((&*self.uses, &*other.uses), ([own], [other])
+            if own.event.is_same(&other.event) && own.access == other.access)
     }
 
     /// The use that a new one must come after and does not.
@@ -170,9 +165,8 @@ impl UseHistory {
                 && range.start < claim.range.end
                 && access.excludes(claim.access)
         };
-        if let Some(claim) = self.claims.iter().find(conflicts) {
-            let (range, holder) = (range.clone(), claim.holder);
-            return Err(MemoryError::Claimed { range, holder, wanted });
+        if let Some(HostClaim { holder, .. }) = self.claims.iter().find(conflicts) {
+            return Err(MemoryError::Claimed { range: range.clone(), holder, wanted });
         }
         if self.queued.is_empty() || range.is_empty() {
             return Ok(());
