@@ -319,9 +319,7 @@ fn visit(
 }
 
 fn analyze(sandbox: &Sandbox, args: &str) {
-    let mut command = sandbox.paceline();
-    command.arg("analyze").args(args.split_whitespace());
-    Run::of(command).ok();
+    sandbox.run(&format!("analyze {args}")).ok();
 }
 
 fn report(sandbox: &Sandbox, folder: &str, name: &str) -> (PathBuf, String) {
@@ -384,9 +382,7 @@ fn a_comparison_on_a_phone() {
     for strategy in ["ddp", "simple_ddp"] {
         sandbox.train(&format!("{TINY_MLP} --nproc 1 --warmup-steps 1 --strategy {strategy}")).ok();
     }
-    let mut command = sandbox.paceline();
-    command.args(["compare", "runs"]);
-    Run::of(command).ok();
+    sandbox.run("compare runs").ok();
     visit_on_phone(
         &Visit { browser, sandbox: &sandbox },
         &sandbox.path("reports/compare/compare.html"),

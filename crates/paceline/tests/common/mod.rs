@@ -113,6 +113,18 @@ impl Sandbox {
         Run::of(command)
     }
 
+    /// Runs `paceline` with these words, which are separated by spaces.
+    pub fn run(&self, words: &str) -> Run {
+        self.run_words(&words.split_whitespace().collect::<Vec<_>>())
+    }
+
+    /// Runs `paceline` with these words.
+    pub fn run_words(&self, words: &[&str]) -> Run {
+        let mut command = self.paceline();
+        command.args(words);
+        Run::of(command)
+    }
+
     /// Every file and folder in the sandbox, sorted, as relative paths.
     pub fn contents(&self) -> Vec<String> {
         fn visit(root: &Path, folder: &Path, found: &mut Vec<String>) {
@@ -309,6 +321,35 @@ impl Run {
         let digest = self.line("Weights: sha256 ");
         assert_eq!(digest.len(), 64, "{digest}");
         digest
+    }
+}
+
+/// A run of `paceline train` with these flags, in a folder of its own.
+#[track_caller]
+pub fn trained(flags: &str) -> (Sandbox, Run) {
+    let sandbox = Sandbox::new();
+    let run = sandbox.train(flags).ok();
+    (sandbox, run)
+}
+
+/// The digest of the weights that `paceline train` ends with, with these flags.
+#[track_caller]
+pub fn weights_of(flags: &str) -> String {
+    trained(flags).1.weights().to_owned()
+}
+
+/// The accuracy that a run prints, in percent.
+#[track_caller]
+pub fn accuracy(run: &Run) -> f64 {
+    run.line("Evaluation accuracy: ").trim_end_matches('%').parse().unwrap()
+}
+
+/// Removes what has this name, if anything has.
+pub fn remove(path: &Path) {
+    if fs::symlink_metadata(path).is_ok_and(|found| found.is_dir()) {
+        fs::remove_dir_all(path).unwrap();
+    } else {
+        let _ = fs::remove_file(path);
     }
 }
 

@@ -5,18 +5,12 @@ use std::fs;
 use std::path::Path;
 
 use crate::common::traces::{Training, trace, write_traces};
-use crate::common::{Run, Sandbox, TINY, gzip, json};
-
-fn paceline(sandbox: &Sandbox, args: &str) -> Run {
-    let mut command = sandbox.paceline();
-    command.args(args.split_whitespace());
-    Run::of(command)
-}
+use crate::common::{Sandbox, TINY, gzip, json};
 
 /// Exit code 1, one message with these words, and no report.
 #[track_caller]
 fn fails(sandbox: &Sandbox, args: &str, words: &[&str]) {
-    let run = paceline(sandbox, args);
+    let run = sandbox.run(args);
     assert_eq!(run.code, Some(1), "{run:#?}");
     assert_eq!(run.stderr.matches("error:").count(), 1, "{run:#?}");
     for word in words {
@@ -41,7 +35,7 @@ const FILES: [&str; 4] = ["summary.csv", "summary.html", "summary.json", "summar
 fn a_run_becomes_a_report() {
     let sandbox = Sandbox::new();
     write_traces(&sandbox, "profile/ddp", 2, Training::Ddp);
-    let run = paceline(&sandbox, "analyze profile/ddp").ok();
+    let run = sandbox.run("analyze profile/ddp").ok();
     assert_eq!(names(&sandbox, "reports/ddp"), FILES);
     assert!(!sandbox.path("reports_sharding").exists());
     // Four steps, of which the last is left out, with one all-reduce each of 600 - 40 x rank us.
@@ -70,15 +64,15 @@ fn a_run_becomes_a_report() {
 fn the_kind_is_seen_or_said() {
     let sandbox = Sandbox::new();
     write_traces(&sandbox, "profile_runpod/zero3", 2, Training::Sharding);
-    paceline(&sandbox, "analyze --trace-dir profile_runpod/zero3").ok();
+    sandbox.run("analyze --trace-dir profile_runpod/zero3").ok();
     assert_eq!(names(&sandbox, "reports_sharding/zero3"), FILES);
     let csv = fs::read_to_string(sandbox.path("reports_sharding/zero3/summary.csv")).unwrap();
     assert!(csv.contains("reduce_scatter_time_us") && csv.contains("peak_allocated_mb"), "{csv}");
     assert!(!csv.contains("all_reduce_calls"), "{csv}");
-    paceline(&sandbox, "analyze profile_runpod/zero3 --kind ddp").ok();
+    sandbox.run("analyze profile_runpod/zero3 --kind ddp").ok();
     let csv = fs::read_to_string(sandbox.path("reports/zero3/summary.csv")).unwrap();
     assert!(csv.contains("all_reduce_calls"), "{csv}");
-    paceline(&sandbox, "analyze profile_runpod/zero3 --output here").ok();
+    sandbox.run("analyze profile_runpod/zero3 --output here").ok();
     assert_eq!(names(&sandbox, "here"), FILES);
 }
 
@@ -95,16 +89,14 @@ fn windows_files_and_steps_are_chosen() {
         let summary = json(&sandbox.path(file));
         summary["tables"]["summary"]["rows"][0]["all_reduce_time_us"].as_f64().unwrap()
     };
-    paceline(&sandbox, "analyze profile/ddp").ok();
+    sandbox.run("analyze profile/ddp").ok();
     assert_eq!(all_reduce("reports/ddp/summary.json"), 3600.0);
-    paceline(&sandbox, "analyze profile/ddp --select all --output all").ok();
+    sandbox.run("analyze profile/ddp --select all --output all").ok();
     assert_eq!(names(&sandbox, "all"), ["run_0_1700", "run_1_1800"]);
     assert_eq!(all_reduce("all/run_0_1700/summary.json"), 1800.0);
     assert_eq!(all_reduce("all/run_1_1800/summary.json"), 3600.0);
-    let run = paceline(
-        &sandbox,
-        "analyze profile/ddp --include-last-step --enable-multiprocessing --output last",
-    );
+    let run = sandbox
+        .run("analyze profile/ddp --include-last-step --enable-multiprocessing --output last");
     let run = run.ok();
     assert!(run.stdout.contains("Reading 2 traces in parallel"), "{}", run.stdout);
     assert_eq!(all_reduce("last/summary.json"), 4800.0);
@@ -112,7 +104,7 @@ fn windows_files_and_steps_are_chosen() {
         [0, 1].map(|rank| format!("profile/ddp/rank_{rank}/worker_{rank}.1700.pt.trace.json"));
     for (separator, output) in [(",", "commas"), (" ", "spaces")] {
         let list = files.join(separator);
-        paceline(&sandbox, &format!("analyze --output {output} --trace-files {list}")).ok();
+        sandbox.run(&format!("analyze --output {output} --trace-files {list}")).ok();
         assert_eq!(all_reduce(&format!("{output}/summary.json")), 1800.0);
     }
 }
@@ -130,17 +122,17 @@ fn a_trace_of_any_name_alone_is_of_rank_0() {
     {
         sandbox.write(&format!("traces/{name}"), other.as_bytes());
     }
-    let run = paceline(&sandbox, "analyze traces").ok();
+    let run = sandbox.run("analyze traces").ok();
     let words = run.stdout.lines().nth(1).unwrap();
     assert!(words.starts_with("1 rank ") && !words.contains("profiled"), "{words}");
     let summary = json(&sandbox.path("reports/summary.json"));
     assert_eq!(summary["tables"]["summary"]["rows"][0]["rank"], 0);
     // A time in the name is said, and is no rank.
     sandbox.write("dated/host_17.1769860800000.json", text.as_bytes());
-    let run = paceline(&sandbox, "analyze dated").ok();
+    let run = sandbox.run("analyze dated").ok();
     assert!(run.stdout.contains("profiled 2026-01-31 "), "{}", run.stdout);
     sandbox.write("dated/host_17.1769860900000.json", text.as_bytes());
-    paceline(&sandbox, "analyze dated --select all --output all").ok();
+    sandbox.run("analyze dated --select all --output all").ok();
     assert_eq!(names(&sandbox, "all"), ["run_0_1769860800000", "run_1_1769860900000"]);
 }
 
@@ -164,7 +156,7 @@ fn reports_of_two_traces_share_no_name() {
             ("x/deep", "reports/deep", 4.0),
             ("x/deep/a.json", "reports/deep/a", 4.0),
         ] {
-            let run = paceline(&sandbox, &format!("analyze {place}")).ok();
+            let run = sandbox.run(&format!("analyze {place}")).ok();
             assert!(
                 run.stdout.contains(&format!("Report: {report}/summary.html")),
                 "{}",
@@ -177,7 +169,7 @@ fn reports_of_two_traces_share_no_name() {
             ("y/a.json --against x/b.json", "a-b-2"),
             ("x/b.json --against x/a.json", "b-a"),
         ] {
-            let run = paceline(&sandbox, &format!("analyze {pair}")).ok();
+            let run = sandbox.run(&format!("analyze {pair}")).ok();
             let report = format!("Report: reports/against/{report}/against.html");
             assert!(run.stdout.contains(&report), "{}", run.stdout);
         }
@@ -190,7 +182,7 @@ fn what_is_missing_is_said() {
     let sandbox = Sandbox::new();
     write_traces(&sandbox, "profile/ddp", 3, Training::Ddp);
     fs::remove_dir_all(sandbox.path("profile/ddp/rank_1")).unwrap();
-    let run = paceline(&sandbox, "analyze profile/ddp").ok();
+    let run = sandbox.run("analyze profile/ddp").ok();
     // The message is printed once, even if both streams are combined.
     let both = format!("{}{}", run.stdout, run.stderr);
     assert_eq!(both.matches("There are no traces of rank 1").count(), 1, "{run:#?}");
@@ -202,7 +194,7 @@ fn what_is_missing_is_said() {
     let events = without["traceEvents"].as_array_mut().unwrap();
     events.retain(|event| !event["name"].as_str().unwrap().starts_with("ProfilerStep"));
     sandbox.write("steps.pt.trace.json", without.to_string().as_bytes());
-    let run = paceline(&sandbox, "analyze --trace-files steps.pt.trace.json --output steps").ok();
+    let run = sandbox.run("analyze --trace-files steps.pt.trace.json --output steps").ok();
     assert!(run.stdout.contains("names no steps"), "{run:#?}");
     assert!(run.stdout.contains("no steps"), "{run:#?}");
 }
@@ -256,12 +248,12 @@ fn names_in_traces_command_nothing() {
     }
     sandbox.write("a.pt.trace.json", foreign.to_string().as_bytes());
     // A file in the current folder is its own title.
-    let run = paceline(&sandbox, "analyze --trace-files a.pt.trace.json").ok();
+    let run = sandbox.run("analyze --trace-files a.pt.trace.json").ok();
     assert!(run.stdout.starts_with("a.pt.trace.json\n"), "{}", run.stdout);
     let page = fs::read_to_string(sandbox.path("reports/a/summary.html")).unwrap();
     assert!(page.contains("<title>a.pt.trace.json</title>"));
     write_traces(&sandbox, "b", 1, Training::Ddp);
-    let diff = paceline(&sandbox, "analyze a.pt.trace.json --against b").ok();
+    let diff = sandbox.run("analyze a.pt.trace.json --against b").ok();
     for said in [&run.stdout, &diff.stdout] {
         assert!(said.contains("\\u{1b}[31m<img"), "{said}");
         assert!(!said.contains(|c: char| c.is_control() && c != '\n'), "{said}");
@@ -279,7 +271,7 @@ fn bad_flags() {
     write_traces(&sandbox, "profile/ddp", 1, Training::Ddp);
     sandbox.write("file", b"in the way");
     let refused = |args: &str, words: &[&str]| {
-        paceline(&sandbox, args).refused(words);
+        sandbox.run(args).refused(words);
         assert!(!sandbox.path("reports").exists());
     };
     refused("analyze profile/ddp --trace-dir profile/ddp", &["--trace-dir"]);
@@ -288,14 +280,14 @@ fn bad_flags() {
     fails(&sandbox, "analyze nowhere --against profile/ddp", &["nowhere"]);
     // The output folder is tested before anything is read. The folder's names have no effect.
     write_traces(&sandbox, "other/profile/ddp", 1, Training::Ddp);
-    let run = paceline(&sandbox, "analyze other/profile/ddp").ok();
+    let run = sandbox.run("analyze other/profile/ddp").ok();
     assert!(run.stdout.contains("Report: reports/profile/ddp/summary.html"), "{}", run.stdout);
     assert!(!sandbox.path("other/reports").exists());
     let absolute = sandbox.path("other/profile/ddp").display().to_string();
-    let run = paceline(&sandbox, &format!("analyze {absolute}")).ok();
+    let run = sandbox.run(&format!("analyze {absolute}")).ok();
     assert!(run.stdout.contains("Report: reports/profile/ddp/summary.html"), "{}", run.stdout);
     sandbox.write("reports/blocked", b"in the way");
-    paceline(&sandbox, "analyze traces/blocked/ddp").refused(&["reports/blocked", "--output"]);
+    sandbox.run("analyze traces/blocked/ddp").refused(&["reports/blocked", "--output"]);
 }
 
 #[test]
@@ -303,7 +295,7 @@ fn two_runs_differ() {
     let sandbox = Sandbox::new();
     write_traces(&sandbox, "profile/ddp", 2, Training::Ddp);
     write_traces(&sandbox, "profile/zero", 2, Training::Sharding);
-    let run = paceline(&sandbox, "analyze profile/ddp --against profile/zero --steps 1").ok();
+    let run = sandbox.run("analyze profile/ddp --against profile/zero --steps 1").ok();
     let files = ["against.csv", "against.html", "against.json", "against.md"];
     assert_eq!(names(&sandbox, "reports/against/ddp-zero"), files);
     assert!(run.stdout.contains("deleted") && run.stdout.contains("added"), "{}", run.stdout);
@@ -323,7 +315,7 @@ fn runs_stand_side_by_side() {
     let profile = "--profile --profile-warmup 1 --profile-active 3";
     sandbox.train(&format!("{TINY} --epochs 3 --strategy ddp {profile}")).ok();
     let first = sandbox.run_folder();
-    let one = paceline(&sandbox, &format!("compare {}", first.display())).ok();
+    let one = sandbox.run(&format!("compare {}", first.display())).ok();
     assert!(one.stdout.contains("Comparison of 1 run"), "{}", one.stdout);
     sandbox
         .train(
@@ -333,7 +325,7 @@ fn runs_stand_side_by_side() {
         .ok();
     // A folder of run folders means all of them.
     let flags = "--price-per-hour 3600 --output out --json numbers.json";
-    let run = paceline(&sandbox, &format!("compare runs {flags}")).ok();
+    let run = sandbox.run(&format!("compare runs {flags}")).ok();
     assert!(run.stderr.contains("warning: the runs have different models"), "{run:#?}");
     let report = json(&sandbox.path("out/compare.json"));
     let rows = report["tables"]["compare"]["rows"].as_array().unwrap();
@@ -363,8 +355,7 @@ fn runs_stand_side_by_side() {
         assert!(run["settings"]["strategy.name"].is_string(), "{run}");
     }
     assert!(numbers["warnings"].to_string().contains("different models"), "{numbers}");
-    paceline(&sandbox, "compare runs --json none/x.json")
-        .refused(&["--json none/x.json", "folder"]);
+    sandbox.run("compare runs --json none/x.json").refused(&["--json none/x.json", "folder"]);
 
     // With bad traces, a run loses its columns of traces, and nothing else.
     let summary = json(&first.join("summary.json"));
@@ -378,7 +369,7 @@ fn runs_stand_side_by_side() {
             Some(bytes) => fs::write(sandbox.path(&trace), bytes).unwrap(),
             None => fs::remove_file(sandbox.path(&trace)).unwrap(),
         }
-        let run = paceline(&sandbox, "compare runs --output out").ok();
+        let run = sandbox.run("compare runs --output out").ok();
         let warning = run.stderr.lines().find(|line| line.contains("columns of traces stay empty"));
         let warning = warning.unwrap_or_else(|| panic!("no warning: {run:#?}"));
         assert!(warning.contains(&trace) && warning.contains(words), "{warning}");
@@ -394,7 +385,7 @@ fn runs_stand_side_by_side() {
     // A broken or unfinished run is left out with a warning; the others are compared.
     fs::write(first.join("summary.json"), "{}").unwrap();
     sandbox.write("runs/unfinished/config.json", b"{}");
-    let run = paceline(&sandbox, "compare runs --output out").ok();
+    let run = sandbox.run("compare runs --output out").ok();
     for (name, why) in
         [(first.to_str().unwrap(), "is broken: it has no strategy"), ("unfinished", "its end")]
     {
@@ -405,6 +396,6 @@ fn runs_stand_side_by_side() {
     }
     let report = json(&sandbox.path("out/compare.json"));
     assert_eq!(report["tables"]["compare"]["rows"].as_array().unwrap().len(), 1);
-    let broken = paceline(&sandbox, &format!("compare {}", first.display()));
+    let broken = sandbox.run(&format!("compare {}", first.display()));
     broken.refused(&["no run can be compared", "summary.json is broken"]);
 }

@@ -14,9 +14,7 @@ const HEADER: &str = "\
 const SHORT: &str = "--iters 3 -w 1";
 
 fn bench_in(sandbox: &Sandbox, flags: &str) -> Run {
-    let mut command = sandbox.paceline();
-    command.arg("bench").args(flags.split_whitespace());
-    Run::of(command)
+    sandbox.run(&format!("bench {flags}"))
 }
 
 fn bench(flags: &str) -> Run {

@@ -9,9 +9,7 @@ use paceline_model::weights::WeightFile;
 
 /// Runs `paceline checkpoint` with these words, which are separated by spaces.
 fn checkpoint(sandbox: &Sandbox, words: &str) -> Run {
-    let mut command = sandbox.paceline();
-    command.arg("checkpoint").args(words.split_whitespace());
-    Run::of(command)
+    sandbox.run(&format!("checkpoint {words}"))
 }
 
 /// A model whose units no number of ranks below divides, and a global batch that all of them divide.

@@ -7,7 +7,7 @@ use std::fs;
 
 use safetensors::SafeTensors;
 
-use crate::common::{Run, Sandbox};
+use crate::common::Sandbox;
 
 /// Where drawing begins. Another number draws other combinations.
 const SEED: u64 = 1;
@@ -111,9 +111,7 @@ fn train(sandbox: &Sandbox, flags: &str) -> Option<String> {
 
 /// Exports the checkpoint in the folder `saved`. Returns the file.
 fn export(sandbox: &Sandbox, saved: &str) -> Vec<u8> {
-    let mut command = sandbox.paceline();
-    command.args(["checkpoint", "export", saved, "--optimizer", "--to", "exported", "--force"]);
-    Run::of(command).ok();
+    sandbox.run(&format!("checkpoint export {saved} --optimizer --to exported --force")).ok();
     fs::read(sandbox.path("exported")).unwrap()
 }
 

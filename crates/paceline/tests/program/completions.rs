@@ -5,9 +5,7 @@ use std::path::Path;
 use crate::common::{Run, Sandbox};
 
 fn script(sandbox: &Sandbox, shell: &str) -> String {
-    let mut command = sandbox.paceline();
-    command.args(["completions", shell]);
-    Run::of(command).ok().stdout
+    sandbox.run(&format!("completions {shell}")).ok().stdout
 }
 
 #[test]
@@ -44,7 +42,5 @@ fn each_shell_has_a_script() {
         }
         assert!(!script.contains("__guard"), "{shell} offers commands of the launcher");
     }
-    let mut command = sandbox.paceline();
-    command.args(["completions", "tcsh"]);
-    Run::of(command).refused(&["tcsh", "bash", "fish"]);
+    sandbox.run("completions tcsh").refused(&["tcsh", "bash", "fish"]);
 }

@@ -1,12 +1,6 @@
 //! `--device sim`: training and checks on the emulated accelerator.
 
-use crate::common::{Run, Sandbox};
-
-/// The digest of the final weights of a run with these flags, in its own folder.
-#[track_caller]
-fn weights_of(flags: &str) -> String {
-    Sandbox::new().train(flags).ok().weights().to_owned()
-}
+use crate::common::{Run, Sandbox, weights_of};
 
 #[test]
 fn an_emulated_accelerator_ends_with_the_weights_of_the_processor() {

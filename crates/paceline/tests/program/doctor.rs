@@ -1,14 +1,8 @@
 //! The trace doctor from the command line: advice on traces of PyTorch, two traces against each other, and bad input.
 
 use crate::common::traces::{Training, pytorch_ddp, trace};
-use crate::common::{Run, Sandbox, json};
+use crate::common::{Sandbox, json};
 use serde_json::{Value, json};
-
-fn paceline(sandbox: &Sandbox, args: &str) -> Run {
-    let mut command = sandbox.paceline();
-    command.args(args.split_whitespace());
-    Run::of(command)
-}
 
 /// A trace of a GPU with seven steps of 30 kernels. The host takes `pace` microseconds for each launch. In each step it sets
 /// gradients to zero with 40 kernels if `zeroes`.
@@ -64,7 +58,7 @@ fn write(sandbox: &Sandbox, name: &str, trace: &Value) {
 fn advice_is_on_the_console_and_in_the_report() {
     let sandbox = Sandbox::new();
     write(&sandbox, "slow", &steps(180.0, false));
-    let run = paceline(&sandbox, "analyze slow --output out").ok();
+    let run = sandbox.run("analyze slow --output out").ok();
     let line = run.line("advice: The device waits for launches");
     assert!(line.contains("torch.compile") && line.contains("ms per step"), "{line}");
     let summary = json(&sandbox.path("out/summary.json"));
@@ -78,7 +72,7 @@ fn advice_is_on_the_console_and_in_the_report() {
     assert!(page.contains("id=\"advice-1\""));
     // A sound run gets none.
     write(&sandbox, "sound", &steps(10.0, false));
-    let run = paceline(&sandbox, "analyze sound --output sound_out").ok();
+    let run = sandbox.run("analyze sound --output sound_out").ok();
     assert!(!run.stdout.contains("advice:"), "{}", run.stdout);
 }
 
@@ -87,7 +81,7 @@ fn a_promise_is_held_against_the_trace_after_the_change() {
     let sandbox = Sandbox::new();
     write(&sandbox, "before", &steps(10.0, true));
     write(&sandbox, "after", &steps(10.0, false));
-    let run = paceline(&sandbox, "analyze before --against after").ok();
+    let run = sandbox.run("analyze before --against after").ok();
     let line = run.line("advice: A step takes");
     assert!(line.contains("ms less") && line.contains("were promised, and they came"), "{line}");
     let report = json(&sandbox.path("reports/against/before-after/against.json"));
@@ -104,7 +98,7 @@ fn the_size_of_buckets_is_that_of_a_replay_of_all_ranks() {
         let file = format!("traces/rank_{rank}/a.pt.trace.json");
         sandbox.write(&file, pytorch_ddp(rank, true).as_bytes());
     }
-    paceline(&sandbox, "analyze traces --output out").ok();
+    sandbox.run("analyze traces --output out").ok();
     let rows = json(&sandbox.path("out/summary.json"))["tables"]["advice"]["rows"].clone();
     let rows = rows.as_array().unwrap();
     let buckets = rows.iter().find(|of| of["cause"] == "first_bucket").unwrap();
@@ -129,7 +123,7 @@ fn runs_of_paceline_are_held_against_each_other_too() {
             sandbox.write(&file, own.to_string().as_bytes());
         }
     }
-    let run = paceline(&sandbox, "analyze before --against after").ok();
+    let run = sandbox.run("analyze before --against after").ok();
     let line = run.line("advice: A step takes");
     assert!(line.contains("0.38 ms less") && line.contains("and they came"), "{line}");
     let report = json(&sandbox.path("reports/against/before-after/against.json"));
@@ -161,17 +155,17 @@ fn bad_input_is_refused_before_anything_is_written() {
         ("analyze a --link 1e999GB/s,1us", 2, "--link"),
         ("analyze a --link fast", 2, "BANDWIDTH,LATENCY"),
     ] {
-        let run = paceline(&sandbox, args);
+        let run = sandbox.run(args);
         assert_eq!(run.code, Some(code), "{args}: {run:#?}");
         assert!(run.stderr.contains(words), "{args}: {}", run.stderr);
         assert_eq!(run.stderr.matches("error:").count(), 1, "{args}: {}", run.stderr);
         assert!(!sandbox.path("reports").exists(), "{args}");
     }
     // Another program can only be compared by its operators.
-    let run = paceline(&sandbox, "analyze a --against own").ok();
+    let run = sandbox.run("analyze a --against own").ok();
     assert!(run.stdout.contains("Only one side is of paceline"), "{}", run.stdout);
     // What is there of a trace that is cut off is examined, and a warning says so.
-    let run = paceline(&sandbox, "analyze cut --output out").ok();
+    let run = sandbox.run("analyze cut --output out").ok();
     assert!(run.stdout.contains("odd"), "{}", run.stdout);
     let odd = json(&sandbox.path("out/summary.json"))["tables"]["oddities"]["rows"].to_string();
     assert!(odd.contains("cut off"), "{odd}");

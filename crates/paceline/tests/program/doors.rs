@@ -5,7 +5,7 @@ use std::fs::{self, File};
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-use crate::common::{Run, Sandbox, TINY};
+use crate::common::{Run, Sandbox, TINY, remove};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 const FIFO: &str = "it is a FIFO, not a regular file";
@@ -15,14 +15,6 @@ const LINK: &str = "it is a link, not a regular file";
 
 fn fifo(path: &Path) {
     mknodat(CWD, path, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
-}
-
-fn remove(path: &Path) {
-    if fs::symlink_metadata(path).is_ok_and(|found| found.is_dir()) {
-        fs::remove_dir_all(path).unwrap();
-    } else {
-        let _ = fs::remove_file(path);
-    }
 }
 
 /// Puts each thing in turn at `path`, and returns what a command says of it.

@@ -8,9 +8,7 @@ const FLAGS: &str = "--channels 4 8 --hidden 8 --samples 202 --batch-norm";
 
 /// Runs `paceline evaluate` with these flags, which are separated by spaces.
 fn evaluate(sandbox: &Sandbox, flags: &str) -> Run {
-    let mut command = sandbox.paceline();
-    command.arg("evaluate").args(flags.split_whitespace());
-    Run::of(command)
+    sandbox.run(&format!("evaluate {flags}"))
 }
 
 #[test]

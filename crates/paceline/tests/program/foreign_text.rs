@@ -21,12 +21,6 @@ const SHOWN: &str = "a\\u{1b}[2J\\u{1b}]0;t\\u{7}\\u{9b}31m\\u{202e}b\\u{2066}";
 /// Its end. `clap` leaves out the begin, which commands a terminal.
 const SHOWN_END: &str = "\\u{9b}31m\\u{202e}b\\u{2066}";
 
-fn run(sandbox: &Sandbox, words: &[&str]) -> Run {
-    let mut command = sandbox.paceline();
-    command.args(words);
-    Run::of(command)
-}
-
 /// Checks that the name was shown, and that all of the output can be seen.
 #[track_caller]
 fn check(run: &Run) {
@@ -41,10 +35,10 @@ fn a_key_or_a_value_of_a_configuration() {
     let quoted = EVIL.replace('\u{1b}', "\\u001b").replace('\u{7}', "\\u0007");
     for text in [format!("\"{quoted}\" = 1\n"), format!("model = \"{quoted}\"\n")] {
         sandbox.write("run.toml", text.as_bytes());
-        check(&run(&sandbox, &["train", "--config", "run.toml"]).refused(&["run.toml:1"]));
+        check(&sandbox.run_words(&["train", "--config", "run.toml"]).refused(&["run.toml:1"]));
     }
     sandbox.write("run.json", serde_json::json!({EVIL: 1}).to_string().as_bytes());
-    check(&run(&sandbox, &["train", "--config", "run.json"]).refused(&["run.json:1"]));
+    check(&sandbox.run_words(&["train", "--config", "run.json"]).refused(&["run.json:1"]));
 }
 
 #[test]
@@ -62,10 +56,10 @@ fn a_path_or_a_word_of_the_command_line() {
         &["compare", EVIL],
         &["checkpoint", "verify", EVIL],
     ] {
-        check(&run(&sandbox, words).refused(&[]));
+        check(&sandbox.run_words(words).refused(&[]));
     }
     for words in [&["analyze", EVIL][..], &["trace", "merge", EVIL, "-o", "all.json"]] {
-        let run = run(&sandbox, words);
+        let run = sandbox.run_words(words);
         assert_eq!(run.code, Some(1), "{run:#?}");
         check(&run);
     }
@@ -95,7 +89,7 @@ fn a_name_in_a_checkpoint() {
     let digest: String = digest.iter().map(|byte| format!("{byte:02x}")).collect();
     let (start, _) = head.split_once(":\"").unwrap();
     fs::write(&file, format!("{start}:\"{digest}\",\"index\":{index}}}\n")).unwrap();
-    check(&run(&sandbox, &["checkpoint", "show", "saved"]).ok());
+    check(&sandbox.run_words(&["checkpoint", "show", "saved"]).ok());
 }
 
 /// A name with a line end must not look like a message of its own.
@@ -126,7 +120,7 @@ fn a_name_stays_on_its_line() {
         &["launch", "--log-dir", &format!("/proc/{NAME}"), "--", "true"],
         &["launch", "--", NAME],
     ] {
-        let run = run(&sandbox, words);
+        let run = sandbox.run_words(words);
         assert_ne!(run.code, Some(0), "{run:#?}");
         assert!(run.stderr.contains(SHOWN), "{words:?}: {}", run.stderr);
         assert!(!run.stderr.contains("\nerror: forged"), "{words:?}: {}", run.stderr);
@@ -145,7 +139,7 @@ fn a_name_in_a_trace_on_a_terminal_and_in_a_report() {
     }
     sandbox.write("a.json", foreign.to_string().as_bytes());
     let analyze = ["analyze", "a.json", "--output", "report"];
-    check(&run(&sandbox, &analyze).ok());
+    check(&sandbox.run_words(&analyze).ok());
     for ending in ["html", "md"] {
         let text = fs::read_to_string(sandbox.path(&format!("report/summary.{ending}"))).unwrap();
         assert_eq!(text, printable_lines(&text), "{ending}");
@@ -168,7 +162,7 @@ fn the_folder_of_a_run() {
     let mut summary = json(&file);
     summary["model"] = format!("={EVIL}").into();
     fs::write(&file, summary.to_string()).unwrap();
-    let run = run(&sandbox, &["compare", "runs"]).ok();
+    let run = sandbox.run_words(&["compare", "runs"]).ok();
     check(&run);
     let csv = fs::read_to_string(sandbox.path("reports/compare/compare.csv")).unwrap();
     assert_eq!(csv, printable_lines(&csv));
@@ -183,13 +177,13 @@ fn the_folder_of_a_run() {
 #[test]
 fn a_program_that_is_launched_and_what_it_writes() {
     let sandbox = Sandbox::new();
-    check(&run(&sandbox, &["launch", "--", EVIL]).refused(&["launch"]));
+    check(&sandbox.run_words(&["launch", "--", EVIL]).refused(&["launch"]));
     // What a program writes is its own, and passed on as it is.
     sandbox.write(EVIL, b"#!/bin/sh\nprintf '\\033[1mbold\\033[0m\\n'; exit 7\n");
     let path = sandbox.path(EVIL);
     let made = Command::new("chmod").arg("+x").arg(&path).status().unwrap();
     assert!(made.success());
-    let run = run(&sandbox, &["launch", "--", path.to_str().unwrap()]);
+    let run = sandbox.run_words(&["launch", "--", path.to_str().unwrap()]);
     assert_eq!(run.code, Some(7), "{run:#?}");
     assert!(run.stdout.contains("\u{1b}[1mbold\u{1b}[0m\n"), "{run:#?}");
     assert_eq!(run.stderr, printable_lines(&run.stderr), "{run:#?}");

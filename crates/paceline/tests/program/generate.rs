@@ -133,11 +133,12 @@ fn a_trained_model_can_be_tried() {
     let train =
         format!("--model llama {sizes} --nproc 1 --epochs 1 --steps-per-epoch 2 --save ckpt");
     sandbox.train(&train).ok();
-    let mut command = sandbox.paceline();
-    command.args("checkpoint export ckpt --hugging-face --to tuned".split_whitespace());
     let advice =
         "Copy tokenizer.json into tuned from the folder of the model that training began with ";
-    assert_eq!(Run::of(command).ok().line(advice), "(the run has read no tokenizer)");
+    assert_eq!(
+        sandbox.run("checkpoint export ckpt --hugging-face --to tuned").ok().line(advice),
+        "(the run has read no tokenizer)"
+    );
     generate(&sandbox, "t1", "--model tuned").refused(&[
         "--model tuned: there is no tokenizer.json; copy it from the folder of the model that training began with",
     ]);
@@ -170,10 +171,7 @@ fn a_fine_tuned_model_can_be_tried_at_once() {
         format!("{train} --epochs 1 --steps-per-epoch 2 --lr 0 --weight-decay 0 --save ckpt");
     sandbox.train(&train).ok();
     let export = |flags: &str| {
-        let mut command = sandbox.paceline();
-        let words = format!("checkpoint export ckpt --hugging-face --to tuned {flags}");
-        command.args(words.split_whitespace());
-        Run::of(command)
+        sandbox.run(&format!("checkpoint export ckpt --hugging-face --to tuned {flags}"))
     };
     let run = export("").ok();
     run.line("Copied: tokenizer.json, tokenizer_config.json");

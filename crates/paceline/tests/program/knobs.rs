@@ -1,14 +1,8 @@
 //! Features of training beyond plain steps: learning rate schedules, clipping, evaluation during
 //! training, and ranks with different numbers of samples.
 
-use crate::common::{Sandbox, TINY, TINY_MLP, column, json, metrics};
+use crate::common::{Sandbox, TINY, TINY_MLP, column, json, metrics, weights_of};
 use serde_json::Value;
-
-/// The digest of the final weights of a run with these flags, in its own folder.
-#[track_caller]
-fn weights_of(flags: &str) -> String {
-    Sandbox::new().train(flags).ok().weights().to_owned()
-}
 
 #[test]
 fn the_learning_rate_follows_its_schedule() {

@@ -14,9 +14,7 @@ const STEPS: &str = "--steps 3";
 const NET: &str = "--model cnn --channels 4 8 --hidden 8 --samples 600 --image 8 8 1";
 
 fn lab(sandbox: &Sandbox, flags: &str) -> Run {
-    let mut command = sandbox.paceline();
-    command.arg("lab").args(flags.split_whitespace());
-    Run::of(command)
+    sandbox.run(&format!("lab {flags}"))
 }
 
 /// Makes an experiment at its smallest size, and returns what it printed and its rows.

@@ -3,7 +3,7 @@
 use std::fs;
 
 use crate::common::pretrained::write as pretrained;
-use crate::common::{Run, Sandbox, json};
+use crate::common::{Run, Sandbox, json, trained};
 use serde_json::json;
 
 /// A model so small that ten steps take no time.
@@ -26,27 +26,20 @@ const STRATEGIES: [&str; 12] = [
     "sharded3",
 ];
 
-#[track_caller]
-fn train(flags: &str) -> (Sandbox, Run) {
-    let sandbox = Sandbox::new();
-    let run = sandbox.train(flags).ok();
-    (sandbox, run)
-}
-
 #[test]
 fn every_strategy_ends_with_the_same_bits_over_every_transport() {
     for nproc in [2, 4] {
         let base = format!("{SMALL} {TEN_STEPS} --batch-size 2 --nproc {nproc}");
-        let (_, ddp) = train(&format!("{base} --transport shm --strategy ddp"));
+        let (_, ddp) = trained(&format!("{base} --transport shm --strategy ddp"));
         for transport in ["shm", "tcp"] {
             for strategy in STRATEGIES {
                 let flags = format!("--transport {transport} --strategy {strategy}");
-                let (_, run) = train(&format!("{base} {flags}"));
+                let (_, run) = trained(&format!("{base} {flags}"));
                 assert_eq!(run.weights(), ddp.weights(), "{nproc} ranks, {flags}");
             }
         }
         for flags in ["--checkpoint-activations", "--strategy sharded3 --checkpoint-activations"] {
-            let (_, run) = train(&format!("{base} {flags}"));
+            let (_, run) = trained(&format!("{base} {flags}"));
             assert_eq!(run.weights(), ddp.weights(), "{nproc} ranks, {flags}");
         }
     }
@@ -60,7 +53,7 @@ fn accumulated_micro_batches_end_with_the_bits_of_more_ranks() {
         let steps = format!("--steps-per-epoch {}", 10 * accumulate);
         let steps = TEN_STEPS.replace("--steps-per-epoch 10", &steps);
         let flags = format!("--nproc {nproc} --accumulate {accumulate} --strategy {flags}");
-        train(&format!("{SMALL} {steps} --batch-size 2 {flags}")).1.weights().to_owned()
+        trained(&format!("{SMALL} {steps} --batch-size 2 {flags}")).1.weights().to_owned()
     };
     let tree = "--accumulation-order tree";
     let whole = train(4, 1, "simple_ddp");
@@ -76,14 +69,14 @@ fn accumulated_micro_batches_end_with_the_bits_of_more_ranks() {
 #[test]
 fn every_strategy_ends_with_the_same_bits_in_bf16() {
     let base = format!("{SMALL} {TEN_STEPS} --lr 0.01 --batch-size 2 --nproc 2");
-    let (_, wide) = train(&format!("{base} --strategy ddp"));
+    let (_, wide) = trained(&format!("{base} --strategy ddp"));
     let base = format!("{base} --precision bf16");
-    let (_, ddp) = train(&format!("{base} --strategy ddp"));
+    let (_, ddp) = trained(&format!("{base} --strategy ddp"));
     assert_ne!(ddp.weights(), wide.weights());
     assert!(ddp.stdout.contains("2 ranks x 1 thread, in bf16"), "{}", ddp.stdout);
     let more = ["ddp --threads 2", "sharded3 --threads 2", "sharded3 --checkpoint-activations"];
     for strategy in STRATEGIES.into_iter().chain(more) {
-        let (_, run) = train(&format!("{base} --strategy {strategy}"));
+        let (_, run) = trained(&format!("{base} --strategy {strategy}"));
         assert_eq!(run.weights(), ddp.weights(), "{strategy}");
     }
     let last = |run: &Run| -> f64 {
@@ -108,10 +101,7 @@ fn what_computes_in_bf16_goes_on_and_is_evaluated_in_it() {
     assert_eq!(config["resolved"]["precision"], "bf16");
 
     let evaluate = |flags: &str| {
-        let mut command = sandbox.paceline();
-        let words = format!("evaluate --recipe tiny-llama --checkpoint saved {flags}");
-        command.args(words.split_whitespace());
-        Run::of(command)
+        sandbox.run(&format!("evaluate --recipe tiny-llama --checkpoint saved {flags}"))
     };
     let line = "Evaluation loss: ";
     let same = evaluate("--nproc 2").ok();
@@ -133,7 +123,7 @@ fn what_computes_in_bf16_goes_on_and_is_evaluated_in_it() {
 #[test]
 fn tokens_and_samples_are_counted_apart_and_memory_is_predicted() {
     let flags = format!("{SMALL} {TEN_STEPS} --batch-size 3 --nproc 2 --json summary.json");
-    let (sandbox, run) = train(&format!("{flags} --tie-embeddings --verbose"));
+    let (sandbox, run) = trained(&format!("{flags} --tie-embeddings --verbose"));
     let summary = json(&sandbox.path("summary.json"));
     let number = |key: &str| summary[key].as_f64().unwrap();
     let ratio = number("tokens_per_s") / number("samples_per_s");
@@ -229,11 +219,7 @@ fn what_is_exported_can_be_loaded_again() {
     let sandbox = Sandbox::new();
     let base = format!("{SMALL} {TEN_STEPS} --batch-size 2 --nproc 2");
     let trained = sandbox.train(&format!("{base} --strategy sharded3 --save ckpt")).ok();
-    let export = |flags: &str| {
-        let mut command = sandbox.paceline();
-        command.args(format!("checkpoint export ckpt {flags}").split_whitespace());
-        Run::of(command)
-    };
+    let export = |flags: &str| sandbox.run(&format!("checkpoint export ckpt {flags}"));
     export("--hugging-face --to folder").ok().line("folder/model.safetensors: 21 tensors of ");
     let config = json(&sandbox.path("folder/config.json"));
     assert_eq!(config["architectures"], json!(["LlamaForCausalLM"]));
@@ -245,9 +231,9 @@ fn what_is_exported_can_be_loaded_again() {
     assert_eq!(loaded.weights(), trained.weights());
 
     sandbox.train("--channels 4 --hidden 8 --samples 64 --epochs 1 --save cnn").ok();
-    let mut command = sandbox.paceline();
-    command.args("checkpoint export cnn --hugging-face --to other".split_whitespace());
-    Run::of(command).refused(&["--hugging-face", "a model that transformers does not have"]);
+    sandbox
+        .run("checkpoint export cnn --hugging-face --to other")
+        .refused(&["--hugging-face", "a model that transformers does not have"]);
 }
 
 #[test]

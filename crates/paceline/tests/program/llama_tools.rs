@@ -5,25 +5,18 @@
 use std::collections::BTreeMap;
 use std::fs;
 
-use crate::common::{Run, Sandbox, json};
+use crate::common::{Sandbox, json};
 use serde_json::Value;
 
 /// A model so small that a run takes no time.
 const SMALL: &str = "--model llama --layers 1 --width 16 --heads 2 --intermediate 24 --vocab 41 --seq-len 7 --batch-size 2";
-
-/// Runs `paceline` with these arguments.
-fn paceline(sandbox: &Sandbox, args: &str) -> Run {
-    let mut command = sandbox.paceline();
-    command.args(args.split_whitespace());
-    Run::of(command)
-}
 
 #[test]
 fn element_types_and_strategies_are_swept() {
     let sandbox = Sandbox::new();
     let vary = "--vary precision=f32,bf16 --vary strategy=ddp,sharded3";
     let steps = "--steps 4 --warmup-steps 1 --nproc 2 --lr 0.01";
-    let run = paceline(&sandbox, &format!("sweep {vary} --output out {SMALL} {steps}")).ok();
+    let run = sandbox.run(&format!("sweep {vary} --output out {SMALL} {steps}")).ok();
     run.line("Sweep of precision, strategy: 4 cases");
     let records = fs::read_dir(sandbox.path("out/records")).unwrap();
     let records = records.map(|entry| json(&entry.unwrap().path()));
@@ -51,8 +44,8 @@ fn a_trace_has_the_kernels_of_attention_and_of_products() {
     // The report names the kernels that take the most time. In a model of this size these are among them.
     let sizes =
         "--layers 1 --width 64 --heads 2 --intermediate 128 --vocab 41 --seq-len 32 --batch-size 4";
-    paceline(&sandbox, &format!("train --model llama {sizes} {steps} {window}")).ok();
-    paceline(&sandbox, "analyze profile/sharded3").ok();
+    sandbox.run(&format!("train --model llama {sizes} {steps} {window}")).ok();
+    sandbox.run("analyze profile/sharded3").ok();
     let report = json(&sandbox.path("reports_sharding/sharded3/summary.json"));
     let rows = report["tables"]["kernels"]["rows"].as_array().unwrap();
     // The last of the three steps may have been cut off and is left out. A block has four products: queries, keys and values
@@ -83,7 +76,7 @@ fn the_tiny_recipe_is_compared_as_published() {
         let sandbox = Sandbox::new();
         let flags =
             format!("train --recipe tiny-llama --steps 3 --warmup-steps 1 {flag} published");
-        let run = paceline(&sandbox, &format!("{flags} --json all.json")).ok();
+        let run = sandbox.run(&format!("{flags} --json all.json")).ok();
         assert!(run.stdout.contains("zero1 4") || run.stdout.contains("ddp 1"), "{}", run.stdout);
         let report = json(&sandbox.path("all.json"));
         let runs = report["runs"].as_array().unwrap();
@@ -111,7 +104,7 @@ fn sizes_by_name_have_their_parameters() {
     let params = |flags: &str| {
         // No rank fits, so that no larger model is looked for.
         let predict = "predict --memory --strategies ddp --rank-gb 0.001 --json memory.json";
-        paceline(&sandbox, &format!("{predict} --model llama {flags}")).ok();
+        sandbox.run(&format!("{predict} --model llama {flags}")).ok();
         json(&sandbox.path("memory.json"))["rows"][0]["params"].as_u64().unwrap()
     };
     let llama = |layers: u64, width: u64, intermediate: u64, vocab: u64| {

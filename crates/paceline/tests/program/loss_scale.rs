@@ -1,7 +1,7 @@
 //! fp16 and loss scaling, end to end: a scale changes no bit, an overflow skips the step on every rank, and a checkpoint has
 //! the scale.
 
-use crate::common::{Run, Sandbox, TINY, json, metrics};
+use crate::common::{Sandbox, TINY, json, metrics};
 use serde_json::Value;
 
 const FP16: &str = "--precision fp16 --emulate-fp16";
@@ -162,11 +162,7 @@ fn a_checkpoint_of_fp16_is_evaluated_in_it() {
     let sandbox = Sandbox::new();
     let flags = format!("{TINY} --batch-size 20 --nproc 2 --evaluate --save saved");
     let trained = sandbox.train(&format!("{flags} --amp fp16 --emulate-fp16")).ok();
-    let evaluate = |more: &str| {
-        let mut command = sandbox.paceline();
-        command.args(["evaluate", "--checkpoint", "saved"]).args(more.split_whitespace());
-        Run::of(command)
-    };
+    let evaluate = |more: &str| sandbox.run(&format!("evaluate --checkpoint saved {more}"));
     evaluate("--emulate-fp16=false").refused(&["--precision fp16", "--emulate-fp16"]);
     let same = evaluate("").ok();
     assert_eq!(same.line("Evaluation loss: "), trained.line("Evaluation loss: "));

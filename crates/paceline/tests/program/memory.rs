@@ -136,9 +136,7 @@ fn texts_of_any_length_take_what_was_predicted() {
 }
 
 fn predict(sandbox: &Sandbox, flags: &str) -> Run {
-    let mut command = sandbox.paceline();
-    command.args(["predict", "--memory", "--json", "memory.json"]).args(flags.split_whitespace());
-    Run::of(command)
+    sandbox.run(&format!("predict --memory --json memory.json {flags}"))
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::common::{Run, Sandbox, TINY, json};
+use crate::common::{Run, Sandbox, TINY, accuracy, json};
 
 /// Runs an example with these arguments, which are separated by spaces.
 #[track_caller]
@@ -23,11 +23,6 @@ fn path(example: &str) -> PathBuf {
         "`cargo build -p paceline --examples` builds it, and so does `cargo test -p paceline`";
     assert!(path.is_file(), "there is no {}: {advice}", path.display());
     path
-}
-
-/// The accuracy that an evaluation has printed, in percent.
-fn accuracy(run: &Run) -> f64 {
-    run.line("Evaluation accuracy: ").trim_end_matches('%').parse().unwrap()
 }
 
 const MODEL: &str = "--model powers --hidden-width 32 --nproc 2";

@@ -3,7 +3,7 @@
 
 use std::fs;
 
-use crate::common::{Run, Sandbox};
+use crate::common::{Sandbox, accuracy};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 /// A PNG file in shades of gray.
@@ -40,10 +40,6 @@ fn write_table(sandbox: &Sandbox, name: &str, first: usize, count: usize) {
     sandbox.write(name, text.as_bytes());
 }
 
-fn accuracy(run: &Run) -> f64 {
-    run.line("Evaluation accuracy: ").trim_end_matches('%').parse().unwrap()
-}
-
 const CNN: &str = "--channels 4 --hidden 8 --batch-size 8";
 
 #[test]
@@ -61,11 +57,7 @@ fn a_cnn_learns_from_a_folder_of_images() {
     assert_eq!(summary["class_names"], serde_json::json!(["lying", "standing"]));
     // A run goes on with images of the same size, wherever they lie, and with all of them.
     sandbox.train(&format!("{flags} --nproc 1 --steps 2 --save saved")).ok();
-    let evaluate = || {
-        let mut command = sandbox.paceline();
-        command.args(["evaluate", "--checkpoint", "saved"]);
-        Run::of(command)
-    };
+    let evaluate = || sandbox.run("evaluate --checkpoint saved");
     assert_eq!(evaluate().ok().line("Classes: "), "lying, standing");
     let rename = |from: &str, to: &str| {
         for part in ["train", "test"] {

@@ -8,12 +8,6 @@ use rustix::fs::{CWD, FileType, Mode, mknodat};
 /// The recipe with a model that takes a moment.
 const TINY_LM: &str = "--recipe tiny-lm --layers 1 --width 16 --heads 2 --intermediate 32 --seq-len 8 --test-samples 4 --nproc 1 --epochs 1";
 
-fn paceline(sandbox: &Sandbox, words: &[&str]) -> Run {
-    let mut command = sandbox.paceline();
-    command.args(words);
-    Run::of(command)
-}
-
 /// A folder of texts, of several formats.
 fn texts(sandbox: &Sandbox) {
     sandbox.write("texts/a.md", "the cat sat on the mat. \u{e4}\n".repeat(20).as_bytes());
@@ -38,7 +32,7 @@ fn a_model_of_any_text_is_trained_evaluated_and_tried() {
 
     let generate = |model: &str, flags: &[&str]| {
         let words = ["generate", "--model", model, "--prompt", "the c", "--max-tokens", "30"];
-        paceline(&sandbox, &[&words, flags].concat()).ok()
+        sandbox.run_words(&[&words, flags].concat()).ok()
     };
     let text = generate("model", &[]).stdout;
     assert!(text.starts_with("the c"), "{text}");
@@ -53,7 +47,7 @@ fn a_model_of_any_text_is_trained_evaluated_and_tried() {
         assert_eq!(generate(model.to_str().unwrap(), &[]).stdout, text);
     }
     // An exported folder does not say how long the sequences were.
-    paceline(&sandbox, &["checkpoint", "export", "model", "--hugging-face", "--to", "out"]).ok();
+    sandbox.run_words(&["checkpoint", "export", "model", "--hugging-face", "--to", "out"]).ok();
     assert_eq!(generate("out", &["--window", "8"]).stdout, text);
     assert_eq!(generate("model", &["--prompt", "the c"]).stdout, format!("{text}\n{text}"));
     let random = |flags: &[&str]| generate("model", &[&["--seed", "5"], flags].concat()).stdout;
@@ -75,11 +69,12 @@ fn one_file_is_enough_and_labels_may_be_words() {
     sandbox.train(train).refused(&["rows.csv: row 3: ", "pass --skip-bad-rows"]);
     let run = sandbox.train(&format!("{train} --skip-bad-rows")).ok();
     assert!(run.stderr.contains("8 bad or empty rows were left out"), "{}", run.stderr);
-    paceline(&sandbox, &["generate", "--model", "classifier", "--prompt", "a"]).refused(&[
+    sandbox.run_words(&["generate", "--model", "classifier", "--prompt", "a"]).refused(&[
         "--model classifier: this is a classifier of 2 classes, which predicts no tokens; pass the folder of a language model",
     ]);
     // An exported classifier names its classes, and data with these names have them in its order.
-    paceline(&sandbox, &["checkpoint", "export", "classifier", "--hugging-face", "--to", "out"])
+    sandbox
+        .run_words(&["checkpoint", "export", "classifier", "--hugging-face", "--to", "out"])
         .ok();
     let config = json(&sandbox.path("out/config.json"));
     assert_eq!(config["id2label"], serde_json::json!({"0": "good", "1": "bad"}));
@@ -133,7 +128,7 @@ fn a_folder_without_a_language_model_is_refused() {
     sandbox.train(&format!("{TINY_LM} --data-dir texts --save model")).ok();
     let generate = |model: &str, flags: &[&str], expected: &[&str]| {
         let words = ["generate", "--model", model, "--prompt", "the c"];
-        paceline(&sandbox, &[&words, flags].concat()).refused(expected);
+        sandbox.run_words(&[&words, flags].concat()).refused(expected);
     };
     let folder = sandbox.run_folder();
     let run = folder.to_str().unwrap();
@@ -252,11 +247,9 @@ fn the_best_weights_are_kept_and_the_run_ends_when_the_loss_no_longer_falls() {
     let run = train("--lr 0.01 --steps 16 --early-stop 9 --resume auto");
     assert!(!run.stdout.contains("so the run ends"), "{}", run.stdout);
     assert_eq!(latest("model/best").trim(), "step-000000016");
-    paceline(
-        &sandbox,
-        &["generate", "--model", "model/best", "--prompt", "the", "--max-tokens", "3"],
-    )
-    .ok();
+    sandbox
+        .run_words(&["generate", "--model", "model/best", "--prompt", "the", "--max-tokens", "3"])
+        .ok();
     for (flags, expected) in [
         ("--early-stop 3", "--eval-every"),
         ("--eval-every 2 --early-stop 0", "--early-stop 0: pass 1 or more"),
@@ -271,10 +264,8 @@ fn a_tokenizer_of_ones_own_texts_is_used_from_training_to_generation() {
     let sandbox = Sandbox::new();
     texts(&sandbox);
     let train = |flags: &[&str]| {
-        paceline(
-            &sandbox,
-            &[&["tokenizer", "train", "--to", "tok.json", "--data-dir"], flags].concat(),
-        )
+        sandbox
+            .run_words(&[&["tokenizer", "train", "--to", "tok.json", "--data-dir"], flags].concat())
     };
     train(&["texts", "--vocab", "255"]).refused(&["--vocab: ", "cannot have 255 tokens: pass 256"]);
     train(&["gone", "--vocab", "300"]).refused(&["--data-dir: gone: No such file"]);
@@ -290,10 +281,11 @@ fn a_tokenizer_of_ones_own_texts_is_used_from_training_to_generation() {
     sandbox.train(&flags).refused(&["has tokens up to 263", "pass --vocab 264"]);
     sandbox.train(&format!("{flags} --vocab 264")).ok();
     let words = ["generate", "--model", "model", "--prompt", "the cat", "--max-tokens", "9"];
-    let run = paceline(&sandbox, &words).ok();
+    let run = sandbox.run_words(&words).ok();
     assert!(run.stdout.starts_with("the cat"), "{}", run.stdout);
     fs::remove_file(sandbox.path("tok.json")).unwrap();
-    paceline(&sandbox, &words)
+    sandbox
+        .run_words(&words)
         .refused(&["--model model: tokenizer.json of the run is missing (", "tok.json"]);
 }
 

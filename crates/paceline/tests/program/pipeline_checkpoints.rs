@@ -13,13 +13,6 @@ const LLAMA: &str = "--model llama --layers 3 --width 32 --heads 4 --kv-heads 2 
 
 const AFTER_3: &str = "saved/step-000000003";
 
-/// Runs the binary with these words, which are separated by spaces.
-fn paceline(sandbox: &Sandbox, words: &str) -> Run {
-    let mut command = sandbox.paceline();
-    command.args(words.split_whitespace());
-    Run::of(command)
-}
-
 /// The weights at the end, and the results of the evaluation, which depend on the running statistics.
 fn end(run: &Run) -> (String, Vec<String>) {
     let evaluated = run.stdout.lines().filter(|line| line.starts_with("Evaluation"));
@@ -65,7 +58,7 @@ fn one_folder_passes_from_layout_to_layout() {
             found = Some(end(&sandbox.train(&format!("{flags} --resume auto")).ok()));
         }
         assert_eq!(found, Some(alone), "{layouts:?}");
-        let verified = paceline(&sandbox, "checkpoint verify saved").ok();
+        let verified = sandbox.run("checkpoint verify saved").ok();
         assert_eq!(verified.stdout.matches("match their digests").count(), 2, "{verified:#?}");
     }
 }
@@ -110,14 +103,14 @@ fn a_checkpoint_of_stages_is_evaluated_and_exported_as_one_model() {
             let sandbox = Sandbox::new();
             let flags = format!("{model} {layout} --steps 3 --save saved");
             let trained = sandbox.train(&flags).ok();
-            paceline(&sandbox, "checkpoint export saved --to model.safetensors --optimizer").ok();
+            sandbox.run("checkpoint export saved --to model.safetensors --optimizer").ok();
             if is_cnn {
-                let evaluated = paceline(&sandbox, "evaluate --checkpoint saved --nproc 1").ok();
+                let evaluated = sandbox.run("evaluate --checkpoint saved --nproc 1").ok();
                 for line in ["Evaluation loss: ", "Evaluation accuracy: "] {
                     assert_eq!(evaluated.line(line), trained.line(line), "{layout}");
                 }
             } else {
-                paceline(&sandbox, "checkpoint export saved --hugging-face --to published").ok();
+                sandbox.run("checkpoint export saved --hugging-face --to published").ok();
             }
             let index = Index::parse(&sandbox.checkpoint_index()).unwrap();
             let tensors = index.tensors.iter().map(|(name, of)| (name.clone(), of.shape.clone()));

@@ -8,7 +8,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use crate::common::traces::{Training, write_traces};
-use crate::common::{Run, Sandbox, TINY};
+use crate::common::{Run, Sandbox, TINY, remove};
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 
 /// A command that writes, and what it needs.
@@ -224,14 +224,6 @@ impl Plant {
 /// The file that the link at a name leads to.
 fn target(sandbox: &Sandbox, at: usize) -> PathBuf {
     sandbox.path(&format!("target-{at}"))
-}
-
-fn remove(path: &Path) {
-    if fs::symlink_metadata(path).is_ok_and(|found| found.is_dir()) {
-        fs::remove_dir_all(path).unwrap();
-    } else {
-        let _ = fs::remove_file(path);
-    }
 }
 
 #[test]

@@ -13,9 +13,7 @@ const GIVEN: &str = "--gradient-bytes 102.4e6 --compute-ms 180";
 const AT_ONCE: &str = "--gradient-bytes 80MB --compute-ms 100 --backward-ms 0 --bucket-cap-mb 1000 --first-bucket-mb 1000";
 
 fn predict(sandbox: &Sandbox, flags: &str) -> Run {
-    let mut command = sandbox.paceline();
-    command.arg("predict").args(flags.split_whitespace());
-    Run::of(command)
+    sandbox.run(&format!("predict {flags}"))
 }
 
 /// The rows of a prediction for these flags.

@@ -8,9 +8,7 @@ use serde_json::Value;
 const MIB: f64 = 1048576.0;
 
 fn predict(sandbox: &Sandbox, flags: &str) -> Run {
-    let mut command = sandbox.paceline();
-    command.arg("predict").args(flags.split_whitespace());
-    Run::of(command)
+    sandbox.run(&format!("predict {flags}"))
 }
 
 /// What `--json` holds of a prediction from the traces in `traces`.

@@ -26,16 +26,15 @@ fn tiny_llama_learns_and_is_repeated_from_its_configuration() {
     assert_eq!(again.ok().weights(), first.weights());
 
     // An exported folder has the tokenizer, which is a part of the program.
-    let mut command = sandbox.paceline();
-    command.args("checkpoint export saved --hugging-face --to folder".split(' '));
-    Run::of(command).ok().line("Copied: tokenizer.json");
+    sandbox
+        .run("checkpoint export saved --hugging-face --to folder")
+        .ok()
+        .line("Copied: tokenizer.json");
     let tokenizer = std::fs::read(sandbox.path("folder/tokenizer.json")).unwrap();
     assert_eq!(tokenizer, include_bytes!("../../../choices/reviews/tokenizer.json"));
 
     // An evaluation takes what it needs from the recipe.
-    let mut command = sandbox.paceline();
-    command.args("evaluate --recipe tiny-llama --checkpoint saved --json found.json".split(' '));
-    Run::of(command).ok();
+    sandbox.run("evaluate --recipe tiny-llama --checkpoint saved --json found.json").ok();
     assert_eq!(json(&sandbox.path("found.json"))["accuracy"], accuracy);
 }
 

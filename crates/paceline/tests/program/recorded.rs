@@ -12,9 +12,7 @@ const FLAGS: &str = "--channels 4 8 --hidden 8 --samples 203 --batch-norm --opti
                      --precision bf16 --epochs 2";
 
 fn evaluate(sandbox: &Sandbox, flags: &str) -> Run {
-    let mut command = sandbox.paceline();
-    command.arg("evaluate").args(flags.split_whitespace());
-    Run::of(command)
+    sandbox.run(&format!("evaluate {flags}"))
 }
 
 #[test]

@@ -1,30 +1,19 @@
 //! Strategies that divide the model among the ranks, end to end.
 
-use crate::common::{Run, Sandbox, TINY, TINY_MLP, json};
+use crate::common::{Sandbox, TINY, TINY_MLP, json, trained, weights_of};
 
 /// Ten steps of AdamW or SGD with clipping.
 const TEN_STEPS: &str = "--epochs 2 --steps-per-epoch 5 --warmup-steps 0 --clip-grad-norm 0.5";
 const SHARDED: [&str; 6] = ["zero1", "zero2", "zero3", "sharded1", "sharded2", "sharded3"];
 
-#[track_caller]
-fn train(flags: &str) -> (Sandbox, Run) {
-    let sandbox = Sandbox::new();
-    let run = sandbox.train(flags).ok();
-    (sandbox, run)
-}
-
-fn weights(flags: &str) -> String {
-    train(flags).1.weights().to_owned()
-}
-
 #[test]
 fn ten_steps_end_with_the_bits_of_replicas() {
     for nproc in [2, 3, 4] {
         let base = format!("{TINY} {TEN_STEPS} --batch-size 4 --momentum 0.9 --nproc {nproc}");
-        let expected = weights(&format!("{base} --strategy ddp"));
-        assert_eq!(weights(&format!("{base} --strategy simple_ddp")), expected);
+        let expected = weights_of(&format!("{base} --strategy ddp"));
+        assert_eq!(weights_of(&format!("{base} --strategy simple_ddp")), expected);
         for strategy in SHARDED {
-            let found = weights(&format!("{base} --strategy {strategy}"));
+            let found = weights_of(&format!("{base} --strategy {strategy}"));
             assert_eq!(found, expected, "{strategy}, {nproc} ranks");
         }
     }
@@ -33,11 +22,11 @@ fn ten_steps_end_with_the_bits_of_replicas() {
 #[test]
 fn every_transport_gives_the_same_bits() {
     let base = format!("{TINY} {TEN_STEPS} --batch-size 4 --optimizer adamw --nproc 4");
-    let expected = weights(&format!("{base} --strategy ddp"));
+    let expected = weights_of(&format!("{base} --strategy ddp"));
     for transport in ["thread", "tcp", "hybrid"] {
         for strategy in SHARDED {
             let flags = format!("{base} --strategy {strategy} --transport {transport}");
-            assert_eq!(weights(&flags), expected, "{strategy} over {transport}");
+            assert_eq!(weights_of(&flags), expected, "{strategy} over {transport}");
         }
     }
 }
@@ -45,11 +34,11 @@ fn every_transport_gives_the_same_bits() {
 #[test]
 fn shards_within_replicas_give_the_same_bits() {
     let base = format!("{TINY} {TEN_STEPS} --batch-size 4 --nproc 4");
-    let expected = weights(&format!("{base} --strategy ddp"));
+    let expected = weights_of(&format!("{base} --strategy ddp"));
     for strategy in ["sharded1", "sharded2", "sharded3"] {
         for mesh in ["dp=2,shard=2", "shard=4", "dp=4,shard=1"] {
             let flags = format!("{base} --strategy {strategy} --mesh {mesh}");
-            assert_eq!(weights(&flags), expected, "{strategy} on {mesh}");
+            assert_eq!(weights_of(&flags), expected, "{strategy} on {mesh}");
         }
     }
 }
@@ -57,10 +46,10 @@ fn shards_within_replicas_give_the_same_bits() {
 #[test]
 fn accumulation_of_whole_gradients_has_the_bits_of_replicas_and_of_shards_the_memory() {
     let base = format!("{TINY} {TEN_STEPS} --batch-size 4 --nproc 2 --accumulate 2");
-    let expected = weights(&format!("{base} --strategy ddp"));
+    let expected = weights_of(&format!("{base} --strategy ddp"));
     let gradients = |strategy: &str, how: &str| {
         let flags = format!("{base} --strategy {strategy} --accumulate-in {how}");
-        let (sandbox, run) = train(&flags);
+        let (sandbox, run) = trained(&flags);
         let summary = json(&sandbox.run_folder().join("summary.json"));
         assert_eq!(run.weights() == expected, how == "whole", "{strategy} {how}");
         (run.weights().to_owned(), summary["peak_bytes"]["gradients"].as_u64().unwrap())
@@ -130,7 +119,7 @@ fn published_choices_need_the_number_of_ranks() {
 
 #[test]
 fn the_end_of_a_run_shows_when_units_are_gathered_and_needed() {
-    let (sandbox, run) = train(
+    let (sandbox, run) = trained(
         "--model mlp --input-dim 16 --hidden-dim 16 --output-dim 4 --num-layers 3 --strategy sharded3 --nproc 2 --epochs 1 --steps-per-epoch 12 --batch-size 8 --verbose",
     );
     assert!(run.line("Unit ").contains("Exposed (ms)"), "{}", run.stdout);

@@ -1,6 +1,6 @@
 //! Strategies and their settings, end to end.
 
-use crate::common::{Run, Sandbox, json};
+use crate::common::{Run, Sandbox, json, trained};
 use paceline::observe::figures::table::TABLE;
 use serde_json::Value;
 
@@ -26,9 +26,7 @@ fn with_epochs(flags: &str) -> String {
 
 #[track_caller]
 fn train(flags: &str) -> (Sandbox, Run) {
-    let sandbox = Sandbox::new();
-    let run = sandbox.train(&with_epochs(flags)).ok();
-    (sandbox, run)
+    trained(&with_epochs(flags))
 }
 
 #[track_caller]

@@ -3,7 +3,7 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use crate::common::{Run, Sandbox, TINY, TINY_MLP, column, metrics};
+use crate::common::{Sandbox, TINY, TINY_MLP, column, metrics};
 use serde_json::Value;
 
 /// The scalars of one step in an event file: names and values.
@@ -238,8 +238,6 @@ fn tensorboard_names_each_run_like_its_folder() {
 #[test]
 fn a_run_that_only_measures_has_no_folder_for_it() {
     let sandbox = Sandbox::new();
-    let mut command = sandbox.paceline();
-    command.args(["predict", "--tensorboard"]);
-    Run::of(command).refused(&["unexpected argument '--tensorboard'"]);
+    sandbox.run("predict --tensorboard").refused(&["unexpected argument '--tensorboard'"]);
     assert_eq!(sandbox.contents(), [""; 0]);
 }

@@ -6,19 +6,13 @@ use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::os::fd::OwnedFd;
 
 use crate::common::{
-    Run, Running, Sandbox, TINY, TINY_MLP, gzip, idx_images, idx_labels, json, metrics,
+    Run, Running, Sandbox, TINY, TINY_MLP, gzip, idx_images, idx_labels, json, metrics, weights_of,
     write_cifar10,
 };
 use paceline::observe::figures::table::TABLE;
 use rustix::net::sockopt::set_socket_reuseaddr;
 use rustix::net::{AddressFamily, SocketType, bind, getsockname, socket};
 use serde_json::Value;
-
-/// The digest of the final weights of a run with these flags, in its own folder.
-#[track_caller]
-fn weights_of(flags: &str) -> String {
-    Sandbox::new().train(flags).ok().weights().to_owned()
-}
 
 /// A number between two texts of a line.
 #[track_caller]
