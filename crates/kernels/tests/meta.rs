@@ -28,23 +28,36 @@ fn on_both(
     })
 }
 
-#[test]
-fn operations_take_the_scratch_memory_of_the_cpu() {
-    for (conv, batch) in [
+/// Convolutions with the sizes of their batches.
+fn convolutions() -> [(Conv2d, usize); 4] {
+    [
         (Conv2d::same3x3(7, 9, 3, 5), 6),
         (Conv2d::same3x3(8, 8, 16, 16), 1),
         (Conv2d { stride: 2, ..Conv2d::same3x3(9, 9, 20, 33) }, 300),
         (Conv2d { padding: 0, kernel: (5, 5), ..Conv2d::same3x3(12, 12, 1, 4) }, 0),
-    ] {
-        let [cpu, meta] = on_both(1, |compute, tensor| {
-            let x = tensor(DType::F32, &conv.input_shape(batch));
-            let y = tensor(DType::F32, &conv.output_shape(batch));
-            let w = tensor(DType::F32, &conv.weight_shape());
-            let b = tensor(DType::F32, &[conv.c_out]);
-            conv2d::forward(compute, &conv, &x, &w, &b, &y)?;
-            conv2d::backward_weight(compute, &conv, &x, &y, &w, &b, false)?;
-            conv2d::backward_input(compute, &conv, &w, &y, &x)
-        });
+    ]
+}
+
+/// A convolution of f32 and its gradients.
+fn convolve(
+    compute: &Compute,
+    tensor: &dyn Fn(DType, &[usize]) -> Tensor,
+    conv: &Conv2d,
+    batch: usize,
+) -> Result<()> {
+    let x = tensor(DType::F32, &conv.input_shape(batch));
+    let y = tensor(DType::F32, &conv.output_shape(batch));
+    let w = tensor(DType::F32, &conv.weight_shape());
+    let b = tensor(DType::F32, &[conv.c_out]);
+    conv2d::forward(compute, conv, &x, &w, &b, &y)?;
+    conv2d::backward_weight(compute, conv, &x, &y, &w, &b, false)?;
+    conv2d::backward_input(compute, conv, &w, &y, &x)
+}
+
+#[test]
+fn operations_take_the_scratch_memory_of_the_cpu() {
+    for (conv, batch) in convolutions() {
+        let [cpu, meta] = on_both(1, |compute, tensor| convolve(compute, tensor, &conv, batch));
         assert_eq!(cpu, meta, "{conv:?}");
         assert!(cpu.of(Category::Workspace).peak_bytes > 0);
     }
@@ -65,12 +78,7 @@ fn operations_take_the_scratch_memory_of_the_cpu() {
 
 #[test]
 fn images_of_bf16_take_the_scratch_memory_of_the_cpu() {
-    for (conv, batch) in [
-        (Conv2d::same3x3(7, 9, 3, 5), 6),
-        (Conv2d::same3x3(8, 8, 16, 16), 1),
-        (Conv2d { stride: 2, ..Conv2d::same3x3(9, 9, 20, 33) }, 300),
-        (Conv2d { padding: 0, kernel: (5, 5), ..Conv2d::same3x3(12, 12, 1, 4) }, 0),
-    ] {
+    for (conv, batch) in convolutions() {
         for input in [DType::F32, DType::BF16] {
             let [cpu, meta] = on_both(1, |compute, tensor| {
                 let x = tensor(input, &conv.input_shape(batch));
@@ -295,15 +303,8 @@ fn attention_takes_the_scratch_memory_of_the_cpu() {
 fn threads_take_as_much_as_on_the_device_without_contents() {
     let conv = Conv2d::same3x3(10, 10, 16, 24);
     for num_threads in [2, 3] {
-        let [cpu, meta] = on_both(num_threads, |compute, tensor| {
-            let x = tensor(DType::F32, &conv.input_shape(40));
-            let y = tensor(DType::F32, &conv.output_shape(40));
-            let w = tensor(DType::F32, &conv.weight_shape());
-            let b = tensor(DType::F32, &[conv.c_out]);
-            conv2d::forward(compute, &conv, &x, &w, &b, &y)?;
-            conv2d::backward_weight(compute, &conv, &x, &y, &w, &b, false)?;
-            conv2d::backward_input(compute, &conv, &w, &y, &x)
-        });
+        let [cpu, meta] =
+            on_both(num_threads, |compute, tensor| convolve(compute, tensor, &conv, 40));
         assert_eq!(cpu, meta, "{num_threads} threads");
     }
 }
