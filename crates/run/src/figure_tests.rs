@@ -235,30 +235,35 @@ fn figures_of_evaluations_follow_their_rules() {
     }
 }
 
+/// The first step of a run with classes.
+fn step_done<'a>(loss: &'a StepLoss, track: &'a SpanTrack, group: &'a Group) -> StepDone<'a> {
+    StepDone {
+        number: 0,
+        steps: 1,
+        epoch: 0,
+        batches: 1,
+        loss,
+        has_classes: true,
+        lr: 0.1,
+        grad_norm: None,
+        scaling: None,
+        is_skipped: false,
+        asked_ns: 0,
+        whole: Span { start_ns: 0, end_ns: 1 },
+        times: StepTimes { step: 1, ..StepTimes::default() },
+        track,
+        records: &[],
+        acted: &[],
+        group,
+    }
+}
+
 #[test]
 fn figures_of_a_steps_samples_follow_their_rules() {
     let losses = [loss(10, 3.0, 4.0), loss(30, 1.0, 21.0), loss(40, 1.5, 25.0)];
     let (group, track) = (Group::single().unwrap(), SpanTrack::with_capacity(0));
     let of = |figure: &Figure, at: usize| {
-        let step = StepDone {
-            number: 0,
-            steps: 1,
-            epoch: 0,
-            batches: 1,
-            loss: &losses[at],
-            has_classes: true,
-            lr: 0.1,
-            grad_norm: None,
-            scaling: None,
-            is_skipped: false,
-            asked_ns: 0,
-            whole: Span { start_ns: 0, end_ns: 1 },
-            times: StepTimes::default(),
-            track: &track,
-            records: &[],
-            acted: &[],
-            group: &group,
-        };
+        let step = step_done(&losses[at], &track, &group);
         figure.of_step(&step)?.as_f64()
     };
     for name in ["samples", "loss", "correct", "accuracy"] {
@@ -276,25 +281,8 @@ fn a_model_without_classes_has_no_accuracy_anywhere() {
     let reports = [report([(1, 0); 3], 1)];
     let facts = Facts::new(&config, &outcome, &reports, &layout);
     let (group, track) = (Group::single().unwrap(), SpanTrack::with_capacity(0));
-    let step = StepDone {
-        number: 0,
-        steps: 1,
-        epoch: 0,
-        batches: 1,
-        loss: &loss(6, 0.5, 0.0),
-        has_classes: false,
-        lr: 0.1,
-        grad_norm: None,
-        scaling: None,
-        is_skipped: false,
-        asked_ns: 0,
-        whole: Span { start_ns: 0, end_ns: 1 },
-        times: StepTimes { step: 1, ..StepTimes::default() },
-        track: &track,
-        records: &[],
-        acted: &[],
-        group: &group,
-    };
+    let loss = loss(6, 0.5, 0.0);
+    let step = StepDone { has_classes: false, ..step_done(&loss, &track, &group) };
     for name in ["correct", "accuracy", "train_accuracy", "eval_accuracy"] {
         let figure = find(name).unwrap();
         let values =
