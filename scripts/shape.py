@@ -216,9 +216,12 @@ def measure(root: Path) -> dict[str, dict[str, list[str]]]:
     return measured
 
 
-def count(root: Path) -> Counter[str]:
-    """How many places of each kind there are."""
-    return Counter({kind: sum(len(places.get(kind, [])) for places in measure(root).values()) for kind in KINDS})
+def count(root: Path, core: set[str]) -> Counter[str]:
+    """How many places of each kind there are, and how many circles in the crates of the core."""
+    measured = measure(root)
+    counted = Counter({kind: sum(len(places.get(kind, [])) for places in measured.values()) for kind in KINDS})
+    counted["circles in the core"] = sum(len(measured[crate]["circles"]) for crate in core)
+    return counted
 
 
 def main() -> None:

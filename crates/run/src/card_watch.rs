@@ -28,7 +28,8 @@ impl CardWatch {
     /// Watches a card in the steps after the first `warmup_steps`.
     pub(crate) fn new(card: &Card, warmup_steps: u64) -> Self {
         let mut of_card = CardUse::default();
-        let monitor = CardMonitor::open(card).map_err(|error| of_card.is_missing(error.to_string()));
+        let monitor =
+            CardMonitor::open(card).map_err(|error| of_card.is_missing(error.to_string()));
         Self { monitor: monitor.ok(), warmup_steps, asked: None, card: of_card }
     }
 }

@@ -196,7 +196,8 @@ fn check(code: c_int) -> Result<(), String> {
     let mut text = [0u8; ffi::MPI_MAX_ERROR_STRING as usize];
     let mut len = 0;
     // SAFETY: the text is as long as the longest that the library may write.
-    let returned = unsafe { ffi::MPI_Error_string(code, text.as_mut_ptr().cast::<c_char>(), &mut len) };
+    let returned =
+        unsafe { ffi::MPI_Error_string(code, text.as_mut_ptr().cast::<c_char>(), &mut len) };
     let is_known = returned == ffi::MPI_SUCCESS as c_int && len > 0;
     let text = String::from_utf8_lossy(&text[..len.max(0) as usize]).into_owned();
     Err(if is_known { text } else { format!("error {code}") })
