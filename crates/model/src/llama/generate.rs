@@ -20,6 +20,8 @@ pub struct Generator<'a> {
     compute: &'a Compute,
     storage: &'a Storage,
     model: Model,
+    /// All units, which stay open.
+    units: OpenUnits,
     cache: KeyValueCache,
     /// The residual stream of the last token that was read, (1, width).
     stream: Option<Tensor>,
@@ -61,8 +63,10 @@ impl<'a> Generator<'a> {
         // The embedding is the first parameter, and a head of its own the last one.
         let head = if config.tie_word_embeddings { 0 } else { model.layout.params().len() - 1 };
         let head = storage.value(ParamId(head))?;
+        let mut units = OpenUnits::new(storage.layout());
+        Context::evaluation(compute, storage, &mut units, &mut |_| Ok(())).open_all()?;
         let cache = KeyValueCache { max_len, position: 0, layer: 0, layers: Vec::new() };
-        Ok(Self { compute, storage, model, cache, stream: None, head })
+        Ok(Self { compute, storage, model, units, cache, stream: None, head })
     }
 
     /// The number of tokens that have been read.
@@ -83,7 +87,7 @@ impl<'a> Generator<'a> {
     /// Reads the next tokens of the text, in one pass over the weights for every 512 of them. Errors if the model does not
     /// have one of the tokens, or if the text would have more than `max_len` tokens.
     pub fn read_all(&mut self, tokens: &[u32]) -> Result<()> {
-        let Self { compute, storage, model, cache, .. } = self;
+        let Self { compute, storage, model, units, cache, .. } = self;
         for tokens in tokens.chunks(MAX_ROWS) {
             let len = tokens.len();
             let inputs = compute.allocator.tensor(DType::I64, [1, len], Category::Data)?;
@@ -92,7 +96,7 @@ impl<'a> Generator<'a> {
             }
             cache.layer = 0;
             let blocks = &model.blocks[..model.blocks.len() - 1];
-            let stream = forward(compute, storage, blocks, inputs, Some(cache))?;
+            let stream = forward((compute, storage), units, blocks, inputs, Some(cache))?;
             let width = stream.dims()[1];
             self.stream = Some(stream.slice((len - 1) * width..len * width)?.view([1, width])?);
             cache.position += len;
@@ -102,15 +106,15 @@ impl<'a> Generator<'a> {
 
     /// The logits of the token that follows, (1, vocabulary). They take as long as several blocks, so they are computed only
     /// where somebody asks. Errors if no token has been read.
-    pub fn logits(&self) -> Result<Tensor> {
+    pub fn logits(&mut self) -> Result<Tensor> {
         let Some(stream) = self.stream.clone() else {
             return Err(ModelError::Config("a text must begin with a token".into()));
         };
-        let Self { compute, storage, model, head, .. } = self;
+        let Self { compute, storage, model, units, head, .. } = self;
         let norm = &model.blocks[model.blocks.len() - 1..];
         let (shape, dtype) = ([1, head.dims()[0]], stream.dtype());
         let logits = compute.allocator.tensor(dtype, shape, Category::Activations)?;
-        let normed = forward(compute, storage, norm, stream, None)?;
+        let normed = forward((compute, storage), units, norm, stream, None)?;
         linear::forward_row(compute, &normed, head, &logits)?;
         Ok(logits)
     }
@@ -118,19 +122,17 @@ impl<'a> Generator<'a> {
 
 /// The output of these blocks. Nothing is saved.
 fn forward(
-    compute: &Compute,
-    storage: &Storage,
+    (compute, storage): (&Compute, &Storage),
+    units: &mut OpenUnits,
     blocks: &[Block],
     input: Tensor,
     cache: Option<&mut KeyValueCache>,
 ) -> Result<Tensor> {
     let batch = Batch::of(vec![(Batch::INPUTS, input.clone())]);
     compute.on_threads(|| {
-        let mut units = OpenUnits::new(storage.layout());
         let mut hooks = |_: ParamId| Ok(());
-        let cx = Context::evaluation(compute, storage, &mut units, &mut hooks);
+        let cx = Context::evaluation(compute, storage, units, &mut hooks);
         let mut cx = cx.with_batch(&batch).with_cache(cache);
-        cx.open_roots()?;
         blocks.iter().try_fold(input, |value, block| Ok(block.forward(&mut cx, value)?.0))
     })
 }
