@@ -208,7 +208,7 @@ impl StatedTensor<'_> {
             return Err(MemoryError::WrongType { expected, got }.into());
         }
         if compute.device() == Device::Meta {
-            lock(&compute.rehearsal).moved_bytes += (times * self.tensor.num_bytes()) as u64;
+            lock(&compute.rehearsal).count_moved(times, self.tensor.num_bytes());
         }
         Ok(())
     }

@@ -61,4 +61,9 @@ impl OpCounts {
         self.forward_flops = self.forward_flops.saturating_add(op.forward_flops);
         self.backward_flops = self.backward_flops.saturating_add(op.backward_flops);
     }
+
+    /// Counts an operand that an operation reads or writes so many times.
+    pub(crate) fn count_moved(&mut self, times: usize, bytes: usize) {
+        self.moved_bytes = self.moved_bytes.saturating_add(times.saturating_mul(bytes) as u64);
+    }
 }

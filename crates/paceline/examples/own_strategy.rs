@@ -74,7 +74,10 @@ impl Strategy for TwoPieces {
     fn finish_gradients(&mut self, cx: &mut StepContext) -> Result<()> {
         let late = cx.replica.storage.grads().slice(0..self.split)?;
         cx.track.record(span::EXPOSED, || cx.replica.group.all_reduce(&late, ReduceOp::Mean))?;
-        self.sent.take().map_or(Ok(()), |early| cx.wait(&early).map(drop))
+        if let Some(early) = self.sent.take() {
+            cx.wait(&early)?;
+        }
+        Ok(())
     }
 }
 
