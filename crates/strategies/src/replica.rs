@@ -56,8 +56,8 @@ pub struct ReplicaOptions {
     /// communicate.
     pub as_graph: bool,
     /// Promises that nothing looks at the gradients between [`train_step`](crate::train_step) and
-    /// [`Strategy::optimizer_step`]. Then a strategy may wait for a part of them only before it updates the parameters of that
-    /// part.
+    /// [`Strategy::optimizer_step`](crate::Strategy::optimizer_step). Then a strategy may wait for a part of them only before it
+    /// updates the parameters of that part.
     pub steps_by_bucket: bool,
 }
 
