@@ -167,12 +167,12 @@ pub fn of_ranges(
 }
 
 /// The running statistics of the units that this rank writes.
-pub fn of_buffers(storage: &Storage, speaks_for: impl Fn(UnitId) -> bool) -> Result<Vec<Piece>> {
+pub fn of_buffers(storage: &Storage, counts_unit: impl Fn(UnitId) -> bool) -> Result<Vec<Piece>> {
     let layout = storage.layout();
     let buffers = layout.buffers().iter().enumerate();
     buffers
         .filter(|(_, buffer)| buffer.shape.num_elems() > 0)
-        .filter(|(_, buffer)| speaks_for(buffer.unit))
+        .filter(|(_, buffer)| counts_unit(buffer.unit))
         .map(|(at, buffer)| {
             let data = storage.buffer(BufferId(at))?;
             let (name, shape) = (format!("model.{}", buffer.name), data.dims().to_vec());

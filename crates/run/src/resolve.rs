@@ -455,7 +455,7 @@ fn check_padding(
     if is_ragged && !built.objective.reads_lengths() {
         usage(format!(
             "--data {}: its targets have different lengths, so batches pad them, and --model {} would train on the padding; \
-             give targets of one length, or an objective that leaves out what lies behind `lengths` and says so \
+             give targets of one length, or an objective that leaves out the padding after `lengths` and says so \
              (Objective::reads_lengths)",
             data.name(),
             model.name()

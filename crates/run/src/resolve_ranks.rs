@@ -274,7 +274,7 @@ fn cut_at(names: &[String], model: &Model, stages: Option<usize>) -> Result<Vec<
     let units: Vec<&str> = (0..model.blocks.len()).map(|at| unit_of(model, at)).collect();
     if let Some(stages) = stages.filter(|stages| names.len() + 1 != *stages) {
         return usage(format!(
-            "--stages {stated}: these begin {} stages besides the first one, and the schedule needs {}",
+            "--stages {stated}: these begin {} stages after the first one, and the schedule needs {}",
             names.len(),
             stages - 1
         ));
