@@ -34,8 +34,8 @@ pub trait Own: Args + Debug + Send + Sync + 'static {
 
 /// A strategy that a program adds.
 pub trait OwnStrategy: Own + StrategySettings {
-    /// How often the ranks' models are made equal.
-    const SYNCHRONIZES: Synchronizes;
+    /// How often the ranks' models are made equal: after every step, unless the strategy says otherwise.
+    const SYNCHRONIZES: Synchronizes = Synchronizes::EveryStep;
 }
 
 /// The registry entry of a type.

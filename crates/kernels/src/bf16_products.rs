@@ -49,10 +49,12 @@ impl Bf16Products {
     /// twice as many operations per second with it as with f32. Intel's Xeons do half as many: 120 GFLOP/s against 235,
     /// see the example `products`.
     fn fastest() -> Self {
-        match () {
-            () if Self::Amx.is_available() => Self::Amx,
-            () if is_amd() && Self::Dots.is_available() => Self::Dots,
-            () => Self::Widened,
+        if Self::Amx.is_available() {
+            Self::Amx
+        } else if is_amd() && Self::Dots.is_available() {
+            Self::Dots
+        } else {
+            Self::Widened
         }
     }
 }

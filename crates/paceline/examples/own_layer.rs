@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use paceline::model::Result;
-use paceline::model::layers::{Flatten, Linear, Sequence};
+use paceline::model::layers::Flatten;
 use paceline::prelude::*;
 
 /// y = gain * x: each column of (n, width) has a gain.

@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::sync::Arc;
 
 use paceline::model::Result;
-use paceline::model::layers::{Flatten, Linear, Sequence};
+use paceline::model::layers::Flatten;
 use paceline::prelude::*;
 
 /// y = max(x, 0)^p. For p = 2 it is the squared ReLU of So et al., 2021.

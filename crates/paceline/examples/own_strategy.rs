@@ -19,9 +19,7 @@ impl Own for Settings {
     const ABOUT: &str = "Two all-reduces, one of them during backward";
 }
 
-impl OwnStrategy for Settings {
-    const SYNCHRONIZES: Synchronizes = Synchronizes::EveryStep;
-}
+impl OwnStrategy for Settings {}
 
 impl StrategySettings for Settings {
     fn build(&self) -> paceline::Result<Box<dyn Strategy>> {

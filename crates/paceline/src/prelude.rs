@@ -9,6 +9,7 @@ pub use paceline_data::{DataError, Dataset, Field, Sample, Split};
 pub use paceline_kernels::linear::Activation;
 pub use paceline_kernels::{Real, Stored, for_stored};
 pub use paceline_memory::Tensor;
+pub use paceline_model::layers::{Linear, Sequence};
 pub use paceline_model::{
     Batch, Block, Context, CrossEntropy, Half, Init, Layer, LayoutBuilder, MeanSquaredError, Model,
     ModelError, Objective, ParamId, Saved, layers,

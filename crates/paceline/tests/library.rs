@@ -50,9 +50,7 @@ macro_rules! strategy {
             const ABOUT: &str = "One all-reduce";
         }
 
-        impl OwnStrategy for $type {
-            const SYNCHRONIZES: Synchronizes = Synchronizes::EveryStep;
-        }
+        impl OwnStrategy for $type {}
 
         impl StrategySettings for $type {
             fn build(&self) -> paceline::Result<Box<dyn Strategy>> {
@@ -257,9 +255,7 @@ impl Own for Prefixed {
     const PREFIX: &str = "my";
 }
 
-impl OwnStrategy for Prefixed {
-    const SYNCHRONIZES: Synchronizes = Synchronizes::EveryStep;
-}
+impl OwnStrategy for Prefixed {}
 
 impl StrategySettings for Prefixed {
     fn build(&self) -> paceline::Result<Box<dyn Strategy>> {

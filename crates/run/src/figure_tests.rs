@@ -253,7 +253,7 @@ fn step_done<'a>(loss: &'a StepLoss, track: &'a SpanTrack, group: &'a Group) -> 
         times: StepTimes { step: 1, ..StepTimes::default() },
         track,
         records: &[],
-        acted: &[],
+        actions: &[],
         group,
     }
 }

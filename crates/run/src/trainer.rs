@@ -187,8 +187,8 @@ impl Trainer<'_> {
                 let counts = made > config.warmup_steps as u64;
                 // A device carries out work later than the host asks for it.
                 let has_ledger = config.pipeline.is_some() && config.device == Device::Cpu;
-                let acted = if has_ledger { self.stepper.state.actions() } else { &[] };
-                let counted = counts.then_some(acted);
+                let actions = if has_ledger { self.stepper.state.actions() } else { &[] };
+                let counted = counts.then_some(actions);
                 let times = meter.times(whole, data_ns, &device, &self.stepper.track, counted);
                 if counts {
                     steps.push(made - 1, &times, &loss);
@@ -209,7 +209,7 @@ impl Trainer<'_> {
                     times,
                     track: &self.stepper.track,
                     records: meter.records(),
-                    acted,
+                    actions,
                     group: &self.stepper.replica.world,
                 }))?;
                 // When asked to stop, it leaves one out, unless the run that goes on would decide otherwise without it.

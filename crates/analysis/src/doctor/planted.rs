@@ -190,16 +190,15 @@ const BACKWARD: &str = "autograd::engine::evaluate_function: MmBackward0";
 /// A backward pass of 16 products whose gradients travel in four buckets.
 fn backward(m: &mut Machine, fault: Fault) {
     let is = |cause| fault == Fault::Planted(cause);
-    let cured = |cause| fault == Fault::Cured(cause);
     for layer in 0..16 {
         m.operator(BACKWARD, |m| {
             m.gemms(2, 100.0);
             if layer % 4 == 3 && !is(Cause::FirstBucket) && !is(Cause::Gathers) {
-                let us = match () {
-                    () if is(Cause::Exposed) => 1500.0,
-                    () if cured(Cause::Exposed) => 800.0,
-                    () if is(Cause::NoSync) => 300.0,
-                    () => 150.0,
+                let us = match fault {
+                    Fault::Planted(Cause::Exposed) => 1500.0,
+                    Fault::Cured(Cause::Exposed) => 800.0,
+                    Fault::Planted(Cause::NoSync) => 300.0,
+                    _ => 150.0,
                 };
                 if !is(Cause::SmallCollectives) || layer == 15 {
                     m.collective("allreduce", ALL_REDUCE, us);

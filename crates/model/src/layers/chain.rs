@@ -2,7 +2,7 @@
 
 use paceline_memory::Tensor;
 
-use crate::{Context, Half, Layer, ModelError, Result, Saved};
+use crate::{Context, Half, Layer, Mode, ModelError, Result, Saved};
 
 /// Each layer's output is the next one's input. Borrows the layers, so that any part of a row of layers can be run.
 #[derive(Debug)]
@@ -89,7 +89,9 @@ impl<L: Layer> Layer for Chain<'_, L> {
         for layer in self.0 {
             let (output, part) = layer.forward(cx, value)?;
             value = output;
-            saved.parts.push(part);
+            if cx.mode() == Mode::Train {
+                saved.parts.push(part);
+            }
         }
         Ok((value, saved))
     }

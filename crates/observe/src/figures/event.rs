@@ -143,7 +143,7 @@ pub struct StepDone<'a> {
     /// The operations of this rank.
     pub records: &'a [OpRecord],
     /// The actions of this rank as a part of a pipeline, in order.
-    pub acted: &'a [ActionTimes],
+    pub actions: &'a [ActionTimes],
     /// The ranks.
     pub group: &'a Group,
 }

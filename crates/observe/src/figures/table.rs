@@ -97,7 +97,7 @@ pub static TABLE: &[Figure] = &[
     // The choices of the run.
     run("model", plain("model"), Same, |f, _| json!(f.config.model.name()), "The model.").first(),
     run("strategy", plain("strategy"), Same, |f, _| json!(f.config.strategy.name()),
-        "What keeps the replicas equal.").first(),
+        "The strategy, which keeps the replicas equal.").first(),
     run("world_size", plain("ranks"), Same, |f, _| json!(f.config.world_size), "Number of ranks.").console().first(),
     run("threads", plain("threads"), Same, |f, _| json!(f.config.threads), "Threads of a rank.").console(),
     run("device", plain("device"), Same, |f, _| json!(f.config.device), "Where ranks compute.").console(),
@@ -251,7 +251,7 @@ pub static TABLE: &[Figure] = &[
         .metrics().part_of_step().curve("anatomy/optimizer_ms").second().elsewhere("/anatomy/optimizer_ms", 1.0),
     time("data_ms", "data", |t| t.data, "The wait for the batch, before the step. Where data are generated, the time to make \
          them.").metrics().part_of_step().curve("speed/data_ms").second().elsewhere("/anatomy/data_ms", 1.0),
-    time("rest_ms", "rest", StepTimes::rest, "What is left of the step.").part_of_step().second(),
+    time("rest_ms", "rest", StepTimes::rest, "The step without its other parts.").part_of_step().second(),
     time("wall_ms", "step + data", |t| t.step + t.data, "The step with the wait for its batch: the sum of the parts above.")
         .console().second().elsewhere("/anatomy/wall_ms", 1.0),
     time("compute_ms", "compute", StepTimes::compute, "Forward, backward, sync and optimizer together.").console().swept(Lower),
@@ -360,10 +360,10 @@ pub static TABLE: &[Figure] = &[
     run("dropped_spans", plain("dropped"), Sum, |f, ranks| json!(f.combine(ranks, |r| r.dropped_spans)),
         "Spans, marks and operations that found no room: if there are any, times and counts are too low.").console(),
     run("sync_cost", plain("cost of synchronization"), Mean, |f, _| json!(f.sync_cost),
-        "What steps with synchronization take longer than steps without, where `--sync-blocks` alternates them.").console(),
+        "Time of a step with synchronization minus that of one without, where `--sync-blocks` alternates them.").console(),
     run("anatomy", plain("anatomy"), Mean, |f, _| json!(f.anatomy),
         "The operations and gradients of a step one by one, the buckets, and the slowest rank.").console(),
-    run("advice", plain("advice"), Same, |f, _| json!(f.advice), "What the anatomy means for the user.").console(),
+    run("advice", plain("advice"), Same, |f, _| json!(f.advice), "The advice that follows from the anatomy.").console(),
     run("advised", plain("advised"), Same, |f, _| json!(f.advised),
         "The numbers of the advice, in ms. `exposed_ms` is the sum of `waiting_ms`, `removed_ms` (by the change that `remedy` names) and \
          `remains_ms`. `gain` is what the step would gain: the median of the steps, and what a tenth of them is below and above. `apart_ms` is by how much the mean steps of two such runs differ."),

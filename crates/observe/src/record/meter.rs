@@ -210,7 +210,7 @@ impl Meter {
             ops: self.records.len() as u64,
             bytes: sent.map(|record| record.bytes as u64).sum(),
         };
-        if let Some(acted) = counted {
+        if let Some(actions) = counted {
             let uses = gathers::uses(whole.start_ns, track, &self.records);
             let records = &self.records;
             let is_alike = self.alike.add(whole.start_ns, records, track, &computing, &uses);
@@ -218,8 +218,8 @@ impl Meter {
                 let followed = &records[..self.alike.ops.len().min(records.len())];
                 let sample = StepSample::new(whole.start_ns, &times, followed, track, &uses);
                 let sample = if is_alike { sample } else { sample.unlike() };
-                let staged = StagedStep::new(whole, data_ns, acted, track);
-                let staged = Some(staged).filter(|_| !acted.is_empty());
+                let staged = StagedStep::new(whole, data_ns, actions, track);
+                let staged = Some(staged).filter(|_| !actions.is_empty());
                 self.alike.samples.push(StepSample { staged, ..sample });
             } else {
                 self.alike.samples.skip();

@@ -62,7 +62,7 @@ pub struct StagedStep {
 
 impl StagedStep {
     /// The step that `whole` spans, before which the rank has waited `data_ns` for its samples.
-    pub fn new(whole: Span, data_ns: u64, acted: &[ActionTimes], track: &SpanTrack) -> Self {
+    pub fn new(whole: Span, data_ns: u64, actions: &[ActionTimes], track: &SpanTrack) -> Self {
         let ms = |ns: u64| (ns as f64 / 1e6) as f32;
         let since = |ns: u64| ms(ns.saturating_sub(whole.start_ns));
         let action = |of: &ActionTimes| {
@@ -75,7 +75,7 @@ impl StagedStep {
             let [asked, start, end] = [asked_ns, of.span.start_ns, of.span.end_ns].map(since);
             [asked, start, end, message[0], message[1]]
         };
-        let arithmetic = acted.iter().filter(|of| of.action.kind.computes());
+        let arithmetic = actions.iter().filter(|of| of.action.kind.computes());
         let actions: Vec<_> = arithmetic.map(action).collect();
         let barrier = track.named(span::BARRIER).map(|span| span.len_ns()).sum();
         Self { actions, data: ms(data_ns), barrier: ms(barrier), step: ms(whole.len_ns()) }

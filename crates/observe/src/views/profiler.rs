@@ -169,7 +169,7 @@ impl Profiler {
                 id: mark.id,
             });
         }
-        for ActionTimes { action, span, .. } in step.acted {
+        for ActionTimes { action, span, .. } in step.actions {
             let (letters, span) = (action.kind.letters(), *span);
             let Action { stage, micro_batch, .. } = *action;
             self.main.record(trace::Event::Pass { stage, letters, micro_batch, span });

@@ -1,18 +1,15 @@
 //! The command line of paceline with a model, a data set and a strategy of our own: `cargo run -- train --help` lists them.
 
 use paceline::model::Result;
-use paceline::model::layers::{Linear, Sequence};
 use paceline::prelude::*;
 
 /// A layer: y = gain * x. Each column of (n, width) has a gain, which is learned.
-struct Scale {
-    gain: ParamId, // (width)
-}
+struct Scale(ParamId);
 
 impl Scale {
     /// Writes gain * x, for elements of any type.
     fn scale(&self, cx: &Context, x: &Tensor, to: Tensor) -> Result<Tensor> {
-        let gain = cx.param(self.gain)?;
+        let gain = cx.param(self.0)?;
         for_stored!("scale", x.dtype(), S => {
             let (gain, x) = (gain.read::<<S as Stored>::Real>()?, x.read::<S>()?);
             for (at, y) in to.write::<S>()?.iter_mut().enumerate() {
@@ -37,15 +34,15 @@ impl Layer for Scale {
     ) -> Result<Option<Tensor>> {
         let [input] = saved.tensors()?;
         if half.writes_weights() {
-            let gain = cx.grad(self.gain)?;
+            let gain = cx.grad(self.0)?;
             for_stored!("scale", input.dtype(), S => {
                 let mut d_gain = gain.write::<<S as Stored>::Real>()?;
                 // A step may have several batches, whose gradients add up.
-                d_gain.iter_mut().filter(|_| !cx.accumulates(self.gain)).for_each(|d| *d = 0.0);
+                d_gain.iter_mut().filter(|_| !cx.accumulates(self.0)).for_each(|d| *d = 0.0);
                 let (x, dy, width) = (input.read::<S>()?, dy.read::<S>()?, d_gain.len());
                 (0..x.len()).for_each(|at| d_gain[at % width] += x[at].load() * dy[at].load());
                 drop(d_gain); // from here on the strategy may send it
-                cx.gradient_ready(self.gain)
+                cx.gradient_ready(self.0)
             })?;
         }
         half.wants_input().then(|| self.scale(cx, &dy, cx.gradient_of(input)?)).transpose()
@@ -57,7 +54,7 @@ impl Layer for Scale {
 fn the_gradients_of_the_layer_are_right() {
     let mut layout = LayoutBuilder::new();
     layout.unit("scale");
-    let layer = Scale { gain: layout.param("gain", [3], Init::Constant(1.0)) };
+    let layer = Scale(layout.param("gain", [3], Init::Constant(1.0)));
     let worst = paceline::model::gradcheck::worst_error(&layer, &layout.finish(1), &[4, 3], 42);
     assert!(worst.as_ref().is_ok_and(|error| *error < 1e-7), "{worst:?}");
 }
@@ -81,7 +78,7 @@ impl ModelSettings for ScaledNet {
         let mut layout = LayoutBuilder::new();
         let (unit, width) = (layout.unit("net"), self.net_width);
         let first = Linear::new(&mut layout, dataset.input_shape()[0], width, Activation::Relu);
-        let scale = Scale { gain: layout.param("gain", [width], Init::Constant(1.0)) };
+        let scale = Scale(layout.param("gain", [width], Init::Constant(1.0)));
         let last = Linear::new(&mut layout, width, classes, Activation::None);
         let blocks = vec![Block::new(unit, Sequence::new().then(first).then(scale).then(last))];
         let (layout, objective) = (Arc::new(layout.finish(world_size)), Box::new(CrossEntropy));
@@ -132,9 +129,7 @@ impl Own for OneReduce {
     const ABOUT: &str = "One all-reduce of everything, after the backward pass";
 }
 
-impl OwnStrategy for OneReduce {
-    const SYNCHRONIZES: Synchronizes = Synchronizes::EveryStep;
-}
+impl OwnStrategy for OneReduce {}
 
 impl Strategy for OneReduce {
     fn name(&self) -> &'static str {
@@ -147,8 +142,7 @@ impl Strategy for OneReduce {
 
     fn finish_gradients(&mut self, cx: &mut StepContext) -> StrategyResult<()> {
         let (group, grads) = (&cx.replica.group, cx.replica.storage.grads().tensor());
-        cx.track.record(span::EXPOSED, || group.all_reduce(grads, ReduceOp::Mean))?;
-        Ok(())
+        Ok(cx.track.record(span::EXPOSED, || group.all_reduce(grads, ReduceOp::Mean)).map(drop)?)
     }
 }
 

@@ -218,6 +218,6 @@ mod tests {
     fn the_project_is_short() {
         let is_code = |line: &&str| !line.trim().is_empty() && !line.trim().starts_with("//");
         let lines = MAIN.lines().filter(is_code).count();
-        assert!(lines <= 125, "{lines} lines of code");
+        assert!(lines < 120, "{lines} lines of code");
     }
 }

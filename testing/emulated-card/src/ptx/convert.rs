@@ -148,10 +148,12 @@ fn directed_f64(exact: i128, rounding: RoundingMode) -> f64 {
         RoundingMode::Up => (false, true),
         RoundingMode::Zero => (exact > 0, exact < 0),
     };
-    match () {
-        () if down && above => near.next_down(),
-        () if up && below => near.next_up(),
-        () => near,
+    if down && above {
+        near.next_down()
+    } else if up && below {
+        near.next_up()
+    } else {
+        near
     }
 }
 

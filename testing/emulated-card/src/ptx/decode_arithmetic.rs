@@ -271,14 +271,12 @@ fn mov(names: &mut OperandNames, s: &Statement) -> Result<PtxOp, String> {
 /// Generic addresses of shared and local memory lie in windows of their own.
 fn cvta(names: &mut OperandNames, s: &Statement) -> Result<PtxOp, String> {
     let (to, from) = (names.target(s.operand(0)?)?, names.source(s.operand(1)?)?);
-    let window = match () {
-        () if s.has("shared") => SHARED_WINDOW,
-        () if s.has("local") => LOCAL_WINDOW,
-        () if s.has("global") || s.has("const") => {
-            return Ok(PtxOp::Unary(UnaryOp::Move, to, from));
-        }
-        () => return Err("this space is not emulated".into()),
-    };
+    if s.has("global") || s.has("const") {
+        return Ok(PtxOp::Unary(UnaryOp::Move, to, from));
+    }
+    let windows = [("shared", SHARED_WINDOW), ("local", LOCAL_WINDOW)];
+    let window = windows.iter().find(|(space, _)| s.has(space)).map(|(_, window)| *window);
+    let window = window.ok_or("this space is not emulated")?;
     let window = names.constant(Constant::Value(window));
     let op = if s.has("to") { BinaryOp::SubI64 } else { BinaryOp::AddI64 };
     Ok(PtxOp::Binary(op, to, [from, window]))

@@ -99,10 +99,12 @@ pub fn round_to_f32(value: f64, error: f64, rounding: RoundingMode) -> f32 {
         RoundingMode::Up => (false, true),
         RoundingMode::Zero => (value > 0.0, value < 0.0),
     };
-    match () {
-        () if down && above => nearest.next_down(),
-        () if up && below => nearest.next_up(),
-        () => nearest,
+    if down && above {
+        nearest.next_down()
+    } else if up && below {
+        nearest.next_up()
+    } else {
+        nearest
     }
 }
 
