@@ -51,23 +51,6 @@ def run(command: Sequence[str | Path], folder: Path, timeout_s: float) -> str:
     return output
 
 
-def last_json(command: Sequence[str | Path], folder: Path = ROOT) -> Record:
-    """The last line that a command prints, as JSON."""
-    return json.loads(run(command, folder, RUN_SECONDS).strip().splitlines()[-1])
-
-
-def peer_step(python: Path, flags: str, script: str = "step.py") -> Record:
-    """What a script in `peer/` prints about PyTorch's step."""
-    return last_json([python, ROOT / "bench/peer" / script, *shlex.split(flags)])
-
-
-def behind_link(command: str, rate: str | None) -> list[str]:
-    """A command in a network of its own, whose loopback has this rate, or no limit. Without root it gets a user namespace."""
-    limit = f" && tc qdisc add dev lo root tbf rate {rate} burst 256kb latency 400ms" if rate else ""
-    spaces = ["--net"] if os.geteuid() == 0 else ["--user", "--map-root-user", "--net"]
-    return ["unshare", *spaces, "sh", "-c", f"ip link set lo up{limit} && exec {command}"]
-
-
 def train(binary: Path, flags: str, folder: Path | None = None) -> Record:
     """The summary of `paceline train`. The run writes into an empty folder, or into the given one."""
     with tempfile.TemporaryDirectory(prefix="train_") as empty:

@@ -21,11 +21,13 @@ Prints a table and writes all runs with date, machine, commit and flags to `resu
 both sides do not have the same number of parameters.
 """
 import itertools
+import json
 import os
+import shlex
 import sys
 from typing import NamedTuple
 
-from common import ROOT, Record, RunFailed, aligned, arguments_for, parsed, peer_step, provenance, ranged, train, write
+from common import ROOT, RUN_SECONDS, Record, RunFailed, aligned, arguments_for, parsed, provenance, ranged, run, train, write
 
 KEPT = ("step_ms_median", "step_ms_p99", "samples_per_s_without_data", "params", "resident_bytes", "steps")
 SHARDING = {"ddp": "none", "sharded1": "zero1", "sharded2": "kept", "sharded3": "resharded"}
@@ -83,7 +85,8 @@ GROUPS: dict[str, dict[str, Case]] = {
 
 
 def measured(arguments, name: str, of: Case) -> Record:
-    theirs = peer_step(arguments.peer_python, f"{of.theirs} --seconds {arguments.seconds:g}")
+    peer = [arguments.peer_python, ROOT / "bench/peer/step.py", *shlex.split(of.theirs), "--seconds", str(arguments.seconds)]
+    theirs = json.loads(run(peer, ROOT, RUN_SECONDS).splitlines()[-1])
     steps = max(10, round(1e3 * arguments.seconds / theirs["step_ms"]))
     summary = train(arguments.paceline, f"{of.ours} --steps {steps} --warmup-steps 5")
     ours = {key: summary[key] for key in KEPT}

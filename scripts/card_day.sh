@@ -28,7 +28,7 @@ pack() {
     sed -n 's/.*crates\/\([a-z]*\)#.*"executable":"\(.*\/\(card[a-z_]*\)-[^"]*\)".*/\2 test-\1-\3/p' "$messages/tests"
   } | while read -r file name; do strip -o "$1/$name" "$file"; done
   cp "$root"/bench/{common,card,card_day,card_stages,late}.py "$1/bench/"
-  cp "$root"/bench/peer/{gpu_step,llama}.py "$1/bench/peer/"
+  cp "$root"/bench/peer/{gpu_step,models}.py "$1/bench/peer/"
   cp "$root/scripts/card_day.sh" "$1/"
   git -C "$root" describe --always --dirty --abbrev=12 '--exclude=*' >"$1/COMMIT"
   tar -C "$(dirname "$1")" --exclude=results -czf "$1.tgz" "$(basename "$1")"

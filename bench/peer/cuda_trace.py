@@ -11,17 +11,17 @@ memory. The simulated program is a training step of DistributedDataParallel: the
 buckets are reduced on stream 20 while stream 7 continues, a collective ends on all ranks at once, and `item()`
 waits for the device.
 
-Each rank writes OUT/rank_<r>/worker_<r>.<time>.pt.trace.json[.gz]. Memory does not grow with the number of
-steps, so that traces of any size can be made.
+Each rank writes OUT/rank_<r>/worker_<r>.<time>.pt.trace.json.gz.
 """
 import argparse
 import gzip
+import io
 import json
 import random
 from collections.abc import Generator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 BASE_NS = 1_767_189_312_000_000_000
 BEGIN_NS = 4_541_015_316_353_111  # on the trace's clock; as far from zero as in real traces
@@ -48,8 +48,6 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--steps", type=int, default=4)
     parser.add_argument("--layers", type=int, default=6, help="blocks of convolution, norm and ReLU (default: 6)")
     parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--megabytes", type=float, help="add steps until each file has at least this size (uncompressed)")
-    parser.add_argument("--plain", action="store_true", help="do not compress")
     arguments = parser.parse_args()
     if min(arguments.ranks, arguments.steps, arguments.layers) < 1:
         parser.error("--ranks, --steps and --layers must be at least 1")
@@ -71,7 +69,7 @@ class Thread:
 class Rank:
     """One rank's host, its two streams, and its file."""
 
-    def __init__(self, rank: int, world_size: int, layers: int, seed: int, out: IO[str]) -> None:
+    def __init__(self, rank: int, world_size: int, layers: int, seed: int, out: io.StringIO) -> None:
         self.rank, self.world_size, self.layers, self.out = rank, world_size, layers, out
         self.random = random.Random(seed * 1000 + rank)
         self.pid = 71_300 + 7 * rank
@@ -440,41 +438,19 @@ def run_step(ranks: list[Rank], number: int) -> None:
 
 def main() -> None:
     arguments = parse_arguments()
-    ranks, files = [], []
-    for rank in range(arguments.ranks):
-        folder = arguments.out / f"rank_{rank}"
-        folder.mkdir(parents=True, exist_ok=True)
-        suffix = "" if arguments.plain else ".gz"
-        path = folder / f"worker_{rank}.{BASE_NS + rank}.pt.trace.json{suffix}"
-        # The file records no time of writing, so that the same arguments give the same bytes.
-        binary = open(path, "wb")
-        packed = binary if arguments.plain else gzip.GzipFile("", "wb", 9, binary, mtime=0)
-        files.append((binary, packed))
-        ranks.append(Rank(rank, arguments.ranks, arguments.layers, arguments.seed, Text(packed)))
+    ranks = [Rank(rank, arguments.ranks, arguments.layers, arguments.seed, io.StringIO()) for rank in range(arguments.ranks)]
     for rank in ranks:
         rank.head()
-    number = 10
-    wanted = (arguments.megabytes or 0) * 1e6
-    while number < 10 + arguments.steps or ranks[0].out.num_bytes < wanted:
+    for number in range(10, 10 + arguments.steps):
         run_step(ranks, number)
-        number += 1
-    for rank, (binary, packed) in zip(ranks, files):
+    for rank in ranks:
         rank.tail()
-        packed.close()
-        binary.close()
-    print(f"{arguments.out}: {number - 10} steps, {ranks[0].out.num_bytes / 1e6:.1f} MB a rank before compression")
-
-
-class Text:
-    """Writes text as bytes and counts them."""
-
-    def __init__(self, out: Any) -> None:
-        self.out, self.num_bytes = out, 0
-
-    def write(self, text: str) -> None:
-        data = text.encode()
-        self.num_bytes += len(data)
-        self.out.write(data)
+        folder = arguments.out / f"rank_{rank.rank}"
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"worker_{rank.rank}.{BASE_NS + rank.rank}.pt.trace.json.gz"
+        # Without a name and a time, so that the same arguments give the same bytes.
+        with open(path, "wb") as file, gzip.GzipFile("", "wb", 9, file, mtime=0) as packed:
+            packed.write(rank.out.getvalue().encode())
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from llama import Llama
+from models import CLASSES, Cnn, Llama, mlp
 
 CASES = ("small_cnn", "cnn", "mlp", "llama", "smollm2")
 PRECISIONS = ("f32", "tf32", "bf16", "fp16")
@@ -32,23 +32,6 @@ FORMS = ("eager", "graph", "compiled", "autotuned")
 NARROW = {"bf16": torch.bfloat16, "fp16": torch.float16}
 ON_CARD = torch.cuda.is_available()
 DEVICE = torch.device("cuda" if ON_CARD else "cpu")
-
-
-class Cnn(nn.Module):
-    """3x3 convolution, ReLU and 2x2 max-pool for each number of channels, then two linear layers."""
-
-    def __init__(self, image: tuple[int, int, int], channels: tuple[int, ...], hidden: int) -> None:
-        super().__init__()
-        height, width, depth = image
-        self.convs = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1) for a, b in zip((depth, *channels), channels))
-        side = 2 ** len(channels)
-        self.fc1 = nn.Linear(channels[-1] * (height // side) * (width // side), hidden)
-        self.fc2 = nn.Linear(hidden, 10)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for conv in self.convs:
-            x = F.max_pool2d(F.relu(conv(x)), 2)
-        return self.fc2(F.relu(self.fc1(x.flatten(1))))
 
 
 class Logits(nn.Module):
@@ -78,7 +61,7 @@ class Case(NamedTuple):
 def images(batch: int, image: tuple[int, int, int], channels: tuple[int, ...], hidden: int) -> Case:
     height, width, depth = image
     inputs = torch.randn(batch, depth, height, width, device=DEVICE).contiguous(memory_format=torch.channels_last)
-    targets = torch.randint(0, 10, (batch,), device=DEVICE)
+    targets = torch.randint(0, CLASSES, (batch,), device=DEVICE)
     return Case(lambda: Cnn(image, channels, hidden).to(DEVICE, memory_format=torch.channels_last), inputs, targets)
 
 
@@ -90,9 +73,8 @@ def case_of(name: str, small: bool) -> Case:
         return images(4, (8, 8, 3), (4, 8, 16), 16) if small else images(512, (32, 32, 3), (64, 128, 256), 512)
     if name == "mlp":
         width = 16 if small else 4096
-        layers = [nn.Linear, nn.ReLU, nn.Linear, nn.ReLU, nn.Linear]
         rows = [torch.randn(width, width, device=DEVICE) for _ in range(2)]
-        return Case(lambda: nn.Sequential(*(of(width, width) if of is nn.Linear else of() for of in layers)).to(DEVICE), *rows, F.mse_loss)
+        return Case(lambda: mlp([width] * 4).to(DEVICE), *rows, F.mse_loss)
     is_llama = name == "llama"
     vocab, shape = ((64, 96), ((1, 16),) * 2) if small else ((8192, 49152), ((4, 128), (8, 512)))
     tokens = torch.randint(0, vocab[not is_llama], shape[not is_llama], device=DEVICE)

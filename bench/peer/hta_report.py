@@ -5,9 +5,6 @@
 TRACES are one file per rank, or folders that hold one file per rank. HTA_PYTHON is a Python that has
 Holistic Trace Analysis (see traces.py). Times are microseconds, as HTA gives them, bandwidths GB/s, and
 quantiles those of pandas. HTA is told not to round times to whole microseconds unless `--rounded` is given.
-
-With `--only-breakdowns`, only the parts run with which `paceline analyze` is compared in time, and only their
-time is printed.
 """
 import argparse
 import contextlib
@@ -18,7 +15,6 @@ import logging
 import math
 import os
 import sys
-import time
 import warnings
 from importlib.metadata import version
 from pathlib import Path
@@ -31,7 +27,6 @@ def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description="Print what HTA computes of traces.")
     parser.add_argument("traces", nargs="+", type=Path, metavar="TRACES")
     parser.add_argument("--rounded", action="store_true", help="let HTA round to microseconds, as it does by default")
-    parser.add_argument("--only-breakdowns", action="store_true", help="run the parts that are timed, print their time")
     return parser.parse_args()
 
 
@@ -121,11 +116,9 @@ def critical_path(analysis: Any, rank: int) -> dict[str, Any]:
 def report(arguments: argparse.Namespace, files: list[Path]) -> dict[str, Any]:
     from hta.trace_analysis import TraceAnalysis
 
-    begin = time.perf_counter()
     by_rank = {rank_of(path): str(path.absolute()) for path in files}
     analysis = TraceAnalysis(trace_files=by_rank, trace_dir="/")
     ranks = sorted(by_rank)
-    loaded = time.perf_counter()
     found: dict[str, Any] = {}
     found["temporal"] = analysis.get_temporal_breakdown(visualize=False).to_dict("records")
     found["overlap"] = analysis.get_comm_comp_overlap(visualize=False).to_dict("records")
@@ -139,19 +132,14 @@ def report(arguments: argparse.Namespace, files: list[Path]) -> dict[str, Any]:
     found["queues"] = described(queues, ["rank", "stream"], "queue_length")
     copies = analysis.get_memory_bw_summary(ranks=ranks)
     found["copies"] = described(copies, ["rank", "name"], "memory_bw_gbps")
-    done = time.perf_counter()
-    if not (arguments.rounded or arguments.only_breakdowns):
+    if not arguments.rounded:
         found["kinds"] = kinds_in_ns(analysis)
-    if not arguments.only_breakdowns:
-        found["critical_path"] = {}
-        for rank in ranks:
-            try:
-                found["critical_path"][rank] = critical_path(analysis, rank)
-            except Exception as error:  # any exception is HTA's answer for this rank
-                found["critical_path"][rank] = {"failed": f"{type(error).__name__}: {error}"}
-    times = {"load_s": loaded - begin, "analyse_s": done - loaded}
-    if arguments.only_breakdowns:
-        return times
+    found["critical_path"] = {}
+    for rank in ranks:
+        try:
+            found["critical_path"][rank] = critical_path(analysis, rank)
+        except Exception as error:  # any exception is HTA's answer for this rank
+            found["critical_path"][rank] = {"failed": f"{type(error).__name__}: {error}"}
     return {"hta": version("traceinsight"), "rounded": arguments.rounded, "ranks": ranks} | found
 
 

@@ -4,24 +4,19 @@
     .peer/bin/python bench/peer/step.py --model llama --optimizer adamw --amp bf16
     .peer/bin/python bench/peer/step.py --model mlp --features 2048 2048 2048 2048 1024 --sharding resharded
 
-Each rank has one thread (or `--threads`), and is pinned to its own cores if there are enough. The settings are the
-fastest that PyTorch offers for this step: fused optimizer (SGD on sharded parameters has none), channels-last convolutions, gradients that live
-in the buckets, a static graph. The batch is drawn once and reused in every step, so no time goes into
-loading data.
+Each rank is pinned to cores of its own if there are enough. The settings are the fastest that PyTorch offers for this step: fused optimizer (SGD on
+sharded parameters has none), channels-last convolutions, gradients that live in the buckets, a static graph. Every step has the same batch.
 
-Prints one line of JSON: median and 99th percentile of the step time of rank 0, samples per second of
-all ranks together, and the mean over the ranks of the proportional set size (resident memory, shared
-pages divided among the processes that map them) after the last step.
+Prints one line of JSON: the median step of rank 0, samples per second of all ranks together, and the mean over the ranks of the
+proportional set size (shared pages are divided among the processes that map them) after the last step.
 """
 import argparse
 import json
-import math
 import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable
 
 import torch
 import torch.distributed as dist
@@ -32,23 +27,11 @@ from torch import Tensor
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
 
-from llama import Block, Llama
+from models import CLASSES, Block, Cnn, Llama, mlp
 
 Loss = Callable[[Tensor, Tensor], Tensor]
-
-
-@dataclass(frozen=True)
-class CnnShape:
-    image: tuple[int, int, int]  # channels, height, width
-    channels: tuple[int, ...]
-    hidden: int
-
-
-CNNS = {
-    "cnn": CnnShape(image=(1, 28, 28), channels=(32, 64, 128), hidden=512),
-    "cnn32": CnnShape(image=(3, 32, 32), channels=(16, 32), hidden=64),
-}
-CLASSES = 10
+# Height, width and channels of an image, channels of the convolutions, and width of the hidden layer.
+CNNS = {"cnn": ((28, 28, 1), (32, 64, 128), 512), "cnn32": ((32, 32, 3), (16, 32), 64)}
 LLAMA = {"layers": 4, "width": 256, "heads": 4, "kv_heads": 4, "intermediate": 688, "vocab": 8192, "seq": 128}
 MLP_FEATURES = (4096, 4096, 4096, 4096, 2048)  # input, three hidden layers, output
 BATCH_SIZE = {"cnn": 64, "cnn32": 64, "mlp": 256, "llama": 4}
@@ -75,8 +58,6 @@ def parse_arguments() -> argparse.Namespace:
         help="zero1: ZeroRedundancyOptimizer; kept and resharded: fully_shard, each layer with parameters (of a llama each block) "
         "a unit, which stays whole after the forward pass or does not (default: none)",
     )
-    parser.add_argument("--bucket-cap-mb", type=float, metavar="MIB", help="of DistributedDataParallel (default: PyTorch's)")
-    parser.add_argument("--profile", metavar="DIR", help="record ten steps after the warm-up, and write a trace of each rank there")
     parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--seconds", type=float, default=5, help="time the steps for this long (default: 5)")
     parser.add_argument("--warmup-steps", type=int, default=5, help="steps before the timed ones (default: 5)")
@@ -97,33 +78,6 @@ def parse_arguments() -> argparse.Namespace:
     return arguments
 
 
-class Cnn(nn.Module):
-    """3x3 convolution, ReLU and 2x2 max-pool for each of `channels`, then two linear layers."""
-
-    def __init__(self, shape: CnnShape, classes: int) -> None:
-        super().__init__()
-        c_in, height, width = shape.image
-        self.convs = nn.ModuleList()
-        for c_out in shape.channels:
-            self.convs.append(nn.Conv2d(c_in, c_out, 3, padding=1))
-            c_in, height, width = c_out, height // 2, width // 2
-        self.fc1 = nn.Linear(c_in * height * width, shape.hidden)
-        self.fc2 = nn.Linear(shape.hidden, classes)
-
-    def forward(self, x: Tensor) -> Tensor:
-        for conv in self.convs:
-            x = F.max_pool2d(F.relu(conv(x)), 2)
-        return self.fc2(F.relu(self.fc1(x.flatten(1))))
-
-
-def mlp(features: Sequence[int]) -> nn.Sequential:
-    """Linear layers, with a ReLU between every two of them."""
-    layers = []
-    for num_in, num_out in zip(features, features[1:]):
-        layers += [nn.Linear(num_in, num_out), nn.ReLU()]
-    return nn.Sequential(*layers[:-1])
-
-
 def build(arguments: argparse.Namespace) -> tuple[nn.Module, Loss, Tensor, Tensor]:
     """The model, its loss, and a batch of inputs and targets."""
     batch_size, features = arguments.batch_size, arguments.features
@@ -137,18 +91,17 @@ def build(arguments: argparse.Namespace) -> tuple[nn.Module, Loss, Tensor, Tenso
         targets = torch.randint(0, arguments.vocab, (batch_size * arguments.seq,))
         return model, F.cross_entropy, inputs, targets
     memory_format = torch.channels_last if arguments.channels_last else torch.contiguous_format
-    shape = CNNS[arguments.model]
-    model = Cnn(shape, CLASSES).to(memory_format=memory_format)
-    inputs = torch.randn(batch_size, *shape.image).contiguous(memory_format=memory_format)
+    (height, width, depth), channels, hidden = CNNS[arguments.model]
+    model = Cnn((height, width, depth), channels, hidden).to(memory_format=memory_format)
+    inputs = torch.randn(batch_size, depth, height, width).contiguous(memory_format=memory_format)
     targets = torch.randint(0, CLASSES, (batch_size,))
     return model, F.cross_entropy, inputs, targets
 
 
-def distributed(model: nn.Module, sharding: str, bucket_cap_mb: float | None) -> nn.Module:
+def distributed(model: nn.Module, sharding: str) -> nn.Module:
     """The model on several ranks."""
     if sharding in ("none", "zero1"):
-        settings = {"gradient_as_bucket_view": True, "static_graph": True, "bucket_cap_mb": bucket_cap_mb}
-        return nn.parallel.DistributedDataParallel(model, **settings)
+        return nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=True)
     is_llama = isinstance(model, Llama)
     units = (Block,) if is_llama else (nn.Linear, nn.Conv2d)
     for unit in [module for module in model.modules() if isinstance(module, units)]:
@@ -179,25 +132,6 @@ def proportional_set_bytes() -> int:
     raise RuntimeError("/proc/self/smaps_rollup has no line `Pss:`")
 
 
-def percentile(values: Sequence[float], percent: float) -> float:
-    """The percentile by nearest rank: the smallest value that at least `percent` of the values do not exceed."""
-    return sorted(values)[max(math.ceil(len(values) * percent / 100), 1) - 1]
-
-
-def record(step: Callable[[], Tensor], path: str) -> None:
-    """Write a trace of ten steps, with the shapes of the operators' inputs. One more step warms up the profiler."""
-    os.makedirs(os.path.dirname(path), exist_ok=True)
-    with torch.profiler.profile(
-        activities=[torch.profiler.ProfilerActivity.CPU],
-        schedule=torch.profiler.schedule(wait=0, warmup=1, active=10, repeat=1),
-        on_trace_ready=lambda profiler: profiler.export_chrome_trace(path),
-        record_shapes=True,
-    ) as profiler:
-        for _ in range(11):
-            step()
-            profiler.step()
-
-
 def train(rank: int, arguments: argparse.Namespace) -> None:
     """Train one rank, whose process group exists if there are several. Rank 0 prints what came."""
     num_ranks = arguments.ranks
@@ -205,7 +139,7 @@ def train(rank: int, arguments: argparse.Namespace) -> None:
     model, loss_function, inputs, targets = build(arguments)
     num_params = sum(parameter.numel() for parameter in model.parameters())
     if num_ranks > 1:
-        model = distributed(model, arguments.sharding, arguments.bucket_cap_mb)
+        model = distributed(model, arguments.sharding)
     optimizer = optimizer_of(model, arguments)
 
     def step() -> Tensor:
@@ -218,9 +152,6 @@ def train(rank: int, arguments: argparse.Namespace) -> None:
 
     for _ in range(arguments.warmup_steps):
         step()
-
-    if arguments.profile:
-        record(step, f"{arguments.profile}/rank_{rank}/worker_{rank}.pt.trace.json")
 
     # Ranks that disagree about the end would wait for each other forever, so rank 0 decides.
     step_seconds: list[float] = []
@@ -248,7 +179,6 @@ def train(rank: int, arguments: argparse.Namespace) -> None:
         "params": num_params,
         "batch_size": arguments.batch_size,
         "step_ms": round(median_seconds * 1e3, 4),
-        "step_ms_p99": round(percentile(step_seconds, 99) * 1e3, 4),
         "samples_per_s": round(num_ranks * arguments.batch_size / median_seconds, 2),
         "steps": len(step_seconds),
         "loss": round(loss.item(), 5),

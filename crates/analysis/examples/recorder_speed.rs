@@ -1,6 +1,5 @@
 //! Measures what recording costs: nanoseconds per event while the recorder is on and while it is off, and the
-//! seconds that writing the events of a rank (a million by default) takes. `bench/traces.py` runs it. The
-//! results are one line of JSON.
+//! seconds that writing the events of a rank (a million by default) takes. The results are one line of JSON.
 //!
 //! `cargo run --release -p paceline-analysis --example recorder_speed [EVENTS]`
 

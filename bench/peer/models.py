@@ -1,11 +1,37 @@
-"""A language model of the Llama family in PyTorch: the counterpart of `paceline train --model llama`."""
+"""The models of `paceline train` in PyTorch."""
+from collections.abc import Sequence
+
 import torch
 import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
 
+CLASSES = 10
 ROPE_THETA = 10_000.0
 NORM_EPS = 1e-5
+
+
+class Cnn(nn.Module):
+    """3x3 convolution, ReLU and 2x2 max-pool for each number of channels, then two linear layers."""
+
+    def __init__(self, image: tuple[int, int, int], channels: tuple[int, ...], hidden: int) -> None:
+        super().__init__()
+        height, width, depth = image
+        self.convs = nn.ModuleList(nn.Conv2d(a, b, 3, padding=1) for a, b in zip((depth, *channels), channels))
+        side = 2 ** len(channels)
+        self.fc1 = nn.Linear(channels[-1] * (height // side) * (width // side), hidden)
+        self.fc2 = nn.Linear(hidden, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        for conv in self.convs:
+            x = F.max_pool2d(F.relu(conv(x)), 2)
+        return self.fc2(F.relu(self.fc1(x.flatten(1))))
+
+
+def mlp(features: Sequence[int]) -> nn.Sequential:
+    """Linear layers, with a ReLU between every two of them."""
+    layers = [layer for sizes in zip(features, features[1:]) for layer in (nn.Linear(*sizes), nn.ReLU())]
+    return nn.Sequential(*layers[:-1])
 
 
 def rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -46,9 +72,7 @@ class Block(nn.Module):
 
 
 class Llama(nn.Module):
-    def __init__(
-        self, layers: int, width: int, heads: int, kv_heads: int, intermediate: int, vocab: int, seq: int
-    ) -> None:
+    def __init__(self, layers: int, width: int, heads: int, kv_heads: int, intermediate: int, vocab: int, seq: int) -> None:
         super().__init__()
         self.embed = nn.Embedding(vocab, width)
         self.blocks = nn.ModuleList(Block(width, heads, kv_heads, intermediate) for _ in range(layers))
