@@ -3,18 +3,12 @@
     cargo build --release && cargo build --release -p paceline-strategies --example card_steps
     python3 bench/card.py                       # where the card and PyTorch are; `scripts/card_day.sh` takes all of it there
 
-The models: the default CNN (32 64 128 channels, batch 64 of 28x28), a wide CNN (64 128 256, batch 512 of 32x32x3), an MLP of three
-4096-wide layers (batch 4096), the Llama of 7.4 million parameters (4 sequences of 128 tokens), with SGD, and SmolLM2-360M's shape
-(8 sequences of 512 tokens) with AdamW, in f32, TF32, bf16 and fp16: the rows of the table in docs/devices.md. The batch lies on the card.
-In every round our steps (the example `card_steps`), kernel by kernel and as graphs (`--cuda-graph`), and then PyTorch's, eager, as graphs
-of whole steps and, in the first round, compiled. Without PyTorch ours alone; with `--small` sizes that an emulated card can compute.
+The cases are the rows of the table in docs/devices.md, with the batch on the card. In every round our steps (the example `card_steps`), kernel by kernel and as
+graphs, and then PyTorch's, eager, as graphs of whole steps and, in the first round, compiled. Without PyTorch ours alone; with `--small` sizes that an
+emulated card can compute. `growth`: memory of the card, of all processes, after 1,024 and after 10,240 steps of the small CNN.
 
-`growth`: memory of the card, of all processes, after 1,024 and after 10,240 steps of the small CNN.
-
-Prints a table, and writes all records with date, machine, card and commit to `results/card.json`. `x` is the peer's time divided by ours,
-of the same form (compiled: by ours kernel by kernel). TFLOP/s count the products of our faster form; the share is that of the peak that the
-vendor states for dense products. Exits with 1 if something could not be run, or if memory grows, with 2 on a wrong argument. Only the
-standard library is needed, and PyTorch in the peer's Python.
+`x` in the table is the peer's time divided by ours, of the same form (compiled: by ours kernel by kernel). TFLOP/s count the products of our faster form; the
+share is that of the peak that the vendor states for dense products. Exits with 1 if something could not be run, or if memory grows.
 """
 import json
 import subprocess

@@ -1,8 +1,4 @@
-"""What a card must show, as stages in order of value: tests, faults, steps beside PyTorch's, NCCL, tools, endurance.
-
-    scripts/card_day.sh pack FOLDER     # builds programs and tests, and puts them into FOLDER with all this
-    FOLDER/card_day.sh run              # where the card is: for at most 240 s
-    FOLDER/card_day.sh run              # goes on where the first one ended
+"""What a card must show, as stages in order of value: tests, faults, steps beside PyTorch's, NCCL, tools, endurance. `scripts/card_day.sh` packs and runs it.
 
 A stage that fails, or that its limit ends with all its processes, does not end the others. A stage begins if its limit fits into the rest
 of the time, so that a short one may come before a long one, which then is the first of the next run. One that was interrupted twice has failed.

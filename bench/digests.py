@@ -4,13 +4,10 @@
     python3 bench/digests.py --check                      # only compares
     python3 bench/digests.py --check --new PATH --old PATH      # the first build resumes what the second one has saved
 
-The runs have every strategy, three pipelines, every model, optimizer and transport, the late emulated accelerator, bf16,
-accumulation, a resumed run, and a checkpoint of an earlier build (`bench/checkpoint`). Each is made with 1 and 2 threads, held
-to one level with `PACELINE_SIMD`. The ways to multiply in bf16 (`avx512-bf16`, `amx`) are levels of the runs in bf16.
+Each run is made with 1 and 2 threads, held to one level with `PACELINE_SIMD`. The ways to multiply in bf16 (`avx512-bf16`, `amx`) are levels of the runs in bf16.
 
 `results/book.json` is the book. A level that this machine lacks is listed there as owed, and the next machine that has it fills it in. What
-is there already is compared, never written: the exit code is 1 if a run ends otherwise, with what it ended with. A change that is meant
-to give other bits deletes the file: then all levels are owed again. Only the standard library is needed.
+is there already is compared, never written: the exit code is 1 if a run ends otherwise. A change that is meant to give other bits deletes the file.
 """
 import argparse
 import json

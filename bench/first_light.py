@@ -5,20 +5,12 @@
     python3 bench/first_light.py sharding --rounds 3
     python3 bench/first_light.py llama --cases 'ddp' 'ddp, bf16'
 
-Groups:
+`GROUPS` has the cases: `first_light` is ddp beside DistributedDataParallel, `sharding` and `llama` also `sharded1` beside ZeroRedundancyOptimizer, `sharded2`
+beside fully_shard whose units stay whole after the forward pass, and `sharded3` beside fully_shard whose units do not.
 
-first_light   two CNNs and an MLP of 4096-wide layers with SGD: ddp, and DistributedDataParallel
-sharding      an MLP of 14.7 million parameters with AdamW: ddp; sharded1, and ZeroRedundancyOptimizer; sharded2, and fully_shard whose
-              units stay whole after the forward pass; sharded3, and fully_shard whose units do not
-llama         the same for a Llama of 7.4 million parameters with 4 x 128 tokens; ddp with other batches and types; one rank alone
-layouts       the CNNs on one rank: NHWC or NCHW, f32 or bf16, and PyTorch's channels_last or contiguous, f32 or autocast
-
-There are 2 ranks of 1 thread, each pinned to a core, if the case says nothing else. In each round PyTorch trains for `--seconds` and Paceline as
-many steps. A round gives one ratio of step times and one of resident memory (PSS, so that a page of n processes counts as 1/n), since a
-time alone says more about the machine than about the program. `of ddp` is our step over that of our ddp in the same round.
-
-Prints a table and writes all runs with date, machine, commit and flags to `results/GROUP.json`. Exits with 1 if something could not be run, or if
-both sides do not have the same number of parameters.
+In each round PyTorch trains for `--seconds` and Paceline as many steps. A round gives one ratio of step times and one of resident memory, since a time alone says
+more about the machine than about the program. `of ddp` is our step over that of our ddp in the same round. Writes all runs to `results/GROUP.json`. Exits
+with 1 if something could not be run, or if both sides do not have the same number of parameters.
 """
 import itertools
 import json

@@ -1,12 +1,9 @@
 """Hosts of our own on this machine, and a network between them that fails when it is told to.
 
-A host is a network namespace. Its only interface leads to a switch in this script, which carries each packet to the
-host of its address: at once, late, twice, or never. The kernel's own emulation of links (netem) is a module that many
-kernels lack; the switch needs only namespaces and `/dev/net/tun`.
-
-Root may make namespaces; other users may do so inside a user namespace: `unshare --user --map-root-user python3 ...`.
-Nothing is left behind, however the script ends: interfaces vanish with the script, a namespace with its last process,
-and the processes in it are killed with the script.
+A host is a network namespace. Its only interface leads to a switch in this script, which carries each packet to the host of its address: at once, late, twice, or
+never. (The kernel's own emulation of links, netem, is a module that many kernels lack.) Root may make namespaces; other users may do so inside a
+user namespace: `unshare --user --map-root-user python3 ...`. Interfaces vanish with the script, a namespace with its last process, and the processes in it are
+killed with the script, however it ends.
 """
 import fcntl
 import heapq

@@ -4,13 +4,11 @@
     python3 bench/late.py --orders 2       # a minute
     python3 bench/late.py --device cuda    # the same on an emulated card, with smaller models, 1 to 3 ranks and 5 orders
 
-Runs a small CNN, an MLP and a Llama with every strategy: on the processor, on the emulated device in its timed mode, and in its late mode, where
-nothing runs before somebody waits, in an order that the seed draws. The weights of the processor are expected. On a card, whose products have an
-order of their own, those of its first run with `simple_ddp` are, or of the first one with a strategy that has other weights by its nature. There, ranks share
-a card and send through the host, or have a card each and send by NCCL. Counts the runs that end with other weights. Prints a table and writes
-`results/late.json` or `results/late_cuda.json`. With `PACELINE_CARD=1` a card of this machine is taken, which has orders of its own; NCCL then
-needs as many cards as ranks, and is left out. The exit code is 1 if there is such a run. Only the standard library is needed; for a card, also the
-run-time compiler of the vendor (see docs/devices.md) and `cargo build --release -p paceline-emulated-card`.
+On the emulated device, the timed mode and each order of the late mode must have the weights of the processor. On a card, whose products have an order of their
+own, those of its first run with `simple_ddp` are expected, or of the first one with a strategy that has other weights by its nature. There, ranks share
+a card and send through the host, or have a card each and send by NCCL. With `PACELINE_CARD=1` a card of this machine is taken, which has orders of its own; NCCL
+then needs as many cards as ranks, and is left out. The emulated card needs the run-time compiler of the vendor (see docs/devices.md) and
+`cargo build --release -p paceline-emulated-card`. The exit code is 1 if a run ends with other weights.
 """
 import argparse
 import os

@@ -2,19 +2,12 @@
 
     python3 bench/mutants.py               # builds a copy of the working tree once, then runs it some hundred times
 
-A copy of the tracked files gets a switch around each wait: for the copies between host and device, the reductions of gradients, the gathers
-of parameters, the optimizer, the batches, and memory that is used again. For each wait that is switched off, a small model trains first in the timed
-mode and then in up to `--seeds` orders of the late mode, until a run ends in another way than the processor's:
+For each wait that is switched off, a small model trains first in the timed mode and then in up to `--seeds` orders of the late mode, until a run ends in
+another way than the processor's: a use of memory was refused, with the name of the missing wait (claim); a value is not finite, because freed memory is
+overwritten (poison); the weights are others, or differ between ranks (digest); a test fails, for waits that no training needs (test); or anything else (error).
 
-- claim: a use of memory was refused, with the name of the wait that is missing;
-- poison: a value is not finite, because freed memory is overwritten;
-- digest: the weights are others, or differ between ranks;
-- test: a test fails, for waits that no training needs;
-- error: anything else, such as a rank that gives up.
-
-Prints a table and writes `results/mutants.json`. The exit code is 1 if a fault stays unseen and is not known to change nothing, or if fewer than
-nine in ten of the others are claims in the first run. Freed memory is not counted there: nobody uses it, so no use can be refused. Needs Git
-and Cargo.
+The exit code is 1 if a fault stays unseen and is not known to change nothing, or if fewer than nine in ten of the others are claims in the first
+run. Freed memory is not counted there: nobody uses it, so no use can be refused. Needs Git and Cargo.
 """
 import argparse
 import os

@@ -4,19 +4,13 @@
     python3 bench/soak.py                                     # as root; see bench/hosts.py for other users
     python3 bench/soak.py --seconds 300 --seed 7
 
-Two hosts, network namespaces of this machine (`hosts.py`), train one model with two ranks each, over `hybrid`. On each
-host a launcher restarts its ranks after a failure (`--max-restarts`), and every attempt goes on from the last good
-checkpoint. The checkpoints lie on a small file system of their own, which can be full. At the end the launchers are
-asked to end: the ranks save after their step N. Then a run that nothing disturbs, with the same ranks on one host,
-makes N steps. Both go on for ten more steps, and must end with the same weights.
+Two hosts, network namespaces of this machine (`hosts.py`), train one model with two ranks each, over `hybrid`. On each host a launcher restarts its ranks after
+a failure (`--max-restarts`), and every attempt goes on from the last good checkpoint. The checkpoints lie on a small file system of their own, which can be full.
+At the end the launchers are asked to end: the ranks save after their step N. Then a run that nothing disturbs, with the same ranks on one host, makes N
+steps. Both go on for ten more steps, and must end with the same weights. Memory and descriptors of the launchers and of an undisturbed rank are sampled.
 
-Faults: see `FAULTS`. Those that a run must survive without a restart are marked there; the table counts restarts by
-fault. Memory and descriptors of the launchers are sampled throughout, those of an undisturbed rank during the second
-run.
-
-Prints a line for each fault, and a table at the end, and writes both to `results/soak.json`. The exit code is 1 if the
-weights differ, if a launcher ended by itself, or if a fault that needs no restart caused one. Only the standard library
-and iproute2 are needed.
+The exit code is 1 if the weights differ, if a launcher ended by itself, or if a fault caused a restart that needs none (`FAULTS`). Only the standard
+library and iproute2 are needed.
 """
 import os
 import random

@@ -5,28 +5,15 @@
     python3 bench/versions.py --before /tmp/before/target/release/paceline
     python3 bench/versions.py --parts steps --cases 'CNN, 1 rank' --before PATH --after PATH --rounds 40
 
-`bench/digests.py` says whether both end with the same weights.
+`steps` and `links` train, `operations` exchange data, `analyze` reads a profiled run. Steps and operations are medians of times that the program takes itself;
+CPU seconds are those of all its processes, with their start; memory by category is counted, not measured.
 
-`steps`: training steps of the CNN, the MLP and a small language model, on threads and on ranks, with the memory of the process of rank 0 and the most memory in use by
-category, which is counted and not measured.
-
-`links`: training steps on an emulated link: of the CNN with `ddp` and with `simple_ddp`, of the MLP and a language model with `ddp`.
-
-`operations`: all-reduce by size, number of ranks, transport, operation and element type, also of private memory, and messages.
-
-`analyze`: `paceline analyze` on a profiled run of the first build, as a whole process.
-
-Steps and operations are medians of times that the program takes itself; CPU seconds are those of all its processes, with their start. A round
-gives two ratios: after over before (B/A), where before is the mean of the runs on both sides, so that a steady drift of the machine cancels; and
+A round gives two ratios: after over before (B/A), where before is the mean of the runs on both sides, so that a steady drift of the machine cancels; and
 before over itself (A/A), the second run over the first. Rounds of a case go on until the 95 % interval of its median B/A is so narrow that
-its half width is 1 % (`--half-width`) for times and CPU seconds, or until there are 200 (`--rounds`). So each row says how well the machine could see, and what it
-shows of a build against itself: a few pairs would show the same build as several percent slower.
+its half width is 1 % (`--half-width`) for times and CPU seconds, or until there are 200 (`--rounds`).
 
 `slower`, `faster`, `larger` and `smaller` mark a B/A whose interval has neither 1 nor any part of the interval of A/A. `unsure` marks any other row whose half width
-is above the goal: it does not say that the builds are equal.
-
-Prints one table for each part, and writes the raw values with date, machine and commits to `results/versions.json`. Only the standard
-library is needed. Exits with 0 if all was measured, with 1 if a run failed, with 2 on a wrong argument.
+is above the goal: it does not say that the builds are equal. The exit code is 1 if a run failed, and 2 on a wrong argument.
 """
 import argparse
 import itertools

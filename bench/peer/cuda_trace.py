@@ -2,14 +2,9 @@
 
     python3 bench/peer/cuda_trace.py --out cuda-traces --ranks 2 --steps 4
 
-These traces are SYNTHETIC: no GPU ran, and the times come from a small simulation with a seed. Only the
-structure is faithful, as Kineto writes it (libkineto's output_json.cpp, CuptiActivity.cpp): operators
-nested on several threads with `External id`, `Sequence number` and shapes; calls of the CUDA runtime and driver
-with correlation numbers; kernels, copies with bandwidth and memsets on streams 7 and 20; NCCL kernels with
-the sizes of their messages; `cuda_sync` events; flows; Python's frames; the device's view of annotations; samples of
-memory. The simulated program is a training step of DistributedDataParallel: the host runs ahead of the device,
-buckets are reduced on stream 20 while stream 7 continues, a collective ends on all ranks at once, and `item()`
-waits for the device.
+These traces are SYNTHETIC: no GPU ran, and the times come from a small simulation with a seed. Only the structure is faithful, as Kineto writes it
+(libkineto's output_json.cpp, CuptiActivity.cpp). The simulated program is a training step of DistributedDataParallel: the host runs ahead of the device,
+buckets are reduced on stream 20 while stream 7 continues, a collective ends on all ranks at once, and `item()` waits for the device.
 
 Each rank writes OUT/rank_<r>/worker_<r>.<time>.pt.trace.json.gz.
 """

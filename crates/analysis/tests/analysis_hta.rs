@@ -1,5 +1,5 @@
 //! Compares our figures with every figure of Holistic Trace Analysis 0.5.0 on a stored trace.
-//! `fixtures/hta/make.py` made the trace and HTA's figures.
+//! See `fixtures/README.md` for the trace and its figures.
 
 mod common;
 
