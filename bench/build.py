@@ -7,7 +7,6 @@ Everything is fetched before the first build. `cpu_s` is processor time of all c
 time is that of its compiler, from start to end, beside the other ones. Writes `results/build.json`. Needs 3 GB in the folder of
 temporary files.
 """
-import argparse
 import json
 import os
 import re
@@ -16,7 +15,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from common import ROOT, Record, aligned, commit, provenance, run, write
+from common import ROOT, Record, aligned, arguments_for, commit, parsed, provenance, run, write
 
 TIMEOUT_S = 3600.0
 # Crates that take less are added up.
@@ -50,11 +49,9 @@ def build(tree: Path) -> Record:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments_for(__doc__, "build.json", rounds=1, has_program=False)
     parser.add_argument("--tree", action="append", metavar="NAME=FOLDER", help="a checkout (the project's own by default)")
-    parser.add_argument("--rounds", type=int, default=1)
-    parser.add_argument("--out", type=Path, default=ROOT / "results" / "build.json")
-    args = parser.parse_args()
+    args = parsed(parser)
     trees = {}
     for tree in args.tree or [f"own={ROOT}"]:
         name, is_named, folder = tree.partition("=")

@@ -27,7 +27,7 @@ PLAIN = "bash {programs}/card_day.sh {name} {json} {small}"
 OWN = "{python} {bench}/card_stages.py {name} --programs {programs} --out {json} {small}"
 CARD = "{python} {bench}/card.py --paceline {programs}/paceline --steps {programs}/card_steps --out {json} --rounds 1 {small} --parts "
 RIVALS = CARD + "steps --seconds {seconds} --cases "
-LATE = "{python} {bench}/late.py --binary {programs}/paceline --device cuda --out {json} --ranks 2 --orders {orders} --long-orders {orders} --strategies "
+LATE = "{python} {bench}/late.py --paceline {programs}/paceline --device cuda --out {json} --ranks 2 --orders {orders} --long-orders {orders} --strategies "
 TIMES = "times, memory and shares of the peak of a card"
 
 

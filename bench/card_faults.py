@@ -9,7 +9,6 @@ orders of sums. For each one the tests run on the emulated card, in several orde
 Prints a table and writes `results/card_faults.json`. The exit code is 1 if a fault stays unseen. Needs Git, Cargo, and the run-time compiler
 of the vendor (see docs/devices.md).
 """
-import argparse
 import json
 import os
 import re
@@ -20,7 +19,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from common import ROOT, aligned, provenance, write
+from common import ROOT, aligned, arguments_for, provenance, write
 from mutants import SWITCH, copy_tree
 
 TEST_SECONDS = 300
@@ -158,8 +157,7 @@ def run(target: Path, tests: str, number: int | None, seed: int) -> str | None:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Plant each fault once, and see which tests notice.")
-    parser.add_argument("--out", type=Path, default=Path("results/card_faults.json"), metavar="FILE")
+    parser = arguments_for(__doc__, "card_faults.json", rounds=0, has_program=False)
     parser.add_argument("--target-dir", type=Path, default=ROOT / "target/card_faults", metavar="DIR", help="where the copy is built")
     parser.add_argument("--faults", type=int, nargs="+", metavar="NUMBER", help="only these; the others keep what --out says of them")
     parser.add_argument("--seeds", type=int, default=5, metavar="N", help="orders of the emulated card's work for each fault (default: 5)")

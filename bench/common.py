@@ -1,7 +1,9 @@
 """Shared code of the benchmark scripts: arguments, running a program, describing the machine and the commit, records and tables."""
 import argparse
 import datetime
+import itertools
 import json
+import math
 import os
 import platform
 import shlex
@@ -87,10 +89,11 @@ def provenance() -> Record:
     return {"date": date, "machine": machine(), "commit": commit()}
 
 
-def arguments_for(description: str, out: str, rounds: int = 5, has_peer: bool = False) -> argparse.ArgumentParser:
+def arguments_for(description: str, out: str, rounds: int = 5, has_peer: bool = False, has_program: bool = True) -> argparse.ArgumentParser:
     """The arguments that most scripts have."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--paceline", type=Path, default=ROOT / "target/release/paceline", metavar="PATH")
+    if has_program:
+        parser.add_argument("--paceline", type=Path, default=ROOT / "target/release/paceline", metavar="PATH")
     if has_peer:
         parser.add_argument("--peer-python", type=Path, default=ROOT / ".peer/bin/python", metavar="PATH", help="a Python with torch")
     if rounds:
@@ -104,7 +107,8 @@ def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
     arguments = parser.parse_args()
     if getattr(arguments, "rounds", 1) < 1:
         parser.error("--rounds must be at least 1")
-    arguments.paceline = program(parser, "--paceline", arguments.paceline)
+    if hasattr(arguments, "paceline"):
+        arguments.paceline = program(parser, "--paceline", arguments.paceline)
     if hasattr(arguments, "peer_python"):
         arguments.peer_python = Path(os.path.abspath(arguments.peer_python))
     return arguments
@@ -127,6 +131,15 @@ def write(path: Path, record: Any) -> None:
 def ranged(values: Sequence[float], digits: int = 2) -> str:
     """The median, and the range."""
     return f"{statistics.median(values):,.{digits}f} [{min(values):,.{digits}f}-{max(values):,.{digits}f}]"
+
+
+def interval(ratios: list[float]) -> Record:
+    """The median of at least six ratios, and the 95 % interval of the median: two of the ratios, by the binomial distribution."""
+    ordered, num = sorted(ratios), len(ratios)
+    outside = list(itertools.accumulate(math.comb(num, i) / 2**num for i in range(num)))
+    below = sum(2 * chance <= 1 - 0.95 for chance in outside) - 1
+    low, high = ordered[below], ordered[num - 1 - below]
+    return {"median": statistics.median(ordered), "low": low, "high": high, "half_width": (high - low) / 2}
 
 
 def ranks_of(launcher: int) -> dict[int, int]:

@@ -3,16 +3,13 @@
     python3 bench/fuzz.py --minutes 10 --keep            # every target, one after the other
     python3 bench/fuzz.py store_wire hello --minutes 1
 
-The targets are in fuzz/fuzz_targets. They are built with stable Rust and libFuzzer, which needs a C++ compiler; the
-compiler's own pass counts which code an input reaches. A target starts from the kept inputs in
-crates/*/tests/corpus/<target>, which `cargo test` replays, and runs on one thread at a low priority. With --keep, the
-inputs that reach code that no kept input reaches are stored there, at most --most in all.
+The targets are in fuzz/fuzz_targets. A target starts from the kept inputs in crates/*/tests/corpus/<target>, which `cargo test` replays, and runs on one thread
+at a low priority. With --keep, the inputs that reach code that no kept input reaches are stored there, at most --most in all.
 
 results/fuzz.json has an entry for each target, which a later run of that target replaces. Exits with 1 if an input
 broke something. That input is left in fuzz/found, and should be added to the kept inputs as `found-...` together with
 the fix, and with a line in fuzz/faults.json.
 """
-import argparse
 import hashlib
 import json
 import math
@@ -26,22 +23,15 @@ import time
 import tomllib
 from pathlib import Path
 
-from common import ROOT, Record, provenance, write
+from common import ROOT, Record, arguments_for, provenance, write
 
 FUZZ = ROOT / "fuzz"
 MANIFEST = tomllib.loads((FUZZ / "Cargo.toml").read_text())
 # Named, so that build scripts and macros are built without the flags below.
 PLATFORM = "x86_64-unknown-linux-gnu"
 # What libFuzzer needs to know of an execution, from the pass that LLVM has for it, and Rust's own checks.
-FLAGS = [
-    "-Cpasses=sancov-module",
-    "-Cllvm-args=-sanitizer-coverage-level=4",
-    "-Cllvm-args=-sanitizer-coverage-inline-8bit-counters",
-    "-Cllvm-args=-sanitizer-coverage-pc-table",
-    "-Cllvm-args=-sanitizer-coverage-trace-compares",
-    "-Cdebug-assertions",
-    "-Ccodegen-units=1",
-]
+COVERAGE = ("level=4", "inline-8bit-counters", "pc-table", "trace-compares")
+FLAGS = ["-Cpasses=sancov-module", *(f"-Cllvm-args=-sanitizer-coverage-{what}" for what in COVERAGE), "-Cdebug-assertions", "-Ccodegen-units=1"]
 # Kept inputs are small, and bugs in these formats are too. A trace needs some room for a few events.
 MAX_BYTES = {"traces": 16384}
 MAX_BYTES_OF_OTHERS = 4096
@@ -51,12 +41,11 @@ MAX_KEPT_BYTES = {"traces": 1024}
 
 def main() -> None:
     names = sorted(path.stem for path in (FUZZ / "fuzz_targets").glob("*.rs"))
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = arguments_for(__doc__, "fuzz.json", rounds=0, has_program=False)
     parser.add_argument("targets", nargs="*", metavar="TARGET", help=f"{', '.join(names)}; all if none is named")
     parser.add_argument("--minutes", type=float, default=10)
     parser.add_argument("--keep", action="store_true", help="store inputs that reach new code")
     parser.add_argument("--most", type=int, default=60, help="the most kept inputs of a target")
-    parser.add_argument("--out", type=Path, default=ROOT / "results" / "fuzz.json")
     args = parser.parse_args()
     if unknown := sorted(set(args.targets) - set(names)):
         parser.error(f"there is no target {unknown[0]}; pass one of {', '.join(names)}")
@@ -83,18 +72,8 @@ def fuzz(name: str, minutes: float, most: int) -> Record:
             folder.mkdir()
         program = build(name, Path(work))
         began_s, origin, before = time.monotonic(), provenance(), len(list(kept.iterdir()))
-        log = run(
-            program,
-            f"-max_total_time={round(minutes * 60)}",
-            max_len,
-            *words,
-            f"-artifact_prefix={broken}/",
-            "-timeout=10",
-            "-rss_limit_mb=1024",
-            "-print_final_stats=1",
-            new,
-            kept,
-        )
+        limits = [f"-max_total_time={round(minutes * 60)}", max_len, "-timeout=10", "-rss_limit_mb=1024"]
+        log = run(program, *limits, *words, f"-artifact_prefix={broken}/", "-print_final_stats=1", new, kept)
         seconds = round(time.monotonic() - began_s)
         stats = dict(re.findall(r"^stat::(\w+):\s+(\d+)", log, re.MULTILINE))
         findings = sorted(broken.iterdir())
@@ -111,21 +90,15 @@ def fuzz(name: str, minutes: float, most: int) -> Record:
         coverage = re.findall(r"cov: (\d+) ft: (\d+) corp: (\d+)/", log)
         counters = re.search(r"\((\d+) inline 8-bit counters\)", log)
         return {
-            "target": name,
-            **origin,
-            "compiler": version("rustc", "--version"),
-            "fuzzer": f"libFuzzer of libfuzzer-sys {locked('libfuzzer-sys')}",
-            "threads": 1,
-            "seconds": seconds,
-            "executions": int(stats.get("number_of_executed_units", 0)),
-            "executions_per_s": int(stats.get("average_exec_per_sec", 0)),
+            "target": name, **origin, "compiler": version("rustc", "--version"),
+            "fuzzer": f"libFuzzer of libfuzzer-sys {locked('libfuzzer-sys')}", "threads": 1, "seconds": seconds,
+            "executions": int(stats.get("number_of_executed_units", 0)), "executions_per_s": int(stats.get("average_exec_per_sec", 0)),
             "counters": int(counters[1]) if counters else 0,
             "counters_reached": int(coverage[-1][0]) if coverage else 0,
             "features_reached": int(coverage[-1][1]) if coverage else 0,
             "peak_rss_mb": int(stats.get("peak_rss_mb", 0)),
             "corpus_at_the_end": int(coverage[-1][2]) if coverage else 0,
-            "kept_inputs_before": before,
-            "kept_inputs": len(list(kept.iterdir())),
+            "kept_inputs_before": before, "kept_inputs": len(list(kept.iterdir())),
             "findings": [path.name for path in findings],
             "faults_fixed": json.loads((FUZZ / "faults.json").read_text()).get(name, []),
         }

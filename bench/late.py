@@ -18,7 +18,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from common import Record, aligned, program, provenance, run, write
+from common import Record, aligned, arguments_for, parsed, program, provenance, run, write
 
 MODELS = {
     "cnn": "--channels 4 8 --hidden 16 --batch-size 8 --steps 3 --optimizer adamw",
@@ -37,8 +37,6 @@ STRATEGIES = [
 ]
 LONG = {"ddp", "sharded3"}
 DIGEST = re.compile(r"sha256 ([0-9a-f]{64})")
-
-
 # The weights of each are its own. `simple_ddp_ga` has steps of four batches.
 OWN_WEIGHTS = {"simple_ddp_ga", "top_k", "fp16", "bf16", "local_sgd", "no_sync"}
 LIBRARIES = ["libcuda.so.1", "libcublasLt.so.13", "libnccl.so.2", "libnvidia-ml.so.1"]
@@ -75,7 +73,7 @@ def card_variables(parser: argparse.ArgumentParser, binary: Path, folder: Path) 
     """Where a program finds the emulated card, whose library lies beside it."""
     if os.environ.get("PACELINE_CARD") == "1":
         return {}
-    library = program(parser, "--binary", binary.parent / "libpaceline_emulated_card.so")
+    library = program(parser, "--paceline", binary.parent / "libpaceline_emulated_card.so")
     for name in LIBRARIES:
         (folder / name).symlink_to(library)
     folders = f"{folder}:{os.environ.get('PACELINE_CUDA_LIBRARIES', '')}"
@@ -83,24 +81,21 @@ def card_variables(parser: argparse.ArgumentParser, binary: Path, folder: Path) 
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Compare the weights of an emulated accelerator, in many orders of its work.")
-    parser.add_argument("--binary", type=Path, default=Path("target/release/paceline"), metavar="PATH")
+    parser = arguments_for(__doc__, "late.json", rounds=0)
     parser.add_argument("--device", choices=["sim", "cuda"], default="sim", help="sim (default), or cuda for an emulated card")
-    parser.add_argument("--out", type=Path, metavar="FILE", help="default: results/late.json, or results/late_cuda.json")
     parser.add_argument("--orders", type=int, metavar="N", help="orders of work for each case (default: 20; 5 on a card)")
     parser.add_argument("--long-orders", type=int, metavar="N", help="the same for ddp and sharded3 (default: ten times as many; 4 times on a card)")
     parser.add_argument("--ranks", type=int, nargs="+", metavar="N", help="(default: 2 4; 1 2 3 on a card)")
     parser.add_argument("--strategies", nargs="+", choices=STRATEGIES, default=STRATEGIES, help="(default: all)")
-    args = parser.parse_args()
+    args = parsed(parser)
     on_card = args.device == "cuda"
-    out = args.out or Path("results/late_cuda.json" if on_card else "results/late.json")
-    binary = program(parser, "--binary", args.binary)
+    out = args.out.with_name("late_cuda.json") if on_card and args.out == parser.get_default("out") else args.out
     orders = args.orders or (5 if on_card else 20)
     long_orders = args.long_orders or orders * (4 if on_card else 10)
     record: Record = provenance() | {"cases": {}}
     rows, num_runs, others, begin = [], 0, 0, time.monotonic()
     with tempfile.TemporaryDirectory(prefix="card_") as folder:
-        bench = Bench(binary, card_variables(parser, binary, Path(folder)) if on_card else {})
+        bench = Bench(args.paceline, card_variables(parser, args.paceline, Path(folder)) if on_card else {})
         for model, flags in (ON_A_CARD if on_card else MODELS).items():
             for ranks in args.ranks or ((1, 2, 3) if on_card else (2, 4)):
                 exact = None

@@ -9,7 +9,6 @@ overwritten (poison); the weights are others, or differ between ranks (digest); 
 The exit code is 1 if a fault stays unseen and is not known to change nothing, or if fewer than nine in ten of the others are claims in the first
 run. Freed memory is not counted there: nobody uses it, so no use can be refused. Needs Git and Cargo.
 """
-import argparse
 import os
 import re
 import shutil
@@ -20,7 +19,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-from common import ROOT, Record, aligned, provenance, write
+from common import ROOT, Record, aligned, arguments_for, provenance, write
 
 CNN = "--channels 4 8 --hidden 16 --batch-size 8 --steps 6 --optimizer adamw"
 STREAM = "--generate-on-host --pin-memory --non-blocking --copy-stream"
@@ -204,8 +203,7 @@ def try_out(target: Path, number: int, mutant: Mutant, num_seeds: int) -> Record
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Leave each wait out once, and see what notices.")
-    parser.add_argument("--out", type=Path, default=Path("results/mutants.json"), metavar="FILE")
+    parser = arguments_for(__doc__, "mutants.json", rounds=0, has_program=False)
     parser.add_argument("--target-dir", type=Path, default=ROOT / "target/mutants", metavar="DIR", help="where the copy is built")
     parser.add_argument("--seeds", type=int, default=20, metavar="N", help="orders of the late mode for each fault (default: 20)")
     args = parser.parse_args()

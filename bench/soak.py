@@ -54,14 +54,9 @@ class Soak:
         for host in range(NUM_HOSTS):
             words = f"train {STEP} {ENDLESS} --save saved --timeout {LIMIT_S} --max-restarts 1000000 --nproc {PER_HOST}"
             place = f"--nnodes {NUM_HOSTS} --node-rank {host} --master-addr {network.hosts[0].address} --master-port 29500"
-            process = network.hosts[host].start(
-                [binary, *words.split(), *place.split()],
-                {"PACELINE_SECRET": "between namespaces"},
-                cwd=folder,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            streams = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+            command, variables = [binary, *words.split(), *place.split()], {"PACELINE_SECRET": "between namespaces"}
+            process = network.hosts[host].start(command, variables, cwd=folder, start_new_session=True, **streams)
             self.launchers.append(process)
             threading.Thread(target=self._read, args=(host, process.stdout), daemon=True).start()
 
@@ -104,14 +99,6 @@ class Soak:
                     return False
                 time.sleep(0.02)
         return True
-
-
-def kill_one(soak: Soak) -> None:
-    soak.signal(soak.some(1), signal.SIGKILL)
-
-
-def kill_two(soak: Soak) -> None:
-    soak.signal(soak.some(2), signal.SIGKILL)
 
 
 def kill_after_pause(soak: Soak) -> None:
@@ -199,8 +186,8 @@ def partition(soak: Soak) -> None:
 
 # By name: the fault, and whether a run must survive it without a restart.
 FAULTS: dict[str, tuple[Callable[[Soak], None], bool]] = {
-    "a rank is killed": (kill_one, False),
-    "two ranks are killed": (kill_two, False),
+    "a rank is killed": (lambda soak: soak.signal(soak.some(1), signal.SIGKILL), False),
+    "two ranks are killed": (lambda soak: soak.signal(soak.some(2), signal.SIGKILL), False),
     "one is stopped, another killed": (kill_after_pause, False),
     "a rank hangs": (hang, False),
     "a rank pauses": (pause, True),
@@ -247,11 +234,7 @@ class Sampler:
         quarter = max(1, len(self.samples) // 4)
         columns = zip(*self.samples)
         return {
-            name: {
-                "first": statistics.median(column[:quarter]),
-                "last": statistics.median(column[-quarter:]),
-                "most": max(column),
-            }
+            name: {"first": statistics.median(column[:quarter]), "last": statistics.median(column[-quarter:]), "most": max(column)}
             for name, column in zip(("resident_kib", "descriptors"), columns)
         }
 
@@ -292,11 +275,7 @@ def disturb(soak: Soak, seconds: float) -> list[Record]:
         begin = time.monotonic()
         fault(soak)
         trains = soak.wait_until_trained()
-        event = {
-            "fault": name,
-            "restarts": max(soak.restarts) - before,
-            "trains_after_s": round(time.monotonic() - begin, 2),
-        }
+        event = {"fault": name, "restarts": max(soak.restarts) - before, "trains_after_s": round(time.monotonic() - begin, 2)}
         event["good"] = trains and not (is_survived and event["restarts"])
         events.append(event if event["good"] else event | {"said": soak.said[said:][-40:]})
         print(f"{name}: {event['restarts']} restarts, trains after {event['trains_after_s']} s", flush=True)
@@ -344,19 +323,10 @@ def main() -> int:
         rows.append([fault, str(times), str(sum(event.get("restarts", 0) for event in of)), f"{longest:.1f} s"])
     is_good = disturbed == undisturbed and codes == [143] * NUM_HOSTS and all(event.get("good") for event in events)
     record: Record = {
-        **origin,
-        "seed": arguments.seed,
-        "seconds": arguments.seconds,
-        "good": is_good,
-        "codes": codes,
-        "attempts": attempts,
-        "steps": steps,
-        "steps_redone": made - steps,
-        "weights": {"disturbed": disturbed, "undisturbed": undisturbed},
-        "launchers": used_by_launchers,
-        "undisturbed_ranks": used_by_ranks,
-        "events": events,
-    }
+        **origin, "seed": arguments.seed, "seconds": arguments.seconds, "good": is_good, "codes": codes, "attempts": attempts, "steps": steps,
+        "steps_redone": made - steps, "weights": {"disturbed": disturbed, "undisturbed": undisturbed}, "launchers": used_by_launchers,
+        "undisturbed_ranks": used_by_ranks, "events": events,
+    }  # fmt: skip
     print(aligned(rows, left={0}))
     print(f"{steps} steps, {made - steps} of them made again, {attempts} attempts; codes {codes}")
     print(f"weights: {disturbed[:16]} with faults, {undisturbed[:16]} without")

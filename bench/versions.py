@@ -16,9 +16,7 @@ its half width is 1 % (`--half-width`) for times and CPU seconds, or until there
 is above the goal: it does not say that the builds are equal. The exit code is 1 if a run failed, and 2 on a wrong argument.
 """
 import argparse
-import itertools
 import json
-import math
 import resource
 import shlex
 import statistics
@@ -28,11 +26,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from common import Record, RunFailed, aligned, commit, program, provenance, run, write
+from common import Record, RunFailed, aligned, arguments_for, commit, interval, program, provenance, run, write
 
 RUN_SECONDS = 600
 LEAST_ROUNDS = 6  # with fewer, no two of the values make an interval of 95 %
-CONFIDENCE = 0.95
 
 MLP = "--model mlp --input-dim 1024 --hidden-dim 1024 --output-dim 1024 --num-layers 3 --batch-size 128 --steps 60 --warmup-steps 4"
 CNN = "--steps 120 --warmup-steps 10"
@@ -149,14 +146,12 @@ PARTS: dict[str, dict[str, Case]] = {
 
 
 def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Compare two builds of paceline in rounds of before, after, before.")
+    parser = arguments_for(__doc__, "versions.json", rounds=200, has_program=False)
     parser.add_argument("--before", type=Path, required=True, metavar="PATH", help="the earlier build")
     parser.add_argument("--after", type=Path, default=Path("target/release/paceline"), metavar="PATH")
     parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS), help="(default: all)")
     parser.add_argument("--cases", nargs="+", metavar="NAME", help="only these, such as 'CNN, 2 ranks' (default: all of the parts)")
     parser.add_argument("--half-width", type=float, default=1.0, metavar="PCT", help="the goal for each interval (default: 1 %%)")
-    parser.add_argument("--rounds", type=int, default=200, metavar="N", help="the most rounds of a case (default: 200)")
-    parser.add_argument("--out", type=Path, default=Path("results/versions.json"), metavar="FILE")
     arguments = parser.parse_args()
     if arguments.rounds < LEAST_ROUNDS:
         parser.error(f"--rounds must be at least {LEAST_ROUNDS}: fewer have no interval of 95 %")
@@ -166,15 +161,6 @@ def parse_arguments() -> argparse.Namespace:
     for flag in ("before", "after"):
         setattr(arguments, flag, program(parser, f"--{flag}", getattr(arguments, flag)))
     return arguments
-
-
-def interval(ratios: list[float]) -> Record:
-    """The median of at least six ratios, and the 95 % interval of the median: two of the ratios, by the binomial distribution."""
-    ordered, num = sorted(ratios), len(ratios)
-    outside = list(itertools.accumulate(math.comb(num, i) / 2**num for i in range(num)))
-    below = sum(2 * chance <= 1 - CONFIDENCE for chance in outside) - 1
-    low, high = ordered[below], ordered[num - 1 - below]
-    return {"median": statistics.median(ordered), "low": low, "high": high, "half_width": (high - low) / 2}
 
 
 def is_timed(value: str) -> bool:

@@ -42,14 +42,10 @@ def stores() -> dict[str, bytes]:
     counter = b"\x7f" * 8
     agent = counter + b"".join(b"\0" + struct.pack("<Q", len(v)) + v for v in values)
     run = (
-        request(SET, b"address/0", b"here"),
-        request(GET, b"address/0", number=1000),
-        request(ADD, b"counter", number=-5),
-        request(ADD, b"counter", number=7),
-        request(ADD, b"address/0", number=1),
-        request(GET, b"missing", number=60_000),
+        request(SET, b"address/0", b"here"), request(GET, b"address/0", number=1000), request(ADD, b"counter", number=-5),
+        request(ADD, b"counter", number=7), request(ADD, b"address/0", number=1), request(GET, b"missing", number=60_000),
         request(ARRIVE, number=60_000),
-    )
+    )  # fmt: skip
     file = "paceline rendezvous 2\nsecret s3\nboot b-1\nlocal paceline-abc\ntcp 7 ::1\ntcp 29500 node-1\nend\n"
     return {
         "valid-requests": b"".join(run),
@@ -95,18 +91,14 @@ def hellos() -> dict[str, bytes]:
             secret = hashlib.sha256(secret + b"/restart").hexdigest().encode()
         return mac(secret, b"paceline: the key of an attempt")
 
-    def hello(
-        rank: int, world: int = 4, of: bytes = key(), ahead: int = 0, magic: bytes = b"pacelin3", to: bytes = listener
-    ) -> bytes:
+    def hello(rank: int, world: int = 4, of: bytes = key(), ahead: int = 0, magic: bytes = b"pacelin3", to: bytes = listener) -> bytes:
         said = struct.pack("<BIII", ahead, rank, world, 2) + bytes(range(16))
         return magic + other + said + mac(of, b"paceline: the rank that connects", other, to, said)
 
     own = (key(),)
 
     def answer(status: int, keys: Sequence[bytes] = own, magic: bytes = b"3nilecap", to: bytes = connector) -> bytes:
-        proofs = [
-            mac(of, b"paceline: the rank that listens", to, other, bytes([ahead])) for ahead, of in enumerate(keys)
-        ]
+        proofs = [mac(of, b"paceline: the rank that listens", to, other, bytes([ahead])) for ahead, of in enumerate(keys)]
         return magic + bytes([len(keys)]) + other + b"".join(proofs) + bytes([status])
 
     stranger = key(b"a secreT")
@@ -144,9 +136,7 @@ def hellos() -> dict[str, bytes]:
 
 
 def headers() -> dict[str, bytes]:
-    kinds = (
-        "all_reduce reduce_scatter all_gather broadcast reduce gather scatter all_to_all send recv send_recv barrier"
-    ).split()
+    kinds = "all_reduce reduce_scatter all_gather broadcast reduce gather scatter all_to_all send recv send_recv barrier".split()
 
     def call(kind: str, send: int, recv: int, dtype: int = 0, op: int = 0, root: int = 0, overlap: int = 0) -> list[int]:
         return [kinds.index(kind) | dtype << 8 | op << 16 | root << 32, send, recv, overlap]
@@ -162,7 +152,7 @@ def headers() -> dict[str, bytes]:
 
     reduce = call("all_reduce", 100, 100)
     conflict = header(3, [1 << 32, 5 | 6 << 32, *reduce, *call("barrier", 0, 0)])
-    gathered = call("all_gather", 3, 10)
+    gathered, blocks = call("all_gather", 3, 10), (call("all_to_all", 3, 5), call("all_to_all", 6, 4))
     half = 1 << 63
     return {
         "valid-all-reduce": ranks(reduce, reduce, reduce),
@@ -170,16 +160,12 @@ def headers() -> dict[str, bytes]:
         "valid-one-rank": ranks(call("all_reduce", 7, 7, dtype=6)),
         "valid-all-gather": ranks(gathered, call("all_gather", 0, 10), call("all_gather", 7, 10)),
         "valid-reduce-scatter": ranks(call("reduce_scatter", 10, 4, op=1), call("reduce_scatter", 10, 6, op=1)),
-        "valid-reduce-scatter-in-place": ranks(
-            call("reduce_scatter", 10, 4, overlap=1), call("reduce_scatter", 10, 6, overlap=5)
-        ),
+        "valid-reduce-scatter-in-place": ranks(call("reduce_scatter", 10, 4, overlap=1), call("reduce_scatter", 10, 6, overlap=5)),
         "valid-broadcast": ranks(call("broadcast", 8, 8, root=0), call("broadcast", 0, 8, root=0)),
         "valid-reduce": ranks(call("reduce", 8, 0, root=1), call("reduce", 8, 8, root=1)),
         "valid-gather": ranks(call("gather", 2, 5), call("gather", 3, 0)),
         "valid-scatter": ranks(call("scatter", 5, 2), call("scatter", 0, 3)),
-        "valid-all-to-all": ranks(
-            call("all_to_all", 3, 5), call("all_to_all", 6, 4), rows=[[1, 2, 1, 4], [4, 2, 2, 2]]
-        ),
+        "valid-all-to-all": ranks(*blocks, rows=[[1, 2, 1, 4], [4, 2, 2, 2]]),
         "valid-barrier": ranks(*[call("barrier", 0, 0)] * 8),
         "refused-empty": b"",
         "refused-peer-lost": ranks(reduce, reduce)[:-1],
@@ -195,17 +181,10 @@ def headers() -> dict[str, bytes]:
         "refused-counts": ranks(gathered, call("all_gather", 8, 10)),
         "refused-other-place": ranks(call("all_gather", 5, 10, overlap=1), call("all_gather", 5, 10, overlap=1)),
         # The peers' counts add up to the right sum only without their highest bit.
-        "refused-counts-that-wrap": ranks(
-            gathered, call("all_gather", half, 10), call("all_gather", half, 10), call("all_gather", 7, 10)
-        ),
-        "refused-counts-that-wrap-in-place": ranks(
-            call("all_reduce", 100, 100),
-            *[call("all_reduce", 100, half, overlap=1)] * 2,
-        ),
-        "refused-blocks": ranks(
-            call("all_to_all", 3, 5), call("all_to_all", 6, 4), rows=[[1, 2, 1, 4], [4, 2, 3, 1]]
-        ),
-        "refused-rows-cut": ranks(call("all_to_all", 3, 5), call("all_to_all", 6, 4), rows=[[1, 2, 1, 4]]),
+        "refused-counts-that-wrap": ranks(gathered, *[call("all_gather", half, 10)] * 2, call("all_gather", 7, 10)),
+        "refused-counts-that-wrap-in-place": ranks(reduce, *[call("all_reduce", 100, half, overlap=1)] * 2),
+        "refused-blocks": ranks(*blocks, rows=[[1, 2, 1, 4], [4, 2, 3, 1]]),
+        "refused-rows-cut": ranks(*blocks, rows=[[1, 2, 1, 4]]),
     }
 
 
@@ -286,16 +265,9 @@ def checkpoints() -> dict[str, bytes]:
     """The index in one line, then the files: two ranks have halves of each tensor."""
     all_tensors = tensors_of(["first_moment", "second_moment"])
     progress = {
-        "epochs": "1",
-        "batches": "7",
-        "steps": "27",
-        "samples-trained": "1728",
-        "epoch-loss": "12.5",
-        "epoch-correct": "64.0",
-        "epoch-samples": "448.0",
-        "optimizer-steps": "27",
-        "seed": "42",
-    }
+        "epochs": "1", "batches": "7", "steps": "27", "samples-trained": "1728", "epoch-loss": "12.5", "epoch-correct": "64.0",
+        "epoch-samples": "448.0", "optimizer-steps": "27", "seed": "42",
+    }  # fmt: skip
 
     def digest(data: bytes) -> str:
         return hashlib.sha256(data).hexdigest()
@@ -315,10 +287,7 @@ def checkpoints() -> dict[str, bytes]:
                 files[rank] += part
                 pieces.append({"start": start, "len": len(part) * count // len(data), "file": rank, "offset": offset})
             entries[name] = {"dtype": dtype.lower(), "shape": shape, "pieces": pieces}
-        named = [
-            {"name": f"rank-00{rank}-of-002.shard", "num_bytes": len(data), "chunks": [digest(bytes(data))]}
-            for rank, data in enumerate(files)
-        ]
+        named = [{"name": f"rank-00{rank}-of-002.shard", "num_bytes": len(data), "chunks": [digest(bytes(data))]} for rank, data in enumerate(files)]
         run = dict(sorted(run.items()))
         # In the order of the fields of the reader, because the digest covers the index as it is written there.
         return {"version": version, "world_size": 2, "strategy": "exact", "run": run, "files": named, "tensors": entries}

@@ -43,30 +43,20 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--ranks", type=int, default=2, help="1 trains without a process group (default: 2)")
     parser.add_argument("--threads", type=int, default=1, help="of each rank (default: 1)")
     parser.add_argument("--batch-size", type=int, help="per rank (default: 64 for a cnn, 256 for mlp, 4 for llama)")
-    parser.add_argument(
-        "--features", type=int, nargs="+", default=MLP_FEATURES, help="of the mlp: input, hidden layers, output"
-    )
+    parser.add_argument("--features", type=int, nargs="+", default=MLP_FEATURES, help="of the mlp: input, hidden layers, output")
     for flag, default in LLAMA.items():
         name = f"--{flag.replace('_', '-')}"
         parser.add_argument(name, type=int, default=default, help=f"of the llama (default: {default})")
     parser.add_argument("--amp", choices=["off", "bf16"], default="off", help="automatic mixed precision (default: off)")
     parser.add_argument("--optimizer", choices=["sgd", "adamw"], default="sgd")
-    parser.add_argument(
-        "--sharding",
-        choices=["none", "zero1", "kept", "resharded"],
-        default="none",
-        help="zero1: ZeroRedundancyOptimizer; kept and resharded: fully_shard, each layer with parameters (of a llama each block) "
-        "a unit, which stays whole after the forward pass or does not (default: none)",
-    )
+    units = "each layer with parameters (of a llama each block) a unit, which stays whole after the forward pass or does not"
+    parser.add_argument("--sharding", choices=["none", "zero1", "kept", "resharded"], default="none",
+                        help=f"zero1: ZeroRedundancyOptimizer; kept and resharded: fully_shard, {units} (default: none)")  # fmt: skip
     parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--seconds", type=float, default=5, help="time the steps for this long (default: 5)")
     parser.add_argument("--warmup-steps", type=int, default=5, help="steps before the timed ones (default: 5)")
-    parser.add_argument(
-        "--channels-last",
-        action=argparse.BooleanOptionalAction,
-        default=True,
-        help="memory format of a cnn; the mlp has none (default: on)",
-    )
+    help_of_format = "memory format of a cnn; the mlp has none (default: on)"
+    parser.add_argument("--channels-last", action=argparse.BooleanOptionalAction, default=True, help=help_of_format)
     arguments = parser.parse_args()
     if arguments.ranks < 1 or arguments.threads < 1:
         parser.error("--ranks and --threads must be at least 1")
@@ -171,13 +161,9 @@ def train(rank: int, arguments: argparse.Namespace) -> None:
         dist.all_gather_object(resident_bytes, resident_bytes[rank])
     median_seconds = statistics.median(step_seconds)
     summary = {
+        **{key: getattr(arguments, key) for key in ("model", "sharding", "amp", "ranks", "batch_size")},
         "torch": torch.__version__,
-        "model": arguments.model,
-        "sharding": arguments.sharding,
-        "amp": arguments.amp,
-        "ranks": num_ranks,
         "params": num_params,
-        "batch_size": arguments.batch_size,
         "step_ms": round(median_seconds * 1e3, 4),
         "samples_per_s": round(num_ranks * arguments.batch_size / median_seconds, 2),
         "steps": len(step_seconds),
