@@ -96,7 +96,7 @@ def main() -> int:
     parser = arguments_for(__doc__, "card.json", rounds=3)
     steps = ROOT / "target/release/examples/card_steps"
     parser.add_argument("--steps", type=Path, default=steps, metavar="PATH", help="the example card_steps")
-    parser.add_argument("--peer-python", default="python3", metavar="PATH")
+    parser.add_argument("--peer-python", default=sys.executable, metavar="PATH", help="(default: the Python that runs this)")
     parser.add_argument("--cases", nargs="+", default=ROWS, metavar="CASE[/PRECISION]", help=f"(default: {' '.join(ROWS)})")
     parser.add_argument("--forms", nargs="*", default=FORMS, help="of PyTorch's steps: eager graph compiled autotuned (default: the first three)")
     parser.add_argument("--small", action="store_true", help="sizes for an emulated card")
