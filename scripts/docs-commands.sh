@@ -10,6 +10,9 @@
 #
 #   <!-- not run: it needs a network -->    the block is left out
 #   <!-- exit code: 7 -->                   its commands have to end with this code
+#   <!-- output of: paceline ... -->        the block is what this command prints
+#
+# The blocks marked ```text are compared with what the commands before them print (docs_shape.py).
 #
 # --one-folder runs all pages in the same folder, as a reader does who goes through all of them. PAGES is a copy of
 # the folder docs, the text that lesson 8 learns from.
@@ -36,6 +39,7 @@ commands() {
   awk '
     /^<!-- not run: .* -->$/ { mark = "left out"; next }
     /^<!-- exit code: [0-9]+ -->$/ { mark = $4; next }
+    /^<!-- output of: .* -->$/ { printf "%d\t0\t%s\n", NR, substr($0, 17, length($0) - 20); next }
     !inside && /^```/ {
       inside = 1
       if ($0 == "```") { printf "%d\tbroken\ta block without a language (sh, text, rust)\n", NR }
@@ -67,6 +71,7 @@ for page in "${pages[@]}"; do
   if $one_folder; then folder=$work/all; else folder=$work/$(basename "$page" .md); fi
   mkdir -p "$folder"
   found=0
+  : >"$work/outputs"
   while IFS=$'\t' read -r -u 3 line expected command; do
     found=$((found + 1))
     if [ "$expected" = "left out" ]; then
@@ -83,6 +88,7 @@ for page in "${pages[@]}"; do
     (cd "$folder" && exec timeout --kill-after=5 "$limit" bash -c "$command") \
       >"$work/output" 2>&1 </dev/null || code=$?
     ran=$((ran + 1))
+    { echo "@@ $line"; cat "$work/output"; } >>"$work/outputs"
     printf '%s:%s: %5.1f s  %s\n' "$name" "$line" "$((($(date +%s%N) - begin) / 100000000))e-1" "$command"
     if [ "$code" != "$expected" ]; then
       if [ "$code" = 124 ]; then why="it took longer than $limit s"; else why="exit code $code instead of $expected"; fi
@@ -92,6 +98,10 @@ for page in "${pages[@]}"; do
       break
     fi
   done 3< <(commands "$page")
+  if ! lines=$(python3 "$root/scripts/docs_shape.py" "$page" "$work/outputs"); then
+    printf '%s: lines that its commands do not print:\n%s\n' "$name" "$lines"
+    failed=$((failed + 1))
+  fi
   if [ "$found" = 0 ] && [ "$name" != docs/lessons/README.md ]; then
     echo "$name: no commands: is a block marked \`\`\`sh?"
     failed=$((failed + 1))
