@@ -63,7 +63,8 @@ trap 'rm -rf "$work"' EXIT
 mkdir "$work/bin"
 ln -s "$program" "$work/bin/paceline"
 cp -r "$root/docs" "$work/pages"
-export PATH="$work/bin:$PATH" PAGES="$work/pages"
+# So wide that no table is divided.
+export PATH="$work/bin:$PATH" PAGES="$work/pages" COLUMNS=250
 
 failed=0 ran=0 left_out=0
 for page in "${pages[@]}"; do

@@ -1,0 +1,74 @@
+"""Compares the outputs that a page shows with those of its commands: their words and columns, not numbers, times or digests.
+
+    scripts/docs_shape.py PAGE OUTPUTS
+
+scripts/docs-commands.sh runs the commands and writes OUTPUTS: a line "@@ N" before the output of the command in line N. A block marked
+```text belongs to the commands of the last block marked ```sh, or to the comment <!-- output of: COMMAND --> before it. Each line of the
+block must be a line of their output, in the same order. Lines, columns and words (...) may be left out. A comment just before a block
+changes this:
+
+    <!-- not compared: put together from two outputs -->    the block is left out
+"""
+import difflib
+import re
+import sys
+
+# A digest; a number, with its sign if it begins a word.
+DIGEST = re.compile(r"\b(?=[0-9a-f]*\d)[0-9a-f]{8,64}\b")
+NUMBER = re.compile(r"(?:(?<!\w)[-+])?\d[\d,.]*(?:e[-+]\d+)?")
+# Which advice is given depends on times, so its words need not all be alike.
+ALIKE = 0.5
+
+
+def words(line: str) -> list[str]:
+    """The words of a line: a number, a digest and an empty cell as `#`, the rule of a table as `--`, a picture of a step as `~`."""
+    found = []
+    for word in NUMBER.sub("#", DIGEST.sub("#", line)).split():
+        if re.fullmatch(r"-{2,}", word):
+            word = "--"
+        elif re.fullmatch(r"[fbwo#-]{10,}", word):
+            word = "~"
+        found.append("#" if word in ("-", "–") else word)
+    return [word for word in found if word != "..."]
+
+
+def agrees(shown: list[str], printed: list[str]) -> bool:
+    """Whether the shown words are among the printed ones, in their order."""
+    if shown[0] in ("advice:", "Advice:"):
+        return printed[:1] == shown[:1] and difflib.SequenceMatcher(None, shown, printed, autojunk=False).ratio() >= ALIKE
+    rest = iter(printed)
+    return all(word in rest for word in shown)
+
+
+def faults(page: list[str], outputs: dict[int, list[list[str]]]) -> list[str]:
+    """The lines of a page that no command prints, with their numbers."""
+    found, fence, source, is_compared = [], "", 0, True
+    printed: list[list[str]] = []
+    for number, line in enumerate(page, 1):
+        if line.startswith("```"):
+            fence = "" if fence else line[3:] or "?"
+            source = number if fence == "sh" else source
+            printed = [words for key in sorted(outputs) if source <= key < number for words in outputs[key]]
+            is_compared = is_compared or not fence
+        elif not fence and line.strip():
+            is_compared = not line.startswith("<!-- not compared:")
+            source = number if line.startswith("<!-- output of:") else source
+        elif fence == "text" and printed and is_compared and (shown := words(line)):
+            at = next((at for at, words in enumerate(printed) if agrees(shown, words)), None)
+            if at is None:
+                found.append(f"{number}: {line}")
+            else:
+                printed = printed[at + 1:] or [[]]
+    return found
+
+
+page, lines = (open(path, encoding="utf-8", errors="replace").read().splitlines() for path in sys.argv[1:3])
+outputs: dict[int, list[list[str]]] = {}
+for line in lines:
+    if line.startswith("@@ "):
+        outputs[int(line[3:])] = last = []
+    else:
+        last.append(words(line))
+lost = faults(page, outputs)
+print("\n".join(lost))
+sys.exit(bool(lost))
