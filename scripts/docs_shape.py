@@ -21,14 +21,14 @@ ALIKE = 0.5
 
 
 def words(line: str) -> list[str]:
-    """The words of a line: a number, a digest and an empty cell as `#`, the rule of a table as `--`, a picture of a step as `~`."""
+    """The words of a line: a number, a digest and an empty cell as `#`, the rule of a table as `--`."""
     found = []
     for word in NUMBER.sub("#", DIGEST.sub("#", line)).split():
         if re.fullmatch(r"-{2,}", word):
             word = "--"
-        elif re.fullmatch(r"[fbwo#-]{10,}", word):
-            word = "~"
         found.append("#" if word in ("-", "–") else word)
+    if found[:1] in (["main"], ["buckets"]):
+        return found[:1]  # the picture of a step
     return [word for word in found if word != "..."]
 
 
