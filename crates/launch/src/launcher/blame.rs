@@ -4,25 +4,14 @@
 //! or else the one that the others have waited for in vain.
 
 use std::os::unix::process::ExitStatusExt;
-use std::process::ExitStatus;
-use std::time::Instant;
 
 use paceline_failure::{EXIT_CONSEQUENCE, EXIT_RUN};
 use paceline_rendezvous::read_culprits;
 use rustix::process::Pid;
 use signal_hook::consts::{SIGABRT, SIGPIPE};
 
-use super::start::Rank;
+use super::rank::{End, Rank};
 use super::{orphans, signals};
-
-/// The end of a rank.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct End {
-    pub(super) status: ExitStatus,
-    pub(super) at: Instant,
-    /// Whether it is the answer to a signal of the launcher.
-    pub(super) was_asked: bool,
-}
 
 /// The place of a launcher's ranks among those of all hosts.
 #[derive(Clone, Copy, Debug)]
@@ -158,7 +147,8 @@ fn ended(local: usize, first: usize, ranks: &[Rank]) -> Cause {
 
 #[cfg(test)]
 mod tests {
-    use std::time::Duration;
+    use std::process::ExitStatus;
+    use std::time::{Duration, Instant};
 
     use super::*;
 

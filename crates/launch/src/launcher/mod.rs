@@ -19,6 +19,7 @@ mod dumps;
 mod guard;
 mod hosts;
 mod orphans;
+mod rank;
 mod relay;
 mod restarts;
 mod signals;
@@ -51,9 +52,18 @@ use crate::{LaunchArgs, StartFlags};
 
 pub use guard::guard_groups;
 pub use hosts::{Hosts, ignores_master_flags};
-pub use restarts::{Restarts, launch_with_restarts};
+pub use restarts::launch_with_restarts;
 pub use signals::last as asked_to_end;
 pub use watch::{Ended, launch, launch_one_of_many};
+
+/// Which attempt a launch is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Restarts {
+    /// How many restarts there have been.
+    pub made: usize,
+    /// How many there may be.
+    pub max: usize,
+}
 
 /// The program to start as ranks, and how.
 #[derive(Debug)]
@@ -85,6 +95,23 @@ pub struct Launch {
 }
 
 impl Launch {
+    /// A launch of a program on this host, as `paceline launch` starts it by default.
+    fn new(command: Vec<OsString>, num_ranks: usize) -> Self {
+        Self {
+            command,
+            num_ranks,
+            hosts: None,
+            restarts: Restarts::default(),
+            variables: Vec::new(),
+            rank_0_owns_stdout: false,
+            dump_folder: None,
+            log_folder: None,
+            tee: false,
+            inherits_stdin: false,
+            grace: StartFlags::default().grace(),
+        }
+    }
+
     /// A launch of this program itself with the given arguments and additional environment variables.
     /// Rank 0 owns standard output.
     pub fn of_own_program(
@@ -93,19 +120,7 @@ impl Launch {
         variables: Vec<(&'static str, OsString)>,
     ) -> Result<Self> {
         let command = [own_program()?.into_os_string()].into_iter().chain(args).collect();
-        Ok(Self {
-            command,
-            num_ranks,
-            hosts: None,
-            restarts: Restarts::default(),
-            variables,
-            rank_0_owns_stdout: true,
-            dump_folder: None,
-            log_folder: None,
-            tee: false,
-            inherits_stdin: false,
-            grace: StartFlags::default().grace(),
-        })
+        Ok(Self { variables, rank_0_owns_stdout: true, ..Self::new(command, num_ranks) })
     }
 
     /// The number of this host's first rank. The others follow it.
@@ -150,18 +165,13 @@ pub fn launch_command(args: &LaunchArgs) -> Result<u8> {
     }
     warn_of_ignored_master_flags(&args.start);
     let attempt = || Launch {
-        command: args.command.clone(),
-        num_ranks: args.nproc,
         hosts: hosts.clone(),
-        restarts: Restarts::default(),
-        variables: Vec::new(),
-        rank_0_owns_stdout: false,
-        dump_folder: None,
         log_folder: args.log_dir.clone(),
         tee: args.tee,
         // The ranks are in a process group of their own, which cannot read the terminal of another process group.
         inherits_stdin: !std::io::stdin().is_terminal(),
         grace: args.start.grace(),
+        ..Launch::new(args.command.clone(), args.nproc)
     };
     // Every attempt is the same.
     launch_with_restarts(args.start.max_restarts, |_| Ok(attempt()))

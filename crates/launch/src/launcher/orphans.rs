@@ -5,7 +5,7 @@
 
 use rustix::process::{Pid, WaitOptions, getpid, set_child_subreaper, waitpid};
 
-use super::start::Rank;
+use super::rank::Rank;
 
 /// Distinguishes them from the other children of this process.
 #[derive(Debug)]

@@ -7,16 +7,7 @@ use paceline_files::Printable;
 
 use super::dumps::{Kept, MAX_KEPT};
 use super::watch::{Ended, launch_one_of_many, say};
-use super::{Launch, signals};
-
-/// Which attempt a launch is.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Restarts {
-    /// How many restarts there have been.
-    pub made: usize,
-    /// How many there may be.
-    pub max: usize,
-}
+use super::{Launch, Restarts, signals};
 
 /// Launches what `attempt` returns for a number of restarts, until an attempt succeeds or must not be repeated, until
 /// `attempt` fails, or until `max` restarts are used up. Returns the exit code of the last attempt. The last operations of

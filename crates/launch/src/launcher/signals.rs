@@ -9,7 +9,7 @@ use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM, SIGTSTP};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
 
-use super::watch::Event;
+use super::rank::Event;
 
 /// The channel of the launch in progress, to which signals are forwarded.
 static LISTENER: Mutex<Option<Sender<Event>>> = Mutex::new(None);

@@ -14,30 +14,9 @@ use paceline_collectives::DUMP_FOLDER;
 use paceline_rendezvous::{ERROR_FILE, LAUNCH};
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use super::blame::End;
-use super::relay::{LastLines, Route, Source};
-use super::watch::Event;
+use super::rank::{Event, Rank};
+use super::relay::{Route, Source};
 use super::{Launch, Restarts};
-
-/// A rank that was started.
-#[derive(Debug)]
-pub(super) struct Rank {
-    /// Its process, and its process group.
-    pub(super) group: Pid,
-    pub(super) last_lines: LastLines,
-    pub(super) ended: Option<End>,
-    /// The file in which it says why it has failed.
-    pub(super) error_file: Option<PathBuf>,
-    /// The last signal by which the launcher has asked it to end.
-    pub(super) asked: Option<Signal>,
-}
-
-impl Rank {
-    pub(super) fn new(group: Pid, error_file: Option<PathBuf>) -> Self {
-        let last_lines = LastLines::default();
-        Self { group, last_lines, ended: None, error_file, asked: None }
-    }
-}
 
 /// The common settings of all ranks of a launch.
 #[derive(Debug)]

@@ -12,11 +12,12 @@ use rustix::io::Errno;
 use rustix::process::{Signal, kill_process, kill_process_group};
 use signal_hook::consts::{SIGCHLD, SIGTSTP};
 
-use super::blame::{self, Cause, End, RanksOfHost};
+use super::blame::{self, Cause, RanksOfHost};
 use super::dumps::{Dumps, Kept};
 use super::guard::Guard;
 use super::orphans::Orphans;
-use super::start::{Common, Rank};
+use super::rank::{End, Event, Rank};
+use super::start::Common;
 use super::{AttemptRendezvous, Launch, own_program, rank_variables, signals};
 
 /// After the first failure, how long the other ranks may take to notice it and to end by themselves.
@@ -43,13 +44,6 @@ pub struct Ended {
     pub have_all_ended: bool,
     /// The last operations of ranks that have failed.
     pub dumps: Option<Kept>,
-}
-
-/// The events of a launch. A rank has its number on this host here.
-#[derive(Debug)]
-pub(super) enum Event {
-    Ended { local: usize, status: ExitStatus, at: Instant },
-    Signal(i32),
 }
 
 /// Starts the ranks and waits for them. Returns 0 if all succeed. If a rank fails, stops the others,
