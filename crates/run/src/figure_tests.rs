@@ -14,10 +14,10 @@ use paceline_observe::figures::figure::{Figure, Source};
 use paceline_observe::figures::table::{TABLE, find};
 use paceline_observe::insight::memory::Needs;
 use paceline_observe::record::card_use::CardUse;
-use paceline_observe::record::meter::StepTimes;
 use paceline_observe::record::rank_report::RankReport;
 use paceline_observe::record::ranks::Ranks;
 use paceline_observe::record::steps::StepLog;
+use paceline_observe::record::times::StepTimes;
 use paceline_settings::config::TrainConfig;
 use paceline_settings::spec::RunSpec;
 use paceline_strategies::StepLoss;
@@ -247,7 +247,6 @@ fn step_done<'a>(loss: &'a StepLoss, track: &'a SpanTrack, group: &'a Group) -> 
         lr: 0.1,
         grad_norm: None,
         scaling: None,
-        is_skipped: false,
         asked_ns: 0,
         whole: Span { start_ns: 0, end_ns: 1 },
         times: StepTimes { step: 1, ..StepTimes::default() },

@@ -18,6 +18,7 @@ pub mod agreement;
 pub mod batches;
 mod card_watch;
 mod device_checks;
+mod ending;
 pub mod equality;
 pub mod evaluate;
 pub mod evaluation;

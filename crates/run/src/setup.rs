@@ -7,26 +7,29 @@ use std::sync::Arc;
 use paceline_checkpoint::progress::{LossScaling, Progress};
 use paceline_checkpoint::{Folder, SAVE_LIMIT};
 use paceline_collectives::{CollectiveError, Group, Mesh};
-use paceline_data::BatchShape;
+use paceline_data::{BatchShape, Dataset};
 use paceline_failure::Result;
 use paceline_files::Printable;
 use paceline_host::disk::Disk;
 use paceline_host::text::warn;
 use paceline_kernels::{Compute, peak};
 use paceline_launch::stop::StopRequest;
-use paceline_memory::{Allocator, DeviceStream};
+use paceline_memory::{Allocator, Device, DeviceStream, PhaseUsage};
+use paceline_model::Model;
 use paceline_observe::figures::event::{Event, Listeners, Placed};
 use paceline_observe::insight::memory::{Needs, Shape};
 use paceline_observe::record::memory;
 use paceline_observe::views;
 use paceline_observe::views::profiler::Profiler;
 use paceline_settings::config::TrainConfig;
+use paceline_settings::loss_scale::LossScale;
 use paceline_settings::named::TransportName;
 use paceline_settings::open_data::OpenData;
 use paceline_settings::origin::Resume;
-use paceline_settings::pipeline::PipelineConfig;
-use paceline_strategies::{Replica, ReplicaOptions, Stages, StepState, SyncBlocks, schedule};
-use paceline_trace::SpanTrack;
+use paceline_strategies::{
+    Exactness, Replica, ReplicaOptions, Stages, StepState, Strategy, SyncBlocks, schedule,
+};
+use paceline_trace::{SpanTrack, Track};
 
 use crate::agreement::{self, Settings};
 use crate::batches::{self, BatchStream};
@@ -39,7 +42,6 @@ use crate::saving::{self, BEST, Saving};
 use crate::step::Stepper;
 use crate::to_device::ToDevice;
 use crate::together::together;
-use crate::trainer::Trainer;
 
 /// The largest number of spans, and of marks, that a step can record. A strategy records a few per
 /// parameter.
@@ -85,7 +87,7 @@ pub(crate) fn compare(
 pub(crate) fn connect_cards(config: &TrainConfig, world: &Group, memory: &Allocator) -> Result<()> {
     let is_stated = config.spec.has("transport");
     let is_demanded = config.transport == TransportName::Nccl;
-    let is_card = memory.device() == paceline_memory::Device::Cuda;
+    let is_card = memory.device() == Device::Cuda;
     if !is_card || world.world_size() == 1 || (is_stated && !is_demanded) {
         return Ok(());
     }
@@ -159,61 +161,70 @@ fn this_run(folder: Option<&Path>) -> String {
     format!("another run (process {} on {host}{folder}, started {since})", std::process::id())
 }
 
+/// A rank that is ready to train.
+pub(crate) struct Trainer<'a> {
+    pub(crate) config: &'a TrainConfig,
+    /// Number of training samples.
+    pub(crate) num_samples: usize,
+    pub(crate) stepper: Stepper,
+    /// The steps that synchronize gradients, if not all do.
+    pub(crate) sync_blocks: Option<SyncBlocks>,
+    /// The guarantee of the strategy about the weights.
+    pub(crate) exactness: Exactness,
+    pub(crate) first: FirstFacts,
+    pub(crate) listeners: Listeners<'a>,
+    /// The test set, if the run evaluates.
+    pub(crate) test: Option<Arc<dyn Dataset>>,
+    /// Writes this rank's part of checkpoints, if the run saves.
+    pub(crate) saving: Option<Saving>,
+    /// The same for the best weights, if the run keeps them.
+    pub(crate) saving_best: Option<Saving>,
+    /// The loss of the best weights that are kept. Decides which weights are written there, and nothing about the run.
+    pub(crate) kept_loss: Option<f64>,
+    /// On rank 0: makes texts, if the run does.
+    pub(crate) texts: Option<TextSampler>,
+    pub(crate) stop: StopRequest,
+    pub(crate) is_launched: bool,
+}
+
+/// The facts of a run before its first step, for its report at the end.
+pub(crate) struct FirstFacts {
+    /// The model of all stages of a pipeline.
+    pub(crate) whole: Option<Model>,
+    /// The fields of a sample.
+    pub(crate) samples: BatchShape,
+    /// The most floating-point operations per second that this rank can make.
+    pub(crate) peak_flops_per_s: f64,
+    /// The memory after initialization.
+    pub(crate) initialization: PhaseUsage,
+    /// On rank 0: the memory that the ranks need by prediction.
+    pub(crate) predicted: Needs,
+}
+
 /// Builds the model and all that its steps need, and begins at a checkpoint or with new weights. Also returns the batches and
 /// the position of the run.
 pub(crate) fn build<'a>(
     config: &'a TrainConfig,
-    OpenData { train: dataset, test }: OpenData,
+    data: OpenData,
     Agreed { mesh, mut listeners, mut saving, mut saving_best }: Agreed<'a>,
     Host { disk, allocator, stop, is_launched, .. }: Host,
 ) -> Result<(Trainer<'a>, BatchStream, Progress)> {
-    let mut compute = Compute::new(config.threads, allocator.clone())?;
-    if config.tf32 {
-        compute = compute.with_tf32();
-    }
-    let mut loader_track = None;
-    if let Some(profile) = &config.profile {
-        let (profiler, recorded) = Profiler::new(&disk, profile, compute, &allocator);
-        compute = recorded;
-        loader_track = Some(profiler.loader());
-        listeners.add(profiler);
-    }
-    if let Some(stream) = allocator.home().and_then(DeviceStream::card) {
-        listeners.add(CardWatch::new(stream.card(), config.warmup_steps as u64));
-    }
-    let model = config.model.build(dataset.as_ref(), mesh.world().world_size())?;
-    let is_card = allocator.device() == paceline_memory::Device::Cuda;
+    let (compute, loader_track) = compute(config, &allocator, &disk, &mut listeners)?;
+    let dataset = &data.train;
+    let world_size = mesh.world().world_size();
+    let build = || config.model.build(dataset.as_ref(), world_size);
+    let model = build()?;
+    let is_card = allocator.device() == Device::Cuda;
     let predicted = match mesh.world().rank() {
         // The memory of pipeline stages, and of a card and its driver, is not predicted yet.
-        0 if config.pipeline.is_none() && !is_card => {
-            let data = OpenData { train: dataset.clone(), test: test.clone() };
-            Needs::of(&Shape::of(config, &data), &model)?
-        }
+        0 if config.pipeline.is_none() && !is_card => Needs::of(&Shape::of(config, &data), &model)?,
         _ => Needs::default(),
     };
     listeners.tell(Event::Built(&model))?;
 
     let mut strategy = config.strategy.build()?;
-    let options =
-        ReplicaOptions { steps_by_bucket: config.steps_by_bucket(), ..config.strategy.options };
-    let seed = config.seed;
-    let build = || config.model.build(dataset.as_ref(), mesh.world().world_size());
     let whole = config.pipeline.as_ref().map(|_| build()).transpose()?;
-    let stages = config.pipeline.as_ref().and_then(|of| Some((of, schedule::named(of.schedule)?)));
-    let replica = match stages {
-        None => Replica::new(strategy.as_mut(), model, compute, mesh, seed, options)?,
-        Some((PipelineConfig { begins_at, costs, head_at_once, .. }, schedule)) => {
-            let stages = Stages {
-                schedule: Arc::new(schedule),
-                cut: begins_at.clone(),
-                micro_batches: config.strategy.accumulate.min(config.steps_per_epoch),
-                costs: costs.clone(),
-                head_at_once: *head_at_once,
-            };
-            let settings = (seed, options);
-            Replica::in_stages(strategy.as_mut(), model, compute, mesh, &stages, settings)?
-        }
-    };
+    let replica = replica(config, strategy.as_mut(), model, compute, mesh)?;
     let mut state = StepState::new(&replica)?;
     let load = || config.model.load(&replica.storage);
     together(&replica.world, "read the first weights", SAVE_LIMIT, load)?;
@@ -224,19 +235,7 @@ pub(crate) fn build<'a>(
     let (num_samples, samples) = (dataset.len(), BatchShape::of(dataset.as_ref()));
     let Begin { mut progress, previous } =
         resume::begin(config, &replica, &*strategy, &mut optimizer, num_samples)?;
-    progress.scaling = config.loss_scale.map(|setting| match progress.scaling {
-        Some(of_checkpoint)
-            if setting.window.is_some() || of_checkpoint.scale == setting.initial =>
-        {
-            of_checkpoint
-        }
-        // The user has chosen another scale.
-        other => LossScaling {
-            scale: setting.initial,
-            skipped_steps: other.map_or(0, |of| of.skipped_steps),
-            ..LossScaling::default()
-        },
-    });
+    progress.scaling = config.loss_scale.map(|setting| scaling(&setting, progress.scaling));
     if let Some(saving) = &mut saving {
         // As rank 0 sees it: paths may differ between hosts.
         if let Some(previous) = replica.world.broadcast_object(Some(&previous), 0)? {
@@ -251,23 +250,18 @@ pub(crate) fn build<'a>(
 
     let markers = markers::all(config.mark_ranges, replica.world.rank())?;
     let track = SpanTrack::with_capacity(TRACK_CAPACITY).marking(markers);
-    let mut kept_loss = None;
-    if let (Some(path), Some(saving)) = (&config.save, &mut saving_best) {
-        // The best weights before the run was interrupted, as rank 0 sees it.
-        let is_first = replica.world.rank() == 0;
-        let own = is_first.then(|| saving::best_of(&path.join(BEST))).flatten();
-        if let Some((loss, previous)) = replica.world.broadcast_object(Some(&own), 0)? {
-            kept_loss = Some(loss);
-            saving.follow(previous, &replica.world)?;
-        }
-    }
+    let kept_loss = match (&config.save, &mut saving_best) {
+        (Some(path), Some(saving)) => follow_best(path, saving, &replica.world)?,
+        _ => None,
+    };
     let texts = match replica.world.rank() {
-        0 => TextSampler::new(config, test.as_deref().unwrap_or(dataset.as_ref()))?,
+        0 => TextSampler::new(config, data.test.as_deref().unwrap_or(dataset.as_ref()))?,
         _ => None,
     };
     let join = batches::join(config, dataset.as_ref(), &replica)?;
     let to_device = ToDevice::new(&replica.compute.allocator, config.copies)?;
-    let stream = BatchStream::new(config, dataset, &replica, progress.position, loader_track)?;
+    let OpenData { train, test } = data;
+    let stream = BatchStream::new(config, train, &replica, progress.position, loader_track)?;
     let before = stream.samples_before();
     state.resume_after(before.own);
     listeners.tell(Event::Begun { progress, samples_before: before.all })?;
@@ -280,8 +274,6 @@ pub(crate) fn build<'a>(
     let trainer = Trainer {
         config,
         num_samples,
-        samples,
-        peak_flops_per_s,
         stepper: Stepper {
             replica,
             state,
@@ -293,10 +285,9 @@ pub(crate) fn build<'a>(
             max_norm,
             scales_loss,
         },
-        whole,
+        sync_blocks,
         exactness,
-        initialization,
-        predicted,
+        first: FirstFacts { whole, samples, peak_flops_per_s, initialization, predicted },
         listeners,
         test,
         saving,
@@ -307,4 +298,71 @@ pub(crate) fn build<'a>(
         is_launched,
     };
     Ok((trainer, stream, progress))
+}
+
+/// The threads that compute. If the run is profiled, its kernels are recorded, and the loader has a track too.
+fn compute(
+    config: &TrainConfig,
+    allocator: &Allocator,
+    disk: &Disk,
+    listeners: &mut Listeners,
+) -> Result<(Compute, Option<Arc<Track>>)> {
+    let mut compute = Compute::new(config.threads, allocator.clone())?;
+    if config.tf32 {
+        compute = compute.with_tf32();
+    }
+    let mut loader_track = None;
+    if let Some(profile) = &config.profile {
+        let (profiler, recorded) = Profiler::new(disk, profile, compute, allocator);
+        compute = recorded;
+        loader_track = Some(profiler.loader());
+        listeners.add(profiler);
+    }
+    if let Some(stream) = allocator.home().and_then(DeviceStream::card) {
+        listeners.add(CardWatch::new(stream.card(), config.warmup_steps as u64));
+    }
+    Ok((compute, loader_track))
+}
+
+/// The model on this rank: all of it, or a stage of a pipeline.
+fn replica(
+    config: &TrainConfig,
+    strategy: &mut dyn Strategy,
+    model: Model,
+    compute: Compute,
+    mesh: Mesh,
+) -> Result<Replica> {
+    let (seed, options) = (config.seed, config.strategy.options);
+    let options = ReplicaOptions { steps_by_bucket: config.steps_by_bucket(), ..options };
+    let pipeline = config.pipeline.as_ref();
+    let Some((of, schedule)) = pipeline.and_then(|of| Some((of, schedule::named(of.schedule)?)))
+    else {
+        return Ok(Replica::new(strategy, model, compute, mesh, seed, options)?);
+    };
+    let stages = Stages {
+        schedule: Arc::new(schedule),
+        cut: of.begins_at.clone(),
+        micro_batches: config.strategy.accumulate.min(config.steps_per_epoch),
+        costs: of.costs.clone(),
+        head_at_once: of.head_at_once,
+    };
+    Ok(Replica::in_stages(strategy, model, compute, mesh, &stages, (seed, options))?)
+}
+
+/// The loss scale at the beginning: that of the checkpoint, unless the user has chosen another one.
+fn scaling(setting: &LossScale, of_checkpoint: Option<LossScaling>) -> LossScaling {
+    let goes_on = |of: &LossScaling| setting.window.is_some() || of.scale == setting.initial;
+    of_checkpoint.filter(goes_on).unwrap_or_else(|| LossScaling {
+        scale: setting.initial,
+        skipped_steps: of_checkpoint.map_or(0, |of| of.skipped_steps),
+        ..LossScaling::default()
+    })
+}
+
+/// Goes on from the best weights that the run has kept before it was interrupted, as rank 0 sees them. Returns their loss.
+fn follow_best(save: &Path, saving: &mut Saving, world: &Group) -> Result<Option<f64>> {
+    let own = (world.rank() == 0).then(|| saving::best_of(&save.join(BEST))).flatten();
+    let Some((loss, previous)) = world.broadcast_object(Some(&own), 0)? else { return Ok(None) };
+    saving.follow(previous, world)?;
+    Ok(Some(loss))
 }

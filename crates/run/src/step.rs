@@ -101,6 +101,11 @@ impl Stepper {
         Ok(Some(StepOutcome { loss, samples, grad_norm, whole, device }))
     }
 
+    /// Whether a step left out its update because its gradients overflowed.
+    pub fn skips(&self, outcome: &StepOutcome) -> bool {
+        self.scales_loss && !outcome.grad_norm.is_some_and(f64::is_finite)
+    }
+
     /// Makes the replicas equal if the strategy does not do so in every step. The time belongs to no step.
     pub fn sync_replicas(&mut self) -> Result<()> {
         let (strategy, mut cx) = self.parts();

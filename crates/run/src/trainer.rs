@@ -1,47 +1,33 @@
-//! The training loop, from top to bottom.
+//! The training loop, from top to bottom: a run is a loop over epochs, an epoch one over steps.
 //!
 //! Every rank runs [`run_rank`] with its group; nothing here depends on whether the ranks are
 //! threads or processes.
 
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Instant;
 
 use paceline_checkpoint::progress::{
     Best, EpochSums, Evaluation, LossScaling, Progress, TestResult,
 };
 use paceline_collectives::{Group, ReduceOp};
-use paceline_data::{BatchShape, Dataset};
 use paceline_failure::{Failure, Result};
 use paceline_host::streams;
 use paceline_host::text::plural;
 use paceline_launch::device::Device;
-use paceline_launch::stop::{StopRequest, left};
-use paceline_memory::PhaseUsage;
-use paceline_model::Model;
-use paceline_observe::figures::event::{Event, Listeners, Save, StepDone};
-use paceline_observe::figures::facts::{Facts, Outcome};
-use paceline_observe::insight::flops;
-use paceline_observe::insight::memory::Needs;
-use paceline_observe::record::memory::RankMemory;
+use paceline_observe::figures::event::{Event, Save, StepDone};
 use paceline_observe::record::meter::Meter;
-use paceline_observe::record::rank_report::RankReport;
-use paceline_observe::record::steps::{AllSteps, StepLog};
+use paceline_observe::record::steps::StepLog;
 use paceline_settings::config::TrainConfig;
 use paceline_settings::open_data::OpenData;
-use paceline_settings::origin::Resume;
 use paceline_strategies::{Exactness, Replica, StepLoss, SyncBlocks};
-use paceline_trace::now_ns;
-use signal_hook::consts::{SIGINT, SIGTERM};
+use paceline_trace::{Span, now_ns};
 
 use crate::batches::BatchStream;
-use crate::sample::{self, TextSampler};
 use crate::saving::Saving;
-use crate::setup::{self, Host};
-use crate::staging::{self, unit_of};
+use crate::setup::{self, Host, Trainer};
 use crate::step::{StepOutcome, Stepper};
 use crate::to_device::Loaded;
-use crate::{equality, evaluation};
+use crate::{equality, evaluation, sample, staging};
 
 /// Trains as one rank of `world`, which is arranged as the mesh of the configuration. Rank 0 writes to the console and to the
 /// folder that `make_folder` returns, if it does. All ranks end after the same step if one of them is asked to stop.
@@ -62,197 +48,193 @@ pub fn run_rank(
     setup::connect_cards(config, &world, &host.allocator)?;
     let agreed = setup::agree(config, world, &placements, make_folder, &host)?;
     let (mut trainer, stream, progress) = setup::build(config, data, agreed, host)?;
-    let trained = trainer.train(stream, progress).map_err(|failure| trainer.noted(failure))?;
-    let steps = progress.steps + trained.num_steps;
-    if trained.is_stopped {
-        return trainer.end_early(begin, trained, steps);
+    let mut run = Training::new(config, progress);
+    trainer.train(stream, &mut run).map_err(|failure| trainer.noted(failure))?;
+    if run.is_stopped {
+        return trainer.end_early(begin, run);
     }
-    trainer.check_weights(steps)?;
-    let evaluated = trainer.evaluate_at_end(&trained, &progress)?;
-    trainer.finish(begin, trained, evaluated, None)
+    let checked = check_weights(&trainer.stepper, &trainer.exactness, run.progress.steps);
+    checked.map_err(|failure| trainer.noted(failure))?;
+    let evaluated = trainer.evaluate_at_end(&run)?;
+    trainer.finish(begin, run, evaluated, None)
 }
 
 /// A run fails once this many steps in a row were skipped because their gradients overflowed. A scale is halved 16 times from
 /// 65536 to 1, so the rest were skipped with the smallest scale, or with one that does not change.
 const MAX_SKIPPED_IN_A_ROW: u64 = 50;
 
-/// The result of training on this rank.
-struct Trained {
+/// How far the run has come on this rank.
+pub(crate) struct Training {
+    /// Its position, and all else that decides how it goes on.
+    pub(crate) progress: Progress,
     /// The measured steps.
-    steps: StepLog,
-    meter: Meter,
-    /// Number of all steps, measured or not.
-    num_steps: u64,
+    pub(crate) steps: StepLog,
+    pub(crate) meter: Meter,
+    /// Number of all steps that this process has made, measured or not.
+    pub(crate) num_steps: u64,
     /// The last epoch and its sums. If the run ended within an epoch, the sums of the part that was
     /// trained.
-    last: Option<(u64, EpochSums)>,
-    /// The loss scale at the end, if the loss is scaled.
-    scaling: Option<LossScaling>,
-    /// Whether the run has ended early because somebody asked for it.
-    is_stopped: bool,
+    pub(crate) last: Option<(u64, EpochSums)>,
+    /// Whether the run ends early because somebody asked for it.
+    pub(crate) is_stopped: bool,
 }
 
-/// A rank that is ready to train ([`setup`]).
-pub(crate) struct Trainer<'a> {
-    pub(crate) config: &'a TrainConfig,
-    /// Number of training samples.
-    pub(crate) num_samples: usize,
-    /// The fields of a sample.
-    pub(crate) samples: BatchShape,
-    /// The most floating-point operations per second that this rank can make.
-    pub(crate) peak_flops_per_s: f64,
-    pub(crate) stepper: Stepper,
-    /// The model of all stages of a pipeline.
-    pub(crate) whole: Option<Model>,
-    /// The guarantee of the strategy about the weights.
-    pub(crate) exactness: Exactness,
-    /// The memory after initialization.
-    pub(crate) initialization: PhaseUsage,
-    /// On rank 0: the memory that the ranks need by prediction.
-    pub(crate) predicted: Needs,
-    pub(crate) listeners: Listeners<'a>,
-    /// The test set, if the run evaluates.
-    pub(crate) test: Option<Arc<dyn Dataset>>,
-    /// Writes this rank's part of checkpoints, if the run saves.
-    pub(crate) saving: Option<Saving>,
-    /// The same for the best weights, if the run keeps them.
-    pub(crate) saving_best: Option<Saving>,
-    /// The loss of the best weights that are kept. Decides which weights are written there, and nothing about the run.
-    pub(crate) kept_loss: Option<f64>,
-    /// On rank 0: makes texts, if the run does.
-    pub(crate) texts: Option<TextSampler>,
-    pub(crate) stop: StopRequest,
-    pub(crate) is_launched: bool,
+impl Training {
+    fn new(config: &TrainConfig, progress: Progress) -> Self {
+        let (steps, meter) = (StepLog::new(config.total_steps()), Meter::new());
+        Self { progress, steps, meter, num_steps: 0, last: None, is_stopped: false }
+    }
 }
 
 impl Trainer<'_> {
     /// Makes all steps of the run, epoch after epoch.
-    fn train(&mut self, mut stream: BatchStream, mut progress: Progress) -> Result<Trained> {
-        let config = self.config;
-        let mut meter = Meter::new();
-        let mut steps = StepLog::new(config.total_steps());
-        let mut last = None;
-        let mut made = 0;
-        let mut is_stopped = false;
-        let sync_blocks = config.strategy.sync_blocks.map(SyncBlocks::new).transpose()?;
-        self.tell_early_stop(&progress)?;
-        while !self.is_over(&progress) && !is_stopped {
-            let epoch = progress.position.epoch;
-            let epoch_begin = Instant::now();
-            self.listeners.tell(Event::EpochBegun { epoch })?;
-            let mut ended = None;
-            while ended.is_none() && !self.is_over(&progress) && !is_stopped {
-                let Replica { world, group, compute, .. } = &self.stepper.replica;
-                if made == config.warmup_steps as u64 {
-                    compute.allocator.forget_phases();
-                }
-                self.listeners.tell(Event::StepBegun { number: made, group: world })?;
-                // Operations outside of steps (rendezvous, checkpoints, evaluation) do not count for any
-                // step.
-                meter.forget(group);
-                self.stepper.track.clear();
-                let asked_ns = now_ns();
-                let num_left = config.steps_per_epoch - progress.position.batch;
-                let num_batches = config.strategy.accumulate.min(num_left);
-                let is_there = self.stepper.to_device.has_next();
-                let now = (!is_there).then(|| stream.step(epoch, num_batches)).transpose()?;
-                let next = self.next_step(&progress, num_batches);
-                let next = next.map(|(epoch, count)| stream.step(epoch, count)).transpose()?;
-                let data_ns = now_ns() - asked_ns;
-
-                let state = &mut self.stepper.state;
-                state.asks_to_stop = self.stop.signal().is_some();
-                state.loss_scale = progress.scaling.map_or(1.0, |of| of.scale);
-                state.synchronizes =
-                    sync_blocks.is_none_or(|blocks| blocks.is_synchronized(made as usize));
-                let lr = config.lr(progress.steps);
-                self.stepper.track.mark_begin(format_args!("step {}", progress.steps + 1));
-                let Some(outcome) = self.stepper.step(Loaded { now, next }, lr)? else {
-                    return Err(Failure::Run(format!("no rank has data in epoch {}", epoch + 1)));
-                };
-                self.stepper.track.mark_end();
-                self.stepper.stop_if_not_finite(progress.steps + 1, lr, &outcome)?;
-                let StepOutcome { loss, samples, grad_norm, whole, device } = outcome;
-                let grad_norm = grad_norm.filter(|norm| norm.is_finite());
-                let is_skipped = self.stepper.scales_loss && grad_norm.is_none();
-                progress.scaling = self.rescaled(progress.scaling, is_skipped);
-
-                let batches = progress.position.batch + num_batches;
-                ended = progress.advance(num_batches, config.steps_per_epoch, samples, &loss);
-                made += 1;
-                // After the last step there is nothing left to stop.
-                is_stopped =
-                    self.agree_to_stop(&loss, ended.is_some())? && !self.is_over(&progress);
-                meter.read(&self.stepper.replica.group);
-                let counts = made > config.warmup_steps as u64;
-                // A device carries out work later than the host asks for it.
-                let has_ledger = config.pipeline.is_some() && config.device == Device::Cpu;
-                let actions = if has_ledger { self.stepper.state.actions() } else { &[] };
-                let counted = counts.then_some(actions);
-                let times = meter.times(whole, data_ns, &device, &self.stepper.track, counted);
-                if counts {
-                    steps.push(made - 1, &times, &loss);
-                }
-                self.listeners.tell(Event::Step(&StepDone {
-                    number: made - 1,
-                    steps: progress.steps,
-                    epoch,
-                    batches,
-                    loss: &loss,
-                    has_classes: self.has_classes(),
-                    lr,
-                    grad_norm,
-                    scaling: progress.scaling,
-                    is_skipped,
-                    asked_ns,
-                    whole,
-                    times,
-                    track: &self.stepper.track,
-                    records: meter.records(),
-                    actions,
-                    group: &self.stepper.replica.world,
-                }))?;
-                // When asked to stop, it leaves one out, unless the run that goes on would decide otherwise without it.
-                let decides = config.early_stop.is_some() || self.saving_best.is_some();
-                if self.evaluates_after(progress.steps) && (decides || !is_stopped) {
-                    self.evaluate_midway(&mut progress, epoch)?;
-                    self.tell_early_stop(&progress)?;
-                    // Nothing is left to stop if the run ends here.
-                    is_stopped &= !self.is_over(&progress);
-                }
-                self.stop_if_all_are_skipped(&progress)?;
-                let is_due = config.sample_every.is_some_and(|n| progress.steps.is_multiple_of(n));
-                if is_due && !is_stopped {
-                    let text = sample::sample(self.texts.as_ref(), &mut self.stepper)?;
-                    let steps = progress.steps;
-                    text.map_or(Ok(()), |text| {
-                        self.listeners.tell(Event::Sampled { steps, text: &text })
-                    })?;
-                }
-                // At the end of an epoch, the code below synchronizes the replicas and saves.
-                let is_due = config.save_every.is_some_and(|n| progress.steps.is_multiple_of(n));
-                if is_due && ended.is_none() && !self.is_over(&progress) && !is_stopped {
-                    self.stepper.sync_replicas()?;
-                    self.save(&progress, false)?;
-                }
-                self.saving.as_mut().map_or(Ok(()), Saving::look)?;
-            }
-            self.stepper.sync_replicas()?;
-            let sums = ended.unwrap_or(progress.epoch);
-            let cut_after = ended.is_none().then_some(progress.position.batch);
-            let took = epoch_begin.elapsed();
-            let has_classes = self.has_classes();
-            self.listeners.tell(Event::EpochEnded { epoch, sums, has_classes, cut_after, took })?;
-            last = Some((epoch, sums));
-            let is_due = config.save_every.is_none_or(|every| progress.steps.is_multiple_of(every));
-            let is_last = self.is_over(&progress) || is_stopped;
-            if is_due || is_last {
-                self.save(&progress, is_last)?;
-            }
+    fn train(&mut self, mut stream: BatchStream, run: &mut Training) -> Result<()> {
+        self.tell_early_stop(&run.progress)?;
+        while self.goes_on(run) {
+            self.epoch(&mut stream, run)?;
         }
-        self.listeners.tell(Event::TrainingEnded(&self.stepper.replica.world))?;
-        let scaling = progress.scaling;
-        Ok(Trained { steps, meter, num_steps: made, last, scaling, is_stopped })
+        self.listeners.tell(Event::TrainingEnded(&self.stepper.replica.world))
+    }
+
+    /// Makes the steps of an epoch, or those that are left of it, and saves if that is due.
+    fn epoch(&mut self, stream: &mut BatchStream, run: &mut Training) -> Result<()> {
+        let epoch = run.progress.position.epoch;
+        let begin = Instant::now();
+        self.listeners.tell(Event::EpochBegun { epoch })?;
+        let mut ended = None;
+        while ended.is_none() && self.goes_on(run) {
+            ended = self.step(stream, run)?;
+            self.between_steps(run, epoch, ended.is_some())?;
+        }
+        self.stepper.sync_replicas()?;
+        let sums = ended.unwrap_or(run.progress.epoch);
+        let cut_after = ended.is_none().then_some(run.progress.position.batch);
+        let (took, has_classes) = (begin.elapsed(), self.has_classes());
+        self.listeners.tell(Event::EpochEnded { epoch, sums, has_classes, cut_after, took })?;
+        run.last = Some((epoch, sums));
+        let (every, is_last) = (self.config.save_every, !self.goes_on(run));
+        if every.is_none() || is_due(every, run.progress.steps) || is_last {
+            self.save(&run.progress, is_last)?;
+        }
+        Ok(())
+    }
+
+    /// Loads the batches of a step, makes it and reports it. Returns the sums of the epoch if this was its last step.
+    fn step(&mut self, stream: &mut BatchStream, run: &mut Training) -> Result<Option<EpochSums>> {
+        let (config, number, before) = (self.config, run.num_steps, run.progress);
+        let Replica { world, group, compute, .. } = &self.stepper.replica;
+        if number == config.warmup_steps as u64 {
+            compute.allocator.forget_phases();
+        }
+        self.listeners.tell(Event::StepBegun { number, group: world })?;
+        // Operations outside of steps (rendezvous, checkpoints, evaluation) do not count for any step.
+        run.meter.forget(group);
+        self.stepper.track.clear();
+        let (epoch, asked_ns) = (before.position.epoch, now_ns());
+        let num_left = config.steps_per_epoch - before.position.batch;
+        let num_batches = config.strategy.accumulate.min(num_left);
+        let is_there = self.stepper.to_device.has_next();
+        let now = (!is_there).then(|| stream.step(epoch, num_batches)).transpose()?;
+        let next = self.next_step(&before, num_batches);
+        let next = next.map(|(epoch, count)| stream.step(epoch, count)).transpose()?;
+        let waited = Span { start_ns: asked_ns, end_ns: now_ns() };
+
+        let state = &mut self.stepper.state;
+        state.asks_to_stop = self.stop.signal().is_some();
+        state.loss_scale = before.scaling.map_or(1.0, |of| of.scale);
+        let synchronizes = |blocks: SyncBlocks| blocks.is_synchronized(number as usize);
+        state.synchronizes = self.sync_blocks.is_none_or(synchronizes);
+        let (step, lr) = (before.steps + 1, config.lr(before.steps));
+        self.stepper.track.mark_begin(format_args!("step {step}"));
+        let Some(outcome) = self.stepper.step(Loaded { now, next }, lr)? else {
+            return Err(Failure::Run(format!("no rank has data in epoch {}", epoch + 1)));
+        };
+        self.stepper.track.mark_end();
+        self.stepper.stop_if_not_finite(step, lr, &outcome)?;
+
+        let (samples, loss) = (outcome.samples, &outcome.loss);
+        run.progress.scaling = self.rescaled(before.scaling, self.stepper.skips(&outcome));
+        let ended = run.progress.advance(num_batches, config.steps_per_epoch, samples, loss);
+        run.num_steps += 1;
+        // After the last step there is nothing left to stop.
+        run.is_stopped = self.agree_to_stop(loss, ended.is_some())? && !self.is_over(&run.progress);
+        let batches = before.position.batch + num_batches;
+        self.report_step(run, &outcome, lr, waited, epoch, batches)?;
+        Ok(ended)
+    }
+
+    /// Measures the step that was made last, and informs the listeners. `waited` is the wait for its data; `batches` of its
+    /// epoch are done.
+    fn report_step(
+        &mut self,
+        run: &mut Training,
+        outcome: &StepOutcome,
+        lr: f64,
+        waited: Span,
+        epoch: u64,
+        batches: usize,
+    ) -> Result<()> {
+        let &StepOutcome { ref loss, whole, ref device, grad_norm, .. } = outcome;
+        let (number, has_classes) = (run.num_steps - 1, self.has_classes());
+        let Stepper { replica, state, track, .. } = &self.stepper;
+        run.meter.read(&replica.group);
+        // A device carries out work later than the host asks for it.
+        let has_ledger = self.config.pipeline.is_some() && self.config.device == Device::Cpu;
+        let actions = if has_ledger { state.actions() } else { &[] };
+        let counted = (number >= self.config.warmup_steps as u64).then_some(actions);
+        let times = run.meter.times(whole, waited.len_ns(), device, track, counted);
+        if counted.is_some() {
+            run.steps.push(number, &times, loss);
+        }
+        self.listeners.tell(Event::Step(&StepDone {
+            number,
+            steps: run.progress.steps,
+            epoch,
+            batches,
+            loss,
+            has_classes,
+            lr,
+            grad_norm: grad_norm.filter(|norm| norm.is_finite()),
+            scaling: run.progress.scaling,
+            asked_ns: waited.start_ns,
+            whole,
+            times,
+            track,
+            records: run.meter.records(),
+            actions,
+            group: &replica.world,
+        }))
+    }
+
+    /// Evaluates, makes a text and saves after a step, each if it is due.
+    fn between_steps(&mut self, run: &mut Training, epoch: u64, is_epoch_over: bool) -> Result<()> {
+        let (config, steps) = (self.config, run.progress.steps);
+        // When asked to stop, it leaves an evaluation out, unless the run that goes on would decide otherwise without it.
+        let decides = config.early_stop.is_some() || self.saving_best.is_some();
+        if is_due(config.eval_every, steps) && (decides || !run.is_stopped) {
+            self.evaluate_midway(&mut run.progress, epoch)?;
+            self.tell_early_stop(&run.progress)?;
+            // Nothing is left to stop if the run ends here.
+            run.is_stopped &= !self.is_over(&run.progress);
+        }
+        self.stop_if_all_are_skipped(&run.progress)?;
+        if is_due(config.sample_every, steps)
+            && !run.is_stopped
+            && let Some(text) = sample::sample(self.texts.as_ref(), &mut self.stepper)?
+        {
+            self.listeners.tell(Event::Sampled { steps, text: &text })?;
+        }
+        // At the end of an epoch the replicas are synchronized and saved in any case.
+        if is_due(config.save_every, steps) && !is_epoch_over && self.goes_on(run) {
+            self.stepper.sync_replicas()?;
+            self.save(&run.progress, false)?;
+        }
+        self.saving.as_mut().map_or(Ok(()), Saving::look)
+    }
+
+    /// Whether a step follows.
+    fn goes_on(&self, run: &Training) -> bool {
+        !run.is_stopped && !self.is_over(&run.progress)
     }
 
     /// Whether the run has made its last step. The configuration and the progress decide, and nothing else, so that a run
@@ -323,43 +305,6 @@ impl Trainer<'_> {
         Some(LossScaling { scale, good_steps, skipped_steps, skipped_in_a_row })
     }
 
-    /// Ends a run that was asked to stop: in order, with the figures of its steps so far.
-    fn end_early(&mut self, begin: Instant, trained: Trained, steps: u64) -> Result<()> {
-        // The ranks agree on it before rank 0 writes, however long that takes.
-        let stopped = self.stopped_after(steps);
-        // Whatever happens here, the run has ended in order.
-        if let Err(problem) = self.finish(begin, trained, None, Some(steps)) {
-            streams::stderr().line(&format!("warning: no figures of the steps so far: {problem}"));
-        }
-        Err(stopped)
-    }
-
-    /// Checks the weights at the end of the run: those that the strategy keeps equal must be, and all numbers must be finite.
-    fn check_weights(&self, steps: u64) -> Result<()> {
-        equality::check(&self.stepper.replica, &self.exactness, steps)?;
-        self.stepper.check_finite(steps).map_err(|failure| self.noted(failure))
-    }
-
-    /// Evaluates after the last step, if the run does, and informs the listeners. `begun` is where training began.
-    fn evaluate_at_end(
-        &mut self,
-        trained: &Trained,
-        begun: &Progress,
-    ) -> Result<Option<Evaluation>> {
-        let result = if self.config.evaluate { self.evaluate()? } else { None };
-        let Some(result) = result else { return Ok(None) };
-        let steps = begun.steps + trained.num_steps;
-        let evaluation = Evaluation {
-            steps,
-            epoch: trained.last.map_or(begun.last_epoch(), |(epoch, _)| epoch),
-            result,
-            is_final: true,
-            is_repeated: trained.num_steps > 0 && self.evaluates_after(steps),
-        };
-        self.listeners.tell(Event::Evaluated(evaluation))?;
-        Ok(Some(evaluation))
-    }
-
     /// Whether all ranks stop after this step. They know it with the loss. Ranks that do not share the loss ask each other
     /// at the end of the epoch.
     fn agree_to_stop(&self, loss: &StepLoss, is_epoch_ended: bool) -> Result<bool> {
@@ -375,7 +320,7 @@ impl Trainer<'_> {
     }
 
     /// Leaves a note for the next run if this one fails because of a number that is not finite.
-    fn noted(&self, failure: Failure) -> Failure {
+    pub(crate) fn noted(&self, failure: Failure) -> Failure {
         if let (Failure::NotFinite { step, .. }, Some(saving)) = (&failure, &self.saving)
             && let Err(problem) = saving.note_not_finite(*step)
         {
@@ -386,43 +331,12 @@ impl Trainer<'_> {
         failure
     }
 
-    /// How the run ends after it was asked to stop: in order, with a word about the checkpoint, unless the launcher has the
-    /// last word.
-    fn stopped_after(&self, steps: u64) -> Failure {
-        let world = &self.stepper.replica.world;
-        // All ranks end with one code, although some may not have had the signal, or have it only now.
-        let own = self.stop.signal();
-        let yes = |is_so: bool| f64::from(u8::from(is_so));
-        // For each rank whether it was asked, and at the end how many were interrupted.
-        let mut asked = vec![0.0; world.world_size() + 1];
-        asked[world.rank()] = yes(own.is_some());
-        asked[world.world_size()] = yes(own == Some(SIGINT));
-        let heard = world.all_reduce_slice(&mut asked, ReduceOp::Sum);
-        let is_interrupted = asked.pop().is_some_and(|count| heard.is_ok() && count > 0.0);
-        let signal = if is_interrupted { SIGINT } else { own.unwrap_or(SIGTERM) };
-        let others = (0..asked.len()).filter(|&rank| own.is_none() && asked[rank] > 0.0).collect();
-        world.dumper().withdraw();
-        let reports = world.rank() == 0 && !self.is_launched;
-        let message = reports.then(|| {
-            let saved = self.config.save.as_deref().map(|folder| (folder, Some(steps)));
-            left(saved, matches!(self.config.resume, Some(Resume::IfThere(_))))
-        });
-        Failure::Stopped { signal, message, others }
-    }
-
-    /// Whether `--eval-every` asks for an evaluation after `steps` steps.
-    fn evaluates_after(&self, steps: u64) -> bool {
-        self.config.eval_every.is_some_and(|every| steps.is_multiple_of(every))
-    }
-
     /// Begins to write a checkpoint, if the run saves. The last one is complete when this returns. The replicas must be
     /// equal.
     fn save(&mut self, progress: &Progress, is_last: bool) -> Result<()> {
         let Some(saving) = &mut self.saving else { return Ok(()) };
         let begin = Instant::now();
-        // First, because a number that is not finite on one rank only is a difference that no other rank would see.
-        equality::check(&self.stepper.replica, &self.exactness, progress.steps)?;
-        self.stepper.check_finite(progress.steps)?;
+        check_weights(&self.stepper, &self.exactness, progress.steps)?;
         let (config, num_samples) = (self.config, self.num_samples);
         let waits = is_last || config.save_sync;
         saving.save(config, num_samples, &self.stepper, progress, waits)?;
@@ -448,8 +362,7 @@ impl Trainer<'_> {
             return Ok(());
         }
         self.kept_loss = Some(loss);
-        equality::check(&self.stepper.replica, &self.exactness, steps)?;
-        self.stepper.check_finite(steps)?;
+        check_weights(&self.stepper, &self.exactness, steps)?;
         // An earlier evaluation, whose weights were not kept, may have been lower.
         let best = Best { lowest: Some((loss, steps)), since: 0 };
         let of_best = Progress { best, ..*progress };
@@ -462,7 +375,7 @@ impl Trainer<'_> {
     }
 
     /// Loss and accuracy over the test set, if there is one.
-    fn evaluate(&mut self) -> Result<Option<TestResult>> {
+    pub(crate) fn evaluate(&mut self) -> Result<Option<TestResult>> {
         let Some(test) = self.test.clone() else { return Ok(None) };
         let (strategy, mut cx) = self.stepper.parts();
         let batch = self.config.global_batch_size;
@@ -471,52 +384,16 @@ impl Trainer<'_> {
         cx.track.clear();
         Ok(Some(result))
     }
+}
 
-    /// Gathers the measurements of all ranks, and reports them. `stopped_after` has the steps of a run that was asked to end.
-    fn finish(
-        &mut self,
-        begin: Instant,
-        trained: Trained,
-        evaluated: Option<Evaluation>,
-        stopped_after: Option<u64>,
-    ) -> Result<()> {
-        let (strategy, mut cx) = self.stepper.parts();
-        let digest = strategy.digest(&mut cx)?;
-        let Replica { compute, .. } = &self.stepper.replica;
-        // The model of all stages.
-        let model = self.whole.as_ref().unwrap_or(&self.stepper.replica.model);
-        let world = &self.stepper.replica.world;
-        let Trained { steps, meter, num_steps, last, scaling, .. } = trained;
-        let memory = RankMemory::new(&self.initialization, &compute.allocator);
-        let mut report = RankReport::new(steps, meter, memory, &self.stepper.track, digest);
-        report.peak_flops_per_s = self.peak_flops_per_s;
-        self.listeners.add_to(&mut report);
-        let total = begin.elapsed();
-        let Some(reports) = world.gather_object(&report, 0)? else { return Ok(()) };
-        let of_all = AllSteps::new(reports.iter().map(|report| &report.steps));
-        let length = of_all.tokens_per_sample().map_or(1, |tokens| tokens.round() as usize);
-        let options = &self.config.strategy.options;
-        let flops_per_sample = flops::per_sample(model, &self.samples, length.max(1), options)?;
-        let outcome = Outcome {
-            transport: world.transport(),
-            link: world.link(),
-            params: model.layout.num_params(),
-            num_steps,
-            stopped_after,
-            trained: last.map(|(_, sums)| sums),
-            has_classes: model.objective.classifies(),
-            predicted: self.predicted.clone(),
-            scaling,
-            evaluated,
-            total,
-            flops_per_sample,
-            block_flops: match &self.config.pipeline {
-                Some(_) => flops::per_block(model, &self.samples, options)?,
-                None => None,
-            },
-            block_names: (0..model.blocks.len()).map(|at| unit_of(model, at).to_owned()).collect(),
-        };
-        let facts = Facts::new(self.config, &outcome, &reports, &model.layout);
-        self.listeners.tell(Event::Ended(&facts))
-    }
+/// Checks the weights after `steps` steps: those that the strategy keeps equal must be, and all numbers must be finite.
+fn check_weights(stepper: &Stepper, exactness: &Exactness, steps: u64) -> Result<()> {
+    // First, because a number that is not finite on one rank only is a difference that no other rank would see.
+    equality::check(&stepper.replica, exactness, steps)?;
+    stepper.check_finite(steps)
+}
+
+/// Whether something that is to be done every so many steps is due after `steps` steps.
+pub(crate) fn is_due(every: Option<u64>, steps: u64) -> bool {
+    every.is_some_and(|every| steps.is_multiple_of(every))
 }

@@ -13,8 +13,8 @@ use paceline_strategies::{ActionTimes, StepLoss};
 use paceline_trace::{Span, SpanTrack};
 
 use crate::figures::facts::Facts;
-use crate::record::meter::StepTimes;
 use crate::record::rank_report::RankReport;
+use crate::record::times::StepTimes;
 
 /// Where a rank is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -130,8 +130,6 @@ pub struct StepDone<'a> {
     pub grad_norm: Option<f64>,
     /// The loss scale after the step, if the loss is scaled.
     pub scaling: Option<LossScaling>,
-    /// Whether the update was skipped, because gradients overflowed.
-    pub is_skipped: bool,
     /// The time at which its batches were requested, in nanoseconds.
     pub asked_ns: u64,
     /// The time from the arrival of the batches to the end of the optimizer.
@@ -146,6 +144,13 @@ pub struct StepDone<'a> {
     pub actions: &'a [ActionTimes],
     /// The ranks.
     pub group: &'a Group,
+}
+
+impl StepDone<'_> {
+    /// Whether the update was skipped, because gradients overflowed.
+    pub fn is_skipped(&self) -> bool {
+        self.scaling.is_some() && self.grad_norm.is_none()
+    }
 }
 
 /// Something that receives events.

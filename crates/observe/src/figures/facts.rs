@@ -127,7 +127,7 @@ impl<'a> Facts<'a> {
         let steps = AllSteps::new(reports.iter().map(|report| &report.steps));
         let strategy = &config.strategy;
         let anatomy = Anatomy::new(&steps, reports, layout, &strategy.bucket_units(layout));
-        let (observed, gathers) = observed(reports);
+        let (observed, moments) = observed(reports);
         let told = match (strategy.sync_blocks, config.device, &config.pipeline) {
             (None, Device::Cpu, None) => advice(Situation {
                 strategy: strategy.name(),
@@ -135,7 +135,7 @@ impl<'a> Facts<'a> {
                 caps: strategy.caps_for_ddp(),
                 anatomy: &anatomy,
                 observed: &observed,
-                gathers: &gathers,
+                moments: &moments,
                 layout,
                 link: outcome
                     .link

@@ -8,9 +8,9 @@ use serde_json::Value;
 
 use crate::figures::event::{Save, StepDone};
 use crate::figures::facts::Facts;
-use crate::record::meter::StepTimes;
 use crate::record::ranks::Ranks;
 use crate::record::steps::AllSteps;
+use crate::record::times::StepTimes;
 
 /// A figure: a number or a word that a run reports, under the same name in every file and view.
 #[derive(Clone, Copy, Debug)]

@@ -10,10 +10,10 @@ use serde_json::{Value, json};
 use crate::figures::figure::Better::{Higher, Lower};
 use crate::figures::figure::{Figure, Source};
 use crate::record::card_use::CardUse;
-use crate::record::meter::StepTimes;
 use crate::record::ranks::Ranks::{
     self, Each, First, Max, Mean, MeanOfSamples, Same, SlowestOfStep, SlowestRank, Sum,
 };
+use crate::record::times::StepTimes;
 
 /// The figure with this name, if there is one.
 pub fn find(name: &str) -> Option<&'static Figure> {

@@ -19,7 +19,7 @@ use paceline_strategies::BucketCaps;
 use crate::insight::anatomy::{Anatomy, GatherLine};
 use crate::insight::buckets::{ELEM_BYTES, LOSS_BYTES, plan, plans};
 use crate::insight::gathers::Uses;
-use crate::insight::observed::SeenGathers;
+use crate::record::readiness::Moments;
 
 /// The facts about a run for which advice is wanted.
 pub struct Situation<'a> {
@@ -33,8 +33,8 @@ pub struct Situation<'a> {
     pub anatomy: &'a Anatomy,
     /// Single steps.
     pub observed: &'a Observed,
-    /// The gathers of these steps.
-    pub gathers: &'a [SeenGathers],
+    /// The moments of these steps.
+    pub moments: &'a [Moments],
     /// Where the gradients lie.
     pub layout: &'a Layout,
     /// The cost of an operation on the emulated link; `None` without a link.
@@ -175,25 +175,16 @@ fn gather_more(prefetch: usize, of: &Situation) -> Option<Remedy> {
     let lines = &of.anatomy.gathers;
     let units = lines.iter().filter(|line| !line.is_backward).count();
     let most = MAX_PREFETCH.min(units.saturating_sub(1));
-    let of_step = |seen: &SeenGathers| {
-        let line = |(line, &[submitted_ms, sent_ms, present, done_ms, needed_ms, exposed_ms]): (
-            &GatherLine,
-            &[f64; 6],
-        )| GatherLine {
-            submitted_ms,
-            sent_ms,
-            done_ms,
-            needed_ms,
-            exposed_ms,
-            move_ms: done_ms - present,
-            ..line.clone()
-        };
-        let seen_lines: Vec<GatherLine> = lines.iter().zip(&seen.uses).map(line).collect();
-        (seen_lines.len() == lines.len()).then(|| Uses::measured(&seen_lines, seen.backward_end))?
+    let of_step = |moments: &Moments| {
+        let reduces = lines.iter().map(|line| line.reduce_ms);
+        let seen = moments.gathers.iter().zip(reduces);
+        let seen = seen.map(|(of, reduce_ms)| GatherLine { reduce_ms, ..GatherLine::of(of) });
+        let seen: Vec<GatherLine> = seen.collect();
+        (seen.len() == lines.len()).then(|| Uses::measured(&seen, moments.backward[1] / 1e6))?
     };
     let whole =
-        of.observed.steps.iter().zip(of.gathers).filter(|(step, _)| of.observed.is_whole(step));
-    let steps: Vec<Uses> = whole.filter_map(|(_, gathers)| of_step(gathers)).collect();
+        of.observed.steps.iter().zip(of.moments).filter(|(step, _)| of.observed.is_whole(step));
+    let steps: Vec<Uses> = whole.filter_map(|(_, moments)| of_step(moments)).collect();
     let more = (prefetch + 1..=most).filter_map(|ahead| {
         let gain = Gain::of(steps.iter().map(|uses| uses.exposed(prefetch) - uses.exposed(ahead)))?;
         let memory = plural(ahead - prefetch, "more unit");

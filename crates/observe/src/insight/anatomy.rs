@@ -10,12 +10,11 @@ use paceline_analysis::advice::blame::Slowest;
 use paceline_model::Layout;
 use serde::{Deserialize, Serialize};
 
-use crate::record::gathers::GatherMean;
-use crate::record::meter::StepTimes;
+use crate::record::gathers::GatherMoments;
 use crate::record::rank_report::RankReport;
-use crate::record::ranks::Ranks;
-use crate::record::readiness::OpMean;
+use crate::record::readiness::{Moments, OpMoments};
 use crate::record::steps::AllSteps;
+use crate::record::times::StepTimes;
 
 /// Where the time of a step goes: means over ranks and measured steps, in milliseconds.
 ///
@@ -50,7 +49,7 @@ pub struct Anatomy {
 }
 
 /// A use of a unit of a sharded model. Its times are in milliseconds after the batch arrived.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct GatherLine {
     /// The unit.
     pub unit: String,
@@ -122,60 +121,27 @@ impl Anatomy {
             return Self::default();
         }
         let mean = |part: fn(&StepTimes) -> u64| steps.mean(part).unwrap_or(0.0) / 1e6;
-        let over_ranks = |part: &dyn Fn(&RankReport) -> f64| {
-            Ranks::Mean.combine(reports.iter().map(part)).unwrap_or(0.0) / 1e6
-        };
-        let num_ops = reports.iter().map(|report| report.alike.ops.len()).min().unwrap_or(0);
-        let ops: Vec<OpLine> = (0..num_ops)
-            .map(|at| {
-                let mean =
-                    |part: fn(&OpMean) -> f64| over_ranks(&|report| part(&report.alike.ops[at]));
-                let (sent_ms, done_ms) = (mean(|op| op.sent), mean(|op| op.done));
-                OpLine {
-                    bytes: reports[0].alike.ops[at].bytes,
-                    ready_ms: mean(|op| op.ready),
-                    sent_ms,
-                    present_ms: mean(|op| op.present),
-                    done_ms,
-                    hidden_pct: pct(mean(|op| op.hidden), done_ms - sent_ms),
-                }
-            })
-            .collect();
-        let num_ready = reports.iter().map(|report| report.alike.ready.len()).min().unwrap_or(0);
-        let ready = (0..num_ready).map(|at| ReadyLine {
-            param: layout.params()[reports[0].alike.ready[at].param].name.clone(),
-            ready_ms: over_ranks(&|report| report.alike.ready[at].at),
+        let moments = Moments::mean(reports.iter().map(|report| &report.alike.moments));
+        let ops: Vec<OpLine> = moments.ops.iter().map(OpLine::of).collect();
+        let ready = moments.ready.iter().map(|of| ReadyLine {
+            param: layout.params()[of.param].name.clone(),
+            ready_ms: of.at / 1e6,
         });
-        let num_gathers =
-            reports.iter().map(|report| report.alike.gathers.len()).min().unwrap_or(0);
-        let gathers = (0..num_gathers).map(|at| {
-            let first = &reports[0].alike.gathers[at];
-            let mean = |part: fn(&GatherMean) -> f64| {
-                over_ranks(&|report| part(&report.alike.gathers[at]))
-            };
-            let alike = &reports[0].alike;
-            let reduced = alike.bucket_ids.iter().position(|unit| *unit == first.unit);
-            let reduced = reduced.filter(|_| first.is_backward);
-            let reduced = reduced.and_then(|at| ops.get(alike.bucket_ops[at]));
+        let alike = &reports[0].alike;
+        let gathers = moments.gathers.iter().map(|of| {
+            let reduction = alike.reduction_of(of.unit).filter(|_| of.is_backward);
+            let reduction = reduction.and_then(|at| ops.get(at));
             GatherLine {
-                unit: layout.units()[first.unit].name.clone(),
-                is_backward: first.is_backward,
-                bytes: first.bytes,
-                submitted_ms: mean(|of| of.submitted),
-                sent_ms: mean(|of| of.sent),
-                done_ms: mean(|of| of.done),
-                needed_ms: mean(|of| of.needed),
-                exposed_ms: mean(|of| of.exposed),
-                move_ms: mean(|of| of.done - of.present),
-                reduce_ms: reduced.map_or(0.0, |op| op.done_ms - op.present_ms),
+                unit: layout.units()[of.unit].name.clone(),
+                reduce_ms: reduction.map_or(0.0, |op| op.done_ms - op.present_ms),
+                ..GatherLine::of(of)
             }
         });
-        let gathers = gathers.collect();
-        let of_buckets = reports[0].alike.bucket_ops.iter().zip(buckets);
+        let of_buckets = alike.bucket_ops.iter().zip(buckets);
         let lines = of_buckets.filter_map(|(at, units)| {
             Some(BucketLine { op: *ops.get(*at)?, units: units.clone() })
         });
-        let statistics = reports[0].alike.statistics_ops.iter();
+        let statistics = alike.statistics_ops.iter();
         Self {
             statistics: statistics.filter_map(|at| ops.get(*at).copied()).collect(),
             means: Means {
@@ -187,12 +153,12 @@ impl Anatomy {
                 communication_ms: mean(|t| t.communicating),
             },
             hidden_ms: mean(|t| t.hidden),
-            backward_begin_ms: over_ranks(&|report| report.alike.backward_begin),
-            backward_end_ms: over_ranks(&|report| report.alike.backward_end),
+            backward_begin_ms: moments.backward[0] / 1e6,
+            backward_end_ms: moments.backward[1] / 1e6,
             slowest: slowest(steps),
             ready: ready.collect(),
             buckets: lines.collect(),
-            gathers,
+            gathers: gathers.collect(),
             ops,
         }
     }
@@ -207,6 +173,36 @@ impl Anatomy {
     pub fn hidden_pct(&self) -> Option<f64> {
         let all_ms = self.means.communication_ms;
         (all_ms > 0.0).then(|| pct(self.hidden_ms, all_ms))
+    }
+}
+
+impl OpLine {
+    fn of(of: &OpMoments) -> Self {
+        Self {
+            bytes: of.bytes,
+            ready_ms: of.ready / 1e6,
+            sent_ms: of.sent / 1e6,
+            present_ms: of.present / 1e6,
+            done_ms: of.done / 1e6,
+            hidden_pct: pct(of.hidden, of.done - of.sent),
+        }
+    }
+}
+
+impl GatherLine {
+    /// A use of a unit, without the unit's name and the reduction of its gradients.
+    pub(super) fn of(of: &GatherMoments) -> Self {
+        Self {
+            is_backward: of.is_backward,
+            bytes: of.bytes,
+            submitted_ms: of.submitted / 1e6,
+            sent_ms: of.sent / 1e6,
+            done_ms: of.done / 1e6,
+            needed_ms: of.needed / 1e6,
+            exposed_ms: of.exposed / 1e6,
+            move_ms: (of.done - of.present) / 1e6,
+            ..Self::default()
+        }
     }
 }
 
@@ -255,8 +251,9 @@ pub(crate) mod tests {
             };
             steps.push(number as u64, &times, &LOSS);
         }
-        let op = OpMean { bytes: 8, sent: 4e6, done: 8e6, hidden: 1e6, ..OpMean::default() };
-        let alike = AlikeSteps { ops: vec![op], bucket_ops: vec![0], ..AlikeSteps::default() };
+        let op = OpMoments { bytes: 8, sent: 4e6, done: 8e6, hidden: 1e6, ..OpMoments::default() };
+        let moments = Moments { ops: vec![op], ..Moments::default() };
+        let alike = AlikeSteps { moments, bucket_ops: vec![0], ..AlikeSteps::default() };
         RankReport { steps, alike, ..RankReport::default() }
     }
 

@@ -5,39 +5,41 @@
 //! times.
 
 use paceline_analysis::advice::observed::{Observed, RankStep, Seen};
+use paceline_host::text::ms;
 use paceline_table::stats::median;
 
 use crate::record::rank_report::RankReport;
+use crate::record::readiness::{Moments, OpMoments};
 use crate::record::samples::StepSample;
-
-/// The gathers of a step, in milliseconds since each rank's own step began: means over the ranks.
-#[derive(Clone, Debug, Default, PartialEq)]
-pub struct SeenGathers {
-    /// For each use of a gathered unit, the values of [`StepSample::gathers`].
-    pub uses: Vec<[f64; 6]>,
-    /// The end of the backward pass.
-    pub backward_end: f64,
-}
 
 /// Clocks that differ by less, in milliseconds, are one clock: ranks of one host see the same moment as late as the
 /// scheduler lets them. Clocks of different hosts differ by the time since each was started.
-const ONE_CLOCK_MS: f64 = 20.0;
+pub(super) const ONE_CLOCK_MS: f64 = 20.0;
 /// Over how many steps, before and after a step, the difference between two clocks is taken. Clocks drift by some
 /// microseconds per second.
 const NEIGHBORS: usize = 4;
 
-/// Combines the reports of the ranks, in rank order. Also returns the gathers of each of the steps.
-pub fn observed(reports: &[RankReport]) -> (Observed, Vec<SeenGathers>) {
+/// The steps that all these ranks have kept, each as they saw it.
+pub(super) fn common<'a>(
+    reports: impl IntoIterator<Item = &'a RankReport>,
+) -> Vec<Vec<&'a StepSample>> {
+    let kept = |report: &'a RankReport| &report.alike.samples.kept[..];
+    let samples: Vec<&[StepSample]> = reports.into_iter().map(kept).collect();
+    let of_step = |step: &StepSample| {
+        let of_rank = |kept: &&'a [StepSample]| {
+            let at = kept.binary_search_by_key(&step.number, |sample| sample.number).ok()?;
+            Some(&kept[at])
+        };
+        samples.iter().map(of_rank).collect()
+    };
+    samples.first().into_iter().copied().flatten().filter_map(of_step).collect()
+}
+
+/// Combines the reports of the ranks, in rank order. Also returns the moments of each of the steps, since each rank's own step
+/// began: means over the ranks.
+pub fn observed(reports: &[RankReport]) -> (Observed, Vec<Moments>) {
     let Some(first) = reports.first() else { return Default::default() };
-    let samples: Vec<&[StepSample]> =
-        reports.iter().map(|report| &report.alike.samples.kept[..]).collect();
-    let common = samples[0].iter().filter_map(|step| {
-        let of_rank =
-            |of: &&[StepSample]| of.binary_search_by_key(&step.number, |sample| sample.number).ok();
-        let places = samples.iter().map(of_rank).collect::<Option<Vec<_>>>()?;
-        Some(places.iter().zip(&samples).map(|(at, of)| &of[*at]).collect())
-    });
-    let common: Vec<Vec<&StepSample>> = common.collect();
+    let common = common(reports);
     let apart: Vec<Vec<f64>> = common.iter().map(|step| clocks(step)).collect();
     let steps = common.iter().enumerate().map(|(at, step)| {
         let near = &apart[at.saturating_sub(NEIGHBORS)..(at + NEIGHBORS + 1).min(apart.len())];
@@ -46,12 +48,13 @@ pub fn observed(reports: &[RankReport]) -> (Observed, Vec<SeenGathers>) {
     let alike = &first.alike;
     let observed = Observed {
         steps: steps.collect(),
-        gradients: alike.ready.iter().map(|line| line.param).collect(),
-        bytes: alike.ops.iter().map(|op| op.bytes).collect(),
+        gradients: alike.moments.ready.iter().map(|of| of.param).collect(),
+        bytes: alike.moments.ops.iter().map(|op| op.bytes).collect(),
         bucket_ops: alike.bucket_ops.clone(),
         blocking_ops: alike.statistics_ops.clone(),
     };
-    (observed, common.iter().map(|step| gathers(step)).collect())
+    let means = |step: &Vec<&StepSample>| Moments::mean(step.iter().map(|of| &of.moments));
+    (observed, common.iter().map(means).collect())
 }
 
 /// By how many milliseconds the clock of each rank is ahead of rank 0's, as the operations of a step show: all ranks see
@@ -60,14 +63,14 @@ fn clocks(step: &[&StepSample]) -> Vec<f64> {
     let first = step[0];
     let of_rank = |sample: &&StepSample| {
         let begin = between(sample, first);
-        let presents = sample.ops.iter().zip(&first.ops);
-        median(presents.map(|(own, of)| begin + f64::from(own[2]) - f64::from(of[2])))
+        let presents = sample.moments.ops.iter().zip(&first.moments.ops);
+        median(presents.map(|(own, of)| begin + (own.present - of.present) / 1e6))
     };
     step.iter().map(|sample| of_rank(sample).unwrap_or(0.0)).collect()
 }
 
 /// Milliseconds from the start of the step on rank 0 until it began on another rank, each on its own clock.
-fn between(sample: &StepSample, first: &StepSample) -> f64 {
+pub(super) fn between(sample: &StepSample, first: &StepSample) -> f64 {
     (i128::from(sample.begin_ns) - i128::from(first.begin_ns)) as f64 / 1e6
 }
 
@@ -81,36 +84,26 @@ fn error(all: &[Vec<f64>], near: &[Vec<f64>]) -> Vec<f64> {
     (0..all.first().map_or(0, Vec::len)).map(of_rank).collect()
 }
 
-/// The mean over the ranks.
-fn mean(step: &[&StepSample], part: impl Fn(&StepSample) -> f32) -> f64 {
-    step.iter().map(|sample| f64::from(part(sample))).sum::<f64>() / step.len() as f64
-}
-
-fn gathers(step: &[&StepSample]) -> SeenGathers {
-    let num_uses = step.iter().map(|sample| sample.gathers.len()).min().unwrap_or(0);
-    let of_use = |at: usize| [0, 1, 2, 3, 4, 5].map(|of| mean(step, |s| s.gathers[at][of]));
-    SeenGathers {
-        uses: (0..num_uses).map(of_use).collect(),
-        backward_end: mean(step, |sample| sample.backward[1]),
-    }
-}
-
 fn seen(step: &[&StepSample], errors: &[f64]) -> Seen {
+    let mean = |part: fn(&StepSample) -> u64| {
+        step.iter().map(|sample| ms(part(sample))).sum::<f64>() / step.len() as f64
+    };
     let rank = |(sample, error): (&&StepSample, &f64)| {
         let shift = between(sample, step[0]) - error;
-        let at = |ms: f32| f64::from(ms) + shift;
+        let at = |ns: f64| ns / 1e6 + shift;
+        let op = |of: &OpMoments| [of.ready, of.sent, of.present, of.done].map(at);
         RankStep {
-            backward: sample.backward.map(at),
-            ready: sample.ready.iter().map(|ms| at(*ms)).collect(),
-            ops: sample.ops.iter().map(|op| op.map(at)).collect(),
-            waiting: f64::from(sample.waiting),
+            backward: sample.moments.backward.map(at),
+            ready: sample.moments.ready.iter().map(|of| at(of.at)).collect(),
+            ops: sample.moments.ops.iter().map(op).collect(),
+            waiting: ms(sample.waiting),
         }
     };
     Seen {
         is_alike: step.iter().all(|sample| sample.is_alike),
-        exposed: mean(step, |sample| sample.exposed),
-        waiting: mean(step, |sample| sample.waiting),
-        sync: mean(step, |sample| sample.sync),
+        exposed: mean(|sample| sample.exposed),
+        waiting: mean(|sample| sample.waiting),
+        sync: mean(|sample| sample.sync),
         ranks: step.iter().zip(errors).map(rank).collect(),
     }
 }
@@ -118,29 +111,32 @@ fn seen(step: &[&StepSample], errors: &[f64]) -> Seen {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::readiness::{AlikeSteps, GradReadiness, OpMean};
+    use crate::record::readiness::ReadyMoment;
 
     /// A rank whose clock is ahead by `ahead_ms`, and which begins each step `late_ms` after the hour.
     fn report(ahead_ms: u64, late_ms: u64, numbers: &[u64]) -> RankReport {
-        let mut alike = AlikeSteps {
-            ops: vec![OpMean { bytes: 8, ..OpMean::default() }],
-            ready: vec![GradReadiness { param: 3, at: 0.0 }],
-            ..AlikeSteps::default()
+        // The last rank arrives at 20 ms of everybody's time.
+        let late = late_ms as f64 * 1e6;
+        let (bytes, hidden) = (8, 0.0);
+        let (present, done) = (20e6 - late, 30e6 - late);
+        let moments = Moments {
+            ops: vec![OpMoments { bytes, ready: 10e6, sent: 11e6, present, done, hidden }],
+            ready: vec![ReadyMoment { param: 3, at: 10e6 }],
+            ..Moments::default()
         };
+        let mut report = RankReport::default();
+        report.alike.moments = moments.clone();
         for &number in numbers {
-            // The last rank arrives at 20 ms of everybody's time.
-            let late = late_ms as f32;
-            alike.samples.kept.push(StepSample {
+            report.alike.samples.kept.push(StepSample {
                 number,
                 begin_ns: (1000 * number + ahead_ms + late_ms) * 1_000_000,
                 is_alike: true,
-                exposed: 4.0 + late,
-                ready: vec![10.0],
-                ops: vec![[10.0, 11.0, 20.0 - late, 30.0 - late]],
+                exposed: (4 + late_ms) * 1_000_000,
+                moments: moments.clone(),
                 ..StepSample::default()
             });
         }
-        RankReport { alike, ..RankReport::default() }
+        report
     }
 
     #[test]

@@ -3,8 +3,6 @@
 //! Takes the steps that all ranks have kept. Returns the ledger of each rank, the step as planned and as run, and advice. This
 //! module does not know how a plan is made or rehearsed.
 
-use std::collections::HashMap;
-
 use paceline_collectives::Axis;
 use paceline_settings::config::TrainConfig;
 use paceline_strategies::schedule::{
@@ -12,11 +10,10 @@ use paceline_strategies::schedule::{
     Usual, as_run, named, on_one_clock, usual,
 };
 
+use crate::insight::observed::{ONE_CLOCK_MS, between, common};
 use crate::record::rank_report::RankReport;
 use crate::record::samples::StepSample;
 
-/// Clocks that differ by less, in milliseconds, are one clock.
-const ONE_CLOCK_MS: f64 = 20.0;
 /// Times below this, in milliseconds, are shown as zero.
 const LEAST_SHOWN_MS: f64 = 0.005;
 
@@ -151,34 +148,26 @@ fn costs_of(plan: &Plan, usual: &Usual) -> Costs {
 
 /// The steps that all these ranks have kept, and in which they did what the plan says, each on one clock.
 fn steps(plan: &Plan, reports: &[&RankReport]) -> Vec<Vec<MeasuredStep>> {
-    let fits = |rank: usize, sample: &StepSample| {
-        let planned = plan.list(rank).iter().flat_map(|entry| entry.actions()).count();
-        sample.staged.as_ref().is_some_and(|staged| staged.actions.len() == planned)
+    let planned = |rank: usize| plan.list(rank).iter().flat_map(|entry| entry.actions()).count();
+    let planned: Vec<usize> = (0..reports.len()).map(planned).collect();
+    let fits = |(sample, planned): (&&StepSample, &usize)| {
+        sample.staged.as_ref().is_some_and(|staged| staged.actions.len() == *planned)
     };
-    let kept = |rank: usize| {
-        let kept = reports[rank].alike.samples.kept.iter();
-        let kept = kept.filter(move |sample| fits(rank, sample));
-        kept.map(|sample| (sample.number, sample)).collect::<HashMap<u64, &StepSample>>()
-    };
-    let kept: Vec<HashMap<u64, &StepSample>> = (0..reports.len()).map(kept).collect();
-    let mut numbers: Vec<u64> = kept[0].keys().copied().collect();
-    numbers.sort_unstable();
-    let of_step = |number: u64| {
-        let samples = kept.iter().map(|of| of.get(&number).copied());
-        let samples = samples.collect::<Option<Vec<&StepSample>>>()?;
-        let first_ns = samples[0].begin_ns;
-        let mut step: Vec<MeasuredStep> =
-            samples.iter().map(|sample| rank_step(sample, first_ns)).collect::<Option<_>>()?;
+    let on_plan = |step: &Vec<&StepSample>| step.iter().zip(&planned).all(fits);
+    let of_step = |samples: Vec<&StepSample>| {
+        let ranks = samples.iter().map(|sample| rank_step(sample, samples[0]));
+        let mut step: Vec<MeasuredStep> = ranks.collect::<Option<_>>()?;
         on_one_clock(plan, &mut step, ONE_CLOCK_MS);
         Some(step)
     };
-    numbers.into_iter().filter_map(of_step).collect()
+    let common = common(reports.iter().copied()).into_iter();
+    common.filter(on_plan).filter_map(of_step).collect()
 }
 
 /// A rank's step, in milliseconds since rank 0 began it, each on its own clock.
-fn rank_step(sample: &StepSample, first_ns: u64) -> Option<MeasuredStep> {
+fn rank_step(sample: &StepSample, first: &StepSample) -> Option<MeasuredStep> {
     let staged = sample.staged.as_ref()?;
-    let begin = (i128::from(sample.begin_ns) - i128::from(first_ns)) as f64 / 1e6;
+    let begin = between(sample, first);
     let at = |ms: f32| begin + f64::from(ms);
     let action = |&[asked, start, end, posted, arrived]: &[f32; 5]| Measured {
         asked: at(asked),

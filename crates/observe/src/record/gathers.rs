@@ -8,9 +8,9 @@ use paceline_strategies::span;
 use paceline_trace::SpanTrack;
 use serde::{Deserialize, Serialize};
 
-/// A use of a unit in a step. Its times are in nanoseconds since the step began, and negative before: means over steps.
+/// A use of a unit in a step. Its times are in nanoseconds since the step began, and negative before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct GatherMean {
+pub struct GatherMoments {
     /// The number of the unit.
     pub unit: usize,
     /// Whether the backward pass uses it.
@@ -33,7 +33,7 @@ pub struct GatherMean {
 
 /// The uses of a step, in order. `records` have the operations that the step before has submitted for this one too. Empty if
 /// the strategy gathers nothing.
-pub fn uses(begin_ns: u64, track: &SpanTrack, records: &[OpRecord]) -> Vec<GatherMean> {
+pub fn uses(begin_ns: u64, track: &SpanTrack, records: &[OpRecord]) -> Vec<GatherMoments> {
     let since = |ns: u64| ns as f64 - begin_ns as f64;
     let last_ns = next_step_ns(track);
     let mut sent: Vec<&OpRecord> = records
@@ -48,12 +48,12 @@ pub fn uses(begin_ns: u64, track: &SpanTrack, records: &[OpRecord]) -> Vec<Gathe
     needed
         .zip(there)
         .map(|(needed, there)| {
-            let mut of_use = GatherMean {
+            let mut of_use = GatherMoments {
                 unit: needed.id,
                 is_backward: backward_ns.is_some_and(|begin| needed.at_ns >= begin),
                 needed: since(needed.at_ns),
                 exposed: (there.at_ns - needed.at_ns) as f64,
-                ..GatherMean::default()
+                ..GatherMoments::default()
             };
             let place = sent.iter().position(|of| of.purpose == Purpose::Gather(needed.id));
             let place = place.filter(|at| sent[*at].times.submitted_ns < there.at_ns);
@@ -74,7 +74,7 @@ pub fn next_step_ns(track: &SpanTrack) -> u64 {
     track.marked(span::NEXT_STEP).next().map_or(u64::MAX, |mark| mark.at_ns)
 }
 
-impl GatherMean {
+impl GatherMoments {
     /// Adds the same use in another step.
     pub fn add(&mut self, other: &Self) {
         let Self { submitted, sent, present, done, needed, exposed, .. } = self;
@@ -94,11 +94,6 @@ impl GatherMean {
     pub fn divide(&mut self, steps: f64) {
         let Self { submitted, sent, present, done, needed, exposed, .. } = self;
         [submitted, sent, present, done, needed, exposed].into_iter().for_each(|sum| *sum /= steps);
-    }
-
-    /// Whether this is the same use of the same unit.
-    pub fn is_like(&self, other: &Self) -> bool {
-        (self.unit, self.is_backward, self.bytes) == (other.unit, other.is_backward, other.bytes)
     }
 }
 
@@ -150,7 +145,8 @@ mod tests {
         ];
         let uses = uses(1000, &track, &records);
         let times = |at: usize| {
-            let GatherMean { unit, is_backward, submitted, done, needed, exposed, .. } = uses[at];
+            let GatherMoments { unit, is_backward, submitted, done, needed, exposed, .. } =
+                uses[at];
             (unit, is_backward, [submitted, done, needed, exposed])
         };
         assert_eq!(times(0), (7, false, [-9.0, 15.0, 10.0, 5.0]));

@@ -6,88 +6,14 @@
 use paceline_collectives::{Group, OpRecord, OpTimes, Purpose};
 use paceline_strategies::{ActionTimes, span};
 use paceline_trace::{IntervalSet, Span, SpanTrack};
-use serde::{Deserialize, Serialize};
 
 use crate::record::gathers;
-use crate::record::readiness::AlikeSteps;
+use crate::record::readiness::{AlikeSteps, Moments};
 use crate::record::samples::{StagedStep, StepSample};
+use crate::record::times::StepTimes;
 
 /// The spans in which the main thread computes, or the device does.
 const COMPUTING: [&str; 4] = [span::FORWARD, span::BACKWARD, span::GRAD_SYNC, span::OPTIMIZER];
-
-/// Makes a struct of sums. To add a time, add a line there and its value in [`Meter::times`].
-macro_rules! step_times {
-    ($(#[$about:meta])* { $($(#[$doc:meta])* $name:ident,)* }) => {
-        $(#[$about])*
-        #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-        pub struct StepTimes {
-            $($(#[$doc])* pub $name: u64,)*
-        }
-
-        impl StepTimes {
-            /// Adds the times of another step.
-            pub fn add(&mut self, other: &Self) {
-                $(self.$name += other.$name;)*
-            }
-        }
-    };
-}
-
-step_times! {
-    /// The times of one step on one rank, in nanoseconds. Those from `to_device` to `exposed` are disjoint
-    /// times of the main thread, or of the device if it computes; the remainder of `step` is outside of them.
-    {
-        /// The step, from the arrival of the batch to the end of the optimizer.
-        step,
-        /// Waiting for the batch, before the step.
-        data,
-        /// The device, or the host that wants to go on, waited for the copy of the batch.
-        to_device,
-        /// Forward pass and loss.
-        forward,
-        /// Backward pass, without synchronization inside it.
-        backward,
-        /// Arithmetic and copies that synchronization adds.
-        sync,
-        /// Optimizer.
-        optimizer,
-        /// Exposed communication: the main thread was blocked on communication.
-        exposed,
-        /// The part of `exposed` in which the operation itself waited for the slowest rank.
-        exposed_wait,
-        /// Hidden communication: communication ran while the main thread computed. The sums of the loss
-        /// do not count.
-        hidden,
-        /// The batch was copied to the device, in this step or in the one before.
-        copying,
-        /// The host put work into the stream of a device's kernels.
-        launching,
-        /// Communication ran. The sums of the loss do not count.
-        communicating,
-        /// Communication waited for the slowest rank.
-        wait,
-        /// Communication moved and reduced data.
-        moving,
-        /// Operations took longer than they would on the emulated link.
-        late,
-        /// Number of operations.
-        ops,
-        /// Bytes of the operations of groups of two ranks or more.
-        bytes,
-    }
-}
-
-impl StepTimes {
-    /// The time that the main thread computed.
-    pub fn compute(&self) -> u64 {
-        self.forward + self.backward + self.sync + self.optimizer
-    }
-
-    /// The part of the step that no span accounts for.
-    pub fn rest(&self) -> u64 {
-        self.step.saturating_sub(self.to_device + self.compute() + self.exposed)
-    }
-}
 
 /// The work of a device in a step; empty if the host computes.
 #[derive(Clone, Debug, Default)]
@@ -211,21 +137,35 @@ impl Meter {
             bytes: sent.map(|record| record.bytes as u64).sum(),
         };
         if let Some(actions) = counted {
-            let uses = gathers::uses(whole.start_ns, track, &self.records);
-            let records = &self.records;
-            let is_alike = self.alike.add(whole.start_ns, records, track, &computing, &uses);
-            if self.alike.samples.takes_next() {
-                let followed = &records[..self.alike.ops.len().min(records.len())];
-                let sample = StepSample::new(whole.start_ns, &times, followed, track, &uses);
-                let sample = if is_alike { sample } else { sample.unlike() };
-                let staged = StagedStep::new(whole, data_ns, actions, track);
-                let staged = Some(staged).filter(|_| !actions.is_empty());
-                self.alike.samples.push(StepSample { staged, ..sample });
-            } else {
-                self.alike.samples.skip();
-            }
+            self.keep(whole, &times, track, &computing, actions);
         }
         times
+    }
+
+    /// Adds a step to the means of operations and gradients, and to the steps that are kept one by one.
+    fn keep(
+        &mut self,
+        whole: Span,
+        times: &StepTimes,
+        track: &SpanTrack,
+        computing: &IntervalSet,
+        actions: &[ActionTimes],
+    ) {
+        let (begin_ns, records) = (whole.start_ns, &self.records);
+        let moments = Moments::of(begin_ns, records, track, computing);
+        let is_alike = self.alike.add(&moments, records);
+        let &StepTimes { exposed, exposed_wait, sync, .. } = times;
+        let staged = || StagedStep::new(whole, times.data, actions, track);
+        self.alike.samples.push(|| StepSample {
+            number: 0,
+            begin_ns,
+            is_alike,
+            exposed,
+            waiting: exposed_wait,
+            sync,
+            moments: if is_alike { moments } else { moments.without_lists() },
+            staged: (!actions.is_empty()).then(staged),
+        });
     }
 }
 

@@ -2,6 +2,7 @@
 //!
 //! | file | contents |
 //! |---|---|
+//! | [`times`] | the times of a step, which add up |
 //! | [`meter`] | turns spans and records of operations into the times of a step |
 //! | [`readiness`] | when in a step its operations and gradients take place |
 //! | [`gathers`] | the gathers of parameters, and which use waits for which |
@@ -23,3 +24,4 @@ pub mod ranks;
 pub mod readiness;
 pub mod samples;
 pub mod steps;
+pub mod times;

@@ -9,12 +9,12 @@ use paceline_strategies::span;
 use paceline_trace::{IntervalSet, Span, SpanTrack};
 use serde::{Deserialize, Serialize};
 
-use crate::record::gathers::GatherMean;
+use crate::record::gathers::{self, GatherMoments};
 use crate::record::samples::StepSamples;
 
-/// The times of an operation in its step, in nanoseconds since the step began: means over steps.
+/// The moments of an operation, in nanoseconds since its step began.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct OpMean {
+pub struct OpMoments {
     /// Size of the message in bytes.
     pub bytes: u64,
     /// When it was submitted. For a bucket, this is when its gradients were final.
@@ -29,63 +29,150 @@ pub struct OpMean {
     pub hidden: f64,
 }
 
-/// When a parameter's gradient was final, in nanoseconds since the step began: mean over steps.
+/// When a parameter's gradient was final, in nanoseconds since the step began.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct GradReadiness {
+pub struct ReadyMoment {
     /// The parameter's index.
     pub param: usize,
     /// When it was final.
     pub at: f64,
 }
 
-/// The steps that are alike: sums over them, which [`AlikeSteps::mean`] turns into means at the end.
+/// The moments of a step, in nanoseconds since it began; also their sums and means over steps that are alike, and over ranks.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Moments {
+    /// Number of operations, whether or not they are followed.
+    pub num_ops: usize,
+    /// The operations, in order; empty if there are too many to follow.
+    pub ops: Vec<OpMoments>,
+    /// The gradients, in the order in which they are final.
+    pub ready: Vec<ReadyMoment>,
+    /// The uses of gathered units, in order.
+    pub gathers: Vec<GatherMoments>,
+    /// Start and end of the last backward pass.
+    pub backward: [f64; 2],
+}
+
+/// If a step has more operations than this, they are not followed one by one.
+const MAX_OPS: usize = 512;
+
+impl Moments {
+    /// Those of a step that began at `begin_ns`.
+    pub fn of(
+        begin_ns: u64,
+        records: &[OpRecord],
+        track: &SpanTrack,
+        computing: &IntervalSet,
+    ) -> Self {
+        let since = |ns: u64| ns.saturating_sub(begin_ns) as f64;
+        let op = |OpRecord { bytes, times, .. }: &OpRecord| {
+            let span = Span { start_ns: times.started_ns, end_ns: times.finished_ns };
+            OpMoments {
+                bytes: *bytes as u64,
+                ready: since(times.submitted_ns),
+                sent: since(times.started_ns),
+                present: since(times.present_ns),
+                done: since(times.finished_ns),
+                hidden: IntervalSet::union([span]).intersection(computing).len_ns() as f64,
+            }
+        };
+        let followed = if records.len() <= MAX_OPS { records } else { &[] };
+        let ready = track.marked(span::GRADIENT_READY);
+        let ready = ready.map(|mark| ReadyMoment { param: mark.id, at: since(mark.at_ns) });
+        let backward = track.named(span::BACKWARD).max_by_key(|span| span.end_ns);
+        Self {
+            num_ops: records.len(),
+            ops: followed.iter().map(op).collect(),
+            ready: ready.collect(),
+            gathers: gathers::uses(begin_ns, track, records),
+            backward: backward.map_or([0.0; 2], |of| [of.start_ns, of.end_ns].map(since)),
+        }
+    }
+
+    /// The means over ranks, of as many operations, gradients and gathers as each of them has.
+    pub fn mean<'a>(ranks: impl IntoIterator<Item = &'a Self>) -> Self {
+        let mut ranks = ranks.into_iter();
+        let Some(first) = ranks.next() else { return Self::default() };
+        let (mut mean, mut count) = (first.clone(), 1.0);
+        for of_rank in ranks {
+            mean.ops.truncate(of_rank.ops.len());
+            mean.ready.truncate(of_rank.ready.len());
+            mean.gathers.truncate(of_rank.gathers.len());
+            mean.add(of_rank);
+            count += 1.0;
+        }
+        mean.divide(count);
+        mean
+    }
+
+    /// The moments of a step whose operations and gradients are not to be compared with those of others.
+    pub fn without_lists(self) -> Self {
+        Self { backward: self.backward, ..Self::default() }
+    }
+
+    /// How many numbers it has.
+    pub fn numbers(&self) -> usize {
+        3 + 2 * self.ready.len() + 6 * self.ops.len() + 9 * self.gathers.len()
+    }
+
+    /// Whether a step has the same operations, gradients and gathers.
+    fn is_like(&self, step: &Self) -> bool {
+        let op = |of: &OpMoments| of.bytes;
+        let param = |of: &ReadyMoment| of.param;
+        let gather = |of: &GatherMoments| (of.unit, of.is_backward, of.bytes);
+        self.num_ops == step.num_ops
+            && self.ops.iter().map(op).eq(step.ops.iter().map(op))
+            && self.ready.iter().map(param).eq(step.ready.iter().map(param))
+            && self.gathers.iter().map(gather).eq(step.gathers.iter().map(gather))
+    }
+
+    fn add(&mut self, other: &Self) {
+        for (sum, of) in self.ops.iter_mut().zip(&other.ops) {
+            sum.ready += of.ready;
+            sum.sent += of.sent;
+            sum.present += of.present;
+            sum.done += of.done;
+            sum.hidden += of.hidden;
+        }
+        self.gathers.iter_mut().zip(&other.gathers).for_each(|(sum, of)| sum.add(of));
+        self.ready.iter_mut().zip(&other.ready).for_each(|(sum, of)| sum.at += of.at);
+        self.backward.iter_mut().zip(other.backward).for_each(|(sum, of)| *sum += of);
+    }
+
+    fn divide(&mut self, count: f64) {
+        for OpMoments { ready, sent, present, done, hidden, .. } in &mut self.ops {
+            [ready, sent, present, done, hidden].into_iter().for_each(|sum| *sum /= count);
+        }
+        self.gathers.iter_mut().for_each(|sum| sum.divide(count));
+        self.ready.iter_mut().for_each(|sum| sum.at /= count);
+        self.backward = self.backward.map(|sum| sum / count);
+    }
+}
+
+/// The steps that are alike.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct AlikeSteps {
     /// Number of steps that are alike.
     pub count: u64,
     /// Number of measured steps that are not.
     pub num_unlike: u64,
-    /// Number of operations of a step, whether or not they are followed.
-    pub num_ops: usize,
-    /// The operations of a step, in order; empty if there are too many to follow.
-    pub ops: Vec<OpMean>,
-    /// The gradients of a step, in the order in which they are final.
-    pub ready: Vec<GradReadiness>,
-    /// The uses of gathered units, in order.
-    pub gathers: Vec<GatherMean>,
+    /// Sums over the steps that are alike, which [`AlikeSteps::mean`] turns into means at the end.
+    pub moments: Moments,
     /// The indices of the operations that carry buckets, in order.
     pub bucket_ops: Vec<usize>,
     /// The numbers of these buckets, or of the units if each is sent alone.
     pub bucket_ids: Vec<usize>,
     /// The indices of the operations that sum the statistics of a synchronized batch norm, in order.
     pub statistics_ops: Vec<usize>,
-    /// The start of the last backward pass, in nanoseconds since the step began.
-    pub backward_begin: f64,
-    /// The end of the last backward pass, in nanoseconds since the step began.
-    pub backward_end: f64,
     /// Some of the measured steps one by one, those that are not alike too.
     pub samples: StepSamples,
 }
 
-/// If a step has more operations than this, they are not followed one by one.
-const MAX_OPS: usize = 512;
-
 impl AlikeSteps {
-    /// Adds a step, with the time at which it began, if it is like the first one. Returns whether it is.
-    pub fn add(
-        &mut self,
-        begin_ns: u64,
-        records: &[OpRecord],
-        track: &SpanTrack,
-        computing: &IntervalSet,
-        gathers: &[GatherMean],
-    ) -> bool {
+    /// Adds a step with these operations, if it is like the first one. Returns whether it is.
+    pub fn add(&mut self, step: &Moments, records: &[OpRecord]) -> bool {
         if self.count == 0 {
-            let num_ops = if records.len() <= MAX_OPS { records.len() } else { 0 };
-            let op = |record: &OpRecord| OpMean { bytes: record.bytes as u64, ..OpMean::default() };
-            self.ops = records[..num_ops].iter().map(op).collect();
-            let ready = track.marked(span::GRADIENT_READY);
-            self.ready = ready.map(|mark| GradReadiness { param: mark.id, at: 0.0 }).collect();
+            self.moments = step.clone();
             for (at, record) in records.iter().enumerate() {
                 match record.purpose {
                     Purpose::Bucket(id) => {
@@ -96,66 +183,24 @@ impl AlikeSteps {
                     Purpose::Other | Purpose::Loss | Purpose::Gather(_) => {}
                 }
             }
-            self.num_ops = records.len();
-            let empty = |of: &GatherMean| GatherMean {
-                unit: of.unit,
-                is_backward: of.is_backward,
-                bytes: of.bytes,
-                ..GatherMean::default()
-            };
-            self.gathers = gathers.iter().map(empty).collect();
-        }
-        let same_gathers = self.gathers.len() == gathers.len()
-            && self.gathers.iter().zip(gathers).all(|(sum, of)| sum.is_like(of));
-        if !self.is_like(records, track) || !same_gathers {
+        } else if self.moments.is_like(step) {
+            self.moments.add(step);
+        } else {
             self.num_unlike += 1;
             return false;
         }
         self.count += 1;
-        let since = |ns: u64| ns.saturating_sub(begin_ns) as f64;
-        for (op, OpRecord { times, .. }) in self.ops.iter_mut().zip(records) {
-            let span = Span { start_ns: times.started_ns, end_ns: times.finished_ns };
-            op.ready += since(times.submitted_ns);
-            op.sent += since(times.started_ns);
-            op.present += since(times.present_ns);
-            op.done += since(times.finished_ns);
-            op.hidden += IntervalSet::union([span]).intersection(computing).len_ns() as f64;
-        }
-        for (sum, of) in self.gathers.iter_mut().zip(gathers) {
-            sum.add(of);
-        }
-        for (ready, mark) in self.ready.iter_mut().zip(track.marked(span::GRADIENT_READY)) {
-            ready.at += since(mark.at_ns);
-        }
-        if let Some(backward) = track.named(span::BACKWARD).max_by_key(|span| span.end_ns) {
-            self.backward_begin += since(backward.start_ns);
-            self.backward_end += since(backward.end_ns);
-        }
         true
     }
 
-    fn is_like(&self, records: &[OpRecord], track: &SpanTrack) -> bool {
-        let sizes = self.ops.iter().map(|op| op.bytes);
-        let followed = records.iter().map(|record| record.bytes as u64).take(self.ops.len());
-        let params = self.ready.iter().map(|ready| ready.param);
-        records.len() == self.num_ops
-            && sizes.eq(followed)
-            && params.eq(track.marked(span::GRADIENT_READY).map(|mark| mark.id))
+    /// The index of the operation that sums up the gradients of a unit that is sent alone.
+    pub fn reduction_of(&self, unit: usize) -> Option<usize> {
+        self.bucket_ids.iter().position(|id| *id == unit).map(|at| self.bucket_ops[at])
     }
 
     /// Turns the sums into means.
     pub fn mean(mut self) -> Self {
-        let steps = self.count.max(1) as f64;
-        for op in &mut self.ops {
-            for sum in [&mut op.ready, &mut op.sent, &mut op.present, &mut op.done, &mut op.hidden]
-            {
-                *sum /= steps;
-            }
-        }
-        self.gathers.iter_mut().for_each(|of| of.divide(steps));
-        self.ready.iter_mut().for_each(|ready| ready.at /= steps);
-        self.backward_begin /= steps;
-        self.backward_end /= steps;
+        self.moments.divide(self.count.max(1) as f64);
         self
     }
 }
@@ -198,7 +243,8 @@ mod tests {
         let late = begin / 100;
         let record = |bytes: &usize| record(*bytes, [10, 20, 30, 60].map(|at| begin + late + at));
         let records: Vec<OpRecord> = sizes.iter().map(record).collect();
-        steps.add(begin, &records, &track, &IntervalSet::union([backward]), &[]);
+        let computing = IntervalSet::union([backward]);
+        steps.add(&Moments::of(begin, &records, &track, &computing), &records);
     }
 
     #[test]
@@ -206,12 +252,13 @@ mod tests {
         let mut steps = AlikeSteps::default();
         add(&mut steps, 1000, &[8], &[3]);
         add(&mut steps, 2000, &[8], &[3]);
-        let AlikeSteps { count, num_unlike, ops, ready, backward_end, bucket_ops, .. } =
-            steps.mean();
+        let AlikeSteps { count, num_unlike, moments, bucket_ops, .. } = steps.mean();
+        let (bytes, hidden) = (8, 40.0);
         let expected =
-            OpMean { bytes: 8, ready: 25.0, sent: 35.0, present: 45.0, done: 75.0, hidden: 40.0 };
-        assert_eq!(ops, [expected]);
-        assert_eq!((ready, backward_end), (vec![GradReadiness { param: 3, at: 4.0 }], 100.0));
+            OpMoments { bytes, ready: 25.0, sent: 35.0, present: 45.0, done: 75.0, hidden };
+        assert_eq!(moments.ops, [expected]);
+        assert_eq!(moments.ready, [ReadyMoment { param: 3, at: 4.0 }]);
+        assert_eq!(moments.backward, [0.0, 100.0]);
         assert_eq!((count, num_unlike), (2, 0));
         assert!(bucket_ops.is_empty(), "no bucket was marked");
     }

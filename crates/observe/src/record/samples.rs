@@ -4,44 +4,35 @@
 //! that the machine disturbed hides other things than a usual one. So some steps are kept whole, in bounded memory, and
 //! advice is computed for each of them. All ranks keep the same steps.
 
-use paceline_collectives::OpRecord;
 use paceline_strategies::{ActionTimes, span};
 use paceline_trace::{Span, SpanTrack};
 use serde::{Deserialize, Serialize};
 
-use crate::record::gathers::GatherMean;
-use crate::record::meter::StepTimes;
-use crate::record::steps::zeros;
+use crate::record::readiness::Moments;
+use crate::record::steps::{is_kept, keep};
 
-/// The most numbers that are kept: 128 KiB per rank.
-const MAX_NUMBERS: usize = 1 << 15;
+/// The most numbers that are kept: 384 KiB per rank.
+const MAX_NUMBERS: usize = 3 << 14;
 /// The least and the most steps that are kept of a long run.
 const STEPS: (usize, usize) = (16, 512);
 
-/// A step of a rank. All times are in milliseconds; moments count from the start of the step.
+/// A step of a rank. Its times are in nanoseconds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepSample {
     /// Number of measured steps before it.
     pub number: u64,
     /// When it began, on this rank's clock.
     pub begin_ns: u64,
-    /// Whether it has the operations and gradients of the first measured step. If not, the lists are empty.
+    /// Whether it has the operations and gradients of the first measured step. If not, its moments have no lists.
     pub is_alike: bool,
     /// Exposed communication.
-    pub exposed: f32,
+    pub exposed: u64,
     /// The part of it in which the operation waited for the slowest rank.
-    pub waiting: f32,
+    pub waiting: u64,
     /// Arithmetic and copies that synchronization adds.
-    pub sync: f32,
-    /// Start and end of the last backward pass.
-    pub backward: [f32; 2],
-    /// When each gradient was final, in the order of [`AlikeSteps::ready`](crate::record::readiness::AlikeSteps::ready).
-    pub ready: Vec<f32>,
-    /// When each operation was submitted, started, had all ranks, and was done.
-    pub ops: Vec<[f32; 4]>,
-    /// For each use of a gathered unit: when its gather was submitted and started, when all ranks were there and when it
-    /// was done, when the pass needed the unit, and how long the pass waited.
-    pub gathers: Vec<[f32; 6]>,
+    pub sync: u64,
+    /// The moments of its operations, gradients and gathers.
+    pub moments: Moments,
     /// The actions of the rank as a part of a pipeline.
     pub staged: Option<StagedStep>,
 }
@@ -83,49 +74,9 @@ impl StagedStep {
 }
 
 impl StepSample {
-    /// The sample of a step that began at `begin_ns`, with the `num_ops` first operations.
-    pub fn new(
-        begin_ns: u64,
-        times: &StepTimes,
-        records: &[OpRecord],
-        track: &SpanTrack,
-        gathers: &[GatherMean],
-    ) -> Self {
-        let ms = |ns: u64| (ns as f64 / 1e6) as f32;
-        let since = |ns: u64| ms(ns.saturating_sub(begin_ns));
-        let backward = track.named(span::BACKWARD).max_by_key(|span| span.end_ns);
-        let op = |record: &OpRecord| {
-            let of = &record.times;
-            [of.submitted_ns, of.started_ns, of.present_ns, of.finished_ns].map(since)
-        };
-        let gather = |of: &GatherMean| {
-            [of.submitted, of.sent, of.present, of.done, of.needed, of.exposed]
-                .map(|ns| (ns / 1e6) as f32)
-        };
-        Self {
-            number: 0,
-            begin_ns,
-            is_alike: true,
-            exposed: ms(times.exposed),
-            waiting: ms(times.exposed_wait),
-            sync: ms(times.sync),
-            backward: backward.map_or([0.0; 2], |span| [since(span.start_ns), since(span.end_ns)]),
-            ready: track.marked(span::GRADIENT_READY).map(|mark| since(mark.at_ns)).collect(),
-            ops: records.iter().map(op).collect(),
-            gathers: gathers.iter().map(gather).collect(),
-            staged: None,
-        }
-    }
-
-    /// Without the lists, because the step is not like the first one.
-    pub fn unlike(self) -> Self {
-        let (ready, ops, gathers) = (Vec::new(), Vec::new(), Vec::new());
-        Self { is_alike: false, ready, ops, gathers, ..self }
-    }
-
     fn numbers(&self) -> usize {
         let staged = self.staged.as_ref().map_or(0, |staged| 3 + 5 * staged.actions.len());
-        11 + self.ready.len() + 4 * self.ops.len() + 6 * self.gathers.len() + staged
+        6 + self.moments.numbers() + staged
     }
 }
 
@@ -142,44 +93,34 @@ pub struct StepSamples {
 }
 
 impl StepSamples {
-    /// Whether the next measured step may be kept.
-    pub fn takes_next(&self) -> bool {
-        zeros(self.count) >= self.level
-    }
-
-    /// Counts a measured step that is not kept.
-    pub fn skip(&mut self) {
+    /// Counts a measured step, and adds it if it is one of those that are kept.
+    pub fn push(&mut self, sample: impl FnOnce() -> StepSample) {
+        let number = self.count;
         self.count += 1;
-    }
-
-    /// Adds the next measured step.
-    pub fn push(&mut self, sample: StepSample) {
-        let sample = StepSample { number: self.count, ..sample };
-        if self.count == 0 {
+        if !is_kept(number, self.level) {
+            return;
+        }
+        let sample = StepSample { number, ..sample() };
+        if number == 0 {
             self.room = (MAX_NUMBERS / sample.numbers()).clamp(STEPS.0, STEPS.1);
         }
-        self.count += 1;
-        while zeros(sample.number) >= self.level && self.kept.len() == self.room {
-            self.level += 1;
-            let level = self.level;
-            self.kept.retain(|step| zeros(step.number) >= level);
-        }
-        if zeros(sample.number) >= self.level {
-            self.kept.push(sample);
-        }
+        keep(&mut self.kept, &mut self.level, self.room, sample, |step| step.number);
     }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::record::readiness::ReadyMoment;
 
     #[test]
     fn samples_are_bounded_and_ranks_keep_the_same_steps() {
         let kept = |num_ready: usize, steps: u64| {
             let mut samples = StepSamples::default();
             for _ in 0..steps {
-                samples.push(StepSample { ready: vec![0.0; num_ready], ..StepSample::default() });
+                let ready = vec![ReadyMoment { param: 0, at: 0.0 }; num_ready];
+                let moments = Moments { ready, ..Moments::default() };
+                samples.push(|| StepSample { moments, ..StepSample::default() });
                 assert!(samples.kept.len() <= STEPS.1);
             }
             samples.kept.iter().map(|step| step.number).collect::<Vec<_>>()

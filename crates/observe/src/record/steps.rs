@@ -12,8 +12,8 @@ use paceline_strategies::StepLoss;
 use paceline_table::stats::{STUDENT_90_OF_7, Summary, nearest_rank};
 use serde::{Deserialize, Serialize};
 
-use crate::record::meter::StepTimes;
 use crate::record::ranks::Ranks;
+use crate::record::times::StepTimes;
 
 /// The largest number of steps that are kept one by one: 1.5 MiB per rank. In a longer run, at least half
 /// of this number is kept, and a 99th percentile of those is, with 95 % confidence, between the 98.9th
@@ -70,21 +70,37 @@ impl StepLog {
         self.keep(KeptStep { number, step, exposed_wait }, MAX_STEPS);
     }
 
-    fn keep(&mut self, step: KeptStep, max: usize) {
-        let belongs = |level| move |step: &KeptStep| zeros(step.number) >= level;
-        while belongs(self.level)(&step) && self.kept.len() == max {
-            self.level += 1;
-            self.kept.retain(belongs(self.level));
-        }
-        if belongs(self.level)(&step) {
-            self.kept.push(step);
-        }
+    fn keep(&mut self, step: KeptStep, most: usize) {
+        keep(&mut self.kept, &mut self.level, most, step, |step| step.number);
     }
+}
+
+/// Adds a step to those that are kept at this level, at most `most`. Without room for it the level rises, and about half of
+/// the steps go.
+pub(super) fn keep<T>(
+    kept: &mut Vec<T>,
+    level: &mut u32,
+    most: usize,
+    step: T,
+    number: fn(&T) -> u64,
+) {
+    while is_kept(number(&step), *level) && kept.len() == most {
+        *level += 1;
+        kept.retain(|step| is_kept(number(step), *level));
+    }
+    if is_kept(number(&step), *level) {
+        kept.push(step);
+    }
+}
+
+/// Whether the step of this number is kept at a level: one of 2^level steps is.
+pub(super) fn is_kept(number: u64, level: u32) -> bool {
+    zeros(number) >= level
 }
 
 /// The number of zero bits at the end of a hash of the number. It is n or more for one in 2^n numbers,
 /// without a pattern.
-pub(super) fn zeros(number: u64) -> u32 {
+fn zeros(number: u64) -> u32 {
     // The finalizer of SplitMix64 (Steele, Lea, Flood 2014).
     let mut x = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
     x = (x ^ (x >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);

@@ -268,7 +268,7 @@ impl Listener for Console<'_> {
                 self.show(*epoch, 0, None);
             }
             Event::Step(step) => {
-                if step.is_skipped {
+                if step.is_skipped() {
                     self.skipped(step);
                 }
                 self.step(step);

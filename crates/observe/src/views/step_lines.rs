@@ -84,7 +84,7 @@ pub(crate) fn lanes_of(facts: &Facts) -> Vec<Lane> {
     if facts.pipeline.is_some() || sends_after_all || !has_anatomy(facts) {
         return Vec::new();
     }
-    let mean = |part: fn(&crate::record::meter::StepTimes) -> u64| {
+    let mean = |part: fn(&crate::record::times::StepTimes) -> u64| {
         facts.steps.mean(part).map_or(0.0, |ns| ns / 1e6)
     };
     lanes(&facts.anatomy, mean(|t| t.step), mean(|t| t.optimizer))

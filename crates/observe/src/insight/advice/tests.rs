@@ -147,7 +147,7 @@ impl Run {
             caps: self.caps,
             anatomy,
             observed,
-            gathers: &[],
+            moments: &[],
             layout: &layout(),
             link: Some(Box::new(move |bytes| ms_per_mib * bytes as f64 / MIB as f64)),
             conversion: &|| Some(Conversion { narrow_ms: per_elem, widen_ms: per_elem }),
