@@ -234,6 +234,7 @@ fn steps_as_graphs_end_with_the_same_weights() {
     let resumed = "--resume saved --epochs 12 --device cuda --cuda-graph";
     let resumed = sandbox.train_with(resumed, &variables(&found, &[])).ok();
     assert_eq!(resumed.weights(), expected);
+    assert!(resumed.stdout.contains(", in fp16\n"), "{}", resumed.stdout);
 }
 
 #[test]

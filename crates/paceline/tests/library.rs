@@ -76,6 +76,19 @@ fn a_function_trains_and_returns_the_results() {
     assert!(name.contains("-cnn-flat"), "{name}");
 }
 
+#[test]
+fn the_picture_of_a_step_does_not_depend_on_the_name_of_a_strategy() {
+    in_scratch_folder();
+    strategy!(ZeroCopies, "zero_copies", {});
+    let program = Program::new().strategy::<ZeroCopies>();
+    for (strategy, has_picture) in [("zero_copies", true), ("zero1", false)] {
+        let flags = format!("{TINY} --batch-size 10 --warmup-steps 1 --strategy {strategy}");
+        let run = program.train(flags.split_whitespace()).unwrap();
+        assert_eq!(run.folder.join("step.svg").exists(), has_picture, "{strategy}");
+        fs::remove_dir_all(&run.folder).unwrap();
+    }
+}
+
 /// Vectors whose targets are two sums of theirs.
 #[derive(Debug, Args)]
 struct Sums {}

@@ -145,7 +145,7 @@ pub fn evaluate(args: &EvaluateArgs, placement: Option<Placement>) -> Result<u8>
         if is_first {
             let model = config.model.name();
             let (world, transport) = (plural(config.world_size, "rank"), group.transport().name());
-            let precision = config.precision.in_title();
+            let precision = config.precision.in_title(false);
             let held = Instructions::held().map_or(String::new(), |of| format!(", held to {of}"));
             say(&format!("paceline evaluate: {model} over {transport}, {world}{precision}{held}"));
             let steps = plural(checkpoint.progress().steps as usize, "step");

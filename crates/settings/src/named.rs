@@ -47,11 +47,12 @@ impl PrecisionName {
         }
     }
 
-    /// The addition to the first line of a run.
-    pub fn in_title(self) -> &'static str {
+    /// The addition to the first line of a run. `on_card` says whether it computes there; a processor emulates fp16.
+    pub fn in_title(self, on_card: bool) -> &'static str {
         match self {
             PrecisionName::F32 => "",
             PrecisionName::Bf16 => ", in bf16",
+            PrecisionName::Fp16 if on_card => ", in fp16",
             PrecisionName::Fp16 => ", in fp16 (emulated)",
         }
     }

@@ -13,7 +13,7 @@ use crate::figures::event::Placed;
 
 /// The model, the data and the strategy of the run.
 pub(crate) fn title(config: &TrainConfig, group: &Group) -> String {
-    let precision = config.precision.in_title();
+    let precision = config.precision.in_title(matches!(config.device, Device::Cuda(_)));
     let held = Instructions::held().map_or(String::new(), |of| format!(", held to {of}"));
     let link =
         group.link().map_or(String::new(), |link| format!(", on an emulated link of {link}"));

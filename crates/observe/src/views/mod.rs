@@ -3,24 +3,25 @@
 //! | file | view |
 //! |---|---|
 //! | [`console`], [`blocks`], [`memory_lines`] | on the terminal: the epochs, the steps and the summary |
-//! | [`step_lines`] | the time line of a step, on the terminal and as `step.svg` |
-//! | [`jsonl`] | `metrics.jsonl`, a line for each step, epoch and checkpoint |
-//! | [`summary`], [`summary_text`] | `summary.json`, the file of `--json`, and `summary.txt` |
-//! | [`tensorboard`] | event files of TensorBoard |
-//! | [`pipeline_page`], `pipeline_lines` | why the ranks of a pipeline were idle, for a browser and on the terminal |
+//! | [`jsonl`], [`tensorboard`] | a line or a point for each step, evaluation and checkpoint: `metrics.jsonl`, event files |
+//! | [`summary`] | `summary.json`, and the file of `--json` |
+//! | [`end_files`] | `summary.txt`, `step.svg` and `pipeline.html` |
+//! | `step_lines` | the time line of a step, on the terminal and as `step.svg` |
+//! | `pipeline_lines`, `pipeline_page` | why the ranks of a pipeline were idle, on the terminal and for a browser |
 //! | [`profiler`] | traces of some of the steps |
 
+mod appended;
 pub mod blocks;
 pub mod console;
+pub mod end_files;
 mod head;
 pub mod jsonl;
 pub mod memory_lines;
 mod pipeline_lines;
-pub mod pipeline_page;
+mod pipeline_page;
 pub mod profiler;
-pub mod step_lines;
+mod step_lines;
 pub mod summary;
-pub mod summary_text;
 pub mod tensorboard;
 
 use std::path::Path;
@@ -42,11 +43,7 @@ pub fn listeners<'a>(
     let mut listeners = Listeners::default();
     listeners.add(summary::SummaryFile::new(disk.clone(), folder, config.json.as_deref()));
     let Some(folder) = folder else { return Ok(listeners) };
-    listeners.add(summary_text::SummaryText::new(disk.clone(), config, folder));
-    listeners.add(step_lines::StepPicture::new(disk.clone(), folder));
-    if config.pipeline.is_some() {
-        listeners.add(pipeline_page::PipelinePage::new(disk.clone(), folder));
-    }
+    listeners.add(end_files::EndFiles::new(disk.clone(), config, folder));
     listeners.add(jsonl::MetricsFile::create(disk, folder)?);
     if config.tensorboard {
         listeners.add(tensorboard::TensorBoard::create(disk, folder)?);

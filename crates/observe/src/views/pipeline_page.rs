@@ -1,46 +1,24 @@
 //! `pipeline.html`: the step of a pipeline as planned and as run, and why its ranks were idle.
 
-use std::path::{Path, PathBuf};
-
 use paceline_analysis::report::chart::{Lane, Lanes, PageColor, Segment};
 use paceline_analysis::report::{self, Body, Figure, Note, Panel, Report, Section, Weight};
 use paceline_failure::Result;
-use paceline_failure::outputs::write_bytes;
-use paceline_host::disk::Disk;
 use paceline_host::text::plural;
 use paceline_strategies::schedule::{Gap, IdleCause, Kind, Timeline};
 use paceline_table::table::{Cell, Head};
 
-use crate::figures::event::{Event, Listener};
 use crate::figures::facts::Facts;
 use crate::insight::pipeline::PipelineFacts;
 use crate::views::pipeline_lines::table;
 
 /// The name of the page in the run folder.
-pub const FILE_NAME: &str = "pipeline.html";
+pub(crate) const FILE_NAME: &str = "pipeline.html";
 
-/// Writes the page when the run has ended, if its ranks were a pipeline.
-#[derive(Debug)]
-pub struct PipelinePage {
-    disk: Disk,
-    file: PathBuf,
-}
-
-impl PipelinePage {
-    /// The page of a run folder.
-    pub fn new(disk: Disk, folder: &Path) -> Self {
-        Self { disk, file: folder.join(FILE_NAME) }
-    }
-}
-
-impl Listener for PipelinePage {
-    fn on(&mut self, event: &Event) -> Result<()> {
-        let Event::Ended(facts) = event else { return Ok(()) };
-        let Some(pipeline) = &facts.pipeline else { return Ok(()) };
-        let files = report::files(&page(facts, pipeline))?;
-        let html = files.iter().find(|(ending, _)| *ending == "html");
-        html.map_or(Ok(()), |(_, text)| write_bytes(&self.disk, &self.file, text.as_bytes()))
-    }
+/// The page of a run whose ranks were a pipeline.
+pub(crate) fn html(facts: &Facts) -> Result<Option<String>> {
+    let Some(pipeline) = &facts.pipeline else { return Ok(None) };
+    let mut files = report::files(&page(facts, pipeline))?.into_iter();
+    Ok(files.find(|(ending, _)| *ending == "html").map(|(_, text)| text))
 }
 
 fn page(facts: &Facts, of: &PipelineFacts) -> Report {

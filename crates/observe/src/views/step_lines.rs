@@ -4,16 +4,12 @@
 //! The anatomy of a run goes in. All times are means over ranks and steps, so the picture is of no single step. Strategies
 //! that communicate after the optimizer, and pipelines, have other pictures or none.
 
-use std::path::{Path, PathBuf};
-
-use paceline_failure::outputs::write_bytes;
+use paceline_choices::strategies::Advice;
 use paceline_failure::{Failure, Result};
-use paceline_host::disk::Disk;
 use paceline_host::text::plural;
 use paceline_table::chart::{Lane, PageColor, Segment};
 use paceline_table::plot::{LaneChart, Picture};
 
-use crate::figures::event::{Event, Listener};
 use crate::figures::facts::Facts;
 use crate::insight::anatomy::{Anatomy, OpLine};
 use crate::views::blocks::has_anatomy;
@@ -26,37 +22,20 @@ const NUMBERS: &[u8] = b"0123456789abcdefghijklmnopqrstuvwxyz";
 /// The name of the picture in the run folder.
 pub(crate) const FILE_NAME: &str = "step.svg";
 
-/// Writes the picture when the run has ended, if its steps have this form.
-#[derive(Debug)]
-pub struct StepPicture {
-    disk: Disk,
-    file: PathBuf,
-}
-
-impl StepPicture {
-    /// The picture of a run folder.
-    pub fn new(disk: Disk, folder: &Path) -> Self {
-        Self { disk, file: folder.join(FILE_NAME) }
+/// The picture for a file, if the steps have this form.
+pub(crate) fn svg(facts: &Facts) -> Result<Option<String>> {
+    let lanes = lanes_of(facts);
+    if lanes.is_empty() {
+        return Ok(None);
     }
-}
-
-impl Listener for StepPicture {
-    fn on(&mut self, event: &Event) -> Result<()> {
-        let Event::Ended(facts) = event else { return Ok(()) };
-        let lanes = lanes_of(facts);
-        if lanes.is_empty() {
-            return Ok(());
-        }
-        let subtitle = format!(
-            "{}, {}, {}: means over ranks and steps",
-            facts.config.model.name(),
-            facts.config.strategy.name(),
-            plural(facts.config.world_size, "rank")
-        );
-        let svg = picture(lanes, subtitle).svg();
-        let svg = svg.map_err(|error| Failure::Run(format!("{FILE_NAME}: {error}")))?;
-        write_bytes(&self.disk, &self.file, svg.as_bytes())
-    }
+    let subtitle = format!(
+        "{}, {}, {}: means over ranks and steps",
+        facts.config.model.name(),
+        facts.config.strategy.name(),
+        plural(facts.config.world_size, "rank")
+    );
+    let svg = picture(lanes, subtitle).svg();
+    Ok(Some(svg.map_err(|error| Failure::Run(format!("{FILE_NAME}: {error}")))?))
 }
 
 /// The rows as a chart, whose legend explains the buckets.
@@ -80,7 +59,8 @@ pub(crate) fn drawing(facts: &Facts, width: Option<usize>) -> Vec<String> {
 /// The rows of the usual step, or nothing if the steps do not have this form.
 pub(crate) fn lanes_of(facts: &Facts) -> Vec<Lane> {
     // These send parameters after the optimizer.
-    let sends_after_all = facts.config.strategy.name().starts_with("zero");
+    let advice = facts.config.strategy.settings().advice();
+    let sends_after_all = matches!(advice, Advice::ShardWith(_));
     if facts.pipeline.is_some() || sends_after_all || !has_anatomy(facts) {
         return Vec::new();
     }

@@ -5,24 +5,25 @@ use std::path::{Path, PathBuf};
 use paceline_failure::Result;
 use paceline_failure::outputs::{write_json, write_stated_json};
 use paceline_host::disk::Disk;
-use serde::ser::SerializeMap;
 use serde::{Serialize, Serializer};
+use serde_json::Value;
 
 use crate::figures::event::{Event, Listener};
-use crate::figures::facts::Facts;
+use crate::figures::figure::Figure;
 use crate::figures::table::TABLE;
 
-/// All figures of a run; null if no step was measured.
-struct Summary<'a>(&'a Facts<'a>);
+/// Values by name, in this order.
+pub(super) struct Named(Vec<(&'static str, Value)>);
 
-impl Serialize for Summary<'_> {
+impl FromIterator<(&'static str, Value)> for Named {
+    fn from_iter<I: IntoIterator<Item = (&'static str, Value)>>(values: I) -> Self {
+        Self(values.into_iter().collect())
+    }
+}
+
+impl Serialize for Named {
     fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
-        let shown = TABLE.iter().filter(|figure| figure.in_summary);
-        let mut map = serializer.serialize_map(None)?;
-        for figure in shown {
-            map.serialize_entry(figure.name, &figure.of_run(self.0))?;
-        }
-        map.end()
+        serializer.collect_map(self.0.iter().map(|(name, value)| (name, value)))
     }
 }
 
@@ -46,7 +47,10 @@ impl SummaryFile {
 impl Listener for SummaryFile {
     fn on(&mut self, event: &Event) -> Result<()> {
         let Event::Ended(facts) = event else { return Ok(()) };
-        let summary = Summary(facts);
+        // Null if no step was measured.
+        let value = |figure: &Figure| figure.of_run(facts).unwrap_or_default();
+        let shown = TABLE.iter().filter(|figure| figure.in_summary);
+        let summary: Named = shown.map(|figure| (figure.name, value(figure))).collect();
         if let Some(own) = &self.own {
             // A run with a summary has come to its end, or says where it was stopped, so the file is complete or not there.
             write_json(&self.disk, own, &summary)?;

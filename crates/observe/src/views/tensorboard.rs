@@ -4,20 +4,19 @@
 //! (`tensorboard/compat/proto/event.proto` and `summary.proto` of TensorBoard). Its curves are a view of the
 //! table of figures.
 
-use std::io::Write;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
 
-use paceline_failure::{Failure, Result};
-use paceline_files::Printable;
-use paceline_host::disk::{Disk, DiskFile};
+use paceline_failure::Result;
+use paceline_host::disk::Disk;
 use prost::Message;
 
 use crate::figures::event as run;
 use crate::figures::event::Listener;
 use crate::figures::figure::{Figure, Source};
 use crate::figures::table::TABLE;
-use crate::record::rank_report::{RankReport, do_without};
+use crate::record::rank_report::RankReport;
+use crate::views::appended::Appended;
 
 /// The version in the first record of an event file.
 const FILE_VERSION: &str = "brain.Event:2";
@@ -62,13 +61,7 @@ struct Value {
 
 /// An open event file.
 #[derive(Debug)]
-pub struct TensorBoard {
-    path: PathBuf,
-    /// `None` after a write has failed: TensorBoard reads up to a record that is not whole, and nothing after it.
-    file: Option<DiskFile>,
-    /// Why the file ends early.
-    missing: Option<String>,
-}
+pub struct TensorBoard(Appended);
 
 impl Listener for TensorBoard {
     fn on(&mut self, event: &run::Event) -> Result<()> {
@@ -88,18 +81,13 @@ impl Listener for TensorBoard {
     }
 
     fn add_to(&self, report: &mut RankReport) {
-        report.missing_files.extend(self.missing.clone());
+        report.missing_files.extend(self.0.missing.clone());
     }
 }
 
 impl TensorBoard {
     /// Makes `events.out.tfevents.<seconds since 1970>.<host>` in the run folder itself: TensorBoard names a run by the
     /// folder of its event file.
-    ///
-    /// # Errors
-    ///
-    /// If the file cannot be written at the start of the run, when nothing is lost yet. If a later write fails, the run
-    /// goes on, and its report says that the file ends early.
     pub fn create(disk: &Disk, folder: &Path) -> Result<Self> {
         let uname = rustix::system::uname();
         // TensorBoard requires only "tfevents" in the name. The name of a host need not be a valid part
@@ -107,20 +95,12 @@ impl TensorBoard {
         let host = uname.nodename().to_string_lossy().replace('/', "_");
         let seconds = now().as_secs();
         let path = folder.join(format!("events.out.tfevents.{seconds:010}.{host}"));
-        let create = || {
-            let mut file = disk.create(&path)?;
-            file.write_all(&event(0, What::FileVersion(FILE_VERSION.to_owned())))?;
-            Ok(file)
-        };
-        let file: std::io::Result<DiskFile> = create();
-        let file =
-            file.map_err(|e| Failure::io(format!("cannot write {}", path.printable()), e))?;
-        Ok(Self { path, file: Some(file), missing: None })
+        let begin = event(0, What::FileVersion(FILE_VERSION.to_owned()));
+        Ok(Self(Appended::create(disk, path, &begin)?))
     }
 
     /// Adds a point to each curve that has a value at this step. Programs that follow the file see the point at once.
     fn add(&mut self, step: u64, value: impl Fn(&Figure) -> Option<serde_json::Value>) {
-        let Some(file) = &mut self.file else { return };
         let point = |figure: &Figure| {
             let (tag, value) = (figure.curve?.to_owned(), value(figure)?);
             // Scalars of this format are always f32. A value that JSON cannot represent is written as
@@ -129,11 +109,8 @@ impl TensorBoard {
             Some(Value { tag, simple_value })
         };
         let summary = Summary { value: TABLE.iter().filter_map(point).collect() };
-        if let Err(error) = file.write_all(&event(step as i64, What::Summary(summary))) {
-            let what = format!("the curves from step {step} on to {}", self.path.printable());
-            self.missing = Some(do_without(&what, &error));
-            self.file = None;
-        }
+        let record = event(step as i64, What::Summary(summary));
+        self.0.add(&record, &format!("the curves from step {step} on to"));
     }
 }
 
@@ -217,7 +194,7 @@ mod tests {
             }
             let mut report = RankReport::default();
             events.add_to(&mut report);
-            let bytes = std::fs::read(&events.path).unwrap();
+            let bytes = std::fs::read(&events.0.path).unwrap();
             let lost = match &report.missing_files[..] {
                 [] => 0,
                 [what] => {

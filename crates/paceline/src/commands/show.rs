@@ -6,7 +6,7 @@ use clap::Args;
 use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
 use paceline_host::text::say;
-use paceline_observe::views::summary_text::FILE_NAME;
+use paceline_observe::views::end_files::SUMMARY_TEXT as FILE_NAME;
 
 use super::compare::folders;
 
