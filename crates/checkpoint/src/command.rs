@@ -1,6 +1,6 @@
 //! `paceline checkpoint`: shows, verifies and exports checkpoints.
 
-use std::fmt::Write as _;
+use std::collections::BTreeSet;
 use std::io;
 use std::path::Path;
 
@@ -9,15 +9,14 @@ use paceline_failure::outputs::{check_file, check_folder, make_folder, write_sta
 use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
 use paceline_host::disk::Disk;
-use paceline_host::text::{line_width, plural, say, thousands};
+use paceline_host::text::{line_width, plain_table, plural, say, thousands};
 use paceline_model::pretrained::CONFIG_FILE;
-use paceline_table::fitted::fitted;
 use paceline_table::table::grouped;
 
 use super::export::{export, export_parameters};
 use super::hugging_face::{HuggingFace, TOKENIZER};
+use super::index::{ShardFile, TensorEntry};
 use super::opened::{Checkpoint, find};
-use super::reader::Reader;
 use super::steps;
 use super::verify::{problems_of_folder, verify};
 use crate::args::{CheckpointCommand, ExportArgs};
@@ -39,78 +38,45 @@ pub fn checkpoint(command: &CheckpointCommand, carried: Carried) -> Result<u8> {
 
 /// A checkpoint in words: where it stands, its tensors and the settings of its run.
 fn shown(checkpoint: &Checkpoint, folder: &Path) -> String {
-    let index = checkpoint.index();
-    let progress = checkpoint.progress();
-    let num_bytes: u64 = index.files.iter().map(|file| file.num_bytes).sum();
-    let others: Vec<String> = steps::all(folder)
-        .into_iter()
-        .map(steps::name)
-        .filter(|n| *n != checkpoint.name())
-        .collect();
-    let mut facts = vec![
-        ("Checkpoint", checkpoint.path().printable().to_string()),
-        ("Step", thousands(progress.steps)),
-        (
-            "Epoch",
-            format!(
-                "{} complete, and {} of the next",
-                thousands(progress.position.epoch),
-                plural(progress.position.batch, "batch")
-            ),
-        ),
-        ("Samples", thousands(progress.samples)),
-        ("Written by", plural(index.world_size, "rank")),
-        ("Strategy", index.strategy.clone()),
-        ("Size", megabytes(num_bytes)),
-        ("Digest", format!("sha256 {}", checkpoint.digest())),
+    let (index, progress) = (checkpoint.index(), checkpoint.progress());
+    let (epochs, batches) = (progress.position.epoch, progress.position.batch);
+    let epochs =
+        format!("{} complete, and {} of the next", thousands(epochs), plural(batches, "batch"));
+    let others = steps::all(folder).into_iter().map(steps::name);
+    let others: Vec<String> = others.filter(|name| *name != checkpoint.name()).collect();
+    let facts = [
+        ("Checkpoint", Some(checkpoint.path().printable().to_string())),
+        ("Step", Some(thousands(progress.steps))),
+        ("Epoch", Some(epochs)),
+        ("Samples", Some(thousands(progress.samples))),
+        ("Written by", Some(plural(index.world_size, "rank"))),
+        ("Strategy", Some(index.strategy.clone())),
+        ("Size", Some(megabytes(index.files.iter().map(|file| file.num_bytes).sum()))),
+        ("Digest", Some(format!("sha256 {}", checkpoint.digest()))),
+        ("Also there", Some(others.join(", ")).filter(|names| !names.is_empty())),
+        ("Follows", index.previous.as_ref().map(|of| steps::name(of.steps))),
+        ("Last good", steps::good(folder).map(steps::name)),
     ];
-    if !others.is_empty() {
-        facts.push(("Also there", others.join(", ")));
-    }
-    facts.extend(index.previous.as_ref().map(|it| ("Follows", steps::name(it.steps))));
-    facts.extend(steps::good(folder).map(|steps| ("Last good", steps::name(steps))));
-    let mut text = String::new();
-    for (name, value) in facts {
-        let _ = writeln!(text, "{name:<12}{value}");
-    }
-    let files: Vec<[String; 3]> = index
-        .files
-        .iter()
-        .enumerate()
-        .map(|(rank, file)| [file.name.clone(), rank.to_string(), megabytes(file.num_bytes)])
-        .collect();
-    let tensors: Vec<[String; 5]> = index
-        .tensors
-        .iter()
-        .map(|(name, tensor)| {
-            let mut ranks: Vec<usize> = tensor.pieces.iter().map(|piece| piece.file).collect();
-            ranks.sort_unstable();
-            ranks.dedup();
-            let ranks: Vec<String> = ranks.iter().map(usize::to_string).collect();
-            [
-                name.clone(),
-                tensor.dtype.clone(),
-                format!("{:?}", tensor.shape),
-                ranks.join(" "),
-                thousands(tensor.num_elems() as u64),
-            ]
-        })
-        .collect();
-    let settings: Vec<[String; 2]> =
-        index.run.iter().map(|(key, value)| [key.clone(), value.clone()]).collect();
-    let _ = write!(
-        text,
-        "\n{}\n\n{}\n\n{}",
-        fitted(&["File", "Rank", "Size"], &files, |at| at < 1, line_width()),
-        fitted(
-            &["Tensor", "Type", "Shape", "Ranks", "Elements"],
-            &tensors,
-            |at| at < 4,
-            line_width()
-        ),
-        fitted(&["Setting", "Value"], &settings, |_| true, line_width()),
-    );
-    text
+    let fact = |(name, value): (&str, Option<String>)| Some(format!("{name:<12}{}\n", value?));
+    let facts: String = facts.into_iter().filter_map(fact).collect();
+    let file = |(rank, file): (usize, &ShardFile)| {
+        [file.name.clone(), rank.to_string(), megabytes(file.num_bytes)]
+    };
+    let files: Vec<_> = index.files.iter().enumerate().map(file).collect();
+    let tensor = |(name, tensor): (&String, &TensorEntry)| {
+        let ranks: BTreeSet<usize> = tensor.pieces.iter().map(|piece| piece.file).collect();
+        let ranks: Vec<String> = ranks.iter().map(usize::to_string).collect();
+        let (shape, elems) = (format!("{:?}", tensor.shape), tensor.num_elems() as u64);
+        [name.clone(), tensor.dtype.clone(), shape, ranks.join(" "), thousands(elems)]
+    };
+    let tensors: Vec<_> = index.tensors.iter().map(tensor).collect();
+    let settings = index.run.iter().map(|(key, value)| [key.clone(), value.clone()]);
+    format!(
+        "{facts}\n{}\n\n{}\n\n{}",
+        plain_table(["File", "Rank", "Size"], 1, &files, line_width()),
+        plain_table(["Tensor", "Type", "Shape", "Ranks", "Elements"], 4, &tensors, line_width()),
+        plain_table(["Setting", "Value"], 2, &settings.collect::<Vec<_>>(), line_width()),
+    )
 }
 
 fn megabytes(bytes: u64) -> String {
@@ -163,10 +129,9 @@ fn export_to(args: &ExportArgs, carried: Carried) -> Result<u8> {
     }
     check_new(&file, *force)?;
     let checkpoint = Checkpoint::open(folder).map_err(Failure::Usage)?;
-    let reader = Reader::open(checkpoint.path()).map_err(Failure::Usage)?;
+    let reader = checkpoint.reader();
     let disk = Disk::default();
-    let others =
-        if *hugging_face { Some(beside_weights(&checkpoint, &reader, carried)?) } else { None };
+    let others = hugging_face.then(|| beside_weights(&checkpoint, carried)).transpose()?;
     if let Some(others) = &others {
         let mut names = others.names().chain([CONFIG_FILE]);
         names.try_for_each(|name| check_new(&to.join(name), *force))?;
@@ -174,9 +139,9 @@ fn export_to(args: &ExportArgs, carried: Carried) -> Result<u8> {
         others.write(&disk, to)?;
     }
     let written = if *hugging_face {
-        disk.replace(&file, None, |out| export_parameters(&reader, out))
+        disk.replace(&file, None, |out| export_parameters(reader, out))
     } else {
-        write_stated(&disk, &file, |out| export(&reader, *optimizer, out))
+        write_stated(&disk, &file, |out| export(reader, *optimizer, out))
     };
     let (num_tensors, num_bytes) = written.map_err(|error: io::Error| {
         Failure::io(format!("cannot export to {}", file.printable()), error)
@@ -210,13 +175,9 @@ fn check_new(file: &Path, force: bool) -> Result<()> {
 }
 
 /// The files of a folder of Hugging Face, without the weights.
-fn beside_weights(
-    checkpoint: &Checkpoint,
-    reader: &Reader,
-    carried: Carried,
-) -> Result<HuggingFace> {
+fn beside_weights(checkpoint: &Checkpoint, carried: Carried) -> Result<HuggingFace> {
     let path = checkpoint.path().printable();
-    let others = HuggingFace::of(&reader.index().run, carried)
+    let others = HuggingFace::of(&checkpoint.index().run, carried)
         .map_err(|e| Failure::Run(format!("{path}: {e}")))?;
     let others = others.ok_or_else(|| {
         Failure::Usage(format!(

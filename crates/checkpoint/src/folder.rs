@@ -7,7 +7,8 @@ use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
 use paceline_host::disk::{self, Disk, DiskFile};
 
-use super::proof::{Line, NotFinite};
+use super::not_finite::NotFinite;
+use super::proof::Line;
 use super::steps;
 
 /// The file that a run holds locked while the checkpoints are its own. It names the run.

@@ -10,6 +10,8 @@ use paceline_memory::DType;
 use serde::{Deserialize, Serialize};
 use sha2::{Digest, Sha256};
 
+/// The file that makes a folder a checkpoint.
+pub const INDEX: &str = "index.json";
 /// The version of the format that is written and read.
 pub const VERSION: u32 = 5;
 /// The bytes of a file that have one digest. The last chunk of a file may be shorter.

@@ -8,7 +8,7 @@
 //! - `pieces`: which elements a rank writes
 //! - `snapshot`, `writer`, `saver`: copied at once, written in the background, completed by rank 0
 //! - `steps`, `folder`: the checkpoints in a folder, and the run to which the folder belongs
-//! - `proof`: which of them are proven by the steps after them, and from which one a restart begins
+//! - `proof`, `not_finite`: which of them are proven by the steps after them, and from which one a restart begins
 //! - `reader`, `opened`: any range of any tensor, compared with the digests, put into place
 //! - `verify`, `export`, `hugging_face`, `command`: `paceline checkpoint`
 //!
@@ -27,6 +27,7 @@ pub mod reader;
 
 mod export;
 mod folder;
+mod not_finite;
 mod opened;
 mod proof;
 mod saver;
@@ -41,8 +42,9 @@ mod tests;
 
 pub use folder::Folder;
 pub use index::Previous;
+pub use not_finite::NotFinite;
 pub use opened::{Checkpoint, RankOfRun, find, head};
-pub use proof::{GOOD_AFTER_STEPS, NotFinite, Restart, restart};
+pub use proof::{GOOD_AFTER_STEPS, Restart, restart};
 pub use saver::{SAVE_LIMIT, SaveSettings, Saver};
 pub use setting::Setting;
 pub use snapshot::MIN_BUDGET_BYTES;

@@ -12,13 +12,13 @@ use paceline_data::Position;
 use paceline_failure::{Failure, Result};
 use paceline_files::{Printable, printable};
 use paceline_memory::{DType, Tensor};
-use paceline_model::{BufferId, Layout, Optimizer, OptimizerConfig, Storage};
+use paceline_model::{BufferId, Layout, Optimizer, OptimizerConfig, Param, Storage};
 
-use super::index::{Index, Previous, TensorEntry, VERSION};
+use super::index::{INDEX, Index, Previous, VERSION};
 use super::pieces::{Ranges, params_in, strategy_prefix};
 use super::reader::Reader;
 use super::setting::Setting;
-use super::steps::{self, INDEX, SINGLE_FILE};
+use super::steps::{self, SINGLE_FILE};
 use crate::progress::{Best, EpochSums, LossScaling, Progress};
 
 /// The names of tensors that only one rank needs begin like this.
@@ -52,34 +52,36 @@ pub fn head(
     progress: &Progress,
 ) -> Index {
     let Progress { position, steps, samples, epoch, scaling, best } = progress;
-    let mut run = BTreeMap::from(
+    // `{:?}` prints as many digits as are needed to read the same number back.
+    let numbers = [
+        ("epochs", position.epoch.to_string()),
+        ("batches", position.batch.to_string()),
+        ("steps", steps.to_string()),
+        ("samples-trained", samples.to_string()),
+        ("epoch-loss", format!("{:?}", epoch.loss)),
+        ("epoch-correct", format!("{:?}", epoch.correct)),
+        ("epoch-samples", format!("{:?}", epoch.count)),
+        ("optimizer-steps", optimizer_steps.to_string()),
+    ];
+    let scaling = scaling.iter().flat_map(|of| {
         [
-            ("epochs", position.epoch.to_string()),
-            ("batches", position.batch.to_string()),
-            ("steps", steps.to_string()),
-            ("samples-trained", samples.to_string()),
-            // `{:?}` prints as many digits as are needed to read the same number back.
-            ("epoch-loss", format!("{:?}", epoch.loss)),
-            ("epoch-correct", format!("{:?}", epoch.correct)),
-            ("epoch-samples", format!("{:?}", epoch.count)),
-            ("optimizer-steps", optimizer_steps.to_string()),
+            (SCALE, format!("{:?}", of.scale)),
+            (GOOD_STEPS, of.good_steps.to_string()),
+            (SKIPPED_STEPS, of.skipped_steps.to_string()),
+            (SKIPPED_IN_A_ROW, of.skipped_in_a_row.to_string()),
         ]
-        .map(|(key, value)| (key.to_owned(), value)),
-    );
-    if let Some(LossScaling { scale, good_steps, skipped_steps, skipped_in_a_row }) = scaling {
-        run.insert(SCALE.into(), format!("{scale:?}"));
-        run.insert(GOOD_STEPS.into(), good_steps.to_string());
-        run.insert(SKIPPED_STEPS.into(), skipped_steps.to_string());
-        run.insert(SKIPPED_IN_A_ROW.into(), skipped_in_a_row.to_string());
-    }
-    if let Best { lowest: Some((loss, steps)), since } = best {
-        run.insert(EVAL_LOSS.into(), format!("{loss:?}"));
-        run.insert(EVAL_LOSS_STEPS.into(), steps.to_string());
-        run.insert(EVALUATIONS_SINCE.into(), since.to_string());
-    }
-    for Setting { key, value, .. } in settings {
-        run.insert(key.clone(), value.clone());
-    }
+    });
+    let lowest = best.lowest.iter().flat_map(|(loss, steps)| {
+        [
+            (EVAL_LOSS, format!("{loss:?}")),
+            (EVAL_LOSS_STEPS, steps.to_string()),
+            (EVALUATIONS_SINCE, best.since.to_string()),
+        ]
+    });
+    let numbers = numbers.into_iter().chain(scaling).chain(lowest);
+    let numbers = numbers.map(|(key, value)| (key.to_owned(), value));
+    let settings = settings.iter().map(|of| (of.key.clone(), of.value.clone()));
+    let run = numbers.chain(settings).collect();
     let (strategy, files, tensors) = (strategy.to_owned(), Vec::new(), BTreeMap::new());
     Index { version: VERSION, world_size, strategy, run, previous: None, files, tensors }
 }
@@ -167,29 +169,30 @@ impl Checkpoint {
             count: number(run, "epoch-samples")?,
         };
         let position = Position { epoch: number(run, "epochs")?, batch: number(run, "batches")? };
-        let scaling = if run.contains_key(SCALE) {
-            Some(LossScaling {
+        let mut scaling = None;
+        if run.contains_key(SCALE) {
+            scaling = Some(LossScaling {
                 scale: number(run, SCALE)?,
                 good_steps: number(run, GOOD_STEPS)?,
                 skipped_steps: number(run, SKIPPED_STEPS)?,
                 skipped_in_a_row: number(run, SKIPPED_IN_A_ROW)?,
-            })
-        } else {
-            None
-        };
+            });
+        }
+        let mut best = Best::default();
+        if run.contains_key(EVAL_LOSS) {
+            best.lowest = Some((number(run, EVAL_LOSS)?, number(run, EVAL_LOSS_STEPS)?));
+            best.since = number(run, EVALUATIONS_SINCE)?;
+        }
         let steps = number(run, "steps")?;
-        let best = if run.contains_key(EVAL_LOSS) {
-            Best {
-                lowest: Some((number(run, EVAL_LOSS)?, number(run, EVAL_LOSS_STEPS)?)),
-                since: number(run, EVALUATIONS_SINCE)?,
-            }
-        } else {
-            Best::default()
-        };
         let samples = number(run, "samples-trained")?;
         let progress = Progress { position, steps, samples, epoch, scaling, best };
         let optimizer_steps = number(run, "optimizer-steps")?;
         Ok(Self { reader, progress, optimizer_steps })
+    }
+
+    /// Reads its tensors.
+    pub(super) fn reader(&self) -> &Reader {
+        &self.reader
     }
 
     /// The folder of the checkpoint.
@@ -268,21 +271,16 @@ impl Checkpoint {
     pub fn check_model(&self, layout: &Layout) -> std::result::Result<(), String> {
         let params = layout.params().iter().map(|param| ("parameter", &param.name, param.shape));
         let buffers = layout.buffers().iter().map(|buffer| ("buffer", &buffer.name, buffer.shape));
+        let mut needed = BTreeSet::new();
         for (what, name, shape) in params.chain(buffers) {
-            let Some(theirs) = self.index().tensors.get(&format!("model.{name}")) else {
-                return Err(self.differs(&format!("it has no {what} {name}, which this model has")));
-            };
-            self.compare(&format!("{what} {name}"), theirs, shape.dims())?;
+            let lacks = || format!("it has no {what} {name}, which this model has");
+            let key = format!("model.{name}");
+            self.compare(&key, &format!("{what} {name}"), shape.dims(), lacks)?;
+            needed.insert(key);
         }
-        let is_known = |name: &str| {
-            let params = layout.params().iter().map(|param| &param.name);
-            params.chain(layout.buffers().iter().map(|buffer| &buffer.name)).any(|own| own == name)
-        };
-        let mut names = self.index().tensors.keys().filter_map(|name| name.strip_prefix("model."));
-        match names.find(|name| !is_known(name)) {
-            Some(name) => {
-                Err(self.differs(&format!("it has model.{name}, which this run has no use for")))
-            }
+        let mut names = self.index().tensors.keys().filter(|name| name.starts_with("model."));
+        match names.find(|name| !needed.contains(*name)) {
+            Some(name) => Err(self.differs(&has_no_use_for(name))),
             None => Ok(()),
         }
     }
@@ -310,57 +308,52 @@ impl Checkpoint {
                 words(states.to_vec())
             )));
         }
-        let mut needed = BTreeMap::new();
-        for (_, param) in layout.trained() {
-            for state in states {
-                needed.insert(format!("optimizer.{state}.{}", param.name), param.shape);
-            }
-        }
-        let is_param = |name: &str| layout.params().iter().any(|param| param.name == name);
-        let is_of_frozen = |name: &str| {
-            let of = |state: &&str| name.strip_prefix(&format!("optimizer.{state}.")[..]);
-            states.iter().find_map(of).is_some_and(is_param)
+        let of_param = |param: &Param| {
+            let (name, shape) = (param.name.clone(), param.shape);
+            states.iter().map(move |state| (format!("optimizer.{state}.{name}"), shape))
         };
-        let names = self.index().tensors.keys();
-        for name in names.filter(|name| !name.starts_with("model.") && !name.starts_with(STRATEGY))
-        {
-            if !needed.contains_key(name) {
-                return Err(self.differs(&if is_of_frozen(name) {
-                    "it has optimizer state of parameters that this run has frozen".to_owned()
-                } else {
-                    format!("it has {name}, which this run has no use for")
-                }));
-            }
+        let trained = layout.trained().flat_map(|(_, param)| of_param(param));
+        let needed: BTreeMap<String, _> = trained.collect();
+        let is_other = |name: &&String| {
+            let prefixes = ["model.", STRATEGY];
+            !prefixes.iter().any(|prefix| name.starts_with(prefix)) && !needed.contains_key(*name)
+        };
+        if let Some(name) = self.index().tensors.keys().find(is_other) {
+            let is_of_param =
+                layout.params().iter().flat_map(of_param).any(|(own, _)| own == *name);
+            return Err(self.differs(&if is_of_param {
+                "it has optimizer state of parameters that this run has frozen".to_owned()
+            } else {
+                has_no_use_for(name)
+            }));
         }
-        for (name, shape) in &needed {
-            let Some(theirs) = self.index().tensors.get(name) else {
-                return Err(self.differs(&format!(
-                    "it lacks the optimizer state this run needs ({states:?}): it has no {name}"
-                )));
-            };
-            self.compare(name, theirs, shape.dims())?;
-        }
-        Ok(())
+        needed.iter().try_for_each(|(name, shape)| {
+            let needs = "it lacks the optimizer state this run needs";
+            let lacks = || format!("{needs} ({states:?}): it has no {name}");
+            self.compare(name, name, shape.dims(), lacks)
+        })
     }
 
+    /// Fails unless there is a tensor of this name with this shape. `what` names it for the message.
     fn compare(
         &self,
+        name: &str,
         what: &str,
-        theirs: &TensorEntry,
         shape: &[usize],
+        lacks: impl FnOnce() -> String,
     ) -> std::result::Result<(), String> {
-        if theirs.shape != shape {
-            let theirs = &theirs.shape;
+        let Some(theirs) = self.index().tensors.get(name) else {
+            return Err(self.differs(&lacks()));
+        };
+        let (their_shape, dtype, own) = (&theirs.shape, &theirs.dtype, DType::F32);
+        if their_shape != shape {
             return Err(self.differs(&format!(
-                "{what} has shape {theirs:?} there, and {shape:?} in this model"
+                "{what} has shape {their_shape:?} there, and {shape:?} in this model"
             )));
         }
-        if theirs.dtype() != DType::F32 {
-            let theirs = &theirs.dtype;
-            return Err(self.differs(&format!(
-                "{what} has type {theirs} there, and {} in this model",
-                DType::F32
-            )));
+        if theirs.dtype() != own {
+            let problem = format!("{what} has type {dtype} there, and {own} in this model");
+            return Err(self.differs(&problem));
         }
         Ok(())
     }
@@ -462,6 +455,10 @@ pub struct RankOfRun<'a> {
     pub world_size: usize,
     /// Their strategy, with the settings that its own state depends on.
     pub strategy: &'a str,
+}
+
+fn has_no_use_for(name: &str) -> String {
+    format!("it has {name}, which this run has no use for")
 }
 
 fn number<T: FromStr>(run: &BTreeMap<String, String>, key: &str) -> std::result::Result<T, String> {

@@ -8,13 +8,11 @@
 //! This file does not know the contents of a checkpoint.
 
 use std::collections::VecDeque;
-use std::io;
 use std::path::{Path, PathBuf};
 
 use paceline_files::Printable;
-use paceline_host::disk::Disk;
-use serde::{Deserialize, Serialize};
 
+use super::not_finite::NotFinite;
 use super::opened::Checkpoint;
 use super::steps;
 
@@ -22,11 +20,6 @@ use super::steps;
 pub const GOOD_AFTER_STEPS: u64 = 10;
 /// How often a run begins again, from an earlier checkpoint, after numbers of the same step that were not finite.
 pub const MAX_RETRIES: u64 = 2;
-
-/// The file that says at which step a run ended with a number that is not finite.
-const NOT_FINITE: &str = "not-finite.json";
-/// The most bytes of that file. It has three short values.
-const MAX_NOTE_BYTES: u64 = 4096;
 
 /// The checkpoints on the way of one run, as far as the run must know them to keep the right ones.
 #[derive(Debug, Default)]
@@ -74,55 +67,6 @@ impl Line {
     /// Those that stay whatever newer ones there are: the last good one, and the one that will be good next.
     pub fn to_keep(&self) -> Vec<u64> {
         self.good.into_iter().chain(self.waiting.front().copied()).collect()
-    }
-}
-
-/// A run has ended with a loss, a gradient norm or a weight that is not finite.
-#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(deny_unknown_fields)]
-pub struct NotFinite {
-    /// The number of the step, from 1.
-    pub step: u64,
-    /// How many runs in a row have ended at this step.
-    pub times: u64,
-    /// The last one of these runs. Several of its ranks may write the note.
-    run: String,
-}
-
-impl NotFinite {
-    /// Reads the note that earlier runs have left in this folder.
-    ///
-    /// # Errors
-    ///
-    /// If there is a note that cannot be read.
-    pub fn read(folder: &Path) -> Result<Option<Self>, String> {
-        let path = folder.join(NOT_FINITE);
-        let unreadable = |reason: &dyn std::fmt::Display| {
-            format!("{} cannot be read: {reason}; remove it", path.printable())
-        };
-        match paceline_files::read(&path, MAX_NOTE_BYTES) {
-            Ok(text) => serde_json::from_slice(&text).map(Some).map_err(|e| unreadable(&e)),
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
-            Err(error) => Err(unreadable(&error)),
-        }
-    }
-
-    /// Leaves a note that the run with this id has ended at this step.
-    pub fn note(disk: &Disk, folder: &Path, step: u64, run: &str) -> io::Result<()> {
-        // A note that cannot be read counts as zero times.
-        let before = Self::read(folder).ok().flatten().filter(|before| before.step == step);
-        let times = before.map_or(1, |before| before.times + u64::from(before.run != run));
-        let note = Self { step, times, run: run.to_owned() };
-        let text = serde_json::to_vec(&note).map_err(io::Error::from)?;
-        disk.replace(&folder.join(NOT_FINITE), None, |out| out.write_all(&text))
-    }
-
-    /// Removes the note once a run has come further than the step.
-    pub fn forget(disk: &Disk, folder: &Path, steps: u64) -> io::Result<()> {
-        match Self::read(folder) {
-            Ok(Some(note)) if note.step <= steps => disk.remove(&folder.join(NOT_FINITE)),
-            _ => Ok(()),
-        }
     }
 }
 
@@ -199,6 +143,8 @@ pub fn restart(folder: &Path, found: Vec<PathBuf>) -> Result<Restart, String> {
 mod tests {
     use std::fs;
 
+    use paceline_host::disk::Disk;
+
     use super::*;
 
     fn folder_with(steps: &[u64]) -> (tempfile::TempDir, Vec<PathBuf>) {
@@ -207,7 +153,7 @@ mod tests {
         let found: Vec<_> = found.collect();
         for path in &found {
             fs::create_dir(path).unwrap();
-            fs::write(path.join(steps::INDEX), b"{}").unwrap();
+            fs::write(path.join("index.json"), b"{}").unwrap();
         }
         (folder, found)
     }
@@ -228,24 +174,6 @@ mod tests {
         line.add(50, |_| true);
         line.add(40, |_| true);
         assert_eq!(line.to_keep(), [12, 40]);
-    }
-
-    #[test]
-    fn the_same_step_is_counted_once_for_a_run_and_anew_for_another_step() {
-        let (folder, _) = folder_with(&[]);
-        let disk = Disk::default();
-        let times = |step, run| {
-            NotFinite::note(&disk, folder.path(), step, run).unwrap();
-            NotFinite::read(folder.path()).unwrap().unwrap().times
-        };
-        let found = [(9, "a"), (9, "a"), (9, "b"), (8, "c"), (9, "d")].map(|(s, r)| times(s, r));
-        assert_eq!(found, [1, 1, 2, 1, 1]);
-        NotFinite::forget(&disk, folder.path(), 8).unwrap();
-        assert!(NotFinite::read(folder.path()).unwrap().is_some());
-        NotFinite::forget(&disk, folder.path(), 9).unwrap();
-        assert_eq!(NotFinite::read(folder.path()), Ok(None));
-        fs::write(folder.path().join(NOT_FINITE), b"{").unwrap();
-        assert!(NotFinite::read(folder.path()).unwrap_err().contains("remove it"));
     }
 
     #[test]

@@ -14,8 +14,7 @@ use std::sync::{Mutex, MutexGuard};
 
 use paceline_files::{Printable, printable};
 
-use super::index::{CHUNK_BYTES, Index, PieceEntry, ShardFile, sha256};
-use super::steps::INDEX;
+use super::index::{CHUNK_BYTES, INDEX, Index, PieceEntry, ShardFile, sha256};
 
 /// The most bytes of an index. One of 256 MB has the digests of 3 TB, and takes a few times its length of memory while it
 /// is read.

@@ -16,9 +16,10 @@ use paceline_memory::Allocator;
 use paceline_trace::{beside, thread_builder};
 
 use super::index::{Index, Previous};
+use super::not_finite::NotFinite;
 use super::pieces::Piece;
 use super::progress::Progress;
-use super::proof::{Line, NotFinite};
+use super::proof::Line;
 use super::snapshot;
 use super::steps::{self, Keep};
 use super::writer::{self, Completion, Job, Status};
@@ -35,6 +36,8 @@ pub struct SaveSettings {
     pub keep: usize,
     /// The memory for a copy, in bytes. `None` takes as much as the copy needs.
     pub budget_bytes: Option<usize>,
+    /// How long a save may take on any rank, and how long rank 0 waits for the other parts.
+    pub limit: Duration,
 }
 
 /// Writes one rank's parts of checkpoints.
@@ -47,8 +50,6 @@ pub struct Saver {
     id: String,
     rank: usize,
     world_size: usize,
-    /// How long rank 0 waits for the other parts.
-    limit: Duration,
     /// On rank 0: the checkpoint that the next one follows.
     previous: Option<Previous>,
     /// On rank 0: the checkpoints on the way of this run.
@@ -80,23 +81,15 @@ impl Saver {
             id,
             rank,
             world_size,
-            limit: SAVE_LIMIT,
             previous: None,
             line: Line::default(),
             save: None,
         }
     }
 
-    /// The same, but rank 0 waits at most this long for the other parts.
-    #[cfg(test)]
-    pub fn with_limit(mut self, limit: Duration) -> Self {
-        self.limit = limit;
-        self
-    }
-
     /// How long a save may take on any rank.
     pub fn limit(&self) -> Duration {
-        self.limit
+        self.settings.limit
     }
 
     /// Sets the checkpoint in the folder from which the run goes on.
@@ -146,7 +139,8 @@ impl Saver {
         head.previous = self.previous.clone();
         let keep =
             Keep { newest: self.settings.keep, also: self.line.to_keep(), good: self.line.good() };
-        let completion = (rank == 0).then_some(Completion { head, steps, keep, limit: self.limit });
+        let completion =
+            (rank == 0).then_some(Completion { head, steps, keep, limit: self.settings.limit });
         let write = move || {
             // Whatever happens in there, nobody waits for this rank's part any more.
             let _over = EndPart(job.status.clone());

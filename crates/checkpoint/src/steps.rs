@@ -12,12 +12,10 @@ use std::{fs, io};
 use paceline_files::Printable;
 use paceline_host::disk::Disk;
 
-use super::index::Previous;
-use super::proof::NotFinite;
+use super::index::{INDEX, Previous};
+use super::not_finite::NotFinite;
 use super::reader::Reader;
 
-/// The file that makes a folder a checkpoint.
-pub const INDEX: &str = "index.json";
 /// The file with the name of the newest checkpoint.
 pub const LATEST: &str = "latest";
 /// The file with the name of the last checkpoint after which enough losses were finite.

@@ -63,7 +63,7 @@ fn everything(storage: &Storage) -> Ranges {
 }
 
 fn saver(disk: &Disk, folder: &Path, rank: usize, ranks: usize, budget: Option<usize>) -> Saver {
-    let settings = SaveSettings { keep: 2, budget_bytes: budget };
+    let settings = SaveSettings { keep: 2, budget_bytes: budget, limit: SAVE_LIMIT };
     Saver::new(disk.clone(), folder, settings, "0123".into(), rank, ranks)
 }
 
@@ -458,7 +458,7 @@ fn a_run_that_has_gone_back_knows_its_own_checkpoints() {
     let model = model(mlp(16), 1, 1);
     let run = |from: Option<u64>, all: &[u64]| {
         let own = Folder::take(path, Disk::default(), "a run").unwrap();
-        let settings = SaveSettings { keep: 99, budget_bytes: None };
+        let settings = SaveSettings { keep: 99, budget_bytes: None, limit: SAVE_LIMIT };
         let mut saver = Saver::new(Disk::default(), path, settings, "0123".into(), 0, 1);
         if let Some(steps) = from {
             own.go_back(steps).unwrap();
@@ -526,7 +526,8 @@ fn rank_0_does_not_wait_for_ever() {
     let folder = tempfile::tempdir().unwrap();
     let written = model(mlp(16), 2, 5);
     let owned = [0, 1].map(|rank| shard(&written.0, rank, 2));
-    let mut first = saver(&Disk::default(), folder.path(), 0, 2, None).with_limit(Duration::ZERO);
+    let settings = SaveSettings { keep: 2, budget_bytes: None, limit: Duration::ZERO };
+    let mut first = Saver::new(Disk::default(), folder.path(), settings, "0123".into(), 0, 2);
     begin(&mut first, &written, &owned, 0, 1).unwrap();
     let text = first.wait().unwrap_err().to_string();
     assert!(text.contains("rank 1 has not written its part within 0 s"), "{text}");

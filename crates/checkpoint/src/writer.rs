@@ -19,7 +19,7 @@ use paceline_files::Printable;
 use paceline_host::disk::Disk;
 use serde::{Deserialize, Serialize};
 
-use super::index::{Index, Previous, ShardFile, TensorEntry, sha256};
+use super::index::{INDEX, Index, Previous, ShardFile, TensorEntry, sha256};
 use super::snapshot::Block;
 use super::steps::{self, Keep};
 
@@ -228,7 +228,7 @@ fn complete(job: &Job, own: Part, completion: Completion) -> Result<Previous> {
     index.check().map_err(|reason| {
         Failure::Run(format!("the checkpoint after step {steps} would be incomplete: {reason}"))
     })?;
-    let path = job.partial.join(steps::INDEX);
+    let path = job.partial.join(INDEX);
     let write = || -> io::Result<()> {
         for rank in 1..index.world_size {
             job.disk.remove(&job.partial.join(mark_name(rank)))?;

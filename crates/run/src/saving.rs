@@ -82,8 +82,8 @@ impl Saving {
         let hidden = own(Folder::hide);
         is_same?;
         together(world, "use the folder of --save", SAVE_LIMIT, || hidden)?;
-        let settings =
-            SaveSettings { keep: config.save_keep, budget_bytes: config.save_budget_bytes };
+        let (keep, budget_bytes) = (config.save_keep, config.save_budget_bytes);
+        let settings = SaveSettings { keep, budget_bytes, limit: SAVE_LIMIT };
         let (rank, world_size) = (world.rank(), world.world_size());
         let saver = Saver::new(disk.clone(), path, settings, id, rank, world_size);
         Ok(Self { saver, folder, owned: Vec::new(), is_under_way: false, has_warned: false })
