@@ -17,39 +17,14 @@ const ERROR_SUFFIX: &str = ".error.json";
 /// The most failed attempts of a launch whose dumps are kept.
 pub(super) const MAX_KEPT: usize = 4;
 
-/// The dumps of an attempt that has failed.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Kept {
-    pub(super) folder: PathBuf,
-    is_ours: bool,
-}
-
-impl Kept {
-    /// Removes the dumps, because those of later attempts are there.
-    pub(super) fn remove(&self) {
-        // A file that cannot be removed stays, which does no harm.
-        for path in files_in(&self.folder).filter(|path| is_dump(path)) {
-            let _ = std::fs::remove_file(path);
-        }
-        if self.is_ours {
-            let _ = std::fs::remove_dir(&self.folder);
-        }
-    }
-}
-
 fn is_dump(path: &Path) -> bool {
     let name = path.file_stem().unwrap_or_default().to_string_lossy();
     name.contains("-rank") && path.extension().is_some_and(|end| end == EXTENSION)
 }
 
-fn files_in(folder: &Path) -> impl Iterator<Item = PathBuf> + use<> {
-    let entries = std::fs::read_dir(folder).ok();
-    entries.into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()))
-}
-
-/// Where dumps of a run go.
-#[derive(Debug)]
-pub(super) struct Dumps {
+/// Where dumps of a run go, and the dumps there once an attempt has failed.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Dumps {
     /// `None` if no folder could be made.
     folder: Option<PathBuf>,
     /// Whether the folder was made for this run, and is removed unless it is needed.
@@ -108,17 +83,32 @@ impl Dumps {
     }
 
     /// Removes the folder if no operations were written to it. Returns the dumps that are kept.
-    pub(super) fn keep_if_any(self) -> Option<Kept> {
+    pub(super) fn keep_if_any(self) -> Option<Self> {
         self.remove_errors();
         if self.has_any() {
-            let folder = self.folder.clone()?;
-            return Some(Kept { folder, is_ours: self.is_ours });
+            return Some(self);
         }
         if let Some(folder) = self.temporary() {
             // This fails if the folder has files, and then the folder stays as intended.
             let _ = std::fs::remove_dir(folder);
         }
         None
+    }
+
+    /// Removes the dumps, because those of later attempts are there.
+    pub(super) fn remove(&self) {
+        // A file that cannot be removed stays, which does no harm.
+        for path in self.files().filter(|path| is_dump(path)) {
+            let _ = std::fs::remove_file(path);
+        }
+        if let Some(folder) = self.temporary() {
+            let _ = std::fs::remove_dir(folder);
+        }
+    }
+
+    /// The folder, in words.
+    pub(super) fn place(&self) -> String {
+        self.folder().map_or_else(String::new, |folder| folder.printable().to_string())
     }
 
     /// Removes the ranks' reports about their failure: it has been reported.
@@ -130,6 +120,7 @@ impl Dumps {
     }
 
     fn files(&self) -> impl Iterator<Item = PathBuf> {
-        self.folder().into_iter().flat_map(files_in)
+        let entries = self.folder().and_then(|folder| std::fs::read_dir(folder).ok());
+        entries.into_iter().flatten().filter_map(|entry| Some(entry.ok()?.path()))
     }
 }

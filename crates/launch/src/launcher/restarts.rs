@@ -3,9 +3,8 @@
 //! This file does not know what the ranks do, or how one attempt ends.
 
 use paceline_failure::{EXIT_USAGE, Result};
-use paceline_files::Printable;
 
-use super::dumps::{Kept, MAX_KEPT};
+use super::dumps::{Dumps, MAX_KEPT};
 use super::watch::{Ended, launch_one_of_many, say};
 use super::{Launch, Restarts, signals};
 
@@ -17,7 +16,7 @@ pub fn launch_with_restarts(
     mut attempt: impl FnMut(usize) -> Result<Launch>,
 ) -> Result<u8> {
     let mut made = 0;
-    let mut kept: Vec<Kept> = Vec::new();
+    let mut kept: Vec<Dumps> = Vec::new();
     loop {
         let next = attempt(made).inspect_err(|_| {
             if made > 0 && !kept.is_empty() {
@@ -53,9 +52,8 @@ pub fn launch_with_restarts(
 }
 
 /// Where the last operations of failed attempts are.
-fn list(kept: &[Kept]) -> String {
-    let folders: Vec<String> =
-        kept.iter().map(|kept| format!("\n    {}", kept.folder.printable())).collect();
+fn list(kept: &[Dumps]) -> String {
+    let folders: Vec<String> = kept.iter().map(|kept| format!("\n    {}", kept.place())).collect();
     let last = if kept.len() == MAX_KEPT { format!("last {MAX_KEPT} ") } else { String::new() };
     format!("the last operations of the {last}attempts that failed are in:{}", folders.concat())
 }

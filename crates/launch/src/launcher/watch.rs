@@ -6,14 +6,13 @@ use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use paceline_failure::{Failure, Result};
-use paceline_files::Printable;
 use paceline_host::{resources, streams};
 use rustix::io::Errno;
 use rustix::process::{Signal, kill_process, kill_process_group};
 use signal_hook::consts::{SIGCHLD, SIGTSTP};
 
 use super::blame::{self, Cause, RanksOfHost};
-use super::dumps::{Dumps, Kept};
+use super::dumps::Dumps;
 use super::guard::Guard;
 use super::orphans::Orphans;
 use super::rank::{End, Event, Rank};
@@ -43,7 +42,7 @@ pub struct Ended {
     /// Whether all ranks have ended. A rank that waits for a device may not, even after SIGKILL.
     pub have_all_ended: bool,
     /// The last operations of ranks that have failed.
-    pub dumps: Option<Kept>,
+    pub dumps: Option<Dumps>,
 }
 
 /// Starts the ranks and waits for them. Returns 0 if all succeed. If a rank fails, stops the others,
@@ -379,8 +378,7 @@ impl Watch<'_> {
 
 /// Where the last operations are, for the end of a message.
 fn place_of(dumps: &Dumps) -> String {
-    let folder = dumps.folder().unwrap_or("".as_ref());
-    format!("; their last operations are in {}", folder.printable())
+    format!("; their last operations are in {}", dumps.place())
 }
 
 /// Writes a line of the launcher itself.
