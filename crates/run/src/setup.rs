@@ -114,20 +114,18 @@ pub(crate) fn agree<'a>(
         0 => make_folder(),
         _ => Ok(None),
     })?;
-    let take = |path: &Path| take_save_folder(config, path, &world, folder.as_deref(), &host.disk);
-    let own = config.save.as_deref().map_or(Ok(None), take)?;
+    let take = |path: PathBuf| {
+        let own = take_save_folder(config, &path, &world, folder.as_deref(), &host.disk)?;
+        Result::Ok((path, own))
+    };
+    let own = config.save.clone().map(take).transpose()?;
     let best = config.save.as_ref().filter(|_| config.save_best).map(|path| path.join(BEST));
-    let own_best = best.as_deref().map_or(Ok(None), take)?;
+    let best = best.map(take).transpose()?;
     let mut listeners = views::listeners(&host.disk, config, folder.as_deref())?;
     listeners.tell(Event::Placed { group: &world, placements })?;
-    let saving = match &config.save {
-        Some(path) => Some(Saving::new(config, path, own, &host.disk, &world)?),
-        None => None,
-    };
-    let saving_best = match &best {
-        Some(path) => Some(Saving::new(config, path, own_best, &host.disk, &world)?),
-        None => None,
-    };
+    let new = |(path, own): (PathBuf, _)| Saving::new(config, &path, own, &host.disk, &world);
+    let saving = own.map(new).transpose()?;
+    let saving_best = best.map(new).transpose()?;
     let mesh = Mesh::new(world, &config.mesh)?;
     Ok(Agreed { mesh, listeners, saving, saving_best })
 }

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::time::Duration;
 
-use paceline_analysis::advice::Account;
+use paceline_analysis::advice::Told;
 use paceline_analysis::advice::cost::Cost;
 use paceline_checkpoint::progress::{EpochSums, Evaluation, LossScaling};
 use paceline_choices::strategies::Advice;
@@ -84,10 +84,8 @@ pub struct Facts<'a> {
     pub gathers: Option<GatherFacts>,
     /// The idle time of the ranks, if they are a pipeline.
     pub pipeline: Option<PipelineFacts>,
-    /// The advice for the user.
-    pub advice: Option<String>,
-    /// The numbers of the advice.
-    pub advised: Option<Account>,
+    /// The advice for the user, and its numbers.
+    pub told: Option<Told>,
 }
 
 /// The gathers of a step together, in milliseconds.
@@ -152,21 +150,9 @@ impl<'a> Facts<'a> {
             let name = |block: usize| outcome.block_names[block].clone();
             pipeline_advice::advise(facts, config, &anatomy.means, flops, name)
         });
-        let (advice, advised) = told.map(|told| (told.text, told.account)).unzip();
         let sync_cost = strategy.sync_blocks.and_then(|block| SyncCost::new(&steps, block));
         let gathers = GatherFacts::new(&anatomy, strategy.settings().advice());
-        Self {
-            config,
-            outcome,
-            reports,
-            steps,
-            anatomy,
-            sync_cost,
-            gathers,
-            pipeline,
-            advice,
-            advised,
-        }
+        Self { config, outcome, reports, steps, anatomy, sync_cost, gathers, pipeline, told }
     }
 
     /// A part of the idle time of a pipeline, in milliseconds per step and rank.

@@ -363,8 +363,8 @@ pub static TABLE: &[Figure] = &[
         "Time of a step with synchronization minus that of one without, where `--sync-blocks` alternates them.").console(),
     run("anatomy", plain("anatomy"), Mean, |f, _| json!(f.anatomy),
         "The operations and gradients of a step one by one, the buckets, and the slowest rank.").console(),
-    run("advice", plain("advice"), Same, |f, _| json!(f.advice), "The advice that follows from the anatomy.").console(),
-    run("advised", plain("advised"), Same, |f, _| json!(f.advised),
+    run("advice", plain("advice"), Same, |f, _| json!(f.told.as_ref().map(|told| &told.text)), "The advice that follows from the anatomy.").console(),
+    run("advised", plain("advised"), Same, |f, _| json!(f.told.as_ref().map(|told| &told.account)),
         "The numbers of the advice, in ms. `exposed_ms` is the sum of `waiting_ms`, `removed_ms` (by the change that `remedy` names) and \
          `remains_ms`. `gain` is what the step would gain: the median of the steps, and what a tenth of them is below and above. `apart_ms` is by how much the mean steps of two such runs differ."),
     run("traces", plain("traces"), Each, |f, _| json!(f.traces()), "The trace of each rank, if the run was profiled."),

@@ -11,8 +11,9 @@ use paceline_model::Layout;
 use serde::{Deserialize, Serialize};
 
 use crate::record::gathers::GatherMoments;
+use crate::record::op_moments::OpMoments;
 use crate::record::rank_report::RankReport;
-use crate::record::readiness::{Moments, OpMoments};
+use crate::record::readiness::Moments;
 use crate::record::steps::AllSteps;
 use crate::record::times::StepTimes;
 
@@ -192,15 +193,16 @@ impl OpLine {
 impl GatherLine {
     /// A use of a unit, without the unit's name and the reduction of its gradients.
     pub(super) fn of(of: &GatherMoments) -> Self {
+        let op = OpLine::of(&of.op);
         Self {
             is_backward: of.is_backward,
-            bytes: of.bytes,
-            submitted_ms: of.submitted / 1e6,
-            sent_ms: of.sent / 1e6,
-            done_ms: of.done / 1e6,
+            bytes: op.bytes,
+            submitted_ms: op.ready_ms,
+            sent_ms: op.sent_ms,
+            done_ms: op.done_ms,
             needed_ms: of.needed / 1e6,
             exposed_ms: of.exposed / 1e6,
-            move_ms: (of.done - of.present) / 1e6,
+            move_ms: op.done_ms - op.present_ms,
             ..Self::default()
         }
     }

@@ -208,14 +208,12 @@ impl Needs {
     /// The needs of the ranks of a run of this shape. `model` is built for their number.
     pub fn of(shape: &Shape, model: &Model) -> Result<Self> {
         let strategy = shape.strategy.build()?;
-        let clipped = strategy.owned(model, shape.mesh, 0).grads;
-        let clipped = shape.clips.then_some(clipped.as_slice());
         let mut known: BTreeMap<usize, Passes> = BTreeMap::new();
         let mut ranks = Vec::new();
         for (rank, &rows) in shape.rows.iter().enumerate() {
             let passes = match known.entry(rows) {
                 Entry::Occupied(known) => known.into_mut(),
-                Entry::Vacant(new) => new.insert(Passes::of(shape, model, rows, clipped)?),
+                Entry::Vacant(new) => new.insert(Passes::of(shape, &*strategy, model, rows)?),
             };
             ranks.push(need(shape, strategy.as_ref(), model, passes, rank));
         }
@@ -225,9 +223,7 @@ impl Needs {
     /// The needs of one rank of a run of this shape.
     pub fn of_rank(shape: &Shape, model: &Model, rank: usize) -> Result<Need> {
         let strategy = shape.strategy.build()?;
-        let clipped = strategy.owned(model, shape.mesh, 0).grads;
-        let clipped = shape.clips.then_some(clipped.as_slice());
-        let passes = Passes::of(shape, model, shape.rows[rank], clipped)?;
+        let passes = Passes::of(shape, &*strategy, model, shape.rows[rank])?;
         Ok(need(shape, strategy.as_ref(), model, &passes, rank))
     }
 
@@ -249,7 +245,8 @@ impl Needs {
     }
 }
 
-/// The memory needs of the passes of a step, whatever the strategy.
+/// The memory needs of the passes of a step, which depend on the strategy only if gradients are clipped.
+#[derive(Default)]
 struct Passes {
     activations: u64,
     workspace: u64,
@@ -261,13 +258,10 @@ struct Passes {
 }
 
 impl Passes {
-    fn of(
-        shape: &Shape,
-        model: &Model,
-        rows: usize,
-        clipped: Option<&[Range<usize>]>,
-    ) -> Result<Self> {
+    fn of(shape: &Shape, strategy: &dyn Strategy, model: &Model, rows: usize) -> Result<Self> {
         let options = shape.strategy.options;
+        let clipped = shape.clips.then(|| strategy.owned(model, shape.mesh, 0).grads);
+        let clipped = clipped.as_deref();
         let rehearse = || -> std::result::Result<Rehearsal, ModelError> {
             let compute = Compute::new(shape.threads, Allocator::meta())?;
             let longest = shape.samples.max_length().unwrap_or(1);
@@ -289,21 +283,15 @@ impl Passes {
                 let elem_bytes = options.precision.compute.size_bytes() as u64;
                 let of_sample = (model.activation_elems as u64).saturating_mul(elem_bytes);
                 let activations = of_sample.saturating_mul(rows as u64);
-                Ok(Self {
-                    activations,
-                    workspace: 0,
-                    both: activations,
-                    gaps: 0,
-                    is_at_least: true,
-                })
+                Ok(Self { activations, both: activations, is_at_least: true, ..Self::default() })
             }
             // More bytes than a number has room for.
             Err(
                 ModelError::Memory(MemoryError::OutOfMemory { .. })
                 | ModelError::Kernel(KernelError::Memory(MemoryError::OutOfMemory { .. })),
             ) => {
-                let most = u64::MAX;
-                Ok(Self { activations: most, workspace: 0, both: most, gaps: 0, is_at_least: true })
+                let (activations, both) = (u64::MAX, u64::MAX);
+                Ok(Self { activations, both, is_at_least: true, ..Self::default() })
             }
             Err(error) => Err(Failure::Usage(format!("the memory of a step: {error}"))),
         }

@@ -8,8 +8,9 @@ use paceline_analysis::advice::observed::{Observed, RankStep, Seen};
 use paceline_host::text::ms;
 use paceline_table::stats::median;
 
+use crate::record::op_moments::OpMoments;
 use crate::record::rank_report::RankReport;
-use crate::record::readiness::{Moments, OpMoments};
+use crate::record::readiness::Moments;
 use crate::record::samples::StepSample;
 
 /// Clocks that differ by less, in milliseconds, are one clock: ranks of one host see the same moment as late as the

@@ -8,6 +8,8 @@ use paceline_strategies::span;
 use paceline_trace::SpanTrack;
 use serde::{Deserialize, Serialize};
 
+use crate::record::op_moments::OpMoments;
+
 /// A use of a unit in a step. Its times are in nanoseconds since the step began, and negative before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct GatherMoments {
@@ -15,16 +17,8 @@ pub struct GatherMoments {
     pub unit: usize,
     /// Whether the backward pass uses it.
     pub is_backward: bool,
-    /// Size of the gathered unit in bytes. Zero if the unit was still there and nothing was gathered.
-    pub bytes: u64,
-    /// When the operation was submitted.
-    pub submitted: f64,
-    /// When it started.
-    pub sent: f64,
-    /// When all ranks had arrived.
-    pub present: f64,
-    /// When the unit was there.
-    pub done: f64,
+    /// Its gather. It has no bytes if the unit was still there and nothing was gathered.
+    pub op: OpMoments,
     /// When the pass needed the unit.
     pub needed: f64,
     /// How long the pass waited.
@@ -58,11 +52,7 @@ pub fn uses(begin_ns: u64, track: &SpanTrack, records: &[OpRecord]) -> Vec<Gathe
             let place = sent.iter().position(|of| of.purpose == Purpose::Gather(needed.id));
             let place = place.filter(|at| sent[*at].times.submitted_ns < there.at_ns);
             if let Some(record) = place.map(|at| sent.remove(at)) {
-                of_use.bytes = record.bytes as u64;
-                of_use.submitted = since(record.times.submitted_ns);
-                of_use.sent = since(record.times.started_ns);
-                of_use.present = since(record.times.present_ns);
-                of_use.done = since(record.times.finished_ns);
+                of_use.op = OpMoments::of(record, since);
             }
             of_use
         })
@@ -72,29 +62,6 @@ pub fn uses(begin_ns: u64, track: &SpanTrack, records: &[OpRecord]) -> Vec<Gathe
 /// The moment from which the operations of a step are for the next one.
 pub fn next_step_ns(track: &SpanTrack) -> u64 {
     track.marked(span::NEXT_STEP).next().map_or(u64::MAX, |mark| mark.at_ns)
-}
-
-impl GatherMoments {
-    /// Adds the same use in another step.
-    pub fn add(&mut self, other: &Self) {
-        let Self { submitted, sent, present, done, needed, exposed, .. } = self;
-        for (sum, more) in [
-            (submitted, other.submitted),
-            (sent, other.sent),
-            (present, other.present),
-            (done, other.done),
-            (needed, other.needed),
-            (exposed, other.exposed),
-        ] {
-            *sum += more;
-        }
-    }
-
-    /// Divides a sum over steps by their number.
-    pub fn divide(&mut self, steps: f64) {
-        let Self { submitted, sent, present, done, needed, exposed, .. } = self;
-        [submitted, sent, present, done, needed, exposed].into_iter().for_each(|sum| *sum /= steps);
-    }
 }
 
 #[cfg(test)]
@@ -145,13 +112,12 @@ mod tests {
         ];
         let uses = uses(1000, &track, &records);
         let times = |at: usize| {
-            let GatherMoments { unit, is_backward, submitted, done, needed, exposed, .. } =
-                uses[at];
-            (unit, is_backward, [submitted, done, needed, exposed])
+            let GatherMoments { unit, is_backward, op, needed, exposed } = uses[at];
+            (unit, is_backward, [op.ready, op.done, needed, exposed])
         };
         assert_eq!(times(0), (7, false, [-9.0, 15.0, 10.0, 5.0]));
         assert_eq!(times(1), (8, false, [2.0, 50.0, 100.0, 1.0]));
         assert_eq!(times(2), (8, true, [0.0, 0.0, 201.0, 1.0]));
-        assert_eq!((uses[1].bytes, uses[2].bytes, uses.len()), (8, 0, 3));
+        assert_eq!((uses[1].op.bytes, uses[2].op.bytes, uses.len()), (8, 0, 3));
     }
 }

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`times`] | the times of a step, which add up |
 //! | [`meter`] | turns spans and records of operations into the times of a step |
+//! | [`op_moments`] | the moments of an operation |
 //! | [`readiness`] | when in a step its operations and gradients take place |
 //! | [`gathers`] | the gathers of parameters, and which use waits for which |
 //! | [`steps`] | the measured steps, in bounded memory |
@@ -19,6 +20,7 @@ pub mod event_room;
 pub mod gathers;
 pub mod memory;
 pub mod meter;
+pub mod op_moments;
 pub mod rank_report;
 pub mod ranks;
 pub mod readiness;

@@ -55,18 +55,14 @@ impl RankReport {
         track: &SpanTrack,
         weights_sha256: String,
     ) -> Self {
-        let dropped_spans = track.dropped() + meter.num_lost();
         Self {
             steps,
+            dropped_spans: track.dropped() + meter.num_lost(),
             alike: meter.alike(),
             memory,
             resident_bytes: resources::resident_bytes().unwrap_or(0),
-            dropped_spans,
-            trace: None,
-            missing_files: Vec::new(),
             weights_sha256,
-            peak_flops_per_s: 0.0,
-            card: None,
+            ..Self::default()
         }
     }
 }

@@ -10,24 +10,8 @@ use paceline_trace::{IntervalSet, Span, SpanTrack};
 use serde::{Deserialize, Serialize};
 
 use crate::record::gathers::{self, GatherMoments};
+use crate::record::op_moments::OpMoments;
 use crate::record::samples::StepSamples;
-
-/// The moments of an operation, in nanoseconds since its step began.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
-pub struct OpMoments {
-    /// Size of the message in bytes.
-    pub bytes: u64,
-    /// When it was submitted. For a bucket, this is when its gradients were final.
-    pub ready: f64,
-    /// When it started.
-    pub sent: f64,
-    /// When all ranks had arrived.
-    pub present: f64,
-    /// When the result was there.
-    pub done: f64,
-    /// The part of its time during which the main thread computed.
-    pub hidden: f64,
-}
 
 /// When a parameter's gradient was final, in nanoseconds since the step began.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
@@ -65,16 +49,11 @@ impl Moments {
         computing: &IntervalSet,
     ) -> Self {
         let since = |ns: u64| ns.saturating_sub(begin_ns) as f64;
-        let op = |OpRecord { bytes, times, .. }: &OpRecord| {
+        let op = |record: &OpRecord| {
+            let times = &record.times;
             let span = Span { start_ns: times.started_ns, end_ns: times.finished_ns };
-            OpMoments {
-                bytes: *bytes as u64,
-                ready: since(times.submitted_ns),
-                sent: since(times.started_ns),
-                present: since(times.present_ns),
-                done: since(times.finished_ns),
-                hidden: IntervalSet::union([span]).intersection(computing).len_ns() as f64,
-            }
+            let hidden = IntervalSet::union([span]).intersection(computing).len_ns() as f64;
+            OpMoments { hidden, ..OpMoments::of(record, since) }
         };
         let followed = if records.len() <= MAX_OPS { records } else { &[] };
         let ready = track.marked(span::GRADIENT_READY);
@@ -119,7 +98,7 @@ impl Moments {
     fn is_like(&self, step: &Self) -> bool {
         let op = |of: &OpMoments| of.bytes;
         let param = |of: &ReadyMoment| of.param;
-        let gather = |of: &GatherMoments| (of.unit, of.is_backward, of.bytes);
+        let gather = |of: &GatherMoments| (of.unit, of.is_backward, of.op.bytes);
         self.num_ops == step.num_ops
             && self.ops.iter().map(op).eq(step.ops.iter().map(op))
             && self.ready.iter().map(param).eq(step.ready.iter().map(param))
@@ -127,25 +106,26 @@ impl Moments {
     }
 
     fn add(&mut self, other: &Self) {
-        for (sum, of) in self.ops.iter_mut().zip(&other.ops) {
-            sum.ready += of.ready;
-            sum.sent += of.sent;
-            sum.present += of.present;
-            sum.done += of.done;
-            sum.hidden += of.hidden;
+        let add = |sum: &mut OpMoments, mut of: OpMoments| {
+            sum.times().into_iter().zip(of.times()).for_each(|(sum, of)| *sum += *of);
+        };
+        self.ops.iter_mut().zip(&other.ops).for_each(|(sum, of)| add(sum, *of));
+        for (sum, of) in self.gathers.iter_mut().zip(&other.gathers) {
+            add(&mut sum.op, of.op);
+            sum.needed += of.needed;
+            sum.exposed += of.exposed;
         }
-        self.gathers.iter_mut().zip(&other.gathers).for_each(|(sum, of)| sum.add(of));
         self.ready.iter_mut().zip(&other.ready).for_each(|(sum, of)| sum.at += of.at);
         self.backward.iter_mut().zip(other.backward).for_each(|(sum, of)| *sum += of);
     }
 
     fn divide(&mut self, count: f64) {
-        for OpMoments { ready, sent, present, done, hidden, .. } in &mut self.ops {
-            [ready, sent, present, done, hidden].into_iter().for_each(|sum| *sum /= count);
-        }
-        self.gathers.iter_mut().for_each(|sum| sum.divide(count));
-        self.ready.iter_mut().for_each(|sum| sum.at /= count);
-        self.backward = self.backward.map(|sum| sum / count);
+        let gathers = self.gathers.iter_mut();
+        let gathers = gathers
+            .flat_map(|of| of.op.times().into_iter().chain([&mut of.needed, &mut of.exposed]));
+        let ops = self.ops.iter_mut().flat_map(OpMoments::times);
+        let ready = self.ready.iter_mut().map(|of| &mut of.at);
+        ops.chain(gathers).chain(ready).chain(&mut self.backward).for_each(|sum| *sum /= count);
     }
 }
 

@@ -50,9 +50,6 @@ fn unmeasured(facts: &Facts) -> String {
 
 /// How well a run went, where the time of a step went, and the changes to make. Tables fit `width`.
 pub(crate) fn summary_lines(facts: &Facts, width: Option<usize>) -> Vec<String> {
-    let number = |name| number(facts, name);
-    let amount = |name| amount(facts, name);
-    let num_measured = facts.steps.count();
     let mut lines: Vec<String> = Vec::new();
     if let Some(steps) = facts.outcome.stopped_after {
         lines.push(format!(
@@ -61,65 +58,21 @@ pub(crate) fn summary_lines(facts: &Facts, width: Option<usize>) -> Vec<String> 
             thousands(facts.config.total_steps())
         ));
     }
-    lines.push(format!("Total time: {}. {}", amount("total_s"), samples(facts)));
-    if num_measured == 0 {
+    lines.push(format!("Total time: {}. {}", amount(facts, "total_s"), samples(facts)));
+    if facts.steps.count() == 0 {
         lines.push(unmeasured(facts));
     } else {
-        lines.extend([format!(
-            "Step: {} median, {} p99 over {} steps; {}{}",
-            amount("step_ms_median"),
-            amount("step_ms_p99"),
-            thousands(num_measured),
-            labeled(facts, "samples_per_s"),
-            value(facts, "tokens_per_s")
-                .map_or(String::new(), |_| format!(", {}", labeled(facts, "tokens_per_s")))
-        )]);
-        lines.extend(value(facts, "mfu_pct").map(|_| {
-            let threads = plural(facts.config.threads, "thread");
-            format!(
-                "Model FLOP/s: {} G per rank, {} of the peak of {threads}, {} G",
-                number("model_gflop_per_s"),
-                amount("mfu_pct"),
-                number("peak_gflop_per_s")
-            )
-        }));
-        lines.push(format!(
-            "Compute time: {}; exposed communication: {} of the step (means)",
-            amount("compute_ms"),
-            amount("comm_overhead_pct")
-        ));
-        if has_anatomy(facts) {
-            lines.extend(anatomy_lines(&facts.steps, &facts.anatomy, width));
-            lines.extend(step_lines::drawing(facts, width));
-        }
-        if let Some(pipeline) = &facts.pipeline {
-            lines.extend(pipeline_lines::ledger(pipeline, width));
-        }
+        lines.extend(step_times(facts, width));
     }
     lines.extend(link_line(facts));
-    lines.extend(facts.advice.iter().map(|advice| format!("Advice: {advice}.")));
+    lines.extend(facts.told.iter().map(|told| format!("Advice: {}.", told.text)));
     if let Some(cost) = &facts.sync_cost {
         lines.push(format!(
             "Synchronization: {:.3} ms per step with it, {:.3} without (medians, in turns): {:+.2} %",
             cost.synchronized_ms, cost.unsynchronized_ms, cost.added_pct
         ));
     }
-    let peaks = facts.peak_bytes(printed("peak_bytes").ranks);
-    let categories = Category::ALL.into_iter().map(Category::name).chain([TOTAL]);
-    let peaks: Vec<String> = categories
-        .filter_map(|name| peaks.get(name).map(|bytes| (name, *bytes)))
-        .map(|(name, bytes)| (name, format!("{:.2}", bytes as f64 / 1e6)))
-        .filter(|(_, mb)| mb != "0.00")
-        .map(|(name, mb)| format!("{name} {mb}"))
-        .collect();
-    lines.push(format!("Peak memory per rank, MB: {}", peaks.join(", ")));
-    let resident = value(facts, "resident_bytes").unwrap_or(0.0);
-    let predicted = facts.predicted_resident_bytes();
-    let predicted = predicted.map_or(String::new(), |bytes| {
-        let off = 100.0 * (resident / bytes - 1.0);
-        format!(", predicted {:.1} MB ({off:+.1} %)", bytes / 1e6)
-    });
-    lines.push(format!("Resident (proportional) per rank: {:.1} MB{predicted}", resident / 1e6));
+    lines.extend([peak_line(facts), resident_line(facts)]);
     lines.extend(card_line(facts));
     let digest = facts.reports.first().map_or("", |report| &report.weights_sha256);
     lines.push(format!("Weights: sha256 {digest}"));
@@ -139,6 +92,61 @@ pub(crate) fn summary_lines(facts: &Facts, width: Option<usize>) -> Vec<String> 
         ));
     }
     lines
+}
+
+/// The times of the measured steps, and where they went.
+fn step_times(facts: &Facts, width: Option<usize>) -> Vec<String> {
+    let amount = |name| amount(facts, name);
+    let tokens = value(facts, "tokens_per_s")
+        .map_or(String::new(), |_| format!(", {}", labeled(facts, "tokens_per_s")));
+    let mut lines = vec![format!(
+        "Step: {} median, {} p99 over {} steps; {}{tokens}",
+        amount("step_ms_median"),
+        amount("step_ms_p99"),
+        thousands(facts.steps.count()),
+        labeled(facts, "samples_per_s")
+    )];
+    lines.extend(value(facts, "mfu_pct").map(|_| {
+        format!(
+            "Model FLOP/s: {} G per rank, {} of the peak of {}, {} G",
+            number(facts, "model_gflop_per_s"),
+            amount("mfu_pct"),
+            plural(facts.config.threads, "thread"),
+            number(facts, "peak_gflop_per_s")
+        )
+    }));
+    lines.push(format!(
+        "Compute time: {}; exposed communication: {} of the step (means)",
+        amount("compute_ms"),
+        amount("comm_overhead_pct")
+    ));
+    if has_anatomy(facts) {
+        lines.extend(anatomy_lines(&facts.steps, &facts.anatomy, width));
+        lines.extend(step_lines::drawing(facts, width));
+    }
+    lines.extend(facts.pipeline.iter().flat_map(|of| pipeline_lines::ledger(of, width)));
+    lines
+}
+
+/// The peak of each category of memory that is not zero.
+fn peak_line(facts: &Facts) -> String {
+    let peaks = facts.peak_bytes(printed("peak_bytes").ranks);
+    let categories = Category::ALL.into_iter().map(Category::name).chain([TOTAL]);
+    let shown = categories.filter_map(|name| {
+        let mb = format!("{:.2}", *peaks.get(name)? as f64 / 1e6);
+        (mb != "0.00").then(|| format!("{name} {mb}"))
+    });
+    format!("Peak memory per rank, MB: {}", shown.collect::<Vec<_>>().join(", "))
+}
+
+/// The resident memory beside its prediction.
+fn resident_line(facts: &Facts) -> String {
+    let resident = value(facts, "resident_bytes").unwrap_or(0.0);
+    let predicted = facts.predicted_resident_bytes().map_or(String::new(), |bytes| {
+        let off = 100.0 * (resident / bytes - 1.0);
+        format!(", predicted {:.1} MB ({off:+.1} %)", bytes / 1e6)
+    });
+    format!("Resident (proportional) per rank: {:.1} MB{predicted}", resident / 1e6)
 }
 
 /// The details: operation by operation, and the memory of each rank by phase.

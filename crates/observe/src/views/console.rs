@@ -207,14 +207,9 @@ impl<'a> Console<'a> {
     /// An evaluation between steps. That of the finished model is the answer, which is printed last.
     fn evaluated(&mut self, Evaluation { steps, result, .. }: &Evaluation) {
         let loss = printed("eval_loss").shown(result.sums.mean_loss());
-        let shown = |part| printed("eval_accuracy_pct").with_unit(100.0 * part);
-        let accuracy = result.accuracy();
-        let accuracy = accuracy.map_or(String::new(), |part| format!("accuracy {}, ", shown(part)));
-        let perplexity = perplexity(result);
-        self.say(format!(
-            "Step {steps}: evaluation loss {loss}, {perplexity}{accuracy}{}",
-            over(result)
-        ));
+        let (perplexity, over) = (perplexity(result), over(result));
+        let accuracy = accuracy(result.accuracy());
+        self.say(format!("Step {steps}: evaluation loss {loss}{perplexity}{accuracy}, {over}"));
     }
 
     fn ended(&mut self, facts: &Facts) {
@@ -285,12 +280,7 @@ impl Listener for Console<'_> {
                 ));
             }
             Event::EpochEnded { epoch, sums, has_classes, cut_after, took } => {
-                let accuracy = if *has_classes {
-                    let shown = printed("train_accuracy_pct").with_unit(100.0 * sums.accuracy());
-                    format!(", accuracy {shown}")
-                } else {
-                    String::new()
-                };
+                let accuracy = accuracy(has_classes.then(|| sums.accuracy()));
                 let batches = match self.config.log_every {
                     Some(_) => format!("; {}", self.epoch.counted()),
                     None => String::new(),
@@ -329,14 +319,9 @@ pub(crate) fn answer_lines(facts: &Facts) -> Vec<String> {
     match (&outcome.evaluated, &outcome.trained) {
         (Some(evaluation), _) => evaluation_lines(&evaluation.result, &facts.config.class_names),
         (None, Some(sums)) => {
-            let shown = |part| printed("train_accuracy_pct").with_unit(100.0 * part);
-            let accuracy = Some(sums.accuracy()).filter(|_| outcome.has_classes);
-            let accuracy =
-                accuracy.map_or(String::new(), |part| format!(", accuracy {}", shown(part)));
-            vec![format!(
-                "Training loss: {}{accuracy}",
-                printed("train_loss").shown(sums.mean_loss())
-            )]
+            let accuracy = accuracy(outcome.has_classes.then(|| sums.accuracy()));
+            let loss = printed("train_loss").shown(sums.mean_loss());
+            vec![format!("Training loss: {loss}{accuracy}")]
         }
         (None, None) => Vec::new(),
     }
@@ -346,7 +331,7 @@ pub(crate) fn answer_lines(facts: &Facts) -> Vec<String> {
 pub fn evaluation_lines(result: &TestResult, classes: &[String]) -> Vec<String> {
     let loss = printed("eval_loss").shown(result.sums.mean_loss());
     let mut lines =
-        vec![format!("Evaluation loss: {loss}, {}{}", perplexity(result), over(result))];
+        vec![format!("Evaluation loss: {loss}{}, {}", perplexity(result), over(result))];
     let accuracy = result.accuracy();
     let shown = |part| printed("eval_accuracy_pct").shown(100.0 * part);
     lines.extend(accuracy.map(|part| format!("Evaluation accuracy: {}%", shown(part))));
@@ -356,9 +341,15 @@ pub fn evaluation_lines(result: &TestResult, classes: &[String]) -> Vec<String> 
     lines
 }
 
-/// The perplexity of a language model, followed by a comma.
+/// The part that is classified correctly, after a comma.
+fn accuracy(part: Option<f64>) -> String {
+    let shown = |part: f64| printed("train_accuracy_pct").with_unit(100.0 * part);
+    part.map_or(String::new(), |part| format!(", accuracy {}", shown(part)))
+}
+
+/// The perplexity of a language model, after a comma.
 fn perplexity(result: &TestResult) -> String {
-    let shown = |of: f64| format!("perplexity {}, ", printed("eval_perplexity").shown(of));
+    let shown = |of: f64| format!(", perplexity {}", printed("eval_perplexity").shown(of));
     result.perplexity().map_or(String::new(), shown)
 }
 

@@ -20,9 +20,7 @@ const SHOWN: [Category; 5] = [
 
 /// All lines about memory. Tables fit `width`.
 pub(crate) fn memory_lines(facts: &Facts, width: Option<usize>) -> Vec<String> {
-    let ranks: Vec<&RankMemory> = facts.reports.iter().map(|report| &report.memory).collect();
-    let predicted: Vec<Bytes> =
-        facts.outcome.predicted.ranks.iter().map(|need| need.bytes()).collect();
+    let (ranks, predicted) = (facts.memory(), facts.memory_predicted());
     let is_at_least = facts.outcome.predicted.ranks.iter().any(|need| need.is_at_least);
     let mut lines = vec![
         "Memory after each phase, and the most at once within it (Peak), MB:".to_owned(),

@@ -1,5 +1,6 @@
 //! `pipeline.html`: the step of a pipeline as planned and as run, and why its ranks were idle.
 
+use paceline_analysis::advice::Told;
 use paceline_analysis::report::chart::{Lane, Lanes, PageColor, Segment};
 use paceline_analysis::report::{self, Body, Figure, Note, Panel, Report, Section, Weight};
 use paceline_failure::Result;
@@ -31,7 +32,7 @@ fn page(facts: &Facts, of: &PipelineFacts) -> Report {
         ("%", 1),
         "The part of the step in which ranks are idle.",
     );
-    let notes = facts.advice.iter().map(|text| Note { weight: Weight::Advice, text: text.clone() });
+    let note = |told: &Told| Note { weight: Weight::Advice, text: told.text.clone() };
     Report {
         title: format!("{name} on {}", plural(shape.placement.ranks(), "rank")),
         subtitle: format!(
@@ -44,7 +45,7 @@ fn page(facts: &Facts, of: &PipelineFacts) -> Report {
             column: bubble,
             value: Cell::Number(100.0 * (1.0 - mean.busy / mean.step)),
         }],
-        notes: notes.collect(),
+        notes: facts.told.iter().map(note).collect(),
         sections: vec![Section::new(
             "pipeline",
             "Pipeline",

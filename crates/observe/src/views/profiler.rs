@@ -46,10 +46,8 @@ pub struct Profiler {
     /// The sizes of the gradients, which marks in the trace name by number.
     gradients: Vec<Gradient>,
     disk: Disk,
-    /// The file, once it is written.
-    trace: Option<PathBuf>,
-    /// Why there is no file.
-    missing: Option<String>,
+    /// The file once it is written, or why there is none.
+    written: Option<std::result::Result<PathBuf, String>>,
 }
 
 impl Listener for Profiler {
@@ -73,8 +71,11 @@ impl Listener for Profiler {
 
     fn add_to(&self, report: &mut RankReport) {
         report.dropped_spans += self.recorder.dropped();
-        report.trace.clone_from(&self.trace);
-        report.missing_files.extend(self.missing.clone());
+        match self.written.clone() {
+            Some(Ok(trace)) => report.trace = Some(trace),
+            Some(Err(missing)) => report.missing_files.push(missing),
+            None => {}
+        }
     }
 }
 
@@ -122,8 +123,7 @@ impl Profiler {
             clock_at_begin: ClockOffset::default(),
             gradients: Vec::new(),
             disk: disk.clone(),
-            trace: None,
-            missing: None,
+            written: None,
         };
         (profiler, compute.recorded(kernels, threads))
     }
@@ -185,8 +185,8 @@ impl Profiler {
 
     /// Writes the recorded steps if the run ends before the window does.
     fn finish(&mut self, group: &Group) -> Result<()> {
-        let is_over = self.trace.is_some() || self.missing.is_some();
-        if self.steps.is_empty() || is_over { Ok(()) } else { self.write(group) }
+        let is_over = self.steps.is_empty() || self.written.is_some();
+        if is_over { Ok(()) } else { self.write(group) }
     }
 
     fn write(&mut self, group: &Group) -> Result<()> {
@@ -204,13 +204,11 @@ impl Profiler {
         let tracks: Vec<&Track> = self.recorder.tracks().iter().map(AsRef::as_ref).collect();
         let write = |out: &mut (dyn Write + Send)| kineto::write_compressed(out, &header, &tracks);
         let written = self.disk.create_folder(&folder);
-        match written.and_then(|()| self.disk.replace(&path, None, write)) {
-            Ok(_) => self.trace = Some(path),
-            Err(error) => {
-                let what = format!("the trace {}", path.printable());
-                self.missing = Some(do_without(&what, &error));
-            }
-        }
+        let written = written.and_then(|()| self.disk.replace(&path, None, write));
+        self.written = Some(match written {
+            Ok(_) => Ok(path),
+            Err(error) => Err(do_without(&format!("the trace {}", path.printable()), &error)),
+        });
         // A rank that continued before the others would measure how long they write.
         group.barrier()?;
         Ok(())

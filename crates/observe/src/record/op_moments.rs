@@ -1,0 +1,41 @@
+//! The moments of one operation of a step. This file does not know what the operation is for.
+
+use paceline_collectives::OpRecord;
+use serde::{Deserialize, Serialize};
+
+/// The moments of an operation, in nanoseconds since its step began.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct OpMoments {
+    /// Size of the message in bytes.
+    pub bytes: u64,
+    /// When it was submitted. For a bucket, this is when its gradients were final.
+    pub ready: f64,
+    /// When it started.
+    pub sent: f64,
+    /// When all ranks had arrived.
+    pub present: f64,
+    /// When the result was there.
+    pub done: f64,
+    /// The part of its time during which the main thread computed, if that was asked for.
+    pub hidden: f64,
+}
+
+impl OpMoments {
+    /// Those of an operation. `since` gives the time since the step began.
+    pub fn of(OpRecord { bytes, times, .. }: &OpRecord, since: impl Fn(u64) -> f64) -> Self {
+        Self {
+            bytes: *bytes as u64,
+            ready: since(times.submitted_ns),
+            sent: since(times.started_ns),
+            present: since(times.present_ns),
+            done: since(times.finished_ns),
+            hidden: 0.0,
+        }
+    }
+
+    /// Its times: submitted, started, all ranks there, done, and the hidden part.
+    pub fn times(&mut self) -> [&mut f64; 5] {
+        let Self { ready, sent, present, done, hidden, .. } = self;
+        [ready, sent, present, done, hidden]
+    }
+}
