@@ -29,6 +29,12 @@ picture step 520 across.html
   --strategies ddp,sharded1,sharded2,sharded3 --rounds 1 --epochs 1 --steps-per-epoch 10 --charts charts
 
 cp report.png step.png "$images"
-cp charts/predict_efficiency.png "$images/efficiency.png"
-cp charts/sharded_optimizer_memory.png "$images/memory.png"
+# chart NAME FILE: a chart, twice as large as its file says.
+chart() {
+  size=$(grep -oE -m 1 'width="[0-9]+" height="[0-9.]+"' "charts/$2.svg" | grep -oE '[0-9]+' | head -2 | paste -sd,)
+  chromium --headless --no-sandbox --disable-gpu --hide-scrollbars --force-device-scale-factor=2 \
+    --window-size="$size" --screenshot="$images/$1.png" "file://$work/charts/$2.svg"
+}
+chart efficiency predict_efficiency
+chart memory sharded_optimizer_memory
 ls -l "$images"

@@ -140,7 +140,7 @@ pub struct OutputArgs {
     /// Write the rows to this file, as CSV
     #[arg(long, value_name = "FILE")]
     pub csv: Option<PathBuf>,
-    /// Write charts of time and bandwidth into this folder, as PNG and SVG
+    /// Write charts of time and bandwidth into this folder, as SVG
     #[arg(long, value_name = "DIR")]
     pub charts: Option<PathBuf>,
     /// Compare with an earlier report, or with another program's lines of JSON; repeatable

@@ -1,4 +1,4 @@
-//! Draws charts of time and bus bandwidth by size, as PNG and SVG. There is a solid line per transport
+//! Draws charts of time and bus bandwidth by size. There is a solid line per transport
 //! and number of ranks, a dashed line for each program that is compared, and a dotted line for each
 //! prediction.
 
@@ -8,12 +8,12 @@ use paceline_failure::Result;
 use paceline_failure::outputs::write_charts;
 use paceline_host::disk::Disk;
 use paceline_host::text::plural;
-use paceline_table::plot::{Axis, LineChart, Series as Line, Stroke, Unit};
+use paceline_table::chart::{Axis, Picture, Series as Line, Stroke};
 
 use super::result::{BenchReport, Row, alg_bandwidth_gb_s, bus_factor, place, program_name};
 use super::series::Series;
 
-/// Writes `time.png`, `time.svg`, `busbw.png` and `busbw.svg` into `folder`, and returns their paths.
+/// Writes `time.svg` and `busbw.svg` into `folder`, and returns their paths.
 pub fn write(
     disk: &Disk,
     report: &BenchReport,
@@ -25,15 +25,15 @@ pub fn write(
 }
 
 /// The chart of times.
-pub fn time(report: &BenchReport, compared: &[Series]) -> LineChart {
-    let y = Axis::logarithmic("Time (median)", Unit::Microseconds);
+pub fn time(report: &BenchReport, compared: &[Series]) -> Picture {
+    let y = Axis::logarithmic("Time (median, to the 99th percentile)", "us");
     chart(report, compared, "time", y, |_, _, us| us)
 }
 
 /// The chart of bus bandwidths. A single rank has no bus bandwidth, so it has no line.
-pub fn busbw(report: &BenchReport, compared: &[Series]) -> LineChart {
+pub fn busbw(report: &BenchReport, compared: &[Series]) -> Picture {
     let op = report.rows.first().map_or("", |row| &row.op);
-    let y = Axis::logarithmic("Bus bandwidth", Unit::GigabytesPerSecond);
+    let y = Axis::logarithmic("Bus bandwidth (median, to the 99th percentile)", "GB/s");
     chart(report, compared, "bus bandwidth", y, |nproc, bytes, us| {
         alg_bandwidth_gb_s(bytes, us) * bus_factor(op, nproc).unwrap_or(1.0)
     })
@@ -46,14 +46,18 @@ fn chart(
     what: &str,
     y: Axis,
     shown: impl Fn(usize, u64, f64) -> f64,
-) -> LineChart {
+) -> Picture {
     let point = |nproc: usize, bytes: u64, us: f64| (bytes as f64, shown(nproc, bytes, us));
     let mut series: Vec<Line> = Vec::new();
     let groups = groups(&report.rows);
     for (look, (name, rows)) in groups.iter().enumerate() {
-        let measured = rows.iter().filter_map(|row| Some((row, row.timing()?.median_us)));
-        let points = measured.map(|(row, us)| point(row.nproc, row.bytes, us));
-        series.push(Line::line(name, points).look(look));
+        let measured = || rows.iter().filter_map(|row| Some((row, row.timing()?)));
+        let points = measured().map(|(row, of)| point(row.nproc, row.bytes, of.median_us));
+        let intervals = measured().map(|(row, of)| {
+            let [one, other] = [of.median_us, of.p99_us].map(|us| point(row.nproc, row.bytes, us));
+            (one.0, one.1.min(other.1), one.1.max(other.1))
+        });
+        series.push(Line::line(name, points).intervals(intervals).look(look));
         let predicted = rows.iter().filter_map(|row| Some((row, row.predicted_us?)));
         let points: Vec<_> = predicted.map(|(row, us)| point(row.nproc, row.bytes, us)).collect();
         if !points.is_empty() {
@@ -72,13 +76,9 @@ fn chart(
     // The line of a single rank may have no points above zero. Then the legend does not name it.
     series.retain(|line| line.points.iter().any(|&(_, y)| y > 0.0));
     let op = report.rows.first().map_or("", |row| &row.op);
-    LineChart {
-        title: format!("{op}, {}: {what} by size", place(&report.rows)),
-        subtitle: format!("{}, {}", report.machine, report.date),
-        x: Axis::logarithmic("Size", Unit::Bytes),
-        y,
-        series,
-    }
+    let title = format!("{op}, {}: {what} by size", place(&report.rows));
+    let subtitle = format!("{}, {}", report.machine, report.date);
+    Picture::lines(title, subtitle, [Axis::logarithmic("Size", "B"), y], series)
 }
 
 /// The rows by transport, algorithm and number of ranks, with ascending sizes.
@@ -139,8 +139,11 @@ mod tests {
     fn lines_are_per_transport_and_ranks() {
         let (report, compared) = realistic();
         let chart = time(&report, &compared);
-        let names: Vec<(&str, Stroke, usize)> =
-            chart.series.iter().map(|line| (line.name.as_str(), line.stroke, line.look)).collect();
+        let names: Vec<(&str, Stroke, usize)> = chart
+            .series()
+            .iter()
+            .map(|line| (line.name.as_str(), line.stroke, line.look))
+            .collect();
         assert_eq!(
             names,
             [
@@ -151,7 +154,7 @@ mod tests {
                 ("torch-gloo, 2 ranks", Stroke::Dashed, 3),
             ]
         );
-        assert!(chart.series.iter().all(|line| line.points.len() == 8));
+        assert!(chart.series().iter().all(|line| line.points.len() == 8));
         assert_eq!(chart.title, "all_reduce, in place: time by size");
     }
 
@@ -165,15 +168,15 @@ mod tests {
             points: vec![(1_000_000, 1000.0)],
         };
         let chart = busbw(&report, &[other]);
-        assert_eq!(chart.series[0].points, [(1e6, 1.5)]);
-        assert_eq!(chart.series[1].points, [(1e6, 1.5)]);
+        assert_eq!(chart.series()[0].points, [(1e6, 1.5)]);
+        assert_eq!(chart.series()[1].points, [(1e6, 1.5)]);
     }
 
     #[test]
     fn a_single_rank_has_a_time_but_no_bus_bandwidth() {
         let report = samples::report(vec![samples::row(1, 8, 1.0), samples::row(2, 8, 1.0)]);
-        assert_eq!(time(&report, &[]).series.len(), 2);
-        assert_eq!(busbw(&report, &[]).series.len(), 1);
+        assert_eq!(time(&report, &[]).series().len(), 2);
+        assert_eq!(busbw(&report, &[]).series().len(), 1);
     }
 
     #[test]
@@ -182,18 +185,18 @@ mod tests {
         other.algorithm = "ring".to_owned();
         let report = samples::report(vec![samples::row(2, 8, 1.0), other]);
         let names: Vec<String> =
-            time(&report, &[]).series.into_iter().map(|line| line.name).collect();
+            time(&report, &[]).series().iter().map(|line| line.name.clone()).collect();
         assert_eq!(names, ["shm units, 2 ranks", "shm ring, 2 ranks"]);
     }
 
     #[test]
-    fn four_files_are_written() {
+    fn both_files_are_written() {
         let (report, compared) = realistic();
         let folder = tempfile::tempdir().unwrap();
         let into = folder.path().join("charts");
         for path in write(&Disk::default(), &report, &compared, &into).unwrap() {
             assert!(std::fs::metadata(&path).unwrap().len() > 1000, "{}", path.display());
         }
-        assert_eq!(std::fs::read_dir(into).unwrap().count(), 4);
+        assert_eq!(std::fs::read_dir(into).unwrap().count(), 2);
     }
 }

@@ -23,7 +23,7 @@
 //! | [`load`] | reads these files, and the JSON lines of other programs |
 //! | [`series`] | groups the measurements into series of sizes and times |
 //! | [`compare`] | the table that compares the report with such series |
-//! | [`charts`] | time and bandwidth against size, as PNG and SVG |
+//! | [`charts`] | time and bandwidth against size, as SVG |
 //!
 //! Only `sweep` and `processes` start ranks, and only `rank` and `memory` take times; everything else
 //! turns numbers into text and files.

@@ -13,7 +13,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use paceline_analysis::report::{self, Report};
 use paceline_files::Printable;
 use paceline_host::disk::Disk;
-use paceline_table::plot::{Picture, PlotError};
+use paceline_table::chart::Picture;
 use serde::Serialize;
 
 use crate::{Failure, Result};
@@ -45,23 +45,19 @@ pub fn check_outputs(files: &[(&str, &Option<PathBuf>)], charts: Option<&Path>) 
     })
 }
 
-/// Writes each chart as `name.png` and `name.svg` into `folder`, which is created if it does not exist.
-/// Returns the paths.
+/// Writes each chart as `name.svg` into `folder`, which is created if it does not exist. Returns the paths.
 pub fn write_charts(
     disk: &Disk,
     folder: &Path,
-    charts: &[(String, impl Picture)],
+    charts: &[(String, Picture)],
 ) -> Result<Vec<PathBuf>> {
     make_folder(disk, folder)?;
-    let mut written = Vec::new();
-    for (name, chart) in charts {
-        let failed = |error: PlotError| Failure::Run(error.to_string());
-        let (png, svg) = (folder.join(format!("{name}.png")), folder.join(format!("{name}.svg")));
-        write_bytes(disk, &png, &chart.png().map_err(failed)?)?;
-        write_bytes(disk, &svg, chart.svg().map_err(failed)?.as_bytes())?;
-        written.extend([png, svg]);
-    }
-    Ok(written)
+    let write = |(name, chart): &(String, Picture)| {
+        let file = folder.join(format!("{name}.svg"));
+        let svg = chart.svg().map_err(|error| Failure::Run(error.to_string()))?;
+        write_bytes(disk, &file, svg.as_bytes()).map(|()| file)
+    };
+    charts.iter().map(write).collect()
 }
 
 /// Checks that files can be created in `folder`, or in its nearest ancestor that exists. `fix` is the

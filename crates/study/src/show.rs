@@ -14,7 +14,7 @@ use paceline_host::resources;
 use paceline_observe::figures::figure::{Better, Figure};
 use paceline_observe::figures::run_summary::RunSummary;
 use paceline_observe::figures::table::TABLE;
-use paceline_table::plot::{Axis, LineChart, Series, Unit};
+use paceline_table::chart::{Axis, Picture, Series};
 use paceline_table::table::{Cell, Column, Columns, Head, Table};
 use serde::Serialize;
 
@@ -235,7 +235,7 @@ impl Report {
     /// The chart of the figure that ranks the cases. Its x-axis is the first key whose values are
     /// numbers, with a line for each combination of the other keys. If no key has numbers, the cases
     /// stand side by side. Each point has its range.
-    fn chart(&self) -> LineChart {
+    fn chart(&self) -> Picture {
         let (ranked, factor) =
             (self.ranked_at(), if self.ranking.figure.unit == "ms" { 1e3 } else { 1.0 });
         let number = |row: &Row, at: usize| row.values.get(at)?.parse::<f64>().ok();
@@ -265,26 +265,23 @@ impl Report {
             points.sort_by(|a, b| a.0.total_cmp(&b.0));
             let range = |(x, of): &(f64, Spread)| (*x, of.min * factor, of.max * factor);
             let medians = points.iter().map(|(x, of)| (*x, of.median * factor));
-            Series::line(name, medians).ranges(points.iter().map(range)).look(look)
+            Series::line(name, medians).intervals(points.iter().map(range)).look(look)
         });
-        let unit = if self.ranking.figure.unit == "ms" { Unit::Microseconds } else { Unit::Count };
+        let unit = if self.ranking.figure.unit == "ms" { "us" } else { "" };
         let label = match self.ranking.figure.unit {
             "ms" => self.ranking.figure.label.to_owned(),
             _ => self.ranking.figure.head().words(),
         };
-        LineChart {
-            title: format!("{} by {}", self.ranking.figure.label, self.keys.join(", ")),
-            subtitle: format!(
+        let x = axis.map_or("cases, in the order of their places", |at| &self.keys[at]);
+        Picture::lines(
+            format!("{} by {}", self.ranking.figure.label, self.keys.join(", ")),
+            format!(
                 "{}, {}; medians and ranges of {} rounds",
                 self.machine, self.date, self.rounds
             ),
-            x: Axis::linear(
-                axis.map_or("cases, in the order of their places", |at| &self.keys[at]),
-                Unit::Count,
-            ),
-            y: Axis::linear(label, unit),
-            series: series.collect(),
-        }
+            [Axis::linear(x, ""), Axis::linear(label, unit)],
+            series.collect(),
+        )
     }
 }
 

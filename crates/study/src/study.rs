@@ -22,7 +22,7 @@ use paceline_model::Layout;
 use paceline_observe::figures::run_summary::RunSummary;
 use paceline_settings::config::TrainConfig;
 use paceline_settings::part::add_later;
-use paceline_table::plot::{Axis, LineChart, Series};
+use paceline_table::chart::{Axis, Picture, Series};
 use paceline_table::table::Table;
 use serde::Serialize;
 
@@ -93,7 +93,7 @@ pub struct StudyArgs {
     /// Write the rows to this file, as CSV
     #[arg(long, value_name = "FILE", help_heading = "Output")]
     pub csv: Option<PathBuf>,
-    /// Write charts into this folder, as PNG and SVG
+    /// Write charts into this folder, as SVG
     #[arg(long, value_name = "DIR", help_heading = "Output")]
     pub charts: Option<PathBuf>,
 }
@@ -181,8 +181,8 @@ impl Setting {
     }
 
     /// A chart with the place and time of the measurements below its title.
-    pub(crate) fn chart(&self, title: String, x: Axis, y: Axis, series: Vec<Series>) -> LineChart {
-        LineChart { title, subtitle: self.place(), x, y, series }
+    pub(crate) fn chart(&self, title: String, x: Axis, y: Axis, series: Vec<Series>) -> Picture {
+        Picture::lines(title, self.place(), [x, y], series)
     }
 
     /// Where and when it was measured, for charts.
@@ -347,7 +347,7 @@ pub(crate) struct Findings<'a, R> {
     /// The contents of the JSON file, apart from the setting.
     pub report: R,
     /// The charts by their names.
-    pub charts: Vec<(String, LineChart)>,
+    pub charts: Vec<(String, Picture)>,
 }
 
 impl<R: Serialize> Findings<'_, R> {
@@ -374,7 +374,7 @@ pub(crate) fn write_files(
     study: &StudyArgs,
     report: &impl Serialize,
     csv: &str,
-    charts: &[(String, LineChart)],
+    charts: &[(String, Picture)],
 ) -> Result<()> {
     let disk = Disk::default();
     if let Some(file) = &study.json {

@@ -36,7 +36,7 @@ pub fn sweep(args: &SweepArgs, placement: Option<Placement>) -> Result<u8> {
     report.write(&Disk::default(), &args.output)?;
     say(&report.text(line_width()));
     say(&format!(
-        "Files: {0}/sweep.html, .csv, .json, .svg, .png; run folders: {0}/runs",
+        "Files: {0}/sweep.html, .csv, .json, .svg; run folders: {0}/runs",
         args.output.printable()
     ));
     Ok(u8::from(report.has_failures()))

@@ -14,17 +14,19 @@ use crate::fitted::fitted;
 use crate::width::{left, right, width};
 
 /// The description of a column: its names, unit, decimals and definition.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Head {
     /// Its name in files. A column without a key is for people alone.
     pub key: Cow<'static, str>,
     /// Its name for people; the unit stands beside it. A column without a label is in files alone.
+    #[serde(skip)]
     pub label: Cow<'static, str>,
     /// The unit; empty for words and plain numbers.
     pub unit: Cow<'static, str>,
     /// The meaning of its values, and how they are computed.
     pub definition: Cow<'static, str>,
     /// How many decimals people see; files have all digits.
+    #[serde(skip)]
     pub decimals: usize,
 }
 
@@ -60,8 +62,9 @@ impl Head {
     }
 }
 
-/// A value in a row.
-#[derive(Clone, Debug, PartialEq)]
+/// A value in a row. JSON has no number that is not finite: such a cell is `null` there, as a missing one is.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+#[serde(untagged)]
 pub enum Cell {
     /// Text.
     Text(String),
@@ -118,18 +121,6 @@ impl Cell {
     /// Whether the cell is right-aligned like a number.
     pub fn is_number(&self) -> bool {
         !matches!(self, Cell::Text(_) | Cell::Bool(_))
-    }
-}
-
-impl Serialize for Cell {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        match self {
-            Cell::Text(words) => serializer.serialize_str(words),
-            Cell::Whole(number) => serializer.serialize_u64(*number),
-            Cell::Number(value) if value.is_finite() => serializer.serialize_f64(*value),
-            Cell::Bool(holds) => serializer.serialize_bool(*holds),
-            Cell::Number(_) | Cell::Missing => serializer.serialize_none(),
-        }
     }
 }
 
@@ -209,27 +200,16 @@ impl<T> Columns<T> {
 
     /// Adds a column. `cell` computes its cell from a row's `T`; see [`Head`] for the other arguments.
     pub fn add<C: Into<Cell>>(
-        self,
+        mut self,
         key: impl Into<Cow<'static, str>>,
         label: impl Into<Cow<'static, str>>,
         unit: (&'static str, usize),
         definition: &'static str,
         cell: impl Fn(&T) -> C + Send + Sync + 'static,
     ) -> Self {
-        let get = Box::new(move |of: &T| cell(of).into());
-        self.with((key.into(), label.into()), unit, definition, get)
-    }
-
-    /// Adds a column. Every column has a copy of `add`, which is therefore short.
-    fn with(
-        mut self,
-        (key, label): (Cow<'static, str>, Cow<'static, str>),
-        (unit, decimals): (&'static str, usize),
-        definition: &'static str,
-        get: Get<T>,
-    ) -> Self {
-        let (unit, definition) = (Cow::Borrowed(unit), Cow::Borrowed(definition));
-        self.0.push(Column { head: Head { key, label, unit, definition, decimals }, get });
+        let (key, label, (unit, decimals)) = (key.into(), label.into(), unit);
+        let (unit, definition) = (unit.into(), definition.into());
+        self.0.push(Column::new(Head { key, label, unit, definition, decimals }, cell));
         self
     }
 
@@ -258,11 +238,6 @@ pub struct Table {
 }
 
 impl Table {
-    /// The mean, if there is one, then the rows.
-    fn lines(&self) -> impl Iterator<Item = &Vec<Cell>> {
-        self.mean.iter().chain(&self.rows)
-    }
-
     /// Whether column `at` holds only numbers, which are right-aligned.
     pub fn is_number(&self, at: usize) -> bool {
         self.rows.iter().all(|row| row[at].is_number())
@@ -285,12 +260,10 @@ impl Table {
 
     /// As CSV: the keys, then the rows with all digits. Lines end with a line feed alone.
     pub fn csv(&self) -> String {
-        if self.columns.iter().any(|column| column.key.is_empty()) {
-            return self.with_columns(|column| !column.key.is_empty()).csv();
-        }
+        let shown = self.with_columns(|column| !column.key.is_empty());
         let mut writer = csv::Writer::from_writer(Vec::new());
-        let head = self.columns.iter().map(|column| csv_text(&column.key)).collect();
-        let rows = self.rows.iter().map(|row| row.iter().map(Cell::csv).collect());
+        let head = shown.columns.iter().map(|column| csv_text(&column.key)).collect();
+        let rows = shown.rows.iter().map(|row| row.iter().map(Cell::csv).collect());
         std::iter::once(head)
             .chain(rows)
             .try_for_each(|record: Vec<String>| writer.write_record(record))
@@ -299,32 +272,40 @@ impl Table {
             .expect("all of it is text")
     }
 
+    /// The columns for people, with the words of their heads and of the mean and all rows.
+    fn shown(&self) -> (Self, Vec<String>, Vec<Vec<String>>) {
+        let table = self.with_columns(|column| !column.label.is_empty());
+        let head = table.columns.iter().map(Head::words).collect();
+        let line = |row: &Vec<Cell>| {
+            row.iter().zip(&table.columns).map(|(cell, column)| cell.shown(column)).collect()
+        };
+        let lines = table.mean.iter().chain(&table.rows).map(line).collect();
+        (table, head, lines)
+    }
+
     /// As a Markdown table. A table with many columns and few rows is transposed, so that it can be read in
     /// an issue.
     pub fn markdown(&self) -> String {
-        if self.columns.iter().any(|column| column.label.is_empty()) {
-            return self.with_columns(|column| !column.label.is_empty()).markdown();
+        let (table, head, rows) = self.shown();
+        let rule = |is_number| if is_number { "---:" } else { "---" }.to_owned();
+        let columns = 0..head.len();
+        let is_wide = head.len() > MANY_COLUMNS && table.rows.len() <= FEW_ROWS;
+        let mut lines = [vec![head], rows].concat();
+        if is_wide {
+            let line = |at: usize| lines.iter().map(|line| line[at].clone()).collect();
+            let transposed: Vec<Vec<String>> = columns.map(line).collect();
+            let rule = (0..lines.len()).map(|at| rule(at > 0)).collect();
+            lines = transposed;
+            lines.insert(1, rule);
+        } else {
+            lines.insert(1, columns.map(|at| rule(table.is_number(at))).collect());
         }
-        let plain = plain_markdown;
-        let line = |cells: Vec<String>| format!("| {} |\n", cells.join(" | "));
-        if self.columns.len() > MANY_COLUMNS && self.rows.len() <= FEW_ROWS {
-            let lines = self.columns.iter().enumerate().map(|(at, column)| {
-                let cells = self.lines().map(|row| plain(&row[at].shown(column)));
-                line(std::iter::once(plain(&column.words())).chain(cells).collect())
-            });
-            let mut lines: Vec<String> = lines.collect();
-            let rule = (0..=self.lines().count()).map(|at| if at == 0 { "---" } else { "---:" });
-            lines.insert(1, line(rule.map(str::to_owned).collect()));
-            return lines.concat();
-        }
-        let head = line(self.columns.iter().map(|column| plain(&column.words())).collect());
-        let rule = |at| if self.is_number(at) { "---:" } else { "---" }.to_owned();
-        let rule = line((0..self.columns.len()).map(rule).collect());
-        let rows = self.lines().map(|row| {
-            let cells = row.iter().zip(&self.columns);
-            line(cells.map(|(cell, column)| plain(&cell.shown(column))).collect())
-        });
-        [head, rule].into_iter().chain(rows).collect()
+        let plain = |line: &Vec<String>| line.iter().map(|cell| plain_markdown(cell)).collect();
+        let line = |line: &Vec<String>| -> String {
+            let cells: Vec<String> = plain(line);
+            format!("| {} |\n", cells.join(" | "))
+        };
+        lines.iter().map(line).collect()
     }
 
     /// As lines of text: columns of text are left-aligned, columns of numbers right-aligned.
@@ -334,16 +315,8 @@ impl Table {
 
     /// As lines of text of at most `width` characters, in the form in which the table [fits](crate::fitted).
     pub fn fitted(&self, width: Option<usize>) -> String {
-        if self.columns.iter().any(|column| column.label.is_empty()) {
-            return self.with_columns(|column| !column.label.is_empty()).fitted(width);
-        }
-        let head: Vec<String> = self.columns.iter().map(Head::words).collect();
-        let shown = |row: &Vec<Cell>| -> Vec<String> {
-            let cells = row.iter().zip(&self.columns);
-            cells.map(|(cell, column)| cell.shown(column)).collect()
-        };
-        let lines: Vec<Vec<String>> = self.lines().map(shown).collect();
-        fitted(&head, &lines, |at| !self.is_number(at), width)
+        let (table, head, lines) = self.shown();
+        fitted(&head, &lines, |at| !table.is_number(at), width)
     }
 
     /// A table of the first `count` rows, and the number of rows that it leaves out.
@@ -357,16 +330,6 @@ impl Table {
 /// As JSON: the columns with their units and definitions, and each row as an object by the columns' keys.
 impl Serialize for Table {
     fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        struct Meaning<'a>(&'a Head);
-        impl Serialize for Meaning<'_> {
-            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                let mut map = serializer.serialize_map(Some(3))?;
-                map.serialize_entry("key", &self.0.key)?;
-                map.serialize_entry("unit", &self.0.unit)?;
-                map.serialize_entry("definition", &self.0.definition)?;
-                map.end()
-            }
-        }
         struct Row<'a>(&'a [Head], &'a [Cell]);
         impl Serialize for Row<'_> {
             fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
@@ -375,7 +338,7 @@ impl Serialize for Table {
             }
         }
         let columns = self.columns.iter().filter(|column| !column.key.is_empty());
-        let columns: Vec<_> = columns.map(Meaning).collect();
+        let columns: Vec<&Head> = columns.collect();
         let rows: Vec<_> = self.rows.iter().map(|row| Row(&self.columns, row)).collect();
         let mut map = serializer.serialize_map(Some(2))?;
         map.serialize_entry("columns", &columns)?;
@@ -397,13 +360,12 @@ pub fn aligned(
     let rows = rows.iter().map(|row| row.as_ref().iter().map(|cell| printable(cell)).collect());
     let mut lines: Vec<Vec<Cow<'_, str>>> = std::iter::once(head).chain(rows).collect();
     let num_columns = lines.iter().map(Vec::len).max().unwrap_or(0);
-    let width = |at: usize| lines.iter().filter_map(|line| Some(width(line.get(at)?))).max();
-    let widths: Vec<usize> = (0..num_columns).map(|at| width(at).unwrap_or(0)).collect();
-    let rule: Vec<String> = widths.iter().map(|width| "-".repeat(*width)).collect();
+    let widest = |at: usize| lines.iter().filter_map(|line| Some(width(line.get(at)?))).max();
+    let widths: Vec<usize> = (0..num_columns).map(|at| widest(at).unwrap_or(0)).collect();
     if lines[0].is_empty() {
         lines.remove(0);
     } else {
-        lines.insert(1, rule.iter().map(|rule| Cow::from(rule.as_str())).collect());
+        lines.insert(1, widths.iter().map(|width| Cow::from("-".repeat(*width))).collect());
     }
     let set = |line: &Vec<Cow<'_, str>>| {
         let cells = line.iter().zip(&widths).enumerate().map(|(at, (cell, width))| {

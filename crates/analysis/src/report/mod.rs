@@ -6,7 +6,6 @@
 //!
 //! | file | purpose |
 //! |---|---|
-//! | [`chart`] | charts, drawn as SVG |
 //! | [`panels`] | the charts and tables that show an analysis of traces |
 //! | `html` | the HTML page |
 //! | `files` | all formats of a report, and how they are written |
@@ -16,12 +15,11 @@ pub mod panels;
 mod files;
 mod html;
 
+pub use files::{ReportError, files};
 pub use paceline_table::chart;
 
-pub use files::{ReportError, files};
-
 use crate::table::{Cell, Head, Table};
-use chart::{Bar, Bars, Donuts, Lanes, Lines, Stack, Stacked};
+use chart::{Axis, Chart, Lines, Row, Rows, Series, Shown};
 
 /// A report: everything that its page shows.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -113,16 +111,8 @@ pub enum Width {
 /// The contents of a panel.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Body {
-    /// Bars.
-    Bars(Bars),
-    /// Stacked bars.
-    Stacked(Stacked),
-    /// Donut charts.
-    Donuts(Donuts),
-    /// Rows of segments on a time scale.
-    Lanes(Lanes),
-    /// Lines over time.
-    Lines(Lines),
+    /// A chart.
+    Chart(Chart),
     /// A table.
     Table(Table),
     /// Why there is nothing to show.
@@ -133,26 +123,33 @@ impl Body {
     /// The body itself, or [`Body::Nothing`] with `reason` if it has nothing to show.
     pub fn or(self, reason: &str) -> Self {
         let is_empty = match &self {
-            Body::Bars(bars) => bars.bars.iter().all(|bar| bar.value.is_none()),
-            Body::Stacked(stacked) => stacked.stacks.iter().all(|stack| stack.parts.is_empty()),
-            Body::Donuts(donuts) => donuts.donuts.iter().all(|donut| donut.parts.is_empty()),
-            Body::Lanes(lanes) => lanes.lanes.iter().all(|lane| lane.segments.is_empty()),
-            Body::Lines(lines) => lines.lines.is_empty(),
+            Body::Chart(chart) => chart.is_empty(),
             Body::Table(table) => table.rows.is_empty(),
             Body::Nothing(_) => true,
         };
         if is_empty { Body::Nothing(reason.to_owned()) } else { self }
     }
 
-    /// Stacked bars.
-    pub fn stacked(unit: &str, stacks: impl IntoIterator<Item = Stack>) -> Self {
-        Body::Stacked(Stacked { unit: unit.to_owned(), stacks: stacks.into_iter().collect() })
+    /// Stacks of parts.
+    pub fn stacked(unit: &str, stacks: impl IntoIterator<Item = Row>) -> Self {
+        Body::Chart(Chart::Rows(Rows::new(Shown::Parts, unit, stacks)))
     }
 
-    /// Bars; the longest fills the width.
-    pub fn bars(unit: &str, bars: impl IntoIterator<Item = Bar>) -> Self {
-        let bars = bars.into_iter().collect();
-        Body::Bars(Bars { unit: unit.to_owned(), whole: None, bars })
+    /// Bars. Percentages are parts of a whole; otherwise the longest bar fills the width.
+    pub fn bars(unit: &str, bars: impl IntoIterator<Item = Row>) -> Self {
+        let whole = (unit == "%").then_some(100.0);
+        Body::Chart(Chart::Rows(Rows { whole, ..Rows::new(Shown::Bars, unit, bars) }))
+    }
+
+    /// Rows of what happened, in milliseconds.
+    pub fn lanes(lanes: impl IntoIterator<Item = Row>) -> Self {
+        Body::Chart(Chart::Rows(Rows::new(Shown::Lanes, "ms", lanes)))
+    }
+
+    /// Lines over milliseconds.
+    pub fn over_time(unit: &'static str, series: impl IntoIterator<Item = Series>) -> Self {
+        let (x, y) = (Axis::linear("", "ms"), Axis::linear("", unit));
+        Body::Chart(Chart::Lines(Lines { x, y, series: series.into_iter().collect() }))
     }
 }
 

@@ -1,7 +1,7 @@
 //! `pipeline.html`: the step of a pipeline as planned and as run, and why its ranks were idle.
 
 use paceline_analysis::advice::Told;
-use paceline_analysis::report::chart::{Lane, Lanes, PageColor, Segment};
+use paceline_analysis::report::chart::{Color, Row, Segment};
 use paceline_analysis::report::{self, Body, Figure, Note, Panel, Report, Section, Weight};
 use paceline_failure::Result;
 use paceline_host::text::plural;
@@ -56,14 +56,14 @@ fn page(facts: &Facts, of: &PipelineFacts) -> Report {
                     "As planned",
                     "ms",
                     "The schedule's list, rehearsed with the median duration of each action and messages that take no time.",
-                    Body::Lanes(lanes(of, &of.planned, &[])),
+                    Body::lanes(lanes(of, &of.planned, &[])),
                 ),
                 Panel::new(
                     "run",
                     "As run",
                     "ms",
                     "The step of median length. Idle time has the color and the name of what most of it comes from.",
-                    Body::Lanes(lanes(of, &of.run, &of.gaps)),
+                    Body::lanes(lanes(of, &of.run, &of.gaps)),
                 ),
                 Panel::new(
                     "ledger",
@@ -81,7 +81,7 @@ fn page(facts: &Facts, of: &PipelineFacts) -> Report {
 }
 
 /// A row for each stage.
-fn lanes(of: &PipelineFacts, timeline: &Timeline, gaps: &[Vec<Gap>]) -> Lanes {
+fn lanes(of: &PipelineFacts, timeline: &Timeline, gaps: &[Vec<Gap>]) -> Vec<Row> {
     let placement = of.plan.shape().placement;
     let lane = |stage: usize| {
         let rank = placement.rank(stage);
@@ -89,10 +89,10 @@ fn lanes(of: &PipelineFacts, timeline: &Timeline, gaps: &[Vec<Gap>]) -> Lanes {
         let mut segments: Vec<Segment> = ran
             .map(|ran| {
                 let (kind, color) = match ran.action.kind {
-                    Kind::Forward => ("forward", PageColor::Forward),
-                    Kind::BackwardWeight => ("backward, weights", PageColor::Optimizer),
-                    Kind::BackwardInput => ("backward, inputs", PageColor::Backward),
-                    _ => ("backward", PageColor::Backward),
+                    Kind::Forward => ("forward", Color::Forward),
+                    Kind::BackwardWeight => ("backward, weights", Color::Optimizer),
+                    Kind::BackwardInput => ("backward, inputs", Color::Backward),
+                    _ => ("backward", Color::Backward),
                 };
                 let name = ran.action.to_string();
                 Segment { start: ran.start, end: ran.end, name, kind: kind.to_owned(), color }
@@ -104,17 +104,16 @@ fn lanes(of: &PipelineFacts, timeline: &Timeline, gaps: &[Vec<Gap>]) -> Lanes {
         segments.extend(waits.filter(is_seen).map(|gap| {
             let kind = gap.cause.map_or("unexplained", IdleCause::name).to_owned();
             let color = match gap.cause {
-                Some(IdleCause::Fill | IdleCause::Drain) => PageColor::Idle,
-                Some(IdleCause::Transfer | IdleCause::HeadOfLine) => PageColor::Communication,
-                Some(IdleCause::Imbalance) => PageColor::Wait,
-                Some(IdleCause::LatePeer) => PageColor::NonCompute,
-                Some(IdleCause::Barrier) => PageColor::Sync,
-                None => PageColor::Other,
+                Some(IdleCause::Fill | IdleCause::Drain) => Color::Idle,
+                Some(IdleCause::Transfer | IdleCause::HeadOfLine) => Color::Communication,
+                Some(IdleCause::Imbalance) => Color::Wait,
+                Some(IdleCause::LatePeer) => Color::NonCompute,
+                Some(IdleCause::Barrier) => Color::Sync,
+                None => Color::Other,
             };
             Segment { start: gap.start, end: gap.end, name: kind.clone(), kind, color }
         }));
-        Lane { label: format!("stage {stage}"), segments }
+        Row { label: format!("stage {stage}"), segments, ..Row::default() }
     };
-    let lanes = (0..placement.stages()).map(lane).collect();
-    Lanes { unit: "ms".to_owned(), lanes, jumps: Vec::new() }
+    (0..placement.stages()).map(lane).collect()
 }

@@ -7,8 +7,7 @@
 use paceline_choices::strategies::Advice;
 use paceline_failure::{Failure, Result};
 use paceline_host::text::plural;
-use paceline_table::chart::{Lane, PageColor, Segment};
-use paceline_table::plot::{LaneChart, Picture};
+use paceline_table::chart::{Chart, Color, Picture, Row, Rows, Segment, Shown};
 
 use crate::figures::facts::Facts;
 use crate::insight::anatomy::{Anatomy, OpLine};
@@ -39,16 +38,16 @@ pub(crate) fn svg(facts: &Facts) -> Result<Option<String>> {
 }
 
 /// The rows as a chart, whose legend explains the buckets.
-fn picture(mut lanes: Vec<Lane>, subtitle: String) -> LaneChart {
+fn picture(mut lanes: Vec<Row>, subtitle: String) -> Picture {
     for segment in lanes.iter_mut().skip(1).flat_map(|lane| &mut lane.segments) {
         segment.kind = match segment.color {
-            PageColor::Wait => "bucket waits for the last rank",
+            Color::Wait => "bucket waits for the last rank",
             _ => "bucket on its way",
         }
         .to_owned();
     }
     let title = "Where the time of a step goes".to_owned();
-    LaneChart { title, subtitle, unit: "ms".to_owned(), lanes }
+    Picture { title, subtitle, chart: Chart::Rows(Rows::new(Shown::Lanes, "ms", lanes)) }
 }
 
 /// The picture of the usual step as text, or nothing if the steps do not have this form.
@@ -57,7 +56,7 @@ pub(crate) fn drawing(facts: &Facts, width: Option<usize>) -> Vec<String> {
 }
 
 /// The rows of the usual step, or nothing if the steps do not have this form.
-pub(crate) fn lanes_of(facts: &Facts) -> Vec<Lane> {
+pub(crate) fn lanes_of(facts: &Facts) -> Vec<Row> {
     // These send parameters after the optimizer.
     let advice = facts.config.strategy.settings().advice();
     let sends_after_all = matches!(advice, Advice::ShardWith(_));
@@ -72,26 +71,27 @@ pub(crate) fn lanes_of(facts: &Facts) -> Vec<Lane> {
 
 /// The rows: the main thread, and the operations that carry gradients, if there are any. In milliseconds after the batch
 /// arrived.
-fn lanes(anatomy: &Anatomy, step_ms: f64, optimizer_ms: f64) -> Vec<Lane> {
+fn lanes(anatomy: &Anatomy, step_ms: f64, optimizer_ms: f64) -> Vec<Row> {
     let (begin, end) = (anatomy.backward_begin_ms, anatomy.backward_end_ms);
     if !(end > begin && step_ms >= end) {
         return Vec::new();
     }
     let updated = (step_ms - optimizer_ms).max(end);
     let main = [
-        ("forward", 0.0, begin, PageColor::Forward),
-        ("backward", begin, end, PageColor::Backward),
-        ("wait", end, updated, PageColor::Wait),
-        ("optimizer", updated, step_ms, PageColor::Optimizer),
+        ("forward", 0.0, begin, Color::Forward),
+        ("backward", begin, end, Color::Backward),
+        ("wait", end, updated, Color::Wait),
+        ("optimizer", updated, step_ms, Color::Optimizer),
     ];
-    let segment = |(name, start, end, color): (&str, f64, f64, PageColor)| Segment {
+    let segment = |(name, start, end, color): (&str, f64, f64, Color)| Segment {
         start,
         end,
         name: name.to_owned(),
         kind: name.to_owned(),
         color,
     };
-    let mut lanes = vec![Lane { label: "main".to_owned(), segments: main.map(segment).into() }];
+    let lane = |label: &str, segments| Row { label: label.to_owned(), segments, ..Row::default() };
+    let mut lanes = vec![lane("main", main.map(segment).into())];
     let bucket = |(at, op): (usize, &OpLine)| {
         let name = format!("bucket {at}");
         let wait = Segment {
@@ -99,23 +99,23 @@ fn lanes(anatomy: &Anatomy, step_ms: f64, optimizer_ms: f64) -> Vec<Lane> {
             end: op.present_ms,
             name: name.clone(),
             kind: "-".to_owned(),
-            color: PageColor::Wait,
+            color: Color::Wait,
         };
         let sign = char::from(NUMBERS[at % NUMBERS.len()]);
         let (start, end) = (op.present_ms, op.done_ms);
-        let color = PageColor::Communication;
+        let color = Color::Communication;
         [wait, Segment { start, end, name, kind: sign.to_string(), color }]
     };
     let buckets = anatomy.buckets.iter().map(|of| &of.op).enumerate().flat_map(bucket);
     let segments: Vec<Segment> = buckets.collect();
     if !segments.is_empty() {
-        lanes.push(Lane { label: "buckets".to_owned(), segments });
+        lanes.push(lane("buckets", segments));
     }
     lanes
 }
 
 /// The rows as text, each segment as the first letter of its kind.
-fn drawn(lanes: &[Lane], width: usize) -> Vec<String> {
+fn drawn(lanes: &[Row], width: usize) -> Vec<String> {
     let Some(main) = lanes.first() else { return Vec::new() };
     let ends = lanes.iter().flat_map(|lane| &lane.segments).map(|segment| segment.end);
     let whole = ends.fold(0.0, f64::max);
@@ -126,7 +126,7 @@ fn drawn(lanes: &[Lane], width: usize) -> Vec<String> {
     let beside = if lanes.len() > 1 { "; buckets (- waits)" } else { "" };
     let last = main.segments.last().map_or(0.0, |segment| segment.end);
     let mut lines = vec![format!("A step, {last:.2} ms: {}{beside}", names.join(", "))];
-    for Lane { label, segments } in lanes {
+    for Row { label, segments, .. } in lanes {
         let mut row = vec![b' '; room];
         for segment in segments {
             let (start, end) = (column(segment.start), column(segment.end));

@@ -28,9 +28,7 @@ fn make(name: &str, flags: &str) -> (Sandbox, Run, Vec<Value>) {
     for file in ["report.html", "report.csv", "report.json", "report.md"] {
         assert!(sandbox.path("out").join(file).is_file(), "{file}");
     }
-    for ending in ["png", "svg"] {
-        assert!(sandbox.path("out").join(format!("{name}.{ending}")).is_file(), "{ending}");
-    }
+    assert!(sandbox.path("out").join(format!("{name}.svg")).is_file());
     let rows: Vec<Value> = found["rows"].as_array().unwrap().clone();
     for row in &rows {
         assert_eq!(row["failure"], Value::Null, "{row}");
@@ -98,7 +96,7 @@ fn types_and_fusion_are_crossed() {
     for line in ["Bytes moved, and the roofline", "The losses, and how far they are apart"] {
         run.line(line);
     }
-    assert!(sandbox.path("out/precision-fusion-loss.png").is_file());
+    assert!(sandbox.path("out/precision-fusion-loss.svg").is_file());
     let tables = json(&sandbox.path("out/report.json"));
     let moved = tables["tables"]["roofline"].to_string();
     assert!(moved.contains("moved_mb"), "{moved}");
@@ -173,7 +171,7 @@ fn buckets_of_a_run_of_pytorch_are_replayed() {
     let rows =
         json(&sandbox.path("out/buckets-of-trace.json"))["tables"]["buckets-of-trace"].to_string();
     assert!(rows.contains("bucket_cap_mb"), "{rows}");
-    assert!(sandbox.path("out/buckets-of-trace.png").is_file());
+    assert!(sandbox.path("out/buckets-of-trace.svg").is_file());
     lab(&sandbox, "buckets --trace traces --links 1gbe").refused(&["leave out --links"]);
     lab(&sandbox, "buckets --trace traces --steps 3").refused(&["the flags of runs"]);
     lab(&sandbox, "grad-accum --trace traces").refused(&["--trace is for buckets"]);

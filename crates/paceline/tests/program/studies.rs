@@ -58,8 +58,7 @@ fn scaling_is_tabled_judged_and_drawn() {
     assert_eq!(scalings[0]["rows"][0]["step_ms"], scalings[1]["rows"][0]["step_ms"]);
     let csv = std::fs::read_to_string(sandbox.path("s.csv")).unwrap();
     assert_eq!(csv.lines().count(), 1 + 4, "{csv}");
-    let charts =
-        ["strong_scaling.png", "strong_scaling.svg", "weak_scaling.png", "weak_scaling.svg"];
+    let charts = ["strong_scaling.svg", "weak_scaling.svg"];
     let mut expected = vec!["charts".to_owned()];
     expected.extend(charts.map(|name| format!("charts/{name}")));
     expected.extend(["s.csv", "s.json", "tmp"].map(str::to_owned));
@@ -116,8 +115,7 @@ fn buckets_are_swept_beside_other_strategies() {
     // Each of 6 operations takes 3 ms at least, and nothing hides them.
     assert!(number(&rows[3], "exposed_ms") >= 18.0, "{}", rows[3]);
     assert_eq!(std::fs::read_to_string(sandbox.path("b.csv")).unwrap().lines().count(), 1 + 5);
-    let names =
-        ["buckets_exposed.png", "buckets_exposed.svg", "buckets_step.png", "buckets_step.svg"];
+    let names = ["buckets_exposed.svg", "buckets_step.svg"];
     let mut expected = vec!["b.csv".to_owned(), "b.json".to_owned(), "charts".to_owned()];
     expected.extend(names.map(|name| format!("charts/{name}")));
     expected.push("tmp".to_owned());
@@ -230,7 +228,7 @@ fn a_sharded_optimizer_is_compared_with_replicas() {
     let saved = |key: &str| of(key)[0] - of(key)[2];
     about(saved("init_mb"), optimizer[0] / 2.0);
     assert_eq!(std::fs::read_to_string(sandbox.path("o.csv")).unwrap().lines().count(), 1 + 3);
-    assert!(sandbox.path("charts/sharded_optimizer_memory.png").exists());
+    assert!(sandbox.path("charts/sharded_optimizer_memory.svg").exists());
 }
 
 #[test]

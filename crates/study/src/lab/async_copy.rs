@@ -7,7 +7,7 @@
 use std::path::Path;
 
 use paceline_failure::Result;
-use paceline_table::plot::{Axis, LineChart, Series, Stroke, Unit};
+use paceline_table::chart::{Axis, Picture, Series, Stroke};
 use paceline_table::table::Columns;
 
 use super::args::LabArgs;
@@ -139,16 +139,18 @@ fn beside(made: &Made) -> Result<Vec<Beside>> {
     let line = |name: &str, at: usize, stroke, look| {
         Series::line(name, rows.iter().map(|row| (row[0], row[at]))).stroke(stroke).look(look)
     };
-    let chart = LineChart {
-        title: "async-copy: what a thread ahead brings".to_owned(),
-        subtitle: format!("{}, {}", made.outcome.machine, made.outcome.date),
-        x: Axis::linear("microseconds that a sample takes to decode", Unit::Count),
-        y: Axis::linear("throughput, to loading in line", Unit::Count),
-        series: vec![
+    let chart = Picture::lines(
+        "async-copy: what a thread ahead brings".to_owned(),
+        format!("{}, {}", made.outcome.machine, made.outcome.date),
+        [
+            Axis::linear("microseconds that a sample takes to decode", ""),
+            Axis::linear("throughput, to loading in line", ""),
+        ],
+        vec![
             line("measured", 5, Stroke::Solid, 0),
             line("(step + load) / the longer of both", 4, Stroke::Dotted, 1),
         ],
-    };
+    );
     Ok(vec![Beside {
         id: "hidden_load",
         title: "Load of a batch on the processor, hidden and exposed",
@@ -161,6 +163,6 @@ fn beside(made: &Made) -> Result<Vec<Beside>> {
              more threads or cheaper decoding."
                 .to_owned(),
         ],
-        chart: Some(("async-copy-load".to_owned(), Box::new(chart))),
+        chart: Some(("async-copy-load".to_owned(), chart)),
     }])
 }

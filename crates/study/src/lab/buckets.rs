@@ -5,7 +5,7 @@ use std::path::Path;
 use paceline_failure::{Failure, Result};
 use paceline_observe::figures::run_summary::RunSummary;
 use paceline_strategies::BucketCaps;
-use paceline_table::plot::{Axis, LineChart, Series, Stroke, Unit};
+use paceline_table::chart::{Axis, Picture, Series, Stroke};
 use paceline_table::table::Columns;
 
 use super::args::LabArgs;
@@ -124,20 +124,20 @@ fn beside(made: &Made) -> Result<Vec<Beside>> {
         let measured = of_scene.iter().filter_map(|of| Some((of.mib * MIB, of.measured?)));
         let measured: Vec<(f64, Spread)> = measured.collect();
         let line = measured.iter().map(|(at, of)| (*at, of.median * 1e3));
-        let ranges = measured.iter().map(|(at, of)| (*at, of.min * 1e3, of.max * 1e3));
+        let intervals = measured.iter().map(|(at, of)| (*at, of.min * 1e3, of.max * 1e3));
         let name = &of_scene[0].scene;
-        series.push(Series::line(format!("{name}, measured"), line).ranges(ranges).look(look));
+        series
+            .push(Series::line(format!("{name}, measured"), line).intervals(intervals).look(look));
         let replayed = of_scene.iter().map(|of| (of.mib * MIB, of.replayed_ms * 1e3));
         let dotted = Series::line(format!("{name}, replayed"), replayed);
         series.push(dotted.stroke(Stroke::Dotted).look(look));
     }
-    let chart = LineChart {
-        title: "buckets: the step over the size of its buckets".to_owned(),
-        subtitle: format!("{}, {}", made.outcome.machine, made.outcome.date),
-        x: Axis::logarithmic("bytes of a bucket", Unit::Bytes),
-        y: Axis::linear("median step", Unit::Microseconds),
+    let chart = Picture::lines(
+        "buckets: the step over the size of its buckets".to_owned(),
+        format!("{}, {}", made.outcome.machine, made.outcome.date),
+        [Axis::logarithmic("bytes of a bucket", "B"), Axis::linear("median step", "us")],
         series,
-    };
+    );
     Ok(vec![Beside {
         id: "curve",
         title: "Measured and replayed",
@@ -147,7 +147,7 @@ fn beside(made: &Made) -> Result<Vec<Beside>> {
             .to_owned(),
         table,
         lines,
-        chart: Some(("buckets-curve".to_owned(), Box::new(chart))),
+        chart: Some(("buckets-curve".to_owned(), chart)),
     }])
 }
 

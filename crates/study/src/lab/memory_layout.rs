@@ -11,7 +11,7 @@ use paceline_kernels::conv2d::{self, Conv2d};
 use paceline_kernels::pool2d::{self, MaxPool2d};
 use paceline_kernels::{Compute, ImageLayout, conv_relu_pool, layout, peak};
 use paceline_memory::{Allocator, Category, DType, Shape, Tensor};
-use paceline_table::plot::{BarChart, BarGroup, RangedBar};
+use paceline_table::chart::{Chart, Color, Picture, Row, Rows, Shown};
 use paceline_table::stats::median;
 use paceline_table::table::Columns;
 
@@ -130,7 +130,7 @@ const REPETITIONS: usize = 21;
 fn beside(made: &Made) -> Result<Vec<Beside>> {
     let compute = Compute::new(1, Allocator::new())?;
     let peak_gflop_s = peak::of_threads(&compute, DType::F32) / 1e9;
-    let (mut costs, mut groups, mut lines) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut costs, mut rows, mut lines) = (Vec::new(), Vec::new(), Vec::new());
     for conv in convolutions(made)? {
         let of_conv = costs_of(&compute, conv)?;
         let share = |at: usize| {
@@ -146,7 +146,7 @@ fn beside(made: &Made) -> Result<Vec<Beside>> {
             of_conv[0].images,
             100.0 * nchw / nhwc
         ));
-        groups.push(bars(&of_conv));
+        rows.extend(bars(&of_conv));
         costs.extend(of_conv);
     }
     if costs.is_empty() {
@@ -181,11 +181,13 @@ fn beside(made: &Made) -> Result<Vec<Beside>> {
         .table(&costs);
     lines
         .push(format!("The peak of one thread in f32 is {peak_gflop_s:.1} GFLOP/s, measured now."));
-    let chart = BarChart {
+    let chart = Picture {
         title: "memory-layout: a convolution with its pool, and the conversion".to_owned(),
-        subtitle: format!("{}, {}", made.outcome.machine, made.outcome.date),
-        label: "milliseconds of both passes of a batch, one thread".to_owned(),
-        groups,
+        subtitle: format!(
+            "{}, {}; both passes of a batch, one thread",
+            made.outcome.machine, made.outcome.date
+        ),
+        chart: Chart::Rows(Rows::new(Shown::Bars, "ms", rows)),
     };
     Ok(vec![Beside {
         id: "operations",
@@ -196,30 +198,24 @@ fn beside(made: &Made) -> Result<Vec<Beside>> {
         ),
         table,
         lines,
-        chart: Some(("memory-layout-operations".to_owned(), Box::new(chart))),
+        chart: Some(("memory-layout-operations".to_owned(), chart)),
     }])
 }
 
 /// Both passes of a layer in each layout, and the conversion of its output in both directions, as bars.
-fn bars(costs: &[Cost]) -> BarGroup {
+fn bars(costs: &[Cost]) -> [Row; 3] {
     let sum = |kinds: &[Kind], at: usize| {
         let of_kinds = costs.iter().filter(|cost| kinds.contains(&cost.kind));
         of_kinds.map(|cost| cost.ms[at]).sum::<f64>()
     };
-    let bar = |name: &str, value: f64| RangedBar {
-        name: name.to_owned(),
-        value,
-        range: (value, value),
-        words: format!("{value:.2}"),
-    };
-    BarGroup {
-        name: costs[0].images.clone(),
-        bars: vec![
-            bar("NHWC", sum(&[Kind::Product, Kind::Move], 0)),
-            bar("NCHW", sum(&[Kind::Product, Kind::Move], 1)),
-            bar("conversion, forth and back", (0..2).map(|at| sum(&[Kind::Conversion], at)).sum()),
-        ],
-    }
+    let conversion = (0..2).map(|at| sum(&[Kind::Conversion], at)).sum();
+    let bar = |at: usize, name: &str, ms: f64| Row::bar(name, Some(ms), Color::Series(at));
+    let first = bar(0, "NHWC", sum(&[Kind::Product, Kind::Move], 0));
+    [
+        Row { heading: costs[0].images.clone(), ..first },
+        bar(1, "NCHW", sum(&[Kind::Product, Kind::Move], 1)),
+        bar(2, "conversion, forth and back", conversion),
+    ]
 }
 
 /// The tensors of a convolution and a 2x2 max-pool in one layout.

@@ -9,7 +9,7 @@ use paceline_host::resources;
 use paceline_observe::figures::figure::Figure;
 use paceline_observe::figures::run_summary::RunSummary;
 use paceline_observe::figures::table::{TABLE, find};
-use paceline_table::plot::Picture;
+use paceline_table::chart::Picture;
 use paceline_table::table::{Column, Columns, Head, Table};
 use serde::{Deserialize, Serialize};
 
@@ -94,7 +94,7 @@ pub struct Beside {
     /// Lines with the conclusions.
     pub lines: Vec<String>,
     /// A chart with the name of its file.
-    pub chart: Option<(String, Box<dyn Picture>)>,
+    pub chart: Option<(String, Picture)>,
 }
 
 impl Outcome {

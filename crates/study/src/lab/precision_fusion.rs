@@ -11,7 +11,7 @@ use paceline_kernels::Compute;
 use paceline_memory::Allocator;
 use paceline_model::Rehearsal;
 use paceline_observe::insight::memory::batch_of;
-use paceline_table::plot::{Axis, LineChart, Series, Unit};
+use paceline_table::chart::{Axis, Picture, Series};
 use paceline_table::table::Columns;
 use serde_json::Value;
 
@@ -254,19 +254,18 @@ fn losses(made: &Made) -> Result<Option<Beside>> {
             |of| of.skipped,
         )
         .table(&rows);
-    let chart = LineChart {
-        title: "precision-fusion: the loss of each step".to_owned(),
-        subtitle: format!("{}; {}", made.outcome.machine, made.outcome.date),
-        x: Axis::linear("step", Unit::Count),
-        y: Axis::linear("loss", Unit::Count),
+    let chart = Picture::lines(
+        "precision-fusion: the loss of each step".to_owned(),
+        format!("{}; {}", made.outcome.machine, made.outcome.date),
+        [Axis::linear("step", ""), Axis::linear("loss", "")],
         series,
-    };
+    );
     Ok(Some(Beside {
         id: "losses",
         title: "The losses, and how far they are apart",
         definition: "Of the first run of each variant, step by step.".to_owned(),
         table,
         lines: Vec::new(),
-        chart: Some(("precision-fusion-loss".to_owned(), Box::new(chart))),
+        chart: Some(("precision-fusion-loss".to_owned(), chart)),
     }))
 }

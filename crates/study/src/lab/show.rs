@@ -2,19 +2,17 @@
 
 use std::path::Path;
 
-use paceline_analysis::report::chart::{Bar, PageColor};
 use paceline_analysis::report::{Body, Panel, Report, Section, Weight, Width};
 use paceline_failure::Result;
 use paceline_failure::outputs::{write_charts, write_json, write_report};
 use paceline_files::Printable;
 use paceline_host::disk::Disk;
 use paceline_host::text::{line_width, plural, say};
-use paceline_table::plot::{Axis, BarChart, BarGroup, LineChart, Picture, RangedBar, Series, Unit};
+use paceline_table::chart::{Axis, Chart, Color, Picture, Row as Bar, Rows, Series, Shown};
 
 use super::Experiment;
 use super::measure::FIGURE;
 use super::outcome::{Beside, FILE_NAME, Outcome, Row};
-use crate::rank::Spread;
 
 /// The name of the page, without its ending.
 pub const REPORT: &str = "report";
@@ -55,9 +53,9 @@ pub fn publish(
     let charts: Vec<_> =
         own.into_iter().chain(beside.into_iter().filter_map(|of| of.chart)).collect();
     write_charts(&disk, folder, &charts)?;
-    let names = charts.iter().map(|(name, _)| format!("{name}.png")).collect::<Vec<_>>().join(", ");
+    let names = charts.iter().map(|(name, _)| format!("{name}.svg")).collect::<Vec<_>>().join(", ");
     say(&format!(
-        "\nFiles in {}: {REPORT}.html, .csv, .json, .md; {FILE_NAME}; {names} and .svg; docs/lab/{}.md says what to expect",
+        "\nFiles in {}: {REPORT}.html, .csv, .json, .md; {FILE_NAME}; {names}; docs/lab/{}.md says what to expect",
         folder.printable(),
         experiment.name
     ));
@@ -80,7 +78,7 @@ pub fn publish_alone(title: &str, subtitle: String, of: Beside, folder: &Path) -
     write_report(&disk, folder, name, &report)?;
     let charts: Vec<_> = of.chart.into_iter().collect();
     write_charts(&disk, folder, &charts)?;
-    say(&format!("\nFiles in {}: {name}.html, .csv, .json, .md, .png, .svg", folder.printable()));
+    say(&format!("\nFiles in {}: {name}.html, .csv, .json, .md, .svg", folder.printable()));
     Ok(())
 }
 
@@ -126,7 +124,7 @@ pub fn verdicts(outcome: &Outcome) -> Vec<String> {
 }
 
 /// The chart: lines over the scenes if these have numbers, otherwise bars.
-fn chart(experiment: &Experiment, outcome: &Outcome) -> Option<Box<dyn Picture>> {
+fn chart(experiment: &Experiment, outcome: &Outcome) -> Option<Picture> {
     let subtitle =
         format!("{}, {}; {}", outcome.machine, outcome.date, plural(outcome.rounds, "round"));
     let of = |row: &Row| row.figures.get(FIGURE).copied();
@@ -145,57 +143,51 @@ fn chart(experiment: &Experiment, outcome: &Outcome) -> Option<Box<dyn Picture>>
             }
             for line in series.iter_mut().filter(|line| line.name == row.variant) {
                 line.points.push((at, effect.ratio));
-                line.ranges.push((at, effect.low, effect.high));
+                line.intervals.push((at, effect.low, effect.high));
             }
         }
         if !series.is_empty() {
-            return Some(Box::new(LineChart {
-                title: format!("{}: what each variant brings", experiment.name),
-                subtitle,
-                x: Axis::linear(label, Unit::Count),
-                y: Axis::linear("throughput, to the base", Unit::Count),
-                series,
-            }));
+            let title = format!("{}: what each variant brings", experiment.name);
+            let axes = [Axis::linear(label, ""), Axis::linear("throughput, to the base", "")];
+            return Some(Picture::lines(title, subtitle, axes, series));
         }
     }
-    let bar = |row: &Row| {
-        let Spread { median, min, max, .. } = of(row)?;
-        Some(RangedBar {
-            name: row.variant.clone(),
-            value: median,
-            range: (min, max),
-            words: match &row.effect {
-                Some(effect) => format!("{median:.0}, {}", effect.words()),
-                None => format!("{median:.0}"),
-            },
-        })
+    let bars = |rows: &[Row]| {
+        let mut bars: Vec<Bar> = bars(rows).filter(|bar| !bar.segments.is_empty()).collect();
+        if let Some(first) = bars.first_mut() {
+            first.heading.clone_from(&rows[0].scene);
+        }
+        bars
     };
-    let group = |rows: &[Row]| BarGroup {
-        name: rows[0].scene.clone(),
-        bars: rows.iter().filter(|row| row.is_timed).filter_map(bar).collect(),
-    };
-    Some(Box::new(BarChart {
+    let rows = outcome.scenes().flat_map(bars);
+    Some(Picture {
         title: format!("{}: {}", experiment.name, experiment.about),
-        subtitle,
-        label: "samples/s; in brackets the ratio to the base, and the thin line from the slowest to the fastest round"
-            .to_owned(),
-        groups: outcome.scenes().map(group).collect(),
-    }))
+        subtitle: format!(
+            "{subtitle}; samples/s, the ratio to the base, and from the slowest to the fastest round"
+        ),
+        chart: Chart::Rows(Rows::new(Shown::Bars, "", rows)),
+    })
+}
+
+/// The throughput of each variant as a bar.
+fn bars(rows: &[Row]) -> impl Iterator<Item = Bar> {
+    rows.iter().filter(|row| row.is_timed).enumerate().map(|(place, row)| {
+        let color = Color::Series(place);
+        let Some(of) = row.figures.get(FIGURE) else { return Bar::bar(&row.variant, None, color) };
+        let effect = row.effect.map_or(String::new(), |effect| format!(", {}", effect.words()));
+        let words = format!("{:.0}{effect}", of.median);
+        let bar = Bar::bar(&row.variant, Some(of.median), color).interval(of.min, of.max);
+        Bar { words, ..bar }
+    })
 }
 
 /// The page.
 fn report(experiment: &Experiment, outcome: &Outcome, beside: &[Beside]) -> Report {
     let bars = |(at, rows): (usize, &[Row])| {
-        let bar = |(place, row): (usize, &Row)| Bar {
-            label: row.variant.clone(),
-            value: row.figures.get(FIGURE).map(|of| of.median),
-            color: PageColor::Series(place),
-        };
-        let bars = rows.iter().filter(|row| row.is_timed).enumerate().map(bar);
         let title = if rows[0].scene.is_empty() { "Throughput" } else { &rows[0].scene };
         let definition = "Samples of the measured steps of all ranks, divided by the time of these steps with the wait for \
-            their data; medians over the rounds.";
-        let body = Body::bars("samples/s", bars).or("no run has finished");
+            their data; medians over the rounds, from the slowest to the fastest one.";
+        let body = Body::bars("samples/s", self::bars(rows)).or("no run has finished");
         Panel::new(&format!("scene_{at}"), title, "samples/s", definition, body).wide(Width::Half)
     };
     let mut panels: Vec<Panel> = outcome.scenes().enumerate().map(bars).collect();

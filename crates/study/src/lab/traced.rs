@@ -11,7 +11,7 @@ use paceline_analysis::read::{self, Select};
 use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
 use paceline_host::text::plural;
-use paceline_table::plot::{Axis, LineChart, Series, Unit};
+use paceline_table::chart::{Axis, Picture, Series};
 use paceline_table::table::{Columns, Table};
 
 use super::outcome::Beside;
@@ -30,16 +30,16 @@ pub fn buckets(traces: &Path, folder: &Path) -> Result<u8> {
     let reducer = Reducer::of(&timelines).map_err(refused)?;
     let sizes =
         Sizes::of(&reducer).ok_or_else(|| refused("no step has all gradients".to_owned()))?;
-    let chart = LineChart {
-        title: "buckets: the backward pass over bucket_cap_mb, replayed".to_owned(),
-        subtitle: traces.printable().to_string(),
-        x: Axis::logarithmic("bucket_cap_mb, in bytes", Unit::Bytes),
-        y: Axis::linear("until all gradients are there", Unit::Microseconds),
-        series: vec![Series::line(
-            "replayed",
-            sizes.points.iter().map(|of| (of.mib * MIB, of.whole_ms * 1e3)),
-        )],
-    };
+    let points = sizes.points.iter().map(|of| (of.mib * MIB, of.whole_ms * 1e3));
+    let chart = Picture::lines(
+        "buckets: the backward pass over bucket_cap_mb, replayed".to_owned(),
+        traces.printable().to_string(),
+        [
+            Axis::logarithmic("bucket_cap_mb, in bytes", "B"),
+            Axis::linear("until all gradients are there", "us"),
+        ],
+        vec![Series::line("replayed", points)],
+    );
     let subtitle = format!(
         "{}, {} of {}, {} in {}",
         traces.printable(),
@@ -56,7 +56,7 @@ pub fn buckets(traces: &Path, folder: &Path) -> Result<u8> {
             .to_owned(),
         table: table(&sizes.points),
         lines: lines(&reducer, &sizes),
-        chart: Some((NAME.to_owned(), Box::new(chart))),
+        chart: Some((NAME.to_owned(), chart)),
     };
     show::publish_alone("Lab: buckets of a run of PyTorch", subtitle, found, folder)?;
     Ok(0)

@@ -2,7 +2,7 @@
 //!
 //! Curves are predictions and are computed at many places, so a single link has a curve too. Points are measurements.
 
-use paceline_table::plot::{Axis, LineChart, Series, Stroke, Unit};
+use paceline_table::chart::{Axis, Picture, Series, Stroke};
 
 use super::efficiency::efficiency_pct;
 use super::model::Calibration;
@@ -29,10 +29,10 @@ pub struct Labels<'a> {
 
 impl Labels<'_> {
     /// A chart of these series that have points.
-    fn chart(&self, what: String, x: Axis, y: Axis, mut series: Vec<Series>) -> LineChart {
+    fn chart(&self, what: String, x: Axis, y: Axis, mut series: Vec<Series>) -> Picture {
         series.retain(|line| !line.points.is_empty());
         let (title, subtitle) = (format!("{}: {what}", self.model), self.place.to_owned());
-        LineChart { title, subtitle, x, y, series }
+        Picture::lines(title, subtitle, [x, y], series)
     }
 }
 
@@ -43,7 +43,7 @@ pub fn charts(
     calibrations: &[Calibration],
     target: f64,
     labels: &Labels,
-) -> Vec<(String, LineChart)> {
+) -> Vec<(String, Picture)> {
     let mut charts =
         vec![("predict_efficiency".to_owned(), by_bandwidth(rows, chosen, target, labels))];
     if ranks_of(rows).len() > 1 {
@@ -75,7 +75,7 @@ fn algorithms(rows: &[Row]) -> String {
 }
 
 /// The efficiency against the bandwidth: a curve for each number of ranks, with the latency of its first link.
-fn by_bandwidth(rows: &[Row], chosen: &[Chosen], target: f64, labels: &Labels) -> LineChart {
+fn by_bandwidth(rows: &[Row], chosen: &[Chosen], target: f64, labels: &Labels) -> Picture {
     let gbit_s = |chosen: &Chosen| chosen.network.link.bytes_per_s * 8e-9;
     let of_rows = chosen.iter().map(gbit_s).chain(rows.iter().filter_map(|row| row.slowest_gbit_s));
     let (low, high) = of_rows
@@ -102,14 +102,14 @@ fn by_bandwidth(rows: &[Row], chosen: &[Chosen], target: f64, labels: &Labels) -
     }
     labels.chart(
         format!("efficiency by bandwidth, {}", algorithms(rows)),
-        Axis::logarithmic("Bandwidth of the link (Gbit/s)", Unit::Count),
-        Axis::linear("Efficiency (%)", Unit::Count),
+        Axis::logarithmic("Bandwidth of the link (Gbit/s)", ""),
+        Axis::linear("Efficiency (%)", ""),
         series,
     )
 }
 
 /// The step against the number of ranks: a line for each link, and one without communication.
-fn by_ranks(rows: &[Row], calibrations: &[Calibration], labels: &Labels) -> LineChart {
+fn by_ranks(rows: &[Row], calibrations: &[Calibration], labels: &Labels) -> Picture {
     let ranks = ranks_of(rows);
     let alone = |ranks: usize| {
         let same = calibrations.iter().find(|calibration| calibration.ranks == ranks);
@@ -134,8 +134,8 @@ fn by_ranks(rows: &[Row], calibrations: &[Calibration], labels: &Labels) -> Line
     }
     labels.chart(
         format!("time of a step by ranks, {}", algorithms(rows)),
-        Axis::logarithmic("Ranks", Unit::Count),
-        Axis::linear("Time of a step", Unit::Microseconds),
+        Axis::logarithmic("Ranks", ""),
+        Axis::linear("Time of a step", "us"),
         series,
     )
 }

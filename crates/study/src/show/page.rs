@@ -1,6 +1,6 @@
 //! `sweep.html`: the ranking of a sweep, its settings and their effects, for a browser.
 
-use paceline_analysis::report::chart::{Bar, PageColor};
+use paceline_analysis::report::chart::{Color, Row};
 use paceline_analysis::report::{Body, Panel, Report as Page, Section, Weight};
 use paceline_host::text::plural;
 use paceline_observe::figures::figure::Better;
@@ -14,10 +14,10 @@ use crate::step::STEP_TIMES;
 pub fn page(of: &Report) -> Page {
     let figure = of.ranking.figure;
     let at = of.ranked_at();
-    let bars = of.rows.iter().map(|row| Bar {
-        label: row.name.clone(),
-        value: row.figures[at].filter(|_| row.failure.is_none()).map(|of| of.median),
-        color: PageColor::Compute,
+    let bars = of.rows.iter().map(|row| {
+        let spread = row.figures[at].filter(|_| row.failure.is_none());
+        let bar = Row::bar(&row.name, spread.map(|of| of.median), Color::Compute);
+        Row { interval: spread.map(|of| [of.min, of.max]), ..bar }
     });
     let is_better = if of.ranking.better == Better::Higher { "More" } else { "Less" };
     let rule = format!("{is_better} is better. {}", of.rule);
@@ -25,7 +25,7 @@ pub fn page(of: &Report) -> Page {
         "medians",
         &format!("Cases by {}", figure.label),
         figure.unit,
-        &format!("{} The median over the rounds. {rule}", figure.definition),
+        &format!("{} The median over the rounds, with the range. {rule}", figure.definition),
         Body::bars(figure.unit, bars).or("No case has a result."),
     );
     let table = of.table().with_columns(|head| !head.label.is_empty());

@@ -1,111 +1,289 @@
-//! Lines over a time scale, drawn as steps: a value holds until the next one.
+//! Lines over two axes, with the intervals of their points.
 
-use maud::Markup;
+use super::axis::{Axis, Scale};
+use super::canvas::{Align, Canvas, Font, Point};
+use super::color::Color;
+use super::legend::legend;
+use super::words::{SIZE, SMALL, fitted, width_of};
 
-use super::color::PageColor;
-use super::scale::{tick_count, tick_labels, ticks};
-use super::words::{SMALL, width_of};
-use crate::canvas::{Align, Canvas};
-
-/// A line.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Line {
-    /// Its name in the legend.
-    pub name: String,
-    /// Its color.
-    pub color: PageColor,
-    /// Times and values, in order of time.
-    pub points: Vec<(f64, f64)>,
+/// How a series is drawn.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Stroke {
+    /// A solid line with filled markers: measured values.
+    Solid,
+    /// A dashed line with hollow markers: values to compare with.
+    Dashed,
+    /// A dotted line without markers: predicted values.
+    Dotted,
+    /// Steps without markers: each value holds until the next one.
+    Steps,
 }
 
-/// Lines over one time scale. Both axes begin at zero.
+/// A named line of points.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Series {
+    /// Name in the legend.
+    pub name: String,
+    /// Points, in the order in which they are joined. Those that have no position on the axes are left out.
+    pub points: Vec<(f64, f64)>,
+    /// The range or the confidence interval of points: a position on the horizontal axis, and the low and the high end.
+    pub intervals: Vec<(f64, f64, f64)>,
+    /// How the line is drawn.
+    pub stroke: Stroke,
+    /// The number of the color and the marker. Lines that belong together share it.
+    pub look: usize,
+}
+
+impl Series {
+    /// A solid line through `points`, in the first look and without intervals.
+    pub fn line(name: impl Into<String>, points: impl IntoIterator<Item = (f64, f64)>) -> Self {
+        let points = points.into_iter().collect();
+        Self { name: name.into(), points, intervals: Vec::new(), stroke: Stroke::Solid, look: 0 }
+    }
+
+    /// The series with this stroke.
+    pub fn stroke(self, stroke: Stroke) -> Self {
+        Self { stroke, ..self }
+    }
+
+    /// The series with this color and marker.
+    pub fn look(self, look: usize) -> Self {
+        Self { look, ..self }
+    }
+
+    /// The series with these intervals.
+    pub fn intervals(self, intervals: impl IntoIterator<Item = (f64, f64, f64)>) -> Self {
+        Self { intervals: intervals.into_iter().collect(), ..self }
+    }
+
+    fn color(&self) -> Color {
+        Color::Series(self.look)
+    }
+
+    fn has_markers(&self) -> bool {
+        matches!(self.stroke, Stroke::Solid | Stroke::Dashed)
+    }
+
+    /// Draws the line without its markers.
+    fn stroke_through(&self, canvas: &mut Canvas, points: &[Point], hover: &str) {
+        let form = match self.stroke {
+            Stroke::Solid => (2.0, None),
+            Stroke::Dashed => (2.0, Some([7.0, 5.0])),
+            Stroke::Dotted => (1.5, Some([2.0, 3.0])),
+            Stroke::Steps => (1.6, None),
+        };
+        canvas.dashed_line(points, form, self.color(), hover);
+    }
+
+    /// Draws a marker in the series' own shape, so that lines can be distinguished without color too.
+    fn marker(&self, canvas: &mut Canvas, (x, y): Point, hover: &str) {
+        // The shapes have different radii in order to look equally large.
+        let (corners, turn, size) = match self.look % 6 {
+            0 => (24, 0.0, 1.0),
+            1 => (4, 0.125, 1.25),
+            2 => (3, 0.0, 1.4),
+            3 => (4, 0.0, 1.35),
+            4 => (3, 0.5, 1.4),
+            _ => (5, 0.0, 1.2),
+        };
+        let mut shape = |radius: f64, color: Color| {
+            let angle = |at| (f64::from(at) / f64::from(corners) + turn) * std::f64::consts::TAU;
+            let corner =
+                |at| (x + size * radius * angle(at).sin(), y - size * radius * angle(at).cos());
+            canvas.polygon(&(0..corners).map(corner).collect::<Vec<_>>(), color, hover);
+        };
+        shape(4.0, self.color());
+        if self.stroke == Stroke::Dashed {
+            shape(2.4, Color::Card);
+        }
+    }
+}
+
+/// Lines over two axes.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Lines {
-    /// The unit of the times.
-    pub x_unit: String,
-    /// The unit of the values.
-    pub y_unit: String,
-    /// The lines; later ones lie above earlier ones.
-    pub lines: Vec<Line>,
+    /// The horizontal axis.
+    pub x: Axis,
+    /// The vertical axis.
+    pub y: Axis,
+    /// The lines, in the order of the legend; later ones lie above earlier ones.
+    pub series: Vec<Series>,
 }
 
-const HEIGHT: f64 = 250.0;
-const TOP: f64 = 10.0;
-/// From the middle of a marker to its corners.
-const RADIUS: f64 = 5.0;
+/// From the left edge of a sample in the legend to the name, and the length of the sample.
+const SAMPLE: f64 = 30.0;
+const SAMPLE_LINE: f64 = 24.0;
 /// The most columns of points, over all lines together; [`thinned`] keeps up to four points per column.
 const POINTS: usize = 3000;
 
 impl Lines {
-    /// Names and colors of all lines, in order of appearance.
-    pub fn legend(&self) -> Vec<(String, PageColor)> {
-        self.lines.iter().map(|line| (line.name.clone(), line.color)).collect()
+    /// The points of a series that have a position on the axes.
+    fn shown(&self, series: &Series) -> Vec<Point> {
+        let is_shown = |&(x, y): &Point| self.x.spacing.shows(x) && self.y.spacing.shows(y);
+        series.points.iter().copied().filter(is_shown).collect()
     }
 
-    /// The `<svg>` element, `width` pixels wide.
-    pub fn svg(&self, width: i32, title: &str) -> Markup {
-        let mut canvas = Canvas::new(f64::from(width), HEIGHT + 24.0);
-        let points = || self.lines.iter().flat_map(|line| &line.points);
-        let x_end = points().map(|point| point.0).fold(0.0, f64::max);
-        let y_end = 1.06 * points().map(|point| point.1).fold(0.0, f64::max);
-        let y_ticks = ticks(y_end, 5.0);
-        let y_labels = tick_labels(&y_ticks, &self.y_unit);
-        let widths = y_labels.iter().map(|label| width_of(label, SMALL));
-        let left = widths.fold(0.0, f64::max) + 12.0;
-        let right = f64::from(width) - 30.0;
-        let per = |length: f64, end: f64| if end > 0.0 { length / end } else { 0.0 };
-        let (x_scale, y_scale) = (per(right - left, x_end), per(HEIGHT - TOP, y_end));
-        let place = |(x, y): (f64, f64)| (left + x.max(0.0) * x_scale, HEIGHT - y * y_scale);
-        for (tick, label) in y_ticks.iter().zip(&y_labels) {
-            let y = HEIGHT - tick * y_scale;
-            canvas.line(&[(left, y), (right, y)], 1.0, PageColor::Grid, "");
-            canvas.text(label, (left - 6.0, y), SMALL, PageColor::Muted, Align::Right);
+    /// The ends of the intervals of a series that have a position on the axes.
+    fn ends(&self, series: &Series) -> Vec<[Point; 2]> {
+        let is_shown = |&(x, low, high): &(f64, f64, f64)| {
+            let y = self.y.spacing;
+            self.x.spacing.shows(x) && y.shows(low) && y.shows(high)
+        };
+        let all = series.intervals.iter().copied().filter(is_shown);
+        all.map(|(x, low, high)| [(x, low), (x, high)]).collect()
+    }
+
+    /// Whether there is nothing to draw.
+    pub(super) fn is_empty(&self) -> bool {
+        self.series.iter().all(|series| self.shown(series).is_empty())
+    }
+
+    /// Draws the chart from `top` on, and returns its lower edge.
+    pub(super) fn draw(&self, canvas: &mut Canvas, top: f64, height: f64) -> f64 {
+        let all = self.series.iter().map(|series| (series, self.shown(series)));
+        let drawn: Vec<_> = all.filter(|(_, points)| !points.is_empty()).collect();
+        let entries: Vec<_> = drawn.iter().map(|of| (of.0.name.as_str(), of)).collect();
+        let top = legend(canvas, &entries, (top, SAMPLE), |canvas, (x, y), (series, points)| {
+            if !is_point(points) {
+                series.stroke_through(canvas, &[(x, y), (x + SAMPLE_LINE, y)], "");
+            }
+            if is_point(points) || series.has_markers() {
+                series.marker(canvas, (x + SAMPLE_LINE / 2.0, y), "");
+            }
+        });
+        let ends = drawn.iter().flat_map(|(series, _)| self.ends(series)).flatten();
+        let places = drawn.iter().flat_map(|(_, points)| points).copied().chain(ends).collect();
+        let field = Field::new(self, canvas.width, (top + 8.0, top + height), places);
+        field.grid(canvas, self);
+        for (series, points) in &drawn {
+            for ends in self.ends(series) {
+                interval(canvas, ends.map(|end| field.place(end)), series.color());
+            }
+            field.line(canvas, self, series, points);
         }
-        let x_ticks = ticks(x_end, tick_count(right - left));
-        for (tick, label) in x_ticks.iter().zip(tick_labels(&x_ticks, &self.x_unit)) {
-            let x = left + tick * x_scale;
-            canvas.text(&label, (x, HEIGHT + 13.0), SMALL, PageColor::Muted, Align::Middle);
+        field.bottom + if self.x.label.is_empty() { 24.0 } else { 42.0 }
+    }
+}
+
+/// Whether all points lie at one position, so that there is no line through them.
+fn is_point(points: &[Point]) -> bool {
+    points.iter().all(|point| *point == points[0])
+}
+
+/// A line between two ends, with a short line across each of them.
+pub(super) fn interval(canvas: &mut Canvas, ends: [Point; 2], color: Color) {
+    canvas.line(&ends, 1.0, color, "");
+    let across = if ends[0].0 == ends[1].0 { (3.5, 0.0) } else { (0.0, 3.5) };
+    for (x, y) in ends {
+        let line = [(x - across.0, y - across.1), (x + across.0, y + across.1)];
+        canvas.line(&line, 1.0, color, "");
+    }
+}
+
+/// The area of the lines, and the scales that map values to pixels.
+struct Field {
+    x: Scale,
+    y: Scale,
+    y_labels: Vec<String>,
+    left: f64,
+    right: f64,
+    top: f64,
+    bottom: f64,
+}
+
+impl Field {
+    fn new(of: &Lines, width: f64, (top, bottom): (f64, f64), points: Vec<Point>) -> Self {
+        let y = Scale::new(of.y.spacing, points.iter().map(|point| point.1), bottom - top);
+        let y_labels = y.labels(of.y.unit);
+        let widths = y_labels.iter().map(|label| width_of(label, SMALL));
+        let left = widths.fold(0.0, f64::max) + if of.y.label.is_empty() { 12.0 } else { 30.0 };
+        let right = width - 30.0;
+        let x = Scale::new(of.x.spacing, points.iter().map(|point| point.0), right - left);
+        Self { x, y, y_labels, left, right, top, bottom }
+    }
+
+    fn place(&self, (x, y): Point) -> Point {
+        (
+            self.left + self.x.position(x) * (self.right - self.left),
+            self.bottom - self.y.position(y) * (self.bottom - self.top),
+        )
+    }
+
+    /// Draws everything but the lines and the legend.
+    fn grid(&self, canvas: &mut Canvas, of: &Lines) {
+        let Self { left, right, top, bottom, .. } = *self;
+        let at_x = |tick: f64| left + self.x.position(tick) * (right - left);
+        let at_y = |tick: f64| bottom - self.y.position(tick) * (bottom - top);
+        for (ticks, color) in [(&self.x.minor, Color::Track), (&self.x.major, Color::Grid)] {
+            for x in ticks.iter().map(|&tick| at_x(tick)) {
+                canvas.line(&[(x, top), (x, bottom)], 1.0, color, "");
+            }
+        }
+        for (ticks, color) in [(&self.y.minor, Color::Track), (&self.y.major, Color::Grid)] {
+            for y in ticks.iter().map(|&tick| at_y(tick)) {
+                canvas.line(&[(left, y), (right, y)], 1.0, color, "");
+            }
+        }
+        let font = |align| Font(SMALL, Color::Muted, align);
+        for (&tick, label) in self.y.major.iter().zip(&self.y_labels) {
+            canvas.text(label, (left - 6.0, at_y(tick)), font(Align::Right), "");
+        }
+        let mut free = 0.0;
+        for (&tick, label) in self.x.major.iter().zip(self.x.labels(of.x.unit)) {
+            let (x, half) = (at_x(tick), width_of(&label, SMALL) / 2.0);
+            // A label that would touch the one before it is left out.
+            if x - half >= free {
+                canvas.text(&label, (x, bottom + 13.0), font(Align::Middle), "");
+                free = x + half + 6.0;
+            }
+        }
+        let (center, middle) = ((left + right) / 2.0, (top + bottom) / 2.0);
+        for (label, room, at, align) in [
+            (&of.x.label, canvas.width, (center, bottom + 31.0), Align::Middle),
+            (&of.y.label, bottom - top, (9.0, middle), Align::Rising),
+        ] {
+            let font = Font(SIZE, Color::Text, align);
+            canvas.text(&fitted(label, SIZE, room), at, font, label);
+        }
+    }
+
+    /// Draws a line with its markers. A single point is a marker, whatever the stroke.
+    fn line(&self, canvas: &mut Canvas, of: &Lines, series: &Series, points: &[Point]) {
+        let (x_unit, y_unit) = (of.x.unit, of.y.unit);
+        let hover = |&(x, y): &Point| format!("{}: {y} {y_unit} at {x} {x_unit}", series.name);
+        if is_point(points) {
+            return series.marker(canvas, self.place(points[0]), &hover(&points[0]));
+        }
+        let highest = points.iter().map(|point| point.1).fold(0.0, f64::max);
+        let peak = format!("{}: {highest} {y_unit} at most", series.name);
+        if series.stroke != Stroke::Steps {
+            let pixels: Vec<Point> = points.iter().map(|point| self.place(*point)).collect();
+            series.stroke_through(canvas, &pixels, &peak);
+            let marked = points.iter().zip(pixels).filter(|_| series.has_markers());
+            return marked.for_each(|(point, at)| series.marker(canvas, at, &hover(point)));
         }
         // All lines together get about as many points as a single line would get: with many lines, details
         // cannot be distinguished anyway.
-        let columns = (POINTS / self.lines.len().max(1)).clamp(25, (right - left) as usize);
-        for line in &self.lines {
-            let kept = thinned(&line.points, x_end, columns);
-            let mut path = Vec::with_capacity(2 * kept.len());
-            let mut last: Option<f64> = None;
-            for (x, y) in kept {
-                path.extend(last.map(|before| place((x, before))));
-                path.push(place((x, y)));
-                last = Some(y);
-            }
-            path.extend(last.map(|y| place((x_end, y))));
-            if let [(x, y)] = line.points[..] {
-                let hover = format!("{}: {y} {} at {x} {}", line.name, self.y_unit, self.x_unit);
-                canvas.polygon(&diamond(place((x, y))), line.color, &hover);
-                continue;
-            }
-            let peak = line.points.iter().map(|point| point.1).fold(0.0, f64::max);
-            let hover = format!("{}: {peak} {} at most", line.name, self.y_unit);
-            if path.len() > 1 {
-                canvas.line(&path, 1.6, line.color, &hover);
-            }
+        let columns = (POINTS / of.series.len()).clamp(25, (self.right - self.left) as usize);
+        let mut path: Vec<Point> = Vec::new();
+        for point in thinned(points, columns) {
+            let (x, y) = self.place(point);
+            path.extend(path.last().map(|before| (x, before.1)));
+            path.push((x, y));
         }
-        canvas.element(title)
+        path.extend(path.last().map(|last| (self.right, last.1)));
+        series.stroke_through(canvas, &path, &peak);
     }
 }
 
-/// The marker of a single point, through which no line can be drawn.
-fn diamond((x, y): (f64, f64)) -> [(f64, f64); 4] {
-    [(x, y - RADIUS), (x + RADIUS, y), (x, y + RADIUS), (x - RADIUS, y)]
-}
-
-/// Keeps, within each of `pixels` columns, only the first, the smallest, the largest and the last point, in
+/// Keeps, within each of `num_columns` columns, only the first, the smallest, the largest and the last point, in
 /// order. The drawing looks the same, and a report of a million samples stays small.
-fn thinned(points: &[(f64, f64)], end: f64, pixels: usize) -> Vec<(f64, f64)> {
-    if points.len() <= 4 * pixels || end <= 0.0 {
+fn thinned(points: &[Point], num_columns: usize) -> Vec<Point> {
+    let end = points.iter().map(|point| point.0).fold(0.0, f64::max);
+    if points.len() <= 4 * num_columns || end <= 0.0 {
         return points.to_vec();
     }
-    let column = |x: f64| (x / end * pixels as f64) as usize;
+    let column = |x: f64| (x / end * num_columns as f64) as usize;
     let of_column = points.chunk_by(|a, b| column(a.0) == column(b.0));
     let kept = of_column.flat_map(|points| {
         let by_value = |a: &usize, b: &usize| points[*a].1.total_cmp(&points[*b].1);
@@ -123,33 +301,63 @@ fn thinned(points: &[(f64, f64)], end: f64, pixels: usize) -> Vec<(f64, f64)> {
 mod tests {
     use super::*;
 
+    fn lines(points: &[Point], stroke: Stroke) -> Lines {
+        let series = vec![Series::line("cpu", points.iter().copied()).stroke(stroke)];
+        Lines { x: Axis::linear("", "ms"), y: Axis::linear("", "MB"), series }
+    }
+
+    fn svg(of: &Lines) -> String {
+        let mut canvas = Canvas::new(540.0);
+        of.draw(&mut canvas, 0.0, 250.0);
+        canvas.element(300.0, "").0
+    }
+
     #[test]
     fn a_single_point_is_a_marker_and_no_line() {
-        let line = |points: &[(f64, f64)]| Line {
-            name: "cpu".into(),
-            color: PageColor::Series(0),
-            points: points.to_vec(),
+        let drawn = |points: &[Point], stroke| {
+            let svg = svg(&lines(points, stroke));
+            (svg.matches("<polygon").count(), svg.matches("stroke=\"var(--series-0)\"").count())
         };
-        let svg = |lines: Vec<Line>| {
-            let lines = Lines { x_unit: "ms".into(), y_unit: "MB".into(), lines };
-            lines.svg(540, "memory").0
-        };
-        let drawn = "stroke=\"var(--series-0)\"";
-        let one = svg(vec![line(&[(3.0, 7.0)])]);
+        for stroke in [Stroke::Solid, Stroke::Dotted, Stroke::Steps] {
+            assert_eq!(drawn(&[(8.0, 3.0)], stroke), (1, 0), "{stroke:?}");
+            assert_eq!(drawn(&[(8.0, 3.0), (8.0, 3.0)], stroke), (1, 0), "{stroke:?}");
+        }
+        let two = [(8.0, 3.0), (9.0, 4.0)];
+        assert_eq!(drawn(&two, Stroke::Solid), (2, 1));
+        assert_eq!(drawn(&two, Stroke::Dashed), (4, 1), "hollow markers");
+        assert_eq!((drawn(&two, Stroke::Dotted), drawn(&two, Stroke::Steps)), ((0, 1), (0, 1)));
+        let one = svg(&lines(&[(3.0, 7.0)], Stroke::Steps));
         assert!(one.contains("<title>cpu: 7 MB at 3 ms</title><polygon"), "{one}");
-        assert!(!one.contains(drawn), "{one}");
-        let two = svg(vec![line(&[(3.0, 7.0), (4.0, 2.0)])]);
-        assert!(two.contains(drawn) && !two.contains("<polygon"), "{two}");
+    }
+
+    #[test]
+    fn zero_has_a_position_on_a_linear_axis_only() {
+        let mut of = lines(&[(1.0, 0.0), (2.0, -1.0), (0.0, 5.0)], Stroke::Solid);
+        of.x = Axis::logarithmic("", "");
+        assert_eq!(of.shown(&of.series[0]), [(1.0, 0.0)]);
+        of.y = Axis::logarithmic("", "");
+        assert!(of.is_empty());
+    }
+
+    #[test]
+    fn intervals_lie_within_the_axes() {
+        let mut of = lines(&[(1.0, 5.0)], Stroke::Solid);
+        of.y = Axis::logarithmic("", "");
+        let without = svg(&of).matches("<polyline").count();
+        of.series[0].intervals = vec![(1.0, 4.0, 9.0), (1.0, 0.0, 2.0)];
+        let ends = of.ends(&of.series[0]);
+        assert_eq!(ends, [[(1.0, 4.0), (1.0, 9.0)]], "zero has no position on this axis");
+        assert!(svg(&of).matches("<polyline").count() >= without + 3, "a bar and its two ends");
     }
 
     #[test]
     fn thinning_keeps_the_extremes() {
         let wave = |at: u32| if at == 5000 { 9.0 } else { f64::from(at % 7) };
         let points: Vec<_> = (0..100_000).map(|at| (f64::from(at), wave(at))).collect();
-        let kept = thinned(&points, 99_999.0, 100);
+        let kept = thinned(&points, 100);
         assert!(kept.len() <= 404, "{}", kept.len());
         assert!(kept.contains(&(5000.0, 9.0)));
         assert!(kept.is_sorted_by(|a, b| a.0 <= b.0));
-        assert_eq!(thinned(&points[..50], 49.0, 100), points[..50]);
+        assert_eq!(thinned(&points[..50], 100), points[..50]);
     }
 }

@@ -1,11 +1,11 @@
-//! The words of a chart: their sizes, the room that they take, and which of them make a legend.
+//! The words of a chart: their sizes, the room that they take, and its numbers.
 //!
 //! Text goes in; lengths and shorter text come out. The reader's browser chooses the font, so lengths are estimates. Nothing
 //! here draws.
 
 use paceline_files::printable;
 
-use super::color::PageColor;
+use crate::table::grouped;
 use crate::width::width;
 
 /// The average width of a letter, as a fraction of the font size. It is that of a wide font, because the
@@ -15,19 +15,6 @@ const WIDE: f64 = 0.61;
 /// Font sizes.
 pub(super) const SIZE: f64 = 12.0;
 pub(super) const SMALL: f64 = 11.0;
-
-/// Names and colors, each name once, in order of appearance.
-pub(super) fn legend_of<'a>(
-    all: impl Iterator<Item = (&'a str, PageColor)>,
-) -> Vec<(String, PageColor)> {
-    let mut legend: Vec<(String, PageColor)> = Vec::new();
-    for (name, color) in all {
-        if !legend.iter().any(|(of, _)| of == name) {
-            legend.push((name.to_owned(), color));
-        }
-    }
-    legend
-}
 
 /// Estimates how wide text is, from the average letter of a proportional font. The estimate is on the safe
 /// side, because the browser chooses the font.
@@ -60,9 +47,44 @@ pub(super) fn fitted(text: &str, size: f64, room: f64) -> String {
     begin.chain(&['\u{2026}']).chain(end).collect()
 }
 
+/// A number for a label by itself, with four significant digits at most.
+pub(super) fn brief(value: f64) -> String {
+    match value.abs() {
+        size if value == value.round() && size < 1e6 => grouped(value, 0),
+        size if size < 0.01 => format!("{value:.2e}"),
+        size => grouped(value, decimals_for(size)),
+    }
+}
+
+/// How many decimals all numbers of a chart have, given the largest of them.
+fn decimals_for(largest: f64) -> usize {
+    match largest.abs() {
+        size if size >= 1000.0 => 0,
+        size if size >= 100.0 => 1,
+        size if size >= 1.0 => 2,
+        _ => 3,
+    }
+}
+
+/// A function that writes all numbers of a chart with the same number of decimals; without decimals if all
+/// numbers are whole.
+pub(super) fn like(values: impl Iterator<Item = f64> + Clone) -> impl Fn(f64) -> String {
+    let is_whole = values.clone().all(|value| value == value.round());
+    let largest = values.map(f64::abs).filter(|value| value.is_finite()).fold(0.0, f64::max);
+    let decimals = if is_whole { 0 } else { decimals_for(largest) };
+    let is_tiny = largest < 0.01 && !is_whole;
+    move |value| if is_tiny { format!("{value:.2e}") } else { grouped(value, decimals) }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn labels_have_few_digits() {
+        let all = [0.0, 12.0, 1234.56, 123.456, 1.234, 0.01234, 1e-5].map(brief);
+        assert_eq!(all, ["0", "12", "1,235", "123.5", "1.23", "0.012", "1.00e-5"]);
+    }
 
     #[test]
     fn long_names_keep_both_ends() {

@@ -6,7 +6,7 @@
 use maud::{DOCTYPE, Markup, PreEscaped, html};
 use paceline_files::printable_lines;
 
-use super::chart::{FULL, HALF, PageColor, THIRD, WIDTHS};
+use super::chart::{FULL, HALF, THIRD, WIDTHS, style};
 use super::{Body, Figure, Panel, Report, Section, Width};
 use crate::table::{Cell, Head, Table, counted};
 
@@ -30,7 +30,7 @@ pub(super) fn page(report: &Report) -> String {
                 meta charset="utf-8";
                 meta name="viewport" content="width=device-width, initial-scale=1";
                 title { (report.title) }
-                style { (PreEscaped(STYLE)) }
+                style { (PreEscaped(style())) (PreEscaped(STYLE)) }
             }
             body {
                 header {
@@ -99,20 +99,15 @@ fn panel_html(panel: &Panel) -> Markup {
         Width::Third => ("panel third", THIRD),
     };
     let title = panel.title.as_str();
-    let (entries, drawn) = match &panel.body {
-        Body::Bars(bars) => (Vec::new(), chart(width, |width| bars.svg(width, title))),
-        Body::Stacked(all) => (all.legend(), chart(width, |width| all.svg(width, title))),
-        Body::Donuts(donuts) => (donuts.legend(), chart(width, |width| donuts.svg(width, title))),
-        Body::Lanes(lanes) => (lanes.legend(), chart(width, |width| lanes.svg(width, title))),
-        Body::Lines(lines) => (lines.legend(), chart(width, |width| lines.svg(width, title))),
-        Body::Table(table) => (Vec::new(), table_html(table)),
-        Body::Nothing(reason) => (Vec::new(), html! { p.nothing { (reason) } }),
+    let drawn = match &panel.body {
+        Body::Chart(of) => chart(width, |width| of.element(width, title)),
+        Body::Table(table) => table_html(table),
+        Body::Nothing(reason) => html! { p.nothing { (reason) } },
     };
     html! {
         figure class=(class) id=(panel.id) {
             figcaption title=(panel.definition) {
                 h3 { (title) @if !panel.unit.is_empty() { " " small { (panel.unit) } } }
-                (legend(&entries))
             }
             p.definition { (prose(&panel.definition)) }
             (drawn)
@@ -156,18 +151,6 @@ fn scrolling(class: &str, hint: &str, inside: &Markup) -> Markup {
     html! {
         p.more hidden { (hint) }
         div class=(class) { div.scroll { (inside) } }
-    }
-}
-
-fn legend(entries: &[(String, PageColor)]) -> Markup {
-    html! {
-        @if entries.len() > 1 {
-            div.legend {
-                @for (name, color) in entries {
-                    span { i style={ "background:" (color) } {} (name) }
-                }
-            }
-        }
     }
 }
 

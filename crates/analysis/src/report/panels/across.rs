@@ -7,7 +7,7 @@ use crate::ranks::{
     AcrossRanks, ClockSource, CriticalPath, MatchedCollective, RankClock, RankShare, RankWaits,
     StepPath, WaitSource,
 };
-use crate::report::chart::{Jump, Lane, Lanes, PageColor, Part, Segment, Stack};
+use crate::report::chart::{Chart, Color, Jump, Row, Rows, Segment, Shown};
 use crate::report::{Body, Note, Panel, Section, Weight, Width};
 use crate::table::{Cell, Columns, counted};
 
@@ -94,11 +94,8 @@ fn lanes(across: &AcrossRanks) -> Panel {
         return panel(Body::Nothing(NO_PATH.into()));
     };
     let begin = step.segments.iter().map(|segment| segment.start_ns).min().unwrap_or(0);
-    let mut lanes: Vec<Lane> = across
-        .ranks
-        .iter()
-        .map(|rank| Lane { label: format!("rank {rank}"), segments: Vec::new() })
-        .collect();
+    let lane = |rank: &usize| Row { label: format!("rank {rank}"), ..Row::default() };
+    let mut lanes: Vec<Row> = across.ranks.iter().map(lane).collect();
     let place = |rank: usize| across.ranks.iter().position(|of| *of == rank);
     let mut jumps = Vec::new();
     for (at, segment) in step.segments.iter().take(SEGMENTS).enumerate() {
@@ -107,9 +104,9 @@ fn lanes(across: &AcrossRanks) -> Panel {
             (ms(segment.start_ns - begin), ms(segment.start_ns - begin + segment.dur_ns));
         // A segment gets the color of the kind that takes most of its time.
         let kinds = [
-            ("computation", PageColor::Compute, segment.compute_ns),
-            ("transfer", PageColor::Communication, segment.transfer_ns),
-            ("host", PageColor::Host, segment.host_ns()),
+            ("computation", Color::Compute, segment.compute_ns),
+            ("transfer", Color::Communication, segment.transfer_ns),
+            ("host", Color::Host, segment.host_ns()),
         ];
         let (kind, color, _) = kinds.into_iter().max_by_key(|of| of.2).unwrap_or(kinds[2]);
         let seq = segment.seq.map_or(String::new(), |seq| format!(" #{seq}"));
@@ -132,7 +129,8 @@ fn lanes(across: &AcrossRanks) -> Panel {
     }
     let (lanes, jumps) =
         if lanes.len() > ALL_LANES { on_path(lanes, jumps) } else { (lanes, jumps) };
-    let mut panel = panel(Body::Lanes(Lanes { unit: "ms".into(), lanes, jumps }));
+    let rows = Rows { jumps, ..Rows::new(Shown::Lanes, "ms", lanes) };
+    let mut panel = panel(Body::Chart(Chart::Rows(rows)));
     if let Some(number) = step.step {
         panel.title = format!("{} in step {number}", panel.title);
     }
@@ -140,7 +138,7 @@ fn lanes(across: &AcrossRanks) -> Panel {
 }
 
 /// Keeps only the rows that the path touches.
-fn on_path(lanes: Vec<Lane>, mut jumps: Vec<Jump>) -> (Vec<Lane>, Vec<Jump>) {
+fn on_path(lanes: Vec<Row>, mut jumps: Vec<Jump>) -> (Vec<Row>, Vec<Jump>) {
     let is_used: Vec<bool> = lanes.iter().map(|lane| !lane.segments.is_empty()).collect();
     let place = |lane: usize| is_used[..lane].iter().filter(|is_used| **is_used).count();
     for jump in &mut jumps {
@@ -160,13 +158,13 @@ fn shares(across: &AcrossRanks) -> Panel {
     let mut ranks: Vec<_> = across.path.ranks.iter().take(super::shared::RANKS).collect();
     ranks.sort_by_key(|share| share.rank);
     let per_step = per_step(&across.path);
-    let stacks = ranks.iter().map(|share| Stack {
-        label: format!("rank {}", share.rank),
-        parts: vec![
-            Part::new("computation", per_step(share.compute_ns), PageColor::Compute),
-            Part::new("host", per_step(share.host_ns), PageColor::Host),
-            Part::new("transfer", per_step(share.transfer_ns), PageColor::Communication),
-        ],
+    let stacks = ranks.iter().map(|share| {
+        let parts = [
+            ("computation", per_step(share.compute_ns), Color::Compute),
+            ("host", per_step(share.host_ns), Color::Host),
+            ("transfer", per_step(share.transfer_ns), Color::Communication),
+        ];
+        Row::stack(format!("rank {}", share.rank), parts)
     });
     let body = match across.path.len_ns() {
         0 => Body::Nothing(NO_PATH.into()),
@@ -188,12 +186,12 @@ fn waits(across: &AcrossRanks) -> Panel {
     let mut ranks: Vec<_> = across.stragglers.ranks.iter().take(super::shared::RANKS).collect();
     ranks.sort_by_key(|waits| waits.rank);
     let per_step = per_step(&across.path);
-    let stacks = ranks.iter().map(|waits| Stack {
-        label: format!("rank {}", waits.rank),
-        parts: vec![
-            Part::new("waited", per_step(waits.waited_ns), PageColor::Wait),
-            Part::new("moved data", per_step(waits.transfer_ns), PageColor::Communication),
-        ],
+    let stacks = ranks.iter().map(|waits| {
+        let parts = [
+            ("waited", per_step(waits.waited_ns), Color::Wait),
+            ("moved data", per_step(waits.transfer_ns), Color::Communication),
+        ];
+        Row::stack(format!("rank {}", waits.rank), parts)
     });
     let body = match across.stragglers.num_collectives {
         0 => Body::Nothing("No collective is in the traces of two ranks.".into()),

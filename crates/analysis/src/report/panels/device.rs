@@ -6,7 +6,7 @@ use super::shared::{COUNT, PERCENT, RANK, US, label, ms, us};
 use crate::hta::{
     Analysis, BoundBy, CopyBandwidth, IdleTime, LaunchStats, NameLaunches, PathName, StreamQueue,
 };
-use crate::report::chart::{Line, Lines, PageColor, Part, Stack};
+use crate::report::chart::{Color, Row, Series, Stroke};
 use crate::report::{Body, Note, Panel, Section, Weight};
 use crate::table::{Cell, Columns};
 
@@ -61,16 +61,16 @@ fn path_bounds(analysis: &Analysis, on_cpu: bool) -> Panel {
     let stacks = analysis.ranks.iter().filter_map(|rank| {
         let path = rank.critical_path.as_ref()?;
         let bounds = path.by_bound.iter().filter(|(bound, _)| *bound != BoundBy::None);
-        let mut parts: Vec<Part> = Vec::new();
+        let mut parts: Vec<(&str, f64, Color)> = Vec::new();
         for &(bound, ns) in bounds {
             let (name, color) = words(bound, on_cpu);
-            match parts.iter_mut().find(|part| part.name == name) {
-                Some(part) => part.value += ms(ns),
-                None => parts.push(Part::new(name, ms(ns), color)),
+            match parts.iter_mut().find(|part| part.0 == name) {
+                Some(part) => part.1 += ms(ns),
+                None => parts.push((name, ms(ns), color)),
             }
         }
         let step = path.step.map_or(String::new(), |step| format!(", step {step}"));
-        Some(Stack { label: format!("{}{step}", label(rank)), parts })
+        Some(Row::stack(format!("{}{step}", label(rank)), parts))
     });
     let body = Body::stacked("ms", stacks).or(NO_PATH);
     Panel::new(
@@ -85,16 +85,16 @@ fn path_bounds(analysis: &Analysis, on_cpu: bool) -> Panel {
 }
 
 /// The limit of a piece. On a CPU nothing is launched: there a launch stands for a thread that takes over work.
-fn words(bound: BoundBy, on_cpu: bool) -> (&'static str, PageColor) {
+fn words(bound: BoundBy, on_cpu: bool) -> (&'static str, Color) {
     match bound {
-        BoundBy::Cpu | BoundBy::GpuCompute if on_cpu => ("computation", PageColor::Compute),
-        BoundBy::KernelGap | BoundBy::LaunchDelay if on_cpu => ("between threads", PageColor::Idle),
-        BoundBy::Cpu => ("host", PageColor::Host),
-        BoundBy::GpuCompute => ("compute kernels", PageColor::Compute),
-        BoundBy::GpuCommunication => ("communication", PageColor::Communication),
-        BoundBy::KernelGap => ("gaps between kernels", PageColor::Idle),
-        BoundBy::LaunchDelay => ("launch delay", PageColor::Wait),
-        BoundBy::None => ("dependency", PageColor::Other),
+        BoundBy::Cpu | BoundBy::GpuCompute if on_cpu => ("computation", Color::Compute),
+        BoundBy::KernelGap | BoundBy::LaunchDelay if on_cpu => ("between threads", Color::Idle),
+        BoundBy::Cpu => ("host", Color::Host),
+        BoundBy::GpuCompute => ("compute kernels", Color::Compute),
+        BoundBy::GpuCommunication => ("communication", Color::Communication),
+        BoundBy::KernelGap => ("gaps between kernels", Color::Idle),
+        BoundBy::LaunchDelay => ("launch delay", Color::Wait),
+        BoundBy::None => ("dependency", Color::Other),
     }
 }
 
@@ -214,12 +214,11 @@ fn queue_lines(analysis: &Analysis) -> Panel {
         let longest =
             rank.queues.iter().rev().max_by(|a, b| a.length.max.total_cmp(&b.length.max))?;
         let begin = longest.series.first()?.at_ns;
-        let points = longest.series.iter().map(|p| (ms(p.at_ns - begin), p.value)).collect();
+        let points = longest.series.iter().map(|p| (ms(p.at_ns - begin), p.value));
         let name = format!("{}, stream {}", label(rank), longest.stream);
-        Some(Line { name, color: PageColor::Series(rank.rank), points })
+        Some(Series::line(name, points).stroke(Stroke::Steps).look(rank.rank))
     });
-    let (x_unit, y_unit) = ("ms".into(), "launches".into());
-    let body = Body::Lines(Lines { x_unit, y_unit, lines: lines.collect() }).or(NO_LAUNCHES);
+    let body = Body::over_time("launches", lines).or(NO_LAUNCHES);
     Panel::new(
         "queue",
         "Queue length over time",

@@ -6,7 +6,7 @@ use super::names;
 use super::odd;
 use super::shared::{COUNT, MS, ms};
 use crate::hta::{Diff, DiffRow, Shift, Side};
-use crate::report::chart::{Bar, PageColor};
+use crate::report::chart::{Color, Row};
 use crate::report::{Body, Figure, Note, Panel, Report, Section, Weight, Width};
 use crate::table::{Cell, Columns, Head, Table, counted};
 use crate::timeline::Timeline;
@@ -117,13 +117,12 @@ fn changes(diff: &Diff, rows: &[&DiffRow], id: &str, title: &str, verdict: Shift
     let mut rows: Vec<&DiffRow> =
         rows.iter().filter(counts).copied().filter(|row| time(row) > 0.0).collect();
     rows.sort_by(|a, b| time(b).total_cmp(&time(a)).then(a.name.cmp(&b.name)));
-    let bars = rows.iter().take(NAMES).map(|row| Bar {
-        label: row.name.clone(),
-        value: Some(time(row) / 1e6),
-        color: match row.side {
-            Side::Host => PageColor::Host,
-            Side::Device => PageColor::Compute,
-        },
+    let bars = rows.iter().take(NAMES).map(|row| {
+        let color = match row.side {
+            Side::Host => Color::Host,
+            Side::Device => Color::Compute,
+        };
+        Row::bar(row.name.clone(), Some(time(row) / 1e6), color)
     });
     let body = Body::bars("ms/step", bars).or("No name does, by more than noise.");
     let definition = "The twelve names with the largest difference of summed durations per step that is more than \

@@ -7,7 +7,7 @@ use super::shared::COUNT;
 use crate::doctor::against::{Against, CauseRow};
 use crate::doctor::products::{Collective, Product, WORST};
 use crate::doctor::{Advice, Diagnosis, Examination, Strip};
-use crate::report::chart::{Lane, Lanes, PageColor, Segment};
+use crate::report::chart::{Color, Row, Segment};
 use crate::report::{Body, Note, Panel, Report, Section, Weight};
 use crate::table::Columns;
 
@@ -86,17 +86,17 @@ fn place(at: usize, advice: &Advice) -> Panel {
             end: *end,
             name: name.clone(),
             kind: if *is_it { "at that time" } else { "before and after" }.to_owned(),
-            color: if *is_it { PageColor::Wait } else { PageColor::Muted },
+            color: if *is_it { Color::Wait } else { Color::Muted },
         };
-        Lane { label: strip.label.clone(), segments: strip.pieces.iter().map(segment).collect() }
+        let segments = strip.pieces.iter().map(segment).collect();
+        Row { label: strip.label.clone(), segments, ..Row::default() }
     };
-    let lanes = advice.evidence.around.iter().map(lane).collect();
     let number = at + 1;
     let definition = format!(
         "{}. What ran around the place where it is longest: in rank {}, {:.3} us after the zero of its trace.",
         advice.evidence.text, advice.evidence.rank, advice.evidence.start_us
     );
-    let body = Body::Lanes(Lanes { unit: "ms".to_owned(), lanes, jumps: Vec::new() });
+    let body = Body::lanes(advice.evidence.around.iter().map(lane));
     Panel::new(
         &format!("advice-{number}"),
         &format!("Advice {number}: {}", advice.title),

@@ -4,7 +4,7 @@ use std::collections::HashMap;
 
 use super::shared::{COUNT, PerStep, RANK, US, label, ms, us};
 use crate::hta::{Analysis, KernelKind, KernelStats, Temporal, top_kernels};
-use crate::report::chart::{Bar, Donut, Donuts, PageColor, Part, Stack};
+use crate::report::chart::{Color, Row};
 use crate::report::{Body, Panel};
 use crate::table::Columns;
 
@@ -18,12 +18,12 @@ pub(super) fn temporal(analysis: &Analysis) -> Panel {
     let per_step = PerStep::of(analysis);
     let stacks = analysis.ranks.iter().map(|rank| {
         let Temporal { idle_ns, compute_ns, non_compute_ns, .. } = rank.temporal;
-        let parts = vec![
-            Part::new("compute", per_step.ms(rank, compute_ns), PageColor::Compute),
-            Part::new("non-compute", per_step.ms(rank, non_compute_ns), PageColor::NonCompute),
-            Part::new("idle", per_step.ms(rank, idle_ns), PageColor::Idle),
+        let parts = [
+            ("compute", per_step.ms(rank, compute_ns), Color::Compute),
+            ("non-compute", per_step.ms(rank, non_compute_ns), Color::NonCompute),
+            ("idle", per_step.ms(rank, idle_ns), Color::Idle),
         ];
-        Stack { label: label(rank), parts }
+        Row::stack(label(rank), parts)
     });
     let definition = format!(
         "From the first to the last kernel, {}: time with a compute kernel, time with other kernels only \
@@ -34,37 +34,38 @@ pub(super) fn temporal(analysis: &Analysis) -> Panel {
     Panel::new("temporal", "Temporal breakdown", per_step.unit(), &definition, body)
 }
 
-fn color(kind: KernelKind) -> PageColor {
+fn color(kind: KernelKind) -> Color {
     match kind {
-        KernelKind::Computation => PageColor::Compute,
-        KernelKind::Communication => PageColor::Communication,
-        KernelKind::Memory => PageColor::Memory,
-        KernelKind::Other => PageColor::Other,
+        KernelKind::Computation => Color::Compute,
+        KernelKind::Communication => Color::Communication,
+        KernelKind::Memory => Color::Memory,
+        KernelKind::Other => Color::Other,
     }
 }
 
 /// Kinds of kernels of each rank.
-pub(super) fn donuts(analysis: &Analysis) -> Panel {
-    let donuts = analysis.ranks.iter().map(|rank| {
-        let parts = rank.kinds.iter().map(|of| {
+pub(super) fn kinds(analysis: &Analysis) -> Panel {
+    let stacks = analysis.ranks.iter().map(|rank| {
+        let parts = rank.kinds.iter().filter(|of| of.time_ns > 0).map(|of| {
             let names: Vec<&str> = of.kinds.iter().map(|kind| kind.name()).collect();
             let color = match of.kinds.as_slice() {
                 [kind] => color(*kind),
                 kinds if kinds.contains(&KernelKind::Memory) && kinds.len() == 2 => {
-                    PageColor::Series(6)
+                    Color::Series(6)
                 }
-                kinds if kinds.len() == 2 => PageColor::Both,
-                _ => PageColor::Other,
+                kinds if kinds.len() == 2 => Color::Both,
+                _ => Color::Other,
             };
-            Part::new(&names.join(" + "), ms(of.time_ns), color)
+            (names.join(" + "), ms(of.time_ns), color)
         });
-        Donut { label: label(rank), parts: parts.filter(|part| part.value > 0.0).collect() }
+        let parts: Vec<_> = parts.collect();
+        Row::stack(label(rank), parts.iter().map(|(name, ms, color)| (name.as_str(), *ms, *color)))
     });
-    let body = Body::Donuts(Donuts { unit: "ms".into(), donuts: donuts.collect() }).or(NO_KERNEL);
+    let body = Body::stacked("ms", stacks).or(NO_KERNEL);
     Panel::new(
         "kinds",
         "Kinds of kernels",
-        "% of the time with kernels",
+        "ms",
         "Time in which kernels of exactly these kinds ran, as in HTA: \"computation + communication\" is \
          communication that is hidden behind computation.",
         body,
@@ -85,11 +86,8 @@ pub(super) fn longest(analysis: &Analysis) -> Panel {
     let mut sums: Vec<_> = sums.into_iter().collect();
     sums.sort_by(|a, b| b.1.1.total_cmp(&a.1.1).then(a.0.cmp(b.0)));
     let num_ranks = analysis.ranks.len().max(1) as f64;
-    let bars = sums.iter().take(LONGEST).map(|&(name, (kind, sum))| Bar {
-        label: name.to_owned(),
-        value: Some(sum / num_ranks),
-        color: color(kind),
-    });
+    let bars = sums.iter().take(LONGEST);
+    let bars = bars.map(|&(name, (kind, sum))| Row::bar(name, Some(sum / num_ranks), color(kind)));
     let body = Body::bars(per_step.unit(), bars).or(NO_KERNEL);
     let definition = format!(
         "The twelve names with the largest sum of durations, {}, and as a mean over ranks, in the color of \

@@ -2,7 +2,7 @@
 
 use super::shared::label;
 use crate::hta::Analysis;
-use crate::report::chart::{Bar, Line, Lines, PageColor};
+use crate::report::chart::{Color, Row, Series, Stroke};
 use crate::report::{Body, Panel, Section, Width};
 
 const NO_SAMPLES: &str = "The traces hold no samples of memory.";
@@ -11,16 +11,13 @@ const MIB: f64 = (1 << 20) as f64;
 
 /// Peak and steady memory of a sharded run.
 pub(super) fn peaks(analysis: &Analysis) -> Section {
-    let panel = |id: &str, title: &str, definition: &str, of: [(&str, &str, PageColor); 2]| {
+    let panel = |id: &str, title: &str, definition: &str, of: [(&str, &str, Color); 2]| {
         let columns: Vec<_> = crate::hta::columns(analysis.kind).collect();
         let bars = analysis.ranks.iter().flat_map(|rank| {
-            of.iter().map(|(name, words, color)| Bar {
-                label: format!("{}, {words}", label(rank)),
-                value: columns
-                    .iter()
-                    .find(|c| c.head.key == *name)
-                    .and_then(|c| c.cell(rank).number()),
-                color: *color,
+            of.iter().map(|(name, words, color)| {
+                let column = columns.iter().find(|c| c.head.key == *name);
+                let value = column.and_then(|c| c.cell(rank).number());
+                Row::bar(format!("{}, {words}", label(rank)), value, *color)
             })
         });
         Panel::new(id, title, "MiB", definition, Body::bars("MiB", bars).or(NO_SAMPLES))
@@ -31,8 +28,8 @@ pub(super) fn peaks(analysis: &Analysis) -> Section {
         "Peak memory",
         "The most memory at one moment: alive (allocated), and taken from the system (reserved).",
         [
-            ("peak_allocated_mb", "allocated", PageColor::Memory),
-            ("peak_reserved_mb", "reserved", PageColor::Other),
+            ("peak_allocated_mb", "allocated", Color::Memory),
+            ("peak_reserved_mb", "reserved", Color::Other),
         ],
     );
     let steady = panel(
@@ -41,8 +38,8 @@ pub(super) fn peaks(analysis: &Analysis) -> Section {
         "Memory alive: the median over samples, and at the last sample. The median over samples is not \
          a median over time.",
         [
-            ("p50_allocated_mb", "median", PageColor::Memory),
-            ("final_allocated_mb", "final", PageColor::Other),
+            ("p50_allocated_mb", "median", Color::Memory),
+            ("final_allocated_mb", "final", Color::Other),
         ],
     );
     Section::new(
@@ -59,11 +56,10 @@ pub(super) fn over_time(analysis: &Analysis) -> Section {
         let memory = rank.memory.as_ref()?;
         let begin = memory.series.first()?.at_ns;
         let points = memory.series.iter();
-        let points = points.map(|p| ((p.at_ns - begin) as f64 / 1e6, p.value / MIB)).collect();
-        Some(Line { name: label(rank), color: PageColor::Series(rank.rank), points })
+        let points = points.map(|p| ((p.at_ns - begin) as f64 / 1e6, p.value / MIB));
+        Some(Series::line(label(rank), points).stroke(Stroke::Steps).look(rank.rank))
     });
-    let (x_unit, y_unit) = ("ms".into(), "MiB".into());
-    let body = Body::Lines(Lines { x_unit, y_unit, lines: lines.collect() }).or(NO_SAMPLES);
+    let body = Body::over_time("MiB", lines).or(NO_SAMPLES);
     let definition = "Bytes alive after each change, in MiB of 2^20 bytes. Time counts from the first sample of \
          the rank. Each of at most 1000 equal ranges of time shows its highest value.";
     let panel = Panel::new("memory", "Memory over time", "MiB", definition, body);

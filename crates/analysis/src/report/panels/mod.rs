@@ -58,7 +58,7 @@ pub fn of_analysis(
         whole
     };
     let time =
-        vec![kernels::temporal(analysis), kernels::donuts(analysis), kernels::longest(analysis)];
+        vec![kernels::temporal(analysis), kernels::kinds(analysis), kernels::longest(analysis)];
     let time = Section::new(
         "time",
         "Where the time goes",

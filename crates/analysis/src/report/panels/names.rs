@@ -4,6 +4,7 @@
 //! launches as CUDA does, because Holistic Trace Analysis finds them by these names. Nothing in such a run
 //! is CUDA, so a report says what it is instead.
 
+use crate::report::chart::Chart;
 use crate::report::{Body, Report};
 use crate::table::Cell;
 use crate::timeline::{DeviceWork, Timeline};
@@ -54,20 +55,15 @@ pub(super) fn make_plain(report: &mut Report) {
     };
     for panel in report.sections.iter_mut().flat_map(|section| &mut section.panels) {
         match &mut panel.body {
-            Body::Bars(bars) => bars.bars.iter_mut().for_each(|bar| rename(&mut bar.label)),
-            Body::Stacked(stacked) => {
-                let parts = stacked.stacks.iter_mut().flat_map(|stack| &mut stack.parts);
-                parts.for_each(|part| rename(&mut part.name));
+            Body::Chart(Chart::Rows(all)) => {
+                for row in &mut all.rows {
+                    rename(&mut row.label);
+                    row.segments.iter_mut().for_each(|segment| rename(&mut segment.name));
+                }
             }
-            Body::Donuts(donuts) => {
-                let parts = donuts.donuts.iter_mut().flat_map(|donut| &mut donut.parts);
-                parts.for_each(|part| rename(&mut part.name));
+            Body::Chart(Chart::Lines(all)) => {
+                all.series.iter_mut().for_each(|line| rename(&mut line.name));
             }
-            Body::Lanes(lanes) => {
-                let segments = lanes.lanes.iter_mut().flat_map(|lane| &mut lane.segments);
-                segments.for_each(|segment| rename(&mut segment.name));
-            }
-            Body::Lines(lines) => lines.lines.iter_mut().for_each(|line| rename(&mut line.name)),
             Body::Table(table) => {
                 for cell in table.rows.iter_mut().flatten() {
                     if let Cell::Text(text) = cell {

@@ -2,31 +2,22 @@
 
 use super::shared::{PerStep, label};
 use crate::hta::{Analysis, CollectiveKind, columns};
-use crate::report::chart::{Bar, Bars, PageColor, Part, Stack};
+use crate::report::chart::{Color, Row};
 use crate::report::{Body, Panel, Section, Width};
 
 /// Bars of one column of the summary. Sums over steps become means per step.
-pub(super) fn bars(
-    analysis: &Analysis,
-    name: &str,
-    title: &str,
-    color: PageColor,
-) -> Option<Panel> {
+pub(super) fn bars(analysis: &Analysis, name: &str, title: &str, color: Color) -> Option<Panel> {
     let of = columns(analysis.kind).find(|of| of.head.key == name)?;
     let per_step = PerStep::of(analysis);
     let is_time = of.head.unit == "ms";
     let is_sum = is_time || of.head.unit.is_empty();
-    let bars = analysis.ranks.iter().map(|rank| Bar {
-        label: label(rank),
-        value: of
-            .cell(rank)
-            .number()
-            .map(|sum| if is_sum { per_step.mean(rank, sum) } else { sum }),
-        color,
+    let bars = analysis.ranks.iter().map(|rank| {
+        let value = of.cell(rank).number();
+        let value = value.map(|sum| if is_sum { per_step.mean(rank, sum) } else { sum });
+        Row::bar(label(rank), value, color)
     });
     let unit = if is_time { per_step.unit() } else { &of.head.unit };
-    let whole = (unit == "%").then_some(100.0);
-    let body = Body::Bars(Bars { unit: unit.to_owned(), whole, bars: bars.collect() });
+    let body = Body::bars(unit, bars);
     let mut definition = of.head.definition.to_string();
     if is_sum {
         definition = format!("{} Shown {}.", definition, per_step.words());
@@ -37,12 +28,12 @@ pub(super) fn bars(
 /// The panels of a data-parallel run.
 pub(super) fn ddp(analysis: &Analysis) -> Section {
     let all = [
-        ("all_reduce_time_ms", "All-reduce time", PageColor::Communication),
-        ("comm_comp_overlap_pctg", "Communication hidden", PageColor::Communication),
-        ("comm_overhead_pctg", "Communication of kernel time", PageColor::Communication),
-        ("compute_time_ms", "Compute time", PageColor::Compute),
-        ("compute_time_pctg", "Time with computation", PageColor::Compute),
-        ("all_reduce_calls", "All-reduce calls", PageColor::Communication),
+        ("all_reduce_time_ms", "All-reduce time", Color::Communication),
+        ("comm_comp_overlap_pctg", "Communication hidden", Color::Communication),
+        ("comm_overhead_pctg", "Communication of kernel time", Color::Communication),
+        ("compute_time_ms", "Compute time", Color::Compute),
+        ("compute_time_pctg", "Time with computation", Color::Compute),
+        ("all_reduce_calls", "All-reduce calls", Color::Communication),
     ];
     let panels = all.iter().filter_map(|(name, title, color)| bars(analysis, name, title, *color));
     let panels = panels.map(|panel| panel.wide(Width::Third));
@@ -59,9 +50,8 @@ pub(super) fn sharding(analysis: &Analysis) -> Section {
     let per_step = PerStep::of(analysis);
     let stacks = analysis.ranks.iter().map(|rank| {
         let parts = rank.collectives.by_kind.iter();
-        let parts =
-            parts.map(|&(kind, _, ns)| Part::new(kind.name(), per_step.ms(rank, ns), color(kind)));
-        Stack { label: label(rank), parts: parts.collect() }
+        let parts = parts.map(|&(kind, _, ns)| (kind.name(), per_step.ms(rank, ns), color(kind)));
+        Row::stack(label(rank), parts)
     });
     let body = Body::stacked(per_step.unit(), stacks).or("No rank took part in a collective.");
     let definition = format!(
@@ -71,8 +61,8 @@ pub(super) fn sharding(analysis: &Analysis) -> Section {
     );
     let panel = Panel::new("collectives", "Collectives", per_step.unit(), &definition, body);
     let shares = [
-        ("comm_overhead_pctg", "Communication of kernel time", PageColor::Communication),
-        ("comm_comp_overlap_pctg", "Communication hidden", PageColor::Communication),
+        ("comm_overhead_pctg", "Communication of kernel time", Color::Communication),
+        ("comm_comp_overlap_pctg", "Communication hidden", Color::Communication),
     ];
     let bars = shares.iter().filter_map(|(name, title, color)| bars(analysis, name, title, *color));
     let bars = bars.map(|panel| panel.wide(Width::Half));
@@ -84,17 +74,17 @@ pub(super) fn sharding(analysis: &Analysis) -> Section {
     )
 }
 
-fn color(kind: CollectiveKind) -> PageColor {
+fn color(kind: CollectiveKind) -> Color {
     match kind {
-        CollectiveKind::AllReduce => PageColor::Series(1),
-        CollectiveKind::AllGather => PageColor::Series(0),
-        CollectiveKind::ReduceScatter => PageColor::Series(3),
-        CollectiveKind::Broadcast => PageColor::Series(2),
-        CollectiveKind::AllToAll => PageColor::Series(4),
-        CollectiveKind::Reduce => PageColor::Series(5),
-        CollectiveKind::Gather | CollectiveKind::Scatter => PageColor::Series(6),
+        CollectiveKind::AllReduce => Color::Series(1),
+        CollectiveKind::AllGather => Color::Series(0),
+        CollectiveKind::ReduceScatter => Color::Series(3),
+        CollectiveKind::Broadcast => Color::Series(2),
+        CollectiveKind::AllToAll => Color::Series(4),
+        CollectiveKind::Reduce => Color::Series(5),
+        CollectiveKind::Gather | CollectiveKind::Scatter => Color::Series(6),
         CollectiveKind::PointToPoint | CollectiveKind::Barrier | CollectiveKind::Unknown => {
-            PageColor::Series(7)
+            Color::Series(7)
         }
     }
 }

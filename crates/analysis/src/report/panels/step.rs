@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use super::shared::{COUNT, RANK, label, ms};
 use crate::hta::{Analysis, Anatomy, Part as StepPart, RankAnalysis, StepAnatomy};
-use crate::report::chart::{Lane, Lanes, PageColor, Part, Segment, Stack};
+use crate::report::chart::{Color, Row, Segment};
 use crate::report::{Body, Panel, Section};
 use crate::table::{Columns, Table};
 use crate::timeline::TimeRange;
@@ -24,8 +24,8 @@ pub(super) fn section(analysis: &Analysis) -> Section {
     let lead = "The parts of a step on the thread that runs it.";
     let stacks = with_steps.iter().map(|(rank, anatomy)| {
         let parts = anatomy.mean_ns.iter();
-        let parts = parts.map(|&(part, ns)| Part::new(part.name(), ns / 1e6, shown(part).0));
-        Stack { label: label(rank), parts: parts.collect() }
+        let parts = parts.map(|&(part, ns)| (part.name(), ns / 1e6, shown(part).0));
+        Row::stack(label(rank), parts)
     });
     let body = Body::stacked("ms", stacks).or("No trace names its steps (ProfilerStep#N).");
     let mut panels = vec![Panel::new("anatomy", "Anatomy of the step", "ms", definition, body)];
@@ -43,7 +43,7 @@ fn time_line(all: &[(&RankAnalysis, &Anatomy)]) -> Panel {
     let lines = all.iter().filter_map(|(rank, anatomy)| Some((rank, anatomy.line.as_ref()?)));
     let lanes = lines.take(LINES).flat_map(|(rank, line)| {
         let begin_ns = line.step.time.start_ns;
-        let segment = |name: &str, time: TimeRange, color: PageColor| Segment {
+        let segment = |name: &str, time: TimeRange, color: Color| Segment {
             start: ms(time.start_ns - begin_ns).max(0.0),
             end: ms(time.end_ns() - begin_ns).max(0.0),
             name: name.to_owned(),
@@ -53,21 +53,20 @@ fn time_line(all: &[(&RankAnalysis, &Anatomy)]) -> Panel {
         let parts =
             line.parts.iter().map(|(part, time)| segment(part.name(), *time, shown(*part).0));
         let sent = line.communication.iter().map(|(kind, time)| {
-            segment(&kind.name().replace('_', "-"), *time, PageColor::Communication)
+            segment(&kind.name().replace('_', "-"), *time, Color::Communication)
         });
-        let lane = |what: &str, segments: Vec<Segment>| Lane {
-            label: format!("{}, {what}", label(rank)),
-            segments,
+        let lane = |what: &str, segments: Vec<Segment>| {
+            let label = format!("{}, {what}", label(rank));
+            Row { label, segments, ..Row::default() }
         };
         [
             lane(&format!("step {}", line.step.number), parts.collect()),
             lane("communication", sent.collect()),
         ]
     });
-    let lanes = Lanes { unit: "ms".to_owned(), lanes: lanes.collect(), jumps: Vec::new() };
     let definition = "The step of median length of each rank, since it began on that rank: what its main thread did, and the \
         communication that it launched. Time outside of all spans is empty.";
-    let body = Body::Lanes(lanes).or("No trace names its steps (ProfilerStep#N).");
+    let body = Body::lanes(lanes).or("No trace names its steps (ProfilerStep#N).");
     Panel::new("step-line", "Time line of a step", "ms", definition, body)
 }
 
@@ -97,29 +96,29 @@ fn table(all: &[(&RankAnalysis, &Anatomy)]) -> Table {
 }
 
 /// The color and the meaning of a part.
-fn shown(part: StepPart) -> (PageColor, &'static str) {
+fn shown(part: StepPart) -> (Color, &'static str) {
     match part {
-        StepPart::DataWait => (PageColor::DataWait, "The main thread waited for a batch."),
+        StepPart::DataWait => (Color::DataWait, "The main thread waited for a batch."),
         StepPart::ToDevice => (
-            PageColor::Series(5),
+            Color::Series(5),
             "The device waited for the copy of its batch, or the host for that of the next one.",
         ),
-        StepPart::Forward => (PageColor::Forward, "The forward pass and the loss."),
+        StepPart::Forward => (Color::Forward, "The forward pass and the loss."),
         StepPart::Backward => {
-            (PageColor::Backward, "The backward pass, without the other spans within it.")
+            (Color::Backward, "The backward pass, without the other spans within it.")
         }
-        StepPart::GradSync => (PageColor::Sync, "Gradients were made equal on all ranks."),
+        StepPart::GradSync => (Color::Sync, "Gradients were made equal on all ranks."),
         StepPart::Exposed => (
-            PageColor::Communication,
+            Color::Communication,
             "The thread was blocked on communication, where the program says so, or at the end of \
             PyTorch's backward pass.",
         ),
         StepPart::ReduceScatter => {
-            (PageColor::Series(3), "Gradients were reduced to the ranks that own them.")
+            (Color::Series(3), "Gradients were reduced to the ranks that own them.")
         }
-        StepPart::OptimizerStep => (PageColor::Optimizer, "The update of the parameters."),
-        StepPart::ParamBroadcast => (PageColor::Series(7), "Owners sent out updated parameters."),
-        StepPart::Gather => (PageColor::Series(6), "Parts of parameters were collected."),
-        StepPart::Rest => (PageColor::Idle, "No span accounts for it."),
+        StepPart::OptimizerStep => (Color::Optimizer, "The update of the parameters."),
+        StepPart::ParamBroadcast => (Color::Series(7), "Owners sent out updated parameters."),
+        StepPart::Gather => (Color::Series(6), "Parts of parameters were collected."),
+        StepPart::Rest => (Color::Idle, "No span accounts for it."),
     }
 }

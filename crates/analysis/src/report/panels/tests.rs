@@ -4,6 +4,7 @@ use std::path::Path;
 
 use super::*;
 use crate::hta::*;
+use crate::report::chart::Chart;
 use crate::report::{Body, Note, Weight};
 use crate::timeline::TimeRange;
 
@@ -291,8 +292,10 @@ fn a_page_of_many_ranks_stays_small() {
     assert_eq!(report.table("summary").unwrap().rows.len(), 300);
     assert!(report.notes.iter().any(|note| note.text.contains("first 48 of 300 ranks")));
     let path = report.sections.iter().flat_map(|s| &s.panels).find(|panel| panel.id == "path");
-    let Some(Body::Lanes(lanes)) = path.map(|panel| &panel.body) else { panic!("no lanes") };
-    assert_eq!(lanes.lanes.len(), 4);
+    let Some(Body::Chart(Chart::Rows(lanes))) = path.map(|panel| &panel.body) else {
+        panic!("no lanes")
+    };
+    assert_eq!(lanes.rows.len(), 4);
     assert!(lanes.jumps.iter().all(|jump| jump.from.0 < 4 && jump.to.0 < 4));
 }
 

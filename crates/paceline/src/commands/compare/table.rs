@@ -1,7 +1,7 @@
 //! The table and the charts of a comparison.
 
 use paceline_analysis::hta::columns;
-use paceline_analysis::report::chart::{Bar, Bars, PageColor, Part, Stack, Stacked};
+use paceline_analysis::report::chart::{Color, Row};
 use paceline_analysis::report::{Body, Panel, Section, Width};
 use paceline_observe::figures::figure::{Compared, Figure};
 use paceline_observe::figures::table::{TABLE, find};
@@ -78,32 +78,26 @@ pub(super) fn sections(runs: &[Run], price_per_hour: Option<f64>) -> Vec<Section
         rows: runs.iter().map(row).collect(),
         mean: None,
     };
-    let bars = |key: &str, title: &str, color: PageColor| -> Option<Panel> {
+    let bars = |key: &str, title: &str, color: Color| -> Option<Panel> {
         let figure = figures.iter().find(|figure| figure.name == key)?;
         let value = |run: &Run| match cell(figure, run, price_per_hour) {
             Cell::Number(value) => Some(value),
             _ => None,
         };
         let Figure { unit, definition, .. } = figure;
-        let bars = runs.iter().map(|run| Bar { label: label(run, runs), value: value(run), color });
-        let bars: Vec<Bar> = bars.collect();
-        let body = if bars.iter().all(|bar| bar.value.is_none()) {
-            Body::Nothing("No run says so.".into())
-        } else {
-            let whole = (*unit == "%").then_some(100.0);
-            Body::Bars(Bars { unit: (*unit).to_owned(), whole, bars })
-        };
+        let bars = runs.iter().map(|run| Row::bar(label(run, runs), value(run), color));
+        let body = Body::bars(unit, bars).or("No run says so.");
         let id = key.replace('_', "-");
         Some(Panel::new(&id, title, unit, definition, body).wide(Width::Half))
     };
     let charts = [
-        bars("samples_per_s", "Samples per second", PageColor::Compute),
-        bars("total_s", "Time of the run", PageColor::Other),
-        bars("overlap_pct", "Communication hidden behind computation", PageColor::Communication),
-        bars("comm_overhead_pct", "Exposed communication of the step", PageColor::Communication),
-        bars("peak_mb", "Peak memory", PageColor::Memory),
-        bars("eval_accuracy_pct", "Accuracy", PageColor::Other),
-        bars("cost", "Cost", PageColor::Other),
+        bars("samples_per_s", "Samples per second", Color::Compute),
+        bars("total_s", "Time of the run", Color::Other),
+        bars("overlap_pct", "Communication hidden behind computation", Color::Communication),
+        bars("comm_overhead_pct", "Exposed communication of the step", Color::Communication),
+        bars("peak_mb", "Peak memory", Color::Memory),
+        bars("eval_accuracy_pct", "Accuracy", Color::Other),
+        bars("cost", "Cost", Color::Other),
     ];
     let table = Panel::new(
         NAME,
@@ -174,19 +168,12 @@ fn shared_words(runs: &[Run]) -> usize {
 
 fn anatomy(runs: &[Run]) -> Panel {
     let stacks = runs.iter().filter(|run| is_measured(run)).map(|run| {
-        let parts = TABLE.iter().filter(|figure| figure.is_part_of_step).map(|figure| Part {
-            name: figure.label.into(),
-            value: run.summary.number(figure.name).unwrap_or(0.0),
-            color: color(figure),
-        });
-        Stack { label: label(run, runs), parts: parts.collect() }
+        let parts = TABLE.iter().filter(|figure| figure.is_part_of_step);
+        let value = |figure: &Figure| run.summary.number(figure.name).unwrap_or(0.0);
+        let parts = parts.map(|figure| (figure.label, value(figure), color(figure)));
+        Row::stack(label(run, runs), parts)
     });
-    let stacks: Vec<Stack> = stacks.collect();
-    let body = if stacks.is_empty() {
-        Body::Nothing("No run has measured a step.".into())
-    } else {
-        Body::Stacked(Stacked { unit: "ms".into(), stacks })
-    };
+    let body = Body::stacked("ms", stacks).or("No run has measured a step.");
     Panel::new(
         "anatomy",
         "Anatomy of the step",
@@ -198,16 +185,16 @@ fn anatomy(runs: &[Run]) -> Panel {
 }
 
 /// The color of a part of the step.
-fn color(part: &Figure) -> PageColor {
+fn color(part: &Figure) -> Color {
     match part.name {
-        "forward_ms" => PageColor::Forward,
-        "backward_ms" => PageColor::Backward,
-        "sync_ms" => PageColor::Sync,
-        "comm_exposed_ms" => PageColor::Communication,
-        "optimizer_ms" => PageColor::Optimizer,
-        "to_device_ms" => PageColor::Memory,
-        "data_ms" => PageColor::DataWait,
-        _ => PageColor::Idle,
+        "forward_ms" => Color::Forward,
+        "backward_ms" => Color::Backward,
+        "sync_ms" => Color::Sync,
+        "comm_exposed_ms" => Color::Communication,
+        "optimizer_ms" => Color::Optimizer,
+        "to_device_ms" => Color::Memory,
+        "data_ms" => Color::DataWait,
+        _ => Color::Idle,
     }
 }
 

@@ -1,6 +1,6 @@
 //! The study as text and as a chart: the table, the best sizes, and the noise.
 
-use paceline_table::plot::LineChart;
+use paceline_table::chart::Picture;
 use paceline_table::table::Columns;
 use serde::{Serialize, Serializer};
 
@@ -137,7 +137,7 @@ fn side_by_side(best: &SideBySide) -> String {
 }
 
 /// The chart of step times: a curve for the sizes, and a level line for every other case.
-pub fn chart(rows: &[Row], setting: &Setting, ranks: usize) -> LineChart {
+pub fn chart(rows: &[Row], setting: &Setting, ranks: usize) -> Picture {
     let case = |row: &Row| {
         let case = row.case.split(',').next().unwrap_or_default();
         (format!("{case} ({})", row.strategy), (row.bucket_mb(), row.times.step.median))
@@ -209,7 +209,7 @@ mod tests {
     #[test]
     fn the_chart_has_a_level_line_for_each_case_without_buckets() {
         let chart = chart(&rows(&[(1.0, 14, 15.0), (10.0, 3, 13.0)]), &setting(2), 2);
-        let names: Vec<&str> = chart.series.iter().map(|line| line.name.as_str()).collect();
+        let names: Vec<&str> = chart.series().iter().map(|line| line.name.as_str()).collect();
         let plain = ["naive (simple_ddp)", "flat (flat_ddp)", "overlapped (simple_ddp_async)"];
         assert_eq!(names, [&["bucketed (ddp)"][..], &plain].concat());
     }

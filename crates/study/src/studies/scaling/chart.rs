@@ -1,6 +1,6 @@
 //! The chart of speed-up against ranks, with the ideal line and the fit.
 
-use paceline_table::plot::{Axis, LineChart, Series, Stroke, Unit};
+use paceline_table::chart::{Axis, Picture, Series, Stroke};
 
 use super::Scaling;
 use super::fit::{Fit, law};
@@ -11,7 +11,7 @@ use crate::study::Setting;
 const CURVE: u32 = 64;
 
 /// The chart of weak or of strong scaling.
-pub fn chart(scaling: &Scaling, strategy: &str, setting: &Setting) -> LineChart {
+pub fn chart(scaling: &Scaling, strategy: &str, setting: &Setting) -> Picture {
     let rows = &scaling.rows;
     let most = rows.iter().map(|row| row.ranks).max().unwrap_or(1) as f64;
     let point = |row: &super::Row| (row.ranks as f64, row.speedup);
@@ -41,8 +41,8 @@ pub fn chart(scaling: &Scaling, strategy: &str, setting: &Setting) -> LineChart 
     };
     setting.chart(
         format!("{title} scaling: {}, {strategy} over {}", setting.model, setting.transport),
-        Axis::linear("Ranks", Unit::Count),
-        Axis::linear("Speed-up", Unit::Count),
+        Axis::linear("Ranks", ""),
+        Axis::linear("Speed-up", ""),
         series,
     )
 }
@@ -60,7 +60,7 @@ mod tests {
         let fit = &scaling.fit;
         assert!(matches!(fit, Fit::Found { num_points: 1, .. }), "{fit:?}");
         let chart = chart(&scaling, "ddp", &setting(4));
-        let lines: Vec<&str> = chart.series.iter().map(|line| line.name.as_str()).collect();
+        let lines: Vec<&str> = chart.series().iter().map(|line| line.name.as_str()).collect();
         assert_eq!(lines, ["ideal", "measured"]);
     }
 
@@ -70,11 +70,11 @@ mod tests {
         let scaling = Scaling::of(Mode::Strong, &all, &setting(4));
         let chart = chart(&scaling, "ddp", &setting(4));
         let lines: Vec<(&str, usize)> =
-            chart.series.iter().map(|line| (line.name.as_str(), line.points.len())).collect();
+            chart.series().iter().map(|line| (line.name.as_str(), line.points.len())).collect();
         let expected =
             [("ideal", 2), ("*more than 4 cores", 2), ("measured", 3), ("Amdahl, f = 10.0 %", 65)];
         assert_eq!(lines, expected);
-        assert_eq!(chart.series[0].points, [(1.0, 1.0), (8.0, 8.0)]);
+        assert_eq!(chart.series()[0].points, [(1.0, 1.0), (8.0, 8.0)]);
         assert_eq!(chart.title, "Strong scaling: cnn, ddp over shm");
     }
 }

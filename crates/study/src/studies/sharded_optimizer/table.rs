@@ -1,7 +1,7 @@
 //! The study as text and as a chart: the table, and how the strategies compare with the first one.
 
 use paceline_host::text::thousands;
-use paceline_table::plot::{Axis, LineChart, Series, Unit};
+use paceline_table::chart::{Axis, Picture, Series};
 use paceline_table::table::{Column, Columns, Head};
 
 use super::Row;
@@ -87,18 +87,15 @@ fn against(first: &Row, row: &Row) -> String {
 }
 
 /// The chart of the peaks: a line for each strategy.
-pub fn chart(rows: &[Row], setting: &Setting, ranks: usize) -> LineChart {
+pub fn chart(rows: &[Row], setting: &Setting, ranks: usize) -> Picture {
     let series = rows.iter().enumerate().map(|(look, row)| {
         let points = (1..).zip(row.peaks_mb()).map(|(at, mb)| (f64::from(at), 1e6 * mb));
         Series::line(&row.strategy, points).look(look)
     });
     setting.chart(
         format!("{}, {ranks} ranks over {}: memory of a rank", setting.model, setting.transport),
-        Axis::linear(
-            "1: initialization, 2: forward and backward pass, 3: optimizer step",
-            Unit::Count,
-        ),
-        Axis::linear("The most at once", Unit::Bytes),
+        Axis::linear("1: initialization, 2: forward and backward pass, 3: optimizer step", ""),
+        Axis::linear("The most at once", "B"),
         series.collect(),
     )
 }
@@ -118,7 +115,7 @@ mod tests {
     #[test]
     fn the_chart_has_a_line_of_three_points_for_each_strategy() {
         let chart = chart(&[row("ddp", 20.0, 1.0), row("sharded1", 20.5, 0.5)], &setting(2), 2);
-        let points: Vec<_> = chart.series.iter().map(|line| line.points.clone()).collect();
+        let points: Vec<_> = chart.series().iter().map(|line| line.points.clone()).collect();
         assert_eq!(points[0], [(1.0, 6e6), (2.0, 13e6), (3.0, 8e6)]);
         assert_eq!(points[1], [(1.0, 4e6), (2.0, 11e6), (3.0, 6e6)]);
     }

@@ -1,45 +1,51 @@
-//! The canvas on which all charts are drawn, and the SVG that it becomes.
+//! The canvas on which charts are drawn, and the SVG that it becomes.
 //!
-//! Shapes and text go in, each with a color: a fixed one, or a variable of a page's style sheet. The text of an `<svg>`
-//! element comes out, for a page or for a file. This file does not know what kind of chart it draws.
+//! Shapes and text go in, each with a [`Color`]. The text of an `<svg>` element comes out, for a page or for a file. This file
+//! does not know what kind of chart it draws.
 
-use maud::{Markup, PreEscaped, Render, html};
+use maud::{Markup, PreEscaped, html};
 use paceline_files::{printable, printable_lines};
+
+use super::color::{Color, fixed};
 
 /// The distance from the middle of a capital letter to the baseline, as a fraction of the font size. It hardly differs
 /// between fonts.
-pub(crate) const HALF_CAPITAL: f64 = 0.36;
+const HALF_CAPITAL: f64 = 0.36;
 
-/// A place, in pixels from the top left corner.
-pub(crate) type Point = (f64, f64);
+/// A position, in pixels from the top left corner.
+pub(super) type Point = (f64, f64);
 
 /// How text is aligned to its position.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Align {
+pub(super) enum Align {
     /// It begins there.
     Left,
     /// Its middle is there.
     Middle,
     /// It ends there.
     Right,
-    /// In the middle, and read from below.
+    /// Its middle is there, and it is read from below.
     Rising,
 }
 
+/// The size, the color and the alignment of a text.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Font(pub f64, pub Color, pub Align);
+
 /// A drawing that is not finished yet. Lengths are in its own pixels, which a page scales.
-pub(crate) struct Canvas {
-    size: Point,
+pub(super) struct Canvas {
+    pub width: f64,
     body: String,
 }
 
 impl Canvas {
-    /// An empty drawing of this width and height.
-    pub(crate) fn new(width: f64, height: f64) -> Self {
-        Self { size: (short(width), short(height)), body: String::new() }
+    /// An empty drawing of this width.
+    pub fn new(width: f64) -> Self {
+        Self { width, body: String::new() }
     }
 
     /// Draws a filled rectangle from the top left to the bottom right. `hover` is shown under the pointer.
-    pub(crate) fn rect(&mut self, from: Point, to: Point, color: impl Render, hover: &str) {
+    pub fn rect(&mut self, from: Point, to: Point, color: Color, hover: &str) {
         let (x, y) = (short(from.0), short(from.1));
         let (width, height) = (short(short(to.0) - x), short(short(to.1) - y));
         let shape = html! { rect x=(x) y=(y) width=(width) height=(height) fill=(color) {} };
@@ -47,22 +53,21 @@ impl Canvas {
     }
 
     /// Draws a filled shape.
-    pub(crate) fn polygon(&mut self, corners: &[Point], color: impl Render, hover: &str) {
+    pub fn polygon(&mut self, corners: &[Point], color: Color, hover: &str) {
         self.add(html! { polygon points=(joined(corners)) fill=(color) {} }, hover);
     }
 
     /// Draws a line through all points.
-    pub(crate) fn line(&mut self, points: &[Point], width: f64, color: impl Render, hover: &str) {
-        self.dashed_line(points, width, color, None, hover);
+    pub fn line(&mut self, points: &[Point], width: f64, color: Color, hover: &str) {
+        self.dashed_line(points, (width, None), color, hover);
     }
 
-    /// Draws a line through all points. `dashes` are the lengths of a dash and of the gap after it.
-    pub(crate) fn dashed_line(
+    /// Draws a line through all points. Its form is its width, and the lengths of a dash and of the gap after it.
+    pub fn dashed_line(
         &mut self,
         points: &[Point],
-        width: f64,
-        color: impl Render,
-        dashes: Option<[f64; 2]>,
+        (width, dashes): (f64, Option<[f64; 2]>),
+        color: Color,
         hover: &str,
     ) {
         let dashes = dashes.map(|[on, off]| format!("{on} {off}"));
@@ -74,27 +79,11 @@ impl Canvas {
     }
 
     /// Draws text that is vertically centered at `at`.
-    pub(crate) fn text(
-        &mut self,
-        words: &str,
-        at: Point,
-        size: f64,
-        color: impl Render,
-        align: Align,
-    ) {
-        self.hover_text(words, at, size, color, align, "");
-    }
-
-    pub(crate) fn hover_text(
-        &mut self,
-        words: &str,
-        at: Point,
-        size: f64,
-        color: impl Render,
-        align: Align,
-        hover: &str,
-    ) {
-        let (x, y) = (short(at.0), short(at.1));
+    pub fn text(&mut self, words: &str, at: Point, font: Font, hover: &str) {
+        if words.is_empty() {
+            return;
+        }
+        let (Font(size, color, align), x, y) = (font, short(at.0), short(at.1));
         let anchor = match align {
             Align::Left => None,
             Align::Middle | Align::Rising => Some("middle"),
@@ -118,8 +107,8 @@ impl Canvas {
     }
 
     /// The finished element of a page. `title` describes it to readers who cannot see it.
-    pub(crate) fn element(self, title: &str) -> Markup {
-        let (width, height) = self.size;
+    pub fn element(self, height: f64, title: &str) -> Markup {
+        let (width, height) = (short(self.width), short(height));
         html! {
             svg class={ "w" (width) } viewBox={ "0 0 " (width) " " (height) } role="img"
                 aria-label=(printable_lines(title)) { "\n" (PreEscaped(self.body)) }
@@ -127,13 +116,18 @@ impl Canvas {
         }
     }
 
-    /// The finished drawing as a file of its own. The only font name in it is the generic `sans-serif`.
-    pub(crate) fn file(self) -> String {
-        let (width, height) = self.size;
+    /// The finished drawing as a file of its own, with a margin around it. The only font name in it is the generic `sans-serif`.
+    pub fn file(self, height: f64, margin: f64) -> String {
+        let (width, height) = (short(self.width + 2.0 * margin), short(height + 2.0 * margin));
+        let edge = -margin;
+        let paper =
+            html! { rect x=(edge) y=(edge) width=(width) height=(height) fill=(Color::Card) {} };
+        let (body, dark) = fixed(paper.0 + "\n" + &self.body);
         let drawing = html! {
-            svg width=(width) height=(height) viewBox={ "0 0 " (width) " " (height) }
+            svg width=(width) height=(height)
+                viewBox={ (edge) " " (edge) " " (width) " " (height) }
                 xmlns="http://www.w3.org/2000/svg" font-family="sans-serif" {
-                "\n" (PreEscaped(self.body))
+                "\n" style { (PreEscaped(dark)) } "\n" (PreEscaped(body))
             }
             "\n"
         };
@@ -156,19 +150,32 @@ fn joined(points: &[Point]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::chart::PageColor;
+
+    fn drawn() -> Canvas {
+        let mut canvas = Canvas::new(100.0);
+        canvas.rect((0.0, 0.0), (10.0, 5.5), Color::Compute, "1 & 2");
+        let font = Font(12.0, Color::Series(9), Align::Left);
+        canvas.text("x<y", (1.0, 2.0), font, "");
+        canvas
+    }
 
     #[test]
-    fn drawings_have_the_colors_of_the_page() {
-        let mut canvas = Canvas::new(100.0, 40.0);
-        canvas.rect((0.0, 0.0), (10.0, 5.5), PageColor::Compute, "1 & 2");
-        canvas.text("x<y", (1.0, 2.0), 12.0, PageColor::Series(9), Align::Left);
-        let svg = canvas.element("a <title>").0;
+    fn drawings_of_a_page_have_its_colors() {
+        let svg = drawn().element(40.0, "a <title>").0;
         assert!(svg.contains("<g><title>1 &amp; 2</title><rect"), "{svg}");
         assert!(svg.contains("height=\"5.5\" fill=\"var(--compute)\">"), "{svg}");
         assert!(svg.contains("x&lt;y") && svg.contains("fill=\"var(--series-1)\""), "{svg}");
         assert!(svg.contains("aria-label=\"a &lt;title&gt;\""), "{svg}");
         assert!(!svg.contains('#') && !svg.contains("http"), "{svg}");
+    }
+
+    #[test]
+    fn a_file_is_light_for_every_viewer_and_dark_where_the_reader_prefers_it() {
+        let svg = drawn().file(40.0, 5.0);
+        assert!(svg.starts_with("<svg width=\"110\" height=\"50\" viewBox=\"-5 -5 110 50\""));
+        assert!(svg.contains("font-family=\"sans-serif\"") && !svg.contains("var("), "{svg}");
+        assert!(svg.contains("height=\"5.5\" fill=\"#2b68ad\">"), "{svg}");
+        assert!(svg.contains("[fill=\"#2b68ad\"]{fill:#6ba6e8}"), "{svg}");
     }
 
     #[test]
