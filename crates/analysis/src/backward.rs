@@ -62,16 +62,12 @@ pub(crate) fn passes(timeline: &Timeline) -> Vec<BackwardPass> {
         done_ns = done_ns.max(transfer.1);
         transfer.1 = done_ns;
     }
-    let range = |start_ns: i64, end_ns: i64| TimeRange {
-        start_ns,
-        dur_ns: end_ns.saturating_sub(start_ns).max(0),
-    };
     let pass = |(start_ns, end_ns): (i64, i64)| {
         let until_ns = next(end_ns).unwrap_or(end_ns);
         let begun = transfers.partition_point(|transfer| transfer.0 < until_ns);
         let done_ns = begun.checked_sub(1).map_or(end_ns, |last| transfers[last].1);
-        let wait = range(end_ns, done_ns.min(until_ns));
-        BackwardPass { time: range(start_ns, end_ns), wait }
+        let wait = TimeRange::between(end_ns, done_ns.min(until_ns));
+        BackwardPass { time: TimeRange::between(start_ns, end_ns), wait }
     };
     passes.into_iter().map(pass).collect()
 }

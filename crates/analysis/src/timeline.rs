@@ -9,6 +9,7 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use foldhash::HashMap;
+use paceline_trace::Span;
 
 use crate::json::lossy;
 
@@ -25,6 +26,17 @@ impl TimeRange {
     /// The first nanosecond after the range.
     pub fn end_ns(&self) -> i64 {
         self.start_ns.saturating_add(self.dur_ns)
+    }
+
+    /// From one moment to another; empty if the second one is not later.
+    pub(crate) fn between(start_ns: i64, end_ns: i64) -> Self {
+        Self { start_ns, dur_ns: end_ns.saturating_sub(start_ns).max(0) }
+    }
+
+    /// The part of it after a moment, counted from there.
+    pub(crate) fn since(&self, origin_ns: i64) -> Span {
+        let at = |ns: i64| ns.saturating_sub(origin_ns).max(0) as u64;
+        Span { start_ns: at(self.start_ns), end_ns: at(self.end_ns()) }
     }
 }
 

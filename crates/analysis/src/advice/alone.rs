@@ -8,11 +8,12 @@ mod device;
 
 use std::collections::HashMap;
 
-use super::reducer::{elem_bytes, finals, in_order, last_passes};
+use super::reducer::{elem_bytes, finals, in_order, last_passes, sorted};
 use crate::backward;
 use crate::hta::{CollectiveKind, check_times, collective_kind};
 use crate::steps::{self, Step};
-use crate::timeline::{FinalGradient, Timeline};
+use crate::timeline::{TimeRange, Timeline};
+use paceline_trace::IntervalSet;
 
 /// The key among the facts of a run under which its traces have the sizes of its gradients.
 pub const GRADIENTS: &str = "gradients";
@@ -98,28 +99,31 @@ struct RankStep {
 /// The time of a step without parts that are taken out of it.
 struct Shortened {
     begin_ns: i64,
-    /// The parts, in order and without overlap.
-    out: Vec<(i64, i64)>,
+    /// The parts, counted from the start of the step.
+    out: IntervalSet,
 }
 
 impl Shortened {
-    fn new(begin_ns: i64, mut parts: Vec<(i64, i64)>) -> Self {
-        parts.sort_unstable();
-        let mut out: Vec<(i64, i64)> = Vec::new();
-        for (start, end) in parts {
-            match out.last_mut().filter(|last| start <= last.1) {
-                Some(last) => last.1 = last.1.max(end),
-                None => out.push((start.max(begin_ns), end.max(begin_ns))),
-            }
-        }
-        Self { begin_ns, out }
+    fn new(begin_ns: i64, parts: impl Iterator<Item = TimeRange>) -> Self {
+        Self { begin_ns, out: IntervalSet::union(parts.map(|part| part.since(begin_ns))) }
     }
 
     /// The milliseconds from the start of the step to this moment, without the parts.
     fn ms(&self, at_ns: i64) -> f64 {
-        let part = |of: &(i64, i64)| of.1.min(at_ns).saturating_sub(of.0).max(0);
-        let out = self.out.iter().map(part).fold(0, i64::saturating_add);
-        at_ns.saturating_sub(self.begin_ns).saturating_sub(out).max(0) as f64 / 1e6
+        let until = TimeRange::between(self.begin_ns, at_ns).since(self.begin_ns);
+        (until.end_ns - self.out.len_within_ns(until)) as f64 / 1e6
+    }
+}
+
+impl RankStep {
+    /// A step that ends at this moment, with its last pass, and when each gradient was final.
+    fn new(clock: &Shortened, end_ns: i64, pass: [i64; 2], ready: Vec<i64>) -> Self {
+        Self {
+            whole_ms: end_ns.saturating_sub(clock.begin_ns).max(0) as f64 / 1e6,
+            alone_ms: clock.ms(end_ns),
+            backward: pass.map(|at| clock.ms(at)),
+            ready: ready.into_iter().map(|at| clock.ms(at)).collect(),
+        }
     }
 }
 
@@ -285,12 +289,6 @@ fn check_same<T: PartialEq>(of_ranks: &[T]) -> Result<(), String> {
     }
 }
 
-fn sorted(timeline: &Timeline) -> Vec<FinalGradient> {
-    let mut gradients = timeline.gradients.clone();
-    gradients.sort_unstable();
-    gradients
-}
-
 /// The steps of a rank of PyTorch, by number. It waits for communication when `backward` would return otherwise.
 fn pytorch_steps(timeline: &Timeline, known: Option<&[Gradient]>) -> HashMap<u64, RankStep> {
     let (passes, all_passes) = (last_passes(timeline), backward::passes(timeline));
@@ -299,20 +297,15 @@ fn pytorch_steps(timeline: &Timeline, known: Option<&[Gradient]>) -> HashMap<u64
     let read = |step: Step| {
         let pass = passes.get(&step.number)?;
         let (begin_ns, end_ns) = (step.time.start_ns, step.time.end_ns());
-        let waits = all_passes.iter().map(|of| (of.wait.start_ns, of.wait.end_ns()));
-        let waits = waits.filter(|(start, end)| *start >= begin_ns && *end <= end_ns);
-        let clock = Shortened::new(begin_ns, waits.collect());
+        let waits = all_passes.iter().map(|of| of.wait);
+        let waits = waits.filter(|of| of.start_ns >= begin_ns && of.end_ns() <= end_ns);
+        let clock = Shortened::new(begin_ns, waits);
         let ready = match &sizes {
             Some(sizes) => in_order(sizes, finals(&sorted, pass))?,
             None => Vec::new(),
         };
-        let of_step = RankStep {
-            whole_ms: step.time.dur_ns as f64 / 1e6,
-            alone_ms: clock.ms(end_ns),
-            backward: [pass.time.start_ns, pass.time.end_ns()].map(|at| clock.ms(at)),
-            ready: ready.into_iter().map(|at| clock.ms(at)).collect(),
-        };
-        Some((step.number, of_step))
+        let pass = [pass.time.start_ns, pass.time.end_ns()];
+        Some((step.number, RankStep::new(&clock, end_ns, pass, ready)))
     };
     steps::of(timeline).into_iter().filter_map(read).collect()
 }
@@ -324,8 +317,7 @@ fn paceline_steps(timeline: &Timeline, known: Option<&[Gradient]>) -> HashMap<u6
     let spans = |name: &str| {
         let spans = timeline.annotations.iter().filter(|of| Some(of.lane) == lane && !of.is_device);
         let spans = spans.filter(|of| timeline.names.text(of.name) == name);
-        let mut all: Vec<(i64, i64)> =
-            spans.map(|of| (of.time.start_ns, of.time.end_ns())).collect();
+        let mut all: Vec<TimeRange> = spans.map(|of| of.time).collect();
         all.sort_unstable();
         all
     };
@@ -334,30 +326,26 @@ fn paceline_steps(timeline: &Timeline, known: Option<&[Gradient]>) -> HashMap<u6
     marks.sort_unstable();
     let read = |step: Step| {
         let (asked_ns, end_ns) = (step.time.start_ns, step.time.end_ns());
-        let in_step = |all: &[(i64, i64)]| {
-            let begin = all.partition_point(|of| of.0 < asked_ns);
-            let end = all.partition_point(|of| of.0 < end_ns);
+        let in_step = |all: &[TimeRange]| {
+            let begin = all.partition_point(|of| of.start_ns < asked_ns);
+            let end = all.partition_point(|of| of.start_ns < end_ns);
             begin..end.max(begin)
         };
-        let begin_ns = waits[in_step(&waits)].first().map_or(asked_ns, |wait| wait.1);
+        let begin_ns = waits[in_step(&waits)].first().map_or(asked_ns, TimeRange::end_ns);
         let pass = passes[in_step(&passes)].last()?;
-        let clock = Shortened::new(begin_ns, blocked[in_step(&blocked)].to_vec());
+        let clock = Shortened::new(begin_ns, blocked[in_step(&blocked)].iter().copied());
         let first = marks.partition_point(|of| of.at_ns < begin_ns);
         let after = marks.partition_point(|of| of.at_ns <= end_ns);
         // The last of several micro-batches makes a gradient final.
         let of_step = &marks[first.min(after)..after];
         let ready: HashMap<u64, i64> = of_step.iter().map(|of| (of.param, of.at_ns)).collect();
         let ready = match known {
-            Some(all) => all.iter().map(|of| ready.get(&of.param)).collect::<Option<Vec<_>>>()?,
+            Some(all) => {
+                all.iter().map(|of| ready.get(&of.param).copied()).collect::<Option<_>>()?
+            }
             None => Vec::new(),
         };
-        let of_step = RankStep {
-            whole_ms: end_ns.saturating_sub(begin_ns) as f64 / 1e6,
-            alone_ms: clock.ms(end_ns),
-            backward: [pass.0, pass.1].map(|at| clock.ms(at)),
-            ready: ready.into_iter().map(|at| clock.ms(*at)).collect(),
-        };
-        Some((step.number, of_step))
+        Some((step.number, RankStep::new(&clock, end_ns, [pass.start_ns, pass.end_ns()], ready)))
     };
     steps::of(timeline).into_iter().filter_map(read).collect()
 }
@@ -379,7 +367,7 @@ fn last(ranks: &[&RankStep]) -> AloneStep {
 mod tests {
     use super::*;
     use crate::ranks::sample::timeline;
-    use crate::timeline::GradientMark;
+    use crate::timeline::{FinalGradient, GradientMark};
 
     /// A step of ours of 100 us, whose batch arrives at 10, and whose main thread is blocked from 60 to 80.
     fn ours(rank: usize, late_us: i64) -> Timeline {

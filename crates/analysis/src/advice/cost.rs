@@ -15,10 +15,7 @@ pub fn cost_of(observed: &Observed, link: Option<Cost>) -> Cost {
     let times = |step: &Seen| {
         let mut free = f64::NEG_INFINITY;
         let of_op = |(at, bytes): (usize, &u64)| {
-            let latest = |part: usize| {
-                step.ranks.iter().map(|rank| rank.ops[at][part]).fold(f64::NEG_INFINITY, f64::max)
-            };
-            let (begin, done) = (free.max(latest(0)), latest(3));
+            let (begin, done) = (free.max(step.latest(at, 0)), step.latest(at, 3));
             free = done;
             (*bytes, done - begin)
         };

@@ -32,6 +32,13 @@ pub struct Seen {
     pub ranks: Vec<RankStep>,
 }
 
+impl Seen {
+    /// The latest of the ranks' times of an operation: when the last of them had submitted (0), started (1), ... or done it (3).
+    pub fn latest(&self, op: usize, part: usize) -> f64 {
+        self.ranks.iter().map(|rank| rank.ops[op][part]).fold(f64::NEG_INFINITY, f64::max)
+    }
+}
+
 /// The steps that are known of all ranks, in order.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Observed {

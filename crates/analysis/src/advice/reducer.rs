@@ -78,11 +78,6 @@ impl Reducer {
         let Some((first, operations)) = of_steps.first() else {
             return Err("no step has a backward pass on every rank".to_owned());
         };
-        let sorted = |timeline: &Timeline| {
-            let mut gradients = timeline.gradients.clone();
-            gradients.sort_unstable();
-            gradients
-        };
         let gradients: Vec<Vec<FinalGradient>> = timelines.iter().map(sorted).collect();
         let sizes: Vec<u64> =
             finals(&gradients[0], &first[0]).iter().map(|of| of.num_elems).collect();
@@ -179,12 +174,7 @@ impl Reducer {
 
     /// The 5th percentile of the times of the all-reduces, from when all ranks had started, in milliseconds.
     fn quickest_ms(&self) -> Option<f64> {
-        let time = |step: &Seen, at: usize| {
-            let latest = |part: usize| {
-                step.ranks.iter().map(|rank| rank.ops[at][part]).fold(f64::NEG_INFINITY, f64::max)
-            };
-            latest(3) - latest(1)
-        };
+        let time = |step: &Seen, at: usize| step.latest(at, 3) - step.latest(at, 1);
         let all = |step| (0..self.plan.len()).map(move |at| time(step, at));
         let mut times: Vec<f64> = self.observed.alike().flat_map(all).collect();
         times.sort_unstable_by(f64::total_cmp);
@@ -193,12 +183,10 @@ impl Reducer {
 
     /// The times in which the link was busy in a step: from when all ranks had come to an all-reduce until none was left.
     fn busy(&self, step: &Seen) -> Vec<Busy> {
-        let latest = |at: usize, part: usize| {
-            step.ranks.iter().map(|rank| rank.ops[at][part]).fold(f64::NEG_INFINITY, f64::max)
-        };
         let (mut all, mut free) = (Vec::<Busy>::new(), f64::NEG_INFINITY);
         for (at, bucket) in self.plan.iter().enumerate() {
-            let (begin, done, bytes) = (latest(at, 0), latest(at, 3), bucket.bytes as f64);
+            let (begin, done, bytes) =
+                (step.latest(at, 0), step.latest(at, 3), bucket.bytes as f64);
             match all.last_mut().filter(|_| begin < free) {
                 Some(last) => {
                     last.operations += 1.0;
@@ -225,6 +213,13 @@ pub(super) fn last_passes(timeline: &Timeline) -> HashMap<u64, BackwardPass> {
         (pass.time.start_ns < step.time.end_ns()).then_some((step.number, pass))
     };
     backward::passes(timeline).into_iter().filter_map(of_step).collect()
+}
+
+/// The gradients of a trace, by time.
+pub(super) fn sorted(timeline: &Timeline) -> Vec<FinalGradient> {
+    let mut gradients = timeline.gradients.clone();
+    gradients.sort_unstable();
+    gradients
 }
 
 /// The gradients of a pass, in the order in which they were final. `sorted` has those of the whole trace by time.

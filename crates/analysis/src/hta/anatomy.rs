@@ -241,8 +241,7 @@ fn exposed(work: &Work) -> Vec<i64> {
     let mut spans: Vec<Vec<Span>> = vec![Vec::new(); work.steps.chosen.len()];
     for item in work.of_kind(KernelKind::Communication) {
         if let Some(step) = work.step_of(item) {
-            let at = |moment_ns: i64| (moment_ns - work.origin_ns).max(0) as u64;
-            spans[step].push(Span { start_ns: at(item.start_ns), end_ns: at(item.end_ns) });
+            spans[step].push(TimeRange::between(item.start_ns, item.end_ns).since(work.origin_ns));
         }
     }
     let exposed = spans

@@ -9,7 +9,7 @@ use super::options::{Options, Rounding, rounded};
 use super::steps;
 use super::steps::{Steps, Window};
 use crate::timeline::{Collective, DeviceWork, NameId, TimeRange, Timeline, TrackId};
-use paceline_trace::{IntervalSet, Span};
+use paceline_trace::IntervalSet;
 
 /// The kind of events that count as the work of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -184,9 +184,8 @@ fn merged_ns(sorted: impl IntoIterator<Item = (i64, i64)>) -> i64 {
 }
 
 fn set_of(pieces: &[(KernelKind, i64, i64)], origin_ns: i64, kind: KernelKind) -> IntervalSet {
-    let at = |moment_ns: i64| moment_ns.saturating_sub(origin_ns).max(0) as u64;
     let of_kind = pieces.iter().filter(|piece| piece.0 == kind);
-    IntervalSet::union(of_kind.map(|piece| Span { start_ns: at(piece.1), end_ns: at(piece.2) }))
+    IntervalSet::union(of_kind.map(|of| TimeRange::between(of.1, of.2).since(origin_ns)))
 }
 
 /// The kernels to analyze.

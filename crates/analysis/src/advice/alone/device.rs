@@ -7,15 +7,16 @@
 
 use std::collections::HashMap;
 
-use super::super::reducer::{finals, in_order, last_passes};
-use super::{Gradient, RankStep, Shortened, sorted};
+use super::super::reducer::{finals, in_order, last_passes, sorted};
+use super::{Gradient, RankStep, Shortened};
 use crate::steps;
-use crate::timeline::{DeviceWork, Timeline};
+use crate::timeline::{DeviceWork, TimeRange, Timeline};
+use paceline_trace::IntervalSet;
 
 /// A piece of work, with the moment at which the host launched it.
 struct Work {
     launched_ns: i64,
-    time: (i64, i64),
+    time: TimeRange,
     communicates: bool,
 }
 
@@ -34,10 +35,10 @@ impl Device {
         let kernels = timeline.kernels.iter().filter(|of| of.work != DeviceWork::Sync);
         let mut work: Vec<Work> = kernels
             .map(|of| {
-                let time = (of.time.start_ns, of.time.end_ns());
+                let time = of.time;
                 let launched = of.correlation.and_then(|number| launches.get(&number).copied());
                 Work {
-                    launched_ns: launched.unwrap_or(time.0),
+                    launched_ns: launched.unwrap_or(time.start_ns),
                     time,
                     communicates: of.collective.is_some(),
                 }
@@ -46,7 +47,7 @@ impl Device {
         work.sort_by_key(|of| of.launched_ns);
         let mut latest = i64::MIN;
         let done_ns = work.iter().map(|of| {
-            latest = latest.max(if of.communicates { i64::MIN } else { of.time.1 });
+            latest = latest.max(if of.communicates { i64::MIN } else { of.time.end_ns() });
             latest
         });
         let done_ns = done_ns.collect();
@@ -75,17 +76,19 @@ pub(super) fn steps(timeline: &Timeline, known: Option<&[Gradient]>) -> HashMap<
     let mut end_of_last = None;
     for step in steps::of(timeline) {
         let own = device.within(step.time.start_ns, step.time.end_ns());
-        let Some(end_ns) = own.iter().map(|of| of.time.1).max() else {
+        let Some(end_ns) = own.iter().map(|of| of.time.end_ns()).max() else {
             end_of_last = None;
             continue;
         };
-        let first_ns = own.iter().map(|of| of.time.0).min().unwrap_or(end_ns);
+        let first_ns = own.iter().map(|of| of.time.start_ns).min().unwrap_or(end_ns);
         let begin_ns = end_of_last.replace(end_ns).unwrap_or(first_ns);
         let of_step = || {
             let pass = passes.get(&step.number)?;
-            let [computing, communicating] =
-                [false, true].map(|kind| spans(own.iter().filter(|of| of.communicates == kind)));
-            let clock = Shortened::new(begin_ns, minus(&communicating, &computing));
+            let [computing, communicating] = [false, true].map(|kind| {
+                let of_kind = own.iter().filter(|of| of.communicates == kind);
+                IntervalSet::union(of_kind.map(|of| of.time.since(begin_ns)))
+            });
+            let clock = Shortened { begin_ns, out: communicating.difference(&computing) };
             let ready = match &sizes {
                 Some(sizes) => in_order(sizes, finals(&sorted, pass))?,
                 None => Vec::new(),
@@ -95,45 +98,12 @@ pub(super) fn steps(timeline: &Timeline, known: Option<&[Gradient]>) -> HashMap<
             let launched_ns = pass.time.start_ns;
             let pass_begin =
                 own.iter().find(|of| !of.communicates && of.launched_ns >= launched_ns)?;
-            let pass_ends = [pass_begin.time.0, device.done_ns(pass.time.end_ns())?];
-            Some(RankStep {
-                whole_ms: end_ns.saturating_sub(begin_ns).max(0) as f64 / 1e6,
-                alone_ms: clock.ms(end_ns),
-                backward: pass_ends.map(|at| clock.ms(at)),
-                ready: ready.into_iter().map(|at| clock.ms(at)).collect(),
-            })
+            let pass_ends = [pass_begin.time.start_ns, device.done_ns(pass.time.end_ns())?];
+            Some(RankStep::new(&clock, end_ns, pass_ends, ready))
         };
         all.extend(of_step().map(|of| (step.number, of)));
     }
     all
-}
-
-/// The spans of some work, in order.
-fn spans<'a>(work: impl Iterator<Item = &'a Work>) -> Vec<(i64, i64)> {
-    let mut spans: Vec<(i64, i64)> = work.map(|of| of.time).collect();
-    spans.sort_unstable();
-    spans
-}
-
-/// The parts of `spans` during which nothing of `others` lasts. Both are in order.
-fn minus(spans: &[(i64, i64)], others: &[(i64, i64)]) -> Vec<(i64, i64)> {
-    let mut left = Vec::new();
-    for &(start, end) in spans {
-        let mut from = start;
-        for &(other_start, other_end) in others {
-            if other_start >= end {
-                break;
-            }
-            if other_start > from {
-                left.push((from, other_start));
-            }
-            from = from.max(other_end);
-        }
-        if from < end {
-            left.push((from, end));
-        }
-    }
-    left
 }
 
 #[cfg(test)]
@@ -142,16 +112,6 @@ mod tests {
     use super::*;
     use crate::ranks::sample::{time_range, timeline};
     use crate::timeline::{FinalGradient, Launch, TrackId};
-
-    #[test]
-    fn what_others_cover_is_taken_away() {
-        assert_eq!(minus(&[(0, 10)], &[]), [(0, 10)]);
-        assert_eq!(
-            minus(&[(0, 10), (20, 30)], &[(2, 4), (3, 6), (9, 25)]),
-            [(0, 2), (6, 9), (25, 30)]
-        );
-        assert_eq!(minus(&[(5, 10)], &[(0, 20)]), []);
-    }
 
     /// Each kernel is launched by a call of the host, at this moment.
     fn launch(of: &mut Timeline, at_us: &[i64]) {

@@ -12,7 +12,7 @@ use crate::ranks::clock::RankClock;
 use crate::ranks::matched::{is_back_end, is_collective_kernel};
 use crate::steps::{self, Step};
 use crate::timeline::{Annotation, DeviceWork, NameId, TimeRange, Timeline, TrackId};
-use paceline_trace::{IntervalSet, Span};
+use paceline_trace::IntervalSet;
 
 /// A time range on the reference clock, with a name.
 #[derive(Clone, Copy, Debug)]
@@ -52,9 +52,7 @@ impl<'a> Activity<'a> {
         let mut work: Vec<Named<'a>> = work(timeline, source).into_iter().map(named).collect();
         work.sort_unstable_by_key(|work| (work.start_ns, work.end_ns));
         let origin_ns = work.first().map_or(0, |first| first.start_ns);
-        let since = |at_ns: i64| at_ns.saturating_sub(origin_ns).max(0) as u64;
-        let spans =
-            work.iter().map(|w| Span { start_ns: since(w.start_ns), end_ns: since(w.end_ns) });
+        let spans = work.iter().map(|w| TimeRange::between(w.start_ns, w.end_ns).since(origin_ns));
         let busy = IntervalSet::union(spans);
         let mut phases: Vec<Named<'a>> = phases(timeline, source).into_iter().map(named).collect();
         phases.sort_unstable_by_key(|p| (p.start_ns, std::cmp::Reverse(p.end_ns)));
@@ -64,8 +62,7 @@ impl<'a> Activity<'a> {
 
     /// How long the rank computed between two times, in nanoseconds.
     pub(super) fn compute_ns(&self, start_ns: i64, end_ns: i64) -> i64 {
-        let since = |at_ns: i64| at_ns.saturating_sub(self.origin_ns).max(0) as u64;
-        self.busy.len_within_ns(Span { start_ns: since(start_ns), end_ns: since(end_ns) }) as i64
+        self.busy.len_within_ns(TimeRange::between(start_ns, end_ns).since(self.origin_ns)) as i64
     }
 
     /// The start of its first event and the end of its last.
