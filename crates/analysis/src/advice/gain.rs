@@ -43,6 +43,11 @@ impl Gain {
         Self { ms, low_ms: ms, high_ms: ms, steps }
     }
 
+    /// A gain between these ends, over `steps` steps.
+    pub fn between(low_ms: f64, high_ms: f64, steps: usize) -> Self {
+        Self { ms: (low_ms + high_ms) / 2.0, low_ms, high_ms, steps }
+    }
+
     /// Whether the spread leaves a gain, and the usual gain is more than `least_ms`.
     pub fn holds(&self, least_ms: f64) -> bool {
         self.low_ms > 0.0 && self.ms > least_ms

@@ -3,8 +3,6 @@
 //! Input: the diagnoses of both. Output: an [`Against`]. Times are milliseconds per step. A difference of steps counts if it is
 //! larger than three times its standard error, as in the comparison of names.
 
-use serde::Serialize;
-
 use super::{Advice, Cause, Diagnosis};
 use crate::stats::Summary;
 
@@ -12,8 +10,7 @@ use crate::stats::Summary;
 const ERRORS: f64 = 3.0;
 
 /// Whether a cause is gone after a change, stayed, or is new.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Became {
     /// It was advised before and is not any more.
     Gone,
@@ -35,10 +32,10 @@ impl Became {
 }
 
 /// A cause in both traces.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct CauseRow {
     /// The cause.
-    pub cause: Cause,
+    pub cause: &'static Cause,
     /// Its title.
     pub title: String,
     /// Whether it is gone, stayed, or is new.
@@ -50,8 +47,7 @@ pub struct CauseRow {
 }
 
 /// Whether the promised gain came.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Verdict {
     /// No advice was followed.
     NothingPromised,
@@ -66,7 +62,7 @@ pub enum Verdict {
 }
 
 /// Two diagnoses side by side.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, PartialEq)]
 pub struct Against {
     /// The mean length of a step before and after.
     pub step_ms: [f64; 2],
@@ -87,7 +83,7 @@ pub fn against(before: &Diagnosis, after: &Diagnosis) -> Option<Against> {
     let step_ms = [before.step_ms?, after.step_ms?];
     let range = |of: &Advice| (of.gain.low_ms, of.gain.high_ms);
     let find =
-        |all: &Diagnosis, cause: Cause| all.advice.iter().find(|of| of.cause == cause).map(range);
+        |all: &Diagnosis, cause: &Cause| all.advice.iter().find(|of| of.cause == cause).map(range);
     let mut causes: Vec<CauseRow> = Vec::new();
     for of in before.advice.iter().chain(&after.advice) {
         if causes.iter().any(|row| row.cause == of.cause) {
@@ -174,14 +170,15 @@ mod tests {
     use super::*;
     use crate::advice::gain::Gain;
     use crate::doctor::Evidence;
+    use crate::doctor::causes::{exposed, loader};
 
-    fn diagnosis(lengths_ms: &[f64], advice: &[(Cause, f64, f64)]) -> Diagnosis {
+    fn diagnosis(lengths_ms: &[f64], advice: &[(&'static Cause, f64, f64)]) -> Diagnosis {
         let step_ms = lengths_ms.iter().sum::<f64>() / lengths_ms.len() as f64;
-        let of = |&(cause, low_ms, high_ms): &(Cause, f64, f64)| Advice {
+        let of = |&(cause, low_ms, high_ms): &(&'static Cause, f64, f64)| Advice {
             cause,
-            title: cause.title().to_owned(),
+            title: cause.title.to_owned(),
             change: String::new(),
-            gain: Gain { ms: (low_ms + high_ms) / 2.0, low_ms, high_ms, steps: lengths_ms.len() },
+            gain: Gain::between(low_ms, high_ms, lengths_ms.len()),
             step_ms,
             evidence: Evidence::default(),
         };
@@ -197,10 +194,10 @@ mod tests {
     fn a_promise_is_held_against_what_came() {
         let before = diagnosis(
             &[100.0, 101.0, 99.0],
-            &[(Cause::Loader, 10.0, 20.0), (Cause::Layout, 3.0, 6.0)],
+            &[(&loader::CAUSE, 10.0, 20.0), (&exposed::CAUSE, 3.0, 6.0)],
         );
         let with = |lengths: &[f64]| {
-            against(&before, &diagnosis(lengths, &[(Cause::Layout, 3.0, 6.0)])).unwrap()
+            against(&before, &diagnosis(lengths, &[(&exposed::CAUSE, 3.0, 6.0)])).unwrap()
         };
         let came = with(&[85.0, 86.0, 84.0]);
         assert_eq!((came.verdict, came.promised_ms), (Verdict::Came, Some((10.0, 20.0))));

@@ -56,16 +56,7 @@ impl Recorded<'_> {
             };
             let call = self.calls.len() as u32;
             kernels.extend(works.into_iter().flatten().map(|kernel| (*kernel, call)));
-            self.calls.push(Call {
-                name: launch.name,
-                kind,
-                time: launch.time,
-                lane: launch.lane,
-                before: None,
-                waits_for: None,
-                after: None,
-                frame: None,
-            });
+            self.calls.push(Call::new(launch.name, kind, launch.time, launch.lane));
         }
         let new = self.sort_calls();
         let classes: Vec<Class> = timeline.names.iter().map(Class::of).collect();
@@ -80,12 +71,8 @@ impl Recorded<'_> {
                 bytes: kernel.bytes.unwrap_or(0),
                 collective: kernel.collective,
                 call: Some(call),
-                launch_ns: 0,
-                before: None,
-                gap_ns: 0,
-                after: [None; 2],
-                after_ns: [0; 2],
                 step: self.step_at(self.calls[call as usize].time.start_ns),
+                ..Work::default()
             });
         }
         self.add_frames();
@@ -111,16 +98,8 @@ impl Recorded<'_> {
                     transfers.push((**operator, lane.0));
                 } else if operator.time.start_ns >= until_ns && numbers[name].is_none() {
                     until_ns = operator.time.end_ns();
-                    self.calls.push(Call {
-                        name: operator.name,
-                        kind: CallKind::Operator,
-                        time: operator.time,
-                        lane: *lane,
-                        before: None,
-                        waits_for: None,
-                        after: None,
-                        frame: None,
-                    });
+                    let (name, time) = (operator.name, operator.time);
+                    self.calls.push(Call::new(name, CallKind::Operator, time, *lane));
                 }
             }
         }
@@ -133,15 +112,10 @@ impl Recorded<'_> {
                 class: Class::Communication,
                 time: operator.time,
                 stream: i64::from(lane),
-                bytes: 0,
                 collective: operator.collective,
                 call: begun.checked_sub(1).map(|call| call as u32),
-                launch_ns: 0,
-                before: None,
-                gap_ns: 0,
-                after: [None; 2],
-                after_ns: [0; 2],
                 step: self.step_at(operator.time.start_ns),
+                ..Work::default()
             });
         }
         self.add_frames();
@@ -154,16 +128,8 @@ impl Recorded<'_> {
         let starts = self.steps.iter().map(|step| step.start_ns).chain([end_ns]);
         let first_mark = self.calls.len();
         for start_ns in starts.collect::<Vec<_>>() {
-            self.calls.push(Call {
-                name: NameId(0),
-                kind: CallKind::Mark,
-                time: TimeRange { start_ns, dur_ns: 0 },
-                lane,
-                before: None,
-                waits_for: None,
-                after: None,
-                frame: None,
-            });
+            let time = TimeRange { start_ns, dur_ns: 0 };
+            self.calls.push(Call::new(NameId(0), CallKind::Mark, time, lane));
         }
         let mut sorted: Vec<u32> = (0..self.calls.len() as u32).collect();
         sorted.sort_by_key(|&at| {

@@ -7,7 +7,7 @@
 use crate::hta::KernelKind;
 
 /// The kind of a device's work, as far as causes of lost time need it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Class {
     /// A collective, or a message between two ranks.
     Communication,
@@ -24,6 +24,7 @@ pub(super) enum Class {
     /// One operation on each element.
     Elementwise,
     /// Any other computation.
+    #[default]
     Other,
 }
 
@@ -69,85 +70,37 @@ impl Class {
     }
 }
 
-/// Calls that return only when work of the device has ended.
+/// Whether a call of CUDA or HIP returns only when work of the device has ended: `cudaStreamSynchronize`.
 pub(super) fn waits(call: &str) -> bool {
-    [
-        "cudaStreamSynchronize",
-        "cudaDeviceSynchronize",
-        "cudaEventSynchronize",
-        "cuStreamSynchronize",
-        "cuCtxSynchronize",
-        "hipStreamSynchronize",
-        "hipDeviceSynchronize",
-        "hipEventSynchronize",
-    ]
-    .contains(&call)
+    let call = call.strip_prefix("cuda").or(call.strip_prefix("cu")).or(call.strip_prefix("hip"));
+    let what = call.and_then(|call| call.strip_suffix("Synchronize"));
+    what.is_some_and(|what| ["Stream", "Device", "Event", "Ctx"].contains(&what))
 }
 
-/// Calls that take memory from the driver or give it back.
+/// Whether a call of CUDA or HIP takes memory from the driver or gives it back.
 pub(super) fn allocates(call: &str) -> bool {
-    [
-        "cudaMalloc",
-        "cudaFree",
-        "cudaHostAlloc",
-        "cudaMallocHost",
-        "cudaFreeHost",
-        "hipMalloc",
-        "hipFree",
-        "hipHostMalloc",
-        "hipHostFree",
-    ]
-    .contains(&call)
+    const CALLS: &str = "Malloc Free HostAlloc MallocHost FreeHost HostMalloc HostFree";
+    let call = call.strip_prefix("cuda").or(call.strip_prefix("hip"));
+    call.is_some_and(|call| CALLS.split(' ').any(|of| of == call))
 }
 
 /// Operators of PyTorch that work element by element, without `aten::`. Those of the backward pass are named after them.
-const ELEMENTWISE: [&str; 31] = [
-    "abs",
-    "add",
-    "clamp",
-    "clamp_min",
-    "cos",
-    "div",
-    "elu",
-    "erf",
-    "exp",
-    "gelu",
-    "hardsigmoid",
-    "hardswish",
-    "hardtanh",
-    "leaky_relu",
-    "log",
-    "mish",
-    "mul",
-    "neg",
-    "pow",
-    "reciprocal",
-    "relu",
-    "rsqrt",
-    "rsub",
-    "sigmoid",
-    "silu",
-    "sin",
-    "softplus",
-    "sqrt",
-    "square",
-    "sub",
-    "tanh",
-];
+const ELEMENTWISE: &str = "abs add clamp clamp_min cos div elu erf exp gelu hardsigmoid hardswish hardtanh leaky_relu log mish \
+    mul neg pow reciprocal relu rsqrt rsub sigmoid silu sin softplus sqrt square sub tanh";
 /// The name under which autograd evaluates a function: `autograd::engine::evaluate_function: MulBackward0`.
 const EVALUATED: &str = "autograd::engine::evaluate_function: ";
 
 /// Whether an operator on a processor works element by element: `aten::mul_`, or autograd's `MulBackward0`.
 pub(super) fn is_elementwise(operator: &str) -> bool {
     if let Some(name) = operator.strip_prefix("aten::") {
-        return ELEMENTWISE.contains(&name.strip_suffix('_').unwrap_or(name));
+        let name = name.strip_suffix('_').unwrap_or(name);
+        return ELEMENTWISE.split(' ').any(|of| of == name);
     }
     let function = operator.strip_prefix(EVALUATED).unwrap_or_default();
     let Some((name, _)) = function.split_once("Backward") else { return false };
     // `ClampMin` is `clamp_min`.
-    let is_it =
-        |of: &&str| of.split('_').flat_map(str::chars).eq(name.to_ascii_lowercase().chars());
-    ELEMENTWISE.iter().any(is_it)
+    let name = name.to_ascii_lowercase();
+    ELEMENTWISE.split(' ').any(|of| of.split('_').flat_map(str::chars).eq(name.chars()))
 }
 
 /// The batch that PyTorch's `DataLoader` hands to the loop.

@@ -6,7 +6,9 @@
 
 use std::cmp::Reverse;
 
-use super::{Advice, Cause, Diagnosis, Evidence, NEGLIGIBLE};
+use super::causes::{exposed, straggler};
+use super::finding::NEGLIGIBLE;
+use super::{Advice, Cause, Diagnosis, Evidence};
 use crate::advice::gain::Gain;
 use crate::ranks::AcrossRanks;
 
@@ -21,8 +23,8 @@ pub(super) fn diagnose(across: &AcrossRanks) -> Diagnosis {
     }
     let step_ms = lengths_ms.iter().sum::<f64>() / steps as f64;
     let ms = |ns: i64| ns as f64 / 1e6 / steps as f64;
-    let advice = |cause: Cause, title: String, low_ms: f64, high_ms: f64, text: String| {
-        let gain = Gain { ms: (low_ms + high_ms) / 2.0, low_ms, high_ms, steps };
+    let advice = |cause: &'static Cause, title: String, low_ms: f64, high_ms: f64, text: String| {
+        let gain = Gain::between(low_ms, high_ms, steps);
         let evidence = Evidence { text, ..Evidence::default() };
         let change = "`paceline train` names the flags that would help".to_owned();
         Advice { cause, title, change, gain, step_ms, evidence }
@@ -34,7 +36,7 @@ pub(super) fn diagnose(across: &AcrossRanks) -> Diagnosis {
         let high_ms = ms(late.gain_ns);
         let title = format!("Rank {} makes the others wait", late.rank);
         let text = format!("it holds {:.0} % of the critical path", 100.0 * late.share);
-        all.push(advice(Cause::Straggler, title, high_ms / 2.0, high_ms, text));
+        all.push(advice(&straggler::CAUSE, title, high_ms / 2.0, high_ms, text));
     }
     // Computation beside a transfer takes as long as before, so no more than the exposed part can be gained.
     let exposed_ms = ms(path.exposed_ns());
@@ -43,8 +45,8 @@ pub(super) fn diagnose(across: &AcrossRanks) -> Diagnosis {
         "{exposed_ms:.2} of {transfer_ms:.2} ms of transfers run while nothing is computed"
     );
     let [low_ms, high_ms] = [transfer_ms / 4.0, transfer_ms / 2.0].map(|ms| ms.min(exposed_ms));
-    let title = Cause::Exposed.title().to_owned();
-    all.push(advice(Cause::Exposed, title, low_ms, high_ms, text));
+    let title = exposed::CAUSE.title.to_owned();
+    all.push(advice(&exposed::CAUSE, title, low_ms, high_ms, text));
     all.retain(|of| of.gain.ms >= NEGLIGIBLE * step_ms);
     all.sort_by(|a, b| b.gain.ms.total_cmp(&a.gain.ms));
     Diagnosis { advice: all, unseen: Vec::new(), step_ms: Some(step_ms), steps, lengths_ms }
@@ -74,12 +76,12 @@ mod tests {
                 at(200, 2, at(100, 1, at(0, 0, timeline(rank))))
             }))
         };
-        let causes = |of: &Diagnosis| of.advice.iter().map(|of| of.cause).collect::<Vec<_>>();
+        let causes = |of: &Diagnosis| of.advice.iter().map(|of| of.cause.key).collect::<Vec<_>>();
         let even = diagnose(&run(0));
-        assert_eq!((causes(&even), even.steps), (vec![Cause::Exposed], 2));
+        assert_eq!((causes(&even), even.steps), (vec!["exposed"], 2));
         assert_eq!((even.advice[0].gain.low_ms, even.advice[0].gain.high_ms), (0.01, 0.02));
         let late = diagnose(&run(30));
-        assert_eq!(causes(&late), [Cause::Straggler, Cause::Exposed]);
+        assert_eq!(causes(&late), ["straggler", "exposed"]);
         assert_eq!(late.advice[0].gain.high_ms, 0.03);
         assert_eq!(diagnose(&AcrossRanks::default()), Diagnosis::default());
     }

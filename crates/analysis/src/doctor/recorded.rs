@@ -52,8 +52,15 @@ pub(super) struct Call {
     pub(super) frame: Option<u32>,
 }
 
+impl Call {
+    /// A call that follows and waits for nothing yet.
+    pub(super) fn new(name: NameId, kind: CallKind, time: TimeRange, lane: TrackId) -> Self {
+        Self { name, kind, time, lane, before: None, waits_for: None, after: None, frame: None }
+    }
+}
+
 /// A piece of work of the device, or a transfer by a thread of the backend.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Work {
     pub(super) name: NameId,
     pub(super) class: Class,

@@ -4,7 +4,7 @@
 //! as its predecessors have ended ([`Recorded`]), and returns how long each step takes then. With the plan of the recording
 //! itself, it returns the times of the recording.
 
-use super::recorded::{CallKind, Event, Recorded};
+use super::recorded::{Call, CallKind, Event, Recorded};
 
 /// The durations in a replay, and what is left out. Indices are those of [`Recorded::calls`] and [`Recorded::works`].
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -36,14 +36,14 @@ impl Recorded<'_> {
     pub(super) fn as_recorded(&self) -> Plan {
         let end_ns = |call: u32| self.calls[call as usize].time.end_ns();
         let works = self.works.len();
-        let lag = |call: &super::recorded::Call| {
+        let lag = |call: &Call| {
             let follows = match call.after {
                 Some(work) => Some(self.works[work as usize].time.end_ns()),
                 None => call.before.map(end_ns),
             };
             follows.map_or(0, |end_ns| call.time.start_ns - end_ns)
         };
-        let call = |call: &super::recorded::Call| match call.waits_for {
+        let call = |call: &Call| match call.waits_for {
             // The time from the end of the work to the return.
             Some(work) => {
                 let tail = call.time.end_ns() - self.works[work as usize].time.end_ns();
@@ -132,10 +132,7 @@ impl Recorded<'_> {
     }
 
     /// The calls of a kind.
-    pub(super) fn calls_of(
-        &self,
-        kind: CallKind,
-    ) -> impl Iterator<Item = (usize, &super::recorded::Call)> {
+    pub(super) fn calls_of(&self, kind: CallKind) -> impl Iterator<Item = (usize, &Call)> {
         self.calls.iter().enumerate().filter(move |(_, call)| call.kind == kind)
     }
 }

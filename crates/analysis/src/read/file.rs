@@ -1,18 +1,15 @@
 //! Opens a trace file, which may be compressed, and reads all of it or only the facts about its run.
 
 use std::io::{self, BufRead, BufReader, Cursor, Read};
-use std::num::NonZero;
 use std::path::Path;
-use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
-use std::sync::{Mutex, PoisonError};
 use std::thread;
 
 use flate2::bufread::MultiGzDecoder;
 use paceline_trace::thread_builder;
 
 use super::top::{self, Header};
-use super::{ReadError, TraceFile, find};
+use super::{ReadError, names};
 use crate::json::{Fault, JsonError, Pull, WINDOW_BYTES};
 use crate::timeline::Timeline;
 
@@ -26,54 +23,15 @@ pub fn open_beginning(path: &Path) -> Result<Timeline, ReadError> {
     Ok(named(path, with_json(path, |input| top::parse_beginning(input))?))
 }
 
-/// Reads the traces of all ranks with [`open`] or [`open_beginning`], several at a time.
-pub fn open_all(
-    files: &[TraceFile],
-    open: fn(&Path) -> Result<Timeline, ReadError>,
-) -> Result<Vec<Timeline>, ReadError> {
-    let ranked = |_, file: &TraceFile| -> Result<Timeline, ReadError> {
-        Ok(Timeline { rank: Some(file.rank), ..open(&file.path)? })
-    };
-    on_all_cores("read", files, ranked).into_iter().collect()
-}
-
 /// How many of these traces are read or analyzed at a time: one for each core.
 pub fn at_a_time(num_traces: usize) -> usize {
-    thread::available_parallelism().map_or(1, NonZero::get).min(num_traces)
-}
-
-/// Applies `of` to each item and its index, on as many threads of this name as there are cores.
-pub(crate) fn on_all_cores<T: Sync, R: Send>(
-    name: &str,
-    items: &[T],
-    of: impl Fn(usize, &T) -> R + Sync,
-) -> Vec<R> {
-    let num_threads = at_a_time(items.len());
-    let (next, done) = (AtomicUsize::new(0), Mutex::new(Vec::with_capacity(items.len())));
-    let work = || {
-        loop {
-            let at = next.fetch_add(1, Ordering::Relaxed);
-            let Some(item) = items.get(at) else { break };
-            let made = of(at, item);
-            done.lock().unwrap_or_else(PoisonError::into_inner).push((at, made));
-        }
-    };
-    thread::scope(|scope| {
-        for _ in 1..num_threads {
-            // Without the thread, the others do its part: that takes longer and changes nothing else.
-            let _ = thread_builder(name).spawn_scoped(scope, work);
-        }
-        work();
-    });
-    let mut done = done.into_inner().unwrap_or_else(PoisonError::into_inner);
-    done.sort_by_key(|(at, _)| *at);
-    done.into_iter().map(|(_, made)| made).collect()
+    rayon::current_num_threads().min(num_traces)
 }
 
 fn named(path: &Path, mut timeline: Timeline) -> Timeline {
     timeline.source = path.display().to_string();
-    timeline.rank = timeline.rank.or_else(|| find::rank_of_path(path));
-    timeline.host = find::host_of_path(path);
+    timeline.rank = timeline.rank.or_else(|| names::rank_of_path(path));
+    timeline.host = names::host_of_path(path);
     timeline
 }
 

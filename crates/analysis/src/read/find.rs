@@ -12,12 +12,14 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use paceline_files::Printable;
+use rayon::prelude::*;
 
+use super::ReadError;
+use super::file::{header, is_trace};
+use super::names::{ENDINGS, PROFILERS, rank_of_path, stamp_of};
+use super::top::Header;
 use super::work::has_work;
-use super::{Header, ReadError, header, is_trace};
-
-/// An upper limit for the number of ranks. A larger number in a file or path is considered wrong.
-pub(super) const MAX_RANKS: usize = 1 << 20;
+use crate::timeline::Timeline;
 
 /// How deep folders are searched. The limit ends the search if the file system has a loop.
 const MAX_FOLDERS: usize = 16;
@@ -120,6 +122,18 @@ pub fn find(places: &[PathBuf], select: Select) -> Result<Vec<Window>, ReadError
     Ok(windows)
 }
 
+/// Reads the traces of all ranks with [`open`](super::open) or [`open_beginning`](super::open_beginning), several at a time.
+pub fn open_all(
+    files: &[TraceFile],
+    open: fn(&Path) -> Result<Timeline, ReadError>,
+) -> Result<Vec<Timeline>, ReadError> {
+    let ranked = |file: &TraceFile| -> Result<Timeline, ReadError> {
+        Ok(Timeline { rank: Some(file.rank), ..open(&file.path)? })
+    };
+    // All are read before the first error is returned, so that it is always the same one.
+    files.par_iter().map(ranked).collect::<Vec<_>>().into_iter().collect()
+}
+
 /// Removes the last traces of each rank whose steps have no work, if an earlier trace of the rank has some. Returns them.
 fn leave_out_empty(ranks: &mut Ranks) -> Result<Vec<PathBuf>, ReadError> {
     let mut left_out = Vec::new();
@@ -165,36 +179,6 @@ fn all(ranks: Ranks) -> Vec<Window> {
 fn order_of_windows(a: &Window, b: &Window) -> Ordering {
     a.files.iter().map(order).max().cmp(&b.files.iter().map(order).max())
 }
-
-/// The rank that a path names: in the nearest folder `rank_<n>`, otherwise in a file name that begins with
-/// `worker_<n>.` or `rank_<n>.`.
-pub(super) fn rank_of_path(path: &Path) -> Option<usize> {
-    let number = |digits: &str| {
-        let is_number = !digits.is_empty() && digits.bytes().all(|b| b.is_ascii_digit());
-        digits.parse().ok().filter(|&rank| is_number && rank < MAX_RANKS)
-    };
-    let of_folder = |folder: &Path| number(folder.file_name()?.to_str()?.strip_prefix("rank_")?);
-    path.ancestors().skip(1).find_map(of_folder).or_else(|| {
-        let name = path.file_name()?.to_str()?;
-        let rest = name.strip_prefix("worker_").or_else(|| name.strip_prefix("rank_"))?;
-        number(rest.split_once('.')?.0)
-    })
-}
-
-/// The host in a file name, as PyTorch's handler for TensorBoard makes it: `HOST_PID.TIME.pt.trace.json`. `worker_<n>` and `rank_<n>` name a rank,
-/// not a host.
-pub(super) fn host_of_path(path: &Path) -> Option<String> {
-    let stem = stem(path)?;
-    let name = stamp_of(path).and_then(|stamp| stem.strip_suffix(&stamp)?.strip_suffix('.'))?;
-    let (host, pid) = name.rsplit_once('_')?;
-    let is_pid = !pid.is_empty() && pid.bytes().all(|b| b.is_ascii_digit());
-    (is_pid && !host.is_empty() && !["worker", "rank"].contains(&host)).then(|| host.to_owned())
-}
-
-/// The endings of the names that profilers give to traces.
-const PROFILERS: [&str; 2] = [".pt.trace.json", ".pt.trace.json.gz"];
-/// The endings of the names of all traces in folders.
-const ENDINGS: [&str; 2] = [".json", ".json.gz"];
 
 /// The traces of a folder and its subfolders.
 fn in_folder(folder: &Path) -> Result<Vec<PathBuf>, ReadError> {
@@ -270,20 +254,6 @@ fn with_ranks(paths: Vec<PathBuf>) -> Result<Vec<TraceFile>, ReadError> {
         Some(path) if !is_alone() => Err(ReadError::NoRank { path }),
         _ => Ok(files),
     }
-}
-
-/// The name of a trace without the ending that all names of traces have.
-pub fn stem(path: &Path) -> Option<&str> {
-    let name = path.file_name()?.to_str()?;
-    PROFILERS.iter().chain(&ENDINGS).find_map(|ending| name.strip_suffix(ending))
-}
-
-/// The time in a file name: the text after the last dot before the ending, if it looks like one.
-fn stamp_of(path: &Path) -> Option<String> {
-    let (_, stamp) = stem(path)?.rsplit_once('.')?;
-    let is_time = stamp.starts_with(|c: char| c.is_ascii_digit())
-        && stamp.chars().all(|c| c.is_ascii_digit() || "TZ-_:+".contains(c));
-    is_time.then(|| stamp.to_owned())
 }
 
 type Order<'a> = (Option<(usize, &'a str)>, &'a Path);

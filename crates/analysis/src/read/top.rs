@@ -5,7 +5,7 @@
 use std::io::Read;
 
 use super::events::Reader;
-use super::find::MAX_RANKS;
+use super::names::MAX_RANKS;
 use crate::json::{JsonError, Pull, Value, lossy, signed, unsigned};
 use crate::timeline::Timeline;
 

@@ -6,8 +6,9 @@
 use std::io::Read;
 use std::path::Path;
 
+use super::ReadError;
 use super::events::Reader;
-use super::{ReadError, with_json};
+use super::file::with_json;
 use crate::json::{JsonError, Pull};
 use crate::timeline::{DeviceWork, TimeRange, Timeline};
 

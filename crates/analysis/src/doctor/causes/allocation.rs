@@ -3,11 +3,16 @@
 //!
 //! Seen: calls such as `cudaMalloc` and `cudaFree` in two steps and in half of them at least. Taken away: the calls and their waits.
 
-use super::super::recorded::{CallKind, Recorded};
-use super::super::replay::Plan;
-use super::{Found, Tally};
+use super::*;
 
-pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
+pub(in super::super) const CAUSE: Cause = Cause {
+    key: "allocation",
+    title: "Memory is allocated in the loop",
+    gain: Known::Exactly,
+    find: Find::Rank(find),
+};
+
+fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     let mut tally = Tally::default();
     let mut most = base.clone();
     let mut in_step = vec![false; of.steps.len()];

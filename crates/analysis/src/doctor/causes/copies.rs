@@ -3,15 +3,19 @@
 //! Seen: `Memcpy HtoD (Pageable -> Device)`, and calls that return only after a copy. Taken away: at least the waits of the host;
 //! at most half of the copies' time too, because pinned memory is read about twice as fast.
 
-use super::super::names::{self, Class};
-use super::super::recorded::{CallKind, Recorded};
-use super::super::replay::Plan;
-use super::{Found, Tally, scaled};
+use super::*;
 
 /// The time of a call that only queues a copy.
 const QUEUED_NS: i64 = 10_000;
 
-pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
+pub(in super::super) const CAUSE: Cause = Cause {
+    key: "copies",
+    title: "Batches are copied from pageable memory, or the host waits for the copies",
+    gain: Known::Exactly,
+    find: Find::Rank(find),
+};
+
+fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     let mut tally = Tally::default();
     let [mut least, mut most] = [base.clone(), base.clone()];
     let (mut pageable, mut bytes, mut waited_ns) = (0usize, 0u64, 0i64);

@@ -4,113 +4,78 @@
 //! outside of the optimizer. Taken away: at most all but the longest of each chain; at least half of the chain's time. Launches
 //! stay, so that a run that waits for launches gains nothing here.
 
-use super::super::names::{Class, OPTIMIZER, ZERO_GRAD, is_elementwise};
-use super::super::recorded::{CallKind, Recorded};
-use super::super::replay::Plan;
-use super::{Found, Tally, scaled};
-use crate::timeline::{TimeRange, TrackId};
 use std::collections::BTreeMap;
+
+use super::*;
 
 /// Shorter chains are not worth a change.
 const CHAIN: usize = 3;
 
-pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
-    if of.on_device { kernels(of, base) } else { operators(of, base) }
-}
+pub(in super::super) const CAUSE: Cause = Cause {
+    key: "elementwise",
+    title: "Element-wise operations are not fused",
+    gain: Known::Roughly,
+    find: Find::Rank(find),
+};
 
-/// Chains of operators on the threads of a processor.
-fn operators(of: &Recorded, base: &Plan) -> Option<Found> {
-    let is_elementwise: Vec<bool> = of.timeline.names.iter().map(is_elementwise).collect();
+fn find(of: &Recorded, base: &Plan) -> Option<Found> {
+    let Recorded { calls, works, .. } = of;
+    let is_elementwise: Vec<bool> = of.timeline.names.iter().map(names::is_elementwise).collect();
+    let is_of_model =
+        |call: &Call| !of.is_within(call, OPTIMIZER) && !of.is_within(call, ZERO_GRAD);
     let is_it = |at: &usize| {
-        let call = &of.calls[*at];
-        is_elementwise[call.name.0 as usize]
-            && call.kind == CallKind::Operator
-            && !of.is_within(call, OPTIMIZER)
-            && !of.is_within(call, ZERO_GRAD)
+        if of.on_device {
+            let call = works[*at].call.map(|call| &calls[call as usize]);
+            works[*at].class == Class::Elementwise && call.is_none_or(is_of_model)
+        } else {
+            let call = &calls[*at];
+            is_elementwise[call.name.0 as usize]
+                && call.kind == CallKind::Operator
+                && is_of_model(call)
+        }
     };
-    let mut threads: BTreeMap<TrackId, Vec<usize>> = BTreeMap::new();
-    for (at, call) in of.calls.iter().enumerate() {
-        threads.entry(call.lane).or_default().push(at);
-    }
+    // The kernels of each stream of a device, or the operators of each thread of a processor.
+    let (row, time): (Vec<i64>, Vec<TimeRange>) = if of.on_device {
+        works.iter().map(|work| (work.stream, work.time)).unzip()
+    } else {
+        calls.iter().map(|call| (i64::from(call.lane.0), call.time)).unzip()
+    };
+    let base_ns = if of.on_device { &base.work_ns } else { &base.call_ns };
+    let mut rows: BTreeMap<i64, Vec<usize>> = BTreeMap::new();
+    row.iter().enumerate().for_each(|(at, row)| rows.entry(*row).or_default().push(at));
     let mut tally = Tally::default();
     let (mut chains, mut longest) = (0usize, TimeRange::default());
     let [mut least, mut most] = [base.clone(), base.clone()];
-    for calls in threads.values() {
-        for chain in calls.chunk_by(|a, b| is_it(a) && is_it(b)) {
-            if chain.len() < CHAIN || !is_it(&chain[0]) {
-                continue;
-            }
-            chains += 1;
-            let start_ns = of.calls[chain[0]].time.start_ns;
-            let end_ns = of.calls[chain[chain.len() - 1]].time.end_ns();
-            if end_ns - start_ns > longest.dur_ns {
-                longest = TimeRange { start_ns, dur_ns: end_ns - start_ns };
-            }
-            let slowest = chain.iter().copied().max_by_key(|at| base.call_ns[*at]);
-            for &at in chain {
-                let call = &of.calls[at];
-                let name = of.text(call.name);
-                tally.add(name.rsplit(": ").next().unwrap_or(name).to_owned(), call.time);
-                least.call_ns[at] = scaled(base.call_ns[at], 0.5);
-                if Some(at) != slowest {
-                    most.call_ns[at] = 0;
-                }
+    let links = rows.values().flat_map(|row| row.chunk_by(|a, b| is_it(a) && is_it(b)));
+    for chain in links.filter(|chain| chain.len() >= CHAIN && is_it(&chain[0])) {
+        chains += 1;
+        let whole =
+            TimeRange::between(time[chain[0]].start_ns, time[chain[chain.len() - 1]].end_ns());
+        if whole.dur_ns > longest.dur_ns {
+            longest = whole;
+        }
+        let slowest = chain.iter().copied().max_by_key(|at| base_ns[*at]);
+        for &at in chain {
+            let half_ns = scaled(base_ns[at], 0.5);
+            if of.on_device {
+                tally.add_work(of, &works[at]);
+                least.work_ns[at] = half_ns;
+                most.is_gone[at] |= Some(at) != slowest;
+            } else {
+                let name = of.text(calls[at].name);
+                tally.add(name.rsplit(": ").next().unwrap_or(name).to_owned(), time[at]);
+                least.call_ns[at] = half_ns;
+                most.call_ns[at] = if Some(at) == slowest { base_ns[at] } else { 0 };
             }
         }
     }
-    tally.longest?;
-    tally.longest = Some(longest);
+    tally.longest.replace(longest)?;
     let (count, ms) = tally.per_step(of);
+    let (what, compiler) =
+        if of.on_device { ("kernels", "") } else { ("operators", "  (needs a C++ compiler)") };
     let text = format!(
-        "{:.0} chains per step with {count:.0} element-wise operators, {ms:.2} ms",
+        "{:.0} chains per step with {count:.0} element-wise {what}, {ms:.2} ms",
         of.per_step(chains as f64)
     );
-    Some(tally.found(text, "model = torch.compile(model)  (needs a C++ compiler)", [least, most]))
-}
-
-/// Chains of kernels on the streams of a device.
-fn kernels(of: &Recorded, base: &Plan) -> Option<Found> {
-    let mut streams: BTreeMap<i64, Vec<usize>> = BTreeMap::new();
-    for (at, work) in of.works.iter().enumerate() {
-        streams.entry(work.stream).or_default().push(at);
-    }
-    let is_it = |at: &usize| {
-        let work = &of.works[*at];
-        work.class == Class::Elementwise
-            && !of.is_launched_within(work, OPTIMIZER)
-            && !of.is_launched_within(work, ZERO_GRAD)
-    };
-    let mut tally = Tally::default();
-    let (mut chains, mut longest) = (0usize, TimeRange::default());
-    let [mut least, mut most] = [base.clone(), base.clone()];
-    for works in streams.values() {
-        for chain in works.chunk_by(|a, b| is_it(a) && is_it(b)) {
-            if chain.len() < CHAIN || !is_it(&chain[0]) {
-                continue;
-            }
-            chains += 1;
-            let (first, last) = (&of.works[chain[0]], &of.works[chain[chain.len() - 1]]);
-            let whole = TimeRange {
-                start_ns: first.time.start_ns,
-                dur_ns: last.time.end_ns() - first.time.start_ns,
-            };
-            if whole.dur_ns > longest.dur_ns {
-                longest = whole;
-            }
-            let slowest = chain.iter().copied().max_by_key(|at| base.work_ns[*at]);
-            for at in chain {
-                tally.add_work(of, &of.works[*at]);
-                least.work_ns[*at] = scaled(base.work_ns[*at], 0.5);
-                most.is_gone[*at] |= Some(*at) != slowest;
-            }
-        }
-    }
-    tally.longest?;
-    tally.longest = Some(longest);
-    let (count, ms) = tally.per_step(of);
-    let text = format!(
-        "{:.0} chains per step with {count:.0} element-wise kernels, {ms:.2} ms",
-        of.per_step(chains as f64)
-    );
-    Some(tally.found(text, "model = torch.compile(model)", [least, most]))
+    Some(tally.found(text, format!("model = torch.compile(model){compiler}"), [least, most]))
 }

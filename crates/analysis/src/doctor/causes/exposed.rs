@@ -6,27 +6,26 @@
 
 use std::collections::BTreeMap;
 
-use super::super::names::Class;
-use super::super::recorded::Recorded;
-use super::super::replay::Plan;
-use super::interrupted::Interrupted;
-use super::{Found, Tally, scaled};
-use crate::hta::CollectiveKind;
 use paceline_trace::{IntervalSet, Span};
+
+use super::*;
 
 /// Converting f32 to bf16, dividing, and converting back, on one core: three passes over memory.
 const CONVERT_NS_PER_BYTE: f64 = 0.5;
 
-pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
+pub(in super::super) const CAUSE: Cause = Cause {
+    key: "exposed",
+    title: "Communication is exposed",
+    gain: Known::ByWaits,
+    find: Find::Meeting(find),
+};
+
+fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     let mut tally = Tally::default();
     let [mut least, mut most] = [base.clone(), base.clone()];
     let mut kinds: BTreeMap<CollectiveKind, i64> = BTreeMap::new();
     let origin_ns = of.works.iter().map(|work| work.time.start_ns).min()?;
-    let at = |ns: i64| ns.saturating_sub(origin_ns).max(0) as u64;
-    let span = |time: crate::timeline::TimeRange| Span {
-        start_ns: at(time.start_ns),
-        end_ns: at(time.end_ns()),
-    };
+    let span = |time: TimeRange| time.since(origin_ns);
     for (at, work) in of.works.iter().enumerate() {
         if work.class != Class::Communication {
             continue;
@@ -49,8 +48,7 @@ pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     let interrupted = Interrupted::of(of, base);
     interrupted.relieve_least(&mut least, |_| 0.25);
     interrupted.relieve_most(&mut most, |_| 0.5);
-    let is_communication =
-        |work: &&super::super::recorded::Work| work.class == Class::Communication;
+    let is_communication = |work: &&Work| work.class == Class::Communication;
     let all = of.works.iter().filter(is_communication).map(|work| span(work.time));
     let all = IntervalSet::union(all);
     let computation: Vec<Span> = if of.on_device {

@@ -5,17 +5,24 @@
 //! has been sent: `max(T / m, T - B (m - 1) / m)` of its time `T` stay exposed beside a pass of time `B`; two buckets at least,
 //! and eight at most.
 
-use super::super::names::Class;
-use super::super::recorded::Recorded;
-use super::super::replay::Plan;
-use super::{Found, Tally, scaled};
+use super::*;
 use crate::backward;
-use crate::hta::CollectiveKind;
 
 /// How many buckets are advised.
 const BUCKETS: f64 = 5.0;
 
-pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
+pub(in super::super) const CAUSE: Cause = Cause {
+    key: "first_bucket",
+    title: "The first bucket is sent late",
+    gain: Known::Exactly,
+    find: Find::All(|ranks, cause| match ranks.sizes {
+        // The replay of all ranks knows better.
+        Some(_) => buckets::more(ranks, cause),
+        None => ranks.each(cause, find),
+    }),
+};
+
+fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     let mut tally = Tally::default();
     let [mut least, mut most] = [base.clone(), base.clone()];
     let (mut late, mut passes, mut bytes) = (0.0, 0usize, 0u64);

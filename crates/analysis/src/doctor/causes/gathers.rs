@@ -3,13 +3,16 @@
 //! Seen: all-gathers. Taken away: at most every wait of theirs for computation, as if they were gathered ahead as early as the
 //! network allows; at least half of their time.
 
-use super::super::names::Class;
-use super::super::recorded::Recorded;
-use super::super::replay::Plan;
-use super::{Found, Tally, scaled};
-use crate::hta::CollectiveKind;
+use super::*;
 
-pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
+pub(in super::super) const CAUSE: Cause = Cause {
+    key: "gathers",
+    title: "The device waits for gathered parameters",
+    gain: Known::Exactly,
+    find: Find::Rank(find),
+};
+
+fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     let mut tally = Tally::default();
     let [mut least, mut most] = [base.clone(), base.clone()];
     let mut is_sharded = false;

@@ -7,13 +7,16 @@
 //! same overhead for more samples. Taken away, for the samples of a step of today: with a batch of twice the size, half of the
 //! time between operators; at most, with four times the size, three quarters of it and of the short operators.
 
-use super::super::names::{Class, brief};
-use super::super::recorded::{CallKind, Recorded};
-use super::super::replay::Plan;
-use super::{Found, Tally, scaled, unprepared};
-use crate::timeline::TimeRange;
+use super::*;
 
-pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
+pub(in super::super) const CAUSE: Cause = Cause {
+    key: "host_bound",
+    title: "The device waits for launches",
+    gain: Known::Roughly,
+    find: Find::Rank(find),
+};
+
+fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     if of.on_device { launches(of, base) } else { overhead(of, base) }
 }
 

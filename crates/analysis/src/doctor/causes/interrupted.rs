@@ -10,9 +10,7 @@ use std::hash::Hash;
 use foldhash::HashMap;
 use paceline_table::stats::quantile;
 
-use super::super::names::Class;
-use super::super::recorded::{Call, CallKind, Recorded};
-use super::super::replay::Plan;
+use super::*;
 use crate::timeline::NameId;
 
 /// With fewer calls of a name, its usual time is not known.

@@ -4,15 +4,19 @@
 //! a processor oneDNN converts within a convolution, so the trace shows only that its images are NCHW, by their strides. Taken
 //! away there: at most half of the time of these convolutions, and at least nothing, because oneDNN may choose another algorithm.
 
-use super::super::names::Class;
-use super::super::recorded::{CallKind, Recorded};
-use super::super::replay::Plan;
-use super::{Found, Tally, scaled};
+use super::*;
 
 const CHANGE: &str = "model = model.to(memory_format=torch.channels_last)\n\
                       images = images.to(memory_format=torch.channels_last)";
 
-pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
+pub(in super::super) const CAUSE: Cause = Cause {
+    key: "layout",
+    title: "Images are converted between NCHW and NHWC",
+    gain: Known::Roughly,
+    find: Find::Rank(find),
+};
+
+fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     if of.on_device { conversions(of, base) } else { convolutions(of, base) }
 }
 

@@ -5,11 +5,7 @@
 //! whether the loader computes or waits, nor how many cores are free; the advice says what it assumes. With workers already, a
 //! little time is taking over what they made, and more workers do not change that.
 
-use super::super::names::LOADER;
-use super::super::recorded::{CallKind, Recorded};
-use super::super::replay::Plan;
-use super::{Found, Tally};
-use crate::timeline::TimeRange;
+use super::*;
 
 /// The iterator of a loader with workers, in the names of its spans.
 const WITH_WORKERS: &str = "_MultiProcessing";
@@ -41,7 +37,14 @@ pub(super) fn spans(of: &Recorded) -> Vec<TimeRange> {
     spans
 }
 
-pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
+pub(in super::super) const CAUSE: Cause = Cause {
+    key: "loader",
+    title: "The loop waits for the data loader",
+    gain: Known::Exactly,
+    find: Find::Rank(find),
+};
+
+fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     let spans = spans(of);
     let mut tally = Tally::default();
     spans.iter().for_each(|span| tally.add(LOADER.to_owned(), *span));

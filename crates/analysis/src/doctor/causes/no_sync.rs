@@ -4,14 +4,17 @@
 //! passes except the last, at most with the waits for slower ranks in them. On a processor, what the calls beside them
 //! [lost](super::interrupted) comes back.
 
-use super::super::recorded::Recorded;
-use super::super::replay::Plan;
-use super::interrupted::Interrupted;
-use super::{Found, Tally};
+use super::*;
 use crate::backward::{self, BackwardPass};
-use crate::hta::CollectiveKind;
 
-pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
+pub(in super::super) const CAUSE: Cause = Cause {
+    key: "no_sync",
+    title: "Gradients are exchanged after every micro-batch",
+    gain: Known::Exactly,
+    find: Find::Meeting(find),
+};
+
+fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     let passes = backward::passes(of.timeline);
     let mut tally = Tally::default();
     let mut most = base.clone();

@@ -3,10 +3,7 @@
 //! Seen: more than 20 kernels within an `Optimizer.step`, none of them fused. Taken away: at least the time of the host between
 //! all launches but a few; at most two thirds of the kernels' time too, because a fused step reads and writes each value once.
 
-use super::super::names::{Class, OPTIMIZER};
-use super::super::recorded::{CallKind, Recorded};
-use super::super::replay::Plan;
-use super::{Found, Tally, scaled, unprepared};
+use super::*;
 
 /// A fused optimizer launches about this many kernels.
 const FEW: usize = 4;
@@ -23,7 +20,14 @@ fn is_simple(of: &Recorded, launched: Option<u32>) -> bool {
     })
 }
 
-pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
+pub(in super::super) const CAUSE: Cause = Cause {
+    key: "optimizer",
+    title: "The optimizer is not fused",
+    gain: Known::Roughly,
+    find: Find::Rank(find),
+};
+
+fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     let mut tally = Tally::default();
     let [mut least, mut most] = [base.clone(), base.clone()];
     let launched = of.launched();

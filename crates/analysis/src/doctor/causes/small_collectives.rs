@@ -4,13 +4,9 @@
 //! the shortest is the latency at least. Taken away: it and the launch of half of them at least; all of the time and the launches of
 //! all but a twentieth at most. On a processor, the calls beside them [lose](super::interrupted) less.
 
-use super::super::names::Class;
-use super::super::recorded::Recorded;
-use super::super::replay::Plan;
-use super::interrupted::Interrupted;
-use super::{Found, Tally, unprepared};
-use crate::hta::CollectiveKind;
 use paceline_table::stats::quantile;
+
+use super::*;
 
 /// Fewer collectives per step do not count as many.
 const MANY: f64 = 20.0;
@@ -19,7 +15,16 @@ const FEW_BYTES: u64 = 1 << 16;
 /// One in 2 all-reduces stays for the least gain, and one in 20 for the most.
 const ONE_OF: [usize; 2] = [2, 20];
 
-pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
+pub(in super::super) const CAUSE: Cause = Cause {
+    key: "small_collectives",
+    title: "Many small collectives",
+    gain: Known::Exactly,
+    find: Find::All(|ranks, cause| {
+        buckets::fewer(ranks, cause).or_else(|| ranks.each(cause, find))
+    }),
+};
+
+fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     let mut tally = Tally::default();
     let mut all = Vec::new();
     for (at, work) in of.works.iter().enumerate() {

@@ -8,12 +8,8 @@ use std::collections::{BTreeSet, HashMap};
 
 use paceline_table::stats::median;
 
-use super::super::names::{Class, brief};
-use super::super::recorded::Recorded;
-use super::super::together::{Late, Together};
-use super::super::{Advice, evidence};
-use super::{Cause, loader};
-use crate::advice::gain::Gain;
+use super::super::together::Late;
+use super::*;
 use crate::steps;
 
 /// A rank is late if its mean delay is larger than this many of its standard errors.
@@ -41,12 +37,16 @@ fn is_late<G>(late: &Late<G>, least_ms: f64) -> bool {
         && mean_ms > ERRORS * error_ms.unwrap_or(0.0)
 }
 
-pub(in super::super) fn advise(
-    together: &Together,
-    recorded: &[Recorded],
-    step_ms: f64,
-    least_ms: f64,
-) -> Option<Advice> {
+pub(in super::super) const CAUSE: Cause = Cause {
+    key: "straggler",
+    title: "One rank makes the others wait",
+    gain: Known::ByWaits,
+    find: Find::All(find),
+};
+
+fn find(ranks: &Ranks, cause: &'static Cause) -> Option<Finding> {
+    let Ranks { recorded, together, .. } = ranks;
+    let least_ms = ranks.least_ms();
     // Collectives of the last step count here too.
     let steps = recorded.iter().map(|of| steps::of(of.timeline).len()).max()?;
     let hosts: HashMap<usize, &str> =
@@ -61,16 +61,16 @@ pub(in super::super) fn advise(
             && is_late(host, least_ms)
             && 4 * of_rank.times_last < 3 * host.times_last
     });
-    let (name, ranks, mean_ms, times_last, all): (String, Vec<usize>, f64, usize, usize) =
+    let (name, these, mean_ms, times_last, all): (String, Vec<usize>, f64, usize, usize) =
         match of_host {
             Some(late) => {
                 let host = late.group.unwrap_or_default();
-                let mut ranks: Vec<usize> =
+                let mut these: Vec<usize> =
                     hosts.iter().filter(|(_, of)| **of == host).map(|(rank, _)| *rank).collect();
-                ranks.sort_unstable();
-                let numbers: Vec<String> = ranks.iter().take(8).map(usize::to_string).collect();
+                these.sort_unstable();
+                let numbers: Vec<String> = these.iter().take(8).map(usize::to_string).collect();
                 let name = format!("The host {} (ranks {})", named(host), numbers.join(", "));
-                (name, ranks, late.mean_ms().0, late.times_last, late.all)
+                (name, these, late.mean_ms().0, late.times_last, late.all)
             }
             None if is_late(&of_rank, least_ms) => {
                 let rank = of_rank.group;
@@ -81,61 +81,51 @@ pub(in super::super) fn advise(
             }
             None => return None,
         };
-    let is_it = |of: &&Recorded| ranks.contains(&of.rank);
+    let is_it = |of: &&Recorded| these.contains(&of.rank);
+    let it = recorded.iter().find(is_it)?;
     let medians =
         |all: Vec<[f64; 2]>| [0, 1].map(|at| median(all.iter().map(|of| of[at])).unwrap_or(0.0));
     let own = medians(recorded.iter().filter(is_it).map(times).collect());
     let usual = medians(recorded.iter().filter(|of| !is_it(of)).map(times).collect());
-    let it = recorded.iter().find(is_it)?;
-    let excess = [own[0] - usual[0], own[1] - usual[1]];
-    let (by, text, change) = if excess[1] > mean_ms / 3.0 && excess[1] > excess[0] {
-        (
-            "data",
-            format!(
-                "its loader takes {:.2} ms per step, that of the others {:.2}",
-                own[1], usual[1]
-            ),
-            "give this rank's loader more workers, or move its files to a faster disk: DataLoader(..., num_workers=8)",
-        )
-    } else if excess[0] > mean_ms / 3.0 {
-        let change = if it.on_device {
+    let (by, why, change) = reason(own, usual, mean_ms, it.on_device);
+    let text = format!(
+        "it is last at {times_last} of {all} collectives, in each step by {mean_ms:.2} ms; {why}"
+    );
+    let gain = Gain::between(mean_ms / 2.0, mean_ms, steps);
+    let tally = Tally::of_works(it, |work| work.class != Class::Communication);
+    let title = format!("{name} makes the others wait, by {by}");
+    ranks.finding(cause, title, change.to_owned(), gain, evidence(it, text, &tally), Vec::new())
+}
+
+/// Why ranks are late that have these times, if the others have the usual ones; and the change.
+fn reason(
+    [own, own_loader]: [f64; 2],
+    [usual, usual_loader]: [f64; 2],
+    mean_ms: f64,
+    on_device: bool,
+) -> (&'static str, String, &'static str) {
+    let (excess, excess_loader) = (own - usual, own_loader - usual_loader);
+    if excess_loader > mean_ms / 3.0 && excess_loader > excess {
+        let why = format!(
+            "its loader takes {own_loader:.2} ms per step, that of the others {usual_loader:.2}"
+        );
+        let change = "give this rank's loader more workers, or move its files to a faster disk: DataLoader(..., num_workers=8)";
+        ("data", why, change)
+    } else if excess > mean_ms / 3.0 {
+        let why = format!("it computes for {own:.2} ms per step, the others for {usual:.2}");
+        let change = if on_device {
             "balance the batches (sequence lengths, samples per rank); compare clocks: nvidia-smi -q -d CLOCK,PERFORMANCE"
         } else {
             "balance the batches (sequence lengths, samples per rank); look for what else uses its cores: top"
         };
-        (
-            "computation",
-            format!("it computes for {:.2} ms per step, the others for {:.2}", own[0], usual[0]),
-            change,
-        )
+        ("computation", why, change)
     } else {
-        (
-            "its host",
-            format!(
-                "it computes as long as the others ({:.2} and {:.2} ms per step) but launches later",
-                own[0], usual[0]
-            ),
-            "look for what else uses its cores: torchrun with numactl per rank; gc.freeze(); logging on this rank only",
-        )
-    };
-    let text = format!(
-        "it is last at {times_last} of {all} collectives, in each step by {mean_ms:.2} ms; {text}"
-    );
-    let gain = Gain { ms: 0.75 * mean_ms, low_ms: mean_ms / 2.0, high_ms: mean_ms, steps };
-    let mut what: HashMap<String, i64> = HashMap::new();
-    for work in it.works.iter().filter(|work| work.class != Class::Communication) {
-        *what.entry(brief(it.text(work.name))).or_default() += work.time.dur_ns;
+        let why = format!(
+            "it computes as long as the others ({own:.2} and {usual:.2} ms per step) but launches later"
+        );
+        let change = "look for what else uses its cores: torchrun with numactl per rank; gc.freeze(); logging on this rank only";
+        ("its host", why, change)
     }
-    let longest = it.works.iter().filter(|work| work.class != Class::Communication);
-    let at = longest.max_by_key(|work| work.time.dur_ns).map(|work| work.time);
-    Some(Advice {
-        cause: Cause::Straggler,
-        title: format!("{name} makes the others wait, by {by}"),
-        change: change.to_owned(),
-        gain,
-        step_ms,
-        evidence: evidence(it, text, &what, at),
-    })
 }
 
 /// A host's name, which may be as long as a file name.

@@ -5,10 +5,7 @@
 //! Waits within copies to the device and for allocations are other causes. Taken away: the waits; at least all but the last one
 //! of each step, if there are several.
 
-use super::super::names::{self, Class};
-use super::super::recorded::{Call, CallKind, Recorded};
-use super::super::replay::Plan;
-use super::{Found, Tally};
+use super::*;
 
 /// Operators that need a value of the device on the host, and what to write instead.
 const OPERATORS: [(&str, &str); 6] = [
@@ -44,7 +41,14 @@ fn is_it(of: &Recorded, call: &Call) -> bool {
     }
 }
 
-pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
+pub(in super::super) const CAUSE: Cause = Cause {
+    key: "synchronizations",
+    title: "The host waits for the device in the loop",
+    gain: Known::Exactly,
+    find: Find::Rank(find),
+};
+
+fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     let mut tally = Tally::default();
     let mut changes: Vec<&str> = Vec::new();
     let [mut least, mut most] = [base.clone(), base.clone()];

@@ -4,12 +4,16 @@
 //! At most three quarters: the published peaks differ more, but products of ordinary sizes become limited by memory.
 
 use super::super::cards;
-use super::super::names::Class;
-use super::super::recorded::Recorded;
-use super::super::replay::Plan;
-use super::{Found, Tally, scaled};
+use super::*;
 
-pub(super) fn find(of: &Recorded, base: &Plan) -> Option<Found> {
+pub(in super::super) const CAUSE: Cause = Cause {
+    key: "tensor_cores",
+    title: "Products of f32 run without tensor cores",
+    gain: Known::Roughly,
+    find: Find::Rank(find),
+};
+
+fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     let card = of.timeline.devices.iter().find_map(|name| cards::of(name))?;
     card.half?;
     let mut tally = Tally::default();

@@ -59,7 +59,7 @@ fn words(at: usize, advice: &Advice) -> String {
 fn table(diagnosis: &Diagnosis) -> Panel {
     let columns = Columns::<(usize, &Advice)>::new()
         .add("number", "advice", COUNT, "Its place in order of the gain.", |of| of.0 + 1)
-        .add("cause", "cause", COUNT, "The kind of cause, as files name it.", |of| of.1.cause.key())
+        .add("cause", "cause", COUNT, "The kind of cause, as files name it.", |of| of.1.cause.key)
         .add("title", "what", COUNT, "What takes the time.", |of| of.1.title.clone())
         .add("low_ms", "gains at least", MS, "What a step would gain if the change did as little as can be expected of it.", |of| of.1.gain.low_ms)
         .add("high_ms", "gains at most", MS, "The same if it did as much as can be expected.", |of| of.1.gain.high_ms)
@@ -141,7 +141,7 @@ fn collectives(all: &[Collective]) -> Panel {
 #[rustfmt::skip]
 pub fn add_against(report: &mut Report, against: &Against) {
     let columns = Columns::<&CauseRow>::new()
-        .add("cause", "cause", COUNT, "The kind of cause, as files name it.", |of| of.cause.key())
+        .add("cause", "cause", COUNT, "The kind of cause, as files name it.", |of| of.cause.key)
         .add("title", "what", COUNT, "What takes the time.", |of| of.title.clone())
         .add("became", "became", COUNT, "gone: advised before only. stayed: advised in both. new: advised after only.", |of| of.became.name())
         .add("promised_low_ms", "promised at least", MS, "What taking it away was to gain, before.", |of| of.promised_ms.map(|of| of.0))

@@ -1,0 +1,314 @@
+//! A cause of lost time, and the advice that follows from it.
+//!
+//! Input: the steps of the ranks, and the function that finds a cause in them. Output: a [`Finding`], if the gain is worth the
+//! change. This file knows no cause.
+
+use std::collections::BTreeMap;
+use std::fmt;
+
+use paceline_table::stats::median;
+use rayon::prelude::*;
+
+use super::names;
+use super::recorded::Recorded;
+use super::replay::Plan;
+use super::tally::{Found, Tally};
+use super::together::Together;
+use crate::advice::gain::Gain;
+use crate::advice::sizes::Sizes;
+use crate::timeline::{NameId, TimeRange};
+
+/// No gain below this part of a step is advised.
+pub(super) const NEGLIGIBLE: f64 = 0.02;
+/// The same for the low end of a gain that depends on how long ranks wait for each other on a processor. Its cores are not equally
+/// fast in the short time of a recording: in runs without a fault, one rank was slower by up to a twentieth in all steps.
+const NEGLIGIBLE_WAIT: f64 = 0.05;
+
+/// A cause of lost time.
+pub struct Cause {
+    /// Its name in files.
+    pub key: &'static str,
+    /// A few words for people.
+    pub title: &'static str,
+    pub(super) gain: Known,
+    pub(super) find: Find,
+}
+
+/// How well a trace determines the gain of taking a cause away.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub(super) enum Known {
+    /// All that changes is in the trace.
+    Exactly,
+    /// It depends on how long ranks wait for each other.
+    ByWaits,
+    /// Other code would run, whose time is not in the trace.
+    Roughly,
+}
+
+/// How a cause is found. A finder does not judge whether the gain is worth a change.
+pub(super) enum Find {
+    /// In the steps of each rank by itself, on top of a plan.
+    Rank(Finder),
+    /// The same. Without the cause, ranks also wait less for each other.
+    Meeting(Finder),
+    /// In the steps of all ranks together.
+    All(fn(&Ranks, &'static Cause) -> Option<Finding>),
+}
+
+/// Finds a cause in the steps of a rank; `None` if the trace does not show it.
+pub(super) type Finder = fn(&Recorded, &Plan) -> Option<Found>;
+
+impl PartialEq for Cause {
+    fn eq(&self, other: &Self) -> bool {
+        self.key == other.key
+    }
+}
+
+impl fmt::Debug for Cause {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.key)
+    }
+}
+
+/// The evidence for a piece of advice in the traces.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Evidence {
+    /// The rank that shows it most.
+    pub rank: usize,
+    /// The trace of that rank.
+    pub file: String,
+    /// Times and counts, in a sentence without full stop.
+    pub text: String,
+    /// The operators or kernels that take most of the time, at most three.
+    pub names: Vec<String>,
+    /// Where it is longest, on the clock of the trace: the time to look for in a viewer.
+    pub start_us: f64,
+    /// How long it is there.
+    pub dur_us: f64,
+    /// The work of the device and the host around that moment.
+    pub around: Vec<Strip>,
+}
+
+/// A row of a time line: its name, and its pieces, in milliseconds from the start of the cut.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Strip {
+    /// The row: the host's calls, or a stream.
+    pub label: String,
+    /// Begin, end and name. The last value says whether the advice is about it.
+    pub pieces: Vec<(f64, f64, String, bool)>,
+}
+
+/// A change that would make steps shorter.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Advice {
+    /// The cause of the lost time.
+    pub cause: &'static Cause,
+    /// In which form, if the cause has several: the collective, for example.
+    pub title: String,
+    /// The lines to write in the program.
+    pub change: String,
+    /// The gain of a step, in milliseconds: the low end if the change does as little as can be expected of it, the high end if it does as
+    /// much. Means over the steps.
+    pub gain: Gain,
+    /// The mean length of a step, in milliseconds.
+    pub step_ms: f64,
+    /// The evidence in the traces.
+    pub evidence: Evidence,
+}
+
+impl Advice {
+    /// The advice in sentences, for a console.
+    pub fn words(&self) -> String {
+        let Gain { low_ms, high_ms, .. } = self.gain;
+        let pct = |ms: f64| 100.0 * ms / self.step_ms;
+        let change = self.change.replace('\n', "; ");
+        format!(
+            "{}: {}. {change}. Expected: {low_ms:.2} to {high_ms:.2} ms of {:.2} ms per step ({:.0} to {:.0} %)",
+            self.title,
+            self.evidence.text,
+            self.step_ms,
+            pct(low_ms),
+            pct(high_ms),
+        )
+    }
+}
+
+/// Advice, and the plans of the ranks without its cause, by place.
+pub(super) struct Finding {
+    pub(super) advice: Advice,
+    pub(super) left: Vec<(usize, Plan)>,
+}
+
+/// The findings of one rank about a cause.
+struct Said {
+    low_ms: f64,
+    high_ms: f64,
+    found: Found,
+    place: usize,
+}
+
+/// The steps of all ranks.
+pub(super) struct Ranks<'a> {
+    pub(super) recorded: Vec<Recorded<'a>>,
+    pub(super) together: &'a Together,
+    /// The effect of buckets of other sizes; `None` if the traces do not show it.
+    pub(super) sizes: Option<Sizes>,
+    /// The plans of the ranks without the causes found so far.
+    pub(super) bases: Vec<Plan>,
+    /// The mean length of a step.
+    pub(super) step_ms: f64,
+}
+
+impl Ranks<'_> {
+    /// The least gain of a step that is advised.
+    pub(super) fn least_ms(&self) -> f64 {
+        NEGLIGIBLE * self.step_ms
+    }
+
+    /// How many steps were replayed on each rank.
+    pub(super) fn num_steps(&self) -> usize {
+        self.recorded.iter().map(|of| of.steps.len()).min().unwrap_or(0)
+    }
+
+    pub(super) fn on_cpu(&self) -> bool {
+        self.recorded.iter().all(|of| !of.on_device)
+    }
+
+    /// Finds a cause in the steps of these ranks.
+    pub(super) fn find(&self, cause: &'static Cause) -> Option<Finding> {
+        match cause.find {
+            Find::Rank(find) | Find::Meeting(find) => self.each(cause, find),
+            Find::All(find) => find(self, cause),
+        }
+    }
+
+    /// Finds a cause in the steps of each rank by itself.
+    pub(super) fn each(&self, cause: &'static Cause, find: Finder) -> Option<Finding> {
+        // Plans are large: only those without the cause are kept.
+        let found = self.recorded.par_iter().enumerate().filter_map(|(place, rank)| {
+            let (plain, base) = (without_waits(rank, self.together), &self.bases[place]);
+            let mut found = find(rank, &plain)?;
+            let beyond = find(rank, base)?.most;
+            // The change must gain something on top of those that come before it.
+            let gain = |now, changed| per_step(cause, rank, &rank.gains_ms(now, changed));
+            if gain(base, &beyond) < self.least_ms() {
+                return None;
+            }
+            let low_ms = gain(&plain, &found.least).max(0.0);
+            let high_ms = if matches!(cause.find, Find::Meeting(_)) {
+                let with_waits = rank.as_recorded();
+                gain(&with_waits, &find(rank, &with_waits)?.most)
+            } else {
+                gain(&plain, &found.most)
+            };
+            (found.least, found.most) = (Plan::default(), Plan::default());
+            Some((Said { low_ms, high_ms: high_ms.max(low_ms), found, place }, (place, beyond)))
+        });
+        let (mut said, left): (Vec<Said>, Vec<_>) = found.collect::<Vec<_>>().into_iter().unzip();
+        // A cause of few ranks only makes these ranks slow: they are stragglers, which has advice of its own.
+        if self.recorded.len() > 1 && 2 * said.len() <= self.recorded.len() {
+            return None;
+        }
+        // Medians over the ranks, and the evidence of the rank that shows it most.
+        let low_ms = median(said.iter().map(|of| of.low_ms))?;
+        let high_ms = median(said.iter().map(|of| of.high_ms))?;
+        let most = (0..said.len()).max_by(|a, b| said[*a].high_ms.total_cmp(&said[*b].high_ms))?;
+        let Said { found, place, .. } = said.swap_remove(most);
+        let evidence = evidence(&self.recorded[place], found.text, &found.tally);
+        let title = found.title.unwrap_or_else(|| cause.title.to_owned());
+        let gain = Gain::between(low_ms, high_ms.max(low_ms), self.num_steps());
+        self.finding(cause, title, found.change, gain, evidence, left)
+    }
+
+    /// The finding, if its gain is worth the change. On a processor the low end has to be worth it, where the trace determines one.
+    pub(super) fn finding(
+        &self,
+        cause: &'static Cause,
+        title: String,
+        change: String,
+        gain: Gain,
+        evidence: Evidence,
+        left: Vec<(usize, Plan)>,
+    ) -> Option<Finding> {
+        let (gain_ms, least) = match cause.gain {
+            Known::ByWaits if self.on_cpu() => (gain.low_ms, NEGLIGIBLE_WAIT),
+            Known::Exactly if self.on_cpu() => (gain.low_ms, NEGLIGIBLE),
+            _ => (gain.ms, NEGLIGIBLE),
+        };
+        let advice = Advice { cause, title, change, gain, step_ms: self.step_ms, evidence };
+        (gain_ms >= least * self.step_ms).then_some(Finding { advice, left })
+    }
+}
+
+/// The gain per step. It is the mean, because steps share a queue of work, so the gain of one of them may show in the next one only. On a
+/// processor nothing is queued, and a thread that gets no core for a moment makes one all-reduce as long as a step: there it is the
+/// median, if the cause is in every step.
+fn per_step(cause: &Cause, of: &Recorded, gains: &[f64]) -> f64 {
+    match cause.find {
+        Find::Meeting(_) if !of.on_device => median(gains.iter().copied()).unwrap_or_default(),
+        _ => gains.iter().sum::<f64>() / gains.len().max(1) as f64,
+    }
+}
+
+/// The most names that a piece of advice lists.
+const NAMES: usize = 3;
+/// The most pieces of a row in the cut of the time line.
+const PIECES: usize = 200;
+
+/// Evidence on a rank, with the names that take most of the time.
+pub(super) fn evidence(of: &Recorded, text: String, tally: &Tally) -> Evidence {
+    let mut names: Vec<(&String, &i64)> = tally.what.iter().collect();
+    names.sort_by(|a, b| b.1.cmp(a.1).then_with(|| a.0.cmp(b.0)));
+    let names = names.into_iter().take(NAMES).map(|(name, _)| name.clone()).collect();
+    let at = tally.longest.or_else(|| of.steps.first().copied()).unwrap_or_default();
+    Evidence {
+        rank: of.rank,
+        file: of.timeline.source.clone(),
+        text,
+        names,
+        start_us: at.start_ns as f64 / 1e3,
+        dur_us: at.dur_ns as f64 / 1e3,
+        around: around(of, at),
+    }
+}
+
+/// The work around a range of time: as long before it and after it as it is itself, within its limits.
+fn around(of: &Recorded, at: TimeRange) -> Vec<Strip> {
+    let margin_ns = at.dur_ns.clamp(50_000, 20_000_000);
+    let (begin_ns, end_ns) = (at.start_ns - margin_ns, at.end_ns() + margin_ns);
+    let ms = |ns: i64| (ns - begin_ns) as f64 / 1e6;
+    let piece = |time: TimeRange, name: NameId, shortened: fn(&str) -> String| {
+        let is_it = time.start_ns < at.end_ns() && time.end_ns() > at.start_ns;
+        let (from, to) = (time.start_ns.max(begin_ns), time.end_ns().min(end_ns));
+        (from < to).then(|| (ms(from), ms(to), shortened(of.text(name)), is_it))
+    };
+    let calls = of.calls.iter().filter(|call| call.time.dur_ns > 0);
+    let calls = calls
+        .filter_map(|call| piece(call.time, call.name, |name| name.chars().take(48).collect()));
+    let mut strips = vec![Strip { label: "host".to_owned(), pieces: calls.take(PIECES).collect() }];
+    let mut streams: BTreeMap<i64, Vec<_>> = BTreeMap::new();
+    for work in &of.works {
+        let pieces = streams.entry(work.stream).or_default();
+        if pieces.len() < PIECES {
+            pieces.extend(piece(work.time, work.name, names::brief));
+        }
+    }
+    let streams = streams.into_iter().filter(|(_, pieces)| !pieces.is_empty()).take(8);
+    let kind = if of.on_device { "stream" } else { "thread" };
+    strips.extend(
+        streams.map(|(stream, pieces)| Strip { label: format!("{kind} {stream}"), pieces }),
+    );
+    strips
+}
+
+/// The plan of the recording, in which no collective waits for a slower rank. Only the transfer remains.
+pub(super) fn without_waits(of: &Recorded, together: &Together) -> Plan {
+    let mut plan = of.as_recorded();
+    for (at, work) in of.works.iter().enumerate() {
+        if work.class == names::Class::Communication {
+            let wait_ns = together.wait_ns(of.rank, work.time.start_ns);
+            plan.work_ns[at] = (plan.work_ns[at] - wait_ns).max(0);
+        }
+    }
+    plan
+}
