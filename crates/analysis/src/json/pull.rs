@@ -70,6 +70,17 @@ impl<R: Read> Pull<R> {
         self.begin(b'[', "an array")
     }
 
+    /// Consumes the `{` of the next value if it is an object, and skips it otherwise. Returns whether it is one.
+    pub fn enter_object(&mut self) -> Result<bool> {
+        let is_it = self.at_object()?;
+        if is_it {
+            self.begin_object()?
+        } else {
+            self.skip()?
+        }
+        Ok(is_it)
+    }
+
     fn begin(&mut self, open: u8, what: &'static str) -> Result<()> {
         if self.peek()? != Some(open) {
             return self.expected(what);

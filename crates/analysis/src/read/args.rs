@@ -48,68 +48,59 @@ pub(super) enum Inputs {
     Shapes,
 }
 
-/// The keys that are used.
+/// How the value of a key is read.
 enum Key {
-    Stream,
-    Correlation,
-    WaitStream,
-    WaitRecord,
-    Bytes,
-    Bandwidth,
-    Name,
-    CollectiveName,
-    InElems,
-    OutElems,
-    Dtype,
-    GroupSize,
-    Group,
-    GroupRanks,
-    Seq,
-    Wait,
-    Queue,
-    InputDims,
-    InputStrides,
-    InputType,
-    InputValues,
-    DeviceType,
-    TotalAllocated,
-    TotalReserved,
-    DeltaBytes,
-    Id,
+    /// A single value, which goes into a field.
+    Value(fn(&mut Args, Value<'_>)),
+    /// A number of the collective.
+    Number(fn(&mut Collective, &[u8])),
+    /// Words about the collective.
+    Words(fn(&mut Collective, Option<String>)),
+    /// The lists of an operator's inputs.
+    Dims,
+    Strides,
+    Types,
+    Values,
 }
 
+#[rustfmt::skip]
 impl Key {
     fn of(key: &[u8]) -> Option<Self> {
         Some(match key {
-            b"stream" => Self::Stream,
-            b"correlation" => Self::Correlation,
-            b"wait_on_stream" => Self::WaitStream,
-            b"wait_on_cuda_event_record_corr_id" => Self::WaitRecord,
-            b"bytes" => Self::Bytes,
-            b"memory bandwidth (GB/s)" => Self::Bandwidth,
-            b"name" => Self::Name,
-            b"Collective name" => Self::CollectiveName,
-            b"In msg nelems" => Self::InElems,
-            b"Out msg nelems" => Self::OutElems,
-            b"dtype" => Self::Dtype,
-            b"Group size" => Self::GroupSize,
-            b"Process Group Name" => Self::Group,
-            b"Process Group Ranks" => Self::GroupRanks,
-            b"Seq" => Self::Seq,
-            b"wait (us)" => Self::Wait,
-            b"queue (us)" => Self::Queue,
-            b"Input Dims" => Self::InputDims,
-            b"Input Strides" => Self::InputStrides,
-            b"Input type" => Self::InputType,
-            b"Concrete Inputs" => Self::InputValues,
-            b"Device Type" => Self::DeviceType,
-            b"Total Allocated" => Self::TotalAllocated,
-            b"Total Reserved" => Self::TotalReserved,
-            b"Bytes" => Self::DeltaBytes,
-            b"id" => Self::Id,
+            b"stream" => Self::Value(|args, of| args.stream = signed(text(of))),
+            b"correlation" => Self::Value(|args, of| args.correlation = unsigned(text(of))),
+            b"wait_on_stream" => Self::Value(|args, of| args.wait_stream = signed(text(of))),
+            b"wait_on_cuda_event_record_corr_id" => Self::Value(|args, of| args.wait_record = unsigned(text(of))),
+            b"bytes" => Self::Value(|args, of| args.bytes = unsigned(text(of))),
+            b"memory bandwidth (GB/s)" => Self::Value(|args, of| args.bandwidth_gb_s = float(text(of))),
+            b"name" => Self::Value(|args, of| args.name = of.words().map(Into::into)),
+            b"Device Type" => Self::Value(|args, of| args.device_type = signed(text(of))),
+            b"Total Allocated" => Self::Value(|args, of| args.allocated_bytes = unsigned(text(of))),
+            b"Total Reserved" => Self::Value(|args, of| args.reserved_bytes = unsigned(text(of))),
+            b"Bytes" => Self::Value(|args, of| args.delta_bytes = signed(text(of))),
+            b"id" => Self::Value(|args, of| args.id = unsigned(text(of))),
+            b"In msg nelems" => Self::Number(|said, of| said.in_elems = unsigned(of)),
+            b"Out msg nelems" => Self::Number(|said, of| said.out_elems = unsigned(of)),
+            b"Group size" => Self::Number(|said, of| said.group_size = unsigned(of)),
+            b"Seq" => Self::Number(|said, of| said.seq = unsigned(of)),
+            b"wait (us)" => Self::Number(|said, of| said.wait_ns = micros_ns(of)),
+            b"queue (us)" => Self::Number(|said, of| said.queue_ns = micros_ns(of)),
+            b"Collective name" => Self::Words(|said, of| said.name = of.unwrap_or_default()),
+            b"dtype" => Self::Words(|said, of| said.dtype = of),
+            b"Process Group Name" => Self::Words(|said, of| said.group = of),
+            b"Process Group Ranks" => Self::Words(|said, of| said.group_ranks = of),
+            b"Input Dims" => Self::Dims,
+            b"Input Strides" => Self::Strides,
+            b"Input type" => Self::Types,
+            b"Concrete Inputs" => Self::Values,
             _ => return None,
         })
     }
+}
+
+/// A string or a number as written; empty for all else.
+fn text(value: Value<'_>) -> &[u8] {
+    value.bytes().unwrap_or_default()
 }
 
 impl Args {
@@ -119,70 +110,38 @@ impl Args {
         pull: &mut Pull<R>,
         inputs: Inputs,
     ) -> Result<(), JsonError> {
-        if !pull.at_object()? {
-            return pull.skip();
+        if !pull.enter_object()? {
+            return Ok(());
         }
-        pull.begin_object()?;
         while let Some(key) = pull.next_key()? {
-            match Key::of(key) {
-                Some(Key::InputDims) if inputs == Inputs::Shapes && pull.at_array()? => {
-                    self.shapes = shapes(pull)?;
+            let Some(key) = Key::of(key) else {
+                pull.skip()?;
+                continue;
+            };
+            let is_list = inputs != Inputs::Skip && pull.at_array()?;
+            match (key, inputs) {
+                (Key::Value(set), _) => set(self, pull.value()?),
+                (Key::Number(set), _) => self.said(pull.value()?, |said, of| set(said, text(of))),
+                (Key::Words(set), _) => {
+                    self.said(pull.value()?, |said, of| set(said, of.words().map(Into::into)));
                 }
-                Some(Key::InputStrides) if inputs == Inputs::Shapes && pull.at_array()? => {
-                    self.strides = shapes(pull)?;
-                }
-                Some(Key::InputValues) if inputs == Inputs::Shapes && pull.at_array()? => {
-                    self.values = values(pull)?;
-                }
-                Some(Key::InputDims) if inputs == Inputs::Elems && pull.at_array()? => {
+                (Key::Types, _) if is_list => self.input_type = first_type(pull)?,
+                (Key::Dims, Inputs::Elems) if is_list => {
                     self.input_elems = Some(elems(pull)?.unwrap_or(0));
                 }
-                Some(Key::InputType) if inputs != Inputs::Skip && pull.at_array()? => {
-                    self.input_type = first_type(pull)?;
-                }
-                Some(key) => self.set(key, pull.value()?),
-                None => pull.skip()?,
+                (Key::Dims, Inputs::Shapes) if is_list => self.shapes = shapes(pull)?,
+                (Key::Strides, Inputs::Shapes) if is_list => self.strides = shapes(pull)?,
+                (Key::Values, Inputs::Shapes) if is_list => self.values = values(pull)?,
+                _ => pull.skip()?,
             }
         }
         Ok(())
     }
 
-    fn set(&mut self, key: Key, value: Value<'_>) {
-        let bytes = value.bytes().unwrap_or_default();
-        match key {
-            Key::Stream => self.stream = signed(bytes),
-            Key::Correlation => self.correlation = unsigned(bytes),
-            Key::WaitStream => self.wait_stream = signed(bytes),
-            Key::WaitRecord => self.wait_record = unsigned(bytes),
-            Key::Bytes => self.bytes = unsigned(bytes),
-            Key::Bandwidth => self.bandwidth_gb_s = float(bytes),
-            Key::Name => self.name = value.words().map(Into::into),
-            Key::DeviceType => self.device_type = signed(bytes),
-            Key::TotalAllocated => self.allocated_bytes = unsigned(bytes),
-            Key::TotalReserved => self.reserved_bytes = unsigned(bytes),
-            Key::DeltaBytes => self.delta_bytes = signed(bytes),
-            Key::Id => self.id = unsigned(bytes),
-            Key::InputDims | Key::InputStrides | Key::InputType | Key::InputValues => {}
-            key => {
-                let words = || value.words().map(Into::into);
-                // Some writers give a list of ranks as an array, which is not used.
-                if value == Value::Nested || value == Value::Null {
-                    return;
-                }
-                let collective = self.collective.get_or_insert_default();
-                match key {
-                    Key::CollectiveName => collective.name = words().unwrap_or_default(),
-                    Key::InElems => collective.in_elems = unsigned(bytes),
-                    Key::OutElems => collective.out_elems = unsigned(bytes),
-                    Key::Dtype => collective.dtype = words(),
-                    Key::GroupSize => collective.group_size = unsigned(bytes),
-                    Key::Group => collective.group = words(),
-                    Key::GroupRanks => collective.group_ranks = words(),
-                    Key::Seq => collective.seq = unsigned(bytes),
-                    Key::Wait => collective.wait_ns = micros_ns(bytes),
-                    _ => collective.queue_ns = micros_ns(bytes),
-                }
-            }
+    /// Sets a field of the collective. Some writers give a list of ranks as an array, which is not used.
+    fn said(&mut self, value: Value<'_>, set: impl FnOnce(&mut Collective, Value<'_>)) {
+        if value != Value::Nested && value != Value::Null {
+            set(self.collective.get_or_insert_default(), value);
         }
     }
 }

@@ -124,23 +124,8 @@ pub(super) struct Reader {
 }
 
 impl Reader {
-    /// Reads a list of events.
-    pub(super) fn events<R: Read>(&mut self, pull: &mut Pull<R>) -> Result<(), JsonError> {
-        pull.begin_array()?;
-        while pull.next_item()? {
-            if !pull.at_object()? {
-                pull.skip()?;
-                self.odd("not an object among the events");
-                continue;
-            }
-            self.take(pull)?;
-            self.sort_in();
-        }
-        Ok(())
-    }
-
-    /// Reads events until `num_work` of them are work, or to the end. Returns whether there were that many.
-    pub(super) fn events_until<R: Read>(
+    /// Reads a list of events, to its end or until `num_work` of them are work. Returns whether there were that many.
+    pub(super) fn events<R: Read>(
         &mut self,
         pull: &mut Pull<R>,
         num_work: usize,
@@ -149,6 +134,7 @@ impl Reader {
         while pull.next_item()? {
             if !pull.at_object()? {
                 pull.skip()?;
+                self.odd("not an object among the events");
                 continue;
             }
             self.take(pull)?;

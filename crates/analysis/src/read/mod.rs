@@ -22,5 +22,5 @@ pub(crate) use file::with_json;
 pub use file::{at_a_time, header, open, open_beginning};
 pub use find::{Select, TraceFile, Window, find, open_all};
 pub use names::stem;
-pub(crate) use top::MERGED_RANKS;
 pub use top::{Header, parse, parse_from};
+pub(crate) use top::{MERGED_RANKS, each_list};

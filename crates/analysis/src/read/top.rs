@@ -39,11 +39,31 @@ pub(super) fn parse_beginning(input: impl Read) -> Result<Timeline, JsonError> {
 
 fn whole<R: Read>(reader: &mut Reader, pull: &mut Pull<R>) -> Result<(), JsonError> {
     if pull.at_array()? {
-        reader.events(pull)?;
+        reader.events(pull, usize::MAX)?;
     } else {
         top(reader, pull)?;
     }
     pull.end()
+}
+
+/// Passes the parser to `read` at each list of events, until it returns true. Returns whether it has.
+pub(crate) fn each_list<R: Read>(
+    pull: &mut Pull<R>,
+    mut read: impl FnMut(&mut Pull<R>) -> Result<bool, JsonError>,
+) -> Result<bool, JsonError> {
+    if pull.at_array()? {
+        return read(pull);
+    }
+    pull.begin_object()?;
+    while let Some(key) = pull.next_key()? {
+        let is_events = key == b"traceEvents";
+        if !is_events || !pull.at_array()? {
+            pull.skip()?;
+        } else if read(pull)? {
+            return Ok(true);
+        }
+    }
+    Ok(false)
 }
 
 /// Whether these are events, or an object around events.
@@ -121,10 +141,9 @@ impl Header {
     }
 
     fn take<R: Read>(&mut self, pull: &mut Pull<R>) -> Result<(), JsonError> {
-        if !pull.at_object()? {
-            return pull.skip();
+        if !pull.enter_object()? {
+            return Ok(());
         }
-        pull.begin_object()?;
         while let Some(key) = pull.next_key()? {
             match key {
                 b"rank" => self.rank = self.number("a rank", pull.value()?),
@@ -159,7 +178,7 @@ fn top<R: Read>(reader: &mut Reader, pull: &mut Pull<R>) -> Result<(), JsonError
         match key {
             b"traceEvents" => {
                 if pull.at_array()? {
-                    reader.events(pull)?;
+                    reader.events(pull, usize::MAX)?;
                 } else {
                     pull.skip()?;
                 }
@@ -190,11 +209,9 @@ fn devices<R: Read>(timeline: &mut Timeline, pull: &mut Pull<R>) -> Result<(), J
     }
     pull.begin_array()?;
     while pull.next_item()? {
-        if !pull.at_object()? {
-            pull.skip()?;
+        if !pull.enter_object()? {
             continue;
         }
-        pull.begin_object()?;
         while let Some(key) = pull.next_key()? {
             if key == b"name" {
                 let name = pull.value()?.words().map(Into::into);
@@ -208,10 +225,9 @@ fn devices<R: Read>(timeline: &mut Timeline, pull: &mut Pull<R>) -> Result<(), J
 }
 
 fn run_facts<R: Read>(timeline: &mut Timeline, pull: &mut Pull<R>) -> Result<(), JsonError> {
-    if !pull.at_object()? {
-        return pull.skip();
+    if !pull.enter_object()? {
+        return Ok(());
     }
-    pull.begin_object()?;
     while let Some(key) = pull.next_key()? {
         let key = lossy(key).into_owned();
         if let Some(words) = pull.value()?.words() {

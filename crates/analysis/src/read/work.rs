@@ -3,13 +3,13 @@
 //! PyTorch's profiler writes a last trace with an empty step if a schedule without `repeat` begins another cycle when
 //! the program ends. Reading stops as soon as there is a good deal of work, so a long trace is not read to its end.
 
-use std::io::Read;
 use std::path::Path;
 
 use super::ReadError;
 use super::events::Reader;
 use super::file::with_json;
-use crate::json::{JsonError, Pull};
+use super::top::each_list;
+use crate::json::Pull;
 use crate::timeline::{DeviceWork, TimeRange, Timeline};
 
 /// A trace with this many operators and kernels has work: loading a batch takes fewer.
@@ -20,29 +20,13 @@ const ENOUGH: usize = 10_000;
 pub(super) fn has_work(path: &Path) -> Result<bool, ReadError> {
     with_json(path, |input| {
         let mut reader = Reader::default();
-        match has_enough(&mut reader, &mut Pull::new(input)) {
+        match each_list(&mut Pull::new(input), |pull| reader.events(pull, ENOUGH)) {
             Ok(true) => Ok(true),
             // The events before the end of a file that is cut off count.
             Err(err) if !err.is_cut_off() => Err(err),
             _ => Ok(works(&reader.finish())),
         }
     })
-}
-
-fn has_enough<R: Read>(reader: &mut Reader, pull: &mut Pull<R>) -> Result<bool, JsonError> {
-    if pull.at_array()? {
-        return reader.events_until(pull, ENOUGH);
-    }
-    pull.begin_object()?;
-    while let Some(key) = pull.next_key()? {
-        let is_events = key == b"traceEvents";
-        if !is_events || !pull.at_array()? {
-            pull.skip()?;
-        } else if reader.events_until(pull, ENOUGH)? {
-            return Ok(true);
-        }
-    }
-    Ok(false)
 }
 
 fn works(timeline: &Timeline) -> bool {

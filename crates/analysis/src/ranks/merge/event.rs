@@ -84,12 +84,10 @@ impl Taken {
 
 /// The `name` or the `labels` of an `args` object.
 fn words_of_args<R: Read>(pull: &mut Pull<R>) -> Result<Option<String>, JsonError> {
-    if !pull.at_object()? {
-        pull.skip()?;
+    if !pull.enter_object()? {
         return Ok(None);
     }
     let mut words = None;
-    pull.begin_object()?;
     while let Some(key) = pull.next_key()? {
         if matches!(key, b"name" | b"labels") {
             words = pull.value()?.words().map(|words| words.into_owned());
@@ -104,10 +102,9 @@ fn words_of_args<R: Read>(pull: &mut Pull<R>) -> Result<Option<String>, JsonErro
 /// caused, are made distinct between ranks. Arguments that are not an object are left out.
 fn copy_args<R: Read>(pull: &mut Pull<R>, out: &mut Text, place: usize) -> Result<(), JsonError> {
     out.bytes.clear();
-    if !pull.at_object()? {
-        return pull.skip();
+    if !pull.enter_object()? {
+        return Ok(());
     }
-    pull.begin_object()?;
     let mut open = "{";
     while let Some(key) = pull.next_key()? {
         let is_tie = matches!(key, b"correlation" | b"External id" | b"External Id");

@@ -142,7 +142,7 @@ pub(super) fn each_event<R: Read>(
     take: Take,
     mut act: impl FnMut(&mut Taken),
 ) -> Result<(), JsonError> {
-    let mut events = |pull: &mut Pull<R>| -> Result<(), JsonError> {
+    read::each_list(pull, |pull| {
         pull.begin_array()?;
         while pull.next_item()? {
             if pull.at_object()? {
@@ -152,20 +152,8 @@ pub(super) fn each_event<R: Read>(
                 pull.skip()?;
             }
         }
-        Ok(())
-    };
-    if pull.at_array()? {
-        events(pull)?;
-    } else {
-        pull.begin_object()?;
-        while let Some(key) = pull.next_key()? {
-            if key == b"traceEvents" && pull.at_array()? {
-                events(pull)?;
-            } else {
-                pull.skip()?;
-            }
-        }
-    }
+        Ok(false)
+    })?;
     pull.end()
 }
 
