@@ -160,6 +160,11 @@ impl Panel {
         Self { id, title, unit, definition, width: Width::Full, body }
     }
 
+    /// A table as wide as the page, or the reason why it has no rows.
+    pub fn table(id: &str, title: &str, definition: &str, table: Table, empty: &str) -> Self {
+        Self::new(id, title, "", definition, Body::Table(table).or(empty))
+    }
+
     /// The same panel with this width.
     pub fn wide(self, width: Width) -> Self {
         Self { width, ..self }

@@ -263,10 +263,9 @@ fn worst(across: &AcrossRanks) -> Panel {
             "How much later the last rank came than the one before it.", |of| ms(of.lead_ns()))
         .add("transfer_ms", "moved data", MS,
             "How long data moved on the last rank.", |of| ms(of.last().transfer_ns()));
-    let body = Body::Table(columns.table(&across.stragglers.worst)).or("No collective made a rank wait.");
     let definition =
         "The collectives, at most twenty, whose last rank made the others wait longest.";
-    Panel::new("worst", "Longest waits", "", definition, body)
+    Panel::table("worst", "Longest waits", definition, columns.table(&across.stragglers.worst), "No collective made a rank wait.")
 }
 
 /// A row of the table of parts: the rank (`None` for a transfer), the name, the kind, and the time of all steps.
@@ -298,8 +297,7 @@ fn parts(across: &AcrossRanks) -> Panel {
     rows.sort_by_key(|row| std::cmp::Reverse(row.3));
     let definition = "What the critical path of all steps consists of, the longest first: the eight longest parts of \
         each rank, and the eight longest transfers.";
-    let body = Body::Table(columns.table(rows)).or(NO_PATH);
-    Panel::new("path-parts", "What the path consists of", "", definition, body)
+    Panel::table("path-parts", "What the path consists of", definition, columns.table(rows), NO_PATH)
 }
 
 #[rustfmt::skip]

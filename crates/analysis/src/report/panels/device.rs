@@ -114,13 +114,8 @@ fn path_names(analysis: &Analysis, on_cpu: bool) -> Panel {
     let rows = rows.flat_map(|(rank, path)| {
         path.by_name.iter().take(NAMES).map(move |name| (rank, name, path.total_ns))
     });
-    Panel::new(
-        "critical-path-names",
-        "What the critical path consists of",
-        "",
-        "The twelve names with the most time on the critical path of each rank.",
-        Body::Table(columns.table(rows)).or(NO_PATH),
-    )
+    let definition = "The twelve names with the most time on the critical path of each rank.";
+    Panel::table("critical-path-names", "What the critical path consists of", definition, columns.table(rows), NO_PATH)
 }
 
 #[rustfmt::skip]
@@ -142,13 +137,8 @@ fn idle(analysis: &Analysis) -> Panel {
             stream.by_category.iter().map(|of| (rank.rank, stream.stream, of))
         })
     });
-    Panel::new(
-        "idle",
-        "Idle-time breakdown",
-        "",
-        "Gaps between the kernels of a stream, by their cause according to HTA's rules.",
-        Body::Table(columns.table(rows)).or("No stream has two kernels."),
-    )
+    let definition = "Gaps between the kernels of a stream, by their cause according to HTA's rules.";
+    Panel::table("idle", "Idle-time breakdown", definition, columns.table(rows), "No stream has two kernels.")
 }
 
 #[rustfmt::skip]
@@ -172,14 +162,9 @@ fn launches(analysis: &Analysis) -> Panel {
         .add("long_delays", "long delays", COUNT, "Delays longer than 100 us, as in HTA.",
             |of| of.1.long_delays);
     let rows = analysis.ranks.iter().filter_map(|rank| Some((rank.rank, rank.launches.as_ref()?)));
-    Panel::new(
-        "launches",
-        "Launch statistics",
-        "",
-        "What it took to launch kernels, by HTA's formulas. Many short kernels with long delays mean \
-         that the host holds the device back.",
-        Body::Table(columns.table(rows)).or(NO_LAUNCHES),
-    )
+    let definition = "What it took to launch kernels, by HTA's formulas. Many short kernels with long delays mean that the host holds the device \
+        back.";
+    Panel::table("launches", "Launch statistics", definition, columns.table(rows), NO_LAUNCHES)
 }
 
 #[rustfmt::skip]
@@ -200,13 +185,8 @@ fn launches_by_kernel(analysis: &Analysis) -> Panel {
         let all = rank.launches.iter().flat_map(|of| of.by_kernel.iter().take(NAMES));
         all.map(|of| (rank.rank, of))
     });
-    Panel::new(
-        "launches-by-kernel",
-        "Launches by kernel",
-        "",
-        "The twelve kernels of each rank with the largest sums of delays.",
-        Body::Table(columns.table(rows)).or(NO_LAUNCHES),
-    )
+    let definition = "The twelve kernels of each rank with the largest sums of delays.";
+    Panel::table("launches-by-kernel", "Launches by kernel", definition, columns.table(rows), NO_LAUNCHES)
 }
 
 fn queue_lines(analysis: &Analysis) -> Panel {
@@ -245,13 +225,8 @@ fn queues(analysis: &Analysis) -> Panel {
             |of| us(of.1.full_ns));
     let rows = analysis.ranks.iter();
     let rows = rows.flat_map(|rank| rank.queues.iter().map(|queue| (rank.rank, queue)));
-    Panel::new(
-        "queues",
-        "Queue length",
-        "",
-        "Work that was launched but had not begun, per stream.",
-        Body::Table(columns.table(rows)).or(NO_LAUNCHES),
-    )
+    let definition = "Work that was launched but had not begun, per stream.";
+    Panel::table("queues", "Queue length", definition, columns.table(rows), NO_LAUNCHES)
 }
 
 #[rustfmt::skip]
@@ -271,11 +246,6 @@ fn copies(analysis: &Analysis) -> Panel {
         .add("max_gb_s", "max", RATE, "Greatest bandwidth.", |of| of.1.gb_per_s.map(|of| of.max));
     let rows = analysis.ranks.iter();
     let rows = rows.flat_map(|rank| rank.copies.iter().map(|copies| (rank.rank, copies)));
-    Panel::new(
-        "copies",
-        "Memory bandwidth",
-        "",
-        "Copies and memory sets of the device, by kind.",
-        Body::Table(columns.table(rows)).or("The traces hold no copies."),
-    )
+    let definition = "Copies and memory sets of the device, by kind.";
+    Panel::table("copies", "Memory bandwidth", definition, columns.table(rows), "The traces hold no copies.")
 }

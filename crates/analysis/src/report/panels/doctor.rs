@@ -74,8 +74,7 @@ fn table(diagnosis: &Diagnosis) -> Panel {
     let rows: Vec<(usize, &Advice)> = diagnosis.advice.iter().enumerate().collect();
     let definition = "All advice, the largest gain first. A change that would gain less than 2 % of a step is not listed, nor a cause \
         that a change above it takes away.";
-    let body = Body::Table(columns.table(rows)).or("Nothing that these traces show would gain 2 % of a step.");
-    Panel::new("advice", "Advice", "", definition, body)
+    Panel::table("advice", "Advice", definition, columns.table(rows), "Nothing that these traces show would gain 2 % of a step.")
 }
 
 /// The time line around the place where a cause is longest.
@@ -118,8 +117,7 @@ fn products(all: &[Product]) -> Panel {
         .add("peak_tflops", "peak", ("TFLOP/s", 1), "The published dense peak of the card for this type.", |of| of.peak.map(|peak| peak / 1e12))
         .add("peak_pctg", "of the peak", ("%", 1), "Speed as a part of the peak.", |of| of.part().map(|part| 100.0 * part));
     let definition = format!("Products and convolutions whose shapes are recorded: the {WORST} that lose most time to the card's peak.");
-    let body = Body::Table(columns.table(all)).or("No shapes are recorded.");
-    Panel::new("products", "Products and convolutions", "", &definition, body)
+    Panel::table("products", "Products and convolutions", &definition, columns.table(all), "No shapes are recorded.")
 }
 
 #[rustfmt::skip]
@@ -133,8 +131,7 @@ fn collectives(all: &[Collective]) -> Panel {
         .add("busbw_gb_s", "bus bandwidth", ("GB/s", 2), "As nccl-tests defines it: bytes on the busiest wire per second.", |of| of.busbw / 1e9)
         .add("link_pctg", "of the link", ("%", 1), "Bus bandwidth as a part of --link.", |of| of.part.map(|part| 100.0 * part));
     let definition = format!("Collectives whose sizes are recorded: the {WORST} that lose most time.");
-    let body = Body::Table(columns.table(all)).or("No sizes are recorded.");
-    Panel::new("messages", "Collectives by size", "", &definition, body)
+    Panel::table("messages", "Collectives by size", &definition, columns.table(all), "No sizes are recorded.")
 }
 
 /// The section that compares two diagnoses, and its note.
