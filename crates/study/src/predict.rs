@@ -29,6 +29,8 @@ pub mod stated;
 pub mod table;
 pub mod traced;
 
+use std::sync::Arc;
+
 use compression::Compression;
 use efficiency::{efficiency_pct, least_bandwidth};
 use paceline_collectives::{Link, NAMED_LINKS};
@@ -136,70 +138,51 @@ pub fn predict(args: &PredictArgs, placement: Option<Placement>) -> Result<u8> {
 
 /// The prediction for a model that is given as bytes and milliseconds.
 fn of_numbers(args: &PredictArgs, given: &StatedModel, flags: &Spec) -> Result<u8> {
-    // The sizes of buckets do not depend on the model, so this takes the default one.
-    let config = spec::resolve(&flags.with("nproc", 1).with("strategy", "ddp"))?;
-    let caps = config.strategy.caps_for_ddp();
+    let config = config_of_given(flags)?;
     let (layout, calibration) = given.model();
-    let mut found = Found::default();
+    let layout = Arc::new(layout);
+    // The number of parameters of these bytes is not known.
+    let base = Base { layout, calibration, steps: Vec::new(), knows_gradients: false };
+    let (mut found, ways) = (Found::default(), flags::ways(args)?);
     for &ranks in &args.nproc {
-        for name in &args.links {
-            let networks = networks(args, ranks, name, &config, flags::ways(args)?)?;
-            let row = Row::new(args, name, &calibration, &layout, caps, networks)?;
-            // The number of parameters of these bytes is not known.
-            let prediction = Prediction { simple_step_ms: None, ..row.0.prediction };
-            found.add((Row { prediction, ..row.0 }, row.1));
-        }
+        found.add(args, &config, &ways, ranks, &base)?;
     }
-    found.calibrations.push(calibration);
-    let setting = Setting {
-        model: "given".to_owned(),
-        rounds: 0,
-        ..Setting::new(&args.study, &config, given.num_params())
-    };
-    let what = format!(
-        "{}, of which the backward pass is the last {:.2}",
+    found.calibrations.push(base.calibration);
+    let setting = setting_of_given(args, "given", &config, given.num_params());
+    let heading = format!(
+        "Predicted steps: {}, of which the backward pass is the last {:.2}\nNothing was run.",
         given.words(),
         given.backward_ms
     );
-    let heading = format!("Predicted steps: {what}\nNothing was run.");
     let labels = (given.words(), "Predicted; nothing was run".to_owned());
     publish(args, &setting, &found, heading, labels)
 }
 
 /// The prediction from traces.
 fn of_traces(args: &PredictArgs, traced: &TracedRun, flags: &Spec) -> Result<u8> {
-    // The sizes of buckets do not depend on the model, so this takes the default one.
-    let config = spec::resolve(&flags.with("nproc", 1).with("strategy", "ddp"))?;
-    let caps = config.strategy.caps_for_ddp();
-    let ways = traced.ways(args)?;
-    let mut found = Found::default();
+    let config = config_of_given(flags)?;
+    let (mut found, ways) = (Found::default(), traced.ways(args)?);
     for &ranks in &args.nproc {
-        let (layout, calibration) = traced.model(ranks);
-        let steps = traced.steps(ranks, caps, &calibration)?;
-        for name in &args.links {
-            let networks = networks(args, ranks, name, &config, ways.clone())?;
-            let (row, chosen) = Row::new(args, name, &calibration, &layout, caps, networks)?;
-            let range = Some(Range::of(&steps, &chosen.network, args.efficiency));
-            let Chosen { network, step } = &chosen;
-            let knows_gradients = traced.knows_gradients();
-            let of_link = traced::strategies(name, network, &layout, step, &steps, knows_gradients);
-            found.strategies.extend(of_link);
-            let simple_step_ms = row.prediction.simple_step_ms.filter(|_| knows_gradients);
-            let prediction = Prediction { simple_step_ms, ..row.prediction };
-            found.add((Row { prediction, range, ..row }, chosen));
-        }
+        let base = traced.base(ranks, config.strategy.caps_for_ddp())?;
+        found.add(args, &config, &ways, ranks, &base)?;
         if found.calibrations.is_empty() {
-            found.calibrations.push(calibration);
+            found.calibrations.push(base.calibration);
         }
     }
     let params = traced.gradient_bytes.div_ceil(4);
-    let setting = Setting {
-        model: "traced".to_owned(),
-        rounds: 0,
-        ..Setting::new(&args.study, &config, params)
-    };
+    let setting = setting_of_given(args, "traced", &config, params);
     let heading = format!("Predicted steps: {}\nNothing was run.", traced.words());
     publish(args, &setting, &found, heading, traced.labels())
+}
+
+/// The configuration for a model that is not run: the sizes of buckets do not depend on the model, so this takes the default one.
+fn config_of_given(flags: &Spec) -> Result<TrainConfig> {
+    spec::resolve(&flags.with("nproc", 1).with("strategy", "ddp"))
+}
+
+fn setting_of_given(args: &PredictArgs, model: &str, config: &TrainConfig, params: u64) -> Setting {
+    let setting = Setting::new(&args.study, config, params);
+    Setting { model: model.to_owned(), rounds: 0, ..setting }
 }
 
 /// The prediction from runs without communication.
@@ -228,34 +211,28 @@ fn of_runs(args: &PredictArgs, given: &Spec) -> Result<u8> {
     let cases = run_all(&args.study, args.study.output.as_deref(), cases)?;
     let (alone, measured) = cases.split_at(num_places);
     let calibrations = alone.iter().map(|case| Calibration::of(&config, case.of, &case.rounds));
-    let mut found =
-        Found { calibrations: calibrations.collect::<Result<_>>()?, ..Found::default() };
-    let mut measured = measured.iter();
-    let caps = config.strategy.caps_for_ddp();
-    let mut params = 0;
+    let calibrations = calibrations.collect::<Result<Vec<_>>>()?;
+    let (mut found, mut measured, mut params) = (Found::default(), measured.iter(), 0);
     for &ranks in &args.nproc {
         let at = places.iter().position(|place| *place == ranks).unwrap_or(0);
-        let calibration = found.calibrations[at].clone();
-        let layout = layout_of(&config, ranks)?;
-        params = layout.num_params() as u64;
-        let costs = compression::costs(&layout, &config)?;
-        for name in &args.links {
-            let networks = networks(args, ranks, name, &config, ways.clone())?;
-            let (row, chosen) = Row::new(args, name, &calibration, &layout, caps, networks)?;
-            let row = row.measured(measured.next().filter(|_| args.measure))?;
-            let plain = &row.prediction;
-            found.compression.push(Compression::new(
-                name,
-                &calibration,
-                &layout,
-                caps,
-                plain,
-                &costs,
-                &chosen.network,
-            )?);
-            found.add((row, chosen));
+        let (layout, calibration) = (layout_of(&config, ranks)?, calibrations[at].clone());
+        let base = Base { layout, calibration, steps: Vec::new(), knows_gradients: true };
+        params = base.layout.num_params() as u64;
+        let costs = compression::costs(&base.layout, &config)?;
+        let first = found.rows.len();
+        found.add(args, &config, &ways, ranks, &base)?;
+        for (row, Chosen { network, step }) in
+            found.rows[first..].iter_mut().zip(&found.curves[first..])
+        {
+            if let Some(case) = measured.next().filter(|_| args.measure) {
+                row.measure(case)?;
+            }
+            let (layout, plain) = (&base.layout, &row.prediction);
+            let of = Compression::new(&row.link, step, layout, plain, &costs, network);
+            found.compression.push(of);
         }
     }
+    found.calibrations = calibrations;
     let setting = Setting::new(&args.study, &config, params);
     let heading = format!(
         "Predicted steps: {}\n{} parameters, {:.2} MB of gradients",
@@ -278,10 +255,40 @@ pub struct Found {
     curves: Vec<Chosen>,
 }
 
+/// A model, and the times of its step without communication.
+struct Base {
+    layout: Arc<Layout>,
+    calibration: Calibration,
+    /// Each step of the traces from which these come; empty without traces.
+    steps: Vec<Step>,
+    /// Whether it is known which parameter each gradient is of.
+    knows_gradients: bool,
+}
+
 impl Found {
-    fn add(&mut self, (row, chosen): (Row, Chosen)) {
-        self.rows.push(row);
-        self.curves.push(chosen);
+    /// Adds the rows of this many ranks on each link. The fastest of these ways to all-reduce is predicted.
+    fn add(
+        &mut self,
+        args: &PredictArgs,
+        config: &TrainConfig,
+        ways: &[Route],
+        ranks: usize,
+        base: &Base,
+    ) -> Result<()> {
+        let caps = config.strategy.caps_for_ddp();
+        let step = Step::new(&base.calibration, &base.layout, caps)?;
+        for name in &args.links {
+            let networks = networks(args, ranks, name, config, ways)?;
+            let time = |network: &Network| step.step_ms(|bytes| network.all_reduce_ms(bytes));
+            let fastest = networks.into_iter().min_by(|a, b| time(a).total_cmp(&time(b)));
+            let network =
+                fastest.ok_or_else(|| Failure::Usage("no algorithm to predict".into()))?;
+            let chosen = Chosen { network, step: step.clone() };
+            self.strategies.extend(traced::strategies(name, &chosen, base));
+            self.rows.push(Row::new(args.efficiency, name, base, caps, &chosen));
+            self.curves.push(chosen);
+        }
+        Ok(())
     }
 }
 
@@ -315,51 +322,36 @@ impl Chosen {
 }
 
 impl Row {
-    /// The row for the way with the shortest step among those of `networks`, which differ in nothing else.
-    fn new(
-        args: &PredictArgs,
-        link: &str,
-        calibration: &Calibration,
-        layout: &Layout,
-        caps: BucketCaps,
-        networks: Vec<Network>,
-    ) -> Result<(Self, Chosen)> {
-        let step = Step::new(calibration, layout, caps)?;
-        let time = |network: &Network| step.step_ms(|bytes| network.all_reduce_ms(bytes));
-        let fastest = networks.into_iter().min_by(|a, b| time(a).total_cmp(&time(b)));
-        let network = fastest.ok_or_else(|| Failure::Usage("no algorithm to predict".into()))?;
+    /// The row for this network and a target efficiency.
+    fn new(target: f64, link: &str, base: &Base, caps: BucketCaps, chosen: &Chosen) -> Self {
+        let Chosen { network, step } = chosen;
         let cost = |bytes| network.all_reduce_ms(bytes);
-        let prediction = Prediction::new(calibration, layout, caps, &cost)?;
-        let chosen = Chosen { network, step };
-        let least =
-            least_bandwidth(|bytes_per_s| chosen.efficiency_pct(bytes_per_s), args.efficiency);
-        let row = Self {
+        let mut prediction = Prediction::new(step, &base.layout, caps, &cost);
+        prediction.simple_step_ms = prediction.simple_step_ms.filter(|_| base.knows_gradients);
+        let least = least_bandwidth(|bytes_per_s| chosen.efficiency_pct(bytes_per_s), target);
+        Self {
             ranks: network.ranks,
             link: link.to_owned(),
             algorithm: network.way.name(),
-            efficiency_pct: efficiency_pct(calibration.step_ms, prediction.step_ms),
+            efficiency_pct: efficiency_pct(step.alone_ms, prediction.step_ms),
             latency_us: network.link.latency_s * 1e6,
             slowest_gbit_s: least.map(|bytes_per_s| bytes_per_s * 8e-9),
-            slowest_named: chosen.slowest_named(args.efficiency),
+            slowest_named: chosen.slowest_named(target),
             prediction,
             measured_ms: None,
             measured_spread: None,
             ratio: None,
-            range: None,
-        };
-        Ok((row, chosen))
+            range: Range::of(&base.steps, network, target),
+        }
     }
 
-    /// The row with the measurement of this case, if there is one.
-    fn measured(self, case: Option<&Measured<usize>>) -> Result<Self> {
-        let Some(case) = case else { return Ok(self) };
+    /// Adds the measurement of this case.
+    fn measure(&mut self, case: &Measured<usize>) -> Result<()> {
         let ms = case.median("step_ms_median")?;
-        Ok(Self {
-            measured_ms: Some(ms),
-            measured_spread: spread_of(&case.rounds, "step_ms_median"),
-            ratio: Some(self.prediction.step_ms / ms),
-            ..self
-        })
+        self.measured_ms = Some(ms);
+        self.measured_spread = spread_of(&case.rounds, "step_ms_median");
+        self.ratio = Some(self.prediction.step_ms / ms);
+        Ok(())
     }
 }
 
@@ -412,13 +404,13 @@ fn networks(
     ranks: usize,
     link: &str,
     config: &TrainConfig,
-    ways: Vec<Route>,
+    ways: &[Route],
 ) -> Result<Vec<Network>> {
     let inside = args.link_in_host.as_deref().map(|name| flags::link("--link-in-host", name));
     let hosts = inside.transpose()?;
     let hosts = hosts.map(|inside| Hosts { ranks_per_host: args.ranks_per_host, inside });
-    let of_way = |way| Ok(Network { ranks, link: link_of(link, ranks, config, way)?, hosts, way });
-    ways.into_iter().map(of_way).collect()
+    let of_way = |&way| Ok(Network { ranks, link: link_of(link, ranks, config, way)?, hosts, way });
+    ways.iter().map(of_way).collect()
 }
 
 /// The link with this name. For `measured`, it is fitted to the times of all-reduces of a few sizes over

@@ -10,12 +10,11 @@ use paceline_failure::{Failure, Result};
 use paceline_kernels::{Compute, cast, top_k};
 use paceline_memory::{Allocator, Category, DType};
 use paceline_model::Layout;
-use paceline_observe::insight::buckets::plan;
 use paceline_settings::config::TrainConfig;
-use paceline_strategies::{BucketCaps, TopK};
+use paceline_strategies::TopK;
 use serde::Serialize;
 
-use super::model::{Calibration, Prediction, exposed_ms};
+use super::model::{Prediction, Step};
 use super::network::Network;
 
 /// How often each kernel is timed. The fastest time counts, since other load on the machine only adds
@@ -87,29 +86,19 @@ pub struct Compression {
     pub verdict: String,
 }
 
-/// A way to compress: its cost before and after the link, in milliseconds for all gradients, and the time
-/// that a bucket takes on the link.
-struct Compressed<'a> {
-    before_ms: f64,
-    after_ms: f64,
-    cost: &'a dyn Fn(u64) -> f64,
-    /// The time on the link of the sums of the loss, which are not compressed.
-    loss: &'a dyn Fn(u64) -> f64,
-}
-
 impl Compression {
-    /// Predicts the steps with compression, and compares them with the prediction `plain` without
-    /// compression.
+    /// Predicts the steps of `ddp` with compression, and compares them with the prediction `plain` without compression.
+    /// Compressing a bucket delays this bucket and all computation after it.
     pub fn new(
         name: &str,
-        calibration: &Calibration,
+        step: &Step,
         layout: &Layout,
-        caps: BucketCaps,
         plain: &Prediction,
         costs: &Costs,
         network: &Network,
-    ) -> Result<Self> {
+    ) -> Self {
         let ranks = network.ranks;
+        // The sums of the loss are not compressed.
         let loss = |bytes: u64| network.all_reduce_ms(bytes);
         let halved = |bytes: u64| network.all_reduce_ms(bytes / 2);
         // Every rank sends pairs of index and value, which are 8 bytes for each selected 4-byte gradient.
@@ -117,40 +106,17 @@ impl Compression {
             let pairs = (bytes as f64 * TopK::DEFAULT_K * 2.0) as u64;
             network.all_gather_ms(pairs * ranks as u64)
         };
-        let half = Compressed {
-            before_ms: costs.narrow_ms,
-            after_ms: costs.widen_ms,
-            cost: &halved,
-            loss: &loss,
+        let all_bytes = (layout.trained_len() * size_of::<f32>()) as f64;
+        let step_ms = |before_ms: f64, after_ms: f64, cost: &dyn Fn(u64) -> f64| {
+            let before = |bytes: u64| before_ms * bytes as f64 / all_bytes;
+            let played = step.backward.play_with(&step.plan, loss, cost, before);
+            step.alone_ms + before_ms + step.exposed_ms(&played, &step.plan) + after_ms
         };
-        let top_k = Compressed {
-            before_ms: costs.select_ms,
-            after_ms: costs.scatter_ms * ranks as f64,
-            cost: &sparse,
-            loss: &loss,
-        };
-        let half_step_ms = step_ms(calibration, layout, caps, &half)?;
-        let top_k_step_ms = step_ms(calibration, layout, caps, &top_k)?;
+        let half_step_ms = step_ms(costs.narrow_ms, costs.widen_ms, &halved);
+        let top_k_step_ms = step_ms(costs.select_ms, costs.scatter_ms * ranks as f64, &sparse);
         let (pays, verdict) = verdict(plain, half_step_ms, top_k_step_ms, costs);
-        Ok(Self { ranks, link: name.to_owned(), half_step_ms, top_k_step_ms, pays, verdict })
+        Self { ranks, link: name.to_owned(), half_step_ms, top_k_step_ms, pays, verdict }
     }
-}
-
-/// The step of `ddp` with a way to compress. Compressing a bucket delays this bucket and all computation after
-/// the bucket.
-fn step_ms(
-    calibration: &Calibration,
-    layout: &Layout,
-    caps: BucketCaps,
-    way: &Compressed,
-) -> Result<f64> {
-    let backward = calibration.backward(layout)?;
-    let all_bytes = (layout.trained_len() * size_of::<f32>()) as f64;
-    let before = |bytes: u64| way.before_ms * bytes as f64 / all_bytes;
-    let buckets = plan(layout, caps);
-    let played = backward.play_with(&buckets, way.loss, way.cost, before);
-    let exposed = exposed_ms(&played, &buckets, calibration.by_bucket_ms);
-    Ok(calibration.step_ms + way.before_ms + exposed + way.after_ms)
 }
 
 /// The method that would pay, and the sentence with the reason.
@@ -186,7 +152,9 @@ fn verdict(plain: &Prediction, half: f64, top_k: f64, costs: &Costs) -> (&'stati
 #[cfg(test)]
 mod tests {
     use paceline_model::{Init, LayoutBuilder};
+    use paceline_strategies::BucketCaps;
 
+    use super::super::model::Calibration;
     use super::super::network;
     use super::*;
     use paceline_observe::insight::anatomy::ReadyLine;
@@ -214,9 +182,9 @@ mod tests {
         let network = Network { ranks: 2, link, hosts: None, way: network::Route::Direct };
         let caps = BucketCaps::new(25 << 20);
         let cost = |bytes| network.all_reduce_ms(bytes);
-        let plain = Prediction::new(&calibration, &layout, caps, &cost).unwrap();
-        let compression =
-            Compression::new("x", &calibration, &layout, caps, &plain, costs, &network).unwrap();
+        let step = Step::new(&calibration, &layout, caps).unwrap();
+        let plain = Prediction::new(&step, &layout, caps, &cost);
+        let compression = Compression::new("x", &step, &layout, &plain, costs, &network);
         (plain, compression)
     }
 

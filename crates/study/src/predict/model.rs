@@ -109,14 +109,6 @@ impl Calibration {
     }
 }
 
-/// The exposed communication of a step: by how much the optimizer, which takes `by_bucket_ms`, ends later than without it.
-pub(super) fn exposed_ms(played: &Played, plan: &[Bucket], by_bucket_ms: f64) -> f64 {
-    let all_bytes = plan.iter().map(|bucket| bucket.bytes).sum::<u64>().max(1) as f64;
-    let after = |bytes: u64| by_bucket_ms * bytes as f64 / all_bytes;
-    let finish = played.finish_after(plan.iter().map(|bucket| bucket.bytes), after);
-    played.blocked + (finish - played.end - by_bucket_ms).max(0.0)
-}
-
 /// When the buckets of a step are ready, from which the step on any link follows.
 #[derive(Clone, Debug)]
 pub struct Step {
@@ -124,7 +116,7 @@ pub struct Step {
     pub alone_ms: f64,
     by_bucket_ms: f64,
     pub(super) backward: Backward,
-    plan: Vec<Bucket>,
+    pub(super) plan: Vec<Bucket>,
 }
 
 impl Step {
@@ -138,7 +130,20 @@ impl Step {
     /// The milliseconds of the step, if an all-reduce of `bytes` bytes takes `cost(bytes)` milliseconds.
     pub fn step_ms(&self, cost: impl Fn(u64) -> f64) -> f64 {
         let played = self.backward.play(&self.plan, cost);
-        self.alone_ms + exposed_ms(&played, &self.plan, self.by_bucket_ms)
+        self.alone_ms + self.exposed_ms(&played, &self.plan)
+    }
+
+    /// The exposed communication of a replay: by how much the optimizer ends later than without it.
+    pub(super) fn exposed_ms(&self, played: &Played, plan: &[Bucket]) -> f64 {
+        let all_bytes = plan.iter().map(|bucket| bucket.bytes).sum::<u64>().max(1) as f64;
+        let after = |bytes: u64| self.by_bucket_ms * bytes as f64 / all_bytes;
+        let finish = played.finish_after(plan.iter().map(|bucket| bucket.bytes), after);
+        played.blocked + (finish - played.end - self.by_bucket_ms).max(0.0)
+    }
+
+    /// By how much the sums of the loss end later than the pass: a strategy that sends nothing beside the pass waits for them.
+    pub(super) fn loss_ms(&self, cost: impl Fn(u64) -> f64) -> f64 {
+        (self.backward.opening_done(cost) - self.backward.end).max(0.0)
     }
 }
 
@@ -164,45 +169,35 @@ pub struct Prediction {
 }
 
 impl Prediction {
-    /// The prediction for buckets of these sizes, if an all-reduce of `bytes` bytes takes `cost(bytes)`
+    /// The prediction for a step with buckets of these sizes, if an all-reduce of `bytes` bytes takes `cost(bytes)`
     /// milliseconds.
-    pub fn new(
-        calibration: &Calibration,
-        layout: &Layout,
-        caps: BucketCaps,
-        cost: &dyn Fn(u64) -> f64,
-    ) -> Result<Self> {
-        let backward = calibration.backward(layout)?;
-        let exposed = |plan: &[Bucket]| {
-            exposed_ms(&backward.play(plan, cost), plan, calibration.by_bucket_ms)
-        };
-        let buckets = plan(layout, caps);
-        let played = backward.play(&buckets, cost);
+    pub fn new(step: &Step, layout: &Layout, caps: BucketCaps, cost: &dyn Fn(u64) -> f64) -> Self {
+        let exposed = |plan: &[Bucket]| step.exposed_ms(&step.backward.play(plan, cost), plan);
+        let played = step.backward.play(&step.plan, cost);
         let comm_ms: f64 = played.buckets.iter().map(|bucket| bucket.done - bucket.sent).sum();
-        let (exposed_ms, hidden_ms) = (exposed(&buckets), played.hidden());
+        let (exposed_ms, hidden_ms) = (step.exposed_ms(&played, &step.plan), played.hidden());
         let one_by_one: f64 =
             layout.trained().map(|(_, p)| cost((p.range().len() * ELEM_BYTES) as u64)).sum();
-        let loss_ms = (backward.opening_done(cost) - backward.end).max(0.0);
         // Also if they gain little: a least gain would make some rows' best worse than that of a row with a larger cost.
         let of = |(caps, plan): (BucketCaps, Vec<Bucket>)| (caps, exposed(&plan));
         // Times are in milliseconds, so this only keeps rounding from making a difference.
-        let equal = backward.end.abs() * 1e-12;
+        let equal = step.backward.end.abs() * 1e-12;
         let least =
             |best: (BucketCaps, f64), of: (_, f64)| if of.1 < best.1 - equal { of } else { best };
         let best = plans(layout).map(of).reduce(least);
         let best = best.filter(|(_, least)| *least < exposed_ms);
         let (best, least) = best.unwrap_or((caps, exposed_ms));
         let mb = |bytes: usize| bytes as f64 / 1048576.0;
-        Ok(Self {
+        Self {
             comm_ms,
             exposed_ms,
             overlap_pct: if comm_ms > 0.0 { 100.0 * hidden_ms / comm_ms } else { 0.0 },
-            step_ms: calibration.step_ms + exposed_ms,
-            simple_step_ms: Some(calibration.step_ms + loss_ms + one_by_one),
+            step_ms: step.alone_ms + exposed_ms,
+            simple_step_ms: Some(step.alone_ms + step.loss_ms(cost) + one_by_one),
             best_bucket_mb: mb(best.bytes),
             best_first_mb: mb(best.first_bytes),
-            best_step_ms: calibration.step_ms + least,
-        })
+            best_step_ms: step.alone_ms + least,
+        }
     }
 }
 
@@ -259,7 +254,10 @@ mod tests {
         let (layout, calibration) = case();
         let cost = |bytes: u64| 6.0 * bytes as f64 / 1e6;
         let caps = BucketCaps { first_bytes: 1, bytes: 1 };
-        let each = Prediction::new(&calibration, &layout, caps, &cost).unwrap();
+        let predicted = |calibration: &Calibration, caps: BucketCaps| {
+            Prediction::new(&Step::new(calibration, &layout, caps).unwrap(), &layout, caps, &cost)
+        };
+        let each = predicted(&calibration, caps);
         let close = |a: f64, b: f64| assert!((a - b).abs() < 0.01, "{a}, not {b}");
         close(each.comm_ms, 12.0);
         close(each.exposed_ms, 6.0);
@@ -267,12 +265,12 @@ mod tests {
         close(each.step_ms, 46.0);
         close(each.simple_step_ms.unwrap(), 52.0);
         close(Step::new(&calibration, &layout, caps).unwrap().step_ms(cost), 46.0);
-        let both = Prediction::new(&calibration, &layout, BucketCaps::new(1 << 30), &cost).unwrap();
+        let both = predicted(&calibration, BucketCaps::new(1 << 30));
         close(both.exposed_ms, 12.0);
         close(both.best_step_ms, 46.0);
         // The optimizer works on the first bucket, for 2 ms, while the second one travels.
         let calibration = Calibration { by_bucket_ms: 4.0, ..calibration };
-        let by_bucket = Prediction::new(&calibration, &layout, caps, &cost).unwrap();
+        let by_bucket = predicted(&calibration, caps);
         close(by_bucket.exposed_ms, 4.0);
         close(by_bucket.step_ms, 44.0);
         close(Step::new(&calibration, &layout, caps).unwrap().step_ms(cost), 44.0);
@@ -280,7 +278,7 @@ mod tests {
         let mut other = LayoutBuilder::new();
         other.unit("c");
         other.param("weight", [1], Init::Constant(0.0));
-        assert!(Prediction::new(&calibration, &other.finish(1), caps, &cost).is_err());
+        assert!(Step::new(&calibration, &other.finish(1), caps).is_err());
     }
 
     #[test]

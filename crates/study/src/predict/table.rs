@@ -9,68 +9,51 @@ use super::traced::{Range, StrategyRow};
 use super::{Found, Row};
 use crate::rank::{MIN_ROUNDS, Spread};
 
-// Definitions that are too long for the list of columns.
 const LINK: &str = "The link. With several ranks per host, the link between hosts.";
-const EXPOSED: &str = "From the end of the backward pass to the end of communication.";
-const HIDDEN: &str = "The part of the communication before the end of the backward pass.";
-const SIMPLE: &str = "The step of simple_ddp.";
-const BEST_BUCKET: &str = "The bucket size with the shortest step.";
-const BEST_FIRST: &str = "The best size of the first bucket for best_bucket_mb.";
-const BEST_STEP: &str = "The step with buckets of these sizes.";
-const MEASURED_STEP: &str = "The measured step of ddp, the median over the rounds.";
-const EFFICIENT: &str = "The step without communication, in percent of the step.";
-const SLOWEST: &str = "The slowest link of this latency with the efficiency that was asked for.";
-const NAMED: &str = "The slowest link with a name and that efficiency.";
-const UNHIDDEN: &str = "Communication in percent of the step, if nothing of it were hidden.";
-
-const LOW: &str = "9 of 10 steps of the trace take at least this long on the link.";
-const HIGH: &str = "9 of 10 steps of the trace take at most this long on the link.";
-const LOW_LINK: &str =
-    "9 of 10 steps of the trace need a link of at least this bandwidth for the efficiency.";
-const HIGH_LINK: &str =
-    "For 9 of 10 steps of the trace this bandwidth is enough for the efficiency.";
 
 /// All columns.
+#[rustfmt::skip]
 fn columns() -> Columns<Row> {
-    let ms = ("ms", 2);
+    let (ms, gbit_s) = (("ms", 2), ("Gbit/s", 2));
     let of = |get: fn(&Prediction) -> f64| move |row: &Row| get(&row.prediction);
     let spread = |get: fn(Spread) -> f64| move |row: &Row| row.measured_spread.map(get);
     let range = |get: fn(Range) -> Option<f64>| move |row: &Row| row.range.and_then(get);
-    let gbit_s = ("Gbit/s", 2);
     Columns::new()
         .add("ranks", "ranks", ("", 0), "Number of ranks.", |row: &Row| row.ranks)
         .add("link", "link", ("", 0), LINK, |row| row.link.clone())
         .add("algorithm", "algorithm", ("", 0), "Of the all-reduce.", |row| row.algorithm)
         .add("comm_ms", "comm.", ms, "All buckets of a step.", of(|of| of.comm_ms))
-        .add("comm_pct", "comm.", ("%", 1), UNHIDDEN, |row| {
+        .add("comm_pct", "comm.", ("%", 1), "Communication in percent of the step, if nothing of it were hidden.", |row| {
             let alone_ms = row.prediction.step_ms * row.efficiency_pct / 100.0;
             100.0 * row.prediction.comm_ms / (row.prediction.comm_ms + alone_ms)
         })
-        .add("exposed_ms", "exposed", ms, EXPOSED, of(|of| of.exposed_ms))
-        .add("overlap_pct", "hidden", ("%", 1), HIDDEN, of(|of| of.overlap_pct))
+        .add("exposed_ms", "exposed", ms, "From the end of the backward pass to the end of communication.", of(|of| of.exposed_ms))
+        .add("overlap_pct", "hidden", ("%", 1), "The part of the communication before the end of the backward pass.",
+            of(|of| of.overlap_pct))
         .add("step_ms", "ddp", ms, "The step of ddp.", of(|of| of.step_ms))
-        .add("simple_step_ms", "simple_ddp", ms, SIMPLE, |row| row.prediction.simple_step_ms)
-        .add("best_bucket_mb", "best buckets", ("MiB", 4), BEST_BUCKET, of(|of| of.best_bucket_mb))
-        .add("best_first_mb", "the first", ("MiB", 4), BEST_FIRST, of(|of| of.best_first_mb))
-        .add("best_step_ms", "with them", ms, BEST_STEP, of(|of| of.best_step_ms))
-        .add("measured_ms", "measured ddp", ms, MEASURED_STEP, |row| row.measured_ms)
+        .add("simple_step_ms", "simple_ddp", ms, "The step of simple_ddp.", |row| row.prediction.simple_step_ms)
+        .add("best_bucket_mb", "best buckets", ("MiB", 4), "The bucket size with the shortest step.", of(|of| of.best_bucket_mb))
+        .add("best_first_mb", "the first", ("MiB", 4), "The best size of the first bucket for best_bucket_mb.",
+            of(|of| of.best_first_mb))
+        .add("best_step_ms", "with them", ms, "The step with buckets of these sizes.", of(|of| of.best_step_ms))
+        .add("measured_ms", "measured ddp", ms, "The measured step of ddp, the median over the rounds.", |row| row.measured_ms)
         .add("measured_min_ms", "from", ms, "The shortest of a round.", spread(|of| of.min))
         .add("measured_max_ms", "to", ms, "The longest of a round.", spread(|of| of.max))
         .add("ratio", "predicted/measured", ("", 3), "step_ms over measured_ms.", |row| row.ratio)
-        .add("efficiency_pct", "efficiency", ("%", 1), EFFICIENT, |row| row.efficiency_pct)
-        .add("slowest_gbit_s", "slowest", ("Gbit/s", 2), SLOWEST, |row| row.slowest_gbit_s)
+        .add("efficiency_pct", "efficiency", ("%", 1), "The step without communication, in percent of the step.",
+            |row| row.efficiency_pct)
+        .add("slowest_gbit_s", "slowest", gbit_s, "The slowest link of this latency with the efficiency that was asked for.",
+            |row| row.slowest_gbit_s)
         .add("latency_us", "latency", ("us", 1), "Of the link.", |row| row.latency_us)
-        .add("slowest_named", "named link", ("", 0), NAMED, |row| row.slowest_named)
-        .add("step_low_ms", "ddp from", ms, LOW, range(|of| Some(of.step_low_ms)))
-        .add("step_high_ms", "to", ms, HIGH, range(|of| Some(of.step_high_ms)))
-        .add(
-            "slowest_low_gbit_s",
-            "slowest from",
-            gbit_s,
-            LOW_LINK,
-            range(|of| of.slowest_low_gbit_s),
-        )
-        .add("slowest_high_gbit_s", "to", gbit_s, HIGH_LINK, range(|of| of.slowest_high_gbit_s))
+        .add("slowest_named", "named link", ("", 0), "The slowest link with a name and that efficiency.", |row| row.slowest_named)
+        .add("step_low_ms", "ddp from", ms, "9 of 10 steps of the trace take at least this long on the link.",
+            range(|of| Some(of.step_low_ms)))
+        .add("step_high_ms", "to", ms, "9 of 10 steps of the trace take at most this long on the link.",
+            range(|of| Some(of.step_high_ms)))
+        .add("slowest_low_gbit_s", "slowest from", gbit_s,
+            "9 of 10 steps of the trace need a link of at least this bandwidth for the efficiency.", range(|of| of.slowest_low_gbit_s))
+        .add("slowest_high_gbit_s", "to", gbit_s, "For 9 of 10 steps of the trace this bandwidth is enough for the efficiency.",
+            range(|of| of.slowest_high_gbit_s))
 }
 
 /// The step and its parts.

@@ -24,6 +24,7 @@ use super::flags::{self, PredictArgs};
 use super::model::{Calibration, Step, TracedSteps};
 use super::network::{Network, Route};
 use super::stated::{MAX_BYTES, StatedModel, check_bytes};
+use super::{Base, Chosen};
 
 /// Of ten steps, eight are within these quantiles.
 const RANGE: [f64; 2] = [0.1, 0.9];
@@ -84,8 +85,8 @@ impl TracedRun {
         }
     }
 
-    /// The layout of the gradients for this many ranks, and the usual step of the traces.
-    pub fn model(&self, ranks: usize) -> (Layout, Calibration) {
+    /// The usual step of the traces for this many ranks, and each of the steps with buckets of these sizes.
+    pub(super) fn base(&self, ranks: usize, caps: BucketCaps) -> Result<Base> {
         let (steps, scale) = (&self.alone.steps, self.scale);
         let usual =
             |part: &dyn Fn(&AloneStep) -> f64| median(steps.iter().map(part)).unwrap_or(0.0);
@@ -100,8 +101,22 @@ impl TracedRun {
         let traced_ms = usual_step.measured_ms;
         let sums_loss = self.alone.program == Program::Paceline;
         let traced = TracedSteps { steps: steps.len(), low_ms, high_ms, traced_ms, sums_loss };
-        let (layout, calibration) = self.of_step(&usual_step, ranks);
-        (layout, Calibration { traced: Some(traced), ..calibration })
+        let of_step = |step: &AloneStep| {
+            let (layout, calibration) = self.of_step(step, ranks);
+            (layout, Calibration { traced: Some(traced), ..calibration })
+        };
+        let (layout, calibration) = of_step(&usual_step);
+        let step = |of: &AloneStep| {
+            let (layout, calibration) = of_step(of);
+            Step::new(&calibration, &layout, caps)
+        };
+        let steps = steps.iter().map(step).collect::<Result<_>>()?;
+        Ok(Base {
+            layout: layout.into(),
+            calibration,
+            steps,
+            knows_gradients: self.gradients.is_some(),
+        })
     }
 
     /// The layout and the times of one step.
@@ -156,20 +171,6 @@ impl TracedRun {
             ready,
             ..Calibration::default()
         }
-    }
-
-    /// Each step of the traces with buckets of these sizes.
-    pub fn steps(&self, ranks: usize, caps: BucketCaps, usual: &Calibration) -> Result<Vec<Step>> {
-        let step = |of: &AloneStep| {
-            let (layout, calibration) = self.of_step(of, ranks);
-            Step::new(&Calibration { traced: usual.traced, ..calibration }, &layout, caps)
-        };
-        self.alone.steps.iter().map(step).collect()
-    }
-
-    /// Whether the gradients are known.
-    pub fn knows_gradients(&self) -> bool {
-        self.gradients.is_some()
     }
 
     /// The input, in words.
@@ -268,8 +269,9 @@ pub struct Range {
 }
 
 impl Range {
-    /// The range for this network and target efficiency.
-    pub fn of(steps: &[Step], network: &Network, target: f64) -> Self {
+    /// The range of these steps for this network and target efficiency; `None` without steps.
+    pub fn of(steps: &[Step], network: &Network, target: f64) -> Option<Self> {
+        steps.first()?;
         let step_ms =
             |step: &Step, network: &Network| step.step_ms(|bytes| network.all_reduce_ms(bytes));
         let mut all_ms: Vec<f64> = steps.iter().map(|step| step_ms(step, network)).collect();
@@ -281,8 +283,9 @@ impl Range {
         };
         let mut least: Vec<f64> = steps.iter().map(least).collect();
         let [step_low_ms, step_high_ms] = range(&mut all_ms);
-        let [low, high] = range(&mut least).map(|gbit_s| Some(gbit_s).filter(|of| of.is_finite()));
-        Self { step_low_ms, step_high_ms, slowest_low_gbit_s: low, slowest_high_gbit_s: high }
+        let [slowest_low_gbit_s, slowest_high_gbit_s] =
+            range(&mut least).map(|gbit_s| Some(gbit_s).filter(|of| of.is_finite()));
+        Some(Self { step_low_ms, step_high_ms, slowest_low_gbit_s, slowest_high_gbit_s })
     }
 }
 
@@ -305,59 +308,35 @@ pub struct StrategyRow {
     pub efficiency_pct: f64,
 }
 
-/// The strategies that gradients and times determine, which keep replicas equal after every step. The further costs of
+/// A strategy that gradients and times determine, which keeps replicas equal after every step. The further costs of
 /// compression and of sharded models are in no trace.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Sending {
-    Ddp,
-    Flat,
-    OneByOneAsync,
-    OneByOne,
+struct Sending {
+    name: &'static str,
+    /// Whether it sends gradients one by one.
+    is_one_by_one: bool,
+    /// The step, if gradients travel in these messages or all in one, and one of `bytes` bytes takes `cost(bytes)` milliseconds.
+    step_ms: fn(&Step, &[Bucket], u64, &dyn Fn(u64) -> f64) -> f64,
 }
 
-impl Sending {
-    const EACH: [Sending; 4] =
-        [Sending::Ddp, Sending::Flat, Sending::OneByOneAsync, Sending::OneByOne];
+#[rustfmt::skip]
+const SENDING: [Sending; 4] = [
+    Sending { name: "ddp", is_one_by_one: false, step_ms: |step, _, _, cost| step.step_ms(cost) },
+    Sending { name: "flat_ddp", is_one_by_one: false,
+        step_ms: |step, _, all_bytes, cost| step.alone_ms + step.loss_ms(cost) + cost(all_bytes) },
+    Sending { name: "simple_ddp_async", is_one_by_one: true,
+        step_ms: |step, each, _, cost| step.alone_ms + step.backward.play(each, cost).exposed() },
+    Sending { name: "simple_ddp", is_one_by_one: true,
+        step_ms: |step, each, _, cost| {
+            step.alone_ms + step.loss_ms(cost) + each.iter().map(|of| cost(of.bytes)).sum::<f64>()
+        } },
+];
 
-    fn name(self) -> &'static str {
-        match self {
-            Sending::Ddp => "ddp",
-            Sending::Flat => "flat_ddp",
-            Sending::OneByOneAsync => "simple_ddp_async",
-            Sending::OneByOne => "simple_ddp",
-        }
+/// The steps of all strategies on one link; none without the steps of a trace.
+pub(super) fn strategies(link: &str, chosen: &Chosen, base: &Base) -> Vec<StrategyRow> {
+    let (Chosen { network, step: usual }, Base { layout, steps, .. }) = (chosen, base);
+    if steps.is_empty() {
+        return Vec::new();
     }
-
-    /// The step, if an all-reduce of `bytes` bytes takes `cost(bytes)` milliseconds.
-    fn step_ms(
-        self,
-        step: &Step,
-        each: &[Bucket],
-        all_bytes: u64,
-        cost: &dyn Fn(u64) -> f64,
-    ) -> f64 {
-        let backward = &step.backward;
-        let loss_ms = (backward.opening_done(cost) - backward.end).max(0.0);
-        match self {
-            Sending::Ddp => step.step_ms(cost),
-            Sending::Flat => step.alone_ms + loss_ms + cost(all_bytes),
-            Sending::OneByOneAsync => step.alone_ms + backward.play(each, cost).exposed(),
-            Sending::OneByOne => {
-                step.alone_ms + loss_ms + each.iter().map(|of| cost(of.bytes)).sum::<f64>()
-            }
-        }
-    }
-}
-
-/// The steps of all strategies on one link. `steps` are those of the traces, and `usual` is the usual one.
-pub fn strategies(
-    link: &str,
-    network: &Network,
-    layout: &Layout,
-    usual: &Step,
-    steps: &[Step],
-    knows_gradients: bool,
-) -> Vec<StrategyRow> {
     let bytes_of = |elems: usize| (elems * ELEM_BYTES) as u64;
     let each = layout
         .trained()
@@ -366,20 +345,20 @@ pub fn strategies(
     let each: Vec<Bucket> = each.collect();
     let all_bytes = bytes_of(layout.trained_len());
     let cost = |bytes: u64| network.all_reduce_ms(bytes);
-    let is_known = |way: &Sending| knows_gradients || [Sending::Ddp, Sending::Flat].contains(way);
     let row = |way: Sending| {
-        let ms = |step: &Step| way.step_ms(step, &each, all_bytes, &cost);
+        let ms = |step: &Step| (way.step_ms)(step, &each, all_bytes, &cost);
         let [step_low_ms, step_high_ms] = range(&mut steps.iter().map(ms).collect::<Vec<_>>());
         let step_ms = ms(usual);
         StrategyRow {
             ranks: network.ranks,
             link: link.to_owned(),
-            strategy: way.name(),
+            strategy: way.name,
             step_ms,
             step_low_ms,
             step_high_ms,
             efficiency_pct: efficiency_pct(usual.alone_ms, step_ms),
         }
     };
-    Sending::EACH.into_iter().filter(is_known).map(row).collect()
+    let known = SENDING.into_iter().filter(|way| base.knows_gradients || !way.is_one_by_one);
+    known.map(row).collect()
 }
