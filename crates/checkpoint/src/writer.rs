@@ -194,7 +194,7 @@ fn write_part(job: &Job) -> Result<Part> {
 fn publish(job: &Job, part: &Part) -> Result<()> {
     let mark = job.partial.join(mark_name(job.rank));
     let unfinished = job.partial.join(unfinished_mark_name(job.rank));
-    let text = serde_json::to_vec(part).map_err(|e| Failure::Run(e.to_string()))?;
+    let text = serde_json::to_vec(part)?;
     let write = || -> io::Result<()> {
         let mut out = job.disk.create(&unfinished)?;
         out.write_all(&text)?;

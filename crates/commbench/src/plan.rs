@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use paceline_collectives::OpKind;
 use paceline_failure::outputs::check_outputs;
-use paceline_failure::{Failure, Result};
+use paceline_failure::{Failure, Result, usage};
 use paceline_host::resources;
 use paceline_launch::TransportName;
 use paceline_launch::comm::{self, CommConfig};
@@ -100,13 +100,11 @@ pub fn resolve(args: &BenchArgs, placement: Option<&Placement>, is_inner: bool) 
     let local_ranks = placement.map_or(most_ranks, |placement| placement.place.local_world_size);
     ranks.device.check(&transports, local_ranks)?;
     if ranks.device != Device::Cpu && ranks.private {
-        return usage(
-            "--private is about memory of the processor; leave it or --device out".into(),
-        );
+        return usage("--private is about memory of the processor; leave it or --device out");
     }
     let comm = comm::resolve(comm, &transports)?;
     if *kind == OpKind::Barrier && output.charts.is_some() {
-        return usage("--charts: a barrier has no sizes to draw; leave it out".into());
+        return usage("--charts: a barrier has no sizes to draw; leave it out");
     }
     let mut compared = Vec::new();
     if !is_inner {
@@ -186,13 +184,8 @@ fn resolve_transports(
     match given[..] {
         [] => Ok(vec![placement.default_transport()]),
         [one] => Ok(vec![one]),
-        _ => usage(
-            "--transport: the ranks of another launcher can use one transport only; name one"
-                .into(),
-        ),
+        _ => {
+            usage("--transport: the ranks of another launcher can use one transport only; name one")
+        }
     }
-}
-
-fn usage<T>(message: String) -> Result<T> {
-    Err(Failure::Usage(message))
 }

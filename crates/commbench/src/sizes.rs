@@ -4,7 +4,7 @@
 //! names the flag and the fix. Sizes are read as nccl-tests reads them: `1K` is 1024 bytes. Sizes in MB
 //! are decimal: 1 MB is 1e6 bytes.
 
-use paceline_failure::{Failure, Result};
+use paceline_failure::{Result, usage};
 
 /// The largest number of sizes in one sweep. A larger number is taken for a mistake, because every size
 /// is measured.
@@ -43,15 +43,15 @@ fn number(flag: &str, text: &str, digits: &str, unit: f64, example: &str) -> Res
     let plain = digits.chars().all(|digit| digit.is_ascii_digit() || digit == '.');
     let value: Option<f64> = digits.parse().ok().filter(|_| plain);
     let Some(value) = value else {
-        return Err(Failure::Usage(format!("{flag} {text}: give {example}")));
+        return usage(format!("{flag} {text}: give {example}"));
     };
     let bytes = value * unit;
     // Above 2^53, an f64 cannot hold every whole number. No memory is that large either.
     if bytes > (1_u64 << 53) as f64 {
-        return Err(Failure::Usage(format!("{flag} {text}: too large; give {example}")));
+        return usage(format!("{flag} {text}: too large; give {example}"));
     }
     if bytes < 1.0 {
-        return Err(Failure::Usage(format!("{flag} {text}: less than one byte; give {example}")));
+        return usage(format!("{flag} {text}: less than one byte; give {example}"));
     }
     // Rounded, because 0.3 x 1e6 may be slightly less than 300000.
     Ok(bytes.round() as u64)
@@ -60,9 +60,8 @@ fn number(flag: &str, text: &str, digits: &str, unit: f64, example: &str) -> Res
 /// The sizes from `begin` to `end`, both inclusive. Each is rounded down to whole elements of
 /// `elem_bytes` bytes, and duplicates are left out.
 pub fn sweep(begin: u64, end: u64, step: Step, elem_bytes: u64) -> Result<Vec<u64>> {
-    let usage = |message: String| Err(Failure::Usage(message));
     if begin == 0 {
-        return usage("-b 0: begin with one byte at least".to_owned());
+        return usage("-b 0: begin with one byte at least");
     }
     if begin > end {
         return usage(format!(
@@ -74,7 +73,7 @@ pub fn sweep(begin: u64, end: u64, step: Step, elem_bytes: u64) -> Result<Vec<u6
             return usage(format!("-f {factor}: sizes would not grow; give a factor of 2 or more"));
         }
         Step::Increment(0) => {
-            return usage("-i 0: sizes would not grow; give an increment of 1 or more".to_owned());
+            return usage("-i 0: sizes would not grow; give an increment of 1 or more");
         }
         _ => {}
     }
@@ -106,6 +105,8 @@ pub fn sweep(begin: u64, end: u64, step: Step, elem_bytes: u64) -> Result<Vec<u6
 
 #[cfg(test)]
 mod tests {
+    use paceline_failure::Failure;
+
     use super::*;
 
     fn message<T: std::fmt::Debug>(result: Result<T>) -> String {

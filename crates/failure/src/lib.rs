@@ -1,13 +1,17 @@
 //! How a command fails: its message and its exit code; and the files that commands write ([`outputs`]), which fail in these
 //! words.
 //!
-//! This crate knows the errors of all crates below, and nothing of commands, runs or launchers.
+//! Each library has its own error, and any error becomes a [`Failure`] with its message. This crate knows only those that decide
+//! about the exit code: the errors of ranks that talk to each other, and of the environment that places them. A crate that can
+//! name the flag that helps does so where it calls the library.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod outputs;
 
+use std::error::Error;
 use std::fmt;
+use std::iter::successors;
 
 use paceline_collectives::CollectiveError;
 use paceline_host::streams;
@@ -15,23 +19,23 @@ pub use paceline_host::streams::EXIT_RUN;
 use paceline_rendezvous::{
     EnvironmentError, Placement, RendezvousError, write_consequence_file, write_error_file,
 };
-use paceline_strategies::StrategyError;
 
 /// The result of everything above this crate that can fail.
 pub type Result<T> = std::result::Result<T, Failure>;
 
-/// The reason why a command ended early.
-#[derive(thiserror::Error)]
+/// A mistake of the user, with this answer.
+pub fn usage<T>(message: impl Into<String>) -> Result<T> {
+    Err(Failure::Usage(message.into()))
+}
+
+/// The reason why a command ended early. It is no [`Error`] itself, so that every error can become one.
 pub enum Failure {
     /// The user asked for something impossible. Found before any rank started and before anything was
     /// written.
-    #[error("{0}")]
     Usage(String),
     /// Something went wrong while running.
-    #[error("{0}")]
     Run(String),
     /// A loss, a gradient norm or a weight of a step is not finite.
-    #[error("{message}")]
     NotFinite {
         /// The number of the step, from 1.
         step: u64,
@@ -39,10 +43,8 @@ pub enum Failure {
         message: String,
     },
     /// This rank ended only because another rank failed. The other rank reports the cause.
-    #[error("{0}")]
     Consequence(String),
     /// This rank ended only because these ranks have ended, or did not come in time.
-    #[error("{message}")]
     Missing {
         /// The observation of this rank.
         message: String,
@@ -50,7 +52,6 @@ pub enum Failure {
         ranks: Vec<usize>,
     },
     /// A signal has asked this run to end, and it has ended in order.
-    #[error("{}", message.as_deref().unwrap_or("the run was asked to end"))]
     Stopped {
         /// The signal.
         signal: i32,
@@ -60,8 +61,23 @@ pub enum Failure {
         others: Vec<usize>,
     },
     /// The link cannot be emulated. All ranks find this out together, so only rank 0 reports it.
-    #[error("{0}")]
     Link(String),
+}
+
+impl fmt::Display for Failure {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Failure::Usage(message)
+            | Failure::Run(message)
+            | Failure::NotFinite { message, .. }
+            | Failure::Consequence(message)
+            | Failure::Missing { message, .. }
+            | Failure::Link(message) => message,
+            Failure::Stopped { message, .. } => {
+                message.as_deref().unwrap_or("the run was asked to end")
+            }
+        })
+    }
 }
 
 impl fmt::Debug for Failure {
@@ -112,16 +128,6 @@ impl Failure {
         code
     }
 
-    /// A failure that is about other ranks, if any are known.
-    fn about(ranks: Vec<usize>, is_consequence: bool, error: &dyn std::fmt::Display) -> Self {
-        let message = error.to_string();
-        match (ranks.is_empty(), is_consequence) {
-            (false, _) => Failure::Missing { message, ranks },
-            (true, true) => Failure::Consequence(message),
-            (true, false) => Failure::Run(message),
-        }
-    }
-
     /// A failure while doing something to a file or the system.
     pub fn io(what: impl std::fmt::Display, error: impl std::fmt::Display) -> Self {
         Failure::Run(format!("{what}: {error}"))
@@ -133,64 +139,41 @@ fn is_first_rank() -> bool {
     Placement::from_env().ok().flatten().is_none_or(|place| place.rank == 0)
 }
 
-impl From<StrategyError> for Failure {
-    fn from(error: StrategyError) -> Self {
-        match error {
-            StrategyError::Collective(error) => error.into(),
-            StrategyError::Unused { is_new: false, .. } => {
-                Failure::Run(format!("{error} (--find-unused-parameters)"))
-            }
-            StrategyError::Unused { .. } | StrategyError::UsedAfterAll { .. } => {
-                Failure::Run(format!("{error} (--no-static-graph)"))
-            }
-            other => Failure::Run(other.to_string()),
-        }
+impl<E: Error + 'static> From<E> for Failure {
+    fn from(error: E) -> Self {
+        let message = error.to_string();
+        let mut causes =
+            successors(Some(&error as &(dyn Error + 'static)), |cause| (*cause).source());
+        causes.find_map(|cause| of_ranks(cause, &message)).unwrap_or(Failure::Run(message))
     }
 }
 
-impl From<CollectiveError> for Failure {
-    fn from(error: CollectiveError) -> Self {
-        if let CollectiveError::Link { .. } = &error {
-            Failure::Link(format!("{error}; pass a slower --link, or a faster --transport"))
-        } else {
-            Failure::about(error.culprits(), error.is_consequence(), &error)
-        }
+/// The failure with this message, if `error` decides about the exit code.
+fn of_ranks(error: &(dyn Error + 'static), message: &str) -> Option<Failure> {
+    let message = message.to_owned();
+    if error.is::<EnvironmentError>() {
+        return Some(Failure::Usage(message));
     }
+    let rendezvous = || {
+        let error = error.downcast_ref::<RendezvousError>()?;
+        Some(CollectiveError::Rendezvous(error.clone()))
+    };
+    let error = error.downcast_ref::<CollectiveError>().cloned().or_else(rendezvous)?;
+    let ranks = error.culprits();
+    Some(if matches!(error, CollectiveError::Link { .. }) {
+        Failure::Link(format!("{message}; pass a slower --link, or a faster --transport"))
+    } else if !ranks.is_empty() {
+        Failure::Missing { message, ranks }
+    } else if error.is_consequence() {
+        Failure::Consequence(message)
+    } else {
+        Failure::Run(message)
+    })
 }
 
-impl From<RendezvousError> for Failure {
-    fn from(error: RendezvousError) -> Self {
-        let missing = match &error {
-            RendezvousError::Failed { missing, .. } => missing.clone(),
-            _ => Vec::new(),
-        };
-        let is_consequence = matches!(error, RendezvousError::Overtaken { .. });
-        Failure::about(missing, is_consequence, &error)
+/// So that programs that use this library can pass it on as any error.
+impl From<Failure> for Box<dyn Error + Send + Sync> {
+    fn from(failure: Failure) -> Self {
+        failure.to_string().into()
     }
 }
-
-impl From<EnvironmentError> for Failure {
-    fn from(error: EnvironmentError) -> Self {
-        Failure::Usage(error.to_string())
-    }
-}
-
-macro_rules! failure_while_running {
-    ($($error:ty),*) => {$(
-        impl From<$error> for Failure {
-            fn from(error: $error) -> Self {
-                Failure::Run(error.to_string())
-            }
-        }
-    )*};
-}
-failure_while_running!(
-    std::io::Error,
-    paceline_data::DataError,
-    paceline_kernels::KernelError,
-    paceline_memory::MemoryError,
-    paceline_model::ModelError,
-    paceline_analysis::hta::AnalysisError,
-    paceline_analysis::read::ReadError,
-    paceline_analysis::report::ReportError
-);

@@ -10,7 +10,6 @@ use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use paceline_analysis::report::{self, Report};
 use paceline_files::Printable;
 use paceline_host::disk::Disk;
 use paceline_table::chart::Picture;
@@ -54,8 +53,7 @@ pub fn write_charts(
     make_folder(disk, folder)?;
     let write = |(name, chart): &(String, Picture)| {
         let file = folder.join(format!("{name}.svg"));
-        let svg = chart.svg().map_err(|error| Failure::Run(error.to_string()))?;
-        write_bytes(disk, &file, svg.as_bytes()).map(|()| file)
+        write_bytes(disk, &file, chart.svg()?.as_bytes()).map(|()| file)
     };
     charts.iter().map(write).collect()
 }
@@ -81,9 +79,13 @@ pub fn check_folder(what: &str, folder: &Path, fix: &str) -> Result<()> {
     })
 }
 
-/// Writes a report as `<name>.csv`, `.html`, `.json` and `.md` into `folder`, which is created if it does not exist.
-pub fn write_report(disk: &Disk, folder: &Path, name: &str, report: &Report) -> Result<()> {
-    let files = report::files(report)?;
+/// Writes the files of a report, each `<name>.<ending>`, into `folder`, which is created if it does not exist.
+pub fn write_report(
+    disk: &Disk,
+    folder: &Path,
+    name: &str,
+    files: &[(&str, String)],
+) -> Result<()> {
     make_folder(disk, folder)?;
     files.iter().try_for_each(|(ending, text)| {
         write_bytes(disk, &folder.join(format!("{name}.{ending}")), text.as_bytes())
@@ -156,19 +158,11 @@ mod tests {
 
     #[test]
     fn after_a_fault_at_any_operation_each_output_is_whole_or_as_before() {
-        let report = Report {
-            title: "report".into(),
-            subtitle: String::new(),
-            figures: Vec::new(),
-            notes: Vec::new(),
-            sections: Vec::new(),
-            csv_table: String::new(),
-        };
         let write = |disk: &Disk, folder: &Path, of: &str| {
             write_json(disk, &folder.join("results.json"), &[of, of])?;
             write_bytes(disk, &folder.join("rows.csv"), of.as_bytes())?;
-            let report = Report { title: of.into(), ..report.clone() };
-            write_report(disk, &folder.join("report"), "summary", &report)
+            let files = ["csv", "html", "json", "md"].map(|ending| (ending, of.to_owned()));
+            write_report(disk, &folder.join("report"), "summary", &files)
         };
         let contents = |folder: &Path| {
             let mut files = Vec::new();

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use paceline_collectives::{Algorithm, COMM_LOG, CommLog, GroupOptions, Link, NcclOrder};
-use paceline_failure::{Failure, Result};
+use paceline_failure::{Failure, Result, usage};
 use paceline_rendezvous::{Launcher, Placement};
 use serde::Serialize;
 
@@ -62,14 +62,14 @@ pub fn resolve(args: &CommArgs, transports: &[TransportName]) -> Result<CommConf
     };
     let uses_hybrid = transports.contains(&TransportName::Hybrid);
     if args.hosts.is_some() && !uses_hybrid {
-        return usage("--hosts applies to --transport hybrid only; leave it out".into());
+        return usage("--hosts applies to --transport hybrid only; leave it out");
     }
     if args.hosts == Some(0) {
-        return usage("--hosts 0: pass 1 or more".into());
+        return usage("--hosts 0: pass 1 or more");
     }
     let is_networked = uses_hybrid || transports.contains(&TransportName::Tcp);
     if args.host.is_some() && !is_networked {
-        return usage("--host applies to --transport tcp and hybrid only; leave it out".into());
+        return usage("--host applies to --transport tcp and hybrid only; leave it out");
     }
     let (hosts, host) = (args.hosts.unwrap_or(2), args.host.clone());
     Ok(CommConfig { timeout_s, link, algorithm, nccl_order, log, hosts, host, threads: 1 })
@@ -114,8 +114,4 @@ fn is_under_mpi() -> bool {
     placement.is_some_and(|place| {
         matches!(place.launcher, Launcher::OpenMpi | Launcher::Mpich | Launcher::Slurm)
     })
-}
-
-fn usage<T>(message: String) -> Result<T> {
-    Err(Failure::Usage(message))
 }

@@ -29,19 +29,7 @@ fn allowed(name: &str) -> &'static [&'static str] {
         "strategies" => {
             &["model", "collectives", "kernels", "memory", "numeric", "schedule", "trace"]
         }
-        "failure" => &[
-            "analysis",
-            "collectives",
-            "data",
-            "files",
-            "host",
-            "kernels",
-            "memory",
-            "model",
-            "rendezvous",
-            "strategies",
-            "table",
-        ],
+        "failure" => &["collectives", "files", "host", "rendezvous", "table"],
         "hub" => &["data", "failure", "files", "host", "model", "trace"],
         "launch" => {
             &["collectives", "cuda", "failure", "files", "host", "memory", "rendezvous", "trace"]

@@ -113,7 +113,7 @@ impl TextSampler {
                 generator.read(token).map_err(failed)?;
             }
         }
-        self.tokenizer.decode(&tokens).map_err(|e| Failure::Run(e.to_string()))
+        Ok(self.tokenizer.decode(&tokens)?)
     }
 }
 

@@ -9,8 +9,8 @@ use paceline_model::{Optimizer, Owned};
 use paceline_observe::record::memory;
 use paceline_observe::record::meter::DeviceWork;
 use paceline_strategies::{
-    Join, MicroBatch, Replica, StepContext, StepLoss, StepState, Strategy, clip_factor, span,
-    train_step,
+    Join, MicroBatch, Replica, StepContext, StepLoss, StepState, Strategy, StrategyError,
+    clip_factor, span, train_step,
 };
 use paceline_trace::{Span, SpanTrack, now_ns};
 
@@ -75,7 +75,7 @@ impl Stepper {
         let samples = shares.iter().map(|share| share.global_count).sum();
         let Self { strategy, replica, state, track, optimizer, .. } = self;
         let cx = &mut StepContext { replica, state, track };
-        let loss = train_step(strategy.as_mut(), cx, &shares)?;
+        let loss = train_step(strategy.as_mut(), cx, &shares).map_err(with_flag)?;
         let (mut grad_norm, mut factor) = (None, 1.0);
         if (self.max_norm.is_some() || self.scales_loss) && loss.loss.is_finite() {
             // All ranks know the norm of all gradients, so they skip the same steps.
@@ -208,5 +208,18 @@ impl Stepper {
         };
         let problem = format!("the loss of step {step} is not finite on {culprits}");
         Err(not_finite(problem))
+    }
+}
+
+/// The failure of a step, with the flag that helps.
+fn with_flag(error: StrategyError) -> Failure {
+    match &error {
+        StrategyError::Unused { is_new: false, .. } => {
+            Failure::Run(format!("{error} (--find-unused-parameters)"))
+        }
+        StrategyError::Unused { .. } | StrategyError::UsedAfterAll { .. } => {
+            Failure::Run(format!("{error} (--no-static-graph)"))
+        }
+        _ => error.into(),
     }
 }

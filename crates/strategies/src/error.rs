@@ -11,7 +11,8 @@ use paceline_model::ModelError;
 #[derive(thiserror::Error)]
 pub enum StrategyError {
     /// Communication failed.
-    #[error(transparent)]
+    // The source, by which a program tells whose fault it is.
+    #[error("{0}")]
     Collective(#[from] CollectiveError),
     /// The model returned an error.
     #[error(transparent)]

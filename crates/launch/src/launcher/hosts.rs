@@ -6,7 +6,7 @@
 use std::net::ToSocketAddrs;
 use std::time::Duration;
 
-use paceline_failure::{Failure, Result};
+use paceline_failure::{Failure, Result, usage};
 use paceline_rendezvous::{Launcher, MAX_SECRET_BYTES, Rendezvous};
 
 use crate::StartFlags;
@@ -146,8 +146,4 @@ fn check_address(address: &str, port: u16) -> Result<()> {
         "--master-addr {address}: this host cannot find that host ({reason}); pass a name or an address by \
          which all hosts reach host 0"
     ))
-}
-
-fn usage<T>(reason: String) -> Result<T> {
-    Err(Failure::Usage(reason))
 }

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 use paceline_failure::outputs::{check_file, write_stated_bytes};
-use paceline_failure::{Failure, Result};
+use paceline_failure::{Failure, Result, usage};
 use paceline_host::disk::Disk;
 use paceline_host::text::{line_width, say, say_unbroken};
 use paceline_schedule::{Costs, Plan, SCHEDULES, Schedule, Timeline, drawing, named};
@@ -64,10 +64,10 @@ struct Rehearsed {
 /// If there is no schedule of this name, or if it does not know such a step.
 pub fn schedule(args: &ScheduleArgs) -> Result<u8> {
     let &[forward, input, weight] = args.costs.as_slice() else {
-        return usage("--costs: pass three durations, such as 1,1,1".to_owned());
+        return usage("--costs: pass three durations, such as 1,1,1");
     };
     if forward + input + weight == 0.0 {
-        return usage("--costs 0,0,0: pass a duration above zero".to_owned());
+        return usage("--costs 0,0,0: pass a duration above zero");
     }
     let (ranks, micro_batches) = (args.stages, args.micro_batches);
     if ranks.saturating_mul(micro_batches) > MAX_ACTIONS / 6 {
@@ -90,7 +90,7 @@ pub fn schedule(args: &ScheduleArgs) -> Result<u8> {
     };
     let Some(name) = &args.name else {
         if args.csv.is_some() {
-            return usage("--csv writes the lists of one schedule; name it".to_owned());
+            return usage("--csv writes the lists of one schedule; name it");
         }
         let all: Vec<_> = SCHEDULES.into_iter().map(|of| (of, rehearse(of))).collect();
         say_all(ranks, micro_batches, &all);
@@ -197,8 +197,4 @@ fn say_all(
 
 fn say_table(table: &Table) {
     table.fitted(line_width()).lines().for_each(say_unbroken);
-}
-
-fn usage<T>(reason: String) -> Result<T> {
-    Err(Failure::Usage(reason))
 }

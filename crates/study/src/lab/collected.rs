@@ -44,7 +44,7 @@ pub fn page(folder: &Path) -> Result<u8> {
         ));
     }
     let report = report(&all);
-    write_report(&Disk::default(), folder, PAGE, &report)?;
+    write_report(&Disk::default(), folder, PAGE, &paceline_analysis::report::files(&report)?)?;
     say(&format!("{}\n\n{}", plural(all.len(), "experiment"), overview(&all).fitted(line_width())));
     say(&format!("Files in {}: {PAGE}.html, .csv, .json, .md", folder.printable()));
     Ok(0)

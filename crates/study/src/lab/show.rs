@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use paceline_analysis::report::{Body, Panel, Report, Section, Weight, Width};
+use paceline_analysis::report::{Body, Panel, Report, Section, Weight, Width, files};
 use paceline_failure::Result;
 use paceline_failure::outputs::{write_charts, write_json, write_report};
 use paceline_files::Printable;
@@ -48,7 +48,7 @@ pub fn publish(
         }
     }
     write_json(&disk, &folder.join(FILE_NAME), outcome)?;
-    write_report(&disk, folder, REPORT, &report(experiment, outcome, &beside))?;
+    write_report(&disk, folder, REPORT, &files(&report(experiment, outcome, &beside))?)?;
     let own = chart(experiment, outcome).map(|chart| (experiment.name.to_owned(), chart));
     let charts: Vec<_> =
         own.into_iter().chain(beside.into_iter().filter_map(|of| of.chart)).collect();
@@ -75,7 +75,7 @@ pub fn publish_alone(title: &str, subtitle: String, of: Beside, folder: &Path) -
         ..Report::default()
     };
     of.lines.iter().for_each(|line| report.note(Weight::Note, line));
-    write_report(&disk, folder, name, &report)?;
+    write_report(&disk, folder, name, &files(&report)?)?;
     let charts: Vec<_> = of.chart.into_iter().collect();
     write_charts(&disk, folder, &charts)?;
     say(&format!("\nFiles in {}: {name}.html, .csv, .json, .md, .svg", folder.printable()));

@@ -8,8 +8,7 @@ use std::path::{Path, PathBuf};
 use paceline_analysis::doctor;
 use paceline_analysis::hta::{self, Options};
 use paceline_analysis::read::{self, Select};
-use paceline_analysis::report::panels;
-use paceline_analysis::report::{Note, Report, Weight};
+use paceline_analysis::report::{self, Note, Report, Weight, panels};
 use paceline_analysis::timeline::Timeline;
 use paceline_failure::Result;
 use paceline_failure::outputs::{check_folder, write_report};
@@ -70,7 +69,7 @@ pub(super) fn against(args: &AnalyzeArgs, places: &[PathBuf], after: &Path) -> R
         Some(_) => output,
         None => free(output, NAME, |other| other["subtitle"] == report.subtitle.as_str()),
     };
-    write_report(&Disk::default(), &output, NAME, &report)?;
+    write_report(&Disk::default(), &output, NAME, &report::files(&report)?)?;
     say(&console(&report));
     say(&format!("Report: {0}/{NAME}.html, and .csv, .json, .md beside it", output.printable()));
     Ok(0)

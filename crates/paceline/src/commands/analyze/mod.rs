@@ -15,8 +15,7 @@ use paceline_analysis::doctor;
 use paceline_analysis::hta::{self, Analysis, Kind, Options};
 use paceline_analysis::ranks::{across_ranks, apart};
 use paceline_analysis::read::{self, Select, Window};
-use paceline_analysis::report::panels;
-use paceline_analysis::report::{Note, Report, Weight};
+use paceline_analysis::report::{self, Note, Report, Weight, panels};
 use paceline_analysis::timeline::Timeline;
 use paceline_failure::outputs::{check_folder, write_report};
 use paceline_failure::{Failure, Result};
@@ -74,7 +73,7 @@ pub fn analyze(args: &AnalyzeArgs) -> Result<u8> {
         if args.output.is_none() {
             folder = output::free(folder, NAME, |report| output::is_of(report, &places));
         }
-        write_report(&Disk::default(), &folder, NAME, &report)?;
+        write_report(&Disk::default(), &folder, NAME, &report::files(&report)?)?;
         say(&console(&analysis, &report));
         folders.push(folder);
     }

@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 
 use load::Run;
 pub(super) use load::folders;
-use paceline_analysis::report::{Report, Weight};
+use paceline_analysis::report::{self, Report, Weight};
 use paceline_failure::outputs::{check_file, check_folder, write_report, write_stated_json};
 use paceline_failure::{Failure, Result};
 use paceline_files::{Printable, printable};
@@ -65,7 +65,7 @@ pub fn compare(args: &CompareRunsArgs) -> Result<u8> {
         report.note(Weight::Warning, warning);
     }
     let disk = Disk::default();
-    write_report(&disk, &args.output, NAME, &report)?;
+    write_report(&disk, &args.output, NAME, &report::files(&report)?)?;
     if let Some(file) = &args.json {
         write_stated_json(&disk, file, &Numbers::of(&runs, &report))?;
     }

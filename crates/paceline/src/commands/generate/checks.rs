@@ -9,7 +9,7 @@ use paceline_model::{LlamaConfig, Sampling};
 
 use super::args::GenerateArgs;
 use super::folder::Folder;
-use super::{unreadable, usage};
+use super::usage;
 
 /// How tokens are chosen.
 pub(super) fn sampling(args: &GenerateArgs) -> Result<Sampling> {
@@ -87,7 +87,7 @@ pub(super) fn prompt(
     folder: &Folder,
     window: Option<usize>,
 ) -> Result<Vec<u32>> {
-    let tokens = folder.tokenizer.encode_whole(text).map_err(unreadable)?;
+    let tokens = folder.tokenizer.encode_whole(text)?;
     let LlamaConfig { vocab_size, max_position_embeddings: most, .. } = folder.config;
     let is_unknown = |token: &&u32| **token as usize >= vocab_size;
     if let Some(token) = tokens.iter().find(is_unknown) {

@@ -19,7 +19,7 @@ use paceline_model::pretrained::{CONFIG_FILE, NewParam, Pretrained};
 use paceline_model::{Layout, LlamaConfig, LlamaTask, ModelError, Storage};
 use serde_json::Value;
 
-use super::{failed, usage};
+use super::usage;
 
 /// Settings of generation, which not every folder has.
 const GENERATION_CONFIG: &str = "generation_config.json";
@@ -139,8 +139,7 @@ impl Folder {
             return Ok(storage);
         }
         let rounded = self.unread(dtype, &compute.allocator)?;
-        cast::narrow(compute, storage.values().tensor(), rounded.values().tensor())
-            .map_err(failed)?;
+        cast::narrow(compute, storage.values().tensor(), rounded.values().tensor())?;
         Ok(rounded)
     }
 
@@ -149,10 +148,10 @@ impl Folder {
         let values = allocator
             .allocate(self.layout.num_bytes(dtype), Category::Parameters)
             .map_err(|e| Failure::Run(format!("there is no memory for the weights: {e}")))?;
-        let none = allocator.allocate(0, Category::Gradients).map_err(failed)?;
+        let none = allocator.allocate(0, Category::Gradients)?;
         let all = 0..self.layout.len();
         let (values, grads) = ((values, vec![all]), (none, Vec::new()));
-        Storage::of_ranges(self.layout.clone(), dtype, values, grads, allocator).map_err(failed)
+        Ok(Storage::of_ranges(self.layout.clone(), dtype, values, grads, allocator)?)
     }
 }
 

@@ -10,14 +10,14 @@ mod folder;
 use std::time::{Duration, Instant};
 
 use paceline_checkpoint::command::Carried;
-use paceline_data::text::{TextError, TextStream};
+use paceline_data::text::TextStream;
 use paceline_failure::{Failure, Result};
 use paceline_host::streams;
 use paceline_host::text::plural;
 use paceline_hub as hub;
 use paceline_kernels::Compute;
 use paceline_memory::Allocator;
-use paceline_model::{Generator, ModelError, Precision, TokenSampler};
+use paceline_model::{Generator, Precision, TokenSampler};
 
 use self::args::GenerateArgs;
 use self::checks::{prompt, sampling, threads, window};
@@ -45,14 +45,13 @@ pub fn generate(args: &GenerateArgs, carried: Carried) -> Result<u8> {
     let longest = prompts.iter().map(Vec::len).max().unwrap_or(0);
     let most = window.unwrap_or(folder.config.max_position_embeddings);
     let max_len = most.min(longest.saturating_add(args.max_tokens));
-    let compute = Compute::new(threads, Allocator::new()).map_err(failed)?;
+    let compute = Compute::new(threads, Allocator::new())?;
     let storage = folder.load(Precision::from(args.precision).compute, &compute)?;
-    let mut generator =
-        Generator::new(&compute, &folder.config, &storage, max_len).map_err(failed)?;
+    let mut generator = Generator::new(&compute, &folder.config, &storage, max_len)?;
     for (at, (text, tokens)) in args.prompts.iter().zip(prompts).enumerate() {
         // Each text has choices of its own, so that it does not depend on those before it.
-        let sampler = TokenSampler::new(sampling).map_err(failed)?;
-        let sampler = sampler.with_repetition_penalty(args.repetition_penalty).map_err(failed)?;
+        let sampler = TokenSampler::new(sampling)?;
+        let sampler = sampler.with_repetition_penalty(args.repetition_penalty)?;
         print(if at > 0 { "\n" } else { "" });
         print(text);
         go_on(&mut generator, sampler, tokens, (args, &folder, window))?;
@@ -80,19 +79,19 @@ fn go_on(
         Some(window) if num_read >= window => num_read - half.unwrap_or(0),
         _ => 0,
     };
-    generator.read_all(&tokens[seen..]).map_err(failed)?;
+    generator.read_all(&tokens[seen..])?;
     let read = start.elapsed();
     let mut stream = TextStream::new(&folder.tokenizer, &tokens);
     let (mut count, mut end) = (0, End::MaxTokens);
     loop {
-        let logits = generator.logits().map_err(failed)?;
-        let token = sampler.choose(&logits, &tokens).map_err(failed)?;
+        let logits = generator.logits()?;
+        let token = sampler.choose(&logits, &tokens)?;
         count += 1;
         if folder.ends.contains(&token) {
             end = End::Token;
             break;
         }
-        print(&stream.next(token).map_err(unreadable)?);
+        print(&stream.next(token)?);
         tokens.push(token);
         if count == args.max_tokens {
             break;
@@ -100,16 +99,16 @@ fn go_on(
         match (window, half) {
             (Some(window), Some(half)) if generator.position() == window => {
                 generator.forget();
-                generator.read_all(&tokens[tokens.len() - half..]).map_err(failed)?;
+                generator.read_all(&tokens[tokens.len() - half..])?;
             }
             _ if tokens.len() == most && window.is_none() => {
                 end = End::Positions;
                 break;
             }
-            _ => generator.read(token).map_err(failed)?,
+            _ => generator.read(token)?,
         }
     }
-    print(&stream.finish().map_err(unreadable)?);
+    print(&stream.finish()?);
     print("\n");
     let written = start.elapsed() - read;
     streams::stderr().line(&format!(
@@ -147,12 +146,4 @@ fn rate(count: usize, time: Duration) -> f64 {
 
 fn usage(problem: impl Into<String>) -> Failure {
     Failure::Usage(problem.into())
-}
-
-fn failed(error: impl Into<ModelError>) -> Failure {
-    Failure::Run(error.into().to_string())
-}
-
-fn unreadable(error: TextError) -> Failure {
-    Failure::Run(error.to_string())
 }

@@ -43,8 +43,7 @@ fn train(args: &TrainTokenizerArgs) -> Result<u8> {
         files.iter().map(|file| TextFiles::running_text(file, &table, &mut |note| warn(&note)));
     let texts = texts.collect::<std::result::Result<Vec<_>, _>>().map_err(in_texts)?;
     let json = Tokenizer::train(&texts, args.vocab).map_err(|e| usage(format!("--vocab: {e}")))?;
-    let tokenizer = Tokenizer::from_json(&args.to, json.clone());
-    let tokenizer = tokenizer.map_err(|e| Failure::Run(e.to_string()))?;
+    let tokenizer = Tokenizer::from_json(&args.to, json.clone())?;
     let count =
         |text: &String| tokenizer.encode_running_text(text, &mut |_, _| ()).map(|of| of.len());
     let counts = texts.iter().map(count).collect::<std::result::Result<Vec<_>, _>>();

@@ -7,7 +7,7 @@ use std::path::Path;
 
 use paceline_analysis::ranks::merge::{MergeError, Merged, merge};
 use paceline_analysis::ranks::{ClockSource, Clocks};
-use paceline_analysis::read::{ReadError, Select, Window, find};
+use paceline_analysis::read::{Select, Window, find};
 use paceline_failure::outputs::{check_file, write_stated};
 use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
@@ -36,8 +36,7 @@ fn merge_command(args: &MergeArgs) -> Result<u8> {
             "{output} is there already; pass --force to replace it, or name another --output"
         )));
     }
-    let unreadable = |error: ReadError| Failure::Run(error.to_string());
-    let windows = find(&args.places, Select::Latest).map_err(unreadable)?;
+    let windows = find(&args.places, Select::Latest)?;
     let Some(window) = windows.into_iter().next() else {
         return Err(Failure::Run("No trace files found.".into()));
     };
@@ -53,7 +52,7 @@ fn merge_command(args: &MergeArgs) -> Result<u8> {
     let merged =
         write_stated(&Disk::default(), &args.output, write).map_err(|error| match error {
             MergeError::Write(error) => Failure::io(format!("cannot write {output}"), error),
-            error => Failure::Run(error.to_string()),
+            error => error.into(),
         })?;
     say(told(&window, &merged).trim_end());
     say(&format!("Written: {output} (open it in ui.perfetto.dev)"));
