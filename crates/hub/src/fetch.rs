@@ -171,12 +171,10 @@ fn needed(kind: Kind, files: &[RemoteFile]) -> std::result::Result<Vec<RemoteFil
             Ok(files.iter().filter(is_needed).cloned().collect())
         }
         Kind::Data => {
-            let is_text = |file: &RemoteFile| TextFormat::of(Path::new(&file.path)).is_some();
+            let is_text = |file: &RemoteFile| TextFormat::of_part(Path::new(&file.path)).is_some();
             if !files.iter().any(is_text) {
-                return Err(
-                    "it has no .parquet, .csv, .jsonl or .txt files, and others are not read"
-                        .into(),
-                );
+                let endings = TextFormat::of_parts();
+                return Err(format!("it has no {endings} files, and others are not read"));
             }
             let is_needed = |file: &&RemoteFile| is_text(file) || file.path == CARD;
             Ok(files.iter().filter(is_needed).cloned().collect())
@@ -217,14 +215,13 @@ fn check_space(folder: &Path, num_bytes: u64) -> std::result::Result<(), Trouble
 /// The files to put into place by hand if there is no network.
 fn by_hand(cache: &Cache, name: &Name) -> String {
     let folder = cache.folder(name);
+    let parts = format!("the train* and test* files ({})", TextFormat::of_parts());
     let (files, flags) = match name.kind {
         Kind::Model => (
             "config.json, tokenizer.json, generation_config.json and model.safetensors (or its index and parts)",
             "--pretrained DIR (paceline generate: --model DIR)",
         ),
-        Kind::Data => {
-            ("the train* and test* files (.parquet, .csv, .jsonl or .txt)", "--data-dir DIR")
-        }
+        Kind::Data => (&*parts, "--data-dir DIR"),
     };
     format!(
         "Without a network there are two ways. Put {files} into any folder DIR, and pass {flags}. Or fetch {} on a \

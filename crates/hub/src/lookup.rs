@@ -66,7 +66,7 @@ impl Wanted {
             },
             Self::Tokenizer => lacks("tokenizer.json").then(|| "tokenizer.json".into()),
             Self::Texts => {
-                let is_text = |path: &String| TextFormat::of(Path::new(path)).is_some();
+                let is_text = |path: &String| TextFormat::of_part(Path::new(path)).is_some();
                 listed?.into_iter().find(|path| is_text(path) && lacks(path))
             }
         }

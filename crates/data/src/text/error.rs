@@ -3,13 +3,15 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
+use super::TextFormat;
+
 /// An error in text files, in a tokenizer, or in the cache of tokens.
 #[derive(thiserror::Error)]
 pub enum TextError {
     /// The folder has no files for a part of the data.
     #[error(
-        "found no {part}*.parquet, {part}*.csv or {part}*.jsonl (for language models, {part}*.txt) in {}",
-        folder.display()
+        "found no {} (for language models, {part}*.txt) in {}",
+        TextFormat::of_tables(&format!("{part}*")), folder.display()
     )]
     NoFiles {
         /// The folder.
@@ -18,10 +20,7 @@ pub enum TextError {
         part: &'static str,
     },
     /// The folder has no text at all.
-    #[error(
-        "found no .txt, .md, .jsonl, .csv or .parquet file in {} and its subfolders",
-        folder.display()
-    )]
+    #[error("found no {} file in {} and its subfolders", TextFormat::of_texts(), folder.display())]
     NoTexts {
         /// The folder.
         folder: PathBuf,

@@ -1,46 +1,20 @@
 //! Finds the text files of a folder.
 //!
-//! Input: a folder, or one file. Output: the files of the training part and of the test part, in the order of their names, and their
-//! format. This module opens no file.
+//! Input: a folder, or one file. Output: the files of the training part and of the test part, in the order of their names.
+//! This module opens no file.
 
 use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
-use super::TextError;
+use super::{TextError, TextFormat};
 use crate::Split;
 
 /// A folder with more files is taken for a mistake.
 const MAX_FILES: usize = 1_000_000;
 
-/// A format of text files.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum TextFormat {
-    /// Parquet, with the columns `text` and `label`.
-    Parquet,
-    /// Comma-separated values with a header line that names `text` and `label`.
-    Csv,
-    /// An object per line, with the members `text` and `label`.
-    JsonLines,
-    /// Running text without labels.
-    Plain,
-}
-
-impl TextFormat {
-    /// The format of a file, by the end of its name.
-    pub fn of(path: &Path) -> Option<Self> {
-        match path.extension()?.to_str()? {
-            "parquet" => Some(Self::Parquet),
-            "csv" => Some(Self::Csv),
-            "jsonl" => Some(Self::JsonLines),
-            "txt" => Some(Self::Plain),
-            _ => None,
-        }
-    }
-}
-
-/// The text files of a folder: `train*` and `test*`, with the endings `.parquet`, `.csv`, `.jsonl` or `.txt`. Data sets
-/// of the Hugging Face Hub often have them in a subfolder.
+/// The text files of a folder: `train*` and `test*`, in a [format](TextFormat) that can be a part. Data sets of the
+/// Hugging Face Hub often have them in a subfolder.
 #[derive(Clone, Debug)]
 pub struct TextFiles {
     folder: PathBuf,
@@ -93,9 +67,7 @@ impl TextFiles {
                     continue;
                 }
                 // A FIFO or another non-file with such a name is refused where it is opened.
-                let is_text = TextFormat::of(&entry).is_some()
-                    || entry.extension().is_some_and(|end| end == "md");
-                if !entry.is_dir() && is_text {
+                if !entry.is_dir() && TextFormat::of(&entry).is_some() {
                     train.push(entry);
                 } else if entry.is_dir() && !entry.is_symlink() {
                     folders.push(entry);
@@ -118,15 +90,15 @@ impl TextFiles {
 
     /// The files of a folder itself.
     fn in_folder(folder: &Path) -> Result<Self, TextError> {
-        let is_text = |path: &PathBuf| TextFormat::of(path).is_some() && path.is_file();
+        let is_text = |path: &PathBuf| TextFormat::of_part(path).is_some() && path.is_file();
         let paths: Vec<PathBuf> = entries(folder)?.into_iter().filter(is_text).collect();
         let part = |prefix: &str| -> Result<Vec<PathBuf>, TextError> {
             let begins = |path: &&PathBuf| {
                 path.file_name().is_some_and(|name| name.to_string_lossy().starts_with(prefix))
             };
             let part: Vec<PathBuf> = paths.iter().filter(begins).cloned().collect();
-            let first = part.first().and_then(|path| TextFormat::of(path));
-            match part.iter().find(|path| TextFormat::of(path) != first) {
+            let first = part.first().and_then(|path| path.extension());
+            match part.iter().find(|path| path.extension() != first) {
                 Some(second) => {
                     Err(TextError::Formats { first: part[0].clone(), second: second.clone() })
                 }

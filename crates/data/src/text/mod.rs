@@ -4,7 +4,8 @@
 //! |---|---|
 //! | `bytes.rs` | the tokenizer that the program carries: a token for each byte |
 //! | `files.rs` | finds the files of a folder |
-//! | `rows.rs` | rows with a text and a class, from `parquet.rs`, `csv.rs` and `jsonl.rs` |
+//! | `formats.rs` | the formats of files, one line each |
+//! | `rows.rs` | rows with a text and a class |
 //! | `table.rs` | which columns of a table are read, and which rows are left out |
 //! | `tokenizer.rs` | texts to tokens |
 //! | `train.rs` | a tokenizer from texts, by the pairs of `merges.rs` |
@@ -22,6 +23,7 @@ mod cuts;
 mod dataset;
 mod error;
 mod files;
+mod formats;
 #[cfg(feature = "fuzzing")]
 #[path = "../../../../fuzz/checks/text_rows.rs"]
 pub(crate) mod fuzzing;
@@ -41,7 +43,8 @@ pub use bytes::TokenizerSource;
 pub use cache::TokenRows;
 pub use dataset::{TokenBlocks, TokenDataset};
 pub use error::TextError;
-pub use files::{TextFiles, TextFormat};
+pub use files::TextFiles;
+pub use formats::{FORMATS, TextFormat};
 pub use rows::TextRows;
 pub use source::{TextReport, TextSettings, TextSource};
 pub use stream::TextStream;

@@ -1,7 +1,7 @@
 //! Texts with labels, read from files.
 //!
-//! Input: files. Output: their rows, checked. The formats are in `parquet.rs`, `csv.rs` and `jsonl.rs`. This module knows
-//! nothing of tokens.
+//! Input: files. Output: their rows, checked. The formats are in `formats.rs`. This module knows nothing of
+//! tokens.
 
 use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read};
@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 
 use super::row::{Label, Sink, TextRow};
 use super::table::SkippedRows;
-use super::{TableSettings, TextError, TextFormat, csv, jsonl, parquet};
+use super::{TableSettings, TextError, TextFormat, csv};
 
 /// The mark that some programs write in front of a text.
 pub(super) const BYTE_ORDER_MARK: &str = "\u{feff}";
@@ -142,22 +142,23 @@ impl TextRows {
 /// Reads a file in the format that its name states.
 fn read_as_named(path: &Path, table: &TableSettings, sink: Sink<'_>) -> Result<(), TextError> {
     match TextFormat::of(path) {
-        Some(TextFormat::Parquet) => parquet::read(path, table, sink),
-        Some(TextFormat::Csv) => csv::read(path, open(path)?, table, sink),
-        Some(TextFormat::JsonLines) => jsonl::read(path, open(path)?, table, sink),
-        Some(TextFormat::Plain) => Err(TextError::file(path, "plain text has no labels")),
-        None => Err(TextError::file(path, "is not a .parquet, .csv or .jsonl file")),
+        Some(TextFormat { read: Some(read), .. }) => read(path, table, sink),
+        Some(_) => Err(TextError::file(path, "plain text has no labels")),
+        None => {
+            let problem = format!("is not a {} file", TextFormat::of_tables(""));
+            Err(TextError::file(path, problem))
+        }
     }
 }
 
 /// The contents of a file.
-fn open(path: &Path) -> Result<impl BufRead, TextError> {
+pub(super) fn open(path: &Path) -> Result<impl BufRead, TextError> {
     let file = paceline_files::open(path).map_err(|error| TextError::file(path, error))?;
     unmarked(path, file)
 }
 
 /// Contents without a mark of byte order. Errors name the file `path`.
-pub(super) fn unmarked(path: &Path, contents: impl Read) -> Result<impl BufRead, TextError> {
+fn unmarked(path: &Path, contents: impl Read) -> Result<impl BufRead, TextError> {
     let mut contents = BufReader::new(contents);
     let begin = contents.fill_buf().map_err(|error| TextError::file(path, error))?;
     if begin.starts_with(BYTE_ORDER_MARK.as_bytes()) {

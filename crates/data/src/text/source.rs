@@ -261,7 +261,7 @@ impl TokenDataset {
 
 /// Whether a file has rows. What has no known format is taken for text.
 fn is_table(path: &Path) -> bool {
-    !matches!(TextFormat::of(path), None | Some(TextFormat::Plain))
+    TextFormat::of(path).is_some_and(|format| format.read.is_some())
 }
 
 /// The tokens of texts. A text without any, because it is empty and the tokenizer adds none, becomes one token of padding: in
