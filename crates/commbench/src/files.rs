@@ -19,7 +19,7 @@ pub fn json(report: &BenchReport) -> String {
     let value = json!({
         "version": VERSION,
         "start_time": report.date,
-        "args": report.command.split_whitespace().collect::<Vec<_>>(),
+        "args": report.command,
         "results": report.rows.iter().map(result).collect::<Vec<_>>(),
         "out_of_bounds": { "count": failed, "okay": (failed == 0).to_string() },
         "average_bus_bandwidth": {
@@ -37,33 +37,17 @@ pub fn json(report: &BenchReport) -> String {
 }
 
 fn result(row: &Row) -> Value {
+    let mut value = json!(row);
     let [dtype, redop, root] = their_words(row);
-    let timing = |of: &Timing| {
-        json!({
-            "time": of.median_us,
-            "alg_bw": of.alg_bw,
-            "bus_bw": of.bus_bw,
-            "nwrong": of.wrong.map(|wrong| wrong as f64),
-            "p99_us": of.p99_us,
-            "max_us": of.max_us,
-            "effective_bw_gib_s": of.effective_bw_gib_s,
-        })
-    };
-    json!({
-        "transport": row.transport,
-        "algorithm": row.algorithm,
-        "nproc": row.nproc,
-        "op": row.op,
-        "size": row.bytes,
-        "count": row.count,
-        "type": dtype,
-        "redop": redop,
-        "root": root,
-        "out_of_place": row.out_of_place.as_ref().map(timing),
-        "in_place": row.in_place.as_ref().map(timing),
-        "predicted_us": row.predicted_us,
-        "memory_fraction": row.memory_fraction,
-    })
+    for (key, word) in [("type", dtype), ("redop", redop), ("root", root)] {
+        value[key] = json!(word);
+    }
+    for place in ["out_of_place", "in_place"] {
+        if let Some(wrong) = value[place]["nwrong"].as_u64() {
+            value[place]["nwrong"] = json!(wrong as f64);
+        }
+    }
+    value
 }
 
 /// The rows as the text of a CSV file, with a header line.
@@ -159,6 +143,8 @@ mod tests {
             json!({ "bandwidth": (4.0 + 4.0 + 6.0) / 3.0, "okay": "unchecked" })
         );
         assert_eq!(value["skipped"][0]["nproc"], 6);
+        // A word with a blank stays one word, so that the command can be repeated.
+        assert_eq!(value["args"][4], "a run.json");
     }
 
     #[test]

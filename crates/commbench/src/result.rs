@@ -6,10 +6,11 @@
 use paceline_launch::device::Device;
 use serde::{Deserialize, Serialize};
 
-/// The times of one operation with one size. Each is the time of the slowest rank.
+/// The times of one operation with one size. Each is the time of the slowest rank. Their names in JSON are those of nccl-tests.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub struct Timing {
     /// Median in microseconds; all bandwidths are computed from it.
+    #[serde(rename = "time")]
     pub median_us: f64,
     /// 99th percentile in microseconds.
     pub p99_us: f64,
@@ -20,6 +21,7 @@ pub struct Timing {
     /// `alg_bw` times [`bus_factor`], in GB/s: the load of each link, for every operation.
     pub bus_bw: f64,
     /// Elements with a wrong result; `None` if the result was not checked.
+    #[serde(rename = "nwrong")]
     pub wrong: Option<u64>,
     /// The published "effective bandwidth" in GiB/s: `2 S / t`, whatever the number of ranks. It equals
     /// the bus bandwidth of an all-reduce, up to the unit, only in the limit of many ranks.
@@ -54,11 +56,13 @@ pub struct Row {
     /// The operation, such as `all_reduce`.
     pub op: String,
     /// The size S in the formulas. For operations that gather or scatter, the size of the whole array.
+    #[serde(rename = "size")]
     pub bytes: u64,
     /// Number of elements as nccl-tests counts them: those of a share if the operation has shares,
     /// otherwise those of the whole message.
     pub count: u64,
     /// Paceline's name of the element type, such as `f32`.
+    #[serde(rename = "type")]
     pub dtype: String,
     /// How elements are combined, for operations that do.
     pub redop: Option<String>,
@@ -108,8 +112,8 @@ pub struct BenchReport {
     pub machine: String,
     /// The date and time of the start.
     pub date: String,
-    /// The command line.
-    pub command: String,
+    /// The words of the command line.
+    pub command: Vec<String>,
     /// The emulated link, for which the predictions are.
     pub link: Option<String>,
     /// Where the buffers were.

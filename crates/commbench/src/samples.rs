@@ -30,7 +30,7 @@ pub fn report(rows: Vec<Row>) -> BenchReport {
     BenchReport {
         machine: "a machine, \"quoted\"".to_owned(),
         date: "2026-01-02 03:04:05".to_owned(),
-        command: "paceline bench all_reduce".to_owned(),
+        command: ["paceline", "bench", "all_reduce", "-J", "a run.json"].map(str::to_owned).into(),
         link: None,
         device: Device::Cpu,
         memory_bandwidth_gb_s: Some(12.5),

@@ -170,12 +170,10 @@ fn add(plan: &Plan, report: &mut BenchReport, found: Reporter) {
 }
 
 fn new_report(plan: &Plan) -> BenchReport {
-    let command: Vec<String> =
-        std::env::args_os().map(|arg| arg.to_string_lossy().into_owned()).collect();
     BenchReport {
         machine: resources::machine(),
         date: paceline_host::text::now("%Y-%m-%d %H:%M:%S"),
-        command: command.join(" "),
+        command: std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect(),
         link: plan.comm.link.map(|link| link.to_string()),
         device: plan.device,
         memory_bandwidth_gb_s: None,
