@@ -10,24 +10,14 @@ use paceline_kernels::Compute;
 use paceline_memory::Tensor;
 use paceline_model::{Held, Model, Optimizer, Owned, ParamId, Precision, Storage, UnitId, View};
 use paceline_strategies::{
-    Ddp, Exactness, Footprint, HalfPrecision, LocalSgd, NoSync, Replica, Result, Single,
-    StepContext, Strategy, SyncBlocks, TopK, clip_factor,
+    Exactness, Footprint, LocalSgd, Replica, Result, Single, StepContext, Strategy, SyncBlocks,
+    clip_factor,
 };
 
-use common::{EXACT, Make, Net, Trainer, on_ranks};
+use common::{EXACT, INEXACT, Make, Net, Trainer, on_ranks};
 
 /// Not a multiple of four, so that no average is due at the end with an average every four steps.
 const STEPS: usize = 10;
-
-/// The strategies that do not state that they are exact.
-const OTHERS: [Make; 6] = [
-    || Box::new(Ddp::new(1024).with_hook(HalfPrecision::fp16())),
-    || Box::new(Ddp::new(1024).with_hook(HalfPrecision::bf16())),
-    || Box::new(Ddp::new(1024).with_hook(TopK::new(0.1).unwrap())),
-    || Box::new(LocalSgd::new(4).unwrap()),
-    || Box::new(LocalSgd::new(4).unwrap().as_published()),
-    || Box::new(NoSync),
-];
 
 /// The digest of each of two ranks after training, and after [`Strategy::sync_replicas`].
 fn train(make: Make, blocks: Option<SyncBlocks>) -> Vec<[String; 2]> {
@@ -47,7 +37,8 @@ fn train(make: Make, blocks: Option<SyncBlocks>) -> Vec<[String; 2]> {
 fn weights_are_as_each_strategy_states() {
     let published: Make = || Box::new(LocalSgd::new(1).unwrap().as_published());
     let exact = &train(EXACT[0], None)[0][0];
-    let all = EXACT.into_iter().chain([published]).chain(OTHERS).map(|make| (make, None));
+    let all = EXACT.into_iter().chain([published]).chain(INEXACT.iter().map(|of| of.make));
+    let all = all.map(|make| (make, None));
     for (make, blocks) in all.chain([(EXACT[0], SyncBlocks::new(2).ok())]) {
         let (strategy, ends) = (make(), train(make, blocks));
         let stated = strategy.exactness(&MeshShape::replicas(2));
@@ -69,18 +60,9 @@ fn weights_are_as_each_strategy_states() {
 #[test]
 fn words_name_all_that_the_weights_depend_on() {
     let mesh = MeshShape::replicas(2);
-    let words = OTHERS.map(|make| make().exactness(&mesh).words().to_owned());
-    assert_eq!(
-        words,
-        [
-            "fp16",
-            "bf16",
-            "top_k, with a part of 0.1 in buckets of BucketCaps { first_bytes: 1024, bytes: 1024 }",
-            "local_sgd, every 4 steps",
-            "local_sgd as published, every 4 steps",
-            "no_sync",
-        ]
-    );
+    for of in INEXACT {
+        assert_eq!((of.make)().exactness(&mesh).words(), of.words);
+    }
     let in_blocks = SyncBlocks::new(2).unwrap().exactness(&Exactness::Exact);
     assert_eq!(in_blocks.words(), "any of the exact ones, 2 steps with it and 2 without");
 }

@@ -6,19 +6,9 @@ mod common;
 use paceline_kernels::Compute;
 use paceline_memory::{Allocator, Category, DType, PhaseUsage};
 use paceline_model::{Batch, Rehearsal};
-use paceline_strategies::{
-    Ddp, HalfPrecision, LocalSgd, NoSync, SHARED_SUMS_BYTES, TopK, clip_factor, span, train_step,
-};
+use paceline_strategies::{SHARED_SUMS_BYTES, clip_factor, span, train_step};
 
-use common::{Make, NETS, Net, SEQ, SPECIAL_NETS, Trainer, all_exact, on_ranks};
-
-const OTHERS: [Make; 5] = [
-    || Box::new(Ddp::new(1024).with_hook(HalfPrecision::bf16())),
-    || Box::new(Ddp::new(1024).with_hook(TopK::new(0.1).unwrap())),
-    || Box::new(LocalSgd::new(2).unwrap()),
-    || Box::new(LocalSgd::new(2).unwrap().as_published()),
-    || Box::new(NoSync),
-];
+use common::{INEXACT, Make, NETS, Net, SEQ, SPECIAL_NETS, Trainer, all_exact, on_ranks};
 
 /// A batch of `rows` samples of a network, without contents.
 fn batch(net: Net, allocator: &Allocator, rows: usize) -> Batch {
@@ -45,9 +35,8 @@ fn batch(net: Net, allocator: &Allocator, rows: usize) -> Batch {
 #[test]
 fn a_step_takes_the_memory_that_is_predicted() {
     for net in NETS.into_iter().chain(SPECIAL_NETS).chain([Net::BatchNormCnn]) {
-        for (make, world_size) in
-            all_exact().chain(OTHERS).flat_map(|make| [2, 4].map(|n| (make, n)))
-        {
+        let all = all_exact().chain(INEXACT.iter().map(|of| of.make));
+        for (make, world_size) in all.flat_map(|make| [2, 4].map(|n| (make, n))) {
             on_ranks(world_size, |group| check(net, make, group));
         }
     }

@@ -4,9 +4,9 @@
 mod common;
 
 use paceline_collectives::Group;
-use paceline_strategies::{Ddp, HalfPrecision, LocalSgd, SimpleDdp, Strategy, SyncBlocks, TopK};
+use paceline_strategies::{Ddp, LocalSgd, SimpleDdp, Strategy, SyncBlocks, TopK};
 
-use common::{Make, NETS, Net, Optim, Trainer, largest_difference, on_ranks};
+use common::{INEXACT, Make, NETS, Net, Optim, Trainer, largest_difference, on_ranks};
 
 /// Samples of each step, divided evenly over the ranks.
 const BATCH: usize = 16;
@@ -47,16 +47,6 @@ const SIMPLE: Make = || Box::new(SimpleDdp);
 
 #[test]
 fn lossy_strategies_converge_to_nearly_the_same_loss() {
-    // By how much the loss may exceed that of simple_ddp, as a fraction of simple_ddp's improvement since the
-    // first step. Half precision keeps at least 8 bits of each gradient, so it loses only some thousandths of
-    // the improvement. With a tenth of the gradients, or with averages of parameters every four steps,
-    // training may need a few more steps.
-    let cases: [(&str, Make, f64); 4] = [
-        ("fp16", || Box::new(Ddp::new(1024).with_hook(HalfPrecision::fp16())), 0.01),
-        ("bf16", || Box::new(Ddp::new(1024).with_hook(HalfPrecision::bf16())), 0.01),
-        ("top_k", || Box::new(Ddp::new(1024).with_hook(TopK::new(0.1).unwrap())), 0.02),
-        ("local_sgd", || Box::new(LocalSgd::new(4).unwrap()), 0.02),
-    ];
     for net in NETS {
         for world_size in [2, 4] {
             let first = on_ranks(world_size, |group| {
@@ -64,9 +54,9 @@ fn lossy_strategies_converge_to_nearly_the_same_loss() {
             })[0];
             let (exact, _) = train(net, SIMPLE, Optim::Plain, LONG, world_size, true);
             assert!(exact < 0.1 * first, "{net:?}: {exact} after {first} is not much learned");
-            for (name, make, part) in cases {
+            for (make, part) in INEXACT.iter().filter_map(|of| Some((of.make, of.excess?))) {
                 let (loss, _) = train(net, make, Optim::Plain, LONG, world_size, true);
-                let limit = exact + part * (first - exact);
+                let (limit, name) = (exact + part * (first - exact), make().name());
                 assert!(loss < limit, "{net:?}, {world_size} ranks, {name}: {loss}, not {exact}");
             }
         }

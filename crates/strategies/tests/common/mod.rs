@@ -14,10 +14,11 @@ use paceline_model::{
     Precision, SpecialTokens,
 };
 use paceline_strategies::{
-    AccumulationOrder, BucketCaps, BucketDdpAsync, CommHook, Ddp, Exactness, FlatDdp, MicroBatch,
-    Replica, ReplicaOptions, Result, ShardAccumulation, ShardOptions, Sharded, SimpleDdp,
-    SimpleDdpAsync, SimpleDdpGa, SimpleDdpHook, Stages, StepContext, StepLoss, StepState, Strategy,
-    SyncBlocks, TopK, Zero, ZeroStage, train_step,
+    AccumulationOrder, BucketCaps, BucketDdpAsync, CommHook, Ddp, Exactness, FlatDdp,
+    HalfPrecision, LocalSgd, MicroBatch, NoSync, Replica, ReplicaOptions, Result,
+    ShardAccumulation, ShardOptions, Sharded, SimpleDdp, SimpleDdpAsync, SimpleDdpGa,
+    SimpleDdpHook, Stages, StepContext, StepLoss, StepState, Strategy, SyncBlocks, TopK, Zero,
+    ZeroStage, train_step,
 };
 use paceline_trace::SpanTrack;
 
@@ -295,6 +296,48 @@ pub const SHARDED: [Make; 6] = [
 pub fn all_exact() -> impl Iterator<Item = Make> {
     EXACT.into_iter().chain(SHARDED)
 }
+
+/// A strategy that does not state that it is exact.
+pub struct Inexact {
+    pub make: Make,
+    /// All that the weights depend on, in its words.
+    pub words: &'static str,
+    /// By how much its loss may exceed that of simple_ddp, as a fraction of simple_ddp's improvement since the first step,
+    /// if it learns from all samples.
+    pub excess: Option<f64>,
+}
+
+/// These strategies. Half precision keeps at least 8 bits of each gradient, so it loses only some thousandths of the
+/// improvement. With a tenth of the gradients, or with averages of parameters every four steps, training may need a
+/// few more steps.
+pub const INEXACT: &[Inexact] = &[
+    Inexact {
+        make: || Box::new(Ddp::new(1024).with_hook(HalfPrecision::fp16())),
+        words: "fp16",
+        excess: Some(0.01),
+    },
+    Inexact {
+        make: || Box::new(Ddp::new(1024).with_hook(HalfPrecision::bf16())),
+        words: "bf16",
+        excess: Some(0.01),
+    },
+    Inexact {
+        make: || Box::new(Ddp::new(1024).with_hook(TopK::new(0.1).unwrap())),
+        words: "top_k, with a part of 0.1 in buckets of BucketCaps { first_bytes: 1024, bytes: 1024 }",
+        excess: Some(0.02),
+    },
+    Inexact {
+        make: || Box::new(LocalSgd::new(4).unwrap()),
+        words: "local_sgd, every 4 steps",
+        excess: Some(0.02),
+    },
+    Inexact {
+        make: || Box::new(LocalSgd::new(4).unwrap().as_published()),
+        words: "local_sgd as published, every 4 steps",
+        excess: None,
+    },
+    Inexact { make: || Box::new(NoSync), words: "no_sync", excess: None },
+];
 
 /// How weights are updated.
 #[derive(Clone, Copy, Debug)]
