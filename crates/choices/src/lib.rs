@@ -5,12 +5,12 @@
 //! configuration files, sweeps and messages read the registries. No other code matches on the name of a
 //! choice. A program that uses paceline adds choices of its own ([`own`]).
 //!
-//! | registry | flag | trait of a choice |
+//! | registry | flag | settings of a choice |
 //! |---|---|---|
-//! | [`models::MODELS`] | `--model` | [`models::ModelChoice`] |
-//! | [`data::DATA_SETS`] | `--data` | [`data::DataChoice`] |
-//! | [`optimizers::OPTIMIZERS`] | `--optimizer` | |
-//! | [`strategies::STRATEGIES`] | `--strategy` | [`strategies::StrategyChoice`] |
+//! | [`models::MODELS`] | `--model` | [`models::ModelSettings`] |
+//! | [`data::DATA_SETS`] | `--data` | [`data::DataSettings`] |
+//! | [`optimizers::OPTIMIZERS`] | `--optimizer` | [`optimizers::OptimizerSettings`] |
+//! | [`strategies::STRATEGIES`] | `--strategy` | [`strategies::StrategySettings`] |
 
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]

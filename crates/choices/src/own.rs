@@ -1,19 +1,18 @@
-//! A program's own choices: a type whose fields are the flags, and the registry entry that is made from it.
+//! A program's own choices: a type whose fields are the flags, and the choice that is made from it.
 //!
 //! This file does not know which programs there are.
 
 use std::ffi::OsString;
 use std::fmt::Debug;
-use std::marker::PhantomData;
 use std::sync::Arc;
 
 use clap::{Arg, ArgAction, ArgMatches, Args, Command};
 use paceline_failure::{Failure, Result};
 
-use super::data::{DataChoice, DataSettings, RunNeeds};
-use super::models::{Defaults, ModelChoice, ModelSettings};
+use super::data::{DataSettings, OfData};
+use super::models::{ModelSettings, OfModel};
 use super::registry::{Choice, flags_of, read, takes_list};
-use super::strategies::{StrategyChoice, StrategySettings, Synchronizes};
+use super::strategies::{OfStrategy, StrategySettings, Synchronizes};
 
 /// A choice that a program adds. The fields of the type are its flags: each field has the help, the accepted values and the
 /// default of one flag. So a value of the type is the choice with all its settings.
@@ -38,43 +37,28 @@ pub trait OwnStrategy: Own + StrategySettings {
     const SYNCHRONIZES: Synchronizes = Synchronizes::EveryStep;
 }
 
-/// The registry entry of a type.
-pub struct Entry<T>(pub PhantomData<fn() -> T>);
-
-impl<T: Own> Choice for Entry<T> {
-    fn name(&self) -> &'static str {
-        T::NAME
-    }
-
-    fn about(&self) -> &'static str {
-        T::ABOUT
-    }
-
-    fn flags(&self) -> Vec<Arg> {
-        flags_of::<T>().into_iter().map(|flag| prefixed(T::PREFIX, flag)).collect()
-    }
+/// The model that a type is.
+pub fn model<T: Own + ModelSettings>() -> Choice<OfModel> {
+    choice::<T, _>(OfModel {
+        width_flags: &[],
+        resolve: |settings| Ok(Arc::new(read_own::<T>(settings)?)),
+    })
 }
 
-impl<T: Own + ModelSettings> ModelChoice for Entry<T> {
-    fn resolve(&self, settings: &ArgMatches) -> Result<Arc<dyn ModelSettings>> {
-        Ok(Arc::new(read_own::<T>(settings)?))
-    }
+/// The data set that a type is.
+pub fn data<T: Own + DataSettings>() -> Choice<OfData> {
+    choice::<T, _>(OfData::read_by(|settings, _| Ok(Arc::new(read_own::<T>(settings)?))))
 }
 
-impl<T: Own + DataSettings> DataChoice for Entry<T> {
-    fn resolve(&self, settings: &ArgMatches, _: &RunNeeds) -> Result<Arc<dyn DataSettings>> {
-        Ok(Arc::new(read_own::<T>(settings)?))
-    }
+/// The strategy that a type is.
+pub fn strategy<T: OwnStrategy>() -> Choice<OfStrategy> {
+    let of = OfStrategy::read_by(|settings, _| Ok(Arc::new(read_own::<T>(settings)?)));
+    choice::<T, _>(OfStrategy { synchronizes: T::SYNCHRONIZES, ..of })
 }
 
-impl<T: OwnStrategy> StrategyChoice for Entry<T> {
-    fn synchronizes(&self) -> Synchronizes {
-        T::SYNCHRONIZES
-    }
-
-    fn resolve(&self, settings: &ArgMatches, _: &Defaults) -> Result<Arc<dyn StrategySettings>> {
-        Ok(Arc::new(read_own::<T>(settings)?))
-    }
+fn choice<T: Own, K>(of: K) -> Choice<K> {
+    let flags = || flags_of::<T>().into_iter().map(|flag| prefixed(T::PREFIX, flag)).collect();
+    Choice { name: T::NAME, aliases: &[], about: T::ABOUT, flags, of }
 }
 
 /// A flag with the prefix in all its names.

@@ -16,53 +16,22 @@ use paceline_failure::{Failure, Result};
 use serde_json::{Map, Value};
 
 /// Something that a flag can name.
-pub trait Choice: Sync {
+pub struct Choice<K> {
     /// Its name on the command line and in files.
-    fn name(&self) -> &'static str;
-
-    /// Other names for it.
-    fn aliases(&self) -> &'static [&'static str] {
-        &[]
-    }
-
-    /// One line of help.
-    fn about(&self) -> &'static str;
-
-    /// The flags that it reads in addition to those of every run. Two choices may share a flag.
-    fn flags(&self) -> Vec<Arg> {
-        Vec::new()
-    }
-}
-
-/// A choice that paceline comes with: the fields for [`Choice`], and those for its kind of choice.
-pub struct Row<R> {
-    /// Its name.
     pub name: &'static str,
     /// Other names for it.
     pub aliases: &'static [&'static str],
     /// One line of help.
     pub about: &'static str,
-    /// Its flags.
+    /// The flags that it reads in addition to those of every run. Two choices may share a flag.
     pub flags: fn() -> Vec<Arg>,
-    /// How the flags are read, and whatever else depends on the kind of choice.
-    pub of: R,
+    /// How the flags are read, and whatever else only this kind of choice has.
+    pub of: K,
 }
 
-impl<R: Sync> Choice for Row<R> {
-    fn name(&self) -> &'static str {
-        self.name
-    }
-
-    fn aliases(&self) -> &'static [&'static str] {
-        self.aliases
-    }
-
-    fn about(&self) -> &'static str {
-        self.about
-    }
-
-    fn flags(&self) -> Vec<Arg> {
-        (self.flags)()
+impl<K> Choice<K> {
+    fn has_name(&self, name: &str) -> bool {
+        self.name == name || self.aliases.contains(&name)
     }
 }
 
@@ -70,29 +39,29 @@ impl<R: Sync> Choice for Row<R> {
 const RESERVED: [&str; 2] = ["all", "default"];
 
 /// The choices that one flag can name. If the flag has a default, it is the first choice.
-pub struct Registry<C: ?Sized + 'static> {
+pub struct Registry<K: 'static> {
     /// The flag, without dashes.
     pub key: &'static str,
     /// The heading of flags that state no heading.
     heading: &'static str,
     /// The choices that paceline comes with.
-    built_in: &'static [&'static C],
+    built_in: &'static [&'static Choice<K>],
     /// The program's own choices, with their types.
-    added: RwLock<Vec<(TypeId, &'static C)>>,
+    added: RwLock<Vec<(TypeId, &'static Choice<K>)>>,
 }
 
-impl<C: ?Sized> Registry<C> {
+impl<K> Registry<K> {
     /// A registry of these choices for the flag `--key`, which stands in the help under `heading`.
     pub const fn new(
         key: &'static str,
         heading: &'static str,
-        built_in: &'static [&'static C],
+        built_in: &'static [&'static Choice<K>],
     ) -> Self {
         Self { key, heading, built_in, added: RwLock::new(Vec::new()) }
     }
 
     /// The choices that the program adds.
-    pub fn added(&self) -> Vec<&'static C> {
+    pub fn added(&self) -> Vec<&'static Choice<K>> {
         let added = self.added.read().unwrap_or_else(PoisonError::into_inner);
         added.iter().map(|(_, choice)| *choice).collect()
     }
@@ -109,19 +78,17 @@ impl<C: ?Sized> Registry<C> {
     }
 
     /// All choices, in the order of the help.
-    pub fn all(&self) -> Vec<&'static C> {
+    pub fn all(&self) -> Vec<&'static Choice<K>> {
         self.built_in.iter().copied().chain(self.added()).collect()
     }
-}
 
-impl<C: Choice + ?Sized> Registry<C> {
     /// Adds a choice, unless the choice of this type is there already. Fails for a name that is taken or cannot be used.
-    pub fn add(&self, choice: &'static C, of_type: TypeId) -> Result<()> {
+    pub fn add(&self, choice: Choice<K>, of_type: TypeId) -> Result<()> {
         let mut added = self.added.write().unwrap_or_else(PoisonError::into_inner);
         if added.iter().any(|(known, _)| *known == of_type) {
             return Ok(());
         }
-        let (key, name) = (self.key, choice.name());
+        let (key, name) = (self.key, choice.name);
         // The name becomes a part of file names and of lists.
         let is_word = |c: char| c.is_ascii_alphanumeric() || "_-".contains(c);
         if name.is_empty() || !name.chars().all(is_word) || RESERVED.contains(&name) {
@@ -131,35 +98,35 @@ impl<C: Choice + ?Sized> Registry<C> {
                 RESERVED.join(", ")
             )));
         }
-        let known = self.built_in.iter().copied().chain(added.iter().map(|(_, choice)| *choice));
-        if let Some(known) = known.into_iter().find(|known| has_name(*known, name)) {
+        let mut known = self.built_in.iter().chain(added.iter().map(|(_, choice)| choice));
+        if let Some(known) = known.find(|known| known.has_name(name)) {
             return Err(Failure::Usage(format!(
                 "this program adds --{key} {name}, and there is one of this name already ({}); give it another \
                  name",
-                known.about()
+                known.about
             )));
         }
-        added.push((of_type, choice));
+        added.push((of_type, Box::leak(Box::new(choice))));
         Ok(())
     }
 
     /// The choice with this name or alias. Fails for an unknown name.
-    pub fn get(&self, name: &str) -> Result<&'static C> {
-        self.all().into_iter().find(|choice| has_name(*choice, name)).ok_or_else(|| {
-            let names: Vec<&str> = self.all().iter().map(|choice| choice.name()).collect();
+    pub fn get(&self, name: &str) -> Result<&'static Choice<K>> {
+        self.all().into_iter().find(|choice| choice.has_name(name)).ok_or_else(|| {
+            let names: Vec<&str> = self.all().iter().map(|choice| choice.name).collect();
             Failure::Usage(format!("--{} {name}: pass one of {}", self.key, names.join(", ")))
         })
     }
 
     /// The name of the default choice, if the flag has a default.
     pub fn default_name(&self) -> &'static str {
-        self.built_in[0].name()
+        self.built_in[0].name
     }
 
     /// The names, with their help.
     pub fn values(&self) -> impl Iterator<Item = PossibleValue> {
         self.all().into_iter().map(|choice| {
-            PossibleValue::new(choice.name()).aliases(choice.aliases()).help(choice.about())
+            PossibleValue::new(choice.name).aliases(choice.aliases).help(choice.about)
         })
     }
 
@@ -171,7 +138,7 @@ impl<C: Choice + ?Sized> Registry<C> {
     /// The flags of all choices, each once.
     pub fn flags(&self) -> Vec<Arg> {
         let mut flags: Vec<Arg> = Vec::new();
-        for flag in self.all().iter().flat_map(|choice| choice.flags()) {
+        for flag in self.all().iter().flat_map(|choice| (choice.flags)()) {
             if flags.iter().all(|known| known.get_id() != flag.get_id()) {
                 let has_heading = flag.get_help_heading().is_some();
                 flags.push(if has_heading { flag } else { flag.help_heading(self.heading) });
@@ -181,23 +148,20 @@ impl<C: Choice + ?Sized> Registry<C> {
     }
 
     /// The flags, without dashes, that some choice reads but `chosen` does not.
-    pub fn foreign_to(&self, chosen: &C) -> BTreeSet<String> {
+    pub fn foreign_to(&self, chosen: &Choice<K>) -> BTreeSet<String> {
         let names = |flags: Vec<Arg>| -> BTreeSet<String> {
             flags.iter().filter_map(|flag| flag.get_long().map(str::to_owned)).collect()
         };
-        &names(self.flags()) - &names(chosen.flags())
+        &names(self.flags()) - &names((chosen.flags)())
     }
 
     /// The names of the choices that read a flag.
     pub fn readers(&self, flag: &str) -> Vec<&'static str> {
-        let reads =
-            |choice: &&'static C| choice.flags().iter().any(|own| own.get_long() == Some(flag));
-        self.all().into_iter().filter(reads).map(|choice| choice.name()).collect()
+        let reads = |choice: &&'static Choice<K>| {
+            (choice.flags)().iter().any(|own| own.get_long() == Some(flag))
+        };
+        self.all().into_iter().filter(reads).map(|choice| choice.name).collect()
     }
-}
-
-fn has_name<C: Choice + ?Sized>(choice: &C, name: &str) -> bool {
-    choice.name() == name || choice.aliases().contains(&name)
 }
 
 /// Whether a flag takes several values.
@@ -220,7 +184,7 @@ struct FlagValue {
 
 impl FlagValues {
     /// The values that the settings of a run have for the flags of `choice`.
-    pub fn of<C: Choice + ?Sized>(choice: &C, settings: &ArgMatches) -> Self {
+    pub fn of<K>(choice: &Choice<K>, settings: &ArgMatches) -> Self {
         let value = |flag: Arg| {
             let words = settings.get_raw(flag.get_id().as_str())?;
             Some(FlagValue {
@@ -230,7 +194,7 @@ impl FlagValues {
                 words: words.map(|word| word.to_string_lossy().into_owned()).collect(),
             })
         };
-        Self(choice.flags().into_iter().filter_map(value).collect())
+        Self((choice.flags)().into_iter().filter_map(value).collect())
     }
 
     /// The values by the names of the fields, as `config.json` has them.

@@ -5,7 +5,6 @@
 
 use std::any::TypeId;
 use std::ffi::OsString;
-use std::marker::PhantomData;
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::atomic::AtomicBool;
@@ -13,7 +12,7 @@ use std::sync::atomic::AtomicBool;
 use clap::{Arg, Command as Parser};
 use paceline_choices::data::{DATA_SETS, DataSettings};
 use paceline_choices::models::{MODELS, ModelSettings};
-use paceline_choices::own::{Entry, Own, OwnStrategy};
+use paceline_choices::own::{self, Own, OwnStrategy};
 use paceline_choices::registry::{Choice, Registry};
 use paceline_choices::strategies::STRATEGIES;
 use paceline_failure::{Failure, Result};
@@ -50,17 +49,17 @@ impl Program {
 
     /// Adds a model, which `--model` can name.
     pub fn model<M: Own + ModelSettings>(self) -> Self {
-        self.adding(add(&MODELS, &Entry::<M>(PhantomData), TypeId::of::<M>()))
+        self.adding(add(&MODELS, own::model::<M>(), TypeId::of::<M>()))
     }
 
     /// Adds a data set, which `--data` can name.
     pub fn data_set<D: Own + DataSettings>(self) -> Self {
-        self.adding(add(&DATA_SETS, &Entry::<D>(PhantomData), TypeId::of::<D>()))
+        self.adding(add(&DATA_SETS, own::data::<D>(), TypeId::of::<D>()))
     }
 
     /// Adds a strategy, which `--strategy` can name.
     pub fn strategy<S: OwnStrategy>(self) -> Self {
-        self.adding(add(&STRATEGIES, &Entry::<S>(PhantomData), TypeId::of::<S>()))
+        self.adding(add(&STRATEGIES, own::strategy::<S>(), TypeId::of::<S>()))
     }
 
     fn adding(mut self, outcome: std::result::Result<(), Vec<String>>) -> Self {
@@ -159,20 +158,20 @@ fn run(command: Command) -> Result<u8> {
 
 /// The tokenizer of a data set that this program carries.
 fn carried_tokenizer(data: &str) -> Option<&'static str> {
-    DATA_SETS.get(data).ok()?.carried_tokenizer()
+    DATA_SETS.get(data).ok()?.of.tokenizer
 }
 
 /// Adds a choice, if its name and the names of its flags are free. Names all problems.
-fn add<C: Choice + ?Sized>(
-    registry: &Registry<C>,
-    choice: &'static C,
+fn add<K>(
+    registry: &Registry<K>,
+    choice: Choice<K>,
     of_type: TypeId,
 ) -> std::result::Result<(), Vec<String>> {
     if registry.has(of_type) {
         return Ok(());
     }
     let cli = Cli::whole();
-    let words = format!("--{} {}, which this program adds", registry.key, choice.name());
+    let words = format!("--{} {}, which this program adds", registry.key, choice.name);
     let problem = |flag: Arg| {
         let Some(long) = flag.get_long() else {
             let flag = flag.get_id();
@@ -184,7 +183,7 @@ fn add<C: Choice + ?Sized>(
              (Own::PREFIX)"
         ))
     };
-    let problems: Vec<String> = choice.flags().into_iter().filter_map(problem).collect();
+    let problems: Vec<String> = (choice.flags)().into_iter().filter_map(problem).collect();
     if !problems.is_empty() {
         return Err(problems);
     }

@@ -10,7 +10,7 @@ use paceline_checkpoint::{self as checkpoint, Checkpoint, Setting};
 use paceline_choices::data::DATA_SETS;
 use paceline_choices::models::MODELS;
 use paceline_choices::optimizers::OPTIMIZERS;
-use paceline_choices::registry::{Choice, Registry};
+use paceline_choices::registry::Registry;
 use paceline_choices::strategies::{ALONE, STRATEGIES};
 use paceline_failure::{Failure, Result};
 use paceline_host::resources;
@@ -88,7 +88,7 @@ pub fn under(
     let is_same = ranks.or(stated.number("nproc")) == Some(world_size);
     let strategy_of = |spec: &RunSpec| {
         let name = spec.get(STRATEGIES.key).and_then(<[String]>::first).cloned();
-        name.and_then(|name| STRATEGIES.get(&name).ok()).map(|choice| choice.name())
+        name.and_then(|name| STRATEGIES.get(&name).ok()).map(|choice| choice.name)
     };
     let recorded = recorded.with(|spec| {
         let theirs = strategy_of(spec);
@@ -132,15 +132,15 @@ fn without_unfit_work(recorded: &RunSpec, stated: &RunSpec) -> RunSpec {
 }
 
 /// Fails if another choice is stated than the checkpoint was written with, before flags of either choice are compared.
-fn check_name<C: Choice + ?Sized>(
-    registry: &Registry<C>,
+fn check_name<K>(
+    registry: &Registry<K>,
     stated: &RunSpec,
     checkpoint: &Checkpoint,
     otherwise: &'static str,
 ) -> std::result::Result<(), String> {
     let name = stated.get(registry.key).and_then(<[String]>::first);
     // Unknown names are refused elsewhere.
-    let name = name.and_then(|name| registry.get(name).ok()).map(|choice| choice.name());
+    let name = name.and_then(|name| registry.get(name).ok()).map(|choice| choice.name);
     match (checkpoint.setting(registry.key), name) {
         (Some(theirs), Some(ours)) if theirs != ours => {
             let flag = format!("--{}", registry.key);

@@ -5,7 +5,7 @@ use paceline_checkpoint::{Folder, MIN_BUDGET_BYTES};
 use paceline_choices::data::{DATA_SETS, DataConfig, RunNeeds};
 use paceline_choices::models::{MODELS, ModelConfig};
 use paceline_choices::optimizers::{OPTIMIZERS, OptimizerSettings};
-use paceline_choices::registry::{Choice, Registry, read};
+use paceline_choices::registry::{Registry, read};
 use paceline_choices::strategies::{Models, STRATEGIES};
 use paceline_collectives::Axis;
 use paceline_data::BatchShape;
@@ -377,9 +377,9 @@ pub fn with_one_name(spec: &RunSpec) -> Result<RunSpec> {
         if Several::named(&choice).is_some() {
             return usage(format!("--{key} {choice} makes several runs, and this is one of them"));
         }
-        let name = comparison.strategy(&choice)?.name();
+        let name = comparison.strategy(&choice)?.name;
         if let Some(named) = spec.get(STRATEGIES.key).and_then(<[String]>::first)
-            && STRATEGIES.get(named)?.name() != name
+            && STRATEGIES.get(named)?.name != name
         {
             return usage(format!(
                 "--{key} {choice} and --strategy {named} are two names of one flag; pass one of them"
@@ -404,11 +404,7 @@ pub fn check_choices(flags: &RunFlags, spec: &RunSpec) -> Result<()> {
     Ok(())
 }
 
-fn check_foreign<C: Choice + ?Sized>(
-    registry: &Registry<C>,
-    name: &str,
-    spec: &RunSpec,
-) -> Result<()> {
+fn check_foreign<K>(registry: &Registry<K>, name: &str, spec: &RunSpec) -> Result<()> {
     let foreign = registry.foreign_to(registry.get(name)?);
     let Some(flag) = foreign.iter().find(|flag| spec.has(flag)) else { return Ok(()) };
     let key = registry.key;

@@ -103,8 +103,8 @@ pub fn resolve_mesh(
     let known = strategy.axes();
     let is_unknown = |axis: &Axis| *axis != Axis::Pp && !known.contains(axis);
     if let Some((axis, _)) = shape.axes().iter().find(|(axis, _)| is_unknown(axis)) {
-        let able = STRATEGIES.all().into_iter().filter(|choice| choice.axes().contains(axis));
-        let able: Vec<&str> = able.map(|choice| choice.name()).collect();
+        let able = STRATEGIES.all().into_iter().filter(|choice| choice.of.axes.contains(axis));
+        let able: Vec<&str> = able.map(|choice| choice.name).collect();
         let other = match able.as_slice() {
             [] => String::new(),
             names => format!(", or pass --strategy {}", names.join(" or ")),

@@ -76,7 +76,7 @@ pub fn check(
 /// without such flags.
 fn sizes(config: &TrainConfig) -> String {
     let stated = config.model.sizes();
-    let widths = || MODELS.get(config.model.name()).map_or(&[][..], |model| model.width_flags());
+    let widths = || MODELS.get(config.model.name()).map_or(&[][..], |model| model.of.width_flags);
     let flags = if stated.is_empty() {
         widths().iter().map(|flag| format!("--{flag}")).collect()
     } else {
@@ -105,10 +105,10 @@ fn alternatives(
 ) -> impl Iterator<Item = (StrategyConfig, MeshShape)> + use<'_> {
     let own = config.strategy.name();
     let names = STRATEGIES.all().into_iter().filter(move |choice| {
-        choice.synchronizes() == Synchronizes::EveryStep && choice.name() != own
+        choice.of.synchronizes == Synchronizes::EveryStep && choice.name != own
     });
     let is_alone = config.world_size == 1;
-    names.filter(move |_| !is_alone).filter_map(|choice| with_strategy(config, choice.name()).ok())
+    names.filter(move |_| !is_alone).filter_map(|choice| with_strategy(config, choice.name).ok())
 }
 
 /// The configuration of another strategy with the flags of this run.

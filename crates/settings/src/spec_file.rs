@@ -17,7 +17,7 @@ use clap::error::ErrorKind;
 use paceline_choices::data::DATA_SETS;
 use paceline_choices::models::MODELS;
 use paceline_choices::optimizers::OPTIMIZERS;
-use paceline_choices::registry::{Choice, Registry};
+use paceline_choices::registry::Registry;
 use paceline_choices::strategies::STRATEGIES;
 use paceline_failure::{Failure, Result};
 use paceline_files::{Printable, printable};
@@ -176,9 +176,9 @@ impl SpecFile {
     }
 
     /// Removes the file's keys that do not apply to the choice that a flag names.
-    fn drop_foreign<C: Choice + ?Sized>(
+    fn drop_foreign<K>(
         &self,
-        registry: &Registry<C>,
+        registry: &Registry<K>,
         is_named: bool,
         flags: &RunSpec,
         spec: &mut RunSpec,

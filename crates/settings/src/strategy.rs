@@ -7,9 +7,9 @@ use std::sync::Arc;
 
 use clap::ArgMatches;
 use paceline_choices::models::{MODELS, ModelConfig};
-use paceline_choices::registry::FlagValues;
+use paceline_choices::registry::{Choice, FlagValues};
 use paceline_choices::strategies::{
-    ALONE, STRATEGIES, StrategyChoice, StrategySettings, Synchronizes, TOGETHER, default_caps,
+    ALONE, OfStrategy, STRATEGIES, StrategySettings, Synchronizes, TOGETHER, default_caps,
 };
 use paceline_collectives::{Axis, MeshShape};
 use paceline_failure::{Failure, Result};
@@ -28,7 +28,7 @@ use super::spec::RunSpec;
 /// A strategy with its settings, all defaults filled in.
 #[derive(Clone)]
 pub struct StrategyConfig {
-    choice: &'static dyn StrategyChoice,
+    choice: &'static Choice<OfStrategy>,
     settings: Arc<dyn StrategySettings>,
     /// The values of the flags that the strategy reads.
     flags: FlagValues,
@@ -58,7 +58,7 @@ pub fn resolve(
     let flags = &flags.strategy;
     let default = if world_size == 1 { ALONE } else { TOGETHER };
     let choice = STRATEGIES.get(flags.name.as_deref().unwrap_or(default))?;
-    let (name, synchronizes) = (choice.name(), choice.synchronizes());
+    let (name, synchronizes) = (choice.name, choice.of.synchronizes);
     if synchronizes == Synchronizes::Alone && world_size > 1 {
         return usage(format!(
             "--strategy {name} trains on one rank, but there are {world_size}; pass --nproc 1, or \
@@ -66,7 +66,7 @@ pub fn resolve(
         ));
     }
     check_batch_norm(flags, model)?;
-    let accumulate = flags.accumulate.unwrap_or(choice.accumulate());
+    let accumulate = flags.accumulate.unwrap_or(choice.of.accumulate);
     if accumulate == 0 {
         return usage("--accumulate 0: a step needs at least one batch; pass 1 or more".into());
     }
@@ -84,13 +84,13 @@ pub fn resolve(
              step; pass another --strategy"
         ));
     }
-    if flags.sync_blocks.is_some() && choice.is_sharded() {
+    if flags.sync_blocks.is_some() && choice.of.is_sharded {
         return usage(format!(
             "--sync-blocks compares steps with and without synchronization, and a rank of {name} has only a part of \
              the model to go on with alone; pass another --strategy"
         ));
     }
-    if choice.is_sharded()
+    if choice.of.is_sharded
         && accumulate > 1
         && flags.accumulation_order == AccumulationName::Tree
         && settings
@@ -127,7 +127,7 @@ pub fn resolve(
         );
     }
     let own_flags = FlagValues::of(choice, settings);
-    let settings = choice.resolve(settings, &model.defaults())?;
+    let settings = (choice.of.resolve)(settings, &model.defaults())?;
     let config = StrategyConfig {
         choice,
         settings,
@@ -155,15 +155,15 @@ pub fn resolve(
 /// Fails if the gradients of each batch of a step are to be reduced, and the strategy cannot do so.
 fn check_no_sync(
     flags: &StrategyFlags,
-    choice: &dyn StrategyChoice,
+    choice: &Choice<OfStrategy>,
     accumulate: usize,
     warnings: &mut Vec<String>,
 ) -> Result<()> {
     if flags.no_sync {
         return Ok(());
     }
-    let name = choice.name();
-    if choice.synchronizes() != Synchronizes::EveryStep || choice.is_sharded() {
+    let name = choice.name;
+    if choice.of.synchronizes != Synchronizes::EveryStep || choice.of.is_sharded {
         return usage(format!(
             "--no-sync=false reduces whole gradients after each batch, which {name} never does; leave it out, or pass \
              another --strategy (simple_ddp, ddp)"
@@ -205,7 +205,7 @@ fn check_batch_norm(flags: &StrategyFlags, model: &ModelConfig) -> Result<()> {
 impl StrategyConfig {
     /// Its name on the command line.
     pub fn name(&self) -> &'static str {
-        self.choice.name()
+        self.choice.name
     }
 
     /// The same on such a mesh, on which the weights may depend.
@@ -235,7 +235,7 @@ impl StrategyConfig {
 
     /// The axes of a mesh that the strategy knows.
     pub fn axes(&self) -> &'static [Axis] {
-        self.choice.axes()
+        self.choice.of.axes
     }
 
     /// The strategy's own settings.
@@ -253,12 +253,12 @@ impl StrategyConfig {
 
     /// Whether the strategy trains on a single rank.
     pub fn is_alone(&self) -> bool {
-        self.choice.synchronizes() == Synchronizes::Alone
+        self.choice.of.synchronizes == Synchronizes::Alone
     }
 
     /// Whether the ranks hold the same parameters after every step.
     pub fn keeps_replicas_equal(&self) -> bool {
-        self.choice.synchronizes() == Synchronizes::EveryStep && self.sync_blocks.is_none()
+        self.choice.of.synchronizes == Synchronizes::EveryStep && self.sync_blocks.is_none()
     }
 
     /// The strategy itself.

@@ -1,15 +1,15 @@
 //! `--data images`, `--data csv` and `--data npy`: data of the user's own, in files that other programs write.
 
-use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::{ArgMatches, Args};
 use paceline_data::{Arrays, DataError, Dataset, ImageFolder, NpyFolder, NumberTable, Split};
-use paceline_failure::{Failure, Result};
+use paceline_failure::{Failure, Result, usage};
 use paceline_memory::DType;
 
-use super::{DataSettings, OfData, RunNeeds, usage};
-use crate::registry::{Row, flags_of, read, spaced, width};
+use super::files::FolderFlag;
+use super::{DataSettings, OfData, RunNeeds};
+use crate::registry::{Choice, flags_of, read, spaced, width};
 
 /// The size of images.
 #[derive(Clone, Debug, Args)]
@@ -30,14 +30,6 @@ impl ImageFlag {
             Err(_) => usage("--image takes height, width and channels"),
         }
     }
-}
-
-/// The folder.
-#[derive(Clone, Debug, Args)]
-struct FolderFlag {
-    /// Folder of the data set's files; for texts also a data set of the Hugging Face Hub (paceline fetch data)
-    #[arg(long, value_name = "DIR")]
-    data_dir: Option<PathBuf>,
 }
 
 #[derive(Clone, Debug, Args)]
@@ -62,7 +54,7 @@ struct CsvFlags {
 }
 
 /// `--data images`.
-pub(super) const IMAGES: Row<OfData> = Row {
+pub(super) const IMAGES: Choice<OfData> = Choice {
     name: "images",
     aliases: &[],
     about: "PNG and JPEG files in --data-dir: train/CLASS/ and test/CLASS/, or CLASS/",
@@ -71,7 +63,7 @@ pub(super) const IMAGES: Row<OfData> = Row {
 };
 
 /// `--data csv`.
-pub(super) const CSV: Row<OfData> = Row {
+pub(super) const CSV: Choice<OfData> = Choice {
     name: "csv",
     aliases: &[],
     about: "Tables of numbers with a column of classes in --data-dir: train.csv and test.csv",
@@ -80,11 +72,11 @@ pub(super) const CSV: Row<OfData> = Row {
 };
 
 /// `--data npy`.
-pub(super) const NPY: Row<OfData> = Row {
+pub(super) const NPY: Choice<OfData> = Choice {
     name: "npy",
     aliases: &[],
     about: "Arrays of NumPy in --data-dir: x_train.npy and y_train.npy, x_test.npy and y_test.npy",
-    flags: || flags_of::<FolderFlag>().into_iter().map(|flag| flag.help_heading("Data")).collect(),
+    flags: flags_of::<FolderFlag>,
     of: OfData::read_by(npy),
 };
 
@@ -105,12 +97,6 @@ struct Settings {
     identity: Vec<(&'static str, String)>,
 }
 
-impl FolderFlag {
-    fn folder(self, name: &str, what: &str) -> Result<PathBuf> {
-        self.data_dir.map_or_else(|| usage(format!("--data {name} needs --data-dir, {what}")), Ok)
-    }
-}
-
 impl Settings {
     fn of(files: Files, image: &ImageFlag) -> Result<Self> {
         let size = image.size()?;
@@ -122,10 +108,9 @@ impl Settings {
 fn images(settings: &ArgMatches, run: &RunNeeds) -> Result<Arc<dyn DataSettings>> {
     let flags: ImagesFlags = read(settings)?;
     run.check_images(IMAGES.name)?;
-    let folder =
-        flags.folder.folder(IMAGES.name, "a folder with a folder of images for each class")?;
+    let folder = flags.folder.of(IMAGES.name, "a folder with a folder of images for each class")?;
     let settings =
-        Settings::of(Files::Images(ImageFolder::find(&folder).map_err(in_folder)?), &flags.image)?;
+        Settings::of(Files::Images(ImageFolder::find(folder).map_err(in_folder)?), &flags.image)?;
     match settings.size {
         Some([_, _, channels]) if ![1, 3].contains(&channels) => usage(format!(
             "--image: images have 1 channel (shades of gray) or 3 (colors), and not {channels}; pass one of these"
@@ -137,9 +122,9 @@ fn images(settings: &ArgMatches, run: &RunNeeds) -> Result<Arc<dyn DataSettings>
 fn csv(settings: &ArgMatches, _: &RunNeeds) -> Result<Arc<dyn DataSettings>> {
     let flags: CsvFlags = read(settings)?;
     let folder =
-        flags.folder.folder(CSV.name, "a folder with train.csv and, to test with, test.csv")?;
+        flags.folder.of(CSV.name, "a folder with train.csv and, to test with, test.csv")?;
     let label_column = flags.label_column.unwrap_or_else(|| "label".to_owned());
-    let table = NumberTable::new(folder, label_column.clone());
+    let table = NumberTable::new(folder.to_owned(), label_column.clone());
     let mut settings = Settings::of(Files::Csv(table), &flags.image)?;
     settings.identity.push(("--label-column", label_column));
     Ok(Arc::new(settings))
@@ -147,8 +132,8 @@ fn csv(settings: &ArgMatches, _: &RunNeeds) -> Result<Arc<dyn DataSettings>> {
 
 fn npy(settings: &ArgMatches, _: &RunNeeds) -> Result<Arc<dyn DataSettings>> {
     let flags: FolderFlag = read(settings)?;
-    let folder = flags.folder(NPY.name, "a folder with x_train.npy and y_train.npy")?;
-    let files = Files::Npy(NpyFolder::new(folder));
+    let folder = flags.of(NPY.name, "a folder with x_train.npy and y_train.npy")?;
+    let files = Files::Npy(NpyFolder::new(folder.to_owned()));
     Ok(Arc::new(Settings { files, size: None, identity: Vec::new() }))
 }
 

@@ -7,7 +7,7 @@ use paceline_hub::download::{Item, Source};
 
 use super::OfData;
 use super::files::{FileFlags, Files, Open};
-use crate::registry::{Row, flags_of, read};
+use crate::registry::{Choice, flags_of, read};
 
 /// The files as they are published.
 static SOURCE: Source = Source {
@@ -29,7 +29,7 @@ static SOURCE: Source = Source {
 };
 
 /// The choice.
-pub(super) const CIFAR10: Row<OfData> = Row {
+pub(super) const CIFAR10: Choice<OfData> = Choice {
     name: "cifar10",
     aliases: &["cifar-10"],
     about: "Binary batches in --data-dir",

@@ -1,24 +1,41 @@
 //! The common part of data sets that are stored in files: the folder, and the download.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use clap::Args;
 use paceline_data::{DataError, Dataset, Split};
-use paceline_failure::{Failure, Result};
+use paceline_failure::{Failure, Result, usage};
 use paceline_hub::download::Source;
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{DataSettings, RunNeeds};
 
-/// The flags.
+/// The folder.
 #[derive(Clone, Debug, Args, Serialize)]
 #[command(next_help_heading = "Data")]
-pub(super) struct FileFlags {
+pub(super) struct FolderFlag {
     /// Folder of the data set's files; for texts also one file, or a data set of the Hugging Face Hub (paceline fetch data)
     #[arg(long, value_name = "DIR")]
     data_dir: Option<PathBuf>,
+}
+
+impl FolderFlag {
+    /// The folder of the data set `name`, whose files are `files`.
+    pub fn of(&self, name: &str, files: &str) -> Result<&Path> {
+        let lacks = || Failure::Usage(format!("--data {name} needs --data-dir, {files}"));
+        self.data_dir.as_deref().ok_or_else(lacks)
+    }
+}
+
+/// The flags of data sets that are published.
+#[derive(Clone, Debug, Args, Serialize)]
+#[command(next_help_heading = "Data")]
+pub(super) struct FileFlags {
+    #[command(flatten)]
+    #[serde(flatten)]
+    folder: FolderFlag,
     /// Download the data set's files into --data-dir first, unless they are there
     #[arg(long)]
     download: bool,
@@ -42,12 +59,9 @@ pub(super) struct Files {
 impl Files {
     /// Checks the flags.
     pub fn check(self, run: &RunNeeds) -> Result<Arc<dyn DataSettings>> {
-        let usage = |problem: String| Err(Failure::Usage(problem));
         let name = self.name;
         run.check_images(name)?;
-        if self.flags.data_dir.is_none() {
-            return usage(format!("--data {name} needs --data-dir, the folder of its files"));
-        }
+        self.flags.folder.of(name, "the folder of its files")?;
         if let Some(mirror) = &self.flags.mirror
             && !["http://", "https://"].iter().any(|scheme| mirror.starts_with(scheme))
         {
@@ -57,7 +71,7 @@ impl Files {
     }
 
     fn folder(&self) -> PathBuf {
-        self.flags.data_dir.clone().unwrap_or_default()
+        self.flags.folder.data_dir.clone().unwrap_or_default()
     }
 }
 

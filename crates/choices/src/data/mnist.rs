@@ -7,7 +7,7 @@ use paceline_hub::download::{Item, Source};
 
 use super::OfData;
 use super::files::{FileFlags, Files, Open};
-use crate::registry::{Row, flags_of, read};
+use crate::registry::{Choice, flags_of, read};
 
 /// The files as they are published.
 static SOURCE: Source = Source {
@@ -42,7 +42,7 @@ static SOURCE: Source = Source {
 };
 
 /// The choice.
-pub(super) const MNIST: Row<OfData> = Row {
+pub(super) const MNIST: Choice<OfData> = Choice {
     name: "mnist",
     aliases: &[],
     about: "IDX files, plain or gzip, in --data-dir",

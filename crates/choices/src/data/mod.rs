@@ -22,10 +22,10 @@ use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
 use super::models::{MODELS, Samples};
-use super::registry::{Choice, FlagValues, Registry, Row};
+use super::registry::{FlagValues, Registry};
 
 /// The data sets. The first one is the default.
-pub static DATA_SETS: Registry<dyn DataChoice> = Registry::new(
+pub static DATA_SETS: Registry<OfData> = Registry::new(
     "data",
     "Data",
     &[
@@ -40,47 +40,23 @@ pub static DATA_SETS: Registry<dyn DataChoice> = Registry::new(
     ],
 );
 
-/// A data set that `--data` can name.
-pub trait DataChoice: Choice {
-    /// Reads its flags, checks them and fills in the defaults.
-    fn resolve(&self, settings: &ArgMatches, run: &RunNeeds) -> Result<Arc<dyn DataSettings>>;
+/// Reads the flags of a data set, checks them and fills in the defaults.
+type Resolve = fn(&ArgMatches, &RunNeeds) -> Result<Arc<dyn DataSettings>>;
 
+/// The part of a [choice](super::registry::Choice) that only data sets have.
+pub struct OfData {
+    /// Reads the flags.
+    pub resolve: Resolve,
     /// The contents of the `tokenizer.json` that makes its tokens, if the program carries it.
-    fn carried_tokenizer(&self) -> Option<&'static str> {
-        None
-    }
-
+    pub tokenizer: Option<&'static str>,
     /// Where its files are published, if `--download` and `paceline fetch data` can fetch them into a folder.
-    fn source(&self) -> Option<&'static Source> {
-        None
-    }
-}
-
-/// The part of a [`Row`] that only data sets have.
-struct OfData {
-    resolve: fn(&ArgMatches, &RunNeeds) -> Result<Arc<dyn DataSettings>>,
-    tokenizer: Option<&'static str>,
-    source: Option<&'static Source>,
+    pub source: Option<&'static Source>,
 }
 
 impl OfData {
     /// A data set that the program does not carry, and that nobody publishes.
-    const fn read_by(resolve: fn(&ArgMatches, &RunNeeds) -> Result<Arc<dyn DataSettings>>) -> Self {
+    pub(crate) const fn read_by(resolve: Resolve) -> Self {
         Self { resolve, tokenizer: None, source: None }
-    }
-}
-
-impl DataChoice for Row<OfData> {
-    fn resolve(&self, settings: &ArgMatches, run: &RunNeeds) -> Result<Arc<dyn DataSettings>> {
-        (self.of.resolve)(settings, run)
-    }
-
-    fn carried_tokenizer(&self) -> Option<&'static str> {
-        self.of.tokenizer
-    }
-
-    fn source(&self) -> Option<&'static Source> {
-        self.of.source
     }
 }
 
@@ -213,7 +189,8 @@ impl DataConfig {
         let choice = DATA_SETS.get(name)?;
         let flags = FlagValues::of(choice, settings);
         let model = (run.model.to_owned(), run.samples);
-        Ok(Self { name: choice.name(), settings: choice.resolve(settings, run)?, flags, model })
+        let settings = (choice.of.resolve)(settings, run)?;
+        Ok(Self { name: choice.name, settings, flags, model })
     }
 
     /// Its name on the command line.
@@ -267,13 +244,9 @@ impl DataConfig {
     }
 }
 
-fn usage<T>(problem: impl Into<String>) -> Result<T> {
-    Err(Failure::Usage(problem.into()))
-}
-
 /// The flags with which a model of vectors fits the vectors of a data set.
 fn sizes(samples: Samples, model: &str, dataset: &dyn Dataset) -> Option<String> {
-    let flags = MODELS.get(model).ok()?.flags();
+    let flags = (MODELS.get(model).ok()?.flags)();
     let has = |flag: &str| flags.iter().any(|own| own.get_long() == Some(flag));
     let shape = dataset.input_shape();
     let (&[inputs], Samples::Vectors { .. }) = (shape.as_slice(), samples) else { return None };

@@ -13,7 +13,7 @@ use paceline_failure::{Failure, Result};
 
 use super::{DataSettings, OfData, RunNeeds};
 use crate::models::Samples;
-use crate::registry::Row;
+use crate::registry::Choice;
 
 const TRAIN: &str = include_str!("../../reviews/train.csv");
 const TEST: &str = include_str!("../../reviews/test.csv");
@@ -24,7 +24,7 @@ const CLASSES: usize = 2;
 const MAX_LENGTH: usize = 64;
 
 /// The choice.
-pub(super) const REVIEWS: Row<OfData> = Row {
+pub(super) const REVIEWS: Choice<OfData> = Choice {
     name: "reviews",
     aliases: &[],
     about: "200 short reviews, good or bad, and 40 to test with, which are a part of the program",

@@ -6,17 +6,18 @@ use std::sync::Arc;
 
 use clap::{ArgMatches, Args};
 use paceline_data::{
-    Dataset, Split, SyntheticImages, SyntheticImagesConfig, SyntheticRegression, SyntheticTokens,
+    DataError, Dataset, Split, SyntheticImages, SyntheticImagesConfig, SyntheticRegression,
+    SyntheticTokens,
 };
-use paceline_failure::{Failure, Result};
+use paceline_failure::{Failure, Result, usage};
 use paceline_host::resources;
 use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::arrays::ImageFlag;
-use super::{DataSettings, OfData, RunNeeds, usage};
+use super::{DataSettings, OfData, RunNeeds};
 use crate::models::Samples;
-use crate::registry::{Row, flags_of, read};
+use crate::registry::{Choice, flags_of, read};
 
 /// Default number of training images.
 const SAMPLES: usize = 8192;
@@ -30,7 +31,7 @@ const IMAGE: [usize; 3] = [28, 28, 1];
 const CLASSES: usize = 10;
 
 /// The choice.
-pub(super) const SYNTHETIC: Row<OfData> = Row {
+pub(super) const SYNTHETIC: Choice<OfData> = Choice {
     name: "synthetic",
     aliases: &[],
     about: "Made from the seed: learnable images for the CNN, normal vectors for the MLP, tokens for language models",
@@ -53,22 +54,38 @@ struct Flags {
 
 fn resolve(settings: &ArgMatches, run: &RunNeeds) -> Result<Arc<dyn DataSettings>> {
     let flags: Flags = read(settings)?;
-    match run.samples {
-        Samples::Any | Samples::Images => images(&flags, run.on_device),
-        Samples::Vectors { input_dim, output_dim } => vectors(&flags, input_dim, output_dim, run),
-        Samples::Tokens { vocab, classes: None } => tokens(&flags, vocab, run),
-        Samples::Tokens { classes: Some(_), .. } => usage(format!(
-            "--data synthetic has no sequences of tokens with classes, on which --model {} trains; pass \
-             --data text",
-            run.model
-        )),
+    let given = [
+        ("--samples", "images", flags.samples.is_some()),
+        ("--image", "images", flags.image.image.is_some()),
+        ("--seq-len", "tokens", flags.seq_len.is_some()),
+    ];
+    let foreign = match run.samples {
+        Samples::Any | Samples::Images => &given[2..],
+        Samples::Vectors { .. } => &given[..],
+        Samples::Tokens { classes: None, .. } => &given[1..2],
+        Samples::Tokens { classes: Some(_), .. } => &[],
+    };
+    if let Some((flag, kind, _)) = foreign.iter().find(|(.., is_given)| *is_given) {
+        return usage(format!("{flag} is for synthetic {kind} only; leave it out"));
     }
+    let (samples, kind) = match run.samples {
+        Samples::Any | Samples::Images => images(&flags, run.on_device)?,
+        Samples::Vectors { input_dim, output_dim } => {
+            (samples_of(run)?, Kind::Vectors { input_dim, output_dim })
+        }
+        Samples::Tokens { vocab, classes: None } => tokens(&flags, vocab, run)?,
+        Samples::Tokens { classes: Some(_), .. } => {
+            return usage(format!(
+                "--data synthetic has no sequences of tokens with classes, on which --model {} trains; pass \
+                 --data text",
+                run.model
+            ));
+        }
+    };
+    Ok(Arc::new(Synthetic { samples, kind }))
 }
 
-fn images(flags: &Flags, on_device: bool) -> Result<Arc<dyn DataSettings>> {
-    if flags.seq_len.is_some() {
-        return usage("--seq-len is for synthetic tokens only; leave it out");
-    }
+fn images(flags: &Flags, on_device: bool) -> Result<(usize, Kind)> {
     let samples = flags.samples.unwrap_or(SAMPLES);
     let image = flags.image.size()?.unwrap_or(IMAGE);
     if samples == 0 {
@@ -77,7 +94,7 @@ fn images(flags: &Flags, on_device: bool) -> Result<Arc<dyn DataSettings>> {
     if !on_device {
         check_images_fit(samples, image)?;
     }
-    Ok(Arc::new(Images { samples, image, on_device }))
+    Ok((samples, Kind::Images { image, on_device }))
 }
 
 /// Fails if the images do not fit into memory, before they are made.
@@ -95,26 +112,7 @@ fn check_images_fit(samples: usize, image: [usize; 3]) -> Result<()> {
     ))
 }
 
-fn vectors(
-    flags: &Flags,
-    input_dim: usize,
-    output_dim: usize,
-    run: &RunNeeds,
-) -> Result<Arc<dyn DataSettings>> {
-    let given = [("--samples", flags.samples.is_some()), ("--image", flags.image.image.is_some())];
-    if let Some((flag, _)) = given.iter().find(|(_, is_given)| *is_given) {
-        return usage(format!("{flag} is for synthetic images only; leave it out"));
-    }
-    if flags.seq_len.is_some() {
-        return usage("--seq-len is for synthetic tokens only; leave it out");
-    }
-    Ok(Arc::new(Vectors { samples: samples_of(run)?, input_dim, output_dim }))
-}
-
-fn tokens(flags: &Flags, vocab: usize, run: &RunNeeds) -> Result<Arc<dyn DataSettings>> {
-    if flags.image.image.is_some() {
-        return usage("--image is for synthetic images only; leave it out");
-    }
+fn tokens(flags: &Flags, vocab: usize, run: &RunNeeds) -> Result<(usize, Kind)> {
     let seq_len = flags.seq_len.unwrap_or(SEQ_LEN);
     if seq_len == 0 {
         return usage("--seq-len 0: pass the number of tokens of a sequence");
@@ -124,7 +122,7 @@ fn tokens(flags: &Flags, vocab: usize, run: &RunNeeds) -> Result<Arc<dyn DataSet
         Some(samples) => samples,
         None => samples_of(run)?,
     };
-    Ok(Arc::new(Tokens { samples, vocab, seq_len }))
+    Ok((samples, Kind::Tokens { vocab, seq_len }))
 }
 
 /// The number of samples of an epoch that never ends by itself.
@@ -141,75 +139,81 @@ fn samples_of(run: &RunNeeds) -> Result<usize> {
     )
 }
 
-fn opened<T: Dataset + 'static>(
-    opened: std::result::Result<T, paceline_data::DataError>,
-) -> Result<Arc<dyn Dataset>> {
-    let dataset = opened.map_err(|e| Failure::Usage(format!("--data synthetic: {e}")))?;
-    Ok(Arc::new(dataset))
-}
-
+/// The settings.
 #[derive(Debug, Serialize)]
-struct Images {
+struct Synthetic {
     samples: usize,
-    image: [usize; 3],
-    /// Otherwise the host makes all of them once, and keeps them.
-    #[serde(skip)]
-    on_device: bool,
+    #[serde(flatten)]
+    kind: Kind,
 }
 
-impl DataSettings for Images {
+/// The kind of samples, which the model decides.
+#[derive(Debug, Serialize)]
+#[serde(untagged)]
+enum Kind {
+    Images {
+        image: [usize; 3],
+        /// Otherwise the host makes all of them once, and keeps them.
+        #[serde(skip)]
+        on_device: bool,
+    },
+    Vectors {
+        input_dim: usize,
+        output_dim: usize,
+    },
+    Tokens {
+        vocab: usize,
+        seq_len: usize,
+    },
+}
+
+impl Synthetic {
+    fn has_images(&self) -> bool {
+        matches!(self.kind, Kind::Images { .. })
+    }
+
+    fn make(&self, seed: u64, split: Split) -> std::result::Result<Arc<dyn Dataset>, DataError> {
+        Ok(match self.kind {
+            Kind::Images { image: [height, width, channels], on_device } => {
+                let len = match split {
+                    Split::Train => self.samples,
+                    Split::Test => self.samples.div_ceil(4),
+                };
+                let num_classes = CLASSES;
+                let config = SyntheticImagesConfig {
+                    height,
+                    width,
+                    channels,
+                    num_classes,
+                    len,
+                    seed,
+                    split,
+                };
+                let images =
+                    if on_device { SyntheticImages::on_demand } else { SyntheticImages::new };
+                Arc::new(images(config)?)
+            }
+            Kind::Vectors { input_dim, output_dim } => {
+                Arc::new(SyntheticRegression::new(input_dim, output_dim, self.samples, seed)?)
+            }
+            Kind::Tokens { vocab, seq_len } => {
+                Arc::new(SyntheticTokens::new(vocab, seq_len, self.samples, seed)?)
+            }
+        })
+    }
+}
+
+impl DataSettings for Synthetic {
     fn to_json(&self) -> Value {
         json!(self)
     }
 
     fn open(&self, seed: u64, split: Split) -> Result<Arc<dyn Dataset>> {
-        let len = match split {
-            Split::Train => self.samples,
-            Split::Test => self.samples.div_ceil(4),
-        };
-        let [height, width, channels] = self.image;
-        let num_classes = CLASSES;
-        let config =
-            SyntheticImagesConfig { height, width, channels, num_classes, len, seed, split };
-        opened(if self.on_device {
-            SyntheticImages::on_demand(config)
-        } else {
-            SyntheticImages::new(config)
-        })
-    }
-
-    fn is_synthetic(&self) -> bool {
-        true
-    }
-
-    fn is_generated(&self) -> bool {
-        self.on_device
-    }
-
-    fn identity(&self) -> Option<Vec<(&'static str, String)>> {
-        let image = format!("{:?}", self.image);
-        Some(vec![("--samples", self.samples.to_string()), ("--image", image)])
-    }
-}
-
-#[derive(Debug, Serialize)]
-struct Vectors {
-    samples: usize,
-    input_dim: usize,
-    output_dim: usize,
-}
-
-impl DataSettings for Vectors {
-    fn to_json(&self) -> Value {
-        json!(self)
-    }
-
-    fn open(&self, seed: u64, _: Split) -> Result<Arc<dyn Dataset>> {
-        opened(SyntheticRegression::new(self.input_dim, self.output_dim, self.samples, seed))
+        self.make(seed, split).map_err(|e| Failure::Usage(format!("--data synthetic: {e}")))
     }
 
     fn has_test(&self) -> bool {
-        false
+        self.has_images()
     }
 
     fn is_synthetic(&self) -> bool {
@@ -217,56 +221,23 @@ impl DataSettings for Vectors {
     }
 
     fn is_generated(&self) -> bool {
-        true
+        !matches!(self.kind, Kind::Images { on_device: false, .. })
     }
 
     fn is_new_each_epoch(&self) -> bool {
-        true
+        !self.has_images()
     }
 
-    fn identity(&self) -> Option<Vec<(&'static str, String)>> {
-        Some(vec![("--samples", self.samples.to_string())])
-    }
-}
-
-#[derive(Debug, Serialize)]
-struct Tokens {
-    samples: usize,
-    vocab: usize,
-    seq_len: usize,
-}
-
-impl DataSettings for Tokens {
     fn length_flag(&self) -> Option<&'static str> {
-        Some("--seq-len")
-    }
-
-    fn to_json(&self) -> Value {
-        json!(self)
-    }
-
-    fn open(&self, seed: u64, _: Split) -> Result<Arc<dyn Dataset>> {
-        opened(SyntheticTokens::new(self.vocab, self.seq_len, self.samples, seed))
-    }
-
-    fn has_test(&self) -> bool {
-        false
-    }
-
-    fn is_synthetic(&self) -> bool {
-        true
-    }
-
-    fn is_generated(&self) -> bool {
-        true
-    }
-
-    fn is_new_each_epoch(&self) -> bool {
-        true
+        matches!(self.kind, Kind::Tokens { .. }).then_some("--seq-len")
     }
 
     fn identity(&self) -> Option<Vec<(&'static str, String)>> {
-        let seq_len = self.seq_len.to_string();
-        Some(vec![("--samples", self.samples.to_string()), ("--seq-len", seq_len)])
+        let shape = match self.kind {
+            Kind::Images { image, .. } => Some(("--image", format!("{image:?}"))),
+            Kind::Vectors { .. } => None,
+            Kind::Tokens { seq_len, .. } => Some(("--seq-len", seq_len.to_string())),
+        };
+        Some([("--samples", self.samples.to_string())].into_iter().chain(shape).collect())
     }
 }

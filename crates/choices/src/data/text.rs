@@ -10,15 +10,16 @@ use paceline_data::text::{
     TokenizerSource,
 };
 use paceline_data::{Dataset, Split};
-use paceline_failure::{Failure, Result};
+use paceline_failure::{Failure, Result, usage};
 use paceline_files::{Printable, printable};
 use paceline_host::bar::{TaskBar, Unit};
 use paceline_host::text::listed;
 use paceline_hub::{self as hub, Found};
 
-use super::{DataSettings, OfData, RunNeeds, check_vocab, usage};
+use super::files::FolderFlag;
+use super::{DataSettings, OfData, RunNeeds, check_vocab};
 use crate::models::{Samples, TOKENIZER};
-use crate::registry::{Row, flags_of, read};
+use crate::registry::{Choice, flags_of, read};
 
 /// Default length to which texts are cut.
 const MAX_LENGTH: usize = 512;
@@ -26,7 +27,7 @@ const MAX_LENGTH: usize = 512;
 const SEQ_LEN: usize = 128;
 
 /// The choice.
-pub(super) const TEXT: Row<OfData> = Row {
+pub(super) const TEXT: Choice<OfData> = Choice {
     name: "text",
     aliases: &[],
     about: "Texts in --data-dir: train*.parquet, .csv or .jsonl with text and label; for language models any texts",
@@ -38,9 +39,8 @@ pub(super) const TEXT: Row<OfData> = Row {
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Data")]
 struct Flags {
-    /// Folder of the data set's files; for texts also one file, or a data set of the Hugging Face Hub (paceline fetch data)
-    #[arg(long, value_name = "DIR")]
-    data_dir: Option<PathBuf>,
+    #[command(flatten)]
+    folder: FolderFlag,
     /// Text: the tokenizer.json of the model, a model of the Hugging Face Hub, or bytes: each byte is a token, which needs no
     /// file [default: the one in --data-dir, or else that of --pretrained]
     #[arg(long, value_name = "FILE|NAME")]
@@ -87,9 +87,7 @@ struct Flags {
 
 fn resolve(settings: &ArgMatches, run: &RunNeeds) -> Result<Arc<dyn DataSettings>> {
     let flags: Flags = read(settings)?;
-    let Some(stated) = &flags.data_dir else {
-        return usage("--data text needs --data-dir, the folder of its files");
-    };
+    let stated = flags.folder.of(TEXT.name, "the folder of its files")?;
     let numbers = [
         ("--max-length", flags.max_length),
         ("--classes", flags.classes),

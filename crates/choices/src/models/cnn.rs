@@ -10,10 +10,10 @@ use paceline_kernels::ImageLayout;
 use paceline_model::{CnnConfig, Model, ModelError};
 
 use super::{FuseFlag, ModelSettings, OfModel, Samples};
-use crate::registry::{Row, flags_of, read, spaced, width};
+use crate::registry::{Choice, flags_of, read, spaced, width};
 
 /// The choice.
-pub(super) const CNN: Row<OfModel> = Row {
+pub(super) const CNN: Choice<OfModel> = Choice {
     name: "cnn",
     aliases: &[],
     about: "Convolutions with ReLU and pooling, one hidden layer",

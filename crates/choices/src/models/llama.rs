@@ -19,10 +19,10 @@ use serde_json::Value;
 use self::size::Size;
 use self::stated::Stated;
 use super::{Defaults, ModelSettings, OfModel, Samples};
-use crate::registry::{Row, flags_of, read, width};
+use crate::registry::{Choice, flags_of, read, width};
 
 /// The choice.
-pub(super) const LLAMA: Row<OfModel> = Row {
+pub(super) const LLAMA: Choice<OfModel> = Choice {
     name: "llama",
     aliases: &[],
     about: "A language model of the Llama family, with random or with pretrained weights",

@@ -8,13 +8,13 @@ use paceline_failure::{Failure, Result};
 use paceline_model::{CrossEntropy, MlpConfig, Model, ModelError};
 
 use super::{Defaults, FuseFlag, ModelSettings, OfModel, Samples};
-use crate::registry::{Row, flags_of, read, width};
+use crate::registry::{Choice, flags_of, read, width};
 
 /// A larger number of hidden layers is taken for a mistake.
 const MAX_LAYERS: usize = 10_000;
 
 /// The choice.
-pub(super) const MLP: Row<OfModel> = Row {
+pub(super) const MLP: Choice<OfModel> = Choice {
     name: "mlp",
     aliases: &[],
     about: "Linear layers with ReLU",

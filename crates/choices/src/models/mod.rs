@@ -16,41 +16,22 @@ use paceline_model::{Model, ModelError, Storage};
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
-use super::registry::{Choice, FlagValues, Registry, Row};
+use super::registry::{FlagValues, Registry};
 
 /// The file that a model's tokenizer is published in.
 pub const TOKENIZER: &str = "tokenizer.json";
 
 /// The models. The first one is the default.
-pub static MODELS: Registry<dyn ModelChoice> =
+pub static MODELS: Registry<OfModel> =
     Registry::new("model", "Model", &[&cnn::CNN, &mlp::MLP, &llama::LLAMA]);
 
-/// A model that `--model` can name.
-pub trait ModelChoice: Choice {
-    /// Reads its flags, checks them and fills in the defaults.
-    fn resolve(&self, settings: &ArgMatches) -> Result<Arc<dyn ModelSettings>>;
-
+/// The part of a [choice](super::registry::Choice) that only models have.
+pub struct OfModel {
     /// Its flags, without dashes, that are widths of hidden layers. Multiplying all of them makes a larger model for the
-    /// same samples (`paceline predict --memory`). None by default.
-    fn width_flags(&self) -> &'static [&'static str] {
-        &[]
-    }
-}
-
-/// The part of a [`Row`] that only models have.
-struct OfModel {
-    width_flags: &'static [&'static str],
-    resolve: fn(&ArgMatches) -> Result<Arc<dyn ModelSettings>>,
-}
-
-impl ModelChoice for Row<OfModel> {
-    fn resolve(&self, settings: &ArgMatches) -> Result<Arc<dyn ModelSettings>> {
-        (self.of.resolve)(settings)
-    }
-
-    fn width_flags(&self) -> &'static [&'static str] {
-        self.of.width_flags
-    }
+    /// same samples (`paceline predict --memory`).
+    pub width_flags: &'static [&'static str],
+    /// Reads the flags, checks them and fills in the defaults.
+    pub resolve: fn(&ArgMatches) -> Result<Arc<dyn ModelSettings>>,
 }
 
 /// A model with its settings, all defaults filled in.
@@ -236,7 +217,7 @@ impl ModelConfig {
     pub fn resolve(name: &str, frozen: Vec<String>, settings: &ArgMatches) -> Result<Self> {
         let choice = MODELS.get(name)?;
         let flags = FlagValues::of(choice, settings);
-        Ok(Self { name: choice.name(), settings: choice.resolve(settings)?, flags, frozen })
+        Ok(Self { name: choice.name, settings: (choice.of.resolve)(settings)?, flags, frozen })
     }
 
     /// Its name on the command line.

@@ -7,10 +7,10 @@ use paceline_model::OptimizerConfig;
 use serde_json::json;
 
 use super::{CommonFlags, OptimizerSettings, Resolve, check, others};
-use crate::registry::{Row, flags_of, read};
+use crate::registry::{Choice, flags_of, read};
 
 /// The choice.
-pub(super) const ADAMW: Row<Resolve> = Row {
+pub(super) const ADAMW: Choice<Resolve> = Choice {
     name: "adamw",
     aliases: &[],
     about: "Adam with decoupled weight decay",

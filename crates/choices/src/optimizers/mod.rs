@@ -9,10 +9,10 @@ use paceline_model::OptimizerConfig;
 use serde::Serialize;
 use serde_json::Value;
 
-use super::registry::{Registry, Row};
+use super::registry::Registry;
 
 /// All optimizers. The first one is the default.
-pub static OPTIMIZERS: Registry<Row<Resolve>> =
+pub static OPTIMIZERS: Registry<Resolve> =
     Registry::new("optimizer", "Training", &[&sgd::SGD, &adamw::ADAMW]);
 
 /// Reads the flags of an optimizer, checks them and fills in the defaults.

@@ -7,10 +7,10 @@ use paceline_model::OptimizerConfig;
 use serde_json::json;
 
 use super::{CommonFlags, OptimizerSettings, Resolve, check, others};
-use crate::registry::{Row, flags_of, read};
+use crate::registry::{Choice, flags_of, read};
 
 /// The choice.
-pub(super) const SGD: Row<Resolve> = Row {
+pub(super) const SGD: Choice<Resolve> = Choice {
     name: "sgd",
     aliases: &[],
     about: "Stochastic gradient descent",

@@ -23,45 +23,46 @@ use paceline_strategies::{BucketCaps, Strategy};
 use serde_json::Value;
 
 use super::models::Defaults;
-use super::registry::{Choice, Registry};
+use super::registry::Registry;
 
 pub use buckets::default_caps;
 
 /// The strategies, in the order in which they are compared.
-pub static STRATEGIES: Registry<dyn StrategyChoice> =
-    Registry::new("strategy", "Strategy", rows::ROWS);
+pub static STRATEGIES: Registry<OfStrategy> = Registry::new("strategy", "Strategy", rows::ROWS);
 
 /// The default strategy of a single rank.
 pub const ALONE: &str = "single";
 /// The default strategy of several ranks.
 pub const TOGETHER: &str = "ddp";
 
-/// A strategy that `--strategy` can name.
-pub trait StrategyChoice: Choice {
+/// Reads the flags of a strategy, checks them and fills in the defaults.
+type Resolve = fn(&ArgMatches, &Defaults) -> Result<Arc<dyn StrategySettings>>;
+
+/// The part of a [choice](super::registry::Choice) that only strategies have.
+pub struct OfStrategy {
     /// How often the ranks' models are made equal.
-    fn synchronizes(&self) -> Synchronizes;
-
+    pub synchronizes: Synchronizes,
     /// The default number of batches per optimizer step.
-    fn accumulate(&self) -> usize {
-        1
-    }
-
+    pub accumulate: usize,
     /// The axes of a mesh along which it can place the ranks (`--mesh`).
-    fn axes(&self) -> &'static [Axis] {
-        &[Axis::Dp]
-    }
-
+    pub axes: &'static [Axis],
     /// Whether it divides the model among the ranks (`--shard-choice`).
-    fn is_sharded(&self) -> bool {
-        false
-    }
+    pub is_sharded: bool,
+    /// Reads the flags.
+    pub resolve: Resolve,
+}
 
-    /// Reads its flags, checks them and fills in the defaults.
-    fn resolve(
-        &self,
-        settings: &ArgMatches,
-        defaults: &Defaults,
-    ) -> Result<Arc<dyn StrategySettings>>;
+impl OfStrategy {
+    /// A strategy that keeps replicas equal.
+    pub(crate) const fn read_by(resolve: Resolve) -> Self {
+        Self {
+            synchronizes: Synchronizes::EveryStep,
+            accumulate: 1,
+            axes: &[Axis::Dp],
+            is_sharded: false,
+            resolve,
+        }
+    }
 }
 
 /// How often a strategy makes the ranks' models equal.
@@ -168,23 +169,18 @@ pub enum Advice {
     ShardWith(&'static str),
 }
 
-/// A strategy without settings of its own.
-struct Plain<S> {
+/// A strategy without settings of its own, which need not be one that can be copied.
+#[derive(Debug)]
+struct Plain {
     /// Its constructor.
-    make: fn() -> S,
+    make: fn() -> Box<dyn Strategy>,
     /// How the ranks' models relate.
     models: Models,
 }
 
-impl<S> Debug for Plain<S> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.write_str(std::any::type_name::<S>())
-    }
-}
-
-impl<S: Strategy + 'static> StrategySettings for Plain<S> {
+impl StrategySettings for Plain {
     fn build(&self) -> Result<Box<dyn Strategy>> {
-        Ok(Box::new((self.make)()))
+        Ok((self.make)())
     }
 
     fn models(&self) -> Models {

@@ -5,280 +5,185 @@
 
 use std::sync::Arc;
 
-use clap::{Arg, ArgMatches};
+use clap::Arg;
 use paceline_collectives::Axis;
-use paceline_failure::Result;
 use paceline_strategies::{
-    Ddp, FlatDdp, HalfPrecision, NoSync, Sharded, SimpleDdp, SimpleDdpAsync, SimpleDdpGa,
-    SimpleDdpHook, Single, Strategy, Zero, ZeroStage,
+    Ddp, FlatDdp, HalfPrecision, NoSync, SimpleDdp, SimpleDdpAsync, SimpleDdpGa, SimpleDdpHook,
+    Single, Strategy, ZeroStage,
 };
 
 use super::buckets::{BucketedDdp, ddp_flags};
 use super::sharding::{ShardSettings, accumulate_flags, gather_flags};
 use super::{
-    Advice, Models, Plain, StrategyChoice, StrategySettings, Synchronizes, bucket_ddp_async,
-    local_sgd, top_k,
+    Advice, Models, OfStrategy, Plain, Resolve, Synchronizes, bucket_ddp_async, local_sgd, top_k,
 };
-use crate::models::Defaults;
 use crate::registry::Choice;
 
-/// Reads a strategy's flags, checks them and fills in the defaults.
-type Resolve = fn(&ArgMatches, &Defaults) -> Result<Arc<dyn StrategySettings>>;
+type Row = Choice<OfStrategy>;
 
-/// A strategy that paceline comes with: the fields for [`Choice`] and [`StrategyChoice`].
-struct Row {
-    name: &'static str,
-    aliases: &'static [&'static str],
-    about: &'static str,
-    flags: fn() -> Vec<Arg>,
-    synchronizes: Synchronizes,
-    accumulate: usize,
-    axes: &'static [Axis],
-    is_sharded: bool,
-    resolve: Resolve,
-}
+/// Even shards can be those of some of the ranks.
+const EVENLY: &[Axis] = &[Axis::Dp, Axis::Shard];
 
 /// The rows.
-pub(super) const ROWS: &[&dyn StrategyChoice] = &[
-    &Row {
-        synchronizes: Synchronizes::Alone,
-        ..Row::new("single", "One rank, no communication", |_, _| plain(|| Single))
-    },
-    &Row::new("simple_ddp", "After backward, one blocking all-reduce per parameter", |_, _| {
-        plain(|| SimpleDdp)
-    }),
-    &Row {
-        accumulate: SimpleDdpGa::ACCUMULATION,
-        ..Row::new(
-            "simple_ddp_ga",
-            "simple_ddp that accumulates the gradients of several batches",
-            |_, _| plain(|| SimpleDdpGa),
-        )
-    },
-    &Row::new(
+pub(super) const ROWS: &[&Row] = &[
+    &row(
+        "single",
+        "One rank, no communication",
+        Vec::new,
+        OfStrategy { synchronizes: Synchronizes::Alone, ..plain::<Single>() },
+    ),
+    &row(
+        "simple_ddp",
+        "After backward, one blocking all-reduce per parameter",
+        Vec::new,
+        plain::<SimpleDdp>(),
+    ),
+    &row(
+        "simple_ddp_ga",
+        "simple_ddp that accumulates the gradients of several batches",
+        Vec::new,
+        OfStrategy { accumulate: SimpleDdpGa::ACCUMULATION, ..plain::<SimpleDdpGa>() },
+    ),
+    &row(
         "simple_ddp_hook",
         "One blocking all-reduce per parameter, during backward",
-        |_, _| plain(SimpleDdpHook::default),
+        Vec::new,
+        plain::<SimpleDdpHook>(),
     ),
-    &Row::new(
+    &row(
         "simple_ddp_async",
         "One asynchronous all-reduce per parameter, during backward",
-        |_, _| plain(SimpleDdpAsync::default),
+        Vec::new,
+        plain::<SimpleDdpAsync>(),
+    ),
+    &row(
+        "bucket_ddp_async",
+        "Gradients are copied into buckets that are reduced during backward",
+        bucket_ddp_async::flags,
+        OfStrategy::read_by(bucket_ddp_async::resolve),
     ),
     &Row {
-        flags: bucket_ddp_async::flags,
-        ..Row::new(
-            "bucket_ddp_async",
-            "Gradients are copied into buckets that are reduced during backward",
-            bucket_ddp_async::resolve,
-        )
-    },
-    &Row {
         aliases: &["pytorch_ddp"],
-        ..Row::of_ddp(
+        ..row(
             "ddp",
             "Gradients live in buckets that are reduced during backward",
-            |settings, defaults| {
+            ddp_flags,
+            OfStrategy::read_by(|settings, defaults| {
                 BucketedDdp::resolve(settings, defaults, |ddp| ddp, Advice::ChooseBuckets)
-            },
+            }),
         )
     },
-    &Row::new("flat_ddp", "One all-reduce of everything after backward", |_, _| plain(|| FlatDdp)),
-    &Row {
-        is_sharded: true,
-        ..Row::new(
-            "zero1",
-            "Optimizer state divided by whole parameters; owners send what they update",
-            |settings, _| {
-                ShardSettings::resolve(
-                    settings,
-                    |options| Box::new(Zero::new(ZeroStage::One, options)),
-                    |_| Advice::ShardWith("sharded1"),
-                )
-            },
-        )
-    },
-    &Row {
-        flags: accumulate_flags,
-        is_sharded: true,
-        ..Row::new(
-            "zero2",
-            "Gradients and optimizer state divided by whole parameters",
-            |settings, _| {
-                ShardSettings::resolve(
-                    settings,
-                    |options| Box::new(Zero::new(ZeroStage::Two, options)),
-                    |_| Advice::ShardWith("sharded2"),
-                )
-            },
-        )
-    },
-    &Row {
-        flags: accumulate_flags,
-        is_sharded: true,
-        ..Row::new(
-            "zero3",
-            "Parameters, gradients and optimizer state divided by whole parameters",
-            |settings, _| {
-                ShardSettings::resolve(
-                    settings,
-                    |options| Box::new(Zero::new(ZeroStage::Three, options)),
-                    |_| Advice::ShardWith("sharded3"),
-                )
-            },
-        )
-    },
+    &row("flat_ddp", "One all-reduce of everything after backward", Vec::new, plain::<FlatDdp>()),
+    &row(
+        "zero1",
+        "Optimizer state divided by whole parameters; owners send what they update",
+        Vec::new,
+        sharded(&[Axis::Dp], |settings, _| ShardSettings::resolve(settings, ZeroStage::One, false)),
+    ),
+    &row(
+        "zero2",
+        "Gradients and optimizer state divided by whole parameters",
+        accumulate_flags,
+        sharded(&[Axis::Dp], |settings, _| ShardSettings::resolve(settings, ZeroStage::Two, false)),
+    ),
+    &row(
+        "zero3",
+        "Parameters, gradients and optimizer state divided by whole parameters",
+        accumulate_flags,
+        sharded(&[Axis::Dp], |settings, _| {
+            ShardSettings::resolve(settings, ZeroStage::Three, false)
+        }),
+    ),
     &Row {
         aliases: &["pytorch_zero1"],
-        ..Row::in_even_shards(
+        ..row(
             "sharded1",
             "Optimizer state in even shards; reduced during backward, gathered during forward",
-            |settings, _| {
-                ShardSettings::resolve(
-                    settings,
-                    |options| Box::new(Sharded::new(ZeroStage::One, options)),
-                    |_| Advice::ChooseGathers { prefetch: None },
-                )
-            },
+            Vec::new,
+            sharded(EVENLY, |settings, _| ShardSettings::resolve(settings, ZeroStage::One, true)),
         )
     },
     &Row {
         aliases: &["pytorch_zero2"],
-        flags: accumulate_flags,
-        ..Row::in_even_shards(
+        ..row(
             "sharded2",
             "Gradients and optimizer state in even shards",
-            |settings, _| {
-                ShardSettings::resolve(
-                    settings,
-                    |options| Box::new(Sharded::new(ZeroStage::Two, options)),
-                    |_| Advice::ChooseGathers { prefetch: None },
-                )
-            },
+            accumulate_flags,
+            sharded(EVENLY, |settings, _| ShardSettings::resolve(settings, ZeroStage::Two, true)),
         )
     },
     &Row {
         aliases: &["pytorch_zero3"],
-        flags: || [accumulate_flags(), gather_flags()].concat(),
-        ..Row::in_even_shards(
+        ..row(
             "sharded3",
             "Parameters, gradients and optimizer state in even shards; gathered ahead",
-            |settings, _| {
-                ShardSettings::resolve(
-                    settings,
-                    |options| Box::new(Sharded::new(ZeroStage::Three, options)),
-                    |options| Advice::ChooseGathers { prefetch: Some(options.prefetch) },
-                )
-            },
+            || [accumulate_flags(), gather_flags()].concat(),
+            sharded(EVENLY, |settings, _| ShardSettings::resolve(settings, ZeroStage::Three, true)),
         )
     },
-    &Row {
-        flags: top_k::flags,
-        ..Row::new(
-            "top_k",
-            "ddp that sends the largest gradients only and keeps the others for later steps",
-            top_k::resolve,
-        )
-    },
-    &Row::of_ddp("fp16", "ddp with gradients in half precision", |settings, defaults| {
-        let hooked = |ddp: Ddp| ddp.with_hook(HalfPrecision::fp16());
-        BucketedDdp::resolve(settings, defaults, hooked, Advice::CompareWithDdp)
-    }),
-    &Row::of_ddp("bf16", "ddp with gradients in bfloat16", |settings, defaults| {
-        let hooked = |ddp: Ddp| ddp.with_hook(HalfPrecision::bf16());
-        BucketedDdp::resolve(settings, defaults, hooked, Advice::CompareWithDdp)
-    }),
-    &Row {
-        flags: local_sgd::flags,
-        synchronizes: Synchronizes::SomeSteps,
-        ..Row::new(
-            "local_sgd",
-            "Ranks train alone and average their parameters every few steps",
-            local_sgd::resolve,
-        )
-    },
-    &Row {
-        synchronizes: Synchronizes::Never,
-        ..Row::new(
-            "no_sync",
-            "No communication: what ddp is compared with to see what it costs",
-            |_, _| Ok(Arc::new(Plain { make: || NoSync, models: Models::Worthless })),
-        )
-    },
+    &row(
+        "top_k",
+        "ddp that sends the largest gradients only and keeps the others for later steps",
+        top_k::flags,
+        OfStrategy::read_by(top_k::resolve),
+    ),
+    &row(
+        "fp16",
+        "ddp with gradients in half precision",
+        ddp_flags,
+        OfStrategy::read_by(|settings, defaults| {
+            let hooked = |ddp: Ddp| ddp.with_hook(HalfPrecision::fp16());
+            BucketedDdp::resolve(settings, defaults, hooked, Advice::CompareWithDdp)
+        }),
+    ),
+    &row(
+        "bf16",
+        "ddp with gradients in bfloat16",
+        ddp_flags,
+        OfStrategy::read_by(|settings, defaults| {
+            let hooked = |ddp: Ddp| ddp.with_hook(HalfPrecision::bf16());
+            BucketedDdp::resolve(settings, defaults, hooked, Advice::CompareWithDdp)
+        }),
+    ),
+    &row(
+        "local_sgd",
+        "Ranks train alone and average their parameters every few steps",
+        local_sgd::flags,
+        OfStrategy {
+            synchronizes: Synchronizes::SomeSteps,
+            ..OfStrategy::read_by(local_sgd::resolve)
+        },
+    ),
+    &row(
+        "no_sync",
+        "No communication: what ddp is compared with to see what it costs",
+        Vec::new,
+        OfStrategy {
+            synchronizes: Synchronizes::Never,
+            ..OfStrategy::read_by(|_, _| {
+                Ok(Arc::new(Plain { make: || Box::new(NoSync), models: Models::Worthless }))
+            })
+        },
+    ),
 ];
 
-impl Row {
-    /// A strategy that keeps replicas equal and has no flags.
-    const fn new(name: &'static str, about: &'static str, resolve: Resolve) -> Self {
-        Self {
-            name,
-            aliases: &[],
-            about,
-            flags: Vec::new,
-            synchronizes: Synchronizes::EveryStep,
-            accumulate: 1,
-            axes: &[Axis::Dp],
-            is_sharded: false,
-            resolve,
-        }
-    }
-
-    /// `ddp`, or `ddp` with a communication hook.
-    const fn of_ddp(name: &'static str, about: &'static str, resolve: Resolve) -> Self {
-        Self { flags: ddp_flags, ..Self::new(name, about, resolve) }
-    }
-
-    /// A strategy that divides the model evenly, and can do so among some of the ranks.
-    const fn in_even_shards(name: &'static str, about: &'static str, resolve: Resolve) -> Self {
-        Self { axes: &[Axis::Dp, Axis::Shard], is_sharded: true, ..Self::new(name, about, resolve) }
-    }
+const fn row(
+    name: &'static str,
+    about: &'static str,
+    flags: fn() -> Vec<Arg>,
+    of: OfStrategy,
+) -> Row {
+    Row { name, aliases: &[], about, flags, of }
 }
 
-/// The settings of a strategy without settings of its own.
-fn plain<S: Strategy + 'static>(make: fn() -> S) -> Result<Arc<dyn StrategySettings>> {
-    Ok(Arc::new(Plain { make, models: Models::Equal }))
+/// A strategy that divides the model.
+const fn sharded(axes: &'static [Axis], resolve: Resolve) -> OfStrategy {
+    OfStrategy { axes, is_sharded: true, ..OfStrategy::read_by(resolve) }
 }
 
-impl Choice for Row {
-    fn name(&self) -> &'static str {
-        self.name
-    }
-
-    fn aliases(&self) -> &'static [&'static str] {
-        self.aliases
-    }
-
-    fn about(&self) -> &'static str {
-        self.about
-    }
-
-    fn flags(&self) -> Vec<Arg> {
-        (self.flags)()
-    }
-}
-
-impl StrategyChoice for Row {
-    fn synchronizes(&self) -> Synchronizes {
-        self.synchronizes
-    }
-
-    fn accumulate(&self) -> usize {
-        self.accumulate
-    }
-
-    fn axes(&self) -> &'static [Axis] {
-        self.axes
-    }
-
-    fn is_sharded(&self) -> bool {
-        self.is_sharded
-    }
-
-    fn resolve(
-        &self,
-        settings: &ArgMatches,
-        defaults: &Defaults,
-    ) -> Result<Arc<dyn StrategySettings>> {
-        (self.resolve)(settings, defaults)
-    }
+/// A strategy without settings of its own.
+const fn plain<S: Strategy + Default + 'static>() -> OfStrategy {
+    OfStrategy::read_by(|_, _| {
+        Ok(Arc::new(Plain { make: || Box::new(S::default()), models: Models::Equal }))
+    })
 }

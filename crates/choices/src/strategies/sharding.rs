@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use clap::{Arg, ArgMatches, Args, ValueEnum};
 use paceline_collectives::MeshShape;
-use paceline_failure::{Failure, Result};
+use paceline_failure::{Result, usage};
 use paceline_model::Model;
-use paceline_strategies::{ShardAccumulation, ShardOptions, Strategy};
+use paceline_strategies::{ShardAccumulation, ShardOptions, Sharded, Strategy, Zero, ZeroStage};
 
 use super::{Advice, StrategySettings};
 use crate::registry::{flags_of, read};
@@ -52,17 +52,18 @@ pub(super) fn gather_flags() -> Vec<Arg> {
 /// A strategy that divides the model, with its options.
 #[derive(Debug)]
 pub(super) struct ShardSettings {
+    stage: ZeroStage,
     options: ShardOptions,
-    build: fn(ShardOptions) -> Box<dyn Strategy>,
-    advice: fn(&ShardOptions) -> Advice,
+    /// Otherwise by whole parameters.
+    is_even: bool,
 }
 
 impl ShardSettings {
     /// Reads the flags above. A strategy ignores the options for which it has no flag.
     pub(super) fn resolve(
         settings: &ArgMatches,
-        build: fn(ShardOptions) -> Box<dyn Strategy>,
-        advice: fn(&ShardOptions) -> Advice,
+        stage: ZeroStage,
+        is_even: bool,
     ) -> Result<Arc<dyn StrategySettings>> {
         let accumulate: AccumulateFlags = read(settings)?;
         let gather: GatherFlags = read(settings)?;
@@ -76,14 +77,20 @@ impl ShardSettings {
                 AccumulateName::Shards => ShardAccumulation::Shards,
             },
         };
-        Ok(Arc::new(Self { options, build, advice }))
+        Ok(Arc::new(Self { stage, options, is_even }))
     }
-}
 
-impl ShardSettings {
+    fn strategy(&self) -> Box<dyn Strategy> {
+        if self.is_even {
+            Box::new(Sharded::new(self.stage, self.options))
+        } else {
+            Box::new(Zero::new(self.stage, self.options))
+        }
+    }
+
     /// A warning if a rank owns nothing but padding.
     fn idle_ranks(&self, model: &Model, world_size: usize) -> Option<String> {
-        let strategy = (self.build)(self.options);
+        let strategy = self.strategy();
         let mesh = MeshShape::replicas(world_size);
         let params: Vec<_> = model.layout.trained().map(|(_, param)| param.range()).collect();
         let has_any = |rank: &usize| {
@@ -102,17 +109,21 @@ impl ShardSettings {
     }
 }
 
-fn usage<T>(reason: String) -> Result<T> {
-    Err(Failure::Usage(reason))
-}
-
 impl StrategySettings for ShardSettings {
     fn build(&self) -> Result<Box<dyn Strategy>> {
-        Ok((self.build)(self.options))
+        Ok(self.strategy())
     }
 
     fn advice(&self) -> Advice {
-        (self.advice)(&self.options)
+        match self.stage {
+            ZeroStage::Three if self.is_even => {
+                Advice::ChooseGathers { prefetch: Some(self.options.prefetch) }
+            }
+            _ if self.is_even => Advice::ChooseGathers { prefetch: None },
+            ZeroStage::One => Advice::ShardWith("sharded1"),
+            ZeroStage::Two => Advice::ShardWith("sharded2"),
+            ZeroStage::Three => Advice::ShardWith("sharded3"),
+        }
     }
 
     fn check(&self, model: &Model, world_size: usize) -> Result<Vec<String>> {

@@ -8,7 +8,7 @@ use std::fmt::Write;
 use clap::{Arg, Args, Command};
 use paceline_choices::data::DATA_SETS;
 use paceline_choices::models::MODELS;
-use paceline_choices::registry::{Choice, Registry};
+use paceline_choices::registry::Registry;
 use paceline_choices::strategies::STRATEGIES;
 
 use super::args::TrainCommand;
@@ -120,11 +120,10 @@ fn described(flag: &Arg) -> String {
 }
 
 /// The choices that the program adds, each with its flags.
-fn added<C: Choice + ?Sized>(registry: &Registry<C>) -> Vec<(String, String)> {
+fn added<K>(registry: &Registry<K>) -> Vec<(String, String)> {
     let lines = registry.added().into_iter().flat_map(|choice| {
-        let choice_line =
-            (format!("--{} {}", registry.key, choice.name()), choice.about().to_owned());
-        let flags = choice.flags().into_iter().map(|flag| (name(&flag), described(&flag)));
+        let choice_line = (format!("--{} {}", registry.key, choice.name), choice.about.to_owned());
+        let flags = (choice.flags)().into_iter().map(|flag| (name(&flag), described(&flag)));
         std::iter::once(choice_line).chain(flags)
     });
     lines.collect()

@@ -2,7 +2,8 @@
 
 use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser};
-use paceline_choices::strategies::{STRATEGIES, StrategyChoice};
+use paceline_choices::registry::Choice;
+use paceline_choices::strategies::{OfStrategy, STRATEGIES};
 use paceline_failure::{Failure, Result};
 
 /// The data parallel strategies that a published comparison measured, in its order, and the batches that each
@@ -86,23 +87,23 @@ impl Comparison {
     }
 
     /// The strategies, each with its name in the comparison.
-    pub fn strategies(self) -> Vec<(&'static str, &'static dyn StrategyChoice)> {
+    pub fn strategies(self) -> Vec<(&'static str, &'static Choice<OfStrategy>)> {
         let all = STRATEGIES.all().into_iter();
         match self {
             Comparison::DataParallel => {
-                all.filter(|of| !of.is_sharded()).map(|of| (of.name(), of)).collect()
+                all.filter(|of| !of.of.is_sharded).map(|of| (of.name, of)).collect()
             }
             Comparison::Sharding => {
                 let baseline = STRATEGIES.get("simple_ddp").into_iter().map(|of| (BASELINE, of));
-                baseline.chain(all.filter(|of| of.is_sharded()).map(|of| (of.name(), of))).collect()
+                baseline.chain(all.filter(|of| of.of.is_sharded).map(|of| (of.name, of))).collect()
             }
         }
     }
 
     /// The strategy of this name. Fails if it does not belong to the comparison.
-    pub fn strategy(self, name: &str) -> Result<&'static dyn StrategyChoice> {
-        let is_meant = |(own, choice): &(&str, &dyn StrategyChoice)| {
-            *own == name || choice.name() == name || choice.aliases().contains(&name)
+    pub fn strategy(self, name: &str) -> Result<&'static Choice<OfStrategy>> {
+        let is_meant = |(own, choice): &(&str, &Choice<OfStrategy>)| {
+            *own == name || choice.name == name || choice.aliases.contains(&name)
         };
         let found = self.strategies().into_iter().find(is_meant).map(|(_, choice)| choice);
         found.ok_or_else(|| {
@@ -112,8 +113,8 @@ impl Comparison {
     }
 
     fn parser(self) -> PossibleValuesParser {
-        let value = |(name, choice): (&'static str, &dyn StrategyChoice)| {
-            PossibleValue::new(name).aliases(choice.aliases()).help(choice.about())
+        let value = |(name, choice): (&'static str, &Choice<OfStrategy>)| {
+            PossibleValue::new(name).aliases(choice.aliases).help(choice.about)
         };
         let several = Several::EACH.into_iter().map(|several| PossibleValue::new(several.word()));
         PossibleValuesParser::new(several.chain(self.strategies().into_iter().map(value)))

@@ -7,7 +7,7 @@ use clap::Arg;
 use paceline_choices::data::DATA_SETS;
 use paceline_choices::models::MODELS;
 use paceline_choices::optimizers::OPTIMIZERS;
-use paceline_choices::registry::{Choice, Registry};
+use paceline_choices::registry::Registry;
 use paceline_choices::strategies::STRATEGIES;
 
 use super::key;
@@ -59,9 +59,9 @@ fn is_in(list: &[&str], name: &str) -> bool {
     list.iter().any(|names| names.split(' ').any(|known| known == name))
 }
 
-fn is_of_added<C: Choice + ?Sized>(registry: &Registry<C>, name: &str) -> bool {
+fn is_of_added<K>(registry: &Registry<K>, name: &str) -> bool {
     let is_it = |flag: Arg| key(&flag) == name;
-    registry.added().iter().any(|choice| choice.flags().into_iter().any(is_it))
+    registry.added().iter().any(|choice| (choice.flags)().into_iter().any(is_it))
 }
 
 #[cfg(test)]

@@ -111,12 +111,12 @@ fn strategies(args: &PredictArgs) -> Result<Vec<String>> {
         ([], Some(name)) => vec![name.clone()],
         ([all], _) if all == ALL => {
             let meant = STRATEGIES.all().into_iter();
-            let meant = meant.filter(|choice| choice.synchronizes() != Synchronizes::Alone);
-            meant.map(|choice| choice.name().to_owned()).collect()
+            let meant = meant.filter(|choice| choice.of.synchronizes != Synchronizes::Alone);
+            meant.map(|choice| choice.name.to_owned()).collect()
         }
         (names, _) => names.to_vec(),
     };
-    asked.iter().map(|name| Ok(STRATEGIES.get(name)?.name().to_owned())).collect()
+    asked.iter().map(|name| Ok(STRATEGIES.get(name)?.name.to_owned())).collect()
 }
 
 /// The bytes that a rank may take.
@@ -223,7 +223,7 @@ fn widths(model: &ModelConfig) -> Vec<(&'static str, Vec<usize>)> {
         let widths = values.split(' ').map(str::parse).collect::<std::result::Result<_, _>>();
         Some((*flag, widths.ok()?))
     };
-    choice.width_flags().iter().filter_map(of_flag).collect()
+    choice.of.width_flags.iter().filter_map(of_flag).collect()
 }
 
 /// The categories that some row has.
@@ -281,7 +281,7 @@ fn print(
             *bytes as f64 / 1e9
         ));
     }
-    let flags = MODELS.get(config.model.name()).map_or(&[][..], |choice| choice.width_flags());
+    let flags = MODELS.get(config.model.name()).map_or(&[][..], |choice| choice.of.width_flags);
     if !flags.is_empty() {
         let flags: Vec<String> = flags.iter().map(|flag| format!("--{flag}")).collect();
         say(&format!(

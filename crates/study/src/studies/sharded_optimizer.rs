@@ -144,7 +144,7 @@ fn sharded_optimizer(args: &ShardedOptimizerArgs) -> Result<u8> {
 fn resolve_names(given: &[String]) -> Result<Vec<&'static str>> {
     let mut names: Vec<&'static str> = Vec::new();
     for name in given {
-        let name = STRATEGIES.get(name)?.name();
+        let name = STRATEGIES.get(name)?.name;
         if names.contains(&name) {
             return usage(format!("--strategies: {name} is there twice; pass it once"));
         }

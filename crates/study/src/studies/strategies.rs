@@ -116,10 +116,10 @@ pub fn compare(
             (Several::Published, Some((_, batches))) => asked.unwrap_or(*batches),
             (Several::Published, None) => continue,
         };
-        if strategy.synchronizes() == Synchronizes::Alone && world_size > 1 {
+        if strategy.of.synchronizes == Synchronizes::Alone && world_size > 1 {
             continue;
         }
-        let flags = flags.with("strategy", strategy.name()).with("accumulate", accumulate);
+        let flags = flags.with("strategy", strategy.name).with("accumulate", accumulate);
         match spec::resolve(&flags) {
             Ok(config) => {
                 let name = choice.to_owned();

@@ -4,7 +4,7 @@
 pub mod args;
 
 use paceline_choices::data::DATA_SETS;
-use paceline_failure::{Failure, Result};
+use paceline_failure::{Failure, Result, usage};
 use paceline_files::Printable;
 use paceline_host::text::{say, say_unbroken};
 use paceline_hub::download::Source;
@@ -32,15 +32,11 @@ pub fn fetch(command: &FetchCommand) -> Result<u8> {
     Ok(0)
 }
 
-fn usage<T>(problem: impl Into<String>) -> Result<T> {
-    Err(Failure::Usage(problem.into()))
-}
-
 /// A data set of `--data` that is published somewhere else than on the Hub.
 fn published(name: &str) -> Option<(&'static str, &'static Source)> {
     DATA_SETS.all().into_iter().find_map(|choice| {
-        let source = choice.source().filter(|_| choice.name() == name)?;
-        Some((choice.name(), source))
+        let source = choice.of.source.filter(|_| choice.name == name)?;
+        Some((choice.name, source))
     })
 }
 
