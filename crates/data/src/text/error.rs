@@ -3,27 +3,24 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-use super::TextFormat;
-
 /// An error in text files, in a tokenizer, or in the cache of tokens.
 #[derive(thiserror::Error)]
 pub enum TextError {
     /// The folder has no files for a part of the data.
-    #[error(
-        "found no {} (for language models, {part}*.txt) in {}",
-        TextFormat::of_tables(&format!("{part}*")), folder.display()
-    )]
+    #[error("found no {wanted} in {}", folder.display())]
     NoFiles {
         /// The folder.
         folder: PathBuf,
-        /// `train` or `test`.
-        part: &'static str,
+        /// The names of such files.
+        wanted: String,
     },
     /// The folder has no text at all.
-    #[error("found no {} file in {} and its subfolders", TextFormat::of_texts(), folder.display())]
+    #[error("found no {wanted} file in {} and its subfolders", folder.display())]
     NoTexts {
         /// The folder.
         folder: PathBuf,
+        /// The endings of such files.
+        wanted: String,
     },
     /// The text is too short for one sequence.
     #[error(

@@ -49,7 +49,7 @@ impl TextFiles {
             (Some(second), Some(first)) => {
                 Err(TextError::Subfolders { first: first.folder, second: second.folder })
             }
-            (None, _) => Err(TextError::NoFiles { folder: folder.into(), part: "train" }),
+            (None, _) => Err(TextFormat::no_files(folder, "train")),
         }
     }
 
@@ -82,7 +82,7 @@ impl TextFiles {
         }
         train.sort();
         if train.is_empty() {
-            Err(TextError::NoTexts { folder: path.into() })
+            Err(TextError::NoTexts { folder: path.into(), wanted: TextFormat::of_texts() })
         } else {
             Ok(Self { folder: path.into(), train, test: Vec::new() })
         }
@@ -107,7 +107,7 @@ impl TextFiles {
         };
         let (train, test) = (part("train")?, part("test")?);
         if train.is_empty() {
-            return Err(TextError::NoFiles { folder: folder.into(), part: "train" });
+            return Err(TextFormat::no_files(folder, "train"));
         }
         Ok(Self { folder: folder.into(), train, test })
     }

@@ -61,6 +61,13 @@ impl TextFormat {
         either(FORMATS.iter().filter(|format| format.read.is_some()), begin)
     }
 
+    /// The error about a folder without files for a part, `train` or `test`.
+    pub(super) fn no_files(folder: &Path, part: &str) -> TextError {
+        let tables = Self::of_tables(&format!("{part}*"));
+        let wanted = format!("{tables} (for language models, {part}*.txt)");
+        TextError::NoFiles { folder: folder.into(), wanted }
+    }
+
     /// All endings, in words, with those of running text first.
     pub(super) fn of_texts() -> String {
         either(FORMATS.iter().rev(), "")

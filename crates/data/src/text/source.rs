@@ -111,7 +111,7 @@ impl TextSource {
         };
         let folder = self.files.folder();
         if files.is_empty() {
-            return Err(TextError::NoFiles { folder: folder.into(), part: "test" });
+            return Err(TextFormat::no_files(folder, "test"));
         }
         // An earlier version cut texts elsewhere, and other tokens than those of the whole text may be in its files.
         let key = "running text, as a whole, without a mark of byte order".to_owned();
