@@ -16,6 +16,7 @@ const MAX_TIMEOUT_S: f64 = 3.2e7;
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct CommConfig {
     /// Seconds that an operation may wait for other ranks.
+    #[serde(rename = "timeout")]
     pub timeout_s: f64,
     /// The link to emulate.
     pub link: Option<Link>,

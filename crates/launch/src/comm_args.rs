@@ -8,7 +8,13 @@ use clap::Args;
 #[command(next_help_heading = "Communication")]
 pub struct CommArgs {
     /// Seconds that an operation, or the rendezvous, may wait for other ranks
-    #[arg(long, value_name = "SECONDS", default_value_t = 60.0, allow_negative_numbers = true)]
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 60.0,
+        allow_negative_numbers = true,
+        help_heading = "Host"
+    )]
     pub timeout: f64,
     /// Emulate a slower link: BANDWIDTH,LATENCY as in 10gbit,50us, or a name as 10gbe
     #[arg(long, value_name = "LINK")]
@@ -27,6 +33,6 @@ pub struct CommArgs {
     #[arg(long, value_name = "H")]
     pub hosts: Option<usize>,
     /// Address at which other hosts reach this one [default: that of the interface towards rank 0]
-    #[arg(long, value_name = "ADDRESS")]
+    #[arg(long, value_name = "ADDRESS", help_heading = "Files and addresses")]
     pub host: Option<String>,
 }

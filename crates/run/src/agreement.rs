@@ -2,20 +2,16 @@
 //!
 //! Input: the resolved settings of this rank. The ranks compare one digest of them before a file is written and before the
 //! model is built. If the digests differ, an error names each setting that differs, with its value here and there. This
-//! file does not know the meaning of a setting, except which ones belong to a host:
-//!
-//! | kind of setting | compared |
-//! |---|---|
-//! | settings that decide the weights, and which operations the ranks make in which order | the resolved value |
-//! | the places of files that are read (`--data-dir`, `--tokenizer`, `--pretrained`) | the contents of the data, the settings of the model, and the commit of a name; the first weights are compared by [`crate::equality`] |
-//! | the folders of checkpoints | whether there are any; that all ranks see the same one is checked when they open it |
-//! | settings of a host and its address (`--threads`, `--host`) | no: the numbers are the same |
-//! | outputs of rank 0 for people (`--name`, `--json`, `--quiet`) | no |
-//!
-//! A new setting is compared unless it is listed here.
+//! file does not know the meaning of a setting: a value is compared unless its flag's [`Scope`] says that it is about a host
+//! or an output. Of files that are read, the contents are compared: the samples, the settings of the model, and the commit of a
+//! name. The first weights are compared by [`crate::equality`]. Of the folders of checkpoints, only matters whether there are
+//! any; that all ranks see the same one is checked when they open it.
 
+use std::any::TypeId;
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::PathBuf;
 
+use clap::Arg;
 use paceline_choices::data::DataConfig;
 use paceline_choices::models::ModelConfig;
 use paceline_collectives::Group;
@@ -24,58 +20,12 @@ use paceline_host::text::{listed, placement_line, warn};
 use paceline_launch::device::Device;
 use paceline_observe::figures::event::Placed;
 use paceline_settings::config::TrainConfig;
-use paceline_settings::flags;
+use paceline_settings::flags::{self, Scope};
 use paceline_settings::open_data::OpenData;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
-/// The settings of a run that may differ from rank to rank, by their places in `config.json`.
-const OF_A_HOST: [&str; 24] = [
-    // Settings of a host: its computation, its address, and how long it waits.
-    "threads",
-    "pin_cores",
-    "copies.pinned",
-    "copies.non_blocking",
-    "copies.own_stream",
-    "copies.of_generated",
-    "loading.ahead",
-    "loading.decode_us",
-    "mark_ranges",
-    "comm.host",
-    "comm.timeout_s",
-    "init_method",
-    // Only rank 0 looks at these.
-    "name",
-    "run_dir",
-    "json",
-    "verbose",
-    "quiet",
-    "log_every",
-    "tensorboard",
-    "save_keep",
-    "warnings",
-    // They follow from other settings.
-    "batch_size",
-    // The contents are compared instead.
-    "model.pretrained",
-    "model.found",
-];
-/// The folders for which only matters whether they are stated.
-const FOLDERS: [&str; 3] = ["save", "resume", "profile.folder"];
-/// Settings whose flags are not named like their places.
-const FLAGS: [(&str, &str); 10] = [
-    ("schedule.name", "lr-schedule"),
-    ("schedule.warmup_steps", "lr-warmup-steps"),
-    ("schedule.steps", "lr-steps"),
-    ("model.frozen", "freeze"),
-    ("strategy.gradient_view", "no-gradient-view"),
-    ("strategy.static_graph", "no-static-graph"),
-    ("profile.folder", "profile"),
-    ("comm.link", "link"),
-    ("loss_scale.initial", "loss-scale"),
-    ("loss_scale.window", "loss-scale-window"),
-];
 /// The most settings that an error names.
 const MOST_NAMED: usize = 6;
 
@@ -95,9 +45,10 @@ impl Settings {
     pub fn of_run(config: &TrainConfig, data: &OpenData) -> Self {
         let mut all = Self::default().with_data(&config.data).with_model(&config.model);
         let mut json = json!(config);
-        json["data"] = Value::Null;
-        json["training_data"] = Value::Null;
-        json["class_names"] = Value::Null;
+        // Of the data, the contents are compared. Warnings are about a host.
+        for place in ["data", "training_data", "class_names", "warnings"] {
+            json[place] = Value::Null;
+        }
         all.add(&json);
         all.insert(TRAINING_DATA, config.training_data.as_deref().unwrap_or("computed"));
         all.insert(CLASS_NAMES, listed(&config.class_names));
@@ -150,11 +101,11 @@ impl Settings {
         self
     }
 
-    /// Adds every value of a table.
+    /// Adds every value of a table, unless its flag is about a host or an output.
     fn add(&mut self, table: &Value) {
-        let known: BTreeSet<String> =
-            flags::all().iter().map(|flag| flags::key(flag).to_owned()).collect();
-        flatten("", table, &mut |place, value| self.insert(&name(place, &known), value));
+        let all = flags::all();
+        let known = all.iter().map(|flag| (flags::key(flag), flag)).collect();
+        flatten("", table, &known, &mut |name, value| self.insert(name, value));
     }
 
     /// The digest of all names and values.
@@ -170,34 +121,42 @@ impl Settings {
     }
 }
 
-/// Visits every value of a table, with its place.
-fn flatten(place: &str, value: &Value, visit: &mut impl FnMut(&str, String)) {
-    if OF_A_HOST.contains(&place) {
+/// Visits every value of a table that all ranks must agree on: with its flag, or with its place if it has none. Of a path only
+/// matters whether it is stated.
+fn flatten(
+    place: &str,
+    value: &Value,
+    known: &BTreeMap<&str, &Arg>,
+    visit: &mut impl FnMut(&str, String),
+) {
+    let flag = flag(place, known);
+    let name = flag.map_or_else(|| place.to_owned(), |flag| format!("--{}", flags::key(flag)));
+    // The contents of what a host has fetched are compared instead.
+    if flag.is_some_and(|flag| !Scope::of(flag).is_of_all_ranks()) || NAMES.contains(&&name[..]) {
         return;
     }
+    let is_path = |flag: &Arg| flag.get_value_parser().type_id() == TypeId::of::<PathBuf>();
     match value {
         Value::Null => {}
-        _ if FOLDERS.contains(&place) => visit(place, "given".into()),
+        _ if flag.is_some_and(is_path) => visit(&name, "given".into()),
         Value::Object(table) => table.iter().for_each(|(key, value)| {
             let inner = if place.is_empty() { key.clone() } else { format!("{place}.{key}") };
-            flatten(&inner, value, visit);
+            flatten(&inner, value, known, visit);
         }),
-        value => visit(place, words(value)),
+        value => visit(&name, words(value)),
     }
 }
 
-/// The flag, of these flags, that sets the value at a place of `config.json`; the place itself if there is no such flag.
-fn name(place: &str, known: &BTreeSet<String>) -> String {
-    let stated = FLAGS.iter().find(|(known, _)| *known == place).map(|(_, flag)| *flag);
+/// The flag that sets the value at a place of `config.json`, if there is one.
+fn flag<'a>(place: &str, known: &BTreeMap<&str, &'a Arg>) -> Option<&'a Arg> {
     let last = match place.rsplit_once('.') {
         // The name of a choice is the value of the flag that it is for.
         Some((choice, "name")) => choice,
         Some((_, last)) => last,
         None => place,
     };
-    let candidates = [stated.unwrap_or(place).replace(['_', '.'], "-"), last.replace('_', "-")];
-    let found = candidates.into_iter().find(|flag| known.contains(flag));
-    found.map_or_else(|| place.to_owned(), |flag| format!("--{flag}"))
+    let names = [place.replace(['_', '.'], "-"), last.replace('_', "-")];
+    names.iter().find_map(|name| known.get(&name[..]).copied())
 }
 
 /// A value as one would type it.

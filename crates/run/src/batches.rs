@@ -75,17 +75,17 @@ impl BatchStream {
             let compute = Compute::new(1, compute.allocator.clone())?;
             Box::new(Generated { dataset, shares, compute })
         } else {
-            let prefetch = match config.loading.ahead {
+            let prefetch = match config.load_ahead {
                 0 => Prefetch::None,
                 depth => Prefetch::Background { depth },
             };
-            let decode = Duration::from_secs_f64(config.loading.decode_us * 1e-6);
+            let decode = Duration::from_secs_f64(config.decode_us * 1e-6);
             let dataset =
                 if decode.is_zero() { dataset } else { Arc::new(Decoded::new(dataset, decode)) };
             let settings = LoaderConfig { start, end_epoch, prefetch, track };
             let memory = match compute.device() {
                 // Without a flag, batches lie where the data set's own reader would put them.
-                Device::Sim | Device::Cuda if !config.copies.pinned => Allocator::new(),
+                Device::Sim | Device::Cuda if !config.copies.pin_memory => Allocator::new(),
                 _ => compute.host.clone(),
             };
             let loader = Loader::new(dataset, sampler, memory, settings)?;

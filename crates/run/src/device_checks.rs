@@ -10,7 +10,7 @@ use paceline_kernels::CardNeeds;
 use paceline_launch::device::Device;
 use paceline_model::Model;
 use paceline_settings::config::TrainConfig;
-use paceline_settings::copies::Copies;
+use paceline_settings::flags::CopyFlags;
 use paceline_settings::named::PrecisionName;
 use paceline_strategies::GraphObstacle;
 
@@ -45,11 +45,14 @@ pub(crate) fn check(
             config.comm.nccl_order.name()
         ));
     }
-    let Copies { pinned, non_blocking, own_stream, of_generated } = config.copies;
-    let switches =
-        [("--pin-memory", pinned), ("--non-blocking", non_blocking), ("--copy-stream", own_stream)];
+    let CopyFlags { pin_memory, non_blocking, copy_stream, generate_on_host } = config.copies;
+    let switches = [
+        ("--pin-memory", pin_memory),
+        ("--non-blocking", non_blocking),
+        ("--copy-stream", copy_stream),
+    ];
     let switch = switches.iter().find(|(_, is_given)| *is_given).map(|(flag, _)| *flag);
-    let of_generated_flag = of_generated.then_some("--generate-on-host");
+    let of_generated_flag = generate_on_host.then_some("--generate-on-host");
     if config.device == Device::Cpu {
         let Some(flag) = switch.or(of_generated_flag) else { return Ok(()) };
         return usage(format!(

@@ -36,7 +36,7 @@ impl Trainer<'_> {
 
     /// Evaluates after the last step, if the run does, and informs the listeners.
     pub(crate) fn evaluate_at_end(&mut self, run: &Training) -> Result<Option<Evaluation>> {
-        let result = if self.config.evaluate { self.evaluate()? } else { None };
+        let result = if self.config.evaluation.evaluate { self.evaluate()? } else { None };
         let Some(result) = result else { return Ok(None) };
         let steps = run.progress.steps;
         let evaluation = Evaluation {
@@ -44,7 +44,7 @@ impl Trainer<'_> {
             epoch: run.last.map_or(run.progress.last_epoch(), |(epoch, _)| epoch),
             result,
             is_final: true,
-            is_repeated: run.num_steps > 0 && is_due(self.config.eval_every, steps),
+            is_repeated: run.num_steps > 0 && is_due(self.config.evaluation.eval_every, steps),
         };
         self.listeners.tell(Event::Evaluated(evaluation))?;
         Ok(Some(evaluation))
@@ -68,7 +68,7 @@ impl Trainer<'_> {
         world.dumper().withdraw();
         let reports = world.rank() == 0 && !self.is_launched;
         let message = reports.then(|| {
-            let saved = self.config.save.as_deref().map(|folder| (folder, Some(steps)));
+            let saved = self.config.checkpoints.save.as_deref().map(|folder| (folder, Some(steps)));
             left(saved, matches!(self.config.resume, Some(Resume::IfThere(_))))
         });
         Failure::Stopped { signal, message, others }

@@ -104,16 +104,18 @@ pub fn evaluate(args: &EvaluateArgs, placement: Option<Placement>) -> Result<u8>
     if !spec.has("precision") {
         config.precision = precision::of_checkpoint(&checkpoint).map_err(refuse)?;
     }
-    precision::check_processor(config.precision, train.emulate_fp16)?;
+    precision::check_processor(config.precision, train.precision.emulate_fp16)?;
     precision::check(config.precision, &config.model, &model, test.as_ref())?;
     let mut notes = notes;
     let pinning = config::resolve_pinning(&train, placement, config.world_size, &mut notes);
     let was_said = |placement: &Placement| placement.is_of_evaluation || placement.place.rank > 0;
     if !placement.is_some_and(was_said) {
         notes.iter().for_each(|note| warn(note));
-        precision::note(config.precision, train.emulate_fp16).iter().for_each(|note| warn(note));
+        precision::note(config.precision, train.precision.emulate_fp16)
+            .iter()
+            .for_each(|note| warn(note));
         warn_of_other_data(&checkpoint, &config);
-        if !train.quiet {
+        if !train.output.quiet {
             let pinned = pinning.iter().map(Pinning::words).collect();
             let found = [config.model.notes(), config.data.notes(), pinned].concat();
             found.iter().for_each(|note| streams::stderr().line(note));
@@ -122,9 +124,9 @@ pub fn evaluate(args: &EvaluateArgs, placement: Option<Placement>) -> Result<u8>
 
     let ranks = Ranks {
         world_size: config.world_size,
-        threads: train.threads,
+        threads: train.host.threads,
         pin_cores: pinning.is_some(),
-        transport: train.transport,
+        transport: train.ranks.transport,
         comm: &config.comm,
         init_method: &config.init_method,
     };
@@ -152,7 +154,7 @@ pub fn evaluate(args: &EvaluateArgs, placement: Option<Placement>) -> Result<u8>
             say(&format!("Checkpoint: {}, after {steps}", args.checkpoint.printable()));
         }
         resume::check_same(&group, &checkpoint.digest(), &flag)?;
-        let result = evaluate_rank(&config, train.threads, &checkpoint, test.clone(), group)?;
+        let result = evaluate_rank(&config, train.host.threads, &checkpoint, test.clone(), group)?;
         if !is_first {
             return Ok(());
         }
@@ -182,7 +184,8 @@ fn resolve(
     let settings = spec.parse()?;
     let mut args: RunFlags = read(&settings)?;
     if let Some(placement) = placement {
-        args.transport = placement.transport_of_run(args.transport, spec.has("transport"));
+        args.ranks.transport =
+            placement.transport_of_run(args.ranks.transport, spec.has("transport"));
     }
     check_choices(&args, spec)?;
     let model = ModelConfig::resolve(&args.model, args.freeze.clone(), &settings)?;
@@ -200,7 +203,7 @@ fn resolve(
         tokenizer: tokenizer.as_deref(),
         class_names: if classes.is_empty() { model.class_names() } else { classes },
     };
-    let data = DataConfig::resolve(&args.data, &settings, &needs)?;
+    let data = DataConfig::resolve(&args.data.data, &settings, &needs)?;
     if !data.has_test() {
         return Err(Failure::Usage(format!(
             "--data {} has no test part for --model {} to evaluate on",
@@ -209,11 +212,11 @@ fn resolve(
         )));
     }
     if !placement.is_some_and(|placement| placement.is_of_evaluation) {
-        data.prepare(args.quiet)?;
+        data.prepare(args.output.quiet)?;
     }
-    let test = data.open_test(args.seed)?;
-    let init_method = config::resolve_init_method(&args.init_method)?;
-    let (seed, precision) = (args.seed, args.precision);
+    let test = data.open_test(args.training.seed)?;
+    let init_method = config::resolve_init_method(&args.ranks.init_method)?;
+    let (seed, precision) = (args.training.seed, args.precision.precision);
     let config = EvaluationConfig {
         model,
         precision,

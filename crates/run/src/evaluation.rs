@@ -11,7 +11,7 @@ use paceline_data::{Dataset, Loader, LoaderConfig, SampleOrder, Sampler};
 use paceline_failure::{Failure, Result};
 use paceline_kernels::loss::SUMS_LEN;
 use paceline_memory::{Category, DType};
-use paceline_settings::copies::Copies;
+use paceline_settings::flags::CopyFlags;
 use paceline_strategies::{Replica, StepContext, Strategy};
 
 use crate::to_device::{Loaded, ToDevice};
@@ -31,7 +31,7 @@ pub fn evaluate(
     let settings = LoaderConfig { end_epoch: 1, ..LoaderConfig::default() };
     let sums = compute.allocator.tensor(DType::F64, [SUMS_LEN], Category::Workspace)?;
     sums.fill_zero()?;
-    let mut to_device = ToDevice::new(&compute.allocator, Copies::default())?;
+    let mut to_device = ToDevice::new(&compute.allocator, CopyFlags::default())?;
     for batch in Loader::new(dataset, sampler, compute.host.clone(), settings)? {
         let now = Some(vec![Some(batch?)]);
         for share in to_device.bring(Loaded { now, next: None })?.batches.into_iter().flatten() {

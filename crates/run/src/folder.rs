@@ -66,7 +66,7 @@ pub fn remove_unused(disk: &Disk, folder: &Path) {
 /// The name of a run's folder: that of `--name`, by default `<time>-<model>-<what>`.
 pub fn name_of(config: &TrainConfig, what: &str) -> String {
     let time = paceline_host::text::now("%Y%m%d-%H%M%S");
-    config.name.clone().unwrap_or_else(|| format!("{time}-{}-{what}", config.model.name()))
+    config.output.name.clone().unwrap_or_else(|| format!("{time}-{}-{what}", config.model.name()))
 }
 
 /// Checks that `--name` can be the name of a folder.

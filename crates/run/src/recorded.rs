@@ -17,7 +17,7 @@ use paceline_host::resources;
 use paceline_host::text::plural;
 use paceline_launch::environment::Placement;
 use paceline_settings::config::TrainConfig;
-use paceline_settings::flags::{RANKS_PER_CORE, is_recorded};
+use paceline_settings::flags::{RANKS_PER_CORE, Scope};
 use paceline_settings::origin::Resume;
 use paceline_settings::spec::RunSpec;
 use paceline_settings::spec_file::SpecFile;
@@ -30,6 +30,10 @@ pub const KEY: &str = "flags";
 pub const ANOTHER_MODEL: &str = "it would be another model";
 /// The reason why a checkpoint of another optimizer is refused.
 pub const NO_STATE: &str = "its state would be of no use";
+
+fn is_recorded(key: &str) -> bool {
+    Scope::of_key(key).is_some_and(Scope::is_recorded)
+}
 
 /// The flags of a run, as JSON. Samples of a batch are recorded for all ranks together, so that another number of ranks
 /// goes on with the same batches.
@@ -96,14 +100,14 @@ pub fn under(
         let differs = |key| stated.get(key).is_some_and(|ours| Some(ours) != spec.get(key));
         let unfit: &[&str] = if !is_same || is_other || differs("mesh") {
             // A mesh fits the ranks and the strategy that it was stated for, and a pipeline fits its mesh.
-            &["mesh", "schedule", "stages"]
+            &["mesh", "schedule", "stages", "head-at-once", "pipeline-memory"]
         } else if differs("schedule") {
             // A schedule decides how many stages there are.
             &["stages"]
         } else {
             &[]
         };
-        let spec = without_unfit_work(spec, &stated).without(unfit);
+        let spec = without_unfit_products(spec, &stated).without(unfit);
         // The strategy of one rank says nothing about several.
         if !is_same && theirs == Some(ALONE) { spec.without(&[STRATEGIES.key]) } else { spec }
     });
@@ -112,7 +116,7 @@ pub fn under(
 }
 
 /// The recorded flags, without those that fit neither the stated precision nor the stated device, which is not recorded.
-fn without_unfit_work(recorded: &RunSpec, stated: &RunSpec) -> RunSpec {
+fn without_unfit_products(recorded: &RunSpec, stated: &RunSpec) -> RunSpec {
     let first = |spec: &RunSpec, key| spec.get(key).and_then(<[String]>::first).cloned();
     let theirs = first(recorded, "precision").unwrap_or_else(|| "f32".into());
     let is_other = first(stated, "precision").is_some_and(|ours| ours != theirs);
@@ -122,13 +126,7 @@ fn without_unfit_work(recorded: &RunSpec, stated: &RunSpec) -> RunSpec {
         (false, true) => &["emulate-fp16"],
         (false, false) => &["tf32"],
     };
-    // On the processor nothing is copied.
-    let copies: &[&str] = if device == "cpu" {
-        &["pin-memory", "non-blocking", "copy-stream", "generate-on-host"]
-    } else {
-        &[]
-    };
-    recorded.without(products).without(copies)
+    recorded.without(products)
 }
 
 /// Fails if another choice is stated than the checkpoint was written with, before flags of either choice are compared.
@@ -164,7 +162,7 @@ pub fn under_evaluation(
     // Any number of ranks evaluates, so each takes batches as large as one that trained.
     let world_size = checkpoint.index().world_size.max(1);
     let recorded = recorded.with(|spec| {
-        let spec = without_unfit_work(spec, stated);
+        let spec = without_unfit_products(spec, stated);
         match spec.number("global-batch-size") {
             Some(global) => {
                 let batch_size = global.div_ceil(world_size);
@@ -280,25 +278,22 @@ mod tests {
     }
 
     #[test]
-    fn flags_about_products_and_copies_are_recorded_and_follow_precision_and_device() {
+    fn flags_about_products_are_recorded_and_follow_precision_and_device() {
         let of = |recorded: &str, stated: &[(&str, &str)]| {
             let stated =
                 stated.iter().fold(RunSpec::default(), |spec, (key, value)| spec.with(key, value));
             read(checkpoint(1, recorded).path(), &stated).map(|spec| {
                 let spec = spec.unwrap();
-                ["emulate-fp16", "tf32", "generate-on-host"].map(|key| spec.has(key))
+                ["emulate-fp16", "tf32"].map(|key| spec.has(key))
             })
         };
         let fp16 = r#"{"precision": "fp16", "emulate-fp16": true}"#;
-        assert_eq!(of(fp16, &[]), [[true, false, false]; 2]);
-        assert_eq!(of(fp16, &[("precision", "bf16")]), [[false; 3]; 2]);
-        assert_eq!(of(fp16, &[("device", "cuda")]), [[false; 3]; 2]);
+        assert_eq!(of(fp16, &[]), [[true, false]; 2]);
+        assert_eq!(of(fp16, &[("precision", "bf16")]), [[false; 2]; 2]);
+        assert_eq!(of(fp16, &[("device", "cuda")]), [[false; 2]; 2]);
         let tf32 = r#"{"tf32": true}"#;
         let on_card = [("device", "cuda"), ("precision", "f32")];
-        assert_eq!(of(tf32, &on_card), [[false, true, false]; 2]);
-        assert_eq!(of(tf32, &[]), [[false; 3]; 2]);
-        let copies = r#"{"generate-on-host": true, "copy-stream": true}"#;
-        assert_eq!(of(copies, &[]), [[false; 3]; 2]);
-        assert_eq!(of(copies, &[("device", "sim")]), [[false, false, true]; 2]);
+        assert_eq!(of(tf32, &on_card), [[false, true]; 2]);
+        assert_eq!(of(tf32, &[]), [[false; 2]; 2]);
     }
 }

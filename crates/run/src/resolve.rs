@@ -17,14 +17,12 @@ use paceline_launch::device::Device;
 use paceline_launch::environment::Placement;
 use paceline_model::{Model, ModelError};
 use paceline_settings::config::TrainConfig;
-use paceline_settings::copies::{Copies, Loading};
 use paceline_settings::flags::{Comparison, RunFlags, Several};
 use paceline_settings::loss_scale::LossScale;
 use paceline_settings::named::{Course, PrecisionName};
 use paceline_settings::open_data::OpenData;
 use paceline_settings::origin::Resume;
 use paceline_settings::profile::{self, ProfileConfig};
-use paceline_settings::schedule::Schedule;
 use paceline_settings::spec::RunSpec;
 use paceline_settings::strategy::{self, StrategyConfig};
 
@@ -83,138 +81,62 @@ pub fn resolve_unchecked(
     placement: Option<&Placement>,
 ) -> Result<(TrainConfig, OpenData, Model)> {
     let spec = with_one_name(spec)?;
-    let resume = Resume::resolve(&read(&spec.parse()?)?)?;
+    let resume = Resume::stated(&spec)?;
     let (spec, lr_steps) = recorded::under(&spec, resume.as_ref(), placement)?;
     let settings = spec.parse()?;
     let mut flags: RunFlags = read(&settings)?;
     if let Some(placement) = placement {
-        flags.transport = placement.transport_of_run(flags.transport, spec.has("transport"));
+        flags.ranks.transport =
+            placement.transport_of_run(flags.ranks.transport, spec.has("transport"));
     }
     check_choices(&flags, &spec)?;
     let model = ModelConfig::resolve(&flags.model, flags.freeze.clone(), &settings)?;
     let world_size = resolve_world_size(&flags, placement)?;
     check_ranks(&flags, placement)?;
     let comm = resolve_comm(&flags, placement, world_size)?;
-    if !matches!(flags.device, Device::Cuda(_)) {
-        precision::check_processor(flags.precision, flags.emulate_fp16)?;
+    if !matches!(flags.ranks.device, Device::Cuda(_)) {
+        precision::check_processor(flags.precision.precision, flags.precision.emulate_fp16)?;
     }
-    flags.simd.map_or(Ok(()), |wanted| instructions::check("--simd", wanted))?;
+    flags.ranks.simd.map_or(Ok(()), |wanted| instructions::check("--simd", wanted))?;
     let mut warnings = Vec::new();
-    warnings.extend(precision::note(flags.precision, flags.emulate_fp16));
+    warnings.extend(precision::note(flags.precision.precision, flags.precision.emulate_fp16));
     let pinning = resolve_pinning(&flags, placement, world_size, &mut warnings);
     let strategy = strategy::resolve(&flags, &spec, &settings, &model, world_size, &mut warnings)?;
-    let mesh = resolve_mesh(flags.mesh.as_deref(), &strategy, world_size)?;
+    let mesh = resolve_mesh(flags.strategy.mesh.as_deref(), &strategy, world_size)?;
     let strategy = strategy.on(&mesh.without(Axis::Pp))?;
     // The ranks of all stages work on the same samples.
     let num_shares = world_size / mesh.size(Axis::Pp);
-    let optimizer = OptimizerSettings::resolve(&flags.optimizer, &settings)?;
-    if let Some(norm) = flags.clip_grad_norm.filter(|norm| !(*norm > 0.0 && norm.is_finite())) {
-        return usage(format!("--clip-grad-norm {norm}: pass a number above zero"));
-    }
-    if flags.clip_grad_norm.is_some() && !strategy.is_alone() && !strategy.keeps_replicas_equal() {
-        return usage(format!(
-            "--clip-grad-norm: with {} each rank has gradients of its own, whose norms differ; leave it \
-             out, or pass another strategy",
-            strategy.words()
-        ));
-    }
+    let optimizer = OptimizerSettings::resolve(&flags.training.optimizer, &settings)?;
+    check_clipping(flags.training.clip_grad_norm, &strategy)?;
     check_drift(&flags, &strategy, &mut warnings)?;
     let loss_scale = LossScale::resolve(&flags, &strategy, &mut warnings)?;
-    let schedule = Schedule::resolve(&flags, optimizer.lr())?;
+    flags.schedule.check_flags(optimizer.lr())?;
     let global_batch_size = resolve_batch(&flags, num_shares, model.defaults().batch_size)?;
-    let counts = [
-        ("--epochs", flags.epochs == Some(0)),
-        ("--steps", flags.steps == Some(0)),
-        ("--steps-per-epoch", flags.steps_per_epoch == Some(0)),
-        ("--save-every", flags.save_every == Some(0)),
-        ("--eval-every", flags.eval_every == Some(0)),
-        ("--early-stop", flags.early_stop == Some(0)),
-        ("--log-every", flags.log_every == Some(0)),
-    ];
-    if let Some((flag, _)) = counts.iter().find(|(_, is_zero)| *is_zero) {
-        return usage(format!("{flag} 0: pass 1 or more"));
-    }
-    flags.name.as_deref().map_or(Ok(()), folder::check_name)?;
-    if flags.save_keep < 2 {
-        return usage(format!(
-            "--save-keep {}: the only checkpoint could be one whose weights are ruined; pass at least 2",
-            flags.save_keep
-        ));
-    }
-    let least_mb = MIN_BUDGET_BYTES >> 20;
-    if let Some(mb) = flags.save_budget_mb.filter(|mb| *mb < least_mb) {
-        return usage(format!("--save-budget-mb {mb}: pass at least {least_mb}"));
-    }
+    check_numbers(&flags)?;
     let tokenizer = model.tokenizer();
     let needs = RunNeeds {
         model: model.name(),
         samples: model.samples(),
         global_batch_size,
-        steps_per_epoch: flags.steps_per_epoch,
-        on_device: flags.device.makes_data() && !flags.generate_on_host,
+        steps_per_epoch: flags.training.steps_per_epoch,
+        on_device: flags.ranks.device.makes_data() && !flags.copies.generate_on_host,
         tokenizer: tokenizer.as_deref(),
         class_names: model.class_names(),
     };
-    let data = DataConfig::resolve(&flags.data, &settings, &needs)?;
+    let data = DataConfig::resolve(&flags.data.data, &settings, &needs)?;
     check_evaluation(&flags, &model, &data)?;
     sample::check(&flags, &model, &data, &mesh)?;
     if !placement.is_some_and(Placement::is_of_train) {
-        data.prepare(flags.quiet)?;
+        data.prepare(flags.output.quiet)?;
     }
-    let dataset = data.open_train(flags.seed)?;
-    let natural_steps = match &flags.rank_samples {
-        Some(samples) => {
-            shards::check_rank_samples(&flags, samples, world_size, dataset.len())?;
-            // All ranks continue until the rank with the most samples has no more.
-            let most = samples.iter().max().copied().unwrap_or(0);
-            most.div_ceil(global_batch_size / world_size)
-        }
-        None => dataset.len().div_ceil(global_batch_size),
-    };
-    let steps_per_epoch = match flags.steps_per_epoch {
-        Some(asked) if asked > natural_steps => {
-            warnings.push(format!(
-                "--steps-per-epoch {asked}: the data make {natural_steps} batches of up to \
-                 {global_batch_size} samples; an epoch ends after those"
-            ));
-            natural_steps
-        }
-        asked => asked.unwrap_or(natural_steps),
-    };
-    let steps_of_epoch = steps_per_epoch.div_ceil(strategy.accumulate);
-    let epochs = match flags.steps {
-        Some(steps) => usize::try_from(steps.div_ceil(steps_of_epoch as u64)).unwrap_or(usize::MAX),
-        None => flags.epochs.unwrap_or(model.defaults().epochs),
-    };
-    if let Some(block) = strategy.sync_blocks {
-        let made = flags.steps.and_then(|steps| usize::try_from(steps).ok());
-        let made = made.unwrap_or(epochs.saturating_mul(steps_of_epoch));
-        let needed = flags.warmup_steps.saturating_add(block.saturating_mul(2));
-        if made < needed {
-            return usage(format!(
-                "--sync-blocks {block}: two blocks and {} steps of warm-up are {needed} steps, but the run \
-                 has {made}; pass more --epochs or --steps, or smaller blocks",
-                flags.warmup_steps
-            ));
-        }
-    }
-    if strategy.accumulate > steps_per_epoch {
-        warnings.push(format!(
-            "--accumulate {}: an epoch has {steps_per_epoch} batches, and no step goes beyond one: each \
-             epoch is one step of {steps_per_epoch} batches",
-            strategy.accumulate
-        ));
-    }
+    let dataset = data.open_train(flags.training.seed)?;
+    let samples = (dataset.len(), global_batch_size);
+    let (steps_per_epoch, epochs) =
+        resolve_length(&flags, &strategy, &model, samples, world_size, &mut warnings)?;
     let (training_data, class_names) = (dataset.digest(), dataset.class_names());
-    let built = model.build(dataset.as_ref(), world_size).map_err(|e| {
-        if let (ModelError::TooLong { most, .. }, Some(flag)) = (&e, data.length_flag()) {
-            return Failure::Usage(format!("{e}; pass {flag} {most} or less"));
-        }
-        let flags: String = model.sizes().into_iter().map(|flag| flag + ", ").collect();
-        Failure::Usage(format!("{e}; choose other {flags}--freeze or data"))
-    })?;
+    let built = build(&model, &data, dataset.as_ref(), world_size)?;
     check_padding(dataset.as_ref(), &built, &data, &model)?;
-    precision::check(flags.precision, &model, &built, dataset.as_ref())?;
+    precision::check(flags.precision.precision, &model, &built, dataset.as_ref())?;
     if !strategy.options.no_sync && built.layout.units().iter().any(|unit| unit.is_root) {
         return usage(
             "--no-sync=false: the gradients of parameters that several layers share are final only after the last batch; \
@@ -240,73 +162,52 @@ pub fn resolve_unchecked(
         spec,
         model,
         strategy,
-        transport: flags.transport,
+        transport: flags.ranks.transport,
         comm,
-        device: flags.device,
-        copies: Copies {
-            pinned: flags.pin_memory,
-            non_blocking: flags.non_blocking,
-            own_stream: flags.copy_stream,
-            of_generated: flags.generate_on_host,
-        },
-        loading: Loading {
-            // Generated samples are not prefetched: a thread that makes them would slow down the step that is being
-            // measured.
-            ahead: flags.load_ahead.unwrap_or(if data.is_generated() { 0 } else { 2 }),
-            decode_us: flags.decode_us,
-        },
-        precision: flags.precision,
-        emulate_fp16: flags.emulate_fp16 && flags.precision == PrecisionName::Fp16,
-        tf32: flags.tf32,
-        cuda_graph: flags.cuda_graph,
+        device: flags.ranks.device,
+        copies: flags.copies,
+        // Generated samples are not prefetched: a thread that makes them would slow down the step that is being measured.
+        load_ahead: flags.host.load_ahead.unwrap_or(if data.is_generated() { 0 } else { 2 }),
+        decode_us: flags.host.decode_us,
+        precision: flags.precision.precision,
+        emulate_fp16: flags.precision.emulate_fp16
+            && flags.precision.precision == PrecisionName::Fp16,
+        tf32: flags.precision.tf32,
+        cuda_graph: flags.ranks.cuda_graph,
         world_size,
         mesh,
         pipeline,
-        threads: flags.threads,
-        simd: flags.simd.or_else(Instructions::held).map(Instructions::name),
+        threads: flags.host.threads,
+        simd: flags.ranks.simd.or_else(Instructions::held).map(Instructions::name),
         pin_cores: pinning.is_some(),
-        init_method: resolve_init_method(&flags.init_method)?,
+        init_method: resolve_init_method(&flags.ranks.init_method)?,
         epochs,
-        steps: flags.steps,
+        steps: flags.training.steps,
         steps_per_epoch,
-        warmup_steps: flags.warmup_steps,
+        warmup_steps: flags.training.warmup_steps,
         batch_size: global_batch_size.div_ceil(num_shares),
         global_batch_size,
-        rank_samples: flags.rank_samples.clone(),
+        rank_samples: flags.data.rank_samples.clone(),
         optimizer,
-        schedule,
-        clip_grad_norm: flags.clip_grad_norm,
+        schedule: flags.schedule,
+        clip_grad_norm: flags.training.clip_grad_norm,
         loss_scale,
-        seed: flags.seed,
+        seed: flags.training.seed,
         data,
         training_data,
         class_names,
-        evaluate: flags.evaluate,
-        eval_every: flags.eval_every,
-        early_stop: flags.early_stop,
         profile: None,
         mark_ranges: flags.profile.mark_ranges,
-        name: flags.name.clone(),
-        run_dir: flags.run_dir.clone(),
-        save: flags.save.clone(),
-        save_best: flags.save_best,
-        save_every: flags.save_every,
-        save_keep: flags.save_keep,
-        save_budget_bytes: flags.save_budget_mb.map(|mb| mb.saturating_mul(1 << 20)),
-        save_sync: flags.save_sync,
         resume,
-        log_every: flags.log_every,
-        sample_every: flags.sample_every,
-        tensorboard: flags.tensorboard,
-        json: flags.json.clone(),
-        verbose: flags.verbose,
-        quiet: flags.quiet,
+        evaluation: flags.evaluation,
+        checkpoints: flags.checkpoints,
+        output: flags.output,
         warnings,
     };
-    if config.schedule.name != Course::Constant && config.schedule.steps.is_none() {
+    if config.schedule.course != Course::Constant && config.schedule.lr_steps.is_none() {
         // A run that ends earlier than planned stays on the course of its learning rate.
-        config.schedule.steps = lr_steps.filter(|planned| *planned > config.total_steps());
-        if let Some(planned) = config.schedule.steps {
+        config.schedule.lr_steps = lr_steps.filter(|planned| *planned > config.total_steps());
+        if let Some(planned) = config.schedule.lr_steps {
             config.warnings.push(format!(
                 "the learning rate stays on its course of {planned} steps, as in the run that saved the checkpoint"
             ));
@@ -318,14 +219,126 @@ pub fn resolve_unchecked(
     check_loading(&config)?;
     let local_ranks = placement.map_or(world_size, |of| of.place.local_world_size);
     device_checks::check(&mut config, local_ranks, (&built, &samples))?;
-    let evaluates = config.evaluate || config.eval_every.is_some();
+    let evaluates = config.evaluation.evaluate || config.evaluation.eval_every.is_some();
     let test = evaluates.then(|| config.data.open_test(config.seed)).transpose()?;
     Ok((config, OpenData { train: dataset, test }, built))
 }
 
+/// Checks numbers that no other setting changes.
+fn check_numbers(flags: &RunFlags) -> Result<()> {
+    let counts = [
+        ("--epochs", flags.training.epochs == Some(0)),
+        ("--steps", flags.training.steps == Some(0)),
+        ("--steps-per-epoch", flags.training.steps_per_epoch == Some(0)),
+        ("--save-every", flags.checkpoints.save_every == Some(0)),
+        ("--eval-every", flags.evaluation.eval_every == Some(0)),
+        ("--early-stop", flags.evaluation.early_stop == Some(0)),
+        ("--log-every", flags.output.log_every == Some(0)),
+    ];
+    if let Some((flag, _)) = counts.iter().find(|(_, is_zero)| *is_zero) {
+        return usage(format!("{flag} 0: pass 1 or more"));
+    }
+    flags.output.name.as_deref().map_or(Ok(()), folder::check_name)?;
+    if flags.checkpoints.save_keep < 2 {
+        return usage(format!(
+            "--save-keep {}: the only checkpoint could be one whose weights are ruined; pass at least 2",
+            flags.checkpoints.save_keep
+        ));
+    }
+    let least_mb = MIN_BUDGET_BYTES >> 20;
+    if let Some(mb) = flags.checkpoints.save_budget_mb.filter(|mb| *mb < least_mb) {
+        return usage(format!("--save-budget-mb {mb}: pass at least {least_mb}"));
+    }
+    Ok(())
+}
+
+fn check_clipping(norm: Option<f64>, strategy: &StrategyConfig) -> Result<()> {
+    match norm {
+        Some(norm) if !(norm > 0.0 && norm.is_finite()) => {
+            usage(format!("--clip-grad-norm {norm}: pass a number above zero"))
+        }
+        Some(_) if !strategy.is_alone() && !strategy.keeps_replicas_equal() => usage(format!(
+            "--clip-grad-norm: with {} each rank has gradients of its own, whose norms differ; leave it \
+             out, or pass another strategy",
+            strategy.words()
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Batches of an epoch, and epochs, of a training set with so many samples.
+fn resolve_length(
+    flags: &RunFlags,
+    strategy: &StrategyConfig,
+    model: &ModelConfig,
+    (num_samples, global_batch_size): (usize, usize),
+    world_size: usize,
+    warnings: &mut Vec<String>,
+) -> Result<(usize, usize)> {
+    let natural_steps = match &flags.data.rank_samples {
+        Some(samples) => {
+            shards::check_rank_samples(flags, samples, world_size, num_samples)?;
+            // All ranks continue until the rank with the most samples has no more.
+            let most = samples.iter().max().copied().unwrap_or(0);
+            most.div_ceil(global_batch_size / world_size)
+        }
+        None => num_samples.div_ceil(global_batch_size),
+    };
+    let steps_per_epoch = match flags.training.steps_per_epoch {
+        Some(asked) if asked > natural_steps => {
+            warnings.push(format!(
+                "--steps-per-epoch {asked}: the data make {natural_steps} batches of up to \
+                 {global_batch_size} samples; an epoch ends after those"
+            ));
+            natural_steps
+        }
+        asked => asked.unwrap_or(natural_steps),
+    };
+    let steps_of_epoch = steps_per_epoch.div_ceil(strategy.accumulate);
+    let epochs = match flags.training.steps {
+        Some(steps) => usize::try_from(steps.div_ceil(steps_of_epoch as u64)).unwrap_or(usize::MAX),
+        None => flags.training.epochs.unwrap_or(model.defaults().epochs),
+    };
+    if let Some(block) = strategy.sync_blocks {
+        let made = flags.training.steps.and_then(|steps| usize::try_from(steps).ok());
+        let made = made.unwrap_or(epochs.saturating_mul(steps_of_epoch));
+        let needed = flags.training.warmup_steps.saturating_add(block.saturating_mul(2));
+        if made < needed {
+            return usage(format!(
+                "--sync-blocks {block}: two blocks and {} steps of warm-up are {needed} steps, but the run \
+                 has {made}; pass more --epochs or --steps, or smaller blocks",
+                flags.training.warmup_steps
+            ));
+        }
+    }
+    if strategy.accumulate > steps_per_epoch {
+        warnings.push(format!(
+            "--accumulate {}: an epoch has {steps_per_epoch} batches, and no step goes beyond one: each \
+             epoch is one step of {steps_per_epoch} batches",
+            strategy.accumulate
+        ));
+    }
+    Ok((steps_per_epoch, epochs))
+}
+
+fn build(
+    model: &ModelConfig,
+    data: &DataConfig,
+    dataset: &dyn Dataset,
+    world_size: usize,
+) -> Result<Model> {
+    model.build(dataset, world_size).map_err(|e| {
+        if let (ModelError::TooLong { most, .. }, Some(flag)) = (&e, data.length_flag()) {
+            return Failure::Usage(format!("{e}; pass {flag} {most} or less"));
+        }
+        let flags: String = model.sizes().into_iter().map(|flag| flag + ", ").collect();
+        Failure::Usage(format!("{e}; choose other {flags}--freeze or data"))
+    })
+}
+
 /// Checks how batches are made.
 fn check_loading(config: &TrainConfig) -> Result<()> {
-    let Loading { ahead, decode_us } = config.loading;
+    let (ahead, decode_us) = (config.load_ahead, config.decode_us);
     if ahead > MOST_AHEAD {
         return usage(format!(
             "--load-ahead {ahead}: so many batches take much memory; pass {MOST_AHEAD} or less"
@@ -394,8 +407,8 @@ pub fn with_one_name(spec: &RunSpec) -> Result<RunSpec> {
 /// comparison of several runs.
 pub fn check_choices(flags: &RunFlags, spec: &RunSpec) -> Result<()> {
     check_foreign(&MODELS, &flags.model, spec)?;
-    check_foreign(&DATA_SETS, &flags.data, spec)?;
-    check_foreign(&OPTIMIZERS, &flags.optimizer, spec)?;
+    check_foreign(&DATA_SETS, &flags.data.data, spec)?;
+    check_foreign(&OPTIMIZERS, &flags.training.optimizer, spec)?;
     if spec.has("price-per-hour") {
         return usage(
             "--price-per-hour is about a comparison; it needs --ddp-choice all or --shard-choice all (or published)".to_owned(),
@@ -415,16 +428,18 @@ fn check_foreign<K>(registry: &Registry<K>, name: &str, spec: &RunSpec) -> Resul
 }
 
 fn check_evaluation(flags: &RunFlags, model: &ModelConfig, data: &DataConfig) -> Result<()> {
-    let of_evaluations =
-        [("--early-stop", flags.early_stop.is_some()), ("--save-best", flags.save_best)];
+    let of_evaluations = [
+        ("--early-stop", flags.evaluation.early_stop.is_some()),
+        ("--save-best", flags.checkpoints.save_best),
+    ];
     if let (Some((flag, _)), None) =
-        (of_evaluations.iter().find(|(_, is_given)| *is_given), flags.eval_every)
+        (of_evaluations.iter().find(|(_, is_given)| *is_given), flags.evaluation.eval_every)
     {
         return usage(format!(
             "{flag} compares evaluations during training; add --eval-every N, or leave it out"
         ));
     }
-    let flag = match (flags.evaluate, flags.eval_every) {
+    let flag = match (flags.evaluation.evaluate, flags.evaluation.eval_every) {
         (true, _) => "--evaluate",
         (_, Some(_)) => "--eval-every",
         (false, None) => return Ok(()),
@@ -469,10 +484,10 @@ fn check_drift(
     warnings: &mut Vec<String>,
 ) -> Result<()> {
     let outputs = [
-        ("--save", flags.save.is_some()),
-        ("--evaluate", flags.evaluate),
-        ("--eval-every", flags.eval_every.is_some()),
-        ("--sample-every", flags.sample_every.is_some()),
+        ("--save", flags.checkpoints.save.is_some()),
+        ("--evaluate", flags.evaluation.evaluate),
+        ("--eval-every", flags.evaluation.eval_every.is_some()),
+        ("--sample-every", flags.evaluation.sample_every.is_some()),
     ];
     let wanted = outputs.iter().find(|(_, is_given)| *is_given).map(|(flag, _)| *flag);
     let models = match strategy.sync_blocks {
@@ -494,9 +509,9 @@ fn check_drift(
         )),
         (Models::EqualAfterAverage, _) => {
             let early = [
-                ("--eval-every", flags.eval_every.is_some(), "evaluation"),
-                ("--save-every", flags.save_every.is_some(), "checkpoint"),
-                ("--sample-every", flags.sample_every.is_some(), "text"),
+                ("--eval-every", flags.evaluation.eval_every.is_some(), "evaluation"),
+                ("--save-every", flags.checkpoints.save_every.is_some(), "checkpoint"),
+                ("--sample-every", flags.evaluation.sample_every.is_some(), "text"),
             ];
             for (flag, _, what) in early.iter().filter(|(_, is_given, _)| *is_given) {
                 warnings.push(format!(
@@ -507,7 +522,7 @@ fn check_drift(
         _ => {}
     }
     let lost = strategy.settings().not_in_checkpoint();
-    if let (Some(lost), Some(_)) = (lost, &flags.save) {
+    if let (Some(lost), Some(_)) = (lost, &flags.checkpoints.save) {
         warnings.push(format!(
             "--save: {lost} are no part of a checkpoint, so a run that is resumed ends with other weights \
              than one that is not"
@@ -518,13 +533,13 @@ fn check_drift(
 
 /// Checks that everything that the run will write can be written.
 fn check_outputs(config: &TrainConfig) -> Result<()> {
-    folder::check_runs(config.run_dir.as_deref())?;
-    if let Some(folder) = &config.save {
+    folder::check_runs(config.output.run_dir.as_deref())?;
+    if let Some(folder) = &config.checkpoints.save {
         check_folder("--save", folder, "pass a folder that you can write to")?;
         Folder::check(folder)?;
         resume::check_save(config)?;
     }
-    if let Some(file) = &config.json {
+    if let Some(file) = &config.output.json {
         check_file("--json", file)?;
     }
     if config.mark_ranges {

@@ -29,7 +29,7 @@ const MAX_THREADS: usize = 1024;
 pub fn resolve_world_size(flags: &RunFlags, placement: Option<&Placement>) -> Result<usize> {
     // The flag is passed to a rank that this command has started, too.
     let is_ours = placement.is_some_and(Placement::is_ours);
-    launcher::num_ranks(flags.nproc.filter(|_| !is_ours), placement)
+    launcher::num_ranks(flags.ranks.nproc.filter(|_| !is_ours), placement)
 }
 
 /// Which processors the ranks of this host get for themselves, if that is requested. If there are not enough, no rank is pinned,
@@ -41,7 +41,8 @@ pub fn resolve_pinning(
     warnings: &mut Vec<String>,
 ) -> Option<Pinning> {
     let local_ranks = placement.map_or(world_size, |placement| placement.place.local_world_size);
-    let pinning = flags.pin_cores.then(|| resources::pinning(local_ranks, flags.threads))?;
+    let pinning =
+        flags.host.pin_cores.then(|| resources::pinning(local_ranks, flags.host.threads))?;
     let refused = |reason| {
         warnings.push(format!("--pin-cores: {reason}; threads run where the system puts them"))
     };
@@ -50,16 +51,16 @@ pub fn resolve_pinning(
 
 /// Checks that this host and the launcher meet the needs of the ranks.
 pub fn check_ranks(flags: &RunFlags, placement: Option<&Placement>) -> Result<()> {
-    if !(1..=MAX_THREADS).contains(&flags.threads) {
+    if !(1..=MAX_THREADS).contains(&flags.host.threads) {
         return usage(format!(
             "--threads {}: a rank can have 1 to {MAX_THREADS} threads; pass a number in that range",
-            flags.threads
+            flags.host.threads
         ));
     }
     if let Some(placement) = placement {
         let place = &placement.place;
-        placement.check_transport(Some(flags.transport))?;
-        if flags.init_method == "env://"
+        placement.check_transport(Some(flags.ranks.transport))?;
+        if flags.ranks.init_method == "env://"
             && let Err(error) = place.rendezvous()
         {
             return usage(format!("{error}, or pass --init-method file:///PATH"));
@@ -74,14 +75,15 @@ pub fn resolve_comm(
     placement: Option<&Placement>,
     world_size: usize,
 ) -> Result<CommConfig> {
-    let comm = comm::resolve(&flags.comm, &[flags.transport])?;
+    let comm = comm::resolve(&flags.comm, &[flags.ranks.transport])?;
     let is_one_host = placement.is_none_or(|placement| placement.place.is_one_host());
     // A single rank needs no transport, unless a launcher started it.
     let connects = world_size > 1 || placement.is_some();
-    let refusal = comm.refusal(flags.transport, world_size).filter(|_| is_one_host && connects);
+    let refusal =
+        comm.refusal(flags.ranks.transport, world_size).filter(|_| is_one_host && connects);
     match refusal {
-        Some(reason) => usage(format!("--transport {}: {reason}", flags.transport.name())),
-        None => Ok(CommConfig { threads: flags.threads, ..comm }),
+        Some(reason) => usage(format!("--transport {}: {reason}", flags.ranks.transport.name())),
+        None => Ok(CommConfig { threads: flags.host.threads, ..comm }),
     }
 }
 
@@ -139,10 +141,10 @@ pub fn resolve_pipeline(
     let stages = mesh.size(Axis::Pp);
     if stages == 1 {
         let given = [
-            ("--schedule", flags.schedule.is_some()),
-            ("--stages", !flags.stages.is_empty()),
-            ("--head-at-once", flags.head_at_once),
-            ("--pipeline-memory", flags.pipeline_memory.is_some()),
+            ("--schedule", flags.pipeline.schedule.is_some()),
+            ("--stages", !flags.pipeline.stages.is_empty()),
+            ("--head-at-once", flags.pipeline.head_at_once),
+            ("--pipeline-memory", flags.pipeline.pipeline_memory.is_some()),
         ];
         return match given.iter().find(|(_, is_given)| *is_given) {
             None => Ok(None),
@@ -151,7 +153,7 @@ pub fn resolve_pipeline(
             }
         };
     }
-    let name = flags.schedule.as_deref().unwrap_or("1f1b");
+    let name = flags.pipeline.schedule.as_deref().unwrap_or("1f1b");
     let schedule = schedule::named(name);
     if schedule.is_none() && name != AUTO {
         let names: Vec<&str> = schedule::SCHEDULES.iter().map(|of| of.name()).collect();
@@ -171,7 +173,7 @@ pub fn resolve_pipeline(
         );
     }
     for (flag, is_given) in [
-        ("--rank-samples", flags.rank_samples.is_some()),
+        ("--rank-samples", flags.data.rank_samples.is_some()),
         ("--find-unused-parameters", strategy.options.find_unused_parameters),
         ("--no-sync=false", !strategy.options.no_sync),
     ] {
@@ -200,16 +202,16 @@ pub fn resolve_pipeline(
             adds_in_order &= plan.adds_in_order();
         }
     }
-    let cut = match flags.stages.as_slice() {
+    let cut = match flags.pipeline.stages.as_slice() {
         [] if name == AUTO => Cut::Measured,
         [] => Cut::Counted,
         [word] if word == MEASURED => Cut::Measured,
         _ => Cut::ByHand,
     };
-    if flags.device != Device::Cpu && (cut == Cut::Measured || name == AUTO) {
+    if flags.ranks.device != Device::Cpu && (cut == Cut::Measured || name == AUTO) {
         return usage(format!(
             "--device {}: blocks are measured on the processor; name a --schedule, and leave out --stages {MEASURED}",
-            flags.device
+            flags.ranks.device
         ));
     }
     let begins_at = match cut {
@@ -223,14 +225,14 @@ pub fn resolve_pipeline(
             schedule::cut(&costs, least).unwrap_or_default()
         }
         // Schedules that are still to be chosen from may need other numbers of stages.
-        Cut::ByHand => cut_at(&flags.stages, model, schedule.map(|_| least))?,
+        Cut::ByHand => cut_at(&flags.pipeline.stages, model, schedule.map(|_| least))?,
     };
     let has_as_many =
         |of: &&dyn schedule::Schedule| of.placement(stages).stages() == begins_at.len() + 1;
     if cut == Cut::ByHand && !schedule::SCHEDULES.iter().any(has_as_many) {
         return usage(format!(
             "--stages {}: these make {} stages, and schedules on {stages} ranks have {stages} or {}",
-            printable(&flags.stages.join(",")),
+            printable(&flags.pipeline.stages.join(",")),
             begins_at.len() + 1,
             2 * stages
         ));
@@ -238,7 +240,7 @@ pub fn resolve_pipeline(
     if let Some(schedule) = schedule.filter(|_| cut != Cut::Measured) {
         check_trained(model, &schedule.placement(stages), &begins_at)?;
     }
-    let memory_bytes = match flags.pipeline_memory {
+    let memory_bytes = match flags.pipeline.pipeline_memory {
         Some(mb) if !(mb > 0.0 && mb < 1e12) => {
             return usage(format!("--pipeline-memory {mb:?}: pass a number of MB above zero"));
         }
@@ -257,7 +259,7 @@ pub fn resolve_pipeline(
         begins: begins_at.iter().map(|at| unit_of(model, *at).to_owned()).collect(),
         begins_at,
         costs: None,
-        head_at_once: flags.head_at_once,
+        head_at_once: flags.pipeline.head_at_once,
         memory_bytes,
         candidates: Vec::new(),
         // The ranks choose from schedules that add up in order.
@@ -343,7 +345,7 @@ pub fn resolve_init_method(text: &str) -> Result<InitMethod> {
 
 /// Samples of a batch on all ranks together. By default each rank has `default` samples.
 pub fn resolve_batch(flags: &RunFlags, world_size: usize, default: usize) -> Result<usize> {
-    match (flags.batch_size, flags.global_batch_size) {
+    match (flags.training.batch_size, flags.training.global_batch_size) {
         (Some(0), _) => {
             usage("--batch-size 0: each rank needs at least one sample; pass 1 or more".into())
         }

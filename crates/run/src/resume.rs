@@ -55,7 +55,7 @@ pub fn check(config: &TrainConfig, model: &Model, num_samples: usize) -> Result<
 /// Fails if the run would replace files of another run. If it begins at a checkpoint in the folder of `--save`, those
 /// there are its own.
 pub fn check_save(config: &TrainConfig) -> Result<()> {
-    let Some(save) = &config.save else { return Ok(()) };
+    let Some(save) = &config.checkpoints.save else { return Ok(()) };
     let (goes_on, steps) = match &config.resume {
         None => (false, 0),
         Some(resume) if !is_given(resume) => (true, 0),
@@ -64,7 +64,7 @@ pub fn check_save(config: &TrainConfig) -> Result<()> {
             (checkpoint.as_previous(save).is_some(), checkpoint.progress().steps)
         }
     };
-    let best = config.save_best.then(|| save.join(BEST));
+    let best = config.checkpoints.save_best.then(|| save.join(BEST));
     for folder in std::iter::once(save).chain(&best) {
         let refuse =
             |reason: String| Err(Failure::Usage(format!("--save {}: {reason}", save.printable())));
@@ -89,7 +89,8 @@ pub fn check_save(config: &TrainConfig) -> Result<()> {
 /// Gives the folder of `--save` to a run that goes back there before it is launched, so that a restart does so too, even if
 /// the first attempt ends before its ranks have met.
 pub fn go_back(config: &TrainConfig) -> Result<()> {
-    let (Some(resume @ Resume::From(_)), Some(save)) = (&config.resume, &config.save) else {
+    let (Some(resume @ Resume::From(_)), Some(save)) = (&config.resume, &config.checkpoints.save)
+    else {
         return Ok(());
     };
     let (_, checkpoint, _) = first(resume, &[])?;
@@ -157,7 +158,8 @@ pub fn begin(
         let outcomes = world.all_gather_object(&outcome)?;
         let (_, checkpoint) = restored?;
         let Some((rank, problem)) = first_problem(&outcomes) else {
-            let previous = config.save.as_ref().and_then(|save| checkpoint.as_previous(save));
+            let previous =
+                config.checkpoints.save.as_ref().and_then(|save| checkpoint.as_previous(save));
             return Ok(Begin { progress: checkpoint.progress(), previous });
         };
         let Some(problem) = problem else {
@@ -336,7 +338,7 @@ fn open(
             ),
         }));
     }
-    if let Some(patience) = config.early_stop.filter(|_| must_go_on)
+    if let Some(patience) = config.evaluation.early_stop.filter(|_| must_go_on)
         && best.no_longer_falls(Some(patience)).is_some()
     {
         return Err(refuse(format!(
@@ -394,9 +396,9 @@ pub fn settings(config: &TrainConfig, num_samples: usize) -> Vec<Setting> {
     let window = config.loss_scale.and_then(|scale| scale.window);
     let window = window.map_or("none".into(), |window| window.to_string());
     // A constant rate does not depend on the length of the run.
-    let decays = schedule.name != Course::Constant;
+    let decays = schedule.course != Course::Constant;
     let lr_steps = if decays { config.lr_steps().to_string() } else { "any".into() };
-    let fix_of_lr_steps = match schedule.steps {
+    let fix_of_lr_steps = match schedule.lr_steps {
         Some(_) => "pass the same --lr-steps",
         None => "this run is longer than the run that saved, so pass its --lr-steps too",
     };
@@ -449,9 +451,9 @@ pub fn settings(config: &TrainConfig, num_samples: usize) -> Vec<Setting> {
         Setting::of_flag("--loss-scale", scale, other).that_may_differ(),
         Setting::of_flag("--loss-scale-window", window, other).that_may_differ(),
         Setting::of_flag("--sync-batch-norm", strategy.options.sync_batch_norm, sync),
-        Setting::of_flag("--lr-schedule", schedule.name.name(), course),
-        Setting::of_flag("--lr-warmup-steps", schedule.warmup_steps, course),
-        Setting::of_flag("--min-lr", schedule.min_lr, course),
+        Setting::of_flag("--lr-schedule", schedule.course.name(), course),
+        Setting::of_flag("--lr-warmup-steps", schedule.warmup, course),
+        Setting::of_flag("--min-lr", schedule.min_lr.unwrap_or(0.0), course),
         Setting { fix: fix_of_lr_steps.into(), ..Setting::of_flag("--lr-steps", lr_steps, course) },
         Setting::of_flag("--clip-grad-norm", clipped, "the steps would be of another size"),
     ]);

@@ -33,7 +33,7 @@ pub(crate) fn check(
     data: &DataConfig,
     mesh: &MeshShape,
 ) -> Result<()> {
-    let problem = match flags.sample_every {
+    let problem = match flags.evaluation.sample_every {
         None => return Ok(()),
         Some(0) => {
             return Err(Failure::Usage(
@@ -55,8 +55,8 @@ pub(crate) fn check(
         Some(_) if mesh.size(Axis::Pp) > 1 => {
             "no rank of a pipeline has the whole model".to_owned()
         }
-        Some(_) if flags.device != Device::Cpu => {
-            format!("texts are made on the processor, and not on --device {}", flags.device)
+        Some(_) if flags.ranks.device != Device::Cpu => {
+            format!("texts are made on the processor, and not on --device {}", flags.ranks.device)
         }
         Some(_) => return Ok(()),
     };
@@ -77,7 +77,8 @@ pub(crate) struct TextSampler {
 impl TextSampler {
     /// Texts that begin as the data set does. `None` unless the run makes texts.
     pub fn new(config: &TrainConfig, data: &dyn Dataset) -> Result<Option<Self>> {
-        let (Some(_), Some(source)) = (config.sample_every, config.data.tokenizer()) else {
+        let (Some(_), Some(source)) = (config.evaluation.sample_every, config.data.tokenizer())
+        else {
             return Ok(None);
         };
         let Some(settings) = config.model.hugging_face_config() else { return Ok(None) };

@@ -82,7 +82,8 @@ impl Saving {
         let hidden = own(Folder::hide);
         is_same?;
         together(world, "use the folder of --save", SAVE_LIMIT, || hidden)?;
-        let (keep, budget_bytes) = (config.save_keep, config.save_budget_bytes);
+        let (keep, budget_bytes) =
+            (config.checkpoints.save_keep, config.checkpoints.budget_bytes());
         let settings = SaveSettings { keep, budget_bytes, limit: SAVE_LIMIT };
         let (rank, world_size) = (world.rank(), world.world_size());
         let saver = Saver::new(disk.clone(), path, settings, id, rank, world_size);
@@ -137,7 +138,7 @@ impl Saving {
         self.is_under_way = true;
         let limit = self.saver.limit();
         let begin = || self.saver.begin(head, progress, &pieces, &compute.host);
-        match config.save_budget_bytes {
+        match config.checkpoints.budget_bytes() {
             // The copy waits for this rank's disk.
             Some(_) => together(world, "write its part of the checkpoint", limit, begin)?,
             None => begin()?,
@@ -199,7 +200,7 @@ impl Saving {
             return;
         }
         self.has_warned = true;
-        let budget = config.save_budget_bytes.unwrap_or(0) >> 20;
+        let budget = config.checkpoints.budget_bytes().unwrap_or(0) >> 20;
         let needed = pieces.iter().map(|piece| piece.data.num_bytes()).sum::<usize>() as f64;
         streams::stderr().line(&format!(
             "warning: --save-budget-mb {budget}: a rank's part of a checkpoint has {:.0} MiB, so training waits \

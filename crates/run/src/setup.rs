@@ -118,8 +118,13 @@ pub(crate) fn agree<'a>(
         let own = take_save_folder(config, &path, &world, folder.as_deref(), &host.disk)?;
         Result::Ok((path, own))
     };
-    let own = config.save.clone().map(take).transpose()?;
-    let best = config.save.as_ref().filter(|_| config.save_best).map(|path| path.join(BEST));
+    let own = config.checkpoints.save.clone().map(take).transpose()?;
+    let best = config
+        .checkpoints
+        .save
+        .as_ref()
+        .filter(|_| config.checkpoints.save_best)
+        .map(|path| path.join(BEST));
     let best = best.map(take).transpose()?;
     let mut listeners = views::listeners(&host.disk, config, folder.as_deref())?;
     listeners.tell(Event::Placed { group: &world, placements })?;
@@ -248,7 +253,7 @@ pub(crate) fn build<'a>(
 
     let markers = markers::all(config.mark_ranges, replica.world.rank())?;
     let track = SpanTrack::with_capacity(TRACK_CAPACITY).marking(markers);
-    let kept_loss = match (&config.save, &mut saving_best) {
+    let kept_loss = match (&config.checkpoints.save, &mut saving_best) {
         (Some(path), Some(saving)) => follow_best(path, saving, &replica.world)?,
         _ => None,
     };

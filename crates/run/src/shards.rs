@@ -14,7 +14,7 @@ pub fn check_rank_samples(
 ) -> Result<()> {
     let usage = |problem: String| Err(Failure::Usage(problem));
     let all = samples.iter().map(usize::to_string).collect::<Vec<_>>().join(" ");
-    if flags.global_batch_size.is_some() {
+    if flags.training.global_batch_size.is_some() {
         return usage(format!(
             "--rank-samples {all}: each rank takes batches of its own; pass --batch-size instead of \
              --global-batch-size"

@@ -8,7 +8,7 @@
 use paceline_data::Batch;
 use paceline_failure::Result;
 use paceline_memory::{Allocator, DeviceStream, Event};
-use paceline_settings::copies::Copies;
+use paceline_settings::flags::CopyFlags;
 use paceline_strategies::MicroBatch;
 
 use crate::batches::share_of;
@@ -44,15 +44,15 @@ pub struct ToDevice {
 
 impl ToDevice {
     /// To `memory`. Errors if the system refuses a thread for a stream.
-    pub fn new(memory: &Allocator, copies: Copies) -> Result<Self> {
+    pub fn new(memory: &Allocator, copies: CopyFlags) -> Result<Self> {
         let streams = match memory.home() {
-            Some(home) if copies.own_stream => {
+            Some(home) if copies.copy_stream => {
                 Some((home.accelerator().stream("copy")?, home.clone()))
             }
             Some(home) => Some((home.clone(), home.clone())),
             None => None,
         };
-        let Copies { non_blocking: is_non_blocking, own_stream, .. } = copies;
+        let CopyFlags { non_blocking: is_non_blocking, copy_stream: own_stream, .. } = copies;
         let looks_ahead = own_stream && streams.is_some();
         Ok(Self { memory: memory.clone(), streams, is_non_blocking, looks_ahead, next: None })
     }
@@ -117,7 +117,7 @@ mod tests {
     fn kernels_wait_for_copies_on_another_stream_of_the_same_name() {
         let home = Accelerator::sim(SimSpec::late(0)).stream("copy").unwrap();
         let memory = Allocator::on(&home);
-        let copies = Copies { non_blocking: true, own_stream: true, ..Copies::default() };
+        let copies = CopyFlags { non_blocking: true, copy_stream: true, ..CopyFlags::default() };
         let mut to_device = ToDevice::new(&memory, copies).unwrap();
         let host = Allocator::pinned(home.accelerator());
         let inputs = host.tensor(DType::F32, [4], Category::Data).unwrap();

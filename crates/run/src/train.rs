@@ -61,7 +61,7 @@ pub fn train(
         for warning in &config.warnings {
             warn(warning);
         }
-        if !config.quiet {
+        if !config.output.quiet {
             let mut notes = [config.model.notes(), config.data.notes()].concat();
             notes.extend(pinned(&config, placement.as_ref()));
             if !matches!(config.resume, Some(Resume::From(_))) {
@@ -82,16 +82,15 @@ pub fn train(
     let outcome = ranks.run(placement.as_ref(), Some(stop.clone()), |group, local_rank| {
         let make_folder = || match &given {
             Some(folder) => Ok(Some(folder.clone())),
-            None => {
-                folder::create(&disk, &folder::runs(config.run_dir.as_deref()), &config).map(Some)
-            }
+            None => folder::create(&disk, &folder::runs(config.output.run_dir.as_deref()), &config)
+                .map(Some),
         };
         let (disk, stop) = (disk.clone(), stop.clone());
         let host = Host { disk, stop, is_launched, local_rank, ..Host::default() };
         trainer::run_rank(&config, data.clone(), group, local_rank, make_folder, host)
     });
     // All ranks have ended if they are threads of this process. Otherwise their launcher does this.
-    if let (Err(_), None, Some(save)) = (&outcome, &placement, &config.save) {
+    if let (Err(_), None, Some(save)) = (&outcome, &placement, &config.checkpoints.save) {
         checkpoint::Folder::tidy(save);
     }
     outcome.map(|()| 0)
@@ -144,7 +143,7 @@ pub fn train_here<W: Into<OsString> + Clone>(
         warn(warning);
     }
     let disk = Disk::default();
-    let folder = folder::create(&disk, &folder::runs(config.run_dir.as_deref()), &config)?;
+    let folder = folder::create(&disk, &folder::runs(config.output.run_dir.as_deref()), &config)?;
     ranks.run(None, None, |group, local_rank| {
         let host = Host { disk: disk.clone(), local_rank, ..Host::default() };
         let make_folder = || Ok(Some(folder.clone()));
@@ -260,7 +259,7 @@ fn launch(config: &TrainConfig, start: &StartFlags, hosts: Option<&Hosts>) -> Re
         let folder = if has_first {
             Some(folder::create(
                 &Disk::default(),
-                &folder::runs(config.run_dir.as_deref()),
+                &folder::runs(config.output.run_dir.as_deref()),
                 config,
             )?)
         } else {
@@ -276,7 +275,8 @@ fn launch(config: &TrainConfig, start: &StartFlags, hosts: Option<&Hosts>) -> Re
         let grace = start.grace();
         Ok(Launch { dump_folder: folder, hosts, grace, ..launch })
     });
-    if let (true, false, Some(save)) = (has_first, matches!(ended, Ok(0)), &config.save) {
+    if let (true, false, Some(save)) = (has_first, matches!(ended, Ok(0)), &config.checkpoints.save)
+    {
         checkpoint::Folder::tidy(save);
     }
     let code = ended?;
@@ -285,7 +285,8 @@ fn launch(config: &TrainConfig, start: &StartFlags, hosts: Option<&Hosts>) -> Re
     }
     // The last line, whether the ranks have ended in time or not.
     if has_first && launcher::asked_to_end().is_some_and(|signal| code == 128 + signal as u8) {
-        let saved = config.save.as_deref().map(|folder| (folder, checkpoint::latest(folder)));
+        let saved =
+            config.checkpoints.save.as_deref().map(|folder| (folder, checkpoint::latest(folder)));
         let is_auto = matches!(config.resume, Some(Resume::IfThere(_)));
         streams::stderr().line(&format!("paceline: {}", left(saved, is_auto)));
     }
@@ -299,7 +300,7 @@ fn launch(config: &TrainConfig, start: &StartFlags, hosts: Option<&Hosts>) -> Re
 ///
 /// If the run must not be started again, because it has ended too often at the same step.
 fn continued(config: &TrainConfig) -> Result<Option<TrainConfig>> {
-    let Some(save) = config.save.clone() else { return Ok(None) };
+    let Some(save) = config.checkpoints.save.clone() else { return Ok(None) };
     let begins_elsewhere =
         config.resume.as_ref().is_some_and(|resume| resume.folder() != save.as_path());
     if !checkpoint::is_in(&save) {

@@ -112,7 +112,7 @@ impl Trainer<'_> {
         let (took, has_classes) = (begin.elapsed(), self.has_classes());
         self.listeners.tell(Event::EpochEnded { epoch, sums, has_classes, cut_after, took })?;
         run.last = Some((epoch, sums));
-        let (every, is_last) = (self.config.save_every, !self.goes_on(run));
+        let (every, is_last) = (self.config.checkpoints.save_every, !self.goes_on(run));
         if every.is_none() || is_due(every, run.progress.steps) || is_last {
             self.save(&run.progress, is_last)?;
         }
@@ -210,22 +210,22 @@ impl Trainer<'_> {
     fn between_steps(&mut self, run: &mut Training, epoch: u64, is_epoch_over: bool) -> Result<()> {
         let (config, steps) = (self.config, run.progress.steps);
         // When asked to stop, it leaves an evaluation out, unless the run that goes on would decide otherwise without it.
-        let decides = config.early_stop.is_some() || self.saving_best.is_some();
-        if is_due(config.eval_every, steps) && (decides || !run.is_stopped) {
+        let decides = config.evaluation.early_stop.is_some() || self.saving_best.is_some();
+        if is_due(config.evaluation.eval_every, steps) && (decides || !run.is_stopped) {
             self.evaluate_midway(&mut run.progress, epoch)?;
             self.tell_early_stop(&run.progress)?;
             // Nothing is left to stop if the run ends here.
             run.is_stopped &= !self.is_over(&run.progress);
         }
         self.stop_if_all_are_skipped(&run.progress)?;
-        if is_due(config.sample_every, steps)
+        if is_due(config.evaluation.sample_every, steps)
             && !run.is_stopped
             && let Some(text) = sample::sample(self.texts.as_ref(), &mut self.stepper)?
         {
             self.listeners.tell(Event::Sampled { steps, text: &text })?;
         }
         // At the end of an epoch the replicas are synchronized and saved in any case.
-        if is_due(config.save_every, steps) && !is_epoch_over && self.goes_on(run) {
+        if is_due(config.checkpoints.save_every, steps) && !is_epoch_over && self.goes_on(run) {
             self.stepper.sync_replicas()?;
             self.save(&run.progress, false)?;
         }
@@ -240,7 +240,7 @@ impl Trainer<'_> {
     /// Whether the run has made its last step. The configuration and the progress decide, and nothing else, so that a run
     /// that goes on ends where an uninterrupted one does.
     fn is_over(&self, progress: &Progress) -> bool {
-        let ends_early = progress.best.no_longer_falls(self.config.early_stop).is_some();
+        let ends_early = progress.best.no_longer_falls(self.config.evaluation.early_stop).is_some();
         ends_early || progress.steps >= self.config.total_steps()
     }
 
@@ -274,7 +274,7 @@ impl Trainer<'_> {
 
     /// Says why the run ends early, if it does.
     fn tell_early_stop(&mut self, progress: &Progress) -> Result<()> {
-        let lowest = progress.best.no_longer_falls(self.config.early_stop);
+        let lowest = progress.best.no_longer_falls(self.config.evaluation.early_stop);
         let Some((best, best_steps)) = lowest else { return Ok(()) };
         self.listeners.tell(Event::EarlyStop { steps: progress.steps, best, best_steps })
     }
@@ -338,7 +338,7 @@ impl Trainer<'_> {
         let begin = Instant::now();
         check_weights(&self.stepper, &self.exactness, progress.steps)?;
         let (config, num_samples) = (self.config, self.num_samples);
-        let waits = is_last || config.save_sync;
+        let waits = is_last || config.checkpoints.save_sync;
         saving.save(config, num_samples, &self.stepper, progress, waits)?;
         let (steps, epoch) = (progress.steps, progress.last_epoch());
         self.listeners.tell(Event::Saved(Save { steps, epoch, took: begin.elapsed() }))

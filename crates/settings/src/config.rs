@@ -2,8 +2,6 @@
 //!
 //! It is data, and knows neither how it was resolved (`paceline_run::resolve`) nor what a run does with it.
 
-use std::path::PathBuf;
-
 use paceline_choices::data::DataConfig;
 use paceline_choices::models::ModelConfig;
 use paceline_choices::optimizers::OptimizerSettings;
@@ -14,7 +12,7 @@ use paceline_strategies::ReplicaOptions;
 use serde::Serialize;
 use serde_json::{Value, json};
 
-use super::copies::{Copies, Loading};
+use super::flags::{CheckpointFlags, CopyFlags, EvaluationFlags, OutputFlags};
 use super::loss_scale::LossScale;
 use super::named::{PrecisionName, TransportName};
 use super::origin::Resume;
@@ -43,9 +41,11 @@ pub struct TrainConfig {
     /// Where to compute.
     pub device: Device,
     /// How batches come to the device.
-    pub copies: Copies,
-    /// How batches are made.
-    pub loading: Loading,
+    pub copies: CopyFlags,
+    /// Batches that a thread makes ahead of the step; with zero, each is made in line, when the step asks for it.
+    pub load_ahead: usize,
+    /// Microseconds of a core that each sample takes more, as if it had to be decoded.
+    pub decode_us: f64,
     /// The element type of products.
     pub precision: PrecisionName,
     /// Whether the processor emulates fp16.
@@ -85,6 +85,7 @@ pub struct TrainConfig {
     /// The optimizer.
     pub optimizer: OptimizerSettings,
     /// How its learning rate changes.
+    #[serde(flatten)]
     pub schedule: Schedule,
     /// The largest norm of the gradients, if they are clipped.
     pub clip_grad_norm: Option<f64>,
@@ -99,46 +100,21 @@ pub struct TrainConfig {
     /// The names of the classes, in their order, if they have names.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub class_names: Vec<String>,
-    /// Whether to evaluate after training.
-    pub evaluate: bool,
-    /// Optimizer steps between two evaluations during training.
-    pub eval_every: Option<u64>,
-    /// Evaluations in a row without a lower loss after which the run ends.
-    pub early_stop: Option<u64>,
     /// Which steps to record.
     pub profile: Option<ProfileConfig>,
     /// Whether steps and their parts are marked in the trace of the kernel.
     pub mark_ranges: bool,
-    /// The name of the run's folder, if the user has given one.
-    pub name: Option<String>,
-    /// The folder in which the run's folder is made, if the user has named one.
-    pub run_dir: Option<PathBuf>,
-    /// Folder to write checkpoints to.
-    pub save: Option<PathBuf>,
-    /// Whether the checkpoint with the lowest evaluation loss is kept.
-    pub save_best: bool,
-    /// Optimizer steps between two checkpoints, if they are not written after every epoch.
-    pub save_every: Option<u64>,
-    /// How many checkpoints stay.
-    pub save_keep: usize,
-    /// Memory of each rank for the copy from which a checkpoint is written, if it is limited.
-    pub save_budget_bytes: Option<usize>,
-    /// Whether training waits until a checkpoint is complete.
-    pub save_sync: bool,
     /// The checkpoint to continue from.
     pub resume: Option<Resume>,
-    /// Batches per line on the console with their times, if the user wants these.
-    pub log_every: Option<usize>,
-    /// Optimizer steps between two texts of a language model.
-    pub sample_every: Option<u64>,
-    /// Whether to write scalars for TensorBoard.
-    pub tensorboard: bool,
-    /// File to write the summary to.
-    pub json: Option<PathBuf>,
-    /// Whether to print every table.
-    pub verbose: bool,
-    /// Whether to be silent.
-    pub quiet: bool,
+    /// When the model is evaluated.
+    #[serde(flatten)]
+    pub evaluation: EvaluationFlags,
+    /// Checkpoints that the run writes.
+    #[serde(flatten)]
+    pub checkpoints: CheckpointFlags,
+    /// Files and lines that the run writes.
+    #[serde(flatten)]
+    pub output: OutputFlags,
     /// Warnings, such as about flags without effect.
     pub warnings: Vec<String>,
 }
@@ -146,7 +122,7 @@ pub struct TrainConfig {
 impl TrainConfig {
     /// Whether the device makes the training data, instead of the host.
     pub fn makes_on_device(&self) -> bool {
-        self.device.makes_data() && !self.copies.of_generated && self.data.is_synthetic()
+        self.device.makes_data() && !self.copies.generate_on_host && self.data.is_synthetic()
     }
 
     /// Whether each step takes the norm of all gradients, for which all ranks wait.
@@ -209,6 +185,6 @@ impl TrainConfig {
 
     /// Optimizer steps over which the learning rate schedule runs.
     pub fn lr_steps(&self) -> u64 {
-        self.schedule.steps.unwrap_or_else(|| self.total_steps())
+        self.schedule.lr_steps.unwrap_or_else(|| self.total_steps())
     }
 }

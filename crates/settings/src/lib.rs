@@ -8,7 +8,6 @@
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod config;
-pub mod copies;
 pub mod flags;
 pub mod loss_scale;
 pub mod named;

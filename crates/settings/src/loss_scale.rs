@@ -7,7 +7,7 @@
 use paceline_failure::{Failure, Result};
 use serde::Serialize;
 
-use super::flags::RunFlags;
+use super::flags::{LossScaleFlags, RunFlags};
 use super::named::PrecisionName;
 use super::strategy::StrategyConfig;
 
@@ -22,8 +22,10 @@ const LARGEST: f64 = (1u128 << 127) as f64;
 #[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct LossScale {
     /// The scale of the first step: a power of two, at least 1.
+    #[serde(rename = "loss_scale")]
     pub initial: f64,
     /// The good steps after which the scale is doubled; `None` if the scale is constant.
+    #[serde(rename = "loss_scale_window")]
     pub window: Option<u64>,
 }
 
@@ -34,16 +36,17 @@ impl LossScale {
         strategy: &StrategyConfig,
         warnings: &mut Vec<String>,
     ) -> Result<Option<Self>> {
-        let of_precision = (flags.precision == PrecisionName::Fp16).then_some("dynamic");
-        let text = flags.loss_scale.as_deref().or(of_precision);
-        let scale = text.map(|text| Self::parse(text, flags.loss_scale_window)).transpose()?;
-        if flags.loss_scale_window.is_some() && scale.is_none_or(|scale| scale.window.is_none()) {
+        let LossScaleFlags { loss_scale, loss_scale_window: window } = &flags.loss_scale;
+        let of_precision = (flags.precision.precision == PrecisionName::Fp16).then_some("dynamic");
+        let text = loss_scale.as_deref().or(of_precision);
+        let scale = text.map(|text| Self::parse(text, *window)).transpose()?;
+        if window.is_some() && scale.is_none_or(|scale| scale.window.is_none()) {
             warnings.push("--loss-scale-window has no effect without --loss-scale dynamic".into());
         }
         if scale.is_none() {
             return Ok(None);
         }
-        let (what, fix) = match flags.loss_scale {
+        let (what, fix) = match loss_scale {
             Some(_) => ("--loss-scale", "leave it out"),
             None => ("--precision fp16 scales the loss", "pass --precision bf16"),
         };

@@ -8,7 +8,7 @@ use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
 use serde::Serialize;
 
-use super::flags::RunFlags;
+use super::spec::RunSpec;
 
 /// The value of `--resume` that means the folder of `--save`, if that has a checkpoint.
 const AUTO: &str = "auto";
@@ -25,18 +25,19 @@ pub enum Resume {
 }
 
 impl Resume {
-    /// The checkpoint that the flags ask for.
-    pub fn resolve(flags: &RunFlags) -> Result<Option<Self>> {
-        match (&flags.resume, &flags.save) {
+    /// The checkpoint that the settings ask for.
+    pub fn stated(spec: &RunSpec) -> Result<Option<Self>> {
+        let folder = |key| spec.get(key).and_then(<[String]>::first).map(PathBuf::from);
+        match (folder("resume"), folder("save")) {
             (Some(folder), Some(save)) if folder.as_os_str() == AUTO => {
-                Ok(Some(Self::IfThere(save.clone())))
+                Ok(Some(Self::IfThere(save)))
             }
             (Some(folder), None) if folder.as_os_str() == AUTO => Err(Failure::Usage(
                 "--resume auto continues from the folder of --save; pass --save DIR too (a folder \
                  that is called auto is --resume ./auto)"
                     .into(),
             )),
-            (folder, _) => Ok(folder.clone().map(Self::From)),
+            (folder, _) => Ok(folder.map(Self::From)),
         }
     }
 

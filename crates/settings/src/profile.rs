@@ -21,6 +21,7 @@ pub struct ProfileConfig {
     /// Number of steps that are recorded then.
     pub active: u64,
     /// The folder in which each rank has a folder for its traces.
+    #[serde(rename = "dir")]
     pub folder: PathBuf,
 }
 

@@ -1,4 +1,4 @@
-//! The learning rate of each step: a warm-up, then a constant, linear or cosine course.
+//! The learning rate of each step: a warm-up, then a constant, linear or cosine course, with the flags that state it.
 //!
 //! Takes the peak rate, the number of optimizer steps made and the number of steps of the whole run;
 //! returns the rate of the next step. The rate depends on nothing else, so a resumed run continues the
@@ -6,10 +6,10 @@
 
 use std::f64::consts::PI;
 
+use clap::Args;
 use paceline_failure::{Failure, Result};
 use serde::Serialize;
 
-use super::flags::RunFlags;
 use super::named::Course;
 
 /// How the learning rate changes during a run.
@@ -26,70 +26,73 @@ use super::named::Course;
 /// So step `W` is the first one at the peak rate, and `min_lr` would be the rate of the step after the
 /// last one: with the usual `min_lr` of zero, no step has a rate of zero. Without a warm-up these are
 /// PyTorch's `LinearLR` from 1 to `min_lr / lr` and `CosineAnnealingLR`, over `T` steps.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Args, Serialize)]
+#[command(next_help_heading = "Training")]
 pub struct Schedule {
-    /// The course after the warm-up.
-    pub name: Course,
-    /// Optimizer steps over which the rate rises.
-    pub warmup_steps: u64,
-    /// The rate at which linear and cosine end.
-    pub min_lr: f64,
-    /// Optimizer steps after which linear and cosine end; `None` means the steps of the run.
-    pub steps: Option<u64>,
+    /// How the learning rate changes (until the end of the run)
+    #[arg(long = "lr-schedule", value_name = "NAME", default_value = "constant")]
+    #[serde(rename = "lr_schedule")]
+    pub course: Course,
+    /// Number of first optimizer steps over which the learning rate rises; unlike --warmup-steps, which
+    /// is about measuring
+    #[arg(long = "lr-warmup-steps", value_name = "N", default_value_t = 0)]
+    #[serde(rename = "lr_warmup_steps")]
+    pub warmup: u64,
+    /// Learning rate at which linear and cosine end [default: 0]
+    #[arg(long, value_name = "X")]
+    pub min_lr: Option<f64>,
+    /// Optimizer steps after which linear and cosine end [default: those of the run]
+    #[arg(long, value_name = "N")]
+    pub lr_steps: Option<u64>,
 }
 
 impl Schedule {
-    /// Resolves the flags. `lr` is the peak rate.
-    pub fn resolve(flags: &RunFlags, lr: f64) -> Result<Self> {
-        let (name, warmup_steps) = (flags.lr_schedule, flags.lr_warmup_steps);
-        let usage = |problem: String| Err(Failure::Usage(problem));
-        if let Some(steps) = flags.lr_steps.filter(|_| name == Course::Constant) {
-            return usage(format!(
-                "--lr-steps {steps} is when --lr-schedule linear and cosine end; leave it out, or pass \
-                 one of them"
-            ));
-        }
-        match flags.min_lr {
-            Some(min_lr) if name == Course::Constant => usage(format!(
-                "--min-lr {min_lr} is where --lr-schedule linear and cosine end; leave it out, or pass \
-                 one of them"
-            )),
-            // The range does not contain NaN either.
-            Some(min_lr) if !(0.0..=lr).contains(&min_lr) => {
-                usage(format!("--min-lr {min_lr}: pass a number from 0 to --lr, which is {lr}"))
+    /// Fails if the flags do not fit together, or the peak rate `lr`.
+    pub fn check_flags(&self, lr: f64) -> Result<()> {
+        let is_constant = self.course == Course::Constant;
+        let ends = [
+            ("--lr-steps", "when", self.lr_steps.map(|steps| steps.to_string())),
+            ("--min-lr", "where", self.min_lr.map(|min_lr| min_lr.to_string())),
+        ];
+        for (flag, place, value) in ends {
+            if let Some(value) = value.filter(|_| is_constant) {
+                return Err(Failure::Usage(format!(
+                    "{flag} {value} is {place} --lr-schedule linear and cosine end; leave it out, or pass one of them"
+                )));
             }
-            min_lr => Ok(Self {
-                name,
-                warmup_steps,
-                min_lr: min_lr.unwrap_or(0.0),
-                steps: flags.lr_steps,
-            }),
+        }
+        match self.min_lr {
+            // The range does not contain NaN either.
+            Some(min_lr) if !(0.0..=lr).contains(&min_lr) => Err(Failure::Usage(format!(
+                "--min-lr {min_lr}: pass a number from 0 to --lr, which is {lr}"
+            ))),
+            _ => Ok(()),
         }
     }
 
     /// Fails if the warm-up is as long as the schedule, which has `total_steps` steps.
     pub fn check(&self, total_steps: u64) -> Result<()> {
-        let warmup_steps = self.warmup_steps;
+        let warmup_steps = self.warmup;
         if warmup_steps == 0 || warmup_steps < total_steps {
             return Ok(());
         }
         Err(Failure::Usage(format!(
             "--lr-warmup-steps {warmup_steps}: the {} {total_steps} optimizer steps, so it would never \
              reach --lr; lower it, or raise {}",
-            if self.steps.is_some() { "learning rate's course has" } else { "run has" },
-            if self.steps.is_some() { "--lr-steps" } else { "--epochs or --steps" },
+            if self.lr_steps.is_some() { "learning rate's course has" } else { "run has" },
+            if self.lr_steps.is_some() { "--lr-steps" } else { "--epochs or --steps" },
         )))
     }
 
     /// The rate of the step after `steps_made` of `total_steps` steps, for the peak rate `lr`.
     pub fn lr(&self, lr: f64, steps_made: u64, total_steps: u64) -> f64 {
-        let Schedule { name, warmup_steps, min_lr, .. } = *self;
+        let (warmup_steps, min_lr) = (self.warmup, self.min_lr.unwrap_or(0.0));
         if steps_made < warmup_steps {
             return lr * (steps_made + 1) as f64 / (warmup_steps + 1) as f64;
         }
         let course = total_steps.saturating_sub(warmup_steps).max(1);
         let part = ((steps_made - warmup_steps) as f64 / course as f64).min(1.0);
-        match name {
+        match self.course {
             Course::Constant => lr,
             Course::Linear => lr + (min_lr - lr) * part,
             Course::Cosine => min_lr + (lr - min_lr) * (1.0 + (PI * part).cos()) / 2.0,
@@ -103,7 +106,8 @@ mod tests {
 
     /// The rates of all steps of a run.
     fn rates(name: Course, warmup_steps: u64, min_lr: f64, total: u64) -> Vec<f64> {
-        let schedule = Schedule { name, warmup_steps, min_lr, steps: None };
+        let schedule =
+            Schedule { course: name, warmup: warmup_steps, min_lr: Some(min_lr), lr_steps: None };
         (0..total).map(|step| schedule.lr(0.1, step, total)).collect()
     }
 
@@ -150,7 +154,7 @@ mod tests {
     #[test]
     fn the_end_is_what_comes_after_the_last_step() {
         for name in [Course::Linear, Course::Cosine] {
-            let schedule = Schedule { name, warmup_steps: 3, min_lr: 0.01, steps: None };
+            let schedule = Schedule { course: name, warmup: 3, min_lr: Some(0.01), lr_steps: None };
             assert_rates(vec![schedule.lr(0.1, 10, 10), schedule.lr(0.1, 50, 10)], &[0.01; 2]);
         }
     }

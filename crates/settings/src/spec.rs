@@ -132,22 +132,29 @@ impl RunSpec {
 
     /// Checks each value separately, and fills in the defaults that do not depend on other settings.
     pub fn parse(&self) -> Result<ArgMatches> {
-        if let Some(problem) = self.flag_in_list() {
-            return Err(Failure::Usage(problem));
-        }
-        let words = std::iter::once("paceline train".into()).chain(self.words());
-        flags::command().try_get_matches_from(words).map_err(|e| Failure::Usage(message(&e)))
+        self.checked().map_err(|(_, words)| Failure::Usage(words))
     }
 
-    /// Says which value of a list begins with a dash, if one does. As a word of its own it would be another flag.
-    pub(crate) fn flag_in_list(&self) -> Option<String> {
+    /// Like [`RunSpec::parse`]. An error has the key that it is about, if it is about one.
+    pub(crate) fn checked(&self) -> std::result::Result<ArgMatches, (Option<String>, String)> {
+        // As a word of its own, such a value would be another flag.
         let is_flag = |value: &&String| value.starts_with('-') && value.parse::<f64>().is_err();
         let lists = self.stated.iter().filter(|(_, values)| values.len() > 1);
         let mut found = lists.filter_map(|(key, values)| Some((key, values.iter().find(is_flag)?)));
-        found.next().map(|(key, value)| {
-            format!(
+        if let Some((key, value)) = found.next() {
+            let words = format!(
                 "--{key}: a value of a list cannot begin with a dash, as {value} does; leave it out"
-            )
+            );
+            return Err((Some(key.clone()), words));
+        }
+        let words = std::iter::once("paceline train".into()).chain(self.words());
+        flags::command().try_get_matches_from(words).map_err(|error| {
+            let flag = match error.get(ContextKind::InvalidArg) {
+                Some(ContextValue::String(flag)) => flag.strip_prefix("--"),
+                _ => None,
+            };
+            let key = flag.and_then(|flag| flag.split([' ', '=', '[']).next()).map(str::to_owned);
+            (key, message(&error))
         })
     }
 

@@ -6,18 +6,17 @@
 //!
 //! Flags win over the file. A flag replaces the same key, and keys that it conflicts with. If it names
 //! another choice than the file, it also removes the keys that only the file's choice reads. The `config.json` of a run
-//! folder does not say where the next run writes, or from where it fetches ([`flags::is_repeated`]).
+//! folder does not say where the next run writes, or from where it fetches ([`Scope`]).
 
 use std::any::TypeId;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use clap::Arg;
-use clap::error::ErrorKind;
 use paceline_choices::data::DATA_SETS;
 use paceline_choices::models::MODELS;
 use paceline_choices::optimizers::OPTIMIZERS;
-use paceline_choices::registry::Registry;
+use paceline_choices::registry::{Registry, takes_list};
 use paceline_choices::strategies::STRATEGIES;
 use paceline_failure::{Failure, Result};
 use paceline_files::{Printable, printable};
@@ -25,8 +24,8 @@ use paceline_host::resources;
 use serde_json::Value;
 use strsim::levenshtein;
 
-use super::flags;
-use super::spec::{RunSpec, message};
+use super::flags::{self, Scope};
+use super::spec::RunSpec;
 
 /// The version of the files that are written and read.
 pub const VERSION: u64 = 1;
@@ -75,7 +74,7 @@ impl SpecFile {
     /// Reads the settings that a checkpoint records in its index, which has this path. Fails for a flag that no checkpoint
     /// records, since the checkpoint may come from a stranger.
     pub fn parse_of_checkpoint(path: &Path, text: &str) -> Result<Self> {
-        Self::parse_if(path, text, flags::is_recorded)
+        Self::parse_if(path, text, |name| Scope::of_key(name).is_some_and(Scope::is_recorded))
     }
 
     fn parse_if(path: &Path, text: &str, may_state: impl Fn(&str) -> bool) -> Result<Self> {
@@ -106,12 +105,25 @@ impl SpecFile {
             }
             let values = values(flag, &key, &value).map_err(at)?;
             spec = spec.with_values(&normal, values);
-            check(&spec, &normal).map_err(|problem| at(format!("{key} = {value}: {problem}")))?;
             lines.insert(normal, line);
         }
-        // All keys together are parsed again to find conflicts between them.
-        spec.parse().map_err(|error| Failure::Usage(format!("{}: {error}", path.printable())))?;
-        Ok(Self { spec, path: path.to_owned(), is_of_run, lines })
+        let file = Self { spec, path: path.to_owned(), is_of_run, lines };
+        file.spec.checked().map_err(|(key, words)| file.problem(key.as_deref(), &words))?;
+        Ok(file)
+    }
+
+    /// The error about a key of the file, with its line and its value.
+    fn problem(&self, key: Option<&str>, words: &str) -> Failure {
+        let words = words.split('\n').map(str::trim).filter(|part| !part.is_empty());
+        let words = printable(&words.collect::<Vec<_>>().join("; ")).into_owned();
+        let (path, line) = (self.path.printable(), key.and_then(|key| self.lines.get(key)));
+        Failure::Usage(match (key, line) {
+            (Some(key), Some(line)) => {
+                let values = self.spec.get(key).unwrap_or_default().join(" ");
+                format!("{path}:{line}: {key} = {}: {words}", printable(&values))
+            }
+            _ => format!("{path}: {words}"),
+        })
     }
 
     /// The file without the keys that a command cannot use.
@@ -133,12 +145,13 @@ impl SpecFile {
     pub fn overlaid(&self, flags: &RunSpec) -> Result<(RunSpec, Vec<String>)> {
         let mut spec = self.spec.clone();
         let mut notes = Vec::new();
-        for key in self.spec.keys().filter(|key| self.is_of_run && !flags::is_repeated(key)) {
+        let is_repeated = |key: &&str| Scope::of_key(key).is_some_and(Scope::is_repeated);
+        for key in self.spec.keys().filter(|key| self.is_of_run && !is_repeated(key)) {
             spec = spec.without(&[key]);
             if !flags.has(key) {
                 notes.push(format!(
-                    "{} is left out: a run folder does not say where another run writes, from where it fetches, or how its \
-                     ranks meet; pass --{key} if you want the same",
+                    "{} is left out: a run folder does not state another run's output, its files and addresses; pass --{key} if you \
+                     want the same",
                     self.place(key)
                 ));
             }
@@ -351,6 +364,9 @@ fn values(flag: &Arg, key: &str, value: &Value) -> std::result::Result<Vec<Strin
         Value::Array(values) if values.is_empty() => {
             Err(format!("{key} = []: pass at least one value, or leave the key out"))
         }
+        Value::Array(values) if values.len() > 1 && !takes_list(flag) => {
+            Err(format!("{key} = {value}: pass one value"))
+        }
         Value::Array(values) => values.iter().map(word).collect(),
         value => Ok(vec![word(value)?]),
     }
@@ -371,23 +387,4 @@ fn what(flag: &Arg) -> &'static str {
 /// Whether a text is a number, which JSON cannot represent or which is kept as text to keep its digits.
 fn is_special_number(text: &str) -> bool {
     text.parse::<f64>().is_ok()
-}
-
-/// Checks one key of a specification without the others.
-fn check(spec: &RunSpec, key: &str) -> std::result::Result<(), String> {
-    let alone = spec.get(key).map(|values| RunSpec::default().with_values(key, values));
-    let alone = alone.unwrap_or_default();
-    if let Some(problem) = alone.flag_in_list() {
-        return Err(problem);
-    }
-    let words = std::iter::once("x".into()).chain(alone.words());
-    match flags::command().try_get_matches_from(words) {
-        // Other keys that it requires are checked when all keys are parsed together.
-        Err(error) if error.kind() != ErrorKind::MissingRequiredArgument => {
-            let parts = message(&error);
-            let parts = parts.split('\n').map(str::trim).filter(|part| !part.is_empty());
-            Err(parts.collect::<Vec<_>>().join("; "))
-        }
-        _ => Ok(()),
-    }
 }

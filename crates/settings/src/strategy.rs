@@ -54,7 +54,7 @@ pub fn resolve(
     world_size: usize,
     warnings: &mut Vec<String>,
 ) -> Result<StrategyConfig> {
-    let (precision, as_graph) = (flags.precision.into(), flags.cuda_graph);
+    let (precision, as_graph) = (flags.precision.precision.into(), flags.ranks.cuda_graph);
     let flags = &flags.strategy;
     let default = if world_size == 1 { ALONE } else { TOGETHER };
     let choice = STRATEGIES.get(flags.name.as_deref().unwrap_or(default))?;
@@ -315,7 +315,7 @@ impl Serialize for StrategyConfig {
         value["no_sync"] = json!(self.options.no_sync);
         value["accumulation_order"] = json!(if is_tree { "tree" } else { "sequential" });
         value["find_unused_parameters"] = json!(self.options.find_unused_parameters);
-        value["static_graph"] = json!(self.options.static_graph);
+        value["no_static_graph"] = json!(!self.options.static_graph);
         value["sync_batch_norm"] = json!(self.options.sync_batch_norm);
         value["broadcast_buffers"] = json!(self.options.broadcast_buffers);
         value["sync_blocks"] = json!(self.sync_blocks);

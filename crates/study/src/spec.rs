@@ -9,12 +9,9 @@ use paceline_files::printable;
 use paceline_host::disk::Disk;
 use paceline_run::resolve::resolve_inputs;
 use paceline_settings::config::TrainConfig;
-use paceline_settings::flags;
-use paceline_settings::part::Selection;
+use paceline_settings::flags::{self, Scope};
 use paceline_settings::spec::{self, RunSpec};
 use strsim::levenshtein;
-
-use crate::flags::{Swept, why_not_swept};
 
 /// The specification of a run.
 pub type Spec = RunSpec;
@@ -63,18 +60,22 @@ pub fn shown(spec: &Spec) -> String {
 /// Fails for a key that is not the name of a setting, or of a setting that cannot be varied. The error
 /// suggests the most similar name.
 pub fn check_key(flag: &str, key: &str) -> Result<()> {
-    if let Some(why) = why_not_swept(key) {
-        return Err(Failure::Usage(format!("{flag} {key}: it cannot be varied: {why}")));
-    }
-    let swept = Swept::flags();
-    let keys: Vec<&str> = swept.iter().map(flags::key).collect();
-    if keys.contains(&key) {
-        return Ok(());
-    }
-    let nearest = keys.into_iter().min_by_key(|known| levenshtein(key, known));
-    let hint = nearest.map_or(String::new(), |name| format!("; the nearest one is {name}"));
-    let key = printable(key);
-    Err(Failure::Usage(format!("{flag} {key}: paceline train has no flag --{key}{hint}")))
+    let all = flags::all();
+    let why = match Scope::of_key(key) {
+        Some(Scope::Checkpoints) => "runs of several rounds would read and write the same files",
+        Some(Scope::Output) => "the sweep decides about the output of its runs",
+        Some(_) => return Ok(()),
+        None if ["config", "recipe"].contains(&key) => "all runs start from one configuration",
+        None => {
+            let nearest = all.iter().map(flags::key).min_by_key(|known| levenshtein(key, known));
+            let hint = nearest.map_or(String::new(), |name| format!("; the nearest one is {name}"));
+            let key = printable(key);
+            return Err(Failure::Usage(format!(
+                "{flag} {key}: paceline train has no flag --{key}{hint}"
+            )));
+        }
+    };
+    Err(Failure::Usage(format!("{flag} {key}: it cannot be varied: {why}")))
 }
 
 /// The specification with a setting changed to `alternative`. Values of a list are separated by spaces; a

@@ -37,10 +37,10 @@ pub(super) struct FileFlags {
     #[serde(flatten)]
     folder: FolderFlag,
     /// Download the data set's files into --data-dir first, unless they are there
-    #[arg(long)]
+    #[arg(long, help_heading = "Files and addresses")]
     download: bool,
     /// Download them from this URL instead of the usual one
-    #[arg(long, value_name = "URL", requires = "download")]
+    #[arg(long, value_name = "URL", requires = "download", help_heading = "Files and addresses")]
     mirror: Option<String>,
 }
 

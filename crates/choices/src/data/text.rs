@@ -78,7 +78,7 @@ struct Flags {
     group_by_length: bool,
     /// Text: folder that keeps the tokens for the next run [default: tokens in --data-dir; for a
     /// data set by name ~/.cache/paceline/tokens]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", help_heading = "Files and addresses")]
     token_cache: Option<PathBuf>,
     /// Tokens of each synthetic sequence, or of each block of running text [default: 128]
     #[arg(long, value_name = "N")]

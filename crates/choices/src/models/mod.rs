@@ -266,7 +266,7 @@ impl Serialize for ModelConfig {
     fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
         let mut entries = self.flags.to_json();
         entries.insert("name".into(), json!(self.name));
-        entries.insert("frozen".into(), json!(self.frozen));
+        entries.insert("freeze".into(), json!(self.frozen));
         let found = self.notes();
         if !found.is_empty() {
             entries.insert("found".into(), json!(found));

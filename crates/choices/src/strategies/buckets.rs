@@ -46,7 +46,7 @@ pub(super) struct DdpFlags {
 pub(super) struct DdpSettings {
     bucket_cap_mb: f64,
     first_bucket_mb: f64,
-    gradient_view: bool,
+    no_gradient_view: bool,
 }
 
 impl DdpSettings {
@@ -58,7 +58,7 @@ impl DdpSettings {
         Ok(Self {
             bucket_cap_mb,
             first_bucket_mb: first.unwrap_or(first_mb(bucket_cap_mb)),
-            gradient_view: !ddp.no_gradient_view,
+            no_gradient_view: ddp.no_gradient_view,
         })
     }
 
@@ -70,7 +70,7 @@ impl DdpSettings {
     /// The strategy, without a communication hook.
     pub fn ddp(&self) -> Ddp {
         let ddp = Ddp::with_caps(self.caps());
-        if self.gradient_view { ddp } else { ddp.without_view() }
+        if self.no_gradient_view { ddp.without_view() } else { ddp }
     }
 }
 

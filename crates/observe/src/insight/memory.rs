@@ -124,15 +124,15 @@ impl<'a> Shape<'a> {
             rows: rows(config, dataset.len()),
             num_batches,
             num_batches_of_run: config.steps_per_epoch.saturating_mul(config.epochs),
-            num_ahead: match (has_streams, config.loading.ahead) {
-                (true, _) if config.copies.own_stream => num_batches,
+            num_ahead: match (has_streams, config.load_ahead) {
+                (true, _) if config.copies.copy_stream => num_batches,
                 (true, _) | (_, 0) => 0,
                 // One more is being made.
                 (_, depth) => depth + 1,
             },
             num_ahead_evaluated: if has_streams { 0 } else { BATCHES_AHEAD },
             data_set_bytes: config.data.resident_bytes(dataset) + of_test,
-            evaluated: test.filter(|_| config.eval_every.is_some()).map(BatchShape::of),
+            evaluated: test.filter(|_| config.evaluation.eval_every.is_some()).map(BatchShape::of),
             events_bytes: profile
                 .map_or(0, |profile| events_bytes(profile, config.threads, has_streams)),
             program_bytes: resources::program_bytes().map_or_else(
@@ -141,9 +141,10 @@ impl<'a> Shape<'a> {
             ),
             has_processes: config.transport != TransportName::Thread,
             snapshot_bytes: config
+                .checkpoints
                 .save
                 .as_ref()
-                .map(|_| config.save_budget_bytes.unwrap_or(usize::MAX)),
+                .map(|_| config.checkpoints.budget_bytes().unwrap_or(usize::MAX)),
         }
     }
 }

@@ -185,7 +185,7 @@ impl<'a> Console<'a> {
         self.steps_per_s.mark(now, *steps);
         self.show(*epoch, batches, Some((*steps, loss)));
         let has_passed = |every: usize| batches / every > before / every;
-        let is_due = match (self.config.log_every, &self.bar) {
+        let is_due = match (self.config.output.log_every, &self.bar) {
             (Some(every), _) => has_passed(every),
             (None, None) => {
                 let all = (self.config.total_steps() as usize).saturating_mul(accumulate);
@@ -197,8 +197,11 @@ impl<'a> Console<'a> {
         };
         if is_due {
             self.said_batch = now;
-            let times =
-                self.config.log_every.map_or(String::new(), |_| format!(", {}", step.times()));
+            let times = self
+                .config
+                .output
+                .log_every
+                .map_or(String::new(), |_| format!(", {}", step.times()));
             let loss = printed("loss").shown(loss);
             self.say(format!("Epoch {} Batch {batches} Loss: {loss}{times}", epoch + 1));
         }
@@ -217,7 +220,7 @@ impl<'a> Console<'a> {
             self.say(scaling_block(facts));
         }
         let mut lines = summary_lines(facts, line_width());
-        if self.config.verbose {
+        if self.config.output.verbose {
             lines.extend(detail_lines(facts, line_width()));
         }
         lines.iter().for_each(|line| self.say(line));
@@ -227,7 +230,7 @@ impl<'a> Console<'a> {
         } else {
             format!("; {} is a picture of a step", step_lines::FILE_NAME)
         };
-        let more = if self.config.verbose {
+        let more = if self.config.output.verbose {
             String::new()
         } else {
             format!(" (paceline show RUN prints all of it{picture})")
@@ -247,7 +250,7 @@ impl Listener for Console<'_> {
         match event {
             Event::Placed { group, placements } => {
                 self.say(head::title(self.config, group));
-                head::places(placements, self.config.device, self.config.verbose)
+                head::places(placements, self.config.device, self.config.output.verbose)
                     .iter()
                     .for_each(|line| self.say(line));
             }
@@ -271,7 +274,7 @@ impl Listener for Console<'_> {
             Event::Evaluated(evaluation) if !evaluation.is_final => self.evaluated(evaluation),
             Event::Sampled { steps, text } => self.say(format!("Step {steps}, a text: {text}")),
             Event::EarlyStop { steps, best, best_steps } => {
-                let evaluations = self.config.early_stop.unwrap_or_default() as usize;
+                let evaluations = self.config.evaluation.early_stop.unwrap_or_default() as usize;
                 self.say(format!(
                     "Step {steps}: the evaluation loss was not lower in {}, so the run ends; the lowest was {} after step \
                      {best_steps}",
@@ -281,7 +284,7 @@ impl Listener for Console<'_> {
             }
             Event::EpochEnded { epoch, sums, has_classes, cut_after, took } => {
                 let accuracy = accuracy(has_classes.then(|| sums.accuracy()));
-                let batches = match self.config.log_every {
+                let batches = match self.config.output.log_every {
                     Some(_) => format!("; {}", self.epoch.counted()),
                     None => String::new(),
                 };
@@ -300,7 +303,7 @@ impl Listener for Console<'_> {
                 if let Some(bar) = &mut self.bar {
                     bar.clear();
                 }
-                if let (Some(_), Some(begin)) = (self.config.log_every, self.begin) {
+                if let (Some(_), Some(begin)) = (self.config.output.log_every, self.begin) {
                     let total = begin.elapsed().as_secs_f64();
                     let total = printed("total_s").with_unit(total);
                     self.say(format!("Training: {total}, {}", self.run.counted()));

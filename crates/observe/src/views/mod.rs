@@ -41,14 +41,14 @@ pub fn listeners<'a>(
     folder: Option<&Path>,
 ) -> Result<Listeners<'a>> {
     let mut listeners = Listeners::default();
-    listeners.add(summary::SummaryFile::new(disk.clone(), folder, config.json.as_deref()));
+    listeners.add(summary::SummaryFile::new(disk.clone(), folder, config.output.json.as_deref()));
     let Some(folder) = folder else { return Ok(listeners) };
     listeners.add(end_files::EndFiles::new(disk.clone(), config, folder));
     listeners.add(jsonl::MetricsFile::create(disk, folder)?);
-    if config.tensorboard {
+    if config.output.tensorboard {
         listeners.add(tensorboard::TensorBoard::create(disk, folder)?);
     }
-    if !config.quiet {
+    if !config.output.quiet {
         listeners.add(console::Console::new(config, folder));
     }
     Ok(listeners)

@@ -37,7 +37,7 @@ fn a_model_learns_in_two_processes() {
     assert!(accuracy(&ended) > 90.0, "{}", ended.stdout);
     let config = &json(&sandbox.run_folder().join("config.json"))["resolved"]["model"];
     let expected = serde_json::json!({
-        "frozen": [], "hidden_width": 32, "name": "powers", "power": 2
+        "freeze": [], "hidden_width": 32, "name": "powers", "power": 2
     });
     assert_eq!(*config, expected);
 }

@@ -217,7 +217,7 @@ fn a_run_on_an_emulated_link_says_so() {
         (&"tcp".into(), &"1 Gbit/s, 20000.0 us".into())
     );
     let config = &json(&sandbox.run_folder().join("config.json"))["resolved"];
-    assert_eq!((&config["transport"], &config["comm"]["timeout_s"]), (&"tcp".into(), &30.0.into()));
+    assert_eq!((&config["transport"], &config["comm"]["timeout"]), (&"tcp".into(), &30.0.into()));
     assert_eq!(config["comm"]["link"]["bytes_per_s"], 1.25e8);
 }
 

@@ -4,6 +4,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use super::PLACES;
+
 /// Flags of the profile.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Profile")]
@@ -12,7 +14,7 @@ pub struct ProfileArgs {
     #[arg(long)]
     pub profile: bool,
     /// Mark each step and its parts in the trace of the kernel (tracefs), for perf and Perfetto: scripts/perf_capture.sh
-    #[arg(long)]
+    #[arg(long, help_heading = "Host")]
     pub mark_ranges: bool,
     /// Number of steps that are skipped first [default: 1]
     #[arg(long, value_name = "N")]
@@ -24,6 +26,6 @@ pub struct ProfileArgs {
     #[arg(long, value_name = "N")]
     pub profile_active: Option<u64>,
     /// Folder of the traces, which go to DIR/STRATEGY/rank_N/ [default: profile]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", help_heading = PLACES)]
     pub profile_dir: Option<PathBuf>,
 }

@@ -85,7 +85,7 @@ pub fn compare(
     if given.has("strategy") {
         return usage(format!("{flag} runs several strategies; leave --strategy out"));
     }
-    if args.save.is_some() {
+    if args.checkpoints.save.is_some() {
         return usage(format!(
             "--save: with {flag}, every run would write the same checkpoint; leave it out"
         ));
@@ -104,7 +104,7 @@ pub fn compare(
         "run-dir",
     ];
     let config = spec::resolve(&given.without(&own[..own.len() - 2]))?;
-    let silent: &[&str] = if args.quiet { &["log-every"] } else { &[] };
+    let silent: &[&str] = if args.output.quiet { &["log-every"] } else { &[] };
     let flags = given.without(&own).without(silent);
     let (asked, world_size) = (given.number("accumulate"), config.world_size);
     let (mut cases, mut warnings, mut left_out) = (Vec::new(), Vec::new(), Vec::new());
@@ -137,8 +137,8 @@ pub fn compare(
         let reason = left_out.into_iter().next().map_or(String::new(), |left| left.reason);
         return usage(format!("{flag}: no strategy fits these flags: {reason}"));
     }
-    folder::check_runs(config.run_dir.as_deref())?;
-    args.json.as_deref().map_or(Ok(()), |file| check_file("--json", file))?;
+    folder::check_runs(config.output.run_dir.as_deref())?;
+    args.output.json.as_deref().map_or(Ok(()), |file| check_file("--json", file))?;
     // Warnings about some of the strategies only are in their run folders.
     let everywhere = |warning: &&String| warnings.iter().all(|others| others.contains(warning));
     for warning in warnings.iter().take(1).flatten().filter(everywhere) {
@@ -146,7 +146,7 @@ pub fn compare(
     }
 
     let disk = Disk::default();
-    let runs_folder = folder::runs(config.run_dir.as_deref());
+    let runs_folder = folder::runs(config.output.run_dir.as_deref());
     let name = folder::name_of(&config, several.word());
     let folder = folder::create_named(&disk, &runs_folder, &name)?;
     let absolute = std::path::absolute(&folder)
@@ -184,10 +184,10 @@ pub fn compare(
     };
     write_json(&disk, &folder.join("comparison.json"), &report)?;
     write_bytes(&disk, &folder.join("comparison.csv"), table(&report).csv().as_bytes())?;
-    if let Some(file) = &args.json {
+    if let Some(file) = &args.output.json {
         write_stated_json(&disk, file, &report)?;
     }
-    if !args.quiet {
+    if !args.output.quiet {
         say(&text(&report, line_width()));
         say(&format!("Run folders: {}/", folder.printable()));
     }

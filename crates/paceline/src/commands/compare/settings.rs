@@ -1,10 +1,10 @@
-//! Finds the settings in which runs differ, from their `config.json`. Knows no setting by name, except
-//! those that only say where a run writes.
+//! Finds the settings in which runs differ, from their `config.json`. Knows no setting by name.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use paceline_run::agreement::words;
+use paceline_settings::flags::Scope;
 use serde_json::Value;
 
 use super::load::Run;
@@ -13,9 +13,10 @@ use super::load::Run;
 /// `strategy.name`.
 pub(super) type Settings = BTreeMap<String, String>;
 
-/// Settings that do not influence the result: where a run writes, its output, and which version made
-/// it.
-const NO_MATTER: [&str; 5] = ["json", "quiet", "log_every", "warnings", "version"];
+/// Whether a setting is about the output of a run, which does not influence its result.
+fn is_output(name: &str) -> bool {
+    name == "warnings" || Scope::of_key(&name.replace('_', "-")) == Some(Scope::Output)
+}
 
 /// The most bytes of a configuration. That of a run has a few thousand.
 const MAX_BYTES: u64 = 1 << 20;
@@ -27,7 +28,7 @@ pub(super) fn read(file: &Path) -> Settings {
     if let Ok(config) = serde_json::from_str::<Value>(&text) {
         // The stated settings are among the resolved ones.
         let whole = config["resolved"].as_object().into_iter().flatten();
-        for (name, value) in whole.filter(|(name, _)| !NO_MATTER.contains(&name.as_str())) {
+        for (name, value) in whole.filter(|(name, _)| !is_output(name)) {
             flatten(name, value, &mut settings);
         }
     }
