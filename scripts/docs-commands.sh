@@ -18,21 +18,14 @@
 # the folder docs, the text that lesson 8 learns from.
 set -euo pipefail
 
-one_folder=false
-if [ "${1-}" = --one-folder ]; then
-  one_folder=true
-  shift
-fi
+one_folder=
+[ "${1-}" != --one-folder ] || { one_folder=all; shift; }
 [ $# -ge 1 ] || { echo "usage: $0 [--one-folder] PROGRAM [PAGE...]" >&2; exit 2; }
 program=$(realpath -e "$1")
 shift
 root=$(realpath "$(dirname "$0")/..")
 limit=${LIMIT:-120}
-if [ $# -gt 0 ]; then
-  pages=("$@")
-else
-  pages=("$root"/README.md "$root"/docs/lessons/*.md "$root"/docs/commands.md)
-fi
+[ $# -gt 0 ] || set -- "$root"/README.md "$root"/docs/lessons/*.md "$root"/docs/commands.md
 
 # Prints the commands of a page: line, expected exit code ("left out" for none), command; tabs in between.
 commands() {
@@ -67,9 +60,9 @@ cp -r "$root/docs" "$work/pages"
 export PATH="$work/bin:$PATH" PAGES="$work/pages" COLUMNS=250
 
 failed=0 ran=0 left_out=0
-for page in "${pages[@]}"; do
+for page; do
   name=$(realpath --relative-to="$root" "$page")
-  if $one_folder; then folder=$work/all; else folder=$work/$(basename "$page" .md); fi
+  folder=$work/${one_folder:-$(basename "$page" .md)}
   mkdir -p "$folder"
   found=0
   : >"$work/outputs"
