@@ -17,7 +17,7 @@ import sys
 DIGEST = re.compile(r"\b(?=[0-9a-f]*\d)[0-9a-f]{8,64}\b")
 NUMBER = re.compile(r"(?:(?<!\w)[-+])?\d[\d,.]*(?:e[-+]\d+)?")
 # Which advice is given depends on times, so its words need not all be alike.
-ALIKE = 0.5
+ALIKE = 0.3
 
 
 def words(line: str) -> list[str]:
