@@ -81,12 +81,6 @@ pub fn plural(count: usize, what: &str) -> String {
     format!("{count} {what}{ending}")
 }
 
-/// The line that says on which device a rank computes: it ends with `place`, such as `device=cpu`.
-pub fn placement_line(rank: usize, local_rank: usize, place: &str) -> String {
-    let devices = std::env::var("CUDA_VISIBLE_DEVICES").unwrap_or("<not set>".into());
-    format!("[Rank {rank}] CUDA_VISIBLE_DEVICES={devices}, LOCAL_RANK={local_rank}, {place}")
-}
-
 /// A number with commas between the thousands.
 pub fn thousands(number: u64) -> String {
     grouped(number as f64, 0)

@@ -54,16 +54,18 @@ impl Device {
         matches!(self, Device::Sim(_))
     }
 
-    /// Where the rank `local_rank` of a host computes, as [`placement_line`](paceline_host::text::placement_line) ends.
-    pub fn place(self, local_rank: usize) -> String {
+    /// The line that says where a rank computes, which is the rank `local_rank` of its host.
+    pub fn place(self, rank: usize, local_rank: usize) -> String {
+        let devices = std::env::var("CUDA_VISIBLE_DEVICES").unwrap_or("<not set>".into());
         let card = |index| Card::open(card_of(index, local_rank)?);
-        match self {
+        let place = match self {
             Device::Cpu | Device::Sim(_) => format!("device={self}"),
             Device::Cuda(index) => match card(index) {
                 Ok(card) => format!("current_device=cuda:{}, name={}", card.index(), card.name()),
                 Err(error) => format!("device={self}: {error}"),
             },
-        }
+        };
+        format!("[Rank {rank}] CUDA_VISIBLE_DEVICES={devices}, LOCAL_RANK={local_rank}, {place}")
     }
 
     /// Checks that the device is there, and that collectives over `transports` of up to `local_ranks` ranks of this host

@@ -16,7 +16,7 @@ use paceline_choices::data::DataConfig;
 use paceline_choices::models::ModelConfig;
 use paceline_collectives::Group;
 use paceline_failure::{Failure, Result};
-use paceline_host::text::{listed, placement_line, warn};
+use paceline_host::text::{listed, warn};
 use paceline_launch::device::Device;
 use paceline_observe::figures::event::Placed;
 use paceline_settings::config::TrainConfig;
@@ -197,7 +197,7 @@ pub fn check(
     own: &Settings,
 ) -> Result<Vec<Placed>> {
     let host = rustix::system::uname().nodename().to_string_lossy().into_owned();
-    let device = placement_line(group.rank(), local_rank, &device.place(local_rank));
+    let device = device.place(group.rank(), local_rank);
     let told = Told { digest: own.digest(), host, device };
     let all = group.all_gather_object(&told)?;
     if all.iter().all(|other| other.digest == told.digest) {

@@ -14,7 +14,7 @@ use paceline_commbench::exchange::{Exchange, buffers};
 use paceline_commbench::operation::Operation;
 use paceline_failure::{Failure, Result};
 use paceline_host::resources;
-use paceline_host::text::{placement_line, plural, say};
+use paceline_host::text::{plural, say};
 use paceline_launch::comm::{self, CommConfig};
 use paceline_launch::connect::connect;
 use paceline_launch::device::Device;
@@ -173,7 +173,7 @@ fn devices(
     device: Device,
     answers: &mut Answers,
 ) -> Result<()> {
-    let own = placement_line(group.rank(), local_rank, &device.place(local_rank));
+    let own = device.place(group.rank(), local_rank);
     let own = (own, resources::core_list().unwrap_or("unknown".into()));
     let Some(all) = group.gather_object(&own, 0)? else { return Ok(()) };
     for (line, cores) in &all {
