@@ -4,7 +4,7 @@
 //! ranks signal again and again that they are alive, so each operation is short: a rank that is slow is waited for
 //! up to the limit of the work, and a rank that is dead or stopped up to `--timeout`. This file does not know the work.
 
-use std::sync::{Condvar, Mutex, PoisonError};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
 use paceline_collectives::{CollectiveError, Group};
@@ -20,9 +20,6 @@ const SIGNS_PER_TIMEOUT: u32 = 4;
 const WORKING: u8 = 0;
 const DONE: u8 = 1;
 const FAILED: u8 = 2;
-/// The limit is over. Only rank 0 reports this, whose clock counts: while it works, and when it is done.
-const LATE_WORKING: u8 = 3;
-const LATE_DONE: u8 = 4;
 
 /// How the work of all ranks ended.
 #[derive(Debug)]
@@ -32,36 +29,6 @@ enum Outcome {
     Failed(usize),
     /// The ranks that were not done within the limit.
     Late(Vec<usize>),
-}
-
-/// The state of a rank's work, for the thread that informs the others.
-#[derive(Debug, Default)]
-struct State {
-    ended: Mutex<Option<bool>>,
-    changed: Condvar,
-}
-
-impl State {
-    fn end(&self, is_good: bool) {
-        self.ended.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(is_good);
-        self.changed.notify_all();
-    }
-
-    /// How the work has ended, after a wait for its end.
-    fn wait(&self, time: Duration) -> Option<bool> {
-        let ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
-        let waited = self.changed.wait_timeout_while(ended, time, |ended| ended.is_none());
-        *waited.unwrap_or_else(PoisonError::into_inner).0
-    }
-}
-
-/// Work that panics has failed.
-struct End<'a>(&'a State);
-
-impl Drop for End<'_> {
-    fn drop(&mut self) {
-        self.0.end(false);
-    }
 }
 
 /// Does `work` as one of the ranks of `world`, which all call this together. Fails on all ranks if the work fails on one: on
@@ -79,15 +46,15 @@ pub fn together<T>(
     if world.world_size() == 1 {
         return work();
     }
-    let state = State::default();
-    let (own, of_all) = std::thread::scope(|scope| {
-        let told =
-            thread_builder("alive").spawn_scoped(scope, || tell_each_other(world, limit, &state));
+    let (end, ended) = channel();
+    // If the work panics, `end` is dropped: then it has failed.
+    let (own, of_all) = std::thread::scope(move |scope| {
+        let tell = move || tell_each_other(world, limit, &ended);
+        let told = thread_builder("alive").spawn_scoped(scope, tell);
         let told = told.map_err(|e| Failure::io("cannot start a thread", e))?;
-        let end = End(&state);
         let own = work();
-        state.end(own.is_ok());
-        drop(end);
+        // Nobody receives it if an operation of the other thread has failed.
+        let _ = end.send(own.is_ok());
         let panicked = |_| Failure::Run("the thread that waits for the ranks has panicked".into());
         Ok::<_, Failure>((own, told.join().map_err(panicked)?))
     })?;
@@ -111,37 +78,37 @@ fn late(rank: usize, what: &str, limit: Duration, ranks: Vec<usize>) -> Failure 
     Failure::Missing { message, ranks }
 }
 
-/// Informs the other ranks about this rank's work, until all have ended theirs or one has failed.
+/// Informs the other ranks about this rank's work, until all have ended theirs or one has failed. `ended` gets whether the work
+/// of this rank was good.
 fn tell_each_other(
     world: &Group,
     limit: Duration,
-    state: &State,
+    ended: &Receiver<bool>,
 ) -> std::result::Result<Outcome, CollectiveError> {
     let begin = Instant::now();
     let pause = LONGEST_PAUSE.min(world.options().timeout / SIGNS_PER_TIMEOUT);
-    let mut all = vec![WORKING; world.world_size()];
+    let mut own = WORKING;
+    // Of each rank its state, and whether the limit is over: the clock of rank 0 counts.
+    let mut all = vec![0; 2 * world.world_size()];
     loop {
-        let own = match state.wait(pause) {
-            Some(true) => DONE,
-            Some(false) => FAILED,
-            None => WORKING,
-        };
-        let is_late = world.rank() == 0 && begin.elapsed() > limit;
-        let said = match own {
-            WORKING if is_late => LATE_WORKING,
-            DONE if is_late => LATE_DONE,
-            own => own,
-        };
-        world.all_gather_slice(&[said], &mut all)?;
-        if let Some(rank) = all.iter().position(|said| *said == FAILED) {
+        if own == WORKING {
+            own = match ended.recv_timeout(pause) {
+                Ok(true) => DONE,
+                Ok(false) | Err(RecvTimeoutError::Disconnected) => FAILED,
+                Err(RecvTimeoutError::Timeout) => WORKING,
+            };
+        }
+        world.all_gather_slice(&[own, u8::from(begin.elapsed() > limit)], &mut all)?;
+        let states: Vec<u8> = all.iter().step_by(2).copied().collect();
+        if let Some(rank) = states.iter().position(|state| *state == FAILED) {
             return Ok(Outcome::Failed(rank));
         }
-        let is_working = |rank: &usize| matches!(all[*rank], WORKING | LATE_WORKING);
-        let working: Vec<usize> = (0..all.len()).filter(is_working).collect();
+        let working = (0..states.len()).filter(|rank| states[*rank] == WORKING);
+        let working: Vec<usize> = working.collect();
         if working.is_empty() {
             return Ok(Outcome::AllDone);
         }
-        if matches!(all[0], LATE_WORKING | LATE_DONE) {
+        if all[1] > 0 {
             return Ok(Outcome::Late(working));
         }
     }
@@ -192,6 +159,24 @@ mod tests {
         assert!(matches!(&found[1], Err(Failure::Run(text)) if text == "no space"), "{found:?}");
         let said = found[0].as_ref().unwrap_err().to_string();
         assert_eq!(said, "rank 1 cannot write its part");
+    }
+
+    #[test]
+    fn work_that_panics_has_failed() {
+        let groups = Group::threads_with(2, GroupOptions::for_local_ranks(2)).unwrap();
+        let ranks = groups.into_iter().map(|world| {
+            std::thread::spawn(move || {
+                together(&world, "read", LIMIT, || match world.rank() {
+                    0 => Ok(()),
+                    _ => panic!("a mistake"),
+                })
+            })
+        });
+        let ranks: Vec<_> = ranks.collect();
+        let found: Vec<_> = ranks.into_iter().map(|rank| rank.join()).collect();
+        let said = found[0].as_ref().unwrap().as_ref().unwrap_err().to_string();
+        assert_eq!(said, "rank 1 cannot read");
+        assert!(found[1].is_err(), "the panic goes on");
     }
 
     #[test]

@@ -48,7 +48,8 @@ pub fn run_rank(
     setup::connect_cards(config, &world, &host.allocator)?;
     let agreed = setup::agree(config, world, &placements, make_folder, &host)?;
     let (mut trainer, stream, progress) = setup::build(config, data, agreed, host)?;
-    let mut run = Training::new(config, progress);
+    let (steps, meter) = (StepLog::new(config.total_steps()), Meter::new());
+    let mut run = Training { progress, steps, meter, num_steps: 0, last: None, is_stopped: false };
     trainer.train(stream, &mut run).map_err(|failure| trainer.noted(failure))?;
     if run.is_stopped {
         return trainer.end_early(begin, run);
@@ -77,13 +78,6 @@ pub(crate) struct Training {
     pub(crate) last: Option<(u64, EpochSums)>,
     /// Whether the run ends early because somebody asked for it.
     pub(crate) is_stopped: bool,
-}
-
-impl Training {
-    fn new(config: &TrainConfig, progress: Progress) -> Self {
-        let (steps, meter) = (StepLog::new(config.total_steps()), Meter::new());
-        Self { progress, steps, meter, num_steps: 0, last: None, is_stopped: false }
-    }
 }
 
 impl Trainer<'_> {
