@@ -4,8 +4,7 @@
 //! begins, and before the run ends, all ranks wait for the one before. This file does not know which pieces a rank writes.
 
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
-use std::sync::mpsc::sync_channel;
+use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -22,7 +21,7 @@ use super::progress::Progress;
 use super::proof::Line;
 use super::snapshot;
 use super::steps::{self, Keep};
-use super::writer::{self, Completion, Job, Status};
+use super::writer::{self, Completion, Job, RunEnd};
 
 /// How long a save may take on any rank, and how long rank 0 waits for the parts of the other ranks.
 pub const SAVE_LIMIT: Duration = Duration::from_secs(600);
@@ -60,7 +59,10 @@ pub struct Saver {
 /// A save that has begun.
 #[derive(Debug)]
 struct Running {
-    status: Arc<Status>,
+    /// Says whether this rank's part is on the disk.
+    part: Receiver<bool>,
+    /// Ends the wait for the other ranks, after a time.
+    end_run: Sender<Duration>,
     thread: JoinHandle<Result<Option<Previous>>>,
 }
 
@@ -123,7 +125,7 @@ impl Saver {
         let num_bytes = snapshot::num_bytes(pieces);
         let num_waiting = snapshot::num_waiting(num_bytes, self.settings.budget_bytes);
         let (sender, blocks) = sync_channel(num_waiting);
-        let status = Arc::new(Status::default());
+        let ((part_written, part), (end_run, grace)) = (channel(), channel());
         let job = Job {
             disk: self.disk.clone(),
             folder: self.folder.clone(),
@@ -133,22 +135,18 @@ impl Saver {
             tensors: snapshot::entries(pieces, rank),
             num_bytes: num_bytes as u64,
             blocks,
-            status: status.clone(),
+            part: part_written,
         };
         self.line.advance(progress.steps_with_update());
         head.previous = self.previous.clone();
         let keep =
             Keep { newest: self.settings.keep, also: self.line.to_keep(), good: self.line.good() };
-        let completion =
-            (rank == 0).then_some(Completion { head, steps, keep, limit: self.settings.limit });
-        let write = move || {
-            // Whatever happens in there, nobody waits for this rank's part any more.
-            let _over = EndPart(job.status.clone());
-            writer::run(&job, completion)
-        };
+        let (limit, run_end) = (self.settings.limit, RunEnd { grace, deadline: None });
+        let completion = (rank == 0).then_some(Completion { head, steps, keep, limit, run_end });
+        let write = move || writer::run(&job, completion);
         let thread = thread_builder("checkpoint").spawn(beside(write));
         let thread = thread.map_err(|e| Failure::io("cannot start a thread that saves", e))?;
-        self.save = Some(Running { status, thread });
+        self.save = Some(Running { part, end_run, thread });
         snapshot::copy(pieces, allocator, &sender)
     }
 
@@ -174,7 +172,8 @@ impl Saver {
     /// Waits until this rank's part of the save is on the disk. Returns why it is not, if the save has failed.
     pub fn wait_for_part(&mut self) -> Result<()> {
         let Some(save) = &self.save else { return Ok(()) };
-        let has_part = save.status.wait_for_part();
+        // A writer that panics says nothing.
+        let has_part = save.part.recv().unwrap_or(false);
         // On rank 0 the save goes on, unless it has failed.
         if self.rank == 0 && has_part { Ok(()) } else { self.wait() }
     }
@@ -186,8 +185,9 @@ impl Saver {
 
     /// Gives the save this time, and then waits until it is over. Its outcome does not matter.
     fn end(&mut self, grace: Duration) {
-        let Some(Running { status, thread }) = self.save.take() else { return };
-        status.end_run(grace);
+        let Some(Running { end_run, thread, .. }) = self.save.take() else { return };
+        // A writer that no longer waits has no use for it.
+        let _ = end_run.send(grace);
         // The run has failed for another reason already, or is about to.
         let _ = thread.join();
     }
@@ -209,14 +209,5 @@ impl Saver {
 impl Drop for Saver {
     fn drop(&mut self) {
         self.end(GRACE);
-    }
-}
-
-/// Says that a part is over, also when its writer panics.
-struct EndPart(Arc<Status>);
-
-impl Drop for EndPart {
-    fn drop(&mut self) {
-        self.0.end_part(false);
     }
 }

@@ -10,8 +10,7 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::Receiver;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard};
+use std::sync::mpsc::{Receiver, RecvTimeoutError, Sender};
 use std::time::{Duration, Instant};
 
 use paceline_failure::{Failure, Result};
@@ -50,7 +49,8 @@ pub(super) struct Job {
     /// The bytes of all blocks together.
     pub num_bytes: u64,
     pub blocks: Receiver<Block>,
-    pub status: Arc<Status>,
+    /// Gets whether this rank's part is on the disk, once that is certain. The first word counts.
+    pub part: Sender<bool>,
 }
 
 /// The work of rank 0 after all ranks have written their parts.
@@ -64,57 +64,27 @@ pub(super) struct Completion {
     pub keep: Keep,
     /// How long rank 0 waits for the other ranks' parts, after it has written its own.
     pub limit: Duration,
+    pub run_end: RunEnd,
 }
 
-/// The state that the writer and its owner share.
-#[derive(Debug, Default)]
-pub(super) struct Status {
-    state: Mutex<State>,
-    changed: Condvar,
+/// Says when the run has ended, so that the other ranks' parts may never come.
+#[derive(Debug)]
+pub(super) struct RunEnd {
+    /// Gets how long the writer goes on waiting.
+    pub grace: Receiver<Duration>,
+    pub deadline: Option<Instant>,
 }
 
-#[derive(Debug, Default)]
-struct State {
-    /// Whether this rank's part is on the disk, once that is certain.
-    has_part: Option<bool>,
-    /// When the writer stops waiting for other ranks, because the run has ended.
-    deadline: Option<Instant>,
-}
-
-impl Status {
-    fn lock(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(|poisoned| poisoned.into_inner())
-    }
-
-    /// Records that the rank's part is written, or never will be. The first call counts.
-    pub fn end_part(&self, is_written: bool) {
-        self.lock().has_part.get_or_insert(is_written);
-        self.changed.notify_all();
-    }
-
-    /// Waits until the rank's part is written, or never will be. Returns whether it is.
-    pub fn wait_for_part(&self) -> bool {
-        let mut state = self.lock();
-        loop {
-            if let Some(has_part) = state.has_part {
-                return has_part;
-            }
-            state = self.changed.wait(state).unwrap_or_else(|poisoned| poisoned.into_inner());
-        }
-    }
-
-    /// Records that the run has ended, so that the other ranks' parts may never come.
-    pub fn end_run(&self, grace: Duration) {
-        self.lock().deadline.get_or_insert_with(|| Instant::now() + grace);
-        self.changed.notify_all();
-    }
-
+impl RunEnd {
     /// Waits a while. False if the run has ended long ago.
-    fn pause(&self, time: Duration) -> bool {
-        let state = self.lock();
-        let (state, _) =
-            self.changed.wait_timeout(state, time).unwrap_or_else(|poisoned| poisoned.into_inner());
-        state.deadline.is_none_or(|deadline| Instant::now() < deadline)
+    fn pause(&mut self, time: Duration) -> bool {
+        match self.grace.recv_timeout(time) {
+            Ok(grace) => self.deadline = Some(Instant::now() + grace),
+            // The owner waits for the outcome.
+            Err(RecvTimeoutError::Disconnected) => std::thread::sleep(time),
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        self.deadline.is_none_or(|deadline| Instant::now() < deadline)
     }
 }
 
@@ -123,7 +93,7 @@ pub(super) fn run(job: &Job, completion: Option<Completion>) -> Result<Option<Pr
     let outcome = write_part(job).and_then(|part| match completion {
         None => publish(job, &part).map(|()| None),
         Some(completion) => {
-            job.status.end_part(true);
+            let _ = job.part.send(true);
             complete(job, part, completion).map(Some)
         }
     });
@@ -135,7 +105,8 @@ pub(super) fn run(job: &Job, completion: Option<Completion>) -> Result<Option<Pr
             let _ = job.disk.remove(&job.partial.join(name));
         }
     }
-    job.status.end_part(outcome.is_ok());
+    // The owner may have asked before, or not at all.
+    let _ = job.part.send(outcome.is_ok());
     outcome
 }
 
@@ -206,11 +177,11 @@ fn publish(job: &Job, part: &Part) -> Result<()> {
 
 /// Waits for the parts of all ranks, writes the index, and gives the checkpoint its name.
 fn complete(job: &Job, own: Part, completion: Completion) -> Result<Previous> {
-    let Completion { head: mut index, steps, keep, limit } = completion;
+    let Completion { head: mut index, steps, keep, limit, mut run_end } = completion;
     let begin = Instant::now();
     let mut parts = vec![own];
     for rank in 1..index.world_size {
-        parts.push(await_part(job, rank, begin, limit)?);
+        parts.push(await_part(job, rank, begin, limit, &mut run_end)?);
     }
     for Part { file, tensors } in parts {
         index.files.push(file);
@@ -246,7 +217,13 @@ fn complete(job: &Job, own: Part, completion: Completion) -> Result<Previous> {
 }
 
 /// Waits for the mark of a rank. The system may show a file of another host late, so it is looked for again and again.
-fn await_part(job: &Job, rank: usize, begin: Instant, limit: Duration) -> Result<Part> {
+fn await_part(
+    job: &Job,
+    rank: usize,
+    begin: Instant,
+    limit: Duration,
+    run_end: &mut RunEnd,
+) -> Result<Part> {
     let mark = job.partial.join(mark_name(rank));
     let mut pause = Duration::from_millis(1);
     loop {
@@ -263,7 +240,7 @@ fn await_part(job: &Job, rank: usize, begin: Instant, limit: Duration) -> Result
         }
         let problem = if begin.elapsed() > limit {
             format!("within {} s", limit.as_secs())
-        } else if job.status.pause(pause) {
+        } else if run_end.pause(pause) {
             pause = (pause * 2).min(LOOK_AGAIN);
             continue;
         } else {
