@@ -44,14 +44,10 @@ impl BatchStream {
         let samplers = (0..world).map(|rank| sampler(config, dataset.len(), rank, world));
         let samplers = samplers.collect::<Result<Vec<_>>>()?;
         let counts = |sampler: &Sampler| sampler.samples_before(start);
-        let own = samplers[rank].as_ref().map(counts).unwrap_or_default();
-        let before = match &config.rank_samples {
-            None => own,
-            Some(_) => {
-                let all = samplers.iter().flatten().map(counts).map(|counts| counts.own).sum();
-                SampleCounts { own: own.own, all }
-            }
-        };
+        let mut before = samplers[rank].as_ref().map(counts).unwrap_or_default();
+        if config.rank_samples.is_some() {
+            before.all = samplers.iter().flatten().map(|sampler| counts(sampler).own).sum();
+        }
         let Some(sampler) = samplers.into_iter().nth(rank).flatten() else {
             return Ok(Self { batches: None, before });
         };

@@ -60,12 +60,10 @@ impl Saving {
     ) -> Result<Self> {
         let own = format!("{:016x}", RandomState::new().build_hasher().finish());
         let id: String = world.broadcast_object(Some(&own), 0)?;
-        let own = |act: fn(&Folder, &str) -> Result<()>| {
-            folder.as_ref().map_or(Ok(()), |folder| act(folder, &id))
-        };
         // These are small files, but the disk may be slow.
         let on_disk = |act: fn(&Folder, &str) -> Result<()>| {
-            together(world, "use the folder of --save", SAVE_LIMIT, || own(act))
+            let act = || folder.as_ref().map_or(Ok(()), |folder| act(folder, &id));
+            together(world, "use the folder of --save", SAVE_LIMIT, act)
         };
         on_disk(Folder::show)?;
         let is_seen = if Folder::is_seen(path, &id) {
@@ -79,9 +77,9 @@ impl Saving {
             )))
         };
         let is_same = together(world, "see the folder of --save", SAVE_LIMIT, || is_seen);
-        let hidden = own(Folder::hide);
+        let is_hidden = on_disk(Folder::hide);
         is_same?;
-        together(world, "use the folder of --save", SAVE_LIMIT, || hidden)?;
+        is_hidden?;
         let (keep, budget_bytes) =
             (config.checkpoints.save_keep, config.checkpoints.budget_bytes());
         let settings = SaveSettings { keep, budget_bytes, limit: SAVE_LIMIT };

@@ -59,11 +59,9 @@ pub fn advice(mut of: Situation) -> Option<Told> {
     let means = anatomy.means;
     let passes = Passes::measured(observed, plan(layout, caps), Some(LOSS_BYTES), &*cost);
     let passes = passes.as_ref();
-    let uncompressed = match kind {
-        // Compression can cost more than everything that is exposed.
-        Advice::CompareWithDdp => passes.and_then(Passes::unprepared),
-        _ => None,
-    };
+    // Compression can cost more than everything that is exposed.
+    let compressed = passes.filter(|_| kind == Advice::CompareWithDdp);
+    let uncompressed = compressed.and_then(Passes::unprepared);
     let without_compression = uncompressed.map(|Unprepared { gain, removes_ms, .. }| Remedy {
         removes_ms,
         changes_weights: true,
@@ -106,12 +104,8 @@ pub fn advice(mut of: Situation) -> Option<Told> {
                 Vec::new()
             }
         };
-        Changes {
-            remedies,
-            note,
-            unexplained_ms: passes.and_then(Passes::unexplained_ms),
-            otherwise,
-        }
+        let unexplained_ms = passes.and_then(Passes::unexplained_ms);
+        Changes { remedies, note, unexplained_ms, otherwise }
     })
 }
 

@@ -274,20 +274,18 @@ impl Listener for Console<'_> {
             Event::Evaluated(evaluation) if !evaluation.is_final => self.evaluated(evaluation),
             Event::Sampled { steps, text } => self.say(format!("Step {steps}, a text: {text}")),
             Event::EarlyStop { steps, best, best_steps } => {
-                let evaluations = self.config.evaluation.early_stop.unwrap_or_default() as usize;
+                let patience = self.config.evaluation.early_stop.unwrap_or_default() as usize;
+                let (patience, best) =
+                    (plural(patience, "evaluation"), printed("eval_loss").shown(*best));
                 self.say(format!(
-                    "Step {steps}: the evaluation loss was not lower in {}, so the run ends; the lowest was {} after step \
-                     {best_steps}",
-                    plural(evaluations, "evaluation"),
-                    printed("eval_loss").shown(*best)
+                    "Step {steps}: the evaluation loss was not lower in {patience}, so the run ends; the lowest was {best} \
+                     after step {best_steps}"
                 ));
             }
             Event::EpochEnded { epoch, sums, has_classes, cut_after, took } => {
                 let accuracy = accuracy(has_classes.then(|| sums.accuracy()));
-                let batches = match self.config.output.log_every {
-                    Some(_) => format!("; {}", self.epoch.counted()),
-                    None => String::new(),
-                };
+                let counted = |_| format!("; {}", self.epoch.counted());
+                let batches = self.config.output.log_every.map_or(String::new(), counted);
                 // A part of an epoch is not called an epoch.
                 let part = cut_after.map_or(String::new(), |batches| {
                     format!(", {batches} of {} batches", self.config.steps_per_epoch)
@@ -304,8 +302,7 @@ impl Listener for Console<'_> {
                     bar.clear();
                 }
                 if let (Some(_), Some(begin)) = (self.config.output.log_every, self.begin) {
-                    let total = begin.elapsed().as_secs_f64();
-                    let total = printed("total_s").with_unit(total);
+                    let total = printed("total_s").with_unit(begin.elapsed().as_secs_f64());
                     self.say(format!("Training: {total}, {}", self.run.counted()));
                 }
             }

@@ -215,17 +215,17 @@ impl Profiler {
     }
 
     fn header(&self, group: &Group, run_id: i64, clock_at_end: ClockOffset) -> kineto::Header {
-        let mut run_facts =
-            vec![("dropped_events".to_owned(), self.recorder.dropped().to_string())];
-        run_facts.push((alone::GRADIENTS.to_owned(), Gradient::fact(self.gradients.iter())));
-        if let Some(link) = group.link() {
-            run_facts.push(("emulated_link".into(), link.to_string()));
-        }
-        for (when, clock) in [("begin", self.clock_at_begin), ("end", clock_at_end)] {
-            run_facts.push((format!("clock_offset_{when}_ns"), clock.offset_ns.to_string()));
-        }
-        let error = self.clock_at_begin.error_ns.max(clock_at_end.error_ns);
-        run_facts.push(("clock_offset_error_ns".into(), error.to_string()));
+        let clock_at_begin = self.clock_at_begin;
+        let error = clock_at_begin.error_ns.max(clock_at_end.error_ns);
+        let run_facts = [
+            ("dropped_events", Some(self.recorder.dropped().to_string())),
+            (alone::GRADIENTS, Some(Gradient::fact(self.gradients.iter()))),
+            ("emulated_link", group.link().map(|link| link.to_string())),
+            ("clock_offset_begin_ns", Some(clock_at_begin.offset_ns.to_string())),
+            ("clock_offset_end_ns", Some(clock_at_end.offset_ns.to_string())),
+            ("clock_offset_error_ns", Some(error.to_string())),
+        ];
+        let run_facts = run_facts.into_iter().filter_map(|(key, of)| Some((key.to_owned(), of?)));
         kineto::Header {
             rank: group.rank(),
             world_size: group.world_size(),
@@ -241,7 +241,7 @@ impl Profiler {
             ran_on: self.ran_on,
             pid: std::process::id(),
             base_ns: realtime_at_zero_ns(),
-            run_facts,
+            run_facts: run_facts.collect(),
             steps: self.steps.clone(),
         }
     }

@@ -29,17 +29,11 @@ struct Event {
     wall_time: f64,
     #[prost(int64, tag = "2")]
     step: i64,
-    #[prost(oneof = "What", tags = "3, 5")]
-    what: Option<What>,
-}
-
-/// The field `what` of `Event`.
-#[derive(Clone, PartialEq, prost::Oneof)]
-enum What {
-    #[prost(string, tag = "3")]
-    FileVersion(String),
-    #[prost(message, tag = "5")]
-    Summary(Summary),
+    // Of these a record has one.
+    #[prost(string, optional, tag = "3")]
+    file_version: Option<String>,
+    #[prost(message, optional, tag = "5")]
+    summary: Option<Summary>,
 }
 
 /// `Summary`.
@@ -95,8 +89,8 @@ impl TensorBoard {
         let host = uname.nodename().to_string_lossy().replace('/', "_");
         let seconds = now().as_secs();
         let path = folder.join(format!("events.out.tfevents.{seconds:010}.{host}"));
-        let begin = event(0, What::FileVersion(FILE_VERSION.to_owned()));
-        Ok(Self(Appended::create(disk, path, &begin)?))
+        let begin = Event { file_version: Some(FILE_VERSION.to_owned()), ..Event::default() };
+        Ok(Self(Appended::create(disk, path, &begin.record())?))
     }
 
     /// Adds a point to each curve that has a value at this step. Programs that follow the file see the point at once.
@@ -109,8 +103,8 @@ impl TensorBoard {
             Some(Value { tag, simple_value })
         };
         let summary = Summary { value: TABLE.iter().filter_map(point).collect() };
-        let record = event(step as i64, What::Summary(summary));
-        self.0.add(&record, &format!("the curves from step {step} on to"));
+        let event = Event { step: step as i64, summary: Some(summary), ..Event::default() };
+        self.0.add(&event.record(), &format!("the curves from step {step} on to"));
     }
 }
 
@@ -119,10 +113,11 @@ fn without_position(figure: &Figure) -> Option<&Figure> {
     (!matches!(figure.source, Source::Position(_))).then_some(figure)
 }
 
-/// An event of this moment, as a record.
-fn event(step: i64, what: What) -> Vec<u8> {
-    let event = Event { wall_time: now().as_secs_f64(), step, what: Some(what) };
-    record(&event.encode_to_vec())
+impl Event {
+    /// The event as a record of this moment.
+    fn record(self) -> Vec<u8> {
+        record(&Self { wall_time: now().as_secs_f64(), ..self }.encode_to_vec())
+    }
 }
 
 fn now() -> std::time::Duration {
@@ -157,8 +152,8 @@ mod tests {
         // The first record of a file that TensorBoard's own writer made, at the time 1234.5.
         let event = Event {
             wall_time: 1234.5,
-            step: 0,
-            what: Some(What::FileVersion(FILE_VERSION.into())),
+            file_version: Some(FILE_VERSION.into()),
+            ..Event::default()
         };
         let expected = b"\x18\0\0\0\0\0\0\0\xa3\x7fK\"\
             \t\0\0\0\0\0J\x93@\x1a\rbrain.Event:2e\xb8\xd3\xfb";
@@ -218,7 +213,8 @@ mod tests {
                 .map(|(tag, value)| Value { tag: tag.into(), simple_value: Some(value) })
                 .to_vec(),
         };
-        let event = Event { wall_time: 1235.25, step: 300, what: Some(What::Summary(summary)) };
+        let (wall_time, summary) = (1235.25, Some(summary));
+        let event = Event { wall_time, step: 300, summary, ..Event::default() };
         let expected = b"1\0\0\0\0\0\0\0\x9d\x83\x83\xe9\
             \t\0\0\0\0\0M\x93@\x10\xac\x02*#\
             \n\x11\n\ntrain/loss\x15\0\0 ?\
