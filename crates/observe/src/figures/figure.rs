@@ -243,17 +243,4 @@ impl Figure {
     pub fn with_unit(&self, value: f64) -> String {
         format!("{} {}", self.shown(value), self.unit)
     }
-
-    /// The names of all views that show it.
-    pub fn views(&self) -> Vec<&'static str> {
-        let all = [
-            ("console", self.on_console),
-            ("metrics.jsonl", self.in_metrics),
-            ("summary.json", self.in_summary),
-            ("TensorBoard", self.curve.is_some()),
-            ("comparison", self.compared != Compared::No),
-            ("sweep", self.swept.is_some()),
-        ];
-        all.into_iter().filter(|(_, is_shown)| *is_shown).map(|(name, _)| name).collect()
-    }
 }

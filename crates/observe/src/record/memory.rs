@@ -38,21 +38,24 @@ pub struct PhaseMemory {
 
 impl PhaseMemory {
     fn new(phase: &str, usage: &PhaseUsage) -> Self {
-        let by_category = Category::ALL.map(|category| (category.name(), usage.of(category)));
-        let all = [(TOTAL, usage.total), (RESERVED, usage.reserved)];
-        let bytes = |of: fn(&Usage) -> u64| -> Bytes {
-            by_category
-                .iter()
-                .chain(&all)
-                .map(|(name, usage)| ((*name).to_owned(), of(usage)))
-                .collect()
-        };
+        let all = |of| bytes(|category| usage.of(category), [usage.total, usage.reserved], of);
         Self {
             phase: phase.to_owned(),
-            current_bytes: bytes(|usage| usage.current_bytes),
-            peak_bytes: bytes(|usage| usage.peak_bytes),
+            current_bytes: all(|usage| usage.current_bytes),
+            peak_bytes: all(|usage| usage.peak_bytes),
         }
     }
+}
+
+/// A number of each category, and of all memory in use and taken from the system.
+fn bytes(
+    of_category: impl Fn(Category) -> Usage,
+    [total, reserved]: [Usage; 2],
+    number: fn(&Usage) -> u64,
+) -> Bytes {
+    let all = Category::ALL.map(|category| (category.name(), of_category(category)));
+    let all = all.into_iter().chain([(TOTAL, total), (RESERVED, reserved)]);
+    all.map(|(name, usage)| (name.to_owned(), number(&usage))).collect()
 }
 
 /// The memory of a rank in a run.
@@ -69,12 +72,10 @@ impl RankMemory {
     pub fn new(initialization: &PhaseUsage, allocator: &Allocator) -> Self {
         let steps = allocator.phases().into_iter().filter(|(name, _)| *name != INITIALIZATION);
         let all = [(INITIALIZATION, *initialization)].into_iter().chain(steps);
-        let of = |category: Category| (category.name(), allocator.usage(category));
-        let totals = [(TOTAL, allocator.total()), (RESERVED, allocator.reserved())];
-        let peaks = Category::ALL.map(of).into_iter().chain(totals);
+        let totals = [allocator.total(), allocator.reserved()];
         Self {
             phases: all.map(|(name, usage)| PhaseMemory::new(name, &usage)).collect(),
-            peak_bytes: peaks.map(|(name, usage)| (name.to_owned(), usage.peak_bytes)).collect(),
+            peak_bytes: bytes(|category| allocator.usage(category), totals, |of| of.peak_bytes),
         }
     }
 

@@ -25,21 +25,6 @@ pub enum Ranks {
 }
 
 impl Ranks {
-    /// The rule as text.
-    pub fn words(self) -> &'static str {
-        match self {
-            Self::First => "rank 0",
-            Self::Same => "the same on all",
-            Self::Mean => "mean",
-            Self::MeanOfSamples => "mean over the samples of all ranks",
-            Self::SlowestOfStep => "slowest of each step",
-            Self::SlowestRank => "the rank that takes longest",
-            Self::Max => "maximum",
-            Self::Sum => "sum",
-            Self::Each => "each rank",
-        }
-    }
-
     /// Combines one value of each rank, in rank order. A time is that of the whole run. `None` if there are no ranks, or if
     /// this rule needs more than one value of each: its steps, its samples, or the values side by side.
     pub fn combine(self, values: impl IntoIterator<Item = f64>) -> Option<f64> {
