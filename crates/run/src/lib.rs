@@ -4,7 +4,7 @@
 //! ([`resolve`], [`resolve_ranks`], [`shortage`]). [`train`] starts the ranks, and [`evaluate`] those that only evaluate.
 //!
 //! The ranks agree, and each builds the parts of its steps ([`setup`]). [`trainer`] has the loop: it counts optimizer steps, gets
-//! batches ([`batches`]), brings them to the device ([`to_device`]), makes the step ([`step`]), evaluates ([`evaluation`]) and saves (`saving`). Checkpoints have the position of a run, so that it can
+//! batches ([`batches`]), brings them to the device ([`to_device`]), makes the step ([`step`]), evaluates ([`evaluation`]) and saves (`saving`); `ending` reports. Checkpoints have the position of a run, so that it can
 //! continue where another one stopped ([`resume`]), with the flags that the checkpoint records ([`recorded`]). All ranks
 //! must have the same settings ([`agreement`]), and ranks that a strategy keeps equal the same weights ([`equality`]). Work that
 //! may take longer than an operation, such as a save, is done [`together`]. The files that a run writes go to its

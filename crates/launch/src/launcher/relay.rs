@@ -23,10 +23,7 @@ type Lines = Arc<Mutex<VecDeque<String>>>;
 /// The last lines of one rank, separately for each stream: the streams arrive in no particular order, and
 /// a lot of standard output must not displace the reason for a failure.
 #[derive(Clone, Debug, Default)]
-pub(super) struct LastLines {
-    stdout: Lines,
-    stderr: Lines,
-}
+pub(super) struct LastLines([Lines; 2]);
 
 /// Which stream of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -59,10 +56,7 @@ impl LastLines {
         source: Source,
         route: Route,
     ) -> std::io::Result<()> {
-        let keeper = match source {
-            Source::Stdout => self.stdout.clone(),
-            Source::Stderr => self.stderr.clone(),
-        };
+        let keeper = self.0[source as usize].clone();
         let name = format!("relay-{}", route.rank);
         let work = move || Relay { source, route, keeper, line: Vec::new() }.run(from);
         paceline_trace::thread_builder(name).spawn(work).map(drop)
@@ -71,7 +65,7 @@ impl LastLines {
     /// Whether everything that the rank wrote has been read.
     pub(super) fn is_drained(&self) -> bool {
         // Each running relay holds a second reference, and drops it at the end of its input.
-        [&self.stdout, &self.stderr].iter().all(|lines| Arc::strong_count(lines) == 1)
+        self.0.iter().all(|lines| Arc::strong_count(lines) == 1)
     }
 
     /// The last lines, those of standard error at the end. Waits a moment for lines that are written but
@@ -84,8 +78,7 @@ impl LastLines {
             std::thread::sleep(Duration::from_millis(5));
         }
         let get = |lines: &Lines| lines.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let (stdout, stderr) = (get(&self.stdout), get(&self.stderr));
-        stdout.into_iter().chain(stderr).collect()
+        self.0.iter().flat_map(get).collect()
     }
 }
 

@@ -215,6 +215,24 @@ impl<'a> Console<'a> {
         self.say(format!("Step {steps}: evaluation loss {loss}{perplexity}{accuracy}, {over}"));
     }
 
+    /// Says why the run ends before its last step.
+    fn early_stop(&mut self, steps: u64, best: f64, best_steps: u64) {
+        let patience = self.config.evaluation.early_stop.unwrap_or_default() as usize;
+        let (patience, best) = (plural(patience, "evaluation"), printed("eval_loss").shown(best));
+        self.say(format!(
+            "Step {steps}: the evaluation loss was not lower in {patience}, so the run ends; the lowest was {best} after \
+             step {best_steps}"
+        ));
+    }
+
+    /// The time of all steps, if lines say it of some of them.
+    fn trained(&mut self) {
+        if let (Some(_), Some(begin)) = (self.config.output.log_every, self.begin) {
+            let total = printed("total_s").with_unit(begin.elapsed().as_secs_f64());
+            self.say(format!("Training: {total}, {}", self.run.counted()));
+        }
+    }
+
     fn ended(&mut self, facts: &Facts) {
         if self.config.model.ends_with_scaling_block() {
             self.say(scaling_block(facts));
@@ -274,13 +292,7 @@ impl Listener for Console<'_> {
             Event::Evaluated(evaluation) if !evaluation.is_final => self.evaluated(evaluation),
             Event::Sampled { steps, text } => self.say(format!("Step {steps}, a text: {text}")),
             Event::EarlyStop { steps, best, best_steps } => {
-                let patience = self.config.evaluation.early_stop.unwrap_or_default() as usize;
-                let (patience, best) =
-                    (plural(patience, "evaluation"), printed("eval_loss").shown(*best));
-                self.say(format!(
-                    "Step {steps}: the evaluation loss was not lower in {patience}, so the run ends; the lowest was {best} \
-                     after step {best_steps}"
-                ));
+                self.early_stop(*steps, *best, *best_steps);
             }
             Event::EpochEnded { epoch, sums, has_classes, cut_after, took } => {
                 let accuracy = accuracy(has_classes.then(|| sums.accuracy()));
@@ -301,10 +313,7 @@ impl Listener for Console<'_> {
                 if let Some(bar) = &mut self.bar {
                     bar.clear();
                 }
-                if let (Some(_), Some(begin)) = (self.config.output.log_every, self.begin) {
-                    let total = printed("total_s").with_unit(begin.elapsed().as_secs_f64());
-                    self.say(format!("Training: {total}, {}", self.run.counted()));
-                }
+                self.trained();
             }
             Event::Ended(facts) => self.ended(facts),
             Event::StepBegun { .. } | Event::Evaluated(_) | Event::Saved(_) => {}
