@@ -31,18 +31,23 @@ pub fn fitted(
     is_left: impl Fn(usize) -> bool,
     width: Option<usize>,
 ) -> String {
-    let shown = |cell: &str| printable(cell).into_owned();
+    let lengths = rows.iter().map(|row| row.as_ref().len());
+    let num_columns = lengths.chain([head.len()]).max().unwrap_or(0);
+    let padded = |cells: &mut dyn Iterator<Item = &str>| -> Vec<String> {
+        let cells = cells.map(|cell| printable(cell).into_owned());
+        cells.chain(std::iter::repeat(String::new())).take(num_columns).collect()
+    };
+    let cells = |row: &[String]| padded(&mut row.iter().map(String::as_str));
     let grid = Grid {
-        head: head.iter().map(|name| shown(name.as_ref())).collect(),
-        rows: rows
-            .iter()
-            .map(|row| row.as_ref().iter().map(|cell| shown(cell)).collect())
-            .collect(),
+        has_head: !head.is_empty(),
+        head: padded(&mut head.iter().map(AsRef::as_ref)),
+        rows: rows.iter().map(|row| cells(row.as_ref())).collect(),
         is_left: &is_left,
     };
+    let whole: Vec<usize> = (0..num_columns).collect();
     // Asked before the lines are made: a single long cell makes each of them as long.
-    let Some(width) = width.filter(|width| grid.widest() > *width) else {
-        return aligned(&grid.head, &grid.rows, is_left);
+    let Some(width) = width.filter(|width| grid.taken(&whole) > *width) else {
+        return grid.part(&whole);
     };
     let transposed = grid.transposed().filter(|text| fits(text, width));
     transposed.or_else(|| grid.parts(width)).unwrap_or_else(|| grid.blocks(width))
@@ -89,124 +94,91 @@ fn fits(text: &str, width: usize) -> bool {
     text.lines().all(|line| length(line) <= width)
 }
 
-/// A table that is too wide.
+/// A table, each row with a cell per column.
 struct Grid<'a> {
+    has_head: bool,
     head: Vec<String>,
     rows: Vec<Vec<String>>,
     is_left: &'a dyn Fn(usize) -> bool,
 }
 
 impl Grid<'_> {
-    fn num_columns(&self) -> usize {
-        self.rows.iter().map(Vec::len).chain([self.head.len()]).max().unwrap_or(0)
+    /// How many characters a line of these columns takes.
+    fn taken(&self, columns: &[usize]) -> usize {
+        let cells = |at: usize| self.rows.iter().chain([&self.head]).map(move |row| &row[at]);
+        let widest = |at: &usize| cells(*at).map(|cell| length(cell)).max().unwrap_or(0);
+        columns.iter().map(|at| widest(at) + GAP).sum::<usize>().saturating_sub(GAP)
     }
 
-    fn cell(row: &[String], at: usize) -> String {
-        row.get(at).cloned().unwrap_or_default()
-    }
-
-    fn name(&self, at: usize) -> String {
-        self.head.get(at).cloned().unwrap_or_default()
-    }
-
-    /// How many characters a column takes.
-    fn width(&self, at: usize) -> usize {
-        let cells = self.rows.iter().filter_map(|row| row.get(at)).chain(self.head.get(at));
-        cells.map(|cell| length(cell)).max().unwrap_or(0)
-    }
-
-    /// How many characters a line of the whole table takes.
-    fn widest(&self) -> usize {
-        (0..self.num_columns()).map(|at| self.width(at) + GAP).sum::<usize>().saturating_sub(GAP)
+    /// These columns alone.
+    fn part(&self, columns: &[usize]) -> String {
+        let cells = |row: &Vec<String>| -> Vec<String> {
+            columns.iter().map(|at| row[*at].clone()).collect()
+        };
+        let head = if self.has_head { cells(&self.head) } else { Vec::new() };
+        let rows: Vec<Vec<String>> = self.rows.iter().map(cells).collect();
+        aligned(&head, &rows, |at| (self.is_left)(columns[at]))
     }
 
     /// How many of the first columns distinguish the rows. `None` if the others are needed for that.
     fn num_names(&self) -> Option<usize> {
         // An empty name is that of the row above.
-        let mut above = vec![String::new(); self.num_columns()];
+        let mut above = vec![String::new(); self.head.len()];
         let mut whole = |row: &Vec<String>| {
-            let cells = row.iter().enumerate().filter(|(_, cell)| !cell.is_empty());
-            cells.for_each(|(at, cell)| above[at].clone_from(cell));
+            let cells = row.iter().zip(&mut above).filter(|(cell, _)| !cell.is_empty());
+            cells.for_each(|(cell, above)| above.clone_from(cell));
             above.clone()
         };
         let rows: Vec<Vec<String>> = self.rows.iter().map(&mut whole).collect();
-        let tells_apart = |count: &usize| {
+        let are_distinct = |count: &usize| {
             let names: HashSet<&[String]> = rows.iter().map(|row| &row[..*count]).collect();
             names.len() == rows.len()
         };
-        (1..self.num_columns()).find(tells_apart)
+        (1..self.head.len()).find(are_distinct)
     }
 
     /// With a line per column. `None` if there are many rows, or rows that their first cells do not distinguish.
     fn transposed(&self) -> Option<String> {
-        let mut names: Vec<String> = self.rows.iter().map(|row| Self::cell(row, 0)).collect();
-        let head = [vec![self.name(0)], names.clone()].concat();
-        names.retain(|name| !name.is_empty());
-        names.sort();
-        names.dedup();
-        let is_clear = names.len() == self.rows.len();
-        if self.head.is_empty() || self.rows.len() > MAX_TRANSPOSED_ROWS || !is_clear {
+        let names = self.rows.iter().map(|row| &row[0]).filter(|name| !name.is_empty());
+        let is_clear = names.collect::<HashSet<_>>().len() == self.rows.len();
+        if !self.has_head || self.rows.len() > MAX_TRANSPOSED_ROWS || !is_clear {
             return None;
         }
-        let line = |at: usize| {
-            let cells = self.rows.iter().map(|row| Self::cell(row, at));
-            std::iter::once(self.name(at)).chain(cells).collect::<Vec<_>>()
-        };
-        let lines: Vec<Vec<String>> = (1..self.num_columns()).map(line).collect();
-        Some(aligned(&head, &lines, |at| at == 0))
+        let rows = || [&self.head].into_iter().chain(&self.rows);
+        let line = |at: usize| rows().map(|row| row[at].clone()).collect();
+        let lines: Vec<Vec<String>> = (0..self.head.len()).map(line).collect();
+        Some(aligned(&lines[0], &lines[1..], |at| at == 0))
     }
 
     /// In parts, each with the columns that name the rows. `None` if some column does not fit beside these.
     fn parts(&self, width: usize) -> Option<String> {
-        let taken = |columns: usize| -> usize { (0..columns).map(|at| self.width(at) + GAP).sum() };
+        let first = |count| (0..count).collect::<Vec<usize>>();
+        let has_room = |count: &usize| self.taken(&first(*count)) + GAP <= width / 2;
         // Long names, such as those of a unit and its tensors, leave no room: then only the first column is repeated.
-        let num_names = self.num_names().filter(|count| taken(*count) <= width / 2).unwrap_or(1);
-        let names_width = taken(num_names);
+        let names = first(self.num_names().filter(has_room).unwrap_or(1));
         let mut parts: Vec<Vec<usize>> = Vec::new();
-        let mut used = usize::MAX;
-        for at in num_names..self.num_columns() {
-            let own = self.width(at);
-            if names_width + own > width {
-                return None;
-            }
-            match parts.last_mut().filter(|_| used + own <= width) {
+        for at in names.len()..self.head.len() {
+            let with = |columns: &[usize]| [columns, &[at]].concat();
+            match parts.last_mut().filter(|part| self.taken(&with(part)) <= width) {
                 Some(part) => part.push(at),
-                None => {
-                    parts.push((0..num_names).chain([at]).collect());
-                    used = names_width;
-                }
+                None if self.taken(&with(&names)) <= width => parts.push(with(&names)),
+                None => return None,
             }
-            used += own + GAP;
         }
-        let part = |columns: &Vec<usize>| {
-            let head: Vec<String> = if self.head.is_empty() {
-                Vec::new()
-            } else {
-                columns.iter().map(|at| self.name(*at)).collect()
-            };
-            let row = |row: &Vec<String>| -> Vec<String> {
-                columns.iter().map(|at| Self::cell(row, *at)).collect()
-            };
-            let rows: Vec<Vec<String>> = self.rows.iter().map(row).collect();
-            aligned(&head, &rows, |at| (self.is_left)(columns[at]))
-        };
-        Some(parts.iter().map(part).collect::<Vec<_>>().join("\n\n"))
+        Some(parts.iter().map(|part| self.part(part)).collect::<Vec<_>>().join("\n\n"))
     }
 
     /// With a block per row. A value that does not fit beside its name stands below it.
     fn blocks(&self, width: usize) -> String {
-        let names = (0..self.num_columns()).map(|at| length(&self.name(at))).max().unwrap_or(0);
-        let line = |row: &[String], at: usize| {
-            let (name, value) = (self.name(at), Self::cell(row, at));
-            if names + GAP + length(&value) <= width {
-                return (left(&name, names + GAP) + &value).trim_end().to_owned();
+        let names = self.head.iter().map(|name| length(name)).max().unwrap_or(0);
+        let line = |(name, value): (&String, &String)| {
+            if names + GAP + length(value) <= width {
+                return (left(name, names + GAP) + value).trim_end().to_owned();
             }
             format!("{name}\n{}", wrapped(&format!("{:INDENT$}{value}", ""), width))
         };
-        let block = |row: &Vec<String>| {
-            let lines: Vec<String> = (0..self.num_columns()).map(|at| line(row, at)).collect();
-            lines.join("\n")
-        };
+        let block =
+            |row: &Vec<String>| self.head.iter().zip(row).map(line).collect::<Vec<_>>().join("\n");
         self.rows.iter().map(block).collect::<Vec<_>>().join("\n\n")
     }
 }
