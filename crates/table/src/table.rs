@@ -7,8 +7,7 @@
 use std::borrow::{Borrow, Cow};
 
 use paceline_files::printable;
-use serde::Serialize;
-use serde::ser::SerializeMap;
+use serde::{Serialize, Serializer};
 
 use crate::fitted::fitted;
 use crate::width::{left, right, width};
@@ -329,21 +328,21 @@ impl Table {
 
 /// As JSON: the columns with their units and definitions, and each row as an object by the columns' keys.
 impl Serialize for Table {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        #[derive(Serialize)]
+        struct Json<'a> {
+            columns: &'a [Head],
+            rows: Vec<Row<'a>>,
+        }
         struct Row<'a>(&'a [Head], &'a [Cell]);
         impl Serialize for Row<'_> {
-            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                let cells = self.0.iter().map(|column| &column.key).zip(self.1);
-                serializer.collect_map(cells.filter(|(key, _)| !key.is_empty()))
+            fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+                serializer.collect_map(self.0.iter().map(|column| &column.key).zip(self.1))
             }
         }
-        let columns = self.columns.iter().filter(|column| !column.key.is_empty());
-        let columns: Vec<&Head> = columns.collect();
-        let rows: Vec<_> = self.rows.iter().map(|row| Row(&self.columns, row)).collect();
-        let mut map = serializer.serialize_map(Some(2))?;
-        map.serialize_entry("columns", &columns)?;
-        map.serialize_entry("rows", &rows)?;
-        map.end()
+        let Self { columns, rows, .. } = &self.with_columns(|column| !column.key.is_empty());
+        let rows = rows.iter().map(|row| Row(columns, row)).collect();
+        Json { columns, rows }.serialize(serializer)
     }
 }
 

@@ -6,11 +6,10 @@
 use std::fmt;
 use std::fmt::Write as _;
 
-use serde::Serialize;
-use serde::ser::SerializeMap;
+use serde::{Serialize, Serializer};
 
 use super::{Body, Figure, Report, html};
-use crate::table::{counted, plain_markdown};
+use crate::table::{Cell, Table, counted, plain_markdown};
 
 /// Why a report could not be made.
 #[derive(thiserror::Error)]
@@ -33,38 +32,35 @@ const MARKDOWN_ROWS: usize = 12;
 /// The report as `csv`, `html`, `json` and `md`: the endings of the files, and their contents.
 pub fn files(report: &Report) -> Result<[(&'static str, String); 4], ReportError> {
     let csv = report.table(&report.csv_table).map(|table| table.csv()).unwrap_or_default();
-    let json = serde_json::to_string_pretty(&Json(report))? + "\n";
+    let json = Json {
+        title: &report.title,
+        subtitle: &report.subtitle,
+        figures: report.figures.iter().map(|of| (&*of.column.key, &of.value)).collect(),
+        notes: report.notes.iter().map(|of| (of.weight.name(), of.text.as_str())).collect(),
+        tables: report.tables().map(|(panel, table)| (panel.id.as_str(), table)).collect(),
+    };
+    let json = serde_json::to_string_pretty(&json)? + "\n";
     Ok([("csv", csv), ("html", html::page(report)), ("json", json), ("md", report.markdown())])
 }
 
 /// The JSON form.
-struct Json<'a>(&'a Report);
+#[derive(Serialize)]
+struct Json<'a> {
+    title: &'a str,
+    subtitle: &'a str,
+    #[serde(serialize_with = "map")]
+    figures: Vec<(&'a str, &'a Cell)>,
+    notes: Vec<(&'a str, &'a str)>,
+    #[serde(serialize_with = "map")]
+    tables: Vec<(&'a str, &'a Table)>,
+}
 
-impl Serialize for Json<'_> {
-    fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        struct Figures<'a>(&'a [Figure]);
-        impl Serialize for Figures<'_> {
-            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                serializer.collect_map(self.0.iter().map(|f| (&f.column.key, &f.value)))
-            }
-        }
-        struct Tables<'a>(&'a Report);
-        impl Serialize for Tables<'_> {
-            fn serialize<S: serde::Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-                serializer.collect_map(self.0.tables().map(|(panel, table)| (&panel.id, table)))
-            }
-        }
-        let report = self.0;
-        let notes: Vec<_> =
-            report.notes.iter().map(|note| (note.weight.name(), &note.text)).collect();
-        let mut map = serializer.serialize_map(Some(5))?;
-        map.serialize_entry("title", &report.title)?;
-        map.serialize_entry("subtitle", &report.subtitle)?;
-        map.serialize_entry("figures", &Figures(&report.figures))?;
-        map.serialize_entry("notes", &notes)?;
-        map.serialize_entry("tables", &Tables(report))?;
-        map.end()
-    }
+/// Pairs as an object, in their order.
+fn map<T: Serialize, S: Serializer>(
+    pairs: &[(&str, &T)],
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
+    serializer.collect_map(pairs.iter().copied())
 }
 
 impl Report {

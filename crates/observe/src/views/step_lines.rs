@@ -189,7 +189,7 @@ mod tests {
             "bucket 1",
             "bucket on its way",
             "waits for the last",
-            "20 ms",
+            "40 ms",
         ];
         for part in shown {
             assert!(svg.contains(part), "{part}: {svg}");

@@ -141,7 +141,7 @@ impl Rows {
         let top = legend(canvas, &kinds, (top, SAMPLE), |canvas, at, color| {
             square(canvas, at, *color, "");
         });
-        let layout = Layout::new(self, canvas.width);
+        let layout = RowLayout::new(self, canvas.width);
         let mut edge = top;
         let mut tops = Vec::new();
         for row in &self.rows {
@@ -206,7 +206,7 @@ fn square(canvas: &mut Canvas, (x, y): Point, color: Color, hover: &str) {
 }
 
 /// Where rows, their names and their values go.
-struct Layout<'a> {
+struct RowLayout<'a> {
     of: &'a Rows,
     narrow: bool,
     /// The height that a name adds above its row. On a narrow chart long names stand there.
@@ -221,7 +221,7 @@ struct Layout<'a> {
     number: Box<dyn Fn(f64) -> String>,
 }
 
-impl<'a> Layout<'a> {
+impl<'a> RowLayout<'a> {
     fn new(of: &'a Rows, width: f64) -> Self {
         let narrow = width < NARROW;
         let names = of.rows.iter().map(|row| width_of(&row.label, SIZE));
@@ -373,7 +373,7 @@ mod tests {
         let of = |name: &str| Rows::new(Shown::Bars, "", [Row::bar(name, Some(1.0), Color::Other)]);
         assert!(svg(&of(long), 350.0).contains(&format!(">{long}</text>")), "the whole name");
         assert!(!svg(&of(long), 540.0).contains(&format!(">{long}</text>")), "a column");
-        let above = |name, width| Layout::new(&of(name), width).above;
+        let above = |name, width| RowLayout::new(&of(name), width).above;
         assert_eq!(
             [above("rank 0", 350.0), above(long, 350.0), above(long, 540.0)],
             [0.0, LINE, 0.0]
@@ -393,6 +393,6 @@ mod tests {
             assert!(drawn.contains(part), "{part}: {drawn}");
         }
         assert_eq!(drawn.matches("stroke=\"var(--text)\"").count(), 3, "a line and its two ends");
-        assert_eq!(Layout::new(&of, 760.0).scale.position(200.0), 1.0);
+        assert_eq!(RowLayout::new(&of, 760.0).scale.position(200.0), 1.0);
     }
 }
