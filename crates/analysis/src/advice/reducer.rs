@@ -13,6 +13,7 @@ use super::cost::Cost;
 use super::observed::{Observed, RankStep, Seen};
 use super::replay::Bucket;
 use crate::backward::{self, BackwardPass};
+use crate::hta::{CollectiveKind, collective_kind};
 use crate::ranks::{MatchedCollective, align, match_collectives};
 use crate::steps::{self, Step};
 use crate::timeline::{FinalGradient, Timeline};
@@ -202,7 +203,7 @@ impl Reducer {
 }
 
 fn is_all_reduce(name: &str) -> bool {
-    name.replace('_', "").to_ascii_lowercase().contains("allreduce")
+    collective_kind(name) == Some(CollectiveKind::AllReduce)
 }
 
 /// The last backward pass that begins in each step. Earlier ones of a step accumulate.

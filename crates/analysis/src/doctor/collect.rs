@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use foldhash::HashMap;
 
 use super::names::{self, Class};
-use super::recorded::{Call, CallKind, Frame, Recorded, Work};
+use super::recorded::{Call, CallKind, Frame, Recorded, Work, sort_by_key};
 use crate::hta::{backend_of, launched};
 use crate::steps;
 use crate::timeline::{DeviceWork, NameId, TimeRange, Timeline, TrackId};
@@ -131,16 +131,8 @@ impl Recorded<'_> {
             let time = TimeRange { start_ns, dur_ns: 0 };
             self.calls.push(Call::new(NameId(0), CallKind::Mark, time, lane));
         }
-        let mut sorted: Vec<u32> = (0..self.calls.len() as u32).collect();
-        sorted.sort_by_key(|&at| {
-            let call = &self.calls[at as usize];
-            (call.time.start_ns, call.kind != CallKind::Mark)
-        });
-        let mut new = vec![0; sorted.len()];
-        for (place, &at) in sorted.iter().enumerate() {
-            new[at as usize] = place as u32;
-        }
-        self.calls = sorted.iter().map(|&at| self.calls[at as usize]).collect();
+        let new =
+            sort_by_key(&mut self.calls, |call| (call.time.start_ns, call.kind != CallKind::Mark));
         self.marks = new[first_mark..].to_vec();
         new
     }

@@ -11,7 +11,7 @@ use foldhash::HashMap;
 use paceline_table::stats::median;
 
 use super::names::{self, Class};
-use super::recorded::{Call, CallKind, Recorded, Work};
+use super::recorded::{Call, CallKind, Recorded, Work, sort_by_key};
 
 /// Work that begins later than this after work of another stream did not wait for it.
 const SHORTLY_NS: i64 = 30_000;
@@ -106,17 +106,12 @@ impl Recorded<'_> {
 
     /// Sorts the work, and finds the predecessor of each piece.
     pub(super) fn connect_works(&mut self) {
-        let begin = |work: &Work, calls: &[Call]| {
+        let calls = &self.calls;
+        let begin_ns = |work: &Work| {
             let call_ns = work.call.map_or(i64::MIN, |call| calls[call as usize].time.start_ns);
             work.time.start_ns.max(call_ns)
         };
-        let mut sorted: Vec<u32> = (0..self.works.len() as u32).collect();
-        sorted.sort_by_key(|&at| (begin(&self.works[at as usize], &self.calls), at));
-        let mut new = vec![0; sorted.len()];
-        for (place, &at) in sorted.iter().enumerate() {
-            new[at as usize] = place as u32;
-        }
-        self.works = sorted.iter().map(|&at| self.works[at as usize]).collect();
+        let new = sort_by_key(&mut self.works, begin_ns);
         for call in &mut self.calls {
             call.waits_for = call.waits_for.map(|of| new[of as usize]);
             call.after = call.after.map(|of| new[of as usize]);

@@ -109,6 +109,18 @@ impl ByLaunch {
     }
 }
 
+/// Sorts a list, and returns the new place of each of its elements.
+pub(super) fn sort_by_key<T: Copy, K: Ord>(all: &mut Vec<T>, key: impl Fn(&T) -> K) -> Vec<u32> {
+    let mut sorted: Vec<u32> = (0..all.len() as u32).collect();
+    sorted.sort_by_key(|&at| key(&all[at as usize]));
+    let mut new = vec![0; sorted.len()];
+    for (place, &at) in sorted.iter().enumerate() {
+        new[at as usize] = place as u32;
+    }
+    *all = sorted.iter().map(|&at| all[at as usize]).collect();
+    new
+}
+
 /// When something happens in a replay, in order.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) enum Event {

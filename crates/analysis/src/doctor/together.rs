@@ -4,6 +4,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 
+use crate::hta::Summary;
 use crate::ranks::{Arrival, MatchedCollective, align, match_collectives};
 use crate::timeline::Timeline;
 
@@ -96,9 +97,7 @@ pub(super) struct Late<G> {
 impl<G> Late<G> {
     /// By how much they are late in the mean step, and the standard error of that; `None` if a single step is known.
     pub(super) fn mean_ms(&self) -> (f64, Option<f64>) {
-        let count = self.steps_ms.len() as f64;
-        let mean = self.steps_ms.iter().sum::<f64>() / count.max(1.0);
-        let squares: f64 = self.steps_ms.iter().map(|ms| (ms - mean).powi(2)).sum();
-        (mean, (count > 1.0).then(|| (squares / (count - 1.0) / count).sqrt()))
+        let of = Summary::of(self.steps_ms.clone()).unwrap_or_default();
+        (of.mean, (of.count > 1).then(|| of.error()))
     }
 }

@@ -6,7 +6,6 @@ use super::Step;
 use super::collectives::CollectiveKind;
 use super::kernels::KernelKind;
 use super::nesting::{Nested, innermost};
-use super::options::rounded;
 use super::work::Work;
 use crate::backward;
 use crate::timeline::{Annotation, TimeRange, Timeline};
@@ -222,7 +221,7 @@ fn spans(work: &Work) -> Vec<Nested<Part>> {
     let passes =
         passes.iter().flat_map(|pass| [(Part::Backward, pass.time), (Part::Exposed, pass.wait)]);
     for (part, time) in named.chain(passes) {
-        let time = rounded(time, work.options.rounding);
+        let time = work.rounded(time);
         let (start_ns, end_ns) = (time.start_ns, time.end_ns());
         let steps = &work.steps.chosen;
         let first = steps.partition_point(|step| step.time.end_ns() <= start_ns);

@@ -3,7 +3,6 @@
 use std::collections::BTreeMap;
 
 use super::kernels::KernelKind;
-use super::options::rounded;
 use super::work::{Item, Work};
 use super::{Source, Summary};
 
@@ -97,8 +96,7 @@ pub(super) fn enqueued(work: &Work) -> impl Iterator<Item = (usize, i64)> {
     let counts: Vec<bool> = names.iter().map(|name| ENQUEUE.contains(&name)).collect();
     work.items.iter().enumerate().filter_map(move |(place, item)| {
         let launch = &work.timeline.launches[item.launch? as usize];
-        let call = rounded(launch.time, work.options.rounding);
-        counts[launch.name.0 as usize].then_some((place, call.start_ns))
+        counts[launch.name.0 as usize].then(|| (place, work.rounded(launch.time).start_ns))
     })
 }
 

@@ -7,6 +7,7 @@ use super::options::rounded;
 use super::options::{Options, StepChoice};
 use super::steps::{Steps, choose};
 use super::work::launched;
+use crate::stats::Summary;
 use crate::steps::Step;
 use crate::timeline::{DeviceWork, NameId, TimeRange, Timeline};
 
@@ -244,16 +245,11 @@ impl Sum {
         }
     }
 
-    /// The standard error of the mean over this many steps.
+    /// The standard error of the mean over this many steps; `None` for fewer than two.
     fn error_ns(&self, num_steps: usize) -> Option<f64> {
-        if num_steps < 2 {
-            return None;
-        }
-        let count = num_steps as f64;
-        let mean = self.steps.values().sum::<i64>() as f64 / count;
-        let inside: f64 = self.steps.values().map(|ns| (*ns as f64 - mean).powi(2)).sum();
-        let outside = mean * mean * (num_steps - self.steps.len()) as f64;
-        Some(((inside + outside) / (count - 1.0) / count).sqrt())
+        let mut steps: Vec<f64> = self.steps.values().map(|ns| *ns as f64).collect();
+        steps.resize(num_steps, 0.0);
+        Summary::of(steps).filter(|of| of.count > 1).map(|of| of.error())
     }
 }
 

@@ -1,7 +1,6 @@
 //! Idle time of streams, and its causes.
 
 use super::Source;
-use super::options::rounded;
 use super::work::{Item, Work};
 
 /// The cause of a gap between two kernels of a stream, by HTA's rules.
@@ -65,11 +64,8 @@ fn of_stream(work: &Work, items: &[&Item]) -> StreamIdle {
     let mut sums = [(0u64, 0i64); 3];
     for pair in items.windows(2) {
         let (before_ns, gap_ns) = (pair[0].end_ns, pair[1].start_ns - pair[0].end_ns);
-        let launched = pair[1].launch.map(|launch| {
-            let call = work.timeline.launches[launch as usize].time;
-            rounded(call, work.options.rounding).start_ns
-        });
-        let category = if launched.is_some_and(|launched_ns| launched_ns > before_ns) {
+        let launched_ns = pair[1].launch.map(|launch| work.call(launch).start_ns);
+        let category = if launched_ns.is_some_and(|launched_ns| launched_ns > before_ns) {
             IdleCategory::HostWait
         } else if gap_ns < work.options.kernel_gap_ns {
             IdleCategory::KernelWait

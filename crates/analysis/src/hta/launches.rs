@@ -1,7 +1,6 @@
 //! Statistics of kernel launches.
 
 use super::counters::ENQUEUE;
-use super::options::rounded;
 use super::work::Work;
 use super::{Source, Summary};
 
@@ -66,7 +65,7 @@ impl LaunchStats {
             if !counts[launch.name.0 as usize] {
                 continue;
             }
-            let call = rounded(launch.time, options.rounding);
+            let call = work.rounded(launch.time);
             let delay_ns = (item.start_ns - call.start_ns - call.dur_ns).max(0);
             let is_slow = call.dur_ns > options.slow_call_ns;
             let is_short = !is_slow && item.dur_ns < call.dur_ns;

@@ -118,6 +118,16 @@ impl<'a> Work<'a> {
         })
     }
 
+    /// A time range, rounded as the options ask for.
+    pub(super) fn rounded(&self, time: TimeRange) -> TimeRange {
+        rounded(time, self.options.rounding)
+    }
+
+    /// When a call ran, by its index.
+    pub(super) fn call(&self, launch: u32) -> TimeRange {
+        self.rounded(self.timeline.launches[launch as usize].time)
+    }
+
     /// The items of one kind.
     pub(super) fn of_kind(&self, kind: KernelKind) -> impl Iterator<Item = &Item> {
         self.items.iter().filter(move |item| item.kind == kind)

@@ -152,10 +152,7 @@ impl<'a, W: Write> Events<'a, W> {
             Event::Copy { launched, span, bytes, places } => {
                 self.copy(self.stream(thread), (launched, span), bytes, places)
             }
-            Event::Synchronized { span } => {
-                self.call("cudaDeviceSynchronize", span)?;
-                Ok(())
-            }
+            Event::Synchronized { span } => self.call("cudaDeviceSynchronize", span),
             Event::Operation(operation) => self.operation(&operation),
             Event::Memory {
                 at_ns,
@@ -165,9 +162,7 @@ impl<'a, W: Write> Events<'a, W> {
                 reserved_bytes,
                 address,
             } => {
-                let tid = self.tid(0);
-                self.open("i", "[memory]", pid, tid);
-                self.text.raw(",\"cat\":\"cpu_instant_event\",\"s\":\"t\",\"ts\":").us(at_ns);
+                self.instant("[memory]", self.tid(0), at_ns);
                 self.text.raw(",\"args\":{\"Total Reserved\":").int(reserved_bytes);
                 self.text.raw(",\"Total Allocated\":").int(allocated_bytes);
                 self.text.raw(",\"Bytes\":").int(delta_bytes).raw(",\"Addr\":").int(address);
@@ -182,9 +177,7 @@ impl<'a, W: Write> Events<'a, W> {
                 self.close()
             }
             Event::Mark { name, at_ns, id } => {
-                self.open("i", name, pid, tid);
-                self.text.raw(",\"cat\":\"cpu_instant_event\",\"s\":\"t\",\"ts\":").us(at_ns);
-                self.text.raw(",\"args\":{\"id\":").int(id).raw("}");
+                self.instant(name, tid, at_ns).raw(",\"args\":{\"id\":").int(id).raw("}");
                 self.close()
             }
         }
@@ -278,9 +271,7 @@ impl<'a, W: Write> Events<'a, W> {
             _ => launched.start_ns,
         };
         self.call(name, Span { start_ns, ..launched })?;
-        let (pid, tid, id) = (self.header.pid, self.tid(0), self.correlation);
-        self.open("s", "ac2g", pid, tid).raw(",\"cat\":\"ac2g\",\"id\":").int(id);
-        self.text.raw(",\"ts\":").us(start_ns);
+        self.arrow("s", self.header.pid, self.tid(0), start_ns);
         self.close()
     }
 
@@ -296,10 +287,21 @@ impl<'a, W: Write> Events<'a, W> {
 
     /// Writes the end of the arrow.
     fn arrive(&mut self, stream: u32, at_ns: u64) -> io::Result<()> {
-        let id = self.correlation;
-        self.open("f", "ac2g", DEVICE, stream).raw(",\"cat\":\"ac2g\",\"id\":").int(id);
-        self.text.raw(",\"ts\":").us(at_ns).raw(",\"bp\":\"e\"");
+        self.arrow("f", DEVICE, stream, at_ns).raw(",\"bp\":\"e\"");
         self.close()
+    }
+
+    /// Begins one end of the arrow from the last call to its kernel.
+    fn arrow(&mut self, phase: &str, pid: u32, tid: u32, at_ns: u64) -> &mut Text {
+        let id = self.correlation;
+        self.open(phase, "ac2g", pid, tid).raw(",\"cat\":\"ac2g\",\"id\":").int(id);
+        self.text.raw(",\"ts\":").us(at_ns)
+    }
+
+    /// Begins an event without a length on a thread.
+    fn instant(&mut self, name: &str, tid: u32, at_ns: u64) -> &mut Text {
+        self.open("i", name, self.header.pid, tid);
+        self.text.raw(",\"cat\":\"cpu_instant_event\",\"s\":\"t\",\"ts\":").us(at_ns)
     }
 
     /// Begins the arguments of a device event, for the kernel that was launched last.

@@ -4,12 +4,12 @@
 //! one collective as several ranks saw it, with the arrival of each rank. Messages between two ranks are left
 //! out, because they concern only these two.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::HashMap;
 
 use super::clock::{Clocks, rank_of};
-use crate::hta::Chosen;
+use crate::hta::{Chosen, CollectiveKind, backend_of, collective_kind};
 use crate::steps;
-use crate::timeline::{Collective, TimeRange, Timeline};
+use crate::timeline::{Collective, NameId, TimeRange, Timeline};
 
 /// How the waits of ranks are known.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
@@ -241,16 +241,12 @@ enum EventKind {
 /// The collectives of all timelines, each list sorted by time. Uses the first kind of events that all
 /// timelines have.
 fn operations(timelines: &[Timeline], chosen: &[Chosen]) -> Vec<Vec<Operation>> {
-    let kind = [EventKind::Kernels, EventKind::BackEnd, EventKind::Operators];
     let read = |kind| -> Vec<_> {
-        timelines
-            .iter()
-            .zip(chosen)
-            .map(|(timeline, chosen)| list(timeline, chosen, kind))
-            .collect()
+        let all = timelines.iter().zip(chosen);
+        all.map(|(timeline, chosen)| list(timeline, chosen, kind)).collect()
     };
     let mut found: Vec<Vec<Vec<Operation>>> = Vec::new();
-    for kind in kind {
+    for kind in [EventKind::Kernels, EventKind::BackEnd, EventKind::Operators] {
         let lists = read(kind);
         if lists.iter().all(|list| !list.is_empty()) {
             return distinct(lists);
@@ -266,37 +262,27 @@ fn operations(timelines: &[Timeline], chosen: &[Chosen]) -> Vec<Vec<Operation>> 
 /// began it.
 fn list(timeline: &Timeline, chosen: &Chosen, kind: EventKind) -> Vec<Operation> {
     let collective = |id: Option<u32>| id.and_then(|id| timeline.collectives.get(id as usize));
-    let own: Vec<bool> = timeline.names.iter().map(is_back_end).collect();
     let mut events: Vec<(TimeRange, i64, &str, Option<&Collective>)> = Vec::new();
-    match kind {
-        EventKind::Kernels => {
-            for (kernel, index) in timeline.kernels.iter().zip(0u32..) {
-                let name = timeline.names.text(kernel.name);
-                if (kernel.collective.is_some() || is_collective_kernel(name))
-                    && let Some(begun_ns) = chosen.kernel(index, kernel)
-                {
-                    events.push((kernel.time, begun_ns, name, collective(kernel.collective)));
-                }
+    if let EventKind::Kernels = kind {
+        for (kernel, index) in timeline.kernels.iter().zip(0u32..) {
+            let name = timeline.names.text(kernel.name);
+            if (kernel.collective.is_some() || is_collective_kernel(name))
+                && let Some(begun_ns) = chosen.kernel(index, kernel)
+            {
+                events.push((kernel.time, begun_ns, name, collective(kernel.collective)));
             }
         }
-        EventKind::BackEnd => {
-            let operators = timeline.operators.iter().map(|o| (o.time, o.name, o.collective));
-            let annotations = timeline.annotations.iter().filter(|a| !a.is_device);
-            let all = operators.chain(annotations.map(|a| (a.time, a.name, None)));
-            let all =
-                all.filter(|(time, name, _)| own[name.0 as usize] && chosen.holds(time.start_ns));
-            for (time, name, id) in all {
-                events.push((time, time.start_ns, timeline.names.text(name), collective(id)));
-            }
-        }
-        EventKind::Operators => {
-            let operators = timeline.operators.iter().filter(|operator| {
-                operator.collective.is_some() && chosen.holds(operator.time.start_ns)
-            });
-            for operator in operators {
-                let (time, name) = (operator.time, timeline.names.text(operator.name));
-                events.push((time, time.start_ns, name, collective(operator.collective)));
-            }
+    } else {
+        let own: Vec<bool> = timeline.names.iter().map(|of| backend_of(of).is_some()).collect();
+        let operators = timeline.operators.iter().map(|o| (o.time, o.name, o.collective));
+        let annotations = timeline.annotations.iter().filter(|a| !a.is_device);
+        let all = operators.chain(annotations.map(|a| (a.time, a.name, None)));
+        let is_it = |name: NameId, id: Option<u32>| match kind {
+            EventKind::BackEnd => own[name.0 as usize],
+            _ => id.is_some(),
+        };
+        for (time, name, id) in all.filter(|of| is_it(of.1, of.2) && chosen.holds(of.0.start_ns)) {
+            events.push((time, time.start_ns, timeline.names.text(name), collective(id)));
         }
     }
     events.sort_by_key(|&(time, _, name, _)| (time, name));
@@ -329,9 +315,8 @@ fn list(timeline: &Timeline, chosen: &Chosen, kind: EventKind) -> Vec<Operation>
 /// Numbers the collectives that would otherwise have the same key. Removes the keys of collectives without
 /// sequence numbers that the ranks did not call equally often.
 fn distinct(mut lists: Vec<Vec<Operation>>) -> Vec<Vec<Operation>> {
-    let mut counts: BTreeMap<usize, HashMap<Key, u32>> = BTreeMap::new();
-    for (place, list) in lists.iter_mut().enumerate() {
-        let counts = counts.entry(place).or_default();
+    let mut of_lists: Vec<HashMap<Key, u32>> = vec![HashMap::new(); lists.len()];
+    for (list, counts) in lists.iter_mut().zip(&mut of_lists) {
         for key in list.iter_mut().filter_map(|operation| operation.key.as_mut()) {
             let count = counts.entry(key.clone()).or_default();
             let (Order::Sequence(_, nth) | Order::Step(_, nth) | Order::Trace(nth)) =
@@ -347,7 +332,7 @@ fn distinct(mut lists: Vec<Vec<Operation>>) -> Vec<Vec<Operation>> {
             Order::Trace(_) => Order::Trace(0),
         };
         let zeroth = Key { order: zeroth, ..key.clone() };
-        let mut numbers = counts.values().filter_map(|counts| counts.get(&zeroth));
+        let mut numbers = of_lists.iter().filter_map(|counts| counts.get(&zeroth));
         let first = numbers.next();
         numbers.any(|number| Some(number) != first)
     };
@@ -362,11 +347,6 @@ pub(super) fn is_collective_kernel(name: &str) -> bool {
     name.starts_with("nccl") || name.contains("ncclKernel")
 }
 
-/// Whether this is a backend's own name for a collective.
-pub(super) fn is_back_end(name: &str) -> bool {
-    ["gloo:", "mpi:", "ucc:", "nccl:"].iter().any(|prefix| name.starts_with(prefix))
-}
-
 /// Whether an operation connects only two ranks.
 fn is_message(name: &str) -> bool {
     let name = name.to_ascii_lowercase();
@@ -376,8 +356,7 @@ fn is_message(name: &str) -> bool {
 /// Whether the collective ends on no rank before all ranks have arrived. This is so if every rank needs data
 /// from every other rank.
 fn ends_together(name: &str) -> bool {
-    let name: String = name.chars().filter(|c| *c != '_').collect::<String>().to_ascii_lowercase();
-    ["allreduce", "allgather", "reducescatter", "alltoall", "barrier"]
-        .iter()
-        .any(|kind| name.contains(kind))
+    use CollectiveKind::{AllGather, AllReduce, AllToAll, Barrier, ReduceScatter};
+    let kind = collective_kind(name);
+    kind.is_some_and(|of| [AllReduce, AllGather, ReduceScatter, AllToAll, Barrier].contains(&of))
 }

@@ -20,7 +20,7 @@ pub(crate) mod sample;
 pub use clock::{ClockSource, Clocks, RankClock, align};
 pub use matched::{Arrival, MatchedCollective, MatchedCollectives, WaitSource, match_collectives};
 pub use path::{CriticalPath, PathSource, RankShare, Segment, StepPath, Transfer};
-pub use stragglers::{RankWaits, StepWaits, Stragglers, stragglers};
+pub use stragglers::{RankWaits, Stragglers, stragglers};
 
 use crate::hta::{Chosen, Options};
 use crate::timeline::Timeline;

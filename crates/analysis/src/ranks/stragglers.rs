@@ -1,6 +1,6 @@
 //! Which rank arrived last at collectives, and how long the others waited for it.
 //!
-//! Input: matched collectives. Output: totals per rank, over the trace and per step.
+//! Input: matched collectives. Output: totals per rank.
 
 use std::collections::BTreeMap;
 
@@ -31,15 +31,6 @@ pub struct RankWaits {
     pub transfer_ns: i64,
 }
 
-/// The waits in one step.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct StepWaits {
-    /// The step's number, as in `ProfilerStep#N`; `None` for collectives outside of steps.
-    pub step: Option<u64>,
-    /// In order of ranks.
-    pub ranks: Vec<RankWaits>,
-}
-
 /// Which ranks made the others wait.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Stragglers {
@@ -54,44 +45,28 @@ pub struct Stragglers {
     pub num_unmatched: usize,
     /// All ranks, starting with the one that made the others wait longest.
     pub ranks: Vec<RankWaits>,
-    /// Per step, ascending; collectives outside of steps come first.
-    pub steps: Vec<StepWaits>,
     /// The collectives whose last rank made the others wait longest, at most 20.
     pub worst: Vec<MatchedCollective>,
 }
 
 /// Adds up the waits of all collectives.
 pub fn stragglers(collectives: &MatchedCollectives, clocks: &Clocks) -> Stragglers {
-    let mut ranks: Vec<usize> = clocks.ranks.iter().map(|clock| clock.rank).collect();
-    ranks.sort_unstable();
-    ranks.dedup();
-    let add_up = |collectives: &mut dyn Iterator<Item = &MatchedCollective>| -> Vec<RankWaits> {
-        let empty = |&rank: &usize| (rank, RankWaits { rank, ..RankWaits::default() });
-        let mut totals: BTreeMap<usize, RankWaits> = ranks.iter().map(empty).collect();
-        for collective in collectives {
-            for arrival in &collective.arrivals {
-                let total = totals.entry(arrival.rank).or_default();
-                total.num_collectives += 1;
-                total.waited_ns = total.waited_ns.saturating_add(arrival.wait_ns);
-                total.transfer_ns = total.transfer_ns.saturating_add(arrival.transfer_ns());
-            }
-            let total = totals.entry(collective.last().rank).or_default();
-            total.times_last += 1;
-            total.made_wait_ns = total.made_wait_ns.saturating_add(collective.made_wait_ns());
-            total.lead_ns = total.lead_ns.saturating_add(collective.lead_ns());
-        }
-        totals.into_values().collect()
-    };
-    let mut by_step: BTreeMap<Option<u64>, Vec<&MatchedCollective>> = BTreeMap::new();
+    let empty = |rank| (rank, RankWaits { rank, ..RankWaits::default() });
+    let mut totals: BTreeMap<usize, RankWaits> =
+        clocks.ranks.iter().map(|clock| empty(clock.rank)).collect();
     for collective in &collectives.all {
-        by_step.entry(collective.step).or_default().push(collective);
+        for arrival in &collective.arrivals {
+            let total = totals.entry(arrival.rank).or_default();
+            total.num_collectives += 1;
+            total.waited_ns = total.waited_ns.saturating_add(arrival.wait_ns);
+            total.transfer_ns = total.transfer_ns.saturating_add(arrival.transfer_ns());
+        }
+        let total = totals.entry(collective.last().rank).or_default();
+        total.times_last += 1;
+        total.made_wait_ns = total.made_wait_ns.saturating_add(collective.made_wait_ns());
+        total.lead_ns = total.lead_ns.saturating_add(collective.lead_ns());
     }
-    let steps = by_step.into_iter().map(|(step, collectives)| {
-        let ranks = add_up(&mut collectives.into_iter());
-        StepWaits { step, ranks }
-    });
-    let steps = steps.collect();
-    let mut totals = add_up(&mut collectives.all.iter());
+    let mut totals: Vec<RankWaits> = totals.into_values().collect();
     totals.sort_by_key(|total| (std::cmp::Reverse(total.made_wait_ns), total.rank));
     let mut worst: Vec<&MatchedCollective> =
         collectives.all.iter().filter(|of| of.made_wait_ns() > 0).collect();
@@ -105,7 +80,6 @@ pub fn stragglers(collectives: &MatchedCollectives, clocks: &Clocks) -> Straggle
         num_incomplete: collectives.all.iter().filter(|collective| !collective.is_complete).count(),
         num_unmatched: collectives.num_unmatched,
         ranks: totals,
-        steps,
         worst: worst.into_iter().take(NUM_WORST).cloned().collect(),
     }
 }
@@ -155,10 +129,6 @@ mod tests {
         assert_eq!(waits(&found.ranks, 0).waited_ns, 30_000);
         assert_eq!(waits(&found.ranks, 0).made_wait_ns, 10_000);
         assert_eq!(waits(&found.ranks, 1).times_last, 0);
-        let steps: Vec<_> = found.steps.iter().map(|step| step.step).collect();
-        assert_eq!(steps, [Some(4), Some(5)]);
-        assert_eq!(waits(&found.steps[0].ranks, 2).made_wait_ns, 50_000);
-        assert_eq!(waits(&found.steps[1].ranks, 0).made_wait_ns, 10_000);
         assert_eq!(found.worst.iter().map(|m| m.seq).collect::<Vec<_>>(), [Some(7), Some(8)]);
     }
 

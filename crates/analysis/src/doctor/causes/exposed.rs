@@ -36,10 +36,8 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
         }
         tally.add_work(of, work);
         *kinds.entry(kind).or_default() += base.work_ns[at];
-        let convert_ns = match of.collective_bytes(work).filter(|_| !of.on_device) {
-            Some(bytes) => (bytes as f64 * CONVERT_NS_PER_BYTE) as i64,
-            None => 0,
-        };
+        let converted = of.collective_bytes(work).filter(|_| !of.on_device).unwrap_or(0);
+        let convert_ns = (converted as f64 * CONVERT_NS_PER_BYTE) as i64;
         least.work_ns[at] = scaled(base.work_ns[at], 0.75) + convert_ns;
         // Other buckets travel while one is converted.
         most.work_ns[at] = scaled(base.work_ns[at], 0.5);
@@ -64,7 +62,12 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
         of.per_step(exposed_ns as f64 / 1e6),
         kind.name()
     );
-    let change = match kind {
+    Some(tally.found(text, change(kind), [least, most]))
+}
+
+/// The lines to write for fewer bytes, or for bytes that travel beside computation.
+fn change(kind: CollectiveKind) -> &'static str {
+    match kind {
         CollectiveKind::AllToAll => {
             "send half the bytes (bf16 or fp16), or exchange the next batch beside this step: \
              torchrec.distributed.train_pipeline.TrainPipelineSparseDist"
@@ -79,6 +82,5 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
             "from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook\n\
              model.register_comm_hook(None, bf16_compress_hook)"
         }
-    };
-    Some(tally.found(text, change, [least, most]))
+    }
 }

@@ -9,7 +9,6 @@ use foldhash::HashMap;
 use super::graph::{Account, Bounds, EdgeKind, Graph, Node};
 use super::host::Calls;
 use crate::hta::counters::{enqueued, lengths};
-use crate::hta::options::rounded;
 use crate::hta::work::{Work, launched};
 use crate::timeline::{DeviceWork, Kernel, SyncWait, TrackId};
 
@@ -79,7 +78,7 @@ fn entries(work: &Work, bounds: Bounds) -> Vec<Entry> {
     // Few traces have waits of the device, so the map of launches is built only for those.
     let launched = of_device.clone().next().map(|_| launched(timeline)).unwrap_or_default();
     for (kernel, number) in of_device {
-        let time = rounded(kernel.time, work.options.rounding);
+        let time = work.rounded(kernel.time);
         let launch = kernel.correlation.and_then(|correlation| launched.get(&correlation));
         if let Some(&launch) = launch
             && bounds.hold(time.start_ns)
@@ -122,9 +121,8 @@ impl Launches {
         let marks = work.timeline.launches.iter().filter(|launch| {
             launch.correlation.is_some() && names.text(launch.name) == "cudaEventRecord"
         });
-        let records = marks.filter_map(|launch| {
-            Some((launch.correlation?, rounded(launch.time, work.options.rounding).start_ns))
-        });
+        let records = marks
+            .filter_map(|launch| Some((launch.correlation?, work.rounded(launch.time).start_ns)));
         Self { streams, records: records.collect() }
     }
 
@@ -170,9 +168,7 @@ impl Device<'_> {
         if let Some(waited) = waited {
             self.graph.untimed(EdgeKind::Sync, waited, begin, None);
         }
-        let call_ns =
-            rounded(self.work.timeline.launches[launch as usize].time, self.work.options.rounding)
-                .start_ns;
+        let call_ns = self.work.call(launch).start_ns;
         let last = self.last.insert(item.stream, (end, account));
         let is_before = |node: Option<Node>, at_ns: i64, graph: &Graph| {
             node.is_none_or(|node| graph.at_ns(node) < at_ns)
@@ -197,7 +193,7 @@ impl Device<'_> {
         match self.work.timeline.names.text(kernel.name) {
             STREAM_WAIT => {
                 let Some(first) = self.waits.get(&entry.kernel) else { return };
-                let call_ns = rounded(call.time, self.work.options.rounding).start_ns;
+                let call_ns = self.work.rounded(call.time).start_ns;
                 let then = self.launches.after(kernel.stream, call.lane, call_ns);
                 if let (Some(first), Some(then)) = (self.launches.before(first), then) {
                     self.after.insert(then, first);

@@ -1,6 +1,5 @@
 //! The graph of the critical path: nodes, edges, and the search for the longest path.
 
-use crate::hta::options::rounded;
 use crate::hta::work::Work;
 use crate::timeline::{NameId, TimeRange};
 
@@ -35,7 +34,7 @@ impl Bounds {
     /// Whether a call belongs to the graph. Like HTA, leaves out calls that took no time. If no call of the
     /// trace has a duration, its recorder does not measure them, and none is left out for that reason.
     pub(super) fn hold_call(self, work: &Work, call: TimeRange) -> bool {
-        let time = rounded(call, work.options.rounding);
+        let time = work.rounded(call);
         self.hold(time.start_ns) && (time.dur_ns > 0 || !work.has_timed_calls)
     }
 }

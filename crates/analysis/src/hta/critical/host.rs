@@ -5,7 +5,6 @@ use std::collections::BTreeMap;
 use foldhash::HashMap;
 
 use super::graph::{Account, Bounds, EdgeKind, Graph, Node};
-use crate::hta::options::rounded;
 use crate::hta::work::Work;
 use crate::timeline::{NameId, TimeRange, TrackId};
 
@@ -41,7 +40,7 @@ pub(super) fn add_host(graph: &mut Graph, work: &Work, bounds: Bounds) -> Calls 
     let nodes =
         |graph: &mut Graph, time: TimeRange| (graph.node(time.start_ns), graph.node(time.end_ns()));
     for operator in &timeline.operators {
-        let time = rounded(operator.time, work.options.rounding);
+        let time = work.rounded(operator.time);
         if bounds.hold(time.start_ns) && time.dur_ns > 0 {
             let frame = Frame { name: operator.name, time, nodes: Some(nodes(graph, time)) };
             lanes.entry(operator.lane).or_default().push(frame);
@@ -49,7 +48,7 @@ pub(super) fn add_host(graph: &mut Graph, work: &Work, bounds: Bounds) -> Calls 
     }
     for (launch, number) in timeline.launches.iter().zip(0..) {
         if bounds.hold_call(work, launch.time) {
-            let time = rounded(launch.time, work.options.rounding);
+            let time = work.rounded(launch.time);
             let ends = nodes(graph, time);
             calls.insert(number, ends);
             let frame = Frame { name: launch.name, time, nodes: Some(ends) };
@@ -57,7 +56,7 @@ pub(super) fn add_host(graph: &mut Graph, work: &Work, bounds: Bounds) -> Calls 
         }
     }
     for span in timeline.annotations.iter().filter(|span| !span.is_device) {
-        let time = rounded(span.time, work.options.rounding);
+        let time = work.rounded(span.time);
         if bounds.hold(time.start_ns) && time.dur_ns > 0 {
             let frame = Frame { name: span.name, time, nodes: None };
             lanes.entry(span.lane).or_default().push(frame);

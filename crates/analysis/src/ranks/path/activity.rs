@@ -7,9 +7,9 @@ use std::collections::HashMap;
 
 use super::PathSource;
 use crate::backward;
-use crate::hta::{Nested, innermost};
+use crate::hta::{Nested, backend_of, innermost};
 use crate::ranks::clock::RankClock;
-use crate::ranks::matched::{is_back_end, is_collective_kernel};
+use crate::ranks::matched::is_collective_kernel;
 use crate::steps::{self, Step};
 use crate::timeline::{Annotation, DeviceWork, NameId, TimeRange, Timeline, TrackId};
 use paceline_trace::IntervalSet;
@@ -143,7 +143,7 @@ fn work(timeline: &Timeline, source: PathSource) -> Vec<(TimeRange, &str)> {
 /// Whether an event is a collective, a call of one, or a whole step. Its time is not work of the rank.
 fn is_call_of_collective(name: &str) -> bool {
     let is_call = ["c10d::", "record_param_comms"].iter().any(|prefix| name.starts_with(prefix));
-    is_call || is_back_end(name) || steps::number(name).is_some()
+    is_call || backend_of(name).is_some() || steps::number(name).is_some()
 }
 
 /// The times in which work runs, and its names. An event does not run while an event within it runs.
