@@ -13,6 +13,7 @@ use std::sync::{Arc, Mutex};
 use paceline_files::Printable;
 use paceline_trace::lock;
 use serde::Serialize;
+use tracing::{Level, debug, enabled, trace};
 
 use crate::call::Call;
 use crate::record::{OpRecord, OpTimes, RecentRecords};
@@ -93,21 +94,16 @@ struct DumpHead<'a> {
 impl FlightRecorder {
     pub(crate) fn begins(&self, call: &Call, seq: u32, times: OpTimes) {
         lock(&self.records).begin(call.record((self.number, self.world), seq, times));
-        if self.log == CommLog::Trace {
-            self.say(format!(
-                "rank {} {} #{seq} {} starts",
-                self.rank,
-                self.group,
-                call.describe()
-            ));
-        }
+        self.log(CommLog::Trace, || {
+            format!("rank {} {} #{seq} {} starts", self.rank, self.group, call.describe())
+        });
     }
 
     pub(crate) fn ends(&self, call: &Call, seq: u32, times: OpTimes) {
         lock(&self.records).end(self.number, times);
-        if self.log >= CommLog::Info {
+        self.log(CommLog::Info, || {
             let us = |ns: u64| ns as f64 / 1e3;
-            self.say(format!(
+            format!(
                 "rank {} {} #{seq} {} queued {:.1} us, waited {:.1} us, moved {} bytes in {:.1} us",
                 self.rank,
                 self.group,
@@ -116,8 +112,8 @@ impl FlightRecorder {
                 us(times.wait_ns()),
                 call.message_bytes(),
                 us(times.move_ns()),
-            ));
-        }
+            )
+        });
     }
 
     /// Writes the records to the dump folder, unless they have been written before.
@@ -137,9 +133,7 @@ impl FlightRecorder {
 
     /// Writes one JSON object per line.
     fn write_records<'a>(&self, cause: &str, records: impl Iterator<Item = &'a OpRecord>) {
-        if self.log >= CommLog::Info {
-            self.say(format!("rank {} {} failed: {cause}", self.rank, self.group));
-        }
+        self.log(CommLog::Info, || format!("rank {} {} failed: {cause}", self.rank, self.group));
         let Some(path) = self.path() else { return };
         let head = DumpHead {
             rank: self.rank,
@@ -186,6 +180,25 @@ impl FlightRecorder {
     fn path(&self) -> Option<PathBuf> {
         let name = format!("{}-rank{}.jsonl", self.group.replace('/', "-"), self.rank);
         Some(self.dump_folder.as_ref()?.join(name))
+    }
+
+    /// Logs a line as an event, and on standard error if the options of the group ask for it.
+    fn log(&self, level: CommLog, line: impl FnOnce() -> String) {
+        let is_event = match level {
+            CommLog::Trace => enabled!(Level::TRACE),
+            _ => enabled!(Level::DEBUG),
+        };
+        if !is_event && self.log < level {
+            return;
+        }
+        let line = line();
+        match level {
+            CommLog::Trace => trace!("{line}"),
+            _ => debug!("{line}"),
+        }
+        if self.log >= level {
+            self.say(line);
+        }
     }
 
     fn say(&self, line: String) {

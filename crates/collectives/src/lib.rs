@@ -165,7 +165,8 @@
 //!   still write there.
 //!
 //! PACELINE_COMM_LOG=info writes a line to standard error for every finished operation; `trace` also
-//! writes a line when an operation starts. Each rank remembers the last 1,000 operations of all its groups. If
+//! writes a line when an operation starts. The same lines are events of the crate `tracing`, at the levels `debug` and `trace`, as
+//! are those of groups that form. Each rank remembers the last 1,000 operations of all its groups. If
 //! PACELINE_DUMP_FOLDER names a folder, the rank writes them there as JSON lines when the group fails.
 //! [`Group::dumper`] writes them on demand. [`write_error_file`] reports to torchrun why a rank failed.
 //!

@@ -13,6 +13,7 @@ use paceline_host::streams;
 use sha1::Sha1;
 use sha2::digest::DynDigest;
 use sha2::{Digest, Sha256};
+use tracing::debug;
 
 use super::cache::Cache;
 use super::name::Name;
@@ -80,6 +81,7 @@ impl Fetcher<'_> {
             )));
         }
         let blob = self.cache.blob(self.name, digest);
+        debug!("{} is complete, with {fetched} bytes from the network", file.path);
         partial.file.sync_all().and_then(|()| fs::rename(&incomplete, blob)).map_err(write)?;
         Ok(fetched)
     }

@@ -7,6 +7,7 @@ use std::io::Read;
 use std::path::PathBuf;
 
 use serde_json::Value;
+use tracing::debug;
 use ureq::Agent;
 use ureq::http::header::{ACCEPT_ENCODING, AUTHORIZATION, CONTENT_RANGE, LOCATION, RANGE};
 use ureq::http::{HeaderMap, StatusCode, Uri};
@@ -177,6 +178,9 @@ impl Hub {
                 request = request.header(RANGE, format!("bytes={offset}-"));
             }
             let response = request.call().map_err(|e| cannot(&e))?;
+            // Without the query, which may be a signature.
+            let host = address.host().unwrap_or_default();
+            debug!("{host}{}: status {}", address.path(), response.status());
             let location = response
                 .headers()
                 .get(LOCATION)

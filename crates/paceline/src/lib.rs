@@ -26,6 +26,7 @@ pub mod cli;
 pub mod commands;
 pub mod prelude;
 
+mod logging;
 mod mistakes;
 mod program;
 

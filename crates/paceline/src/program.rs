@@ -30,7 +30,7 @@ use crate::commands::{
     self, analyze, check, compare, completions, fetch, generate, new, schedule, show, tokenizer,
     trace,
 };
-use crate::mistakes;
+use crate::{logging, mistakes};
 
 /// The command line of paceline, with choices of its user's own.
 ///
@@ -79,6 +79,7 @@ impl Program {
     pub fn main(self) -> ExitCode {
         survive_file_limits();
         allow_many_files();
+        logging::start();
         let words: Vec<OsString> = std::env::args_os().collect();
         let outcome = self.check().and_then(|()| run(mistakes::read(&words)?.command));
         let code = outcome.unwrap_or_else(|failure| failure.report());

@@ -31,6 +31,7 @@ use host_links::HostLinks;
 pub(crate) use lineage::Lineage;
 use paceline_memory::{Allocator, DeviceStream};
 use paceline_trace::lock;
+use tracing::debug;
 
 use crate::core::Core;
 use crate::cost::Link;
@@ -94,6 +95,7 @@ impl Group {
             let core = core.clone();
             *monitor = Some(PeerMonitor::start(links, move |peer| core.lose(peer))?);
         }
+        debug!("rank {rank} of {world} has formed {} over {transport:?}", lineage.name);
         let worker = Some(Worker::new(core.clone(), &lineage.name, options.clone()));
         let num_splits = AtomicU32::new(0);
         let membership = Membership {

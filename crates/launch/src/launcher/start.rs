@@ -13,6 +13,7 @@ use std::time::Instant;
 use paceline_collectives::DUMP_FOLDER;
 use paceline_rendezvous::{ERROR_FILE, LAUNCH};
 use rustix::process::{Pid, Signal, kill_process_group};
+use tracing::debug;
 
 use super::rank::{Event, Rank};
 use super::relay::{Route, Source};
@@ -75,6 +76,8 @@ impl Common<'_> {
             .stderr(Stdio::piped())
             .process_group(0)
             .spawn()?;
+        let program = launch.command.first().map(|program| program.to_string_lossy());
+        debug!("rank {rank} is process {}, {}", child.id(), program.unwrap_or_default());
         let started = Rank::new(Pid::from_child(&child), error_file);
         let route = Route {
             rank,

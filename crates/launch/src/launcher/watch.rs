@@ -10,6 +10,7 @@ use paceline_host::{resources, streams};
 use rustix::io::Errno;
 use rustix::process::{Signal, kill_process, kill_process_group};
 use signal_hook::consts::{SIGCHLD, SIGTSTP};
+use tracing::debug;
 
 use super::blame::{self, Cause, RanksOfHost};
 use super::dumps::Dumps;
@@ -248,6 +249,7 @@ impl Watch<'_> {
     }
 
     fn ended(&mut self, local: usize, status: ExitStatus, at: Instant) {
+        debug!("rank {} has ended: {status}", self.place.first + local);
         // A rank that only SIGTERM was sent to, and that something else has killed, ended by itself: this process was
         // late to hear of it.
         let was_asked = self.ranks[local].asked.is_some_and(|asked| {

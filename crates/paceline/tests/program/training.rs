@@ -235,6 +235,43 @@ fn communication_is_logged_when_asked_for() {
 }
 
 #[test]
+fn libraries_log_what_the_variable_asks_for() {
+    let logged = |level: &str| {
+        let flags = format!("{TINY} --nproc 2 --epochs 1");
+        Sandbox::new().train_with(&flags, &[("RUST_LOG", level)]).ok().stderr
+    };
+    let all = logged("paceline=debug");
+    for words in [
+        "DEBUG paceline_rendezvous::store: rank 1 of 2 goes to ",
+        "DEBUG paceline_collectives::group: rank 0 of 2 has formed world over Shm",
+        "DEBUG paceline_collectives::flight_recorder: rank 0 world #",
+        "DEBUG paceline_launch::launcher::start: rank 1 is process ",
+        "DEBUG paceline_launch::launcher::watch: rank 1 has ended: exit status: 0",
+    ] {
+        assert!(all.contains(words), "no {words:?} in: {all}");
+    }
+    assert!(!all.contains("TRACE") && !all.contains("comm: "), "{all}");
+    let of_launcher = logged("paceline_launch=debug");
+    assert!(of_launcher.contains("paceline_launch") && !of_launcher.contains("collectives"));
+    assert!(!logged("").contains("DEBUG"));
+    let problem = logged("paceline=loud");
+    assert!(problem.contains("warning: RUST_LOG: ") && !problem.contains("DEBUG"), "{problem}");
+}
+
+/// The name of a program is the text of others: it sends no escape sequence to the terminal.
+#[test]
+fn logged_names_are_printable() {
+    let sandbox = Sandbox::new();
+    let program = sandbox.path("red\u{1b}[31m.sh");
+    std::os::unix::fs::symlink("/bin/true", &program).unwrap();
+    let mut command = sandbox.paceline();
+    command.env("RUST_LOG", "paceline=debug").args(["launch", "-n", "1", "--"]).arg(program);
+    let Run { stderr, .. } = Run::of(command).ok();
+    assert!(stderr.contains(" is process ") && stderr.contains(".sh"), "{stderr}");
+    assert!(!stderr.contains('\u{1b}'), "{stderr}");
+}
+
+#[test]
 fn buckets_of_any_size_give_the_same_weights() {
     let flags = "--channels 4 8 --hidden 16 --samples 300 --nproc 2 --epochs 2 --momentum 0.9";
     let large = weights_of(flags);

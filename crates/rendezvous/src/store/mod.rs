@@ -36,6 +36,7 @@ use std::time::Duration;
 use paceline_trace::lock;
 use serde::Serialize;
 use serde::de::DeserializeOwned;
+use tracing::debug;
 
 use self::client::Connection;
 pub(crate) use self::client::Failed;
@@ -94,6 +95,7 @@ impl Store {
             let reason = format!("the secret is longer than {MAX_SECRET_BYTES} bytes");
             return Err(wrap(Failed::Other(reason)));
         }
+        debug!("rank {rank} of {world_size} goes to {place}");
         let limit = limit.min(MAX_LIMIT);
         let deadline = Deadline::after(limit);
         let mut host = None;
@@ -132,6 +134,7 @@ impl Store {
             // The address is free again when this returns, for the next run or group.
             server.stop_listening();
         }
+        debug!("rank {rank} has met all {world_size} ranks at {place}");
         let connection = Mutex::new(backend);
         Ok(Self { rank, world_size, place, limit, key, connection, server })
     }

@@ -1,0 +1,44 @@
+//! `RUST_LOG`: the events of the libraries on standard error.
+//!
+//! Other programs that use the libraries choose a subscriber of their own. Lines go through the stream of the program, so they
+//! leave the progress bar whole, and the text of others sends no escape sequences to the terminal.
+
+use std::io::{self, Write};
+
+use paceline_host::streams;
+use paceline_host::text::warn;
+use tracing_subscriber::filter::Targets;
+use tracing_subscriber::prelude::*;
+
+const VARIABLE: &str = "RUST_LOG";
+
+/// Logs from now on as far as the variable asks for it. Without it, no event costs more than a comparison.
+pub fn start() {
+    let stated = std::env::var(VARIABLE).unwrap_or_default();
+    if stated.is_empty() {
+        return;
+    }
+    match stated.parse::<Targets>() {
+        Ok(targets) => {
+            let lines = tracing_subscriber::fmt::layer().with_ansi(false).with_writer(|| Lines);
+            tracing_subscriber::registry().with(lines.with_filter(targets)).init();
+        }
+        Err(error) => warn(&format!(
+            "{VARIABLE}: {error}; nothing is logged; pass a target and a level, such as paceline=debug"
+        )),
+    }
+}
+
+/// Writes each event as a line.
+struct Lines;
+
+impl Write for Lines {
+    fn write(&mut self, line: &[u8]) -> io::Result<usize> {
+        streams::stderr().unbroken(String::from_utf8_lossy(line).trim_end());
+        Ok(line.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
