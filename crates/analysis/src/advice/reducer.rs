@@ -14,7 +14,7 @@ use super::observed::{Observed, RankStep, Seen};
 use super::replay::Bucket;
 use crate::backward::{self, BackwardPass};
 use crate::hta::{CollectiveKind, collective_kind};
-use crate::ranks::{MatchedCollective, align, match_collectives};
+use crate::ranks::{Clocks, MatchedCollective, align, match_collectives};
 use crate::steps::{self, Step};
 use crate::timeline::{FinalGradient, Timeline};
 
@@ -56,26 +56,7 @@ impl Reducer {
         }
         let clocks = align(timelines);
         let matched = match_collectives(timelines, &clocks);
-        let mut of_step: HashMap<u64, Vec<&MatchedCollective>> = HashMap::new();
-        let is_whole = |of: &&MatchedCollective| {
-            of.arrivals.len() == timelines.len() && is_all_reduce(&of.name)
-        };
-        for of in matched.all.iter().filter(is_whole) {
-            of_step.entry(of.step.unwrap_or(u64::MAX)).or_default().push(of);
-        }
-        let passes: Vec<HashMap<u64, BackwardPass>> = timelines.iter().map(last_passes).collect();
-        let mut of_steps = Vec::new();
-        for Step { number, .. } in steps::of(&timelines[0]) {
-            let pass_of = |passes: &HashMap<u64, BackwardPass>| passes.get(&number).copied();
-            let found: Option<Vec<BackwardPass>> = passes.iter().map(pass_of).collect();
-            let Some(found) = found else { continue };
-            let begin =
-                found.iter().zip(&clocks.ranks).map(|(of, clock)| clock.align(of.time.start_ns));
-            let begin_ns = begin.min().unwrap_or_default();
-            let mut operations = of_step.remove(&number).unwrap_or_default();
-            operations.retain(|of| of.last().end_ns > begin_ns);
-            of_steps.push((found, operations));
-        }
+        let of_steps = steps_of(timelines, &clocks, &matched.all);
         let Some((first, operations)) = of_steps.first() else {
             return Err("no step has a backward pass on every rank".to_owned());
         };
@@ -200,6 +181,37 @@ impl Reducer {
         }
         all
     }
+}
+
+/// A step: its last backward pass on each rank, and its all-reduces.
+type Paired<'a> = (Vec<BackwardPass>, Vec<&'a MatchedCollective>);
+
+/// The steps that have a backward pass on every rank.
+fn steps_of<'a>(
+    timelines: &[Timeline],
+    clocks: &Clocks,
+    all: &'a [MatchedCollective],
+) -> Vec<Paired<'a>> {
+    let mut of_step: HashMap<u64, Vec<&'a MatchedCollective>> = HashMap::new();
+    let is_whole =
+        |of: &&MatchedCollective| of.arrivals.len() == timelines.len() && is_all_reduce(&of.name);
+    for of in all.iter().filter(is_whole) {
+        of_step.entry(of.step.unwrap_or(u64::MAX)).or_default().push(of);
+    }
+    let passes: Vec<HashMap<u64, BackwardPass>> = timelines.iter().map(last_passes).collect();
+    let mut of_steps = Vec::new();
+    for Step { number, .. } in steps::of(&timelines[0]) {
+        let pass_of = |passes: &HashMap<u64, BackwardPass>| passes.get(&number).copied();
+        let found: Option<Vec<BackwardPass>> = passes.iter().map(pass_of).collect();
+        let Some(found) = found else { continue };
+        let begin =
+            found.iter().zip(&clocks.ranks).map(|(of, clock)| clock.align(of.time.start_ns));
+        let begin_ns = begin.min().unwrap_or_default();
+        let mut operations = of_step.remove(&number).unwrap_or_default();
+        operations.retain(|of| of.last().end_ns > begin_ns);
+        of_steps.push((found, operations));
+    }
+    of_steps
 }
 
 fn is_all_reduce(name: &str) -> bool {

@@ -75,14 +75,10 @@ pub(super) fn products(timelines: &[Timeline]) -> Vec<Product> {
         let card = timeline.devices.iter().find_map(|name| cards::of(name));
         for (product, (time_ns, longest)) in timeline.products.iter().zip(kernels_of(timeline)) {
             let Some(longest) = longest else { continue };
-            let precision = match Class::of(timeline.names.text(longest.name)) {
-                Class::SinglePrecision => Precision::Single,
-                _ => Precision::TensorCores,
-            };
-            let dtype = timeline.names.text(product.dtype);
-            let (dtype, peak) = match (dtype, precision) {
-                ("float", Precision::TensorCores) => ("tf32", card.and_then(|card| card.tf32)),
-                ("float", Precision::Single) => ("f32", card.map(|card| card.single)),
+            let class = Class::of(timeline.names.text(longest.name));
+            let (dtype, peak) = match (timeline.names.text(product.dtype), class) {
+                ("float", Class::SinglePrecision) => ("f32", card.map(|card| card.single)),
+                ("float", _) => ("tf32", card.and_then(|card| card.tf32)),
                 ("c10::Half", _) => ("f16", card.and_then(|card| card.half)),
                 ("c10::BFloat16", _) => ("bf16", card.and_then(|card| card.half)),
                 (other, _) => (other, None),
@@ -102,16 +98,14 @@ pub(super) fn products(timelines: &[Timeline]) -> Vec<Product> {
             Product { name, shape, dtype, calls, time_ns, flops_per_s, peak }
         })
         .collect();
-    products.sort_by(|a, b| b.lost_ns().total_cmp(&a.lost_ns()));
-    products.truncate(WORST);
+    worst(&mut products, Product::lost_ns);
     products
 }
 
-/// The precision of the kernels of a product.
-#[derive(Clone, Copy, PartialEq)]
-enum Precision {
-    Single,
-    TensorCores,
+/// Keeps those that lose most.
+fn worst<T>(all: &mut Vec<T>, lost: impl Fn(&T) -> f64) {
+    all.sort_by(|a, b| lost(b).total_cmp(&lost(a)));
+    all.truncate(WORST);
 }
 
 /// For each product: the time of the kernels that it launched, and the longest of them. A kernel belongs to the innermost
@@ -209,9 +203,7 @@ pub(super) fn collectives(
         Some(Collective { name: name.to_owned(), ranks, bytes, calls, time_ns, busbw, part })
     });
     let mut judged: Vec<Collective> = judged.collect();
-    let lost = |of: &Collective| of.time_ns as f64 * (1.0 - of.part.unwrap_or(0.0)).max(0.0);
-    judged.sort_by(|a, b| lost(b).total_cmp(&lost(a)));
-    judged.truncate(WORST);
+    worst(&mut judged, |of| of.time_ns as f64 * (1.0 - of.part.unwrap_or(0.0)).max(0.0));
     judged
 }
 

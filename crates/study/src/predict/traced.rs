@@ -314,9 +314,11 @@ struct Sending {
     name: &'static str,
     /// Whether it sends gradients one by one.
     is_one_by_one: bool,
-    /// The step, if gradients travel in these messages or all in one, and one of `bytes` bytes takes `cost(bytes)` milliseconds.
-    step_ms: fn(&Step, &[Bucket], u64, &dyn Fn(u64) -> f64) -> f64,
+    step_ms: StepMs,
 }
+
+/// The step, if gradients travel in these messages or all in one, and one of `bytes` bytes takes `cost(bytes)` milliseconds.
+type StepMs = fn(&Step, &[Bucket], u64, &dyn Fn(u64) -> f64) -> f64;
 
 #[rustfmt::skip]
 const SENDING: [Sending; 4] = [

@@ -56,15 +56,14 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
         }
         let slowest = chain.iter().copied().max_by_key(|at| base_ns[*at]);
         for &at in chain {
-            let half_ns = scaled(base_ns[at], 0.5);
             if of.on_device {
                 tally.add_work(of, &works[at]);
-                least.work_ns[at] = half_ns;
+                least.work_ns[at] = scaled(base_ns[at], 0.5);
                 most.is_gone[at] |= Some(at) != slowest;
             } else {
                 let name = of.text(calls[at].name);
                 tally.add(name.rsplit(": ").next().unwrap_or(name).to_owned(), time[at]);
-                least.call_ns[at] = half_ns;
+                least.call_ns[at] = scaled(base_ns[at], 0.5);
                 most.call_ns[at] = if Some(at) == slowest { base_ns[at] } else { 0 };
             }
         }
