@@ -73,13 +73,14 @@ impl Dumps {
         self.files().any(|path| is_dump(&path))
     }
 
-    /// Removes the folder after a run that ended well.
-    pub(super) fn discard(self) {
+    /// Removes the folder after a run that ended well. No dumps are kept.
+    pub(super) fn discard(self) -> Option<Self> {
         self.remove_errors();
         if let Some(folder) = self.temporary() {
             // If this fails, an empty temporary folder is left, which does no harm.
             let _ = std::fs::remove_dir_all(folder);
         }
+        None
     }
 
     /// Removes the folder if no operations were written to it. Returns the dumps that are kept.

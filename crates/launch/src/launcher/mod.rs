@@ -78,20 +78,27 @@ pub struct Launch {
     pub restarts: Restarts,
     /// Additional environment variables for every rank.
     pub variables: Vec<(&'static str, OsString)>,
-    /// Whether rank 0 writes to our standard output itself, so that it can draw on a terminal. The
-    /// output of other ranks is always passed on line by line.
-    pub rank_0_owns_stdout: bool,
+    /// Where their output goes.
+    pub output: Output,
     /// The folder to which ranks write their last operations when the run fails. `None` means a new
     /// temporary folder, which is removed if it stays empty.
     pub dump_folder: Option<PathBuf>,
-    /// The folder of a log file for each rank, `rank_N.log`, which gets both of its streams. It exists.
-    pub log_folder: Option<PathBuf>,
-    /// Whether output that goes to log files is printed too.
-    pub tee: bool,
     /// Whether rank 0 reads our standard input.
     pub inherits_stdin: bool,
     /// How long ranks may take to end after a signal from the user.
     pub grace: Duration,
+}
+
+/// Where the output of ranks goes.
+#[derive(Debug, Default)]
+pub struct Output {
+    /// Whether rank 0 writes to our standard output itself, so that it can draw on a terminal. The
+    /// output of other ranks is always passed on line by line.
+    pub rank_0_owns_stdout: bool,
+    /// The folder of a log file for each rank, `rank_N.log`, which gets both of its streams. It exists.
+    pub log_folder: Option<PathBuf>,
+    /// Whether output that goes to log files is printed too.
+    pub tee: bool,
 }
 
 impl Launch {
@@ -103,10 +110,8 @@ impl Launch {
             hosts: None,
             restarts: Restarts::default(),
             variables: Vec::new(),
-            rank_0_owns_stdout: false,
+            output: Output::default(),
             dump_folder: None,
-            log_folder: None,
-            tee: false,
             inherits_stdin: false,
             grace: StartFlags::default().grace(),
         }
@@ -120,7 +125,8 @@ impl Launch {
         variables: Vec<(&'static str, OsString)>,
     ) -> Result<Self> {
         let command = [own_program()?.into_os_string()].into_iter().chain(args).collect();
-        Ok(Self { variables, rank_0_owns_stdout: true, ..Self::new(command, num_ranks) })
+        let output = Output { rank_0_owns_stdout: true, ..Output::default() };
+        Ok(Self { variables, output, ..Self::new(command, num_ranks) })
     }
 
     /// The number of this host's first rank. The others follow it.
@@ -166,8 +172,7 @@ pub fn launch_command(args: &LaunchArgs) -> Result<u8> {
     warn_of_ignored_master_flags(&args.start);
     let attempt = || Launch {
         hosts: hosts.clone(),
-        log_folder: args.log_dir.clone(),
-        tee: args.tee,
+        output: Output { log_folder: args.log_dir.clone(), tee: args.tee, ..Output::default() },
         // The ranks are in a process group of their own, which cannot read the terminal of another process group.
         inherits_stdin: !std::io::stdin().is_terminal(),
         grace: args.start.grace(),

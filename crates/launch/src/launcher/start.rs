@@ -35,13 +35,9 @@ impl Common<'_> {
     pub(super) fn start(&self, local: usize, variables: &[(&str, String)]) -> io::Result<Rank> {
         let Self { launch, own_program, dump_folder, events } = self;
         let rank = launch.first_rank() + local;
-        let owns_stdout = launch.rank_0_owns_stdout && rank == 0;
-        let log = match &launch.log_folder {
-            Some(folder) => {
-                Some(Arc::new(Mutex::new(Some(log_file(folder, rank, launch.restarts)?))))
-            }
-            None => None,
-        };
+        let owns_stdout = launch.output.rank_0_owns_stdout && rank == 0;
+        let log = launch.output.log_folder.as_deref();
+        let log = log.map(|folder| log_file(folder, rank, launch.restarts)).transpose()?;
         let mut command = Command::new(own_program);
         // If torchrun has started this process, the new ranks must not use torchrun's store or files.
         for name in [
@@ -81,9 +77,9 @@ impl Common<'_> {
         let started = Rank::new(Pid::from_child(&child), error_file);
         let route = Route {
             rank,
-            is_printed: launch.log_folder.is_none() || launch.tee,
-            has_prefix: !launch.rank_0_owns_stdout,
-            log,
+            is_printed: launch.output.log_folder.is_none() || launch.output.tee,
+            has_prefix: !launch.output.rank_0_owns_stdout,
+            log: log.map(|file| Arc::new(Mutex::new(Some(file)))),
         };
         attend(&started, child, local, &route, events)?;
         Ok(started)

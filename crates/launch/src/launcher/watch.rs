@@ -59,7 +59,7 @@ pub fn launch_one_of_many(launch: &Launch) -> Result<Ended> {
     let point = AttemptRendezvous::new(launch)?;
     let (sender, events) = channel();
     streams::buffer();
-    if launch.rank_0_owns_stdout {
+    if launch.output.rank_0_owns_stdout {
         streams::expect_bars();
     }
     signals::forward(sender.clone())?;
@@ -102,13 +102,7 @@ pub fn launch_one_of_many(launch: &Launch) -> Result<Ended> {
     }
     let code = watch.until_all_have_ended();
     let have_all_ended = !watch.is_any_left();
-    let dumps = match code {
-        0 => {
-            dumps.discard();
-            None
-        }
-        _ => dumps.keep_if_any(),
-    };
+    let dumps = if code == 0 { dumps.discard() } else { dumps.keep_if_any() };
     guard.dismiss();
     Ok(Ended { code, signal: signals::last(), have_all_ended, dumps })
 }
