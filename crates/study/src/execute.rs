@@ -17,6 +17,7 @@ use paceline_host::bar::{Bar, Progress, Speed, time_left};
 use paceline_host::disk::Disk;
 use paceline_host::streams;
 use paceline_observe::figures::run_summary::RunSummary;
+use paceline_observe::views::console::ONLY_PROGRESS;
 use paceline_rendezvous::Rendezvous;
 use paceline_run::folder::RUNS_VARIABLE;
 use paceline_trace::thread_builder;
@@ -151,6 +152,24 @@ impl Runner {
         bar.show(Progress { name: "Run".to_owned(), done: self.begun, of: self.num_runs, facts });
     }
 
+    /// Starts a run, whose summary goes into `file` and whose run folder into `runs`.
+    fn start(&self, spec: &Spec, file: &Path, runs: &Path) -> Result<Child> {
+        // `__rank` ties the run's life to this process, so that no run survives it.
+        Command::new(&self.program)
+            .arg("__rank")
+            .arg(std::process::id().to_string())
+            .arg("--")
+            .arg(&self.program)
+            .args(spec::arguments(&self.disk, spec, file)?)
+            .env(RUNS_VARIABLE, runs)
+            .env(ONLY_PROGRESS, "1")
+            .stdin(Stdio::null())
+            .stdout(if spec::prints(spec) { Stdio::piped() } else { Stdio::null() })
+            .stderr(Stdio::piped())
+            .spawn()
+            .map_err(|e| Failure::io("cannot start a run", e))
+    }
+
     /// Makes one run, with its run folder in `runs`. `what` describes it for the progress bar. The inner
     /// error is a failure of the run itself.
     fn train(
@@ -162,19 +181,7 @@ impl Runner {
         self.show(what);
         let file = self.scratch.path.join("summary.json");
         let shown = spec::shown(spec);
-        // `__rank` ties the run's life to this process, so that no run survives it.
-        let mut child = Command::new(&self.program)
-            .arg("__rank")
-            .arg(std::process::id().to_string())
-            .arg("--")
-            .arg(&self.program)
-            .args(spec::arguments(&self.disk, spec, &file)?)
-            .env(RUNS_VARIABLE, runs)
-            .stdin(Stdio::null())
-            .stdout(if spec::prints(spec) { Stdio::piped() } else { Stdio::null() })
-            .stderr(Stdio::piped())
-            .spawn()
-            .map_err(|e| Failure::io("cannot start a run", e))?;
+        let mut child = self.start(spec, &file, runs)?;
         let reader = child.stderr.take().map(|mut pipe| {
             let thread = paceline_trace::thread_builder("errors");
             thread.spawn(move || {
@@ -241,16 +248,10 @@ impl Runner {
     }
 }
 
-/// How the lines begin that a run prints while it trains and evaluates. The lines at its end are in the report.
-const PROGRESS: [&str; 4] = ["Epoch ", "Step ", "Training: ", "Evaluation "];
-
 /// Prints the progress of a run, with its name.
 fn pass_on(pipe: impl Read, name: &str) {
     for line in BufReader::new(pipe).split(b'\n').map_while(std::io::Result::ok) {
-        let line = String::from_utf8_lossy(&line);
-        if PROGRESS.iter().any(|begin| line.starts_with(begin)) {
-            streams::stdout().line(&format!("{name}: {line}"));
-        }
+        streams::stdout().line(&format!("{name}: {}", String::from_utf8_lossy(&line)));
     }
 }
 

@@ -26,12 +26,20 @@ use paceline_observe::figures::run_summary::RunSummary;
 use serde::{Deserialize, Serialize};
 
 use crate::plan::{self, Case};
+use crate::spec;
 
 const SETTINGS: &str = "sweep-settings.json";
 const RECORDS: &str = "records";
 
 /// The settings that determine the runs of a sweep: names and values, as text.
 pub type Settings = BTreeMap<String, String>;
+
+/// The settings of a study that states the specification of each case.
+pub fn settings_of(cases: &[Case]) -> impl Iterator<Item = (String, String)> {
+    cases.iter().enumerate().map(|(at, case)| {
+        (format!("case {at}"), format!("{} ({})", case.name, spec::shown(&case.spec)))
+    })
+}
 
 /// How a run ended.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -309,8 +317,7 @@ mod tests {
 
     #[test]
     fn a_record_in_another_place_is_refused_with_its_place() {
-        let of =
-            |name: &str| Case { name: name.into(), values: Vec::new(), spec: Default::default() };
+        let of = |name: &str| Case { name: name.into(), spec: Default::default() };
         let cases = [of("seed=1"), of("seed=2")];
         // Rounds go forth and back: cases 0, 1, 1, 0.
         let record = |position, round, case: usize| {

@@ -4,13 +4,14 @@
 //! | file | purpose |
 //! |---|---|
 //! | [`spec`] | changes one setting of a run after the other |
-//! | [`plan`] | makes the list of cases, and the order of all runs |
+//! | [`plan`], [`scene`] | make the list of cases, and the order of all runs |
 //! | [`execute`] | makes the runs |
 //! | [`ledger`] | keeps the results of finished runs |
-//! | [`rank`] | decides which case is better, and which differences are noise |
-//! | [`sweep`], [`show`] | `paceline sweep`, and its result as table, files and chart |
-//! | [`study`], [`step`], [`flags`] | the common parts of all studies |
-//! | [`studies`] | studies with reports of their own |
+//! | [`noise`] | the one rule that tells differences from noise |
+//! | [`outcome`], [`report`] | the results of all studies: rows and effects; text, page, JSON, CSV and charts |
+//! | [`sweep`], [`grid`] | `paceline sweep`, and the effects of each varied flag |
+//! | [`study`], [`flags`] | the common parts of the studies of `paceline bench` |
+//! | [`studies`] | those studies, and comparisons of strategies |
 //! | [`lab`] | `paceline lab`: which option helps, on which workload |
 //! | [`predict`] | `paceline predict`: links and ranks with which nothing was run |
 //!
@@ -20,14 +21,16 @@
 
 pub mod execute;
 pub mod flags;
+pub mod grid;
 pub mod lab;
 pub mod ledger;
+pub mod noise;
+pub mod outcome;
 pub mod plan;
 pub mod predict;
-pub mod rank;
-pub mod show;
+pub mod report;
+pub mod scene;
 pub mod spec;
-pub mod step;
 pub mod studies;
 pub mod study;
 pub mod sweep;

@@ -1,11 +1,11 @@
-//! The plan of a sweep: the cases, which are the combinations of the varied flags, and the order of all
-//! runs.
+//! The plan of a sweep: the combinations of the varied flags, and the order of all runs.
 
 use std::collections::BTreeMap;
 
 use paceline_failure::{Failure, Result};
 use paceline_files::printable;
 
+use crate::scene::Scene;
 use crate::spec::{self, Spec};
 
 /// The largest number of cases. A larger number is taken for a mistake.
@@ -63,17 +63,15 @@ impl Vary {
 pub struct Case {
     /// Its name, as people read it.
     pub name: String,
-    /// The alternative of each varied flag.
-    pub values: Vec<String>,
     /// The specification of its runs.
     pub spec: Spec,
 }
 
 impl Case {
-    /// A case that does not come from varied flags. Its specification is checked.
+    /// A case whose specification is checked.
     pub fn new(name: impl Into<String>, spec: Spec) -> Result<Self> {
         spec::resolve(&spec)?;
-        Ok(Self { name: name.into(), values: Vec::new(), spec })
+        Ok(Self { name: name.into(), spec })
     }
 }
 
@@ -100,13 +98,13 @@ pub fn count(vary: &[Vary]) -> Result<usize> {
     })
 }
 
-/// All combinations of the alternatives of all flags, in an order in which the last flag changes fastest.
-/// Each case is resolved. Also returns the warnings of all cases.
-pub fn cases(base: &Spec, vary: &[Vary]) -> Result<(Vec<Case>, Vec<String>)> {
+/// All combinations of the alternatives of all flags as a scene, in an order in which the last flag changes fastest.
+/// Each is resolved. Also returns the warnings of all.
+pub fn combinations(base: &Spec, vary: &[Vary]) -> Result<(Scene, Vec<String>)> {
     check(base, vary)?;
     let count = count(vary)?;
     let mut warnings: BTreeMap<String, ()> = BTreeMap::new();
-    let mut cases = Vec::new();
+    let mut scene = Scene::new("");
     for case in 0..count {
         let mut rest = case;
         let chosen = vary.iter().rev().map(|of| {
@@ -125,9 +123,10 @@ pub fn cases(base: &Spec, vary: &[Vary]) -> Result<(Vec<Case>, Vec<String>)> {
         let config = spec::resolve(&spec)
             .map_err(|failure| Failure::Usage(format!("case {name}: {failure}")))?;
         warnings.extend(config.warnings.into_iter().map(|warning| (warning, ())));
-        cases.push(Case { name, values, spec });
+        scene = scene.with(name, spec);
+        scene.variants[case].values = values;
     }
-    Ok((cases, warnings.into_keys().collect()))
+    Ok((scene, warnings.into_keys().collect()))
 }
 
 /// All runs in their order, as (round, case). Each round runs every case once, and every second round
@@ -176,11 +175,11 @@ mod tests {
     #[test]
     fn every_alternative_meets_every_other() {
         let vary = [vary("strategy=ddp,flat_ddp"), vary("hidden=8,16 ,32")];
-        let (cases, warnings) = cases(&Spec::default(), &vary).unwrap();
-        let names: Vec<&str> = cases.iter().map(|case| case.name.as_str()).collect();
+        let (scene, warnings) = combinations(&Spec::default(), &vary).unwrap();
+        let names: Vec<&str> = scene.variants.iter().map(|case| case.name.as_str()).collect();
         assert_eq!(names[..2], ["strategy=ddp, hidden=8", "strategy=ddp, hidden=16"]);
         assert_eq!(names.len(), 6);
-        assert_eq!(cases[5].values, ["flat_ddp", "32"]);
+        assert_eq!(scene.variants[5].values, ["flat_ddp", "32"]);
         assert!(warnings.is_empty(), "{warnings:?}");
     }
 
@@ -200,13 +199,15 @@ mod tests {
 
     #[test]
     fn an_unsound_case_is_named() {
-        let error = cases(&Spec::default(), &[vary("nproc=1,0")]).unwrap_err().to_string();
+        let error = combinations(&Spec::default(), &[vary("nproc=1,0")]).unwrap_err().to_string();
         assert!(error.starts_with("case nproc=0: "), "{error}");
         let base = Spec::default().with("nproc", 2);
-        let error = cases(&base, &[vary("nproc=1,2")]).unwrap_err().to_string();
+        let error = combinations(&base, &[vary("nproc=1,2")]).unwrap_err().to_string();
         assert!(error.contains("leave it out"), "{error}");
         let twice = [vary("nproc=1,2"), vary("nproc=1")];
-        assert!(cases(&Spec::default(), &twice).unwrap_err().to_string().contains("there twice"));
+        assert!(
+            combinations(&Spec::default(), &twice).unwrap_err().to_string().contains("there twice")
+        );
     }
 
     #[test]

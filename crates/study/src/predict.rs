@@ -43,12 +43,13 @@ use paceline_settings::config::TrainConfig;
 use paceline_strategies::BucketCaps;
 use serde::Serialize;
 
+use crate::noise::Spread;
+use crate::outcome::Origin;
 use crate::plan::Case;
-use crate::rank::Spread;
 use crate::refuse_ranks;
 use crate::spec;
 use crate::spec::Spec;
-use crate::study::{Findings, Measured, Setting, check, layout_of, measuring, run_all, spread_of};
+use crate::study::{Setting, check, layout_of, measuring, run_cases, spread_of, write_files};
 pub use flags::PredictArgs;
 use flags::{MAX_RANKS, MEASURED};
 use model::{Calibration, Prediction, Step};
@@ -91,9 +92,13 @@ pub struct Row {
     pub range: Option<Range>,
 }
 
-/// The contents of the JSON file, apart from the setting.
+/// The contents of the JSON file.
 #[derive(Debug, Serialize)]
 struct Report<'a> {
+    #[serde(flatten)]
+    origin: &'a Origin,
+    #[serde(flatten)]
+    setting: &'a Setting,
     /// The efficiency for which the slowest links are, in percent.
     target_efficiency_pct: f64,
     ranks_per_host: usize,
@@ -148,7 +153,7 @@ fn of_numbers(args: &PredictArgs, given: &StatedModel, flags: &Spec) -> Result<u
         found.add(args, &config, &ways, ranks, &base)?;
     }
     found.calibrations.push(base.calibration);
-    let setting = setting_of_given(args, "given", &config, given.num_params());
+    let setting = setting_of_given("given", &config, given.num_params());
     let heading = format!(
         "Predicted steps: {}, of which the backward pass is the last {:.2}\nNothing was run.",
         given.words(),
@@ -170,7 +175,7 @@ fn of_traces(args: &PredictArgs, traced: &TracedRun, flags: &Spec) -> Result<u8>
         }
     }
     let params = traced.gradient_bytes.div_ceil(4);
-    let setting = setting_of_given(args, "traced", &config, params);
+    let setting = setting_of_given("traced", &config, params);
     let heading = format!("Predicted steps: {}\nNothing was run.", traced.words());
     publish(args, &setting, &found, heading, traced.labels())
 }
@@ -180,9 +185,8 @@ fn config_of_given(flags: &Spec) -> Result<TrainConfig> {
     spec::resolve(&flags.with("nproc", 1).with("strategy", "ddp"))
 }
 
-fn setting_of_given(args: &PredictArgs, model: &str, config: &TrainConfig, params: u64) -> Setting {
-    let setting = Setting::new(&args.study, config, params);
-    Setting { model: model.to_owned(), rounds: 0, ..setting }
+fn setting_of_given(model: &str, config: &TrainConfig, params: u64) -> (Origin, Setting) {
+    (Origin::of(0), Setting { model: model.to_owned(), ..Setting::new(config, params) })
 }
 
 /// The prediction from runs without communication.
@@ -197,7 +201,7 @@ fn of_runs(args: &PredictArgs, given: &Spec) -> Result<u8> {
     for &ranks in &places {
         let strategy = if ranks == 1 { "single" } else { "no_sync" };
         let flags = at(&single, ranks).with("strategy", strategy);
-        cases.push((ranks, Case::new(format!("{ranks} without communication"), flags)?));
+        cases.push(Case::new(format!("{ranks} without communication"), flags)?);
     }
     let num_places = cases.len();
     let config = spec::resolve(&single.with("strategy", "ddp"))?;
@@ -205,14 +209,15 @@ fn of_runs(args: &PredictArgs, given: &Spec) -> Result<u8> {
         for link in args.links.iter().filter(|_| args.measure) {
             let flags = at(&single, ranks).with("strategy", "ddp");
             let flags = if link == MEASURED { flags } else { flags.with("link", link) };
-            cases.push((ranks, Case::new(format!("{ranks} on {link}"), flags)?));
+            cases.push(Case::new(format!("{ranks} on {link}"), flags)?);
         }
     }
-    let cases = run_all(&args.study, args.study.output.as_deref(), cases)?;
-    let (alone, measured) = cases.split_at(num_places);
-    let calibrations = alone.iter().map(|case| Calibration::of(&config, case.of, &case.rounds));
-    let calibrations = calibrations.collect::<Result<Vec<_>>>()?;
-    let (mut found, mut measured, mut params) = (Found::default(), measured.iter(), 0);
+    let ledger = run_cases(&args.study, args.study.output.as_deref(), &cases)?;
+    let calibration =
+        |(at, ranks): (usize, &usize)| Calibration::of(&config, *ranks, &ledger.of_case(at).0);
+    let calibrations = places.iter().enumerate().map(calibration).collect::<Result<Vec<_>>>()?;
+    let mut measured = (num_places..cases.len()).map(|case| ledger.of_case(case).0);
+    let (mut found, mut params) = (Found::default(), 0);
     for &ranks in &args.nproc {
         let at = places.iter().position(|place| *place == ranks).unwrap_or(0);
         let (layout, calibration) = (layout_of(&config, ranks)?, calibrations[at].clone());
@@ -224,8 +229,10 @@ fn of_runs(args: &PredictArgs, given: &Spec) -> Result<u8> {
         for (row, Chosen { network, step }) in
             found.rows[first..].iter_mut().zip(&found.curves[first..])
         {
-            if let Some(case) = measured.next().filter(|_| args.measure) {
-                row.measure(case)?;
+            if let Some(rounds) = measured.next() {
+                row.measured_spread = spread_of(&rounds, "step_ms_median");
+                row.measured_ms = row.measured_spread.map(|of| of.median);
+                row.ratio = row.measured_ms.map(|ms| row.prediction.step_ms / ms);
             }
             let (layout, plain) = (&base.layout, &row.prediction);
             let of = Compression::new(&row.link, step, layout, plain, &costs, network);
@@ -233,15 +240,15 @@ fn of_runs(args: &PredictArgs, given: &Spec) -> Result<u8> {
         }
     }
     found.calibrations = calibrations;
-    let setting = Setting::new(&args.study, &config, params);
+    let of = (Origin::of(args.study.rounds), Setting::new(&config, params));
     let heading = format!(
         "Predicted steps: {}\n{} parameters, {:.2} MB of gradients",
-        setting.words(),
+        of.1.words(&of.0),
         thousands(params),
         4e-6 * params as f64
     );
-    let labels = (setting.model.clone(), setting.place());
-    publish(args, &setting, &found, heading, labels)
+    let labels = (of.1.model.clone(), of.1.place(&of.0));
+    publish(args, &of, &found, heading, labels)
 }
 
 /// The predictions, row by row.
@@ -344,21 +351,12 @@ impl Row {
             range: Range::of(&base.steps, network, target),
         }
     }
-
-    /// Adds the measurement of this case.
-    fn measure(&mut self, case: &Measured<usize>) -> Result<()> {
-        let ms = case.median("step_ms_median")?;
-        self.measured_ms = Some(ms);
-        self.measured_spread = spread_of(&case.rounds, "step_ms_median");
-        self.ratio = Some(self.prediction.step_ms / ms);
-        Ok(())
-    }
 }
 
 /// Prints the predictions, and writes the files. Charts say `model` and `place`.
 fn publish(
     args: &PredictArgs,
-    setting: &Setting,
+    (origin, setting): &(Origin, Setting),
     found: &Found,
     heading: String,
     (model, place): (String, String),
@@ -371,23 +369,23 @@ fn publish(
         )
     });
     let labels = chart::Labels { model: &model, place: &place };
-    let findings = Findings {
-        heading,
-        notes: hosts.into_iter().collect(),
-        text: table::text(found, args.efficiency, line_width()),
-        table: &table::table(rows),
-        report: Report {
-            target_efficiency_pct: args.efficiency,
-            ranks_per_host: args.ranks_per_host,
-            link_in_host: &args.link_in_host,
-            calibrations,
-            rows,
-            strategies,
-            compression,
-        },
-        charts: chart::charts(rows, curves, calibrations, args.efficiency, &labels),
+    say(&heading);
+    hosts.iter().for_each(|line| say(line));
+    say(&format!("\n{}", table::text(found, args.efficiency, line_width())));
+    let report = Report {
+        origin,
+        setting,
+        target_efficiency_pct: args.efficiency,
+        ranks_per_host: args.ranks_per_host,
+        link_in_host: &args.link_in_host,
+        calibrations,
+        rows,
+        strategies,
+        compression,
     };
-    findings.publish(&args.study, setting)
+    let charts = chart::charts(rows, curves, calibrations, args.efficiency, &labels);
+    write_files(&args.study, &report, &table::table(rows).csv(), &charts)?;
+    Ok(0)
 }
 
 /// The flags with `ranks` ranks, each with the batch of the single rank.

@@ -15,23 +15,25 @@ use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
 use paceline_host::disk::Disk;
 use paceline_host::resources;
-use paceline_host::text::{plural, say, warn};
+use paceline_host::text::{line_width, plural, say, warn};
 use paceline_launch::environment::Placement;
 use paceline_launch::launcher;
 use paceline_model::Layout;
 use paceline_observe::figures::run_summary::RunSummary;
 use paceline_settings::config::TrainConfig;
 use paceline_settings::part::add_later;
-use paceline_table::chart::{Axis, Picture, Series};
-use paceline_table::table::Table;
+use paceline_table::chart::Picture;
 use serde::Serialize;
 
 use crate::flags::TrainFlags;
-use crate::ledger::Ledger;
+use crate::ledger::{self, Ledger};
+use crate::noise::Spread;
+use crate::outcome::{Origin, Outcome};
 use crate::plan::Case;
-use crate::rank::Spread;
+use crate::report::Report;
+use crate::scene::{self, Scene};
 use crate::spec::{self, Spec};
-use crate::{command_line, execute, refuse_ranks, run_limit, usage};
+use crate::{execute, refuse_ranks, run_limit, usage};
 
 /// Steps of a run by default.
 const STEPS: usize = 30;
@@ -126,19 +128,11 @@ impl SameRanksArgs {
     }
 }
 
-/// The machine and the settings with which a study was made.
+/// The workload that all runs of a study share.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Setting {
-    /// The machine, in words.
-    pub machine: String,
-    /// The date and time of the start.
-    pub date: String,
-    /// The command line.
-    pub command: String,
     /// Cores that the ranks share.
     pub cores: usize,
-    /// How often each run was made.
-    pub rounds: usize,
     /// The model.
     pub model: String,
     /// Number of parameters.
@@ -152,13 +146,9 @@ pub struct Setting {
 }
 
 impl Setting {
-    pub(crate) fn new(study: &StudyArgs, config: &TrainConfig, params: u64) -> Self {
+    pub(crate) fn new(config: &TrainConfig, params: u64) -> Self {
         Self {
-            machine: resources::machine(),
-            date: paceline_host::text::now("%Y-%m-%d %H:%M:%S"),
-            command: command_line(),
             cores: resources::num_cores(),
-            rounds: study.rounds,
             model: config.model.name().to_owned(),
             params,
             transport: config.transport.name().to_owned(),
@@ -168,26 +158,21 @@ impl Setting {
     }
 
     /// The first lines of the output, to be printed after the heading.
-    pub(crate) fn words(&self) -> String {
+    pub(crate) fn words(&self, origin: &Origin) -> String {
         format!(
             "{} over {}{}, {} per rank; medians of {}\n{}",
             self.model,
             self.transport,
             self.on_link(),
             plural(self.threads, "thread"),
-            plural(self.rounds, "round"),
-            self.machine
+            plural(origin.rounds, "round"),
+            origin.machine
         )
     }
 
-    /// A chart with the place and time of the measurements below its title.
-    pub(crate) fn chart(&self, title: String, x: Axis, y: Axis, series: Vec<Series>) -> Picture {
-        Picture::lines(title, self.place(), [x, y], series)
-    }
-
     /// Where and when it was measured, for charts.
-    pub(crate) fn place(&self) -> String {
-        format!("{}{}, {}", self.machine, self.on_link(), self.date)
+    pub(crate) fn place(&self, origin: &Origin) -> String {
+        format!("{}{}, {}", origin.machine, self.on_link(), origin.date)
     }
 
     /// The emulated link in words; empty without one.
@@ -259,53 +244,21 @@ pub(crate) fn with_strategy(flags: &Spec, name: &str) -> Result<Spec> {
     Ok(flags.without(&foreign).with("strategy", name))
 }
 
-/// A case that was run.
-#[derive(Clone, Debug)]
-pub(crate) struct Measured<P> {
-    /// The parameters of the case.
-    pub of: P,
-    /// Its name.
-    pub name: String,
-    /// The summaries of its runs, one per round.
-    pub rounds: Vec<RunSummary>,
-}
-
-impl<P> Measured<P> {
-    /// The strategy of its runs.
-    pub(crate) fn strategy(&self) -> String {
-        self.rounds.first().map_or("", |run| run.text("strategy")).to_owned()
-    }
-
-    /// The median over the rounds of a figure. Fails if a summary lacks it.
-    pub(crate) fn median(&self, name: &str) -> Result<f64> {
-        median_of(&self.rounds, name)
-    }
-}
-
-/// Runs every case once in every round. Each case comes with its parameters. Records are kept in `folder`, if there is one;
-/// runs that have a record there are not made again.
-pub(crate) fn run_all<P>(
+/// Runs every case once in every round. Records are kept in `folder`, if there is one; runs that have a record there are not
+/// made again. Fails if a run has failed or measured no step.
+pub(crate) fn run_cases(
     study: &StudyArgs,
     folder: Option<&Path>,
-    cases: Vec<(P, Case)>,
-) -> Result<Vec<Measured<P>>> {
-    let (parameters, cases): (Vec<P>, Vec<Case>) = cases.into_iter().unzip();
-    let cases = cases.as_slice();
+    cases: &[Case],
+) -> Result<Ledger> {
+    let limits = (study.rounds, study.run_limit);
     let mut ledger = match folder {
-        Some(folder) => {
-            let case = |(at, case): (usize, &Case)| {
-                (format!("case {at}"), format!("{} ({})", case.name, spec::shown(&case.spec)))
-            };
-            let settings = cases.iter().enumerate().map(case);
-            let limits = (study.rounds, study.run_limit);
-            Ledger::of_runs(folder, cases, limits, settings)?
-        }
+        Some(folder) => Ledger::of_runs(folder, cases, limits, ledger::settings_of(cases))?,
         None => Ledger::default(),
     };
     let limit = run_limit(study.rounds, study.run_limit)?;
     execute::make(cases, study.rounds, limit, None, &mut ledger)?;
-    let mut found = Vec::new();
-    for ((at, case), of) in cases.iter().enumerate().zip(parameters) {
+    for (at, case) in cases.iter().enumerate() {
         let (rounds, failure) = ledger.of_case(at);
         if let Some(message) = failure {
             return Err(Failure::Run(message.to_owned()));
@@ -317,9 +270,28 @@ pub(crate) fn run_all<P>(
                 case.name
             )));
         }
-        found.push(Measured { of, name: case.name.clone(), rounds });
     }
-    Ok(found)
+    Ok(ledger)
+}
+
+/// Makes the runs of these scenes, and compares them.
+pub(crate) fn run_scenes(
+    study: &StudyArgs,
+    folder: Option<&Path>,
+    name: &str,
+    scenes: &[Scene],
+) -> Result<Outcome> {
+    let (cases, of_variants) = scene::cases(scenes)?;
+    let ledger = run_cases(study, folder, &cases)?;
+    Ok(Outcome::new(name, scenes, &of_variants, study.rounds, &ledger))
+}
+
+/// Prints a report and writes the files that the user asked for. Returns the exit code.
+pub(crate) fn publish(study: &StudyArgs, mut report: Report) -> Result<u8> {
+    say(&report.text(line_width()));
+    let charts = report.take_charts();
+    write_files(study, &report.json(), &report.table(&report.outcome.rows).csv(), &charts)?;
+    Ok(0)
 }
 
 /// A figure over the rounds; `None` if a summary lacks it.
@@ -331,42 +303,6 @@ pub(crate) fn spread_of(rounds: &[RunSummary], name: &str) -> Option<Spread> {
 pub(crate) fn median_of(rounds: &[RunSummary], name: &str) -> Result<f64> {
     let spread = spread_of(rounds, name).map(|of| of.median);
     spread.ok_or_else(|| Failure::Run(format!("a summary lacks {name}")))
-}
-
-/// The findings of a study: the text to print, and the contents of files.
-#[derive(Debug)]
-pub(crate) struct Findings<'a, R> {
-    /// The title: the comparison, and where and how it was made.
-    pub heading: String,
-    /// Lines right below the heading.
-    pub notes: Vec<String>,
-    /// The tables, each with the lines below it.
-    pub text: String,
-    /// The rows with all columns, for CSV.
-    pub table: &'a Table,
-    /// The contents of the JSON file, apart from the setting.
-    pub report: R,
-    /// The charts by their names.
-    pub charts: Vec<(String, Picture)>,
-}
-
-impl<R: Serialize> Findings<'_, R> {
-    /// Prints the findings and writes the files that the user asked for. Returns the exit code.
-    pub(crate) fn publish(&self, study: &StudyArgs, setting: &Setting) -> Result<u8> {
-        #[derive(Serialize)]
-        struct Report<'a, R> {
-            #[serde(flatten)]
-            setting: &'a Setting,
-            #[serde(flatten)]
-            found: &'a R,
-        }
-        say(&self.heading);
-        self.notes.iter().for_each(|note| say(note));
-        say(&format!("\n{}", self.text));
-        let report = Report { setting, found: &self.report };
-        write_files(study, &report, &self.table.csv(), &self.charts)?;
-        Ok(0)
-    }
 }
 
 /// Writes the files that the user asked for.

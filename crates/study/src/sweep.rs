@@ -2,26 +2,47 @@
 
 pub mod args;
 
-use crate::ledger::Ledger;
-use crate::plan::{self, Vary};
-use paceline_failure::Result;
 use paceline_failure::outputs::check_folder;
+use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
-use paceline_host::disk::Disk;
-use paceline_host::text::{line_width, say, warn};
+use paceline_host::text::{line_width, plural, say, warn};
 use paceline_launch::environment::Placement;
+use paceline_observe::figures::figure::{Better, Figure};
+use paceline_observe::figures::table::TABLE;
+use paceline_table::chart::{Axis, Picture, Series};
 
 use self::args::SweepArgs;
-use crate::{execute, refuse_ranks, run_limit, show, spec};
+use crate::grid;
+use crate::ledger::Ledger;
+use crate::noise::Spread;
+use crate::outcome::{Outcome, Row};
+use crate::plan::{self, Vary};
+use crate::report::{Found, Report, head, tabled};
+use crate::{execute, refuse_ranks, run_limit, scene, spec};
+
+/// The figures that sweeps report, in the order of the table of figures.
+fn figures() -> impl Iterator<Item = (&'static Figure, Better)> {
+    TABLE.iter().filter_map(|figure| Some((figure, figure.swept?)))
+}
+
+/// The figure of this name, by which cases are ranked. Fails if sweeps have no such figure.
+fn ranked_by(name: &str) -> Result<(&'static Figure, Better)> {
+    figures().find(|(figure, _)| figure.name == name).ok_or_else(|| {
+        let names: Vec<&str> = figures().map(|(figure, _)| figure.name).collect();
+        Failure::Usage(format!("--rank-by {name}: pass one of {}", names.join(", ")))
+    })
+}
 
 /// Runs `paceline sweep`.
 pub fn sweep(args: &SweepArgs, placement: Option<Placement>) -> Result<u8> {
     refuse_ranks("a sweep", placement)?;
     let limit = run_limit(args.rounds, args.run_limit)?;
-    let ranking = show::ranked_by(&args.rank_by)?;
+    let (figure, better) = ranked_by(&args.rank_by)?;
     let vary =
         args.vary.iter().map(|text| Vary::parse("--vary", text)).collect::<Result<Vec<_>>>()?;
-    let (cases, warnings) = plan::cases(&args.train.0, &vary)?;
+    let (scene, warnings) = plan::combinations(&args.train.0, &vary)?;
+    let scenes = [scene];
+    let (cases, of_variants) = scene::cases(&scenes)?;
     check_folder("--output", &args.output, "pass a folder that you can write to")?;
     let varied = vary.iter().map(Vary::text).collect::<Vec<_>>().join(" --vary ");
     let shared = spec::settings(&args.train.0);
@@ -32,12 +53,80 @@ pub fn sweep(args: &SweepArgs, placement: Option<Placement>) -> Result<u8> {
         warn(&warning);
     }
     execute::make(&cases, args.rounds, limit, None, &mut ledger)?;
-    let report = show::Report::new(&vary, &cases, args.rounds, ranking, &ledger, shared);
-    report.write(&Disk::default(), &args.output)?;
+    let mut outcome = Outcome::new("sweep", &scenes, &of_variants, args.rounds, &ledger);
+    outcome.keys = vary.iter().map(|of| of.key.clone()).collect();
+    let effects = grid::effects(&vary, &outcome, figure.name);
+    outcome.rank(figure.name, better);
+    let (cases, rounds) = (plural(outcome.rows.len(), "case"), plural(args.rounds, "round"));
+    let keys = outcome.keys.join(", ");
+    let is_better = if better == Better::Higher { "more" } else { "less" };
+    let mut report = Report {
+        title: format!("Sweep of {keys}: {cases}, {rounds}; medians over the rounds"),
+        question: "Which case is best, and by how much?".to_owned(),
+        notes: vec![
+            outcome.origin.machine.clone(),
+            format!("Ranked by {}: {is_better} is better", figure.head().words()),
+        ],
+        columns: figures().map(|(figure, _)| figure.name).collect(),
+        found: vec![effects, settings_found(&shared)],
+        charts: chart(&outcome).map(|of| ("sweep".to_owned(), of)).into_iter().collect(),
+        outcome,
+        ..Report::default()
+    };
+    report.write(&args.output, "sweep", "sweep.json")?;
     say(&report.text(line_width()));
     say(&format!(
-        "Files: {0}/sweep.html, .csv, .json, .svg; run folders: {0}/runs",
+        "Files: {0}/sweep.html, .csv, .json, .md, .svg; run folders: {0}/runs",
         args.output.printable()
     ));
-    Ok(u8::from(report.has_failures()))
+    Ok(u8::from(report.outcome.has_failures()))
+}
+
+fn settings_found(shared: &[(String, String)]) -> Found {
+    let heads = [("setting", "setting", ("", 0)), ("value", "value", ("", 0))];
+    let row = |(flag, value): &(String, String)| [flag.clone().into(), value.clone().into()];
+    let definition = "What was stated for all cases; the rest are defaults.";
+    let table = tabled(heads, shared.iter().map(row));
+    Found::new("settings", "Settings of all cases", definition, table)
+}
+
+/// The chart of the figure that ranks the cases, unless no run has it. Its x-axis is the first key whose values are
+/// numbers, with a line for each combination of the other keys. If no key has numbers, the cases
+/// stand side by side. Each point has its range.
+fn chart(of: &Outcome) -> Option<Picture> {
+    let figure = head(&of.compared_by);
+    let (factor, unit) = if figure.unit == "ms" { (1e3, "us") } else { (1.0, "") };
+    let number = |row: &Row, at: usize| row.values.get(at)?.parse::<f64>().ok();
+    let axis = (0..of.keys.len()).find(|at| of.rows.iter().all(|row| number(row, *at).is_some()));
+    let mut lines: Vec<(String, Vec<(f64, Spread)>)> = Vec::new();
+    for (at, row) in of.rows.iter().enumerate().filter(|(_, row)| row.place.is_some()) {
+        let Some(spread) = row.figures.get(&of.compared_by) else { continue };
+        let others = of.keys.iter().zip(&row.values).enumerate();
+        let others = others.filter(|(at, _)| Some(*at) != axis);
+        let others: Vec<String> =
+            others.map(|(_, (key, value))| format!("{key}={value}")).collect();
+        let name = if others.is_empty() { figure.label.to_string() } else { others.join(", ") };
+        let x = axis.and_then(|axis| number(row, axis)).unwrap_or((at + 1) as f64);
+        match lines.iter_mut().find(|(other, _)| *other == name) {
+            Some((_, points)) => points.push((x, *spread)),
+            None => lines.push((name, vec![(x, *spread)])),
+        }
+    }
+    let series = lines.into_iter().enumerate().map(|(look, (name, mut points))| {
+        points.sort_by(|a, b| a.0.total_cmp(&b.0));
+        let range = |(x, of): &(f64, Spread)| (*x, of.min * factor, of.max * factor);
+        let medians = points.iter().map(|(x, of)| (*x, of.median * factor));
+        Series::line(name, medians).intervals(points.iter().map(range)).look(look)
+    });
+    let series: Vec<Series> = series.collect();
+    let x = axis.map_or("cases, in the order of their places", |at| &of.keys[at]);
+    let rounds = plural(of.origin.rounds, "round");
+    (!series.is_empty()).then(|| {
+        Picture::lines(
+            format!("{} by {}", figure.label, of.keys.join(", ")),
+            format!("{}; medians and ranges of {rounds}", of.origin.place()),
+            [Axis::linear(x, ""), Axis::linear(figure.label, unit)],
+            series,
+        )
+    })
 }

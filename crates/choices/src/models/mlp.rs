@@ -78,10 +78,6 @@ impl ModelSettings for Flags {
         Defaults { epochs: 5, batch_size: 256, bucket_cap_mb: 50.0 }
     }
 
-    fn ends_with_scaling_block(&self) -> bool {
-        true
-    }
-
     /// The loss is the mean squared error, or the cross-entropy if the data set has classes.
     fn build(
         &self,

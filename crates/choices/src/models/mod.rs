@@ -51,11 +51,6 @@ pub trait ModelSettings: Debug + Send + Sync {
         Defaults::default()
     }
 
-    /// Whether the run prints the summary of the scaling benchmark at its end.
-    fn ends_with_scaling_block(&self) -> bool {
-        false
-    }
-
     /// The folder that it was published in, if it comes from one.
     fn folder(&self) -> Option<&Path> {
         None

@@ -3,7 +3,6 @@
 
 use paceline_analysis::advice::blame::Slowest;
 use paceline_host::text::{plain_table, plural, thousands};
-use paceline_launch::device::Device;
 use paceline_memory::Category;
 use paceline_table::table::Cell;
 
@@ -319,35 +318,6 @@ fn bucket_table(anatomy: &Anatomy, width: Option<usize>) -> String {
         anatomy.backward_end_ms,
         plain_table(names, 0, &lines, width)
     )
-}
-
-/// The block of the scaling benchmark. Its throughput uses the average step, without the wait for data.
-pub(crate) fn scaling_block(facts: &Facts) -> String {
-    let config = facts.config;
-    let num_measured = facts.steps.count();
-    // That of the first rank.
-    let device = match config.device {
-        Device::Cuda(None) => Device::Cuda(Some(0)),
-        device => device,
-    };
-    let mut lines = vec![
-        "=== DDP Scaling Benchmark ===".to_owned(),
-        format!("World size       : {}", config.world_size),
-        format!("Device           : {device}"),
-        format!("Config           : {}", serde_json::json!(config.model)),
-        format!("Warmup steps     : {}", config.warmup_steps),
-        format!("Measured steps   : {num_measured} / {}", facts.outcome.num_steps),
-    ];
-    let samples = config.samples_per_step();
-    match facts.steps.mean(|times| times.step) {
-        Some(mean_ns) => lines.extend([
-            format!("Avg step time    : {}", amount(facts, "step_ms")),
-            format!("Throughput       : {} samples/s", rounded(samples / mean_ns * 1e9)),
-            format!("Measured samples : {}", rounded(samples * num_measured as f64)),
-        ]),
-        None => lines.push(unmeasured(facts)),
-    }
-    lines.join("\n")
 }
 
 #[cfg(test)]

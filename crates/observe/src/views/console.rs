@@ -15,7 +15,7 @@ use paceline_settings::config::TrainConfig;
 use crate::figures::event::{Event, Listener, StepDone};
 use crate::figures::facts::Facts;
 use crate::figures::table::printed;
-use crate::views::blocks::{detail_lines, scaling_block, summary_lines};
+use crate::views::blocks::{detail_lines, summary_lines};
 use crate::views::{head, step_lines};
 
 /// Without a terminal, a line is printed after a multiple of this many batches.
@@ -26,6 +26,9 @@ const LINES_OF_RUN: usize = 4;
 const LINE_AFTER: Duration = Duration::from_secs(60);
 /// After a line that says that an update was skipped, the next one follows at least this many steps later.
 const SKIPPED_EVERY: u64 = 10;
+
+/// Whoever starts a run with this variable gets the lines of its progress, and its evaluation, without its head and its report.
+pub const ONLY_PROGRESS: &str = "PACELINE_ONLY_PROGRESS";
 
 /// The console of rank 0.
 #[derive(Debug)]
@@ -46,6 +49,8 @@ pub struct Console<'a> {
     said_skipped: Option<u64>,
     /// When the last line about a batch was printed.
     said_batch: Instant,
+    /// Whether [`ONLY_PROGRESS`] is set.
+    is_only_progress: bool,
 }
 
 /// The times of batches on rank 0.
@@ -92,6 +97,7 @@ impl<'a> Console<'a> {
             begin: None,
             said_skipped: None,
             said_batch: Instant::now(),
+            is_only_progress: std::env::var_os(ONLY_PROGRESS).is_some(),
         }
     }
 
@@ -234,9 +240,6 @@ impl<'a> Console<'a> {
     }
 
     fn ended(&mut self, facts: &Facts) {
-        if self.config.model.ends_with_scaling_block() {
-            self.say(scaling_block(facts));
-        }
         let mut lines = summary_lines(facts, line_width());
         if self.config.output.verbose {
             lines.extend(detail_lines(facts, line_width()));
@@ -266,6 +269,13 @@ impl Listener for Console<'_> {
     fn on(&mut self, event: &Event) -> Result<()> {
         let num_epochs = self.config.epochs;
         match event {
+            Event::Placed { .. } | Event::Built(_) | Event::Begun { .. }
+                if self.is_only_progress => {}
+            Event::Ended(facts) if self.is_only_progress => {
+                if facts.outcome.evaluated.is_some() {
+                    answer_lines(facts).iter().for_each(|line| self.say(line));
+                }
+            }
             Event::Placed { group, placements } => {
                 self.say(head::title(self.config, group));
                 head::places(placements, self.config.device, self.config.output.verbose)

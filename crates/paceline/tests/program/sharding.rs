@@ -70,15 +70,15 @@ fn all_choices_are_compared_with_the_baseline() {
     let flags = format!("{TINY_MLP} {TEN_STEPS} --batch-size 4 --optimizer adamw --nproc 2");
     let run = sandbox.train(&format!("{flags} --shard-choice all --json all.json")).ok();
     let report = json(&sandbox.path("all.json"));
-    let runs = report["runs"].as_array().unwrap();
-    let names: Vec<&str> = runs.iter().map(|run| run["choice"].as_str().unwrap()).collect();
+    let runs = report["rows"].as_array().unwrap();
+    let names: Vec<&str> = runs.iter().map(|run| run["variant"].as_str().unwrap()).collect();
     assert_eq!(names[0], "baseline");
     assert_eq!(names[1..], SHARDED);
     for run in runs {
-        assert_eq!(run["same_bits"], true, "{}", run["choice"]);
+        assert_eq!(run["has_bits_of_base"], true, "{}", run["variant"]);
     }
-    let header = run.line("strategy ");
-    for column in ["model MB", "gradient MB", "optimizer MB", "open units MB", "peak MB"] {
+    let header = run.line("variant ");
+    for column in ["parameters MB", "gradients MB", "optimizer MB", "unsharded MB", "peak MB"] {
         assert!(header.contains(column), "{header}");
     }
     // A single choice is a strategy, under its name and under PyTorch's.
@@ -112,7 +112,7 @@ fn published_choices_need_the_number_of_ranks() {
         let folder =
             std::fs::read_dir(sandbox.path("runs")).unwrap().next().unwrap().unwrap().path();
         let table = std::fs::read_to_string(folder.join("comparison.csv")).unwrap();
-        let rows = table.lines().skip(1).filter_map(|line| line.split(',').next());
+        let rows = table.lines().skip(1).filter_map(|line| line.split(',').nth(1));
         assert_eq!(rows.collect::<Vec<_>>().join(" "), names);
     }
 }

@@ -298,40 +298,17 @@ fn ranks_train_as_one_process_does() {
 }
 
 #[test]
-fn the_mlp_prints_the_scaling_block() {
+fn the_mlp_has_no_accuracy_and_a_short_run_measures_nothing() {
     let sandbox = Sandbox::new();
     let flags = "--nproc 2 --batch-size 32 --epochs 2 --steps-per-epoch 10 --warmup-steps 4";
-    let run = sandbox.train(&format!("{TINY_MLP} {flags}")).ok();
-    let start = run.stdout.find("=== DDP Scaling Benchmark ===\n").unwrap();
-    let block: Vec<&str> = run.stdout[start..].lines().skip(1).take(8).collect();
-    let field = |at: usize, name: &str| {
-        let (found, value) = block[at].split_once(" : ").unwrap();
-        assert_eq!(found.trim_end(), name);
-        value
-    };
-    assert_eq!(field(0, "World size"), "2");
-    assert_eq!(field(1, "Device"), "cpu");
-    let config: Value = serde_json::from_str(field(2, "Config")).unwrap();
-    assert_eq!(config["hidden_dim"], 16);
-    assert_eq!(field(3, "Warmup steps"), "4");
-    assert_eq!(field(4, "Measured steps"), "16 / 20");
-    let average = field(5, "Avg step time").strip_suffix(" ms").unwrap();
-    assert_eq!(average.split_once('.').unwrap().1.len(), 2, "{average}");
-    let speed = field(6, "Throughput").strip_suffix(" samples/s").unwrap();
-    let groups: Vec<&str> = speed.split(',').collect();
-    assert!(groups[1..].iter().all(|group| group.len() == 3) && groups[0].len() <= 3, "{speed}");
-    assert_eq!(field(7, "Measured samples"), "1,024");
+    sandbox.train(&format!("{TINY_MLP} {flags}")).ok();
     assert!(sandbox.run_folder().to_str().unwrap().ends_with("-mlp-ddp"));
     let summary = json(&sandbox.run_folder().join("summary.json"));
     for key in ["train_accuracy", "eval_accuracy", "eval_loss"] {
         assert_eq!(summary[key], Value::Null, "{key}");
     }
-
     let run = sandbox.train(&format!("{TINY_MLP} --epochs 1 --steps-per-epoch 3")).ok();
-    let insufficient = "3 steps ran, all within --warmup-steps 5: nothing was measured";
-    let start = run.stdout.find("Measured steps   : 0 / 3\n").unwrap();
-    assert_eq!(run.stdout[start..].lines().nth(1), Some(insufficient));
-    assert!(!run.stdout.contains("Throughput"));
+    run.line("3 steps ran, all within --warmup-steps 5: nothing was measured");
 }
 
 #[test]

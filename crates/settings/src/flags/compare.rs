@@ -6,28 +6,6 @@ use paceline_choices::registry::Choice;
 use paceline_choices::strategies::{OfStrategy, STRATEGIES};
 use paceline_failure::{Failure, Result};
 
-/// The data parallel strategies that a published comparison measured, in its order, and the batches that each
-/// accumulated for a step.
-const PUBLISHED_DATA_PARALLEL: [(&str, usize); 6] = [
-    ("simple_ddp", 1),
-    ("simple_ddp_ga", 4),
-    ("simple_ddp_hook", 4),
-    ("simple_ddp_async", 4),
-    ("bucket_ddp_async", 4),
-    ("ddp", 1),
-];
-
-/// The same for sharding.
-const PUBLISHED_SHARDING: [(&str, usize); 7] = [
-    (BASELINE, 1),
-    ("zero1", 4),
-    ("zero2", 4),
-    ("zero3", 4),
-    ("sharded1", 4),
-    ("sharded2", 4),
-    ("sharded3", 4),
-];
-
 /// A value that means several strategies of a comparison.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Several {
@@ -75,14 +53,6 @@ impl Comparison {
         match self {
             Comparison::DataParallel => "ddp-choice",
             Comparison::Sharding => "shard-choice",
-        }
-    }
-
-    /// The published strategies, each by its name in the comparison, with the batches that it accumulates for a step.
-    pub fn published(self) -> &'static [(&'static str, usize)] {
-        match self {
-            Comparison::DataParallel => &PUBLISHED_DATA_PARALLEL,
-            Comparison::Sharding => &PUBLISHED_SHARDING,
         }
     }
 

@@ -8,12 +8,13 @@ use std::path::Path;
 
 use paceline_failure::Result;
 use paceline_table::chart::{Axis, Picture, Series, Stroke};
-use paceline_table::table::Columns;
+use paceline_table::table::Cell;
 
 use super::args::LabArgs;
-use super::outcome::{Beside, Row};
-use super::scene::Scene;
 use super::{Experiment, Made, runs};
+use crate::outcome::Row;
+use crate::report::{Found, tabled};
+use crate::scene::Scene;
 use crate::spec::Spec;
 
 /// The experiment.
@@ -29,9 +30,8 @@ pub const EXPERIMENT: Experiment = Experiment {
         ("copy-stream", "it is what the experiment turns"),
     ],
     figures: &["data_ms", "copy_ms", "to_device_ms", "copy_hidden_ms"],
-    scene_label: None,
     scenes,
-    beside,
+    found,
 };
 
 /// The microseconds that a sample takes to decode on the processor.
@@ -98,50 +98,39 @@ fn scenes(args: &LabArgs, _: &Path) -> Result<Vec<Scene>> {
 }
 
 /// The load that is hidden and exposed on the processor, and the same if a thread ahead hid all that it can.
-fn beside(made: &Made) -> Result<Vec<Beside>> {
-    let of = |row: &Row, name: &str| row.figures.get(name).map(|spread| spread.median);
+fn found(made: &Made) -> Result<Vec<Found>> {
+    // Microseconds of a sample, load of a batch, step, what it still waits, the most it can bring, measured.
     let pair = |rows: &[Row]| -> Option<[f64; 6]> {
         let [line, ahead] = rows else { return None };
-        let (at, load, step) = (line.at?, of(line, "data_ms")?, of(line, "step_ms")?);
-        let exposed = of(ahead, "data_ms")?;
-        let most = (step + load) / step.max(load);
+        let (at, load, step) = (line.at?, line.median("data_ms")?, line.median("step_ms")?);
+        let (exposed, most) = (ahead.median("data_ms")?, (step + load) / step.max(load));
         Some([at, load, step, exposed, most, ahead.effect.map_or(f64::NAN, |effect| effect.ratio)])
     };
     let rows: Vec<[f64; 6]> = made.outcome.scenes().filter_map(pair).collect();
     if rows.is_empty() {
         return Ok(Vec::new());
     }
-    let table = Columns::new()
-        .add("decode_us", "a sample takes", ("us", 0), "", |row: &[f64; 6]| row[0])
-        .add("load_ms", "load of a batch", ("ms", 2), "In line: all of it is exposed.", |row| {
-            row[1]
-        })
-        .add("step_ms", "step", ("ms", 2), "Without the wait for its batch.", |row| row[2])
-        .add(
-            "exposed_ms",
-            "exposed, a thread ahead",
-            ("ms", 2),
-            "What the step still waits.",
-            |row| row[3],
-        )
-        .add("hidden_ms", "hidden", ("ms", 2), "The load less what is exposed.", |row| {
-            row[1] - row[3]
-        })
-        .add(
-            "most",
-            "the most it can bring",
-            ("", 2),
-            "(step + load) / the longer of both",
-            |row| row[4],
-        )
-        .add("measured", "measured", ("", 2), "", |row| row[5])
-        .table(&rows);
+    let heads = [
+        ("decode_us", "a sample takes", ("us", 0)),
+        ("load_ms", "load of a batch", ("ms", 2)),
+        ("step_ms", "step without it", ("ms", 2)),
+        ("exposed_ms", "exposed, a thread ahead", ("ms", 2)),
+        ("hidden_ms", "hidden", ("ms", 2)),
+        ("most", "(step + load) / the longer", ("", 2)),
+        ("measured", "measured", ("", 2)),
+    ];
+    let table = tabled(
+        heads,
+        rows.iter().map(|&[at, load, step, exposed, most, measured]| {
+            [at, load, step, exposed, load - exposed, most, measured].map(Cell::Number)
+        }),
+    );
     let line = |name: &str, at: usize, stroke, look| {
         Series::line(name, rows.iter().map(|row| (row[0], row[at]))).stroke(stroke).look(look)
     };
     let chart = Picture::lines(
         "async-copy: what a thread ahead brings".to_owned(),
-        format!("{}, {}", made.outcome.machine, made.outcome.date),
+        made.outcome.origin.place(),
         [
             Axis::linear("microseconds that a sample takes to decode", ""),
             Axis::linear("throughput, to loading in line", ""),
@@ -151,18 +140,14 @@ fn beside(made: &Made) -> Result<Vec<Beside>> {
             line("(step + load) / the longer of both", 4, Stroke::Dotted, 1),
         ],
     );
-    Ok(vec![Beside {
-        id: "hidden_load",
-        title: "Load of a batch on the processor, hidden and exposed",
-        definition: "A thread ahead hides the load behind the step, at most all of the shorter of both; it needs a core of its \
-                     own."
-            .to_owned(),
-        table,
-        lines: vec![
-            "A thread ahead brings most where a batch takes as long to load as to train on; a load longer than the step needs \
-             more threads or cheaper decoding."
-                .to_owned(),
-        ],
+    let title = "Load of a batch on the processor, hidden and exposed";
+    let definition = "A thread ahead hides the load behind the step, at most all of the shorter of both; it needs a core of its \
+                      own.";
+    let line = "A thread ahead brings most where a batch takes as long to load as to train on; a load longer than the step needs \
+                more threads or cheaper decoding.";
+    Ok(vec![Found {
+        lines: vec![line.to_owned()],
         chart: Some(("async-copy-load".to_owned(), chart)),
+        ..Found::new("hidden_load", title, definition, table)
     }])
 }

@@ -6,17 +6,16 @@ use paceline_failure::{Failure, Result};
 use paceline_observe::figures::run_summary::RunSummary;
 use paceline_strategies::BucketCaps;
 use paceline_table::chart::{Axis, Picture, Series, Stroke};
-use paceline_table::table::Columns;
 
 use super::args::LabArgs;
-use super::effect::Effect;
-use super::outcome::Beside;
-use super::scene::Scene;
 use super::{Experiment, Made, runs};
+use crate::noise::Spread;
+use crate::outcome::Row;
 use crate::predict::flags::MEASURED;
 use crate::predict::model::{Calibration, Step};
 use crate::predict::network::{Network, Route};
-use crate::rank::Spread;
+use crate::report::{Found, tabled};
+use crate::scene::Scene;
 use crate::spec;
 use crate::studies::bucket_cost::MIB;
 use crate::study::layout_of;
@@ -34,14 +33,15 @@ pub const EXPERIMENT: Experiment = Experiment {
         ("mesh", "the experiment is about data parallelism"),
     ],
     figures: &["comm_exposed_ms", "comm_hidden_ms", "comm_ops_per_step"],
-    scene_label: None,
     scenes,
-    beside,
+    found,
 };
 
 /// Sizes, as parts of all gradients.
 const PARTS: [f64; 6] = [1.0 / 64.0, 1.0 / 16.0, 1.0 / 8.0, 0.25, 0.5, 1.0];
 const ALONE: &str = "no communication";
+/// The figure that is measured and replayed.
+const STEP: &str = "step_ms_median";
 
 /// The sizes in MiB, for gradients of `bytes` bytes.
 fn sizes(bytes: f64) -> Vec<f64> {
@@ -75,79 +75,58 @@ fn scenes(args: &LabArgs, _: &Path) -> Result<Vec<Scene>> {
     Ok(scenes)
 }
 
-/// A size of buckets on a link.
-struct Point {
-    scene: String,
-    mib: f64,
-    measured: Option<Spread>,
-    /// Compared with the size that `ddp` has by default.
-    effect: Option<Effect>,
-    replayed_ms: f64,
-}
+/// A size of buckets on a link, in MiB; the row of its runs, and its step by replay.
+type Point<'a> = (f64, &'a Row, f64);
 
-fn beside(made: &Made) -> Result<Vec<Beside>> {
+fn found(made: &Made) -> Result<Vec<Found>> {
     let (mut points, mut lines) = (Vec::<Point>::new(), Vec::new());
-    let mut first = 0;
-    for (scene, rows) in made.scenes.iter().zip(made.outcome.scenes()) {
-        let cases = first..first + rows.len();
-        first = cases.end;
-        let (alone, failure) = made.ledger.of_case(cases.end - 1);
-        if let Some(message) = failure {
-            return Err(Failure::Run(message.to_owned()));
-        }
-        let replayed = replay(scene, &alone)?;
-        let curve: Vec<Point> = replayed
-            .into_iter()
-            .zip(&rows[1..])
-            .map(|((mib, replayed_ms), row)| Point {
-                scene: scene.name.clone(),
-                mib,
-                measured: row.figures.get("step_ms_median").copied(),
-                effect: row.effect,
-                replayed_ms,
-            })
-            .collect();
-        lines.extend(verdict(scene, &curve));
-        points.extend(curve);
-    }
-    let table = Columns::new()
-        .add("scene", "scene", ("", 0), "", |row: &Point| row.scene.clone())
-        .add("mib", "buckets", ("MiB", 3), "", |row| row.mib)
-        .add("measured_ms", "measured step", ("ms", 2), "", |row| row.measured.map(|of| of.median))
-        .add("replayed_ms", "replayed", ("ms", 2), "", |row| row.replayed_ms)
-        .add("ratio", "replayed / measured", ("", 2), "", |row| {
-            row.measured.map(|of| row.replayed_ms / of.median)
-        })
-        .table(&points);
     let mut series: Vec<Series> = Vec::new();
-    for (look, of_scene) in points.chunk_by(|a, b| a.scene == b.scene).enumerate() {
-        let measured = of_scene.iter().filter_map(|of| Some((of.mib * MIB, of.measured?)));
-        let measured: Vec<(f64, Spread)> = measured.collect();
+    for ((scene, rows), first) in made.with_rows() {
+        let alone = first + rows.len() - 1;
+        if let Some(message) = &made.outcome.rows[alone].failure {
+            return Err(Failure::Run(message.clone()));
+        }
+        let replayed = replay(scene, &made.outcome.runs[alone])?;
+        let point = |((mib, ms), row)| (mib, row, ms);
+        let curve: Vec<Point> = replayed.into_iter().zip(&rows[1..]).map(point).collect();
+        lines.extend(verdict(scene, &curve));
+        let spread = |(mib, row, _): &Point| Some((mib * MIB, *row.figures.get(STEP)?));
+        let measured: Vec<(f64, Spread)> = curve.iter().filter_map(spread).collect();
         let line = measured.iter().map(|(at, of)| (*at, of.median * 1e3));
-        let intervals = measured.iter().map(|(at, of)| (*at, of.min * 1e3, of.max * 1e3));
-        let name = &of_scene[0].scene;
-        series
-            .push(Series::line(format!("{name}, measured"), line).intervals(intervals).look(look));
-        let replayed = of_scene.iter().map(|of| (of.mib * MIB, of.replayed_ms * 1e3));
+        let ranges = measured.iter().map(|(at, of)| (*at, of.min * 1e3, of.max * 1e3));
+        let (name, look) = (&scene.name, series.len() / 2);
+        series.push(Series::line(format!("{name}, measured"), line).intervals(ranges).look(look));
+        let replayed = curve.iter().map(|(mib, _, ms)| (mib * MIB, ms * 1e3));
         let dotted = Series::line(format!("{name}, replayed"), replayed);
         series.push(dotted.stroke(Stroke::Dotted).look(look));
+        points.extend(curve);
     }
+    let heads = [
+        ("scene", "scene", ("", 0)),
+        ("mib", "buckets", ("MiB", 3)),
+        ("measured_ms", "measured step", ("ms", 2)),
+        ("replayed_ms", "replayed", ("ms", 2)),
+        ("ratio", "replayed / measured", ("", 2)),
+    ];
+    let cells = |(mib, row, ms): &Point| {
+        let measured = row.median(STEP);
+        let ratio = measured.map(|measured| ms / measured);
+        [row.scene.clone().into(), (*mib).into(), measured.into(), (*ms).into(), ratio.into()]
+    };
+    let table = tabled(heads, points.iter().map(cells));
     let chart = Picture::lines(
         "buckets: the step over the size of its buckets".to_owned(),
-        format!("{}, {}", made.outcome.machine, made.outcome.date),
+        made.outcome.origin.place(),
         [Axis::logarithmic("bytes of a bucket", "B"), Axis::linear("median step", "us")],
         series,
     );
-    Ok(vec![Beside {
-        id: "curve",
-        title: "Measured and replayed",
-        definition: "Replayed: the step of ranks that do not communicate, whose gradients become final at measured times, and \
-                     buckets that travel one after the other as the formula of the link says (without a link: as all-reduces of a \
-                     few sizes took, measured before)."
-            .to_owned(),
-        table,
+    let definition = "Replayed: the step of ranks that do not communicate, whose gradients become final at measured times, and \
+                      buckets that travel one after the other as the formula of the link says (without a link: as all-reduces of a \
+                      few sizes took, measured before).";
+    Ok(vec![Found {
         lines,
         chart: Some(("buckets-curve".to_owned(), chart)),
+        ..Found::new("curve", "Measured and replayed", definition, table)
     }])
 }
 
@@ -172,18 +151,17 @@ fn replay(scene: &Scene, alone: &[RunSummary]) -> Result<Vec<(f64, f64)>> {
 
 /// The size to set, and the size by the replay.
 fn verdict(scene: &Scene, curve: &[Point]) -> Option<String> {
-    let measured = curve.iter().filter_map(|of| Some((of, of.measured?.median)));
-    let (best, best_ms) = measured.min_by(|a, b| a.1.total_cmp(&b.1))?;
-    let by_replay = curve.iter().min_by(|a, b| a.replayed_ms.total_cmp(&b.replayed_ms))?;
-    let at_it = by_replay.measured?.median;
+    let measured = curve.iter().filter_map(|(mib, row, _)| Some((mib, row, row.median(STEP)?)));
+    let (mib, best, best_ms) = measured.min_by(|a, b| a.2.total_cmp(&b.2))?;
+    let by_replay = curve.iter().min_by(|a, b| a.2.total_cmp(&b.2))?;
     let advice = match best.effect.filter(|effect| !effect.is_none() && effect.ratio > 1.0) {
-        Some(effect) => format!("set --bucket-cap-mb {} ({})", best.mib, effect.words()),
+        Some(effect) => format!("set --bucket-cap-mb {mib} ({})", effect.words()),
         None => "leave --bucket-cap-mb as it is: no size pays by more than the noise".to_owned(),
     };
     Some(format!(
         "{}: {advice}; the replay says {} MiB, whose measured step is {:+.1} % longer than the shortest ({best_ms:.2} ms)",
         scene.name,
-        by_replay.mib,
-        100.0 * (at_it / best_ms - 1.0)
+        by_replay.0,
+        100.0 * (by_replay.1.median(STEP)? / best_ms - 1.0)
     ))
 }

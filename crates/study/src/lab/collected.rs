@@ -8,9 +8,11 @@ use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
 use paceline_host::disk::Disk;
 use paceline_host::text::{line_width, plural, say};
-use paceline_table::table::{Columns, Table};
+use paceline_table::table::{Cell, Table};
 
-use super::outcome::{FILE_NAME, Outcome, Row};
+use super::{FILE_NAME, SHOWN};
+use crate::outcome::{Origin, Outcome};
+use crate::report::{Report as Rows, tabled};
 use crate::usage;
 
 /// The most bytes of the rows of an experiment.
@@ -64,24 +66,21 @@ fn find(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) -> std::io::Resul
     Ok(())
 }
 
-/// The variants of all experiments that differ from their base, and those that do not.
+/// The variants of all experiments, without the bases.
 fn overview(all: &[(PathBuf, Outcome)]) -> Table {
-    type Variant<'a> = (&'a Outcome, &'a Row);
+    let heads = ["experiment", "scene", "variant", "effect", "date", "machine", "version"]
+        .map(|name| (name, if name == "effect" { "to the base" } else { name }, ("", 0)));
     let rows = all.iter().flat_map(|(_, outcome)| {
         let others = outcome.rows.iter().filter(|row| !row.is_base);
-        others.map(move |row| (outcome, row))
-    });
-    Columns::new()
-        .add("experiment", "experiment", ("", 0), "", |(of, _): &Variant| of.experiment.clone())
-        .add("scene", "scene", ("", 0), "", |(_, row)| row.scene.clone())
-        .add("variant", "variant", ("", 0), "", |(_, row)| row.variant.clone())
-        .add("effect", "to the base", ("", 0), "Throughput, with its 95 % interval.", |(_, row)| {
-            row.verdict()
+        others.map(move |row| {
+            let Origin { date, machine, version, .. } = &outcome.origin;
+            let [scene, variant] = [&row.scene, &row.variant];
+            let verdict = &row.verdict();
+            [&outcome.experiment, scene, variant, verdict, date, machine, version]
+                .map(|words| Cell::Text(words.clone()))
         })
-        .add("date", "date", ("", 0), "", |(of, _)| of.date.clone())
-        .add("machine", "machine", ("", 0), "", |(of, _)| of.machine.clone())
-        .add("version", "version", ("", 0), "", |(of, _)| of.version.clone())
-        .table(rows)
+    });
+    tabled(heads, rows)
 }
 
 fn report(all: &[(PathBuf, Outcome)]) -> Report {
@@ -95,9 +94,12 @@ fn report(all: &[(PathBuf, Outcome)]) -> Report {
     );
     let section = |(at, (_, outcome)): (usize, &(PathBuf, Outcome))| {
         let definition = "Medians over the rounds. The effect compares throughput round by round.";
-        let body = Body::Table(outcome.table_of(&outcome.rows, &[])).or("nothing was run");
+        let outcome = outcome.clone();
+        let rows = Rows { columns: SHOWN.to_vec(), outcome, ..Rows::default() };
+        let outcome = &rows.outcome;
+        let body = Body::Table(rows.table(&outcome.rows)).or("nothing was run");
         let panel = Panel::new(&format!("table_{at}"), "All variants", "", definition, body);
-        let lead = format!("{}, {}; {}", outcome.machine, outcome.date, outcome.command);
+        let lead = format!("{}; {}", outcome.origin.place(), outcome.origin.command);
         Section::new(&format!("experiment_{at}"), &outcome.experiment, &lead, vec![panel])
     };
     let mut report = Report {

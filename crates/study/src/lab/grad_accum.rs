@@ -1,16 +1,17 @@
 //! `grad-accum`: the same samples of a step in 1, 2, 4 or 8 batches, reduced once per step or after each batch.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
 use paceline_failure::Result;
 use paceline_host::text::plural;
-use paceline_table::table::Columns;
+use paceline_table::table::Cell;
 
 use super::args::LabArgs;
-use super::outcome::{Beside, Row};
-use super::scene::Scene;
 use super::{Experiment, Made, runs};
+use crate::noise;
+use crate::outcome::FIGURE;
+use crate::report::{Found, tabled};
+use crate::scene::Scene;
 use crate::usage;
 
 /// The experiment.
@@ -36,9 +37,8 @@ pub const EXPERIMENT: Experiment = Experiment {
         "activations_mb",
         "gradients_mb",
     ],
-    scene_label: None,
     scenes,
-    beside,
+    found,
 };
 
 /// Batches of a step.
@@ -99,43 +99,31 @@ fn scenes(args: &LabArgs, _: &Path) -> Result<Vec<Scene>> {
     Ok(scenes)
 }
 
-fn beside(made: &Made) -> Result<Vec<Beside>> {
-    // Each link: bytes sent and time against reducing each batch.
-    let mut rows: Vec<(String, String, f64, f64, String)> = Vec::new();
-    let of = |row: &Row, name: &str| row.figures.get(name).map_or(f64::NAN, |of| of.median);
+fn found(made: &Made) -> Result<Vec<Found>> {
+    let rows = &made.outcome.rows;
+    let mut cells = Vec::new();
     for scene in made.outcome.scenes().filter(|scene| scene[0].scene != BITS) {
-        let by_name: BTreeMap<&str, &Row> =
-            scene.iter().map(|row| (row.variant.as_str(), row)).collect();
+        let at = |name: String| {
+            rows.iter().position(|row| row.scene == scene[0].scene && row.variant == name)
+        };
         for batches in &BATCHES[1..] {
-            let once = by_name.get(format!("{batches} batches, no_sync").as_str());
-            let each = by_name.get(format!("{batches} batches, each reduced").as_str());
+            let once = at(format!("{batches} batches, no_sync"));
+            let each = at(format!("{batches} batches, each reduced"));
             let (Some(once), Some(each)) = (once, each) else { continue };
-            let case =
-                |row: &Row| made.outcome.rows.iter().position(|other| other == row).unwrap_or(0);
-            let figures = |row: &Row| super::measure::figures(made.ledger, case(row));
-            let effect = super::effect::Effect::of(&figures(each), &figures(once));
-            rows.push((
-                once.scene.clone(),
-                format!("{batches} batches"),
-                of(once, "comm_mb_per_step"),
-                of(each, "comm_mb_per_step"),
-                effect.map_or("too few rounds".to_owned(), |effect| effect.words()),
-            ));
+            let mb = |row: usize| Cell::from(rows[row].median("comm_mb_per_step"));
+            let effect = noise::words(made.outcome.effect(FIGURE, each, once));
+            let batches = format!("{batches} batches");
+            let scene = scene[0].scene.clone();
+            cells.push([scene.into(), batches.into(), mb(once), mb(each), effect.into()]);
         }
     }
-    let table = Columns::new()
-        .add("link", "link", ("", 0), "", |row: &(String, String, f64, f64, String)| row.0.clone())
-        .add("batches", "batches", ("", 0), "", |row| row.1.clone())
-        .add("mb", "MB of a step, no_sync", ("", 2), "", |row| row.2)
-        .add("mb_each", "MB of a step, each reduced", ("", 2), "", |row| row.3)
-        .add(
-            "effect",
-            "no_sync brings",
-            ("", 0),
-            "Throughput over that with each batch reduced.",
-            |row| row.4.clone(),
-        )
-        .table(&rows);
+    let heads = [
+        ("link", "link", ("", 0)),
+        ("batches", "batches", ("", 0)),
+        ("mb", "MB of a step, no_sync", ("", 2)),
+        ("mb_each", "MB of a step, each reduced", ("", 2)),
+        ("effect", "no_sync brings", ("", 0)),
+    ];
     let bits = made.outcome.scenes().find(|scene| scene[0].scene == BITS);
     let has_bits = bits.is_some_and(|scene| scene.iter().all(|row| row.has_bits_of_base));
     let line = if has_bits {
@@ -143,12 +131,10 @@ fn beside(made: &Made) -> Result<Vec<Beside>> {
     } else {
         "The runs of the tree ended with other bits: that should not be."
     };
-    Ok(vec![Beside {
-        id: "no_sync",
-        title: "What no_sync brings",
-        definition: "Accumulation without no_sync sends all gradients after each batch: the misuse that saves nothing.".to_owned(),
-        table,
+    let definition = "Accumulation without no_sync sends all gradients after each batch: the misuse that saves nothing.";
+    let table = tabled(heads, cells);
+    Ok(vec![Found {
         lines: vec![line.to_owned()],
-        chart: None,
+        ..Found::new("no_sync", "What no_sync brings", definition, table)
     }])
 }

@@ -13,13 +13,13 @@ use paceline_kernels::{Compute, ImageLayout, conv_relu_pool, layout, peak};
 use paceline_memory::{Allocator, Category, DType, Shape, Tensor};
 use paceline_table::chart::{Chart, Color, Picture, Row, Rows, Shown};
 use paceline_table::stats::median;
-use paceline_table::table::Columns;
+use paceline_table::table::Cell;
 
 use super::args::LabArgs;
-use super::effect::Effect;
-use super::outcome::Beside;
-use super::scene::Scene;
 use super::{Experiment, Flags, Made, models, runs};
+use crate::noise::Effect;
+use crate::report::{Found, tabled};
+use crate::scene::Scene;
 use crate::spec::{self, Spec};
 
 /// The experiment.
@@ -29,9 +29,8 @@ pub const EXPERIMENT: Experiment = Experiment {
     question: "Which layout of images is faster, in which operation, and what does it cost to convert?",
     set_here: &[("layout", "it is what the experiment turns")],
     figures: &["forward_ms", "backward_ms", "mfu_pct"],
-    scene_label: None,
     scenes,
-    beside,
+    found,
 };
 
 /// The networks: name, and flags.
@@ -127,7 +126,7 @@ const MOST_IMAGES: usize = 64;
 /// How often each operation is timed in each layout.
 const REPETITIONS: usize = 21;
 
-fn beside(made: &Made) -> Result<Vec<Beside>> {
+fn found(made: &Made) -> Result<Vec<Found>> {
     let compute = Compute::new(1, Allocator::new())?;
     let peak_gflop_s = peak::of_threads(&compute, DType::F32) / 1e9;
     let (mut costs, mut rows, mut lines) = (Vec::new(), Vec::new(), Vec::new());
@@ -152,53 +151,53 @@ fn beside(made: &Made) -> Result<Vec<Beside>> {
     if costs.is_empty() {
         return Ok(Vec::new());
     }
-    let share =
-        |at: usize| move |cost: &Cost| Some(100.0 * cost.gflop? / cost.ms[at] * 1e3 / peak_gflop_s);
-    let table = Columns::new()
-        .add("name", "channels and operation", ("", 0), "", |cost: &Cost| {
-            format!("{}: {}", cost.images.trim_end_matches(" channels"), cost.operation)
-        })
-        .add("images", "", ("", 0), "", |cost| cost.images.clone())
-        .add("operation", "", ("", 0), "", |cost| cost.operation)
-        .add("batch", "images", ("", 0), "", |cost| cost.batch)
-        .add("nhwc_ms", "NHWC", ("ms", 3), "", |cost| cost.ms[0])
-        .add("nchw_ms", "NCHW", ("ms", 3), "", |cost| cost.ms[1])
-        .add(
-            "effect",
-            "NCHW's speed",
-            ("", 0),
-            "Beside NHWC: the geometric mean over the repetitions, and its 95 % interval.",
-            |cost| cost.effect.map(|effect| effect.words()),
-        )
-        .add("nhwc_gflop_s", "NHWC", ("GFLOP/s", 1), "", |cost| {
-            Some(cost.gflop? / cost.ms[0] * 1e3)
-        })
-        .add("nchw_gflop_s", "NCHW", ("GFLOP/s", 1), "", |cost| {
-            Some(cost.gflop? / cost.ms[1] * 1e3)
-        })
-        .add("nhwc_pct", "of peak", ("%", 0), "As NHWC.", share(0))
-        .add("nchw_pct", "of peak", ("%", 0), "As NCHW.", share(1))
-        .table(&costs);
+    let heads = [
+        ("name", "channels and operation", ("", 0)),
+        ("images", "", ("", 0)),
+        ("operation", "", ("", 0)),
+        ("batch", "images", ("", 0)),
+        ("nhwc_ms", "NHWC", ("ms", 3)),
+        ("nchw_ms", "NCHW", ("ms", 3)),
+        ("effect", "NCHW's speed", ("", 0)),
+        ("nhwc_gflop_s", "NHWC", ("GFLOP/s", 1)),
+        ("nchw_gflop_s", "NCHW", ("GFLOP/s", 1)),
+        ("nhwc_pct", "NHWC of peak", ("%", 0)),
+        ("nchw_pct", "NCHW of peak", ("%", 0)),
+    ];
+    let row = |cost: &Cost| {
+        let [nhwc, nchw] = cost.ms.map(|ms| Some(cost.gflop? / ms * 1e3));
+        let pct = |gflop_s: Option<f64>| Cell::from(gflop_s.map(|of| 100.0 * of / peak_gflop_s));
+        let images = cost.images.trim_end_matches(" channels");
+        [
+            format!("{images}: {}", cost.operation).into(),
+            cost.images.clone().into(),
+            cost.operation.into(),
+            cost.batch.into(),
+            cost.ms[0].into(),
+            cost.ms[1].into(),
+            cost.effect.map(|effect| effect.words()).into(),
+            nhwc.into(),
+            nchw.into(),
+            pct(nhwc),
+            pct(nchw),
+        ]
+    };
     lines
         .push(format!("The peak of one thread in f32 is {peak_gflop_s:.1} GFLOP/s, measured now."));
     let chart = Picture {
         title: "memory-layout: a convolution with its pool, and the conversion".to_owned(),
-        subtitle: format!(
-            "{}, {}; both passes of a batch, one thread",
-            made.outcome.machine, made.outcome.date
-        ),
+        subtitle: format!("{}; both passes of a batch, one thread", made.outcome.origin.place()),
         chart: Chart::Rows(Rows::new(Shown::Bars, "ms", rows)),
     };
-    Ok(vec![Beside {
-        id: "operations",
-        title: "Operation by operation",
-        definition: format!(
-            "One thread, f32, both layouts in turn; medians of {REPETITIONS} repetitions. The conversion is that of \
-             the output, to NHWC and to NCHW."
-        ),
-        table,
+    let definition = format!(
+        "One thread, f32, both layouts in turn; medians of {REPETITIONS} repetitions. The conversion is that of \
+         the output, to NHWC and to NCHW. The speed has its 95 % interval."
+    );
+    let table = tabled(heads, costs.iter().map(row));
+    Ok(vec![Found {
         lines,
         chart: Some(("memory-layout-operations".to_owned(), chart)),
+        ..Found::new("operations", "Operation by operation", definition, table)
     }])
 }
 
@@ -218,23 +217,23 @@ fn bars(costs: &[Cost]) -> [Row; 3] {
     ]
 }
 
+/// A tensor and its gradient.
+struct Pair {
+    value: Tensor,
+    grad: Tensor,
+}
+
 /// The tensors of a convolution and a 2x2 max-pool in one layout.
 struct Images {
     conv: Conv2d,
     pool: MaxPool2d,
-    input: Tensor,
-    /// Of the convolution: output, gradient of the output, gradient of the input.
-    output: Tensor,
-    d_output: Tensor,
-    d_input: Tensor,
-    /// Of the pool: output, the places of the largest values, gradient of the output.
-    pooled: Tensor,
+    input: Pair,
+    output: Pair,
+    pooled: Pair,
+    /// The places of the largest values of the pool.
     winners: Tensor,
-    d_pooled: Tensor,
-    weight: Tensor,
-    bias: Tensor,
-    d_weight: Tensor,
-    d_bias: Tensor,
+    weight: Pair,
+    bias: Pair,
 }
 
 /// Numbers between -1 and 1 that no product sees as zeros.
@@ -251,22 +250,19 @@ impl Images {
         let conv = Conv2d { layout, ..conv };
         let Conv2d { height, width, c_out: channels, .. } = conv;
         let pool = MaxPool2d { height, width, channels, window: 2, stride: 2, layout };
-        let of = |shape: [usize; 4]| filled(compute, shape);
+        let pair = |shape: Shape| -> Result<Pair> {
+            Ok(Pair { value: filled(compute, shape.clone())?, grad: filled(compute, shape)? })
+        };
         let winners =
             compute.allocator.tensor(DType::U8, pool.output_shape(batch), Category::Data)?;
         winners.fill_zero()?;
         Ok(Self {
-            input: of(conv.input_shape(batch))?,
-            output: of(conv.output_shape(batch))?,
-            d_output: of(conv.output_shape(batch))?,
-            d_input: of(conv.input_shape(batch))?,
-            pooled: of(pool.output_shape(batch))?,
+            input: pair(conv.input_shape(batch).into())?,
+            output: pair(conv.output_shape(batch).into())?,
+            pooled: pair(pool.output_shape(batch).into())?,
             winners,
-            d_pooled: of(pool.output_shape(batch))?,
-            weight: of(conv.weight_shape())?,
-            bias: filled(compute, [channels])?,
-            d_weight: of(conv.weight_shape())?,
-            d_bias: filled(compute, [channels])?,
+            weight: pair(conv.weight_shape().into())?,
+            bias: pair([channels].into())?,
             conv,
             pool,
         })
@@ -279,21 +275,31 @@ type Operation = fn(&Compute, &Images) -> paceline_kernels::Result<()>;
 /// The operations.
 const OPERATIONS: [(&str, Kind, Operation); 6] = [
     ("forward", Kind::Product, |c, i| {
-        conv2d::forward(c, &i.conv, &i.input, &i.weight, &i.bias, &i.output)
+        conv2d::forward(c, &i.conv, &i.input.value, &i.weight.value, &i.bias.value, &i.output.value)
     }),
     ("with ReLU and pool", Kind::Fused, |c, i| {
-        let (input, weight, bias) = (&i.input, &i.weight, &i.bias);
-        conv_relu_pool::forward(c, &i.conv, input, weight, bias, &i.pooled, &i.winners)
+        let (input, weight, bias) = (&i.input.value, &i.weight.value, &i.bias.value);
+        conv_relu_pool::forward(c, &i.conv, input, weight, bias, &i.pooled.value, &i.winners)
     }),
     ("input gradient", Kind::Product, |c, i| {
-        conv2d::backward_input(c, &i.conv, &i.weight, &i.d_output, &i.d_input)
+        conv2d::backward_input(c, &i.conv, &i.weight.value, &i.output.grad, &i.input.grad)
     }),
     ("weight gradient", Kind::Product, |c, i| {
-        conv2d::backward_weight(c, &i.conv, &i.input, &i.d_output, &i.d_weight, &i.d_bias, false)
+        conv2d::backward_weight(
+            c,
+            &i.conv,
+            &i.input.value,
+            &i.output.grad,
+            &i.weight.grad,
+            &i.bias.grad,
+            false,
+        )
     }),
-    ("pool", Kind::Move, |c, i| pool2d::forward(c, &i.pool, &i.output, &i.pooled, &i.winners)),
+    ("pool", Kind::Move, |c, i| {
+        pool2d::forward(c, &i.pool, &i.output.value, &i.pooled.value, &i.winners)
+    }),
     ("pool gradient", Kind::Move, |c, i| {
-        pool2d::backward(c, &i.pool, &i.winners, &i.d_pooled, &i.d_output)
+        pool2d::backward(c, &i.pool, &i.winners, &i.pooled.grad, &i.output.grad)
     }),
 ];
 
@@ -317,7 +323,12 @@ fn costs_of(compute: &Compute, conv: Conv2d) -> Result<Vec<Cost>> {
     };
     let mut costs = OPERATIONS.iter().map(cost).collect::<Result<Vec<Cost>>>()?;
     let (ms, _) = in_turn(|to| {
-        layout::convert(compute, ImageLayout::ALL[to], &layouts[1 - to].output, &layouts[to].output)
+        layout::convert(
+            compute,
+            ImageLayout::ALL[to],
+            &layouts[1 - to].output.value,
+            &layouts[to].output.value,
+        )
     })?;
     let operation = "conversion";
     let kind = Kind::Conversion;

@@ -3,10 +3,7 @@
 //! | file | purpose |
 //! |---|---|
 //! | [`args`] | the flags |
-//! | [`scene`] | the runs of an experiment |
 //! | [`measure`] | makes the runs in rounds, until the effects are known |
-//! | [`effect`] | a ratio with its interval |
-//! | [`outcome`], [`show`] | the results; as table, chart and page |
 //! | [`collected`] | all experiments of a folder on one page |
 //! | [`traced`] | sizes of buckets for a run of PyTorch, from its traces |
 //!
@@ -15,11 +12,7 @@
 
 pub mod args;
 pub mod collected;
-pub mod effect;
 pub mod measure;
-pub mod outcome;
-pub mod scene;
-pub mod show;
 pub mod traced;
 
 pub mod async_copy;
@@ -35,16 +28,17 @@ use std::path::{Path, PathBuf};
 
 use paceline_failure::Result;
 use paceline_failure::outputs::check_folder;
-use paceline_files::printable;
-use paceline_host::text::say;
+use paceline_files::{Printable, printable};
+use paceline_host::text::{line_width, plural, say};
 use paceline_launch::environment::Placement;
 use strsim::levenshtein;
 
 use self::args::LabArgs;
-use self::outcome::{Beside, Outcome};
-use self::scene::Scene;
-use crate::ledger::Ledger;
-use crate::spec::{self, Spec};
+use crate::ledger::{self, Ledger};
+use crate::outcome::{Outcome, Row};
+use crate::report::{Found, Report, SAME_BITS};
+use crate::scene::{self, Scene};
+use crate::spec::Spec;
 use crate::{refuse_ranks, usage};
 
 /// An experiment about one option.
@@ -59,12 +53,10 @@ pub struct Experiment {
     set_here: &'static [(&'static str, &'static str)],
     /// Figures that it shows beside those of all experiments, by name.
     figures: &'static [&'static str],
-    /// The unit or meaning of the numbers of its scenes, if they have any.
-    scene_label: Option<&'static str>,
     /// The scenes that it runs.
     scenes: fn(&LabArgs, &Path) -> Result<Vec<Scene>>,
     /// Measurements in addition to the runs.
-    beside: fn(&Made) -> Result<Vec<Beside>>,
+    found: fn(&Made) -> Result<Vec<Found>>,
 }
 
 /// An experiment whose runs are made.
@@ -75,10 +67,20 @@ pub struct Made<'a> {
     pub scenes: &'a [Scene],
     /// The rows.
     pub outcome: &'a Outcome,
-    /// The summaries of the runs.
-    pub ledger: &'a Ledger,
     /// The folder of the experiment.
     pub folder: &'a Path,
+}
+
+impl<'a> Made<'a> {
+    /// Each scene with its rows, and the place of the first of them.
+    fn with_rows(&self) -> impl Iterator<Item = ((&'a Scene, &'a [Row]), usize)> {
+        let sizes = self.scenes.iter().scan(0, |next, scene| {
+            let first = *next;
+            *next += scene.variants.len();
+            Some(first)
+        });
+        self.scenes.iter().zip(self.outcome.scenes()).zip(sizes)
+    }
 }
 
 /// The experiments, in the order of the list.
@@ -129,20 +131,48 @@ pub fn lab(args: &LabArgs, placement: Option<Placement>) -> Result<u8> {
         return traced::buckets(traces, &folder);
     }
     let scenes = (experiment.scenes)(args, &folder)?;
-    let cases = scene::cases(&scenes)?;
-    let settings = cases.iter().enumerate().map(|(at, case)| {
-        (format!("case {at}"), format!("{} ({})", case.name, spec::shown(&case.spec)))
-    });
-    let settings = settings.chain([("experiment".to_owned(), experiment.name.to_owned())]);
+    let (cases, of_variants) = scene::cases(&scenes)?;
+    let named = [("experiment".to_owned(), experiment.name.to_owned())];
+    let settings = ledger::settings_of(&cases).chain(named);
     let limits = (args.rounds, args.run_limit);
     let mut ledger = Ledger::of_runs(&folder, &cases, limits, settings)?;
-    let rounds = measure::measure(args, &scenes, &cases, &mut ledger)?;
-    let outcome = Outcome::new(experiment.name, &scenes, rounds, &ledger);
-    let made = Made { args, scenes: &scenes, outcome: &outcome, ledger: &ledger, folder: &folder };
-    let beside = (experiment.beside)(&made)?;
-    show::publish(experiment, &outcome, beside, &folder)?;
-    Ok(u8::from(outcome.has_failures()))
+    let outcome =
+        measure::measure(args, experiment.name, &scenes, (&cases, &of_variants), &mut ledger)?;
+    let found =
+        (experiment.found)(&Made { args, scenes: &scenes, outcome: &outcome, folder: &folder })?;
+    let chart = outcome.picture(format!("{}: {}", experiment.name, experiment.about));
+    let has_failures = outcome.has_failures();
+    let mut report = Report {
+        title: format!("Lab: {}: {}", experiment.name, experiment.about),
+        question: experiment.question.to_owned(),
+        notes: vec![format!(
+            "{}, {}",
+            outcome.origin.machine,
+            plural(outcome.origin.rounds, "round")
+        )],
+        columns: [&SHOWN, experiment.figures, &[SAME_BITS]].concat(),
+        charts: chart.map(|chart| (experiment.name.to_owned(), chart)).into_iter().collect(),
+        found,
+        outcome,
+        ..Report::default()
+    };
+    let text = report.text(line_width());
+    let charts = report.write(&folder, REPORT, FILE_NAME)?;
+    say(&text);
+    say(&format!(
+        "\nFiles in {}: {REPORT}.html, .csv, .json, .md; {FILE_NAME}; {charts}; docs/lab/{}.md says what to expect",
+        folder.printable(),
+        experiment.name
+    ));
+    Ok(u8::from(has_failures))
 }
+
+/// The figures that all experiments show.
+const SHOWN: [&str; 4] = ["step_ms_median", "step_ms_p99", "busy_pct", "peak_mb"];
+/// The name of the page, without its ending.
+const REPORT: &str = "report";
+/// The name of the file with the rows.
+const FILE_NAME: &str = "lab.json";
 
 /// Prints the experiments.
 fn list() {

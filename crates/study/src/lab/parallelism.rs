@@ -4,14 +4,16 @@ use paceline_collectives::Link;
 use std::path::Path;
 
 use paceline_failure::Result;
-use paceline_table::table::Columns;
+use paceline_observe::figures::run_summary::RunSummary;
+use paceline_table::table::Cell;
 
 use super::args::LabArgs;
-use super::outcome::{Beside, Row};
-use super::scene::Scene;
 use super::{Experiment, Flags, Made, models, runs};
+use crate::outcome::{FIGURE, Row};
 use crate::predict::model::{Calibration, Step};
 use crate::predict::network::{Network, Route};
+use crate::report::{Found, tabled};
+use crate::scene::Scene;
 use crate::spec::{self, Spec};
 use crate::study::layout_of;
 use crate::usage;
@@ -40,9 +42,8 @@ pub const EXPERIMENT: Experiment = Experiment {
         "bubble_imbalance_ms",
         "bubble_late_peer_ms",
     ],
-    scene_label: None,
     scenes,
-    beside,
+    found,
 };
 
 /// Samples of a step.
@@ -62,6 +63,8 @@ const ONE: &str = "one rank";
 const DATA: &str = "data parallel";
 const PIPELINE: &str = "pipeline";
 const ALONE: &str = "2 ranks that do not communicate";
+/// The figure that is predicted.
+const STEP: &str = "step_ms_median";
 
 fn scenes(args: &LabArgs, _: &Path) -> Result<Vec<Scene>> {
     let common = runs(args, &[("steps", "15"), ("warmup-steps", "3")]);
@@ -104,78 +107,53 @@ fn scenes(args: &LabArgs, _: &Path) -> Result<Vec<Scene>> {
     Ok(scenes)
 }
 
-/// A way to divide the work: the step that was predicted from other runs, and the measured one.
-struct Predicted {
-    scene: String,
-    way: &'static str,
-    predicted_ms: f64,
-    measured_ms: f64,
-}
+/// A way to divide the work: its scene, the step that was predicted from other runs, and the measured one.
+type Predicted<'a> = (&'a str, &'static str, f64, f64);
 
-fn beside(made: &Made) -> Result<Vec<Beside>> {
-    let mut rows = Vec::new();
-    let mut lines = Vec::new();
-    let mut first = 0;
-    for (scene, found) in made.scenes.iter().zip(made.outcome.scenes()) {
-        let cases = first..first + scene.variants.len();
-        first = cases.end;
+fn found(made: &Made) -> Result<Vec<Found>> {
+    let (mut rows, mut lines) = (Vec::<Predicted>::new(), Vec::new());
+    for ((scene, found), first) in made.with_rows() {
         let place = |name: &str| scene.variants.iter().position(|of| of.name == name);
-        let measured = |name: &str| -> Option<f64> {
-            Some(found[place(name)?].figures.get("step_ms_median")?.median)
-        };
-        if let (Some(of), Some(alone)) = (place(DATA), place(ALONE)) {
+        let measured = |name: &str| found[place(name)?].median(STEP);
+        let of_data = place(DATA).zip(place(ALONE)).zip(measured(DATA));
+        if let Some(((of, alone), measured_ms)) =
+            of_data.filter(|((_, at), _)| found[*at].failure.is_none())
+        {
             let spec = &scene.variants[of].spec;
-            let (rounds, failure) = made.ledger.of_case(cases.start + alone);
             // Without a link the transport is faster than any formula: only the computation remains.
-            let link = spec.get("link").and_then(|words| words.first());
-            if let (None, Some(measured_ms)) = (failure, measured(DATA)) {
-                let predicted_ms = predict(spec, link.map(String::as_str), &rounds)?;
-                rows.push(Predicted {
-                    scene: scene.name.clone(),
-                    way: DATA,
-                    predicted_ms,
-                    measured_ms,
-                });
-            }
+            let link = spec.get("link").and_then(|words| words.first()).map(String::as_str);
+            let predicted_ms = predict(spec, link, &made.outcome.runs[first + alone])?;
+            rows.push((&scene.name, DATA, predicted_ms, measured_ms));
         }
-        let rehearsed = place(PIPELINE).and_then(|at| found[at].figures.get("step_rehearsed_ms"));
-        if let (Some(predicted), Some(measured_ms)) = (rehearsed, measured(PIPELINE)) {
-            let predicted_ms = predicted.median;
-            rows.push(Predicted {
-                scene: scene.name.clone(),
-                way: PIPELINE,
-                predicted_ms,
-                measured_ms,
-            });
+        let rehearsed = place(PIPELINE).and_then(|at| found[at].median("step_rehearsed_ms"));
+        if let Some((predicted_ms, measured_ms)) = rehearsed.zip(measured(PIPELINE)) {
+            rows.push((&scene.name, PIPELINE, predicted_ms, measured_ms));
         }
         lines.extend(winner(&scene.name, found, &rows));
     }
-    let table = Columns::new()
-        .add("scene", "scene", ("", 0), "", |row: &Predicted| row.scene.clone())
-        .add("way", "way", ("", 0), "", |row| row.way)
-        .add("predicted_ms", "predicted step", ("ms", 2), "", |row| row.predicted_ms)
-        .add("measured_ms", "measured step", ("ms", 2), "", |row| row.measured_ms)
-        .add("ratio", "predicted / measured", ("", 2), "", |row| row.predicted_ms / row.measured_ms)
-        .table(&rows);
-    Ok(vec![Beside {
-        id: "predicted",
-        title: "Predicted and measured",
-        definition: "Data parallel: the step of two ranks that do not communicate, and what the link's formula leaves exposed \
-                     behind the backward pass. Pipeline: the rehearsal of its list with the measured costs of the blocks, made by \
-                     the run itself before it began."
-            .to_owned(),
-        table,
+    let heads = [
+        ("scene", "scene", ("", 0)),
+        ("way", "way", ("", 0)),
+        ("predicted_ms", "predicted step", ("ms", 2)),
+        ("measured_ms", "measured step", ("ms", 2)),
+        ("ratio", "predicted / measured", ("", 2)),
+    ];
+    let cells = |&(scene, way, predicted, measured): &Predicted| {
+        let [scene, way] = [scene, way].map(|words| Cell::Text(words.to_owned()));
+        [scene, way, predicted.into(), measured.into(), (predicted / measured).into()]
+    };
+    let definition = "Data parallel: the step of two ranks that do not communicate, and what the link's formula leaves exposed \
+                      behind the backward pass. Pipeline: the rehearsal of its list with the measured costs of the blocks, made by \
+                      the run itself before it began.";
+    let table = tabled(heads, rows.iter().map(cells));
+    Ok(vec![Found {
         lines,
-        chart: None,
+        ..Found::new("predicted", "Predicted and measured", definition, table)
     }])
 }
 
 /// The step of `ddp`, in milliseconds, from runs without communication. Without a link communication takes no time.
-fn predict(
-    spec: &Spec,
-    link: Option<&str>,
-    alone: &[paceline_observe::figures::run_summary::RunSummary],
-) -> Result<f64> {
+fn predict(spec: &Spec, link: Option<&str>, alone: &[RunSummary]) -> Result<f64> {
     let config = spec::resolve(spec)?;
     let calibration = Calibration::of(&config, 2, alone)?;
     let layout = layout_of(&config, 2)?;
@@ -193,12 +171,11 @@ fn predict(
 /// The winner of a scene, and whether that was predicted.
 fn winner(scene: &str, found: &[Row], predicted: &[Predicted]) -> Option<String> {
     let ways = found.iter().filter(|row| row.variant != ALONE);
-    let fastest = ways.filter_map(|row| Some((row, row.figures.get("samples_per_s")?.median)));
+    let fastest = ways.filter_map(|row| Some((row, row.median(FIGURE)?)));
     let (best, _) = fastest.max_by(|a, b| a.1.total_cmp(&b.1))?;
-    let base = found[0].figures.get("step_ms_median")?.median;
-    let of_scene = predicted.iter().filter(|row| row.scene == scene);
-    let least = of_scene.min_by(|a, b| a.predicted_ms.total_cmp(&b.predicted_ms))?;
-    let expected = if least.predicted_ms < base { least.way } else { ONE };
+    let of_scene = predicted.iter().filter(|(of, ..)| *of == scene);
+    let (_, way, least_ms, _) = of_scene.min_by(|a, b| a.2.total_cmp(&b.2))?;
+    let expected = if *least_ms < found[0].median(STEP)? { *way } else { ONE };
     let verdict = if best.variant == expected {
         "as predicted".to_owned()
     } else {

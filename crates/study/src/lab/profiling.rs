@@ -5,13 +5,12 @@ use std::time::Instant;
 
 use paceline_failure::Result;
 use paceline_files::Printable;
-use paceline_table::table::Columns;
 use paceline_trace::{Recorder, SpanTrack, now_ns};
 
 use super::args::LabArgs;
-use super::outcome::Beside;
-use super::scene::Scene;
 use super::{Experiment, Made, runs};
+use crate::report::{Found, tabled};
+use crate::scene::Scene;
 use crate::usage;
 
 /// The experiment.
@@ -25,9 +24,8 @@ pub const EXPERIMENT: Experiment = Experiment {
         ("tensorboard", "it is what the experiment turns"),
     ],
     figures: &["dropped_spans"],
-    scene_label: None,
     scenes,
-    beside,
+    found,
 };
 
 /// Steps of a run, and those of its window.
@@ -55,12 +53,6 @@ fn scenes(args: &LabArgs, folder: &Path) -> Result<Vec<Scene>> {
     ])
 }
 
-/// The cost of recording one thing.
-struct Cost {
-    what: &'static str,
-    ns: f64,
-}
-
 /// How often each is recorded, and how often that is repeated. The least of the repetitions counts.
 const TIMES: usize = 20_000;
 const REPETITIONS: usize = 15;
@@ -78,7 +70,8 @@ fn each(mut prepare: impl FnMut() -> Box<dyn FnMut()>) -> f64 {
     (0..REPETITIONS).map(repetition).fold(f64::INFINITY, f64::min)
 }
 
-fn costs() -> Vec<Cost> {
+/// The nanoseconds of recording each of these things.
+fn costs() -> [(&'static str, f64); 4] {
     let track = |is_on: bool| {
         move || -> Box<dyn FnMut()> {
             let mut recorder = Recorder::new();
@@ -90,57 +83,45 @@ fn costs() -> Vec<Cost> {
             })
         }
     };
-    vec![
-        Cost {
-            what: "reading the clock",
-            ns: each(|| {
-                Box::new(|| {
-                    std::hint::black_box(now_ns());
-                })
-            }),
-        },
-        Cost { what: "a span of a trace, while traces are off", ns: each(track(false)) },
-        Cost { what: "a span of a trace, while they are on", ns: each(track(true)) },
-        Cost {
-            what: "a part of a step, which every run measures",
-            ns: each(|| {
-                let mut track = SpanTrack::with_capacity(TIMES);
-                Box::new(move || track.record("nothing", || std::hint::black_box(())))
-            }),
-        },
+    let clock = || -> Box<dyn FnMut()> {
+        Box::new(|| {
+            std::hint::black_box(now_ns());
+        })
+    };
+    let part = || -> Box<dyn FnMut()> {
+        let mut track = SpanTrack::with_capacity(TIMES);
+        Box::new(move || track.record("nothing", || std::hint::black_box(())))
+    };
+    [
+        ("reading the clock", each(clock)),
+        ("a span of a trace, while traces are off", each(track(false))),
+        ("a span of a trace, while they are on", each(track(true))),
+        ("a part of a step, which every run measures", each(part)),
     ]
 }
 
-fn beside(made: &Made) -> Result<Vec<Beside>> {
-    let costs = costs();
-    let table = Columns::new()
-        .add("what", "recording", ("", 0), "", |row: &Cost| row.what)
-        .add("ns", "each takes", ("ns", 1), "The least of 15 repetitions of 20,000.", |row| row.ns)
-        .table(&costs);
+fn found(made: &Made) -> Result<Vec<Found>> {
+    let heads = [("what", "recording", ("", 0)), ("ns", "each takes", ("ns", 1))];
+    let rows = costs().map(|(what, ns)| [what.to_owned().into(), ns.into()]);
     let mut lines = Vec::new();
     if let Some(trace) = trace_of(made) {
-        lines.push(format!("A trace to look at: {}", trace.printable()));
+        let trace = trace.printable();
+        lines.push(format!("A trace to look at: {trace}"));
         lines.push("  in ui.perfetto.dev: each rank is a process; forward, backward and optimizer_step are spans of its main thread".to_owned());
         lines.push("  below them its kernels, and the operations of its communication thread: what lies under backward is hidden".to_owned());
-        lines.push(format!(
-            "  paceline analyze {} says the same in figures, and what to do",
-            trace.printable()
-        ));
+        lines.push(format!("  paceline analyze {trace} says the same in figures, and what to do"));
     }
-    Ok(vec![Beside {
-        id: "events",
-        title: "What an event costs",
-        definition: "Recorded in a loop on one thread, into memory that is there already; a span reads the clock twice.".to_owned(),
-        table,
+    let definition = "Recorded in a loop on one thread, into memory that is there already; a span reads the clock twice. The least \
+                      of 15 repetitions of 20,000.";
+    Ok(vec![Found {
         lines,
-        chart: None,
+        ..Found::new("events", "What an event costs", definition, tabled(heads, rows))
     }])
 }
 
 /// The folder of the traces of the run that recorded a few steps.
 fn trace_of(made: &Made) -> Option<std::path::PathBuf> {
-    let (runs, _) = made.ledger.of_case(1);
-    let traces: Vec<String> = runs.first()?.part("traces");
+    let traces: Vec<String> = made.outcome.runs[1].first()?.part("traces");
     let file = std::path::PathBuf::from(traces.first()?);
     file.parent().and_then(|rank| rank.parent()).map(std::path::Path::to_path_buf)
 }

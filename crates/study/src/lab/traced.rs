@@ -10,12 +10,11 @@ use paceline_analysis::advice::sizes::{Point, Sizes};
 use paceline_analysis::read::{self, Select};
 use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
-use paceline_host::text::plural;
+use paceline_host::text::{plural, say};
 use paceline_table::chart::{Axis, Picture, Series};
-use paceline_table::table::{Columns, Table};
+use paceline_table::table::Cell;
 
-use super::outcome::Beside;
-use super::show;
+use crate::report::{Found, Report, tabled};
 use crate::studies::bucket_cost::MIB;
 
 /// The name of the files, without their ending.
@@ -30,7 +29,6 @@ pub fn buckets(traces: &Path, folder: &Path) -> Result<u8> {
     let reducer = Reducer::of(&timelines).map_err(refused)?;
     let sizes =
         Sizes::of(&reducer).ok_or_else(|| refused("no step has all gradients".to_owned()))?;
-    let points = sizes.points.iter().map(|of| (of.mib * MIB, of.whole_ms * 1e3));
     let chart = Picture::lines(
         "buckets: the backward pass over bucket_cap_mb, replayed".to_owned(),
         traces.printable().to_string(),
@@ -38,7 +36,10 @@ pub fn buckets(traces: &Path, folder: &Path) -> Result<u8> {
             Axis::logarithmic("bucket_cap_mb, in bytes", "B"),
             Axis::linear("until all gradients are there", "us"),
         ],
-        vec![Series::line("replayed", points)],
+        vec![Series::line(
+            "replayed",
+            sizes.points.iter().map(|of| (of.mib * MIB, of.whole_ms * 1e3)),
+        )],
     );
     let subtitle = format!(
         "{}, {} of {}, {} in {}",
@@ -48,38 +49,28 @@ pub fn buckets(traces: &Path, folder: &Path) -> Result<u8> {
         plural(reducer.gradient_bytes.len(), "gradient"),
         plural(reducer.plan.len(), "bucket"),
     );
-    let found = Beside {
-        id: NAME,
-        title: "Each step of the traces, replayed with other buckets",
-        definition: "Gradients become final when they did; all-reduces travel one after the other and take what those of the \
-                     traces took: a latency and a time per byte."
-            .to_owned(),
-        table: table(&sizes.points),
+    let definition = "Gradients become final when they did; all-reduces travel one after the other and take what those of the \
+                      traces took: a latency and a time per byte. Medians of the replayed steps.";
+    let heads = [
+        ("bucket_cap_mb", "bucket_cap_mb", ("", 2)),
+        ("operations", "all-reduces", ("", 0)),
+        ("whole_ms", "backward pass until all gradients are there", ("ms", 2)),
+        ("exposed_ms", "exposed", ("ms", 2)),
+        ("gain_ms", "less than now", ("ms", 2)),
+    ];
+    let row = |of: &Point| {
+        let [mib, whole, exposed] = [of.mib, of.whole_ms, of.exposed_ms].map(Cell::Number);
+        [mib, of.plan.len().into(), whole, exposed, of.gain_ms.into()]
+    };
+    let title = "Each step of the traces, replayed with other buckets";
+    let found = Found {
         lines: lines(&reducer, &sizes),
         chart: Some((NAME.to_owned(), chart)),
+        ..Found::new(NAME, title, definition, tabled(heads, sizes.points.iter().map(row)))
     };
-    show::publish_alone("Lab: buckets of a run of PyTorch", subtitle, found, folder)?;
+    Report::write_found("Lab: buckets of a run of PyTorch", subtitle, found, folder)?;
+    say(&format!("\nFiles in {}: {NAME}.html, .csv, .json, .md, .svg", folder.printable()));
     Ok(0)
-}
-
-fn table(points: &[Point]) -> Table {
-    Columns::new()
-        .add("bucket_cap_mb", "bucket_cap_mb", ("", 2), "PyTorch's, in MiB.", |of: &Point| of.mib)
-        .add("operations", "all-reduces", ("", 0), "", |of| of.plan.len())
-        .add(
-            "whole_ms",
-            "backward pass",
-            ("ms", 2),
-            "From its begin until it has ended and all gradients are there: median of the replayed steps.",
-            |of| of.whole_ms,
-        )
-        .add("exposed_ms", "exposed", ("ms", 2), "Of it, communication that nothing hides.", |of| {
-            of.exposed_ms
-        })
-        .add("gain_ms", "less than now", ("ms", 2), "Than the replay of the buckets of the traces: median over the steps.", |of| {
-            of.gain_ms
-        })
-        .table(points)
 }
 
 fn lines(reducer: &Reducer, sizes: &Sizes) -> Vec<String> {

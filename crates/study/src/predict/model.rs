@@ -14,7 +14,7 @@ use paceline_strategies::BucketCaps;
 use paceline_table::stats::two_term_fit;
 use serde::Serialize;
 
-use crate::rank::{self, Spread};
+use crate::noise::{self, Spread};
 use crate::study::{median_of, spread_of};
 
 /// The measured times of a step without communication: medians over the rounds, in milliseconds.
@@ -68,7 +68,7 @@ impl Calibration {
                 let usual_by_mean = run.number("step_ms_median")? / run.number("step_ms")?;
                 Some(part(run, anatomy)? * usual_by_mean)
             };
-            rank::median(rounds.iter().zip(&anatomies).map(of_round)).ok_or_else(missing)
+            noise::median(rounds.iter().zip(&anatomies).map(of_round)).ok_or_else(missing)
         };
         let ready_of = |at: usize| {
             let param = first.ready[at].param.clone();

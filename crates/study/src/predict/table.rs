@@ -7,7 +7,7 @@ use super::compression::Compression;
 use super::model::{Calibration, Prediction, TracedSteps};
 use super::traced::{Range, StrategyRow};
 use super::{Found, Row};
-use crate::rank::{MIN_ROUNDS, Spread};
+use crate::noise::{MIN_ROUNDS, Spread};
 
 const LINK: &str = "The link. With several ranks per host, the link between hosts.";
 

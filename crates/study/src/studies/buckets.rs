@@ -1,28 +1,17 @@
 //! `paceline bench buckets`: the same training with larger and larger buckets, compared with one
 //! all-reduce per parameter and with a single all-reduce of all gradients.
-//!
-//! [`fit`] has the formula for the cost of buckets; [`table`] and [`chart`] show the results.
-
-pub mod chart;
-pub mod fit;
-pub mod table;
 
 use clap::Args;
-use fit::Fit;
 use paceline_choices::strategies::STRATEGIES;
 use paceline_failure::Result;
-use paceline_host::text::{hundredths, line_width};
-use paceline_observe::figures::run_summary::RunSummary;
-use paceline_observe::insight::anatomy::Anatomy;
-use paceline_table::table::Table;
-use serde::Serialize;
 
-use crate::plan::Case;
-use crate::rank;
-use crate::step::StepTimes;
-use crate::studies::bucket_cost::{MIB, distinct};
+use crate::report::Report;
+use crate::scene::Scene;
+use crate::studies::bucket_cost::{
+    COARSE, Formula, MIB, best_found, chart, check_sizes, distinct, size_words,
+};
 use crate::study::{
-    Findings, Measured, SameRanksArgs, Setting, Study, layout_of, measuring, run_all, warn_of,
+    SameRanksArgs, Setting, Study, layout_of, measuring, publish, run_scenes, warn_of,
 };
 use crate::usage;
 
@@ -55,62 +44,14 @@ pub struct BucketsArgs {
 /// The flag that the study sets, with advice.
 const SET_HERE: [(&str, &str); 1] =
     [("bucket-cap-mb", "it is what the study varies; pass --sizes instead")];
-/// The published sizes, in MiB.
-pub(super) const COARSE: [f64; 4] = [1.0, 10.0, 100.0, 1000.0];
 /// The sizes in powers of two begin with at most this fraction (1/32) of the gradients.
 const SMALLEST_PART: f64 = 32.0;
-/// The largest number of sizes.
-const MAX_SIZES: usize = 100;
 /// Strategies that buckets are compared with, and their descriptions.
 const BASELINES: [(&str, &str); 2] =
     [("simple_ddp", "one all-reduce per parameter"), ("flat_ddp", "one all-reduce of everything")];
-
-/// The results of one bucket size, or of one of the strategies that buckets are compared with.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Row {
-    /// The strategy.
-    pub strategy: String,
-    /// The bucket size in MiB; `None` for a strategy without buckets.
-    pub bucket_mb: Option<f64>,
-    /// All-reduces of gradients per step; `None` if the runs do not count them.
-    pub num_buckets: Option<f64>,
-    /// The times of a step.
-    pub times: StepTimes,
-}
-
-impl Row {
-    /// The row of a bucket size.
-    fn of(case: &Measured<Option<f64>>) -> Result<Self> {
-        Ok(Self {
-            strategy: case.strategy(),
-            bucket_mb: case.of,
-            num_buckets: rank::median(case.rounds.iter().map(num_buckets)).map(hundredths),
-            times: StepTimes::of(&case.rounds)?,
-        })
-    }
-}
-
-/// All-reduces of gradients per step.
-fn num_buckets(run: &RunSummary) -> Option<f64> {
-    match run.part::<Anatomy>("anatomy").buckets.len() {
-        // Each step has one more operation, which adds up the losses.
-        0 => run.number("comm_ops_per_step").map(|count| count - 1.0),
-        count => Some(count as f64),
-    }
-}
-
-/// The contents of the JSON file, apart from the setting.
-#[derive(Debug, Serialize)]
-struct Report<'a> {
-    ranks: usize,
-    #[serde(flatten)]
-    table: &'a Table,
-    fit: &'a Fit,
-    /// The size with the shortest step.
-    shortest_step_mb: Option<f64>,
-    /// The size with the least exposed communication, as the formula predicts it.
-    least_exposed_mb: Option<f64>,
-}
+/// The figures that people see.
+const COLUMNS: [&str; 5] =
+    ["num_buckets", "step_ms_median", "comm_overhead_pct", "comm_exposed_ms", "comm_hidden_ms"];
 
 /// `paceline bench buckets`.
 fn buckets(args: &BucketsArgs) -> Result<u8> {
@@ -126,45 +67,32 @@ fn buckets(args: &BucketsArgs) -> Result<u8> {
         ));
     }
     warn_of([&config]);
-    let of_size = sizes.into_iter().map(|mb| {
+    let mut scene = Scene::new("");
+    for mb in &sizes {
         let name = format!("{strategy}, buckets of {mb} MiB");
-        Ok((Some(mb), Case::new(name, measured.with("bucket-cap-mb", mb))?))
-    });
-    let baselines = BASELINES.into_iter().map(|(name, what)| {
-        let without = measured.without(&["first-bucket-mb", "no-gradient-view", "top-k"]);
-        Ok((None, Case::new(format!("{name}, {what}"), without.with("strategy", name))?))
-    });
-    let planned = of_size.chain(baselines).collect::<Result<_>>()?;
-    let cases = run_all(study, study.output.as_deref(), planned)?;
-    let rows = cases.iter().map(Row::of).collect::<Result<Vec<Row>>>()?;
-    let setting = Setting::new(study, &config, params);
-    let (fit, table) = (Fit::of(&rows, 4 * params), table::columns().table(&rows));
-    let charts = [
-        ("buckets_step".to_owned(), chart::step(&rows, &setting, ranks)),
-        ("buckets_exposed".to_owned(), chart::exposed(&rows, &fit, &setting, ranks)),
-    ];
-    let findings = Findings {
-        heading: format!("Buckets of {strategy}, {ranks} ranks: {}", setting.words()),
-        notes: note.into_iter().collect(),
-        text: table::text(&rows, &fit, params, line_width()),
-        report: Report {
-            ranks,
-            table: &table,
-            fit: &fit,
-            shortest_step_mb: best(&rows, |row| row.times.step.median)
-                .and_then(|row| row.bucket_mb),
-            least_exposed_mb: best(&rows, |row| row.times.exposed_ms).and_then(|row| row.bucket_mb),
-        },
-        table: &table,
-        charts: charts.into(),
+        scene = scene.with(name, measured.with("bucket-cap-mb", mb));
+    }
+    let without = measured.without(&["first-bucket-mb", "no-gradient-view", "top-k"]);
+    for (name, what) in BASELINES {
+        scene = scene.with(format!("{name}, {what}"), without.with("strategy", name));
+    }
+    let mut outcome = run_scenes(study, study.output.as_deref(), STUDY.name, &[scene])?;
+    outcome.rows.iter_mut().zip(&sizes).for_each(|(row, mb)| row.add("bucket_mb", *mb));
+    let setting = Setting::new(&config, params);
+    let formula = Formula::of_exposed(&outcome, 4 * params);
+    let step = chart(&outcome, "step_ms_median", &setting, None);
+    let exposed = chart(&outcome, "comm_exposed_ms", &setting, formula.as_ref().ok());
+    let report = Report {
+        title: format!("Buckets of {strategy}, {ranks} ranks: {}", setting.words(&outcome.origin)),
+        question: STUDY.about.to_owned(),
+        notes: note.into_iter().chain([size_words(params, 4 * params)]).collect(),
+        columns: COLUMNS.to_vec(),
+        found: vec![best_found(&outcome), Formula::found(&formula)],
+        charts: vec![("buckets_step".to_owned(), step), ("buckets_exposed".to_owned(), exposed)],
+        setting: Some(setting),
+        outcome,
     };
-    findings.publish(study, &setting)
-}
-
-/// The row with buckets for which `of` is smallest.
-fn best(rows: &[Row], of: impl Fn(&Row) -> f64) -> Option<&Row> {
-    let with_buckets = rows.iter().filter(|row| row.bucket_mb.is_some());
-    with_buckets.min_by(|a, b| of(a).total_cmp(&of(b)))
+    publish(study, report)
 }
 
 /// The sizes, ascending and without duplicates. By default: the published sizes, and powers of two from a
@@ -182,39 +110,9 @@ fn resolve_sizes(given: &[f64], gradient_bytes: u64) -> Result<Vec<f64>> {
     Ok(sizes)
 }
 
-/// The sizes that the user passed, ascending and without duplicates.
-pub(super) fn check_sizes(given: &[f64]) -> Result<Vec<f64>> {
-    if let Some(bad) = given.iter().find(|mb| !(**mb > 0.0 && mb.is_finite())) {
-        return usage(format!("--sizes {bad}: pass sizes in MiB above zero, as 1,2,4"));
-    }
-    let mut sizes = given.to_vec();
-    sizes.sort_by(f64::total_cmp);
-    sizes.dedup();
-    if sizes.len() > MAX_SIZES {
-        return usage(format!("--sizes: {} sizes are too many; pass {MAX_SIZES}", sizes.len()));
-    }
-    Ok(sizes)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::step::tests::times;
-
-    /// Rows whose exposed communication follows the formula, with the given times of an operation and
-    /// of all bytes, in milliseconds.
-    pub(super) fn rows(buckets: &[f64], op_ms: f64, all_ms: f64) -> Vec<Row> {
-        let row = |&count: &f64| {
-            let exposed_ms = count * op_ms + all_ms / count;
-            Row {
-                strategy: "ddp".into(),
-                bucket_mb: Some(64.0 / count),
-                num_buckets: Some(count),
-                times: times(100.0 + exposed_ms, 0.5, exposed_ms, 2.0),
-            }
-        };
-        buckets.iter().map(row).collect()
-    }
 
     #[test]
     fn the_default_sizes_end_where_one_bucket_holds_all() {
@@ -230,14 +128,5 @@ mod tests {
         for bad in [0.0, -1.0, f64::NAN, f64::INFINITY] {
             assert!(resolve_sizes(&[1.0, bad], 1).is_err(), "{bad}");
         }
-    }
-
-    #[test]
-    fn the_best_row_has_buckets() {
-        let mut rows = rows(&[1.0, 4.0, 16.0], 0.5, 8.0);
-        let mut naive = rows[0].clone();
-        (naive.bucket_mb, naive.times) = (None, times(1.0, 0.5, 0.0, 0.0));
-        rows.push(naive);
-        assert_eq!(best(&rows, |row| row.times.step.median).unwrap().num_buckets, Some(4.0));
     }
 }

@@ -1,30 +1,25 @@
 //! `paceline bench naive-ddp`: four ways to synchronize gradients, from naive to bucketed.
 //!
 //! Naive is one all-reduce per parameter after the backward pass, flat is one all-reduce of everything, overlapped is one
-//! asynchronous all-reduce per parameter during the backward pass, and bucketed is one per bucket. [`theory`] has the best
-//! bucket size by formula. [`best`] measures it beside the best measured one. [`table`] shows all of it.
+//! asynchronous all-reduce per parameter during the backward pass, and bucketed is one per bucket. The best bucket size by
+//! formula is known when these runs are done, so it is run then, in turns with the best measured one, unless it makes the same
+//! buckets as a size that has been measured.
 
-pub mod best;
-pub mod table;
-pub mod theory;
-
-use best::SideBySide;
 use clap::Args;
 use paceline_failure::Result;
-use paceline_host::text::{hundredths, line_width};
 use paceline_model::Layout;
 use paceline_strategies::{BucketCaps, plan_buckets};
-use paceline_table::table::Table;
-use serde::Serialize;
-use theory::Theory;
 
-use crate::plan::Case;
+use crate::noise;
+use crate::outcome::Outcome;
+use crate::report::{Found, Report};
+use crate::scene::Scene;
 use crate::spec::Spec;
-use crate::step::StepTimes;
-use crate::studies::bucket_cost::{MIB, distinct};
-use crate::studies::buckets::{self, check_sizes};
+use crate::studies::bucket_cost::{
+    COARSE, Formula, MIB, best, best_found, chart, check_sizes, distinct, size_words,
+};
 use crate::study::{
-    Findings, Measured, SameRanksArgs, Setting, Study, layout_of, measuring, run_all, warn_of,
+    SameRanksArgs, Setting, Study, StudyArgs, layout_of, measuring, publish, run_scenes, warn_of,
     with_strategy,
 };
 
@@ -68,50 +63,17 @@ const SET_HERE: [(&str, &str); 3] = [
     ("first-bucket-mb", "the first bucket is as large as the others; pass --sizes instead"),
 ];
 
-/// The results of a case.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Row {
-    /// The description of the case.
-    pub case: String,
-    /// The strategy.
-    pub strategy: String,
-    /// The buckets; `None` for a strategy without.
-    pub buckets: Option<Buckets>,
-    /// The times of a step.
-    pub times: StepTimes,
-    /// Operations of a step, with the one that adds up the loss.
-    pub ops_per_step: f64,
-}
-
-/// The buckets of a case.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Buckets {
-    /// Their size in MiB.
-    pub mb: f64,
-    /// How many there are.
-    pub count: usize,
-}
-
-impl Row {
-    /// The row of a case.
-    fn of(case: &Measured<Option<Buckets>>) -> Result<Self> {
-        Ok(Self {
-            case: case.name.clone(),
-            strategy: case.strategy(),
-            buckets: case.of,
-            times: StepTimes::of(&case.rounds)?,
-            ops_per_step: hundredths(case.median("comm_ops_per_step")?),
-        })
-    }
-
-    /// The size of its buckets in MiB.
-    fn bucket_mb(&self) -> Option<f64> {
-        self.buckets.map(|buckets| buckets.mb)
-    }
-}
-
-/// A case before it has run.
-type Planned = (Option<Buckets>, Case);
+/// The figures that people see.
+const COLUMNS: [&str; 6] = [
+    "num_buckets",
+    "step_ms_median",
+    "comm_overhead_pct",
+    "comm_exposed_ms",
+    "comm_hidden_ms",
+    "comm_ops_per_step",
+];
+/// The folder of the runs of the best sizes within the folder of the study.
+const FOLDER: &str = "best-size";
 
 /// Makes cases for one model.
 #[derive(Debug)]
@@ -123,14 +85,12 @@ struct Planner<'a> {
 }
 
 impl Planner<'_> {
-    fn plain(&self, (name, strategy): (&str, &str)) -> Result<Planned> {
-        Ok((None, Case::new(name, with_strategy(self.flags, strategy)?)?))
-    }
-
-    fn bucketed(&self, mb: f64) -> Result<Planned> {
-        let flags = self.flags.with("bucket-cap-mb", mb).with("first-bucket-mb", mb);
-        let buckets = Buckets { mb, count: self.begins(mb).len() };
-        Ok((Some(buckets), Case::new(format!("bucketed, {mb} MiB"), flags)?))
+    /// The scene with these bucket sizes, in MiB.
+    fn add(&self, scene: Scene, sizes: &[f64]) -> Scene {
+        sizes.iter().fold(scene, |scene, mb| {
+            let flags = self.flags.with("bucket-cap-mb", mb).with("first-bucket-mb", mb);
+            scene.with(format!("bucketed, {mb} MiB"), flags)
+        })
     }
 
     /// Where the buckets of this size begin. Sizes with the same beginnings make the same buckets.
@@ -140,91 +100,103 @@ impl Planner<'_> {
             plan_buckets(self.layout, self.elem_bytes, BucketCaps { first_bytes: bytes, bytes });
         buckets.into_iter().map(|bucket| bucket.range.start).collect()
     }
+
+    /// Compares the size by formula with the best measured one. `outcome` has a row for each of `sizes` after those of [`PLAIN`].
+    fn best_size(
+        &self,
+        study: &StudyArgs,
+        sizes: &[f64],
+        outcome: &Outcome,
+        formula: &Formula,
+    ) -> Result<Option<Found>> {
+        let Some((best, measured)) = best(outcome, "step_ms_median") else { return Ok(None) };
+        let by_formula = runnable(formula.best_mb());
+        let is_same = |mb: &f64| self.begins(*mb) == self.begins(by_formula);
+        let same = sizes.iter().position(is_same);
+        let line = if is_same(&measured) {
+            format!("{by_formula} MiB makes the same buckets as {measured} MiB, the measured best")
+        } else if let Some(same) = same {
+            let effect = outcome.effect("step_ms_median", best, PLAIN.len() + same);
+            format!(
+                "{by_formula} MiB makes the same buckets as {} MiB; its step beside that of the measured best, {measured} MiB: {}",
+                sizes[same],
+                noise::words(effect)
+            )
+        } else {
+            let folder = study.output.as_ref().map(|folder| folder.join(FOLDER));
+            let scene = self.add(Scene::new(""), &[by_formula, measured]);
+            let again = run_scenes(study, folder.as_deref(), STUDY.name, &[scene])?;
+            let ms = |row: usize| again.rows[row].median("step_ms_median").unwrap_or(f64::NAN);
+            format!(
+                "once more, in turns: by formula {by_formula} MiB, {:.2} ms; measured best {measured} MiB, {:.2} ms; the first \
+                 step beside the second: {}",
+                ms(0),
+                ms(1),
+                noise::words(again.effect("step_ms_median", 1, 0))
+            )
+        };
+        Ok(Some(Found { id: "best_size", lines: vec![line], ..Found::default() }))
+    }
 }
 
-/// The contents of the JSON file, apart from the setting.
-#[derive(Debug, Serialize)]
-struct Report<'a> {
-    ranks: usize,
-    gradient_bytes: u64,
-    #[serde(flatten)]
-    table: &'a Table,
-    theory: &'a Theory,
-    /// The requested size with the shortest step.
-    measured_best_mb: Option<f64>,
-    best: &'a Option<SideBySide>,
+/// The size with four decimals, as a person would type it. The smallest one holds every parameter alone.
+fn runnable(mb: f64) -> f64 {
+    ((mb * 1e4).round() / 1e4).max(1e-4)
 }
 
 /// `paceline bench naive-ddp`.
 fn naive_ddp(args: &NaiveDdpArgs) -> Result<u8> {
     let (study, ranks) = (&args.same.study, args.same.nproc);
     let flags = args.same.check("nothing to communicate", &SET_HERE)?;
-    let given = if args.sizes.is_empty() { &buckets::COARSE[..] } else { &args.sizes };
-    let sizes = check_sizes(given)?;
+    let sizes = check_sizes(if args.sizes.is_empty() { &COARSE } else { &args.sizes })?;
     let (flags, config) = measuring(&flags.with("strategy", BUCKETED))?;
     let layout = layout_of(&config, ranks)?;
     let params = layout.num_trained_params() as u64;
     let elem_bytes = config.strategy.options.precision.grads.size_bytes();
-    let gradient_bytes = params * elem_bytes as u64;
-    let (sizes, note) = distinct(sizes, gradient_bytes);
+    let bytes = params * elem_bytes as u64;
+    let (sizes, note) = distinct(sizes, bytes);
     let planner = Planner { flags: &flags, layout: &layout, elem_bytes };
-    let plain = PLAIN.into_iter().map(|plain| planner.plain(plain));
-    let bucketed = sizes.iter().map(|mb| planner.bucketed(*mb));
-    let planned = plain.chain(bucketed).collect::<Result<Vec<Planned>>>()?;
+    let mut scene = Scene::new("");
+    for (name, strategy) in PLAIN {
+        scene = scene.with(name, with_strategy(&flags, strategy)?);
+    }
     warn_of([&config]);
-    let cases = run_all(study, study.output.as_deref(), planned)?;
-    let rows = cases.iter().map(Row::of).collect::<Result<Vec<Row>>>()?;
-    let theory = match config.comm.link {
-        Some(link) => {
-            Theory::of_link(link, config.comm.algorithm, config.world_size, gradient_bytes)
-        }
-        None => {
-            let blocking = cases[..BLOCKING].iter().map(|case| case.rounds.as_slice());
-            Theory::of_runs(&blocking.collect::<Vec<_>>(), gradient_bytes)
-        }
+    let scene = planner.add(scene, &sizes);
+    let mut outcome = run_scenes(study, study.output.as_deref(), STUDY.name, &[scene])?;
+    let bucketed = outcome.rows.iter_mut().skip(PLAIN.len());
+    bucketed.zip(&sizes).for_each(|(row, mb)| row.add("bucket_mb", *mb));
+    let formula = match config.comm.link {
+        Some(link) => Formula::of_link(link, config.comm.algorithm, config.world_size, bytes),
+        None => Formula::of_operations(&outcome.runs[..BLOCKING], bytes),
     };
-    let best = SideBySide::measure(study, &planner, &rows, &theory)?;
-    let setting = Setting::new(study, &config, params);
-    let (words, table) = (setting.words(), table::columns().table(&rows));
-    let findings = Findings {
-        heading: format!("Synchronization of gradients, {ranks} ranks: {words}"),
-        notes: note.into_iter().collect(),
-        text: table::text(&rows, &theory, best.as_ref(), &setting, gradient_bytes, line_width()),
-        report: Report {
-            ranks,
-            gradient_bytes,
-            table: &table,
-            theory: &theory,
-            measured_best_mb: best::measured(&rows).and_then(Row::bucket_mb),
-            best: &best,
-        },
-        table: &table,
-        charts: vec![("naive_ddp_step".to_owned(), table::chart(&rows, &setting, ranks))],
+    let mut found = vec![best_found(&outcome), Formula::found(&formula)];
+    if let Ok(formula) = &formula {
+        found.extend(planner.best_size(study, &sizes, &outcome, formula)?);
+    }
+    let setting = Setting::new(&config, params);
+    let named = PLAIN.map(|(name, strategy)| format!("{name}: {strategy}")).join("; ");
+    let named = format!("{named}; bucketed: {BUCKETED}");
+    let step = chart(&outcome, "step_ms_median", &setting, None);
+    let words = setting.words(&outcome.origin);
+    let report = Report {
+        title: format!("Synchronization of gradients, {ranks} ranks: {words}"),
+        question: STUDY.about.to_owned(),
+        notes: note.into_iter().chain([size_words(params, bytes), named]).collect(),
+        columns: COLUMNS.to_vec(),
+        found,
+        charts: vec![("naive_ddp_step".to_owned(), step)],
+        setting: Some(setting),
+        outcome,
     };
-    findings.publish(study, &setting)
+    publish(study, report)
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::step::tests::times;
 
-    /// Rows of the four ways, with steps of these milliseconds in the middle of a range of 1 ms.
-    pub fn rows(bucketed: &[(f64, usize, f64)]) -> Vec<Row> {
-        let row = |(case, strategy): (&str, &str), step_ms: f64| Row {
-            case: case.to_owned(),
-            strategy: strategy.to_owned(),
-            buckets: None,
-            times: times(step_ms, 0.5, step_ms - 10.0, 0.0),
-            ops_per_step: 27.0,
-        };
-        let plain = PLAIN.into_iter().zip([30.0, 26.0, 20.0]).map(|(plain, ms)| row(plain, ms));
-        let bucketed = bucketed.iter().map(|&(mb, count, ms)| Row {
-            buckets: Some(Buckets { mb, count }),
-            times: times(ms, 0.5, ms - 10.0, 4.0),
-            ops_per_step: count as f64 + 1.0,
-            ..row((&format!("bucketed, {mb} MiB"), BUCKETED), ms)
-        });
-        plain.chain(bucketed).collect()
+    #[test]
+    fn a_size_can_be_typed() {
+        assert_eq!((runnable(1.234_567), runnable(1e-9)), (1.2346, 1e-4));
     }
 }

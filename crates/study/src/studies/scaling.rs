@@ -1,30 +1,25 @@
 //! `paceline bench scaling`: the same training on more and more ranks, with weak scaling (constant batch
 //! per rank) and strong scaling (constant global batch).
 //!
-//! [`speedup`] has the formulas, [`fit`] the laws of Amdahl and Gustafson, and [`verdict`] the conclusion.
-//! [`table`] and [`chart`] show the results.
+//! [`laws`] has the formulas and the laws of Amdahl and Gustafson, and [`verdict`] the conclusion.
 
-pub mod chart;
-pub mod fit;
-pub mod speedup;
-pub mod table;
+pub mod laws;
 pub mod verdict;
 
 use clap::{Args, ValueEnum};
-use fit::Fit;
-use paceline_failure::Result;
-use paceline_host::text::{line_width, plural};
+use laws::{Fit, Mode, Point, law, serial_fraction};
+use paceline_failure::{Failure, Result};
+use paceline_host::text::plural;
 use paceline_launch::launcher;
-use paceline_table::table::Table;
-use serde::Serialize;
-use speedup::{Mode, Row};
+use paceline_settings::config::TrainConfig;
+use paceline_table::chart::{Axis, Picture, Series, Stroke};
 
 use crate::flags::TrainFlags;
-use crate::plan::Case;
+use crate::outcome::Row;
+use crate::report::{Found, Report};
+use crate::scene::Scene;
 use crate::spec::{self, Spec};
-use crate::study::{
-    Findings, Measured, Setting, Study, StudyArgs, check, measuring, run_all, warn_of,
-};
+use crate::study::{Setting, Study, StudyArgs, check, measuring, publish, run_scenes, warn_of};
 use crate::usage;
 
 /// The study, as `paceline bench` knows it.
@@ -72,46 +67,20 @@ pub struct ScalingArgs {
     pub train: TrainFlags,
 }
 
-/// One way of scaling: its rows, and the conclusions from them.
-#[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Scaling {
-    /// The quantity that stays the same.
-    pub mode: Mode,
-    /// One per number of ranks, ascending, from 1 on.
-    #[serde(skip)]
-    pub rows: Vec<Row>,
-    /// The rows as a table.
-    #[serde(flatten)]
-    pub table: Table,
-    /// The serial fraction.
-    pub fit: Fit,
-    /// The limit of scaling here.
-    pub verdict: String,
-}
-
-impl Scaling {
-    /// The conclusions from the measured rows, the first of which is that of one rank.
-    fn of(mode: Mode, measured: &[Row], setting: &Setting) -> Self {
-        let rows = speedup::against_one_rank(mode, measured, setting.threads, setting.cores);
-        let verdict = verdict::verdict(mode, &rows, setting);
-        let (table, fit) = (table::columns().table(&rows), Fit::of(mode, &rows));
-        Self { mode, rows, table, fit, verdict }
-    }
-}
-
-/// The contents of the JSON file, apart from the setting.
-#[derive(Debug, Serialize)]
-struct Report<'a> {
-    strategy: &'a str,
-    scalings: &'a [Scaling],
-}
-
-/// A configuration to run. Weak and strong scaling share their first one, that of one rank.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Point {
-    ranks: usize,
-    global_batch: usize,
-}
+/// The figures that people see.
+const COLUMNS: [&str; 11] = [
+    "samples_per_step",
+    "step_ms_median",
+    "samples_per_s_without_data",
+    "speedup",
+    "efficiency_pct",
+    "t_comm_ms",
+    "comm_exposed_ms",
+    "comm_hidden_ms",
+    "comm_wait_ms",
+    "compute_ms",
+    "serial_pct",
+];
 
 /// `paceline bench scaling`.
 fn scaling(args: &ScalingArgs) -> Result<u8> {
@@ -123,52 +92,145 @@ fn scaling(args: &ScalingArgs) -> Result<u8> {
         ModeName::Strong => vec![Mode::Strong],
         ModeName::Both => vec![Mode::Weak, Mode::Strong],
     };
-    let points_of = |mode: Mode| -> Result<Vec<Point>> {
-        let point = |&ranks: &usize| {
-            let global_batch = mode.global_batch(base.global_batch_size, ranks)?;
-            Ok(Point { ranks, global_batch })
-        };
-        ranks.iter().map(point).collect()
-    };
-    let by_mode = modes.iter().map(|mode| points_of(*mode)).collect::<Result<Vec<_>>>()?;
-    let (mut cases, mut configs) = (Vec::new(), Vec::new());
-    for &point in by_mode.iter().flatten() {
-        if cases.iter().any(|(other, _)| *other == point) {
-            continue;
-        }
-        let Point { ranks, global_batch } = point;
-        let name = format!("{}, {global_batch} samples", plural(ranks, "rank"));
-        let (spec, config) = measuring(&at(&args.train.0, ranks, Some(global_batch)))?;
-        configs.push(config);
-        cases.push((point, Case { name, values: Vec::new(), spec }));
-    }
+    let setting = Setting::new(&base, 0);
+    let mut configs = Vec::new();
+    let scenes = modes.iter().map(|mode| {
+        let batch = base.global_batch_size;
+        scene(*mode, batch, &ranks, &args.train.0, &setting, &mut configs)
+    });
+    let scenes = scenes.collect::<Result<Vec<Scene>>>()?;
     warn_of(&configs);
-    let cases = run_all(&args.study, args.study.output.as_deref(), cases)?;
-    let setting = Setting::new(&args.study, &base, cases[0].rounds[0].count("params"));
-    // A single rank may train without a strategy, so the name is taken from the run with the most ranks.
-    let strategy = cases.iter().max_by_key(|case| case.of.ranks);
-    let strategy = strategy.map_or(String::new(), Measured::strategy);
-    let scaling = |(mode, points): (&Mode, &Vec<Point>)| {
-        let of_mode = points.iter().filter_map(|of| cases.iter().find(|case| case.of == *of));
-        let measured = of_mode.map(Row::measured).collect::<Result<Vec<_>>>()?;
-        Ok(Scaling::of(*mode, &measured, &setting))
+    let mut outcome = run_scenes(&args.study, args.study.output.as_deref(), STUDY.name, &scenes)?;
+    let setting = Setting { params: outcome.runs[0][0].count("params"), ..setting };
+    // A single rank may train without a strategy, so the name is taken from a run with the most ranks.
+    let strategy = outcome.runs.last().map_or("", |runs| runs[0].text("strategy")).to_owned();
+    let (mut found, mut charts) = (Vec::new(), Vec::new());
+    for (at, mode) in modes.iter().enumerate() {
+        let rows = &mut outcome.rows[at * ranks.len()..][..ranks.len()];
+        let points = points(rows, &setting, *mode)?;
+        let fit = Fit::of(*mode, &points);
+        found.push(conclusions(*mode, &points, &fit, &setting));
+        let name = format!("{}_scaling", mode.names()[0].to_lowercase());
+        let of = format!("{}, {strategy} over {}", setting.model, setting.transport);
+        let place = setting.place(&outcome.origin);
+        let chart = chart(*mode, &points, fit.ok(), (of, place), setting.cores);
+        charts.push((name, chart));
+    }
+    let report = Report {
+        title: format!("Scaling of {strategy}: {}", setting.words(&outcome.origin)),
+        question: STUDY.about.to_owned(),
+        columns: COLUMNS.to_vec(),
+        found,
+        charts,
+        setting: Some(setting),
+        outcome,
+        ..Report::default()
     };
-    let scalings = modes.iter().zip(&by_mode).map(scaling).collect::<Result<Vec<_>>>()?;
-    let all: Vec<&Row> = scalings.iter().flat_map(|scaling| &scaling.rows).collect();
-    let text = scalings.iter().map(|scaling| table::text(scaling, &setting, line_width()));
-    let chart = |scaling: &Scaling| {
-        let name = format!("{}_scaling", scaling.mode.name());
-        (name, chart::chart(scaling, &strategy, &setting))
+    publish(&args.study, report)
+}
+
+/// The runs of a way of scaling, with their configurations.
+fn scene(
+    mode: Mode,
+    batch: usize,
+    ranks: &[usize],
+    given: &Spec,
+    setting: &Setting,
+    configs: &mut Vec<TrainConfig>,
+) -> Result<Scene> {
+    let kept = if mode == Mode::Weak { "batch of each rank" } else { "global batch" };
+    let name = format!("{} scaling: the {kept} stays{}", mode.names()[0], setting.on_link());
+    let mut scene = Scene::new(name);
+    for &ranks in ranks {
+        let global_batch = mode.global_batch(batch, ranks)?;
+        let (spec, config) = measuring(&at(given, ranks, Some(global_batch)))?;
+        configs.push(config);
+        let star = if ranks * setting.threads > setting.cores { "*" } else { "" };
+        // Weak and strong scaling share their runs with one rank.
+        let run = format!("{}, {global_batch} samples", plural(ranks, "rank"));
+        scene = scene.with(format!("{star}{}", plural(ranks, "rank")), spec).named(run);
+    }
+    Ok(scene)
+}
+
+/// The points of these rows, the first of which has one rank. Adds to the rows what follows from them.
+fn points(rows: &mut [Row], setting: &Setting, mode: Mode) -> Result<Vec<Point>> {
+    let point = |row: &Row| Point::of(row, setting.threads, setting.cores);
+    let points: Option<Vec<Point>> = rows.iter().map(point).collect();
+    let points =
+        points.ok_or_else(|| Failure::Run("a summary lacks a time of its steps".into()))?;
+    for (row, point) in rows.iter_mut().zip(&points) {
+        let (single, ranks) = (&points[0], point.ranks);
+        let speedup = point.speedup(single);
+        row.add("speedup", speedup);
+        row.add("efficiency_pct", point.efficiency_pct(single));
+        if ranks > 1 {
+            row.add("t_comm_ms", point.step_ms - mode.ideal_ms(single.step_ms, ranks));
+            row.add("serial_pct", 100.0 * serial_fraction(mode, ranks, speedup));
+        }
+    }
+    Ok(points)
+}
+
+/// The fit and the verdict of a way of scaling.
+fn conclusions(
+    mode: Mode,
+    points: &[Point],
+    fit: &std::result::Result<Fit, String>,
+    setting: &Setting,
+) -> Found {
+    let (t_comm, of_law) = match mode {
+        Mode::Weak => ("T_N - T_1", "speed-up = N - f (N - 1)"),
+        Mode::Strong => ("T_N - T_1 / N", "speed-up = 1 / (f + (1 - f) / N)"),
     };
-    let findings = Findings {
-        heading: format!("Scaling of {strategy}: {}", setting.words()),
-        notes: Vec::new(),
-        text: text.collect::<Vec<_>>().join("\n\n"),
-        report: Report { strategy: &strategy, scalings: &scalings },
-        table: &table::columns().table(all),
-        charts: scalings.iter().map(chart).collect(),
-    };
-    findings.publish(&args.study, &setting)
+    let [name, law] = mode.names();
+    let mut lines =
+        vec![format!("{name}: T_comm = {t_comm}; serial: the fraction f for which {of_law}")];
+    if points.iter().any(|point| point.is_crowded) {
+        lines.push(format!(
+            "* more ranks x threads than the {} here: left out of the fit",
+            plural(setting.cores, "core")
+        ));
+    }
+    lines.push(format!("{law}: {}", fit.as_ref().map_or_else(Clone::clone, Fit::words)));
+    lines.push(verdict::verdict(mode, points, setting));
+    Found { id: "conclusions", lines, ..Found::default() }
+}
+
+/// Number of points with which the curve of a fit is drawn.
+const CURVE: u32 = 64;
+
+/// The chart of speed-up against ranks, with the ideal line and the fit.
+fn chart(
+    mode: Mode,
+    points: &[Point],
+    fit: Option<Fit>,
+    (of, subtitle): (String, String),
+    cores: usize,
+) -> Picture {
+    let most = points.iter().map(|of| of.ranks).max().unwrap_or(1) as f64;
+    let place = |of: &Point| (of.ranks as f64, of.speedup(&points[0]));
+    let (with_cores, without): (Vec<Point>, Vec<Point>) =
+        points.iter().partition(|of| !of.is_crowded);
+    let ideal = [(1.0, 1.0), (most, most)];
+    let mut series = vec![Series::line("ideal", ideal).stroke(Stroke::Dotted).look(4)];
+    if !without.is_empty() {
+        // The line is joined to the last point with enough cores.
+        let joined = with_cores.last().into_iter().chain(&without).map(place);
+        let crowded = Series::line(format!("*more than {cores} cores"), joined);
+        series.push(crowded.stroke(Stroke::Dashed).look(1));
+    }
+    series.push(Series::line("measured", with_cores.iter().map(place)));
+    let [name, of_law] = mode.names();
+    // Any law fits a single point, so a curve would show nothing.
+    if let Some(Fit { serial, residual: Some(_), .. }) = fit {
+        let at = |at: u32| 1.0 + (most - 1.0) * f64::from(at) / f64::from(CURVE);
+        let curve = (0..=CURVE).map(at).map(|n| (n, law(mode, serial, n)));
+        let curve = Series::line(format!("{of_law}, f = {:.1} %", 100.0 * serial), curve);
+        series.push(curve.stroke(Stroke::Dotted).look(2));
+    }
+    let axes = [Axis::linear("Ranks", ""), Axis::linear("Speed-up", "")];
+    Picture::lines(format!("{name} scaling: {of}"), subtitle, axes, series)
 }
 
 /// The numbers of ranks, ascending, each once.
@@ -211,5 +273,25 @@ mod tests {
             let error = resolve_ranks(bad).unwrap_err().to_string();
             assert!(error.contains(word), "{error}");
         }
+    }
+
+    #[test]
+    fn the_ideal_line_the_fit_and_the_marked_points_are_drawn() {
+        let lines = |points: &[Point]| {
+            let fit = Fit::of(Mode::Strong, points).ok();
+            let chart = chart(Mode::Strong, points, fit, Default::default(), 4);
+            chart
+                .series()
+                .iter()
+                .map(|line| (line.name.clone(), line.points.len()))
+                .collect::<Vec<_>>()
+        };
+        let all = [(1, 100.0), (2, 55.0), (4, 32.5), (8, 60.0)];
+        let all = all.map(|(n, ms)| laws::tests::point(n, 64, ms, 4));
+        let expected =
+            [("ideal", 2), ("*more than 4 cores", 2), ("measured", 3), ("Amdahl, f = 10.0 %", 65)];
+        assert_eq!(lines(&all), expected.map(|(name, count)| (name.to_owned(), count)));
+        let names: Vec<String> = lines(&all[..2]).into_iter().map(|(name, _)| name).collect();
+        assert_eq!(names, ["ideal", "measured"], "any law fits a single point");
     }
 }

@@ -1,26 +1,20 @@
 //! `paceline bench sharded-optimizer`: the costs and savings of dividing the optimizer's state among the ranks.
 //!
-//! The same training runs with replicas and with a sharded optimizer. [`memory`] reads the memory of a rank after
-//! initialization, before the optimizer's step and after it. [`table`] shows the results.
-
-pub mod memory;
-pub mod table;
+//! The same training runs with replicas and with a sharded optimizer. Reports show the times of a step, and the memory of a rank
+//! after initialization, before the optimizer's step and after it.
 
 use clap::Args;
-use memory::Memory;
 use paceline_choices::strategies::STRATEGIES;
 use paceline_failure::Result;
-use paceline_host::text::line_width;
-use paceline_settings::config::TrainConfig;
-use paceline_table::stats;
-use paceline_table::table::Table;
-use serde::Serialize;
+use paceline_host::text::thousands;
+use paceline_table::chart::{Axis, Picture, Series};
 
-use crate::plan::Case;
+use crate::outcome::Outcome;
+use crate::report::Report;
+use crate::scene::Scene;
 use crate::spec::Spec;
-use crate::step::StepTimes;
 use crate::study::{
-    Findings, Measured, SameRanksArgs, Setting, Study, measuring, run_all, warn_of, with_strategy,
+    SameRanksArgs, Setting, Study, measuring, publish, run_scenes, warn_of, with_strategy,
 };
 use crate::usage;
 
@@ -64,52 +58,24 @@ const SET_HERE: [(&str, &str); 1] =
 /// The optimizer by default. It has two values of state for each parameter.
 const OPTIMIZER: &str = "adamw";
 
-/// The results of a strategy.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Row {
-    /// The strategy.
-    pub strategy: String,
-    /// The times of a step.
-    pub times: StepTimes,
-    /// Clipping and the update of the parameters, in milliseconds: mean over ranks and steps, median over the rounds.
-    pub optimizer_ms: f64,
-    /// The memory of the rank that has most, one per round.
-    pub memory: Vec<Memory>,
-}
-
-impl Row {
-    /// The row of a strategy.
-    fn of(case: &Measured<TrainConfig>) -> Result<Self> {
-        Ok(Self {
-            strategy: case.name.clone(),
-            times: StepTimes::of(&case.rounds)?,
-            optimizer_ms: case.median("optimizer_ms")?,
-            memory: case.rounds.iter().map(Memory::of).collect::<Result<_>>()?,
-        })
-    }
-
-    /// The median over the rounds of a part of the memory, in MB of 1e6 bytes.
-    fn mb(&self, of: impl Fn(&Memory) -> u64) -> Option<f64> {
-        stats::median(self.memory.iter().map(|memory| of(memory) as f64 / 1e6))
-    }
-
-    /// The most memory at once in each part of a run, in the order of time: initialization, the passes, the step of the
-    /// optimizer.
-    fn peaks_mb(&self) -> [f64; 3] {
-        let phases: [fn(&Memory) -> u64; 3] =
-            [|of| of.init.peak, |of| of.before_step.peak, |of| of.step.peak];
-        phases.map(|of| self.mb(of).unwrap_or(0.0))
-    }
-}
-
-/// The contents of the JSON file, apart from the setting.
-#[derive(Debug, Serialize)]
-struct Report<'a> {
-    ranks: usize,
-    optimizer: &'a str,
-    #[serde(flatten)]
-    table: &'a Table,
-}
+/// The figures that people see: times, and the memory of the rank that has most, at once and in use at the end of each part.
+const COLUMNS: [&str; 13] = [
+    "step_ms_median",
+    "optimizer_ms",
+    "comm_exposed_ms",
+    "comm_hidden_ms",
+    PEAKS[0],
+    PEAKS[1],
+    PEAKS[2],
+    "init_mb",
+    "before_step_mb",
+    "after_step_mb",
+    "parameters_mb",
+    "gradients_mb",
+    "optimizer_mb",
+];
+/// The most memory at once in each part of a run, in the order of time.
+const PEAKS: [&str; 3] = ["init_peak_mb", "before_step_peak_mb", "step_peak_mb"];
 
 /// `paceline bench sharded-optimizer`.
 fn sharded_optimizer(args: &ShardedOptimizerArgs) -> Result<u8> {
@@ -118,26 +84,52 @@ fn sharded_optimizer(args: &ShardedOptimizerArgs) -> Result<u8> {
     let names = resolve_names(&args.strategies)?;
     check_readers(&args.same.train.0, &names)?;
     let given = given.with_default("optimizer", OPTIMIZER);
-    let planned = names.iter().map(|name| {
+    let (mut scene, mut configs) = (Scene::new(""), Vec::new());
+    for name in &names {
         let (flags, config) = measuring(&with_strategy(&given, name)?)?;
-        Ok((config, Case::new(*name, flags)?))
-    });
-    let planned = planned.collect::<Result<Vec<(TrainConfig, Case)>>>()?;
-    warn_of(planned.iter().map(|(config, _)| config));
-    let cases = run_all(study, study.output.as_deref(), planned)?;
-    let rows = cases.iter().map(Row::of).collect::<Result<Vec<Row>>>()?;
-    let setting = Setting::new(study, &cases[0].of, cases[0].rounds[0].count("params"));
+        scene = scene.with(*name, flags);
+        configs.push(config);
+    }
+    warn_of(&configs);
+    let outcome = run_scenes(study, study.output.as_deref(), STUDY.name, &[scene])?;
+    let setting = Setting::new(&configs[0], outcome.runs[0][0].count("params"));
     let optimizer = given.get("optimizer").unwrap_or_default().join(" ");
-    let (words, table) = (setting.words(), table::columns().table(&rows));
-    let findings = Findings {
-        heading: format!("Sharded optimizer, {optimizer}, {ranks} ranks: {words}"),
-        notes: Vec::new(),
-        text: table::text(&rows, &setting, line_width()),
-        report: Report { ranks, optimizer: &optimizer, table: &table },
-        table: &table,
-        charts: vec![("sharded_optimizer_memory".to_owned(), table::chart(&rows, &setting, ranks))],
+    let report = Report {
+        title: format!(
+            "Sharded optimizer, {optimizer}, {ranks} ranks: {}",
+            setting.words(&outcome.origin)
+        ),
+        question: STUDY.about.to_owned(),
+        notes: vec![
+            format!("{} parameters; memory of the rank that has most", thousands(setting.params)),
+            "peak: the most at once during initialization, in the forward and the backward pass before the optimizer's \
+             step, and from there to the end of that step; after: in use at the end of each; then the most of parameters, \
+             gradients and optimizer state"
+                .to_owned(),
+        ],
+        columns: COLUMNS.to_vec(),
+        charts: vec![("sharded_optimizer_memory".to_owned(), chart(&outcome, &setting, ranks))],
+        setting: Some(setting),
+        outcome,
+        ..Report::default()
     };
-    findings.publish(study, &setting)
+    publish(study, report)
+}
+
+/// The chart of the peaks: a line for each strategy.
+fn chart(outcome: &Outcome, setting: &Setting, ranks: usize) -> Picture {
+    let series = outcome.rows.iter().enumerate().map(|(look, row)| {
+        let point = |(at, name): (f64, &str)| Some((at, 1e6 * row.median(name)?));
+        let points = [1.0, 2.0, 3.0].into_iter().zip(PEAKS).filter_map(point);
+        Series::line(&row.variant, points).look(look)
+    });
+    let x = "1: initialization, 2: forward and backward pass, 3: optimizer step";
+    Picture::lines(
+        format!("{}, {ranks} ranks over {}: memory of a rank", setting.model, setting.transport),
+        setting.place(&outcome.origin),
+        [Axis::linear(x, ""), Axis::linear("The most at once", "B")],
+        series.collect(),
+    )
 }
 
 /// The strategies' own names, in the order in which they were passed.
@@ -170,29 +162,7 @@ fn check_readers(given: &Spec, names: &[&str]) -> Result<()> {
 
 #[cfg(test)]
 mod tests {
-    use super::memory::Phase;
     use super::*;
-    use crate::step::tests::times;
-
-    /// The row of a strategy with a step of these milliseconds and this part of the optimizer's state.
-    pub fn row(strategy: &str, step_ms: f64, part: f64) -> Row {
-        let shard = (4e6 * part) as u64;
-        let of = |peak: u64, in_use: u64| Phase { peak: peak + shard, in_use: in_use + shard };
-        let memory = Memory {
-            init: of(2_000_000, 2_000_000),
-            before_step: of(9_000_000, 4_000_000),
-            step: of(4_000_000, 4_000_000),
-            parameters: 2_000_000,
-            gradients: 2_000_000,
-            optimizer: shard,
-        };
-        Row {
-            strategy: strategy.to_owned(),
-            times: times(step_ms, 0.5, 0.1 * step_ms, 0.0),
-            optimizer_ms: 4.0 * part,
-            memory: vec![memory],
-        }
-    }
 
     #[test]
     fn names_are_the_strategies_own() {

@@ -6,7 +6,7 @@
 
 use paceline_host::text::plural;
 
-use super::speedup::{Mode, Row};
+use super::laws::{Mode, Point};
 use crate::study::Setting;
 
 /// From this efficiency on, in percent, nothing is called a limit.
@@ -21,62 +21,62 @@ struct Losses {
 }
 
 impl Losses {
-    fn of(mode: Mode, single: &Row, row: &Row) -> Self {
+    fn of(mode: Mode, single: &Point, row: &Point) -> Self {
         // Waiting that computation hides costs nothing.
-        let waiting = row.exposed_waiting_ms;
+        let waiting = row.waiting_ms;
         let compute = row.compute_ms - mode.ideal_ms(single.compute_ms, row.ranks);
-        Self { compute, waiting, moving: row.times.exposed_ms - waiting }
+        Self { compute, waiting, moving: row.exposed_ms - waiting }
     }
 }
 
 /// The verdict on `rows`, the first of which is that of one rank. It is about the largest number of ranks
 /// that have cores of their own, otherwise about the largest number of ranks.
-pub fn verdict(mode: Mode, rows: &[Row], setting: &Setting) -> String {
+pub fn verdict(mode: Mode, rows: &[Point], setting: &Setting) -> String {
     let Some((single, others)) = rows.split_first() else { return String::new() };
-    let mut with_cores = others.iter().filter(|row| !row.is_oversubscribed);
+    let mut with_cores = others.iter().filter(|row| !row.is_crowded);
     let Some(row) = with_cores.next_back().or(others.last()) else { return String::new() };
     let losses = Losses::of(mode, single, row);
-    let ideal = mode.ideal_ms(single.times.step.median, row.ranks);
+    let ideal = mode.ideal_ms(single.step_ms, row.ranks);
     let mut text = format!(
         "{} scaling to {} ranks is {:.1} % efficient{}: a step takes {:.2} ms, {:.2} ms {} than the \
          ideal {ideal:.2} ms. ",
-        if mode == Mode::Weak { "Weak" } else { "Strong" },
+        mode.names()[0],
         row.ranks,
-        row.efficiency_pct(),
+        row.efficiency_pct(single),
         setting.on_link(),
-        row.times.step.median,
-        (row.times.step.median - ideal).abs(),
-        if row.times.step.median >= ideal { "more" } else { "less" },
+        row.step_ms,
+        (row.step_ms - ideal).abs(),
+        if row.step_ms >= ideal { "more" } else { "less" },
     );
     text += &limit(mode, single, row, losses, setting);
-    if let Some(crowded) = others.iter().rfind(|other| other.is_oversubscribed)
+    if let Some(crowded) = others.iter().rfind(|other| other.is_crowded)
         && crowded.ranks != row.ranks
     {
         text += &format!(
             " {} ranks (*) share {} and are {:.1} % efficient, which says nothing about communication.",
             crowded.ranks,
             plural(setting.cores, "core"),
-            crowded.efficiency_pct()
+            crowded.efficiency_pct(single)
         );
     }
     text
 }
 
-fn limit(mode: Mode, single: &Row, row: &Row, losses: Losses, setting: &Setting) -> String {
+fn limit(mode: Mode, single: &Point, row: &Point, losses: Losses, setting: &Setting) -> String {
     let Losses { compute, waiting, moving } = losses;
     let ideal_compute = mode.ideal_ms(single.compute_ms, row.ranks);
     let computing =
         format!("computing takes {:.2} ms instead of {ideal_compute:.2} ms", row.compute_ms);
     let communication = format!(
         "{moving:.2} ms of communication are exposed, {waiting:.2} ms of waiting, and {:.2} ms are hidden",
-        row.times.hidden_ms
+        row.hidden_ms
     );
     let largest = compute.max(waiting).max(moving);
     let measured = format!("{computing}; {communication}.");
-    if row.efficiency_pct() >= GOOD_PCT {
+    if row.efficiency_pct(single) >= GOOD_PCT {
         return format!("Nothing limits it here: {measured}");
     }
-    if row.is_oversubscribed {
+    if row.is_crowded {
         return format!(
             "Too few cores limit it: {} ranks x {} on {}, so {measured}",
             row.ranks,
@@ -87,7 +87,7 @@ fn limit(mode: Mode, single: &Row, row: &Row, losses: Losses, setting: &Setting)
     // The step time is the slowest rank's, while its parts are means over the ranks. So the parts may
     // leave a rest. If the largest part is less than half of the loss and less than the rest, no part is
     // called the limit.
-    let lost = row.times.step.median - mode.ideal_ms(single.times.step.median, row.ranks);
+    let lost = row.step_ms - mode.ideal_ms(single.step_ms, row.ranks);
     if largest < 0.5 * lost && largest < lost - compute.max(0.0) - waiting - moving {
         return format!("No single part limits it: {measured}");
     }
@@ -110,38 +110,20 @@ fn limit(mode: Mode, single: &Row, row: &Row, losses: Losses, setting: &Setting)
 }
 
 #[cfg(test)]
-pub(crate) mod tests {
-    use super::super::speedup::Mode;
-    use super::super::speedup::against_one_rank;
-    use super::super::speedup::tests::measured;
+mod tests {
+    use super::super::laws::tests::point;
     use super::*;
-    use crate::step::tests::times;
-
-    pub(crate) fn setting(cores: usize) -> Setting {
-        Setting {
-            machine: "a machine".into(),
-            date: "2026-01-02 03:04:05".into(),
-            command: "paceline bench scaling".into(),
-            cores,
-            rounds: 3,
-            model: "cnn".into(),
-            params: 688_138,
-            transport: "shm".into(),
-            link: None,
-            threads: 1,
-        }
-    }
+    use crate::studies::tests::setting;
 
     /// The verdict on two ranks with these times, compared with one rank whose step takes 100 ms.
     fn of_two(mode: Mode, step: f64, compute: f64, exposed: f64, waiting: f64) -> String {
-        let two = Row {
+        let two = Point {
             compute_ms: compute,
-            times: times(step, 0.0, exposed, 0.0),
-            exposed_waiting_ms: waiting,
-            ..measured(2, if mode == Mode::Weak { 128 } else { 64 }, step)
+            exposed_ms: exposed,
+            waiting_ms: waiting,
+            ..point(2, if mode == Mode::Weak { 128 } else { 64 }, step, 2)
         };
-        let rows = against_one_rank(mode, &[measured(1, 64, 100.0), two], 1, 2);
-        verdict(mode, &rows, &setting(2))
+        verdict(mode, &[point(1, 64, 100.0, 2), two], &setting(2))
     }
 
     #[test]
@@ -164,19 +146,19 @@ pub(crate) mod tests {
 
     #[test]
     fn ranks_without_cores_are_judged_only_if_there_are_no_others() {
-        let all = [measured(1, 64, 100.0), measured(2, 64, 51.0), measured(4, 64, 55.0)];
-        let text = verdict(Mode::Strong, &against_one_rank(Mode::Strong, &all, 1, 2), &setting(2));
+        let all = |cores| [(1, 100.0), (2, 51.0), (4, 55.0)].map(|(n, ms)| point(n, 64, ms, cores));
+        let text = verdict(Mode::Strong, &all(2), &setting(2));
         assert!(text.starts_with("Strong scaling to 2 ranks is 98.0 % efficient"), "{text}");
         assert!(text.contains("4 ranks (*) share 2 cores and are 45.5 % efficient"), "{text}");
-        let text = verdict(Mode::Strong, &against_one_rank(Mode::Strong, &all, 1, 1), &setting(1));
+        let text = verdict(Mode::Strong, &all(1)[..], &setting(1));
         assert!(text.contains("Too few cores limit it: 4 ranks x 1 thread on 1 core"), "{text}");
     }
 
     #[test]
     fn the_emulated_link_is_named() {
-        let all = [measured(1, 64, 100.0), measured(2, 64, 51.0)];
+        let all = [point(1, 64, 100.0, 2), point(2, 64, 51.0, 2)];
         let on_link = Setting { link: Some("1 Gbit/s, 50.0 us".into()), ..setting(2) };
-        let text = verdict(Mode::Strong, &against_one_rank(Mode::Strong, &all, 1, 2), &on_link);
+        let text = verdict(Mode::Strong, &all, &on_link);
         assert!(text.contains("efficient, on an emulated link of 1 Gbit/s, 50.0 us: "), "{text}");
     }
 }

@@ -1,0 +1,467 @@
+//! The one report of all studies: lines for the console, a page, JSON, CSV and charts.
+//!
+//! An [`Outcome`] and further results go in. This file does not know which study they are of.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
+
+use paceline_analysis::report::{self, Body, Panel, Report as Page, Section, Weight, Width};
+use paceline_failure::Result;
+use paceline_failure::outputs::{write_charts, write_json, write_report};
+use paceline_host::disk::Disk;
+use paceline_host::text::{plural, say};
+use paceline_observe::figures::table::find;
+use paceline_table::chart::{Chart as Marks, Color, Picture, Row as Bar, Rows, Shown};
+use paceline_table::table::{Cell, Column, Columns, Head, Table};
+use serde::Serialize;
+
+use crate::noise::{self, Spread};
+use crate::outcome::{Outcome, Row};
+use crate::study::Setting;
+
+/// The definition of the times of a run's steps.
+pub const STEP_TIMES: &str = "median step: median over the steps, each as long as on its slowest rank; other times of a \
+                              step: means over ranks and steps";
+
+/// A chart with the name of its file.
+pub type Chart = (String, Picture);
+
+/// The results of a study.
+#[derive(Default)]
+pub struct Report {
+    /// Its title.
+    pub title: String,
+    /// The question that it answers.
+    pub question: String,
+    /// Lines below the title: where and how the runs were made.
+    pub notes: Vec<String>,
+    /// The rows.
+    pub outcome: Outcome,
+    /// The figures that people see beside the one that is compared. Files have all.
+    pub columns: Vec<&'static str>,
+    /// The workload, where all runs share it.
+    pub setting: Option<Setting>,
+    /// Further results, which follow from the rows or were measured in addition.
+    pub found: Vec<Found>,
+    /// The charts of the rows.
+    pub charts: Vec<Chart>,
+}
+
+/// A table that was measured or computed in addition to the rows, its conclusions and its chart.
+#[derive(Default)]
+pub struct Found {
+    /// Its name in files.
+    pub id: &'static str,
+    /// Its title.
+    pub title: &'static str,
+    /// The contents, and how they were found.
+    pub definition: String,
+    /// The rows; none if there are conclusions only.
+    pub table: Table,
+    /// Lines with the conclusions.
+    pub lines: Vec<String>,
+    /// The chart.
+    pub chart: Option<Chart>,
+}
+
+impl Found {
+    /// A result without conclusions and without a chart.
+    pub fn new(
+        id: &'static str,
+        title: &'static str,
+        definition: impl Into<String>,
+        table: Table,
+    ) -> Self {
+        Self { id, title, definition: definition.into(), table, ..Self::default() }
+    }
+
+    fn panel(&self) -> Option<Panel> {
+        let has_rows = !self.table.rows.is_empty();
+        let body = Body::Table(self.table.clone());
+        has_rows.then(|| Panel::new(self.id, self.title, "", &self.definition, body))
+    }
+
+    fn text(&self, width: Option<usize>) -> String {
+        let table = format!("\n{}\n{}", self.title, self.table.fitted(width));
+        let table = (!self.table.rows.is_empty()).then_some(table);
+        table.into_iter().chain(self.lines.clone()).collect::<Vec<_>>().join("\n")
+    }
+}
+
+impl Report {
+    /// Everything that is printed. Tables fit `width`.
+    pub fn text(&self, width: Option<usize>) -> String {
+        let of = &self.outcome;
+        let mut lines = vec![self.title.clone()];
+        lines.extend(self.notes.clone());
+        for rows in of.scenes() {
+            let table = self.table(rows).fitted(width);
+            let name = &rows[0].scene;
+            lines.push(if name.is_empty() { table } else { format!("\n{name}\n{table}") });
+        }
+        lines.push(STEP_TIMES.to_owned());
+        if of.rows.len() > 1 {
+            lines.push(format!(
+                "Compared by {}: {}",
+                head(&of.compared_by).words(),
+                noise::rule(of.origin.rounds)
+            ));
+        }
+        lines.extend(of.verdicts());
+        lines.extend(self.found.iter().map(|found| found.text(width)));
+        lines.extend(self.failures());
+        lines.join("\n")
+    }
+
+    fn failures(&self) -> impl Iterator<Item = String> {
+        self.outcome.rows.iter().filter_map(|row| {
+            let scene = if row.scene.is_empty() { "" } else { " " };
+            Some(format!("failed: {}{scene}{}: {}", row.scene, row.variant, row.failure.as_ref()?))
+        })
+    }
+
+    /// The table of some rows.
+    pub fn table(&self, rows: &[Row]) -> Table {
+        let of = &self.outcome;
+        let has_scenes = rows.iter().filter(|row| row.is_base).count() > 1;
+        let is_ranked = of.rows.iter().any(|row| row.place.is_some());
+        let mut columns = Columns::new();
+        if is_ranked {
+            let definition = "One plus the number of cases that are better by more than noise.";
+            columns = columns.add("place", "place", ("", 0), definition, |row: &Row| row.place);
+        }
+        let scene = if has_scenes { "scene" } else { "" };
+        columns =
+            columns.add("scene", scene, ("", 0), "Where variants are compared.", |row: &Row| {
+                row.scene.clone()
+            });
+        let variant = if of.keys.is_empty() { "variant" } else { "" };
+        columns =
+            columns.add("variant", variant, ("", 0), "The variant.", |row| row.variant.clone());
+        for (at, key) in of.keys.iter().enumerate() {
+            let value = move |row: &Row| row.values.get(at).cloned();
+            columns.0.push(Column::new(Head::plain(key.clone()), value));
+        }
+        let compared = of.compared_by.as_str();
+        columns.0.push(median_of(compared, true));
+        let own = compared.to_owned();
+        columns = columns
+            .add("", "min to max", ("", 0), "Over the rounds.", move |row| {
+                let shown = |value| Cell::Number(value).shown(&head(&own));
+                let of = row.figures.get(&own);
+                of.map_or(String::new(), |of| format!("{} to {}", shown(of.min), shown(of.max)))
+            })
+            .add(
+                "effect",
+                if is_ranked { "to the best" } else { "to the base" },
+                ("", 0),
+                "The ratio in the same round: the geometric mean over the rounds, and its 95 % interval. None: the interval \
+                 contains 1.",
+                Row::verdict,
+            )
+            .add("failure", "", ("", 0), "Why a run failed.", |row| row.failure.clone());
+        let all: BTreeSet<&str> =
+            of.rows.iter().flat_map(|row| row.figures.keys()).map(String::as_str).collect();
+        let rest = all.iter().filter(|name| !self.columns.contains(name));
+        let names = self.columns.iter().filter(|name| all.contains(*name)).chain(rest);
+        for name in names.filter(|name| **name != compared) {
+            columns.0.push(median_of(name, self.columns.contains(name)));
+        }
+        for name in all {
+            let varies = |row: &Row| row.figures.get(name).is_some_and(|of| of.min < of.max);
+            for (end, get) in ENDS.into_iter().filter(|_| of.rows.iter().any(varies)) {
+                let own = name.to_owned();
+                columns = columns.add(format!("{name}_{end}"), "", ("", 0), "", move |row| {
+                    row.figures.get(&own).map(get)
+                });
+            }
+        }
+        let label = |name: &'static str| if self.columns.contains(&name) { name } else { "" };
+        columns
+            .add(
+                "weights",
+                label("weights"),
+                ("", 0),
+                "Begin of the digest of the weights.",
+                |row| row.weights.chars().take(8).collect::<String>(),
+            )
+            .add(
+                "same_bits",
+                if self.columns.contains(&SAME_BITS) { "same bits" } else { "" },
+                ("", 0),
+                "Whether the runs end with the weights of the base, bit for bit.",
+                |row| row.has_bits_of_base,
+            )
+            .table(rows)
+    }
+
+    /// The page.
+    fn page(&self) -> Page {
+        let of = &self.outcome;
+        let compared = head(&of.compared_by);
+        let bars = |(at, rows): (usize, &[Row])| {
+            let title = if rows[0].scene.is_empty() { &*compared.label } else { &rows[0].scene };
+            let definition = format!("{} Medians and ranges of the rounds.", compared.definition);
+            let body = Body::bars(&compared.unit, of.bars(rows)).or("no run has finished");
+            Panel::new(&format!("scene_{at}"), title, &compared.unit, &definition, body)
+                .wide(Width::Half)
+        };
+        let mut panels: Vec<Panel> = of.scenes().enumerate().map(bars).collect();
+        let body = Body::Table(self.table(&of.rows)).or("nothing was run");
+        let definition = "Medians over the rounds. The effect compares round by round.";
+        panels.push(Panel::new("variants", "All variants", "", definition, body));
+        let mut sections = vec![Section::new("runs", "Runs", &self.question, panels)];
+        let panels: Vec<Panel> = self.found.iter().filter_map(Found::panel).collect();
+        if !panels.is_empty() {
+            let lead = "Conclusions from the runs, and measurements in addition to them.";
+            sections.push(Section::new("found", "Results", lead, panels));
+        }
+        let place = of.origin.place();
+        let mut page = Page {
+            title: self.title.clone(),
+            subtitle: format!(
+                "{place}; {}; {}",
+                plural(of.origin.rounds, "round"),
+                of.origin.command
+            ),
+            sections,
+            csv_table: "variants".to_owned(),
+            ..Page::default()
+        };
+        self.lines().into_iter().for_each(|line| page.note(Weight::Note, line));
+        self.failures().for_each(|line| page.note(Weight::Warning, line));
+        page
+    }
+
+    /// The conclusions.
+    fn lines(&self) -> Vec<String> {
+        let found = self.found.iter().flat_map(|found| found.lines.clone());
+        self.outcome.verdicts().into_iter().chain(found).collect()
+    }
+
+    /// The rows, the tables and the conclusions, for a JSON file.
+    pub fn json(&self) -> impl Serialize {
+        #[derive(Serialize)]
+        struct Json<'a> {
+            #[serde(flatten)]
+            outcome: &'a Outcome,
+            #[serde(flatten)]
+            setting: &'a Option<Setting>,
+            rule: String,
+            lines: Vec<String>,
+            tables: BTreeMap<&'a str, &'a Table>,
+        }
+        let tables = self.found.iter().filter(|found| !found.table.rows.is_empty());
+        Json {
+            outcome: &self.outcome,
+            setting: &self.setting,
+            rule: noise::rule(self.outcome.origin.rounds),
+            lines: self.lines(),
+            tables: tables.map(|found| (found.id, &found.table)).collect(),
+        }
+    }
+
+    /// The charts of the rows and of all further results.
+    pub fn take_charts(&mut self) -> Vec<Chart> {
+        let found = self.found.iter_mut().filter_map(|found| found.chart.take());
+        self.charts.drain(..).chain(found).collect()
+    }
+
+    /// Writes the page under the name `page`, the JSON file `rows` and the charts into `folder`. Returns the names of the charts.
+    pub fn write(&mut self, folder: &Path, page: &str, rows: &str) -> Result<String> {
+        let disk = Disk::default();
+        let charts = self.take_charts();
+        write_report(&disk, folder, page, &report::files(&self.page())?)?;
+        write_json(&disk, &folder.join(rows), &self.json())?;
+        write_charts(&disk, folder, &charts)?;
+        Ok(charts.iter().map(|(name, _)| format!("{name}.svg")).collect::<Vec<_>>().join(", "))
+    }
+
+    /// Prints results that needed no runs, and writes their page under their name into `folder`.
+    pub fn write_found(title: &str, subtitle: String, of: Found, folder: &Path) -> Result<()> {
+        let (disk, name) = (Disk::default(), of.id);
+        say(&format!("{subtitle}\n{}", of.text(paceline_host::text::line_width())));
+        let mut page = Page {
+            title: title.to_owned(),
+            subtitle,
+            sections: vec![Section::new("found", title, "", of.panel().into_iter().collect())],
+            csv_table: name.to_owned(),
+            ..Page::default()
+        };
+        of.lines.iter().for_each(|line| page.note(Weight::Note, line));
+        write_report(&disk, folder, name, &report::files(&page)?)?;
+        let charts: Vec<Chart> = of.chart.into_iter().collect();
+        write_charts(&disk, folder, &charts)?;
+        Ok(())
+    }
+}
+
+/// A column of [`tabled`]: its key, its label, its unit and its decimals.
+pub type Labeled = (&'static str, &'static str, (&'static str, usize));
+
+/// A table of these cells.
+pub fn tabled<const N: usize>(
+    heads: [Labeled; N],
+    rows: impl IntoIterator<Item = [Cell; N]>,
+) -> Table {
+    let columns = heads.map(|(key, label, unit)| Head::new(key, label, unit, "")).to_vec();
+    Table { columns, rows: rows.into_iter().map(Vec::from).collect(), mean: None }
+}
+
+/// Both ends of the range of a figure, with their part of the name in files.
+const ENDS: [(&str, fn(&Spread) -> f64); 2] = [("min", |of| of.min), ("max", |of| of.max)];
+/// The column that says whether runs end with the bits of the base.
+pub const SAME_BITS: &str = "same_bits";
+
+/// The column of a figure's median.
+fn median_of(name: &str, is_shown: bool) -> Column<Row> {
+    let (own, mut head) = (name.to_owned(), head(name));
+    if !is_shown {
+        head.label = "".into();
+    }
+    Column::new(head, move |row: &Row| row.median(&own))
+}
+
+/// Figures that follow from the runs of a case, in addition to those that a run reports.
+const DERIVED: [Head; 15] = [
+    Head::new(
+        "busy_pct",
+        "busy",
+        ("%", 1),
+        "The part of the step, with the wait for its data, in which a rank computes.",
+    ),
+    Head::new(
+        "seconds",
+        "time",
+        ("s", 2),
+        "Wall-clock time of the run, from its start to its end.",
+    ),
+    Head::new("cost", "cost", ("", 5), "The price of that time."),
+    Head::new("bucket_mb", "bucket", ("MiB", 4), "The bucket size."),
+    Head::new("num_buckets", "all-reduces", ("", 0), "All-reduces of gradients of a step."),
+    Head::new(
+        "init_peak_mb",
+        "peak: init",
+        ("MB", 2),
+        "The most memory of a rank at once in initialization.",
+    ),
+    Head::new(
+        "before_step_peak_mb",
+        "before step",
+        ("MB", 2),
+        "The most memory of a rank at once in the passes.",
+    ),
+    Head::new(
+        "step_peak_mb",
+        "step",
+        ("MB", 2),
+        "The most memory of a rank from the end of the passes to that of the step.",
+    ),
+    Head::new("init_mb", "after: init", ("MB", 2), "Memory of a rank in use after initialization."),
+    Head::new(
+        "before_step_mb",
+        "before step",
+        ("MB", 2),
+        "Memory of a rank in use before the step.",
+    ),
+    Head::new("after_step_mb", "step", ("MB", 2), "Memory of a rank in use after the step."),
+    Head::new(
+        "speedup",
+        "speed-up",
+        ("", 2),
+        "Samples per second, without the wait for data, over those of one rank.",
+    ),
+    Head::new("efficiency_pct", "efficiency", ("%", 1), "Speed-up per rank."),
+    Head::new("t_comm_ms", "T_comm", ("ms", 2), "The step minus the ideal one."),
+    Head::new(
+        "serial_pct",
+        "serial",
+        ("%", 1),
+        "The serial fraction that follows from this row alone.",
+    ),
+];
+
+/// The head of a figure's column.
+pub fn head(name: &str) -> Head {
+    if let Some(figure) = find(name) {
+        return Head { key: name.to_owned().into(), ..figure.head() };
+    }
+    if let Some(head) = DERIVED.iter().find(|head| head.key == name) {
+        return head.clone();
+    }
+    Head {
+        key: name.to_owned().into(),
+        label: name.trim_end_matches("_mb").replace('_', " ").into(),
+        unit: "MB".into(),
+        decimals: 2,
+        definition: "The most bytes of this category in tensors of a rank, in MB of 1e6 bytes."
+            .into(),
+    }
+}
+
+impl Outcome {
+    /// The conclusions from the rows, a line for each scene.
+    pub fn verdicts(&self) -> Vec<String> {
+        let verdict = |rows: &[Row]| {
+            let [base, others @ ..] = rows else { return None };
+            let better = find(&self.compared_by).and_then(|figure| figure.swept);
+            let [mut pays, mut costs, mut none] = [const { Vec::new() }; 3];
+            let mut effects: Vec<_> =
+                others.iter().filter_map(|row| Some((row, row.effect?))).collect();
+            effects.sort_by(|(_, a), (_, b)| b.ratio.total_cmp(&a.ratio));
+            for (row, effect) in effects {
+                let words = format!("{} {}", row.variant, effect.words());
+                let is_higher = better != Some(paceline_observe::figures::figure::Better::Lower);
+                if effect.is_none() {
+                    none.push(words);
+                } else if (effect.ratio > 1.0) == is_higher {
+                    pays.push(words);
+                } else {
+                    costs.push(words);
+                }
+            }
+            let named = [("pays", pays), ("costs", costs), ("no difference", none)].into_iter();
+            let parts: Vec<String> = named
+                .filter(|(_, all)| !all.is_empty())
+                .map(|(name, all)| format!("{name}: {}", all.join(", ")))
+                .collect();
+            let scene =
+                if base.scene.is_empty() { String::new() } else { format!("{}: ", base.scene) };
+            (!parts.is_empty() && base.place.is_none())
+                .then(|| format!("{scene}beside {}, {}", base.variant, parts.join("; ")))
+        };
+        self.scenes().filter_map(verdict).collect()
+    }
+
+    /// The figure that is compared as bars with their ranges.
+    fn bars(&self, rows: &[Row]) -> impl Iterator<Item = Bar> {
+        rows.iter().filter(|row| row.is_timed).enumerate().map(|(place, row)| {
+            let color = Color::Series(place);
+            let spread = row.figures.get(&self.compared_by).filter(|_| row.failure.is_none());
+            let Some(of) = spread else { return Bar::bar(&row.variant, None, color) };
+            let effect = row.effect.map_or(String::new(), |effect| format!(", {}", effect.words()));
+            let words =
+                format!("{}{effect}", Cell::Number(of.median).shown(&head(&self.compared_by)));
+            let bar = Bar::bar(&row.variant, Some(of.median), color).interval(of.min, of.max);
+            Bar { words, ..bar }
+        })
+    }
+
+    /// The bars of all scenes as a picture; `None` if no run has the figure.
+    pub fn picture(&self, title: String) -> Option<Picture> {
+        let bars = |rows: &[Row]| {
+            let mut bars: Vec<Bar> = self.bars(rows).collect();
+            let first = bars.first_mut().into_iter();
+            first.for_each(|first| first.heading.clone_from(&rows[0].scene));
+            bars
+        };
+        let chart = Marks::Rows(Rows::new(Shown::Bars, "", self.scenes().flat_map(bars)));
+        let subtitle = format!(
+            "{}; {}, the ratio to the base, and from the slowest to the fastest of {}",
+            self.origin.place(),
+            head(&self.compared_by).words(),
+            plural(self.origin.rounds, "round")
+        );
+        (!chart.is_empty()).then_some(Picture { title, subtitle, chart })
+    }
+}
