@@ -10,8 +10,7 @@ use paceline_launch::{CommArgs, TransportName};
 
 use super::named::parser;
 use crate::operation::{OPS, REDOPS};
-use crate::screen::Style;
-use crate::table::ColumnSet;
+use crate::screen::Screen;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -78,7 +77,7 @@ pub struct SizeArgs {
 }
 
 /// Flags about measuring.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Measuring")]
 pub struct MeasuringArgs {
     /// Number of iterations that are timed
@@ -104,7 +103,7 @@ pub struct MeasuringArgs {
 }
 
 /// Flags about ranks.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Ranks")]
 pub struct RankArgs {
     /// Numbers of ranks, separated by commas [default: 2, or the number of cores if smaller]
@@ -125,15 +124,12 @@ pub struct RankArgs {
 }
 
 /// Flags about output.
-#[derive(Debug, Args)]
+#[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Output")]
 pub struct OutputArgs {
-    /// Format of the output
-    #[arg(long, value_enum, default_value_t = Style::Table)]
-    pub style: Style,
-    /// Which columns the table has
-    #[arg(long, value_enum, default_value_t = ColumnSet::Standard)]
-    pub columns: ColumnSet,
+    /// The screen.
+    #[command(flatten)]
+    pub screen: Screen,
     /// Write the report to this file, as JSON with the keys of nccl-tests
     #[arg(short = 'J', long, value_name = "FILE")]
     pub json: Option<PathBuf>,

@@ -8,6 +8,7 @@ use paceline_launch::device::Device;
 
 use super::plan::Plan;
 use super::result::Skipped;
+use crate::args::MeasuringArgs;
 
 /// The fraction of the available memory that buffers may take.
 const MEMORY_PART: f64 = 0.9;
@@ -27,7 +28,7 @@ impl Configuration<'_> {
     /// The reason why it cannot run at all; `None` if it can.
     pub(super) fn refusal(&self) -> Option<String> {
         let (nproc, cores) = (self.nproc, resources::num_cores());
-        if self.plan.pin_cores && nproc > cores {
+        if self.plan.ranks.pin_cores && nproc > cores {
             return Some(format!("--pin-cores: {nproc} ranks, but {cores} cores"));
         }
         self.plan.comm.refusal(self.transport, nproc)
@@ -41,9 +42,9 @@ impl Configuration<'_> {
 
     /// The name of the algorithm by which the transport carries out the operation.
     pub(super) fn algorithm(&self) -> &'static str {
-        let Plan { operation, private, comm, .. } = self.plan;
+        let Plan { operation, ranks, comm, .. } = self.plan;
         match self.transport {
-            TransportName::Thread | TransportName::Shm if *private => "private",
+            TransportName::Thread | TransportName::Shm if ranks.private => "private",
             // Only all-reduce has a choice.
             TransportName::Tcp if operation.kind == OpKind::AllReduce => comm.algorithm.name(),
             TransportName::Mpi => "library",
@@ -54,15 +55,16 @@ impl Configuration<'_> {
 
     /// How it is measured, in words, to be printed after the name of its transport. `pinned` names each rank's processors.
     pub(super) fn about(&self, pinned: Option<String>) -> String {
-        let Plan { iters, warmup_iters, device, private, comm, operation, .. } = self.plan;
+        let Plan { measuring, ranks, comm, operation, .. } = self.plan;
+        let MeasuringArgs { iters, warmup_iters, .. } = measuring;
         let mut words = format!(
             ": medians of {iters} iterations after {warmup_iters}, each the slowest rank's"
         );
-        if *private {
+        if ranks.private {
             words += "; private buffers";
         }
-        if *device != Device::Cpu {
-            words += &format!("; in memory of {device}");
+        if ranks.device != Device::Cpu {
+            words += &format!("; in memory of {}", ranks.device);
         }
         let name = self.algorithm();
         words += &format!("; algorithm {name}");
@@ -88,7 +90,7 @@ impl Configuration<'_> {
             let operation = &self.plan.operation;
             let bytes = operation.elements(size, self.nproc) * operation.dtype.size_bytes();
             // Each rank has two buffers of the whole size, and for a device their copies on the host.
-            let num_buffers = if self.plan.device == Device::Cpu { 2.0 } else { 4.0 };
+            let num_buffers = if self.plan.ranks.device == Device::Cpu { 2.0 } else { 4.0 };
             let per_rank = num_buffers * bytes as f64 + self.scratch_bytes(local_ranks, bytes);
             let needed = per_rank * local_ranks as f64;
             if needed <= usable {

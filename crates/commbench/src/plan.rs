@@ -1,7 +1,5 @@
 //! Turns the flags of `paceline bench` into a plan, which is checked as a whole before any rank starts.
 
-use std::path::PathBuf;
-
 use paceline_collectives::OpKind;
 use paceline_failure::outputs::check_outputs;
 use paceline_failure::{Failure, Result, usage};
@@ -15,10 +13,9 @@ use paceline_memory::DType;
 
 use super::load;
 use super::operation::Operation;
-use super::screen::Screen;
 use super::series::Series;
 use super::sizes::{Step, parse_size, parse_size_mb, sweep};
-use crate::args::{BenchArgs, SizeArgs};
+use crate::args::{BenchArgs, MeasuringArgs, OutputArgs, RankArgs, SizeArgs};
 
 /// The sizes of `--sweep` in MB, which are those of a published benchmark.
 const SWEEP_MB: [u64; 4] = [1, 10, 100, 1024];
@@ -34,32 +31,18 @@ pub struct Plan {
     pub operation: Operation,
     /// The requested sizes, in bytes.
     pub sizes: Vec<u64>,
-    /// Number of calls that are timed.
-    pub iters: usize,
-    /// Number of warm-up calls before those.
-    pub warmup_iters: usize,
-    /// Whether to check results.
-    pub check: bool,
     /// Numbers of ranks.
     pub nprocs: Vec<usize>,
     /// The transports.
     pub transports: Vec<TransportName>,
-    /// Where buffers lie.
-    pub device: Device,
-    /// Whether buffers are in memory that other processes cannot reach.
-    pub private: bool,
-    /// Whether each rank has a core of its own.
-    pub pin_cores: bool,
     /// How the ranks talk to each other.
     pub comm: CommConfig,
-    /// The screen.
-    pub screen: Screen,
-    /// File for the report.
-    pub json: Option<PathBuf>,
-    /// File for the rows.
-    pub csv: Option<PathBuf>,
-    /// Folder for charts.
-    pub charts: Option<PathBuf>,
+    /// How each size is measured.
+    pub measuring: MeasuringArgs,
+    /// The memory and the cores of the ranks.
+    pub ranks: RankArgs,
+    /// The screen and the files.
+    pub output: OutputArgs,
     /// Measurements to compare with.
     pub compared: Vec<Series>,
 }
@@ -67,7 +50,7 @@ pub struct Plan {
 impl Plan {
     /// Which processors of this host each of its ranks gets, in words, if they are pinned.
     pub fn pinned(&self, local_ranks: usize) -> Option<String> {
-        let pinning = self.pin_cores.then(|| resources::pinning(local_ranks, 1))?;
+        let pinning = self.ranks.pin_cores.then(|| resources::pinning(local_ranks, 1))?;
         pinning.ok().map(|pinning| pinning.who())
     }
 }
@@ -116,19 +99,12 @@ pub fn resolve(args: &BenchArgs, placement: Option<&Placement>, is_inner: bool) 
     Ok(Plan {
         operation: Operation { kind: *kind, redop: measuring.redop, root, dtype },
         sizes,
-        iters,
-        warmup_iters,
-        check: measuring.check == 1,
         nprocs,
         transports,
-        device: ranks.device,
-        private: ranks.private,
-        pin_cores: ranks.pin_cores,
         comm,
-        screen: Screen { style: output.style, columns: output.columns },
-        json: output.json.clone(),
-        csv: output.csv.clone(),
-        charts: output.charts.clone(),
+        measuring: measuring.clone(),
+        ranks: ranks.clone(),
+        output: output.clone(),
         compared,
     })
 }

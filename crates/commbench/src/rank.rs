@@ -29,14 +29,14 @@ pub(super) fn measure(
     let operation = plan.operation;
     // Data that are copied to a device and back are read and written more often.
     let shares_memory = matches!(transport, TransportName::Thread | TransportName::Shm)
-        && plan.device == Device::Cpu;
+        && plan.ranks.device == Device::Cpu;
     let memory = if shares_memory { bandwidth_gb_s(group)? } else { None };
     if let Some(gb_s) = memory {
         reporter.report(Found::MemoryBandwidth(gb_s))?;
     }
     let most = sizes.iter().map(|&bytes| operation.elements(bytes, world)).max().unwrap_or(0);
     let nccl = (transport == TransportName::Nccl).then_some(plan.comm.nccl_order);
-    let buffers = buffers(operation, group, most, (plan.device, nccl), plan.private)?;
+    let buffers = buffers(operation, group, most, (plan.ranks.device, nccl), plan.ranks.private)?;
     for &size in sizes {
         let elements = operation.elements(size, world);
         let bytes = (elements * operation.dtype.size_bytes()) as u64;
@@ -53,7 +53,7 @@ pub(super) fn measure(
         let in_place = if operation.has_in_place() { Some(timing(true)?) } else { None };
         // No figure for private buffers: their data are staged, so they are read and written more often,
         // mostly in the caches.
-        let memory_fraction = memory.filter(|_| !plan.private && bytes > 0).map(|gb_s| {
+        let memory_fraction = memory.filter(|_| !plan.ranks.private && bytes > 0).map(|gb_s| {
             let moved = bytes_touched(operation.kind, world, bytes) as f64;
             moved / out_of_place.median_us / 1e3 / gb_s
         });
@@ -76,27 +76,28 @@ pub(super) fn measure(
     Ok(())
 }
 
-/// Times the call `plan.iters` times after the warm-up, and checks the result of one more call.
+/// Times the call `--iters` times after the warm-up, and checks the result of one more call.
 fn time(plan: &Plan, exchange: &Exchange<'_>, group: &Group, bytes: u64) -> Result<Timing> {
     exchange.fill()?;
-    for _ in 0..plan.warmup_iters {
+    for _ in 0..plan.measuring.warmup_iters {
         group.barrier()?;
         exchange.call()?;
     }
-    let mut own = Vec::with_capacity(plan.iters);
-    for _ in 0..plan.iters {
+    let iters = plan.measuring.iters;
+    let mut own = Vec::with_capacity(iters);
+    for _ in 0..iters {
         group.barrier()?;
         let begin = Instant::now();
         exchange.call()?;
         own.push(begin.elapsed().as_nanos() as i64);
     }
-    let mut all = vec![0; plan.iters * group.world_size()];
+    let mut all = vec![0; iters * group.world_size()];
     group.all_gather_slice(&own, &mut all)?;
-    let longest = |at: usize| all.iter().skip(at).step_by(plan.iters).copied().max().unwrap_or(0);
-    let times: Vec<u64> = (0..plan.iters).map(|at| longest(at) as u64).collect();
+    let longest = |at: usize| all.iter().skip(at).step_by(iters).copied().max().unwrap_or(0);
+    let times: Vec<u64> = (0..iters).map(|at| longest(at) as u64).collect();
     let us = |part: f64| nearest_rank(&times, part).unwrap_or(0) as f64 / 1e3;
     let factor = bus_factor(plan.operation.kind.name(), group.world_size()).unwrap_or(0.0);
-    let wrong = if plan.check { Some(exchange.check()?) } else { None };
+    let wrong = if plan.measuring.check == 1 { Some(exchange.check()?) } else { None };
     Ok(Timing::new(bytes, factor, (us(0.5), us(0.99), us(1.0)), wrong))
 }
 

@@ -1,6 +1,6 @@
 //! Prints the progress of a benchmark, in either style. Only one process, or one rank, has a [`Screen`].
 
-use clap::ValueEnum;
+use clap::{Args, ValueEnum};
 use paceline_host::text::{line_width, plural, say, say_unbroken};
 
 use super::result::{BenchReport, Row, Skipped};
@@ -17,11 +17,13 @@ pub enum Style {
 }
 
 /// Prints to standard output.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Args)]
 pub struct Screen {
-    /// The format of the output.
+    /// Format of the output
+    #[arg(long, value_enum, default_value_t = Style::Table)]
     pub style: Style,
-    /// Which columns the table has.
+    /// Which columns the table has
+    #[arg(long, value_enum, default_value_t = ColumnSet::Standard)]
     pub columns: ColumnSet,
 }
 

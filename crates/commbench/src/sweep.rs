@@ -34,7 +34,7 @@ pub fn bench(args: &BenchArgs, placement: Option<Placement>) -> Result<u8> {
 
 fn join(plan: &Plan, transport: TransportName, placement: &Placement) -> Result<Group> {
     let place = &placement.place;
-    let threads = plan.pin_cores.then_some(1);
+    let threads = plan.ranks.pin_cores.then_some(1);
     connect(transport, &plan.comm, place.rendezvous()?, place, threads, None)
 }
 
@@ -43,7 +43,7 @@ fn as_rank_of_ours(plan: &Plan, placement: &Placement, job: &Job) -> Result<u8> 
     let mut reporter = Reporter::default();
     let (transport, nproc) = (job.transport, placement.place.world_size);
     if placement.place.rank == 0 {
-        reporter.screen = (!job.is_quiet).then_some((plan.screen, transport, nproc));
+        reporter.screen = (!job.is_quiet).then_some((plan.output.screen, transport, nproc));
         reporter.file = Some(job.file()?);
     }
     match join(plan, transport, placement) {
@@ -73,9 +73,14 @@ fn as_rank_of_others(plan: &Plan, placement: &Placement) -> Result<u8> {
     let mut report = new_report(plan);
     let mut reporter = Reporter::default();
     if is_first {
-        reporter.screen = Some((plan.screen, transport, nproc));
-        plan.screen.opens();
-        plan.screen.configuration(transport.name(), nproc, &configuration.about(pinned), &skipped);
+        reporter.screen = Some((plan.output.screen, transport, nproc));
+        plan.output.screen.opens();
+        plan.output.screen.configuration(
+            transport.name(),
+            nproc,
+            &configuration.about(pinned),
+            &skipped,
+        );
         report.skipped = skipped;
     }
     measure(configuration, &sizes, &group, &mut reporter)?;
@@ -90,13 +95,13 @@ fn as_rank_of_others(plan: &Plan, placement: &Placement) -> Result<u8> {
 fn as_parent(plan: &Plan) -> Result<u8> {
     let mut report = new_report(plan);
     let mut code = 0;
-    plan.screen.opens();
+    plan.output.screen.opens();
     for &transport in &plan.transports {
         for &nproc in &plan.nprocs {
             let configuration = Configuration { plan, transport, nproc };
             let skip = |report: &mut BenchReport, reason| {
                 let skipped = configuration.skipped(None, reason);
-                plan.screen.skipped(&skipped);
+                plan.output.screen.skipped(&skipped);
                 report.skipped.push(skipped);
             };
             if let Some(reason) = configuration.refusal() {
@@ -105,12 +110,12 @@ fn as_parent(plan: &Plan) -> Result<u8> {
             }
             let (sizes, skipped) = configuration.fitting(nproc);
             if sizes.is_empty() {
-                skipped.iter().for_each(|skipped| plan.screen.skipped(skipped));
+                skipped.iter().for_each(|skipped| plan.output.screen.skipped(skipped));
                 report.skipped.extend(skipped);
                 continue;
             }
             let about = configuration.about(plan.pinned(nproc));
-            plan.screen.configuration(transport.name(), nproc, &about, &skipped);
+            plan.output.screen.configuration(transport.name(), nproc, &about, &skipped);
             report.skipped.extend(skipped);
             let (mut reporter, its_code) = match transport {
                 TransportName::Thread => (in_threads(configuration, &sizes), 0),
@@ -135,7 +140,7 @@ fn as_parent(plan: &Plan) -> Result<u8> {
     }
     if report.rows.is_empty() && code > EXIT_RUN {
         // The launcher has said which rank failed, and its exit code says how that rank ended.
-        plan.screen.ends(&report);
+        plan.output.screen.ends(&report);
         return Ok(code);
     }
     let finished = finish(plan, &report)?;
@@ -147,10 +152,10 @@ fn in_threads(configuration: Configuration<'_>, sizes: &[u64]) -> Reporter {
     let Configuration { plan, transport, nproc } = configuration;
     let outcome = threads::run(nproc, plan.comm.options(nproc), |group| {
         let rank = group.rank();
-        if plan.pin_cores {
+        if plan.ranks.pin_cores {
             connect::pin(rank, nproc, 1)?;
         }
-        let screen = (rank == 0).then_some((plan.screen, transport, nproc));
+        let screen = (rank == 0).then_some((plan.output.screen, transport, nproc));
         let mut reporter = Reporter { screen, ..Reporter::default() };
         measure(configuration, sizes, &group, &mut reporter)?;
         Ok(reporter)
@@ -163,7 +168,7 @@ fn in_threads(configuration: Configuration<'_>, sizes: &[u64]) -> Reporter {
 
 /// Adds the results of a configuration to the report, and ends its table.
 fn add(plan: &Plan, report: &mut BenchReport, found: Reporter) {
-    plan.screen.configuration_ends(&found.rows, plan.operation.kind.name());
+    plan.output.screen.configuration_ends(&found.rows, plan.operation.kind.name());
     report.rows.extend(found.rows);
     let bandwidths = report.memory_bandwidth_gb_s.into_iter().chain(found.memory_bandwidth_gb_s);
     report.memory_bandwidth_gb_s = bandwidths.reduce(f64::max);
@@ -175,7 +180,7 @@ fn new_report(plan: &Plan) -> BenchReport {
         date: paceline_host::text::now("%Y-%m-%d %H:%M:%S"),
         command: std::env::args_os().map(|word| word.to_string_lossy().into_owned()).collect(),
         link: plan.comm.link.map(|link| link.to_string()),
-        device: plan.device,
+        device: plan.ranks.device,
         memory_bandwidth_gb_s: None,
         rows: Vec::new(),
         skipped: Vec::new(),
@@ -184,18 +189,18 @@ fn new_report(plan: &Plan) -> BenchReport {
 
 /// Writes the files and prints the end of the report. Returns 1 if a result was wrong, otherwise 0.
 fn finish(plan: &Plan, report: &BenchReport) -> Result<u8> {
-    plan.screen.ends(report);
+    plan.output.screen.ends(report);
     if report.rows.is_empty() {
         return Err(Failure::Run("nothing was measured; the reasons are above".into()));
     }
     let disk = Disk::default();
-    if let Some(file) = &plan.json {
+    if let Some(file) = &plan.output.json {
         write_stated_bytes(&disk, file, files::json(report).as_bytes())?;
     }
-    if let Some(file) = &plan.csv {
+    if let Some(file) = &plan.output.csv {
         write_stated_bytes(&disk, file, files::csv(&report.rows).as_bytes())?;
     }
-    if let Some(folder) = &plan.charts {
+    if let Some(folder) = &plan.output.charts {
         for file in charts::write(&disk, report, &plan.compared, folder)? {
             say_unbroken(&format!("# chart: {}", file.printable()));
         }
