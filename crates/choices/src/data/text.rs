@@ -98,63 +98,12 @@ fn resolve(settings: &ArgMatches, run: &RunNeeds) -> Result<Arc<dyn DataSettings
     if let Some((flag, _)) = numbers.iter().find(|(_, value)| *value == Some(0)) {
         return usage(format!("{flag} 0: pass at least 1"));
     }
-    let kind = match (run.samples, flags.classes) {
-        (Samples::Images | Samples::Vectors { .. }, _) => {
-            return usage(format!(
-                "--model {} trains on {}, and --data text has texts; leave --data out, or pass another --model",
-                run.model,
-                run.samples.plural()
-            ));
-        }
-        (Samples::Tokens { classes: None, .. }, _) => Kind::running(&flags)?,
-        (Samples::Tokens { classes: Some(of_model), .. }, Some(classes)) if classes != of_model => {
-            return usage(format!(
-                "--classes {classes}: --model {} has {of_model} classes; pass the same number",
-                run.model
-            ));
-        }
-        (Samples::Tokens { classes: Some(classes), .. }, _) | (Samples::Any, Some(classes)) => {
-            Kind::classified(&flags, classes)?
-        }
-        (Samples::Any, None) => {
-            return usage("--data text needs --classes, the number of classes of its labels");
-        }
-    };
-    let Found { path: folder, note, revision } =
-        hub::find("--data-dir", stated, hub::Wanted::Texts)?;
-    let mut revisions: Vec<String> = revision.into_iter().collect();
-    let is_named = note.is_some();
-    let mut notes: Vec<String> = note.into_iter().collect();
+    let kind = Kind::of(&flags, run)?;
+    let data = hub::find("--data-dir", stated, hub::Wanted::Texts)?;
+    let folder = data.path.clone();
     // For a single file, the folder that it is in.
-    let beside = if folder.is_dir() {
-        folder.clone()
-    } else {
-        folder.parent().unwrap_or(Path::new("")).to_owned()
-    };
-    let tokenizer = match &flags.tokenizer {
-        Some(stated) if stated == Path::new(TokenizerSource::BYTES) => TokenizerSource::Bytes,
-        Some(stated) => {
-            let found = hub::find("--tokenizer", stated, hub::Wanted::Tokenizer)?;
-            let is_file = found.note.is_none();
-            notes.extend(found.note);
-            revisions.extend(found.revision);
-            let path = if is_file { found.path } else { found.path.join(TOKENIZER) };
-            TokenizerSource::File(path)
-        }
-        None => TokenizerSource::File(match (beside.join(TOKENIZER), run.tokenizer) {
-            (there, Some(of_model)) if !there.is_file() => of_model.to_owned(),
-            (there, _) => there,
-        }),
-    };
-    if let TokenizerSource::File(path) = &tokenizer
-        && !path.is_file()
-    {
-        return usage(format!(
-            "--tokenizer: {} is no file; pass the tokenizer.json that the model was published with, or bytes, whose \
-             tokens are the bytes of a text",
-            path.printable()
-        ));
-    }
+    let beside = if folder.is_dir() { &*folder } else { folder.parent().unwrap_or(Path::new("")) };
+    let (tokenizer, of_tokenizer) = tokenizer(&flags, beside, run)?;
     let mut table = table(&flags, &kind)?;
     let files = match kind {
         Kind::Classified { .. } => TextFiles::find(&folder),
@@ -166,30 +115,49 @@ fn resolve(settings: &ArgMatches, run: &RunNeeds) -> Result<Arc<dyn DataSettings
     {
         table.label_names = label_names(&files, &table, num_classes, run.class_names)?;
     }
-    let has_test = !files.of(Split::Test).is_empty() || flags.test_samples.is_some();
     let cache = match flags.token_cache.clone() {
         Some(cache) => cache,
-        None if is_named => hub::tokens_folder()?,
+        None if data.note.is_some() => hub::tokens_folder()?,
         None => beside.join("tokens"),
     };
     let known = match run.samples {
         Samples::Tokens { vocab, .. } => Some((run.model.to_owned(), vocab)),
         _ => None,
     };
+    let found = [Some(data), of_tokenizer].into_iter().flatten().collect();
     let quiet = OnceLock::new();
-    Ok(Arc::new(Texts {
-        flags,
-        files,
-        table,
-        tokenizer,
-        cache,
-        kind,
-        known,
-        has_test,
-        notes,
-        revisions,
-        quiet,
-    }))
+    Ok(Arc::new(Texts { flags, files, table, tokenizer, cache, kind, known, found, quiet }))
+}
+
+/// The tokenizer, and how it was found if a flag names it.
+fn tokenizer(
+    flags: &Flags,
+    beside: &Path,
+    run: &RunNeeds,
+) -> Result<(TokenizerSource, Option<Found>)> {
+    let (path, found) = match &flags.tokenizer {
+        Some(stated) if stated == Path::new(TokenizerSource::BYTES) => {
+            return Ok((TokenizerSource::Bytes, None));
+        }
+        Some(stated) => {
+            let found = hub::find("--tokenizer", stated, hub::Wanted::Tokenizer)?;
+            let is_file = found.note.is_none();
+            let path = if is_file { found.path.clone() } else { found.path.join(TOKENIZER) };
+            (path, Some(found))
+        }
+        None => match (beside.join(TOKENIZER), run.tokenizer) {
+            (there, Some(of_model)) if !there.is_file() => (of_model.to_owned(), None),
+            (there, _) => (there, None),
+        },
+    };
+    if path.is_file() {
+        return Ok((TokenizerSource::File(path), found));
+    }
+    usage(format!(
+        "--tokenizer: {} is no file; pass the tokenizer.json that the model was published with, or bytes, whose \
+         tokens are the bytes of a text",
+        path.printable()
+    ))
 }
 
 /// How labels above the last class become possible.
@@ -285,6 +253,32 @@ enum Kind {
 }
 
 impl Kind {
+    /// The task of the model.
+    fn of(flags: &Flags, run: &RunNeeds) -> Result<Self> {
+        match (run.samples, flags.classes) {
+            (Samples::Images | Samples::Vectors { .. }, _) => usage(format!(
+                "--model {} trains on {}, and --data text has texts; leave --data out, or pass another --model",
+                run.model,
+                run.samples.plural()
+            )),
+            (Samples::Tokens { classes: None, .. }, _) => Self::running(flags),
+            (Samples::Tokens { classes: Some(of_model), .. }, Some(classes))
+                if classes != of_model =>
+            {
+                usage(format!(
+                    "--classes {classes}: --model {} has {of_model} classes; pass the same number",
+                    run.model
+                ))
+            }
+            (Samples::Tokens { classes: Some(classes), .. }, _) | (Samples::Any, Some(classes)) => {
+                Self::classified(flags, classes)
+            }
+            (Samples::Any, None) => {
+                usage("--data text needs --classes, the number of classes of its labels")
+            }
+        }
+    }
+
     fn classified(flags: &Flags, num_classes: usize) -> Result<Self> {
         if flags.seq_len.is_some() {
             return usage(
@@ -323,9 +317,8 @@ struct Texts {
     kind: Kind,
     /// The name of the model and the number of tokens that it knows, if it states one.
     known: Option<(String, usize)>,
-    has_test: bool,
-    notes: Vec<String>,
-    revisions: Vec<String>,
+    /// How the folder and the tokenizer were found.
+    found: Vec<Found>,
     /// Whether nothing is reported. Set in the process that prepares the run; others find the tokens in the cache.
     quiet: OnceLock<bool>,
 }
@@ -372,11 +365,11 @@ impl DataSettings for Texts {
     }
 
     fn notes(&self) -> Vec<String> {
-        self.notes.clone()
+        self.found.iter().filter_map(|found| found.note.clone()).collect()
     }
 
     fn revisions(&self) -> Vec<String> {
-        self.revisions.clone()
+        self.found.iter().filter_map(|found| found.revision.clone()).collect()
     }
 
     fn tokenizer(&self) -> Option<&TokenizerSource> {
@@ -384,7 +377,7 @@ impl DataSettings for Texts {
     }
 
     fn has_test(&self) -> bool {
-        self.has_test
+        !self.files.of(Split::Test).is_empty() || self.flags.test_samples.is_some()
     }
 
     fn length_flag(&self) -> Option<&'static str> {
