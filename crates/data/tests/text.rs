@@ -6,7 +6,7 @@ use std::fs;
 use std::path::PathBuf;
 
 use paceline_data::text::{
-    TextError, TextFiles, TextReport, TextRows, TextSettings, TextSource, Tokenizer,
+    FORMATS, TextError, TextFiles, TextReport, TextRows, TextSettings, TextSource, Tokenizer,
 };
 use paceline_data::{Dataset, OwnedSample, Split};
 use parquet::basic::Compression;
@@ -51,6 +51,14 @@ fn every_format_has_the_same_rows() {
     }
     let all = TextRows::read(&paths, 2).unwrap();
     assert_eq!(all.texts.len(), 25);
+}
+
+#[test]
+fn the_page_about_texts_names_every_format() {
+    let page = include_str!("../../../docs/language-models.md");
+    for format in FORMATS {
+        assert!(page.contains(&format!("`.{}`", format.ending)), "{}", format.ending);
+    }
 }
 
 #[test]
