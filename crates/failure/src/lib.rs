@@ -177,3 +177,38 @@ impl From<Failure> for Box<dyn Error + Send + Sync> {
         failure.to_string().into()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The error of a library that wraps one of communication, as that of the strategies does.
+    #[derive(Debug)]
+    struct Wrapped(CollectiveError);
+
+    impl fmt::Display for Wrapped {
+        fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+            self.0.fmt(f)
+        }
+    }
+
+    impl Error for Wrapped {
+        fn source(&self) -> Option<&(dyn Error + 'static)> {
+            Some(&self.0)
+        }
+    }
+
+    #[test]
+    fn the_source_of_an_error_says_who_is_to_blame() {
+        let left = CollectiveError::PeerLeft { rank: 0, peer: 2, op: "barrier", seq: 1, bytes: 0 };
+        let message = left.to_string();
+        for failure in [Failure::from(left.clone()), Wrapped(left).into()] {
+            let Failure::Missing { message: said, ranks } = failure else { panic!("{failure}") };
+            assert_eq!((said, ranks), (message.clone(), vec![2]));
+        }
+        let (name, value) = ("RANK".to_owned(), "two".to_owned());
+        let environment = EnvironmentError::NotANumber { name, value };
+        assert!(matches!(environment.into(), Failure::Usage(_)));
+        assert!(matches!(std::io::Error::other("full").into(), Failure::Run(_)));
+    }
+}
