@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
@@ -62,7 +62,7 @@ struct Running {
     /// Says whether this rank's part is on the disk.
     part: Receiver<bool>,
     /// Ends the wait for the other ranks, after a time.
-    end_run: Sender<Duration>,
+    end_run: Sender<Instant>,
     thread: JoinHandle<Result<Option<Previous>>>,
 }
 
@@ -125,7 +125,7 @@ impl Saver {
         let num_bytes = snapshot::num_bytes(pieces);
         let num_waiting = snapshot::num_waiting(num_bytes, self.settings.budget_bytes);
         let (sender, blocks) = sync_channel(num_waiting);
-        let ((part_written, part), (end_run, grace)) = (channel(), channel());
+        let ((part_written, part), (end_run, until)) = (channel(), channel());
         let job = Job {
             disk: self.disk.clone(),
             folder: self.folder.clone(),
@@ -141,7 +141,7 @@ impl Saver {
         head.previous = self.previous.clone();
         let keep =
             Keep { newest: self.settings.keep, also: self.line.to_keep(), good: self.line.good() };
-        let (limit, run_end) = (self.settings.limit, RunEnd { grace, deadline: None });
+        let (limit, run_end) = (self.settings.limit, RunEnd { until, deadline: None });
         let completion = (rank == 0).then_some(Completion { head, steps, keep, limit, run_end });
         let write = move || writer::run(&job, completion);
         let thread = thread_builder("checkpoint").spawn(beside(write));
@@ -187,7 +187,7 @@ impl Saver {
     fn end(&mut self, grace: Duration) {
         let Some(Running { end_run, thread, .. }) = self.save.take() else { return };
         // A writer that no longer waits has no use for it.
-        let _ = end_run.send(grace);
+        let _ = end_run.send(Instant::now() + grace);
         // The run has failed for another reason already, or is about to.
         let _ = thread.join();
     }

@@ -70,16 +70,16 @@ pub(super) struct Completion {
 /// Says when the run has ended, so that the other ranks' parts may never come.
 #[derive(Debug)]
 pub(super) struct RunEnd {
-    /// Gets how long the writer goes on waiting.
-    pub grace: Receiver<Duration>,
+    /// Gets the moment until which the writer goes on waiting.
+    pub until: Receiver<Instant>,
     pub deadline: Option<Instant>,
 }
 
 impl RunEnd {
     /// Waits a while. False if the run has ended long ago.
     fn pause(&mut self, time: Duration) -> bool {
-        match self.grace.recv_timeout(time) {
-            Ok(grace) => self.deadline = Some(Instant::now() + grace),
+        match self.until.recv_timeout(time) {
+            Ok(deadline) => self.deadline = Some(deadline),
             // The owner waits for the outcome.
             Err(RecvTimeoutError::Disconnected) => std::thread::sleep(time),
             Err(RecvTimeoutError::Timeout) => {}

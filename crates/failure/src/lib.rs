@@ -178,6 +178,13 @@ impl From<Failure> for Box<dyn Error + Send + Sync> {
     }
 }
 
+/// The same, for programs of one thread.
+impl From<Failure> for Box<dyn Error> {
+    fn from(failure: Failure) -> Self {
+        failure.to_string().into()
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -21,7 +21,8 @@ pub fn start() {
     match stated.parse::<Targets>() {
         Ok(targets) => {
             let lines = tracing_subscriber::fmt::layer().with_ansi(false).with_writer(|| Lines);
-            tracing_subscriber::registry().with(lines.with_filter(targets)).init();
+            // A program that has a subscriber of its own keeps it.
+            let _ = tracing_subscriber::registry().with(lines.with_filter(targets)).try_init();
         }
         Err(error) => warn(&format!(
             "{VARIABLE}: {error}; nothing is logged; pass a target and a level, such as paceline=debug"

@@ -31,6 +31,8 @@ const MOST_NAMED: usize = 6;
 
 /// Flags that can name something that a host has fetched. Their values are the commits that were found for the names.
 const NAMES: [&str; 3] = ["--pretrained", "--data-dir", "--tokenizer"];
+/// Flags that only rank 0 looks at.
+const OF_RANK_0: [&str; 2] = ["--save-keep", "--tensorboard"];
 const TRAINING_DATA: &str = "the training data";
 const CLASS_NAMES: &str = "the names of the classes";
 const TEST_DATA: &str = "the test data";
@@ -45,10 +47,11 @@ impl Settings {
     pub fn of_run(config: &TrainConfig, data: &OpenData) -> Self {
         let mut all = Self::default().with_data(&config.data).with_model(&config.model);
         let mut json = json!(config);
-        // Of the data, the contents are compared. Warnings are about a host.
+        // Of the data, the contents are compared. Warnings are about a host, as where it has found a model.
         for place in ["data", "training_data", "class_names", "warnings"] {
             json[place] = Value::Null;
         }
+        json["model"]["found"] = Value::Null;
         all.add(&json);
         all.insert(TRAINING_DATA, config.training_data.as_deref().unwrap_or("computed"));
         all.insert(CLASS_NAMES, listed(&config.class_names));
@@ -64,7 +67,9 @@ impl Settings {
         others: &Value,
     ) -> Self {
         let mut all = Self::default().with_data(data).with_model(model);
-        all.add(&json!({ "model": model }));
+        let mut json = json!({ "model": model });
+        json["model"]["found"] = Value::Null;
+        all.add(&json);
         all.add(others);
         all.with_test_data(test_digest)
     }
@@ -82,7 +87,7 @@ impl Settings {
     fn with_model(mut self, model: &ModelConfig) -> Self {
         // The settings in the folder of a pretrained model.
         if let Some(config) = model.hugging_face_config() {
-            self.add(&json!({ "config.json": config }));
+            self.add(&json!({ "model_config": config }));
         }
         self.with_revisions(model.revisions())
     }
@@ -131,8 +136,12 @@ fn flatten(
 ) {
     let flag = flag(place, known);
     let name = flag.map_or_else(|| place.to_owned(), |flag| format!("--{}", flags::key(flag)));
+    let is_of_rank_0 = OF_RANK_0.contains(&&name[..]);
     // The contents of what a host has fetched are compared instead.
-    if flag.is_some_and(|flag| !Scope::of(flag).is_of_all_ranks()) || NAMES.contains(&&name[..]) {
+    if flag.is_some_and(|flag| !Scope::of(flag).is_of_all_ranks())
+        || NAMES.contains(&&name[..])
+        || is_of_rank_0
+    {
         return;
     }
     let is_path = |flag: &Arg| flag.get_value_parser().type_id() == TypeId::of::<PathBuf>();
@@ -149,14 +158,16 @@ fn flatten(
 
 /// The flag that sets the value at a place of `config.json`, if there is one.
 fn flag<'a>(place: &str, known: &BTreeMap<&str, &'a Arg>) -> Option<&'a Arg> {
-    let last = match place.rsplit_once('.') {
+    let find = |name: &str| known.get(&name.replace(['_', '.'], "-")[..]).copied();
+    let inner = match place.rsplit_once('.') {
         // The name of a choice is the value of the flag that it is for.
-        Some((choice, "name")) => choice,
-        Some((_, last)) => last,
-        None => place,
+        Some((choice, "name")) => find(choice),
+        Some(("comm" | "copies", last)) => find(last),
+        // A model or a strategy may have a setting that is called like a flag of a host.
+        Some((_, last)) => find(last).filter(|flag| Scope::of(flag).is_of_all_ranks()),
+        None => None,
     };
-    let names = [place.replace(['_', '.'], "-"), last.replace('_', "-")];
-    names.iter().find_map(|name| known.get(&name[..]).copied())
+    find(place).or(inner)
 }
 
 /// A value as one would type it.

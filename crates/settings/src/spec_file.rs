@@ -68,16 +68,16 @@ impl SpecFile {
 
     /// Reads the text of a file: JSON if its name ends in `.json`, otherwise TOML.
     pub fn parse(path: &Path, text: &str) -> Result<Self> {
-        Self::parse_if(path, text, |_| true)
+        Self::parse_from(path, text, false)
     }
 
     /// Reads the settings that a checkpoint records in its index, which has this path. Fails for a flag that no checkpoint
     /// records, since the checkpoint may come from a stranger.
     pub fn parse_of_checkpoint(path: &Path, text: &str) -> Result<Self> {
-        Self::parse_if(path, text, |name| Scope::of_key(name).is_some_and(Scope::is_recorded))
+        Self::parse_from(path, text, true)
     }
 
-    fn parse_if(path: &Path, text: &str, may_state: impl Fn(&str) -> bool) -> Result<Self> {
+    fn parse_from(path: &Path, text: &str, is_of_checkpoint: bool) -> Result<Self> {
         let fail = |Problem { line, words }: Problem| {
             Failure::Usage(format!("{}:{line}: {}", path.printable(), printable(&words)))
         };
@@ -94,7 +94,10 @@ impl SpecFile {
             let normal = key.replace('_', "-");
             let flag = known.iter().find(|flag| flags::key(flag) == normal);
             let flag = flag.ok_or_else(|| at(unknown(&key, &known)))?;
-            if !may_state(&normal) {
+            if is_of_checkpoint && Scope::of(flag) == Scope::Host {
+                continue; // earlier versions recorded these too
+            }
+            if is_of_checkpoint && !Scope::of(flag).is_recorded() {
                 return Err(at(format!(
                     "it states --{normal}, which is not for a checkpoint to decide, so no run has written it; pass another \
                      checkpoint"
@@ -150,8 +153,8 @@ impl SpecFile {
             spec = spec.without(&[key]);
             if !flags.has(key) {
                 notes.push(format!(
-                    "{} is left out: a run folder does not state another run's output, its files and addresses; pass --{key} if you \
-                     want the same",
+                    "{} is left out: a run folder does not state the files and addresses of another run; pass --{key} if you want the \
+                     same",
                     self.place(key)
                 ));
             }

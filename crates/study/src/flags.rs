@@ -4,9 +4,17 @@ use clap::Arg;
 use paceline_settings::flags::{self, Scope};
 use paceline_settings::part::{Part, Selection};
 
+/// Places that a sweep decides about: the summaries and the folders of its runs go into its own folder.
+const OF_SWEEP: [&str; 2] = ["json", "run-dir"];
+
+/// Whether a sweep varies the flag, and passes it on.
+pub fn is_swept(flag: &Arg) -> bool {
+    Scope::of(flag).is_swept() && !OF_SWEEP.contains(&flags::key(flag))
+}
+
 /// Flags that sweeps have and studies do not pass on: the studies set them, or they make no sense in a run that only
 /// measures.
-const NOT_PASSED_ON: [&str; 8] = [
+const NOT_PASSED_ON: [&str; 10] = [
     "nproc",
     // It depends on the number of ranks.
     "mesh",
@@ -17,6 +25,8 @@ const NOT_PASSED_ON: [&str; 8] = [
     "evaluate",
     "eval-every",
     "early-stop",
+    "sample-every",
+    "tensorboard",
 ];
 
 /// The flags of a run, except those that the study sets itself.
@@ -30,7 +40,7 @@ impl Selection for PassedOn {
     fn flags() -> Vec<Arg> {
         let is_passed_on = |flag: &&Arg| {
             let key = flags::key(flag);
-            Scope::of(flag).is_swept() && !NOT_PASSED_ON.contains(&key)
+            is_swept(flag) && !NOT_PASSED_ON.contains(&key)
         };
         let all = flags::all();
         let passed_on = all.iter().filter(is_passed_on).cloned();
@@ -52,6 +62,6 @@ pub struct Swept;
 
 impl Selection for Swept {
     fn flags() -> Vec<Arg> {
-        flags::all().iter().filter(|flag| Scope::of(flag).is_swept()).cloned().collect()
+        flags::all().iter().filter(|flag| is_swept(flag)).cloned().collect()
     }
 }

@@ -10,8 +10,10 @@ use paceline_host::disk::Disk;
 use paceline_run::resolve::resolve_inputs;
 use paceline_settings::config::TrainConfig;
 use paceline_settings::flags::{self, Scope};
-use paceline_settings::spec::{self, RunSpec};
+use paceline_settings::spec::RunSpec;
 use strsim::levenshtein;
+
+use crate::flags::is_swept;
 
 /// The specification of a run.
 pub type Spec = RunSpec;
@@ -39,7 +41,7 @@ pub fn prints(spec: &Spec) -> bool {
 /// The arguments of `paceline` that start this run and write its summary to a file. This writes the run's
 /// specification to a file beside the summary.
 pub fn arguments(disk: &Disk, spec: &Spec, summary: &Path) -> Result<Vec<OsString>> {
-    let file = summary.with_file_name(spec::FILE_NAME);
+    let file = summary.with_file_name("settings.json");
     spec.write(disk, &file)?;
     let flag = |name: &str, value: &Path| {
         let mut word = OsString::from(format!("--{name}="));
@@ -61,10 +63,13 @@ pub fn shown(spec: &Spec) -> String {
 /// suggests the most similar name.
 pub fn check_key(flag: &str, key: &str) -> Result<()> {
     let all = flags::all();
-    let why = match Scope::of_key(key) {
+    let known = all.iter().find(|known| flags::key(known) == key);
+    let why = match known.map(Scope::of) {
+        _ if known.is_some_and(is_swept) => return Ok(()),
         Some(Scope::Checkpoints) => "runs of several rounds would read and write the same files",
-        Some(Scope::Output) => "the sweep decides about the output of its runs",
-        Some(_) => return Ok(()),
+        Some(_) => {
+            "the sweep decides about the output of its runs; to compare strategies, vary strategy"
+        }
         None if ["config", "recipe"].contains(&key) => "all runs start from one configuration",
         None => {
             let nearest = all.iter().map(flags::key).min_by_key(|known| levenshtein(key, known));

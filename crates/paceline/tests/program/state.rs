@@ -10,7 +10,7 @@ use rustix::process::Signal;
 use serde_json::Value;
 
 /// The groups of flags that decide about steps.
-const GROUPS: [&str; 2] = ["Training", "Strategy"];
+const GROUPS: [&str; 3] = ["Training", "Strategy", "Evaluation"];
 
 /// Flags whose effect on a step, or on the end of the run, depends on earlier steps; and flags of a run that shows it.
 const WITH_HISTORY: [(&[&str], &str); 9] = [
@@ -42,16 +42,19 @@ const WITH_HISTORY: [(&[&str], &str); 9] = [
 ];
 
 /// The other flags of these groups: they say how each step is made, how many there are, or what is measured.
-const WITHOUT_HISTORY: [&str; 19] = [
+const WITHOUT_HISTORY: [&str; 22] = [
     "accumulate-in",
     "batch-size",
     "bucket-cap-mb",
     "epochs",
+    "eval-every",
+    "evaluate",
     "find-unused-parameters",
     "first-bucket-mb",
     "global-batch-size",
     "keep-after-forward",
     "lr",
+    "mesh",
     "no-gradient-view",
     "no-static-graph",
     "no-sync",

@@ -296,7 +296,11 @@ fn all_strategies_are_compared() {
     }
     let folder = run.line("Run folders: ");
     let inside = std::fs::read_dir(sandbox.path(folder)).unwrap().count();
-    assert_eq!(inside, runs.len() + 4, "a run folder each, and comparison.html, .csv, .json and .md");
+    assert_eq!(
+        inside,
+        runs.len() + 4,
+        "a run folder each, and comparison.html, .csv, .json and .md"
+    );
 }
 
 #[test]

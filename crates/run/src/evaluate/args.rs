@@ -19,23 +19,21 @@ Examples:
 ";
 
 /// The groups of flags that an evaluation takes from `paceline train`, by their headings in the help.
-const HEADINGS: [&str; 4] = ["Model", "Ranks", "Communication", "Data"];
+const HEADINGS: [&str; 6] = ["Model", "Precision", "Ranks", "Communication", "Host", "Data"];
 /// Other flags that it takes.
-const ALSO: [&str; 3] = ["batch-size", "global-batch-size", "seed"];
+const ALSO: [&str; 5] = ["batch-size", "global-batch-size", "seed", "host", "init-method"];
 /// Flags in these groups that are of use in training only. An evaluation of a checkpoint computes on the processor, and each rank
 /// has the whole model.
-const ONLY_TRAINING: [&str; 11] = [
+const ONLY_TRAINING: [&str; 9] = [
     "rank-samples",
-    "evaluate",
-    "eval-every",
-    "mesh",
-    "schedule",
-    "stages",
     "device",
     "pin-memory",
     "non-blocking",
     "copy-stream",
     "generate-on-host",
+    "load-ahead",
+    "decode-us",
+    "mark-ranges",
 ];
 
 /// Flags of `paceline evaluate`.

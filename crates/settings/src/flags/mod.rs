@@ -89,12 +89,12 @@ pub struct RunFlags {
 ///
 /// | scope | headings | a checkpoint records it | a run folder repeats it | all ranks agree on it | a sweep varies it |
 /// |---|---|---|---|---|---|
-/// | `Result` | all others, also of a user's own choices | yes | yes | yes | yes |
-/// | `Ranks` | Ranks, Communication, Profile | no | yes | yes | yes |
+/// | `Result` | Model, Data, Strategy, Pipeline, Training, Evaluation, Precision, and those of a user's own choices | yes | yes | yes | yes |
+/// | `Ranks` | Ranks, Communication, Observation | no | yes | yes | yes |
 /// | `Host` | Host | no | yes | no | yes |
 /// | `Places` | Files and addresses | no | no | no | yes |
 /// | `Checkpoints` | Checkpoints | no | no | yes | no |
-/// | `Output` | Output, Comparison | no | no | no | no |
+/// | `Output` | Output, Comparison | no | yes | no | no |
 ///
 /// A checkpoint or a run folder may come from a stranger. So neither decides where this program writes, which server it asks,
 /// or which other file it reads.
@@ -121,7 +121,7 @@ impl Scope {
     /// The scope of a flag.
     pub fn of(flag: &Arg) -> Self {
         match flag.get_help_heading().unwrap_or_default() {
-            "Ranks" | "Communication" | "Profile" => Self::Ranks,
+            "Ranks" | "Communication" | "Observation" => Self::Ranks,
             "Host" => Self::Host,
             PLACES => Self::Places,
             "Checkpoints" => Self::Checkpoints,
@@ -142,7 +142,7 @@ impl Scope {
 
     /// Whether the configuration of a run folder states the flag when the run is repeated.
     pub fn is_repeated(self) -> bool {
-        matches!(self, Self::Result | Self::Ranks | Self::Host)
+        !matches!(self, Self::Places | Self::Checkpoints)
     }
 
     /// Whether all ranks must be started with the same value.
@@ -229,4 +229,71 @@ fn switch(flag: Arg) -> Arg {
         .value_name("BOOL")
         .hide_default_value(true)
         .hide_possible_values(true)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A heading that nobody knows would let a checkpoint of a stranger state the flag.
+    #[test]
+    fn each_flag_has_a_known_heading() {
+        let known = [
+            "Model",
+            "Data",
+            "Strategy",
+            "Pipeline",
+            "Training",
+            "Evaluation",
+            "Precision",
+            "Ranks",
+            "Communication",
+            "Observation",
+            "Host",
+            PLACES,
+            "Checkpoints",
+            "Output",
+            "Comparison",
+        ];
+        for flag in all().iter() {
+            let heading = flag.get_help_heading().unwrap_or_default();
+            assert!(known.contains(&heading), "--{} has the heading {heading:?}", key(flag));
+        }
+    }
+
+    /// Whoever adds a flag that names a file, a folder or an address decides here who may state it.
+    #[test]
+    fn places_are_for_the_user_to_state() {
+        let of = |scope| -> Vec<String> {
+            let all = all();
+            let mut keys: Vec<String> = all
+                .iter()
+                .filter(|flag| Scope::of(flag) == scope)
+                .map(|flag| key(flag).to_owned())
+                .collect();
+            keys.sort();
+            keys
+        };
+        let places = [
+            "download",
+            "host",
+            "init-method",
+            "json",
+            "mirror",
+            "profile-dir",
+            "run-dir",
+            "token-cache",
+        ];
+        assert_eq!(of(Scope::Places), places);
+        let checkpoints = [
+            "resume",
+            "save",
+            "save-best",
+            "save-budget-mb",
+            "save-every",
+            "save-keep",
+            "save-sync",
+        ];
+        assert_eq!(of(Scope::Checkpoints), checkpoints);
+    }
 }

@@ -8,7 +8,7 @@ use super::PLACES;
 
 /// Flags of the profile.
 #[derive(Clone, Debug, Args)]
-#[command(next_help_heading = "Profile")]
+#[command(next_help_heading = "Observation")]
 pub struct ProfileArgs {
     /// Write a trace of some steps of each rank (for Perfetto, Holistic Trace Analysis and paceline analyze)
     #[arg(long)]

@@ -75,10 +75,10 @@ pub struct PipelineFlags {
     pub stages: Vec<String>,
     /// Schedules that put off the gradients of weights do so for those of a language model's head too, which keeps as much as
     /// all its outputs; with this they are computed with the loss
-    #[arg(long)]
+    #[arg(long, help_heading = "Ranks")]
     pub head_at_once: bool,
     /// The most that a rank of a pipeline may keep of micro-batches in flight, in MB, for --schedule auto and --stages measured
-    #[arg(long, value_name = "MB")]
+    #[arg(long, value_name = "MB", help_heading = "Ranks")]
     pub pipeline_memory: Option<f64>,
 }
 
@@ -175,17 +175,17 @@ pub struct OutputFlags {
     #[arg(id = "run_name", long = "name", value_name = "NAME")]
     pub name: Option<String>,
     /// Folder in which run folders are made [default: $PACELINE_RUNS, or runs]
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", help_heading = PLACES)]
     pub run_dir: Option<PathBuf>,
     /// Print a line for every N batches, with their times on rank 0, and mean times after each epoch and at the end
     /// [default: at most 4 lines without times in a run, and one a minute; a bar on a terminal]
     #[arg(long, value_name = "N")]
     pub log_every: Option<usize>,
     /// Write scalars of steps and evaluations for TensorBoard. They are in the run folder, whose name TensorBoard shows
-    #[arg(long)]
+    #[arg(long, help_heading = "Observation")]
     pub tensorboard: bool,
     /// Write the summary to this file too
-    #[arg(long, value_name = "FILE")]
+    #[arg(long, value_name = "FILE", help_heading = PLACES)]
     pub json: Option<PathBuf>,
     /// Print every table: where each rank is, the parts of communication, and memory by phase. summary.txt in the run
     /// folder has it too, and paceline show prints that
@@ -246,7 +246,7 @@ pub struct EvaluationFlags {
     #[arg(long, value_name = "N")]
     pub early_stop: Option<u64>,
     /// Generate a sample text after every N optimizer steps
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", help_heading = "Observation")]
     pub sample_every: Option<u64>,
 }
 
