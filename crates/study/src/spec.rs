@@ -41,7 +41,8 @@ pub fn prints(spec: &Spec) -> bool {
 /// The arguments of `paceline` that start this run and write its summary to a file. This writes the run's
 /// specification to a file beside the summary.
 pub fn arguments(disk: &Disk, spec: &Spec, summary: &Path) -> Result<Vec<OsString>> {
-    let file = summary.with_file_name("settings.json");
+    // Not the name of a run folder's configuration, which does not state files, addresses and output.
+    let file = summary.with_file_name("flags.json");
     spec.write(disk, &file)?;
     let flag = |name: &str, value: &Path| {
         let mut word = OsString::from(format!("--{name}="));
