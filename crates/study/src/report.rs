@@ -100,9 +100,9 @@ impl Report {
             lines.push(if name.is_empty() { table } else { format!("\n{name}\n{table}") });
         }
         lines.push(STEP_TIMES.to_owned());
-        if of.rows.len() > 1 {
+        if of.rows.len() > 1 && of.origin.rounds > 1 {
             lines.push(format!(
-                "Compared by {}: {}",
+                "Compared by {}. {}",
                 head(&of.compared_by).words(),
                 noise::rule(of.origin.rounds)
             ));
@@ -123,48 +123,12 @@ impl Report {
     /// The table of some rows.
     pub fn table(&self, rows: &[Row]) -> Table {
         let of = &self.outcome;
-        let has_scenes = rows.iter().filter(|row| row.is_base).count() > 1;
-        let is_ranked = of.rows.iter().any(|row| row.place.is_some());
-        let mut columns = Columns::new();
-        if is_ranked {
-            let definition = "One plus the number of cases that are better by more than noise.";
-            columns = columns.add("place", "place", ("", 0), definition, |row: &Row| row.place);
-        }
-        let scene = if has_scenes { "scene" } else { "" };
-        columns =
-            columns.add("scene", scene, ("", 0), "Where variants are compared.", |row: &Row| {
-                row.scene.clone()
-            });
-        let variant = if of.keys.is_empty() { "variant" } else { "" };
-        columns =
-            columns.add("variant", variant, ("", 0), "The variant.", |row| row.variant.clone());
-        for (at, key) in of.keys.iter().enumerate() {
-            let value = move |row: &Row| row.values.get(at).cloned();
-            columns.0.push(Column::new(Head::plain(key.clone()), value));
-        }
-        let compared = of.compared_by.as_str();
-        columns.0.push(median_of(compared, true));
-        let own = compared.to_owned();
-        columns = columns
-            .add("", "min to max", ("", 0), "Over the rounds.", move |row| {
-                let shown = |value| Cell::Number(value).shown(&head(&own));
-                let of = row.figures.get(&own);
-                of.map_or(String::new(), |of| format!("{} to {}", shown(of.min), shown(of.max)))
-            })
-            .add(
-                "effect",
-                if is_ranked { "to the best" } else { "to the base" },
-                ("", 0),
-                "The ratio in the same round: the geometric mean over the rounds, and its 95 % interval. None: the interval \
-                 contains 1.",
-                Row::verdict,
-            )
-            .add("failure", "", ("", 0), "Why a run failed.", |row| row.failure.clone());
+        let mut columns = self.first_columns(rows);
         let all: BTreeSet<&str> =
             of.rows.iter().flat_map(|row| row.figures.keys()).map(String::as_str).collect();
         let rest = all.iter().filter(|name| !self.columns.contains(name));
         let names = self.columns.iter().filter(|name| all.contains(*name)).chain(rest);
-        for name in names.filter(|name| **name != compared) {
+        for name in names.filter(|name| **name != of.compared_by) {
             columns.0.push(median_of(name, self.columns.contains(name)));
         }
         for name in all {
@@ -176,23 +140,54 @@ impl Report {
                 });
             }
         }
-        let label = |name: &'static str| if self.columns.contains(&name) { name } else { "" };
+        let label =
+            |name: &str, label: &'static str| if self.columns.contains(&name) { label } else { "" };
+        let weights = |row: &Row| row.weights.chars().take(8).collect::<String>();
+        let [begin, same] = [
+            "Begin of the digest of the weights.",
+            "Whether the runs end with the weights of the base, bit for bit.",
+        ];
         columns
-            .add(
-                "weights",
-                label("weights"),
-                ("", 0),
-                "Begin of the digest of the weights.",
-                |row| row.weights.chars().take(8).collect::<String>(),
-            )
-            .add(
-                "same_bits",
-                if self.columns.contains(&SAME_BITS) { "same bits" } else { "" },
-                ("", 0),
-                "Whether the runs end with the weights of the base, bit for bit.",
-                |row| row.has_bits_of_base,
-            )
+            .add("weights", label("weights", "weights"), ("", 0), begin, weights)
+            .add(SAME_BITS, label(SAME_BITS, "same bits"), ("", 0), same, |row| {
+                row.has_bits_of_base
+            })
             .table(rows)
+    }
+
+    /// The names of the rows, the figure that is compared, and the effects.
+    fn first_columns(&self, rows: &[Row]) -> Columns<Row> {
+        let of = &self.outcome;
+        let if_any = |is_shown: bool, label: &'static str| if is_shown { label } else { "" };
+        let has_scenes = rows.iter().filter(|row| row.is_base).count() > 1;
+        let is_ranked = of.rows.iter().any(|row| row.place.is_some());
+        let has_rounds = of.origin.rounds > 1;
+        let [place, scene, ratio] = [
+            "One plus the number of cases that are better by more than noise.",
+            "Where variants are compared.",
+            "The ratio in the same round: the geometric mean over the rounds, and its 95 % interval. None: the interval contains 1.",
+        ];
+        let mut columns = Columns::new()
+            .add("place", if_any(is_ranked, "place"), ("", 0), place, |row: &Row| row.place)
+            .add("scene", if_any(has_scenes, "scene"), ("", 0), scene, |row| row.scene.clone())
+            .add("variant", if_any(of.keys.is_empty(), "variant"), ("", 0), "", |row| {
+                row.variant.clone()
+            });
+        for (at, key) in of.keys.iter().enumerate() {
+            let value = move |row: &Row| row.values.get(at).cloned();
+            columns.0.push(Column::new(Head::plain(key.clone()), value));
+        }
+        columns.0.push(median_of(&of.compared_by, true));
+        let own = of.compared_by.clone();
+        let beside = if is_ranked { "to the best" } else { "to the base" };
+        columns
+            .add("", if_any(has_rounds, "min to max"), ("", 0), "Over the rounds.", move |row| {
+                let shown = |value| Cell::Number(value).shown(&head(&own));
+                let of = row.figures.get(&own);
+                of.map_or(String::new(), |of| format!("{} to {}", shown(of.min), shown(of.max)))
+            })
+            .add("effect", if_any(has_rounds, beside), ("", 0), ratio, Row::verdict)
+            .add("failure", "", ("", 0), "Why a run failed.", |row| row.failure.clone())
     }
 
     /// The page.

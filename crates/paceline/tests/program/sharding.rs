@@ -112,7 +112,7 @@ fn published_choices_need_the_number_of_ranks() {
         let folder =
             std::fs::read_dir(sandbox.path("runs")).unwrap().next().unwrap().unwrap().path();
         let table = std::fs::read_to_string(folder.join("comparison.csv")).unwrap();
-        let rows = table.lines().skip(1).filter_map(|line| line.split(',').nth(1));
+        let rows = table.lines().skip(1).filter_map(|line| line.split(',').nth(2));
         assert_eq!(rows.collect::<Vec<_>>().join(" "), names);
     }
 }

@@ -51,7 +51,7 @@ fn two_keys_meet_and_rounds_alternate() {
     let run = sweep(&sandbox, &vary, "--hidden 8 --rounds 3 --nproc 2").ok();
     run.line("Sweep of strategy, channels: 4 cases, 3 rounds");
     run.line("Ranked by samples/s: more is better");
-    run.line("Compared by samples/s: Cases differ if the 95 % interval of their ratio");
+    run.line("Compared by samples/s. Cases differ if the 95 % interval of their ratio");
 
     let records = records(&sandbox);
     let number = |record: &Value, key: &str| record[key].as_u64().unwrap();

@@ -13,7 +13,7 @@ use paceline_kernels::{Compute, ImageLayout, conv_relu_pool, layout, peak};
 use paceline_memory::{Allocator, Category, DType, Shape, Tensor};
 use paceline_table::chart::{Chart, Color, Picture, Row, Rows, Shown};
 use paceline_table::stats::median;
-use paceline_table::table::Cell;
+use paceline_table::table::{Cell, Table};
 
 use super::args::LabArgs;
 use super::{Experiment, Flags, Made, models, runs};
@@ -151,6 +151,27 @@ fn found(made: &Made) -> Result<Vec<Found>> {
     if costs.is_empty() {
         return Ok(Vec::new());
     }
+    lines
+        .push(format!("The peak of one thread in f32 is {peak_gflop_s:.1} GFLOP/s, measured now."));
+    let chart = Picture {
+        title: "memory-layout: a convolution with its pool, and the conversion".to_owned(),
+        subtitle: format!("{}; both passes of a batch, one thread", made.outcome.origin.place()),
+        chart: Chart::Rows(Rows::new(Shown::Bars, "ms", rows)),
+    };
+    let definition = format!(
+        "One thread, f32, both layouts in turn; medians of {REPETITIONS} repetitions. The conversion is that of \
+         the output, to NHWC and to NCHW. The speed has its 95 % interval."
+    );
+    let table = table(&costs, peak_gflop_s);
+    Ok(vec![Found {
+        lines,
+        chart: Some(("memory-layout-operations".to_owned(), chart)),
+        ..Found::new("operations", "Operation by operation", definition, table)
+    }])
+}
+
+/// A row for each operation.
+fn table(costs: &[Cost], peak_gflop_s: f64) -> Table {
     let heads = [
         ("name", "channels and operation", ("", 0)),
         ("images", "", ("", 0)),
@@ -182,23 +203,7 @@ fn found(made: &Made) -> Result<Vec<Found>> {
             pct(nchw),
         ]
     };
-    lines
-        .push(format!("The peak of one thread in f32 is {peak_gflop_s:.1} GFLOP/s, measured now."));
-    let chart = Picture {
-        title: "memory-layout: a convolution with its pool, and the conversion".to_owned(),
-        subtitle: format!("{}; both passes of a batch, one thread", made.outcome.origin.place()),
-        chart: Chart::Rows(Rows::new(Shown::Bars, "ms", rows)),
-    };
-    let definition = format!(
-        "One thread, f32, both layouts in turn; medians of {REPETITIONS} repetitions. The conversion is that of \
-         the output, to NHWC and to NCHW. The speed has its 95 % interval."
-    );
-    let table = tabled(heads, costs.iter().map(row));
-    Ok(vec![Found {
-        lines,
-        chart: Some(("memory-layout-operations".to_owned(), chart)),
-        ..Found::new("operations", "Operation by operation", definition, table)
-    }])
+    tabled(heads, costs.iter().map(row))
 }
 
 /// Both passes of a layer in each layout, and the conversion of its output in both directions, as bars.

@@ -112,15 +112,7 @@ pub fn lab(args: &LabArgs, placement: Option<Placement>) -> Result<u8> {
         list();
         return Ok(0);
     };
-    let Some(experiment) = EXPERIMENTS.iter().find(|of| of.name == name) else {
-        let nearest = EXPERIMENTS.iter().min_by_key(|of| levenshtein(of.name, name));
-        let nearest = nearest.map_or("", |of| of.name);
-        return usage(format!(
-            "paceline lab {}: there is no such experiment; did you mean {nearest}? They are {}",
-            printable(name),
-            names()
-        ));
-    };
+    let experiment = named(name)?;
     crate::study::refuse_flags(&args.train.0, experiment.set_here)?;
     let folder = args.output.clone().unwrap_or_else(|| {
         let time = paceline_host::text::now("%Y%m%d-%H%M%S");
@@ -165,6 +157,23 @@ pub fn lab(args: &LabArgs, placement: Option<Placement>) -> Result<u8> {
         experiment.name
     ));
     Ok(u8::from(has_failures))
+}
+
+/// The experiment of this name.
+fn named(name: &str) -> Result<&'static Experiment> {
+    let found = EXPERIMENTS.iter().find(|of| of.name == name);
+    found.map_or_else(
+        || {
+            let nearest = EXPERIMENTS.iter().min_by_key(|of| levenshtein(of.name, name));
+            let nearest = nearest.map_or("", |of| of.name);
+            usage(format!(
+                "paceline lab {}: there is no such experiment; did you mean {nearest}? They are {}",
+                printable(name),
+                names()
+            ))
+        },
+        Ok,
+    )
 }
 
 /// The figures that all experiments show.
