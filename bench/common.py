@@ -10,8 +10,10 @@ import shlex
 import signal
 import statistics
 import subprocess
+import sys
 import tempfile
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +53,17 @@ def run(command: Sequence[str | Path], folder: Path, timeout_s: float) -> str:
         last_lines = " | ".join(errors.strip().splitlines()[-3:])
         raise RunFailed(f"{name} ended with {process.returncode}: {last_lines}".replace(f"{ROOT}/", ""))
     return output
+
+
+@contextmanager
+def spinning(core: int, nice: int) -> Iterator[None]:
+    """Another program takes turns with whatever else wants this core. Nice values decide the shares."""
+    spin = ["nice", "-n", str(nice), "taskset", "-c", str(core), sys.executable, "-c", "while True: pass"]
+    with subprocess.Popen(spin) as spinner:
+        try:
+            yield
+        finally:
+            spinner.kill()
 
 
 def train(binary: Path, flags: str, folder: Path | None = None) -> Record:
