@@ -1,13 +1,11 @@
 """Follows the advice that paceline gives, and compares what was promised with what it gained.
 
-    python3 bench/advice.py                                             # all cases: about ten minutes
-    python3 bench/advice.py --busy --out results/advice_busy.json       # the same on a busy machine
-    python3 bench/advice.py --cases "slow rank"
+    python3 bench/advice.py                  # all cases: about ten minutes; the same with --busy
 
-A case is a run of 2 pinned ranks, on an emulated link or with another program on rank 1's core. `paceline train`, or `paceline analyze` from its traces, names
-a change and how much shorter a step would be. The script makes the change and runs again, in turn. The promise is the median of the rounds, the gain the
-difference of the medians of the mean step. A round with other advice, because something disturbed it, is recorded and left out. A case that keeps fewer than half
-of its rounds has no result, and the exit code is 1. With `--busy` a program also takes turns with rank 0.
+A case is a run of 2 pinned ranks, on an emulated link or with another program on rank 1's core. `paceline train`, or `paceline analyze` from its traces, names a
+change and how much shorter a step would be. The script makes the change and runs again, in turn. The promise is the median of the rounds, the gain the difference of
+the medians of the mean step. A round with other advice, because something disturbed it, is recorded and left out. A case that keeps fewer than half of its rounds has
+no result, and the exit code is 1.
 """
 import argparse
 import os
@@ -19,7 +17,7 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import NamedTuple
 
-from common import RUN_SECONDS, Record, RunFailed, aligned, arguments_for, parsed, provenance, run, spinning, train, write
+from common import RUN_SECONDS, Record, aligned, arguments_for, each, parsed, provenance, run, spinning, train, write
 
 CNN = "--model cnn --data synthetic --samples 8192 --batch-size 64"
 MLP = "--model mlp --num-layers 4 --input-dim 512 --hidden-dim 512 --output-dim 10 --batch-size 128"
@@ -31,7 +29,6 @@ KEPT = ["wall_ms", "step_ms_median", "comm_exposed_ms", "comm_exposed_wait_ms", 
 
 
 class Case(NamedTuple):
-    name: str
     # The command that gives the advice.
     by: str
     # The flags of both runs, of the first one, and of the one that follows the advice, whose first group is \1.
@@ -44,21 +41,20 @@ class Case(NamedTuple):
     disturbed: bool = False
 
 
-CASES = [
-    Case("halve transfer", "analyze", f"{CNN} --strategy ddp", "--link 500mbit,50us", "--link 1gbit,25us", HALF),
-    Case("halve latency", "analyze", f"{MLP} --strategy simple_ddp", "--link 10gbit,3ms", "--link 20gbit,1500us", HALF),
-    Case("slow rank, by analyze", "analyze", f"{CNN} --strategy ddp", "", "", rf"Rank 1 holds .* less \({MS} ms per step\)", True),
-    Case("slow rank, by train", "train", f"{CNN} --strategy simple_ddp --link 10gbit,50us", "", "", rf"waiting is for rank 1: .* about {MS} ms less", True),
-    Case("smaller buckets", "train", f"{CNN} --strategy ddp --link 500mbit,50us", "--bucket-cap-mb 100 --first-bucket-mb 100", r"\1", BUCKETS),
-    Case("larger buckets", "train", f"{MLP} --strategy ddp --link 10gbit,2ms", "--bucket-cap-mb 0.01 --first-bucket-mb 0.01", r"\1", BUCKETS),
-    Case("buckets at all", "train", f"{CNN} --link 500mbit,50us", "--strategy simple_ddp", r"\1", r"`(--strategy ddp)`.* ms less"),
-    Case("half the bytes", "train", f"{CNN} --bucket-cap-mb 1 --link 100mbit,50us", "--strategy ddp", r"\1", r"`(--strategy bf16)`.* ms less"),
-    Case("no compression", "train", f"{WIDE} --link 25gbit,20us", "--strategy top_k", r"\1", r"`(--strategy ddp)`.* ms less"),
-    Case("no synchronized batch norm", "train", f"{CNN} --strategy ddp --batch-norm --link 1gbit,1ms", "--sync-batch-norm", "",
-         r"leaving out `--sync-batch-norm`.* ms less"),
-    Case("rarer averages", "train", f"{CNN} --strategy local_sgd --link 200mbit,50us", "--sync-every 2", r"\1", r"`(--sync-every [0-9]+)`.* ms less"),
-    Case("gather ahead", "train", f"{MLP} --strategy sharded3 --link 1gbit,50us", "--prefetch 0", r"\1", r"`(--prefetch [0-9]+)`.* ms less"),
-]  # fmt: skip
+CASES = {
+    "halve transfer": Case("analyze", f"{CNN} --strategy ddp", "--link 500mbit,50us", "--link 1gbit,25us", HALF),
+    "halve latency": Case("analyze", f"{MLP} --strategy simple_ddp", "--link 10gbit,3ms", "--link 20gbit,1500us", HALF),
+    "slow rank, by analyze": Case("analyze", f"{CNN} --strategy ddp", "", "", rf"Rank 1 holds .* less \({MS} ms per step\)", True),
+    "slow rank, by train": Case("train", f"{CNN} --strategy simple_ddp --link 10gbit,50us", "", "", rf"waiting is for rank 1: .* about {MS} ms less", True),
+    "smaller buckets": Case("train", f"{CNN} --strategy ddp --link 500mbit,50us", "--bucket-cap-mb 100 --first-bucket-mb 100", r"\1", BUCKETS),
+    "larger buckets": Case("train", f"{MLP} --strategy ddp --link 10gbit,2ms", "--bucket-cap-mb 0.01 --first-bucket-mb 0.01", r"\1", BUCKETS),
+    "buckets at all": Case("train", f"{CNN} --link 500mbit,50us", "--strategy simple_ddp", r"\1", r"`(--strategy ddp)`.* ms less"),
+    "half the bytes": Case("train", f"{CNN} --bucket-cap-mb 1 --link 100mbit,50us", "--strategy ddp", r"\1", r"`(--strategy bf16)`.* ms less"),
+    "no compression": Case("train", f"{WIDE} --link 25gbit,20us", "--strategy top_k", r"\1", r"`(--strategy ddp)`.* ms less"),
+    "no synchronized batch norm": Case("train", f"{CNN} --strategy ddp --batch-norm --link 1gbit,1ms", "--sync-batch-norm", "", r"leaving out `--sync-batch-norm`.* ms less"),
+    "rarer averages": Case("train", f"{CNN} --strategy local_sgd --link 200mbit,50us", "--sync-every 2", r"\1", r"`(--sync-every [0-9]+)`.* ms less"),
+    "gather ahead": Case("train", f"{MLP} --strategy sharded3 --link 1gbit,50us", "--prefetch 0", r"\1", r"`(--prefetch [0-9]+)`.* ms less"),
+}
 
 
 def measured(arguments: argparse.Namespace, by: str, flags: str, disturbed: bool) -> tuple[Record, str]:
@@ -73,7 +69,7 @@ def measured(arguments: argparse.Namespace, by: str, flags: str, disturbed: bool
     return {"flags": flags, **{key: summary.get(key) for key in KEPT}}, " ".join(text.split())
 
 
-def result_of(arguments: argparse.Namespace, case: Case) -> Record:
+def result_of(arguments: argparse.Namespace, name: str, case: Case) -> Record:
     rounds: list[Record] = []
     for _ in range(arguments.rounds):
         before, text = measured(arguments, case.by, f"{case.flags} {case.before}", case.disturbed)
@@ -85,7 +81,7 @@ def result_of(arguments: argparse.Namespace, case: Case) -> Record:
         promise = float(advice["ms"]) if "ms" in advice.groupdict() else before["advised"]["gain"]["ms"]
         rounds.append({"before": before, "after": after, "promise_ms": promise})
     kept = [one for one in rounds if "after" in one]
-    result: Record = {"case": case.name, "by": case.by, "disturbed": case.disturbed, "rounds": rounds}
+    result: Record = {"case": name, "by": case.by, "disturbed": case.disturbed, "rounds": rounds}
     if 2 * len(kept) < arguments.rounds:
         return result
     before, after = (statistics.median(one[side]["wall_ms"] for one in kept) for side in ("before", "after"))
@@ -100,28 +96,15 @@ def row(result: Record) -> list[str]:
 
 
 def main() -> int:
-    parser = arguments_for(__doc__, "advice.json", rounds=3)
-    parser.add_argument("--cases", nargs="+", metavar="NAME", help="beginnings of names (default: all)")
+    parser = arguments_for(__doc__, "advice.json", rounds=3, has_busy=True)
+    parser.add_argument("--cases", nargs="+", choices=CASES, default=CASES, metavar="NAME", help="(default: all)")
     parser.add_argument("--steps", type=int, default=40, help="steps of a run (default: 40)")
-    parser.add_argument("--busy", action="store_true", help="run everything beside a program on core 0")
     arguments = parsed(parser)
     if arguments.steps < 20 or len(os.sched_getaffinity(0)) < 2:
         parser.error("this needs two cores, and --steps of at least 20")
-    wanted = [case for case in CASES if not arguments.cases or case.name.startswith(tuple(arguments.cases))]
-    if not wanted:
-        parser.error("no such case: pass " + ", ".join(case.name for case in CASES))
-    results: list[Record] = []
-    failures: list[str] = []
-    with spinning(0, 0) if arguments.busy else nullcontext():
-        for case in wanted:
-            try:
-                results.append(result_of(arguments, case))
-                print("  ".join(row(results[-1])), file=sys.stderr, flush=True)
-            except RunFailed as error:
-                failures.append(f"{case.name}: {error}")
+    results, failures = each(arguments.cases, lambda name: result_of(arguments, name, CASES[name]))
     failures += [f"{result['case']}: the runs got other advice" for result in results if "gain_ms" not in result]
-    print(aligned([["advice", "by", "step ms", "followed ms", "promise ms", "gain ms", "gain/promise"], *map(row, results)], left={0, 1}))
-    print(*failures, sep="\n")
+    print(aligned([["advice", "by", "step ms", "followed ms", "promise ms", "gain ms", "gain/promise"], *map(row, results)], left={0, 1}), *failures, sep="\n")
     write(arguments.out, provenance() | {"steps": arguments.steps, "busy": arguments.busy, "cases": results, "failures": failures})
     return 1 if failures else 0
 

@@ -18,7 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import NamedTuple
 
-from common import ROOT, RUN_SECONDS, Record, RunFailed, aligned, arguments_for, machine, parsed, provenance, ranged, run, write
+from common import ROOT, RUN_SECONDS, Record, aligned, arguments_for, each, machine, parsed, provenance, ranged, run, write
 
 PEERS = ROOT / "bench" / "peer"
 MB = 1_000_000
@@ -85,17 +85,11 @@ def main() -> int:
     parser.add_argument("--cases", nargs="+", choices=DUELS, default=DUELS, help="(default: all)")
     parser.add_argument("--iterations", type=int, default=20, help="timed calls of each run (default: 20)")
     arguments = parsed(parser)
-    results: list[Record] = []
-    failures: list[str] = []
     with tempfile.TemporaryDirectory(prefix="collectives_") as folder:
         bench = Bench(arguments.paceline, arguments.peer_python, arguments.iterations, Path(folder))
-        for name in arguments.cases:
-            try:
-                results += bench.results(name, arguments.rounds)
-            except RunFailed as error:
-                failures.append(f"{name} could not be run: {error}")
-    print(aligned([["case", "MB", "paceline ms", "other ms", "times as fast"], *map(row, results)], left={0}))
-    print("\n".join(failures))
+        duels, failures = each(arguments.cases, lambda name: bench.results(name, arguments.rounds))
+    results = [result for duel in duels for result in duel]
+    print(aligned([["case", "MB", "paceline ms", "other ms", "times as fast"], *map(row, results)], left={0}), *failures, sep="\n")
     write(arguments.out, provenance() | {"results": results, "failures": failures})
     return 1 if failures else 0
 

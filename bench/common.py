@@ -1,5 +1,6 @@
 """Shared code of the benchmark scripts: arguments, running a program, describing the machine and the commit, records and tables."""
 import argparse
+import atexit
 import datetime
 import itertools
 import json
@@ -12,8 +13,8 @@ import statistics
 import subprocess
 import sys
 import tempfile
-from collections.abc import Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Iterable, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -23,8 +24,8 @@ RUN_SECONDS = 900.0
 Record = dict[str, Any]
 
 
-class RunFailed(Exception):
-    """A run gave no result. The message says which run, and why."""
+class RunFailed(SystemExit):
+    """A run gave no result. The message says which run, and why. The script ends with it, unless it has other runs to make."""
 
 
 def shown(path: Path) -> str:
@@ -55,15 +56,24 @@ def run(command: Sequence[str | Path], folder: Path, timeout_s: float) -> str:
     return output
 
 
-@contextmanager
-def spinning(core: int, nice: int) -> Iterator[None]:
-    """Another program takes turns with whatever else wants this core. Nice values decide the shares."""
+def spinning(core: int, nice: int) -> ExitStack:
+    """Starts a program that takes turns with whatever else wants this core, until the stack is closed. Nice values decide the shares."""
+    stack = ExitStack()
     spin = ["nice", "-n", str(nice), "taskset", "-c", str(core), sys.executable, "-c", "while True: pass"]
-    with subprocess.Popen(spin) as spinner:
+    stack.callback(stack.enter_context(subprocess.Popen(spin)).kill)
+    return stack
+
+
+def each(cases: Iterable[str], measure: Callable[[str], Any]) -> tuple[list[Any], list[str]]:
+    """The results of cases, and the failures of others."""
+    results, failures = [], []
+    for case in cases:
         try:
-            yield
-        finally:
-            spinner.kill()
+            results.append(measure(case))
+            print(f"{case}: measured", file=sys.stderr, flush=True)
+        except RunFailed as error:
+            failures.append(f"{case} could not be run: {error}")
+    return results, failures
 
 
 def train(binary: Path, flags: str, folder: Path | None = None) -> Record:
@@ -102,7 +112,7 @@ def provenance() -> Record:
     return {"date": date, "machine": machine(), "commit": commit()}
 
 
-def arguments_for(description: str, out: str, rounds: int = 5, has_peer: bool = False, has_program: bool = True) -> argparse.ArgumentParser:
+def arguments_for(description: str, out: str, rounds: int = 5, has_peer: bool = False, has_program: bool = True, has_busy: bool = False) -> argparse.ArgumentParser:
     """The arguments that most scripts have."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     if has_program:
@@ -111,6 +121,8 @@ def arguments_for(description: str, out: str, rounds: int = 5, has_peer: bool = 
         parser.add_argument("--peer-python", type=Path, default=ROOT / ".peer/bin/python", metavar="PATH", help="a Python with torch")
     if rounds:
         parser.add_argument("--rounds", type=int, default=rounds, help=f"(default: {rounds})")
+    if has_busy:
+        parser.add_argument("--busy", action="store_true", help="on a busy machine: all runs share core 0 with another program (FILE: ..._busy.json)")
     parser.add_argument("--out", type=Path, default=ROOT / "results" / out, metavar="FILE", help=f"(default: results/{out})")
     return parser
 
@@ -124,6 +136,9 @@ def parsed(parser: argparse.ArgumentParser) -> argparse.Namespace:
         arguments.paceline = program(parser, "--paceline", arguments.paceline)
     if hasattr(arguments, "peer_python"):
         arguments.peer_python = Path(os.path.abspath(arguments.peer_python))
+    if getattr(arguments, "busy", False):
+        arguments.out = arguments.out.with_stem(f"{arguments.out.stem}_busy")
+        atexit.register(spinning(0, 0).close)
     return arguments
 
 

@@ -17,7 +17,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from common import ROOT, Record, RunFailed, aligned, arguments_for, parsed, provenance, run, shown, train, write
+from common import ROOT, Record, aligned, arguments_for, parsed, provenance, run, shown, train, write
 
 HTA_PACKAGES = ["traceinsight==0.6.1", "pandas<3", "setuptools<81"]
 FIXTURES = ROOT / "crates/analysis/tests/fixtures"
@@ -81,28 +81,23 @@ def compared(binary: Path, hta_python: Path, cuda_traces: Path | None, scratch: 
     return found
 
 
-def main() -> int:
+def main() -> None:
     parser = arguments_for(__doc__, "traces_hta.json", rounds=0)
     parser.add_argument("--hta-python", type=Path, metavar="PATH", help="a Python that has HTA")
     parser.add_argument("--cuda-traces", type=Path, metavar="DIR", help="traces that PyTorch wrote on CUDA, to compare too")
     parser.add_argument("--fixtures", action="store_true", help="make stored traces again, and nothing else")
     arguments = parsed(parser)
-    try:
-        hta_python = Path(os.path.abspath(arguments.hta_python)) if arguments.hta_python else make_hta_python()
-        with tempfile.TemporaryDirectory(prefix="traces_") as scratch:
-            if arguments.fixtures:
-                make_fixtures(arguments.paceline, hta_python, Path(scratch))
-                return 0
-            cases = compared(arguments.paceline, hta_python, arguments.cuda_traces, Path(scratch))
-    except RunFailed as error:
-        print(f"error: {error}", file=sys.stderr)
-        return 1
+    hta_python = Path(os.path.abspath(arguments.hta_python)) if arguments.hta_python else make_hta_python()
+    with tempfile.TemporaryDirectory(prefix="traces_") as scratch:
+        if arguments.fixtures:
+            make_fixtures(arguments.paceline, hta_python, Path(scratch))
+            return
+        cases = compared(arguments.paceline, hta_python, arguments.cuda_traces, Path(scratch))
     agreements = {case: of["agreement"] for case, of in cases.items()}
     rows = [[case, str(of["compared"]), str(len(of["differences"]))] for case, of in agreements.items()]
     print(aligned([["case", "figures", "differ"], *rows], left={0}))
     write(arguments.out, provenance() | {"cases": cases})
-    return 0
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()
