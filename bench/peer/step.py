@@ -122,6 +122,22 @@ def proportional_set_bytes() -> int:
     raise RuntimeError("/proc/self/smaps_rollup has no line `Pss:`")
 
 
+def timed(step: Callable[[], Tensor | None], arguments: argparse.Namespace) -> tuple[list[float], Tensor | None]:
+    """The seconds of each step, and the result of the last one. Ranks that disagree about the end would wait for each other forever, so rank 0 decides."""
+    for _ in range(arguments.warmup_steps):
+        step()
+    step_seconds: list[float] = []
+    go_on, begin = torch.ones(1), time.perf_counter()
+    while go_on.item():
+        step_begin = time.perf_counter()
+        result = step()
+        step_seconds.append(time.perf_counter() - step_begin)
+        go_on.fill_(time.perf_counter() - begin < arguments.seconds)
+        if arguments.ranks > 1:
+            dist.broadcast(go_on, src=0)
+    return step_seconds, result
+
+
 def train(rank: int, arguments: argparse.Namespace) -> None:
     """Train one rank, whose process group exists if there are several. Rank 0 prints what came."""
     num_ranks = arguments.ranks
@@ -140,21 +156,7 @@ def train(rank: int, arguments: argparse.Namespace) -> None:
         optimizer.zero_grad(set_to_none=True)
         return loss.detach()
 
-    for _ in range(arguments.warmup_steps):
-        step()
-
-    # Ranks that disagree about the end would wait for each other forever, so rank 0 decides.
-    step_seconds: list[float] = []
-    go_on = torch.ones(1)
-    begin = time.perf_counter()
-    while go_on.item():
-        step_begin = time.perf_counter()
-        loss = step()
-        step_seconds.append(time.perf_counter() - step_begin)
-        go_on.fill_(time.perf_counter() - begin < arguments.seconds)
-        if num_ranks > 1:
-            dist.broadcast(go_on, src=0)
-
+    step_seconds, loss = timed(step, arguments)
     # Every rank reads its memory usage before any rank can leave, since the gather below waits for all ranks.
     resident_bytes = [proportional_set_bytes()] * num_ranks
     if num_ranks > 1:
@@ -177,8 +179,9 @@ def train(rank: int, arguments: argparse.Namespace) -> None:
 Work = Callable[[int, argparse.Namespace], None]
 
 
-def run_rank(rank: int, work: Work, arguments: argparse.Namespace, store_port: int | None = None) -> None:
-    pin_to_cores(rank, arguments.ranks, arguments.threads)
+def run_rank(rank: int, work: Work, arguments: argparse.Namespace, pinned: bool, store_port: int | None = None) -> None:
+    if pinned:
+        pin_to_cores(rank, arguments.ranks, arguments.threads)
     torch.set_num_threads(arguments.threads)
     if store_port is not None:
         store = dist.TCPStore("127.0.0.1", store_port, is_master=False)
@@ -195,15 +198,15 @@ def run_rank(rank: int, work: Work, arguments: argparse.Namespace, store_port: i
         os._exit(0)
 
 
-def on_ranks(work: Work, arguments: argparse.Namespace) -> None:
+def on_ranks(work: Work, arguments: argparse.Namespace, pinned: bool = True) -> None:
     """Does the work of each rank, in a process of its own if there are several."""
     if arguments.ranks == 1:
-        run_rank(0, work, arguments)
+        run_rank(0, work, arguments, pinned)
         return
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     # The operating system chooses the port, and this process holds it, so that no other process can take it.
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    mp.spawn(run_rank, (work, arguments, store.port), arguments.ranks)
+    mp.spawn(run_rank, (work, arguments, pinned, store.port), arguments.ranks)
 
 
 if __name__ == "__main__":
