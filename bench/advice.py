@@ -1,6 +1,6 @@
 """Follows the advice that paceline gives, and compares what was promised with what it gained.
 
-    python3 bench/advice.py                  # all cases: about ten minutes; the same with --busy
+    python3 bench/advice.py                  # all cases: a quarter of an hour; the same with --busy
 
 A case is a run of 2 pinned ranks, on an emulated link or with another program on rank 1's core. `paceline train`, or `paceline analyze` from its traces, names a
 change and how much shorter a step would be. The script makes the change and runs again, in turn. The promise is the median of the rounds, the gain the difference of
@@ -22,6 +22,7 @@ from common import RUN_SECONDS, Record, aligned, arguments_for, each, parsed, pr
 CNN = "--model cnn --data synthetic --samples 8192 --batch-size 64"
 MLP = "--model mlp --num-layers 4 --input-dim 512 --hidden-dim 512 --output-dim 10 --batch-size 128"
 WIDE = "--model mlp --num-layers 4 --input-dim 512 --hidden-dim 1024 --output-dim 10 --batch-size 64"
+PIPELINE = "--model llama --layers 4 --width 256 --heads 4 --vocab 8192 --optimizer adamw --mesh pp=2 --accumulate 8 --global-batch-size 2"
 MS = r"(?P<ms>[0-9]+\.[0-9]+)"
 HALF = rf"half the time .* less \({MS} ms per step\)"
 BUCKETS = r"`(--bucket-cap-mb [0-9.]+ --first-bucket-mb [0-9.]+)`.* ms less"
@@ -54,6 +55,8 @@ CASES = {
     "no synchronized batch norm": Case("train", f"{CNN} --strategy ddp --batch-norm --link 1gbit,1ms", "--sync-batch-norm", "", r"leaving out `--sync-batch-norm`.* ms less"),
     "rarer averages": Case("train", f"{CNN} --strategy local_sgd --link 200mbit,50us", "--sync-every 2", r"\1", r"`(--sync-every [0-9]+)`.* ms less"),
     "gather ahead": Case("train", f"{MLP} --strategy sharded3 --link 1gbit,50us", "--prefetch 0", r"\1", r"`(--prefetch [0-9]+)`.* ms less"),
+    "another schedule": Case("train", PIPELINE, "--schedule gpipe", r"\1", r"With `([^`]+)` the step.* ms less"),
+    "another cut": Case("train", PIPELINE, "--stages model.layers.1", r"\1", r"With `([^`]+)` the step.* ms less"),
 }
 
 

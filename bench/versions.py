@@ -223,13 +223,8 @@ def table(results: list[Record]) -> str:
 
 def main() -> None:
     arguments = parse_arguments()
-    record: Record = {
-        **provenance(),
-        "before": commit(arguments.before.parent),
-        "after": commit(arguments.after.parent),
-        "half_width_pct": arguments.half_width,
-        "results": [],
-    }
+    builds = {"before": commit(arguments.before.parent), "after": commit(arguments.after.parent)}
+    record: Record = provenance() | builds | {"half_width_pct": arguments.half_width, "results": []}
     for part in arguments.parts:
         cases = [name for name in PARTS[part] if not arguments.cases or name in arguments.cases]
         results = [compared(arguments, part, case) for case in cases]
