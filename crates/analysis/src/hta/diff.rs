@@ -7,7 +7,6 @@ use super::options::rounded;
 use super::options::{Options, StepChoice};
 use super::steps::{Steps, choose};
 use super::work::launched;
-use crate::stats::Summary;
 use crate::steps::Step;
 use crate::timeline::{DeviceWork, NameId, TimeRange, Timeline};
 
@@ -247,9 +246,15 @@ impl Sum {
 
     /// The standard error of the mean over this many steps; `None` for fewer than two.
     fn error_ns(&self, num_steps: usize) -> Option<f64> {
-        let mut steps: Vec<f64> = self.steps.values().map(|ns| *ns as f64).collect();
-        steps.resize(num_steps, 0.0);
-        Summary::of(steps).filter(|of| of.count > 1).map(|of| of.error())
+        if num_steps < 2 {
+            return None;
+        }
+        let count = num_steps as f64;
+        let mean = self.steps.values().map(|ns| *ns as f64).sum::<f64>() / count;
+        let present: f64 = self.steps.values().map(|ns| (*ns as f64 - mean).powi(2)).sum();
+        // Not one number for each step: many names are in few of them.
+        let absent = (num_steps - self.steps.len()) as f64 * mean.powi(2);
+        Some(((present + absent) / (count - 1.0) / count).sqrt())
     }
 }
 
@@ -328,4 +333,20 @@ fn chosen(all: Vec<Step>, choice: &StepChoice, file: &str) -> Result<Steps, Anal
         }
     };
     Ok(Steps { chosen, found })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The same error as with a zero for each step without the name, of which no list could be made.
+    #[test]
+    fn the_error_of_a_name_in_few_steps_needs_only_these() {
+        let sum = Sum { steps: BTreeMap::from([(0, 4), (2, 8)]), ..Sum::default() };
+        let listed = crate::stats::Summary::of(vec![4.0, 0.0, 8.0, 0.0, 0.0]).unwrap().error();
+        assert!((sum.error_ns(5).unwrap() - listed).abs() < 1e-12);
+        let of_many = sum.error_ns(1 << 60).unwrap();
+        assert!(of_many > 0.0 && of_many < 1e-9, "{of_many}");
+        assert_eq!(sum.error_ns(1), None);
+    }
 }
