@@ -150,6 +150,28 @@ mod tests {
     }
 
     #[test]
+    fn calls_that_wait_or_allocate_are_known_by_the_names_of_cuda_and_hip() {
+        for (call, is_wait, is_allocation) in [
+            ("cudaStreamSynchronize", true, false),
+            ("cuCtxSynchronize", true, false),
+            ("cuEventSynchronize", true, false),
+            ("hipCtxSynchronize", true, false),
+            ("cudaMalloc", false, true),
+            ("cudaHostAlloc", false, true),
+            ("hipHostMalloc", false, true),
+            ("hipHostAlloc", false, true),
+            ("hipMallocHost", false, true),
+            ("hipFreeHost", false, true),
+            ("cudaStreamWaitEvent", false, false),
+            ("cudaMemcpyAsync", false, false),
+            ("Synchronize", false, false),
+            ("Malloc", false, false),
+        ] {
+            assert_eq!((waits(call), allocates(call)), (is_wait, is_allocation), "{call}");
+        }
+    }
+
+    #[test]
     fn names_of_real_kernels_say_what_they_do() {
         for (name, class) in [
             ("volta_sgemm_128x32_nt", Class::SinglePrecision),
