@@ -96,7 +96,8 @@ fn the_size_of_buckets_is_that_of_a_replay_of_all_ranks() {
     let sandbox = Sandbox::new();
     for rank in 0..2 {
         let file = format!("traces/rank_{rank}/a.pt.trace.json");
-        sandbox.write(&file, pytorch_ddp(rank, true).as_bytes());
+        let text = pytorch_ddp(rank, true).replace("gloo:all_reduce", "gloo:all_reduce<float>");
+        sandbox.write(&file, text.as_bytes());
     }
     sandbox.run("analyze traces --output out").ok();
     let rows = json(&sandbox.path("out/summary.json"))["tables"]["advice"]["rows"].clone();
@@ -104,6 +105,8 @@ fn the_size_of_buckets_is_that_of_a_replay_of_all_ranks() {
     let buckets = rows.iter().find(|of| of["cause"] == "first_bucket").unwrap();
     let change = buckets["change"].as_str().unwrap();
     assert_eq!(change, "DistributedDataParallel(model, bucket_cap_mb=1)");
+    // The whole name, by which a viewer finds it.
+    assert_eq!(buckets["names"], "gloo:all_reduce<float>");
     // Of 8 ms that would be hidden, half comes at least.
     let [low, high] = ["low_ms", "high_ms"].map(|key| buckets[key].as_f64().unwrap());
     assert!((low - 4.0).abs() < 0.01 && (high - 8.0).abs() < 0.01, "{buckets}");
