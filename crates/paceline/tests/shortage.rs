@@ -1,5 +1,5 @@
-//! `paceline train` where the system refuses threads and processes: the first one that is asked for, then the second one,
-//! and so on, until the run gets all of them.
+//! `paceline train` and `paceline analyze` where the system refuses threads and processes: the first one that is asked for,
+//! then the second one, and so on, until they get all of them.
 //!
 //! The limit counts all processes and threads of a user. So the test makes the runs as a user who has no others, which only
 //! root can do.
@@ -10,6 +10,7 @@ use std::os::unix::fs::chown;
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
+use common::traces::{Training, write_traces};
 use common::{Run, Sandbox};
 
 /// A user and group without processes.
@@ -17,18 +18,19 @@ const USER: u32 = 54_322;
 /// More threads and processes than the run has.
 const PLENTY: u32 = 64;
 
-/// Runs `paceline train` with these flags as a user who may have `limit` processes and threads.
-fn train(sandbox: &Sandbox, flags: &str, limit: u32) -> Run {
+/// Runs `paceline` with these arguments as a user who may have `limit` processes and threads.
+fn limited(sandbox: &Sandbox, args: &str, limit: u32) -> Run {
+    chown(sandbox.path(""), Some(USER), Some(USER)).unwrap();
     let paceline = sandbox.paceline();
     let mut command = Command::new("prlimit");
-    command.arg(format!("--nproc={limit}")).arg("--").arg(paceline.get_program()).arg("train");
+    command.arg(format!("--nproc={limit}")).arg("--").arg(paceline.get_program());
     for (name, value) in paceline.get_envs() {
         match value {
             Some(value) => command.env(name, value),
             None => command.env_remove(name),
         };
     }
-    command.args(flags.split_whitespace()).current_dir(sandbox.path(""));
+    command.args(args.split_whitespace()).current_dir(sandbox.path(""));
     command.stdin(std::process::Stdio::null()).uid(USER).gid(USER);
     Run::of(command)
 }
@@ -51,8 +53,8 @@ fn a_refused_thread_or_process_is_an_error_whichever_it_is() {
         return;
     }
     for transport in ["thread", "shm"] {
-        let flags = format!(
-            "--channels 4 --hidden 8 --samples 40 --epochs 1 --nproc 2 --threads 2 --transport {transport} \
+        let args = format!(
+            "train --channels 4 --hidden 8 --samples 40 --epochs 1 --nproc 2 --threads 2 --transport {transport} \
              --strategy bucket_ddp_async --profile --profile-active 3 --profile-wait 0 --profile-warmup 0 \
              --global-batch-size 8 --timeout 3 --save saved"
         );
@@ -60,8 +62,7 @@ fn a_refused_thread_or_process_is_an_error_whichever_it_is() {
         for limit in 1.. {
             assert!(limit < PLENTY, "{transport}: never enough");
             let sandbox = Sandbox::new();
-            chown(sandbox.path(""), Some(USER), Some(USER)).unwrap();
-            let run = train(&sandbox, &flags, limit);
+            let run = limited(&sandbox, &args, limit);
             assert!(!run.stderr.contains("panicked"), "{transport} {limit}: {run:#?}");
             sandbox.wait_until_deserted();
             let contents = sandbox.contents();
@@ -79,4 +80,18 @@ fn a_refused_thread_or_process_is_an_error_whichever_it_is() {
         }
         assert!(num_refused > 5, "{transport}: {num_refused}");
     }
+}
+
+#[test]
+fn traces_are_analyzed_by_as_many_threads_as_there_may_be() {
+    if !can_be_limited() {
+        return;
+    }
+    // All on the calling thread; fewer threads than cores; all threads.
+    let outputs = [1, 2, PLENTY].map(|limit| {
+        let sandbox = Sandbox::new();
+        write_traces(&sandbox, "traces", 4, Training::Ddp);
+        limited(&sandbox, "analyze traces --output out", limit).ok().stdout
+    });
+    assert!(outputs.iter().all(|output| *output == outputs[0]), "{outputs:#?}");
 }

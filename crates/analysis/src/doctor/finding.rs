@@ -7,7 +7,6 @@ use std::collections::BTreeMap;
 use std::fmt;
 
 use paceline_table::stats::median;
-use rayon::prelude::*;
 
 use super::names;
 use super::recorded::Recorded;
@@ -16,6 +15,7 @@ use super::tally::{Found, Tally};
 use super::together::Together;
 use crate::advice::gain::Gain;
 use crate::advice::sizes::Sizes;
+use crate::read::on_all_cores;
 use crate::timeline::{NameId, TimeRange};
 
 /// No gain below this part of a step is advised.
@@ -185,7 +185,7 @@ impl Ranks<'_> {
     /// Finds a cause in the steps of each rank by itself.
     pub(super) fn each(&self, cause: &'static Cause, find: Finder) -> Option<Finding> {
         // Plans are large: only those without the cause are kept.
-        let found = self.recorded.par_iter().enumerate().filter_map(|(place, rank)| {
+        let found = on_all_cores(&self.recorded, |(place, rank)| {
             let (plain, base) = (without_waits(rank, self.together), &self.bases[place]);
             let mut found = find(rank, &plain)?;
             let beyond = find(rank, base)?.most;
@@ -204,7 +204,7 @@ impl Ranks<'_> {
             (found.least, found.most) = (Plan::default(), Plan::default());
             Some((Said { low_ms, high_ms: high_ms.max(low_ms), found, place }, (place, beyond)))
         });
-        let (mut said, left): (Vec<Said>, Vec<_>) = found.collect::<Vec<_>>().into_iter().unzip();
+        let (mut said, left): (Vec<Said>, Vec<_>) = found.into_iter().flatten().unzip();
         // A cause of few ranks only makes these ranks slow: they are stragglers, which has advice of its own.
         if self.recorded.len() > 1 && 2 * said.len() <= self.recorded.len() {
             return None;

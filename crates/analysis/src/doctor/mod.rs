@@ -41,12 +41,11 @@ mod planted;
 #[cfg(test)]
 mod planted_cpu;
 
-use rayon::prelude::*;
-
 use crate::advice::reducer::Reducer;
 use crate::advice::sizes::Sizes;
 use crate::hta::{Options, check_times};
 use crate::ranks::across_ranks;
+use crate::read::on_all_cores;
 use crate::steps;
 use crate::timeline::Timeline;
 use causes::CAUSES;
@@ -119,10 +118,10 @@ fn diagnose(timelines: &[Timeline], together: &Together, options: &Options) -> D
     if timelines.iter().any(|of| steps::of(of).is_empty()) {
         return Diagnosis { unseen, ..Diagnosis::default() };
     }
-    let rank = |(place, of): (usize, &'_ Timeline)| {
+    let rank = |(place, of): (usize, &Timeline)| {
         Recorded::of(&timelines[place], of.rank.unwrap_or(place), options)
     };
-    let recorded: Vec<Recorded> = timelines.par_iter().enumerate().filter_map(rank).collect();
+    let recorded: Vec<Recorded> = on_all_cores(timelines, rank).into_iter().flatten().collect();
     if recorded.len() < timelines.len() {
         unseen.push(
             "The steps of a rank have no operators, or nothing says which call launched which kernel, so they cannot be \

@@ -17,9 +17,9 @@ use super::options::{Kind, Options};
 use super::steps::Steps;
 use super::temporal::{Overlap, Temporal};
 use super::work::{Source, Work};
+use crate::read::on_all_cores;
 use crate::table::Column;
 use crate::timeline::Timeline;
-use rayon::prelude::*;
 
 /// The figures of a run.
 #[derive(Clone, Debug)]
@@ -35,12 +35,12 @@ pub struct Analysis {
 /// Analyzes the traces of a run: at most one per rank, in any order. As many ranks are analyzed at a time as
 /// there are processors.
 pub fn analyze(timelines: &[Timeline], options: &Options) -> Result<Analysis, AnalysisError> {
-    let timelines = by_rank(timelines)?;
+    let timelines: Vec<_> = by_rank(timelines)?.into_iter().collect();
     let mut ranks = Vec::with_capacity(timelines.len());
     let mut notes = Notes::default();
     let mut is_sharding = false;
-    let analyzed = timelines.into_par_iter().map(|(rank, of)| of_rank(rank, of, options));
-    for rank in analyzed.collect::<Vec<_>>() {
+    let analyzed = on_all_cores(&timelines, |(_, &(rank, of))| of_rank(rank, of, options));
+    for rank in analyzed {
         let rank = rank?;
         rank.notes.iter().for_each(|&note| notes.add(note, rank.analysis.rank));
         is_sharding |= rank.is_sharding;

@@ -1,12 +1,14 @@
 //! Opens a trace file, which may be compressed, and reads all of it or only the facts about its run.
 
 use std::io::{self, BufRead, BufReader, Cursor, Read};
+use std::num::NonZero;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 
 use flate2::bufread::MultiGzDecoder;
-use paceline_trace::thread_builder;
+use paceline_trace::{STACK_BYTES, thread_builder};
+use rayon::prelude::*;
 
 use super::top::{self, Header};
 use super::{ReadError, names};
@@ -25,7 +27,22 @@ pub fn open_beginning(path: &Path) -> Result<Timeline, ReadError> {
 
 /// How many of these traces are read or analyzed at a time: one for each core.
 pub fn at_a_time(num_traces: usize) -> usize {
-    rayon::current_num_threads().min(num_traces)
+    thread::available_parallelism().map_or(1, NonZero::get).min(num_traces)
+}
+
+/// Applies `of` to each item and its index, on as many threads as there are cores. If the system refuses one, the caller does
+/// all of it: that takes longer and changes nothing else. rayon's own pool would panic.
+pub(crate) fn on_all_cores<T: Sync, R: Send>(
+    items: &[T],
+    of: impl Fn((usize, &T)) -> R + Send + Sync,
+) -> Vec<R> {
+    let num_threads = at_a_time(items.len());
+    let builder = rayon::ThreadPoolBuilder::new().num_threads(num_threads).stack_size(STACK_BYTES);
+    let pool = if num_threads > 1 { builder.build().ok() } else { None };
+    match pool {
+        Some(pool) => pool.install(|| items.par_iter().enumerate().map(of).collect()),
+        None => items.iter().enumerate().map(of).collect(),
+    }
 }
 
 fn named(path: &Path, mut timeline: Timeline) -> Timeline {
@@ -159,5 +176,20 @@ impl Read for Chunks {
             let _ = self.spent.try_send(spent.into_inner());
         }
         self.chunk.read(into)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_item_is_done_once_in_its_place() {
+        let all = |count: usize| on_all_cores(&vec![1; count], |(at, item)| at + item);
+        for count in [0, 1, 2, 100] {
+            assert_eq!(all(count), (1..=count).collect::<Vec<_>>());
+        }
+        let own = thread::current().id();
+        assert_eq!(on_all_cores(&[()], |_| thread::current().id()), [own]);
     }
 }

@@ -12,10 +12,9 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 use paceline_files::Printable;
-use rayon::prelude::*;
 
 use super::ReadError;
-use super::file::{header, is_trace};
+use super::file::{header, is_trace, on_all_cores};
 use super::names::{ENDINGS, PROFILERS, rank_of_path, stamp_of};
 use super::top::Header;
 use super::work::has_work;
@@ -127,11 +126,11 @@ pub fn open_all(
     files: &[TraceFile],
     open: fn(&Path) -> Result<Timeline, ReadError>,
 ) -> Result<Vec<Timeline>, ReadError> {
-    let ranked = |file: &TraceFile| -> Result<Timeline, ReadError> {
+    let ranked = |(_, file): (usize, &TraceFile)| -> Result<Timeline, ReadError> {
         Ok(Timeline { rank: Some(file.rank), ..open(&file.path)? })
     };
     // All are read before the first error is returned, so that it is always the same one.
-    files.par_iter().map(ranked).collect::<Vec<_>>().into_iter().collect()
+    on_all_cores(files, ranked).into_iter().collect()
 }
 
 /// Removes the last traces of each rank whose steps have no work, if an earlier trace of the rank has some. Returns them.

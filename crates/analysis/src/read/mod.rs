@@ -18,8 +18,8 @@ mod work;
 
 pub use error::ReadError;
 pub(crate) use event::Event;
-pub(crate) use file::with_json;
 pub use file::{at_a_time, header, open, open_beginning};
+pub(crate) use file::{on_all_cores, with_json};
 pub use find::{Select, TraceFile, Window, find, open_all};
 pub use names::stem;
 pub use top::{Header, parse, parse_from};
