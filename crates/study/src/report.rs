@@ -15,7 +15,7 @@ use paceline_table::chart::{Chart as Marks, Color, Picture, Row as Bar, Rows, Sh
 use paceline_table::table::{Cell, Column, Columns, Head, Table};
 use serde::Serialize;
 
-use crate::noise::{self, Spread};
+use crate::noise;
 use crate::outcome::{Outcome, Row};
 use crate::study::Setting;
 
@@ -133,10 +133,10 @@ impl Report {
         }
         for name in all {
             let varies = |row: &Row| row.figures.get(name).is_some_and(|of| of.min < of.max);
-            for (end, get) in ENDS.into_iter().filter(|_| of.rows.iter().any(varies)) {
-                let own = name.to_owned();
+            for is_max in [false, true].into_iter().filter(|_| of.rows.iter().any(varies)) {
+                let (own, end) = (name.to_owned(), if is_max { "max" } else { "min" });
                 columns = columns.add(format!("{name}_{end}"), "", ("", 0), "", move |row| {
-                    row.figures.get(&own).map(get)
+                    row.figures.get(&own).map(|of| if is_max { of.max } else { of.min })
                 });
             }
         }
@@ -303,8 +303,6 @@ pub fn tabled<const N: usize>(
     Table { columns, rows: rows.into_iter().map(Vec::from).collect(), mean: None }
 }
 
-/// Both ends of the range of a figure, with their part of the name in files.
-const ENDS: [(&str, fn(&Spread) -> f64); 2] = [("min", |of| of.min), ("max", |of| of.max)];
 /// The column that says whether runs end with the bits of the base.
 pub const SAME_BITS: &str = "same_bits";
 

@@ -256,7 +256,7 @@ impl Images {
         let Conv2d { height, width, c_out: channels, .. } = conv;
         let pool = MaxPool2d { height, width, channels, window: 2, stride: 2, layout };
         let pair = |shape: Shape| -> Result<Pair> {
-            Ok(Pair { value: filled(compute, shape.clone())?, grad: filled(compute, shape)? })
+            Ok(Pair { value: filled(compute, shape)?, grad: filled(compute, shape)? })
         };
         let winners =
             compute.allocator.tensor(DType::U8, pool.output_shape(batch), Category::Data)?;
