@@ -108,7 +108,8 @@ impl Report {
             ));
         }
         lines.extend(of.verdicts());
-        lines.extend(self.found.iter().map(|found| found.text(width)));
+        let found = self.found.iter().map(|found| found.text(width));
+        lines.extend(found.filter(|text| !text.is_empty()));
         lines.extend(self.failures());
         lines.join("\n")
     }
