@@ -214,15 +214,13 @@ impl Field {
         let Self { left, right, top, bottom, .. } = *self;
         let at_x = |tick: f64| left + self.x.position(tick) * (right - left);
         let at_y = |tick: f64| bottom - self.y.position(tick) * (bottom - top);
-        for (ticks, color) in [(&self.x.minor, Color::Track), (&self.x.major, Color::Grid)] {
-            for x in ticks.iter().map(|&tick| at_x(tick)) {
-                canvas.line(&[(x, top), (x, bottom)], 1.0, color, "");
-            }
-        }
-        for (ticks, color) in [(&self.y.minor, Color::Track), (&self.y.major, Color::Grid)] {
-            for y in ticks.iter().map(|&tick| at_y(tick)) {
-                canvas.line(&[(left, y), (right, y)], 1.0, color, "");
-            }
+        let (x, y) = (&self.x, &self.y);
+        for (xs, ys, color) in
+            [(&x.minor, &y.minor, Color::Track), (&x.major, &y.major, Color::Grid)]
+        {
+            let upright = xs.iter().map(|&tick| [(at_x(tick), top), (at_x(tick), bottom)]);
+            let level = ys.iter().map(|&tick| [(left, at_y(tick)), (right, at_y(tick))]);
+            upright.chain(level).for_each(|line| canvas.line(&line, 1.0, color, ""));
         }
         let font = |align| Font(SMALL, Color::Muted, align);
         for (&tick, label) in self.y.major.iter().zip(&self.y_labels) {

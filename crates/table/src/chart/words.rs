@@ -4,6 +4,7 @@
 //! here draws.
 
 use paceline_files::printable;
+use unicode_width::UnicodeWidthChar;
 
 use crate::table::grouped;
 use crate::width::width;
@@ -26,25 +27,23 @@ pub(super) fn width_of(text: &str, size: f64) -> f64 {
 pub(super) fn fitted(text: &str, size: f64, room: f64) -> String {
     let fits = (room / (size * WIDE)) as usize;
     let text = printable(text);
-    let chars: Vec<char> = text.chars().collect();
     // Letters without a width count too, or a name could be as long as it likes.
-    let columns = |letter: &char| width(letter.encode_utf8(&mut [0; 4])).max(1);
-    if chars.iter().map(columns).sum::<usize>() <= fits {
+    let columns = |letter: &char| letter.width().unwrap_or(0).max(1);
+    let part = |letters: &mut dyn Iterator<Item = char>, room: usize| -> Vec<char> {
+        let mut used = 0;
+        let fits = |letter: &char| {
+            used += columns(letter);
+            used <= room
+        };
+        letters.take_while(fits).collect()
+    };
+    if text.chars().map(|letter| columns(&letter)).sum::<usize>() <= fits {
         return text.into_owned();
     }
     let kept = fits.saturating_sub(1);
-    let part = |letters: &mut dyn Iterator<Item = &char>, mut room: usize| {
-        let fits = |letter: &&char| {
-            let left = room.checked_sub(columns(letter));
-            room = left.unwrap_or(room);
-            left.is_some()
-        };
-        letters.take_while(fits).count()
-    };
-    let head = part(&mut chars.iter(), kept - kept / 3);
-    let tail = part(&mut chars.iter().rev(), kept / 3);
-    let (begin, end) = (chars[..head].iter(), chars[chars.len() - tail..].iter());
-    begin.chain(&['\u{2026}']).chain(end).collect()
+    let head = part(&mut text.chars(), kept - kept / 3);
+    let tail = part(&mut text.chars().rev(), kept / 3);
+    head.into_iter().chain(['\u{2026}']).chain(tail.into_iter().rev()).collect()
 }
 
 /// A number for a label by itself, with four significant digits at most.
