@@ -43,6 +43,9 @@ impl Axis {
     }
 }
 
+/// The most ticks of a linear axis after the one at zero.
+const MAX_TICKS: u32 = 20;
+
 /// The range and the ticks of an axis.
 #[derive(Clone, Debug)]
 pub(super) struct Scale {
@@ -62,11 +65,13 @@ impl Scale {
         match spacing {
             Spacing::Logarithmic => Self::logarithmic(values.fold(high, f64::min), high),
             Spacing::Linear => {
+                // Below this, values are too inexact for a step between ticks.
+                let high = if high < f64::MIN_POSITIVE { 0.0 } else { high };
                 let step = step(high, (length / 75.0).clamp(2.0, 8.0));
                 // If all values are whole, so are the ticks: half a rank means nothing.
                 let are_whole = values.clone().all(|value| value.fract() == 0.0);
                 let step = if are_whole { step.max(1.0) } else { step };
-                let count = (high / step * (1.0 + 1e-9)) as u32;
+                let count = ((high / step * (1.0 + 1e-9)) as u32).min(MAX_TICKS);
                 let major = (0..=count).map(|at| f64::from(at) * step).collect();
                 Self { spacing, low: 0.0, high, major, minor: Vec::new() }
             }
@@ -82,6 +87,8 @@ impl Scale {
             let widen = (10.0 / (high / low)).sqrt();
             (low, high) = (low / widen, high * widen);
         }
+        // Zero and infinity have endless decades between them.
+        (low, high) = (low.max(f64::MIN_POSITIVE), high.min(f64::MAX));
         let decades = low.log10().floor() as i32..=high.log10().ceil() as i32;
         let all = |digits: &'static [f64]| -> Vec<f64> {
             let each = decades.clone().flat_map(|e| digits.iter().map(move |d| d * 10f64.powi(e)));
@@ -112,7 +119,7 @@ impl Scale {
             "us" => &[(1.0, "us"), (1e3, "ms"), (1e6, "s")],
             _ => &[],
         };
-        let last = self.major.len() - 1;
+        let last = self.major.len().saturating_sub(1);
         let distance = self.major.get(1).map_or(1.0, |next| next - self.major[0]);
         let decimals = (-distance.log10() - 1e-9).ceil().max(0.0) as usize;
         let number = |tick: f64| match self.spacing {
@@ -174,6 +181,21 @@ mod tests {
         assert_eq!(labels(2500.5, "us"), ["0", "500 us", "1 ms", "1.5 ms", "2 ms", "2.5 ms"]);
         assert_eq!(labels(0.0, "s"), ["0 s"]);
         assert_eq!(linear(&[0.0, 4.0], 300.0).position(1.0), 0.25);
+    }
+
+    #[test]
+    fn extreme_values_make_few_ticks() {
+        for value in [5e-324, 1e-310] {
+            let scale = linear(&[value], 400.0);
+            assert_eq!((scale.labels("s"), scale.position(value)), (vec!["0 s".to_owned()], 0.0));
+        }
+        for values in [[5e-324, 1e-310], [1e300, f64::MAX], [f64::MIN_POSITIVE, f64::MAX]] {
+            assert!(logarithmic(&values).labels("s").len() <= 620, "no more than there are powers");
+        }
+        for value in [f64::MIN_POSITIVE, 3e-308, 1e-300, 1e300, f64::MAX] {
+            let ticks = linear(&[value], 400.0).labels("s").len();
+            assert!((2..=20).contains(&ticks), "{value}: {ticks}");
+        }
     }
 
     #[test]
