@@ -117,10 +117,13 @@ const SAMPLE_LINE: f64 = 24.0;
 const POINTS: usize = 3000;
 
 impl Lines {
-    /// The points of a series that have a position on the axes.
+    /// The points of a series that have a position on the axes. Steps go down to zero at a negative value: without that point
+    /// the value before it would seem to hold.
     fn shown(&self, series: &Series) -> Vec<Point> {
+        let is_low = |y: f64| y < 0.0 && series.stroke == Stroke::Steps;
+        let points = series.points.iter().map(|&(x, y)| (x, if is_low(y) { 0.0 } else { y }));
         let is_shown = |&(x, y): &Point| self.x.spacing.shows(x) && self.y.spacing.shows(y);
-        series.points.iter().copied().filter(is_shown).collect()
+        points.filter(is_shown).collect()
     }
 
     /// The ends of the intervals of a series that have a position on the axes.
@@ -335,6 +338,17 @@ mod tests {
         assert_eq!(of.shown(&of.series[0]), [(1.0, 0.0)]);
         of.y = Axis::logarithmic("", "");
         assert!(of.is_empty());
+    }
+
+    #[test]
+    fn no_value_of_steps_holds_over_a_negative_one() {
+        let points = [(1.0, 5.0), (2.0, -1.0), (3.0, f64::NAN), (4.0, 2.0)];
+        let shown = |stroke| {
+            let of = lines(&points, stroke);
+            of.shown(&of.series[0])
+        };
+        assert_eq!(shown(Stroke::Steps), [(1.0, 5.0), (2.0, 0.0), (4.0, 2.0)]);
+        assert_eq!(shown(Stroke::Solid), [(1.0, 5.0), (4.0, 2.0)]);
     }
 
     #[test]
