@@ -51,10 +51,11 @@ impl Row {
         label: impl Into<String>,
         parts: impl IntoIterator<Item = (&'a str, f64, Color)>,
     ) -> Self {
-        let mut end = 0.0;
+        let mut next = 0.0;
         let segment = |(name, value, color): (&str, f64, Color)| {
-            let start = end;
-            end += value.max(0.0);
+            // A negative part keeps its value, and the part after it begins where it does.
+            let (start, end) = (next, next + value);
+            next = next.max(end);
             Segment { start, end, name: name.to_owned(), kind: name.to_owned(), color }
         };
         let segments = parts.into_iter().map(segment).collect();
@@ -268,7 +269,7 @@ impl<'a> RowLayout<'a> {
     /// The values that are too wide for their parts, with their positions below the row: on a narrow chart, where a value under
     /// the pointer is hard to reach.
     fn below(&self, row: &'a Row) -> Vec<(&'a Segment, String, (f64, usize))> {
-        let is_hidden = |of: &&Segment| of.end > of.start && self.inside(of).is_none();
+        let is_hidden = |of: &&Segment| of.end != of.start && self.inside(of).is_none();
         let is_wanted = self.narrow && self.of.shown == Shown::Parts;
         let hidden: Vec<_> = row.segments.iter().filter(|of| is_wanted && is_hidden(of)).collect();
         let values: Vec<String> =
@@ -304,9 +305,10 @@ impl<'a> RowLayout<'a> {
             canvas.line(&[(left, middle), (left + self.room, middle)], 1.0, Color::Grid, "");
         }
         for segment in &row.segments {
-            // Segments shorter than a pixel stay visible.
+            // Segments shorter than a pixel stay visible. One of length zero, or with a negative value, has no width.
             let start = self.x(segment.start);
-            let end = self.x(segment.end).max(start + 0.5);
+            let least = if segment.end > segment.start { 0.5 } else { 0.0 };
+            let end = self.x(segment.end).max(start + least);
             canvas.rect((start, from), (end, to), segment.color, &self.of.hover(row, segment));
             if let Some(words) = self.inside(segment) {
                 let font = Font(SMALL, segment.color.on(), Align::Middle);
@@ -365,6 +367,28 @@ mod tests {
         let wide = svg(&of, 1120.0);
         assert!(wide.contains(">800.0<") && !wide.contains(">1.2<"), "{wide}");
         assert!(wide.contains("<title>rank 0, part 3: 800 ms (91.2"), "{wide}");
+    }
+
+    #[test]
+    fn negative_values_stand_in_words_and_take_no_room() {
+        let bars = [2.0, -1.5, 0.0].map(|value| Row::bar("a", Some(value), Color::Compute));
+        let bars = svg(&Rows::new(Shown::Bars, "ms", bars), 540.0);
+        for part in [">-1.50 ms<", "<title>a: -1.5 ms</title>", ">0.00 ms<"] {
+            assert!(bars.contains(part), "{part}: {bars}");
+        }
+        assert_eq!(bars.matches("width=\"0\"").count(), 2, "neither has a length: {bars}");
+        let parts =
+            [("a", 4.0, Color::Compute), ("b", -3.0, Color::Wait), ("c", 4.0, Color::Other)];
+        let of = Rows::new(Shown::Parts, "ms", [Row::stack("rank 0", parts)]);
+        let places: Vec<_> = of.segments().map(|part| (part.start, part.end)).collect();
+        assert_eq!(places, [(0.0, 4.0), (4.0, 1.0), (4.0, 8.0)]);
+        let narrow = svg(&of, 350.0);
+        for part in ["rank 0, b: -3 ms (-37.50 % of 8 ms)", ">-3<", "width=\"0\""] {
+            assert!(narrow.contains(part), "{part}: {narrow}");
+        }
+        let short = [1e6, 1e-3].map(|value| Row::bar("a", Some(value), Color::Compute));
+        let short = svg(&Rows::new(Shown::Bars, "", short), 540.0);
+        assert!(short.contains("width=\"0.5\""), "a short bar stays visible: {short}");
     }
 
     #[test]
