@@ -443,19 +443,20 @@ impl Outcome {
 
     /// The bars of all scenes as a picture; `None` if no run has the figure.
     pub fn picture(&self, title: String) -> Option<Picture> {
+        let compared = head(&self.compared_by);
         let bars = |rows: &[Row]| {
             let mut bars: Vec<Bar> = self.bars(rows).collect();
-            let first = bars.first_mut().into_iter();
-            first.for_each(|first| first.heading.clone_from(&rows[0].scene));
+            if let Some(first) = bars.first_mut() {
+                let scene = &rows[0].scene;
+                let scene = if scene.is_empty() { scene.clone() } else { format!("{scene}: ") };
+                first.heading = format!("{scene}{}, and the ratio to the base", compared.words());
+            }
             bars
         };
-        let chart = Marks::Rows(Rows::new(Shown::Bars, "", self.scenes().flat_map(bars)));
-        let subtitle = format!(
-            "{}; {}, the ratio to the base, and from the slowest to the fastest of {}",
-            self.origin.place(),
-            head(&self.compared_by).words(),
-            plural(self.origin.rounds, "round")
-        );
+        let rows = Rows::new(Shown::Bars, &compared.unit, self.scenes().flat_map(bars));
+        let chart = Marks::Rows(rows);
+        let rounds = plural(self.origin.rounds, "round");
+        let subtitle = format!("{}; medians and ranges of {rounds}", self.origin.place());
         (!chart.is_empty()).then_some(Picture { title, subtitle, chart })
     }
 }

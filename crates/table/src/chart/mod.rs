@@ -20,7 +20,7 @@ pub use lines::{Lines, Series, Stroke};
 pub use rows::{Jump, Row, Rows, Segment, Shown};
 
 use canvas::{Align, Canvas, Font};
-use words::{SMALL, fitted, width_of};
+use words::{SMALL, broken, fitted, width_of};
 
 /// Width, in pixels, of a chart that fills the page.
 pub const FULL: i32 = 1120;
@@ -70,7 +70,7 @@ impl Chart {
 pub struct Picture {
     /// The title.
     pub title: String,
-    /// A smaller line below the title: where and when it was measured. May be empty.
+    /// Smaller lines below the title: where and when it was measured. May be empty.
     pub subtitle: String,
     /// The marks.
     pub chart: Chart,
@@ -106,15 +106,17 @@ impl Picture {
         }
         let (width, margin) = Self::SIZE;
         let mut canvas = Canvas::new(width);
-        for (words, y, size, color) in
-            [(&self.title, 10.0, 17.0, Color::Text), (&self.subtitle, 33.0, SMALL, Color::Muted)]
-        {
-            // A long title gets smaller letters, down to a size at which they can be read.
-            let size = (size * width / width_of(words, size)).clamp(SMALL, size);
-            let font = Font(size, color, Align::Left);
-            canvas.text(&fitted(words, size, width), (0.0, y), font, words);
+        // A long title gets smaller letters, down to a size at which they can be read.
+        let size = (17.0 * width / width_of(&self.title, 17.0)).clamp(SMALL, 17.0);
+        let font = Font(size, Color::Text, Align::Left);
+        canvas.text(&fitted(&self.title, size, width), (0.0, 10.0), font, &self.title);
+        let mut y = 33.0;
+        for line in broken(&self.subtitle, SMALL, width) {
+            let font = Font(SMALL, Color::Muted, Align::Left);
+            canvas.text(&line, (0.0, y), font, &self.subtitle);
+            y += 15.0;
         }
-        let height = self.chart.draw(&mut canvas, 50.0, 380.0);
+        let height = self.chart.draw(&mut canvas, y + 2.0, 380.0);
         Ok(canvas.file(height, margin))
     }
 }
@@ -137,6 +139,17 @@ mod tests {
             assert!(text.contains(part), "{part}: {text}");
         }
         assert_eq!(text, picture(points).svg().unwrap());
+    }
+
+    #[test]
+    fn a_long_subtitle_has_several_lines() {
+        let subtitle = "measured, ".repeat(30);
+        let picture = Picture { subtitle, ..picture(vec![(1e3, 12.0)]) };
+        let svg = picture.svg().unwrap();
+        let words = |line: &str| line.matches("measured,").count() - 30;
+        let lines: Vec<_> =
+            svg.lines().filter(|line| line.contains("measured,")).map(words).collect();
+        assert_eq!((lines.len(), lines.iter().sum::<usize>()), (3, 30), "{svg}");
     }
 
     #[test]

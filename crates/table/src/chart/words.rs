@@ -6,6 +6,7 @@
 use paceline_files::printable;
 use unicode_width::UnicodeWidthChar;
 
+use crate::fitted::wrapped;
 use crate::table::grouped;
 use crate::width::width;
 
@@ -46,6 +47,12 @@ pub(super) fn fitted(text: &str, size: f64, room: f64) -> String {
     head.into_iter().chain(['\u{2026}']).chain(tail.into_iter().rev()).collect()
 }
 
+/// The text in lines of at most `room`. Only a single word that is longer loses its middle.
+pub(super) fn broken(text: &str, size: f64, room: f64) -> Vec<String> {
+    let lines = wrapped(&printable(text), (room / (size * WIDE)) as usize);
+    lines.split('\n').map(|line| fitted(line.trim(), size, room)).collect()
+}
+
 /// A number for a label by itself, with four significant digits at most.
 pub(super) fn brief(value: f64) -> String {
     match value.abs() {
@@ -83,6 +90,17 @@ mod tests {
     fn labels_have_few_digits() {
         let all = [0.0, 12.0, 1234.56, 123.456, 1.234, 0.01234, 1e-5].map(brief);
         assert_eq!(all, ["0", "12", "1,235", "123.5", "1.23", "0.012", "1.00e-5"]);
+    }
+
+    #[test]
+    fn long_names_are_broken_between_words() {
+        let name = "precision=f32, bucket-cap-mb=25, layout=nhwc";
+        let lines = broken(name, SIZE, 180.0);
+        assert_eq!(lines, ["precision=f32,", "bucket-cap-mb=25,", "layout=nhwc"]);
+        assert_eq!(broken("", SIZE, 180.0), [""]);
+        assert_eq!(broken("a\nb", SIZE, 180.0), ["a\\nb"], "a line end breaks no line");
+        let word = broken(&"x".repeat(99), SIZE, 180.0);
+        assert!(word.len() == 1 && width_of(&word[0], SIZE) <= 180.0, "{word:?}");
     }
 
     #[test]
