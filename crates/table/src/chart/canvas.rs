@@ -35,13 +35,15 @@ pub(super) struct Font(pub f64, pub Color, pub Align);
 /// A drawing that is not finished yet. Lengths are in its own pixels, which a page scales.
 pub(super) struct Canvas {
     pub width: f64,
+    /// Whether it becomes a file. There names are whole: a file may be shown where nothing appears under a pointer.
+    pub is_file: bool,
     body: String,
 }
 
 impl Canvas {
     /// An empty drawing of this width.
     pub fn new(width: f64) -> Self {
-        Self { width, body: String::new() }
+        Self { width, is_file: false, body: String::new() }
     }
 
     /// Draws a filled rectangle from the top left to the bottom right. `hover` is shown under the pointer.

@@ -1,11 +1,11 @@
 //! The legend of a chart: a sample and a name for each kind of mark, in lines above the chart.
 //!
-//! Names and samples go in. A name that is longer than a line loses its middle, so nothing runs off the picture. This file does
-//! not know the marks.
+//! Names and samples go in. A name that is longer than a line has lines of its own, so nothing runs off the picture. This file
+//! does not know the marks.
 
 use super::canvas::{Align, Canvas, Font, Point};
 use super::color::Color;
-use super::words::{SMALL, fitted, width_of};
+use super::words::{SMALL, broken, width_of};
 
 const LINE: f64 = 18.0;
 const GAP: f64 = 16.0;
@@ -20,12 +20,20 @@ pub(super) fn legend<T>(
     if entries.len() < 2 {
         return top;
     }
-    let fitting = |name: &str| fitted(name, SMALL, canvas.width - room);
-    let words: Vec<String> = entries.iter().map(|(name, _)| fitting(name)).collect();
-    let places = flowed(words.iter().map(|words| room + width_of(words, SMALL)), canvas.width);
-    for ((words, (x, line)), (name, of)) in words.iter().zip(&places).zip(entries) {
+    let whole = canvas.width;
+    let mut pieces = Vec::new();
+    for (name, of) in entries {
+        let lines = broken(name, SMALL, whole - room);
+        let length = if lines.len() > 1 { whole } else { room + width_of(&lines[0], SMALL) };
+        let samples = std::iter::once(Some(of)).chain(std::iter::repeat(None));
+        pieces.extend(lines.into_iter().zip(samples).map(|(words, of)| (words, length, of, name)));
+    }
+    let places = flowed(pieces.iter().map(|piece| piece.1), whole);
+    for ((words, _, of, name), (x, line)) in pieces.iter().zip(&places) {
         let y = top + LINE * (*line as f64 + 0.5);
-        sample(canvas, (*x, y), of);
+        if let Some(of) = of {
+            sample(canvas, (*x, y), of);
+        }
         canvas.text(words, (x + room, y), Font(SMALL, Color::Muted, Align::Left), name);
     }
     top + LINE * (places.last().map_or(0, |last| last.1) + 1) as f64 + 4.0

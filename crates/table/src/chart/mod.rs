@@ -106,6 +106,7 @@ impl Picture {
         }
         let (width, margin) = Self::SIZE;
         let mut canvas = Canvas::new(width);
+        canvas.is_file = true;
         // A long title gets smaller letters, down to a size at which they can be read.
         let size = (17.0 * width / width_of(&self.title, 17.0)).clamp(SMALL, 17.0);
         let font = Font(size, Color::Text, Align::Left);
@@ -150,6 +151,24 @@ mod tests {
         let lines: Vec<_> =
             svg.lines().filter(|line| line.contains("measured,")).map(words).collect();
         assert_eq!((lines.len(), lines.iter().sum::<usize>()), (3, 30), "{svg}");
+    }
+
+    #[test]
+    fn names_of_variants_are_whole_in_a_file() {
+        let names = [1, 25].map(|mb| format!("precision=f32, bucket-cap-mb={mb}, layout=nhwc"));
+        let bars = names.each_ref().map(|name| Row::bar(name, Some(1.0), Color::Other));
+        let chart = Chart::Rows(Rows::new(Shown::Bars, "", bars));
+        let rows = Picture { chart, ..picture(Vec::new()) }.svg().unwrap();
+        let lengthened = names.each_ref().map(|name| format!("{}{name}", "a=1, ".repeat(20)));
+        let series = lengthened.map(|name| Series::line(name, [(1e3, 12.0)]));
+        let axes = [Axis::linear("", ""), Axis::linear("", "")];
+        let lines = Picture::lines(String::new(), String::new(), axes, series.into());
+        let lines = lines.svg().unwrap();
+        for (mb, name) in [1, 25].iter().zip(&names) {
+            assert!(rows.contains(&format!(">{name}</text>")), "{rows}");
+            let end = format!("bucket-cap-mb={mb}, layout=nhwc</text>");
+            assert!(lines.contains(&end), "{end}: {lines}");
+        }
     }
 
     #[test]

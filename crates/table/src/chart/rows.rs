@@ -5,7 +5,7 @@ use super::canvas::{Align, Canvas, Font, Point};
 use super::color::Color;
 use super::legend::{flowed, legend};
 use super::lines::interval;
-use super::words::{SIZE, SMALL, brief, fitted, like, width_of};
+use super::words::{SIZE, SMALL, brief, broken, fitted, like, width_of};
 
 /// A piece of a row.
 #[derive(Clone, Debug, PartialEq)]
@@ -142,11 +142,11 @@ impl Rows {
         let top = legend(canvas, &kinds, (top, SAMPLE), |canvas, at, color| {
             square(canvas, at, *color, "");
         });
-        let layout = RowLayout::new(self, canvas.width);
+        let layout = RowLayout::new(self, canvas.width, canvas.is_file);
         let mut edge = top;
         let mut tops = Vec::new();
         for row in &self.rows {
-            edge += layout.above + if row.heading.is_empty() { 0.0 } else { HEADING };
+            edge += layout.above(row) + if row.heading.is_empty() { 0.0 } else { HEADING };
             tops.push(edge);
             edge += layout.row + LINE * layout.below(row).last().map_or(0, |of| of.2.1 + 1) as f64;
         }
@@ -209,9 +209,9 @@ fn square(canvas: &mut Canvas, (x, y): Point, color: Color, hover: &str) {
 /// Where rows, their names and their values go.
 struct RowLayout<'a> {
     of: &'a Rows,
-    narrow: bool,
-    /// The height that a name adds above its row. On a narrow chart long names stand there.
-    above: f64,
+    width: f64,
+    /// Whether names stand above their rows, as long names do in a file and on a narrow chart.
+    is_above: bool,
     /// The height of a row, and half of that of a segment.
     row: f64,
     half: f64,
@@ -223,12 +223,11 @@ struct RowLayout<'a> {
 }
 
 impl<'a> RowLayout<'a> {
-    fn new(of: &'a Rows, width: f64) -> Self {
-        let narrow = width < NARROW;
+    fn new(of: &'a Rows, width: f64, is_file: bool) -> Self {
         let names = of.rows.iter().map(|row| width_of(&row.label, SIZE));
         let widest = names.fold(0.0, f64::max) + 10.0;
         // A longer name loses its middle. On a chart for a phone little would be left of it.
-        let is_above = widest > 0.4 * width && narrow;
+        let is_above = widest > 0.4 * width && (is_file || width < NARROW);
         // Half of the first label of the scale lies to the left of its tick.
         let left = if is_above { 4.0 } else { widest.min(0.4 * width) };
         let lengths: Vec<f64> = of.segments().map(|segment| segment.end - segment.start).collect();
@@ -245,8 +244,21 @@ impl<'a> RowLayout<'a> {
             Shown::Parts => (30.0, 10.5),
             Shown::Lanes => (46.0, 12.0),
         };
-        let above = if is_above { LINE } else { 0.0 };
-        Self { of, narrow, above, row, half, left, room, scale, number }
+        Self { of, width, is_above, row, half, left, room, scale, number }
+    }
+
+    /// The lines of a row's name.
+    fn name(&self, row: &Row) -> Vec<String> {
+        if self.is_above {
+            broken(&row.label, SIZE, self.width - self.left)
+        } else {
+            vec![fitted(&row.label, SIZE, self.left - 10.0)]
+        }
+    }
+
+    /// The height that a name adds above its row.
+    fn above(&self, row: &Row) -> f64 {
+        if self.is_above { LINE * self.name(row).len() as f64 } else { 0.0 }
     }
 
     fn x(&self, value: f64) -> f64 {
@@ -270,7 +282,7 @@ impl<'a> RowLayout<'a> {
     /// the pointer is hard to reach.
     fn below(&self, row: &'a Row) -> Vec<(&'a Segment, String, (f64, usize))> {
         let is_hidden = |of: &&Segment| of.end != of.start && self.inside(of).is_none();
-        let is_wanted = self.narrow && self.of.shown == Shown::Parts;
+        let is_wanted = self.width < NARROW && self.of.shown == Shown::Parts;
         let hidden: Vec<_> = row.segments.iter().filter(|of| is_wanted && is_hidden(of)).collect();
         let values: Vec<String> =
             hidden.iter().map(|of| (self.number)(of.end - of.start)).collect();
@@ -288,16 +300,18 @@ impl<'a> RowLayout<'a> {
     fn draw(&self, canvas: &mut Canvas, row: &Row, top: f64) {
         let (left, middle) = (self.left, top + self.row / 2.0);
         if !row.heading.is_empty() {
-            let at = (0.0, top - self.above - LINE / 2.0);
+            let at = (0.0, top - self.above(row) - LINE / 2.0);
             canvas.text(&row.heading, at, Font(SIZE, Color::Muted, Align::Left), "");
         }
-        let (room, at, align) = if self.above > 0.0 {
-            (canvas.width - left, (left, top - LINE / 2.0 + 2.0), Align::Left)
+        let (mut at, align) = if self.is_above {
+            ((left, top - self.above(row) + LINE / 2.0 + 2.0), Align::Left)
         } else {
-            (left - 10.0, (left - 8.0, middle), Align::Right)
+            ((left - 8.0, middle), Align::Right)
         };
-        let name = fitted(&row.label, SIZE, room);
-        canvas.text(&name, at, Font(SIZE, Color::Text, align), &row.label);
+        for line in self.name(row) {
+            canvas.text(&line, at, Font(SIZE, Color::Text, align), &row.label);
+            at.1 += LINE;
+        }
         let (from, to) = (middle - self.half, middle + self.half);
         if self.of.whole.is_some() {
             canvas.rect((left, from), (left + self.room, to), Color::Track, "");
@@ -392,16 +406,18 @@ mod tests {
     }
 
     #[test]
-    fn only_long_names_on_a_narrow_chart_go_above_their_rows() {
+    fn only_long_names_in_a_file_or_on_a_narrow_chart_go_above_their_rows() {
         let long = "paceline_conv_relu_pool_backward_input";
         let of = |name: &str| Rows::new(Shown::Bars, "", [Row::bar(name, Some(1.0), Color::Other)]);
         assert!(svg(&of(long), 350.0).contains(&format!(">{long}</text>")), "the whole name");
         assert!(!svg(&of(long), 540.0).contains(&format!(">{long}</text>")), "a column");
-        let above = |name, width| RowLayout::new(&of(name), width).above;
-        assert_eq!(
-            [above("rank 0", 350.0), above(long, 350.0), above(long, 540.0)],
-            [0.0, LINE, 0.0]
-        );
+        let above = |name, width, is_file| {
+            let of = of(name);
+            RowLayout::new(&of, width, is_file).above(&of.rows[0])
+        };
+        assert_eq!([above("rank 0", 350.0, false), above(long, 350.0, false)], [0.0, LINE]);
+        assert_eq!([above(long, 540.0, false), above(long, 540.0, true)], [0.0, LINE]);
+        assert_eq!(above(&format!("{long}, {long}"), 350.0, true), 2.0 * LINE);
     }
 
     #[test]
@@ -417,6 +433,6 @@ mod tests {
             assert!(drawn.contains(part), "{part}: {drawn}");
         }
         assert_eq!(drawn.matches("stroke=\"var(--text)\"").count(), 3, "a line and its two ends");
-        assert_eq!(RowLayout::new(&of, 760.0).scale.position(200.0), 1.0);
+        assert_eq!(RowLayout::new(&of, 760.0, false).scale.position(200.0), 1.0);
     }
 }
