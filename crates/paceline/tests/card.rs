@@ -27,8 +27,6 @@ fn ranks_that_share_a_card_end_with_the_same_weights_whatever_the_strategy() {
             let run = sandbox.train_with(&flags, &variables).ok();
             assert!(run.stderr.contains("the device is emulated"), "{}", run.stderr);
             assert!(run.stderr.contains("ranks 0 and 1 share a card (cuda:0"), "{}", run.stderr);
-            let names_the_card = run.stdout.contains("Device           : cuda:0");
-            assert_eq!(names_the_card, model == MLP, "{}", run.stdout);
             run.weights().to_owned()
         };
         let expected = run("ddp", "0");

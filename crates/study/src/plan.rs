@@ -169,7 +169,9 @@ mod tests {
         assert!(refused("nproc=1,2,1").contains("twice"));
         assert!(refused("nprocs=1").contains("the nearest one is nproc"));
         assert!(refused("bucket_cap_mb=1").contains("the nearest one is bucket-cap-mb"));
-        assert!(refused("save=a").contains("the same checkpoint"));
+        assert!(refused("save=a").contains("the same files"));
+        assert!(refused("quiet=true").contains("the output of its runs"));
+        assert!(refused("ddp-choice=all").contains("vary strategy"));
     }
 
     #[test]

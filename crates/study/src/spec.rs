@@ -4,6 +4,7 @@
 use std::ffi::OsString;
 use std::path::Path;
 
+use clap::Arg;
 use paceline_failure::{Failure, Result};
 use paceline_files::printable;
 use paceline_host::disk::Disk;
@@ -65,12 +66,12 @@ pub fn shown(spec: &Spec) -> String {
 pub fn check_key(flag: &str, key: &str) -> Result<()> {
     let all = flags::all();
     let known = all.iter().find(|known| flags::key(known) == key);
+    let is_comparison = |flag: &Arg| flag.get_help_heading() == Some("Comparison");
     let why = match known.map(Scope::of) {
         _ if known.is_some_and(is_swept) => return Ok(()),
         Some(Scope::Checkpoints) => "runs of several rounds would read and write the same files",
-        Some(_) => {
-            "the sweep decides about the output of its runs; to compare strategies, vary strategy"
-        }
+        Some(Scope::Output) if known.is_some_and(is_comparison) => "vary strategy",
+        Some(_) => "the sweep decides about the output of its runs",
         None if ["config", "recipe"].contains(&key) => "all runs start from one configuration",
         None => {
             let nearest = all.iter().map(flags::key).min_by_key(|known| levenshtein(key, known));

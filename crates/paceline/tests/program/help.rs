@@ -32,7 +32,10 @@ fn help_opens_with_examples() {
         "Communication:",
         "Training:",
         "Data:",
-        "Profile:",
+        "Observation:",
+        "Host:",
+        "Checkpoints:",
+        "Files and addresses:",
         "Output:",
     ] {
         assert!(run.stdout.lines().any(|line| line == heading), "no {heading}");

@@ -33,7 +33,7 @@ fn element_types_and_strategies_are_swept() {
     assert_ne!(of("f32", "ddp"), of("bf16", "ddp"));
     let csv = fs::read_to_string(sandbox.path("out/sweep.csv")).unwrap();
     assert_eq!(csv.lines().count(), 1 + 4, "{csv}");
-    assert!(csv.starts_with("place,precision,strategy,"), "{csv}");
+    assert!(csv.starts_with("place,scene,variant,precision,strategy,"), "{csv}");
 }
 
 #[test]
