@@ -59,7 +59,7 @@ pub enum Command {
     Train(Later<TrainCommand>),
     /// Evaluate a checkpoint on the test set
     Evaluate(Later<EvaluateArgs>),
-    /// Go on from a text with a language model, to see what it has learned
+    /// Generate text with a trained language model
     Generate(GenerateArgs),
     /// Make a tokenizer from texts
     #[command(subcommand)]
@@ -67,7 +67,7 @@ pub enum Command {
     /// Fetch a model or a data set by its name, so that training finds it
     #[command(subcommand)]
     Fetch(FetchCommand),
-    /// Show, verify or export what --save has written
+    /// Show, verify or export checkpoints
     #[command(subcommand)]
     Checkpoint(CheckpointCommand),
     /// Start N copies of any program as the ranks of a run

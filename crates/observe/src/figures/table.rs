@@ -118,9 +118,9 @@ pub static TABLE: &[Figure] = &[
         "Samples of a full optimizer step on all ranks: those of a batch on all ranks, times the batches of a step. If ranks have \
          their own shards (`--rank-samples`), the mean over an epoch.").console(),
     run("schedule", plain("schedule"), Same, |f, _| json!(f.config.pipeline.as_ref().map(|of| of.schedule)),
-        "The schedule of a pipeline; null if the ranks are none."),
+        "The schedule of a pipeline; null without a pipeline."),
     run("stages", plain("stages begin with"), Same, |f, _| json!(f.config.pipeline.as_ref().map(|of| &of.begins)),
-        "The units with which the stages of a pipeline begin, but the first one."),
+        "First unit of every stage except stage 0."),
     run("class_names", plain("classes"), Same,
         |f, _| json!(Some(&f.config.class_names).filter(|names| !names.is_empty())),
         "The names of the classes, in their order; null if they have none.").console(),

@@ -30,8 +30,9 @@ pub struct RankFlags {
     /// How the ranks reach each other; with --nnodes, hybrid by default, or tcp if each host has one rank
     #[arg(long, alias = "backend", value_enum, default_value_t = TransportName::Shm)]
     pub transport: TransportName,
-    /// Where to compute: cpu, cuda, or sim, an accelerator emulated on the processor (sim:copy=16gbit,10us,launch=5us states its
-    /// copies and launches; sim:late,seed=7 runs its work as late as possible, to find waits that are missing)
+    /// Where to compute: cpu, cuda, auto, or sim, an accelerator emulated on the processor (cuda:N is one card, and auto is cuda if
+    /// there is a card; sim:copy=16gbit,10us,launch=5us states copies and launches; sim:late,seed=7 runs work as late as possible, to
+    /// find waits that are missing)
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     pub device: Device,
     /// Launch the passes of a step as one graph of a card, and the optimizer's work as another
@@ -73,8 +74,8 @@ pub struct PipelineFlags {
     /// costs [default: the cut whose slowest stage, loss included, is fastest]
     #[arg(long, num_args = 1.., value_name = "UNIT", value_delimiter = ',')]
     pub stages: Vec<String>,
-    /// Schedules that put off the gradients of weights do so for those of a language model's head too, which keeps as much as
-    /// all its outputs; with this they are computed with the loss
+    /// Schedules that postpone the gradients of weights do so for a language model's head too, which keeps as much as all its
+    /// outputs; with this they are computed with the loss
     #[arg(long, help_heading = "Ranks")]
     pub head_at_once: bool,
     /// The most that a rank of a pipeline may keep of micro-batches in flight, in MB, for --schedule auto and --stages measured
@@ -92,7 +93,7 @@ pub struct PrecisionFlags {
     /// Mixed precision, as PyTorch names it: --precision bf16, or that of the type
     #[arg(long, value_enum, value_name = "TYPE", num_args = 0..=1, default_missing_value = "bf16")]
     pub amp: Option<AmpName>,
-    /// Compute --precision fp16 on a processor: each result is rounded as fp16 would round it. Shows what fp16 does to the numbers,
+    /// Compute --precision fp16 on a processor: each result is rounded as fp16 would round it. Shows the effect of fp16 on the numbers,
     /// and takes longer than f32
     #[arg(long)]
     pub emulate_fp16: bool,
@@ -111,7 +112,7 @@ pub struct TrainingFlags {
     /// Optimizer steps after which the run ends; it makes as many passes over the data as that takes
     #[arg(long, value_name = "N", conflicts_with = "epochs")]
     pub steps: Option<u64>,
-    /// Largest number of batches per epoch, of which --accumulate N makes one step of N [default: all of the data, or 20 batches
+    /// Largest number of batches per epoch; --accumulate N makes one step of N [default: all of the data, or 20 batches
     /// of vectors or tokens made from the seed]
     #[arg(long, value_name = "N")]
     pub steps_per_epoch: Option<usize>,

@@ -31,7 +31,7 @@ pub struct CheckArgs {
     /// How the ranks reach each other [default: shm; tcp on several hosts]
     #[arg(long, value_enum)]
     pub transport: Option<TransportName>,
-    /// Where ranks compute: cpu, cuda, or an emulated accelerator such as sim:copy=16gbit,10us,launch=5us
+    /// Where ranks compute: cpu, cuda, auto, or an emulated accelerator such as sim:copy=16gbit,10us,launch=5us
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     pub device: Device,
     /// How the ranks talk to each other.
