@@ -355,6 +355,21 @@ mod tests {
         }
     }
 
+    /// A model's own settings may be called like flags of a host, such as `--json` and `--threads`.
+    #[test]
+    fn settings_of_a_model_count_whatever_they_are_called() {
+        let of = |value: u64| {
+            let mut all = Settings::default();
+            all.add(
+                &json!({ "model_config": { "threads": value, "json": value }, "threads": value }),
+            );
+            all.0
+        };
+        let names: Vec<String> = of(1).into_keys().collect();
+        assert_eq!(names, ["model_config.json", "model_config.threads"]);
+        assert_ne!(of(1), of(2));
+    }
+
     #[test]
     fn what_differs_is_named_with_both_values_and_their_hosts() {
         let of = |pairs: &[(&str, &str)]| -> BTreeMap<String, String> {
