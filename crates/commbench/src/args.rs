@@ -112,7 +112,7 @@ pub struct RankArgs {
     /// How the ranks reach each other, separated by commas [default: shm; tcp on several hosts]
     #[arg(long, value_enum, value_delimiter = ',')]
     pub transport: Vec<TransportName>,
-    /// Where the buffers lie: cpu, cuda, auto, or sim, an accelerator emulated on the processor (see paceline train)
+    /// Where the buffers lie: cpu, cuda, auto, or sim, a device emulated on the processor (see paceline train)
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     pub device: Device,
     /// Buffers in ordinary memory, which other processes cannot reach

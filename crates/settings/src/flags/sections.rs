@@ -30,7 +30,7 @@ pub struct RankFlags {
     /// How the ranks reach each other; with --nnodes, hybrid by default, or tcp if each host has one rank
     #[arg(long, alias = "backend", value_enum, default_value_t = TransportName::Shm)]
     pub transport: TransportName,
-    /// Where to compute: cpu, cuda, auto, or sim, an accelerator emulated on the processor (cuda:N is one card, and auto is cuda if
+    /// Where to compute: cpu, cuda, auto, or sim, a device emulated on the processor (cuda:N is one card, and auto is cuda if
     /// there is a card; sim:copy=16gbit,10us,launch=5us states copies and launches; sim:late,seed=7 runs work as late as possible, to
     /// find waits that are missing)
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
