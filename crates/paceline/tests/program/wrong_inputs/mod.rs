@@ -4,14 +4,14 @@
 //! A case is a command line that is wrong on any machine. What depends on the machine or on the contents of files is in
 //! `../bad_input.rs`, `../bad_llama_input.rs` and beside the tests of the command.
 
-mod table;
-
 use std::ffi::OsString;
 use std::os::unix::ffi::OsStringExt;
 use std::thread;
 
 use crate::common::{Run, Sandbox};
-use table::{Table, tables};
+
+/// The command lines below their titles. `\xff` is a byte, and single quotes hold a word together.
+const LINES: &str = include_str!("lines.txt");
 
 /// A folder with what stands in the way of commands.
 fn furnished() -> Sandbox {
@@ -62,18 +62,19 @@ fn answer(line: &str) -> String {
     format!("$ paceline {line}\n{}", run.stderr.replace(here, "[current folder]"))
 }
 
-/// What the user gets after each of these lines, below a title.
-fn answers((title, command, lines): &Table) -> String {
-    let line = |line: &&str| answer(format!("{command} {line}").trim());
-    let answers: Vec<String> = lines.iter().map(line).collect();
-    format!("# {title}\n\n{}", answers.join("\n"))
+/// What the user gets after each of the lines below a title.
+fn answers(titled: &str) -> String {
+    let (title, lines) = titled.split_once('\n').unwrap();
+    let lines = lines.lines().filter(|line| !line.is_empty());
+    format!("# {title}\n\n{}", lines.map(answer).collect::<Vec<_>>().join("\n"))
 }
 
 #[test]
 fn each_wrong_input_has_its_answer() {
     let texts: Vec<String> = thread::scope(|scope| {
-        let started: Vec<_> = tables().map(|table| scope.spawn(|| answers(table))).collect();
-        started.into_iter().map(|table| table.join().unwrap()).collect()
+        let titled = LINES.trim_start_matches("# ").split("\n# ");
+        let started: Vec<_> = titled.map(|titled| scope.spawn(|| answers(titled))).collect();
+        started.into_iter().map(|titled| titled.join().unwrap()).collect()
     });
     insta::assert_snapshot!(texts.join("\n"));
 }
