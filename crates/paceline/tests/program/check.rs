@@ -49,13 +49,6 @@ fn ranks_of_another_launcher_are_checked() {
 }
 
 #[test]
-fn what_cannot_be_checked_is_refused() {
-    run("check --nproc 0").refused(&["--nproc 0", "1 to 1024"]);
-    run("check --transport mpi").refused(&["--transport mpi", "without MPI"]);
-    run("check --timeout -3").refused(&["--timeout -3", "seconds above zero"]);
-}
-
-#[test]
 fn a_link_that_is_too_fast_fails() {
     for transport in ["thread", "shm"] {
         let run = run(&format!("check --nproc 2 --transport {transport} --link nvlink4"));

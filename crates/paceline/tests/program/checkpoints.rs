@@ -177,20 +177,7 @@ fn damage_is_named_with_the_file_and_the_rank_that_wrote_it() {
 }
 
 #[test]
-fn flags_of_saving_are_checked_and_do_what_they_say() {
-    let sandbox = Sandbox::new();
-    let flags = format!("{TINY} --nproc 2 --global-batch-size 50");
-    let refuse = |more: &str, words: &[&str]| {
-        sandbox.train(&format!("{flags} {more}")).refused(words);
-    };
-    refuse("--save s --save-keep 0", &["--save-keep 0", "at least 2"]);
-    refuse("--save s --save-keep 1", &["--save-keep 1", "ruined", "at least 2"]);
-    refuse("--save s --save-budget-mb 1", &["--save-budget-mb 1", "at least 2"]);
-    refuse("--save-sync", &["--save <DIR>"]);
-    refuse("--save-keep 3", &["--save <DIR>"]);
-    sandbox.write("file", b"in the way");
-    refuse("--save file/below", &["--save file/below", "a folder that you can write to"]);
-
+fn flags_of_saving_do_what_they_say() {
     let names = |folder: &Path| {
         let mut names: Vec<String> = fs::read_dir(folder)
             .unwrap()

@@ -42,5 +42,4 @@ fn each_shell_has_a_script() {
         }
         assert!(!script.contains("__guard"), "{shell} offers commands of the launcher");
     }
-    sandbox.run("completions tcsh").refused(&["tcsh", "bash", "fish"]);
 }

@@ -223,23 +223,8 @@ fn a_fine_tuned_model_can_be_tried_at_once() {
 fn wrong_flags_prompts_and_folders_are_refused() {
     let sandbox = Sandbox::new();
     write_folder(&sandbox.path("model"), "whole", |_| {});
-    for (prompt, flags, expected) in [
-        ("t1", "--max-tokens 0", "--max-tokens 0: pass the number"),
-        ("t1", "--threads 0", "--threads 0: pass 1 or more"),
-        (
-            "t1",
-            "--temperature 0",
-            "--temperature 0: pass a number above zero; for the likeliest tokens",
-        ),
-        ("t1", "--temperature -1", "--temperature -1: pass a number above zero"),
-        ("t1", "--top-k 0", "--top-k 0: pass a number above zero; for all tokens, leave it out"),
-        ("t1", "--seed 4", "--seed decides random choices, and there are none; add --temperature"),
-        ("t1", "--greedy --top-k 3", "--greedy takes no --top-k; leave one of them out"),
-        ("", "", "--prompt is empty; pass the text to go on from"),
-        ("  ", "", "--prompt has no token; pass the text to go on from"),
-    ] {
-        generate(&sandbox, prompt, &format!("--model model {flags}")).refused(&[expected]);
-    }
+    let empty = ["--prompt has no token; pass the text to go on from"];
+    generate(&sandbox, "  ", "--model model").refused(&empty);
     let long = ["t1"; 64].join(" ");
     generate(&sandbox, &long, "--model model").refused(&[
         "--prompt has 64 tokens, and the model knows 64 positions",
@@ -247,9 +232,6 @@ fn wrong_flags_prompts_and_folders_are_refused() {
     ]);
     generate(&sandbox, &["t1"; 63].join(" "), "--model model").ok();
 
-    generate(&sandbox, "t1", "--model none").refused(&["--model none: there is no such folder"]);
-    fs::create_dir(sandbox.path("empty")).unwrap();
-    generate(&sandbox, "t1", "--model empty").refused(&["--model empty: there is no config.json"]);
     let refused = |change: &dyn Fn(&mut Value), expected: &str| {
         write_folder(&sandbox.path("changed"), "whole", change);
         generate(&sandbox, "t1", "--model changed").refused(&[expected]);

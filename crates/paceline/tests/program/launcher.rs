@@ -235,19 +235,6 @@ fn a_killed_launcher_takes_its_ranks_with_it_even_without_its_guard() {
     launcher.end();
 }
 
-#[test]
-fn a_command_that_does_not_exist() {
-    let sandbox = Sandbox::new();
-    for (program, place) in [("no-such-program", " in PATH"), ("./no-such-program", "")] {
-        let run = sandbox.launch(&["-n", "2", "--", program, "--flag"]);
-        assert_eq!(run.code, Some(2), "{run:#?}");
-        let message = format!("there is no program {program}{place};");
-        assert!(run.stderr.contains(&message), "{}", run.stderr);
-        assert!(!run.stderr.contains("rank"), "no rank was started: {}", run.stderr);
-    }
-    assert_eq!(sandbox.contents(), [""; 0]);
-}
-
 /// Files that the shared-memory transport might have left where shared memory has names.
 fn named_shared_memory() -> Vec<String> {
     let entries = fs::read_dir("/dev/shm").into_iter().flatten().filter_map(Result::ok);

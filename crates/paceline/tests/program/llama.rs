@@ -137,27 +137,6 @@ fn tokens_and_samples_are_counted_apart_and_memory_is_predicted() {
 }
 
 #[test]
-fn wrong_sizes_are_refused_before_a_rank_starts() {
-    let sandbox = Sandbox::new();
-    for (flags, expected) in [
-        ("--width 18 --heads 4", "--width 18 must be a multiple of --heads 4"),
-        (
-            "--width 12 --heads 4",
-            "--width 12 gives each of --heads 4 a width of 3, which must be even",
-        ),
-        ("--heads 4 --kv-heads 3", "--heads 4 must be a multiple of --kv-heads 3"),
-        ("--vocab 0", "--vocab 0: pass a number above zero"),
-        ("--layers 100000", "--layers 100000: pass 10000 or less"),
-        ("--init pretrained", "--init pretrained needs a folder; pass --pretrained DIR"),
-        ("--pretrained none", "--pretrained none/config.json: No such file"),
-        ("--data mnist", "--model llama trains on tokens"),
-    ] {
-        sandbox.train(&format!("--model llama {flags}")).refused(&[expected]);
-    }
-    sandbox.train("--layers 3").refused(&["--layers", "--model llama"]);
-}
-
-#[test]
 fn pretrained_weights_are_where_training_begins() {
     let sandbox = Sandbox::new();
     pretrained(&sandbox.path("small"), |_, _| {});

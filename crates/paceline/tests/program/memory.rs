@@ -205,17 +205,3 @@ fn a_model_larger_than_any_machine_is_predicted() {
     assert!(total("sharded3", 1024) < total("sharded3", 64));
     assert!(total("sharded3", 64) < total("ddp", 64));
 }
-
-#[test]
-fn wrong_flags_are_refused() {
-    let sandbox = Sandbox::new();
-    let refused = |flags: &str, parts: &[&str]| {
-        predict(&sandbox, flags).refused(parts);
-    };
-    refused("--nproc 0", &["--nproc 0", "1 to 4096"]);
-    refused("--rank-gb 0", &["--rank-gb", "above zero"]);
-    refused("--strategies fastest", &["--strategy fastest", "sharded3"]);
-    refused("--strategies ddp,zero1 --strategy ddp", &["pass one of them"]);
-    refused("--measure", &["--measure", "--memory"]);
-    refused("--strategy single --nproc 2", &["--strategy single"]);
-}

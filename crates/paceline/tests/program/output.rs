@@ -33,11 +33,6 @@ fn the_output_of_each_rank_goes_to_a_file_of_its_own() {
             assert_eq!(run.stderr.contains(&format!("[rank {rank}] aside\n")), tee, "{run:?}");
         }
     }
-    let sandbox = Sandbox::new();
-    sandbox.launch(&["--tee", "--", "true"]).refused(&["--tee", "--log-dir"]);
-    sandbox.launch(&["--grace", "-1", "--", "true"]).refused(&["--grace", "at least 0"]);
-    sandbox.launch(&["--log-dir", "/proc/none", "--", "true"]).refused(&["--log-dir /proc/none"]);
-    assert_eq!(sandbox.contents(), [""; 0]);
 }
 
 #[test]

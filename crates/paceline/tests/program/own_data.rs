@@ -142,10 +142,6 @@ fn what_is_no_file_is_refused() {
         let run = sandbox.train(&format!("--data {flags}")).refused(words);
         assert!(!run.stderr.contains("panicked"), "{run:?}");
     };
-    for name in ["images", "csv", "npy"] {
-        refused(name, &[&format!("--data {name} needs --data-dir")]);
-        refused(&format!("{name} --data-dir none"), &["--data-dir:", "none"]);
-    }
     write_images(&sandbox, "train", 2);
     fifo("images/train/lying/pipe.png");
     refused("images --data-dir images", &["pipe.png", "it is a FIFO"]);

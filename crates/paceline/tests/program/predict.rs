@@ -183,66 +183,6 @@ fn predictions_stand_beside_measurements() {
     assert_eq!(csv.lines().count(), 2);
 }
 
-#[test]
-fn what_makes_no_sense_is_refused() {
-    let sandbox = Sandbox::new();
-    let refused = |flags: &str, words: &[&str]| {
-        let run = predict(&sandbox, flags).refused(words);
-        assert!(!run.stderr.contains("panicked"), "{run:#?}");
-    };
-    let given = |flags: &str, words: &[&str]| refused(&format!("{GIVEN} {flags}"), words);
-    // Links.
-    refused("--links 0gbit,50us", &["--links: \"0gbit,50us\"", "as in 10gbit,50us"]);
-    refused("--links=-1gbit,50us", &["--links: \"-1gbit,50us\"", "as in 10gbit,50us"]);
-    let endless = format!("--links {}tbit,50us", "9".repeat(300));
-    refused(&endless, &["--links 999", "pass a smaller bandwidth, as 10gbit,50us"]);
-    // Hosts.
-    let two = "--ranks-per-host 2 --link-in-host nvlink4";
-    refused(
-        &format!("--nproc 5 {two}"),
-        &["--nproc 5 with --ranks-per-host 2: pass a multiple of 2, for two hosts or more"],
-    );
-    refused(&format!("--nproc 2 {two}"), &["--nproc 2 with --ranks-per-host 2", "two hosts"]);
-    refused("--ranks-per-host 0", &["--ranks-per-host 0: pass 1 or more"]);
-    refused(
-        "--nproc 4 --ranks-per-host 2",
-        &["--ranks-per-host 2 needs --link-in-host", "as nvlink4"],
-    );
-    refused("--link-in-host nvlink4", &["--link-in-host needs --ranks-per-host"]);
-    refused(
-        "--nproc 4 --ranks-per-host 2 --link-in-host 0GB/s,1us",
-        &["--link-in-host: \"0GB/s,1us\"", "as in 10gbit,50us"],
-    );
-    refused(&format!("--nproc 4 {two} --links measured"), &["--links measured", "one host"]);
-    refused(
-        &format!("--nproc 4 {two} --measure"),
-        &["'--ranks-per-host <K>' cannot be used with '--measure'"],
-    );
-    // Algorithms.
-    refused("--algorithm tree", &["--algorithm: there is no algorithm \"tree\"", "ring or auto"]);
-    refused("--algorithm ring --transport shm --measure", &["--algorithm", "--transport tcp"]);
-    // Efficiency.
-    for wrong in ["0", "100", "-5", "nan"] {
-        let words = ["--efficiency ", "pass a percentage above 0 and below 100"];
-        given(&format!("--efficiency {wrong}"), &words);
-    }
-    // A model in numbers.
-    refused("--gradient-bytes 1e6", &["--gradient-bytes needs --compute-ms"]);
-    refused("--compute-ms 5", &["--gradient-bytes <BYTES>"]);
-    refused("--gradient-bytes 0 --compute-ms 5", &["--gradient-bytes 0: pass", "4 or more"]);
-    refused("--gradient-bytes 8.5 --compute-ms 5", &["--gradient-bytes 8.5: pass a whole number"]);
-    refused("--gradient-bytes 5M --compute-ms 5", &["'5M'", "--gradient-bytes", "or 500MB"]);
-    refused("--gradient-bytes 1e6 --compute-ms 0", &["--compute-ms 0: pass", "above zero"]);
-    refused("--gradient-bytes 1e6 --compute-ms inf", &["--compute-ms inf: pass", "above zero"]);
-    given("--backward-ms 181", &["--backward-ms 181: pass", "from 0 to --compute-ms 180"]);
-    given("--links measured", &["--links measured", "pass other --links"]);
-    given("--model mlp", &["--model is about a run", "leave it out"]);
-    given("--strategies ddp", &["--strategies belongs to --memory", "leave it out"]);
-    given("--rank-gb 4", &["--rank-gb belongs to --memory", "leave it out"]);
-    given("--measure", &["--gradient-bytes", "cannot be used with", "--measure"]);
-    assert_eq!(sandbox.contents(), [""; 0]);
-}
-
 /// Blocks of the page that begin with `$ paceline` are commands, with all that they print.
 #[test]
 fn the_page_on_prediction_shows_what_is_printed() {

@@ -148,21 +148,3 @@ fn traces_that_do_not_suffice_say_what_they_lack() {
     predict(&sandbox, "--trace none").refused(&["--trace none"]);
     predict(&sandbox, "--trace \u{1b}[31mred").refused(&["--trace"]);
 }
-
-#[test]
-fn flags_beside_traces_are_checked_before_anything_is_read() {
-    let sandbox = Sandbox::new();
-    for (flags, words) in [
-        ("--trace none --model mlp", &["--model is about a run, and --trace runs nothing"][..]),
-        ("--trace none --links measured", &["--links measured", "with --trace nothing is run"]),
-        ("--trace none --compute-scale 0", &["--compute-scale 0.0", "pass a factor"]),
-        ("--trace none --compute-scale 1e300", &["--compute-scale 1e300: pass a factor"]),
-        ("--trace none --compute-scale nan", &["--compute-scale NaN"]),
-        ("--trace none --links 100ge", &["--links", "did you mean 100gbe?"]),
-        ("--trace none --measure", &["--measure"]),
-        ("--compute-scale 2", &["--trace"]),
-        ("--gradient-bytes 500MB", &["--gradient-bytes needs --compute-ms", "or --trace"]),
-    ] {
-        predict(&sandbox, flags).refused(words);
-    }
-}

@@ -262,20 +262,6 @@ fn the_capture_script_says_what_it_needs() {
 }
 
 #[test]
-fn flags_that_record_nothing_are_refused() {
-    let refused = |flags: &str, words: &[&str]| {
-        let sandbox = Sandbox::new();
-        sandbox.train(&format!("{TINY} --nproc 2 {flags}")).refused(words);
-        assert_eq!(sandbox.contents(), [""; 0]);
-    };
-    refused("--profile-active 3", &["--profile-active is about --profile"]);
-    refused("--profile --profile-active 0", &["--profile-active 0 records nothing"]);
-    let words = ["1 + 2 + 10 steps", "the run has 6", "lower --profile-active"];
-    refused("--profile --epochs 3 --global-batch-size 100", &words);
-    refused("--profile --profile-active 1 --profile-dir /proc/nobody", &["--profile-dir", "/proc"]);
-}
-
-#[test]
 fn stages_of_a_pipeline_name_what_they_do() {
     let sandbox = Sandbox::new();
     let flags = "--channels 4 4 --hidden 8 --global-batch-size 16 --accumulate 4 --steps 4 --samples 256 --nproc 2 \

@@ -94,21 +94,6 @@ fn refused(sandbox: &Sandbox, flags: &str, words: &[&str]) {
 }
 
 #[test]
-fn mistakes_are_refused() {
-    let sandbox = Sandbox::new();
-    sandbox.write("run.toml", b"epochs = 1\n");
-    let known = ["'huge-llama'", "--recipe", "tiny-llama, smollm2-yelp"];
-    refused(&sandbox, "--recipe huge-llama", &known);
-    let both = ["--recipe", "--config", "cannot be used"];
-    refused(&sandbox, "--recipe tiny-llama --config run.toml", &both);
-    refused(&sandbox, "--data reviews", &["--model cnn trains on images", "texts"]);
-    let next = ["--model llama predicts the next token", "--num-labels 2"];
-    refused(&sandbox, "--data reviews --model llama", &next);
-    let small = "--recipe tiny-llama --vocab 100";
-    refused(&sandbox, small, &["tokens up to 393", "--model llama knows 100", "--vocab 394"]);
-}
-
-#[test]
 fn smollm2_yelp_trains_on_the_users_files() {
     let sandbox = Sandbox::new();
     let unfetched = ["--pretrained", "paceline fetch model HuggingFaceTB/SmolLM2-360M-Instruct"];

@@ -35,22 +35,3 @@ fn a_schedule_is_drawn_counted_and_written() {
         run.stdout
     );
 }
-
-#[test]
-fn what_is_no_plan_is_refused() {
-    for (words, found) in [
-        ("zbh1", ["zbh1", "there are gpipe, 1f1b"]),
-        ("dualpipev --micro-batches 4", ["--micro-batches 4", "pass 8"]),
-        ("gpipe --stages 0", ["0 ranks", "at least one"]),
-        ("gpipe --micro-batches 0", ["0 micro-batches", "at least one"]),
-        ("gpipe --stages 18446744073709551615", ["--stages", "more than a million"]),
-        ("gpipe --costs 1,1", ["--costs", "three durations"]),
-        ("gpipe --costs 0,0,0", ["--costs", "above zero"]),
-        ("gpipe --costs 1,-1,1", ["--costs", "from 0 to 1e9"]),
-        ("gpipe --message nan", ["--message", "from 0 to 1e9"]),
-        ("gpipe --csv missing/plan.csv", ["--csv", "folder does not exist"]),
-        ("--csv plan.csv", ["--csv", "name it"]),
-    ] {
-        schedule(&Sandbox::new(), words).refused(&found);
-    }
-}

@@ -156,45 +156,6 @@ fn the_end_of_a_run_shows_when_units_are_gathered_and_needed() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_before_a_rank_starts() {
-    let sandbox = Sandbox::new();
-    let refused = |flags: &str, words: &[&str]| {
-        let flags = format!("--nproc 2 --batch-size 8 --epochs 1 {flags}");
-        sandbox.train(&flags).refused(words);
-    };
-    let mlp = "--model mlp --input-dim 16 --hidden-dim 16 --output-dim 4 --num-layers 3";
-    let sharded3 = format!("{mlp} --strategy sharded3");
-    refused(&format!("{sharded3} --prefetch 4"), &["--prefetch 4", "4 units", "pass 0 to 3"]);
-    refused(
-        &format!("{sharded3} --keep-after-forward 5"),
-        &["--keep-after-forward 5", "4 units", "pass 0 to 4"],
-    );
-    refused("--shard-choice zero4", &["'zero4'", "--shard-choice", "baseline", "sharded3"]);
-    refused("--shard-choice zero1 --strategy ddp", &["two names of one flag"]);
-    refused("--shard-choice all --ddp-choice all", &["cannot be used with"]);
-    refused("--shard-choice all --save x", &["--save", "the same checkpoint"]);
-    refused(
-        &format!("{sharded3} --sync-blocks 4"),
-        &["--sync-blocks", "sharded3", "part of the model"],
-    );
-    refused(
-        &format!("{sharded3} --accumulate 2 --accumulation-order tree --accumulate-in shards"),
-        &["--accumulation-order tree", "--accumulate-in whole"],
-    );
-    refused(
-        &format!("{mlp} --strategy zero1 --mesh shard=2"),
-        &["--mesh shard=2", "zero1", "shard"],
-    );
-    let few = "--model mlp --input-dim 1 --hidden-dim 1 --output-dim 1 --num-layers 1 --global-batch-size 8";
-    sandbox.train(&format!("{few} --epochs 1 --nproc 5 --strategy sharded2")).refused(&[
-        "5 ranks",
-        "4 trained parameters",
-        "--nproc",
-    ]);
-    assert_eq!(sandbox.contents(), [""; 0]);
-}
-
-#[test]
 fn flags_of_other_strategies_have_no_effect_and_say_so() {
     let flags = format!(
         "{TINY_MLP} --nproc 2 --batch-size 8 --epochs 1 --steps-per-epoch 2 --warmup-steps 0"

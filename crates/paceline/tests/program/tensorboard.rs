@@ -234,10 +234,3 @@ fn tensorboard_names_each_run_like_its_folder() {
         event_files(&logdir).iter().map(|file| file.parent().unwrap().to_owned()).collect();
     assert_eq!(of_events, folders);
 }
-
-#[test]
-fn a_run_that_only_measures_has_no_folder_for_it() {
-    let sandbox = Sandbox::new();
-    sandbox.run("predict --tensorboard").refused(&["unexpected argument '--tensorboard'"]);
-    assert_eq!(sandbox.contents(), [""; 0]);
-}
