@@ -10,7 +10,6 @@ Each rank writes OUT/rank_<r>/worker_<r>.<time>.pt.trace.json.gz.
 """
 import argparse
 import gzip
-import io
 import json
 import random
 from collections.abc import Generator
@@ -49,8 +48,9 @@ def parse_arguments() -> argparse.Namespace:
     return arguments
 
 
-def us(ns: int) -> str:
-    return f"{ns // 1000}.{ns % 1000:03d}"
+def us(ns: int) -> float:
+    """Microseconds, with the three digits that Kineto writes."""
+    return ns / 1000
 
 
 @dataclass
@@ -64,8 +64,8 @@ class Thread:
 class Rank:
     """One rank's host, its two streams, and its file."""
 
-    def __init__(self, rank: int, world_size: int, layers: int, seed: int, out: io.StringIO) -> None:
-        self.rank, self.world_size, self.layers, self.out = rank, world_size, layers, out
+    def __init__(self, rank: int, world_size: int, layers: int, seed: int) -> None:
+        self.rank, self.world_size, self.layers = rank, world_size, layers
         self.random = random.Random(seed * 1000 + rank)
         self.pid = 71_300 + 7 * rank
         begin_ns = BEGIN_NS + rank * 23_417
@@ -75,92 +75,56 @@ class Rank:
         self.free_ns = {COMPUTE_STREAM: begin_ns, NCCL_STREAM: begin_ns}
         self.external_id = self.correlation = self.sequence = self.flow = self.python_id = self.collective = 0
         self.allocated = 92_274_688
-        self.separator = ""
-        self.lines: list[str] = []
+        self.events: list[dict[str, Any]] = []
         self.slowness = 1.0 + 0.12 * rank  # the last rank is the slowest
+        for thread, name in [(self.main, "python"), (self.backward, "pt_autograd_0"), (self.loader, "pin_memory")]:
+            self.metadata(self.pid, thread.tid, "thread_name", name=f"thread ({name})")
+        self.metadata(self.pid, 0, "process_name", name="python")
+        self.metadata(self.pid, 0, "process_labels", labels="CPU")
+        self.metadata(self.rank, 0, "process_labels", labels=f"GPU {self.rank}")
+        for stream in self.free_ns:
+            self.metadata(self.rank, stream, "thread_name", name=f"stream {stream} ")
 
     # --- Writing the file ---------------------------------------------------------------------------------
 
-    def head(self) -> None:
-        ranks = list(range(self.world_size))
-        groups = [
-            {"pg_name": "0", "pg_desc": "default_pg", "backend_config": "cuda:nccl", "pg_size": self.world_size,
-             "ranks": ranks}
-        ]
-        info = {"backend": "nccl", "rank": self.rank, "world_size": self.world_size, "pg_count": 1,
-                "pg_config": groups, "nccl_version": "2.27.5"}
-        self.out.write(f"""
-{{
-  "schemaVersion": 1,
-  "deviceProperties": [
-    {{
-      "id": {self.rank}, "name": "synthetic", "totalGlobalMem": 85899345920,
-      "computeMajor": 8, "computeMinor": 0, "maxThreadsPerBlock": 1024, "maxThreadsPerMultiprocessor": 2048,
-      "regsPerBlock": 65536, "warpSize": 32, "sharedMemPerBlock": 49152, "numSms": 108
-    }}
-  ],
-  "cupti_version": 26,
-  "cuda_runtime_version": 12080,
-  "cuda_driver_version": 12080,
-  "profile_memory": 1,
-  "record_shapes": 1,
-  "with_stack": 1,
-  "trace_id": "00000000000000000000000000000000",
-  "distributedInfo": {json.dumps(info)},
-  "displayTimeUnit": "ms",
-  "baseTimeNanoseconds": {BASE_NS},
-  "traceEvents": [""")
-        for tid, name in [(self.main.tid, "thread (python)"), (self.backward.tid, "thread (pt_autograd_0)"),
-                          (self.loader.tid, "thread (pin_memory)")]:
-            self.metadata(self.pid, tid, "thread_name", {"name": name})
-        self.metadata(self.pid, 0, "process_name", {"name": "python"})
-        self.metadata(self.pid, 0, "process_labels", {"labels": "CPU"})
-        self.metadata(self.rank, 0, "process_labels", {"labels": f"GPU {self.rank}"})
-        for stream in self.free_ns:
-            self.metadata(self.rank, stream, "thread_name", {"name": f"stream {stream} "})
+    def trace(self) -> dict[str, Any]:
+        """The whole file."""
+        end_ns = max(self.main.now_ns, *self.free_ns.values())
+        begin, profiler = us(BEGIN_NS), "PyTorch Profiler"
+        span = {"ph": "X", "cat": "Trace", "ts": begin, "dur": us(end_ns - BEGIN_NS), "pid": "Spans", "tid": profiler, "name": f"{profiler} (0)"}
+        marks = [span | {"args": {"Op count": 0}},
+                 {"name": f"Iteration Start: {profiler}", "ph": "i", "s": "g", "pid": "Traces", "tid": f"Trace {profiler}", "ts": begin},
+                 {"name": "Record Window End", "ph": "i", "s": "g", "pid": "", "tid": "", "ts": us(end_ns)}]
+        group = {"pg_name": "0", "pg_desc": "default_pg", "backend_config": "cuda:nccl", "pg_size": self.world_size, "ranks": list(range(self.world_size))}
+        info = {"backend": "nccl", "rank": self.rank, "world_size": self.world_size, "pg_count": 1, "pg_config": [group], "nccl_version": "2.27.5"}
+        device = {"id": self.rank, "name": "synthetic", "totalGlobalMem": 85899345920, "computeMajor": 8, "computeMinor": 0, "maxThreadsPerBlock": 1024,
+                  "maxThreadsPerMultiprocessor": 2048, "regsPerBlock": 65536, "warpSize": 32, "sharedMemPerBlock": 49152, "numSms": 108}
+        versions = {"cupti_version": 26, "cuda_runtime_version": 12080, "cuda_driver_version": 12080}
+        recorded = {"profile_memory": 1, "record_shapes": 1, "with_stack": 1, "trace_id": "0" * 32, "distributedInfo": info, "displayTimeUnit": "ms"}
+        head = {"schemaVersion": 1, "deviceProperties": [device]} | versions | recorded | {"baseTimeNanoseconds": BASE_NS}
+        return head | {"traceEvents": self.events + marks, "traceName": "synthetic"}
 
-    def tail(self) -> None:
-        self.flush()
-        end = us(max(self.main.now_ns, *self.free_ns.values()))
-        begin, length = us(BEGIN_NS), us(max(self.main.now_ns, *self.free_ns.values()) - BEGIN_NS)
-        self.add(f'"ph": "X", "cat": "Trace", "ts": {begin}, "dur": {length},\n    "pid": "Spans", '
-                 '"tid": "PyTorch Profiler", "name": "PyTorch Profiler (0)", "args": {"Op count": 0}')
-        self.add(f'"name": "Iteration Start: PyTorch Profiler", "ph": "i", "s": "g",\n    "pid": "Traces", '
-                 f'"tid": "Trace PyTorch Profiler", "ts": {begin}')
-        self.add(f'"name": "Record Window End", "ph": "i", "s": "g",\n    "pid": "", "tid": "", "ts": {end}')
-        self.flush()
-        self.out.write('\n  ],\n  "traceName": "synthetic"\n}\n')
-
-    def add(self, fields: str) -> None:
-        self.lines.append("  {\n    " + fields + "\n  }")
-
-    def flush(self) -> None:
-        """Writes the collected events at the end of a step."""
-        for line in self.lines:
-            self.out.write(f"{self.separator}\n{line}")
-            self.separator = ","
-        self.lines.clear()
-
-    def metadata(self, pid: int, tid: int, name: str, args: dict[str, Any]) -> None:
-        self.add(f'"name": "{name}", "ph": "M", "ts": {us(BEGIN_NS)}, "pid": {pid}, "tid": {tid},\n'
-                 f'    "args": {json.dumps(args)}')
+    def metadata(self, pid: int, tid: int, kind: str, **args: str) -> None:
+        self.events.append({"name": kind, "ph": "M", "ts": us(BEGIN_NS), "pid": pid, "tid": tid, "args": args})
 
     def complete(self, cat: str, name: str, pid: int, tid: int, begin_ns: int, end_ns: int, args: dict[str, Any]) -> None:
-        self.add(f'"ph": "X", "cat": "{cat}", "name": {json.dumps(name)}, "pid": {pid}, "tid": {tid},\n'
-                 f'    "ts": {us(begin_ns)}, "dur": {us(end_ns - begin_ns)},\n'
-                 f'    "args": {{\n      {json.dumps(args)[1:-1]}\n    }}')
+        times = {"ts": us(begin_ns), "dur": us(end_ns - begin_ns)}
+        self.events.append({"ph": "X", "cat": cat, "name": name, "pid": pid, "tid": tid, **times, "args": args})
+
+    def annotate(self, name: str, begin_ns: int, id: int) -> None:
+        """A part of a step on the main thread that ends now."""
+        self.complete("user_annotation", name, self.pid, self.main.tid, begin_ns, self.main.now_ns, {"External id": id, "Ev Idx": id})
 
     def arrow(self, phase: str, cat: str, id: int, pid: int, tid: int, at_ns: int) -> None:
-        end = ', "bp": "e"' if phase == "f" else ""
-        self.add(f'"ph": "{phase}", "id": {id}, "pid": {pid}, "tid": {tid}, "ts": {us(at_ns)},\n'
-                 f'    "cat": "{cat}", "name": "{cat}"{end}')
+        end = {"bp": "e"} if phase == "f" else {}
+        self.events.append({"ph": phase, "id": id, "pid": pid, "tid": tid, "ts": us(at_ns), "cat": cat, "name": cat, **end})
 
     def memory(self, delta: int) -> None:
         self.allocated += delta
-        self.add(f'"ph": "i", "cat": "cpu_instant_event", "s": "t", "name": "[memory]",\n    "pid": {self.pid}, '
-                 f'"tid": {self.main.tid}, "ts": {us(self.main.now_ns)},\n    "args": {{\n      "Total Reserved": '
-                 f'148897792, "Total Allocated": {self.allocated}, "Bytes": {delta}, "Device Id": {self.rank}, '
-                 f'"Device Type": 1, "Addr": {140_100_000_000_000 + self.allocated}\n    }}')
+        args = {"Total Reserved": 148897792, "Total Allocated": self.allocated, "Bytes": delta, "Device Id": self.rank, "Device Type": 1,
+                "Addr": 140_100_000_000_000 + self.allocated}
+        self.events.append({"ph": "i", "cat": "cpu_instant_event", "s": "t", "name": "[memory]", "pid": self.pid, "tid": self.main.tid,
+                            "ts": us(self.main.now_ns), "args": args})
 
     # --- Simulation ---------------------------------------------------------------------------------------
 
@@ -194,6 +158,12 @@ class Rank:
         self.complete(cat, name, self.pid, thread.tid, begin_ns, thread.now_ns, args)
         return self.correlation
 
+    def submit(self, thread: Thread, name: str, length_ns: int, cat: str = "cuda_runtime") -> None:
+        """A call that gives the device work, to which an arrow leads."""
+        begin_ns = thread.now_ns
+        self.call(thread, name, length_ns, cat)
+        self.arrow("s", "ac2g", self.correlation, self.pid, thread.tid, begin_ns)
+
     def device(self, cat: str, name: str, stream: int, begin_ns: int, end_ns: int, more: dict[str, Any]) -> None:
         args = {"External id": self.external_id, "device": self.rank, "context": 1, "stream": stream,
                 "correlation": self.correlation} | more
@@ -207,33 +177,26 @@ class Rank:
         return begin_ns, begin_ns + length_ns
 
     def launch(self, thread: Thread, name: str, length_ns: int) -> None:
-        begin_ns = thread.now_ns
         if name == GEMM:
-            self.call(thread, "cuLaunchKernel", self.some_ns(2500, 5200), cat="cuda_driver")
+            self.submit(thread, "cuLaunchKernel", self.some_ns(2500, 5200), cat="cuda_driver")
         else:
-            self.call(thread, "cudaLaunchKernel", self.some_ns(2800, 7000))
-        self.arrow("s", "ac2g", self.correlation, self.pid, thread.tid, begin_ns)
+            self.submit(thread, "cudaLaunchKernel", self.some_ns(2800, 7000))
         grid = [self.random.randint(1, 2048), 1, 1]
         more = {"queued": 0, "registers per thread": 64, "shared memory": 0, "blocks per SM": grid[0] / 108,
                 "warps per SM": grid[0] / 27, "grid": grid, "block": [128, 1, 1], "est. achieved occupancy %": 31}
         self.device("kernel", name, COMPUTE_STREAM, *self.on_stream(thread, COMPUTE_STREAM, length_ns), more)
 
-    def copy(self, thread: Thread, name: str, num_bytes: int, gb_per_s: float) -> None:
-        begin_ns = thread.now_ns
-        self.call(thread, "cudaMemcpyAsync", self.some_ns(6000, 14000))
-        self.arrow("s", "ac2g", self.correlation, self.pid, thread.tid, begin_ns)
-        length_ns = max(self.some_ns(900, 1400), int(num_bytes / gb_per_s))
+    def moved(self, thread: Thread, cat: str, name: str, num_bytes: int, length_ns: int) -> None:
         more = {"bytes": num_bytes, "memory bandwidth (GB/s)": num_bytes / length_ns}
-        self.device("gpu_memcpy", name, COMPUTE_STREAM, *self.on_stream(thread, COMPUTE_STREAM, length_ns), more)
+        self.device(cat, name, COMPUTE_STREAM, *self.on_stream(thread, COMPUTE_STREAM, length_ns), more)
+
+    def copy(self, thread: Thread, name: str, num_bytes: int, gb_per_s: float) -> None:
+        self.submit(thread, "cudaMemcpyAsync", self.some_ns(6000, 14000))
+        self.moved(thread, "gpu_memcpy", name, num_bytes, max(self.some_ns(900, 1400), int(num_bytes / gb_per_s)))
 
     def set_memory(self, thread: Thread, num_bytes: int) -> None:
-        begin_ns = thread.now_ns
-        self.call(thread, "cudaMemsetAsync", self.some_ns(3000, 6000))
-        self.arrow("s", "ac2g", self.correlation, self.pid, thread.tid, begin_ns)
-        length_ns = self.some_ns(1000, 1700)
-        more = {"bytes": num_bytes, "memory bandwidth (GB/s)": num_bytes / length_ns}
-        self.device("gpu_memset", "Memset (Device)", COMPUTE_STREAM,
-                    *self.on_stream(thread, COMPUTE_STREAM, length_ns), more)
+        self.submit(thread, "cudaMemsetAsync", self.some_ns(3000, 6000))
+        self.moved(thread, "gpu_memset", "Memset (Device)", num_bytes, self.some_ns(1000, 1700))
 
     def stream_waits(self, thread: Thread, waiting: int, for_stream: int) -> None:
         """Makes the stream `waiting` begin nothing new before everything now in `for_stream` is done."""
@@ -268,9 +231,7 @@ class Rank:
         external_id, comms_begin_ns = self.external_id, thread.now_ns
         thread.now_ns += self.some_ns(500, 1500)
         self.stream_waits(thread, NCCL_STREAM, COMPUTE_STREAM)
-        launch_ns = thread.now_ns
-        self.call(thread, "cudaLaunchKernelExC", self.some_ns(5000, 9000))
-        self.arrow("s", "ac2g", self.correlation, self.pid, thread.tid, launch_ns)
+        self.submit(thread, "cudaLaunchKernelExC", self.some_ns(5000, 9000))
         start_ns, _ = self.on_stream(thread, NCCL_STREAM, 0)
         correlation = self.correlation
         end_ns = yield start_ns
@@ -308,8 +269,7 @@ class Rank:
         main.now_ns += self.some_ns(30_000, 90_000)
         self.loader.now_ns = begin_ns
         self.operator(self.loader, ["aten::pin_memory", "aten::_pin_memory"], dims=[[64, 3, 32, 32]])
-        self.complete("user_annotation", "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", self.pid,
-                      main.tid, begin_ns, main.now_ns, {"External id": step_id, "Ev Idx": step_id})
+        self.annotate("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", begin_ns, step_id)
         for shape, size in [([64, 3, 32, 32], 786_432), ([64], 512)]:
             begin_ns = main.now_ns
             main.now_ns += self.some_ns(3000, 6000)
@@ -349,8 +309,7 @@ class Rank:
         self.operator(main, ["aten::cross_entropy_loss", "aten::nll_loss_nd"],
                       (ELEMENTWISE.format("log_softmax_functor", 2), 2500, 4500), dims=[[64, 10], [64]])
         main.now_ns += self.some_ns(1000, 3000)
-        self.complete("user_annotation", "DistributedDataParallel.forward", self.pid, main.tid, forward_ns, main.now_ns,
-                      {"External id": step_id, "Ev Idx": step_id})
+        self.annotate("DistributedDataParallel.forward", forward_ns, step_id)
         main.now_ns += self.some_ns(500, 1500)
         self.frame("train.py(41): forward", forward_ns, None)
 
@@ -388,8 +347,7 @@ class Rank:
             main.now_ns += self.some_ns(800, 2000)
         self.set_memory(main, 65_536)
         main.now_ns += self.some_ns(1000, 2000)
-        self.complete("user_annotation", "Optimizer.step#SGD.step", self.pid, main.tid, optimizer_ns, main.now_ns,
-                      {"External id": step_id, "Ev Idx": step_id})
+        self.annotate("Optimizer.step#SGD.step", optimizer_ns, step_id)
         main.now_ns += self.some_ns(500, 1000)
         self.frame("torch/optim/sgd.py(121): step", optimizer_ns, None)
 
@@ -408,12 +366,10 @@ class Rank:
         main.now_ns += self.some_ns(4000, 12_000)
 
         name = f"ProfilerStep#{number}"
-        self.complete("user_annotation", name, self.pid, main.tid, step_begin_ns, main.now_ns,
-                      {"External id": step_id, "Ev Idx": step_id})
+        self.annotate(name, step_begin_ns, step_id)
         self.complete("gpu_user_annotation", name, self.rank, COMPUTE_STREAM, device_begin_ns,
                       self.free_ns[COMPUTE_STREAM], {"External id": step_id})
         main.now_ns += self.some_ns(1000, 3000)
-        self.flush()
 
 
 def run_step(ranks: list[Rank], number: int) -> None:
@@ -433,19 +389,16 @@ def run_step(ranks: list[Rank], number: int) -> None:
 
 def main() -> None:
     arguments = parse_arguments()
-    ranks = [Rank(rank, arguments.ranks, arguments.layers, arguments.seed, io.StringIO()) for rank in range(arguments.ranks)]
-    for rank in ranks:
-        rank.head()
+    ranks = [Rank(rank, arguments.ranks, arguments.layers, arguments.seed) for rank in range(arguments.ranks)]
     for number in range(10, 10 + arguments.steps):
         run_step(ranks, number)
     for rank in ranks:
-        rank.tail()
         folder = arguments.out / f"rank_{rank.rank}"
         folder.mkdir(parents=True, exist_ok=True)
         path = folder / f"worker_{rank.rank}.{BASE_NS + rank.rank}.pt.trace.json.gz"
         # Without a name and a time, so that the same arguments give the same bytes.
         with open(path, "wb") as file, gzip.GzipFile("", "wb", 9, file, mtime=0) as packed:
-            packed.write(rank.out.getvalue().encode())
+            packed.write(json.dumps(rank.trace()).encode())
 
 
 if __name__ == "__main__":
