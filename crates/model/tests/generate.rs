@@ -1,5 +1,4 @@
-//! Token by token, a Llama has the logits and chooses the tokens of `transformers`. `fixtures/make_llama.py` and
-//! `fixtures/make_generate.py` stored them.
+//! Token by token, a Llama has the logits and chooses the tokens of `transformers`, which `fixtures/make_llama.py` stored.
 
 mod common;
 

@@ -9,7 +9,7 @@ use paceline::checkpoint::index::Index;
 use safetensors::SafeTensors;
 use serde_json::{Value, json};
 
-/// Tiny models, prompts, and the tokens with which `transformers` goes on. `make_generate.py` of `paceline-model` stored
+/// Tiny models, prompts, and the tokens with which `transformers` goes on. `make_llama.py` of `paceline-model` stored
 /// them.
 static FIXTURE: &[u8] = include_bytes!("../../../model/tests/fixtures/generate.safetensors");
 
