@@ -20,9 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from common import ROOT, aligned, arguments_for, provenance, write
-from mutants import SWITCH, copy_tree
+from mutants import SWITCH, TEST_SECONDS, cargo_test, copy_tree, is_off, replace
 
-TEST_SECONDS = 300
 COMPILES = "let text = [source.preludes.concat().as_str(), source.text].concat();"
 # The compiler of kernels is told which fault is wanted.
 COMPILES_FAULTS = ('let fault = format!("#define FAULT {}\\n", std::env::var("' + SWITCH + '").unwrap_or_else(|_| "-1".to_owned()));'
@@ -36,7 +35,7 @@ class Fault:
     of: str
     what: str
     file: str
-    sound: str  # the first text of this form behind `after`
+    sound: str  # the only text of this form in the file, or the first one behind `after`
     faulty: str  # what stands in its place; in Rust, SOUND is whether the fault is off
     tests: str
     after: str = ""
@@ -70,10 +69,11 @@ FAULTS = [
     Fault("bounds", "operations on four elements", "cuda/src/numbers.cuh", "i < n; i += blockDim.x", "i <= last; i += blockDim.x", KERNELS),
     Fault("bounds", "a bias that is added", "kernels/src/card/products.cu", BOUND, "", PRODUCTS, after="void add_bias("),
     Fault("bounds", "sums of parts", "kernels/src/card/products.cu", "if (i < n) sums[i] =", "sums[i] =", PRODUCTS, after="void add_parts("),
-    Fault("bounds", "attention behind the end of a sequence", "kernels/src/card/attention.cu", "if (token >= spec.seq) continue;", "", ATTENTION),
+    Fault("bounds", "attention behind the end of a sequence", "kernels/src/card/attention.cu", "if (token >= spec.seq) continue;", "", ATTENTION,
+          after="void attention_forward("),
     Fault("bounds", "the reduction of ranks", "collectives/src/nccl/reduce.cu", "if (i >= elems) return;", "", GROUPS),
     Fault("barrier", "sums of a block", "kernels/src/card/reduce.cuh", "__syncthreads();", "", KERNELS, after="of_warps[threadIdx.x / 32] = x;"),
-    Fault("barrier", "sums of rows", "kernels/src/card/products.cu", "__syncthreads();", "", PRODUCTS),
+    Fault("barrier", "sums of rows", "kernels/src/card/products.cu", "__syncthreads();", "", PRODUCTS, after="void sum_rows("),
     Fault("barrier", "sums of channels", "kernels/src/card/conv2d.cu", "__syncthreads();", "", PRODUCTS),
     Fault("barrier", "a tile of a convolution, before it is read", "kernels/src/card/conv.cuh", "__syncthreads();", "", PRODUCTS,
           after="b_loader.store_to(tiles.b);"),
@@ -116,35 +116,15 @@ FAULTS = [
 def planted(number: int, fault: Fault) -> str:
     """The sound and the faulty text, one of which counts."""
     if fault.file.endswith(".rs"):
-        return fault.faulty.replace("SOUND", f'std::env::var_os("{SWITCH}").is_none_or(|of| of != "{number}")')
+        return fault.faulty.replace("SOUND", is_off(number))
     return f"\n#if FAULT == {number}\n{fault.faulty}\n#else\n{fault.sound}\n#endif\n"
-
-
-def plant(tree: Path) -> None:
-    places = [(number, fault.file, fault.after, fault.sound) for number, fault in enumerate(FAULTS)]
-    # From the end of a file to its begin, so that each text is found where it was.
-    found = []
-    for number, file, after, sound in places:
-        text = (tree / "crates" / file).read_text()
-        begin = text.index(after) + len(after) if after else 0
-        found.append((file, text.index(sound, begin), number))
-    for file, at, number in sorted(found, reverse=True):
-        path, fault = tree / "crates" / file, FAULTS[number]
-        text = path.read_text()
-        path.write_text(text[:at] + planted(number, fault) + text[at + len(fault.sound):])
-    compiler = tree / "crates/cuda/src/compiler.rs"
-    compiler.write_text(compiler.read_text().replace(COMPILES, COMPILES_FAULTS))
 
 
 def run(target: Path, tests: str, number: int | None, seed: int) -> str | None:
     """What a test that failed has said; `None` if all passed."""
-    environment = os.environ | {"PACELINE_EMULATED_SEED": str(seed), "RUST_BACKTRACE": "0"}
-    environment |= {} if number is None else {SWITCH: str(number)}
     with tempfile.TemporaryDirectory(prefix="card_faults_") as cache:
-        command = ["cargo", "test", "--target-dir", str(target), *tests.split()]
-        environment |= {"XDG_CACHE_HOME": cache}
         try:
-            ended = subprocess.run(command, cwd=target / "tree", env=environment, capture_output=True, text=True, timeout=TEST_SECONDS)
+            ended = cargo_test(target, tests, number, PACELINE_EMULATED_SEED=str(seed), RUST_BACKTRACE="0", XDG_CACHE_HOME=cache)
         except subprocess.TimeoutExpired:
             return f"still running after {TEST_SECONDS} s"
     if ended.returncode == 0:
@@ -171,7 +151,8 @@ def main() -> int:
         parser.error(f"--faults: {args.out} is not about these faults")
     target = Path(os.path.abspath(args.target_dir))
     copy_tree(target / "tree")
-    plant(target / "tree")
+    places = [(fault.file, fault.after, fault.sound, planted(number, fault)) for number, fault in enumerate(FAULTS)]
+    replace(target / "tree", [*places, ("cuda/src/compiler.rs", "", COMPILES, COMPILES_FAULTS)])
     for tests in sorted({FAULTS[number].tests for number in wanted}):
         subprocess.run(["cargo", "test", "--no-run", "--target-dir", str(target), *tests.split()], cwd=target / "tree", check=True)
         if said := run(target, tests, None, 0):

@@ -16,6 +16,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,7 @@ CNN = "--channels 4 8 --hidden 16 --batch-size 8 --steps 6 --optimizer adamw"
 STREAM = "--generate-on-host --pin-memory --non-blocking --copy-stream"
 SWITCH = "PACELINE_MUTANT"
 RUN_SECONDS = 60
+TEST_SECONDS = 300
 
 
 @dataclass
@@ -112,14 +114,15 @@ MUTANTS = [
 
 def switched(number: int, mutant: Mutant) -> str:
     """The wait behind its switch."""
-    condition = f'std::env::var_os("{SWITCH}").is_none_or(|of| of != "{number}")'
     wait, without = mutant.wait.strip(), mutant.without
-    if wait.startswith("Some(_) => "):
-        arms = [text.removeprefix("Some(_) => ").rstrip(",") for text in (wait, without)]
-        return f"Some(_) => if {condition} {{ {arms[0]} }} else {{ {arms[1]} }},"
     if without == "true;":
-        return f"!({condition}) || {wait}"
-    return f"if {condition} {{ {wait} }} else {{ {without} }}"
+        return f"!({is_off(number)}) || {wait}"
+    return f"if {is_off(number)} {{ {wait} }} else {{ {without} }}"
+
+
+def is_off(number: int) -> str:
+    """Whether a fault is off, in Rust."""
+    return f'std::env::var_os("{SWITCH}").is_none_or(|of| of != "{number}")'
 
 
 def copy_tree(tree: Path) -> None:
@@ -131,21 +134,29 @@ def copy_tree(tree: Path) -> None:
             shutil.copy(ROOT / name, tree / name)
 
 
-def mutate(tree: Path) -> None:
-    for number, mutant in enumerate(MUTANTS):
-        path = tree / "crates" / mutant.file
+def replace(tree: Path, places: Sequence[tuple[str, str, str, str]]) -> None:
+    """Replaces texts of a copy, each given by its file, a text before it or nothing, itself, and what stands in its place."""
+    found = []
+    for file, after, sound, faulty in places:
+        text = (tree / "crates" / file).read_text()
+        begin = text.index(after) + len(after) if after else 0
+        count = text.count(sound, begin)
+        if count == 0 or count > 1 and not after:
+            raise SystemExit(f"error: {file} has {count} times: {sound}")
+        found.append((file, text.index(sound, begin), sound, faulty))
+    # From the end of a file to its begin, so that each text is found where it was.
+    for file, at, sound, faulty in sorted(found, reverse=True):
+        path = tree / "crates" / file
         text = path.read_text()
-        begin = text.index(mutant.after) + len(mutant.after) if mutant.after else 0
-        found = text[begin:].count(mutant.wait)
-        if found == 0 or (found > 1 and not mutant.after):
-            raise SystemExit(f"error: {mutant.file} has {found} times: {mutant.wait}")
-        at = text.index(mutant.wait, begin)
-        path.write_text(text[:at] + switched(number, mutant) + text[at + len(mutant.wait):])
+        # Two faults may have one place: then the text stands within what the other one has put there.
+        path.write_text(text[:at] + text[at:].replace(sound, faulty, 1))
 
 
-def build(tree: Path, target: Path) -> None:
-    command = ["cargo", "build", "--bin", "paceline", "--workspace", "--target-dir", str(target)]
-    subprocess.run(command, cwd=tree, check=True)
+def cargo_test(target: Path, words: str, number: int | None, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Runs tests of the copy, with one of the faults or none."""
+    environment = os.environ | variables | ({} if number is None else {SWITCH: str(number)})
+    command = ["cargo", "test", "--target-dir", str(target), *words.split()]
+    return subprocess.run(command, cwd=target / "tree", env=environment, capture_output=True, text=True, timeout=TEST_SECONDS)
 
 
 def how_it_ended(lines: list[str]) -> tuple[str, str]:
@@ -160,9 +171,7 @@ def how_it_ended(lines: list[str]) -> tuple[str, str]:
 
 def test(target: Path, flags: str, number: int | None) -> tuple[str, str]:
     """How tests of the copy ended."""
-    environment = os.environ | ({} if number is None else {SWITCH: str(number)})
-    command = ["cargo", "test", "--target-dir", str(target), *flags.split()]
-    ended = subprocess.run(command, cwd=target / "tree", env=environment, capture_output=True, text=True)
+    ended = cargo_test(target, flags, number)
     return ("weights", "") if ended.returncode == 0 else how_it_ended(ended.stdout.splitlines())
 
 
@@ -211,8 +220,8 @@ def main() -> int:
     target = Path(os.path.abspath(args.target_dir))
     tree = target / "tree"
     copy_tree(tree)
-    mutate(tree)
-    build(tree, target)
+    replace(tree, [(mutant.file, mutant.after, mutant.wait, switched(number, mutant)) for number, mutant in enumerate(MUTANTS)])
+    subprocess.run(["cargo", "build", "--bin", "paceline", "--workspace", "--target-dir", str(target)], cwd=tree, check=True)
     for number, mutant in enumerate(MUTANTS):
         outcome = try_out(target, number, mutant, args.seeds)
         record["mutants"].append({"of": mutant.of, "wait": mutant.what, "file": mutant.file, "flags": mutant.flags,
