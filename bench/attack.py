@@ -20,7 +20,6 @@ import random
 import re
 import shutil
 import signal
-import stat
 import subprocess
 import sys
 import time
@@ -140,62 +139,8 @@ def damage(attack: Attack, path: Path) -> None:
         path.write_bytes(mutate(chance, data) if how == "mutated" else b"")
 
 
-# Commands that write, in a folder with texts, and a run with traces and a checkpoint in `have`.
 STEP = "--model mlp --input-dim 8 --hidden-dim 8 --output-dim 2 --num-layers 1 --batch-size 2"
 PROFILE = "--nproc 2 --steps 6 --steps-per-epoch 9 --profile --profile-wait 1 --profile-warmup 0 --profile-active 4"
-WRITERS = [
-    f"train {STEP} {PROFILE} --save ck --save-every 2 --json s.json --name run --tensorboard",
-    "train --channels 4 --hidden 8 --samples 64 --steps 4 --nproc 2 --batch-size 4 --save ck --name run --eval-every 1 --save-best",
-    "train --model llama --layers 1 --width 32 --heads 2 --intermediate 32 --vocab 256 --steps 2 --data text --data-dir texts "
-    "--tokenizer bytes --seq-len 16 --name run --batch-size 2 --nproc 1", f"train {STEP} --ddp-choice all --steps 6 --name all",
-    "launch -n 2 --log-dir logs -- echo text", "launch -n 2 --max-restarts 1 --log-dir logs --tee -- false",
-    "checkpoint export have/ck --to out/w.safetensors", "checkpoint export have/ck --to out/w.safetensors --force",
-    "analyze have/profile/ddp", "analyze have/profile/ddp --output report", "analyze have/profile/ddp --against have/profile/ddp --output diff",
-    "trace merge have/profile/ddp -o m.json.gz", "trace merge have/profile/ddp -o m.json.gz --force", "compare have/runs/run --json c.json --output compared",
-    "schedule zbv --csv plan.csv", "tokenizer train --data-dir texts --vocab 300 --to t.json --force", "new project",
-    f"sweep --vary lr=0.1,0.2 --rounds 1 --output swept --steps 6 {STEP}", "bench all_reduce -b 4K -e 8K -f 2 --json b.json",
-    f"bench scaling --nproc 1,2 --rounds 1 --charts charts --output o --steps-per-epoch 7 --epochs 1 {STEP}",
-    "predict --gradient-bytes 1e6 --compute-ms 5 --nproc 2,4 --charts charts"]
-
-
-def planted(attack: Attack) -> str:
-    """A link, a FIFO or a folder lies where a command writes: what is linked stays, nothing waits, and success means written."""
-    chance, folder = attack.chance, attack.folder
-    line = chance.choice(WRITERS).split()
-    (folder / "out").mkdir()
-    write_texts(folder / "texts", ["the good film and the bad film"] * 40)
-    if "have/" in " ".join(line):
-        attack.run("train", *f"{STEP} {PROFILE} --save have/ck --run-dir have/runs --name run --profile-dir have/profile".split())
-    shutil.copytree(folder, attack.root / "clean")
-    before = tree(folder)
-    clean = attack.run(*line)
-    made = [name for name in tree(folder) if name not in before and not re.search(r"20\d{6}-|\d{12}", name)]
-    if not attack.expect(clean, {0, 1}, line[0]) or not made:
-        return "refused"
-    name = chance.choice(made)
-    path, is_folder = folder / name, (folder / name).is_dir()
-    shutil.rmtree(folder)
-    (attack.root / "clean").rename(folder)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Users may well link what they name, and folders, to another place, but nothing within a checkpoint.
-    links = {} if name in line else {"link to a file": "precious", "link to nowhere": "made"}
-    links |= {"link to a folder": "folder"} if "step-" in name else {}
-    how = chance.choice([*links, "fifo", *([] if is_folder else ["folder"])])
-    attack.commands.append(f"# {name}: {how}")
-    attack.note = f" ({line[0]} {line[1]}, with a {how} at {name})"
-    if how == "fifo":
-        os.mkfifo(path)
-    elif how == "folder":
-        (path / "inner").mkdir(parents=True)
-    else:
-        path.symlink_to(attack.outside / links[how])
-    ran = attack.run(*line)
-    attack.expect(ran, {0, 1, 2, 3}, "it")
-    now = stat.S_IFMT(path.lstat().st_mode) if os.path.lexists(path) else 0
-    if ran[0] == clean[0] == 0 and now != (stat.S_IFDIR if is_folder else stat.S_IFREG) and not re.search("warning|could not|cannot|-2/", ran[1]):
-        attack.found("success, but nothing is written")
-    return how
-
 
 # What each rank runs: it prints, starts a child that may keep the streams (1), leave the session (2), ignore SIGTERM (4), and ends or stays.
 PROGRAM = r"""
@@ -389,7 +334,7 @@ def change_trace(chance: random.Random, trace: Record) -> None:
 
 # Each kind, and its turns among the others.
 KINDS: dict[str, tuple[Callable[[Attack], str], int]] = {
-    "combinations": (combinations, 8), "kills": (kills, 2), "strangers": (strangers, 4), "planted": (planted, 3), "launcher": (launcher, 2),
+    "combinations": (combinations, 8), "kills": (kills, 2), "strangers": (strangers, 4), "launcher": (launcher, 2),
     "tables": (tables, 1), "texts": (texts, 1), "traces": (traces, 3)}
 
 

@@ -86,8 +86,8 @@ class Attack:
             "HF_HUB_OFFLINE": "1", "ATTACK": self.token, "PYTHONUTF8": "1", "LANG": "C.UTF-8"}
         self.commands: list[str] = []
         self.findings: list[Record] = []
-        # The last output, and what belongs into every message.
-        self.output = self.note = ""
+        # The last output.
+        self.output = ""
 
     def start(self, line: list[object], **streams: object) -> subprocess.Popen:
         line = [str(word) for word in line]
@@ -124,7 +124,6 @@ class Attack:
         return code, text
 
     def found(self, what: str) -> None:
-        what = f"{what}{self.note}"
         shape = re.sub(r"[0-9a-f]{16,}|[\d.]+", "N", f"{self.kind}: {what}")[:160]
         if all(finding["shape"] != shape for finding in self.findings):
             self.findings.append({"kind": self.kind, "seed": self.seed, "shape": shape, "what": what, "commands": self.commands[-8:],

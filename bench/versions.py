@@ -3,9 +3,9 @@
     git worktree add /tmp/before COMMIT && (cd /tmp/before && cargo build --release)
     cargo build --release
     python3 bench/versions.py --before /tmp/before/target/release/paceline
-    python3 bench/versions.py --parts steps --cases 'CNN, 1 rank' --before PATH --after PATH --rounds 40
+    python3 bench/versions.py --cases links 'steps: CNN, 1 rank' --before PATH --after PATH --rounds 40
 
-`steps` and `links` train, `operations` exchange data, `analyze` reads a profiled run. Steps and operations are medians of times that the program takes itself;
+`steps` and `links` train, `operations` exchange data, `traces` reads a profiled run. Steps and operations are medians of times that the program takes itself;
 CPU seconds are those of all its processes, with their start; memory by category is counted, not measured.
 
 A round gives two ratios: after over before (B/A), where before is the mean of the runs on both sides, so that a steady drift of the machine cancels; and
@@ -20,12 +20,13 @@ import json
 import resource
 import shlex
 import statistics
+import sys
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 
-from common import Record, aligned, arguments_for, commit, interval, program, provenance, run, write
+from common import ROOT, Record, aligned, arguments_for, commit, each, interval, program, provenance, run, write
 
 RUN_SECONDS = 600
 LEAST_ROUNDS = 6  # with fewer, no two of the values make an interval of 95 %
@@ -136,30 +137,12 @@ class Analyze:
         return {"whole process ms": (time.monotonic() - start) * 1e3, "CPU s": seconds}
 
 
-PARTS: dict[str, dict[str, Case]] = {
-    "steps": {name: steps(flags) for name, flags in STEPS.items()},
-    "links": {name: steps(flags) for name, flags in LINKS.items()},
-    "operations": {flags: operation(flags) for flags in OPERATIONS},
-    "analyze": {"analyze": Analyze()},
-}
-
-
-def parse_arguments() -> argparse.Namespace:
-    parser = arguments_for(__doc__, "versions.json", rounds=200, has_program=False)
-    parser.add_argument("--before", type=Path, required=True, metavar="PATH", help="the earlier build")
-    parser.add_argument("--after", type=Path, default=Path("target/release/paceline"), metavar="PATH")
-    parser.add_argument("--parts", nargs="+", choices=list(PARTS), default=list(PARTS), help="(default: all)")
-    parser.add_argument("--cases", nargs="+", metavar="NAME", help="only these, such as 'CNN, 2 ranks' (default: all of the parts)")
-    parser.add_argument("--half-width", type=float, default=1.0, metavar="PCT", help="the goal for each interval (default: 1 %%)")
-    arguments = parser.parse_args()
-    if arguments.rounds < LEAST_ROUNDS:
-        parser.error(f"--rounds must be at least {LEAST_ROUNDS}: fewer have no interval of 95 %")
-    there_are = [name for part in arguments.parts for name in PARTS[part]]
-    if unknown := set(arguments.cases or []) - set(there_are):
-        parser.error(f"--cases: there is no {', '.join(sorted(unknown))}; there are {'; '.join(there_are)}")
-    for flag in ("before", "after"):
-        setattr(arguments, flag, program(parser, f"--{flag}", getattr(arguments, flag)))
-    return arguments
+CASES: dict[str, Case] = (
+    {f"steps: {name}": steps(flags) for name, flags in STEPS.items()}
+    | {f"links: {name}": steps(flags) for name, flags in LINKS.items()}
+    | {f"operations: {flags}": operation(flags) for flags in OPERATIONS}
+    | {"traces: analyze": Analyze()}
+)
 
 
 def is_timed(value: str) -> bool:
@@ -190,19 +173,19 @@ def verdict(row: Record, goal: float) -> str:
     return "unsure" if of_builds["half_width"] > goal else ""
 
 
-def compared(arguments: argparse.Namespace, part: str, case: str) -> Record:
+def compared(arguments: argparse.Namespace, case: str) -> Record:
     before, after, goal = Build(arguments.before), Build(arguments.after), arguments.half_width / 100
     rounds: list[tuple[Values, Values, Values]] = []
     rows: list[Record] = []
     while len(rounds) < arguments.rounds:
-        rounds.append(tuple(PARTS[part][case](build) for build in (before, after, before)))
+        rounds.append(tuple(CASES[case](build) for build in (before, after, before)))
         if len(rounds) >= LEAST_ROUNDS:
             rows = rows_of(rounds)
             if all(row["after_over_before"]["half_width"] <= goal for row in rows if is_timed(row["value"])):
                 break
     for row in rows:
         row["verdict"] = verdict(row, goal)
-    return {"part": part, "case": case, "rounds": rounds, "values": rows}
+    return {"case": case, "rounds": rounds, "values": rows}
 
 
 def table(results: list[Record]) -> str:
@@ -221,18 +204,23 @@ def table(results: list[Record]) -> str:
     return aligned(cells, left={0, 10})
 
 
-def main() -> None:
-    arguments = parse_arguments()
+def main() -> int:
+    parser = arguments_for(__doc__, "versions.json", rounds=200, has_program=False)
+    parser.add_argument("--before", type=Path, required=True, metavar="PATH", help="the earlier build")
+    parser.add_argument("--after", type=Path, default=ROOT / "target/release/paceline", metavar="PATH")
+    parser.add_argument("--cases", nargs="+", default=[""], metavar="NAME", help="those whose names begin so (default: all)")
+    parser.add_argument("--half-width", type=float, default=1.0, metavar="PCT", help="the goal for each interval (default: 1 %%)")
+    arguments = parser.parse_args()
+    cases = [name for name in CASES if name.startswith(tuple(arguments.cases))]
+    if arguments.rounds < LEAST_ROUNDS or not cases:
+        parser.error(f"--rounds must be at least {LEAST_ROUNDS}, for an interval of 95 %; --cases are {'; '.join(CASES)}")
+    arguments.before, arguments.after = (program(parser, f"--{flag}", getattr(arguments, flag)) for flag in ("before", "after"))
+    results, failures = each(cases, lambda case: compared(arguments, case))
+    print(table(results), *failures, sep="\n")
     builds = {"before": commit(arguments.before.parent), "after": commit(arguments.after.parent)}
-    record: Record = provenance() | builds | {"half_width_pct": arguments.half_width, "results": []}
-    for part in arguments.parts:
-        cases = [name for name in PARTS[part] if not arguments.cases or name in arguments.cases]
-        results = [compared(arguments, part, case) for case in cases]
-        record["results"] += results
-        if results:
-            print(table(results), flush=True)
-    write(arguments.out, record)
+    write(arguments.out, provenance() | builds | {"half_width_pct": arguments.half_width, "results": results, "failures": failures})
+    return int(bool(failures))
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
