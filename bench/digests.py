@@ -14,12 +14,13 @@ import json
 import os
 import platform
 import re
+import shlex
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from common import ROOT, Record, RunFailed, aligned, program, provenance, run, write
+from common import ROOT, Record, RunFailed, aligned, program, provenance, train, write
 
 CNN = "--channels 4 20 --hidden 72 --samples 128 --batch-size 8 --steps 4"
 MLP = "--model mlp --input-dim 48 --hidden-dim 136 --output-dim 40 --num-layers 4 --batch-size 8 --steps 4"
@@ -81,7 +82,7 @@ LEVELS = ("portable", "avx2", "avx512", "avx512-bf16", "amx")
 IN_BF16 = [name for name, flags in RUNS.items() if BF16 in flags]
 # Portable code fuses its products on Arm.
 OTHER = "" if platform.machine() == "x86_64" else f" on {platform.machine()}"
-RUN_SECONDS = 120
+BOOK = ROOT / "results/book.json"
 
 Book = Record
 
@@ -99,14 +100,12 @@ def ended(binary: Path, old: Path, name: str, level: str, threads: int) -> str:
     """The digest of the weights and the losses with which a run ends."""
     parts = RUNS[name]
     lines = parts if isinstance(parts, tuple) else (parts,)
+    os.environ["PACELINE_SIMD"] = level
     with tempfile.TemporaryDirectory(prefix="digests_") as folder:
         for at, line in enumerate(lines):
+            words = [str(ROOT / word) if word.startswith("bench/") else word for word in line.split()]
             build = old if at + 1 < len(lines) else binary
-            common = f"--threads {threads} --warmup-steps 0 --quiet --json out.json"
-            os.environ["PACELINE_SIMD"] = level
-            words = [str(ROOT / word) if word.startswith("bench/") else word for word in f"{line} {common}".split()]
-            run([build, "train", *words], Path(folder), RUN_SECONDS)
-        found = json.loads(Path(folder, "out.json").read_text())
+            found = train(build, shlex.join([*words, "--threads", str(threads), "--warmup-steps", "0"]), Path(folder))
     losses = [found["train_loss"], found["eval_loss"]]
     return " ".join([found["weights_sha256"][:16], *(f"{loss:.6g}" for loss in losses if loss is not None)])
 
@@ -129,13 +128,13 @@ def compared(binary: Path, old: Path, book: Book, level: str) -> list[list[str]]
     return rows
 
 
-def read(path: Path) -> Book:
+def read() -> Book:
     """The book, or an empty one. Ends the script if its runs are others than ours."""
-    book: Book = json.loads(path.read_text()) if path.is_file() else {"runs": {}, "owed": [], "levels": {}}
+    book: Book = json.loads(BOOK.read_text()) if BOOK.is_file() else {"runs": {}, "owed": [], "levels": {}}
     ours = {name: list(flags) if isinstance(flags, tuple) else flags for name, flags in RUNS.items()}
     changed = [name for name, flags in book["runs"].items() if ours.get(name) != flags]
     if changed:
-        raise RunFailed(f"{path.name} has other flags for {', '.join(changed)}; give a changed run another name, or delete the file")
+        raise RunFailed(f"{BOOK.name} has other flags for {', '.join(changed)}; give a changed run another name, or delete the file")
     book["runs"] = ours
     return book
 
@@ -145,16 +144,11 @@ def main() -> int:
     parser.add_argument("--check", action="store_true", help="only compare with the book, and write nothing")
     parser.add_argument("--new", type=Path, default=ROOT / "target/release/paceline", metavar="PATH")
     parser.add_argument("--old", type=Path, metavar="PATH", help="an earlier build, which saves what the resumed runs go on from")
-    parser.add_argument("--levels", nargs="+", choices=LEVELS, default=LEVELS, help="(default: all that this machine has)")
-    parser.add_argument("--book", type=Path, default=ROOT / "results/book.json", metavar="FILE")
     arguments = parser.parse_args()
     binary = program(parser, "--new", arguments.new)
     old = program(parser, "--old", arguments.old) if arguments.old else binary
     try:
-        if arguments.check and not arguments.book.is_file():
-            raise RunFailed(f"--check: there is no {arguments.book}")
-        here = [level for level in levels_here(binary) if level in arguments.levels]
-        book = read(arguments.book)
+        here, book = levels_here(binary), read()
     except RunFailed as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -170,7 +164,7 @@ def main() -> int:
         print(aligned([["run", "level", "threads", "in the book", "found"], *rows], left={0, 1, 3, 4}))
     print(f"{len(rows)} ends differ; owed to a machine that has it: {', '.join(book['owed']) or 'nothing'}")
     if not arguments.check:
-        write(arguments.book, book)
+        write(BOOK, book)
     return int(bool(rows))
 
 

@@ -12,13 +12,12 @@ then needs as many cards as ranks, and is left out. The emulated card needs the 
 """
 import argparse
 import os
-import re
 import sys
 import tempfile
 import time
 from pathlib import Path
 
-from common import Record, aligned, arguments_for, parsed, program, provenance, run, write
+from common import Record, aligned, arguments_for, parsed, program, provenance, train, write
 
 MODELS = {
     "cnn": "--channels 4 8 --hidden 16 --batch-size 8 --steps 3 --optimizer adamw",
@@ -36,7 +35,6 @@ STRATEGIES = [
     "sharded1", "sharded2", "sharded3", "top_k", "fp16", "bf16", "local_sgd", "no_sync",
 ]
 LONG = {"ddp", "sharded3"}
-DIGEST = re.compile(r"sha256 ([0-9a-f]{64})")
 # The weights of each are its own. `simple_ddp_ga` has steps of four batches.
 OWN_WEIGHTS = {"simple_ddp_ga", "top_k", "fp16", "bf16", "local_sgd", "no_sync"}
 LIBRARIES = ["libcuda.so.1", "libcublasLt.so.13", "libnccl.so.2", "libnvidia-ml.so.1"]
@@ -50,10 +48,7 @@ class Bench:
 
     def digest(self, words: str, **variables: int) -> str:
         os.environ.update(self.variables | {f"PACELINE_EMULATED_{name}": str(value) for name, value in variables.items()})
-        with tempfile.TemporaryDirectory(prefix="late_") as folder:
-            output = run([self.binary, "train", *words.split()], Path(folder), timeout_s=120)
-        found = DIGEST.search(output)
-        return found[1] if found else "none"
+        return train(self.binary, words)["weights_sha256"]
 
     def device_cases(self, words: str, orders: int) -> tuple[str, dict[str, str]]:
         """The expected weights, and those of each run on the emulated device."""
