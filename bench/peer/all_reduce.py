@@ -16,22 +16,6 @@ import torch.distributed as dist
 from step import on_ranks
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Time PyTorch's all-reduce over Gloo.")
-    parser.add_argument("--ranks", type=int, default=2, help="(default: 2)")
-    parser.add_argument("--sizes", default="1000000,10000000,100000000", help="bytes, whole numbers of floats")
-    parser.add_argument("--warmup", type=int, default=5, help="untimed all-reduces per size (default: 5)")
-    parser.add_argument("--iterations", type=int, default=20, help="timed all-reduces per size (default: 20)")
-    parser.set_defaults(threads=1)
-    arguments = parser.parse_args()
-    arguments.sizes = [int(size) for size in arguments.sizes.split(",")]
-    if any(size < 4 or size % 4 for size in arguments.sizes):
-        parser.error("--sizes must be multiples of 4, the bytes of a float")
-    if arguments.ranks < 2 or arguments.iterations < 1 or arguments.warmup < 0:
-        parser.error("--ranks must be at least 2, --iterations at least 1, --warmup not negative")
-    return arguments
-
-
 def measure(rank: int, ranks: int, size: int, warmup: int, iterations: int) -> float:
     """The largest of the ranks' medians, in seconds."""
     data = torch.empty(size // 4)
@@ -50,7 +34,7 @@ def measure(rank: int, ranks: int, size: int, warmup: int, iterations: int) -> f
 
 
 def all_sizes(rank: int, arguments: argparse.Namespace) -> None:
-    for size in arguments.sizes:
+    for size in map(int, arguments.sizes.split(",")):
         seconds = measure(rank, arguments.ranks, size, arguments.warmup, arguments.iterations)
         if rank == 0:
             found = {"side": "torch-gloo", "version": torch.__version__, "ranks": arguments.ranks, "bytes": size, "ms": round(seconds * 1e3, 5)}
@@ -58,4 +42,10 @@ def all_sizes(rank: int, arguments: argparse.Namespace) -> None:
 
 
 if __name__ == "__main__":
-    on_ranks(all_sizes, parse_arguments())
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, default=2, help="(default: 2)")
+    parser.add_argument("--sizes", default="1000000,10000000,100000000", help="bytes, whole numbers of floats")
+    parser.add_argument("--warmup", type=int, default=5, help="untimed all-reduces per size (default: 5)")
+    parser.add_argument("--iterations", type=int, default=20, help="timed all-reduces per size (default: 20)")
+    parser.set_defaults(threads=1)
+    on_ranks(all_sizes, parser.parse_args())

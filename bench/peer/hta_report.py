@@ -14,7 +14,6 @@ import json
 import logging
 import math
 import os
-import sys
 import warnings
 from importlib.metadata import version
 from pathlib import Path
@@ -23,19 +22,8 @@ from typing import Any
 SUFFIXES = (".pt.trace.json", ".pt.trace.json.gz")
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Print what HTA computes of traces.")
-    parser.add_argument("traces", nargs="+", type=Path, metavar="TRACES")
-    parser.add_argument("--rounded", action="store_true", help="let HTA round to microseconds, as it does by default")
-    return parser.parse_args()
-
-
-def trace_files(traces: list[Path]) -> list[Path]:
-    files = []
-    for path in traces:
-        found = sorted(p for p in path.rglob("*") if p.name.endswith(SUFFIXES)) if path.is_dir() else [path]
-        files += found
-    return files
+def trace_files(path: Path) -> list[Path]:
+    return sorted(p for p in path.rglob("*") if p.name.endswith(SUFFIXES)) if path.is_dir() else [path]
 
 
 def rank_of(path: Path) -> int:
@@ -61,10 +49,8 @@ def described(frame: Any, keys: list[str], column: str) -> list[dict[str, Any]]:
     """The rows of `describe()` with the index as columns."""
     if frame is None:
         return []
-    rows = []
-    for index, row in frame.iterrows():
-        rows.append(dict(zip(keys, index)) | {name: row[(column, name)] for name in row.index.get_level_values(1)})
-    return rows
+    names = frame.columns.get_level_values(1)
+    return [dict(zip(keys, index)) | {name: row[(column, name)] for name in names} for index, row in frame.iterrows()]
 
 
 def launch_rows(frame: Any) -> dict[str, Any]:
@@ -144,16 +130,18 @@ def report(arguments: argparse.Namespace, files: list[Path]) -> dict[str, Any]:
 
 
 def main() -> None:
-    arguments = parse_arguments()
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("traces", nargs="+", type=Path, metavar="TRACES")
+    parser.add_argument("--rounded", action="store_true", help="let HTA round to microseconds, as it does by default")
+    arguments = parser.parse_args()
     if not arguments.rounded:
         os.environ["HTA_DISABLE_NS_ROUNDING"] = "1"
-    files = trace_files(arguments.traces)
+    files = [file for path in arguments.traces for file in trace_files(path)]
     if not files:
-        sys.exit("no traces")
+        parser.error("no traces")
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
-    printed = io.StringIO()
-    with contextlib.redirect_stdout(printed):
+    with contextlib.redirect_stdout(io.StringIO()):
         result = report(arguments, files)
     print(json.dumps(plain(result), indent=1))
 

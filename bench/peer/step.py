@@ -44,9 +44,7 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--threads", type=int, default=1, help="of each rank (default: 1)")
     parser.add_argument("--batch-size", type=int, help="per rank (default: 64 for a cnn, 256 for mlp, 4 for llama)")
     parser.add_argument("--features", type=int, nargs="+", default=MLP_FEATURES, help="of the mlp: input, hidden layers, output")
-    for flag, default in LLAMA.items():
-        name = f"--{flag.replace('_', '-')}"
-        parser.add_argument(name, type=int, default=default, help=f"of the llama (default: {default})")
+    parser.add_argument("--seq", type=int, default=LLAMA["seq"], help="tokens of a sample of the llama (default: 128)")
     parser.add_argument("--amp", choices=["off", "bf16"], default="off", help="automatic mixed precision (default: off)")
     parser.add_argument("--optimizer", choices=["sgd", "adamw"], default="sgd")
     units = "each layer with parameters (of a llama each block) a unit, which stays whole after the forward pass or does not"
@@ -54,16 +52,9 @@ def parse_arguments() -> argparse.Namespace:
                         help=f"zero1: ZeroRedundancyOptimizer; kept and resharded: fully_shard, {units} (default: none)")  # fmt: skip
     parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--seconds", type=float, default=5, help="time the steps for this long (default: 5)")
-    parser.add_argument("--warmup-steps", type=int, default=5, help="steps before the timed ones (default: 5)")
-    help_of_format = "memory format of a cnn; the mlp has none (default: on)"
-    parser.add_argument("--channels-last", action=argparse.BooleanOptionalAction, default=True, help=help_of_format)
+    parser.add_argument("--channels-last", action=argparse.BooleanOptionalAction, default=True, help="of a cnn (default: on)")
+    parser.set_defaults(warmup_steps=5)
     arguments = parser.parse_args()
-    if arguments.ranks < 1 or arguments.threads < 1:
-        parser.error("--ranks and --threads must be at least 1")
-    if arguments.warmup_steps < 0:
-        parser.error("--warmup-steps must not be negative")
-    if arguments.ranks == 1 and arguments.sharding != "none":
-        parser.error("--sharding needs at least 2 ranks")
     arguments.batch_size = arguments.batch_size or BATCH_SIZE[arguments.model]
     return arguments
 
@@ -72,14 +63,10 @@ def build(arguments: argparse.Namespace) -> tuple[nn.Module, Loss, Tensor, Tenso
     """The model, its loss, and a batch of inputs and targets."""
     batch_size, features = arguments.batch_size, arguments.features
     if arguments.model == "mlp":
-        inputs = torch.randn(batch_size, features[0])
-        targets = torch.randn(batch_size, features[-1])
-        return mlp(features), F.mse_loss, inputs, targets
+        return mlp(features), F.mse_loss, *(torch.randn(batch_size, width) for width in (features[0], features[-1]))
     if arguments.model == "llama":
-        model = Llama(**{key: getattr(arguments, key) for key in LLAMA})
-        inputs = torch.randint(0, arguments.vocab, (batch_size, arguments.seq))
-        targets = torch.randint(0, arguments.vocab, (batch_size * arguments.seq,))
-        return model, F.cross_entropy, inputs, targets
+        inputs, targets = (torch.randint(0, LLAMA["vocab"], shape) for shape in ((batch_size, arguments.seq), (batch_size * arguments.seq,)))
+        return Llama(**LLAMA | {"seq": arguments.seq}), F.cross_entropy, inputs, targets
     memory_format = torch.channels_last if arguments.channels_last else torch.contiguous_format
     (height, width, depth), channels, hidden = CNNS[arguments.model]
     model = Cnn((height, width, depth), channels, hidden).to(memory_format=memory_format)
