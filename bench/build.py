@@ -52,31 +52,20 @@ def main() -> None:
     parser = arguments_for(__doc__, "build.json", rounds=1, has_program=False)
     parser.add_argument("--tree", action="append", metavar="NAME=FOLDER", help="a checkout (the project's own by default)")
     args = parsed(parser)
-    trees = {}
-    for tree in args.tree or [f"own={ROOT}"]:
-        name, is_named, folder = tree.partition("=")
-        if not is_named or not Path(folder, "Cargo.toml").is_file():
-            parser.error(f"--tree {tree}: pass NAME=FOLDER, a folder with a Cargo.toml")
-        trees[name] = Path(os.path.abspath(folder))
+    trees = {name: Path(os.path.abspath(folder)) for name, _, folder in (tree.partition("=") for tree in args.tree or [f"own={ROOT}"])}
+    if lost := [name for name, tree in trees.items() if not (tree / "Cargo.toml").is_file()]:
+        parser.error(f"--tree: pass NAME=FOLDER, a folder with a Cargo.toml, not {', '.join(lost)}")
     for tree in trees.values():
         run(["cargo", "fetch", "--locked"], tree, TIMEOUT_S)
-    builds: dict[str, list[Record]] = {name: [] for name in trees}
-    for _ in range(args.rounds):
-        for name, tree in trees.items():
-            builds[name].append(build(tree))
-    record = {
-        **provenance(),
-        "trees": {name: {"commit": commit(tree), "builds": builds[name]} for name, tree in trees.items()},
-    }
-    write(args.out, record)
-    first = [builds[name][0]["crates_s"] for name in trees]
-    names = sorted({name for crate in first for name in crate}, key=lambda name: -max(all.get(name, 0.0) for all in first))
-    large = [name for name in names if max(all.get(name, 0.0) for all in first) >= SHOWN_S]
-    rows = [["", *trees], ["wall, s", *(f"{builds[name][0]['wall_s']:.0f}" for name in trees)]]
-    rows += [["processor, s", *(f"{builds[name][0]['cpu_s']:.0f}" for name in trees)]]
-    rows += [[name, *(f"{all.get(name, 0.0):.1f}" for all in first)] for name in large]
-    others = [sum(seconds for name, seconds in all.items() if name not in large) for all in first]
-    rows += [["others", *(f"{seconds:.1f}" for seconds in others)]]
+    rounds = [{name: build(tree) for name, tree in trees.items()} for _ in range(args.rounds)]
+    builds = {name: {"commit": commit(tree), "builds": [of[name] for of in rounds]} for name, tree in trees.items()}
+    write(args.out, provenance() | {"trees": builds})
+    first = [rounds[0][name] for name in trees]
+    slowest = {name: max(of["crates_s"].get(name, 0.0) for of in first) for of in first for name in of["crates_s"]}
+    large = sorted((name for name, seconds in slowest.items() if seconds >= SHOWN_S), key=slowest.get, reverse=True)
+    rows = [["", *trees], *([f"{key[:-2]}, s", *(f"{of[key]:.0f}" for of in first)] for key in ("wall_s", "cpu_s"))]
+    rows += [[name, *(f"{of['crates_s'].get(name, 0.0):.1f}" for of in first)] for name in large]
+    rows += [["others", *(f"{sum(seconds for name, seconds in of['crates_s'].items() if name not in large):.1f}" for of in first)]]
     print(aligned(rows, left={0}))
 
 
