@@ -279,6 +279,31 @@ impl Run {
         self
     }
 
+    /// Checks that it ended with this code, and that its messages have all of `words`.
+    #[track_caller]
+    pub fn ended_with(&self, code: i32, words: &[&str]) -> &Self {
+        assert_eq!(self.code, Some(code), "{self:#?}");
+        self.says(words)
+    }
+
+    /// Checks that standard error has all of `words`.
+    #[track_caller]
+    pub fn says(&self, words: &[&str]) -> &Self {
+        words
+            .iter()
+            .for_each(|word| assert!(self.stderr.contains(word), "no {word:?} in {self:#?}"));
+        self
+    }
+
+    /// Checks that standard output has all of `words`.
+    #[track_caller]
+    pub fn prints(&self, words: &[&str]) -> &Self {
+        words
+            .iter()
+            .for_each(|word| assert!(self.stdout.contains(word), "no {word:?} in {self:#?}"));
+        self
+    }
+
     /// Checks that it was refused before anything ran: exit code 2, nothing on standard output, and one
     /// message with all of `words`.
     #[track_caller]

@@ -242,10 +242,10 @@ fn corrupt_checkpoints() {
         fs::write(&path, &flipped).unwrap();
         for flags in [&resume, &auto] {
             let run = sandbox.train(flags);
-            assert_eq!(run.code, Some(1), "{run:#?}");
-            for words in ["rank-000-of-001.shard, which rank 0 wrote, is corrupt", "--resume "] {
-                assert!(run.stderr.contains(words), "no {words:?} in {run:#?}");
-            }
+            run.ended_with(
+                1,
+                &["rank-000-of-001.shard, which rank 0 wrote, is corrupt", "--resume "],
+            );
         }
     }
     // This test can fail: the intact checkpoint is accepted.

@@ -207,8 +207,7 @@ fn ranks_of_another_launcher_measure_together() {
     assert_eq!(rows(&run).len(), 1, "{}", run.stdout);
     assert_eq!(json(&sandbox.path("run.json"))["results"][0]["nproc"], 2);
     let nested = launch("--nproc 2");
-    assert_eq!(nested.code, Some(2), "{nested:#?}");
-    assert!(nested.stderr.contains("--nproc 2 starts ranks of its own"), "{}", nested.stderr);
+    nested.ended_with(2, &["--nproc 2 starts ranks of its own"]);
     let several = launch("--transport shm,tcp");
     assert!(several.stderr.contains("one transport only"), "{}", several.stderr);
 }

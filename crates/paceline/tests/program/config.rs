@@ -99,13 +99,11 @@ fn flags_win_and_the_run_says_so() {
     sandbox.write("run.toml", file.as_bytes());
     let flags = "--lr 0.25 --global-batch-size 40 --batch-norm=false --nproc 2";
     let run = train(&sandbox, "run.toml", flags).ok();
-    for note in [
+    run.says(&[
         "--lr 0.25 takes the place of lr = 0.5 (run.toml:2)",
         "--global-batch-size 40 takes the place of batch-size = 10 (run.toml:3)",
         "--batch-norm false takes the place of batch-norm = true (run.toml:4)",
-    ] {
-        assert!(run.stderr.contains(note), "{}", run.stderr);
-    }
+    ]);
     let config = json(&sandbox.run_folder().join("config.json"));
     assert_eq!(config["resolved"]["global_batch_size"], 40);
     assert_eq!(config["resolved"]["model"]["batch_norm"], false);

@@ -104,8 +104,10 @@ fn a_model_lies_in_the_cache_as_huggingface_hub_has_it_and_is_fetched_once() {
     let (sandbox, hub) = (Sandbox::new(), Hub::with(vec![model()]));
     let run = fetch(&sandbox, &hub, &format!("model {MODEL}")).ok();
     let snapshot = sandbox.path(FOLDER).join("snapshots").join(COMMIT);
-    assert!(run.stdout.contains(&format!("{}\n", snapshot.display())), "{}", run.stdout);
-    assert!(run.stdout.contains(&format!("{MODEL}, commit {COMMIT}: 4 files, ")), "{}", run.stdout);
+    run.prints(&[
+        &format!("{}\n", snapshot.display()),
+        &format!("{MODEL}, commit {COMMIT}: 4 files, "),
+    ]);
     assert!(run.stdout.contains(&format!("train --model llama --pretrained {MODEL}")));
     assert!(run.stderr.contains("fetching model.safetensors, "), "{}", run.stderr);
 
@@ -257,9 +259,7 @@ fn ranks_that_find_other_commits_for_a_name_end_the_run() {
         format!("different settings: --pretrained is {MODEL} (commit {COMMIT}) on rank 0 ");
     let there = format!(" and {MODEL} (commit {other}) on rank 1 ");
     assert_eq!((first.code, second.code), (Some(2), Some(3)), "{first:#?} {second:#?}");
-    for words in [&*expected, &there, "; fetch the same revision on all hosts, or state a commit"] {
-        assert!(first.stderr.contains(words), "no {words:?} in {first:#?}");
-    }
+    first.says(&[&*expected, &there, "; fetch the same revision on all hosts, or state a commit"]);
 }
 
 #[test]
@@ -501,11 +501,7 @@ fn what_was_fetched_is_found_by_name() {
         &format!("run `paceline fetch data {DATA}`"),
     ]);
     let fetched = fetch(&sandbox, &hub, "data yelp").ok();
-    assert!(
-        fetched.stdout.contains("paceline train --recipe smollm2-yelp\n"),
-        "{}",
-        fetched.stdout
-    );
+    fetched.prints(&["paceline train --recipe smollm2-yelp\n"]);
     hub.requests();
 
     // By the recipe, by flags, and by the folders, the run is the same.

@@ -23,11 +23,9 @@ fn too_few_files_for_all_ranks_are_told() {
     let program = env!("CARGO_BIN_EXE_paceline");
     command.args(["--nofile=40:40", "--", program, "launch", "-n", "60", "--", "sleep", "1000"]);
     let run = Run::of(command);
-    assert_eq!(run.code, Some(1), "{run:#?}");
-    assert!(run.stderr.contains("error: cannot start rank "), "{run:#?}");
-    assert!(
-        run.stderr.contains("; pass fewer --nproc, or allow more files with ulimit -n"),
-        "{run:#?}"
+    run.ended_with(
+        1,
+        &["error: cannot start rank ", "; pass fewer --nproc, or allow more files with ulimit -n"],
     );
 }
 
@@ -443,6 +441,5 @@ fn training_works_under_the_launcher_of_any_program() {
 
     // This flag was once ignored.
     let run = train(&["--nproc", "4"]);
-    assert_eq!(run.code, Some(2), "{run:#?}");
-    assert!(run.stderr.contains("--nproc 4 starts ranks of its own"), "{}", run.stderr);
+    run.ended_with(2, &["--nproc 4 starts ranks of its own"]);
 }

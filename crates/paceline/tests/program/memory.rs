@@ -144,9 +144,7 @@ fn a_prediction_without_a_run_has_the_numbers_of_the_run() {
     let sandbox = Sandbox::new();
     let flags = format!("{MLP} --optimizer adamw");
     let out = predict(&sandbox, &format!("{flags} --nproc 2,4 --rank-gb 0.5")).ok();
-    for word in ["sharded3", "largest batch", "0.50 GB per rank (--rank-gb)", "--hidden-dim"] {
-        assert!(out.stdout.contains(word), "{}", out.stdout);
-    }
+    out.prints(&["sharded3", "largest batch", "0.50 GB per rank (--rank-gb)", "--hidden-dim"]);
     let report = json(&sandbox.path("memory.json"));
     let rows = report["rows"].as_array().unwrap();
     assert_eq!(rows.len(), 2 * 7);

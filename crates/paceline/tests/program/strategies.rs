@@ -126,8 +126,7 @@ fn accumulation_is_a_larger_batch() {
 fn accumulation_beyond_an_epoch_is_said() {
     let (sandbox, run) = train("--accumulate 9");
     let said = "--accumulate 9: an epoch has 6 batches";
-    assert!(run.stderr.contains(said), "{}", run.stderr);
-    assert!(run.stderr.contains("each epoch is one step of 6 batches"), "{}", run.stderr);
+    run.says(&[said, "each epoch is one step of 6 batches"]);
     assert_eq!(summary(&sandbox)["steps"], 1);
 }
 
@@ -161,9 +160,7 @@ fn the_anatomy_of_a_step_adds_up() {
 fn unused_parameters_are_named() {
     let run = Sandbox::new().train(&with_epochs("--unused-head"));
     assert_eq!(run.code, Some(1), "{}", run.stderr);
-    for part in ["unused_head.weight, unused_head.bias", "--find-unused-parameters"] {
-        assert!(run.stderr.contains(part), "{}", run.stderr);
-    }
+    run.says(&["unused_head.weight, unused_head.bias", "--find-unused-parameters"]);
     // Its gradients are zero, so only the weights of the head itself differ.
     let found = weights("--unused-head --find-unused-parameters");
     assert_eq!(found, weights("--unused-head --find-unused-parameters --no-static-graph"));
@@ -201,11 +198,7 @@ fn lossy_strategies_train_and_say_what_they_are() {
     // reported.
     let summary_of_run = summary(&sandbox);
     assert_eq!((&summary_of_run["steps"], &summary_of_run["unlike_steps"]), (&6.into(), &3.into()));
-    assert!(
-        run.stdout.contains("\n3 of 6 steps have other operations or gradients"),
-        "{}",
-        run.stdout
-    );
+    run.prints(&["\n3 of 6 steps have other operations or gradients"]);
     let (sandbox, run) = train("--strategy local_sgd --sync-every 2 --local-sgd-as-published");
     assert_eq!(summary(&sandbox)["replicas_agree"], false);
     assert!(run.line("The ranks hold different weights").contains("rank 0"));
@@ -223,11 +216,7 @@ fn blocks_without_synchronization_tell_what_it_costs() {
 fn flags_without_effect_are_said() {
     let (sandbox, run) = train("--strategy flat_ddp --bucket-cap-mb 4 --top-k 0.5");
     for flag in ["--bucket-cap-mb", "--top-k"] {
-        assert!(
-            run.stderr.contains(&format!("{flag} has no effect on flat_ddp")),
-            "{}",
-            run.stderr
-        );
+        run.says(&[&format!("{flag} has no effect on flat_ddp")]);
     }
     let warnings = &json(&sandbox.run_folder().join("config.json"))["resolved"]["warnings"];
     assert_eq!(warnings.as_array().unwrap().len(), 2);

@@ -404,9 +404,7 @@ fn a_loss_that_is_not_finite_stops_all_ranks_and_spares_the_checkpoint() {
         assert_eq!(run.code, Some(1), "{run:#?}");
         // Four steps were saved. The fifth step moves the weights far away, and the sixth shows it.
         let words = ["loss of step 6 is not finite", "rank 0 (", "learning rate of 1e30"];
-        for word in words {
-            assert!(run.stderr.contains(word), "no {word:?} in {}", run.stderr);
-        }
+        run.says(&words);
         assert!(run.stderr.contains("before the optimizer step"), "{}", run.stderr);
         assert!(!run.stdout.contains("Total time"), "{}", run.stdout);
         assert_eq!(sandbox.checkpoint_index(), before);
