@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use paceline_data::Position;
 use paceline_failure::{Failure, Result};
-use paceline_host::disk::Disk;
 use paceline_host::disk::faults::{Fault, at_each_operation};
-use paceline_host::disk::power_cut::{ModelDisk, Names, Recorded, Unsynced};
+use paceline_host::disk::power_cut::{ModelDisk, Names, Unsynced};
+use paceline_host::disk::{Disk, Operation};
 use paceline_kernels::optimizer::AdamW;
 use paceline_memory::{Allocator, DType};
 use paceline_model::weights::WeightFile;
@@ -394,7 +394,7 @@ fn a_power_cut_after_any_operation_loses_no_checkpoint() {
     let (mut acknowledged, mut num_states) = (0, 0);
     for (at, operation) in disk.operations().iter().enumerate() {
         model_disk.apply(operation);
-        if let Recorded::Acknowledged(steps) = operation {
+        if let Operation::Acknowledged(steps) = operation {
             acknowledged = *steps;
         }
         let num_names = model_disk.num_unsynced_names();

@@ -11,6 +11,7 @@ use std::io::{self, BufWriter, Read, Seek, Write};
 use std::os::fd::AsRawFd;
 use std::os::unix::fs::FileTypeExt;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::fs::{AtFlags, CWD, Mode, OFlags, fcntl_setfl, linkat, open};
@@ -21,12 +22,9 @@ pub mod faults;
 #[cfg(any(test, feature = "faults"))]
 pub mod power_cut;
 
-#[cfg(any(test, feature = "faults"))]
-use power_cut::Recorded;
-
 /// How long a pipe may be without a reader. Opening it as any other file would wait for one without an end, and no signal
 /// that this process handles would end that.
-pub const READER_LIMIT: Duration = Duration::from_secs(10);
+const READER_LIMIT: Duration = Duration::from_secs(10);
 
 /// How long a lock may still be held by its last owner. A process that was killed gives its locks back only
 /// after its memory and its working folder, so a command that is repeated at once can still meet the lock. And a process that
@@ -61,36 +59,36 @@ pub struct Disk {
     #[cfg(any(test, feature = "faults"))]
     faults: Option<std::sync::Arc<faults::Faults>>,
     #[cfg(any(test, feature = "faults"))]
-    recorder: Option<std::sync::Arc<power_cut::Recorder>>,
+    recorder: Option<std::sync::Arc<std::sync::Mutex<Vec<Operation>>>>,
 }
 
-/// An operation that is about to be done.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// An operation. Files have numbers, because a file may have no name, or several ones.
+#[derive(Clone, Debug)]
 pub enum Operation {
-    /// Making a folder.
-    Folder,
-    /// Making a file.
-    Create,
-    /// Writing bytes to a file.
-    Write,
-    /// Forcing a file, or the entries of a folder, to the disk.
-    Sync,
-    /// Giving a file a name.
-    Link,
-    /// Giving a file another name, which it may take from a second file.
-    Rename,
-    /// Removing a file.
-    Remove,
+    /// A new folder.
+    Folder(PathBuf),
+    /// A new file, with a name if it has one.
+    Create(usize, Option<PathBuf>),
+    /// Bytes at the end of a file.
+    Write(usize, Vec<u8>),
+    /// The contents of the file are forced to the disk.
+    Sync(usize),
+    /// The names in the folder are forced to the disk.
+    SyncFolder(PathBuf),
+    /// A name of a file.
+    Link(usize, PathBuf),
+    /// A second name in place of the first one, which may be taken from another file.
+    Rename(PathBuf, PathBuf),
+    /// The end of a file or a folder.
+    Remove(PathBuf),
+    /// Somebody is informed that everything so far is safe.
+    Acknowledged(u64),
 }
 
 impl Disk {
     /// Makes a folder, and those above it, where they are missing.
     pub fn create_folder(&self, path: &Path) -> io::Result<()> {
-        self.enter(Operation::Folder)?;
-        fs::create_dir_all(path)?;
-        #[cfg(any(test, feature = "faults"))]
-        self.record(Recorded::Folder(path.to_owned()));
-        Ok(())
+        self.perform(|| Operation::Folder(path.to_owned()), || fs::create_dir_all(path))
     }
 
     /// Like [`Disk::create_folder`], and forces the names of the new folders to the disk.
@@ -103,51 +101,44 @@ impl Disk {
 
     /// Makes a folder. Fails if there is something of that name.
     pub fn create_new_folder(&self, path: &Path) -> io::Result<()> {
-        self.enter(Operation::Folder)?;
-        fs::create_dir(path)
+        self.perform(|| Operation::Folder(path.to_owned()), || fs::create_dir(path))
     }
 
     /// Removes an empty folder.
     pub fn remove_folder(&self, path: &Path) -> io::Result<()> {
-        self.enter(Operation::Remove)?;
-        fs::remove_dir(path)?;
-        #[cfg(any(test, feature = "faults"))]
-        self.record(Recorded::Remove(path.to_owned()));
-        Ok(())
+        self.perform(|| Operation::Remove(path.to_owned()), || fs::remove_dir(path))
     }
 
     /// Opens a file for reading and writing, with its contents, or makes it.
     pub fn open_or_create(&self, path: &Path) -> io::Result<DiskFile> {
-        self.enter(Operation::Create)?;
-        let file = paceline_files::open_or_create(path)?;
-        Ok(DiskFile { file: self.raw(file, Some(path)) })
+        self.opened(Some(path), || paceline_files::open_or_create(path))
     }
 
     /// Makes a file for writing. A file that is there already loses its contents. The name is one that this program chooses,
     /// so a link there is not followed.
     pub fn create(&self, path: &Path) -> io::Result<DiskFile> {
-        self.enter(Operation::Create)?;
-        let file = paceline_files::create(path)?;
-        Ok(DiskFile { file: self.raw(file, Some(path)) })
+        self.opened(Some(path), || paceline_files::create(path))
     }
 
     /// Opens for writing the file that the user has named, whatever it is: a device, a pipe, or a link to one. A pipe without a
-    /// reader is an error after [`READER_LIMIT`].
+    /// reader is an error after ten seconds.
     pub fn open_named(&self, path: &Path) -> io::Result<DiskFile> {
-        self.enter(Operation::Create)?;
         let is_pipe = path.metadata().is_ok_and(|of| of.file_type().is_fifo());
-        let file = if is_pipe { open_pipe(path, READER_LIMIT)? } else { File::create(path)? };
-        Ok(DiskFile { file: self.raw(file, Some(path)) })
+        let open = || if is_pipe { open_pipe(path, READER_LIMIT) } else { File::create(path) };
+        self.opened(Some(path), open)
     }
 
-    /// A file that has been opened or made, with a name if it has one.
-    fn raw(&self, file: File, _path: Option<&Path>) -> Raw {
-        Raw {
-            file,
-            disk: self.clone(),
-            #[cfg(any(test, feature = "faults"))]
-            number: self.recorder.as_ref().map_or(0, |recorder| recorder.created(_path)),
-        }
+    /// A file that `open` opens or makes, with a name if it has one.
+    fn opened(
+        &self,
+        path: Option<&Path>,
+        open: impl FnOnce() -> io::Result<File>,
+    ) -> io::Result<DiskFile> {
+        static LAST: AtomicUsize = AtomicUsize::new(0);
+        let number = LAST.fetch_add(1, Ordering::Relaxed);
+        let create = || Operation::Create(number, path.map(Path::to_owned));
+        let file = self.perform(create, open)?;
+        Ok(DiskFile { file, disk: self.clone(), number })
     }
 
     /// Replaces the file at `path` by the output of `write`, or makes it. Whatever happens meanwhile, a complete file
@@ -183,10 +174,7 @@ impl Disk {
 
     /// Removes the parts of the file at `path` that a killed process may have left.
     pub fn remove_partial(&self, path: &Path) -> io::Result<()> {
-        match self.remove(&partial(path)) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            outcome => outcome,
-        }
+        self.remove(&partial(path)).or_else(gone)
     }
 
     /// Writes a new file that is complete, on the disk, and named `partial`.
@@ -196,68 +184,44 @@ impl Disk {
         partial: &Path,
         write: impl FnOnce(&mut (dyn Write + Send)) -> Result<T, E>,
     ) -> Result<T, E> {
-        self.enter(Operation::Create)?;
-        let mode = Mode::from_raw_mode(0o666);
         let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
-        let (file, has_name) = match open(folder_of(path), flags, mode) {
-            Ok(file) => (File::from(file), false),
-            // Some file systems have no files without a name.
-            Err(_) => (paceline_files::create(partial)?, true),
-        };
-        let raw = self.raw(file, has_name.then_some(partial));
-        let mut out = BufWriter::with_capacity(BUFFER_BYTES, raw);
+        let nameless = open(folder_of(path), flags, Mode::from_raw_mode(0o666));
+        // Some file systems have no files without a name.
+        let has_name = nameless.is_err();
+        let open = || nameless.map(File::from).or_else(|_| paceline_files::create(partial));
+        let file = self.opened(has_name.then_some(partial), open)?;
+        let mut out = BufWriter::with_capacity(BUFFER_BYTES, file);
         let written = write(&mut out)?;
-        let raw = out.into_inner().map_err(io::IntoInnerError::into_error)?;
-        raw.sync()?;
+        let file = out.into_inner().map_err(io::IntoInnerError::into_error)?;
+        file.sync()?;
         if !has_name {
             // A file that an earlier process has left under this name is useless.
-            self.remove(partial).or_else(|error| match error.kind() {
-                io::ErrorKind::NotFound => Ok(()),
-                _ => Err(error),
-            })?;
-            self.enter(Operation::Link)?;
-            let nameless = format!("/proc/self/fd/{}", raw.file.as_raw_fd());
-            linkat(CWD, nameless, CWD, partial, AtFlags::SYMLINK_FOLLOW)
-                .map_err(io::Error::from)?;
-            #[cfg(any(test, feature = "faults"))]
-            self.record(Recorded::Link { file: raw.number, path: partial.to_owned() });
+            self.remove(partial).or_else(gone)?;
+            let nameless = format!("/proc/self/fd/{}", file.file.as_raw_fd());
+            let link = || linkat(CWD, nameless, CWD, partial, AtFlags::SYMLINK_FOLLOW);
+            let named = || Operation::Link(file.number, partial.to_owned());
+            self.perform(named, || Ok(link()?))?;
         }
         Ok(written)
     }
 
     /// Gives a file or a folder another name.
     pub fn rename(&self, from: &Path, to: &Path) -> io::Result<()> {
-        self.enter(Operation::Rename)?;
-        fs::rename(from, to)?;
-        #[cfg(any(test, feature = "faults"))]
-        self.record(Recorded::Rename { from: from.to_owned(), to: to.to_owned() });
-        Ok(())
+        self.perform(|| Operation::Rename(from.into(), to.into()), || fs::rename(from, to))
     }
 
     /// Removes a file.
     pub fn remove(&self, path: &Path) -> io::Result<()> {
-        self.enter(Operation::Remove)?;
-        fs::remove_file(path)?;
-        #[cfg(any(test, feature = "faults"))]
-        self.record(Recorded::Remove(path.to_owned()));
-        Ok(())
+        self.perform(|| Operation::Remove(path.to_owned()), || fs::remove_file(path))
     }
 
     /// Forces the names in a folder to the disk.
     pub fn sync_folder(&self, path: &Path) -> io::Result<()> {
-        self.enter(Operation::Sync)?;
-        self.force(&File::open(path)?)?;
-        #[cfg(any(test, feature = "faults"))]
-        self.record(Recorded::SyncFolder(path.to_owned()));
-        Ok(())
+        self.perform(|| Operation::SyncFolder(path.to_owned()), || self.force(&File::open(path)?))
     }
 
     /// Removes a folder of files. A missing folder is not an error. If `path` is a link, only the link is removed.
     pub fn remove_tree(&self, path: &Path) -> io::Result<()> {
-        let gone = |error: io::Error| match error.kind() {
-            io::ErrorKind::NotFound => Ok(()),
-            _ => Err(error),
-        };
         if path.is_symlink() {
             return self.remove(path).or_else(gone);
         }
@@ -281,102 +245,86 @@ impl Disk {
         file.sync_all()
     }
 
-    /// Fails in a test in which this operation is to fail.
-    fn enter(&self, operation: Operation) -> io::Result<()> {
+    /// Acts. In a test the operation may fail, and is remembered once it has succeeded.
+    fn perform<T>(
+        &self,
+        operation: impl FnOnce() -> Operation,
+        act: impl FnOnce() -> io::Result<T>,
+    ) -> io::Result<T> {
         #[cfg(any(test, feature = "faults"))]
-        if let Some(faults) = &self.faults {
-            return faults.enter(operation);
+        if self.faults.is_some() || self.recorder.is_some() {
+            let operation = operation();
+            self.faults.iter().try_for_each(|faults| faults.enter(&operation))?;
+            let outcome = act();
+            let recorder = self.recorder.iter().filter(|_| outcome.is_ok());
+            recorder.for_each(|recorder| {
+                recorder.lock().expect("no panic meanwhile").push(operation.clone())
+            });
+            return outcome;
         }
         let _ = operation;
-        Ok(())
+        act()
     }
 }
 
 /// A file that is being written. Every call writes to the disk; the caller collects small pieces.
 #[derive(Debug)]
 pub struct DiskFile {
-    file: Raw,
+    file: File,
+    disk: Disk,
+    number: usize,
 }
 
 impl DiskFile {
     /// Removes the file's contents.
     pub fn clear(&mut self) -> io::Result<()> {
-        self.file.disk.enter(Operation::Write)?;
-        self.file.file.set_len(0)?;
-        self.file.file.rewind()
+        self.cut(0)?;
+        self.file.rewind()
     }
 
     /// Cuts the file after its first `len_bytes`.
     pub fn cut(&mut self, len_bytes: u64) -> io::Result<()> {
-        self.file.disk.enter(Operation::Write)?;
-        self.file.file.set_len(len_bytes)
+        let cut = || Operation::Write(self.number, Vec::new());
+        self.disk.perform(cut, || self.file.set_len(len_bytes))
     }
 
     /// Forces the written bytes to the disk.
     pub fn sync(&self) -> io::Result<()> {
-        self.file.sync()
+        self.disk.perform(|| Operation::Sync(self.number), || self.disk.force(&self.file))
     }
 
     /// Locks it, see [`lock`].
     pub fn lock(&self) -> io::Result<bool> {
-        lock(&self.file.file)
+        lock(&self.file)
     }
 }
 
 impl Read for DiskFile {
     fn read(&mut self, bytes: &mut [u8]) -> io::Result<usize> {
-        self.file.file.read(bytes)
+        self.file.read(bytes)
     }
 }
 
 impl Write for DiskFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.file.write(bytes)
+        #[cfg(any(test, feature = "faults"))]
+        if let Some(part) = self.disk.faults.as_ref().and_then(|faults| faults.cut(bytes)) {
+            // A full disk takes a part of the bytes, and refuses the rest.
+            return self.file.write(part);
+        }
+        let write = || Operation::Write(self.number, bytes.to_vec());
+        self.disk.perform(write, || (&self.file).write_all(bytes))?;
+        Ok(bytes.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.file.flush()
-    }
-}
-
-#[derive(Debug)]
-struct Raw {
-    file: File,
-    disk: Disk,
-    /// The file's number in the record of a test.
-    #[cfg(any(test, feature = "faults"))]
-    number: usize,
-}
-
-impl Raw {
-    fn sync(&self) -> io::Result<()> {
-        self.disk.enter(Operation::Sync)?;
-        self.disk.force(&self.file)?;
-        #[cfg(any(test, feature = "faults"))]
-        self.disk.record(Recorded::Sync(self.number));
         Ok(())
     }
 }
 
-impl Write for Raw {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        #[cfg(any(test, feature = "faults"))]
-        if let Some(faults) = &self.disk.faults
-            && let Some(part) = faults.cut(bytes)
-        {
-            // A full disk takes a part of the bytes, and refuses the rest.
-            return self.file.write(part);
-        }
-        self.disk.enter(Operation::Write)?;
-        let len = self.file.write(bytes)?;
-        #[cfg(any(test, feature = "faults"))]
-        self.disk.record(Recorded::Write { file: self.number, bytes: bytes[..len].to_vec() });
-        Ok(len)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.file.flush()
-    }
+/// A file that is not there need not be removed.
+fn gone(error: io::Error) -> io::Result<()> {
+    if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) }
 }
 
 /// The name of a file that is not complete.

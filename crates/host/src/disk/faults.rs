@@ -92,16 +92,15 @@ pub fn at_each_operation(mut trial: impl FnMut(&Disk, Fault)) -> usize {
 
 impl Faults {
     /// Counts an operation, and fails if it is its turn.
-    pub fn enter(&self, operation: Operation) -> io::Result<()> {
-        if operation == Operation::Sync {
+    pub fn enter(&self, operation: &Operation) -> io::Result<()> {
+        if matches!(operation, Operation::Sync(_) | Operation::SyncFolder(_)) {
             std::thread::sleep(self.pause);
         }
         let count = self.count.fetch_add(1, Ordering::Relaxed);
         let is_over = self.fault == Fault::Stops && count > self.at;
         if count == self.at || is_over || self.is_cut.swap(false, Ordering::Relaxed) {
             self.has_failed.store(true, Ordering::Relaxed);
-            let reason = format!("no space left for {operation:?} (injected)");
-            return Err(io::Error::new(io::ErrorKind::StorageFull, reason));
+            return Err(io::Error::new(io::ErrorKind::StorageFull, "no space left (injected)"));
         }
         Ok(())
     }

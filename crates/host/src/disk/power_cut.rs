@@ -8,75 +8,9 @@
 use std::collections::BTreeMap;
 use std::fs;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, Mutex, MutexGuard};
+use std::sync::Arc;
 
-use super::{Disk, folder_of};
-
-/// One operation, after it has succeeded. Files have numbers, because a file may have no name, or several ones.
-#[derive(Clone, Debug)]
-pub enum Recorded {
-    /// A new folder.
-    Folder(PathBuf),
-    /// A new file, with a name if it has one.
-    Create {
-        /// Its number.
-        file: usize,
-        /// Its name.
-        path: Option<PathBuf>,
-    },
-    /// Bytes at the end of a file.
-    Write {
-        /// The file.
-        file: usize,
-        /// The bytes.
-        bytes: Vec<u8>,
-    },
-    /// The contents of the file were forced to the disk.
-    Sync(usize),
-    /// Another name of a file.
-    Link {
-        /// The file.
-        file: usize,
-        /// The name.
-        path: PathBuf,
-    },
-    /// Another name in place of the one before.
-    Rename {
-        /// The name before.
-        from: PathBuf,
-        /// The new name.
-        to: PathBuf,
-    },
-    /// The end of a file or a folder.
-    Remove(PathBuf),
-    /// The names in the folder were forced to the disk.
-    SyncFolder(PathBuf),
-    /// Somebody was informed that everything so far is safe.
-    Acknowledged(u64),
-}
-
-/// Remembers the operations of all disks that share it.
-#[derive(Debug, Default)]
-pub struct Recorder(Mutex<(usize, Vec<Recorded>)>);
-
-impl Recorder {
-    fn lock(&self) -> MutexGuard<'_, (usize, Vec<Recorded>)> {
-        self.0.lock().expect("no panic meanwhile")
-    }
-
-    /// Remembers an operation.
-    pub fn add(&self, operation: Recorded) {
-        self.lock().1.push(operation);
-    }
-
-    /// Remembers a new file. Returns its number.
-    pub fn created(&self, path: Option<&Path>) -> usize {
-        let (next, operations) = &mut *self.lock();
-        *next += 1;
-        operations.push(Recorded::Create { file: *next, path: path.map(Path::to_owned) });
-        *next
-    }
-}
+use super::{Disk, Operation, folder_of};
 
 impl Disk {
     /// A disk that remembers the operations on it.
@@ -84,20 +18,16 @@ impl Disk {
         Self { recorder: Some(Arc::default()), ..Self::default() }
     }
 
-    /// The operations so far.
-    pub fn operations(&self) -> Vec<Recorded> {
-        self.recorder.as_ref().map_or_else(Vec::new, |recorder| recorder.lock().1.clone())
-    }
-
-    pub(super) fn record(&self, operation: Recorded) {
-        if let Some(recorder) = &self.recorder {
-            recorder.add(operation);
-        }
+    /// The operations so far that have succeeded.
+    pub fn operations(&self) -> Vec<Operation> {
+        self.recorder
+            .as_ref()
+            .map_or_else(Vec::new, |recorder| recorder.lock().expect("no panic meanwhile").clone())
     }
 
     /// Remembers that the caller relies on everything so far.
     pub fn acknowledge(&self, what: u64) {
-        self.record(Recorded::Acknowledged(what));
+        self.perform(|| Operation::Acknowledged(what), || Ok(())).expect("it cannot fail");
     }
 }
 
@@ -190,9 +120,9 @@ impl ModelDisk {
     }
 
     /// Repeats on the model an operation of the real disk.
-    pub fn apply(&mut self, operation: &Recorded) {
+    pub fn apply(&mut self, operation: &Operation) {
         match operation {
-            Recorded::Folder(path) => {
+            Operation::Folder(path) => {
                 if path != &self.root && self.find(path).is_none() {
                     self.folders.push(Entries::default());
                     self.change(path, |name| Change::Add(name, Node::Folder(0)));
@@ -204,35 +134,35 @@ impl ModelDisk {
                     }
                 }
             }
-            Recorded::Create { file, path } => {
+            Operation::Create(file, path) => {
                 self.files.insert(*file, Contents::default());
                 if let Some(path) = path {
                     self.change(path, |name| Change::Add(name, Node::File(*file)));
                 }
             }
-            Recorded::Write { file, bytes } => {
+            Operation::Write(file, bytes) => {
                 self.files.get_mut(file).expect("a file").writes.push(bytes.clone());
             }
-            Recorded::Sync(file) => {
+            Operation::Sync(file) => {
                 let contents = self.files.get_mut(file).expect("a file");
                 contents.synced.extend(contents.writes.drain(..).flatten());
             }
-            Recorded::Link { file, path } => {
+            Operation::Link(file, path) => {
                 self.change(path, |name| Change::Add(name, Node::File(*file)));
             }
-            Recorded::Rename { from, to } => {
+            Operation::Rename(from, to) => {
                 assert_eq!(folder_of(from), folder_of(to), "names change within a folder");
                 let to = name_of(to);
                 self.change(from, |name| Change::Rename(name, to));
             }
-            Recorded::Remove(path) => self.change(path, Change::Remove),
-            Recorded::SyncFolder(path) => {
+            Operation::Remove(path) => self.change(path, Change::Remove),
+            Operation::SyncFolder(path) => {
                 let folder = self.folder(path);
                 let entries = &mut self.folders[folder];
                 entries.synced = entries.after(&entries.changes);
                 entries.changes.clear();
             }
-            Recorded::Acknowledged(_) => {}
+            Operation::Acknowledged(_) => {}
         }
     }
 
