@@ -13,8 +13,7 @@ use std::collections::HashSet;
 
 use paceline_files::printable;
 
-use crate::table::aligned;
-use crate::width::{left, width as length};
+use crate::width::{left, right, width as length};
 
 /// A table with more rows is not transposed.
 const MAX_TRANSPOSED_ROWS: usize = 4;
@@ -23,8 +22,10 @@ const GAP: usize = 2;
 /// By how much the second line of a sentence is indented.
 const INDENT: usize = 2;
 
-/// A table as lines of at most `width` characters; of any length if `width` is `None`. The other arguments are those of
-/// [`aligned`]. A line is longer only if a single word is. Like there, cells are made printable.
+/// A table as lines of at most `width` characters; of any length if `width` is `None`: the head, a rule and the rows, with two
+/// spaces between columns. The last line has no line end. Columns for which `is_left` holds (it gets the index, from 0) are
+/// left-aligned, all others right-aligned. An empty head leaves out head and rule. A row may be shorter than the others. A line
+/// is longer only if a single word is. Cells are made [`printable`], so that their widths are those of the shown text.
 pub fn fitted(
     head: &[impl AsRef<str>],
     rows: &[impl AsRef<[String]>],
@@ -37,11 +38,10 @@ pub fn fitted(
         let cells = cells.map(|cell| printable(cell).into_owned());
         cells.chain(std::iter::repeat(String::new())).take(num_columns).collect()
     };
-    let cells = |row: &[String]| padded(&mut row.iter().map(String::as_str));
+    let rows = rows.iter().map(|row| padded(&mut row.as_ref().iter().map(String::as_str)));
     let grid = Grid {
         has_head: !head.is_empty(),
-        head: padded(&mut head.iter().map(AsRef::as_ref)),
-        rows: rows.iter().map(|row| cells(row.as_ref())).collect(),
+        lines: std::iter::once(padded(&mut head.iter().map(AsRef::as_ref))).chain(rows).collect(),
         is_left: &is_left,
     };
     let whole: Vec<usize> = (0..num_columns).collect();
@@ -94,60 +94,78 @@ fn fits(text: &str, width: usize) -> bool {
     text.lines().all(|line| length(line) <= width)
 }
 
-/// A table, each row with a cell per column.
+/// A table, each line with a cell per column.
 struct Grid<'a> {
     has_head: bool,
-    head: Vec<String>,
-    rows: Vec<Vec<String>>,
+    /// The head, which may be empty, and the rows.
+    lines: Vec<Vec<String>>,
     is_left: &'a dyn Fn(usize) -> bool,
 }
 
 impl Grid<'_> {
+    fn widest(&self, column: usize) -> usize {
+        self.lines.iter().map(|line| length(&line[column])).max().unwrap_or(0)
+    }
+
     /// How many characters a line of these columns takes.
     fn taken(&self, columns: &[usize]) -> usize {
-        let cells = |at: usize| self.rows.iter().chain([&self.head]).map(move |row| &row[at]);
-        let widest = |at: &usize| cells(*at).map(|cell| length(cell)).max().unwrap_or(0);
-        columns.iter().map(|at| widest(at) + GAP).sum::<usize>().saturating_sub(GAP)
+        columns.iter().map(|at| self.widest(*at) + GAP).sum::<usize>().saturating_sub(GAP)
     }
 
     /// These columns alone.
     fn part(&self, columns: &[usize]) -> String {
-        let cells = |row: &Vec<String>| -> Vec<String> {
-            columns.iter().map(|at| row[*at].clone()).collect()
+        let widths: Vec<usize> = columns.iter().map(|at| self.widest(*at)).collect();
+        let set = |line: &Vec<String>| {
+            let cells = columns.iter().zip(&widths).map(|(at, width)| {
+                if (self.is_left)(*at) {
+                    left(&line[*at], *width)
+                } else {
+                    right(&line[*at], *width)
+                }
+            });
+            cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
         };
-        let head = if self.has_head { cells(&self.head) } else { Vec::new() };
-        let rows: Vec<Vec<String>> = self.rows.iter().map(cells).collect();
-        aligned(&head, &rows, |at| (self.is_left)(columns[at]))
+        let mut lines: Vec<String> = self.lines.iter().map(set).collect();
+        if self.has_head {
+            lines.insert(
+                1,
+                widths.iter().map(|width| "-".repeat(*width)).collect::<Vec<_>>().join("  "),
+            );
+        } else {
+            lines.remove(0);
+        }
+        lines.join("\n")
     }
 
     /// How many of the first columns distinguish the rows. `None` if the others are needed for that.
     fn num_names(&self) -> Option<usize> {
         // An empty name is that of the row above.
-        let mut above = vec![String::new(); self.head.len()];
+        let mut above = vec![String::new(); self.lines[0].len()];
         let mut whole = |row: &Vec<String>| {
             let cells = row.iter().zip(&mut above).filter(|(cell, _)| !cell.is_empty());
             cells.for_each(|(cell, above)| above.clone_from(cell));
             above.clone()
         };
-        let rows: Vec<Vec<String>> = self.rows.iter().map(&mut whole).collect();
+        let rows: Vec<Vec<String>> = self.lines[1..].iter().map(&mut whole).collect();
         let are_distinct = |count: &usize| {
             let names: HashSet<&[String]> = rows.iter().map(|row| &row[..*count]).collect();
             names.len() == rows.len()
         };
-        (1..self.head.len()).find(are_distinct)
+        (1..self.lines[0].len()).find(are_distinct)
     }
 
     /// With a line per column. `None` if there are many rows, or rows that their first cells do not distinguish.
     fn transposed(&self) -> Option<String> {
-        let names = self.rows.iter().map(|row| &row[0]).filter(|name| !name.is_empty());
-        let is_clear = names.collect::<HashSet<_>>().len() == self.rows.len();
-        if !self.has_head || self.rows.len() > MAX_TRANSPOSED_ROWS || !is_clear {
+        let rows = &self.lines[1..];
+        let names = rows.iter().map(|row| &row[0]).filter(|name| !name.is_empty());
+        let is_clear = names.collect::<HashSet<_>>().len() == rows.len();
+        if !self.has_head || rows.len() > MAX_TRANSPOSED_ROWS || !is_clear {
             return None;
         }
-        let rows = || [&self.head].into_iter().chain(&self.rows);
-        let line = |at: usize| rows().map(|row| row[at].clone()).collect();
-        let lines: Vec<Vec<String>> = (0..self.head.len()).map(line).collect();
-        Some(aligned(&lines[0], &lines[1..], |at| at == 0))
+        let line = |at: usize| self.lines.iter().map(|row| row[at].clone()).collect();
+        let lines = (0..self.lines[0].len()).map(line).collect();
+        let whole: Vec<usize> = (0..self.lines.len()).collect();
+        Some(Grid { has_head: true, lines, is_left: &|at| at == 0 }.part(&whole))
     }
 
     /// In parts, each with the columns that name the rows. `None` if some column does not fit beside these.
@@ -157,7 +175,7 @@ impl Grid<'_> {
         // Long names, such as those of a unit and its tensors, leave no room: then only the first column is repeated.
         let names = first(self.num_names().filter(has_room).unwrap_or(1));
         let mut parts: Vec<Vec<usize>> = Vec::new();
-        for at in names.len()..self.head.len() {
+        for at in names.len()..self.lines[0].len() {
             let with = |columns: &[usize]| [columns, &[at]].concat();
             match parts.last_mut().filter(|part| self.taken(&with(part)) <= width) {
                 Some(part) => part.push(at),
@@ -170,7 +188,8 @@ impl Grid<'_> {
 
     /// With a block per row. A value that does not fit beside its name stands below it.
     fn blocks(&self, width: usize) -> String {
-        let names = self.head.iter().map(|name| length(name)).max().unwrap_or(0);
+        let head = &self.lines[0];
+        let names = head.iter().map(|name| length(name)).max().unwrap_or(0);
         let line = |(name, value): (&String, &String)| {
             if names + GAP + length(value) <= width {
                 return (left(name, names + GAP) + value).trim_end().to_owned();
@@ -178,8 +197,8 @@ impl Grid<'_> {
             format!("{name}\n{}", wrapped(&format!("{:INDENT$}{value}", ""), width))
         };
         let block =
-            |row: &Vec<String>| self.head.iter().zip(row).map(line).collect::<Vec<_>>().join("\n");
-        self.rows.iter().map(block).collect::<Vec<_>>().join("\n\n")
+            |row: &Vec<String>| head.iter().zip(row).map(line).collect::<Vec<_>>().join("\n");
+        self.lines[1..].iter().map(block).collect::<Vec<_>>().join("\n\n")
     }
 }
 
@@ -208,7 +227,6 @@ mod tests {
     #[test]
     fn a_table_that_fits_stays_as_it_is() {
         let text = at_width(2, 54);
-        assert_eq!(text, aligned(&HEAD, &rows(2), |at| at == 0));
         assert_eq!(fitted(&HEAD, &rows(2), |at| at == 0, None), text);
         assert_eq!(text.lines().map(length).max(), Some(54));
     }

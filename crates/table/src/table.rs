@@ -1,8 +1,7 @@
 //! Tables: rows of cells under columns with definitions. All numbers and tables on a console are
 //! formatted here.
 //!
-//! Rows of values go in, as a [`Table`] of typed cells or as plain strings for [`aligned`]. Lines for a
-//! console, CSV, Markdown and JSON come out. Nothing here knows what was measured.
+//! Rows of values go in, as a [`Table`] of typed cells. Lines for a console, CSV, Markdown and JSON come out. Nothing here knows what was measured.
 
 use std::borrow::{Borrow, Cow};
 
@@ -10,7 +9,6 @@ use paceline_files::printable;
 use serde::{Serialize, Serializer};
 
 use crate::fitted::fitted;
-use crate::width::{left, right, width};
 
 /// The description of a column: its names, unit, decimals and definition.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
@@ -346,35 +344,6 @@ impl Serialize for Table {
     }
 }
 
-/// A table as lines of text: the head, a rule and the rows, with two spaces between columns. The last line
-/// has no line end. Columns for which `is_left` holds (it gets the index, from 0) are left-aligned, all
-/// others right-aligned. An empty head leaves out head and rule. A row may be shorter than the others. Cells are made
-/// [`printable`], so that their widths are those of the shown text.
-pub fn aligned(
-    head: &[impl AsRef<str>],
-    rows: &[impl AsRef<[String]>],
-    is_left: impl Fn(usize) -> bool,
-) -> String {
-    let head: Vec<Cow<'_, str>> = head.iter().map(|name| printable(name.as_ref())).collect();
-    let rows = rows.iter().map(|row| row.as_ref().iter().map(|cell| printable(cell)).collect());
-    let mut lines: Vec<Vec<Cow<'_, str>>> = std::iter::once(head).chain(rows).collect();
-    let num_columns = lines.iter().map(Vec::len).max().unwrap_or(0);
-    let widest = |at: usize| lines.iter().filter_map(|line| Some(width(line.get(at)?))).max();
-    let widths: Vec<usize> = (0..num_columns).map(|at| widest(at).unwrap_or(0)).collect();
-    if lines[0].is_empty() {
-        lines.remove(0);
-    } else {
-        lines.insert(1, widths.iter().map(|width| Cow::from("-".repeat(*width))).collect());
-    }
-    let set = |line: &Vec<Cow<'_, str>>| {
-        let cells = line.iter().zip(&widths).enumerate().map(|(at, (cell, width))| {
-            if is_left(at) { left(cell, *width) } else { right(cell, *width) }
-        });
-        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
-    };
-    lines.iter().map(set).collect::<Vec<_>>().join("\n")
-}
-
 /// Text that is safe in a line or a table cell of Markdown: it cannot start HTML, another cell or another
 /// line.
 pub fn plain_markdown(text: &str) -> String {
@@ -546,20 +515,20 @@ mod tests {
     fn plain_strings_are_set_in_columns_too() {
         let rows = [["ddp", "1.5"], ["\u{3b1}", "12.25"]].map(|row| row.map(str::to_owned));
         assert_eq!(
-            aligned(&["strategy", "ms"], &rows, |at| at == 0),
+            fitted(&["strategy", "ms"], &rows, |at| at == 0, None),
             "strategy     ms\n--------  -----\nddp         1.5\n\u{3b1}         12.25"
         );
         // Without a head, without rows, and with rows of different lengths.
         let rows = [vec!["a".to_owned()], vec!["bb".to_owned(), "c".to_owned()]];
-        assert_eq!(aligned(&[""; 0], &rows, |_| false), " a\nbb  c");
-        assert_eq!(aligned(&["a", "b"], &[Vec::new()], |_| true), "a  b\n-  -\n");
+        assert_eq!(fitted(&[""; 0], &rows, |_| false, None), " a\nbb  c");
+        assert_eq!(fitted(&["a", "b"], &[Vec::new()], |_| true, None), "a  b\n-  -\n");
         let none: [Vec<String>; 0] = [];
-        assert_eq!(aligned(&["a"], &none, |_| true), "a\n-");
+        assert_eq!(fitted(&["a"], &none, |_| true, None), "a\n-");
         // Letters that take two columns, beside others.
         let rows =
             [["\u{65e5}\u{672c}", "1"], ["abcde", "\u{1f680}"]].map(|row| row.map(str::to_owned));
         assert_eq!(
-            aligned(&["name", "at"], &rows, |at| at == 0),
+            fitted(&["name", "at"], &rows, |at| at == 0, None),
             "name   at\n-----  --\n\u{65e5}\u{672c}    1\nabcde  \u{1f680}"
         );
     }

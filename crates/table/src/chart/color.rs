@@ -55,47 +55,49 @@ pub enum Color {
 /// The names of the variables, with the light and the dark color. Text on a filled shape has a contrast of 4.5 or more. Equal
 /// light colors have equal dark colors; so the white of the background is a word.
 #[rustfmt::skip]
-const LOOKS: [[&str; 3]; 28] = [
-    ["card", "white", "#1a1e25"],
-    ["text", "#1b1f24", "#e6e9ee"],
-    ["muted", "#5c6570", "#9aa4b1"],
-    ["grid", "#e3e6ea", "#323943"],
-    ["track", "#f0f2f5", "#262c35"],
-    ["on-fill", "#ffffff", "#101318"],
-    ["compute", "#2b68ad", "#6ba6e8"],
-    ["comm", "#b85410", "#ee9a5c"],
-    ["memory", "#24785b", "#5cc19b"],
-    ["idle", "#d5dae0", "#434b57"],
-    ["non-compute", "#7b5ea8", "#b096dd"],
-    ["both", "#4f6580", "#8fa8c8"],
-    ["wait", "#ecc069", "#7d5d12"],
-    ["host", "#7a5a34", "#c9a67a"],
-    ["data-wait", "#8a6a00", "#d9b84a"],
-    ["forward", "#4a57b0", "#9aa5f0"],
-    ["backward", "#8b3f8f", "#d58ad8"],
-    ["sync", "#a8325e", "#ec85aa"],
-    ["optimizer", "#4d6b1f", "#a3c46a"],
-    ["other", "#66707c", "#98a3b0"],
-    ["series-0", "#2b68ad", "#6ba6e8"],
-    ["series-1", "#b85410", "#ee9a5c"],
-    ["series-2", "#24785b", "#5cc19b"],
-    ["series-3", "#7b5ea8", "#b096dd"],
-    ["series-4", "#a8325e", "#ec85aa"],
-    ["series-5", "#7a6a13", "#cdb94a"],
-    ["series-6", "#1d7486", "#5dbdd0"],
-    ["series-7", "#66707c", "#98a3b0"],
+const LOOKS: [(Color, [&str; 3]); 28] = [
+    (Color::Card, ["card", "white", "#1a1e25"]),
+    (Color::Text, ["text", "#1b1f24", "#e6e9ee"]),
+    (Color::Muted, ["muted", "#5c6570", "#9aa4b1"]),
+    (Color::Grid, ["grid", "#e3e6ea", "#323943"]),
+    (Color::Track, ["track", "#f0f2f5", "#262c35"]),
+    (Color::OnFill, ["on-fill", "#ffffff", "#101318"]),
+    (Color::Compute, ["compute", "#2b68ad", "#6ba6e8"]),
+    (Color::Communication, ["comm", "#b85410", "#ee9a5c"]),
+    (Color::Memory, ["memory", "#24785b", "#5cc19b"]),
+    (Color::Idle, ["idle", "#d5dae0", "#434b57"]),
+    (Color::NonCompute, ["non-compute", "#7b5ea8", "#b096dd"]),
+    (Color::Both, ["both", "#4f6580", "#8fa8c8"]),
+    (Color::Wait, ["wait", "#ecc069", "#7d5d12"]),
+    (Color::Host, ["host", "#7a5a34", "#c9a67a"]),
+    (Color::DataWait, ["data-wait", "#8a6a00", "#d9b84a"]),
+    (Color::Forward, ["forward", "#4a57b0", "#9aa5f0"]),
+    (Color::Backward, ["backward", "#8b3f8f", "#d58ad8"]),
+    (Color::Sync, ["sync", "#a8325e", "#ec85aa"]),
+    (Color::Optimizer, ["optimizer", "#4d6b1f", "#a3c46a"]),
+    (Color::Other, ["other", "#66707c", "#98a3b0"]),
+    (Color::Series(0), ["series-0", "#2b68ad", "#6ba6e8"]),
+    (Color::Series(1), ["series-1", "#b85410", "#ee9a5c"]),
+    (Color::Series(2), ["series-2", "#24785b", "#5cc19b"]),
+    (Color::Series(3), ["series-3", "#7b5ea8", "#b096dd"]),
+    (Color::Series(4), ["series-4", "#a8325e", "#ec85aa"]),
+    (Color::Series(5), ["series-5", "#7a6a13", "#cdb94a"]),
+    (Color::Series(6), ["series-6", "#1d7486", "#5dbdd0"]),
+    (Color::Series(7), ["series-7", "#66707c", "#98a3b0"]),
 ];
 
 /// The variables of a page with a light and a dark theme.
 pub fn style() -> String {
-    let variable = |[name, light, dark]: [&str; 3]| format!("--{name}:light-dark({light},{dark});");
+    let variable = |(_, [name, light, dark]): (Color, [&str; 3])| {
+        format!("--{name}:light-dark({light},{dark});")
+    };
     format!(":root{{{}}}", LOOKS.map(variable).concat())
 }
 
 /// The drawing with its light colors, and a style sheet with the dark ones.
 pub(super) fn fixed(mut drawing: String) -> (String, String) {
     let mut rules = String::new();
-    for [name, light, dark] in LOOKS {
+    for (_, [name, light, dark]) in LOOKS {
         let variable = format!("\"var(--{name})\"");
         if drawing.contains(&variable) {
             drawing = drawing.replace(&variable, &format!("\"{light}\""));
@@ -120,29 +122,8 @@ impl Color {
 impl Render for Color {
     /// The value of an attribute: a variable of the style sheet.
     fn render_to(&self, out: &mut String) {
-        let name = match *self {
-            Color::Card => "card",
-            Color::Text => "text",
-            Color::Muted => "muted",
-            Color::Grid => "grid",
-            Color::Track => "track",
-            Color::OnFill => "on-fill",
-            Color::Compute => "compute",
-            Color::Communication => "comm",
-            Color::Memory => "memory",
-            Color::Idle => "idle",
-            Color::NonCompute => "non-compute",
-            Color::Both => "both",
-            Color::Wait => "wait",
-            Color::Host => "host",
-            Color::DataWait => "data-wait",
-            Color::Forward => "forward",
-            Color::Backward => "backward",
-            Color::Sync => "sync",
-            Color::Optimizer => "optimizer",
-            Color::Other => "other",
-            Color::Series(number) => &format!("series-{}", number % 8),
-        };
+        let own = if let Color::Series(number) = self { Color::Series(number % 8) } else { *self };
+        let name = LOOKS.iter().find(|look| look.0 == own).map_or("", |look| look.1[0]);
         *out += &format!("var(--{name})");
     }
 }
