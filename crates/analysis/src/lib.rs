@@ -20,4 +20,7 @@ pub mod timeline;
 pub use paceline_table::{fitted, stats, table};
 
 mod backward;
+mod error;
 mod steps;
+
+pub use error::TraceError;

@@ -4,8 +4,8 @@ mod common;
 
 use common::{NCCL, figure, rank, value};
 use paceline_analysis::hta::{
-    Analysis, AnalysisError, CollectiveKind, IdleCategory, KernelKind, Kind, Options, RankAnalysis,
-    Rounding, Source, analyze, columns, top_kernels,
+    Analysis, CollectiveKind, IdleCategory, KernelKind, Kind, Options, RankAnalysis, Rounding,
+    Source, analyze, columns, top_kernels,
 };
 
 fn one(build: common::Build) -> RankAnalysis {
@@ -320,25 +320,27 @@ fn means_are_over_the_ranks_that_have_the_figure() {
 
 #[test]
 fn what_cannot_be_analyzed_is_said() {
-    let analyze = |timelines: &[_]| analyze(timelines, &Options::default()).unwrap_err();
-    assert_eq!(analyze(&[]), AnalysisError::Empty);
+    let analyze =
+        |timelines: &[_]| analyze(timelines, &Options::default()).unwrap_err().to_string();
+    assert_eq!(analyze(&[]), "there are no traces to analyse");
     let mut nameless = rank(0).kernel("gemm", 7, 0.0, 10.0).timeline;
     nameless.rank = None;
-    assert!(analyze(&[nameless]).to_string().starts_with("rank_0.json: no rank"));
+    assert!(analyze(&[nameless]).starts_with("rank_0.json: no rank"));
     let twice = || rank(2).kernel("gemm", 7, 0.0, 10.0).timeline;
-    assert!(matches!(analyze(&[twice(), twice()]), AnalysisError::SameRank { rank: 2, .. }));
-    let file = "rank_5.json".to_owned();
-    assert_eq!(analyze(&[rank(5).timeline]), AnalysisError::NoWork { file });
+    let both = "rank_2.json and rank_2.json are both of rank 2; pass one of them";
+    assert_eq!(analyze(&[twice(), twice()]), both);
+    let no_work = ".json: neither kernels nor operators in the steps that are looked at";
+    assert!(analyze(&[rank(5).timeline]).starts_with(&format!("rank_5{no_work}")));
     let mut endless = rank(0).kernel("gemm", 7, 0.0, 10.0).timeline;
     endless.kernels[0].time.start_ns = i64::MIN;
-    assert!(analyze(&[endless]).to_string().contains("more than 73 years"));
+    assert!(analyze(&[endless]).contains("more than 73 years"));
     // Each duration is short enough, but their sum is not.
     let mut many = rank(0);
     for _ in 0..5 {
         many = many.kernel("gemm", 7, 0.0, 1e-3 * (1u64 << 59) as f64);
     }
-    assert!(matches!(analyze(&[many.timeline]), AnalysisError::Times { .. }));
+    assert!(analyze(&[many.timeline]).contains("more than 73 years"));
     // All work belongs to the last step.
     let last = rank(0).step(1, 0.0, 10.0).step(2, 10.0, 20.0).kernel("gemm", 7, 15.0, 18.0);
-    assert!(matches!(analyze(&[last.timeline]), AnalysisError::NoWork { .. }));
+    assert!(analyze(&[last.timeline]).contains(no_work));
 }

@@ -6,8 +6,8 @@ use std::path::PathBuf;
 
 use common::{MAIN, NCCL, OTHER, figure, rank, value};
 use paceline_analysis::hta::{
-    AnalysisError, Change, KernelKind, Kind, Options, Part, RankAnalysis, Shift, Side, Source,
-    StepChoice, analyze, diff,
+    Change, KernelKind, Kind, Options, Part, RankAnalysis, Shift, Side, Source, StepChoice,
+    analyze, diff,
 };
 use paceline_analysis::ranks::across_ranks;
 use paceline_analysis::read::{Select, find, open};
@@ -291,7 +291,7 @@ fn a_difference_has_counts_and_times_of_both() {
     let error = diff(&control, &test, &StepChoice::One(9), &options).unwrap_err();
     assert_eq!(error.to_string(), "rank_0.json: no step 9; it has 3, 4");
     let none = diff(&[], &test, &StepChoice::All, &options).unwrap_err();
-    assert_eq!(none, AnalysisError::Empty);
+    assert_eq!(none.to_string(), "there are no traces to analyse");
 }
 
 /// Steps of 100 us with one kernel each, that takes as many microseconds as stated.

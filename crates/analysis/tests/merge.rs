@@ -9,15 +9,16 @@ use std::path::{Path, PathBuf};
 use flate2::Compression;
 use flate2::read::GzDecoder;
 use flate2::write::GzEncoder;
+use paceline_analysis::TraceError;
 use paceline_analysis::json::{Pull, float};
 use paceline_analysis::ranks::ClockSource;
-use paceline_analysis::ranks::merge::{LeftOut, MergeError, Merged, merge};
-use paceline_analysis::read::{ReadError, Select, find};
+use paceline_analysis::ranks::merge::{LeftOut, Merged, merge};
+use paceline_analysis::read::{Select, find};
 use perfetto::{Imported, import};
 use serde_json::{Value, json};
 
 /// Writes traces as `rank_<r>/worker_<r>.1.pt.trace.json` and merges them.
-fn merged(folder: &Path, traces: &[Value]) -> Result<(Merged, Value), MergeError> {
+fn merged(folder: &Path, traces: &[Value]) -> Result<(Merged, Value), TraceError> {
     for (rank, trace) in traces.iter().enumerate() {
         let folder = folder.join(format!("rank_{rank}"));
         fs::create_dir_all(&folder).unwrap();
@@ -27,7 +28,7 @@ fn merged(folder: &Path, traces: &[Value]) -> Result<(Merged, Value), MergeError
     merge_folder(folder)
 }
 
-fn merge_folder(folder: &Path) -> Result<(Merged, Value), MergeError> {
+fn merge_folder(folder: &Path) -> Result<(Merged, Value), TraceError> {
     let window = find(&[folder.to_owned()], Select::Latest).unwrap().remove(0);
     let mut out = Vec::new();
     let merged = merge(&window.files, true, &mut out);
@@ -273,11 +274,8 @@ fn a_file_that_cannot_be_read_is_named() {
     let packed = packed.finish().unwrap();
     fs::write(&path, &packed[..packed.len() - 9]).unwrap();
     let error = merge_folder(folder.path()).unwrap_err();
-    assert!(
-        matches!(&error, MergeError::Read(ReadError::TruncatedGzip { path: named, .. })
-        if *named == path),
-        "{error}"
-    );
+    let expected = format!("{}: the gzip file is cut off, after ", path.display());
+    assert!(error.to_string().starts_with(&expected), "{error}");
 }
 
 #[test]
@@ -285,13 +283,12 @@ fn traces_without_events_or_with_times_of_no_use_are_refused() {
     for text in [json!({}), json!([]), json!({"traceEvents": [{"ph": "M", "name": "x"}]})] {
         let folder = tempfile::tempdir().unwrap();
         let error = merged(folder.path(), &[text]).unwrap_err();
-        assert!(matches!(error, MergeError::NoEvents { .. }), "{error}");
         assert!(error.to_string().contains("worker_0.1.pt.trace.json: no events"), "{error}");
     }
     let folder = tempfile::tempdir().unwrap();
     let long = x("op", "cpu_op", json!(7), 9e15, 9.2e15);
     let error = merged(folder.path(), &[trace(0, json!({}), vec![long])]).unwrap_err();
-    assert!(matches!(error, MergeError::Times(_)), "{error}");
+    assert!(error.to_string().contains("more than 73 years"), "{error}");
     // Such an event is left out if it is of a kind that the analysis does not use.
     let op = |cat: &str, ts: f64, dur: f64| x("op", cat, json!(7), ts, dur);
     let events = vec![op("other", 9e15, 1.0), op("other", 1.0, 9e15), op("cpu_op", 1.0, 1.0)];
@@ -326,7 +323,7 @@ fn a_merged_trace_is_not_taken_for_that_of_a_rank() {
     let path = folder.path().join("merged.json");
     fs::write(&path, trace.to_string()).unwrap();
     let error = find(std::slice::from_ref(&path), Select::Latest).unwrap_err();
-    assert!(matches!(&error, ReadError::Merged { path: of } if *of == path), "{error}");
+    assert!(error.to_string().starts_with(&path.display().to_string()), "{error}");
     assert!(error.to_string().contains("pass the folder of the ranks' own files"), "{error}");
     // Beside traces that profilers have named, it is not looked at.
     assert_eq!(merge_folder(folder.path()).unwrap().0.num_joined, 1);

@@ -4,10 +4,10 @@
 //! analyzed at a time as there are cores. The formulas are in the other files of this folder.
 
 use super::anatomy::{self, Anatomy};
+use super::checks::by_rank;
 use super::collectives::{CollectiveKind, CollectiveTimes};
 use super::counters::{self, CopyBandwidth, StreamQueue};
 use super::critical::{self, CriticalPath};
-use super::error::{AnalysisError, by_rank};
 use super::idle::{self, StreamIdle};
 use super::kernels::{self, KernelStats, KindTime};
 use super::launches::LaunchStats;
@@ -17,6 +17,7 @@ use super::options::{Kind, Options};
 use super::steps::Steps;
 use super::temporal::{Overlap, Temporal};
 use super::work::{Source, Work};
+use crate::TraceError;
 use crate::read::on_all_cores;
 use crate::table::Column;
 use crate::timeline::Timeline;
@@ -34,8 +35,8 @@ pub struct Analysis {
 
 /// Analyzes the traces of a run: at most one per rank, in any order. As many ranks are analyzed at a time as
 /// there are processors.
-pub fn analyze(timelines: &[Timeline], options: &Options) -> Result<Analysis, AnalysisError> {
-    let timelines: Vec<_> = by_rank(timelines)?.into_iter().collect();
+pub fn analyze(timelines: &[Timeline], options: &Options) -> Result<Analysis, TraceError> {
+    let timelines = by_rank(timelines)?;
     let mut ranks = Vec::with_capacity(timelines.len());
     let mut notes = Notes::default();
     let mut is_sharding = false;
@@ -57,8 +58,14 @@ struct Analyzed {
     is_sharding: bool,
 }
 
-fn of_rank(rank: usize, timeline: &Timeline, options: &Options) -> Result<Analyzed, AnalysisError> {
-    let no_work = || AnalysisError::NoWork { file: timeline.source.clone() };
+fn of_rank(rank: usize, timeline: &Timeline, options: &Options) -> Result<Analyzed, TraceError> {
+    let no_work = || {
+        TraceError::Unfit(format!(
+            "{}: neither kernels nor operators in the steps that are looked at; profile more than one step, or include the \
+             last one",
+            timeline.source
+        ))
+    };
     let work = &Work::of(timeline, options).ok_or_else(no_work)?;
     let collectives = CollectiveTimes::of(work);
     let critical_path = critical::of_step(work);

@@ -2,11 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use super::error::{AnalysisError, by_rank};
+use super::checks::by_rank;
 use super::options::rounded;
 use super::options::{Options, StepChoice};
 use super::steps::{Steps, choose};
 use super::work::launched;
+use crate::TraceError;
 use crate::steps::Step;
 use crate::timeline::{DeviceWork, NameId, TimeRange, Timeline};
 
@@ -144,24 +145,19 @@ pub fn diff(
     test: &[Timeline],
     steps: &StepChoice,
     options: &Options,
-) -> Result<Diff, AnalysisError> {
+) -> Result<Diff, TraceError> {
     let mut notes = Vec::new();
-    let mut sides = [control, test].into_iter().map(|run| {
-        let lowest = by_rank(run)?.into_iter().next();
-        let (rank, timeline) = lowest.ok_or(AnalysisError::Empty)?;
+    let mut side = |run: &[Timeline]| {
+        let (rank, timeline) = by_rank(run)?[0];
         let (sums, chosen) = sums_of(timeline, steps, options)?;
         notes.push(match chosen {
             0 => format!("{}: rank {rank}, all of it, as it names no steps.", timeline.source),
             1 => format!("{}: rank {rank}, 1 step.", timeline.source),
             count => format!("{}: rank {rank}, {count} steps.", timeline.source),
         });
-        Ok((sums, chosen))
-    });
-    let (Some(control), Some(test)) = (sides.next(), sides.next()) else {
-        return Err(AnalysisError::Empty);
+        Ok::<_, TraceError>((sums, chosen))
     };
-    drop(sides);
-    let ((control, control_steps), (test, test_steps)) = (control?, test?);
+    let ((control, control_steps), (test, test_steps)) = (side(control)?, side(test)?);
     let mut diff = Diff {
         rows: Vec::new(),
         control_steps: control_steps.max(1),
@@ -266,7 +262,7 @@ fn sums_of(
     timeline: &Timeline,
     choice: &StepChoice,
     options: &Options,
-) -> Result<(Sums, usize), AnalysisError> {
+) -> Result<(Sums, usize), TraceError> {
     let is_all = *choice == StepChoice::All;
     let include_last_step = options.include_last_step || !is_all;
     let (steps, _) = choose(timeline, &Options { include_last_step, ..options.clone() });
@@ -318,7 +314,7 @@ fn sums_of(
 }
 
 /// The steps that the choice asks for.
-fn chosen(all: Vec<Step>, choice: &StepChoice, file: &str) -> Result<Steps, AnalysisError> {
+fn chosen(all: Vec<Step>, choice: &StepChoice, file: &str) -> Result<Steps, TraceError> {
     let found = all.len();
     let chosen = match *choice {
         StepChoice::All => all,
@@ -328,8 +324,8 @@ fn chosen(all: Vec<Step>, choice: &StepChoice, file: &str) -> Result<Steps, Anal
             let numbers: Vec<String> = all.iter().map(|step| step.number.to_string()).collect();
             let found = if numbers.is_empty() { "none".into() } else { numbers.join(", ") };
             let step = all.into_iter().find(|step| step.number == number);
-            let none = || AnalysisError::NoStep { file: file.to_owned(), number, found };
-            vec![step.ok_or_else(none)?]
+            let missing = || TraceError::Unfit(format!("{file}: no step {number}; it has {found}"));
+            vec![step.ok_or_else(missing)?]
         }
     };
     Ok(Steps { chosen, found })

@@ -107,7 +107,7 @@ impl fmt::Debug for JsonError {
 }
 
 /// A fault in JSON, or of its input.
-#[derive(thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 pub enum Fault {
     /// The parser expected something else.
     #[error("expected {what}, found {found}")]
@@ -126,11 +126,4 @@ pub enum Fault {
     /// The input could not be read.
     #[error("reading failed: {0}")]
     Input(#[source] io::Error),
-}
-
-impl fmt::Debug for Fault {
-    /// The message, because `main` and `unwrap` print this form.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
 }

@@ -7,21 +7,23 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 
 use flate2::bufread::MultiGzDecoder;
+use paceline_files::Printable;
 use paceline_trace::{STACK_BYTES, thread_builder};
 use rayon::prelude::*;
 
+use super::names;
 use super::top::{self, Header};
-use super::{ReadError, names};
+use crate::TraceError;
 use crate::json::{Fault, JsonError, Pull, WINDOW_BYTES};
 use crate::timeline::Timeline;
 
 /// Reads a whole trace. Its rank comes from `distributedInfo`, or from the path if that is missing.
-pub fn open(path: &Path) -> Result<Timeline, ReadError> {
+pub fn open(path: &Path) -> Result<Timeline, TraceError> {
     Ok(named(path, with_json(path, |input| top::parse(input))?))
 }
 
 /// Like [`open`], but keeps the events before the cut of a trace that is cut off, and the oddities say so.
-pub fn open_beginning(path: &Path) -> Result<Timeline, ReadError> {
+pub fn open_beginning(path: &Path) -> Result<Timeline, TraceError> {
     Ok(named(path, with_json(path, |input| top::parse_beginning(input))?))
 }
 
@@ -54,17 +56,15 @@ fn named(path: &Path, mut timeline: Timeline) -> Timeline {
 
 /// Reads only the facts about the run of a trace. Reading stops as soon as they are found. Profilers write
 /// them before the events. Whatever comes before them is skipped.
-pub fn header(path: &Path) -> Result<Header, ReadError> {
+pub fn header(path: &Path) -> Result<Header, TraceError> {
     with_json(path, |input| Header::first(&mut Pull::new(input)))
 }
 
 /// Whether a file holds events, as a list of them or under the name that all profilers give it. A file that is not JSON,
 /// as far as it has to be read for that, holds no events.
-pub(super) fn is_trace(path: &Path) -> Result<bool, ReadError> {
+pub(super) fn is_trace(path: &Path) -> Result<bool, TraceError> {
     match with_json(path, |input| top::holds_events(&mut Pull::new(input))) {
-        Err(ReadError::Json { .. } | ReadError::NotGzip { .. } | ReadError::Empty { .. }) => {
-            Ok(false)
-        }
+        Err(TraceError::NoJson(_)) => Ok(false),
         other => other,
     }
 }
@@ -74,15 +74,15 @@ pub(super) fn is_trace(path: &Path) -> Result<bool, ReadError> {
 pub(crate) fn with_json<T>(
     path: &Path,
     read: impl FnOnce(&mut dyn Read) -> Result<T, JsonError>,
-) -> Result<T, ReadError> {
-    let io = |source| ReadError::Io { path: path.to_owned(), source };
+) -> Result<T, TraceError> {
+    let io = |source| TraceError::Io { path: path.to_owned(), source };
     // Of any size: it is read piece by piece, so memory is bounded by the events that are kept.
     let file = paceline_files::open(path).map_err(io)?;
     // As large as the parser's reads, which then go to its window without a copy.
     let mut file = BufReader::with_capacity(WINDOW_BYTES, file);
     let start = file.fill_buf().map_err(io)?;
     if start.is_empty() {
-        return Err(ReadError::Empty { path: path.to_owned() });
+        return Err(TraceError::NoJson(format!("{} is empty", path.printable())));
     }
     let is_packed = start.starts_with(&GZIP_MAGIC);
     let is_named_packed = path.extension().is_some_and(|extension| extension == "gz");
@@ -104,17 +104,21 @@ pub(crate) fn with_json<T>(
         read(&mut file)
     };
     result.map_err(|source| {
-        let (path, at) = (path.to_owned(), source.at);
+        let (file, at) = (path.printable(), source.at);
         match source.fault {
             Fault::Input(err) if is_packed && err.kind() == io::ErrorKind::UnexpectedEof => {
-                ReadError::TruncatedGzip { path, at }
+                TraceError::Unfit(format!(
+                    "{file}: the gzip file is cut off, after {at} bytes of JSON"
+                ))
             }
-            Fault::Input(source) if is_packed => ReadError::BadGzip { path, at, source },
-            Fault::Input(source) => ReadError::Io { path, source },
-            fault if is_named_packed && !is_packed => {
-                ReadError::NotGzip { path, source: JsonError { at, fault } }
-            }
-            fault => ReadError::Json { path, source: JsonError { at, fault } },
+            Fault::Input(err) if is_packed => TraceError::Unfit(format!(
+                "{file}: the gzip file is damaged, after {at} bytes of JSON: {err}"
+            )),
+            Fault::Input(source) => io(source),
+            _ if is_named_packed && !is_packed => TraceError::NoJson(format!(
+                "{file} is named .gz, but is no gzip file, nor JSON: {source}"
+            )),
+            _ => TraceError::NoJson(format!("{file}: {source}")),
         }
     })
 }

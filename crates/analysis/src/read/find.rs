@@ -13,11 +13,11 @@ use std::path::{Path, PathBuf};
 
 use paceline_files::Printable;
 
-use super::ReadError;
 use super::file::{header, is_trace, on_all_cores};
 use super::names::{ENDINGS, PROFILERS, rank_of_path, stamp_of};
 use super::top::Header;
 use super::work::has_work;
+use crate::TraceError;
 use crate::timeline::Timeline;
 
 /// How deep folders are searched. The limit ends the search if the file system has a loop.
@@ -72,15 +72,15 @@ pub struct Window {
 /// Finds the traces at `places`. Folders are searched for files that end in `.pt.trace.json` or `.pt.trace.json.gz`. If a
 /// folder has none, its traces are all files that end in `.json` or `.json.gz` and hold events. A place that is a file may
 /// have any name. If one of the places is a file, several traces of one rank are an error.
-pub fn find(places: &[PathBuf], select: Select) -> Result<Vec<Window>, ReadError> {
+pub fn find(places: &[PathBuf], select: Select) -> Result<Vec<Window>, TraceError> {
     let (mut paths, mut are_named) = (Vec::new(), false);
     for place in places {
         let meta =
-            fs::metadata(place).map_err(|source| ReadError::Io { path: place.clone(), source })?;
+            fs::metadata(place).map_err(|source| TraceError::Io { path: place.clone(), source })?;
         if meta.is_dir() {
             let found = in_folder(place)?;
             if found.is_empty() {
-                return Err(ReadError::NoFiles { place: place.clone() });
+                return Err(no_files(place));
             }
             paths.extend(found);
         } else {
@@ -89,7 +89,7 @@ pub fn find(places: &[PathBuf], select: Select) -> Result<Vec<Window>, ReadError
         }
     }
     if paths.is_empty() {
-        return Err(ReadError::NoFiles { place: PathBuf::from(".") });
+        return Err(no_files(Path::new(".")));
     }
     paths.sort();
     paths.dedup();
@@ -121,12 +121,19 @@ pub fn find(places: &[PathBuf], select: Select) -> Result<Vec<Window>, ReadError
     Ok(windows)
 }
 
+fn no_files(place: &Path) -> TraceError {
+    TraceError::Unfit(format!(
+        "No trace files found. (Looked in {} for files that end in .json or .json.gz and hold \"traceEvents\".)",
+        place.printable()
+    ))
+}
+
 /// Reads the traces of all ranks with [`open`](super::open) or [`open_beginning`](super::open_beginning), several at a time.
 pub fn open_all(
     files: &[TraceFile],
-    open: fn(&Path) -> Result<Timeline, ReadError>,
-) -> Result<Vec<Timeline>, ReadError> {
-    let ranked = |(_, file): (usize, &TraceFile)| -> Result<Timeline, ReadError> {
+    open: fn(&Path) -> Result<Timeline, TraceError>,
+) -> Result<Vec<Timeline>, TraceError> {
+    let ranked = |(_, file): (usize, &TraceFile)| -> Result<Timeline, TraceError> {
         Ok(Timeline { rank: Some(file.rank), ..open(&file.path)? })
     };
     // All are read before the first error is returned, so that it is always the same one.
@@ -134,7 +141,7 @@ pub fn open_all(
 }
 
 /// Removes the last traces of each rank whose steps have no work, if an earlier trace of the rank has some. Returns them.
-fn leave_out_empty(ranks: &mut Ranks) -> Result<Vec<PathBuf>, ReadError> {
+fn leave_out_empty(ranks: &mut Ranks) -> Result<Vec<PathBuf>, TraceError> {
     let mut left_out = Vec::new();
     for files in ranks.values_mut() {
         let mut num_kept = files.len();
@@ -180,7 +187,7 @@ fn order_of_windows(a: &Window, b: &Window) -> Ordering {
 }
 
 /// The traces of a folder and its subfolders.
-fn in_folder(folder: &Path) -> Result<Vec<PathBuf>, ReadError> {
+fn in_folder(folder: &Path) -> Result<Vec<PathBuf>, TraceError> {
     let mut all = Vec::new();
     search(folder, MAX_FOLDERS, &mut all)?;
     let ends = |path: &PathBuf, endings: [&str; 2]| {
@@ -201,8 +208,8 @@ fn in_folder(folder: &Path) -> Result<Vec<PathBuf>, ReadError> {
 }
 
 /// Collects the files of a folder and its subfolders that may be traces.
-fn search(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) -> Result<(), ReadError> {
-    let io = |source| ReadError::Io { path: folder.to_owned(), source };
+fn search(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) -> Result<(), TraceError> {
+    let io = |source| TraceError::Io { path: folder.to_owned(), source };
     for entry in fs::read_dir(folder).map_err(io)? {
         let entry = entry.map_err(io)?;
         let path = entry.path();
@@ -221,16 +228,23 @@ fn search(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) -> Result<(), R
 
 /// The traces, with the facts that they give about themselves. The trace of a program without ranks, alone or with earlier ones of the same
 /// process, is of rank 0.
-fn with_ranks(paths: Vec<PathBuf>) -> Result<Vec<TraceFile>, ReadError> {
+fn with_ranks(paths: Vec<PathBuf>) -> Result<Vec<TraceFile>, TraceError> {
     let mut files = Vec::new();
     let mut nobody = None;
     for path in paths {
         let Header { rank, world_size, backend, run_id, absurd, is_merged } = header(&path)?;
         if is_merged {
-            return Err(ReadError::Merged { path });
+            return Err(TraceError::Unfit(format!(
+                "{} has the traces of several ranks, merged for viewers by paceline trace merge; pass the folder of the \
+                 ranks' own files, without this one",
+                path.printable()
+            )));
         }
         if let Some(claim) = absurd {
-            return Err(ReadError::Absurd { path, claim });
+            return Err(TraceError::Unfit(format!(
+                "{} claims {claim}, which no run can have; correct its \"distributedInfo\", or leave the file out",
+                path.printable()
+            )));
         }
         let rank = rank.or_else(|| rank_of_path(&path));
         if rank.is_none() {
@@ -250,7 +264,11 @@ fn with_ranks(paths: Vec<PathBuf>) -> Result<Vec<TraceFile>, ReadError> {
             .all(|pair| process(&pair[0]).is_some_and(|of| process(&pair[1]) == Some(of)))
     };
     match nobody {
-        Some(path) if !is_alone() => Err(ReadError::NoRank { path }),
+        Some(path) if !is_alone() => Err(TraceError::Unfit(format!(
+            "{} does not say which rank it is of: it has no \"distributedInfo\" with a \"rank\", and its path has \
+             neither a folder rank_<n> nor a name that begins with worker_<n>. (only a trace that is alone needs neither)",
+            path.printable()
+        ))),
         _ => Ok(files),
     }
 }
@@ -269,16 +287,23 @@ fn order(file: &TraceFile) -> Order<'_> {
 
 /// Checks that several files of a rank can be windows of one run: they must be in one folder and have
 /// different times.
-fn tell_apart(rank: usize, files: &[TraceFile], are_named: bool) -> Result<(), ReadError> {
+fn tell_apart(rank: usize, files: &[TraceFile], are_named: bool) -> Result<(), TraceError> {
     for pair in files.windows(2) {
-        let [first, second] = [&pair[0], &pair[1]].map(|file| file.path.clone());
-        if are_named || (pair[0].stamp == pair[1].stamp && first.parent() == second.parent()) {
-            return Err(ReadError::TwoOfOneRank { rank, first, second });
+        let [first, second] = [&pair[0], &pair[1]].map(|file| file.path.as_path());
+        let [of_first, of_second] = [first, second].map(|path| path.parent().unwrap_or(path));
+        if are_named || (pair[0].stamp == pair[1].stamp && of_first == of_second) {
+            return Err(TraceError::Unfit(format!(
+                "{} and {} are both of rank {rank}, in the same profiling window; give one of them",
+                first.printable(),
+                second.printable()
+            )));
         }
-        if first.parent() != second.parent() {
-            let folder = |path: &Path| path.parent().unwrap_or(path).to_owned();
-            let (first, second) = (folder(&first), folder(&second));
-            return Err(ReadError::SeveralRuns { rank, first, second });
+        if of_first != of_second {
+            return Err(TraceError::Unfit(format!(
+                "there are traces of rank {rank} in {} and in {}, which look like two runs; name the folder of one",
+                of_first.printable(),
+                of_second.printable()
+            )));
         }
     }
     Ok(())

@@ -6,7 +6,6 @@
 //! This module does not know what is computed from timelines.
 
 mod args;
-mod error;
 mod event;
 mod events;
 mod file;
@@ -16,7 +15,6 @@ mod names;
 mod top;
 mod work;
 
-pub use error::ReadError;
 pub(crate) use event::Event;
 pub use file::{at_a_time, header, open, open_beginning};
 pub(crate) use file::{on_all_cores, with_json};

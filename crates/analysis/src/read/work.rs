@@ -5,10 +5,10 @@
 
 use std::path::Path;
 
-use super::ReadError;
 use super::events::Reader;
 use super::file::with_json;
 use super::top::each_list;
+use crate::TraceError;
 use crate::json::Pull;
 use crate::timeline::{DeviceWork, TimeRange, Timeline};
 
@@ -17,7 +17,7 @@ const ENOUGH: usize = 10_000;
 
 /// Whether a trace has steps with work: a kernel, or an operator that does not only load data. A trace that names no
 /// steps counts as one step.
-pub(super) fn has_work(path: &Path) -> Result<bool, ReadError> {
+pub(super) fn has_work(path: &Path) -> Result<bool, TraceError> {
     with_json(path, |input| {
         let mut reader = Reader::default();
         match each_list(&mut Pull::new(input), |pull| reader.events(pull, ENOUGH)) {

@@ -3,7 +3,6 @@
 //! A [`Report`] goes in. The contents of files come out. This file knows neither what was measured nor where the files
 //! go.
 
-use std::fmt;
 use std::fmt::Write as _;
 
 use serde::{Serialize, Serializer};
@@ -11,26 +10,11 @@ use serde::{Serialize, Serializer};
 use super::{Body, Figure, Report, html};
 use crate::table::{Cell, Table, counted, plain_markdown};
 
-/// Why a report could not be made.
-#[derive(thiserror::Error)]
-pub enum ReportError {
-    /// A part of the report has no form in JSON.
-    #[error("cannot write the report as JSON: {0}")]
-    Json(#[from] serde_json::Error),
-}
-
-impl fmt::Debug for ReportError {
-    /// The message, because `main` and `unwrap` print this form.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
-
 /// The most rows of a table in the Markdown summary, which is meant to be read in an issue.
 const MARKDOWN_ROWS: usize = 12;
 
 /// The report as `csv`, `html`, `json` and `md`: the endings of the files, and their contents.
-pub fn files(report: &Report) -> Result<[(&'static str, String); 4], ReportError> {
+pub fn files(report: &Report) -> serde_json::Result<[(&'static str, String); 4]> {
     let csv = report.table(&report.csv_table).map(|table| table.csv()).unwrap_or_default();
     let json = Json {
         title: &report.title,

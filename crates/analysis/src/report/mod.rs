@@ -15,7 +15,7 @@ pub mod panels;
 mod files;
 mod html;
 
-pub use files::{ReportError, files};
+pub use files::files;
 pub use paceline_table::chart;
 
 use crate::table::{Cell, Head, Table};

@@ -22,10 +22,11 @@ const NAME: &str = "buckets-of-trace";
 
 /// Replays the traces in `traces`, and writes the curve into `folder`. Returns the exit code.
 pub fn buckets(traces: &Path, folder: &Path) -> Result<u8> {
-    let refused = |why: String| Failure::Run(format!("--trace {}: {why}", traces.printable()));
-    let windows = read::find(&[PathBuf::from(traces)], Select::Latest)?;
+    let refused = |why: String| Failure::Usage(format!("--trace {}: {why}", traces.printable()));
+    let windows = read::find(&[PathBuf::from(traces)], Select::Latest);
+    let windows = windows.map_err(|e| refused(e.to_string()))?;
     let files = windows.into_iter().next().map_or_else(Vec::new, |window| window.files);
-    let timelines = read::open_all(&files, read::open)?;
+    let timelines = read::open_all(&files, read::open).map_err(|e| refused(e.to_string()))?;
     let reducer = Reducer::of(&timelines).map_err(refused)?;
     let sizes =
         Sizes::of(&reducer).ok_or_else(|| refused("no step has all gradients".to_owned()))?;

@@ -10,8 +10,9 @@ use std::io::Read;
 use std::path::Path;
 
 use super::event::{Take, Taken};
+use crate::TraceError;
 use crate::json::{JsonError, Pull, lossy};
-use crate::read::{self, Event, ReadError};
+use crate::read::{self, Event};
 use crate::timeline::TimeRange;
 
 /// The largest depth of nested events on a track. Perfetto gives up at 512.
@@ -113,7 +114,7 @@ struct Scan {
 
 impl Layout {
     /// Reads a trace file. The tracks of `points` are wanted in [`Layout::tracks_of_points`].
-    pub(super) fn read(path: &Path, points: &[Point]) -> Result<Self, ReadError> {
+    pub(super) fn read(path: &Path, points: &[Point]) -> Result<Self, TraceError> {
         read::with_json(path, |input| {
             let mut scan = Scan::default();
             let (mut event, mut row) = (Taken::default(), Vec::new());

@@ -17,47 +17,19 @@ mod layout;
 mod write;
 
 use std::collections::{BTreeMap, HashMap};
-use std::fmt;
-use std::io::{self, Write};
-use std::path::PathBuf;
+use std::io::Write;
 
 use super::clock::{Clocks, align};
 use super::matched::match_collectives;
-use crate::hta::{AnalysisError, check_times};
+use crate::TraceError;
+use crate::hta::check_times;
 use crate::kineto::compress::compressed;
-use crate::read::{self, ReadError, TraceFile};
+use crate::read::{self, TraceFile};
 use crate::steps;
 use crate::timeline::{TimeRange, Timeline, TrackId};
 use layout::{Layout, Point};
 use paceline_files::Printable;
 use write::{Arrow, Writer};
-
-/// Why traces could not be merged.
-#[derive(thiserror::Error)]
-pub enum MergeError {
-    /// A trace cannot be read.
-    #[error(transparent)]
-    Read(#[from] ReadError),
-    /// The times of a trace are outside any plausible range.
-    #[error(transparent)]
-    Times(#[from] AnalysisError),
-    /// A trace has no event that could be shown.
-    #[error("{}: no events: there is nothing to merge", path.printable())]
-    NoEvents {
-        /// The file.
-        path: PathBuf,
-    },
-    /// The merged file cannot be written.
-    #[error(transparent)]
-    Write(#[from] io::Error),
-}
-
-impl fmt::Debug for MergeError {
-    /// The message, because `main` and `unwrap` print this form.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
 
 /// The result of a merge.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -104,7 +76,7 @@ pub fn merge(
     files: &[TraceFile],
     is_compressed: bool,
     out: &mut (dyn Write + Send),
-) -> Result<Merged, MergeError> {
+) -> Result<Merged, TraceError> {
     let mut skeletons = Vec::with_capacity(files.len());
     let mut oddities = BTreeMap::new();
     for file in files {
@@ -123,7 +95,8 @@ pub fn merge(
         .map(|(file, skeleton)| Layout::read(&file.path, &points(skeleton)))
         .collect::<Result<_, _>>()?;
     if let Some((file, _)) = files.iter().zip(&layouts).find(|(_, of)| of.first_ns.is_none()) {
-        return Err(MergeError::NoEvents { path: file.path.clone() });
+        let file = file.path.printable();
+        return Err(TraceError::Unfit(format!("{file}: no events: there is nothing to merge")));
     }
     // The merged time line begins at zero, so that no time is negative and numbers are small enough to be
     // exact.
@@ -133,10 +106,10 @@ pub fn merge(
     let base_ns = base_ns(&skeletons, &clocks).map(|base_ns| base_ns.saturating_add(zero_ns));
     let num_joined = arrows.iter().flatten().filter(|arrow| arrow.is_start).count();
     let num_split = layouts.iter().map(Layout::num_split).sum();
-    let all = |sink: &mut dyn Write| -> Result<(u64, LeftOut), MergeError> {
+    let all = |sink: &mut dyn Write| -> Result<(u64, LeftOut), TraceError> {
         let mut writer = Writer::begin(sink, &clocks, base_ns, zero_ns)?;
         for (place, file) in files.iter().enumerate() {
-            writer.rank(&file.path, place, &layouts[place], &arrows[place])??;
+            writer.rank(&file.path, place, &layouts[place], &arrows[place])?;
         }
         Ok(writer.end()?)
     };

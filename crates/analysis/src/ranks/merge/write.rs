@@ -8,10 +8,11 @@ use std::path::Path;
 use super::LeftOut;
 use super::event::{Take, Taken, distinct};
 use super::layout::{FlowEnd, Layout, NO_TRACK, each_event};
+use crate::TraceError;
 use crate::json::{Pull, lossy};
 use crate::kineto::text::Text;
 use crate::ranks::clock::{ClockSource, Clocks, RankClock};
-use crate::read::{self, Event, MERGED_RANKS, ReadError};
+use crate::read::{self, Event, MERGED_RANKS};
 
 /// An end of an arrow through a collective.
 pub(super) struct Arrow {
@@ -74,19 +75,16 @@ impl<'a> Writer<'a> {
         Ok(Self { out, clocks, zero_ns, text, is_first, last_number, num_events, left_out })
     }
 
-    /// Writes the events of a rank. The outer error is one of reading, the inner error one of writing.
+    /// Writes the events of a rank.
     pub(super) fn rank(
         &mut self,
         path: &Path,
         place: usize,
         layout: &Layout,
         arrows: &[Arrow],
-    ) -> Result<io::Result<()>, ReadError> {
+    ) -> Result<(), TraceError> {
         let clock = &self.clocks.ranks[place];
-        let numbers = match self.names(clock.rank, layout) {
-            Ok(numbers) => numbers,
-            Err(error) => return Ok(Err(error)),
-        };
+        let numbers = self.names(clock.rank, layout)?;
         let mut copier = Copier {
             writer: self,
             layout,
@@ -108,10 +106,8 @@ impl<'a> Writer<'a> {
                 }
             })
         })?;
-        if outcome.is_ok() {
-            outcome = arrows.iter().try_for_each(|arrow| self.arrow(arrow, &numbers));
-        }
-        Ok(outcome)
+        outcome?;
+        Ok(arrows.iter().try_for_each(|arrow| self.arrow(arrow, &numbers))?)
     }
 
     /// Closes the file. Returns the number of events written, and those left out.

@@ -24,6 +24,7 @@ use paceline_host::disk::Disk;
 use paceline_host::text::{line_width, plural, say};
 
 use self::args::{AnalyzeArgs, KindName, SelectName};
+use crate::commands::trace::{ANOTHER_RUN, refused};
 
 /// The name of a report's files.
 const NAME: &str = "summary";
@@ -45,7 +46,7 @@ pub fn analyze(args: &AnalyzeArgs) -> Result<u8> {
         SelectName::Latest => Select::Latest,
         SelectName::All => Select::All,
     };
-    let windows = read::find(&places, select)?;
+    let windows = read::find(&places, select).map_err(refused)?;
     let mut made = Vec::new();
     for window in &windows {
         made.push(window_report(args, window, &folder)?);
@@ -122,14 +123,14 @@ fn window_report(args: &AnalyzeArgs, window: &Window, folder: &Path) -> Result<(
             read::at_a_time(window.files.len())
         ));
     }
-    let timelines = read::open_all(&window.files, read::open_beginning)?;
+    let timelines = read::open_all(&window.files, read::open_beginning).map_err(refused)?;
     let kind = match args.kind {
         KindName::Auto => None,
         KindName::Ddp => Some(Kind::Ddp),
         KindName::Sharding => Some(Kind::Sharding),
     };
     let options = Options { kind, include_last_step: args.include_last_step, ..Options::default() };
-    let analysis = hta::analyze(&timelines, &options)?;
+    let analysis = hta::analyze(&timelines, &options).map_err(refused)?;
     let across = (timelines.len() > 1).then(|| across_ranks(&timelines, &options));
     let about = about(window, &timelines, &analysis, folder);
     let mut report = panels::of_analysis(&analysis, across.as_ref(), &timelines, about);
@@ -155,7 +156,7 @@ fn about(window: &Window, timelines: &[Timeline], analysis: &Analysis, folder: &
     let mut doubts = window.doubts.clone();
     let apart: Vec<String> = apart(timelines).iter().map(ToString::to_string).collect();
     if !apart.is_empty() {
-        doubts.push(format!("{} {}.", crate::commands::trace::ANOTHER_RUN, apart.join(", ")));
+        doubts.push(format!("{} {}.", ANOTHER_RUN, apart.join(", ")));
     }
     notes.extend(doubts.into_iter().map(|text| Note { weight: Weight::Warning, text }));
     let steps: Vec<(usize, usize)> =

@@ -2,14 +2,16 @@
 
 pub mod args;
 
+use std::io::ErrorKind::{InvalidInput, NotADirectory, NotFound, PermissionDenied};
 use std::io::Write;
 use std::path::Path;
 
-use paceline_analysis::ranks::merge::{MergeError, Merged, merge};
+use paceline_analysis::TraceError;
+use paceline_analysis::ranks::merge::{Merged, merge};
 use paceline_analysis::ranks::{ClockSource, Clocks};
 use paceline_analysis::read::{Select, Window, find};
 use paceline_failure::outputs::{check_file, write_stated};
-use paceline_failure::{Failure, Result};
+use paceline_failure::{Failure, Result, usage};
 use paceline_files::Printable;
 use paceline_host::disk::Disk;
 use paceline_host::text::{plural, say};
@@ -20,6 +22,16 @@ use self::args::{MergeArgs, TraceCommand};
 /// newest trace.
 pub(crate) const ANOTHER_RUN: &str = "By the time of day, there are traces that do not overlap with the newest one and are probably of another \
      run: of rank";
+
+/// The files that a user has named are not there, are no traces, or are not those of one run. A disk that fails and a system that
+/// refuses a thread are no mistakes of the user.
+pub(crate) fn refused(error: TraceError) -> Failure {
+    let of_user = [NotFound, NotADirectory, PermissionDenied, InvalidInput];
+    match &error {
+        TraceError::Io { source, .. } if !of_user.contains(&source.kind()) => error.into(),
+        _ => Failure::Usage(error.to_string()),
+    }
+}
 
 /// Runs `paceline trace`.
 pub fn trace(command: &TraceCommand) -> Result<u8> {
@@ -32,27 +44,25 @@ fn merge_command(args: &MergeArgs) -> Result<u8> {
     let output = args.output.printable();
     check_file("--output", &args.output)?;
     if args.output.exists() && !args.force {
-        return Err(Failure::Usage(format!(
+        return usage(format!(
             "{output} is there already; pass --force to replace it, or name another --output"
-        )));
+        ));
     }
-    let windows = find(&args.places, Select::Latest)?;
+    let windows = find(&args.places, Select::Latest).map_err(refused)?;
     let Some(window) = windows.into_iter().next() else {
-        return Err(Failure::Run("No trace files found.".into()));
+        return usage("No trace files found.");
     };
     let out = args.output.canonicalize().ok();
     let is_output = |path: &Path| out.is_some() && path.canonicalize().ok() == out;
     if window.files.iter().any(|file| is_output(&file.path)) {
-        return Err(Failure::Usage(format!(
-            "{output} is one of the traces to be merged; name another --output"
-        )));
+        return usage(format!("{output} is one of the traces to be merged; name another --output"));
     }
     let is_compressed = args.output.extension().is_some_and(|extension| extension == "gz");
     let write = |out: &mut (dyn Write + Send)| merge(&window.files, is_compressed, out);
     let merged =
         write_stated(&Disk::default(), &args.output, write).map_err(|error| match error {
-            MergeError::Write(error) => Failure::io(format!("cannot write {output}"), error),
-            error => error.into(),
+            TraceError::Write(error) => Failure::io(format!("cannot write {output}"), error),
+            error => refused(error),
         })?;
     say(told(&window, &merged).trim_end());
     say(&format!("Written: {output} (open it in ui.perfetto.dev)"));
