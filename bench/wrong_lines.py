@@ -28,7 +28,7 @@ LIMIT_S, LIMIT_KIB, SHOWN_LINES = 5.0, 8 << 20, 20
 # Each command with the words that it needs. A flag of several commands belongs to the first.
 COMMANDS = [
     "train", "evaluate --checkpoint nosuch", "generate --model nosuch --prompt a", "tokenizer train --data-dir nosuch --vocab 300 --to t.json",
-    "fetch model nosuch/nosuch", "fetch data nosuch", "checkpoint export nosuch --to x", "launch", "bench all_reduce", "bench scaling", "bench buckets",
+    "fetch model nosuch/nosuch", "fetch data nosuch", "checkpoint export nosuch --to x", "launch", "bench all_reduce", "bench scaling",
     "check", "lab async-copy", "sweep --vary lr=1,2 --output s", "predict", "analyze nosuch", "compare nosuch", "schedule 1f1b", "new ../in/folder",
     "trace merge nosuch -o m.json"]  # fmt: skip
 FILES = {

@@ -20,8 +20,6 @@ Examples:
   paceline bench all_reduce --size-mb 1,10 --transport tcp --link 10gbit,50us --columns extended
   paceline bench all_reduce -J run.json --charts charts --compare earlier.json
   paceline bench scaling --nproc 1,2,4                how training speeds up with ranks
-  paceline bench buckets --link 10gbit,50us           which bucket size hides most
-  paceline bench naive-ddp                            naive, flat, overlapped and bucketed, compared
   paceline bench sharded-optimizer                    what a sharded optimizer costs and saves
 ";
 

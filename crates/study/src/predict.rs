@@ -212,7 +212,7 @@ fn of_runs(args: &PredictArgs, given: &Spec) -> Result<u8> {
             cases.push(Case::new(format!("{ranks} on {link}"), flags)?);
         }
     }
-    let ledger = run_cases(&args.study, args.study.output.as_deref(), &cases)?;
+    let ledger = run_cases(&args.study, &cases)?;
     let calibration =
         |(at, ranks): (usize, &usize)| Calibration::of(&config, *ranks, &ledger.of_case(at).0);
     let calibrations = places.iter().enumerate().map(calibration).collect::<Result<Vec<_>>>()?;

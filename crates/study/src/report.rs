@@ -9,7 +9,7 @@ use paceline_analysis::report::{self, Body, Panel, Report as Page, Section, Weig
 use paceline_failure::Result;
 use paceline_failure::outputs::{write_charts, write_json, write_report};
 use paceline_host::disk::Disk;
-use paceline_host::text::{plural, say};
+use paceline_host::text::plural;
 use paceline_observe::figures::table::find;
 use paceline_table::chart::{Chart as Marks, Color, Picture, Row as Bar, Rows, Shown};
 use paceline_table::table::{Cell, Column, Columns, Head, Table};
@@ -272,24 +272,6 @@ impl Report {
         write_charts(&disk, folder, &charts)?;
         Ok(charts.iter().map(|(name, _)| format!("{name}.svg")).collect::<Vec<_>>().join(", "))
     }
-
-    /// Prints results that needed no runs, and writes their page under their name into `folder`.
-    pub fn write_found(title: &str, subtitle: String, of: Found, folder: &Path) -> Result<()> {
-        let (disk, name) = (Disk::default(), of.id);
-        say(&format!("{subtitle}\n{}", of.text(paceline_host::text::line_width())));
-        let mut page = Page {
-            title: title.to_owned(),
-            subtitle,
-            sections: vec![Section::new("found", title, "", of.panel().into_iter().collect())],
-            csv_table: name.to_owned(),
-            ..Page::default()
-        };
-        of.lines.iter().for_each(|line| page.note(Weight::Note, line));
-        write_report(&disk, folder, name, &report::files(&page)?)?;
-        let charts: Vec<Chart> = of.chart.into_iter().collect();
-        write_charts(&disk, folder, &charts)?;
-        Ok(())
-    }
 }
 
 /// A column of [`tabled`]: its key, its label, its unit and its decimals.
@@ -317,7 +299,7 @@ fn median_of(name: &str, is_shown: bool) -> Column<Row> {
 }
 
 /// Figures that follow from the runs of a case, in addition to those that a run reports.
-const DERIVED: [Head; 15] = [
+const DERIVED: [Head; 14] = [
     Head::new(
         "busy_pct",
         "busy",
@@ -331,7 +313,6 @@ const DERIVED: [Head; 15] = [
         "Wall-clock time of the run, from its start to its end.",
     ),
     Head::new("cost", "cost", ("", 5), "The price of that time."),
-    Head::new("bucket_mb", "bucket", ("MiB", 4), "The bucket size."),
     Head::new("num_buckets", "all-reduces", ("", 0), "All-reduces of gradients of a step."),
     Head::new(
         "init_peak_mb",

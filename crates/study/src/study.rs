@@ -3,7 +3,7 @@
 //! Knows no study.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::Arc;
 
 use clap::{ArgMatches, Args, FromArgMatches};
@@ -17,7 +17,6 @@ use paceline_host::disk::Disk;
 use paceline_host::resources;
 use paceline_host::text::{line_width, plural, say, warn};
 use paceline_launch::environment::Placement;
-use paceline_launch::launcher;
 use paceline_model::Layout;
 use paceline_observe::figures::run_summary::RunSummary;
 use paceline_settings::config::TrainConfig;
@@ -25,7 +24,6 @@ use paceline_settings::part::add_later;
 use paceline_table::chart::Picture;
 use serde::Serialize;
 
-use crate::flags::TrainFlags;
 use crate::ledger::{self, Ledger};
 use crate::noise::Spread;
 use crate::outcome::{Origin, Outcome};
@@ -98,34 +96,6 @@ pub struct StudyArgs {
     /// Write charts into this folder, as SVG
     #[arg(long, value_name = "DIR", help_heading = "Output")]
     pub charts: Option<PathBuf>,
-}
-
-/// Flags of the studies whose runs all have the same number of ranks.
-#[derive(Debug, Args)]
-pub struct SameRanksArgs {
-    /// Number of ranks
-    #[arg(long, value_name = "N", default_value_t = 2, help_heading = "Study")]
-    pub nproc: usize,
-    /// The flags of all studies.
-    #[command(flatten)]
-    pub study: StudyArgs,
-    /// Flags of the runs.
-    #[command(flatten)]
-    pub train: TrainFlags,
-}
-
-impl SameRanksArgs {
-    /// Checks the flags, and returns those of the runs. `alone` says why a single rank is refused, and `set_here` names the
-    /// flags that the study sets itself, with advice.
-    pub(crate) fn check(&self, alone: &str, set_here: &[(&str, &str)]) -> Result<Spec> {
-        check(&self.study)?;
-        launcher::check_num_ranks("--nproc", self.nproc)?;
-        if self.nproc == 1 {
-            return usage(format!("--nproc 1: one rank has {alone}; pass 2 or more"));
-        }
-        refuse_flags(&self.train.0, set_here)?;
-        Ok(self.train.0.with("nproc", self.nproc))
-    }
 }
 
 /// The workload that all runs of a study share.
@@ -244,15 +214,11 @@ pub(crate) fn with_strategy(flags: &Spec, name: &str) -> Result<Spec> {
     Ok(flags.without(&foreign).with("strategy", name))
 }
 
-/// Runs every case once in every round. Records are kept in `folder`, if there is one; runs that have a record there are not
+/// Runs every case once in every round. Records are kept in the folder of `--output`; runs that have a record there are not
 /// made again. Fails if a run has failed or measured no step.
-pub(crate) fn run_cases(
-    study: &StudyArgs,
-    folder: Option<&Path>,
-    cases: &[Case],
-) -> Result<Ledger> {
+pub(crate) fn run_cases(study: &StudyArgs, cases: &[Case]) -> Result<Ledger> {
     let limits = (study.rounds, study.run_limit);
-    let mut ledger = match folder {
+    let mut ledger = match &study.output {
         Some(folder) => Ledger::of_runs(folder, cases, limits, ledger::settings_of(cases))?,
         None => Ledger::default(),
     };
@@ -275,14 +241,9 @@ pub(crate) fn run_cases(
 }
 
 /// Makes the runs of these scenes, and compares them.
-pub(crate) fn run_scenes(
-    study: &StudyArgs,
-    folder: Option<&Path>,
-    name: &str,
-    scenes: &[Scene],
-) -> Result<Outcome> {
+pub(crate) fn run_scenes(study: &StudyArgs, name: &str, scenes: &[Scene]) -> Result<Outcome> {
     let (cases, of_variants) = scene::cases(scenes)?;
-    let ledger = run_cases(study, folder, &cases)?;
+    let ledger = run_cases(study, &cases)?;
     Ok(Outcome::new(name, scenes, &of_variants, study.rounds, &ledger))
 }
 

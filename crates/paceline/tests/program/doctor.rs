@@ -90,7 +90,7 @@ fn a_promise_is_held_against_the_trace_after_the_change() {
     assert!(!report["tables"]["diff"]["rows"].as_array().unwrap().is_empty());
 }
 
-/// On a processor, all ranks are replayed with other buckets, as `paceline lab buckets --trace` does.
+/// On a processor, all ranks are replayed with other buckets.
 #[test]
 fn the_size_of_buckets_is_that_of_a_replay_of_all_ranks() {
     let sandbox = Sandbox::new();

@@ -3,7 +3,6 @@
 
 use std::collections::BTreeSet;
 
-use crate::common::traces::pytorch_ddp;
 use crate::common::{Run, Running, Sandbox, json, signal};
 use rustix::process::Signal;
 use serde_json::Value;
@@ -145,47 +144,23 @@ fn recording_has_its_price() {
 
 #[test]
 fn buckets_are_measured_and_replayed() {
-    let (sandbox, run, rows) = make("buckets", "--links default,1gbit:50us");
+    let (sandbox, run, rows) = make("buckets", "--links default,1gbit:1ms --sizes 0.001,1");
     run.line("Measured and replayed");
     assert!(run.stdout.contains("leave --bucket-cap-mb as it is"), "{}", run.stdout);
     assert!(sandbox.path("out/buckets-curve.svg").is_file());
     let with_buckets = rows.iter().filter(|row| row["variant"] != "no communication");
     assert!(with_buckets.into_iter().all(|row| row["has_bits_of_base"] == true));
-}
-
-#[test]
-fn buckets_of_a_run_of_pytorch_are_replayed() {
-    let sandbox = Sandbox::new();
-    let write = |with_shapes: bool| {
-        for rank in 0..2 {
-            let name = format!("traces/rank_{rank}.pt.trace.json");
-            std::fs::create_dir_all(sandbox.path("traces")).unwrap();
-            std::fs::write(sandbox.path(&name), pytorch_ddp(rank, with_shapes)).unwrap();
-        }
+    // 8 parameters. Each operation takes 3 ms at least, and nothing hides those of the naive way.
+    let of = |variant: &str, figure: &str| {
+        let on_link = of_scene(&rows, "1ms");
+        let is_of = |row: &&&Value| row["variant"].as_str().unwrap().starts_with(variant);
+        let row = on_link.iter().find(is_of).unwrap();
+        row["figures"][figure]["median"].as_f64().unwrap()
     };
-    write(true);
-    let run = lab(&sandbox, "buckets --trace traces --output out").ok();
-    run.line("traces, 6 steps of 2 ranks, 4 gradients in 2 buckets");
-    // Each gradient by itself: the last one travels from 60 to 84 ms.
-    run.line("Set bucket_cap_mb=1: 8.00 ms less per step");
-    let rows =
-        json(&sandbox.path("out/buckets-of-trace.json"))["tables"]["buckets-of-trace"].to_string();
-    assert!(rows.contains("bucket_cap_mb"), "{rows}");
-    assert!(sandbox.path("out/buckets-of-trace.svg").is_file());
-    lab(&sandbox, "buckets --trace traces --links 1gbe").refused(&["leave out --links"]);
-    lab(&sandbox, "buckets --trace nowhere").refused(&["--trace nowhere: nowhere: No such file"]);
-    lab(&sandbox, "buckets --trace traces --steps 3").refused(&["the flags of runs"]);
-    lab(&sandbox, "grad-accum --trace traces").refused(&["--trace is for buckets"]);
-    let refused = |part: &str| {
-        lab(&sandbox, "buckets --trace traces --output other").refused(&[part]);
-    };
-    write(false);
-    refused("record_shapes=True");
-    std::fs::remove_file(sandbox.path("traces/rank_1.pt.trace.json")).unwrap();
-    refused("two ranks or more");
-    std::fs::write(sandbox.path("traces/rank_0.pt.trace.json"), "{\"traceEvents\":[{").unwrap();
-    refused("rank_0.pt.trace.json");
-    assert!(!sandbox.path("other").exists(), "nothing is written");
+    let counts = ["1 MiB", "naive", "flat", "overlapped"].map(|of_way| of(of_way, "num_buckets"));
+    assert_eq!(counts, [1.0, 8.0, 1.0, 8.0]);
+    assert!(of("0.001 MiB", "num_buckets") > 1.0 && of("naive", "comm_exposed_ms") >= 24.0);
+    lab(&sandbox, "grad-accum --sizes 1").refused(&["--sizes is for buckets"]);
 }
 
 /// The records of a folder, in the order of the runs.
@@ -269,6 +244,8 @@ fn mistakes_are_told_before_anything_runs() {
         ("grad-accum --global-batch-size 100", "pass a multiple of 16"),
         ("parallelism --global-batch-size 20", "pass a multiple of 8"),
         ("buckets --nproc 1", "pass 2 or more"),
+        ("buckets --sizes 1,0", "--sizes 0: pass sizes in MiB above zero"),
+        ("buckets --bucket-cap-mb 5", "pass --sizes"),
         ("async-copy --rounds 0", "--rounds 0"),
         ("async-copy --rounds 1000000000000", "--rounds"),
         ("async-copy --seconds nan", "--seconds NaN"),

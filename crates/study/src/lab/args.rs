@@ -17,7 +17,7 @@ Examples:
   paceline lab grad-accum --links default,1gbe        on links of one's own choice
   paceline lab combine --grid precision=f32,bf16 --grid layout=nchw,nhwc
   paceline lab memory-layout --data cifar10 --data-dir ~/cifar
-  paceline lab buckets --trace torch-traces           which bucket_cap_mb suits a run of PyTorch
+  paceline lab buckets --sizes 1,4,16 --links 10gbe   sizes of one's own choice
   paceline lab --report lab                           one page of all that is in a folder
 ";
 
@@ -43,9 +43,9 @@ pub struct LabArgs {
     /// parallelism, grad-accum, buckets: links to emulate, separated by commas, by name or as 10gbit:50us; default is none
     #[arg(long, value_name = "LINK", value_delimiter = ',', help_heading = "Lab")]
     pub links: Vec<String>,
-    /// buckets: run nothing, and say which bucket_cap_mb suits the run of PyTorch whose traces are here
-    #[arg(long, value_name = "DIR", help_heading = "Lab")]
-    pub trace: Option<PathBuf>,
+    /// buckets: sizes in MiB, separated by commas [default: from a 64th of the gradients to all of them]
+    #[arg(long, value_name = "MiB", value_delimiter = ',', help_heading = "Lab")]
+    pub sizes: Vec<f64>,
     /// The most times that each variant is run. The runs alternate in rounds
     #[arg(long, value_name = "R", default_value_t = 9, help_heading = "Lab")]
     pub rounds: usize,
@@ -84,7 +84,7 @@ impl LabArgs {
             ("--grid", !self.grid.is_empty(), &["combine"][..]),
             ("--one-at-a-time", self.one_at_a_time, &["combine"]),
             ("--yes", self.yes, &["combine"]),
-            ("--trace", self.trace.is_some(), &["buckets"]),
+            ("--sizes", !self.sizes.is_empty(), &["buckets"]),
             ("--links", !self.links.is_empty(), &["parallelism", "grad-accum", "buckets"]),
         ];
         let name = self.experiment.as_deref().unwrap_or_default();
@@ -92,8 +92,8 @@ impl LabArgs {
         if let Some((flag, _, of)) = misplaced {
             return usage(format!("{flag} is for {}; leave it out", of.join(", ")));
         }
-        if self.trace.is_some() && !(self.train.0.words().is_empty() && self.links.is_empty()) {
-            return usage("--trace: nothing is run; leave out --links and the flags of runs");
+        if let Some(bad) = self.sizes.iter().find(|mib| !(**mib > 0.0 && mib.is_finite())) {
+            return usage(format!("--sizes {bad}: pass sizes in MiB above zero, as 1,2,4"));
         }
         self.output.as_deref().map_or(Ok(()), |folder| {
             check_folder("--output", folder, "pass a folder that you can write to")

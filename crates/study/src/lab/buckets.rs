@@ -1,10 +1,9 @@
-//! `buckets`: the step over the size of its buckets, measured and replayed, with the size to set.
+//! `buckets`: the step over the size of its buckets, measured and replayed, with the size to set, beside strategies without
+//! buckets.
 
 use std::path::Path;
 
 use paceline_failure::{Failure, Result};
-use paceline_observe::figures::run_summary::RunSummary;
-use paceline_strategies::BucketCaps;
 use paceline_table::chart::{Axis, Picture, Series, Stroke};
 
 use super::args::LabArgs;
@@ -12,43 +11,41 @@ use super::{Experiment, Made, runs};
 use crate::noise::Spread;
 use crate::outcome::Row;
 use crate::predict::flags::MEASURED;
-use crate::predict::model::{Calibration, Step};
+use crate::predict::link_of;
+use crate::predict::model::replayed;
 use crate::predict::network::{Network, Route};
 use crate::report::{Found, tabled};
-use crate::scene::Scene;
+use crate::scene::{Scene, Variant};
 use crate::spec;
-use crate::studies::bucket_cost::MIB;
-use crate::study::layout_of;
+use crate::study::{layout_of, with_strategy};
 
 /// The experiment.
 pub const EXPERIMENT: Experiment = Experiment {
     name: "buckets",
-    about: "the size of the buckets in which gradients travel, measured and replayed",
+    about: "the size of the buckets in which gradients travel, measured and replayed, and strategies without buckets",
     question: "Which size of buckets hides most, and does a replay of one run know it?",
     set_here: &[
-        ("bucket-cap-mb", "it is what the experiment turns"),
-        ("first-bucket-mb", "all buckets have the size that the experiment turns"),
-        ("strategy", "it is ddp"),
+        ("bucket-cap-mb", "it is what the experiment turns; pass --sizes"),
+        ("first-bucket-mb", "all buckets have the size that the experiment turns; pass --sizes"),
+        ("strategy", "it is ddp, beside strategies without buckets"),
         ("link", "pass --links"),
         ("mesh", "the experiment is about data parallelism"),
     ],
-    figures: &["comm_exposed_ms", "comm_hidden_ms", "comm_ops_per_step"],
+    figures: &["num_buckets", "comm_exposed_ms", "comm_hidden_ms"],
     scenes,
     found,
 };
 
+/// Bytes of a MiB, in which `--bucket-cap-mb` counts.
+const MIB: f64 = 1_048_576.0;
 /// Sizes, as parts of all gradients.
 const PARTS: [f64; 6] = [1.0 / 64.0, 1.0 / 16.0, 1.0 / 8.0, 0.25, 0.5, 1.0];
+/// The strategies without buckets.
+const WITHOUT: [(&str, &str); 3] =
+    [("naive", "simple_ddp"), ("flat", "flat_ddp"), ("overlapped", "simple_ddp_async")];
 const ALONE: &str = "no communication";
 /// The figure that is measured and replayed.
 const STEP: &str = "step_ms_median";
-
-/// The sizes in MiB, for gradients of `bytes` bytes.
-fn sizes(bytes: f64) -> Vec<f64> {
-    // Rounded up, so that the last one holds all.
-    let of = |part: &f64| (bytes * part / MIB * 1000.0).ceil() / 1000.0;
-    PARTS.iter().map(of).collect()
-}
 
 fn scenes(args: &LabArgs, _: &Path) -> Result<Vec<Scene>> {
     let base = runs(args, &[("nproc", "2"), ("steps", "20"), ("warmup-steps", "3")]);
@@ -58,6 +55,10 @@ fn scenes(args: &LabArgs, _: &Path) -> Result<Vec<Scene>> {
         return crate::usage("--nproc 1: one rank has no gradients to send; pass 2 or more");
     }
     let bytes = 4.0 * layout_of(&config, config.world_size)?.num_trained_params() as f64;
+    // Rounded up, so that the last one holds all.
+    let part = |part: &f64| (bytes * part / MIB * 1000.0).ceil() / 1000.0;
+    let default = PARTS.iter().map(part).collect();
+    let sizes = if args.sizes.is_empty() { default } else { args.sizes.clone() };
     let mut scenes = Vec::new();
     for link in args.links_or(&["default", "1gbit:50us"])? {
         let (name, base) = match &link {
@@ -65,9 +66,12 @@ fn scenes(args: &LabArgs, _: &Path) -> Result<Vec<Scene>> {
             Some(link) => (format!("link {link}"), base.with("link", link)),
         };
         let mut scene = Scene::new(name).with("ddp as it is", base.clone());
-        for mib in sizes(bytes) {
+        for mib in &sizes {
             let spec = base.with("bucket-cap-mb", mib).with("first-bucket-mb", mib);
             scene = scene.with(format!("{mib} MiB"), spec);
+        }
+        for (name, strategy) in WITHOUT {
+            scene = scene.with(format!("{name}: {strategy}"), with_strategy(&base, strategy)?);
         }
         let alone = base.with("strategy", "no_sync").without(&["link"]);
         scenes.push(scene.with(ALONE, alone));
@@ -86,9 +90,18 @@ fn found(made: &Made) -> Result<Vec<Found>> {
         if let Some(message) = &made.outcome.rows[alone].failure {
             return Err(Failure::Run(message.clone()));
         }
-        let replayed = replay(scene, &made.outcome.runs[alone])?;
-        let point = |((mib, ms), row)| (mib, row, ms);
-        let curve: Vec<Point> = replayed.into_iter().zip(&rows[1..]).map(point).collect();
+        let spec = &scene.variants[0].spec;
+        let (config, way) = (spec::resolve(spec)?, Route::Direct);
+        let link = spec.get("link").and_then(|words| words.first());
+        let link = link_of(link.map_or(MEASURED, String::as_str), config.world_size, &config, way)?;
+        let network = Network { ranks: config.world_size, link, hosts: None, way };
+        let point = |(variant, row): (&Variant, _)| {
+            let mib = variant.spec.get("bucket-cap-mb")?.first()?.parse().ok()?;
+            let ms = replayed(&variant.spec, Some(network), &made.outcome.runs[alone]);
+            Some(ms.map(|ms| (mib, row, ms)))
+        };
+        let curve = scene.variants.iter().zip(rows).filter_map(point);
+        let curve = curve.collect::<Result<Vec<Point>>>()?;
         lines.extend(verdict(scene, &curve));
         let spread = |(mib, row, _): &Point| Some((mib * MIB, *row.figures.get(STEP)?));
         let measured: Vec<(f64, Spread)> = curve.iter().filter_map(spread).collect();
@@ -128,25 +141,6 @@ fn found(made: &Made) -> Result<Vec<Found>> {
         chart: Some(("buckets-curve".to_owned(), chart)),
         ..Found::new("curve", "Measured and replayed", definition, table)
     }])
-}
-
-/// The step for each size, in MiB and milliseconds, by replay.
-fn replay(scene: &Scene, alone: &[RunSummary]) -> Result<Vec<(f64, f64)>> {
-    let spec = &scene.variants[0].spec;
-    let config = spec::resolve(spec)?;
-    let ranks = config.world_size;
-    let layout = layout_of(&config, ranks)?;
-    let calibration = Calibration::of(&config, ranks, alone)?;
-    let name = spec.get("link").and_then(|words| words.first()).map_or(MEASURED, String::as_str);
-    let link = crate::predict::link_of(name, ranks, &config, Route::Direct)?;
-    let network = Network { ranks, link, hosts: None, way: Route::Direct };
-    let bytes = 4.0 * layout.num_trained_params() as f64;
-    let step = |mib: f64| {
-        let bytes = (mib * MIB) as usize;
-        let step = Step::new(&calibration, &layout, BucketCaps { first_bytes: bytes, bytes })?;
-        Ok((mib, step.step_ms(|bytes| network.all_reduce_ms(bytes))))
-    };
-    sizes(bytes).into_iter().map(step).collect()
 }
 
 /// The size to set, and the size by the replay.

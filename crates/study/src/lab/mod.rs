@@ -5,7 +5,6 @@
 //! | [`args`] | the flags |
 //! | [`measure`] | makes the runs in rounds, until the effects are known |
 //! | [`collected`] | all experiments of a folder on one page |
-//! | [`traced`] | sizes of buckets for a run of PyTorch, from its traces |
 //!
 //! The other files are the experiments, one each. A new one is such a file and a line in [`EXPERIMENTS`]. docs/lab/ has a page
 //! for each: the expected result and why, and the usual mistakes.
@@ -13,7 +12,6 @@
 pub mod args;
 pub mod collected;
 pub mod measure;
-pub mod traced;
 
 pub mod async_copy;
 pub mod buckets;
@@ -119,9 +117,6 @@ pub fn lab(args: &LabArgs, placement: Option<Placement>) -> Result<u8> {
         PathBuf::from(FOLDER).join(format!("{time}-{}", experiment.name))
     });
     check_folder("--output", &folder, "pass a folder that you can write to")?;
-    if let Some(traces) = &args.trace {
-        return traced::buckets(traces, &folder);
-    }
     let scenes = (experiment.scenes)(args, &folder)?;
     let (cases, of_variants) = scene::cases(&scenes)?;
     let named = [("experiment".to_owned(), experiment.name.to_owned())];

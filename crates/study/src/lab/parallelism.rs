@@ -1,21 +1,19 @@
 //! `parallelism`: one rank, data parallelism, a pipeline, and both, with the same samples in a step.
 
-use paceline_collectives::Link;
 use std::path::Path;
 
 use paceline_failure::Result;
-use paceline_observe::figures::run_summary::RunSummary;
 use paceline_table::table::Cell;
 
 use super::args::LabArgs;
 use super::{Experiment, Flags, Made, models, runs};
 use crate::outcome::{FIGURE, Row};
-use crate::predict::model::{Calibration, Step};
+use crate::predict::flags::link;
+use crate::predict::model::replayed;
 use crate::predict::network::{Network, Route};
 use crate::report::{Found, tabled};
 use crate::scene::Scene;
-use crate::spec::{self, Spec};
-use crate::study::layout_of;
+use crate::spec::Spec;
 use crate::usage;
 
 /// The experiment.
@@ -121,8 +119,11 @@ fn found(made: &Made) -> Result<Vec<Found>> {
         {
             let spec = &scene.variants[of].spec;
             // Without a link the transport is faster than any formula: only the computation remains.
-            let link = spec.get("link").and_then(|words| words.first()).map(String::as_str);
-            let predicted_ms = predict(spec, link, &made.outcome.runs[first + alone])?;
+            let name = spec.get("link").and_then(|words| words.first());
+            let link = name.map(|name| link("--links", name)).transpose()?;
+            let way = Route::Direct;
+            let network = link.map(|link| Network { ranks: 2, link, hosts: None, way });
+            let predicted_ms = replayed(spec, network, &made.outcome.runs[first + alone])?;
             rows.push((&scene.name, DATA, predicted_ms, measured_ms));
         }
         let rehearsed = place(PIPELINE).and_then(|at| found[at].median("step_rehearsed_ms"));
@@ -150,22 +151,6 @@ fn found(made: &Made) -> Result<Vec<Found>> {
         lines,
         ..Found::new("predicted", "Predicted and measured", definition, table)
     }])
-}
-
-/// The step of `ddp`, in milliseconds, from runs without communication. Without a link communication takes no time.
-fn predict(spec: &Spec, link: Option<&str>, alone: &[RunSummary]) -> Result<f64> {
-    let config = spec::resolve(spec)?;
-    let calibration = Calibration::of(&config, 2, alone)?;
-    let layout = layout_of(&config, 2)?;
-    let step = Step::new(&calibration, &layout, config.strategy.caps_for_ddp())?;
-    let link: Option<Link> =
-        link.map(|name| crate::predict::flags::link("--links", name)).transpose()?;
-    Ok(step.step_ms(|bytes| match link {
-        None => 0.0,
-        Some(link) => {
-            Network { ranks: 2, link, hosts: None, way: Route::Direct }.all_reduce_ms(bytes)
-        }
-    }))
 }
 
 /// The winner of a scene, and whether that was predicted.

@@ -14,8 +14,10 @@ use paceline_strategies::BucketCaps;
 use paceline_table::stats::two_term_fit;
 use serde::Serialize;
 
+use super::network::Network;
 use crate::noise::{self, Spread};
-use crate::study::{median_of, spread_of};
+use crate::spec::{self, Spec};
+use crate::study::{layout_of, median_of, spread_of};
 
 /// The measured times of a step without communication: medians over the rounds, in milliseconds.
 #[derive(Clone, Debug, Default, PartialEq, Serialize)]
@@ -145,6 +147,16 @@ impl Step {
     pub(super) fn loss_ms(&self, cost: impl Fn(u64) -> f64) -> f64 {
         (self.backward.opening_done(cost) - self.backward.end).max(0.0)
     }
+}
+
+/// The step of `ddp` with this specification, in milliseconds, from runs without communication. Without a network communication
+/// takes no time.
+pub fn replayed(spec: &Spec, network: Option<Network>, alone: &[RunSummary]) -> Result<f64> {
+    let config = spec::resolve(spec)?;
+    let calibration = Calibration::of(&config, config.world_size, alone)?;
+    let layout = layout_of(&config, config.world_size)?;
+    let step = Step::new(&calibration, &layout, config.strategy.caps_for_ddp())?;
+    Ok(step.step_ms(|bytes| network.map_or(0.0, |of| of.all_reduce_ms(bytes))))
 }
 
 /// The predictions for `ddp`, and the step of `simple_ddp`, in milliseconds.

@@ -100,7 +100,7 @@ fn scaling(args: &ScalingArgs) -> Result<u8> {
     });
     let scenes = scenes.collect::<Result<Vec<Scene>>>()?;
     warn_of(&configs);
-    let mut outcome = run_scenes(&args.study, args.study.output.as_deref(), STUDY.name, &scenes)?;
+    let mut outcome = run_scenes(&args.study, STUDY.name, &scenes)?;
     let setting = Setting { params: outcome.runs[0][0].count("params"), ..setting };
     // A single rank may train without a strategy, so the name is taken from a run with the most ranks.
     let strategy = outcome.runs.last().map_or("", |runs| runs[0].text("strategy")).to_owned();

@@ -7,14 +7,17 @@ use clap::Args;
 use paceline_choices::strategies::STRATEGIES;
 use paceline_failure::Result;
 use paceline_host::text::thousands;
+use paceline_launch::launcher;
 use paceline_table::chart::{Axis, Picture, Series};
 
+use crate::flags::TrainFlags;
 use crate::outcome::Outcome;
 use crate::report::Report;
 use crate::scene::Scene;
 use crate::spec::Spec;
 use crate::study::{
-    SameRanksArgs, Setting, Study, measuring, publish, run_scenes, warn_of, with_strategy,
+    Setting, Study, StudyArgs, check, measuring, publish, refuse_flags, run_scenes, warn_of,
+    with_strategy,
 };
 use crate::usage;
 
@@ -47,9 +50,15 @@ pub struct ShardedOptimizerArgs {
         help_heading = "Study"
     )]
     pub strategies: Vec<String>,
-    /// The number of ranks, and the flags of all studies and of the runs. The optimizer is AdamW by default.
+    /// Number of ranks
+    #[arg(long, value_name = "N", default_value_t = 2, help_heading = "Study")]
+    pub nproc: usize,
+    /// The flags of all studies.
     #[command(flatten)]
-    pub same: SameRanksArgs,
+    pub study: StudyArgs,
+    /// Flags of the runs. The optimizer is AdamW by default.
+    #[command(flatten)]
+    pub train: TrainFlags,
 }
 
 /// The flag that the study sets, with advice.
@@ -79,11 +88,16 @@ const PEAKS: [&str; 3] = ["init_peak_mb", "before_step_peak_mb", "step_peak_mb"]
 
 /// `paceline bench sharded-optimizer`.
 fn sharded_optimizer(args: &ShardedOptimizerArgs) -> Result<u8> {
-    let (study, ranks) = (&args.same.study, args.same.nproc);
-    let given = args.same.check("nobody to share state with", &SET_HERE)?;
+    let ShardedOptimizerArgs { nproc: ranks, study, train, .. } = args;
+    check(study)?;
+    launcher::check_num_ranks("--nproc", *ranks)?;
+    if *ranks == 1 {
+        return usage("--nproc 1: one rank has nobody to share state with; pass 2 or more");
+    }
+    refuse_flags(&train.0, &SET_HERE)?;
     let names = resolve_names(&args.strategies)?;
-    check_readers(&args.same.train.0, &names)?;
-    let given = given.with_default("optimizer", OPTIMIZER);
+    check_readers(&train.0, &names)?;
+    let given = train.0.with("nproc", ranks).with_default("optimizer", OPTIMIZER);
     let (mut scene, mut configs) = (Scene::new(""), Vec::new());
     for name in &names {
         let (flags, config) = measuring(&with_strategy(&given, name)?)?;
@@ -91,7 +105,7 @@ fn sharded_optimizer(args: &ShardedOptimizerArgs) -> Result<u8> {
         configs.push(config);
     }
     warn_of(&configs);
-    let outcome = run_scenes(study, study.output.as_deref(), STUDY.name, &[scene])?;
+    let outcome = run_scenes(study, STUDY.name, &[scene])?;
     let setting = Setting::new(&configs[0], outcome.runs[0][0].count("params"));
     let optimizer = given.get("optimizer").unwrap_or_default().join(" ");
     let report = Report {
@@ -108,7 +122,7 @@ fn sharded_optimizer(args: &ShardedOptimizerArgs) -> Result<u8> {
                 .to_owned(),
         ],
         columns: COLUMNS.to_vec(),
-        charts: vec![("sharded_optimizer_memory".to_owned(), chart(&outcome, &setting, ranks))],
+        charts: vec![("sharded_optimizer_memory".to_owned(), chart(&outcome, &setting, *ranks))],
         setting: Some(setting),
         outcome,
         ..Report::default()
