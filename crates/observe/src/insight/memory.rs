@@ -10,7 +10,6 @@ use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::ops::Range;
 
-use paceline_choices::optimizers::OptimizerSettings;
 use paceline_collectives::MeshShape;
 use paceline_data::BatchShape;
 use paceline_failure::{Failure, Result};
@@ -65,87 +64,55 @@ pub(super) fn if_possible<T>(
     }
 }
 
-/// The part of a configuration that determines the memory of a rank.
-#[derive(Clone, Debug)]
+/// A run whose memory is predicted.
+#[derive(Clone)]
 pub struct Shape<'a> {
-    /// The strategy with its options.
+    /// Its configuration.
+    pub config: &'a TrainConfig,
+    /// Its data.
+    pub data: &'a OpenData,
+    /// The strategy with its options, which need not be that of the configuration.
     pub strategy: &'a StrategyConfig,
-    /// The grid of ranks.
+    /// The grid of ranks of this strategy.
     pub mesh: &'a MeshShape,
-    /// The optimizer.
-    pub optimizer: &'a OptimizerSettings,
-    /// Whether the norm of the gradients is taken.
-    pub clips: bool,
-    /// Compute threads of a rank.
-    pub threads: usize,
-    /// The samples' fields.
-    pub samples: BatchShape,
     /// Samples of a batch, by rank.
     pub rows: Vec<usize>,
-    /// Batches of a step.
-    pub num_batches: usize,
-    /// Batches of the whole run.
-    pub num_batches_of_run: usize,
-    /// Batches where the rank computes that are for later steps.
-    pub num_ahead: usize,
-    /// The same for the batches of an evaluation.
-    pub num_ahead_evaluated: usize,
     /// Bytes of the data sets, which each process keeps.
     pub data_set_bytes: f64,
-    /// The samples' fields of the test set, if the run evaluates between steps.
-    pub evaluated: Option<BatchShape>,
-    /// Bytes of the events that `--profile` records.
-    pub events_bytes: usize,
     /// This process's share of the pages of the program that are in use now. A build without optimization has three times as
     /// many as one with it.
     pub program_bytes: f64,
-    /// Whether each rank is a process.
-    pub has_processes: bool,
-    /// The most bytes that the copy of a checkpoint takes, if the run saves any.
-    pub snapshot_bytes: Option<usize>,
 }
 
 impl<'a> Shape<'a> {
     /// The shape of a run on this data set.
-    pub fn of(config: &'a TrainConfig, data: &OpenData) -> Self {
-        let dataset = data.train.as_ref();
-        let test = data.test.as_deref();
-        let of_test = test.map_or(0.0, |test| config.data.resident_bytes(test));
-        let profile = config.profile.as_ref();
-        let num_batches = config.strategy.accumulate.min(config.steps_per_epoch);
-        let has_streams = matches!(config.device, Device::Sim(_));
+    pub fn of(config: &'a TrainConfig, data: &'a OpenData) -> Self {
+        let sets = [Some(&data.train), data.test.as_ref()].into_iter().flatten();
+        let program_bytes = resources::program_bytes().map(|bytes| bytes as f64);
         Self {
+            config,
+            data,
             strategy: &config.strategy,
             mesh: &config.mesh,
-            optimizer: &config.optimizer,
-            clips: config.takes_grad_norm(),
-            threads: config.threads,
-            samples: BatchShape::of(dataset),
-            rows: rows(config, dataset.len()),
-            num_batches,
-            num_batches_of_run: config.steps_per_epoch.saturating_mul(config.epochs),
-            num_ahead: match (has_streams, config.load_ahead) {
-                (true, _) if config.copies.copy_stream => num_batches,
-                (true, _) | (_, 0) => 0,
-                // One more is being made.
-                (_, depth) => depth + 1,
-            },
-            num_ahead_evaluated: if has_streams { 0 } else { BATCHES_AHEAD },
-            data_set_bytes: config.data.resident_bytes(dataset) + of_test,
-            evaluated: test.filter(|_| config.evaluation.eval_every.is_some()).map(BatchShape::of),
-            events_bytes: profile
-                .map_or(0, |profile| events_bytes(profile, config.threads, has_streams)),
-            program_bytes: resources::program_bytes().map_or_else(
-                || PROGRAM_BYTES / (config.world_size as f64 + 1.0),
-                |bytes| bytes as f64,
-            ),
-            has_processes: config.transport != TransportName::Thread,
-            snapshot_bytes: config
-                .checkpoints
-                .save
-                .as_ref()
-                .map(|_| config.checkpoints.budget_bytes().unwrap_or(usize::MAX)),
+            rows: rows(config, data.train.len()),
+            data_set_bytes: sets.map(|of| config.data.resident_bytes(of.as_ref())).sum(),
+            program_bytes: program_bytes
+                .unwrap_or(PROGRAM_BYTES / (config.world_size as f64 + 1.0)),
         }
+    }
+
+    fn samples(&self) -> BatchShape {
+        BatchShape::of(self.data.train.as_ref())
+    }
+
+    /// Batches of a step.
+    fn num_batches(&self) -> usize {
+        self.strategy.accumulate.min(self.config.steps_per_epoch)
+    }
+
+    /// Whether the device has streams of its own, and copies batches.
+    fn has_streams(&self) -> bool {
+        matches!(self.config.device, Device::Sim(_))
     }
 }
 
@@ -260,15 +227,16 @@ struct Passes {
 
 impl Passes {
     fn of(shape: &Shape, strategy: &dyn Strategy, model: &Model, rows: usize) -> Result<Self> {
-        let options = shape.strategy.options;
-        let clipped = shape.clips.then(|| strategy.owned(model, shape.mesh, 0).grads);
+        let (config, options) = (shape.config, shape.strategy.options);
+        let clipped = config.takes_grad_norm().then(|| strategy.owned(model, shape.mesh, 0).grads);
         let clipped = clipped.as_deref();
         let rehearse = || -> std::result::Result<Rehearsal, ModelError> {
-            let compute = Compute::new(shape.threads, Allocator::meta())?;
-            let longest = shape.samples.max_length().unwrap_or(1);
-            let batch = batch_of(&shape.samples, &compute.allocator, rows, longest)?;
+            let (compute, samples) =
+                (Compute::new(config.threads, Allocator::meta())?, shape.samples());
+            let longest = samples.max_length().unwrap_or(1);
+            let batch = batch_of(&samples, &compute.allocator, rows, longest)?;
             // The third micro-batch of a step would need as much as the second one.
-            let batches = vec![batch; shape.num_batches.clamp(1, 2)];
+            let batches = vec![batch; shape.num_batches().clamp(1, 2)];
             let precision = options.precision;
             Rehearsal::of(model, precision, &compute, &batches, clipped, options.sync_batch_norm)
         };
@@ -307,20 +275,20 @@ fn need(
     passes: &Passes,
     rank: usize,
 ) -> Need {
-    let options = shape.strategy.options;
+    let (config, options) = (shape.config, shape.strategy.options);
     let precision = options.precision;
     let footprint = strategy.footprint(model, precision, shape.mesh, rank);
     let owned = strategy.owned(model, shape.mesh, rank);
     let state: usize = owned.state.iter().map(|range| range.len()).sum();
     let state_bytes = state * precision.master.size_bytes();
-    let num_partial_sums = options.num_partial_sums(shape.num_batches);
+    let num_partial_sums = options.num_partial_sums(shape.num_batches());
     let bytes_of = |category: Category| -> u64 {
         match category {
             Category::Parameters => footprint.parameters as u64,
             // Sums over earlier micro-batches are as long as the gradients.
             Category::Gradients => (footprint.gradients * (1 + num_partial_sums)) as u64,
             Category::Optimizer => {
-                (state_bytes * shape.optimizer.config().state_names().len()) as u64
+                (state_bytes * config.optimizer.config().state_names().len()) as u64
             }
             Category::Unsharded => footprint.unsharded as u64,
             Category::Activations => passes.activations,
@@ -337,43 +305,61 @@ fn need(
         .map(|category| by_category[category as usize])
         .fold(passes.both, u64::saturating_add);
     let process = OWN_PROCESS_BYTES + shape.program_bytes;
+    let profile = config.profile.as_ref();
+    let events =
+        profile.map_or(0, |of| events_bytes(of, config.threads, shape.has_streams()) as u64);
     let besides = [
         ("the data set", shape.data_set_bytes as u64),
-        ("events of --profile", shape.events_bytes as u64),
+        ("events of --profile", events),
         ("gaps between buffers", passes.gaps),
         ("batches to evaluate on", evaluated_bytes(shape, shape.rows[rank])),
     ];
     let mut need =
         Need { by_category, total, besides, resident: None, is_at_least: passes.is_at_least };
-    need.resident = shape.has_processes.then_some(need.whole().saturating_add(process as u64));
+    let has_processes = config.transport != TransportName::Thread;
+    need.resident = has_processes.then_some(need.whole().saturating_add(process as u64));
     need
 }
 
 /// The most bytes that a rank copies for a checkpoint: its part of the values and of the optimizer's state, of which
 /// ranks that own the same elements write equal parts. The copy shrinks while it is written.
 fn snapshot_bytes(shape: &Shape, strategy: &dyn Strategy, model: &Model, rank: usize) -> u64 {
-    let Some(most) = shape.snapshot_bytes else { return 0 };
+    let config = shape.config;
+    if config.checkpoints.save.is_none() {
+        return 0;
+    }
     let owned = |rank| strategy.owned(model, shape.mesh, rank);
     let part = |of: fn(&Owned) -> &Vec<Range<usize>>, all: usize| -> f64 {
         let len = |rank| of(&owned(rank)).iter().map(Range::len).sum::<usize>() as f64;
         let held: f64 = (0..shape.rows.len()).map(len).sum();
         if held > 0.0 { len(rank) * all as f64 / held } else { 0.0 }
     };
-    let (layout, copies) = (&model.layout, shape.optimizer.config().state_names().len());
+    let (layout, copies) = (&model.layout, config.optimizer.config().state_names().len());
     let elems = part(|of| &of.values, layout.len())
         + part(|of| &of.state, layout.trained_len()) * copies as f64;
     let elem_bytes = shape.strategy.options.precision.master.size_bytes() as f64;
+    let most = config.checkpoints.budget_bytes().unwrap_or(usize::MAX);
     ((elems * elem_bytes) as u64).min(most as u64)
 }
 
 /// The batches of an evaluation between steps, which are there beside those of training.
 fn evaluated_bytes(shape: &Shape, rows: usize) -> u64 {
-    let of_row = shape.evaluated.as_ref().map_or(0, BatchShape::max_bytes);
-    (of_row as u64).saturating_mul(rows as u64).saturating_mul(1 + shape.num_ahead_evaluated as u64)
+    let test = shape.data.test.as_deref().filter(|_| shape.config.evaluation.eval_every.is_some());
+    let of_row = test.map_or(0, |test| BatchShape::of(test).max_bytes());
+    let num_ahead = if shape.has_streams() { 0 } else { BATCHES_AHEAD };
+    (of_row as u64).saturating_mul(rows as u64).saturating_mul(1 + num_ahead as u64)
 }
 
 /// The batches that are there at once: those of the step, and those that the loader's thread has made or makes.
 fn data_bytes(shape: &Shape, rows: usize) -> u64 {
-    let count = (shape.num_batches + shape.num_ahead).min(shape.num_batches_of_run).max(1);
-    (shape.samples.max_bytes() as u64).saturating_mul(rows as u64).saturating_mul(count as u64)
+    let (config, num_batches) = (shape.config, shape.num_batches());
+    let num_ahead = match (shape.has_streams(), config.load_ahead) {
+        (true, _) if config.copies.copy_stream => num_batches,
+        (true, _) | (_, 0) => 0,
+        // One more is being made.
+        (_, depth) => depth + 1,
+    };
+    let of_run = config.steps_per_epoch.saturating_mul(config.epochs);
+    let count = (num_batches + num_ahead).min(of_run).max(1);
+    (shape.samples().max_bytes() as u64).saturating_mul(rows as u64).saturating_mul(count as u64)
 }

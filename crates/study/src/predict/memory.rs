@@ -18,6 +18,7 @@ use paceline_run::resolve::resolve_unchecked;
 use paceline_run::shortage::{largest, with_strategy};
 use paceline_settings::config::TrainConfig;
 use paceline_settings::flags::RunFlags;
+use paceline_settings::named::TransportName;
 use paceline_settings::open_data::OpenData;
 use paceline_table::table::{Columns, Table};
 use serde::Serialize;
@@ -87,7 +88,10 @@ pub fn predict_memory(args: &PredictArgs) -> Result<u8> {
     for &ranks in &args.nproc {
         let limit = limit(args.rank_gb, ranks)?;
         limits.push((ranks, limit as u64));
-        let config = TrainConfig { world_size: ranks, ..config.clone() };
+        // A step of a long run without checkpoints, whose ranks are processes.
+        let mut config =
+            TrainConfig { world_size: ranks, steps_per_epoch: usize::MAX, ..config.clone() };
+        (config.transport, config.checkpoints.save) = (TransportName::Shm, None);
         let batch = global.map_or(config.batch_size, |global| global.div_ceil(ranks));
         for name in &names {
             let case = Case::new(&config, &data, name, batch)?;
@@ -150,16 +154,8 @@ impl<'a> Case<'a> {
     }
 
     fn shape(&self, rows: usize) -> Shape<'_> {
-        Shape {
-            strategy: &self.strategy,
-            mesh: &self.mesh,
-            rows: vec![rows; self.config.world_size],
-            num_batches: self.strategy.accumulate,
-            num_batches_of_run: usize::MAX,
-            has_processes: true,
-            snapshot_bytes: None,
-            ..self.base.clone()
-        }
+        let Self { strategy, mesh, base, .. } = self;
+        Shape { strategy, mesh, rows: vec![rows; self.config.world_size], ..base.clone() }
     }
 
     fn build(&self, model: &ModelConfig) -> Result<Model> {
