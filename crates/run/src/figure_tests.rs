@@ -8,7 +8,7 @@ use std::time::Duration;
 use paceline_checkpoint::progress::{EpochSums, Evaluation, TestResult};
 use paceline_collectives::{Group, Transport};
 use paceline_model::Layout;
-use paceline_observe::figures::event::StepDone;
+use paceline_observe::figures::event::{Event, StepDone};
 use paceline_observe::figures::facts::{Facts, Outcome};
 use paceline_observe::figures::figure::{Figure, Source};
 use paceline_observe::figures::table::{TABLE, find};
@@ -221,7 +221,7 @@ fn figures_of_evaluations_follow_their_rules() {
         let result = TestResult { samples: 8, sums, has_classes: true };
         let evaluation =
             Evaluation { steps: 1, epoch: 0, result, is_final: true, is_repeated: false };
-        figure.of_evaluation(&evaluation)?.as_f64()
+        figure.at(&Event::Evaluated(evaluation))?.as_f64()
     };
     for figure in TABLE.iter().filter(|of| matches!(of.source, Source::Evaluation(_))) {
         // The value of another figure, not a mean itself.
@@ -263,7 +263,7 @@ fn figures_of_a_steps_samples_follow_their_rules() {
     let (group, track) = (Group::single().unwrap(), SpanTrack::with_capacity(0));
     let of = |figure: &Figure, at: usize| {
         let step = step_done(&losses[at], &track, &group);
-        figure.of_step(&step)?.as_f64()
+        figure.at(&Event::Step(&step))?.as_f64()
     };
     for name in ["samples", "loss", "correct", "accuracy"] {
         check(name, of, [10.0, 30.0]);
@@ -284,8 +284,9 @@ fn a_model_without_classes_has_no_accuracy_anywhere() {
     let step = StepDone { has_classes: false, ..step_done(&loss, &track, &group) };
     for name in ["correct", "accuracy", "train_accuracy", "eval_accuracy"] {
         let figure = find(name).unwrap();
+        let at = |event: Event| figure.at(&event);
         let values =
-            [figure.of_step(&step), figure.of_evaluation(&evaluated), figure.of_run(&facts)];
+            [at(Event::Step(&step)), at(Event::Evaluated(evaluated)), figure.of_run(&facts)];
         let found: Vec<Value> =
             values.into_iter().flatten().filter(|value| !value.is_null()).collect();
         assert!(found.is_empty(), "{name}: {found:?}");

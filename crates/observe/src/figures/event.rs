@@ -98,6 +98,19 @@ pub enum Event<'a> {
     Ended(&'a Facts<'a>),
 }
 
+impl Event<'_> {
+    /// The optimizer steps and the epoch of an event that files have a line for: a step, an evaluation that is not repeated, or
+    /// a save.
+    pub fn position(&self) -> Option<(u64, u64)> {
+        match self {
+            Self::Step(of) => Some((of.steps, of.epoch)),
+            Self::Evaluated(of) if !of.is_repeated => Some((of.steps, of.epoch)),
+            Self::Saved(of) => Some((of.steps, of.epoch)),
+            _ => None,
+        }
+    }
+}
+
 /// A checkpoint that is being written.
 #[derive(Clone, Copy, Debug)]
 pub struct Save {

@@ -6,7 +6,7 @@ use paceline_checkpoint::progress::{Evaluation, LossScaling};
 use paceline_table::table::Head;
 use serde_json::Value;
 
-use crate::figures::event::{Save, StepDone};
+use crate::figures::event::{Event, Save, StepDone};
 use crate::figures::facts::Facts;
 use crate::record::ranks::Ranks;
 use crate::record::steps::AllSteps;
@@ -178,32 +178,20 @@ impl Figure {
         self
     }
 
-    /// Its value in a step; `None` if it is not a figure of steps, or if this step does not have it.
-    pub fn of_step(&self, step: &StepDone) -> Option<Value> {
-        match self.source {
-            Source::Position(of) => Some(of(step.steps, step.epoch + 1).into()),
-            Source::Times(of, 1.0) => Some(of(&step.times).into()),
-            Source::Times(of, factor) => Some((of(&step.times) as f64 * factor).into()),
-            Source::Step(of) => of(step),
-            Source::Scaling(of) => step.scaling.as_ref().map(of),
-            _ => None,
-        }
-    }
-
-    /// Its value in an evaluation; `None` if it is not a figure of evaluations.
-    pub fn of_evaluation(&self, evaluation: &Evaluation) -> Option<Value> {
-        match self.source {
-            Source::Position(of) => Some(of(evaluation.steps, evaluation.epoch + 1).into()),
-            Source::Evaluation(of) => of(evaluation).map(Value::from),
-            _ => None,
-        }
-    }
-
-    /// Its value in a save; `None` if it is not a figure of saves.
-    pub fn of_save(&self, save: &Save) -> Option<Value> {
-        match self.source {
-            Source::Position(of) => Some(of(save.steps, save.epoch + 1).into()),
-            Source::Save(of) => Some(of(save).into()),
+    /// Its value at an event that has a [position](Event::position); `None` if it is not a figure of such events, or if this
+    /// event does not have it.
+    pub fn at(&self, event: &Event) -> Option<Value> {
+        let (steps, epoch) = event.position()?;
+        match (self.source, event) {
+            (Source::Position(of), _) => Some(of(steps, epoch + 1).into()),
+            (Source::Times(of, 1.0), Event::Step(step)) => Some(of(&step.times).into()),
+            (Source::Times(of, factor), Event::Step(step)) => {
+                Some((of(&step.times) as f64 * factor).into())
+            }
+            (Source::Step(of), Event::Step(step)) => of(step),
+            (Source::Scaling(of), Event::Step(step)) => step.scaling.as_ref().map(of),
+            (Source::Evaluation(of), Event::Evaluated(of_test)) => of(of_test).map(Value::from),
+            (Source::Save(of), Event::Saved(save)) => Some(of(save).into()),
             _ => None,
         }
     }

@@ -5,7 +5,6 @@ use std::path::Path;
 
 use paceline_failure::Result;
 use paceline_host::disk::Disk;
-use serde_json::Value;
 
 use crate::figures::event::{Event, Listener};
 use crate::figures::figure::Figure;
@@ -24,12 +23,6 @@ impl MetricsFile {
         Ok(Self(Appended::create(disk, folder.join("metrics.jsonl"), &[])?))
     }
 
-    /// Adds a line with the figures that have a value, in the order of the table.
-    fn add(&mut self, value: impl Fn(&Figure) -> Option<Value>) {
-        let shown = TABLE.iter().filter(|figure| figure.in_metrics);
-        self.add_line(&shown.filter_map(|figure| Some((figure.name, value(figure)?))).collect());
-    }
-
     fn add_line(&mut self, line: &Named) {
         let text = serde_json::to_string(line).expect("plain data") + "\n";
         self.0.add(text.as_bytes(), "the rest of");
@@ -38,13 +31,11 @@ impl MetricsFile {
 
 impl Listener for MetricsFile {
     fn on(&mut self, event: &Event) -> Result<()> {
-        match event {
-            Event::Step(step) => self.add(|figure| figure.of_step(step)),
-            Event::Evaluated(evaluation) if !evaluation.is_repeated => {
-                self.add(|figure| figure.of_evaluation(evaluation));
-            }
-            Event::Saved(save) => self.add(|figure| figure.of_save(save)),
-            _ => {}
+        if event.position().is_some() {
+            // The figures that have a value, in the order of the table.
+            let value = |figure: &Figure| Some((figure.name, figure.at(event)?));
+            let shown = TABLE.iter().filter(|figure| figure.in_metrics);
+            self.add_line(&shown.filter_map(value).collect());
         }
         Ok(())
     }

@@ -59,17 +59,11 @@ pub struct TensorBoard(Appended);
 
 impl Listener for TensorBoard {
     fn on(&mut self, event: &run::Event) -> Result<()> {
-        match event {
-            run::Event::Step(step) => self.add(step.steps, |figure| figure.of_step(step)),
-            run::Event::Evaluated(evaluation) if !evaluation.is_repeated => {
-                self.add(evaluation.steps, |figure| {
-                    without_position(figure)?.of_evaluation(evaluation)
-                });
-            }
-            run::Event::Saved(save) => {
-                self.add(save.steps, |figure| without_position(figure)?.of_save(save));
-            }
-            _ => {}
+        if let Some((step, _)) = event.position() {
+            // The curve of the epochs has a point per step already.
+            let has_epoch = matches!(event, run::Event::Step(_));
+            let is_shown = |of: &Figure| has_epoch || !matches!(of.source, Source::Position(_));
+            self.add(step, |figure| figure.at(event).filter(|_| is_shown(figure)));
         }
         Ok(())
     }
@@ -106,11 +100,6 @@ impl TensorBoard {
         let event = Event { step: step as i64, summary: Some(summary), ..Event::default() };
         self.0.add(&event.record(), &format!("the curves from step {step} on to"));
     }
-}
-
-/// A figure that is not the position of the run. The curve of the epochs has a point per step already.
-fn without_position(figure: &Figure) -> Option<&Figure> {
-    (!matches!(figure.source, Source::Position(_))).then_some(figure)
 }
 
 impl Event {
