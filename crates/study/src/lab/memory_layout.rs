@@ -11,7 +11,6 @@ use paceline_kernels::conv2d::{self, Conv2d};
 use paceline_kernels::pool2d::{self, MaxPool2d};
 use paceline_kernels::{Compute, ImageLayout, conv_relu_pool, layout, peak};
 use paceline_memory::{Allocator, Category, DType, Shape, Tensor};
-use paceline_table::chart::{Chart, Color, Picture, Row, Rows, Shown};
 use paceline_table::stats::median;
 use paceline_table::table::{Cell, Table};
 
@@ -99,10 +98,8 @@ enum Kind {
     Product,
     /// A product with all operations after it, as fused networks have it.
     Fused,
-    /// A part of its step that only moves numbers.
+    /// An operation that only moves numbers.
     Move,
-    /// An operation that the layer does not need.
-    Conversion,
 }
 
 /// The cost of an operation on a batch of images, in both layouts.
@@ -129,7 +126,7 @@ const REPETITIONS: usize = 21;
 fn found(made: &Made) -> Result<Vec<Found>> {
     let compute = Compute::new(1, Allocator::new())?;
     let peak_gflop_s = peak::of_threads(&compute, DType::F32) / 1e9;
-    let (mut costs, mut rows, mut lines) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut costs, mut lines) = (Vec::new(), Vec::new());
     for conv in convolutions(made)? {
         let of_conv = costs_of(&compute, conv)?;
         let share = |at: usize| {
@@ -145,7 +142,6 @@ fn found(made: &Made) -> Result<Vec<Found>> {
             of_conv[0].images,
             100.0 * nchw / nhwc
         ));
-        rows.extend(bars(&of_conv));
         costs.extend(of_conv);
     }
     if costs.is_empty() {
@@ -153,11 +149,6 @@ fn found(made: &Made) -> Result<Vec<Found>> {
     }
     lines
         .push(format!("The peak of one thread in f32 is {peak_gflop_s:.1} GFLOP/s, measured now."));
-    let chart = Picture {
-        title: "memory-layout: a convolution with its pool, and the conversion".to_owned(),
-        subtitle: format!("{}; both passes of a batch, one thread", made.outcome.origin.place()),
-        chart: Chart::Rows(Rows::new(Shown::Bars, "ms", rows)),
-    };
     let definition = format!(
         "One thread, f32, both layouts in turn; medians of {REPETITIONS} repetitions. The conversion is that of \
          the output, to NHWC and to NCHW. The speed has its 95 % interval."
@@ -165,7 +156,6 @@ fn found(made: &Made) -> Result<Vec<Found>> {
     let table = table(&costs, peak_gflop_s);
     Ok(vec![Found {
         lines,
-        chart: Some(("memory-layout-operations".to_owned(), chart)),
         ..Found::new("operations", "Operation by operation", definition, table)
     }])
 }
@@ -206,39 +196,18 @@ fn table(costs: &[Cost], peak_gflop_s: f64) -> Table {
     tabled(heads, costs.iter().map(row))
 }
 
-/// Both passes of a layer in each layout, and the conversion of its output in both directions, as bars.
-fn bars(costs: &[Cost]) -> [Row; 3] {
-    let sum = |kinds: &[Kind], at: usize| {
-        let of_kinds = costs.iter().filter(|cost| kinds.contains(&cost.kind));
-        of_kinds.map(|cost| cost.ms[at]).sum::<f64>()
-    };
-    let conversion = (0..2).map(|at| sum(&[Kind::Conversion], at)).sum();
-    let bar = |at: usize, name: &str, ms: f64| Row::bar(name, Some(ms), Color::Series(at));
-    let first = bar(0, "NHWC", sum(&[Kind::Product, Kind::Move], 0));
-    [
-        Row { heading: costs[0].images.clone(), ..first },
-        bar(1, "NCHW", sum(&[Kind::Product, Kind::Move], 1)),
-        bar(2, "conversion, forth and back", conversion),
-    ]
-}
-
-/// A tensor and its gradient.
-struct Pair {
-    value: Tensor,
-    grad: Tensor,
-}
-
-/// The tensors of a convolution and a 2x2 max-pool in one layout.
+/// The tensors of a convolution and a 2x2 max-pool in one layout. Gradients are written over values, because only the time
+/// matters.
 struct Images {
     conv: Conv2d,
     pool: MaxPool2d,
-    input: Pair,
-    output: Pair,
-    pooled: Pair,
+    input: Tensor,
+    output: Tensor,
+    pooled: Tensor,
     /// The places of the largest values of the pool.
     winners: Tensor,
-    weight: Pair,
-    bias: Pair,
+    weight: Tensor,
+    bias: Tensor,
 }
 
 /// Numbers between -1 and 1 that no product sees as zeros.
@@ -255,19 +224,16 @@ impl Images {
         let conv = Conv2d { layout, ..conv };
         let Conv2d { height, width, c_out: channels, .. } = conv;
         let pool = MaxPool2d { height, width, channels, window: 2, stride: 2, layout };
-        let pair = |shape: Shape| -> Result<Pair> {
-            Ok(Pair { value: filled(compute, shape)?, grad: filled(compute, shape)? })
-        };
         let winners =
             compute.allocator.tensor(DType::U8, pool.output_shape(batch), Category::Data)?;
         winners.fill_zero()?;
         Ok(Self {
-            input: pair(conv.input_shape(batch).into())?,
-            output: pair(conv.output_shape(batch).into())?,
-            pooled: pair(pool.output_shape(batch).into())?,
+            input: filled(compute, conv.input_shape(batch))?,
+            output: filled(compute, conv.output_shape(batch))?,
+            pooled: filled(compute, pool.output_shape(batch))?,
             winners,
-            weight: pair(conv.weight_shape().into())?,
-            bias: pair([channels].into())?,
+            weight: filled(compute, conv.weight_shape())?,
+            bias: filled(compute, [channels])?,
             conv,
             pool,
         })
@@ -280,31 +246,20 @@ type Operation = fn(&Compute, &Images) -> paceline_kernels::Result<()>;
 /// The operations.
 const OPERATIONS: [(&str, Kind, Operation); 6] = [
     ("forward", Kind::Product, |c, i| {
-        conv2d::forward(c, &i.conv, &i.input.value, &i.weight.value, &i.bias.value, &i.output.value)
+        conv2d::forward(c, &i.conv, &i.input, &i.weight, &i.bias, &i.output)
     }),
     ("with ReLU and pool", Kind::Fused, |c, i| {
-        let (input, weight, bias) = (&i.input.value, &i.weight.value, &i.bias.value);
-        conv_relu_pool::forward(c, &i.conv, input, weight, bias, &i.pooled.value, &i.winners)
+        conv_relu_pool::forward(c, &i.conv, &i.input, &i.weight, &i.bias, &i.pooled, &i.winners)
     }),
     ("input gradient", Kind::Product, |c, i| {
-        conv2d::backward_input(c, &i.conv, &i.weight.value, &i.output.grad, &i.input.grad)
+        conv2d::backward_input(c, &i.conv, &i.weight, &i.output, &i.input)
     }),
     ("weight gradient", Kind::Product, |c, i| {
-        conv2d::backward_weight(
-            c,
-            &i.conv,
-            &i.input.value,
-            &i.output.grad,
-            &i.weight.grad,
-            &i.bias.grad,
-            false,
-        )
+        conv2d::backward_weight(c, &i.conv, &i.input, &i.output, &i.weight, &i.bias, false)
     }),
-    ("pool", Kind::Move, |c, i| {
-        pool2d::forward(c, &i.pool, &i.output.value, &i.pooled.value, &i.winners)
-    }),
+    ("pool", Kind::Move, |c, i| pool2d::forward(c, &i.pool, &i.output, &i.pooled, &i.winners)),
     ("pool gradient", Kind::Move, |c, i| {
-        pool2d::backward(c, &i.pool, &i.winners, &i.pooled.grad, &i.output.grad)
+        pool2d::backward(c, &i.pool, &i.winners, &i.pooled, &i.output)
     }),
 ];
 
@@ -328,15 +283,9 @@ fn costs_of(compute: &Compute, conv: Conv2d) -> Result<Vec<Cost>> {
     };
     let mut costs = OPERATIONS.iter().map(cost).collect::<Result<Vec<Cost>>>()?;
     let (ms, _) = in_turn(|to| {
-        layout::convert(
-            compute,
-            ImageLayout::ALL[to],
-            &layouts[1 - to].output.value,
-            &layouts[to].output.value,
-        )
+        layout::convert(compute, ImageLayout::ALL[to], &layouts[1 - to].output, &layouts[to].output)
     })?;
-    let operation = "conversion";
-    let kind = Kind::Conversion;
+    let (operation, kind) = ("conversion", Kind::Move);
     costs.push(Cost { images, batch, operation, kind, gflop: None, ms, effect: None });
     Ok(costs)
 }

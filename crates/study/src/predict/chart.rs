@@ -52,26 +52,24 @@ pub fn charts(
     charts
 }
 
-/// The different numbers of ranks, in the order of the rows.
-fn ranks_of(rows: &[Row]) -> Vec<usize> {
-    let mut all = Vec::new();
-    for row in rows {
-        if !all.contains(&row.ranks) {
-            all.push(row.ranks);
+/// These values, each once.
+fn distinct<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> {
+    values.fold(Vec::new(), |mut known, value| {
+        if !known.contains(&value) {
+            known.push(value);
         }
-    }
-    all
+        known
+    })
 }
 
-/// The names of the algorithms of the rows, each once.
+/// The different numbers of ranks.
+fn ranks_of(rows: &[Row]) -> Vec<usize> {
+    distinct(rows.iter().map(|row| row.ranks))
+}
+
+/// The names of the algorithms of the rows.
 fn algorithms(rows: &[Row]) -> String {
-    let mut all: Vec<&str> = Vec::new();
-    for row in rows {
-        if !all.contains(&row.algorithm) {
-            all.push(row.algorithm);
-        }
-    }
-    all.join(" and ")
+    distinct(rows.iter().map(|row| row.algorithm)).join(" and ")
 }
 
 /// The efficiency against the bandwidth: a curve for each number of ranks, with the latency of its first link.
@@ -119,14 +117,9 @@ fn by_ranks(rows: &[Row], calibrations: &[Calibration], labels: &Labels) -> Pict
     let level = ranks.iter().map(|&ranks| point(ranks, alone(ranks)));
     let level = Series::line("no communication", level);
     let mut series = vec![level.stroke(Stroke::Dotted).look(REFERENCE_LOOK)];
-    let mut links: Vec<&str> = Vec::new();
-    for row in rows.iter().filter(|row| row.ranks == ranks[0]) {
-        if !links.contains(&&*row.link) {
-            links.push(&row.link);
-        }
-    }
+    let links = distinct(rows.iter().map(|row| &row.link));
     for (look, link) in links.into_iter().enumerate() {
-        let of_link = || rows.iter().filter(move |row| row.link == link);
+        let of_link = || rows.iter().filter(move |row| row.link == *link);
         let predicted = of_link().map(|row| point(row.ranks, row.prediction.step_ms));
         series.push(Series::line(link, predicted).stroke(Stroke::Dashed).look(look));
         let measured = of_link().filter_map(|row| Some(point(row.ranks, row.measured_ms?)));

@@ -80,10 +80,8 @@ pub struct Compression {
     pub half_step_ms: f64,
     /// The step if only the largest tenth of the gradients is sent.
     pub top_k_step_ms: f64,
-    /// The method that would pay, in a few words: `fp16`, `top_k`, or why neither does.
+    /// The method that would pay, `fp16` or `top_k`, or why neither does.
     pub pays: &'static str,
-    /// A sentence that says whether either would pay, and why.
-    pub verdict: String,
 }
 
 impl Compression {
@@ -114,39 +112,25 @@ impl Compression {
         };
         let half_step_ms = step_ms(costs.narrow_ms, costs.widen_ms, &halved);
         let top_k_step_ms = step_ms(costs.select_ms, costs.scatter_ms * ranks as f64, &sparse);
-        let (pays, verdict) = verdict(plain, half_step_ms, top_k_step_ms, costs);
-        Self { ranks, link: name.to_owned(), half_step_ms, top_k_step_ms, pays, verdict }
+        let pays = pays(plain, half_step_ms, top_k_step_ms);
+        Self { ranks, link: name.to_owned(), half_step_ms, top_k_step_ms, pays }
     }
 }
 
-/// The method that would pay, and the sentence with the reason.
-fn verdict(plain: &Prediction, half: f64, top_k: f64, costs: &Costs) -> (&'static str, String) {
-    let step = plain.step_ms;
-    let (name, best) = if half <= top_k { ("fp16", half) } else { ("top_k", top_k) };
-    // Predictions are accurate to a few percent.
-    if best < 0.97 * step {
-        let why = format!(
-            "{name} would pay: {best:.2} ms instead of {step:.2}, since {:.2} ms of communication are \
-             exposed without it",
-            plain.exposed_ms
-        );
-        return (name, why);
+/// The method that would pay, or why neither does. Predictions are accurate to a few percent.
+fn pays(plain: &Prediction, half_step_ms: f64, top_k_step_ms: f64) -> &'static str {
+    let (name, best) = if half_step_ms <= top_k_step_ms {
+        ("fp16", half_step_ms)
+    } else {
+        ("top_k", top_k_step_ms)
+    };
+    if best < 0.97 * plain.step_ms {
+        name
+    } else if plain.exposed_ms < 0.03 * plain.step_ms {
+        "neither: nothing to save"
+    } else {
+        "neither: they take longer"
     }
-    if plain.exposed_ms < 0.03 * step {
-        let why = format!(
-            "compression would not pay: {:.2} ms are exposed, so there is nothing to save",
-            plain.exposed_ms
-        );
-        return ("neither: nothing to save", why);
-    }
-    let why = format!(
-        "compression would not pay: {:.2} ms are exposed, but rounding and widening take {:.2} ms, and \
-         finding the largest tenth {:.2}",
-        plain.exposed_ms,
-        costs.narrow_ms + costs.widen_ms,
-        costs.select_ms
-    );
-    ("neither: they take longer", why)
 }
 
 #[cfg(test)]
@@ -173,10 +157,8 @@ mod tests {
             compute_ms: 40.0,
             backward_begin_ms: 10.0,
             backward_end_ms: 30.0,
-            by_bucket_ms: 0.0,
-            spread: None,
             ready: vec![ReadyLine { param: "a.weight".to_owned(), ready_ms: 30.0 }],
-            traced: None,
+            ..Calibration::default()
         };
         let link = link.parse().unwrap();
         let network = Network { ranks: 2, link, hosts: None, way: network::Route::Direct };
@@ -195,17 +177,15 @@ mod tests {
         // 5 ms on the link, 1 ms before and 1 after; the largest tenth: 2 ms, and 8 before, 2 after.
         assert!((compression.half_step_ms - 47.0).abs() < 1e-3, "{compression:?}");
         assert!((compression.top_k_step_ms - 52.0).abs() < 1e-3, "{compression:?}");
-        assert!(compression.verdict.starts_with("fp16 would pay"), "{}", compression.verdict);
         assert_eq!(compression.pays, "fp16");
     }
 
     #[test]
     fn and_do_not_on_a_fast_one_or_with_slow_kernels() {
         let (_, compression) = compressed("nvlink4", &COSTS);
-        assert!(compression.verdict.contains("nothing to save"), "{}", compression.verdict);
+        assert_eq!(compression.pays, "neither: nothing to save");
         let slow = Costs { narrow_ms: 9.0, select_ms: 90.0, ..COSTS };
         let (_, compression) = compressed("1GB/s,0us", &slow);
-        assert!(compression.verdict.contains("take 10.00 ms"), "{}", compression.verdict);
         assert_eq!(compression.pays, "neither: they take longer");
     }
 }

@@ -253,10 +253,8 @@ mod tests {
             compute_ms: 39.0,
             backward_begin_ms: 10.0,
             backward_end_ms: 30.0,
-            by_bucket_ms: 0.0,
-            spread: None,
             ready,
-            traced: None,
+            ..Calibration::default()
         };
         (builder.finish(1), calibration)
     }

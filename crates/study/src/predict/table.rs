@@ -251,10 +251,9 @@ mod tests {
             compute_ms: 39.0,
             backward_begin_ms: 10.0,
             backward_end_ms: 30.0,
-            by_bucket_ms: 0.0,
             spread: Spread::of([Some(39.0), Some(40.0), Some(43.5)]),
             ready: vec![ReadyLine { param: "a.weight".to_owned(), ready_ms: 20.0 }],
-            traced: None,
+            ..Calibration::default()
         }
     }
 
@@ -270,7 +269,6 @@ mod tests {
             half_step_ms: 44.0,
             top_k_step_ms: 60.0,
             pays: "fp16",
-            verdict: "fp16 would pay".to_owned(),
         };
         let none = Row { slowest_gbit_s: None, slowest_named: None, ..row("1gbit,50ms", None) };
         let rows = [row("10gbe", Some(47.5)), none];
