@@ -3,9 +3,10 @@
 //! The rows of a study whose cases are all combinations of the values go in. A pair of rows that differ in one flag gives one
 //! ratio in each round.
 
+use paceline_observe::figures::figure::Better;
 use paceline_table::table::Cell;
 
-use crate::noise::{self, Effect, logarithms};
+use crate::noise::{self, Effect, MIN_ROUNDS, logarithms};
 use crate::outcome::Outcome;
 use crate::plan::Vary;
 use crate::report::{Found, tabled};
@@ -65,9 +66,8 @@ fn pairs(
         values[flag].clone_from(one);
         let base = rows.iter().position(|row| row.values == values)?;
         let logs = logarithms(&outcome.values(figure, base), &outcome.values(figure, row));
-        // A figure that is 0 has no ratio to another one.
         let is_pair = [base, row].iter().all(|at| rows[*at].failure.is_none()) && !logs.is_empty();
-        (is_pair && logs.iter().all(|log| log.is_finite())).then_some(logs)
+        is_pair.then_some(logs)
     };
     (0..rows.len())
         .filter(|row| rows[*row].values.get(flag) == Some(other))
@@ -77,12 +77,12 @@ fn pairs(
 
 /// Whether the effect of each value changes with each value of another flag; all further flags are as in the base. The rows must
 /// be in the order in which they were planned, in which the last flag changes fastest.
-pub fn interactions(grid: &[Vary], outcome: &Outcome) -> Found {
+pub fn interactions(grid: &[Vary], outcome: &Outcome, (figure, better): (&str, Better)) -> Found {
     let row = |choice: &[usize]| {
         choice.iter().zip(grid).fold(0, |at, (value, of)| at * of.alternatives.len() + value)
     };
     let logs = |from: &[usize], to: &[usize]| {
-        let values = |choice: &[usize]| outcome.values(&outcome.compared_by, row(choice));
+        let values = |choice: &[usize]| outcome.values(figure, row(choice));
         logarithms(&values(from), &values(to))
     };
     let named =
@@ -92,11 +92,11 @@ pub fn interactions(grid: &[Vary], outcome: &Outcome) -> Found {
         values.flat_map(|(at, of)| (1..of.alternatives.len()).map(move |value| (at, value)));
     let values: Vec<(usize, usize)> = values.collect();
     let (mut cells, mut lines) = (Vec::new(), Vec::new());
-    for &knob in &values {
-        for &beside in values.iter().filter(|(at, _)| *at != knob.0) {
+    for &setting in &values {
+        for &beside in values.iter().filter(|(at, _)| *at != setting.0) {
             let mut base = vec![0; grid.len()];
             let mut turned = base.clone();
-            turned[knob.0] = knob.1;
+            turned[setting.0] = setting.1;
             let alone = logs(&base, &turned);
             (base[beside.0], turned[beside.0]) = (beside.1, beside.1);
             let together = logs(&base, &turned);
@@ -105,35 +105,35 @@ pub fn interactions(grid: &[Vary], outcome: &Outcome) -> Found {
             let [alone, together, change] =
                 [&alone, &together, &change].map(|logs| Effect::of_logarithms(logs));
             let [in_base, brings] = [alone, together].map(noise::words);
-            let (knob, beside) = (named(knob), named(beside));
+            let (setting, beside) = (named(setting), named(beside));
             if let Some(together) = together.filter(|_| change.is_some_and(|of| !of.is_none())) {
                 let still = if together.is_none() {
                     "makes no difference"
-                } else if together.ratio > 1.0 {
+                } else if (together.ratio > 1.0) == (better == Better::Higher) {
                     "still helps"
                 } else {
                     "costs"
                 };
                 lines.push(format!(
-                    "{knob} {still} once {beside}: {brings}, and {in_base} in the base"
+                    "{setting} {still} once {beside}: {brings}, and {in_base} in the base"
                 ));
             }
-            cells.push([knob, in_base, beside, brings, noise::words(change)].map(Cell::Text));
+            cells.push([setting, in_base, beside, brings, noise::words(change)].map(Cell::Text));
         }
     }
-    if lines.is_empty() {
-        lines.push("No knob changes what another brings by more than the noise.".to_owned());
+    if lines.is_empty() && outcome.origin.rounds >= MIN_ROUNDS {
+        lines.push("No setting changes what another brings by more than the noise.".to_owned());
     }
     let heads = [
-        ("knob", "knob", ("", 0)),
+        ("setting", "setting", ("", 0)),
         ("alone", "in the base", ("", 0)),
         ("beside", "once", ("", 0)),
         ("together", "it brings", ("", 0)),
         ("change", "the change", ("", 0)),
     ];
-    let title = "Does a knob still help once another is turned?";
-    let definition = "All further knobs are as in the base. The change is the second effect over the first; below 1 the two knobs \
-                      save the same time.";
+    let title = "Does a setting still help once another is changed?";
+    let definition = "All further settings have their first values, as in the base. The change is the second effect over the first: \
+                      at 1, the two settings do not act on each other.";
     Found { lines, ..Found::new("interactions", title, definition, tabled(heads, cells)) }
 }
 

@@ -117,9 +117,12 @@ pub fn words(effect: Option<Effect>) -> String {
     effect.map_or("too few rounds".to_owned(), |effect| effect.words())
 }
 
-/// The logarithm of the ratio of a variant to the base in each round.
+/// The logarithm of the ratio of a variant to the base in each round; empty if a figure is not above zero.
 pub fn logarithms(base: &[f64], variant: &[f64]) -> Vec<f64> {
-    base.iter().zip(variant).map(|(base, variant)| (variant / base).ln()).collect()
+    let all = base.iter().zip(variant).map(|(base, variant)| (variant / base).ln());
+    Some(all.collect())
+        .filter(|all: &Vec<f64>| all.iter().all(|of| of.is_finite()))
+        .unwrap_or_default()
 }
 
 /// The place of each case from its figure in each round: one plus the number of cases that are better by more than noise. Cases

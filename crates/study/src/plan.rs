@@ -76,7 +76,7 @@ impl Case {
 }
 
 /// Fails if a flag is varied twice, or has a value of its own in `base`.
-pub fn check(base: &Spec, vary: &[Vary]) -> Result<()> {
+fn check(base: &Spec, vary: &[Vary]) -> Result<()> {
     for (at, Vary { given_by, key, .. }) in vary.iter().enumerate() {
         if vary[..at].iter().any(|other| other.key == *key) {
             return Err(Failure::Usage(format!(
@@ -91,16 +91,20 @@ pub fn check(base: &Spec, vary: &[Vary]) -> Result<()> {
 }
 
 /// The number of all combinations of the alternatives of all flags. Fails for more than any study has.
-pub fn count(vary: &[Vary]) -> Result<usize> {
+fn count(vary: &[Vary]) -> Result<usize> {
     let count = vary.iter().try_fold(1usize, |count, of| count.checked_mul(of.alternatives.len()));
     count.filter(|count| *count <= MAX_CASES).ok_or_else(|| {
         Failure::Usage(format!("these are more than {MAX_CASES} cases; pass fewer values"))
     })
 }
 
-/// All combinations of the alternatives of all flags as a scene, in an order in which the last flag changes fastest.
-/// Each is resolved. Also returns the warnings of all.
-pub fn combinations(base: &Spec, vary: &[Vary]) -> Result<(Scene, Vec<String>)> {
+/// All combinations of the alternatives of all flags as a scene, in an order in which the last flag changes fastest; or only
+/// those with at most one flag that has not its first value. Each is resolved. Also returns the warnings of all.
+pub fn combinations(
+    base: &Spec,
+    vary: &[Vary],
+    one_at_a_time: bool,
+) -> Result<(Scene, Vec<String>)> {
     check(base, vary)?;
     let count = count(vary)?;
     let mut warnings: BTreeMap<String, ()> = BTreeMap::new();
@@ -110,10 +114,14 @@ pub fn combinations(base: &Spec, vary: &[Vary]) -> Result<(Scene, Vec<String>)> 
         let chosen = vary.iter().rev().map(|of| {
             let at = rest % of.alternatives.len();
             rest /= of.alternatives.len();
-            of.alternatives[at].clone()
+            at
         });
-        let mut values: Vec<String> = chosen.collect();
-        values.reverse();
+        let chosen: Vec<usize> = chosen.collect();
+        if one_at_a_time && chosen.iter().filter(|at| **at > 0).count() > 1 {
+            continue;
+        }
+        let values = vary.iter().zip(chosen.iter().rev());
+        let values: Vec<String> = values.map(|(of, at)| of.alternatives[*at].clone()).collect();
         let mut spec = base.clone();
         for (of, value) in vary.iter().zip(&values) {
             spec = of.set(&spec, value)?;
@@ -124,7 +132,7 @@ pub fn combinations(base: &Spec, vary: &[Vary]) -> Result<(Scene, Vec<String>)> 
             .map_err(|failure| Failure::Usage(format!("case {name}: {failure}")))?;
         warnings.extend(config.warnings.into_iter().map(|warning| (warning, ())));
         scene = scene.with(name, spec);
-        scene.variants[case].values = values;
+        scene.variants.last_mut().into_iter().for_each(|last| last.values.clone_from(&values));
     }
     Ok((scene, warnings.into_keys().collect()))
 }
@@ -177,11 +185,14 @@ mod tests {
     #[test]
     fn every_alternative_meets_every_other() {
         let vary = [vary("strategy=ddp,flat_ddp"), vary("hidden=8,16 ,32")];
-        let (scene, warnings) = combinations(&Spec::default(), &vary).unwrap();
+        let (scene, warnings) = combinations(&Spec::default(), &vary, false).unwrap();
         let names: Vec<&str> = scene.variants.iter().map(|case| case.name.as_str()).collect();
         assert_eq!(names[..2], ["strategy=ddp, hidden=8", "strategy=ddp, hidden=16"]);
         assert_eq!(names.len(), 6);
         assert_eq!(scene.variants[5].values, ["flat_ddp", "32"]);
+        let (scene, _) = combinations(&Spec::default(), &vary, true).unwrap();
+        let values: Vec<String> = scene.variants.iter().map(|case| case.values.join(" ")).collect();
+        assert_eq!(values, ["ddp 8", "ddp 16", "ddp 32", "flat_ddp 8"]);
         assert!(warnings.is_empty(), "{warnings:?}");
     }
 
@@ -201,14 +212,18 @@ mod tests {
 
     #[test]
     fn an_unsound_case_is_named() {
-        let error = combinations(&Spec::default(), &[vary("nproc=1,0")]).unwrap_err().to_string();
+        let error =
+            combinations(&Spec::default(), &[vary("nproc=1,0")], false).unwrap_err().to_string();
         assert!(error.starts_with("case nproc=0: "), "{error}");
         let base = Spec::default().with("nproc", 2);
-        let error = combinations(&base, &[vary("nproc=1,2")]).unwrap_err().to_string();
+        let error = combinations(&base, &[vary("nproc=1,2")], false).unwrap_err().to_string();
         assert!(error.contains("leave it out"), "{error}");
         let twice = [vary("nproc=1,2"), vary("nproc=1")];
         assert!(
-            combinations(&Spec::default(), &twice).unwrap_err().to_string().contains("there twice")
+            combinations(&Spec::default(), &twice, false)
+                .unwrap_err()
+                .to_string()
+                .contains("there twice")
         );
     }
 

@@ -40,13 +40,14 @@ pub fn sweep(args: &SweepArgs, placement: Option<Placement>) -> Result<u8> {
     let (figure, better) = ranked_by(&args.rank_by)?;
     let vary =
         args.vary.iter().map(|text| Vary::parse("--vary", text)).collect::<Result<Vec<_>>>()?;
-    let (scene, warnings) = plan::combinations(&args.train.0, &vary)?;
+    let (scene, warnings) = plan::combinations(&args.train.0, &vary, args.one_at_a_time)?;
     let scenes = [scene];
     let (cases, of_variants) = scene::cases(&scenes)?;
     check_folder("--output", &args.output, "pass a folder that you can write to")?;
     let varied = vary.iter().map(Vary::text).collect::<Vec<_>>().join(" --vary ");
     let shared = spec::settings(&args.train.0);
-    let settings = [("--vary".to_owned(), varied)].into_iter().chain(shared.clone());
+    let alone = args.one_at_a_time.then(|| ("--one-at-a-time".to_owned(), String::new()));
+    let settings = [("--vary".to_owned(), varied)].into_iter().chain(alone).chain(shared.clone());
     let limits = (args.rounds, args.run_limit);
     let mut ledger = Ledger::of_runs(&args.output, &cases, limits, settings)?;
     for warning in warnings {
@@ -55,7 +56,11 @@ pub fn sweep(args: &SweepArgs, placement: Option<Placement>) -> Result<u8> {
     execute::make(&cases, args.rounds, limit, None, &mut ledger)?;
     let mut outcome = Outcome::new("sweep", &scenes, &of_variants, args.rounds, &ledger);
     outcome.keys = vary.iter().map(|of| of.key.clone()).collect();
-    let effects = grid::effects(&vary, &outcome, figure.name);
+    let mut found = vec![grid::effects(&vary, &outcome, figure.name)];
+    if vary.len() > 1 && !args.one_at_a_time {
+        found.push(grid::interactions(&vary, &outcome, (figure.name, better)));
+    }
+    found.push(settings_found(&shared));
     outcome.rank(figure.name, better);
     let (cases, rounds) = (plural(outcome.rows.len(), "case"), plural(args.rounds, "round"));
     let keys = outcome.keys.join(", ");
@@ -68,7 +73,7 @@ pub fn sweep(args: &SweepArgs, placement: Option<Placement>) -> Result<u8> {
             format!("Ranked by {}: {is_better} is better", figure.head().words()),
         ],
         columns: figures().map(|(figure, _)| figure.name).collect(),
-        found: vec![effects, settings_found(&shared)],
+        found,
         charts: chart(&outcome).map(|of| ("sweep".to_owned(), of)).into_iter().collect(),
         outcome,
         ..Report::default()

@@ -3,8 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::common::{Run, Running, Sandbox, json, signal};
-use rustix::process::Signal;
+use crate::common::{Run, Sandbox, json};
 use serde_json::Value;
 
 /// One round of a few steps of a network that takes no time.
@@ -140,6 +139,13 @@ fn recording_has_its_price() {
         command
     };
     Run::of(command).ok();
+    // One page of all that is there, also where an experiment is, and again.
+    for folder in [".", ".", "out", "out"] {
+        lab(&sandbox, &format!("--report {folder}")).ok().line("1 experiment");
+        for ending in ["html", "csv"] {
+            assert!(sandbox.path(folder).join(format!("experiments.{ending}")).is_file());
+        }
+    }
 }
 
 #[test]
@@ -163,56 +169,6 @@ fn buckets_are_measured_and_replayed() {
     lab(&sandbox, "grad-accum --sizes 1").refused(&["--sizes is for buckets"]);
 }
 
-/// The records of a folder, in the order of the runs.
-fn records(sandbox: &Sandbox) -> Vec<Value> {
-    let Ok(entries) = std::fs::read_dir(sandbox.path("out/records")) else { return Vec::new() };
-    let mut paths: Vec<_> = entries.map(|entry| entry.unwrap().path()).collect();
-    paths.retain(|path| path.extension().is_some_and(|of| of == "json"));
-    paths.sort();
-    paths.iter().map(|path| json(path)).collect()
-}
-
-#[test]
-fn a_grid_goes_on_after_a_kill_with_nothing_run_twice() {
-    let sandbox = Sandbox::new();
-    let grid = "--grid precision=f32,bf16 --grid fuse=true,false --grid layout=nhwc,nchw";
-    let flags = format!(
-        "combine --rounds 3 --seconds 0 --steps 3 --warmup-steps 1 --output out {NET} {grid}"
-    );
-    let mut command = sandbox.paceline();
-    command.arg("lab").args(flags.split_whitespace());
-    let running = Running::start(command);
-    crate::common::wait_until("five runs", || records(&sandbox).len() >= 5);
-    signal(running.id(), Signal::KILL);
-    running.end();
-    let before = records(&sandbox);
-    assert!(before.len() < 24, "it was over already");
-    let run = lab(&sandbox, &flags).ok();
-    run.line(&format!("Goes on after {} of 24 runs", before.len()));
-    let after = records(&sandbox);
-    assert_eq!(after.len(), 24);
-    assert_eq!(after[..before.len()], before[..], "a run was made again");
-    run.line("Ranked");
-    run.line("Does a knob still help once another is turned?");
-    let rows = json(&sandbox.path("out/lab.json"))["rows"].as_array().unwrap().clone();
-    assert_eq!(rows.len(), 8);
-    assert!(rows[1..].iter().all(|row| row["effect"]["rounds"] == 3));
-
-    // One page of all that is there, also where an experiment is, and again.
-    for folder in [".", ".", "out", "out"] {
-        lab(&sandbox, &format!("--report {folder}")).ok().line("1 experiment");
-        for ending in ["html", "csv"] {
-            assert!(sandbox.path(folder).join(format!("experiments.{ending}")).is_file());
-        }
-    }
-}
-
-#[test]
-fn one_knob_at_a_time_is_a_shorter_grid() {
-    let (_, _, rows) = make("combine", "--grid precision=f32,bf16 fuse=true,false --one-at-a-time");
-    assert_eq!(variants(&rows), ["base", "fuse=false", "precision=bf16"].into());
-}
-
 #[test]
 fn mistakes_are_told_before_anything_runs() {
     let sandbox = Sandbox::new();
@@ -221,24 +177,6 @@ fn mistakes_are_told_before_anything_runs() {
     std::fs::create_dir(sandbox.path("empty")).unwrap();
     for (flags, part) in [
         ("asynk-copy", "did you mean async-copy?"),
-        ("combine", "the grid is empty"),
-        ("combine --grid precision", "pass the name of a flag and its values"),
-        ("combine --grid precision=", "a value is missing"),
-        ("combine --grid precision=f32", "a knob has two values or more"),
-        ("combine --grid precision=f32,f33", "f33"),
-        ("combine --grid presision=f32,bf16", "the nearest one is precision"),
-        ("combine --grid precision=f32,fp16", "--emulate-fp16"),
-        (
-            "combine --one-at-a-time --grid precision=f32,bf16 --precision f32",
-            "--grid precision sets it",
-        ),
-        ("combine --grid precision=f32,bf16 --grid precision=f32,bf16", "there twice"),
-        ("combine --grid precision=f32,bf16 --precision f32", "--grid precision sets it"),
-        (
-            "combine --grid lr=0.1,0.2,0.3,0.4,0.5,0.6,0.7,0.8,0.9,1 seed=1,2,3,4,5,6,7,8,9,10,11,12",
-            "pass --yes",
-        ),
-        ("async-copy --grid precision=f32,bf16", "--grid is for combine"),
         ("async-copy --pin-memory", "it is what the experiment turns"),
         ("grad-accum --links banana", "banana"),
         ("grad-accum --global-batch-size 100", "pass a multiple of 16"),
@@ -259,7 +197,7 @@ fn mistakes_are_told_before_anything_runs() {
     }
     assert!(!sandbox.path("lab").exists(), "nothing is written");
     // A folder of another version is another experiment.
-    let small = format!("combine --grid fuse=true,false {SMALL} {STEPS} {NET}");
+    let small = format!("memory-layout {SMALL} {STEPS} {NET}");
     lab(&sandbox, &small).ok();
     let file = sandbox.path("out/sweep-settings.json");
     let mut settings = json(&file);

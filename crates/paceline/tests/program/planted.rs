@@ -20,7 +20,7 @@ struct Case {
 }
 
 const SHORT: &str = "--rounds 1 --channels 4 --hidden 8 --samples 200";
-const LAB: &str = "--seconds 0 --steps 3 --warmup-steps 1 --image 8 8 1 --grid precision=f32,bf16";
+const LAB: &str = "--seconds 0 --steps 3 --warmup-steps 1 --image 8 8 1";
 const LM: &str = "train --recipe tiny-lm --layers 1 --width 16 --heads 2 --intermediate 32 --seq-len 8 --test-samples 4 --nproc 1 \
                   --steps 1 --data-dir texts --save model --quiet";
 
@@ -42,10 +42,14 @@ const CASES: [Case; 10] = [
         prepare: &["train TINY --steps 2 --quiet"],
         exempt: &["stated."],
     },
-    Case { command: "lab combine --output out SHORT LAB", prepare: &[], exempt: &["out/runs/"] },
+    Case {
+        command: "lab memory-layout --output out SHORT LAB",
+        prepare: &[],
+        exempt: &["out/runs/"],
+    },
     Case {
         command: "lab --report out",
-        prepare: &["lab combine --output out/combine SHORT LAB"],
+        prepare: &["lab memory-layout --output out/layout SHORT LAB"],
         exempt: &[],
     },
     Case { command: "launch -n 1 --log-dir out -- true", prepare: &[], exempt: &[] },

@@ -93,6 +93,8 @@ fn two_keys_meet_and_rounds_alternate() {
         effects.iter().map(|of| (of["value"].as_str().unwrap(), of["pairs"].as_u64())).collect();
     assert_eq!(effects, [("flat_ddp", Some(2)), ("4 8", Some(2))]);
 
+    run.line("Does a setting still help once another is changed?");
+
     let folders = run_folders(&sandbox);
     assert_eq!(folders.len(), 12);
     assert!(folders.contains(&"000-strategy=ddp_channels=4.1".to_owned()), "{folders:?}");

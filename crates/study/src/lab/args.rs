@@ -15,7 +15,6 @@ Examples:
   paceline lab                                        the experiments, a line each
   paceline lab async-copy                             about two minutes
   paceline lab grad-accum --links default,1gbe        on links of one's own choice
-  paceline lab combine --grid precision=f32,bf16 --grid layout=nchw,nhwc
   paceline lab memory-layout --data cifar10 --data-dir ~/cifar
   paceline lab buckets --sizes 1,4,16 --links 10gbe   sizes of one's own choice
   paceline lab --report lab                           one page of all that is in a folder
@@ -31,15 +30,6 @@ pub struct LabArgs {
     /// Make one page of all experiments in this folder and those inside it
     #[arg(long, value_name = "DIR", conflicts_with = "experiment", help_heading = "Lab")]
     pub report: Option<PathBuf>,
-    /// combine: the name of a flag below, and its values, as precision=f32,bf16. The first value of each is the base
-    #[arg(long, value_name = "KEY=A,B", num_args = 1.., help_heading = "Lab")]
-    pub grid: Vec<String>,
-    /// combine: change one flag of the grid at a time, instead of every combination
-    #[arg(long, help_heading = "Lab")]
-    pub one_at_a_time: bool,
-    /// combine: make more than a thousand runs
-    #[arg(long, help_heading = "Lab")]
-    pub yes: bool,
     /// parallelism, grad-accum, buckets: links to emulate, separated by commas, by name or as 10gbit:50us; default is none
     #[arg(long, value_name = "LINK", value_delimiter = ',', help_heading = "Lab")]
     pub links: Vec<String>,
@@ -81,10 +71,7 @@ impl LabArgs {
             return usage(format!("--within {}: pass percent above 0, at most 100", self.within));
         }
         let only = [
-            ("--grid", !self.grid.is_empty(), &["combine"][..]),
-            ("--one-at-a-time", self.one_at_a_time, &["combine"]),
-            ("--yes", self.yes, &["combine"]),
-            ("--sizes", !self.sizes.is_empty(), &["buckets"]),
+            ("--sizes", !self.sizes.is_empty(), &["buckets"][..]),
             ("--links", !self.links.is_empty(), &["parallelism", "grad-accum", "buckets"]),
         ];
         let name = self.experiment.as_deref().unwrap_or_default();

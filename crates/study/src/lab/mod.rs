@@ -15,7 +15,6 @@ pub mod measure;
 
 pub mod async_copy;
 pub mod buckets;
-pub mod combine;
 pub mod grad_accum;
 pub mod memory_layout;
 pub mod parallelism;
@@ -90,7 +89,6 @@ pub const EXPERIMENTS: &[Experiment] = &[
     grad_accum::EXPERIMENT,
     profiling::EXPERIMENT,
     buckets::EXPERIMENT,
-    combine::EXPERIMENT,
 ];
 
 /// The folder in which experiments are made by default.

@@ -24,6 +24,9 @@ pub struct SweepArgs {
     /// of a list; a switch takes true or false, and default leaves the flag out
     #[arg(long, value_name = "KEY=A,B", required = true, help_heading = "Sweep")]
     pub vary: Vec<String>,
+    /// Change one flag at a time from its first value, instead of every combination
+    #[arg(long, help_heading = "Sweep")]
+    pub one_at_a_time: bool,
     /// Folder for all files. The same command again continues a sweep that was interrupted
     #[arg(long, value_name = "DIR", help_heading = "Sweep")]
     pub output: PathBuf,
