@@ -12,7 +12,7 @@ use std::sync::{PoisonError, RwLock};
 
 use clap::builder::{PossibleValue, PossibleValuesParser};
 use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
-use paceline_failure::{Failure, Result};
+use paceline_failure::{Failure, Result, numbers};
 use serde_json::{Map, Value};
 
 /// Something that a flag can name.
@@ -244,6 +244,6 @@ pub fn spaced(numbers: &[usize]) -> String {
 
 /// A parser for the width of a layer, at most 2^20: large enough for any real model, and small enough
 /// that the product of two widths does not overflow.
-pub fn width() -> clap::builder::RangedU64ValueParser<usize> {
-    clap::builder::RangedU64ValueParser::new().range(..=1 << 20)
+pub fn width() -> impl Fn(&str) -> std::result::Result<usize, String> + Clone {
+    numbers::within(1, 1 << 20)
 }

@@ -1,5 +1,5 @@
-//! How a command fails: its message and its exit code; and the files that commands write ([`outputs`]), which fail in these
-//! words.
+//! How a command fails: its message and its exit code; the files that commands write ([`outputs`]) and the numbers that they
+//! take ([`numbers`]), which fail in these words.
 //!
 //! Each library has its own error, and any error becomes a [`Failure`] with its message. This crate knows only those that decide
 //! about the exit code: the errors of ranks that talk to each other, and of the environment that places them. A crate that can
@@ -7,6 +7,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
+pub mod numbers;
 pub mod outputs;
 
 use std::error::Error;

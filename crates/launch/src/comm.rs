@@ -9,9 +9,6 @@ use serde::Serialize;
 
 use crate::{CommArgs, TransportName};
 
-/// The longest time limit: a year in seconds, which cannot overflow when it is added to a time.
-const MAX_TIMEOUT_S: f64 = 3.2e7;
-
 /// How the ranks of a command talk to each other.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct CommConfig {
@@ -38,35 +35,24 @@ pub struct CommConfig {
 
 /// Checks the flags for ranks that use one of `transports`.
 pub fn resolve(args: &CommArgs, transports: &[TransportName]) -> Result<CommConfig> {
-    let timeout_s = args.timeout;
-    if !(timeout_s > 0.0 && timeout_s <= MAX_TIMEOUT_S) {
-        return usage(format!(
-            "--timeout {timeout_s}: pass seconds above zero, as in --timeout 60"
-        ));
-    }
-    let with_flag = |flag: &'static str| move |error| Failure::Usage(format!("{flag}: {error}"));
-    let link = args.link.as_deref().map(str::parse).transpose().map_err(with_flag("--link"))?;
-    let algorithm: Algorithm = args.algorithm.parse().map_err(with_flag("--algorithm"))?;
+    let CommArgs { timeout: timeout_s, link, algorithm, nccl_order, .. } = *args;
     if algorithm != Algorithm::Direct && !transports.contains(&TransportName::Tcp) {
         return usage(format!(
             "--algorithm {} applies to --transport tcp only; leave it out, or use that transport",
             algorithm.name()
         ));
     }
-    let nccl_order = args.nccl_order.parse().map_err(with_flag("--nccl-order"))?;
-    let log = match &args.comm_log {
-        Some(level) => level.parse().map_err(with_flag("--comm-log"))?,
-        None => {
+    let log = args.comm_log.map_or_else(
+        || {
             let level = std::env::var_os(COMM_LOG).unwrap_or_default();
-            level.to_string_lossy().parse().map_err(with_flag(COMM_LOG))?
-        }
-    };
+            let level = level.to_string_lossy().parse();
+            level.map_err(|error| Failure::Usage(format!("{COMM_LOG}: {error}")))
+        },
+        Ok,
+    )?;
     let uses_hybrid = transports.contains(&TransportName::Hybrid);
     if args.hosts.is_some() && !uses_hybrid {
         return usage("--hosts applies to --transport hybrid only; leave it out");
-    }
-    if args.hosts == Some(0) {
-        return usage("--hosts 0: pass 1 or more");
     }
     let is_networked = uses_hybrid || transports.contains(&TransportName::Tcp);
     if args.host.is_some() && !is_networked {

@@ -215,7 +215,7 @@ fn resolve(
         data.prepare(args.output.quiet)?;
     }
     let test = data.open_test(args.training.seed)?;
-    let init_method = config::resolve_init_method(&args.ranks.init_method)?;
+    let init_method = args.ranks.init_method.clone();
     let (seed, precision) = (args.training.seed, args.precision.precision);
     let config = EvaluationConfig {
         model,

@@ -27,18 +27,13 @@ use paceline_settings::spec::RunSpec;
 use paceline_settings::strategy::{self, StrategyConfig};
 
 use crate::resolve_ranks::{
-    check_ranks, resolve_batch, resolve_comm, resolve_init_method, resolve_mesh, resolve_pinning,
-    resolve_pipeline, resolve_world_size,
+    check_ranks, resolve_batch, resolve_comm, resolve_mesh, resolve_pinning, resolve_pipeline,
+    resolve_world_size,
 };
 use crate::{
     device_checks, folder, instructions, markers, precision, recorded, resume, sample, shards,
     shortage,
 };
-
-/// The most batches that a thread makes ahead of the step.
-const MOST_AHEAD: usize = 1000;
-/// The longest that a sample may take to decode, in microseconds: a second.
-const MOST_DECODE_US: f64 = 1e6;
 
 /// Checks all settings together and fills in the defaults. Opens the data and the checkpoint, so that
 /// problems with them are reported now. Writes nothing except data that have to be downloaded. At the
@@ -102,7 +97,7 @@ pub fn resolve_unchecked(
     warnings.extend(precision::note(flags.precision.precision, flags.precision.emulate_fp16));
     let pinning = resolve_pinning(&flags, placement, world_size, &mut warnings);
     let strategy = strategy::resolve(&flags, &spec, &settings, &model, world_size, &mut warnings)?;
-    let mesh = resolve_mesh(flags.strategy.mesh.as_deref(), &strategy, world_size)?;
+    let mesh = resolve_mesh(flags.strategy.mesh.as_ref(), &strategy, world_size)?;
     let strategy = strategy.on(&mesh.without(Axis::Pp))?;
     // The ranks of all stages work on the same samples.
     let num_shares = world_size / mesh.size(Axis::Pp);
@@ -112,7 +107,11 @@ pub fn resolve_unchecked(
     let loss_scale = LossScale::resolve(&flags, &strategy, &mut warnings)?;
     flags.schedule.check_flags(optimizer.lr())?;
     let global_batch_size = resolve_batch(&flags, num_shares, model.defaults().batch_size)?;
-    check_numbers(&flags)?;
+    flags.output.name.as_deref().map_or(Ok(()), folder::check_name)?;
+    let (budget_mb, least_mb) = (flags.checkpoints.save_budget_mb, MIN_BUDGET_BYTES >> 20);
+    if let Some(mb) = budget_mb.filter(|mb| *mb < least_mb) {
+        return usage(format!("--save-budget-mb {mb}: pass at least {least_mb}"));
+    }
     let tokenizer = model.tokenizer();
     let needs = RunNeeds {
         model: model.name(),
@@ -180,7 +179,7 @@ pub fn resolve_unchecked(
         threads: flags.host.threads,
         simd: flags.ranks.simd.or_else(Instructions::held).map(Instructions::name),
         pin_cores: pinning.is_some(),
-        init_method: resolve_init_method(&flags.ranks.init_method)?,
+        init_method: flags.ranks.init_method,
         epochs,
         steps: flags.training.steps,
         steps_per_epoch,
@@ -224,39 +223,8 @@ pub fn resolve_unchecked(
     Ok((config, OpenData { train: dataset, test }, built))
 }
 
-/// Checks numbers that no other setting changes.
-fn check_numbers(flags: &RunFlags) -> Result<()> {
-    let counts = [
-        ("--epochs", flags.training.epochs == Some(0)),
-        ("--steps", flags.training.steps == Some(0)),
-        ("--steps-per-epoch", flags.training.steps_per_epoch == Some(0)),
-        ("--save-every", flags.checkpoints.save_every == Some(0)),
-        ("--eval-every", flags.evaluation.eval_every == Some(0)),
-        ("--early-stop", flags.evaluation.early_stop == Some(0)),
-        ("--log-every", flags.output.log_every == Some(0)),
-    ];
-    if let Some((flag, _)) = counts.iter().find(|(_, is_zero)| *is_zero) {
-        return usage(format!("{flag} 0: pass 1 or more"));
-    }
-    flags.output.name.as_deref().map_or(Ok(()), folder::check_name)?;
-    if flags.checkpoints.save_keep < 2 {
-        return usage(format!(
-            "--save-keep {}: the only checkpoint could be one whose weights are ruined; pass at least 2",
-            flags.checkpoints.save_keep
-        ));
-    }
-    let least_mb = MIN_BUDGET_BYTES >> 20;
-    if let Some(mb) = flags.checkpoints.save_budget_mb.filter(|mb| *mb < least_mb) {
-        return usage(format!("--save-budget-mb {mb}: pass at least {least_mb}"));
-    }
-    Ok(())
-}
-
 fn check_clipping(norm: Option<f64>, strategy: &StrategyConfig) -> Result<()> {
     match norm {
-        Some(norm) if !(norm > 0.0 && norm.is_finite()) => {
-            usage(format!("--clip-grad-norm {norm}: pass a number above zero"))
-        }
         Some(_) if !strategy.is_alone() && !strategy.keeps_replicas_equal() => usage(format!(
             "--clip-grad-norm: with {} each rank has gradients of its own, whose norms differ; leave it \
              out, or pass another strategy",
@@ -338,17 +306,7 @@ fn build(
 
 /// Checks how batches are made.
 fn check_loading(config: &TrainConfig) -> Result<()> {
-    let (ahead, decode_us) = (config.load_ahead, config.decode_us);
-    if ahead > MOST_AHEAD {
-        return usage(format!(
-            "--load-ahead {ahead}: so many batches take much memory; pass {MOST_AHEAD} or less"
-        ));
-    }
-    if !(0.0..=MOST_DECODE_US).contains(&decode_us) {
-        return usage(format!(
-            "--decode-us {decode_us}: pass microseconds from 0 to {MOST_DECODE_US}"
-        ));
-    }
+    let decode_us = config.decode_us;
     if config.makes_on_device() && (config.spec.has("load-ahead") || decode_us > 0.0) {
         let flag = if decode_us > 0.0 { "--decode-us" } else { "--load-ahead" };
         return usage(format!(

@@ -35,11 +35,6 @@ pub(crate) fn check(
 ) -> Result<()> {
     let problem = match flags.evaluation.sample_every {
         None => return Ok(()),
-        Some(0) => {
-            return Err(Failure::Usage(
-                "--sample-every 0: pass the number of optimizer steps between two texts".into(),
-            ));
-        }
         Some(_) if !matches!(model.samples(), Samples::Tokens { classes: None, .. }) => {
             format!("--model {} predicts no tokens", model.name())
         }

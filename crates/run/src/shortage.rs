@@ -118,7 +118,7 @@ pub fn with_strategy(config: &TrainConfig, name: &str) -> Result<(StrategyConfig
     let flags: RunFlags = read(&settings)?;
     let (model, world) = (&config.model, config.world_size);
     let strategy = strategy::resolve(&flags, &spec, &settings, model, world, &mut Vec::new())?;
-    let mesh = resolve_mesh(flags.strategy.mesh.as_deref(), &strategy, world)?;
+    let mesh = resolve_mesh(flags.strategy.mesh.as_ref(), &strategy, world)?;
     Ok((strategy, mesh))
 }
 

@@ -26,9 +26,6 @@ use crate::resolve_ranks::sizes_of_steps;
 /// How often each pass is measured.
 const TIMES: usize = 3;
 
-/// The name that leaves the schedule open.
-pub(crate) const AUTO: &str = "auto";
-
 /// Chooses the open settings of a configuration by measured costs. `None` if nothing is open. All ranks call this together.
 pub(crate) fn choose(
     config: &TrainConfig,

@@ -4,6 +4,8 @@
 //! without one it is doubled. A scale is a power of two here, so that multiplying by it and dividing again changes no digit.
 //! The effect of a scale on a step is not known here.
 
+use std::str::FromStr;
+
 use paceline_failure::{Failure, Result};
 use serde::Serialize;
 
@@ -11,10 +13,6 @@ use super::flags::{LossScaleFlags, RunFlags};
 use super::named::PrecisionName;
 use super::strategy::StrategyConfig;
 
-/// The scale with which `dynamic` begins, as in `GradScaler`.
-const INITIAL: f64 = 65536.0;
-/// The steps without overflow after which it is doubled, as in `GradScaler`.
-const WINDOW: u64 = 2000;
 /// The largest power of two that f32 has.
 const LARGEST: f64 = (1u128 << 127) as f64;
 
@@ -30,16 +28,22 @@ pub struct LossScale {
 }
 
 impl LossScale {
+    /// The scale that `dynamic` names, as in `GradScaler`.
+    const DYNAMIC: Self = Self { initial: 65536.0, window: Some(2000) };
+
     /// Resolves the flags: by default a dynamic scale with fp16, and no scale otherwise.
     pub fn resolve(
         flags: &RunFlags,
         strategy: &StrategyConfig,
         warnings: &mut Vec<String>,
     ) -> Result<Option<Self>> {
-        let LossScaleFlags { loss_scale, loss_scale_window: window } = &flags.loss_scale;
-        let of_precision = (flags.precision.precision == PrecisionName::Fp16).then_some("dynamic");
-        let text = loss_scale.as_deref().or(of_precision);
-        let scale = text.map(|text| Self::parse(text, *window)).transpose()?;
+        let LossScaleFlags { loss_scale, loss_scale_window: window } = flags.loss_scale;
+        let of_precision =
+            (flags.precision.precision == PrecisionName::Fp16).then_some(Self::DYNAMIC);
+        let scale = loss_scale.or(of_precision).map(|scale| Self {
+            window: scale.window.map(|default| window.unwrap_or(default)),
+            ..scale
+        });
         if window.is_some() && scale.is_none_or(|scale| scale.window.is_none()) {
             warnings.push("--loss-scale-window has no effect without --loss-scale dynamic".into());
         }
@@ -66,19 +70,6 @@ impl LossScale {
         Ok(scale)
     }
 
-    fn parse(text: &str, window: Option<u64>) -> Result<Self> {
-        let (number, is_dynamic) = match text.split_once(':') {
-            Some(("dynamic", number)) => (Some(number), true),
-            _ if text == "dynamic" => (None, true),
-            _ => (Some(text), false),
-        };
-        let initial = number.map_or(Ok(INITIAL), |number| power_of_two(text, number))?;
-        if window == Some(0) {
-            return usage("--loss-scale-window 0: pass the number of steps, at least 1".into());
-        }
-        Ok(Self { initial, window: is_dynamic.then(|| window.unwrap_or(WINDOW)) })
-    }
-
     /// The scale as one would type it.
     pub fn words(&self) -> String {
         match self.window {
@@ -101,21 +92,28 @@ impl LossScale {
     }
 }
 
-/// The number in `text`, if it is a power of two within the range of f32 and at least 1.
-fn power_of_two(text: &str, number: &str) -> Result<f64> {
-    let Some(scale) = number.parse().ok().filter(|scale| (1.0..=LARGEST).contains(scale)) else {
-        return usage(format!(
-            "--loss-scale {text}: pass a power of two from 1 to 2^127, such as 65536; or dynamic, or dynamic:N, which begins with N"
-        ));
-    };
-    let below = scale.log2().floor().exp2();
-    if below == scale {
-        return Ok(scale);
+impl FromStr for LossScale {
+    type Err = String;
+
+    fn from_str(text: &str) -> std::result::Result<Self, String> {
+        let (number, window) = match text.split_once(':') {
+            Some(("dynamic", number)) => (number, Self::DYNAMIC.window),
+            _ if text == "dynamic" => return Ok(Self::DYNAMIC),
+            _ => (text, None),
+        };
+        let scale = number.parse().ok().filter(|scale| (1.0..=LARGEST).contains(scale));
+        let scale: f64 = scale.ok_or(
+            "pass a power of two from 1 to 2^127, such as 65536; or dynamic, or dynamic:N, which begins with N",
+        )?;
+        let below = scale.log2().floor().exp2();
+        if below == scale {
+            return Ok(Self { initial: scale, window });
+        }
+        Err(format!(
+            "this is no power of two, so dividing by it would round gradients; pass {}",
+            text.replace(number, &below.to_string())
+        ))
     }
-    usage(format!(
-        "--loss-scale {text}: this is no power of two, so dividing by it would round gradients; pass {}",
-        text.replace(number, &below.to_string())
-    ))
 }
 
 fn usage<T>(reason: String) -> Result<T> {
@@ -128,7 +126,7 @@ mod tests {
 
     #[test]
     fn powers_of_two_are_taken_and_other_numbers_are_refused() {
-        let parse = |text: &str| LossScale::parse(text, None).map_err(|e| e.to_string());
+        let parse = |text: &str| text.parse::<LossScale>();
         assert_eq!(parse("dynamic"), Ok(LossScale { initial: 65536.0, window: Some(2000) }));
         assert_eq!(parse("dynamic:4").unwrap().words(), "dynamic:4");
         assert_eq!(parse("1024"), Ok(LossScale { initial: 1024.0, window: None }));

@@ -3,6 +3,9 @@
 use paceline_strategies::schedule::Costs;
 use serde::Serialize;
 
+/// The schedule and the cut that the ranks choose once they have measured.
+pub const AUTO: &str = "auto";
+
 /// How a model is divided into stages, and in which order they run.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct PipelineConfig {
@@ -59,6 +62,6 @@ impl PipelineConfig {
 
     /// Whether the ranks have to measure before they can begin.
     pub fn is_open(&self) -> bool {
-        self.begins_at.is_empty() || self.schedule == "auto"
+        self.begins_at.is_empty() || self.schedule == AUTO
     }
 }

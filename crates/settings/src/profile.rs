@@ -53,9 +53,6 @@ pub fn resolve(
     }
     let (wait, warmup) = (args.profile_wait.unwrap_or(1), args.profile_warmup.unwrap_or(2));
     let active = args.profile_active.unwrap_or(10);
-    if active == 0 {
-        return Err(Failure::Usage("--profile-active 0 records nothing; pass 1 or more".into()));
-    }
     let needed = wait.saturating_add(warmup).saturating_add(active);
     if needed > total_steps {
         return Err(Failure::Usage(format!(

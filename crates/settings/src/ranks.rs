@@ -6,6 +6,7 @@
 
 use std::ffi::OsString;
 use std::path::PathBuf;
+use std::str::FromStr;
 
 use paceline_collectives::Group;
 use paceline_failure::Result;
@@ -45,6 +46,18 @@ pub struct Ranks<'a> {
     pub comm: &'a CommConfig,
     /// Where ranks of another launcher meet.
     pub init_method: &'a InitMethod,
+}
+
+impl FromStr for InitMethod {
+    type Err = &'static str;
+
+    fn from_str(text: &str) -> std::result::Result<Self, Self::Err> {
+        match text.strip_prefix("file://") {
+            _ if text == "env://" => Ok(Self::Environment),
+            Some(path) if path.starts_with('/') => Ok(Self::File(path.into())),
+            _ => Err("pass env:// or file:///PATH"),
+        }
+    }
 }
 
 impl Ranks<'_> {

@@ -1,13 +1,16 @@
-//! Recipes: run specifications that the program carries, by name (`--recipe NAME`).
+//! Recipes: run specifications that the program carries, by name (`--recipe NAME`); and the two flags of commands that begin
+//! with a recipe or with a file ([`BeginFlags`]).
 //!
 //! Input: a name. Output: the specification, as if its file had been passed with `--config`. The files are in
 //! `recipes`. A recipe states flags like any file, so this module knows no setting.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
+use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser};
 use paceline_failure::{Failure, Result};
 
+use super::spec::RunSpec;
 use super::spec_file::SpecFile;
 
 /// A run specification with a name.
@@ -41,14 +44,43 @@ static RECIPES: [Recipe; 3] = [
     },
 ];
 
+/// Flags that name the settings with which a command begins.
+#[derive(Clone, Debug, Args)]
+#[command(next_help_heading = "Configuration")]
+pub struct BeginFlags {
+    /// Begin with the settings of this TOML or JSON file, such as the config.json of a run
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    /// Begin with the settings of a recipe
+    #[arg(long, value_name = "NAME", value_parser = names(), conflicts_with = "config")]
+    recipe: Option<String>,
+}
+
+impl BeginFlags {
+    /// The settings of the file or the recipe that the command keeps, overlaid by `flags`; and notes about settings of the file
+    /// that flags replaced.
+    pub fn overlaid(
+        &self,
+        flags: &RunSpec,
+        is_kept: impl Fn(&str) -> bool,
+    ) -> Result<(RunSpec, Vec<String>)> {
+        let file = match (&self.config, &self.recipe) {
+            (Some(path), _) => SpecFile::read(path)?,
+            (None, Some(recipe)) => read(recipe)?,
+            (None, None) => return Ok((flags.clone(), Vec::new())),
+        };
+        file.keeping(is_kept).overlaid(flags)
+    }
+}
+
 /// The `clap` parser that accepts the names.
-pub fn names() -> PossibleValuesParser {
+fn names() -> PossibleValuesParser {
     let value = |recipe: &Recipe| PossibleValue::new(recipe.name).help(recipe.about);
     PossibleValuesParser::new(RECIPES.iter().map(value))
 }
 
 /// The specification of the recipe of this name. Fails for an unknown name.
-pub fn read(name: &str) -> Result<SpecFile> {
+fn read(name: &str) -> Result<SpecFile> {
     let named = RECIPES.iter().find(|recipe| recipe.name == name);
     let Recipe { path, toml, .. } = named.ok_or_else(|| {
         let names: Vec<&str> = RECIPES.iter().map(|recipe| recipe.name).collect();

@@ -67,16 +67,8 @@ pub fn resolve(
     }
     check_batch_norm(flags, model)?;
     let accumulate = flags.accumulate.unwrap_or(choice.of.accumulate);
-    if accumulate == 0 {
-        return usage("--accumulate 0: a step needs at least one batch; pass 1 or more".into());
-    }
     if accumulate == 1 && flags.accumulation_order == AccumulationName::Tree {
         warnings.push("--accumulation-order tree has no effect with one batch per step".into());
-    }
-    if let Some(steps) = flags.sync_blocks.filter(|steps| *steps < 2) {
-        return usage(format!(
-            "--sync-blocks {steps}: the first step of a block does not count; pass 2 or more"
-        ));
     }
     if flags.sync_blocks.is_some() && synchronizes != Synchronizes::EveryStep {
         return usage(format!(

@@ -25,8 +25,7 @@ impl ImageFlag {
     pub fn size(&self) -> Result<Option<[usize; 3]>> {
         let Some(stated) = &self.image else { return Ok(None) };
         match <[usize; 3]>::try_from(stated.as_slice()) {
-            Ok(size) if !size.contains(&0) => Ok(Some(size)),
-            Ok(size) => usage(format!("--image {}: pass numbers above zero", spaced(&size))),
+            Ok(size) => Ok(Some(size)),
             Err(_) => usage("--image takes height, width and channels"),
         }
     }

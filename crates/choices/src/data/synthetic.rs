@@ -9,6 +9,7 @@ use paceline_data::{
     DataError, Dataset, Split, SyntheticImages, SyntheticImagesConfig, SyntheticRegression,
     SyntheticTokens,
 };
+use paceline_failure::numbers::at_least;
 use paceline_failure::{Failure, Result, usage};
 use paceline_host::resources;
 use serde::Serialize;
@@ -43,12 +44,12 @@ pub(super) const SYNTHETIC: Choice<OfData> = Choice {
 #[command(next_help_heading = "Data")]
 struct Flags {
     /// Number of synthetic training images [default: 8192]; a quarter as many are for evaluation
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = at_least::<usize>(1))]
     samples: Option<usize>,
     #[command(flatten)]
     image: ImageFlag,
     /// Tokens of each synthetic sequence, or of each block of running text [default: 128]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = at_least::<usize>(1))]
     seq_len: Option<usize>,
 }
 
@@ -88,9 +89,6 @@ fn resolve(settings: &ArgMatches, run: &RunNeeds) -> Result<Arc<dyn DataSettings
 fn images(flags: &Flags, on_device: bool) -> Result<(usize, Kind)> {
     let samples = flags.samples.unwrap_or(SAMPLES);
     let image = flags.image.size()?.unwrap_or(IMAGE);
-    if samples == 0 {
-        return usage("--samples 0: pass the number of images to train on, at least 1");
-    }
     if !on_device {
         check_images_fit(samples, image)?;
     }
@@ -114,11 +112,7 @@ fn check_images_fit(samples: usize, image: [usize; 3]) -> Result<()> {
 
 fn tokens(flags: &Flags, vocab: usize, run: &RunNeeds) -> Result<(usize, Kind)> {
     let seq_len = flags.seq_len.unwrap_or(SEQ_LEN);
-    if seq_len == 0 {
-        return usage("--seq-len 0: pass the number of tokens of a sequence");
-    }
     let samples = match flags.samples {
-        Some(0) => return usage("--samples 0: pass the number of sequences to train on"),
         Some(samples) => samples,
         None => samples_of(run)?,
     };

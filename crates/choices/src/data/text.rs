@@ -10,6 +10,7 @@ use paceline_data::text::{
     TokenizerSource,
 };
 use paceline_data::{Dataset, Split};
+use paceline_failure::numbers::at_least;
 use paceline_failure::{Failure, Result, usage};
 use paceline_files::{Printable, printable};
 use paceline_host::bar::{TaskBar, Unit};
@@ -61,17 +62,17 @@ struct Flags {
     #[arg(long)]
     skip_bad_rows: bool,
     /// Text: cut each text to this many tokens [default: 512]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = at_least::<usize>(1))]
     max_length: Option<usize>,
     /// Text: number of classes [default: those of the model]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = at_least::<usize>(1))]
     classes: Option<usize>,
     /// Text: number of rows to train on, chosen by --seed [default: all]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = at_least::<usize>(1))]
     train_samples: Option<usize>,
     /// Text: number of rows, or of blocks of running text, to test with, of the test files, or of the training files if there
     /// are no others; of running text the last ones [default: all of the test files]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = at_least::<usize>(1))]
     test_samples: Option<usize>,
     /// Text: make batches of texts of like length, so that little is padded
     #[arg(long)]
@@ -81,23 +82,13 @@ struct Flags {
     #[arg(long, value_name = "DIR", help_heading = "Files and addresses")]
     token_cache: Option<PathBuf>,
     /// Tokens of each synthetic sequence, or of each block of running text [default: 128]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = at_least::<usize>(1))]
     seq_len: Option<usize>,
 }
 
 fn resolve(settings: &ArgMatches, run: &RunNeeds) -> Result<Arc<dyn DataSettings>> {
     let flags: Flags = read(settings)?;
     let stated = flags.folder.of(TEXT.name, "the folder of its files")?;
-    let numbers = [
-        ("--max-length", flags.max_length),
-        ("--classes", flags.classes),
-        ("--train-samples", flags.train_samples),
-        ("--test-samples", flags.test_samples),
-        ("--seq-len", flags.seq_len),
-    ];
-    if let Some((flag, _)) = numbers.iter().find(|(_, value)| *value == Some(0)) {
-        return usage(format!("{flag} 0: pass at least 1"));
-    }
     let kind = Kind::of(&flags, run)?;
     let data = hub::find("--data-dir", stated, hub::Wanted::Texts)?;
     let folder = data.path.clone();

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
 use clap::{ArgMatches, Args};
 use paceline_data::Dataset;
-use paceline_failure::{Failure, Result};
+use paceline_failure::Result;
 use paceline_kernels::ImageLayout;
 use paceline_model::{CnnConfig, Model, ModelError};
 
 use super::{FuseFlag, ModelSettings, OfModel, Samples};
-use crate::registry::{Choice, flags_of, read, spaced, width};
+use crate::registry::{Choice, flags_of, read, width};
 
 /// The choice.
 pub(super) const CNN: Choice<OfModel> = Choice {
@@ -71,16 +71,7 @@ fn layout_of(name: &str) -> ImageLayout {
 }
 
 fn resolve(settings: &ArgMatches) -> Result<Arc<dyn ModelSettings>> {
-    let flags: Flags = read(settings)?;
-    let zero = match (flags.channels.contains(&0), flags.hidden) {
-        (true, _) => Some(format!("--channels {}: pass numbers", spaced(&flags.channels))),
-        (false, 0) => Some("--hidden 0: pass a number".to_owned()),
-        _ => None,
-    };
-    match zero {
-        Some(problem) => Err(Failure::Usage(format!("{problem} above zero"))),
-        None => Ok(Arc::new(flags)),
-    }
+    Ok(Arc::new(read::<Flags>(settings)?))
 }
 
 impl ModelSettings for Flags {

@@ -9,6 +9,7 @@ use std::sync::Arc;
 
 use clap::{ArgMatches, Args, ValueEnum};
 use paceline_data::Dataset;
+use paceline_failure::numbers::within;
 use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
 use paceline_model::pretrained::{CONFIG_FILE, NewParam, Pretrained};
@@ -38,7 +39,7 @@ struct Flags {
     #[arg(long, value_name = "SIZE", value_enum)]
     llama_size: Option<Size>,
     /// Llama: number of blocks [default: that of --llama-size]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = within(0, LlamaConfig::MAX_LAYERS))]
     layers: Option<usize>,
     /// Llama: width of the residual stream [default: that of --llama-size]
     #[arg(long, value_name = "N", value_parser = width())]
@@ -190,19 +191,7 @@ fn of_sizes(flags: &Flags) -> Result<LlamaConfig> {
         tie_word_embeddings: flags.tie_embeddings || base.tie_word_embeddings,
         ..base
     };
-    let sizes = [
-        ("--width", width),
-        ("--heads", heads),
-        ("--kv-heads", kv_heads),
-        ("--intermediate", config.intermediate_size),
-        ("--vocab", config.vocab_size),
-    ];
-    let problem = if let Some((flag, _)) = sizes.iter().find(|(_, size)| *size == 0) {
-        format!("{flag} 0: pass a number above zero")
-    } else if config.num_hidden_layers > LlamaConfig::MAX_LAYERS {
-        let (layers, most) = (config.num_hidden_layers, LlamaConfig::MAX_LAYERS);
-        format!("--layers {layers}: pass {most} or less")
-    } else if !width.is_multiple_of(heads) {
+    let problem = if !width.is_multiple_of(heads) {
         format!("--width {width} must be a multiple of --heads {heads}")
     } else if !config.head_dim.is_multiple_of(2) {
         format!(

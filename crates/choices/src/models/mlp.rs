@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use clap::{ArgMatches, Args};
 use paceline_data::Dataset;
+use paceline_failure::numbers::within;
 use paceline_failure::{Failure, Result};
 use paceline_model::{CrossEntropy, MlpConfig, Model, ModelError};
 
@@ -36,7 +37,7 @@ struct Flags {
     #[arg(long, value_name = "N", default_value = "2048", value_parser = width())]
     output_dim: usize,
     /// MLP: number of hidden layers
-    #[arg(long, value_name = "N", default_value_t = 3)]
+    #[arg(long, value_name = "N", default_value_t = 3, value_parser = within(0, MAX_LAYERS))]
     num_layers: usize,
     /// MLP: all hidden layers after the first share their parameters
     #[arg(long)]
@@ -49,24 +50,13 @@ struct Flags {
 fn resolve(settings: &ArgMatches) -> Result<Arc<dyn ModelSettings>> {
     let flags: Flags = read(settings)?;
     let Flags { num_layers, tie_layers, .. } = flags;
-    let sizes = [
-        ("--input-dim", flags.input_dim),
-        ("--hidden-dim", flags.hidden_dim),
-        ("--output-dim", flags.output_dim),
-    ];
-    let problem = if let Some((flag, _)) = sizes.iter().find(|(_, size)| *size == 0) {
-        format!("{flag} 0: pass a number above zero")
-    } else if num_layers > MAX_LAYERS {
-        format!("--num-layers {num_layers}: pass {MAX_LAYERS} or less")
-    } else if tie_layers && num_layers < 3 {
-        format!(
+    if tie_layers && num_layers < 3 {
+        return Err(Failure::Usage(format!(
             "--tie-layers: of {num_layers} hidden layers, none has another one to share with; pass \
              --num-layers 3 or more"
-        )
-    } else {
-        return Ok(Arc::new(flags));
-    };
-    Err(Failure::Usage(problem))
+        )));
+    }
+    Ok(Arc::new(flags))
 }
 
 impl ModelSettings for Flags {

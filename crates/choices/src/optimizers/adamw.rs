@@ -1,12 +1,13 @@
 //! `--optimizer adamw`: Adam with decoupled weight decay. PyTorch's betas and epsilon are the defaults.
 
 use clap::{ArgMatches, Args};
-use paceline_failure::{Failure, Result};
+use paceline_failure::numbers::above_zero;
+use paceline_failure::{Result, numbers};
 use paceline_kernels::optimizer::AdamW;
 use paceline_model::OptimizerConfig;
 use serde_json::json;
 
-use super::{CommonFlags, OptimizerSettings, Resolve, check, others};
+use super::{CommonFlags, OptimizerSettings, Resolve, others};
 use crate::registry::{Choice, flags_of, read};
 
 /// The choice.
@@ -22,31 +23,26 @@ pub(super) const ADAMW: Choice<Resolve> = Choice {
 #[command(next_help_heading = "Training")]
 struct Flags {
     /// AdamW: the part of the mean of gradients that a step keeps
-    #[arg(long, value_name = "X", default_value_t = 0.9)]
+    #[arg(long, value_name = "X", default_value_t = 0.9, value_parser = beta)]
     beta1: f64,
     /// AdamW: the part of the mean of squared gradients that a step keeps
-    #[arg(long, value_name = "X", default_value_t = 0.999)]
+    #[arg(long, value_name = "X", default_value_t = 0.999, value_parser = beta)]
     beta2: f64,
     /// AdamW: added to the root of the mean of squared gradients, by which a step is divided
-    #[arg(long, value_name = "X", default_value_t = 1e-8)]
+    #[arg(long, value_name = "X", default_value_t = 1e-8, value_parser = above_zero)]
     eps: f64,
+}
+
+/// The part of a mean that a step keeps: with 1, no gradient would count.
+fn beta(text: &str) -> std::result::Result<f64, String> {
+    numbers::within(0.0, 1.0_f64.next_down())(text)
+        .map_err(|_| "pass a number from 0 to below 1".to_owned())
 }
 
 fn resolve(settings: &ArgMatches) -> Result<OptimizerSettings> {
     let (common, flags) = (read::<CommonFlags>(settings)?, read::<Flags>(settings)?);
     let (lr, weight_decay) = (common.lr.unwrap_or(0.001), common.weight_decay.unwrap_or(0.01));
-    check(&[("--lr", lr), ("--weight-decay", weight_decay)])?;
     let Flags { beta1, beta2, eps } = flags;
-    for (flag, beta) in [("--beta1", beta1), ("--beta2", beta2)] {
-        if !(0.0..1.0).contains(&beta) {
-            return Err(Failure::Usage(format!("{flag} {beta}: pass a number from 0 to below 1")));
-        }
-    }
-    if !(eps > 0.0 && eps.is_finite()) {
-        return Err(Failure::Usage(format!(
-            "--eps {eps}: pass a number above zero; without it, a step is divided by zero"
-        )));
-    }
     Ok(OptimizerSettings {
         name: ADAMW.name,
         lr,

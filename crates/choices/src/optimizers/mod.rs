@@ -4,7 +4,8 @@ mod adamw;
 mod sgd;
 
 use clap::{ArgMatches, Args};
-use paceline_failure::{Failure, Result};
+use paceline_failure::Result;
+use paceline_failure::numbers::at_least;
 use paceline_model::OptimizerConfig;
 use serde::Serialize;
 use serde_json::Value;
@@ -77,24 +78,14 @@ impl OptimizerSettings {
 #[command(next_help_heading = "Training")]
 struct CommonFlags {
     /// Learning rate [default: 0.01, or 0.001 for AdamW]
-    #[arg(long, value_name = "X", aliases = ["learning-rate", "learning_rate"])]
+    #[arg(long, value_name = "X", aliases = ["learning-rate", "learning_rate"], value_parser = at_least(0.0))]
     lr: Option<f64>,
     /// Weight decay [default: 0, or 0.01 for AdamW]
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", value_parser = at_least(0.0))]
     weight_decay: Option<f64>,
     /// Weight decay for matrices and convolutions only: biases, norms and other parameters of one dimension have none
     #[arg(long)]
     decay_matrices_only: bool,
-}
-
-/// Fails for values that are negative or not finite.
-fn check(flags: &[(&str, f64)]) -> Result<()> {
-    match flags.iter().find(|(_, value)| !(*value >= 0.0 && value.is_finite())) {
-        Some((flag, value)) => {
-            Err(Failure::Usage(format!("{flag} {value}: pass a number that is finite, at least 0")))
-        }
-        None => Ok(()),
-    }
 }
 
 /// The settings other than the learning rate.

@@ -2,11 +2,12 @@
 
 use clap::{ArgMatches, Args};
 use paceline_failure::Result;
+use paceline_failure::numbers::at_least;
 use paceline_kernels::optimizer::Sgd;
 use paceline_model::OptimizerConfig;
 use serde_json::json;
 
-use super::{CommonFlags, OptimizerSettings, Resolve, check, others};
+use super::{CommonFlags, OptimizerSettings, Resolve, others};
 use crate::registry::{Choice, flags_of, read};
 
 /// The choice.
@@ -22,14 +23,13 @@ pub(super) const SGD: Choice<Resolve> = Choice {
 #[command(next_help_heading = "Training")]
 struct Flags {
     /// Momentum of SGD
-    #[arg(long, value_name = "X", default_value_t = 0.0)]
+    #[arg(long, value_name = "X", default_value_t = 0.0, value_parser = at_least(0.0))]
     momentum: f64,
 }
 
 fn resolve(settings: &ArgMatches) -> Result<OptimizerSettings> {
     let (common, Flags { momentum }) = (read::<CommonFlags>(settings)?, read(settings)?);
     let (lr, weight_decay) = (common.lr.unwrap_or(0.01), common.weight_decay.unwrap_or(0.0));
-    check(&[("--lr", lr), ("--weight-decay", weight_decay), ("--momentum", momentum)])?;
     Ok(OptimizerSettings {
         name: SGD.name,
         lr,

@@ -29,7 +29,7 @@ pub(super) fn resolve(
     defaults: &Defaults,
 ) -> Result<Arc<dyn StrategySettings>> {
     let flags: BucketFlags = read(settings)?;
-    Ok(Arc::new(Settings { bucket_cap_mb: flags.resolve(defaults)? }))
+    Ok(Arc::new(Settings { bucket_cap_mb: flags.mb(defaults) }))
 }
 
 impl StrategySettings for Settings {

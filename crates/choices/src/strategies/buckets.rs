@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use clap::{Arg, ArgMatches, Args};
-use paceline_failure::{Failure, Result};
+use paceline_failure::Result;
+use paceline_failure::numbers::above_zero;
 use paceline_strategies::{BucketCaps, Ddp, Strategy};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -17,15 +18,14 @@ use crate::registry::{flags_of, read};
 #[command(next_help_heading = "Strategy")]
 pub(super) struct BucketFlags {
     /// Bucket size in MiB [default: 25, or 50 for the MLP]
-    #[arg(long, value_name = "MiB")]
+    #[arg(long, value_name = "MiB", value_parser = above_zero)]
     bucket_cap_mb: Option<f64>,
 }
 
 impl BucketFlags {
     /// The size in MiB.
-    pub fn resolve(&self, defaults: &Defaults) -> Result<f64> {
-        let cap = size("--bucket-cap-mb", self.bucket_cap_mb)?;
-        Ok(cap.unwrap_or(defaults.bucket_cap_mb))
+    pub fn mb(&self, defaults: &Defaults) -> f64 {
+        self.bucket_cap_mb.unwrap_or(defaults.bucket_cap_mb)
     }
 }
 
@@ -34,7 +34,7 @@ impl BucketFlags {
 #[command(next_help_heading = "Strategy")]
 pub(super) struct DdpFlags {
     /// Size of the first bucket of ddp in MiB [default: 1, or --bucket-cap-mb if smaller]
-    #[arg(long, value_name = "MiB")]
+    #[arg(long, value_name = "MiB", value_parser = above_zero)]
     first_bucket_mb: Option<f64>,
     /// ddp: copy gradients into the buckets and back, instead of storing them there
     #[arg(long)]
@@ -53,11 +53,10 @@ impl DdpSettings {
     /// Reads the flags, checks them and fills in the defaults.
     pub fn resolve(settings: &ArgMatches, defaults: &Defaults) -> Result<Self> {
         let (buckets, ddp): (BucketFlags, DdpFlags) = (read(settings)?, read(settings)?);
-        let bucket_cap_mb = buckets.resolve(defaults)?;
-        let first = size("--first-bucket-mb", ddp.first_bucket_mb)?;
+        let bucket_cap_mb = buckets.mb(defaults);
         Ok(Self {
             bucket_cap_mb,
-            first_bucket_mb: first.unwrap_or(first_mb(bucket_cap_mb)),
+            first_bucket_mb: ddp.first_bucket_mb.unwrap_or(first_mb(bucket_cap_mb)),
             no_gradient_view: ddp.no_gradient_view,
         })
     }
@@ -129,13 +128,4 @@ pub fn default_caps(defaults: &Defaults) -> BucketCaps {
 /// The default size of the first bucket, which is small so that communication starts early.
 fn first_mb(bucket_cap_mb: f64) -> f64 {
     bucket_cap_mb.min(1.0)
-}
-
-fn size(flag: &str, mb: Option<f64>) -> Result<Option<f64>> {
-    match mb {
-        Some(mb) if !(mb > 0.0 && mb.is_finite()) => {
-            Err(Failure::Usage(format!("{flag} {mb}: pass a size above zero")))
-        }
-        mb => Ok(mb),
-    }
 }

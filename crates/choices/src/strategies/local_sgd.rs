@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use clap::{Arg, ArgMatches, Args};
-use paceline_failure::{Failure, Result};
+use paceline_failure::Result;
+use paceline_failure::numbers::at_least;
 use paceline_strategies::{LocalSgd, Strategy};
 
 use super::{Advice, Models, StrategySettings};
@@ -15,7 +16,7 @@ use crate::registry::{flags_of, read};
 #[command(next_help_heading = "Strategy")]
 struct Flags {
     /// local_sgd: steps between two averages
-    #[arg(long, value_name = "K", default_value_t = LocalSgd::DEFAULT_EVERY)]
+    #[arg(long, value_name = "K", default_value_t = LocalSgd::DEFAULT_EVERY, value_parser = at_least::<usize>(1))]
     sync_every: usize,
     /// local_sgd: average every K-th step's gradients and never the parameters
     #[arg(long)]
@@ -29,9 +30,7 @@ pub(super) fn flags() -> Vec<Arg> {
 
 /// Reads the flags.
 pub(super) fn resolve(settings: &ArgMatches, _: &Defaults) -> Result<Arc<dyn StrategySettings>> {
-    let flags: Flags = read(settings)?;
-    LocalSgd::new(flags.sync_every).map_err(|e| Failure::Usage(format!("--sync-every: {e}")))?;
-    Ok(Arc::new(flags))
+    Ok(Arc::new(read::<Flags>(settings)?))
 }
 
 impl StrategySettings for Flags {

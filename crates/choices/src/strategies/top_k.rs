@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use clap::{Arg, ArgMatches, Args};
-use paceline_failure::{Failure, Result};
+use paceline_failure::Result;
+use paceline_failure::numbers::part;
 use paceline_strategies::{BucketCaps, Strategy, TopK};
 use serde::Serialize;
 use serde_json::{Value, json};
@@ -17,7 +18,7 @@ use crate::registry::{flags_of, read};
 #[command(next_help_heading = "Strategy")]
 struct Flags {
     /// top_k: the fraction of the gradients to send, above 0 and up to 1
-    #[arg(long, value_name = "K", default_value_t = TopK::DEFAULT_K)]
+    #[arg(long, value_name = "K", default_value_t = TopK::DEFAULT_K, value_parser = part)]
     top_k: f64,
 }
 
@@ -40,7 +41,6 @@ pub(super) fn resolve(
 ) -> Result<Arc<dyn StrategySettings>> {
     let ddp = DdpSettings::resolve(settings, defaults)?;
     let Flags { top_k } = read(settings)?;
-    TopK::new(top_k).map_err(|e| Failure::Usage(format!("--top-k: {e}")))?;
     Ok(Arc::new(Settings { ddp, top_k }))
 }
 

@@ -29,7 +29,6 @@ fn refused(flags: &str, words: &[&str]) {
 
 #[test]
 fn what_this_machine_does_not_have() {
-    refused("--threads 100000", &["--threads 100000", "1 to"]);
     refused("--image 1048576 1048576 3", &["not enough memory", "--samples"]);
     let needs = ["not enough memory", "2 ranks need about", "GB", "use a smaller model"];
     refused("--nproc 2 --model mlp --hidden-dim 1000000", &needs);
@@ -66,7 +65,7 @@ fn downloads() {
     let fix = "put cifar-10-binary.tar.gz into new/data yourself, unpacked, and leave";
     refused(&from("cifar10", url), &["--download: cannot fetch", fix]);
     // Other errors are reported first, and nothing is downloaded.
-    refused(&format!("{} --batch-size 0", from("mnist", url)), &["--batch-size 0"]);
+    refused(&format!("{} --batch-size 0", from("mnist", url)), &["--batch-size <N>"]);
 }
 
 #[test]

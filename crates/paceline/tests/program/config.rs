@@ -35,7 +35,7 @@ fn a_run_folder_does_not_say_where_another_run_writes() {
     let folder = std::fs::read_dir(sandbox.path("there")).unwrap().next().unwrap().unwrap().path();
     let mut config = json(&folder.join("config.json"));
     for (key, value) in [
-        ("init-method", "file://mine"),
+        ("init-method", "file:///mine"),
         ("profile-dir", "there"),
         ("mirror", "http://127.0.0.1:1"),
         ("token-cache", "there"),

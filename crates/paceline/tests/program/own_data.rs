@@ -155,7 +155,7 @@ fn what_is_no_file_is_refused() {
         refused(&format!("{data} --data-dir {data}"), &[name, "has more than"]);
     }
     refused("images --data-dir images --image 8 8 2", &["--image", "1 channel", "3 (colors)"]);
-    refused("images --data-dir images --image 8 8 0", &["--image 8 8 0", "above zero"]);
+    refused("images --data-dir images --image 8 8 0", &["'0' for '--image", "from 1 to"]);
     refused("images --data-dir images --model mlp", &["--model mlp trains on vectors"]);
     refused("mnist --data-dir images --image 8 8 1", &["--image does not apply to --data mnist"]);
     refused("images --data-dir images --label-column x", &["--label-column does not apply"]);

@@ -249,7 +249,7 @@ fn the_best_weights_are_kept_and_the_run_ends_when_the_loss_no_longer_falls() {
         .ok();
     for (flags, expected) in [
         ("--early-stop 3", "--eval-every"),
-        ("--eval-every 2 --early-stop 0", "--early-stop 0: pass 1 or more"),
+        ("--eval-every 2 --early-stop 0", "'--early-stop <N>': pass 1 or more"),
         ("--eval-every 2 --save-best", "--save"),
     ] {
         sandbox.train(&format!("{TINY_LM} --data-dir texts {flags}")).refused(&[expected]);

@@ -60,7 +60,7 @@ fn every_batch_has_a_line_with_its_times() {
     let usual = Sandbox::new().train(flags).ok();
     assert!(!usual.stdout.contains("Training: "), "{}", usual.stdout);
     assert!(!usual.line("Epoch 1 Batch 12 Loss: ").contains("data"), "{}", usual.stdout);
-    Sandbox::new().train("--log-every 0").refused(&["--log-every 0: pass 1 or more"]);
+    Sandbox::new().train("--log-every 0").refused(&["'--log-every <N>': pass 1 or more"]);
 }
 
 #[test]

@@ -7,10 +7,10 @@ use clap::{Arg, Args};
 use paceline_choices::data::DATA_SETS;
 use paceline_choices::models::MODELS;
 use paceline_failure::Result;
+use paceline_settings::flags;
 use paceline_settings::part::{Part, Selection};
+use paceline_settings::recipes::BeginFlags;
 use paceline_settings::spec::RunSpec;
-use paceline_settings::spec_file::SpecFile;
-use paceline_settings::{flags, recipes};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -43,18 +43,9 @@ pub struct EvaluateArgs {
     /// Folder of the checkpoint, as --save names it
     #[arg(long, value_name = "DIR", help_heading = "Evaluation")]
     pub checkpoint: PathBuf,
-    /// Begin with the settings of this TOML or JSON file, such as the config.json of a run
-    #[arg(long, value_name = "FILE", help_heading = "Evaluation")]
-    pub config: Option<PathBuf>,
-    /// Begin with the settings of a recipe that the program carries
-    #[arg(
-        long,
-        value_name = "NAME",
-        value_parser = recipes::names(),
-        conflicts_with = "config",
-        help_heading = "Evaluation"
-    )]
-    pub recipe: Option<String>,
+    /// The configuration that the flags are added to.
+    #[command(flatten)]
+    pub begin: BeginFlags,
     /// Write loss, accuracy and the number of samples to this file too
     #[arg(long, value_name = "FILE", help_heading = "Evaluation")]
     pub json: Option<PathBuf>,
@@ -97,11 +88,6 @@ impl EvaluateArgs {
     /// The settings of model, data and ranks. Flags win over the file or the recipe. Also returns notes about
     /// settings of the file that flags replaced.
     pub fn spec(&self) -> Result<(RunSpec, Vec<String>)> {
-        let file = match (&self.config, &self.recipe) {
-            (Some(path), _) => SpecFile::read(path)?,
-            (None, Some(recipe)) => recipes::read(recipe)?,
-            (None, None) => return Ok((self.flags.0.clone(), Vec::new())),
-        };
-        file.keeping(is_taken).overlaid(&self.flags.0)
+        self.begin.overlaid(&self.flags.0, is_taken)
     }
 }

@@ -1,13 +1,12 @@
 //! `paceline train`: the flags of a run, and the configuration file or the recipe that they are added to.
 
-use std::path::PathBuf;
-
-use clap::{Arg, ArgAction, ArgMatches, Args, Command, FromArgMatches};
+use clap::{Arg, ArgAction, Args};
 use paceline_failure::Result;
 use paceline_launch::StartFlags;
+use paceline_settings::flags;
+use paceline_settings::part::{Part, Selection};
+use paceline_settings::recipes::BeginFlags;
 use paceline_settings::spec::RunSpec;
-use paceline_settings::spec_file::SpecFile;
-use paceline_settings::{flags, recipes};
 
 pub(super) const EXAMPLES: &str = "\
 Examples:
@@ -24,71 +23,40 @@ Examples:
 ";
 
 /// The parsed command line of `paceline train`.
-#[derive(Clone, Debug)]
+// With negative numbers allowed, "--lr -1" is rejected as a value, not as an unknown flag.
+#[derive(Clone, Debug, Args)]
+#[command(before_help = EXAMPLES, allow_negative_numbers = true, arg = help_all())]
 pub struct TrainCommand {
-    typed: std::result::Result<RunSpec, String>,
-    config: Option<PathBuf>,
-    recipe: Option<String>,
+    #[command(flatten)]
+    begin: BeginFlags,
+    #[command(flatten)]
+    flags: Part<Every>,
     /// How ranks are started.
+    #[command(flatten)]
     pub start: StartFlags,
+}
+
+/// Every flag of a run.
+#[derive(Clone, Copy, Debug)]
+struct Every;
+
+impl Selection for Every {
+    fn flags() -> Vec<Arg> {
+        flags::all().to_vec()
+    }
+}
+
+fn help_all() -> Arg {
+    Arg::new("help-all")
+        .long("help-all")
+        .action(ArgAction::HelpLong)
+        .help("Print all flags; --help prints those that one needs first")
 }
 
 impl TrainCommand {
     /// The settings of the file or the recipe and of the flags, and notes about settings of the file that
     /// flags replaced.
     pub fn spec(&self) -> Result<(RunSpec, Vec<String>)> {
-        let typed = self.typed.clone().map_err(paceline_failure::Failure::Usage)?;
-        match (&self.config, &self.recipe) {
-            (Some(path), _) => SpecFile::read(path)?.overlaid(&typed),
-            (None, Some(recipe)) => recipes::read(recipe)?.overlaid(&typed),
-            (None, None) => Ok((typed, Vec::new())),
-        }
-    }
-}
-
-impl Args for TrainCommand {
-    fn augment_args(command: Command) -> Command {
-        let config = Arg::new("config")
-            .long("config")
-            .value_name("FILE")
-            .value_parser(clap::value_parser!(PathBuf))
-            .help_heading("Configuration")
-            .help("Begin with the settings of this TOML or JSON file, such as the config.json of a run");
-        let recipe = Arg::new("recipe")
-            .long("recipe")
-            .value_name("NAME")
-            .value_parser(recipes::names())
-            .conflicts_with("config")
-            .help_heading("Configuration")
-            .help("Begin with the settings of a recipe");
-        // With negative numbers allowed, "--lr -1" is rejected as a value, not as an unknown flag.
-        let all = Arg::new("help-all")
-            .long("help-all")
-            .action(ArgAction::HelpLong)
-            .help("Print all flags; --help prints those that one needs first");
-        let command = command.before_help(EXAMPLES).allow_negative_numbers(true);
-        let command = command.args([config, recipe, all]);
-        StartFlags::augment_args(command.args(flags::all().iter().cloned()))
-    }
-
-    fn augment_args_for_update(command: Command) -> Command {
-        Self::augment_args(command)
-    }
-}
-
-impl FromArgMatches for TrainCommand {
-    fn from_arg_matches(matches: &ArgMatches) -> std::result::Result<Self, clap::Error> {
-        let typed = RunSpec::typed(matches).map_err(|failure| failure.to_string());
-        let start = StartFlags::from_arg_matches(matches)?;
-        let recipe = matches.get_one("recipe").cloned();
-        Ok(Self { typed, config: matches.get_one("config").cloned(), recipe, start })
-    }
-
-    fn update_from_arg_matches(
-        &mut self,
-        matches: &ArgMatches,
-    ) -> std::result::Result<(), clap::Error> {
-        *self = Self::from_arg_matches(matches)?;
-        Ok(())
+        self.begin.overlaid(&self.flags.0, |_| true)
     }
 }

@@ -4,6 +4,7 @@ use clap::Args;
 use clap::builder::{PossibleValue, PossibleValuesParser};
 use paceline_choices::registry::Choice;
 use paceline_choices::strategies::{OfStrategy, STRATEGIES};
+use paceline_failure::numbers::within;
 use paceline_failure::{Failure, Result};
 
 /// A value that means several strategies of a comparison.
@@ -91,6 +92,9 @@ impl Comparison {
     }
 }
 
+/// More than any computer costs in an hour, so a higher price is taken for a mistake.
+pub const MAX_PRICE: f64 = 1e6;
+
 /// Flags of the comparison.
 #[derive(Clone, Debug, Args)]
 #[command(next_help_heading = "Comparison")]
@@ -111,6 +115,6 @@ pub struct CompareFlags {
     )]
     pub shard_choice: Option<String>,
     /// Price of this machine per hour, which adds a column with the cost of each run
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", value_parser = within(0.0, MAX_PRICE))]
     pub price_per_hour: Option<f64>,
 }

@@ -18,7 +18,7 @@ use paceline_choices::registry::{self, flags_of};
 use paceline_choices::strategies::STRATEGIES;
 
 use super::schedule::Schedule;
-pub use compare::{BASELINE, CompareFlags, Comparison, Several};
+pub use compare::{BASELINE, CompareFlags, Comparison, MAX_PRICE, Several};
 pub use paceline_launch::CommArgs;
 pub use profile::ProfileArgs;
 pub use sections::{

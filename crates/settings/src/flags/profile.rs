@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use paceline_failure::numbers::at_least;
 
 use super::PLACES;
 
@@ -23,7 +24,7 @@ pub struct ProfileArgs {
     #[arg(long, value_name = "N")]
     pub profile_warmup: Option<u64>,
     /// Number of steps that are recorded then [default: 10]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = at_least::<u64>(1))]
     pub profile_active: Option<u64>,
     /// Folder of the traces, which go to DIR/STRATEGY/rank_N/ [default: profile]
     #[arg(long, value_name = "DIR", help_heading = PLACES)]

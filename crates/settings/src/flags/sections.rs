@@ -8,12 +8,25 @@ use clap::{ArgAction, Args};
 use paceline_choices::data::DATA_SETS;
 use paceline_choices::optimizers::OPTIMIZERS;
 use paceline_choices::strategies::STRATEGIES;
+use paceline_collectives::MeshShape;
+use paceline_failure::numbers::{above_zero, at_least, within};
 use paceline_launch::device::Device;
 use paceline_numeric::Instructions;
+use paceline_strategies::schedule::SCHEDULES;
 use serde::Serialize;
 
 use super::PLACES;
+use crate::loss_scale::LossScale;
 use crate::named::{AccumulationName, AmpName, PrecisionName, TransportName};
+use crate::pipeline::AUTO;
+use crate::ranks::InitMethod;
+
+/// The largest number of threads per rank, which is more than any host has cores.
+const MAX_THREADS: usize = 1024;
+/// The most batches that a thread makes ahead of the step.
+const MAX_AHEAD: usize = 1000;
+/// The longest that a sample may take to decode, in microseconds: a second.
+const MAX_DECODE_US: f64 = 1e6;
 
 /// Flags about the ranks, and where they compute.
 #[derive(Clone, Debug, Args)]
@@ -40,7 +53,7 @@ pub struct RankFlags {
     pub cuda_graph: bool,
     /// Where ranks started by hand or by another launcher meet: env:// or file:///PATH
     #[arg(long, value_name = "URL", default_value = "env://", help_heading = PLACES)]
-    pub init_method: String,
+    pub init_method: InitMethod,
 }
 
 /// Flags about how a host computes and loads its part.
@@ -48,17 +61,17 @@ pub struct RankFlags {
 #[command(next_help_heading = "Host")]
 pub struct HostFlags {
     /// Compute threads per rank
-    #[arg(long, value_name = "T", default_value_t = 1)]
+    #[arg(long, value_name = "T", default_value_t = 1, value_parser = within(1, MAX_THREADS))]
     pub threads: usize,
     /// Give each rank cores of its own
     #[arg(long)]
     pub pin_cores: bool,
     /// Batches that a thread makes ahead of the step; with 0, each is made in line, when the step asks for it
     /// [default: 2, or 0 for data made from the seed]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = within(0, MAX_AHEAD))]
     pub load_ahead: Option<usize>,
     /// Spend this many microseconds of a core on each sample that is loaded for training, as if it had to be decoded
-    #[arg(long, value_name = "US", default_value_t = 0.0)]
+    #[arg(long, value_name = "US", default_value_t = 0.0, value_parser = within(0.0, MAX_DECODE_US))]
     pub decode_us: f64,
 }
 
@@ -68,7 +81,7 @@ pub struct HostFlags {
 pub struct PipelineFlags {
     /// The schedule of a pipeline, whose stages lie along the axis pp of --mesh (paceline schedule lists them), or auto: the best
     /// by rehearsal with measured costs [default: 1f1b]
-    #[arg(long, value_name = "NAME")]
+    #[arg(long, value_name = "NAME", value_parser = schedules(), hide_possible_values = true)]
     pub schedule: Option<String>,
     /// First unit of every stage except stage 0, such as fc0 for two stages, or measured: the best by rehearsal with measured
     /// costs [default: the cut whose slowest stage, loss included, is fastest]
@@ -79,7 +92,7 @@ pub struct PipelineFlags {
     #[arg(long, help_heading = "Ranks")]
     pub head_at_once: bool,
     /// The most that a rank of a pipeline may keep of micro-batches in flight, in MB, for --schedule auto and --stages measured
-    #[arg(long, value_name = "MB", help_heading = "Ranks")]
+    #[arg(long, value_name = "MB", help_heading = "Ranks", value_parser = above_zero)]
     pub pipeline_memory: Option<f64>,
 }
 
@@ -107,21 +120,21 @@ pub struct PrecisionFlags {
 #[command(next_help_heading = "Training")]
 pub struct TrainingFlags {
     /// Passes over the data [default: 3, or 5 for the MLP]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = at_least::<usize>(1))]
     pub epochs: Option<usize>,
     /// Optimizer steps after which the run ends; it makes as many passes over the data as that takes
-    #[arg(long, value_name = "N", conflicts_with = "epochs")]
+    #[arg(long, value_name = "N", conflicts_with = "epochs", value_parser = at_least::<u64>(1))]
     pub steps: Option<u64>,
     /// Largest number of batches per epoch; --accumulate N makes one step of N [default: all of the data, or 20 batches
     /// of vectors or tokens made from the seed]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = at_least::<usize>(1))]
     pub steps_per_epoch: Option<usize>,
     /// Number of first steps that are left out of the measurements
     #[arg(long, value_name = "N", default_value_t = 5)]
     pub warmup_steps: usize,
     /// Samples of a batch on each rank; a sample of a language model is a sequence. A step has one batch, or those of
     /// --accumulate [default: 64, or 256 for the MLP, or 4 for Llama]
-    #[arg(long, value_name = "N", conflicts_with = "global_batch_size")]
+    #[arg(long, value_name = "N", conflicts_with = "global_batch_size", value_parser = at_least::<usize>(1))]
     pub batch_size: Option<usize>,
     /// Samples of a batch on all ranks together, instead of --batch-size. With --accumulate N, a step has N times as many
     #[arg(long, value_name = "N")]
@@ -130,7 +143,7 @@ pub struct TrainingFlags {
     #[arg(long, value_parser = OPTIMIZERS.parser(), default_value = OPTIMIZERS.default_name())]
     pub optimizer: String,
     /// Scale all gradients down if their common norm is larger than this
-    #[arg(long, value_name = "X")]
+    #[arg(long, value_name = "X", value_parser = above_zero)]
     pub clip_grad_norm: Option<f64>,
     /// Decides initial weights, the order of samples and synthetic data
     #[arg(long, value_name = "N", default_value_t = 42)]
@@ -145,9 +158,9 @@ pub struct LossScaleFlags {
     /// skip steps whose gradients overflow: a number, or dynamic, which begins at 65536 (or dynamic:N) and is halved and doubled
     /// as PyTorch's GradScaler does [default: dynamic with --precision fp16]
     #[arg(long, value_name = "N|dynamic")]
-    pub loss_scale: Option<String>,
+    pub loss_scale: Option<LossScale>,
     /// Good steps after which --loss-scale dynamic is doubled [default: 2000]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = at_least::<u64>(1))]
     pub loss_scale_window: Option<u64>,
 }
 
@@ -180,7 +193,7 @@ pub struct OutputFlags {
     pub run_dir: Option<PathBuf>,
     /// Print a line for every N batches, with their times on rank 0, and mean times after each epoch and at the end
     /// [default: at most 4 lines without times in a run, and one a minute; a bar on a terminal]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = at_least::<usize>(1))]
     pub log_every: Option<usize>,
     /// Write scalars of steps and evaluations for TensorBoard. They are in the run folder, whose name TensorBoard shows
     #[arg(long, help_heading = "Observation")]
@@ -208,10 +221,10 @@ pub struct CheckpointFlags {
     #[arg(long, requires = "save")]
     pub save_best: bool,
     /// Write the checkpoint after every N optimizer steps instead of after every epoch
-    #[arg(long, value_name = "N", requires = "save")]
+    #[arg(long, value_name = "N", requires = "save", value_parser = at_least::<u64>(1))]
     pub save_every: Option<u64>,
-    /// Keep the last N checkpoints, and the last one that the steps after it have proven
-    #[arg(long, value_name = "N", requires = "save", default_value_t = 2)]
+    /// Keep the last N checkpoints, at least 2, and the last one that the steps after it have proven
+    #[arg(long, value_name = "N", requires = "save", default_value_t = 2, value_parser = at_least::<usize>(2))]
     pub save_keep: usize,
     /// Memory of each rank for the copy from which a checkpoint is written, in MiB; if the copy does not
     /// fit, training waits while the rest is written [default: as much as the copy takes]
@@ -241,13 +254,13 @@ pub struct EvaluationFlags {
     #[arg(long)]
     pub evaluate: bool,
     /// Evaluate on the test set after every N optimizer steps
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = at_least::<u64>(1))]
     pub eval_every: Option<u64>,
     /// End the run after N evaluations of --eval-every in a row without a lower loss
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = at_least::<u64>(1))]
     pub early_stop: Option<u64>,
     /// Generate a sample text after every N optimizer steps
-    #[arg(long, value_name = "N", help_heading = "Observation")]
+    #[arg(long, value_name = "N", help_heading = "Observation", value_parser = at_least::<u64>(1))]
     pub sample_every: Option<u64>,
 }
 
@@ -280,12 +293,13 @@ pub struct StrategyFlags {
     /// Axes of the grid of ranks with their sizes, as in dp=4; the strategy says which axes it knows
     /// [default: dp, of all ranks]
     #[arg(long, value_name = "AXIS=N,...")]
-    pub mesh: Option<String>,
+    pub mesh: Option<MeshShape>,
     /// Batches whose gradients add up before each optimizer step [default: 1, or 4 for simple_ddp_ga]
     #[arg(
         long,
         value_name = "N",
-        aliases = ["gradient-accumulation-steps", "gradient_accumulation_steps"]
+        aliases = ["gradient-accumulation-steps", "gradient_accumulation_steps"],
+        value_parser = at_least::<usize>(1)
     )]
     pub accumulate: Option<usize>,
     /// The order in which a rank adds up the gradients of its batches. tree takes one copy of the gradients for 2 or 3
@@ -318,8 +332,14 @@ pub struct StrategyFlags {
     pub broadcast_buffers: bool,
     /// Alternate blocks of N synchronized and N unsynchronized steps, and print how much longer the
     /// synchronized ones take
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = at_least::<usize>(2))]
     pub sync_blocks: Option<usize>,
+}
+
+/// The names of the schedules.
+fn schedules() -> PossibleValuesParser {
+    let names = SCHEDULES.iter().map(|schedule| schedule.name());
+    PossibleValuesParser::new(std::iter::once(AUTO).chain(names))
 }
 
 fn simd_parser() -> impl TypedValueParser<Value = Instructions> {

@@ -150,7 +150,6 @@ fn mistakes_name_the_flag_and_the_fix() {
         (CLASSIFIES, None, "", "--data text needs --data-dir"),
         (CLASSIFIES, Some(&bare), "", "tokenizer.json is no file; pass the tokenizer.json"),
         (CLASSIFIES, Some(&empty), "", "found no train*.parquet"),
-        (CLASSIFIES, Some(&whole), "--max-length 0", "--max-length 0: pass at least 1"),
         (CLASSIFIES, Some(&whole), "--classes 3", "--classes 3: --model llama has 2 classes"),
         (CLASSIFIES, Some(&whole), "--seq-len 3", "--seq-len is for blocks of running text"),
         (PREDICTS, Some(&whole), "--classes 2", "--classes is for texts with classes"),

@@ -3,6 +3,8 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use paceline_failure::numbers::within;
+use paceline_settings::flags::MAX_PRICE;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -18,7 +20,7 @@ pub struct CompareRunsArgs {
     #[arg(value_name = "RUN", required = true)]
     pub runs: Vec<PathBuf>,
     /// Price of the machine per hour, which adds a column with the cost of each run
-    #[arg(long, value_name = "X", allow_negative_numbers = true)]
+    #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = within(0.0, MAX_PRICE))]
     pub price_per_hour: Option<f64>,
     /// Write all figures and settings of the runs to this file, as JSON
     #[arg(long, value_name = "FILE")]

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use paceline_failure::numbers::{above_zero, at_least, part};
 use paceline_settings::named::PrecisionName;
 
 const EXAMPLES: &str = "\
@@ -30,21 +31,21 @@ pub struct GenerateArgs {
     #[arg(long)]
     pub greedy: bool,
     /// Take tokens at random, by their probabilities: below 1, likely ones become likelier [default: 1 with --top-k or --top-p]
-    #[arg(long, value_name = "T")]
+    #[arg(long, value_name = "T", value_parser = above_zero)]
     pub temperature: Option<f64>,
     /// Take tokens at random, among the K likeliest [default: all, with --temperature]
-    #[arg(long, value_name = "K")]
+    #[arg(long, value_name = "K", value_parser = at_least::<usize>(1))]
     pub top_k: Option<usize>,
     /// Take tokens at random, among the likeliest that together have the probability P [default: all]
-    #[arg(long, value_name = "P")]
+    #[arg(long, value_name = "P", value_parser = part)]
     pub top_p: Option<f64>,
     /// Make tokens that occurred less likely: divide their logits above zero by X, and multiply the others by it
-    #[arg(long, value_name = "X", default_value_t = 1.0)]
+    #[arg(long, value_name = "X", default_value_t = 1.0, value_parser = above_zero)]
     pub repetition_penalty: f64,
     /// Let the model see the last N tokens at most; when it has seen as many, it begins again with the last half of them
     /// [default: for a checkpoint the length of the sequences that it was trained on; otherwise a text ends at the last
     /// position that the model knows]
-    #[arg(long, value_name = "N")]
+    #[arg(long, value_name = "N", value_parser = at_least::<usize>(2))]
     pub window: Option<usize>,
     /// Decides the random choices: the same seed gives the same text [default: 0]
     #[arg(long, value_name = "S")]
@@ -53,6 +54,6 @@ pub struct GenerateArgs {
     #[arg(long, value_enum, default_value_t = PrecisionName::F32)]
     pub precision: PrecisionName,
     /// Compute threads [default: the number of cores]
-    #[arg(long, value_name = "T")]
+    #[arg(long, value_name = "T", value_parser = at_least::<usize>(1))]
     pub threads: Option<usize>,
 }

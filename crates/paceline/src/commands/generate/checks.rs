@@ -30,25 +30,6 @@ pub(super) fn sampling(args: &GenerateArgs) -> Result<Sampling> {
             "{flag} decides random choices, and there are none; add --temperature T, --top-k K or --top-p P"
         )));
     }
-    if !(temperature > 0.0 && temperature.is_finite()) {
-        return Err(usage(format!(
-            "--temperature {temperature}: pass a number above zero; for the likeliest tokens, leave it out"
-        )));
-    }
-    if args.top_k == Some(0) {
-        return Err(usage("--top-k 0: pass a number above zero; for all tokens, leave it out"));
-    }
-    if let Some(top_p) = args.top_p.filter(|p| !(*p > 0.0 && *p <= 1.0)) {
-        return Err(usage(format!(
-            "--top-p {top_p}: pass a probability above 0 and at most 1; for all tokens, leave it out"
-        )));
-    }
-    let penalty = args.repetition_penalty;
-    if !(penalty > 0.0 && penalty.is_finite()) {
-        return Err(usage(format!(
-            "--repetition-penalty {penalty}: pass a number above zero; 1 changes nothing"
-        )));
-    }
     let GenerateArgs { top_k, top_p, .. } = *args;
     Ok(if is_random {
         Sampling::Random { temperature, top_k, top_p, seed: args.seed.unwrap_or(0) }
@@ -57,21 +38,10 @@ pub(super) fn sampling(args: &GenerateArgs) -> Result<Sampling> {
     })
 }
 
-pub(super) fn threads(args: &GenerateArgs) -> Result<usize> {
-    match args.threads {
-        Some(0) => Err(usage("--threads 0: pass 1 or more")),
-        Some(threads) => Ok(threads),
-        None => Ok(std::thread::available_parallelism().map_or(1, usize::from)),
-    }
-}
-
 /// How many tokens the model sees at most, if a text may be longer than that.
 pub(super) fn window(args: &GenerateArgs, folder: &Folder) -> Result<Option<usize>> {
     let most = folder.config.max_position_embeddings;
     match args.window {
-        Some(window) if window < 2 => {
-            Err(usage(format!("--window {window}: pass 2 tokens or more")))
-        }
         Some(window) if window > most => Err(usage(format!(
             "--window {window}: the model knows {most} positions; pass as many or fewer"
         ))),

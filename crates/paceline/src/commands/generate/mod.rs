@@ -20,14 +20,15 @@ use paceline_memory::Allocator;
 use paceline_model::{Generator, Precision, TokenSampler};
 
 use self::args::GenerateArgs;
-use self::checks::{prompt, sampling, threads, window};
+use self::checks::{prompt, sampling, window};
 use self::folder::Folder;
 
 /// Runs `paceline generate`: checks the flags, the folder and the prompts, then generates. `carried` gives the tokenizer of a
 /// data set that the program carries.
 pub fn generate(args: &GenerateArgs, carried: Carried) -> Result<u8> {
     let sampling = sampling(args)?;
-    let threads = threads(args)?;
+    let all_cores = || std::thread::available_parallelism().map_or(1, usize::from);
+    let threads = args.threads.unwrap_or_else(all_cores);
     if args.max_tokens == 0 {
         return Err(usage("--max-tokens 0: pass the number of tokens to generate, at least 1"));
     }
