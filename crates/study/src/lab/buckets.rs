@@ -5,6 +5,7 @@ use std::path::Path;
 
 use paceline_failure::{Failure, Result};
 use paceline_table::chart::{Axis, Picture, Series, Stroke};
+use paceline_table::stats::two_term_fit;
 
 use super::args::LabArgs;
 use super::{Experiment, Made, runs};
@@ -44,6 +45,8 @@ const PARTS: [f64; 6] = [1.0 / 64.0, 1.0 / 16.0, 1.0 / 8.0, 0.25, 0.5, 1.0];
 const WITHOUT: [(&str, &str); 3] =
     [("naive", "simple_ddp"), ("flat", "flat_ddp"), ("overlapped", "simple_ddp_async")];
 const ALONE: &str = "no communication";
+/// The smallest part of the variance that a formula explains if it fits.
+const LEAST_EXPLAINED: f64 = 0.5;
 /// The figure that is measured and replayed.
 const STEP: &str = "step_ms_median";
 
@@ -103,6 +106,8 @@ fn found(made: &Made) -> Result<Vec<Found>> {
         let curve = scene.variants.iter().zip(rows).filter_map(point);
         let curve = curve.collect::<Result<Vec<Point>>>()?;
         lines.extend(verdict(scene, &curve));
+        let layout = layout_of(&config, config.world_size)?;
+        lines.push(by_formula(&curve, 4.0 * layout.num_trained_params() as f64));
         let spread = |(mib, row, _): &Point| Some((mib * MIB, *row.figures.get(STEP)?));
         let measured: Vec<(f64, Spread)> = curve.iter().filter_map(spread).collect();
         let line = measured.iter().map(|(at, of)| (*at, of.median * 1e3));
@@ -141,6 +146,40 @@ fn found(made: &Made) -> Result<Vec<Found>> {
         chart: Some(("buckets-curve".to_owned(), chart)),
         ..Found::new("curve", "Measured and replayed", definition, table)
     }])
+}
+
+/// The best size for gradients of `bytes` bytes by a formula: with `n` buckets, `o` the cost of an operation and `w` the bytes per
+/// second of an all-reduce, `n o + bytes / (n w)` stays exposed. It is least with buckets of `sqrt(bytes o w)` bytes.
+fn by_formula(curve: &[Point], bytes: f64) -> String {
+    let point = |(_, row, _): &Point| {
+        let buckets = row.median("num_buckets")?;
+        Some(([buckets, 1.0 / buckets], row.median("comm_exposed_ms")?, 1.0))
+    };
+    let points: Vec<([f64; 2], f64, f64)> = curve.iter().filter_map(point).collect();
+    let mut counts: Vec<f64> = points.iter().map(|([buckets, _], ..)| *buckets).collect();
+    counts.sort_by(f64::total_cmp);
+    counts.dedup();
+    // Two would always fit, because there are two unknowns.
+    let fit = two_term_fit(points.iter().copied()).filter(|_| counts.len() > 2);
+    let Some([op_ms, all_ms]) = fit else {
+        return "n o + s / (n w) is fitted to three numbers of buckets or more; pass other --sizes"
+            .to_owned();
+    };
+    let mean = points.iter().map(|(_, ms, _)| ms).sum::<f64>() / points.len() as f64;
+    let squares = |of: &dyn Fn([f64; 2]) -> f64| -> f64 {
+        points.iter().map(|(terms, ms, _)| (ms - of(*terms)).powi(2)).sum()
+    };
+    let left = squares(&|[n, part]| op_ms * n + all_ms * part);
+    let explained = 1.0 - left / squares(&|_| mean);
+    if op_ms <= 0.0 || all_ms <= 0.0 || explained < LEAST_EXPLAINED {
+        return format!("n o + s / (n w) does not fit what stays exposed (R^2 = {explained:.2})");
+    }
+    format!(
+        "by n o + s / (n w), fitted to what stays exposed (R^2 = {explained:.2}): o = {op_ms:.3} ms, w = {:.2} GB/s, least with \
+         buckets of {:.2} MiB",
+        bytes / all_ms / 1e6,
+        bytes * (op_ms / all_ms).sqrt() / MIB
+    )
 }
 
 /// The size to set, and the size by the replay.
