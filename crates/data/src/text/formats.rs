@@ -1,12 +1,17 @@
 //! The formats of text files: how they are named, and how they are read.
 //!
-//! To add a format, add a reader of rows and a line to [`FORMATS`]. Messages, the choice of files and the fuzz target follow.
+//! To add a format, add a reader of rows, a file of its own, and a line to [`FORMATS`]. Messages, the choice of files and the fuzz
+//! target follow.
+
+pub(super) mod csv;
+mod jsonl;
+mod parquet;
 
 use std::path::Path;
 
 use super::row::Sink;
 use super::rows::open;
-use super::{TableSettings, TextError, csv, jsonl, parquet};
+use super::{TableSettings, TextError};
 
 /// Reads the rows of a file. Errors name the file.
 type Read = fn(&Path, &TableSettings, Sink<'_>) -> Result<(), TextError>;

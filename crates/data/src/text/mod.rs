@@ -4,7 +4,7 @@
 //! |---|---|
 //! | `bytes.rs` | the tokenizer that the program carries: a token for each byte |
 //! | `files.rs` | finds the files of a folder |
-//! | `formats.rs` | the formats of files, one line each |
+//! | `formats.rs` | the formats of files, one line each, and their readers |
 //! | `rows.rs` | rows with a text and a class |
 //! | `table.rs` | which columns of a table are read, and which rows are left out |
 //! | `tokenizer.rs` | texts to tokens |
@@ -18,7 +18,6 @@
 
 mod bytes;
 mod cache;
-mod csv;
 mod cuts;
 mod dataset;
 mod error;
@@ -28,9 +27,7 @@ mod formats;
 #[path = "../../../../fuzz/checks/text_rows.rs"]
 pub(crate) mod fuzzing;
 mod guarded;
-mod jsonl;
 mod merges;
-mod parquet;
 mod row;
 mod rows;
 mod source;

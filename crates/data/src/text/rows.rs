@@ -7,9 +7,10 @@ use std::collections::BTreeSet;
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
+use super::formats::csv;
 use super::row::{Label, Sink, TextRow};
 use super::table::SkippedRows;
-use super::{TableSettings, TextError, TextFormat, csv};
+use super::{TableSettings, TextError, TextFormat};
 
 /// The mark that some programs write in front of a text.
 pub(super) const BYTE_ORDER_MARK: &str = "\u{feff}";

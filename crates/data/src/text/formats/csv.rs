@@ -6,11 +6,11 @@
 use std::io::{self, BufRead, Read};
 use std::path::Path;
 
-use super::row::{Label, MAX_TEXT_BYTES, RowBytes, Sink, TextRow, begins_character, column};
-use super::{TableSettings, TextError};
+use crate::text::row::{Label, MAX_TEXT_BYTES, RowBytes, Sink, TextRow, begins_character, column};
+use crate::text::{TableSettings, TextError};
 
 /// Reads the rows of a file. Errors name the file `path`.
-pub(super) fn read(
+pub(in crate::text) fn read(
     path: &Path,
     contents: impl BufRead,
     table: &TableSettings,

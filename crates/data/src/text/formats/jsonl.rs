@@ -7,11 +7,11 @@ use std::path::Path;
 
 use serde_json::{Map, Value};
 
-use super::error::excerpt;
-use super::row::{
+use crate::text::error::excerpt;
+use crate::text::row::{
     Label, MAX_TEXT_BYTES, RowBytes, Sink, TextRow, begins_character, column, no_integer,
 };
-use super::{TableSettings, TextError};
+use crate::text::{TableSettings, TextError};
 
 /// Reads the rows of a file. Errors name the file `path`. Empty lines are left out, but counted.
 pub(super) fn read(

@@ -18,10 +18,10 @@ use parquet::file::reader::RowGroupReader;
 use parquet::record::Field;
 use parquet::schema::types::Type;
 
-use super::error::excerpt;
-use super::guarded::guarded;
-use super::row::{Label, MAX_TEXT_BYTES, Sink, TextRow, column, no_integer};
-use super::{TableSettings, TextError};
+use crate::text::error::excerpt;
+use crate::text::guarded::guarded;
+use crate::text::row::{Label, MAX_TEXT_BYTES, Sink, TextRow, column, no_integer};
+use crate::text::{TableSettings, TextError};
 use groups::RowGroup;
 
 /// The most bytes of the texts of a file for each byte of the file, and how many are read of a small file. Texts compress
