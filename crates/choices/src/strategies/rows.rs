@@ -30,31 +30,22 @@ pub(super) const ROWS: &[&Row] = &[
         "single",
         "One rank, no communication",
         Vec::new,
-        OfStrategy { synchronizes: Synchronizes::Alone, ..plain::<Single>() },
+        OfStrategy { synchronizes: Synchronizes::Alone, ..made_by::<Single>() },
     ),
-    &row(
-        "simple_ddp",
-        "After backward, one blocking all-reduce per parameter",
-        Vec::new,
-        plain::<SimpleDdp>(),
-    ),
+    &plain::<SimpleDdp>("simple_ddp", "After backward, one blocking all-reduce per parameter"),
     &row(
         "simple_ddp_ga",
         "simple_ddp that accumulates the gradients of several batches",
         Vec::new,
-        OfStrategy { accumulate: SimpleDdpGa::ACCUMULATION, ..plain::<SimpleDdpGa>() },
+        OfStrategy { accumulate: SimpleDdpGa::ACCUMULATION, ..made_by::<SimpleDdpGa>() },
     ),
-    &row(
+    &plain::<SimpleDdpHook>(
         "simple_ddp_hook",
         "One blocking all-reduce per parameter, during backward",
-        Vec::new,
-        plain::<SimpleDdpHook>(),
     ),
-    &row(
+    &plain::<SimpleDdpAsync>(
         "simple_ddp_async",
         "One asynchronous all-reduce per parameter, during backward",
-        Vec::new,
-        plain::<SimpleDdpAsync>(),
     ),
     &row(
         "bucket_ddp_async",
@@ -73,7 +64,7 @@ pub(super) const ROWS: &[&Row] = &[
             }),
         )
     },
-    &row("flat_ddp", "One all-reduce of everything after backward", Vec::new, plain::<FlatDdp>()),
+    &plain::<FlatDdp>("flat_ddp", "One all-reduce of everything after backward"),
     &row(
         "zero1",
         "Optimizer state divided by whole parameters; owners send what they update",
@@ -181,8 +172,13 @@ const fn sharded(axes: &'static [Axis], resolve: Resolve) -> OfStrategy {
     OfStrategy { axes, is_sharded: true, ..OfStrategy::read_by(resolve) }
 }
 
+/// A strategy without flags that keeps the ranks' models equal.
+const fn plain<S: Strategy + Default + 'static>(name: &'static str, about: &'static str) -> Row {
+    row(name, about, Vec::new, made_by::<S>())
+}
+
 /// A strategy without settings of its own.
-const fn plain<S: Strategy + Default + 'static>() -> OfStrategy {
+const fn made_by<S: Strategy + Default + 'static>() -> OfStrategy {
     OfStrategy::read_by(|_, _| {
         Ok(Arc::new(Plain { make: || Box::new(S::default()), models: Models::Equal }))
     })

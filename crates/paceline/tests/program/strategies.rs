@@ -1,7 +1,12 @@
 //! Strategies and their settings, end to end.
 
 use crate::common::{Run, Sandbox, json, trained};
+use paceline::choices::models::Defaults;
+use paceline::choices::strategies::{STRATEGIES, Synchronizes};
+use paceline::collectives::MeshShape;
 use paceline::observe::figures::table::TABLE;
+use paceline::settings::spec::RunSpec;
+use paceline::strategies::Exactness;
 use serde_json::Value;
 
 /// The smallest CNN that still has several layers.
@@ -9,15 +14,16 @@ const NET: &str = "--nproc 2 --channels 4 --hidden 8";
 /// Six batches of 16, so that steps of four have a tail.
 const SHORT: &str = "--samples 96 --batch-size 8 --warmup-steps 0";
 
-const EXACT: [&str; 7] = [
-    "simple_ddp",
-    "simple_ddp_ga --accumulate 1",
-    "simple_ddp_hook",
-    "simple_ddp_async",
-    "bucket_ddp_async",
-    "flat_ddp",
-    "ddp",
-];
+/// The strategies that promise the same bits to several ranks.
+fn exact() -> impl Iterator<Item = &'static str> {
+    let settings = RunSpec::default().parse().unwrap();
+    let all = STRATEGIES.all().into_iter().filter(move |choice| {
+        let strategy = (choice.of.resolve)(&settings, &Defaults::default()).unwrap();
+        let exactness = strategy.build().unwrap().exactness(&MeshShape::replicas(2));
+        choice.of.synchronizes != Synchronizes::Alone && exactness == Exactness::Exact
+    });
+    all.map(|choice| choice.name)
+}
 
 fn with_epochs(flags: &str) -> String {
     let epochs = if flags.contains("--epochs") { "" } else { "--epochs 1" };
@@ -64,14 +70,10 @@ fn ranks_and_micro_batches_are_exchangeable_in_the_order_of_a_tree() {
 
 #[test]
 fn exact_strategies_end_with_the_same_bits() {
-    for accumulate in ["", "--accumulate 4"] {
-        let all = EXACT.map(|strategy| {
-            // A flag that is passed twice would be refused.
-            let (name, own) = strategy.split_once(' ').unwrap_or((strategy, ""));
-            let accumulate = if accumulate.is_empty() { own } else { accumulate };
-            weights(&format!("--strategy {name} {accumulate}"))
-        });
-        assert!(all.iter().all(|digest| *digest == all[0]), "{accumulate}: {all:?}");
+    for accumulate in [1, 4] {
+        let of = |name| weights(&format!("--strategy {name} --accumulate {accumulate}"));
+        let all: Vec<_> = exact().map(|name| (name, of(name))).collect();
+        assert!(all.iter().all(|(_, digest)| *digest == all[0].1), "{accumulate}: {all:?}");
     }
     let copies = weights("--strategy ddp --no-gradient-view --bucket-cap-mb 0.001");
     assert_eq!(copies, weights("--strategy pytorch_ddp --transport tcp"));
