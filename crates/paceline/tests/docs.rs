@@ -1,8 +1,9 @@
-//! The documentation names files of the repository, and they exist.
+//! The documentation names files of the repository, and they exist; and it says how many lines an addition takes.
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::process::Command;
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")
@@ -101,4 +102,28 @@ fn a_path_that_does_not_exist_is_seen() {
     let page = "`a/src/{b,d}.rs`, `b.rs`, `docs/`, `docs/e.md`, `a/NAME.rs`, `x/y`, [no](f.md), [yes](https://g)\n\
                 ```sh\n`h.rs`\n```\n`i.rs`";
     assert_eq!(missing(page, "docs", &all), ["a/src/d.rs", "docs/e.md", "i.rs", "f.md"]);
+}
+
+/// `scripts/extensions.sh` builds and runs them.
+#[test]
+fn kept_additions_apply_and_have_the_lines_that_the_page_says() {
+    let page = fs::read_to_string(root().join("ADDING.md")).unwrap();
+    for patch in fs::read_dir(root().join("scripts/extensions")).unwrap() {
+        let mut git = Command::new("git");
+        git.args(["apply", "--check", "--numstat"]).arg(patch.unwrap().path());
+        let output = git.current_dir(root()).output().unwrap();
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        for line in String::from_utf8(output.stdout).unwrap().lines() {
+            let [added, _, path] = line.split('\t').collect::<Vec<_>>()[..] else {
+                panic!("{line}")
+            };
+            let said = match path.rsplit_once('/') {
+                Some((folder, _)) if !root().join(path).exists() => {
+                    format!("`{folder}/NAME.rs` ({added})")
+                }
+                _ => format!("`{path}` {added}"),
+            };
+            assert!(page.contains(&said), "the page does not say {said}");
+        }
+    }
 }
