@@ -75,7 +75,7 @@ pub(crate) fn passes(timeline: &Timeline) -> Vec<BackwardPass> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ranks::sample::timeline;
+    use crate::common::{Build, timeline};
     use crate::timeline::TrackId;
 
     /// Moves the operators whose names begin so to another row.

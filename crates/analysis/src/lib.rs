@@ -19,7 +19,14 @@ pub mod timeline;
 
 pub use paceline_table::{fitted, stats, table};
 
+/// So that `common` names this crate as the tests outside of it do.
+#[cfg(test)]
+extern crate self as paceline_analysis;
+
 mod backward;
+#[cfg(test)]
+#[path = "../tests/common/mod.rs"]
+mod common;
 mod error;
 mod steps;
 

@@ -325,6 +325,11 @@ pub struct Timeline {
 }
 
 impl Timeline {
+    /// Whether a device has worked. Waits are no work.
+    pub fn has_device_work(&self) -> bool {
+        self.kernels.iter().any(|kernel| kernel.work != DeviceWork::Sync)
+    }
+
     /// The earliest start and the latest end of kernels, operators and annotations; `None` without such events.
     pub(crate) fn extent(&self) -> Option<(i64, i64)> {
         let kernels = self.kernels.iter().map(|kernel| kernel.time);

@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{Build, NCCL, rank, value};
+use common::{Build, NCCL, timeline, value};
 use paceline_analysis::hta::{Options, analyze};
 use paceline_analysis::ranks::across_ranks;
 use paceline_analysis::timeline::Timeline;
@@ -10,19 +10,19 @@ use paceline_analysis::timeline::Timeline;
 /// Three steps of 100 us with an all-reduce each, and one more all-reduce before the first step. Rank 1 comes
 /// late to the last one. The all-reduce of the second step runs when the third step has begun.
 fn ranks() -> Vec<Timeline> {
-    let reduce = |build: Build, call: f64, start: f64, end: f64, wait: i64| {
+    let reduce = |build: Timeline, call: f64, start: f64, end: f64, wait: i64| {
         build.launched(NCCL, 20, call, call + 1.0, start, end).told("all_reduce", Some(wait))
     };
     [(0, [2, 10, 5, 60]), (1, [1, 0, 7, 0])]
         .map(|(number, waits): (usize, [i64; 4])| {
-            let mut build = rank(number).kernel("gemm", 7, 5.0, 290.0);
+            let mut build = timeline(number).kernel("gemm", 7, 5.0, 290.0);
             for (step, from) in [(3, 0.0), (4, 100.0), (5, 200.0)] {
                 build = build.step(step, from, from + 100.0);
             }
             build = reduce(build, -20.0, -15.0, -5.0, waits[0]);
             build = reduce(build, 20.0, 30.0, 70.0, waits[1]);
             build = reduce(build, 190.0, 205.0, 215.0, waits[2]);
-            reduce(build, 220.0, 225.0, 290.0, waits[3]).timeline
+            reduce(build, 220.0, 225.0, 290.0, waits[3])
         })
         .into()
 }

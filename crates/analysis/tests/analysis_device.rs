@@ -2,18 +2,19 @@
 
 mod common;
 
-use common::{NCCL, figure, rank, value};
+use common::{Build, NCCL, figure, timeline, value};
 use paceline_analysis::hta::{
     Analysis, CollectiveKind, IdleCategory, KernelKind, Kind, Options, RankAnalysis, Rounding,
     Source, analyze, columns, top_kernels,
 };
+use paceline_analysis::timeline::Timeline;
 
-fn one(build: common::Build) -> RankAnalysis {
+fn one(build: Timeline) -> RankAnalysis {
     with(build, &Options::default())
 }
 
-fn with(build: common::Build, options: &Options) -> RankAnalysis {
-    let mut analysis = analyze(&[build.timeline], options).unwrap();
+fn with(build: Timeline, options: &Options) -> RankAnalysis {
+    let mut analysis = analyze(&[build], options).unwrap();
     analysis.ranks.remove(0)
 }
 
@@ -24,7 +25,7 @@ fn near(a: Option<f64>, b: f64) {
 #[test]
 fn idle_computing_and_neither() {
     // Kernels out of order, overlapping, nested and of no length; two gaps of 10 us; 10 us of a copy alone.
-    let build = rank(3)
+    let build = timeline(3)
         .kernel("gemm", 7, 50.0, 80.0)
         .kernel("relu", 7, 10.0, 30.0)
         .kernel("gemm", 8, 20.0, 40.0)
@@ -49,17 +50,16 @@ fn idle_computing_and_neither() {
         (figure(&rank, "comm_comp_overlap_pctg"), figure(&rank, "comm_overhead_pctg")),
         (None, Some(0.0))
     );
-    let times: Vec<_> = rank.kinds.iter().map(|of| (of.kinds.clone(), of.time_ns)).collect();
     use KernelKind::{Computation, Memory};
     let expected =
         [(vec![Computation], 60_000), (vec![Memory], 10_000), (vec![Computation, Memory], 10_000)];
-    assert_eq!(times, expected);
+    assert_eq!(rank.kinds, expected);
 }
 
 #[test]
 fn communication_is_hidden_partly_wholly_or_not_at_all() {
     let overlap = |from, to| {
-        let build = rank(0).kernel("gemm", 7, 0.0, 40.0).kernel("gemm", 7, 50.0, 60.0);
+        let build = timeline(0).kernel("gemm", 7, 0.0, 40.0).kernel("gemm", 7, 50.0, 60.0);
         figure(&one(build.kernel(NCCL, 20, from, to)), "comm_comp_overlap_pctg")
     };
     near(overlap(30.0, 70.0), 50.0);
@@ -67,7 +67,7 @@ fn communication_is_hidden_partly_wholly_or_not_at_all() {
     near(overlap(40.0, 50.0), 0.0);
     near(overlap(60.0, 80.0), 0.0);
     // Two collectives at the same time count once as communication.
-    let build = rank(0).kernel("gemm", 7, 0.0, 40.0).kernel(NCCL, 20, 20.0, 60.0);
+    let build = timeline(0).kernel("gemm", 7, 0.0, 40.0).kernel(NCCL, 20, 20.0, 60.0);
     let rank = one(build.kernel(NCCL, 21, 40.0, 60.0));
     near(figure(&rank, "comm_comp_overlap_pctg"), 50.0);
     assert_eq!((rank.overlap.communication_ns, rank.overlap.both_ns), (40_000, 20_000));
@@ -77,7 +77,7 @@ fn communication_is_hidden_partly_wholly_or_not_at_all() {
 #[test]
 fn the_last_of_several_steps_is_left_out() {
     let build = || {
-        rank(0)
+        timeline(0)
             .step(4, 0.0, 100.0)
             .step(5, 100.0, 200.0)
             .step(6, 200.0, 300.0)
@@ -91,24 +91,24 @@ fn the_last_of_several_steps_is_left_out() {
     assert_eq!(rank.steps.chosen.iter().map(|step| step.number).collect::<Vec<_>>(), [4, 5]);
     assert_eq!((rank.steps.found, value(&rank, "kernel_time_us")), (3, 250.0));
     let stray = build().stray("gemm", 7, 5.0, 8.0);
-    let analysis = analyze(&[stray.timeline], &Options::default()).unwrap();
+    let analysis = analyze(&[stray], &Options::default()).unwrap();
     assert_eq!(value(&analysis.ranks[0], "kernel_time_us"), 250.0);
     assert!(analysis.notes[0].contains("could not be traced"), "{:?}", analysis.notes);
     let all = Options { include_last_step: true, ..Options::default() };
     let rank = with(build(), &all);
     assert_eq!((rank.steps.chosen.len(), value(&rank, "kernel_time_us")), (3, 280.0));
     // If no steps are chosen, a kernel whose launch is missing from the trace counts too.
-    let whole = common::rank(0).kernel("gemm", 7, 10.0, 20.0).stray("gemm", 7, 295.0, 299.0);
-    let analysis = analyze(&[whole.timeline], &Options::default()).unwrap();
+    let whole = common::timeline(0).kernel("gemm", 7, 10.0, 20.0).stray("gemm", 7, 295.0, 299.0);
+    let analysis = analyze(&[whole], &Options::default()).unwrap();
     assert_eq!(value(&analysis.ranks[0], "kernel_time_us"), 289.0);
     assert!(analysis.notes[0].contains("names no steps"), "{:?}", analysis.notes);
 }
 
 #[test]
 fn kernels_without_launches_are_chosen_by_their_own_begin() {
-    let build = rank(1).step(1, 0.0, 100.0).step(2, 100.0, 200.0);
+    let build = timeline(1).step(1, 0.0, 100.0).step(2, 100.0, 200.0);
     let build = build.stray("gemm", 7, 10.0, 30.0).stray("gemm", 7, 150.0, 160.0);
-    let analysis = analyze(&[build.timeline], &Options::default()).unwrap();
+    let analysis = analyze(&[build], &Options::default()).unwrap();
     assert_eq!(value(&analysis.ranks[0], "kernel_time_us"), 20.0);
     assert!(analysis.ranks[0].launches.is_none());
     assert!(analysis.notes[0].starts_with("Rank 1: No kernel could be traced"));
@@ -116,7 +116,7 @@ fn kernels_without_launches_are_chosen_by_their_own_begin() {
 
 #[test]
 fn gaps_are_put_down_to_host_kernels_or_neither() {
-    let build = rank(0)
+    let build = timeline(0)
         .launched("a", 7, 0.0, 1.0, 10.0, 20.0)
         // Launched after the end of the kernel before.
         .launched("b", 7, 25.0, 26.0, 40.0, 50.0)
@@ -137,7 +137,7 @@ fn gaps_are_put_down_to_host_kernels_or_neither() {
 
 #[test]
 fn a_gap_that_no_launch_explains_is_told_by_its_length() {
-    let build = rank(0).stray("a", 7, 0.0, 10.0).stray("b", 7, 20.0, 30.0);
+    let build = timeline(0).stray("a", 7, 0.0, 10.0).stray("b", 7, 20.0, 30.0);
     let idle = one(build.stray("c", 7, 100.0, 110.0)).idle;
     let gaps: Vec<_> = idle[0].by_category.iter().map(|by| (by.gaps, by.time_ns)).collect();
     assert_eq!(gaps, [(0, 0), (1, 10_000), (1, 70_000)]);
@@ -145,7 +145,7 @@ fn a_gap_that_no_launch_explains_is_told_by_its_length() {
 
 #[test]
 fn launches_are_counted_as_short_slow_and_late() {
-    let build = rank(0)
+    let build = timeline(0)
         // The kernel is shorter than its call and begins 4 us after it.
         .launched("a", 7, 0.0, 6.0, 10.0, 14.0)
         // A call above 50 us is slow. Its kernel is then not counted as short.
@@ -166,7 +166,7 @@ fn launches_are_counted_as_short_slow_and_late() {
 
 #[test]
 fn queues_grow_with_launches_and_shrink_with_kernels() {
-    let build = rank(0)
+    let build = timeline(0)
         .launched("a", 7, 0.0, 1.0, 10.0, 20.0)
         .launched("b", 7, 2.0, 3.0, 20.0, 30.0)
         .launched("c", 7, 4.0, 5.0, 30.0, 40.0)
@@ -185,7 +185,7 @@ fn queues_grow_with_launches_and_shrink_with_kernels() {
 
 #[test]
 fn copies_have_bytes_and_bandwidth_by_kind() {
-    let build = rank(0)
+    let build = timeline(0)
         .copy("Memcpy HtoD (Pinned -> Device)", 10.0, 20.0, 1000, 10.0)
         .copy("Memcpy HtoD (Pageable -> Device)", 15.0, 25.0, 500, 5.0)
         .copy("Memset (Device)", 30.0, 30.0, 8, 100.0);
@@ -203,7 +203,7 @@ fn copies_have_bytes_and_bandwidth_by_kind() {
 
 #[test]
 fn kernels_by_name_and_the_rest_together() {
-    let build = rank(0)
+    let build = timeline(0)
         .kernel("a", 7, 0.0, 10.0)
         .kernel("a", 7, 10.0, 40.0)
         .kernel("b", 7, 50.0, 55.0)
@@ -225,7 +225,7 @@ fn kernels_by_name_and_the_rest_together() {
 
 #[test]
 fn collectives_are_told_by_their_arguments_first() {
-    let build = rank(0)
+    let build = timeline(0)
         .kernel("ncclDevKernel_SendRecv(args)", 20, 0.0, 10.0)
         .told("all_to_allv", Some(4))
         .kernel("ncclKernel_AllGather_RING_LL_Sum_int8_t(args)", 20, 10.0, 15.0)
@@ -243,7 +243,7 @@ fn collectives_are_told_by_their_arguments_first() {
 #[test]
 fn rounding_is_that_of_hta() {
     let build = || {
-        rank(0)
+        timeline(0)
             .kernel("a", 7, 0.5, 10.5)
             // Contains no whole microsecond, so it lasts -1 us in HTA.
             .kernel("b", 7, 20.2, 20.8)
@@ -268,7 +268,7 @@ fn rounding_is_that_of_hta() {
 fn waits_of_the_device_count_as_hta_counts_them() {
     // A wait on a stream counts as something that runs but does not compute. A wait without a stream counts
     // as nothing.
-    let build = rank(0)
+    let build = timeline(0)
         .kernel("gemm", 7, 0.0, 10.0)
         .wait("Stream Sync", 7, 77, 10.0, 15.0)
         .wait("Context Sync", -1, 78, 15.0, 18.0)
@@ -283,8 +283,8 @@ fn waits_of_the_device_count_as_hta_counts_them() {
 #[test]
 fn the_kind_is_chosen_from_the_collectives_or_given() {
     let kind = |name: &str, options: &Options| {
-        let build = rank(0).kernel("gemm", 7, 0.0, 10.0).kernel(NCCL, 20, 10.0, 20.0);
-        analyze(&[build.kernel(name, 20, 20.0, 25.0).timeline], options).unwrap().kind
+        let build = timeline(0).kernel("gemm", 7, 0.0, 10.0).kernel(NCCL, 20, 10.0, 20.0);
+        analyze(&[build.kernel(name, 20, 20.0, 25.0)], options).unwrap().kind
     };
     let any = Options::default();
     assert_eq!(kind("ncclDevKernel_Broadcast_RING_LL", &any), Kind::Ddp);
@@ -294,8 +294,8 @@ fn the_kind_is_chosen_from_the_collectives_or_given() {
     let ddp = Options { kind: Some(Kind::Ddp), ..Options::default() };
     assert_eq!(kind("ncclDevKernel_ReduceScatter_Sum_f32", &ddp), Kind::Ddp);
     let named = |span: &str| {
-        let spans = rank(0).span(span, 0.0, 5.0).kernel("gemm", 7, 0.0, 10.0);
-        analyze(&[spans.timeline], &any).unwrap().kind
+        let spans = timeline(0).span(span, 0.0, 5.0).kernel("gemm", 7, 0.0, 10.0);
+        analyze(&[spans], &any).unwrap().kind
     };
     assert_eq!(named("reduce scatter"), Kind::Sharding);
     // Data-parallel programs have these spans too.
@@ -304,10 +304,9 @@ fn the_kind_is_chosen_from_the_collectives_or_given() {
 
 #[test]
 fn means_are_over_the_ranks_that_have_the_figure() {
-    let first = rank(1).kernel("gemm", 7, 0.0, 10.0).kernel(NCCL, 20, 5.0, 15.0);
-    let second = rank(0).kernel("gemm", 7, 0.0, 30.0);
-    let analysis: Analysis =
-        analyze(&[first.timeline, second.timeline], &Options::default()).unwrap();
+    let first = timeline(1).kernel("gemm", 7, 0.0, 10.0).kernel(NCCL, 20, 5.0, 15.0);
+    let second = timeline(0).kernel("gemm", 7, 0.0, 30.0);
+    let analysis: Analysis = analyze(&[first, second], &Options::default()).unwrap();
     assert_eq!(analysis.ranks.iter().map(|rank| rank.rank).collect::<Vec<_>>(), [0, 1]);
     let mean = |name: &str| {
         let column = columns(Kind::Sharding).find(|column| column.head.key == name).unwrap();
@@ -323,24 +322,24 @@ fn what_cannot_be_analyzed_is_said() {
     let analyze =
         |timelines: &[_]| analyze(timelines, &Options::default()).unwrap_err().to_string();
     assert_eq!(analyze(&[]), "there are no traces to analyse");
-    let mut nameless = rank(0).kernel("gemm", 7, 0.0, 10.0).timeline;
+    let mut nameless = timeline(0).kernel("gemm", 7, 0.0, 10.0);
     nameless.rank = None;
     assert!(analyze(&[nameless]).starts_with("rank_0.json: no rank"));
-    let twice = || rank(2).kernel("gemm", 7, 0.0, 10.0).timeline;
+    let twice = || timeline(2).kernel("gemm", 7, 0.0, 10.0);
     let both = "rank_2.json and rank_2.json are both of rank 2; pass one of them";
     assert_eq!(analyze(&[twice(), twice()]), both);
     let no_work = ".json: neither kernels nor operators in the steps that are looked at";
-    assert!(analyze(&[rank(5).timeline]).starts_with(&format!("rank_5{no_work}")));
-    let mut endless = rank(0).kernel("gemm", 7, 0.0, 10.0).timeline;
+    assert!(analyze(&[timeline(5)]).starts_with(&format!("rank_5{no_work}")));
+    let mut endless = timeline(0).kernel("gemm", 7, 0.0, 10.0);
     endless.kernels[0].time.start_ns = i64::MIN;
     assert!(analyze(&[endless]).contains("more than 73 years"));
     // Each duration is short enough, but their sum is not.
-    let mut many = rank(0);
+    let mut many = timeline(0);
     for _ in 0..5 {
         many = many.kernel("gemm", 7, 0.0, 1e-3 * (1u64 << 59) as f64);
     }
-    assert!(analyze(&[many.timeline]).contains("more than 73 years"));
+    assert!(analyze(&[many]).contains("more than 73 years"));
     // All work belongs to the last step.
-    let last = rank(0).step(1, 0.0, 10.0).step(2, 10.0, 20.0).kernel("gemm", 7, 15.0, 18.0);
-    assert!(analyze(&[last.timeline]).contains(no_work));
+    let last = timeline(0).step(1, 0.0, 10.0).step(2, 10.0, 20.0).kernel("gemm", 7, 15.0, 18.0);
+    assert!(analyze(&[last]).contains(no_work));
 }

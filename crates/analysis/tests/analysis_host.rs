@@ -4,7 +4,7 @@ mod common;
 
 use std::path::PathBuf;
 
-use common::{MAIN, NCCL, OTHER, figure, rank, value};
+use common::{Build, NCCL, OTHER, figure, timeline, us, value};
 use paceline_analysis::hta::{
     Change, KernelKind, Kind, Options, Part, RankAnalysis, Shift, Side, Source, StepChoice,
     analyze, diff,
@@ -15,21 +15,21 @@ use paceline_analysis::report::Report;
 use paceline_analysis::report::panels::of_analysis;
 use paceline_analysis::timeline::{LaneInfo, Operator, TimeRange, Timeline, TrackId};
 
-fn one(build: common::Build) -> RankAnalysis {
-    analyze(&[build.timeline], &Options::default()).unwrap().ranks.remove(0)
+fn one(build: Timeline) -> RankAnalysis {
+    analyze(&[build], &Options::default()).unwrap().ranks.remove(0)
 }
 
 #[test]
 fn without_kernels_operators_and_transfers_are_analyzed() {
-    let build = rank(0)
-        .operator("aten::linear", MAIN, 0.0, 30.0)
-        .operator("aten::addmm", MAIN, 5.0, 25.0)
+    let build = timeline(0)
+        .operator("aten::linear", 0.0, 30.0)
+        .operator("aten::addmm", 5.0, 25.0)
         // Hands the all-reduce to another thread, which works on it from 42 to 60.
-        .operator("c10d::allreduce_", MAIN, 40.0, 44.0)
-        .operator("record_param_comms", MAIN, 41.0, 43.0)
-        .operator("gloo:all_reduce", OTHER, 42.0, 60.0)
-        .operator("aten::mul", MAIN, 50.0, 55.0);
-    let analysis = analyze(&[build.timeline], &Options::default()).unwrap();
+        .operator("c10d::allreduce_", 40.0, 44.0)
+        .operator("record_param_comms", 41.0, 43.0)
+        .operator_on(OTHER, "gloo:all_reduce", us(42.0, 60.0))
+        .operator("aten::mul", 50.0, 55.0);
+    let analysis = analyze(&[build], &Options::default()).unwrap();
     let rank = &analysis.ranks[0];
     assert_eq!(rank.source, Source::Operators);
     assert!(analysis.notes[0].contains("from its operators"), "{:?}", analysis.notes);
@@ -57,10 +57,10 @@ fn without_kernels_operators_and_transfers_are_analyzed() {
 
 #[test]
 fn where_no_thread_shows_transfers_the_calls_are_the_communication() {
-    let build = rank(0)
-        .operator("aten::addmm", MAIN, 0.0, 20.0)
-        .operator("c10d::_allgather_base_", MAIN, 20.0, 30.0)
-        .operator("record_param_comms", MAIN, 22.0, 24.0);
+    let build = timeline(0)
+        .operator("aten::addmm", 0.0, 20.0)
+        .operator("c10d::_allgather_base_", 20.0, 30.0)
+        .operator("record_param_comms", 22.0, 24.0);
     let rank = one(build);
     assert_eq!((value(&rank, "comm_time_us"), value(&rank, "all_gather_time_us")), (8.0, 8.0));
     assert_eq!(
@@ -76,9 +76,9 @@ fn where_no_thread_shows_transfers_the_calls_are_the_communication() {
 
 #[test]
 fn operators_of_the_last_step_are_left_out() {
-    let build = rank(0).step(1, 0.0, 50.0).step(2, 50.0, 100.0);
-    let build = build.operator("a", MAIN, 10.0, 30.0).operator("a", OTHER, 20.0, 45.0);
-    let rank = one(build.operator("a", MAIN, 50.0, 70.0));
+    let build = timeline(0).step(1, 0.0, 50.0).step(2, 50.0, 100.0);
+    let build = build.operator("a", 10.0, 30.0).operator_on(OTHER, "a", us(20.0, 45.0));
+    let rank = one(build.operator("a", 50.0, 70.0));
     assert_eq!(
         (value(&rank, "kernel_time_us"), value(&rank, "temporal_compute_time_us")),
         (35.0, 35.0)
@@ -89,18 +89,18 @@ fn operators_of_the_last_step_are_left_out() {
 /// Otherwise the spans of a damaged trace, each of which covers all steps, would be cut into as many pieces as there are pairs.
 #[test]
 fn a_span_is_a_part_of_a_limited_number_of_steps() {
-    let mut build = rank(0).span("forward", 0.0, 1000.0).operator("aten::mul", MAIN, 0.0, 1000.0);
+    let mut build = timeline(0).span("forward", 0.0, 1000.0).operator("aten::mul", 0.0, 1000.0);
     for (number, begin) in (0..100).zip((0..).step_by(10)) {
         build = build.step(number, f64::from(begin), f64::from(begin + 10));
     }
     let anatomy = one(build).anatomy.unwrap();
-    let is_forward = |step: usize| anatomy.steps[step].parts[0].part == Part::Forward;
+    let is_forward = |step: usize| anatomy.steps[step].parts[0].0 == Part::Forward;
     assert_eq!([0, 63, 64, 98].map(is_forward), [true, true, false, false]);
 }
 
 #[test]
 fn the_parts_of_a_step_add_up() {
-    let build = rank(0)
+    let build = timeline(0)
         .step(1, 0.0, 100.0)
         .step(2, 100.0, 220.0)
         .step(3, 220.0, 300.0)
@@ -120,7 +120,7 @@ fn the_parts_of_a_step_add_up() {
         .kernel("gemm", 7, 150.0, 160.0);
     let anatomy = one(build).anatomy.unwrap();
     let parts = |step: usize| -> Vec<(Part, i64)> {
-        anatomy.steps[step].parts.iter().map(|of| (of.part, of.time_ns / 1000)).collect()
+        anatomy.steps[step].parts.iter().map(|of| (of.0, of.1 / 1000)).collect()
     };
     use Part::*;
     let first = [
@@ -134,7 +134,7 @@ fn the_parts_of_a_step_add_up() {
     assert_eq!(parts(0), first);
     assert_eq!(parts(1), [(DataWait, 10), (Forward, 20), (ParamBroadcast, 10), (Rest, 80)]);
     for step in &anatomy.steps {
-        let sum: i64 = step.parts.iter().map(|part| part.time_ns).sum();
+        let sum: i64 = step.parts.iter().map(|part| part.1).sum();
         assert_eq!(sum, step.step.time.dur_ns);
     }
     let exposed: Vec<i64> = anatomy.steps.iter().map(|step| step.exposed_ns).collect();
@@ -210,7 +210,7 @@ fn the_backward_pass_of_pytorch_is_a_part_of_the_step_on_any_thread() {
 #[test]
 fn memory_is_that_of_the_device_where_one_is_sampled() {
     const MB: u64 = 1 << 20;
-    let build = rank(0)
+    let build = timeline(0)
         .kernel("gemm", 7, 0.0, 10.0)
         .memory(3.0, 1, 4 * MB, 10 * MB)
         .memory(1.0, 1, MB, 8 * MB)
@@ -229,39 +229,36 @@ fn memory_is_that_of_the_device_where_one_is_sampled() {
     );
     assert_eq!(figure(&rank, "p50_allocated_mb"), Some(3.0));
     assert!((figure(&rank, "p95_allocated_mb").unwrap() - 4.85).abs() < 1e-9);
-    let host = common::rank(0).kernel("gemm", 7, 0.0, 10.0).memory(1.0, 0, 3 * MB, 0);
+    let host = common::timeline(0).kernel("gemm", 7, 0.0, 10.0).memory(1.0, 0, 3 * MB, 0);
     assert_eq!(figure(&one(host), "peak_allocated_mb"), Some(3.0));
 }
 
 #[test]
 fn spans_of_sharded_training_make_it_sharded() {
     let kind = |span: &str| {
-        let build = rank(0).operator("aten::mm", MAIN, 0.0, 10.0).span(span, 0.0, 10.0);
-        analyze(&[build.timeline], &Options::default()).unwrap().kind
+        let build = timeline(0).operator("aten::mm", 0.0, 10.0).span(span, 0.0, 10.0);
+        analyze(&[build], &Options::default()).unwrap().kind
     };
     assert_eq!(kind("reduce-scatter"), Kind::Sharding);
     assert_eq!(kind("gather"), Kind::Ddp);
     assert_eq!(kind("grad_sync"), Kind::Ddp);
 }
 
-fn run(number: u64, build: common::Build) -> common::Build {
-    build
-        .step(number, 0.0, 100.0)
-        .operator("aten::mm", MAIN, 10.0, 20.0)
-        .kernel("gemm", 7, 15.0, 40.0)
+fn run(number: u64, build: Timeline) -> Timeline {
+    build.step(number, 0.0, 100.0).operator("aten::mm", 10.0, 20.0).kernel("gemm", 7, 15.0, 40.0)
 }
 
 #[test]
 fn a_difference_has_counts_and_times_of_both() {
-    let control = run(3, rank(0)).kernel("old", 7, 50.0, 60.0).step(4, 100.0, 200.0);
+    let control = run(3, timeline(0)).kernel("old", 7, 50.0, 60.0).step(4, 100.0, 200.0);
     // A kernel launched in the first step and run in the second counts. Work launched in the second does not.
-    let test = run(3, rank(0))
+    let test = run(3, timeline(0))
         .launched("gemm", 7, 90.0, 91.0, 110.0, 120.0)
-        .operator("aten::relu", MAIN, 30.0, 31.0)
+        .operator("aten::relu", 30.0, 31.0)
         .step(4, 100.0, 200.0)
         .kernel("late", 7, 150.0, 160.0);
     let options = Options::default();
-    let (control, test) = ([control.timeline], [test.timeline]);
+    let (control, test) = ([control], [test]);
     let whole = Options { include_last_step: true, ..Options::default() };
     let diff_of = |steps| diff(&control, &test, &steps, &whole).unwrap();
     let first = diff_of(StepChoice::First);
@@ -295,8 +292,8 @@ fn a_difference_has_counts_and_times_of_both() {
 }
 
 /// Steps of 100 us with one kernel each, that takes as many microseconds as stated.
-fn steps_of(durations: &[f64]) -> [paceline_analysis::timeline::Timeline; 1] {
-    let mut build = rank(0);
+fn steps_of(durations: &[f64]) -> [Timeline; 1] {
+    let mut build = timeline(0);
     for (number, dur) in durations.iter().enumerate() {
         let from = 100.0 * number as f64;
         build = build.step(number as u64, from, from + 100.0).kernel(
@@ -306,7 +303,7 @@ fn steps_of(durations: &[f64]) -> [paceline_analysis::timeline::Timeline; 1] {
             from + 5.0 + dur,
         );
     }
-    [build.timeline]
+    [build]
 }
 
 #[test]
@@ -339,8 +336,8 @@ fn a_difference_that_steps_show_too_is_noise() {
 
 #[test]
 fn runs_without_steps_are_compared_as_a_whole() {
-    let control = [rank(0).stray("gemm", 7, 0.0, 10.0).timeline];
-    let test = [rank(0).stray("gemm", 7, 0.0, 10.0).stray("gemm", 7, 20.0, 50.0).timeline];
+    let control = [timeline(0).stray("gemm", 7, 0.0, 10.0)];
+    let test = [timeline(0).stray("gemm", 7, 0.0, 10.0).stray("gemm", 7, 20.0, 50.0)];
     let diff = diff(&control, &test, &StepChoice::First, &Options::default()).unwrap();
     let row = &diff.rows[0];
     assert_eq!((row.test_calls - row.control_calls, row.test_ns - row.control_ns), (1, 30_000));

@@ -29,9 +29,9 @@ fn figures(rank: &RankAnalysis) -> BTreeMap<String, f64> {
         put(format!("temporal|{name}"), value.unwrap());
     }
     put("overlap".into(), figure(rank, "comm_comp_overlap_pctg").unwrap());
-    for of in &rank.kinds {
-        let kinds: Vec<String> = of.kinds.iter().map(|kind| kind.name().to_uppercase()).collect();
-        put(format!("kind|{}", kinds.join(" overlapping ")), us(of.time_ns));
+    for (kinds, ns) in &rank.kinds {
+        let kinds: Vec<String> = kinds.iter().map(|kind| kind.name().to_uppercase()).collect();
+        put(format!("kind|{}", kinds.join(" overlapping ")), us(*ns));
     }
     for kernel in &rank.kernels {
         for (name, value) in [

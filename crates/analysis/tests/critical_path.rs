@@ -2,11 +2,12 @@
 
 mod common;
 
-use common::{MAIN, NCCL, OTHER, rank};
+use common::{Build, NCCL, OTHER, timeline, us};
 use paceline_analysis::hta::{BoundBy, CriticalPath, EdgeKind, Options, analyze};
+use paceline_analysis::timeline::Timeline;
 
-fn path(build: common::Build) -> CriticalPath {
-    let analysis = analyze(&[build.timeline], &Options::default()).unwrap();
+fn path(build: Timeline) -> CriticalPath {
+    let analysis = analyze(&[build], &Options::default()).unwrap();
     analysis.ranks[0].critical_path.clone().unwrap()
 }
 
@@ -22,10 +23,10 @@ fn pieces(path: &CriticalPath) -> Vec<(&str, i64)> {
 
 #[test]
 fn from_the_operator_through_launch_and_kernels() {
-    let build = rank(0)
-        .operator("aten::mm", MAIN, 0.0, 20.0)
+    let build = timeline(0)
+        .operator("aten::mm", 0.0, 20.0)
         .launched("gemm", 7, 5.0, 8.0, 10.0, 60.0)
-        .operator("aten::relu", MAIN, 20.0, 40.0)
+        .operator("aten::relu", 20.0, 40.0)
         .launched("relu", 7, 25.0, 28.0, 63.0, 70.0);
     let path = path(build);
     assert_eq!((path.step, path.total_ns), (None, 70_000));
@@ -41,12 +42,12 @@ fn from_the_operator_through_launch_and_kernels() {
 
 #[test]
 fn time_between_operators_within_another_is_the_outer_one_s() {
-    let build = rank(0)
-        .operator("outer", MAIN, 0.0, 100.0)
-        .operator("inner", MAIN, 10.0, 30.0)
-        .operator("inner", MAIN, 60.0, 90.0)
-        .operator("next", MAIN, 150.0, 160.0)
-        .operator("aside", OTHER, 0.0, 105.0)
+    let build = timeline(0)
+        .operator("outer", 0.0, 100.0)
+        .operator("inner", 10.0, 30.0)
+        .operator("inner", 60.0, 90.0)
+        .operator("next", 150.0, 160.0)
+        .operator_on(OTHER, "aside", us(0.0, 105.0))
         .kernel("gemm", 7, 300.0, 301.0);
     let path = path(build);
     // Nothing accounts for the 50 us between `outer` and `next`.
@@ -66,13 +67,13 @@ fn time_between_operators_within_another_is_the_outer_one_s() {
 
 #[test]
 fn a_wait_for_a_stream_leads_back_to_the_host() {
-    let build = rank(0)
+    let build = timeline(0)
         .step(1, 0.0, 200.0)
-        .operator("aten::mm", MAIN, 0.0, 10.0)
+        .operator("aten::mm", 0.0, 10.0)
         .launched(NCCL, 20, 2.0, 4.0, 5.0, 90.0)
         .call("cudaStreamSynchronize", 50, 20.0, 92.0)
         .wait("Stream Sync", 20, 50, 21.0, 91.0)
-        .operator("optimizer", MAIN, 95.0, 140.0)
+        .operator("optimizer", 95.0, 140.0)
         .step(2, 200.0, 300.0);
     let path = path(build);
     assert_eq!(path.step, Some(1));
@@ -85,7 +86,7 @@ fn a_wait_for_a_stream_leads_back_to_the_host() {
 
 #[test]
 fn a_wait_for_the_device_leads_to_the_streams_that_ended_last() {
-    let mut build = rank(0).operator("aten::mm", MAIN, 0.0, 310.0);
+    let mut build = timeline(0).operator("aten::mm", 0.0, 310.0);
     for stream in 0..300i64 {
         let at = stream as f64;
         let (name, end) = if stream == 299 { ("last", at + 201.0) } else { ("gemm", at + 2.0) };
@@ -94,7 +95,7 @@ fn a_wait_for_the_device_leads_to_the_streams_that_ended_last() {
     let build = build
         .call("cudaDeviceSynchronize", 1000, 311.0, 505.0)
         .wait("Context Sync", -1, 1000, 312.0, 504.0)
-        .operator("optimizer", MAIN, 510.0, 550.0);
+        .operator("optimizer", 510.0, 550.0);
     let path = path(build);
     let pieces = pieces(&path);
     assert_eq!(pieces[pieces.len() - 2..], [("last", 200), ("optimizer", 40)]);
@@ -102,9 +103,9 @@ fn a_wait_for_the_device_leads_to_the_streams_that_ended_last() {
 
 #[test]
 fn one_stream_waits_for_another() {
-    let build = rank(0)
+    let build = timeline(0)
         .step(1, 0.0, 200.0)
-        .operator("backward", MAIN, 0.0, 30.0)
+        .operator("backward", 0.0, 30.0)
         .launched("gemm", 7, 2.0, 4.0, 5.0, 60.0)
         .call("cudaEventRecord", 50, 6.0, 7.0)
         .call("cudaStreamWaitEvent", 51, 8.0, 9.0)
@@ -120,9 +121,9 @@ fn one_stream_waits_for_another() {
 
 #[test]
 fn steps_that_are_not_there_have_no_path() {
-    let build = rank(0).step(1, 0.0, 100.0).step(2, 100.0, 200.0).kernel("gemm", 7, 10.0, 20.0);
+    let build = timeline(0).step(1, 0.0, 100.0).step(2, 100.0, 200.0).kernel("gemm", 7, 10.0, 20.0);
     let options = Options { critical_step: 1, ..Options::default() };
-    let analysis = analyze(&[build.timeline], &options).unwrap();
+    let analysis = analyze(&[build], &options).unwrap();
     assert!(analysis.ranks[0].critical_path.is_none());
 }
 
@@ -130,27 +131,27 @@ fn steps_that_are_not_there_have_no_path() {
 fn work_that_waits_for_itself_is_said() {
     // The device says that the wait lasted until the kernel had ended. The host says that the wait was over
     // before it launched the kernel.
-    let build = rank(0)
-        .operator("aten::mm", MAIN, 10.0, 40.0)
+    let build = timeline(0)
+        .operator("aten::mm", 10.0, 40.0)
         .call("cudaStreamSynchronize", 50, 11.0, 12.0)
         .wait("Stream Sync", 7, 50, 11.0, 90.0)
         .launched("gemm", 7, 20.0, 21.0, 25.0, 80.0);
-    let analysis = analyze(&[build.timeline], &Options::default()).unwrap();
+    let analysis = analyze(&[build], &Options::default()).unwrap();
     assert!(analysis.ranks[0].critical_path.is_none());
     assert!(analysis.notes.iter().any(|note| note.contains("waits for itself")));
 }
 
 #[test]
 fn launches_without_a_duration_count_where_the_trace_has_no_others() {
-    let build = rank(0)
-        .operator("paceline::conv2d", MAIN, 0.0, 30.0)
+    let build = timeline(0)
+        .operator("paceline::conv2d", 0.0, 30.0)
         .launched("conv2d", 7, 0.0, 0.0, 0.0, 30.0)
         .launched(NCCL, 20, 30.0, 30.0, 31.0, 90.0);
     let path = path(build);
     assert_eq!(bound(&path, BoundBy::GpuCommunication), 59_000);
     // If another launch has a duration, those without one are left out, as in HTA.
-    let build = rank(0)
-        .operator("aten::mm", MAIN, 0.0, 30.0)
+    let build = timeline(0)
+        .operator("aten::mm", 0.0, 30.0)
         .launched("gemm", 7, 0.0, 0.0, 0.0, 90.0)
         .launched("relu", 7, 1.0, 2.0, 90.0, 91.0);
     assert_eq!(bound(&self::path(build), BoundBy::GpuCompute), 1_000);

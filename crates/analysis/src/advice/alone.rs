@@ -366,13 +366,13 @@ fn last(ranks: &[&RankStep]) -> AloneStep {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ranks::sample::timeline;
+    use crate::common::{Build, timeline};
     use crate::timeline::{FinalGradient, GradientMark};
 
     /// A step of ours of 100 us, whose batch arrives at 10, and whose main thread is blocked from 60 to 80.
     fn ours(rank: usize, late_us: i64) -> Timeline {
-        let mut of = timeline(rank).step(4, 0, 100 + late_us).phase("data wait", 0, 10);
-        of = of.phase("backward", 30, 60).phase("exposed", 60, 80).phase("exposed", 70, 80);
+        let mut of = timeline(rank).step(4, 0, 100 + late_us).span("data wait", 0, 10);
+        of = of.span("backward", 30, 60).span("exposed", 60, 80).span("exposed", 70, 80);
         let mark = |param, at_us: i64| GradientMark { at_ns: (at_us + late_us) * 1000, param };
         of.gradient_marks = vec![mark(7, 40), mark(3, 55)];
         let fact = "3 16 a.weight\n7 4 a.bias".to_owned();

@@ -139,7 +139,7 @@ impl CriticalPath {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ranks::sample::{across, timeline};
+    use crate::common::{Build, across, timeline};
     use crate::timeline::{Collective, Timeline};
 
     /// A rank that computes until `ready_us`, takes part in an all-reduce of `elems` elements that ends at 80, beside which

@@ -9,28 +9,6 @@ use crate::stats::Summary;
 /// A difference counts if it is larger than this many times its standard error.
 const ERRORS: f64 = 3.0;
 
-/// Whether a cause is gone after a change, stayed, or is new.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Became {
-    /// It was advised before and is not any more.
-    Gone,
-    /// It is advised in both.
-    Stayed,
-    /// It is advised only afterwards.
-    New,
-}
-
-impl Became {
-    /// The verdict in a word.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Gone => "gone",
-            Self::Stayed => "stayed",
-            Self::New => "new",
-        }
-    }
-}
-
 /// A cause in both traces.
 #[derive(Clone, Debug, PartialEq)]
 pub struct CauseRow {
@@ -38,27 +16,21 @@ pub struct CauseRow {
     pub cause: &'static Cause,
     /// Its title.
     pub title: String,
-    /// Whether it is gone, stayed, or is new.
-    pub became: Became,
     /// The gain that its removal promised before: both ends of the range.
     pub promised_ms: Option<(f64, f64)>,
     /// The gain that its removal would bring afterwards.
     pub left_ms: Option<(f64, f64)>,
 }
 
-/// Whether the promised gain came.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Verdict {
-    /// No advice was followed.
-    NothingPromised,
-    /// Within the range.
-    Came,
-    /// More than was promised.
-    More,
-    /// Less than was promised.
-    Less,
-    /// The steps differ by less than their spread.
-    Noise,
+impl CauseRow {
+    /// The verdict on it in a word.
+    pub fn became(&self) -> &'static str {
+        match (self.promised_ms, self.left_ms) {
+            (Some(_), None) => "gone",
+            (Some(_), Some(_)) => "stayed",
+            (None, _) => "new",
+        }
+    }
 }
 
 /// Two diagnoses side by side.
@@ -72,8 +44,6 @@ pub struct Against {
     pub error_ms: Option<f64>,
     /// The gain that the causes that are gone had promised together: the largest low end, and the sum of the high ends.
     pub promised_ms: Option<(f64, f64)>,
-    /// Whether the promised gain came.
-    pub verdict: Verdict,
     /// The causes of both.
     pub causes: Vec<CauseRow>,
 }
@@ -89,79 +59,55 @@ pub fn against(before: &Diagnosis, after: &Diagnosis) -> Option<Against> {
         if causes.iter().any(|row| row.cause == of.cause) {
             continue;
         }
-        let (promised_ms, left_ms) = (find(before, of.cause), find(after, of.cause));
-        let became = match (promised_ms, left_ms) {
-            (Some(_), None) => Became::Gone,
-            (Some(_), Some(_)) => Became::Stayed,
-            (None, _) => Became::New,
-        };
-        let title = of.title.clone();
-        causes.push(CauseRow { cause: of.cause, title, became, promised_ms, left_ms });
+        let (cause, title) = (of.cause, of.title.clone());
+        let (promised_ms, left_ms) = (find(before, cause), find(after, cause));
+        causes.push(CauseRow { cause, title, promised_ms, left_ms });
     }
     // A cause whose gain shrank by more than half was acted upon too.
     let middle = |(low, high): (f64, f64)| (low + high) / 2.0;
-    let followed = causes.iter().filter(|row| match (row.became, row.promised_ms, row.left_ms) {
-        (Became::Gone, ..) => true,
-        (Became::Stayed, Some(promised), Some(left)) => middle(left) < middle(promised) / 2.0,
-        _ => false,
+    let followed = causes.iter().filter_map(|row| {
+        let promised = row.promised_ms?;
+        let is_less = |left| middle(left) < middle(promised) / 2.0;
+        row.left_ms.is_none_or(is_less).then_some(promised)
     });
-    let promised_ms = followed
-        .filter_map(|row| row.promised_ms)
-        .reduce(|all, of| (all.0.max(of.0), all.1 + of.1));
+    let promised_ms = followed.reduce(|all, of| (all.0.max(of.0), all.1 + of.1));
     let gained_ms = step_ms[0] - step_ms[1];
     let error = |of: &Diagnosis| {
         let lengths = Summary::of(of.lengths_ms.clone()).filter(|of| of.count > 1);
         lengths.map(|of| of.error())
     };
     let error_ms = error(before).zip(error(after)).map(|(a, b)| a.hypot(b));
-    let slack = ERRORS * error_ms.unwrap_or(0.0);
-    let verdict = match promised_ms {
-        None => Verdict::NothingPromised,
-        Some(_) if gained_ms.abs() <= slack => Verdict::Noise,
-        Some((low, _)) if gained_ms < low - slack => Verdict::Less,
-        Some((_, high)) if gained_ms > high + slack => Verdict::More,
-        Some(_) => Verdict::Came,
-    };
-    Some(Against { step_ms, gained_ms, error_ms, promised_ms, verdict, causes })
+    Some(Against { step_ms, gained_ms, error_ms, promised_ms, causes })
 }
 
 impl Against {
     /// The result in sentences.
     pub fn words(&self) -> String {
         let [before, after] = self.step_ms;
-        let head = if self.gained_ms >= 0.0 {
-            format!(
-                "A step takes {:.2} ms less: {before:.2} before and {after:.2} after",
-                self.gained_ms
-            )
-        } else {
-            format!(
-                "A step takes {:.2} ms more: {before:.2} before and {after:.2} after",
-                -self.gained_ms
-            )
-        };
+        let (gained_ms, more) =
+            (self.gained_ms, if self.gained_ms >= 0.0 { "less" } else { "more" });
+        let head = format!(
+            "A step takes {:.2} ms {more}: {before:.2} before and {after:.2} after",
+            gained_ms.abs()
+        );
         let error = match self.error_ms {
             Some(ms) => format!(" (standard error {ms:.2})"),
             None => " (one step, so the spread is unknown)".to_owned(),
         };
-        let range = |(low, high): (f64, f64)| format!("{low:.2} to {high:.2} ms");
-        let promise = match (self.promised_ms, self.verdict) {
-            (None, _) => "No advice was followed".to_owned(),
-            (Some(promised), Verdict::Noise) => {
-                format!(
-                    "{} were promised; the difference is within the spread of the steps",
-                    range(promised)
-                )
-            }
-            (Some(promised), Verdict::Less) => {
-                format!("{} were promised; less came", range(promised))
-            }
-            (Some(promised), Verdict::More) => {
-                format!("{} were promised; more came", range(promised))
-            }
-            (Some(promised), _) => format!("{} were promised, and they came", range(promised)),
+        let Some((low, high)) = self.promised_ms else {
+            return format!("{head}{error}. No advice was followed");
         };
-        format!("{head}{error}. {promise}")
+        let slack = ERRORS * self.error_ms.unwrap_or(0.0);
+        let what_came = if gained_ms.abs() <= slack {
+            "; the difference is within the spread of the steps"
+        } else if gained_ms < low - slack {
+            "; less came"
+        } else if gained_ms > high + slack {
+            "; more came"
+        } else {
+            ", and they came"
+        };
+        format!("{head}{error}. {low:.2} to {high:.2} ms were promised{what_came}")
     }
 }
 
@@ -199,17 +145,20 @@ mod tests {
         let with = |lengths: &[f64]| {
             against(&before, &diagnosis(lengths, &[(&exposed::CAUSE, 3.0, 6.0)])).unwrap()
         };
-        let came = with(&[85.0, 86.0, 84.0]);
-        assert_eq!((came.verdict, came.promised_ms), (Verdict::Came, Some((10.0, 20.0))));
-        assert_eq!(
-            came.causes.iter().map(|of| of.became).collect::<Vec<_>>(),
-            [Became::Gone, Became::Stayed]
-        );
-        assert!(came.words().starts_with("A step takes 15.00 ms less"), "{}", came.words());
-        assert_eq!(with(&[70.0, 71.0, 69.0]).verdict, Verdict::More);
-        assert_eq!(with(&[95.0, 96.0, 94.0]).verdict, Verdict::Less);
-        assert_eq!(with(&[100.0, 102.0, 99.0]).verdict, Verdict::Noise);
-        let nothing = against(&before, &before).unwrap();
-        assert_eq!(nothing.verdict, Verdict::NothingPromised);
+        let became: Vec<_> = with(&[85.0]).causes.iter().map(CauseRow::became).collect();
+        assert_eq!(became, ["gone", "stayed"]);
+        for (lengths, words) in [
+            ([85.0, 86.0, 84.0], "10.00 to 20.00 ms were promised, and they came"),
+            ([70.0, 71.0, 69.0], "10.00 to 20.00 ms were promised; more came"),
+            ([95.0, 96.0, 94.0], "10.00 to 20.00 ms were promised; less came"),
+            ([100.0, 102.0, 99.0], "the difference is within the spread of the steps"),
+        ] {
+            let said = with(&lengths).words();
+            assert!(said.ends_with(words), "{said}");
+        }
+        let words = with(&[85.0, 86.0, 84.0]).words();
+        assert!(words.starts_with("A step takes 15.00 ms less"), "{words}");
+        let nothing = against(&before, &before).unwrap().words();
+        assert!(nothing.ends_with("No advice was followed"), "{nothing}");
     }
 }

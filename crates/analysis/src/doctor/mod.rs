@@ -37,9 +37,9 @@ mod tally;
 mod together;
 
 #[cfg(test)]
-mod planted;
+mod planted_cpu_tests;
 #[cfg(test)]
-mod planted_cpu;
+mod planted_tests;
 
 use crate::advice::reducer::Reducer;
 use crate::advice::sizes::Sizes;

@@ -55,7 +55,7 @@ pub(super) fn diagnose(across: &AcrossRanks) -> Diagnosis {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ranks::sample::{across, timeline};
+    use crate::common::{Build, across, timeline};
 
     #[test]
     fn the_causes_are_those_of_the_critical_path() {

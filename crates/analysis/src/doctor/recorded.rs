@@ -18,7 +18,7 @@ use super::names::Class;
 use super::products::elem_bytes;
 use crate::hta::{CollectiveKind, Options, backend_of, collective_kind};
 use crate::steps;
-use crate::timeline::{DeviceWork, NameId, TimeRange, Timeline, TrackId};
+use crate::timeline::{NameId, TimeRange, Timeline, TrackId};
 
 /// The kind of a call of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -149,7 +149,7 @@ pub(super) struct Recorded<'a> {
 impl<'a> Recorded<'a> {
     /// Reads a timeline. `None` if the trace has no work whose launch is known.
     pub(super) fn of(timeline: &'a Timeline, rank: usize, options: &Options) -> Option<Self> {
-        let on_device = timeline.kernels.iter().any(|of| of.work != DeviceWork::Sync);
+        let on_device = timeline.has_device_work();
         let mut steps: Vec<TimeRange> = steps::of(timeline).iter().map(|step| step.time).collect();
         if steps.len() > 1 && !options.include_last_step {
             steps.pop();

@@ -9,10 +9,10 @@ use super::collectives::{CollectiveKind, CollectiveTimes};
 use super::counters::{self, CopyBandwidth, StreamQueue};
 use super::critical::{self, CriticalPath};
 use super::idle::{self, StreamIdle};
-use super::kernels::{self, KernelStats, KindTime};
+use super::kernels::{self, KernelKind, KernelStats};
 use super::launches::LaunchStats;
 use super::memory::MemoryUse;
-use super::notes::{self, Note, Notes};
+use super::notes;
 use super::options::{Kind, Options};
 use super::steps::Steps;
 use super::temporal::{Overlap, Temporal};
@@ -38,23 +38,23 @@ pub struct Analysis {
 pub fn analyze(timelines: &[Timeline], options: &Options) -> Result<Analysis, TraceError> {
     let timelines = by_rank(timelines)?;
     let mut ranks = Vec::with_capacity(timelines.len());
-    let mut notes = Notes::default();
+    let mut notes = Vec::with_capacity(timelines.len());
     let mut is_sharding = false;
     let analyzed = on_all_cores(&timelines, |(_, &(rank, of))| of_rank(rank, of, options));
     for rank in analyzed {
         let rank = rank?;
-        rank.notes.iter().for_each(|&note| notes.add(note, rank.analysis.rank));
+        notes.push((rank.analysis.rank, rank.notes));
         is_sharding |= rank.is_sharding;
         ranks.push(rank.analysis);
     }
     let kind = options.kind.unwrap_or(if is_sharding { Kind::Sharding } else { Kind::Ddp });
-    Ok(Analysis { kind, ranks, notes: notes.sentences() })
+    Ok(Analysis { kind, ranks, notes: notes::sentences(&notes) })
 }
 
 /// The analysis of a rank, with its findings about the whole run.
 struct Analyzed {
     analysis: RankAnalysis,
-    notes: Vec<Note>,
+    notes: notes::Applies,
     is_sharding: bool,
 }
 
@@ -69,10 +69,7 @@ fn of_rank(rank: usize, timeline: &Timeline, options: &Options) -> Result<Analyz
     let work = &Work::of(timeline, options).ok_or_else(no_work)?;
     let collectives = CollectiveTimes::of(work);
     let critical_path = critical::of_step(work);
-    let mut notes = notes::of_work(work);
-    if critical_path == Err(critical::Circular) {
-        notes.push(Note::Circular);
-    }
+    let notes = notes::of_rank(work, critical_path == Err(critical::Circular));
     let is_sharding = is_sharding(timeline, &collectives);
     let analysis = RankAnalysis {
         rank,
@@ -129,8 +126,9 @@ pub struct RankAnalysis {
     pub temporal: Temporal,
     /// How much of the communication was hidden behind computation.
     pub overlap: Overlap,
-    /// Time for each combination of kernel kinds that ran at the same time, longest first.
-    pub kinds: Vec<KindTime>,
+    /// The time in nanoseconds in which kernels of exactly these kinds ran, longest first: HTA's kernel breakdown. Kinds are
+    /// one, two or all three of computation, communication and memory, in this order.
+    pub kinds: Vec<(Vec<KernelKind>, i64)>,
     /// All kernels by name, longest total first. [`top_kernels`](super::top_kernels) returns the longest few.
     pub kernels: Vec<KernelStats>,
     /// Why each stream was idle.

@@ -57,23 +57,14 @@ impl Part {
     }
 }
 
-/// Time of one part.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PartTime {
-    /// Which part.
-    pub part: Part,
-    /// Its time on the main thread. Only the innermost of nested spans counts, so parts do not overlap, and
-    /// the parts of a step, including the rest, add up to its length.
-    pub time_ns: i64,
-}
-
 /// The parts of one step.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct StepAnatomy {
     /// The step.
     pub step: Step,
-    /// The parts that occur in it, including the rest, in the order of [`Part`].
-    pub parts: Vec<PartTime>,
+    /// The parts that occur in it, including the rest, in the order of [`Part`], with their times on the main thread in nanoseconds.
+    /// Only the innermost of nested spans counts, so parts do not overlap, and add up to the length of the step.
+    pub parts: Vec<(Part, i64)>,
     /// Time of communication, launched by this step, during which nothing was computed. It can fall within
     /// any part and can reach beyond the step, so it does not belong to the sum of the parts.
     pub exposed_ns: i64,
@@ -174,8 +165,7 @@ impl Anatomy {
         let line = StepLine { step: chosen[typical], parts: of_typical, communication };
         let exposed = exposed(work);
         let steps = chosen.iter().zip(parts).zip(exposed).map(|((&step, parts), exposed_ns)| {
-            let parts = parts.into_iter().map(|(part, time_ns)| PartTime { part, time_ns });
-            StepAnatomy { step, parts: parts.collect(), exposed_ns }
+            StepAnatomy { step, parts: parts.into_iter().collect(), exposed_ns }
         });
         Some(Self { line: Some(line), ..Self::mean(steps.collect()) })
     }
@@ -183,8 +173,8 @@ impl Anatomy {
     fn mean(steps: Vec<StepAnatomy>) -> Self {
         let count = steps.len() as f64;
         let mut sums: BTreeMap<Part, i64> = BTreeMap::new();
-        for part in steps.iter().flat_map(|step| &step.parts) {
-            *sums.entry(part.part).or_default() += part.time_ns;
+        for (part, time_ns) in steps.iter().flat_map(|step| &step.parts) {
+            *sums.entry(*part).or_default() += time_ns;
         }
         let mean_ns = sums.into_iter().map(|(part, sum)| (part, sum as f64 / count)).collect();
         let exposed: i64 = steps.iter().map(|step| step.exposed_ns).sum();

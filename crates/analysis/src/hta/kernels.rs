@@ -42,15 +42,6 @@ impl KernelKind {
     }
 }
 
-/// Time in which exactly these kinds of kernels ran: HTA's kernel breakdown.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct KindTime {
-    /// One, two or all three of computation, communication and memory, in this order.
-    pub kinds: Vec<KernelKind>,
-    /// Time in which all of these kinds ran and no other kind, in nanoseconds.
-    pub time_ns: i64,
-}
-
 /// All calls of one kernel.
 #[derive(Clone, Debug, PartialEq)]
 pub struct KernelStats {
@@ -149,7 +140,7 @@ pub(super) fn by_name(work: &Work) -> Vec<KernelStats> {
 }
 
 /// The time of every combination of kinds that ran at the same time, longest first.
-pub(super) fn by_kind(work: &Work) -> Vec<KindTime> {
+pub(super) fn by_kind(work: &Work) -> Vec<(Vec<KernelKind>, i64)> {
     use KernelKind::{Communication, Computation, Memory};
     let sets = [
         (Computation, &work.computation),
@@ -166,9 +157,9 @@ pub(super) fn by_kind(work: &Work) -> Vec<KindTime> {
         let only = outside.fold(all, |only, (_, set)| only.difference(set.1));
         let time_ns = only.len_ns() as i64;
         if time_ns > 0 {
-            times.push(KindTime { kinds: inside.iter().map(|set| set.0).collect(), time_ns });
+            times.push((inside.iter().map(|set| set.0).collect(), time_ns));
         }
     }
-    times.sort_by_key(|of| std::cmp::Reverse(of.time_ns));
+    times.sort_by_key(|of: &(_, i64)| std::cmp::Reverse(of.1));
     times
 }

@@ -74,8 +74,7 @@ impl<'a> Work<'a> {
     /// The work in a trace; `None` if the trace has no work.
     pub(super) fn of(timeline: &'a Timeline, options: &'a Options) -> Option<Self> {
         let (steps, window) = steps::choose(timeline, options);
-        let has_kernels = timeline.kernels.iter().any(|kernel| kernel.work != DeviceWork::Sync);
-        let source = if has_kernels { Source::Kernels } else { Source::Operators };
+        let source = if timeline.has_device_work() { Source::Kernels } else { Source::Operators };
         let mut kernels = ChosenKernels::default();
         let (mut items, pieces) = match source {
             Source::Kernels => {

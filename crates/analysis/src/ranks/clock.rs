@@ -206,7 +206,7 @@ fn estimate(own: &HashMap<Key, i64>, to: &HashMap<Key, i64>, clock: RankClock) -
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ranks::sample::timeline;
+    use crate::common::{Build, timeline};
     use crate::timeline::Collective;
 
     /// Twenty all-reduces, one per millisecond, that end on all ranks at the same time.

@@ -14,9 +14,6 @@ pub mod merge;
 mod path;
 mod stragglers;
 
-#[cfg(test)]
-pub(crate) mod sample;
-
 pub use clock::{ClockSource, Clocks, RankClock, align};
 pub use matched::{Arrival, MatchedCollective, MatchedCollectives, WaitSource, match_collectives};
 pub use path::{CriticalPath, PathSource, RankShare, Segment, StepPath, Transfer};

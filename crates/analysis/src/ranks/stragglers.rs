@@ -87,7 +87,7 @@ pub fn stragglers(collectives: &MatchedCollectives, clocks: &Clocks) -> Straggle
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ranks::sample::timeline;
+    use crate::common::{Build, timeline};
     use crate::ranks::{align, match_collectives};
     use crate::timeline::{Collective, Timeline};
 
@@ -162,7 +162,7 @@ mod tests {
         let found = found(&[rank(0), rank(2)]);
         assert_eq!((found.num_collectives, found.num_incomplete, found.num_unmatched), (2, 2, 0));
         let run = Timeline { world_size: Some(3), ..rank(0) };
-        assert_eq!(crate::ranks::sample::across(&[run, rank(2)]).missing, [1]);
+        assert_eq!(crate::common::across(&[run, rank(2)]).missing, [1]);
     }
 
     #[test]
@@ -177,10 +177,13 @@ mod tests {
     fn without_numbers_the_order_within_steps_decides() {
         let rank = |rank: usize, late: i64| {
             let timeline = timeline(rank).step(1, 0, 100).step(2, 100, 200);
-            timeline.call(10 + late, 50).call(60, 70).call(110, 150)
+            timeline
+                .said(10 + late, 50, Collective::default())
+                .said(60, 70, Collective::default())
+                .said(110, 150, Collective::default())
         };
         // Rank 1 has one more call in the second step, so the calls there cannot be matched.
-        let found = found(&[rank(0, 0), rank(1, 9).call(160, 170)]);
+        let found = found(&[rank(0, 0), rank(1, 9).said(160, 170, Collective::default())]);
         assert_eq!((found.num_collectives, found.num_unmatched), (2, 3));
         assert_eq!(waits(&found.ranks, 0).waited_ns, 9_000);
         assert_eq!(found.worst[0].step, Some(1));
@@ -192,7 +195,7 @@ mod tests {
             timeline(rank)
                 .step(1, 0, 100)
                 .operator("c10d::allreduce_", start_us, start_us + 1)
-                .phase("gloo:all_reduce", start_us + 2, 60)
+                .span("gloo:all_reduce", start_us + 2, 60)
         };
         let found = found(&[rank(0, 10), rank(1, 30)]);
         assert_eq!((found.num_collectives, found.num_unmatched), (1, 0));

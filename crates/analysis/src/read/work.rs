@@ -10,7 +10,7 @@ use super::file::with_json;
 use super::top::each_list;
 use crate::TraceError;
 use crate::json::Pull;
-use crate::timeline::{DeviceWork, TimeRange, Timeline};
+use crate::timeline::{TimeRange, Timeline};
 
 /// A trace with this many operators and kernels has work: loading a batch takes fewer.
 const ENOUGH: usize = 10_000;
@@ -38,6 +38,5 @@ fn works(timeline: &Timeline) -> bool {
             |span: &TimeRange| span.start_ns <= time.start_ns && time.end_ns() <= span.end_ns();
         loading.iter().any(holds)
     };
-    timeline.kernels.iter().any(|kernel| kernel.work != DeviceWork::Sync)
-        || timeline.operators.iter().any(|operator| !loads(operator.time))
+    timeline.has_device_work() || timeline.operators.iter().any(|operator| !loads(operator.time))
 }

@@ -1,87 +1,126 @@
-//! Builds timelines by hand. Times are in microseconds.
+//! Builds timelines by hand, for the tests of this crate and those in its files. Times are in microseconds.
 #![allow(dead_code)]
 
-use paceline_analysis::hta::{Kind, RankAnalysis, columns};
+use std::borrow::BorrowMut;
+
+use paceline_analysis::hta::{Kind, Options, RankAnalysis, columns};
+use paceline_analysis::ranks::{AcrossRanks, across_ranks};
 use paceline_analysis::timeline::{
-    Annotation, Collective, DeviceWork, Kernel, LaneInfo, Launch, MemorySample, NameId, Operator,
-    SyncWait, TimeRange, Timeline, TrackId,
+    Annotation, Collective, DeviceWork, Kernel, LaneInfo, Launch, MemorySample, Operator, SyncWait,
+    TimeRange, Timeline, TrackId,
 };
 
 /// The thread that runs the steps.
-pub const MAIN: u32 = 0;
-/// Another thread of the host.
-pub const OTHER: u32 = 1;
+pub const MAIN: TrackId = TrackId(0);
+/// Another thread of the host, and the row of all kernels.
+pub const OTHER: TrackId = TrackId(1);
 
 pub const NCCL: &str = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage)";
 
-/// A timeline under construction.
-pub struct Build {
-    pub timeline: Timeline,
-    correlation: u64,
+/// A time in microseconds.
+pub trait Us: Copy {
+    fn ns(self) -> i64;
 }
 
-pub fn us(from: f64, to: f64) -> TimeRange {
-    let ns = |us: f64| (us * 1e3).round() as i64;
-    TimeRange { start_ns: ns(from), dur_ns: ns(to) - ns(from) }
+impl Us for i64 {
+    fn ns(self) -> i64 {
+        self * 1000
+    }
+}
+
+impl Us for f64 {
+    fn ns(self) -> i64 {
+        (self * 1e3).round() as i64
+    }
+}
+
+pub fn us(from: impl Us, to: impl Us) -> TimeRange {
+    TimeRange { start_ns: from.ns(), dur_ns: to.ns() - from.ns() }
 }
 
 /// An empty trace of a rank.
-pub fn rank(rank: usize) -> Build {
+pub fn timeline(rank: usize) -> Timeline {
     let lane = |tid: &str| LaneInfo { pid: "1".into(), tid: tid.into(), name: None };
-    let timeline = Timeline {
+    Timeline {
         source: format!("rank_{rank}.json"),
         rank: Some(rank),
-        lanes: vec![lane("1"), lane("2")],
+        lanes: ["1", "2", "3"].map(lane).to_vec(),
         ..Timeline::default()
-    };
-    Build { timeline, correlation: 0 }
+    }
 }
 
-impl Build {
-    pub fn name(&mut self, name: &str) -> NameId {
-        self.timeline.names.intern(name)
-    }
+/// Analyzes all ranks together with the default options.
+pub fn across(timelines: &[Timeline]) -> AcrossRanks {
+    across_ranks(timelines, &Options::default())
+}
 
-    pub fn span(mut self, name: &str, from: f64, to: f64) -> Self {
-        let name = self.name(name);
-        let (time, lane) = (us(from, to), TrackId(MAIN));
-        self.timeline.annotations.push(Annotation { name, time, lane, is_device: false });
+/// Adds events to a timeline.
+pub trait Build: BorrowMut<Timeline> + Sized {
+    fn span(mut self, name: &str, from: impl Us, to: impl Us) -> Self {
+        let of = self.borrow_mut();
+        let (name, time) = (of.names.intern(name), us(from, to));
+        of.annotations.push(Annotation { name, time, lane: MAIN, is_device: false });
         self
     }
 
-    pub fn step(self, number: u64, from: f64, to: f64) -> Self {
+    fn step(self, number: u64, from: impl Us, to: impl Us) -> Self {
         self.span(&format!("ProfilerStep#{number}"), from, to)
     }
 
-    pub fn operator(mut self, name: &str, lane: u32, from: f64, to: f64) -> Self {
-        let name = self.name(name);
-        let (time, lane) = (us(from, to), TrackId(lane));
-        self.timeline.operators.push(Operator { name, time, lane, collective: None });
+    fn operator(self, name: &str, from: impl Us, to: impl Us) -> Self {
+        self.operator_on(MAIN, name, us(from, to))
+    }
+
+    fn operator_on(mut self, lane: TrackId, name: &str, time: TimeRange) -> Self {
+        let of = self.borrow_mut();
+        let name = of.names.intern(name);
+        of.operators.push(Operator { name, time, lane, collective: None });
         self
     }
 
     /// A call that launches nothing.
-    pub fn call(mut self, name: &str, correlation: u64, from: f64, to: f64) -> Self {
-        let (name, time) = (self.name(name), us(from, to));
-        let correlation = Some(correlation);
-        self.timeline.launches.push(Launch { name, time, lane: TrackId(MAIN), correlation });
+    fn call(mut self, name: &str, correlation: u64, from: impl Us, to: impl Us) -> Self {
+        let of = self.borrow_mut();
+        let (name, time) = (of.names.intern(name), us(from, to));
+        of.launches.push(Launch { name, time, lane: MAIN, correlation: Some(correlation) });
         self
     }
 
     /// A kernel without a call.
-    pub fn stray(mut self, name: &str, stream: i64, from: f64, to: f64) -> Self {
-        self.push_kernel(name, stream, us(from, to), None);
+    fn stray(mut self, name: &str, stream: i64, from: impl Us, to: impl Us) -> Self {
+        let of = self.borrow_mut();
+        let work = match name {
+            name if name.starts_with("Memcpy") => DeviceWork::Copy,
+            name if name.starts_with("Memset") => DeviceWork::Set,
+            _ => DeviceWork::Kernel,
+        };
+        of.kernels.push(Kernel {
+            name: of.names.intern(name),
+            work,
+            time: us(from, to),
+            lane: OTHER,
+            stream,
+            correlation: None,
+            bytes: None,
+            bandwidth_gb_s: None,
+            collective: None,
+        });
         self
     }
 
+    /// The same on the stream of computation.
+    fn compute(self, name: &str, from: impl Us, to: impl Us) -> Self {
+        self.stray(name, 7, from, to)
+    }
+
     /// A kernel whose call began 2 us before it and took 1 us.
-    pub fn kernel(self, name: &str, stream: i64, from: f64, to: f64) -> Self {
+    fn kernel(self, name: &str, stream: i64, from: f64, to: f64) -> Self {
         self.launched(name, stream, from - 2.0, from - 1.0, from, to)
     }
 
     /// A kernel with the call that launched it.
-    pub fn launched(
-        mut self,
+    fn launched(
+        self,
         name: &str,
         stream: i64,
         call: f64,
@@ -89,53 +128,72 @@ impl Build {
         from: f64,
         to: f64,
     ) -> Self {
-        self.correlation += 1;
-        let correlation = self.correlation;
-        self.push_kernel(name, stream, us(from, to), Some(correlation));
-        let call_name = match self.timeline.kernels.last().map(|kernel| kernel.work) {
-            Some(DeviceWork::Copy) => "cudaMemcpyAsync",
-            Some(DeviceWork::Set) => "cudaMemsetAsync",
+        let mut this = self.stray(name, stream, from, to);
+        let kernels = &mut this.borrow_mut().kernels;
+        let is_launched = |of: &&Kernel| of.correlation.is_some() && of.work != DeviceWork::Sync;
+        let correlation = 1 + kernels.iter().filter(is_launched).count() as u64;
+        let kernel = kernels.last_mut().expect("it was just added");
+        kernel.correlation = Some(correlation);
+        let call_name = match kernel.work {
+            DeviceWork::Copy => "cudaMemcpyAsync",
+            DeviceWork::Set => "cudaMemsetAsync",
             _ => "cudaLaunchKernel",
         };
-        self.call(call_name, correlation, call, returned)
+        this.call(call_name, correlation, call, returned)
     }
 
     /// A copy or a memory set with its call: `bytes` bytes at `gb_s` GB/s.
-    pub fn copy(self, name: &str, from: f64, to: f64, bytes: u64, gb_s: f64) -> Self {
+    fn copy(self, name: &str, from: f64, to: f64, bytes: u64, gb_s: f64) -> Self {
         let mut this = self.kernel(name, 22, from, to);
-        let copy = this.timeline.kernels.last_mut().expect("it was just added");
+        let copy = this.borrow_mut().kernels.last_mut().expect("it was just added");
         (copy.bytes, copy.bandwidth_gb_s) = (Some(bytes), Some(gb_s as f32));
         this
     }
 
     /// A wait on the device, caused by a call.
-    pub fn wait(mut self, name: &str, stream: i64, correlation: u64, from: f64, to: f64) -> Self {
-        self.push_kernel(name, stream, us(from, to), Some(correlation));
-        let wait = self.timeline.kernels.last_mut().expect("it was just added");
-        wait.work = DeviceWork::Sync;
-        self
+    fn wait(self, name: &str, stream: i64, correlation: u64, from: f64, to: f64) -> Self {
+        let mut this = self.stray(name, stream, from, to);
+        let wait = this.borrow_mut().kernels.last_mut().expect("it was just added");
+        (wait.work, wait.correlation) = (DeviceWork::Sync, Some(correlation));
+        this
     }
 
     /// Says what the last wait waits for.
-    pub fn waits_for(mut self, stream: i64, record: u64) -> Self {
-        let kernel = self.timeline.kernels.len() as u32 - 1;
-        self.timeline.sync_waits.push(SyncWait { kernel, stream, record });
+    fn waits_for(mut self, stream: i64, record: u64) -> Self {
+        let of = self.borrow_mut();
+        let kernel = of.kernels.len() as u32 - 1;
+        of.sync_waits.push(SyncWait { kernel, stream, record });
         self
     }
 
-    /// Marks the last kernel as a collective, as its arguments in a file would.
-    pub fn told(mut self, collective: &str, wait_us: Option<i64>) -> Self {
-        let collectives = &mut self.timeline.collectives;
+    /// Marks the last kernel as this collective, as its arguments in a file would.
+    fn described(mut self, collective: Collective) -> Self {
+        let of = self.borrow_mut();
+        of.collectives.push(collective);
+        let place = of.collectives.len() as u32 - 1;
+        of.kernels.last_mut().expect("a kernel").collective = Some(place);
+        self
+    }
+
+    fn told(self, collective: &str, wait_us: Option<i64>) -> Self {
         let wait_ns = wait_us.map(|us| us * 1000);
-        collectives.push(Collective { name: collective.into(), wait_ns, ..Collective::default() });
-        let place = collectives.len() as u32 - 1;
-        self.timeline.kernels.last_mut().expect("a kernel").collective = Some(place);
-        self
+        self.described(Collective { name: collective.into(), wait_ns, ..Collective::default() })
     }
 
-    pub fn memory(mut self, at: f64, device_type: i64, allocated: u64, reserved: u64) -> Self {
-        self.timeline.memory.push(MemorySample {
-            at_ns: us(at, at).start_ns,
+    /// An all-reduce of all ranks with these further arguments.
+    fn said(self, from: impl Us, to: impl Us, said: Collective) -> Self {
+        let (name, group) = ("all_reduce".into(), Some("world".into()));
+        self.stray(NCCL, 7, from, to).described(Collective { name, group, ..said })
+    }
+
+    /// An all-reduce of all ranks with a sequence number.
+    fn all_reduce(self, seq: u64, from: impl Us, to: impl Us) -> Self {
+        self.said(from, to, Collective { seq: Some(seq), ..Collective::default() })
+    }
+
+    fn memory(mut self, at: f64, device_type: i64, allocated: u64, reserved: u64) -> Self {
+        self.borrow_mut().memory.push(MemorySample {
+            at_ns: at.ns(),
             allocated_bytes: allocated,
             reserved_bytes: reserved,
             device_type,
@@ -144,28 +202,23 @@ impl Build {
         self
     }
 
-    fn push_kernel(&mut self, name: &str, stream: i64, time: TimeRange, correlation: Option<u64>) {
-        let work = match name {
-            name if name.starts_with("Memcpy") => DeviceWork::Copy,
-            name if name.starts_with("Memset") => DeviceWork::Set,
-            _ => DeviceWork::Kernel,
+    /// The same trace on a clock that is `ahead_us` ahead at zero and gains `drift_ppm` microseconds per second.
+    fn by_clock(mut self, ahead_us: i64, drift_ppm: i64) -> Self {
+        let read = |at_ns: i64| at_ns + ahead_us * 1000 + at_ns * drift_ppm / 1_000_000;
+        let shift = |time: &mut TimeRange| {
+            let end_ns = read(time.end_ns());
+            time.start_ns = read(time.start_ns);
+            time.dur_ns = end_ns - time.start_ns;
         };
-        let name = self.name(name);
-        let lane = TrackId(1);
-        let (bytes, bandwidth_gb_s, collective) = (None, None, None);
-        self.timeline.kernels.push(Kernel {
-            name,
-            work,
-            time,
-            lane,
-            stream,
-            correlation,
-            bytes,
-            bandwidth_gb_s,
-            collective,
-        });
+        let of = self.borrow_mut();
+        of.kernels.iter_mut().for_each(|kernel| shift(&mut kernel.time));
+        of.operators.iter_mut().for_each(|operator| shift(&mut operator.time));
+        of.annotations.iter_mut().for_each(|annotation| shift(&mut annotation.time));
+        self
     }
 }
+
+impl Build for Timeline {}
 
 /// A figure of the summary, by the name of its column; `None` if the rank has none.
 pub fn figure(of: &RankAnalysis, name: &str) -> Option<f64> {

@@ -144,9 +144,9 @@ impl Comparison {
     /// rounds.
     fn kinds(&mut self, rounding: Rounding) {
         let mut ours: BTreeMap<String, i64> = BTreeMap::new();
-        for kind in self.analysis.ranks.iter().flat_map(|rank| &rank.kinds) {
-            let names: Vec<_> = kind.kinds.iter().map(|kind| kind.name().to_uppercase()).collect();
-            *ours.entry(names.join(" overlapping ")).or_default() += kind.time_ns;
+        for (kinds, time_ns) in self.analysis.ranks.iter().flat_map(|rank| &rank.kinds) {
+            let names: Vec<_> = kinds.iter().map(|kind| kind.name().to_uppercase()).collect();
+            *ours.entry(names.join(" overlapping ")).or_default() += time_ns;
         }
         ours.retain(|_, time_ns| *time_ns > 0);
         let total: i64 = ours.values().sum();

@@ -9,6 +9,7 @@ use std::collections::HashMap;
 
 use super::super::reducer::{finals, in_order, last_passes, sorted};
 use super::{Gradient, RankStep, Shortened};
+use crate::hta::launched;
 use crate::steps;
 use crate::timeline::{DeviceWork, TimeRange, Timeline};
 use paceline_trace::IntervalSet;
@@ -29,16 +30,15 @@ struct Device {
 
 impl Device {
     fn of(timeline: &Timeline) -> Self {
-        let launches = timeline.launches.iter();
-        let launches: HashMap<u64, i64> =
-            launches.filter_map(|of| Some((of.correlation?, of.time.start_ns))).collect();
+        let calls = launched(timeline);
         let kernels = timeline.kernels.iter().filter(|of| of.work != DeviceWork::Sync);
         let mut work: Vec<Work> = kernels
             .map(|of| {
                 let time = of.time;
-                let launched = of.correlation.and_then(|number| launches.get(&number).copied());
+                let call = of.correlation.and_then(|number| calls.get(&number));
+                let call = call.map(|call| timeline.launches[*call as usize].time.start_ns);
                 Work {
-                    launched_ns: launched.unwrap_or(time.start_ns),
+                    launched_ns: call.unwrap_or(time.start_ns),
                     time,
                     communicates: of.collective.is_some(),
                 }
@@ -110,7 +110,7 @@ pub(super) fn steps(timeline: &Timeline, known: Option<&[Gradient]>) -> HashMap<
 mod tests {
     use super::super::{Alone, Program};
     use super::*;
-    use crate::ranks::sample::{time_range, timeline};
+    use crate::common::{Build, timeline, us};
     use crate::timeline::{FinalGradient, Launch, TrackId};
 
     /// Each kernel is launched by a call of the host, at this moment.
@@ -118,7 +118,7 @@ mod tests {
         let name = of.names.intern("cudaLaunchKernel");
         for ((kernel, at_us), number) in of.kernels.iter_mut().zip(at_us).zip(1..) {
             kernel.correlation = Some(number);
-            let (time, lane) = (time_range(*at_us, at_us + 1), TrackId(0));
+            let (time, lane) = (us(*at_us, at_us + 1), TrackId(0));
             of.launches.push(Launch { name, time, lane, correlation: Some(number) });
         }
     }

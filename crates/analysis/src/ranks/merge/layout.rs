@@ -25,13 +25,8 @@ const MAX_TRACKS: usize = 256;
 /// In [`Layout::tracks`], marks an event that is left out.
 pub(super) const NO_TRACK: u16 = u16::MAX;
 
-/// The row and the time of a collective.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Point {
-    pub(super) pid: String,
-    pub(super) tid: String,
-    pub(super) time: TimeRange,
-}
+/// The row of a collective by its key, see [`Event::row`], and its time.
+pub(super) type Point = (Vec<u8>, TimeRange);
 
 /// A process of a file.
 #[derive(Debug, Default)]
@@ -128,11 +123,6 @@ impl Layout {
     /// The number of tracks beyond one per row.
     pub(super) fn num_split(&self) -> usize {
         self.rows.iter().map(|row| row.num_tracks as usize - 1).sum()
-    }
-
-    /// The number of tracks of the file.
-    pub(super) fn num_tracks(&self) -> u32 {
-        self.rows.iter().map(|row| row.num_tracks).sum()
     }
 }
 
@@ -264,16 +254,9 @@ impl Scan {
                 self.layout.begun_ns[begin as usize] = slice.time.dur_ns;
             }
         }
-        let mut wanted: HashMap<(u32, TimeRange), usize> = HashMap::new();
-        for (i, point) in points.iter().enumerate() {
-            let mut key = point.pid.clone().into_bytes();
-            key.push(0);
-            key.extend_from_slice(point.tid.as_bytes());
-            if let Some(&row) = self.layout.row_ids.get(&key) {
-                wanted.insert((row, point.time), i);
-            }
-        }
-        let mut of_points: Vec<Option<u16>> = vec![None; points.len()];
+        let row_of = |(row, time): &Point| Some(((*self.layout.row_ids.get(row)?, *time), None));
+        let mut of_points: HashMap<(u32, TimeRange), Option<u16>> =
+            points.iter().filter_map(row_of).collect();
         let slices = &self.slices;
         let mut order: Vec<u32> = (0..slices.len() as u32).collect();
         order.sort_unstable_by_key(|&i| {
@@ -321,8 +304,8 @@ impl Scan {
                         continue;
                     };
                     self.layout.tracks[i] = track;
-                    if let Some(&point) = wanted.get(&(row, slice.time)) {
-                        of_points[point] = Some(track);
+                    if let Some(of_point) = of_points.get_mut(&(row, slice.time)) {
+                        *of_point = Some(track);
                     }
                     for i in waiting.drain(..) {
                         let generation = self.flows[i].generation.unwrap_or_default();
@@ -347,12 +330,10 @@ impl Scan {
                 flow.track += rows[asked.row as usize].first_track;
             }
         }
-        self.layout.tracks_of_points = wanted
-            .into_iter()
-            .filter_map(|((row, time), i)| {
-                Some((time, rows[row as usize].first_track + u32::from(of_points[i]?)))
-            })
-            .collect();
+        let numbered = |((row, time), track): ((u32, TimeRange), Option<u16>)| {
+            Some((time, rows[row as usize].first_track + u32::from(track?)))
+        };
+        self.layout.tracks_of_points = of_points.into_iter().filter_map(numbered).collect();
         self.layout
     }
 }

@@ -19,14 +19,14 @@ mod write;
 use std::collections::{BTreeMap, HashMap};
 use std::io::Write;
 
-use super::clock::{Clocks, align};
+use super::clock::{Clocks, RankClock, align};
 use super::matched::match_collectives;
 use crate::TraceError;
 use crate::hta::check_times;
 use crate::kineto::compress::compressed;
 use crate::read::{self, TraceFile};
 use crate::steps;
-use crate::timeline::{TimeRange, Timeline, TrackId};
+use crate::timeline::{LaneInfo, TimeRange, Timeline, TrackId};
 use layout::{Layout, Point};
 use paceline_files::Printable;
 use write::{Arrow, Writer};
@@ -100,11 +100,11 @@ pub fn merge(
     }
     // The merged time line begins at zero, so that no time is negative and numbers are small enough to be
     // exact.
-    let first = |(layout, clock): (&Layout, &super::RankClock)| Some(clock.align(layout.first_ns?));
+    let first = |(layout, clock): (&Layout, &RankClock)| Some(clock.align(layout.first_ns?));
     let zero_ns = layouts.iter().zip(&clocks.ranks).filter_map(first).min().unwrap_or(0);
     let arrows = arrows(&skeletons, &layouts, &clocks);
     let base_ns = base_ns(&skeletons, &clocks).map(|base_ns| base_ns.saturating_add(zero_ns));
-    let num_joined = arrows.iter().flatten().filter(|arrow| arrow.is_start).count();
+    let num_joined = arrows.iter().flatten().filter(|arrow| arrow.phase == b's').count();
     let num_split = layouts.iter().map(Layout::num_split).sum();
     let all = |sink: &mut dyn Write| -> Result<(u64, LeftOut), TraceError> {
         let mut writer = Writer::begin(sink, &clocks, base_ns, zero_ns)?;
@@ -141,8 +141,8 @@ fn skeleton(mut timeline: Timeline) -> Timeline {
 /// The rows and times of a trace's collectives.
 fn points(skeleton: &Timeline) -> Vec<Point> {
     let point = |lane: TrackId, time: TimeRange| {
-        let lane = &skeleton.lanes[lane.0 as usize];
-        Point { pid: lane.pid.clone(), tid: lane.tid.clone(), time }
+        let LaneInfo { pid, tid, .. } = &skeleton.lanes[lane.0 as usize];
+        ([pid.as_bytes(), tid.as_bytes()].join(&0), time)
     };
     let kernels = skeleton.kernels.iter().filter(|kernel| kernel.collective.is_some());
     let operators = skeleton.operators.iter().filter(|operator| operator.collective.is_some());
@@ -157,15 +157,14 @@ fn points(skeleton: &Timeline) -> Vec<Point> {
 /// order in which they arrived.
 fn arrows(skeletons: &[Timeline], layouts: &[Layout], clocks: &Clocks) -> Vec<Vec<Arrow>> {
     let mut arrows: Vec<Vec<Arrow>> = layouts.iter().map(|_| Vec::new()).collect();
-    let tracks: Vec<HashMap<(i64, i64), u32>> = layouts
-        .iter()
-        .zip(&clocks.ranks)
-        .map(|(layout, clock)| {
-            let aligned =
-                |time: &TimeRange| (clock.align(time.start_ns), clock.align(time.end_ns()));
-            layout.tracks_of_points.iter().map(|(time, track)| (aligned(time), *track)).collect()
-        })
-        .collect();
+    let aligned = |(layout, clock): (&Layout, &RankClock)| {
+        let times = layout.tracks_of_points.iter();
+        times
+            .map(|(of, track)| ((clock.align(of.start_ns), clock.align(of.end_ns())), *track))
+            .collect()
+    };
+    let tracks: Vec<HashMap<(i64, i64), u32>> =
+        layouts.iter().zip(&clocks.ranks).map(aligned).collect();
     for (id, collective) in match_collectives(skeletons, clocks).all.iter().enumerate() {
         let mut came: Vec<_> = collective.arrivals.iter().collect();
         came.sort_by_key(|arrival| (arrival.start_ns, arrival.rank));
@@ -185,8 +184,12 @@ fn arrows(skeletons: &[Timeline], layouts: &[Layout], clocks: &Clocks) -> Vec<Ve
             continue;
         }
         for (i, &(place, track, at_ns)) in ends.iter().enumerate() {
-            let (is_start, is_end) = (i == 0, i + 1 == ends.len());
-            arrows[place].push(Arrow { id: id as u64, track, at_ns, is_start, is_end });
+            let phase = match i {
+                0 => b's',
+                i if i + 1 == ends.len() => b'f',
+                _ => b't',
+            };
+            arrows[place].push(Arrow { id: id as u64, track, at_ns, phase });
         }
     }
     arrows

@@ -22,8 +22,8 @@ pub(super) struct Arrow {
     pub(super) track: u32,
     /// The time on the reference clock.
     pub(super) at_ns: i64,
-    pub(super) is_start: bool,
-    pub(super) is_end: bool,
+    /// `s` at its start, `f` at its end, `t` between.
+    pub(super) phase: u8,
 }
 
 pub(super) struct Writer<'a> {
@@ -38,15 +38,8 @@ pub(super) struct Writer<'a> {
     left_out: LeftOut,
 }
 
-/// The processes and threads of a rank in the merged file.
-struct Numbers {
-    /// Process ids, by index of the process.
-    pids: Vec<u32>,
-    /// Thread ids, by track, numbered across the file.
-    tids: Vec<u32>,
-    /// The process id of each track.
-    pids_of_tracks: Vec<u32>,
-}
+/// The process and the thread of each track of a rank in the merged file.
+type Numbers = Vec<(u32, u32)>;
 
 impl<'a> Writer<'a> {
     /// Writes the part before the events.
@@ -137,14 +130,12 @@ impl<'a> Writer<'a> {
                 text.raw("\"sort_index\":").int(pid);
             })?;
         }
-        let num_tracks = layout.num_tracks() as usize;
-        let (mut tids, mut pids_of_tracks) = (Vec::with_capacity(num_tracks), Vec::new());
+        let mut numbers = Numbers::new();
         for row in &layout.rows {
             let pid = pids[row.process];
             for track in 0..row.num_tracks {
                 let tid = self.fresh();
-                tids.push(tid);
-                pids_of_tracks.push(pid);
+                numbers.push((pid, tid));
                 let mut name = row.name.clone().unwrap_or_else(|| match &row.written {
                     (_, tid) if !tid.is_empty() => tid.clone(),
                     (pid, _) => pid.clone(),
@@ -158,7 +149,7 @@ impl<'a> Writer<'a> {
                 })?;
             }
         }
-        Ok(Numbers { pids, tids, pids_of_tracks })
+        Ok(numbers)
     }
 
     fn fresh(&mut self) -> u32 {
@@ -180,16 +171,12 @@ impl<'a> Writer<'a> {
     }
 
     fn arrow(&mut self, arrow: &Arrow, numbers: &Numbers) -> io::Result<()> {
-        let (pid, tid) = numbers.of_track(arrow.track);
-        let phase = match (arrow.is_start, arrow.is_end) {
-            (true, _) => b's',
-            (_, true) => b'f',
-            _ => b't',
-        };
-        self.open(phase, pid, tid).raw(",\"cat\":\"across_ranks\",\"name\":\"collective\",\"id\":");
+        let (pid, tid) = numbers[arrow.track as usize];
+        self.open(arrow.phase, pid, tid)
+            .raw(",\"cat\":\"across_ranks\",\"name\":\"collective\",\"id\":");
         self.text.int(arrow.id).raw(",\"ts\":");
         self.text.us_for_floats(arrow.at_ns.saturating_sub(self.zero_ns));
-        self.text.raw(if arrow.is_end { ",\"bp\":\"e\"}" } else { "}" });
+        self.text.raw(if arrow.phase == b'f' { ",\"bp\":\"e\"}" } else { "}" });
         self.count()
     }
 
@@ -209,12 +196,6 @@ impl<'a> Writer<'a> {
         self.out.write_all(&self.text.bytes)?;
         self.text.bytes.clear();
         Ok(())
-    }
-}
-
-impl Numbers {
-    fn of_track(&self, track: u32) -> (u32, u32) {
-        (self.pids_of_tracks[track as usize], self.tids[track as usize])
     }
 }
 
@@ -284,8 +265,7 @@ impl Copier<'_, '_> {
             }
             _ => {}
         }
-        let tid = self.numbers.tids[track as usize];
-        let start_ns = self.open(event, phase, self.numbers.pids[row.process], tid, at_ns);
+        let start_ns = self.open(event, phase, track, at_ns);
         let text = &mut self.writer.text;
         if let Some(dur_ns) = dur_ns {
             text.raw(",\"dur\":");
@@ -307,9 +287,8 @@ impl Copier<'_, '_> {
     }
 
     fn flow(&mut self, taken: &Taken, end: FlowEnd) -> io::Result<()> {
-        let (pid, tid) = self.numbers.of_track(end.track);
         let phase = taken.phase();
-        self.open(&taken.event, phase, pid, tid, end.at_ns);
+        self.open(&taken.event, phase, end.track, end.at_ns);
         // A large step tells apart the arrows that share an identity. It is odd, so that no value repeats.
         let step = u64::from(end.generation).wrapping_mul(0x9e_3779_b97f);
         let id = taken.flow_id().wrapping_add(step);
@@ -319,8 +298,9 @@ impl Copier<'_, '_> {
     }
 
     /// Writes the beginning of an event, including its time. Returns that time on the reference clock.
-    fn open(&mut self, event: &Event, phase: u8, pid: u32, tid: u32, at_ns: i64) -> i64 {
+    fn open(&mut self, event: &Event, phase: u8, track: u32, at_ns: i64) -> i64 {
         let zero_ns = self.writer.zero_ns;
+        let (pid, tid) = self.numbers[track as usize];
         let text = self.writer.open(phase, pid, tid);
         if !event.category.is_empty() {
             text.raw(",\"cat\":").string(&lossy(&event.category));

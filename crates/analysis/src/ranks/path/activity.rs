@@ -15,12 +15,7 @@ use crate::timeline::{Annotation, DeviceWork, NameId, TimeRange, Timeline, Track
 use paceline_trace::IntervalSet;
 
 /// A time range on the reference clock, with a name.
-#[derive(Clone, Copy, Debug)]
-struct Named<'a> {
-    start_ns: i64,
-    end_ns: i64,
-    name: &'a str,
-}
+type Named<'a> = Nested<&'a str>;
 
 /// The activity of one rank. Times are nanoseconds of the reference clock.
 pub(super) struct Activity<'a> {
@@ -47,7 +42,7 @@ impl<'a> Activity<'a> {
         let named = |(time, name): (TimeRange, &'a str)| Named {
             start_ns: clock.align(time.start_ns),
             end_ns: clock.align(time.end_ns()),
-            name,
+            what: name,
         };
         let mut work: Vec<Named<'a>> = work(timeline, source).into_iter().map(named).collect();
         work.sort_unstable_by_key(|work| (work.start_ns, work.end_ns));
@@ -83,7 +78,7 @@ impl<'a> Activity<'a> {
                 pieces.push(self.piece(None, at_ns, from_ns));
             }
             if to_ns > from_ns {
-                pieces.push(self.piece(Some(phase.name), from_ns, to_ns));
+                pieces.push(self.piece(Some(phase.what), from_ns, to_ns));
             }
             at_ns = at_ns.max(to_ns);
         }
@@ -108,7 +103,7 @@ impl<'a> Activity<'a> {
         for work in self.work[first..].iter().take_while(|work| work.start_ns < end_ns) {
             let inside_ns = work.end_ns.min(end_ns) - work.start_ns.max(start_ns);
             if inside_ns > 0 {
-                *totals.entry(work.name).or_default() += inside_ns;
+                *totals.entry(work.what).or_default() += inside_ns;
             }
         }
         let (name, ns) = totals.into_iter().max_by_key(|&(name, ns)| (ns, name))?;

@@ -280,7 +280,7 @@ fn shares(steps: &[StepPath], clocks: &Clocks) -> Vec<RankShare> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::ranks::sample::{across, timeline};
+    use crate::common::{Build, across, timeline};
 
     /// The fields of the segments of a step, with times in microseconds: rank, what, start, duration,
     /// computation, transfer.
@@ -298,8 +298,8 @@ mod tests {
     fn blocking(rank: usize, ready_us: i64, end_us: i64) -> Timeline {
         timeline(rank)
             .step(3, 0, end_us)
-            .phase("backward", 2, ready_us)
-            .phase("optimizer", 80, end_us)
+            .span("backward", 2, ready_us)
+            .span("optimizer", 80, end_us)
             .compute("conv", 5, ready_us)
             .all_reduce(0, ready_us, 80)
             .compute("adam", 82, end_us)
@@ -405,7 +405,7 @@ mod tests {
                 .operator("DistributedDataParallel.forward", 0, ready_us)
                 .operator("aten::addmm", 10, ready_us)
                 .operator("c10d::allreduce_", ready_us, ready_us + 2)
-                .phase("gloo:all_reduce", ready_us + 2, 90)
+                .span("gloo:all_reduce", ready_us + 2, 90)
                 .operator("aten::add_", 92, 100)
         };
         let path = across(&[rank(0, 30), rank(1, 60)]).path;
@@ -441,7 +441,7 @@ mod tests {
             });
             for (seq, time) in times.enumerate() {
                 timeline = timeline.compute("conv", 0, 1).all_reduce(seq as u64 + 1, 0, 1);
-                timeline = timeline.step(seq as u64 + 10, 0, 1).phase("forward", 0, 1);
+                timeline = timeline.step(seq as u64 + 10, 0, 1).span("forward", 0, 1);
                 let last = timeline.kernels.len() - 2;
                 timeline.kernels[last..].iter_mut().for_each(|kernel| kernel.time = time);
                 let last = timeline.annotations.len() - 2;

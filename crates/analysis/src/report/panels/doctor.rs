@@ -140,7 +140,7 @@ pub fn add_against(report: &mut Report, against: &Against) {
     let columns = Columns::<&CauseRow>::new()
         .add("cause", "cause", COUNT, "The kind of cause, as files name it.", |of| of.cause.key)
         .add("title", "what", COUNT, "What takes the time.", |of| of.title.clone())
-        .add("became", "became", COUNT, "gone: advised before only. stayed: advised in both. new: advised after only.", |of| of.became.name())
+        .add("became", "became", COUNT, "gone: advised before only. stayed: advised in both. new: advised after only.", |of| of.became())
         .add("promised_low_ms", "promised at least", MS, "What taking it away was to gain, before.", |of| of.promised_ms.map(|of| of.0))
         .add("promised_high_ms", "promised at most", MS, "The high end of that.", |of| of.promised_ms.map(|of| of.1))
         .add("left_low_ms", "left at least", MS, "What taking it away would gain, after.", |of| of.left_ms.map(|of| of.0))

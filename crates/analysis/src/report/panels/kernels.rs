@@ -46,9 +46,9 @@ fn color(kind: KernelKind) -> Color {
 /// Kinds of kernels of each rank.
 pub(super) fn kinds(analysis: &Analysis) -> Panel {
     let stacks = analysis.ranks.iter().map(|rank| {
-        let parts = rank.kinds.iter().filter(|of| of.time_ns > 0).map(|of| {
-            let names: Vec<&str> = of.kinds.iter().map(|kind| kind.name()).collect();
-            let color = match of.kinds.as_slice() {
+        let parts = rank.kinds.iter().filter(|(_, ns)| *ns > 0).map(|(kinds, ns)| {
+            let names: Vec<&str> = kinds.iter().map(|kind| kind.name()).collect();
+            let color = match kinds.as_slice() {
                 [kind] => color(*kind),
                 kinds if kinds.contains(&KernelKind::Memory) && kinds.len() == 2 => {
                     Color::Series(6)
@@ -56,7 +56,7 @@ pub(super) fn kinds(analysis: &Analysis) -> Panel {
                 kinds if kinds.len() == 2 => Color::Both,
                 _ => Color::Other,
             };
-            (names.join(" + "), ms(of.time_ns), color)
+            (names.join(" + "), ms(*ns), color)
         });
         let parts: Vec<_> = parts.collect();
         Row::stack(label(rank), parts.iter().map(|(name, ms, color)| (name.as_str(), *ms, *color)))

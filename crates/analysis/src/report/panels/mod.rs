@@ -16,9 +16,6 @@ mod shared;
 mod step;
 mod summary;
 
-#[cfg(test)]
-mod tests;
-
 pub use diff::of_diff;
 pub use doctor::{add_against, add_examination};
 pub use summary::console;

@@ -7,7 +7,7 @@
 use crate::report::chart::Chart;
 use crate::report::{Body, Report};
 use crate::table::Cell;
-use crate::timeline::{DeviceWork, Timeline};
+use crate::timeline::Timeline;
 
 /// Whether the ranks have computed on a device that is emulated.
 pub(super) fn are_emulated(timelines: &[Timeline]) -> bool {
@@ -16,11 +16,9 @@ pub(super) fn are_emulated(timelines: &[Timeline]) -> bool {
 
 /// Whether the ranks have computed on a CPU: those of paceline, and those whose traces have operators but no kernels.
 pub(super) fn are_of_cpu(timelines: &[Timeline]) -> bool {
-    let on_device =
-        |timeline: &Timeline| timeline.kernels.iter().any(|of| of.work != DeviceWork::Sync);
     timelines.iter().any(|timeline| timeline.run_facts.contains_key("lanes"))
         || timelines.iter().any(|timeline| !timeline.operators.is_empty())
-            && !timelines.iter().any(on_device)
+            && !timelines.iter().any(Timeline::has_device_work)
 }
 
 /// The name for people.

@@ -83,7 +83,7 @@ fn table(all: &[(&RankAnalysis, &Anatomy)]) -> Table {
     for part in parts {
         let key = part.name().replace([' ', '-'], "_") + "_ms";
         columns = columns.add(key, part.name(), MS, shown(part).1, move |(_, step)| {
-            step.parts.iter().find(|of| of.part == part).map(|of| ms(of.time_ns))
+            step.parts.iter().find(|of| of.0 == part).map(|of| ms(of.1))
         });
     }
     let columns = columns.add("comm_alone_ms", "communication alone", MS,

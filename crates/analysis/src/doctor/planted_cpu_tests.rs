@@ -1,8 +1,8 @@
 //! One fault of each kind planted in steps of a processor that are sound otherwise. The doctor must find it and nothing else.
 
 use super::{Diagnosis, examine};
+use crate::common::{Build, timeline, us};
 use crate::hta::Options;
-use crate::ranks::sample::{time_range, timeline};
 use crate::timeline::{Operator, Product, Timeline, TrackId};
 
 const STEPS: u64 = 7;
@@ -100,7 +100,7 @@ fn convolutions_of_images_in_nchw_are_seen_by_their_strides() {
             let mut all = all.operator("aten::conv2d", now, now + 2000);
             let names = ["aten::mkldnn_convolution", "float", "8x32x32x32 32x32x3x3"];
             let [name, dtype, shape] = names.map(|name| all.names.intern(name));
-            let time = time_range(now + 10, now + 1990);
+            let time = us(now + 10, now + 1990);
             let (lane, flops) = (TrackId(0), 1);
             all.products.push(Product { name, time, lane, flops, dtype, shape, is_nchw });
             (all, now + 2000)
@@ -115,7 +115,7 @@ fn convolutions_of_images_in_nchw_are_seen_by_their_strides() {
 #[test]
 fn zeroed_gradients_are_no_fault_of_a_processor() {
     let zeroed = steps(|all, now| {
-        let all = all.phase("Optimizer.zero_grad#SGD.zero_grad", now, now + 500);
+        let all = all.span("Optimizer.zero_grad#SGD.zero_grad", now, now + 500);
         (all.operator("aten::zero_", now, now + 500), now + 500)
     });
     assert!(diagnose(zeroed).advice.is_empty());
@@ -136,7 +136,7 @@ fn calls_that_transfers_interrupt_are_shorter_without_them() {
             begin = if function == 0 { end } else { begin };
         }
         let name = all.names.intern("gloo:all_reduce");
-        let (time, lane) = (time_range(begin, end + 1000), TrackId(2));
+        let (time, lane) = (us(begin, end + 1000), TrackId(2));
         all.operators.push(Operator { name, time, lane, collective: None });
         (all, end + 1000)
     };
