@@ -151,34 +151,8 @@ impl Ledger {
             Err(_) => write_json(disk, &file, settings)?,
         }
         let held = Some((folder.to_owned(), lock));
-        let mut ledger = Self { disk: disk.clone(), folder: held, records: Vec::new() };
         disk.create_folder(&folder.join(RECORDS)).map_err(failed)?;
-        for entry in fs::read_dir(folder.join(RECORDS)).map_err(failed)? {
-            let file = entry.map_err(failed)?.path();
-            // A record that was being written when the sweep was killed has another extension. The run is made again, and
-            // its record takes the place of this one.
-            if file.extension().is_some_and(|extension| extension == "json") {
-                let bytes = paceline_files::read(&file, MAX_BYTES)
-                    .map_err(|e| Failure::io(file.printable(), e))?;
-                let unreadable = |e: serde_json::Error| {
-                    Failure::Usage(format!(
-                        "{}: {e}; remove it, and a run without a record is made again",
-                        file.printable()
-                    ))
-                };
-                let record: Record = serde_json::from_slice(&bytes).map_err(unreadable)?;
-                let name = file_of(record.position);
-                if !file.ends_with(&name) {
-                    return usage(format!(
-                        "{} holds the record {name}; remove it, and a run without a record is made again",
-                        file.printable()
-                    ));
-                }
-                ledger.records.push(record);
-            }
-        }
-        ledger.records.sort_by_key(|record| record.position);
-        Ok(ledger)
+        Ok(Self { disk: disk.clone(), folder: held, records: records_in(folder)? })
     }
 
     /// The disk to which the records are written.
@@ -223,6 +197,37 @@ impl Ledger {
         }
         (summaries, failure)
     }
+}
+
+/// The records in the folder of a sweep, in the order of the runs.
+fn records_in(folder: &Path) -> Result<Vec<Record>> {
+    let failed = |e: std::io::Error| Failure::io(folder.printable(), e);
+    let mut records = Vec::new();
+    for entry in fs::read_dir(folder.join(RECORDS)).map_err(failed)? {
+        let file = entry.map_err(failed)?.path();
+        let refused = |why: String| {
+            Failure::Usage(format!(
+                "--output {}: {}{why}; remove it, and a run without a record is made again",
+                folder.printable(),
+                file.printable()
+            ))
+        };
+        // A record that was being written when the sweep was killed has another extension. The run is made again, and
+        // its record takes the place of this one.
+        if file.extension().is_some_and(|extension| extension == "json") {
+            let bytes = paceline_files::read(&file, MAX_BYTES)
+                .map_err(|e| Failure::io(file.printable(), e))?;
+            let record: Record =
+                serde_json::from_slice(&bytes).map_err(|e| refused(format!(": {e}")))?;
+            let name = file_of(record.position);
+            if !file.ends_with(&name) {
+                return Err(refused(format!(" holds the record {name}")));
+            }
+            records.push(record);
+        }
+    }
+    records.sort_by_key(|record| record.position);
+    Ok(records)
 }
 
 /// The name of the file of a record.

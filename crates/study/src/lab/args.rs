@@ -3,11 +3,13 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use paceline_failure::Result;
 use paceline_failure::outputs::check_folder;
-use paceline_failure::{Failure, Result};
 use paceline_settings::part::Part;
 
 use crate::flags::Swept;
+use crate::predict::flags::link;
+use crate::spec::Spec;
 use crate::{run_limit, usage};
 
 const EXAMPLES: &str = "\
@@ -57,6 +59,8 @@ pub struct LabArgs {
     pub train: Part<Swept>,
 }
 
+/// The links by default.
+const LINKS: [&str; 2] = ["default", "1gbit:50us"];
 /// The longest time for rounds, in seconds: a day.
 const MOST_SECONDS: f64 = 86_400.0;
 
@@ -87,20 +91,18 @@ impl LabArgs {
         })
     }
 
-    /// The links to emulate, with `none` standing for the transport as it is, or these.
-    pub(super) fn links_or(&self, otherwise: &[&str]) -> Result<Vec<Option<String>>> {
+    /// A name and the specification on each link to emulate. `default` is the transport without a link.
+    pub(super) fn on_links(&self, base: &Spec) -> Result<Vec<(String, Spec)>> {
         let given = self.links.iter().map(String::as_str);
-        let names: Vec<&str> =
-            if self.links.is_empty() { otherwise.to_vec() } else { given.collect() };
-        let link = |name: &str| match name {
-            "default" | "none" => Ok(None),
-            name => {
-                let text = name.replace(':', ",");
-                crate::predict::flags::link("--links", &text)
-                    .map(|_| Some(text))
-                    .map_err(|failure| Failure::Usage(failure.to_string()))
+        let names: Vec<&str> = if self.links.is_empty() { LINKS.to_vec() } else { given.collect() };
+        let on_link = |name: &str| {
+            if ["default", "none"].contains(&name) {
+                return Ok(("without a link".to_owned(), base.clone()));
             }
+            let text = name.replace(':', ",");
+            link("--links", &text)?;
+            Ok((format!("link {text}"), base.with("link", &text)))
         };
-        names.into_iter().map(link).collect()
+        names.into_iter().map(on_link).collect()
     }
 }

@@ -63,11 +63,7 @@ fn scenes(args: &LabArgs, _: &Path) -> Result<Vec<Scene>> {
     let default = PARTS.iter().map(part).collect();
     let sizes = if args.sizes.is_empty() { default } else { args.sizes.clone() };
     let mut scenes = Vec::new();
-    for link in args.links_or(&["default", "1gbit:50us"])? {
-        let (name, base) = match &link {
-            None => ("without a link".to_owned(), base.clone()),
-            Some(link) => (format!("link {link}"), base.with("link", link)),
-        };
+    for (name, base) in args.on_links(&base)? {
         let mut scene = Scene::new(name).with("ddp as it is", base.clone());
         for mib in &sizes {
             let spec = base.with("bucket-cap-mb", mib).with("first-bucket-mb", mib);

@@ -59,11 +59,7 @@ fn scenes(args: &LabArgs, _: &Path) -> Result<Vec<Scene>> {
         ));
     }
     let mut scenes = Vec::new();
-    for link in args.links_or(&["default", "1gbit:50us"])? {
-        let (name, base) = match &link {
-            None => ("without a link".to_owned(), base.clone()),
-            Some(link) => (format!("link {link}"), base.with("link", link)),
-        };
+    for (name, base) in args.on_links(&base)? {
         let of = |batches: usize| {
             base.with("accumulate", batches).with("global-batch-size", samples / batches)
         };

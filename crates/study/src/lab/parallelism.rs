@@ -75,30 +75,24 @@ fn scenes(args: &LabArgs, _: &Path) -> Result<Vec<Scene>> {
     }
     let mut scenes = Vec::new();
     for (model, base) in models(&common, common.has("model"), &MODELS) {
-        for link in args.links_or(&["default", "1gbit:50us"])? {
-            let name =
-                link.as_ref().map_or("without a link".to_owned(), |link| format!("link {link}"));
+        for (name, on_link) in args.on_links(&base)? {
             let name = if model.is_empty() { name } else { format!("{model}, {name}") };
-            let on = |spec: Spec| match &link {
-                None => spec,
-                Some(link) => spec.with("link", link),
-            };
-            let of = |ranks: usize, batches: usize| {
+            let of = |base: &Spec, ranks: usize, batches: usize| {
                 base.with("nproc", ranks)
                     .with("accumulate", batches)
                     .with("global-batch-size", samples / batches)
             };
             let piped = |mesh: &str, ranks: usize| {
-                of(ranks, MICRO_BATCHES).with("mesh", mesh).with("stages", "measured")
+                of(&on_link, ranks, MICRO_BATCHES).with("mesh", mesh).with("stages", "measured")
             };
             let name_of_both = "both, 2 stages of 2 ranks";
             scenes.push(
                 Scene::new(name)
-                    .with(ONE, of(1, 1).with("strategy", "single"))
-                    .with(DATA, on(of(2, 1).with("strategy", "ddp")))
-                    .with(PIPELINE, on(piped("pp=2", 2)))
-                    .with(name_of_both, on(piped("pp=2,dp=2", 4).with("strategy", "ddp")))
-                    .with(ALONE, of(2, 1).with("strategy", "no_sync")),
+                    .with(ONE, of(&base, 1, 1).with("strategy", "single"))
+                    .with(DATA, of(&on_link, 2, 1).with("strategy", "ddp"))
+                    .with(PIPELINE, piped("pp=2", 2))
+                    .with(name_of_both, piped("pp=2,dp=2", 4).with("strategy", "ddp"))
+                    .with(ALONE, of(&base, 2, 1).with("strategy", "no_sync")),
             );
         }
     }
