@@ -56,8 +56,8 @@ impl Gradient {
     }
 }
 
-/// A step without its communication: its times are those of the rank that comes last, in milliseconds since the step began
-/// on each rank.
+/// A step without its communication on one rank, or as the rank has it that comes last, in milliseconds since the step began on
+/// each rank.
 #[derive(Clone, Debug, PartialEq)]
 pub struct AloneStep {
     /// The step as measured, communication included.
@@ -88,14 +88,6 @@ pub struct Alone {
     pub num_traced: usize,
 }
 
-/// The times of a step on one rank.
-struct RankStep {
-    whole_ms: f64,
-    alone_ms: f64,
-    backward: [f64; 2],
-    ready: Vec<f64>,
-}
-
 /// The time of a step without parts that are taken out of it.
 struct Shortened {
     begin_ns: i64,
@@ -115,11 +107,11 @@ impl Shortened {
     }
 }
 
-impl RankStep {
-    /// A step that ends at this moment, with its last pass, and when each gradient was final.
+impl AloneStep {
+    /// A step of a rank that ends at this moment, with its last pass, and when each gradient was final.
     fn new(clock: &Shortened, end_ns: i64, pass: [i64; 2], ready: Vec<i64>) -> Self {
         Self {
-            whole_ms: end_ns.saturating_sub(clock.begin_ns).max(0) as f64 / 1e6,
+            measured_ms: end_ns.saturating_sub(clock.begin_ns).max(0) as f64 / 1e6,
             alone_ms: clock.ms(end_ns),
             backward: pass.map(|at| clock.ms(at)),
             ready: ready.into_iter().map(|at| clock.ms(at)).collect(),
@@ -153,7 +145,7 @@ impl Alone {
             Program::Pytorch => device::steps(timeline, known),
             Program::Paceline => paceline_steps(timeline, known),
         };
-        let ranks: Vec<HashMap<u64, RankStep>> = timelines.iter().map(read).collect();
+        let ranks: Vec<HashMap<u64, AloneStep>> = timelines.iter().map(read).collect();
         let step = |step: &Step| {
             let ranks = ranks.iter().map(|of| of.get(&step.number)).collect::<Option<Vec<_>>>()?;
             Some(last(&ranks))
@@ -290,7 +282,7 @@ fn check_same<T: PartialEq>(of_ranks: &[T]) -> Result<(), String> {
 }
 
 /// The steps of a rank of PyTorch, by number. It waits for communication when `backward` would return otherwise.
-fn pytorch_steps(timeline: &Timeline, known: Option<&[Gradient]>) -> HashMap<u64, RankStep> {
+fn pytorch_steps(timeline: &Timeline, known: Option<&[Gradient]>) -> HashMap<u64, AloneStep> {
     let (passes, all_passes) = (last_passes(timeline), backward::passes(timeline));
     let sorted = sorted(timeline);
     let sizes: Option<Vec<u64>> = known.map(|all| all.iter().map(|of| of.num_elems).collect());
@@ -305,13 +297,13 @@ fn pytorch_steps(timeline: &Timeline, known: Option<&[Gradient]>) -> HashMap<u64
             None => Vec::new(),
         };
         let pass = [pass.time.start_ns, pass.time.end_ns()];
-        Some((step.number, RankStep::new(&clock, end_ns, pass, ready)))
+        Some((step.number, AloneStep::new(&clock, end_ns, pass, ready)))
     };
     steps::of(timeline).into_iter().filter_map(read).collect()
 }
 
 /// The steps of a rank of ours, by number, from when their batch was there. Its main thread says when it is blocked.
-fn paceline_steps(timeline: &Timeline, known: Option<&[Gradient]>) -> HashMap<u64, RankStep> {
+fn paceline_steps(timeline: &Timeline, known: Option<&[Gradient]>) -> HashMap<u64, AloneStep> {
     let lane = steps::lane(timeline);
     // The spans with this name, by start.
     let spans = |name: &str| {
@@ -345,18 +337,18 @@ fn paceline_steps(timeline: &Timeline, known: Option<&[Gradient]>) -> HashMap<u6
             }
             None => Vec::new(),
         };
-        Some((step.number, RankStep::new(&clock, end_ns, [pass.start_ns, pass.end_ns()], ready)))
+        Some((step.number, AloneStep::new(&clock, end_ns, [pass.start_ns, pass.end_ns()], ready)))
     };
     steps::of(timeline).into_iter().filter_map(read).collect()
 }
 
 /// The step as the rank has it that comes last: an operation begins when all ranks have come to it.
-fn last(ranks: &[&RankStep]) -> AloneStep {
+fn last(ranks: &[&AloneStep]) -> AloneStep {
     let latest =
-        |part: &dyn Fn(&RankStep) -> f64| ranks.iter().map(|rank| part(rank)).fold(0.0, f64::max);
+        |part: &dyn Fn(&AloneStep) -> f64| ranks.iter().map(|rank| part(rank)).fold(0.0, f64::max);
     let num_ready = ranks.iter().map(|rank| rank.ready.len()).min().unwrap_or(0);
     AloneStep {
-        measured_ms: latest(&|of| of.whole_ms),
+        measured_ms: latest(&|of| of.measured_ms),
         alone_ms: latest(&|of| of.alone_ms),
         backward: [0, 1].map(|end| latest(&|of| of.backward[end])),
         ready: (0..num_ready).map(|at| latest(&|of| of.ready[at])).collect(),

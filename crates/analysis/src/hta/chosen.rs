@@ -38,7 +38,7 @@ impl Chosen {
 
     /// The whole trace.
     pub(crate) fn everything(timeline: &Timeline) -> Self {
-        Self { steps: crate::steps::of(timeline), window: Window::All, launched_ns: None }
+        Self { steps: crate::steps::of(timeline), window: Window(None), launched_ns: None }
     }
 
     /// When the host began to launch a communication kernel, or the kernel's own start if the launch is not

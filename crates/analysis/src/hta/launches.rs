@@ -1,8 +1,9 @@
 //! Statistics of kernel launches.
 
 use super::counters::ENQUEUE;
-use super::work::Work;
-use super::{Source, Summary};
+use super::work::{Item, Work};
+use super::{Options, Source, Summary};
+use crate::timeline::NameId;
 
 /// All launches that led to a kernel: HTA's launch statistics.
 #[derive(Clone, Debug, PartialEq)]
@@ -45,71 +46,73 @@ pub struct NameLaunches {
 /// The calls that put work into a queue and that HTA does not count as launches.
 const NO_LAUNCHES: [&str; 2] = ["cuLaunchKernel", "hipMemcpyWithStream"];
 
+/// A launch, with times in nanoseconds.
+struct Launched {
+    kernel: NameId,
+    cpu_ns: i64,
+    gpu_ns: i64,
+    delay_ns: i64,
+}
+
+impl Launched {
+    fn is_slow(&self, options: &Options) -> bool {
+        self.cpu_ns > options.slow_call_ns
+    }
+
+    fn is_short(&self, options: &Options) -> bool {
+        !self.is_slow(options) && self.gpu_ns < self.cpu_ns
+    }
+}
+
 impl LaunchStats {
     pub(super) fn of(work: &Work) -> Option<Self> {
         if work.source == Source::Operators {
             return None;
         }
-        let names = &work.timeline.names;
+        let (names, options) = (&work.timeline.names, work.options);
         let is_launch = |name| ENQUEUE.contains(&name) && !NO_LAUNCHES.contains(&name);
         let counts: Vec<bool> = names.iter().map(is_launch).collect();
-        let options = work.options;
-        let (mut cpu, mut gpu, mut delays) = (Vec::new(), Vec::new(), Vec::new());
-        let (mut short_kernels, mut slow_calls, mut long_delays) = (0, 0, 0);
-        let mut places: Vec<Option<NameLaunches>> = vec![None; names.count()];
-        for item in &work.items {
-            let Some(launch) = item.launch.map(|launch| &work.timeline.launches[launch as usize])
-            else {
-                continue;
-            };
-            if !counts[launch.name.0 as usize] {
-                continue;
-            }
+        let launched = |item: &Item| {
+            let launch = &work.timeline.launches[item.launch? as usize];
             let call = work.rounded(launch.time);
             let delay_ns = (item.start_ns - call.start_ns - call.dur_ns).max(0);
-            let is_slow = call.dur_ns > options.slow_call_ns;
-            let is_short = !is_slow && item.dur_ns < call.dur_ns;
-            slow_calls += u64::from(is_slow);
-            short_kernels += u64::from(is_short);
-            long_delays += u64::from(delay_ns > options.long_delay_ns);
-            cpu.push(call.dur_ns as f64);
-            gpu.push(item.dur_ns as f64);
-            delays.push(delay_ns as f64);
-            let of_name = places[item.name.0 as usize].get_or_insert_with(|| NameLaunches {
-                name: names.text(item.name).to_owned(),
-                launches: 0,
-                cpu_mean_ns: 0.0,
-                gpu_mean_ns: 0.0,
-                delay_mean_ns: 0.0,
-                delay_max_ns: 0,
-                short: 0,
-            });
-            // The fields for means hold sums until all items are added.
-            of_name.launches += 1;
-            of_name.cpu_mean_ns += call.dur_ns as f64;
-            of_name.gpu_mean_ns += item.dur_ns as f64;
-            of_name.delay_mean_ns += delay_ns as f64;
-            of_name.delay_max_ns = of_name.delay_max_ns.max(delay_ns);
-            of_name.short += u64::from(is_short);
-        }
-        let mut by_kernel: Vec<NameLaunches> = places.into_iter().flatten().collect();
-        by_kernel.sort_by(|a, b| {
-            b.delay_mean_ns.total_cmp(&a.delay_mean_ns).then_with(|| a.name.cmp(&b.name))
+            let (kernel, cpu_ns, gpu_ns) = (item.name, call.dur_ns, item.dur_ns);
+            counts[launch.name.0 as usize].then_some(Launched { kernel, cpu_ns, gpu_ns, delay_ns })
+        };
+        let mut all: Vec<Launched> = work.items.iter().filter_map(launched).collect();
+        let summary = |part: fn(&Launched) -> i64| {
+            Summary::of(all.iter().map(|of| part(of) as f64).collect())
+        };
+        let count =
+            |is_it: &dyn Fn(&Launched) -> bool| all.iter().filter(|of| is_it(of)).count() as u64;
+        let stats = Self {
+            cpu_ns: summary(|of| of.cpu_ns)?,
+            gpu_ns: summary(|of| of.gpu_ns)?,
+            delay_ns: summary(|of| of.delay_ns)?,
+            short_kernels: count(&|of| of.is_short(options)),
+            slow_calls: count(&|of| of.is_slow(options)),
+            long_delays: count(&|of| of.delay_ns > options.long_delay_ns),
+            by_kernel: Vec::new(),
+        };
+        all.sort_by_key(|of| of.kernel);
+        let mut kernels: Vec<&[Launched]> = all.chunk_by(|a, b| a.kernel == b.kernel).collect();
+        let delays_ns = |of: &[Launched]| of.iter().map(|of| of.delay_ns).sum::<i64>();
+        let name = |of: &[Launched]| names.text(of[0].kernel);
+        kernels.sort_by(|a, b| delays_ns(b).cmp(&delays_ns(a)).then_with(|| name(a).cmp(name(b))));
+        let by_kernel = kernels.into_iter().map(|of| {
+            let mean = |part: fn(&Launched) -> i64| {
+                of.iter().map(part).sum::<i64>() as f64 / of.len() as f64
+            };
+            NameLaunches {
+                name: name(of).to_owned(),
+                launches: of.len() as u64,
+                cpu_mean_ns: mean(|of| of.cpu_ns),
+                gpu_mean_ns: mean(|of| of.gpu_ns),
+                delay_mean_ns: mean(|of| of.delay_ns),
+                delay_max_ns: of.iter().map(|of| of.delay_ns).max().unwrap_or_default(),
+                short: of.iter().filter(|of| of.is_short(options)).count() as u64,
+            }
         });
-        for of_name in &mut by_kernel {
-            let launches = of_name.launches as f64;
-            of_name.cpu_mean_ns /= launches;
-            of_name.gpu_mean_ns /= launches;
-            of_name.delay_mean_ns /= launches;
-        }
-        Some(Self {
-            cpu_ns: Summary::of(cpu)?,
-            gpu_ns: Summary::of(gpu)?,
-            delay_ns: Summary::of(delays)?,
-            short_kernels,
-            slow_calls,
-            long_delays,
-            by_kernel,
-        })
+        Some(Self { by_kernel: by_kernel.collect(), ..stats })
     }
 }

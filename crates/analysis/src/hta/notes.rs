@@ -22,7 +22,7 @@ const NOTES: [&str; 6] = [
 pub(super) type Applies = [bool; NOTES.len()];
 
 pub(super) fn of_rank(work: &Work, is_circular: bool) -> Applies {
-    let steps = if work.window == Window::All { Some(work.steps.found) } else { None };
+    let steps = if work.window == Window(None) { Some(work.steps.found) } else { None };
     [
         work.source == Source::Operators,
         steps == Some(0),

@@ -22,25 +22,14 @@ impl Steps {
     }
 }
 
-/// The part of a trace that is analyzed: the host's work that began in this window, and the device's work
-/// that follows from it.
+/// The part of a trace that is analyzed: the host's work that began before this time, and the device's work that follows from
+/// it. `None`: the whole trace, because there are fewer than two steps, so no step can be left out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Window {
-    /// The whole trace: there are fewer than two steps, so no step can be left out.
-    All,
-    /// Everything that began before this time.
-    Before(i64),
-    /// Everything that began at this time or before it.
-    UpTo(i64),
-}
+pub(super) struct Window(pub(super) Option<i64>);
 
 impl Window {
     pub(super) fn holds(self, start_ns: i64) -> bool {
-        match self {
-            Self::All => true,
-            Self::Before(end_ns) => start_ns < end_ns,
-            Self::UpTo(end_ns) => start_ns <= end_ns,
-        }
+        self.0.is_none_or(|end_ns| start_ns < end_ns)
     }
 }
 
@@ -64,11 +53,11 @@ pub(super) fn choose(timeline: &Timeline, options: &Options) -> (Steps, Window) 
     let last_end = all().map(|time| time.end_ns()).max().unwrap_or(i64::MIN);
     let found = steps.len();
     if found < 2 {
-        return (Steps { chosen: steps, found }, Window::All);
+        return (Steps { chosen: steps, found }, Window(None));
     }
     if options.include_last_step {
-        return (Steps { chosen: steps, found }, Window::UpTo(last_end));
+        return (Steps { chosen: steps, found }, Window(Some(last_end + 1)));
     }
     steps.pop();
-    (Steps { chosen: steps, found }, Window::Before(last_start))
+    (Steps { chosen: steps, found }, Window(Some(last_start)))
 }

@@ -207,29 +207,15 @@ pub(super) struct ChosenKernels {
     pub stray: u64,
 }
 
-/// The kernels that HTA analyzes. If that leaves none, because no kernel has a known launch, those that
-/// started in the window.
+/// The kernels that HTA analyzes: if steps are left out, only kernels that were launched in the window, otherwise all. Waits that
+/// belong to no stream never count. If that leaves none, because no kernel has a known launch, those that started in the window.
 pub(super) fn chosen_kernels(
     timeline: &Timeline,
     options: &Options,
     window: Window,
 ) -> ChosenKernels {
-    let (items, stray) = kernel_items(timeline, options, window);
-    if !items.is_empty() {
-        return ChosenKernels { items, unlaunched: false, stray };
-    }
-    let mut items = all_kernels(timeline, options);
-    items.retain(|item| window.holds(item.start_ns));
-    ChosenKernels { items, unlaunched: true, stray: 0 }
-}
-
-/// The kernels that HTA analyzes: if steps are left out, only kernels that were launched in the window,
-/// otherwise all. Waits that belong to no stream never count. The second value is the number of kernels that
-/// started in the window but were left out because their launch is not known.
-fn kernel_items(timeline: &Timeline, options: &Options, window: Window) -> (Vec<Item>, u64) {
-    let mut items = all_kernels(timeline, options);
-    let mut stray = 0;
-    if window != Window::All {
+    let (mut items, mut stray) = (all_kernels(timeline, options), 0);
+    if window != Window(None) {
         items.retain(|item| {
             let Some(launch) = item.launch else {
                 stray += u64::from(!item.is_sync && window.holds(item.start_ns));
@@ -239,7 +225,12 @@ fn kernel_items(timeline: &Timeline, options: &Options, window: Window) -> (Vec<
             window.holds(rounded(call, options.rounding).start_ns)
         });
     }
-    (items, stray)
+    if !items.is_empty() {
+        return ChosenKernels { items, unlaunched: false, stray };
+    }
+    let mut items = all_kernels(timeline, options);
+    items.retain(|item| window.holds(item.start_ns));
+    ChosenKernels { items, unlaunched: true, stray: 0 }
 }
 
 fn all_kernels(timeline: &Timeline, options: &Options) -> Vec<Item> {
@@ -272,15 +263,9 @@ pub(crate) fn launched(timeline: &Timeline) -> HashMap<u64, u32> {
     launches.filter_map(|(launch, index)| Some((launch.correlation?, index))).collect()
 }
 
-/// The kind of work that an operator counts as.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum OperatorKind {
-    Computation,
-    Communication,
-    /// A call that hands a collective to another thread, on which the collective appears as an operator of
-    /// its own.
-    Submission,
-}
+/// The kind of work that an operator counts as. `None` for a call that hands a collective to another thread, on which the
+/// collective appears as an operator of its own.
+type OperatorKind = Option<KernelKind>;
 
 type Pieces = Vec<(KernelKind, i64, i64)>;
 
@@ -297,14 +282,13 @@ fn operator_kinds(timeline: &Timeline) -> (Vec<OperatorKind>, OperatorKind) {
     };
     let has_transfers = occurs(|name| backend_of(name).is_some());
     let has_c10d = occurs(|name| name.starts_with("c10d::"));
-    let if_told =
-        |told: bool| if told { OperatorKind::Submission } else { OperatorKind::Communication };
-    let noted = if_told(has_transfers || has_c10d);
+    let unless = |is_elsewhere: bool| (!is_elsewhere).then_some(KernelKind::Communication);
+    let noted = unless(has_transfers || has_c10d);
     let kind = |name: &str| match name {
-        name if backend_of(name).is_some() => OperatorKind::Communication,
-        name if name.starts_with("c10d::") => if_told(has_transfers),
+        name if backend_of(name).is_some() => Some(KernelKind::Communication),
+        name if name.starts_with("c10d::") => unless(has_transfers),
         "record_param_comms" => noted,
-        _ => OperatorKind::Computation,
+        _ => Some(KernelKind::Computation),
     };
     (timeline.names.iter().map(kind).collect(), noted)
 }
@@ -322,18 +306,25 @@ fn operator_items(timeline: &Timeline, options: &Options, window: Window) -> (Ve
             continue;
         }
         let kind = match (kinds[operator.name.0 as usize], operator.collective) {
-            (OperatorKind::Computation, Some(_)) => noted,
+            (Some(KernelKind::Computation), Some(_)) => noted,
             (kind, _) => kind,
         };
-        let counts = match kind {
-            OperatorKind::Computation => KernelKind::Computation,
-            OperatorKind::Communication => KernelKind::Communication,
-            OperatorKind::Submission => KernelKind::Other,
-        };
         let index = items.len() as u32;
-        items.push(host_item(operator.name, counts, time, operator.collective));
-        submissions.push(kind == OperatorKind::Submission);
         let (start_ns, end_ns) = (time.start_ns, time.end_ns());
+        items.push(Item {
+            name: operator.name,
+            kind: kind.unwrap_or(KernelKind::Other),
+            is_sync: false,
+            start_ns,
+            end_ns,
+            // Added up from its pieces below.
+            dur_ns: 0,
+            stream: -1,
+            launch: None,
+            collective: operator.collective,
+            kernel: u32::MAX,
+        });
+        submissions.push(kind.is_none());
         lanes.entry(operator.lane).or_default().push(Nested { start_ns, end_ns, what: index });
     }
     let mut pieces = Pieces::new();
@@ -350,20 +341,4 @@ fn operator_items(timeline: &Timeline, options: &Options, window: Window) -> (Ve
     let mut submissions = submissions.into_iter();
     items.retain(|_| submissions.next() == Some(false));
     (items, pieces)
-}
-
-/// An item that ran on the host. The caller adds up its duration from its pieces.
-fn host_item(name: NameId, kind: KernelKind, time: TimeRange, collective: Option<u32>) -> Item {
-    Item {
-        name,
-        kind,
-        is_sync: false,
-        start_ns: time.start_ns,
-        end_ns: time.end_ns(),
-        dur_ns: 0,
-        stream: -1,
-        launch: None,
-        collective,
-        kernel: u32::MAX,
-    }
 }

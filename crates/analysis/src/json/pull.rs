@@ -9,7 +9,7 @@ use std::ops::Range;
 
 use super::decimal::num_digits;
 use super::escape::{self, BadEscape};
-use super::window::Window;
+use super::window::{WINDOW_BYTES, Window};
 use super::{Fault, JsonError, MAX_DEPTH, MAX_TOKEN_BYTES, Value};
 
 type Result<T> = std::result::Result<T, JsonError>;
@@ -33,15 +33,12 @@ enum Text {
 impl<R: Read> Pull<R> {
     /// A parser at the start of an input.
     pub fn new(input: R) -> Self {
-        Self::over(Window::new(input))
+        Self::with_window(input, WINDOW_BYTES)
     }
 
     /// Like [`Pull::new`], with a window of this many bytes at first.
     pub fn with_window(input: R, bytes: usize) -> Self {
-        Self::over(Window::with_capacity(input, bytes))
-    }
-
-    fn over(window: Window<R>) -> Self {
+        let window = Window::with_capacity(input, bytes);
         Self { window, copied: Vec::new(), depth: 0, is_fresh: false }
     }
 

@@ -25,10 +25,6 @@ pub(super) struct Window<R> {
 }
 
 impl<R: Read> Window<R> {
-    pub(super) fn new(input: R) -> Self {
-        Self::with_capacity(input, WINDOW_BYTES)
-    }
-
     /// With a window of this size at first. Tests use small windows to test everything at the edges.
     pub(super) fn with_capacity(input: R, bytes: usize) -> Self {
         let bytes = vec![0; bytes.max(1)];

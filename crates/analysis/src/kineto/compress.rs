@@ -3,7 +3,7 @@
 //! Input: where the compressed bytes go, and a function that writes text. This file does not know what the text is.
 
 use std::io::{self, BufWriter, Write};
-use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
+use std::sync::mpsc::{SyncSender, sync_channel};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
@@ -22,23 +22,19 @@ pub(crate) fn compressed<T, E: From<io::Error>>(
     write: impl FnOnce(&mut dyn Write) -> Result<T, E>,
 ) -> Result<T, E> {
     let (full, filled) = sync_channel::<Vec<u8>>(DEPTH);
-    let (emptied, empty) = sync_channel(DEPTH + 1);
     let work = move || -> io::Result<()> {
         // Traces are repetitive: even the fastest level makes them a tenth as long.
         let mut encoder = GzEncoder::new(BufWriter::new(out), Compression::fast());
-        for mut chunk in filled {
+        for chunk in filled {
             encoder.write_all(&chunk)?;
-            chunk.clear();
-            // The receiver is gone if the writer has ended with an error.
-            let _ = emptied.try_send(chunk);
         }
         encoder.finish()?.flush()
     };
     std::thread::scope(|scope| {
         let thread = thread_builder("compress").spawn_scoped(scope, work)?;
-        let mut chunks = Chunks { chunk: Vec::with_capacity(CHUNK_BYTES), full, empty };
+        let mut chunks = BufWriter::with_capacity(CHUNK_BYTES, Chunks(full));
         let written = write(&mut chunks).and_then(|written| {
-            chunks.hand_over()?;
+            chunks.flush()?;
             Ok(written)
         });
         // The thread ends when no more chunks can come.
@@ -49,33 +45,17 @@ pub(crate) fn compressed<T, E: From<io::Error>>(
     })
 }
 
-/// Collects text in chunks, and hands them to the thread.
-struct Chunks {
-    chunk: Vec<u8>,
-    full: SyncSender<Vec<u8>>,
-    /// Chunks that can be reused.
-    empty: Receiver<Vec<u8>>,
-}
-
-impl Chunks {
-    fn hand_over(&mut self) -> io::Result<()> {
-        let fresh = self.empty.try_recv().unwrap_or_else(|_| Vec::with_capacity(CHUNK_BYTES));
-        let chunk = std::mem::replace(&mut self.chunk, fresh);
-        // The thread ends early only with an error of its own, which replaces this one.
-        self.full.send(chunk).map_err(|_| io::ErrorKind::BrokenPipe.into())
-    }
-}
+/// Hands each chunk to the thread.
+struct Chunks(SyncSender<Vec<u8>>);
 
 impl Write for Chunks {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.chunk.extend_from_slice(bytes);
-        if self.chunk.len() >= CHUNK_BYTES {
-            self.hand_over()?;
-        }
+        // The thread ends early only with an error of its own, which replaces this one.
+        self.0.send(bytes.to_vec()).map_err(|_| io::ErrorKind::BrokenPipe)?;
         Ok(bytes.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
-        self.hand_over()
+        Ok(())
     }
 }

@@ -77,6 +77,3 @@ pub fn write(out: &mut impl Write, header: &Header, tracks: &[&Track]) -> io::Re
     }
     events.end()
 }
-
-#[cfg(test)]
-mod tests;

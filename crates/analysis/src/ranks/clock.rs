@@ -131,11 +131,13 @@ pub fn align(timelines: &[Timeline]) -> Clocks {
             return RankClock { error_ns: Some(0), ..clock };
         }
         if all_measured && let (Some(own), Some(to)) = (measured(timeline), measured(reference)) {
+            let [begin_ns, end_ns] = [0, 1].map(|at| own[at].saturating_sub(to[at]));
+            let [own_error, to_error] = [own, to].map(|[.., error_ns]| error_ns.unsigned_abs());
             return RankClock {
                 source: ClockSource::Measured,
-                offset_begin_ns: own.begin_ns.saturating_sub(to.begin_ns),
-                offset_end_ns: own.end_ns.saturating_sub(to.end_ns),
-                error_ns: Some(own.error_ns.saturating_add(to.error_ns)),
+                offset_begin_ns: begin_ns,
+                offset_end_ns: end_ns,
+                error_ns: Some(own_error.saturating_add(to_error)),
                 // Measured between the clocks themselves, independent of their zeros.
                 base_ns: 0,
                 ..clock
@@ -147,20 +149,10 @@ pub fn align(timelines: &[Timeline]) -> Clocks {
     Clocks { reference: rank_of(timelines, first), ranks: ranks.collect() }
 }
 
-/// The clock offsets in a trace of paceline.
-struct Measured {
-    begin_ns: i64,
-    end_ns: i64,
-    error_ns: u64,
-}
-
-fn measured(timeline: &Timeline) -> Option<Measured> {
-    let said = |key: &str| timeline.run_facts.get(key)?.parse::<i64>().ok();
-    Some(Measured {
-        begin_ns: said("clock_offset_begin_ns")?,
-        end_ns: said("clock_offset_end_ns")?,
-        error_ns: said("clock_offset_error_ns")?.unsigned_abs(),
-    })
+/// The clock offsets in a trace of paceline at its begin and at its end, and their error.
+fn measured(timeline: &Timeline) -> Option<[i64; 3]> {
+    let said = |key: &str| timeline.run_facts.get(&format!("clock_offset_{key}_ns"))?.parse().ok();
+    Some([said("begin")?, said("end")?, said("error")?])
 }
 
 /// The rank of the timeline at an index of the list.

@@ -134,8 +134,8 @@ pub(super) fn match_chosen(
             let start_ns = clock.align(time.start_ns);
             // With a clock that seems to run backward, a collective must still not end before it begins.
             let end_ns = clock.align(time.end_ns()).max(start_ns);
-            let wait_ns = operation.wait_ns.unwrap_or_default().clamp(0, end_ns - start_ns);
-            let queue_ns = operation.queue_ns;
+            let wait_ns = operation.wait_ns().unwrap_or_default().clamp(0, end_ns - start_ns);
+            let queue_ns = operation.said.and_then(|said| said.queue_ns);
             let arrival = Arrival { place, rank, start_ns, end_ns, wait_ns, queue_ns };
             match operation.key.take() {
                 Some(key) => by_key.entry(key).or_default().push((operation, arrival)),
@@ -162,8 +162,9 @@ pub(super) fn match_chosen(
 }
 
 fn matched(key: Key, seen: Vec<(Operation, Arrival)>) -> MatchedCollective {
-    let measured = seen.iter().all(|(operation, _)| operation.wait_ns.is_some());
-    let size = seen.iter().filter_map(|(operation, _)| operation.group_size).max();
+    let measured = seen.iter().all(|(operation, _)| operation.wait_ns().is_some());
+    let said = || seen.iter().filter_map(|(operation, _)| operation.said);
+    let size = said().filter_map(|said| said.group_size).max();
     let mut arrivals: Vec<Arrival> = seen.iter().map(|(_, arrival)| *arrival).collect();
     let latest_ns = arrivals.iter().map(|arrival| arrival.start_ns).max().unwrap_or_default();
     if !measured {
@@ -175,11 +176,11 @@ fn matched(key: Key, seen: Vec<(Operation, Arrival)>) -> MatchedCollective {
     let order = |arrival: &Arrival| (arrival.wait_ns, std::cmp::Reverse(arrival.start_ns));
     let last = (0..arrivals.len()).min_by_key(|&i| order(&arrivals[i])).unwrap_or_default();
     MatchedCollective {
-        seq: if let Order::Sequence(seq, _) = key.order { Some(seq) } else { None },
+        seq: key.seq,
         name: key.name,
         group: key.group,
         step: seen[last].0.step,
-        num_elems: seen.iter().filter_map(|(operation, _)| operation.num_elems).max(),
+        num_elems: said().filter_map(|said| said.in_elems.max(said.out_elems)).max(),
         source: if measured { WaitSource::Transport } else { WaitSource::Clocks },
         is_complete: size.is_none_or(|size| arrivals.len() as u64 >= size),
         arrivals,
@@ -204,30 +205,28 @@ pub(super) fn ends(timelines: &[Timeline]) -> Vec<HashMap<Key, i64>> {
 pub(super) struct Key {
     group: Option<String>,
     name: String,
-    order: Order,
-}
-
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-enum Order {
-    /// Its number in the group's sequence, and its index among those with the same number.
-    Sequence(u64, u32),
-    /// The number of its step, and its index in this step.
-    Step(u64, u32),
-    /// Its index in the trace, or in the part before the first step.
-    Trace(u32),
+    /// Its number in the group's sequence, if the trace gives it.
+    seq: Option<u64>,
+    /// Otherwise the number of its step; `None` before the first step.
+    step: Option<u64>,
+    /// Its index among those of which the trace says all this.
+    nth: u32,
 }
 
 /// A collective of one rank, on its own clock.
-struct Operation {
+struct Operation<'a> {
     /// `None` if it cannot be matched to a collective of the other ranks.
     key: Option<Key>,
     name: String,
     time: TimeRange,
     step: Option<u64>,
-    num_elems: Option<u64>,
-    group_size: Option<u64>,
-    wait_ns: Option<i64>,
-    queue_ns: Option<i64>,
+    said: Option<&'a Collective>,
+}
+
+impl Operation<'_> {
+    fn wait_ns(&self) -> Option<i64> {
+        self.said?.wait_ns
+    }
 }
 
 /// The kind of events from which collectives are read.
@@ -240,12 +239,12 @@ enum EventKind {
 
 /// The collectives of all timelines, each list sorted by time. Uses the first kind of events that all
 /// timelines have.
-fn operations(timelines: &[Timeline], chosen: &[Chosen]) -> Vec<Vec<Operation>> {
+fn operations<'a>(timelines: &'a [Timeline], chosen: &[Chosen]) -> Vec<Vec<Operation<'a>>> {
     let read = |kind| -> Vec<_> {
         let all = timelines.iter().zip(chosen);
         all.map(|(timeline, chosen)| list(timeline, chosen, kind)).collect()
     };
-    let mut found: Vec<Vec<Vec<Operation>>> = Vec::new();
+    let mut found = Vec::new();
     for kind in [EventKind::Kernels, EventKind::BackEnd, EventKind::Operators] {
         let lists = read(kind);
         if lists.iter().all(|list| !list.is_empty()) {
@@ -260,9 +259,9 @@ fn operations(timelines: &[Timeline], chosen: &[Chosen]) -> Vec<Vec<Operation>> 
 
 /// The collectives of one timeline, from one kind of events. The step of each is the one in which the host
 /// began it.
-fn list(timeline: &Timeline, chosen: &Chosen, kind: EventKind) -> Vec<Operation> {
+fn list<'a>(timeline: &'a Timeline, chosen: &Chosen, kind: EventKind) -> Vec<Operation<'a>> {
     let collective = |id: Option<u32>| id.and_then(|id| timeline.collectives.get(id as usize));
-    let mut events: Vec<(TimeRange, i64, &str, Option<&Collective>)> = Vec::new();
+    let mut events: Vec<(TimeRange, i64, &str, Option<&'a Collective>)> = Vec::new();
     if let EventKind::Kernels = kind {
         for (kernel, index) in timeline.kernels.iter().zip(0u32..) {
             let name = timeline.names.text(kernel.name);
@@ -286,52 +285,43 @@ fn list(timeline: &Timeline, chosen: &Chosen, kind: EventKind) -> Vec<Operation>
         }
     }
     events.sort_by_key(|&(time, _, name, _)| (time, name));
-    let operation = |(time, begun_ns, name, said): (TimeRange, i64, &str, Option<&Collective>)| {
-        let called = said.map(|said| said.name.as_str()).filter(|name| !name.is_empty());
-        let name = called.unwrap_or(name).to_owned();
-        let ranks = said.and_then(|said| said.group_ranks.clone());
-        let group = said.and_then(|said| said.group.clone()).or(ranks);
-        // The index among those with the same number is set later, by `distinct`.
-        let step = steps::at(&chosen.steps, begun_ns).map(|step| step.number);
-        let order = match (said.and_then(|said| said.seq), step) {
-            (Some(seq), _) => Order::Sequence(seq, 0),
-            (None, Some(step)) => Order::Step(step, 0),
-            (None, None) => Order::Trace(0),
+    let operation =
+        |(time, begun_ns, name, said): (TimeRange, i64, &str, Option<&'a Collective>)| {
+            let called = said.map(|said| said.name.as_str()).filter(|name| !name.is_empty());
+            let name = called.unwrap_or(name).to_owned();
+            let ranks = said.and_then(|said| said.group_ranks.clone());
+            let group = said.and_then(|said| said.group.clone()).or(ranks);
+            let seq = said.and_then(|said| said.seq);
+            let step = steps::at(&chosen.steps, begun_ns).map(|step| step.number);
+            // The index is set later, by `distinct`.
+            let key = Key {
+                group,
+                name: name.clone(),
+                seq,
+                step: step.filter(|_| seq.is_none()),
+                nth: 0,
+            };
+            Operation { key: Some(key), name, time, step, said }
         };
-        Operation {
-            key: Some(Key { group, name: name.clone(), order }),
-            name,
-            time,
-            step,
-            num_elems: said.and_then(|said| said.in_elems.max(said.out_elems)),
-            group_size: said.and_then(|said| said.group_size),
-            wait_ns: said.and_then(|said| said.wait_ns),
-            queue_ns: said.and_then(|said| said.queue_ns),
-        }
-    };
     events.into_iter().map(operation).filter(|operation| !is_message(&operation.name)).collect()
 }
 
 /// Numbers the collectives that would otherwise have the same key. Removes the keys of collectives without
 /// sequence numbers that the ranks did not call equally often.
-fn distinct(mut lists: Vec<Vec<Operation>>) -> Vec<Vec<Operation>> {
+fn distinct(mut lists: Vec<Vec<Operation<'_>>>) -> Vec<Vec<Operation<'_>>> {
     let mut of_lists: Vec<HashMap<Key, u32>> = vec![HashMap::new(); lists.len()];
     for (list, counts) in lists.iter_mut().zip(&mut of_lists) {
         for key in list.iter_mut().filter_map(|operation| operation.key.as_mut()) {
             let count = counts.entry(key.clone()).or_default();
-            let (Order::Sequence(_, nth) | Order::Step(_, nth) | Order::Trace(nth)) =
-                &mut key.order;
-            *nth = *count;
+            key.nth = *count;
             *count += 1;
         }
     }
     let is_ambiguous = |key: &Key| {
-        let zeroth = match key.order {
-            Order::Sequence(..) => return false,
-            Order::Step(step, _) => Order::Step(step, 0),
-            Order::Trace(_) => Order::Trace(0),
-        };
-        let zeroth = Key { order: zeroth, ..key.clone() };
+        if key.seq.is_some() {
+            return false;
+        }
+        let zeroth = Key { nth: 0, ..key.clone() };
         let mut numbers = of_lists.iter().filter_map(|counts| counts.get(&zeroth));
         let first = numbers.next();
         numbers.any(|number| Some(number) != first)

@@ -8,7 +8,7 @@
 use std::collections::HashMap;
 
 use super::super::reducer::{finals, in_order, last_passes, sorted};
-use super::{Gradient, RankStep, Shortened};
+use super::{AloneStep, Gradient, Shortened};
 use crate::hta::launched;
 use crate::steps;
 use crate::timeline::{DeviceWork, TimeRange, Timeline};
@@ -69,7 +69,7 @@ impl Device {
 }
 
 /// The steps of the rank, by number.
-pub(super) fn steps(timeline: &Timeline, known: Option<&[Gradient]>) -> HashMap<u64, RankStep> {
+pub(super) fn steps(timeline: &Timeline, known: Option<&[Gradient]>) -> HashMap<u64, AloneStep> {
     let (device, passes, sorted) = (Device::of(timeline), last_passes(timeline), sorted(timeline));
     let sizes: Option<Vec<u64>> = known.map(|all| all.iter().map(|of| of.num_elems).collect());
     let mut all = HashMap::new();
@@ -99,7 +99,7 @@ pub(super) fn steps(timeline: &Timeline, known: Option<&[Gradient]>) -> HashMap<
             let pass_begin =
                 own.iter().find(|of| !of.communicates && of.launched_ns >= launched_ns)?;
             let pass_ends = [pass_begin.time.start_ns, device.done_ns(pass.time.end_ns())?];
-            Some(RankStep::new(&clock, end_ns, pass_ends, ready))
+            Some(AloneStep::new(&clock, end_ns, pass_ends, ready))
         };
         all.extend(of_step().map(|of| (step.number, of)));
     }

@@ -19,15 +19,6 @@ pub(super) fn distinct(id: u64, place: usize) -> u64 {
     id % RANK_STRIDE + RANK_STRIDE * place as u64
 }
 
-/// The parts of an event that are read.
-#[derive(Clone, Copy, PartialEq, Eq)]
-pub(super) enum Take {
-    /// Its row, time and phase, and the name in an event that names a row.
-    Place,
-    /// All of it, for the file with this index.
-    All(usize),
-}
-
 /// An event with its arguments.
 #[derive(Default)]
 pub(super) struct Taken {
@@ -39,23 +30,24 @@ pub(super) struct Taken {
 }
 
 impl Taken {
-    /// Reads the next event.
+    /// Reads the next event: all of it for the file with index `place`. `None`: only its row, time and phase, and the name in an event
+    /// that names a row.
     pub(super) fn take<R: Read>(
         &mut self,
         pull: &mut Pull<R>,
-        take: Take,
+        place: Option<usize>,
     ) -> Result<(), JsonError> {
         let Self { event, words, args } = self;
         args.bytes.clear();
         *words = None;
-        event.take(pull, |event, pull| match take {
-            Take::All(place) => copy_args(pull, args, place),
+        event.take(pull, |event, pull| match place {
+            Some(place) => copy_args(pull, args, place),
             // The phase comes before the arguments in almost all files.
-            Take::Place if matches!(event.phase.as_slice(), b"M" | b"") => {
+            None if matches!(event.phase.as_slice(), b"M" | b"") => {
                 *words = words_of_args(pull)?;
                 Ok(())
             }
-            Take::Place => pull.skip(),
+            None => pull.skip(),
         })?;
         let is_believable = |ns: i64| ns.unsigned_abs() < LIMIT_NS as u64;
         if event.dur_ns.is_some_and(|dur_ns| !is_believable(dur_ns)) {

@@ -9,7 +9,7 @@ use std::collections::HashMap;
 use std::io::Read;
 use std::path::Path;
 
-use super::event::{Take, Taken};
+use super::event::Taken;
 use crate::TraceError;
 use crate::json::{JsonError, Pull, lossy};
 use crate::read::{self, Event};
@@ -113,7 +113,7 @@ impl Layout {
         read::with_json(path, |input| {
             let mut scan = Scan::default();
             let (mut event, mut row) = (Taken::default(), Vec::new());
-            each_event(&mut Pull::new(input), &mut event, Take::Place, |event| {
+            each_event(&mut Pull::new(input), &mut event, None, |event| {
                 scan.add(event, &mut row);
             })?;
             Ok(scan.finish(points))
@@ -130,14 +130,14 @@ impl Layout {
 pub(super) fn each_event<R: Read>(
     pull: &mut Pull<R>,
     event: &mut Taken,
-    take: Take,
+    place: Option<usize>,
     mut act: impl FnMut(&mut Taken),
 ) -> Result<(), JsonError> {
     read::each_list(pull, |pull| {
         pull.begin_array()?;
         while pull.next_item()? {
             if pull.at_object()? {
-                event.take(pull, take)?;
+                event.take(pull, place)?;
                 act(event);
             } else {
                 pull.skip()?;

@@ -6,7 +6,7 @@ use std::io::{self, Write};
 use std::path::Path;
 
 use super::LeftOut;
-use super::event::{Take, Taken, distinct};
+use super::event::{Taken, distinct};
 use super::layout::{FlowEnd, Layout, NO_TRACK, each_event};
 use crate::TraceError;
 use crate::json::{Pull, lossy};
@@ -92,7 +92,7 @@ impl<'a> Writer<'a> {
         let mut outcome = Ok(());
         read::with_json(path, |input| {
             let mut event = Taken::default();
-            each_event(&mut Pull::new(input), &mut event, Take::All(place), |event| {
+            each_event(&mut Pull::new(input), &mut event, Some(place), |event| {
                 // Only the first error is reported, so the rest of the file is skipped.
                 if outcome.is_ok() {
                     outcome = copier.copy(event);
