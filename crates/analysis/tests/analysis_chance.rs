@@ -1,13 +1,13 @@
 //! Property tests on random timelines: figures against a count nanosecond by nanosecond, and what must hold
 //! for any trace.
 
+mod common;
+
+use common::{Build, Us, us};
 use paceline_analysis::hta::{
     Analysis, KernelKind, Options, RankAnalysis, Rounding, StepChoice, analyze, diff,
 };
-use paceline_analysis::timeline::{
-    Annotation, DeviceWork, Kernel, LaneInfo, Launch, MemorySample, Operator, SyncWait, TimeRange,
-    Timeline, TrackId,
-};
+use paceline_analysis::timeline::{DeviceWork, Timeline, TrackId};
 use proptest::prelude::*;
 use proptest::sample::select;
 
@@ -40,70 +40,48 @@ fn pieces(names: &'static [&'static str], most: usize) -> impl Strategy<Value = 
     prop::collection::vec(piece, 0..most)
 }
 
+/// A time in nanoseconds.
+#[derive(Clone, Copy)]
+struct Ns(i64);
+
+impl Us for Ns {
+    fn ns(self) -> i64 {
+        self.0
+    }
+}
+
 fn timeline(
     kernels: Vec<Piece>,
     calls: Vec<Piece>,
     spans: Vec<Piece>,
     operators: Vec<Piece>,
 ) -> Timeline {
-    let lane = |tid: &str| LaneInfo { pid: "1".into(), tid: tid.into(), name: None };
-    let mut timeline = Timeline {
-        source: "chance".into(),
-        rank: Some(0),
-        lanes: vec![lane("0"), lane("1")],
-        ..Timeline::default()
-    };
-    let time = |&(_, start_ns, dur_ns, _): &Piece| TimeRange { start_ns, dur_ns };
-    let lane = |&(.., number): &Piece| TrackId(number % 2);
-    for piece in &kernels {
-        let name = timeline.names.intern(piece.0);
-        let work = match piece.0 {
-            "Stream Sync" | "Stream Wait Event" | "Context Sync" => DeviceWork::Sync,
-            name if name.starts_with("Memcpy") => DeviceWork::Copy,
-            _ => DeviceWork::Kernel,
-        };
-        let stream = if piece.0 == "Context Sync" { -1 } else { i64::from(piece.3 % 3) };
-        if piece.0 == "Stream Wait Event" {
-            let kernel = timeline.kernels.len() as u32;
-            timeline.sync_waits.push(SyncWait { kernel, stream: 1, record: u64::from(piece.3) });
+    let mut of = common::timeline(0);
+    for (name, start, dur, number) in kernels {
+        let is_sync = name.starts_with("Stream ") || name == "Context Sync";
+        let stream = if name == "Context Sync" { -1 } else { i64::from(number % 3) };
+        of = of.stray(name, stream, Ns(start), Ns(start + dur));
+        if name == "Stream Wait Event" {
+            of = of.waits_for(1, number.into());
         }
-        timeline.kernels.push(Kernel {
-            name,
-            work,
-            time: time(piece),
-            lane: lane(piece),
-            stream,
-            correlation: (piece.3 < 7).then_some(u64::from(piece.3)),
-            bytes: Some(100),
-            bandwidth_gb_s: Some(0.1 * piece.3 as f32),
-            collective: None,
-        });
+        let kernel = of.kernels.last_mut().unwrap();
+        kernel.work = if is_sync { DeviceWork::Sync } else { kernel.work };
+        kernel.correlation = (number < 7).then_some(number.into());
+        (kernel.bytes, kernel.bandwidth_gb_s) = (Some(100), Some(0.1 * number as f32));
     }
-    for piece in &calls {
-        let name = timeline.names.intern(piece.0);
-        let correlation = Some(u64::from(piece.3));
-        let (time, lane) = (time(piece), lane(piece));
-        timeline.launches.push(Launch { name, time, lane, correlation });
+    for (name, start, dur, number) in calls {
+        of = of.call(name, number.into(), Ns(start), Ns(start + dur));
+        of.launches.last_mut().unwrap().lane = TrackId(number % 2);
     }
-    for piece in &spans {
-        let (name, is_device) = (timeline.names.intern(piece.0), piece.3 == 7);
-        // Steps and the spans in them are on one thread.
-        let lane = TrackId(0);
-        timeline.annotations.push(Annotation { name, time: time(piece), lane, is_device });
+    for (name, start, dur, number) in spans {
+        of = of.span(name, Ns(start), Ns(start + dur));
+        of.annotations.last_mut().unwrap().is_device = number == 7;
     }
-    for piece in &operators {
-        let name = timeline.names.intern(piece.0);
-        let (time, lane) = (time(piece), lane(piece));
-        timeline.operators.push(Operator { name, time, lane, collective: None });
-        timeline.memory.push(MemorySample {
-            at_ns: piece.1,
-            allocated_bytes: piece.2 as u64,
-            reserved_bytes: 60,
-            device_type: 0,
-            delta_bytes: 0,
-        });
+    for (name, start, dur, number) in operators {
+        of = of.operator_on(TrackId(number % 2), name, us(Ns(start), Ns(start + dur)));
+        of = of.memory(start as f64 / 1e3, 0, dur as u64, 60);
     }
-    timeline
+    of
 }
 
 fn any_timeline() -> impl Strategy<Value = Timeline> {

@@ -20,34 +20,6 @@ pub enum Side {
     Device,
 }
 
-/// How a name differs between the traces, by HTA's rules, which compare counts.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum Change {
-    /// Only in the second trace.
-    Added,
-    /// Only in the first trace.
-    Deleted,
-    /// In both traces, more often in the second.
-    Increased,
-    /// In both traces, more often in the first.
-    Decreased,
-    /// Equally often in both traces.
-    Unchanged,
-}
-
-impl Change {
-    /// HTA's name.
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Added => "added",
-            Self::Deleted => "deleted",
-            Self::Increased => "increased",
-            Self::Decreased => "decreased",
-            Self::Unchanged => "unchanged",
-        }
-    }
-}
-
 /// Whether a name takes longer in the second trace, by the mean time per step.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Shift {
@@ -87,8 +59,8 @@ pub struct DiffRow {
     pub name: String,
     /// Where it ran.
     pub side: Side,
-    /// How the number of its calls changed.
-    pub change: Change,
+    /// How the number of its calls changed, in HTA's word: `added`, `deleted`, `increased`, `decreased` or `unchanged`.
+    pub change: &'static str,
     /// How often it occurs in the first trace.
     pub control_calls: u64,
     /// How often it occurs in the second trace.
@@ -196,13 +168,13 @@ pub fn diff(
 }
 
 /// How a name differs by its counts, which must be for equally many steps.
-fn change(before: u64, after: u64) -> Change {
+fn change(before: u64, after: u64) -> &'static str {
     match (before, after) {
-        (0, _) => Change::Added,
-        (_, 0) => Change::Deleted,
-        (before, after) if after > before => Change::Increased,
-        (before, after) if after < before => Change::Decreased,
-        _ => Change::Unchanged,
+        (0, _) => "added",
+        (_, 0) => "deleted",
+        (before, after) if after > before => "increased",
+        (before, after) if after < before => "decreased",
+        _ => "unchanged",
     }
 }
 

@@ -3,12 +3,15 @@
 use super::Source;
 use super::work::{Item, Work};
 
+/// A gap between kernels that is shorter than this is the cost of launching them back to back.
+const KERNEL_GAP_NS: i64 = 30_000;
+
 /// The cause of a gap between two kernels of a stream, by HTA's rules.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IdleCategory {
     /// The later kernel was launched only after the earlier one had ended: the host was too slow.
     HostWait,
-    /// Not a host wait, and the gap is shorter than [`Options::kernel_gap_ns`](super::Options): the cost of
+    /// Not a host wait, and the gap is shorter than 30 us: the cost of
     /// running kernels back to back.
     KernelWait,
     /// Neither: the stream waited for another stream, or for memory.
@@ -67,7 +70,7 @@ fn of_stream(work: &Work, items: &[&Item]) -> StreamIdle {
         let launched_ns = pair[1].launch.map(|launch| work.call(launch).start_ns);
         let category = if launched_ns.is_some_and(|launched_ns| launched_ns > before_ns) {
             IdleCategory::HostWait
-        } else if gap_ns < work.options.kernel_gap_ns {
+        } else if gap_ns < KERNEL_GAP_NS {
             IdleCategory::KernelWait
         } else {
             IdleCategory::Other

@@ -2,7 +2,7 @@
 
 use super::counters::ENQUEUE;
 use super::work::{Item, Work};
-use super::{Options, Source, Summary};
+use super::{Source, Summary};
 use crate::timeline::NameId;
 
 /// All launches that led to a kernel: HTA's launch statistics.
@@ -16,9 +16,9 @@ pub struct LaunchStats {
     pub delay_ns: Summary,
     /// Kernels that were shorter than the call that launched them, without those of slow calls.
     pub short_kernels: u64,
-    /// Calls longer than [`Options::slow_call_ns`](super::Options).
+    /// Calls longer than 50 us, as in HTA.
     pub slow_calls: u64,
-    /// Delays longer than [`Options::long_delay_ns`](super::Options).
+    /// Delays longer than 100 us, as in HTA.
     pub long_delays: u64,
     /// Statistics by kernel, largest sum of delays first.
     pub by_kernel: Vec<NameLaunches>,
@@ -55,12 +55,12 @@ struct Launched {
 }
 
 impl Launched {
-    fn is_slow(&self, options: &Options) -> bool {
-        self.cpu_ns > options.slow_call_ns
+    fn is_slow(&self) -> bool {
+        self.cpu_ns > 50_000
     }
 
-    fn is_short(&self, options: &Options) -> bool {
-        !self.is_slow(options) && self.gpu_ns < self.cpu_ns
+    fn is_short(&self) -> bool {
+        !self.is_slow() && self.gpu_ns < self.cpu_ns
     }
 }
 
@@ -69,7 +69,7 @@ impl LaunchStats {
         if work.source == Source::Operators {
             return None;
         }
-        let (names, options) = (&work.timeline.names, work.options);
+        let names = &work.timeline.names;
         let is_launch = |name| ENQUEUE.contains(&name) && !NO_LAUNCHES.contains(&name);
         let counts: Vec<bool> = names.iter().map(is_launch).collect();
         let launched = |item: &Item| {
@@ -89,9 +89,9 @@ impl LaunchStats {
             cpu_ns: summary(|of| of.cpu_ns)?,
             gpu_ns: summary(|of| of.gpu_ns)?,
             delay_ns: summary(|of| of.delay_ns)?,
-            short_kernels: count(&|of| of.is_short(options)),
-            slow_calls: count(&|of| of.is_slow(options)),
-            long_delays: count(&|of| of.delay_ns > options.long_delay_ns),
+            short_kernels: count(&Launched::is_short),
+            slow_calls: count(&Launched::is_slow),
+            long_delays: count(&|of| of.delay_ns > 100_000),
             by_kernel: Vec::new(),
         };
         all.sort_by_key(|of| of.kernel);
@@ -110,7 +110,7 @@ impl LaunchStats {
                 gpu_mean_ns: mean(|of| of.gpu_ns),
                 delay_mean_ns: mean(|of| of.delay_ns),
                 delay_max_ns: of.iter().map(|of| of.delay_ns).max().unwrap_or_default(),
-                short: of.iter().filter(|of| of.is_short(options)).count() as u64,
+                short: of.iter().filter(|of| of.is_short()).count() as u64,
             }
         });
         Some(Self { by_kernel: by_kernel.collect(), ..stats })

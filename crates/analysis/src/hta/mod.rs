@@ -39,7 +39,7 @@ pub use collectives::{CollectiveKind, CollectiveTimes, kind_of as collective_kin
 pub use columns::columns;
 pub use counters::{CopyBandwidth, Point, StreamQueue};
 pub use critical::{BoundBy, CriticalPath, EdgeKind, PathEdge, PathName};
-pub use diff::{Change, Diff, DiffRow, Shift, Side, diff};
+pub use diff::{Diff, DiffRow, Shift, Side, diff};
 pub use idle::{IdleCategory, IdleTime, StreamIdle};
 pub use kernels::{KernelKind, KernelStats, top as top_kernels};
 pub use launches::{LaunchStats, NameLaunches};

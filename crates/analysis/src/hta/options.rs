@@ -44,12 +44,6 @@ pub struct Options {
     pub include_last_step: bool,
     /// How times are rounded.
     pub rounding: Rounding,
-    /// A gap between kernels that is shorter than this is the cost of launching them back to back.
-    pub kernel_gap_ns: i64,
-    /// Launch calls that take longer than this are outliers.
-    pub slow_call_ns: i64,
-    /// Launch delays longer than this are outliers.
-    pub long_delay_ns: i64,
     /// A queue of this length blocks the thread that launches.
     pub full_queue: u64,
     /// The step whose critical path is computed, counted from 0 among the analyzed steps.
@@ -62,9 +56,6 @@ impl Default for Options {
             kind: None,
             include_last_step: false,
             rounding: Rounding::default(),
-            kernel_gap_ns: 30_000,
-            slow_call_ns: 50_000,
-            long_delay_ns: 100_000,
             full_queue: 1024,
             critical_step: 0,
         }

@@ -11,17 +11,6 @@ use crate::hta::{Chosen, CollectiveKind, backend_of, collective_kind};
 use crate::steps;
 use crate::timeline::{Collective, NameId, TimeRange, Timeline};
 
-/// How the waits of ranks are known.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum WaitSource {
-    /// The transport measured on each rank when the last rank arrived, so the clocks do not matter.
-    Transport,
-    /// The latest start of the collective on any rank, minus the rank's own start, on aligned clocks. As
-    /// accurate as the clocks are.
-    #[default]
-    Clocks,
-}
-
 /// The part of one rank in a collective. Times are nanoseconds of the reference clock.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Arrival {
@@ -59,8 +48,9 @@ pub struct MatchedCollective {
     pub step: Option<u64>,
     /// How many elements a rank sends or receives, whichever is more, if the traces tell.
     pub num_elems: Option<u64>,
-    /// Where [`Arrival::wait_ns`] comes from.
-    pub source: WaitSource,
+    /// Whether the transport measured on each rank when the last rank arrived, so that the clocks do not matter. Otherwise
+    /// [`Arrival::wait_ns`] is the latest start of the collective on any rank, minus the rank's own start, on aligned clocks.
+    pub is_measured: bool,
     /// Whether all ranks of the group have a trace of the collective. `true` if the traces do not give the size of
     /// the group.
     pub is_complete: bool,
@@ -162,12 +152,12 @@ pub(super) fn match_chosen(
 }
 
 fn matched(key: Key, seen: Vec<(Operation, Arrival)>) -> MatchedCollective {
-    let measured = seen.iter().all(|(operation, _)| operation.wait_ns().is_some());
+    let is_measured = seen.iter().all(|(operation, _)| operation.wait_ns().is_some());
     let said = || seen.iter().filter_map(|(operation, _)| operation.said);
     let size = said().filter_map(|said| said.group_size).max();
     let mut arrivals: Vec<Arrival> = seen.iter().map(|(_, arrival)| *arrival).collect();
     let latest_ns = arrivals.iter().map(|arrival| arrival.start_ns).max().unwrap_or_default();
-    if !measured {
+    if !is_measured {
         for arrival in &mut arrivals {
             // With inexact clocks, the last start may be later than the end on this rank.
             arrival.wait_ns = (latest_ns.min(arrival.end_ns) - arrival.start_ns).max(0);
@@ -181,7 +171,7 @@ fn matched(key: Key, seen: Vec<(Operation, Arrival)>) -> MatchedCollective {
         group: key.group,
         step: seen[last].0.step,
         num_elems: said().filter_map(|said| said.in_elems.max(said.out_elems)).max(),
-        source: if measured { WaitSource::Transport } else { WaitSource::Clocks },
+        is_measured,
         is_complete: size.is_none_or(|size| arrivals.len() as u64 >= size),
         arrivals,
         last,

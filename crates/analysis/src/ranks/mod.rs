@@ -15,7 +15,7 @@ mod path;
 mod stragglers;
 
 pub use clock::{ClockSource, Clocks, RankClock, align};
-pub use matched::{Arrival, MatchedCollective, MatchedCollectives, WaitSource, match_collectives};
+pub use matched::{Arrival, MatchedCollective, MatchedCollectives, match_collectives};
 pub use path::{CriticalPath, PathSource, RankShare, Segment, StepPath, Transfer};
 pub use stragglers::{RankWaits, Stragglers, stragglers};
 

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 
 use super::clock::Clocks;
-use super::matched::{MatchedCollective, MatchedCollectives, WaitSource};
+use super::matched::{MatchedCollective, MatchedCollectives};
 
 /// How many of the worst collectives are kept.
 const NUM_WORST: usize = 20;
@@ -34,9 +34,8 @@ pub struct RankWaits {
 /// Which ranks made the others wait.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Stragglers {
-    /// How the waits are known; [`WaitSource::Clocks`] if the waits of at least one collective come from
-    /// clocks.
-    pub source: WaitSource,
+    /// Whether the transport has measured all waits.
+    pub is_measured: bool,
     /// The number of collectives that two ranks or more have a trace of.
     pub num_collectives: usize,
     /// How many of these lack a rank of their group. The missing rank may have been the last.
@@ -71,11 +70,9 @@ pub fn stragglers(collectives: &MatchedCollectives, clocks: &Clocks) -> Straggle
     let mut worst: Vec<&MatchedCollective> =
         collectives.all.iter().filter(|of| of.made_wait_ns() > 0).collect();
     worst.sort_by_key(|collective| std::cmp::Reverse(collective.made_wait_ns()));
-    let measured =
-        collectives.all.iter().all(|collective| collective.source == WaitSource::Transport);
-    let is_measured = measured && !collectives.all.is_empty();
+    let are_measured = collectives.all.iter().all(|collective| collective.is_measured);
     Stragglers {
-        source: if is_measured { WaitSource::Transport } else { WaitSource::Clocks },
+        is_measured: are_measured && !collectives.all.is_empty(),
         num_collectives: collectives.all.len(),
         num_incomplete: collectives.all.iter().filter(|collective| !collective.is_complete).count(),
         num_unmatched: collectives.num_unmatched,
@@ -113,7 +110,7 @@ mod tests {
     #[test]
     fn the_rank_that_comes_late_makes_the_others_wait() {
         let found = found(&three());
-        assert_eq!((found.source, found.num_collectives), (WaitSource::Clocks, 2));
+        assert_eq!((found.is_measured, found.num_collectives), (false, 2));
         let order: Vec<usize> = found.ranks.iter().map(|waits| waits.rank).collect();
         assert_eq!(order, [2, 0, 1]);
         let late = RankWaits {
@@ -149,7 +146,7 @@ mod tests {
         };
         let timelines = [timeline(0).said(10, 100, said(60)), timeline(1).said(0, 90, said(1))];
         let found = found(&timelines);
-        assert_eq!(found.source, WaitSource::Transport);
+        assert!(found.is_measured);
         assert_eq!((found.ranks[0].rank, found.ranks[0].made_wait_ns), (1, 59_000));
         assert_eq!(waits(&found.ranks, 0).transfer_ns, 30_000);
     }

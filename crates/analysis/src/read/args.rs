@@ -52,10 +52,8 @@ pub(super) enum Inputs {
 enum Key {
     /// A single value, which goes into a field.
     Value(fn(&mut Args, Value<'_>)),
-    /// A number of the collective.
-    Number(fn(&mut Collective, &[u8])),
-    /// Words about the collective.
-    Words(fn(&mut Collective, Option<String>)),
+    /// A single value about the collective.
+    Said(fn(&mut Collective, Value<'_>)),
     /// The lists of an operator's inputs.
     Dims,
     Strides,
@@ -73,22 +71,22 @@ impl Key {
             b"wait_on_cuda_event_record_corr_id" => Self::Value(|args, of| args.wait_record = unsigned(text(of))),
             b"bytes" => Self::Value(|args, of| args.bytes = unsigned(text(of))),
             b"memory bandwidth (GB/s)" => Self::Value(|args, of| args.bandwidth_gb_s = float(text(of))),
-            b"name" => Self::Value(|args, of| args.name = of.words().map(Into::into)),
+            b"name" => Self::Value(|args, of| args.name = words(of)),
             b"Device Type" => Self::Value(|args, of| args.device_type = signed(text(of))),
             b"Total Allocated" => Self::Value(|args, of| args.allocated_bytes = unsigned(text(of))),
             b"Total Reserved" => Self::Value(|args, of| args.reserved_bytes = unsigned(text(of))),
             b"Bytes" => Self::Value(|args, of| args.delta_bytes = signed(text(of))),
             b"id" => Self::Value(|args, of| args.id = unsigned(text(of))),
-            b"In msg nelems" => Self::Number(|said, of| said.in_elems = unsigned(of)),
-            b"Out msg nelems" => Self::Number(|said, of| said.out_elems = unsigned(of)),
-            b"Group size" => Self::Number(|said, of| said.group_size = unsigned(of)),
-            b"Seq" => Self::Number(|said, of| said.seq = unsigned(of)),
-            b"wait (us)" => Self::Number(|said, of| said.wait_ns = micros_ns(of)),
-            b"queue (us)" => Self::Number(|said, of| said.queue_ns = micros_ns(of)),
-            b"Collective name" => Self::Words(|said, of| said.name = of.unwrap_or_default()),
-            b"dtype" => Self::Words(|said, of| said.dtype = of),
-            b"Process Group Name" => Self::Words(|said, of| said.group = of),
-            b"Process Group Ranks" => Self::Words(|said, of| said.group_ranks = of),
+            b"In msg nelems" => Self::Said(|said, of| said.in_elems = unsigned(text(of))),
+            b"Out msg nelems" => Self::Said(|said, of| said.out_elems = unsigned(text(of))),
+            b"Group size" => Self::Said(|said, of| said.group_size = unsigned(text(of))),
+            b"Seq" => Self::Said(|said, of| said.seq = unsigned(text(of))),
+            b"wait (us)" => Self::Said(|said, of| said.wait_ns = micros_ns(text(of))),
+            b"queue (us)" => Self::Said(|said, of| said.queue_ns = micros_ns(text(of))),
+            b"Collective name" => Self::Said(|said, of| said.name = words(of).unwrap_or_default()),
+            b"dtype" => Self::Said(|said, of| said.dtype = words(of)),
+            b"Process Group Name" => Self::Said(|said, of| said.group = words(of)),
+            b"Process Group Ranks" => Self::Said(|said, of| said.group_ranks = words(of)),
             b"Input Dims" => Self::Dims,
             b"Input Strides" => Self::Strides,
             b"Input type" => Self::Types,
@@ -101,6 +99,11 @@ impl Key {
 /// A string or a number as written; empty for all else.
 fn text(value: Value<'_>) -> &[u8] {
     value.bytes().unwrap_or_default()
+}
+
+/// A scalar as text.
+fn words(value: Value<'_>) -> Option<String> {
+    value.words().map(Into::into)
 }
 
 impl Args {
@@ -121,10 +124,11 @@ impl Args {
             let is_list = inputs != Inputs::Skip && pull.at_array()?;
             match (key, inputs) {
                 (Key::Value(set), _) => set(self, pull.value()?),
-                (Key::Number(set), _) => self.said(pull.value()?, |said, of| set(said, text(of))),
-                (Key::Words(set), _) => {
-                    self.said(pull.value()?, |said, of| set(said, of.words().map(Into::into)));
-                }
+                (Key::Said(set), _) => match pull.value()? {
+                    // Some writers give a list of ranks as an array, which is not used.
+                    Value::Nested | Value::Null => {}
+                    value => set(self.collective.get_or_insert_default(), value),
+                },
                 (Key::Types, _) if is_list => self.input_type = first_type(pull)?,
                 (Key::Dims, Inputs::Elems) if is_list => {
                     self.input_elems = Some(elems(pull)?.unwrap_or(0));
@@ -136,13 +140,6 @@ impl Args {
             }
         }
         Ok(())
-    }
-
-    /// Sets a field of the collective. Some writers give a list of ranks as an array, which is not used.
-    fn said(&mut self, value: Value<'_>, set: impl FnOnce(&mut Collective, Value<'_>)) {
-        if value != Value::Nested && value != Value::Null {
-            set(self.collective.get_or_insert_default(), value);
-        }
     }
 }
 

@@ -86,6 +86,7 @@ struct Slice {
 }
 
 /// An end of an arrow as the file gives it.
+#[derive(Clone, Copy)]
 struct Flow {
     row: u32,
     at_ns: i64,
@@ -245,96 +246,84 @@ impl Scan {
 
     /// Assigns every event to a track.
     fn finish(mut self, points: &[Point]) -> Layout {
+        self.end_all();
+        let Self { mut layout, slices, flows, .. } = self;
+        let row_of = |(row, time): &Point| Some(((*layout.row_ids.get(row)?, *time), None));
+        let mut of_points: HashMap<(u32, TimeRange), Option<u16>> =
+            points.iter().filter_map(row_of).collect();
+        // At the same time, events come before arrows, because arrows are meant to begin and end in them.
+        let key = |&(is_flow, i): &(bool, u32)| {
+            let (row, time) = if is_flow {
+                let Flow { row, at_ns, .. } = flows[i as usize];
+                (row, TimeRange { start_ns: at_ns, dur_ns: 0 })
+            } else {
+                (slices[i as usize].row, slices[i as usize].time)
+            };
+            (row, time.start_ns, is_flow, Reverse(time.dur_ns), i)
+        };
+        let numbered = |is_flow, count: usize| (0..count as u32).map(move |i| (is_flow, i));
+        let mut order: Vec<(bool, u32)> =
+            numbered(false, slices.len()).chain(numbered(true, flows.len())).collect();
+        order.sort_unstable_by_key(key);
+        layout.tracks = vec![NO_TRACK; slices.len()];
+        layout.flows = vec![None; flows.len()];
+        for of_row in order.chunk_by(|a, b| key(a).0 == key(b).0) {
+            let (row, mut tracks) = (key(&of_row[0]).0, Tracks::default());
+            // Ends of arrows that bind to the next event of the row.
+            let mut waiting: Vec<usize> = Vec::new();
+            for &(is_flow, i) in of_row {
+                let i = i as usize;
+                if is_flow {
+                    let Flow { at_ns, binds_next, generation, .. } = flows[i];
+                    let Some(generation) = generation else { continue };
+                    match tracks.around(at_ns, binds_next) {
+                        Some((track, at_ns)) => {
+                            layout.flows[i] = Some(FlowEnd { track, at_ns, generation });
+                        }
+                        None if binds_next => waiting.push(i),
+                        None => {}
+                    }
+                } else if let Some(track) = tracks.put(slices[i].time) {
+                    layout.tracks[i] = track;
+                    let time = slices[i].time;
+                    of_points.entry((row, time)).and_modify(|of| *of = Some(track));
+                    for i in waiting.drain(..) {
+                        let generation = flows[i].generation.unwrap_or_default();
+                        let (track, at_ns) = (track.into(), time.start_ns.saturating_add(1));
+                        layout.flows[i] = Some(FlowEnd { track, at_ns, generation });
+                    }
+                }
+            }
+            layout.rows[row as usize].num_tracks = tracks.0.len().max(1) as u32;
+        }
+        let mut first_track = 0;
+        for row in &mut layout.rows {
+            row.first_track = first_track;
+            first_track += row.num_tracks;
+        }
+        let rows = &layout.rows;
+        for (end, flow) in layout.flows.iter_mut().zip(&flows) {
+            if let Some(end) = end {
+                end.track += rows[flow.row as usize].first_track;
+            }
+        }
+        let numbered = |((row, time), track): ((u32, TimeRange), Option<u16>)| {
+            Some((time, rows[row as usize].first_track + u32::from(track?)))
+        };
+        layout.tracks_of_points = of_points.into_iter().filter_map(numbered).collect();
+        layout
+    }
+
+    /// Sets the durations of begin events. One without an end lasts until the end of the file.
+    fn end_all(&mut self) {
         for slice in &mut self.slices {
             if slice.time.dur_ns < 0 {
-                // The file has no end for this event.
                 slice.time.dur_ns = self.last_ns.saturating_sub(slice.time.start_ns).max(0);
             }
             if let Some(begin) = slice.begin {
                 self.layout.begun_ns[begin as usize] = slice.time.dur_ns;
             }
         }
-        let row_of = |(row, time): &Point| Some(((*self.layout.row_ids.get(row)?, *time), None));
-        let mut of_points: HashMap<(u32, TimeRange), Option<u16>> =
-            points.iter().filter_map(row_of).collect();
-        let slices = &self.slices;
-        let mut order: Vec<u32> = (0..slices.len() as u32).collect();
-        order.sort_unstable_by_key(|&i| {
-            let slice = &slices[i as usize];
-            (slice.row, slice.time.start_ns, Reverse(slice.time.dur_ns), i)
-        });
-        let mut asked: Vec<u32> = (0..self.flows.len() as u32).collect();
-        asked.sort_unstable_by_key(|&i| {
-            let flow = &self.flows[i as usize];
-            (flow.row, flow.at_ns, i)
-        });
-        self.layout.tracks = vec![0; slices.len()];
-        self.layout.flows = vec![None; self.flows.len()];
-        let (mut next_slice, mut next_flow) = (0, 0);
-        for row in 0..self.layout.rows.len() as u32 {
-            let mut tracks = Tracks::default();
-            // Ends of arrows that bind to the next event of the row.
-            let mut waiting: Vec<usize> = Vec::new();
-            loop {
-                let slice = order.get(next_slice).map(|&i| (i as usize, &slices[i as usize]));
-                let slice = slice.filter(|(_, slice)| slice.row == row);
-                let flow = asked.get(next_flow).map(|&i| (i as usize, &self.flows[i as usize]));
-                let flow = flow.filter(|(_, flow)| flow.row == row);
-                // At the same time, events come before arrows, because arrows are meant to begin and end in
-                // them.
-                let is_flow = flow.is_some_and(|(_, flow)| {
-                    slice.is_none_or(|(_, slice)| flow.at_ns < slice.time.start_ns)
-                });
-                if is_flow && let Some((i, flow)) = flow {
-                    next_flow += 1;
-                    let found = tracks.around(flow.at_ns, flow.binds_next);
-                    match (found, flow.generation) {
-                        (Some((track, at_ns)), Some(generation)) => {
-                            let track = u32::from(track);
-                            let end = FlowEnd { track, at_ns, generation };
-                            self.layout.flows[i] = Some(end);
-                        }
-                        (None, Some(_)) if flow.binds_next => waiting.push(i),
-                        _ => {}
-                    }
-                } else if let Some((i, slice)) = slice {
-                    next_slice += 1;
-                    let Some(track) = tracks.put(slice.time) else {
-                        self.layout.tracks[i] = NO_TRACK;
-                        continue;
-                    };
-                    self.layout.tracks[i] = track;
-                    if let Some(of_point) = of_points.get_mut(&(row, slice.time)) {
-                        *of_point = Some(track);
-                    }
-                    for i in waiting.drain(..) {
-                        let generation = self.flows[i].generation.unwrap_or_default();
-                        let at_ns = slice.time.start_ns.saturating_add(1);
-                        let track = u32::from(track);
-                        self.layout.flows[i] = Some(FlowEnd { track, at_ns, generation });
-                    }
-                } else {
-                    break;
-                }
-            }
-            self.layout.rows[row as usize].num_tracks = tracks.0.len().max(1) as u32;
-        }
-        let mut first_track = 0;
-        for row in &mut self.layout.rows {
-            row.first_track = first_track;
-            first_track += row.num_tracks;
-        }
-        let rows = &self.layout.rows;
-        for (flow, asked) in self.layout.flows.iter_mut().zip(&self.flows) {
-            if let Some(flow) = flow {
-                flow.track += rows[asked.row as usize].first_track;
-            }
-        }
-        let numbered = |((row, time), track): ((u32, TimeRange), Option<u16>)| {
-            Some((time, rows[row as usize].first_track + u32::from(track?)))
-        };
-        self.layout.tracks_of_points = of_points.into_iter().filter_map(numbered).collect();
-        self.layout
     }
 }
 
@@ -367,7 +356,7 @@ impl Tracks {
     /// The track of the innermost event around `at_ns`, and a time within that event. If the event begins at
     /// `at_ns`, the returned time is just after it, because readers may take simultaneous events in any
     /// order. With `must_begin`, `None` if the event began earlier.
-    fn around(&self, at_ns: i64, must_begin: bool) -> Option<(u16, i64)> {
+    fn around(&self, at_ns: i64, must_begin: bool) -> Option<(u32, i64)> {
         let inner = |open: &Vec<TimeRange>| {
             open.iter().rev().find(|time| at_ns <= time.end_ns()).map(|time| time.start_ns)
         };
@@ -378,7 +367,7 @@ impl Tracks {
         if must_begin && start_ns < at_ns {
             return None;
         }
-        Some((i as u16, if start_ns == at_ns { at_ns.saturating_add(1) } else { at_ns }))
+        Some((i as u32, if start_ns == at_ns { at_ns.saturating_add(1) } else { at_ns }))
     }
 }
 

@@ -63,13 +63,6 @@ pub struct LeftOut {
     pub crowded: u64,
 }
 
-impl LeftOut {
-    /// Number of all such events.
-    pub fn count(&self) -> u64 {
-        self.without_time + self.without_meaning + self.loose_arrows + self.crowded
-    }
-}
-
 /// Merges the traces of some ranks, and writes the merged trace to `out`, compressed or not. Nothing is written before
 /// all traces have been read once.
 pub fn merge(

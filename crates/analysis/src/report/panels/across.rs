@@ -5,7 +5,7 @@
 use super::shared::{COUNT, MS, PERCENT, RANK, ms, us};
 use crate::ranks::{
     AcrossRanks, ClockSource, CriticalPath, MatchedCollective, RankClock, RankShare, RankWaits,
-    StepPath, WaitSource,
+    StepPath,
 };
 use crate::report::chart::{Chart, Color, Jump, Row, Rows, Segment, Shown};
 use crate::report::{Body, Note, Panel, Section, Weight, Width};
@@ -197,9 +197,10 @@ fn waits(across: &AcrossRanks) -> Panel {
         0 => Body::Nothing("No collective is in the traces of two ranks.".into()),
         _ => Body::stacked("ms per step", stacks),
     };
-    let source = match across.stragglers.source {
-        WaitSource::Transport => "The transport measured the waits.",
-        WaitSource::Clocks => "Waits are computed from the start of the collective on each rank.",
+    let source = if across.stragglers.is_measured {
+        "The transport measured the waits."
+    } else {
+        "Waits are computed from the start of the collective on each rank."
     };
     let definition = format!(
         "Time in collectives, as a mean over steps, split at the moment at which the last rank came: until then \

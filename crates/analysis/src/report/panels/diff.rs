@@ -147,7 +147,7 @@ fn table(diff: &Diff, rows: &[&DiffRow]) -> Table {
         .add("verdict", "time", COUNT,
             "Whether it takes longer in the second. noise: the difference is at most three times its standard error. \
              one step: a trace has a single step, so its spread is unknown.", |of| of.verdict.name())
-        .add("change", "count", COUNT, "How its count per step changed.", |of| of.change.name())
+        .add("change", "count", COUNT, "How its count per step changed.", |of| of.change)
         .add("first_calls", "calls, first", calls, "How often it occurs in a step of the first.",
             move |of| of.control_calls as f64 / first)
         .add("second_calls", "calls, second", calls, "How often it occurs in a step of the second.",
