@@ -253,7 +253,7 @@ pub struct Collective {
     /// Only our recorder writes this: how long it waited for the slowest rank, as part of its time, in
     /// nanoseconds.
     pub wait_ns: Option<i64>,
-    /// Only our recorder writes this: time in the queue behind earlier operations, in nanoseconds.
+    /// Only our recorder writes this: time in the queue until earlier operations were done, in nanoseconds.
     pub queue_ns: Option<i64>,
 }
 

@@ -191,7 +191,7 @@ fn program_of(timelines: &[Timeline]) -> Result<Program, String> {
     Ok(if is_ours(first) { Program::Paceline } else { Program::Pytorch })
 }
 
-/// Fails if the collectives of the steps are not those of replicas: then the ranks do not compute as replicas do.
+/// Fails if replicas would not call the collectives of the steps: then the ranks do not compute as replicas do.
 fn check_replicas(timeline: &Timeline) -> Result<(), String> {
     use CollectiveKind::{AllReduce, Barrier, Broadcast, Unknown};
     let steps = steps::of(timeline);

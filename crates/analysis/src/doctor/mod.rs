@@ -16,7 +16,7 @@
 //! | `together` | the waits in collectives, and which rank came last |
 //! | `names` | the meaning of the names of kernels and calls |
 //! | `causes/` | one file for each cause: its signs, and the time that the change takes away; and their order |
-//! | `tally` | what a finder has found, and its sums |
+//! | `tally` | the findings of a finder, and its sums |
 //! | [`cards`] | the published speeds of cards |
 //! | [`products`] | products and collectives judged by the limits of the hardware |
 //! | [`against`] | the same job before and after a change |

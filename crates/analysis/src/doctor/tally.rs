@@ -1,4 +1,4 @@
-//! The sums of a finder, and what it has found on a rank.
+//! The sums and the findings of a finder on a rank.
 //!
 //! Input: calls and work that show a cause. Output: [`Found`]: the evidence, the lines of Python, and two plans with the cause
 //! taken away.

@@ -124,7 +124,7 @@ pub struct RankAnalysis {
     pub steps: Steps,
     /// The time in which the device computed, did other work, or was idle.
     pub temporal: Temporal,
-    /// How much of the communication was hidden behind computation.
+    /// How much of the communication was hidden by computation.
     pub overlap: Overlap,
     /// The time in nanoseconds in which kernels of exactly these kinds ran, longest first: HTA's kernel breakdown. Kinds are
     /// one, two or all three of computation, communication and memory, in this order.

@@ -99,7 +99,7 @@ pub struct Anatomy {
 /// A span is cut at the boundaries of at most this many steps; the rest of it belongs to no step.
 const MOST_STEPS: usize = 64;
 
-/// The part to which a span belongs, by its name. The known names are paceline's own, those of PyTorch's data parallel and
+/// The part to which a span belongs, by its name. Known are the names of paceline, of PyTorch's data parallel and
 /// sharded wrappers, optimizers and loaders, and common spellings of each.
 fn part_of(name: &str) -> Option<Part> {
     if name.starts_with("Optimizer.") {

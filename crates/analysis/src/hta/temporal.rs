@@ -32,7 +32,7 @@ impl Temporal {
     }
 }
 
-/// How much of a device's communication was hidden behind its computation, by HTA's formula.
+/// How much of a device's communication was hidden by its computation, by HTA's formula.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Overlap {
     /// Time in which at least one communication kernel ran.

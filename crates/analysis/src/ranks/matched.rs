@@ -24,7 +24,7 @@ pub struct Arrival {
     pub end_ns: i64,
     /// How long the rank waited for the last rank, in nanoseconds. Never longer than the collective took.
     pub wait_ns: i64,
-    /// Nanoseconds in the queue behind earlier operations before it began, if the trace gives them.
+    /// Nanoseconds in the queue, until earlier operations were done, if the trace gives them.
     pub queue_ns: Option<i64>,
 }
 
@@ -199,7 +199,7 @@ pub(super) struct Key {
     seq: Option<u64>,
     /// Otherwise the number of its step; `None` before the first step.
     step: Option<u64>,
-    /// Its index among those of which the trace says all this.
+    /// Its index among the collectives with the same values above.
     nth: u32,
 }
 

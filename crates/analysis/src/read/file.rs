@@ -87,11 +87,11 @@ pub(crate) fn with_json<T>(
     let is_packed = start.starts_with(&GZIP_MAGIC);
     let is_named_packed = path.extension().is_some_and(|extension| extension == "gz");
     let result = if is_packed {
-        let mut decoder = MultiGzDecoder::new(file);
+        let decoder = MultiGzDecoder::new(file);
         thread::scope(|scope| {
             let (sender, receiver) = sync_channel(CHUNKS);
             let (spent, spare) = sync_channel(CHUNKS + 2);
-            let work = move || unpack(&mut decoder, &sender, &spare);
+            let work = move || unpack(decoder, &sender, &spare);
             thread_builder("unpack").spawn_scoped(scope, work)?;
             // The receiver is dropped before the scope ends. That stops the thread, even before the end of
             // the file.
@@ -133,33 +133,25 @@ const CHUNKS: usize = 4;
 
 /// Decompresses until the end or an error, or until the receiver is gone.
 fn unpack(
-    decoder: &mut impl Read,
+    mut decoder: impl Read,
     sender: &SyncSender<io::Result<Vec<u8>>>,
     spare: &Receiver<Vec<u8>>,
 ) {
     loop {
         let mut chunk = spare.try_recv().unwrap_or_default();
-        chunk.resize(CHUNK_BYTES, 0);
-        let mut filled = 0;
-        let mut last = None;
-        while filled < chunk.len() && last.is_none() {
-            match decoder.read(&mut chunk[filled..]) {
-                Ok(0) => last = Some(Ok(Vec::new())),
-                Ok(count) => filled += count,
-                Err(err) if err.kind() == io::ErrorKind::Interrupted => {}
-                Err(err) => last = Some(Err(err)),
-            }
-        }
-        chunk.truncate(filled);
+        chunk.clear();
+        chunk.reserve(CHUNK_BYTES);
+        let read = decoder.by_ref().take(CHUNK_BYTES as u64).read_to_end(&mut chunk);
         // The bytes before an error are good, and may be all that the caller needs.
         if sender.send(Ok(chunk)).is_err() {
             return;
         }
-        if let Some(last) = last {
-            // An empty chunk marks the end. It does not matter if the receiver is gone.
-            let _ = sender.send(last);
-            return;
+        if read.as_ref().is_ok_and(|count| *count == CHUNK_BYTES) {
+            continue;
         }
+        // An empty chunk marks the end. It does not matter if the receiver is gone.
+        let _ = sender.send(read.map(|_| Vec::new()));
+        return;
     }
 }
 

@@ -167,8 +167,8 @@ fn running(
     pieces
 }
 
-/// The annotations that show the phases of a rank: those of the device if it has any and kernels are
-/// analyzed, otherwise those of the thread with the steps, and its backward passes.
+/// The annotations that show the phases of a rank. If kernels are analyzed and the device has annotations, these count. Otherwise
+/// the annotations and backward passes of the thread with the steps count.
 fn phases(timeline: &Timeline, source: PathSource) -> Vec<(TimeRange, &str)> {
     let names = &timeline.names;
     let on_device =

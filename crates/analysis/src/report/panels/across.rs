@@ -94,9 +94,14 @@ fn lanes(across: &AcrossRanks) -> Panel {
         return panel(Body::Nothing(NO_PATH.into()));
     };
     let begin = step.segments.iter().map(|segment| segment.start_ns).min().unwrap_or(0);
+    let mut ranks = across.ranks.clone();
+    if ranks.len() > ALL_LANES {
+        let shown = &step.segments[..step.segments.len().min(SEGMENTS)];
+        ranks.retain(|rank| shown.iter().any(|segment| segment.rank == *rank));
+    }
     let lane = |rank: &usize| Row { label: format!("rank {rank}"), ..Row::default() };
-    let mut lanes: Vec<Row> = across.ranks.iter().map(lane).collect();
-    let place = |rank: usize| across.ranks.iter().position(|of| *of == rank);
+    let mut lanes: Vec<Row> = ranks.iter().map(lane).collect();
+    let place = |rank: usize| ranks.iter().position(|of| *of == rank);
     let mut jumps = Vec::new();
     for (at, segment) in step.segments.iter().take(SEGMENTS).enumerate() {
         let Some(lane) = place(segment.rank) else { continue };
@@ -127,24 +132,12 @@ fn lanes(across: &AcrossRanks) -> Panel {
             });
         }
     }
-    let (lanes, jumps) =
-        if lanes.len() > ALL_LANES { on_path(lanes, jumps) } else { (lanes, jumps) };
     let rows = Rows { jumps, ..Rows::new(Shown::Lanes, "ms", lanes) };
     let mut panel = panel(Body::Chart(Chart::Rows(rows)));
     if let Some(number) = step.step {
         panel.title = format!("{} in step {number}", panel.title);
     }
     panel
-}
-
-/// Keeps only the rows that the path touches.
-fn on_path(lanes: Vec<Row>, mut jumps: Vec<Jump>) -> (Vec<Row>, Vec<Jump>) {
-    let is_used: Vec<bool> = lanes.iter().map(|lane| !lane.segments.is_empty()).collect();
-    let place = |lane: usize| is_used[..lane].iter().filter(|is_used| **is_used).count();
-    for jump in &mut jumps {
-        (jump.from.0, jump.to.0) = (place(jump.from.0), place(jump.to.0));
-    }
-    (lanes.into_iter().filter(|lane| !lane.segments.is_empty()).collect(), jumps)
 }
 
 /// Nanoseconds of all steps as milliseconds per step.

@@ -45,7 +45,7 @@ pub(super) fn ddp(analysis: &Analysis) -> Section {
     )
 }
 
-/// The panels of a sharded run, except those of its memory.
+/// The panels of a sharded run, without its memory.
 pub(super) fn sharding(analysis: &Analysis) -> Section {
     let per_step = PerStep::of(analysis);
     let stacks = analysis.ranks.iter().map(|rank| {

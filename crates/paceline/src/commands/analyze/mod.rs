@@ -36,12 +36,24 @@ pub fn analyze(args: &AnalyzeArgs) -> Result<u8> {
         return against::against(args, &places, after);
     }
     let (folder, name) = output::named_after(&places);
-    let fix = "pass a folder that you can write to";
-    match (&args.output, args.kind) {
-        (Some(output), _) => check_folder("--output", output, fix)?,
-        (None, KindName::Sharding) => check_reports(&folder, Kind::Sharding)?,
-        (None, KindName::Auto | KindName::Ddp) => check_reports(&folder, Kind::Ddp)?,
-    }
+    let kind = match args.kind {
+        KindName::Auto => None,
+        KindName::Ddp => Some(Kind::Ddp),
+        KindName::Sharding => Some(Kind::Sharding),
+    };
+    // Without `--output`, the folder depends on the kind, which may be known only from the traces.
+    let root = |kind: Kind| -> Result<PathBuf> {
+        if let Some(output) = &args.output {
+            check_folder("--output", output, "pass a folder that you can write to")?;
+            return Ok(output.clone());
+        }
+        let current = std::env::current_dir()
+            .map_err(|e| Failure::io("the current folder is not there", e))?;
+        let root = output::root(&folder, &current, kind);
+        check_folder("the folder of reports", &root, "pass --output")?;
+        Ok(name.as_ref().map_or_else(|| root.clone(), |name| root.join(name)))
+    };
+    root(kind.unwrap_or(Kind::Ddp))?;
     let select = match args.select {
         SelectName::Latest => Select::Latest,
         SelectName::All => Select::All,
@@ -49,24 +61,12 @@ pub fn analyze(args: &AnalyzeArgs) -> Result<u8> {
     let windows = read::find(&places, select).map_err(refused)?;
     let mut made = Vec::new();
     for window in &windows {
-        made.push(window_report(args, window, &folder)?);
+        made.push(window_report(args, kind, window, &folder)?);
     }
-    // Without `--output`, the folder depends on the kind, which may be known only from the traces.
-    let root = |kind: Kind| match &args.output {
-        Some(output) => Ok(output.clone()),
-        None => default_output(&folder, kind).map(|root| match &name {
-            Some(name) => root.join(name),
-            None => root,
-        }),
-    };
-    if args.output.is_none() {
-        for (analysis, _) in &made {
-            check_reports(&folder, analysis.kind)?;
-        }
-    }
+    let roots: Vec<PathBuf> =
+        made.iter().map(|(analysis, _)| root(analysis.kind)).collect::<Result<_>>()?;
     let mut folders = Vec::new();
-    for (window, (analysis, report)) in windows.iter().zip(made) {
-        let root = root(analysis.kind)?;
+    for ((window, root), (analysis, report)) in windows.iter().zip(roots).zip(made) {
         let mut folder = match select {
             Select::Latest => root,
             Select::All => root.join(output::of_window(window)),
@@ -87,18 +87,6 @@ pub fn analyze(args: &AnalyzeArgs) -> Result<u8> {
     Ok(0)
 }
 
-/// The folder for the report of the traces in `folder`, without `--output`.
-fn default_output(folder: &Path, kind: Kind) -> Result<PathBuf> {
-    let current =
-        std::env::current_dir().map_err(|e| Failure::io("the current folder is not there", e))?;
-    Ok(output::root(folder, &current, kind))
-}
-
-/// Checks that a report can be written to its default folder.
-fn check_reports(folder: &Path, kind: Kind) -> Result<()> {
-    check_folder("the folder of reports", &default_output(folder, kind)?, "pass --output")
-}
-
 /// The folder or files in which traces are searched.
 fn places(args: &AnalyzeArgs) -> Result<Vec<PathBuf>> {
     if !args.trace_files.is_empty() {
@@ -115,7 +103,12 @@ fn places(args: &AnalyzeArgs) -> Result<Vec<PathBuf>> {
 }
 
 /// A report that has not been written yet, and its analysis.
-fn window_report(args: &AnalyzeArgs, window: &Window, folder: &Path) -> Result<(Analysis, Report)> {
+fn window_report(
+    args: &AnalyzeArgs,
+    kind: Option<Kind>,
+    window: &Window,
+    folder: &Path,
+) -> Result<(Analysis, Report)> {
     if args.enable_multiprocessing {
         say(&format!(
             "Reading {} in parallel, {} at a time",
@@ -124,11 +117,6 @@ fn window_report(args: &AnalyzeArgs, window: &Window, folder: &Path) -> Result<(
         ));
     }
     let timelines = read::open_all(&window.files, read::open_beginning).map_err(refused)?;
-    let kind = match args.kind {
-        KindName::Auto => None,
-        KindName::Ddp => Some(Kind::Ddp),
-        KindName::Sharding => Some(Kind::Sharding),
-    };
     let options = Options { kind, include_last_step: args.include_last_step, ..Options::default() };
     let analysis = hta::analyze(&timelines, &options).map_err(refused)?;
     let across = (timelines.len() > 1).then(|| across_ranks(&timelines, &options));
