@@ -18,9 +18,9 @@ use paceline_strategies::schedule::IdleCause;
 use paceline_table::stats::nearest_rank;
 use serde::Serialize;
 
-use crate::insight::advice::{Conversion, Situation, advice};
+use crate::insight::advice::{Situation, advice};
 use crate::insight::anatomy::Anatomy;
-use crate::insight::conversion::half_costs;
+use crate::insight::conversion::Conversion;
 use crate::insight::gathers::Uses;
 use crate::insight::memory::{Need, Needs};
 use crate::insight::observed::observed;
@@ -138,7 +138,7 @@ impl<'a> Facts<'a> {
                 link: outcome
                     .link
                     .map(|link| on_link(link, config.comm.algorithm, config.world_size)),
-                conversion: &|| conversion(layout, config.threads),
+                conversion: &|| Conversion::measured(layout.trained_len(), config.threads),
             }),
             // On an accelerator the host's times show when work was launched, not when it ran. In a pipeline ranks wait for
             // each other by plan.
@@ -231,18 +231,8 @@ impl<'a> Facts<'a> {
     }
 }
 
-/// The gradients for which converting is timed, at most: 6 MB.
-const TIMED_ELEMS: usize = 1 << 20;
-
-/// The time of converting a gradient to 16 bits and back on this machine.
-fn conversion(layout: &Layout, threads: usize) -> Option<Conversion> {
-    let len = layout.trained_len().clamp(1, TIMED_ELEMS);
-    let [narrow_ms, widen_ms] = half_costs(len, threads).ok()?.map(|ms| ms / len as f64);
-    Some(Conversion { narrow_ms, widen_ms })
-}
-
 /// The time of an all-reduce on an emulated link.
-pub fn on_link(link: Link, algorithm: Algorithm, world_size: usize) -> Cost {
+fn on_link(link: Link, algorithm: Algorithm, world_size: usize) -> Cost {
     let kind = OpKind::AllReduce;
     Box::new(move |bytes| {
         let algorithm = algorithm.recommended(kind, world_size, bytes, &link);

@@ -18,6 +18,7 @@ use paceline_strategies::BucketCaps;
 
 use crate::insight::anatomy::{Anatomy, GatherLine};
 use crate::insight::buckets::{ELEM_BYTES, LOSS_BYTES, plan, plans};
+use crate::insight::conversion::Conversion;
 use crate::insight::gathers::Uses;
 use crate::record::readiness::Moments;
 
@@ -41,15 +42,6 @@ pub struct Situation<'a> {
     pub link: Option<Cost>,
     /// Measures the time of converting gradients to 16 bits here; `None` if this fails. Called if it matters only.
     pub conversion: &'a dyn Fn() -> Option<Conversion>,
-}
-
-/// The times of rounding gradients to 16 bits and of widening them, in milliseconds per gradient.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Conversion {
-    /// Rounding, before a bucket is sent.
-    pub narrow_ms: f64,
-    /// Widening, after it has arrived.
-    pub widen_ms: f64,
 }
 
 /// Returns the advice, or `None` if the figures need no advice.

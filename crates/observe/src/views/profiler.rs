@@ -38,8 +38,8 @@ pub struct Profiler {
     communication: Arc<Track>,
     loader: Arc<Track>,
     ran_on: RanOn,
-    /// The card that computes.
-    card: Option<String>,
+    /// What computes, in words.
+    device: String,
     /// Steps that were recorded.
     steps: Vec<(u64, Span)>,
     clock_at_begin: ClockOffset,
@@ -106,14 +106,18 @@ impl Profiler {
         allocator.record_on(track("memory", MEMORY_EVENTS));
         let names = (0..num_threads).map(|at| format!("compute {at}"));
         let threads = names.map(|name| track(&name, THREAD_EVENTS)).collect();
+        let machine = resources::machine();
+        let (ran_on, device) = match accelerator {
+            None => (RanOn::Host, machine),
+            Some(of) if of.is_emulated() => {
+                (RanOn::Emulated, format!("an emulated accelerator on {machine}"))
+            }
+            Some(of) => (RanOn::Card, of.card().map_or(machine, |card| card.name().to_owned())),
+        };
         let profiler = Self {
             config: config.clone(),
-            ran_on: match accelerator {
-                None => RanOn::Host,
-                Some(accelerator) if accelerator.is_emulated() => RanOn::Emulated,
-                Some(_) => RanOn::Card,
-            },
-            card: accelerator.and_then(|of| of.card()).map(|card| card.name().to_owned()),
+            ran_on,
+            device,
             main,
             kernels: kernels.clone(),
             communication,
@@ -231,13 +235,7 @@ impl Profiler {
             world_size: group.world_size(),
             run_id: run_id.to_string(),
             transport: group.transport().name().into(),
-            device: match (&self.card, self.ran_on) {
-                (Some(card), RanOn::Card) => card.clone(),
-                (_, RanOn::Emulated) => {
-                    format!("an emulated accelerator on {}", resources::machine())
-                }
-                _ => resources::machine(),
-            },
+            device: self.device.clone(),
             ran_on: self.ran_on,
             pid: std::process::id(),
             base_ns: realtime_at_zero_ns(),
