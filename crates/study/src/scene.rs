@@ -1,7 +1,7 @@
 //! The cases of a study: scenes, and the variants in each.
 //!
 //! A scene is a setting in which variants are compared, such as a bandwidth. The first variant is the base, with which the others
-//! are compared. Two variants of the same name and specification share their runs.
+//! are compared. Variants of different scenes share their runs if they have the same specification.
 
 use paceline_failure::Result;
 
@@ -24,8 +24,6 @@ pub struct Scene {
 pub struct Variant {
     /// The change, in words.
     pub name: String,
-    /// The name of its runs.
-    pub run: String,
     /// The value of each varied flag, if flags are varied.
     pub values: Vec<String>,
     /// The specification of its runs.
@@ -47,18 +45,8 @@ impl Scene {
 
     /// The same scene with another variant.
     pub fn with(mut self, name: impl Into<String>, spec: Spec) -> Self {
-        let name = name.into();
-        let run = match self.name.as_str() {
-            "" => name.clone(),
-            scene => format!("{scene}: {name}"),
-        };
-        self.variants.push(Variant { name, run, values: Vec::new(), spec, is_timed: true });
-        self
-    }
-
-    /// The same scene; the runs of its last variant have this name.
-    pub fn named(mut self, run: String) -> Self {
-        self.variants.last_mut().into_iter().for_each(|last| last.run.clone_from(&run));
+        let (name, values) = (name.into(), Vec::new());
+        self.variants.push(Variant { name, values, spec, is_timed: true });
         self
     }
 
@@ -72,11 +60,15 @@ impl Scene {
 /// The cases of all scenes, each once and checked, and for each variant the place of its case among them.
 pub fn cases(scenes: &[Scene]) -> Result<(Vec<Case>, Vec<usize>)> {
     let (mut cases, mut of_variants) = (Vec::<Case>::new(), Vec::new());
-    for Variant { run, spec, .. } in scenes.iter().flat_map(|scene| &scene.variants) {
-        let known = cases.iter().position(|case| case.name == *run && case.spec == *spec);
-        of_variants.push(known.unwrap_or(cases.len()));
-        if known.is_none() {
-            cases.push(Case::new(run, spec.clone())?);
+    for scene in scenes {
+        let others = cases.len();
+        for Variant { name, spec, .. } in &scene.variants {
+            let known = cases[..others].iter().position(|case| case.spec == *spec);
+            of_variants.push(known.unwrap_or(cases.len()));
+            if known.is_none() {
+                let scene = if scene.name.is_empty() { "" } else { &format!("{}: ", scene.name) };
+                cases.push(Case::new(format!("{scene}{name}"), spec.clone())?);
+            }
         }
     }
     Ok((cases, of_variants))

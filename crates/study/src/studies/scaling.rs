@@ -146,9 +146,7 @@ fn scene(
         let (spec, config) = measuring(&at(given, ranks, Some(global_batch)))?;
         configs.push(config);
         let star = if ranks * setting.threads > setting.cores { "*" } else { "" };
-        // Weak and strong scaling share their runs with one rank.
-        let run = format!("{}, {global_batch} samples", plural(ranks, "rank"));
-        scene = scene.with(format!("{star}{}", plural(ranks, "rank")), spec).named(run);
+        scene = scene.with(format!("{star}{}", plural(ranks, "rank")), spec);
     }
     Ok(scene)
 }
