@@ -219,22 +219,10 @@ fn slowest(steps: &AllSteps) -> Option<Slowest> {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use paceline_strategies::StepLoss;
-
     use super::*;
     use crate::record::readiness::AlikeSteps;
     use crate::record::steps::StepLog;
-
-    const LOSS: StepLoss = StepLoss {
-        loss: 1.0,
-        correct: 0.0,
-        count: 1,
-        samples: 1,
-        own_tokens: 0,
-        is_shared: true,
-        local_sum: 1.0,
-        stops: false,
-    };
+    use crate::record::steps::tests::loss;
 
     /// A report with a step for each exposed wait.
     pub fn report(waits_ms: &[u64]) -> RankReport {
@@ -251,7 +239,7 @@ pub(crate) mod tests {
                 wait: wait * 1_000_000,
                 ..StepTimes::default()
             };
-            steps.push(number as u64, &times, &LOSS);
+            steps.push(number as u64, &times, &loss(1, true));
         }
         let op = OpMoments { bytes: 8, sent: 4e6, done: 8e6, hidden: 1e6, ..OpMoments::default() };
         let moments = Moments { ops: vec![op], ..Moments::default() };
@@ -266,7 +254,7 @@ pub(crate) mod tests {
             let wait = wait_ms * 1_000_000;
             let times = StepTimes { wait, hidden: wait, ..StepTimes::default() };
             let mut log = StepLog::default();
-            log.push(0, &times, &LOSS);
+            log.push(0, &times, &loss(1, true));
             log
         });
         assert_eq!(slowest(&AllSteps::new(&logs)), None);

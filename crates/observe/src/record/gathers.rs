@@ -66,30 +66,10 @@ pub fn next_step_ns(track: &SpanTrack) -> u64 {
 
 #[cfg(test)]
 mod tests {
-    use paceline_collectives::{OpKind, OpTimes, ReduceOp};
-    use paceline_memory::DType;
     use paceline_trace::Span;
 
     use super::*;
-
-    fn record(purpose: Purpose, [submitted_ns, started_ns, finished_ns]: [u64; 3]) -> OpRecord {
-        let times =
-            OpTimes { submitted_ns, started_ns, present_ns: started_ns, finished_ns, late_ns: 0 };
-        let (dtype, op) = (DType::F32, ReduceOp::Sum);
-        OpRecord {
-            kind: OpKind::AllGather,
-            group: 0,
-            seq: 0,
-            ranks: 2,
-            bytes: 8,
-            dtype,
-            op,
-            send_bytes: 4,
-            recv_bytes: 8,
-            purpose,
-            times,
-        }
-    }
+    use crate::record::op_moments::tests::record;
 
     #[test]
     fn a_use_is_matched_with_its_gather_also_if_the_step_before_sent_it() {
@@ -104,11 +84,11 @@ mod tests {
         track.mark_at(span::GATHER_THERE, 8, 1202);
         track.mark_at(span::NEXT_STEP, 0, 1500);
         let records = [
-            record(Purpose::Gather(7), [991, 995, 1015]),
-            record(Purpose::Bucket(8), [1000, 1001, 1002]),
-            record(Purpose::Gather(8), [1002, 1016, 1050]),
+            record(Purpose::Gather(7), [991, 995, 995, 1015]),
+            record(Purpose::Bucket(8), [1000, 1001, 1001, 1002]),
+            record(Purpose::Gather(8), [1002, 1016, 1016, 1050]),
             // For the next step.
-            record(Purpose::Gather(7), [1502, 1503, 1504]),
+            record(Purpose::Gather(7), [1502, 1503, 1503, 1504]),
         ];
         let uses = uses(1000, &track, &records);
         let times = |at: usize| {

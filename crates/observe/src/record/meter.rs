@@ -177,32 +177,11 @@ impl Default for Meter {
 
 #[cfg(test)]
 mod tests {
-    use paceline_collectives::{OpKind, ReduceOp};
-    use paceline_memory::DType;
-
     use super::*;
+    use crate::record::op_moments::tests::record;
 
     fn span(start_ns: u64, end_ns: u64) -> Span {
         Span { start_ns, end_ns }
-    }
-
-    fn record(seq: u32, [submitted_ns, started_ns, present_ns, finished_ns]: [u64; 4]) -> OpRecord {
-        let times = OpTimes { submitted_ns, started_ns, present_ns, finished_ns, late_ns: 0 };
-        let (kind, dtype, op) = (OpKind::AllReduce, DType::F32, ReduceOp::Sum);
-        let purpose = Purpose::Other;
-        OpRecord {
-            kind,
-            group: 0,
-            seq,
-            ranks: 2,
-            bytes: 8,
-            dtype,
-            op,
-            send_bytes: 8,
-            recv_bytes: 8,
-            purpose,
-            times,
-        }
     }
 
     #[test]
@@ -215,7 +194,7 @@ mod tests {
         track.push(span::EXPOSED, span(300, 340));
         track.push(span::OPTIMIZER, span(340, 350));
         let mut meter = Meter::new();
-        meter.records.push(record(0, [140, 150, 255, 320]));
+        meter.records.push(record(Purpose::Other, [140, 150, 255, 320]));
         let times = meter.times(span(0, 360), 7, &DeviceWork::default(), &track, Some(&[]));
         assert_eq!((times.step, times.data), (360, 7));
         assert_eq!((times.forward, times.backward, times.optimizer), (100, 185, 10));
@@ -230,8 +209,8 @@ mod tests {
         let mut track = SpanTrack::with_capacity(10);
         track.push(span::BACKWARD, span(0, 300));
         let mut meter = Meter::new();
-        meter.records.push(OpRecord { purpose: Purpose::Loss, ..record(0, [6, 7, 90, 95]) });
-        meter.records.push(record(1, [100, 110, 120, 150]));
+        meter.records.push(record(Purpose::Loss, [6, 7, 90, 95]));
+        meter.records.push(record(Purpose::Other, [100, 110, 120, 150]));
         let times = meter.times(span(0, 300), 0, &DeviceWork::default(), &track, Some(&[]));
         assert_eq!((times.communicating, times.hidden), (40, 40));
         assert_eq!((times.ops, times.wait), (2, 93));

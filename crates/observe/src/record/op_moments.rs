@@ -39,3 +39,31 @@ impl OpMoments {
         [ready, sent, present, done, hidden]
     }
 }
+
+#[cfg(test)]
+pub(crate) mod tests {
+    use paceline_collectives::{OpKind, OpTimes, Purpose, ReduceOp};
+    use paceline_memory::DType;
+
+    use super::*;
+
+    /// An all-reduce of two ranks that was submitted, started, had all ranks and finished at these times.
+    pub fn record(
+        purpose: Purpose,
+        [submitted_ns, started_ns, present_ns, finished_ns]: [u64; 4],
+    ) -> OpRecord {
+        OpRecord {
+            kind: OpKind::AllReduce,
+            group: 0,
+            seq: 0,
+            ranks: 2,
+            bytes: 8,
+            dtype: DType::F32,
+            op: ReduceOp::Sum,
+            send_bytes: 8,
+            recv_bytes: 8,
+            purpose,
+            times: OpTimes { submitted_ns, started_ns, present_ns, finished_ns, late_ns: 0 },
+        }
+    }
+}

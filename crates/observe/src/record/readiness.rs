@@ -187,32 +187,8 @@ impl AlikeSteps {
 
 #[cfg(test)]
 mod tests {
-    use paceline_collectives::{OpKind, OpTimes, ReduceOp};
-    use paceline_memory::DType;
-
     use super::*;
-
-    fn record(
-        bytes: usize,
-        [submitted_ns, started_ns, present_ns, finished_ns]: [u64; 4],
-    ) -> OpRecord {
-        let times = OpTimes { submitted_ns, started_ns, present_ns, finished_ns, late_ns: 0 };
-        let (kind, dtype, op) = (OpKind::AllReduce, DType::F32, ReduceOp::Sum);
-        let purpose = Purpose::Other;
-        OpRecord {
-            kind,
-            group: 0,
-            seq: 0,
-            ranks: 2,
-            bytes,
-            dtype,
-            op,
-            send_bytes: 8,
-            recv_bytes: 8,
-            purpose,
-            times,
-        }
-    }
+    use crate::record::op_moments::tests::record;
 
     /// Adds a step with an operation of each size, in which these gradients are final.
     fn add(steps: &mut AlikeSteps, begin: u64, sizes: &[usize], gradients: &[usize]) {
@@ -221,7 +197,8 @@ mod tests {
         track.push(span::BACKWARD, backward);
         gradients.iter().for_each(|id| track.mark_at(span::GRADIENT_READY, *id, begin + 4));
         let late = begin / 100;
-        let record = |bytes: &usize| record(*bytes, [10, 20, 30, 60].map(|at| begin + late + at));
+        let times = [10, 20, 30, 60].map(|at| begin + late + at);
+        let record = |&bytes: &usize| OpRecord { bytes, ..record(Purpose::Other, times) };
         let records: Vec<OpRecord> = sizes.iter().map(record).collect();
         let computing = IntervalSet::union([backward]);
         steps.add(&Moments::of(begin, &records, &track, &computing), &records);

@@ -220,11 +220,11 @@ impl<'a> AllSteps<'a> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(crate) mod tests {
     use super::Ranks::{SlowestOfStep, SlowestRank};
     use super::*;
 
-    fn loss(count: usize, is_shared: bool) -> StepLoss {
+    pub fn loss(count: usize, is_shared: bool) -> StepLoss {
         StepLoss {
             loss: 1.0,
             correct: 0.0,
