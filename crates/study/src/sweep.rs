@@ -96,22 +96,25 @@ fn settings_found(shared: &[(String, String)]) -> Found {
 }
 
 /// The chart of the figure that ranks the cases, unless no run has it. Its x-axis is the first key whose values are
-/// numbers, with a line for each combination of the other keys. If no key has numbers, the cases
-/// stand side by side. Each point has its range.
+/// numbers, with a line for each combination of the other keys; each point has its range. If no key has numbers, the cases
+/// are bars, in the order of their places.
 fn chart(of: &Outcome) -> Option<Picture> {
     let figure = head(&of.compared_by);
     let (factor, unit) = if figure.unit == "ms" { (1e3, "us") } else { (1.0, "") };
     let number = |row: &Row, at: usize| row.values.get(at)?.parse::<f64>().ok();
-    let axis = (0..of.keys.len()).find(|at| of.rows.iter().all(|row| number(row, *at).is_some()));
+    let has_numbers = |at: &usize| of.rows.iter().all(|row| number(row, *at).is_some());
+    let title = format!("{} by {}", figure.label, of.keys.join(", "));
+    let Some(axis) = (0..of.keys.len()).find(has_numbers) else { return of.picture(title) };
     let mut lines: Vec<(String, Vec<(f64, Spread)>)> = Vec::new();
-    for (at, row) in of.rows.iter().enumerate().filter(|(_, row)| row.place.is_some()) {
-        let Some(spread) = row.figures.get(&of.compared_by) else { continue };
+    for row in of.rows.iter().filter(|row| row.place.is_some()) {
+        let (Some(spread), Some(x)) = (row.figures.get(&of.compared_by), number(row, axis)) else {
+            continue;
+        };
         let others = of.keys.iter().zip(&row.values).enumerate();
-        let others = others.filter(|(at, _)| Some(*at) != axis);
+        let others = others.filter(|(at, _)| *at != axis);
         let others: Vec<String> =
             others.map(|(_, (key, value))| format!("{key}={value}")).collect();
         let name = if others.is_empty() { figure.label.to_string() } else { others.join(", ") };
-        let x = axis.and_then(|axis| number(row, axis)).unwrap_or((at + 1) as f64);
         match lines.iter_mut().find(|(other, _)| *other == name) {
             Some((_, points)) => points.push((x, *spread)),
             None => lines.push((name, vec![(x, *spread)])),
@@ -124,13 +127,12 @@ fn chart(of: &Outcome) -> Option<Picture> {
         Series::line(name, medians).intervals(points.iter().map(range)).look(look)
     });
     let series: Vec<Series> = series.collect();
-    let x = axis.map_or("cases, in the order of their places", |at| &of.keys[at]);
     let rounds = plural(of.origin.rounds, "round");
     (!series.is_empty()).then(|| {
         Picture::lines(
-            format!("{} by {}", figure.label, of.keys.join(", ")),
+            title,
             format!("{}; medians and ranges of {rounds}", of.origin.place()),
-            [Axis::linear(x, ""), Axis::linear(figure.label, unit)],
+            [Axis::linear(&*of.keys[axis], ""), Axis::linear(figure.label, unit)],
             series,
         )
     })

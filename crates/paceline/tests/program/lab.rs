@@ -176,7 +176,7 @@ fn mistakes_are_told_before_anything_runs() {
     std::fs::write(sandbox.path("full/file"), "x").unwrap();
     std::fs::create_dir(sandbox.path("empty")).unwrap();
     for (flags, part) in [
-        ("asynk-copy", "did you mean async-copy?"),
+        ("asynk-copy", "a similar value exists: 'async-copy'"),
         ("async-copy --pin-memory", "it is what the experiment turns"),
         ("grad-accum --links banana", "banana"),
         ("grad-accum --global-batch-size 100", "pass a multiple of 16"),

@@ -3,6 +3,7 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use clap::builder::PossibleValuesParser;
 use paceline_failure::Result;
 use paceline_failure::outputs::check_folder;
 use paceline_settings::part::Part;
@@ -27,7 +28,7 @@ Examples:
 #[command(before_help = EXAMPLES, allow_negative_numbers = true)]
 pub struct LabArgs {
     /// The experiment; without it, all are listed
-    #[arg(value_name = "NAME")]
+    #[arg(value_name = "NAME", value_parser = PossibleValuesParser::new(super::names()))]
     pub experiment: Option<String>,
     /// Make one page of all experiments in this folder and those inside it
     #[arg(long, value_name = "DIR", conflicts_with = "experiment", help_heading = "Lab")]

@@ -25,10 +25,9 @@ use std::path::{Path, PathBuf};
 
 use paceline_failure::Result;
 use paceline_failure::outputs::check_folder;
-use paceline_files::{Printable, printable};
+use paceline_files::Printable;
 use paceline_host::text::{line_width, plural, say};
 use paceline_launch::environment::Placement;
-use strsim::levenshtein;
 
 use self::args::LabArgs;
 use crate::ledger::{self, Ledger};
@@ -101,14 +100,14 @@ pub fn lab(args: &LabArgs, placement: Option<Placement>) -> Result<u8> {
     if let Some(folder) = &args.report {
         return collected::page(folder);
     }
-    let Some(name) = &args.experiment else {
+    let of_name = |name: &String| EXPERIMENTS.iter().find(|of| of.name == name);
+    let Some(experiment) = args.experiment.as_ref().and_then(of_name) else {
         if !args.train.0.words().is_empty() || args.output.is_some() {
-            return usage(format!("paceline lab: say which experiment: {}", names()));
+            return usage(format!("paceline lab: say which experiment: {}", names().join(", ")));
         }
         list();
         return Ok(0);
     };
-    let experiment = named(name)?;
     crate::study::refuse_flags(&args.train.0, experiment.set_here)?;
     let folder = args.output.clone().unwrap_or_else(|| {
         let time = paceline_host::text::now("%Y%m%d-%H%M%S");
@@ -152,23 +151,6 @@ pub fn lab(args: &LabArgs, placement: Option<Placement>) -> Result<u8> {
     Ok(u8::from(has_failures))
 }
 
-/// The experiment of this name.
-fn named(name: &str) -> Result<&'static Experiment> {
-    let found = EXPERIMENTS.iter().find(|of| of.name == name);
-    found.map_or_else(
-        || {
-            let nearest = EXPERIMENTS.iter().min_by_key(|of| levenshtein(of.name, name));
-            let nearest = nearest.map_or("", |of| of.name);
-            usage(format!(
-                "paceline lab {}: there is no such experiment; did you mean {nearest}? They are {}",
-                printable(name),
-                names()
-            ))
-        },
-        Ok,
-    )
-}
-
 /// The figures that all experiments show.
 const SHOWN: [&str; 4] = ["step_ms_median", "step_ms_p99", "busy_pct", "peak_mb"];
 /// The name of the page, without its ending.
@@ -185,8 +167,8 @@ fn list() {
     say("\npaceline lab NAME makes one, in about two minutes; docs/lab/ says what to expect.");
 }
 
-fn names() -> String {
-    EXPERIMENTS.iter().map(|of| of.name).collect::<Vec<_>>().join(", ")
+fn names() -> Vec<&'static str> {
+    EXPERIMENTS.iter().map(|of| of.name).collect()
 }
 
 /// The specification that the runs of an experiment share: the user's flags over these defaults.
