@@ -32,7 +32,7 @@ pub mod traced;
 use std::sync::Arc;
 
 use compression::Compression;
-use efficiency::{efficiency_pct, least_bandwidth};
+use efficiency::efficiency_pct;
 use paceline_collectives::{Link, NAMED_LINKS};
 use paceline_commbench::processes::rows_of;
 use paceline_failure::{Failure, Result};
@@ -41,6 +41,7 @@ use paceline_launch::environment::Placement;
 use paceline_model::Layout;
 use paceline_settings::config::TrainConfig;
 use paceline_strategies::BucketCaps;
+use paceline_table::table::Table;
 use serde::Serialize;
 
 use crate::noise::Spread;
@@ -61,34 +62,24 @@ use traced::{Range, StrategyRow, TracedRun};
 const PROBE_BYTES: [u64; 4] = [4 << 10, 256 << 10, 4 << 20, 32 << 20];
 
 /// The prediction for one number of ranks on one link, and the measurement.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug)]
 pub struct Row {
-    /// Number of ranks.
-    pub ranks: usize,
     /// The link, as the user named it. With hosts, the link between them.
     pub link: String,
-    /// The name of the way to all-reduce.
-    pub algorithm: &'static str,
+    /// The network, with the fastest way to all-reduce.
+    pub network: Network,
+    /// When the buckets are ready.
+    pub step: Step,
     /// The prediction.
-    #[serde(flatten)]
     pub prediction: Prediction,
-    /// The step without communication, in percent of the predicted step.
-    pub efficiency_pct: f64,
-    /// The latency of the link, in microseconds.
-    pub latency_us: f64,
     /// The bandwidth in Gbit/s of the slowest link of this latency with the requested efficiency. `None` if no
     /// bandwidth is enough.
     pub slowest_gbit_s: Option<f64>,
     /// The slowest link with a name and this efficiency.
     pub slowest_named: Option<&'static str>,
-    /// The measured step of `ddp` on the emulated link, in milliseconds.
-    pub measured_ms: Option<f64>,
-    /// The same over the rounds.
-    pub measured_spread: Option<Spread>,
-    /// The predicted step divided by the measured one.
-    pub ratio: Option<f64>,
+    /// The measured step of `ddp` on the emulated link over the rounds, in milliseconds.
+    pub measured: Option<Spread>,
     /// How far the prediction varies from step to step of a trace.
-    #[serde(flatten)]
     pub range: Option<Range>,
 }
 
@@ -104,7 +95,9 @@ struct Report<'a> {
     ranks_per_host: usize,
     link_in_host: &'a Option<String>,
     calibrations: &'a [Calibration],
-    rows: &'a [Row],
+    /// The rows, with all columns.
+    #[serde(flatten)]
+    rows: &'a Table,
     #[serde(skip_serializing_if = "<[StrategyRow]>::is_empty")]
     strategies: &'a [StrategyRow],
     compression: &'a [Compression],
@@ -226,17 +219,9 @@ fn of_runs(args: &PredictArgs, given: &Spec) -> Result<u8> {
         let costs = compression::costs(&base.layout, &config)?;
         let first = found.rows.len();
         found.add(args, &config, &ways, ranks, &base)?;
-        for (row, Chosen { network, step }) in
-            found.rows[first..].iter_mut().zip(&found.curves[first..])
-        {
-            if let Some(rounds) = measured.next() {
-                row.measured_spread = spread_of(&rounds, "step_ms_median");
-                row.measured_ms = row.measured_spread.map(|of| of.median);
-                row.ratio = row.measured_ms.map(|ms| row.prediction.step_ms / ms);
-            }
-            let (layout, plain) = (&base.layout, &row.prediction);
-            let of = Compression::new(&row.link, step, layout, plain, &costs, network);
-            found.compression.push(of);
+        for row in &mut found.rows[first..] {
+            row.measured = measured.next().and_then(|of| spread_of(&of, "step_ms_median"));
+            found.compression.push(Compression::new(row, &base.layout, &costs));
         }
     }
     found.calibrations = calibrations;
@@ -258,8 +243,6 @@ pub struct Found {
     rows: Vec<Row>,
     strategies: Vec<StrategyRow>,
     compression: Vec<Compression>,
-    /// The data of each row for charts.
-    curves: Vec<Chosen>,
 }
 
 /// A model, and the times of its step without communication.
@@ -286,70 +269,45 @@ impl Found {
         let step = Step::new(&base.calibration, &base.layout, caps)?;
         for name in &args.links {
             let networks = networks(args, ranks, name, config, ways)?;
-            let time = |network: &Network| step.step_ms(|bytes| network.all_reduce_ms(bytes));
-            let fastest = networks.into_iter().min_by(|a, b| time(a).total_cmp(&time(b)));
+            let fastest = networks.into_iter().min_by(|a, b| step.on(a).total_cmp(&step.on(b)));
             let network =
                 fastest.ok_or_else(|| Failure::Usage("no algorithm to predict".into()))?;
-            let chosen = Chosen { network, step: step.clone() };
-            self.strategies.extend(traced::strategies(name, &chosen, base));
-            self.rows.push(Row::new(args.efficiency, name, base, caps, &chosen));
-            self.curves.push(chosen);
+            let row = Row::new(args.efficiency, name, base, caps, (step.clone(), network));
+            self.strategies.extend(traced::strategies(&row, base));
+            self.rows.push(row);
         }
         Ok(())
     }
 }
 
-/// The network of a row with the way that was chosen, and when its buckets are ready.
-#[derive(Clone, Debug)]
-pub struct Chosen {
-    network: Network,
-    step: Step,
-}
-
-impl Chosen {
-    /// The efficiency in percent on a link of this bandwidth.
-    fn efficiency_pct(&self, bytes_per_s: f64) -> f64 {
-        self.efficiency_on(&self.network.with_bandwidth(bytes_per_s))
-    }
-
-    fn efficiency_on(&self, network: &Network) -> f64 {
-        let step_ms = self.step.step_ms(|bytes| network.all_reduce_ms(bytes));
-        efficiency_pct(self.step.alone_ms, step_ms)
-    }
-
-    /// The slowest link with a name on which the efficiency is at least `target`.
-    fn slowest_named(&self, target: f64) -> Option<&'static str> {
-        let is_enough = |&&(_, gb_per_s, latency_us, _): &&(&str, f64, f64, &str)| {
-            let link = Link { bytes_per_s: gb_per_s * 1e9, latency_s: latency_us * 1e-6 };
-            self.efficiency_on(&Network { link, ..self.network }) >= target
-        };
-        let enough = NAMED_LINKS.iter().filter(is_enough);
-        enough.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(name, ..)| *name)
-    }
-}
-
 impl Row {
     /// The row for this network and a target efficiency.
-    fn new(target: f64, link: &str, base: &Base, caps: BucketCaps, chosen: &Chosen) -> Self {
-        let Chosen { network, step } = chosen;
+    fn new(target: f64, link: &str, base: &Base, caps: BucketCaps, of: (Step, Network)) -> Self {
+        let (step, network) = of;
         let cost = |bytes| network.all_reduce_ms(bytes);
-        let mut prediction = Prediction::new(step, &base.layout, caps, &cost);
+        let mut prediction = Prediction::new(&step, &base.layout, caps, &cost);
         prediction.simple_step_ms = prediction.simple_step_ms.filter(|_| base.knows_gradients);
-        let least = least_bandwidth(|bytes_per_s| chosen.efficiency_pct(bytes_per_s), target);
+        let is_enough = |&&(_, gb_per_s, latency_us, _): &&(&str, f64, f64, &str)| {
+            let link = Link { bytes_per_s: gb_per_s * 1e9, latency_s: latency_us * 1e-6 };
+            step.efficiency_pct(&Network { link, ..network }) >= target
+        };
+        let enough = NAMED_LINKS.iter().filter(is_enough);
+        let slowest_named = enough.min_by(|a, b| a.1.total_cmp(&b.1)).map(|(name, ..)| *name);
         Self {
-            ranks: network.ranks,
             link: link.to_owned(),
-            algorithm: network.way.name(),
-            efficiency_pct: efficiency_pct(step.alone_ms, prediction.step_ms),
-            latency_us: network.link.latency_s * 1e6,
-            slowest_gbit_s: least.map(|bytes_per_s| bytes_per_s * 8e-9),
-            slowest_named: chosen.slowest_named(target),
             prediction,
-            measured_ms: None,
-            measured_spread: None,
-            ratio: None,
-            range: Range::of(&base.steps, network, target),
+            slowest_gbit_s: step.slowest_gbit_s(&network, target),
+            slowest_named,
+            measured: None,
+            range: Range::of(&base.steps, &network, target),
+            network,
+            step,
         }
+    }
+
+    /// The step without communication, in percent of the predicted step.
+    pub fn efficiency_pct(&self) -> f64 {
+        efficiency_pct(self.step.alone_ms, self.prediction.step_ms)
     }
 }
 
@@ -361,7 +319,8 @@ fn publish(
     heading: String,
     (model, place): (String, String),
 ) -> Result<u8> {
-    let Found { calibrations, rows, strategies, compression, curves } = found;
+    let Found { calibrations, rows, strategies, compression } = found;
+    let table = table::table(rows);
     let hosts = args.link_in_host.as_ref().map(|inside| {
         format!(
             "Hosts have {} ranks each: {inside} inside a host, the links of the tables between hosts.",
@@ -379,12 +338,12 @@ fn publish(
         ranks_per_host: args.ranks_per_host,
         link_in_host: &args.link_in_host,
         calibrations,
-        rows,
+        rows: &table,
         strategies,
         compression,
     };
-    let charts = chart::charts(rows, curves, calibrations, args.efficiency, &labels);
-    write_files(&args.study, &report, &table::table(rows).csv(), &charts)?;
+    let charts = chart::charts(rows, calibrations, args.efficiency, &labels);
+    write_files(&args.study, &report, &table.csv(), &charts)?;
     Ok(0)
 }
 

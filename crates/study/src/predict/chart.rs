@@ -4,9 +4,9 @@
 
 use paceline_table::chart::{Axis, Picture, Series, Stroke};
 
+use super::Row;
 use super::efficiency::efficiency_pct;
 use super::model::Calibration;
-use super::{Chosen, Row};
 
 /// Number of places at which a curve is computed.
 const PLACES: i32 = 96;
@@ -36,16 +36,14 @@ impl Labels<'_> {
     }
 }
 
-/// The charts by their names. `chosen` has the network of each row. The step by number of ranks needs two of them.
+/// The charts by their names. The step by number of ranks needs two of them.
 pub fn charts(
     rows: &[Row],
-    chosen: &[Chosen],
     calibrations: &[Calibration],
     target: f64,
     labels: &Labels,
 ) -> Vec<(String, Picture)> {
-    let mut charts =
-        vec![("predict_efficiency".to_owned(), by_bandwidth(rows, chosen, target, labels))];
+    let mut charts = vec![("predict_efficiency".to_owned(), by_bandwidth(rows, target, labels))];
     if ranks_of(rows).len() > 1 {
         charts.push(("predict_step".to_owned(), by_ranks(rows, calibrations, labels)));
     }
@@ -64,18 +62,18 @@ fn distinct<T: PartialEq>(values: impl Iterator<Item = T>) -> Vec<T> {
 
 /// The different numbers of ranks.
 fn ranks_of(rows: &[Row]) -> Vec<usize> {
-    distinct(rows.iter().map(|row| row.ranks))
+    distinct(rows.iter().map(|row| row.network.ranks))
 }
 
 /// The names of the algorithms of the rows.
 fn algorithms(rows: &[Row]) -> String {
-    distinct(rows.iter().map(|row| row.algorithm)).join(" and ")
+    distinct(rows.iter().map(|row| row.network.way.name())).join(" and ")
 }
 
 /// The efficiency against the bandwidth: a curve for each number of ranks, with the latency of its first link.
-fn by_bandwidth(rows: &[Row], chosen: &[Chosen], target: f64, labels: &Labels) -> Picture {
-    let gbit_s = |chosen: &Chosen| chosen.network.link.bytes_per_s * 8e-9;
-    let of_rows = chosen.iter().map(gbit_s).chain(rows.iter().filter_map(|row| row.slowest_gbit_s));
+fn by_bandwidth(rows: &[Row], target: f64, labels: &Labels) -> Picture {
+    let gbit_s = |row: &Row| row.network.link.bytes_per_s * 8e-9;
+    let of_rows = rows.iter().map(gbit_s).chain(rows.iter().filter_map(|row| row.slowest_gbit_s));
     let (low, high) = of_rows
         .map(|gbit_s| gbit_s.clamp(SHOWN.0, SHOWN.1))
         .fold((f64::INFINITY, 0.0_f64), |(low, high), value| (low.min(value), high.max(value)));
@@ -85,16 +83,16 @@ fn by_bandwidth(rows: &[Row], chosen: &[Chosen], target: f64, labels: &Labels) -
     let level = Series::line(format!("{target} %"), [(low, target), (high, target)]);
     let mut series = vec![level.stroke(Stroke::Dotted).look(REFERENCE_LOOK)];
     for (look, ranks) in ranks_of(rows).into_iter().enumerate() {
-        let all = || rows.iter().zip(chosen).filter(move |(row, _)| row.ranks == ranks);
-        let Some((row, first)) = all().next() else { continue };
-        let curve = places().map(|gbit_s| (gbit_s, first.efficiency_pct(gbit_s / 8e-9)));
-        let latency = format!("{:.1}", row.latency_us);
+        let all = || rows.iter().filter(move |row| row.network.ranks == ranks);
+        let Some(Row { network, step, .. }) = all().next() else { continue };
+        let on = |gbit_s: f64| network.with_bandwidth(gbit_s / 8e-9);
+        let curve = places().map(|gbit_s| (gbit_s, step.efficiency_pct(&on(gbit_s))));
+        let latency = format!("{:.1}", network.link.latency_s * 1e6);
         let latency = latency.trim_end_matches(".0");
         let curve = Series::line(format!("{ranks} ranks, {latency} us"), curve);
         series.push(curve.stroke(Stroke::Dotted).look(look));
-        let measured = all().filter_map(|(row, chosen)| {
-            let measured_ms = row.measured_ms?;
-            Some((gbit_s(chosen), efficiency_pct(chosen.step.alone_ms, measured_ms)))
+        let measured = all().filter_map(|row| {
+            Some((gbit_s(row), efficiency_pct(row.step.alone_ms, row.measured?.median)))
         });
         series.push(Series::line(format!("{ranks} ranks, measured"), measured).look(look));
     }
@@ -120,9 +118,10 @@ fn by_ranks(rows: &[Row], calibrations: &[Calibration], labels: &Labels) -> Pict
     let links = distinct(rows.iter().map(|row| &row.link));
     for (look, link) in links.into_iter().enumerate() {
         let of_link = || rows.iter().filter(move |row| row.link == *link);
-        let predicted = of_link().map(|row| point(row.ranks, row.prediction.step_ms));
+        let predicted = of_link().map(|row| point(row.network.ranks, row.prediction.step_ms));
         series.push(Series::line(link, predicted).stroke(Stroke::Dashed).look(look));
-        let measured = of_link().filter_map(|row| Some(point(row.ranks, row.measured_ms?)));
+        let measured =
+            of_link().filter_map(|row| Some(point(row.network.ranks, row.measured?.median)));
         series.push(Series::line(format!("{link}, measured"), measured).look(look));
     }
     labels.chart(

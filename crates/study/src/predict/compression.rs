@@ -14,8 +14,8 @@ use paceline_settings::config::TrainConfig;
 use paceline_strategies::TopK;
 use serde::Serialize;
 
-use super::model::{Prediction, Step};
-use super::network::Network;
+use super::Row;
+use super::model::Prediction;
 
 /// How often each kernel is timed. The fastest time counts, since other load on the machine only adds
 /// time.
@@ -85,16 +85,10 @@ pub struct Compression {
 }
 
 impl Compression {
-    /// Predicts the steps of `ddp` with compression, and compares them with the prediction `plain` without compression.
+    /// Predicts the steps of `ddp` with compression, and compares them with the prediction without compression.
     /// Compressing a bucket delays this bucket and all computation after it.
-    pub fn new(
-        name: &str,
-        step: &Step,
-        layout: &Layout,
-        plain: &Prediction,
-        costs: &Costs,
-        network: &Network,
-    ) -> Self {
+    pub fn new(row: &Row, layout: &Layout, costs: &Costs) -> Self {
+        let Row { network, step, .. } = row;
         let ranks = network.ranks;
         // The sums of the loss are not compressed.
         let loss = |bytes: u64| network.all_reduce_ms(bytes);
@@ -112,8 +106,8 @@ impl Compression {
         };
         let half_step_ms = step_ms(costs.narrow_ms, costs.widen_ms, &halved);
         let top_k_step_ms = step_ms(costs.select_ms, costs.scatter_ms * ranks as f64, &sparse);
-        let pays = pays(plain, half_step_ms, top_k_step_ms);
-        Self { ranks, link: name.to_owned(), half_step_ms, top_k_step_ms, pays }
+        let pays = pays(&row.prediction, half_step_ms, top_k_step_ms);
+        Self { ranks, link: row.link.clone(), half_step_ms, top_k_step_ms, pays }
     }
 }
 
@@ -138,8 +132,9 @@ mod tests {
     use paceline_model::{Init, LayoutBuilder};
     use paceline_strategies::BucketCaps;
 
-    use super::super::model::Calibration;
-    use super::super::network;
+    use super::super::Base;
+    use super::super::model::{Calibration, Step};
+    use super::super::network::{Network, Route};
     use super::*;
     use paceline_observe::insight::anatomy::ReadyLine;
 
@@ -161,12 +156,13 @@ mod tests {
             ..Calibration::default()
         };
         let link = link.parse().unwrap();
-        let network = Network { ranks: 2, link, hosts: None, way: network::Route::Direct };
+        let network = Network { ranks: 2, link, hosts: None, way: Route::Direct };
         let caps = BucketCaps::new(25 << 20);
-        let cost = |bytes| network.all_reduce_ms(bytes);
         let step = Step::new(&calibration, &layout, caps).unwrap();
-        let plain = Prediction::new(&step, &layout, caps, &cost);
-        let compression = Compression::new("x", &step, &layout, &plain, costs, &network);
+        let layout = layout.into();
+        let base = Base { layout, calibration, steps: Vec::new(), knows_gradients: true };
+        let row = Row::new(90.0, "x", &base, caps, (step, network));
+        let (plain, compression) = (row.prediction, Compression::new(&row, &base.layout, costs));
         (plain, compression)
     }
 

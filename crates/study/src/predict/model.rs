@@ -14,6 +14,7 @@ use paceline_strategies::BucketCaps;
 use paceline_table::stats::two_term_fit;
 use serde::Serialize;
 
+use super::efficiency::{efficiency_pct, least_bandwidth};
 use super::network::Network;
 use crate::noise::{self, Spread};
 use crate::spec::{self, Spec};
@@ -135,6 +136,23 @@ impl Step {
         self.alone_ms + self.exposed_ms(&played, &self.plan)
     }
 
+    /// The milliseconds of the step on this network.
+    pub fn on(&self, network: &Network) -> f64 {
+        self.step_ms(|bytes| network.all_reduce_ms(bytes))
+    }
+
+    /// The efficiency of the step on this network, in percent.
+    pub fn efficiency_pct(&self, network: &Network) -> f64 {
+        efficiency_pct(self.alone_ms, self.on(network))
+    }
+
+    /// The bandwidth in Gbit/s of the slowest link of this latency with at least this efficiency. `None` if no bandwidth is
+    /// enough.
+    pub fn slowest_gbit_s(&self, network: &Network, target: f64) -> Option<f64> {
+        let efficiency = |bytes_per_s| self.efficiency_pct(&network.with_bandwidth(bytes_per_s));
+        least_bandwidth(efficiency, target).map(|bytes_per_s| bytes_per_s * 8e-9)
+    }
+
     /// The exposed communication of a replay: by how much the optimizer ends later than without it.
     pub(super) fn exposed_ms(&self, played: &Played, plan: &[Bucket]) -> f64 {
         let all_bytes = plan.iter().map(|bucket| bucket.bytes).sum::<u64>().max(1) as f64;
@@ -160,7 +178,7 @@ pub fn replayed(spec: &Spec, network: Option<Network>, alone: &[RunSummary]) -> 
 }
 
 /// The predictions for `ddp`, and the step of `simple_ddp`, in milliseconds.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Prediction {
     /// The time of all communication of a step.
     pub comm_ms: f64,

@@ -16,16 +16,15 @@ const LINK: &str = "The link. With several ranks per host, the link between host
 fn columns() -> Columns<Row> {
     let (ms, gbit_s) = (("ms", 2), ("Gbit/s", 2));
     let of = |get: fn(&Prediction) -> f64| move |row: &Row| get(&row.prediction);
-    let spread = |get: fn(Spread) -> f64| move |row: &Row| row.measured_spread.map(get);
+    let spread = |get: fn(Spread) -> f64| move |row: &Row| row.measured.map(get);
     let range = |get: fn(Range) -> Option<f64>| move |row: &Row| row.range.and_then(get);
     Columns::new()
-        .add("ranks", "ranks", ("", 0), "Number of ranks.", |row: &Row| row.ranks)
+        .add("ranks", "ranks", ("", 0), "Number of ranks.", |row: &Row| row.network.ranks)
         .add("link", "link", ("", 0), LINK, |row| row.link.clone())
-        .add("algorithm", "algorithm", ("", 0), "Of the all-reduce.", |row| row.algorithm)
+        .add("algorithm", "algorithm", ("", 0), "Of the all-reduce.", |row| row.network.way.name())
         .add("comm_ms", "comm.", ms, "All buckets of a step.", of(|of| of.comm_ms))
         .add("comm_pct", "comm.", ("%", 1), "Communication in percent of the step, if nothing of it were hidden.", |row| {
-            let alone_ms = row.prediction.step_ms * row.efficiency_pct / 100.0;
-            100.0 * row.prediction.comm_ms / (row.prediction.comm_ms + alone_ms)
+            100.0 * row.prediction.comm_ms / (row.prediction.comm_ms + row.step.alone_ms)
         })
         .add("exposed_ms", "exposed", ms, "From the end of the backward pass to the end of communication.", of(|of| of.exposed_ms))
         .add("overlap_pct", "hidden", ("%", 1), "The part of the communication before the end of the backward pass.",
@@ -36,15 +35,16 @@ fn columns() -> Columns<Row> {
         .add("best_first_mb", "the first", ("MiB", 4), "The best size of the first bucket for best_bucket_mb.",
             of(|of| of.best_first_mb))
         .add("best_step_ms", "with them", ms, "The step with buckets of these sizes.", of(|of| of.best_step_ms))
-        .add("measured_ms", "measured ddp", ms, "The measured step of ddp, the median over the rounds.", |row| row.measured_ms)
+        .add("measured_ms", "measured ddp", ms, "The measured step of ddp, the median over the rounds.", spread(|of| of.median))
         .add("measured_min_ms", "from", ms, "The shortest of a round.", spread(|of| of.min))
         .add("measured_max_ms", "to", ms, "The longest of a round.", spread(|of| of.max))
-        .add("ratio", "predicted/measured", ("", 3), "step_ms over measured_ms.", |row| row.ratio)
+        .add("ratio", "predicted/measured", ("", 3), "step_ms over measured_ms.",
+            |row| row.measured.map(|of| row.prediction.step_ms / of.median))
         .add("efficiency_pct", "efficiency", ("%", 1), "The step without communication, in percent of the step.",
-            |row| row.efficiency_pct)
+            Row::efficiency_pct)
         .add("slowest_gbit_s", "slowest", gbit_s, "The slowest link of this latency with the efficiency that was asked for.",
             |row| row.slowest_gbit_s)
-        .add("latency_us", "latency", ("us", 1), "Of the link.", |row| row.latency_us)
+        .add("latency_us", "latency", ("us", 1), "Of the link.", |row| row.network.link.latency_s * 1e6)
         .add("slowest_named", "named link", ("", 0), "The slowest link with a name and that efficiency.", |row| row.slowest_named)
         .add("step_low_ms", "ddp from", ms, "9 of 10 steps of the trace take at least this long on the link.",
             range(|of| Some(of.step_low_ms)))
@@ -114,7 +114,7 @@ pub fn text(found: &Found, target: f64, width: Option<usize>) -> String {
     });
     let mut all: Vec<String> = bases.collect();
     all.push(format!("\n{}", part(rows, &STEPS, width)));
-    if rows.iter().any(|row| row.measured_ms.is_some()) {
+    if rows.iter().any(|row| row.measured.is_some()) {
         all.push(format!("\nMeasured on the emulated links:\n{}", part(rows, &MEASURED, width)));
     }
     all.extend(noise_words(calibrations, rows));
@@ -185,7 +185,7 @@ fn rounds_words(of: &Spread) -> String {
 /// that this is not known.
 fn noise_words(calibrations: &[Calibration], rows: &[Row]) -> Option<String> {
     let alone = calibrations.iter().filter_map(|calibration| calibration.spread);
-    let all: Vec<Spread> = alone.chain(rows.iter().filter_map(|row| row.measured_spread)).collect();
+    let all: Vec<Spread> = alone.chain(rows.iter().filter_map(|row| row.measured)).collect();
     let least = all.iter().map(|of| of.rounds).min()?;
     if least < MIN_ROUNDS {
         return Some(format!(
@@ -213,8 +213,13 @@ fn compressed(compression: &[Compression], width: Option<usize>) -> String {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
     use paceline_observe::insight::anatomy::ReadyLine;
+    use paceline_strategies::BucketCaps;
+
+    use super::super::model::Step;
+    use super::super::network::{Network, Route};
+    use super::super::stated::StatedModel;
+    use super::*;
 
     fn row(link: &str, measured_ms: Option<f64>) -> Row {
         let prediction = Prediction {
@@ -227,19 +232,22 @@ mod tests {
             best_first_mb: 0.0625,
             best_step_ms: 44.0,
         };
+        let given = StatedModel { gradient_bytes: 4, compute_ms: 40.0, backward_ms: 0.0 };
+        let (layout, calibration) = given.model();
+        let rounds = |ms: f64| Spread::of([Some(ms), Some(ms - 1.0), Some(ms + 2.0)]);
         Row {
-            ranks: 2,
             link: link.to_owned(),
-            algorithm: "direct",
+            network: Network {
+                ranks: 2,
+                link: "10gbit,50us".parse().unwrap(),
+                hosts: None,
+                way: Route::Direct,
+            },
+            step: Step::new(&calibration, &layout, BucketCaps::new(1)).unwrap(),
             prediction,
-            efficiency_pct: 4000.0 / 46.0,
-            latency_us: 50.0,
             slowest_gbit_s: Some(12.5),
             slowest_named: Some("25gbe"),
-            measured_ms,
-            measured_spread: measured_ms
-                .and_then(|ms| Spread::of([Some(ms), Some(ms - 1.0), Some(ms + 2.0)])),
-            ratio: measured_ms.map(|ms| 46.0 / ms),
+            measured: measured_ms.and_then(rounds),
             range: None,
         }
     }

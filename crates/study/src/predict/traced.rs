@@ -19,12 +19,12 @@ use paceline_observe::insight::buckets::ELEM_BYTES;
 use paceline_strategies::BucketCaps;
 use serde::Serialize;
 
-use super::efficiency::{efficiency_pct, least_bandwidth};
+use super::efficiency::efficiency_pct;
 use super::flags::{self, PredictArgs};
 use super::model::{Calibration, Step, TracedSteps};
 use super::network::{Network, Route};
 use super::stated::{MAX_BYTES, StatedModel, check_bytes};
-use super::{Base, Chosen};
+use super::{Base, Row};
 
 /// Of ten steps, eight are within these quantiles.
 const RANGE: [f64; 2] = [0.1, 0.9];
@@ -256,7 +256,7 @@ fn range(values: &mut [f64]) -> [f64; 2] {
 }
 
 /// How far a prediction varies, because the steps of the traces differ: in 8 of 10 steps it is within these bounds.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Range {
     /// The shortest step, in milliseconds.
     pub step_low_ms: f64,
@@ -272,15 +272,8 @@ impl Range {
     /// The range of these steps for this network and target efficiency; `None` without steps.
     pub fn of(steps: &[Step], network: &Network, target: f64) -> Option<Self> {
         steps.first()?;
-        let step_ms =
-            |step: &Step, network: &Network| step.step_ms(|bytes| network.all_reduce_ms(bytes));
-        let mut all_ms: Vec<f64> = steps.iter().map(|step| step_ms(step, network)).collect();
-        let least = |step: &Step| {
-            let efficiency = |bytes_per_s: f64| {
-                efficiency_pct(step.alone_ms, step_ms(step, &network.with_bandwidth(bytes_per_s)))
-            };
-            least_bandwidth(efficiency, target).map_or(f64::INFINITY, |least| least * 8e-9)
-        };
+        let mut all_ms: Vec<f64> = steps.iter().map(|step| step.on(network)).collect();
+        let least = |step: &Step| step.slowest_gbit_s(network, target).unwrap_or(f64::INFINITY);
         let mut least: Vec<f64> = steps.iter().map(least).collect();
         let [step_low_ms, step_high_ms] = range(&mut all_ms);
         let [slowest_low_gbit_s, slowest_high_gbit_s] =
@@ -334,8 +327,8 @@ const SENDING: [Sending; 4] = [
 ];
 
 /// The steps of all strategies on one link; none without the steps of a trace.
-pub(super) fn strategies(link: &str, chosen: &Chosen, base: &Base) -> Vec<StrategyRow> {
-    let (Chosen { network, step: usual }, Base { layout, steps, .. }) = (chosen, base);
+pub(super) fn strategies(of: &Row, base: &Base) -> Vec<StrategyRow> {
+    let (Row { network, step: usual, .. }, Base { layout, steps, .. }) = (of, base);
     if steps.is_empty() {
         return Vec::new();
     }
@@ -353,7 +346,7 @@ pub(super) fn strategies(link: &str, chosen: &Chosen, base: &Base) -> Vec<Strate
         let step_ms = ms(usual);
         StrategyRow {
             ranks: network.ranks,
-            link: link.to_owned(),
+            link: of.link.clone(),
             strategy: way.name,
             step_ms,
             step_low_ms,
