@@ -35,7 +35,7 @@ impl Listener for MetricsFile {
             // The figures that have a value, in the order of the table.
             let value = |figure: &Figure| Some((figure.name, figure.at(event)?));
             let shown = TABLE.iter().filter(|figure| figure.in_metrics);
-            self.add_line(&shown.filter_map(value).collect());
+            self.add_line(&Named(shown.filter_map(value).collect()));
         }
         Ok(())
     }
@@ -64,7 +64,7 @@ mod tests {
                 }
             };
             for step in 0..3 {
-                file.add_line(&[("step", step.into())].into_iter().collect());
+                file.add_line(&Named(vec![("step", step.into())]));
             }
             let mut report = RankReport::default();
             file.add_to(&mut report);

@@ -13,13 +13,7 @@ use crate::figures::figure::Figure;
 use crate::figures::table::TABLE;
 
 /// Values by name, in this order.
-pub(super) struct Named(Vec<(&'static str, Value)>);
-
-impl FromIterator<(&'static str, Value)> for Named {
-    fn from_iter<I: IntoIterator<Item = (&'static str, Value)>>(values: I) -> Self {
-        Self(values.into_iter().collect())
-    }
-}
+pub(super) struct Named(pub(super) Vec<(&'static str, Value)>);
 
 impl Serialize for Named {
     fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
@@ -50,7 +44,7 @@ impl Listener for SummaryFile {
         // Null if no step was measured.
         let value = |figure: &Figure| figure.of_run(facts).unwrap_or_default();
         let shown = TABLE.iter().filter(|figure| figure.in_summary);
-        let summary: Named = shown.map(|figure| (figure.name, value(figure))).collect();
+        let summary = Named(shown.map(|figure| (figure.name, value(figure))).collect());
         if let Some(own) = &self.own {
             // A run with a summary has come to its end, or says where it was stopped, so the file is complete or not there.
             write_json(&self.disk, own, &summary)?;
