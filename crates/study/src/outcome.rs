@@ -261,7 +261,7 @@ fn figures(run: &RunSummary) -> BTreeMap<String, f64> {
     all.extend(busy().map(|busy| ("busy_pct".to_owned(), busy)));
     let buckets = match run.part::<Anatomy>("anatomy").buckets.len() {
         // Each step has one more operation, which adds up the losses.
-        0 => run.number("comm_ops_per_step").map(|count| count - 1.0),
+        0 => run.number("comm_ops_per_step").map(|count| (count - 1.0).max(0.0)),
         count => Some(count as f64),
     };
     all.extend(buckets.map(|count| ("num_buckets".to_owned(), count)));

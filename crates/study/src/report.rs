@@ -299,7 +299,7 @@ fn median_of(name: &str, is_shown: bool) -> Column<Row> {
 }
 
 /// Figures that follow from the runs of a case, in addition to those that a run reports.
-const DERIVED: [Head; 14] = [
+const DERIVED: [Head; 13] = [
     Head::new(
         "busy_pct",
         "busy",
@@ -312,7 +312,6 @@ const DERIVED: [Head; 14] = [
         ("s", 2),
         "Wall-clock time of the run, from its start to its end.",
     ),
-    Head::new("cost", "cost", ("", 5), "The price of that time."),
     Head::new("num_buckets", "all-reduces", ("", 0), "All-reduces of gradients of a step."),
     Head::new(
         "init_peak_mb",

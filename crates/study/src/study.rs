@@ -189,20 +189,17 @@ pub(crate) fn layout_of(config: &TrainConfig, ranks: usize) -> Result<Arc<Layout
     Ok(config.model.build(dataset.as_ref(), ranks)?.layout)
 }
 
-/// The flags of a run that only measures, and their configuration, checked as a whole. By default the run
-/// has enough batches for [`STEPS`] steps, in as many epochs as the data need for them.
+/// The flags of a run that only measures, and their configuration, checked as a whole. By default the run has [`STEPS`] steps, or
+/// those of `--steps-per-epoch`, in as many epochs as the data need for them.
 pub(crate) fn measuring(flags: &Spec) -> Result<(Spec, TrainConfig)> {
     // A step is made of this many batches.
     let accumulate = flags.number("accumulate").unwrap_or(1).max(1);
-    let flags = flags.with_default("steps-per-epoch", STEPS.saturating_mul(accumulate));
-    let config = spec::resolve(&flags.with_default("epochs", 1))?;
-    if flags.has("epochs") {
-        return Ok((flags, config));
-    }
-    // An epoch of the data may have fewer steps than that.
-    let natural = config.steps_per_epoch;
-    let wanted = flags.number("steps-per-epoch").unwrap_or(STEPS);
-    let flags = flags.with("steps-per-epoch", natural).with("epochs", wanted.div_ceil(natural));
+    let batches = flags.number("steps-per-epoch").unwrap_or(STEPS.saturating_mul(accumulate));
+    let flags = if flags.has("epochs") {
+        flags.with_default("steps-per-epoch", batches)
+    } else {
+        flags.without(&["steps-per-epoch"]).with("steps", batches.div_ceil(accumulate))
+    };
     let config = spec::resolve(&flags)?;
     Ok((flags, config))
 }

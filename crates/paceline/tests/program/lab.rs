@@ -165,6 +165,7 @@ fn buckets_are_measured_and_replayed() {
     };
     let counts = ["1 MiB", "naive", "flat", "overlapped"].map(|of_way| of(of_way, "num_buckets"));
     assert_eq!(counts, [1.0, 8.0, 1.0, 8.0]);
+    assert_eq!(of("no communication", "num_buckets"), 0.0);
     assert!(of("0.001 MiB", "num_buckets") > 1.0 && of("naive", "comm_exposed_ms") >= 24.0);
     lab(&sandbox, "grad-accum --sizes 1").refused(&["--sizes is for buckets"]);
 }

@@ -274,7 +274,8 @@ fn published_settings_are_unequal() {
 fn studies_start_ranks_of_their_own() {
     let sandbox = Sandbox::new();
     let binary = env!("CARGO_BIN_EXE_paceline");
-    for command in ["bench scaling", "train --ddp-choice all"] {
+    let sweep = "sweep --vary seed=1,2 --output out";
+    for command in ["bench scaling", "train --ddp-choice all", sweep] {
         let args = format!("-n 2 -- {binary} {command} {TINY}");
         let run = sandbox.launch(&args.split(' ').collect::<Vec<_>>());
         assert_eq!(run.code, Some(2), "{run:#?}");

@@ -200,13 +200,3 @@ fn another_command_on_the_same_folder_is_refused() {
     Run::of(other).refused(&["--output mine", "not empty"]);
     assert_eq!(std::fs::read_dir(sandbox.path("mine")).unwrap().count(), 1);
 }
-
-#[test]
-fn a_sweep_starts_ranks_of_its_own() {
-    let sandbox = Sandbox::new();
-    let binary = env!("CARGO_BIN_EXE_paceline");
-    let args = format!("-n 2 -- {binary} sweep --vary hidden=8,16 --output out");
-    let run = sandbox.launch(&args.split(' ').collect::<Vec<_>>());
-    assert_eq!(run.code, Some(2), "{run:#?}");
-    assert!(run.stderr.contains("another launcher has started 2"), "{}", run.stderr);
-}

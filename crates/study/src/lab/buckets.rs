@@ -117,7 +117,7 @@ fn found(made: &Made) -> Result<Vec<Found>> {
     }
     let heads = [
         ("scene", "scene", ("", 0)),
-        ("mib", "buckets", ("MiB", 3)),
+        ("mib", "buckets", ("MiB", 4)),
         ("measured_ms", "measured step", ("ms", 2)),
         ("replayed_ms", "replayed", ("ms", 2)),
         ("ratio", "replayed / measured", ("", 2)),
