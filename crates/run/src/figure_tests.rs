@@ -284,11 +284,9 @@ fn a_model_without_classes_has_no_accuracy_anywhere() {
     let step = StepDone { has_classes: false, ..step_done(&loss, &track, &group) };
     for name in ["correct", "accuracy", "train_accuracy", "eval_accuracy"] {
         let figure = find(name).unwrap();
-        let at = |event: Event| figure.at(&event);
-        let values =
-            [at(Event::Step(&step)), at(Event::Evaluated(evaluated)), figure.of_run(&facts)];
-        let found: Vec<Value> =
-            values.into_iter().flatten().filter(|value| !value.is_null()).collect();
+        let at_events = [Event::Step(&step), Event::Evaluated(evaluated)].map(|of| figure.at(&of));
+        let values = at_events.into_iter().chain([figure.of_run(&facts)]);
+        let found: Vec<Value> = values.flatten().filter(|value| !value.is_null()).collect();
         assert!(found.is_empty(), "{name}: {found:?}");
     }
     let lines = paceline_observe::views::console::evaluation_lines(&result, &[]);

@@ -38,7 +38,7 @@ pub struct Profiler {
     communication: Arc<Track>,
     loader: Arc<Track>,
     ran_on: RanOn,
-    /// What computes, in words.
+    /// The machine or the card that computes, in words.
     device: String,
     /// Steps that were recorded.
     steps: Vec<(u64, Span)>,
