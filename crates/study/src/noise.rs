@@ -6,7 +6,7 @@
 //! said to differ.
 
 use paceline_observe::figures::figure::Better;
-use paceline_table::stats::{self, Ratio, paired_ratio, ratio_of_logarithms};
+use paceline_table::stats::{self, ratio_of_logarithms};
 use serde::{Deserialize, Serialize};
 
 /// With fewer rounds than this, nothing is said to differ.
@@ -78,16 +78,13 @@ impl Effect {
     /// The effect, from the base's figure and the variant's in each round; `None` if there are fewer rounds than
     /// [`MIN_ROUNDS`], or if a figure is not above zero.
     pub fn of(base: &[f64], variant: &[f64]) -> Option<Self> {
-        Self::new(paired_ratio(base, variant), base.len().min(variant.len()))
+        Self::of_logarithms(&logarithms(base, variant))
     }
 
     /// The same, from the logarithms of the ratios.
     pub fn of_logarithms(all: &[f64]) -> Option<Self> {
-        Self::new(ratio_of_logarithms(all.to_vec()), all.len())
-    }
-
-    fn new(of: Option<Ratio>, rounds: usize) -> Option<Self> {
-        let Ratio { ratio, low, high } = of.filter(|_| rounds >= MIN_ROUNDS)?;
+        let rounds = all.len();
+        let [ratio, low, high] = ratio_of_logarithms(all).filter(|_| rounds >= MIN_ROUNDS)?;
         Some(Self { ratio, low, high, rounds })
     }
 
