@@ -3,8 +3,8 @@
 //! Input: a file of a listing. Output: a blob. Bytes that came before a connection breaks are kept, and the next attempt
 //! asks for the rest. One process fetches a file, and others wait for it. This module does not know which files are needed.
 
-use std::fs::{self, File};
-use std::io::{self, Seek, SeekFrom, Write};
+use std::fs;
+use std::io;
 use std::time::Duration;
 
 use paceline_files::Printable;
@@ -17,8 +17,8 @@ use tracing::debug;
 
 use super::cache::Cache;
 use super::name::Name;
-use super::remote::{FileDigest, Hub, RemoteFile, Trouble};
-use crate::download::http::{self, Broken, Rate};
+use super::remote::{Hub, RemoteFile, Trouble};
+use crate::download::http::{Broken, Partial, Rate};
 
 /// How long to wait before a broken connection is replaced.
 const PAUSE: Duration = Duration::from_millis(300);
@@ -32,17 +32,10 @@ pub(super) struct Fetcher<'a> {
     pub quiet: bool,
 }
 
-/// A file that is not complete yet.
-struct Partial {
-    file: File,
-    hasher: Box<dyn DynDigest>,
-    received: u64,
-}
-
 impl Fetcher<'_> {
     /// Whether a file is there already.
     pub fn has(&self, file: &RemoteFile) -> bool {
-        let blob = self.cache.blob(self.name, file.digest.as_str());
+        let blob = self.cache.blob(self.name, &file.digest);
         fs::metadata(blob).is_ok_and(|there| there.is_file() && there.len() == file.num_bytes)
     }
 
@@ -51,7 +44,7 @@ impl Fetcher<'_> {
         if self.has(file) {
             return Ok(0);
         }
-        let digest = file.digest.as_str();
+        let digest = &file.digest;
         let incomplete = self.cache.incomplete(self.name, digest);
         let write = |e: io::Error| {
             Trouble::Refused(format!("cannot write {}: {e}", incomplete.printable()))
@@ -66,12 +59,18 @@ impl Fetcher<'_> {
         if self.has(file) {
             return Ok(0);
         }
-        let opened = paceline_files::open_or_create(&incomplete);
-        let mut partial = Partial::of(opened.map_err(write)?, file).map_err(write)?;
+        let opened = paceline_files::open_or_create(&incomplete).map_err(write)?;
+        let len = opened.metadata().map_err(write)?.len();
+        let mut partial = Partial::new(opened, hasher(file));
+        // The part that an earlier attempt has left.
+        let kept =
+            if len > file.num_bytes { partial.restart(hasher(file)) } else { partial.keep() };
+        kept.map_err(write)?;
         let bar = self.bar(file, partial.received);
         let fetched = self.receive(file, &mut partial, bar)?;
-        let found = http::hex(partial.hasher.finalize());
-        if found != digest {
+        partial.file.sync_all().map_err(write)?;
+        let found = partial.digest();
+        if found != *digest {
             let _ = fs::remove_file(&incomplete);
             return Err(Trouble::Refused(format!(
                 "{} is not the file that {} lists: its digest is {found}, and not {digest}; what was received has been \
@@ -82,7 +81,7 @@ impl Fetcher<'_> {
         }
         let blob = self.cache.blob(self.name, digest);
         debug!("{} is complete, with {fetched} bytes from the network", file.path);
-        partial.file.sync_all().and_then(|()| fs::rename(&incomplete, blob)).map_err(write)?;
+        fs::rename(&incomplete, blob).map_err(write)?;
         Ok(fetched)
     }
 
@@ -98,32 +97,28 @@ impl Fetcher<'_> {
         // Connections that each bring a few bytes and end are no faster than one that trickles.
         let mut rate = Rate::new();
         while partial.received < file.num_bytes {
-            let opened = self.hub.open(self.name, self.commit, file, partial.received)?;
-            if opened.offset != partial.received {
+            let cannot = |e| Trouble::Refused(format!("cannot write {}: {e}", file.path));
+            let (offset, body) = self.hub.open(self.name, self.commit, file, partial.received)?;
+            if offset != partial.received {
                 // This server sends whole files only.
-                partial.restart(file).map_err(|e| self.unwritten(file, &e))?;
+                partial.restart(hasher(file)).map_err(cannot)?;
             }
-            let watched = rate.watch(opened.body).map_err(|e| self.unwritten(file, &e))?;
-            let taken = http::pieces(watched, |piece| {
-                if piece.len() as u64 > file.num_bytes - partial.received {
-                    let digest = file.digest.as_str();
-                    let _ = fs::remove_file(self.cache.incomplete(self.name, digest));
-                    return Err(format!(
+            let (watched, before) = (rate.watch(body).map_err(cannot)?, partial.received);
+            let taken = partial.receive(watched, file.num_bytes, &mut bar, Some(file.num_bytes));
+            fetched += partial.received - before;
+            let mut reason = match taken {
+                Ok(()) => "the connection has ended".to_owned(),
+                Err(Broken::Connection(e)) => e.to_string(),
+                Err(Broken::Disk(e)) => return Err(cannot(e)),
+                Err(Broken::TooLong) => {
+                    let _ = fs::remove_file(self.cache.incomplete(self.name, &file.digest));
+                    return Err(Trouble::Refused(format!(
                         "{} is not the file that {} lists: it is longer than {} bytes",
                         file.path,
                         self.hub.endpoint(),
                         file.num_bytes
-                    ));
+                    )));
                 }
-                partial.take(piece).map_err(|e| format!("cannot write {}: {e}", file.path))?;
-                fetched += piece.len() as u64;
-                bar.show(partial.received, Some(file.num_bytes));
-                Ok(())
-            });
-            let mut reason = match taken {
-                Err(Broken::Consumer(problem)) => return Err(Trouble::Refused(problem)),
-                Err(Broken::Connection(e)) => e.to_string(),
-                Ok(()) => "the connection has ended".to_owned(),
             };
             if partial.received < file.num_bytes {
                 // The pause counts too, or a server that sends one byte per connection would never be given up.
@@ -143,10 +138,6 @@ impl Fetcher<'_> {
         Ok(fetched)
     }
 
-    fn unwritten(&self, file: &RemoteFile, error: &io::Error) -> Trouble {
-        Trouble::Refused(format!("cannot write {}: {error}", file.path))
-    }
-
     fn bar(&self, file: &RemoteFile, received: u64) -> TaskBar {
         let mut bar = TaskBar::new(&file.path, Unit::Bytes, self.quiet);
         if !self.quiet && !bar.is_drawn() {
@@ -162,45 +153,10 @@ impl Fetcher<'_> {
     }
 }
 
-impl Partial {
-    /// The part that an earlier attempt has left, or nothing.
-    fn of(file: File, of: &RemoteFile) -> io::Result<Self> {
-        let received = file.metadata()?.len();
-        let mut partial = Self { file, hasher: hasher(of), received };
-        if received > of.num_bytes {
-            partial.restart(of)?;
-        }
-        let hashed = http::pieces(&partial.file, |piece| {
-            partial.hasher.update(piece);
-            Ok(())
-        });
-        match hashed {
-            Err(Broken::Connection(e)) => Err(e),
-            _ => Ok(partial),
-        }
-    }
-
-    fn restart(&mut self, of: &RemoteFile) -> io::Result<()> {
-        self.file.set_len(0)?;
-        self.file.seek(SeekFrom::Start(0))?;
-        (self.hasher, self.received) = (hasher(of), 0);
-        Ok(())
-    }
-
-    fn take(&mut self, piece: &[u8]) -> io::Result<()> {
-        self.file.write_all(piece)?;
-        self.hasher.update(piece);
-        self.received += piece.len() as u64;
-        Ok(())
-    }
-}
-
 /// The digest of the bytes that arrive.
 fn hasher(of: &RemoteFile) -> Box<dyn DynDigest> {
-    match of.digest {
-        FileDigest::Sha256(_) => Box::new(Sha256::new()),
-        FileDigest::GitSha1(_) => {
-            Box::new(Sha1::new().chain_update(format!("blob {}\0", of.num_bytes)))
-        }
+    match of.digest.len() {
+        64 => Box::new(Sha256::new()),
+        _ => Box::new(Sha1::new().chain_update(format!("blob {}\0", of.num_bytes))),
     }
 }

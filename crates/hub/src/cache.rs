@@ -219,7 +219,7 @@ fn in_home(path: &str, var: &impl Fn(&str) -> Option<String>) -> PathBuf {
 }
 
 fn folder_name(name: &Name) -> String {
-    format!("{}--{}--{}", name.kind.plural(), name.owner, name.name)
+    format!("{}--{}", name.kind.names()[2], name.path.replace('/', "--"))
 }
 
 #[cfg(test)]

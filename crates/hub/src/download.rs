@@ -16,9 +16,10 @@ use md5::{Digest, Md5};
 use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
 use paceline_host::bar::{TaskBar, Unit};
+use paceline_host::disk::Disk;
 use ureq::Agent;
 
-use self::http::{Broken, Rate};
+use self::http::{Broken, Partial, Rate};
 
 pub(crate) mod http;
 
@@ -118,8 +119,9 @@ impl Source {
         let write = |e: io::Error| format!("cannot write {}: {e}", partial.printable());
         let claimed = claim(&partial, || self.has(folder, item)).map_err(write)?;
         let Some(mut file) = claimed else { return Ok(()) };
+        let same = file.try_clone().map_err(write)?;
         let url = format!("{}/{}", address.trim_end_matches('/'), item.name);
-        let fetched = receive(agent, &url, item, &mut file, quiet).and_then(|()| {
+        let fetched = receive(agent, &url, item, same, quiet).and_then(|()| {
             if item.is_archive() {
                 self.unpack(folder, item, &mut file)
             } else {
@@ -151,12 +153,9 @@ impl Source {
                 let path = entry.path()?.into_owned();
                 let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
                 if item.members.contains(&name) {
-                    let partial = partial(&target.join(name));
-                    let mut file = paceline_files::create(&partial)?;
                     // An archive with the right digest has files of the right size.
-                    io::copy(&mut entry, &mut file)?;
-                    file.sync_all()?;
-                    fs::rename(&partial, target.join(name))?;
+                    let write = |out: &mut (dyn Write + Send)| io::copy(&mut entry, out);
+                    Disk::default().replace(&target.join(name), None, write)?;
                 }
             }
             Ok(())
@@ -201,7 +200,7 @@ fn receive(
     agent: &Agent,
     url: &str,
     item: &Item,
-    file: &mut File,
+    file: File,
     quiet: bool,
 ) -> std::result::Result<(), String> {
     let fail = |e: &dyn std::fmt::Display| format!("cannot fetch {url}: {e}");
@@ -212,35 +211,22 @@ fn receive(
     if !quiet && !bar.is_drawn() {
         bar.say(&format!("fetching {url}"));
     }
-    let mut hasher = Md5::new();
-    let mut received: u64 = 0;
     let mut rate = Rate::new();
     let watched = rate.watch(body.into_reader()).map_err(|e| fail(&e))?;
-    let taken = http::pieces(watched, |piece| {
-        received += piece.len() as u64;
-        if received > item.max_bytes {
-            return Err(format!(
-                "what {url} sends is not the published file: it is longer than {} bytes",
-                item.max_bytes
-            ));
+    let mut partial = Partial::new(file, Box::new(Md5::new()));
+    let taken = partial.receive(watched, item.max_bytes, &mut bar, num_bytes);
+    let other = match taken {
+        Err(Broken::Connection(e)) => {
+            return Err(fail(&format!("it ends after {} bytes: {e}", partial.received)));
         }
-        hasher.update(piece);
-        bar.show(received, num_bytes);
-        file.write_all(piece).map_err(|e| format!("cannot write {}: {e}", item.name))
-    });
-    taken.map_err(|broken| match broken {
-        Broken::Connection(e) => fail(&format!("it ends after {received} bytes: {e}")),
-        Broken::Consumer(problem) => problem,
-    })?;
-    drop(bar);
-    let md5 = http::hex(hasher.finalize());
-    if md5 == item.md5 {
-        return Ok(());
-    }
-    Err(format!(
-        "what {url} sends is not the published file: its MD5 is {md5}, and not {}",
-        item.md5
-    ))
+        Err(Broken::Disk(e)) => return Err(format!("cannot write {}: {e}", item.name)),
+        Err(Broken::TooLong) => format!("it is longer than {} bytes", item.max_bytes),
+        Ok(()) => match partial.digest() {
+            md5 if md5 == item.md5 => return Ok(()),
+            md5 => format!("its MD5 is {md5}, and not {}", item.md5),
+        },
+    };
+    Err(format!("what {url} sends is not the published file: {other}"))
 }
 
 #[cfg(test)]

@@ -23,25 +23,15 @@ const OF_MODEL: [&str; 4] =
 /// The card of a data set, which has its license.
 const CARD: &str = "README.md";
 
-/// Fetches a model of the Hub into the cache, at `revision` or at its usual one, and says where it is. With `quiet`, only
-/// that.
-pub fn fetch_model(name: &str, revision: Option<&str>, quiet: bool) -> Result<()> {
-    of_hub(Kind::Model, name, revision, quiet)
-}
-
-/// The same for the texts of a data set.
-pub fn fetch_data(name: &str, revision: Option<&str>, quiet: bool) -> Result<()> {
-    of_hub(Kind::Data, name, revision, quiet)
-}
-
-/// Fetches the needed files from the Hub into the cache, and says where they are.
-fn of_hub(kind: Kind, named: &str, revision: Option<&str>, quiet: bool) -> Result<()> {
-    let command = format!("paceline fetch {} {named}", kind.command());
+/// Fetches the needed files of a model or a data set of the Hub into the cache, at `revision` or at its usual one, and says
+/// where they are. With `quiet`, only that.
+pub fn fetch(kind: Kind, named: &str, revision: Option<&str>, quiet: bool) -> Result<()> {
+    let [words, command, _] = kind.names();
+    let command = format!("paceline fetch {command} {named}");
     let refused = |problem: String| Failure::Usage(format!("{command}: {problem}"));
     let Some(mut name) = Name::parse(kind, named) else {
         return Err(refused(format!(
-            "this is no name of a {} on the Hugging Face Hub; pass OWNER/NAME",
-            kind.words()
+            "this is no name of a {words} on the Hugging Face Hub; pass OWNER/NAME"
         )));
     };
     if let Some(revision) = revision {
@@ -108,7 +98,7 @@ fn into_cache(
     let mut fetched = 0;
     if let Some(index) = files.iter().find(|file| file.path == WEIGHTS_INDEX_FILE) {
         fetched += fetcher.obtain(index)?;
-        let index = cache.blob(name, index.digest.as_str());
+        let index = cache.blob(name, &index.digest);
         files.extend(parts_among(&listed, &index).map_err(Trouble::Refused)?);
     }
     let all_bytes = total_bytes(files.iter())?;
@@ -118,7 +108,7 @@ fn into_cache(
     }
     // Not before all of them are there: a snapshot is also found by its commit.
     for file in &files {
-        cache.link(name, &commit, &file.path, file.digest.as_str()).map_err(write)?;
+        cache.link(name, &commit, &file.path, &file.digest).map_err(write)?;
     }
     // From now on the name is found, with all of its files.
     cache.write_reference(name, &commit).map_err(write)?;
@@ -151,35 +141,25 @@ fn parts_among(
 /// The files that are needed, without the parts that an index names. Fails without settings, weights or texts.
 fn needed(kind: Kind, files: &[RemoteFile]) -> std::result::Result<Vec<RemoteFile>, String> {
     let has = |path: &str| files.iter().any(|file| file.path == path);
-    match kind {
-        Kind::Model => {
-            if !has(OF_MODEL[0]) {
-                return Err(format!(
-                    "it has no {}, so it is no model of transformers",
-                    OF_MODEL[0]
-                ));
-            }
-            if !has(WEIGHTS_FILE) && !has(WEIGHTS_INDEX_FILE) {
-                return Err(format!(
-                    "it has neither {WEIGHTS_FILE} nor {WEIGHTS_INDEX_FILE}, and other files of weights are not read; choose \
-                     another revision or model"
-                ));
-            }
-            let weights = if has(WEIGHTS_FILE) { WEIGHTS_FILE } else { WEIGHTS_INDEX_FILE };
-            let is_needed =
-                |file: &&RemoteFile| OF_MODEL.contains(&file.path.as_str()) || file.path == weights;
-            Ok(files.iter().filter(is_needed).cloned().collect())
+    let is_text = |path: &str| TextFormat::of_part(Path::new(path)).is_some();
+    let weights = if has(WEIGHTS_FILE) { WEIGHTS_FILE } else { WEIGHTS_INDEX_FILE };
+    let is_needed = |file: &&RemoteFile| match kind {
+        Kind::Model => OF_MODEL.contains(&&*file.path) || file.path == weights,
+        Kind::Data => is_text(&file.path) || file.path == CARD,
+    };
+    Err(match kind {
+        Kind::Model if !has(CONFIG_FILE) => {
+            format!("it has no {CONFIG_FILE}, so it is no model of transformers")
         }
-        Kind::Data => {
-            let is_text = |file: &RemoteFile| TextFormat::of_part(Path::new(&file.path)).is_some();
-            if !files.iter().any(is_text) {
-                let endings = TextFormat::of_parts();
-                return Err(format!("it has no {endings} files, and others are not read"));
-            }
-            let is_needed = |file: &&RemoteFile| is_text(file) || file.path == CARD;
-            Ok(files.iter().filter(is_needed).cloned().collect())
+        Kind::Model if !has(weights) => format!(
+            "it has neither {WEIGHTS_FILE} nor {WEIGHTS_INDEX_FILE}, and other files of weights are not read; choose \
+             another revision or model"
+        ),
+        Kind::Data if !files.iter().any(|file| is_text(&file.path)) => {
+            format!("it has no {} files, and others are not read", TextFormat::of_parts())
         }
-    }
+        _ => return Ok(files.iter().filter(is_needed).cloned().collect()),
+    })
 }
 
 /// The bytes of these files. Fails if no number has as many: a list may state any size.
@@ -226,7 +206,7 @@ fn by_hand(cache: &Cache, name: &Name) -> String {
     format!(
         "Without a network there are two ways. Put {files} into any folder DIR, and pass {flags}. Or fetch {} on a \
          machine that has a network, and copy the whole folder {} from its cache to {}.",
-        name.path(),
+        name.path,
         folder.file_name().unwrap_or_default().printable(),
         folder.printable()
     )

@@ -24,5 +24,6 @@ mod lookup;
 mod name;
 mod remote;
 
-pub use fetch::{fetch_data, fetch_model};
+pub use fetch::fetch;
 pub use lookup::{Found, Wanted, find, model_at_main, tokens_folder};
+pub use name::Kind;

@@ -82,7 +82,7 @@ pub(super) fn parts(index: &Path) -> std::result::Result<BTreeSet<String>, Strin
 /// The model that `value` names at its usual revision, as `OWNER/NAME`. `None` if it names no model.
 pub fn model_at_main(value: &Path) -> Option<String> {
     let name = Name::parse(Kind::Model, value.to_str()?)?;
-    (name.revision == MAIN).then(|| name.path())
+    (name.revision == MAIN).then_some(name.path)
 }
 
 /// The folder that `value` of `flag` means. An existing path counts before a name. A value that cannot be a name is taken for a
@@ -97,8 +97,8 @@ pub fn find(flag: &str, value: &Path, wanted: Wanted) -> Result<Found> {
     let usage =
         |problem: String| Failure::Usage(format!("{flag} {}: {problem}", value.printable()));
     let cache = Cache::from_vars(variable).map_err(usage)?;
-    let command = format!("paceline fetch {} {name}", kind.command());
-    let words = kind.words();
+    let [words, command, _] = kind.names();
+    let command = format!("paceline fetch {command} {name}");
     let Some(snapshot) = cache.snapshot(&name) else {
         let searched = cache.folder(&name);
         let lacks = if searched.exists() {

@@ -6,7 +6,7 @@ use std::fmt;
 
 /// The kind of thing that a name stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Kind {
+pub enum Kind {
     /// A model.
     Model,
     /// A data set.
@@ -25,27 +25,11 @@ pub(super) const MAIN: &str = "main";
 const MAX_CHARS: usize = 96;
 
 impl Kind {
-    /// The kind, in words.
-    pub fn words(self) -> &'static str {
+    /// The kind in words, for `paceline fetch`, and for the cache's folders and the Hub's interface.
+    pub(super) fn names(self) -> [&'static str; 3] {
         match self {
-            Self::Model => "model",
-            Self::Data => "data set",
-        }
-    }
-
-    /// The word of `paceline fetch`.
-    pub(super) fn command(self) -> &'static str {
-        match self {
-            Self::Model => "model",
-            Self::Data => "data",
-        }
-    }
-
-    /// The word of the cache's folders and of the Hub's interface.
-    pub(super) fn plural(self) -> &'static str {
-        match self {
-            Self::Model => "models",
-            Self::Data => "datasets",
+            Self::Model => ["model", "model", "models"],
+            Self::Data => ["data set", "data", "datasets"],
         }
     }
 }
@@ -54,8 +38,8 @@ impl Kind {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Name {
     pub kind: Kind,
-    pub owner: String,
-    pub name: String,
+    /// `OWNER/NAME`.
+    pub path: String,
     /// A branch, a tag or a commit.
     pub revision: String,
 }
@@ -65,14 +49,11 @@ impl Name {
     pub fn parse(kind: Kind, text: &str) -> Option<Self> {
         let (path, revision) = text.split_once('@').unwrap_or((text, MAIN));
         let alias = ALIASES.iter().find(|(of, short, _)| (*of, *short) == (kind, path));
-        let (owner, name) = alias.map_or(path, |(_, _, long)| *long).split_once('/')?;
+        let path = alias.map_or(path, |(_, _, long)| *long);
+        let (owner, name) = path.split_once('/')?;
         let is_name = is_word(owner) && is_word(name) && !name.ends_with(".git");
-        (is_name && is_revision(revision)).then(|| Self {
-            kind,
-            owner: owner.to_owned(),
-            name: name.to_owned(),
-            revision: revision.to_owned(),
-        })
+        let (path, revision) = (path.to_owned(), revision.to_owned());
+        (is_name && is_revision(&revision)).then_some(Self { kind, path, revision })
     }
 
     /// The name at another revision, unless that cannot be a revision.
@@ -80,15 +61,9 @@ impl Name {
         is_revision(revision).then(|| Self { revision: revision.to_owned(), ..self })
     }
 
-    /// The name without the revision.
-    pub fn path(&self) -> String {
-        format!("{}/{}", self.owner, self.name)
-    }
-
     /// The short name, if there is one.
     pub fn alias(&self) -> Option<&'static str> {
-        let path = self.path();
-        let alias = ALIASES.iter().find(|(kind, _, long)| *kind == self.kind && *long == path);
+        let alias = ALIASES.iter().find(|(kind, _, long)| *kind == self.kind && *long == self.path);
         alias.map(|(_, short, _)| *short)
     }
 }
@@ -96,7 +71,7 @@ impl Name {
 /// As it is typed, with the revision if it is not the usual one.
 impl fmt::Display for Name {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}/{}", self.owner, self.name)?;
+        f.write_str(&self.path)?;
         if self.revision == MAIN { Ok(()) } else { write!(f, "@{}", self.revision) }
     }
 }
@@ -134,8 +109,8 @@ mod tests {
     #[test]
     fn names_have_an_owner_and_may_have_a_revision() {
         let name = Name::parse(Kind::Model, "HuggingFaceTB/SmolLM2-360M").unwrap();
-        assert_eq!((name.owner.as_str(), name.name.as_str()), ("HuggingFaceTB", "SmolLM2-360M"));
-        assert_eq!((name.revision.as_str(), name.to_string()), ("main", name.path()));
+        assert_eq!(name.path, "HuggingFaceTB/SmolLM2-360M");
+        assert_eq!((name.revision.as_str(), name.to_string()), ("main", name.path));
         let name = Name::parse(Kind::Data, "a/b_c.d@refs/pr/4").unwrap();
         assert_eq!(
             (name.revision.as_str(), name.to_string().as_str()),
@@ -155,7 +130,7 @@ mod tests {
         let model = Name::parse(Kind::Model, "smollm2-360m@v1").unwrap();
         assert_eq!(model.to_string(), "HuggingFaceTB/SmolLM2-360M-Instruct@v1");
         assert_eq!(model.alias(), Some("smollm2-360m"));
-        assert_eq!(Name::parse(Kind::Data, "yelp").unwrap().path(), "Yelp/yelp_review_full");
+        assert_eq!(Name::parse(Kind::Data, "yelp").unwrap().path, "Yelp/yelp_review_full");
         assert_eq!(Name::parse(Kind::Model, "yelp"), None);
         for (kind, short, long) in ALIASES {
             assert_eq!(Name::parse(kind, short), Name::parse(kind, long));

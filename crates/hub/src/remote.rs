@@ -13,8 +13,8 @@ use ureq::http::header::{ACCEPT_ENCODING, AUTHORIZATION, CONTENT_RANGE, LOCATION
 use ureq::http::{HeaderMap, StatusCode, Uri};
 
 use super::cache::{home, is_inner_path, is_yes};
-use super::name::{Name, is_commit};
-use crate::download::http::{self, Broken, Rate};
+use super::name::{Kind, Name, is_commit};
+use crate::download::http::{self, Rate};
 
 /// Where the Hub is, unless `HF_ENDPOINT` says otherwise.
 const ENDPOINT: &str = "https://huggingface.co";
@@ -51,30 +51,9 @@ pub(super) struct Listing {
 pub(super) struct RemoteFile {
     pub path: String,
     pub num_bytes: u64,
-    pub digest: FileDigest,
-}
-
-/// The digest of a file, in hexadecimal digits. It is also the name of the file in the cache.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum FileDigest {
-    /// The digest of a large file.
-    Sha256(String),
-    /// The digest of any other file, as git computes it: of its length and its bytes.
-    GitSha1(String),
-}
-
-impl FileDigest {
-    pub fn as_str(&self) -> &str {
-        match self {
-            Self::Sha256(digits) | Self::GitSha1(digits) => digits,
-        }
-    }
-}
-
-/// A body that begins at a place in the file.
-pub(super) struct Opened {
-    pub offset: u64,
-    pub body: Box<dyn Read + Send>,
+    /// The digest in hexadecimal digits, which is also the name of the file in the cache: for a large file its SHA-256, for any
+    /// other file the 40 digits that git computes of its length and its bytes.
+    pub digest: String,
 }
 
 impl Hub {
@@ -100,8 +79,8 @@ impl Hub {
         let url = format!(
             "{}/api/{}/{}/revision/{}?blobs=true",
             self.endpoint,
-            name.kind.plural(),
-            name.path(),
+            name.kind.names()[2],
+            name.path,
             encoded(&name.revision, "")
         );
         let response = self.get(&url, None)?;
@@ -109,17 +88,10 @@ impl Hub {
             return Err(self.trouble(name, &url, response.status(), response.headers()));
         }
         let body = response.into_body().into_with_config().limit(MAX_LISTING_BYTES).reader();
-        let mut text = Vec::new();
         let cannot = |e| Trouble::Unreachable(format!("cannot read {url}: {e}"));
         let mut rate = Rate::new();
-        let read = http::pieces(rate.watch(body).map_err(cannot)?, |piece| {
-            text.extend_from_slice(piece);
-            Ok(())
-        });
-        if let Err(Broken::Connection(e)) = read {
-            return Err(cannot(e));
-        }
-        let json = serde_json::from_slice(&text).ok();
+        let text: Result<Vec<_>, _> = rate.watch(body).map_err(cannot)?.collect();
+        let json = serde_json::from_slice(&text.map_err(cannot)?.concat()).ok();
         json.as_ref().and_then(listing).ok_or_else(|| {
             Trouble::Refused(format!(
                 "{url} does not answer as the Hugging Face Hub does: it names no commit, or files without digests"
@@ -127,14 +99,14 @@ impl Hub {
         })
     }
 
-    /// The bytes of a file from `offset` on, or from its beginning if the server knows no parts of files.
+    /// The bytes of a file from `offset` on, or from its beginning if the server knows no parts of files; and where they begin.
     pub fn open(
         &self,
         name: &Name,
         commit: &str,
         file: &RemoteFile,
         offset: u64,
-    ) -> Result<Opened, Trouble> {
+    ) -> Result<(u64, impl Read + Send + 'static), Trouble> {
         let url = format!("{}/resolve/{commit}/{}", self.page(name), encoded(&file.path, "/"));
         let response = self.get(&url, (offset > 0).then_some(offset))?;
         let begins_there = || {
@@ -146,15 +118,13 @@ impl Hub {
             StatusCode::PARTIAL_CONTENT if offset > 0 && begins_there() == Some(true) => offset,
             status => return Err(self.trouble(name, &url, status, response.headers())),
         };
-        Ok(Opened { offset, body: Box::new(response.into_body().into_reader()) })
+        Ok((offset, response.into_body().into_reader()))
     }
 
     /// The page of a name, for people and as the folder of its files.
     fn page(&self, name: &Name) -> String {
-        match name.kind {
-            super::name::Kind::Model => format!("{}/{}", self.endpoint, name.path()),
-            super::name::Kind::Data => format!("{}/datasets/{}", self.endpoint, name.path()),
-        }
+        let folder = if name.kind == Kind::Model { "" } else { "datasets/" };
+        format!("{}/{folder}{}", self.endpoint, name.path)
     }
 
     /// Follows redirects. The token goes only to the scheme, host and port that the Hub's address has: another port of the
@@ -199,7 +169,7 @@ impl Hub {
 
     /// The meaning of a status, and what to do.
     fn trouble(&self, name: &Name, url: &str, status: StatusCode, headers: &HeaderMap) -> Trouble {
-        let (kind, page) = (name.kind.words(), self.page(name));
+        let ([kind, ..], page) = (name.kind.names(), self.page(name));
         let code = headers.get("X-Error-Code").and_then(|code| code.to_str().ok());
         let is_known = self.token.is_some();
         let token = "a token (https://huggingface.co/settings/tokens)";
@@ -219,12 +189,12 @@ impl Hub {
             (401 | 403 | 404, _) if is_known => format!(
                 "there is no {kind} {}, or the token may not read it (status {status} of {url}); check the name, \
                  which has the form OWNER/NAME, and the token",
-                name.path()
+                name.path
             ),
             (401 | 403 | 404, _) => format!(
                 "there is no {kind} {}, or it is private (status {status} of {url}); check the name, which has the \
                  form OWNER/NAME, or set HF_TOKEN to {token}",
-                name.path()
+                name.path
             ),
             (429, _) => format!(
                 "{} has had too many requests from here; wait some minutes, or set HF_TOKEN to {token}",
@@ -298,8 +268,8 @@ fn file(json: &Value) -> Option<RemoteFile> {
         digits.bytes().all(|byte| byte.is_ascii_hexdigit()).then_some(digits)
     };
     let (num_bytes, digest) = match &json["lfs"] {
-        Value::Null => (&json["size"], FileDigest::GitSha1(digits(&json["blobId"], 40)?)),
-        large => (&large["size"], FileDigest::Sha256(digits(&large["sha256"], 64)?)),
+        Value::Null => (&json["size"], digits(&json["blobId"], 40)?),
+        large => (&large["size"], digits(&large["sha256"], 64)?),
     };
     Some(RemoteFile { path, num_bytes: num_bytes.as_u64()?, digest })
 }
@@ -329,8 +299,8 @@ mod tests {
         });
         let found = listing(&json!({"sha": sha, "siblings": [small, large]})).unwrap();
         assert_eq!(found.commit, sha);
-        assert_eq!(found.files[0].digest, FileDigest::GitSha1(sha.into()));
-        assert_eq!(found.files[1].digest, FileDigest::Sha256("ab".repeat(32)));
+        assert_eq!(found.files[0].digest, sha);
+        assert_eq!(found.files[1].digest, "ab".repeat(32));
         for wrong in [
             json!({"rfilename": "../b", "size": 7, "blobId": sha}),
             json!({"rfilename": "b", "size": 7}),

@@ -1,15 +1,17 @@
-//! The common part of all downloads: the client, the pieces of a body, and the lock on a file.
+//! The common part of all downloads: the client, the pieces of a body, the file until it is complete, and the lock on it.
 //!
 //! Input: addresses and files. Output: bytes. This module knows neither data sets nor the Hugging Face Hub.
 
 use std::fs::{File, TryLockError};
-use std::io::{self, Cursor, Read};
+use std::io::{self, Read, Seek, Write};
 use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, sync_channel};
 use std::time::{Duration, Instant};
 
+use paceline_host::bar::TaskBar;
 use paceline_trace::thread_builder;
+use sha2::digest::DynDigest;
 use ureq::Agent;
 use ureq::config::RedirectAuthHeaders;
 
@@ -43,12 +45,77 @@ pub(crate) fn agent(follows_redirects: bool) -> Agent {
         .into()
 }
 
-/// Why a body was not consumed to its end.
+/// Why a body was not received to its end.
 pub(crate) enum Broken {
-    /// The connection.
+    /// The connection has failed.
     Connection(io::Error),
-    /// The consumer of the bytes failed.
-    Consumer(String),
+    /// It has more bytes than it may have.
+    TooLong,
+    /// The file cannot be written.
+    Disk(io::Error),
+}
+
+/// A file that is not complete yet.
+pub(crate) struct Partial {
+    pub(crate) file: File,
+    hasher: Box<dyn DynDigest>,
+    pub(crate) received: u64,
+}
+
+impl Partial {
+    /// A file that is empty, or that counts as such.
+    pub(crate) fn new(file: File, hasher: Box<dyn DynDigest>) -> Self {
+        Self { file, hasher, received: 0 }
+    }
+
+    /// Counts the bytes that are there.
+    pub(crate) fn keep(&mut self) -> io::Result<()> {
+        let mut piece = vec![0; PIECE_BYTES];
+        loop {
+            match self.file.read(&mut piece)? {
+                0 => return Ok(()),
+                count => self.count(&piece[..count]),
+            }
+        }
+    }
+
+    /// Begins again, with nothing.
+    pub(crate) fn restart(&mut self, hasher: Box<dyn DynDigest>) -> io::Result<()> {
+        self.file.set_len(0)?;
+        self.file.rewind()?;
+        (self.hasher, self.received) = (hasher, 0);
+        Ok(())
+    }
+
+    fn count(&mut self, piece: &[u8]) {
+        self.hasher.update(piece);
+        self.received += piece.len() as u64;
+    }
+
+    /// Appends a body, with which the file has at most `max_bytes`. The bar shows how many of `of` there are.
+    pub(crate) fn receive(
+        &mut self,
+        body: Watched<'_>,
+        max_bytes: u64,
+        bar: &mut TaskBar,
+        of: Option<u64>,
+    ) -> Result<(), Broken> {
+        for piece in body {
+            let piece = piece.map_err(Broken::Connection)?;
+            if piece.len() as u64 > max_bytes - self.received {
+                return Err(Broken::TooLong);
+            }
+            self.file.write_all(&piece).map_err(Broken::Disk)?;
+            self.count(&piece);
+            bar.show(self.received, of);
+        }
+        Ok(())
+    }
+
+    /// The digest of all bytes, in hexadecimal digits.
+    pub(crate) fn digest(self) -> String {
+        self.hasher.finalize().iter().map(|byte| format!("{byte:02x}")).collect()
+    }
 }
 
 /// How fast the bodies of a file come, over all connections that it takes.
@@ -81,15 +148,21 @@ impl Rate {
     ) -> io::Result<Watched<'_>> {
         let (sender, pieces) = sync_channel(1);
         let receive = move || {
-            let outcome = self::pieces(&mut body, |piece| {
-                sender.send(Ok(piece.to_vec())).map_err(|_| "nobody wants the rest".to_owned())
-            });
-            if let Err(Broken::Connection(error)) = outcome {
-                let _ = sender.send(Err(error));
+            let mut piece = vec![0; PIECE_BYTES];
+            loop {
+                let come = match body.read(&mut piece) {
+                    Ok(0) => return,
+                    Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
+                    come => come.map(|count| piece[..count].to_vec()),
+                };
+                // Nobody wants the rest, or there is none.
+                if come.is_err() | sender.send(come).is_err() {
+                    return;
+                }
             }
         };
         thread_builder("download").spawn(receive)?;
-        Ok(Watched { pieces, rest: Cursor::default(), rate: self })
+        Ok(Watched { pieces, rate: self })
     }
 
     /// Counts bytes that have come after this time.
@@ -117,47 +190,29 @@ impl Rate {
     }
 }
 
-/// A body whose rate is watched.
+/// The pieces of a body whose rate is watched.
 pub(crate) struct Watched<'a> {
     pieces: Receiver<io::Result<Vec<u8>>>,
-    /// Bytes that have arrived and are not read yet.
-    rest: Cursor<Vec<u8>>,
     rate: &'a mut Rate,
 }
 
-impl Read for Watched<'_> {
-    fn read(&mut self, piece: &mut [u8]) -> io::Result<usize> {
-        let mut count = self.rest.read(piece)?;
-        while count == 0 {
-            let begin = Instant::now();
-            match self.pieces.recv_timeout(self.rate.window / 60) {
-                Ok(come) => {
-                    let come = come?;
-                    self.rate.came(come.len(), begin.elapsed())?;
-                    self.rest = Cursor::new(come);
-                    count = self.rest.read(piece)?;
-                }
-                Err(RecvTimeoutError::Timeout) => self.rate.came(0, begin.elapsed())?,
-                // The end of a body is not a sign of a slow server.
-                Err(RecvTimeoutError::Disconnected) => break,
-            }
-        }
-        Ok(count)
-    }
-}
+impl Iterator for Watched<'_> {
+    type Item = io::Result<Vec<u8>>;
 
-/// Hands the bytes of a body to `consume`, piece by piece.
-pub(crate) fn pieces(
-    mut body: impl Read,
-    mut consume: impl FnMut(&[u8]) -> Result<(), String>,
-) -> Result<(), Broken> {
-    let mut piece = vec![0; PIECE_BYTES];
-    loop {
-        match body.read(&mut piece) {
-            Ok(0) => return Ok(()),
-            Ok(count) => consume(&piece[..count]).map_err(Broken::Consumer)?,
-            Err(e) if e.kind() == io::ErrorKind::Interrupted => {}
-            Err(e) => return Err(Broken::Connection(e)),
+    fn next(&mut self) -> Option<Self::Item> {
+        loop {
+            let begin = Instant::now();
+            let come = match self.pieces.recv_timeout(self.rate.window / 60) {
+                Ok(Ok(come)) => come,
+                Ok(Err(error)) => return Some(Err(error)),
+                Err(RecvTimeoutError::Timeout) => Vec::new(),
+                // The end of a body is not a sign of a slow server.
+                Err(RecvTimeoutError::Disconnected) => return None,
+            };
+            match self.rate.came(come.len(), begin.elapsed()) {
+                Ok(()) if come.is_empty() => {}
+                outcome => return Some(outcome.map(|()| come)),
+            }
         }
     }
 }
@@ -180,11 +235,6 @@ pub(crate) fn locked(path: &Path, waits: impl Fn()) -> io::Result<File> {
             return Ok(file);
         }
     }
-}
-
-/// Bytes as hexadecimal digits.
-pub(crate) fn hex(bytes: impl AsRef<[u8]>) -> String {
-    bytes.as_ref().iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 #[cfg(test)]
@@ -217,11 +267,8 @@ mod tests {
         // Each connection brings three bytes, which is progress.
         for _ in 0..1000 {
             let body = rate.watch(Trickle { pause: slow, left: 3 }).unwrap();
-            let outcome = pieces(body, |piece| {
-                taken += piece.len();
-                Ok(())
-            });
-            if let Err(Broken::Connection(error)) = outcome {
+            let outcome: io::Result<Vec<_>> = body.inspect(|_| taken += 1).collect();
+            if let Err(error) = outcome {
                 reason = Some(error.to_string());
                 break;
             }
@@ -235,8 +282,7 @@ mod tests {
     fn a_read_that_never_ends_is_given_up() {
         let (body, server) = std::io::pipe().unwrap();
         let mut rate = Rate::over(Duration::from_millis(100));
-        let outcome = pieces(rate.watch(body).unwrap(), |_| Ok(()));
-        let Err(Broken::Connection(error)) = outcome else { panic!("it ended") };
+        let error = rate.watch(body).unwrap().next().expect("it ended").unwrap_err();
         assert!(error.to_string().contains("the server is too slow: 0 bytes"), "{error}");
         assert!(rate.is_too_slow);
         drop(server);
