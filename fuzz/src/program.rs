@@ -3,12 +3,12 @@
 //! Input: bytes. Output: whether they are accepted, and otherwise the message. A panic is a fault of the reader. The
 //! fuzzer and the replay of its kept inputs (`crates/paceline/tests/corpus.rs`) call this.
 
+use std::fs;
 use std::path::Path;
 use std::sync::Arc;
 
-use paceline::checkpoint::index::{CHUNK_BYTES, Index, ShardFile, sha256};
+use paceline::checkpoint::index::{CHUNK_BYTES, INDEX, Index, ShardFile, sha256};
 use paceline::checkpoint::pieces::{self, Piece, Ranges};
-use paceline::checkpoint::reader::Reader;
 use paceline::checkpoint::{self, Checkpoint, RankOfRun, Setting};
 use paceline::memory::{Allocator, DType};
 use paceline::model::fuzzing::{ADAM_W, small_layout};
@@ -61,11 +61,23 @@ fn signed(bytes: &[u8]) -> Option<Vec<u8>> {
 }
 
 fn read_checkpoint(bytes: &[u8]) -> Result<(), String> {
+    let name = format!("paceline-{}-{:?}", std::process::id(), std::thread::current().id());
+    let folder = std::env::temp_dir().join(name);
+    fs::create_dir_all(&folder).expect("a folder");
+    let outcome = read_in(&folder, bytes);
+    let _ = fs::remove_dir_all(&folder);
+    outcome
+}
+
+fn read_in(folder: &Path, bytes: &[u8]) -> Result<(), String> {
     let open = |bytes: &[u8]| {
         let (index, rest) = parts(bytes);
-        let index = Index::parse(index).map_err(|reason| format!("the index {reason}"))?;
-        let files = cut(&index, rest).into_iter().map(<[u8]>::to_vec).collect();
-        Checkpoint::of(Reader::in_memory(index, files)?)
+        let parsed = Index::parse(index).map_err(|reason| format!("the index {reason}"))?;
+        fs::write(folder.join(INDEX), index).expect("a file");
+        for (file, bytes) in parsed.files.iter().zip(cut(&parsed, rest)) {
+            fs::write(folder.join(&file.name), bytes).expect("a file");
+        }
+        Checkpoint::open_at(folder)
     };
     let opened = open(bytes).map_err(sentence)?;
     let settings = [Setting::of_flag("--seed", 42, "the samples would come in another order")];

@@ -95,17 +95,17 @@ fn verify_all(folder: &Path) -> Result<u8> {
     let mut num_problems = problems.len();
     problems.iter().for_each(|problem| say(problem));
     for path in &found {
-        let verified = verify(path);
-        num_problems += verified.problems.len();
-        if verified.problems.is_empty() {
-            say(&format!(
+        match verify(path) {
+            Ok((num_files, num_bytes)) => say(&format!(
                 "{}: all of {} in {} match their digests",
                 path.printable(),
-                megabytes(verified.num_bytes),
-                plural(verified.num_files, "file")
-            ))
-        } else {
-            verified.problems.iter().for_each(|problem| say(problem))
+                megabytes(num_bytes),
+                plural(num_files, "file")
+            )),
+            Err(problems) => {
+                num_problems += problems.len();
+                problems.iter().for_each(|problem| say(problem));
+            }
         }
     }
     if num_problems == 0 {
@@ -143,9 +143,8 @@ fn export_to(args: &ExportArgs, carried: Carried) -> Result<u8> {
     } else {
         write_stated(&disk, &file, |out| export(reader, *optimizer, out))
     };
-    let (num_tensors, num_bytes) = written.map_err(|error: io::Error| {
-        Failure::io(format!("cannot export to {}", file.printable()), error)
-    })?;
+    let (num_tensors, num_bytes) =
+        written.map_err(Failure::cannot::<io::Error>("export to", &file))?;
     say(&format!(
         "{}: {} of {}, {}",
         file.printable(),

@@ -7,9 +7,8 @@
 use std::collections::BTreeMap;
 use std::io::{self, Write};
 
-use paceline_memory::DType;
-use paceline_model::weights::{DIGEST_KEY, StreamedDigest};
-use serde_json::{Value, json};
+use paceline_model::weights::{DIGEST_KEY, StreamedDigest, file_dtype};
+use serde_json::json;
 
 use super::index::TensorEntry;
 use super::reader::Reader;
@@ -30,14 +29,12 @@ pub fn export(
         name.starts_with("model.") || (with_optimizer && name.starts_with("optimizer."))
     };
     let all = reader.index().tensors.iter();
-    let tensors: Vec<Named> = all
-        .filter(|(name, _)| is_wanted(name))
-        .map(|(name, tensor)| Named { stored: name, written: name, tensor })
-        .collect();
+    let wanted = all.filter(|(name, _)| is_wanted(name));
+    let tensors: Vec<Named> = wanted.map(|(name, tensor)| (&**name, &**name, tensor)).collect();
     let mut metadata: BTreeMap<String, String> = reader.index().run.clone();
     // The digest covers all tensors and stands before them, so they are read twice.
     let mut digest = StreamedDigest::new(&metadata);
-    for Named { stored, written, tensor } in &tensors {
+    for (stored, written, tensor) in &tensors {
         digest.tensor(written, tensor.num_bytes());
         read(reader, stored, tensor, |bytes| {
             digest.bytes(bytes);
@@ -52,21 +49,15 @@ pub fn export(
 pub fn export_parameters(reader: &Reader, out: &mut dyn Write) -> io::Result<(usize, u64)> {
     let all = reader.index().tensors.iter();
     let tensors: Vec<Named> = all
-        .filter_map(|(stored, tensor)| {
-            Some(Named { stored, written: stored.strip_prefix("model.")?, tensor })
-        })
+        .filter_map(|(stored, tensor)| Some((&**stored, stored.strip_prefix("model.")?, tensor)))
         .collect();
     // `transformers` asks for this entry.
     let metadata = BTreeMap::from([("format".to_owned(), "pt".to_owned())]);
     write(reader, &metadata, &tensors, out)
 }
 
-/// A tensor, its name in the checkpoint, and its name in the file.
-struct Named<'a> {
-    stored: &'a str,
-    written: &'a str,
-    tensor: &'a TensorEntry,
-}
+/// The name of a tensor in the checkpoint, its name in the file, and the tensor.
+type Named<'a> = (&'a str, &'a str, &'a TensorEntry);
 
 fn write(
     reader: &Reader,
@@ -76,32 +67,21 @@ fn write(
 ) -> io::Result<(usize, u64)> {
     let mut header = serde_json::Map::from_iter([("__metadata__".to_owned(), json!(metadata))]);
     let mut end = 0;
-    for Named { written, tensor, .. } in tensors {
+    for (_, written, tensor) in tensors {
         let start = end;
         end += tensor.num_bytes();
-        header.insert((*written).to_owned(), info(tensor, [start, end]));
+        let (dtype, shape) = (file_dtype(tensor.dtype()), &tensor.shape);
+        let info = json!({ "dtype": dtype, "shape": shape, "data_offsets": [start, end] });
+        header.insert((*written).to_owned(), info);
     }
     let mut header = serde_json::to_vec(&header)?;
     header.resize(header.len().next_multiple_of(HEADER_ALIGNMENT), b' ');
     out.write_all(&(header.len() as u64).to_le_bytes())?;
     out.write_all(&header)?;
-    for Named { stored, tensor, .. } in tensors {
+    for (stored, _, tensor) in tensors {
         read(reader, stored, tensor, |bytes| out.write_all(bytes))?;
     }
     Ok((tensors.len(), end as u64))
-}
-
-fn info(tensor: &TensorEntry, offsets: [usize; 2]) -> Value {
-    let dtype = match tensor.dtype() {
-        DType::F32 => "F32",
-        DType::F64 => "F64",
-        DType::F16 => "F16",
-        DType::BF16 => "BF16",
-        DType::I32 => "I32",
-        DType::I64 => "I64",
-        DType::U8 => "U8",
-    };
-    json!({ "dtype": dtype, "shape": tensor.shape, "data_offsets": offsets })
 }
 
 /// Passes all bytes of a tensor on, in blocks.

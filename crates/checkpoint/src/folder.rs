@@ -35,17 +35,14 @@ impl Folder {
     /// If another run has the folder, and if nothing can be written to it.
     pub fn take(path: &Path, disk: Disk, owner: &str) -> Result<Self> {
         // A checkpoint is safe only if the folders above it are.
-        disk.create_folder_safely(path)
-            .map_err(|e| Failure::io(format!("cannot make the folder {}", path.printable()), e))?;
-        let fail = |e: std::io::Error| {
-            Failure::io(format!("cannot lock {}", path.join(LOCK).printable()), e)
-        };
-        let mut file = disk.open_or_create(&path.join(LOCK)).map_err(fail)?;
+        disk.create_folder_safely(path).map_err(Failure::cannot("make the folder", path))?;
+        let lock = path.join(LOCK);
+        let fail = Failure::cannot("lock", &lock);
+        let mut file = disk.open_or_create(&lock).map_err(&fail)?;
         let is_locked = file.lock().map_err(|_| refuse(path, &mut file))?;
         // Only for messages of other runs, so it is not written durably.
-        file.clear().and_then(|()| writeln!(file, "{owner}")).map_err(fail)?;
-        steps::remove_leftovers(&disk, path)
-            .map_err(|e| Failure::io(format!("cannot clean up in {}", path.printable()), e))?;
+        file.clear().and_then(|()| writeln!(file, "{owner}")).map_err(&fail)?;
+        steps::remove_leftovers(&disk, path).map_err(Failure::cannot("clean up in", path))?;
         Ok(Self { path: path.to_owned(), disk, _lock: is_locked.then_some(file) })
     }
 
@@ -53,14 +50,13 @@ impl Folder {
     pub fn go_back(&self, steps: u64) -> Result<()> {
         let good = Line::from(&self.path, steps).good();
         steps::go_back(&self.disk, &self.path, steps, good)
-            .map_err(|e| Failure::io(format!("cannot go back in {}", self.path.printable()), e))
+            .map_err(Failure::cannot("go back in", &self.path))
     }
 
     /// Removes the note that an earlier run has ended with a number that is not finite.
     pub fn forget_not_finite(&self) -> Result<()> {
-        NotFinite::forget(&self.disk, &self.path, u64::MAX).map_err(|e| {
-            Failure::io(format!("cannot remove a note in {}", self.path.printable()), e)
-        })
+        NotFinite::forget(&self.disk, &self.path, u64::MAX)
+            .map_err(Failure::cannot("remove a note in", &self.path))
     }
 
     /// Checks that no other run has the folder at this moment. Makes nothing.
@@ -97,14 +93,13 @@ impl Folder {
             file.write_all(id.as_bytes())?;
             file.sync()
         };
-        write().map_err(|e| Failure::io(format!("cannot write {}", path.printable()), e))
+        write().map_err(Failure::cannot("write", &path))
     }
 
     /// Removes that file.
     pub fn hide(&self, id: &str) -> Result<()> {
         let path = self.path.join(shown_name(id));
-        let removed = self.disk.remove(&path);
-        removed.map_err(|e| Failure::io(format!("cannot remove {}", path.printable()), e))
+        self.disk.remove(&path).map_err(Failure::cannot("remove", &path))
     }
 
     /// Whether this process sees the folder of the run `id`.

@@ -4,11 +4,11 @@
 //! wrote the checkpoint, and which part each of them wrote, does not matter.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fmt;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 use std::str::FromStr;
 
-use paceline_data::Position;
 use paceline_failure::{Failure, Result};
 use paceline_files::{Printable, printable};
 use paceline_memory::{DType, Tensor};
@@ -19,21 +19,61 @@ use super::pieces::{Ranges, params_in, strategy_prefix};
 use super::reader::Reader;
 use super::setting::Setting;
 use super::steps::{self, SINGLE_FILE};
-use crate::progress::{Best, EpochSums, LossScaling, Progress};
+use crate::progress::{Best, LossScaling, Progress};
 
 /// The names of tensors that only one rank needs begin like this.
 const STRATEGY: &str = "strategy.";
 
-// The keys of the loss scale, which an index has if the loss was scaled.
+/// The keys that an index has if the loss was scaled, and once there is an evaluation loss.
 const SCALE: &str = "scaling-scale";
-const GOOD_STEPS: &str = "scaling-good-steps";
-const SKIPPED_STEPS: &str = "scaling-skipped-steps";
-const SKIPPED_IN_A_ROW: &str = "scaling-skipped-in-a-row";
-
-// The keys of the lowest evaluation loss, once there is one.
 const EVAL_LOSS: &str = "eval-loss";
-const EVAL_LOSS_STEPS: &str = "eval-loss-steps";
-const EVALUATIONS_SINCE: &str = "evaluations-since";
+
+/// A number of an index. `{:?}` prints as many digits as are needed to read the same number back.
+trait Number {
+    fn text(&self) -> String;
+    /// Takes the value of a text. False if it is not a number.
+    fn read(&mut self, text: &str) -> bool;
+}
+
+impl<T: fmt::Debug + FromStr> Number for T {
+    fn text(&self) -> String {
+        format!("{self:?}")
+    }
+
+    fn read(&mut self, text: &str) -> bool {
+        text.parse().map(|value| *self = value).is_ok()
+    }
+}
+
+/// All numbers of the progress, and the optimizer's steps, by their keys in an index.
+fn numbers<'a>(
+    progress: &'a mut Progress,
+    optimizer_steps: &'a mut u64,
+) -> Vec<(&'static str, &'a mut dyn Number)> {
+    let Progress { position, steps, samples, epoch, scaling, best } = progress;
+    let mut all: Vec<(&str, &mut dyn Number)> = vec![
+        ("epochs", &mut position.epoch),
+        ("batches", &mut position.batch),
+        ("steps", steps),
+        ("samples-trained", samples),
+        ("epoch-loss", &mut epoch.loss),
+        ("epoch-correct", &mut epoch.correct),
+        ("epoch-samples", &mut epoch.count),
+        ("optimizer-steps", optimizer_steps),
+    ];
+    if let Some(of) = scaling {
+        all.push((SCALE, &mut of.scale));
+        all.push(("scaling-good-steps", &mut of.good_steps));
+        all.push(("scaling-skipped-steps", &mut of.skipped_steps));
+        all.push(("scaling-skipped-in-a-row", &mut of.skipped_in_a_row));
+    }
+    if let Some((loss, steps)) = &mut best.lowest {
+        all.push((EVAL_LOSS, loss));
+        all.push(("eval-loss-steps", steps));
+        all.push(("evaluations-since", &mut best.since));
+    }
+    all
+}
 
 /// A checkpoint whose index has been read, and whose files are there.
 #[derive(Debug)]
@@ -48,38 +88,12 @@ pub fn head(
     world_size: usize,
     strategy: &str,
     settings: &[Setting],
-    optimizer_steps: u64,
+    mut optimizer_steps: u64,
     progress: &Progress,
 ) -> Index {
-    let Progress { position, steps, samples, epoch, scaling, best } = progress;
-    // `{:?}` prints as many digits as are needed to read the same number back.
-    let numbers = [
-        ("epochs", position.epoch.to_string()),
-        ("batches", position.batch.to_string()),
-        ("steps", steps.to_string()),
-        ("samples-trained", samples.to_string()),
-        ("epoch-loss", format!("{:?}", epoch.loss)),
-        ("epoch-correct", format!("{:?}", epoch.correct)),
-        ("epoch-samples", format!("{:?}", epoch.count)),
-        ("optimizer-steps", optimizer_steps.to_string()),
-    ];
-    let scaling = scaling.iter().flat_map(|of| {
-        [
-            (SCALE, format!("{:?}", of.scale)),
-            (GOOD_STEPS, of.good_steps.to_string()),
-            (SKIPPED_STEPS, of.skipped_steps.to_string()),
-            (SKIPPED_IN_A_ROW, of.skipped_in_a_row.to_string()),
-        ]
-    });
-    let lowest = best.lowest.iter().flat_map(|(loss, steps)| {
-        [
-            (EVAL_LOSS, format!("{loss:?}")),
-            (EVAL_LOSS_STEPS, steps.to_string()),
-            (EVALUATIONS_SINCE, best.since.to_string()),
-        ]
-    });
-    let numbers = numbers.into_iter().chain(scaling).chain(lowest);
-    let numbers = numbers.map(|(key, value)| (key.to_owned(), value));
+    let mut progress = *progress;
+    let numbers = numbers(&mut progress, &mut optimizer_steps).into_iter();
+    let numbers = numbers.map(|(key, number)| (key.to_owned(), number.text()));
     let settings = settings.iter().map(|of| (of.key.clone(), of.value.clone()));
     let run = numbers.chain(settings).collect();
     let (strategy, files, tensors) = (strategy.to_owned(), Vec::new(), BTreeMap::new());
@@ -160,33 +174,18 @@ impl Checkpoint {
         Self::of(Reader::open(path)?).map_err(named)
     }
 
-    /// The checkpoint that a reader has opened. Errors name the fault in its index.
-    pub fn of(reader: Reader) -> std::result::Result<Self, String> {
+    fn of(reader: Reader) -> std::result::Result<Self, String> {
         let run = &reader.index().run;
-        let epoch = EpochSums {
-            loss: number(run, "epoch-loss")?,
-            correct: number(run, "epoch-correct")?,
-            count: number(run, "epoch-samples")?,
-        };
-        let position = Position { epoch: number(run, "epochs")?, batch: number(run, "batches")? };
-        let mut scaling = None;
-        if run.contains_key(SCALE) {
-            scaling = Some(LossScaling {
-                scale: number(run, SCALE)?,
-                good_steps: number(run, GOOD_STEPS)?,
-                skipped_steps: number(run, SKIPPED_STEPS)?,
-                skipped_in_a_row: number(run, SKIPPED_IN_A_ROW)?,
-            });
+        let scaling = run.contains_key(SCALE).then(LossScaling::default);
+        let best = Best { lowest: run.contains_key(EVAL_LOSS).then_some((0.0, 0)), since: 0 };
+        let mut progress = Progress { scaling, best, ..Progress::default() };
+        let mut optimizer_steps = 0;
+        for (key, number) in numbers(&mut progress, &mut optimizer_steps) {
+            let text = run.get(key).ok_or_else(|| format!("it does not say its {key}"))?;
+            if !number.read(text) {
+                return Err(format!("its {key} ({text}) is not a number"));
+            }
         }
-        let mut best = Best::default();
-        if run.contains_key(EVAL_LOSS) {
-            best.lowest = Some((number(run, EVAL_LOSS)?, number(run, EVAL_LOSS_STEPS)?));
-            best.since = number(run, EVALUATIONS_SINCE)?;
-        }
-        let steps = number(run, "steps")?;
-        let samples = number(run, "samples-trained")?;
-        let progress = Progress { position, steps, samples, epoch, scaling, best };
-        let optimizer_steps = number(run, "optimizer-steps")?;
         Ok(Self { reader, progress, optimizer_steps })
     }
 
@@ -269,17 +268,15 @@ impl Checkpoint {
     /// Fails unless the checkpoint has this model's parameters and running statistics. How they were
     /// trained does not matter. The message names the first tensor that differs.
     pub fn check_model(&self, layout: &Layout) -> std::result::Result<(), String> {
-        let params = layout.params().iter().map(|param| ("parameter", &param.name, param.shape));
-        let buffers = layout.buffers().iter().map(|buffer| ("buffer", &buffer.name, buffer.shape));
-        let mut needed = BTreeSet::new();
-        for (what, name, shape) in params.chain(buffers) {
-            let lacks = || format!("it has no {what} {name}, which this model has");
-            let key = format!("model.{name}");
-            self.compare(&key, &format!("{what} {name}"), shape.dims(), lacks)?;
-            needed.insert(key);
+        for (kind, name, shape) in layout.tensors() {
+            let lacks = || format!("it has no {kind} {name}, which this model has");
+            let what = format!("{kind} {name}");
+            self.compare(&format!("model.{name}"), &what, shape.dims(), lacks)?;
         }
-        let mut names = self.index().tensors.keys().filter(|name| name.starts_with("model."));
-        match names.find(|name| !needed.contains(*name)) {
+        let known: BTreeSet<&str> = layout.tensors().map(|(_, name, _)| name).collect();
+        let is_known =
+            |name: &str| name.strip_prefix("model.").is_none_or(|own| known.contains(own));
+        match self.index().tensors.keys().find(|name| !is_known(name)) {
             Some(name) => Err(self.differs(&has_no_use_for(name))),
             None => Ok(()),
         }
@@ -459,9 +456,4 @@ pub struct RankOfRun<'a> {
 
 fn has_no_use_for(name: &str) -> String {
     format!("it has {name}, which this run has no use for")
-}
-
-fn number<T: FromStr>(run: &BTreeMap<String, String>, key: &str) -> std::result::Result<T, String> {
-    let text = run.get(key).ok_or_else(|| format!("it does not say its {key}"))?;
-    text.parse().map_err(|_| format!("its {key} ({text}) is not a number"))
 }

@@ -33,34 +33,12 @@ pub struct Reader {
 /// A file, and the state of its checks.
 #[derive(Debug)]
 struct Shard {
-    content: Content,
+    /// `None` until it is read.
+    content: Option<File>,
     /// For each chunk, whether it has been compared with its digest.
     verified: Vec<bool>,
     /// The chunk that was read last.
     last: Option<(usize, Vec<u8>)>,
-}
-
-#[derive(Debug)]
-enum Content {
-    /// A file that nothing has been read of yet.
-    Closed,
-    File(File),
-    /// The contents of an input of the fuzzer.
-    Memory(Vec<u8>),
-}
-
-impl Content {
-    fn read_at(&self, bytes: &mut [u8], start: u64) -> io::Result<()> {
-        match self {
-            Content::File(file) => file.read_exact_at(bytes, start),
-            Content::Closed => Err(io::ErrorKind::NotFound.into()),
-            Content::Memory(all) => {
-                let part = start as usize..start as usize + bytes.len();
-                bytes.copy_from_slice(all.get(part).ok_or(io::ErrorKind::UnexpectedEof)?);
-                Ok(())
-            }
-        }
-    }
 }
 
 impl Reader {
@@ -81,34 +59,13 @@ impl Reader {
         let text = paceline_files::read(&file, MAX_INDEX_BYTES)
             .map_err(|e| named(&format!("cannot be read: {e}")))?;
         let index = Index::parse(&text).map_err(|reason| named(&reason))?;
-        let contents = index.files.iter().map(|_| Content::Closed).collect();
-        Ok(Self::new(path, index, contents))
-    }
-
-    /// A checkpoint in memory, for the fuzzer.
-    pub fn in_memory(index: Index, files: Vec<Vec<u8>>) -> Result<Self, String> {
-        for (file, bytes) in index.files.iter().zip(&files) {
-            if bytes.len() as u64 != file.num_bytes {
-                return Err(format!(
-                    "{} has {} bytes, not {}",
-                    file.name,
-                    bytes.len(),
-                    file.num_bytes
-                ));
-            }
-        }
-        if files.len() != index.files.len() {
-            return Err(format!("there are {} files, not {}", files.len(), index.files.len()));
-        }
-        Ok(Self::new(Path::new(""), index, files.into_iter().map(Content::Memory).collect()))
-    }
-
-    fn new(path: &Path, index: Index, contents: Vec<Content>) -> Self {
-        let shard = |(content, file): (Content, &ShardFile)| {
-            Mutex::new(Shard { content, verified: vec![false; file.chunks.len()], last: None })
+        let shard = |file: &ShardFile| Shard {
+            content: None,
+            verified: vec![false; file.chunks.len()],
+            last: None,
         };
-        let files = contents.into_iter().zip(&index.files).map(shard).collect();
-        Self { path: path.to_owned(), index, files, num_read: AtomicU64::new(0) }
+        let files = index.files.iter().map(|file| Mutex::new(shard(file))).collect();
+        Ok(Self { path: path.to_owned(), index, files, num_read: AtomicU64::new(0) })
     }
 
     /// The folder.
@@ -199,8 +156,7 @@ impl Reader {
                 }
                 _ => {
                     self.num_read.fetch_add(len as u64, Ordering::Relaxed);
-                    let read = shard.content.read_at(now, from);
-                    read.map_err(|e| self.about(file, &format!("cannot be read: {e}")))?;
+                    self.read_at(&mut shard, file, now, from)?;
                 }
             }
             (from, to) = (from + len as u64, rest);
@@ -208,20 +164,32 @@ impl Reader {
         Ok(())
     }
 
+    /// Reads as many bytes as the index states, whatever the length of the file.
+    fn read_at(
+        &self,
+        shard: &mut Shard,
+        file: usize,
+        to: &mut [u8],
+        start: u64,
+    ) -> Result<(), String> {
+        let mut read = || {
+            if shard.content.is_none() {
+                let path = self.path.join(&self.index.files[file].name);
+                shard.content = Some(paceline_files::open(&path)?);
+            }
+            shard.content.as_ref().ok_or(io::ErrorKind::NotFound)?.read_exact_at(to, start)
+        };
+        read().map_err(|e: io::Error| self.about(file, &format!("cannot be read: {e}")))
+    }
+
     /// Reads a chunk and compares it with its digest.
     fn verify(&self, shard: &mut Shard, file: usize, chunk: usize) -> Result<(), String> {
         let of = &self.index.files[file];
         let bounds = of.chunk(chunk);
-        let unreadable = |e: io::Error| self.about(file, &format!("cannot be read: {e}"));
-        if matches!(shard.content, Content::Closed) {
-            // Chunk by chunk, as many bytes as the index states.
-            let path = self.path.join(&of.name);
-            shard.content = Content::File(paceline_files::open(&path).map_err(unreadable)?);
-        }
         let mut bytes = shard.last.take().map_or_else(Vec::new, |(_, bytes)| bytes);
         bytes.resize((bounds.end - bounds.start) as usize, 0);
         self.num_read.fetch_add(bytes.len() as u64, Ordering::Relaxed);
-        shard.content.read_at(&mut bytes, bounds.start).map_err(unreadable)?;
+        self.read_at(shard, file, &mut bytes, bounds.start)?;
         if sha256(&bytes) != of.chunks[chunk] {
             return Err(self.about(
                 file,

@@ -9,7 +9,6 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use paceline_failure::{Failure, Result};
-use paceline_files::Printable;
 use paceline_host::disk::Disk;
 use paceline_memory::Allocator;
 use paceline_trace::{beside, thread_builder};
@@ -106,9 +105,8 @@ impl Saver {
     ///
     /// If it cannot be written.
     pub fn note_not_finite(&self, step: u64) -> Result<()> {
-        NotFinite::note(&self.disk, &self.folder, step, &self.id).map_err(|e| {
-            Failure::io(format!("cannot leave a note in {}", self.folder.printable()), e)
-        })
+        NotFinite::note(&self.disk, &self.folder, step, &self.id)
+            .map_err(Failure::cannot("leave a note in", &self.folder))
     }
 
     /// Begins to save the pieces of this rank at `progress`, up to which all losses were finite. Returns when they have been
@@ -154,11 +152,6 @@ impl Saver {
     pub fn is_over_budget(&self, pieces: &[Piece]) -> bool {
         let needed = snapshot::num_bytes(pieces);
         self.settings.budget_bytes.is_some_and(|budget| budget < needed)
-    }
-
-    /// Whether a save is under way, or has ended and nobody has asked for its outcome.
-    pub fn is_saving(&self) -> bool {
-        self.save.is_some()
     }
 
     /// The outcome of a save that has ended meanwhile. Does not wait.

@@ -10,17 +10,6 @@ use super::index::Previous;
 use super::reader::Reader;
 use super::steps;
 
-/// The result of reading a whole checkpoint.
-#[derive(Debug)]
-pub struct Verified {
-    /// The number of files.
-    pub num_files: usize,
-    /// Their bytes.
-    pub num_bytes: u64,
-    /// The faults, with the file and the rank that wrote it.
-    pub problems: Vec<String>,
-}
-
 /// The faults of the folder as a whole: the newest checkpoint is gone, or one on the way to it is not the one that the
 /// next one followed. Checkpoints that a run has removed because newer ones came do not count.
 pub fn problems_of_folder(folder: &Path) -> Vec<String> {
@@ -51,15 +40,13 @@ pub fn problems_of_folder(folder: &Path) -> Vec<String> {
     problems
 }
 
-/// Reads the checkpoint in the folder `path` as a whole. Files are read on several threads at once.
-pub fn verify(path: &Path) -> Verified {
-    let reader = match Reader::open_index(path) {
-        Ok(reader) => reader,
-        Err(problem) => return Verified { num_files: 0, num_bytes: 0, problems: vec![problem] },
-    };
+/// Reads the checkpoint in the folder `path` as a whole. Files are read on several threads at once. Returns the number of files
+/// and of their bytes; or the faults, with the file and the rank that wrote it.
+pub fn verify(path: &Path) -> Result<(usize, u64), Vec<String>> {
+    let reader = Reader::open_index(path).map_err(|problem| vec![problem])?;
     let files = &reader.index().files;
     let num_threads = std::thread::available_parallelism().map_or(1, usize::from).min(files.len());
-    let problems = std::thread::scope(|scope| {
+    let problems: Vec<String> = std::thread::scope(|scope| {
         let start = |first| {
             let reader = &reader;
             let work = move || {
@@ -83,5 +70,5 @@ pub fn verify(path: &Path) -> Verified {
         threads.into_iter().flat_map(join).collect()
     });
     let num_bytes = files.iter().map(|file| file.num_bytes).sum();
-    Verified { num_files: files.len(), num_bytes, problems }
+    if problems.is_empty() { Ok((files.len(), num_bytes)) } else { Err(problems) }
 }

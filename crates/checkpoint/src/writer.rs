@@ -131,7 +131,7 @@ fn failed(job: &Job, path: &Path) -> impl Fn(io::Error) -> Failure {
             // Rank 0 has failed, and has removed the folder.
             Failure::Consequence("rank 0 has given up the checkpoint".into())
         } else {
-            Failure::io(format!("cannot write {}", path.printable()), error)
+            Failure::cannot("write", path)(error)
         }
     }
 }
@@ -229,14 +229,10 @@ fn await_part(
     loop {
         match paceline_files::read(&mark, MAX_MARK_BYTES) {
             Ok(text) => {
-                let part = serde_json::from_slice(&text);
-                return part
-                    .map_err(|e| Failure::io(format!("cannot read {}", mark.printable()), e));
+                return serde_json::from_slice(&text).map_err(Failure::cannot("read", &mark));
             }
             Err(error) if error.kind() == io::ErrorKind::NotFound => {}
-            Err(error) => {
-                return Err(Failure::io(format!("cannot read {}", mark.printable()), error));
-            }
+            Err(error) => return Err(Failure::cannot("read", &mark)(error)),
         }
         let problem = if begin.elapsed() > limit {
             format!("within {} s", limit.as_secs())

@@ -13,8 +13,10 @@ pub mod outputs;
 use std::error::Error;
 use std::fmt;
 use std::iter::successors;
+use std::path::Path;
 
 use paceline_collectives::CollectiveError;
+use paceline_files::Printable;
 use paceline_host::streams;
 pub use paceline_host::streams::EXIT_RUN;
 use paceline_rendezvous::{
@@ -127,6 +129,11 @@ impl Failure {
             Failure::Stopped { .. } => {}
         }
         code
+    }
+
+    /// A failure to do something to a file, for `map_err`.
+    pub fn cannot<E: fmt::Display>(what: &'static str, path: &Path) -> impl Fn(E) -> Self {
+        move |error| Failure::io(format!("cannot {what} {}", path.printable()), error)
     }
 
     /// A failure while doing something to a file or the system.

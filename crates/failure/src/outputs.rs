@@ -94,22 +94,22 @@ pub fn write_report(
 
 /// Writes `value` as indented JSON, under a name that this program chooses.
 pub fn write_json(disk: &Disk, path: &Path, value: &impl Serialize) -> Result<()> {
-    disk.replace(path, None, json(value)).map_err(|e| cannot_write(path, &e))
+    disk.replace(path, None, json(value)).map_err(Failure::cannot("write", path))
 }
 
 /// Writes a file that holds `bytes`, under a name that this program chooses.
 pub fn write_bytes(disk: &Disk, path: &Path, bytes: &[u8]) -> Result<()> {
-    disk.replace(path, None, |out| out.write_all(bytes)).map_err(|e| cannot_write(path, &e))
+    disk.replace(path, None, |out| out.write_all(bytes)).map_err(Failure::cannot("write", path))
 }
 
 /// Writes `value` as indented JSON to the file that the user has stated.
 pub fn write_stated_json(disk: &Disk, path: &Path, value: &impl Serialize) -> Result<()> {
-    write_stated(disk, path, json(value)).map_err(|e| cannot_write(path, &e))
+    write_stated(disk, path, json(value)).map_err(Failure::cannot("write", path))
 }
 
 /// Writes `bytes` to the file that the user has stated.
 pub fn write_stated_bytes(disk: &Disk, path: &Path, bytes: &[u8]) -> Result<()> {
-    write_stated(disk, path, |out| out.write_all(bytes)).map_err(|e| cannot_write(path, &e))
+    write_stated(disk, path, |out| out.write_all(bytes)).map_err(Failure::cannot("write", path))
 }
 
 fn json(value: &impl Serialize) -> impl FnOnce(&mut (dyn Write + Send)) -> io::Result<()> {
@@ -141,12 +141,7 @@ pub fn write_stated<T, E: From<io::Error>>(
 
 /// Makes a folder and those above it, as far as they are missing.
 pub fn make_folder(disk: &Disk, folder: &Path) -> Result<()> {
-    disk.create_folder(folder)
-        .map_err(|error| Failure::io(format!("cannot make {}", folder.printable()), error))
-}
-
-fn cannot_write(path: &Path, error: &io::Error) -> Failure {
-    Failure::io(format!("cannot write {}", path.printable()), error)
+    disk.create_folder(folder).map_err(Failure::cannot("make", folder))
 }
 
 #[cfg(test)]

@@ -201,7 +201,7 @@ impl Layout {
     }
 
     /// Kind, name and shape of all parameters, and then of all buffers.
-    pub(crate) fn tensors(&self) -> impl Iterator<Item = (&'static str, &str, Shape)> {
+    pub fn tensors(&self) -> impl Iterator<Item = (&'static str, &str, Shape)> {
         let params = self.params.iter().map(|param| ("parameter", &*param.name, param.shape));
         params.chain(self.buffers.iter().map(|buffer| ("buffer", &*buffer.name, buffer.shape)))
     }

@@ -88,7 +88,8 @@ impl FileTensor {
     }
 }
 
-fn file_dtype(dtype: DType) -> Dtype {
+/// The type as safetensors names it.
+pub fn file_dtype(dtype: DType) -> Dtype {
     match dtype {
         DType::F32 => Dtype::F32,
         DType::F64 => Dtype::F64,
