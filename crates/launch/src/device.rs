@@ -161,15 +161,14 @@ impl FromStr for Device {
             ("cpu", "") => Ok(Device::Cpu),
             ("sim", settings) => sim(settings).map(Device::Sim),
             ("cuda", "") => Ok(Device::Cuda(None)),
-            ("cuda", index) => match index.parse() {
-                Ok(index) => Ok(Device::Cuda(Some(index))),
-                Err(_) => Err(format!("{index} is no number of a card; pass cuda or cuda:0")),
-            },
+            ("cuda", index) => index
+                .parse()
+                .map(|index| Device::Cuda(Some(index)))
+                .map_err(|_| format!("{index} is no number of a card; pass cuda or cuda:0")),
             // The device that is there.
-            ("auto", "") => match paceline_cuda::probe(None) {
-                Ok(()) => Ok(Device::Cuda(None)),
-                Err(_) => Ok(Device::Cpu),
-            },
+            ("auto", "") => {
+                Ok(paceline_cuda::probe(None).map_or(Device::Cpu, |()| Device::Cuda(None)))
+            }
             _ => Err(format!(
                 "there is no device of this name; pass cpu, cuda, cuda:0 or auto, or for an emulated one {FORM}"
             )),
@@ -188,48 +187,38 @@ fn card_of(index: Option<usize>, local_rank: usize) -> paceline_cuda::Result<usi
 fn sim(settings: &str) -> Result<SimSpec, String> {
     let mut spec = SimSpec::DEFAULT;
     let (mut seed, mut is_late, mut is_timed) = (None, false, false);
+    let no = |what: String| format!("{what}; pass {FORM}");
     let mut parts = settings.split(',').map(str::trim).filter(|part| !part.is_empty());
     while let Some(part) = parts.next() {
-        match part.split_once('=') {
-            None if part == "late" => is_late = true,
-            Some(("seed", value)) => {
-                let number =
-                    value.parse().map_err(|_| format!("{value} is no seed; pass {FORM}"))?;
-                seed = Some(number);
-            }
-            Some(("copy", bandwidth)) => {
+        let (name, value) = part.split_once('=').unwrap_or(("", part));
+        match name {
+            "" if part == "late" => is_late = true,
+            "seed" => seed = Some(value.parse().map_err(|_| no(format!("{value} is no seed")))?),
+            "copy" => {
                 let latency = parts.next().unwrap_or_default();
-                let link: Link = format!("{bandwidth},{latency}").parse().map_err(|_| {
-                    format!(
-                        "copy={bandwidth},{latency}: copies have a bandwidth and a latency; pass {FORM}"
-                    )
+                let text = format!("{value},{latency}");
+                let link: Link = text.parse().map_err(|_| {
+                    no(format!("copy={text}: copies have a bandwidth and a latency"))
                 })?;
                 spec.copy_bytes_per_s = link.bytes_per_s;
                 spec.copy_latency = time(link.latency_s, latency)?;
                 is_timed = true;
             }
-            Some(("launch", value)) => {
+            "launch" => {
                 let seconds = parse_seconds(value);
-                let seconds =
-                    seconds.ok_or_else(|| format!("launch={value} is no time; pass {FORM}"))?;
+                let seconds = seconds.ok_or_else(|| no(format!("launch={value} is no time")))?;
                 spec.launch = time(seconds, value)?;
                 is_timed = true;
             }
-            _ => {
-                return Err(format!(
-                    "{part} is no setting of an emulated accelerator; pass {FORM}"
-                ));
-            }
+            _ => return Err(no(format!("{part} is no setting of an emulated accelerator"))),
         }
     }
     match (is_late, seed) {
         (true, _) if is_timed => {
-            Err("in the late mode nothing takes a stated time; leave copy and launch out"
-                .to_owned())
+            Err("in the late mode nothing takes a stated time; leave copy and launch out".into())
         }
         (false, Some(_)) => {
-            Err("a seed draws the order of the late mode; pass late too, or leave it out"
-                .to_owned())
+            Err("a seed draws the order of the late mode; pass late too, or leave it out".into())
         }
         (true, seed) => Ok(SimSpec::late(seed.unwrap_or_default())),
         (false, None) => Ok(spec),

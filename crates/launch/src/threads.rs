@@ -44,13 +44,8 @@ pub fn run<T: Send>(
         ranks.into_iter().enumerate().map(join).collect()
     });
     let mut results = Vec::with_capacity(world_size);
-    let mut failures = Vec::new();
-    for outcome in outcomes {
-        match outcome {
-            Ok(result) => results.push(result),
-            Err(failure) => failures.push(failure),
-        }
-    }
+    let failures: Vec<Failure> =
+        outcomes.into_iter().filter_map(|of| of.map(|of| results.push(of)).err()).collect();
     // The failure of the rank that failed by itself explains more than the failures that followed from
     // it.
     let is_consequence =

@@ -108,7 +108,7 @@ pub fn evaluate(args: &EvaluateArgs, placement: Option<Placement>) -> Result<u8>
     precision::check(config.precision, &config.model, &model, test.as_ref())?;
     let mut notes = notes;
     let pinning = config::resolve_pinning(&train, placement, config.world_size, &mut notes);
-    let was_said = |placement: &Placement| placement.is_of_evaluation || placement.place.rank > 0;
+    let was_said = |placement: &Placement| placement.is_started || placement.place.rank > 0;
     if !placement.is_some_and(was_said) {
         notes.iter().for_each(|note| warn(note));
         precision::note(config.precision, train.precision.emulate_fp16)
@@ -133,7 +133,7 @@ pub fn evaluate(args: &EvaluateArgs, placement: Option<Placement>) -> Result<u8>
     if ranks.are_launched(placement) {
         // Each rank opens the data and the checkpoint itself.
         drop((test, checkpoint));
-        return ranks.launch(vec![(environment::EVALUATION, "1".into())], None);
+        return ranks.launch(vec![(environment::STARTED, "1".into())], None);
     }
     let others = json!({
         "precision": config.precision,
@@ -211,7 +211,7 @@ fn resolve(
             model.name()
         )));
     }
-    if !placement.is_some_and(|placement| placement.is_of_evaluation) {
+    if !placement.is_some_and(|placement| placement.is_started) {
         data.prepare(args.output.quiet)?;
     }
     let test = data.open_test(args.training.seed)?;

@@ -41,6 +41,12 @@ pub(super) struct Cause {
     pub(super) code: u8,
 }
 
+impl Cause {
+    fn of(ranks: impl IntoIterator<Item = usize>, what: &str, code: u8) -> Self {
+        Self { ranks: ranks.into_iter().collect(), what: what.to_owned(), code }
+    }
+}
+
 /// The activity of a rank that SIGSTOP has stopped.
 pub(super) const STOPPED: &str = "is stopped";
 
@@ -89,28 +95,25 @@ pub(super) fn cause(ranks: &[Rank], place: RanksOfHost, activities: &[&str]) -> 
         let Some(local) = here(rank) else {
             let most = votes[rank];
             let ranks = (0..world).filter(|&rank| votes[rank] == most && here(rank).is_none());
-            let what = "ended or did not answer".to_owned();
-            return Cause { ranks: ranks.collect(), what, code: EXIT_CONSEQUENCE };
+            return Cause::of(ranks, "ended or did not answer", EXIT_CONSEQUENCE);
         };
         if ranks[local].ended.is_some_and(|end| !end.was_asked && end.status.success()) {
-            let what = "ended with code 0 while others still needed it".to_owned();
-            return Cause { ranks: vec![rank], what, code: EXIT_RUN };
+            return Cause::of([rank], "ended with code 0 while others still needed it", EXIT_RUN);
         }
         if !has_complained(rank) {
-            let what = activities[local].to_owned();
-            return Cause { ranks: vec![rank], what, code: EXIT_RUN };
+            return Cause::of([rank], activities[local], EXIT_RUN);
         }
     }
     // Nobody has noticed a rank that is the only one of its host.
     let stopped = |at: &usize| activities[*at] == STOPPED && !has_complained(first + at);
     if let Some(local) = (0..ranks.len()).find(stopped) {
-        return Cause { ranks: vec![first + local], what: STOPPED.to_owned(), code: EXIT_RUN };
+        return Cause::of([first + local], STOPPED, EXIT_RUN);
     }
     let has_said_why = |rank: &Rank| rank.error_file.as_deref().is_some_and(|file| file.exists());
     if world > ranks.len() && ranks.iter().any(has_said_why) {
         // The ranks of this host say that they are not the cause. Without a report from them, the exit code may be
         // that of a program which means something else by it.
-        return Cause { ranks: Vec::new(), what: "failed".into(), code: EXIT_CONSEQUENCE };
+        return Cause::of([], "failed", EXIT_CONSEQUENCE);
     }
     let failed =
         |local: &usize| Some((ranks[*local].ended.filter(|end| !end.status.success())?.at, *local));
@@ -131,9 +134,9 @@ fn is_cause(signal: i32) -> bool {
 
 /// A rank of this host that has ended, as a cause.
 fn ended(local: usize, first: usize, ranks: &[Rank]) -> Cause {
-    let number = vec![first + local];
+    let number = [first + local];
     let Some(End { status, .. }) = ranks[local].ended else {
-        return Cause { ranks: number, what: "did not end".to_owned(), code: EXIT_RUN };
+        return Cause::of(number, "did not end", EXIT_RUN);
     };
     let (what, code) = match (status.code(), status.signal()) {
         (Some(code), _) => (format!("exited with code {code}"), code as u8),
@@ -142,7 +145,7 @@ fn ended(local: usize, first: usize, ranks: &[Rank]) -> Cause {
         }
         (None, None) => (format!("ended ({status})"), EXIT_RUN),
     };
-    Cause { ranks: number, what, code }
+    Cause::of(number, &what, code)
 }
 
 #[cfg(test)]
@@ -232,8 +235,7 @@ mod tests {
     #[test]
     fn a_stopped_rank_is_named_although_nobody_else_is_there_to_name_it() {
         let ranks = Ranks::new(1).ends(0, 900, KILLED, true);
-        let cause = Cause { ranks: vec![1], what: "is stopped".into(), code: 1 };
-        assert_eq!(ranks.cause_among(1, 2), cause);
+        assert_eq!(ranks.cause_among(1, 2), Cause::of([1], STOPPED, 1));
     }
 
     #[test]
@@ -283,9 +285,8 @@ mod tests {
 
     #[test]
     fn a_rank_of_another_host_is_named_by_its_number_among_all() {
-        let what = "ended or did not answer".to_owned();
         let expected =
-            |ranks: &[usize]| Cause { ranks: ranks.to_vec(), what: what.clone(), code: 3 };
+            |ranks: &[usize]| Cause::of(ranks.iter().copied(), "ended or did not answer", 3);
         // This host has ranks 2 and 3 of 6. Rank 2 has only seen that rank 3 ended.
         let ranks = both_complain().blames(0, &[3]).blames(1, &[5]);
         assert_eq!(ranks.cause_among(2, 6), expected(&[5]));
@@ -300,18 +301,15 @@ mod tests {
     fn a_rank_of_this_host_is_found_by_its_number_among_all() {
         let ranks = Ranks::new(2).ends(0, 10, CONSEQUENCE, false).ends(1, 900, KILLED, true);
         let cause = ranks.blames(0, &[5]).cause_among(4, 6);
-        assert_eq!(cause, Cause { ranks: vec![5], what: "is stopped".into(), code: 1 });
+        assert_eq!(cause, Cause::of([5], STOPPED, 1));
         let ranks = Ranks::new(2).ends(0, 10, CONSEQUENCE, false).ends(1, 20, KILLED, false);
         let cause = ranks.cause_among(4, 6);
-        assert_eq!(
-            cause,
-            Cause { ranks: vec![5], what: "was killed by SIGKILL".into(), code: 137 }
-        );
+        assert_eq!(cause, Cause::of([5], "was killed by SIGKILL", 137));
     }
 
     #[test]
     fn a_failure_elsewhere_of_which_nobody_knows_the_rank_is_not_blamed_on_this_host() {
-        let nobody = Cause { ranks: Vec::new(), what: "failed".into(), code: 3 };
+        let nobody = Cause::of([], "failed", 3);
         assert_eq!(both_complain().blames(0, &[]).cause_among(2, 6), nobody);
         assert_eq!(both_complain().blames(0, &[3]).cause_among(2, 6), nobody);
     }
@@ -319,6 +317,6 @@ mod tests {
     #[test]
     fn a_program_that_exits_with_code_3_without_a_word_is_named() {
         let cause = both_complain().cause_among(2, 6);
-        assert_eq!(cause, Cause { ranks: vec![2], what: "exited with code 3".into(), code: 3 });
+        assert_eq!(cause, Cause::of([2], "exited with code 3", 3));
     }
 }

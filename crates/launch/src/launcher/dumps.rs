@@ -73,38 +73,25 @@ impl Dumps {
         self.files().any(|path| is_dump(&path))
     }
 
-    /// Removes the folder after a run that ended well. No dumps are kept.
-    pub(super) fn discard(self) -> Option<Self> {
-        self.remove_errors();
-        if let Some(folder) = self.temporary() {
-            // If this fails, an empty temporary folder is left, which does no harm.
-            let _ = std::fs::remove_dir_all(folder);
-        }
-        None
-    }
-
-    /// Removes the folder if no operations were written to it. Returns the dumps that are kept.
-    pub(super) fn keep_if_any(self) -> Option<Self> {
-        self.remove_errors();
-        if self.has_any() {
+    /// Returns the dumps if they are kept: after a run that has failed. The ranks' reports about their failure go: it has
+    /// been reported.
+    pub(super) fn end(self, has_failed: bool) -> Option<Self> {
+        self.remove_files(|path| path.to_string_lossy().ends_with(ERROR_SUFFIX));
+        if has_failed && self.has_any() {
             return Some(self);
         }
-        if let Some(folder) = self.temporary() {
-            // This fails if the folder has files, and then the folder stays as intended.
-            let _ = std::fs::remove_dir(folder);
+        if let Some(folder) = self.temporary().filter(|_| !has_failed) {
+            // If this fails, a temporary folder is left, which does no harm.
+            let _ = std::fs::remove_dir_all(folder);
         }
+        self.remove_folder();
         None
     }
 
     /// Removes the dumps, because those of later attempts are there.
     pub(super) fn remove(&self) {
-        // A file that cannot be removed stays, which does no harm.
-        for path in self.files().filter(|path| is_dump(path)) {
-            let _ = std::fs::remove_file(path);
-        }
-        if let Some(folder) = self.temporary() {
-            let _ = std::fs::remove_dir(folder);
-        }
+        self.remove_files(|path| is_dump(path));
+        self.remove_folder();
     }
 
     /// The folder, in words.
@@ -112,12 +99,16 @@ impl Dumps {
         self.folder().map_or_else(String::new, |folder| folder.printable().to_string())
     }
 
-    /// Removes the ranks' reports about their failure: it has been reported.
-    fn remove_errors(&self) {
-        let is_error = |path: &PathBuf| path.to_string_lossy().ends_with(ERROR_SUFFIX);
-        for path in self.files().filter(is_error) {
+    /// A file that cannot be removed stays, which does no harm.
+    fn remove_files(&self, is_it: impl Fn(&PathBuf) -> bool) {
+        for path in self.files().filter(is_it) {
             let _ = std::fs::remove_file(path);
         }
+    }
+
+    /// Removes the folder if it was made for this run and is empty.
+    fn remove_folder(&self) {
+        let _ = self.temporary().map(std::fs::remove_dir);
     }
 
     fn files(&self) -> impl Iterator<Item = PathBuf> {

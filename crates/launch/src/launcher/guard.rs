@@ -1,6 +1,7 @@
 //! The guard: a process that outlives a killed launcher just long enough to kill the ranks' process
 //! groups.
 
+use std::fmt::Display;
 use std::io::{BufRead, Write};
 use std::os::unix::process::CommandExt;
 use std::path::{Path, PathBuf};
@@ -16,7 +17,7 @@ const FAREWELL: &str = "done";
 const FAREWELL_WAIT: Duration = Duration::from_secs(1);
 
 /// The prefix of a line that names a folder.
-const FOLDER: &str = "folder ";
+pub(super) const FOLDER: &str = "folder ";
 
 /// The launcher's handle of the guard process.
 #[derive(Debug)]
@@ -41,15 +42,10 @@ impl Guard {
         Ok(Self { child, pipe })
     }
 
-    /// Adds a rank's process group to those that the guard kills if the launcher dies.
-    pub(super) fn watch(&mut self, group: u32) -> Result<()> {
-        writeln!(self.pipe, "{group}").map_err(|e| Failure::io("the guard process is gone", e))
-    }
-
-    /// Adds a folder that the guard removes if the launcher dies.
-    pub(super) fn watch_folder(&mut self, folder: &Path) -> Result<()> {
-        writeln!(self.pipe, "{FOLDER}{}", folder.display())
-            .map_err(|e| Failure::io("the guard process is gone", e))
+    /// Adds a rank's process group to those that the guard kills if the launcher dies, or a folder, after [`FOLDER`], to
+    /// those that it removes.
+    pub(super) fn watch(&mut self, it: impl Display) -> Result<()> {
+        writeln!(self.pipe, "{it}").map_err(|e| Failure::io("the guard process is gone", e))
     }
 
     /// Ends the guard, because nothing is left to watch.

@@ -15,7 +15,7 @@ use crate::environment::{Placement, SECRET};
 /// The largest number of hosts, which is more than any group can have.
 const MAX_HOSTS: usize = 1 << 16;
 
-/// The hosts of a run.
+/// The hosts of a run. They cannot be printed: the secret must not appear in a log.
 #[derive(Clone)]
 pub struct Hosts {
     /// How many there are: two or more.
@@ -99,21 +99,6 @@ impl Hosts {
         };
         Placement::of_launcher(place)
     }
-}
-
-/// Leaves out the secret, which must not appear in a log.
-impl std::fmt::Debug for Hosts {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { count, own, address, port, .. } = self;
-        let mut text = f.debug_struct("Hosts");
-        text.field("count", count).field("own", own);
-        text.field("address", address).field("port", port).finish_non_exhaustive()
-    }
-}
-
-/// Whether --master-addr or --master-port has no effect, because there is only one host.
-pub fn ignores_master_flags(flags: &StartFlags) -> bool {
-    flags.nnodes == Some(1) && (flags.master_addr.is_some() || flags.master_port.is_some())
 }
 
 /// The secret that the user has set for all hosts. Empty if no secret is set.

@@ -51,7 +51,7 @@ use crate::environment::{self, Placement};
 use crate::{LaunchArgs, StartFlags};
 
 pub use guard::guard_groups;
-pub use hosts::{Hosts, ignores_master_flags};
+pub use hosts::Hosts;
 pub use restarts::launch_with_restarts;
 pub use signals::last as asked_to_end;
 pub use watch::{Ended, launch, launch_one_of_many};
@@ -66,7 +66,6 @@ pub struct Restarts {
 }
 
 /// The program to start as ranks, and how.
-#[derive(Debug)]
 pub struct Launch {
     /// The program and its arguments.
     pub command: Vec<OsString>,
@@ -155,9 +154,7 @@ pub fn launch_command(args: &LaunchArgs) -> Result<u8> {
     }
     if let Some(folder) = &args.log_dir {
         check_folder("--log-dir", folder, "pass a folder that you can write to")?;
-        std::fs::create_dir_all(folder).map_err(|e| {
-            Failure::io(format!("cannot make the folder {}", folder.printable()), e)
-        })?;
+        std::fs::create_dir_all(folder).map_err(Failure::cannot("make the folder", folder))?;
         let first = hosts.as_ref().map_or(0, |hosts| hosts.own * args.nproc);
         for path in (first..first + args.nproc).map(|rank| start::log_path(folder, rank)) {
             paceline_files::check_own(&path).map_err(|e| {
@@ -184,7 +181,7 @@ pub fn launch_command(args: &LaunchArgs) -> Result<u8> {
 
 /// Warns of flags that have no effect on a single host.
 pub fn warn_of_ignored_master_flags(flags: &StartFlags) {
-    if ignores_master_flags(flags) {
+    if flags.nnodes == Some(1) && (flags.master_addr.is_some() || flags.master_port.is_some()) {
         warn(
             "--nnodes 1: the ranks meet on this host at a port that the launcher chooses; \
              --master-addr and --master-port have no effect",
@@ -248,74 +245,40 @@ pub fn check_num_ranks(flag: &str, num_ranks: usize) -> Result<()> {
     )))
 }
 
-/// The rendezvous of the ranks of an attempt.
-struct AttemptRendezvous {
-    address: String,
-    port: u16,
-    secret: String,
-    /// The name of this launcher, for the ranks of other hosts' launchers.
-    launch: String,
-    /// Kept for as long as the ranks run.
-    _held: Option<HeldPort>,
-}
-
-impl AttemptRendezvous {
-    /// If there are several hosts, the rendezvous that the user states. Otherwise a free port, with a fresh secret.
-    fn new(launch: &Launch) -> Result<Self> {
-        if let Some(Hosts { address, port, secret, .. }) = &launch.hosts {
-            let secret = Rendezvous::secret_of_restart(secret, launch.restarts.made);
-            let (address, launch) = (address.clone(), Rendezvous::fresh_secret()?);
-            return Ok(Self { address, port: *port, secret, launch, _held: None });
-        }
-        let held = HeldPort::new().map_err(|e| Failure::io("no free port for MASTER_PORT", e))?;
-        let (address, port) = (Ipv4Addr::LOCALHOST.to_string(), held.number);
-        let (secret, launch) = (Rendezvous::fresh_secret()?, String::new());
-        Ok(Self { address, port, secret, launch, _held: Some(held) })
-    }
-}
-
-/// The environment variables with a rank's place in the group, by the names that torchrun gives them.
-fn rank_variables(
-    launch: &Launch,
-    local: usize,
-    point: &AttemptRendezvous,
-) -> Vec<(&'static str, String)> {
+/// The environment variables that all ranks of an attempt get, by the names that torchrun gives them; and the port at which
+/// they meet, if this launcher has chosen it, which is held for as long as they run. If there are several hosts, the ranks
+/// meet where the user states. Otherwise the secret is a fresh one.
+fn rank_variables(launch: &Launch) -> Result<(Vec<(&'static str, String)>, Option<OwnedFd>)> {
     let mut variables = vec![
-        ("RANK", (launch.first_rank() + local).to_string()),
         ("WORLD_SIZE", launch.world_size().to_string()),
-        ("LOCAL_RANK", local.to_string()),
         ("LOCAL_WORLD_SIZE", launch.num_ranks.to_string()),
-        ("MASTER_ADDR", point.address.clone()),
-        ("MASTER_PORT", point.port.to_string()),
         ("TORCHELASTIC_RESTART_COUNT", launch.restarts.made.to_string()),
         ("TORCHELASTIC_MAX_RESTARTS", launch.restarts.max.to_string()),
-        (environment::SECRET, point.secret.clone()),
     ];
-    if let Some(hosts) = &launch.hosts {
-        variables.push((environment::LAUNCH, point.launch.clone()));
+    let (address, port, secret, held) = if let Some(hosts) = &launch.hosts {
+        variables.push((environment::LAUNCH, Rendezvous::fresh_secret()?));
         variables.push(("GROUP_RANK", hosts.own.to_string()));
         variables.push(("GROUP_WORLD_SIZE", hosts.count.to_string()));
-    }
-    variables
+        let secret = Rendezvous::secret_of_restart(&hosts.secret, launch.restarts.made);
+        (hosts.address.clone(), hosts.port, secret, None)
+    } else {
+        let (port, held) =
+            held_port().map_err(|e| Failure::io("no free port for MASTER_PORT", e))?;
+        (Ipv4Addr::LOCALHOST.to_string(), port, Rendezvous::fresh_secret()?, Some(held))
+    };
+    variables.push(("MASTER_ADDR", address));
+    variables.push(("MASTER_PORT", port.to_string()));
+    variables.push((environment::SECRET, secret));
+    Ok((variables, held))
 }
 
-/// A port for `MASTER_PORT`, held so that no other program is given it. A program that allows addresses to be used
+/// A free port for `MASTER_PORT`, held so that no other program is given it. A program that allows addresses to be used
 /// again, as nearly all do, can listen there all the same, because this socket does not listen.
-struct HeldPort {
-    number: u16,
-    _socket: OwnedFd,
-}
-
-impl HeldPort {
-    /// A port that is free.
-    fn new() -> rustix::io::Result<Self> {
-        let socket =
-            socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
-        set_socket_reuseaddr(&socket, true)?;
-        bind(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0))?;
-        let address = SocketAddrV4::try_from(getsockname(&socket)?)?;
-        Ok(Self { number: address.port(), _socket: socket })
-    }
+fn held_port() -> rustix::io::Result<(u16, OwnedFd)> {
+    let socket = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+    set_socket_reuseaddr(&socket, true)?;
+    bind(&socket, &SocketAddrV4::new(Ipv4Addr::LOCALHOST, 0))?;
+    Ok((SocketAddrV4::try_from(getsockname(&socket)?)?.port(), socket))
 }
 
 /// `paceline __rank`: asks to be killed when the launcher dies, then becomes the rank's program.

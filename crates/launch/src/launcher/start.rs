@@ -19,25 +19,21 @@ use super::rank::{Event, Rank};
 use super::relay::{Route, Source};
 use super::{Launch, Restarts};
 
-/// The common settings of all ranks of a launch.
-#[derive(Debug)]
-pub(super) struct Common<'a> {
-    pub(super) launch: &'a Launch,
-    /// This program, which becomes the rank's program.
-    pub(super) own_program: &'a Path,
-    /// Where ranks write their last operations, and why they failed. `None` if no folder could be made.
-    pub(super) dump_folder: Option<&'a Path>,
-    pub(super) events: &'a Sender<Event>,
-}
-
-impl Common<'_> {
-    /// Starts a rank, given its number on this host and the variables with its place.
-    pub(super) fn start(&self, local: usize, variables: &[(&str, String)]) -> io::Result<Rank> {
-        let Self { launch, own_program, dump_folder, events } = self;
-        let rank = launch.first_rank() + local;
-        let owns_stdout = launch.output.rank_0_owns_stdout && rank == 0;
-        let log = launch.output.log_folder.as_deref();
-        let log = log.map(|folder| log_file(folder, rank, launch.restarts)).transpose()?;
+impl Launch {
+    /// Starts a rank, given its number on this host and the variables that all ranks get. `own_program` becomes the rank's
+    /// program. Without a `dump_folder`, ranks write neither their last operations nor why they failed.
+    pub(super) fn start(
+        &self,
+        local: usize,
+        variables: &[(&str, String)],
+        own_program: &Path,
+        dump_folder: Option<&Path>,
+        events: &Sender<Event>,
+    ) -> io::Result<Rank> {
+        let rank = self.first_rank() + local;
+        let owns_stdout = self.output.rank_0_owns_stdout && rank == 0;
+        let log = self.output.log_folder.as_deref();
+        let log = log.map(|folder| log_file(folder, rank, self.restarts)).transpose()?;
         let mut command = Command::new(own_program);
         // If torchrun has started this process, the new ranks must not use torchrun's store or files.
         for name in [
@@ -60,25 +56,23 @@ impl Common<'_> {
             .arg("__rank")
             .arg(std::process::id().to_string())
             .arg("--")
-            .args(&launch.command)
+            .args(&self.command)
+            .env("RANK", rank.to_string())
+            .env("LOCAL_RANK", local.to_string())
             .envs(variables.iter().map(|(name, value)| (name, value)))
-            .envs(launch.variables.iter().map(|(name, value)| (name, value)))
-            .stdin(if launch.inherits_stdin && rank == 0 {
-                Stdio::inherit()
-            } else {
-                Stdio::null()
-            })
+            .envs(self.variables.iter().map(|(name, value)| (name, value)))
+            .stdin(if self.inherits_stdin && rank == 0 { Stdio::inherit() } else { Stdio::null() })
             .stdout(if owns_stdout { Stdio::inherit() } else { Stdio::piped() })
             .stderr(Stdio::piped())
             .process_group(0)
             .spawn()?;
-        let program = launch.command.first().map(|program| program.to_string_lossy());
+        let program = self.command.first().map(|program| program.to_string_lossy());
         debug!("rank {rank} is process {}, {}", child.id(), program.unwrap_or_default());
         let started = Rank::new(Pid::from_child(&child), error_file);
         let route = Route {
             rank,
-            is_printed: launch.output.log_folder.is_none() || launch.output.tee,
-            has_prefix: !launch.output.rank_0_owns_stdout,
+            is_printed: self.output.log_folder.is_none() || self.output.tee,
+            has_prefix: !self.output.rank_0_owns_stdout,
             log: log.map(|file| Arc::new(Mutex::new(Some(file)))),
         };
         attend(&started, child, local, &route, events)?;

@@ -14,11 +14,10 @@ use tracing::debug;
 
 use super::blame::{self, Cause, RanksOfHost};
 use super::dumps::Dumps;
-use super::guard::Guard;
+use super::guard::{FOLDER, Guard};
 use super::orphans::Orphans;
 use super::rank::{End, Event, Rank};
-use super::start::Common;
-use super::{AttemptRendezvous, Launch, own_program, rank_variables, signals};
+use super::{Launch, own_program, rank_variables, signals};
 
 /// After the first failure, how long the other ranks may take to notice it and to end by themselves.
 const GRACE: Duration = Duration::from_millis(200);
@@ -56,7 +55,7 @@ pub fn launch(launch: &Launch) -> Result<u8> {
 /// after which the command may continue, from a signal, after which it has to end.
 pub fn launch_one_of_many(launch: &Launch) -> Result<Ended> {
     let own_program = own_program()?;
-    let point = AttemptRendezvous::new(launch)?;
+    let (variables, _held) = rank_variables(launch)?;
     let (sender, events) = channel();
     streams::buffer();
     if launch.output.rank_0_owns_stdout {
@@ -67,11 +66,9 @@ pub fn launch_one_of_many(launch: &Launch) -> Result<Ended> {
     let orphans = Orphans::adopt();
     let dumps = Dumps::new(launch.dump_folder.as_deref())?;
     if let Some(folder) = dumps.temporary() {
-        guard.watch_folder(folder)?;
+        guard.watch(format_args!("{FOLDER}{}", folder.display()))?;
     }
     let begin = Instant::now();
-    let common =
-        Common { launch, own_program: &own_program, dump_folder: dumps.folder(), events: &sender };
     let place = RanksOfHost { first: launch.first_rank(), world: launch.world_size() };
     let mut watch = Watch {
         launch,
@@ -84,9 +81,8 @@ pub fn launch_one_of_many(launch: &Launch) -> Result<Ended> {
         oom_kills: resources::oom_kills(),
     };
     for local in 0..launch.num_ranks {
-        let variables = rank_variables(launch, local, &point);
-        let started = common
-            .start(local, &variables)
+        let started = launch
+            .start(local, &variables, &own_program, dumps.folder(), &sender)
             .map_err(|error| cannot_start(place.first + local, &error))
             .and_then(|started| {
                 let group = started.group.as_raw_nonzero().get().unsigned_abs();
@@ -95,14 +91,14 @@ pub fn launch_one_of_many(launch: &Launch) -> Result<Ended> {
             });
         if let Err(failure) = started {
             watch.stop();
-            dumps.discard();
+            dumps.end(false);
             guard.dismiss();
             return Err(failure);
         }
     }
     let code = watch.until_all_have_ended();
     let have_all_ended = !watch.is_any_left();
-    let dumps = if code == 0 { dumps.discard() } else { dumps.keep_if_any() };
+    let dumps = dumps.end(code != 0);
     guard.dismiss();
     Ok(Ended { code, signal: signals::last(), have_all_ended, dumps })
 }

@@ -99,13 +99,13 @@ pub fn check(args: &CheckArgs, placement: Option<Placement>) -> Result<u8> {
         }
         return asked.map(u8::from);
     }
-    let variables = vec![(paceline_launch::environment::CHECK, "1".into())];
+    let variables = vec![(paceline_launch::environment::STARTED, "1".into())];
     launcher::launch(&Launch::of_own_program(std::env::args_os().skip(1), world, variables)?)
 }
 
 /// The number of ranks, and their transport.
 fn resolve(args: &CheckArgs, placement: Option<&Placement>) -> Result<(usize, TransportName)> {
-    let is_inner = placement.is_some_and(|placement| placement.is_of_check);
+    let is_inner = placement.is_some_and(|placement| placement.is_started);
     let world = launcher::num_ranks(args.nproc.filter(|_| !is_inner), placement)?;
     let Some(placement) = placement else {
         return Ok((world, args.transport.unwrap_or(TransportName::Shm)));
