@@ -8,16 +8,16 @@ use paceline_failure::Result;
 use paceline_failure::outputs::write_charts;
 use paceline_host::disk::Disk;
 use paceline_host::text::plural;
-use paceline_table::chart::{Axis, Picture, Series as Line, Stroke};
+use paceline_table::chart::{Axis, Picture, Series, Stroke};
 
 use super::result::{BenchReport, Row, alg_bandwidth_gb_s, bus_factor, place, program_name};
-use super::series::Series;
+use super::series::Measured;
 
 /// Writes `time.svg` and `busbw.svg` into `folder`, and returns their paths.
 pub fn write(
     disk: &Disk,
     report: &BenchReport,
-    compared: &[Series],
+    compared: &[Measured],
     folder: &Path,
 ) -> Result<Vec<PathBuf>> {
     let charts = [("time", time(report, compared)), ("busbw", busbw(report, compared))];
@@ -25,13 +25,13 @@ pub fn write(
 }
 
 /// The chart of times.
-pub fn time(report: &BenchReport, compared: &[Series]) -> Picture {
+pub fn time(report: &BenchReport, compared: &[Measured]) -> Picture {
     let y = Axis::logarithmic("Time (median, to the 99th percentile)", "us");
     chart(report, compared, "time", y, |_, _, us| us)
 }
 
 /// The chart of bus bandwidths. A single rank has no bus bandwidth, so it has no line.
-pub fn busbw(report: &BenchReport, compared: &[Series]) -> Picture {
+pub fn busbw(report: &BenchReport, compared: &[Measured]) -> Picture {
     let op = report.rows.first().map_or("", |row| &row.op);
     let y = Axis::logarithmic("Bus bandwidth (median, to the 99th percentile)", "GB/s");
     chart(report, compared, "bus bandwidth", y, |nproc, bytes, us| {
@@ -42,40 +42,39 @@ pub fn busbw(report: &BenchReport, compared: &[Series]) -> Picture {
 /// The chart whose values are `shown(ranks, size in bytes, time in microseconds)`.
 fn chart(
     report: &BenchReport,
-    compared: &[Series],
+    compared: &[Measured],
     what: &str,
     y: Axis,
     shown: impl Fn(usize, u64, f64) -> f64,
 ) -> Picture {
     let point = |nproc: usize, bytes: u64, us: f64| (bytes as f64, shown(nproc, bytes, us));
-    let mut series: Vec<Line> = Vec::new();
+    let mut series: Vec<Series> = Vec::new();
     let groups = groups(&report.rows);
     for (look, (name, rows)) in groups.iter().enumerate() {
-        let measured = || rows.iter().filter_map(|row| Some((row, row.timing()?)));
-        let points = measured().map(|(row, of)| point(row.nproc, row.bytes, of.median_us));
-        let intervals = measured().map(|(row, of)| {
-            let [one, other] = [of.median_us, of.p99_us].map(|us| point(row.nproc, row.bytes, us));
+        let of_row = |row: &Row, us: f64| point(row.nproc, row.bytes, us);
+        let points = rows.iter().map(|row| of_row(row, row.timing().median_us));
+        let intervals = rows.iter().map(|row| {
+            let one = of_row(row, row.timing().median_us);
+            let other = of_row(row, row.timing().p99_us);
             (one.0, one.1.min(other.1), one.1.max(other.1))
         });
-        series.push(Line::line(name, points).intervals(intervals).look(look));
+        series.push(Series::line(name, points).intervals(intervals).look(look));
         let predicted = rows.iter().filter_map(|row| Some((row, row.predicted_us?)));
         let points: Vec<_> = predicted.map(|(row, us)| point(row.nproc, row.bytes, us)).collect();
         if !points.is_empty() {
             let name = format!("{name}, predicted");
-            series.push(Line::line(name, points).stroke(Stroke::Dotted).look(look));
+            series.push(Series::line(name, points).stroke(Stroke::Dotted).look(look));
         }
     }
-    let same_op = |theirs: &&Series| {
-        theirs.op.as_ref().is_none_or(|op| report.rows.first().is_some_and(|row| row.op == *op))
-    };
-    for (at, theirs) in compared.iter().filter(same_op).enumerate() {
-        let points = theirs.points.iter().map(|&(bytes, us)| point(theirs.nproc, bytes, us));
-        let line = Line::line(ranks(&theirs.name, theirs.nproc), points);
+    let op = report.rows.first().map_or("", |row| &row.op);
+    let compared = compared.chunk_by(Measured::is_beside).filter(|theirs| theirs[0].is_of(op));
+    for (at, theirs) in compared.enumerate() {
+        let points = theirs.iter().map(|of| point(of.nproc, of.bytes, of.time_us));
+        let line = Series::line(ranks(&theirs[0].name, theirs[0].nproc), points);
         series.push(line.stroke(Stroke::Dashed).look(groups.len() + at));
     }
     // The line of a single rank may have no points above zero. Then the legend does not name it.
     series.retain(|line| line.points.iter().any(|&(_, y)| y > 0.0));
-    let op = report.rows.first().map_or("", |row| &row.op);
     let title = format!("{op}, {}: {what} by size", place(&report.rows));
     let subtitle = format!("{}, {}", report.machine, report.date);
     Picture::lines(title, subtitle, [Axis::logarithmic("Size", "B"), y], series)
@@ -107,7 +106,7 @@ mod tests {
     use crate::samples;
 
     /// Times of a link with a latency and a bandwidth, for three numbers of ranks and eight sizes.
-    fn realistic() -> (BenchReport, Vec<Series>) {
+    fn realistic() -> (BenchReport, Vec<Measured>) {
         let sizes: Vec<u64> = (0..8).map(|at| 4096 << (2 * at)).collect();
         let time = |nproc: usize, bytes: u64, latency: f64, gb_s: f64| {
             let factor = bus_factor("all_reduce", nproc).unwrap();
@@ -126,13 +125,8 @@ mod tests {
                 rows.push(row);
             }
         }
-        let gloo = Series {
-            name: "torch-gloo".to_owned(),
-            nproc: 2,
-            op: None,
-            points: sizes.iter().map(|&bytes| (bytes, time(2, bytes, 90.0, 1.9))).collect(),
-        };
-        (samples::report(rows), vec![gloo])
+        let gloo = |&bytes: &u64| samples::time("torch-gloo", 2, bytes, time(2, bytes, 90.0, 1.9));
+        (samples::report(rows), sizes.iter().map(gloo).collect())
     }
 
     #[test]
@@ -161,12 +155,7 @@ mod tests {
     #[test]
     fn bandwidths_of_others_use_the_same_formula() {
         let report = samples::report(vec![samples::row(4, 1_000_000, 1000.0)]);
-        let other = Series {
-            name: "other".to_owned(),
-            nproc: 4,
-            op: Some("all_reduce".to_owned()),
-            points: vec![(1_000_000, 1000.0)],
-        };
+        let other = samples::time("other", 4, 1_000_000, 1000.0);
         let chart = busbw(&report, &[other]);
         assert_eq!(chart.series()[0].points, [(1e6, 1.5)]);
         assert_eq!(chart.series()[1].points, [(1e6, 1.5)]);

@@ -3,30 +3,28 @@
 use paceline_host::text::plain_table;
 
 use super::result::{BenchReport, place, program_name};
-use super::series::Series;
+use super::series::Measured;
 
-/// The table. It has one line for each row of the report and each series with the same operation, number
+/// The table. It has one line for each row of the report and each time with the same operation, number
 /// of ranks and size. A ratio above 1 means that paceline took less time. If nothing can be compared, the
 /// text says so.
-pub fn table(report: &BenchReport, compared: &[Series], width: Option<usize>) -> String {
+pub fn table(report: &BenchReport, compared: &[Measured], width: Option<usize>) -> String {
     let mut lines = Vec::new();
     for row in &report.rows {
-        let Some(ours) = row.timing() else { continue };
-        for theirs in compared {
-            let same_op = theirs.op.as_ref().is_none_or(|op| *op == row.op);
-            let time = theirs.points.iter().find(|(bytes, _)| *bytes == row.bytes);
-            if let (true, true, Some((_, time_us))) = (same_op, theirs.nproc == row.nproc, time) {
-                lines.push([
-                    program_name(row, &report.rows),
-                    theirs.name.clone(),
-                    row.nproc.to_string(),
-                    row.bytes.to_string(),
-                    format!("{:.4}", ours.median_us / 1e3),
-                    format!("{:.4}", time_us / 1e3),
-                    format!("{:.2}", time_us / ours.median_us),
-                ]);
-            }
-        }
+        let ours_us = row.timing().median_us;
+        let is_same =
+            |of: &&Measured| of.is_of(&row.op) && (of.nproc, of.bytes) == (row.nproc, row.bytes);
+        lines.extend(compared.iter().filter(is_same).map(|theirs| {
+            [
+                program_name(row, &report.rows),
+                theirs.name.clone(),
+                row.nproc.to_string(),
+                row.bytes.to_string(),
+                format!("{:.4}", ours_us / 1e3),
+                format!("{:.4}", theirs.time_us / 1e3),
+                format!("{:.2}", theirs.time_us / ours_us),
+            ]
+        }));
     }
     if lines.is_empty() {
         return "Nothing to compare: no operation, number of ranks and size in common".to_owned();
@@ -41,8 +39,8 @@ mod tests {
     use super::*;
     use crate::samples;
 
-    fn gloo(points: &[(u64, f64)]) -> Series {
-        Series { name: "torch-gloo".to_owned(), nproc: 2, op: None, points: points.to_vec() }
+    fn gloo(bytes: u64, us: f64) -> Measured {
+        samples::time("torch-gloo", 2, bytes, us)
     }
 
     #[test]
@@ -52,7 +50,8 @@ mod tests {
             samples::row(2, 100_000_000, 25_000.0),
             samples::row(4, 1_000_000, 700.0),
         ]);
-        let text = table(&report, &[gloo(&[(1_000_000, 3600.0), (100_000_000, 95_000.0)])], None);
+        let theirs = [gloo(1_000_000, 3600.0), gloo(100_000_000, 95_000.0)];
+        let text = table(&report, &theirs, None);
         insta::assert_snapshot!(text, @r"
         Ours  Theirs      Ranks   Size (B)  Ours, in place (ms)  Theirs (ms)  Theirs/ours
         ----  ----------  -----  ---------  -------------------  -----------  -----------
@@ -64,9 +63,9 @@ mod tests {
     #[test]
     fn other_operations_are_not_compared() {
         let report = samples::report(vec![samples::row(2, 8, 250.0)]);
-        let other = Series { op: Some("all_gather".to_owned()), ..gloo(&[(8, 300.0)]) };
-        for series in [other, gloo(&[(16, 300.0)])] {
-            assert!(table(&report, &[series], None).starts_with("Nothing to compare"));
+        let other = Measured { op: Some("all_gather".to_owned()), ..gloo(8, 300.0) };
+        for time in [other, gloo(16, 300.0)] {
+            assert!(table(&report, &[time], None).starts_with("Nothing to compare"));
         }
     }
 }

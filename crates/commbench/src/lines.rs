@@ -13,27 +13,20 @@ pub fn config_line(transport: &str, nproc: usize, bytes: u64) -> String {
     format!("Config: Backend={transport}, Processes={nproc}, Size={}MB", megabytes(bytes))
 }
 
-/// The line after a configuration is measured: the median time and the effective bandwidth. A row without any
-/// timing says so.
+/// The line after a configuration is measured: the median time and the effective bandwidth.
 pub fn result_line(row: &Row) -> String {
-    match numbers(row) {
-        Some((ms, bandwidth)) => {
-            format!("-> Avg Time: {ms:.4} ms | Effective Bandwidth: {bandwidth:.2} GiB/s")
-        }
-        None => "-> not measured".to_owned(),
-    }
+    let [ms, bandwidth] = numbers(row);
+    format!("-> Avg Time: {ms} ms | Effective Bandwidth: {bandwidth} GiB/s")
 }
 
 /// The closing table. Below it, one line says whether times are in place or out of place, and further
 /// lines list the skipped ones.
 pub fn result_table(rows: &[Row], skipped: &[Skipped], width: Option<usize>) -> String {
     let line = |row: &Row| {
-        let (ms, bandwidth) = numbers(row)?;
-        let (ms, bandwidth) = (format!("{ms:.4}"), format!("{bandwidth:.2}"));
-        let size = megabytes(row.bytes);
-        Some([row.transport.clone(), row.nproc.to_string(), size, ms, bandwidth])
+        let [ms, bandwidth] = numbers(row);
+        [row.transport.clone(), row.nproc.to_string(), megabytes(row.bytes), ms, bandwidth]
     };
-    let lines: Vec<[String; 5]> = rows.iter().filter_map(line).collect();
+    let lines: Vec<[String; 5]> = rows.iter().map(line).collect();
     let names = ["Backend", "Processes", "Size (MB)", "Avg Time (ms)", "Bandwidth (GiB/s)"];
     let mut text = plain_table(names, 1, &lines, width);
     if !rows.is_empty() {
@@ -47,9 +40,9 @@ pub fn result_table(rows: &[Row], skipped: &[Skipped], width: Option<usize>) -> 
 }
 
 /// The median in milliseconds, and the effective bandwidth in GiB/s.
-fn numbers(row: &Row) -> Option<(f64, f64)> {
-    let timing = row.timing()?;
-    Some((timing.median_us / 1e3, timing.effective_bw_gib_s))
+fn numbers(row: &Row) -> [String; 2] {
+    let timing = row.timing();
+    [format!("{:.4}", timing.median_us / 1e3), format!("{:.2}", timing.effective_bw_gib_s)]
 }
 
 /// The size in MB of 1e6 bytes, without trailing zeros.
@@ -69,10 +62,8 @@ mod tests {
             config_line("shm", 2, 4096),
             "Config: Backend=shm, Processes=2, Size=0.004096MB"
         );
-        let mut row = samples::row(2, 1_000_000, 432.1);
+        let row = samples::row(2, 1_000_000, 432.1);
         assert_eq!(result_line(&row), "-> Avg Time: 0.4321 ms | Effective Bandwidth: 4.31 GiB/s");
-        (row.out_of_place, row.in_place) = (None, None);
-        assert_eq!(result_line(&row), "-> not measured");
     }
 
     #[test]

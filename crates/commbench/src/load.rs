@@ -1,7 +1,7 @@
 //! Reads measurements for `--compare`: the files that `-J` and `--csv` write, the `-J` files of
 //! nccl-tests, and the lines of JSON that other programs print.
 //!
-//! Takes a file and returns series of (size, time). The error for a file that cannot be used names the
+//! Takes a file and returns its times. The error for a file that cannot be used names the
 //! file, the line, and the expected value.
 
 use std::path::Path;
@@ -12,7 +12,7 @@ use serde::Deserialize;
 use serde_json::Value;
 
 use super::files;
-use super::series::{Measured, Series, named, series};
+use super::series::{Measured, named, series};
 
 const EXPECTED: &str = "a report of paceline bench, a JSON file of nccl-tests, or lines such as \
      {\"side\": \"name\", \"ranks\": 2, \"bytes\": 1000000, \"ms\": 3.6}";
@@ -23,8 +23,8 @@ const MAX_BYTES: u64 = 64 << 20;
 /// The line number of a problem in a text, and its description.
 type Problem = (usize, String);
 
-/// The series of a file.
-pub fn load(path: &Path) -> Result<Vec<Series>> {
+/// The times of a file, one series after the other.
+pub fn load(path: &Path) -> Result<Vec<Measured>> {
     let file = path.printable();
     let refuse = |place: String, problem: String| {
         Failure::Usage(format!("--compare {place}: {problem}; expected {EXPECTED}"))
@@ -52,7 +52,7 @@ struct Line {
     nproc: usize,
     op: String,
     size: u64,
-    out_of_place_time_us: Option<f64>,
+    out_of_place_time_us: f64,
     in_place_time_us: Option<f64>,
 }
 
@@ -63,15 +63,14 @@ fn from_csv(text: &str) -> std::result::Result<Vec<Measured>, Problem> {
             let line = error.position().map_or(1, |position| position.line());
             (line as usize, error.to_string())
         })?;
-        let time_us = line.in_place_time_us.or(line.out_of_place_time_us);
-        all.extend(time_us.map(|time_us| Measured {
+        all.push(Measured {
             name: line.transport,
             algorithm: Some(line.algorithm),
             nproc: line.nproc,
             op: Some(line.op),
             bytes: line.size,
-            time_us,
-        }));
+            time_us: line.in_place_time_us.unwrap_or(line.out_of_place_time_us),
+        });
     }
     Ok(all)
 }
@@ -142,7 +141,7 @@ mod tests {
     use super::*;
     use crate::samples;
 
-    fn loaded(text: &str) -> Result<Vec<Series>> {
+    fn loaded(text: &str) -> Result<Vec<Measured>> {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("other.json");
         std::fs::write(&path, text).unwrap();
@@ -161,19 +160,19 @@ mod tests {
 
     #[test]
     fn each_of_our_forms_gives_the_same_series() {
-        let mut in_place = samples::row(2, 8, 5.0);
-        in_place.out_of_place = None;
-        let mut empty = in_place.clone();
-        empty.in_place = None;
-        let rows = vec![samples::row(2, 1000, 20.0), samples::row(4, 8, 7.0), in_place, empty];
-        let report = samples::report(rows);
-        let series = |nproc, points: &[(u64, f64)]| Series {
-            name: "shm (other)".to_owned(),
-            nproc,
+        let mut out_of_place = samples::row(2, 8, 5.0);
+        out_of_place.in_place = None;
+        let report = samples::report(vec![
+            samples::row(2, 1000, 20.0),
+            samples::row(4, 8, 7.0),
+            out_of_place,
+        ]);
+        let time = |(nproc, bytes, time_us)| Measured {
+            algorithm: Some("units".to_owned()),
             op: Some("all_reduce".to_owned()),
-            points: points.to_vec(),
+            ..samples::time("shm (other)", nproc, bytes, time_us)
         };
-        let expected = [series(2, &[(8, 5.0), (1000, 20.0)]), series(4, &[(8, 7.0)])];
+        let expected = [(2, 8, 5.0), (2, 1000, 20.0), (4, 8, 7.0)].map(time);
         assert_eq!(loaded(&files::json(&report)).unwrap(), expected);
         assert_eq!(loaded(&files::csv(&report.rows)).unwrap(), expected);
     }
@@ -183,13 +182,9 @@ mod tests {
         let mut ring = samples::row(2, 1000, 90.0);
         ring.algorithm = "ring".to_owned();
         let report = samples::report(vec![samples::row(2, 1000, 20.0), ring]);
-        let names: Vec<(String, Vec<(u64, f64)>)> = loaded(&files::json(&report))
-            .unwrap()
-            .into_iter()
-            .map(|series| (series.name, series.points))
-            .collect();
-        let expected = [("shm units (other)", 20.0), ("shm ring (other)", 90.0)];
-        assert_eq!(names, expected.map(|(name, us)| (name.to_owned(), vec![(1000, us)])));
+        let found = loaded(&files::json(&report)).unwrap();
+        let names: Vec<_> = found.iter().map(|of| (&*of.name, of.time_us)).collect();
+        assert_eq!(names, [("shm units (other)", 20.0), ("shm ring (other)", 90.0)]);
     }
 
     #[test]
@@ -199,7 +194,9 @@ mod tests {
                 "{{\"side\": \"torch-gloo\", \"ranks\": 2, \"bytes\": {bytes}, \"ms\": {ms}}}\n"
             )
         };
-        let points = |text: String| loaded(&text).unwrap()[0].points.clone();
+        let points = |text: String| -> Vec<_> {
+            loaded(&text).unwrap().iter().map(|of| (of.bytes, of.time_us)).collect()
+        };
         let machine = "{\"machine\": \"some\"}\n\n";
         assert_eq!(
             points([machine, &line(2000, 2.0), &line(1000, 1.0)].concat()),
@@ -221,9 +218,9 @@ mod tests {
         let text = r#"{"version":2,"config":{"devices":[{"rank":0},{"rank":1}]},"results":[
             {"size":1024,"out_of_place":{"time":12.5},"in_place":{"time":13.0}},
             {"size":2048,"out_of_place":null,"in_place":{"time":14.0}}]}"#;
-        let series = loaded(text).unwrap();
-        assert_eq!((series[0].name.as_str(), series[0].nproc), ("nccl-tests", 2));
-        assert_eq!(series[0].points, [(1024, 13.0), (2048, 14.0)]);
+        let expected = [(1024, 13.0), (2048, 14.0)];
+        let expected = expected.map(|(bytes, us)| samples::time("nccl-tests", 2, bytes, us));
+        assert_eq!(loaded(text).unwrap(), expected);
     }
 
     #[test]

@@ -13,7 +13,7 @@ use paceline_memory::DType;
 
 use super::load;
 use super::operation::Operation;
-use super::series::Series;
+use super::series::Measured;
 use super::sizes::{Step, parse_size, parse_size_mb, sweep};
 use crate::args::{BenchArgs, MeasuringArgs, OutputArgs, RankArgs, SizeArgs};
 
@@ -44,7 +44,7 @@ pub struct Plan {
     /// The screen and the files.
     pub output: OutputArgs,
     /// Measurements to compare with.
-    pub compared: Vec<Series>,
+    pub compared: Vec<Measured>,
 }
 
 impl Plan {

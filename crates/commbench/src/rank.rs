@@ -67,7 +67,7 @@ pub(super) fn measure(
             dtype: operation.dtype.name().to_owned(),
             redop: operation.kind.reduces().then(|| operation.redop.nccl_name().to_owned()),
             root: operation.has_root().then_some(operation.root),
-            out_of_place: Some(out_of_place),
+            out_of_place,
             in_place,
             predicted_us: predicted_us(plan, group, bytes),
             memory_fraction,

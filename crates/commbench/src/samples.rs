@@ -3,6 +3,7 @@
 use paceline_launch::device::Device;
 
 use super::result::{BenchReport, Row, Skipped, Timing, bus_factor};
+use super::series::Measured;
 
 /// An all-reduce of 4-byte elements that took `us` microseconds, out of place and in place.
 pub fn row(nproc: usize, bytes: u64, us: f64) -> Row {
@@ -18,7 +19,7 @@ pub fn row(nproc: usize, bytes: u64, us: f64) -> Row {
         dtype: "f32".to_owned(),
         redop: Some("sum".to_owned()),
         root: None,
-        out_of_place: Some(timing.clone()),
+        out_of_place: timing.clone(),
         in_place: Some(timing),
         predicted_us: None,
         memory_fraction: None,
@@ -42,4 +43,9 @@ pub fn report(rows: Vec<Row>) -> BenchReport {
             reason: "6 ranks need 12.3 GB, 8.0 GB may be used".to_owned(),
         }],
     }
+}
+
+/// A time of another program.
+pub fn time(name: &str, nproc: usize, bytes: u64, time_us: f64) -> Measured {
+    Measured { name: name.to_owned(), algorithm: None, nproc, op: None, bytes, time_us }
 }

@@ -1,37 +1,34 @@
-//! Sorts the measurements of any program into series: one for each program, operation and number of
-//! ranks.
-
-use std::collections::BTreeMap;
+//! The measurements of any program as series: one for each program, operation and number of ranks.
 
 use paceline_table::stats::median;
 
-/// Times of one program with one number of ranks.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Series {
-    /// The program. For a report of paceline: the transport and the name of the file.
-    pub name: String,
-    /// Number of ranks.
-    pub nproc: usize,
-    /// The operation; `None` for the files of nccl-tests, which do not name it.
-    pub op: Option<String>,
-    /// Sizes in bytes, ascending, and times in microseconds.
-    pub points: Vec<(u64, f64)>,
-}
-
 /// One measured time.
+#[derive(Clone, Debug, PartialEq)]
 pub struct Measured {
-    /// The program, as in [`Series::name`].
+    /// The program. For a report of paceline: the transport and the name of the file.
     pub name: String,
     /// The algorithm of the operation. Only reports of paceline have it.
     pub algorithm: Option<String>,
     /// Number of ranks.
     pub nproc: usize,
-    /// The operation, if the file names it.
+    /// The operation; `None` for the files of nccl-tests, which do not name it.
     pub op: Option<String>,
     /// The size in bytes.
     pub bytes: u64,
     /// The time in microseconds.
     pub time_us: f64,
+}
+
+impl Measured {
+    /// Whether both are of the same series.
+    pub fn is_beside(&self, other: &Self) -> bool {
+        (&self.name, self.nproc, &self.op) == (&other.name, other.nproc, &other.op)
+    }
+
+    /// Whether it may be of this operation.
+    pub fn is_of(&self, op: &str) -> bool {
+        self.op.as_ref().is_none_or(|own| own == op)
+    }
 }
 
 /// Gives the measurements of paceline names that tell them apart. The algorithm is added if the file has
@@ -51,24 +48,21 @@ pub fn named(mut measured: Vec<Measured>, stem: &str) -> Vec<Measured> {
     measured
 }
 
-/// Sorts the times into series. If a program has several times for one size, for example one per round,
-/// their median is used.
-pub fn series(measured: Vec<Measured>) -> Vec<Series> {
-    type Times = BTreeMap<u64, Vec<f64>>;
-    let mut all: Vec<(Series, Times)> = Vec::new();
-    for Measured { name, nproc, op, bytes, time_us, .. } in measured {
-        let key = Series { name, nproc, op, points: Vec::new() };
-        let at = all.iter().position(|(series, _)| *series == key).unwrap_or(all.len());
-        if at == all.len() {
-            all.push((key, Times::new()));
+/// The times, one series after the other, with ascending sizes. If a program has several times for one size, for example one
+/// per round, their median is used.
+pub fn series(mut measured: Vec<Measured>) -> Vec<Measured> {
+    let mut first: Vec<Measured> = Vec::new();
+    for one in &measured {
+        if !first.iter().any(|of| of.is_beside(one)) {
+            first.push(one.clone());
         }
-        all[at].1.entry(bytes).or_default().push(time_us);
     }
-    all.into_iter()
-        .map(|(series, times)| {
-            let points =
-                times.into_iter().filter_map(|(bytes, all)| Some((bytes, median(all)?))).collect();
-            Series { points, ..series }
-        })
-        .collect()
+    let place = |one: &Measured| first.iter().position(|of| of.is_beside(one));
+    measured.sort_by_key(|one| (place(one), one.bytes));
+    let same = measured.chunk_by(|a, b| a.is_beside(b) && a.bytes == b.bytes);
+    let median = |same: &[Measured]| {
+        let time_us = median(same.iter().map(|of| of.time_us))?;
+        Some(Measured { time_us, ..same[0].clone() })
+    };
+    same.filter_map(median).collect()
 }

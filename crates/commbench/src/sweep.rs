@@ -17,7 +17,7 @@ use super::plan::{self, Plan};
 use super::processes::{self, Job};
 use super::rank::measure;
 use super::reporter::{Found, Reporter};
-use super::result::{BenchReport, num_failed};
+use super::result::{BenchReport, Skipped, num_failed};
 use super::{charts, compare, files};
 use crate::args::BenchArgs;
 
@@ -65,28 +65,19 @@ fn as_rank_of_others(plan: &Plan, placement: &Placement) -> Result<u8> {
     // Before this rank is pinned: then it has processors of its own only.
     let pinned = plan.pinned(local_ranks);
     let group = join(plan, transport, placement)?;
-    let (nproc, is_first) = (group.world_size(), group.rank() == 0);
+    let nproc = group.world_size();
     let configuration = Configuration { plan, transport, nproc };
     let (sizes, skipped) = configuration.fitting(local_ranks);
     // Ranks look at the available memory at different moments, so rank 0 decides which sizes fit.
     let sizes = group.broadcast_object(Some(&sizes), 0)?;
-    let mut report = new_report(plan);
     let mut reporter = Reporter::default();
-    if is_first {
-        reporter.screen = Some((plan.output.screen, transport, nproc));
-        plan.output.screen.opens();
-        plan.output.screen.configuration(
-            transport.name(),
-            nproc,
-            &configuration.about(pinned),
-            &skipped,
-        );
-        report.skipped = skipped;
+    if group.rank() > 0 {
+        return measure(configuration, &sizes, &group, &mut reporter).map(|()| 0);
     }
+    let mut report = new_report(plan);
+    begin(configuration, pinned, skipped, &mut report);
+    reporter.screen = Some((plan.output.screen, transport, nproc));
     measure(configuration, &sizes, &group, &mut reporter)?;
-    if !is_first {
-        return Ok(0);
-    }
     add(plan, &mut report, reporter);
     finish(plan, &report)
 }
@@ -95,7 +86,6 @@ fn as_rank_of_others(plan: &Plan, placement: &Placement) -> Result<u8> {
 fn as_parent(plan: &Plan) -> Result<u8> {
     let mut report = new_report(plan);
     let mut code = 0;
-    plan.output.screen.opens();
     for &transport in &plan.transports {
         for &nproc in &plan.nprocs {
             let configuration = Configuration { plan, transport, nproc };
@@ -114,9 +104,7 @@ fn as_parent(plan: &Plan) -> Result<u8> {
                 report.skipped.extend(skipped);
                 continue;
             }
-            let about = configuration.about(plan.pinned(nproc));
-            plan.output.screen.configuration(transport.name(), nproc, &about, &skipped);
-            report.skipped.extend(skipped);
+            begin(configuration, plan.pinned(nproc), skipped, &mut report);
             let (mut reporter, its_code) = match transport {
                 TransportName::Thread => (in_threads(configuration, &sizes), 0),
                 _ => {
@@ -166,6 +154,19 @@ fn in_threads(configuration: Configuration<'_>, sizes: &[u64]) -> Reporter {
     })
 }
 
+/// Begins the table of a configuration, and adds the sizes that are skipped to the report.
+fn begin(
+    configuration: Configuration<'_>,
+    pinned: Option<String>,
+    skipped: Vec<Skipped>,
+    report: &mut BenchReport,
+) {
+    let Configuration { plan, transport, nproc } = configuration;
+    let about = configuration.about(pinned);
+    plan.output.screen.configuration(transport.name(), nproc, &about, &skipped);
+    report.skipped.extend(skipped);
+}
+
 /// Adds the results of a configuration to the report, and ends its table.
 fn add(plan: &Plan, report: &mut BenchReport, found: Reporter) {
     plan.output.screen.configuration_ends(&found.rows, plan.operation.kind.name());
@@ -174,7 +175,9 @@ fn add(plan: &Plan, report: &mut BenchReport, found: Reporter) {
     report.memory_bandwidth_gb_s = bandwidths.reduce(f64::max);
 }
 
+/// An empty report, and the lines before the first configuration.
 fn new_report(plan: &Plan) -> BenchReport {
+    plan.output.screen.opens();
     BenchReport {
         machine: resources::machine(),
         date: paceline_host::text::now("%Y-%m-%d %H:%M:%S"),

@@ -22,7 +22,7 @@ pub enum ColumnSet {
 /// The width of the lines of nccl-tests.
 const STANDARD_WIDTH: usize = 118;
 
-/// The gap that nccl-tests leaves where one of the two timings is missing.
+/// The gap that nccl-tests leaves where the timing in place is missing.
 const NO_TIMING: &str = "                                ";
 
 /// The explanation of paceline's own columns, which is printed once for all tables.
@@ -63,21 +63,21 @@ pub(super) fn their_words(row: &Row) -> [String; 3] {
 pub fn print_row(columns: ColumnSet, row: &Row) -> String {
     let [dtype, redop, root] = their_words(row);
     let standard = format!("{:>12}  {:>12}  {dtype:>8}  {redop:>6}  {root}", row.bytes, row.count);
-    let standard = standard + &timing(row.out_of_place.as_ref()) + &timing(row.in_place.as_ref());
+    let in_place = row.in_place.as_ref().map_or(NO_TIMING.to_owned(), timing);
+    let standard = standard + &timing(&row.out_of_place) + &in_place;
     let of = row.timing();
     let own = format!(
         "  {:>7}  {:>7}  {:>7}  {:>9}  {:>6}",
-        number(of.map(|of| of.p99_us), 7, "-"),
-        number(of.map(|of| of.max_us), 7, "-"),
-        number(of.map(|of| of.effective_bw_gib_s), 6, "-"),
+        number(Some(of.p99_us), 7, "-"),
+        number(Some(of.max_us), 7, "-"),
+        number(Some(of.effective_bw_gib_s), 6, "-"),
         number(row.predicted_us, 7, "-"),
         number(row.memory_fraction.map(|part| 100.0 * part), 6, "-")
     );
     line(columns, &standard, &own)
 }
 
-fn timing(of: Option<&Timing>) -> String {
-    let Some(of) = of else { return NO_TIMING.to_owned() };
+fn timing(of: &Timing) -> String {
     let number = |value, width| number(Some(value), width, "N/A");
     // Before `N/A` the original has one space less than before a number.
     let wrong = of.wrong.map_or("  N/A".into(), |wrong| format!("{:>6}", general(wrong as f64)));
@@ -139,7 +139,7 @@ mod tests {
         rows[1].redop = None;
         rows[1].root = Some(0);
         rows[1].dtype = "bf16".to_owned();
-        rows[2].out_of_place.as_mut().unwrap().wrong = None;
+        rows[2].out_of_place.wrong = None;
         let mut lines = vec![header(ColumnSet::Standard)];
         lines.extend(rows.iter().map(|row| print_row(ColumnSet::Standard, row)));
         lines.push(footer(&rows, "all_reduce"));
@@ -167,7 +167,7 @@ mod tests {
         let mut lacking = samples::row(2, 1_000_000, 300.0);
         lacking.in_place = None;
         let mut unchecked = samples::row(2, 4, 5.0);
-        unchecked.out_of_place.as_mut().unwrap().wrong = None;
+        unchecked.out_of_place.wrong = None;
         let mut lines =
             vec![legend(ColumnSet::Extended).unwrap().to_owned(), header(ColumnSet::Extended)];
         let rows = [full, lacking, unchecked];

@@ -381,9 +381,7 @@ pub(crate) fn link_of(name: &str, ranks: usize, config: &TrainConfig, way: Route
     let words = words.into_iter().chain(way_words).map(str::to_owned);
     let words: Vec<String> = words.collect();
     let rows = rows_of(&words, config.transport, &PROBE_BYTES, ranks)?;
-    let points = rows.iter().zip(PROBE_BYTES).filter_map(|(row, bytes)| {
-        let timing = row.in_place.as_ref().or(row.timing())?;
-        Some((bytes as f64, timing.median_us * 1e-6))
-    });
+    let points = rows.iter().zip(PROBE_BYTES);
+    let points = points.map(|(row, bytes)| (bytes as f64, row.timing().median_us * 1e-6));
     Ok(model::fit_link(&points.collect::<Vec<_>>(), way.algorithm(), ranks))
 }
