@@ -33,12 +33,12 @@ fn field_bytes(path: &str, name: &str) -> Option<u64> {
 pub fn available_bytes() -> Option<u64> {
     let available = field_bytes("/proc/meminfo", "MemAvailable")?;
     let groups = cgroup::memory_groups(Path::new("/")).into_iter();
-    Some(groups.map(|group| group.left).fold(available, u64::min))
+    Some(groups.map(|(_, left)| left).fold(available, u64::min))
 }
 
 /// The smallest memory limit of the control groups of this process in bytes, if they set one.
 pub fn memory_limit_bytes() -> Option<u64> {
-    cgroup::memory_groups(Path::new("/")).into_iter().map(|group| group.limit).min()
+    cgroup::memory_groups(Path::new("/")).into_iter().map(|(limit, _)| limit).min()
 }
 
 /// How many processes of this process's control group the kernel has killed for lack of memory since the group was made.

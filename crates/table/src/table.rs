@@ -305,12 +305,8 @@ impl Table {
         lines.iter().map(line).collect()
     }
 
-    /// As lines of text: columns of text are left-aligned, columns of numbers right-aligned.
-    pub fn text(&self) -> String {
-        self.fitted(None)
-    }
-
-    /// As lines of text of at most `width` characters, in the form in which the table [fits](crate::fitted).
+    /// As lines of text of at most `width` characters, in the form in which the table [fits](crate::fitted): columns of text are
+    /// left-aligned, columns of numbers right-aligned.
     pub fn fitted(&self, width: Option<usize>) -> String {
         let (table, head, lines) = self.shown();
         fitted(&head, &lines, |at| !table.is_number(at), width)
@@ -460,7 +456,7 @@ mod tests {
              | a,\"b\" | 1,234.6 | 1,000 |\n| c\\|d | \u{2013} | \u{2013} |\n"
         );
         assert_eq!(
-            table().text(),
+            table().fitted(None),
             "name   took us  calls\n-----  -------  -----\n\
              a,\"b\"  1,234.6  1,000\nc|d          \u{2013}      \u{2013}"
         );
@@ -475,7 +471,10 @@ mod tests {
             .add("half", "half", ("MB", 1), "", |row| row.0 as f64 / 2.0);
         let table = columns.table([(2, true), (3, false)]);
         assert_eq!(table.csv(), "ranks,fits,half\n2,true,1\n3,false,1.5\n");
-        assert_eq!(table.text(), "ranks  half MB\n-----  -------\n*2         1.0\n*3         1.5");
+        assert_eq!(
+            table.fitted(None),
+            "ranks  half MB\n-----  -------\n*2         1.0\n*3         1.5"
+        );
         assert!(table.markdown().starts_with("| ranks | half MB |\n"));
         let json: serde_json::Value = serde_json::to_value(&table).unwrap();
         assert_eq!(json["rows"][1], serde_json::json!({"ranks": 3, "fits": false, "half": 1.5}));
@@ -502,7 +501,7 @@ mod tests {
         let rows = vec![vec!["\u{1b}[31mred\u{7}\n<script>|&amp;\u{9b}".into()]];
         let table = Table { columns, rows, mean: None };
         assert_eq!(
-            table.text().lines().last(),
+            table.fitted(None).lines().last(),
             Some("\\u{1b}[31mred\\u{7}\\n<script>|&amp;\\u{9b}")
         );
         assert_eq!(

@@ -10,15 +10,6 @@ use std::path::{Path, PathBuf};
 /// Version 1 says that there is no limit by a number about as large as 2^63.
 const NO_LIMIT: u64 = 1 << 60;
 
-/// A control group that limits memory.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct MemoryGroup {
-    /// The most bytes that its processes may use.
-    pub(super) limit: u64,
-    /// The bytes of the limit that are not in use.
-    pub(super) left: u64,
-}
-
 /// The names of the files of a version.
 #[derive(Clone, Copy)]
 struct Names {
@@ -43,8 +34,9 @@ const VERSION_2: Names = Names {
     events: "memory.events",
 };
 
-/// The groups of this process that limit its memory, from its own group up.
-pub(super) fn memory_groups(root: &Path) -> Vec<MemoryGroup> {
+/// The groups of this process that limit its memory, from its own group up: the most bytes that the processes of each may use,
+/// and how many of them are left.
+pub(super) fn memory_groups(root: &Path) -> Vec<(u64, u64)> {
     let of_mount = |(folders, names): (Vec<PathBuf>, Names)| {
         folders.into_iter().filter_map(move |folder| limit_of(&folder, &names))
     };
@@ -89,13 +81,13 @@ fn folders(root: &Path) -> Vec<(Vec<PathBuf>, Names)> {
 }
 
 /// The limit of the group in a folder, if it has one.
-fn limit_of(folder: &Path, names: &Names) -> Option<MemoryGroup> {
+fn limit_of(folder: &Path, names: &Names) -> Option<(u64, u64)> {
     let text = |name: &str| fs::read_to_string(folder.join(name)).ok();
     let number = |name: &str| text(name)?.trim().parse::<u64>().ok();
     let limit = number(names.limit).filter(|limit| *limit < NO_LIMIT)?;
     let used = number(names.used).unwrap_or(0);
     let statistics = text("memory.stat").unwrap_or_default();
-    Some(MemoryGroup { limit, left: left(limit, used, &statistics, names.given_up) })
+    Some((limit, left(limit, used, &statistics, names.given_up)))
 }
 
 /// The bytes of `limit` that are left. The pages of files that nobody has touched lately count as used, but the kernel
@@ -179,8 +171,7 @@ mod tests {
             ("sys/fs/cgroup/user.slice/memory.max", "10\n"),
         ]);
         let groups = memory_groups(root.path());
-        let group = |limit, left| MemoryGroup { limit, left };
-        assert_eq!(groups, [group(4000, 3500), group(1000, 1000)]);
+        assert_eq!(groups, [(4000, 3500), (1000, 1000)]);
     }
 
     #[test]
@@ -201,7 +192,7 @@ mod tests {
             ),
             ("sys/fs/cgroup/cpu/jobs/7/memory.limit_in_bytes", "1\n"),
         ]);
-        assert_eq!(memory_groups(root.path()), [MemoryGroup { limit: 500, left: 250 }]);
+        assert_eq!(memory_groups(root.path()), [(500, 250)]);
     }
 
     #[test]
@@ -235,11 +226,7 @@ mod tests {
                 ("sys/fs/cgroup/memory.max", "700\n"),
                 ("sys/fs/cgroup/inner/memory.max", "max\n"),
             ]);
-            assert_eq!(
-                memory_groups(root.path()),
-                [MemoryGroup { limit: 700, left: 700 }],
-                "{own}"
-            );
+            assert_eq!(memory_groups(root.path()), [(700, 700)], "{own}");
         }
         assert!(memory_groups(tree(&[]).path()).is_empty());
     }

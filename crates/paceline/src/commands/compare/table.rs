@@ -302,7 +302,7 @@ mod tests {
     fn settings_that_differ_are_shown() {
         let runs = [run("a", "ddp", None), run("b", "simple_ddp", None), run("c", "ddp", None)];
         assert_eq!(
-            different(&runs).unwrap().text(),
+            different(&runs).unwrap().fitted(None),
             "run  strategy.name\n---  -------------\na    ddp\nb    simple_ddp\nc    ddp"
         );
         assert_eq!(different(&runs[..1]), None);
