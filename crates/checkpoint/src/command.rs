@@ -133,7 +133,7 @@ fn export_to(args: &ExportArgs, carried: Carried) -> Result<u8> {
     let disk = Disk::default();
     let others = hugging_face.then(|| beside_weights(&checkpoint, carried)).transpose()?;
     if let Some(others) = &others {
-        let mut names = others.names().chain([CONFIG_FILE]);
+        let mut names = others.copies().map(|(name, _)| name).chain([CONFIG_FILE]);
         names.try_for_each(|name| check_new(&to.join(name), *force))?;
         make_folder(&disk, to)?;
         others.write(&disk, to)?;
@@ -153,7 +153,7 @@ fn export_to(args: &ExportArgs, carried: Carried) -> Result<u8> {
         megabytes(num_bytes)
     ));
     if let Some(others) = &others {
-        let names: Vec<&str> = others.names().collect();
+        let names: Vec<&str> = others.copies().map(|(name, _)| name).collect();
         if !names.is_empty() {
             say(&format!("Copied: {}", names.join(", ")));
         }
@@ -183,7 +183,7 @@ fn beside_weights(checkpoint: &Checkpoint, carried: Carried) -> Result<HuggingFa
             "--hugging-face: {path} is of a model that transformers does not have; leave the flag out"
         ))
     })?;
-    if let Ok(Some(json)) = others.copied(TOKENIZER) {
+    if let Some((_, json)) = others.copies().find(|(name, _)| *name == TOKENIZER) {
         // The index names the file. A stranger's index could name any file of the user, to be published with the weights.
         Tokenizer::from_json(Path::new(TOKENIZER), json.to_vec()).map_err(|e| {
             Failure::Usage(format!(

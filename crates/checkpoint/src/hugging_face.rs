@@ -54,12 +54,14 @@ pub fn origin(
 /// The files of a folder, without the weights.
 #[derive(Debug)]
 pub struct HuggingFace {
-    config: Value,
-    /// Their names and contents.
-    copies: Vec<(&'static str, Cow<'static, [u8]>)>,
-    /// Files that could not be copied, and why.
-    missing: Vec<(&'static str, String)>,
+    /// The settings of the model.
+    pub config: Value,
+    /// Their names and contents, or why they could not be copied.
+    files: Vec<(&'static str, Copied)>,
 }
+
+/// The contents of a file, or why it is missing.
+type Copied = std::result::Result<Cow<'static, [u8]>, String>;
 
 /// The most bytes of a file that is copied beside the weights. The largest `tokenizer.json` has about 35 MB.
 const MAX_BYTES: u64 = 256 << 20;
@@ -84,26 +86,21 @@ impl HuggingFace {
             names = LlamaConfig::class_names(&text);
         }
         name_classes(&mut config, &names);
-        let mut folder = Self { config, copies: Vec::new(), missing: Vec::new() };
+        let mut folder = Self { config, files: Vec::new() };
         let carried = run.get("data").and_then(|name| carried(name));
         let of_model = || model.as_ref().map(|model| model.join(TOKENIZER));
         let is_bytes = run.get(TOKENIZER_NAME).is_some_and(|name| name == TokenizerSource::BYTES);
         match (run.get(TOKENIZER_FILE).map(PathBuf::from), carried) {
             _ if is_bytes => {
-                folder.copies.push((TOKENIZER, Cow::Owned(TokenizerSource::bytes_json())));
+                folder.files.push((TOKENIZER, Ok(TokenizerSource::bytes_json().into())))
             }
-            (None, Some(carried)) => {
-                folder.copies.push((TOKENIZER, Cow::Borrowed(carried.as_bytes())));
-            }
+            (None, Some(carried)) => folder.files.push((TOKENIZER, Ok(carried.as_bytes().into()))),
             (read, _) => match read.or_else(of_model) {
                 Some(file) => {
                     folder.copy(TOKENIZER, &file);
                     folder.copy_if_there(TOKENIZER_CONFIG, &file.with_file_name(TOKENIZER_CONFIG));
                 }
-                None => {
-                    let reason = "the run has read no tokenizer".to_owned();
-                    folder.missing.push((TOKENIZER, reason));
-                }
+                None => folder.files.push((TOKENIZER, Err("the run has read no tokenizer".into()))),
             },
         }
         if let Some(model) = model {
@@ -113,10 +110,8 @@ impl HuggingFace {
     }
 
     fn copy(&mut self, name: &'static str, from: &Path) {
-        match paceline_files::read(from, MAX_BYTES) {
-            Ok(contents) => self.copies.push((name, Cow::Owned(contents))),
-            Err(e) => self.missing.push((name, format!("{}: {e}", from.printable()))),
-        }
+        let contents = paceline_files::read(from, MAX_BYTES).map(Cow::Owned);
+        self.files.push((name, contents.map_err(|e| format!("{}: {e}", from.printable()))));
     }
 
     /// Copies a file that not every model has. If its folder is gone, nobody knows whether there was one.
@@ -128,39 +123,30 @@ impl HuggingFace {
         }
     }
 
-    /// The names of the copies.
-    pub fn names(&self) -> impl Iterator<Item = &'static str> {
-        self.copies.iter().map(|(name, _)| *name)
-    }
-
-    /// The settings of the model.
-    pub fn config(&self) -> &Value {
-        &self.config
+    /// The copies, by their names.
+    pub fn copies(&self) -> impl Iterator<Item = (&'static str, &[u8])> {
+        self.files.iter().filter_map(|(name, file)| Some((*name, &**file.as_ref().ok()?)))
     }
 
     /// The contents of a copy, or why it is missing.
     pub fn copied(&self, name: &str) -> std::result::Result<Option<&[u8]>, &str> {
-        let missing = self.missing.iter().find(|(missing, _)| *missing == name);
-        match missing {
-            Some((_, reason)) => Err(reason),
-            None => {
-                Ok(self.copies.iter().find(|(copy, _)| *copy == name).map(|(_, bytes)| &**bytes))
-            }
-        }
+        let file = self.files.iter().find(|(own, _)| *own == name);
+        let file = file.map(|(_, file)| file.as_deref().map_err(String::as_str));
+        file.transpose()
     }
 
     /// Writes the files into a folder.
     pub fn write(&self, disk: &Disk, to: &Path) -> Result<()> {
         write_json(disk, &to.join(CONFIG_FILE), &self.config)?;
-        self.copies
-            .iter()
-            .try_for_each(|(name, contents)| write_bytes(disk, &to.join(name), contents))
+        self.copies().try_for_each(|(name, contents)| write_bytes(disk, &to.join(name), contents))
     }
 
     /// A line about the files that somebody has to copy into the folder, if any.
     pub fn advice(&self, to: &Path) -> Option<String> {
-        let (_, reason) = self.missing.first()?;
-        let names: Vec<&str> = self.missing.iter().map(|(name, _)| *name).collect();
+        let missing =
+            self.files.iter().filter_map(|(name, file)| Some((*name, file.as_ref().err()?)));
+        let (names, reasons): (Vec<&str>, Vec<&String>) = missing.unzip();
+        let reason = reasons.first()?;
         Some(format!(
             "Copy {} into {} from the folder of the model that training began with ({reason})",
             names.join(", "),
@@ -211,7 +197,7 @@ mod tests {
             let tokenizer = tokenizer.map(|file| TokenizerSource::File(file.to_owned()));
             let folder = folder(&origin(tokenizer.as_ref(), model));
             folder.write(&Disk::default(), to.path()).unwrap();
-            let copies = folder.names().map(|name| {
+            let copies = folder.copies().map(|(name, _)| {
                 let text = fs::read_to_string(to.path().join(name)).unwrap();
                 text.strip_prefix(from.path().to_str().unwrap()).unwrap().to_owned()
             });
@@ -254,7 +240,7 @@ mod tests {
                 (MODEL_FOLDER, model.path().to_str().unwrap().to_owned()),
             ];
             let run = run.map(|(key, value)| (key.to_owned(), value)).into();
-            HuggingFace::of(&run, |_| None).unwrap().unwrap().config().clone()
+            HuggingFace::of(&run, |_| None).unwrap().unwrap().config.clone()
         };
         let expected = json!({
             "id2label": {"0": "good", "1": "b\u{1b}ad"},
@@ -272,7 +258,7 @@ mod tests {
     #[test]
     fn the_tokenizer_of_bytes_needs_no_file() {
         let folder = folder(&origin(Some(&TokenizerSource::Bytes), None));
-        assert_eq!(folder.names().collect::<Vec<_>>(), ["tokenizer.json"]);
+        assert_eq!(folder.copies().map(|of| of.0).collect::<Vec<_>>(), ["tokenizer.json"]);
         assert_eq!(folder.advice(Path::new("to")), None);
     }
 
@@ -280,7 +266,7 @@ mod tests {
     fn a_data_set_that_the_program_carries_has_its_tokenizer_there() {
         let run = BTreeMap::from([("data".to_owned(), "reviews".to_owned())]);
         let folder = folder(&run);
-        assert_eq!(folder.names().collect::<Vec<_>>(), ["tokenizer.json"]);
+        assert_eq!(folder.copies().map(|of| of.0).collect::<Vec<_>>(), ["tokenizer.json"]);
         assert_eq!(folder.advice(Path::new("to")), None);
     }
 }

@@ -171,11 +171,6 @@ impl Index {
         Ok(index)
     }
 
-    /// The index in a text, whether it is right or not.
-    pub fn unchecked(text: &[u8]) -> Option<Self> {
-        serde_json::from_slice::<Signed>(text).ok().map(|signed| signed.index)
-    }
-
     /// Checks every number of the index against the others. Fails with the first contradiction.
     pub fn check(&self) -> Result<(), String> {
         if self.world_size == 0 || self.files.len() != self.world_size {

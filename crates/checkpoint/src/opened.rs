@@ -14,7 +14,7 @@ use paceline_files::{Printable, printable};
 use paceline_memory::{DType, Tensor};
 use paceline_model::{BufferId, Layout, Optimizer, OptimizerConfig, Param, Storage};
 
-use super::index::{INDEX, Index, Previous, VERSION};
+use super::index::{INDEX, Index, Previous, TensorEntry, VERSION};
 use super::pieces::{Ranges, params_in, strategy_prefix};
 use super::reader::Reader;
 use super::setting::Setting;
@@ -306,19 +306,24 @@ impl Checkpoint {
             )));
         }
         let of_param = |param: &Param| {
-            let (name, shape) = (param.name.clone(), param.shape);
-            states.iter().map(move |state| (format!("optimizer.{state}.{name}"), shape))
+            let name = param.name.clone();
+            states.iter().map(move |state| format!("optimizer.{state}.{name}"))
         };
-        let trained = layout.trained().flat_map(|(_, param)| of_param(param));
-        let needed: BTreeMap<String, _> = trained.collect();
+        let trained = layout.trained();
+        let needed: BTreeMap<String, _> = trained
+            .flat_map(|(_, param)| of_param(param).map(|name| (name, param.shape)))
+            .collect();
         let is_other = |name: &&String| {
-            let prefixes = ["model.", STRATEGY];
-            !prefixes.iter().any(|prefix| name.starts_with(prefix)) && !needed.contains_key(*name)
+            let is_of_others = ["model.", STRATEGY].iter().any(|prefix| name.starts_with(prefix));
+            !is_of_others && !needed.contains_key(*name)
         };
         if let Some(name) = self.index().tensors.keys().find(is_other) {
-            let is_of_param =
-                layout.params().iter().flat_map(of_param).any(|(own, _)| own == *name);
-            return Err(self.differs(&if is_of_param {
+            return Err(self.differs(&if layout
+                .params()
+                .iter()
+                .flat_map(of_param)
+                .any(|own| own == *name)
+            {
                 "it has optimizer state of parameters that this run has frozen".to_owned()
             } else {
                 has_no_use_for(name)
@@ -342,17 +347,15 @@ impl Checkpoint {
         let Some(theirs) = self.index().tensors.get(name) else {
             return Err(self.differs(&lacks()));
         };
-        let (their_shape, dtype, own) = (&theirs.shape, &theirs.dtype, DType::F32);
-        if their_shape != shape {
-            return Err(self.differs(&format!(
-                "{what} has shape {their_shape:?} there, and {shape:?} in this model"
-            )));
-        }
-        if theirs.dtype() != own {
-            let problem = format!("{what} has type {dtype} there, and {own} in this model");
-            return Err(self.differs(&problem));
-        }
-        Ok(())
+        let TensorEntry { shape: their_shape, dtype, .. } = theirs;
+        let own = DType::F32;
+        Err(self.differs(&if their_shape != shape {
+            format!("{what} has shape {their_shape:?} there, and {shape:?} in this model")
+        } else if theirs.dtype() != own {
+            format!("{what} has type {dtype} there, and {own} in this model")
+        } else {
+            return Ok(());
+        }))
     }
 
     fn differs(&self, reason: &str) -> String {

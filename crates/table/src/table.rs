@@ -87,14 +87,6 @@ impl Cell {
         }
     }
 
-    /// The cell in a CSV file. Its text may come from others, and a spreadsheet that opens the file must not run it.
-    fn csv(&self) -> String {
-        match self {
-            Cell::Text(words) => csv_text(words),
-            _ => self.exact(),
-        }
-    }
-
     /// The cell with all its digits, as files hold it; empty where there is no value.
     pub fn exact(&self) -> String {
         match self {
@@ -260,7 +252,12 @@ impl Table {
         let shown = self.with_columns(|column| !column.key.is_empty());
         let mut writer = csv::Writer::from_writer(Vec::new());
         let head = shown.columns.iter().map(|column| csv_text(&column.key)).collect();
-        let rows = shown.rows.iter().map(|row| row.iter().map(Cell::csv).collect());
+        // Text may come from others, and a spreadsheet that opens the file must not run it.
+        let cell = |cell: &Cell| match cell {
+            Cell::Text(words) => csv_text(words),
+            _ => cell.exact(),
+        };
+        let rows = shown.rows.iter().map(|row| row.iter().map(cell).collect());
         std::iter::once(head)
             .chain(rows)
             .try_for_each(|record: Vec<String>| writer.write_record(record))

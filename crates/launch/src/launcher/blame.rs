@@ -13,22 +13,6 @@ use signal_hook::consts::{SIGABRT, SIGPIPE};
 use super::rank::{End, Rank};
 use super::{orphans, signals};
 
-/// The place of a launcher's ranks among those of all hosts.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct RanksOfHost {
-    /// The number of this host's first rank. The others follow it.
-    pub(super) first: usize,
-    /// The number of ranks on all hosts.
-    pub(super) world: usize,
-}
-
-impl RanksOfHost {
-    /// The number on this host that a rank would have. `None` if the ranks of this host come after it.
-    pub(super) fn local(self, rank: usize) -> Option<usize> {
-        rank.checked_sub(self.first)
-    }
-}
-
 /// The rank that a failure is about.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Cause {
@@ -61,10 +45,9 @@ pub(super) fn activity(pid: Pid) -> &'static str {
     }
 }
 
-/// The cause of a failure, once all ranks have ended. `activities` has the activity of each rank of this host when the
-/// failure was noticed.
-pub(super) fn cause(ranks: &[Rank], place: RanksOfHost, activities: &[&str]) -> Cause {
-    let RanksOfHost { first, world } = place;
+/// The cause of a failure, once all ranks have ended: those of this host, whose numbers among the `world` ranks of all hosts
+/// begin with `first`. `activities` has the activity of each rank of this host when the failure was noticed.
+pub(super) fn cause(ranks: &[Rank], first: usize, world: usize, activities: &[&str]) -> Cause {
     // A rank whose peer was killed may exit, with a code of its own, before the kernel has taken the killed one down.
     let by_itself = |rank: &Rank| {
         let end = rank.ended.as_ref().filter(|end| !end.was_asked && !end.status.success())?;
@@ -83,7 +66,7 @@ pub(super) fn cause(ranks: &[Rank], place: RanksOfHost, activities: &[&str]) -> 
     for rank in ranks {
         culprits(rank).into_iter().filter(|&rank| rank < world).for_each(|rank| votes[rank] += 1);
     }
-    let here = |rank: usize| place.local(rank).filter(|&local| local < ranks.len());
+    let here = |rank: usize| rank.checked_sub(first).filter(|&local| local < ranks.len());
     let has_complained = |rank: usize| {
         here(rank).is_some_and(|local| ranks[local].ended.is_some_and(|end| !end.was_asked))
     };
@@ -194,7 +177,7 @@ mod tests {
         /// As the ranks from `first` on, of `world` on all hosts.
         fn cause_among(&self, first: usize, world: usize) -> Cause {
             let activities = vec!["is stopped"; self.ranks.len()];
-            cause(&self.ranks, RanksOfHost { first, world }, &activities)
+            cause(&self.ranks, first, world, &activities)
         }
     }
 

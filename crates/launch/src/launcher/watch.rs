@@ -12,7 +12,7 @@ use rustix::process::{Signal, kill_process, kill_process_group};
 use signal_hook::consts::{SIGCHLD, SIGTSTP};
 use tracing::debug;
 
-use super::blame::{self, Cause, RanksOfHost};
+use super::blame::{self, Cause};
 use super::dumps::Dumps;
 use super::guard::{FOLDER, Guard};
 use super::orphans::Orphans;
@@ -69,12 +69,10 @@ pub fn launch_one_of_many(launch: &Launch) -> Result<Ended> {
         guard.watch(format_args!("{FOLDER}{}", folder.display()))?;
     }
     let begin = Instant::now();
-    let place = RanksOfHost { first: launch.first_rank(), world: launch.world_size() };
     let mut watch = Watch {
         launch,
         ranks: Vec::new(),
         orphans,
-        place,
         events,
         begin,
         dumps: &dumps,
@@ -83,7 +81,7 @@ pub fn launch_one_of_many(launch: &Launch) -> Result<Ended> {
     for local in 0..launch.num_ranks {
         let started = launch
             .start(local, &variables, &own_program, dumps.folder(), &sender)
-            .map_err(|error| cannot_start(place.first + local, &error))
+            .map_err(|error| cannot_start(launch.first_rank() + local, &error))
             .and_then(|started| {
                 let group = started.group.as_raw_nonzero().get().unsigned_abs();
                 watch.ranks.push(started);
@@ -117,7 +115,6 @@ struct Watch<'a> {
     launch: &'a Launch,
     ranks: Vec<Rank>,
     orphans: Orphans,
-    place: RanksOfHost,
     events: Receiver<Event>,
     begin: Instant,
     dumps: &'a Dumps,
@@ -187,7 +184,12 @@ impl Watch<'_> {
         self.stop();
         // The other ranks' reports about the failure come before the launcher's message.
         self.drain();
-        let cause = blame::cause(&self.ranks, self.place, &activities);
+        let cause = blame::cause(
+            &self.ranks,
+            self.launch.first_rank(),
+            self.launch.world_size(),
+            &activities,
+        );
         self.report(&cause);
         cause.code
     }
@@ -239,7 +241,7 @@ impl Watch<'_> {
     }
 
     fn ended(&mut self, local: usize, status: ExitStatus, at: Instant) {
-        debug!("rank {} has ended: {status}", self.place.first + local);
+        debug!("rank {} has ended: {status}", self.launch.first_rank() + local);
         // A rank that only SIGTERM was sent to, and that something else has killed, ended by itself: this process was
         // late to hear of it.
         let was_asked = self.ranks[local].asked.is_some_and(|asked| {
@@ -332,7 +334,9 @@ impl Watch<'_> {
 
     fn report(&self, cause: &Cause) {
         let here = match cause.ranks[..] {
-            [rank] => self.place.local(rank).and_then(|local| self.ranks.get(local)),
+            [rank] => {
+                rank.checked_sub(self.launch.first_rank()).and_then(|local| self.ranks.get(local))
+            }
             _ => None,
         };
         let at = here.and_then(|rank| rank.ended).filter(|end| !end.was_asked);

@@ -74,7 +74,7 @@ impl Folder {
             let model = checkpoint.setting("--model").unwrap_or("another model");
             refused(path, format!("the checkpoint is of {model}, which predicts no tokens; pass one of a language model"))
         })?;
-        let config = language_model(path, &files.config().to_string(), path)?;
+        let config = language_model(path, &files.config.to_string(), path)?;
         let tokenizer = files.copied(TOKENIZER).map_err(|reason| {
             refused(
                 path,
