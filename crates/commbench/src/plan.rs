@@ -3,12 +3,11 @@
 use paceline_collectives::OpKind;
 use paceline_failure::outputs::check_outputs;
 use paceline_failure::{Failure, Result, usage};
-use paceline_host::resources;
-use paceline_launch::TransportName;
 use paceline_launch::comm::{self, CommConfig};
 use paceline_launch::device::Device;
 use paceline_launch::environment::Placement;
 use paceline_launch::launcher::num_ranks;
+use paceline_launch::{TransportName, pinning};
 use paceline_memory::DType;
 
 use super::load;
@@ -50,7 +49,7 @@ pub struct Plan {
 impl Plan {
     /// Which processors of this host each of its ranks gets, in words, if they are pinned.
     pub fn pinned(&self, local_ranks: usize) -> Option<String> {
-        let pinning = self.ranks.pin_cores.then(|| resources::pinning(local_ranks, 1))?;
+        let pinning = self.ranks.pin_cores.then(|| pinning::pinning(local_ranks, 1))?;
         pinning.ok().map(|pinning| pinning.who())
     }
 }

@@ -8,9 +8,9 @@ use paceline_files::Printable;
 use paceline_host::disk::Disk;
 use paceline_host::resources;
 use paceline_host::text::{line_width, say, say_unbroken};
-use paceline_launch::connect::{self, connect};
+use paceline_launch::connect::connect;
 use paceline_launch::environment::Placement;
-use paceline_launch::{TransportName, threads};
+use paceline_launch::{TransportName, pinning, threads};
 
 use super::configuration::Configuration;
 use super::plan::{self, Plan};
@@ -141,7 +141,7 @@ fn in_threads(configuration: Configuration<'_>, sizes: &[u64]) -> Reporter {
     let outcome = threads::run(nproc, plan.comm.options(nproc), |group| {
         let rank = group.rank();
         if plan.ranks.pin_cores {
-            connect::pin(rank, nproc, 1)?;
+            pinning::pin(rank, nproc, 1)?;
         }
         let screen = (rank == 0).then_some((plan.output.screen, transport, nproc));
         let mut reporter = Reporter { screen, ..Reporter::default() };

@@ -1,14 +1,10 @@
 //! The resources of this host (cores, memory, caches), and how many of them this process may use.
 
 mod cgroup;
-pub mod pinning;
 
 use std::fs;
 use std::path::Path;
 
-use rustix::thread::{CpuSet, sched_getaffinity};
-
-use self::pinning::Pinning;
 use crate::text::plural;
 
 /// The number of cores that this process may use.
@@ -73,58 +69,4 @@ pub fn machine() -> String {
     let memory = field_bytes("/proc/meminfo", "MemTotal")
         .map_or(String::new(), |bytes| format!(", {:.1} GB", bytes as f64 / 1e9));
     format!("{processor}, {}{memory}", plural(num_cores(), "core"))
-}
-
-/// The processors that the calling thread may run on.
-fn allowed() -> rustix::io::Result<Vec<usize>> {
-    let allowed = sched_getaffinity(None)?;
-    Ok((0..CpuSet::MAX_CPU).filter(|&processor| allowed.is_set(processor)).collect())
-}
-
-/// The cores that the calling thread may run on, as in `0-3,8`.
-pub fn core_list() -> Option<String> {
-    Some(pinning::list(&allowed().ok()?))
-}
-
-/// Which processors each of the ranks on this host gets for itself. Errors, in words, if there are not enough for their threads
-/// that compute.
-pub fn pinning(local_ranks: usize, threads: usize) -> Result<Pinning, String> {
-    let allowed = allowed()
-        .map_err(|error| format!("the system does not say which processors there are: {error}"))?;
-    pinning::divide(Path::new("/sys/devices/system/cpu"), &allowed, local_ranks, threads)
-}
-
-/// Pins the calling thread, and the threads that it starts later, to the processors of a rank that compute. See
-/// [`paceline_trace::pin`] for those beside them. Without enough processors it changes nothing.
-pub fn pin(local_rank: usize, local_ranks: usize, threads: usize) -> rustix::io::Result<()> {
-    let Ok(pinning) = pinning(local_ranks, threads) else { return Ok(()) };
-    let Some(rank) = pinning.ranks.get(local_rank) else { return Ok(()) };
-    let set = |processors: &[usize]| {
-        let mut set = CpuSet::new();
-        processors.iter().for_each(|processor| set.set(*processor));
-        set
-    };
-    paceline_trace::pin(&set(&rank.compute), set(&rank.beside))
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn the_system_answers() {
-        assert!(available_bytes().is_some());
-        assert!(resident_bytes().unwrap() > 1 << 16);
-        assert!(num_cores() >= 1);
-    }
-
-    #[test]
-    fn a_pinned_thread_has_its_cores_only() {
-        std::thread::spawn(|| {
-            pin(0, 1, 1).unwrap();
-            assert_eq!(sched_getaffinity(None).unwrap().count(), 1);
-        })
-        .join()
-        .unwrap();
-    }
 }

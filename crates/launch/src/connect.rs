@@ -10,10 +10,10 @@ use crate::TransportName;
 #[cfg(not(feature = "mpi"))]
 use crate::comm;
 use crate::comm::CommConfig;
+use crate::pinning;
 use crate::stop;
 use crate::stop::StopRequest;
 use paceline_failure::{Failure, Result};
-use paceline_host::resources;
 
 /// The exit code of a Rust program that panics.
 const EXIT_PANICKED: i32 = 101;
@@ -38,7 +38,7 @@ pub fn connect(
     // comes before the group starts its threads.
     let options = comm.options(place.local_world_size);
     if let Some(threads) = pinned_threads {
-        pin(place.local_rank, place.local_world_size, threads)?;
+        pinning::pin(place.local_rank, place.local_world_size, threads)?;
     }
     // The transport for the groups that NCCL does not carry.
     let rest = match (place.is_one_host(), place.local_world_size) {
@@ -68,12 +68,6 @@ pub fn connect(
     stop::listen(Some(group.dumper()), request)?;
     end_when_panicking(group.dumper());
     Ok(group)
-}
-
-/// Pins the calling thread, and the threads that it starts later, to processors of its own: see [`resources::pin`].
-pub fn pin(local_rank: usize, local_ranks: usize, threads: usize) -> Result<()> {
-    resources::pin(local_rank, local_ranks, threads)
-        .map_err(|error| Failure::io("cannot pin this rank to its cores", error))
 }
 
 /// The address at which the other ranks reach this host: that of `--host`, or else the address of the

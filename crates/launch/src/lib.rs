@@ -10,6 +10,7 @@ pub mod connect;
 pub mod device;
 pub mod environment;
 pub mod launcher;
+pub mod pinning;
 pub mod stop;
 pub mod threads;
 pub mod transport;

@@ -1,8 +1,8 @@
-//! Which processors of this host each rank gets for itself.
+//! Pins ranks: which processors of this host each rank gets for itself.
 //!
 //! Input: the processors that this process may use, their description in sysfs, and how many ranks and threads there
 //! are. Output: for each rank, the processors of the threads that compute, and those of the threads beside them. This file does
-//! not know what threads do, and binds no thread.
+//! not know what threads do.
 //!
 //! A *processor* is the kernel's unit of scheduling. A *core* has one or, with simultaneous multithreading, several of them,
 //! which share its arithmetic. Cores are put in order by socket and last-level cache, and every rank gets as many of them in a
@@ -13,9 +13,10 @@ use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
+use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
-
-use crate::text::plural;
+use paceline_host::text::plural;
+use rustix::thread::{CpuSet, sched_getaffinity};
 
 /// Processors are numbered below this: the size of a set in the kernel's interface.
 const MAX_PROCESSORS: usize = 1024;
@@ -65,14 +66,47 @@ impl Pinning {
     }
 }
 
+/// The processors that the calling thread may run on.
+fn allowed() -> rustix::io::Result<Vec<usize>> {
+    let allowed = sched_getaffinity(None)?;
+    Ok((0..CpuSet::MAX_CPU).filter(|&processor| allowed.is_set(processor)).collect())
+}
+
+/// The cores that the calling thread may run on, as in `0-3,8`.
+pub fn core_list() -> Option<String> {
+    Some(list(&allowed().ok()?))
+}
+
+/// Which processors each of the ranks on this host gets for itself. Errors, in words, if there are not enough for their threads
+/// that compute.
+pub fn pinning(local_ranks: usize, threads: usize) -> std::result::Result<Pinning, String> {
+    let allowed = allowed()
+        .map_err(|error| format!("the system does not say which processors there are: {error}"))?;
+    divide(Path::new("/sys/devices/system/cpu"), &allowed, local_ranks, threads)
+}
+
+/// Pins the calling thread, and the threads that it starts later, to the processors of a rank that compute. See
+/// [`paceline_trace::pin`] for those beside them. Without enough processors it changes nothing.
+pub fn pin(local_rank: usize, local_ranks: usize, threads: usize) -> Result<()> {
+    let Ok(pinning) = pinning(local_ranks, threads) else { return Ok(()) };
+    let Some(rank) = pinning.ranks.get(local_rank) else { return Ok(()) };
+    let set = |processors: &[usize]| {
+        let mut set = CpuSet::new();
+        processors.iter().for_each(|processor| set.set(*processor));
+        set
+    };
+    paceline_trace::pin(&set(&rank.compute), set(&rank.beside))
+        .map_err(|error| Failure::io("cannot pin this rank to its cores", error))
+}
+
 /// Divides the processors `allowed` among `ranks` ranks with `threads` threads that compute. Errors, in words, if there are
 /// fewer processors than threads. `system` is the folder of the system's processors, `/sys/devices/system/cpu`.
-pub fn divide(
+fn divide(
     system: &Path,
     allowed: &[usize],
     ranks: usize,
     threads: usize,
-) -> Result<Pinning, String> {
+) -> std::result::Result<Pinning, String> {
     let wanted = ranks.saturating_mul(threads);
     if wanted > allowed.len() {
         return Err(format!(
@@ -117,7 +151,7 @@ pub fn divide(
 }
 
 /// The processors of each core, in order of socket, last-level cache and number.
-fn cores(system: &Path, allowed: &[usize]) -> Result<Vec<Vec<usize>>, String> {
+fn cores(system: &Path, allowed: &[usize]) -> std::result::Result<Vec<Vec<usize>>, String> {
     let mut cores: BTreeMap<(usize, usize, usize), Vec<usize>> = BTreeMap::new();
     for &processor in allowed {
         let folder = system.join(format!("cpu{processor}"));
@@ -133,7 +167,7 @@ fn cores(system: &Path, allowed: &[usize]) -> Result<Vec<Vec<usize>>, String> {
 
 /// The first of the processors that share the last-level cache with this one.
 fn last_cache(folder: &Path, processor: usize) -> Option<usize> {
-    let caches = fs::read_dir(folder).ok()?.filter_map(Result::ok);
+    let caches = fs::read_dir(folder).ok()?.filter_map(std::result::Result::ok);
     let caches = caches.filter_map(|cache| Some((number(&cache.path().join("level"))?, cache)));
     let (_, last) = caches.max_by_key(|(level, _)| *level)?;
     first(&last.path().join("shared_cpu_list"), processor).ok()
@@ -144,7 +178,7 @@ fn number(path: &Path) -> Option<usize> {
 }
 
 /// The first processor of a list that must have this one.
-fn first(path: &Path, processor: usize) -> Result<usize, String> {
+fn first(path: &Path, processor: usize) -> std::result::Result<usize, String> {
     let text = fs::read_to_string(path)
         .map_err(|error| format!("cannot read {}: {error}", path.printable()))?;
     let list = parse_list(text.trim()).filter(|list| list.contains(&processor));
@@ -170,7 +204,7 @@ fn parse_list(text: &str) -> Option<Vec<usize>> {
 }
 
 /// Processors as a list such as `0-3,8`.
-pub fn list(processors: &[usize]) -> String {
+fn list(processors: &[usize]) -> String {
     let mut text = String::new();
     for run in processors.chunk_by(|a, b| a + 1 == *b) {
         let comma = if text.is_empty() { "" } else { "," };

@@ -6,12 +6,11 @@ use paceline_collectives::{Axis, MeshShape};
 use paceline_data::BatchShape;
 use paceline_failure::{Failure, Result};
 use paceline_files::printable;
-use paceline_host::resources;
-use paceline_host::resources::pinning::Pinning;
 use paceline_launch::comm::{self, CommConfig};
 use paceline_launch::device::Device;
 use paceline_launch::environment::Placement;
 use paceline_launch::launcher;
+use paceline_launch::pinning::{self, Pinning};
 use paceline_model::{BlockCost, Model};
 use paceline_observe::insight::flops;
 use paceline_settings::flags::RunFlags;
@@ -39,7 +38,7 @@ pub fn resolve_pinning(
 ) -> Option<Pinning> {
     let local_ranks = placement.map_or(world_size, |placement| placement.place.local_world_size);
     let pinning =
-        flags.host.pin_cores.then(|| resources::pinning(local_ranks, flags.host.threads))?;
+        flags.host.pin_cores.then(|| pinning::pinning(local_ranks, flags.host.threads))?;
     let refused = |reason| {
         warnings.push(format!("--pin-cores: {reason}; threads run where the system puts them"))
     };

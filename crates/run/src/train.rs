@@ -13,10 +13,10 @@ use paceline_failure::{EXIT_USAGE, Failure, Result};
 use paceline_host::disk::Disk;
 use paceline_host::text::warn;
 use paceline_host::{resources, streams};
-use paceline_launch::StartFlags;
 use paceline_launch::environment::{self, Placement};
 use paceline_launch::launcher::{self, Hosts, Launch};
 use paceline_launch::stop::{StopRequest, left};
+use paceline_launch::{StartFlags, pinning};
 use paceline_observe::figures::run_summary::RunSummary;
 use paceline_rendezvous::HostRoute;
 use paceline_settings::config::TrainConfig;
@@ -191,7 +191,7 @@ pub fn check_start(
 /// Which processors the ranks of this host get for themselves, in words.
 fn pinned(config: &TrainConfig, placement: Option<&Placement>) -> Option<String> {
     let local_ranks = placement.map_or(config.world_size, |of| of.place.local_world_size);
-    let pinning = config.pin_cores.then(|| resources::pinning(local_ranks, config.threads))?;
+    let pinning = config.pin_cores.then(|| pinning::pinning(local_ranks, config.threads))?;
     Some(pinning.ok()?.words())
 }
 

@@ -11,11 +11,11 @@ use std::str::FromStr;
 use paceline_collectives::Group;
 use paceline_failure::Result;
 use paceline_launch::comm::CommConfig;
-use paceline_launch::connect::{self, connect};
+use paceline_launch::connect::connect;
 use paceline_launch::environment::Placement;
 use paceline_launch::launcher::{self, Launch};
 use paceline_launch::stop::{self, StopRequest};
-use paceline_launch::threads;
+use paceline_launch::{pinning, threads};
 use paceline_rendezvous::Rendezvous;
 use serde::Serialize;
 
@@ -80,7 +80,7 @@ impl Ranks<'_> {
     ) -> Result<()> {
         let pin = |local_rank| {
             if self.pin_cores {
-                connect::pin(local_rank, self.world_size, self.threads)
+                pinning::pin(local_rank, self.world_size, self.threads)
             } else {
                 Ok(())
             }

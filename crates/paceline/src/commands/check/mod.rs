@@ -20,7 +20,7 @@ use paceline_launch::connect::connect;
 use paceline_launch::device::Device;
 use paceline_launch::environment::Placement;
 use paceline_launch::launcher::{self, Launch};
-use paceline_launch::threads;
+use paceline_launch::{pinning, threads};
 use paceline_memory::DType;
 use paceline_settings::named::TransportName;
 
@@ -174,7 +174,7 @@ fn devices(
     answers: &mut Answers,
 ) -> Result<()> {
     let own = device.place(group.rank(), local_rank);
-    let own = (own, resources::core_list().unwrap_or("unknown".into()));
+    let own = (own, pinning::core_list().unwrap_or("unknown".into()));
     let Some(all) = group.gather_object(&own, 0)? else { return Ok(()) };
     for (line, cores) in &all {
         answers.add(Status::Ok, "device", &format!("{line}, cores {cores}"));
