@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::Sandbox;
+use common::{Run, Sandbox};
 use paceline_emulated_card::for_tests::variable;
 
 const CNN: &str = "--image 8 8 3 --channels 4 8 --hidden 16 --batch-size 4 --device cuda";
@@ -86,11 +86,8 @@ fn a_run_on_a_card_is_saved_profiled_and_continued() {
     let run = sandbox.train_with(&flags, &variables).ok();
     assert!(!run.stdout.contains("Model FLOP/s"), "the peak of a card is not measured");
     assert!(!run.stdout.contains(", predicted "), "what a driver takes is not predicted");
-    let mut analyze = sandbox.paceline();
-    analyze.args(["analyze", "profile/ddp"]);
-    let report = common::Run::of(analyze).ok();
-    let words = "These ranks have computed on an emulated accelerator";
-    assert!(report.stdout.contains(words), "{}", report.stdout);
+    let report = sandbox.run("analyze profile/ddp").ok();
+    report.prints(&["These ranks have computed on an emulated accelerator"]);
     let resumed = sandbox.train_with("--resume saved --steps 16 --device cuda", &variables).ok();
     assert_eq!(resumed.weights(), whole.weights());
     // On the processor, a checkpoint of a card is continued too.
@@ -172,24 +169,17 @@ fn cards_are_measured_as_ranks_are() {
     let Some(found) = variable() else { return };
     let variables = variables(&found, &[("PACELINE_EMULATED_CARDS", "2")]);
     let sandbox = Sandbox::new();
+    let run = |words: &str| {
+        let mut command = sandbox.given(words);
+        command.envs(variables.clone());
+        Run::of(command)
+    };
     for operation in ["all_reduce", "all_gather", "reduce_scatter", "sendrecv"] {
-        let mut bench = sandbox.paceline();
         let flags = "-b 8 -e 4K -f 8 -w 1 --iters 2 --transport nccl,shm --device cuda --nproc 2";
-        bench.arg("bench").arg(operation).args(flags.split(' ')).envs(variables.clone());
-        let run = common::Run::of(bench).ok();
-        assert!(
-            run.stdout.contains("nccl") && run.stdout.contains("algorithm tree"),
-            "{}",
-            run.stdout
-        );
+        run(&format!("bench {operation} {flags}")).ok().prints(&["nccl", "algorithm tree"]);
     }
-    let mut check = sandbox.paceline();
-    check.args(["check", "--nproc", "2", "--device", "cuda", "--transport", "nccl"]);
-    let run = common::Run::of({
-        check.envs(variables);
-        check
-    });
-    assert!(run.stdout.contains("every element right on every rank"), "{}", run.stdout);
+    let check = run("check --nproc 2 --device cuda --transport nccl");
+    check.prints(&["every element right on every rank"]);
 }
 
 #[test]

@@ -39,9 +39,7 @@ impl Marked {
     }
 
     pub fn train(sandbox: &Sandbox, flags: &str) -> Self {
-        let mut command = sandbox.paceline();
-        command.arg("train").args(flags.split_whitespace());
-        Self::start(command)
+        Self::start(sandbox.given(&format!("train {flags}")))
     }
 
     pub fn pid(&self) -> u32 {
@@ -69,6 +67,14 @@ impl Marked {
             }
         }
         found
+    }
+
+    /// The process of a rank.
+    #[track_caller]
+    pub fn rank(&self, rank: usize) -> u32 {
+        let found = self.processes(&format!("RANK={rank}"));
+        let [(pid, _)] = found[..] else { panic!("{found:?}") };
+        pid
     }
 
     /// Whether a process with `variable` in its environment has a thread whose name begins with `start`.

@@ -19,6 +19,7 @@ use std::time::{Duration, Instant};
 
 use flate2::Compression;
 use flate2::write::GzEncoder;
+use rustix::fs::{CWD, FileType, Mode, mknodat};
 use serde_json::Value;
 use tempfile::TempDir;
 
@@ -94,6 +95,18 @@ impl Sandbox {
         command
     }
 
+    /// A command that runs `paceline` with these words, which are separated by spaces.
+    pub fn given(&self, words: &str) -> Command {
+        let mut command = self.paceline();
+        command.args(words.split_whitespace());
+        command
+    }
+
+    /// Starts `paceline` with these words, which are separated by spaces.
+    pub fn start(&self, words: &str) -> Running {
+        Running::start(self.given(words))
+    }
+
     /// Runs `paceline train` with these flags, which are separated by spaces.
     pub fn train(&self, flags: &str) -> Run {
         self.train_with(flags, &[])
@@ -101,8 +114,8 @@ impl Sandbox {
 
     /// Like [`Sandbox::train`], with variables in the environment.
     pub fn train_with(&self, flags: &str, variables: &[(&str, &str)]) -> Run {
-        let mut command = self.paceline();
-        command.arg("train").args(flags.split_whitespace()).envs(variables.iter().copied());
+        let mut command = self.given(&format!("train {flags}"));
+        command.envs(variables.iter().copied());
         Run::of(command)
     }
 
@@ -115,7 +128,7 @@ impl Sandbox {
 
     /// Runs `paceline` with these words, which are separated by spaces.
     pub fn run(&self, words: &str) -> Run {
-        self.run_words(&words.split_whitespace().collect::<Vec<_>>())
+        Run::of(self.given(words))
     }
 
     /// Runs `paceline` with these words.
@@ -123,6 +136,15 @@ impl Sandbox {
         let mut command = self.paceline();
         command.args(words);
         Run::of(command)
+    }
+
+    /// The names of what lies in a folder, sorted.
+    pub fn names(&self, folder: &str) -> Vec<String> {
+        let entries = fs::read_dir(self.path(folder)).unwrap();
+        let names = entries.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+        let mut names: Vec<String> = names.collect();
+        names.sort();
+        names
     }
 
     /// Every file and folder in the sandbox, sorted, as relative paths.
@@ -172,11 +194,20 @@ impl Sandbox {
 
     /// The only run folder.
     pub fn run_folder(&self) -> PathBuf {
-        let folders: Vec<_> =
-            fs::read_dir(self.path("runs")).unwrap().map(|entry| entry.unwrap().path()).collect();
-        assert_eq!(folders.len(), 1, "{folders:?}");
-        folders[0].clone()
+        let names = self.names("runs");
+        assert_eq!(names.len(), 1, "{names:?}");
+        self.path("runs").join(&names[0])
     }
+
+    /// The summary of the only run.
+    pub fn summary(&self) -> Value {
+        json(&self.run_folder().join("summary.json"))
+    }
+}
+
+/// Makes a FIFO, at which an open waits for ever.
+pub fn fifo(path: &Path) {
+    mknodat(CWD, path, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
 }
 
 /// A process that is ended with its test, even if the test fails.
@@ -437,6 +468,16 @@ pub fn idx_images(count: u32) -> Vec<u8> {
 /// The labels of [`idx_images`].
 pub fn idx_labels(count: u32) -> Vec<u8> {
     idx(&[count], (0..count).map(|n| (n % 10) as u8))
+}
+
+/// The four files of MNIST, with 60 images to train on and 23 to test.
+pub fn mnist() -> [(&'static str, Vec<u8>); 4] {
+    [
+        ("train-images-idx3-ubyte", idx_images(60)),
+        ("train-labels-idx1-ubyte", idx_labels(60)),
+        ("t10k-images-idx3-ubyte", idx_images(23)),
+        ("t10k-labels-idx1-ubyte", idx_labels(23)),
+    ]
 }
 
 /// Compresses as `gzip` does.

@@ -15,6 +15,18 @@ pub fn write(folder: &Path, change: impl Fn(&mut Value, &mut Vec<(String, Vec<us
     fs::write(folder.join("model.safetensors"), weights).unwrap();
 }
 
+/// A tokenizer that has the words t0, t1 and so on, between spaces.
+pub fn tokenizer(vocab: usize) -> String {
+    let words = (0..vocab).map(|token| (format!("t{token}"), json!(token)));
+    let vocab = Value::Object(words.collect());
+    let tokenizer = json!({
+        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
+        "pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": null, "decoder": null,
+        "model": {"type": "WordLevel", "unk_token": "t0", "vocab": vocab},
+    });
+    tokenizer.to_string()
+}
+
 /// The contents of `config.json` and `model.safetensors`, with weights that repeat, after `change` has changed the settings
 /// and the names and shapes of the tensors.
 pub fn files(change: impl Fn(&mut Value, &mut Vec<(String, Vec<usize>)>)) -> (String, Vec<u8>) {

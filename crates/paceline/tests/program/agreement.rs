@@ -55,8 +55,8 @@ fn slurm(_: &Sandbox, rank: usize, port: u16) -> Vec<(&'static str, String)> {
 fn start(sandbox: &Sandbox, environment: Environment, flags: [&str; 2]) -> [Run; 2] {
     let port = free_port();
     let start = |rank: usize| {
-        let mut command = sandbox.paceline();
-        command.args(flags[rank].split_whitespace()).envs(environment(sandbox, rank, port));
+        let mut command = sandbox.given(flags[rank]);
+        command.envs(environment(sandbox, rank, port));
         command.env("TMPDIR", sandbox.path(""));
         Running::start(command)
     };
@@ -69,9 +69,7 @@ fn refused(sandbox: &Sandbox, runs: &[Run; 2], words: &[&str]) {
     let before = sandbox.contents();
     assert_eq!(runs[0].code, Some(2), "{runs:#?}");
     assert!(matches!(runs[1].code, Some(2 | 3)), "{runs:#?}");
-    for words in ["error: the ranks were started with different settings: "].iter().chain(words) {
-        assert!(runs[0].stderr.contains(words), "no {words:?} in {runs:#?}");
-    }
+    runs[0].says(&["error: the ranks were started with different settings: "]).says(words);
     let has_run = |name: &String| name.starts_with("runs") || name.starts_with("saved");
     assert!(!before.iter().any(has_run), "{before:?}");
 }
@@ -158,21 +156,18 @@ fn launchers_of_two_hosts_with_other_flags_say_it_on_both() {
     let sandbox = Sandbox::new();
     let port = free_port();
     let host = |node: usize, lr: &str| {
-        let mut command = sandbox.paceline();
         let flags =
             format!("{TINY_MLP} --batch-size 4 --epochs 1 --nproc 2 --save saved --lr {lr}");
         let host = format!("--nnodes 2 --node-rank {node} --master-addr 127.0.0.1");
         let at = format!("--host 127.0.0.1 --master-port {port}");
-        command.arg("train").args(format!("{flags} {host} {at}").split_whitespace());
+        let mut command = sandbox.given(&format!("train {flags} {host} {at}"));
         command.env("PACELINE_SECRET", "of this test").env("TMPDIR", sandbox.path(""));
         Running::start(command)
     };
     let runs = [host(0, "0.1"), host(1, "0.2")].map(Running::end);
     for run in &runs {
-        assert_eq!(run.code, Some(2), "{runs:#?}");
         let words = "different settings: --lr is 0.1 on ranks 0, 1 (host ";
-        assert!(run.stderr.contains(words), "no {words:?} in {runs:#?}");
-        assert!(run.stderr.contains("and 0.2 on ranks 2, 3 (host "), "{runs:#?}");
+        run.ended_with(2, &[words, "and 0.2 on ranks 2, 3 (host "]);
     }
     let contents = sandbox.contents();
     assert!(

@@ -2,7 +2,6 @@
 //! other strategies, shown, verified and exported.
 
 use std::fs;
-use std::path::Path;
 
 use crate::common::{Run, Sandbox, TINY, column};
 use paceline_model::weights::WeightFile;
@@ -173,14 +172,6 @@ fn damage_is_named_with_the_file_and_the_rank_that_wrote_it() {
 
 #[test]
 fn flags_of_saving_do_what_they_say() {
-    let names = |folder: &Path| {
-        let mut names: Vec<String> = fs::read_dir(folder)
-            .unwrap()
-            .map(|entry| entry.unwrap().file_name().into_string().unwrap())
-            .collect();
-        names.sort();
-        names
-    };
     let mut indexes = Vec::new();
     // A model of 8 MB with its optimizer.
     let wide = "--model mlp --input-dim 256 --hidden-dim 2048 --output-dim 64 --num-layers 1 --nproc 2 \
@@ -193,7 +184,7 @@ fn flags_of_saving_do_what_they_say() {
         // The first one waits to be good, so it stays beside the last three.
         let first = "step-000000002";
         let expected = ["checkpoint.lock", "latest", first, &second, &third, "step-000000009"];
-        assert_eq!(names(&sandbox.path("saved")), expected, "{more}");
+        assert_eq!(sandbox.names("saved"), expected, "{more}");
         let warned = run.stderr.matches("training waits while the rest is written").count();
         assert_eq!(warned, usize::from(more.contains("budget")), "{}", run.stderr);
         indexes.push(sandbox.checkpoint_index());
@@ -215,9 +206,7 @@ fn a_newest_checkpoint_that_is_gone_is_an_error_and_the_others_can_be_chosen() {
         }
         let verified = checkpoint(&sandbox, "verify saved");
         assert_eq!(verified.code, Some(1), "{verified:#?}");
-        for words in words.iter().chain(&["step-000000002: all of"]) {
-            assert!(verified.stdout.contains(words), "no {words:?} in {verified:#?}");
-        }
+        verified.prints(&words).prints(&["step-000000002: all of"]);
         checkpoint(&sandbox, "show saved").refused(&words);
     };
     fs::remove_file(newest.join("index.json")).unwrap();

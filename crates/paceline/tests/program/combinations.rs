@@ -8,6 +8,7 @@ use std::fs;
 use safetensors::SafeTensors;
 
 use crate::common::Sandbox;
+use paceline_schedule::SCHEDULES;
 
 /// Where drawing begins. Another number draws other combinations.
 const SEED: u64 = 1;
@@ -23,17 +24,6 @@ const MODELS: [&str; 7] = [
     "--model llama --layers 3 --width 16 --heads 2 --intermediate 16 --vocab 61 --seq-len 8 --tie-embeddings",
     "--model llama --layers 3 --width 16 --heads 2 --intermediate 16 --vocab 61 --seq-len 8 --tie-embeddings --freeze model.embed_tokens",
     "--model llama --layers 3 --width 16 --heads 2 --intermediate 16 --data reviews --num-labels 2",
-];
-const SCHEDULES: [&str; 9] = [
-    "gpipe",
-    "1f1b",
-    "looped_bfs",
-    "interleaved_1f1b",
-    "zb_h1",
-    "zb_h2",
-    "interleaved_zb",
-    "zbv",
-    "dualpipev",
 ];
 const STRATEGIES: [&str; 9] = [
     "simple_ddp",
@@ -94,7 +84,7 @@ impl Draw {
         let mut layout =
             format!("--nproc {ranks} --mesh {axes} --strategy {}", self.one_of(strategies));
         if axes.contains("pp") {
-            layout += &format!(" --schedule {}", self.one_of(&SCHEDULES));
+            layout += &format!(" --schedule {}", self.one_of(&SCHEDULES.map(|of| of.name())));
         }
         layout
     }

@@ -1,6 +1,6 @@
 //! `--device sim`: training and checks on the emulated accelerator.
 
-use crate::common::{Run, Sandbox, weights_of};
+use crate::common::{Sandbox, json, trained, weights_of};
 
 #[test]
 fn an_emulated_accelerator_ends_with_the_weights_of_the_processor() {
@@ -37,42 +37,25 @@ fn synthetic_data_made_on_the_device_are_those_of_the_host() {
             "{model} --nproc 2 --batch-size 4 --epochs 2 --steps-per-epoch 5 --accumulate 2"
         );
         let expected = weights_of(&flags);
-        let sandbox = Sandbox::new();
-        let run = sandbox.train(&format!("{flags} --device sim")).ok();
-        assert_eq!(run.weights(), expected, "{model}");
-        assert_eq!(
-            crate::common::json(&sandbox.run_folder().join("summary.json"))["copy_ms"],
-            0.0,
-            "{model}: nothing is copied"
-        );
-        let sandbox = Sandbox::new();
         let copied = "--generate-on-host --pin-memory --non-blocking --copy-stream";
-        let run = sandbox.train(&format!("{flags} --device sim {copied}")).ok();
-        assert_eq!(run.weights(), expected, "{model}");
-        assert!(
-            crate::common::json(&sandbox.run_folder().join("summary.json"))["copy_ms"]
-                .as_f64()
-                .unwrap()
-                > 0.0,
-            "{model}"
-        );
+        for (more, is_copied) in [("", false), (copied, true)] {
+            let (sandbox, run) = trained(&format!("{flags} --device sim {more}"));
+            assert_eq!(run.weights(), expected, "{model} {more}");
+            let copy_ms = sandbox.summary()["copy_ms"].as_f64().unwrap();
+            assert_eq!(copy_ms > 0.0, is_copied, "{model} {more}");
+        }
     }
 }
 
 #[test]
 fn a_benchmark_of_a_device_checks_and_names_it() {
     let sandbox = Sandbox::new();
-    let bench = |flags: &str| {
-        let mut bench = sandbox.paceline();
-        bench.args(["bench", "all_reduce", "--nproc", "2", "-b", "1K", "-e", "4K", "-J", "b.json"]);
-        bench.args(flags.split_whitespace());
-        Run::of(bench)
-    };
+    let bench = "bench all_reduce --nproc 2 -b 1K -e 4K -J b.json";
     for transport in ["thread", "shm", "tcp"] {
         let device = "sim:copy=16gbit,10us,launch=5us";
-        let run = bench(&format!("--device {device} --transport {transport}")).ok();
-        assert!(run.stdout.contains(&format!("in memory of {device}")), "{}", run.stdout);
-        let report = crate::common::json(&sandbox.path("b.json"));
+        let run = sandbox.run(&format!("{bench} --device {device} --transport {transport}")).ok();
+        run.prints(&[&format!("in memory of {device}")]);
+        let report = json(&sandbox.path("b.json"));
         assert_eq!(report["device"], device);
         for row in report["results"].as_array().unwrap() {
             // Its input is copied to the host, and its result back, each with this latency.
@@ -86,10 +69,9 @@ fn a_benchmark_of_a_device_checks_and_names_it() {
 fn a_check_names_the_device_and_uses_its_memory() {
     let sandbox = Sandbox::new();
     for device in ["sim:copy=16gbit,10us,launch=5us", "sim:late,seed=3"] {
-        let mut check = sandbox.paceline();
-        check.args(["check", "--nproc", "2", "--transport", "thread", "--device", device]);
-        let run = Run::of(check).ok();
+        let check = format!("check --nproc 2 --transport thread --device {device}");
+        let run = sandbox.run(&check).ok();
         assert_eq!(run.stdout.matches(&format!("device={device}")).count(), 3, "{}", run.stdout);
-        assert!(run.stdout.contains("every element right on every rank"), "{}", run.stdout);
+        run.prints(&["every element right on every rank"]);
     }
 }

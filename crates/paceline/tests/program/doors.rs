@@ -3,28 +3,20 @@
 
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
-use std::path::Path;
 
-use crate::common::{Run, Sandbox, TINY, remove};
-use rustix::fs::{CWD, FileType, Mode, mknodat};
+use crate::common::{Run, Sandbox, TINY, fifo, remove};
 
 const FIFO: &str = "it is a FIFO, not a regular file";
 const DEVICE: &str = "it is a device, not a regular file";
 const FOLDER: &str = "it is a folder, not a regular file";
 const LINK: &str = "it is a link, not a regular file";
 
-fn fifo(path: &Path) {
-    mknodat(CWD, path, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
-}
-
 /// Puts each thing in turn at `path`, and returns what a command says of it.
 #[track_caller]
 fn attack(sandbox: &Sandbox, path: &str, is_limited: bool, command: &str) {
     let file = sandbox.path(path);
     let run = |words: &str| {
-        let mut paceline = sandbox.paceline();
-        paceline.args(command.split_whitespace());
-        let run = Run::of(paceline);
+        let run = sandbox.run(command);
         assert_eq!(run.code, Some(2), "{command}, {words}: {run:#?}");
         let said = format!("{}{}", run.stdout, run.stderr);
         for words in [words, path.rsplit('/').next().unwrap()] {
@@ -52,10 +44,7 @@ fn what_is_read_is_a_regular_file_up_to_a_size() {
     attack(&sandbox, "times.json", true, "bench all_reduce --compare times.json");
     // A folder of traces is what this command is for, and a trace may have any size.
     fifo(&sandbox.path("trace.json"));
-    let mut analyze = sandbox.paceline();
-    analyze.args(["analyze", "trace.json"]);
-    let run = Run::of(analyze);
-    assert!(run.code == Some(1) && run.stderr.contains(FIFO), "{run:#?}");
+    sandbox.run("analyze trace.json").ended_with(1, &[FIFO]);
     fs::create_dir(sandbox.path("mnist")).unwrap();
     let mnist = "train --model cnn --data mnist --data-dir mnist";
     attack(&sandbox, "mnist/train-images-idx3-ubyte", false, mnist);
@@ -74,8 +63,7 @@ fn a_configuration_may_still_be_piped_in_up_to_a_limit() {
     let sandbox = Sandbox::new();
     sandbox.write("small.toml", b"steps = 2\nnproc = 1\nsamples = 200\nquiet = true\n");
     let train = |file: &str| {
-        let mut command = sandbox.paceline();
-        command.args(["train", "--config", "/dev/stdin"]);
+        let mut command = sandbox.given("train --config /dev/stdin");
         command.stdin(File::open(file).unwrap());
         Run::of(command)
     };

@@ -1,7 +1,7 @@
 //! `paceline evaluate`: on any number of ranks the result is that of the run that wrote the checkpoint,
 //! and checkpoints that cannot be evaluated are refused before any rank starts.
 
-use crate::common::{Run, Sandbox, TINY, TINY_MLP, idx_images, idx_labels, json};
+use crate::common::{Run, Sandbox, TINY, TINY_MLP, json, mnist};
 
 /// A model with running statistics, and test images that no number of ranks divides.
 const FLAGS: &str = "--channels 4 8 --hidden 8 --samples 202 --batch-norm";
@@ -45,10 +45,9 @@ fn a_checkpoint_evaluates_as_the_run_that_wrote_it() {
 fn ranks_of_another_launcher_evaluate_together() {
     let sandbox = Sandbox::new();
     let trained = sandbox.train(&format!("{FLAGS} --nproc 1 --evaluate --save saved")).ok();
-    let mut command = sandbox.paceline();
-    command.args(["launch", "-n", "2", "--", env!("CARGO_BIN_EXE_paceline"), "evaluate"]);
-    command.args(["--checkpoint", "saved"]).args(FLAGS.split_whitespace());
-    let run = Run::of(command).ok().without_ranks();
+    let program = env!("CARGO_BIN_EXE_paceline");
+    let words = format!("launch -n 2 -- {program} evaluate --checkpoint saved {FLAGS}");
+    let run = sandbox.run(&words).ok().without_ranks();
     assert_eq!(run.line("Evaluation loss: "), trained.line("Evaluation loss: "));
     assert_eq!(run.line("paceline evaluate: "), "cnn over shm, 2 ranks");
 }
@@ -56,12 +55,7 @@ fn ranks_of_another_launcher_evaluate_together() {
 #[test]
 fn only_the_test_part_of_the_data_is_needed() {
     let sandbox = Sandbox::new();
-    for (name, bytes) in [
-        ("train-images-idx3-ubyte", idx_images(60)),
-        ("train-labels-idx1-ubyte", idx_labels(60)),
-        ("t10k-images-idx3-ubyte", idx_images(23)),
-        ("t10k-labels-idx1-ubyte", idx_labels(23)),
-    ] {
+    for (name, bytes) in mnist() {
         sandbox.write(&format!("data/{name}"), &bytes);
     }
     let flags = "--data mnist --data-dir data --channels 4 --hidden 8";

@@ -7,7 +7,7 @@ use std::path::PathBuf;
 use std::process::Command;
 
 use crate::common::pty::Terminal;
-use crate::common::{Run, Running, Sandbox, gzip, idx_images, idx_labels, pretrained};
+use crate::common::{Run, Running, Sandbox, gzip, mnist, pretrained};
 use crate::hub::{COMMIT, Hub, Repo, digest};
 use serde_json::json;
 
@@ -65,8 +65,8 @@ fn data() -> Repo {
 }
 
 fn command(sandbox: &Sandbox, hub: &Hub, words: &str) -> Command {
-    let mut command = sandbox.paceline();
-    command.env("HF_ENDPOINT", &hub.address).args(words.split_whitespace());
+    let mut command = sandbox.given(words);
+    command.env("HF_ENDPOINT", &hub.address);
     command
 }
 
@@ -181,8 +181,6 @@ fn models_in_several_files_are_fetched_with_their_index() {
     hub.contents().repos[0].files[count].1 = whole.into();
     fetch(&sandbox, &hub, &format!("model {MODEL}")).ok();
     let snapshot = sandbox.path(FOLDER).join("snapshots").join(COMMIT);
-    let names = fs::read_dir(&snapshot).unwrap().map(|entry| entry.unwrap().file_name());
-    let names: BTreeSet<String> = names.map(|name| name.into_string().unwrap()).collect();
     let expected = [
         "config.json",
         "generation_config.json",
@@ -191,7 +189,7 @@ fn models_in_several_files_are_fetched_with_their_index() {
         "model.safetensors.index.json",
         "tokenizer.json",
     ];
-    assert_eq!(names, expected.map(str::to_owned).into());
+    assert_eq!(sandbox.names(snapshot.to_str().unwrap()), expected);
 
     // A snapshot is complete if all parts are there: other programs fetch single files.
     let offline = || {
@@ -227,7 +225,7 @@ fn random_weights_need_the_settings_of_a_model_only() {
     let run = sandbox.train("--recipe smollm2-yelp --epochs 1 --init random").ok();
     assert!(run.stderr.contains(&format!("--pretrained {MODEL}: ")), "{}", run.stderr);
     assert!(!run.stderr.contains("known sizes"), "{}", run.stderr);
-    assert_eq!(crate::common::json(&sandbox.run_folder().join("summary.json"))["params"], 3760);
+    assert_eq!(sandbox.summary()["params"], 3760);
 }
 
 /// Two hosts may have fetched at different times.
@@ -557,12 +555,8 @@ fn what_was_fetched_is_found_by_name() {
 #[test]
 fn data_sets_of_other_places_go_into_a_folder() {
     let (sandbox, hub) = (Sandbox::new(), Hub::with(Vec::new()));
-    let files = [
-        ("train-images-idx3-ubyte.gz", idx_images(20)),
-        ("train-labels-idx1-ubyte.gz", idx_labels(20)),
-    ];
-    hub.contents().others =
-        files.iter().map(|(name, bytes)| (format!("/mnist/{name}"), gzip(bytes))).collect();
+    let packed = mnist().map(|(name, bytes)| (format!("/mnist/{name}.gz"), gzip(&bytes)));
+    hub.contents().others = packed.into();
     let mirror = format!("--mirror {}/mnist", hub.address);
     // These are not the published files, and so they are refused as --download refuses them.
     let words = [
@@ -573,12 +567,7 @@ fn data_sets_of_other_places_go_into_a_folder() {
     let run = fetch(&sandbox, &hub, &format!("data mnist --data-dir m {mirror}")).refused(&words);
     assert!(!run.stderr.contains("--download"), "{}", run.stderr);
     // Files that are there need no network.
-    for name in [
-        "train-images-idx3-ubyte",
-        "train-labels-idx1-ubyte",
-        "t10k-images-idx3-ubyte",
-        "t10k-labels-idx1-ubyte",
-    ] {
+    for (name, _) in mnist() {
         sandbox.write(&format!("m/{name}"), b"");
     }
     let run = fetch(&sandbox, &hub, "data mnist --data-dir m").ok();

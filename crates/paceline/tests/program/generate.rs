@@ -4,6 +4,7 @@ use std::collections::HashMap;
 use std::fs;
 use std::path::Path;
 
+use crate::common::pretrained::tokenizer;
 use crate::common::{Run, Sandbox, json};
 use paceline::checkpoint::index::Index;
 use safetensors::SafeTensors;
@@ -22,16 +23,6 @@ fn tokens(name: &str) -> Vec<i64> {
 /// The words of these tokens. The tokenizer of these tests puts a space between two of them.
 fn words(tokens: &[i64]) -> String {
     tokens.iter().map(|token| format!("t{token}")).collect::<Vec<_>>().join(" ")
-}
-
-/// A tokenizer that has the words t0, t1 and so on.
-fn tokenizer(vocab: usize) -> Value {
-    let words = (0..vocab).map(|token| (format!("t{token}"), json!(token)));
-    json!({
-        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
-        "pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": null, "decoder": null,
-        "model": {"type": "WordLevel", "unk_token": "t0", "vocab": Value::Object(words.collect())},
-    })
 }
 
 /// Writes a case of the fixture as a folder of Hugging Face.
@@ -56,13 +47,12 @@ fn write_folder(folder: &Path, case: &str, change: impl Fn(&mut Value)) {
     let mut config: Value = serde_json::from_str(&metadata[case]).unwrap();
     change(&mut config);
     fs::write(folder.join("config.json"), config.to_string()).unwrap();
-    fs::write(folder.join("tokenizer.json"), tokenizer(61).to_string()).unwrap();
+    fs::write(folder.join("tokenizer.json"), tokenizer(61)).unwrap();
 }
 
 fn generate(sandbox: &Sandbox, prompt: &str, flags: &str) -> Run {
-    let mut command = sandbox.paceline();
-    command.args(["generate", "--prompt", prompt]).args(flags.split_whitespace());
-    Run::of(command)
+    let flags: Vec<&str> = flags.split_whitespace().collect();
+    sandbox.run_words(&[&["generate", "--prompt", prompt], &flags[..]].concat())
 }
 
 #[test]
@@ -142,7 +132,7 @@ fn a_trained_model_can_be_tried() {
     generate(&sandbox, "t1", "--model tuned").refused(&[
         "--model tuned: there is no tokenizer.json; copy it from the folder of the model that training began with",
     ]);
-    sandbox.write("tuned/tokenizer.json", tokenizer(41).to_string().as_bytes());
+    sandbox.write("tuned/tokenizer.json", tokenizer(41).as_bytes());
     let run = generate(&sandbox, "t1 t40", "--model tuned --max-tokens 9").ok();
     assert!(run.stdout.starts_with("t1 t40 t"), "{}", run.stdout);
     assert_eq!(run.stdout.split_whitespace().count(), 11);
@@ -255,7 +245,7 @@ fn wrong_flags_prompts_and_folders_are_refused() {
         &|config| config["num_hidden_layers"] = json!(3),
         "--model changed: there is no tensor model.layers.2.",
     );
-    sandbox.write("model/tokenizer.json", tokenizer(70).to_string().as_bytes());
+    sandbox.write("model/tokenizer.json", tokenizer(70).as_bytes());
     generate(&sandbox, "t3 t65", "--model model").refused(&[
         "tokenizer.json makes token 65 of --prompt",
         "by config.json the model has 61 tokens",

@@ -5,8 +5,8 @@ use crate::common::{Run, Sandbox, TINY, json};
 #[test]
 fn help_opens_with_examples() {
     let sandbox = Sandbox::new();
-    let mut command = sandbox.paceline();
-    command.args(["train", "--help-all"]).env("COLUMNS", "100");
+    let mut command = sandbox.given("train --help-all");
+    command.env("COLUMNS", "100");
     let run = Run::of(command).ok();
     let head: Vec<&str> =
         run.stdout.lines().take_while(|line| !line.starts_with("Usage")).collect();
@@ -45,15 +45,9 @@ fn help_opens_with_examples() {
 #[test]
 fn help_has_the_first_flags_by_purpose() {
     let sandbox = Sandbox::new();
-    let help = |words: &[&str]| {
-        let mut command = sandbox.paceline();
-        command.args(words);
-        Run::of(command).ok().stdout
-    };
-    let long = help(&["train", "--help"]);
-    for words in [&["train", "-h"][..], &["help", "train"]] {
-        assert_eq!(help(words), long);
-    }
+    let help = |words: &str| sandbox.run(words).ok().stdout;
+    let long = help("train --help");
+    assert_eq!([help("train -h"), help("help train")], [&*long; 2]);
     let (_, flags) = long.split_once("Usage: ").unwrap();
     insta::assert_snapshot!(flags);
 }

@@ -1,7 +1,7 @@
 //! Features of training beyond plain steps: learning rate schedules, clipping, evaluation during
 //! training, and ranks with different numbers of samples.
 
-use crate::common::{Sandbox, TINY, TINY_MLP, column, json, metrics, weights_of};
+use crate::common::{Sandbox, TINY, TINY_MLP, column, metrics, weights_of};
 use serde_json::Value;
 
 #[test]
@@ -156,7 +156,7 @@ fn ranks_with_different_numbers_of_samples_train_together() {
         let samples: Vec<u64> = lines.iter().filter_map(|line| line["samples"].as_u64()).collect();
         let epoch = [47, 40, 20, 20, 15];
         assert_eq!(samples, [epoch, epoch, epoch].concat(), "{other}");
-        let summary = json(&sandbox.run_folder().join("summary.json"));
+        let summary = sandbox.summary();
         let number = |key: &str| summary[key].as_f64().unwrap();
         // 142 samples in five steps.
         let speed = 142.0 / 5.0 / number("step_ms_median") * 1e3;

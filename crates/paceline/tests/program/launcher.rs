@@ -74,9 +74,7 @@ fn all_that_ranks_print_is_passed_on() {
 #[test]
 fn a_slow_reader_gets_everything() {
     let sandbox = Sandbox::new();
-    let mut command = sandbox.paceline();
-    command.args(["launch", "-n", "1", "--", "seq", "50000"]);
-    let mut launcher = Marked::start(command);
+    let mut launcher = Marked::start(sandbox.given("launch -n 1 -- seq 50000"));
     // This is longer than the launcher waits for output that no one writes.
     std::thread::sleep(Duration::from_millis(1500));
     let run = launcher.end().ok();
@@ -278,9 +276,7 @@ fn a_training_rank_that_is_killed_ends_the_run_and_spares_the_checkpoint() {
         let sandbox = Sandbox::new();
         let mut launcher = Marked::train(&sandbox, &endless());
         wait_for_checkpoint(&sandbox);
-        let ranks = launcher.processes(&format!("RANK={victim}"));
-        let [(pid, _)] = ranks[..] else { panic!("{ranks:?}") };
-        signal(pid, Signal::KILL);
+        signal(launcher.rank(victim), Signal::KILL);
         let run = launcher.end();
         assert_eq!(run.code, Some(137), "{run:#?}");
         names_only_rank(&run, victim, "was killed by SIGKILL");
@@ -308,8 +304,8 @@ fn a_training_rank_that_is_killed_ends_the_run_and_spares_the_checkpoint() {
 /// A launcher whose temporary folder is `tmp` in the sandbox.
 fn with_temporary_folder(sandbox: &Sandbox, args: &str) -> Command {
     fs::create_dir_all(sandbox.path("tmp")).unwrap();
-    let mut command = sandbox.paceline();
-    command.args(args.split_whitespace()).env("TMPDIR", sandbox.path("tmp"));
+    let mut command = sandbox.given(args);
+    command.env("TMPDIR", sandbox.path("tmp"));
     command
 }
 
@@ -338,9 +334,7 @@ fn a_benchmark_whose_rank_is_killed_keeps_the_last_operations_of_the_others() {
     wait_until("all ranks to watch each other", || {
         (0..3).all(|rank| launcher.has_thread(&format!("RANK={rank}"), "peers-"))
     });
-    let ranks = launcher.processes("RANK=1");
-    let [(pid, _)] = ranks[..] else { panic!("{ranks:?}") };
-    signal(pid, Signal::KILL);
+    signal(launcher.rank(1), Signal::KILL);
     let run = launcher.end();
     assert_eq!(run.code, Some(137), "{run:#?}");
     names_only_rank(&run, 1, "was killed by SIGKILL");
@@ -348,11 +342,12 @@ fn a_benchmark_whose_rank_is_killed_keeps_the_last_operations_of_the_others() {
     run.line("# skipped all sizes over shm between 3 ranks: a rank was killed by signal 9");
     run.line("# skipped all sizes over mpi between 3 ranks: ");
     launcher.left_nothing();
-    let folders: Vec<_> = fs::read_dir(sandbox.path("tmp")).unwrap().collect();
-    let [Ok(folder)] = &folders[..] else { panic!("{folders:?}") };
-    assert!(run.stderr.contains(&folder.path().display().to_string()), "{}", run.stderr);
+    let names = sandbox.names("tmp");
+    let [name] = &names[..] else { panic!("{names:?}") };
+    let folder = sandbox.path("tmp").join(name);
+    run.says(&[&folder.display().to_string()]);
     for rank in [0, 2] {
-        let dump = dump(&folder.path(), rank).unwrap();
+        let dump = dump(&folder, rank).unwrap();
         // Either the rank notices the death, or the launcher ends it, whichever comes first. The launcher ends the ranks one
         // after the other, so a rank can also notice the end of the other one.
         let ended = format!("rank {} died", 2 - rank);
@@ -363,25 +358,11 @@ fn a_benchmark_whose_rank_is_killed_keeps_the_last_operations_of_the_others() {
 }
 
 #[test]
-fn a_killed_launcher_leaves_nothing_among_temporary_files() {
-    let sandbox = Sandbox::new();
-    let args = "launch -n 2 -- sleep 1000";
-    let mut launcher = Marked::start(with_temporary_folder(&sandbox, args));
-    launcher.wait_for("sleep 1000", 2);
-    signal(launcher.pid(), Signal::KILL);
-    launcher.left_nothing();
-    launcher.end();
-    assert_eq!(sandbox.contents(), ["tmp"]);
-}
-
-#[test]
 fn a_training_rank_that_stops_answering_is_not_waited_for_when_interrupted() {
     let sandbox = Sandbox::new();
     let mut launcher = Marked::train(&sandbox, &format!("{} --grace 10", endless()));
     wait_for_checkpoint(&sandbox);
-    let ranks = launcher.processes("RANK=1");
-    let [(pid, _)] = ranks[..] else { panic!("{ranks:?}") };
-    signal(pid, Signal::STOP);
+    signal(launcher.rank(1), Signal::STOP);
     signal(launcher.pid(), Signal::INT);
     assert_eq!(launcher.end().code, Some(130));
     launcher.left_nothing();
@@ -401,9 +382,7 @@ fn the_training_rank_that_was_asked_to_end_is_named_and_not_one_that_ended_with_
     let sandbox = Sandbox::new();
     let mut launcher = Marked::train(&sandbox, &endless());
     wait_for_checkpoint(&sandbox);
-    let ranks = launcher.processes("RANK=1");
-    let [(pid, _)] = ranks[..] else { panic!("{ranks:?}") };
-    signal(pid, Signal::TERM);
+    signal(launcher.rank(1), Signal::TERM);
     let run = launcher.end();
     assert_eq!(run.code, Some(143), "{run:#?}");
     names_only_rank(&run, 1, "exited with code 143");

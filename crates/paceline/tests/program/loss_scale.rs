@@ -81,7 +81,7 @@ fn an_overflow_skips_the_step_and_halves_the_scale() {
         }
         assert!(skipped[0] == 1.0 && count > 5.0 && count < 40.0, "{more}: {skipped:?}");
         assert_eq!(skipped[39], skipped[30], "{more}: the last steps are good");
-        let summary = json(&sandbox.run_folder().join("summary.json"));
+        let summary = sandbox.summary();
         assert_eq!(summary["skipped_steps"], count, "{more}");
         assert_eq!(summary["loss_scale"], scale, "{more}");
         assert_eq!(summary["replicas_agree"], true, "{more}");

@@ -1,7 +1,7 @@
 //! Memory predicted before a run equals the memory that the run measures, and `paceline predict --memory` prints the same
 //! numbers without a run.
 
-use crate::common::{Run, Sandbox, json};
+use crate::common::{Run, Sandbox, json, pretrained, trained};
 use serde_json::Value;
 
 /// Small networks with several units.
@@ -72,29 +72,25 @@ fn a_run_needs_what_was_predicted() {
     check(&format!("{} {uneven}", CNN.replace("--batch-size 10", "")));
 }
 
+/// The resident bytes of a rank of two, measured and predicted.
+fn resident(flags: &str) -> (f64, f64) {
+    let (sandbox, _) = trained(&format!("{flags} --nproc 2"));
+    let summary = sandbox.summary();
+    let predicted = &summary["memory_predicted"][0]["resident"];
+    (summary["resident_bytes"].as_f64().unwrap(), predicted.as_f64().unwrap())
+}
+
 #[test]
 fn the_resident_set_is_near_its_prediction() {
-    let sandbox = Sandbox::new();
     let model = "--model mlp --input-dim 512 --output-dim 256 --hidden-dim 2048 --num-layers 6";
-    let run = "--strategy sharded3 --optimizer adamw --batch-size 16 --steps 3 --json summary.json";
-    sandbox.train(&format!("{model} {run} --nproc 2")).ok();
-    let summary = json(&sandbox.path("summary.json"));
-    let measured = summary["resident_bytes"].as_f64().unwrap();
-    let predicted = summary["memory_predicted"][0]["resident"].as_f64().unwrap();
+    let run = "--strategy sharded3 --optimizer adamw --batch-size 16 --steps 3";
+    let (measured, predicted) = resident(&format!("{model} {run}"));
     let off = measured / predicted - 1.0;
     // Less than 5 % where the prediction was fitted. Other machines have pages and libraries of other sizes.
     assert!(off.abs() < 0.1, "{measured} bytes are resident, {predicted} predicted");
-}
-
-/// Two ranks of the first command of the README, made smaller: events, test data and a small model count as well.
-#[test]
-fn the_resident_set_of_a_small_run_is_near_its_prediction() {
-    let sandbox = Sandbox::new();
-    let model = "--channels 8 16 --hidden 32 --samples 2048 --steps 20 --profile --evaluate";
-    sandbox.train(&format!("{model} --nproc 2 --json summary.json")).ok();
-    let summary = json(&sandbox.path("summary.json"));
-    let measured = summary["resident_bytes"].as_f64().unwrap();
-    let predicted = summary["memory_predicted"][0]["resident"].as_f64().unwrap();
+    // The first command of the README, made smaller: events, test data and a small model count as well.
+    let run = "--channels 8 16 --hidden 32 --samples 2048 --steps 20 --profile --evaluate";
+    let (measured, predicted) = resident(run);
     let off = (measured - predicted).abs();
     assert!(off < 4e6, "{measured} bytes are resident, {predicted} predicted");
 }
@@ -110,14 +106,7 @@ fn texts_of_any_length_take_what_was_predicted() {
     };
     let rows = (0..120).map(row).collect::<String>();
     sandbox.write("texts/train.csv", format!("text,label\n{rows}").as_bytes());
-    let vocab: serde_json::Map<_, _> =
-        (0..41).map(|at| (format!("t{at}"), serde_json::json!(at))).collect();
-    let tokenizer = serde_json::json!({
-        "version": "1.0", "truncation": null, "padding": null, "added_tokens": [], "normalizer": null,
-        "pre_tokenizer": {"type": "WhitespaceSplit"}, "post_processor": null, "decoder": null,
-        "model": {"type": "WordLevel", "unk_token": "t0", "vocab": vocab},
-    });
-    sandbox.write("texts/tokenizer.json", tokenizer.to_string().as_bytes());
+    sandbox.write("texts/tokenizer.json", pretrained::tokenizer(41).as_bytes());
     let model =
         "--model llama --layers 3 --width 32 --heads 2 --kv-heads 1 --intermediate 48 --vocab 41";
     let data =

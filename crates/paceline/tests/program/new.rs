@@ -5,13 +5,10 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::Path;
 
-use crate::common::{Run, Sandbox};
-use rustix::fs::{CWD, FileType, Mode, mknodat};
+use crate::common::{Run, Sandbox, fifo};
 
 fn new(sandbox: &Sandbox, args: &[&str]) -> Run {
-    let mut command = sandbox.paceline();
-    command.arg("new").args(args);
-    Run::of(command)
+    sandbox.run_words(&[&["new"], args].concat())
 }
 
 fn manifest(sandbox: &Sandbox, project: &str) -> toml::Table {
@@ -57,7 +54,7 @@ fn nothing_that_stands_there_is_touched() {
     sandbox.write("file", b"mine");
     symlink(sandbox.path("folder"), sandbox.path("link")).unwrap();
     symlink(sandbox.path("nothing"), sandbox.path("dangling")).unwrap();
-    mknodat(CWD, sandbox.path("fifo"), FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
+    fifo(&sandbox.path("fifo"));
     let before = sandbox.contents();
     for name in ["folder", "folder/", "file", "link", "dangling", "fifo"] {
         new(&sandbox, &[name]).refused(&[name, "is there already", "pass another name"]);
@@ -74,7 +71,7 @@ fn sources_are_read_like_any_file_of_others() {
     };
     fs::create_dir(sandbox.path("sources")).unwrap();
     let manifest = sandbox.path("sources/Cargo.toml");
-    mknodat(CWD, &manifest, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
+    fifo(&manifest);
     refused();
     fs::remove_file(&manifest).unwrap();
     for text in ["[package]\nname = \"pace\"\n", "[package]\nname = 7\n", "[pack", "package = 3"] {

@@ -172,8 +172,7 @@ fn a_full_disk_is_no_success() {
 #[test]
 fn without_a_folder_for_temporary_files_ranks_run_all_the_same() {
     let sandbox = Sandbox::new();
-    let mut command = sandbox.paceline();
-    command.args(["launch", "-n", "2", "--", "true"]).env("TMPDIR", "/proc/none");
-    let run = Run::of(command).ok();
-    run.says(&["cannot make /proc/none/paceline-", "TMPDIR"]);
+    let mut command = sandbox.given("launch -n 2 -- true");
+    command.env("TMPDIR", "/proc/none");
+    Run::of(command).ok().says(&["cannot make /proc/none/paceline-", "TMPDIR"]);
 }

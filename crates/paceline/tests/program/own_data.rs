@@ -3,8 +3,7 @@
 
 use std::fs;
 
-use crate::common::{Sandbox, accuracy};
-use rustix::fs::{CWD, FileType, Mode, mknodat};
+use crate::common::{self, Sandbox, accuracy};
 
 /// A PNG file in shades of gray.
 fn png(width: u32, height: u32, pixels: &[u8]) -> Vec<u8> {
@@ -52,9 +51,7 @@ fn a_cnn_learns_from_a_folder_of_images() {
     assert!(accuracy(&ended) > 90.0, "{}", ended.stdout);
     assert!(ended.line("Evaluation loss: ").ends_with("16 samples"), "{}", ended.stdout);
     assert_eq!(ended.line("Classes: "), "lying, standing");
-    let summary = fs::read(sandbox.run_folder().join("summary.json")).unwrap();
-    let summary: serde_json::Value = serde_json::from_slice(&summary).unwrap();
-    assert_eq!(summary["class_names"], serde_json::json!(["lying", "standing"]));
+    assert_eq!(sandbox.summary()["class_names"], serde_json::json!(["lying", "standing"]));
     // A run goes on with images of the same size, wherever they lie, and with all of them.
     sandbox.train(&format!("{flags} --nproc 1 --steps 2 --save saved")).ok();
     let evaluate = || sandbox.run("evaluate --checkpoint saved");
@@ -136,7 +133,7 @@ fn what_is_no_file_is_refused() {
     let sandbox = Sandbox::new();
     let fifo = |name: &str| {
         fs::create_dir_all(sandbox.path(name).parent().unwrap()).unwrap();
-        mknodat(CWD, sandbox.path(name), FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
+        common::fifo(&sandbox.path(name));
     };
     let refused = |flags: &str, words: &[&str]| {
         let run = sandbox.train(&format!("--data {flags}")).refused(words);

@@ -2,8 +2,7 @@
 
 use std::fs;
 
-use crate::common::{Run, Sandbox, json};
-use rustix::fs::{CWD, FileType, Mode, mknodat};
+use crate::common::{Run, Sandbox, fifo, json};
 
 /// The recipe with a model that takes a moment.
 const TINY_LM: &str = "--recipe tiny-lm --layers 1 --width 16 --heads 2 --intermediate 32 --seq-len 8 --test-samples 4 --nproc 1 --epochs 1";
@@ -26,7 +25,7 @@ fn a_model_of_any_text_is_trained_evaluated_and_tried() {
     // Both are rounded, to four and to two digits.
     assert!((loss.exp() - perplexity).abs() <= 0.01 + 1e-4 * perplexity, "{evaluation}");
     assert!(evaluation.ends_with("over 32 tokens of 4 samples"), "{evaluation}");
-    let summary = json(&sandbox.run_folder().join("summary.json"));
+    let summary = sandbox.summary();
     let exact = summary["eval_loss"].as_f64().unwrap().exp();
     assert!((summary["eval_perplexity"].as_f64().unwrap() - exact).abs() < 1e-9);
 
@@ -83,7 +82,7 @@ fn one_file_is_enough_and_labels_may_be_words() {
                  --skip-bad-rows --nproc 1 --epochs 1 --batch-size 4";
     fs::remove_dir_all(sandbox.path("runs")).unwrap();
     sandbox.train(train).ok();
-    let summary = json(&sandbox.run_folder().join("summary.json"));
+    let summary = sandbox.summary();
     assert_eq!(summary["class_names"], serde_json::json!(["good", "bad"]));
 }
 
@@ -109,7 +108,7 @@ fn what_is_no_text_is_refused_before_a_rank_starts() {
     sandbox.write("texts/a.txt", &[0xff; 999]);
     refused("--data-dir texts", &["texts/a.txt: ", "UTF-8"]);
     sandbox.write("texts/a.txt", &[b'a'; 999]);
-    mknodat(CWD, sandbox.path("texts/b.txt"), FileType::Fifo, Mode::RUSR, 0).unwrap();
+    fifo(&sandbox.path("texts/b.txt"));
     refused("--data-dir texts", &["texts/b.txt: ", "FIFO"]);
     refused("--data-dir texts/b.txt", &["texts/b.txt: ", "FIFO"]);
     fs::remove_file(sandbox.path("texts/b.txt")).unwrap();
@@ -231,7 +230,7 @@ fn the_best_weights_are_kept_and_the_run_ends_when_the_loss_no_longer_falls() {
     let latest = |folder: &str| fs::read_to_string(sandbox.path(folder).join("latest")).unwrap();
     assert_eq!(latest("model").trim(), "step-000000008");
     assert_eq!(latest("model/best").trim(), "step-000000002");
-    let summary = json(&sandbox.run_folder().join("summary.json"));
+    let summary = sandbox.summary();
     assert_eq!(
         (&summary["stopped_after"], summary["eval_loss"].is_number()),
         (&serde_json::Value::Null, true)

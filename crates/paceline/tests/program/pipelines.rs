@@ -1,6 +1,6 @@
 //! `paceline train --mesh pp=...`: stages on several ranks.
 
-use crate::common::{Sandbox, column, json};
+use crate::common::{Sandbox, column, json, weights_of};
 use paceline_schedule::SCHEDULES;
 
 const SMALL: &str = "--channels 4 4 --hidden 8 --global-batch-size 16 --accumulate 4 --steps 4 --samples 256 --clip-grad-norm 1";
@@ -66,8 +66,7 @@ fn every_schedule_has_the_same_weights_over_every_transport() {
     let weights = |flags: &str| {
         let mlp = "--model mlp --num-layers 7 --input-dim 16 --hidden-dim 24 --output-dim 3 --global-batch-size 16 --accumulate 4 \
                    --steps 3 --clip-grad-norm 1";
-        let run = Sandbox::new().train(&format!("{mlp} {flags}"));
-        run.ok().weights().to_owned()
+        weights_of(&format!("{mlp} {flags}"))
     };
     let tree = " --accumulation-order tree";
     let (in_sequence, as_a_tree) = (weights("--nproc 2"), weights(&format!("--nproc 2{tree}")));
@@ -110,8 +109,7 @@ fn a_language_model_in_stages_can_compute_parts_again_and_its_head_at_once() {
     let weights = |flags: &str| {
         let llama = "--model llama --layers 3 --width 32 --heads 4 --kv-heads 2 --intermediate 48 --vocab 301 --seq-len 16 \
                      --global-batch-size 16 --accumulate 4 --steps 3 --optimizer adamw";
-        let run = Sandbox::new().train(&format!("{llama} {flags}"));
-        run.ok().weights().to_owned()
+        weights_of(&format!("{llama} {flags}"))
     };
     let alone = weights("--nproc 1");
     for flag in ["--checkpoint-activations", "--head-at-once"] {
@@ -136,10 +134,8 @@ fn stages_share_a_tied_embedding() {
         "--nproc 4 --mesh pp=2,dp=2",
     ] {
         // A frozen table has no gradient, so nothing is added up in another order.
-        let frozen = |flags: &str| {
-            let run = Sandbox::new().train(&format!("{llama} --freeze model.embed_tokens {flags}"));
-            run.ok().weights().to_owned()
-        };
+        let frozen =
+            |flags: &str| weights_of(&format!("{llama} --freeze model.embed_tokens {flags}"));
         if !flags.contains("dp=2") {
             assert_eq!(frozen(flags), frozen("--nproc 1"), "{flags}");
         }
@@ -165,7 +161,7 @@ fn samples_and_tokens_of_a_step_count_once_however_many_stages_there_are() {
                     "{data} --accumulate 4 --steps 3 --warmup-steps 0 --transport thread {flags}"
                 ))
                 .ok();
-            let summary = json(&sandbox.run_folder().join("summary.json"));
+            let summary = sandbox.summary();
             let of = |key: &str| summary[key].as_f64().unwrap();
             // Both are divided by the same time.
             (of("tokens_per_s") / of("samples_per_s"), of("model_gflop_per_sample"))

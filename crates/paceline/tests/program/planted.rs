@@ -8,8 +8,7 @@ use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 
 use crate::common::traces::{Training, write_traces};
-use crate::common::{Run, Sandbox, TINY, remove};
-use rustix::fs::{CWD, FileType, Mode, mknodat};
+use crate::common::{Run, Sandbox, TINY, fifo, remove};
 
 /// A command that writes, and what it needs.
 struct Case {
@@ -104,15 +103,9 @@ enum Plant {
 const KEPT: &str = "kept";
 
 impl Case {
-    fn words(line: &str) -> Vec<String> {
-        let long = line.replace("SHORT", SHORT).replace("LAB", LAB).replace("TINY", TINY);
-        long.replace("LM", LM).split_whitespace().map(str::to_owned).collect()
-    }
-
     fn run(sandbox: &Sandbox, line: &str) -> Run {
-        let mut command = sandbox.paceline();
-        command.args(Self::words(line));
-        Run::of(command)
+        let long = line.replace("SHORT", SHORT).replace("LAB", LAB).replace("TINY", TINY);
+        sandbox.run(&long.replace("LM", LM))
     }
 
     /// The files that the command makes under names of its own choice, with their contents.
@@ -204,9 +197,7 @@ impl Plant {
         fs::write(target, KEPT).unwrap();
         match self {
             Plant::Link => symlink(target, path).unwrap(),
-            Plant::Fifo => {
-                mknodat(CWD, path, FileType::Fifo, Mode::from_raw_mode(0o600), 0).unwrap();
-            }
+            Plant::Fifo => fifo(path),
             Plant::Folder => {
                 fs::create_dir(path).unwrap();
                 fs::write(path.join(KEPT), KEPT).unwrap();

@@ -4,9 +4,9 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use crate::common::{Run, Sandbox, TINY};
+use crate::common::{Run, Sandbox, TINY, json};
 use flate2::read::GzDecoder;
 use paceline_emulated_card::for_tests;
 use paceline_schedule as schedule;
@@ -15,12 +15,11 @@ use serde_json::Value;
 /// The only trace of a rank.
 fn trace(sandbox: &Sandbox, choice: &str, rank: usize) -> Value {
     let folder = sandbox.path("profile").join(choice).join(format!("rank_{rank}"));
-    let files: Vec<PathBuf> = fs::read_dir(&folder).unwrap().map(|e| e.unwrap().path()).collect();
-    let [file] = &files[..] else { panic!("{files:?}") };
-    let name = file.file_name().unwrap().to_str().unwrap();
+    let names = sandbox.names(folder.to_str().unwrap());
+    let [name] = &names[..] else { panic!("{names:?}") };
     assert!(name.starts_with(&format!("worker_{rank}.")), "{name}");
     assert!(name.ends_with(".pt.trace.json.gz"), "{name}");
-    serde_json::from_reader(GzDecoder::new(File::open(file).unwrap())).unwrap()
+    serde_json::from_reader(GzDecoder::new(File::open(folder.join(name)).unwrap())).unwrap()
 }
 
 fn events<'a>(trace: &'a Value, cat: &str) -> Vec<&'a Value> {
@@ -157,12 +156,9 @@ fn an_emulated_device_has_streams_launches_queues_and_causes_of_idle_time() {
             assert!(named(&on_device, pass).len() >= 4, "{pass}");
         }
     }
-    let mut analyze = sandbox.paceline();
-    analyze.args(["analyze", "profile/ddp"]);
-    let report = Run::of(analyze).ok();
-    assert!(report.stdout.contains("These ranks have computed on an emulated accelerator"));
-    let summary = fs::read(sandbox.path("reports/ddp/summary.json")).unwrap();
-    let summary: Value = serde_json::from_slice(&summary).unwrap();
+    let report = sandbox.run("analyze profile/ddp").ok();
+    report.prints(&["These ranks have computed on an emulated accelerator"]);
+    let summary = json(&sandbox.path("reports/ddp/summary.json"));
     for table in ["idle", "launches", "queues", "copies"] {
         let rows = summary["tables"][table]["rows"].as_array();
         assert!(rows.is_some_and(|rows| rows.len() >= 2), "{table}: {rows:?}");

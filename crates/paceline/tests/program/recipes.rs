@@ -1,6 +1,6 @@
 //! `--recipe NAME`: the recipes train, their runs are repeated from their configuration, and flags win over them.
 
-use crate::common::{Run, Sandbox, json, metrics};
+use crate::common::{Sandbox, json, metrics};
 
 #[test]
 fn tiny_llama_learns_and_is_repeated_from_its_configuration() {
@@ -109,12 +109,10 @@ fn smollm2_yelp_trains_on_the_users_files() {
     sandbox.write("yelp/tokenizer.json", tokenizer);
     // Random weights at full size need no fetched model.
     let full = "--recipe smollm2-yelp --init random --data-dir yelp";
-    let mut command = sandbox.paceline();
     let model = "--model llama --pretrained HuggingFaceTB/SmolLM2-360M-Instruct --init random --num-labels 5";
     let data = "--data text --data-dir yelp --max-length 8192";
     let predict = "predict --memory --strategy ddp --nproc 2 --rank-gb 9 --json memory.json";
-    command.args(format!("{predict} {model} {data}").split_whitespace());
-    Run::of(command).ok();
+    sandbox.run(&format!("{predict} {model} {data}")).ok();
     assert_eq!(json(&sandbox.path("memory.json"))["rows"][0]["params"], 361_825_920);
     refused(&sandbox, &format!("{full} --layers 2"), &["--layers: the folder of --pretrained"]);
     let unknown = "--recipe smollm2-yelp --init random --pretrained a/b";

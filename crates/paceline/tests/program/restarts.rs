@@ -55,9 +55,8 @@ fn when_all_restarts_are_used_up_the_code_is_that_of_the_last_attempt() {
 fn the_dumps_of_the_last_attempts_are_kept_and_listed() {
     let sandbox = Sandbox::new();
     let script = "echo '{}' > $PACELINE_DUMP_FOLDER/world-rank$RANK.jsonl; exit 7";
-    let mut command = sandbox.paceline();
-    command.args("launch -n 1 --max-restarts 6 -- sh -c".split(' ')).arg(script);
-    command.env("TMPDIR", sandbox.path(""));
+    let mut command = sandbox.given("launch -n 1 --max-restarts 6 -- sh -c");
+    command.arg(script).env("TMPDIR", sandbox.path(""));
     let run = Run::of(command);
     assert_eq!(run.code, Some(7), "{run:#?}");
     let (_, listed) = run.stderr.split_once("of the last 4 attempts that failed are in:").unwrap();
@@ -84,9 +83,7 @@ fn an_attempt_begins_when_no_rank_of_the_one_before_is_left() {
                   10) while ! test -e old; do sleep 0.02; done; exit 7;; \
                   01) kill -0 $(cat old) 2>/dev/null && echo still there; echo looked;; \
                   esac";
-    let mut command = sandbox.paceline();
-    command.args(["launch", "-n", "2", "--max-restarts", "1", "--", "sh", "-c", script]);
-    let run = Marked::start(command).end().ok();
+    let run = Marked::launch_with(&sandbox, &["--max-restarts", "1"], 2, script).end().ok();
     assert_eq!(run.stdout, "[rank 0] looked\n", "{run:#?}");
 }
 
@@ -94,11 +91,9 @@ fn an_attempt_begins_when_no_rank_of_the_one_before_is_left() {
 fn a_user_who_wants_an_end_gets_one() {
     for (sent, code) in [(Signal::INT, 130), (Signal::TERM, 143)] {
         let sandbox = Sandbox::new();
-        let mut command = sandbox.paceline();
         // Ranks that fail when they are asked to end.
         let script = "trap 'exit 9' TERM; sleep 1000 & wait";
-        command.args(["launch", "-n", "2", "--max-restarts", "3", "--", "sh", "-c", script]);
-        let mut launcher = Marked::start(command);
+        let mut launcher = Marked::launch_with(&sandbox, &["--max-restarts", "3"], 2, script);
         launcher.wait_for("sleep 1000", 2);
         signal(launcher.pid(), sent);
         let run = launcher.end();
@@ -143,8 +138,7 @@ fn kill_rank(
 ) -> Run {
     let mut launcher = Marked::train(sandbox, flags);
     wait_until(what, is_time);
-    let ranks = launcher.processes(&format!("RANK={rank}"));
-    let [(pid, _)] = ranks[..] else { panic!("{ranks:?}") };
+    let pid = launcher.rank(rank);
     signal(pid, Signal::KILL);
     let run = launcher.end().ok();
     launcher.left_nothing();

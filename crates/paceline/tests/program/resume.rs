@@ -108,11 +108,7 @@ fn the_last_line_of_a_run_that_is_asked_to_end_says_what_is_left() {
         ("--nproc 1", "paceline: no checkpoint: nothing is kept without --save\n"),
     ] {
         let sandbox = Sandbox::new();
-        let mut command = sandbox.paceline();
-        command
-            .arg("train")
-            .args(format!("{endless} {flags} --run-dir all --name mine").split(' '));
-        let mut run = Running::start(command);
+        let mut run = sandbox.start(&format!("train {endless} {flags} --run-dir all --name mine"));
         let metrics = sandbox.path("all/mine/metrics.jsonl");
         let has_begun = || std::fs::metadata(&metrics).is_ok_and(|file| file.len() > 0);
         run.wait_until("a first step", || {
@@ -130,10 +126,7 @@ fn a_run_that_is_asked_to_end_saves_and_goes_on_with_the_same_bits() {
     let flags = format!("{TINY_MLP} --batch-size 4 --steps-per-epoch 20 --save saved");
     for more in ["--nproc 1", "--nproc 2", "--nproc 2 --transport thread --strategy local_sgd"] {
         let sandbox = Sandbox::new();
-        let mut command = sandbox.paceline();
-        let endless = format!("train {flags} {more} --epochs 1000000");
-        command.args(endless.split_whitespace());
-        let mut run = Running::start(command);
+        let mut run = sandbox.start(&format!("train {flags} {more} --epochs 1000000"));
         run.wait_until("a first epoch", || sandbox.path("saved/latest").exists());
         signal(run.id(), Signal::TERM);
         let run = run.end();
@@ -247,10 +240,7 @@ fn a_run_that_has_made_its_steps_has_nothing_left_to_do() {
 /// A command that a scheduler would repeat. The ranks are started by a launcher that is not part of
 /// training, so each resolves its flags by itself.
 fn under_a_launcher(sandbox: &Sandbox, flags: &str) -> Command {
-    let mut command = sandbox.paceline();
-    command.args(["launch", "-n", "2", "--", env!("CARGO_BIN_EXE_paceline"), "train"]);
-    command.args(flags.split_whitespace());
-    command
+    sandbox.given(&format!("launch -n 2 -- {} train {flags}", env!("CARGO_BIN_EXE_paceline")))
 }
 
 #[test]
@@ -316,9 +306,8 @@ fn ranks_that_see_other_folders_do_not_begin() {
     let together = |more: &str| {
         let meet = hosts[0].path("meet");
         let start = |rank: usize| {
-            let mut command = hosts[rank].paceline();
-            command.arg("train").args(flags.split_whitespace()).args(more.split_whitespace());
-            command.arg("--init-method").arg(format!("file://{}", meet.display()));
+            let meet = format!("--init-method file://{}", meet.display());
+            let mut command = hosts[rank].given(&format!("train {flags} {more} {meet}"));
             command.env("RANK", rank.to_string()).env("WORLD_SIZE", "2");
             Running::start(command)
         };
@@ -428,9 +417,7 @@ fn two_runs_do_not_save_to_one_folder() {
     let sandbox = Sandbox::new();
     // Far longer than a second run waits for the first one's lock.
     let slow = format!("{TINY} --nproc 2 --save saved --link 1gbit,10ms --epochs 1000");
-    let mut command = sandbox.paceline();
-    command.arg("train").args(slow.split_whitespace());
-    let mut first = Running::start(command);
+    let mut first = sandbox.start(&format!("train {slow}"));
     let lock = sandbox.path("saved/checkpoint.lock");
     first.wait_until("the first run's lock", || {
         fs::read_to_string(&lock).is_ok_and(|text| text.ends_with('\n'))
@@ -483,12 +470,8 @@ fn a_step_that_is_not_finite_is_tried_from_an_earlier_checkpoint_and_not_for_eve
 #[test]
 fn a_run_that_is_asked_to_end_reports_what_it_has_measured() {
     let sandbox = Sandbox::new();
-    let mut command = sandbox.paceline();
-    let flags = format!(
-        "train {TINY_MLP} --batch-size 4 --steps-per-epoch 1000000 --nproc 2 --json copy.json"
-    );
-    command.args(flags.split_whitespace()).args(["--run-dir", "all", "--name", "mine"]);
-    let mut run = Running::start(command);
+    let flags = "--batch-size 4 --steps-per-epoch 1000000 --nproc 2 --json copy.json";
+    let mut run = sandbox.start(&format!("train {TINY_MLP} {flags} --run-dir all --name mine"));
     let path = sandbox.path("all/mine/metrics.jsonl");
     run.wait_until("steps that are measured", || {
         fs::read_to_string(&path).is_ok_and(|text| text.lines().count() > 20)
@@ -513,11 +496,11 @@ fn ranks_of_no_launcher_all_end_with_the_code_of_ctrl_c() {
     let sandbox = Sandbox::new();
     let meet = sandbox.path("meet").display().to_string();
     let start = |rank: &str| {
-        let mut command = sandbox.paceline();
         let flags = format!(
             "train {TINY} --batch-size 10 --epochs 10000000 --quiet --save saved --init-method file://{meet}"
         );
-        command.args(flags.split_whitespace()).envs([("RANK", rank), ("WORLD_SIZE", "2")]);
+        let mut command = sandbox.given(&flags);
+        command.envs([("RANK", rank), ("WORLD_SIZE", "2")]);
         Running::start(command)
     };
     let (mut first, second) = (start("0"), start("1"));

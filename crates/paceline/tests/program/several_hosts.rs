@@ -6,7 +6,7 @@ use std::path::Path;
 use std::process::Command;
 
 use crate::common::marked::{Marked, names_only_rank};
-use crate::common::{Run, Running, Sandbox, TINY, free_port, json, signal, wait_until};
+use crate::common::{Run, Running, Sandbox, TINY, free_port, json, signal, wait_until, weights_of};
 use rustix::process::Signal;
 
 /// The flags that say which of two hosts a launcher starts.
@@ -14,18 +14,20 @@ fn host(node: usize, port: u16) -> String {
     format!("--nnodes 2 --node-rank {node} --master-addr 127.0.0.1 --master-port {port}")
 }
 
-/// `paceline train` on each of two hosts, with the same flags and two ranks each.
+/// `paceline train` on one of two hosts.
+fn train_on(sandbox: &Sandbox, node: usize, port: u16, flags: &str) -> Command {
+    // The hosts cannot be told apart by their addresses.
+    let flags = format!("train {TINY} {flags} --host 127.0.0.1 {}", host(node, port));
+    let mut command = sandbox.given(&flags);
+    // Host 1 has no run folder, so what its ranks write on a failure goes here.
+    command.env("PACELINE_SECRET", "of this test").env("TMPDIR", sandbox.path(""));
+    command
+}
+
+/// The same on both hosts, with the same flags and two ranks each.
 fn train_on_both(sandbox: &Sandbox, flags: &str) -> [Command; 2] {
     let port = free_port();
-    [0, 1].map(|node| {
-        let mut command = sandbox.paceline();
-        // The hosts cannot be told apart by their addresses.
-        let flags = format!("{flags} --nproc 2 --host 127.0.0.1 {}", host(node, port));
-        command.arg("train").args(flags.split_whitespace()).env("PACELINE_SECRET", "of this test");
-        // Host 1 has no run folder, so what its ranks write on a failure goes here.
-        command.env("TMPDIR", sandbox.path(""));
-        command
-    })
+    [0, 1].map(|node| train_on(sandbox, node, port, &format!("{flags} --nproc 2")))
 }
 
 #[test]
@@ -81,13 +83,13 @@ fn one_host_is_what_it_is_without_the_flags() {
 
 #[test]
 fn two_hosts_train_to_the_bits_of_one() {
-    let flags = format!("{TINY} --global-batch-size 48 --epochs 2");
-    let expected = Sandbox::new().train(&format!("{flags} --nproc 4")).ok();
+    let flags = "--global-batch-size 48 --epochs 2";
+    let expected = weights_of(&format!("{TINY} {flags} --nproc 4"));
     for (more, transport) in [("", "hybrid"), ("--transport tcp", "tcp")] {
         let sandbox = Sandbox::new();
         let hosts = train_on_both(&sandbox, &format!("{flags} {more}")).map(Running::start);
         let [first, second] = hosts.map(|running| running.end().ok());
-        assert_eq!(first.weights(), expected.weights());
+        assert_eq!(first.weights(), expected);
         assert!(first.stdout.contains(&format!("ddp over {transport}, 4 ranks")), "{first:#?}");
         // Rank 0 alone prints, and has a run folder.
         assert_eq!((second.stdout.as_str(), second.stderr.as_str()), ("", ""));
@@ -103,12 +105,9 @@ fn hosts_of_one_rank_each_need_no_shared_memory() {
     let sandbox = Sandbox::new();
     let port = free_port();
     let runs = [0, 1].map(|node| {
-        let mut command = sandbox.paceline();
-        let flags = format!("{TINY} --epochs 1 --nproc 1 --host 127.0.0.1 {}", host(node, port));
-        Running::start({
-            command.arg("train").args(flags.split_whitespace());
-            command
-        })
+        let mut command = train_on(&sandbox, node, port, "--epochs 1 --nproc 1");
+        command.env_remove("PACELINE_SECRET");
+        Running::start(command)
     });
     let [first, _] = runs.map(|running| running.end().ok());
     assert!(first.stdout.contains("ddp over tcp, 2 ranks"), "{first:#?}");
@@ -132,8 +131,8 @@ fn kill(hosts: &[Marked], rank: usize) {
 fn both_launchers_name_the_rank_that_was_killed() {
     for victim in [0, 3] {
         let sandbox = Sandbox::new();
-        let flags = format!("{TINY} --batch-size 10 --epochs 10000000 --save saved");
-        let mut hosts = train_on_both(&sandbox, &flags).map(Marked::start);
+        let flags = "--batch-size 10 --epochs 10000000 --save saved";
+        let mut hosts = train_on_both(&sandbox, flags).map(Marked::start);
         let checkpoint = sandbox.path("saved/latest");
         wait_until("a checkpoint", || checkpoint.exists());
         kill(&hosts, victim);
@@ -155,20 +154,11 @@ fn both_launchers_name_the_rank_that_was_killed() {
 fn a_stopped_rank_that_is_alone_on_its_host_is_ended_and_named() {
     let sandbox = Sandbox::new();
     let port = free_port();
-    let mut hosts = [0, 1].map(|node| {
-        let mut command = sandbox.paceline();
-        let flags = format!("{TINY} --nproc 1 --batch-size 10 --epochs 10000000 --save saved");
-        command.arg("train").args(flags.split_whitespace());
-        command.args(["--host", "127.0.0.1", "--timeout", "3"]);
-        command.args(host(node, port).split(' ')).env("PACELINE_SECRET", "of this test");
-        command.env("TMPDIR", sandbox.path(""));
-        Marked::start(command)
-    });
+    let flags = "--nproc 1 --batch-size 10 --epochs 10000000 --save saved --timeout 3";
+    let mut hosts = [0, 1].map(|node| Marked::start(train_on(&sandbox, node, port, flags)));
     let checkpoint = sandbox.path("saved/latest");
     wait_until("a checkpoint", || checkpoint.exists());
-    let ranks = hosts[1].processes("RANK=1");
-    let [(pid, _)] = ranks[..] else { panic!("{ranks:?}") };
-    signal(pid, Signal::STOP);
+    signal(hosts[1].rank(1), Signal::STOP);
     let [there, here] = hosts.each_mut().map(Marked::end);
     assert_eq!((here.code, there.code), (Some(1), Some(3)), "{here:#?} {there:#?}");
     names_only_rank(&here, 1, "is stopped");
@@ -185,11 +175,9 @@ fn hosts_with_different_numbers_of_ranks_or_secrets_do_not_train_together() {
         let sandbox = Sandbox::new();
         let port = free_port();
         let start = |node: usize, nproc: usize, secret: &str| {
-            let mut command = sandbox.paceline();
-            let flags =
-                format!("{TINY} --nproc {nproc} --host 127.0.0.1 --timeout 5 {}", host(node, port));
-            command.arg("train").args(flags.split_whitespace()).env("PACELINE_SECRET", secret);
-            command.env("TMPDIR", sandbox.path(""));
+            let flags = format!("--nproc {nproc} --timeout 5");
+            let mut command = train_on(&sandbox, node, port, &flags);
+            command.env("PACELINE_SECRET", secret);
             Running::start(command)
         };
         let first = start(0, 1, "a");
@@ -208,13 +196,8 @@ fn hosts_with_different_numbers_of_ranks_or_secrets_do_not_train_together() {
 fn of_two_launchers_of_a_host_one_is_refused_as_a_whole_and_the_run_goes_on() {
     let sandbox = Sandbox::new();
     let port = free_port();
-    let start = |node: usize| {
-        let mut command = sandbox.paceline();
-        let flags = format!("{TINY} --epochs 1 --nproc 2 --host 127.0.0.1 --timeout 5");
-        command.arg("train").args(flags.split_whitespace()).args(host(node, port).split(' '));
-        command.env("PACELINE_SECRET", "of this test").env("TMPDIR", sandbox.path(""));
-        Running::start(command)
-    };
+    let flags = "--epochs 1 --nproc 2 --timeout 5";
+    let start = |node: usize| Running::start(train_on(&sandbox, node, port, flags));
     let both = [start(1), start(1)];
     let first = start(0).end().ok();
     assert!(first.stdout.contains("ddp over hybrid, 4 ranks"), "{first:#?}");
@@ -230,10 +213,14 @@ fn of_two_launchers_of_a_host_one_is_refused_as_a_whole_and_the_run_goes_on() {
 fn ranks_of_different_attempts_have_different_secrets_and_those_of_one_attempt_the_same() {
     let secrets = [0, 1].map(|node| {
         let sandbox = Sandbox::new();
-        let mut command = sandbox.paceline();
-        command.args(["launch", "-n", "1", "--max-restarts", "2"]);
-        command.args(host(node, 29400).split(' ')).env("PACELINE_SECRET", "mine");
-        command.args(["--", "sh", "-c", "echo $PACELINE_SECRET; exit 7"]);
+        let flags = format!("launch -n 1 --max-restarts 2 {}", host(node, 29400));
+        let mut command = sandbox.given(&flags);
+        command.env("PACELINE_SECRET", "mine").args([
+            "--",
+            "sh",
+            "-c",
+            "echo $PACELINE_SECRET; exit 7",
+        ]);
         let run = Run::of(command);
         assert_eq!(run.code, Some(7), "{run:#?}");
         let lines = run.without_ranks().stdout;
@@ -246,8 +233,8 @@ fn ranks_of_different_attempts_have_different_secrets_and_those_of_one_attempt_t
 
 #[test]
 fn every_launcher_restarts_its_ranks_and_they_go_on_together() {
-    let flags = format!("{TINY} --global-batch-size 48 --epochs 20 --lr-schedule cosine");
-    let expected = Sandbox::new().train(&format!("{flags} --nproc 4")).ok();
+    let flags = "--global-batch-size 48 --epochs 20 --lr-schedule cosine";
+    let expected = weights_of(&format!("{TINY} {flags} --nproc 4"));
     for victim in [0, 2] {
         let sandbox = Sandbox::new();
         // A link that is slow enough to be emulated on a busy machine.
@@ -262,7 +249,7 @@ fn every_launcher_restarts_its_ranks_and_they_go_on_together() {
             assert!(run.stderr.contains("paceline: restart 1 of 2\n"), "{run:#?}");
         }
         first.line("Resumed from saved: ");
-        assert_eq!(first.weights(), expected.weights());
+        assert_eq!(first.weights(), expected);
         // Host 0 has a run folder for each attempt.
         assert_eq!(fs::read_dir(sandbox.path("runs")).unwrap().count(), 2);
         hosts.iter().for_each(Marked::left_nothing);
@@ -277,9 +264,9 @@ fn a_host_that_fails_before_the_ranks_have_met_takes_the_other_one_along() {
     let script =
         "test $RANK$TORCHELASTIC_RESTART_COUNT = 20 && exit 7; exec \"$0\" check --host 127.0.0.1";
     let hosts = [0, 1].map(|node| {
-        let mut command = sandbox.paceline();
-        command.args(["launch", "-n", "2", "--max-restarts", "2"]);
-        command.args(host(node, port).split(' ')).env("PACELINE_SECRET", "of this test");
+        let flags = format!("launch -n 2 --max-restarts 2 {}", host(node, port));
+        let mut command = sandbox.given(&flags);
+        command.env("PACELINE_SECRET", "of this test");
         command.args(["--", "sh", "-c", script, env!("CARGO_BIN_EXE_paceline")]);
         command.env("TMPDIR", sandbox.path(""));
         Running::start(command)

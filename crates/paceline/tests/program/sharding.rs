@@ -4,7 +4,8 @@ use crate::common::{Sandbox, TINY, TINY_MLP, json, trained, weights_of};
 
 /// Ten steps of AdamW or SGD with clipping.
 const TEN_STEPS: &str = "--epochs 2 --steps-per-epoch 5 --warmup-steps 0 --clip-grad-norm 0.5";
-const SHARDED: [&str; 6] = ["zero1", "zero2", "zero3", "sharded1", "sharded2", "sharded3"];
+/// The strategies that divide the model, without loss.
+pub const SHARDED: [&str; 6] = ["zero1", "zero2", "zero3", "sharded1", "sharded2", "sharded3"];
 
 #[test]
 fn ten_steps_end_with_the_bits_of_replicas() {
@@ -50,7 +51,7 @@ fn accumulation_of_whole_gradients_has_the_bits_of_replicas_and_of_shards_the_me
     let gradients = |strategy: &str, how: &str| {
         let flags = format!("{base} --strategy {strategy} --accumulate-in {how}");
         let (sandbox, run) = trained(&flags);
-        let summary = json(&sandbox.run_folder().join("summary.json"));
+        let summary = sandbox.summary();
         assert_eq!(run.weights() == expected, how == "whole", "{strategy} {how}");
         (run.weights().to_owned(), summary["peak_bytes"]["gradients"].as_u64().unwrap())
     };
@@ -85,7 +86,7 @@ fn all_choices_are_compared_with_the_baseline() {
     let alone = |choice: &str| {
         let sandbox = Sandbox::new();
         let run = sandbox.train(&format!("{flags} --shard-choice {choice}")).ok();
-        let summary = json(&sandbox.run_folder().join("summary.json"));
+        let summary = sandbox.summary();
         (summary["strategy"].as_str().unwrap().to_owned(), run.weights().to_owned())
     };
     let (baseline, digest) = alone("baseline");
@@ -123,7 +124,7 @@ fn the_end_of_a_run_shows_when_units_are_gathered_and_needed() {
         "--model mlp --input-dim 16 --hidden-dim 16 --output-dim 4 --num-layers 3 --strategy sharded3 --nproc 2 --epochs 1 --steps-per-epoch 12 --batch-size 8 --verbose",
     );
     assert!(run.line("Unit ").contains("Exposed (ms)"), "{}", run.stdout);
-    let summary = json(&sandbox.run_folder().join("summary.json"));
+    let summary = sandbox.summary();
     let gathers = summary["anatomy"]["gathers"].as_array().unwrap();
     let uses: Vec<(&str, bool)> = gathers
         .iter()

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeSet;
 
-use crate::common::{Run, Running, Sandbox, TINY, metrics, signal};
+use crate::common::{Run, Sandbox, TINY, metrics, signal};
 use paceline_checkpoint::index::Index;
 use paceline_settings::flags;
 use rustix::process::Signal;
@@ -119,10 +119,8 @@ fn what_decides_about_a_run_goes_on_with_it() {
 #[test]
 fn a_run_that_is_asked_to_end_makes_the_evaluation_that_counts() {
     let sandbox = Sandbox::new();
-    let mut command = sandbox.paceline();
     let endless = "--lr 0 --eval-every 1 --early-stop 100000000 --epochs 10000000 --save saved";
-    command.args(format!("train {TINY} --nproc 1 --batch-size 50 {endless}").split(' '));
-    let mut run = Running::start(command);
+    let mut run = sandbox.start(&format!("train {TINY} --nproc 1 --batch-size 50 {endless}"));
     run.wait_until("a checkpoint", || sandbox.path("saved/latest").exists());
     signal(run.id(), Signal::TERM);
     let run = run.end();

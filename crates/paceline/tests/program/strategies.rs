@@ -1,6 +1,6 @@
 //! Strategies and their settings, end to end.
 
-use crate::common::{Run, Sandbox, json, trained};
+use crate::common::{Run, Sandbox, json, trained, weights_of};
 use paceline::choices::models::Defaults;
 use paceline::choices::strategies::{STRATEGIES, Synchronizes};
 use paceline::collectives::MeshShape;
@@ -15,7 +15,7 @@ const NET: &str = "--nproc 2 --channels 4 --hidden 8";
 const SHORT: &str = "--samples 96 --batch-size 8 --warmup-steps 0";
 
 /// The strategies that promise the same bits to several ranks.
-fn exact() -> impl Iterator<Item = &'static str> {
+pub fn exact() -> impl Iterator<Item = &'static str> {
     let settings = RunSpec::default().parse().unwrap();
     let all = STRATEGIES.all().into_iter().filter(move |choice| {
         let strategy = (choice.of.resolve)(&settings, &Defaults::default()).unwrap();
@@ -41,7 +41,7 @@ fn weights(flags: &str) -> String {
 }
 
 fn summary(sandbox: &Sandbox) -> Value {
-    json(&sandbox.run_folder().join("summary.json"))
+    sandbox.summary()
 }
 
 /// Ranks and micro-batches are parts of a batch in the same way, if both are added up as a tree.
@@ -57,8 +57,7 @@ fn ranks_and_micro_batches_are_exchangeable_in_the_order_of_a_tree() {
                  --batch-size 8 --steps-per-epoch {steps} --epochs 2 --warmup-steps 0 --clip-grad-norm 0.1 --lr 0.5"
             );
             let data = if model.contains("mlp") { "" } else { "--samples 96" };
-            let sandbox = Sandbox::new();
-            sandbox.train(&format!("{flags} {data}")).ok().weights().to_owned()
+            weights_of(&format!("{flags} {data}"))
         };
         let whole = digest(4, 1, "sequential");
         for (nproc, accumulate) in [(1, 4), (2, 2)] {

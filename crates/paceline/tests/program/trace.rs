@@ -6,10 +6,8 @@ use crate::common::{Run, Sandbox, TINY};
 use flate2::read::GzDecoder;
 use serde_json::Value;
 
-fn merge(sandbox: &Sandbox, args: &[&str]) -> Run {
-    let mut command = sandbox.paceline();
-    command.args(["trace", "merge"]).args(args);
-    Run::of(command)
+fn merge(sandbox: &Sandbox, args: &str) -> Run {
+    sandbox.run(&format!("trace merge {args}"))
 }
 
 #[test]
@@ -18,7 +16,7 @@ fn the_traces_of_a_run_become_one() {
     let flags = "--nproc 2 --global-batch-size 20 --profile --profile-wait 1 --profile-warmup 1 \
                  --profile-active 3";
     sandbox.train(&format!("{TINY} {flags}")).ok();
-    let run = merge(&sandbox, &["profile"]).ok();
+    let run = merge(&sandbox, "profile").ok();
     run.line("Ranks 0, 1: ");
     assert_eq!(run.line("Clocks: "), "all ranks read the same one.");
     run.line("Written: merged.json.gz");
@@ -43,27 +41,27 @@ fn the_traces_of_a_run_become_one() {
 
     // An existing file is not overwritten, unless the user asks for it.
     let words = ["merged.json.gz is there already", "--force"];
-    merge(&sandbox, &["profile"]).refused(&words);
-    merge(&sandbox, &["profile", "--force"]).ok();
+    merge(&sandbox, "profile").refused(&words);
+    merge(&sandbox, "profile --force").ok();
 }
 
 #[test]
 fn what_cannot_be_merged_is_named() {
     let sandbox = Sandbox::new();
-    let failed = |args: &[&str], word: &str| {
+    let failed = |args: &str, word: &str| {
         merge(&sandbox, args).refused(&[word]);
         assert!(!sandbox.path("merged.json.gz").exists());
     };
     fs::create_dir(sandbox.path("empty")).unwrap();
-    failed(&["empty"], "No trace files found.");
-    failed(&["nowhere"], "nowhere");
+    failed("empty", "No trace files found.");
+    failed("nowhere", "nowhere");
     sandbox.write("rank_0.json", b"{\"traceEvents\": [");
-    failed(&["rank_0.json"], "rank_0.json");
+    failed("rank_0.json", "rank_0.json");
     for name in ["some.json", "other.json"] {
         sandbox.write(name, b"{\"traceEvents\": []}");
     }
-    failed(&["some.json", "other.json"], "other.json does not say which rank it is of");
+    failed("some.json other.json", "other.json does not say which rank it is of");
     sandbox.write("rank_1.json", b"{\"traceEvents\": []}");
-    let itself = ["rank_1.json", "-o", "rank_1.json", "--force"];
-    merge(&sandbox, &itself).refused(&["rank_1.json is one of the traces"]);
+    merge(&sandbox, "rank_1.json -o rank_1.json --force")
+        .refused(&["rank_1.json is one of the traces"]);
 }

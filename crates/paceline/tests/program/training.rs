@@ -6,8 +6,7 @@ use std::net::{Ipv4Addr, SocketAddr, SocketAddrV4};
 use std::os::fd::OwnedFd;
 
 use crate::common::{
-    Run, Running, Sandbox, TINY, TINY_MLP, gzip, idx_images, idx_labels, json, metrics, weights_of,
-    write_cifar10,
+    Run, Running, Sandbox, TINY, TINY_MLP, gzip, json, metrics, mnist, weights_of, write_cifar10,
 };
 use paceline::observe::figures::table::TABLE;
 use rustix::net::sockopt::set_socket_reuseaddr;
@@ -28,12 +27,8 @@ fn a_run_folder_has_what_verbose_prints() {
     let flags = "--nproc 2 --channels 4 --hidden 16 --steps 8 --batch-size 8 --evaluate --verbose";
     let run = sandbox.train(flags).ok();
     let folder = run.line("Run folder: ").trim_end_matches('/').to_owned();
-    let show = |words: &[&str]| {
-        let mut command = sandbox.paceline();
-        command.arg("show").args(words);
-        Run::of(command)
-    };
-    let shown = show(&[&folder]).ok();
+    let show = |folder: &str| sandbox.run(&format!("show {folder}"));
+    let shown = show(&folder).ok();
     for rank in 0..2 {
         let device = run.line(&format!("[Rank {rank}] CUDA_VISIBLE_DEVICES="));
         assert!(device.ends_with(&format!(", LOCAL_RANK={rank}, device=cpu")), "{device}");
@@ -46,14 +41,14 @@ fn a_run_folder_has_what_verbose_prints() {
         assert!(shown.stdout.lines().any(|other| other == line), "{line}\n{}", shown.stdout);
     }
     // A folder of run folders stands for all of them.
-    assert_eq!(show(&["runs"]).ok().stdout, shown.stdout);
+    assert_eq!(show("runs").ok().stdout, shown.stdout);
 
     let unfinished = sandbox.path(&folder).join("summary.txt");
     std::fs::remove_file(&unfinished).unwrap();
-    show(&[&folder]).refused(&["summary.txt", "once it has come to its end"]);
+    show(&folder).refused(&["summary.txt", "once it has come to its end"]);
     std::os::unix::fs::symlink("/dev/zero", &unfinished).unwrap();
-    show(&[&folder]).refused(&["summary.txt"]);
-    show(&["nowhere"]).refused(&["nowhere", "there is no such folder"]);
+    show(&folder).refused(&["summary.txt"]);
+    show("nowhere").refused(&["nowhere", "there is no such folder"]);
 }
 
 #[test]
@@ -211,7 +206,7 @@ fn a_run_on_an_emulated_link_says_so() {
     let head = "paceline train: cnn, ddp over tcp, 2 ranks x 1 thread, on an emulated link of ";
     assert_eq!(run.line(head), "1 Gbit/s, 20000.0 us");
     assert_eq!(run.weights(), weights_of(&format!("{TINY} --nproc 2 --epochs 1")));
-    let summary = json(&sandbox.run_folder().join("summary.json"));
+    let summary = sandbox.summary();
     assert_eq!(
         (&summary["transport"], &summary["link"]),
         (&"tcp".into(), &"1 Gbit/s, 20000.0 us".into())
@@ -272,14 +267,6 @@ fn logged_names_are_printable() {
 }
 
 #[test]
-fn buckets_of_any_size_give_the_same_weights() {
-    let flags = "--channels 4 8 --hidden 16 --samples 300 --nproc 2 --epochs 2 --momentum 0.9";
-    let large = weights_of(flags);
-    assert_eq!(weights_of(&format!("{flags} --bucket-cap-mb 0.001")), large);
-    assert_ne!(weights_of(&format!("{flags} --seed 43")), large, "the digest tells weights apart");
-}
-
-#[test]
 fn ranks_train_as_one_process_does() {
     let flags = "--channels 4 --hidden 8 --samples 202 --global-batch-size 30 --momentum 0.9";
     let losses = |nproc: usize| -> Vec<f64> {
@@ -303,7 +290,7 @@ fn the_mlp_has_no_accuracy_and_a_short_run_measures_nothing() {
     let flags = "--nproc 2 --batch-size 32 --epochs 2 --steps-per-epoch 10 --warmup-steps 4";
     sandbox.train(&format!("{TINY_MLP} {flags}")).ok();
     assert!(sandbox.run_folder().to_str().unwrap().ends_with("-mlp-ddp"));
-    let summary = json(&sandbox.run_folder().join("summary.json"));
+    let summary = sandbox.summary();
     for key in ["train_accuracy", "eval_accuracy", "eval_loss"] {
         assert_eq!(summary[key], Value::Null, "{key}");
     }
@@ -337,19 +324,9 @@ fn runs_may_be_kept_in_a_folder_whose_name_is_not_utf8() {
     use std::os::unix::ffi::OsStrExt;
     let sandbox = Sandbox::new();
     let name = std::ffi::OsStr::from_bytes(b"runs\xff");
-    let mut command = sandbox.paceline();
-    command.args([
-        "train",
-        "--nproc",
-        "2",
-        "--epochs",
-        "1",
-        "--steps-per-epoch",
-        "1",
-        "--name",
-        "a",
-    ]);
-    command.args(TINY.split(' ')).env("PACELINE_RUNS", name);
+    let flags = "--nproc 2 --epochs 1 --steps-per-epoch 1 --name a";
+    let mut command = sandbox.given(&format!("train {TINY} {flags}"));
+    command.env("PACELINE_RUNS", name);
     Run::of(command).ok();
     let folder = sandbox.path("").join(name);
     assert!(folder.join("a/summary.json").is_file());
@@ -357,39 +334,26 @@ fn runs_may_be_kept_in_a_folder_whose_name_is_not_utf8() {
 
 #[test]
 fn a_resumed_run_ends_like_an_uninterrupted_one() {
-    let cases = [
-        (format!("{TINY} --global-batch-size 30 --momentum 0.9"), 2),
-        (format!("{TINY} --global-batch-size 30 --optimizer adamw"), 2),
-        (format!("{TINY_MLP} --steps-per-epoch 4 --momentum 0.9"), 1),
-        (format!("{TINY} --batch-size 30 --rank-samples 100 45 --momentum 0.9"), 2),
-    ];
-    for (flags, nproc) in cases {
-        let flags = format!("{flags} --nproc {nproc}");
-        let whole = weights_of(&format!("{flags} --epochs 3"));
-        let sandbox = Sandbox::new();
-        let first = sandbox.train(&format!("{flags} --epochs 1 --save saved")).ok();
-        assert_ne!(first.weights(), whole);
-        // Continues in the same folder, and removes there what a run left that was killed while it saved.
-        sandbox.write("saved/.step-000000001.0123.partial/index.json", b"half of");
-        let rest = sandbox.train(&format!("{flags} --epochs 3 --resume saved --save saved")).ok();
-        assert_eq!(rest.weights(), whole, "{flags}");
-        rest.line("Epoch 3/3: ");
-        assert!(!rest.stdout.contains("Epoch 1/3"), "{}", rest.stdout);
-        let saved = fs::read_dir(sandbox.path("saved")).unwrap();
-        let names: BTreeSet<_> =
-            saved.map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect();
-        // Of three epochs, the last two, and one that is good, or that the loss of later steps may prove good.
-        let (folders, mut others): (Vec<String>, Vec<String>) =
-            names.into_iter().partition(|name| name.starts_with("step-"));
-        others.retain(|name| name != "good");
-        assert_eq!(
-            (folders.len(), &others[..]),
-            (3, &["checkpoint.lock".into(), "latest".into()][..])
-        );
-        // The new checkpoint stands at the end of the third epoch.
-        let again = sandbox.train(&format!("{flags} --epochs 3 --resume saved"));
-        again.refused(&["3 complete epochs already"]);
-    }
+    // `resume.rs` interrupts runs of every kind; this one is about what lies in the folder.
+    let flags = format!("{TINY} --global-batch-size 30 --momentum 0.9 --nproc 2");
+    let whole = weights_of(&format!("{flags} --epochs 3"));
+    let sandbox = Sandbox::new();
+    let first = sandbox.train(&format!("{flags} --epochs 1 --save saved")).ok();
+    assert_ne!(first.weights(), whole);
+    // Continues in the same folder, and removes there what a run left that was killed while it saved.
+    sandbox.write("saved/.step-000000001.0123.partial/index.json", b"half of");
+    let rest = sandbox.train(&format!("{flags} --epochs 3 --resume saved --save saved")).ok();
+    assert_eq!(rest.weights(), whole, "{flags}");
+    rest.line("Epoch 3/3: ");
+    assert!(!rest.stdout.contains("Epoch 1/3"), "{}", rest.stdout);
+    // Of three epochs, the last two, and one that is good, or that the loss of later steps may prove good.
+    let (folders, mut others): (Vec<String>, Vec<String>) =
+        sandbox.names("saved").into_iter().partition(|name| name.starts_with("step-"));
+    others.retain(|name| name != "good");
+    assert_eq!((folders.len(), &others[..]), (3, &["checkpoint.lock".into(), "latest".into()][..]));
+    // The new checkpoint stands at the end of the third epoch.
+    let again = sandbox.train(&format!("{flags} --epochs 3 --resume saved"));
+    again.refused(&["3 complete epochs already"]);
 }
 
 #[test]
@@ -413,26 +377,13 @@ fn a_loss_that_is_not_finite_stops_all_ranks_and_spares_the_checkpoint() {
     }
 }
 
-/// The four files of MNIST.
-fn write_mnist(sandbox: &Sandbox, folder: &str, is_compressed: bool) {
-    let write = |name: &str, bytes: Vec<u8>| {
-        if is_compressed {
-            sandbox.write(&format!("{folder}/{name}.gz"), &gzip(&bytes));
-        } else {
-            sandbox.write(&format!("{folder}/{name}"), &bytes);
-        }
-    };
-    write("train-images-idx3-ubyte", idx_images(60));
-    write("train-labels-idx1-ubyte", idx_labels(60));
-    write("t10k-images-idx3-ubyte", idx_images(23));
-    write("t10k-labels-idx1-ubyte", idx_labels(23));
-}
-
 #[test]
 fn mnist_files_plain_and_compressed() {
     let sandbox = Sandbox::new();
-    write_mnist(&sandbox, "plain", false);
-    write_mnist(&sandbox, "packed", true);
+    for (name, bytes) in mnist() {
+        sandbox.write(&format!("plain/{name}"), &bytes);
+        sandbox.write(&format!("packed/{name}.gz"), &gzip(&bytes));
+    }
     let run = |folder: &str| {
         let flags = "--nproc 2 --channels 4 --hidden 16 --batch-size 10 --epochs 12 --momentum 0.9";
         sandbox.train(&format!("{flags} --data mnist --data-dir {folder} --evaluate")).ok()
@@ -487,8 +438,7 @@ fn evaluation_counts_every_sample_once() {
 /// Starts ranks by hand, each with these variables and its RANK.
 fn by_hand(sandbox: &Sandbox, flags: &str, variables: &[(&str, &str)], world: usize) -> Vec<Run> {
     let start = |rank: usize| {
-        let mut command = sandbox.paceline();
-        command.arg("train").args(flags.split_whitespace());
+        let mut command = sandbox.given(&format!("train {flags}"));
         command.env("RANK", rank.to_string()).env("WORLD_SIZE", world.to_string());
         command.envs(variables.iter().copied());
         Running::start(command)
