@@ -44,6 +44,11 @@ impl Placement {
         self.run_folder.is_some()
     }
 
+    /// Whether a launcher of paceline started this rank.
+    pub fn is_of_paceline(&self) -> bool {
+        self.place.launcher == Launcher::Paceline
+    }
+
     /// Whether the command that this rank runs also started it, or will. Then `--nproc` is the number of
     /// ranks that the command starts on this host.
     pub fn is_ours(&self) -> bool {
@@ -58,10 +63,9 @@ impl Placement {
     /// The transport that is used if no flag names one.
     pub fn default_transport(&self) -> TransportName {
         // Our launcher gives every host the same number of ranks, in order, as hybrid needs it. Others may not.
-        let is_regular = self.place.launcher == Launcher::Paceline;
         if self.place.is_one_host() {
             TransportName::Shm
-        } else if is_regular && self.place.local_world_size > 1 {
+        } else if self.is_of_paceline() && self.place.local_world_size > 1 {
             TransportName::Hybrid
         } else {
             TransportName::Tcp
@@ -71,7 +75,7 @@ impl Placement {
     /// The transport of a run for which `transport` was chosen; `is_stated` if by a flag or a file. Under our
     /// own launcher a run chooses for itself.
     pub fn transport_of_run(&self, transport: TransportName, is_stated: bool) -> TransportName {
-        let chooses = !is_stated && self.place.launcher == Launcher::Paceline;
+        let chooses = !is_stated && self.is_of_paceline();
         if chooses { self.default_transport() } else { transport }
     }
 

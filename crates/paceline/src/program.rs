@@ -79,8 +79,8 @@ impl Program {
     pub fn main(self) -> ExitCode {
         survive_file_limits();
         allow_many_files();
-        logging::start();
         let words: Vec<OsString> = std::env::args_os().collect();
+        logging::start(&words);
         let outcome = self.check().and_then(|()| run(mistakes::read(&words)?.command));
         let code = outcome.unwrap_or_else(|failure| failure.report());
         ExitCode::from(streams::finish(code))
