@@ -32,6 +32,7 @@ pub fn usage<T>(message: impl Into<String>) -> Result<T> {
 }
 
 /// The reason why a command ended early. It is no [`Error`] itself, so that every error can become one.
+#[derive(Clone)]
 pub enum Failure {
     /// The user asked for something impossible. Found before any rank started and before anything was
     /// written.
@@ -136,6 +137,13 @@ impl Failure {
         move |error| Failure::io(format!("cannot {what} {}", path.printable()), error)
     }
 
+    /// The failure that an error stands for. A failure that has become a `Box<dyn Error>` is itself again.
+    pub fn of(error: &(dyn Error + 'static)) -> Self {
+        let message = error.to_string();
+        let mut causes = successors(Some(error), |cause| (*cause).source());
+        causes.find_map(|cause| of_ranks(cause, &message)).unwrap_or(Failure::Run(message))
+    }
+
     /// A failure while doing something to a file or the system.
     pub fn io(what: impl std::fmt::Display, error: impl std::fmt::Display) -> Self {
         Failure::Run(format!("{what}: {error}"))
@@ -149,16 +157,16 @@ fn is_first_rank() -> bool {
 
 impl<E: Error + 'static> From<E> for Failure {
     fn from(error: E) -> Self {
-        let message = error.to_string();
-        let mut causes =
-            successors(Some(&error as &(dyn Error + 'static)), |cause| (*cause).source());
-        causes.find_map(|cause| of_ranks(cause, &message)).unwrap_or(Failure::Run(message))
+        Self::of(&error)
     }
 }
 
 /// The failure with this message, if `error` decides about the exit code.
 fn of_ranks(error: &(dyn Error + 'static), message: &str) -> Option<Failure> {
     let message = message.to_owned();
+    if let Some(Passed(failure)) = error.downcast_ref() {
+        return Some(failure.clone());
+    }
     if error.is::<EnvironmentError>() {
         return Some(Failure::Usage(message));
     }
@@ -179,17 +187,27 @@ fn of_ranks(error: &(dyn Error + 'static), message: &str) -> Option<Failure> {
     })
 }
 
-/// So that programs that use this library can pass it on as any error.
-impl From<Failure> for Box<dyn Error + Send + Sync> {
-    fn from(failure: Failure) -> Self {
-        failure.to_string().into()
+/// A failure as an error, which programs that use this library can pass on as any other.
+#[derive(Debug)]
+struct Passed(Failure);
+
+impl fmt::Display for Passed {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
     }
 }
 
-/// The same, for programs of one thread.
+impl Error for Passed {}
+
+impl From<Failure> for Box<dyn Error + Send + Sync> {
+    fn from(failure: Failure) -> Self {
+        Box::new(Passed(failure))
+    }
+}
+
 impl From<Failure> for Box<dyn Error> {
     fn from(failure: Failure) -> Self {
-        failure.to_string().into()
+        Box::new(Passed(failure))
     }
 }
 
@@ -224,6 +242,8 @@ mod tests {
         let (name, value) = ("RANK".to_owned(), "two".to_owned());
         let environment = EnvironmentError::NotANumber { name, value };
         assert!(matches!(environment.into(), Failure::Usage(_)));
+        let passed: Box<dyn Error> = Failure::Usage("two".into()).into();
+        assert!(matches!(Failure::of(&*passed), Failure::Usage(message) if message == "two"));
         assert!(matches!(std::io::Error::other("full").into(), Failure::Run(_)));
     }
 }
