@@ -23,7 +23,6 @@ use paceline_table::table::Cell;
 use serde::Serialize;
 
 use self::args::CompareRunsArgs;
-use self::settings::Settings;
 
 /// The name of the report's files.
 const NAME: &str = "compare";
@@ -83,7 +82,7 @@ struct RunNumbers<'a> {
     /// Its figures, by the names of the columns of compare.csv.
     figures: BTreeMap<&'a str, &'a Cell>,
     /// The settings that decided it, from its config.json.
-    settings: &'a Settings,
+    settings: BTreeMap<&'a str, &'a str>,
 }
 
 impl<'a> Numbers<'a> {
@@ -98,7 +97,11 @@ impl<'a> Numbers<'a> {
         let run = |(at, run): (usize, &'a Run)| RunNumbers {
             name: &run.name,
             figures: figures(at),
-            settings: &run.settings,
+            settings: run
+                .settings
+                .iter()
+                .filter_map(|(name, value)| Some((&**name, value.as_deref()?)))
+                .collect(),
         };
         Self {
             runs: runs.iter().enumerate().map(run).collect(),

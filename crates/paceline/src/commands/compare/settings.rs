@@ -10,8 +10,8 @@ use serde_json::Value;
 use super::load::Run;
 
 /// Settings by name. The name of a setting in a table has the table's name and a dot in front, as in
-/// `strategy.name`.
-pub(super) type Settings = BTreeMap<String, String>;
+/// `strategy.name`. `None` is a setting, or a table, that the run goes without.
+pub(super) type Settings = BTreeMap<String, Option<String>>;
 
 /// Whether a setting is about the output of a run, which does not influence its result.
 fn is_output(name: &str) -> bool {
@@ -40,9 +40,8 @@ fn flatten(name: &str, value: &Value, settings: &mut Settings) {
         Value::Object(table) => {
             table.iter().for_each(|(part, of)| flatten(&format!("{name}.{part}"), of, settings));
         }
-        Value::Null => {}
         other => {
-            settings.insert(name.to_owned(), words(other));
+            settings.insert(name.to_owned(), (!other.is_null()).then(|| words(other)));
         }
     }
 }
@@ -52,10 +51,30 @@ pub(super) fn different(runs: &[Run]) -> Vec<(String, Vec<Option<String>>)> {
     let known = || runs.iter().map(|run| &run.settings).filter(|settings| !settings.is_empty());
     let names: BTreeSet<&String> = known().flat_map(|settings| settings.keys()).collect();
     let differs = |name: &&String| {
-        let mut values = known().map(|settings| settings.get(*name));
+        let mut values =
+            known().filter(|settings| knows(settings, name, known())).map(|of| value(of, name));
         let first = values.next().flatten();
         values.any(|value| value != first)
     };
-    let values = |name: &String| runs.iter().map(|run| run.settings.get(name).cloned()).collect();
+    let values =
+        |name: &String| runs.iter().map(|run| value(&run.settings, name).cloned()).collect();
     names.into_iter().filter(differs).map(|name| (name.clone(), values(name))).collect()
+}
+
+fn value<'a>(settings: &'a Settings, name: &str) -> Option<&'a String> {
+    settings.get(name)?.as_ref()
+}
+
+/// Whether the version of the program that wrote these settings knows the setting of this name, which one of `all` has. A run lacks
+/// the settings of another choice, and those in a table that it goes without. Other versions may name a setting otherwise.
+fn knows<'a>(settings: &Settings, name: &str, all: impl Iterator<Item = &'a Settings>) -> bool {
+    let mut tables = name.match_indices('.').map(|(end, _)| &name[..end]);
+    let is_of_other_choice = |table: &str| {
+        let own = value(settings, &format!("{table}.name"));
+        let mut others = all.filter(|of| of.contains_key(name));
+        own.is_some() && others.all(|of| value(of, &format!("{table}.name")) != own)
+    };
+    settings.contains_key(name)
+        || tables.clone().any(|table| settings.contains_key(table))
+        || tables.next().is_some_and(is_of_other_choice)
 }

@@ -249,7 +249,7 @@ mod tests {
         Run {
             name: name.into(),
             summary: summary.into(),
-            settings: settings.map(|(name, value)| (name.into(), value.into())).into(),
+            settings: settings.map(|(name, value)| (name.into(), Some(value.into()))).into(),
             traced: None,
             untraced: Vec::new(),
         }
@@ -309,7 +309,17 @@ mod tests {
         let mut runs = runs;
         runs[1].settings.clear();
         assert_eq!(different(&runs), None, "a run without a configuration differs in nothing");
-        runs[2].settings.remove("seed");
+        runs[2].settings.insert("seed".into(), None);
         assert_eq!(different(&runs).unwrap().columns[1].key, "seed");
+        runs[2].settings.remove("seed");
+        assert_eq!(different(&runs), None, "another version names it otherwise");
+        runs[2].settings.insert("strategy.k".into(), Some("2".into()));
+        assert_eq!(different(&runs), None, "another version has no name for it");
+        runs[2].settings.insert("strategy.name".into(), Some("top_k".into()));
+        assert_eq!(
+            different(&runs).unwrap().columns[1].key,
+            "strategy.k",
+            "only this choice has it"
+        );
     }
 }
