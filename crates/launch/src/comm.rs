@@ -7,6 +7,7 @@ use paceline_failure::{Failure, Result, usage};
 use paceline_rendezvous::{Launcher, Placement};
 use serde::Serialize;
 
+use crate::device::Device;
 use crate::{CommArgs, TransportName};
 
 /// How the ranks of a command talk to each other.
@@ -33,13 +34,23 @@ pub struct CommConfig {
     pub threads: usize,
 }
 
-/// Checks the flags for ranks that use one of `transports`.
-pub fn resolve(args: &CommArgs, transports: &[TransportName]) -> Result<CommConfig> {
+/// Checks the flags for ranks that compute on `device` and use one of `transports`.
+pub fn resolve(
+    args: &CommArgs,
+    device: Device,
+    transports: &[TransportName],
+) -> Result<CommConfig> {
     let CommArgs { timeout: timeout_s, link, algorithm, nccl_order, .. } = *args;
     if algorithm != Algorithm::Direct && !transports.contains(&TransportName::Tcp) {
         return usage(format!(
             "--algorithm {} applies to --transport tcp only; leave it out, or use that transport",
             algorithm.name()
+        ));
+    }
+    if nccl_order != NcclOrder::Tree && !matches!(device, Device::Cuda(_)) {
+        return usage(format!(
+            "--nccl-order {}: NCCL connects cards; leave it out, or pass --device cuda",
+            nccl_order.name()
         ));
     }
     let log = args.comm_log.map_or_else(

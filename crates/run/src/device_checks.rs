@@ -2,7 +2,6 @@
 //!
 //! Takes a configuration. Errors with the flag that does not fit, and the value to pass instead.
 
-use paceline_collectives::NcclOrder;
 use paceline_data::BatchShape;
 use paceline_failure::{Failure, Result};
 use paceline_host::text::thousands;
@@ -37,12 +36,6 @@ pub(crate) fn check(
         return usage(format!(
             "--tf32 is about products in f32, and these are in {}; leave one of them out",
             config.precision.name()
-        ));
-    }
-    if config.comm.nccl_order != NcclOrder::Tree && !matches!(config.device, Device::Cuda(_)) {
-        return usage(format!(
-            "--nccl-order {}: NCCL connects cards; leave it out, or pass --device cuda",
-            config.comm.nccl_order.name()
         ));
     }
     let CopyFlags { pin_memory, non_blocking, copy_stream, generate_on_host } = config.copies;

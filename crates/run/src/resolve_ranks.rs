@@ -65,7 +65,7 @@ pub fn resolve_comm(
     placement: Option<&Placement>,
     world_size: usize,
 ) -> Result<CommConfig> {
-    let comm = comm::resolve(&flags.comm, &[flags.ranks.transport])?;
+    let comm = comm::resolve(&flags.comm, flags.ranks.device, &[flags.ranks.transport])?;
     let is_one_host = placement.is_none_or(|placement| placement.place.is_one_host());
     // A single rank needs no transport, unless a launcher started it.
     let connects = world_size > 1 || placement.is_some();

@@ -3,15 +3,19 @@
 use std::path::PathBuf;
 
 use clap::Args;
+use paceline_failure::numbers::{at_least, part, within};
 use paceline_failure::outputs::{check_file, write_stated_bytes};
 use paceline_failure::{Failure, Result, usage};
 use paceline_host::disk::Disk;
 use paceline_host::text::{line_width, say, say_unbroken};
-use paceline_schedule::{Costs, Plan, SCHEDULES, Schedule, Timeline, drawing, named};
+use paceline_schedule::{Costs, Entry, Plan, SCHEDULES, Schedule, Timeline, drawing, named};
 use paceline_table::table::{Columns, Table, grouped};
 
 /// The most actions of all ranks together. Nobody draws more, and the lists of all ranks are kept.
 const MAX_ACTIONS: usize = 1 << 20;
+
+/// The longest duration, in a unit that the user chooses.
+const MAX_TIME: f64 = 1e9;
 
 /// The most characters of a line of a drawing.
 const MAX_WIDTH: usize = 400;
@@ -23,31 +27,23 @@ pub struct ScheduleArgs {
     #[arg(value_name = "NAME")]
     pub name: Option<String>,
     /// Ranks of the pipeline; some schedules give each of them two stages
-    #[arg(long, value_name = "P", default_value_t = 4)]
+    #[arg(long, value_name = "P", default_value_t = 4, value_parser = at_least::<usize>(1))]
     pub stages: usize,
     /// Into how many micro-batches a batch is divided
-    #[arg(long, value_name = "M", default_value_t = 8)]
+    #[arg(long, value_name = "M", default_value_t = 8, value_parser = at_least::<usize>(1))]
     pub micro_batches: usize,
     /// Durations of a rank's forward pass of a micro-batch, and of the input half and the weight half of its backward pass
-    #[arg(long, value_name = "F,I,W", value_delimiter = ',', default_value = "1,1,1", value_parser = duration)]
+    #[arg(long, value_name = "F,I,W", value_delimiter = ',', default_value = "1,1,1", value_parser = within(0.0, MAX_TIME))]
     pub costs: Vec<f64>,
     /// Duration of a message between two ranks
-    #[arg(long, value_name = "TIME", default_value = "0", value_parser = duration)]
+    #[arg(long, value_name = "TIME", default_value = "0", value_parser = within(0.0, MAX_TIME))]
     pub message: f64,
     /// A device runs the two passes of a pair side by side, in this part of the time of one after the other
-    #[arg(long, value_name = "PART", value_parser = duration)]
+    #[arg(long, value_name = "PART", value_parser = part)]
     pub side_by_side: Option<f64>,
     /// Write the lists to this file, in the form of PyTorch's pipelining: one row for each rank
     #[arg(long, value_name = "FILE")]
     pub csv: Option<PathBuf>,
-}
-
-/// A duration, in a unit that the user chooses.
-fn duration(text: &str) -> std::result::Result<f64, String> {
-    match text.trim().parse::<f64>() {
-        Ok(time) if (0.0..=1e9).contains(&time) => Ok(time),
-        _ => Err("pass a number from 0 to 1e9".to_owned()),
-    }
 }
 
 /// A plan and its rehearsal.
@@ -103,6 +99,12 @@ pub fn schedule(args: &ScheduleArgs) -> Result<u8> {
     let of = rehearse(schedule).map_err(|error: paceline_schedule::PlanError| {
         Failure::Usage(format!("--micro-batches {micro_batches}: {error}"))
     })?;
+    let has_pairs = (0..ranks)
+        .flat_map(|rank| of.plan.list(rank))
+        .any(|entry| matches!(entry, Entry::Overlapped(..)));
+    if args.side_by_side.is_some() && !has_pairs {
+        return usage(format!("--side-by-side: {name} runs no passes in pairs; leave it out"));
+    }
     say_one(&of);
     if let Some(file) = &args.csv {
         write_stated_bytes(&Disk::default(), file, of.plan.csv().as_bytes())?;

@@ -17,7 +17,10 @@ pub(super) fn find(
 ) -> Result<Option<Rendezvous>, EnvironmentError> {
     let secret = variables.text(SECRET).unwrap_or_default();
     let port = variables.number("MASTER_PORT")?;
-    let to_port = |port| u16::try_from(port).map_err(|_| EnvironmentError::NoPort(port));
+    let to_port = |port| match u16::try_from(port) {
+        Ok(number @ 1..) => Ok(number),
+        _ => Err(EnvironmentError::NoPort(port)),
+    };
     let host = variables.text("MASTER_ADDR").filter(|host| !host.is_empty());
     let is_one_host = placement.is_one_host();
     let Some(port) = port.map(to_port).transpose()? else {

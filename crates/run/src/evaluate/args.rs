@@ -24,7 +24,12 @@ const HEADINGS: [&str; 6] = ["Model", "Precision", "Ranks", "Communication", "Ho
 const ALSO: [&str; 5] = ["batch-size", "global-batch-size", "seed", "host", "init-method"];
 /// Flags in these groups that are of use in training only. An evaluation of a checkpoint computes on the processor, and each rank
 /// has the whole model.
-const ONLY_TRAINING: [&str; 9] = [
+const ONLY_TRAINING: [&str; 14] = [
+    "head-at-once",
+    "pipeline-memory",
+    "cuda-graph",
+    "tf32",
+    "nccl-order",
     "rank-samples",
     "device",
     "pin-memory",

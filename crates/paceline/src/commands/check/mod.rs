@@ -75,7 +75,7 @@ impl Answers {
 /// Runs `paceline check`: answers the questions as a rank, or starts the ranks.
 pub fn check(args: &CheckArgs, placement: Option<Placement>) -> Result<u8> {
     let (world, transport) = resolve(args, placement.as_ref())?;
-    let comm = comm::resolve(&args.comm, &[transport])?;
+    let comm = comm::resolve(&args.comm, args.device, &[transport])?;
     let is_one_host = placement.as_ref().is_none_or(|placement| placement.place.is_one_host());
     if let Some(reason) = comm.refusal(transport, world).filter(|_| is_one_host) {
         return Err(Failure::Usage(format!("--transport {}: {reason}", transport.name())));
