@@ -164,7 +164,7 @@ impl<E: Error + 'static> From<E> for Failure {
 /// The failure with this message, if `error` decides about the exit code.
 fn of_ranks(error: &(dyn Error + 'static), message: &str) -> Option<Failure> {
     let message = message.to_owned();
-    if let Some(Passed(failure)) = error.downcast_ref() {
+    if let Some(AsError(failure)) = error.downcast_ref() {
         return Some(failure.clone());
     }
     if error.is::<EnvironmentError>() {
@@ -189,25 +189,25 @@ fn of_ranks(error: &(dyn Error + 'static), message: &str) -> Option<Failure> {
 
 /// A failure as an error, which programs that use this library can pass on as any other.
 #[derive(Debug)]
-struct Passed(Failure);
+struct AsError(Failure);
 
-impl fmt::Display for Passed {
+impl fmt::Display for AsError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.0.fmt(f)
     }
 }
 
-impl Error for Passed {}
+impl Error for AsError {}
 
 impl From<Failure> for Box<dyn Error + Send + Sync> {
     fn from(failure: Failure) -> Self {
-        Box::new(Passed(failure))
+        Box::new(AsError(failure))
     }
 }
 
 impl From<Failure> for Box<dyn Error> {
     fn from(failure: Failure) -> Self {
-        Box::new(Passed(failure))
+        Box::new(AsError(failure))
     }
 }
 

@@ -3,7 +3,7 @@
 //! Takes a configuration. Errors with the flag that does not fit, and the value to pass instead.
 
 use paceline_data::BatchShape;
-use paceline_failure::{Failure, Result};
+use paceline_failure::{Failure, Result, usage};
 use paceline_host::text::thousands;
 use paceline_kernels::CardNeeds;
 use paceline_launch::device::Device;
@@ -28,8 +28,7 @@ pub(crate) fn check(
     }
     if config.tf32 && !matches!(config.device, Device::Cuda(_)) {
         return usage(
-            "--tf32: the tensor cores of a card have TF32; leave it out, or pass --device cuda"
-                .into(),
+            "--tf32: the tensor cores of a card have TF32; leave it out, or pass --device cuda",
         );
     }
     if config.tf32 && config.precision != PrecisionName::F32 {
@@ -157,8 +156,4 @@ fn check_graph(config: &TrainConfig, samples: &BatchShape) -> Result<()> {
         GraphObstacle::EveryPass => obstacle.text("--no-sync=false"),
         GraphObstacle::Tree => obstacle.text("--accumulation-order tree"),
     })
-}
-
-fn usage<T>(reason: String) -> Result<T> {
-    Err(Failure::Usage(reason))
 }

@@ -11,7 +11,7 @@ use paceline_collectives::Axis;
 use paceline_data::BatchShape;
 use paceline_data::{Dataset, Field};
 use paceline_failure::outputs::{check_file, check_folder};
-use paceline_failure::{Failure, Result};
+use paceline_failure::{Failure, Result, usage};
 use paceline_kernels::Instructions;
 use paceline_launch::device::Device;
 use paceline_launch::environment::Placement;
@@ -139,8 +139,7 @@ pub fn resolve_unchecked(
     if !strategy.options.no_sync && built.layout.units().iter().any(|unit| unit.is_root) {
         return usage(
             "--no-sync=false: the gradients of parameters that several layers share are final only after the last batch; \
-             leave it out, or let no layers share parameters"
-                .into(),
+             leave it out, or let no layers share parameters",
         );
     }
     warnings.extend(strategy.settings().check(&built, world_size)?);
@@ -315,10 +314,6 @@ fn check_loading(config: &TrainConfig) -> Result<()> {
         ));
     }
     Ok(())
-}
-
-fn usage<T>(reason: String) -> Result<T> {
-    Err(Failure::Usage(reason))
 }
 
 /// The specification with one name for each setting: `--synthetic` is `--data synthetic`, `--amp` is `--precision`, and a single

@@ -4,7 +4,7 @@
 use paceline_choices::strategies::STRATEGIES;
 use paceline_collectives::{Axis, MeshShape};
 use paceline_data::BatchShape;
-use paceline_failure::{Failure, Result};
+use paceline_failure::{Result, usage};
 use paceline_files::printable;
 use paceline_launch::comm::{self, CommConfig};
 use paceline_launch::device::Device;
@@ -323,10 +323,6 @@ pub fn resolve_batch(flags: &RunFlags, world_size: usize, default: usize) -> Res
         (local, None) => local
             .unwrap_or(default)
             .checked_mul(world_size)
-            .map_or_else(|| usage("--batch-size is too large".into()), Ok),
+            .map_or_else(|| usage("--batch-size is too large"), Ok),
     }
-}
-
-fn usage<T>(reason: String) -> Result<T> {
-    Err(Failure::Usage(reason))
 }

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use paceline_checkpoint as checkpoint;
 use paceline_collectives::MAX_RANKS;
-use paceline_failure::{EXIT_USAGE, Failure, Result};
+use paceline_failure::{EXIT_USAGE, Failure, Result, usage};
 use paceline_host::disk::Disk;
 use paceline_host::text::warn;
 use paceline_host::{resources, streams};
@@ -181,8 +181,7 @@ pub fn check_start(
     if start.max_restarts > 0 && !spec.has("save") {
         return usage(
             "--max-restarts goes on from the last checkpoint, and without --save there are none; pass --save DIR \
-             too"
-                .into(),
+             too",
         );
     }
     Hosts::resolve(start)
@@ -213,7 +212,7 @@ fn num_local_ranks(hosts: &Hosts, spec: &RunSpec) -> Result<usize> {
 fn check_restarts(config: &TrainConfig) -> Result<()> {
     if config.transport == TransportName::Thread {
         return usage(
-            "--max-restarts starts processes again, and --transport thread has none; use --transport shm".into(),
+            "--max-restarts starts processes again, and --transport thread has none; use --transport shm",
         );
     }
     Ok(())
@@ -319,8 +318,4 @@ fn continued(config: &TrainConfig) -> Result<Option<TrainConfig>> {
     continued.spec = config.spec.with("resume", "auto");
     continued.resume = Some(Resume::IfThere(save));
     Ok(Some(continued))
-}
-
-fn usage<T>(reason: String) -> Result<T> {
-    Err(Failure::Usage(reason))
 }

@@ -6,7 +6,7 @@
 
 use std::str::FromStr;
 
-use paceline_failure::{Failure, Result};
+use paceline_failure::{Result, usage};
 use serde::Serialize;
 
 use super::flags::{LossScaleFlags, RunFlags};
@@ -114,10 +114,6 @@ impl FromStr for LossScale {
             text.replace(number, &below.to_string())
         ))
     }
-}
-
-fn usage<T>(reason: String) -> Result<T> {
-    Err(Failure::Usage(reason))
 }
 
 #[cfg(test)]

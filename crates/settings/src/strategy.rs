@@ -12,7 +12,7 @@ use paceline_choices::strategies::{
     ALONE, OfStrategy, STRATEGIES, StrategySettings, Synchronizes, TOGETHER, default_caps,
 };
 use paceline_collectives::{Axis, MeshShape};
-use paceline_failure::{Failure, Result};
+use paceline_failure::{Result, usage};
 use paceline_model::{Layout, UnitId};
 use paceline_strategies::{
     AccumulationOrder, Bucket, BucketCaps, Exactness, ReplicaOptions, Strategy, plan_buckets,
@@ -90,7 +90,7 @@ pub fn resolve(
             .is_some_and(|mut words| words.any(|word| word == "shards"))
     {
         return usage(
-            "--accumulation-order tree adds up whole gradients; leave it out, or pass --accumulate-in whole".into(),
+            "--accumulation-order tree adds up whole gradients; leave it out, or pass --accumulate-in whole",
         );
     }
     if flags.sync_batch_norm && synchronizes == Synchronizes::SomeSteps {
@@ -163,17 +163,13 @@ fn check_no_sync(
     }
     if flags.sync_blocks.is_some() {
         return usage(
-            "--no-sync=false reduces after each batch, and --sync-blocks leaves out whole steps; pass one of them".into(),
+            "--no-sync=false reduces after each batch, and --sync-blocks leaves out whole steps; pass one of them",
         );
     }
     if accumulate == 1 {
         warnings.push("--no-sync=false has no effect with one batch per step".into());
     }
     Ok(())
-}
-
-fn usage<T>(reason: String) -> Result<T> {
-    Err(Failure::Usage(reason))
 }
 
 /// Fails for flags about batch normalization if the model has none.

@@ -37,7 +37,7 @@ pub mod sweep;
 
 use std::time::Duration;
 
-use paceline_failure::{Failure, Result};
+use paceline_failure::{Failure, Result, usage};
 use paceline_launch::environment::Placement;
 
 /// The largest number of rounds.
@@ -48,7 +48,7 @@ const MAX_RUN_LIMIT: f64 = 2.6e6;
 /// Checks both flags, and returns how long a run may take.
 fn run_limit(rounds: usize, run_limit: f64) -> Result<Duration> {
     if !(1..=MAX_ROUNDS).contains(&rounds) {
-        return Err(Failure::Usage(format!("--rounds {rounds}: pass 1 to {MAX_ROUNDS} rounds")));
+        return usage(format!("--rounds {rounds}: pass 1 to {MAX_ROUNDS} rounds"));
     }
     if !(run_limit > 0.0 && run_limit <= MAX_RUN_LIMIT) {
         return Err(Failure::Usage(format!(
@@ -73,8 +73,4 @@ fn refuse_ranks(what: &str, placement: Option<Placement>) -> Result<()> {
 pub(crate) fn command_line() -> String {
     let args = std::env::args_os().skip(1).map(|arg| arg.to_string_lossy().into_owned());
     ["paceline".to_owned()].into_iter().chain(args).collect::<Vec<_>>().join(" ")
-}
-
-fn usage<T>(reason: impl Into<String>) -> Result<T> {
-    Err(Failure::Usage(reason.into()))
 }

@@ -196,7 +196,6 @@ fn of_runs(args: &PredictArgs, given: &Spec) -> Result<u8> {
         let flags = at(&single, ranks).with("strategy", strategy);
         cases.push(Case::new(format!("{ranks} without communication"), flags)?);
     }
-    let num_places = cases.len();
     let config = spec::resolve(&single.with("strategy", "ddp"))?;
     for &ranks in &args.nproc {
         for link in args.links.iter().filter(|_| args.measure) {
@@ -209,7 +208,7 @@ fn of_runs(args: &PredictArgs, given: &Spec) -> Result<u8> {
     let calibration =
         |(at, ranks): (usize, &usize)| Calibration::of(&config, *ranks, &ledger.of_case(at).0);
     let calibrations = places.iter().enumerate().map(calibration).collect::<Result<Vec<_>>>()?;
-    let mut measured = (num_places..cases.len()).map(|case| ledger.of_case(case).0);
+    let mut measured = (places.len()..cases.len()).map(|case| ledger.of_case(case).0);
     let (mut found, mut params) = (Found::default(), 0);
     for &ranks in &args.nproc {
         let at = places.iter().position(|place| *place == ranks).unwrap_or(0);
