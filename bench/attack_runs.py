@@ -46,7 +46,7 @@ SHARDS: dict[str, tuple[float, list[object]]] = {"accumulate-in": (0.3, ["whole"
 OF_STRATEGY = {
     "ddp": {**BUCKETS, "first-bucket-mb": (0.3, [0.0001, 1]), "no-gradient-view": (0.3, [True])}, "bucket_ddp_async": BUCKETS,
     "top_k": {**BUCKETS, "top-k": (0.5, [0.01, 0.3, 1])}, "fp16": BUCKETS, "zero2": SHARDS, "zero3": SHARDS, "sharded2": SHARDS,
-    "local_sgd": {"sync-every": (0.5, [1, 2, 4]), "local-sgd-as-published": (0.1, [True])},
+    "local_sgd": {"sync-every": (0.5, [1, 2, 4])},
     "sharded3": {**SHARDS, "prefetch": (0.3, [0, 1, 4]), "keep-after-forward": (0.3, [0, 2])}}
 TOKENIZER = {
     "version": "1.0", "truncation": None, "padding": None, "added_tokens": [], "normalizer": None,
@@ -148,7 +148,7 @@ def combinations(attack: Attack) -> str:
         exported = attack.run("checkpoint", "export", "full", "--hugging-face", "--to", "folder")
         attack.expect(exported, {0} if flags["model"] == "llama" else {2}, "export --hugging-face")
         evaluated = attack.run("evaluate", "--checkpoint", "full", "--json", "evaluated.json")
-        if not ("no test part" in evaluated[1] or "local-sgd-as-published" in flags) and attack.expect(evaluated, {0}, "evaluate") and summary["eval_loss"] is not None:
+        if "no test part" not in evaluated[1] and attack.expect(evaluated, {0}, "evaluate") and summary["eval_loss"] is not None:
             loss = json.loads((attack.folder / "evaluated.json").read_text())["loss"]
             if abs(loss - summary["eval_loss"]) > 1e-4 * abs(loss) + 1e-6:
                 attack.found(f"evaluate: a loss of {loss}, after training {summary['eval_loss']}")
@@ -183,7 +183,7 @@ def check_summary(attack: Attack, full: Ran, flags: Flags, summary: Record) -> N
 def check_resumption(attack: Attack, full: Ran, flags: Flags) -> None:
     """A run that goes on from any checkpoint, with or without its flags, ends with the same weights."""
     saved = sorted(path.name for path in (attack.folder / "full").glob("step-*"))
-    if {"sync-blocks", "local-sgd-as-published"} & flags.keys() or len(saved) < 2:
+    if "sync-blocks" in flags or len(saved) < 2:
         return
     again = attack.chance.choice([{key: value for key, value in flags.items() if not key.startswith("profile")}, {"threads": flags.get("threads", 1), "save-every": flags["save-every"]}])
     ran = attack.run("train", *words(again | {"resume": f"full/{attack.chance.choice(saved[:-1])}", "save": "again", "name": "again"}))
@@ -217,7 +217,7 @@ def kills(attack: Attack) -> str:
     flags = draw(attack, least_ranks=2) | {"steps": chance.choice([60, 120]), "link": "1gbit,500us", "timeout": 2, "lr": 0.001}
     if flags.get("transport") == "thread" or flags.get("strategy") == "no_sync":
         flags |= {"transport": "shm", "strategy": "ddp", "mesh": f"dp={flags['nproc']}"}
-    flags = {key: value for key, value in flags.items() if not re.match("profile|sync-blocks|verbose|local-sgd-as|schedule|head", key)}
+    flags = {key: value for key, value in flags.items() if not re.match("profile|sync-blocks|verbose|schedule|head", key)}
     flags["save-every"] = chance.choice([3, 7, 20])
     begin = time.monotonic()
     full = attack.run("train", *words(flags | {"save": "full"}))

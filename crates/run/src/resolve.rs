@@ -456,10 +456,6 @@ fn check_drift(
                 strategy.words()
             ));
         }
-        (Models::Different, Some(flag)) => warnings.push(format!(
-            "{flag}: {name} as published never averages the models: each rank evaluates its own, and rank \
-             0's is saved"
-        )),
         (Models::EqualAfterAverage, _) => {
             let early = [
                 ("--eval-every", flags.evaluation.eval_every.is_some(), "evaluation"),
@@ -473,13 +469,6 @@ fn check_drift(
             }
         }
         _ => {}
-    }
-    let lost = strategy.settings().not_in_checkpoint();
-    if let (Some(lost), Some(_)) = (lost, &flags.checkpoints.save) {
-        warnings.push(format!(
-            "--save: {lost} are no part of a checkpoint, so a run that is resumed ends with other weights \
-             than one that is not"
-        ));
     }
     Ok(())
 }

@@ -6,26 +6,21 @@
 //! step from the same point, the mean of their parameters is the point after the mean step. Momentum and
 //! moments are not averaged; each rank keeps its own.
 //!
-//! [`LocalSgd::as_published`] is a different method with the same name, kept for comparison: every rank
-//! updates with its own gradients, but in every `every`-th step the gradients are averaged. Parameters are
-//! never averaged, so the replicas diverge and never become equal again.
-//!
-//! Operations per `every` steps: one (as published: one per parameter), and the few bytes of the loss, which
-//! the ranks sum only in these steps. Bytes: the parameters. Memory: nothing beyond them. It is faster than
-//! the others if even overlapped communication is too slow, provided that the model tolerates the divergence.
+//! Operations per `every` steps: one, and the few bytes of the loss, which the ranks sum only in these steps. Bytes: the
+//! parameters. Memory: nothing beyond them. It is faster than the others if even overlapped communication is too slow,
+//! provided that the model tolerates the divergence.
 
 use paceline_collectives::{Mesh, MeshShape, ReduceOp};
 use paceline_kernels::Compute;
 use paceline_model::{Model, Optimizer, Owned, Precision, Storage};
 
 use crate::strategy::allocate;
-use crate::{Exactness, Replica, Result, SimpleDdp, StepContext, Strategy, StrategyError, span};
+use crate::{Exactness, Replica, Result, StepContext, Strategy, StrategyError, span};
 
 /// Averages parameters every few steps.
 #[derive(Debug)]
 pub struct LocalSgd {
     every: usize,
-    is_as_published: bool,
     /// Steps since the last average.
     steps: usize,
 }
@@ -40,13 +35,7 @@ impl LocalSgd {
             let reason = "local_sgd averages every so many steps, at least 1, not 0".to_owned();
             return Err(StrategyError::Setting(reason));
         }
-        Ok(Self { every, is_as_published: false, steps: 0 })
-    }
-
-    /// Averages gradients instead of parameters, in every `every`-th step.
-    pub fn as_published(mut self) -> Self {
-        self.is_as_published = true;
-        self
+        Ok(Self { every, steps: 0 })
     }
 
     fn average(&mut self, cx: &mut StepContext) -> Result<()> {
@@ -64,18 +53,10 @@ impl Strategy for LocalSgd {
     }
 
     fn exactness(&self, _: &MeshShape) -> Exactness {
-        let every = self.every;
-        if !self.is_as_published {
-            Exactness::Periodic(format!("local_sgd, every {every} steps"))
-        } else if every > 1 {
-            Exactness::Unsynchronized(format!("local_sgd as published, every {every} steps"))
-        } else {
-            // With an average in every step, this is `simple_ddp`.
-            Exactness::Exact
-        }
+        Exactness::Periodic(format!("local_sgd, every {} steps", self.every))
     }
 
-    /// Allocates parameters where peers can reduce them in place. Gradients lie there only as published.
+    /// Allocates parameters where peers can reduce them in place.
     fn allocate(
         &mut self,
         model: &Model,
@@ -84,7 +65,7 @@ impl Strategy for LocalSgd {
         mesh: &Mesh,
     ) -> Result<Storage> {
         let held = Owned::everything(model);
-        allocate(model, precision, compute, mesh, (held, [true, self.is_as_published]))
+        allocate(model, precision, compute, mesh, (held, [true, false]))
     }
 
     /// Only in steps that communicate anyway. In the other steps each rank knows only its own loss.
@@ -92,19 +73,15 @@ impl Strategy for LocalSgd {
         self.steps + 1 == self.every
     }
 
-    fn finish_gradients(&mut self, cx: &mut StepContext) -> Result<()> {
+    fn finish_gradients(&mut self, _: &mut StepContext) -> Result<()> {
         self.steps += 1;
-        if self.is_as_published && self.steps == self.every {
-            self.steps = 0;
-            SimpleDdp.finish_gradients(cx)?;
-        }
         Ok(())
     }
 
     fn optimizer_step(&mut self, cx: &mut StepContext, optimizer: &mut Optimizer) -> Result<()> {
         let Replica { compute, storage, .. } = cx.replica;
         cx.track.record(span::OPTIMIZER, || optimizer.step(compute, storage))?;
-        if !self.is_as_published && self.steps == self.every {
+        if self.steps == self.every {
             self.average(cx)?;
         }
         Ok(())
@@ -112,7 +89,7 @@ impl Strategy for LocalSgd {
 
     /// Averages early, if there were steps since the last average.
     fn sync_replicas(&mut self, cx: &mut StepContext) -> Result<()> {
-        if !self.is_as_published && self.steps > 0 {
+        if self.steps > 0 {
             self.average(cx)?;
         }
         cx.sync_buffers()

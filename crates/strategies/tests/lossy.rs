@@ -80,16 +80,6 @@ fn local_sgd_with_an_average_after_each_step_is_data_parallelism() {
 }
 
 #[test]
-fn local_sgd_as_published_leaves_replicas_apart() {
-    let published: Make = || Box::new(LocalSgd::new(4).unwrap().as_published());
-    train(Net::Mlp, published, Optim::Plain, SHORT, 2, false);
-    // With an average in every step, the published method is simple_ddp.
-    let every: Make = || Box::new(LocalSgd::new(1).unwrap().as_published());
-    let (_, weights) = train(Net::Mlp, every, Optim::Momentum, SHORT, 2, true);
-    assert_eq!(weights, train(Net::Mlp, SIMPLE, Optim::Momentum, SHORT, 2, true).1);
-}
-
-#[test]
 fn top_k_of_everything_keeps_the_sign_of_zero() {
     let exact: Make = || Box::new(Ddp::new(1024));
     let everything: Make = || Box::new(Ddp::new(1024).with_hook(TopK::new(1.0).unwrap()));

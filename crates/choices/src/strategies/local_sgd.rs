@@ -18,9 +18,6 @@ struct Flags {
     /// local_sgd: steps between two averages
     #[arg(long, value_name = "K", default_value_t = LocalSgd::DEFAULT_EVERY, value_parser = at_least::<usize>(1))]
     sync_every: usize,
-    /// local_sgd: average every K-th step's gradients and never the parameters
-    #[arg(long)]
-    local_sgd_as_published: bool,
 }
 
 /// Its flags.
@@ -35,16 +32,11 @@ pub(super) fn resolve(settings: &ArgMatches, _: &Defaults) -> Result<Arc<dyn Str
 
 impl StrategySettings for Flags {
     fn build(&self) -> Result<Box<dyn Strategy>> {
-        let local = LocalSgd::new(self.sync_every)?;
-        Ok(Box::new(if self.local_sgd_as_published { local.as_published() } else { local }))
+        Ok(Box::new(LocalSgd::new(self.sync_every)?))
     }
 
     fn models(&self) -> Models {
-        if self.local_sgd_as_published { Models::Different } else { Models::EqualAfterAverage }
-    }
-
-    fn not_in_checkpoint(&self) -> Option<&'static str> {
-        self.local_sgd_as_published.then_some("the other ranks' models")
+        Models::EqualAfterAverage
     }
 
     fn advice(&self) -> Advice {

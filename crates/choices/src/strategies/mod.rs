@@ -108,13 +108,6 @@ pub trait StrategySettings: Debug + Send + Sync {
         Models::Equal
     }
 
-    /// The state that a checkpoint lacks, so that a resumed run ends with other weights than an
-    /// uninterrupted one; `None` if it lacks nothing. The optimizers of all ranks and the strategy's own tensors
-    /// (`Strategy::state`) are in it.
-    fn not_in_checkpoint(&self) -> Option<&'static str> {
-        None
-    }
-
     /// Whether it keeps gradients for later steps. The loss is then not scaled, because they would be of another scale.
     fn keeps_gradients(&self) -> bool {
         false
@@ -140,8 +133,6 @@ pub enum Models {
     Equal,
     /// All are made equal before, and training continues with the result.
     EqualAfterAverage,
-    /// The models differ, but each has learned from the samples of all ranks.
-    Different,
     /// The models differ, and each has learned from its own rank's samples only.
     Worthless,
 }

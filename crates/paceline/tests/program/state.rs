@@ -34,7 +34,7 @@ const WITH_HISTORY: [(&[&str], &str); 9] = [
         "--momentum 0.9 --clip-grad-norm 0.5 --accumulate 3 --accumulation-order tree",
     ),
     (&["top-k"], "--strategy top_k --top-k 0.2"),
-    (&["sync-every", "local-sgd-as-published"], "--strategy local_sgd --sync-every 4"),
+    (&["sync-every"], "--strategy local_sgd --sync-every 4"),
     (
         &["sync-batch-norm", "broadcast-buffers"],
         "--batch-norm --sync-batch-norm --broadcast-buffers",

@@ -331,11 +331,6 @@ pub const INEXACT: &[Inexact] = &[
         words: "local_sgd, every 4 steps",
         excess: Some(0.02),
     },
-    Inexact {
-        make: || Box::new(LocalSgd::new(4).unwrap().as_published()),
-        words: "local_sgd as published, every 4 steps",
-        excess: None,
-    },
     Inexact { make: || Box::new(NoSync), words: "no_sync", excess: None },
 ];
 
