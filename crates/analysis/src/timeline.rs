@@ -268,8 +268,6 @@ pub struct MemorySample {
     pub reserved_bytes: u64,
     /// PyTorch's number for the kind of device: 0 is the host, 1 is CUDA.
     pub device_type: i64,
-    /// Bytes that were allocated or, if negative, freed.
-    pub delta_bytes: i64,
 }
 
 /// A trace of one rank.

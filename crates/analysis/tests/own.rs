@@ -176,13 +176,8 @@ fn a_recorded_run_is_found_and_read_whole() {
     let annotations: Vec<_> =
         trace.annotations.iter().map(|span| trace.names.text(span.name)).collect();
     assert_eq!(annotations, ["ProfilerStep#3", "forward"]);
-    let sample = MemorySample {
-        at_ns: 2_600,
-        allocated_bytes: 128,
-        reserved_bytes: 256,
-        device_type: 0,
-        delta_bytes: -64,
-    };
+    let sample =
+        MemorySample { at_ns: 2_600, allocated_bytes: 128, reserved_bytes: 256, device_type: 0 };
     assert_eq!(trace.memory, [sample]);
 }
 

@@ -119,13 +119,8 @@ fn the_events_of_a_cuda_trace() {
     assert_eq!((operator.time, operator.collective), (time(9_000, 7_000), None));
     assert!(trace.annotations[0].is_device && !trace.annotations[1].is_device);
     assert_eq!(trace.annotations[1].time, time(0, 60_000));
-    let sample = MemorySample {
-        at_ns: 11_500,
-        allocated_bytes: 1024,
-        reserved_bytes: 2048,
-        device_type: 1,
-        delta_bytes: -512,
-    };
+    let sample =
+        MemorySample { at_ns: 11_500, allocated_bytes: 1024, reserved_bytes: 2048, device_type: 1 };
     assert_eq!(trace.memory, [sample]);
     assert_eq!(
         count(&trace.skipped),

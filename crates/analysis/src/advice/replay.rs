@@ -44,8 +44,6 @@ pub struct Played {
     pub end: f64,
     /// How long the pass waits for operations.
     pub blocked: f64,
-    /// How long it prepares buckets for sending.
-    pub prepared: f64,
 }
 
 impl Played {
@@ -162,7 +160,7 @@ impl Backward {
             buckets.push(BucketTimes { ready, sent, done: free });
         }
         wait_until(f64::INFINITY, &mut free, &mut blocked, prepared);
-        Played { buckets, end: self.end + blocked + prepared, blocked, prepared }
+        Played { buckets, end: self.end + blocked + prepared, blocked }
     }
 
     /// When the opening message has left the link.
@@ -260,7 +258,7 @@ mod tests {
         let played = backward.play_with(&plan, |_| 0.0, |_| 4.0, |_| 1.0);
         // Prepared from 10 to 11 and from 21 to 22; the pass ends 2 ms later.
         assert_eq!(played.buckets[1], BucketTimes { ready: 22.0, sent: 22.0, done: 26.0 });
-        assert_eq!((played.end, played.prepared, played.finish()), (22.0, 2.0, 26.0));
+        assert_eq!((played.end, played.finish()), (22.0, 26.0));
         // The first bucket is widened while the second one travels.
         assert_eq!(played.finish_after(plan.iter().map(|of| of.bytes), |_| 0.5), 26.5);
     }

@@ -88,8 +88,6 @@ pub struct Anatomy {
     pub steps: Vec<StepAnatomy>,
     /// Mean over steps of each part, in nanoseconds, in the order of [`Part`].
     pub mean_ns: Vec<(Part, f64)>,
-    /// Mean over steps of exposed communication, in nanoseconds.
-    pub exposed_mean_ns: f64,
     /// Mean length of a step, in nanoseconds.
     pub step_mean_ns: f64,
     /// The step of median length.
@@ -177,10 +175,8 @@ impl Anatomy {
             *sums.entry(*part).or_default() += time_ns;
         }
         let mean_ns = sums.into_iter().map(|(part, sum)| (part, sum as f64 / count)).collect();
-        let exposed: i64 = steps.iter().map(|step| step.exposed_ns).sum();
         let total: i64 = steps.iter().map(|step| step.step.time.dur_ns).sum();
-        let (exposed_mean_ns, step_mean_ns) = (exposed as f64 / count, total as f64 / count);
-        Self { steps, mean_ns, exposed_mean_ns, step_mean_ns, line: None }
+        Self { steps, mean_ns, step_mean_ns: total as f64 / count, line: None }
     }
 }
 

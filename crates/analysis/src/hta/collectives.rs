@@ -57,9 +57,6 @@ pub struct CollectiveTimes {
     /// Kind, number of calls and the sum of their durations in nanoseconds, for the kinds that occur, longest
     /// first.
     pub by_kind: Vec<(CollectiveKind, u64, i64)>,
-    /// The part of all durations in which this rank waited for the slowest rank; `None` if the trace does not
-    /// record it. Only paceline's own traces do.
-    pub wait_ns: Option<i64>,
 }
 
 impl CollectiveTimes {
@@ -77,24 +74,17 @@ impl CollectiveTimes {
     pub fn all(&self) -> (u64, i64) {
         self.by_kind.iter().fold((0, 0), |sum, of| (sum.0 + of.1, sum.1 + of.2))
     }
-}
 
-impl CollectiveTimes {
     pub(super) fn of(work: &Work) -> Self {
         let mut kinds: BTreeMap<CollectiveKind, (u64, i64)> = BTreeMap::new();
-        let mut wait_ns = None;
         for item in work.of_kind(KernelKind::Communication) {
             let of = kinds.entry(work.collective_kind(item)).or_default();
             *of = (of.0 + 1, of.1 + item.dur_ns);
-            if let Some(waited_ns) = work.collective(item).and_then(|collective| collective.wait_ns)
-            {
-                wait_ns = Some(wait_ns.unwrap_or(0i64).saturating_add(waited_ns));
-            }
         }
         let mut by_kind: Vec<_> =
             kinds.into_iter().map(|(kind, (calls, time_ns))| (kind, calls, time_ns)).collect();
         by_kind.sort_by_key(|of| std::cmp::Reverse(of.2));
-        Self { by_kind, wait_ns }
+        Self { by_kind }
     }
 }
 

@@ -42,9 +42,6 @@ pub struct CopyBandwidth {
     /// Statistics of the total bandwidth of all running copies, in GB/s (1e9 bytes per second), after each
     /// change that leaves it above zero, as in HTA. `None` if the file gives no bandwidth.
     pub gb_per_s: Option<Summary>,
-    /// The total bandwidth over time. Of each of at most 1000 equal time ranges, only the highest point is
-    /// kept.
-    pub series: Vec<Point>,
 }
 
 /// The calls that put work into a queue, by HTA's list.
@@ -164,21 +161,18 @@ fn of_copies(work: &Work, name: &str, items: &[&Item]) -> CopyBandwidth {
     }
     changes.sort_by_key(|&(at_ns, ..)| at_ns);
     let (mut running, mut sum) = (0, 0.0);
-    let points = changes.iter().map(|&(at_ns, change, gb_s)| {
+    let sums = changes.iter().map(|&(_, change, gb_s)| {
         running += change;
         // Reset to zero when nothing runs, so that rounding errors do not remain in the sum.
         sum = if running == 0 { 0.0 } else { sum + f64::from(change) * gb_s };
-        Point { at_ns, value: sum }
+        sum
     });
-    let points: Vec<Point> = points.collect();
-    let above = points.iter().map(|point| point.value).filter(|&value| value > 0.0);
     CopyBandwidth {
         name: name.to_owned(),
         copies: items.len() as u64,
         bytes,
         time_ns: items.iter().map(|item| item.dur_ns).sum(),
-        gb_per_s: Summary::of(above.collect()),
-        series: thinned(&points),
+        gb_per_s: Summary::of(sums.filter(|&sum| sum > 0.0).collect()),
     }
 }
 

@@ -9,8 +9,6 @@ use crate::timeline::{MemorySample, Timeline};
 /// bytes. Reports show MiB, as PyTorch's own tools do.
 #[derive(Clone, Debug, PartialEq)]
 pub struct MemoryUse {
-    /// PyTorch's number for the type of device: 0 is the host, 1 is CUDA.
-    pub device_type: i64,
     /// Number of samples.
     pub samples: u64,
     /// The largest number of allocated bytes.
@@ -49,7 +47,6 @@ impl MemoryUse {
             .map(|sample| Point { at_ns: sample.at_ns, value: sample.allocated_bytes as f64 });
         let points: Vec<Point> = points.collect();
         Some(Self {
-            device_type,
             samples: samples.len() as u64,
             peak_allocated: samples.iter().map(|sample| sample.allocated_bytes).max()?,
             peak_reserved: samples.iter().map(|sample| sample.reserved_bytes).max()?,

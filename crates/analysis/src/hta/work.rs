@@ -8,7 +8,7 @@ use super::nesting::{Nested, innermost};
 use super::options::{Options, Rounding, rounded};
 use super::steps;
 use super::steps::{Steps, Window};
-use crate::timeline::{Collective, DeviceWork, NameId, TimeRange, Timeline, TrackId};
+use crate::timeline::{DeviceWork, NameId, TimeRange, Timeline, TrackId};
 use paceline_trace::IntervalSet;
 
 /// The kind of events that count as the work of a rank.
@@ -151,14 +151,10 @@ impl<'a> Work<'a> {
         self.of_kind(kind).map(|item| (item.start_ns, item.end_ns)).collect()
     }
 
-    /// The collective that the item's event describes.
-    pub(super) fn collective(&self, item: &Item) -> Option<&'a Collective> {
-        self.timeline.collectives.get(item.collective? as usize)
-    }
-
     /// Which collective an item is: from its arguments, or from its name if they do not say.
     pub(super) fn collective_kind(&self, item: &Item) -> CollectiveKind {
-        let told = self.collective(item).and_then(|collective| kind_of(&collective.name));
+        let described = item.collective.map(|at| &self.timeline.collectives[at as usize]);
+        let told = described.and_then(|collective| kind_of(&collective.name));
         told.or_else(|| kind_of(self.timeline.names.text(item.name)))
             .unwrap_or(CollectiveKind::Unknown)
     }

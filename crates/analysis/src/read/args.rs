@@ -32,7 +32,6 @@ pub(super) struct Args {
     pub(super) device_type: Option<i64>,
     pub(super) allocated_bytes: Option<u64>,
     pub(super) reserved_bytes: Option<u64>,
-    pub(super) delta_bytes: Option<i64>,
     /// The number in a mark.
     pub(super) id: Option<u64>,
 }
@@ -75,7 +74,6 @@ impl Key {
             b"Device Type" => Self::Value(|args, of| args.device_type = signed(text(of))),
             b"Total Allocated" => Self::Value(|args, of| args.allocated_bytes = unsigned(text(of))),
             b"Total Reserved" => Self::Value(|args, of| args.reserved_bytes = unsigned(text(of))),
-            b"Bytes" => Self::Value(|args, of| args.delta_bytes = signed(text(of))),
             b"id" => Self::Value(|args, of| args.id = unsigned(text(of))),
             b"In msg nelems" => Self::Said(|said, of| said.in_elems = unsigned(text(of))),
             b"Out msg nelems" => Self::Said(|said, of| said.out_elems = unsigned(text(of))),

@@ -351,7 +351,6 @@ impl Reader {
             allocated_bytes,
             reserved_bytes: args.reserved_bytes.unwrap_or(0),
             device_type: args.device_type.unwrap_or(0),
-            delta_bytes: args.delta_bytes.unwrap_or(0),
         });
     }
 

@@ -42,8 +42,6 @@ pub struct TraceFile {
     pub rank: usize,
     /// From `distributedInfo`.
     pub world_size: Option<usize>,
-    /// From `distributedInfo`.
-    pub backend: Option<String>,
     /// The id of its run, see [`Header::run_id`].
     pub run_id: Option<String>,
     /// The time in the file name, as written there. `None` if the name has none.
@@ -53,8 +51,6 @@ pub struct TraceFile {
 /// Traces that belong together, at most one of each rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Window {
-    /// The number of the window, from 0. With [`Select::Latest`] it is 0.
-    pub idx: usize,
     /// The time in the file name of the lowest rank.
     pub stamp: Option<String>,
     /// In order of rank; never empty.
@@ -112,9 +108,6 @@ pub fn find(places: &[PathBuf], select: Select) -> Result<Vec<Window>, TraceErro
         Select::All => groups.into_iter().flat_map(all).collect::<Vec<_>>(),
     };
     windows.sort_by(order_of_windows);
-    for (idx, window) in windows.iter_mut().enumerate() {
-        window.idx = idx;
-    }
     if let Some(last) = windows.last_mut() {
         last.left_out = left_out;
     }
@@ -232,7 +225,7 @@ fn with_ranks(paths: Vec<PathBuf>) -> Result<Vec<TraceFile>, TraceError> {
     let mut files = Vec::new();
     let mut nobody = None;
     for path in paths {
-        let Header { rank, world_size, backend, run_id, absurd, is_merged } = header(&path)?;
+        let Header { rank, world_size, run_id, absurd, is_merged, .. } = header(&path)?;
         if is_merged {
             return Err(TraceError::Unfit(format!(
                 "{} has the traces of several ranks, merged for viewers by paceline trace merge; pass the folder of the \
@@ -251,7 +244,7 @@ fn with_ranks(paths: Vec<PathBuf>) -> Result<Vec<TraceFile>, TraceError> {
             nobody.get_or_insert_with(|| path.clone());
         }
         let (rank, stamp) = (rank.unwrap_or(0), stamp_of(&path));
-        files.push(TraceFile { path, rank, world_size, backend, run_id, stamp });
+        files.push(TraceFile { path, rank, world_size, run_id, stamp });
     }
     let is_alone = || {
         // The handler of PyTorch's profiler names files by host and process, and then by the time.
@@ -316,7 +309,7 @@ fn window(files: Vec<TraceFile>) -> Window {
     let missing = (0..world_size).filter(|rank| !is_here(rank)).collect();
     let stamp = files.first().and_then(|file| file.stamp.clone());
     let doubts = files.iter().flat_map(doubts).collect();
-    Window { idx: 0, stamp, files, missing, doubts, left_out: Vec::new() }
+    Window { stamp, files, missing, doubts, left_out: Vec::new() }
 }
 
 /// The facts about the rank in a file that are impossible, or that contradict its path.

@@ -197,7 +197,6 @@ pub trait Build: BorrowMut<Timeline> + Sized {
             allocated_bytes: allocated,
             reserved_bytes: reserved,
             device_type,
-            delta_bytes: 0,
         });
         self
     }

@@ -66,10 +66,12 @@ pub fn analyze(args: &AnalyzeArgs) -> Result<u8> {
     let roots: Vec<PathBuf> =
         made.iter().map(|(analysis, _)| root(analysis.kind)).collect::<Result<_>>()?;
     let mut folders = Vec::new();
-    for ((window, root), (analysis, report)) in windows.iter().zip(roots).zip(made) {
+    for (at, ((window, root), (analysis, report))) in
+        windows.iter().zip(roots).zip(made).enumerate()
+    {
         let mut folder = match select {
             Select::Latest => root,
-            Select::All => root.join(output::of_window(window)),
+            Select::All => root.join(output::of_window(at, window)),
         };
         if args.output.is_none() {
             folder = output::free(folder, NAME, |report| output::is_of(report, &places));

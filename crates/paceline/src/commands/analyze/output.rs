@@ -104,11 +104,11 @@ pub(super) fn root(folder: &Path, current: &Path, kind: Kind) -> PathBuf {
     below.fold(root.to_owned(), |path, part| path.join(part))
 }
 
-/// The name of the folder for one of several windows.
-pub(super) fn of_window(window: &Window) -> String {
+/// The name of the folder for one of several windows, by its place among them.
+pub(super) fn of_window(at: usize, window: &Window) -> String {
     match &window.stamp {
-        Some(stamp) => format!("run_{}_{stamp}", window.idx),
-        None => format!("run_{}", window.idx),
+        Some(stamp) => format!("run_{at}_{stamp}"),
+        None => format!("run_{at}"),
     }
 }
 
@@ -201,15 +201,14 @@ mod tests {
 
     #[test]
     fn windows_have_folders_of_their_own() {
-        let window = |idx, stamp: Option<&str>| Window {
-            idx,
+        let window = |stamp: Option<&str>| Window {
             stamp: stamp.map(str::to_owned),
             files: Vec::new(),
             missing: Vec::new(),
             doubts: Vec::new(),
             left_out: Vec::new(),
         };
-        assert_eq!(of_window(&window(0, Some("1700"))), "run_0_1700");
-        assert_eq!(of_window(&window(3, None)), "run_3");
+        assert_eq!(of_window(0, &window(Some("1700"))), "run_0_1700");
+        assert_eq!(of_window(3, &window(None)), "run_3");
     }
 }
