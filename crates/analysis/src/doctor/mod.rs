@@ -160,26 +160,23 @@ fn diagnose(timelines: &[Timeline], together: &Together, options: &Options) -> D
 
 /// Causes that these traces do not show, and what to record for them.
 fn unseen(timelines: &[Timeline]) -> Vec<String> {
-    let mut unseen = Vec::new();
-    let none = |has: fn(&Timeline) -> bool| !timelines.iter().any(has);
-    if none(|of| !steps::of(of).is_empty()) {
-        unseen.push(
+    let facts: [(fn(&Timeline) -> bool, &str); 3] = [
+        (
+            |of| !steps::of(of).is_empty(),
             "No step is named, so work of the loop cannot be told from work that is done once, and nothing is advised: call \
-             prof.step() after each step."
-                .to_owned(),
-        );
-    }
-    if none(|of| !of.products.is_empty()) {
-        unseen.push(
-            "No product has shapes, so its speed cannot be judged: record with record_shapes=True."
-                .to_owned(),
-        );
-    }
-    if none(|of| !of.memory.is_empty()) {
-        unseen.push(
-            "No allocation is recorded, so memory cannot be judged: record with profile_memory=True.".to_owned(),
-        );
-    }
+             prof.step() after each step.",
+        ),
+        (
+            |of| !of.products.is_empty(),
+            "No product has shapes, so its speed cannot be judged: record with record_shapes=True.",
+        ),
+        (
+            |of| !of.memory.is_empty(),
+            "No allocation is recorded, so memory cannot be judged: record with profile_memory=True.",
+        ),
+    ];
+    let missing = facts.into_iter().filter(|(has, _)| !timelines.iter().any(has));
+    let mut unseen: Vec<String> = missing.map(|(_, text)| text.to_owned()).collect();
     let world = timelines.iter().filter_map(|of| of.world_size).max().unwrap_or(1);
     if timelines.len() < 2 && world > 1 {
         unseen.push(format!(

@@ -229,8 +229,8 @@ fn exposed(work: &Work) -> Vec<i64> {
             spans[step].push(TimeRange::between(item.start_ns, item.end_ns).since(work.origin_ns));
         }
     }
-    let exposed = spans
-        .into_iter()
-        .map(|spans| IntervalSet::union(spans).difference(&work.computation).len_ns() as i64);
+    let exposed = spans.into_iter().map(|spans| {
+        IntervalSet::union(spans).difference(work.times(KernelKind::Computation)).len_ns() as i64
+    });
     exposed.collect()
 }

@@ -142,11 +142,7 @@ pub(super) fn by_name(work: &Work) -> Vec<KernelStats> {
 /// The time of every combination of kinds that ran at the same time, longest first.
 pub(super) fn by_kind(work: &Work) -> Vec<(Vec<KernelKind>, i64)> {
     use KernelKind::{Communication, Computation, Memory};
-    let sets = [
-        (Computation, &work.computation),
-        (Communication, &work.communication),
-        (Memory, &work.memory),
-    ];
+    let sets = [Computation, Communication, Memory].map(|kind| (kind, work.times(kind)));
     let mut times = Vec::new();
     for mask in 1u32..8 {
         let is_in = |place: usize| mask & (1 << place) != 0;

@@ -48,16 +48,16 @@ pub(super) fn choose(timeline: &Timeline, options: &Options) -> (Steps, Window) 
         .iter()
         .filter(|annotation| annotation.is_device && numbers[annotation.name.0 as usize].is_some());
     let views = of_device.map(|annotation| rounded(annotation.time, options.rounding));
-    let all = || steps.iter().map(|step| step.time).chain(views.clone());
-    let last_start = all().map(|time| time.start_ns).max().unwrap_or(i64::MIN);
-    let last_end = all().map(|time| time.end_ns()).max().unwrap_or(i64::MIN);
+    let all = steps.iter().map(|step| step.time).chain(views);
+    let end_ns = if options.include_last_step {
+        all.map(|time| time.end_ns().saturating_add(1)).max()
+    } else {
+        all.map(|time| time.start_ns).max()
+    };
     let found = steps.len();
     if found < 2 {
         return (Steps { chosen: steps, found }, Window(None));
     }
-    if options.include_last_step {
-        return (Steps { chosen: steps, found }, Window(Some(last_end + 1)));
-    }
-    steps.pop();
-    (Steps { chosen: steps, found }, Window(Some(last_start)))
+    steps.truncate(if options.include_last_step { found } else { found - 1 });
+    (Steps { chosen: steps, found }, Window(end_ns))
 }

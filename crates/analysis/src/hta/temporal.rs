@@ -1,7 +1,7 @@
 //! How long a device computed, did other work, or was idle, and how much of its communication overlapped with
 //! its computation.
 
-use super::kernels::KernelKind;
+use super::kernels::KernelKind::{Communication, Computation};
 use super::work::Work;
 
 /// The time of a device from its first to its last kernel: HTA's temporal breakdown.
@@ -21,7 +21,7 @@ impl Temporal {
     pub(super) fn of(work: &Work) -> Self {
         let kernel_time_ns = work.extent_ns;
         let idle_ns = kernel_time_ns - work.busy_ns;
-        let compute_ns = work.merged_ns(KernelKind::Computation);
+        let compute_ns = work.merged_ns(Computation);
         let non_compute_ns = kernel_time_ns - idle_ns - compute_ns;
         Self { kernel_time_ns, idle_ns, compute_ns, non_compute_ns }
     }
@@ -43,8 +43,9 @@ pub struct Overlap {
 
 impl Overlap {
     pub(super) fn of(work: &Work) -> Self {
-        let both_ns = work.communication.intersection(&work.computation).len_ns() as i64;
-        Self { communication_ns: work.merged_ns(KernelKind::Communication), both_ns }
+        let both_ns =
+            work.times(Communication).intersection(work.times(Computation)).len_ns() as i64;
+        Self { communication_ns: work.merged_ns(Communication), both_ns }
     }
 
     /// 100 * both / communication; `None` if nothing was communicated.

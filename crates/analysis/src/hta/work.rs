@@ -54,10 +54,8 @@ pub(super) struct Work<'a> {
     pub items: Vec<Item>,
     /// The intervals of the sets below are relative to this time.
     pub origin_ns: i64,
-    /// The times in which something of this kind ran.
-    pub computation: IntervalSet,
-    pub communication: IntervalSet,
-    pub memory: IntervalSet,
+    /// The times in which something of each [`KernelKind`] ran.
+    sets: [IntervalSet; 4],
     /// `extent_ns`: from the first start to the last end. `busy_ns`: the part of it in which anything ran.
     pub extent_ns: i64,
     pub busy_ns: i64,
@@ -91,9 +89,9 @@ impl<'a> Work<'a> {
         let pieces = pieces.unwrap_or_else(|| {
             items.iter().map(|item| (item.kind, item.start_ns, item.end_ns)).collect()
         });
-        let set = |kind: KernelKind| set_of(&pieces, origin_ns, kind);
-        let (computation, communication, memory) =
-            (set(KernelKind::Computation), set(KernelKind::Communication), set(KernelKind::Memory));
+        use KernelKind::{Communication, Computation, Memory, Other};
+        let sets = [Computation, Communication, Memory, Other]
+            .map(|kind| set_of(&pieces, origin_ns, kind));
         let mut all: Vec<(i64, i64)> = pieces.iter().map(|&(_, start, end)| (start, end)).collect();
         all.sort_unstable();
         let first = all.first()?.0;
@@ -108,9 +106,7 @@ impl<'a> Work<'a> {
             extent_ns: last - first,
             items,
             origin_ns,
-            computation,
-            communication,
-            memory,
+            sets,
             unlaunched: kernels.unlaunched,
             stray: kernels.stray,
             has_timed_calls: timeline.launches.iter().any(|launch| launch.time.dur_ns > 0),
@@ -135,16 +131,15 @@ impl<'a> Work<'a> {
     /// The time in which at least one item of this kind ran, computed as HTA does: an item whose duration
     /// became negative by rounding is subtracted.
     pub(super) fn merged_ns(&self, kind: KernelKind) -> i64 {
-        let set = match kind {
-            KernelKind::Computation => &self.computation,
-            KernelKind::Communication => &self.communication,
-            KernelKind::Memory => &self.memory,
-            KernelKind::Other => return merged_ns(self.bounds(kind)),
-        };
         match (self.options.rounding, self.source) {
             (Rounding::Hta, Source::Kernels) => merged_ns(self.bounds(kind)),
-            _ => set.len_ns() as i64,
+            _ => self.times(kind).len_ns() as i64,
         }
+    }
+
+    /// The times in which something of this kind ran, relative to [`Work::origin_ns`].
+    pub(super) fn times(&self, kind: KernelKind) -> &IntervalSet {
+        &self.sets[kind as usize]
     }
 
     fn bounds(&self, kind: KernelKind) -> Vec<(i64, i64)> {

@@ -16,7 +16,6 @@ mod sixteen;
 mod window;
 
 use std::borrow::Cow;
-use std::fmt;
 use std::io;
 
 pub use decimal::{float, micros_ns, scaled, signed, unsigned};
@@ -75,7 +74,7 @@ pub fn lossy(bytes: &[u8]) -> Cow<'_, str> {
 }
 
 /// Why and where reading JSON failed.
-#[derive(thiserror::Error)]
+#[derive(Debug, thiserror::Error)]
 #[error("at byte {at} of the JSON: {fault}")]
 pub struct JsonError {
     /// The offset in the decompressed JSON, in bytes.
@@ -98,13 +97,6 @@ impl JsonError {
 
 /// How a fault names the end of the input.
 const END: &str = "the end of the file";
-
-impl fmt::Debug for JsonError {
-    /// The message, because `main` and `unwrap` print this form.
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        fmt::Display::fmt(self, f)
-    }
-}
 
 /// A fault in JSON, or of its input.
 #[derive(Debug, thiserror::Error)]

@@ -2,6 +2,7 @@
 //!
 //! Input: a stream of JSON. Output: a timeline or a [`Header`]. This module does not read the events itself.
 
+use std::collections::BTreeMap;
 use std::io::Read;
 
 use super::events::Reader;
@@ -127,9 +128,7 @@ impl Header {
             match key {
                 b"distributedInfo" => return self.take(pull),
                 b"paceline" => {
-                    let mut timeline = Timeline::default();
-                    run_facts(&mut timeline, pull)?;
-                    self.is_merged = timeline.run_facts.contains_key(MERGED_RANKS);
+                    self.is_merged = run_facts(pull)?.contains_key(MERGED_RANKS);
                     if self.is_merged {
                         return Ok(());
                     }
@@ -196,7 +195,7 @@ fn top<R: Read>(reader: &mut Reader, pull: &mut Pull<R>) -> Result<(), JsonError
             b"baseTimeNanoseconds" => {
                 timeline.base_ns = pull.value()?.bytes().and_then(signed);
             }
-            b"paceline" => run_facts(timeline, pull)?,
+            b"paceline" => timeline.run_facts.extend(run_facts(pull)?),
             _ => pull.skip()?,
         }
     }
@@ -224,15 +223,16 @@ fn devices<R: Read>(timeline: &mut Timeline, pull: &mut Pull<R>) -> Result<(), J
     Ok(())
 }
 
-fn run_facts<R: Read>(timeline: &mut Timeline, pull: &mut Pull<R>) -> Result<(), JsonError> {
+fn run_facts<R: Read>(pull: &mut Pull<R>) -> Result<BTreeMap<String, String>, JsonError> {
+    let mut facts = BTreeMap::new();
     if !pull.enter_object()? {
-        return Ok(());
+        return Ok(facts);
     }
     while let Some(key) = pull.next_key()? {
         let key = lossy(key).into_owned();
         if let Some(words) = pull.value()?.words() {
-            timeline.run_facts.insert(key, words.into_owned());
+            facts.insert(key, words.into_owned());
         }
     }
-    Ok(())
+    Ok(facts)
 }

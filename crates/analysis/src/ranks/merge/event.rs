@@ -6,7 +6,7 @@
 use std::io::Read;
 
 use crate::hta::LIMIT_NS;
-use crate::json::{JsonError, Pull, Value, lossy};
+use crate::json::{JsonError, Pull, Value, lossy, unsigned};
 use crate::kineto::text::Text;
 use crate::read::Event;
 
@@ -102,15 +102,7 @@ fn copy_args<R: Read>(pull: &mut Pull<R>, out: &mut Text, place: usize) -> Resul
         let is_tie = matches!(key, b"correlation" | b"External id" | b"External Id");
         out.raw(open).string(&lossy(key)).raw(":");
         open = ",";
-        if is_tie && !pull.at_object()? && !pull.at_array()? {
-            let value = pull.value()?;
-            match value.bytes().and_then(crate::json::unsigned) {
-                Some(id) => _ = out.int(distinct(id, place)),
-                None => scalar(value, out),
-            }
-        } else {
-            copy(pull, out)?;
-        }
+        copy(pull, out, is_tie.then_some(place))?;
     }
     if open == "," {
         out.raw("}");
@@ -118,8 +110,13 @@ fn copy_args<R: Read>(pull: &mut Pull<R>, out: &mut Text, place: usize) -> Resul
     Ok(())
 }
 
-/// Copies a value. The parser limits its depth.
-fn copy<R: Read>(pull: &mut Pull<R>, out: &mut Text) -> Result<(), JsonError> {
+/// Copies a value. A number becomes distinct between ranks if it is to be, for the file with index `distinct_for`. The parser limits
+/// the depth.
+fn copy<R: Read>(
+    pull: &mut Pull<R>,
+    out: &mut Text,
+    distinct_for: Option<usize>,
+) -> Result<(), JsonError> {
     if pull.at_object()? {
         pull.begin_object()?;
         out.raw("{");
@@ -127,7 +124,7 @@ fn copy<R: Read>(pull: &mut Pull<R>, out: &mut Text) -> Result<(), JsonError> {
         while let Some(key) = pull.next_key()? {
             out.raw(separator).string(&lossy(key)).raw(":");
             separator = ",";
-            copy(pull, out)?;
+            copy(pull, out, None)?;
         }
         out.raw("}");
     } else if pull.at_array()? {
@@ -137,22 +134,19 @@ fn copy<R: Read>(pull: &mut Pull<R>, out: &mut Text) -> Result<(), JsonError> {
         while pull.next_item()? {
             out.raw(separator);
             separator = ",";
-            copy(pull, out)?;
+            copy(pull, out, None)?;
         }
         out.raw("]");
     } else {
-        scalar(pull.value()?, out);
+        let value = pull.value()?;
+        match (value, distinct_for.zip(value.bytes().and_then(unsigned))) {
+            (_, Some((place, id))) => _ = out.int(distinct(id, place)),
+            (Value::Str(text), _) => _ = out.string(&lossy(text)),
+            (Value::Num(number), _) => out.bytes.extend_from_slice(number),
+            (Value::Bool(is_so), _) => _ = out.raw(if is_so { "true" } else { "false" }),
+            // JSON cannot express `NaN` and infinities.
+            (Value::Null | Value::NonFinite | Value::Nested, _) => _ = out.raw("null"),
+        }
     }
     Ok(())
-}
-
-fn scalar(value: Value<'_>, out: &mut Text) {
-    match value {
-        Value::Str(text) => _ = out.string(&lossy(text)),
-        Value::Num(number) => out.bytes.extend_from_slice(number),
-        Value::Bool(true) => _ = out.raw("true"),
-        Value::Bool(false) => _ = out.raw("false"),
-        // JSON cannot express `NaN` and infinities.
-        Value::Null | Value::NonFinite | Value::Nested => _ = out.raw("null"),
-    }
 }

@@ -135,13 +135,10 @@ impl<'a> Follower<'a> {
             segments.push(Segment {
                 rank: self.rank(place),
                 what: piece.what.to_owned(),
-                seq: None,
                 start_ns: piece.start_ns,
                 dur_ns: piece.end_ns - piece.start_ns,
                 compute_ns: piece.compute_ns,
-                transfer_ns: 0,
-                hidden_ns: 0,
-                is_small: false,
+                ..Segment::default()
             });
         }
     }
@@ -161,10 +158,10 @@ impl<'a> Follower<'a> {
                 seq: collective.seq,
                 start_ns,
                 dur_ns: end_ns - start_ns,
-                compute_ns: 0,
                 transfer_ns: end_ns - start_ns,
                 hidden_ns: self.activities[place].compute_ns(start_ns, end_ns),
                 is_small: collective.num_elems.is_some_and(|elems| elems <= SMALL_ELEMS),
+                ..Segment::default()
             });
         }
     }

@@ -5,7 +5,7 @@
 use super::shared::{COUNT, MS, PERCENT, RANK, ms, us};
 use crate::ranks::{
     AcrossRanks, ClockSource, CriticalPath, MatchedCollective, RankClock, RankShare, RankWaits,
-    StepPath,
+    StepPath, Stragglers,
 };
 use crate::report::chart::{Chart, Color, Jump, Row, Rows, Segment, Shown};
 use crate::report::{Body, Note, Panel, Section, Weight, Width};
@@ -41,35 +41,23 @@ pub(super) fn section(across: &AcrossRanks) -> Section {
 /// Notes that a reader of this section needs.
 pub(super) fn notes(across: &AcrossRanks) -> Vec<Note> {
     let mut notes = Vec::new();
+    let mut note = |weight, text| notes.push(Note { weight, text });
     if let Some(advice) = across.path.headline() {
-        notes.push(Note { weight: Weight::Advice, text: advice });
+        note(Weight::Advice, advice);
     }
-    let incomplete = across.stragglers.num_incomplete;
-    if incomplete > 0 {
-        notes.push(Note {
-            weight: Weight::Warning,
-            text: format!(
-                "{} a rank of the group, which may have been the last to arrive.",
-                counted(
-                    incomplete as u64,
-                    &format!("of {} collectives lacks", across.stragglers.num_collectives),
-                    &format!("of {} collectives lack", across.stragglers.num_collectives),
-                )
-            ),
-        });
+    let Stragglers { num_incomplete, num_collectives, num_unmatched, .. } = across.stragglers;
+    if num_incomplete > 0 {
+        let [one, many] =
+            ["lacks", "lack"].map(|of| format!("of {num_collectives} collectives {of}"));
+        let lack = counted(num_incomplete as u64, &one, &many);
+        let text = "a rank of the group, which may have been the last to arrive.";
+        note(Weight::Warning, format!("{lack} {text}"));
     }
-    if across.stragglers.num_unmatched > 0 {
-        notes.push(Note {
-            weight: Weight::Note,
-            text: format!(
-                "{} no counterpart in another rank's trace, so who waited for whom is unknown.",
-                counted(
-                    across.stragglers.num_unmatched as u64,
-                    "call of a collective has",
-                    "calls of collectives have",
-                )
-            ),
-        });
+    if num_unmatched > 0 {
+        let (one, many) = ("call of a collective has", "calls of collectives have");
+        let have = counted(num_unmatched as u64, one, many);
+        let text = "no counterpart in another rank's trace, so who waited for whom is unknown.";
+        note(Weight::Note, format!("{have} {text}"));
     }
     notes
 }
