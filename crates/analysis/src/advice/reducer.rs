@@ -42,24 +42,21 @@ pub struct Reducer {
 impl Reducer {
     /// Reads the steps of all ranks. Errors name the facts that the traces do not show.
     pub fn of(timelines: &[Timeline]) -> Result<Self, String> {
-        if timelines.len() < 2 {
-            return Err("buckets need the traces of two ranks or more".to_owned());
-        }
-        if timelines.iter().any(|timeline| !timeline.kernels.is_empty()) {
-            return Err("these traces have work of a device; only passes of PyTorch on the processor are read".to_owned());
-        }
-        if timelines.iter().any(|timeline| timeline.gradients.is_empty()) {
-            return Err(
-                "no gradient has a size; pass record_shapes=True to torch.profiler.profile"
-                    .to_owned(),
-            );
-        }
+        let need = |holds: bool, or: &str| holds.then_some(()).ok_or(or.to_owned());
+        need(timelines.len() >= 2, "buckets need the traces of two ranks or more")?;
+        need(
+            timelines.iter().all(|timeline| timeline.kernels.is_empty()),
+            "these traces have work of a device; only passes of PyTorch on the processor are read",
+        )?;
+        need(
+            timelines.iter().all(|timeline| !timeline.gradients.is_empty()),
+            "no gradient has a size; pass record_shapes=True to torch.profiler.profile",
+        )?;
         let clocks = align(timelines);
         let matched = match_collectives(timelines, &clocks);
         let of_steps = steps_of(timelines, &clocks, &matched.all);
-        let Some((first, operations)) = of_steps.first() else {
-            return Err("no step has a backward pass on every rank".to_owned());
-        };
+        let (first, operations) =
+            of_steps.first().ok_or("no step has a backward pass on every rank")?;
         let gradients: Vec<Vec<FinalGradient>> = timelines.iter().map(sorted).collect();
         let sizes: Vec<u64> =
             finals(&gradients[0], &first[0]).iter().map(|of| of.num_elems).collect();
@@ -81,9 +78,8 @@ impl Reducer {
                     let arrival = of.arrivals.iter().find(|arrival| arrival.place == place)?;
                     let submitted =
                         bucket.gradients.iter().map(|id| ready[*id]).fold(f64::MIN, f64::max);
-                    let present_ns = arrival.start_ns.saturating_add(arrival.wait_ns);
-                    let [started, present, done] =
-                        [arrival.start_ns, present_ns, arrival.end_ns].map(ms);
+                    let [started, done] = [arrival.start_ns, arrival.end_ns].map(ms);
+                    let present = ms(arrival.start_ns.saturating_add(arrival.wait_ns));
                     Some([submitted, started, present, done])
                 };
                 let ops = operations.iter().zip(&plan).map(op).collect::<Option<Vec<_>>>()?;

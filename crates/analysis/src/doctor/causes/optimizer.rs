@@ -35,16 +35,10 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     let mut name = None;
     let (mut is_foreach, mut is_fused) = (false, false);
     for (at, call) in of.calls.iter().enumerate() {
-        if !matches!(call.kind, CallKind::Launch | CallKind::Operator) {
-            continue;
-        }
-        let Some(around) = of.around(call).find(|frame| of.text(frame.name).starts_with(OPTIMIZER))
-        else {
-            continue;
-        };
-        if of.on_device && !is_simple(of, launched[at]) {
-            continue;
-        }
+        let is_replaced = matches!(call.kind, CallKind::Launch | CallKind::Operator)
+            && (!of.on_device || is_simple(of, launched[at]));
+        let around = of.around(call).find(|frame| of.text(frame.name).starts_with(OPTIMIZER));
+        let Some(around) = around.filter(|_| is_replaced) else { continue };
         name = name.or_else(|| of.text(around.name).split('#').nth(1)?.strip_suffix(".step"));
         if call.kind == CallKind::Operator {
             tally.add(of.text(call.name).to_owned(), call.time);
@@ -52,11 +46,8 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
             least.call_ns[at] = scaled(base.call_ns[at], 0.5);
             most.call_ns[at] = scaled(base.call_ns[at], 1.0 / 3.0);
         }
-        let Some(step) =
-            of.step_at(call.time.start_ns).and_then(|step| kept.get_mut(step as usize))
-        else {
-            continue;
-        };
+        let step = of.step_at(call.time.start_ns).and_then(|step| kept.get_mut(step as usize));
+        let Some(step) = step else { continue };
         *step += 1;
         if *step > FEW {
             for plan in [&mut least, &mut most] {

@@ -249,7 +249,7 @@ impl Scan {
         self.end_all();
         let Self { mut layout, slices, flows, .. } = self;
         let row_of = |(row, time): &Point| Some(((*layout.row_ids.get(row)?, *time), None));
-        let mut of_points: HashMap<(u32, TimeRange), Option<u16>> =
+        let mut of_points: HashMap<(u32, TimeRange), Option<u32>> =
             points.iter().filter_map(row_of).collect();
         // At the same time, events come before arrows, because arrows are meant to begin and end in them.
         let key = |&(is_flow, i): &(bool, u32)| {
@@ -267,8 +267,11 @@ impl Scan {
         order.sort_unstable_by_key(key);
         layout.tracks = vec![NO_TRACK; slices.len()];
         layout.flows = vec![None; flows.len()];
-        for of_row in order.chunk_by(|a, b| key(a).0 == key(b).0) {
-            let (row, mut tracks) = (key(&of_row[0]).0, Tracks::default());
+        let (mut rest, mut first_track) = (order.as_slice(), 0);
+        for (row, of) in (0..).zip(&mut layout.rows) {
+            let (of_row, after) = rest.split_at(rest.partition_point(|at| key(at).0 == row));
+            rest = after;
+            let mut tracks = Tracks::default();
             // Ends of arrows that bind to the next event of the row.
             let mut waiting: Vec<usize> = Vec::new();
             for &(is_flow, i) in of_row {
@@ -278,6 +281,7 @@ impl Scan {
                     let Some(generation) = generation else { continue };
                     match tracks.around(at_ns, binds_next) {
                         Some((track, at_ns)) => {
+                            let track = first_track + track;
                             layout.flows[i] = Some(FlowEnd { track, at_ns, generation });
                         }
                         None if binds_next => waiting.push(i),
@@ -285,32 +289,20 @@ impl Scan {
                     }
                 } else if let Some(track) = tracks.put(slices[i].time) {
                     layout.tracks[i] = track;
-                    let time = slices[i].time;
+                    let (time, track) = (slices[i].time, first_track + u32::from(track));
                     of_points.entry((row, time)).and_modify(|of| *of = Some(track));
                     for i in waiting.drain(..) {
                         let generation = flows[i].generation.unwrap_or_default();
-                        let (track, at_ns) = (track.into(), time.start_ns.saturating_add(1));
+                        let at_ns = time.start_ns.saturating_add(1);
                         layout.flows[i] = Some(FlowEnd { track, at_ns, generation });
                     }
                 }
             }
-            layout.rows[row as usize].num_tracks = tracks.0.len().max(1) as u32;
+            (of.first_track, of.num_tracks) = (first_track, tracks.0.len().max(1) as u32);
+            first_track += of.num_tracks;
         }
-        let mut first_track = 0;
-        for row in &mut layout.rows {
-            row.first_track = first_track;
-            first_track += row.num_tracks;
-        }
-        let rows = &layout.rows;
-        for (end, flow) in layout.flows.iter_mut().zip(&flows) {
-            if let Some(end) = end {
-                end.track += rows[flow.row as usize].first_track;
-            }
-        }
-        let numbered = |((row, time), track): ((u32, TimeRange), Option<u16>)| {
-            Some((time, rows[row as usize].first_track + u32::from(track?)))
-        };
-        layout.tracks_of_points = of_points.into_iter().filter_map(numbered).collect();
+        let placed = of_points.into_iter().map(|((_, time), track)| Some((time, track?)));
+        layout.tracks_of_points = placed.flatten().collect();
         layout
     }
 

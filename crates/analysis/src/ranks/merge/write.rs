@@ -199,6 +199,12 @@ impl<'a> Writer<'a> {
     }
 }
 
+/// Counts an event that is left out.
+fn leave(count: &mut u64) -> io::Result<()> {
+    *count += 1;
+    Ok(())
+}
+
 /// Copies the events of one rank.
 struct Copier<'w, 'a> {
     writer: &'w mut Writer<'a>,
@@ -220,11 +226,9 @@ impl Copier<'_, '_> {
         }
         event.row(&mut self.row);
         let (Some(at_ns), Some(&row)) = (event.ts_ns, self.layout.row_ids.get(&self.row)) else {
-            self.writer.left_out.without_time += 1;
-            return Ok(());
+            return leave(&mut self.writer.left_out.without_time);
         };
-        let row = &self.layout.rows[row as usize];
-        let mut track = row.first_track;
+        let mut track = self.layout.rows[row as usize].first_track;
         let mut dur_ns = None;
         match phase {
             b'X' | b'B' => {
@@ -238,8 +242,7 @@ impl Copier<'_, '_> {
                     phase = b'X';
                 }
                 if within == NO_TRACK {
-                    self.writer.left_out.crowded += 1;
-                    return Ok(());
+                    return leave(&mut self.writer.left_out.crowded);
                 }
             }
             // Its begin event was written as the complete event.
@@ -249,19 +252,11 @@ impl Copier<'_, '_> {
                 self.next_flow += 1;
                 return match end {
                     Some(end) => self.flow(taken, end),
-                    None => {
-                        self.writer.left_out.loose_arrows += 1;
-                        Ok(())
-                    }
+                    None => leave(&mut self.writer.left_out.loose_arrows),
                 };
             }
-            b'C' if taken.args.bytes.is_empty() => {
-                self.writer.left_out.without_meaning += 1;
-                return Ok(());
-            }
-            0 => {
-                self.writer.left_out.without_meaning += 1;
-                return Ok(());
+            0 | b'C' if phase == 0 || taken.args.bytes.is_empty() => {
+                return leave(&mut self.writer.left_out.without_meaning);
             }
             _ => {}
         }
@@ -279,8 +274,7 @@ impl Copier<'_, '_> {
             text.raw(",\"id\":").string(&format!("{}:{}", self.place, lossy(&event.id)));
         }
         if !taken.args.bytes.is_empty() {
-            text.raw(",\"args\":");
-            text.bytes.extend_from_slice(&taken.args.bytes);
+            text.raw(",\"args\":").bytes.extend_from_slice(&taken.args.bytes);
         }
         text.raw("}");
         self.writer.count()
