@@ -166,7 +166,7 @@ fn gather_more(prefetch: usize, of: &Situation) -> Option<Remedy> {
         let seen = moments.gathers.iter().zip(reduces);
         let seen = seen.map(|(of, reduce_ms)| GatherLine { reduce_ms, ..GatherLine::of(of) });
         let seen: Vec<GatherLine> = seen.collect();
-        (seen.len() == lines.len()).then(|| Uses::measured(&seen, moments.backward[1] / 1e6))?
+        (seen.len() == lines.len()).then(|| Uses::measured(&seen, moments.backward[1]))?
     };
     let whole =
         of.observed.steps.iter().zip(of.moments).filter(|(step, _)| of.observed.is_whole(step));
@@ -185,18 +185,19 @@ fn gather_more(prefetch: usize, of: &Situation) -> Option<Remedy> {
 /// The reason why gathers stay exposed that no prefetch hides.
 fn gather_words(anatomy: &Anatomy) -> String {
     let measured: f64 = anatomy.gathers.iter().map(|line| line.exposed_ms).sum();
-    let gathering: f64 = anatomy.gathers.iter().map(|line| line.move_ms).sum();
-    let largest = anatomy.gathers.iter().max_by(|a, b| a.move_ms.total_cmp(&b.move_ms));
+    let gathering: f64 = anatomy.gathers.iter().map(|line| line.op.move_ms()).sum();
+    let largest = anatomy.gathers.iter().max_by(|a, b| a.op.move_ms().total_cmp(&b.op.move_ms()));
     match largest {
         None => "Reductions and waiting are exposed".to_owned(),
         Some(_) if measured < anatomy.means.negligible_ms() => format!(
             "{gathering:.2} ms of gathers per step are hidden but for {measured:.2}: what is exposed besides are \
              reductions and waiting"
         ),
-        Some(line) if line.move_ms > gathering / 3.0 => format!(
+        Some(line) if line.op.move_ms() > gathering / 3.0 => format!(
             "Passes wait {measured:.2} ms for gathers. {} alone takes {:.2} of their {gathering:.2} ms, so smaller \
              units would hide better",
-            line.unit, line.move_ms
+            line.unit,
+            line.op.move_ms()
         ),
         Some(_) => format!(
             "Passes wait {measured:.2} ms for gathers, which move data for {gathering:.2}. A larger batch gives them \

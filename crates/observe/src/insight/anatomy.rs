@@ -39,12 +39,12 @@ pub struct Anatomy {
     /// When each gradient was final.
     pub ready: Vec<ReadyLine>,
     /// The operations of a step, in order.
-    pub ops: Vec<OpLine>,
+    pub ops: Vec<OpMoments>,
     /// Those of the operations that carry buckets.
     pub buckets: Vec<BucketLine>,
     /// Those of the operations that sum the statistics of a synchronized batch norm. The passes wait for each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub statistics: Vec<OpLine>,
+    pub statistics: Vec<OpMoments>,
     /// The uses of units that are gathered, in order.
     pub gathers: Vec<GatherLine>,
 }
@@ -56,20 +56,13 @@ pub struct GatherLine {
     pub unit: String,
     /// Whether the backward pass uses it.
     pub is_backward: bool,
-    /// Size of the gathered unit in bytes; zero if it was still there from the forward pass.
-    pub bytes: u64,
-    /// When the operation was submitted; negative if the step before has done so.
-    pub submitted_ms: f64,
-    /// When the operation started.
-    pub sent_ms: f64,
-    /// When the unit was there.
-    pub done_ms: f64,
+    /// Its gather. It has no bytes if the unit was still there from the forward pass.
+    #[serde(flatten)]
+    pub op: OpMoments,
     /// When the pass needed it.
     pub needed_ms: f64,
     /// How long the pass waited.
     pub exposed_ms: f64,
-    /// How long the operation moved data, after all ranks had arrived.
-    pub move_ms: f64,
     /// How long the reduction of the unit's gradients moved data, if this is a use of the backward pass.
     pub reduce_ms: f64,
 }
@@ -83,29 +76,12 @@ pub struct ReadyLine {
     pub ready_ms: f64,
 }
 
-/// One operation. Its times are in milliseconds after the batch arrived.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct OpLine {
-    /// Size of the message in bytes.
-    pub bytes: u64,
-    /// When it was submitted.
-    pub ready_ms: f64,
-    /// When it started.
-    pub sent_ms: f64,
-    /// When all ranks had arrived.
-    pub present_ms: f64,
-    /// When it finished.
-    pub done_ms: f64,
-    /// The percentage of its time during which the main thread computed.
-    pub hidden_pct: f64,
-}
-
 /// One bucket.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct BucketLine {
     /// Its operation.
     #[serde(flatten)]
-    pub op: OpLine,
+    pub op: OpMoments,
     /// The units whose gradients it carries, those of the last layers first.
     pub units: Vec<String>,
 }
@@ -123,10 +99,10 @@ impl Anatomy {
         }
         let mean = |part: fn(&StepTimes) -> u64| steps.mean(part).unwrap_or(0.0) / 1e6;
         let moments = Moments::mean(reports.iter().map(|report| &report.alike.moments));
-        let ops: Vec<OpLine> = moments.ops.iter().map(OpLine::of).collect();
+        let ops = moments.ops;
         let ready = moments.ready.iter().map(|of| ReadyLine {
             param: layout.params()[of.param].name.clone(),
-            ready_ms: of.at / 1e6,
+            ready_ms: of.at_ms,
         });
         let alike = &reports[0].alike;
         let gathers = moments.gathers.iter().map(|of| {
@@ -134,7 +110,7 @@ impl Anatomy {
             let reduction = reduction.and_then(|at| ops.get(at));
             GatherLine {
                 unit: layout.units()[of.unit].name.clone(),
-                reduce_ms: reduction.map_or(0.0, |op| op.done_ms - op.present_ms),
+                reduce_ms: reduction.map_or(0.0, OpMoments::move_ms),
                 ..GatherLine::of(of)
             }
         });
@@ -154,8 +130,8 @@ impl Anatomy {
                 communication_ms: mean(|t| t.communicating),
             },
             hidden_ms: mean(|t| t.hidden),
-            backward_begin_ms: moments.backward[0] / 1e6,
-            backward_end_ms: moments.backward[1] / 1e6,
+            backward_begin_ms: moments.backward[0],
+            backward_end_ms: moments.backward[1],
             slowest: slowest(steps),
             ready: ready.collect(),
             buckets: lines.collect(),
@@ -173,43 +149,16 @@ impl Anatomy {
     /// communication.
     pub fn hidden_pct(&self) -> Option<f64> {
         let all_ms = self.means.communication_ms;
-        (all_ms > 0.0).then(|| pct(self.hidden_ms, all_ms))
-    }
-}
-
-impl OpLine {
-    fn of(of: &OpMoments) -> Self {
-        Self {
-            bytes: of.bytes,
-            ready_ms: of.ready / 1e6,
-            sent_ms: of.sent / 1e6,
-            present_ms: of.present / 1e6,
-            done_ms: of.done / 1e6,
-            hidden_pct: pct(of.hidden, of.done - of.sent),
-        }
+        (all_ms > 0.0).then(|| 100.0 * self.hidden_ms / all_ms)
     }
 }
 
 impl GatherLine {
     /// A use of a unit, without the unit's name and the reduction of its gradients.
     pub(super) fn of(of: &GatherMoments) -> Self {
-        let op = OpLine::of(&of.op);
-        Self {
-            is_backward: of.is_backward,
-            bytes: op.bytes,
-            submitted_ms: op.ready_ms,
-            sent_ms: op.sent_ms,
-            done_ms: op.done_ms,
-            needed_ms: of.needed / 1e6,
-            exposed_ms: of.exposed / 1e6,
-            move_ms: op.done_ms - op.present_ms,
-            ..Self::default()
-        }
+        let GatherMoments { is_backward, op, needed_ms, exposed_ms, .. } = *of;
+        Self { is_backward, op, needed_ms, exposed_ms, ..Self::default() }
     }
-}
-
-fn pct(part: f64, whole: f64) -> f64 {
-    if whole > 0.0 { 100.0 * part / whole } else { 0.0 }
 }
 
 /// Only exposed waiting counts: a wait that arithmetic hides costs nothing.
@@ -241,7 +190,13 @@ pub(crate) mod tests {
             };
             steps.push(number as u64, &times, &loss(1, true));
         }
-        let op = OpMoments { bytes: 8, sent: 4e6, done: 8e6, hidden: 1e6, ..OpMoments::default() };
+        let op = OpMoments {
+            bytes: 8,
+            sent_ms: 4.0,
+            done_ms: 8.0,
+            hidden_ms: 1.0,
+            ..OpMoments::default()
+        };
         let moments = Moments { ops: vec![op], ..Moments::default() };
         let alike = AlikeSteps { moments, bucket_ops: vec![0], ..AlikeSteps::default() };
         RankReport { steps, alike, ..RankReport::default() }

@@ -32,11 +32,11 @@ impl Uses {
         let first = lines.first()?;
         let next_needed = lines.iter().skip(1).map(|line| line.needed_ms).chain([backward_end_ms]);
         let uses = lines.iter().zip(next_needed).map(|(line, next)| Use {
-            gather: (line.bytes > 0).then_some(line.move_ms),
+            gather: (line.op.bytes > 0).then_some(line.op.move_ms()),
             compute: (next - line.needed_ms - line.exposed_ms).max(0.0),
             reduce: line.reduce_ms,
         });
-        let lead = (first.needed_ms - first.submitted_ms).max(0.0);
+        let lead = (first.needed_ms - first.op.ready_ms).max(0.0);
         Some(Self { uses: uses.collect(), lead })
     }
 

@@ -65,7 +65,7 @@ fn clocks(step: &[&StepSample]) -> Vec<f64> {
     let of_rank = |sample: &&StepSample| {
         let begin = between(sample, first);
         let presents = sample.moments.ops.iter().zip(&first.moments.ops);
-        median(presents.map(|(own, of)| begin + (own.present - of.present) / 1e6))
+        median(presents.map(|(own, of)| begin + own.present_ms - of.present_ms))
     };
     step.iter().map(|sample| of_rank(sample).unwrap_or(0.0)).collect()
 }
@@ -91,11 +91,11 @@ fn seen(step: &[&StepSample], errors: &[f64]) -> Seen {
     };
     let rank = |(sample, error): (&&StepSample, &f64)| {
         let shift = between(sample, step[0]) - error;
-        let at = |ns: f64| ns / 1e6 + shift;
-        let op = |of: &OpMoments| [of.ready, of.sent, of.present, of.done].map(at);
+        let at = |ms: f64| ms + shift;
+        let op = |of: &OpMoments| [of.ready_ms, of.sent_ms, of.present_ms, of.done_ms].map(at);
         RankStep {
             backward: sample.moments.backward.map(at),
-            ready: sample.moments.ready.iter().map(|of| at(of.at)).collect(),
+            ready: sample.moments.ready.iter().map(|of| at(of.at_ms)).collect(),
             ops: sample.moments.ops.iter().map(op).collect(),
             waiting: ms(sample.waiting),
         }
@@ -117,12 +117,11 @@ mod tests {
     /// A rank whose clock is ahead by `ahead_ms`, and which begins each step `late_ms` after the hour.
     fn report(ahead_ms: u64, late_ms: u64, numbers: &[u64]) -> RankReport {
         // The last rank arrives at 20 ms of everybody's time.
-        let late = late_ms as f64 * 1e6;
-        let (bytes, hidden) = (8, 0.0);
-        let (present, done) = (20e6 - late, 30e6 - late);
+        let (present_ms, done_ms) = (20.0 - late_ms as f64, 30.0 - late_ms as f64);
+        let op = OpMoments { bytes: 8, ready_ms: 10.0, sent_ms: 11.0, ..OpMoments::default() };
         let moments = Moments {
-            ops: vec![OpMoments { bytes, ready: 10e6, sent: 11e6, present, done, hidden }],
-            ready: vec![ReadyMoment { param: 3, at: 10e6 }],
+            ops: vec![OpMoments { present_ms, done_ms, ..op }],
+            ready: vec![ReadyMoment { param: 3, at_ms: 10.0 }],
             ..Moments::default()
         };
         let mut report = RankReport::default();

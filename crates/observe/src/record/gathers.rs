@@ -4,13 +4,14 @@
 //! unit. This file does not know how a strategy decides when to gather.
 
 use paceline_collectives::{OpRecord, Purpose};
+use paceline_host::text::ms;
 use paceline_strategies::span;
 use paceline_trace::SpanTrack;
 use serde::{Deserialize, Serialize};
 
 use crate::record::op_moments::OpMoments;
 
-/// A use of a unit in a step. Its times are in nanoseconds since the step began, and negative before.
+/// A use of a unit in a step. Its times are in milliseconds since the step began, and negative before.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct GatherMoments {
     /// The number of the unit.
@@ -20,15 +21,15 @@ pub struct GatherMoments {
     /// Its gather. It has no bytes if the unit was still there and nothing was gathered.
     pub op: OpMoments,
     /// When the pass needed the unit.
-    pub needed: f64,
+    pub needed_ms: f64,
     /// How long the pass waited.
-    pub exposed: f64,
+    pub exposed_ms: f64,
 }
 
 /// The uses of a step, in order. `records` have the operations that the step before has submitted for this one too. Empty if
 /// the strategy gathers nothing.
 pub fn uses(begin_ns: u64, track: &SpanTrack, records: &[OpRecord]) -> Vec<GatherMoments> {
-    let since = |ns: u64| ns as f64 - begin_ns as f64;
+    let since = |ns: u64| (ns as f64 - begin_ns as f64) / 1e6;
     let last_ns = next_step_ns(track);
     let mut sent: Vec<&OpRecord> = records
         .iter()
@@ -45,8 +46,8 @@ pub fn uses(begin_ns: u64, track: &SpanTrack, records: &[OpRecord]) -> Vec<Gathe
             let mut of_use = GatherMoments {
                 unit: needed.id,
                 is_backward: backward_ns.is_some_and(|begin| needed.at_ns >= begin),
-                needed: since(needed.at_ns),
-                exposed: (there.at_ns - needed.at_ns) as f64,
+                needed_ms: since(needed.at_ns),
+                exposed_ms: ms(there.at_ns - needed.at_ns),
                 ..GatherMoments::default()
             };
             let place = sent.iter().position(|of| of.purpose == Purpose::Gather(needed.id));
@@ -92,8 +93,9 @@ mod tests {
         ];
         let uses = uses(1000, &track, &records);
         let times = |at: usize| {
-            let GatherMoments { unit, is_backward, op, needed, exposed } = uses[at];
-            (unit, is_backward, [op.ready, op.done, needed, exposed])
+            let GatherMoments { unit, is_backward, op, needed_ms, exposed_ms } = uses[at];
+            let times = [op.ready_ms, op.done_ms, needed_ms, exposed_ms];
+            (unit, is_backward, times.map(|ms| (ms * 1e6).round()))
         };
         assert_eq!(times(0), (7, false, [-9.0, 15.0, 10.0, 5.0]));
         assert_eq!(times(1), (8, false, [2.0, 50.0, 100.0, 1.0]));

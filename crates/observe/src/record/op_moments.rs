@@ -3,40 +3,52 @@
 use paceline_collectives::OpRecord;
 use serde::{Deserialize, Serialize};
 
-/// The moments of an operation, in nanoseconds since its step began.
+/// The moments of an operation, in milliseconds since its step began: since the batch arrived.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
 pub struct OpMoments {
     /// Size of the message in bytes.
     pub bytes: u64,
     /// When it was submitted. For a bucket, this is when its gradients were final.
-    pub ready: f64,
+    pub ready_ms: f64,
     /// When it started.
-    pub sent: f64,
+    pub sent_ms: f64,
     /// When all ranks had arrived.
-    pub present: f64,
+    pub present_ms: f64,
     /// When the result was there.
-    pub done: f64,
+    pub done_ms: f64,
     /// The part of its time during which the main thread computed, if that was asked for.
-    pub hidden: f64,
+    pub hidden_ms: f64,
 }
 
 impl OpMoments {
-    /// Those of an operation. `since` gives the time since the step began.
+    /// Those of an operation. `since` gives the milliseconds since the step began.
     pub fn of(OpRecord { bytes, times, .. }: &OpRecord, since: impl Fn(u64) -> f64) -> Self {
         Self {
             bytes: *bytes as u64,
-            ready: since(times.submitted_ns),
-            sent: since(times.started_ns),
-            present: since(times.present_ns),
-            done: since(times.finished_ns),
-            hidden: 0.0,
+            ready_ms: since(times.submitted_ns),
+            sent_ms: since(times.started_ns),
+            present_ms: since(times.present_ns),
+            done_ms: since(times.finished_ns),
+            hidden_ms: 0.0,
         }
+    }
+
+    /// How long it moved data, after all ranks had arrived.
+    pub fn move_ms(&self) -> f64 {
+        self.done_ms - self.present_ms
+    }
+
+    /// The percentage of its time during which the main thread computed.
+    pub fn hidden_pct(&self) -> f64 {
+        let whole_ms = self.done_ms - self.sent_ms;
+        if whole_ms > 0.0 { 100.0 * self.hidden_ms / whole_ms } else { 0.0 }
     }
 
     /// Its times: submitted, started, all ranks there, done, and the hidden part.
     pub fn times(&mut self) -> [&mut f64; 5] {
-        let Self { ready, sent, present, done, hidden, .. } = self;
-        [ready, sent, present, done, hidden]
+        let Self { ready_ms, sent_ms, present_ms, done_ms, hidden_ms, .. } = self;
+        [ready_ms, sent_ms, present_ms, done_ms, hidden_ms]
     }
 }
 

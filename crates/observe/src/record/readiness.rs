@@ -5,6 +5,7 @@
 //! counted.
 
 use paceline_collectives::{OpRecord, Purpose};
+use paceline_host::text::ms;
 use paceline_strategies::span;
 use paceline_trace::{IntervalSet, Span, SpanTrack};
 use serde::{Deserialize, Serialize};
@@ -13,16 +14,16 @@ use crate::record::gathers::{self, GatherMoments};
 use crate::record::op_moments::OpMoments;
 use crate::record::samples::StepSamples;
 
-/// When a parameter's gradient was final, in nanoseconds since the step began.
+/// When a parameter's gradient was final, in milliseconds since the step began.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ReadyMoment {
     /// The parameter's index.
     pub param: usize,
     /// When it was final.
-    pub at: f64,
+    pub at_ms: f64,
 }
 
-/// The moments of a step, in nanoseconds since it began; also their sums and means over steps that are alike, and over ranks.
+/// The moments of a step, in milliseconds since it began; also their sums and means over steps that are alike, and over ranks.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Moments {
     /// Number of operations, whether or not they are followed.
@@ -48,16 +49,16 @@ impl Moments {
         track: &SpanTrack,
         computing: &IntervalSet,
     ) -> Self {
-        let since = |ns: u64| ns.saturating_sub(begin_ns) as f64;
+        let since = |ns: u64| ms(ns.saturating_sub(begin_ns));
         let op = |record: &OpRecord| {
             let times = &record.times;
             let span = Span { start_ns: times.started_ns, end_ns: times.finished_ns };
-            let hidden = IntervalSet::union([span]).intersection(computing).len_ns() as f64;
-            OpMoments { hidden, ..OpMoments::of(record, since) }
+            let hidden = IntervalSet::union([span]).intersection(computing);
+            OpMoments { hidden_ms: ms(hidden.len_ns()), ..OpMoments::of(record, since) }
         };
         let followed = if records.len() <= MAX_OPS { records } else { &[] };
         let ready = track.marked(span::GRADIENT_READY);
-        let ready = ready.map(|mark| ReadyMoment { param: mark.id, at: since(mark.at_ns) });
+        let ready = ready.map(|mark| ReadyMoment { param: mark.id, at_ms: since(mark.at_ns) });
         let backward = track.named(span::BACKWARD).max_by_key(|span| span.end_ns);
         Self {
             num_ops: records.len(),
@@ -112,19 +113,20 @@ impl Moments {
         self.ops.iter_mut().zip(&other.ops).for_each(|(sum, of)| add(sum, *of));
         for (sum, of) in self.gathers.iter_mut().zip(&other.gathers) {
             add(&mut sum.op, of.op);
-            sum.needed += of.needed;
-            sum.exposed += of.exposed;
+            sum.needed_ms += of.needed_ms;
+            sum.exposed_ms += of.exposed_ms;
         }
-        self.ready.iter_mut().zip(&other.ready).for_each(|(sum, of)| sum.at += of.at);
+        self.ready.iter_mut().zip(&other.ready).for_each(|(sum, of)| sum.at_ms += of.at_ms);
         self.backward.iter_mut().zip(other.backward).for_each(|(sum, of)| *sum += of);
     }
 
     fn divide(&mut self, count: f64) {
         let gathers = self.gathers.iter_mut();
-        let gathers = gathers
-            .flat_map(|of| of.op.times().into_iter().chain([&mut of.needed, &mut of.exposed]));
+        let gathers = gathers.flat_map(|of| {
+            of.op.times().into_iter().chain([&mut of.needed_ms, &mut of.exposed_ms])
+        });
         let ops = self.ops.iter_mut().flat_map(OpMoments::times);
-        let ready = self.ready.iter_mut().map(|of| &mut of.at);
+        let ready = self.ready.iter_mut().map(|of| &mut of.at_ms);
         ops.chain(gathers).chain(ready).chain(&mut self.backward).for_each(|sum| *sum /= count);
     }
 }
@@ -210,12 +212,12 @@ mod tests {
         add(&mut steps, 1000, &[8], &[3]);
         add(&mut steps, 2000, &[8], &[3]);
         let AlikeSteps { count, num_unlike, moments, bucket_ops, .. } = steps.mean();
-        let (bytes, hidden) = (8, 40.0);
-        let expected =
-            OpMoments { bytes, ready: 25.0, sent: 35.0, present: 45.0, done: 75.0, hidden };
-        assert_eq!(moments.ops, [expected]);
-        assert_eq!(moments.ready, [ReadyMoment { param: 3, at: 4.0 }]);
-        assert_eq!(moments.backward, [0.0, 100.0]);
+        let mut op = moments.ops[0];
+        assert_eq!((op.bytes, moments.ops.len()), (8, 1));
+        let ns = |ms: f64| (ms * 1e6).round();
+        assert_eq!(op.times().map(|of| ns(*of)), [25.0, 35.0, 45.0, 75.0, 40.0]);
+        assert_eq!((moments.ready[0].param, ns(moments.ready[0].at_ms)), (3, 4.0));
+        assert_eq!(moments.backward.map(ns), [0.0, 100.0]);
         assert_eq!((count, num_unlike), (2, 0));
         assert!(bucket_ops.is_empty(), "no bucket was marked");
     }

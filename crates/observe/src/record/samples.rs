@@ -118,7 +118,7 @@ mod tests {
         let kept = |num_ready: usize, steps: u64| {
             let mut samples = StepSamples::default();
             for _ in 0..steps {
-                let ready = vec![ReadyMoment { param: 0, at: 0.0 }; num_ready];
+                let ready = vec![ReadyMoment { param: 0, at_ms: 0.0 }; num_ready];
                 let moments = Moments { ready, ..Moments::default() };
                 samples.push(|| StepSample { moments, ..StepSample::default() });
                 assert!(samples.kept.len() <= STEPS.1);

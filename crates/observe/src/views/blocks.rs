@@ -267,14 +267,15 @@ fn anatomy_lines(steps: &AllSteps, anatomy: &Anatomy, width: Option<usize>) -> V
 fn gather_table(anatomy: &Anatomy, width: Option<usize>) -> String {
     let line = |of: &GatherLine| {
         let ms = |ms: f64| format!("{ms:.2}");
-        let of_op = |value: f64| if of.bytes > 0 { ms(value) } else { "-".to_owned() };
+        let op = &of.op;
+        let of_op = |value: f64| if op.bytes > 0 { ms(value) } else { "-".to_owned() };
         [
             of.unit.clone(),
             if of.is_backward { "backward" } else { "forward" }.to_owned(),
-            if of.bytes > 0 { ms(of.bytes as f64 / 1e6) } else { "kept".to_owned() },
-            of_op(of.submitted_ms),
-            of_op(of.sent_ms),
-            of_op(of.done_ms),
+            if op.bytes > 0 { ms(op.bytes as f64 / 1e6) } else { "kept".to_owned() },
+            of_op(op.ready_ms),
+            of_op(op.sent_ms),
+            of_op(op.done_ms),
             ms(of.needed_ms),
             ms(of.exposed_ms),
         ]
@@ -306,7 +307,7 @@ fn bucket_table(anatomy: &Anatomy, width: Option<usize>) -> String {
             ms(op.ready_ms),
             ms(op.sent_ms),
             ms(op.done_ms),
-            format!("{:.0}", op.hidden_pct),
+            format!("{:.0}", op.hidden_pct()),
             units.join(" "),
         ]
     };

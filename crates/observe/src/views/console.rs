@@ -231,6 +231,18 @@ impl<'a> Console<'a> {
         ));
     }
 
+    /// The end of an epoch, or of the run within it.
+    fn epoch_ended(&mut self, epoch: u64, cut_after: Option<usize>, facts: &str) {
+        let counted = |_| format!("; {}", self.epoch.counted());
+        let batches = self.config.output.log_every.map_or(String::new(), counted);
+        // A part of an epoch is not called an epoch.
+        let part = cut_after.map_or(String::new(), |batches| {
+            format!(", {batches} of {} batches", self.config.steps_per_epoch)
+        });
+        let num_epochs = self.config.epochs;
+        self.say(format!("Epoch {}/{num_epochs}{part}: {facts}{batches}", epoch + 1));
+    }
+
     /// The time of all steps, if lines say it of some of them.
     fn trained(&mut self) {
         if let (Some(_), Some(begin)) = (self.config.output.log_every, self.begin) {
@@ -246,7 +258,7 @@ impl<'a> Console<'a> {
         }
         lines.iter().for_each(|line| self.say(line));
         facts.missing_files().iter().for_each(|what| self.say(format!("Not written: {what}")));
-        let picture = if step_lines::lanes_of(facts).is_empty() {
+        let picture = if facts.pipeline.is_none() && step_lines::lanes_of(facts).is_empty() {
             String::new()
         } else {
             format!("; {} is a picture of a step", step_lines::FILE_NAME)
@@ -267,7 +279,6 @@ impl<'a> Console<'a> {
 
 impl Listener for Console<'_> {
     fn on(&mut self, event: &Event) -> Result<()> {
-        let num_epochs = self.config.epochs;
         match event {
             Event::Placed { .. } | Event::Built(_) | Event::Begun { .. }
                 if self.is_only_progress => {}
@@ -306,18 +317,9 @@ impl Listener for Console<'_> {
             }
             Event::EpochEnded { epoch, sums, has_classes, cut_after, took } => {
                 let accuracy = accuracy(has_classes.then(|| sums.accuracy()));
-                let counted = |_| format!("; {}", self.epoch.counted());
-                let batches = self.config.output.log_every.map_or(String::new(), counted);
-                // A part of an epoch is not called an epoch.
-                let part = cut_after.map_or(String::new(), |batches| {
-                    format!(", {batches} of {} batches", self.config.steps_per_epoch)
-                });
-                self.say(format!(
-                    "Epoch {}/{num_epochs}{part}: loss {}{accuracy}, {}{batches}",
-                    epoch + 1,
-                    printed("train_loss").shown(sums.mean_loss()),
-                    printed("total_s").with_unit(took.as_secs_f64())
-                ));
+                let loss = printed("train_loss").shown(sums.mean_loss());
+                let seconds = printed("total_s").with_unit(took.as_secs_f64());
+                self.epoch_ended(*epoch, *cut_after, &format!("loss {loss}{accuracy}, {seconds}"));
             }
             Event::TrainingEnded(_) => {
                 if let Some(bar) = &mut self.bar {

@@ -12,7 +12,7 @@ use paceline_settings::config::TrainConfig;
 use crate::figures::event::{Event, Listener};
 use crate::views::blocks::{detail_lines, summary_lines};
 use crate::views::console::answer_lines;
-use crate::views::{head, pipeline_page, step_lines};
+use crate::views::{head, step_lines};
 
 /// The name of the text.
 pub const SUMMARY_TEXT: &str = "summary.txt";
@@ -48,7 +48,6 @@ impl Listener for EndFiles<'_> {
                 let files = [
                     (SUMMARY_TEXT, Some(text.join("\n") + "\n")),
                     (step_lines::FILE_NAME, step_lines::svg(facts)?),
-                    (pipeline_page::FILE_NAME, pipeline_page::html(facts)?),
                 ];
                 for (name, contents) in files {
                     if let Some(contents) = contents {

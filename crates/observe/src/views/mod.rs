@@ -5,9 +5,9 @@
 //! | [`console`], [`blocks`], [`memory_lines`] | on the terminal: the epochs, the steps and the summary |
 //! | [`jsonl`], [`tensorboard`] | a line or a point for each step, evaluation and checkpoint: `metrics.jsonl`, event files |
 //! | [`summary`] | `summary.json`, and the file of `--json` |
-//! | [`end_files`] | `summary.txt`, `step.svg` and `pipeline.html` |
+//! | [`end_files`] | `summary.txt` and `step.svg` |
 //! | `step_lines` | the time line of a step, on the terminal and as `step.svg` |
-//! | `pipeline_lines`, `pipeline_page` | why the ranks of a pipeline were idle, on the terminal and for a browser |
+//! | `pipeline_lines`, `pipeline_lanes` | why the ranks of a pipeline were idle, and their step in that picture |
 //! | [`profiler`] | traces of some of the steps |
 
 mod appended;
@@ -17,8 +17,8 @@ pub mod end_files;
 mod head;
 pub mod jsonl;
 pub mod memory_lines;
+mod pipeline_lanes;
 mod pipeline_lines;
-mod pipeline_page;
 pub mod profiler;
 mod step_lines;
 pub mod summary;

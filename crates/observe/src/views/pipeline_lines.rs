@@ -23,27 +23,15 @@ pub(crate) fn ledger(facts: &PipelineFacts, width: Option<usize>) -> Vec<String>
 }
 
 /// The ledger, a row for each rank and one for their mean.
-pub(crate) fn table(facts: &PipelineFacts) -> Table {
+fn table(facts: &PipelineFacts) -> Table {
     type Row = (String, RankAccount);
+    let ms = ("ms", 2);
     let mut columns = Columns::new()
-        .add("rank", "rank", ("", 0), "The rank.", |(rank, _): &Row| rank.clone())
-        .add("step", "step", ("ms", 2), "The step of the rank.", |(_, of)| of.step)
-        .add(
-            "busy",
-            "busy",
-            ("ms", 2),
-            "Arithmetic, the optimizer, synchronization.",
-            |(_, of)| of.busy,
-        );
+        .add("", "rank", ("", 0), "", |(rank, _): &Row| rank.clone())
+        .add("", "step", ms, "", |(_, of)| of.step)
+        .add("", "busy", ms, "", |(_, of)| of.busy);
     for part in IdlePart::all(&facts.ranks) {
-        let name = part.name();
-        let key = name.replace(" + ", "_").replace(' ', "_");
-        let definition = if name.contains("rest") {
-            "Idle time, also what no rehearsal explains."
-        } else {
-            "Idle time."
-        };
-        columns = columns.add(key, name, ("ms", 2), definition, move |(_, of)| part.of(of));
+        columns = columns.add("", part.name(), ms, "", move |(_, of)| part.of(of));
     }
     let ranks = facts.ranks.iter().enumerate().map(|(rank, of)| (rank.to_string(), of.clone()));
     columns.table(ranks.chain([("mean".to_owned(), facts.mean())]).collect::<Vec<Row>>())

@@ -1,8 +1,8 @@
 //! The time line of a step: the work of the main thread, and beside it the buckets on their way. As lines of text, and as
 //! `step.svg`.
 //!
-//! The anatomy of a run goes in. All times are means over ranks and steps, so the picture is of no single step. Strategies
-//! that communicate after the optimizer, and pipelines, have other pictures or none.
+//! The anatomy of a run goes in. All times are means over ranks and steps, so the picture is of no single step. Pipelines have
+//! another picture in the same file. Strategies that communicate after the optimizer have none.
 
 use paceline_choices::strategies::Advice;
 use paceline_failure::{Failure, Result};
@@ -10,8 +10,10 @@ use paceline_host::text::plural;
 use paceline_table::chart::{Chart, Color, Picture, Row, Rows, Segment, Shown};
 
 use crate::figures::facts::Facts;
-use crate::insight::anatomy::{Anatomy, OpLine};
+use crate::insight::anatomy::Anatomy;
+use crate::record::op_moments::OpMoments;
 use crate::views::blocks::has_anatomy;
+use crate::views::pipeline_lanes;
 
 /// How wide a picture is at most, and where no width is known.
 const WIDTH: usize = 80;
@@ -21,24 +23,26 @@ const NUMBERS: &[u8] = b"0123456789abcdefghijklmnopqrstuvwxyz";
 /// The name of the picture in the run folder.
 pub(crate) const FILE_NAME: &str = "step.svg";
 
-/// The picture for a file, if the steps have this form.
+/// The picture for a file, if the steps have this form or are those of a pipeline.
 pub(crate) fn svg(facts: &Facts) -> Result<Option<String>> {
-    let lanes = lanes_of(facts);
-    if lanes.is_empty() {
+    let (rows, subtitle) = match &facts.pipeline {
+        Some(of) => (pipeline_lanes::rows(of), pipeline_lanes::subtitle(facts, of)),
+        None => {
+            let (model, strategy) = (facts.config.model.name(), facts.config.strategy.name());
+            let ranks = plural(facts.config.world_size, "rank");
+            let subtitle = format!("{model}, {strategy}, {ranks}: means over ranks and steps");
+            (explained(lanes_of(facts)), subtitle)
+        }
+    };
+    if rows.is_empty() {
         return Ok(None);
     }
-    let subtitle = format!(
-        "{}, {}, {}: means over ranks and steps",
-        facts.config.model.name(),
-        facts.config.strategy.name(),
-        plural(facts.config.world_size, "rank")
-    );
-    let svg = picture(lanes, subtitle).svg();
+    let svg = picture(rows, subtitle).svg();
     Ok(Some(svg.map_err(|error| Failure::Run(format!("{FILE_NAME}: {error}")))?))
 }
 
-/// The rows as a chart, whose legend explains the buckets.
-fn picture(mut lanes: Vec<Row>, subtitle: String) -> Picture {
+/// The rows with names of buckets for a legend.
+fn explained(mut lanes: Vec<Row>) -> Vec<Row> {
     for segment in lanes.iter_mut().skip(1).flat_map(|lane| &mut lane.segments) {
         segment.kind = match segment.color {
             Color::Wait => "bucket waits for the last rank",
@@ -46,8 +50,12 @@ fn picture(mut lanes: Vec<Row>, subtitle: String) -> Picture {
         }
         .to_owned();
     }
+    lanes
+}
+
+fn picture(rows: Vec<Row>, subtitle: String) -> Picture {
     let title = "Where the time of a step goes".to_owned();
-    Picture { title, subtitle, chart: Chart::Rows(Rows::new(Shown::Lanes, "ms", lanes)) }
+    Picture { title, subtitle, chart: Chart::Rows(Rows::new(Shown::Lanes, "ms", rows)) }
 }
 
 /// The picture of the usual step as text, or nothing if the steps do not have this form.
@@ -92,7 +100,7 @@ fn lanes(anatomy: &Anatomy, step_ms: f64, optimizer_ms: f64) -> Vec<Row> {
     };
     let lane = |label: &str, segments| Row { label: label.to_owned(), segments, ..Row::default() };
     let mut lanes = vec![lane("main", main.map(segment).into())];
-    let bucket = |(at, op): (usize, &OpLine)| {
+    let bucket = |(at, op): (usize, &OpMoments)| {
         let name = format!("bucket {at}");
         let wait = Segment {
             start: op.sent_ms,
@@ -149,13 +157,13 @@ mod tests {
 
     fn anatomy(buckets: &[[f64; 3]]) -> Anatomy {
         let bucket = |[sent_ms, present_ms, done_ms]: &[f64; 3]| {
-            let op = OpLine {
+            let op = OpMoments {
                 bytes: 8,
                 ready_ms: *sent_ms,
                 sent_ms: *sent_ms,
                 present_ms: *present_ms,
                 done_ms: *done_ms,
-                hidden_pct: 0.0,
+                hidden_ms: 0.0,
             };
             BucketLine { op, units: Vec::new() }
         };
@@ -181,7 +189,7 @@ mod tests {
     #[test]
     fn the_picture_names_what_is_drawn() {
         let lanes = lanes(&anatomy(&[[14.0, 16.0, 20.0], [30.0, 30.0, 36.0]]), 40.0, 4.0);
-        let svg = picture(lanes, "cnn, ddp, 2 ranks".to_owned()).svg().unwrap();
+        let svg = picture(explained(lanes), "cnn, ddp, 2 ranks".to_owned()).svg().unwrap();
         let shown = [
             "cnn, ddp",
             "forward",

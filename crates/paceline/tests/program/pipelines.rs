@@ -221,9 +221,9 @@ fn a_run_says_why_its_stages_were_idle() {
     let run = sandbox.train(&format!("{SMALL} {flags}")).ok();
     assert!(run.stdout.contains("why ranks are idle"), "{}", run.stdout);
     let folder = sandbox.run_folder();
-    let page = std::fs::read_to_string(folder.join("pipeline.html")).unwrap();
-    for word in ["As planned", "As run", "Idle time by cause", "head of line"] {
-        assert!(page.contains(word), "the page has {word}");
+    let picture = std::fs::read_to_string(folder.join("step.svg")).unwrap();
+    for word in ["As planned", "As run", "zb_h1 on 2 ranks", "stage 1", "backward, weights"] {
+        assert!(picture.contains(word), "the picture has {word}");
     }
     let text = std::fs::read_to_string(folder.join("summary.txt")).unwrap();
     assert!(text.contains("The step as planned") && text.contains("The step as run"), "{text}");

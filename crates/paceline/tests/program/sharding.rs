@@ -145,12 +145,12 @@ fn the_end_of_a_run_shows_when_units_are_gathered_and_needed() {
             of["is_backward"] == true && ["fc3", "fc2"].contains(&of["unit"].as_str().unwrap());
         assert_eq!(is_gathered, !is_there, "{of}");
         if is_gathered {
-            assert!(ms("submitted_ms") <= ms("sent_ms") && ms("sent_ms") <= ms("done_ms"), "{of}");
+            assert!(ms("ready_ms") <= ms("sent_ms") && ms("sent_ms") <= ms("done_ms"), "{of}");
             assert!(ms("done_ms") <= ms("needed_ms") + ms("exposed_ms") + 0.1, "{of}");
         }
     }
     // The step before has gathered the first unit.
-    assert!(gathers[0]["submitted_ms"].as_f64().unwrap() < 0.0, "{}", gathers[0]);
+    assert!(gathers[0]["ready_ms"].as_f64().unwrap() < 0.0, "{}", gathers[0]);
     for key in ["gather_ms", "gather_exposed_ms", "gather_replayed_ms"] {
         assert!(summary[key].as_f64().unwrap() >= 0.0, "{key}: {}", summary[key]);
     }
