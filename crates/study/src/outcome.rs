@@ -223,7 +223,7 @@ impl Outcome {
         self.runs[row].iter().map(|run| run.number(figure).unwrap_or(f64::NAN)).collect()
     }
 
-    /// The effect on a figure of a row beside that of another one.
+    /// The effect of a row on a figure, beside another row.
     pub fn effect(&self, figure: &str, base: usize, row: usize) -> Option<Effect> {
         Effect::of(&self.values(figure, base), &self.values(figure, row))
     }

@@ -90,7 +90,7 @@ pub fn sweep(args: &SweepArgs, placement: Option<Placement>) -> Result<u8> {
 fn settings_found(shared: &[(String, String)]) -> Found {
     let heads = [("setting", "setting", ("", 0)), ("value", "value", ("", 0))];
     let row = |(flag, value): &(String, String)| [flag.clone().into(), value.clone().into()];
-    let definition = "What was stated for all cases; the rest are defaults.";
+    let definition = "Settings that are stated for all cases. All others have their defaults.";
     let table = tabled(heads, shared.iter().map(row));
     Found::new("settings", "Settings of all cases", definition, table)
 }

@@ -58,7 +58,7 @@ pub enum Source {
     Times(fn(&StepTimes) -> u64, f64),
     /// A step, if it has this figure.
     Step(fn(&StepDone) -> Option<Value>),
-    /// An evaluation, if it has this figure. The value of a run is that of the evaluation at its end.
+    /// An evaluation, if it has this figure. A run has the value of the evaluation at its end.
     Evaluation(fn(&Evaluation) -> Option<f64>),
     /// The loss scale after a step, or at the end of a run, if the loss is scaled.
     Scaling(fn(&LossScaling) -> Value),

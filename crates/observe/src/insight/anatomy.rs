@@ -82,7 +82,7 @@ pub struct BucketLine {
     /// Its operation.
     #[serde(flatten)]
     pub op: OpMoments,
-    /// The units whose gradients it carries, those of the last layers first.
+    /// The units whose gradients it carries, the last layers first.
     pub units: Vec<String>,
 }
 

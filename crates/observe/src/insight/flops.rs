@@ -11,7 +11,7 @@ use paceline_strategies::ReplicaOptions;
 
 use crate::insight::memory::{batch_of, if_possible};
 
-/// The floating-point operations of the model's products for a sample in a step. `length` is that of the sample, where
+/// The floating-point operations of the model's products for a sample in a step. `length` is the sample's length, where
 /// lengths differ. `None` if the model has a layer of the user's own that reads values, so that it cannot be rehearsed.
 pub fn per_sample(
     model: &Model,

@@ -27,7 +27,7 @@ use paceline_strategies::{SHARED_SUMS_BYTES, Strategy};
 use crate::record::event_room::events_bytes;
 use crate::record::memory::{Bytes, RESIDENT, TOTAL};
 
-/// Batches that a loader thread has ready or in the making, beside those of the step.
+/// Batches that a loader thread has ready or in the making, beside the batches of the step.
 const BATCHES_AHEAD: usize = 3;
 
 /// The memory of a process itself: stacks, queues, records of operations, and copies within matrix products. Measured, not derived:
@@ -71,7 +71,7 @@ pub struct Shape<'a> {
     pub config: &'a TrainConfig,
     /// Its data.
     pub data: &'a OpenData,
-    /// The strategy with its options, which need not be that of the configuration.
+    /// The strategy with its options; not always the strategy of the configuration.
     pub strategy: &'a StrategyConfig,
     /// The grid of ranks of this strategy.
     pub mesh: &'a MeshShape,
@@ -342,7 +342,7 @@ fn snapshot_bytes(shape: &Shape, strategy: &dyn Strategy, model: &Model, rank: u
     ((elems * elem_bytes) as u64).min(most as u64)
 }
 
-/// The batches of an evaluation between steps, which are there beside those of training.
+/// The batches of an evaluation between steps, which are there beside the batches of training.
 fn evaluated_bytes(shape: &Shape, rows: usize) -> u64 {
     let test = shape.data.test.as_deref().filter(|_| shape.config.evaluation.eval_every.is_some());
     let of_row = test.map_or(0, |test| BatchShape::of(test).max_bytes());
@@ -350,7 +350,7 @@ fn evaluated_bytes(shape: &Shape, rows: usize) -> u64 {
     (of_row as u64).saturating_mul(rows as u64).saturating_mul(1 + num_ahead as u64)
 }
 
-/// The batches that are there at once: those of the step, and those that the loader's thread has made or makes.
+/// The batches that are there at once: the batches of the step, and the ones that the loader's thread has made or makes.
 fn data_bytes(shape: &Shape, rows: usize) -> u64 {
     let (config, num_batches) = (shape.config, shape.num_batches());
     let num_ahead = match (shape.has_streams(), config.load_ahead) {

@@ -1,7 +1,7 @@
 //! The measured steps of a run as advice takes them.
 //!
 //! Takes the samples of all ranks. Returns each step that all of them kept, on one clock: in milliseconds since rank 0 began
-//! the step ([`Observed`]). A gradient's number is that of its parameter. This module does not know what follows from these
+//! the step ([`Observed`]). A gradient has the number of its parameter. This module does not know what follows from these
 //! times.
 
 use paceline_analysis::advice::observed::{Observed, RankStep, Seen};

@@ -93,12 +93,12 @@ impl PipelineFacts {
     }
 }
 
-/// Idle time that is shown as one number: that of a cause, of several that cancel each other, or the rest (`None`).
+/// Idle time that is shown as one number: of a cause, of several that cancel each other, or the rest (`None`).
 #[derive(Clone, Debug, PartialEq)]
 pub struct IdlePart(Vec<Option<IdleCause>>);
 
 impl IdlePart {
-    /// The parts of the idle time of these ranks, none of which is below zero on any of them. A rehearsal with one thing more can
+    /// The parts of the idle time of these ranks. No part is below zero on any rank. A rehearsal with one thing more can
     /// have less idle time than the one before. That thing takes away idle time of the causes before it, so they are one part.
     pub fn all(ranks: &[RankAccount]) -> Vec<Self> {
         let rehearsed = IdleCause::ALL.into_iter().filter(|of| *of != IdleCause::Barrier).map(Some);

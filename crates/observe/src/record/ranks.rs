@@ -8,7 +8,7 @@ pub enum Ranks {
     First,
     /// All ranks have the same value, or the value belongs to no rank.
     Same,
-    /// The mean over the ranks. A ratio is that of the means.
+    /// The mean over the ranks. A ratio is the ratio of the means.
     Mean,
     /// The mean over the samples or tokens of all ranks: sums of all ranks, divided.
     MeanOfSamples,
@@ -25,7 +25,7 @@ pub enum Ranks {
 }
 
 impl Ranks {
-    /// Combines one value of each rank, in rank order. A time is that of the whole run. `None` if there are no ranks, or if
+    /// Combines one value of each rank, in rank order. A time is the time of the whole run. `None` if there are no ranks, or if
     /// this rule needs more than one value of each: its steps, its samples, or the values side by side.
     pub fn combine(self, values: impl IntoIterator<Item = f64>) -> Option<f64> {
         let mut values = values.into_iter();

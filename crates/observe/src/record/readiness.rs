@@ -85,7 +85,7 @@ impl Moments {
         mean
     }
 
-    /// The moments of a step whose operations and gradients are not to be compared with those of others.
+    /// The moments of a step whose operations and gradients cannot be compared with other steps.
     pub fn without_lists(self) -> Self {
         Self { backward: self.backward, ..Self::default() }
     }

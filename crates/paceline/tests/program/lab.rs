@@ -178,7 +178,7 @@ fn mistakes_are_told_before_anything_runs() {
     std::fs::create_dir(sandbox.path("empty")).unwrap();
     for (flags, part) in [
         ("asynk-copy", "a similar value exists: 'async-copy'"),
-        ("async-copy --pin-memory", "it is what the experiment turns"),
+        ("async-copy --pin-memory", "the experiment varies it"),
         ("grad-accum --links banana", "banana"),
         ("grad-accum --global-batch-size 100", "pass a multiple of 16"),
         ("parallelism --global-batch-size 20", "pass a multiple of 8"),

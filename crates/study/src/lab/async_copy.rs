@@ -8,12 +8,12 @@ use std::path::Path;
 
 use paceline_failure::Result;
 use paceline_table::chart::{Axis, Picture, Series, Stroke};
-use paceline_table::table::Cell;
+use paceline_table::table::Columns;
 
 use super::args::LabArgs;
 use super::{Experiment, Made, runs};
 use crate::outcome::Row;
-use crate::report::{Found, tabled};
+use crate::report::Found;
 use crate::scene::Scene;
 use crate::spec::Spec;
 
@@ -23,11 +23,11 @@ pub const EXPERIMENT: Experiment = Experiment {
     about: "batches made ahead of the step, and copied beside it",
     question: "When does it pay to make batches ahead, to pin memory, and to copy beside the step?",
     set_here: &[
-        ("load-ahead", "it is what the experiment turns"),
-        ("decode-us", "it is what the experiment sweeps"),
-        ("pin-memory", "it is what the experiment turns"),
-        ("non-blocking", "it is what the experiment turns"),
-        ("copy-stream", "it is what the experiment turns"),
+        ("load-ahead", "the experiment varies it"),
+        ("decode-us", "the experiment varies it"),
+        ("pin-memory", "the experiment varies it"),
+        ("non-blocking", "the experiment varies it"),
+        ("copy-stream", "the experiment varies it"),
     ],
     figures: &["data_ms", "copy_ms", "to_device_ms", "copy_hidden_ms"],
     scenes,
@@ -110,26 +110,21 @@ fn found(made: &Made) -> Result<Vec<Found>> {
     if rows.is_empty() {
         return Ok(Vec::new());
     }
-    let heads = [
-        ("decode_us", "a sample takes", ("us", 0)),
-        ("load_ms", "load of a batch", ("ms", 2)),
-        ("step_ms", "step without it", ("ms", 2)),
-        ("exposed_ms", "exposed, a thread ahead", ("ms", 2)),
-        ("hidden_ms", "hidden", ("ms", 2)),
-        ("most", "(step + load) / the longer", ("", 2)),
-        ("measured", "measured", ("", 2)),
-    ];
-    let table = tabled(
-        heads,
-        rows.iter().map(|&[at, load, step, exposed, most, measured]| {
-            [at, load, step, exposed, load - exposed, most, measured].map(Cell::Number)
-        }),
-    );
+    let ms = ("ms", 2);
+    let table = Columns::new()
+        .add("decode_us", "a sample takes", ("us", 0), "", |of: &[f64; 6]| of[0])
+        .add("load_ms", "load of a batch", ms, "", |of| of[1])
+        .add("step_ms", "step without it", ms, "", |of| of[2])
+        .add("exposed_ms", "exposed, a thread ahead", ms, "", |of| of[3])
+        .add("hidden_ms", "hidden", ms, "", |of| of[1] - of[3])
+        .add("most", "(step + load) / the longer", ("", 2), "", |of| of[4])
+        .add("measured", "measured", ("", 2), "", |of| of[5])
+        .table(&rows);
     let line = |name: &str, at: usize, stroke, look| {
         Series::line(name, rows.iter().map(|row| (row[0], row[at]))).stroke(stroke).look(look)
     };
     let chart = Picture::lines(
-        "async-copy: what a thread ahead brings".to_owned(),
+        "async-copy: the gain of a thread ahead".to_owned(),
         made.outcome.origin.place(),
         [
             Axis::linear("microseconds that a sample takes to decode", ""),

@@ -26,8 +26,8 @@ pub const EXPERIMENT: Experiment = Experiment {
     about: "the size of the buckets in which gradients travel, measured and replayed, and strategies without buckets",
     question: "Which size of buckets hides most, and does a replay of one run know it?",
     set_here: &[
-        ("bucket-cap-mb", "it is what the experiment turns; pass --sizes"),
-        ("first-bucket-mb", "all buckets have the size that the experiment turns; pass --sizes"),
+        ("bucket-cap-mb", "the experiment varies it; pass --sizes"),
+        ("first-bucket-mb", "all buckets have the size that the experiment varies; pass --sizes"),
         ("strategy", "it is ddp, beside strategies without buckets"),
         ("link", "pass --links"),
         ("mesh", "the experiment is about data parallelism"),

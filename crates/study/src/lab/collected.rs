@@ -84,12 +84,12 @@ fn overview(all: &[(PathBuf, Outcome)]) -> Table {
 }
 
 fn report(all: &[(PathBuf, Outcome)]) -> Report {
-    let definition = "Throughput over that of the base of the same scene, with its 95 % interval.";
+    let definition = "The throughput over the base of the same scene, with its 95 % interval.";
     let body = Body::Table(overview(all));
     let table = Section::new(
         "all",
         "All variants",
-        "What each knob did to the throughput, by experiment, date and machine.",
+        "The effect of each option on the throughput, by experiment, date and machine.",
         vec![Panel::new("overview", "Variants", "", definition, body)],
     );
     let section = |(at, (_, outcome)): (usize, &(PathBuf, Outcome))| {

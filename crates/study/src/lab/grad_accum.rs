@@ -20,8 +20,8 @@ pub const EXPERIMENT: Experiment = Experiment {
     about: "gradients of several batches added up, with and without no_sync",
     question: "What does accumulation save in communication and memory, and what does it cost to forget no_sync?",
     set_here: &[
-        ("accumulate", "it is what the experiment turns"),
-        ("no-sync", "it is what the experiment turns"),
+        ("accumulate", "the experiment varies it"),
+        ("no-sync", "the experiment varies it"),
         (
             "batch-size",
             "the experiment divides --global-batch-size by the batches of a step; pass that",

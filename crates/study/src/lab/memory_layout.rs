@@ -12,12 +12,12 @@ use paceline_kernels::pool2d::{self, MaxPool2d};
 use paceline_kernels::{Compute, ImageLayout, conv_relu_pool, layout, peak};
 use paceline_memory::{Allocator, Category, DType, Shape, Tensor};
 use paceline_table::stats::median;
-use paceline_table::table::{Cell, Table};
+use paceline_table::table::{Columns, Table};
 
 use super::args::LabArgs;
 use super::{Experiment, Flags, Made, models, runs};
 use crate::noise::Effect;
-use crate::report::{Found, tabled};
+use crate::report::Found;
 use crate::scene::Scene;
 use crate::spec::{self, Spec};
 
@@ -26,7 +26,7 @@ pub const EXPERIMENT: Experiment = Experiment {
     name: "memory-layout",
     about: "images as NHWC and as NCHW, in whole steps and operation by operation",
     question: "Which layout of images is faster, in which operation, and what does it cost to convert?",
-    set_here: &[("layout", "it is what the experiment turns")],
+    set_here: &[("layout", "the experiment varies it")],
     figures: &["forward_ms", "backward_ms", "mfu_pct"],
     scenes,
     found,
@@ -41,7 +41,7 @@ const NETWORKS: [(&str, Flags); 3] = [
         &[("image", "32 32 3"), ("channels", "64 128 256"), ("batch-size", "32")],
     ),
 ];
-/// Flags; any of them makes the network that of the user.
+/// With any of these flags the network is the user's own.
 const OWN: [&str; 4] = ["channels", "image", "data", "recipe"];
 /// The convolutions: height and width, channels in and out.
 const IMAGES: [([usize; 2], [usize; 2]); 7] = [
@@ -70,7 +70,7 @@ fn has_own_network(args: &LabArgs) -> bool {
     OWN.iter().any(|key| args.train.0.has(key))
 }
 
-/// The convolutions to time: those of the user's network, or [`IMAGES`].
+/// The convolutions to time: the ones of the user's network, or [`IMAGES`].
 fn convolutions(made: &Made) -> Result<Vec<Conv2d>> {
     if !has_own_network(made.args) {
         let conv = |([h, w], [c_in, c_out]): &([usize; 2], [usize; 2])| {
@@ -162,38 +162,24 @@ fn found(made: &Made) -> Result<Vec<Found>> {
 
 /// A row for each operation.
 fn table(costs: &[Cost], peak_gflop_s: f64) -> Table {
-    let heads = [
-        ("name", "channels and operation", ("", 0)),
-        ("images", "", ("", 0)),
-        ("operation", "", ("", 0)),
-        ("batch", "images", ("", 0)),
-        ("nhwc_ms", "NHWC", ("ms", 3)),
-        ("nchw_ms", "NCHW", ("ms", 3)),
-        ("effect", "NCHW's speed", ("", 0)),
-        ("nhwc_gflop_s", "NHWC", ("GFLOP/s", 1)),
-        ("nchw_gflop_s", "NCHW", ("GFLOP/s", 1)),
-        ("nhwc_pct", "NHWC of peak", ("%", 0)),
-        ("nchw_pct", "NCHW of peak", ("%", 0)),
-    ];
-    let row = |cost: &Cost| {
-        let [nhwc, nchw] = cost.ms.map(|ms| Some(cost.gflop? / ms * 1e3));
-        let pct = |gflop_s: Option<f64>| Cell::from(gflop_s.map(|of| 100.0 * of / peak_gflop_s));
-        let images = cost.images.trim_end_matches(" channels");
-        [
-            format!("{images}: {}", cost.operation).into(),
-            cost.images.clone().into(),
-            cost.operation.into(),
-            cost.batch.into(),
-            cost.ms[0].into(),
-            cost.ms[1].into(),
-            cost.effect.map(|effect| effect.words()).into(),
-            nhwc.into(),
-            nchw.into(),
-            pct(nhwc),
-            pct(nchw),
-        ]
-    };
-    tabled(heads, costs.iter().map(row))
+    let (ms, speed, share) = (("ms", 3), ("GFLOP/s", 1), ("%", 0));
+    let gflop_s = |of: &Cost, at: usize| Some(of.gflop? / of.ms[at] * 1e3);
+    let pct = move |of: &Cost, at: usize| Some(100.0 * gflop_s(of, at)? / peak_gflop_s);
+    Columns::new()
+        .add("name", "channels and operation", ("", 0), "", |of: &Cost| {
+            format!("{}: {}", of.images.trim_end_matches(" channels"), of.operation)
+        })
+        .add("images", "", ("", 0), "", |of| of.images.clone())
+        .add("operation", "", ("", 0), "", |of| of.operation)
+        .add("batch", "images", ("", 0), "", |of| of.batch)
+        .add("nhwc_ms", "NHWC", ms, "", |of| of.ms[0])
+        .add("nchw_ms", "NCHW", ms, "", |of| of.ms[1])
+        .add("effect", "NCHW's speed", ("", 0), "", |of| of.effect.map(|effect| effect.words()))
+        .add("nhwc_gflop_s", "NHWC", speed, "", move |of| gflop_s(of, 0))
+        .add("nchw_gflop_s", "NCHW", speed, "", move |of| gflop_s(of, 1))
+        .add("nhwc_pct", "NHWC of peak", share, "", move |of| pct(of, 0))
+        .add("nchw_pct", "NCHW of peak", share, "", move |of| pct(of, 1))
+        .table(costs)
 }
 
 /// The tensors of a convolution and a 2x2 max-pool in one layout. Gradients are written over values, because only the time

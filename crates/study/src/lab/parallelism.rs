@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use paceline_failure::Result;
-use paceline_table::table::Cell;
+use paceline_table::table::Columns;
 
 use super::args::LabArgs;
 use super::{Experiment, Flags, Made, models, runs};
@@ -11,7 +11,7 @@ use crate::outcome::{FIGURE, Row};
 use crate::predict::flags::link;
 use crate::predict::model::replayed;
 use crate::predict::network::{Network, Route};
-use crate::report::{Found, tabled};
+use crate::report::Found;
 use crate::scene::Scene;
 use crate::spec::Spec;
 use crate::usage;
@@ -22,8 +22,8 @@ pub const EXPERIMENT: Experiment = Experiment {
     about: "one rank, data parallelism, a pipeline, and both, with the same samples in a step",
     question: "Which way to divide the work wins, at which speed of the links and size of the model?",
     set_here: &[
-        ("nproc", "it is what the experiment turns"),
-        ("mesh", "it is what the experiment turns"),
+        ("nproc", "the experiment varies it"),
+        ("mesh", "the experiment varies it"),
         ("stages", "stages are cut by measured cost"),
         ("accumulate", "the experiment gives pipelines their micro-batches"),
         ("batch-size", "pass --global-batch-size, the samples of a step"),
@@ -126,21 +126,16 @@ fn found(made: &Made) -> Result<Vec<Found>> {
         }
         lines.extend(winner(&scene.name, found, &rows));
     }
-    let heads = [
-        ("scene", "scene", ("", 0)),
-        ("way", "way", ("", 0)),
-        ("predicted_ms", "predicted step", ("ms", 2)),
-        ("measured_ms", "measured step", ("ms", 2)),
-        ("ratio", "predicted / measured", ("", 2)),
-    ];
-    let cells = |&(scene, way, predicted, measured): &Predicted| {
-        let [scene, way] = [scene, way].map(|words| Cell::Text(words.to_owned()));
-        [scene, way, predicted.into(), measured.into(), (predicted / measured).into()]
-    };
     let definition = "Data parallel: the step of two ranks that do not communicate, and what the link's formula leaves exposed \
                       behind the backward pass. Pipeline: the rehearsal of its list with the measured costs of the blocks, made by \
                       the run itself before it began.";
-    let table = tabled(heads, rows.iter().map(cells));
+    let table = Columns::new()
+        .add("scene", "scene", ("", 0), "", |of: &Predicted| of.0.to_owned())
+        .add("way", "way", ("", 0), "", |of| of.1)
+        .add("predicted_ms", "predicted step", ("ms", 2), "", |of| of.2)
+        .add("measured_ms", "measured step", ("ms", 2), "", |of| of.3)
+        .add("ratio", "predicted / measured", ("", 2), "", |of| of.2 / of.3)
+        .table(&rows);
     Ok(vec![Found {
         lines,
         ..Found::new("predicted", "Predicted and measured", definition, table)

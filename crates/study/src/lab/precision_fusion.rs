@@ -10,14 +10,17 @@ use paceline_files::Printable;
 use paceline_kernels::Compute;
 use paceline_memory::Allocator;
 use paceline_model::Rehearsal;
+use paceline_observe::figures::run_summary::RunSummary;
 use paceline_observe::insight::memory::batch_of;
 use paceline_table::chart::{Axis, Picture, Series};
+use paceline_table::table::Columns;
 use serde_json::Value;
 
 use super::args::LabArgs;
 use super::{Experiment, Flags, Made, models, runs};
+use crate::outcome::Row;
 use crate::report::{Found, tabled};
-use crate::scene::Scene;
+use crate::scene::{Scene, Variant};
 use crate::spec::{self, Spec};
 
 /// The experiment.
@@ -26,9 +29,9 @@ pub const EXPERIMENT: Experiment = Experiment {
     about: "products in f32, bf16 and emulated fp16, operations fused and one by one",
     question: "What do narrow types and fused operations bring, alone and together, and what do they do to the loss?",
     set_here: &[
-        ("precision", "it is what the experiment turns"),
-        ("amp", "it is what the experiment turns"),
-        ("fuse", "it is what the experiment turns"),
+        ("precision", "the experiment varies it"),
+        ("amp", "the experiment varies it"),
+        ("fuse", "the experiment varies it"),
         ("emulate-fp16", "the experiment passes it with fp16"),
         ("loss-scale", "the experiment passes it with fp16"),
     ],
@@ -72,41 +75,40 @@ fn found(made: &Made) -> Result<Vec<Found>> {
     Ok([Some(roofline(made)?), losses(made)?].into_iter().flatten().collect())
 }
 
+/// A row, a step of its runs without arithmetic, and the peak of f32 in GFLOP/s.
+type Step<'a> = (&'a Row, Rehearsal, Option<f64>);
+
 /// The bytes and operations of a step, and the least time for both.
 fn roofline(made: &Made) -> Result<Found> {
     let group = Group::threads(1).remove(0);
     let bandwidth = bandwidth_gb_s(&group)?;
-    let mut rows = Vec::new();
     let variants = made.scenes.iter().flat_map(|scene| &scene.variants);
-    for ((variant, row), runs) in variants.zip(&made.outcome.rows).zip(&made.outcome.runs) {
-        if !variant.is_timed {
-            continue;
-        }
-        let of_step = rehearse(&variant.spec)?;
-        let gflop = (of_step.forward_flops + of_step.backward_flops) as f64 / 1e9;
-        let moved_mb = of_step.moved_bytes as f64 / 1e6;
+    let runs = variants.zip(&made.outcome.rows).zip(&made.outcome.runs);
+    let row = |((variant, row), runs): ((&Variant, _), &Vec<RunSummary>)| {
         let peak = runs.first().and_then(|run| run.number("peak_gflop_per_s"));
-        rows.push([
-            row.scene.clone().into(),
-            variant.name.clone().into(),
-            moved_mb.into(),
-            gflop.into(),
-            (1e3 * gflop / moved_mb).into(),
-            bandwidth.map(|gb_s| moved_mb / gb_s).into(),
-            peak.map(|peak| 1e3 * gflop / peak).into(),
-            row.median("step_ms_median").into(),
-        ]);
-    }
-    let heads = [
-        ("scene", "scene", ("", 0)),
-        ("variant", "variant", ("", 0)),
-        ("moved_mb", "moved", ("MB", 1)),
-        ("gflop", "products", ("GFLOP", 2)),
-        ("flop_per_byte", "FLOP / byte", ("", 1)),
-        ("memory_ms", "memory alone", ("ms", 2)),
-        ("peak_ms", "products alone", ("ms", 2)),
-        ("step_ms", "measured step", ("ms", 2)),
-    ];
+        Ok((row, rehearse(&variant.spec)?, peak))
+    };
+    let timed = runs.filter(|((variant, _), _)| variant.is_timed);
+    let rows = timed.map(row).collect::<Result<Vec<Step>>>()?;
+    let gflop = |of: &Rehearsal| (of.forward_flops + of.backward_flops) as f64 / 1e9;
+    let mb = |of: &Rehearsal| of.moved_bytes as f64 / 1e6;
+    let (of_words, ms) = (("", 0), ("ms", 2));
+    let table = Columns::new()
+        .add("scene", "scene", of_words, "", |(row, ..): &Step| row.scene.clone())
+        .add("variant", "variant", of_words, "", |(row, ..)| row.variant.clone())
+        .add("moved_mb", "moved", ("MB", 1), "", move |(_, of, _)| mb(of))
+        .add("gflop", "products", ("GFLOP", 2), "", move |(_, of, _)| gflop(of))
+        .add("flop_per_byte", "FLOP / byte", ("", 1), "", move |(_, of, _)| {
+            1e3 * gflop(of) / mb(of)
+        })
+        .add("memory_ms", "memory alone", ms, "", move |(_, of, _)| {
+            bandwidth.map(|gb_s| mb(of) / gb_s)
+        })
+        .add("peak_ms", "products alone", ms, "", move |(_, of, peak)| {
+            peak.map(|peak| 1e3 * gflop(of) / peak)
+        })
+        .add("step_ms", "measured step", ms, "", |(row, ..)| row.median("step_ms_median"))
+        .table(&rows);
     let line = bandwidth.map(|gb_s| {
         format!("One thread copies {gb_s:.1} GB/s, read and written. What stays in a cache between two operations moves faster.")
     });
@@ -116,7 +118,7 @@ fn roofline(made: &Made) -> Result<Found> {
                       Williams, Waterman and Patterson, Roofline, 2009.";
     Ok(Found {
         lines: line.into_iter().collect(),
-        ..Found::new("roofline", "Bytes moved, and the roofline", definition, tabled(heads, rows))
+        ..Found::new("roofline", "Bytes moved, and the roofline", definition, table)
     })
 }
 

@@ -19,9 +19,9 @@ pub const EXPERIMENT: Experiment = Experiment {
     about: "traces, curves and their cost",
     question: "What does it cost to watch a run, per event and per step?",
     set_here: &[
-        ("profile", "it is what the experiment turns"),
+        ("profile", "the experiment varies it"),
         ("profile-dir", "traces go into the folder of the experiment"),
-        ("tensorboard", "it is what the experiment turns"),
+        ("tensorboard", "the experiment varies it"),
     ],
     figures: &["dropped_spans"],
     scenes,

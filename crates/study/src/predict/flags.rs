@@ -139,7 +139,7 @@ pub(super) const ALGORITHM: &str = "algorithm";
 /// Flags of training that matter to a model that is given in numbers.
 const WITH_NUMBERS: [&str; 3] = [ALGORITHM, "bucket-cap-mb", "first-bucket-mb"];
 
-/// Checks the flags, and returns those of the runs.
+/// Checks the flags, and returns the flags of the runs.
 pub fn resolve(args: &PredictArgs) -> Result<Spec> {
     check_ranks(args)?;
     for name in args.links.iter().filter(|name| *name != MEASURED) {

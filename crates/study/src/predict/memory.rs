@@ -1,7 +1,7 @@
 //! `paceline predict --memory`: the memory needs of a rank, by strategy and number of ranks, and the largest batch and model that fit.
 //!
-//! Nothing is run. The numbers are those of [`paceline_observe::insight::memory`], so they are the numbers that a run of the same flags
-//! prints beside its own. Models may be larger than this machine.
+//! Nothing is run. [`paceline_observe::insight::memory`] computes the numbers, so a run of the same flags prints the same ones beside its
+//! own. Models may be larger than this machine.
 
 use std::collections::BTreeMap;
 

@@ -1,7 +1,7 @@
 //! The network of a prediction, and the costs of operations on it: one link between every two ranks, or hosts of
 //! several ranks with a fast link inside and a slower one between.
 //!
-//! With one link, times are those of the cost model ([`paceline_collectives::Cost`]). With hosts, this file adds
+//! With one link, the cost model ([`paceline_collectives::Cost`]) gives the times. With hosts, this file adds
 //! up the times of both links. The ranks of a host have consecutive numbers and share the host's link to the other hosts.
 //! With `k` ranks on each of `h` hosts, `n = h k`, and `S` bytes:
 //!
@@ -31,7 +31,7 @@ pub enum Route {
 }
 
 impl Route {
-    /// The name: that of the algorithm, or of the transport that works in this way.
+    /// The name of the algorithm, or of the transport that works in this way.
     pub fn name(self) -> &'static str {
         match self {
             Route::Direct => Algorithm::Direct.name(),

@@ -18,7 +18,7 @@ const PARTS: u64 = 128;
 const ALIGNED_ELEMS: u64 = 16;
 /// Bytes of a gradient.
 const ELEM_BYTES: u64 = 4;
-/// The most bytes of gradients, which are those of 1e13 parameters.
+/// The most bytes of gradients: 1e13 parameters.
 pub(super) const MAX_BYTES: f64 = 4e13;
 /// The part of the computation that is the backward pass: a layer's gradients of inputs and of weights each take as long as
 /// its outputs.

@@ -151,7 +151,7 @@ fn scene(
     Ok(scene)
 }
 
-/// The points of these rows, the first of which has one rank. Adds to the rows what follows from them.
+/// The points of these rows, which begin with one rank. Adds speed-up and efficiency to the rows.
 fn points(rows: &mut [Row], setting: &Setting, mode: Mode) -> Result<Vec<Point>> {
     let point = |row: &Row| Point::of(row, setting.threads, setting.cores);
     let points: Option<Vec<Point>> = rows.iter().map(point).collect();

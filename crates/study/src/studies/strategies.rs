@@ -1,5 +1,5 @@
 //! `paceline train --ddp-choice all` and `--shard-choice all`: run one strategy after the other with the same seed and data,
-//! and compare all in one table. With `published` instead of `all`, those of a published comparison, with its accumulation.
+//! and compare all in one table. `published` in place of `all` runs the strategies of a published comparison, with its accumulation.
 
 use std::path::PathBuf;
 use std::time::Duration;

@@ -18,7 +18,7 @@ pub enum Mode {
 }
 
 impl Mode {
-    /// Its name, and that of its law.
+    /// Its name, and the name of its law.
     pub fn names(self) -> [&'static str; 2] {
         match self {
             Mode::Weak => ["Weak", "Gustafson"],
@@ -26,7 +26,7 @@ impl Mode {
         }
     }
 
-    /// The global batch of `ranks` ranks, if that of one rank is `base` samples.
+    /// The global batch of `ranks` ranks, if one rank has `base` samples.
     pub fn global_batch(self, base: usize, ranks: usize) -> Result<usize> {
         match self {
             Mode::Strong => Ok(base),
@@ -82,7 +82,7 @@ impl Point {
         })
     }
 
-    /// Samples per second over those of one rank.
+    /// Samples per second, over the samples per second of one rank.
     pub fn speedup(&self, single: &Self) -> f64 {
         self.samples_per_s / single.samples_per_s
     }
@@ -100,12 +100,12 @@ pub struct Fit {
     pub serial: f64,
     /// Root mean square of the differences in speed-up; `None` for a single point, which any law fits.
     pub residual: Option<f64>,
-    /// How many points were fitted, not counting that of one rank.
+    /// How many points were fitted, one rank not counted.
     pub num_points: usize,
 }
 
 impl Fit {
-    /// Fits the points that have enough cores; the reason if they have no fit. The first point is that of one rank.
+    /// Fits the points that have enough cores; the reason if they have no fit. The first point has one rank.
     pub fn of(mode: Mode, all: &[Point]) -> std::result::Result<Self, String> {
         let points: Vec<(f64, f64)> = all
             .iter()

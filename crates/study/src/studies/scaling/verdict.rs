@@ -29,7 +29,7 @@ impl Losses {
     }
 }
 
-/// The verdict on `rows`, the first of which is that of one rank. It is about the largest number of ranks
+/// The verdict on `rows`, which begin with one rank. It is about the largest number of ranks
 /// that have cores of their own, otherwise about the largest number of ranks.
 pub fn verdict(mode: Mode, rows: &[Point], setting: &Setting) -> String {
     let Some((single, others)) = rows.split_first() else { return String::new() };
