@@ -2,14 +2,16 @@
 //! gives names, units and decimals.
 
 use paceline_analysis::advice::blame::Slowest;
-use paceline_host::text::{plain_table, plural, thousands};
+use paceline_host::text::{plural, thousands};
 use paceline_memory::Category;
-use paceline_table::table::Cell;
+use paceline_table::table::{Cell, Columns};
 
 use crate::figures::facts::Facts;
+use crate::figures::figure::Figure;
 use crate::figures::table::{TABLE, printed};
 use crate::insight::anatomy::{Anatomy, BucketLine, GatherLine};
 use crate::record::memory::TOTAL;
+use crate::record::op_moments::OpMoments;
 use crate::record::steps::AllSteps;
 use crate::views::memory_lines::memory_lines;
 use crate::views::{pipeline_lines, step_lines};
@@ -229,17 +231,17 @@ fn link_line(facts: &Facts) -> Option<String> {
 fn anatomy_lines(steps: &AllSteps, anatomy: &Anatomy, width: Option<usize>) -> Vec<String> {
     let wall = [printed("wall_ms")];
     let parts = TABLE.iter().filter(|figure| figure.is_part_of_step).chain(wall);
+    let ms = |figure: &Figure| figure.of_steps(steps).unwrap_or(0.0);
     // A part that takes no time is left out.
-    let rows: Vec<[String; 3]> = parts
-        .map(|figure| {
-            let ms = figure.of_steps(steps).unwrap_or(0.0);
-            let share = 100.0 * ms / anatomy.means.wall_ms;
-            let share = if share.is_finite() { share } else { 0.0 };
-            [figure.label.to_owned(), figure.shown(ms), format!("{share:.1}")]
-        })
-        .filter(|[_, ms, _]| ms != "0.00")
-        .collect();
-    let rows = plain_table(["Main thread", "ms", "%"], 1, &rows, width);
+    let rows = parts.map(|figure| (figure, ms(figure)));
+    let rows = rows.filter(|(figure, ms)| figure.shown(*ms) != "0.00");
+    let wall_ms = anatomy.means.wall_ms;
+    let rows = Columns::new()
+        .add("", "Main thread", ("", 0), "", |(figure, _): &(&Figure, f64)| figure.label)
+        .add("", "ms", ("", 2), "", |(_, ms)| *ms)
+        .add("", "%", ("", 1), "", move |(_, ms)| 100.0 * ms / wall_ms)
+        .table(rows)
+        .fitted(width);
     let mut lines = vec!["Anatomy of a step, means over ranks and steps:".to_owned(), rows];
     if let Some(hidden) = anatomy.hidden_pct() {
         let mean = |name| printed(name).with_unit(printed(name).of_steps(steps).unwrap_or(0.0));
@@ -265,59 +267,46 @@ fn anatomy_lines(steps: &AllSteps, anatomy: &Anatomy, width: Option<usize>) -> V
 }
 
 fn gather_table(anatomy: &Anatomy, width: Option<usize>) -> String {
-    let line = |of: &GatherLine| {
-        let ms = |ms: f64| format!("{ms:.2}");
-        let op = &of.op;
-        let of_op = |value: f64| if op.bytes > 0 { ms(value) } else { "-".to_owned() };
-        [
-            of.unit.clone(),
-            if of.is_backward { "backward" } else { "forward" }.to_owned(),
-            if op.bytes > 0 { ms(op.bytes as f64 / 1e6) } else { "kept".to_owned() },
-            of_op(op.ready_ms),
-            of_op(op.sent_ms),
-            of_op(op.done_ms),
-            ms(of.needed_ms),
-            ms(of.exposed_ms),
-        ]
+    let (words, two) = (("", 0), ("", 2));
+    // Without a gather the unit was still there.
+    let of_op = |get: fn(&OpMoments) -> f64| {
+        move |of: &GatherLine| Some(&of.op).filter(|op| op.bytes > 0).map(get)
     };
-    let lines: Vec<[String; 8]> = anatomy.gathers.iter().map(line).collect();
-    let names = [
-        "Unit",
-        "Pass",
-        "MB",
-        "Submitted (ms)",
-        "Started (ms)",
-        "Done (ms)",
-        "Needed (ms)",
-        "Exposed (ms)",
-    ];
+    let table = Columns::new()
+        .add("", "Unit", words, "", |of: &GatherLine| of.unit.clone())
+        .add("", "Pass", words, "", |of| {
+            let pass = if of.is_backward { "backward" } else { "forward" };
+            format!("{pass}{}", if of.op.bytes > 0 { "" } else { ", kept" })
+        })
+        .add("", "MB", two, "", of_op(|op| op.bytes as f64 / 1e6))
+        .add("", "Submitted (ms)", two, "", of_op(|op| op.ready_ms))
+        .add("", "Started (ms)", two, "", of_op(|op| op.sent_ms))
+        .add("", "Done (ms)", two, "", of_op(|op| op.done_ms))
+        .add("", "Needed (ms)", two, "", |of| of.needed_ms)
+        .add("", "Exposed (ms)", two, "", |of| of.exposed_ms)
+        .table(&anatomy.gathers);
     format!(
         "Units (ms after the batch arrived; backward ends at {:.2} ms):\n{}",
         anatomy.backward_end_ms,
-        plain_table(names, 2, &lines, width)
+        table.fitted(width)
     )
 }
 
 fn bucket_table(anatomy: &Anatomy, width: Option<usize>) -> String {
-    let line = |(at, BucketLine { op, units }): (usize, &BucketLine)| {
-        let ms = |ms: f64| format!("{ms:.2}");
-        [
-            at.to_string(),
-            format!("{:.2}", op.bytes as f64 / 1e6),
-            ms(op.ready_ms),
-            ms(op.sent_ms),
-            ms(op.done_ms),
-            format!("{:.0}", op.hidden_pct()),
-            units.join(" "),
-        ]
-    };
-    let lines: Vec<[String; 7]> = anatomy.buckets.iter().enumerate().map(line).collect();
-    let names =
-        ["Bucket", "MB", "Ready (ms)", "Started (ms)", "Done (ms)", "Hidden (%)", "Gradients of"];
+    let (whole, two) = (("", 0), ("", 2));
+    let table = Columns::new()
+        .add("", "Bucket", whole, "", |(at, _): &(usize, &BucketLine)| *at)
+        .add("", "MB", two, "", |(_, of)| of.op.bytes as f64 / 1e6)
+        .add("", "Ready (ms)", two, "", |(_, of)| of.op.ready_ms)
+        .add("", "Started (ms)", two, "", |(_, of)| of.op.sent_ms)
+        .add("", "Done (ms)", two, "", |(_, of)| of.op.done_ms)
+        .add("", "Hidden (%)", whole, "", |(_, of)| of.op.hidden_pct())
+        .add("", "Gradients of", whole, "", |(_, of)| of.units.join(" "))
+        .table(anatomy.buckets.iter().enumerate());
     format!(
         "Buckets (ms after the batch arrived; backward ends at {:.2} ms):\n{}",
         anatomy.backward_end_ms,
-        plain_table(names, 0, &lines, width)
+        table.fitted(width)
     )
 }
 
