@@ -145,7 +145,6 @@ fn of_numbers(args: &PredictArgs, given: &StatedModel, flags: &Spec) -> Result<u
     for &ranks in &args.nproc {
         found.add(args, &config, &ways, ranks, &base)?;
     }
-    found.calibrations.push(base.calibration);
     let setting = setting_of_given("given", &config, given.num_params());
     let heading = format!(
         "Predicted steps: {}, of which the backward pass is the last {:.2}\nNothing was run.",
@@ -163,9 +162,6 @@ fn of_traces(args: &PredictArgs, traced: &TracedRun, flags: &Spec) -> Result<u8>
     for &ranks in &args.nproc {
         let base = traced.base(ranks, config.strategy.caps_for_ddp())?;
         found.add(args, &config, &ways, ranks, &base)?;
-        if found.calibrations.is_empty() {
-            found.calibrations.push(base.calibration);
-        }
     }
     let params = traced.gradient_bytes.div_ceil(4);
     let setting = setting_of_given("traced", &config, params);
@@ -223,7 +219,6 @@ fn of_runs(args: &PredictArgs, given: &Spec) -> Result<u8> {
             found.compression.push(Compression::new(row, &base.layout, &costs));
         }
     }
-    found.calibrations = calibrations;
     let of = (Origin::of(args.study.rounds), Setting::new(&config, params));
     let heading = format!(
         "Predicted steps: {}\n{} parameters, {:.2} MB of gradients",
@@ -266,6 +261,9 @@ impl Found {
     ) -> Result<()> {
         let caps = config.strategy.caps_for_ddp();
         let step = Step::new(&base.calibration, &base.layout, caps)?;
+        if !self.calibrations.contains(&base.calibration) {
+            self.calibrations.push(base.calibration.clone());
+        }
         for name in &args.links {
             let networks = networks(args, ranks, name, config, ways)?;
             let fastest = networks.into_iter().min_by(|a, b| step.on(a).total_cmp(&step.on(b)));
