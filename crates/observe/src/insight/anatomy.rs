@@ -27,9 +27,6 @@ pub struct Anatomy {
     /// `comm_exposed_wait_ms` and `comm_ms`. The operations that sum up the loss are left out of the last one.
     #[serde(skip)]
     pub means: Means,
-    /// The part of [`Means::communication_ms`] in which the main thread computes: `comm_hidden_ms`.
-    #[serde(skip)]
-    pub hidden_ms: f64,
     /// The start of the last backward pass after the batch arrived.
     pub backward_begin_ms: f64,
     /// The end of the last backward pass, in milliseconds after the batch arrived.
@@ -129,7 +126,6 @@ impl Anatomy {
                 exposed_wait_ms: mean(|t| t.exposed_wait),
                 communication_ms: mean(|t| t.communicating),
             },
-            hidden_ms: mean(|t| t.hidden),
             backward_begin_ms: moments.backward[0],
             backward_end_ms: moments.backward[1],
             slowest: slowest(steps),
@@ -138,18 +134,6 @@ impl Anatomy {
             gathers: gathers.collect(),
             ops,
         }
-    }
-
-    /// How long the passes of a step wait for the statistics of synchronized batch norms, in milliseconds.
-    pub fn statistics_ms(&self) -> f64 {
-        self.statistics.iter().map(|op| op.done_ms - op.ready_ms).sum()
-    }
-
-    /// The percentage of the communication that ran while the main thread computed; `None` without
-    /// communication.
-    pub fn hidden_pct(&self) -> Option<f64> {
-        let all_ms = self.means.communication_ms;
-        (all_ms > 0.0).then(|| 100.0 * self.hidden_ms / all_ms)
     }
 }
 

@@ -12,6 +12,7 @@ use crate::figures::table::{TABLE, printed};
 use crate::insight::anatomy::{Anatomy, BucketLine, GatherLine};
 use crate::record::memory::TOTAL;
 use crate::record::op_moments::OpMoments;
+use crate::record::ranks::Ranks;
 use crate::record::steps::AllSteps;
 use crate::views::memory_lines::memory_lines;
 use crate::views::{pipeline_lines, step_lines};
@@ -243,7 +244,7 @@ fn anatomy_lines(steps: &AllSteps, anatomy: &Anatomy, width: Option<usize>) -> V
         .table(rows)
         .fitted(width);
     let mut lines = vec!["Anatomy of a step, means over ranks and steps:".to_owned(), rows];
-    if let Some(hidden) = anatomy.hidden_pct() {
+    if let Some(hidden) = steps.pct(Ranks::Mean, |t| t.hidden, |t| t.communicating) {
         let mean = |name| printed(name).with_unit(printed(name).of_steps(steps).unwrap_or(0.0));
         lines.push(format!(
             "Communication {}, {hidden:.0} % hidden; waiting for the slowest rank {}",
@@ -255,7 +256,7 @@ fn anatomy_lines(steps: &AllSteps, anatomy: &Anatomy, width: Option<usize>) -> V
         lines.push(format!(
             "Synchronized batch norm: {}, for which the passes wait {:.2} ms per step",
             plural(anatomy.statistics.len(), "all-reduce"),
-            anatomy.statistics_ms()
+            anatomy.statistics.iter().map(|op| op.done_ms - op.ready_ms).sum::<f64>()
         ));
     }
     if let Some(Slowest { rank, steps_pct, cost_ms }) = anatomy.slowest {

@@ -124,7 +124,7 @@ fn traces_that_do_not_suffice_say_what_they_lack() {
         refused(&sandbox, &flags, &[&format!("--step-ms {said}"), "took 150.00 ms"]);
     }
     std::fs::remove_file(sandbox.path("traces/rank_1.pt.trace.json")).unwrap();
-    refused(&sandbox, "", &["--trace traces", "the trace of rank 1 is missing"]);
+    refused(&sandbox, "", &["--trace traces", "there is no trace of rank 1;"]);
     let write = |text: &str| sandbox.write("traces/rank_0.pt.trace.json", text.as_bytes());
     let whole = pytorch_ddp(0, true);
     write(&whole[..whole.len() / 2]);

@@ -12,7 +12,7 @@ use paceline_analysis::read::{self, Select, Window};
 use paceline_analysis::stats::{median, quantile};
 use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
-use paceline_host::text::plural;
+use paceline_host::text::{listed, plural};
 use paceline_model::{Init, Layout, LayoutBuilder};
 use paceline_observe::insight::anatomy::ReadyLine;
 use paceline_observe::insight::buckets::ELEM_BYTES;
@@ -234,19 +234,14 @@ fn check_whole(window: &Window) -> std::result::Result<(), String> {
     if let Some(doubt) = window.doubts.first() {
         return Err(doubt.clone());
     }
-    let missing: Vec<String> = window.missing.iter().take(8).map(usize::to_string).collect();
-    match window.missing.len() {
-        0 => Ok(()),
-        1 => Err(format!(
-            "the trace of rank {} is missing; pass a folder with those of all ranks",
-            missing[0]
-        )),
-        count => Err(format!(
-            "the traces of {count} ranks are missing, {}{}; pass a folder with those of all ranks",
-            missing.join(", "),
-            if count > missing.len() { ", ..." } else { "" }
-        )),
+    if window.missing.is_empty() {
+        return Ok(());
     }
+    let missing: Vec<String> = window.missing.iter().map(usize::to_string).collect();
+    Err(format!(
+        "there is no trace of rank {}; pass a folder with the traces of all ranks",
+        listed(&missing)
+    ))
 }
 
 /// The smallest and the largest of eight of ten values. Sorts them.
