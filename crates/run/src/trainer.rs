@@ -48,7 +48,7 @@ pub fn run_rank(
     setup::connect_cards(config, &world, &host.allocator)?;
     let agreed = setup::agree(config, world, &placements, make_folder, &host)?;
     let (mut trainer, stream, progress) = setup::build(config, data, agreed, host)?;
-    let (steps, meter) = (StepLog::new(config.total_steps()), Meter::new());
+    let (steps, meter) = (StepLog::new(config.total_steps()), Meter::default());
     let mut run = Training { progress, steps, meter, num_steps: 0, last: None, is_stopped: false };
     trainer.train(stream, &mut run).map_err(|failure| trainer.noted(failure))?;
     if run.is_stopped {

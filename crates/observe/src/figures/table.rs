@@ -349,7 +349,7 @@ pub static TABLE: &[Figure] = &[
         "For how much of the time a card ran a kernel of any process: the mean of what the driver (NVML) says of its last second or less, \
          asked between measured steps, at most every 100 ms. Null on other devices, and where the driver does not say.").console(),
     run("card_used_bytes", plain("card's memory"), Max,
-        |f, ranks| json!(ranks.combine(f.cards().filter_map(CardUse::most_bytes).map(|of| of as f64)).map(|of| of as u64)),
+        |f, ranks| json!(ranks.combine(f.cards().filter_map(|of| of.most_bytes).map(|of| of as f64)).map(|of| of as u64)),
         "The most bytes of a card's memory that all processes and the driver used at one of these times. Null as `card_busy_pct`.").console(),
 
     // Results.

@@ -11,7 +11,7 @@ pub struct CardUse {
     /// For how much of the time the card ran a kernel, in percent: the sum and the number of the samples.
     busy: (u64, u64),
     /// The most bytes of its memory that were used.
-    most_bytes: Option<u64>,
+    pub most_bytes: Option<u64>,
     /// The first reason, in words, why something is not known.
     pub missing: Option<String>,
 }
@@ -39,11 +39,6 @@ impl CardUse {
         let (sum, count) = self.busy;
         (count > 0).then(|| sum as f64 / count as f64)
     }
-
-    /// The most bytes of its memory that were used.
-    pub fn most_bytes(&self) -> Option<u64> {
-        self.most_bytes
-    }
 }
 
 #[cfg(test)]
@@ -53,12 +48,12 @@ mod tests {
     #[test]
     fn samples_are_averaged_and_the_first_reason_is_kept() {
         let mut card = CardUse::default();
-        assert_eq!((card.busy_pct(), card.most_bytes()), (None, None));
+        assert_eq!((card.busy_pct(), card.most_bytes), (None, None));
         card.add(Ok(10), Ok(300));
         card.add(Ok(45), Ok(200));
         card.add(Err("not supported".to_owned()), Ok(100));
         card.add(Ok(20), Err("lost".to_owned()));
-        assert_eq!((card.busy_pct(), card.most_bytes()), (Some(25.0), Some(300)));
+        assert_eq!((card.busy_pct(), card.most_bytes), (Some(25.0), Some(300)));
         assert_eq!(card.missing.as_deref(), Some("not supported"));
     }
 }

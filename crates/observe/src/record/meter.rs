@@ -25,29 +25,19 @@ pub struct DeviceWork {
 }
 
 /// Turns the records of a step into times.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Meter {
     records: Vec<OpRecord>,
     /// Operations that the last step has submitted for the next one.
     ahead: Vec<OpRecord>,
     /// When the last step began to submit operations for the next one, and when it ended.
     last: (u64, u64),
-    num_lost: u64,
+    /// Number of operations without a record, because there were too many in a step.
+    pub(super) num_lost: u64,
     alike: AlikeSteps,
 }
 
 impl Meter {
-    /// A meter with room for the records of a step.
-    pub fn new() -> Self {
-        Self {
-            records: Vec::with_capacity(1000),
-            ahead: Vec::new(),
-            last: (0, 0),
-            num_lost: 0,
-            alike: AlikeSteps::default(),
-        }
-    }
-
     /// Reads a group's records of the step.
     pub fn read(&mut self, group: &Group) {
         self.num_lost += group.fresh_records(&mut self.records);
@@ -56,11 +46,6 @@ impl Meter {
     /// The records of the step.
     pub fn records(&self) -> &[OpRecord] {
         &self.records
-    }
-
-    /// Number of operations without a record, because there were too many in a step.
-    pub fn num_lost(&self) -> u64 {
-        self.num_lost
     }
 
     /// Means over the measured steps that are alike.
@@ -169,12 +154,6 @@ impl Meter {
     }
 }
 
-impl Default for Meter {
-    fn default() -> Self {
-        Self::new()
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -193,7 +172,7 @@ mod tests {
         track.push(span::GRAD_SYNC, span(260, 265));
         track.push(span::EXPOSED, span(300, 340));
         track.push(span::OPTIMIZER, span(340, 350));
-        let mut meter = Meter::new();
+        let mut meter = Meter::default();
         meter.records.push(record(Purpose::Other, [140, 150, 255, 320]));
         let times = meter.times(span(0, 360), 7, &DeviceWork::default(), &track, Some(&[]));
         assert_eq!((times.step, times.data), (360, 7));
@@ -208,7 +187,7 @@ mod tests {
     fn the_loss_is_no_communication_of_the_strategy() {
         let mut track = SpanTrack::with_capacity(10);
         track.push(span::BACKWARD, span(0, 300));
-        let mut meter = Meter::new();
+        let mut meter = Meter::default();
         meter.records.push(record(Purpose::Loss, [6, 7, 90, 95]));
         meter.records.push(record(Purpose::Other, [100, 110, 120, 150]));
         let times = meter.times(span(0, 300), 0, &DeviceWork::default(), &track, Some(&[]));

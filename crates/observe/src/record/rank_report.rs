@@ -57,7 +57,7 @@ impl RankReport {
     ) -> Self {
         Self {
             steps,
-            dropped_spans: track.dropped() + meter.num_lost(),
+            dropped_spans: track.dropped() + meter.num_lost,
             alike: meter.alike(),
             memory,
             resident_bytes: resources::resident_bytes().unwrap_or(0),
