@@ -52,7 +52,7 @@ pub fn make(
     let order = plan::order(cases.len(), rounds).into_iter().enumerate();
     let left: Vec<_> = order.filter(|(at, (_, case))| !ledger.is_settled(*at, *case)).collect();
     let folder = ledger.folder().map(Path::to_owned);
-    let mut runner = Runner::new(ledger.disk(), left.len(), limit, folder.as_deref())?;
+    let mut runner = Runner::new(&ledger.disk, left.len(), limit, folder.as_deref())?;
     if cases.iter().any(|case| spec::prints(&case.spec)) {
         // The output of the runs takes the place of the bar.
         runner.bar = None;
@@ -74,7 +74,7 @@ pub fn make(
         let seconds = begin.elapsed().as_secs_f64();
         if let Some(folder) = &folder {
             let kept = folder.join("runs").join(format!("{case:03}-{}.{}", slug(name), round + 1));
-            keep(ledger.disk(), &runs, &kept).map_err(|e| Failure::io(kept.printable(), e))?;
+            keep(&ledger.disk, &runs, &kept).map_err(|e| Failure::io(kept.printable(), e))?;
         }
         let name = name.clone();
         ledger.add(Record { position, round, case, name, started, seconds, ending })?;

@@ -74,10 +74,12 @@ pub struct Record {
 /// All finished runs.
 #[derive(Debug, Default)]
 pub struct Ledger {
-    disk: Disk,
+    /// The disk to which the records are written.
+    pub(crate) disk: Disk,
     /// The folder with the records, and the lock on it; `None` if the records are kept in memory only.
     folder: Option<(PathBuf, File)>,
-    records: Vec<Record>,
+    /// All records, in the order of the runs.
+    pub(crate) records: Vec<Record>,
 }
 
 /// The most bytes of the settings of a sweep, and of a record, which has the summary of a run.
@@ -155,19 +157,9 @@ impl Ledger {
         Ok(Self { disk: disk.clone(), folder: held, records: records_in(folder)? })
     }
 
-    /// The disk to which the records are written.
-    pub fn disk(&self) -> &Disk {
-        &self.disk
-    }
-
     /// The folder, if there is one.
     pub fn folder(&self) -> Option<&Path> {
         self.folder.as_ref().map(|(folder, _)| folder.as_path())
-    }
-
-    /// All records, in the order of the runs.
-    pub fn records(&self) -> &[Record] {
-        &self.records
     }
 
     /// Whether the run at this position is finished, or is skipped because its case has failed before.
@@ -292,7 +284,7 @@ mod tests {
         fs::write(path.join(RECORDS).join("00002.json.partial"), b"{").unwrap();
         drop(ledger);
         let ledger = Ledger::open(&Disk::default(), &path, &settings(3)).unwrap();
-        assert_eq!(ledger.records(), [done, failed]);
+        assert_eq!(ledger.records, [done, failed]);
         assert!(ledger.is_settled(0, 0) && !ledger.is_settled(2, 2));
         assert!(ledger.is_settled(7, 1), "a case that has failed is not run again");
         assert_eq!(ledger.of_case(0).0[0].number("steps"), Some(3.0));
@@ -335,7 +327,7 @@ mod tests {
         ledger.add(record(0, 0, 0)).unwrap();
         ledger.add(record(2, 1, 1)).unwrap();
         drop(ledger);
-        assert_eq!(open(&cases).unwrap().records().len(), 2);
+        assert_eq!(open(&cases).unwrap().records.len(), 2);
         let records = folder.path().join(RECORDS);
         let path = |position: usize| records.join(file_of(position));
         let refused = |cases: &[Case]| match open(cases) {
@@ -379,7 +371,7 @@ mod tests {
             let path = folder.path().join("sweep");
             let make = |disk: &Disk| {
                 let mut ledger = Ledger::open(disk, &path, &settings(3))?;
-                let from = ledger.records().len();
+                let from = ledger.records.len();
                 (from..3).try_for_each(|position| ledger.add(record(position, done())))?;
                 Ok::<usize, Failure>(from)
             };
@@ -399,7 +391,7 @@ mod tests {
             assert_eq!(make(&Disk::default()).unwrap(), kept);
             let ledger = Ledger::open(&Disk::default(), &path, &settings(3)).unwrap();
             let expected: Vec<Record> = (0..3).map(|position| record(position, done())).collect();
-            assert_eq!(ledger.records(), expected);
+            assert_eq!(ledger.records, expected);
             let left =
                 fs::read_dir(&path).unwrap().chain(fs::read_dir(path.join(RECORDS)).unwrap());
             assert_eq!(left.count(), 2 + 3, "a partial file is left");

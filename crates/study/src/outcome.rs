@@ -149,7 +149,7 @@ impl Outcome {
                 let case = cases[rows.len()];
                 let (of_case, failure) = ledger.of_case(case);
                 let mut figures = figures_of(&of_case);
-                let seconds = ledger.records().iter().filter(|record| {
+                let seconds = ledger.records.iter().filter(|record| {
                     record.case == case && matches!(record.ending, Ending::Summary(_))
                 });
                 let seconds = Spread::of(seconds.map(|record| Some(record.seconds)));

@@ -25,7 +25,7 @@ pub fn measure(
 ) -> Result<Outcome> {
     let limit = Duration::from_secs_f64(args.run_limit);
     let (begin, budget) = (Instant::now(), Duration::from_secs_f64(args.seconds));
-    let made = ledger.records().iter().map(|record| record.round + 1).max().unwrap_or(0);
+    let made = ledger.records.iter().map(|record| record.round + 1).max().unwrap_or(0);
     let mut rounds = MIN_ROUNDS.max(made).min(args.rounds);
     loop {
         execute::make(cases, rounds, limit, None, ledger)?;

@@ -6,7 +6,7 @@
 
 use std::time::Instant;
 
-use paceline_failure::{Failure, Result};
+use paceline_failure::Result;
 use paceline_kernels::{Compute, cast, top_k};
 use paceline_memory::{Allocator, Category, DType};
 use paceline_model::Layout;
@@ -36,23 +36,19 @@ pub struct Costs {
 
 /// Measures how long it takes to compress the gradients of `layout`.
 pub fn costs(layout: &Layout, config: &TrainConfig) -> Result<Costs> {
-    let failed = |e: &dyn std::fmt::Display| Failure::Run(format!("cannot time compression: {e}"));
     let compute = Compute::new(config.threads, Allocator::new())?;
     let len = layout.trained_len();
     let count = (len as f64 * TopK::DEFAULT_K).ceil() as usize;
-    let tensor = |dtype, len| {
-        let tensor = compute.allocator.tensor(dtype, [len], Category::Workspace);
-        tensor.map_err(|e| failed(&e))
-    };
+    let tensor = |dtype, len| compute.allocator.tensor(dtype, [len], Category::Workspace);
     let (x, rounded) = (tensor(DType::F32, len)?, tensor(DType::F16, len)?);
     let (residual, pairs) = (tensor(DType::F32, len)?, tensor(DType::I32, 2 * count)?);
     let mut costs = [f64::INFINITY; 4];
     for _ in 0..REPEATS {
         // Pseudo-random numbers stand for the gradients: many magnitudes, both signs.
-        x.write::<f32>().map_err(|e| failed(&e))?.iter_mut().enumerate().for_each(|(at, x)| {
+        for (at, x) in x.write::<f32>()?.iter_mut().enumerate() {
             *x = ((at.wrapping_mul(2_654_435_761) >> 8) & 0xFFFF) as f32 / 65536.0 - 0.5;
-        });
-        residual.write::<f32>().map_err(|e| failed(&e))?.fill(0.0);
+        }
+        residual.write::<f32>()?.fill(0.0);
         let ways: [&dyn Fn() -> paceline_kernels::Result<()>; 4] = [
             &|| cast::narrow(&compute, &x, &rounded),
             &|| cast::widen(&compute, &rounded, &x),
@@ -61,7 +57,7 @@ pub fn costs(layout: &Layout, config: &TrainConfig) -> Result<Costs> {
         ];
         for (cost, way) in costs.iter_mut().zip(ways) {
             let begin = Instant::now();
-            way().map_err(|e| failed(&e))?;
+            way()?;
             *cost = cost.min(begin.elapsed().as_secs_f64() * 1e3);
         }
     }
