@@ -29,13 +29,13 @@ const SCALE: &str = "scaling-scale";
 const EVAL_LOSS: &str = "eval-loss";
 
 /// A number of an index. `{:?}` prints as many digits as are needed to read the same number back.
-trait Number {
+trait IndexNumber {
     fn text(&self) -> String;
     /// Takes the value of a text. False if it is not a number.
     fn read(&mut self, text: &str) -> bool;
 }
 
-impl<T: fmt::Debug + FromStr> Number for T {
+impl<T: fmt::Debug + FromStr> IndexNumber for T {
     fn text(&self) -> String {
         format!("{self:?}")
     }
@@ -49,9 +49,9 @@ impl<T: fmt::Debug + FromStr> Number for T {
 fn numbers<'a>(
     progress: &'a mut Progress,
     optimizer_steps: &'a mut u64,
-) -> Vec<(&'static str, &'a mut dyn Number)> {
+) -> Vec<(&'static str, &'a mut dyn IndexNumber)> {
     let Progress { position, steps, samples, epoch, scaling, best } = progress;
-    let mut all: Vec<(&str, &mut dyn Number)> = vec![
+    let mut all: Vec<(&str, &mut dyn IndexNumber)> = vec![
         ("epochs", &mut position.epoch),
         ("batches", &mut position.batch),
         ("steps", steps),

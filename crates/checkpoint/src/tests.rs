@@ -7,7 +7,7 @@ use std::time::Duration;
 use paceline_data::Position;
 use paceline_failure::{Failure, Result};
 use paceline_host::disk::faults::{Fault, at_each_operation};
-use paceline_host::disk::power_cut::{ModelDisk, Names, Unsynced};
+use paceline_host::disk::power_cut::{LastingNames, ModelDisk, Unsynced};
 use paceline_host::disk::{Disk, Operation};
 use paceline_kernels::optimizer::AdamW;
 use paceline_memory::{Allocator, DType};
@@ -396,8 +396,8 @@ fn a_power_cut_after_any_operation_loses_no_checkpoint() {
             acknowledged = *steps;
         }
         let num_names = model_disk.num_unsynced_names();
-        let first = (0..=num_names).map(Names::First);
-        for names in first.chain((1..=num_names).map(Names::AllBut)) {
+        let first = (0..=num_names).map(LastingNames::First);
+        for names in first.chain((1..=num_names).map(LastingNames::AllBut)) {
             for data in Unsynced::ALL {
                 let left = folder_in_memory();
                 model_disk.leave(left.path(), data, names);

@@ -46,7 +46,7 @@ pub fn load(path: &Path) -> Result<Vec<Measured>> {
 
 /// The columns of our CSV that are compared.
 #[derive(Deserialize)]
-struct Line {
+struct CsvRow {
     transport: String,
     algorithm: String,
     nproc: usize,
@@ -59,7 +59,7 @@ struct Line {
 fn from_csv(text: &str) -> std::result::Result<Vec<Measured>, Problem> {
     let mut all = Vec::new();
     for line in csv::Reader::from_reader(text.as_bytes()).deserialize() {
-        let line: Line = line.map_err(|error| {
+        let line: CsvRow = line.map_err(|error| {
             let line = error.position().map_or(1, |position| position.line());
             (line as usize, error.to_string())
         })?;

@@ -19,12 +19,12 @@ use serde::{Deserialize, Serialize};
 use super::reporter::Reporter;
 use super::result::Row;
 
-/// The environment variable with the [`Job`] of the ranks, as JSON.
+/// The environment variable with the [`RankJob`] of the ranks, as JSON.
 const JOB: &str = "PACELINE_BENCH";
 
 /// The job of the ranks of a configuration.
 #[derive(Serialize, Deserialize)]
-pub(super) struct Job {
+pub(super) struct RankJob {
     pub(super) transport: TransportName,
     pub(super) sizes: Vec<u64>,
     /// Whether rank 0 prints nothing.
@@ -33,7 +33,7 @@ pub(super) struct Job {
     lines: PathBuf,
 }
 
-impl Job {
+impl RankJob {
     /// The job of this process, if `paceline bench` has started it as a rank.
     pub(super) fn from_env(placement: Option<&Placement>) -> Result<Option<Self>> {
         let text = std::env::var(JOB).ok().filter(|_| placement.is_some());
@@ -59,7 +59,7 @@ pub(super) fn launch(
     let lines = memfd_create("rows", MemfdFlags::CLOEXEC)
         .map_err(|e| Failure::io("no memory for the rows", e))?;
     let path = format!("/proc/{}/fd/{}", std::process::id(), lines.as_raw_fd());
-    let job = Job { transport, sizes: sizes.to_vec(), is_quiet, lines: path.into() };
+    let job = RankJob { transport, sizes: sizes.to_vec(), is_quiet, lines: path.into() };
     let job = serde_json::to_string(&job).map_err(|e| Failure::io("cannot write a job", e))?;
     let variables = vec![(JOB, job.into())];
     let ended = launcher::launch_one_of_many(&Launch::of_own_program(args, nproc, variables)?)?;

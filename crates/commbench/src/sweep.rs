@@ -14,7 +14,7 @@ use paceline_launch::{TransportName, pinning, threads};
 
 use super::configuration::Configuration;
 use super::plan::{self, Plan};
-use super::processes::{self, Job};
+use super::processes::{self, RankJob};
 use super::rank::measure;
 use super::reporter::{Found, Reporter};
 use super::result::{BenchReport, Skipped, num_failed};
@@ -23,7 +23,7 @@ use crate::args::BenchArgs;
 
 /// Runs `paceline bench`: measures as a rank, or starts the ranks of each configuration.
 pub fn bench(args: &BenchArgs, placement: Option<Placement>) -> Result<u8> {
-    let job = Job::from_env(placement.as_ref())?;
+    let job = RankJob::from_env(placement.as_ref())?;
     let plan = plan::resolve(args, placement.as_ref(), job.is_some())?;
     match (placement, job) {
         (Some(placement), Some(job)) => as_rank_of_ours(&plan, &placement, &job),
@@ -39,7 +39,7 @@ fn join(plan: &Plan, transport: TransportName, placement: &Placement) -> Result<
 }
 
 /// Runs as a rank that this command has started as a process.
-fn as_rank_of_ours(plan: &Plan, placement: &Placement, job: &Job) -> Result<u8> {
+fn as_rank_of_ours(plan: &Plan, placement: &Placement, job: &RankJob) -> Result<u8> {
     let mut reporter = Reporter::default();
     let (transport, nproc) = (job.transport, placement.place.world_size);
     if placement.place.rank == 0 {

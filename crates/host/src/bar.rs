@@ -123,7 +123,7 @@ impl Drop for Bar {
 
 /// The unit of a task's count.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Unit {
+pub enum CountUnit {
     /// Shown in MB, of 1e6 bytes.
     Bytes,
     /// Named by the bar.
@@ -135,14 +135,14 @@ pub enum Unit {
 pub struct TaskBar {
     bar: Option<Bar>,
     name: String,
-    unit: Unit,
+    unit: CountUnit,
     of: Option<u64>,
     speed: Speed,
 }
 
 impl TaskBar {
     /// A bar with this name. Nothing is drawn if `quiet`, or if standard error is not a terminal.
-    pub fn new(name: impl Into<String>, unit: Unit, quiet: bool) -> Self {
+    pub fn new(name: impl Into<String>, unit: CountUnit, quiet: bool) -> Self {
         let bar = if quiet { None } else { Bar::new(streams::stderr()) };
         Self { bar, name: name.into(), unit, of: None, speed: Speed::default() }
     }
@@ -177,18 +177,18 @@ impl TaskBar {
 }
 
 /// The facts of a task's bar.
-fn facts(unit: Unit, done: u64, of: Option<u64>, per_s: Option<f64>) -> Vec<String> {
+fn facts(unit: CountUnit, done: u64, of: Option<u64>, per_s: Option<f64>) -> Vec<String> {
     let mb = |bytes: f64| format!("{:.1}", bytes / 1e6);
     let so_far = match (unit, of) {
-        (Unit::Bytes, Some(of)) => format!("{}/{} MB", mb(done as f64), mb(of as f64)),
-        (Unit::Bytes, None) => format!("{} MB", mb(done as f64)),
-        (Unit::Items, Some(of)) => format!("{done}/{of}"),
-        (Unit::Items, None) => done.to_string(),
+        (CountUnit::Bytes, Some(of)) => format!("{}/{} MB", mb(done as f64), mb(of as f64)),
+        (CountUnit::Bytes, None) => format!("{} MB", mb(done as f64)),
+        (CountUnit::Items, Some(of)) => format!("{done}/{of}"),
+        (CountUnit::Items, None) => done.to_string(),
     };
     let left = of.zip(per_s).map(|(of, per_s)| time_left(of.saturating_sub(done) as f64 / per_s));
     let speed = per_s.map(|per_s| match unit {
-        Unit::Bytes => format!("{} MB/s", three_digits(per_s / 1e6)),
-        Unit::Items => format!("{}/s", three_digits(per_s)),
+        CountUnit::Bytes => format!("{} MB/s", three_digits(per_s / 1e6)),
+        CountUnit::Items => format!("{}/s", three_digits(per_s)),
     });
     [Some(so_far), left, speed].into_iter().flatten().collect()
 }
@@ -298,12 +298,12 @@ mod tests {
     fn a_task_says_what_it_knows() {
         let mb = |count: u64| count * 1_000_000;
         let of = Some(mb(724));
-        let all = facts(Unit::Bytes, mb(24), of, Some(35e6));
+        let all = facts(CountUnit::Bytes, mb(24), of, Some(35e6));
         assert_eq!(all, ["24.0/724.0 MB", "0:20 left", "35.0 MB/s"]);
-        assert_eq!(facts(Unit::Bytes, mb(24), of, None), ["24.0/724.0 MB"]);
-        assert_eq!(facts(Unit::Bytes, mb(24), None, Some(2.5e6)), ["24.0 MB", "2.50 MB/s"]);
+        assert_eq!(facts(CountUnit::Bytes, mb(24), of, None), ["24.0/724.0 MB"]);
+        assert_eq!(facts(CountUnit::Bytes, mb(24), None, Some(2.5e6)), ["24.0 MB", "2.50 MB/s"]);
         assert_eq!(
-            facts(Unit::Items, 50, Some(200), Some(30.0)),
+            facts(CountUnit::Items, 50, Some(200), Some(30.0)),
             ["50/200", "0:05 left", "30.0/s"]
         );
     }

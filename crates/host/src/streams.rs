@@ -160,13 +160,13 @@ impl Target {
 #[derive(Debug)]
 pub struct Stream {
     target: Target,
-    state: Mutex<State>,
+    state: Mutex<StreamState>,
     /// Signaled when the state has changed.
     changed: Condvar,
 }
 
 #[derive(Debug)]
-struct State {
+struct StreamState {
     is_buffered: bool,
     /// Text that waits to be written, or is being written, if the stream is buffered.
     waiting: VecDeque<u8>,
@@ -189,7 +189,7 @@ struct State {
 
 impl Stream {
     const fn new(target: Target) -> Self {
-        let state = State {
+        let state = StreamState {
             is_buffered: false,
             waiting: VecDeque::new(),
             num_awaiting_room: 0,
@@ -278,7 +278,7 @@ impl Stream {
     }
 
     /// Waits until the buffer has room for `num_bytes` bytes, or the reader has taken nothing for too long.
-    fn await_room(&self, num_bytes: usize) -> MutexGuard<'_, State> {
+    fn await_room(&self, num_bytes: usize) -> MutexGuard<'_, StreamState> {
         let mut state = self.lock();
         let mut still = Still::of(&state);
         state.num_awaiting_room += 1;
@@ -292,9 +292,9 @@ impl Stream {
     /// Waits for a moment, or until something changes. The reader is stuck if it has stood still for too long.
     fn step<'a>(
         &'a self,
-        state: MutexGuard<'a, State>,
+        state: MutexGuard<'a, StreamState>,
         still: &mut Still,
-    ) -> MutexGuard<'a, State> {
+    ) -> MutexGuard<'a, StreamState> {
         let begin = Instant::now();
         let waited = self.changed.wait_timeout(state, STEP);
         let mut state = waited.unwrap_or_else(PoisonError::into_inner).0;
@@ -303,7 +303,7 @@ impl Stream {
         state
     }
 
-    fn add(&self, mut state: MutexGuard<'_, State>, bytes: Vec<u8>) {
+    fn add(&self, mut state: MutexGuard<'_, StreamState>, bytes: Vec<u8>) {
         if state.failure.is_some() {
             return;
         }
@@ -386,12 +386,12 @@ impl Stream {
         (lost > 0).then(|| format!("{lines} of {name} lost: nobody read them for {seconds} s"))
     }
 
-    fn lock(&self) -> MutexGuard<'_, State> {
+    fn lock(&self) -> MutexGuard<'_, StreamState> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-impl State {
+impl StreamState {
     /// Whether there is no room for `num_bytes` more bytes.
     fn is_full(&self, num_bytes: usize) -> bool {
         self.waiting.len() + num_bytes > LIMIT_BYTES
@@ -410,11 +410,11 @@ struct Still {
 }
 
 impl Still {
-    fn of(state: &State) -> Self {
+    fn of(state: &StreamState) -> Self {
         Self { num_pieces: state.num_pieces, waited: Duration::ZERO }
     }
 
-    fn add(&mut self, state: &State, after: Duration) {
+    fn add(&mut self, state: &StreamState, after: Duration) {
         if state.num_pieces != self.num_pieces {
             *self = Self::of(state);
         } else {

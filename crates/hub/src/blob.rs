@@ -8,7 +8,7 @@ use std::io;
 use std::time::Duration;
 
 use paceline_files::Printable;
-use paceline_host::bar::{TaskBar, Unit};
+use paceline_host::bar::{CountUnit, TaskBar};
 use paceline_host::streams;
 use sha1::Sha1;
 use sha2::digest::DynDigest;
@@ -139,7 +139,7 @@ impl Fetcher<'_> {
     }
 
     fn bar(&self, file: &RemoteFile, received: u64) -> TaskBar {
-        let mut bar = TaskBar::new(&file.path, Unit::Bytes, self.quiet);
+        let mut bar = TaskBar::new(&file.path, CountUnit::Bytes, self.quiet);
         if !self.quiet && !bar.is_drawn() {
             let from = match received {
                 0 => String::new(),

@@ -226,7 +226,7 @@ fn folder_name(name: &Name) -> String {
 mod tests {
     use super::super::name::Kind;
     use super::*;
-    use paceline_host::disk::power_cut::{ModelDisk, Names, Unsynced};
+    use paceline_host::disk::power_cut::{LastingNames, ModelDisk, Unsynced};
 
     fn root(vars: &[(&str, &str)]) -> Option<String> {
         let var = |name: &str| {
@@ -293,8 +293,8 @@ mod tests {
                 model.apply(operation);
                 let is_done = at + 1 == operations.len();
                 let num_names = model.num_unsynced_names();
-                let first = (0..=num_names).map(Names::First);
-                for names in first.chain((1..=num_names).map(Names::AllBut)) {
+                let first = (0..=num_names).map(LastingNames::First);
+                for names in first.chain((1..=num_names).map(LastingNames::AllBut)) {
                     for data in Unsynced::ALL {
                         let left = tempfile::TempDir::new().unwrap();
                         model.leave(left.path(), data, names);

@@ -15,7 +15,7 @@ use flate2::read::GzDecoder;
 use md5::{Digest, Md5};
 use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
-use paceline_host::bar::{TaskBar, Unit};
+use paceline_host::bar::{CountUnit, TaskBar};
 use paceline_host::disk::Disk;
 use ureq::Agent;
 
@@ -207,7 +207,7 @@ fn receive(
     let response = agent.get(url).call().map_err(|e| fail(&e))?;
     let body = response.into_body();
     let num_bytes = body.content_length();
-    let mut bar = TaskBar::new(item.name, Unit::Bytes, quiet);
+    let mut bar = TaskBar::new(item.name, CountUnit::Bytes, quiet);
     if !quiet && !bar.is_drawn() {
         bar.say(&format!("fetching {url}"));
     }

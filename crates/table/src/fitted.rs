@@ -39,7 +39,7 @@ pub fn fitted(
         cells.chain(std::iter::repeat(String::new())).take(num_columns).collect()
     };
     let rows = rows.iter().map(|row| padded(&mut row.as_ref().iter().map(String::as_str)));
-    let grid = Grid {
+    let grid = TextGrid {
         has_head: !head.is_empty(),
         lines: std::iter::once(padded(&mut head.iter().map(AsRef::as_ref))).chain(rows).collect(),
         is_left: &is_left,
@@ -95,14 +95,14 @@ fn fits(text: &str, width: usize) -> bool {
 }
 
 /// A table, each line with a cell per column.
-struct Grid<'a> {
+struct TextGrid<'a> {
     has_head: bool,
     /// The head, which may be empty, and the rows.
     lines: Vec<Vec<String>>,
     is_left: &'a dyn Fn(usize) -> bool,
 }
 
-impl Grid<'_> {
+impl TextGrid<'_> {
     fn widest(&self, column: usize) -> usize {
         self.lines.iter().map(|line| length(&line[column])).max().unwrap_or(0)
     }
@@ -165,7 +165,7 @@ impl Grid<'_> {
         let line = |at: usize| self.lines.iter().map(|row| row[at].clone()).collect();
         let lines = (0..self.lines[0].len()).map(line).collect();
         let whole: Vec<usize> = (0..self.lines.len()).collect();
-        Some(Grid { has_head: true, lines, is_left: &|at| at == 0 }.part(&whole))
+        Some(TextGrid { has_head: true, lines, is_left: &|at| at == 0 }.part(&whole))
     }
 
     /// In parts, each with the columns that name the rows. `None` if some column does not fit beside these.

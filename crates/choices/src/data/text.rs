@@ -13,7 +13,7 @@ use paceline_data::{Dataset, Split};
 use paceline_failure::numbers::at_least;
 use paceline_failure::{Failure, Result, usage};
 use paceline_files::{Printable, printable};
-use paceline_host::bar::{TaskBar, Unit};
+use paceline_host::bar::{CountUnit, TaskBar};
 use paceline_host::text::listed;
 use paceline_hub::{self as hub, Found};
 
@@ -317,7 +317,7 @@ struct Texts {
 impl DataSettings for Texts {
     fn open(&self, seed: u64, split: Split) -> Result<Arc<dyn Dataset>> {
         let quiet = self.quiet.get().copied().unwrap_or(true);
-        let bar = RefCell::new(TaskBar::new("tokenize", Unit::Items, quiet));
+        let bar = RefCell::new(TaskBar::new("tokenize", CountUnit::Items, quiet));
         let report = TextReport {
             progress: &mut |done, of| bar.borrow_mut().show(done as u64, Some(of as u64)),
             warn: &mut |problem| {

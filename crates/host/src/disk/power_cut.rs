@@ -51,7 +51,7 @@ impl Unsynced {
 
 /// Which of the changes of names that have not been synced are on the disk.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Names {
+pub enum LastingNames {
     /// The first changes, this many for each folder.
     First(usize),
     /// All but the first ones of each folder.
@@ -172,16 +172,16 @@ impl ModelDisk {
     }
 
     /// Writes into `to` the contents that are left after a power cut.
-    pub fn leave(&self, to: &Path, data: Unsynced, names: Names) {
+    pub fn leave(&self, to: &Path, data: Unsynced, names: LastingNames) {
         self.leave_folder(0, to, data, names);
     }
 
-    fn leave_folder(&self, folder: usize, to: &Path, data: Unsynced, names: Names) {
+    fn leave_folder(&self, folder: usize, to: &Path, data: Unsynced, names: LastingNames) {
         let entries = &self.folders[folder];
         let all = entries.changes.len();
         let changes = match names {
-            Names::First(count) => &entries.changes[..count.min(all)],
-            Names::AllBut(count) => &entries.changes[count.min(all)..],
+            LastingNames::First(count) => &entries.changes[..count.min(all)],
+            LastingNames::AllBut(count) => &entries.changes[count.min(all)..],
         };
         for (name, node) in entries.after(changes) {
             let path = to.join(name);

@@ -12,7 +12,7 @@ const NO_LIMIT: u64 = 1 << 60;
 
 /// The names of the files of a version.
 #[derive(Clone, Copy)]
-struct Names {
+struct GroupFiles {
     limit: &'static str,
     used: &'static str,
     /// The line of `memory.stat` about pages of files that nobody has touched lately, groups below included.
@@ -21,13 +21,13 @@ struct Names {
     events: &'static str,
 }
 
-const VERSION_1: Names = Names {
+const VERSION_1: GroupFiles = GroupFiles {
     limit: "memory.limit_in_bytes",
     used: "memory.usage_in_bytes",
     given_up: "total_inactive_file ",
     events: "memory.oom_control",
 };
-const VERSION_2: Names = Names {
+const VERSION_2: GroupFiles = GroupFiles {
     limit: "memory.max",
     used: "memory.current",
     given_up: "inactive_file ",
@@ -37,7 +37,7 @@ const VERSION_2: Names = Names {
 /// The groups of this process that limit its memory, from its own group up: the most bytes that the processes of each may use,
 /// and how many of them are left.
 pub(super) fn memory_groups(root: &Path) -> Vec<(u64, u64)> {
-    let of_mount = |(folders, names): (Vec<PathBuf>, Names)| {
+    let of_mount = |(folders, names): (Vec<PathBuf>, GroupFiles)| {
         folders.into_iter().filter_map(move |folder| limit_of(&folder, &names))
     };
     folders(root).into_iter().flat_map(of_mount).collect()
@@ -45,12 +45,12 @@ pub(super) fn memory_groups(root: &Path) -> Vec<(u64, u64)> {
 
 /// How many processes of this process's own group the kernel has killed for lack of memory.
 pub(super) fn oom_kills(root: &Path) -> u64 {
-    let kills = |folder: &PathBuf, names: &Names| {
+    let kills = |folder: &PathBuf, names: &GroupFiles| {
         let text = fs::read_to_string(folder.join(names.events)).ok()?;
         text.lines().find_map(|line| line.strip_prefix("oom_kill ")?.trim().parse::<u64>().ok())
     };
     // A group that has no file is counted in the one above it.
-    let of_mount = |(folders, names): &(Vec<PathBuf>, Names)| {
+    let of_mount = |(folders, names): &(Vec<PathBuf>, GroupFiles)| {
         folders.iter().find_map(|folder| kills(folder, names))
     };
     folders(root).iter().filter_map(of_mount).sum()
@@ -58,7 +58,7 @@ pub(super) fn oom_kills(root: &Path) -> u64 {
 
 /// For each mount that shows the memory of this process's group: the folder of that group and of those above it, and the
 /// names of their files.
-fn folders(root: &Path) -> Vec<(Vec<PathBuf>, Names)> {
+fn folders(root: &Path) -> Vec<(Vec<PathBuf>, GroupFiles)> {
     let read = |path: &str| fs::read_to_string(root.join(path)).unwrap_or_default();
     let (own, mounts) = (read("proc/self/cgroup"), read("proc/self/mountinfo"));
     let mounts: Vec<Mount> = mounts.lines().filter_map(Mount::parse).collect();
@@ -81,7 +81,7 @@ fn folders(root: &Path) -> Vec<(Vec<PathBuf>, Names)> {
 }
 
 /// The limit of the group in a folder, if it has one.
-fn limit_of(folder: &Path, names: &Names) -> Option<(u64, u64)> {
+fn limit_of(folder: &Path, names: &GroupFiles) -> Option<(u64, u64)> {
     let text = |name: &str| fs::read_to_string(folder.join(name)).ok();
     let number = |name: &str| text(name)?.trim().parse::<u64>().ok();
     let limit = number(names.limit).filter(|limit| *limit < NO_LIMIT)?;

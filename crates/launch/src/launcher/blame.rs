@@ -10,12 +10,12 @@ use paceline_rendezvous::read_culprits;
 use rustix::process::Pid;
 use signal_hook::consts::{SIGABRT, SIGPIPE};
 
-use super::rank::{End, Rank};
+use super::rank::{Rank, RankEnd};
 use super::{orphans, signals};
 
 /// The rank that a failure is about.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Cause {
+pub(super) struct Blame {
     /// Its number among the ranks of all hosts. If it is on another host, and the ranks of this host name several or
     /// no ranks, these are all that they name.
     pub(super) ranks: Vec<usize>,
@@ -25,7 +25,7 @@ pub(super) struct Cause {
     pub(super) code: u8,
 }
 
-impl Cause {
+impl Blame {
     fn of(ranks: impl IntoIterator<Item = usize>, what: &str, code: u8) -> Self {
         Self { ranks: ranks.into_iter().collect(), what: what.to_owned(), code }
     }
@@ -47,7 +47,7 @@ pub(super) fn activity(pid: Pid) -> &'static str {
 
 /// The cause of a failure, once all ranks have ended: those of this host, whose numbers among the `world` ranks of all hosts
 /// begin with `first`. `activities` has the activity of each rank of this host when the failure was noticed.
-pub(super) fn cause(ranks: &[Rank], first: usize, world: usize, activities: &[&str]) -> Cause {
+pub(super) fn cause(ranks: &[Rank], first: usize, world: usize, activities: &[&str]) -> Blame {
     // A rank whose peer was killed may exit, with a code of its own, before the kernel has taken the killed one down.
     let by_itself = |rank: &Rank| {
         let end = rank.ended.as_ref().filter(|end| !end.was_asked && !end.status.success())?;
@@ -78,25 +78,25 @@ pub(super) fn cause(ranks: &[Rank], first: usize, world: usize, activities: &[&s
         let Some(local) = here(rank) else {
             let most = votes[rank];
             let ranks = (0..world).filter(|&rank| votes[rank] == most && here(rank).is_none());
-            return Cause::of(ranks, "ended or did not answer", EXIT_CONSEQUENCE);
+            return Blame::of(ranks, "ended or did not answer", EXIT_CONSEQUENCE);
         };
         if ranks[local].ended.is_some_and(|end| !end.was_asked && end.status.success()) {
-            return Cause::of([rank], "ended with code 0 while others still needed it", EXIT_RUN);
+            return Blame::of([rank], "ended with code 0 while others still needed it", EXIT_RUN);
         }
         if !has_complained(rank) {
-            return Cause::of([rank], activities[local], EXIT_RUN);
+            return Blame::of([rank], activities[local], EXIT_RUN);
         }
     }
     // Nobody has noticed a rank that is the only one of its host.
     let stopped = |at: &usize| activities[*at] == STOPPED && !has_complained(first + at);
     if let Some(local) = (0..ranks.len()).find(stopped) {
-        return Cause::of([first + local], STOPPED, EXIT_RUN);
+        return Blame::of([first + local], STOPPED, EXIT_RUN);
     }
     let has_said_why = |rank: &Rank| rank.error_file.as_deref().is_some_and(|file| file.exists());
     if world > ranks.len() && ranks.iter().any(has_said_why) {
         // The ranks of this host say that they are not the cause. Without a report from them, the exit code may be
         // that of a program which means something else by it.
-        return Cause::of([], "failed", EXIT_CONSEQUENCE);
+        return Blame::of([], "failed", EXIT_CONSEQUENCE);
     }
     let failed =
         |local: &usize| Some((ranks[*local].ended.filter(|end| !end.status.success())?.at, *local));
@@ -116,10 +116,10 @@ fn is_cause(signal: i32) -> bool {
 }
 
 /// A rank of this host that has ended, as a cause.
-fn ended(local: usize, first: usize, ranks: &[Rank]) -> Cause {
+fn ended(local: usize, first: usize, ranks: &[Rank]) -> Blame {
     let number = [first + local];
-    let Some(End { status, .. }) = ranks[local].ended else {
-        return Cause::of(number, "did not end", EXIT_RUN);
+    let Some(RankEnd { status, .. }) = ranks[local].ended else {
+        return Blame::of(number, "did not end", EXIT_RUN);
     };
     let (what, code) = match (status.code(), status.signal()) {
         (Some(code), _) => (format!("exited with code {code}"), code as u8),
@@ -128,7 +128,7 @@ fn ended(local: usize, first: usize, ranks: &[Rank]) -> Cause {
         }
         (None, None) => (format!("ended ({status})"), EXIT_RUN),
     };
-    Cause::of(number, &what, code)
+    Blame::of(number, &what, code)
 }
 
 #[cfg(test)]
@@ -157,7 +157,7 @@ mod tests {
         fn ends(mut self, rank: usize, ms: u64, status: i32, was_asked: bool) -> Self {
             let at = self.begin + Duration::from_millis(ms);
             self.ranks[rank].ended =
-                Some(End { status: ExitStatus::from_raw(status), at, was_asked });
+                Some(RankEnd { status: ExitStatus::from_raw(status), at, was_asked });
             self
         }
 
@@ -169,13 +169,13 @@ mod tests {
         }
 
         fn cause(&self) -> (usize, String, u8) {
-            let Cause { ranks, what, code } = self.cause_among(0, self.ranks.len());
+            let Blame { ranks, what, code } = self.cause_among(0, self.ranks.len());
             let [rank] = ranks[..] else { panic!("{ranks:?}") };
             (rank, what, code)
         }
 
         /// As the ranks from `first` on, of `world` on all hosts.
-        fn cause_among(&self, first: usize, world: usize) -> Cause {
+        fn cause_among(&self, first: usize, world: usize) -> Blame {
             let activities = vec!["is stopped"; self.ranks.len()];
             cause(&self.ranks, first, world, &activities)
         }
@@ -218,7 +218,7 @@ mod tests {
     #[test]
     fn a_stopped_rank_is_named_although_nobody_else_is_there_to_name_it() {
         let ranks = Ranks::new(1).ends(0, 900, KILLED, true);
-        assert_eq!(ranks.cause_among(1, 2), Cause::of([1], STOPPED, 1));
+        assert_eq!(ranks.cause_among(1, 2), Blame::of([1], STOPPED, 1));
     }
 
     #[test]
@@ -269,7 +269,7 @@ mod tests {
     #[test]
     fn a_rank_of_another_host_is_named_by_its_number_among_all() {
         let expected =
-            |ranks: &[usize]| Cause::of(ranks.iter().copied(), "ended or did not answer", 3);
+            |ranks: &[usize]| Blame::of(ranks.iter().copied(), "ended or did not answer", 3);
         // This host has ranks 2 and 3 of 6. Rank 2 has only seen that rank 3 ended.
         let ranks = both_complain().blames(0, &[3]).blames(1, &[5]);
         assert_eq!(ranks.cause_among(2, 6), expected(&[5]));
@@ -284,15 +284,15 @@ mod tests {
     fn a_rank_of_this_host_is_found_by_its_number_among_all() {
         let ranks = Ranks::new(2).ends(0, 10, CONSEQUENCE, false).ends(1, 900, KILLED, true);
         let cause = ranks.blames(0, &[5]).cause_among(4, 6);
-        assert_eq!(cause, Cause::of([5], STOPPED, 1));
+        assert_eq!(cause, Blame::of([5], STOPPED, 1));
         let ranks = Ranks::new(2).ends(0, 10, CONSEQUENCE, false).ends(1, 20, KILLED, false);
         let cause = ranks.cause_among(4, 6);
-        assert_eq!(cause, Cause::of([5], "was killed by SIGKILL", 137));
+        assert_eq!(cause, Blame::of([5], "was killed by SIGKILL", 137));
     }
 
     #[test]
     fn a_failure_elsewhere_of_which_nobody_knows_the_rank_is_not_blamed_on_this_host() {
-        let nobody = Cause::of([], "failed", 3);
+        let nobody = Blame::of([], "failed", 3);
         assert_eq!(both_complain().blames(0, &[]).cause_among(2, 6), nobody);
         assert_eq!(both_complain().blames(0, &[3]).cause_among(2, 6), nobody);
     }
@@ -300,6 +300,6 @@ mod tests {
     #[test]
     fn a_program_that_exits_with_code_3_without_a_word_is_named() {
         let cause = both_complain().cause_among(2, 6);
-        assert_eq!(cause, Cause::of([2], "exited with code 3", 3));
+        assert_eq!(cause, Blame::of([2], "exited with code 3", 3));
     }
 }

@@ -14,7 +14,7 @@ pub(super) struct Rank {
     /// Its process, and its process group.
     pub(super) group: Pid,
     pub(super) last_lines: LastLines,
-    pub(super) ended: Option<End>,
+    pub(super) ended: Option<RankEnd>,
     /// The file in which it says why it has failed.
     pub(super) error_file: Option<PathBuf>,
     /// The last signal by which the launcher has asked it to end.
@@ -30,7 +30,7 @@ impl Rank {
 
 /// The end of a rank.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct End {
+pub(super) struct RankEnd {
     pub(super) status: ExitStatus,
     pub(super) at: Instant,
     /// Whether it is the answer to a signal of the launcher.
@@ -39,7 +39,7 @@ pub(super) struct End {
 
 /// The events of a launch. A rank has its number on this host here.
 #[derive(Debug)]
-pub(super) enum Event {
+pub(super) enum LaunchEvent {
     Ended { local: usize, status: ExitStatus, at: Instant },
     Signal(i32),
 }

@@ -27,14 +27,14 @@ pub(super) struct LastLines([Lines; 2]);
 
 /// Which stream of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Source {
+pub(super) enum RankStream {
     Stdout,
     Stderr,
 }
 
 /// Where the output of a rank goes.
 #[derive(Clone, Debug)]
-pub(super) struct Route {
+pub(super) struct OutputRoute {
     pub(super) rank: usize,
     /// Whether it is printed.
     pub(super) is_printed: bool,
@@ -53,8 +53,8 @@ impl LastLines {
     pub(super) fn relay(
         &self,
         from: impl Read + AsFd + Send + 'static,
-        source: Source,
-        route: Route,
+        source: RankStream,
+        route: OutputRoute,
     ) -> std::io::Result<()> {
         let keeper = self.0[source as usize].clone();
         let name = format!("relay-{}", route.rank);
@@ -84,8 +84,8 @@ impl LastLines {
 
 /// Passes on one stream of a rank.
 struct Relay {
-    source: Source,
-    route: Route,
+    source: RankStream,
+    route: OutputRoute,
     keeper: Lines,
     /// The text of the line that has no end yet.
     line: Vec<u8>,
@@ -127,7 +127,7 @@ impl Relay {
 
     /// Passes on a line, or a part of one.
     fn pass(&self, piece: &[u8]) {
-        let Route { rank, is_printed, has_prefix, log } = &self.route;
+        let OutputRoute { rank, is_printed, has_prefix, log } = &self.route;
         if let Some(log) = log {
             let mut log = log.lock().unwrap_or_else(PoisonError::into_inner);
             if let Some(Err(error)) = log.as_mut().map(|file| file.write_all(piece)) {
@@ -140,11 +140,11 @@ impl Relay {
         }
         if *is_printed {
             let to: &Stream = match self.source {
-                Source::Stdout => streams::stdout(),
-                Source::Stderr => streams::stderr(),
+                RankStream::Stdout => streams::stdout(),
+                RankStream::Stderr => streams::stderr(),
             };
             let prefix = match self.source {
-                Source::Stdout if !has_prefix => String::new(),
+                RankStream::Stdout if !has_prefix => String::new(),
                 _ => format!("[rank {rank}] "),
             };
             to.piece(*rank, &prefix, piece);

@@ -9,16 +9,16 @@ use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGTERM, SIGTSTP};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
 
-use super::rank::Event;
+use super::rank::LaunchEvent;
 
 /// The channel of the launch in progress, to which signals are forwarded.
-static LISTENER: Mutex<Option<Sender<Event>>> = Mutex::new(None);
+static LISTENER: Mutex<Option<Sender<LaunchEvent>>> = Mutex::new(None);
 /// The last signal that asked to end during a launch; 0 before the first one.
 static LAST_SIGNAL: AtomicI32 = AtomicI32::new(0);
 
 /// From now on `events` gets the signals that ask this process to end or to stop, and SIGCHLD. When no launch is in
 /// progress, they have their default effect.
-pub(super) fn forward(events: Sender<Event>) -> Result<()> {
+pub(super) fn forward(events: Sender<LaunchEvent>) -> Result<()> {
     let is_first = listener().replace(events).is_none();
     if !is_first {
         return Ok(());
@@ -31,7 +31,10 @@ pub(super) fn forward(events: Sender<Event>) -> Result<()> {
             if !matches!(signal, SIGTSTP | SIGCHLD) {
                 LAST_SIGNAL.store(signal, Ordering::SeqCst);
             }
-            if events.as_ref().is_none_or(|events| events.send(Event::Signal(signal)).is_err()) {
+            if events
+                .as_ref()
+                .is_none_or(|events| events.send(LaunchEvent::Signal(signal)).is_err())
+            {
                 let _ = emulate_default_handler(signal);
             }
         }
@@ -56,6 +59,6 @@ pub(super) fn name(signal: i32) -> String {
     name.map_or_else(|| format!("signal {signal}"), str::to_owned)
 }
 
-fn listener() -> MutexGuard<'static, Option<Sender<Event>>> {
+fn listener() -> MutexGuard<'static, Option<Sender<LaunchEvent>>> {
     LISTENER.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -15,8 +15,8 @@ use paceline_rendezvous::{ERROR_FILE, LAUNCH};
 use rustix::process::{Pid, Signal, kill_process_group};
 use tracing::debug;
 
-use super::rank::{Event, Rank};
-use super::relay::{Route, Source};
+use super::rank::{LaunchEvent, Rank};
+use super::relay::{OutputRoute, RankStream};
 use super::{Launch, Restarts};
 
 impl Launch {
@@ -28,7 +28,7 @@ impl Launch {
         variables: &[(&str, String)],
         own_program: &Path,
         dump_folder: Option<&Path>,
-        events: &Sender<Event>,
+        events: &Sender<LaunchEvent>,
     ) -> io::Result<Rank> {
         let rank = self.first_rank() + local;
         let owns_stdout = self.output.rank_0_owns_stdout && rank == 0;
@@ -69,7 +69,7 @@ impl Launch {
         let program = self.command.first().map(|program| program.to_string_lossy());
         debug!("rank {rank} is process {}, {}", child.id(), program.unwrap_or_default());
         let started = Rank::new(Pid::from_child(&child), error_file);
-        let route = Route {
+        let route = OutputRoute {
             rank,
             is_printed: self.output.log_folder.is_none() || self.output.tee,
             has_prefix: !self.output.rank_0_owns_stdout,
@@ -104,14 +104,14 @@ fn attend(
     started: &Rank,
     mut child: Child,
     local: usize,
-    route: &Route,
-    events: &Sender<Event>,
+    route: &OutputRoute,
+    events: &Sender<LaunchEvent>,
 ) -> io::Result<()> {
     let (stdout, stderr) = (child.stdout.take(), child.stderr.take());
     let relays = || {
         let lines = &started.last_lines;
-        stdout.map_or(Ok(()), |from| lines.relay(from, Source::Stdout, route.clone()))?;
-        stderr.map_or(Ok(()), |from| lines.relay(from, Source::Stderr, route.clone()))
+        stdout.map_or(Ok(()), |from| lines.relay(from, RankStream::Stdout, route.clone()))?;
+        stderr.map_or(Ok(()), |from| lines.relay(from, RankStream::Stderr, route.clone()))
     };
     let events = events.clone();
     let child = Arc::new(Mutex::new(child));
@@ -127,10 +127,10 @@ fn attend(
 }
 
 /// Waits until a rank ends. Processes that it has started may go on: see [`super::orphans`].
-fn wait_for(local: usize, child: &Mutex<Child>, events: &Sender<Event>) {
+fn wait_for(local: usize, child: &Mutex<Child>, events: &Sender<LaunchEvent>) {
     let Ok(mut child) = child.lock() else { return };
     if let Ok(status) = child.wait() {
         // No one receives this event once the launcher has decided to end.
-        let _ = events.send(Event::Ended { local, status, at: Instant::now() });
+        let _ = events.send(LaunchEvent::Ended { local, status, at: Instant::now() });
     }
 }

@@ -12,11 +12,11 @@ use rustix::process::{Signal, kill_process, kill_process_group};
 use signal_hook::consts::{SIGCHLD, SIGTSTP};
 use tracing::debug;
 
-use super::blame::{self, Cause};
+use super::blame::{self, Blame};
 use super::dumps::Dumps;
 use super::guard::{FOLDER, Guard};
 use super::orphans::Orphans;
-use super::rank::{End, Event, Rank};
+use super::rank::{LaunchEvent, Rank, RankEnd};
 use super::{Launch, own_program, rank_variables, signals};
 
 /// After the first failure, how long the other ranks may take to notice it and to end by themselves.
@@ -115,7 +115,7 @@ struct Watch<'a> {
     launch: &'a Launch,
     ranks: Vec<Rank>,
     orphans: Orphans,
-    events: Receiver<Event>,
+    events: Receiver<LaunchEvent>,
     begin: Instant,
     dumps: &'a Dumps,
     /// How many processes of this control group had been killed for lack of memory at the beginning.
@@ -129,10 +129,10 @@ impl Watch<'_> {
         while self.is_any_running() {
             let begin = Instant::now();
             match self.events.recv_timeout(LOOK) {
-                Ok(Event::Signal(SIGTSTP)) => self.pause(),
-                Ok(Event::Signal(SIGCHLD)) => drop(self.orphans.running(&self.ranks)),
-                Ok(Event::Signal(signal)) => return self.end_by(signal),
-                Ok(Event::Ended { local, status, at }) => {
+                Ok(LaunchEvent::Signal(SIGTSTP)) => self.pause(),
+                Ok(LaunchEvent::Signal(SIGCHLD)) => drop(self.orphans.running(&self.ranks)),
+                Ok(LaunchEvent::Signal(signal)) => return self.end_by(signal),
+                Ok(LaunchEvent::Ended { local, status, at }) => {
                     self.ended(local, status, at);
                     if !status.success() {
                         return self.fail(at);
@@ -248,7 +248,7 @@ impl Watch<'_> {
             let signal = status.signal();
             signal.is_none() || signal == Some(asked.as_raw()) || asked == Signal::KILL
         });
-        self.ranks[local].ended = Some(End { status, at, was_asked });
+        self.ranks[local].ended = Some(RankEnd { status, at, was_asked });
     }
 
     /// Sends a signal to all ranks that still run, and to the processes that ranks have left.
@@ -273,7 +273,7 @@ impl Watch<'_> {
     fn stop(&mut self) {
         // A process that ended before now did so by itself.
         while let Ok(event) = self.events.try_recv() {
-            if let Event::Ended { local, status, at } = event {
+            if let LaunchEvent::Ended { local, status, at } = event {
                 self.ended(local, status, at);
             }
         }
@@ -324,15 +324,15 @@ impl Watch<'_> {
     /// Waits for the next event, at most `limit`, and records it. Returns whether the user asks the run to end.
     fn is_asked_within(&mut self, limit: Duration) -> bool {
         match self.events.recv_timeout(limit) {
-            Ok(Event::Ended { local, status, at }) => self.ended(local, status, at),
-            Ok(Event::Signal(signal)) => return !matches!(signal, SIGTSTP | SIGCHLD),
+            Ok(LaunchEvent::Ended { local, status, at }) => self.ended(local, status, at),
+            Ok(LaunchEvent::Signal(signal)) => return !matches!(signal, SIGTSTP | SIGCHLD),
             // The launch itself holds a sender.
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
         }
         false
     }
 
-    fn report(&self, cause: &Cause) {
+    fn report(&self, cause: &Blame) {
         let here = match cause.ranks[..] {
             [rank] => {
                 rank.checked_sub(self.launch.first_rank()).and_then(|local| self.ranks.get(local))

@@ -156,7 +156,7 @@ impl Lines {
         });
         let ends = drawn.iter().flat_map(|(series, _)| self.ends(series)).flatten();
         let places = drawn.iter().flat_map(|(_, points)| points).copied().chain(ends).collect();
-        let field = Field::new(self, canvas.width, (top + 8.0, top + height), places);
+        let field = PlotArea::new(self, canvas.width, (top + 8.0, top + height), places);
         field.grid(canvas, self);
         for (series, points) in &drawn {
             for ends in self.ends(series) {
@@ -184,7 +184,7 @@ pub(super) fn interval(canvas: &mut Canvas, ends: [Point; 2], color: Color) {
 }
 
 /// The area of the lines, and the scales that map values to pixels.
-struct Field {
+struct PlotArea {
     x: Scale,
     y: Scale,
     y_labels: Vec<String>,
@@ -194,7 +194,7 @@ struct Field {
     bottom: f64,
 }
 
-impl Field {
+impl PlotArea {
     fn new(of: &Lines, width: f64, (top, bottom): (f64, f64), points: Vec<Point>) -> Self {
         let y = Scale::new(of.y.spacing, points.iter().map(|point| point.1), bottom - top);
         let y_labels = y.labels(of.y.unit);
