@@ -28,10 +28,10 @@ pub fn export(
     let is_wanted = |name: &str| {
         name.starts_with("model.") || (with_optimizer && name.starts_with("optimizer."))
     };
-    let all = reader.index().tensors.iter();
+    let all = reader.index.tensors.iter();
     let wanted = all.filter(|(name, _)| is_wanted(name));
     let tensors: Vec<Named> = wanted.map(|(name, tensor)| (&**name, &**name, tensor)).collect();
-    let mut metadata: BTreeMap<String, String> = reader.index().run.clone();
+    let mut metadata: BTreeMap<String, String> = reader.index.run.clone();
     // The digest covers all tensors and stands before them, so they are read twice.
     let mut digest = StreamedDigest::new(&metadata);
     for (stored, written, tensor) in &tensors {
@@ -47,7 +47,7 @@ pub fn export(
 
 /// Writes the parameters under their own names. Returns the number of tensors and of their bytes.
 pub fn export_parameters(reader: &Reader, out: &mut dyn Write) -> io::Result<(usize, u64)> {
-    let all = reader.index().tensors.iter();
+    let all = reader.index.tensors.iter();
     let tensors: Vec<Named> = all
         .filter_map(|(stored, tensor)| Some((&**stored, stored.strip_prefix("model.")?, tensor)))
         .collect();

@@ -2,7 +2,7 @@
 //!
 //! A checkpoint is a folder, `step-000000123`, in a folder that the user chooses. Each rank writes one file of shards, and
 //! rank 0 writes `index.json`, which says what they mean. The index has logical tensors without padding, so a checkpoint
-//! can be read by any number of ranks, whatever each of them holds.
+//! can be read by any number of ranks in any placement.
 //!
 //! - `index`: which tensors there are, where their elements lie, and the digests of the files
 //! - `pieces`: which elements a rank writes
@@ -23,7 +23,7 @@ pub mod hugging_face;
 pub mod index;
 pub mod pieces;
 pub mod progress;
-pub mod reader;
+mod reader;
 
 mod export;
 mod folder;

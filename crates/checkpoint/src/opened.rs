@@ -1,6 +1,6 @@
 //! A checkpoint that is read: compared with a model and a run, and copied into place.
 //!
-//! Input: a folder. Output: the position of the run, and the elements of whatever ranges a rank holds. How many ranks
+//! Input: a folder. Output: the position of the run, and the elements of any ranges that a rank holds. How many ranks
 //! wrote the checkpoint, and which part each of them wrote, does not matter.
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -175,7 +175,7 @@ impl Checkpoint {
     }
 
     fn of(reader: Reader) -> std::result::Result<Self, String> {
-        let run = &reader.index().run;
+        let run = &reader.index.run;
         let scaling = run.contains_key(SCALE).then(LossScaling::default);
         let best = Best { lowest: run.contains_key(EVAL_LOSS).then_some((0.0, 0)), since: 0 };
         let mut progress = Progress { scaling, best, ..Progress::default() };
@@ -196,7 +196,7 @@ impl Checkpoint {
 
     /// The folder of the checkpoint.
     pub fn path(&self) -> &Path {
-        self.reader.path()
+        &self.reader.path
     }
 
     /// The name of that folder.
@@ -207,7 +207,7 @@ impl Checkpoint {
 
     /// The contents of the checkpoint.
     pub fn index(&self) -> &Index {
-        self.reader.index()
+        &self.reader.index
     }
 
     /// The progress of the run when it wrote the checkpoint.

@@ -142,25 +142,19 @@ pub fn of_ranges(
     optimizer: &Optimizer,
 ) -> Result<Vec<Piece>> {
     let layout = storage.layout();
+    let piece = |kind: String, id: ParamId, range: &Range<usize>, data: Tensor| {
+        let param = layout.param(id);
+        let (name, shape) = (format!("{prefix}{kind}.{}", param.name), param.shape.dims().to_vec());
+        Piece { name, shape, start: range.start - param.start, data }
+    };
     let mut pieces = Vec::new();
     for (id, range) in ranges.values.iter().flat_map(|range| params_in(layout, range)) {
-        let param = layout.param(id);
-        pieces.push(Piece {
-            name: format!("{prefix}model.{}", param.name),
-            shape: param.shape.dims().to_vec(),
-            start: range.start - param.start,
-            data: storage.values().slice(range)?,
-        });
+        let data = storage.values().slice(range.clone())?;
+        pieces.push(piece("model".to_owned(), id, &range, data));
     }
     for (id, range) in ranges.state.iter().flat_map(|range| params_in(layout, range)) {
-        let param = layout.param(id);
         for (state, data) in optimizer.state_of(range.clone())? {
-            pieces.push(Piece {
-                name: format!("{prefix}optimizer.{state}.{}", param.name),
-                shape: param.shape.dims().to_vec(),
-                start: range.start - param.start,
-                data,
-            });
+            pieces.push(piece(format!("optimizer.{state}"), id, &range, data));
         }
     }
     Ok(pieces)

@@ -23,8 +23,10 @@ const MAX_INDEX_BYTES: u64 = 256 << 20;
 /// A checkpoint whose index has been read. Its files are there and have the right lengths.
 #[derive(Debug)]
 pub struct Reader {
-    path: PathBuf,
-    index: Index,
+    /// The folder.
+    pub path: PathBuf,
+    /// The contents of the checkpoint.
+    pub index: Index,
     files: Vec<Mutex<Shard>>,
     /// Bytes that have been read of the files.
     num_read: AtomicU64,
@@ -66,16 +68,6 @@ impl Reader {
         };
         let files = index.files.iter().map(|file| Mutex::new(shard(file))).collect();
         Ok(Self { path: path.to_owned(), index, files, num_read: AtomicU64::new(0) })
-    }
-
-    /// The folder.
-    pub fn path(&self) -> &Path {
-        &self.path
-    }
-
-    /// The contents of the checkpoint.
-    pub fn index(&self) -> &Index {
-        &self.index
     }
 
     /// Bytes that have been read of the files so far.
@@ -253,7 +245,7 @@ mod tests {
         }
         let (again, _) = checkpoint(folder.path());
         read(&again, 0..all.len());
-        let files: u64 = again.index().files.iter().map(|file| file.num_bytes).sum();
+        let files: u64 = again.index.files.iter().map(|file| file.num_bytes).sum();
         assert!(again.num_read() <= 2 * files, "{} of {files} bytes", again.num_read());
         again.read("a", 0..all.len() + 1, &mut vec![0; all.len() + 1]).unwrap_err();
         again.read("b", 0..1, &mut [0]).unwrap_err();

@@ -41,7 +41,7 @@ pub(super) fn num_waiting(num_bytes: usize, budget: Option<usize>) -> usize {
     budget.map_or(all, |budget| all.min((budget / CHUNK_BYTES).saturating_sub(2)))
 }
 
-/// The tensors of which these are pieces. The pieces follow each other in the file of this number.
+/// The tensors that these pieces belong to. The pieces follow each other in the file of this number.
 pub fn entries(pieces: &[Piece], file: usize) -> BTreeMap<String, TensorEntry> {
     let mut offset = 0;
     let mut entries: BTreeMap<String, TensorEntry> = BTreeMap::new();

@@ -58,7 +58,7 @@ pub(super) fn is_complete(folder: &Path, steps: u64) -> bool {
     folder.join(name(steps)).join(INDEX).exists()
 }
 
-/// The steps of all checkpoints in a folder, in order. A folder that cannot be read has none.
+/// The steps of all checkpoints in a folder, in order. A folder that cannot be read has no checkpoints.
 pub(super) fn all(folder: &Path) -> Vec<u64> {
     let entries = fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok);
     let mut found: Vec<u64> = entries
@@ -94,7 +94,7 @@ pub(super) fn way_to(folder: &Path, head: u64) -> Vec<u64> {
     for steps in all(folder).into_iter().rev().filter(|steps| *steps <= head) {
         // An index that cannot be read is reported where the checkpoint is opened.
         let reader = Reader::open_index(&folder.join(name(steps))).ok();
-        let index = reader.as_ref().map(Reader::index);
+        let index = reader.as_ref().map(|reader| &reader.index);
         let is_on_way = match &before {
             None => true,
             Some(before) if before.steps == steps => {

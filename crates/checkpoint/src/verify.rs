@@ -21,15 +21,15 @@ pub fn problems_of_folder(folder: &Path) -> Vec<String> {
     while let Some(path) = next.take() {
         // Faults of this index are found where all its files are read.
         let Ok(reader) = Reader::open_index(&path) else { break };
-        let Some(Previous { steps, sha256 }) = reader.index().previous.clone() else { break };
+        let Some(Previous { steps, sha256 }) = reader.index.previous.clone() else { break };
         let before = folder.join(steps::name(steps));
         let Ok(found) = Reader::open_index(&before) else { break };
-        if found.index().digest() != sha256 {
+        if found.index.digest() != sha256 {
             problems.push(format!(
                 "{} is not the checkpoint that {} follows: its digest is {}, not {sha256}",
                 before.printable(),
                 path.printable(),
-                found.index().digest()
+                found.index.digest()
             ));
             break;
         }
@@ -44,7 +44,7 @@ pub fn problems_of_folder(folder: &Path) -> Vec<String> {
 /// and of their bytes; or the faults, with the file and the rank that wrote it.
 pub fn verify(path: &Path) -> Result<(usize, u64), Vec<String>> {
     let reader = Reader::open_index(path).map_err(|problem| vec![problem])?;
-    let files = &reader.index().files;
+    let files = &reader.index.files;
     let num_threads = std::thread::available_parallelism().map_or(1, usize::from).min(files.len());
     let problems: Vec<String> = std::thread::scope(|scope| {
         let start = |first| {
@@ -61,11 +61,9 @@ pub fn verify(path: &Path) -> Result<(usize, u64), Vec<String>> {
             thread_builder("verify").spawn_scoped(scope, work).map_err(|_| work())
         };
         let threads: Vec<_> = (0..num_threads).map(start).collect();
-        let join = |thread: Result<ScopedJoinHandle<Vec<String>>, Vec<String>>| match thread {
-            Ok(thread) => thread
-                .join()
-                .unwrap_or_else(|_| vec!["a thread that reads has panicked".to_owned()]),
-            Err(problems) => problems,
+        let panicked = |_| vec!["a thread that reads has panicked".to_owned()];
+        let join = |thread: Result<ScopedJoinHandle<Vec<String>>, Vec<String>>| {
+            thread.map_or_else(|problems| problems, |thread| thread.join().unwrap_or_else(panicked))
         };
         threads.into_iter().flat_map(join).collect()
     });

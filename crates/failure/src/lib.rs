@@ -61,7 +61,7 @@ pub enum Failure {
         signal: i32,
         /// Information for the user, on the rank that reports it.
         message: Option<String>,
-        /// The ranks that had the signal, if this rank had none.
+        /// The ranks that had the signal, if this rank had no signal.
         others: Vec<usize>,
     },
     /// The link cannot be emulated. All ranks find this out together, so only rank 0 reports it.

@@ -328,7 +328,7 @@ fn gone(error: io::Error) -> io::Result<()> {
 }
 
 /// The name of a file that is not complete.
-fn partial(path: &Path) -> PathBuf {
+pub fn partial(path: &Path) -> PathBuf {
     let mut name = path.as_os_str().to_owned();
     name.push(".partial");
     name.into()

@@ -16,7 +16,7 @@ use std::collections::VecDeque;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, LazyLock, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use paceline_files::{printable_lines, printable_piece};
@@ -43,8 +43,8 @@ const STUCK_READER: Duration = Duration::from_millis(500);
 /// How often a wait looks at the clock. A wait that takes much longer was a suspension of this process.
 const STEP: Duration = Duration::from_millis(50);
 
-static STDOUT: Stream = Stream::new(Target::Stdout);
-static STDERR: Stream = Stream::new(Target::Stderr);
+static STDOUT: LazyLock<Stream> = LazyLock::new(|| Stream::new(Target::Stdout));
+static STDERR: LazyLock<Stream> = LazyLock::new(|| Stream::new(Target::Stderr));
 /// Whether a progress bar may stand where the next line goes.
 static BARS: AtomicBool = AtomicBool::new(false);
 
@@ -165,7 +165,7 @@ pub struct Stream {
     changed: Condvar,
 }
 
-#[derive(Debug)]
+#[derive(Debug, Default)]
 struct StreamState {
     is_buffered: bool,
     /// Text that waits to be written, or is being written, if the stream is buffered.
@@ -188,20 +188,8 @@ struct StreamState {
 }
 
 impl Stream {
-    const fn new(target: Target) -> Self {
-        let state = StreamState {
-            is_buffered: false,
-            waiting: VecDeque::new(),
-            num_awaiting_room: 0,
-            is_hurried: false,
-            is_stuck: false,
-            dropped: 0,
-            lost: 0,
-            num_pieces: 0,
-            open: None,
-            failure: None,
-        };
-        Self { target, state: Mutex::new(state), changed: Condvar::new() }
+    fn new(target: Target) -> Self {
+        Self { target, state: Mutex::default(), changed: Condvar::new() }
     }
 
     /// How many characters a line of a table may have.

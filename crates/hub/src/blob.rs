@@ -75,8 +75,7 @@ impl Fetcher<'_> {
             return Err(Trouble::Refused(format!(
                 "{} is not the file that {} lists: its digest is {found}, and not {digest}; what was received has been \
                  removed, so try again",
-                file.path,
-                self.hub.endpoint()
+                file.path, self.hub.endpoint
             )));
         }
         let blob = self.cache.blob(self.name, digest);
@@ -114,9 +113,7 @@ impl Fetcher<'_> {
                     let _ = fs::remove_file(self.cache.incomplete(self.name, &file.digest));
                     return Err(Trouble::Refused(format!(
                         "{} is not the file that {} lists: it is longer than {} bytes",
-                        file.path,
-                        self.hub.endpoint(),
-                        file.num_bytes
+                        file.path, self.hub.endpoint, file.num_bytes
                     )));
                 }
             };

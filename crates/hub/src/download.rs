@@ -9,14 +9,14 @@
 
 use std::fs::{self, File};
 use std::io::{self, Seek, Write};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use flate2::read::GzDecoder;
 use md5::{Digest, Md5};
 use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
 use paceline_host::bar::{CountUnit, TaskBar};
-use paceline_host::disk::Disk;
+use paceline_host::disk::{Disk, partial};
 use ureq::Agent;
 
 use self::http::{Broken, Partial, Rate};
@@ -173,14 +173,6 @@ impl Item {
     fn is_archive(&self) -> bool {
         !self.members.is_empty()
     }
-}
-
-/// The name of a file until it is complete. The name is always the same, so a later run overwrites the
-/// file that a killed run has left.
-fn partial(path: &Path) -> PathBuf {
-    let mut name = path.as_os_str().to_owned();
-    name.push(".partial");
-    name.into()
 }
 
 /// Takes the right to fetch a file, which is a lock on its partial file. Waits for the process that holds

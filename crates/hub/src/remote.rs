@@ -25,7 +25,7 @@ const MAX_REDIRECTS: usize = 10;
 
 /// The Hub.
 pub(super) struct Hub {
-    endpoint: String,
+    pub endpoint: String,
     token: Option<String>,
     agent: Agent,
 }
@@ -68,10 +68,6 @@ impl Hub {
         let token = if is_yes(var("HF_HUB_DISABLE_IMPLICIT_TOKEN")) { None } else { token(&var) };
         let endpoint = endpoint.trim_end_matches('/').to_owned();
         Ok(Self { endpoint, token, agent: http::agent(false) })
-    }
-
-    pub fn endpoint(&self) -> &str {
-        &self.endpoint
     }
 
     /// The files of a name at its revision.

@@ -7,12 +7,9 @@ use paceline_collectives::{Dumper, Group};
 use paceline_rendezvous::{HostRoute, Placement, Rendezvous};
 
 use crate::TransportName;
-#[cfg(not(feature = "mpi"))]
-use crate::comm;
 use crate::comm::CommConfig;
 use crate::pinning;
-use crate::stop;
-use crate::stop::StopRequest;
+use crate::stop::{self, StopRequest};
 use paceline_failure::{Failure, Result};
 
 /// The exit code of a Rust program that panics.
@@ -63,7 +60,7 @@ pub fn connect(
         #[cfg(feature = "mpi")]
         TransportName::Mpi => Group::mpi(options)?,
         #[cfg(not(feature = "mpi"))]
-        TransportName::Mpi => return Err(Failure::Usage(comm::WITHOUT_MPI.into())),
+        TransportName::Mpi => return Err(Failure::Usage(crate::comm::WITHOUT_MPI.into())),
     };
     stop::listen(Some(group.dumper()), request)?;
     end_when_panicking(group.dumper());

@@ -32,11 +32,6 @@ pub struct Placement {
 }
 
 impl Placement {
-    /// The placement of a launcher whose first rank will have this place.
-    pub fn of_launcher(place: paceline_rendezvous::Placement) -> Self {
-        Self { place, run_folder: None, is_started: false, is_launcher: true }
-    }
-
     /// Whether `paceline train` started this rank. If so, its flags have been checked already and its
     /// warnings printed. `paceline launch` does not count: for a training run it is like any other
     /// launcher.

@@ -36,7 +36,7 @@ pub struct Pinning {
     /// By local rank.
     pub ranks: Vec<RankProcessors>,
     /// The findings and decisions, in words.
-    pub told: Vec<String>,
+    pub notes: Vec<String>,
 }
 
 impl Pinning {
@@ -61,7 +61,7 @@ impl Pinning {
         if let more @ 1.. = self.ranks.len().saturating_sub(SHOWN) {
             words.push(format!("and so on for {more} more"));
         }
-        words.extend(self.told.iter().cloned());
+        words.extend(self.notes.iter().cloned());
         words.join("; ")
     }
 }
@@ -115,9 +115,9 @@ fn divide(
             plural(allowed.len(), "processor")
         ));
     }
-    let mut told = Vec::new();
+    let mut notes = Vec::new();
     let cores = cores(system, allowed).unwrap_or_else(|reason| {
-        told.push(format!("{reason}, so each processor counts as a core of its own"));
+        notes.push(format!("{reason}, so each processor counts as a core of its own"));
         allowed.iter().map(|processor| vec![*processor]).collect()
     });
     let share_cores = wanted > cores.len();
@@ -128,9 +128,9 @@ fn divide(
         cores.into_iter().flatten().map(|processor| vec![processor]).collect()
     };
     if share_cores && units.len() > wanted {
-        told.push("threads that compute share cores".into());
+        notes.push("threads that compute share cores".into());
     } else if share_cores {
-        told.push("threads that compute share cores, and none is left for others".into());
+        notes.push("threads that compute share cores, and none is left for others".into());
     }
     let of_rank = |rank: usize| {
         let begin = rank * units.len() / ranks;
@@ -147,7 +147,7 @@ fn divide(
         RankProcessors { compute, beside }
     };
     let ranks = (0..ranks).map(of_rank).collect();
-    Ok(Pinning { ranks, told })
+    Ok(Pinning { ranks, notes })
 }
 
 /// The processors of each core, in order of socket, last-level cache and number.
@@ -244,7 +244,7 @@ mod tests {
     fn divided(root: &Path, allowed: &[usize], ranks: usize, threads: usize) -> Vec<String> {
         let pinning = divide(root, allowed, ranks, threads).unwrap();
         let of = |rank: &RankProcessors| format!("{} {}", list(&rank.compute), list(&rank.beside));
-        pinning.ranks.iter().map(of).chain(pinning.told).collect()
+        pinning.ranks.iter().map(of).chain(pinning.notes).collect()
     }
 
     /// A laptop: four cores of two processors each, whose numbers are far apart.
@@ -268,10 +268,10 @@ mod tests {
     #[test]
     fn threads_share_cores_only_if_they_must() {
         let (host, all) = (laptop(), [0, 1, 2, 3, 4, 5, 6, 7]);
-        let told = "threads that compute share cores, and none is left for others";
-        assert_eq!(divided(host.path(), &all, 2, 4), ["0,4,1,5 0,4,1,5", "2,6,3,7 2,6,3,7", told]);
-        let told = "threads that compute share cores";
-        assert_eq!(divided(host.path(), &all, 2, 3), ["0,4,1 5", "2,6,3 7", told]);
+        let notes = "threads that compute share cores, and none is left for others";
+        assert_eq!(divided(host.path(), &all, 2, 4), ["0,4,1,5 0,4,1,5", "2,6,3,7 2,6,3,7", notes]);
+        let notes = "threads that compute share cores";
+        assert_eq!(divided(host.path(), &all, 2, 3), ["0,4,1 5", "2,6,3 7", notes]);
         let error = divide(host.path(), &all, 3, 3).unwrap_err();
         assert_eq!(error, "3 x 3 threads, but this process may use 8 processors");
         assert!(divide(host.path(), &all, usize::MAX, 2).is_err());
@@ -293,14 +293,14 @@ mod tests {
     #[test]
     fn an_odd_system_is_said_and_its_processors_are_used() {
         let nothing = tempfile::tempdir().unwrap();
-        let told = divided(nothing.path(), &[0, 1], 2, 1);
-        assert_eq!(told[..2], ["0 0", "1 1"]);
-        assert!(told[2].contains("cpu0/topology/thread_siblings_list: No such file"), "{told:?}");
+        let notes = divided(nothing.path(), &[0, 1], 2, 1);
+        assert_eq!(notes[..2], ["0 0", "1 1"]);
+        assert!(notes[2].contains("cpu0/topology/thread_siblings_list: No such file"), "{notes:?}");
         for odd in ["", "x", "7", "1-0", "0-4294967295", "0,", "-", "0-18446744073709551616"] {
             let host = host(&[(odd, 0, "0-1"), ("1", 0, "0-1")]);
-            let told = divided(host.path(), &[0, 1], 2, 1);
-            assert_eq!(told[..2], ["0 0", "1 1"], "{odd}");
-            assert!(told[2].contains("no list with processor 0, so each"), "{told:?}");
+            let notes = divided(host.path(), &[0, 1], 2, 1);
+            assert_eq!(notes[..2], ["0 0", "1 1"], "{odd}");
+            assert!(notes[2].contains("no list with processor 0, so each"), "{notes:?}");
         }
         // Without sockets and caches, cores are known all the same.
         let host = laptop();

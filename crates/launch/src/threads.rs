@@ -1,6 +1,5 @@
 //! Runs ranks as threads of this process.
 
-use std::io;
 use std::thread::ScopedJoinHandle;
 
 use paceline_collectives::{Group, GroupOptions};
@@ -28,18 +27,17 @@ pub fn run<T: Send>(
         let start = |(rank, group): (usize, Group)| {
             let thread = paceline_trace::thread_builder(format!("rank-{rank}"));
             // A rank whose thread cannot start leaves its group, so the others do not wait for it.
-            thread.spawn_scoped(scope, move || run_rank(group))
-        };
-        let ranks: Vec<_> = groups.into_iter().enumerate().map(start).collect();
-        let join = |(rank, thread): (usize, io::Result<ScopedJoinHandle<'_, Result<T>>>)| {
-            let panicked = |_| Err(Failure::Run(format!("rank {rank} panicked (see above)")));
-            match thread {
-                Ok(thread) => thread.join().unwrap_or_else(panicked),
-                Err(error) => Err(Failure::Run(format!(
+            thread.spawn_scoped(scope, move || run_rank(group)).map_err(|error| {
+                Failure::Run(format!(
                     "the system refuses a thread for rank {rank} ({error}); allow more processes (ulimit -u, \
                      or pids.max of the control group)"
-                ))),
-            }
+                ))
+            })
+        };
+        let ranks: Vec<_> = groups.into_iter().enumerate().map(start).collect();
+        let join = |(rank, thread): (usize, Result<ScopedJoinHandle<'_, Result<T>>>)| {
+            let panicked = |_| Err(Failure::Run(format!("rank {rank} panicked (see above)")));
+            thread?.join().unwrap_or_else(panicked)
         };
         ranks.into_iter().enumerate().map(join).collect()
     });

@@ -4,7 +4,7 @@
 //! table is never broken. A table that is too wide keeps all of its columns, in another form:
 //!
 //! 1. transposed, with a column per row, if it has few rows;
-//! 2. in parts below each other, each of which begins with the columns that name the rows;
+//! 2. in parts below each other, each beginning with the columns that name the rows;
 //! 3. as blocks, one per row, with a line per column.
 //!
 //! This module does not know which device has the width.

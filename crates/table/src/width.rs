@@ -1,7 +1,7 @@
 //! How wide a text is on a terminal.
 //!
 //! Text goes in; columns of the terminal, or text of a stated width, come out. A letter of Chinese, Japanese or Korean and an
-//! emoji take two columns, and an accent that follows its letter takes none. Nothing here knows how much room there is.
+//! emoji take two columns, and an accent that follows its letter takes no column. Nothing here knows how much room there is.
 
 use unicode_width::UnicodeWidthStr;
 

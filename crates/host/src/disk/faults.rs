@@ -8,9 +8,10 @@ use std::time::Duration;
 use super::{Disk, Operation};
 
 /// The kind of fault.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Fault {
     /// One operation fails; the next ones succeed.
+    #[default]
     Fails,
     /// One write stores only half of its bytes, and the next operation fails. Other operations just fail.
     Cuts,
@@ -19,7 +20,7 @@ pub enum Fault {
 }
 
 /// A fault that waits for its operation.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub struct Faults {
     fault: Fault,
     at: usize,
@@ -33,14 +34,7 @@ pub struct Faults {
 impl Disk {
     /// A disk on which the operation of this number, counted from 0, goes wrong.
     pub fn with_fault(fault: Fault, at: usize) -> Self {
-        let faults = Faults {
-            fault,
-            at,
-            count: AtomicUsize::new(0),
-            is_cut: AtomicBool::new(false),
-            has_failed: AtomicBool::new(false),
-            pause: Duration::ZERO,
-        };
+        let faults = Faults { fault, at, ..Faults::default() };
         Self { faults: Some(Arc::new(faults)), ..Self::default() }
     }
 
@@ -51,9 +45,8 @@ impl Disk {
 
     /// A disk on which nothing goes wrong, and which takes `pause` whenever it is waited for.
     pub fn slow(pause: Duration) -> Self {
-        let Self { faults, .. } = Self::without_fault();
-        let faults = faults.and_then(Arc::into_inner).map(|faults| Faults { pause, ..faults });
-        Self { faults: faults.map(Arc::new), ..Self::default() }
+        let faults = Faults { at: usize::MAX, pause, ..Faults::default() };
+        Self { faults: Some(Arc::new(faults)), ..Self::default() }
     }
 
     /// Whether the fault has happened.

@@ -124,14 +124,9 @@ impl ModelDisk {
         match operation {
             Operation::Folder(path) => {
                 if path != &self.root && self.find(path).is_none() {
+                    let number = self.folders.len();
                     self.folders.push(Entries::default());
-                    self.change(path, |name| Change::Add(name, Node::Folder(0)));
-                    let number = self.folders.len() - 1;
-                    let parent = self.folder(folder_of(path));
-                    let last = self.folders[parent].changes.last_mut();
-                    if let Some(Change::Add(_, node)) = last {
-                        *node = Node::Folder(number);
-                    }
+                    self.change(path, |name| Change::Add(name, Node::Folder(number)));
                 }
             }
             Operation::Create(file, path) => {

@@ -64,7 +64,7 @@ fn folders(root: &Path) -> Vec<(Vec<PathBuf>, GroupFiles)> {
     let mounts: Vec<Mount> = mounts.lines().filter_map(Mount::parse).collect();
     let mut all = Vec::new();
     for line in own.lines() {
-        // The number of the hierarchy, its controllers (none in version 2), and the group's path.
+        // The number of the hierarchy, its controllers (an empty list in version 2), and the group's path.
         let mut fields = line.splitn(3, ':').skip(1);
         let (Some(controllers), Some(path)) = (fields.next(), fields.next()) else { continue };
         let names = match controllers {
@@ -87,15 +87,11 @@ fn limit_of(folder: &Path, names: &GroupFiles) -> Option<(u64, u64)> {
     let limit = number(names.limit).filter(|limit| *limit < NO_LIMIT)?;
     let used = number(names.used).unwrap_or(0);
     let statistics = text("memory.stat").unwrap_or_default();
-    Some((limit, left(limit, used, &statistics, names.given_up)))
-}
-
-/// The bytes of `limit` that are left. The pages of files that nobody has touched lately count as used, but the kernel
-/// gives them up as soon as memory is needed.
-fn left(limit: u64, used: u64, statistics: &str, given_up: &str) -> u64 {
-    let line = statistics.lines().find_map(|line| line.strip_prefix(given_up));
+    // The pages of files that nobody has touched lately count as used, but the kernel gives them up as soon as memory is
+    // needed.
+    let line = statistics.lines().find_map(|line| line.strip_prefix(names.given_up));
     let given_up = line.and_then(|bytes| bytes.trim().parse().ok()).unwrap_or(0);
-    limit.saturating_sub(used.saturating_sub(given_up))
+    Some((limit, limit.saturating_sub(used.saturating_sub(given_up))))
 }
 
 /// Where groups are mounted.
@@ -167,11 +163,13 @@ mod tests {
             (used.as_str(), "900\n"),
             (stat.as_str(), "anon 300\nfile 600\ninactive_file 400\n"),
             ("sys/fs/cgroup/system.slice/memory.max", "max\n"),
+            ("sys/fs/cgroup/memory.max", "50\n"),
+            ("sys/fs/cgroup/memory.current", "51\n"),
             // The groups of others do not count.
             ("sys/fs/cgroup/user.slice/memory.max", "10\n"),
         ]);
         let groups = memory_groups(root.path());
-        assert_eq!(groups, [(4000, 3500), (1000, 1000)]);
+        assert_eq!(groups, [(4000, 3500), (1000, 1000), (50, 0)]);
     }
 
     #[test]
@@ -229,15 +227,5 @@ mod tests {
             assert_eq!(memory_groups(root.path()), [(700, 700)], "{own}");
         }
         assert!(memory_groups(tree(&[]).path()).is_empty());
-    }
-
-    #[test]
-    fn files_that_the_kernel_gives_up_are_no_used_memory() {
-        let statistics = "anon 300\nfile 500\nactive_file 100\ninactive_file 400\n";
-        let left = |used, statistics: &str| super::left(1000, used, statistics, "inactive_file ");
-        assert_eq!(left(900, statistics), 500);
-        assert_eq!(left(900, ""), 100);
-        assert_eq!(left(1001, ""), 0);
-        assert_eq!(left(300, statistics), 1000);
     }
 }

@@ -155,7 +155,7 @@ impl Rate {
                     Err(e) if e.kind() == io::ErrorKind::Interrupted => continue,
                     come => come.map(|count| piece[..count].to_vec()),
                 };
-                // Nobody wants the rest, or there is none.
+                // Nobody wants the rest, or the connection has failed.
                 if come.is_err() | sender.send(come).is_err() {
                     return;
                 }

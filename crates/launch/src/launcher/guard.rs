@@ -17,7 +17,7 @@ const FAREWELL: &str = "done";
 const FAREWELL_WAIT: Duration = Duration::from_secs(1);
 
 /// The prefix of a line that names a folder.
-pub(super) const FOLDER: &str = "folder ";
+const FOLDER: &str = "folder ";
 
 /// The launcher's handle of the guard process.
 #[derive(Debug)]
@@ -42,8 +42,12 @@ impl Guard {
         Ok(Self { child, pipe })
     }
 
-    /// Adds a rank's process group to those that the guard kills if the launcher dies, or a folder, after [`FOLDER`], to
-    /// those that it removes.
+    /// Adds a folder to those that the guard removes if the launcher dies.
+    pub(super) fn watch_folder(&mut self, folder: &Path) -> Result<()> {
+        self.watch(format_args!("{FOLDER}{}", folder.display()))
+    }
+
+    /// Adds a rank's process group to those that it kills then.
     pub(super) fn watch(&mut self, it: impl Display) -> Result<()> {
         writeln!(self.pipe, "{it}").map_err(|e| Failure::io("the guard process is gone", e))
     }

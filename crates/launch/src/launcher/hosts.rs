@@ -97,7 +97,7 @@ impl Hosts {
             variables: Vec::new(),
             rendezvous: Some(Rendezvous::by_tcp(address.clone(), *port, secret.clone())),
         };
-        Placement::of_launcher(place)
+        Placement { place, run_folder: None, is_started: false, is_launcher: true }
     }
 }
 

@@ -66,6 +66,7 @@ pub struct Restarts {
 }
 
 /// The program to start as ranks, and how.
+#[derive(Default)]
 pub struct Launch {
     /// The program and its arguments.
     pub command: Vec<OsString>,
@@ -101,21 +102,6 @@ pub struct Output {
 }
 
 impl Launch {
-    /// A launch of a program on this host, as `paceline launch` starts it by default.
-    fn new(command: Vec<OsString>, num_ranks: usize) -> Self {
-        Self {
-            command,
-            num_ranks,
-            hosts: None,
-            restarts: Restarts::default(),
-            variables: Vec::new(),
-            output: Output::default(),
-            dump_folder: None,
-            inherits_stdin: false,
-            grace: StartFlags::default().grace(),
-        }
-    }
-
     /// A launch of this program itself with the given arguments and additional environment variables.
     /// Rank 0 owns standard output.
     pub fn of_own_program(
@@ -125,7 +111,8 @@ impl Launch {
     ) -> Result<Self> {
         let command = [own_program()?.into_os_string()].into_iter().chain(args).collect();
         let output = Output { rank_0_owns_stdout: true, ..Output::default() };
-        Ok(Self { variables, output, ..Self::new(command, num_ranks) })
+        let grace = StartFlags::default().grace();
+        Ok(Self { command, num_ranks, variables, output, grace, ..Self::default() })
     }
 
     /// The number of this host's first rank. The others follow it.
@@ -168,12 +155,14 @@ pub fn launch_command(args: &LaunchArgs) -> Result<u8> {
     }
     warn_of_ignored_master_flags(&args.start);
     let attempt = || Launch {
+        command: args.command.clone(),
+        num_ranks: args.nproc,
         hosts: hosts.clone(),
         output: Output { log_folder: args.log_dir.clone(), tee: args.tee, ..Output::default() },
         // The ranks are in a process group of their own, which cannot read the terminal of another process group.
         inherits_stdin: !std::io::stdin().is_terminal(),
         grace: args.start.grace(),
-        ..Launch::new(args.command.clone(), args.nproc)
+        ..Launch::default()
     };
     // Every attempt is the same.
     launch_with_restarts(args.start.max_restarts, |_| Ok(attempt()))

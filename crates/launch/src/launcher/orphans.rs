@@ -1,4 +1,4 @@
-//! The processes that ranks have started, and that go on without their rank, in whatever group or session.
+//! The processes that ranks have started, and that go on without their rank, in any group or session.
 //!
 //! This process is their subreaper: when their parent ends, the kernel makes them children of this process. So they can
 //! be found, signaled and reaped. This file does not know when they have to end.

@@ -18,11 +18,7 @@ pub fn launch_with_restarts(
     let mut made = 0;
     let mut kept: Vec<Dumps> = Vec::new();
     loop {
-        let next = attempt(made).inspect_err(|_| {
-            if made > 0 && !kept.is_empty() {
-                say(&list(&kept));
-            }
-        })?;
+        let next = attempt(made).inspect_err(|_| list(made, &kept))?;
         let launch = Launch { restarts: Restarts { made, max }, ..next };
         if made > 0 {
             say(&format!("restart {made} of {max}"));
@@ -35,9 +31,7 @@ pub fn launch_with_restarts(
         }
         // A signal counts also if it came when the ranks were ending already: the user wants the run to end.
         if made == max || matches!(code, 0 | EXIT_USAGE) || signals::last().is_some() {
-            if made > 0 && !kept.is_empty() {
-                say(&list(&kept));
-            }
+            list(made, &kept);
             return Ok(code);
         }
         if !have_all_ended {
@@ -51,9 +45,15 @@ pub fn launch_with_restarts(
     }
 }
 
-/// Where the last operations of failed attempts are.
-fn list(kept: &[Dumps]) -> String {
+/// Says after a restart where the last operations of failed attempts are.
+fn list(made: usize, kept: &[Dumps]) {
+    if made == 0 || kept.is_empty() {
+        return;
+    }
     let folders: Vec<String> = kept.iter().map(|kept| format!("\n    {}", kept.place())).collect();
     let last = if kept.len() == MAX_KEPT { format!("last {MAX_KEPT} ") } else { String::new() };
-    format!("the last operations of the {last}attempts that failed are in:{}", folders.concat())
+    say(&format!(
+        "the last operations of the {last}attempts that failed are in:{}",
+        folders.concat()
+    ));
 }

@@ -14,7 +14,7 @@ use tracing::debug;
 
 use super::blame::{self, Blame};
 use super::dumps::Dumps;
-use super::guard::{FOLDER, Guard};
+use super::guard::Guard;
 use super::orphans::Orphans;
 use super::rank::{LaunchEvent, Rank, RankEnd};
 use super::{Launch, own_program, rank_variables, signals};
@@ -66,7 +66,7 @@ pub fn launch_one_of_many(launch: &Launch) -> Result<Ended> {
     let orphans = Orphans::adopt();
     let dumps = Dumps::new(launch.dump_folder.as_deref())?;
     if let Some(folder) = dumps.temporary() {
-        guard.watch(format_args!("{FOLDER}{}", folder.display()))?;
+        guard.watch_folder(folder)?;
     }
     let begin = Instant::now();
     let mut watch = Watch {

@@ -10,7 +10,7 @@ use super::words::{SMALL, broken, width_of};
 const LINE: f64 = 18.0;
 const GAP: f64 = 16.0;
 
-/// Draws the legend, whose samples take `room` pixels each, from `top` on. Returns its lower edge. A single entry needs none.
+/// Draws the legend, whose samples take `room` pixels each, from `top` on. Returns its lower edge. A single entry needs no legend.
 pub(super) fn legend<T>(
     canvas: &mut Canvas,
     entries: &[(&str, T)],
