@@ -13,7 +13,6 @@ use std::path::Path;
 
 use flate2::read::GzDecoder;
 use md5::{Digest, Md5};
-use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
 use paceline_host::bar::{CountUnit, TaskBar};
 use paceline_host::disk::{Disk, partial};
@@ -50,20 +49,9 @@ pub struct Item {
 
 impl Source {
     /// Fetches the files that are missing in `folder` from `address`, which is the published address or a
-    /// mirror. Unless `quiet`, reports progress on standard error. For `--download`, which an error names.
-    pub fn fetch(&self, address: &str, folder: &Path, quiet: bool) -> Result<()> {
-        self.obtain_all(address, folder, quiet).map_err(|problem| {
-            Failure::Usage(format!("--download: {problem} and leave --download out"))
-        })
-    }
-
-    /// Like [`Source::fetch`], for any command. An error is the problem and what to do, without the flag or the command.
-    pub fn obtain_all(
-        &self,
-        address: &str,
-        folder: &Path,
-        quiet: bool,
-    ) -> std::result::Result<(), String> {
+    /// mirror. Unless `quiet`, reports progress on standard error. An error is the problem and what to do, without the flag or
+    /// the command.
+    pub fn fetch(&self, address: &str, folder: &Path, quiet: bool) -> Result<(), String> {
         let missing: Vec<&Item> =
             self.items.iter().filter(|item| !self.has(folder, item)).collect();
         if missing.is_empty() {
@@ -114,7 +102,7 @@ impl Source {
         folder: &Path,
         item: &Item,
         quiet: bool,
-    ) -> std::result::Result<(), String> {
+    ) -> Result<(), String> {
         let partial = partial(&folder.join(item.name));
         let write = |e: io::Error| format!("cannot write {}: {e}", partial.printable());
         let claimed = claim(&partial, || self.has(folder, item)).map_err(write)?;
@@ -138,12 +126,7 @@ impl Source {
     }
 
     /// Unpacks the expected members of an archive and nothing else. Each appears complete or not at all.
-    fn unpack(
-        &self,
-        folder: &Path,
-        item: &Item,
-        archive: &mut File,
-    ) -> std::result::Result<(), String> {
+    fn unpack(&self, folder: &Path, item: &Item, archive: &mut File) -> Result<(), String> {
         let target = folder.join(self.subfolder);
         let unpack = || -> io::Result<()> {
             archive.rewind()?;
@@ -188,13 +171,7 @@ fn claim(partial: &Path, is_there: impl Fn() -> bool) -> io::Result<Option<File>
 }
 
 /// Copies the response of `url` to a file, and checks its MD5 checksum.
-fn receive(
-    agent: &Agent,
-    url: &str,
-    item: &Item,
-    file: File,
-    quiet: bool,
-) -> std::result::Result<(), String> {
+fn receive(agent: &Agent, url: &str, item: &Item, file: File, quiet: bool) -> Result<(), String> {
     let fail = |e: &dyn std::fmt::Display| format!("cannot fetch {url}: {e}");
     let response = agent.get(url).call().map_err(|e| fail(&e))?;
     let body = response.into_body();

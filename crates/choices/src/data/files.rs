@@ -95,7 +95,9 @@ impl DataSettings for Files {
             return Ok(());
         }
         let address = self.flags.mirror.as_deref().unwrap_or(self.source.address);
-        self.source.fetch(address, &self.folder(), quiet)
+        self.source.fetch(address, &self.folder(), quiet).map_err(|problem| {
+            Failure::Usage(format!("--download: {problem} and leave --download out"))
+        })
     }
 
     /// The files may lie in another folder.

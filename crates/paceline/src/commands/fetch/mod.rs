@@ -53,7 +53,7 @@ fn of_folder(name: &str, source: &Source, args: &DataArgs) -> Result<()> {
     };
     let address = mirror.as_deref().unwrap_or(source.address);
     source
-        .obtain_all(address, folder, of_hub.quiet)
+        .fetch(address, folder, of_hub.quiet)
         .map_err(|problem| Failure::Usage(format!("paceline fetch data {name}: {problem}")))?;
     say_unbroken(&folder.display().to_string());
     if !of_hub.quiet {
