@@ -85,19 +85,8 @@ fn begin(
     saver.begin(head, &progress, &pieces, &Allocator::new())
 }
 
-/// Saves a model as several ranks that own these ranges.
+/// Saves a model as several ranks that own these ranges, after a checkpoint in the same folder.
 fn save(
-    disk: &Disk,
-    folder: &Path,
-    model: &(Storage, Optimizer),
-    owned: &[Ranges],
-    steps: u64,
-) -> Result<()> {
-    save_after(disk, folder, model, owned, steps, None)
-}
-
-/// The same, after a checkpoint in the same folder.
-fn save_after(
     disk: &Disk,
     folder: &Path,
     model: &(Storage, Optimizer),
@@ -118,7 +107,7 @@ fn save_after(
 /// Saves as one rank, which has taken the folder.
 fn save_alone(disk: &Disk, path: &Path, model: &(Storage, Optimizer), steps: u64) -> Result<()> {
     let _folder = Folder::take(path, disk.clone(), "a run")?;
-    save(disk, path, model, &[everything(&model.0)], steps)
+    save(disk, path, model, &[everything(&model.0)], steps, None)
 }
 
 /// The elements of a model and its optimizer in some ranges, without padding.
@@ -155,7 +144,7 @@ fn a_checkpoint_of_any_placement_is_read_in_any_placement() {
                     if is_sharded { shard(&written.0, rank, ranks) } else { everything(&written.0) }
                 })
                 .collect();
-        save(&Disk::default(), path, &written, &owned, steps).unwrap();
+        save(&Disk::default(), path, &written, &owned, steps, None).unwrap();
         let checkpoint = last(path).unwrap();
         let files = &checkpoint.index().files;
         let num_bytes: u64 = files.iter().map(|file| file.num_bytes).sum();
@@ -185,7 +174,7 @@ fn a_rank_reads_only_the_chunks_in_which_its_part_lies() {
     // 12 MB of values and twice as much state.
     let sizes = || mlp(1024);
     let written = model(sizes(), 1, 1);
-    save(&Disk::default(), folder.path(), &written, &[everything(&written.0)], 1).unwrap();
+    save(&Disk::default(), folder.path(), &written, &[everything(&written.0)], 1, None).unwrap();
     let mut read = model(sizes(), 8, 2);
     let ranges = shard(&read.0, 3, 8);
     let checkpoint = last(folder.path()).unwrap();
@@ -252,7 +241,7 @@ fn a_part_of_the_elements_is_no_checkpoint() {
     let written = model(mlp(16), 1, 5);
     let first = 0..64;
     let owned = Ranges { values: vec![first], ..everything(&written.0) };
-    let failure = save(&Disk::default(), folder.path(), &written, &[owned], 1).unwrap_err();
+    let failure = save(&Disk::default(), folder.path(), &written, &[owned], 1, None).unwrap_err();
     let text = failure.to_string();
     assert!(text.contains("would be incomplete") && text.contains("are in no file"), "{text}");
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
@@ -294,7 +283,7 @@ fn an_exported_checkpoint_is_a_weight_file() {
     let folder = tempfile::tempdir().unwrap();
     let written = model(mlp(256), 3, 1);
     let owned = [0, 1, 2].map(|rank| shard(&written.0, rank, 3));
-    save(&Disk::default(), folder.path(), &written, &owned, 9).unwrap();
+    save(&Disk::default(), folder.path(), &written, &owned, 9, None).unwrap();
     let reader = Reader::open(last(folder.path()).unwrap().path()).unwrap();
     for with_optimizer in [false, true] {
         let mut bytes = Vec::new();
@@ -377,7 +366,7 @@ fn a_power_cut_after_any_operation_loses_no_checkpoint() {
         }
         let model = model(mlp(4), 2, seed);
         let owned = [0, 1].map(|rank| shard(&model.0, rank, 2));
-        save_after(&disk, &path, &model, &owned, steps, previous.take()).unwrap();
+        save(&disk, &path, &model, &owned, steps, previous.take()).unwrap();
         disk.acknowledge(steps);
     }
     drop(owner);

@@ -82,18 +82,13 @@ fn chart(
 
 /// The rows by transport, algorithm and number of ranks, with ascending sizes.
 fn groups(rows: &[Row]) -> Vec<(String, Vec<&Row>)> {
-    let mut groups: Vec<(String, Vec<&Row>)> = Vec::new();
-    for row in rows {
-        let name = ranks(&program_name(row, rows), row.nproc);
-        match groups.iter_mut().find(|(other, _)| *other == name) {
-            Some((_, rows)) => rows.push(row),
-            None => groups.push((name, vec![row])),
-        }
-    }
-    for (_, rows) in &mut groups {
-        rows.sort_by_key(|row| row.bytes);
-    }
-    groups
+    let of = |row: &Row| (row.transport.clone(), row.algorithm.clone(), row.nproc);
+    let groups = rows.chunk_by(|a, b| of(a) == of(b)).map(|group| {
+        let mut sorted: Vec<&Row> = group.iter().collect();
+        sorted.sort_by_key(|row| row.bytes);
+        (ranks(&program_name(sorted[0], rows), sorted[0].nproc), sorted)
+    });
+    groups.collect()
 }
 
 fn ranks(name: &str, nproc: usize) -> String {

@@ -57,27 +57,23 @@ impl Configuration<'_> {
     pub(super) fn about(&self, pinned: Option<String>) -> String {
         let Plan { measuring, ranks, comm, operation, .. } = self.plan;
         let MeasuringArgs { iters, warmup_iters, .. } = measuring;
-        let mut words = format!(
-            ": medians of {iters} iterations after {warmup_iters}, each the slowest rank's"
-        );
-        if ranks.private {
-            words += "; private buffers";
-        }
-        if ranks.device != Device::Cpu {
-            words += &format!("; in memory of {}", ranks.device);
-        }
         let name = self.algorithm();
-        words += &format!("; algorithm {name}");
-        if operation.kind.reduces() && matches!(name, "ring" | "auto" | "library") {
-            words += " (another order of sums: their last bits may differ)";
-        }
-        if let Some(link) = comm.link {
-            words += &format!("; on an emulated link of {link}");
-        }
-        if let Some(pinned) = pinned {
-            words += &format!("; {pinned}");
-        }
-        words
+        let note = if operation.kind.reduces() && matches!(name, "ring" | "auto" | "library") {
+            " (another order of sums: their last bits may differ)"
+        } else {
+            ""
+        };
+        let words = [
+            Some(format!(
+                "medians of {iters} iterations after {warmup_iters}, each the slowest rank's"
+            )),
+            ranks.private.then(|| "private buffers".to_owned()),
+            (ranks.device != Device::Cpu).then(|| format!("in memory of {}", ranks.device)),
+            Some(format!("algorithm {name}{note}")),
+            comm.link.map(|link| format!("on an emulated link of {link}")),
+            pinned,
+        ];
+        format!(": {}", words.into_iter().flatten().collect::<Vec<_>>().join("; "))
     }
 
     /// Splits the sizes into those that fit into memory with `local_ranks` ranks on this host, and those

@@ -4,6 +4,8 @@
 //! names the flag and the fix. Sizes are read as nccl-tests reads them: `1K` is 1024 bytes. Sizes in MB
 //! are decimal: 1 MB is 1e6 bytes.
 
+use std::iter::successors;
+
 use paceline_failure::{Result, usage};
 
 /// The largest number of sizes in one sweep. A larger number is taken for a mistake, because every size
@@ -82,9 +84,13 @@ pub fn sweep(begin: u64, end: u64, step: Step, elem_bytes: u64) -> Result<Vec<u6
             "-b {begin}: less than one element; begin with {elem_bytes} bytes at least"
         ));
     }
+    // A next size that overflows is beyond the end too.
+    let next = |size: &u64| match step {
+        Step::Increment(bytes) => size.checked_add(bytes),
+        Step::Factor(factor) => size.checked_mul(factor),
+    };
     let mut sizes: Vec<u64> = Vec::new();
-    let mut next = Some(begin);
-    while let Some(size) = next.filter(|&size| size <= end) {
+    for size in successors(Some(begin), next).take_while(|size| *size <= end) {
         let whole = size - size % elem_bytes;
         if sizes.last() != Some(&whole) {
             sizes.push(whole);
@@ -94,11 +100,6 @@ pub fn sweep(begin: u64, end: u64, step: Step, elem_bytes: u64) -> Result<Vec<u6
                 "-b {begin} -e {end}: more than {MOST_SIZES} sizes; give a larger -i, or a factor -f"
             ));
         }
-        // A next size that overflows is beyond the end too.
-        next = match step {
-            Step::Increment(bytes) => size.checked_add(bytes),
-            Step::Factor(factor) => size.checked_mul(factor),
-        };
     }
     Ok(sizes)
 }

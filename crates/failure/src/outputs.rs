@@ -11,7 +11,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use paceline_files::Printable;
-use paceline_host::disk::Disk;
+use paceline_host::disk::{Disk, folder_of};
 use paceline_table::chart::Picture;
 use serde::Serialize;
 
@@ -24,10 +24,7 @@ pub fn check_file(flag: &str, file: &Path) -> Result<()> {
     if file.is_dir() {
         return usage(" is a folder; pass a file");
     }
-    let folder = match file.parent() {
-        Some(parent) if parent != Path::new("") => parent,
-        _ => Path::new("."),
-    };
+    let folder = folder_of(file);
     if !folder.is_dir() {
         return usage(": its folder does not exist");
     }

@@ -335,7 +335,7 @@ pub fn partial(path: &Path) -> PathBuf {
 }
 
 /// The folder of a file. A bare file name has the parent "".
-fn folder_of(path: &Path) -> &Path {
+pub fn folder_of(path: &Path) -> &Path {
     path.parent().filter(|folder| !folder.as_os_str().is_empty()).unwrap_or(Path::new("."))
 }
 

@@ -86,11 +86,6 @@ pub fn thousands(number: u64) -> String {
     grouped(number as f64, 0)
 }
 
-/// The number rounded to two decimals, which removes the noise of a mean of whole numbers.
-pub fn hundredths(value: f64) -> f64 {
-    (value * 100.0).round() / 100.0
-}
-
 /// How many characters a line of a table on standard output may have, as tables take it: `None` would be no limit.
 pub fn line_width() -> Option<usize> {
     Some(streams::stdout().width_of_table())

@@ -9,7 +9,6 @@
 //! row, so that the ranks are spread over caches and sockets, and the threads of a rank share theirs where they can.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::fs;
 use std::path::Path;
 
@@ -205,15 +204,11 @@ fn parse_list(text: &str) -> Option<Vec<usize>> {
 
 /// Processors as a list such as `0-3,8`.
 fn list(processors: &[usize]) -> String {
-    let mut text = String::new();
-    for run in processors.chunk_by(|a, b| a + 1 == *b) {
-        let comma = if text.is_empty() { "" } else { "," };
-        let _ = match run {
-            [first, .., last] => write!(text, "{comma}{first}-{last}"),
-            _ => write!(text, "{comma}{}", run[0]),
-        };
-    }
-    text
+    let run = |run: &[usize]| match run {
+        [first, .., last] => format!("{first}-{last}"),
+        _ => run[0].to_string(),
+    };
+    processors.chunk_by(|a, b| a + 1 == *b).map(run).collect::<Vec<_>>().join(",")
 }
 
 #[cfg(test)]

@@ -66,28 +66,21 @@ fn wrapped_line(line: &str, width: usize) -> String {
     let words = line.trim_start_matches(' ');
     let indent = line.len() - words.len();
     let further = " ".repeat((indent + INDENT).min(width / 2));
-    let mut out = " ".repeat(indent);
-    let (mut at, mut is_begin) = (indent, true);
+    // The finished lines, and the one that grows, which may be nothing but its indentation.
+    let (mut out, mut line, mut is_begin) = (String::new(), " ".repeat(indent), true);
     // Where several spaces follow each other, some words are empty.
     for word in words.split(' ') {
-        if !is_begin && at + 1 + length(word) > width {
-            out.truncate(out.trim_end().len());
-            out += "\n";
-            out += &further;
-            (at, is_begin) = (further.len(), true);
+        if !is_begin && length(&line) + 1 + length(word) > width {
+            out = out + line.trim_end() + "\n";
+            (line, is_begin) = (further.clone(), true);
         }
         if is_begin && word.is_empty() {
             continue;
         }
-        if !is_begin {
-            out.push(' ');
-            at += 1;
-        }
-        out += word;
-        at += length(word);
+        line = line + if is_begin { "" } else { " " } + word;
         is_begin = false;
     }
-    out
+    out + &line
 }
 
 fn fits(text: &str, width: usize) -> bool {

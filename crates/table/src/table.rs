@@ -364,21 +364,12 @@ pub fn counted(count: u64, one: &str, several: &str) -> String {
 pub fn grouped(value: f64, decimals: usize) -> String {
     let text = format!("{value:.decimals$}");
     let (sign, digits) = text.strip_prefix('-').map_or(("", text.as_str()), |rest| ("-", rest));
-    let (whole, fraction) = digits.split_once('.').map_or((digits, None), |(w, f)| (w, Some(f)));
+    let (whole, fraction) = digits.split_at(digits.find('.').unwrap_or(digits.len()));
     // A negative number may round to zero, which is written without a sign.
     let is_zero = digits.chars().all(|c| matches!(c, '0' | '.'));
-    let mut out = String::from(if is_zero { "" } else { sign });
-    for (at, digit) in whole.chars().enumerate() {
-        if at > 0 && (whole.len() - at).is_multiple_of(3) {
-            out.push(',');
-        }
-        out.push(digit);
-    }
-    if let Some(fraction) = fraction {
-        out.push('.');
-        out.push_str(fraction);
-    }
-    out
+    let groups = whole.as_bytes().rchunks(3).rev().map(String::from_utf8_lossy);
+    let whole = groups.collect::<Vec<_>>().join(",");
+    format!("{}{whole}{fraction}", if is_zero { "" } else { sign })
 }
 
 #[cfg(test)]

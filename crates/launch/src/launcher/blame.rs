@@ -223,12 +223,8 @@ mod tests {
 
     #[test]
     fn a_rank_that_the_launcher_has_ended_is_not_the_cause() {
-        let ranks = Ranks::new(3).ends(0, 50, TERMINATED, true).ends(1, 20, 7 << 8, false).ends(
-            2,
-            30,
-            CONSEQUENCE,
-            false,
-        );
+        let ranks = Ranks::new(3).ends(0, 50, TERMINATED, true).ends(1, 20, 7 << 8, false);
+        let ranks = ranks.ends(2, 30, CONSEQUENCE, false);
         assert_eq!(ranks.cause(), (1, "exited with code 7".into(), 7));
     }
 

@@ -1,6 +1,6 @@
 //! The output of `paceline predict`: tables that fit into 80 columns. Files have all columns in one table.
 
-use paceline_host::text::{hundredths, line_width, plain_table, plural};
+use paceline_host::text::{line_width, plain_table, plural};
 use paceline_table::table::{Columns, Head, Table};
 
 use super::compression::Compression;
@@ -75,7 +75,8 @@ const RANGE: [&str; 5] =
 /// message in microseconds, and a note.
 pub fn speeds(links: &[(&str, f64, f64, &str)]) -> String {
     let line = |&(name, gb_s, latency_us, note): &(&str, f64, f64, &str)| {
-        let numbers = [gb_s, 8.0 * gb_s, latency_us].map(|value| hundredths(value).to_string());
+        let hundredths = |value: f64| ((value * 100.0).round() / 100.0).to_string();
+        let numbers = [gb_s, 8.0 * gb_s, latency_us].map(hundredths);
         let [gb_s, gbit_s, latency_us] = numbers;
         [name.to_owned(), note.to_owned(), gb_s, gbit_s, latency_us]
     };
