@@ -129,7 +129,7 @@ fn export_to(args: &ExportArgs, carried: Carried) -> Result<u8> {
     }
     check_new(&file, *force)?;
     let checkpoint = Checkpoint::open(folder).map_err(Failure::Usage)?;
-    let reader = checkpoint.reader();
+    let reader = &checkpoint.reader;
     let disk = Disk::default();
     let others = hugging_face.then(|| beside_weights(&checkpoint, carried)).transpose()?;
     if let Some(others) = &others {

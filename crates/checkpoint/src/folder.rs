@@ -48,7 +48,7 @@ impl Folder {
 
     /// Makes the checkpoint after `steps` steps the one to go on from. A later one was good on another way.
     pub fn go_back(&self, steps: u64) -> Result<()> {
-        let good = Line::from(&self.path, steps).good();
+        let good = Line::from(&self.path, steps).good;
         steps::go_back(&self.disk, &self.path, steps, good)
             .map_err(Failure::cannot("go back in", &self.path))
     }

@@ -78,9 +78,11 @@ fn numbers<'a>(
 /// A checkpoint whose index has been read, and whose files are there.
 #[derive(Debug)]
 pub struct Checkpoint {
-    reader: Reader,
+    /// Reads its tensors.
+    pub(super) reader: Reader,
     progress: Progress,
-    optimizer_steps: u64,
+    /// Optimizer steps that the optimizer's state has seen.
+    pub optimizer_steps: u64,
 }
 
 /// The index of the checkpoint of a run, without files and tensors. A continuation must have the same `settings`.
@@ -189,11 +191,6 @@ impl Checkpoint {
         Ok(Self { reader, progress, optimizer_steps })
     }
 
-    /// Reads its tensors.
-    pub(super) fn reader(&self) -> &Reader {
-        &self.reader
-    }
-
     /// The folder of the checkpoint.
     pub fn path(&self) -> &Path {
         &self.reader.path
@@ -215,11 +212,6 @@ impl Checkpoint {
         self.progress
     }
 
-    /// Optimizer steps that the optimizer's state has seen.
-    pub fn optimizer_steps(&self) -> u64 {
-        self.optimizer_steps
-    }
-
     /// The digest of the whole checkpoint.
     pub fn digest(&self) -> String {
         self.index().digest()
@@ -231,11 +223,6 @@ impl Checkpoint {
         let is_there = own.parent() == folder.canonicalize().ok().as_deref();
         let steps = self.progress.steps;
         is_there.then(|| Previous { steps, sha256: self.digest() })
-    }
-
-    /// Bytes that have been read of the files of this checkpoint.
-    pub fn num_read(&self) -> u64 {
-        self.reader.num_read()
     }
 
     /// A setting of the run that wrote the checkpoint, by the flag that set it.

@@ -25,7 +25,7 @@ pub const MAX_RETRIES: u64 = 2;
 #[derive(Debug, Default)]
 pub struct Line {
     /// The last one that is good, by its steps.
-    good: Option<u64>,
+    pub good: Option<u64>,
     /// Those after it, oldest first.
     waiting: VecDeque<u64>,
 }
@@ -57,11 +57,6 @@ impl Line {
     pub fn add(&mut self, steps: u64, kept: impl Fn(u64) -> bool) {
         self.waiting.retain(|waiting| *waiting < steps && kept(*waiting));
         self.waiting.push_back(steps);
-    }
-
-    /// The last good one.
-    pub fn good(&self) -> Option<u64> {
-        self.good
     }
 
     /// Those that stay whatever newer ones there are: the last good one, and the one that will be good next.
@@ -163,13 +158,13 @@ mod tests {
         let mut line = Line::default();
         line.add(4, |_| true);
         line.advance(13);
-        assert_eq!((line.good(), line.to_keep()), (None, vec![4]));
+        assert_eq!((line.good, line.to_keep()), (None, vec![4]));
         line.add(8, |_| true);
         line.add(12, |steps| steps != 8);
         line.advance(14);
-        assert_eq!((line.good(), line.to_keep()), (Some(4), vec![4, 12]));
+        assert_eq!((line.good, line.to_keep()), (Some(4), vec![4, 12]));
         line.advance(100);
-        assert_eq!((line.good(), line.to_keep()), (Some(12), vec![12]));
+        assert_eq!((line.good, line.to_keep()), (Some(12), vec![12]));
         // A run goes back to the step before.
         line.add(50, |_| true);
         line.add(40, |_| true);

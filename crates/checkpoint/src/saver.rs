@@ -138,7 +138,7 @@ impl Saver {
         self.line.advance(progress.steps_with_update());
         head.previous = self.previous.clone();
         let keep =
-            Keep { newest: self.settings.keep, also: self.line.to_keep(), good: self.line.good() };
+            Keep { newest: self.settings.keep, also: self.line.to_keep(), good: self.line.good };
         let (limit, run_end) = (self.settings.limit, RunEnd { until, deadline: None });
         let completion = (rank == 0).then_some(Completion { head, steps, keep, limit, run_end });
         let write = move || writer::run(&job, completion);

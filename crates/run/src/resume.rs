@@ -349,13 +349,13 @@ fn open(
     }
     let is_in_data =
         position.epoch < config.epochs as u64 && position.batch < config.steps_per_epoch;
-    let is_countable = samples.max(checkpoint.optimizer_steps()) <= MOST_COUNTED;
+    let is_countable = samples.max(checkpoint.optimizer_steps) <= MOST_COUNTED;
     if steps < config.total_steps() && !(is_in_data && is_countable) {
         return Err(refuse(format!(
             "{} is corrupt: after {steps} optimizer steps ({} of the optimizer) it has {} complete epochs, {} batches and \
              {samples} samples; an epoch of this run has {} batches",
             checkpoint.path().printable(),
-            checkpoint.optimizer_steps(),
+            checkpoint.optimizer_steps,
             position.epoch,
             position.batch,
             config.steps_per_epoch
