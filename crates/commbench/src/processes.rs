@@ -62,7 +62,7 @@ pub(super) fn launch(
     let job = RankJob { transport, sizes: sizes.to_vec(), is_quiet, lines: path.into() };
     let job = serde_json::to_string(&job).map_err(|e| Failure::io("cannot write a job", e))?;
     let variables = vec![(JOB, job.into())];
-    let ended = launcher::launch_one_of_many(&Launch::of_own_program(args, nproc, variables)?)?;
+    let ended = launcher::launch(&Launch::of_own_program(args, nproc, variables)?)?;
     let mut reporter = Reporter::default();
     for line in BufReader::new(File::from(lines)).lines() {
         let line = line.map_err(|e| Failure::io("cannot read the rows", e))?;

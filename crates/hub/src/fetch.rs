@@ -25,7 +25,8 @@ const CARD: &str = "README.md";
 
 /// Fetches the needed files of a model or a data set of the Hub into the cache, at `revision` or at its usual one, and says
 /// where they are. With `quiet`, only that.
-pub fn fetch(kind: Kind, named: &str, revision: Option<&str>, quiet: bool) -> Result<()> {
+pub fn fetch(wanted: Wanted, named: &str, revision: Option<&str>, quiet: bool) -> Result<()> {
+    let kind = wanted.kind();
     let [words, command, _] = kind.names();
     let command = format!("paceline fetch {command} {named}");
     let refused = |problem: String| Failure::Usage(format!("{command}: {problem}"));
@@ -51,10 +52,6 @@ pub fn fetch(kind: Kind, named: &str, revision: Option<&str>, quiet: bool) -> Re
             let hub = Hub::from_vars(variable).map_err(Failure::Usage)?;
             into_cache(&hub, &cache, &name, quiet)
         }
-    };
-    let wanted = match kind {
-        Kind::Model => Wanted::Weights,
-        Kind::Data => Wanted::Texts,
     };
     let is_whole =
         |there: &Snapshot| wanted.missing(there, cache.listed(&name, &there.commit)).is_none();

@@ -26,4 +26,3 @@ mod remote;
 
 pub use fetch::fetch;
 pub use lookup::{Found, Wanted, find, model_at_main, tokens_folder};
-pub use name::Kind;

@@ -41,7 +41,7 @@ pub enum Wanted {
 }
 
 impl Wanted {
-    fn kind(self) -> Kind {
+    pub(super) fn kind(self) -> Kind {
         match self {
             Self::Settings | Self::Weights | Self::Tokenizer => Kind::Model,
             Self::Texts => Kind::Data,

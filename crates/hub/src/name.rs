@@ -6,7 +6,7 @@ use std::fmt;
 
 /// The kind of thing that a name stands for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Kind {
+pub(super) enum Kind {
     /// A model.
     Model,
     /// A data set.

@@ -120,6 +120,6 @@ impl Ranks<'_> {
     ) -> Result<u8> {
         let args = std::env::args_os().skip(1);
         let launch = Launch::of_own_program(args, self.world_size, variables)?;
-        launcher::launch(&Launch { dump_folder, ..launch })
+        Ok(launcher::launch(&Launch { dump_folder, ..launch })?.code)
     }
 }

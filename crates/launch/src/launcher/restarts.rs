@@ -5,7 +5,7 @@
 use paceline_failure::{EXIT_USAGE, Result};
 
 use super::dumps::{Dumps, MAX_KEPT};
-use super::watch::{Ended, launch_one_of_many, say};
+use super::watch::{self, Ended, say};
 use super::{Launch, Restarts, signals};
 
 /// Launches what `attempt` returns for a number of restarts, until an attempt succeeds or must not be repeated, until
@@ -23,7 +23,7 @@ pub fn launch_with_restarts(
         if made > 0 {
             say(&format!("restart {made} of {max}"));
         }
-        let Ended { code, have_all_ended, dumps, .. } = launch_one_of_many(&launch)?;
+        let Ended { code, have_all_ended, dumps, .. } = watch::launch(&launch)?;
         // All attempts write to the same folder if the user has named one.
         kept.extend(dumps.filter(|dumps| kept.last() != Some(dumps)));
         if kept.len() > MAX_KEPT {

@@ -45,15 +45,9 @@ pub struct Ended {
     pub dumps: Option<Dumps>,
 }
 
-/// Starts the ranks and waits for them. Returns 0 if all succeed. If a rank fails, stops the others,
-/// reports the failure on standard error, and returns the code to exit with.
-pub fn launch(launch: &Launch) -> Result<u8> {
-    Ok(launch_one_of_many(launch)?.code)
-}
-
-/// Like [`launch`], for a command that starts several launches. The result distinguishes failed ranks,
-/// after which the command may continue, from a signal, after which it has to end.
-pub fn launch_one_of_many(launch: &Launch) -> Result<Ended> {
+/// Starts the ranks and waits for them. If a rank fails, stops the others, and reports the failure on standard error. The
+/// result distinguishes failed ranks, after which a command may start others, from a signal, after which it has to end.
+pub fn launch(launch: &Launch) -> Result<Ended> {
     let own_program = own_program()?;
     let (variables, _held) = rank_variables(launch)?;
     let (sender, events) = channel();

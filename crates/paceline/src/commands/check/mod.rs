@@ -100,7 +100,8 @@ pub fn check(args: &CheckArgs, placement: Option<Placement>) -> Result<u8> {
         return asked.map(u8::from);
     }
     let variables = vec![(paceline_launch::environment::STARTED, "1".into())];
-    launcher::launch(&Launch::of_own_program(std::env::args_os().skip(1), world, variables)?)
+    let launch = Launch::of_own_program(std::env::args_os().skip(1), world, variables)?;
+    Ok(launcher::launch(&launch)?.code)
 }
 
 /// The number of ranks, and their transport.

@@ -8,14 +8,14 @@ use paceline_failure::{Failure, Result, usage};
 use paceline_files::Printable;
 use paceline_host::text::{say, say_unbroken};
 use paceline_hub::download::Source;
-use paceline_hub::{self as hub, Kind};
+use paceline_hub::{self as hub, Wanted};
 
 use self::args::{DataArgs, FetchCommand, NameArgs};
 
 /// Runs `paceline fetch`. Returns the exit code.
 pub fn fetch(command: &FetchCommand) -> Result<u8> {
     match command {
-        FetchCommand::Model(args) => of_hub(Kind::Model, args)?,
+        FetchCommand::Model(args) => of_hub(Wanted::Weights, args)?,
         FetchCommand::Data(args) => match published(&args.name.name) {
             Some((name, source)) => of_folder(name, source, args)?,
             None => match args.data_dir {
@@ -25,7 +25,7 @@ pub fn fetch(command: &FetchCommand) -> Result<u8> {
                          place",
                     );
                 }
-                None => of_hub(Kind::Data, &args.name)?,
+                None => of_hub(Wanted::Texts, &args.name)?,
             },
         },
     }
@@ -63,6 +63,6 @@ fn of_folder(name: &str, source: &Source, args: &DataArgs) -> Result<()> {
 }
 
 /// Fetches the named model or data set from the Hub.
-fn of_hub(kind: Kind, args: &NameArgs) -> Result<()> {
-    hub::fetch(kind, &args.name, args.revision.as_deref(), args.quiet)
+fn of_hub(wanted: Wanted, args: &NameArgs) -> Result<()> {
+    hub::fetch(wanted, &args.name, args.revision.as_deref(), args.quiet)
 }
