@@ -17,7 +17,10 @@ use paceline_model::{
     Result, Saved, Storage,
 };
 
-use common::{cnn, cnn_with_batch_norm, every_layer, mlp, mlp_config, numbers};
+use common::{
+    checkpointed, cnn, cnn_with_batch_norm, every_layer, in_training, initialized, mlp, mlp_config,
+    numbers,
+};
 
 const WHOLE: Half = Half::Whole { wants_input: true };
 const INPUT: Half = Half::Input { wants_input: true };
@@ -44,13 +47,31 @@ impl Bench {
 
     fn new(model: Model, input_shape: &[usize], output_shape: &[usize]) -> Self {
         let compute = Compute::new(1, Allocator::new()).unwrap();
-        let storage =
-            Storage::private(model.layout.clone(), DType::F64, &compute.allocator).unwrap();
-        storage.initialize(5).unwrap();
+        let storage = initialized(&model, DType::F64, &compute.allocator, 5);
         let input = numbers(&compute.allocator, input_shape, 6);
         let d_output = numbers(&compute.allocator, output_shape, 7);
         let units = RefCell::new(OpenUnits::new(&model.layout));
         Self { model, compute, storage, input, d_output, units }
+    }
+
+    /// To attention, the rows are one sequence.
+    fn batch(&self) -> Batch {
+        let tokens = numbers(&self.compute.allocator, &[1, self.input.dims()[0]], 8);
+        Batch::new(tokens.clone(), tokens)
+    }
+
+    /// The error of a forward pass, and of backward passes of `halves` after it.
+    fn error(&self, halves: &[Half]) -> String {
+        let network = &self.model.network();
+        in_training(&self.compute, &self.storage, &self.batch(), |cx| {
+            let (_, mut saved) = network.forward(cx, self.input.clone())?;
+            let mut passes = halves.iter();
+            passes.try_for_each(|half| {
+                network.backward(cx, &mut saved, self.d_output.clone(), *half).map(drop)
+            })
+        })
+        .unwrap_err()
+        .to_string()
     }
 
     fn fill_gradients(&self, value: f64) {
@@ -77,9 +98,7 @@ impl Bench {
         if !accumulate {
             units.begin_step(1, true);
         }
-        // To attention, the rows are one sequence.
-        let tokens = numbers(&self.compute.allocator, &[1, self.input.dims()[0]], 8);
-        let batch = Batch::new(tokens.clone(), tokens);
+        let batch = self.batch();
         let cx = Context::training(&self.compute, &self.storage, &mut units, &mut ready);
         let mut cx = cx.with_batch(&batch);
         cx.open_roots().unwrap();
@@ -197,9 +216,8 @@ fn a_layer_around_one_without_parameters_has_none() {
 #[test]
 fn a_checkpointed_model_gives_the_same_bits_and_leaves_statistics_alone() {
     for (at, plain) in Bench::all().into_iter().enumerate() {
-        let mut bench = Bench::all().into_iter().nth(at).unwrap();
-        let blocks = bench.model.blocks.drain(..).map(Block::checkpointed).collect();
-        bench.model.blocks = blocks;
+        let bench = Bench::all().into_iter().nth(at).unwrap();
+        let bench = Bench { model: checkpointed(bench.model), ..bench };
         for parts in [&[WHOLE][..], &[INPUT, Half::Weight]] {
             let (d_input, announced) = plain.run(false, parts);
             let (again, announced_again) = bench.run(false, parts);
@@ -307,14 +325,8 @@ fn a_layer_that_gives_no_gradient_of_its_input_is_named() {
         let unit = model.blocks[1].unit;
         model.blocks.insert(1, Block::new(unit, Mute));
         let bench = Bench::new(model, &[4, 6], &[4, 3]);
-        let mut units = OpenUnits::new(&bench.model.layout);
-        let mut ready = |_: ParamId| Ok(());
-        let mut cx = Context::training(&bench.compute, &bench.storage, &mut units, &mut ready);
-        let network = bench.model.network();
-        let (_, mut saved) = network.forward(&mut cx, bench.input.clone()).unwrap();
-        let error = network.backward(&mut cx, &mut saved, bench.d_output.clone(), half);
+        let error = bench.error(&[half]);
         let words = "Mute gives no gradient of its input; it must be a model's first layer";
-        let error = error.unwrap_err().to_string();
         assert!(error.ends_with(words), "{error}");
     }
 }
@@ -322,15 +334,9 @@ fn a_layer_that_gives_no_gradient_of_its_input_is_named() {
 #[test]
 fn a_second_backward_pass_of_one_forward_pass_is_refused() {
     let bench = Bench::new(mlp(), &[4, 6], &[4, 3]);
-    let mut units = OpenUnits::new(&bench.model.layout);
-    let mut ready = |_: ParamId| Ok(());
-    let mut cx = Context::training(&bench.compute, &bench.storage, &mut units, &mut ready);
-    let network = bench.model.network();
-    let (_, mut saved) = network.forward(&mut cx, bench.input.clone()).unwrap();
-    network.backward(&mut cx, &mut saved, bench.d_output.clone(), WHOLE).unwrap();
     for half in [WHOLE, INPUT, Half::Weight] {
-        let error = network.backward(&mut cx, &mut saved, bench.d_output.clone(), half);
-        assert!(error.unwrap_err().to_string().contains("expected 3 saved tensors, found 0"));
+        let error = bench.error(&[WHOLE, half]);
+        assert!(error.contains("expected 3 saved tensors, found 0"), "{error}");
     }
 }
 
@@ -372,12 +378,8 @@ fn a_parameter_can_be_used_only_while_its_unit_is_open() {
     let unit = model.blocks[1].unit;
     model.blocks.push(Block::new(unit, Stranger(ParamId(0))));
     let bench = Bench::new(model, &[4, 6], &[4, 3]);
-    let mut units = OpenUnits::new(&bench.model.layout);
-    let mut ready = |_: ParamId| Ok(());
-    let mut cx = Context::training(&bench.compute, &bench.storage, &mut units, &mut ready);
-    let error = bench.model.network().forward(&mut cx, bench.input.clone()).unwrap_err();
     let words = "a layer used the value of fc0.weight while its unit fc0 was closed";
-    assert_eq!(error.to_string(), words);
+    assert_eq!(bench.error(&[]), words);
 }
 
 #[test]

@@ -9,9 +9,9 @@ use std::time::Duration;
 
 use paceline_kernels::Compute;
 use paceline_memory::{Allocator, Category, DType, Tensor};
-use paceline_model::{Context, Half, Layer, OpenUnits, ParamId, PassHooks, Result, Storage};
+use paceline_model::{Context, Half, Layer, OpenUnits, ParamId, PassHooks, Result};
 
-use common::{cnn_with_batch_norm, numbers};
+use common::{cnn_with_batch_norm, initialized, numbers, values};
 
 /// For f64 sums of a few thousand products of size one, in a different order. Statistics of half a batch
 /// would be off by a tenth.
@@ -94,8 +94,7 @@ const BATCH: usize = 5;
 fn run(range: Range<usize>, meeting: Option<&Meeting>) -> Outcome {
     let model = cnn_with_batch_norm();
     let compute = Compute::new(1, Allocator::new()).unwrap();
-    let storage = Storage::private(model.layout.clone(), DType::F64, &compute.allocator).unwrap();
-    storage.initialize(3).unwrap();
+    let storage = initialized(&model, DType::F64, &compute.allocator, 3);
     let part = |dims: [usize; 4], seed: u64| {
         let all = numbers(&compute.allocator, &dims, seed);
         let elems = dims[1..].iter().product::<usize>();
@@ -111,11 +110,8 @@ fn run(range: Range<usize>, meeting: Option<&Meeting>) -> Outcome {
     let mut hooks = Share(meeting);
     let mut cx = Context::training(&compute, &storage, &mut units, &mut hooks);
     let (output, mut saved) = model.network().forward(&mut cx, input).unwrap();
-    let d_input = model
-        .network()
-        .backward(&mut cx, &mut saved, d_output, Half::Whole { wants_input: true })
-        .unwrap();
-    let values = |tensor: &Tensor| tensor.read::<f64>().unwrap().to_vec();
+    let whole = Half::Whole { wants_input: true };
+    let d_input = model.network().backward(&mut cx, &mut saved, d_output, whole).unwrap();
     Outcome {
         output: values(&output),
         d_input: values(&d_input.unwrap()),

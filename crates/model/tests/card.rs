@@ -2,12 +2,12 @@
 
 mod common;
 
-use common::{cnn_config, llama_config, mlp_config};
+use common::{cnn_config, initialized, llama_config, mlp_config, train};
 use paceline_cuda::Card;
 use paceline_emulated_card::for_tests::{instructions, is_ready};
 use paceline_kernels::Compute;
-use paceline_memory::{Accelerator, Allocator, Category, DType, Tensor};
-use paceline_model::{Batch, Context, Layer, LlamaConfig, Model, OpenUnits, Storage};
+use paceline_memory::{Accelerator, Allocator, Category, DType};
+use paceline_model::{Batch, LlamaConfig, Model};
 
 /// The instructions of a training step on one batch, without the optimizer's; `None` on a real card.
 fn instructions_of(
@@ -18,8 +18,7 @@ fn instructions_of(
     let accelerator = Accelerator::cuda(Card::open(0).unwrap());
     let allocator = Allocator::on(&accelerator.stream("compute").unwrap());
     let compute = Compute::new(1, allocator.clone()).unwrap();
-    let storage = Storage::private(model.layout.clone(), DType::F32, &allocator).unwrap();
-    storage.initialize(1).unwrap();
+    let storage = initialized(model, DType::F32, &allocator, 1);
     let tensor = |(dtype, shape): (DType, &[usize])| {
         let tensor = allocator.tensor(dtype, shape, Category::Data).unwrap();
         match dtype {
@@ -28,20 +27,10 @@ fn instructions_of(
         }
         tensor
     };
-    let (inputs, targets): (Tensor, Tensor) = (tensor(inputs), tensor(targets));
-    let sums = allocator.tensor(DType::F64, [3], Category::Workspace).unwrap();
-    sums.fill_zero().unwrap();
+    let batch = Batch::new(tensor(inputs), tensor(targets));
     compute.synchronize().unwrap();
     let before = instructions()?;
-    let batch = Batch::new(inputs.clone(), targets);
-    let (mut units, mut ready) = (OpenUnits::new(storage.layout()), |_| Ok(()));
-    let cx = Context::training(&compute, &storage, &mut units, &mut ready);
-    let mut cx = cx.with_batch(&batch);
-    cx.open_roots().unwrap();
-    let (output, saved) = model.network().forward(&mut cx, inputs).unwrap();
-    let d_output = model.differentiate(&mut cx, &output, 0.25, &sums, None).unwrap();
-    model.backward(&mut cx, saved, d_output).unwrap();
-    cx.close_roots().unwrap();
+    train(model, &compute, &storage, &batch, 0.25);
     compute.synchronize().unwrap();
     Some(instructions()? - before)
 }

@@ -1,15 +1,15 @@
 //! What activation checkpointing saves: the peak of activations follows the stated formula.
 
+mod common;
+
 use std::sync::Arc;
 
+use common::{checkpointed, filled, initialized, train};
 use paceline_kernels::Compute;
 use paceline_kernels::linear::Activation;
 use paceline_memory::{Allocator, Category, DType};
 use paceline_model::layers::{Linear, Sequence};
-use paceline_model::{
-    Batch, Block, Context, Layer, LayoutBuilder, MeanSquaredError, Model, OpenUnits, ParamId,
-    Storage,
-};
+use paceline_model::{Batch, Block, LayoutBuilder, MeanSquaredError, Model};
 
 const ROWS: usize = 8;
 const WIDTH: usize = 32;
@@ -36,24 +36,9 @@ fn model(num_blocks: usize, layers_per_block: usize) -> Model {
 fn peak(model: &Model) -> usize {
     let compute = Compute::new(1, Allocator::new()).unwrap();
     let allocator = &compute.allocator;
-    let storage = Storage::private(model.layout.clone(), DType::F32, allocator).unwrap();
-    storage.initialize(1).unwrap();
-    let tensor = || {
-        let tensor = allocator.tensor(DType::F32, [ROWS, WIDTH], Category::Data).unwrap();
-        tensor.write::<f32>().unwrap().fill(0.5);
-        tensor
-    };
-    let sums = allocator.tensor(DType::F64, [3], Category::Workspace).unwrap();
-    sums.fill_zero().unwrap();
-    let batch = Batch::new(tensor(), tensor());
-    let mut units = OpenUnits::new(&model.layout);
-    let mut ready = |_: ParamId| Ok(());
-    let cx = Context::training(&compute, &storage, &mut units, &mut ready);
-    let mut cx = cx.with_batch(&batch);
-    let (output, saved) = model.network().forward(&mut cx, batch.inputs().clone()).unwrap();
-    let d_output = model.differentiate(&mut cx, &output, 1.0, &sums, None).unwrap();
-    drop(output);
-    model.backward(&mut cx, saved, d_output).unwrap();
+    let storage = initialized(model, DType::F32, allocator, 1);
+    let [inputs, targets] = [(); 2].map(|()| filled(allocator, &[ROWS, WIDTH], 0.5));
+    train(model, &compute, &storage, &Batch::new(inputs, targets), 1.0);
     allocator.usage(Category::Activations).peak_bytes as usize / size_of::<f32>()
 }
 
@@ -65,8 +50,7 @@ fn the_peak_of_activations_falls_to_the_inputs_of_all_blocks_and_the_layers_of_o
         // the last layer's output and input come on top.
         let layers = num_blocks * layers_per_block;
         assert_eq!(peak(&plain), (layers - 1 + 2) * OUTPUT, "{num_blocks} x {layers_per_block}");
-        let mut checkpointed = model(num_blocks, layers_per_block);
-        checkpointed.blocks = checkpointed.blocks.drain(..).map(Block::checkpointed).collect();
+        let checkpointed = checkpointed(plain);
         // The inputs of all blocks are kept. The first is the batch's own. Then the last block is computed again:
         // the inputs of its other layers, beside the same two gradients.
         let kept = num_blocks - 1;

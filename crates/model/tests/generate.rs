@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{stored, values, write};
+use common::{integers as numbers_of, stored, values, write};
 use paceline_kernels::{Compute, SimdLevel, linear};
 use paceline_memory::{Allocator, Category, DType, Tensor};
 use paceline_model::{
@@ -45,6 +45,10 @@ fn model(file: &[u8], case: &str, dtype: DType) -> (LlamaConfig, Storage) {
     (config, storage)
 }
 
+fn largest_difference(a: &[f64], b: &[f64]) -> f64 {
+    a.iter().zip(b).fold(0.0, |most, (a, b)| most.max((a - b).abs()))
+}
+
 /// Every way to compute: f64, and f32 at each SIMD level.
 fn computes() -> Vec<(Compute, DType)> {
     let compute = |threads| Compute::new(threads, Allocator::new()).unwrap();
@@ -69,8 +73,7 @@ fn every_position_has_the_logits_of_transformers() {
                     generator.read(*token).unwrap();
                     let got = values(&generator.logits().unwrap());
                     let want = want.next().unwrap();
-                    let off = got.iter().zip(want).map(|(got, want)| (got - want).abs());
-                    let off = off.fold(0.0f64, f64::max) / largest;
+                    let off = largest_difference(&got, want) / largest;
                     let what = format!("{case} {dtype} {:?} row {row}", compute.simd());
                     // Two layers of f32 sums; `transformers` computes norms and angles in f32, whatever the type of the
                     // model. A wrong term would cause an error of about one.
@@ -100,8 +103,7 @@ fn in_bf16_the_logits_are_near_those_of_f32() {
             };
             let (want, got) = (logits_in(DType::F32), logits_in(DType::BF16));
             let largest = want.iter().fold(0.0f64, |most, x| most.max(x.abs()));
-            let off = got.iter().zip(&want).map(|(got, want)| (got - want).abs());
-            let off = off.fold(0.0f64, f64::max) / largest;
+            let off = largest_difference(&got, &want) / largest;
             // A rounding of bf16 is off by 2^-9 at most, and about twenty follow each other. The numbers
             // are rounded, so they must differ.
             assert!(0.0 < off && off <= 0.05, "{case} {:?}: {off}", compute.simd());
@@ -180,8 +182,7 @@ fn tokens_that_are_read_at_once_are_those_that_are_read_one_by_one() {
             }
             assert_eq!(generator.position(), 600);
             let got = values(&generator.logits().unwrap());
-            let off = got.iter().zip(&want).map(|(got, want)| (got - want).abs());
-            let off = off.fold(0.0f64, f64::max);
+            let off = largest_difference(&got, &want);
             // Products of several rows may add up in another order. The logits are about one.
             let tolerance = if dtype == DType::BF16 { 0.1 } else { 1e-4 };
             assert!(off <= tolerance, "{dtype} {:?} {parts:?}: {off}", compute.simd());
@@ -198,10 +199,8 @@ fn a_prompt_has_the_bits_of_a_batch_in_evaluation() {
         let (config, storage) = model(TEXTS, "whole", dtype);
         let mut generator = Generator::new(&compute, &config, &storage, tokens.len()).unwrap();
         generator.read_all(&tokens).unwrap();
-        let inputs = compute.allocator.tensor(DType::I64, [1, 40], Category::Data).unwrap();
-        let mut to = inputs.write::<i64>().unwrap();
-        to.iter_mut().zip(&tokens).for_each(|(to, token)| *to = i64::from(*token));
-        drop(to);
+        let numbers: Vec<i64> = tokens.iter().map(|token| i64::from(*token)).collect();
+        let inputs = numbers_of(&compute.allocator, &[1, 40], &numbers);
         let (model, batch) = (config.build(1).unwrap(), Batch::new(inputs.clone(), inputs.clone()));
         let (mut units, mut hooks) = (OpenUnits::new(storage.layout()), |_: ParamId| Ok(()));
         let cx = Context::evaluation(&compute, &storage, &mut units, &mut hooks);

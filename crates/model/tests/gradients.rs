@@ -3,21 +3,22 @@
 
 mod common;
 
-use std::cell::RefCell;
-
 use paceline_kernels::Compute;
 use paceline_kernels::linear::Activation;
-use paceline_memory::{Allocator, Category, DType, Tensor};
+use paceline_memory::{Allocator, DType, Tensor};
 use paceline_model::layers::{
     BatchNorm, Checkpointed, Conv2d, ConvReluPool, Flatten, Linear, MaxPool2d, Relu, Residual,
     RmsNorm, Sequence, SwiGlu,
 };
 use paceline_model::{
-    Batch, Context, CrossEntropy, Init, Layer, Layout, LayoutBuilder, MeanSquaredError, MlpConfig,
-    Objective, OpenUnits, ParamId, Storage, gradcheck,
+    Batch, CrossEntropy, Init, Layer, Layout, LayoutBuilder, MeanSquaredError, MlpConfig,
+    Objective, Storage, gradcheck,
 };
 
-use common::{cnn, cnn_with_batch_norm, conv, every_layer, mlp, mlp_config, numbers, pool};
+use common::{
+    cnn, cnn_with_batch_norm, conv, every_layer, in_training, integers, mlp, mlp_config, numbers,
+    pool, sums,
+};
 
 /// The finite differences have errors of about 1e-9: the rounding error of sums up to about ten, 1e-15,
 /// divided by the step of 1e-6. A wrong term would cause an error as large as a gradient, about one.
@@ -35,6 +36,18 @@ fn check(layer: &dyn Layer, layout: &Layout, input_shape: &[usize], what: &str) 
     }
 }
 
+/// A layer with parameters of its own.
+fn check_built<L: Layer>(
+    build: impl FnOnce(&mut LayoutBuilder) -> L,
+    input_shape: &[usize],
+    what: &str,
+) {
+    let mut layout = LayoutBuilder::new();
+    layout.unit("all");
+    let layer = build(&mut layout);
+    check(&layer, &layout.finish(1), input_shape, what);
+}
+
 #[test]
 fn conv2d_in_several_geometries() {
     for geometry in [
@@ -47,10 +60,8 @@ fn conv2d_in_several_geometries() {
         conv([5, 5], [2, 2], (2, 2), 2, 0),
         conv([3, 7], [2, 2], (1, 3), 3, 0),
     ] {
-        let mut layout = LayoutBuilder::new();
-        layout.unit("conv");
-        let layer = Conv2d::new(&mut layout, geometry).unwrap();
-        check(&layer, &layout.finish(1), &geometry.input_shape(2), &format!("{geometry:?}"));
+        let build = |layout: &mut _| Conv2d::new(layout, geometry).unwrap();
+        check_built(build, &geometry.input_shape(2), &format!("{geometry:?}"));
     }
 }
 
@@ -63,20 +74,16 @@ fn conv_relu_pool_in_several_geometries() {
         conv([9, 8], [2, 2], (3, 5), 2, 2),
         conv([5, 3], [3, 2], (1, 1), 1, 0),
     ] {
-        let mut layout = LayoutBuilder::new();
-        layout.unit("conv");
-        let layer = ConvReluPool::new(&mut layout, geometry).unwrap();
-        check(&layer, &layout.finish(1), &geometry.input_shape(2), &format!("{geometry:?}"));
+        let build = |layout: &mut _| ConvReluPool::new(layout, geometry).unwrap();
+        check_built(build, &geometry.input_shape(2), &format!("{geometry:?}"));
     }
 }
 
 #[test]
 fn linear_with_and_without_relu() {
     for activation in [Activation::None, Activation::Relu] {
-        let mut layout = LayoutBuilder::new();
-        layout.unit("fc");
-        let layer = Linear::new(&mut layout, 7, 5, activation);
-        check(&layer, &layout.finish(1), &[4, 7], &format!("{activation:?}"));
+        let build = |layout: &mut _| Linear::new(layout, 7, 5, activation);
+        check_built(build, &[4, 7], &format!("{activation:?}"));
     }
 }
 
@@ -84,10 +91,8 @@ fn linear_with_and_without_relu() {
 fn a_projection_of_one_and_of_several_parts() {
     let init = Init::Normal { std: 0.4 };
     for parts in [&[("weight", 3)][..], &[("q", 4), ("k", 2), ("v", 3)]] {
-        let mut layout = LayoutBuilder::new();
-        layout.unit("fc");
-        let layer = Linear::projection(&mut layout, 8, parts, init).unwrap();
-        check(&layer, &layout.finish(1), &[4, 8], &format!("{parts:?}"));
+        let build = |layout: &mut _| Linear::projection(layout, 8, parts, init).unwrap();
+        check_built(build, &[4, 8], &format!("{parts:?}"));
     }
     let mut layout = LayoutBuilder::new();
     layout.unit("fc");
@@ -98,20 +103,17 @@ fn a_projection_of_one_and_of_several_parts() {
 
 #[test]
 fn the_parts_of_a_language_model() {
-    let mut layout = LayoutBuilder::new();
-    layout.unit("norm");
-    let layer = RmsNorm::new(&mut layout, "weight", 6, 1e-5);
-    check(&layer, &layout.finish(1), &[4, 6], "rms norm");
-    check(&SwiGlu, &LayoutBuilder::new().finish(1), &[4, 6], "swiglu");
-    let mut layout = LayoutBuilder::new();
-    layout.unit("block");
-    let norm = RmsNorm::new(&mut layout, "norm", 8, 1e-5);
-    let init = Init::Normal { std: 0.4 };
-    let parts = [("gate", 6), ("up", 6)];
-    let gate_up = Linear::projection(&mut layout, 8, &parts, init).unwrap();
-    let down = Linear::projection(&mut layout, 6, &[("down", 8)], init).unwrap();
-    let layer = Residual(Sequence::new().then(norm).then(gate_up).then(SwiGlu).then(down));
-    check(&layer, &layout.finish(1), &[4, 8], "residual feed-forward layer");
+    check_built(|layout| RmsNorm::new(layout, "weight", 6, 1e-5), &[4, 6], "rms norm");
+    check_built(|_| SwiGlu, &[4, 6], "swiglu");
+    let feed_forward = |layout: &mut LayoutBuilder| {
+        let norm = RmsNorm::new(layout, "norm", 8, 1e-5);
+        let init = Init::Normal { std: 0.4 };
+        let parts = [("gate", 6), ("up", 6)];
+        let gate_up = Linear::projection(layout, 8, &parts, init).unwrap();
+        let down = Linear::projection(layout, 6, &[("down", 8)], init).unwrap();
+        Residual(Sequence::new().then(norm).then(gate_up).then(SwiGlu).then(down))
+    };
+    check_built(feed_forward, &[4, 8], "residual feed-forward layer");
 }
 
 /// The sum of a residual layer must not overwrite what the layer within it saves or returns.
@@ -124,33 +126,27 @@ fn a_residual_layer_around_one_that_needs_its_output() {
     check(&Residual(Sequence::new()), &nothing, &[3, 11], "the identity");
     let view_of_saved = Sequence::new().then(Relu).then(Flatten);
     check(&Residual(view_of_saved), &nothing, &[3, 11], "ReLU, flattened");
-    let mut layout = LayoutBuilder::new();
-    layout.unit("fc");
-    let layer = Residual(Linear::new(&mut layout, 5, 5, Activation::Relu));
-    check(&layer, &layout.finish(1), &[4, 5], "linear with ReLU");
-    let mut layout = LayoutBuilder::new();
-    layout.unit("norm");
-    let norm = RmsNorm::new(&mut layout, "weight", 6, 1e-5);
-    let layer = Residual(Sequence::new().then(norm).then(Relu));
-    check(&layer, &layout.finish(1), &[4, 6], "a sequence that ends with ReLU");
+    let linear = |layout: &mut _| Residual(Linear::new(layout, 5, 5, Activation::Relu));
+    check_built(linear, &[4, 5], "linear with ReLU");
+    let ends_with_relu = |layout: &mut _| {
+        Residual(Sequence::new().then(RmsNorm::new(layout, "weight", 6, 1e-5)).then(Relu))
+    };
+    check_built(ends_with_relu, &[4, 6], "a sequence that ends with ReLU");
 }
 
 #[test]
 fn a_checkpointed_layer() {
-    let mut layout = LayoutBuilder::new();
-    layout.unit("fc");
-    let layer = Checkpointed(Linear::new(&mut layout, 7, 5, Activation::Relu));
-    check(&layer, &layout.finish(1), &[4, 7], "checkpointed");
+    let build = |layout: &mut _| Checkpointed(Linear::new(layout, 7, 5, Activation::Relu));
+    check_built(build, &[4, 7], "checkpointed");
 }
 
 #[test]
 fn batch_norm_of_images_and_rows_with_and_without_relu() {
     for activation in [Activation::None, Activation::Relu] {
         for shape in [&[2, 3, 4, 5][..], &[6, 19]] {
-            let mut layout = LayoutBuilder::new();
-            layout.unit("bn");
-            let layer = BatchNorm::new(&mut layout, shape[shape.len() - 1], activation);
-            check(&layer, &layout.finish(1), shape, &format!("{activation:?} {shape:?}"));
+            let channels = shape[shape.len() - 1];
+            let build = |layout: &mut _| BatchNorm::new(layout, channels, activation);
+            check_built(build, shape, &format!("{activation:?} {shape:?}"));
         }
     }
 }
@@ -193,29 +189,18 @@ fn check_objective(objective: &dyn Objective, output: &Tensor, target: &Tensor, 
     let storage_of_nothing = LayoutBuilder::new().finish(1).into();
     let storage = Storage::private(storage_of_nothing, DType::F64, &compute.allocator).unwrap();
     let batch = Batch::new(output.clone(), target.clone());
-    let with_context = |run: &dyn Fn(&mut Context)| {
-        let mut units = OpenUnits::new(storage.layout());
-        let mut hooks = |_: ParamId| Ok(());
-        let cx = Context::evaluation(&compute, &storage, &mut units, &mut hooks);
-        run(&mut cx.with_batch(&batch));
-    };
-    let sums = || {
-        let sums = compute.allocator.tensor(DType::F64, [3], Category::Workspace).unwrap();
-        sums.fill_zero().unwrap();
-        sums
-    };
+    let sums = || sums(&compute.allocator);
     let evaluate = || {
         let sums = sums();
-        with_context(&|cx| objective.evaluate(cx, output, &sums).unwrap());
+        in_training(&compute, &storage, &batch, |cx| {
+            objective.evaluate(cx, output, &sums).unwrap();
+        });
         sums.read::<f64>().unwrap().to_vec()
     };
     let of_gradient = sums();
-    let gradient = RefCell::new(None);
-    with_context(&|cx| {
-        let d_output = objective.differentiate(cx, output, scale, &of_gradient, None).unwrap();
-        gradient.replace(Some(d_output));
+    let gradient = in_training(&compute, &storage, &batch, |cx| {
+        objective.differentiate(cx, output, scale, &of_gradient, None).unwrap()
     });
-    let gradient = gradient.take().unwrap();
     let of_gradient = of_gradient.read::<f64>().unwrap();
     assert_eq!(*of_gradient, *evaluate(), "the scale is the gradient's alone");
     assert_eq!(of_gradient[2], 5.0, "five samples");
@@ -236,14 +221,9 @@ fn losses_by_finite_differences() {
     let allocator = Allocator::new();
     for (seed, scale) in [(1, 1.0), (2, 0.25), (3, -3.0)] {
         let output = numbers(&allocator, &[5, 7], seed);
-        let labels = allocator.tensor(DType::I64, [5], Category::Data).unwrap();
-        labels.write::<i64>().unwrap().copy_from_slice(&[3, 0, 6, 6, 1]);
+        let labels = integers(&allocator, &[5], &[3, 0, 6, 6, 1]);
+        let targets = numbers(&allocator, &[5, 7], seed + 100);
         check_objective(&CrossEntropy, &output, &labels, scale);
-        check_objective(
-            &MeanSquaredError,
-            &output,
-            &numbers(&allocator, &[5, 7], seed + 100),
-            scale,
-        );
+        check_objective(&MeanSquaredError, &output, &targets, scale);
     }
 }

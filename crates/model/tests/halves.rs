@@ -5,15 +5,15 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{cnn_config, mlp_config, pool, write};
+use common::{cnn_config, in_training, initialized, integers, mlp_config, pool, sums, write};
 use paceline_kernels::Compute;
 use paceline_kernels::linear::Activation;
 use paceline_kernels::optimizer::Sgd;
 use paceline_memory::{Allocator, Category, DType, Tensor};
 use paceline_model::layers::{BatchNorm, Conv2d, Flatten, Linear, MaxPool2d, Relu, Sequence};
 use paceline_model::{
-    Batch, Block, CnnConfig, Context, Half, Layer, LayoutBuilder, MeanSquaredError, Model,
-    OpenUnits, Optimizer, OptimizerConfig, ParamId, Precision, Storage,
+    Batch, Block, CnnConfig, Half, Layer, LayoutBuilder, MeanSquaredError, Model, Optimizer,
+    OptimizerConfig, ParamId, Precision, Storage,
 };
 
 const BF16: Precision = Precision { compute: DType::BF16, grads: DType::F32, master: DType::F32 };
@@ -35,37 +35,25 @@ struct Case {
 
 impl Case {
     fn all() -> Vec<Self> {
+        let new = |name, model, input: &[usize], target_columns, lr| {
+            let (input, is_normalized) = (input.to_vec(), name == "cnn with batch norm");
+            Self { name, model, input, target_columns, is_normalized, lr }
+        };
         let cnn = |name, batch_norm, lr| {
             let config = CnnConfig { batch_norm, ..cnn_config([13, 12, 3], &[8, 16], 32, 10) };
-            let model = config.build(1).unwrap();
-            Self {
-                name,
-                model,
-                input: vec![13, 12, 3],
-                target_columns: None,
-                is_normalized: batch_norm,
-                lr,
-            }
+            new(name, config.build(1).unwrap(), &[13, 12, 3], None, lr)
         };
-        let model = mlp_config([20, 48, 5], 2).build(1).unwrap();
-        let mlp = Self {
-            name: "mlp",
-            model,
-            input: vec![20],
-            target_columns: Some(5),
-            is_normalized: false,
-            lr: 0.03,
-        };
+        let mlp = mlp_config([20, 48, 5], 2).build(1).unwrap();
         vec![
             cnn("cnn", false, 0.12),
             cnn("cnn with batch norm", true, 0.02),
-            mlp,
-            Self::with_product_last(),
+            new("mlp", mlp, &[20], Some(5), 0.1),
+            new("pool first", Self::with_product_last(), &[9, 9, 2], Some(3), 0.02),
         ]
     }
 
     /// Layers without products come first. They keep the type of the images, f32, until a product rounds them.
-    fn with_product_last() -> Self {
+    fn with_product_last() -> Model {
         let mut layout = LayoutBuilder::new();
         let unit = layout.unit("all");
         let norm = BatchNorm::new(&mut layout, 2, Activation::None);
@@ -76,20 +64,12 @@ impl Case {
         let conv = Conv2d::new(&mut layout, common::conv([4, 4], [2, 8], (3, 3), 1, 1)).unwrap();
         let head = Linear::new(&mut layout, 128, 3, Activation::None);
         let all = first.then(conv).then(Relu).then(Flatten).then(head);
-        let model = Model {
+        Model {
             name: "pool first",
             blocks: vec![Block::new(unit, all)],
             objective: Box::new(MeanSquaredError),
             layout: Arc::new(layout.finish(1)),
             activation_elems: 0,
-        };
-        Self {
-            name: "pool first",
-            model,
-            input: vec![9, 9, 2],
-            target_columns: Some(3),
-            is_normalized: false,
-            lr: 0.02,
         }
     }
 
@@ -115,11 +95,8 @@ impl Case {
         let targets = match self.target_columns {
             Some(columns) => single(&[BATCH, columns], 2),
             None => {
-                let labels = allocator.tensor(DType::I64, [BATCH], Category::Data).unwrap();
-                let mut to = labels.write::<i64>().unwrap();
-                to.iter_mut().enumerate().for_each(|(at, label)| *label = (at * 7 % 10) as i64);
-                drop(to);
-                labels
+                let labels: Vec<i64> = (0..BATCH as i64).map(|at| at * 7 % 10).collect();
+                integers(allocator, &[BATCH], &labels)
             }
         };
         Batch::new(inputs, targets)
@@ -130,40 +107,32 @@ impl Case {
 struct Run {
     compute: Compute,
     storage: Storage,
-    units: OpenUnits,
     batch: Batch,
-    sums: Tensor,
 }
 
 impl Run {
     fn new(case: &Case, precision: Precision, threads: usize) -> Self {
         let compute = Compute::new(threads, Allocator::new()).unwrap();
         let allocator = &compute.allocator;
-        let storage = Storage::private(case.model.layout.clone(), precision, allocator).unwrap();
-        storage.initialize(3).unwrap();
-        let (units, batch) = (OpenUnits::new(&case.model.layout), case.batch(allocator));
-        let sums = allocator.tensor(DType::F64, [3], Category::Workspace).unwrap();
-        Self { compute, storage, units, batch, sums }
+        let storage = initialized(&case.model, precision, allocator, 3);
+        let batch = case.batch(allocator);
+        Self { compute, storage, batch }
     }
 
     /// Both passes over the batch. Returns the mean loss and the gradient of the input.
-    fn differentiate(&mut self, model: &Model) -> (f64, Tensor) {
-        let Self { compute, storage, units, batch, sums } = self;
-        sums.fill_zero().unwrap();
-        let mut ready = |_: ParamId| Ok(());
-        let mut cx = Context::training(compute, storage, units, &mut ready).with_batch(batch);
-        cx.open_roots().unwrap();
-        let (output, mut saved) = model.network().forward(&mut cx, batch.inputs().clone()).unwrap();
-        assert_eq!(output.dtype(), storage.precision().compute);
-        let scale = 1.0 / BATCH as f64;
-        let d_output = model.differentiate(&mut cx, &output, scale, sums, None).unwrap();
-        assert_eq!(d_output.dtype(), output.dtype());
-        let d_input = model
-            .network()
-            .backward(&mut cx, &mut saved, d_output, Half::Whole { wants_input: true })
-            .unwrap()
-            .unwrap();
-        cx.close_roots().unwrap();
+    fn differentiate(&self, model: &Model) -> (f64, Tensor) {
+        let Self { compute, storage, batch } = self;
+        let (sums, scale) = (sums(&compute.allocator), 1.0 / BATCH as f64);
+        let d_input = in_training(compute, storage, batch, |cx| {
+            let (network, whole) = (model.network(), Half::Whole { wants_input: true });
+            let (output, mut saved) = network.forward(cx, batch.inputs().clone()).unwrap();
+            assert_eq!(output.dtype(), storage.precision().compute);
+            let d_output = model.differentiate(cx, &output, scale, &sums, None).unwrap();
+            assert_eq!(d_output.dtype(), output.dtype());
+            let d_input = network.backward(cx, &mut saved, d_output, whole).unwrap();
+            cx.close_roots().unwrap();
+            d_input.unwrap()
+        });
         (sums.read::<f64>().unwrap()[0] * scale, d_input)
     }
 
@@ -190,7 +159,7 @@ const LOSSES: f64 = 0.02;
 
 /// The losses before each of some steps of SGD.
 fn losses(case: &Case, precision: Precision) -> Vec<f64> {
-    let mut run = Run::new(case, precision, 1);
+    let run = Run::new(case, precision, 1);
     let config = OptimizerConfig::Sgd(Sgd { lr: case.lr, momentum: 0.9, weight_decay: 0.0 });
     let mut optimizer = Optimizer::new(config, &run.storage, &run.compute.allocator).unwrap();
     let step = |_| {
@@ -204,8 +173,8 @@ fn losses(case: &Case, precision: Precision) -> Vec<f64> {
 #[test]
 fn gradients_point_where_those_of_f32_point() {
     for (case, precision) in Case::all().iter().flat_map(|case| HALVES.map(|half| (case, half))) {
-        let mut single = Run::new(case, Precision::F32, 1);
-        let mut half = Run::new(case, precision, 1);
+        let single = Run::new(case, Precision::F32, 1);
+        let half = Run::new(case, precision, 1);
         let (want, want_input) = single.differentiate(&case.model);
         let (got, got_input) = half.differentiate(&case.model);
         let (got_input, want_input) =
@@ -252,7 +221,7 @@ fn ten_steps_reduce_the_loss_as_in_f32() {
 fn bits_of_gradients_do_not_depend_on_the_number_of_threads() {
     for case in Case::all() {
         let bits = |threads| {
-            let mut run = Run::new(&case, BF16, threads);
+            let run = Run::new(&case, BF16, threads);
             let (loss, _) = run.differentiate(&case.model);
             let grads: Vec<u32> = run.gradients().iter().map(|grad| grad.to_bits()).collect();
             (loss.to_bits(), grads)

@@ -2,14 +2,14 @@
 
 mod common;
 
-use common::{cnn_config, numbers};
+use common::{checkpointed, cnn_config, in_training, initialized, integers, numbers, sums, write};
 use half::bf16;
 use paceline_kernels::optimizer::AdamW;
 use paceline_kernels::{Compute, ImageLayout};
 use paceline_memory::{Allocator, Category, DType};
 use paceline_model::{
-    Batch, Block, CnnConfig, Context, Half, Layer, Mode, Model, OpenUnits, Optimizer,
-    OptimizerConfig, Precision, Storage,
+    Batch, CnnConfig, Context, Half, Layer, Mode, Model, OpenUnits, Optimizer, OptimizerConfig,
+    Precision,
 };
 
 const BATCH: usize = 5;
@@ -33,56 +33,40 @@ fn trained(
 ) -> (String, Vec<u32>) {
     let allocator = Allocator::new();
     let compute = Compute::new(threads, allocator.clone()).unwrap();
-    let storage = Storage::private(model.layout.clone(), precision, &allocator).unwrap();
-    storage.initialize(3).unwrap();
+    let storage = initialized(model, precision, &allocator, 3);
     let adamw = AdamW { lr: 1e-2, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01 };
     let config = OptimizerConfig::AdamW(adamw);
     let mut optimizer = Optimizer::new(config, &storage, &allocator).unwrap();
     let shape = [BATCH, image[0], image[1], image[2]];
     let inputs = allocator.tensor(DType::F32, shape, Category::Data).unwrap();
-    let labels = allocator.tensor(DType::I64, [BATCH], Category::Data).unwrap();
-    labels.write::<i64>().unwrap().copy_from_slice(&[3, 0, 1, 2, 3]);
-    let sums = allocator.tensor(DType::F64, [3], Category::Workspace).unwrap();
-    sums.fill_zero().unwrap();
+    let labels = integers(&allocator, &[BATCH], &[3, 0, 1, 2, 3]);
+    let sums = sums(&allocator);
     let batch = Batch::new(inputs.clone(), labels);
     let mut output = None;
     for step in 0..=STEPS {
         let fresh = numbers(&allocator, &shape, step as u64);
-        let fresh = fresh.read::<f64>().unwrap();
-        inputs
-            .write::<f32>()
-            .unwrap()
-            .iter_mut()
-            .zip(fresh.iter())
-            .for_each(|(x, y)| *x = *y as f32);
-        let mut ready = |_| Ok(());
-        let mut units = OpenUnits::new(storage.layout());
+        write(&inputs, &fresh.read::<f64>().unwrap());
         if step == STEPS {
+            let (mut units, mut ready) = (OpenUnits::new(storage.layout()), |_| Ok(()));
             let cx = Context::evaluation(&compute, &storage, &mut units, &mut ready);
             let mut cx = cx.with_batch(&batch);
             assert_eq!(cx.mode(), Mode::Evaluate);
             output = Some(model.network().forward(&mut cx, inputs.clone()).unwrap().0);
             break;
         }
-        let cx = Context::training(&compute, &storage, &mut units, &mut ready);
-        let mut cx = cx.with_batch(&batch);
-        let network = model.network();
-        let (output, mut saved) = network.forward(&mut cx, inputs.clone()).unwrap();
-        let d_output = model.differentiate(&mut cx, &output, 0.2, &sums, None).unwrap();
-        match how {
-            Backward::Whole => {
-                let d_input = network
-                    .backward(&mut cx, &mut saved, d_output, Half::Whole { wants_input: false })
-                    .unwrap();
-                assert!(d_input.is_none());
-            }
-            Backward::Halves => {
-                let half = Half::Input { wants_input: false };
-                let d_input = network.backward(&mut cx, &mut saved, d_output.clone(), half);
+        in_training(&compute, &storage, &batch, |cx| {
+            let network = model.network();
+            let (output, mut saved) = network.forward(cx, inputs.clone()).unwrap();
+            let d_output = model.differentiate(cx, &output, 0.2, &sums, None).unwrap();
+            let halves = match how {
+                Backward::Whole => &[Half::Whole { wants_input: false }][..],
+                Backward::Halves => &[Half::Input { wants_input: false }, Half::Weight],
+            };
+            for half in halves {
+                let d_input = network.backward(cx, &mut saved, d_output.clone(), *half);
                 assert!(d_input.unwrap().is_none());
-                network.backward(&mut cx, &mut saved, d_output, Half::Weight).unwrap();
             }
-        }
+        });
         optimizer.step(&compute, &storage).unwrap();
     }
     let output = output.unwrap();
@@ -111,10 +95,8 @@ fn both_layouts_train_to_the_same_weights() {
                 (1, Backward::Whole, true),
             ] {
                 let [nhwc, nchw] = ImageLayout::ALL.map(|layout| {
-                    let mut model = CnnConfig { layout, ..config.clone() }.build(1).unwrap();
-                    if is_checkpointed {
-                        model.blocks = model.blocks.drain(..).map(Block::checkpointed).collect();
-                    }
+                    let plain = CnnConfig { layout, ..config.clone() }.build(1).unwrap();
+                    let model = if is_checkpointed { checkpointed(plain) } else { plain };
                     trained(&model, precision, config.image, threads, how)
                 });
                 assert!(

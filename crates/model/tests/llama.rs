@@ -2,7 +2,7 @@
 
 mod common;
 
-use common::{stored, values, write};
+use common::{initialized, stored, sums, values, write};
 use paceline_kernels::optimizer::AdamW;
 use paceline_kernels::{Bf16Products, Compute, SimdLevel};
 use paceline_memory::{Allocator, Category, DType};
@@ -88,8 +88,7 @@ impl Case {
     /// The mean loss, with the gradients in the storage.
     fn train(&self) -> f64 {
         let Self { compute, model, storage, batch, .. } = self;
-        let sums = compute.allocator.tensor(DType::F64, [3], Category::Workspace).unwrap();
-        sums.fill_zero().unwrap();
+        let sums = sums(&compute.allocator);
         let mut finals = Vec::new();
         let mut ready = |id: ParamId| {
             finals.push(id);
@@ -151,9 +150,7 @@ fn loss_and_gradients_are_those_of_transformers() {
 
 #[test]
 fn ten_steps_of_adamw_end_with_the_weights_of_transformers() {
-    let AdamWSettings { lr, betas, eps, weight_decay } = AdamWSettings::read();
-    let config =
-        OptimizerConfig::AdamW(AdamW { lr, beta1: betas.0, beta2: betas.1, eps, weight_decay });
+    let config = adamw();
     for name in CASES {
         for case in Case::all(name) {
             let allocator = &case.compute.allocator;
@@ -248,9 +245,7 @@ fn gradients_in_bf16_are_near_those_in_f32() {
 
 #[test]
 fn steps_in_bf16_lower_the_loss_as_in_f32() {
-    let AdamWSettings { lr, betas, eps, weight_decay } = AdamWSettings::read();
-    let config =
-        OptimizerConfig::AdamW(AdamW { lr, beta1: betas.0, beta2: betas.1, eps, weight_decay });
+    let config = adamw();
     let losses = |name, compute: Compute, precision: Precision| {
         let case = Case::new(name, compute, precision, 0.0);
         let mut optimizer = Optimizer::new(config, &case.storage, &case.compute.allocator).unwrap();
@@ -273,21 +268,13 @@ fn steps_in_bf16_lower_the_loss_as_in_f32() {
     }
 }
 
-struct AdamWSettings {
-    lr: f64,
-    betas: (f64, f64),
-    eps: f64,
-    weight_decay: f64,
-}
-
-impl AdamWSettings {
-    fn read() -> Self {
-        let stored: serde_json::Value = serde_json::from_str(&metadata("adamw")).unwrap();
-        let number = |value: &serde_json::Value| value.as_f64().unwrap();
-        let betas = (number(&stored["betas"][0]), number(&stored["betas"][1]));
-        let [lr, eps, weight_decay] = ["lr", "eps", "weight_decay"].map(|key| number(&stored[key]));
-        Self { lr, betas, eps, weight_decay }
-    }
+/// The optimizer of the file.
+fn adamw() -> OptimizerConfig {
+    let stored: serde_json::Value = serde_json::from_str(&metadata("adamw")).unwrap();
+    let number = |pointer: &str| stored.pointer(pointer).unwrap().as_f64().unwrap();
+    let [beta1, beta2] = ["/betas/0", "/betas/1"].map(number);
+    let [lr, eps, weight_decay] = ["/lr", "/eps", "/weight_decay"].map(number);
+    OptimizerConfig::AdamW(AdamW { lr, beta1, beta2, eps, weight_decay })
 }
 
 #[test]
@@ -309,79 +296,42 @@ fn a_config_file_is_read_written_and_checked() {
         config[key] = value;
         LlamaConfig::from_json(&config.to_string()).unwrap_err().to_string()
     };
-    for (key, value, expected) in [
-        ("hidden_size", "null", "hidden_size is missing"),
-        ("hidden_size", "-1", "hidden_size is -1, and must be a whole number"),
-        ("hidden_size", "0", "hidden_size must be above zero"),
-        ("head_dim", "7", "head_dim 7 must be even, because rotary positions rotate pairs"),
-        (
-            "num_key_value_heads",
-            "3",
-            "num_attention_heads 2 must be a multiple of num_key_value_heads 3",
-        ),
-        ("hidden_act", "\"gelu\"", "hidden_act is gelu, which is not supported; it must be silu"),
-        (
-            "attention_bias",
-            "true",
-            "attention_bias is true, which is not supported; it must be false",
-        ),
-        (
-            "attention_dropout",
-            "0.1",
-            "attention_dropout is 0.1, which is not supported; it must be 0",
-        ),
-        (
-            "quantization_config",
-            "{\"quant_method\": \"gptq\"}",
-            "quantization_config is set, which is not supported; it must be absent, with weights in f32, f16 or bf16",
-        ),
-        ("rms_norm_eps", "\"a\"", "rms_norm_eps is \"a\", and must be a number"),
-        ("architectures", "null", "architectures is missing; it must be [\"LlamaForCausalLM\"] or"),
-        (
-            "architectures",
-            "[\"GPT2LMHeadModel\"]",
-            "the architecture is GPT2LMHeadModel, which is not supported; it must be LlamaForCausalLM or",
-        ),
-        (
-            "rope_parameters",
-            "{\"rope_type\": \"yarn\"}",
-            "rope_type is yarn, which is not supported; it must be default, linear or llama3",
-        ),
-        ("rope_parameters", "{\"rope_type\": \"linear\"}", "factor is missing"),
-        ("rope_parameters", "\"llama3\"", "rope_parameters is \"llama3\", and must be an object"),
-        // It is wrong even where the other one counts.
-        ("rope_scaling", "\"llama3\"", "rope_scaling is \"llama3\", and must be an object"),
-        ("num_hidden_layers", "10000000000", "num_hidden_layers 10000000000 must be 10000 or less"),
-        ("bos_token_id", "[1]", "bos_token_id is [1], and must be a token"),
-        (
-            "eos_token_id",
-            "\"end\"",
-            "eos_token_id is \"end\", and must be a token or a list of tokens",
-        ),
-        ("pad_token_id", "-2", "pad_token_id is -2, and must be a token"),
-        ("head_dim", "4294967296", "head_dim 4294967296 must be 65536 or less"),
-        ("vocab_size", "18446744073709551615", "vocab_size 18446744073709551615 must be 16777216"),
-        ("hidden_size", "1099511627776", "hidden_size 1099511627776 must be 16777216 or less"),
-        ("intermediate_size", "4294967296", "intermediate_size 4294967296 must be 16777216"),
-        ("num_attention_heads", "4294967296", "num_attention_heads 4294967296 must be 16777216"),
-        (
-            "max_position_embeddings",
-            "16777217",
-            "max_position_embeddings 16777217 must be 16777216",
-        ),
-        ("initializer_range", "-0.1", "initializer_range -0.1 must not be negative"),
-        ("partial_rotary_factor", "0.5", "partial_rotary_factor is 0.5, which is not supported"),
-        (
-            "rope_parameters",
-            "{\"full_attention\": {\"rope_type\": \"default\"}}",
-            "rope_parameters states rotary positions of their own for full_attention",
-        ),
-        (
-            "rope_parameters",
-            "{\"rope_type\": \"linear\", \"type\": \"longrope\", \"factor\": 2}",
-            "rope_parameters has the rope_type \"linear\" and the type \"longrope\"",
-        ),
-    ] {
+    // The value of rope_scaling is wrong even where rope_parameters count.
+    let cases = r#"
+        hidden_size: null => hidden_size is missing
+        hidden_size: -1 => hidden_size is -1, and must be a whole number
+        hidden_size: 0 => hidden_size must be above zero
+        head_dim: 7 => head_dim 7 must be even, because rotary positions rotate pairs
+        num_key_value_heads: 3 => num_attention_heads 2 must be a multiple of num_key_value_heads 3
+        hidden_act: "gelu" => hidden_act is gelu, which is not supported; it must be silu
+        attention_bias: true => attention_bias is true, which is not supported; it must be false
+        attention_dropout: 0.1 => attention_dropout is 0.1, which is not supported; it must be 0
+        quantization_config: {"quant_method": "gptq"} => quantization_config is set, which is not supported; it must be absent, with weights in f32, f16 or bf16
+        rms_norm_eps: "a" => rms_norm_eps is "a", and must be a number
+        architectures: null => architectures is missing; it must be ["LlamaForCausalLM"] or
+        architectures: ["GPT2LMHeadModel"] => the architecture is GPT2LMHeadModel, which is not supported; it must be LlamaForCausalLM or
+        rope_parameters: {"rope_type": "yarn"} => rope_type is yarn, which is not supported; it must be default, linear or llama3
+        rope_parameters: {"rope_type": "linear"} => factor is missing
+        rope_parameters: "llama3" => rope_parameters is "llama3", and must be an object
+        rope_scaling: "llama3" => rope_scaling is "llama3", and must be an object
+        num_hidden_layers: 10000000000 => num_hidden_layers 10000000000 must be 10000 or less
+        bos_token_id: [1] => bos_token_id is [1], and must be a token
+        eos_token_id: "end" => eos_token_id is "end", and must be a token or a list of tokens
+        pad_token_id: -2 => pad_token_id is -2, and must be a token
+        head_dim: 4294967296 => head_dim 4294967296 must be 65536 or less
+        vocab_size: 18446744073709551615 => vocab_size 18446744073709551615 must be 16777216
+        hidden_size: 1099511627776 => hidden_size 1099511627776 must be 16777216 or less
+        intermediate_size: 4294967296 => intermediate_size 4294967296 must be 16777216
+        num_attention_heads: 4294967296 => num_attention_heads 4294967296 must be 16777216
+        max_position_embeddings: 16777217 => max_position_embeddings 16777217 must be 16777216
+        initializer_range: -0.1 => initializer_range -0.1 must not be negative
+        partial_rotary_factor: 0.5 => partial_rotary_factor is 0.5, which is not supported
+        rope_parameters: {"full_attention": {"rope_type": "default"}} => rope_parameters states rotary positions of their own for full_attention
+        rope_parameters: {"rope_type": "linear", "type": "longrope", "factor": 2} => rope_parameters has the rope_type "linear" and the type "longrope"
+    "#;
+    for case in cases.lines().map(str::trim).filter(|case| !case.is_empty()) {
+        let (stated, expected) = case.split_once(" => ").unwrap();
+        let (key, value) = stated.split_once(": ").unwrap();
         let error = change(key, serde_json::from_str(value).unwrap());
         assert!(error.starts_with(expected), "{key} {value}: {error}");
     }
@@ -471,32 +421,15 @@ fn rotary_positions_that_are_stated_twice_must_agree() {
 #[test]
 fn a_text_that_ends_with_the_padding_is_classified_by_the_token_before() {
     let compute = Compute::new(1, Allocator::new()).unwrap();
-    let integers = |shape: &[usize], values: &[i64]| {
-        let tensor = compute.allocator.tensor(DType::I64, shape, Category::Data).unwrap();
-        tensor.write::<i64>().unwrap().copy_from_slice(values);
-        tensor
-    };
     let mut config = LlamaConfig::from_json(&metadata("classifier")).unwrap();
-    let model_of = |config: &LlamaConfig| {
-        let model = config.build(1).unwrap();
-        let storage =
-            Storage::private(model.layout.clone(), DType::F64, &compute.allocator).unwrap();
-        storage.initialize(3).unwrap();
-        (model, storage)
-    };
     let loss = |config: &LlamaConfig, inputs: &[i64], length: i64| {
-        let (model, storage) = model_of(config);
+        let model = config.build(1).unwrap();
+        let storage = initialized(&model, DType::F64, &compute.allocator, 3);
+        let integers =
+            |shape: &[usize], values: &[i64]| common::integers(&compute.allocator, shape, values);
         let batch = Batch::new(integers(&[1, inputs.len()], inputs), integers(&[1], &[1]));
         let batch = batch.with(Batch::LENGTHS, integers(&[1], &[length]));
-        let sums = compute.allocator.tensor(DType::F64, [3], Category::Workspace).unwrap();
-        sums.fill_zero().unwrap();
-        let mut units = OpenUnits::new(&model.layout);
-        let mut ready = |_: ParamId| Ok(());
-        let cx = Context::training(&compute, &storage, &mut units, &mut ready);
-        let mut cx = cx.with_batch(&batch);
-        let (output, _) = model.network().forward(&mut cx, batch.inputs().clone()).unwrap();
-        model.differentiate(&mut cx, &output, 1.0, &sums, None).unwrap();
-        sums.read::<f64>().unwrap()[0]
+        common::train(&model, &compute, &storage, &batch, 1.0)[0]
     };
     // Sums over more positions may be rounded in another way.
     let alike = |a: f64, b: f64| (a - b).abs() < 1e-9;

@@ -4,14 +4,14 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{cnn_config, llama_config, mlp_config};
+use common::{checkpointed, cnn_config, in_training, initialized, llama_config, mlp_config, sums};
 use paceline_kernels::linear::Activation;
 use paceline_kernels::{Compute, ImageLayout};
 use paceline_memory::{Allocator, Category, DType, PhaseUsage};
 use paceline_model::layers::{Linear, Sequence};
 use paceline_model::{
-    Batch, Block, CnnConfig, Context, Layer, LayoutBuilder, LlamaConfig, LlamaTask,
-    MeanSquaredError, MlpConfig, Model, OpenUnits, ParamId, Precision, Rehearsal, Storage,
+    Batch, Block, CnnConfig, Layer, LayoutBuilder, LlamaConfig, LlamaTask, MeanSquaredError,
+    MlpConfig, Model, Precision, Rehearsal,
 };
 
 /// Activations in bf16, everything else in f32.
@@ -45,23 +45,18 @@ fn measured(
 ) -> [PhaseUsage; 2] {
     let compute = Compute::new(1, Allocator::new()).unwrap();
     let allocator = &compute.allocator;
-    let storage = Storage::private(model.layout.clone(), precision, allocator).unwrap();
-    storage.initialize(1).unwrap();
-    let sums = allocator.tensor(DType::F64, [3], Category::Workspace).unwrap();
-    sums.fill_zero().unwrap();
+    let storage = initialized(model, precision, allocator, 1);
+    let sums = sums(allocator);
     let batch = batch(allocator, n, input, targets);
-    let mut units = OpenUnits::new(&model.layout);
-    let mut ready = |_: ParamId| Ok(());
     allocator.begin_phase();
-    let cx = Context::training(&compute, &storage, &mut units, &mut ready);
-    let mut cx = cx.with_batch(&batch);
-    cx.open_roots().unwrap();
-    let (output, saved) = model.network().forward(&mut cx, batch.inputs().clone()).unwrap();
-    let d_output = model.differentiate(&mut cx, &output, 1.0, &sums, None).unwrap();
-    drop(output);
-    let forward = allocator.end_phase("forward");
-    model.backward(&mut cx, saved, d_output).unwrap();
-    [forward, allocator.end_phase("backward")]
+    in_training(&compute, &storage, &batch, |cx| {
+        let (output, saved) = model.network().forward(cx, batch.inputs().clone()).unwrap();
+        let d_output = model.differentiate(cx, &output, 1.0, &sums, None).unwrap();
+        drop(output);
+        let forward = allocator.end_phase("forward");
+        model.backward(cx, saved, d_output).unwrap();
+        [forward, allocator.end_phase("backward")]
+    })
 }
 
 fn rehearsed(
@@ -143,9 +138,8 @@ fn checkpointed_blocks_need_what_the_rehearsal_says() {
     let (objective, layout) = (Box::new(MeanSquaredError), Arc::new(layout.finish(1)));
     let deep = Model { name: "deep", blocks, objective, layout, activation_elems: 0 };
     check(&deep, &[24], Targets::Values(24));
-    let mut checkpointed = cnn(true).build(1).unwrap();
-    checkpointed.blocks = checkpointed.blocks.drain(..).map(Block::checkpointed).collect();
-    check(&checkpointed, &[12, 12, 3], Targets::Classes);
+    let cnn = checkpointed(cnn(true).build(1).unwrap());
+    check(&cnn, &[12, 12, 3], Targets::Classes);
 }
 
 #[test]
@@ -172,11 +166,11 @@ fn weights(model: &Model, belongs: impl Fn(&str) -> bool) -> u64 {
 fn forward_products_are_counted() {
     // In an MLP each weight takes part in a multiply-add per sample. Checkpointed blocks are not counted twice.
     let config = mlp_config([20, 48, 5], 3);
-    let mut mlp = config.build(1).unwrap();
+    let mlp = config.build(1).unwrap();
     let once = 2 * 4 * weights(&mlp, |_| true);
-    assert_eq!(rehearsed(&mlp, Precision::F32, 4, &[20], Targets::Values(5)).forward_flops, once);
-    mlp.blocks = mlp.blocks.drain(..).map(Block::checkpointed).collect();
-    assert_eq!(rehearsed(&mlp, Precision::F32, 4, &[20], Targets::Values(5)).forward_flops, once);
+    let flops =
+        |mlp: &Model| rehearsed(mlp, Precision::F32, 4, &[20], Targets::Values(5)).forward_flops;
+    assert_eq!([flops(&mlp), flops(&checkpointed(mlp))], [once; 2]);
 
     // In a CNN, each weight of a kernel meets every position: 12 x 12, and 6 x 6 after the first pooling.
     for (batch_norm, layout) in variants() {
@@ -212,7 +206,7 @@ fn backward_products_are_those_that_a_step_needs() {
     mlp.freeze(&names[..2]).unwrap();
     assert_eq!(flops(&mlp, &dims, Targets::Values(5)), second + 2 * last);
     // Blocks that are computed again in their backward pass have the same products.
-    mlp.blocks = mlp.blocks.drain(..).map(Block::checkpointed).collect();
+    let mlp = checkpointed(mlp);
     assert_eq!(flops(&mlp, &dims, Targets::Values(5)), second + 2 * last);
 
     for (batch_norm, layout) in variants() {

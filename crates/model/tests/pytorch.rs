@@ -4,7 +4,7 @@
 
 mod common;
 
-use common::{cnn_config, conv, mlp_config, pool, stored, values, write};
+use common::{cnn_config, conv, in_training, mlp_config, pool, stored, sums, train, values, write};
 use paceline_kernels::conv2d;
 use paceline_kernels::linear::Activation;
 use paceline_kernels::optimizer::{AdamW, Sgd};
@@ -143,13 +143,6 @@ impl Setup {
         Ok(())
     }
 
-    /// The sums of a loss, at zero.
-    fn sums(&self) -> Tensor {
-        let sums = self.compute.allocator.tensor(DType::F64, [3], Category::Workspace).unwrap();
-        sums.fill_zero().unwrap();
-        sums
-    }
-
     /// Runs forward pass, loss and backward pass of a whole model.
     fn check_model(&self, case: &str, model: &Model, targets: &str) {
         let storage = Storage::private(model.layout.clone(), self.dtype, &self.compute.allocator);
@@ -158,17 +151,10 @@ impl Setup {
         let inputs = self.load(&format!("{case}.input"));
         let targets = self.load(&format!("{case}.{targets}"));
         let rows = inputs.dims()[0] as f64;
-        let mut ready = |_| Ok(());
-        let mut units = OpenUnits::new(storage.layout());
-        let batch = Batch::new(inputs.clone(), targets);
-        let cx = Context::training(&self.compute, &storage, &mut units, &mut ready);
-        let mut cx = cx.with_batch(&batch);
-        let (output, saved) = model.network().forward(&mut cx, inputs).unwrap();
-        let sums = self.sums();
-        let d_output = model.differentiate(&mut cx, &output, 1.0 / rows, &sums, None).unwrap();
+        let batch = Batch::new(inputs, targets);
+        let sums = train(model, &self.compute, &storage, &batch, 1.0 / rows);
         let (_, want) = stored(FILE, &format!("{case}.loss"));
-        self.assert_close(&[sums.read::<f64>().unwrap()[0] / rows], &want, case);
-        model.backward(&mut cx, saved, d_output).unwrap();
+        self.assert_close(&[sums[0] / rows], &want, case);
         for (at, param) in model.layout.params().iter().enumerate() {
             let grad = storage.grad(ParamId(at)).unwrap();
             self.assert_tensor(&grad, &format!("{case}.grad.{}", param.name));
@@ -202,14 +188,11 @@ impl Setup {
         let output = self.load(&format!("{case}.{output}"));
         let target = self.load(&format!("{case}.{target}"));
         let rows = output.dims()[0] as f64;
-        let sums = self.sums();
+        let sums = sums(&self.compute.allocator);
         let batch = Batch::new(output.clone(), target);
-        let mut units = OpenUnits::new(storage.layout());
-        let mut ready = |_| Ok(());
-        let cx = Context::evaluation(&self.compute, &storage, &mut units, &mut ready);
-        let d_output = objective
-            .differentiate(&mut cx.with_batch(&batch), &output, 1.0 / rows, &sums, None)
-            .unwrap();
+        let d_output = in_training(&self.compute, &storage, &batch, |cx| {
+            objective.differentiate(cx, &output, 1.0 / rows, &sums, None).unwrap()
+        });
         let (_, want) = stored(FILE, &format!("{case}.loss"));
         self.assert_close(&[sums.read::<f64>().unwrap()[0] / rows], &want, case);
         self.assert_tensor(&d_output, &format!("{case}.{gradient}"));

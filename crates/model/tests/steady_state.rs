@@ -5,7 +5,7 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{cnn_config, mlp_config};
+use common::{cnn_config, filled, initialized, integers, mlp_config, train};
 use paceline_kernels::linear::Activation;
 use paceline_kernels::optimizer::AdamW;
 use paceline_kernels::{Compute, ImageLayout};
@@ -23,28 +23,14 @@ const BATCH: usize = 4;
 fn check(model: Model, inputs: &[usize], targets: impl Fn(&Allocator) -> Tensor) {
     let allocator = Allocator::new();
     let compute = Compute::new(1, allocator.clone()).unwrap();
-    let storage = Storage::private(model.layout.clone(), DType::F32, &allocator).unwrap();
-    storage.initialize(1).unwrap();
+    let storage = initialized(&model, DType::F32, &allocator, 1);
     let adamw = AdamW { lr: 1e-3, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01 };
     let config = OptimizerConfig::AdamW(adamw);
     let mut optimizer = Optimizer::new(config, &storage, &allocator).unwrap();
-    let inputs = allocator.tensor(DType::F32, inputs, Category::Data).unwrap();
-    inputs.write::<f32>().unwrap().fill(0.5);
-    let targets = targets(&allocator);
-    let sums = allocator.tensor(DType::F64, [3], Category::Workspace).unwrap();
-    sums.fill_zero().unwrap();
-
-    let batch = Batch::new(inputs.clone(), targets);
+    let batch = Batch::new(filled(&allocator, inputs, 0.5), targets(&allocator));
     let mut step = || {
-        let mut ready = |_| Ok(());
-        let mut units = OpenUnits::new(storage.layout());
-        let cx = Context::training(&compute, &storage, &mut units, &mut ready);
-        let mut cx = cx.with_batch(&batch);
-        let (output, saved) = model.network().forward(&mut cx, inputs.clone()).unwrap();
-        let scale = 1.0 / BATCH as f64;
-        let d_output = model.differentiate(&mut cx, &output, scale, &sums, None).unwrap();
-        drop(output);
-        model.backward(&mut cx, saved, d_output).unwrap();
+        let sums = train(&model, &compute, &storage, &batch, 1.0 / BATCH as f64);
+        assert_eq!(sums[2], BATCH as f64, "{model:?}");
         optimizer.step(&compute, &storage).unwrap();
     };
     step();
@@ -55,7 +41,6 @@ fn check(model: Model, inputs: &[usize], targets: impl Fn(&Allocator) -> Tensor)
     }
     assert_eq!(allocator.fresh_blocks(), after_two, "{model:?}");
     let alive = allocator.usage(Category::Activations).current_bytes;
-    assert_eq!(sums.read::<f64>().unwrap()[2], 12.0 * BATCH as f64, "{model:?}");
     assert_eq!(alive, 0, "{model:?} keeps activations after its backward pass");
 }
 
@@ -68,9 +53,7 @@ fn a_cnn_allocates_nothing_after_two_steps() {
         plain,
     ] {
         check(config.build(1).unwrap(), &[BATCH, 12, 12, 3], |allocator| {
-            let labels = allocator.tensor(DType::I64, [BATCH], Category::Data).unwrap();
-            labels.write::<i64>().unwrap().fill(3);
-            labels
+            integers(allocator, &[BATCH], &[3; BATCH])
         });
     }
 }
@@ -78,11 +61,7 @@ fn a_cnn_allocates_nothing_after_two_steps() {
 #[test]
 fn an_mlp_allocates_nothing_after_two_steps() {
     let config = mlp_config([20, 48, 5], 3);
-    check(config.build(1).unwrap(), &[BATCH, 20], |allocator| {
-        let values = allocator.tensor(DType::F32, [BATCH, 5], Category::Data).unwrap();
-        values.write::<f32>().unwrap().fill(-0.5);
-        values
-    });
+    check(config.build(1).unwrap(), &[BATCH, 20], |to| filled(to, &[BATCH, 5], -0.5));
 }
 
 /// Between the halves of the backward pass only the inputs and the gradients of the outputs of layers with parameters are
@@ -104,10 +83,8 @@ fn between_its_halves_a_backward_pass_keeps_what_the_second_one_needs() {
     let compute = Compute::new(1, allocator.clone()).unwrap();
     let storage = Storage::private(layout.clone(), DType::F32, &allocator).unwrap();
     storage.initialize(1).unwrap();
-    let input = allocator.tensor(DType::F32, [BATCH, WIDTH], Category::Data).unwrap();
-    input.write::<f32>().unwrap().fill(0.5);
-    let d_output = allocator.tensor(DType::F32, [BATCH, 3 * WIDTH], Category::Data).unwrap();
-    d_output.write::<f32>().unwrap().fill(0.25);
+    let input = filled(&allocator, &[BATCH, WIDTH], 0.5);
+    let d_output = filled(&allocator, &[BATCH, 3 * WIDTH], 0.25);
 
     let (mut units, mut ready) = (OpenUnits::new(&layout), |_| Ok(()));
     let mut cx = Context::training(&compute, &storage, &mut units, &mut ready);

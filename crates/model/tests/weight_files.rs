@@ -225,30 +225,19 @@ fn difference(path: &Path, model: MlpConfig, optimizer: OptimizerConfig, dtype: 
 #[test]
 fn another_architecture_is_refused_by_its_first_difference() {
     let (_folder, path) = saved(SGD);
+    let refused = |model, expected: &str| {
+        assert_eq!(difference(&path, model, SGD, DType::F32), expected);
+    };
     let wider = MlpConfig { hidden_dim: 5, ..SMALL };
-    assert_eq!(
-        difference(&path, wider, SGD, DType::F32),
-        "parameter fc0.weight has shape [4, 3] there, and [5, 3] in this model"
-    );
-    let narrower_output = MlpConfig { output_dim: 2, ..SMALL };
-    assert_eq!(
-        difference(&path, narrower_output, SGD, DType::F32),
-        "parameter fc1.weight has shape [4, 4] there, and [2, 4] in this model"
-    );
+    refused(wider, "parameter fc0.weight has shape [4, 3] there, and [5, 3] in this model");
+    let narrower = MlpConfig { output_dim: 2, ..SMALL };
+    refused(narrower, "parameter fc1.weight has shape [4, 4] there, and [2, 4] in this model");
     let deeper = MlpConfig { num_layers: 2, ..SMALL };
-    assert_eq!(
-        difference(&path, deeper, SGD, DType::F32),
-        "it has no parameter fc2.weight, which this model has"
-    );
-    let shallower = MlpConfig { num_layers: 0, output_dim: 4, ..SMALL };
-    assert_eq!(
-        difference(&path, shallower, SGD, DType::F32),
-        "it has model.fc1.bias, which this run has no use for"
-    );
-    assert_eq!(
-        difference(&path, SMALL, SGD, DType::F64),
-        "parameter fc0.weight has type F32 there, and f64 in this model"
-    );
+    refused(deeper, "it has no parameter fc2.weight, which this model has");
+    let shallower = MlpConfig { num_layers: 0, ..SMALL };
+    refused(shallower, "it has model.fc1.bias, which this run has no use for");
+    let expected = "parameter fc0.weight has type F32 there, and f64 in this model";
+    assert_eq!(difference(&path, SMALL, SGD, DType::F64), expected);
 }
 
 #[test]

@@ -5,14 +5,14 @@ use std::sync::Arc;
 
 use half::bf16;
 use paceline_kernels::linear::Activation;
-use paceline_kernels::{conv2d, pool2d};
+use paceline_kernels::{Compute, conv2d, pool2d};
 use paceline_memory::{Allocator, Category, DType, Tensor};
 use paceline_model::layers::{
     Conv2d, ConvReluPool, Flatten, Linear, MaxPool2d, Relu, Residual, RmsNorm, Sequence, SwiGlu,
 };
 use paceline_model::{
-    Block, CnnConfig, Init, LayoutBuilder, LlamaConfig, LlamaTask, MeanSquaredError, MlpConfig,
-    Model, SpecialTokens,
+    Batch, Block, CnnConfig, Context, Init, Layer, LayoutBuilder, LlamaConfig, LlamaTask,
+    MeanSquaredError, MlpConfig, Model, OpenUnits, Precision, SpecialTokens, Storage,
 };
 use safetensors::{Dtype, SafeTensors};
 
@@ -149,6 +149,78 @@ pub fn numbers(allocator: &Allocator, shape: &[usize], seed: u64) -> Tensor {
         *x = (state >> 11) as f64 / (1u64 << 52) as f64 - 1.0;
     }
     tensor
+}
+
+/// A tensor of these numbers.
+pub fn integers(allocator: &Allocator, shape: &[usize], values: &[i64]) -> Tensor {
+    let tensor = allocator.tensor(DType::I64, shape, Category::Data).unwrap();
+    tensor.write::<i64>().unwrap().copy_from_slice(values);
+    tensor
+}
+
+/// A tensor of f32 that is the same number everywhere.
+pub fn filled(allocator: &Allocator, shape: &[usize], value: f32) -> Tensor {
+    let tensor = allocator.tensor(DType::F32, shape, Category::Data).unwrap();
+    tensor.write::<f32>().unwrap().fill(value);
+    tensor
+}
+
+/// Parameters with the initial values of this seed.
+pub fn initialized(
+    model: &Model,
+    precision: impl Into<Precision>,
+    allocator: &Allocator,
+    seed: u64,
+) -> Storage {
+    let storage = Storage::private(model.layout.clone(), precision, allocator).unwrap();
+    storage.initialize(seed).unwrap();
+    storage
+}
+
+/// The model with each block computed again in its backward pass.
+pub fn checkpointed(mut model: Model) -> Model {
+    model.blocks = model.blocks.drain(..).map(Block::checkpointed).collect();
+    model
+}
+
+/// The sums of a loss, at zero.
+pub fn sums(allocator: &Allocator) -> Tensor {
+    let sums = allocator.tensor(DType::F64, [3], Category::Workspace).unwrap();
+    sums.fill_zero().unwrap();
+    sums
+}
+
+/// What `run` gives in a training step, in which the roots are open.
+pub fn in_training<T>(
+    compute: &Compute,
+    storage: &Storage,
+    batch: &Batch,
+    run: impl FnOnce(&mut Context) -> T,
+) -> T {
+    let (mut units, mut ready) = (OpenUnits::new(storage.layout()), |_| Ok(()));
+    let cx = Context::training(compute, storage, &mut units, &mut ready);
+    let mut cx = cx.with_batch(batch);
+    cx.open_roots().unwrap();
+    run(&mut cx)
+}
+
+/// Both passes of a training step over a batch. Returns the sums of the loss.
+pub fn train(
+    model: &Model,
+    compute: &Compute,
+    storage: &Storage,
+    batch: &Batch,
+    scale: f64,
+) -> Vec<f64> {
+    let sums = sums(&compute.allocator);
+    in_training(compute, storage, batch, |cx| {
+        let (output, saved) = model.network().forward(cx, batch.inputs().clone()).unwrap();
+        let d_output = model.differentiate(cx, &output, scale, &sums, None).unwrap();
+        drop(output);
+        model.backward(cx, saved, d_output).unwrap();
+        cx.close_roots().unwrap();
+    });
+    sums.to_host().unwrap().read::<f64>().unwrap().to_vec()
 }
 
 /// Shape and elements of a stored tensor, exactly.
