@@ -83,18 +83,8 @@ impl Inputs {
             }
         }
         let d_output = f32s(spec.output_shape(), d_output);
-        attention::backward(
-            compute,
-            &qkv,
-            Some(&lengths),
-            &table,
-            spec,
-            &output,
-            &log_sums,
-            &d_output,
-            &d_qkv,
-        )
-        .unwrap();
+        let (x, n, y, l, dy, dx) = (&qkv, Some(&lengths), &output, &log_sums, &d_output, &d_qkv);
+        attention::backward(compute, x, n, &table, spec, y, l, dy, dx).unwrap();
         let [output, log_sums, _] = results;
         [output, log_sums, d_qkv.read::<f32>().unwrap().to_vec()]
     }
@@ -317,18 +307,8 @@ fn the_gradient_is_that_of_finite_differences() {
         products.filter(|(_, d)| !d.is_nan()).map(|(y, d)| y * d).sum::<f64>()
     };
     loss();
-    attention::backward(
-        &compute,
-        &qkv,
-        Some(&lengths_t),
-        &table,
-        &spec,
-        &output,
-        &log_sums,
-        &d_output,
-        &d_qkv,
-    )
-    .unwrap();
+    let (on, x, n, y, l) = (&compute, &qkv, Some(&lengths_t), &output, &log_sums);
+    attention::backward(on, x, n, &table, &spec, y, l, &d_output, &d_qkv).unwrap();
     let [_, columns] = spec.qkv_shape();
     for at in 0..inputs.qkv.len() {
         let got = d_qkv.read::<f64>().unwrap()[at];

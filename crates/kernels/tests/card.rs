@@ -25,6 +25,14 @@ use paceline_memory::DType;
 
 const STORED: [DType; 4] = [DType::F32, DType::F64, DType::BF16, DType::F16];
 
+/// Each type with each of the others.
+fn each<T: Copy, const N: usize>(
+    dtypes: &[DType],
+    others: [T; N],
+) -> impl Iterator<Item = (DType, T)> {
+    dtypes.iter().flat_map(move |dtype| others.map(|other| (*dtype, other)))
+}
+
 #[test]
 fn sources_have_the_kernels_that_are_stated() {
     if !is_ready() {
@@ -84,8 +92,7 @@ fn an_operation_without_a_body_for_cards_is_refused_there() {
 #[test]
 fn elementwise_operations_have_the_processors_bits() {
     let Some(pair) = Pair::new() else { return };
-    for (dtype, len) in STORED.into_iter().flat_map(|dtype| [1, 257, 1000].map(|len| (dtype, len)))
-    {
+    for (dtype, len) in each(&STORED, [1, 257, 1000]) {
         let (x, y) = (pair.random(dtype, &[len], 1), pair.random(dtype, &[len], 2));
         let out = pair.poisoned(dtype, &[len]);
         pair.run(|on, [x, out]| elementwise::relu(on, x, out), [&x, &out]);
@@ -105,9 +112,7 @@ fn elementwise_operations_have_the_processors_bits() {
 #[test]
 fn optimizer_steps_have_the_processors_bits() {
     let Some(pair) = Pair::new() else { return };
-    for (dtype, len) in
-        [DType::F32, DType::F64].into_iter().flat_map(|dtype| [1, 255, 700].map(|len| (dtype, len)))
-    {
+    for (dtype, len) in each(&[DType::F32, DType::F64], [1, 255, 700]) {
         let [p, g, m] = [1, 2, 3].map(|seed| pair.random(dtype, &[len], seed));
         let sgd = Sgd { lr: 0.03, momentum: 0.9, weight_decay: 1e-3 };
         let (with, without) = (sgd.numbers(0.5), Sgd { momentum: 0.0, ..sgd }.numbers(1.0));
@@ -124,8 +129,7 @@ fn optimizer_steps_have_the_processors_bits() {
             |on, [p, g, of]| optimizer::sgd(on, StepNumbers::InMemory(of), p, g, None),
             [&p, &g, &plain],
         );
-        pair.compare(&p, Promise::Bits);
-        pair.compare(&m, Promise::Bits);
+        pair.same_bits([&p, &m]);
         let adamw = AdamW { lr: 1e-3, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01 };
         // The second moment is not negative.
         let second = pair.of(dtype, &[len], &vec![0.25; len]);
@@ -140,9 +144,7 @@ fn optimizer_steps_have_the_processors_bits() {
                 [&p, &g, &m, &second, &in_memory(&numbers)],
             );
         }
-        for tensor in [&p, &m, &second] {
-            pair.compare(tensor, Promise::Bits);
-        }
+        pair.same_bits([&p, &m, &second]);
     }
 }
 
@@ -209,9 +211,7 @@ fn conversions_have_the_processors_bits() {
 #[test]
 fn the_gated_activation_has_the_processors_bits() {
     let Some(pair) = Pair::new() else { return };
-    for (dtype, [rows, columns]) in
-        STORED.into_iter().flat_map(|dtype| [[1, 1], [7, 33], [3, 300]].map(|sizes| (dtype, sizes)))
-    {
+    for (dtype, [rows, columns]) in each(&STORED, [[1, 1], [7, 33], [3, 300]]) {
         let gate_up = pair.random(dtype, &[rows, 2 * columns], 1);
         let (dy, y) =
             (pair.random(dtype, &[rows, columns], 2), pair.poisoned(dtype, &[rows, columns]));
@@ -226,44 +226,29 @@ fn the_gated_activation_has_the_processors_bits() {
 #[test]
 fn norms_of_rows_have_the_processors_bits_and_gradients_of_their_weight_are_near() {
     let Some(pair) = Pair::new() else { return };
-    for (dtype, [rows, columns]) in STORED
-        .into_iter()
-        .flat_map(|dtype| [[1, 5], [9, 64], [131, 100]].map(|sizes| (dtype, sizes)))
-    {
+    for (dtype, [rows, columns]) in each(&STORED, [[1, 5], [9, 64], [131, 100]]) {
         let wide = wide(dtype);
         let (x, w) = (pair.random(wide, &[rows, columns], 1), pair.random(wide, &[columns], 2));
         let (dy, y) =
             (pair.random(dtype, &[rows, columns], 3), pair.poisoned(dtype, &[rows, columns]));
         let (r, dx) = (pair.poisoned(wide, &[rows]), pair.poisoned(wide, &[rows, columns]));
-        let op = |on: &_, [x, w, y, r]: [&_; 4]| rms_norm::forward(on, x, w, 1e-5, y, r);
-        pair.run(op, [&x, &w, &y, &r]);
-        pair.compare(&y, Promise::Bits);
-        pair.compare(&r, Promise::Bits);
-        let op = |on: &_, [x, w, r, dy, dx]: [&_; 5]| rms_norm::backward_input(on, x, w, r, dy, dx);
-        pair.run(op, [&x, &w, &r, &dy, &dx]);
-        pair.compare(&dx, Promise::Bits);
-        for accumulate in [false, true] {
-            let dw = if !accumulate {
-                pair.poisoned(wide, &[columns])
-            } else {
-                pair.random(wide, &[columns], 4)
-            };
-            let op = |on: &_, [x, r, dy, dw]: [&_; 4]| {
-                rms_norm::backward_weight(on, x, r, dy, dw, accumulate)
-            };
-            pair.run(op, [&x, &r, &dy, &dw]);
-            pair.compare(&dw, Promise::Within(if wide == DType::F64 { 1e-14 } else { 1e-5 }));
-        }
+        let dw = pair.poisoned(wide, &[columns]);
+        let op = |on: &_, [x, w, y, r, dy, dx, dw]: [&_; 7]| {
+            rms_norm::forward(on, x, w, 1e-5, y, r)?;
+            rms_norm::backward_input(on, x, w, r, dy, dx)?;
+            rms_norm::backward_weight(on, x, r, dy, dw, false)?;
+            rms_norm::backward_weight(on, x, r, dy, dw, true)
+        };
+        pair.run(op, [&x, &w, &y, &r, &dy, &dx, &dw]);
+        pair.same_bits([&y, &r, &dx]);
+        pair.compare(&dw, Promise::Within(if wide == DType::F64 { 1e-14 } else { 1e-5 }));
     }
 }
 
 #[test]
 fn embeddings_have_the_processors_bits() {
     let Some(pair) = Pair::new() else { return };
-    for (dtype, (count, len, width)) in STORED
-        .into_iter()
-        .flat_map(|dtype| [(1, 1, 1), (40, 7, 5), (300, 90, 260)].map(|sizes| (dtype, sizes)))
-    {
+    for (dtype, (count, len, width)) in each(&STORED, [(1, 1, 1), (40, 7, 5), (300, 90, 260)]) {
         let ids: Vec<f64> = (0..count).map(|at| (at * at * 5 % len) as f64).collect();
         let ids = pair.of(DType::I64, &[count], &ids);
         let (table, y) =
@@ -296,9 +281,7 @@ fn sums_of_squares_have_the_processors_bits() {
     // One parameter, several of odd sizes with gaps between them, and one that takes several levels of the tree.
     let cases: [&[std::ops::Range<usize>]; 4] =
         [&[0..1, 1..1], &[0..16, 16..16], &[3..40, 64..65, 80..4000], &[0..70_001, 70_016..71_000]];
-    for (dtype, pieces) in
-        [DType::F32, DType::F64].into_iter().flat_map(|dtype| cases.map(|pieces| (dtype, pieces)))
-    {
+    for (dtype, pieces) in each(&[DType::F32, DType::F64], cases) {
         let len = pieces.last().unwrap().end + 3;
         let x = pair.random(dtype, &[len], 1);
         let rows = RowRanges::new(pieces.iter().cloned());
@@ -315,25 +298,20 @@ fn sums_of_squares_have_the_processors_bits() {
 fn pools_have_the_processors_bits() {
     let Some(pair) = Pair::new() else { return };
     let sizes = [(2, 6, 4, 3, 2, 2), (1, 7, 9, 5, 3, 2), (3, 5, 5, 1, 2, 1), (2, 9, 8, 2, 3, 3)];
-    for (dtype, layout) in STORED
-        .into_iter()
-        .flat_map(|dtype| [ImageLayout::Nhwc, ImageLayout::Nchw].map(|of| (dtype, of)))
-    {
+    for (dtype, layout) in each(&STORED, [ImageLayout::Nhwc, ImageLayout::Nchw]) {
         for (batch, height, width, channels, window, stride) in sizes {
             let pool = MaxPool2d { height, width, channels, window, stride, layout };
             let x = pair.random(dtype, &pool.input_shape(batch), 1);
             let y = pair.poisoned(dtype, &pool.output_shape(batch));
             let winners = pair.poisoned(DType::U8, &pool.output_shape(batch));
-            let op = |on: &_, [x, y, winners]: [&_; 3]| pool2d::forward(on, &pool, x, y, winners);
-            pair.run(op, [&x, &y, &winners]);
-            pair.compare(&y, Promise::Bits);
-            pair.compare(&winners, Promise::Bits);
             let dy = pair.random(dtype, &pool.output_shape(batch), 2);
             let dx = pair.poisoned(dtype, &pool.input_shape(batch));
-            let op =
-                |on: &_, [winners, dy, dx]: [&_; 3]| pool2d::backward(on, &pool, winners, dy, dx);
-            pair.run(op, [&winners, &dy, &dx]);
-            pair.compare(&dx, Promise::Bits);
+            let op = |on: &_, [x, y, winners, dy, dx]: [&_; 5]| {
+                pool2d::forward(on, &pool, x, y, winners)?;
+                pool2d::backward(on, &pool, winners, dy, dx)
+            };
+            pair.run(op, [&x, &y, &winners, &dy, &dx]);
+            pair.same_bits([&y, &winners, &dx]);
         }
     }
 }
@@ -341,9 +319,8 @@ fn pools_have_the_processors_bits() {
 #[test]
 fn layouts_are_converted_without_a_change_of_a_bit() {
     let Some(pair) = Pair::new() else { return };
-    for (dtype, [height, width, channels]) in [DType::F32, DType::F64, DType::BF16, DType::U8]
-        .into_iter()
-        .flat_map(|dtype| [[1, 1, 1], [5, 7, 3], [9, 8, 65]].map(|sizes| (dtype, sizes)))
+    for (dtype, [height, width, channels]) in
+        each(&[DType::F32, DType::F64, DType::BF16, DType::U8], [[1, 1, 1], [5, 7, 3], [9, 8, 65]])
     {
         let x = pair.random(dtype, &[3, height, width, channels], 1);
         let y = pair.poisoned(dtype, &[3, channels, height, width]);
@@ -358,10 +335,7 @@ fn layouts_are_converted_without_a_change_of_a_bit() {
 #[test]
 fn batch_normalization_has_the_processors_bits() {
     let Some(pair) = Pair::new() else { return };
-    for (dtype, activation) in STORED
-        .into_iter()
-        .flat_map(|dtype| [Activation::None, Activation::Relu].map(|of| (dtype, of)))
-    {
+    for (dtype, activation) in each(&STORED, [Activation::None, Activation::Relu]) {
         for [rows, channels] in [[1, 3], [300, 5], [20, 70]] {
             let (wide, config) = (wide(dtype), BatchNorm::new(channels, activation));
             let (x, dy) = (
@@ -370,50 +344,32 @@ fn batch_normalization_has_the_processors_bits() {
             );
             let [weight, bias, mean] = [3, 4, 5].map(|seed| pair.random(wide, &[channels], seed));
             let var = pair.of(wide, &[channels], &vec![0.75; channels]);
-            let sums = pair.poisoned(DType::F64, &[config.sums_len()]);
-            let moments = pair.poisoned(DType::F64, &[config.sums_len()]);
+            let [running, sums, moments] =
+                [(); 3].map(|()| pair.poisoned(DType::F64, &[config.sums_len()]));
             let gradient_sums = pair.poisoned(DType::F64, &[config.gradient_sums_len()]);
-            let (y, dx) =
-                (pair.poisoned(dtype, &[rows, channels]), pair.poisoned(dtype, &[rows, channels]));
+            let [y, dx] = [(); 2].map(|()| pair.poisoned(dtype, &[rows, channels]));
             let (dw, db) = (pair.poisoned(wide, &[channels]), pair.random(wide, &[channels], 6));
-            let op = |on: &_, [mean, var, moments]: [&_; 3]| {
-                batch_norm::running_moments(on, &config, mean, var, moments)
+            let op = |on: &_, of: [&_; 14]| {
+                let (c, [x, dy, w, b, mean, var, running, sums, m, y, grads, dx, dw, db]) =
+                    (&config, of);
+                batch_norm::running_moments(on, c, mean, var, running)?;
+                batch_norm::sums(on, c, x, sums)?;
+                batch_norm::moments(on, c, sums, m)?;
+                batch_norm::update_running(on, c, m, mean, var)?;
+                batch_norm::normalize(on, c, x, m, w, b, y)?;
+                batch_norm::gradient_sums(on, c, x, m, w, b, dy, grads)?;
+                batch_norm::backward_input(on, c, x, m, w, b, dy, grads, dx)?;
+                batch_norm::backward_weight(on, c, grads, dw, db, false)?;
+                batch_norm::backward_weight(on, c, grads, dw, db, true)
             };
-            pair.run(op, [&mean, &var, &moments]);
-            pair.compare(&moments, Promise::Bits);
-            pair.run(|on, [x, sums]| batch_norm::sums(on, &config, x, sums), [&x, &sums]);
-            pair.compare(&sums, Promise::Bits);
-            pair.run(|on, [s, m]| batch_norm::moments(on, &config, s, m), [&sums, &moments]);
-            pair.compare(&moments, Promise::Bits);
-            let op = |on: &_, [moments, mean, var]: [&_; 3]| {
-                batch_norm::update_running(on, &config, moments, mean, var)
-            };
-            pair.run(op, [&moments, &mean, &var]);
-            pair.compare(&mean, Promise::Bits);
-            pair.compare(&var, Promise::Bits);
-            let op = |on: &_, [x, m, w, b, y]: [&_; 5]| {
-                batch_norm::normalize(on, &config, x, m, w, b, y)
-            };
-            pair.run(op, [&x, &moments, &weight, &bias, &y]);
-            pair.compare(&y, Promise::Bits);
-            let op = |on: &_, [x, m, w, b, dy, sums]: [&_; 6]| {
-                batch_norm::gradient_sums(on, &config, x, m, w, b, dy, sums)
-            };
-            pair.run(op, [&x, &moments, &weight, &bias, &dy, &gradient_sums]);
-            pair.compare(&gradient_sums, Promise::Bits);
-            let op = |on: &_, [x, m, w, b, dy, sums, dx]: [&_; 7]| {
-                batch_norm::backward_input(on, &config, x, m, w, b, dy, sums, dx)
-            };
-            pair.run(op, [&x, &moments, &weight, &bias, &dy, &gradient_sums, &dx]);
-            pair.compare(&dx, Promise::Bits);
-            for accumulate in [false, true] {
-                let op = |on: &_, [sums, dw, db]: [&_; 3]| {
-                    batch_norm::backward_weight(on, &config, sums, dw, db, accumulate)
-                };
-                pair.run(op, [&gradient_sums, &dw, &db]);
-                pair.compare(&dw, Promise::Bits);
-                pair.compare(&db, Promise::Bits);
-            }
+            let (m, grads) = (&moments, &gradient_sums);
+            let written = [&mean, &var, &running, &sums, m, &y, grads, &dx, &dw, &db];
+            let [mean, var, running, sums, m, y, grads, dx, dw, db] = written;
+            pair.run(
+                op,
+                [&x, &dy, &weight, &bias, mean, var, running, sums, m, y, grads, dx, dw, db],
+            );
+            pair.same_bits(written);
         }
     }
 }
@@ -431,8 +387,7 @@ fn selections_have_the_processors_bits() {
                     top_k::select(on, x, residual, selected)
                 };
                 pair.run(op, [&x, &residual, &selected]);
-                pair.compare(&selected, Promise::Bits);
-                pair.compare(&residual, Promise::Bits);
+                pair.same_bits([&selected, &residual]);
                 selected
             })
             .collect();

@@ -11,7 +11,7 @@ use on_card::{Pair, Promise};
 use paceline_kernels::conv2d::{self, Conv2d};
 use paceline_kernels::linear::{self, Activation};
 use paceline_kernels::linear_cross_entropy::{self, Gradients, IGNORED, Then};
-use paceline_kernels::{Compute, ImageLayout, conv_relu_pool};
+use paceline_kernels::{Compute, ImageLayout, Result, conv_relu_pool};
 use paceline_memory::{DType, Tensor};
 
 use DType::{BF16, F16, F32, F64, I64, U8};
@@ -37,6 +37,19 @@ const LINEAR_TYPES: [[DType; 3]; 7] = [
     [F16, F16, F16],
 ];
 
+/// Both passes of a layer; gradients of parameters are written, and then added to.
+fn linear_layer(
+    on: &Compute,
+    (with_bias, activation): (bool, Activation),
+    [x, w, bias, y, dy, dw, db, dx]: [&Tensor; 8],
+) -> Result<()> {
+    linear::forward(on, x, w, with_bias.then_some(bias), activation, y)?;
+    for accumulate in [false, true] {
+        linear::backward_weight(on, x, dy, dw, with_bias.then_some(db), accumulate)?;
+    }
+    linear::backward_input(on, w, dy, dx)
+}
+
 #[test]
 fn linear_layers() {
     let Some(pair) = Pair::new() else { return };
@@ -49,27 +62,17 @@ fn linear_layers() {
             let w = pair.random(parameters, &[n, k], 2);
             let bias = pair.random(parameters, &[n], 3);
             let y = pair.poisoned(activations, &[m, n]);
-            let forward = |on: &_, [x, w, bias, y]: [&Tensor; 4]| {
-                linear::forward(on, x, w, with_bias.then_some(bias), activation, y)
-            };
-            pair.run(forward, [&x, &w, &bias, &y]);
-            pair.compare(&y, reordered(activations));
-
             let dy = pair.random(activations, &[m, n], 4);
             let dw = pair.poisoned(gradients, &[n, k]);
             let db = pair.poisoned(gradients, &[n]);
-            for accumulate in [false, true] {
-                let backward = |on: &_, [x, dy, dw, db]: [&Tensor; 4]| {
-                    linear::backward_weight(on, x, dy, dw, with_bias.then_some(db), accumulate)
-                };
-                pair.run(backward, [&x, &dy, &dw, &db]);
-                pair.compare(&dw, reordered(gradients));
-                if with_bias {
-                    pair.compare(&db, reordered(gradients));
-                }
-            }
             let dx = pair.poisoned(activations, &[m, k]);
-            pair.run(|on, [w, dy, dx]| linear::backward_input(on, w, dy, dx), [&w, &dy, &dx]);
+            let run = |on: &_, of: [&_; 8]| linear_layer(on, (with_bias, activation), of);
+            pair.run(run, [&x, &w, &bias, &y, &dy, &dw, &db, &dx]);
+            pair.compare(&y, reordered(activations));
+            pair.compare(&dw, reordered(gradients));
+            if with_bias {
+                pair.compare(&db, reordered(gradients));
+            }
             pair.compare(&dx, reordered(activations));
         }
     }
@@ -104,22 +107,14 @@ fn linear_layers_with_mixed_types() {
         let w = pair.random(weight, &[n, k], 2);
         let bias = pair.random(bias, &[n], 3);
         let y = pair.poisoned(output, &[m, n]);
-        let forward = |on: &_, [x, w, bias, y]: [&Tensor; 4]| {
-            linear::forward(on, x, w, Some(bias), Activation::None, y)
-        };
-        pair.run(forward, [&x, &w, &bias, &y]);
-        pair.compare(&y, reordered(output));
         let dy = pair.random(output, &[m, n], 4);
         let (dw, db) = (pair.poisoned(F32, &[n, k]), pair.poisoned(weight, &[n]));
-        let gradients = |on: &_, [x, dy, dw, db]: [&Tensor; 4]| {
-            linear::backward_weight(on, x, dy, dw, Some(db), false)
-        };
-        pair.run(gradients, [&x, &dy, &dw, &db]);
-        pair.compare(&dw, reordered(F32));
-        pair.compare(&db, reordered(weight));
         let dx = pair.poisoned(input, &[m, k]);
-        pair.run(|on, [w, dy, dx]| linear::backward_input(on, w, dy, dx), [&w, &dy, &dx]);
-        pair.compare(&dx, reordered(input));
+        let run = |on: &_, of: [&_; 8]| linear_layer(on, (true, Activation::None), of);
+        pair.run(run, [&x, &w, &bias, &y, &dy, &dw, &db, &dx]);
+        for (of, dtype) in [(&y, output), (&dw, F32), (&db, weight), (&dx, input)] {
+            pair.compare(of, reordered(dtype));
+        }
     }
 }
 
@@ -276,77 +271,65 @@ fn large_tiles() -> [(usize, Conv2d); 4] {
     ]
 }
 
-#[test]
-fn convolutions_of_images() {
+/// Both passes of a convolution, which may be pooled; its gradients follow the winners `used`. Gradients of parameters are written,
+/// and then added to as often as is said.
+fn convolve(
+    on: &Compute,
+    conv: &Conv2d,
+    (is_pooled, num_passes): (bool, usize),
+    [x, w, bias, y, winners, used, dy, dw, db, dx]: [&Tensor; 10],
+) -> Result<()> {
+    if is_pooled {
+        conv_relu_pool::forward(on, conv, x, w, bias, y, winners)?;
+        for pass in 0..num_passes {
+            conv_relu_pool::backward_weight(on, conv, x, used, dy, dw, db, pass > 0)?;
+        }
+        conv_relu_pool::backward_input(on, conv, w, used, dy, dx)
+    } else {
+        conv2d::forward(on, conv, x, w, bias, y)?;
+        for pass in 0..num_passes {
+            conv2d::backward_weight(on, conv, x, dy, dw, db, pass > 0)?;
+        }
+        conv2d::backward_input(on, conv, w, dy, dx)
+    }
+}
+
+/// The shape of the output of a convolution, which may be pooled.
+fn output_shape(conv: &Conv2d, batch: usize, is_pooled: bool) -> [usize; 4] {
+    if is_pooled { conv_relu_pool::output_shape(conv, batch) } else { conv.output_shape(batch) }
+}
+
+fn compare_convolutions(is_pooled: bool) {
     let Some(pair) = Pair::new() else { return };
     for (at, [input, output, real]) in IMAGE_TYPES.into_iter().enumerate() {
         for (batch, conv) in convolutions(at, real != F64) {
+            let shape = output_shape(&conv, batch, is_pooled);
             let x = pair.random(input, &conv.input_shape(batch), 1);
             let w = pair.random(real, &conv.weight_shape(), 2);
             let bias = pair.random(real, &[conv.c_out], 3);
-            let y = pair.poisoned(output, &conv.output_shape(batch));
-            let forward =
-                |on: &_, [x, w, bias, y]: [&Tensor; 4]| conv2d::forward(on, &conv, x, w, bias, y);
-            pair.run(forward, [&x, &w, &bias, &y]);
-            pair.compare(&y, reordered(output));
-
-            let dy = pair.random(output, &conv.output_shape(batch), 4);
+            let (y, dy) = (pair.poisoned(output, &shape), pair.random(output, &shape, 4));
+            let winners = pair.poisoned(U8, &shape);
             let dw = pair.poisoned(real, &conv.weight_shape());
             let db = pair.poisoned(real, &[conv.c_out]);
-            for accumulate in [false, true] {
-                let backward = |on: &_, [x, dy, dw, db]: [&Tensor; 4]| {
-                    conv2d::backward_weight(on, &conv, x, dy, dw, db, accumulate)
-                };
-                pair.run(backward, [&x, &dy, &dw, &db]);
-                pair.compare(&dw, reordered(real));
-                pair.compare(&db, reordered(real));
-            }
             let dx = pair.poisoned(input, &conv.input_shape(batch));
-            let backward =
-                |on: &_, [w, dy, dx]: [&Tensor; 3]| conv2d::backward_input(on, &conv, w, dy, dx);
-            pair.run(backward, [&w, &dy, &dx]);
-            pair.compare(&dx, reordered(input));
+            let run = |on: &_, of: [&_; 10]| convolve(on, &conv, (is_pooled, 2), of);
+            pair.run(run, [&x, &w, &bias, &y, &winners, &winners, &dy, &dw, &db, &dx]);
+            for (of, dtype) in [(&y, output), (&dw, real), (&db, real), (&dx, input)] {
+                pair.compare(of, reordered(dtype));
+            }
+            pair.compare(&winners, Promise::Bits);
         }
     }
 }
 
 #[test]
-fn convolutions_that_are_pooled() {
-    let Some(pair) = Pair::new() else { return };
-    for (at, [input, output, real]) in IMAGE_TYPES.into_iter().enumerate() {
-        for (batch, conv) in convolutions(at, real != F64) {
-            let pooled = conv_relu_pool::output_shape(&conv, batch);
-            let x = pair.random(input, &conv.input_shape(batch), 1);
-            let w = pair.random(real, &conv.weight_shape(), 2);
-            let bias = pair.random(real, &[conv.c_out], 3);
-            let y = pair.poisoned(output, &pooled);
-            let winners = pair.poisoned(U8, &pooled);
-            let forward = |on: &_, [x, w, bias, y, winners]: [&Tensor; 5]| {
-                conv_relu_pool::forward(on, &conv, x, w, bias, y, winners)
-            };
-            pair.run(forward, [&x, &w, &bias, &y, &winners]);
-            pair.compare(&y, reordered(output));
-            pair.compare(&winners, Promise::Bits);
+fn convolutions_of_images() {
+    compare_convolutions(false);
+}
 
-            let dy = pair.random(output, &pooled, 4);
-            let dw = pair.poisoned(real, &conv.weight_shape());
-            let db = pair.poisoned(real, &[conv.c_out]);
-            for accumulate in [false, true] {
-                let backward = |on: &_, [x, winners, dy, dw, db]: [&Tensor; 5]| {
-                    conv_relu_pool::backward_weight(on, &conv, x, winners, dy, dw, db, accumulate)
-                };
-                pair.run(backward, [&x, &winners, &dy, &dw, &db]);
-                pair.compare(&dw, reordered(real));
-                pair.compare(&db, reordered(real));
-            }
-            let dx = pair.poisoned(input, &conv.input_shape(batch));
-            let backward = |on: &_, [w, winners, dy, dx]: [&Tensor; 4]| {
-                conv_relu_pool::backward_input(on, &conv, w, winners, dy, dx)
-            };
-            pair.run(backward, [&w, &winners, &dy, &dx]);
-            pair.compare(&dx, reordered(input));
-        }
-    }
+#[test]
+fn convolutions_that_are_pooled() {
+    compare_convolutions(true);
 }
 
 /// How far products may be off whose factors are rounded to TF32: a small multiple of 4e-4, the largest difference that was
@@ -362,11 +345,7 @@ fn convolutions_in_tf32() {
     for (batch, conv) in large_tiles() {
         for is_pooled in [false, true] {
             let results = [&exact, &rounded].map(|pair| {
-                let shape = if !is_pooled {
-                    conv.output_shape(batch)
-                } else {
-                    conv_relu_pool::output_shape(&conv, batch)
-                };
+                let shape = output_shape(&conv, batch, is_pooled);
                 let x = pair.random(F32, &conv.input_shape(batch), 1);
                 let w = pair.random(F32, &conv.weight_shape(), 2);
                 let bias = pair.random(F32, &[conv.c_out], 3);
@@ -378,18 +357,7 @@ fn convolutions_in_tf32() {
                 let dw = pair.poisoned(F32, &conv.weight_shape());
                 let db = pair.poisoned(F32, &[conv.c_out]);
                 let dx = pair.poisoned(F32, &conv.input_shape(batch));
-                let run = |on: &_, of: [&Tensor; 10]| {
-                    let [x, w, bias, y, winners, others, dy, dw, db, dx] = of;
-                    if is_pooled {
-                        conv_relu_pool::forward(on, &conv, x, w, bias, y, winners)?;
-                        conv_relu_pool::backward_weight(on, &conv, x, others, dy, dw, db, false)?;
-                        conv_relu_pool::backward_input(on, &conv, w, others, dy, dx)
-                    } else {
-                        conv2d::forward(on, &conv, x, w, bias, y)?;
-                        conv2d::backward_weight(on, &conv, x, dy, dw, db, false)?;
-                        conv2d::backward_input(on, &conv, w, dy, dx)
-                    }
-                };
+                let run = |on: &_, of: [&_; 10]| convolve(on, &conv, (is_pooled, 1), of);
                 pair.run(run, [&x, &w, &bias, &y, &winners, &others, &dy, &dw, &db, &dx]);
                 if is_pooled {
                     // All of them were written.

@@ -2,7 +2,9 @@
 
 mod common;
 
-use common::{assert_close, computes, of, plain_swiglu, values};
+use common::{
+    assert_close, computes, of, plain_linear_cross_entropy, plain_rms_norm, plain_swiglu, values,
+};
 use paceline_kernels::linear_cross_entropy::{self, Gradients, IGNORED, Then};
 use paceline_kernels::{Compute, embedding, rms_norm, swiglu};
 use paceline_memory::{Allocator, DType, Tensor};
@@ -42,22 +44,8 @@ fn rms_norm_and_its_gradients() {
     for (rows, columns) in [(1, 1), (5, 7), (3, 32), (9, 100), (0, 4)] {
         let (x, w) = (random(rows * columns, 1), random(columns, 2));
         let (dy, before) = (random(rows * columns, 3), random(columns, 4));
-        let (eps, n) = (1e-5, columns as f64);
-        let row = |i: usize, of: &[f64]| of[i * columns..(i + 1) * columns].to_vec();
-        let r: Vec<f64> = (0..rows)
-            .map(|i| 1.0 / (row(i, &x).iter().map(|x| x * x).sum::<f64>() / n + eps).sqrt())
-            .collect();
-        let at = |f: &dyn Fn(usize, usize) -> f64| -> Vec<f64> {
-            (0..rows * columns).map(|e| f(e / columns, e % columns)).collect()
-        };
-        let y = at(&|i, j| row(i, &x)[j] * r[i] * w[j]);
-        let dx = at(&|i, j| {
-            let (x, dy) = (row(i, &x), row(i, &dy));
-            let dot: f64 = (0..columns).map(|k| w[k] * dy[k] * x[k]).sum();
-            r[i] * w[j] * dy[j] - x[j] * r[i].powi(3) * dot / n
-        });
-        let sum = |j: usize| (0..rows).map(|i| row(i, &dy)[j] * row(i, &x)[j] * r[i]).sum::<f64>();
-        let dw: Vec<f64> = (0..columns).map(sum).collect();
+        let eps = 1e-5;
+        let [y, r, dx, dw] = plain_rms_norm(&x, &w, &dy, eps);
         let added: Vec<f64> = dw.iter().zip(&before).map(|(dw, before)| dw + before).collect();
         on_each(|compute, dtype| {
             let wide = [rows, columns];
@@ -145,32 +133,11 @@ fn linear_cross_entropy_and_its_gradients() {
             .map(|i| if i % 5 == 3 { IGNORED } else { (i * 7919 % classes) as i64 })
             .collect();
         let scale = 0.25;
-        let (mut sums, mut dx) = ([0.0; 3], vec![0.0; rows * inputs]);
-        let mut dw = vec![0.0; classes * inputs];
-        for (i, label) in labels.iter().enumerate().filter(|(_, label)| **label != IGNORED) {
-            let x = &x[i * inputs..][..inputs];
-            let z: Vec<f64> =
-                w.chunks(inputs).map(|w| w.iter().zip(x).map(|(w, x)| w * x).sum()).collect();
-            let largest = z.iter().copied().fold(f64::NEG_INFINITY, f64::max);
-            let total: f64 = z.iter().map(|z| (z - largest).exp()).sum();
-            let label = *label as usize;
-            sums[0] += total.ln() + largest - z[label];
-            sums[1] += f64::from(u8::from(z[label] == largest));
-            sums[2] += 1.0;
-            for (j, z) in z.iter().enumerate() {
-                let hit = f64::from(u8::from(j == label));
-                let dz = scale * ((z - largest).exp() / total - hit);
-                for k in 0..inputs {
-                    dx[i * inputs + k] += dz * w[j * inputs + k];
-                    dw[j * inputs + k] += dz * x[k];
-                }
-            }
-        }
+        let (sums, dx, dw) = plain_linear_cross_entropy(&x, &w, &labels, inputs, scale);
         let check = |compute: &Compute, dtype| {
             let xs = reals(dtype, &x, &[rows, inputs]);
             let ws = reals(dtype, &w, &[classes, inputs]);
-            let found = of(&[1.0f64, 2.0, 3.0], [3]);
-            let label = of(&labels, [rows]);
+            let (found, label) = (of(&[1.0f64, 2.0, 3.0], [3]), of(&labels, [rows]));
             linear_cross_entropy::evaluate(compute, &xs, &ws, &label, &found).unwrap();
             let found = values(&found);
             let off = (found[0] - 1.0 - sums[0]).abs();
@@ -182,31 +149,24 @@ fn linear_cross_entropy_and_its_gradients() {
                 let then = Then::Weight { d_weight: &dws, accumulate };
                 let gradients = Gradients { d_input: &dxs, then };
                 let weight_before = reals(dtype, &values(&dws), &[classes, inputs]);
-                let found = of(&[0.0f64; 3], [3]);
-                linear_cross_entropy::differentiate(
-                    compute, &xs, &ws, &label, scale, gradients, &found,
-                )
-                .unwrap();
-                assert_eq!(values(&found)[2], sums[2]);
+                let differentiate = |gradients| {
+                    let (x, w, found) = (&xs, &ws, of(&[0.0f64; 3], [3]));
+                    linear_cross_entropy::differentiate(
+                        compute, x, w, &label, scale, gradients, &found,
+                    )
+                    .unwrap();
+                    assert_eq!(values(&found)[2], sums[2]);
+                };
+                differentiate(gradients);
                 close(&dxs, &dx, "dx");
                 let before = if accumulate { 1.0 } else { 0.0 };
                 close(&dws, &dw.iter().map(|dw| dw + before).collect::<Vec<_>>(), "dw");
                 // The same in halves, bit by bit.
                 let kept = reals(dtype, &vec![7.0; rows * classes], &[rows, classes]);
                 let apart = reals(dtype, &vec![9.0; rows * inputs], &[rows, inputs]);
-                let gradients = Gradients { d_input: &apart, then: Then::Keep(&kept) };
-                linear_cross_entropy::differentiate(
-                    compute, &xs, &ws, &label, scale, gradients, &found,
-                )
-                .unwrap();
-                linear_cross_entropy::backward_weight(
-                    compute,
-                    &xs,
-                    &kept,
-                    &weight_before,
-                    accumulate,
-                )
-                .unwrap();
+                differentiate(Gradients { d_input: &apart, then: Then::Keep(&kept) });
+                let (x, dw) = (&xs, &weight_before);
+                linear_cross_entropy::backward_weight(compute, x, &kept, dw, accumulate).unwrap();
                 assert_eq!(values(&apart), values(&dxs));
                 assert_eq!(values(&weight_before), values(&dws));
             }

@@ -133,17 +133,8 @@ fn rows_of_bf16_take_the_scratch_memory_of_the_cpu() {
             batch_norm::normalize(compute, &config, &x, &moments, &w, &b, &y)?;
             let (x, moments, w, b) = (&x, &moments, &w, &b);
             batch_norm::gradient_sums(compute, &config, x, moments, w, b, &dy, &gradient_sums)?;
-            batch_norm::backward_input(
-                compute,
-                &config,
-                x,
-                moments,
-                w,
-                b,
-                &dy,
-                &gradient_sums,
-                &dx,
-            )?;
+            let (on, m, s, dx) = (compute, moments, &gradient_sums, &dx);
+            batch_norm::backward_input(on, &config, x, m, w, b, &dy, s, dx)?;
             elementwise::relu(compute, x, &y)?;
             elementwise::add(compute, x, &y)?;
 
@@ -262,18 +253,9 @@ fn attend(
     let [output, d_output] = [(); 2].map(|()| tensor(dtype, &spec.output_shape()));
     let log_sums = tensor(real, &[spec.log_sums_len()]);
     let lengths = tensor(DType::I64, &[spec.batch]);
-    attention::forward(compute, &qkv, Some(&lengths), &table, spec, &output, &log_sums)?;
-    attention::backward(
-        compute,
-        &qkv,
-        Some(&lengths),
-        &table,
-        spec,
-        &output,
-        &log_sums,
-        &d_output,
-        &d_qkv,
-    )
+    let (on, x, n, t, y, l) = (compute, &qkv, Some(&lengths), &table, &output, &log_sums);
+    attention::forward(on, x, n, t, spec, y, l)?;
+    attention::backward(on, x, n, t, spec, y, l, &d_output, &d_qkv)
 }
 
 #[test]

@@ -2,6 +2,7 @@
 #![allow(dead_code, reason = "each file of tests uses a part")]
 
 use half::{bf16, f16};
+use paceline_kernels::linear_cross_entropy::IGNORED;
 use paceline_kernels::{Bf16Products, Compute, SimdLevel};
 use paceline_memory::{Allocator, Category, DType, Element, Shape, Tensor};
 
@@ -141,4 +142,52 @@ pub fn plain_swiglu(x: &[f64], dy: &[f64], columns: usize) -> [Vec<f64>; 2] {
         dx[begin + columns] = dy[e] * g * s;
     }
     [y, dx]
+}
+
+/// The output of an RMS norm of rows, the factor of each row, and the gradients of the input and of the weight.
+pub fn plain_rms_norm(x: &[f64], w: &[f64], dy: &[f64], eps: f64) -> [Vec<f64>; 4] {
+    let n = w.len();
+    let [mut y, mut r, mut dx, mut dw] = [vec![], vec![], vec![], vec![0.0; n]];
+    for (x, dy) in x.chunks(n).zip(dy.chunks(n)) {
+        let factor = 1.0 / (x.iter().map(|x| x * x).sum::<f64>() / n as f64 + eps).sqrt();
+        let dot: f64 = (0..n).map(|j| w[j] * dy[j] * x[j]).sum();
+        r.push(factor);
+        for j in 0..n {
+            y.push(x[j] * factor * w[j]);
+            dx.push(factor * w[j] * dy[j] - x[j] * factor.powi(3) * dot / n as f64);
+            dw[j] += dy[j] * x[j] * factor;
+        }
+    }
+    [y, r, dx, dw]
+}
+
+/// The sums of the loss of a head, and `scale` times the gradients of its inputs and its weight.
+pub fn plain_linear_cross_entropy(
+    x: &[f64],
+    w: &[f64],
+    labels: &[i64],
+    inputs: usize,
+    scale: f64,
+) -> ([f64; 3], Vec<f64>, Vec<f64>) {
+    let (mut sums, mut dx, mut dw) = ([0.0; 3], vec![0.0; x.len()], vec![0.0; w.len()]);
+    for (i, label) in labels.iter().enumerate().filter(|(_, label)| **label != IGNORED) {
+        let x = &x[i * inputs..][..inputs];
+        let z: Vec<f64> =
+            w.chunks(inputs).map(|w| w.iter().zip(x).map(|(w, x)| w * x).sum()).collect();
+        let largest = z.iter().copied().fold(f64::NEG_INFINITY, f64::max);
+        let total: f64 = z.iter().map(|z| (z - largest).exp()).sum();
+        let label = *label as usize;
+        sums[0] += total.ln() + largest - z[label];
+        sums[1] += f64::from(u8::from(z[label] == largest));
+        sums[2] += 1.0;
+        for (j, z) in z.iter().enumerate() {
+            let hit = f64::from(u8::from(j == label));
+            let dz = scale * ((z - largest).exp() / total - hit);
+            for k in 0..inputs {
+                dx[i * inputs + k] += dz * w[j * inputs + k];
+                dw[j * inputs + k] += dz * x[k];
+            }
+        }
+    }
+    (sums, dx, dw)
 }

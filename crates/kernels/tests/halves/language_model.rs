@@ -9,7 +9,10 @@ use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
 use super::Half;
-use crate::common::{assert_close, instruction_sets, of, plain_swiglu, values};
+use crate::common::{
+    assert_close, instruction_sets, of, plain_linear_cross_entropy, plain_rms_norm, plain_swiglu,
+    values,
+};
 
 const HALF: DType = <Half as paceline_memory::Element>::DTYPE;
 
@@ -59,20 +62,7 @@ fn rms_norm_reads_a_wide_stream_and_writes_a_rounded_one() {
             random(rows * columns, 1).iter().map(|x| f64::from(*x as f32 / 3.0)).collect();
         let (w, dy) = (random(columns, 2), random(rows * columns, 3));
         let (eps, wide) = (1e-5, [rows, columns]);
-        let row = |of: &[f64], i: usize| of[i * columns..(i + 1) * columns].to_vec();
-        let square = |i: usize| row(&x, i).iter().map(|x| x * x).sum::<f64>() / columns as f64;
-        let r: Vec<f64> = (0..rows).map(|i| 1.0 / (square(i) + eps).sqrt()).collect();
-        let at = |f: &dyn Fn(usize, usize) -> f64| -> Vec<f64> {
-            (0..rows * columns).map(|e| f(e / columns, e % columns)).collect()
-        };
-        let y = at(&|i, j| x[i * columns + j] * r[i] * w[j]);
-        let dx = at(&|i, j| {
-            let dot: f64 = (0..columns).map(|k| w[k] * row(&dy, i)[k] * row(&x, i)[k]).sum();
-            r[i] * w[j] * row(&dy, i)[j] - row(&x, i)[j] * r[i].powi(3) * dot / columns as f64
-        });
-        let product = |i: usize, j: usize| dy[i * columns + j] * x[i * columns + j] * r[i];
-        let sum = |j: usize| (0..rows).map(|i| product(i, j)).sum();
-        let dw: Vec<f64> = (0..columns).map(sum).collect();
+        let [y, r, dx, dw] = plain_rms_norm(&x, &w, &dy, eps);
         for compute in &computes() {
             let (xs, ws) = (floats(&x, &wide), floats(&w, &[columns]));
             let (ys, rs) = (poison(HALF, &wide), poison(DType::F32, &[rows]));
@@ -132,41 +122,27 @@ fn a_head_has_wide_outputs_and_losses() {
         let labels: Vec<i64> = (0..rows).map(label).collect();
         let before = random(classes * inputs, 10);
         let scale = 1.0 / rows.max(1) as f64;
-        let (mut loss, mut dx) = (0.0, vec![0.0; rows * inputs]);
-        let mut dw = vec![0.0; classes * inputs];
-        for row in (0..rows).filter(|row| labels[*row] != IGNORED) {
-            let dot = |j: usize| (0..inputs).map(move |p| (row * inputs + p, j * inputs + p));
-            let z: Vec<f64> =
-                (0..classes).map(|j| dot(j).map(|(a, b)| x[a] * w[b]).sum()).collect();
-            let total: f64 = z.iter().map(|z| z.exp()).sum();
-            loss += total.ln() - z[labels[row] as usize];
-            for (j, z) in z.iter().enumerate() {
-                let is_label = f64::from(u8::from(j == labels[row] as usize));
-                let dz = scale * (z.exp() / total - is_label);
-                for (a, b) in dot(j) {
-                    dx[a] += dz * w[b];
-                    dw[b] += dz * x[a];
-                }
-            }
-        }
+        let ([loss, ..], dx, dw) = plain_linear_cross_entropy(&x, &w, &labels, inputs, scale);
         let added: Vec<f64> = dw.iter().zip(&before).map(|(dw, before)| dw + before).collect();
         for compute in &computes() {
             let (xs, ws) = (halves(&x, &[rows, inputs]), floats(&w, &[classes, inputs]));
             let (ids, dxs) = (of(&labels, [rows]), poison(HALF, &[rows, inputs]));
             for (accumulate, dw) in [(false, &dw), (true, &added)] {
-                let dws = if accumulate {
-                    floats(&before, &[classes, inputs])
-                } else {
-                    poison(DType::F32, &[classes, inputs])
+                let weight = || match accumulate {
+                    true => floats(&before, &[classes, inputs]),
+                    false => poison(DType::F32, &[classes, inputs]),
                 };
+                let dws = weight();
                 let then = Then::Weight { d_weight: &dws, accumulate };
-                let gradients = Gradients { d_input: &dxs, then };
-                let sums = of(&[0.0f64; 3], [3]);
-                linear_cross_entropy::differentiate(
-                    compute, &xs, &ws, &ids, scale, gradients, &sums,
-                )
-                .unwrap();
-                let sums = sums.read::<f64>().unwrap().to_vec();
+                let differentiate = |gradients| {
+                    let (x, w, sums) = (&xs, &ws, of(&[0.0f64; 3], [3]));
+                    linear_cross_entropy::differentiate(
+                        compute, x, w, &ids, scale, gradients, &sums,
+                    )
+                    .unwrap();
+                    values(&sums)
+                };
+                let sums = differentiate(Gradients { d_input: &dxs, then });
                 let off = (sums[0] - loss).abs();
                 assert!(off <= FINE * loss.max(1.0) * 4.0, "{} not {loss}", sums[0]);
                 // Outputs become gradients, and each of these is rounded before it is multiplied: an element is off by that
@@ -176,23 +152,9 @@ fn a_head_has_wide_outputs_and_losses() {
                 // The same in halves, bit by bit.
                 let kept = poison(DType::F32, &[rows, classes]);
                 let apart = poison(HALF, &[rows, inputs]);
-                let gradients = Gradients { d_input: &apart, then: Then::Keep(&kept) };
-                linear_cross_entropy::differentiate(
-                    compute,
-                    &xs,
-                    &ws,
-                    &ids,
-                    scale,
-                    gradients,
-                    &of(&[0.0f64; 3], [3]),
-                )
-                .unwrap();
-                let weight = if accumulate {
-                    floats(&before, &[classes, inputs])
-                } else {
-                    poison(DType::F32, &[classes, inputs])
-                };
-                linear_cross_entropy::backward_weight(compute, &xs, &kept, &weight, accumulate)
+                differentiate(Gradients { d_input: &apart, then: Then::Keep(&kept) });
+                let (x, weight) = (&xs, weight());
+                linear_cross_entropy::backward_weight(compute, x, &kept, &weight, accumulate)
                     .unwrap();
                 assert_eq!(*apart.read::<Half>().unwrap(), *dxs.read::<Half>().unwrap());
                 assert_eq!(*weight.read::<f32>().unwrap(), *dws.read::<f32>().unwrap());
@@ -255,18 +217,8 @@ fn attention_is_wide_inside() {
             let results = (&*stored, &*log_sums, &*dy);
             reference::attention_backward(&spec, &qkv, &lengths, &angles, results, &mut d_qkv);
             let d_qkvs = poison(HALF, &spec.qkv_shape());
-            attention::backward(
-                compute,
-                &qkvs,
-                Some(&ids),
-                &narrow,
-                &spec,
-                &ys,
-                &sums,
-                &dys,
-                &d_qkvs,
-            )
-            .unwrap();
+            let (x, n, t, y, l, dy, dx) = (&qkvs, Some(&ids), &narrow, &ys, &sums, &dys, &d_qkvs);
+            attention::backward(compute, x, n, t, &spec, y, l, dy, dx).unwrap();
             close(&d_qkvs, &d_qkv, within, "d_qkv");
             // The same instructions give the same bits on any number of threads.
             if compute.simd() == SimdLevel::available()[0] {

@@ -125,6 +125,14 @@ impl Pair {
         values(&both.card.to_host().unwrap())
     }
 
+    /// Panics with the first element that has other bits.
+    #[track_caller]
+    pub fn same_bits<const N: usize>(&self, tensors: [&Both; N]) {
+        for both in tensors {
+            self.compare(both, Promise::Bits);
+        }
+    }
+
     /// Panics with the first element that is further off than promised.
     #[track_caller]
     pub fn compare(&self, both: &Both, promise: Promise) {
