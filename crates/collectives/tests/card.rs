@@ -3,6 +3,8 @@
 //!
 //! Without a card each test says so and passes, unless `PACELINE_CARD=1`.
 
+mod ranks;
+
 use std::time::Duration;
 
 use paceline_collectives::{CollectiveError, Group, GroupOptions, NcclOrder, ReduceOp};
@@ -38,15 +40,10 @@ fn has_cards(ranks: usize) -> bool {
 fn on_cards(world: usize, order: NcclOrder, body: impl Fn(Group, Allocator) + Sync) {
     let timeout = Duration::from_secs(60);
     let options = GroupOptions { timeout, ..GroupOptions::for_local_ranks(world) };
-    std::thread::scope(|scope| {
-        for group in Group::threads_with(world, options).unwrap() {
-            let body = &body;
-            scope.spawn(move || {
-                let memory = of_card(group.rank());
-                group.use_nccl(&memory, order).unwrap();
-                body(group, memory);
-            });
-        }
+    ranks::each(Group::threads_with(world, options).unwrap(), |group| {
+        let memory = of_card(group.rank());
+        group.use_nccl(&memory, order).unwrap();
+        body(group, memory);
     });
 }
 
@@ -305,18 +302,14 @@ fn ranks_that_share_a_card_are_told() {
     if !has_cards(2) {
         return;
     }
-    std::thread::scope(|scope| {
-        for group in Group::threads(2) {
-            scope.spawn(move || {
-                let memory = of_card(0);
-                let error = group.use_nccl(&memory, NcclOrder::Tree).unwrap_err().to_string();
-                assert!(error.contains("ranks 0 and 1 share a card"), "{error}");
-                // The group goes on through the host.
-                let data = tensor::<f32>(&memory, 10, 0);
-                group.all_reduce(&data, ReduceOp::Max).unwrap();
-                let error = group.use_nccl(&Allocator::new(), NcclOrder::Tree).unwrap_err();
-                assert!(error.to_string().contains("not that of a card"), "{error}");
-            });
-        }
+    ranks::each(Group::threads(2), |group| {
+        let memory = of_card(0);
+        let error = group.use_nccl(&memory, NcclOrder::Tree).unwrap_err().to_string();
+        assert!(error.contains("ranks 0 and 1 share a card"), "{error}");
+        // The group goes on through the host.
+        let data = tensor::<f32>(&memory, 10, 0);
+        group.all_reduce(&data, ReduceOp::Max).unwrap();
+        let error = group.use_nccl(&Allocator::new(), NcclOrder::Tree).unwrap_err();
+        assert!(error.to_string().contains("not that of a card"), "{error}");
     });
 }

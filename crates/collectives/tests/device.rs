@@ -1,19 +1,14 @@
 //! Operations on the memory of an emulated accelerator: who waits for them, and what a forgotten wait does.
 
+mod ranks;
+
 use paceline_collectives::{Group, ReduceOp};
 use paceline_memory::{
     Accelerator, Allocator, Category, DType, DeviceStream, MemoryError, SimSpec, Tensor,
 };
+use ranks::each;
 
 const LEN: usize = 1000;
-
-fn on_ranks(world: usize, body: impl Fn(Group) + Sync) {
-    std::thread::scope(|scope| {
-        for group in Group::threads(world) {
-            scope.spawn(|| body(group));
-        }
-    });
-}
 
 /// Memory of a device of its own with `value` in each element, and the stream of the memory.
 fn filled(spec: SimSpec, value: f32) -> (Tensor, DeviceStream) {
@@ -30,7 +25,7 @@ fn devices() -> impl Iterator<Item = SimSpec> {
 #[test]
 fn a_stream_waits_for_an_operation_while_the_host_goes_on() {
     for spec in devices() {
-        on_ranks(3, |group| {
+        each(Group::threads(3), |group| {
             let (data, home) = filled(spec, 1.0 + group.rank() as f32);
             let copy = data.buffer().allocator().clone();
             let copy = copy.tensor(DType::F32, [LEN], Category::Gradients).unwrap();
@@ -50,7 +45,7 @@ fn a_stream_waits_for_an_operation_while_the_host_goes_on() {
 #[test]
 fn a_stream_that_does_not_wait_is_told_which_wait_is_missing() {
     for spec in devices() {
-        on_ranks(2, |group| {
+        each(Group::threads(2), |group| {
             let (data, _home) = filled(spec, 1.0);
             let copy = data.buffer().allocator().clone();
             let copy = copy.tensor(DType::F32, [LEN], Category::Gradients).unwrap();

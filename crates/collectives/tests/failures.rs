@@ -5,6 +5,7 @@
 
 mod children;
 mod limit;
+mod ranks;
 
 use std::time::Duration;
 
@@ -297,15 +298,11 @@ fn conflicts_are_named_by_every_thread() {
         let mut options = GroupOptions::for_local_ranks(WORLD);
         options.timeout = NEVER;
         limit::within_limit(move || {
-            std::thread::scope(|scope| {
-                for group in Group::threads_with(WORLD, options).unwrap() {
-                    scope.spawn(move || {
-                        // Processes have met once before, in a barrier.
-                        group.barrier().unwrap();
-                        group.barrier().unwrap();
-                        check_conflict(&group, case);
-                    });
-                }
+            ranks::each(Group::threads_with(WORLD, options).unwrap(), |group| {
+                // Processes have met once before, in a barrier.
+                group.barrier().unwrap();
+                group.barrier().unwrap();
+                check_conflict(&group, case);
             });
         });
     }

@@ -4,6 +4,7 @@
 //! answers nor resets, so only the time limit ends a wait. No test measures time.
 
 mod limit;
+mod ranks;
 mod relay;
 
 use std::time::Duration;
@@ -34,22 +35,15 @@ fn join(
 }
 
 /// Lets all ranks join a group and do `work`. Returns the outcome of each rank.
-fn ranks<T: Send>(
+fn on_ranks<T: Send>(
     net: &Net,
     world: usize,
     timeout: Duration,
     work: impl Fn(&Group) -> Result<T, CollectiveError> + Sync,
 ) -> Vec<Result<T, CollectiveError>> {
-    std::thread::scope(|scope| {
-        let work = &work;
-        let start = |rank| {
-            scope.spawn(move || {
-                let group = join(net, rank, world, timeout).map_err(|error| *error)?;
-                work(&group)
-            })
-        };
-        let threads: Vec<_> = (0..world).map(start).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
+    ranks::each(0..world, |rank| {
+        let group = join(net, rank, world, timeout).map_err(|error| *error)?;
+        work(&group)
     })
 }
 
@@ -95,7 +89,7 @@ fn a_slow_network_changes_no_sum() {
         let net = Net::new(WORLD);
         let slow = Fault { delay: Duration::from_millis(5), ..Fault::default() };
         (0..WORLD).for_each(|rank| net.set_around(rank, WORLD, slow));
-        let outcomes = ranks(&net, WORLD, NEVER, |group| {
+        let outcomes = on_ranks(&net, WORLD, NEVER, |group| {
             for len in [1, 1000, 300_000] {
                 let mut data: Vec<f32> =
                     (0..len).map(|i| ((i + group.rank()) % 7) as f32).collect();
@@ -114,12 +108,8 @@ fn a_slow_network_changes_no_sum() {
 }
 
 /// A check with each number of bytes, all at the same time, since each lasts until its time limit.
-fn for_each<const N: usize>(afters: [u64; N], check: impl Fn(u64) + Copy + Send + 'static) {
-    std::thread::scope(|scope| {
-        for after in afters {
-            scope.spawn(move || within_limit(move || check(after)));
-        }
-    });
+fn for_each<const N: usize>(afters: [u64; N], check: impl Fn(u64) + Copy + Send + Sync + 'static) {
+    ranks::each(afters, |after| within_limit(move || check(after)));
 }
 
 /// A silence that begins on each link of a rank after so many bytes.
@@ -127,7 +117,7 @@ fn silence_in_all_reduce(after: u64) {
     within_limit(move || {
         let net = Net::new(WORLD);
         net.set_around(AWAY, WORLD, Fault { silent_after: Some(after), ..Fault::default() });
-        silence_is_among_the_named(&ranks(&net, WORLD, SHORT, reduce_for_ever));
+        silence_is_among_the_named(&on_ranks(&net, WORLD, SHORT, reduce_for_ever));
     });
 }
 
@@ -147,7 +137,7 @@ fn a_silence_within_a_message_is_named_at_the_limit() {
     within_limit(|| {
         let net = Net::new(2);
         net.set(Link::Pair(1, 0), Fault { silent_after: Some(1 << 20), ..Fault::default() });
-        let outcomes = ranks(&net, 2, SHORT, |group| {
+        let outcomes = on_ranks(&net, 2, SHORT, |group| {
             let mut data = vec![0f32; MANY];
             match group.rank() {
                 0 => group.send_slice(&data, 1),
@@ -165,7 +155,7 @@ fn a_silence_while_ranks_connect_is_named_at_the_limit() {
     for_each([0, 40, 113, 174], |after| {
         let net = Net::new(WORLD);
         net.set_around(AWAY, WORLD, Fault { silent_after: Some(after), ..Fault::default() });
-        silence_is_named(&ranks(&net, WORLD, SHORT, |group| group.barrier()));
+        silence_is_named(&on_ranks(&net, WORLD, SHORT, |group| group.barrier()));
     });
 }
 
@@ -175,7 +165,7 @@ fn a_silence_of_the_store_is_named_at_the_limit() {
     for_each([0, 2223], |after| {
         let net = Net::new(WORLD);
         net.set(Link::Store(AWAY), Fault { silent_after: Some(after), ..Fault::default() });
-        silence_is_named(&ranks(&net, WORLD, SHORT, |group| group.barrier()));
+        silence_is_named(&on_ranks(&net, WORLD, SHORT, |group| group.barrier()));
     });
 }
 
@@ -184,6 +174,6 @@ fn a_connection_that_is_cut_is_named_without_a_limit() {
     for_each([1 << 20, 6 << 20], |after| {
         let net = Net::new(2);
         net.set(Link::Pair(1, 0), Fault { cut_after: Some(after), ..Fault::default() });
-        silence_is_named(&ranks(&net, 2, NEVER, reduce_for_ever));
+        silence_is_named(&on_ranks(&net, 2, NEVER, reduce_for_ever));
     });
 }

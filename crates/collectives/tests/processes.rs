@@ -2,6 +2,7 @@
 
 mod children;
 mod common;
+mod ranks;
 
 use std::net::TcpListener;
 use std::path::Path;
@@ -234,13 +235,8 @@ fn digest(bits: &[u32]) -> u64 {
 #[test]
 fn all_transports_give_the_same_bits() {
     for world in [2, 4, 6] {
-        let expected = std::thread::scope(|scope| {
-            let ranks: Vec<_> = Group::threads(world)
-                .into_iter()
-                .map(|group| scope.spawn(move || digest(&common::order_sensitive_sums(&group))))
-                .collect();
-            ranks.into_iter().map(|rank| rank.join().unwrap()).next().unwrap()
-        });
+        let bits = |group| digest(&common::order_sensitive_sums(&group));
+        let expected = ranks::each(Group::threads(world), bits)[0];
         for transport in ["shm", "tcp", "hybrid"] {
             for output in run("order", world, &Place::file().over(transport, world / 2)) {
                 assert!(output.contains(&format!("bits {expected}")), "{transport}: {output}");

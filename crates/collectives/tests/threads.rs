@@ -2,19 +2,17 @@
 
 mod common;
 mod limit;
+mod ranks;
 
 use std::time::Duration;
 
 use common::{private, read};
 use paceline_collectives::{CollectiveError, Group, GroupOptions, Link, Purpose, ReduceOp};
 use paceline_memory::{Allocator, Category, DType, EventState};
+use ranks::each;
 
 fn on_ranks<R: Send>(world: usize, body: impl Fn(Group) -> R + Sync) -> Vec<R> {
-    std::thread::scope(|scope| {
-        let ranks: Vec<_> =
-            Group::threads(world).into_iter().map(|group| scope.spawn(|| body(group))).collect();
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-    })
+    each(Group::threads(world), body)
 }
 
 #[test]
@@ -239,22 +237,18 @@ fn a_rank_that_leaves_is_named_and_the_group_stays_broken() {
 fn a_rank_that_leaves_ends_only_the_operations_that_need_it() {
     let mut groups = Group::threads(3);
     drop(groups.pop());
-    std::thread::scope(|scope| {
-        for group in groups {
-            scope.spawn(move || {
-                let (rank, other) = (group.rank(), 1 - group.rank());
-                let (data, mut got) = ([rank as f32; 1000], [9f32; 1000]);
-                let received = private(&got);
-                group.send_recv(&private(&data), other, &received, other).unwrap();
-                assert_eq!(read::<f32>(&received), [other as f32; 1000]);
-                match rank {
-                    0 => group.send_slice(&data, 1).map(|_| ()).unwrap(),
-                    _ => group.recv_slice(&mut got, 0).map(|_| ()).unwrap(),
-                }
-                let error = group.recv_slice(&mut got, 2).unwrap_err();
-                assert!(matches!(error, CollectiveError::PeerLeft { peer: 2, .. }), "{error}");
-            });
+    each(groups, |group| {
+        let (rank, other) = (group.rank(), 1 - group.rank());
+        let (data, mut got) = ([rank as f32; 1000], [9f32; 1000]);
+        let received = private(&got);
+        group.send_recv(&private(&data), other, &received, other).unwrap();
+        assert_eq!(read::<f32>(&received), [other as f32; 1000]);
+        match rank {
+            0 => group.send_slice(&data, 1).map(|_| ()).unwrap(),
+            _ => group.recv_slice(&mut got, 0).map(|_| ()).unwrap(),
         }
+        let error = group.recv_slice(&mut got, 2).unwrap_err();
+        assert!(matches!(error, CollectiveError::PeerLeft { peer: 2, .. }), "{error}");
     });
 }
 
@@ -262,16 +256,12 @@ fn a_rank_that_leaves_ends_only_the_operations_that_need_it() {
 fn messages_that_do_not_fit_are_named_though_another_rank_has_left() {
     let mut groups = Group::threads(3);
     drop(groups.pop());
-    std::thread::scope(|scope| {
-        for group in groups {
-            scope.spawn(move || {
-                let error = match group.rank() {
-                    0 => group.send_slice(&[1f32; 10], 1).unwrap_err(),
-                    _ => group.recv_slice(&mut [1f32; 9], 0).unwrap_err(),
-                };
-                assert!(matches!(error, CollectiveError::Mismatch { .. }), "{error}");
-            });
-        }
+    each(groups, |group| {
+        let error = match group.rank() {
+            0 => group.send_slice(&[1f32; 10], 1).unwrap_err(),
+            _ => group.recv_slice(&mut [1f32; 9], 0).unwrap_err(),
+        };
+        assert!(matches!(error, CollectiveError::Mismatch { .. }), "{error}");
     });
 }
 
@@ -322,18 +312,12 @@ fn no_time_limit_is_too_long() {
     let spinning = GroupOptions { spin: forever, ..options.clone() };
     for options in [options, spinning] {
         limit::within_limit(|| {
-            std::thread::scope(|scope| {
-                for group in Group::threads_with(2, options).unwrap() {
-                    scope.spawn(move || {
-                        let (rank, other) = (group.rank(), 1 - group.rank());
-                        let received = private(&[9f32; 3]);
-                        group
-                            .send_recv(&private(&[rank as f32; 3]), other, &received, other)
-                            .unwrap();
-                        assert_eq!(read::<f32>(&received), [other as f32; 3]);
-                        group.barrier().unwrap();
-                    });
-                }
+            each(Group::threads_with(2, options).unwrap(), |group| {
+                let (rank, other) = (group.rank(), 1 - group.rank());
+                let received = private(&[9f32; 3]);
+                group.send_recv(&private(&[rank as f32; 3]), other, &received, other).unwrap();
+                assert_eq!(read::<f32>(&received), [other as f32; 3]);
+                group.barrier().unwrap();
             });
         });
     }

@@ -4,6 +4,7 @@
 //! summation changes the result.
 
 mod limit;
+mod ranks;
 
 use std::any::{Any, TypeId};
 use std::collections::BTreeMap;
@@ -15,6 +16,7 @@ use half::{bf16, f16};
 use limit::within_limit;
 use paceline_collectives::{Group, GroupOptions, ReduceElement, ReduceOp, Rendezvous};
 use paceline_memory::{Allocator, Category, Tensor};
+use ranks::each;
 
 /// Lengths that leave some ranks without a share, and those that need several blocks.
 const LENGTHS: [usize; 6] = [1, 3, 17, 1025, 5003, 20_011];
@@ -173,18 +175,10 @@ fn on_ranks<R: Send>(
             }
         }
     };
-    let (body, of_rank) = (&body, &of_rank);
-    std::thread::scope(|scope| {
-        let ranks: Vec<_> = match transport {
-            Transport::Thread => Group::threads_with(world, options.clone())
-                .unwrap()
-                .into_iter()
-                .map(|group| scope.spawn(move || body(group)))
-                .collect(),
-            _ => (0..world).map(|rank| scope.spawn(move || body(of_rank(rank)))).collect(),
-        };
-        ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
-    })
+    match transport {
+        Transport::Thread => each(Group::threads_with(world, options.clone()).unwrap(), body),
+        _ => each(0..world, |rank| body(of_rank(rank))),
+    }
 }
 
 /// Every reduction of one type and length, on slices and on memory that all ranks can reach.
