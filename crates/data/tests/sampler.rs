@@ -63,6 +63,19 @@ fn the_last_ranks_get_nothing_when_the_tail_is_short() {
     assert_eq!(sampler(10, 4, 0, 4, SHUFFLED).epoch(0).batch(2).unwrap().global_count, 2);
 }
 
+/// Checks the samples before each batch of an epoch, which begins with these. Returns those before the next one.
+fn counted(sampler: &Sampler, epoch: u64, mut counts: SampleCounts, case: &str) -> SampleCounts {
+    let plan = sampler.epoch(epoch);
+    for batch in 0..sampler.batches_per_epoch() {
+        let position = Position { epoch, batch };
+        assert_eq!(sampler.samples_before(position), counts, "{case}: {position:?}");
+        let share = plan.batch(batch).unwrap();
+        counts.own += share.indices.len() as u64;
+        counts.all += share.global_count as u64;
+    }
+    counts
+}
+
 #[test]
 fn the_samples_before_a_position_are_those_of_all_batches_before_it() {
     for (len, global_batch, world) in [(10, 4, 1), (10, 4, 4), (97, 8, 3), (5, 64, 2), (64, 8, 2)] {
@@ -71,15 +84,8 @@ fn the_samples_before_a_position_are_those_of_all_batches_before_it() {
             let sampler = sampler.with_max_batches(max_batches).unwrap();
             let mut counts = SampleCounts::default();
             for epoch in 0..3 {
-                let plan = sampler.epoch(epoch);
-                for batch in 0..sampler.batches_per_epoch() {
-                    let case = format!("{len} by {global_batch}, rank {rank} of {world}");
-                    let position = Position { epoch, batch };
-                    assert_eq!(sampler.samples_before(position), counts, "{case}: {position:?}");
-                    let share = plan.batch(batch).unwrap();
-                    counts.own += share.indices.len() as u64;
-                    counts.all += share.global_count as u64;
-                }
+                let case = format!("{len} by {global_batch}, rank {rank} of {world}");
+                counts = counted(&sampler, epoch, counts, &case);
                 // The end of an epoch is the start of the next. Larger batch numbers count as the end.
                 for batch in [sampler.batches_per_epoch(), usize::MAX] {
                     assert_eq!(sampler.samples_before(Position { epoch, batch }), counts);
@@ -143,15 +149,8 @@ fn the_samples_before_a_position_are_right_for_unequal_shares_of_steps() {
             let sampler = sampler.with_max_batches(max_batches).unwrap();
             let mut counts = SampleCounts::default();
             for epoch in 0..2 {
-                let plan = sampler.epoch(epoch);
-                for batch in 0..sampler.batches_per_epoch() {
-                    let case = format!("{len} by {global_batch} x {of_step}, {rank} of {world}");
-                    let position = Position { epoch, batch };
-                    assert_eq!(sampler.samples_before(position), counts, "{case}: {position:?}");
-                    let share = plan.batch(batch).unwrap();
-                    counts.own += share.indices.len() as u64;
-                    counts.all += share.global_count as u64;
-                }
+                let case = format!("{len} by {global_batch} x {of_step}, {rank} of {world}");
+                counts = counted(&sampler, epoch, counts, &case);
             }
         }
     }
@@ -167,14 +166,10 @@ fn ranks_and_batches_of_a_step_are_exchangeable() {
                 let sampler = sampler(len, of_step / batches, rank, world, SHUFFLED);
                 let sampler = sampler.with_steps_of(batches).unwrap();
                 let plan = sampler.epoch(2);
-                let mut counts = SampleCounts::default();
+                let counts = counted(&sampler, 0, SampleCounts::default(), "a step");
                 for batch in 0..sampler.batches_per_epoch() {
-                    let position = Position { epoch: 0, batch };
-                    assert_eq!(sampler.samples_before(position), counts, "{len} by {of_step}");
                     let share = plan.batch(batch).unwrap();
                     assert!(share.indices.len() <= sampler.local_batch_max());
-                    counts.own += share.indices.len() as u64;
-                    counts.all += share.global_count as u64;
                     steps.resize(steps.len().max(batch / batches + 1), Vec::new());
                     steps[batch / batches].push(share.indices.to_vec());
                 }

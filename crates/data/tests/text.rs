@@ -68,77 +68,56 @@ fn an_error_names_the_file_and_the_row() {
         let path = write(&folder, name, contents);
         let error = TextRows::read(&[path], classes).unwrap_err().to_string();
         let folder = folder.path().display().to_string();
-        error.replace(&format!("{folder}/"), "")
+        let error = error.replace(&format!("{folder}/"), "");
+        error.strip_prefix(&format!("{name}: ")).expect("it names the file").to_owned()
     };
     let csv = csv();
     let parquet = folder.path().join("whole.parquet");
     write_parquet(&parquet, Compression::SNAPPY, &TEXTS, &LABELS);
     let parquet = fs::read(parquet).unwrap();
-    for (name, contents, classes, expected) in [
+    let damaged = "is the file damaged or cut off, or not a Parquet file?";
+    for (name, contents, expected) in [
         (
             "a.csv",
             "text,stars\nx,1\n".as_bytes(),
-            2,
-            "a.csv: has no column label; its columns are text, stars",
+            "has no column label; its columns are text, stars",
         ),
-        (
-            "a.csv",
-            b"text,label\nx,1\ny,one\n",
-            2,
-            "a.csv: row 2: the label \"one\" is not an integer",
-        ),
-        ("a.csv", b"text,label\nx,1.0\n", 2, "a.csv: row 1: the label \"1.0\" is not an integer"),
+        ("a.csv", b"text,label\nx,1\ny,one\n", "row 2: the label \"one\" is not an integer"),
+        ("a.csv", b"text,label\nx,1.0\n", "row 1: the label \"1.0\" is not an integer"),
         (
             "a.csv",
             b"text,label\nx,2\n",
-            2,
             "row 1: the label is 2, not one of the 2 classes from 0 to 1",
         ),
-        ("a.csv", b"text,label\nx,-1\n", 2, "row 1: the label is -1, not one of the 2 classes"),
+        ("a.csv", b"text,label\nx,-1\n", "row 1: the label is -1, not one of the 2 classes"),
         (
             "a.csv",
             b"text,label\nx\n",
-            2,
-            "row 1: has 1 fields, and the header has 2; is the file cut off?",
+            "1: has 1 fields, and the header has 2; is the file cut off?",
         ),
-        (
-            "a.csv",
-            b"label,text\n0,\"x\n1,y\n",
-            2,
-            "a.csv: has an odd number of quotes: it is cut off",
-        ),
-        ("a.csv", b"text,label\n", 2, "a.csv: has no rows"),
-        ("a.csv", b"", 2, "a.csv: has no column text"),
-        ("a.csv", b"text,label\n\xff,1\n", 2, "a.csv: row 1: "),
-        ("a.csv", &csv.as_bytes()[..csv.len() - 8], 2, "a.csv: row 5: has 2 fields"),
-        (
-            "a.jsonl",
-            b"{\"text\": \"x\"}\n",
-            2,
-            "a.jsonl: has no column label; its columns are text",
-        ),
-        ("a.jsonl", b"{\"text\": 3, \"label\": 1}\n", 2, "row 1: the text 3 is not a string"),
+        ("a.csv", b"label,text\n0,\"x\n1,y\n", "has an odd number of quotes: it is cut off"),
+        ("a.csv", b"text,label\n", "has no rows"),
+        ("a.csv", b"", "has no column text"),
+        ("a.csv", b"text,label\n\xff,1\n", "row 1: "),
+        ("a.csv", &csv.as_bytes()[..csv.len() - 8], "row 5: has 2 fields"),
+        ("a.jsonl", b"{\"text\": \"x\"}\n", "has no column label; its columns are text"),
+        ("a.jsonl", b"{\"text\": 3, \"label\": 1}\n", "row 1: the text 3 is not a string"),
         (
             "a.jsonl",
             b"\n{\"text\": \"x\", \"label\": 0.5}",
-            2,
             "row 2: the label 0.5 is not an integer",
         ),
-        ("a.jsonl", b"{\"text\": \"x\", \"la", 2, "; is the file cut off?"),
-        ("a.jsonl", b"[1]\n", 2, "a.jsonl: row 1: is not a JSON object"),
-        ("a.parquet", b"PAR1", 2, "is the file damaged or cut off, or not a Parquet file?"),
-        (
-            "a.parquet",
-            &parquet[..parquet.len() - 9],
-            2,
-            "is the file damaged or cut off, or not a Parquet file?",
-        ),
-        ("a.parquet", &parquet, 1, "a.parquet: row 1: the label is 1, not one of the 1 classes"),
-        ("a.txt", b"x", 2, "a.txt: plain text has no labels"),
+        ("a.jsonl", b"{\"text\": \"x\", \"la", "; is the file cut off?"),
+        ("a.jsonl", b"[1]\n", "row 1: is not a JSON object"),
+        ("a.parquet", b"PAR1", damaged),
+        ("a.parquet", &parquet[..parquet.len() - 9], damaged),
+        ("a.txt", b"x", "plain text has no labels"),
     ] {
-        let message = message(name, contents, classes);
+        let message = message(name, contents, 2);
         assert!(message.contains(expected), "{message}\nlacks {expected}");
     }
+    let one_class = message("a.parquet", &parquet, 1);
+    assert_eq!(one_class, "row 1: the label is 1, not one of the 1 classes from 0 to 0");
 }
 
 #[test]
