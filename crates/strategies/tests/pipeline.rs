@@ -2,17 +2,17 @@
 
 mod common;
 
-use paceline_collectives::{Axis, Group, Mesh, ReduceOp};
+use paceline_collectives::{Axis, Group, ReduceOp};
 use paceline_kernels::Compute;
 use paceline_memory::{Allocator, Category, DType};
 use paceline_model::MeanSquaredError;
 use paceline_strategies::schedule::{self, Costs, SCHEDULES, Schedule};
 use paceline_strategies::{
     AccumulationOrder, Replica, ReplicaOptions, ShardAccumulation, ShardOptions, Sharded, Single,
-    Stages, StrategyError, Zero, ZeroStage, clip_factor, evaluate, train_step,
+    Stages, StrategyError, Zero, ZeroStage, evaluate,
 };
 
-use common::{EXACT, Make, Net, Trainer, WHOLE, all_exact, largest_difference, on_ranks};
+use common::{EXACT, Make, Net, Trainer, WHOLE, all_exact, largest_difference, on_mesh, on_ranks};
 
 /// Sizes of the micro-batches of a step, which differ.
 const SIZES: [usize; 8] = [4, 3, 4, 5, 2, 4, 3, 4];
@@ -21,15 +21,7 @@ const SIZES: [usize; 8] = [4, 3, 4, 5, 2, 4, 3, 4];
 fn train(trainer: &mut Trainer, micro_batches: usize) -> (String, Vec<f64>) {
     let mut losses = Vec::new();
     for _ in 0..4 {
-        let shares = trainer.shares(&SIZES[..micro_batches]);
-        let (strategy, mut cx, optimizer) = trainer.parts();
-        cx.track.clear();
-        let loss = train_step(strategy, &mut cx, &shares).unwrap();
-        losses.push(loss.loss);
-        let (norm, factor) = clip_factor(strategy, &mut cx, 0.05).unwrap();
-        optimizer.set_grad_factor(factor);
-        assert!(norm > 0.05, "the gradients are clipped: {norm}");
-        strategy.optimizer_step(&mut cx, optimizer).unwrap();
+        losses.push(trainer.clipped_step(&SIZES[..micro_batches], 0.05).loss);
     }
     (trainer.digest(), losses)
 }
@@ -50,12 +42,10 @@ fn in_stages(
     order: AccumulationOrder,
     micro_batches: usize,
 ) -> Vec<(String, Vec<f64>)> {
-    let shape: paceline_collectives::MeshShape = mesh.parse().unwrap();
-    on_ranks(shape.num_ranks().unwrap(), |group| {
-        let mesh = Mesh::new(group, &shape).unwrap();
-        let stages = Stages::even(of, micro_batches);
+    on_mesh(mesh, |mesh| {
+        let (stages, ranks) = (Stages::even(of, micro_batches), mesh.world().world_size());
         let mut trainer = Trainer::in_stages_with(net, mesh, make(), &stages, order).unwrap();
-        let whole = net.build(shape.num_ranks().unwrap()).layout.len();
+        let whole = net.build(ranks).layout.len();
         assert!(trainer.replica.storage.values().tensor().num_elems() < whole);
         train(&mut trainer, micro_batches)
     })
@@ -150,8 +140,7 @@ fn check_tied(
         (losses, own_weights(&mut trainer))
     });
     let (expected_losses, expected) = &alone[0];
-    let found = on_ranks(shape.num_ranks().unwrap(), |group| {
-        let mesh = Mesh::new(group, &shape).unwrap();
+    let found = on_mesh(mesh, |mesh| {
         let stages = Stages::even(of, 4);
         let mut trainer = Trainer::in_stages_with(net, mesh, make(), &stages, order).unwrap();
         let (digest, losses) = train(&mut trainer, 4);
@@ -213,11 +202,9 @@ fn each_token_of_a_step_counts_once_however_many_stages_have_it() {
     // A sequence of these nets has the same length as every other one, or a length of its own.
     for net in [Net::Llama, Net::RaggedLlama] {
         let counted = |mesh: &str| -> usize {
-            let shape: paceline_collectives::MeshShape = mesh.parse().unwrap();
-            let each = on_ranks(shape.num_ranks().unwrap(), |group| {
-                let mesh = Mesh::new(group, &shape).unwrap();
+            let each = on_mesh(mesh, |mesh| {
                 let (make, order) = (EXACT[0], AccumulationOrder::Sequential);
-                let mut trainer = if shape.size(Axis::Pp) > 1 {
+                let mut trainer = if mesh.shape().size(Axis::Pp) > 1 {
                     let stages = Stages::even(schedule::named("1f1b").unwrap(), 4);
                     Trainer::in_stages_with(net, mesh, make(), &stages, order).unwrap()
                 } else {
@@ -343,8 +330,7 @@ fn an_evaluation_adds_up_the_sums_of_the_last_stage() {
         };
         let alone = sums(&mut Trainer::new(net, Group::single().unwrap(), Box::new(Single)));
         let of = Stages::even(schedule::named(name).unwrap(), 1);
-        let found = on_ranks(2, |group| {
-            let mesh = Mesh::new(group, &"pp=2".parse().unwrap()).unwrap();
+        let found = on_mesh("pp=2", |mesh| {
             sums(&mut Trainer::in_stages(net, mesh, Box::new(Single), &of).unwrap())
         });
         assert_eq!(found, [alone.clone(), alone], "{net:?} {name}");
@@ -354,8 +340,7 @@ fn an_evaluation_adds_up_the_sums_of_the_last_stage() {
 #[test]
 fn what_cannot_be_divided_is_refused() {
     let refused = |net: Net, ranks: usize, name: &str| {
-        let errors = on_ranks(ranks, |group| {
-            let mesh = Mesh::new(group, &format!("pp={ranks}").parse().unwrap()).unwrap();
+        let errors = on_mesh(&format!("pp={ranks}"), |mesh| {
             let of = Stages::even(schedule::named(name).unwrap(), 1);
             match Trainer::in_stages(net, mesh, Box::new(Single), &of) {
                 Err(StrategyError::Setting(problem)) => problem,
@@ -369,8 +354,7 @@ fn what_cannot_be_divided_is_refused() {
     assert!(refused(Net::Mlp, 2, "zbv").contains("the model has 3 blocks"));
     assert!(refused(Net::DeepMlp, 2, "dualpipev").contains("1 are too few, pass 4"));
     // The stages of a rank end a micro-batch at different moments, so no moment shows what the micro-batch has left out.
-    let errors = on_ranks(2, |group| {
-        let mesh = Mesh::new(group, &"pp=2".parse().unwrap()).unwrap();
+    let errors = on_mesh("pp=2", |mesh| {
         let of = Stages::even(schedule::named("zbv").unwrap(), 1);
         let (model, compute) = (Net::DeepMlp.build(2), Compute::new(1, Allocator::new()).unwrap());
         let (mut strategy, find_unused_parameters) = (Sharded::new(ZeroStage::Two, SHARDS), true);
@@ -381,8 +365,7 @@ fn what_cannot_be_divided_is_refused() {
     });
     assert!(errors[0].contains("cannot leave out parameters"), "{}", errors[0]);
     // The pipeline does not know of the head, which is a layer.
-    let errors = on_ranks(2, |group| {
-        let mesh = Mesh::new(group, &"pp=2".parse().unwrap()).unwrap();
+    let errors = on_mesh("pp=2", |mesh| {
         let of = Stages::even(schedule::named("1f1b").unwrap(), 1);
         let (mut model, compute) =
             (Net::TiedLlama.build(2), Compute::new(1, Allocator::new()).unwrap());
@@ -394,8 +377,7 @@ fn what_cannot_be_divided_is_refused() {
     let words = "model.embed_tokens.weight cannot be in a pipeline: 2 layers use it, and 1 of them";
     assert!(errors[0].contains(words), "{}", errors[0]);
     // No rank starts a step that its schedule does not know.
-    let errors = on_ranks(2, |group| {
-        let mesh = Mesh::new(group, &"pp=2".parse().unwrap()).unwrap();
+    let errors = on_mesh("pp=2", |mesh| {
         let of = Stages::even(schedule::named("dualpipev").unwrap(), 4);
         let mut trainer = Trainer::in_stages(Net::DeepMlp, mesh, Box::new(Single), &of).unwrap();
         trainer.step(&[4, 4]).unwrap_err().to_string()
@@ -430,8 +412,7 @@ impl Schedule for Crossed {
 #[test]
 fn a_plan_that_cannot_run_is_refused_with_the_replica() {
     let refused = |stages: &Stages| {
-        let errors = on_ranks(2, |group| {
-            let mesh = Mesh::new(group, &"pp=2".parse().unwrap()).unwrap();
+        let errors = on_mesh("pp=2", |mesh| {
             let made = Trainer::in_stages(Net::DeepMlp, mesh, Box::new(Single), stages);
             made.err().expect("the lists do not fit together").to_string()
         });

@@ -17,10 +17,10 @@ use paceline_model::{
 };
 use paceline_strategies::{
     Ddp, Exactness, Replica, ReplicaOptions, ShardAccumulation, ShardOptions, Sharded, StepContext,
-    Strategy, StrategyError, Zero, ZeroStage, clip_factor, train_step,
+    Strategy, StrategyError, Zero, ZeroStage,
 };
 
-use common::{Make, Net, Optim, SHARDED, Trainer, WHOLE, on_ranks};
+use common::{Make, Net, Optim, SHARDED, Trainer, WHOLE, on_mesh, on_ranks};
 
 const ALL: [Net; 5] = [Net::Cnn, Net::BatchNormCnn, Net::Mlp, Net::FrozenCnn, Net::TiedMlp];
 
@@ -38,46 +38,40 @@ fn with_options(options: ShardOptions) -> [Box<dyn Strategy>; 4] {
     ]
 }
 
-/// The digest of each rank after six steps with micro-batches of these sizes, clipped if `max_norm` is given.
+/// The digest of each rank of a mesh after six steps, clipped if `max_norm` is given.
 fn digests(
     net: Net,
-    world_size: usize,
+    mesh: &MeshShape,
     make: impl Fn() -> Box<dyn Strategy> + Sync,
-    micro_batches: &[usize],
     max_norm: Option<f64>,
 ) -> Vec<String> {
-    on_ranks(world_size, |group| {
-        let mut trainer = Trainer::with_optimizer(net, group, make(), Optim::Momentum);
+    on_mesh(&mesh.to_string(), |mesh| {
+        let mut trainer = Trainer::on_mesh(net, mesh, make());
         for _ in 0..6 {
-            let shares = trainer.shares(micro_batches);
-            let (strategy, mut cx, optimizer) = trainer.parts();
-            cx.track.clear();
-            train_step(strategy, &mut cx, &shares).unwrap();
-            if let Some(max_norm) = max_norm {
-                let (norm, factor) = clip_factor(strategy, &mut cx, max_norm).unwrap();
-                optimizer.set_grad_factor(factor);
-                assert!(norm > max_norm, "the gradients are clipped: {norm}");
-            }
-            strategy.optimizer_step(&mut cx, optimizer).unwrap();
+            match max_norm {
+                Some(max_norm) => trainer.clipped_step(&[13], max_norm),
+                None => trainer.step(&[13]).unwrap(),
+            };
         }
         trainer.digest()
     })
 }
 
-fn of_ddp(net: Net, world_size: usize, micro_batches: &[usize], max_norm: Option<f64>) -> String {
-    digests(net, world_size, || boxed(Ddp::new(1024)), micro_batches, max_norm).remove(0)
+fn of_ddp(net: Net, world_size: usize, max_norm: Option<f64>) -> String {
+    let mesh = MeshShape::replicas(world_size);
+    digests(net, &mesh, || boxed(Ddp::new(1024)), max_norm).remove(0)
 }
 
 #[test]
 fn every_way_to_gather_gives_the_same_bits() {
     for net in ALL {
-        let expected = of_ddp(net, 3, &[11], None);
+        let expected = of_ddp(net, 3, None);
         for prefetch in 0..4 {
             for keep_after_forward in [0, 1, 2, 9] {
                 let options = ShardOptions { prefetch, keep_after_forward, ..WHOLE };
                 let options = ShardOptions { max_micro_batches: 1, ..options };
-                let found =
-                    digests(net, 3, || boxed(Sharded::new(ZeroStage::Three, options)), &[11], None);
+                let make = || boxed(Sharded::new(ZeroStage::Three, options));
+                let found = digests(net, &MeshShape::replicas(3), make, None);
                 let case = format!("{net:?}, {prefetch} ahead, {keep_after_forward} kept");
                 assert!(found.iter().all(|digest| *digest == expected), "{case}");
             }
@@ -89,9 +83,9 @@ fn every_way_to_gather_gives_the_same_bits() {
 fn clipping_gives_the_bits_of_replicas() {
     for net in [Net::Cnn, Net::TiedMlp, Net::FrozenCnn] {
         for world_size in [2, 3, 4] {
-            let expected = of_ddp(net, world_size, &[11], Some(0.05));
+            let expected = of_ddp(net, world_size, Some(0.05));
             for make in SHARDED {
-                let found = digests(net, world_size, make, &[11], Some(0.05));
+                let found = digests(net, &MeshShape::replicas(world_size), make, Some(0.05));
                 let name = make().name();
                 assert!(found.iter().all(|of| *of == expected), "{name}, {net:?}, {world_size}");
             }
@@ -135,24 +129,6 @@ fn sums_of_shards_differ_in_rounding_only_and_not_among_each_other() {
     }
 }
 
-/// The digest of each rank of a mesh after six clipped steps.
-fn digests_on(net: Net, shape: &MeshShape, make: Make) -> Vec<String> {
-    on_ranks(shape.num_ranks().unwrap(), |group| {
-        let mesh = Mesh::new(group, shape).unwrap();
-        let mut trainer = Trainer::on_mesh(net, mesh, make());
-        for _ in 0..6 {
-            let shares = trainer.shares(&[13]);
-            let (strategy, mut cx, optimizer) = trainer.parts();
-            cx.track.clear();
-            train_step(strategy, &mut cx, &shares).unwrap();
-            let (_, factor) = clip_factor(strategy, &mut cx, 0.05).unwrap();
-            optimizer.set_grad_factor(factor);
-            strategy.optimizer_step(&mut cx, optimizer).unwrap();
-        }
-        trainer.digest()
-    })
-}
-
 #[test]
 fn the_weights_are_as_a_strategy_states_for_its_mesh() {
     let exact = ["dp=2,shard=2", "dp=1,shard=4", "shard=2,dp=1", "dp=4,shard=1", "shard=1,dp=4"];
@@ -163,12 +139,12 @@ fn the_weights_are_as_a_strategy_states_for_its_mesh() {
         let shape: MeshShape = shape.parse().unwrap();
         let mut differs = false;
         for net in ALL {
-            let replicas = of_ddp(net, shape.num_ranks().unwrap(), &[13], Some(0.05));
+            let replicas = of_ddp(net, shape.num_ranks().unwrap(), Some(0.05));
             let found = SHARDED[3..].iter().map(|make| {
                 let stated = make().exactness(&shape);
                 assert_eq!(stated == Exactness::Exact, is_exact, "{} on {shape}", make().name());
                 assert!(is_exact || stated.words().ends_with(&shape.to_string()), "{stated:?}");
-                digests_on(net, &shape, *make)
+                digests(net, &shape, *make, Some(0.05))
             });
             let found: Vec<String> = found.flatten().collect();
             assert!(found.iter().all(|of| *of == found[0]), "{shape}, {net:?}: {found:?}");
@@ -183,10 +159,10 @@ fn the_weights_are_as_a_strategy_states_for_its_mesh() {
 fn one_shard_on_many_ranks_leaves_no_order_to_chance() {
     // Those that hold the same shard are then all ranks, whose group also sums up losses.
     let shape: MeshShape = "shard=1,dp=3".parse().unwrap();
-    let replicas = of_ddp(Net::Llama, 3, &[13], Some(0.05));
+    let replicas = of_ddp(Net::Llama, 3, Some(0.05));
     for make in &SHARDED[3..] {
         for _ in 0..20 {
-            let found = digests_on(Net::Llama, &shape, *make);
+            let found = digests(Net::Llama, &shape, *make, Some(0.05));
             assert!(found.iter().all(|of| *of == replicas), "{}: {found:?}", make().name());
         }
     }
@@ -215,9 +191,8 @@ fn ranks_that_hold_the_same_values_begin_with_those_of_the_first_of_them() {
         let stages = if shape.size(Axis::Shard) == 1 { &SHARDED[..] } else { &SHARDED[3..] };
         let replicas: Make = || boxed(Ddp::new(1024));
         for make in stages.iter().copied().chain([replicas]) {
-            let found = on_ranks(4, |group| {
-                let model = filled(Net::Mlp.build(4), group.rank() as f64, 4);
-                let mesh = Mesh::new(group, &shape).unwrap();
+            let found = on_mesh(&shape.to_string(), |mesh| {
+                let model = filled(Net::Mlp.build(4), mesh.world().rank() as f64, 4);
                 Trainer::with_model(model, Net::Mlp, mesh, make(), Optim::Plain).weights()
             });
             let name = make().name();

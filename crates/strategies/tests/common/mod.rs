@@ -4,7 +4,7 @@
 
 use std::ops::Range;
 
-use paceline_collectives::{Group, Mesh, Purpose, ReduceOp, Work};
+use paceline_collectives::{Group, Mesh, MeshShape, Purpose, ReduceOp, Work};
 use paceline_cuda::Card;
 use paceline_kernels::optimizer::Sgd;
 use paceline_kernels::{Compute, elementwise};
@@ -18,7 +18,7 @@ use paceline_strategies::{
     HalfPrecision, LocalSgd, MicroBatch, NoSync, Replica, ReplicaOptions, Result,
     ShardAccumulation, ShardOptions, Sharded, SimpleDdp, SimpleDdpAsync, SimpleDdpGa,
     SimpleDdpHook, Stages, StepContext, StepLoss, StepState, Strategy, SyncBlocks, TopK, Zero,
-    ZeroStage, train_step,
+    ZeroStage, clip_factor, train_step,
 };
 use paceline_trace::SpanTrack;
 
@@ -511,6 +511,19 @@ impl Trainer {
         Ok(loss)
     }
 
+    /// A training step on micro-batches of these sizes, whose gradients are clipped: they are larger than `max_norm`.
+    pub fn clipped_step(&mut self, micro_batches: &[usize], max_norm: f64) -> StepLoss {
+        let shares = self.shares(micro_batches);
+        self.track.clear();
+        let (strategy, mut cx, optimizer) = self.parts();
+        let loss = train_step(strategy, &mut cx, &shares).unwrap();
+        let (norm, factor) = clip_factor(strategy, &mut cx, max_norm).unwrap();
+        optimizer.set_grad_factor(factor);
+        assert!(norm > max_norm, "the gradients are clipped: {norm}");
+        strategy.optimizer_step(&mut cx, optimizer).unwrap();
+        loss
+    }
+
     /// All parameters, without padding. Every rank calls this.
     pub fn weights(&mut self) -> Vec<f32> {
         let (strategy, mut cx, _) = self.parts();
@@ -556,4 +569,11 @@ pub fn on_ranks<R: Send>(world_size: usize, body: impl Fn(Group) -> R + Sync) ->
         let ranks: Vec<_> = groups.map(|group| scope.spawn(|| body(group))).collect();
         ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
     })
+}
+
+/// The same on a mesh of this shape.
+pub fn on_mesh<R: Send>(shape: &str, body: impl Fn(Mesh) -> R + Sync) -> Vec<R> {
+    let shape: MeshShape = shape.parse().unwrap();
+    let body = |group| body(Mesh::new(group, &shape).unwrap());
+    on_ranks(shape.num_ranks().unwrap(), body)
 }
