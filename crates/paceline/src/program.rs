@@ -49,21 +49,43 @@ impl Program {
 
     /// Adds a model, which `--model` can name.
     pub fn model<M: Own + ModelSettings>(self) -> Self {
-        self.adding(add(&MODELS, own::model::<M>(), TypeId::of::<M>()))
+        self.adding(&MODELS, own::model::<M>(), TypeId::of::<M>())
     }
 
     /// Adds a data set, which `--data` can name.
     pub fn data_set<D: Own + DataSettings>(self) -> Self {
-        self.adding(add(&DATA_SETS, own::data::<D>(), TypeId::of::<D>()))
+        self.adding(&DATA_SETS, own::data::<D>(), TypeId::of::<D>())
     }
 
     /// Adds a strategy, which `--strategy` can name.
     pub fn strategy<S: OwnStrategy>(self) -> Self {
-        self.adding(add(&STRATEGIES, own::strategy::<S>(), TypeId::of::<S>()))
+        self.adding(&STRATEGIES, own::strategy::<S>(), TypeId::of::<S>())
     }
 
-    fn adding(mut self, outcome: std::result::Result<(), Vec<String>>) -> Self {
-        self.problems.extend(outcome.err().into_iter().flatten());
+    /// Adds a choice, if its name and the names of its flags are free. Otherwise keeps all problems.
+    fn adding<K>(mut self, registry: &Registry<K>, choice: Choice<K>, of_type: TypeId) -> Self {
+        if registry.has(of_type) {
+            return self;
+        }
+        let cli = Cli::whole();
+        let words = format!("--{} {}, which this program adds", registry.key, choice.name);
+        let problem = |flag: Arg| {
+            let Some(long) = flag.get_long() else {
+                let flag = flag.get_id();
+                return Some(format!("{words}: its flag {flag} has no long name; give it one"));
+            };
+            let command = clash(&cli, registry.key, &flag)?;
+            Some(format!(
+                "{words}: its flag --{long} is a flag of {command} already; give it another name, or all flags a prefix \
+                 (Own::PREFIX)"
+            ))
+        };
+        let num_before = self.problems.len();
+        self.problems.extend((choice.flags)().into_iter().filter_map(problem));
+        if self.problems.len() == num_before {
+            let added = registry.add(choice, of_type);
+            self.problems.extend(added.err().map(|failure| failure.to_string()));
+        }
         self
     }
 
@@ -160,35 +182,6 @@ fn run(command: Command) -> Result<u8> {
 /// The tokenizer of a data set that this program carries.
 fn carried_tokenizer(data: &str) -> Option<&'static str> {
     DATA_SETS.get(data).ok()?.of.tokenizer
-}
-
-/// Adds a choice, if its name and the names of its flags are free. Names all problems.
-fn add<K>(
-    registry: &Registry<K>,
-    choice: Choice<K>,
-    of_type: TypeId,
-) -> std::result::Result<(), Vec<String>> {
-    if registry.has(of_type) {
-        return Ok(());
-    }
-    let cli = Cli::whole();
-    let words = format!("--{} {}, which this program adds", registry.key, choice.name);
-    let problem = |flag: Arg| {
-        let Some(long) = flag.get_long() else {
-            let flag = flag.get_id();
-            return Some(format!("{words}: its flag {flag} has no long name; give it one"));
-        };
-        let command = clash(&cli, registry.key, &flag)?;
-        Some(format!(
-            "{words}: its flag --{long} is a flag of {command} already; give it another name, or all flags a prefix \
-             (Own::PREFIX)"
-        ))
-    };
-    let problems: Vec<String> = (choice.flags)().into_iter().filter_map(problem).collect();
-    if !problems.is_empty() {
-        return Err(problems);
-    }
-    registry.add(choice, of_type).map_err(|failure| vec![failure.to_string()])
 }
 
 /// The command, among those that choose by `--key` and so would have `flag` too, in which another flag has one of its

@@ -122,29 +122,26 @@ fn say_one(Rehearsed { schedule, plan, timeline }: &Rehearsed) {
     let width = line_width().map_or(MAX_WIDTH, |width| width.min(MAX_WIDTH));
     drawing(plan, timeline, width).lines().for_each(say_unbroken);
     say("");
-    let table = Columns::new().add("rank", "rank", ("", 0), "The rank.", |rank: &usize| *rank);
-    let busy: Vec<f64> = (0..ranks).map(|rank| timeline.busy(rank)).collect();
-    let (makespan, of_busy) = (timeline.makespan, busy.clone());
-    let in_flight: Vec<f64> = (0..ranks).map(|rank| plan.in_flight(rank)).collect();
-    let table = table
-        .add("busy", "computes", ("", 1), "The time in which the rank computes.", move |rank| {
-            of_busy[*rank]
-        })
+    let makespan = timeline.makespan;
+    let rows = (0..ranks).map(|rank| (rank, timeline.busy(rank), plan.in_flight(rank)));
+    let table = Columns::<(usize, f64, f64)>::new()
+        .add("rank", "rank", ("", 0), "The rank.", |of| of.0)
+        .add("busy", "computes", ("", 1), "The time in which the rank computes.", |of| of.1)
         .add(
             "idle",
             "idle",
             ("", 1),
             "The time until the last rank is done in which it does not.",
-            move |rank| makespan - busy[*rank],
+            move |of| makespan - of.1,
         )
         .add(
             "in_flight",
             "in flight",
             ("", 1),
             "The most micro-batches between their forward pass and the end of their backward pass.",
-            move |rank| in_flight[*rank],
+            |of| of.2,
         )
-        .table((0..ranks).collect::<Vec<_>>());
+        .table(rows.collect::<Vec<_>>());
     say_table(&table);
     say("");
     say(&format!(

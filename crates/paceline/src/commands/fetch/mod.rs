@@ -14,36 +14,31 @@ use self::args::{DataArgs, FetchCommand, NameArgs};
 
 /// Runs `paceline fetch`. Returns the exit code.
 pub fn fetch(command: &FetchCommand) -> Result<u8> {
-    match command {
-        FetchCommand::Model(args) => of_hub(Wanted::Weights, args)?,
-        FetchCommand::Data(args) => match published(&args.name.name) {
-            Some((name, source)) => of_folder(name, source, args)?,
-            None => match args.data_dir {
-                Some(_) => {
-                    return usage(
-                        "--data-dir: data sets of the Hub go into its cache; leave it out, and set HF_HOME for another \
-                         place",
-                    );
-                }
-                None => of_hub(Wanted::Texts, &args.name)?,
-            },
+    let (wanted, NameArgs { name, revision, quiet }) = match command {
+        FetchCommand::Model(args) => (Wanted::Weights, args),
+        FetchCommand::Data(args) => match (published(&args.name.name), &args.data_dir) {
+            (Some(source), _) => return of_folder(source, args),
+            (None, None) => (Wanted::Texts, &args.name),
+            (None, Some(_)) => {
+                return usage(
+                    "--data-dir: data sets of the Hub go into its cache; leave it out, and set HF_HOME for another place",
+                );
+            }
         },
-    }
+    };
+    hub::fetch(wanted, name, revision.as_deref(), *quiet)?;
     Ok(0)
 }
 
 /// A data set of `--data` that is published somewhere else than on the Hub.
-fn published(name: &str) -> Option<(&'static str, &'static Source)> {
-    DATA_SETS.all().into_iter().find_map(|choice| {
-        let source = choice.of.source.filter(|_| choice.name == name)?;
-        Some((choice.name, source))
-    })
+fn published(name: &str) -> Option<&'static Source> {
+    DATA_SETS.get(name).ok()?.of.source
 }
 
 /// Does the same as `--download`.
-fn of_folder(name: &str, source: &Source, args: &DataArgs) -> Result<()> {
-    let DataArgs { name: of_hub, data_dir, mirror } = args;
-    if of_hub.revision.is_some() {
+fn of_folder(source: &Source, args: &DataArgs) -> Result<u8> {
+    let DataArgs { name: NameArgs { name, revision, quiet }, data_dir, mirror } = args;
+    if revision.is_some() {
         return usage(format!("--revision: {name} has no revisions; leave it out"));
     }
     let Some(folder) = data_dir else {
@@ -53,16 +48,11 @@ fn of_folder(name: &str, source: &Source, args: &DataArgs) -> Result<()> {
     };
     let address = mirror.as_deref().unwrap_or(source.address);
     source
-        .fetch(address, folder, of_hub.quiet)
+        .fetch(address, folder, *quiet)
         .map_err(|problem| Failure::Usage(format!("paceline fetch data {name}: {problem}")))?;
     say_unbroken(&folder.display().to_string());
-    if !of_hub.quiet {
+    if !quiet {
         say(&format!("Use it: paceline train --data {name} --data-dir {}", folder.printable()));
     }
-    Ok(())
-}
-
-/// Fetches the named model or data set from the Hub.
-fn of_hub(wanted: Wanted, args: &NameArgs) -> Result<()> {
-    hub::fetch(wanted, &args.name, args.revision.as_deref(), args.quiet)
+    Ok(0)
 }

@@ -25,10 +25,10 @@ pub struct GenerateArgs {
     #[arg(long = "prompt", value_name = "TEXT", allow_hyphen_values = true, required = true)]
     pub prompts: Vec<String>,
     /// Stop after N tokens, if the model has not ended the text before
-    #[arg(long, value_name = "N", default_value_t = 100)]
+    #[arg(long, value_name = "N", default_value_t = 100, value_parser = at_least::<usize>(1))]
     pub max_tokens: usize,
     /// Always take the likeliest token. This is the default
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["temperature", "top_k", "top_p", "seed"])]
     pub greedy: bool,
     /// Take tokens at random, by their probabilities: below 1, likely ones become likelier [default: 1 with --top-k or --top-p]
     #[arg(long, value_name = "T", value_parser = above_zero)]

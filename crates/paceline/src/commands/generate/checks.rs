@@ -2,33 +2,22 @@
 //!
 //! Input: the flags, and the folder of the model. Output: settings that can be used. This module generates nothing.
 
-use paceline_failure::Result;
+use paceline_failure::{Result, usage};
 use paceline_files::Printable;
 use paceline_host::text::plural;
 use paceline_model::{LlamaConfig, Sampling};
 
 use super::args::GenerateArgs;
 use super::folder::Folder;
-use super::usage;
 
 /// How tokens are chosen.
 pub(super) fn sampling(args: &GenerateArgs) -> Result<Sampling> {
     let is_random = args.temperature.is_some() || args.top_k.is_some() || args.top_p.is_some();
-    let given = [
-        ("--temperature", args.temperature.is_some()),
-        ("--top-k", args.top_k.is_some()),
-        ("--top-p", args.top_p.is_some()),
-        ("--seed", args.seed.is_some()),
-    ];
-    let given = given.into_iter().find(|(_, is_given)| *is_given).map(|(flag, _)| flag);
     let temperature = args.temperature.unwrap_or(1.0);
-    if let (true, Some(flag)) = (args.greedy, given) {
-        return Err(usage(format!("--greedy takes no {flag}; leave one of them out")));
-    }
-    if let (false, Some(flag)) = (is_random, given) {
-        return Err(usage(format!(
-            "{flag} decides random choices, and there are none; add --temperature T, --top-k K or --top-p P"
-        )));
+    if args.seed.is_some() && !is_random {
+        return usage(
+            "--seed decides random choices, and there are none; add --temperature T, --top-k K or --top-p P",
+        );
     }
     let GenerateArgs { top_k, top_p, .. } = *args;
     Ok(if is_random {
@@ -42,9 +31,9 @@ pub(super) fn sampling(args: &GenerateArgs) -> Result<Sampling> {
 pub(super) fn window(args: &GenerateArgs, folder: &Folder) -> Result<Option<usize>> {
     let most = folder.config.max_position_embeddings;
     match args.window {
-        Some(window) if window > most => Err(usage(format!(
+        Some(window) if window > most => usage(format!(
             "--window {window}: the model knows {most} positions; pass as many or fewer"
-        ))),
+        )),
         Some(window) => Ok(Some(window)),
         None => Ok(folder.trained_len.filter(|len| (2..=most).contains(len))),
     }
@@ -61,20 +50,20 @@ pub(super) fn prompt(
     let LlamaConfig { vocab_size, max_position_embeddings: most, .. } = folder.config;
     let is_unknown = |token: &&u32| **token as usize >= vocab_size;
     if let Some(token) = tokens.iter().find(is_unknown) {
-        return Err(usage(format!(
+        return usage(format!(
             "--model {}: tokenizer.json makes token {token} of --prompt, and by config.json the model has {vocab_size} tokens; \
              use the tokenizer.json of this model",
             args.folder.printable()
-        )));
+        ));
     }
     if tokens.is_empty() {
-        return Err(usage("--prompt has no token; pass the text to go on from"));
+        return usage("--prompt has no token; pass the text to go on from");
     }
     if tokens.len() >= most && window.is_none() {
-        return Err(usage(format!(
+        return usage(format!(
             "--prompt has {}, and the model knows {most} positions, one of which the first new token needs; shorten the prompt, or pass --window",
             plural(tokens.len(), "token")
-        )));
+        ));
     }
     Ok(tokens)
 }

@@ -19,8 +19,6 @@ use paceline_model::pretrained::{CONFIG_FILE, NewParam, Pretrained};
 use paceline_model::{Layout, LlamaConfig, LlamaTask, ModelError, Storage};
 use serde_json::Value;
 
-use super::usage;
-
 /// Settings of generation, which not every folder has.
 const GENERATION_CONFIG: &str = "generation_config.json";
 const TOKENIZER: &str = "tokenizer.json";
@@ -87,7 +85,7 @@ impl Folder {
         })?;
         let tokenizer =
             Tokenizer::from_json(&path.join(TOKENIZER), tokenizer.unwrap_or_default().to_vec());
-        let tokenizer = tokenizer.map_err(|e| usage(format!("--model {e}")))?;
+        let tokenizer = tokenizer.map_err(|e| Failure::Usage(format!("--model {e}")))?;
         let generation = files.copied(GENERATION_CONFIG).ok().flatten();
         let generation = generation.map(String::from_utf8_lossy);
         let ends = ends(&path.join(GENERATION_CONFIG), generation.as_deref(), &config)?;
@@ -101,7 +99,7 @@ impl Folder {
 
     /// A folder as Hugging Face stores it.
     fn of_files(path: &Path) -> Result<Self> {
-        let of_weights = |e: ModelError| usage(format!("--model {e}"));
+        let of_weights = |e: ModelError| Failure::Usage(format!("--model {e}"));
         let text = read(path, CONFIG_FILE)?.ok_or_else(|| {
             refused(path, format!("there is no {CONFIG_FILE}; pass a folder as Hugging Face stores it, or a checkpoint"))
         })?;
@@ -115,7 +113,8 @@ impl Folder {
                 ),
             ));
         }
-        let tokenizer = Tokenizer::load(&tokenizer).map_err(|e| usage(format!("--model {e}")))?;
+        let tokenizer =
+            Tokenizer::load(&tokenizer).map_err(|e| Failure::Usage(format!("--model {e}")))?;
         let generation = read(path, GENERATION_CONFIG)?;
         let ends = ends(&path.join(GENERATION_CONFIG), generation.as_deref(), &config)?;
         let file = Pretrained::open(path).map_err(of_weights)?;
@@ -156,7 +155,7 @@ impl Folder {
 }
 
 fn refused(path: &Path, reason: impl std::fmt::Display) -> Failure {
-    usage(format!("--model {}: {reason}", path.printable()))
+    Failure::Usage(format!("--model {}: {reason}", path.printable()))
 }
 
 /// The settings of a language model, from the text of a `config.json`. Errors name `file`.
@@ -200,14 +199,15 @@ fn read(folder: &Path, name: &str) -> Result<Option<String>> {
         return Ok(None);
     }
     let text = paceline_files::read_text(&path, LlamaConfig::MAX_FILE_BYTES);
-    text.map(Some).map_err(|e| usage(format!("--model {}: {e}", path.printable())))
+    text.map(Some).map_err(|e| Failure::Usage(format!("--model {}: {e}", path.printable())))
 }
 
 /// The tokens that end a text by the settings of generation: a number, or several. The model's own if there are no such
 /// settings, or if they do not say.
 fn ends(path: &Path, text: Option<&str>, config: &LlamaConfig) -> Result<Vec<u32>> {
     let Some(text) = text else { return Ok(config.special_tokens.ends.clone()) };
-    let refused = |reason: String| usage(format!("--model {}: {reason}", path.printable()));
+    let refused =
+        |reason: String| Failure::Usage(format!("--model {}: {reason}", path.printable()));
     let file: Value =
         serde_json::from_str(text).map_err(|e| refused(format!("this is no JSON ({e})")))?;
     let stated = &file[END];

@@ -7,11 +7,11 @@ pub mod args;
 mod checks;
 mod folder;
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use paceline_checkpoint::command::Carried;
 use paceline_data::text::TextStream;
-use paceline_failure::{Failure, Result};
+use paceline_failure::{Result, usage};
 use paceline_host::streams;
 use paceline_host::text::plural;
 use paceline_hub as hub;
@@ -29,11 +29,8 @@ pub fn generate(args: &GenerateArgs, carried: Carried) -> Result<u8> {
     let sampling = sampling(args)?;
     let all_cores = || std::thread::available_parallelism().map_or(1, usize::from);
     let threads = args.threads.unwrap_or_else(all_cores);
-    if args.max_tokens == 0 {
-        return Err(usage("--max-tokens 0: pass the number of tokens to generate, at least 1"));
-    }
     if args.prompts.iter().any(String::is_empty) {
-        return Err(usage("--prompt is empty; pass the text to go on from"));
+        return usage("--prompt is empty; pass the text to go on from");
     }
     let found = hub::find("--model", &args.folder, hub::Wanted::Weights)?;
     if let Some(note) = &found.note {
@@ -83,13 +80,13 @@ fn go_on(
     generator.read_all(&tokens[seen..])?;
     let read = start.elapsed();
     let mut stream = TextStream::new(&folder.tokenizer, &tokens);
-    let (mut count, mut end) = (0, End::MaxTokens);
+    let (mut count, mut end) = (0, "the number that --max-tokens allows".to_owned());
     loop {
         let logits = generator.logits()?;
         let token = sampler.choose(&logits, &tokens)?;
         count += 1;
         if folder.ends.contains(&token) {
-            end = End::Token;
+            end = "the model has ended the text".to_owned();
             break;
         }
         print(&stream.next(token)?);
@@ -103,7 +100,7 @@ fn go_on(
                 generator.read_all(&tokens[tokens.len() - half..])?;
             }
             _ if tokens.len() == most && window.is_none() => {
-                end = End::Positions;
+                end = format!("the model knows no more than {most} positions");
                 break;
             }
             _ => generator.read(token)?,
@@ -111,40 +108,13 @@ fn go_on(
     }
     print(&stream.finish()?);
     print("\n");
-    let written = start.elapsed() - read;
+    let written_s = (start.elapsed() - read).as_secs_f64();
     streams::stderr().line(&format!(
-        "{} read in {:.2} s, {} generated in {:.2} s: {:.1} tokens/s, {}",
+        "{} read in {:.2} s, {} generated in {written_s:.2} s: {:.1} tokens/s, {end}",
         plural(num_read, "token"),
         read.as_secs_f64(),
         plural(count, "token"),
-        written.as_secs_f64(),
-        rate(count, written),
-        end.words(most),
+        count as f64 / written_s.max(1e-9),
     ));
     Ok(())
-}
-
-/// Why a text ends.
-enum End {
-    MaxTokens,
-    Token,
-    Positions,
-}
-
-impl End {
-    fn words(&self, positions: usize) -> String {
-        match self {
-            Self::MaxTokens => "the number that --max-tokens allows".into(),
-            Self::Token => "the model has ended the text".into(),
-            Self::Positions => format!("the model knows no more than {positions} positions"),
-        }
-    }
-}
-
-fn rate(count: usize, time: Duration) -> f64 {
-    count as f64 / time.as_secs_f64().max(1e-9)
-}
-
-fn usage(problem: impl Into<String>) -> Failure {
-    Failure::Usage(problem.into())
 }
