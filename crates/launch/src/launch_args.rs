@@ -4,6 +4,8 @@ use std::ffi::OsString;
 use std::path::PathBuf;
 
 use clap::Args;
+use paceline_collectives::MAX_RANKS;
+use paceline_failure::numbers;
 
 use super::StartFlags;
 
@@ -26,7 +28,8 @@ pub struct LaunchArgs {
         long,
         value_name = "N",
         default_value_t = 2,
-        aliases = ["nproc-per-node", "nproc_per_node"]
+        aliases = ["nproc-per-node", "nproc_per_node"],
+        value_parser = numbers::within(1, MAX_RANKS)
     )]
     pub nproc: usize,
     /// Write the output of each rank to DIR/rank_N.log instead of printing it. A restart continues the files, after a

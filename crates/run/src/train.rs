@@ -197,7 +197,6 @@ fn pinned(config: &TrainConfig, placement: Option<&Placement>) -> Option<String>
 /// The number of ranks of each host.
 fn num_local_ranks(hosts: &Hosts, spec: &RunSpec) -> Result<usize> {
     let nproc = spec.number("nproc").unwrap_or_else(|| resources::num_cores().min(2));
-    launcher::check_num_ranks("--nproc", nproc)?;
     if hosts.count * nproc > MAX_RANKS {
         return usage(format!(
             "--nnodes {}, each with {nproc} ranks: a run can have up to {MAX_RANKS} ranks on all hosts \

@@ -35,8 +35,7 @@ pub mod studies;
 pub mod study;
 pub mod sweep;
 
-use std::time::Duration;
-
+use paceline_failure::numbers::within;
 use paceline_failure::{Failure, Result, usage};
 use paceline_launch::environment::Placement;
 
@@ -45,17 +44,14 @@ const MAX_ROUNDS: usize = 1000;
 /// The largest time limit of a run in seconds: a month.
 const MAX_RUN_LIMIT: f64 = 2.6e6;
 
-/// Checks both flags, and returns how long a run may take.
-fn run_limit(rounds: usize, run_limit: f64) -> Result<Duration> {
-    if !(1..=MAX_ROUNDS).contains(&rounds) {
-        return usage(format!("--rounds {rounds}: pass 1 to {MAX_ROUNDS} rounds"));
-    }
-    if !(run_limit > 0.0 && run_limit <= MAX_RUN_LIMIT) {
-        return Err(Failure::Usage(format!(
-            "--run-limit {run_limit}: pass seconds above zero, at most {MAX_RUN_LIMIT}"
-        )));
-    }
-    Ok(Duration::from_secs_f64(run_limit))
+/// A parser of `--rounds`.
+fn rounds(text: &str) -> std::result::Result<usize, String> {
+    within(1, MAX_ROUNDS)(text)
+}
+
+/// A parser of the seconds of `--run-limit`.
+fn seconds(text: &str) -> std::result::Result<f64, String> {
+    within(0.001, MAX_RUN_LIMIT)(text)
 }
 
 /// Fails if this process is a rank: a command that starts runs must not be part of another run.

@@ -52,7 +52,7 @@ use crate::spec;
 use crate::spec::Spec;
 use crate::study::{Setting, check, layout_of, measuring, run_cases, spread_of, write_files};
 pub use flags::PredictArgs;
-use flags::{MAX_RANKS, MEASURED};
+use flags::MEASURED;
 use model::{Calibration, Prediction, Step};
 use network::{Hosts, Network, Route};
 use stated::StatedModel;

@@ -5,6 +5,7 @@
 use std::collections::BTreeSet;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::time::Duration;
 
 use clap::{ArgMatches, Args, FromArgMatches};
 use paceline_choices::strategies::STRATEGIES;
@@ -31,7 +32,7 @@ use crate::plan::Case;
 use crate::report::Report;
 use crate::scene::{self, Scene};
 use crate::spec::{self, Spec};
-use crate::{execute, refuse_ranks, run_limit, usage};
+use crate::{execute, refuse_ranks, usage};
 
 /// Steps of a run by default.
 const STEPS: usize = 30;
@@ -79,10 +80,10 @@ pub(crate) fn flags_of<A: FromArgMatches>(typed: &ArgMatches) -> A {
 #[derive(Clone, Debug, Args)]
 pub struct StudyArgs {
     /// How often each run is made. The runs alternate in rounds, and the medians over the rounds count
-    #[arg(long, value_name = "R", default_value_t = 3, help_heading = "Study")]
+    #[arg(long, value_name = "R", default_value_t = 3, help_heading = "Study", value_parser = crate::rounds)]
     pub rounds: usize,
     /// Seconds that a run may take
-    #[arg(long, value_name = "SECONDS", default_value_t = 600.0, help_heading = "Study")]
+    #[arg(long, value_name = "SECONDS", default_value_t = 600.0, help_heading = "Study", value_parser = crate::seconds)]
     pub run_limit: f64,
     /// Keep a record of each run in this folder. The same command again continues a study that was interrupted
     #[arg(long, value_name = "DIR", help_heading = "Output")]
@@ -154,7 +155,6 @@ impl Setting {
 
 /// Checks the flags that all studies have, before anything starts.
 pub(crate) fn check(study: &StudyArgs) -> Result<()> {
-    run_limit(study.rounds, study.run_limit)?;
     for (flag, file) in [("--json", &study.json), ("--csv", &study.csv)] {
         file.as_deref().map_or(Ok(()), |file| check_file(flag, file))?;
     }
@@ -219,7 +219,7 @@ pub(crate) fn run_cases(study: &StudyArgs, cases: &[Case]) -> Result<Ledger> {
         Some(folder) => Ledger::of_runs(folder, cases, limits, ledger::settings_of(cases))?,
         None => Ledger::default(),
     };
-    let limit = run_limit(study.rounds, study.run_limit)?;
+    let limit = Duration::from_secs_f64(study.run_limit);
     execute::make(cases, study.rounds, limit, None, &mut ledger)?;
     for (at, case) in cases.iter().enumerate() {
         let (rounds, failure) = ledger.of_case(at);

@@ -2,6 +2,8 @@
 
 pub mod args;
 
+use std::time::Duration;
+
 use paceline_failure::outputs::check_folder;
 use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
@@ -18,7 +20,7 @@ use crate::noise::Spread;
 use crate::outcome::{Outcome, Row};
 use crate::plan::{self, Vary};
 use crate::report::{Found, Report, head, tabled};
-use crate::{execute, refuse_ranks, run_limit, scene, spec};
+use crate::{execute, refuse_ranks, scene, spec};
 
 /// The figures that sweeps report, in the order of the table of figures.
 fn figures() -> impl Iterator<Item = (&'static Figure, Better)> {
@@ -36,7 +38,7 @@ fn ranked_by(name: &str) -> Result<(&'static Figure, Better)> {
 /// Runs `paceline sweep`.
 pub fn sweep(args: &SweepArgs, placement: Option<Placement>) -> Result<u8> {
     refuse_ranks("a sweep", placement)?;
-    let limit = run_limit(args.rounds, args.run_limit)?;
+    let limit = Duration::from_secs_f64(args.run_limit);
     let (figure, better) = ranked_by(&args.rank_by)?;
     let vary =
         args.vary.iter().map(|text| Vary::parse("--vary", text)).collect::<Result<Vec<_>>>()?;

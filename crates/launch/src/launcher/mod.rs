@@ -133,7 +133,6 @@ fn own_program() -> Result<PathBuf> {
 
 /// `paceline launch`.
 pub fn launch_command(args: &LaunchArgs) -> Result<u8> {
-    check_num_ranks("--nproc", args.nproc)?;
     let hosts = Hosts::resolve(&args.start)?;
     check_program(&args.command)?;
     if args.tee && args.log_dir.is_none() {
@@ -208,30 +207,21 @@ fn check_program(command: &[OsString]) -> Result<()> {
 /// Returns the number of ranks of a command: the number that another launcher has started. If there is no other launcher,
 /// the number of `--nproc`. Without `--nproc`, 2 (or 1 if there is only one core).
 pub fn num_ranks(nproc: Option<usize>, placement: Option<&Placement>) -> Result<usize> {
-    let (flag, num_ranks) = match (nproc, placement) {
-        (None, None) => return Ok(resources::num_cores().min(2)),
-        (None, Some(placement)) => ("a world size of", placement.place.world_size),
-        (Some(nproc), None) => ("--nproc", nproc),
-        (Some(nproc), Some(placement)) => {
-            return Err(Failure::Usage(format!(
-                "--nproc {nproc} starts ranks of its own, but another launcher has started {}; leave --nproc out, or {}",
-                placement.place.world_size,
-                placement.unset()
-            )));
+    match (nproc, placement) {
+        (Some(nproc), Some(placement)) => Err(Failure::Usage(format!(
+            "--nproc {nproc} starts ranks of its own, but another launcher has started {}; leave --nproc out, or {}",
+            placement.place.world_size,
+            placement.unset()
+        ))),
+        (None, Some(placement)) if placement.place.world_size > MAX_RANKS => {
+            Err(Failure::Usage(format!(
+                "a world size of {}: a run can have {MAX_RANKS} ranks at most",
+                placement.place.world_size
+            )))
         }
-    };
-    check_num_ranks(flag, num_ranks)?;
-    Ok(num_ranks)
-}
-
-/// Checks a number of ranks that the user gave by `flag`.
-pub fn check_num_ranks(flag: &str, num_ranks: usize) -> Result<()> {
-    if (1..=MAX_RANKS).contains(&num_ranks) {
-        return Ok(());
+        (None, Some(placement)) => Ok(placement.place.world_size),
+        (nproc, None) => Ok(nproc.unwrap_or_else(|| resources::num_cores().min(2))),
     }
-    Err(Failure::Usage(format!(
-        "{flag} {num_ranks}: a host can have 1 to {MAX_RANKS} ranks; pass a number in that range"
-    )))
 }
 
 /// The environment variables that all ranks of an attempt get, by the names that torchrun gives them; and the port at which

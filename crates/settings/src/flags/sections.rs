@@ -8,7 +8,7 @@ use clap::{ArgAction, Args};
 use paceline_choices::data::DATA_SETS;
 use paceline_choices::optimizers::OPTIMIZERS;
 use paceline_choices::strategies::STRATEGIES;
-use paceline_collectives::MeshShape;
+use paceline_collectives::{MAX_RANKS, MeshShape};
 use paceline_failure::numbers::{above_zero, at_least, within};
 use paceline_launch::device::Device;
 use paceline_numeric::Instructions;
@@ -34,7 +34,7 @@ const MAX_DECODE_US: f64 = 1e6;
 pub struct RankFlags {
     /// Ranks on this host [default: 2, or the number of cores if smaller]
     // With torchrun's names for it, and mpirun's letter.
-    #[arg(short = 'n', long, value_name = "N", aliases = ["nproc-per-node", "nproc_per_node"])]
+    #[arg(short = 'n', long, value_name = "N", aliases = ["nproc-per-node", "nproc_per_node"], value_parser = within(1, MAX_RANKS))]
     pub nproc: Option<usize>,
     /// Compute with these vector instructions instead of the best that the processor has; avx512-bf16 and amx are AVX-512 with
     /// another way to multiply in bf16 [default: $PACELINE_SIMD, or the best]

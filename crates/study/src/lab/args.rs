@@ -5,13 +5,14 @@ use std::path::PathBuf;
 use clap::Args;
 use clap::builder::PossibleValuesParser;
 use paceline_failure::Result;
+use paceline_failure::numbers::{above_zero, within};
 use paceline_failure::outputs::check_folder;
 use paceline_settings::part::Part;
 
 use crate::flags::Swept;
 use crate::predict::flags::link;
 use crate::spec::Spec;
-use crate::{run_limit, usage};
+use crate::usage;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -37,19 +38,19 @@ pub struct LabArgs {
     #[arg(long, value_name = "LINK", value_delimiter = ',', help_heading = "Lab")]
     pub links: Vec<String>,
     /// buckets: sizes in MiB, separated by commas [default: from a 64th of the gradients to all of them]
-    #[arg(long, value_name = "MiB", value_delimiter = ',', help_heading = "Lab")]
+    #[arg(long, value_name = "MiB", value_delimiter = ',', help_heading = "Lab", value_parser = above_zero)]
     pub sizes: Vec<f64>,
     /// The most times that each variant is run. The runs alternate in rounds
-    #[arg(long, value_name = "R", default_value_t = 9, help_heading = "Lab")]
+    #[arg(long, value_name = "R", default_value_t = 9, help_heading = "Lab", value_parser = crate::rounds)]
     pub rounds: usize,
     /// No more rounds than three are made once this many seconds have passed
-    #[arg(long, value_name = "SECONDS", default_value_t = 80.0, help_heading = "Lab")]
+    #[arg(long, value_name = "SECONDS", default_value_t = 80.0, help_heading = "Lab", value_parser = within(0.0, MOST_SECONDS))]
     pub seconds: f64,
     /// No more rounds than three are made once each effect is known to this many percent, up and down
-    #[arg(long, value_name = "PCT", default_value_t = 1.0, help_heading = "Lab")]
+    #[arg(long, value_name = "PCT", default_value_t = 1.0, help_heading = "Lab", value_parser = within(0.001, 100.0))]
     pub within: f64,
     /// Seconds that a run may take
-    #[arg(long, value_name = "SECONDS", default_value_t = 600.0, help_heading = "Lab")]
+    #[arg(long, value_name = "SECONDS", default_value_t = 600.0, help_heading = "Lab", value_parser = crate::seconds)]
     pub run_limit: f64,
     /// Folder for all files. The same command again continues an experiment that was interrupted [default:
     /// lab/TIME-NAME]
@@ -68,13 +69,6 @@ const MOST_SECONDS: f64 = 86_400.0;
 impl LabArgs {
     /// Checks the common flags of all experiments.
     pub(super) fn check(&self) -> Result<()> {
-        run_limit(self.rounds, self.run_limit)?;
-        if !(0.0..=MOST_SECONDS).contains(&self.seconds) {
-            return usage(format!("--seconds {}: pass 0 to {MOST_SECONDS}", self.seconds));
-        }
-        if !(self.within > 0.0 && self.within <= 100.0) {
-            return usage(format!("--within {}: pass percent above 0, at most 100", self.within));
-        }
         let only = [
             ("--sizes", !self.sizes.is_empty(), &["buckets"][..]),
             ("--links", !self.links.is_empty(), &["parallelism", "grad-accum", "buckets"]),
@@ -83,9 +77,6 @@ impl LabArgs {
         let misplaced = only.iter().find(|(_, is_given, of)| *is_given && !of.contains(&name));
         if let Some((flag, _, of)) = misplaced {
             return usage(format!("{flag} is for {}; leave it out", of.join(", ")));
-        }
-        if let Some(bad) = self.sizes.iter().find(|mib| !(**mib > 0.0 && mib.is_finite())) {
-            return usage(format!("--sizes {bad}: pass sizes in MiB above zero, as 1,2,4"));
         }
         self.output.as_deref().map_or(Ok(()), |folder| {
             check_folder("--output", folder, "pass a folder that you can write to")

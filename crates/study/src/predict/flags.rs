@@ -4,8 +4,8 @@ use std::path::PathBuf;
 
 use clap::Args;
 use paceline_collectives::{Algorithm, Link};
+use paceline_failure::numbers::{above_zero, at_least, within};
 use paceline_failure::{Failure, Result};
-use paceline_launch::launcher;
 
 use super::network::Route;
 use crate::flags::TrainFlags;
@@ -33,14 +33,14 @@ const GIVEN: &str = "Model given as bytes and milliseconds";
 #[command(before_help = EXAMPLES, allow_negative_numbers = true, next_help_heading = "Study")]
 pub struct PredictArgs {
     /// Numbers of ranks to predict, separated by commas
-    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "2")]
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "2", value_parser = within(1, MAX_RANKS))]
     pub nproc: Vec<usize>,
     /// Links to predict, separated by spaces: BANDWIDTH,LATENCY, or a name, or `measured` for the transport as it is
     /// here; without a value, the links with a name are listed
     #[arg(long, num_args = 0.., value_name = "LINK", default_values = ["1gbe", "10gbe", "100gbe"])]
     pub links: Vec<String>,
     /// Ranks on each host, which share the host's link to other hosts. Then --links are links between hosts
-    #[arg(long, value_name = "K", default_value_t = 1, conflicts_with = "measure")]
+    #[arg(long, value_name = "K", default_value_t = 1, conflicts_with = "measure", value_parser = at_least::<usize>(1))]
     pub ranks_per_host: usize,
     /// The link between two ranks of a host, with --ranks-per-host: as in --links
     #[arg(long, value_name = "LINK")]
@@ -58,7 +58,7 @@ pub struct PredictArgs {
     )]
     pub gradient_bytes: Option<f64>,
     /// --gradient-bytes: the computing time of a step in milliseconds
-    #[arg(long, value_name = "MS", requires = "gradient_bytes", help_heading = GIVEN)]
+    #[arg(long, value_name = "MS", requires = "gradient_bytes", help_heading = GIVEN, value_parser = above_zero)]
     pub compute_ms: Option<f64>,
     /// --gradient-bytes: the part of it that is the backward pass, during which the gradients become final at an
     /// even pace [default: two thirds]
@@ -79,7 +79,8 @@ pub struct PredictArgs {
         value_name = "FACTOR",
         requires = "trace",
         default_value_t = 1.0,
-        help_heading = "Traces"
+        help_heading = "Traces",
+        value_parser = within(MIN_SCALE, MAX_SCALE)
     )]
     pub compute_scale: f64,
     /// --trace: what a step takes without the profiler, with the ranks and the network of the traces, in milliseconds. Computing
@@ -106,7 +107,7 @@ pub struct PredictArgs {
     )]
     pub strategies: Vec<String>,
     /// --memory: the memory of a rank in GB of 1e9 bytes [default: what this host has available, divided by the ranks]
-    #[arg(long, value_name = "GB", requires = "memory", help_heading = "Memory")]
+    #[arg(long, value_name = "GB", requires = "memory", help_heading = "Memory", value_parser = above_zero)]
     pub rank_gb: Option<f64>,
     /// Also run on each link, emulated, and print the measured times beside the predicted ones
     #[arg(long)]
@@ -162,13 +163,6 @@ pub fn resolve(args: &PredictArgs) -> Result<Spec> {
             "--gradient-bytes needs --compute-ms, the computing time of a step in milliseconds, or --trace",
         );
     }
-    // A number of 300 digits is shown with its exponent.
-    if !(MIN_SCALE..=MAX_SCALE).contains(&args.compute_scale) {
-        return usage(format!(
-            "--compute-scale {:?}: pass a factor from {MIN_SCALE} to {MAX_SCALE}",
-            args.compute_scale
-        ));
-    }
     for (flag, is_given) in
         [("trace", args.trace.is_some()), ("gradient-bytes", args.gradient_bytes.is_some())]
     {
@@ -199,12 +193,10 @@ pub fn link(flag: &str, name: &str) -> Result<Link> {
 fn check_ranks(args: &PredictArgs) -> Result<()> {
     let local = args.ranks_per_host;
     for &ranks in &args.nproc {
-        if args.measure {
-            launcher::check_num_ranks("--nproc", ranks)?;
-        }
-        if !(2..=MAX_RANKS).contains(&ranks) {
+        let most = if args.measure { paceline_collectives::MAX_RANKS } else { MAX_RANKS };
+        if !(2..=most).contains(&ranks) {
             return usage(format!(
-                "--nproc {ranks}: one rank has nothing to communicate; pass 2 to {MAX_RANKS}"
+                "--nproc {ranks}: one rank has nothing to communicate; pass 2 to {most}"
             ));
         }
         if local > 1 && (ranks <= local || ranks % local != 0) {
@@ -214,7 +206,6 @@ fn check_ranks(args: &PredictArgs) -> Result<()> {
         }
     }
     match &args.link_in_host {
-        _ if local == 0 => usage("--ranks-per-host 0: pass 1 or more"),
         None if local > 1 => usage(format!(
             "--ranks-per-host {local} needs --link-in-host, the link between ranks of a host, as nvlink4"
         )),

@@ -23,7 +23,7 @@ use paceline_settings::open_data::OpenData;
 use paceline_table::table::{Columns, Table};
 use serde::Serialize;
 
-use super::{MAX_RANKS, PredictArgs};
+use super::PredictArgs;
 use crate::spec::Spec;
 use crate::study::write_files;
 use crate::usage;
@@ -74,12 +74,6 @@ struct Report<'a> {
 /// Makes the table.
 pub fn predict_memory(args: &PredictArgs) -> Result<u8> {
     let given = &args.train.0;
-    if let Some(ranks) = args.nproc.iter().find(|ranks| !(1..=MAX_RANKS).contains(*ranks)) {
-        return usage(format!("--nproc {ranks}: pass 1 to {MAX_RANKS}"));
-    }
-    if args.rank_gb.is_some_and(|gb| !(gb > 0.0 && gb.is_finite())) {
-        return usage("--rank-gb: pass the memory of a rank in GB of 1e9 bytes, above zero");
-    }
     let names = strategies(args)?;
     let global = given.number("global-batch-size");
     let single = given.without(&["strategy"]).with("nproc", 1);

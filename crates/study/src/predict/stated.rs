@@ -42,9 +42,6 @@ impl StatedModel {
             return Ok(None);
         };
         let gradient_bytes = check_bytes(bytes)?;
-        if !(compute_ms > 0.0 && compute_ms.is_finite()) {
-            return usage(format!("--compute-ms {compute_ms}: pass milliseconds above zero"));
-        }
         let backward_ms = args.backward_ms.unwrap_or(BACKWARD_PART * compute_ms);
         if !(0.0..=compute_ms).contains(&backward_ms) {
             return usage(format!(

@@ -8,9 +8,9 @@ pub mod verdict;
 
 use clap::{Args, ValueEnum};
 use laws::{Fit, Mode, Point, law, serial_fraction};
-use paceline_failure::{Failure, Result};
+use paceline_collectives::MAX_RANKS;
+use paceline_failure::{Failure, Result, numbers};
 use paceline_host::text::plural;
-use paceline_launch::launcher;
 use paceline_settings::config::TrainConfig;
 use paceline_table::chart::{Axis, Picture, Series, Stroke};
 
@@ -53,7 +53,7 @@ pub enum ModeName {
 #[command(before_help = EXAMPLES, allow_negative_numbers = true, next_help_heading = "Study")]
 pub struct ScalingArgs {
     /// Numbers of ranks, separated by commas; 1 has to be among them
-    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,2,4")]
+    #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,2,4", value_parser = numbers::within(1, MAX_RANKS))]
     pub nproc: Vec<usize>,
     /// Held constant when ranks are added: the batch of each rank, or the global batch. Both begin with the
     /// batch of --batch-size or --global-batch-size on one rank
@@ -233,9 +233,6 @@ fn chart(
 
 /// The numbers of ranks, ascending, each once.
 fn resolve_ranks(nproc: &[usize]) -> Result<Vec<usize>> {
-    for &ranks in nproc {
-        launcher::check_num_ranks("--nproc", ranks)?;
-    }
     let mut ranks = nproc.to_vec();
     ranks.sort_unstable();
     ranks.dedup();

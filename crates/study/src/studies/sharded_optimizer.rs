@@ -5,9 +5,9 @@
 
 use clap::Args;
 use paceline_choices::strategies::STRATEGIES;
-use paceline_failure::Result;
+use paceline_collectives::MAX_RANKS;
+use paceline_failure::{Result, numbers};
 use paceline_host::text::thousands;
-use paceline_launch::launcher;
 use paceline_table::chart::{Axis, Picture, Series};
 
 use crate::flags::TrainFlags;
@@ -51,7 +51,7 @@ pub struct ShardedOptimizerArgs {
     )]
     pub strategies: Vec<String>,
     /// Number of ranks
-    #[arg(long, value_name = "N", default_value_t = 2, help_heading = "Study")]
+    #[arg(long, value_name = "N", default_value_t = 2, help_heading = "Study", value_parser = numbers::within(2, MAX_RANKS))]
     pub nproc: usize,
     /// The flags of all studies.
     #[command(flatten)]
@@ -90,10 +90,6 @@ const PEAKS: [&str; 3] = ["init_peak_mb", "before_step_peak_mb", "step_peak_mb"]
 fn sharded_optimizer(args: &ShardedOptimizerArgs) -> Result<u8> {
     let ShardedOptimizerArgs { nproc: ranks, study, train, .. } = args;
     check(study)?;
-    launcher::check_num_ranks("--nproc", *ranks)?;
-    if *ranks == 1 {
-        return usage("--nproc 1: one rank has nobody to share state with; pass 2 or more");
-    }
     refuse_flags(&train.0, &SET_HERE)?;
     let names = resolve_names(&args.strategies)?;
     check_readers(&train.0, &names)?;

@@ -31,10 +31,10 @@ pub struct SweepArgs {
     #[arg(long, value_name = "DIR", help_heading = "Sweep")]
     pub output: PathBuf,
     /// How often each case is run. The cases alternate in rounds, and the medians over the rounds count
-    #[arg(long, value_name = "R", default_value_t = 5, help_heading = "Sweep")]
+    #[arg(long, value_name = "R", default_value_t = 5, help_heading = "Sweep", value_parser = crate::rounds)]
     pub rounds: usize,
     /// Seconds that a run may take
-    #[arg(long, value_name = "SECONDS", default_value_t = 600.0, help_heading = "Sweep")]
+    #[arg(long, value_name = "SECONDS", default_value_t = 600.0, help_heading = "Sweep", value_parser = crate::seconds)]
     pub run_limit: f64,
     /// The figure that decides which case is better, by its name in summary.json
     #[arg(long, value_name = "NAME", default_value = "samples_per_s", help_heading = "Sweep")]

@@ -1,6 +1,8 @@
 //! Flags of `paceline check`.
 
 use clap::Args;
+use paceline_collectives::MAX_RANKS;
+use paceline_failure::numbers;
 use paceline_launch::device::Device;
 use paceline_settings::flags::CommArgs;
 use paceline_settings::named::TransportName;
@@ -26,7 +28,7 @@ Prints one line per question, and ends with code 0 if no answer is FAIL. For exa
 #[command(before_help = EXAMPLES, allow_negative_numbers = true)]
 pub struct CheckArgs {
     /// Number of ranks on this host [default: 2, or the number of cores if smaller]
-    #[arg(short = 'n', long, value_name = "N")]
+    #[arg(short = 'n', long, value_name = "N", value_parser = numbers::within(1, MAX_RANKS))]
     pub nproc: Option<usize>,
     /// How the ranks reach each other [default: shm; tcp on several hosts]
     #[arg(long, value_enum)]
