@@ -145,6 +145,8 @@ def main() -> int:
     parser.add_argument("--new", type=Path, default=ROOT / "target/release/paceline", metavar="PATH")
     parser.add_argument("--old", type=Path, metavar="PATH", help="an earlier build, which saves what the resumed runs go on from")
     arguments = parser.parse_args()
+    if arguments.check and not BOOK.is_file():
+        parser.error(f"--check: there is no {BOOK}")
     binary = program(parser, "--new", arguments.new)
     old = program(parser, "--old", arguments.old) if arguments.old else binary
     try:

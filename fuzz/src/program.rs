@@ -53,7 +53,7 @@ fn cut<'a>(index: &Index, mut rest: &'a [u8]) -> Vec<&'a [u8]> {
 fn signed(bytes: &[u8]) -> Option<Vec<u8>> {
     let (index, rest) = parts(bytes);
     let mut signed: serde_json::Value = serde_json::from_slice(index).ok()?;
-    let mut index: Index = serde_json::from_value(signed["index"].take()).ok()?;
+    let mut index: Index = serde_json::from_value(signed.get_mut("index")?.take()).ok()?;
     let files = cut(&index, rest);
     for (file, bytes) in index.files.iter_mut().zip(files) {
         file.chunks = bytes.chunks(CHUNK_BYTES).map(sha256).collect();

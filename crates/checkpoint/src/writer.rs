@@ -101,7 +101,9 @@ pub(super) fn run(job: &Job, completion: Option<Completion>) -> Result<Option<Pr
         // The error that is reported is the first one. The next run removes the rest before it saves.
         let _ = job.disk.remove_tree(&job.partial);
     } else if outcome.is_err() {
-        let _ = job.disk.remove(&job.partial.join(file_name(job)));
+        for name in [file_name(job), unfinished_mark_name(job.rank)] {
+            let _ = job.disk.remove(&job.partial.join(name));
+        }
     }
     // The owner may have asked before, or not at all.
     let _ = job.part.send(outcome.is_ok());
@@ -114,6 +116,10 @@ fn file_name(job: &Job) -> String {
 
 fn mark_name(rank: usize) -> String {
     format!("rank-{rank:03}.done")
+}
+
+fn unfinished_mark_name(rank: usize) -> String {
+    format!("rank-{rank:03}.partial")
 }
 
 fn failed(job: &Job, path: &Path) -> impl Fn(io::Error) -> Failure {
@@ -158,8 +164,16 @@ fn write_part(job: &Job) -> Result<Part> {
 /// Tells rank 0 that this rank's file is on the disk.
 fn publish(job: &Job, part: &Part) -> Result<()> {
     let mark = job.partial.join(mark_name(job.rank));
+    let unfinished = job.partial.join(unfinished_mark_name(job.rank));
     let text = serde_json::to_vec(part)?;
-    job.disk.replace(&mark, None, |out| out.write_all(&text)).map_err(failed(job, &mark))
+    let write = || -> io::Result<()> {
+        let mut out = job.disk.create(&unfinished)?;
+        out.write_all(&text)?;
+        // The name makes it complete. It need not outlive a power cut, after which the folder is useless; and once rank 0 has seen
+        // it, the folder gets another name, so nothing may follow.
+        job.disk.rename(&unfinished, &mark)
+    };
+    write().map_err(failed(job, &mark))
 }
 
 /// Waits for the parts of all ranks, writes the index, and gives the checkpoint its name.

@@ -67,7 +67,9 @@ fn chart(
         }
     }
     let op = report.rows.first().map_or("", |row| &row.op);
-    let compared = compared.chunk_by(Measured::is_beside).filter(|theirs| theirs[0].is_of(op));
+    // Sizes ascend within a file.
+    let goes_on = |one: &Measured, next: &Measured| one.is_beside(next) && one.bytes < next.bytes;
+    let compared = compared.chunk_by(goes_on).filter(|theirs| theirs[0].is_of(op));
     for (at, theirs) in compared.enumerate() {
         let points = theirs.iter().map(|of| point(of.nproc, of.bytes, of.time_us));
         let line = Series::line(ranks(&theirs[0].name, theirs[0].nproc), points);

@@ -137,7 +137,8 @@ impl Failure {
         move |error| Failure::io(format!("cannot {what} {}", path.printable()), error)
     }
 
-    /// The failure that an error stands for. A failure that has become a `Box<dyn Error>` is itself again.
+    /// The failure that an error stands for. A failure that has become a `Box<dyn Error>`, or the source of another error, is itself
+    /// again.
     pub fn of(error: &(dyn Error + 'static)) -> Self {
         let message = error.to_string();
         let mut causes = successors(Some(error), |cause| (*cause).source());
@@ -188,8 +189,13 @@ fn of_ranks(error: &(dyn Error + 'static), message: &str) -> Option<Failure> {
 }
 
 /// A failure as an error, which programs that use this library can pass on as any other.
-#[derive(Debug)]
 struct AsError(Failure);
+
+impl fmt::Debug for AsError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.0.fmt(f)
+    }
+}
 
 impl fmt::Display for AsError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {

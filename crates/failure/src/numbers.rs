@@ -41,6 +41,7 @@ fn parsed<T: RangedNumber>(
     is_in_range: impl Fn(&T) -> bool,
     remedy: impl Fn() -> String,
 ) -> Result<T, String> {
+    let text = text.trim();
     let number: T = text.parse().map_err(|error: T::Err| error.to_string())?;
     if text.parse().is_ok_and(|number: f64| !number.is_finite()) {
         return Err("pass a finite number".into());

@@ -336,4 +336,14 @@ mod tests {
         }
         assert_eq!(list(&[]), "");
     }
+
+    #[test]
+    fn a_pinned_thread_has_its_cores_only() {
+        std::thread::spawn(|| {
+            pin(0, 1, 1).unwrap();
+            assert_eq!(sched_getaffinity(None).unwrap().count(), 1);
+        })
+        .join()
+        .unwrap();
+    }
 }

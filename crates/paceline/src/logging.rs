@@ -30,7 +30,8 @@ pub fn start(words: &[OsString]) {
         Err(error) => {
             let place = environment::read(|name| std::env::var_os(name)).ok().flatten();
             let is_first = place.is_none_or(|of| of.place.rank == 0 && !of.is_of_paceline());
-            if is_first && !words.iter().any(|word| word == "--quiet" || word == "__guard") {
+            let mut own = words.iter().take_while(|word| *word != "--");
+            if is_first && !own.any(|word| word == "--quiet" || word == "--quiet=true") {
                 warn(&format!(
                     "{VARIABLE}: {error}; nothing is logged; pass a target and a level, such as paceline=debug"
                 ));

@@ -7,10 +7,10 @@ use std::path::Path;
 use crate::common::traces::{Training, trace, write_traces};
 use crate::common::{Sandbox, TINY, gzip, json};
 
-/// Exit code 2, one message with these words, and no report.
+/// Exit code 1, one message with these words, and no report.
 #[track_caller]
 fn fails(sandbox: &Sandbox, args: &str, words: &[&str]) {
-    sandbox.run(args).refused(words);
+    sandbox.run(args).ended_with(1, words);
     for folder in ["reports", "reports_sharding"] {
         assert!(!sandbox.path(folder).exists(), "{folder} was made");
     }

@@ -177,6 +177,8 @@ fn checkpoints_of_other_runs() {
     refuse(&format!("{flags} --lr-schedule cosine"), &course);
     let warmup = ["--resume saved", "another course", "pass the same --lr-warmup-steps"];
     refuse(&format!("{flags} --lr-warmup-steps 3"), &warmup);
+    let clipped = ["--resume saved", "--clip-grad-norm none", "this run has 0.5", "pass the same"];
+    refuse(&format!("{flags} --clip-grad-norm 0.5"), &clipped);
     // With --resume auto, a checkpoint of another run is an error. The run must not start again and
     // overwrite it.
     let auto = format!("{flags} --seed 7 --epochs 2 --save saved --resume auto");

@@ -132,7 +132,7 @@ fn a_folder_without_a_language_model_is_refused() {
     let folder = sandbox.run_folder();
     let run = folder.to_str().unwrap();
     for (flags, expected) in [
-        (&["--window", "1"], "--window 1: pass 2 tokens or more"),
+        (&["--window", "1"], "'--window <N>': pass 2 or more"),
         (&["--window", "99999999999"], "--window 99999999999: the model knows 8192 positions"),
         (&["--prompt", ""], "--prompt is empty"),
     ] {
@@ -194,7 +194,7 @@ fn texts_show_what_a_model_learns_whatever_holds_its_parameters() {
     for (flags, expected) in [
         (
             format!("{TINY_LM} --data-dir texts --sample-every 0"),
-            "--sample-every 0: pass the number of",
+            "'--sample-every <N>': pass 1 or more",
         ),
         ("--sample-every 2".to_owned(), "--sample-every: --model cnn predicts no tokens"),
         ("--model llama --sample-every 2".to_owned(), "--data synthetic has no tokenizer"),

@@ -49,7 +49,7 @@ fn the_traces_of_a_run_become_one() {
 fn what_cannot_be_merged_is_named() {
     let sandbox = Sandbox::new();
     let failed = |args: &str, word: &str| {
-        merge(&sandbox, args).refused(&[word]);
+        merge(&sandbox, args).ended_with(1, &[word]);
         assert!(!sandbox.path("merged.json.gz").exists());
     };
     fs::create_dir(sandbox.path("empty")).unwrap();

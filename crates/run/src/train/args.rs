@@ -50,6 +50,7 @@ fn help_all() -> Arg {
     Arg::new("help-all")
         .long("help-all")
         .action(ArgAction::HelpLong)
+        .help_heading(None)
         .help("Print all flags; --help prints those that one needs first")
 }
 

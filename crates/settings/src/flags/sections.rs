@@ -92,7 +92,7 @@ pub struct PipelineFlags {
     #[arg(long, help_heading = "Ranks")]
     pub head_at_once: bool,
     /// The most that a rank of a pipeline may keep of micro-batches in flight, in MB, for --schedule auto and --stages measured
-    #[arg(long, value_name = "MB", help_heading = "Ranks", value_parser = above_zero)]
+    #[arg(long, value_name = "MB", help_heading = "Ranks", value_parser = within(0.001, 1e12))]
     pub pipeline_memory: Option<f64>,
 }
 
@@ -223,7 +223,8 @@ pub struct CheckpointFlags {
     /// Write the checkpoint after every N optimizer steps instead of after every epoch
     #[arg(long, value_name = "N", requires = "save", value_parser = at_least::<u64>(1))]
     pub save_every: Option<u64>,
-    /// Keep the last N checkpoints, at least 2, and the last one that the steps after it have proven
+    /// Keep the last N checkpoints, and the last one that the steps after it have proven; at least 2, because the weights of the last
+    /// one may be ruined
     #[arg(long, value_name = "N", requires = "save", default_value_t = 2, value_parser = at_least::<usize>(2))]
     pub save_keep: usize,
     /// Memory of each rank for the copy from which a checkpoint is written, in MiB; if the copy does not

@@ -32,7 +32,7 @@ pub const EXPERIMENT: Experiment = Experiment {
         ("link", "pass --links"),
         ("mesh", "the experiment is about data parallelism"),
     ],
-    figures: &["num_buckets", "comm_exposed_ms", "comm_hidden_ms"],
+    figures: &["num_buckets", "comm_overhead_pct", EXPOSED, "comm_hidden_ms"],
     scenes,
     found,
 };
@@ -47,6 +47,8 @@ const WITHOUT: [(&str, &str); 3] =
 const ALONE: &str = "no communication";
 /// The smallest part of the variance that a formula explains if it fits.
 const LEAST_EXPLAINED: f64 = 0.5;
+/// The communication that a step could not hide.
+const EXPOSED: &str = "comm_exposed_ms";
 /// The figure that is measured and replayed.
 const STEP: &str = "step_ms_median";
 
@@ -102,8 +104,10 @@ fn found(made: &Made) -> Result<Vec<Found>> {
         let curve = scene.variants.iter().zip(rows).filter_map(point);
         let curve = curve.collect::<Result<Vec<Point>>>()?;
         lines.extend(verdict(scene, &curve));
-        let layout = layout_of(&config, config.world_size)?;
-        lines.push(by_formula(&curve, 4.0 * layout.num_trained_params() as f64));
+        let of = |(_, row, _): &Point| Some((row.median("num_buckets")?, row.median(EXPOSED)?));
+        let exposed: Vec<(f64, f64)> = curve.iter().filter_map(of).collect();
+        let elems = layout_of(&config, config.world_size)?.num_trained_params();
+        lines.push(format!("{}: {}", scene.name, by_formula(&exposed, 4.0 * elems as f64)));
         let spread = |(mib, row, _): &Point| Some((mib * MIB, *row.figures.get(STEP)?));
         let measured: Vec<(f64, Spread)> = curve.iter().filter_map(spread).collect();
         let line = measured.iter().map(|(at, of)| (*at, of.median * 1e3));
@@ -145,28 +149,21 @@ fn found(made: &Made) -> Result<Vec<Found>> {
 }
 
 /// The best size for gradients of `bytes` bytes by a formula: with `n` buckets, `o` the cost of an operation and `w` the bytes per
-/// second of an all-reduce, `n o + bytes / (n w)` stays exposed. It is least with buckets of `sqrt(bytes o w)` bytes.
-fn by_formula(curve: &[Point], bytes: f64) -> String {
-    let point = |(_, row, _): &Point| {
-        let buckets = row.median("num_buckets")?;
-        Some(([buckets, 1.0 / buckets], row.median("comm_exposed_ms")?, 1.0))
-    };
-    let points: Vec<([f64; 2], f64, f64)> = curve.iter().filter_map(point).collect();
-    let mut counts: Vec<f64> = points.iter().map(|([buckets, _], ..)| *buckets).collect();
+/// second of an all-reduce, `n o + bytes / (n w)` stays exposed. It is least with buckets of `sqrt(bytes o w)` bytes. `exposed` has
+/// numbers of buckets, each with the milliseconds that it left exposed.
+fn by_formula(exposed: &[(f64, f64)], bytes: f64) -> String {
+    let mut counts: Vec<f64> = exposed.iter().map(|(buckets, _)| *buckets).collect();
     counts.sort_by(f64::total_cmp);
     counts.dedup();
+    let fit = two_term_fit(exposed.iter().map(|(n, ms)| ([*n, 1.0 / n], *ms, 1.0)));
     // Two would always fit, because there are two unknowns.
-    let fit = two_term_fit(points.iter().copied()).filter(|_| counts.len() > 2);
-    let Some([op_ms, all_ms]) = fit else {
+    let Some([op_ms, all_ms]) = fit.filter(|_| counts.len() > 2) else {
         return "n o + s / (n w) is fitted to three numbers of buckets or more; pass other --sizes"
             .to_owned();
     };
-    let mean = points.iter().map(|(_, ms, _)| ms).sum::<f64>() / points.len() as f64;
-    let squares = |of: &dyn Fn([f64; 2]) -> f64| -> f64 {
-        points.iter().map(|(terms, ms, _)| (ms - of(*terms)).powi(2)).sum()
-    };
-    let left = squares(&|[n, part]| op_ms * n + all_ms * part);
-    let explained = 1.0 - left / squares(&|_| mean);
+    let mean = exposed.iter().map(|(_, ms)| ms).sum::<f64>() / exposed.len() as f64;
+    let left = exposed.iter().map(|(n, ms)| (ms - (op_ms * n + all_ms / n)).powi(2)).sum::<f64>();
+    let explained = 1.0 - left / exposed.iter().map(|(_, ms)| (ms - mean).powi(2)).sum::<f64>();
     if op_ms <= 0.0 || all_ms <= 0.0 || explained < LEAST_EXPLAINED {
         return format!("n o + s / (n w) does not fit what stays exposed (R^2 = {explained:.2})");
     }
@@ -193,4 +190,27 @@ fn verdict(scene: &Scene, curve: &[Point]) -> Option<String> {
         by_replay.0,
         100.0 * (by_replay.1.median(STEP)? / best_ms - 1.0)
     ))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_formula_is_found_again_or_refused() {
+        // 64 MiB in 32 ms, 0.5 ms per operation: 8 buckets are best, of 8 MiB.
+        let said = |counts: &[f64], op_ms: f64, all_ms: f64| {
+            let exposed: Vec<_> = counts.iter().map(|n| (*n, op_ms * n + all_ms / n)).collect();
+            by_formula(&exposed, 64.0 * MIB)
+        };
+        let found = said(&[1.0, 2.0, 4.0, 16.0, 64.0], 0.5, 32.0);
+        let words = "(R^2 = 1.00): o = 0.500 ms, w = 2.10 GB/s, least with buckets of 8.00 MiB";
+        assert!(found.ends_with(words), "{found}");
+        assert!(said(&[1.0, 1.0, 2.0], 0.5, 32.0).contains("three numbers of buckets or more"));
+        for (op_ms, all_ms) in [(-0.1, 32.0), (0.5, -0.2)] {
+            assert!(said(&[1.0, 2.0, 4.0, 8.0], op_ms, all_ms).contains("does not fit"));
+        }
+        let noisy = [(1.0, 9.0), (2.0, 1.0), (4.0, 11.0), (8.0, 2.0), (16.0, 9.0)];
+        assert!(by_formula(&noisy, 64.0 * MIB).contains("does not fit"));
+    }
 }

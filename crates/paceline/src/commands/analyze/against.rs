@@ -19,7 +19,6 @@ use paceline_host::text::{line_width, plural, say};
 use super::args::AnalyzeArgs;
 use super::output::{free, run_name};
 use super::{left_out, notes as note_lines};
-use crate::commands::trace::refused;
 
 /// The name of the report's files.
 const NAME: &str = "against";
@@ -41,7 +40,7 @@ pub(super) fn against(args: &AnalyzeArgs, places: &[PathBuf], after: &Path) -> R
     let options = Options { include_last_step: args.include_last_step, ..Options::default() };
     let [before, then] = [places.to_vec(), vec![after.to_owned()]];
     let (before, then) = (timelines(&before, &mut notes)?, timelines(&then, &mut notes)?);
-    let diff = hta::diff(&before, &then, &args.steps, &options).map_err(refused)?;
+    let diff = hta::diff(&before, &then, &args.steps, &options)?;
     let [was, is] = [&before, &then].map(|of| doctor::diagnosis(of, &options));
     let about = Report {
         title: "Before and after a change".into(),
@@ -83,10 +82,10 @@ fn is_own(timelines: &[Timeline]) -> bool {
 
 /// The traces of all ranks, of the latest time that the run was profiled.
 fn timelines(places: &[PathBuf], notes: &mut Vec<Note>) -> Result<Vec<Timeline>> {
-    let windows = read::find(places, Select::Latest).map_err(refused)?;
+    let windows = read::find(places, Select::Latest)?;
     notes.extend(windows.iter().filter_map(left_out));
     let files = windows.first().map_or(&[][..], |window| &window.files);
-    read::open_all(files, read::open_beginning).map_err(refused)
+    Ok(read::open_all(files, read::open_beginning)?)
 }
 
 fn console(report: &Report) -> String {

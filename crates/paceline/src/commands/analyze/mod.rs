@@ -24,7 +24,7 @@ use paceline_host::disk::Disk;
 use paceline_host::text::{line_width, plural, say};
 
 use self::args::{AnalyzeArgs, KindName, SelectName};
-use crate::commands::trace::{ANOTHER_RUN, refused};
+use crate::commands::trace::ANOTHER_RUN;
 
 /// The name of a report's files.
 const NAME: &str = "summary";
@@ -58,7 +58,7 @@ pub fn analyze(args: &AnalyzeArgs) -> Result<u8> {
         SelectName::Latest => Select::Latest,
         SelectName::All => Select::All,
     };
-    let windows = read::find(&places, select).map_err(refused)?;
+    let windows = read::find(&places, select)?;
     let mut made = Vec::new();
     for window in &windows {
         made.push(window_report(args, kind, window, &folder)?);
@@ -118,9 +118,9 @@ fn window_report(
             read::at_a_time(window.files.len())
         ));
     }
-    let timelines = read::open_all(&window.files, read::open_beginning).map_err(refused)?;
+    let timelines = read::open_all(&window.files, read::open_beginning)?;
     let options = Options { kind, include_last_step: args.include_last_step, ..Options::default() };
-    let analysis = hta::analyze(&timelines, &options).map_err(refused)?;
+    let analysis = hta::analyze(&timelines, &options)?;
     let across = (timelines.len() > 1).then(|| across_ranks(&timelines, &options));
     let about = about(window, &timelines, &analysis, folder);
     let mut report = panels::of_analysis(&analysis, across.as_ref(), &timelines, about);

@@ -51,8 +51,7 @@ pub(super) fn different(runs: &[Run]) -> Vec<(String, Vec<Option<String>>)> {
     let known = || runs.iter().map(|run| &run.settings).filter(|settings| !settings.is_empty());
     let names: BTreeSet<&String> = known().flat_map(|settings| settings.keys()).collect();
     let differs = |name: &&String| {
-        let mut values =
-            known().filter(|settings| knows(settings, name, known())).map(|of| value(of, name));
+        let mut values = known().filter(|settings| knows(settings, name)).map(|of| value(of, name));
         let first = values.next().flatten();
         values.any(|value| value != first)
     };
@@ -65,16 +64,12 @@ fn value<'a>(settings: &'a Settings, name: &str) -> Option<&'a String> {
     settings.get(name)?.as_ref()
 }
 
-/// Whether the version of the program that wrote these settings knows the setting of this name, which one of `all` has. A run lacks
-/// the settings of another choice, and those in a table that it goes without. Other versions may name a setting otherwise.
-fn knows<'a>(settings: &Settings, name: &str, all: impl Iterator<Item = &'a Settings>) -> bool {
+/// Whether the version of the program that wrote these settings knows the setting of this name: it may name it otherwise. A run
+/// lacks the settings of another choice, those without a value of its own choice, and those in a table that it goes without.
+fn knows(settings: &Settings, name: &str) -> bool {
     let mut tables = name.match_indices('.').map(|(end, _)| &name[..end]);
-    let is_of_other_choice = |table: &str| {
-        let own = value(settings, &format!("{table}.name"));
-        let mut others = all.filter(|of| of.contains_key(name));
-        own.is_some() && others.all(|of| value(of, &format!("{table}.name")) != own)
-    };
     settings.contains_key(name)
-        || tables.clone().any(|table| settings.contains_key(table))
-        || tables.next().is_some_and(is_of_other_choice)
+        || tables.any(|table| {
+            settings.contains_key(table) || settings.contains_key(&format!("{table}.name"))
+        })
 }

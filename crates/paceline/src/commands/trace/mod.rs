@@ -2,7 +2,6 @@
 
 pub mod args;
 
-use std::io::ErrorKind::{InvalidInput, NotADirectory, NotFound, PermissionDenied};
 use std::io::Write;
 use std::path::Path;
 
@@ -23,16 +22,6 @@ use self::args::{MergeArgs, TraceCommand};
 pub(crate) const ANOTHER_RUN: &str = "By the time of day, there are traces that do not overlap with the newest one and are probably of another \
      run: of rank";
 
-/// The files that a user has named are not there, are no traces, or are not those of one run. A disk that fails and a system that
-/// refuses a thread are no mistakes of the user.
-pub(crate) fn refused(error: TraceError) -> Failure {
-    let of_user = [NotFound, NotADirectory, PermissionDenied, InvalidInput];
-    match &error {
-        TraceError::Io { source, .. } if !of_user.contains(&source.kind()) => error.into(),
-        _ => Failure::Usage(error.to_string()),
-    }
-}
-
 /// Runs `paceline trace`.
 pub fn trace(command: &TraceCommand) -> Result<u8> {
     match command {
@@ -48,9 +37,9 @@ fn merge_command(args: &MergeArgs) -> Result<u8> {
             "{output} is there already; pass --force to replace it, or name another --output"
         ));
     }
-    let windows = find(&args.places, Select::Latest).map_err(refused)?;
+    let windows = find(&args.places, Select::Latest)?;
     let Some(window) = windows.into_iter().next() else {
-        return usage("No trace files found.");
+        return Err(Failure::Run("No trace files found.".into()));
     };
     let out = args.output.canonicalize().ok();
     let is_output = |path: &Path| out.is_some() && path.canonicalize().ok() == out;
@@ -62,7 +51,7 @@ fn merge_command(args: &MergeArgs) -> Result<u8> {
     let merged =
         write_stated(&Disk::default(), &args.output, write).map_err(|error| match error {
             TraceError::Write(error) => Failure::io(format!("cannot write {output}"), error),
-            error => refused(error),
+            error => error.into(),
         })?;
     say(told(&window, &merged).trim_end());
     say(&format!("Written: {output} (open it in ui.perfetto.dev)"));
