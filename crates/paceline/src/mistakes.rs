@@ -91,6 +91,16 @@ const ALIASES: &[(&str, &str)] = &[
     ("--data fashionmnist, --data fashion-mnist, --data kmnist", "--data mnist --data-dir DIR"),
 ];
 
+/// Commands of earlier versions, with the word that was refused, and the words for the same today.
+const MOVED: &[(&str, &str)] = &[
+    ("paceline bench buckets", "paceline lab buckets --sizes 1,10 --links 10gbe"),
+    ("paceline bench naive-ddp", "paceline lab buckets --sizes 1,10 --links 10gbe"),
+    ("paceline lab combine", "paceline sweep --vary KEY=A,B --vary OTHER=C,D"),
+    ("paceline lab --grid", "paceline sweep --vary KEY=A,B --vary OTHER=C,D"),
+    ("paceline lab --one-at-a-time", "paceline sweep --one-at-a-time --vary KEY=A,B"),
+    ("paceline lab --trace", "paceline analyze DIR"),
+];
+
 /// Reads a command line, the name of the program included. Prints the help and ends the process if the words ask for it.
 pub fn read(words: &[OsString]) -> Result<Cli> {
     let program = Cli::command();
@@ -114,6 +124,11 @@ fn answer(words: &[OsString], error: &Error) -> String {
     for word in words.iter().skip(1) {
         let Some(part) = command.find_subcommand(word) else { break };
         (command, path) = (part, format!("{path} {}", part.get_name()));
+    }
+    let flag = text(error, ContextKind::InvalidArg).split(' ').next().unwrap_or_default();
+    let typed = [text(error, ContextKind::InvalidValue), flag].map(|word| format!("{path} {word}"));
+    if let Some((old, new)) = MOVED.iter().find(|(old, _)| typed.iter().any(|typed| typed == old)) {
+        return format!("{old}: pass {new}");
     }
     if let Some(text) = alias(command, error) {
         return text;

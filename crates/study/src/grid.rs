@@ -6,7 +6,7 @@
 use paceline_observe::figures::figure::Better;
 use paceline_table::table::Cell;
 
-use crate::noise::{self, Effect, MIN_ROUNDS, logarithms};
+use crate::noise::{self, Effect, logarithms};
 use crate::outcome::Outcome;
 use crate::plan::Vary;
 use crate::report::{Found, tabled};
@@ -121,7 +121,7 @@ pub fn interactions(grid: &[Vary], outcome: &Outcome, (figure, better): (&str, B
             cells.push([setting, in_base, beside, brings, noise::words(change)].map(Cell::Text));
         }
     }
-    if lines.is_empty() && outcome.origin.rounds >= MIN_ROUNDS {
+    if lines.is_empty() {
         lines.push("No setting changes what another brings by more than the noise.".to_owned());
     }
     let heads = [

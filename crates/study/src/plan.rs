@@ -2,7 +2,7 @@
 
 use std::collections::BTreeMap;
 
-use paceline_failure::{Failure, Result};
+use paceline_failure::{Failure, Result, usage};
 use paceline_files::printable;
 
 use crate::scene::Scene;
@@ -90,37 +90,47 @@ fn check(base: &Spec, vary: &[Vary]) -> Result<()> {
     Ok(())
 }
 
-/// The number of all combinations of the alternatives of all flags. Fails for more than any study has.
-fn count(vary: &[Vary]) -> Result<usize> {
-    let count = vary.iter().try_fold(1usize, |count, of| count.checked_mul(of.alternatives.len()));
-    count.filter(|count| *count <= MAX_CASES).ok_or_else(|| {
-        Failure::Usage(format!("these are more than {MAX_CASES} cases; pass fewer values"))
-    })
+/// The place of each flag's value in each case: all combinations, in an order in which the last flag changes fastest; or only
+/// those with at most one flag that has not its first value. Fails for more than any study has.
+fn choices(vary: &[Vary], one_at_a_time: bool) -> Result<Vec<Vec<usize>>> {
+    let mut lens = vary.iter().map(|of| of.alternatives.len());
+    let count = if one_at_a_time {
+        Some(1 + lens.map(|len| len - 1).sum::<usize>())
+    } else {
+        lens.try_fold(1, usize::checked_mul)
+    };
+    if count.is_none_or(|count| count > MAX_CASES) {
+        return usage(format!("these are more than {MAX_CASES} cases; pass fewer values"));
+    }
+    let mut choices = vec![vec![0; vary.len()]];
+    for (at, of) in vary.iter().enumerate() {
+        let bases = if one_at_a_time { 1 } else { choices.len() };
+        let others = |base: &Vec<usize>| {
+            let base = base.clone();
+            (1..of.alternatives.len()).map(move |value| {
+                let mut choice = base.clone();
+                choice[at] = value;
+                choice
+            })
+        };
+        let more: Vec<Vec<usize>> = choices[..bases].iter().flat_map(others).collect();
+        choices.extend(more);
+    }
+    choices.sort_unstable();
+    Ok(choices)
 }
 
-/// All combinations of the alternatives of all flags as a scene, in an order in which the last flag changes fastest; or only
-/// those with at most one flag that has not its first value. Each is resolved. Also returns the warnings of all.
+/// The cases as a scene, see [`choices`]. Each is resolved. Also returns the warnings of all.
 pub fn combinations(
     base: &Spec,
     vary: &[Vary],
     one_at_a_time: bool,
 ) -> Result<(Scene, Vec<String>)> {
     check(base, vary)?;
-    let count = count(vary)?;
     let mut warnings: BTreeMap<String, ()> = BTreeMap::new();
     let mut scene = Scene::new("");
-    for case in 0..count {
-        let mut rest = case;
-        let chosen = vary.iter().rev().map(|of| {
-            let at = rest % of.alternatives.len();
-            rest /= of.alternatives.len();
-            at
-        });
-        let chosen: Vec<usize> = chosen.collect();
-        if one_at_a_time && chosen.iter().filter(|at| **at > 0).count() > 1 {
-            continue;
-        }
-        let values = vary.iter().zip(chosen.iter().rev());
+    for chosen in choices(vary, one_at_a_time)? {
+        let values = vary.iter().zip(&chosen);
         let values: Vec<String> = values.map(|(of, at)| of.alternatives[*at].clone()).collect();
         let mut spec = base.clone();
         for (of, value) in vary.iter().zip(&values) {
@@ -184,6 +194,8 @@ mod tests {
 
     #[test]
     fn every_alternative_meets_every_other() {
+        let many = ["seed", "steps", "hidden", "nproc", "threads"]
+            .map(|key| vary(&format!("{key}=1,2,3,4,5,6,7,8")));
         let vary = [vary("strategy=ddp,flat_ddp"), vary("hidden=8,16 ,32")];
         let (scene, warnings) = combinations(&Spec::default(), &vary, false).unwrap();
         let names: Vec<&str> = scene.variants.iter().map(|case| case.name.as_str()).collect();
@@ -193,6 +205,8 @@ mod tests {
         let (scene, _) = combinations(&Spec::default(), &vary, true).unwrap();
         let values: Vec<String> = scene.variants.iter().map(|case| case.values.join(" ")).collect();
         assert_eq!(values, ["ddp 8", "ddp 16", "ddp 32", "flat_ddp 8"]);
+        assert_eq!(choices(&many, true).unwrap().len(), 36);
+        assert!(choices(&many, false).is_err());
         assert!(warnings.is_empty(), "{warnings:?}");
     }
 

@@ -47,6 +47,9 @@ pub struct Report {
     pub charts: Vec<Chart>,
 }
 
+/// The most rows of a further table that are printed.
+const MOST_ROWS: usize = 20;
+
 /// A table that was measured or computed in addition to the rows, its conclusions and its chart.
 #[derive(Default)]
 pub struct Found {
@@ -82,8 +85,11 @@ impl Found {
     }
 
     fn text(&self, width: Option<usize>) -> String {
-        let table = format!("\n{}\n{}", self.title, self.table.fitted(width));
-        let table = (!self.table.rows.is_empty()).then_some(table);
+        let table = match self.table.rows.len() {
+            0 => None,
+            1..=MOST_ROWS => Some(format!("\n{}\n{}", self.title, self.table.fitted(width))),
+            rows => Some(format!("\n{}: {rows} rows, in the page and the files", self.title)),
+        };
         table.into_iter().chain(self.lines.clone()).collect::<Vec<_>>().join("\n")
     }
 }

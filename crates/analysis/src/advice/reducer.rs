@@ -40,28 +40,22 @@ pub struct Reducer {
 }
 
 impl Reducer {
-    /// Reads the steps of all ranks. Errors name the facts that the traces do not show.
-    pub fn of(timelines: &[Timeline]) -> Result<Self, String> {
-        let need = |holds: bool, or: &str| holds.then_some(()).ok_or(or.to_owned());
-        need(timelines.len() >= 2, "buckets need the traces of two ranks or more")?;
-        need(
-            timelines.iter().all(|timeline| timeline.kernels.is_empty()),
-            "these traces have work of a device; only passes of PyTorch on the processor are read",
-        )?;
-        need(
-            timelines.iter().all(|timeline| !timeline.gradients.is_empty()),
-            "no gradient has a size; pass record_shapes=True to torch.profiler.profile",
-        )?;
+    /// Reads the steps of all ranks. `None` unless these are the traces of two ranks or more of `DistributedDataParallel` on the
+    /// processor, with the shapes of gradients and all-reduces, and with a step that has a backward pass on every rank.
+    pub fn of(timelines: &[Timeline]) -> Option<Self> {
+        let is_readable = |of: &Timeline| of.kernels.is_empty() && !of.gradients.is_empty();
+        if timelines.len() < 2 || !timelines.iter().all(is_readable) {
+            return None;
+        }
         let clocks = align(timelines);
         let matched = match_collectives(timelines, &clocks);
         let of_steps = steps_of(timelines, &clocks, &matched.all);
-        let (first, operations) =
-            of_steps.first().ok_or("no step has a backward pass on every rank")?;
+        let (first, operations) = of_steps.first()?;
         let gradients: Vec<Vec<FinalGradient>> = timelines.iter().map(sorted).collect();
         let sizes: Vec<u64> =
             finals(&gradients[0], &first[0]).iter().map(|of| of.num_elems).collect();
-        let elems: Option<Vec<u64>> = operations.iter().map(|of| of.num_elems).collect();
-        let elems = elems.ok_or("the all-reduces have no sizes; pass record_shapes=True")?;
+        let elems = operations.iter().map(|of| of.num_elems);
+        let elems: Vec<u64> = elems.collect::<Option<Vec<u64>>>()?;
         let elem_bytes = elem_bytes(timelines);
         let plan = plan_of(&sizes, &elems, elem_bytes)?;
         let mut seen = Vec::new();
@@ -101,7 +95,7 @@ impl Reducer {
             blocking_ops: Vec::new(),
         };
         let gradient_bytes = sizes.iter().map(|elems| elems.saturating_mul(elem_bytes)).collect();
-        Ok(Self { observed, plan, gradient_bytes })
+        Some(Self { observed, plan, gradient_bytes })
     }
 
     /// The buckets of this size, as `bucket_cap_mb` makes them: a bucket is closed by the gradient that fills it.
@@ -250,8 +244,8 @@ pub(super) fn in_order(sizes: &[u64], finals: &[FinalGradient]) -> Option<Vec<i6
     (ready.len() == finals.len()).then_some(ready)
 }
 
-/// Which gradients travel together, if all-reduces of `elems` elements carry gradients of `sizes` in this order.
-fn plan_of(sizes: &[u64], elems: &[u64], elem_bytes: u64) -> Result<Vec<Bucket>, String> {
+/// Which gradients travel together, if all-reduces of `elems` elements carry all gradients of `sizes` in this order.
+fn plan_of(sizes: &[u64], elems: &[u64], elem_bytes: u64) -> Option<Vec<Bucket>> {
     let (mut plan, mut next) = (Vec::new(), 0);
     for &of_bucket in elems {
         let (mut gradients, mut sum) = (Vec::new(), 0u64);
@@ -261,21 +255,11 @@ fn plan_of(sizes: &[u64], elems: &[u64], elem_bytes: u64) -> Result<Vec<Bucket>,
             next += 1;
         }
         if sum != of_bucket {
-            return Err(format!(
-                "an all-reduce of {of_bucket} elements is not what the gradients before it add up to ({sum}); is this \
-                 DistributedDataParallel without hooks?"
-            ));
+            return None;
         }
         plan.push(Bucket { gradients, bytes: of_bucket.saturating_mul(elem_bytes) });
     }
-    if next == sizes.len() && !plan.is_empty() {
-        Ok(plan)
-    } else {
-        Err(format!(
-            "the all-reduces of the backward pass carry {next} of {} gradients; is this DistributedDataParallel?",
-            sizes.len()
-        ))
-    }
+    (next == sizes.len() && !plan.is_empty()).then_some(plan)
 }
 
 /// Bytes of an element, by the type that the all-reduces name.
@@ -344,8 +328,10 @@ mod tests {
         let planned = plan_of(&[2, 3, 5], &[5, 5], 4).unwrap();
         let gradients: Vec<_> = planned.into_iter().map(|bucket| bucket.gradients).collect();
         assert_eq!(gradients, [vec![0, 1], vec![2]]);
-        assert!(plan_of(&[2, 3, 5], &[4, 6], 4).unwrap_err().contains("4 elements"));
-        assert!(plan_of(&[2, 3, 5], &[5], 4).unwrap_err().contains("2 of 3 gradients"));
-        assert!(plan_of(&[u64::MAX, 9], &[7], 4).is_err());
+        for (sizes, elems) in
+            [(&[2, 3, 5][..], &[4, 6][..]), (&[2, 3, 5], &[5]), (&[u64::MAX, 9], &[7])]
+        {
+            assert_eq!(plan_of(sizes, elems, 4), None, "{sizes:?} {elems:?}");
+        }
     }
 }

@@ -38,10 +38,6 @@ pub struct Sizes {
     pub points: Vec<Point>,
     /// The backward pass with the buckets of the traces, and the exposed part, in milliseconds.
     pub now_ms: [f64; 2],
-    /// By how much steps usually end later than their replay, in milliseconds.
-    pub missed_ms: f64,
-    /// The latency of an all-reduce, if the steps tell it.
-    pub latency_ms: Option<f64>,
     /// The size that gains most, with its number of buckets and its gain; `None` if none is worth a change.
     pub best: Option<(f64, usize, Gain)>,
 }
@@ -80,8 +76,6 @@ impl Sizes {
         Some(Self {
             points,
             now_ms: [now_ms, now_exposed_ms],
-            missed_ms: passes.unexplained_ms().unwrap_or_default(),
-            latency_ms,
             best: best.map(|((mib, count), gain)| (mib, count, gain)),
         })
     }

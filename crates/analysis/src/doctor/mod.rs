@@ -136,7 +136,7 @@ fn diagnose(timelines: &[Timeline], together: &Together, options: &Options) -> D
     }
     let step_ms = lengths_ms.iter().sum::<f64>() / lengths_ms.len() as f64;
     let bases = recorded.iter().map(|of| without_waits(of, together)).collect();
-    let sizes = Reducer::of(timelines).ok().and_then(|reducer| Sizes::of(&reducer));
+    let sizes = Reducer::of(timelines).and_then(|reducer| Sizes::of(&reducer));
     let mut ranks = Ranks { recorded, together, sizes, bases, step_ms };
     let mut advice = Vec::new();
     for cause in CAUSES {

@@ -96,12 +96,12 @@ impl LaunchStats {
         };
         all.sort_by_key(|of| of.kernel);
         let mut kernels: Vec<&[Launched]> = all.chunk_by(|a, b| a.kernel == b.kernel).collect();
-        let delays_ns = |of: &[Launched]| of.iter().map(|of| of.delay_ns).sum::<i64>();
+        let delays_ns = |of: &[Launched]| of.iter().map(|of| i128::from(of.delay_ns)).sum::<i128>();
         let name = |of: &[Launched]| names.text(of[0].kernel);
         kernels.sort_by(|a, b| delays_ns(b).cmp(&delays_ns(a)).then_with(|| name(a).cmp(name(b))));
         let by_kernel = kernels.into_iter().map(|of| {
             let mean = |part: fn(&Launched) -> i64| {
-                of.iter().map(part).sum::<i64>() as f64 / of.len() as f64
+                of.iter().map(|of| part(of) as f64).sum::<f64>() / of.len() as f64
             };
             NameLaunches {
                 name: name(of).to_owned(),

@@ -139,6 +139,8 @@ fn recording_has_its_price() {
         command
     };
     Run::of(command).ok();
+    let again = lab(&sandbox, &format!("profiling {SMALL} {STEPS} {NET}")).ok();
+    again.line("Goes on after 4 of 4 runs");
     // One page of all that is there, also where an experiment is, and again.
     for folder in [".", ".", "out", "out"] {
         lab(&sandbox, &format!("--report {folder}")).ok().line("1 experiment");

@@ -4,6 +4,7 @@
 use std::path::Path;
 
 use paceline_failure::{Failure, Result};
+use paceline_host::text::warn;
 use paceline_table::chart::{Axis, Picture, Series, Stroke};
 use paceline_table::stats::two_term_fit;
 
@@ -63,7 +64,7 @@ fn scenes(args: &LabArgs, _: &Path) -> Result<Vec<Scene>> {
     // Rounded up, so that the last one holds all.
     let part = |part: &f64| (bytes * part / MIB * 1000.0).ceil() / 1000.0;
     let default = PARTS.iter().map(part).collect();
-    let sizes = if args.sizes.is_empty() { default } else { args.sizes.clone() };
+    let sizes = distinct(if args.sizes.is_empty() { default } else { args.sizes.clone() }, bytes);
     let mut scenes = Vec::new();
     for (name, base) in args.on_links(&base)? {
         let mut scene = Scene::new(name).with("ddp as it is", base.clone());
@@ -78,6 +79,18 @@ fn scenes(args: &LabArgs, _: &Path) -> Result<Vec<Scene>> {
         scenes.push(scene.with(ALONE, alone));
     }
     Ok(scenes)
+}
+
+/// The sizes in MiB, ascending. Of those that hold all gradients, of `bytes` bytes, the smallest stands for all.
+fn distinct(mut sizes: Vec<f64>, bytes: f64) -> Vec<f64> {
+    sizes.sort_by(f64::total_cmp);
+    sizes.dedup();
+    let num_smaller = sizes.iter().filter(|mib| **mib * MIB < bytes).count();
+    for mib in sizes.iter().skip(num_smaller + 1) {
+        warn(&format!("{mib} MiB: left out, since {} MiB hold all gradients", sizes[num_smaller]));
+    }
+    sizes.truncate(num_smaller + 1);
+    sizes
 }
 
 /// A size of buckets on a link, in MiB; the row of its runs, and its step by replay.
@@ -106,8 +119,11 @@ fn found(made: &Made) -> Result<Vec<Found>> {
         lines.extend(verdict(scene, &curve));
         let of = |(_, row, _): &Point| Some((row.median("num_buckets")?, row.median(EXPOSED)?));
         let exposed: Vec<(f64, f64)> = curve.iter().filter_map(of).collect();
-        let elems = layout_of(&config, config.world_size)?.num_trained_params();
-        lines.push(format!("{}: {}", scene.name, by_formula(&exposed, 4.0 * elems as f64)));
+        let bytes = 4 * layout_of(&config, config.world_size)?.num_trained_params();
+        let cost =
+            if spec.has("link") { Ok(of_link(&network, bytes as u64)) } else { fitted(&exposed) };
+        let by_formula = cost.map_or_else(|why| why, |cost| by_formula(cost, bytes as f64));
+        lines.push(format!("{}: n o + s / (n w) {by_formula}", scene.name));
         let spread = |(mib, row, _): &Point| Some((mib * MIB, *row.figures.get(STEP)?));
         let measured: Vec<(f64, Spread)> = curve.iter().filter_map(spread).collect();
         let line = measured.iter().map(|(at, of)| (*at, of.median * 1e3));
@@ -148,28 +164,49 @@ fn found(made: &Made) -> Result<Vec<Found>> {
     }])
 }
 
-/// The best size for gradients of `bytes` bytes by a formula: with `n` buckets, `o` the cost of an operation and `w` the bytes per
-/// second of an all-reduce, `n o + bytes / (n w)` stays exposed. It is least with buckets of `sqrt(bytes o w)` bytes. `exposed` has
-/// numbers of buckets, each with the milliseconds that it left exposed.
-fn by_formula(exposed: &[(f64, f64)], bytes: f64) -> String {
+/// What stays exposed of the communication of a step with `n` buckets, in milliseconds: `n o + s / (n w)`, with `s` bytes of gradients.
+/// Each bucket costs its operation, and the last one comes too late to be hidden.
+struct Formula {
+    /// `o`: the cost of an operation.
+    op_ms: f64,
+    /// `s / w`: the gradients in one all-reduce, without its cost.
+    all_ms: f64,
+    /// Where both come from.
+    source: String,
+}
+
+/// The formula of an emulated link.
+fn of_link(network: &Network, bytes: u64) -> Formula {
+    let op_ms = network.all_reduce_ms(0);
+    let all_ms = network.all_reduce_ms(bytes) - op_ms;
+    Formula { op_ms, all_ms, source: "of the link".to_owned() }
+}
+
+/// The formula of measurements: numbers of buckets, each with the milliseconds that it left exposed. Or why it does not hold.
+fn fitted(exposed: &[(f64, f64)]) -> std::result::Result<Formula, String> {
     let mut counts: Vec<f64> = exposed.iter().map(|(buckets, _)| *buckets).collect();
     counts.sort_by(f64::total_cmp);
     counts.dedup();
     let fit = two_term_fit(exposed.iter().map(|(n, ms)| ([*n, 1.0 / n], *ms, 1.0)));
     // Two would always fit, because there are two unknowns.
-    let Some([op_ms, all_ms]) = fit.filter(|_| counts.len() > 2) else {
-        return "n o + s / (n w) is fitted to three numbers of buckets or more; pass other --sizes"
-            .to_owned();
-    };
+    let [op_ms, all_ms] = fit.filter(|_| counts.len() > 2).ok_or(
+        "is fitted to three numbers of buckets or more; pass other --sizes, or a link in --links",
+    )?;
     let mean = exposed.iter().map(|(_, ms)| ms).sum::<f64>() / exposed.len() as f64;
     let left = exposed.iter().map(|(n, ms)| (ms - (op_ms * n + all_ms / n)).powi(2)).sum::<f64>();
     let explained = 1.0 - left / exposed.iter().map(|(_, ms)| (ms - mean).powi(2)).sum::<f64>();
-    if op_ms <= 0.0 || all_ms <= 0.0 || explained < LEAST_EXPLAINED {
-        return format!("n o + s / (n w) does not fit what stays exposed (R^2 = {explained:.2})");
+    if op_ms > 0.0 && all_ms > 0.0 && explained >= LEAST_EXPLAINED {
+        let source = format!("fitted to what stays exposed (R^2 = {explained:.2})");
+        return Ok(Formula { op_ms, all_ms, source });
     }
+    Err("does not fit what stays exposed: it is noise, or more than the backward pass can hide"
+        .to_owned())
+}
+
+/// The size of buckets for which least stays exposed: `sqrt(s o w)`.
+fn by_formula(Formula { op_ms, all_ms, source }: Formula, bytes: f64) -> String {
     format!(
-        "by n o + s / (n w), fitted to what stays exposed (R^2 = {explained:.2}): o = {op_ms:.3} ms, w = {:.2} GB/s, least with \
-         buckets of {:.2} MiB",
+        "{source}: o = {op_ms:.3} ms, w = {:.2} GB/s, least with buckets of {:.2} MiB",
         bytes / all_ms / 1e6,
         bytes * (op_ms / all_ms).sqrt() / MIB
     )
@@ -199,18 +236,26 @@ mod tests {
     #[test]
     fn the_formula_is_found_again_or_refused() {
         // 64 MiB in 32 ms, 0.5 ms per operation: 8 buckets are best, of 8 MiB.
-        let said = |counts: &[f64], op_ms: f64, all_ms: f64| {
+        let of = |counts: &[f64], op_ms: f64, all_ms: f64| {
             let exposed: Vec<_> = counts.iter().map(|n| (*n, op_ms * n + all_ms / n)).collect();
-            by_formula(&exposed, 64.0 * MIB)
+            fitted(&exposed)
         };
-        let found = said(&[1.0, 2.0, 4.0, 16.0, 64.0], 0.5, 32.0);
-        let words = "(R^2 = 1.00): o = 0.500 ms, w = 2.10 GB/s, least with buckets of 8.00 MiB";
-        assert!(found.ends_with(words), "{found}");
-        assert!(said(&[1.0, 1.0, 2.0], 0.5, 32.0).contains("three numbers of buckets or more"));
-        for (op_ms, all_ms) in [(-0.1, 32.0), (0.5, -0.2)] {
-            assert!(said(&[1.0, 2.0, 4.0, 8.0], op_ms, all_ms).contains("does not fit"));
+        let found = of(&[1.0, 2.0, 4.0, 16.0, 64.0], 0.5, 32.0).unwrap();
+        assert_eq!(
+            by_formula(found, 64.0 * MIB),
+            "fitted to what stays exposed (R^2 = 1.00): o = 0.500 ms, w = 2.10 GB/s, least with buckets of 8.00 MiB"
+        );
+        assert!(of(&[1.0, 1.0, 2.0], 0.5, 32.0).is_err_and(|why| why.contains("three numbers")));
+        for (op_ms, all_ms) in [(-0.1, 32.0), (0.5, -0.2), (0.0, 0.0)] {
+            assert!(of(&[1.0, 2.0, 4.0, 8.0], op_ms, all_ms).is_err());
         }
         let noisy = [(1.0, 9.0), (2.0, 1.0), (4.0, 11.0), (8.0, 2.0), (16.0, 9.0)];
-        assert!(by_formula(&noisy, 64.0 * MIB).contains("does not fit"));
+        assert!(fitted(&noisy).is_err_and(|why| why.contains("does not fit")));
+    }
+
+    #[test]
+    fn sizes_that_hold_all_gradients_are_run_once() {
+        assert_eq!(distinct(vec![100.0, 1.0, 10.0, 1.0, 1000.0], 3.0 * MIB), [1.0, 10.0]);
+        assert_eq!(distinct(vec![0.5, 0.25], 3.0 * MIB), [0.25, 0.5]);
     }
 }

@@ -124,18 +124,3 @@ fn clocks(clocks: &Clocks) -> String {
     };
     format!("Clocks: {how}{within}.\n")
 }
-
-#[cfg(test)]
-mod tests {
-    use std::io::ErrorKind;
-
-    use super::*;
-
-    #[test]
-    fn only_a_path_of_the_user_is_a_mistake() {
-        let of =
-            |kind: ErrorKind| refused(TraceError::Io { path: "a".into(), source: kind.into() });
-        assert!(matches!(of(NotFound), Failure::Usage(_)));
-        assert!(matches!(of(ErrorKind::WouldBlock), Failure::Run(_)));
-    }
-}
