@@ -171,16 +171,17 @@ fn queues_grow_with_launches_and_shrink_with_kernels() {
         .launched("b", 7, 2.0, 3.0, 20.0, 30.0)
         .launched("c", 7, 4.0, 5.0, 30.0, 40.0)
         .launched("d", 9, 6.0, 7.0, 8.0, 9.0);
-    let options = Options { full_queue: 2, ..Options::default() };
-    let queues = with(build, &options).queues;
-    assert_eq!((queues[0].stream, queues[1].stream), (7, 9));
+    // The 1024th of these is launched after 1.023 ms, and the first one starts after 2 ms.
+    let queues = one((0..1024)
+        .map(f64::from)
+        .fold(build, |build, at| build.launched("e", 11, at, at + 0.5, at + 2000.0, at + 2001.0)))
+    .queues;
+    assert_eq!([0, 1, 2].map(|at| queues[at].stream), [7, 9, 11]);
     let points: Vec<_> = queues[0].series.iter().map(|p| (p.at_ns / 1000, p.value)).collect();
     let expected = [(0, 1.0), (2, 2.0), (4, 3.0), (10, 2.0), (20, 1.0), (30, 0.0)];
     assert_eq!(points, expected);
-    assert_eq!(
-        (queues[0].length.max, queues[0].length.mean, queues[0].full_ns),
-        (3.0, 1.5, 18_000)
-    );
+    assert_eq!((queues[0].length.max, queues[0].length.mean), (3.0, 1.5));
+    assert_eq!([0, 2].map(|at| queues[at].full_ns), [0, 977_000]);
 }
 
 #[test]

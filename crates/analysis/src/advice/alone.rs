@@ -391,33 +391,35 @@ mod tests {
 
     #[test]
     fn what_traces_lack_is_told() {
-        let told = |timelines: &[Timeline]| Alone::of(timelines).unwrap_err();
-        assert!(told(&[]).contains("no traces"));
+        let error = |timelines: &[Timeline]| Alone::of(timelines).unwrap_err();
+        assert!(error(&[]).contains("no traces"));
         let pytorch = timeline(0).operator("aten::mul", 0, 20);
-        assert!(told(std::slice::from_ref(&pytorch)).contains("call step() of torch.profiler"));
+        assert!(error(std::slice::from_ref(&pytorch)).contains("call step() of torch.profiler"));
         let pytorch = pytorch.step(0, 0, 100);
-        assert!(told(std::slice::from_ref(&pytorch)).contains("no step has a backward pass"));
-        assert!(told(&[ours(0, 0), pytorch.clone()]).contains("some traces are of paceline"));
+        assert!(error(std::slice::from_ref(&pytorch)).contains("no step has a backward pass"));
+        assert!(error(&[ours(0, 0), pytorch.clone()]).contains("some traces are of paceline"));
         let on_device = pytorch.clone().compute("gemm", 0, 20);
-        assert!(told(&[on_device, pytorch]).contains("some traces have work of a device"));
+        assert!(error(&[on_device, pytorch]).contains("some traces have work of a device"));
         let mut ours_on_device = ours(0, 0);
         ours_on_device.run_facts.remove("lanes");
-        assert!(told(&[ours_on_device]).contains("traces of paceline have work of a device"));
+        assert!(error(&[ours_on_device]).contains("traces of paceline have work of a device"));
         let mut other = ours(1, 0);
         other.run_facts.insert(GRADIENTS.to_owned(), "3 15 a.weight\n7 4 a.bias".to_owned());
-        assert!(told(&[ours(0, 0), other.clone()]).contains("different gradients"));
+        assert!(error(&[ours(0, 0), other.clone()]).contains("different gradients"));
         other.run_facts.insert(GRADIENTS.to_owned(), "x".to_owned());
-        assert!(told(&[other.clone()]).contains("unknown form"));
+        assert!(error(&[other.clone()]).contains("unknown form"));
         other.run_facts.remove(GRADIENTS);
         let alone = Alone::of(&[other]).unwrap();
         assert!(alone.gradients.is_err() && alone.steps[0].ready.is_empty());
         let mut unmarked = ours(0, 0);
         unmarked.gradient_marks.pop();
-        assert!(told(&[unmarked]).contains("all gradients"));
+        assert!(error(&[unmarked]).contains("all gradients"));
         let mut divided = ours(0, 0).all_reduce(1, 20, 30);
         assert!(Alone::of(std::slice::from_ref(&divided)).is_ok());
         divided.collectives[0].name = "reduce_scatter".to_owned();
-        assert!(told(&[divided]).contains("reduce_scatter, so these ranks are not plain replicas"));
+        assert!(
+            error(&[divided]).contains("reduce_scatter, so these ranks are not plain replicas")
+        );
     }
 
     #[test]

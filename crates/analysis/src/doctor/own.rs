@@ -64,13 +64,11 @@ mod tests {
             across(&[0, 1].map(|rank| {
                 let at = |begin: i64, seq: u64, timeline: crate::timeline::Timeline| {
                     let ready = begin + 20 + if rank == 1 { late } else { 0 };
-                    let timeline = timeline.step(seq, begin, begin + 100);
-                    let timeline = timeline.compute("conv", begin, ready);
-                    timeline.all_reduce(seq, ready, begin + 60 + late).compute(
-                        "adam",
-                        begin + 60 + late,
-                        begin + 100,
-                    )
+                    timeline
+                        .step(seq, begin, begin + 100)
+                        .compute("conv", begin, ready)
+                        .all_reduce(seq, ready, begin + 60 + late)
+                        .compute("adam", begin + 60 + late, begin + 100)
                 };
                 // The last step may have been cut off and does not count.
                 at(200, 2, at(100, 1, at(0, 0, timeline(rank))))

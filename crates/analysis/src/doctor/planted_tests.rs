@@ -434,7 +434,7 @@ fn a_slow_host_is_named_and_not_only_a_rank() {
         |step| if step % 2 == 0 { 1.4 } else { 1.3 },
         |step| if step % 2 == 0 { 1.3 } else { 1.4 },
     ];
-    let told = |slow: [Slow; 4]| {
+    let found = |slow: [Slow; 4]| {
         let timelines = together(&slow).into_iter().enumerate().map(|(rank, timeline)| {
             let host = if rank < 2 { "fast-host" } else { "slow-host" };
             Timeline { host: Some(host.to_owned()), ..timeline }
@@ -444,14 +444,14 @@ fn a_slow_host_is_named_and_not_only_a_rank() {
     };
     let title = "The host slow-host (ranks 2, 3) makes the others wait, by computation";
     let expected = [("straggler", title.to_owned())];
-    assert_eq!(told([fast, fast, in_turns[0], in_turns[1]]), expected);
+    assert_eq!(found([fast, fast, in_turns[0], in_turns[1]]), expected);
     // With a single slow rank, this rank is named, with its host.
     let title = "Rank 3 (host slow-host) makes the others wait, by computation";
     let expected = [("straggler", title.to_owned())];
-    assert_eq!(told([fast, fast, fast, |_| 1.4]), expected);
+    assert_eq!(found([fast, fast, fast, |_| 1.4]), expected);
     // Ranks that are late in turns, by chance, are not stragglers.
     let nothing: [(&str, String); 0] = [];
-    assert_eq!(told([in_turns[0], in_turns[1], in_turns[0], in_turns[1]]), nothing);
+    assert_eq!(found([in_turns[0], in_turns[1], in_turns[0], in_turns[1]]), nothing);
 }
 
 /// Ranks whose collectives end when they end on the last one.

@@ -179,13 +179,13 @@ pub(super) fn collectives(
     for timeline in timelines {
         let world = timeline.world_size.map(|ranks| ranks as u64);
         for kernel in &timeline.kernels {
-            let told = kernel.collective.map(|at| &timeline.collectives[at as usize]);
-            let Some(told) = told else { continue };
-            let Some(kind) = collective_kind(&told.name) else { continue };
-            let elems = told.in_elems.max(told.out_elems);
-            let elem = told.dtype.as_deref().and_then(elem_bytes);
+            let of = kernel.collective.map(|at| &timeline.collectives[at as usize]);
+            let Some(of) = of else { continue };
+            let Some(kind) = collective_kind(&of.name) else { continue };
+            let elems = of.in_elems.max(of.out_elems);
+            let elem = of.dtype.as_deref().and_then(elem_bytes);
             let bytes = elems.zip(elem).and_then(|(elems, bytes)| elems.checked_mul(bytes));
-            let (Some(bytes), Some(ranks)) = (bytes, told.group_size.or(world)) else { continue };
+            let (Some(bytes), Some(ranks)) = (bytes, of.group_size.or(world)) else { continue };
             if ranks < 2 || bytes == 0 {
                 continue;
             }

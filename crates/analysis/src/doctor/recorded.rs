@@ -224,8 +224,8 @@ impl<'a> Recorded<'a> {
     /// Which collective a piece of communication is: by its arguments, by the call that launched it, or by its name. A kernel
     /// of NCCL that sends and receives may be an all-to-all.
     pub(super) fn collective(&self, work: &Work) -> CollectiveKind {
-        let told = work.collective.map(|of| &self.timeline.collectives[of as usize]);
-        let told = told.and_then(|of| collective_kind(&of.name));
+        let described = work.collective.map(|of| &self.timeline.collectives[of as usize]);
+        let described = described.and_then(|of| collective_kind(&of.name));
         let kind = |name: NameId| self.kinds[name.0 as usize];
         let launched = || {
             let call = &self.calls[work.call? as usize];
@@ -233,14 +233,14 @@ impl<'a> Recorded<'a> {
             let mut names = self.around(call).map(|frame| frame.name);
             names.find_map(|name| kind(name).filter(|_| is_of_host(self.text(name))))
         };
-        told.or_else(launched).or_else(|| kind(work.name)).unwrap_or(CollectiveKind::Unknown)
+        described.or_else(launched).or_else(|| kind(work.name)).unwrap_or(CollectiveKind::Unknown)
     }
 
     /// The larger buffer of a collective, if the trace gives its size.
     pub(super) fn collective_bytes(&self, work: &Work) -> Option<u64> {
-        let told = &self.timeline.collectives[work.collective? as usize];
-        let bytes = elem_bytes(told.dtype.as_deref()?)?;
-        told.in_elems.max(told.out_elems)?.checked_mul(bytes)
+        let of = &self.timeline.collectives[work.collective? as usize];
+        let bytes = elem_bytes(of.dtype.as_deref()?)?;
+        of.in_elems.max(of.out_elems)?.checked_mul(bytes)
     }
 
     /// The first work that each call launched.

@@ -22,7 +22,7 @@ pub struct StreamQueue {
     pub stream: i64,
     /// Statistics of the length after each change, not weighted by time.
     pub length: Summary,
-    /// Time at or above [`Options::full_queue`](super::Options), in nanoseconds.
+    /// Time at 1024 launches or more, which block the thread that launches, in nanoseconds.
     pub full_ns: i64,
     /// The length over time. Of each of at most 1000 equal time ranges, only the highest point is kept.
     pub series: Vec<Point>,
@@ -67,7 +67,7 @@ pub(super) fn queues(work: &Work) -> Vec<StreamQueue> {
     if work.source == Source::Operators {
         return Vec::new();
     }
-    changes(work).iter().filter_map(|(stream, changes)| of_stream(work, *stream, changes)).collect()
+    changes(work).iter().filter_map(|(stream, changes)| of_stream(*stream, changes)).collect()
 }
 
 /// A change of the length of a queue: when, by how much, and the index of the item.
@@ -97,15 +97,14 @@ pub(super) fn enqueued(work: &Work) -> impl Iterator<Item = (usize, i64)> {
     })
 }
 
-fn of_stream(work: &Work, stream: i64, changes: &[Change]) -> Option<StreamQueue> {
+fn of_stream(stream: i64, changes: &[Change]) -> Option<StreamQueue> {
     let mut length = 0i64;
     let points = changes.iter().map(|&(at_ns, change, _)| {
         length += i64::from(change);
         Point { at_ns, value: length as f64 }
     });
     let points: Vec<Point> = points.collect();
-    let full = work.options.full_queue as f64;
-    let full_ns = points.windows(2).filter(|pair| pair[0].value >= full);
+    let full_ns = points.windows(2).filter(|pair| pair[0].value >= 1024.0);
     let full_ns = full_ns.map(|pair| pair[1].at_ns - pair[0].at_ns).sum();
     let length = Summary::of(points.iter().map(|point| point.value).collect())?;
     Some(StreamQueue { stream, length, full_ns, series: thinned(&points) })

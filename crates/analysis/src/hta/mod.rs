@@ -38,7 +38,7 @@ pub(crate) use collectives::backend_of;
 pub use collectives::{CollectiveKind, CollectiveTimes, kind_of as collective_kind};
 pub use columns::columns;
 pub use counters::{CopyBandwidth, Point, StreamQueue};
-pub use critical::{BoundBy, CriticalPath, EdgeKind, PathEdge, PathName};
+pub use critical::{BoundBy, CriticalPath, PathEdge, PathName};
 pub use diff::{Diff, DiffRow, Shift, Side, diff};
 pub use idle::{IdleCategory, IdleTime, StreamIdle};
 pub use kernels::{KernelKind, KernelStats, top as top_kernels};

@@ -35,8 +35,8 @@ pub enum StepChoice {
     One(u64),
 }
 
-/// The steps, the rounding and the thresholds of an analysis. The defaults are HTA's.
-#[derive(Clone, Debug)]
+/// The options of an analysis.
+#[derive(Clone, Debug, Default)]
 pub struct Options {
     /// `None`: derived from the traces.
     pub kind: Option<Kind>,
@@ -44,22 +44,6 @@ pub struct Options {
     pub include_last_step: bool,
     /// How times are rounded.
     pub rounding: Rounding,
-    /// A queue of this length blocks the thread that launches.
-    pub full_queue: u64,
-    /// The step whose critical path is computed, counted from 0 among the analyzed steps.
-    pub critical_step: usize,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self {
-            kind: None,
-            include_last_step: false,
-            rounding: Rounding::default(),
-            full_queue: 1024,
-            critical_step: 0,
-        }
-    }
 }
 
 /// A time range after rounding. Its duration can be negative with [`Rounding::Hta`].

@@ -149,8 +149,8 @@ impl<'a> Work<'a> {
     /// Which collective an item is: from its arguments, or from its name if they do not say.
     pub(super) fn collective_kind(&self, item: &Item) -> CollectiveKind {
         let described = item.collective.map(|at| &self.timeline.collectives[at as usize]);
-        let told = described.and_then(|collective| kind_of(&collective.name));
-        told.or_else(|| kind_of(self.timeline.names.text(item.name)))
+        let kind = described.and_then(|collective| kind_of(&collective.name));
+        kind.or_else(|| kind_of(self.timeline.names.text(item.name)))
             .unwrap_or(CollectiveKind::Unknown)
     }
 

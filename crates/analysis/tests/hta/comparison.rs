@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use paceline_analysis::hta::{
-    Analysis, CriticalPath, EdgeKind, KernelStats, Options, PathEdge, RankAnalysis, Rounding,
+    Analysis, BoundBy, CriticalPath, KernelStats, Options, PathEdge, RankAnalysis, Rounding,
     Summary, analyze,
 };
 use paceline_analysis::read::{self, Select};
@@ -286,6 +286,7 @@ impl Comparison {
     }
 
     fn critical_path(&mut self) {
+        use BoundBy::{Cpu, GpuCommunication, GpuCompute};
         let all = self.hta["critical_path"].as_object().unwrap().clone();
         for (rank, theirs) in all {
             let rank = self.rank(&serde_json::json!({"rank": rank.parse::<u64>().unwrap()}));
@@ -293,7 +294,10 @@ impl Comparison {
             let CriticalPath { total_ns, by_bound, edges, .. } =
                 rank.critical_path.unwrap_or_else(|| panic!("{what}: none here"));
             // In whole microseconds, a kernel that is shorter than one of them lasts -1 in HTA, and 0 here.
-            let is_short = |edge: &&PathEdge| edge.kind == EdgeKind::Work && edge.dur_ns == 0;
+            let is_short = |edge: &&PathEdge| {
+                let is_work = matches!(edge.bound_by, Some(Cpu | GpuCompute | GpuCommunication));
+                is_work && edge.dur_ns == 0
+            };
             let num_short = edges.iter().filter(is_short).count() as f64;
             let mut time = |what: &str, ours_ns: i64, theirs: &Value| {
                 let tolerance = theirs.as_f64().unwrap_or(0.0).abs() * PART + num_short;

@@ -125,27 +125,20 @@ mod tests {
 
     /// Two steps of a device that lags its host. In each, two kernels of the backward pass take 100 us, an all-reduce goes on
     /// for 30 us after them, and the update takes 20 us.
-    fn behind() -> Timeline {
+    fn lagging() -> Timeline {
         let mut of = timeline(0).step(0, 0, 40).step(1, 40, 80);
         for host in [0, 40] {
             let function = "autograd::engine::evaluate_function: A";
-            of = of.operator(function, host + 10, host + 15).operator(
-                function,
-                host + 16,
-                host + 20,
-            );
+            for (begin, end) in [(10, 15), (16, 20)] {
+                of = of.operator(function, host + begin, host + end);
+            }
         }
         for begin in [100, 250] {
-            of = of.compute("backward_a", begin, begin + 50).compute(
-                "backward_b",
-                begin + 50,
-                begin + 100,
-            );
-            of = of.all_reduce(1, begin + 50, begin + 130).compute(
-                "update",
-                begin + 130,
-                begin + 150,
-            );
+            of = of
+                .compute("backward_a", begin, begin + 50)
+                .compute("backward_b", begin + 50, begin + 100)
+                .all_reduce(1, begin + 50, begin + 130)
+                .compute("update", begin + 130, begin + 150);
         }
         launch(&mut of, &[11, 17, 18, 30, 51, 57, 58, 70]);
         let gradient = |at_us: i64, num_elems| FinalGradient { at_ns: at_us * 1000, num_elems };
@@ -155,7 +148,7 @@ mod tests {
 
     #[test]
     fn a_moment_of_the_host_is_the_end_of_what_it_had_launched() {
-        let alone = Alone::of(&[behind()]).unwrap();
+        let alone = Alone::of(&[lagging()]).unwrap();
         assert_eq!((alone.program, alone.num_traced, alone.steps.len()), (Program::Pytorch, 2, 2));
         let sizes: Vec<u64> = alone.gradients.unwrap().iter().map(|of| of.num_elems).collect();
         assert_eq!(sizes, [9, 3]);
@@ -170,7 +163,7 @@ mod tests {
 
     #[test]
     fn a_step_without_work_or_without_all_gradients_is_left_out() {
-        let mut of = behind().step(2, 80, 120);
+        let mut of = lagging().step(2, 80, 120);
         assert_eq!(Alone::of(std::slice::from_ref(&of)).unwrap().steps.len(), 2);
         of.gradients.pop();
         let alone = Alone::of(std::slice::from_ref(&of)).unwrap();

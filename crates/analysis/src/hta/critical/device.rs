@@ -6,11 +6,13 @@ use std::collections::BTreeMap;
 
 use foldhash::HashMap;
 
-use super::graph::{Account, Bounds, EdgeKind, Graph, Node};
+use super::BoundBy;
+use super::graph::{Account, Bounds, Graph, Node};
 use super::host::Calls;
+use crate::hta::KernelKind;
 use crate::hta::counters::{enqueued, lengths};
 use crate::hta::work::{Work, launched};
-use crate::timeline::{DeviceWork, Kernel, SyncWait, TrackId};
+use crate::timeline::{DeviceWork, Kernel, NameId, SyncWait, TrackId};
 
 /// A kernel or a wait event of the device.
 struct Entry {
@@ -152,7 +154,7 @@ struct Device<'a> {
     launches: Launches,
     lengths: Vec<Option<(i64, i64)>>,
     /// The end of the last kernel of each stream, and the name to which a gap after it is attributed.
-    last: BTreeMap<i64, (Node, Account)>,
+    last: BTreeMap<i64, (Node, NameId)>,
     /// For an item, the item that it has to wait for; both are indices among the items.
     after: HashMap<usize, usize>,
 }
@@ -161,15 +163,19 @@ impl Device<'_> {
     fn kernel(&mut self, place: usize, launch: u32) {
         let item = &self.work.items[place];
         let Some(&(begin, end)) = self.nodes.get(&place) else { return };
-        let account = Account { name: item.name, is_host: false };
-        self.graph.timed(EdgeKind::Work, begin, end, Some(account));
+        let name = item.name;
+        let bound_by = match item.kind {
+            KernelKind::Communication => BoundBy::GpuCommunication,
+            _ => BoundBy::GpuCompute,
+        };
+        self.graph.timed(begin, end, Some(Account { name, bound_by }));
         let waited = self.after.remove(&place).and_then(|other| self.nodes.get(&other));
         let waited = waited.map(|&(_, end)| end);
         if let Some(waited) = waited {
-            self.graph.untimed(EdgeKind::Sync, waited, begin, None);
+            self.graph.untimed(waited, begin, None);
         }
         let call_ns = self.work.call(launch).start_ns;
-        let last = self.last.insert(item.stream, (end, account));
+        let last = self.last.insert(item.stream, (end, name));
         let is_before = |node: Option<Node>, at_ns: i64, graph: &Graph| {
             node.is_none_or(|node| graph.at_ns(node) < at_ns)
         };
@@ -178,12 +184,14 @@ impl Device<'_> {
             && is_before(waited, call_ns, self.graph);
         if found_nothing {
             if let Some(&(call, _)) = self.calls.get(&launch) {
-                self.graph.timed(EdgeKind::LaunchDelay, call, begin, Some(account));
+                let account = Account { name, bound_by: BoundBy::LaunchDelay };
+                self.graph.timed(call, begin, Some(account));
             }
-        } else if let Some((last, before)) = last
+        } else if let Some((last, name)) = last
             && is_before(waited, self.graph.at_ns(last), self.graph)
         {
-            self.graph.timed(EdgeKind::KernelGap, last, begin, Some(before));
+            let account = Account { name, bound_by: BoundBy::KernelGap };
+            self.graph.timed(last, begin, Some(account));
         }
     }
 
@@ -226,7 +234,7 @@ impl Device<'_> {
     /// Adds the edge of a call that returns only after a kernel has ended.
     fn sync(&mut self, end: Node, launch: u32) {
         if let Some(&(_, returned)) = self.calls.get(&launch) {
-            self.graph.untimed(EdgeKind::Sync, end, returned, None);
+            self.graph.untimed(end, returned, None);
         }
     }
 }

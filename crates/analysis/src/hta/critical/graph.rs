@@ -1,22 +1,8 @@
 //! The graph of the critical path: nodes, edges, and the search for the longest path.
 
+use super::BoundBy;
 use crate::hta::work::Work;
 use crate::timeline::{NameId, TimeRange};
-
-/// The connection between two nodes, which are moments in the trace.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
-pub enum EdgeKind {
-    /// An operator, a launch call or a kernel runs.
-    Work,
-    /// One operator of a thread follows another; takes no time.
-    Dependency,
-    /// From the call to the start of its kernel, on a stream that had nothing else to do.
-    LaunchDelay,
-    /// From a kernel to the next one of its stream.
-    KernelGap,
-    /// One waits for the other by synchronization; takes no time.
-    Sync,
-}
 
 /// The time range of the graph. Host events belong to it if they start between `from_ns` and `to_ns`, both
 /// included.
@@ -42,12 +28,11 @@ impl Bounds {
 /// The number of a node. A node is a moment in the trace.
 pub(super) type Node = u32;
 
-/// The name to which the time of an edge is attributed.
+/// The name and the limit to which the time of an edge is attributed.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Account {
     pub(super) name: NameId,
-    /// Whether it ran on the host.
-    pub(super) is_host: bool,
+    pub(super) bound_by: BoundBy,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -55,7 +40,7 @@ pub(super) struct Edge {
     pub(super) from: Node,
     pub(super) to: Node,
     pub(super) dur_ns: i64,
-    pub(super) kind: EdgeKind,
+    /// `None` if one only has to wait for the other.
     pub(super) account: Option<Account>,
 }
 
@@ -77,20 +62,14 @@ impl Graph {
     }
 
     /// Adds an edge that is as long as the time between its ends, or takes no time if they are out of order.
-    pub(super) fn timed(&mut self, kind: EdgeKind, from: Node, to: Node, account: Option<Account>) {
+    pub(super) fn timed(&mut self, from: Node, to: Node, account: Option<Account>) {
         let dur_ns = (self.at_ns(to) - self.at_ns(from)).max(0);
-        self.edges.push(Edge { from, to, dur_ns, kind, account });
+        self.edges.push(Edge { from, to, dur_ns, account });
     }
 
     /// Adds an edge that takes no time.
-    pub(super) fn untimed(
-        &mut self,
-        kind: EdgeKind,
-        from: Node,
-        to: Node,
-        account: Option<Account>,
-    ) {
-        self.edges.push(Edge { from, to, dur_ns: 0, kind, account });
+    pub(super) fn untimed(&mut self, from: Node, to: Node, account: Option<Account>) {
+        self.edges.push(Edge { from, to, dur_ns: 0, account });
     }
 
     /// The edges of the path with the largest total duration, in order. If several paths into a node are

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 
 use foldhash::HashMap;
 
-use super::graph::{Account, Bounds, EdgeKind, Graph, Node};
+use super::BoundBy;
+use super::graph::{Account, Bounds, Graph, Node};
 use crate::hta::work::Work;
 use crate::timeline::{NameId, TimeRange, TrackId};
 
@@ -106,13 +107,13 @@ impl Thread<'_> {
         self.exit_until(frame.time.start_ns);
         if let Some((begin, _)) = frame.nodes {
             if let (0, Some(before)) = (self.depth, self.last_top) {
-                self.graph.untimed(EdgeKind::Dependency, before, begin, None);
+                self.graph.untimed(before, begin, None);
             }
             self.depth += 1;
             if let Some(last) = self.last {
                 // The time between two frames belongs to their parent.
                 let name = if last.is_begin { Some(last.name) } else { last.parent };
-                self.graph.timed(EdgeKind::Work, last.node, begin, account(name));
+                self.graph.timed(last.node, begin, account(name));
             }
             let parent = self.open.last().map(|around| around.name);
             self.last = Some(Last { node: begin, is_begin: true, name: frame.name, parent });
@@ -128,9 +129,9 @@ impl Thread<'_> {
             if let Some(last) = self.last {
                 let name = account(Some(if last.is_begin { last.name } else { frame.name }));
                 if self.is_blocking[frame.name.0 as usize] {
-                    self.graph.untimed(EdgeKind::Work, last.node, end, name)
+                    self.graph.untimed(last.node, end, name)
                 } else {
-                    self.graph.timed(EdgeKind::Work, last.node, end, name)
+                    self.graph.timed(last.node, end, name)
                 }
             }
             let parent = self.open.last().map(|around| around.name);
@@ -142,5 +143,5 @@ impl Thread<'_> {
 }
 
 fn account(name: Option<NameId>) -> Option<Account> {
-    name.map(|name| Account { name, is_host: true })
+    name.map(|name| Account { name, bound_by: BoundBy::Cpu })
 }

@@ -12,14 +12,11 @@ mod host;
 
 use std::collections::BTreeMap;
 
-use super::kernels::KernelKind;
 use super::work::Work;
 use super::{Source, Step};
 use crate::timeline::NameId;
 use device::add_device;
-use graph::{Bounds, Edge, Graph};
-
-pub use graph::EdgeKind;
+use graph::{Account, Bounds, Edge, Graph};
 use host::add_host;
 
 /// The limit of a piece of the path, in HTA's categories.
@@ -35,8 +32,6 @@ pub enum BoundBy {
     KernelGap,
     /// The delay between a call and its kernel.
     LaunchDelay,
-    /// Dependencies and synchronization, which take no time.
-    None,
 }
 
 impl BoundBy {
@@ -48,7 +43,6 @@ impl BoundBy {
             Self::GpuCommunication => "gpu_communication_bound",
             Self::KernelGap => "gpu_kernel_kernel_overhead",
             Self::LaunchDelay => "gpu_kernel_launch_overhead",
-            Self::None => "",
         }
     }
 }
@@ -56,16 +50,12 @@ impl BoundBy {
 /// A piece of the path.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PathEdge {
-    /// The kind of the edge.
-    pub kind: EdgeKind,
-    /// The limit of the piece.
-    pub bound_by: BoundBy,
+    /// The limit of the piece; `None` for dependencies and synchronization, which take no time.
+    pub bound_by: Option<BoundBy>,
     /// The name to which its time is attributed: of an operator, call, span or kernel. The time of a gap is
     /// attributed to the kernel before it, that of a launch delay to the kernel after it. Empty for an edge
     /// that takes no time.
     pub name: String,
-    /// When it starts, in nanoseconds.
-    pub start_ns: i64,
     /// Its length on the path, in nanoseconds.
     pub dur_ns: i64,
 }
@@ -102,46 +92,38 @@ pub struct CriticalPath {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Circular;
 
-/// The critical path of the step that the options name, or of the whole trace if it has no steps. `None` if
-/// the trace has no kernels or lacks that step.
+/// The critical path of the first step, or of the whole trace if it has no steps. `None` if the trace has no kernels.
 pub(super) fn of_step(work: &Work) -> Result<Option<CriticalPath>, Circular> {
-    let (step, bounds) = match (work.steps.found, work.steps.chosen.get(work.options.critical_step))
-    {
-        (0, _) => (None, Bounds { from_ns: i64::MIN, to_ns: i64::MAX }),
-        (_, Some(&Step { number, time })) => {
-            (Some(number), Bounds { from_ns: time.start_ns, to_ns: time.end_ns() })
-        }
-        (_, None) => return Ok(None),
-    };
     if work.source == Source::Operators {
         return Ok(None);
     }
+    let (step, bounds) = match work.steps.chosen.first() {
+        Some(&Step { number, time }) => {
+            (Some(number), Bounds { from_ns: time.start_ns, to_ns: time.end_ns() })
+        }
+        None => (None, Bounds { from_ns: i64::MIN, to_ns: i64::MAX }),
+    };
     let mut graph = Graph::default();
     let calls = add_host(&mut graph, work, bounds);
     add_device(&mut graph, work, bounds, &calls);
     let path = graph.longest_path().ok_or(Circular)?;
-    Ok(Some(CriticalPath::of(work, step, &graph, &path)))
+    Ok(Some(CriticalPath::of(work, step, &path)))
 }
 
 impl CriticalPath {
-    fn of(work: &Work, step: Option<u64>, graph: &Graph, path: &[Edge]) -> Self {
+    fn of(work: &Work, step: Option<u64>, path: &[Edge]) -> Self {
         let mut bounds: BTreeMap<BoundBy, i64> = BTreeMap::new();
         let mut names: BTreeMap<(NameId, BoundBy), (u64, i64)> = BTreeMap::new();
         let mut edges = Vec::with_capacity(path.len());
         for edge in path {
-            let bound_by = bound_by(work, edge);
-            if bound_by != BoundBy::None {
+            if let Some(Account { name, bound_by }) = edge.account {
                 *bounds.entry(bound_by).or_default() += edge.dur_ns;
-            }
-            if let Some(account) = edge.account {
-                let sum = names.entry((account.name, bound_by)).or_default();
+                let sum = names.entry((name, bound_by)).or_default();
                 *sum = (sum.0 + 1, sum.1 + edge.dur_ns);
             }
             edges.push(PathEdge {
-                kind: edge.kind,
-                bound_by,
+                bound_by: edge.account.map(|of| of.bound_by),
                 name: edge.account.map_or("", |of| work.timeline.names.text(of.name)).to_owned(),
-                start_ns: graph.at_ns(edge.from),
                 dur_ns: edge.dur_ns,
             });
         }
@@ -157,20 +139,5 @@ impl CriticalPath {
         by_name.sort_by(|a, b| b.time_ns.cmp(&a.time_ns).then_with(|| a.name.cmp(&b.name)));
         let total_ns = edges.iter().map(|edge| edge.dur_ns).sum();
         Self { step, total_ns, edges, by_bound, by_name }
-    }
-}
-
-fn bound_by(work: &Work, edge: &Edge) -> BoundBy {
-    match (edge.kind, edge.account) {
-        (EdgeKind::Dependency | EdgeKind::Sync, _) | (_, None) => BoundBy::None,
-        (EdgeKind::KernelGap, _) => BoundBy::KernelGap,
-        (EdgeKind::LaunchDelay, _) => BoundBy::LaunchDelay,
-        (EdgeKind::Work, Some(account)) if account.is_host => BoundBy::Cpu,
-        (EdgeKind::Work, Some(account)) => {
-            match KernelKind::of_name(work.timeline.names.text(account.name)) {
-                KernelKind::Communication => BoundBy::GpuCommunication,
-                _ => BoundBy::GpuCompute,
-            }
-        }
     }
 }

@@ -60,7 +60,7 @@ impl<'a> Writer<'a> {
         text.raw(", \"clock_of_rank\": ").string(&clocks.reference.to_string());
         for clock in &clocks.ranks {
             text.raw(", ").string(&format!("clock_{}", clock.rank)).raw(": ");
-            text.string(&told(clock));
+            text.string(&words(clock));
         }
         text.raw("},\n\"traceEvents\": [\n");
         let (is_first, last_number, num_events) = (true, 0, 0);
@@ -310,7 +310,7 @@ impl Copier<'_, '_> {
 }
 
 /// Describes a clock in words.
-fn told(clock: &RankClock) -> String {
+fn words(clock: &RankClock) -> String {
     let within = clock.error_ns.map_or(String::new(), |ns| format!(", within {ns} ns"));
     let offset =
         format!("{} ns at its begin, {} ns at its end", clock.offset_begin_ns, clock.offset_end_ns);

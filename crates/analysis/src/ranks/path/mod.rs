@@ -284,13 +284,13 @@ mod tests {
 
     /// The fields of the segments of a step, with times in microseconds: rank, what, start, duration,
     /// computation, transfer.
-    fn told(step: &StepPath) -> Vec<(usize, &str, i64, i64, i64, i64)> {
+    fn parts(step: &StepPath) -> Vec<(usize, &str, i64, i64, i64, i64)> {
         let us = |ns: i64| ns / 1000;
-        let told = step.segments.iter().map(|s| {
+        let parts = step.segments.iter().map(|s| {
             let (start, dur) = (us(s.start_ns), us(s.dur_ns));
             (s.rank, s.what.as_str(), start, dur, us(s.compute_ns), us(s.transfer_ns))
         });
-        told.collect()
+        parts.collect()
     }
 
     /// A rank that computes until `ready_us`, waits for an all-reduce that ends at 80, and runs the optimizer
@@ -315,7 +315,7 @@ mod tests {
             (0, "all_reduce", 70, 10, 0, 10),
             (0, "optimizer", 80, 20, 18, 0),
         ];
-        assert_eq!(told(&path.steps[0]), expected);
+        assert_eq!(parts(&path.steps[0]), expected);
         assert_eq!((path.len_ns(), path.transfer_ns()), (100_000, 10_000));
         // Rank 0 was 5 us later at the end of the step, rank 1 was 30 us later at the all-reduce.
         assert_eq!(path.steps[0].gain_ns, BTreeMap::from([(0, 5_000), (1, 30_000)]));
@@ -374,7 +374,7 @@ mod tests {
             timeline(rank).step(0, 0, end_us).compute("conv", 0, end_us).all_reduce(0, 20, 40)
         };
         let path = across(&[rank(0, 0), rank(1, 10)]).path;
-        assert_eq!(told(&path.steps[0]), [(1, "conv", 0, 100, 100, 0)]);
+        assert_eq!(parts(&path.steps[0]), [(1, "conv", 0, 100, 100, 0)]);
         assert_eq!(path.headline().unwrap().split(" holds").next(), Some("Rank 1"));
     }
 
@@ -393,7 +393,7 @@ mod tests {
             (1, "all_reduce", 101, 79, 0, 79),
             (1, "adam", 180, 20, 19, 0),
         ];
-        assert_eq!(told(&path.steps[0]), expected);
+        assert_eq!(parts(&path.steps[0]), expected);
         assert_eq!(path.steps[0].gain_ns, BTreeMap::from([(1, 30_000)]));
     }
 
@@ -416,7 +416,7 @@ mod tests {
             (1, "gloo:all_reduce", 62, 28, 0, 28),
             (1, "aten::add_", 90, 10, 8, 0),
         ];
-        assert_eq!(told(&path.steps[0]), expected);
+        assert_eq!(parts(&path.steps[0]), expected);
     }
 
     #[test]

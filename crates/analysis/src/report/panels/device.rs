@@ -60,9 +60,8 @@ fn stream(number: i64) -> Cell {
 fn path_bounds(analysis: &Analysis, on_cpu: bool) -> Panel {
     let stacks = analysis.ranks.iter().filter_map(|rank| {
         let path = rank.critical_path.as_ref()?;
-        let bounds = path.by_bound.iter().filter(|(bound, _)| *bound != BoundBy::None);
         let mut parts: Vec<(&str, f64, Color)> = Vec::new();
-        for &(bound, ns) in bounds {
+        for &(bound, ns) in &path.by_bound {
             let (name, color) = words(bound, on_cpu);
             match parts.iter_mut().find(|part| part.0 == name) {
                 Some(part) => part.1 += ms(ns),
@@ -94,7 +93,6 @@ fn words(bound: BoundBy, on_cpu: bool) -> (&'static str, Color) {
         BoundBy::GpuCommunication => ("communication", Color::Communication),
         BoundBy::KernelGap => ("gaps between kernels", Color::Idle),
         BoundBy::LaunchDelay => ("launch delay", Color::Wait),
-        BoundBy::None => ("dependency", Color::Other),
     }
 }
 
