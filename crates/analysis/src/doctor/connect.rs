@@ -57,7 +57,7 @@ impl Recorded<'_> {
                     self.calls[index].waits_for =
                         ended(start_ns, end_ns + SLACK_NS, &self.calls, &self.works);
                 }
-                CallKind::Operator | CallKind::Mark if !self.on_device => {
+                CallKind::Operator | CallKind::Mark if !self.on_device() => {
                     let before_ns =
                         call.before.map_or(start_ns, |of| self.calls[of as usize].time.end_ns());
                     self.calls[index].after = ended(before_ns, start_ns, &self.calls, &self.works);
@@ -177,7 +177,7 @@ impl Recorded<'_> {
 
     /// A collective follows the computation launched before it, and the optimizer follows the collectives.
     fn connect_collectives(&mut self) {
-        if !self.on_device {
+        if !self.on_device() {
             return;
         }
         let mut launched: Vec<(i64, u32)> = Vec::new();

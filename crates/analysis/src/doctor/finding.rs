@@ -171,7 +171,7 @@ impl Ranks<'_> {
     }
 
     pub(super) fn on_cpu(&self) -> bool {
-        self.recorded.iter().all(|of| !of.on_device)
+        self.recorded.iter().all(|of| !of.on_device())
     }
 
     /// Finds a cause in the steps of these ranks.
@@ -245,7 +245,7 @@ impl Ranks<'_> {
 /// median, if the cause is in every step.
 fn per_step(cause: &Cause, of: &Recorded, gains: &[f64]) -> f64 {
     match cause.find {
-        Find::Meeting(_) if !of.on_device => median(gains.iter().copied()).unwrap_or_default(),
+        Find::Meeting(_) if !of.on_device() => median(gains.iter().copied()).unwrap_or_default(),
         _ => gains.iter().sum::<f64>() / gains.len().max(1) as f64,
     }
 }
@@ -294,7 +294,7 @@ fn around(of: &Recorded, at: TimeRange) -> Vec<Strip> {
         }
     }
     let streams = streams.into_iter().filter(|(_, pieces)| !pieces.is_empty()).take(8);
-    let kind = if of.on_device { "stream" } else { "thread" };
+    let kind = if of.on_device() { "stream" } else { "thread" };
     strips.extend(
         streams.map(|(stream, pieces)| Strip { label: format!("{kind} {stream}"), pieces }),
     );

@@ -133,8 +133,6 @@ pub(super) enum Event {
 pub(super) struct Recorded<'a> {
     pub(super) timeline: &'a Timeline,
     pub(super) rank: usize,
-    /// Whether the trace has kernels.
-    pub(super) on_device: bool,
     pub(super) steps: Vec<TimeRange>,
     pub(super) calls: Vec<Call>,
     pub(super) works: Vec<Work>,
@@ -149,7 +147,6 @@ pub(super) struct Recorded<'a> {
 impl<'a> Recorded<'a> {
     /// Reads a timeline. `None` if the trace has no work whose launch is known.
     pub(super) fn of(timeline: &'a Timeline, rank: usize, options: &Options) -> Option<Self> {
-        let on_device = timeline.has_device_work();
         let mut steps: Vec<TimeRange> = steps::of(timeline).iter().map(|step| step.time).collect();
         if steps.len() > 1 && !options.include_last_step {
             steps.pop();
@@ -161,7 +158,6 @@ impl<'a> Recorded<'a> {
         let mut this = Self {
             timeline,
             rank,
-            on_device,
             steps,
             calls: Vec::new(),
             works: Vec::new(),
@@ -170,12 +166,12 @@ impl<'a> Recorded<'a> {
             order: Vec::new(),
             kinds: timeline.names.iter().map(collective_kind).collect(),
         };
-        if on_device {
+        if this.on_device() {
             this.add_launches()
         } else {
             this.add_operators()
         }
-        let is_known = this.works.iter().any(|work| work.call.is_some()) || !on_device;
+        let is_known = this.works.iter().any(|work| work.call.is_some()) || !this.on_device();
         if this.calls.len() <= this.marks.len() || !is_known {
             return None;
         }
@@ -183,6 +179,11 @@ impl<'a> Recorded<'a> {
         this.connect_works();
         this.put_in_order();
         Some(this)
+    }
+
+    /// Whether the trace has kernels.
+    pub(super) fn on_device(&self) -> bool {
+        self.timeline.has_device_work()
     }
 
     pub(super) fn text(&self, name: NameId) -> &'a str {

@@ -57,7 +57,8 @@ pub(super) fn of_streams(work: &Work) -> Vec<StreamIdle> {
     if work.source == Source::Operators {
         return Vec::new();
     }
-    let mut items: Vec<&Item> = work.items.iter().filter(|item| !item.is_sync).collect();
+    let mut items: Vec<&Item> =
+        work.items.iter().filter(|item| !item.is_wait(work.timeline)).collect();
     // A stable sort, so the items of a stream stay in order of their starts.
     items.sort_by_key(|item| item.stream);
     items.chunk_by(|a, b| a.stream == b.stream).map(|stream| of_stream(work, stream)).collect()

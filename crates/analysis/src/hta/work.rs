@@ -26,8 +26,6 @@ pub enum Source {
 pub(super) struct Item {
     pub name: NameId,
     pub kind: KernelKind,
-    /// Whether this is a kernel event that stands for a wait (`cuda_sync`).
-    pub is_sync: bool,
     pub start_ns: i64,
     /// Can be one microsecond before `start_ns` after [`Rounding::Hta`].
     pub end_ns: i64,
@@ -40,6 +38,13 @@ pub(super) struct Item {
     pub collective: Option<u32>,
     /// Index into the timeline's kernels.
     pub kernel: u32,
+}
+
+impl Item {
+    /// Whether it is a kernel event that stands for a wait (`cuda_sync`).
+    pub(super) fn is_wait(&self, timeline: &Timeline) -> bool {
+        timeline.kernels.get(self.kernel as usize).is_some_and(|of| of.work == DeviceWork::Sync)
+    }
 }
 
 /// The work of a rank.
@@ -209,7 +214,7 @@ pub(super) fn chosen_kernels(
     if window != Window(None) {
         items.retain(|item| {
             let Some(launch) = item.launch else {
-                stray += u64::from(!item.is_sync && window.holds(item.start_ns));
+                stray += u64::from(!item.is_wait(timeline) && window.holds(item.start_ns));
                 return false;
             };
             let call = timeline.launches[launch as usize].time;
@@ -235,7 +240,6 @@ fn all_kernels(timeline: &Timeline, options: &Options) -> Vec<Item> {
             Item {
                 name: kernel.name,
                 kind: kinds[kernel.name.0 as usize],
-                is_sync: kernel.work == DeviceWork::Sync,
                 start_ns: time.start_ns,
                 end_ns: time.end_ns(),
                 dur_ns: time.dur_ns,
@@ -305,7 +309,6 @@ fn operator_items(timeline: &Timeline, options: &Options, window: Window) -> (Ve
         items.push(Item {
             name: operator.name,
             kind: kind.unwrap_or(KernelKind::Other),
-            is_sync: false,
             start_ns,
             end_ns,
             // Added up from its pieces below.

@@ -24,7 +24,7 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     let is_of_model =
         |call: &Call| !of.is_within(call, OPTIMIZER) && !of.is_within(call, ZERO_GRAD);
     let is_it = |at: &usize| {
-        if of.on_device {
+        if of.on_device() {
             let call = works[*at].call.map(|call| &calls[call as usize]);
             works[*at].class == Class::Elementwise && call.is_none_or(is_of_model)
         } else {
@@ -35,12 +35,12 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
         }
     };
     // The kernels of each stream of a device, or the operators of each thread of a processor.
-    let (row, time): (Vec<i64>, Vec<TimeRange>) = if of.on_device {
+    let (row, time): (Vec<i64>, Vec<TimeRange>) = if of.on_device() {
         works.iter().map(|work| (work.stream, work.time)).unzip()
     } else {
         calls.iter().map(|call| (i64::from(call.lane.0), call.time)).unzip()
     };
-    let base_ns = if of.on_device { &base.work_ns } else { &base.call_ns };
+    let base_ns = if of.on_device() { &base.work_ns } else { &base.call_ns };
     let mut rows: BTreeMap<i64, Vec<usize>> = BTreeMap::new();
     row.iter().enumerate().for_each(|(at, row)| rows.entry(*row).or_default().push(at));
     let mut tally = Tally::default();
@@ -56,7 +56,7 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
         }
         let slowest = chain.iter().copied().max_by_key(|at| base_ns[*at]);
         for &at in chain {
-            if of.on_device {
+            if of.on_device() {
                 tally.add_work(of, &works[at]);
                 least.work_ns[at] = scaled(base_ns[at], 0.5);
                 most.is_gone[at] |= Some(at) != slowest;
@@ -71,7 +71,7 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     tally.longest.replace(longest)?;
     let (count, ms) = tally.per_step(of);
     let (what, compiler) =
-        if of.on_device { ("kernels", "") } else { ("operators", "  (needs a C++ compiler)") };
+        if of.on_device() { ("kernels", "") } else { ("operators", "  (needs a C++ compiler)") };
     let text = format!(
         "{:.0} chains per step with {count:.0} element-wise {what}, {ms:.2} ms",
         of.per_step(chains as f64)

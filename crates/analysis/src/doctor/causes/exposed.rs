@@ -36,7 +36,7 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
         }
         tally.add_work(of, work);
         *kinds.entry(kind).or_default() += base.work_ns[at];
-        let converted = of.collective_bytes(work).filter(|_| !of.on_device).unwrap_or(0);
+        let converted = of.collective_bytes(work).filter(|_| !of.on_device()).unwrap_or(0);
         let convert_ns = (converted as f64 * CONVERT_NS_PER_BYTE) as i64;
         least.work_ns[at] = scaled(base.work_ns[at], 0.75) + convert_ns;
         // Other buckets travel while one is converted.
@@ -49,7 +49,7 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     let is_communication = |work: &&Work| work.class == Class::Communication;
     let all = of.works.iter().filter(is_communication).map(|work| span(work.time));
     let all = IntervalSet::union(all);
-    let computation: Vec<Span> = if of.on_device {
+    let computation: Vec<Span> = if of.on_device() {
         of.works.iter().filter(|work| !is_communication(work)).map(|work| span(work.time)).collect()
     } else {
         of.calls.iter().map(|call| span(call.time)).collect()

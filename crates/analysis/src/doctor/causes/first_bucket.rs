@@ -35,7 +35,7 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
             works.partition(|at| of.works[*at].class == Class::Communication);
         let exchange: Vec<usize> = exchange.into_iter().filter(is_exchange).collect();
         let time = |at: &usize| of.works[*at].time;
-        let (begin_ns, end_ns) = if of.on_device {
+        let (begin_ns, end_ns) = if of.on_device() {
             (
                 rest.iter().map(|at| time(at).start_ns).min(),
                 rest.iter().map(|at| time(at).end_ns()).max(),

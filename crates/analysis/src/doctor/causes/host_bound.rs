@@ -17,7 +17,7 @@ pub(in super::super) const CAUSE: Cause = Cause {
 };
 
 fn find(of: &Recorded, base: &Plan) -> Option<Found> {
-    if of.on_device { launches(of, base) } else { overhead(of, base) }
+    if of.on_device() { launches(of, base) } else { overhead(of, base) }
 }
 
 /// An operator that takes no longer is mostly overhead.

@@ -50,7 +50,7 @@ pub(super) struct Interrupted(Vec<Lost>);
 
 impl Interrupted {
     pub(super) fn of(of: &Recorded, base: &Plan) -> Self {
-        if of.on_device {
+        if of.on_device() {
             return Self::default();
         }
         let is_operator = |at: &usize| of.calls[*at].kind == CallKind::Operator;

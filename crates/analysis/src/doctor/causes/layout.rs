@@ -17,7 +17,7 @@ pub(in super::super) const CAUSE: Cause = Cause {
 };
 
 fn find(of: &Recorded, base: &Plan) -> Option<Found> {
-    if of.on_device { conversions(of, base) } else { convolutions(of, base) }
+    if of.on_device() { conversions(of, base) } else { convolutions(of, base) }
 }
 
 /// The kernels of a device that convert.

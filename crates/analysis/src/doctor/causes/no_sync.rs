@@ -31,7 +31,7 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
         let mut all: Vec<Vec<usize>> = of_step
             .map(|pass| {
                 // Threads of a backend may begin the last transfers after the pass, which waits for them.
-                let until_ns = if of.on_device { pass.time.end_ns() } else { next_of(pass) };
+                let until_ns = if of.on_device() { pass.time.end_ns() } else { next_of(pass) };
                 let works = by_launch.between(pass.time.start_ns, until_ns);
                 let is_all_reduce =
                     |at: &usize| of.collective(&of.works[*at]) == CollectiveKind::AllReduce;

@@ -36,7 +36,7 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     let (mut is_foreach, mut is_fused) = (false, false);
     for (at, call) in of.calls.iter().enumerate() {
         let is_replaced = matches!(call.kind, CallKind::Launch | CallKind::Operator)
-            && (!of.on_device || is_simple(of, launched[at]));
+            && (!of.on_device() || is_simple(of, launched[at]));
         let around = of.around(call).find(|frame| of.text(frame.name).starts_with(OPTIMIZER));
         let Some(around) = around.filter(|_| is_replaced) else { continue };
         name = name.or_else(|| of.text(around.name).split('#').nth(1)?.strip_suffix(".step"));
@@ -59,7 +59,7 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
         }
     }
     for (at, work) in of.works.iter().enumerate() {
-        let call = work.call.filter(|_| of.on_device).map(|call| call as usize);
+        let call = work.call.filter(|_| of.on_device()).map(|call| call as usize);
         if call.is_some_and(|call| is_simple(of, launched[call]))
             && of.is_launched_within(work, OPTIMIZER)
         {
@@ -75,7 +75,7 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     if is_fused || count < MANY {
         return None;
     }
-    let kind = if of.on_device { "kernels" } else { "operators" };
+    let kind = if of.on_device() { "kernels" } else { "operators" };
     let how = if is_foreach { " (foreach)" } else { "" };
     let named = name.unwrap_or("the optimizer");
     let text = format!("{count:.0} {kind} per step in {named}.step{how}, {ms:.2} ms");

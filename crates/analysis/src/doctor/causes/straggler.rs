@@ -20,7 +20,7 @@ fn times(of: &Recorded) -> [f64; 2] {
     let computes = |class: Class| {
         matches!(class, Class::Layout | Class::SinglePrecision | Class::Elementwise | Class::Other)
     };
-    let ns: i64 = if of.on_device {
+    let ns: i64 = if of.on_device() {
         of.works.iter().filter(|work| computes(work.class)).map(|work| work.time.dur_ns).sum()
     } else {
         of.calls.iter().map(|call| call.time.dur_ns).sum()
@@ -87,7 +87,7 @@ fn find(ranks: &Ranks, cause: &'static Cause) -> Option<Finding> {
         |all: Vec<[f64; 2]>| [0, 1].map(|at| median(all.iter().map(|of| of[at])).unwrap_or(0.0));
     let own = medians(recorded.iter().filter(is_it).map(times).collect());
     let usual = medians(recorded.iter().filter(|of| !is_it(of)).map(times).collect());
-    let (by, why, change) = reason(own, usual, mean_ms, it.on_device);
+    let (by, why, change) = reason(own, usual, mean_ms, it.on_device());
     let text = format!(
         "it is last at {times_last} of {all} collectives, in each step by {mean_ms:.2} ms; {why}"
     );

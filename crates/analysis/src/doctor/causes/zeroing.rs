@@ -20,7 +20,7 @@ pub(in super::super) const CAUSE: Cause = Cause {
 };
 
 fn find(of: &Recorded, base: &Plan) -> Option<Found> {
-    if !of.on_device {
+    if !of.on_device() {
         return None;
     }
     let mut tally = Tally::default();

@@ -69,9 +69,9 @@ fn entries(work: &Work, bounds: Bounds) -> Vec<Entry> {
         let Some(launch) = item.launch else { continue };
         let call = timeline.launches[launch as usize].time;
         let counts = bounds.hold_call(work, call)
-            || item.is_sync && is_stream_wait(&timeline.kernels[item.kernel as usize]);
+            || item.is_wait(timeline) && is_stream_wait(&timeline.kernels[item.kernel as usize]);
         if counts {
-            let order_ns = if item.is_sync { item.end_ns } else { item.start_ns };
+            let order_ns = if item.is_wait(timeline) { item.end_ns } else { item.start_ns };
             entries.push(Entry { order_ns, kernel: item.kernel, item: Some(place), launch });
         }
     }

@@ -8,7 +8,7 @@ use crate::hta::{
 };
 use crate::report::chart::{Color, Row, Series, Stroke};
 use crate::report::{Body, Note, Panel, Section, Weight};
-use crate::table::{Cell, Columns};
+use crate::table::Columns;
 
 /// The most rows per rank in tables by name.
 const NAMES: usize = 12;
@@ -50,12 +50,8 @@ pub(super) fn note(on_cpu: bool, is_emulated: bool) -> Option<Note> {
 
 const NO_PATH: &str = "No rank has a critical path.";
 const NO_LAUNCHES: &str = "The traces show no launches.";
+// -1 means that the file names no stream.
 const STREAM: &str = "The stream's number in the trace.";
-
-/// The number of a stream; -1 means that the file names no stream.
-fn stream(number: i64) -> Cell {
-    Cell::Number(number as f64)
-}
 
 fn path_bounds(analysis: &Analysis, on_cpu: bool) -> Panel {
     let stacks = analysis.ranks.iter().filter_map(|rank| {
@@ -120,7 +116,7 @@ fn path_names(analysis: &Analysis, on_cpu: bool) -> Panel {
 fn idle(analysis: &Analysis) -> Panel {
     let columns = Columns::<(usize, i64, &IdleTime)>::new()
         .add("rank", "rank", COUNT, RANK, |of| of.0)
-        .add("stream", "stream", COUNT, STREAM, |of| stream(of.1))
+        .add("stream", "stream", COUNT, STREAM, |of| of.1 as f64)
         .add("category", "category", COUNT,
             "host_wait: the next kernel was launched only after the last one had ended, so the host was \
              too slow. kernel_wait: the next kernel was launched in time, and the gap is short. other: \
@@ -212,7 +208,7 @@ fn queues(analysis: &Analysis) -> Panel {
     const LENGTH: (&str, usize) = ("", 2);
     let columns = Columns::<(usize, &StreamQueue)>::new()
         .add("rank", "rank", COUNT, RANK, |of| of.0)
-        .add("stream", "stream", COUNT, STREAM, |of| stream(of.1.stream))
+        .add("stream", "stream", COUNT, STREAM, |of| of.1.stream as f64)
         .add("changes", "changes", COUNT, "How often the length changed.", |of| of.1.length.count)
         .add("mean", "mean", LENGTH,
             "Mean of the length after each change, not weighted with time, as in HTA.", |of| of.1.length.mean)

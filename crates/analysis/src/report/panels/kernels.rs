@@ -115,11 +115,6 @@ pub(super) fn statistics(analysis: &Analysis) -> Panel {
     let rows = rows.flat_map(|rank| {
         top_kernels(&rank.kernels, None, LONGEST).into_iter().map(|kernel| (rank.rank, kernel))
     });
-    Panel::new(
-        "kernels",
-        "Kernels",
-        "",
-        "The twelve longest kernels of each rank, and all others in one row.",
-        Body::Table(columns.table(rows)),
-    )
+    let definition = "The twelve longest kernels of each rank, and all others in one row.";
+    Panel::table("kernels", "Kernels", definition, columns.table(rows), NO_KERNEL)
 }

@@ -9,6 +9,7 @@ use crate::report::{Body, Panel, Section};
 use crate::table::{Columns, Table};
 use crate::timeline::TimeRange;
 
+const NO_STEPS: &str = "No trace names its steps (ProfilerStep#N).";
 /// The most steps per rank that have a row of their own.
 const STEPS: usize = 100;
 /// The most ranks whose steps are drawn.
@@ -27,14 +28,11 @@ pub(super) fn section(analysis: &Analysis) -> Section {
         let parts = parts.map(|&(part, ns)| (part.name(), ns / 1e6, shown(part).0));
         Row::stack(label(rank), parts)
     });
-    let body = Body::stacked("ms", stacks).or("No trace names its steps (ProfilerStep#N).");
-    let mut panels = vec![Panel::new("anatomy", "Anatomy of the step", "ms", definition, body)];
-    panels.push(time_line(&with_steps));
-    if !with_steps.is_empty() {
-        let definition = "Every step of every rank in parts, which add up to its length.";
-        let body = Body::Table(table(&with_steps));
-        panels.push(Panel::new("steps", "Steps", "", definition, body));
-    }
+    let body = Body::stacked("ms", stacks).or(NO_STEPS);
+    let anatomy = Panel::new("anatomy", "Anatomy of the step", "ms", definition, body);
+    let definition = "Every step of every rank in parts, which add up to its length.";
+    let steps = Panel::table("steps", "Steps", definition, table(&with_steps), NO_STEPS);
+    let panels = vec![anatomy, time_line(&with_steps), steps];
     Section::new("step", "What a step consists of", lead, panels)
 }
 
@@ -66,7 +64,7 @@ fn time_line(all: &[(&RankAnalysis, &Anatomy)]) -> Panel {
     });
     let definition = "The step of median length of each rank, since it began on that rank: what its main thread did, and the \
         communication that it launched. Time outside of all spans is empty.";
-    let body = Body::lanes(lanes).or("No trace names its steps (ProfilerStep#N).");
+    let body = Body::lanes(lanes).or(NO_STEPS);
     Panel::new("step-line", "Time line of a step", "ms", definition, body)
 }
 
