@@ -160,7 +160,8 @@ fn diagnose(timelines: &[Timeline], together: &Together, options: &Options) -> D
 
 /// Causes that these traces do not show, and what to record for them.
 fn unseen(timelines: &[Timeline]) -> Vec<String> {
-    let facts: [(fn(&Timeline) -> bool, &str); 3] = [
+    type Has = fn(&Timeline) -> bool;
+    let facts: [(Has, &str); 3] = [
         (
             |of| !steps::of(of).is_empty(),
             "No step is named, so work of the loop cannot be told from work that is done once, and nothing is advised: call \
