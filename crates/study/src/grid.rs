@@ -4,7 +4,7 @@
 //! ratio in each round.
 
 use paceline_observe::figures::figure::Better;
-use paceline_table::table::Cell;
+use paceline_table::table::{Cell, Columns};
 
 use crate::noise::{self, Effect, logarithms};
 use crate::outcome::Outcome;
@@ -13,7 +13,7 @@ use crate::report::{Found, tabled};
 
 /// The effects of all values but the first ones on a figure, over all pairs of rows that differ in nothing else.
 pub fn effects(vary: &[Vary], outcome: &Outcome, figure: &str) -> Found {
-    let mut cells = Vec::new();
+    let mut rows = Vec::new();
     for (at, of) in vary.iter().enumerate() {
         let Some((beside, others)) = of.alternatives.split_first() else { continue };
         for value in others {
@@ -25,31 +25,25 @@ pub fn effects(vary: &[Vary], outcome: &Outcome, figure: &str) -> Found {
             let effect = Effect::of_logarithms(&(0..rounds).map(mean).collect::<Vec<f64>>());
             let differs =
                 |pair: &&Vec<f64>| Effect::of_logarithms(pair).is_some_and(|of| !of.is_none());
-            let [key, value, beside] = [&of.key, value, beside].map(|of| Cell::Text(of.clone()));
-            cells.push([
-                key,
-                value,
-                beside,
-                noise::words(effect).into(),
-                effect.map(|of| of.ratio).into(),
-                pairs.len().into(),
-                pairs.iter().filter(differs).count().into(),
-            ]);
+            let words = [&of.key, value, beside].map(String::clone);
+            rows.push((words, effect, [pairs.len(), pairs.iter().filter(differs).count()]));
         }
     }
-    let heads = [
-        ("key", "setting", ("", 0)),
-        ("value", "value", ("", 0)),
-        ("beside", "beside", ("", 0)),
-        ("effect", "effect", ("", 0)),
-        ("ratio", "", ("", 0)),
-        ("pairs", "pairs", ("", 0)),
-        ("pairs_that_differ", "that differ", ("", 0)),
-    ];
+    type Row = ([String; 3], Option<Effect>, [usize; 2]);
+    let plain = ("", 0);
+    let table = Columns::new()
+        .add("key", "setting", plain, "", |of: &Row| of.0[0].clone())
+        .add("value", "value", plain, "", |of| of.0[1].clone())
+        .add("beside", "beside", plain, "", |of| of.0[2].clone())
+        .add("effect", "effect", plain, "", |of| noise::words(of.1))
+        .add("ratio", "", plain, "", |of| of.1.map(|of| of.ratio))
+        .add("pairs", "pairs", plain, "", |of| of.2[0])
+        .add("pairs_that_differ", "that differ", plain, "", |of| of.2[1])
+        .table(&rows);
     let definition = "Each value beside the first one that was given for the setting: the mean over all pairs of cases that differ in \
                       nothing else, and how many of them differ by more than noise. Where pairs disagree, settings act on each \
                       other.";
-    Found::new("effects", "Effects of the settings", definition, tabled(heads, cells))
+    Found::new("effects", "Effects of the settings", definition, table)
 }
 
 /// The logarithms of the ratios in each round, for all pairs of rows that have one and the other value of a flag and differ in

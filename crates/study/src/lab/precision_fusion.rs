@@ -19,7 +19,7 @@ use serde_json::Value;
 use super::args::LabArgs;
 use super::{Experiment, Flags, Made, models, runs};
 use crate::outcome::Row;
-use crate::report::{Found, tabled};
+use crate::report::Found;
 use crate::scene::{Scene, Variant};
 use crate::spec::{self, Spec};
 
@@ -170,14 +170,10 @@ fn losses(made: &Made) -> Result<Option<Found>> {
         let apart: Vec<f64> = apart.collect();
         let Some((_, last)) = own.last() else { continue };
         let first_run = made.outcome.runs[case].first();
-        rows.push([
-            row.scene.clone().into(),
-            row.variant.clone().into(),
-            (*last).into(),
-            (apart.iter().sum::<f64>() / apart.len().max(1) as f64).into(),
-            apart.iter().copied().fold(0.0, f64::max).into(),
-            first_run.and_then(|run| run.number("skipped_steps")).into(),
-        ]);
+        let mean = apart.iter().sum::<f64>() / apart.len().max(1) as f64;
+        let most = apart.iter().copied().fold(0.0, f64::max);
+        let skipped = first_run.and_then(|run| run.number("skipped_steps"));
+        rows.push((row, [Some(*last), Some(mean), Some(most), skipped]));
         if row.scene == made.outcome.rows[0].scene {
             let look = series.len();
             series.push(Series::line(row.variant.clone(), own).look(look));
@@ -186,14 +182,14 @@ fn losses(made: &Made) -> Result<Option<Found>> {
     if rows.is_empty() {
         return Ok(None);
     }
-    let heads = [
-        ("scene", "scene", ("", 0)),
-        ("variant", "variant", ("", 0)),
-        ("last", "last loss", ("", 4)),
-        ("mean", "from the base", ("", 5)),
-        ("most", "at most", ("", 5)),
-        ("skipped", "skipped steps", ("", 0)),
-    ];
+    let table = Columns::new()
+        .add("scene", "scene", ("", 0), "", |of: &(&Row, [Option<f64>; 4])| of.0.scene.clone())
+        .add("variant", "variant", ("", 0), "", |of| of.0.variant.clone())
+        .add("last", "last loss", ("", 4), "", |of| of.1[0])
+        .add("mean", "from the base", ("", 5), "", |of| of.1[1])
+        .add("most", "at most", ("", 5), "", |of| of.1[2])
+        .add("skipped", "skipped steps", ("", 0), "", |of| of.1[3])
+        .table(&rows);
     let chart = Picture::lines(
         "precision-fusion: the loss of each step".to_owned(),
         made.outcome.origin.place(),
@@ -205,6 +201,6 @@ fn losses(made: &Made) -> Result<Option<Found>> {
                       overflow.";
     Ok(Some(Found {
         chart: Some(("precision-fusion-loss".to_owned(), chart)),
-        ..Found::new("losses", title, definition, tabled(heads, rows))
+        ..Found::new("losses", title, definition, table)
     }))
 }
