@@ -19,7 +19,7 @@ use crate::ledger::Ledger;
 use crate::noise::{MIN_ROUNDS, Spread};
 use crate::outcome::{Outcome, Row};
 use crate::plan::{self, Vary};
-use crate::report::{Found, Report, head, tabled};
+use crate::report::{Report, head};
 use crate::{execute, refuse_ranks, scene, spec};
 
 /// The figures that sweeps report, in the order of the table of figures.
@@ -49,7 +49,7 @@ pub fn sweep(args: &SweepArgs, placement: Option<Placement>) -> Result<u8> {
     let varied = vary.iter().map(Vary::text).collect::<Vec<_>>().join(" --vary ");
     let shared = spec::settings(&args.train.0);
     let alone = args.one_at_a_time.then(|| ("--one-at-a-time".to_owned(), String::new()));
-    let settings = [("--vary".to_owned(), varied)].into_iter().chain(alone).chain(shared.clone());
+    let settings = [("--vary".to_owned(), varied)].into_iter().chain(alone).chain(shared);
     let limits = (args.rounds, args.run_limit);
     let mut ledger = Ledger::of_runs(&args.output, &cases, limits, settings)?;
     for warning in warnings {
@@ -62,7 +62,6 @@ pub fn sweep(args: &SweepArgs, placement: Option<Placement>) -> Result<u8> {
     if vary.len() > 1 && !args.one_at_a_time && args.rounds >= MIN_ROUNDS {
         found.push(grid::interactions(&vary, &outcome, (figure.name, better)));
     }
-    found.push(settings_found(&shared));
     outcome.rank(figure.name, better);
     let (cases, rounds) = (plural(outcome.rows.len(), "case"), plural(args.rounds, "round"));
     let keys = outcome.keys.join(", ");
@@ -87,14 +86,6 @@ pub fn sweep(args: &SweepArgs, placement: Option<Placement>) -> Result<u8> {
         args.output.printable()
     ));
     Ok(u8::from(report.outcome.has_failures()))
-}
-
-fn settings_found(shared: &[(String, String)]) -> Found {
-    let heads = [("setting", "setting", ("", 0)), ("value", "value", ("", 0))];
-    let row = |(flag, value): &(String, String)| [flag.clone().into(), value.clone().into()];
-    let definition = "Settings that are stated for all cases. All others have their defaults.";
-    let table = tabled(heads, shared.iter().map(row));
-    Found::new("settings", "Settings of all cases", definition, table)
 }
 
 /// The chart of the figure that ranks the cases, unless no run has it. Its x-axis is the first key whose values are
