@@ -80,38 +80,12 @@ pub struct Facts<'a> {
     pub anatomy: Anatomy,
     /// How much longer synchronized steps take than unsynchronized ones, if the two alternated.
     pub sync_cost: Option<SyncCost>,
-    /// The gathers of a step, if the strategy gathers units.
-    pub gathers: Option<GatherFacts>,
+    /// The uses of gathered units in a step, and how many are gathered ahead; `None` if the strategy gathers nothing.
+    pub gathers: Option<(Uses, usize)>,
     /// The idle time of the ranks, if they are a pipeline.
     pub pipeline: Option<PipelineFacts>,
     /// The advice for the user, and its numbers.
     pub told: Option<Told>,
-}
-
-/// The gathers of a step together, in milliseconds.
-#[derive(Clone, Copy, Debug)]
-pub struct GatherFacts {
-    /// How long the passes waited.
-    pub exposed_ms: f64,
-    /// How long gathers moved data.
-    pub moving_ms: f64,
-    /// How long the passes would wait if each operation took as long as it did once all ranks were there.
-    pub replayed_ms: f64,
-}
-
-impl GatherFacts {
-    fn new(anatomy: &Anatomy, kind: Advice) -> Option<Self> {
-        let uses = Uses::measured(&anatomy.gathers, anatomy.backward_end_ms)?;
-        let ahead = match kind {
-            Advice::ChooseGathers { prefetch: Some(prefetch) } => prefetch,
-            _ => anatomy.gathers.len(),
-        };
-        Some(Self {
-            exposed_ms: anatomy.gathers.iter().map(|line| line.exposed_ms).sum(),
-            moving_ms: uses.gathering(),
-            replayed_ms: uses.exposed(ahead),
-        })
-    }
 }
 
 impl<'a> Facts<'a> {
@@ -151,7 +125,12 @@ impl<'a> Facts<'a> {
             pipeline_advice::advise(facts, config, &anatomy.means, flops, name)
         });
         let sync_cost = strategy.sync_blocks.and_then(|block| SyncCost::new(&steps, block));
-        let gathers = GatherFacts::new(&anatomy, strategy.settings().advice());
+        let ahead = match strategy.settings().advice() {
+            Advice::ChooseGathers { prefetch: Some(prefetch) } => prefetch,
+            _ => anatomy.gathers.len(),
+        };
+        let gathers = Uses::measured(&anatomy.gathers, anatomy.backward_end_ms);
+        let gathers = gathers.map(|uses| (uses, ahead));
         Self { config, outcome, reports, steps, anatomy, sync_cost, gathers, pipeline, told }
     }
 
