@@ -39,10 +39,6 @@ fn labeled(facts: &Facts, name: &str) -> String {
     format!("{number} {}", head.label)
 }
 
-fn rounded(value: f64) -> String {
-    thousands(value.round() as u64)
-}
-
 /// Why nothing was measured.
 fn unmeasured(facts: &Facts) -> String {
     let steps = plural(facts.outcome.num_steps as usize, "step");
@@ -181,7 +177,7 @@ fn samples(facts: &Facts) -> String {
         None => thousands(config.global_batch_size as u64),
         Some(_) => format!("up to {}", thousands((config.batch_size * config.world_size) as u64)),
     };
-    let samples = rounded(config.samples_per_step());
+    let samples = thousands(config.samples_per_step().round() as u64);
     format!("Samples of a step: {samples}, in {} of {each} on {ranks}", plural(batches, "batch"))
 }
 

@@ -2,30 +2,17 @@
 
 use paceline_host::text::plural;
 use paceline_strategies::schedule::{RankAccount, drawing};
-use paceline_table::table::{Columns, Table};
+use paceline_table::table::Columns;
 
 use crate::insight::pipeline::{IdlePart, PipelineFacts};
 
 /// How wide a drawing is at most, and where no width is known.
 const DRAWING: usize = 80;
 
-/// How long each rank was idle, and why.
+/// How long each rank was idle, and why: a row for each rank and one for their mean.
 pub(crate) fn ledger(facts: &PipelineFacts, width: Option<usize>) -> Vec<String> {
-    let mean = facts.mean();
-    vec![
-        format!(
-            "Bubble: {:.1} % of the step; why ranks are idle, means over {}:",
-            100.0 * (1.0 - mean.busy / mean.step),
-            plural(facts.num_steps, "step")
-        ),
-        table(facts).fitted(width),
-    ]
-}
-
-/// The ledger, a row for each rank and one for their mean.
-fn table(facts: &PipelineFacts) -> Table {
     type Row = (String, RankAccount);
-    let ms = ("ms", 2);
+    let (mean, ms) = (facts.mean(), ("ms", 2));
     let mut columns = Columns::new()
         .add("", "rank", ("", 0), "", |(rank, _): &Row| rank.clone())
         .add("", "step", ms, "", |(_, of)| of.step)
@@ -33,8 +20,14 @@ fn table(facts: &PipelineFacts) -> Table {
     for part in IdlePart::all(&facts.ranks) {
         columns = columns.add("", part.name(), ms, "", move |(_, of)| part.of(of));
     }
+    let head = format!(
+        "Bubble: {:.1} % of the step; why ranks are idle, means over {}:",
+        100.0 * (1.0 - mean.busy / mean.step),
+        plural(facts.num_steps, "step")
+    );
     let ranks = facts.ranks.iter().enumerate().map(|(rank, of)| (rank.to_string(), of.clone()));
-    columns.table(ranks.chain([("mean".to_owned(), facts.mean())]).collect::<Vec<Row>>())
+    let rows = ranks.chain([("mean".to_owned(), mean)]);
+    vec![head, columns.table(rows).fitted(width)]
 }
 
 /// The step as planned and as run.
