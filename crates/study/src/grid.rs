@@ -71,7 +71,7 @@ fn pairs(
 
 /// Whether the effect of each value changes with each value of another flag; all further flags are as in the base. The rows must
 /// be in the order in which they were planned, in which the last flag changes fastest.
-pub fn interactions(grid: &[Vary], outcome: &Outcome, (figure, better): (&str, Better)) -> Found {
+pub fn interactions(grid: &[Vary], outcome: &Outcome, figure: &str, better: Better) -> Found {
     let row = |choice: &[usize]| {
         choice.iter().zip(grid).fold(0, |at, (value, of)| at * of.alternatives.len() + value)
     };

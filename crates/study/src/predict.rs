@@ -40,7 +40,6 @@ use paceline_host::text::{line_width, say, thousands};
 use paceline_launch::environment::Placement;
 use paceline_model::Layout;
 use paceline_settings::config::TrainConfig;
-use paceline_strategies::BucketCaps;
 use paceline_table::table::Table;
 use serde::Serialize;
 
@@ -269,7 +268,7 @@ impl Found {
             let fastest = networks.into_iter().min_by(|a, b| step.on(a).total_cmp(&step.on(b)));
             let network =
                 fastest.ok_or_else(|| Failure::Usage("no algorithm to predict".into()))?;
-            let row = Row::new(args.efficiency, name, base, caps, (step.clone(), network));
+            let row = Row::new(args.efficiency, name, base, step.clone(), network);
             self.strategies.extend(traced::strategies(&row, base));
             self.rows.push(row);
         }
@@ -279,10 +278,9 @@ impl Found {
 
 impl Row {
     /// The row for this network and a target efficiency.
-    fn new(target: f64, link: &str, base: &Base, caps: BucketCaps, of: (Step, Network)) -> Self {
-        let (step, network) = of;
+    fn new(target: f64, link: &str, base: &Base, step: Step, network: Network) -> Self {
         let cost = |bytes| network.all_reduce_ms(bytes);
-        let mut prediction = Prediction::new(&step, &base.layout, caps, &cost);
+        let mut prediction = Prediction::new(&step, &base.layout, &cost);
         prediction.simple_step_ms = prediction.simple_step_ms.filter(|_| base.knows_gradients);
         let is_enough = |&&(_, gb_per_s, latency_us, _): &&(&str, f64, f64, &str)| {
             let link = Link { bytes_per_s: gb_per_s * 1e9, latency_s: latency_us * 1e-6 };

@@ -60,7 +60,7 @@ pub fn sweep(args: &SweepArgs, placement: Option<Placement>) -> Result<u8> {
     outcome.keys = vary.iter().map(|of| of.key.clone()).collect();
     let mut found = vec![grid::effects(&vary, &outcome, figure.name)];
     if vary.len() > 1 && !args.one_at_a_time && args.rounds >= MIN_ROUNDS {
-        found.push(grid::interactions(&vary, &outcome, (figure.name, better)));
+        found.push(grid::interactions(&vary, &outcome, figure.name, better));
     }
     outcome.rank(figure.name, better);
     let (cases, rounds) = (plural(outcome.rows.len(), "case"), plural(args.rounds, "round"));

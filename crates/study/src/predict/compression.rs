@@ -157,7 +157,7 @@ mod tests {
         let step = Step::new(&calibration, &layout, caps).unwrap();
         let layout = layout.into();
         let base = Base { layout, calibration, steps: Vec::new(), knows_gradients: true };
-        let row = Row::new(90.0, "x", &base, caps, (step, network));
+        let row = Row::new(90.0, "x", &base, step, network);
         let (plain, compression) = (row.prediction, Compression::new(&row, &base.layout, costs));
         (plain, compression)
     }

@@ -120,6 +120,7 @@ pub struct Step {
     by_bucket_ms: f64,
     pub(super) backward: Backward,
     pub(super) plan: Vec<Bucket>,
+    caps: BucketCaps,
 }
 
 impl Step {
@@ -127,7 +128,7 @@ impl Step {
     pub fn new(calibration: &Calibration, layout: &Layout, caps: BucketCaps) -> Result<Self> {
         let backward = calibration.backward(layout)?;
         let Calibration { step_ms, by_bucket_ms, .. } = *calibration;
-        Ok(Self { alone_ms: step_ms, by_bucket_ms, backward, plan: plan(layout, caps) })
+        Ok(Self { alone_ms: step_ms, by_bucket_ms, backward, plan: plan(layout, caps), caps })
     }
 
     /// The milliseconds of the step, if an all-reduce of `bytes` bytes takes `cost(bytes)` milliseconds.
@@ -199,9 +200,9 @@ pub struct Prediction {
 }
 
 impl Prediction {
-    /// The prediction for a step with buckets of these sizes, if an all-reduce of `bytes` bytes takes `cost(bytes)`
+    /// The prediction for a step, if an all-reduce of `bytes` bytes takes `cost(bytes)`
     /// milliseconds.
-    pub fn new(step: &Step, layout: &Layout, caps: BucketCaps, cost: &dyn Fn(u64) -> f64) -> Self {
+    pub fn new(step: &Step, layout: &Layout, cost: &dyn Fn(u64) -> f64) -> Self {
         let exposed = |plan: &[Bucket]| step.exposed_ms(&step.backward.play(plan, cost), plan);
         let played = step.backward.play(&step.plan, cost);
         let comm_ms: f64 = played.buckets.iter().map(|bucket| bucket.done - bucket.sent).sum();
@@ -216,7 +217,7 @@ impl Prediction {
             |best: (BucketCaps, f64), of: (_, f64)| if of.1 < best.1 - equal { of } else { best };
         let best = plans(layout).map(of).reduce(least);
         let best = best.filter(|(_, least)| *least < exposed_ms);
-        let (best, least) = best.unwrap_or((caps, exposed_ms));
+        let (best, least) = best.unwrap_or((step.caps, exposed_ms));
         let mb = |bytes: usize| bytes as f64 / 1048576.0;
         Self {
             comm_ms,
@@ -283,7 +284,7 @@ mod tests {
         let cost = |bytes: u64| 6.0 * bytes as f64 / 1e6;
         let caps = BucketCaps { first_bytes: 1, bytes: 1 };
         let predicted = |calibration: &Calibration, caps: BucketCaps| {
-            Prediction::new(&Step::new(calibration, &layout, caps).unwrap(), &layout, caps, &cost)
+            Prediction::new(&Step::new(calibration, &layout, caps).unwrap(), &layout, &cost)
         };
         let each = predicted(&calibration, caps);
         let close = |a: f64, b: f64| assert!((a - b).abs() < 0.01, "{a}, not {b}");
