@@ -80,6 +80,8 @@ pub struct Row {
     pub measured: Option<Spread>,
     /// How far the prediction varies from step to step of a trace.
     pub range: Option<Range>,
+    /// The same with compressed gradients, if the parameters are known.
+    pub compression: Option<Compression>,
 }
 
 /// The contents of the JSON file.
@@ -99,7 +101,6 @@ struct Report<'a> {
     rows: &'a Table,
     #[serde(skip_serializing_if = "<[StrategyRow]>::is_empty")]
     strategies: &'a [StrategyRow],
-    compression: &'a [Compression],
 }
 
 /// Runs `paceline predict`.
@@ -215,7 +216,7 @@ fn of_runs(args: &PredictArgs, given: &Spec) -> Result<u8> {
         found.add(args, &config, &ways, ranks, &base)?;
         for row in &mut found.rows[first..] {
             row.measured = measured.next().and_then(|of| spread_of(&of, "step_ms_median"));
-            found.compression.push(Compression::new(row, &base.layout, &costs));
+            row.compression = Some(Compression::new(row, &base.layout, &costs));
         }
     }
     let of = (Origin::of(args.study.rounds), Setting::new(&config, params));
@@ -235,7 +236,6 @@ pub struct Found {
     calibrations: Vec<Calibration>,
     rows: Vec<Row>,
     strategies: Vec<StrategyRow>,
-    compression: Vec<Compression>,
 }
 
 /// A model, and the times of its step without communication.
@@ -295,6 +295,7 @@ impl Row {
             slowest_named,
             measured: None,
             range: Range::of(&base.steps, &network, target),
+            compression: None,
             network,
             step,
         }
@@ -314,7 +315,7 @@ fn publish(
     heading: String,
     (model, place): (String, String),
 ) -> Result<u8> {
-    let Found { calibrations, rows, strategies, compression } = found;
+    let Found { calibrations, rows, strategies } = found;
     let table = table::table(rows);
     let hosts = args.link_in_host.as_ref().map(|inside| {
         format!(
@@ -335,7 +336,6 @@ fn publish(
         calibrations,
         rows: &table,
         strategies,
-        compression,
     };
     let charts = chart::charts(rows, calibrations, args.efficiency, &labels);
     write_files(&args.study, &report, &table.csv(), &charts)?;

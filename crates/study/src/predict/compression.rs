@@ -12,7 +12,6 @@ use paceline_memory::{Allocator, Category, DType};
 use paceline_model::Layout;
 use paceline_settings::config::TrainConfig;
 use paceline_strategies::TopK;
-use serde::Serialize;
 
 use super::Row;
 use super::model::Prediction;
@@ -22,7 +21,7 @@ use super::model::Prediction;
 const REPEATS: usize = 5;
 
 /// The times to compress all gradients once on this machine, in milliseconds.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Costs {
     /// Rounding to half precision, before sending.
     pub narrow_ms: f64,
@@ -66,12 +65,8 @@ pub fn costs(layout: &Layout, config: &TrainConfig) -> Result<Costs> {
 }
 
 /// The prediction for compressed gradients.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Compression {
-    /// Number of ranks.
-    pub ranks: usize,
-    /// The link.
-    pub link: String,
     /// The step with gradients that are sent in half precision.
     pub half_step_ms: f64,
     /// The step if only the largest tenth of the gradients is sent.
@@ -85,14 +80,13 @@ impl Compression {
     /// Compressing a bucket delays this bucket and all computation after it.
     pub fn new(row: &Row, layout: &Layout, costs: &Costs) -> Self {
         let Row { network, step, .. } = row;
-        let ranks = network.ranks;
         // The sums of the loss are not compressed.
         let loss = |bytes: u64| network.all_reduce_ms(bytes);
         let halved = |bytes: u64| network.all_reduce_ms(bytes / 2);
         // Every rank sends pairs of index and value, which are 8 bytes for each selected 4-byte gradient.
         let sparse = |bytes: u64| {
             let pairs = (bytes as f64 * TopK::DEFAULT_K * 2.0) as u64;
-            network.all_gather_ms(pairs * ranks as u64)
+            network.all_gather_ms(pairs * network.ranks as u64)
         };
         let all_bytes = (layout.trained_len() * size_of::<f32>()) as f64;
         let step_ms = |before_ms: f64, after_ms: f64, cost: &dyn Fn(u64) -> f64| {
@@ -101,9 +95,10 @@ impl Compression {
             step.alone_ms + before_ms + step.exposed_ms(&played, &step.plan) + after_ms
         };
         let half_step_ms = step_ms(costs.narrow_ms, costs.widen_ms, &halved);
-        let top_k_step_ms = step_ms(costs.select_ms, costs.scatter_ms * ranks as f64, &sparse);
+        let scatter_ms = costs.scatter_ms * network.ranks as f64;
+        let top_k_step_ms = step_ms(costs.select_ms, scatter_ms, &sparse);
         let pays = pays(&row.prediction, half_step_ms, top_k_step_ms);
-        Self { ranks, link: row.link.clone(), half_step_ms, top_k_step_ms, pays }
+        Self { half_step_ms, top_k_step_ms, pays }
     }
 }
 

@@ -18,6 +18,7 @@ fn columns() -> Columns<Row> {
     let of = |get: fn(&Prediction) -> f64| move |row: &Row| get(&row.prediction);
     let spread = |get: fn(Spread) -> f64| move |row: &Row| row.measured.map(get);
     let range = |get: fn(Range) -> Option<f64>| move |row: &Row| row.range.and_then(get);
+    let compressed = |get: fn(Compression) -> f64| move |row: &Row| row.compression.map(get);
     Columns::new()
         .add("ranks", "ranks", ("", 0), "Number of ranks.", |row: &Row| row.network.ranks)
         .add("link", "link", ("", 0), LINK, |row| row.link.clone())
@@ -54,6 +55,9 @@ fn columns() -> Columns<Row> {
             "9 of 10 steps of the trace need a link of at least this bandwidth for the efficiency.", range(|of| of.slowest_low_gbit_s))
         .add("slowest_high_gbit_s", "to", gbit_s, "For 9 of 10 steps of the trace this bandwidth is enough for the efficiency.",
             range(|of| of.slowest_high_gbit_s))
+        .add("half_step_ms", "fp16", ms, "The step of fp16.", compressed(|of| of.half_step_ms))
+        .add("top_k_step_ms", "top_k", ms, "The step of top_k.", compressed(|of| of.top_k_step_ms))
+        .add("pays", "pays", ("", 0), "What would pay.", |row| row.compression.map(|of| of.pays))
 }
 
 /// The step and its parts.
@@ -67,6 +71,8 @@ const MEASURED: [&str; 5] =
 /// The efficiency, and the slowest link for the requested efficiency.
 const EFFICIENCY: [&str; 4] = ["efficiency_pct", "slowest_gbit_s", "latency_us", "slowest_named"];
 
+/// The steps with compressed gradients.
+const COMPRESSION: [&str; 3] = ["half_step_ms", "top_k_step_ms", "pays"];
 /// How far the steps of a trace vary.
 const RANGE: [&str; 5] =
     ["step_ms", "step_low_ms", "step_high_ms", "slowest_low_gbit_s", "slowest_high_gbit_s"];
@@ -97,7 +103,7 @@ fn part(rows: &[Row], keys: &[&str], width: Option<usize>) -> String {
 
 /// Everything that is printed below the first lines. `target` is the requested efficiency, in percent. Tables fit `width`.
 pub fn text(found: &Found, target: f64, width: Option<usize>) -> String {
-    let Found { calibrations, rows, strategies, compression, .. } = found;
+    let Found { calibrations, rows, strategies } = found;
     let bases = calibrations.iter().map(|calibration| {
         let side_by_side = if calibration.ranks > 1 { " side by side" } else { "" };
         let ranks = format!("{}{side_by_side}", plural(calibration.ranks, "rank"));
@@ -143,10 +149,10 @@ pub fn text(found: &Found, target: f64, width: Option<usize>) -> String {
     let is_known = rows.iter().any(|row| row.prediction.simple_step_ms.is_some());
     let columns = if is_known { &OTHERS[..] } else { &OTHERS[1..] };
     all.push(format!("\nThe best sizes of buckets:\n{}", part(rows, columns, width)));
-    if !compression.is_empty() {
+    if rows.iter().any(|row| row.compression.is_some()) {
         all.push(format!(
             "\nCompressed gradients: fp16 sends half of the bytes, top_k the largest tenth.\n{}",
-            compressed(compression, width)
+            part(rows, &COMPRESSION, width)
         ));
     }
     all.join("\n")
@@ -200,18 +206,6 @@ fn noise_words(calibrations: &[Calibration], rows: &[Row]) -> Option<String> {
     ))
 }
 
-/// The table of compression. Files have the reasons in a sentence.
-fn compressed(compression: &[Compression], width: Option<usize>) -> String {
-    Columns::new()
-        .add("", "ranks", ("", 0), "Number of ranks.", |of: &Compression| of.ranks)
-        .add("", "link", ("", 0), LINK, |of| of.link.clone())
-        .add("", "fp16", ("ms", 2), "The step of fp16.", |of| of.half_step_ms)
-        .add("", "top_k", ("ms", 2), "The step of top_k.", |of| of.top_k_step_ms)
-        .add("", "pays", ("", 0), "What would pay.", |of| of.pays)
-        .table(compression)
-        .fitted(width)
-}
-
 #[cfg(test)]
 mod tests {
     use paceline_observe::insight::anatomy::ReadyLine;
@@ -250,6 +244,7 @@ mod tests {
             slowest_named: Some("25gbe"),
             measured: measured_ms.and_then(rounds),
             range: None,
+            compression: None,
         }
     }
 
@@ -272,17 +267,11 @@ mod tests {
 
     #[test]
     fn what_is_printed() {
-        let compression = Compression {
-            ranks: 2,
-            link: "10gbe".to_owned(),
-            half_step_ms: 44.0,
-            top_k_step_ms: 60.0,
-            pays: "fp16",
-        };
+        let compression =
+            Some(Compression { half_step_ms: 44.0, top_k_step_ms: 60.0, pays: "fp16" });
         let none = Row { slowest_gbit_s: None, slowest_named: None, ..row("1gbit,50ms", None) };
-        let rows = [row("10gbe", Some(47.5)), none];
-        let mut found = found(calibration(2), rows.into());
-        found.compression.push(compression);
+        let rows = [row("10gbe", Some(47.5)), none].map(|row| Row { compression, ..row });
+        let found = found(calibration(2), rows.into());
         let shown = text(&found, 90.0, None);
         insta::assert_snapshot!(shown);
         let widest = shown.lines().map(|line| line.chars().count()).max();
