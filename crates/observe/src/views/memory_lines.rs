@@ -62,21 +62,16 @@ fn rank_line(rank: usize, memory: &RankMemory) -> Option<String> {
 
 /// The rows of all ranks, in which ranks with the same rows share them. The first cell of a rank's first row names the
 /// ranks.
-fn merged(of_rank: impl IntoIterator<Item = Vec<Vec<String>>>) -> Vec<Vec<String>> {
-    let mut groups: Vec<(usize, usize, Vec<Vec<String>>)> = Vec::new();
-    for (rank, rows) in of_rank.into_iter().enumerate() {
-        match groups.last_mut() {
-            Some((_, last, known)) if *known == rows => *last = rank,
-            _ => groups.push((rank, rank, rows)),
-        }
-    }
-    let mut merged = Vec::new();
-    for (first, last, rows) in groups {
+fn merged(of_rank: impl Iterator<Item = Vec<Vec<String>>>) -> Vec<Vec<String>> {
+    let (all, mut merged, mut first) = (of_rank.collect::<Vec<_>>(), Vec::new(), 0);
+    for same in all.chunk_by(|one, next| one == next) {
+        let last = first + same.len() - 1;
         let name = if first == last { first.to_string() } else { format!("{first}-{last}") };
-        for (at, row) in rows.into_iter().enumerate() {
+        for (at, row) in same[0].iter().enumerate() {
             let head = if at == 0 { name.clone() } else { String::new() };
-            merged.push([vec![head], row].concat());
+            merged.push([&[head], &row[..]].concat());
         }
+        first = last + 1;
     }
     merged
 }
