@@ -1,6 +1,6 @@
 //! The plan of a sweep: the combinations of the varied flags, and the order of all runs.
 
-use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 
 use paceline_failure::{Failure, Result, usage};
 use paceline_files::printable;
@@ -127,8 +127,7 @@ pub fn combinations(
     one_at_a_time: bool,
 ) -> Result<(Scene, Vec<String>)> {
     check(base, vary)?;
-    let mut warnings: BTreeMap<String, ()> = BTreeMap::new();
-    let mut scene = Scene::new("");
+    let (mut warnings, mut scene) = (BTreeSet::new(), Scene::new(""));
     for chosen in choices(vary, one_at_a_time)? {
         let values = vary.iter().zip(&chosen);
         let values: Vec<String> = values.map(|(of, at)| of.alternatives[*at].clone()).collect();
@@ -140,11 +139,11 @@ pub fn combinations(
         let name = named.collect::<Vec<_>>().join(", ");
         let config = spec::resolve(&spec)
             .map_err(|failure| Failure::Usage(format!("case {name}: {failure}")))?;
-        warnings.extend(config.warnings.into_iter().map(|warning| (warning, ())));
+        warnings.extend(config.warnings);
         scene = scene.with(name, spec);
         scene.variants.last_mut().into_iter().for_each(|last| last.values.clone_from(&values));
     }
-    Ok((scene, warnings.into_keys().collect()))
+    Ok((scene, warnings.into_iter().collect()))
 }
 
 /// All runs in their order, as (round, case). Each round runs every case once, and every second round

@@ -149,8 +149,7 @@ impl<'a> Console<'a> {
         }
         let begun = match position.batch {
             0 => String::new(),
-            1 => ", 1 batch of the next".to_owned(),
-            batches => format!(", {batches} batches of the next"),
+            batches => format!(", {} of the next", plural(batches, "batch")),
         };
         let off = samples.abs_diff(samples_before);
         let samples = match samples.cmp(&samples_before) {
