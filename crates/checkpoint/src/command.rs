@@ -6,7 +6,7 @@ use std::path::Path;
 
 use paceline_data::text::Tokenizer;
 use paceline_failure::outputs::{check_file, check_folder, make_folder, write_stated};
-use paceline_failure::{Failure, Result};
+use paceline_failure::{Failure, Result, usage};
 use paceline_files::Printable;
 use paceline_host::disk::Disk;
 use paceline_host::text::{line_width, plain_table, plural, say, thousands};
@@ -167,10 +167,10 @@ fn check_new(file: &Path, force: bool) -> Result<()> {
     if file.symlink_metadata().is_err() || force {
         return Ok(());
     }
-    Err(Failure::Usage(format!(
+    usage(format!(
         "--to {} is there already; pass --force to replace it, or another --to",
         file.printable()
-    )))
+    ))
 }
 
 /// The files of a folder of Hugging Face, without the weights.

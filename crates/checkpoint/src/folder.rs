@@ -3,7 +3,7 @@
 use std::io::{self, Read, Write};
 use std::path::{Path, PathBuf};
 
-use paceline_failure::{Failure, Result};
+use paceline_failure::{Failure, Result, usage};
 use paceline_files::Printable;
 use paceline_host::disk::{self, Disk, DiskFile};
 
@@ -68,9 +68,7 @@ impl Folder {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(()),
             Err(error) => {
                 let (folder, file) = (path.printable(), file.printable());
-                return Err(Failure::Usage(format!(
-                    "--save {folder}: {file} cannot be used: {error}"
-                )));
+                return usage(format!("--save {folder}: {file} cannot be used: {error}"));
             }
         };
         disk::lock(&file).map_err(|_| refuse(path, &mut file)).map(drop)

@@ -10,7 +10,7 @@ use crate::TransportName;
 use crate::comm::CommConfig;
 use crate::pinning;
 use crate::stop::{self, StopRequest};
-use paceline_failure::{Failure, Result};
+use paceline_failure::{Failure, Result, usage};
 
 /// The exit code of a Rust program that panics.
 const EXIT_PANICKED: i32 = 101;
@@ -45,7 +45,7 @@ pub fn connect(
     };
     let group = match if transport == TransportName::Nccl { rest } else { transport } {
         TransportName::Thread => {
-            return Err(Failure::Usage("--transport thread connects no processes".into()));
+            return usage("--transport thread connects no processes");
         }
         TransportName::Shm | TransportName::Nccl => Group::shm(rendezvous, rank, world, options)?,
         TransportName::Tcp => {
@@ -60,7 +60,7 @@ pub fn connect(
         #[cfg(feature = "mpi")]
         TransportName::Mpi => Group::mpi(options)?,
         #[cfg(not(feature = "mpi"))]
-        TransportName::Mpi => return Err(Failure::Usage(crate::comm::WITHOUT_MPI.into())),
+        TransportName::Mpi => return usage(crate::comm::WITHOUT_MPI),
     };
     stop::listen(Some(group.dumper()), request)?;
     end_when_panicking(group.dumper());

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use paceline_collectives::{Link, parse_seconds};
 use paceline_cuda::Card;
-use paceline_failure::Failure;
+use paceline_failure::usage;
 use paceline_memory::{Accelerator, Allocator, MemoryError, SimSpec};
 use serde::{Serialize, Serializer};
 
@@ -75,8 +75,7 @@ impl Device {
         transports: &[TransportName],
         local_ranks: usize,
     ) -> paceline_failure::Result<()> {
-        let refuse =
-            |why: &dyn fmt::Display| Err(Failure::Usage(format!("--device {self}: {why}")));
+        let refuse = |why: &dyn fmt::Display| usage(format!("--device {self}: {why}"));
         if self != Device::Cpu && transports.contains(&TransportName::Mpi) {
             return refuse(&"--transport mpi does not reach its memory; pass shm or tcp");
         }
@@ -105,7 +104,7 @@ impl Device {
 
     /// Checks that NCCL can connect the cards of `local_ranks` ranks.
     fn check_nccl(self, local_ranks: usize) -> paceline_failure::Result<()> {
-        let refuse = |why: String| Err(Failure::Usage(format!("--transport nccl: {why}")));
+        let refuse = |why: String| usage(format!("--transport nccl: {why}"));
         let Device::Cuda(index) = self else {
             return refuse(format!(
                 "NCCL connects cards, and the device is {self}; pass --device cuda, or another transport"

@@ -10,7 +10,7 @@ use paceline_rendezvous::Launcher;
 pub use paceline_rendezvous::{LAUNCH, SECRET};
 
 use crate::TransportName;
-use paceline_failure::{Failure, Result};
+use paceline_failure::{Result, usage};
 
 /// The variable that carries the run folder. It is empty on a host without rank 0, which has no run folder.
 pub const RUN_FOLDER: &str = "PACELINE_RUN_FOLDER";
@@ -78,21 +78,19 @@ impl Placement {
     pub fn check_transport(&self, transport: Option<TransportName>) -> Result<()> {
         let place = &self.place;
         match transport {
-            Some(TransportName::Thread) if !place.is_one_host() => Err(Failure::Usage(
+            Some(TransportName::Thread) if !place.is_one_host() => usage(
                 "--transport thread runs all ranks in one process, but they are on several hosts; leave it \
-                 out, or use --transport tcp or hybrid"
-                    .into(),
-            )),
-            Some(TransportName::Thread) => Err(Failure::Usage(
+                 out, or use --transport tcp or hybrid",
+            ),
+            Some(TransportName::Thread) => usage(
                 "--transport thread runs all ranks in one process, but a launcher has started this \
-                 one as a rank of several; use --transport shm"
-                    .into(),
-            )),
-            Some(TransportName::Shm) if !place.is_one_host() => Err(Failure::Usage(format!(
+                 one as a rank of several; use --transport shm",
+            ),
+            Some(TransportName::Shm) if !place.is_one_host() => usage(format!(
                 "{} of {} ranks are on this host: --transport shm connects the ranks of one host only; use \
                  --transport tcp or hybrid",
                 place.local_world_size, place.world_size
-            ))),
+            )),
             _ => Ok(()),
         }
     }

@@ -38,7 +38,7 @@ use std::time::Duration;
 
 use paceline_collectives::MAX_RANKS;
 use paceline_failure::outputs::check_folder;
-use paceline_failure::{Failure, Result};
+use paceline_failure::{Failure, Result, usage};
 use paceline_files::Printable;
 use paceline_host::resources;
 use paceline_host::text::warn;
@@ -136,7 +136,7 @@ pub fn launch_command(args: &LaunchArgs) -> Result<u8> {
     let hosts = Hosts::resolve(&args.start)?;
     check_program(&args.command)?;
     if args.tee && args.log_dir.is_none() {
-        return Err(Failure::Usage("--tee prints what --log-dir DIR keeps; pass that too".into()));
+        return usage("--tee prints what --log-dir DIR keeps; pass that too");
     }
     if let Some(folder) = &args.log_dir {
         check_folder("--log-dir", folder, "pass a folder that you can write to")?;
@@ -181,7 +181,7 @@ pub fn warn_of_ignored_master_flags(flags: &StartFlags) {
 /// wrong name is not reported by every rank.
 fn check_program(command: &[OsString]) -> Result<()> {
     let Some(program) = command.first() else {
-        return Err(Failure::Usage("launch: no program to start; pass one after --".into()));
+        return usage("launch: no program to start; pass one after --");
     };
     let is_program = |path: &Path| {
         let metadata = path.metadata();
@@ -198,27 +198,25 @@ fn check_program(command: &[OsString]) -> Result<()> {
         return Ok(());
     }
     let place = if has_folder { "" } else { " in PATH" };
-    Err(Failure::Usage(format!(
+    usage(format!(
         "launch: there is no program {}{place}; check its name and permissions",
         program.printable()
-    )))
+    ))
 }
 
 /// Returns the number of ranks of a command: the number that another launcher has started. If there is no other launcher,
 /// the number of `--nproc`. Without `--nproc`, 2 (or 1 if there is only one core).
 pub fn num_ranks(nproc: Option<usize>, placement: Option<&Placement>) -> Result<usize> {
     match (nproc, placement) {
-        (Some(nproc), Some(placement)) => Err(Failure::Usage(format!(
+        (Some(nproc), Some(placement)) => usage(format!(
             "--nproc {nproc} starts ranks of its own, but another launcher has started {}; leave --nproc out, or {}",
             placement.place.world_size,
             placement.unset()
-        ))),
-        (None, Some(placement)) if placement.place.world_size > MAX_RANKS => {
-            Err(Failure::Usage(format!(
-                "a world size of {}: a run can have {MAX_RANKS} ranks at most",
-                placement.place.world_size
-            )))
-        }
+        )),
+        (None, Some(placement)) if placement.place.world_size > MAX_RANKS => usage(format!(
+            "a world size of {}: a run can have {MAX_RANKS} ranks at most",
+            placement.place.world_size
+        )),
         (None, Some(placement)) => Ok(placement.place.world_size),
         (nproc, None) => Ok(nproc.unwrap_or_else(|| resources::num_cores().min(2))),
     }
@@ -269,9 +267,9 @@ pub fn become_rank(parent: u32, command: &[OsString]) -> Result<u8> {
         return Err(Failure::Consequence("the launcher ended before its rank started".into()));
     }
     let Some((program, args)) = command.split_first() else {
-        return Err(Failure::Usage("no program to start".into()));
+        return usage("no program to start");
     };
     // This returns only if the program cannot be started.
     let error = Command::new(program).args(args).exec();
-    Err(Failure::Usage(format!("cannot start {}: {error}", program.printable())))
+    usage(format!("cannot start {}: {error}", program.printable()))
 }
