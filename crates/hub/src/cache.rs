@@ -214,7 +214,7 @@ fn in_home(path: &str, var: &impl Fn(&str) -> Option<String>) -> PathBuf {
 }
 
 fn folder_name(name: &Name) -> String {
-    format!("{}--{}", name.kind.names()[2], name.path.replace('/', "--"))
+    format!("{}--{}", name.kind.plural(), name.path.replace('/', "--"))
 }
 
 #[cfg(test)]

@@ -27,7 +27,7 @@ const CARD: &str = "README.md";
 /// where they are. With `quiet`, only that.
 pub fn fetch(wanted: Wanted, named: &str, revision: Option<&str>, quiet: bool) -> Result<()> {
     let kind = wanted.kind();
-    let [words, command, _] = kind.names();
+    let [words, command] = kind.names();
     let command = format!("paceline fetch {command} {named}");
     let refused = |problem: String| Failure::Usage(format!("{command}: {problem}"));
     let Some(mut name) = Name::parse(kind, named) else {

@@ -97,7 +97,7 @@ pub fn find(flag: &str, value: &Path, wanted: Wanted) -> Result<Found> {
     let usage =
         |problem: String| Failure::Usage(format!("{flag} {}: {problem}", value.printable()));
     let cache = Cache::from_vars(variable).map_err(usage)?;
-    let [words, command, _] = kind.names();
+    let [words, command] = kind.names();
     let command = format!("paceline fetch {command} {name}");
     let Some(snapshot) = cache.snapshot(&name) else {
         let searched = cache.folder(&name);

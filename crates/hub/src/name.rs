@@ -25,12 +25,17 @@ pub(super) const MAIN: &str = "main";
 const MAX_CHARS: usize = 96;
 
 impl Kind {
-    /// The kind in words, for `paceline fetch`, and for the cache's folders and the Hub's interface.
-    pub(super) fn names(self) -> [&'static str; 3] {
+    /// The kind in words, and the word of `paceline fetch`.
+    pub(super) fn names(self) -> [&'static str; 2] {
         match self {
-            Self::Model => ["model", "model", "models"],
-            Self::Data => ["data set", "data", "datasets"],
+            Self::Model => ["model", "model"],
+            Self::Data => ["data set", "data"],
         }
+    }
+
+    /// The word of the cache's folders and of the Hub's interface.
+    pub(super) fn plural(self) -> &'static str {
+        if self == Self::Model { "models" } else { "datasets" }
     }
 }
 

@@ -75,7 +75,7 @@ impl Hub {
         let url = format!(
             "{}/api/{}/{}/revision/{}?blobs=true",
             self.endpoint,
-            name.kind.names()[2],
+            name.kind.plural(),
             name.path,
             encoded(&name.revision, "")
         );
@@ -165,7 +165,7 @@ impl Hub {
 
     /// The meaning of a status, and what to do.
     fn trouble(&self, name: &Name, url: &str, status: StatusCode, headers: &HeaderMap) -> Trouble {
-        let ([kind, ..], page) = (name.kind.names(), self.page(name));
+        let ([kind, _], page) = (name.kind.names(), self.page(name));
         let code = headers.get("X-Error-Code").and_then(|code| code.to_str().ok());
         let is_known = self.token.is_some();
         let token = "a token (https://huggingface.co/settings/tokens)";
