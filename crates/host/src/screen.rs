@@ -35,32 +35,25 @@ pub fn width_of_table(fd: BorrowedFd<'_>) -> usize {
 
 /// How many characters a line of a sentence may have. `None` if there is no limit.
 pub fn width_of_text(fd: BorrowedFd<'_>) -> Option<usize> {
-    width(fd, |name| env::var_os(name))
+    width(fd, env::var_os("COLUMNS"))
 }
 
 /// The width of the terminal, if a line of it can be drawn again and again.
 pub fn width_of_bar(fd: BorrowedFd<'_>) -> Option<usize> {
-    let variable = |name: &str| env::var_os(name);
-    (is_watched(fd, variable) && can_redraw(variable)).then(|| width_of_terminal(fd))
+    let can_redraw = env::var_os("TERM").is_none_or(|term| term != "dumb");
+    (can_redraw && is_watched(fd)).then(|| width_of_terminal(fd))
 }
 
-fn width(fd: BorrowedFd<'_>, variable: impl Fn(&str) -> Option<OsString>) -> Option<usize> {
-    stated_width(&variable).or_else(|| is_watched(fd, variable).then(|| width_of_terminal(fd)))
-}
-
-/// COLUMNS, if it is a width.
-fn stated_width(variable: impl Fn(&str) -> Option<OsString>) -> Option<usize> {
-    variable("COLUMNS")?.to_str()?.parse().ok().filter(|width| *width > 0)
+fn width(fd: BorrowedFd<'_>, columns: Option<OsString>) -> Option<usize> {
+    // COLUMNS, if it is a width.
+    let stated = columns.and_then(|columns| columns.to_str()?.parse().ok());
+    let stated = stated.filter(|width| *width > 0);
+    stated.or_else(|| is_watched(fd).then(|| width_of_terminal(fd)))
 }
 
 /// Whether somebody looks at a terminal there.
-fn is_watched(fd: BorrowedFd<'_>, variable: impl Fn(&str) -> Option<OsString>) -> bool {
-    isatty(fd) && OF_MPI.iter().all(|name| variable(name).is_none())
-}
-
-/// Whether the terminal can move its cursor.
-fn can_redraw(variable: impl Fn(&str) -> Option<OsString>) -> bool {
-    variable("TERM").is_none_or(|term| term != "dumb")
+fn is_watched(fd: BorrowedFd<'_>) -> bool {
+    isatty(fd) && OF_MPI.iter().all(|name| env::var_os(name).is_none())
 }
 
 fn width_of_terminal(fd: BorrowedFd<'_>) -> usize {
@@ -78,13 +71,10 @@ mod tests {
     #[test]
     fn only_columns_limit_the_sentences_of_a_file() {
         let file = File::open("/dev/null").unwrap();
-        let with = |columns: &str| {
-            let columns = OsString::from(columns);
-            width(file.as_fd(), |name| (name == "COLUMNS").then(|| columns.clone()))
-        };
+        let with = |columns: &str| width(file.as_fd(), Some(columns.into()));
         assert_eq!(with("100"), Some(100));
         assert_eq!([with(""), with("0"), with("wide"), with("-1")], [None; 4]);
-        assert_eq!(width(file.as_fd(), |_| None), None);
+        assert_eq!(width(file.as_fd(), None), None);
         assert_eq!(width_of_bar(file.as_fd()), None);
     }
 }

@@ -10,7 +10,7 @@ use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
-use paceline_host::streams::{self, Stream};
+use paceline_host::streams;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 /// How many lines of each stream of a failed rank the launcher repeats.
@@ -139,15 +139,13 @@ impl Relay {
             }
         }
         if *is_printed {
-            let to: &Stream = match self.source {
-                RankStream::Stdout => streams::stdout(),
-                RankStream::Stderr => streams::stderr(),
+            let named = format!("[rank {rank}] ");
+            let (to, prefix) = match self.source {
+                RankStream::Stdout if !has_prefix => (streams::stdout(), ""),
+                RankStream::Stdout => (streams::stdout(), &*named),
+                RankStream::Stderr => (streams::stderr(), &*named),
             };
-            let prefix = match self.source {
-                RankStream::Stdout if !has_prefix => String::new(),
-                _ => format!("[rank {rank}] "),
-            };
-            to.piece(*rank, &prefix, piece);
+            to.piece(*rank, prefix, piece);
         }
     }
 
