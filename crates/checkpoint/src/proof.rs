@@ -96,19 +96,14 @@ pub fn restart(folder: &Path, found: Vec<PathBuf>) -> Result<Restart, String> {
         )
     };
     let Some(head) = head.flatten() else {
-        return if times > MAX_RETRIES {
-            Err(given_up("begin in another folder, or without --resume auto"))
-        } else {
-            unchanged(found)
-        };
+        let choice = "begin in another folder, or without --resume auto";
+        return if times > MAX_RETRIES { Err(given_up(choice)) } else { unchanged(found) };
     };
     let good = steps::good(folder);
     // If the newest one was written while steps were skipped, those have not tried the weights.
-    let newest = Checkpoint::open_at(&found[0]).map(|newest| newest.progress());
-    let tried = match newest {
-        Ok(of) if of.steps_with_update() < of.steps => of.steps_with_update() + 1,
-        _ => step,
-    };
+    let newest = Checkpoint::open_at(&found[0]).map(|newest| newest.progress()).ok();
+    let skipping = newest.filter(|of| of.steps_with_update() < of.steps);
+    let tried = skipping.map_or(step, |of| of.steps_with_update() + 1);
     let is_good =
         |steps: u64| good.is_some_and(|good| steps <= good) || steps + GOOD_AFTER_STEPS < tried;
     // Other checkpoints belong to a run that somebody has gone back from.

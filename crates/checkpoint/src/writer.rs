@@ -169,8 +169,8 @@ fn publish(job: &Job, part: &Part) -> Result<()> {
     let write = || -> io::Result<()> {
         let mut out = job.disk.create(&unfinished)?;
         out.write_all(&text)?;
-        // The name makes it complete. It need not outlive a power cut, after which the folder is useless; and once rank 0 has seen
-        // it, the folder gets another name, so nothing may follow.
+        // The name makes it complete, and nothing may follow: from then on rank 0 may rename the folder. It need not outlive a
+        // power cut, after which the folder is useless.
         job.disk.rename(&unfinished, &mark)
     };
     write().map_err(failed(job, &mark))

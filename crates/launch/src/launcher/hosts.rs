@@ -114,10 +114,9 @@ fn read_secret() -> Result<String> {
 }
 
 fn check_port(port: usize) -> Result<u16> {
-    match u16::try_from(port) {
-        Ok(port) if port > 0 => Ok(port),
-        _ => usage(format!("--master-port {port}: pass a free port of host 0, 1 to 65535")),
-    }
+    let of_host = u16::try_from(port).ok().filter(|port| *port > 0);
+    let no_port = || usage(format!("--master-port {port}: pass a free port of host 0, 1 to 65535"));
+    of_host.map_or_else(no_port, Ok)
 }
 
 fn check_address(address: &str, port: u16) -> Result<()> {
