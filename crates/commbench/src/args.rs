@@ -4,7 +4,8 @@
 use std::path::PathBuf;
 
 use clap::Args;
-use paceline_collectives::{OpKind, ReduceOp};
+use paceline_collectives::{MAX_RANKS, OpKind, ReduceOp};
+use paceline_failure::numbers::within;
 use paceline_launch::device::Device;
 use paceline_launch::{CommArgs, TransportName};
 
@@ -105,7 +106,7 @@ pub struct MeasuringArgs {
 #[command(next_help_heading = "Ranks")]
 pub struct RankArgs {
     /// Numbers of ranks, separated by commas [default: 2, or the number of cores if smaller]
-    #[arg(long, value_name = "N", value_delimiter = ',')]
+    #[arg(long, value_name = "N", value_delimiter = ',', value_parser = within(1, MAX_RANKS))]
     pub nproc: Vec<usize>,
     /// How the ranks reach each other, separated by commas [default: shm; tcp on several hosts]
     #[arg(long, value_enum, value_delimiter = ',')]

@@ -1,6 +1,6 @@
 //! Turns the flags of `paceline bench` into a plan, which is checked as a whole before any rank starts.
 
-use paceline_collectives::{OpKind, ReduceOp};
+use paceline_collectives::OpKind;
 use paceline_failure::outputs::check_outputs;
 use paceline_failure::{Failure, Result, usage};
 use paceline_launch::comm::{self, CommConfig};
@@ -71,13 +71,6 @@ pub fn resolve(args: &BenchArgs, placement: Option<&Placement>, is_inner: bool) 
              others"
         ));
     }
-    let operation = Operation { kind: *kind, redop: measuring.redop, root, dtype };
-    if measuring.redop != ReduceOp::Sum && !kind.reduces() {
-        return usage(format!("-o: {} combines no elements; leave it out", kind.name()));
-    }
-    if root > 0 && !operation.has_root() {
-        return usage(format!("-r {root}: {} has no root; leave it out", kind.name()));
-    }
     let nprocs = resolve_nprocs(&ranks.nproc, placement, is_inner)?;
     if let Some(few) = nprocs.iter().find(|&&nproc| root >= nproc) {
         return usage(format!(
@@ -103,7 +96,7 @@ pub fn resolve(args: &BenchArgs, placement: Option<&Placement>, is_inner: bool) 
         check_outputs(&[("-J", &output.json), ("--csv", &output.csv)], output.charts.as_deref())?;
     }
     Ok(Plan {
-        operation,
+        operation: Operation { kind: *kind, redop: measuring.redop, root, dtype },
         sizes,
         nprocs,
         transports,
