@@ -314,7 +314,7 @@ mod tests {
 
     #[test]
     fn a_record_in_another_place_is_refused_with_its_place() {
-        let of = |name: &str| Case { name: name.into(), spec: Default::default() };
+        let of = |name: &str| Case { name: name.into(), ..Default::default() };
         let cases = [of("seed=1"), of("seed=2")];
         // Rounds go forth and back: cases 0, 1, 1, 0.
         let record = |position, round, case: usize| {

@@ -1,7 +1,5 @@
 //! The plan of a sweep: the combinations of the varied flags, and the order of all runs.
 
-use std::collections::BTreeSet;
-
 use paceline_failure::{Failure, Result, usage};
 use paceline_files::printable;
 
@@ -59,19 +57,21 @@ impl Vary {
 }
 
 /// One of the cases that are compared.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct Case {
     /// Its name, as people read it.
     pub name: String,
     /// The specification of its runs.
     pub spec: Spec,
+    /// Its warnings, such as about flags without effect.
+    pub warnings: Vec<String>,
 }
 
 impl Case {
     /// A case whose specification is checked.
     pub fn new(name: impl Into<String>, spec: Spec) -> Result<Self> {
-        spec::resolve(&spec)?;
-        Ok(Self { name: name.into(), spec })
+        let warnings = spec::resolve(&spec)?.warnings;
+        Ok(Self { name: name.into(), spec, warnings })
     }
 }
 
@@ -120,14 +120,10 @@ fn choices(vary: &[Vary], one_at_a_time: bool) -> Result<Vec<Vec<usize>>> {
     Ok(choices)
 }
 
-/// The cases as a scene, see [`choices`]. Each is resolved. Also returns the warnings of all.
-pub fn combinations(
-    base: &Spec,
-    vary: &[Vary],
-    one_at_a_time: bool,
-) -> Result<(Scene, Vec<String>)> {
+/// The cases as a scene, see [`choices`]. Each is resolved.
+pub fn combinations(base: &Spec, vary: &[Vary], one_at_a_time: bool) -> Result<Scene> {
     check(base, vary)?;
-    let (mut warnings, mut scene) = (BTreeSet::new(), Scene::new(""));
+    let mut scene = Scene::new("");
     for chosen in choices(vary, one_at_a_time)? {
         let values = vary.iter().zip(&chosen);
         let values: Vec<String> = values.map(|(of, at)| of.alternatives[*at].clone()).collect();
@@ -137,13 +133,12 @@ pub fn combinations(
         }
         let named = vary.iter().zip(&values).map(|(of, value)| format!("{}={value}", of.key));
         let name = named.collect::<Vec<_>>().join(", ");
-        let config = spec::resolve(&spec)
+        spec::resolve(&spec)
             .map_err(|failure| Failure::Usage(format!("case {name}: {failure}")))?;
-        warnings.extend(config.warnings);
         scene = scene.with(name, spec);
         scene.variants.last_mut().into_iter().for_each(|last| last.values.clone_from(&values));
     }
-    Ok((scene, warnings.into_iter().collect()))
+    Ok(scene)
 }
 
 /// All runs in their order, as (round, case). Each round runs every case once, and every second round
@@ -196,17 +191,16 @@ mod tests {
         let many = ["seed", "steps", "hidden", "nproc", "threads"]
             .map(|key| vary(&format!("{key}=1,2,3,4,5,6,7,8")));
         let vary = [vary("strategy=ddp,flat_ddp"), vary("hidden=8,16 ,32")];
-        let (scene, warnings) = combinations(&Spec::default(), &vary, false).unwrap();
+        let scene = combinations(&Spec::default(), &vary, false).unwrap();
         let names: Vec<&str> = scene.variants.iter().map(|case| case.name.as_str()).collect();
         assert_eq!(names[..2], ["strategy=ddp, hidden=8", "strategy=ddp, hidden=16"]);
         assert_eq!(names.len(), 6);
         assert_eq!(scene.variants[5].values, ["flat_ddp", "32"]);
-        let (scene, _) = combinations(&Spec::default(), &vary, true).unwrap();
+        let scene = combinations(&Spec::default(), &vary, true).unwrap();
         let values: Vec<String> = scene.variants.iter().map(|case| case.values.join(" ")).collect();
         assert_eq!(values, ["ddp 8", "ddp 16", "ddp 32", "flat_ddp 8"]);
         assert_eq!(choices(&many, true).unwrap().len(), 36);
         assert!(choices(&many, false).is_err());
-        assert!(warnings.is_empty(), "{warnings:?}");
     }
 
     #[test]

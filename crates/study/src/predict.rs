@@ -36,7 +36,7 @@ use efficiency::efficiency_pct;
 use paceline_collectives::{Link, NAMED_LINKS};
 use paceline_commbench::processes::rows_of;
 use paceline_failure::{Failure, Result};
-use paceline_host::text::{line_width, say, thousands};
+use paceline_host::text::{line_width, say, thousands, warn};
 use paceline_launch::environment::Placement;
 use paceline_model::Layout;
 use paceline_settings::config::TrainConfig;
@@ -193,6 +193,7 @@ fn of_runs(args: &PredictArgs, given: &Spec) -> Result<u8> {
         cases.push(Case::new(format!("{ranks} without communication"), flags)?);
     }
     let config = spec::resolve(&single.with("strategy", "ddp"))?;
+    config.warnings.iter().for_each(|warning| warn(warning));
     for &ranks in &args.nproc {
         for link in args.links.iter().filter(|_| args.measure) {
             let flags = at(&single, ranks).with("strategy", "ddp");

@@ -173,14 +173,10 @@ pub(crate) fn refuse_flags(given: &Spec, flags: &[(&str, &str)]) -> Result<()> {
     }
 }
 
-/// Prints the warnings of all configurations, each once.
-pub(crate) fn warn_of<'a>(configs: impl IntoIterator<Item = &'a TrainConfig>) {
-    let mut said = BTreeSet::new();
-    for warning in configs.into_iter().flat_map(|config| &config.warnings) {
-        if said.insert(warning) {
-            warn(warning);
-        }
-    }
+/// Prints the warnings of all cases, each once.
+pub(crate) fn warn_of(cases: &[Case]) {
+    let all: BTreeSet<&String> = cases.iter().flat_map(|case| &case.warnings).collect();
+    all.into_iter().for_each(|warning| warn(warning));
 }
 
 /// The layout of the model on `ranks` ranks, which may be more than fit on this host.
@@ -240,6 +236,7 @@ pub(crate) fn run_cases(study: &StudyArgs, cases: &[Case]) -> Result<Ledger> {
 /// Makes the runs of these scenes, and compares them.
 pub(crate) fn run_scenes(study: &StudyArgs, name: &str, scenes: &[Scene]) -> Result<Outcome> {
     let (cases, of_variants) = scene::cases(scenes)?;
+    warn_of(&cases);
     let ledger = run_cases(study, &cases)?;
     Ok(Outcome::new(name, scenes, &of_variants, study.rounds, &ledger))
 }

@@ -7,7 +7,7 @@ use std::time::Duration;
 use paceline_failure::outputs::check_folder;
 use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
-use paceline_host::text::{line_width, plural, say, warn};
+use paceline_host::text::{line_width, plural, say};
 use paceline_launch::environment::Placement;
 use paceline_observe::figures::figure::{Better, Figure};
 use paceline_observe::figures::table::TABLE;
@@ -20,6 +20,7 @@ use crate::noise::{MIN_ROUNDS, Spread};
 use crate::outcome::{Outcome, Row};
 use crate::plan::{self, Vary};
 use crate::report::{Report, head};
+use crate::study::warn_of;
 use crate::{execute, refuse_ranks, scene, spec};
 
 /// The figures that sweeps report, in the order of the table of figures.
@@ -42,8 +43,7 @@ pub fn sweep(args: &SweepArgs, placement: Option<Placement>) -> Result<u8> {
     let (figure, better) = ranked_by(&args.rank_by)?;
     let vary =
         args.vary.iter().map(|text| Vary::parse("--vary", text)).collect::<Result<Vec<_>>>()?;
-    let (scene, warnings) = plan::combinations(&args.train.0, &vary, args.one_at_a_time)?;
-    let scenes = [scene];
+    let scenes = [plan::combinations(&args.train.0, &vary, args.one_at_a_time)?];
     let (cases, of_variants) = scene::cases(&scenes)?;
     check_folder("--output", &args.output, "pass a folder that you can write to")?;
     let varied = vary.iter().map(Vary::text).collect::<Vec<_>>().join(" --vary ");
@@ -52,9 +52,7 @@ pub fn sweep(args: &SweepArgs, placement: Option<Placement>) -> Result<u8> {
     let settings = [("--vary".to_owned(), varied)].into_iter().chain(alone).chain(shared);
     let limits = (args.rounds, args.run_limit);
     let mut ledger = Ledger::of_runs(&args.output, &cases, limits, settings)?;
-    for warning in warnings {
-        warn(&warning);
-    }
+    warn_of(&cases);
     execute::make(&cases, args.rounds, limit, None, &mut ledger)?;
     let mut outcome = Outcome::new("sweep", &scenes, &of_variants, args.rounds, &ledger);
     outcome.keys = vary.iter().map(|of| of.key.clone()).collect();

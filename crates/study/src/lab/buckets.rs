@@ -164,7 +164,7 @@ fn found(made: &Made) -> Result<Vec<Found>> {
     }])
 }
 
-/// What stays exposed of the communication of a step with `n` buckets, in milliseconds: `n o + s / (n w)`, with `s` bytes of gradients.
+/// The communication of a step with `n` buckets that stays exposed, in milliseconds: `n o + s / (n w)`, with `s` bytes of gradients.
 /// Each bucket costs its operation, and the last one comes too late to be hidden.
 struct Formula {
     /// `o`: the cost of an operation.

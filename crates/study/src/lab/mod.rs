@@ -116,6 +116,7 @@ pub fn lab(args: &LabArgs, placement: Option<Placement>) -> Result<u8> {
     check_folder("--output", &folder, "pass a folder that you can write to")?;
     let scenes = (experiment.scenes)(args, &folder)?;
     let (cases, of_variants) = scene::cases(&scenes)?;
+    crate::study::warn_of(&cases);
     let named = [("experiment".to_owned(), experiment.name.to_owned())];
     let settings = ledger::settings_of(&cases).chain(named);
     let limits = (args.rounds, args.run_limit);

@@ -11,7 +11,6 @@ use laws::{Fit, Mode, Point, law, serial_fraction};
 use paceline_collectives::MAX_RANKS;
 use paceline_failure::{Failure, Result, numbers};
 use paceline_host::text::plural;
-use paceline_settings::config::TrainConfig;
 use paceline_table::chart::{Axis, Picture, Series, Stroke};
 
 use crate::flags::TrainFlags;
@@ -19,7 +18,7 @@ use crate::outcome::Row;
 use crate::report::{Found, Report};
 use crate::scene::Scene;
 use crate::spec::{self, Spec};
-use crate::study::{Setting, Study, StudyArgs, check, measuring, publish, run_scenes, warn_of};
+use crate::study::{Setting, Study, StudyArgs, check, measuring, publish, run_scenes};
 use crate::usage;
 
 /// The study, as `paceline bench` knows it.
@@ -93,13 +92,9 @@ fn scaling(args: &ScalingArgs) -> Result<u8> {
         ModeName::Both => vec![Mode::Weak, Mode::Strong],
     };
     let setting = Setting::new(&base, 0);
-    let mut configs = Vec::new();
-    let scenes = modes.iter().map(|mode| {
-        let batch = base.global_batch_size;
-        scene(*mode, batch, &ranks, &args.train.0, &setting, &mut configs)
-    });
+    let batch = base.global_batch_size;
+    let scenes = modes.iter().map(|mode| scene(*mode, batch, &ranks, &args.train.0, &setting));
     let scenes = scenes.collect::<Result<Vec<Scene>>>()?;
-    warn_of(&configs);
     let mut outcome = run_scenes(&args.study, STUDY.name, &scenes)?;
     let setting = Setting { params: outcome.runs[0][0].count("params"), ..setting };
     // A single rank may train without a strategy, so the name is taken from a run with the most ranks.
@@ -129,22 +124,20 @@ fn scaling(args: &ScalingArgs) -> Result<u8> {
     publish(&args.study, report)
 }
 
-/// The runs of a way of scaling, with their configurations.
+/// The runs of a way of scaling.
 fn scene(
     mode: Mode,
     batch: usize,
     ranks: &[usize],
     given: &Spec,
     setting: &Setting,
-    configs: &mut Vec<TrainConfig>,
 ) -> Result<Scene> {
     let kept = if mode == Mode::Weak { "batch of each rank" } else { "global batch" };
     let name = format!("{} scaling: the {kept} stays{}", mode.names()[0], setting.on_link());
     let mut scene = Scene::new(name);
     for &ranks in ranks {
         let global_batch = mode.global_batch(batch, ranks)?;
-        let (spec, config) = measuring(&at(given, ranks, Some(global_batch)))?;
-        configs.push(config);
+        let (spec, _) = measuring(&at(given, ranks, Some(global_batch)))?;
         let star = if ranks * setting.threads > setting.cores { "*" } else { "" };
         scene = scene.with(format!("{star}{}", plural(ranks, "rank")), spec);
     }

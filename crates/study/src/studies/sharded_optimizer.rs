@@ -16,8 +16,7 @@ use crate::report::Report;
 use crate::scene::Scene;
 use crate::spec::Spec;
 use crate::study::{
-    Setting, Study, StudyArgs, check, measuring, publish, refuse_flags, run_scenes, warn_of,
-    with_strategy,
+    Setting, Study, StudyArgs, check, measuring, publish, refuse_flags, run_scenes, with_strategy,
 };
 use crate::usage;
 
@@ -100,7 +99,6 @@ fn sharded_optimizer(args: &ShardedOptimizerArgs) -> Result<u8> {
         scene = scene.with(*name, flags);
         configs.push(config);
     }
-    warn_of(&configs);
     let outcome = run_scenes(study, STUDY.name, &[scene])?;
     let setting = Setting::new(&configs[0], outcome.runs[0][0].count("params"));
     let optimizer = given.get("optimizer").unwrap_or_default().join(" ");
