@@ -281,7 +281,7 @@ fn variables() {
     refuse("", &rank("2", "2"), &["RANK=2", "WORLD_SIZE=2", "ranks count from 0 to 1"]);
     refuse("", &rank("0", "0"), &["RANK=0", "WORLD_SIZE=0"]);
     refuse("", &rank("one", "2"), &["RANK=\"one\"", "is not a number"]);
-    refuse("", &rank("0", "2000"), &["a world size of 2000", "1 to 1024"]);
+    refuse("", &rank("0", "2000"), &["a world size of 2000", "1024 ranks at most"]);
     let nested = ["--nproc 2", "RANK and WORLD_SIZE", "leave --nproc out"];
     refuse("--nproc 2", &rank("0", "2"), &nested);
     // In a shell that srun, or a launcher with PMI, has started.

@@ -185,7 +185,7 @@ fn mistakes_are_told_before_anything_runs() {
         ("grad-accum --global-batch-size 100", "pass a multiple of 16"),
         ("parallelism --global-batch-size 20", "pass a multiple of 8"),
         ("buckets --nproc 1", "pass 2 or more"),
-        ("buckets --sizes 1,0", "--sizes 0: pass sizes in MiB above zero"),
+        ("buckets --sizes 1,0", "'--sizes <MiB>': pass a number above zero"),
         ("buckets --bucket-cap-mb 5", "pass --sizes"),
         ("async-copy --rounds 0", "--rounds 0"),
         ("async-copy --rounds 1000000000000", "--rounds"),

@@ -92,7 +92,7 @@ pub struct PipelineFlags {
     #[arg(long, help_heading = "Ranks")]
     pub head_at_once: bool,
     /// The most that a rank of a pipeline may keep of micro-batches in flight, in MB, for --schedule auto and --stages measured
-    #[arg(long, value_name = "MB", help_heading = "Ranks", value_parser = within(0.001, 1e12))]
+    #[arg(long, value_name = "MB", help_heading = "Ranks", value_parser = within(1e-6, 1e12))]
     pub pipeline_memory: Option<f64>,
 }
 
