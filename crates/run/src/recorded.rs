@@ -229,7 +229,15 @@ mod tests {
         let name = flags::key(flag);
         let possible = flag.get_possible_values().into_iter();
         let possible = possible.map(|value| json!(value.get_name()));
-        let values = possible.chain([json!(true), json!("1"), json!("cpu"), json!([1, 1, 1])]);
+        let values = possible.chain([
+            json!(true),
+            json!("1"),
+            json!("2"),
+            json!("0.5"),
+            json!("cpu"),
+            json!("dp=2"),
+            json!([1, 1, 1]),
+        ]);
         let all: Vec<String> = values.map(|value| json!({ name: value }).to_string()).collect();
         let is_taken = |text: &&String| SpecFile::parse(Path::new("a.json"), text).is_ok();
         // A flag that requires another one is taken with no value.

@@ -230,13 +230,13 @@ mod tests {
 
     #[test]
     fn flags_become_words_that_mean_the_same() {
-        let spec = typed("--lr=-1 --channels 4 8 --pin-cores --model cnn --timeout=5");
+        let spec = typed("--name=-1 --channels 4 8 --pin-cores --model cnn --timeout=5");
         let words =
-            ["--channels", "4", "8", "--lr=-1", "--model=cnn", "--pin-cores=true", "--timeout=5"];
+            ["--channels", "4", "8", "--model=cnn", "--name=-1", "--pin-cores=true", "--timeout=5"];
         assert_eq!(spec.words(), words);
         assert!(spec.has("pin-cores") && !spec.has("hidden"));
         assert_eq!((spec.number("timeout"), spec.number("hidden")), (Some(5), None));
-        let changed = spec.without(&["channels", "pin-cores"]).with("lr", 0.5);
+        let changed = spec.without(&["channels", "name", "pin-cores"]).with("lr", 0.5);
         let changed = changed.with_default("timeout", 9).with_default("seed", 7);
         assert_eq!(changed.words(), ["--lr=0.5", "--model=cnn", "--seed=7", "--timeout=5"]);
     }

@@ -222,10 +222,13 @@ pub fn num_ranks(nproc: Option<usize>, placement: Option<&Placement>) -> Result<
     }
 }
 
+/// Environment variables of ranks.
+type Variables = Vec<(&'static str, String)>;
+
 /// The environment variables that all ranks of an attempt get, by the names that torchrun gives them; and the port at which
 /// they meet, if this launcher has chosen it, which is held for as long as they run. If there are several hosts, the ranks
 /// meet where the user states. Otherwise the secret is a fresh one.
-fn rank_variables(launch: &Launch) -> Result<(Vec<(&'static str, String)>, Option<OwnedFd>)> {
+fn rank_variables(launch: &Launch) -> Result<(Variables, Option<OwnedFd>)> {
     let mut variables = vec![
         ("WORLD_SIZE", launch.world_size().to_string()),
         ("LOCAL_WORLD_SIZE", launch.num_ranks.to_string()),
