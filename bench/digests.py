@@ -89,7 +89,7 @@ Book = Record
 
 def levels_here(binary: Path) -> list[str]:
     """What the program says that this machine has."""
-    asked = subprocess.run([binary, "train", "--nproc", "0"], env={"PACELINE_SIMD": "?"}, capture_output=True, text=True)
+    asked = subprocess.run([binary, "train"], env={"PACELINE_SIMD": "?"}, capture_output=True, text=True)
     said = re.search(r"this machine has (.*); name one", asked.stderr)
     if said is None:
         raise RunFailed(f"{binary.name} cannot be held to a level of instructions")

@@ -91,7 +91,7 @@ const ALIASES: &[(&str, &str)] = &[
     ("--data fashionmnist, --data fashion-mnist, --data kmnist", "--data mnist --data-dir DIR"),
 ];
 
-/// Commands of earlier versions, with the word that was refused, and the words for the same today.
+/// Commands of earlier versions, with a second word or a flag that is gone, and the words for the same today.
 const MOVED: &[(&str, &str)] = &[
     ("paceline bench buckets", "paceline lab buckets --sizes 1,10 --links 10gbe"),
     ("paceline bench naive-ddp", "paceline lab buckets --sizes 1,10 --links 10gbe"),
@@ -126,7 +126,8 @@ fn answer(words: &[OsString], error: &Error) -> String {
         (command, path) = (part, format!("{path} {}", part.get_name()));
     }
     let flag = text(error, ContextKind::InvalidArg).split(' ').next().unwrap_or_default();
-    let typed = [text(error, ContextKind::InvalidValue), flag].map(|word| format!("{path} {word}"));
+    let begin: Vec<&str> = words.iter().skip(1).take(2).filter_map(|word| word.to_str()).collect();
+    let typed = [format!("paceline {}", begin.join(" ")), format!("{path} {flag}")];
     if let Some((old, new)) = MOVED.iter().find(|(old, _)| typed.iter().any(|typed| typed == old)) {
         return format!("{old}: pass {new}");
     }
