@@ -96,8 +96,6 @@ const MOVED: &[(&str, &str)] = &[
     ("paceline bench buckets", "paceline lab buckets --sizes 1,10 --links 10gbe"),
     ("paceline bench naive-ddp", "paceline lab buckets --sizes 1,10 --links 10gbe"),
     ("paceline lab combine", "paceline sweep --vary KEY=A,B --vary OTHER=C,D"),
-    ("paceline lab --grid", "paceline sweep --vary KEY=A,B --vary OTHER=C,D"),
-    ("paceline lab --one-at-a-time", "paceline sweep --one-at-a-time --vary KEY=A,B"),
     ("paceline lab --trace", "paceline analyze DIR"),
 ];
 

@@ -70,13 +70,13 @@ fn pairs(
 }
 
 /// Whether the effect of each value changes with each value of another flag; all further flags are as in the base. The rows must
-/// be in the order in which they were planned, in which the last flag changes fastest.
-pub fn interactions(grid: &[Vary], outcome: &Outcome, figure: &str, better: Better) -> Found {
+/// be in the order in which they were planned, in which the last flag changes fastest. `None` if there are too few rounds.
+pub fn interactions(grid: &[Vary], rows: &Outcome, figure: &str, better: Better) -> Option<Found> {
     let row = |choice: &[usize]| {
         choice.iter().zip(grid).fold(0, |at, (value, of)| at * of.alternatives.len() + value)
     };
     let logs = |from: &[usize], to: &[usize]| {
-        let values = |choice: &[usize]| outcome.values(figure, row(choice));
+        let values = |choice: &[usize]| rows.values(figure, row(choice));
         logarithms(&values(from), &values(to))
     };
     let named =
@@ -85,7 +85,7 @@ pub fn interactions(grid: &[Vary], outcome: &Outcome, figure: &str, better: Bett
     let values =
         values.flat_map(|(at, of)| (1..of.alternatives.len()).map(move |value| (at, value)));
     let values: Vec<(usize, usize)> = values.collect();
-    let (mut cells, mut lines) = (Vec::new(), Vec::new());
+    let (mut cells, mut lines, mut is_known) = (Vec::new(), Vec::new(), false);
     for &setting in &values {
         for &beside in values.iter().filter(|(at, _)| *at != setting.0) {
             let mut base = vec![0; grid.len()];
@@ -98,6 +98,7 @@ pub fn interactions(grid: &[Vary], outcome: &Outcome, figure: &str, better: Bett
                 together.iter().zip(&alone).map(|(two, one)| two - one).collect();
             let [alone, together, change] =
                 [&alone, &together, &change].map(|logs| Effect::of_logarithms(logs));
+            is_known |= change.is_some();
             let [in_base, brings] = [alone, together].map(noise::words);
             let (setting, beside) = (named(setting), named(beside));
             if let Some(together) = together.filter(|_| change.is_some_and(|of| !of.is_none())) {
@@ -128,7 +129,8 @@ pub fn interactions(grid: &[Vary], outcome: &Outcome, figure: &str, better: Bett
     let title = "Does a setting still help once another is changed?";
     let definition = "All further settings have their first values, as in the base. The change is the second effect over the first: \
                       at 1, the two settings do not act on each other.";
-    Found { lines, ..Found::new("interactions", title, definition, tabled(heads, cells)) }
+    let found = Found::new("interactions", title, definition, tabled(heads, cells));
+    is_known.then_some(Found { lines, ..found })
 }
 
 #[cfg(test)]

@@ -16,7 +16,7 @@ use paceline_table::chart::{Axis, Picture, Series};
 use self::args::SweepArgs;
 use crate::grid;
 use crate::ledger::Ledger;
-use crate::noise::{MIN_ROUNDS, Spread};
+use crate::noise::Spread;
 use crate::outcome::{Outcome, Row};
 use crate::plan::{self, Vary};
 use crate::report::{Report, head};
@@ -57,8 +57,8 @@ pub fn sweep(args: &SweepArgs, placement: Option<Placement>) -> Result<u8> {
     let mut outcome = Outcome::new("sweep", &scenes, &of_variants, args.rounds, &ledger);
     outcome.keys = vary.iter().map(|of| of.key.clone()).collect();
     let mut found = vec![grid::effects(&vary, &outcome, figure.name)];
-    if vary.len() > 1 && !args.one_at_a_time && args.rounds >= MIN_ROUNDS {
-        found.push(grid::interactions(&vary, &outcome, figure.name, better));
+    if vary.len() > 1 && !args.one_at_a_time {
+        found.extend(grid::interactions(&vary, &outcome, figure.name, better));
     }
     outcome.rank(figure.name, better);
     let (cases, rounds) = (plural(outcome.rows.len(), "case"), plural(args.rounds, "round"));

@@ -199,8 +199,7 @@ fn fitted(exposed: &[(f64, f64)]) -> std::result::Result<Formula, String> {
         let source = format!("fitted to what stays exposed (R^2 = {explained:.2})");
         return Ok(Formula { op_ms, all_ms, source });
     }
-    Err("does not fit what stays exposed: it is noise, or more than the backward pass can hide"
-        .to_owned())
+    Err("does not fit what stays exposed: noise, or more than a pass can hide".to_owned())
 }
 
 /// The size of buckets for which least stays exposed: `sqrt(s o w)`.
