@@ -120,7 +120,7 @@ fn choices(vary: &[Vary], one_at_a_time: bool) -> Result<Vec<Vec<usize>>> {
     Ok(choices)
 }
 
-/// The cases as a scene, see [`choices`]. Each is resolved.
+/// The cases as a scene: all combinations, or one flag at a time. Each is resolved.
 pub fn combinations(base: &Spec, vary: &[Vary], one_at_a_time: bool) -> Result<Scene> {
     check(base, vary)?;
     let mut scene = Scene::new("");
