@@ -72,19 +72,17 @@ fn pairs(
 /// Whether the effect of each value changes with each value of another flag; all further flags are as in the base. The rows must
 /// be in the order in which they were planned, in which the last flag changes fastest. `None` if there are too few rounds.
 pub fn interactions(grid: &[Vary], rows: &Outcome, figure: &str, better: Better) -> Option<Found> {
-    let row = |choice: &[usize]| {
-        choice.iter().zip(grid).fold(0, |at, (value, of)| at * of.alternatives.len() + value)
+    let values_of = |choice: &[usize]| {
+        let places = choice.iter().zip(grid);
+        let row = places.fold(0, |at, (value, of)| at * of.alternatives.len() + value);
+        rows.values(figure, row)
     };
-    let logs = |from: &[usize], to: &[usize]| {
-        let values = |choice: &[usize]| rows.values(figure, row(choice));
-        logarithms(&values(from), &values(to))
-    };
+    let logs = |from: &[usize], to: &[usize]| logarithms(&values_of(from), &values_of(to));
     let named =
         |(at, value): (usize, usize)| format!("{}={}", grid[at].key, grid[at].alternatives[value]);
-    let values = grid.iter().enumerate();
-    let values =
-        values.flat_map(|(at, of)| (1..of.alternatives.len()).map(move |value| (at, value)));
-    let values: Vec<(usize, usize)> = values.collect();
+    let of_flag =
+        |(at, of): (usize, &Vary)| (1..of.alternatives.len()).map(move |value| (at, value));
+    let values: Vec<(usize, usize)> = grid.iter().enumerate().flat_map(of_flag).collect();
     let (mut cells, mut lines, mut is_known) = (Vec::new(), Vec::new(), false);
     for &setting in &values {
         for &beside in values.iter().filter(|(at, _)| *at != setting.0) {
