@@ -41,7 +41,6 @@ fn parsed<T: RangedNumber>(
     is_in_range: impl Fn(&T) -> bool,
     remedy: impl Fn() -> String,
 ) -> Result<T, String> {
-    let text = text.trim();
     let number: T = text.parse().map_err(|error: T::Err| error.to_string())?;
     if text.parse().is_ok_and(|number: f64| !number.is_finite()) {
         return Err("pass a finite number".into());
@@ -63,6 +62,8 @@ mod tests {
         for text in ["nan", "inf", "1e999"] {
             assert_eq!(above_zero(text), Err("pass a finite number".into()), "{text}");
         }
+        // A specification keeps the word, and reads it without a parser of ours.
+        assert!(at_least(1_usize)(" 2").is_err());
         assert!(above_zero("0").is_err() && part("1.1").is_err() && at_least(1_u64)("x").is_err());
     }
 }

@@ -33,10 +33,10 @@ pub struct ScheduleArgs {
     #[arg(long, value_name = "M", default_value_t = 8, value_parser = at_least::<usize>(1))]
     pub micro_batches: usize,
     /// Durations of a rank's forward pass of a micro-batch, and of the input half and the weight half of its backward pass
-    #[arg(long, value_name = "F,I,W", value_delimiter = ',', default_value = "1,1,1", value_parser = within(0.0, MAX_TIME))]
+    #[arg(long, value_name = "F,I,W", value_delimiter = ',', default_value = "1,1,1", value_parser = duration)]
     pub costs: Vec<f64>,
     /// Duration of a message between two ranks
-    #[arg(long, value_name = "TIME", default_value = "0", value_parser = within(0.0, MAX_TIME))]
+    #[arg(long, value_name = "TIME", default_value = "0", value_parser = duration)]
     pub message: f64,
     /// A device runs the two passes of a pair side by side, in this part of the time of one after the other
     #[arg(long, value_name = "PART", value_parser = part)]
@@ -44,6 +44,11 @@ pub struct ScheduleArgs {
     /// Write the lists to this file, in the form of PyTorch's pipelining: one row for each rank
     #[arg(long, value_name = "FILE")]
     pub csv: Option<PathBuf>,
+}
+
+/// A duration, in a unit that the user chooses. A list of them may have blanks.
+fn duration(text: &str) -> std::result::Result<f64, String> {
+    within(0.0, MAX_TIME)(text.trim())
 }
 
 /// A plan and its rehearsal.
