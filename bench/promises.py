@@ -114,9 +114,10 @@ def advice_row(result: Record) -> list[str]:
 # The cause that is advised for each fault.
 FAULTS = {cause: cause for cause in ("loader", "first_bucket", "no_sync", "optimizer", "straggler", "exposed")}
 FAULTS |= {"small_buckets": "small_collectives", "busy_core": "straggler", "channels_last": "layout", "compile": "elementwise", "batch": "host_bound"}
+FAULTS |= {"attention": "attention", "host_work": "loader", "item": "synchronizations"}
 SOUND = ["sound", "sound_cnn", "sound_transformer", "sound_one_rank", "sound_loader"]
 # For these causes the traces do not determine the gain: other code would run.
-BOUNDS = ["optimizer", "layout", "elementwise", "host_bound"]
+BOUNDS = ["optimizer", "layout", "elementwise", "host_bound", "attention"]
 # The rate of the loopback, which both ranks share.
 RATES = {"first_bucket": "4gbit", "small_buckets": "4gbit", "no_sync": "4gbit", "exposed": "1gbit"}
 # How far from the range a gain may be.

@@ -26,7 +26,7 @@ from step import on_ranks
 
 # Nothing is wrong with the `sound` cases.
 RANKS = ["loader", "first_bucket", "small_buckets", "no_sync", "optimizer", "straggler", "busy_core", "exposed", "sound", "sound_cnn", "sound_transformer", "sound_loader"]
-ONE_RANK = ["channels_last", "compile", "batch", "sound_one_rank"]
+ONE_RANK = ["channels_last", "compile", "batch", "attention", "host_work", "item", "sound_one_rank"]
 LARGER_BATCH = 4
 WARMUP, ACTIVE = 8, 8
 
@@ -46,6 +46,23 @@ class Chain(nn.Module):
         return x
 
 
+class Attention(nn.Module):
+    """Self-attention by hand, or by the fused operator."""
+
+    def __init__(self, is_fused: bool) -> None:
+        super().__init__()
+        self.is_fused = is_fused
+        self.project = nn.Linear(64, 192)
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = (part.unflatten(-1, (4, 16)).transpose(1, 2) for part in self.project(x).chunk(3, -1))
+        if self.is_fused:
+            mixed = F.scaled_dot_product_attention(q, k, v)
+        else:
+            mixed = torch.softmax(q @ k.transpose(-2, -1) / 4, -1) @ v
+        return x + mixed.transpose(1, 2).flatten(2)
+
+
 class Mean(nn.Module):
     """The mean over the tokens."""
 
@@ -53,7 +70,16 @@ class Mean(nn.Module):
         return x.mean(1)
 
 
-def model_of(case: str) -> tuple[nn.Module, tuple[int, ...], int]:
+def augmented(shape: tuple[int, ...], indices: list[int]) -> tuple[Tensor, Tensor]:
+    """A batch whose samples are made noisy, shifted and flipped one by one."""
+    samples = [torch.full(shape, float(index % 7)) for index in indices]
+    for sample in samples:
+        for at in range(4):
+            sample.add_(torch.randn(shape)).copy_(sample.roll(at).flip(-1))
+    return torch.stack(samples), torch.tensor([index % CLASSES for index in indices])
+
+
+def model_of(case: str, followed: bool) -> tuple[nn.Module, tuple[int, ...], int]:
     """The model of a case, the shape of a sample, and the samples of a step."""
     match case:
         case "channels_last" | "sound_cnn":
@@ -63,10 +89,14 @@ def model_of(case: str) -> tuple[nn.Module, tuple[int, ...], int]:
         case "sound_transformer":
             layer = nn.TransformerEncoderLayer(128, 4, 512, dropout=0.0, batch_first=True)
             return nn.Sequential(nn.TransformerEncoder(layer, 2), Mean(), nn.Linear(128, CLASSES)), (64, 128), 16
+        case "attention":
+            blocks = [Attention(followed), Attention(followed)]
+            return nn.Sequential(*blocks, Mean(), nn.Linear(64, CLASSES)), (512, 64), 8
         case "compile":
             return nn.Sequential(Chain(), nn.Linear(4096, CLASSES)), (4096,), 256
     # Layers, their width, and the samples of a step. The sound ones have much to compute for each byte that travels.
     mlps = {"batch": (32, 64, 8), "small_buckets": (64, 64, 256), "first_bucket": (16, 256, 256), "exposed": (16, 256, 256), "no_sync": (16, 256, 64)}
+    mlps |= {"item": (4, 64, 1024), "host_work": (8, 256, 256)}
     mlps |= dict.fromkeys(("sound", "sound_one_rank", "sound_loader"), (16, 256, 1024))
     layers, width, batch = mlps.get(case, (16, 256, 32))
     return mlp([width] * (layers + 1) + [CLASSES]), (width,), batch
@@ -78,7 +108,8 @@ class Job:
     def __init__(self, rank: int, arguments: argparse.Namespace) -> None:
         case, followed = arguments.case, arguments.followed
         self.rank, self.case, self.followed = rank, case, followed
-        model, shape, batch = model_of(case)
+        model, shape, batch = model_of(case, followed)
+        self.correct: Tensor | int = 0
         # A larger batch does the work of so many steps.
         self.steps_in_one = LARGER_BATCH if case == "batch" and followed else 1
         batch *= self.steps_in_one
@@ -94,7 +125,11 @@ class Job:
         self.optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4, **kind)
         self.model = torch.compile(model) if followed and case == "compile" else model
         self.batches = itertools.repeat((torch.randn(batch, *shape), torch.randint(0, CLASSES, (batch,))))
-        if "loader" in case:
+        if case == "host_work":
+            workers = 1 if followed else 0
+            how = {"num_workers": workers, "multiprocessing_context": "fork" if workers > 0 else None}
+            self.batches = iter(DataLoader(range(1 << 20), batch, collate_fn=functools.partial(augmented, shape), **how))
+        elif "loader" in case:
             workers = 1 if case == "sound_loader" else 4 if followed else 0
             # Forked workers begin at once; spawned ones import torch first.
             how = {"num_workers": workers, "multiprocessing_context": "fork" if workers > 0 else None}
@@ -109,7 +144,11 @@ class Job:
         passes = 4 if self.case == "no_sync" else 1
         for at in range(passes):
             with self.model.no_sync() if self.followed and at + 1 < passes else contextlib.nullcontext():
-                F.cross_entropy(self.model(inputs), targets).backward()
+                outputs = self.model(inputs)
+                F.cross_entropy(outputs, targets).backward()
+        if self.case == "item":
+            one_by_one = zip(outputs, targets)
+            self.correct += (outputs.argmax(1) == targets).sum() if self.followed else sum(a.argmax().item() == b.item() for a, b in one_by_one)
         self.optimizer.step()
         self.optimizer.zero_grad()
 
