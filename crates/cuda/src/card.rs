@@ -234,7 +234,6 @@ impl Card {
         }
     }
 
-    /// Matrix products on this card.
     pub(crate) fn matmuls(&self) -> Result<Arc<Matmuls>> {
         let mut matmuls = lock(&self.0.matmuls);
         if let Some(matmuls) = &*matmuls {

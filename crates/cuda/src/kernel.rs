@@ -53,7 +53,6 @@ impl ArgumentKind {
         })
     }
 
-    /// The words that an argument takes.
     pub(crate) fn num_words(self) -> usize {
         match self {
             ArgumentKind::Record(bytes) => bytes.div_ceil(size_of::<u64>()),

@@ -25,7 +25,6 @@ struct StreamHandle {
     handle: Handle,
     /// Memory of the card for products of this stream.
     workspace: Mutex<Option<u64>>,
-    /// Whether work is captured for a graph.
     is_capturing: AtomicBool,
 }
 

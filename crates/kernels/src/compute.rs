@@ -10,7 +10,7 @@ use crate::rehearsal::OpCounts;
 use crate::tiles::Ways;
 use crate::{Bf16Products, CardNeeds, KernelError, Result, SimdLevel};
 
-/// The name of the span in which a thread of a pool computes its part of the current kernel.
+/// The span of a pool thread's part of a kernel.
 const SHARE: &str = "share of a kernel";
 
 /// The instructions and threads with which the body of an operation computes.
@@ -31,7 +31,6 @@ pub struct Compute {
     pub allocator: Allocator,
     /// Memory of the host, for numbers that the host reads or writes; that of `allocator` on the processor.
     pub host: Allocator,
-    /// The track on which kernels are recorded.
     track: Option<Arc<Track>>,
     /// Whether a card may round the factors of products and convolutions in f32 to TF32.
     pub(crate) rounds_to_tf32: bool,
@@ -41,11 +40,11 @@ pub struct Compute {
 
 impl Compute {
     /// Computes with `num_threads` threads and the vector instructions of this process ([`SimdLevel::of_process`]), in the
-    /// memory of the allocator's device. Errors if the system refuses the threads. On [`Device::Meta`] no thread is started,
-    /// and operations take the scratch memory that they would take for this number of threads.
+    /// memory of the allocator's device. Errors if the system refuses the threads. [`Device::Meta`] starts no thread, but takes
+    /// the scratch memory of this number of threads.
     ///
-    /// On the processor the calling thread is one of the threads, if it is not one of another handle's already. Other
-    /// threads may use the handle too, without its help.
+    /// On the processor the calling thread is one of the threads, if it is not one of another handle's already. Other threads
+    /// may use the handle too, without its help.
     pub fn new(num_threads: usize, allocator: Allocator) -> Result<Self> {
         let threads = match allocator.device() {
             Device::Cpu => Threads::with_caller(num_threads)?,
@@ -76,9 +75,8 @@ impl Compute {
         self.processor.threads.install(work)
     }
 
-    /// Lets a card multiply in f32 on its tensor cores, with factors that are rounded to 10 bits of mantissa (TF32): in linear
-    /// layers and in convolutions. See docs/devices.md, "Precision".
-    /// Changes nothing on other devices.
+    /// Lets a card multiply in f32 on its tensor cores, with factors that are rounded to 10 bits of mantissa (TF32), in linear
+    /// layers and convolutions. See docs/devices.md, "Precision". No effect on other devices.
     pub fn with_tf32(self) -> Self {
         Self { rounds_to_tf32: true, ..self }
     }
@@ -93,23 +91,22 @@ impl Compute {
         self.device() == Device::Cuda
     }
 
-    /// The floating-point operations of all forward products so far, a multiplication and an addition each counting as
-    /// one. Only a handle of [`Device::Meta`] counts them. Products are those of linear layers, heads, convolutions and
-    /// attention, which counts the pairs of positions that the causal mask leaves. Element-wise operations,
-    /// norms and pooling are left out, as is usual for such counts.
+    /// The floating-point operations of all forward products so far: linear layers, heads, convolutions, and the pairs of
+    /// positions that attention's causal mask leaves. A multiplication and an addition count as one each. Only a handle of
+    /// [`Device::Meta`] counts them. Element-wise operations, norms and pooling are left out, as is usual.
     pub fn forward_flops(&self) -> u64 {
         lock(&self.rehearsal).forward_flops
     }
 
-    /// Those of all products of backward passes so far: the gradients of weights and of inputs that were asked for. What
-    /// attention computes again in its backward pass is left out.
+    /// The same for backward passes: the gradients of weights and of the inputs that were asked for, without what attention
+    /// computes again.
     pub fn backward_flops(&self) -> u64 {
         lock(&self.rehearsal).backward_flops
     }
 
-    /// The bytes of the tensors that all operations so far have read and written: those of each operand, twice if it is
-    /// changed in place. Only a handle of [`Device::Meta`] counts them. Scratch memory is left out. This is what operations move
-    /// if nothing stays in a cache from one to the next.
+    /// The bytes of the operands that all operations so far have read and written, twice for an operand that is changed in
+    /// place: what operations move if nothing stays in a cache. Scratch memory is left out. Only a handle of [`Device::Meta`]
+    /// counts them.
     pub fn moved_bytes(&self) -> u64 {
         lock(&self.rehearsal).moved_bytes
     }
@@ -247,7 +244,7 @@ impl Drop for KernelTimer<'_> {
 pub struct Threads {
     count: usize,
     pool: Option<rayon::ThreadPool>,
-    /// The tracks on which the threads record their parts of kernels, if they record.
+    /// Empty if the threads record nothing.
     tracks: Vec<Arc<Track>>,
 }
 
@@ -270,9 +267,8 @@ impl Threads {
         Self::build(num_threads, rayon::ThreadPoolBuilder::new())
     }
 
-    /// The same, where the calling thread is one of them. It then does its share of an operation at once, instead of waking
-    /// another thread and waiting to be woken. A thread is one of a pool for good, so a second pool of the same thread starts
-    /// all of its threads.
+    /// The same with the calling thread as one of them, which then begins its share at once instead of waking another thread and
+    /// waiting for it. A thread belongs to a pool for good, so a second pool of the same thread starts all of its threads.
     fn with_caller(num_threads: usize) -> Result<Self> {
         let builder = rayon::ThreadPoolBuilder::new();
         match rayon::current_thread_index() {
@@ -317,8 +313,7 @@ impl Threads {
         });
     }
 
-    /// Runs `work` once on every index below `count`. One function for all items, since what shares out work is large, and
-    /// every operation would have a copy of its own.
+    /// Runs `work` once on every index below `count`. Not generic, because every operation would have a copy of this large code.
     fn for_each_index(&self, count: usize, work: &(dyn Fn(usize) + Sync)) {
         let Some(pool) = self.pool.as_ref().filter(|_| count > 1) else {
             return (0..count).for_each(work);
@@ -330,7 +325,6 @@ impl Threads {
         pool.install(|| (0..count).into_par_iter().for_each(work));
     }
 
-    /// The track of the calling thread of the pool.
     fn own_track(&self) -> Option<&Track> {
         self.tracks.get(rayon::current_thread_index()?).map(AsRef::as_ref)
     }
@@ -358,8 +352,8 @@ impl Threads {
 /// Elements that a thread touches at least: with fewer, waking it takes longer than its share of the work.
 const ELEMS_OF_THREAD: usize = 1 << 14;
 
-/// Splits elements among the threads as [`batches`] does, or leaves them in one part if the operation touches too few, `touched`
-/// of all operands together, for several threads.
+/// Splits elements as [`batches`] does, or leaves one part if the operation touches too few, `touched` of all operands together,
+/// for several threads.
 pub(crate) fn shares<'a, T>(
     cpu: &Processor,
     all: &'a mut [T],

@@ -93,7 +93,6 @@ impl fmt::Debug for KernelError {
     }
 }
 
-/// Checks one operand's shape.
 pub(crate) fn expect_shape(
     op: &'static str,
     operand: &'static str,
@@ -107,7 +106,6 @@ pub(crate) fn expect_shape(
     Err(KernelError::Shape { op, operand, expected, got })
 }
 
-/// The rows and columns of an operand.
 pub(crate) fn matrix_sizes(
     op: &'static str,
     operand: &'static str,

@@ -38,7 +38,6 @@ pub(crate) fn exp(x: f32) -> f32 {
 mod tests {
     use super::*;
 
-    /// The documented bound.
     const TOLERANCE: f64 = 1e-7;
 
     fn check(x: f32) {

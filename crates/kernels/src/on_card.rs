@@ -30,7 +30,6 @@ impl CardNeeds {
         self.and(Self { shared_bytes: grid.shared_bytes, ..self })
     }
 
-    /// These and the other ones.
     pub(crate) fn and(self, other: Self) -> Self {
         Self {
             capability: self.capability.max(other.capability),

@@ -115,7 +115,6 @@ impl<'a> Holding<'a> {
         HeldOperand { base: NonNull::dangling(), len_bytes: 0 }
     }
 
-    /// Claims scratch memory.
     fn scratch(&mut self, dtype: DType, len: usize) -> HeldOperand {
         self.held(|to| {
             let tensor = to.compute.allocator.tensor(dtype, [len], Category::Workspace)?;

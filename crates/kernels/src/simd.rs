@@ -18,7 +18,6 @@ pub(crate) unsafe trait Vector: Copy {
     unsafe fn splat(value: f32) -> Self;
     unsafe fn load(from: *const f32) -> Self;
     unsafe fn store(self, to: *mut f32);
-    /// Reads bf16.
     unsafe fn load_bf16(from: *const bf16) -> Self;
     /// The nearest bf16 of each lane, as [`Vector::store_bf16`] writes it, as f32.
     unsafe fn round_to_bf16(self) -> Self;

@@ -7,7 +7,6 @@ use half::bf16;
 
 use crate::SimdLevel;
 
-/// Rows of a tile.
 pub(crate) const ROWS: usize = 16;
 /// Bytes of a row: 16 numbers of 4 bytes, or 16 pairs of bf16.
 pub(crate) const ROW_BYTES: usize = 64;
@@ -71,13 +70,10 @@ pub(crate) use with_tiles;
 ///
 /// The functions read and write 16 rows of 64 bytes, `stride` bytes after each other.
 pub(crate) unsafe trait Tiles {
-    /// Makes a tile zero.
     unsafe fn zero<const TILE: usize>(&mut self);
-    /// Reads a tile.
     unsafe fn load<const TILE: usize>(&mut self, from: *const u8, stride: usize);
     /// Reads a tile that is not to drive others out of the first-level cache.
     unsafe fn load_past_cache<const TILE: usize>(&mut self, from: *const u8, stride: usize);
-    /// Writes a tile.
     unsafe fn store<const TILE: usize>(&mut self, to: *mut u8, stride: usize);
     /// Adds to 16 x 16 sums in f32 the products of 16 rows of 16 pairs of bf16 (`A`) and 16 pairs of 16 columns (`B`).
     ///
@@ -132,13 +128,11 @@ unsafe impl Tiles for EmulatedTiles {
     }
 }
 
-/// The memory as bf16.
 pub(crate) fn as_bf16(elems: &mut [f32]) -> &mut [bf16] {
     // SAFETY: an f32 is two bf16, and any bits are a bf16.
     unsafe { elems.align_to_mut().1 }
 }
 
-/// The same to read.
 pub(crate) fn read_bf16(elems: &[f32]) -> &[bf16] {
     // SAFETY: as above.
     unsafe { elems.align_to().1 }

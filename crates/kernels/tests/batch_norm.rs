@@ -53,7 +53,6 @@ impl Case {
     }
 }
 
-/// The results of all kernels together.
 #[derive(Debug, PartialEq)]
 struct Outcome {
     moments: Vec<f64>,

@@ -66,7 +66,6 @@ impl Case {
         sums
     }
 
-    /// The product in f32.
     fn single(&self, compute: &Compute) -> Vec<f32> {
         let (m, n, k) = (self.m, self.n, self.k);
         let mut c = vec![0.0; m * n];

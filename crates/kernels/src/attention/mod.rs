@@ -1,13 +1,12 @@
 //! Causal attention of a Llama: rotated queries and keys, grouped heads, rows of different lengths.
 //!
-//! Input: the queries, keys and values of all heads side by side, one row per token, and the number of real tokens of
-//! each row of the batch. Output: the mean of the values that each query attends to, and the gradients. This module
-//! does not know how queries, keys and values are made, and keeps nothing between calls: the cache of [`step`], which
-//! computes one token at a time, belongs to the caller.
+//! Input: the queries, keys and values of all heads side by side, one row per token, and the number of real tokens of each row of
+//! the batch. Output: the mean of the values that each query attends to, and the gradients. Nothing is kept between calls: the
+//! cache of [`step`], which computes one token at a time, belongs to the caller.
 //!
-//! No matrix of (seq, seq) exists at any time: 64 queries and 64 keys are worked on at a time, and the backward
-//! pass computes probabilities again from the logarithms of the forward pass's sums. Each f32 thread takes
-//! [`forward_scratch`] or [`backward_scratch`] elements of scratch memory, which grow linearly with `seq`.
+//! No matrix of (seq, seq) exists: work goes by 64 queries and 64 keys, and the backward pass computes probabilities again from
+//! the logarithms of the forward pass's sums. Each f32 thread takes [`forward_scratch`] or [`backward_scratch`] elements of
+//! scratch memory, which grow linearly with `seq`.
 //!
 //! Threads share the pairs of a row of the batch and a head of keys. What a pair computes depends only on the real tokens
 //! of its row: neither on other rows, nor on the padding, nor on the number of threads.
@@ -65,7 +64,6 @@ pub fn backward_scratch(spec: &AttentionSpec) -> usize {
     tile::scratch_len(spec, 4, 5, 2)
 }
 
-/// The elements of scratch memory of all threads, `of_thread` for each. A card needs no scratch memory.
 fn of_threads(compute: &Compute, spec: &AttentionSpec, of_thread: usize) -> usize {
     if compute.is_card() { 0 } else { spec.num_parts(compute.processor()) * of_thread }
 }
@@ -176,7 +174,6 @@ type ForwardPair<S> =
 type BackwardPair<S> =
     unsafe fn(Ways, &PairOperands<'_, S>, &Results<'_, S>, usize, &mut [f32], &SharedMatrix<'_, S>);
 
-/// The forward pass, on all threads.
 fn forward_pairs<S: Stored<Real = f32>>(
     (ways, pair): (Ways, ForwardPair<S>),
     cpu: &Processor,
@@ -278,7 +275,7 @@ fn plain_backward(
     plain::backward(spec, qkv, lengths, angles, results, d_qkv);
 }
 
-/// The backward pass, on all threads. Results are output, log_sums and d_output.
+/// Results are output, log_sums and d_output.
 fn backward_pairs<S: Stored<Real = f32>>(
     (ways, pair): (Ways, BackwardPair<S>),
     cpu: &Processor,

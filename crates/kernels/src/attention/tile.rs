@@ -18,10 +18,8 @@ use crate::stored::Stored;
 /// The number of queries, and of keys, of a tile.
 pub(super) const SIDE: usize = 64;
 
-/// The most lanes of a register.
 const MOST_LANES: usize = 16;
 
-/// The lanes of a register.
 pub(super) fn lanes(level: SimdLevel) -> usize {
     match level {
         SimdLevel::Avx512 => 16,

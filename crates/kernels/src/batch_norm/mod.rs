@@ -108,7 +108,7 @@ impl BatchNorm {
         kernels::Norm { moments, weight, bias, eps, channels, with_relu }
     }
 
-    /// Adds the sums of blocks of rows, and says in `count` how many rows there are, if it is there.
+    /// Adds the sums of blocks of rows, and writes the number of rows to `count` if there is one.
     ///
     /// # Safety
     ///
@@ -147,10 +147,8 @@ impl BatchNorm {
 /// Writes `sums` (1 + 2c) of f64: the number of values of a channel, the sum of each channel's values,
 /// and the sum of their squares.
 ///
-/// A variance computed from such sums loses digits if the mean is large compared with the deviation:
-/// a mean of 10^k deviations costs 2k digits. The sums are kept in f64, in which the square of an f32 is
-/// exact, so this is accurate enough: a mean of 1000 with a deviation of 1 leaves ten digits, more than
-/// the values themselves have.
+/// A variance computed from such sums loses 2k digits if the mean is 10^k deviations. f64, in which the square of an f32
+/// is exact, still leaves ten digits for a mean of 1000 and a deviation of 1: more than the values have.
 pub fn sums(compute: &Compute, config: &BatchNorm, input: &Tensor, sums: &Tensor) -> Result<()> {
     let (op, config) = (Op::new("batch_norm_sums"), *config);
     let shape = config.shape_of(op, input)?;
@@ -464,8 +462,7 @@ pub fn backward_input(
     })
 }
 
-/// Writes `sums`: `add` computes the sums of each block of rows, the threads share the blocks, and the
-/// sums of the blocks are added up in order.
+/// Writes `sums`: `add` sums each block of rows, the threads share the blocks, and the blocks are added up in order.
 fn add_blocks(
     cpu: &Processor,
     rows: usize,

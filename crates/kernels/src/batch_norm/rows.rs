@@ -23,7 +23,6 @@ pub(super) struct Factors<T> {
 }
 
 impl<T: Real> Factors<T> {
-    /// From moments, weight and bias.
     pub(super) fn new(config: &BatchNorm, (moments, weight, bias): (&[f64], &[T], &[T])) -> Self {
         let (means, variances) = moments[1..].split_at(config.channels);
         let mean: Vec<T> = means.iter().map(|&mean| T::from_f64(mean)).collect();

@@ -55,7 +55,6 @@ impl ConvTile {
     }
 }
 
-/// The bytes of a vector.
 const VECTOR_BYTES: usize = 16;
 
 /// Whether vectors can be loaded at all these addresses.

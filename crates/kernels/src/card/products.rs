@@ -33,7 +33,6 @@ paceline_cuda::kernels! {
 
 /// A type of elements that the library multiplies.
 pub(crate) trait Multiplied: Scalar {
-    /// The library's name for it.
     const TYPE: MatrixType;
 }
 

@@ -123,7 +123,6 @@ impl ConvProduct {
         Self { ways, conv: *conv, reading, columns, rows, positions }
     }
 
-    /// The tiles that it is computed with, if any.
     pub(super) fn tiles(&self) -> Option<TilesOf> {
         self.ways.tiles
     }

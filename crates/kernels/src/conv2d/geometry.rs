@@ -82,12 +82,10 @@ impl Conv2d {
         [self.out_height(), self.out_width(), self.c_out]
     }
 
-    /// Elements of one input image.
     pub(crate) fn input_elems(&self) -> usize {
         self.input_image().iter().product()
     }
 
-    /// Elements of one output image.
     pub(crate) fn output_elems(&self) -> usize {
         self.output_image().iter().product()
     }

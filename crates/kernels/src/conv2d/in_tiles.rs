@@ -188,7 +188,6 @@ fn run_blocks<T: Tiles, const C: usize>(
     }
 }
 
-/// The sums of a block.
 #[repr(align(64))]
 struct BlockSums([f32; TALL * 2 * LANES]);
 

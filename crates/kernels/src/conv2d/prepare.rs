@@ -30,7 +30,6 @@ pub(crate) struct Reading {
     pub(crate) row_step: usize,
     /// The image rows, in padded coordinates, that are not all zeros.
     pub(crate) live_rows: (usize, usize),
-    /// Number of elements of the prepared image.
     pub(crate) elems: usize,
     /// Whether the whole patch of each position lies there, one after the other.
     has_patches: bool,

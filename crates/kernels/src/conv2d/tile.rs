@@ -33,7 +33,6 @@ pub(super) struct GradientTile<'a> {
     /// Offsets that are added to the addresses of every row: of the first weight, of the first column.
     pub(super) x_offset: usize,
     pub(super) dy_offset: usize,
-    /// Number of positions in a row.
     pub(super) positions: usize,
     pub(super) x_stride: usize,
     pub(super) dy_stride: usize,
@@ -188,7 +187,6 @@ pub(super) fn limits(level: SimdLevel) -> (usize, fn(usize) -> usize) {
     }
 }
 
-/// Number of lanes of a register.
 pub(super) fn lanes(level: SimdLevel) -> usize {
     match level {
         #[cfg(target_arch = "x86_64")]

@@ -58,7 +58,6 @@ pub(crate) fn put<B>(line: &[f32; SIDE], to: &mut [B], store: impl Fn(f32) -> B)
     }
 }
 
-/// Writes the transpose of `from` to `to`.
 #[inline(always)]
 pub(crate) fn transpose(level: SimdLevel, from: &Square, to: &mut Square) {
     #[cfg(target_arch = "x86_64")]

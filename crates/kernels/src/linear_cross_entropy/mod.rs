@@ -28,7 +28,6 @@ const OP: &str = "linear_cross_entropy";
 /// The label of a row without a target, as in PyTorch: the row adds nothing to the sums, and its gradient is zero.
 pub const IGNORED: i64 = -100;
 
-/// The most rows of a chunk.
 const MOST_ROWS: usize = 512;
 /// The fewest rows of a chunk, however many classes there are.
 const FEWEST_ROWS: usize = 32;
@@ -67,7 +66,6 @@ impl<'a> Then<'a> {
     }
 }
 
-/// The rows of a chunk.
 fn chunk_rows(rows: usize, classes: usize) -> usize {
     (CHUNK_ELEMS / classes.max(1)).clamp(FEWEST_ROWS, MOST_ROWS).min(rows)
 }

@@ -55,7 +55,6 @@ impl RowTree {
     }
 }
 
-/// The sum of two rows.
 #[inline(always)]
 pub(super) fn added(left: &Lanes, right: &Lanes) -> Lanes {
     std::array::from_fn(|lane| left[lane] + right[lane])

@@ -25,7 +25,6 @@ const LINE: usize = 16;
 /// Blocks of k are a multiple of this, so that only the last one has units that are padded.
 const K_STEP: usize = 32;
 
-/// The sizes of the blocks and their scratch memory.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct BlockSizes {
     m: usize,

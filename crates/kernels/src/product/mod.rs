@@ -172,7 +172,6 @@ pub(crate) unsafe fn run(cpu: &Processor, product: RawProduct, scratch: &mut [f3
     });
 }
 
-/// The micro-kernel of a product.
 #[derive(Clone, Copy)]
 enum ChosenKernel {
     #[cfg(target_arch = "x86_64")]
@@ -201,7 +200,6 @@ impl ChosenKernel {
         }
     }
 
-    /// The blocks of a part of a product.
     fn blocks(
         self,
         sizes: ProductSizes,

@@ -8,7 +8,6 @@ use crate::simd::{Vector, prefetch};
 const LINE_BYTES: usize = 64;
 /// Lanes whose k is contiguous are transposed in strips of this many k, which stay in the first-level cache.
 const STRIP: usize = 16;
-/// The most lanes of a panel.
 const MOST_LANES: usize = 16;
 /// The elements after the last panel that may be overwritten.
 pub(super) const SLACK: usize = MOST_LANES;
@@ -38,7 +37,6 @@ pub(super) struct Ahead {
 }
 
 impl Ahead {
-    /// Of `lanes` lanes of `k_len` elements.
     pub(super) fn new(from: RawOperand, lanes: usize, k_len: usize) -> Self {
         let (run, size) = match from.elems {
             ElemPtr::F32(start) => (start.cast_const().cast(), 4),

@@ -8,13 +8,11 @@ use paceline_numeric::bf16::{round, widen};
 use super::ElemPtr;
 use crate::simd::Vector;
 
-/// The most columns of a tile.
 const MOST_COLUMNS: usize = 32;
 
 /// The sums of the largest tile.
 pub(super) const BUFFER_LEN: usize = 32 * MOST_COLUMNS;
 
-/// Room for a tile of sums.
 #[repr(align(64))]
 pub(super) struct TileBuffer(pub(super) [f32; BUFFER_LEN]);
 

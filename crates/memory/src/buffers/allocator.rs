@@ -35,7 +35,6 @@ pub(crate) struct Pool {
     is_pinned: bool,
     /// The stream whose work uses the memory of a device.
     home: Option<DeviceStream>,
-    /// Pinned memory of the host for copies from and to this memory of a device.
     staging: OnceLock<Allocator>,
     /// Free blocks of a device, and the work of other streams that still uses them.
     parked: Mutex<Vec<(Block, Vec<Event>)>>,

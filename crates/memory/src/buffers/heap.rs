@@ -1,11 +1,9 @@
 //! Where blocks lie: ranges of addresses, in which each block gets the first gap that has room for it.
 //!
-//! A block is placed by the blocks in use at that moment, and not by earlier ones: free neighbors are one gap,
-//! and the gap after the last block has no end. So a training step takes the same places whatever the lengths of the
-//! steps before it, and a repeated step takes no memory from the system. Free memory stays with the process, up to a
-//! bound: the most bytes that were in use at once, and a part more ([`bound_bytes`]). Beyond the bound, and before an allocation
-//! fails, the pages of free gaps go back to the system.
-//!
+//! A block's place depends only on the blocks in use at that moment: free neighbors are one gap, and the gap after the last
+//! block has no end. So a training step takes the same places whatever ran before it, and a repeated step takes no memory from
+//! the system. Free memory stays with the process up to a bound ([`bound_bytes`]). Beyond it, and before an allocation fails,
+//! the pages of free gaps go back to the system.
 //! Input: sizes. Output: blocks. This module does not know the contents of the memory.
 
 use std::collections::BTreeMap;
@@ -23,22 +21,22 @@ use crate::Device;
 /// Alignment of every buffer, in bytes: a cache line, and the widest vector register.
 pub(crate) const ALIGNMENT: usize = 64;
 
-/// The size of a large page in bytes. Blocks of at least this size ask for large pages.
+/// Bytes. Blocks of at least this size ask for large pages.
 const LARGE_PAGE: usize = 2 << 20;
 
-/// Pages go back to the system in pieces of this size, which is a multiple of the page size of every system.
+/// Pages go back to the system in pieces of this size, a multiple of every system's page size.
 const GRAIN: usize = 64 << 10;
 
 /// Addresses that are reserved at once, if addresses are not limited. They take no memory.
 const CHUNK: usize = 64 << 30;
 
-/// Addresses that are reserved at once if they are limited (`ulimit -v`), or else the size of the block.
+/// The same if they are limited (`ulimit -v`), or else the size of the block.
 const SMALL_CHUNK: usize = 8 << 20;
 
 /// Bytes that a card's driver is asked for at once, or else the size of the block.
 const CARD_CHUNK: usize = 32 << 20;
 
-/// The addresses of the device without contents: more than any machine has, and few enough that sums are still numbers.
+/// More addresses than any machine has, and few enough that sums are still numbers.
 const META_CHUNK: usize = 1 << 62;
 
 /// The most memory that a pool keeps if `peak_bytes` were in use at once: a sixteenth more, for gaps that no block fits
@@ -52,11 +50,9 @@ fn bound_bytes(peak_bytes: usize) -> usize {
 pub(crate) struct Block {
     pub(crate) base: NonNull<u8>,
     chunk: u32,
-    /// Where it lies in its chunk.
     start: usize,
     /// May be more than was asked for.
     pub(super) len_bytes: usize,
-    /// The graph pool that has it.
     pub(crate) graph_pool: Option<u32>,
 }
 
@@ -82,14 +78,12 @@ pub(crate) enum Shortage {
     AboveBytes(usize),
 }
 
-/// How much memory a heap has.
 #[derive(Debug, Default)]
 pub(super) struct HeapUsage {
     in_use_bytes: usize,
     peak_bytes: usize,
     /// Memory from the system: in use, or free.
     pub(super) reserved_bytes: usize,
-    /// How often the system was asked for memory.
     pub(super) num_requests: u64,
 }
 
@@ -113,7 +107,6 @@ pub(crate) struct Heap {
 /// The origin of a chunk's memory, which gets it back.
 #[derive(Debug)]
 enum Mapped {
-    /// Nothing: there is no memory.
     Nothing,
     /// A mapping of the system: its address and length.
     System(NonNull<u8>, usize),
@@ -218,7 +211,6 @@ impl Heap {
         }
     }
 
-    /// Asks the system for the memory of a block.
     fn request(&mut self, block: &Block) -> bool {
         let is_refused = match self.shortage {
             Shortage::None => false,

@@ -15,7 +15,6 @@ use smallvec::{SmallVec, smallvec};
 
 use crate::{Access, Event, EventState, MemoryError, Result, Stream};
 
-/// The uses of one buffer.
 #[derive(Debug, Default)]
 pub(super) struct UseHistory {
     next_id: u64,
@@ -24,7 +23,6 @@ pub(super) struct UseHistory {
     queued: BTreeMap<usize, UsedRange>,
 }
 
-/// A claim of the host.
 #[derive(Debug)]
 struct HostClaim {
     id: u64,
@@ -41,7 +39,6 @@ struct UsedRange {
     uses: SmallVec<[QueuedUse; 2]>,
 }
 
-/// A use by queued work.
 #[derive(Clone, Debug)]
 struct QueuedUse {
     event: Event,
@@ -115,7 +112,6 @@ impl UseHistory {
         Ok(id)
     }
 
-    /// Gives a claim back.
     pub(super) fn give_back(&mut self, id: u64) {
         if let Some(at) = self.claims.iter().position(|claim| claim.id == id) {
             self.claims.swap_remove(at);

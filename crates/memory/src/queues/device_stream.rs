@@ -42,15 +42,12 @@ enum RunsOn {
     Thread(WorkerThread, Duration),
     /// The threads that wait for the work.
     Waiters(Arc<Simulator>),
-    /// A card.
     Card(Submitter),
 }
 
 #[derive(Default)]
 pub(super) struct QueueState {
-    /// Events that the next work waits for.
     waits: Vec<Event>,
-    /// The last work.
     pub(super) last: Option<Event>,
     /// The thread that is preparing work, whose position in the stream is taken already.
     pub(super) preparing: Option<ThreadId>,

@@ -57,7 +57,6 @@ pub(crate) trait WorkRunner: Send + Sync {
     /// Runs the work before `event`, or blocks until it is done, and settles it.
     fn wait(&self, event: &Event);
 
-    /// The card's event after the work.
     fn card_event(&self) -> Option<&cuda::Event> {
         None
     }
@@ -68,7 +67,6 @@ struct WorkProgress {
     state: EventState,
     /// Whether later work may ignore this work: it never came into the stream, or it failed and gave its memory back.
     is_withdrawn: bool,
-    /// The memory that the work uses.
     kept: Vec<Arc<dyn UsedMemory>>,
     /// Uses of memory outside of the graph pool by captured work.
     captured: Vec<CapturedUse>,
@@ -123,7 +121,6 @@ impl Event {
         shared.changed.notify_all();
     }
 
-    /// The runner that waiters call.
     pub(crate) fn runner(&self) -> Option<&Arc<dyn WorkRunner>> {
         self.0.as_ref()?.runner.get()
     }
@@ -143,7 +140,6 @@ impl Event {
         }
     }
 
-    /// The uses of memory that were noted.
     pub(crate) fn take_captured(&self) -> Vec<CapturedUse> {
         let taken =
             |shared: &Arc<SharedEvent>| std::mem::take(&mut lock(&shared.progress).captured);
@@ -201,8 +197,7 @@ impl Event {
         state
     }
 
-    /// Blocks until the work is complete or has failed, and returns which of the two. Orders nothing after it: this is for
-    /// threads that run work, whose own stream has the order.
+    /// Like [`Event::wait`], but orders nothing after the work: for threads that run work, whose own stream has the order.
     pub fn block(&self) -> EventState {
         let Some(shared) = &self.0 else { return EventState::Complete };
         let mut progress = lock(&shared.progress);
@@ -423,7 +418,6 @@ mod tests {
     #[test]
     fn the_memory_of_failed_work_is_fenced() {
         let allocator = Allocator::new();
-        // Said, and not said at all.
         for end in [Signal::fail, drop] {
             let (stream, buffer) = (Stream::new("dp"), buffer(&allocator));
             let (event, signal) = all_reduce(&stream, &buffer);

@@ -34,7 +34,6 @@ pub(crate) struct StreamPosition {
 }
 
 impl StreamPosition {
-    /// The name of the stream.
     pub(crate) fn stream_name(&self) -> &str {
         &self.stream.name
     }
@@ -60,7 +59,7 @@ impl fmt::Debug for StreamPosition {
     }
 }
 
-/// The last position of each stream that has been waited for. It has few entries, because few streams wait for each other.
+/// The last position of each stream that has been waited for: few entries, because few streams wait for each other.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct VectorClock(Vec<StreamPosition>);
 

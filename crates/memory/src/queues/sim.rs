@@ -53,7 +53,6 @@ impl SimSpec {
     }
 }
 
-/// An emulated device.
 pub(super) struct Simulator {
     pub(super) spec: SimSpec,
     /// The engines that copy from and to the device, each one copy at a time.

@@ -24,7 +24,6 @@ struct StreamState {
 
 #[derive(Debug, Default)]
 struct StreamClock {
-    /// How many pieces of work were submitted.
     submitted: u64,
     /// Positions of other streams that this one has waited for.
     seen: VectorClock,

@@ -15,7 +15,6 @@ pub type Body = Box<dyn FnOnce() -> Result<(), String> + Send>;
 
 /// A piece of work in the queue of a stream.
 pub(super) struct QueuedWork {
-    /// Events of other streams to wait for.
     pub(super) waits: Vec<Event>,
     /// The work of the same stream before it.
     pub(super) before: Option<Event>,
@@ -73,7 +72,6 @@ impl CopyKind {
 }
 
 impl WorkKind {
-    /// Records the work in a trace.
     pub(crate) fn record_on(self, track: &Track, launched: Span, span: Span) {
         track.record(match self {
             WorkKind::Kernel { name, shapes } => {

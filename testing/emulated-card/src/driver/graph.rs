@@ -14,7 +14,6 @@ use super::work::CardWork;
 /// A captured piece of work.
 #[derive(Clone)]
 pub struct GraphNode {
-    /// The work.
     pub work: CardWork,
     /// The nodes that come before it.
     pub after: Vec<usize>,
@@ -68,17 +67,13 @@ pub enum CaptureMode {
     Global,
     /// Unsafe calls of the thread that captures.
     ThreadLocal,
-    /// None.
     Relaxed,
 }
 
 /// A capture that has begun.
 pub struct StreamCapture {
-    /// The stream on which it began.
     pub origin: usize,
-    /// The calls that it forbids.
     pub mode: CaptureMode,
-    /// The thread that began it.
     pub thread: ThreadId,
     /// Why nothing can be captured any more.
     pub invalid: bool,

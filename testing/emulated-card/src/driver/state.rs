@@ -26,30 +26,23 @@ const NULL_STREAM: usize = 0x100;
 
 /// One card.
 pub struct EmulatedCard {
-    /// Its memory.
     pub memory: DeviceMemory,
     /// The first fault. Every later call answers with its code.
     pub fault: Option<Fault>,
-    /// How often its context is retained.
     pub retained: u32,
 }
 
 /// A loaded module.
 pub struct Module {
-    /// The card that it was loaded on.
     pub card: usize,
-    /// The handles of its kernels.
     pub functions: HashMap<String, usize>,
-    /// The addresses of its variables.
     pub variables: Arc<[u64]>,
 }
 
 /// A kernel that can be launched.
 #[derive(Clone)]
 pub struct LoadedKernel {
-    /// The kernel.
     pub kernel: Arc<PtxKernel>,
-    /// The addresses of its module's variables.
     pub variables: Arc<[u64]>,
     /// The most dynamic shared memory that a launch may ask for.
     pub dynamic_shared_limit: usize,
@@ -63,27 +56,20 @@ pub enum Recording {
     Never,
     /// A stream, when it had so many pieces of work.
     Stream {
-        /// The stream's handle.
         stream: usize,
-        /// Its pieces of work then.
         number: u64,
     },
     /// A capture, after these nodes.
     Capture {
-        /// The capture's number.
         capture: usize,
-        /// The nodes.
         nodes: Vec<usize>,
     },
 }
 
 /// An event.
 pub struct EmulatedEvent {
-    /// The card of its context.
     pub card: usize,
-    /// Whether it keeps a time.
     pub has_time: bool,
-    /// Its last record.
     pub recorded: Recording,
     /// When the record ran.
     pub at: Option<Instant>,
@@ -94,17 +80,12 @@ pub struct EmulatedEvent {
 pub struct DriverObjects {
     /// Streams that exist, or still have work.
     pub streams: BTreeMap<usize, EmulatedStream>,
-    /// Events.
     pub events: HashMap<usize, EmulatedEvent>,
     /// Parsed modules, by their text. Each rank loads the same ones.
     pub parsed: HashMap<String, Arc<ptx::Module>>,
-    /// Loaded modules.
     pub modules: HashMap<usize, Module>,
-    /// Kernels.
     pub functions: HashMap<usize, LoadedKernel>,
-    /// Captures that have begun.
     pub captures: BTreeMap<usize, StreamCapture>,
-    /// Captured graphs.
     pub graphs: HashMap<usize, Graph>,
     /// Graphs that can be launched.
     pub executables: HashMap<usize, Graph>,
@@ -123,17 +104,11 @@ impl DriverObjects {
 pub struct Driver {
     /// From the environment.
     pub settings: CardSettings,
-    /// Whether `cuInit` was called.
     pub initialized: bool,
-    /// The cards.
     pub cards: Vec<EmulatedCard>,
-    /// Streams, events, modules and graphs.
     pub objects: DriverObjects,
-    /// Pinned memory.
     pub pinned: PinnedMemory,
-    /// Numbers of what has run.
     pub counts: WorkCounts,
-    /// Draws the orders.
     pub random: Random,
     /// Why the last call was refused.
     pub refusal: String,

@@ -15,11 +15,9 @@ use super::work::{CardWork, TaskProgress, WorkContext};
 
 /// A stream.
 pub struct EmulatedStream {
-    /// The card of its context.
     pub card: usize,
     /// Whether it is ordered with stream 0.
     pub blocking: bool,
-    /// The capture that it takes part in.
     pub capture: Option<usize>,
     /// Destroyed streams live until their work is done.
     pub destroyed: bool,

@@ -13,7 +13,6 @@ use super::pinned::{HostRange, PinnedMemory};
 /// The state of a piece of work after a try.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TaskProgress {
-    /// It is finished.
     Done,
     /// It waits for another process and must be tried again.
     Pending,
@@ -28,57 +27,40 @@ pub trait CardTask: Send + Sync {
 /// A piece of work.
 #[derive(Clone)]
 pub enum CardWork {
-    /// A kernel.
     Kernel(Arc<PtxLaunch>),
     /// A copy to the card from bytes that were read when the copy was asked for.
     UploadStaged {
-        /// The card's address.
         to: u64,
-        /// The bytes.
         bytes: Arc<[u8]>,
     },
     /// A copy to the card that reads host memory when it runs.
     Upload {
-        /// The card's address.
         to: u64,
-        /// Where it reads.
         from: HostRange,
     },
-    /// A copy to the host.
     Download {
-        /// Where it writes.
         to: HostRange,
-        /// The card's address.
         from: u64,
     },
     /// A copy within the card.
     Copy {
-        /// Where it writes.
         to: u64,
-        /// Where it reads.
         from: u64,
-        /// How many bytes.
         len: usize,
     },
     /// A repeated pattern.
     Fill {
-        /// Where it writes.
         at: u64,
-        /// The pattern.
         pattern: Arc<[u8]>,
-        /// How often.
         count: usize,
     },
     /// Notes the time in an event.
     Record {
-        /// The event's handle.
         event: usize,
     },
     /// Waits until another stream has finished so many pieces of work.
     Wait {
-        /// The stream's handle.
         stream: usize,
-        /// How many pieces of work.
         number: u64,
     },
     /// A graph that runs as one piece.
@@ -92,11 +74,9 @@ pub enum CardWork {
 pub struct WorkCounts {
     /// PTX instructions of all threads.
     pub instructions: u64,
-    /// Kernels.
     pub launches: u64,
     /// Products and collectives.
     pub tasks: u64,
-    /// Copies and fills.
     pub copies: u64,
     /// How often the program has put a kernel, a product or a graph into a stream.
     pub submissions: u64,
@@ -104,15 +84,10 @@ pub struct WorkCounts {
 
 /// The memory and the limits that work runs with.
 pub struct WorkContext<'a> {
-    /// The card's memory.
     pub memory: &'a mut DeviceMemory,
-    /// The host's pinned memory.
     pub pinned: &'a PinnedMemory,
-    /// Counts what runs.
     pub counts: &'a mut WorkCounts,
-    /// The seed of a kernel's order.
     pub seed: u64,
-    /// The most instructions of a launch.
     pub limit: u64,
 }
 

@@ -84,11 +84,8 @@ pub const BIAS_GRADIENT_B: u32 = 512;
 /// A product's descriptor.
 #[derive(Clone, Copy, Debug)]
 pub struct Description {
-    /// How it is computed.
     pub compute: ComputeType,
-    /// Whether `a` is transposed.
     pub transposed_a: bool,
-    /// Whether `b` is transposed.
     pub transposed_b: bool,
     /// The operations after the product: `1`, or a sum of the bits above.
     pub epilogue: u32,
@@ -154,15 +151,11 @@ impl Description {
 /// A matrix's layout: columns of `rows` elements, `ld` elements apart.
 #[derive(Clone, Copy, Debug)]
 pub struct MatrixLayout {
-    /// The elements' type.
     pub element: Element,
-    /// Rows.
     pub rows: u64,
-    /// Columns.
     pub cols: u64,
     /// Elements between the beginnings of two columns.
     pub ld: i64,
-    /// Matrices.
     pub batch: i32,
     /// Elements between the beginnings of two matrices.
     pub stride: i64,
@@ -197,7 +190,6 @@ impl MatrixLayout {
 /// A caller's wishes for an algorithm.
 #[derive(Clone, Copy, Debug)]
 pub struct Preference {
-    /// The most workspace.
     pub workspace_bytes: u64,
     /// The alignments of the addresses of `a`, `b`, `c` and `d`.
     pub alignments: [u32; 4],

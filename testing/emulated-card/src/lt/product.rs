@@ -16,26 +16,19 @@ use super::objects::*;
 pub struct LtMatrix {
     /// Its name in messages.
     pub name: &'static str,
-    /// Its address.
     pub at: u64,
-    /// Its layout.
     pub layout: MatrixLayout,
 }
 
 /// A product that waits in a stream.
 #[derive(Clone, Copy, Debug)]
 pub struct Matmul {
-    /// How it is computed.
     pub description: Description,
-    /// The left operand.
     pub a: LtMatrix,
-    /// The right operand.
     pub b: LtMatrix,
     /// The matrix that is added.
     pub c: LtMatrix,
-    /// The result.
     pub d: LtMatrix,
-    /// The product's factor.
     pub alpha: f64,
     /// The factor of `c`.
     pub beta: f64,

@@ -29,17 +29,12 @@ pub enum NcclOp {
 /// One call.
 #[derive(Clone, Debug)]
 pub struct NcclCall {
-    /// The communicator.
     pub communicator: Arc<NcclCommunicator>,
-    /// Its operation.
     pub kind: NcclOp,
-    /// Where it reads.
     pub send: u64,
-    /// Where it writes.
     pub receive: u64,
     /// Elements: of all ranks together for a sum, of one rank where parts are gathered or scattered.
     pub count: usize,
-    /// The elements' type.
     pub element: Element,
 }
 

@@ -44,9 +44,7 @@ enum MessageEnd {
 #[derive(Debug)]
 pub struct NcclCommunicator {
     folder: PathBuf,
-    /// The own rank.
     pub rank: usize,
-    /// The number of ranks.
     pub size: usize,
     /// Whether calls wait for other ranks. If not, they are in progress until somebody asks how far they are.
     pub blocks: bool,
@@ -241,7 +239,6 @@ impl Sent {
 /// A message that will come.
 #[derive(Debug)]
 pub struct Expected {
-    /// The sender.
     pub from: usize,
     path: PathBuf,
 }

@@ -337,17 +337,11 @@ fn lop3(a: u32, b: u32, c: u32, table: u32) -> u64 {
 /// Orders that `setp` tests.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum CompareOp {
-    /// `eq`
     Equal,
-    /// `ne`
     NotEqual,
-    /// `lt`
     Less,
-    /// `le`
     LessEqual,
-    /// `gt`
     Greater,
-    /// `ge`
     GreaterEqual,
     /// `num`: both are numbers.
     Ordered,

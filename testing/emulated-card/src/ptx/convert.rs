@@ -6,9 +6,7 @@ use super::scalar::{PtxType, ScalarKind};
 /// A conversion, as its name says it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct ConvertOp {
-    /// The result's type.
     pub to: PtxType,
-    /// The operand's type.
     pub from: PtxType,
     /// How a float is rounded: to the type, or to a whole number if `to_integer` is set.
     pub rounding: RoundingMode,

@@ -15,7 +15,6 @@ use super::source::split_list;
 pub(super) struct Statement<'a> {
     /// `ld`, `global`, `v4`, `f32`
     pub(super) words: Vec<&'a str>,
-    /// Its operands.
     pub(super) operands: Vec<&'a str>,
 }
 
@@ -58,7 +57,6 @@ impl<'a> Statement<'a> {
     }
 }
 
-/// Decodes one instruction.
 pub(super) fn decode(builder: &mut Builder, text: &str) -> Result<PtxOp, String> {
     let s = Statement::new(text);
     let names = &mut builder.names;

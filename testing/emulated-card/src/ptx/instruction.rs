@@ -18,7 +18,6 @@ pub type Pred = u32;
 /// A predicate as an operand.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PredOperand {
-    /// The predicate.
     pub pred: Pred,
     /// Whether its opposite is meant.
     pub negated: bool,
@@ -27,11 +26,8 @@ pub struct PredOperand {
 /// The address spaces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Space {
-    /// The card's memory.
     Global,
-    /// A block's memory.
     Shared,
-    /// A thread's memory.
     Local,
     /// The address says which one.
     Generic,
@@ -40,7 +36,6 @@ pub enum Space {
 /// `[base + offset]`
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PtxAddress {
-    /// The space.
     pub space: Space,
     /// The register with the address.
     pub base: Reg,
@@ -51,7 +46,6 @@ pub struct PtxAddress {
 /// The use of the old value in an atomic operation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum AtomicOp {
-    /// Combines it with the operand.
     Combine(BinaryOp),
     /// Combines two halves in each 32 bits.
     CombinePair(BinaryOp),
@@ -79,11 +73,8 @@ pub enum ShuffleMode {
 /// The result of `vote` and `barrier.red` from one predicate per thread.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Vote {
-    /// Whether all are true.
     All,
-    /// Whether one is true.
     Any,
-    /// Whether all are equal.
     Uniform,
     /// The lanes where it is true, or for a block their count.
     Ballot,
@@ -96,13 +87,10 @@ pub enum WarpOp {
     Sync,
     /// `shfl.sync`
     Shuffle {
-        /// The pairing.
         mode: ShuffleMode,
-        /// The result.
         to: Reg,
         /// Whether the source lane is in range.
         in_range: Option<Pred>,
-        /// The value that is exchanged.
         value: Reg,
         /// The lane or the distance.
         lane: Reg,
@@ -111,34 +99,25 @@ pub enum WarpOp {
     },
     /// `vote.sync` with a predicate as the result.
     VotePred {
-        /// The question.
         vote: Vote,
-        /// The result.
         to: Pred,
-        /// Each lane's predicate.
         from: PredOperand,
     },
     /// `vote.sync.ballot`
     Ballot {
-        /// The result.
         to: Reg,
-        /// Each lane's predicate.
         from: PredOperand,
     },
     /// `match.any.sync`: the lanes that hold the same value.
     MatchAny {
-        /// The result.
         to: Reg,
-        /// The value.
         value: Reg,
         /// How many bytes of it count.
         bytes: usize,
     },
     /// `redux.sync`
     Reduce {
-        /// The operation, of 32 bits.
         op: BinaryOp,
-        /// The result, the same for all lanes.
         to: Reg,
         /// Each lane's value.
         value: Reg,
@@ -151,7 +130,6 @@ pub enum WarpOp {
         to: Vec<Reg>,
         /// Lane `8 i + j` has the address of row `j` of matrix `i`.
         address: PtxAddress,
-        /// Whether each matrix is transposed.
         transposed: bool,
     },
 }
@@ -209,17 +187,12 @@ pub struct Compare {
     pub comparison: CompareOp,
     /// The result if one side is not a number.
     pub if_unordered: bool,
-    /// The operands' type.
     pub scalar: PtxType,
     /// Subnormal operands count as zero.
     pub flush: bool,
-    /// The result.
     pub to: Pred,
-    /// The opposite result.
     pub complement: Option<Pred>,
-    /// The left side.
     pub a: Reg,
-    /// The right side.
     pub b: Reg,
     /// The result is combined with this predicate.
     pub combine: Option<(Logic, PredOperand)>,
@@ -336,7 +309,6 @@ pub enum PtxOp {
 pub struct Instruction {
     /// Only lanes where this holds run it.
     pub guard: Option<PredOperand>,
-    /// The operation.
     pub op: PtxOp,
     /// Its line in the PTX text.
     pub line: u32,
@@ -345,7 +317,6 @@ pub struct Instruction {
 /// A value that does not change during a launch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Constant {
-    /// A number.
     Value(u64),
     /// The address of a variable of the module, plus an offset.
     Variable(usize),
@@ -356,17 +327,11 @@ pub enum Constant {
 /// A register that the card fills.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Special {
-    /// The thread's index in its block.
     Thread(usize),
-    /// The block's size.
     BlockSize(usize),
-    /// The block's index in the grid.
     Block(usize),
-    /// The grid's size.
     GridSize(usize),
-    /// The lane of the warp.
     Lane,
-    /// The warp of the block.
     Warp,
     /// The lanes below, at and above this one.
     LaneMask(LaneMask),
@@ -406,11 +371,8 @@ pub struct Variable {
 pub struct Registers {
     /// How many there are, constants and special ones included.
     pub count: u32,
-    /// How many predicates there are.
     pub num_predicates: u32,
-    /// Registers that hold constants.
     pub constants: Vec<(Reg, Constant)>,
-    /// Registers that the card fills.
     pub specials: Vec<(Reg, Special)>,
 }
 

@@ -192,7 +192,6 @@ impl OperandNames {
     }
 }
 
-/// The next number.
 fn fresh(next: &mut u32) -> u32 {
     *next += 1;
     *next - 1

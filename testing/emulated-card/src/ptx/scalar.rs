@@ -5,9 +5,7 @@
 pub enum ScalarKind {
     /// Bits without meaning.
     Bits,
-    /// An unsigned integer.
     Unsigned,
-    /// A signed integer.
     Signed,
     /// An IEEE float.
     Float,
@@ -17,16 +15,13 @@ pub enum ScalarKind {
     FloatPair,
     /// Two bfloat16 in 32 bits.
     BrainPair,
-    /// A predicate.
     Predicate,
 }
 
 /// A scalar type: `u32`, `f64`, `bf16x2`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PtxType {
-    /// The meaning of its bits.
     pub kind: ScalarKind,
-    /// Its size in bytes.
     pub bytes: usize,
 }
 

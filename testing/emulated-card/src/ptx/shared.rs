@@ -74,9 +74,7 @@ impl Touch {
 /// The kinds of accesses.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub enum AccessKind {
-    /// A load.
     Read,
-    /// A store.
     Write,
     /// A load and a store that nothing comes between.
     Atomic,

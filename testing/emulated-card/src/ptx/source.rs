@@ -7,7 +7,6 @@
 pub enum PtxPart {
     /// A scope begins. The text is the head of a kernel, or empty.
     Open(String),
-    /// A scope ends.
     Close,
     /// `name:`
     Label(String),

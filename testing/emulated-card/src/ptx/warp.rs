@@ -21,7 +21,6 @@ pub(super) struct BlockRun<'a> {
     pub(super) params: &'a [u8],
     /// The block's index in the grid, for messages.
     pub(super) index: [u32; 3],
-    /// The block's size.
     pub(super) size: [u32; 3],
     /// The order in which the lanes of a warp carry out an atomic operation.
     pub(super) lane_order: [usize; LANES],
@@ -56,9 +55,7 @@ pub(super) struct Strand {
 pub(super) enum Stop {
     /// Every thread has exited.
     Done,
-    /// Threads wait at a barrier.
     Barrier,
-    /// It is another warp's turn.
     Turn,
 }
 
@@ -347,7 +344,6 @@ impl Warp {
         self.locate(block, pc, LaneFault { lane: mask.trailing_zeros() as usize, fault })
     }
 
-    /// Says where a fault happened.
     #[cold]
     pub(super) fn locate(&self, block: &BlockRun, pc: u32, fault: LaneFault) -> Fault {
         let thread = self.number * LANES as u32 + fault.lane as u32;
