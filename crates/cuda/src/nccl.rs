@@ -3,8 +3,8 @@
 //! Input: addresses on a card, ranks, a stream. Output: work of the stream. All ranks of a communicator call the same
 //! functions in the same order; otherwise the behavior is undefined, so callers compare the calls first.
 //!
-//! No call blocks: the library reports that it is in progress, and is queried until it is done, up to a time limit. The caller that gets
-//! the error then aborts the communicator, since the library would wait forever for a rank that never comes.
+//! No call blocks: the library is queried until it is done, up to a time limit. The caller that gets the error then aborts the
+//! communicator, since the library would wait forever for a rank that never comes.
 
 use std::ffi::c_int;
 use std::fmt;

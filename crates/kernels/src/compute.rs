@@ -116,8 +116,7 @@ impl Compute {
         lock(&self.rehearsal).card_needs
     }
 
-    /// Records each kernel on `kernels`, and the work of each thread of the pool on the track with the
-    /// number of the thread.
+    /// Records each kernel on `kernels`, and the work of each thread of the pool on the track with its number.
     pub fn recorded(mut self, kernels: Arc<Track>, threads: Vec<Arc<Track>>) -> Self {
         self.track = Some(kernels);
         self.own_processor().threads.tracks = threads;
@@ -161,8 +160,7 @@ impl Compute {
             .expect("queued work does not outlive the building of a handle")
     }
 
-    /// Blocks until all work of the device is done that was launched through this handle. Errors if work has failed on the
-    /// device.
+    /// Blocks until all work that was launched through this handle is done. Errors if work has failed on the device.
     pub fn synchronize(&self) -> Result<()> {
         // The processor runs work at once.
         let Some(stream) = self.allocator.home() else { return Ok(()) };

@@ -1,7 +1,7 @@
 //! The exponential function of f32, as plain code that a compiler can turn into vector instructions.
 //!
-//! In: a number. Out: e to its power. `f32::exp` is a call of a function, which no loop over it can do without.
-//! This module does not know who calls it; inlined into a loop for some instructions, it uses those.
+//! In: a number. Out: e to its power. A loop over `f32::exp` calls a function each time; this one is inlined, and uses
+//! the instructions of its loop.
 
 /// The smallest argument whose result is a normal number.
 const LOW: f32 = -87.336_54;

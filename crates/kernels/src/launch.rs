@@ -1,9 +1,9 @@
 //! The one door through which every operation goes to its device.
 //!
-//! An operation states once what it is: its name, its operands with their shapes, element types and access, its scratch
-//! memory, and its floating-point operations. Then comes a body, which computes on slices of the operands. From the
-//! statement follow the checks, the claims, the time in the trace, the count of operations, and what a device without
-//! contents does. This module does not know what any operation computes.
+//! An operation states once its name, its operands with their shapes, element types and access, its scratch memory, and its
+//! floating-point operations. The checks, the claims, the time in the trace, the count of operations, and the behavior of a
+//! device without contents follow from that. Then comes a body, which computes on slices of the operands. This module does not
+//! know what any operation computes.
 //!
 //! ```
 //! # use paceline_kernels::{Compute, Op, Result, read, update};
@@ -30,11 +30,10 @@ impl Compute {
     /// Runs an operation on the device of this handle. `body` gets the slices of the operands in the form in which they
     /// were stated.
     ///
-    /// The processor runs the body at once. A device without contents checks and claims the operands, takes the scratch
-    /// memory, counts the floating-point operations, and computes nothing; so a pass there has the peaks of memory of the
-    /// same pass on the processor. An accelerator runs the body later, after all that was launched before; an error
-    /// of the body stops the device, and [`Compute::synchronize`] returns it. A card cannot run the body, which is code of the
-    /// processor: [`Compute::launch_with_card`] takes another.
+    /// The processor runs the body at once. A device without contents checks and claims the operands, takes the scratch memory,
+    /// counts the floating-point operations, and computes nothing; so a pass has the same peaks of memory there. An accelerator
+    /// runs the body after all that was launched before; an error of the body stops the device, and [`Compute::synchronize`]
+    /// returns it. A card cannot run the body: [`Compute::launch_with_card`] takes another.
     ///
     /// Errors if an operand has another shape or element type than stated, lies on another device, or is in use; and with
     /// what the body returns.
@@ -61,8 +60,8 @@ impl Compute {
         self.run(op, operands, body, Some(on_card))
     }
 
-    /// Copies the elements of a tensor into another tensor with the same element type and number of elements, and records a
-    /// copy. One of the two may lie on the host while the other lies on the device of this handle.
+    /// Copies the elements of a tensor into another tensor with the same element type and number of elements, and records a copy.
+    /// One of the two may lie on the host.
     pub fn copy(&self, from: &Tensor, to: &Tensor) -> Result<()> {
         if from.dtype() != to.dtype() {
             let (expected, got) = (to.dtype(), from.dtype());

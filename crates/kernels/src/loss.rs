@@ -1,9 +1,8 @@
 //! Losses over a batch, with their gradients.
 //!
-//! Both add to `sums`, f64 (3): the sum of the samples' losses, the number of samples that are classified
-//! correctly (zero for losses without classes), and the number of samples. So batches and shares of batches
-//! add up, and no sum is read before somebody needs the number. The caller then divides by the number of
-//! samples. A batch is summed first and added once, so `sums` have the bits of `sums += batch`.
+//! Both add to `sums`, f64 (3): the sum of the samples' losses, the number of samples that are classified correctly (zero for
+//! losses without classes), and the number of samples. So batches and shares of batches add up, and the caller divides at the
+//! end. A batch is summed first and added once, so `sums` have the bits of `sums += batch`.
 //!
 //! The gradient is scaled by `scale`, which for the mean over `n` samples is `1 / n`.
 //!

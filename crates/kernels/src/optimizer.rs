@@ -1,7 +1,7 @@
 //! Optimizer steps over flat storage, in one pass.
 //!
-//! A step has a few numbers of its own, such as the learning rate and the corrections that follow from the number of the step.
-//! They are arguments of the step, or they lie in the memory of the device, for work that is captured once and replayed.
+//! The numbers of a step, such as the learning rate, are arguments of the step, or lie in the memory of the device, for work that
+//! is captured once and replayed.
 
 use paceline_cuda::Grid;
 use paceline_cuda::kernel::Out;

@@ -1,7 +1,7 @@
 //! The peak of a thread: how many floating-point operations it can make in a second if it touches no memory.
 //!
-//! In: the vector instructions. Out: a speed, measured now by short loops of fused multiply-adds in registers. What a kernel
-//! reaches is compared with it. This module knows nothing of kernels.
+//! In: the vector instructions. Out: a speed, measured now by short loops of fused multiply-adds in registers. This module knows
+//! nothing of kernels.
 
 use std::hint::black_box;
 use std::time::Instant;

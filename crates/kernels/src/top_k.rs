@@ -100,9 +100,8 @@ fn magnitude(x: f32) -> u32 {
     x.to_bits() & 0x7FFF_FFFF
 }
 
-/// The magnitude of the `k`-th largest element, and how many elements of exactly that magnitude are among the
-/// `k`. This is a radix selection: three passes over all values, and each finds one digit, from the
-/// upper bits down.
+/// The magnitude of the `k`-th largest element, and how many elements of exactly that magnitude are among the `k`: a radix
+/// selection, whose three passes over all values find one digit each, from the upper bits down.
 fn threshold(values: &[f32], k: usize) -> (u32, usize) {
     let mut known = 0;
     let mut left = k;

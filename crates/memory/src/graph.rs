@@ -1,9 +1,8 @@
 //! Work of a card that is captured once and replayed as one piece of work.
 //!
-//! A graph has the addresses of its memory, so a replay is right only if that memory is still in use as it was. Memory of two
-//! kinds guarantees this. Memory that the work takes and gives back lies in a [`GraphPool`], which nothing else uses. All other
-//! memory that it has used is held by the graph, and each launch queues these uses again, as the work itself would: other uses
-//! are ordered by events, or refused.
+//! A graph has the addresses of its memory, so a replay is right only if that memory is still in use as it was. Memory that the
+//! work takes and gives back lies in a [`GraphPool`], which nothing else uses. All other memory that it has used is held by the
+//! graph, and each launch queues these uses again, as the work itself would.
 //!
 //! Values that change from launch to launch have to be in the memory of the card before. No argument may be computed by the
 //! host, and no copy may involve memory of the host.

@@ -16,11 +16,10 @@
 //! 4/256 of the largest. Infinite values of a token then make the outputs of up to 31 tokens before it NaN, and infinite
 //! queries or gradients those of up to 31 tokens after it; otherwise of up to 7.
 //!
-//! A card has tiles of 32, and computes scores a second time in the backward pass, for keys and for queries. Results differ
-//! from the processor's by at most 1e-5 of the largest element of a result in f32 and 1e-13 in f64. In 16 bits its tensor cores
-//! multiply, so rotated queries and keys, probabilities and gradients of scores are rounded to the type too: results, and
-//! logarithms, are within 4/256 of the largest in bf16 and 4/2048 in f16. A card cannot report a wrong length: all results of
-//! the row become NaN.
+//! A card has tiles of 32, and computes scores a second time in the backward pass, for keys and for queries. Results differ from
+//! the processor's by at most 1e-5 of the largest element of a result in f32 and 1e-13 in f64. In 16 bits its tensor cores
+//! multiply, so the same numbers are rounded to the type: results, and logarithms, are within 4/256 of the largest in bf16 and
+//! 4/2048 in f16. A card cannot report a wrong length: all results of the row become NaN.
 //!
 //! Sources: Vaswani et al., "Attention Is All You Need", 2017; Su et al., "RoFormer", 2021 (rotation); Ainslie et al.,
 //! "GQA: Training Generalized Multi-Query Transformer Models", 2023 (grouped heads); Dao, "FlashAttention-2", 2023
@@ -103,8 +102,7 @@ pub fn forward(
     output: &Tensor,
     log_sums: &Tensor,
 ) -> Result<()> {
-    // Each pair of positions (i, j) with j <= i takes part in two products: queries by keys, weights by values. There are
-    // seq * (seq + 1) / 2 pairs.
+    // Each of the seq * (seq + 1) / 2 pairs (i, j) with j <= i takes part in two products: queries by keys, weights by values.
     let products = [spec.batch, spec.heads, spec.seq, spec.seq + 1, spec.head_dim];
     let op = Op::new("attention_forward").forward_product(products);
     spec.check(op)?;

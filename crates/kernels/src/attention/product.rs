@@ -4,7 +4,7 @@
 //! them.
 //!
 //! In registers, each element of a product is one sum in the order of the inner index, started at zero, which is then stored or
-//! added. So its bits do not depend on its place in a tile, nor on which other elements are computed.
+//! added. So its bits depend neither on its place in a tile nor on the other elements.
 
 use super::tile::{PairOperands, SIDE, at_level, lanes, transpose, width};
 use crate::SimdLevel;

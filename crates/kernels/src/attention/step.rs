@@ -1,8 +1,8 @@
 //! Attention of one new token per row to the tokens before it, whose keys and values are kept: generation of text.
 //!
 //! Input: queries, keys and values of the new token, and the cache of rotated keys and of values. Output: the mean of the
-//! values that the token attends to; its own key and value are in the cache then. This file does not know where
-//! the token comes from, nor how the output is used.
+//! values that the token attends to; its own key and value are in the cache then. This file does not know where the token
+//! comes from.
 //!
 //! Source: Shazeer, "Fast Transformer Decoding: One Write-Head is All You Need", 2019, which describes the cache.
 

@@ -5,10 +5,10 @@
 //! f32, f64, or x, y and their gradients in bf16 and everything else in f32. Then only results that go from layer to layer
 //! are rounded, when they are stored.
 //!
-//! Each pass has two halves. The first half computes sums over the batch: [`sums`] in the forward pass,
-//! [`gradient_sums`] in the backward pass. Both are small tensors of f64, which may be added up over
-//! several shares of a batch before the second half begins; a share may be empty. Sums are taken over
-//! blocks of rows, and then over the blocks in order, so no result depends on the number of threads.
+//! Each pass has two halves. The first computes sums over the batch ([`sums`] in the forward pass, [`gradient_sums`] in
+//! the backward pass): small tensors of f64, which may be added up over several shares of a batch, also empty ones, before
+//! the second half begins. Sums are taken over blocks of rows, and then over the blocks in order, so no result depends on
+//! the number of threads.
 
 use std::marker::PhantomData;
 
@@ -249,9 +249,8 @@ pub fn running_moments(
     })
 }
 
-/// `running = (1 - momentum) * running + momentum * batch` for mean and variance, with the unbiased
-/// variance, divided by the count minus one. Fewer than two values have no such variance and change
-/// nothing.
+/// `running = (1 - momentum) * running + momentum * batch` for mean and variance, with the unbiased variance, divided by
+/// the count minus one. Fewer than two values change nothing.
 pub fn update_running(
     compute: &Compute,
     config: &BatchNorm,

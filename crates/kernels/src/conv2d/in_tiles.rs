@@ -3,9 +3,8 @@
 //! In: prepared images and gradients in f32, whose values are bf16. Out: sums in f32, as the register tiles make them (see
 //! `direct` and `weight_gradient`). This file does not know what becomes of the sums.
 //!
-//! Places of an image are numbered as if each row of positions were as long as a row of the prepared image. Then each begins
-//! equally far after the one before, and 16 of them are the rows of a tile, wherever a row ends. What is computed for places
-//! that are no positions goes nowhere.
+//! Places of an image are numbered as if each row of positions were as long as a row of the prepared image, so that 16 places at
+//! equal distances are the rows of a tile, wherever a row ends. Results at places that are no positions are dropped.
 //!
 //! Order of summation for an output value: kernel row, then kernel column, then channel; for the gradient of a weight: image,
 //! row, column. Of 32 products in this order the even and the odd ones are added up by themselves, and then to the sum, see

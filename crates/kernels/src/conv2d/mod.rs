@@ -12,14 +12,13 @@
 //! channels the columns of register tiles (see `tile`), and the order of loops keeps a panel of weights
 //! in the first-level cache (see `direct`).
 //!
-//! Element types: all f32, all f64, or mixed with bf16. The mixed form is chosen by the output (or its gradient): if it is
-//! bf16, the input (or its gradient) is bf16 or f32, as the first layer of a network has it, and weight, bias and their
-//! gradients are f32. Operands are rounded to bf16 while images and weights are prepared. With AMX their products are computed in
-//! its tiles (see `in_tiles`); for gradients of weights, if the stride is 1 and 16 divides the number of input channels, or
-//! the kernel has up to 64 weights for an output channel. Otherwise products and sums are those of f32 with the same instructions, and take the
-//! time of f32: dot products of bf16, which some processors have, are not used here. In tiles denormal numbers count as
-//! zero, and where an image has infinite numbers or NaN, more gradients of weights than those that it takes part in may
-//! become NaN.
+//! Element types: all f32, all f64, or mixed with bf16. The mixed form is chosen by the output (or its gradient): if it is bf16,
+//! the input (or its gradient) is bf16 or f32, as the first layer of a network has it, and weight, bias and their gradients are
+//! f32. Operands are rounded to bf16 while images and weights are prepared. With AMX their products are computed in its tiles
+//! (see `in_tiles`); for gradients of weights, if the stride is 1 and 16 divides the number of input channels, or the kernel has
+//! up to 64 weights for an output channel. Otherwise products and sums are those of f32, and take its time: dot products of bf16
+//! are not used here. In tiles denormal numbers count as zero, and where an image has infinite numbers or NaN, more gradients of
+//! weights than those that it takes part in may become NaN.
 //!
 //! A card convolves in tiles too, and adds in another order: a result differs from the processor's by at most 1e-6 of the sum
 //! of the absolute values of its products (1e-14 in f64), and by one rounding more if it is bf16 or f16. Images of 16 bits are

@@ -2,10 +2,10 @@
 //!
 //! `y[n, i, j, o] = max(0, b[o] + max over the 2x2 window at (2i, 2j) of conv(x, w)[n, ., ., o])`
 //!
-//! This is faster than its parts for two reasons. Each image is pooled while its convolution is still
-//! in the second-level cache. Positions that no window covers (the last row or column of an odd size)
-//! are never computed. The backward pass needs one byte per pooled value: the *winner*, which is the
-//! position of the largest of the four values. A NaN in a window becomes the result.
+//! This is faster than its parts: each image is pooled while its convolution is still in the second-level cache, and
+//! positions that no window covers (the last row or column of an odd size) are never computed. The backward pass needs one
+//! byte per pooled value: the *winner*, which is the position of the largest of the four values. A NaN in a window becomes
+//! the result.
 //!
 //! Element types are those of [`conv2d`](crate::conv2d): all f32, all f64, or mixed with bf16. The largest value is chosen
 //! before it is rounded to bf16.

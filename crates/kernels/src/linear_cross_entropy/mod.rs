@@ -1,8 +1,8 @@
 //! A linear layer without bias and the softmax cross-entropy of its outputs, in chunks of rows.
 //!
-//! The outputs of a language model's head are its largest tensor: a row has an element for each word. So they are
-//! computed for a chunk of rows at a time, and turned into their gradient in place, in scratch memory that does not
-//! depend on the number of rows. Chunks are large, because each one reads and writes the gradient of the weight once.
+//! The outputs of a language model's head are its largest tensor. So they are computed for a chunk of rows at a time, and turned
+//! into their gradient in place, in scratch memory that does not depend on the number of rows. Chunks are large, because each one
+//! reads and writes the gradient of the weight once.
 
 mod card;
 mod products;
@@ -356,9 +356,8 @@ multiversion! {
     ) = rows_body
 }
 
-/// Turns outputs into `scale * (softmax(z)[j] - (j == label))`. The largest output is subtracted first, so that nothing
-/// overflows. Finds the loss of each row, and whether its label has the largest output; the first one counts if several
-/// are equal.
+/// Turns outputs into `scale * (softmax(z)[j] - (j == label))`, after subtracting the largest output against overflow. Finds the
+/// loss of each row, and whether its label has the largest output, the first one of equals.
 #[inline(always)]
 fn rows_body<T: Real>(
     classes: usize,

@@ -77,8 +77,7 @@ impl RowRanges {
     }
 }
 
-/// The sum of the squares of a run of rows, in memory of the device. Nothing is known of the numbers on the host before
-/// [`Squares::read`].
+/// The sum of the squares of a run of rows, in memory of the device until [`Squares::read`].
 #[derive(Clone, Debug)]
 pub struct Squares {
     rows: Range<usize>,

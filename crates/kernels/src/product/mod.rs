@@ -222,9 +222,9 @@ impl ChosenKernel {
     }
 }
 
-/// Divides `c` into a grid with a part for each thread. Each thread packs the rows of `a` and the columns of `b` of its
-/// part, so the grid with the fewest rows and columns per part is chosen. A part starts at a multiple of 64 rows and
-/// columns: two threads then write no common cache line of a `c` whose rows start on cache lines.
+/// Divides `c` into a grid with a part for each thread. Each thread packs the rows of `a` and the columns of `b` of its part,
+/// so the grid with the fewest rows and columns per part is chosen. A part starts at a multiple of 64 rows and columns, so that
+/// two threads share no cache line of a `c` whose rows start on cache lines.
 fn parts(
     cpu: &Processor,
     sizes: ProductSizes,

@@ -18,11 +18,10 @@ use crate::{
 
 /// Hands out buffers, takes their memory back when the last user drops them, and counts the bytes.
 ///
-/// Returned memory serves later requests of any size: a request gets the first gap between the buffers that has room for it.
-/// A training step asks for the same sizes every time, so after the first steps it takes no memory from the system (see
-/// [`Allocator::fresh_blocks`]). If the sizes change from step to step, the memory from the system stays within a sixteenth
-/// of the most bytes that were in use at once, because free memory beyond that goes back. All free memory goes back before a request
-/// fails. Clones share one pool and one account.
+/// Returned memory serves later requests of any size, so after the first steps a training step takes no memory from the system
+/// (see [`Allocator::fresh_blocks`]). If the sizes change from step to step, the memory from the system stays within a sixteenth
+/// of the most bytes that were in use at once. All free memory goes back before a request fails. Clones share one pool and one
+/// account.
 #[derive(Clone, Debug, Default)]
 pub struct Allocator(pub(crate) Arc<Pool>);
 

@@ -70,9 +70,8 @@ impl Drop for CountedMemory {
 }
 
 impl Buffer {
-    /// A buffer over the first `len_bytes` bytes of `extent` in a mapping, counted under `category` by
-    /// `allocator`. When the buffer is dropped, the memory of `extent` goes back to the system in every
-    /// process that maps it. Only whole pages go back, so `extent` should consist of whole pages.
+    /// A buffer over the first `len_bytes` bytes of `extent` in a mapping, counted under `category` by `allocator`. When
+    /// the buffer is dropped, the whole pages of `extent` go back to the system in every process that maps them.
     ///
     /// Errors if the range does not lie within the extent and the mapping, or is not aligned to 64 bytes, or if the
     /// allocator is not one of the host.
@@ -218,8 +217,8 @@ pub struct Claim {
 }
 
 impl Claim {
-    /// The address of the first claimed byte. The host cannot follow the address of an accelerator's memory, and on
-    /// [`Device::Meta`] there is no memory at it; callers match on the device before they use it.
+    /// The address of the first claimed byte. The host cannot follow an accelerator's address, and [`Device::Meta`] has no
+    /// memory at it: callers match on the device first.
     pub fn base(&self) -> NonNull<u8> {
         let base = self.buffer.0.base;
         // The range lies within the buffer, so its address is not null.

@@ -4,6 +4,7 @@
 //! block has no end. So a training step takes the same places whatever ran before it, and a repeated step takes no memory from
 //! the system. Free memory stays with the process up to a bound ([`bound_bytes`]). Beyond it, and before an allocation fails,
 //! the pages of free gaps go back to the system.
+//!
 //! Input: sizes. Output: blocks. This module does not know the contents of the memory.
 
 use std::collections::BTreeMap;
@@ -39,8 +40,7 @@ const CARD_CHUNK: usize = 32 << 20;
 /// More addresses than any machine has, and few enough that sums are still numbers.
 const META_CHUNK: usize = 1 << 62;
 
-/// The most memory that a pool keeps if `peak_bytes` were in use at once: a sixteenth more, for gaps that no block fits
-/// into.
+/// The most memory that a pool keeps: the peak and a sixteenth more, for gaps that no block fits into.
 fn bound_bytes(peak_bytes: usize) -> usize {
     peak_bytes.saturating_add(peak_bytes / 16)
 }
@@ -200,8 +200,8 @@ impl Heap {
         chunks.for_each(|chunk| chunk.graph_pool = None);
     }
 
-    /// Gets the memory of a block from the system, after free memory beyond the bound has gone back, or all free memory if the
-    /// system refuses.
+    /// Gets the memory of a block from the system, after giving back free memory beyond the bound, or all of it if the system
+    /// refuses.
     fn supply(&mut self, block: &Block) -> bool {
         let bound = bound_bytes(self.usage.peak_bytes.max(self.usage.in_use_bytes));
         self.trim(self.usage.reserved_bytes.saturating_sub(bound));
@@ -225,8 +225,7 @@ impl Heap {
         is_there
     }
 
-    /// Gives at least `at_least_bytes` of free memory back to the system, if there are as many: the highest addresses first,
-    /// because they are needed last.
+    /// Gives at least `at_least_bytes` back if so much is free: the highest addresses first, because they are needed last.
     fn trim(&mut self, at_least_bytes: usize) {
         // A block of a device may be free while work that uses it is still queued.
         if self.device == Device::Sim || self.card.is_some() {

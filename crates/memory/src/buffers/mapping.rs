@@ -20,9 +20,8 @@ use crate::{MemoryError, Result};
 
 /// A shared mapping of an anonymous memory file.
 ///
-/// The file has no name in any file system. It exists as long as a descriptor or a mapping of it exists, so
-/// nothing remains, however a process ends. Its size is sealed: no process that maps the file can
-/// shrink it, which would make other processes fault.
+/// The file has no name, and exists as long as a descriptor or a mapping of it, so nothing remains, however
+/// a process ends. Its size is sealed, because shrinking it would make other processes fault.
 #[derive(Debug)]
 pub struct Mapping {
     base: NonNull<u8>,
@@ -108,8 +107,8 @@ impl Mapping {
     pub(crate) unsafe fn give_back(&self, range: Range<usize>) {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let (start, len) = (range.start as u64, range.len() as u64);
-        // The call fails for an empty range, for which there is nothing to do. For other ranges, anonymous
-        // files support it; if one did not, its memory would go back with the mapping.
+        // The call fails for an empty range, which has nothing to give back. If a file did not support it,
+        // its memory would go back with the mapping.
         let _ = fallocate(&self.file, flags, start, len);
     }
 

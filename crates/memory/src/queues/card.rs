@@ -4,10 +4,10 @@
 //! submissions query the oldest one, so that memory of the host is given back after its use. A card measures times from one of
 //! its events to the next; they are put on the host's clock at a moment when the card is known to be idle.
 //!
-//! A card waits for work of the host, such as a collective, only once that is done: until then a thread keeps the work that has to
-//! wait, and all later work of the same stream. A driver could wait itself, by a function of the host that blocks. But it calls
-//! these functions one at a time for all streams of a process, and may hold up other calls until a stream is idle, so two ranks
-//! would deadlock. Work that a thread keeps counts as work of the host for other streams that wait for it.
+//! A card waits for work of the host, such as a collective, only once that is done: until then a thread keeps the work that has
+//! to wait, and all later work of the same stream. The driver could wait itself, by a blocking function of the host, but it calls
+//! these one at a time for all streams of a process, so two ranks would deadlock. Work that a thread keeps counts as work of the
+//! host for other streams that wait for it.
 
 use std::collections::VecDeque;
 use std::panic::{AssertUnwindSafe, catch_unwind};

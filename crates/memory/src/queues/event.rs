@@ -1,7 +1,7 @@
 //! Events: points in the work of a stream.
 //!
-//! A thread that submits work to a [`Stream`](crate::Stream) goes on at once. An event shows when the work is done. It knows which
-//! work comes before it, so that later work and the host can be ordered after it, and keeps the memory of the work in place.
+//! A thread that submits work to a [`Stream`](crate::Stream) goes on at once. An event shows when the work is done, orders later
+//! work and the host after it, and keeps the memory of the work in place.
 //!
 //! Input: the runner of the work reports its end. Output: memory is given back, waiters go on. This module knows neither the
 //! work nor who runs it.
@@ -189,8 +189,8 @@ impl Event {
         state
     }
 
-    /// Blocks until the work is complete or has failed, and returns which of the two. If it is complete, later work of any
-    /// kind is ordered after it.
+    /// Blocks until the work is complete or has failed, and returns which. If it is complete, later work of any kind is ordered
+    /// after it.
     pub fn wait(&self) -> EventState {
         let state = self.block();
         self.observe(state);
