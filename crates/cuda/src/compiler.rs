@@ -25,7 +25,6 @@ const NAMES: LibraryNames = LibraryNames {
 };
 
 functions! {
-    /// The functions of the compiler.
     Compiler in NAMES;
     fn nvrtcVersion(major: *mut c_int, minor: *mut c_int);
     fn nvrtcCreateProgram(

@@ -24,7 +24,6 @@ const NO_CARD: u32 = 100;
 pub(crate) const NOT_READY: u32 = 600;
 
 functions! {
-    /// The functions of the driver.
     Driver in NAMES;
     fn cuInit(flags: c_uint);
     fn cuDriverGetVersion(version: *mut c_int);

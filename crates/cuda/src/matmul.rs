@@ -28,7 +28,6 @@ const NAMES: LibraryNames = LibraryNames {
 };
 
 functions! {
-    /// The functions of the library.
     Library in NAMES;
     fn cublasLtCreate(handle: *mut Handle);
     fn cublasLtMatmulDescCreate(desc: *mut Handle, compute: u32, scale: u32);
@@ -162,7 +161,6 @@ pub(crate) struct Matmuls {
     chosen: Mutex<HashMap<MatmulKey, ChosenAlgorithm>>,
 }
 
-/// The algorithm for a key.
 struct ChosenAlgorithm {
     plan: MatmulPlan,
     algorithm: [u64; 8],
@@ -311,7 +309,6 @@ struct MatmulPlan {
     c: OwnedHandle,
 }
 
-/// A handle of the library that is destroyed with this value.
 struct OwnedHandle {
     handle: Handle,
     destroy: unsafe extern "C" fn(Handle) -> u32,

@@ -22,7 +22,6 @@ const NAMES: LibraryNames = LibraryNames {
 };
 
 functions! {
-    /// The functions of the library.
     Functions in NAMES;
     fn ncclGetVersion(version: *mut c_int);
     fn ncclGetUniqueId(id: *mut UniqueId);

@@ -17,7 +17,6 @@ const NAMES: LibraryNames = LibraryNames {
 };
 
 functions! {
-    /// The functions of the library.
     Functions in NAMES;
     fn nvmlInit_v2();
     fn nvmlShutdown();

@@ -43,19 +43,16 @@ fn nvmlInit_v2() {
     STARTED.fetch_add(1, Ordering::SeqCst);
     Ok(())
 }
-/// Ends what one start began.
 fn nvmlShutdown() {
     enter("nvmlShutdown")?;
     STARTED.fetch_sub(1, Ordering::SeqCst);
     Ok(())
 }
-/// The card with an id on the PCI bus.
 fn nvmlDeviceGetHandleByPciBusId_v2(bus_id: CText, device: OutPtr<usize>) {
     enter("nvmlDeviceGetHandleByPciBusId_v2")?;
     let card = card_at(&bus_id.get().ok_or(INVALID_ARGUMENT)?).ok_or(NOT_FOUND)?;
     device.give(FIRST + card, INVALID_ARGUMENT)
 }
-/// How busy the card and its memory are, in percent.
 fn nvmlDeviceGetUtilizationRates(device: usize, utilization: OutPtr<[u32; 2]>) {
     enter("nvmlDeviceGetUtilizationRates")?;
     let of = monitored();

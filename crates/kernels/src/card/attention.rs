@@ -33,13 +33,10 @@ unsafe impl Record for CardAttention {}
 
 paceline_cuda::kernels! {
     ATTENTION = "attention.cu", include_str!("attention.cu"), [NUMBERS, EXP, ATTENTION_OF_ALL];
-    /// Outputs and logarithms.
     fn attention_forward<T: f32 | f64>(spec: CardAttention, qkv: In<T>, output: Out<T>, log_sums: Out<u8>);
-    /// The gradient of the queries.
     fn attention_backward_queries<T: f32 | f64>(
         spec: CardAttention, qkv: In<T>, output: In<T>, log_sums: In<u8>, d_output: In<T>, d_qkv: Out<T>,
     );
-    /// The gradients of keys and values.
     fn attention_backward_keys<T: f32 | f64>(
         spec: CardAttention, qkv: In<T>, output: In<T>, log_sums: In<u8>, d_output: In<T>, d_qkv: Out<T>,
     );
@@ -47,13 +44,10 @@ paceline_cuda::kernels! {
 
 paceline_cuda::kernels! {
     ATTENTION_HALVES = "attention_halves.cu", include_str!("attention_halves.cu"), [NUMBERS, EXP, MMA, ATTENTION_OF_ALL];
-    /// Outputs and logarithms.
     fn halves_forward<T: f16 | bf16>(spec: CardAttention, qkv: In<T>, output: Out<T>, log_sums: Out<u8>);
-    /// The gradient of the queries.
     fn halves_backward_queries<T: f16 | bf16>(
         spec: CardAttention, qkv: In<T>, output: In<T>, log_sums: In<u8>, d_output: In<T>, d_qkv: Out<T>,
     );
-    /// The gradients of keys and values.
     fn halves_backward_keys<T: f16 | bf16>(
         spec: CardAttention, qkv: In<T>, output: In<T>, log_sums: In<u8>, d_output: In<T>, d_qkv: Out<T>,
     );

@@ -16,19 +16,15 @@ pub(super) type ConvSizes = [u32; 12];
 
 paceline_cuda::kernels! {
     CONV2D = "conv2d.cu", include_str!("conv2d.cu"), [NUMBERS, MMA, CONV];
-    /// The output of a convolution.
     fn conv2d_forward<T: f32 | f64 | f16 | bf16>(
         conv: ConvSizes, x: In<u8>, w: In<u8>, bias: In<u8>, y: Out<T>,
     );
-    /// The gradient of the weight from each part of the positions.
     fn conv2d_backward_weight<T: f32 | f64 | f16 | bf16>["weight_gradient", "false"](
         conv: ConvSizes, x: In<u8>, dy: In<T>, winners: In<u8>, partials: Out<u8>,
     );
-    /// The gradient of the input.
     fn conv2d_backward_input<T: f32 | f64 | f16 | bf16>["input_gradient", "false"](
         conv: ConvSizes, w: In<u8>, dy: In<T>, winners: In<u8>, dx: Out<u8>,
     );
-    /// The sums of gradients over each part of the positions.
     fn sum_channels<T: f32 | f64 | f16 | bf16>(
         conv: ConvSizes, dy: In<T>, winners: In<u8>, of_image: u32, partials: Out<u8>,
     );
@@ -36,27 +32,21 @@ paceline_cuda::kernels! {
 
 paceline_cuda::kernels! {
     CONV2D_WIDE = "conv2d_wide.cu", include_str!("conv2d_wide.cu"), [NUMBERS, MMA, CONV, CONV_WIDE];
-    /// The output, in tiles of 128 x 128.
     fn conv2d_forward_wide<T: f32 | tf32 | f16 | bf16>["conv2d_forward", "128, 128"](
         conv: ConvSizes, x: In<u8>, w: In<u8>, bias: In<u8>, y: Out<T>,
     );
-    /// The same in tiles of 128 x 64.
     fn conv2d_forward_tall<T: f32 | tf32 | f16 | bf16>["conv2d_forward", "128, 64"](
         conv: ConvSizes, x: In<u8>, w: In<u8>, bias: In<u8>, y: Out<T>,
     );
-    /// The gradient of the weight from each part of the positions, in tiles of 128 x 128.
     fn conv2d_backward_weight_wide<T: f32 | tf32 | f16 | bf16>["wide_weight_gradient", "false, 128"](
         conv: ConvSizes, x: In<u8>, dy: In<T>, winners: In<u8>, partials: Out<u8>,
     );
-    /// The same in tiles of 64 x 64.
     fn conv2d_backward_weight_small<T: f32 | tf32 | f16 | bf16>["wide_weight_gradient", "false, 64"](
         conv: ConvSizes, x: In<u8>, dy: In<T>, winners: In<u8>, partials: Out<u8>,
     );
-    /// The gradient of the input, in tiles of 128 x 128.
     fn conv2d_backward_input_wide<T: f32 | tf32 | f16 | bf16>["wide_input_gradient", "false, 128, 128"](
         conv: ConvSizes, w: In<u8>, dy: In<T>, winners: In<u8>, dx: Out<u8>,
     );
-    /// The same in tiles of 128 x 64.
     fn conv2d_backward_input_tall<T: f32 | tf32 | f16 | bf16>["wide_input_gradient", "false, 128, 64"](
         conv: ConvSizes, w: In<u8>, dy: In<T>, winners: In<u8>, dx: Out<u8>,
     );
@@ -64,15 +54,12 @@ paceline_cuda::kernels! {
 
 paceline_cuda::kernels! {
     CONV_RELU_POOL = "conv_relu_pool.cu", include_str!("conv_relu_pool.cu"), [NUMBERS, MMA, CONV];
-    /// The pooled output, and the winners.
     fn conv_relu_pool_forward<T: f32 | f64 | f16 | bf16>(
         conv: ConvSizes, x: In<u8>, w: In<u8>, bias: In<u8>, y: Out<T>, winners: Out<u8>,
     );
-    /// The gradient of the weight from each part of the positions.
     fn conv_relu_pool_backward_weight<T: f32 | f64 | f16 | bf16>["weight_gradient", "true"](
         conv: ConvSizes, x: In<u8>, dy: In<T>, winners: In<u8>, partials: Out<u8>,
     );
-    /// The gradient of the input.
     fn conv_relu_pool_backward_input<T: f32 | f64 | f16 | bf16>["input_gradient", "true"](
         conv: ConvSizes, w: In<u8>, dy: In<T>, winners: In<u8>, dx: Out<u8>,
     );
@@ -80,27 +67,21 @@ paceline_cuda::kernels! {
 
 paceline_cuda::kernels! {
     CONV_RELU_POOL_WIDE = "conv_relu_pool_wide.cu", include_str!("conv_relu_pool_wide.cu"), [NUMBERS, MMA, CONV, CONV_WIDE];
-    /// The pooled output, and the winners, in tiles of 128 x 128.
     fn conv_relu_pool_forward_wide<T: f32 | tf32 | f16 | bf16>["conv_relu_pool_forward", "128, 128"](
         conv: ConvSizes, x: In<u8>, w: In<u8>, bias: In<u8>, y: Out<T>, winners: Out<u8>,
     );
-    /// The same in tiles of 128 x 64.
     fn conv_relu_pool_forward_tall<T: f32 | tf32 | f16 | bf16>["conv_relu_pool_forward", "128, 64"](
         conv: ConvSizes, x: In<u8>, w: In<u8>, bias: In<u8>, y: Out<T>, winners: Out<u8>,
     );
-    /// The gradient of the weight from each part of the positions, in tiles of 128 x 128.
     fn conv_relu_pool_backward_weight_wide<T: f32 | tf32 | f16 | bf16>["wide_weight_gradient", "true, 128"](
         conv: ConvSizes, x: In<u8>, dy: In<T>, winners: In<u8>, partials: Out<u8>,
     );
-    /// The same in tiles of 64 x 64.
     fn conv_relu_pool_backward_weight_small<T: f32 | tf32 | f16 | bf16>["wide_weight_gradient", "true, 64"](
         conv: ConvSizes, x: In<u8>, dy: In<T>, winners: In<u8>, partials: Out<u8>,
     );
-    /// The gradient of the input, in tiles of 128 x 128.
     fn conv_relu_pool_backward_input_wide<T: f32 | tf32 | f16 | bf16>["wide_input_gradient", "true, 128, 128"](
         conv: ConvSizes, w: In<u8>, dy: In<T>, winners: In<u8>, dx: Out<u8>,
     );
-    /// The same in tiles of 128 x 64.
     fn conv_relu_pool_backward_input_tall<T: f32 | tf32 | f16 | bf16>["wide_input_gradient", "true, 128, 64"](
         conv: ConvSizes, w: In<u8>, dy: In<T>, winners: In<u8>, dx: Out<u8>,
     );

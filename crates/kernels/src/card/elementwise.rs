@@ -6,12 +6,8 @@ use super::NUMBERS;
 
 paceline_cuda::kernels! {
     ELEMENTWISE = "elementwise.cu", include_str!("elementwise.cu"), [NUMBERS];
-    /// `y = max(0, x)`.
     fn relu<T: f32 | f64 | f16 | bf16>(x: In<T>, y: Out<T>, n: u64);
-    /// `dx = dy` where `y` is not zero.
     fn relu_backward<T: f32 | f64 | f16 | bf16>(y: In<T>, dy: In<T>, dx: Out<T>, n: u64);
-    /// `y = x + y`.
     fn add<T: f32 | f64 | f16 | bf16>(x: In<T>, y: Out<T>, n: u64);
-    /// `x = x / divisor`.
     fn divide<T: f32 | f64>(x: Out<T>, divisor: f64, n: u64);
 }

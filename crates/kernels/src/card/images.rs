@@ -6,12 +6,9 @@ use super::NUMBERS;
 
 paceline_cuda::kernels! {
     IMAGES = "images.cu", include_str!("images.cu"), [NUMBERS];
-    /// A thread for each element of the output.
     fn pool<S: f32 | f64 | f16 | bf16>(x: In<S>, y: Out<S>, winners: Out<u8>, sizes: [u32; 7], n: u64);
-    /// A thread for each element of the input.
     fn pool_backward<S: f32 | f64 | f16 | bf16>(
         winners: In<u8>, dy: In<S>, dx: Out<S>, sizes: [u32; 7], n: u64,
     );
-    /// Blocks of 32 x 8 threads: `tiles` for the rows of each matrix.
     fn transpose<T: f32 | f64 | bf16 | u8>(x: In<T>, y: Out<T>, rows: u32, columns: u32, tiles: u32);
 }

@@ -6,16 +6,12 @@ use super::{NUMBERS, REDUCE};
 
 paceline_cuda::kernels! {
     LOSS = "loss.cu", include_str!("loss.cu"), [NUMBERS, REDUCE];
-    /// A warp for each row: its loss, whether it is right, and its gradient.
     fn cross_entropy<S: f32 | f64 | f16 | bf16>(
         logits: In<S>, labels: In<i64>, d_logits: Out<S>, of_rows: Out<f64>, scale: Wide<S>, classes: u32, rows: u64,
     );
-    /// One block: adds rows to the sums.
     fn add_rows(of_rows: In<f64>, sums: Out<f64>, rows: u64);
-    /// The gradient, and the sum of squares of each block.
     fn mse<S: f32 | f64 | f16 | bf16>(
         x: In<S>, t: In<Wide<S>>, d_input: Out<S>, of_blocks: Out<f64>, factor: Wide<S>, n: u64,
     );
-    /// One block: adds blocks to the sums.
     fn add_blocks(of_blocks: In<f64>, sums: Out<f64>, blocks: u32, columns: f64, rows: f64);
 }

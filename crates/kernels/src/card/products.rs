@@ -13,19 +13,14 @@ use crate::activation::Activation;
 
 paceline_cuda::kernels! {
     PRODUCTS = "products.cu", include_str!("products.cu"), [NUMBERS];
-    /// `y = x`, rounded.
     fn narrow<T: f16 | bf16>(x: In<f32>, y: Out<T>, n: u64);
-    /// `y = x`.
     fn widen<T: f16 | bf16>(x: In<T>, y: Out<f32>, n: u64);
-    /// `y[i, j] += bias[j]`, and ReLU if that is asked for.
     fn add_bias<T: f32 | f64 | f16 | bf16>(bias: In<T>, with_relu: u32, y: Out<T>, columns: u64, n: u64);
-    /// `y = max(0, y)`; NaN stays NaN.
     fn cut<T: f32 | f64 | f16 | bf16>(y: Out<T>, n: u64);
-    /// The sums over the rows of each part, in the type that kernels compute in: (parts, columns).
+    /// `partials` are (parts, columns), of the type that kernels compute in.
     fn sum_rows<T: f32 | f64 | f16 | bf16>(
         x: In<T>, rows: u64, columns: u64, rows_of_part: u64, partials: Out<u8>,
     );
-    /// `sums (+)= the sum over the parts`, of partial sums (parts, n) in the type that kernels compute in.
     fn add_parts<T: f32 | f64 | f16 | bf16>(
         partials: In<u8>, parts: u64, n: u64, accumulate: u32, sums: Out<T>,
     );

@@ -9,18 +9,11 @@ pub(crate) const COUNTS: usize = 1 << 11;
 
 paceline_cuda::kernels! {
     TOP_K = "top_k.cu", include_str!("top_k.cu"), [NUMBERS];
-    /// One thread: begins with no known bits.
     fn top_k_begin(state: Out<i32>, counts: Out<i32>, k: u32);
-    /// Counts the digits at a place.
     fn top_k_count(residual: In<f32>, state: In<i32>, counts: Out<i32>, shift: u32, bits: u32, n: u64);
-    /// One thread: finds the digit.
     fn top_k_digit(state: Out<i32>, counts: Out<i32>, bits: u32);
-    /// Each block counts what is above the threshold, and what is at it.
     fn top_k_count_blocks(residual: In<f32>, state: In<i32>, of_blocks: Out<i32>, n: u64);
-    /// One block: counts become the sums of what comes before.
     fn top_k_sum_blocks(of_blocks: Out<i32>, blocks: u32);
-    /// Moves what is selected, in order.
     fn top_k_move(residual: Out<f32>, state: In<i32>, of_blocks: In<i32>, selected: Out<i32>, k: u32, n: u64);
-    /// A thread for each element: the mean over the selections.
     fn top_k_mean(selections: In<i32>, mean: Out<f32>, k: u32, n: u32, len: u64);
 }

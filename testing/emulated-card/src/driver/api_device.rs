@@ -54,7 +54,6 @@ pub(super) fn bus_id(card: usize) -> String {
 }
 
 export! { guard;
-/// Makes the driver ready.
 fn cuInit(flags: u32) {
     let mut driver = lock();
     if flags != 0 {
@@ -66,9 +65,7 @@ fn cuInit(flags: u32) {
     driver.initialized = true;
     Ok(())
 }
-/// The driver's version.
 fn cuDriverGetVersion(version: OutPtr<i32>) { version.give(lock().settings.version, Status::INVALID_VALUE) }
-/// The number of cards.
 fn cuDeviceGetCount(count: OutPtr<i32>) {
     let driver = lock();
     if !driver.initialized {
@@ -76,23 +73,19 @@ fn cuDeviceGetCount(count: OutPtr<i32>) {
     }
     count.give(driver.cards.len() as i32, Status::INVALID_VALUE)
 }
-/// The card with a number.
 fn cuDeviceGet(device: OutPtr<i32>, ordinal: i32) {
     check(ordinal)?;
     device.give(ordinal, Status::INVALID_VALUE)
 }
-/// The card's name.
 fn cuDeviceGetName(name: OutPtr<u8>, len: i32, device: i32) {
     check(device)?;
     write_text(name, len.max(0) as usize, "emulated card");
     Ok(())
 }
-/// The card's memory.
 fn cuDeviceTotalMem_v2(bytes: OutPtr<usize>, device: i32) {
     let card = check(device)?;
     bytes.give(lock().cards[card].memory.capacity(), Status::INVALID_VALUE)
 }
-/// A number of the card.
 fn cuDeviceGetAttribute(value: OutPtr<i32>, attribute: u32, device: i32) {
     let card = check(device)?;
     let known = ATTRIBUTES.iter().find(|(a, _)| *a == attribute);
@@ -108,32 +101,27 @@ fn cuDeviceGetAttribute(value: OutPtr<i32>, attribute: u32, device: i32) {
     };
     value.give(number, Status::INVALID_VALUE)
 }
-/// 16 bytes that name the card.
 fn cuDeviceGetUuid_v2(uuid: OutPtr<[u8; 16]>, device: i32) {
     let card = check(device)?;
     let mut bytes = *b"emulated card  #";
     bytes[15] = card as u8;
     uuid.give(bytes, Status::INVALID_VALUE)
 }
-/// The card's id on the PCI bus.
 fn cuDeviceGetPCIBusId(name: OutPtr<u8>, len: i32, device: i32) {
     write_text(name, len.max(0) as usize, &bus_id(check(device)?));
     Ok(())
 }
-/// The card's context.
 fn cuDevicePrimaryCtxRetain(context: OutPtr<usize>, device: i32) {
     let card = check(device)?;
     lock().cards[card].retained += 1;
     context.give(context_of(card), Status::INVALID_VALUE)
 }
-/// Gives the context back.
 fn cuDevicePrimaryCtxRelease_v2(device: i32) {
     let card = check(device)?;
     let retained = &mut lock().cards[card].retained;
     *retained = retained.checked_sub(1).ok_or(Status::INVALID_CONTEXT)?;
     Ok(())
 }
-/// Sets the thread's context.
 fn cuCtxSetCurrent(context: usize) {
     if context != 0 && card_of(context, lock().cards.len()).is_none() {
         return Err(Status::INVALID_CONTEXT);
@@ -141,7 +129,6 @@ fn cuCtxSetCurrent(context: usize) {
     set_current_context(context);
     Ok(())
 }
-/// The thread's context.
 fn cuCtxGetCurrent(context: OutPtr<usize>) { context.give(current_context(), Status::INVALID_VALUE) }
 /// Runs everything that the card has to do.
 fn cuCtxSynchronize() {
@@ -150,7 +137,6 @@ fn cuCtxSynchronize() {
     let needed = driver.all_of_card(card);
     wait(driver, card, needed)
 }
-/// Free and total memory.
 fn cuMemGetInfo_v2(free: OutPtr<usize>, total: OutPtr<usize>) {
     let (driver, card) = enter()?;
     let memory = &driver.cards[card].memory;
@@ -163,13 +149,11 @@ fn cuGetExportTable(table: OutPtr<usize>, _id: usize) {
     table.set(0);
     Err(Status::NOT_FOUND)
 }
-/// The name of an error.
 fn cuGetErrorName(code: u32, name: OutPtr<StaticText>) {
     let text = status::name(code);
     name.set(text.map_or(StaticText::null(), StaticText::new));
     if text.is_some() { Ok(()) } else { Err(Status::INVALID_VALUE) }
 }
-/// A sentence about an error.
 fn cuGetErrorString(code: u32, text: OutPtr<StaticText>) {
     let sentence = status::description(code);
     text.set(sentence.map_or(StaticText::null(), StaticText::new));

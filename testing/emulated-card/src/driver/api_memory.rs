@@ -83,7 +83,6 @@ fn fill(at: u64, pattern: &[u8], count: usize, stream: usize) -> Outcome {
 }
 
 export! { guard;
-/// Allocates memory of the card.
 fn cuMemAlloc_v2(address: OutPtr<u64>, bytes: usize) {
     let (mut driver, card) = enter()?;
     driver.refuse_unsafe("cuMemAlloc")?;
@@ -112,7 +111,6 @@ fn cuMemFree_v2(address: u64) {
     driver.refuse_unsafe("cuMemFree")?;
     if driver.cards[card].memory.free(address) { Ok(()) } else { Err(driver.refuse(Status::INVALID_VALUE, format!("cuMemFree of {address:#x}"))) }
 }
-/// Allocates pinned memory of the host.
 fn cuMemHostAlloc(address: OutPtr<usize>, bytes: usize, _flags: u32) {
     let (mut driver, _) = enter()?;
     driver.refuse_unsafe("cuMemHostAlloc")?;
@@ -128,7 +126,6 @@ fn cuMemFreeHost(address: usize) {
     driver.refuse_unsafe("cuMemFreeHost")?;
     if driver.pinned.free(address) { Ok(()) } else { Err(Status::INVALID_VALUE) }
 }
-/// Pins memory of the program.
 fn cuMemHostRegister_v2(address: usize, bytes: usize, _flags: u32) {
     let (mut driver, _) = enter()?;
     driver.refuse_unsafe("cuMemHostRegister")?;
@@ -137,7 +134,6 @@ fn cuMemHostRegister_v2(address: usize, bytes: usize, _flags: u32) {
     }
     if driver.pinned.register(address, bytes) { Ok(()) } else { Err(Status::HOST_ALREADY_REGISTERED) }
 }
-/// Unpins memory of the program.
 fn cuMemHostUnregister(address: usize) {
     let (mut driver, _) = enter()?;
     driver.refuse_unsafe("cuMemHostUnregister")?;
@@ -151,7 +147,6 @@ fn cuMemcpyHtoDAsync_v2(to: u64, from: InPtr<u8>, len: usize, stream: usize) {
 fn cuMemcpyDtoHAsync_v2(to: usize, from: u64, len: usize, stream: usize) {
     download(to, from, len, stream, false)
 }
-/// Copies within the card in stream order.
 fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, len: usize, stream: usize) {
     let (mut driver, card, stream) = enter_stream(stream)?;
     if len == 0 {
@@ -161,13 +156,9 @@ fn cuMemcpyDtoDAsync_v2(to: u64, from: u64, len: usize, stream: usize) {
     check(&mut driver, card, from, len)?;
     driver.submit(stream, CardWork::Copy { to, from, len })
 }
-/// Copies to the card and waits.
 fn cuMemcpyHtoD_v2(to: u64, from: InPtr<u8>, len: usize) { upload(to, from, len, 0, true) }
-/// Copies to the host and waits.
 fn cuMemcpyDtoH_v2(to: usize, from: u64, len: usize) { download(to, from, len, 0, true) }
-/// Fills bytes in stream order.
 fn cuMemsetD8Async(at: u64, value: u8, count: usize, stream: usize) { fill(at, &[value], count, stream) }
-/// Fills words of 32 bits in stream order.
 fn cuMemsetD32Async(at: u64, value: u32, count: usize, stream: usize) {
     fill(at, &value.to_le_bytes(), count, stream)
 }

@@ -46,7 +46,6 @@ fn check_target(driver: &mut Driver, text: &str) -> Outcome {
 }
 
 export! { guard;
-/// Loads PTX.
 fn cuModuleLoadData(module: OutPtr<usize>, image: CText) {
     let (mut driver, card) = enter()?;
     driver.refuse_unsafe("cuModuleLoadData")?;
@@ -97,7 +96,6 @@ fn cuModuleUnload(module: usize) {
     }
     Ok(())
 }
-/// A kernel of a module.
 fn cuModuleGetFunction(function: OutPtr<usize>, module: usize, name: CText) {
     let (mut driver, _) = enter()?;
     let name = name.get().ok_or(Status::INVALID_VALUE)?;
@@ -108,7 +106,6 @@ fn cuModuleGetFunction(function: OutPtr<usize>, module: usize, name: CText) {
         None => Err(driver.refuse(Status::NOT_FOUND, format!("no kernel `{name}`"))),
     }
 }
-/// A number of a kernel.
 fn cuFuncGetAttribute(value: OutPtr<i32>, attribute: u32, function: usize) {
     let (driver, _) = enter()?;
     let function = driver.objects.functions.get(&function).ok_or(Status::INVALID_HANDLE)?;
@@ -125,7 +122,6 @@ fn cuFuncGetAttribute(value: OutPtr<i32>, attribute: u32, function: usize) {
     };
     value.give(number as i32, Status::INVALID_VALUE)
 }
-/// Lets a kernel have more dynamic shared memory.
 fn cuFuncSetAttribute(function: usize, attribute: u32, value: i32) {
     let (mut driver, _) = enter()?;
     let most = driver.settings.shared_bytes();

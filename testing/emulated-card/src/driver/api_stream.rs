@@ -58,7 +58,6 @@ fn elapsed(milliseconds: OutPtr<f32>, start: usize, end: usize) -> Result<(), St
 }
 
 export! { guard;
-/// A new stream.
 fn cuStreamCreate(stream: OutPtr<usize>, flags: u32) { create_stream(stream, flags) }
 /// A new stream; its priority has no effect.
 fn cuStreamCreateWithPriority(stream: OutPtr<usize>, flags: u32, _priority: i32) {
@@ -84,19 +83,16 @@ fn cuStreamSynchronize(stream: usize) {
     let needed = driver.all_of(stream);
     wait(driver, card, needed)
 }
-/// Whether the stream's work is done.
 fn cuStreamQuery(stream: usize) {
     let (mut driver, card, stream) = enter_stream(stream)?;
     driver.refuse_captured(stream, "cuStreamQuery")?;
     let needed = driver.all_of(stream);
     query(driver, card, needed)
 }
-/// Lets later work of a stream wait for an event.
 fn cuStreamWaitEvent(stream: usize, event: usize, _flags: u32) {
     let (mut driver, _, stream) = enter_stream(stream)?;
     driver.wait_event(stream, event)
 }
-/// A new event.
 fn cuEventCreate(event: OutPtr<usize>, flags: u32) {
     let (mut driver, card) = enter()?;
     if event.is_null() {
@@ -114,7 +110,6 @@ fn cuEventDestroy_v2(event: usize) {
     let (mut driver, _) = enter()?;
     driver.objects.events.remove(&event).map(|_| ()).ok_or(Status::INVALID_HANDLE)
 }
-/// Records an event after the stream's work.
 fn cuEventRecord(event: usize, stream: usize) {
     let (mut driver, _, stream) = enter_stream(stream)?;
     let owner = driver.objects.events.get(&event).ok_or(Status::INVALID_HANDLE)?.card;
@@ -123,7 +118,6 @@ fn cuEventRecord(event: usize, stream: usize) {
     }
     driver.record_event(event, stream)
 }
-/// Whether the work before an event is done.
 fn cuEventQuery(event: usize) {
     let (mut driver, card) = enter()?;
     let needed = before_event(&mut driver, event, "cuEventQuery")?;
@@ -137,16 +131,13 @@ fn cuEventSynchronize(event: usize) {
     driver.refuse_unsafe("cuEventSynchronize")?;
     wait(driver, card, needed)
 }
-/// The time between two events.
 fn cuEventElapsedTime(milliseconds: OutPtr<f32>, start: usize, end: usize) {
     elapsed(milliseconds, start, end)
 }
-/// The time between two events.
 fn cuEventElapsedTime_v2(milliseconds: OutPtr<f32>, start: usize, end: usize) {
     elapsed(milliseconds, start, end)
 }
 
-/// Begins to capture a stream's work.
 fn cuStreamBeginCapture_v2(stream: usize, mode: u32) {
     let (mut driver, _, stream) = enter_stream(stream)?;
     let mode = match mode {
@@ -171,7 +162,6 @@ fn cuStreamIsCapturing(stream: usize, status: OutPtr<u32>) {
     let (driver, _, stream) = enter_stream(stream)?;
     status.give(driver.capture_status(stream), Status::INVALID_VALUE)
 }
-/// A graph that can be launched.
 fn cuGraphInstantiateWithFlags(executable: OutPtr<usize>, graph: usize, _flags: u64) {
     let (mut driver, _) = enter()?;
     let graph = driver.objects.graphs.get(&graph).cloned().ok_or(Status::INVALID_HANDLE)?;
@@ -189,12 +179,10 @@ fn cuGraphLaunch(executable: usize, stream: usize) {
     }
     driver.submit(stream, CardWork::Graph(GraphRun::new(graph)))
 }
-/// Ends a graph.
 fn cuGraphDestroy(graph: usize) {
     let (mut driver, _) = enter()?;
     driver.objects.graphs.remove(&graph).map(|_| ()).ok_or(Status::INVALID_HANDLE)
 }
-/// Ends a graph that can be launched.
 fn cuGraphExecDestroy(executable: usize) {
     let (mut driver, _) = enter()?;
     driver.objects.executables.remove(&executable).map(|_| ()).ok_or(Status::INVALID_HANDLE)

@@ -105,47 +105,36 @@ pub extern "C" fn cublasLtGetStatusName(status: u32) -> StaticText {
 }
 
 export! { guard;
-/// Makes the library ready.
 fn cublasLtCreate(library: OutPtr<usize>) {
     // CUBLAS_STATUS_NOT_INITIALIZED
     current_card().map_err(|_| refuse(Status(1), "cublasLtCreate without a context"))?;
     give(library, Object::Library)
 }
-/// Ends the library.
 fn cublasLtDestroy(library: usize) { objects().remove(library) }
-/// A product's descriptor.
 fn cublasLtMatmulDescCreate(description: OutPtr<usize>, compute: u32, scale: u32) {
     give(description, Object::Description(Description::new(compute, scale)?))
 }
-/// Ends a descriptor.
 fn cublasLtMatmulDescDestroy(description: usize) { objects().remove(description) }
-/// Sets an attribute of a product.
 fn cublasLtMatmulDescSetAttribute(description: usize, which: u32, value: InPtr<u8>, len: usize) {
     match objects().get_mut(description)? {
         Object::Description(description) => description.set(which, &attribute(value, len)?),
         _ => Err(INVALID_VALUE),
     }
 }
-/// A matrix's layout.
 fn cublasLtMatrixLayoutCreate(layout: OutPtr<usize>, element: u32, rows: u64, cols: u64, ld: i64) {
     give(layout, Object::Layout(MatrixLayout::new(element, rows, cols, ld)?))
 }
-/// Ends a layout.
 fn cublasLtMatrixLayoutDestroy(layout: usize) { objects().remove(layout) }
-/// Sets an attribute of a layout.
 fn cublasLtMatrixLayoutSetAttribute(layout: usize, which: u32, value: InPtr<u8>, len: usize) {
     match objects().get_mut(layout)? {
         Object::Layout(layout) => layout.set(which, &attribute(value, len)?),
         _ => Err(INVALID_VALUE),
     }
 }
-/// A program's wishes for algorithms.
 fn cublasLtMatmulPreferenceCreate(preference: OutPtr<usize>) {
     give(preference, Object::Preference(Preference::default()))
 }
-/// Ends a preference.
 fn cublasLtMatmulPreferenceDestroy(preference: usize) { objects().remove(preference) }
-/// Sets an attribute of a preference.
 fn cublasLtMatmulPreferenceSetAttribute(preference: usize, which: u32, value: InPtr<u8>, len: usize) {
     match objects().get_mut(preference)? {
         Object::Preference(preference) => preference.set(which, &attribute(value, len)?),
@@ -184,7 +173,6 @@ fn cublasLtMatmulAlgoGetHeuristic(
     found.set(1);
     Ok(())
 }
-/// Queues a product.
 fn cublasLtMatmul(
     _library: usize,
     description: usize,

@@ -197,11 +197,9 @@ pub extern "C" fn ncclGetErrorString(result: u32) -> StaticText {
 }
 
 export! { guard;
-/// The library's version.
 fn ncclGetVersion(number: OutPtr<i32>) {
     number.give(version(), INVALID_ARGUMENT)
 }
-/// A name for a new communicator, to be given to all ranks.
 fn ncclGetUniqueId(id: OutPtr<NcclId>) {
     static NEXT: AtomicU64 = AtomicU64::new(0);
     let text = new_name(NEXT.fetch_add(1, Ordering::SeqCst));
@@ -219,7 +217,6 @@ fn ncclCommInitRankConfig(communicator: OutPtr<usize>, size: i32, id: NcclId, ra
     let config = config.ok_or_else(|| refuse(INVALID_ARGUMENT, "not an ncclConfig_t"))?;
     init(communicator, size, id, rank, config.version < 21_400 || config.blocking != 0)
 }
-/// Leaves a communicator.
 fn ncclCommDestroy(communicator: usize) { remove(communicator).map(|communicator| communicator.leave()) }
 /// Leaves a communicator and ends its waiting work.
 fn ncclCommAbort(communicator: usize) {
@@ -230,7 +227,6 @@ fn ncclCommAbort(communicator: usize) {
     communicator.leave();
     Ok(())
 }
-/// The error that happened while work ran.
 fn ncclCommGetAsyncError(communicator: usize, result: OutPtr<u32>) {
     let communicator = find(communicator)?;
     let mut error = communicator.error();
@@ -242,11 +238,9 @@ fn ncclCommGetAsyncError(communicator: usize, result: OutPtr<u32>) {
     }
     result.give(error, INVALID_ARGUMENT)
 }
-/// The number of ranks.
 fn ncclCommCount(communicator: usize, count: OutPtr<i32>) {
     count.give(find(communicator)?.size as i32, INVALID_ARGUMENT)
 }
-/// The own rank.
 fn ncclCommUserRank(communicator: usize, rank: OutPtr<i32>) {
     rank.give(find(communicator)?.rank as i32, INVALID_ARGUMENT)
 }
@@ -255,7 +249,6 @@ fn ncclGroupStart() {
     GROUP.with_borrow_mut(|group| group.depth += 1);
     Ok(())
 }
-/// Queues the calls since the start.
 fn ncclGroupEnd() {
     let group = GROUP.with_borrow_mut(|group| {
         group.depth = group.depth.checked_sub(1)?;
@@ -275,32 +268,25 @@ fn ncclGroupEnd() {
     }
     ended
 }
-/// Every rank gets the reduction of all.
 fn ncclAllReduce(send: u64, receive: u64, count: usize, element: u32, op: u32, comm: usize, stream: usize) {
     issue(NcclOp::AllReduce(NcclReduction::new(op)?), [send, receive], count, element, comm, stream)
 }
-/// Every rank gets the parts of all.
 fn ncclAllGather(send: u64, receive: u64, count: usize, element: u32, comm: usize, stream: usize) {
     issue(NcclOp::AllGather, [send, receive], count, element, comm, stream)
 }
-/// Every rank gets its part of the reduction.
 fn ncclReduceScatter(send: u64, receive: u64, count: usize, element: u32, op: u32, comm: usize, stream: usize) {
     issue(NcclOp::ReduceScatter(NcclReduction::new(op)?), [send, receive], count, element, comm, stream)
 }
-/// Every rank gets the root's data.
 fn ncclBroadcast(send: u64, receive: u64, count: usize, element: u32, root: i32, comm: usize, stream: usize) {
     issue(NcclOp::Broadcast { root: peer(root)? }, [send, receive], count, element, comm, stream)
 }
-/// The root gets the reduction of all.
 fn ncclReduce(send: u64, receive: u64, count: usize, element: u32, op: u32, root: i32, comm: usize, stream: usize) {
     let kind = NcclOp::Reduce(NcclReduction::new(op)?, peer(root)?);
     issue(kind, [send, receive], count, element, comm, stream)
 }
-/// Sends to a rank.
 fn ncclSend(send: u64, count: usize, element: u32, to: i32, comm: usize, stream: usize) {
     issue(NcclOp::Send { to: peer(to)? }, [send, 0], count, element, comm, stream)
 }
-/// Receives from a rank.
 fn ncclRecv(receive: u64, count: usize, element: u32, from: i32, comm: usize, stream: usize) {
     issue(NcclOp::Receive { from: peer(from)? }, [0, receive], count, element, comm, stream)
 }
