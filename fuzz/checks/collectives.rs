@@ -1,9 +1,9 @@
 //! Checks of a rank that receives arbitrary headers from its peers.
 //!
 //! Input: the number of ranks in one byte, a header from each rank (this rank's own first), and for an all-to-all a row
-//! of counts from each rank. Output: nothing if the ranks agree, otherwise the message of the error. A panic is a bug.
-//! After the ranks have agreed, bytes move, so every byte that a transport would touch must lie within this rank's
-//! memory. `paceline-collectives` includes this file with its feature `fuzzing`, for the fuzzer and `tests/corpus.rs`.
+//! of counts from each rank. Output: nothing if the ranks agree, otherwise the message of the error. After the ranks
+//! have agreed, every byte that a transport would touch must lie within this rank's memory. `paceline-collectives`
+//! includes this file with its feature `fuzzing`.
 
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
 //! What must hold for any bytes that stand in the file of a data set, or in a tokenizer's.
 //!
-//! Input: bytes. Output: whether one of the readers accepts them, and otherwise the last reader's message. A panic
-//! is a fault of the reader. `paceline-data` includes this file with its feature `fuzzing`, for the fuzzer and `tests/corpus.rs`.
+//! Input: bytes. Output: whether one of the readers accepts them, and otherwise the last reader's message. A panic is a fault of
+//! the reader. `paceline-data` includes this file with its feature `fuzzing`.
 
 use std::io::Write;
 use std::path::PathBuf;

@@ -1,7 +1,7 @@
 //! Checks that arbitrary bytes in a weight file do no harm.
 //!
-//! Input: bytes. Output: nothing if they are the weights of a small model, otherwise the message of the error. A panic is
-//! a bug of the reader. `paceline-model` includes this file with its feature `fuzzing`, for the fuzzer and `tests/corpus.rs`.
+//! Input: bytes. Output: nothing if they are the weights of a small model, otherwise the message of the error. A panic is a
+//! bug of the reader. `paceline-model` includes this file with its feature `fuzzing`.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -31,7 +31,7 @@ pub const ADAM_W: OptimizerConfig = OptimizerConfig::AdamW(AdamW {
 /// before it reads anything else.
 pub fn safetensors(bytes: &[u8]) -> Result<(), String> {
     let outcome = read(bytes);
-    // The reader of published weights looks at headers only, and at none of the values.
+    // The reader of published weights looks at headers only.
     let header_len = bytes.first_chunk().map_or(0, |len| u64::from_le_bytes(*len));
     let end = usize::try_from(header_len).ok().and_then(|len| len.checked_add(8));
     if let Some(header) = end.and_then(|end| bytes.get(8..end)) {

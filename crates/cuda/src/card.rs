@@ -245,7 +245,6 @@ impl Card {
     }
 }
 
-/// The text that the driver has written.
 fn text_of<const LEN: usize>(text: &mut [c_char; LEN]) -> String {
     text[LEN - 1] = 0;
     // SAFETY: the last byte is zero.

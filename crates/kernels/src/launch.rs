@@ -189,7 +189,6 @@ unsafe fn compute<O: Operands>(
     body(processor, unsafe { O::views(held) })
 }
 
-/// The shapes of the tensors that are read.
 fn shapes_of(operands: &impl Operands) -> Shapes {
     let mut inputs = InputShapes::default();
     operands.inputs(&mut inputs);

@@ -1,7 +1,7 @@
 //! Numbers as they lie in memory, and the types in which kernels compute with them.
 //!
 //! f32 and f64 are computed with as they are. bf16 and f16 are widened to f32 when they are loaded, and results are rounded
-//! once, when they are stored. So one loop serves all of them, and has the bits of a plain f32 loop for f32.
+//! once, when they are stored. So one loop serves all of them.
 
 use half::{bf16, f16};
 use paceline_cuda::kernel::Scalar;

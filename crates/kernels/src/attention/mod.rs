@@ -166,7 +166,6 @@ fn ways(compute: &Compute, qkv: &Tensor, spec: &AttentionSpec) -> Ways {
     Ways { tiles: ways.tiles.filter(|_| is_whole), ..ways }
 }
 
-/// Computes a pair of the forward pass, or of the backward pass.
 type ForwardPair<S> =
     unsafe fn(Ways, &PairOperands<'_, S>, usize, &mut [f32], &mut [f32], &SharedMatrix<'_, S>);
 type BackwardPair<S> =

@@ -15,7 +15,6 @@ struct __align__(16) Conv {
     __device__ u32 out_width() const { return (width + 2 * padding - kernel_width) / stride + 1; }
 };
 
-// Where the elements of images are.
 struct Layout {
     u64 image;
     u32 row, position, channel;
@@ -40,7 +39,6 @@ template <typename S> struct Images {
     }
 };
 
-// A position of a batch.
 struct Position {
     u32 n, i, j, window, place;
 };
@@ -221,7 +219,6 @@ template <typename S> struct WeightOfSpread {
     __device__ Real at(u64 row, u64 column) const { return load(As<S>::store(w[row + column])); }
 };
 
-// The transpose of a factor.
 template <typename F> struct Transposed {
     typedef typename F::Real Real;
     F factor;

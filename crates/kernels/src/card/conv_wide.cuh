@@ -215,7 +215,6 @@ template <u32 SIDE, bool IS_BY_STEPS> struct WideTile<f32, SIDE, IS_BY_STEPS> {
 // take turns, so that a lane loads and writes 4 at once. Those of neighboring g at 4 steps are in different banks.
 __device__ __forceinline__ u32 four(u32 g) { return g % 2 * 16 + g / 2 * 4; }
 
-// A vector as TF32.
 __device__ __forceinline__ uint4 rounded(const Bits& bits) {
     return make_uint4(Tensor<tf32>::rounded(bits.of[0]), Tensor<tf32>::rounded(bits.of[1]), Tensor<tf32>::rounded(bits.of[2]),
                       Tensor<tf32>::rounded(bits.of[3]));
@@ -681,7 +680,7 @@ template <typename S> __device__ __forceinline__ void write(S* to, const f32 (&f
     }
 }
 
-// The gradient of the weight, as of weight_gradient.
+// As weight_gradient.
 template <typename S, bool POOLED, u32 SIDE_OF_TILE>
 __global__ void WIDE_BOUNDS(SIDE_OF_TILE, SIDE_OF_TILE)
 wide_weight_gradient(Conv conv, const void* x, const S* dy, const u8* winners, f32* partials) {
@@ -697,7 +696,7 @@ wide_weight_gradient(Conv conv, const void* x, const S* dy, const u8* winners, f
     });
 }
 
-// The gradient of the input, as of input_gradient.
+// As input_gradient.
 template <typename S, bool POOLED, u32 ROWS, u32 COLUMNS>
 __global__ void WIDE_BOUNDS(ROWS, COLUMNS)
 wide_input_gradient(Conv conv, const f32* w, const S* dy, const u8* winners, void* dx) {

@@ -1,4 +1,4 @@
-//! The kernels of cards: for each source (`.cu`) the names and arguments of what is in it.
+//! The kernels of cards: for each source (`.cu`) the names and arguments of what is in it. The sources describe the kernels.
 //!
 //! Element-wise operations and optimizers compute in the processor's order and round as it does, so they have its bits. Each
 //! other operation says how far it may be off. The sources are compiled when a card first needs them.

@@ -62,7 +62,6 @@ pub(crate) fn from_elem<T>(elems: In<T>, first: usize) -> In<T> {
     In(elems.0 + (first * size_of::<T>()) as u64, std::marker::PhantomData)
 }
 
-/// The elements from `first` on, for writing.
 pub(crate) fn from_elem_mut<T>(elems: Out<T>, first: usize) -> Out<T> {
     Out(elems.0 + (first * size_of::<T>()) as u64, std::marker::PhantomData)
 }

@@ -21,9 +21,9 @@ const PANEL_BYTES: usize = 24 << 10;
 /// How channels are distributed over registers.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ChannelColumns {
-    /// Number of channels without padding.
+    /// Without padding.
     pub(crate) channels: usize,
-    /// Number of channels that are computed: `blocks * block`.
+    /// Those that are computed: `blocks * block`.
     pub(crate) padded: usize,
     /// Channels of one block: `wide` registers.
     pub(crate) block: usize,
@@ -97,7 +97,6 @@ pub(crate) struct ConvProduct {
 /// for each part.
 pub(crate) type Memory = (Scratch<f32>, Scratch<f32>, Scratch<f32>);
 
-/// The slices of [`Memory`].
 pub(crate) type Slices<'a> = (&'a mut [f32], &'a mut [f32], &'a mut [f32]);
 
 impl ConvProduct {
@@ -132,7 +131,6 @@ impl ConvProduct {
         self.reading.kernel_rows * self.reading.run * self.columns.padded
     }
 
-    /// Elements of the output of one image.
     pub(super) fn output_elems(&self) -> usize {
         self.rows * self.positions * self.columns.padded
     }

@@ -18,9 +18,7 @@ use crate::{ImageLayout, Processor, SimdLevel, Threads};
 pub(crate) struct PositionGrid<'a> {
     /// The memory, which begins with the first position.
     pub(crate) elems: &'a mut [f32],
-    /// Elements from one row to the next.
     pub(crate) row_stride: usize,
-    /// Elements from one position of a row to the next.
     pub(crate) position_stride: usize,
 }
 

@@ -22,9 +22,7 @@ pub(crate) struct Reading {
     pub(crate) run: usize,
     /// Elements from one position to the next.
     pub(crate) position_stride: usize,
-    /// Elements from one row of positions to the next.
     pub(crate) row_stride: usize,
-    /// Elements from one kernel row to the next.
     pub(crate) kernel_row_stride: usize,
     /// Image rows between rows of positions.
     pub(crate) row_step: usize,

@@ -12,16 +12,16 @@ use crate::simd::{Portable, Vector};
 /// Arguments of a product tile: `sums[p][c] (+)= sum over k < len of x[p, k] * w[k, c]`.
 #[derive(Clone, Copy)]
 pub(super) struct ProductTile {
-    /// First value of the first position. Each next position begins `x_stride` elements later.
+    /// The first position; the next ones begin `x_stride` elements after each other.
     pub(super) x: *const f32,
     pub(super) x_stride: usize,
     /// A panel of weights: `len` rows of `C` registers.
     pub(super) w: *const f32,
     pub(super) len: usize,
-    /// Sums of the first position. Each next position begins `y_stride` elements later.
+    /// Sums of the first position; the next ones begin `y_stride` elements after each other.
     pub(super) y: *mut f32,
     pub(super) y_stride: usize,
-    /// Whether to start from the values in `y` instead of zero.
+    /// Whether sums start from `y` instead of zero.
     pub(super) accumulate: bool,
 }
 
@@ -36,7 +36,7 @@ pub(super) struct GradientTile<'a> {
     pub(super) positions: usize,
     pub(super) x_stride: usize,
     pub(super) dy_stride: usize,
-    /// Gradients of the first of the `T` weights. Each next weight is `d_w_stride` elements later.
+    /// Gradients of the first of the `T` weights, which are `d_w_stride` elements apart.
     pub(super) d_w: *mut f32,
     pub(super) d_w_stride: usize,
 }

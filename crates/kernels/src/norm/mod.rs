@@ -232,7 +232,6 @@ fn of_range<T: Real>(
     Ok(tree)
 }
 
-/// Adds the rows in `range` to the tree.
 fn push_rows<T: Real>(
     tree: &mut RowTree,
     x: ElemRun<T>,

@@ -1,9 +1,8 @@
 //! A sum over rows as a balanced binary tree. Any part of it can be computed apart from the others.
 //!
-//! The tree is that of [`paceline_numeric::tree`], with the rows as leaves. A run of rows that begins at a multiple of its
-//! length, a power of two, is a node of the tree whatever the number of rows is. Whoever holds some of the rows adds up
-//! the nodes that lie within them, and the nodes of all holders together give the sum, with the same bits however the
-//! rows are divided. This file does not know what the rows are.
+//! The tree is that of [`paceline_numeric::tree`], with the rows as leaves. Whoever holds some of the rows adds up the
+//! nodes that lie within them, and the nodes of all holders together give the sum, with the same bits however the rows are
+//! divided. This file does not know what the rows are.
 
 /// Elements of a row.
 pub const ROW_ELEMS: usize = 16;

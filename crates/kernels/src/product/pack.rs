@@ -53,7 +53,6 @@ impl Ahead {
         self.runs_left * self.len.div_ceil(LINE_BYTES)
     }
 
-    /// Prefetches up to `lines` more lines.
     #[inline(always)]
     pub(super) fn fetch(&mut self, lines: usize) {
         for _ in 0..lines {

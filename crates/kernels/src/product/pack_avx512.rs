@@ -368,7 +368,6 @@ unsafe fn square<T, U: Units<T>>(
                 let mask = first(if len > 0 { lanes } else { 0 }) as u16;
                 let start = start.wrapping_add(i * U::K * k_stride);
                 for k in 0..U::K {
-                    // The next 16 units of these lanes.
                     let ahead = (16 * U::K + k) * k_stride;
                     _mm_prefetch::<_MM_HINT_T0>(start.wrapping_add(ahead).cast());
                 }

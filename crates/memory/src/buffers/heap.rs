@@ -87,7 +87,6 @@ pub(super) struct HeapUsage {
     pub(super) num_requests: u64,
 }
 
-/// The memory of one allocator.
 #[derive(Debug, Default)]
 pub(crate) struct Heap {
     device: Device,

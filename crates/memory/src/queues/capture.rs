@@ -1,7 +1,6 @@
 //! The capture of a stream's work for a graph of a card.
 //!
-//! While a thread captures, its work does not run: the driver keeps it with its arguments. Work of other threads waits until the
-//! capture ends.
+//! While a thread captures, its work does not run. Work of other threads waits until the capture ends.
 
 use std::sync::PoisonError;
 use std::thread::ThreadId;

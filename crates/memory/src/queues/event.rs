@@ -82,7 +82,7 @@ impl Event {
         Self(None)
     }
 
-    /// The event of the work at `position`, which the holder of the [`Signal`] runs, after the work of `before`.
+    /// The event of the work at `position`, which the holder of the [`Signal`] ends.
     pub(super) fn pending(
         position: StreamPosition,
         before: VectorClock,
@@ -130,7 +130,7 @@ impl Event {
         self.runner()?.card_event()
     }
 
-    /// Notes a use of memory if the work is captured, its graph was not launched yet, and the memory is not of the graph's pool.
+    /// Notes a use of memory outside of the graph's pool, if the work is captured and its graph was not launched yet.
     pub(crate) fn note_use(&self, graph_pool: Option<u32>, used: impl FnOnce() -> CapturedUse) {
         if let Some(shared) = &self.0
             && shared.graph_pool.is_some_and(|own| graph_pool != Some(own))

@@ -20,7 +20,7 @@ use super::work::{CopyKind, FirstFailure, QueuedWork, WorkKind};
 /// The settings of an emulated device.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct SimSpec {
-    /// Bytes that a copy between the host and the device moves per second, if the host's memory is pinned.
+    /// Speed of copies from and to pinned memory of the host.
     pub copy_bytes_per_s: f64,
     /// Fixed cost of each copy.
     pub copy_latency: Duration,
