@@ -3,10 +3,10 @@
 //! Matrices are rows after rows here and columns after columns there: a matrix of one kind is the transpose of the other, so
 //! `c = a b` is asked for as `cᵀ = bᵀ aᵀ` and nothing is copied.
 //!
-//! The algorithm for a shape is chosen once per process. The first one in the library's own order, with a workspace of fixed size,
-//! decides the bits. Large products are tried with all algorithms that the library names, and a faster one replaces the first if its
-//! result has the same bits, with the first operands of this shape. So for one version, kind of card and shape the bits are the same
-//! from run to run.
+//! The algorithm for a shape is chosen once per process: the first one in the library's own order, with a workspace of fixed
+//! size, decides the bits. Large products are tried with all algorithms that the library names, and a faster one replaces the
+//! first if its result has the same bits for the first operands of this shape. So for one version, kind of card and shape the
+//! bits are the same from run to run.
 
 mod trial;
 

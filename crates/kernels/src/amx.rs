@@ -1,8 +1,7 @@
 //! AMX, Intel's Advanced Matrix Extensions: whether a process may use its tiles, their configuration, and the peak loop.
 //!
-//! This file does not know what products put into the tiles. All instructions are written in assembly, since the compiler's
-//! functions for them are not stable. The compiler itself makes no use of tiles, so what one block of assembly leaves in them is
-//! there for the next.
+//! This file does not know what products put into the tiles. Instructions are written in assembly, since the compiler's functions
+//! for them are not stable. The compiler itself uses no tiles, so their contents last from one block of assembly to the next.
 //!
 //! Source: Intel, "Architecture Instruction Set Extensions Programming Reference", chapter 3.
 

@@ -4,9 +4,8 @@
 //! tensors of the caller. Every function states its formula, shapes and element types, and whether it
 //! overwrites or accumulates. This crate knows nothing of layers, models or ranks.
 //!
-//! Every operation takes the [`Compute`] handle first, states what it is and works on, and is launched through one door
-//! ([`Compute::launch`]). Tensors of another device are refused. An operation returns no number that it has computed: sums
-//! stay in tensors until they are read.
+//! Every operation takes the [`Compute`] handle first and is launched through one door ([`Compute::launch`]). Tensors of another
+//! device are refused. No operation returns a number that it has computed: sums stay in tensors until they are read.
 //!
 //! Activations may be stored in bf16 or f16 where an operation says so: it computes in f32, and rounds each result once, when it
 //! stores it.

@@ -244,7 +244,7 @@ mod x86 {
         unsafe fn transpose(from: *const f32, from_row: usize, to: *mut f32, to_row: usize) {
             // SAFETY: the caller guarantees the processor and 8 elements at 8 places each.
             unsafe {
-                // Loops and no closures: a closure would be compiled without the instructions if it were not inlined.
+                // No closures, as above.
                 let mut rows = [_mm256_setzero_ps(); 8];
                 for (i, row) in rows.iter_mut().enumerate() {
                     *row = _mm256_loadu_ps(from.add(i * from_row));

@@ -104,7 +104,6 @@ impl<'a, S: Stored<Real = f32>> PairOperands<'a, S> {
         pack_rotated(self.simd, self, row, tokens, column, factor, to);
     }
 
-    /// Copies the elements of tokens from `column` on into the rows of `to`. The rows after the tokens are zero.
     pub(super) fn pack(&self, row: usize, tokens: Range<usize>, column: usize, to: &mut [f32]) {
         pack(self.simd, self.qkv, self.spec, row, tokens, column, to);
     }

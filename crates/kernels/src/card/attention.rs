@@ -55,12 +55,10 @@ paceline_cuda::kernels! {
 
 /// Queries, and keys, of a tile.
 const SIDE: usize = 32;
-/// Threads of a block.
 const THREADS: u32 = 128;
 /// Bytes of the columns of each half of a head that a block computes.
 const HALF_BYTES: usize = 256;
 
-/// The first argument of a kernel.
 fn first_argument<R>(
     spec: &AttentionSpec,
     lengths: Option<In<i64>>,

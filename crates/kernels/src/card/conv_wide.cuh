@@ -387,7 +387,6 @@ struct WideTiles<tf32, ROWS, COLUMNS, IS_A_BY_STEPS, IS_B_BY_STEPS> {
         b[of].load_columns(y, part, column);
         #pragma unroll
         for (u32 m = 0; m < 2; ++m) {
-            // A small tile of a first layer has fewer rows.
             if (ROWS == WARP_ROWS && m == 1 && rows <= 32) continue;
             a[of].load_rows(x, part, row + 32 * m);
             #pragma unroll

@@ -62,7 +62,6 @@ impl WeightGradient {
         )
     }
 
-    /// Elements of the sums of a part.
     fn sum_elems(&self) -> usize {
         let Self(product) = self;
         match product.tiles() {

@@ -91,7 +91,6 @@ pub(super) unsafe fn backward_weight<S: Stored<Real: Multiplied> + Multiplied>(
     Ok(())
 }
 
-/// The sizes of a head.
 pub(super) struct CardHead {
     pub(super) rows: usize,
     pub(super) classes: usize,

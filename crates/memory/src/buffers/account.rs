@@ -154,7 +154,6 @@ impl Counter {
 /// Phases by name, in the order in which they ended for the first time.
 type Phases = Vec<(&'static str, PhaseUsage)>;
 
-/// The counters of one allocator.
 #[derive(Debug, Default)]
 pub(crate) struct UsageCounters {
     pub(super) by_category: [Counter; Category::ALL.len()],

@@ -3,8 +3,7 @@
 //! A use by the host ends when its guard is dropped, and leaves nothing. Queued work leaves its position in its stream, and the
 //! next use of the bytes must come after it. For each byte the last write counts, and the reads after it that come before no
 //! other read. Uses before those count as long as the later work may be withdrawn: then it orders nothing. Work that the host
-//! has waited for is forgotten. Bytes with the same history are one range, and ranges are found by their start, so a look-up
-//! takes hardly longer if there are many.
+//! has waited for is forgotten. Bytes with the same history are one range, which is found by its start.
 //!
 //! Input: ranges, and who wants to use them. Output: a refusal that names the conflicting use. This module knows no addresses.
 

@@ -35,7 +35,6 @@ pub(crate) trait UsedMemory: Debug + Send + Sync {
     ) -> Result<()>;
 }
 
-/// A use of memory by captured work.
 #[derive(Clone, Debug)]
 pub(crate) struct CapturedUse {
     pub(crate) memory: Arc<dyn UsedMemory>,

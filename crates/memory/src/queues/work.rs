@@ -13,7 +13,6 @@ use crate::{MemoryError, Result};
 /// The function of a piece of work. Its error is returned by the next synchronization.
 pub type Body = Box<dyn FnOnce() -> Result<(), String> + Send>;
 
-/// A piece of work in the queue of a stream.
 pub(super) struct QueuedWork {
     pub(super) waits: Vec<Event>,
     /// The work of the same stream before it.

@@ -12,12 +12,10 @@ use super::streams::EmulatedStream;
 use super::work::CardWork;
 
 impl DriverObjects {
-    /// The capture that a stream takes part in.
     fn capture_of(&self, stream: usize) -> Option<usize> {
         self.streams.get(&stream).and_then(|s| s.capture)
     }
 
-    /// The captures that these streams take part in.
     fn captures_where(&self, is_meant: impl Fn(&EmulatedStream) -> bool) -> Vec<usize> {
         self.streams.values().filter(|s| is_meant(s)).filter_map(|s| s.capture).collect()
     }

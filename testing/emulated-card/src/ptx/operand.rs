@@ -25,7 +25,6 @@ pub struct OperandNames {
     shadowed: Vec<Vec<(String, Meaning)>>,
 }
 
-/// The meaning of a name, if it has one.
 #[derive(Clone, Copy, Debug)]
 enum Meaning {
     Register(Option<Reg>),

@@ -307,7 +307,6 @@ impl Builder {
     }
 }
 
-/// A line in a message.
 fn tidy(line: &str) -> String {
     line.split_whitespace().collect::<Vec<_>>().join(" ")
 }

@@ -38,7 +38,6 @@ pub(super) struct LaneFault {
 
 pub(super) type Laned<T> = Result<T, LaneFault>;
 
-/// Names the lane of a fault.
 pub(super) fn on_lane(lane: usize) -> impl Fn(Fault) -> LaneFault {
     move |fault| LaneFault { lane, fault }
 }
