@@ -1,5 +1,6 @@
 //! Checks that arbitrary bytes do no harm in a rendezvous: at the store's server, at its clients, in a rendezvous file,
 //! and in a hello.
+//!
 //! Input: bytes. Output: nothing if a reader accepts them, otherwise the message of the error. A panic is a bug of the
 //! reader. The bytes come from a socket, as those of a real connection; its other end is closed after the last byte, so
 //! nothing waits. `paceline-rendezvous` includes this file with its feature `fuzzing`, for the fuzzer and

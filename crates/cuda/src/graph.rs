@@ -1,8 +1,8 @@
 //! Graphs: the work of a stream, captured once and replayed many times.
 //!
-//! While a stream is captured, its work does not run: the driver keeps it with its arguments. A graph has all of it, and a launch of
-//! the graph is one piece of work. The driver refuses requests for memory, waits of the host, and events from outside, which a graph
-//! cannot have. Addresses are kept as they are, so the caller that launches a graph guarantees that its memory is still there.
+//! While a stream is captured, its work does not run: the driver keeps it with its arguments in a graph, whose launch is one
+//! piece of work. The driver refuses requests for memory, waits of the host, and events from outside. Addresses are kept as they
+//! are, so the caller that launches a graph guarantees that its memory is still there.
 
 use std::fmt;
 

@@ -265,8 +265,8 @@ impl Threads {
         Self::build(num_threads, rayon::ThreadPoolBuilder::new())
     }
 
-    /// The same with the calling thread as one of them, which then begins its share at once instead of waking another thread and
-    /// waiting for it. A thread belongs to a pool for good, so a second pool of the same thread starts all of its threads.
+    /// The same with the calling thread as one of them: it begins its share at once instead of waking another thread and waiting
+    /// for it. A thread belongs to one pool for good, so its second pool starts all threads.
     fn with_caller(num_threads: usize) -> Result<Self> {
         let builder = rayon::ThreadPoolBuilder::new();
         match rayon::current_thread_index() {

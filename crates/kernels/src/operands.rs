@@ -73,8 +73,8 @@ impl<'a> InputShapes<'a> {
     }
 }
 
-/// Keep the memory of operands in place until the operation is done, or until it is in its stream. Memory of a device may be
-/// freed while queued work uses it, because it goes back to the stream after the work.
+/// Keep the memory of operands in place until the operation is done or in its stream. Memory of a device may be freed while
+/// queued work uses it, because it goes back to the stream after the work.
 pub(crate) type Claims = SmallVec<[Claim; 10]>;
 
 /// Who claims operands, and for what.

@@ -24,8 +24,8 @@ const SUMS_AVX512: usize = 24;
 const SUMS_AVX2: usize = 12;
 const SUMS_PORTABLE: usize = 48;
 
-/// Floating-point operations per second of all threads of `compute`, which are measured at the same time: the best of
-/// several repetitions of each, added up. For products of bf16 it is the speed of the instructions that `compute` uses for them.
+/// Floating-point operations per second of all threads of `compute`, measured at the same time: the best of several repetitions
+/// of each, added up. For bf16 it is the speed of the instructions that `compute` uses for products.
 pub fn of_threads(compute: &Compute, dtype: DType) -> f64 {
     let once = || match dtype {
         DType::BF16 if compute.bf16_products() != Bf16Products::Widened => {

@@ -80,8 +80,8 @@ pub(crate) fn operand<X: SinglePrecision, S: SinglePrecision>(x: X) -> f32 {
     S::store(x.load()).load()
 }
 
-/// Runs a body with the element type of a tensor under a name: f32, f64, bf16 or f16. So an operation is written once. For
-/// any other type the result is [`KernelError::DType`](crate::KernelError::DType), or an error that is made from it.
+/// Runs a body with the element type of a tensor under a name: f32, f64, bf16 or f16. For any other type the result is
+/// [`KernelError::DType`](crate::KernelError::DType), or an error that is made from it.
 ///
 /// ```
 /// use paceline_kernels::{Result, Stored, for_stored};

@@ -124,10 +124,9 @@ fn threshold(values: &[f32], k: usize) -> (u32, usize) {
 /// Elements that are added up at a time, so that they stay in the first-level cache.
 const BLOCK: usize = 1024;
 
-/// `mean = ((s0 + s1) + (s2 + s3) + ...) / n` over the `n` selections that lie one after the other in
-/// `selections`. The sum is a balanced tree, of which the left half has the largest power of two below `n`
-/// selections, as in an all-reduce. Elements that are not selected count as -0. f32; overwrites. Errors on an
-/// index beyond `mean`, and on indices that do not ascend.
+/// `mean = ((s0 + s1) + (s2 + s3) + ...) / n` over the `n` selections that lie one after the other in `selections`. The sum
+/// is a tree as in an all-reduce, see [`paceline_numeric::tree`]. Elements that are not selected count as -0. f32;
+/// overwrites. Errors on an index beyond `mean`, and on indices that do not ascend.
 pub fn scatter_mean(compute: &Compute, selections: &Tensor, n: usize, mean: &Tensor) -> Result<()> {
     let op = Op::new("top_k_scatter_mean");
     let operands = (

@@ -18,9 +18,8 @@ pub fn widen(x: bf16) -> f32 {
 pub fn round(x: f32) -> bf16 {
     let bits = x.to_bits();
     let upper = bits >> 16;
-    // The addition carries into the upper 16 bits if the lower 16 are more than half a unit of the upper, or
-    // exactly half and the upper bits are odd. A carry out of the largest finite value gives infinity, which
-    // is the correct result.
+    // The addition carries into the upper 16 bits if the lower 16 are more than half a unit of the upper, or exactly half
+    // and the upper bits are odd. A carry out of the largest finite value rightly gives infinity.
     let nearest = bits.wrapping_add(0x7FFF + (upper & 1)) >> 16;
     let quiet = upper | 0x40;
     bf16::from_bits(if x.is_nan() { quiet } else { nearest } as u16)

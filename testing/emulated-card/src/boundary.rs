@@ -1,8 +1,7 @@
 //! The edge to C: pointers that callers hand over, status codes, and a guard that stops panics.
 //!
-//! The exported functions are safe Rust: what is unsafe about a pointer of a caller is said once, here. A pointer type
-//! can only come from a C caller, and the contract is that of the C interface: null, or valid for the duration of the
-//! call.
+//! The exported functions are safe Rust: what is unsafe about a caller's pointer is said once, here. A pointer type
+//! can only come from a C caller, with the contract of C: null, or valid for the duration of the call.
 
 use std::ffi::{CStr, c_char};
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,9 +1,9 @@
 //! A CUDA card without a card, for tests.
 //!
-//! The shared library `libpaceline_emulated_card.so` exports the functions of the CUDA driver, of cuBLASLt, of
-//! NCCL and of NVML that paceline uses. A test opens it instead of them. Kernels run on an interpreter of PTX that checks every
-//! access. Work runs as late as the program allows, in an order that a seed decides. So tests on any machine find a
-//! missing wait, memory that is freed too early, and a kernel that touches memory it must not touch.
+//! The shared library `libpaceline_emulated_card.so` exports the functions of the CUDA driver, cuBLASLt, NCCL and NVML that
+//! paceline uses, and a test opens it instead of them. Kernels run on an interpreter of PTX that checks every access. Work runs
+//! as late as the program allows, in an order that a seed decides. So tests on any machine find a missing wait, memory that is
+//! freed too early, and a kernel's wrong access.
 //!
 //! Input: calls of these libraries, and PTX. Output: what a card would have computed, or the error code that it
 //! would have given, with a message that says more (`paceline_emulated_fault`). But for [`for_tests`], this crate knows

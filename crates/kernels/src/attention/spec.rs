@@ -19,7 +19,7 @@ pub struct AttentionSpec {
 
 impl AttentionSpec {
     /// Shape of queries, keys and values, and of their gradient: (batch * seq, (heads + 2 * kv_heads) * head_dim). The
-    /// columns are the queries of all heads, then the keys of all heads, then the values of all heads.
+    /// columns are the queries of all heads, then their keys, then their values.
     pub fn qkv_shape(&self) -> [usize; 2] {
         [self.batch * self.seq, (self.heads + 2 * self.kv_heads) * self.head_dim]
     }

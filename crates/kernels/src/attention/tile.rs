@@ -2,9 +2,9 @@
 //!
 //! In: matrices with a row for each token, and scratch memory. Out: packed tiles. This file does not know what is computed.
 //!
-//! Tiles are of f32, whatever the matrices are stored in. The rows of a tile are `width` elements long: `head_dim` rounded up to
-//! 16. Elements after `head_dim`, and rows after the last token, are zero: products in tiles of AMX need the zeros, and old
-//! contents would slow registers down.
+//! Tiles are of f32, whatever the matrices are stored in. The rows of a tile have `width` elements: `head_dim` rounded up to 16.
+//! Elements after `head_dim`, and rows after the last token, are zero: products in tiles of AMX need the zeros, and old contents
+//! would slow registers down.
 
 use std::marker::PhantomData;
 use std::ops::Range;

@@ -27,8 +27,8 @@ const GROUP_BYTES: usize = 512 << 10;
 /// The most parts of a batch in 16 bits. More would take more memory, because each part has its own sums.
 const MOST_PARTS: usize = 8;
 
-/// The parts of a batch. Each has sums of its own. In f32 there is one for each thread, so the bits depend on the
-/// number of threads. In 16 bits the parts depend on the batch only, and so do the bits.
+/// The parts of a batch, each with its own sums. In f32 there is one for each thread, so the bits depend on the number of
+/// threads. In 16 bits the parts, and so the bits, depend on the batch only.
 fn parts<S: SinglePrecision>(threads: &Threads, batch: usize) -> Vec<Range<usize>> {
     match S::DTYPE {
         DType::BF16 | DType::F16 => even_parts(batch, batch.div_ceil(MOST_PARTS).max(1)).collect(),

@@ -12,9 +12,9 @@ use crate::compute::batches;
 use crate::simd::multiversion;
 use crate::{Compute, KernelError, Op, Processor, Result, SimdLevel, read, write};
 
-/// Writes the images of `input` into `output`, whose layout is `to`: (n, h, w, c) to (n, c, h, w) for
-/// [`ImageLayout::Nchw`], and (n, c, h, w) to (n, h, w, c) for [`ImageLayout::Nhwc`]. f32, f64, bf16 and u8, without a change
-/// of a bit; overwrites. Errors if `input` has not four extents.
+/// Writes the images of `input` into `output`, whose layout is `to`: (n, h, w, c) to (n, c, h, w) for [`ImageLayout::Nchw`],
+/// and back for [`ImageLayout::Nhwc`]. f32, f64, bf16 and u8, without a change of a bit; overwrites. Errors if `input` has
+/// not four extents.
 pub fn convert(compute: &Compute, to: ImageLayout, input: &Tensor, output: &Tensor) -> Result<()> {
     let op = Op::new("convert_layout");
     let &[batch, a, b, c] = input.dims() else {

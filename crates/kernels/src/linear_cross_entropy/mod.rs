@@ -173,9 +173,9 @@ pub fn differentiate(
     run(compute, input, weight, labels, scale, Some(gradients), sums)
 }
 
-/// The gradient of the weight, from the gradient of the outputs that [`Then::Keep`] has kept, with the bits that
-/// [`Then::Weight`] gives; on a card only if `classes` is a multiple of 64, because the library chooses a product by the
-/// alignment of its operands. Adds to `d_weight` if it is to `accumulate`, and overwrites it otherwise.
+/// The gradient of the weight, from the gradient of the outputs that [`Then::Keep`] has kept, with the bits that [`Then::Weight`]
+/// gives; on a card only if `classes` is a multiple of 64, because the library chooses a product by the alignment of its
+/// operands. Overwrites, or adds to `d_weight` if `accumulate`.
 ///
 /// Shapes: input (n, inputs), d_outputs (n, classes), d_weight (classes, inputs).
 pub fn backward_weight(

@@ -1,8 +1,8 @@
 //! The norm of gradients, for gradient clipping.
 //!
-//! The squares are summed as a tree over rows of 16 elements ([`tree`]), in f64. The rows are those of the parameters
-//! without padding, so the sum does not depend on how storage is padded, nor on which rank computes which part. Neither
-//! the number of threads nor the vector instructions change a bit of it. The sum stays in a tensor until it is read.
+//! The squares are summed as a tree over rows of 16 elements ([`tree`]), in f64. The rows are those of the parameters without
+//! padding, so no bit of the sum depends on padding, ranks, threads or vector instructions. The sum stays in a tensor until it
+//! is read.
 
 pub mod tree;
 

@@ -9,7 +9,7 @@
 //! - For each panel of `b`, for each of `a`, as in BLIS. The panel of `b` stays in the first-level cache, and the block of `a`
 //!   in the second-level cache and, in part, the third. The block of `b` is read once for each block of `a`, so it may lie in the third-level cache.
 //!   Its panels are packed one by one, just before they are first used, while the elements of the next one are fetched, so that
-//! the wait for memory hides behind arithmetic.
+//!   the wait for memory hides behind arithmetic.
 //! - For each panel of `a`, for each of `b`. The panel of `a` stays in the first-level cache, and both blocks in the
 //!   second-level cache. The tiles lie side by side in `c`, so that long rows of it are written in order of memory.
 //!

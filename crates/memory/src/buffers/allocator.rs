@@ -162,9 +162,8 @@ impl Allocator {
         self.0.device
     }
 
-    /// Allocates a buffer of `len_bytes` bytes of private memory of the device, aligned to 64 bytes. Its contents are
-    /// unspecified: zero, or the values that an earlier user of the memory left. Errors if the system has no
-    /// memory left.
+    /// Allocates `len_bytes` bytes of private memory of the device, aligned to 64 bytes. The contents are unspecified: zero, or
+    /// what an earlier user of the memory left. Errors if the system has no memory left.
     pub fn allocate(&self, len_bytes: usize, category: Category) -> Result<Buffer> {
         let block = self.0.take(len_bytes, category)?;
         Ok(Buffer::new(block.base, len_bytes, category, self.clone(), Origin::Pooled(block)))

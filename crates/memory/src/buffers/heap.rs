@@ -106,6 +106,7 @@ pub(crate) struct Heap {
 /// The origin of a chunk's memory, which gets it back.
 #[derive(Debug)]
 enum Mapped {
+    /// There is no memory.
     Nothing,
     /// A mapping of the system: its address and length.
     System(NonNull<u8>, usize),

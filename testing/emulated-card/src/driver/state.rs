@@ -57,10 +57,12 @@ pub enum Recording {
     /// A stream, when it had so many pieces of work.
     Stream {
         stream: usize,
+        /// Its pieces of work then.
         number: u64,
     },
     /// A capture, after these nodes.
     Capture {
+        /// The capture's number.
         capture: usize,
         nodes: Vec<usize>,
     },

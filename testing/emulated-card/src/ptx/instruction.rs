@@ -101,11 +101,13 @@ pub enum WarpOp {
     VotePred {
         vote: Vote,
         to: Pred,
+        /// Each lane's predicate.
         from: PredOperand,
     },
     /// `vote.sync.ballot`
     Ballot {
         to: Reg,
+        /// Each lane's predicate.
         from: PredOperand,
     },
     /// `match.any.sync`: the lanes that hold the same value.
