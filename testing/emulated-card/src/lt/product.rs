@@ -16,6 +16,7 @@ use super::objects::*;
 pub struct LtMatrix {
     /// Its name in messages.
     pub name: &'static str,
+    /// Its address.
     pub at: u64,
     pub layout: MatrixLayout,
 }
