@@ -5,8 +5,7 @@
 //! Each rank repeats the same block of computation, a fixed number of multiply-adds, in two ways in turn:
 //! alone, and while an emulated link of high latency holds a 4 KB all-reduce for 150 ms. Moving so short a
 //! message costs almost nothing, so the difference is the cost of the emulation. Rank 0 prints one line of
-//! JSON with the medians of the slowest rank, and with `cost`: the time beside the all-reduce divided by the
-//! time alone, minus 1.
+//! JSON with the medians of the slowest rank, and with `cost`: the ratio of the two times minus 1.
 
 use std::hint::black_box;
 use std::time::{Duration, Instant};

@@ -3,7 +3,7 @@
 //!     cargo run --release -p paceline-collectives --example whole
 //!
 //! The ranks are threads of this process. Each has a copy of the model and its own part of every batch. After the backward
-//! pass the ranks average their gradients, so all of them take the same step and their copies stay equal. This is all that data
+//! pass the ranks average their gradients, so all take the same step and their copies stay equal. This is all that data
 //! parallelism is; everything else in this project makes it faster, smaller, or visible.
 //!
 //! The model learns which points of the unit square lie within a circle. It has two layers,

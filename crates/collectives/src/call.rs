@@ -1,7 +1,6 @@
-//! A rank's call of an operation, the header that shows the call to the other ranks, and the check that the calls of all
-//! ranks match.
+//! A rank's call of an operation, the header that shows it to the other ranks, and the check that all calls match.
 //!
-//! Every transport shows each rank the calls of all others before it moves a byte. All ranks therefore
+//! Every transport shows each rank the calls of all others before it moves a byte, so all ranks
 //! find a mismatch at once, and the error names it. This module knows nothing of how bytes move.
 
 use std::ops::Range;
@@ -14,7 +13,7 @@ use crate::{OpKind, ReduceOp, Result};
 /// The most ranks that a group can have.
 pub const MAX_RANKS: usize = 1024;
 
-/// A range of this rank's memory. If an operation fails, a peer may still work on it. So the range is claimed until the
+/// A range of this rank's memory. A peer may still work on it after a failure. So the range is claimed until the
 /// operation has succeeded, or belongs to an engine or to nobody after a failure, or no peer reaches it.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Region {
@@ -51,7 +50,7 @@ impl Region {
         Ok(Self { len_bytes: tensor.num_bytes(), is_on_card: true, ..Self::of(&claim) })
     }
 
-    /// The bytes `range` of the region. Panics if the range does not lie within the region.
+    /// The bytes `range` of the region. Panics if it does not contain them.
     pub(crate) fn part(&self, range: Range<usize>) -> Region {
         assert!(range.start <= range.end && range.end <= self.len_bytes, "a part lies within");
         if range.is_empty() {
@@ -137,7 +136,6 @@ impl Call {
         self.send.len_bytes.max(self.recv.len_bytes)
     }
 
-    /// The record of this call as operation `seq` of a group.
     pub(crate) fn record(
         &self,
         (group, ranks): (u32, usize),
@@ -159,12 +157,10 @@ impl Call {
         }
     }
 
-    /// The destination and the data of a send, if this call sends to one rank.
     pub(crate) fn sending(&self) -> Option<(usize, Region)> {
         matches!(self.kind, OpKind::Send | OpKind::SendRecv).then_some((self.root, self.send))
     }
 
-    /// The source and the memory of a receive, if this call receives from one rank.
     pub(crate) fn receiving(&self) -> Option<(usize, Region)> {
         match self.kind {
             OpKind::Recv => Some((self.root, self.recv)),
@@ -173,8 +169,7 @@ impl Call {
         }
     }
 
-    /// The distance in bytes between the starts of `send` and `recv` if the two overlap. `None` if they
-    /// lie apart.
+    /// The distance in bytes between the starts of `send` and `recv` if they overlap.
     pub(crate) fn overlap(&self) -> Option<usize> {
         let (a, b) = (self.send.base as usize, self.recv.base as usize);
         let disjoint = a + self.send.len_bytes <= b || b + self.recv.len_bytes <= a;
@@ -201,7 +196,6 @@ impl Call {
             | root << 32
     }
 
-    /// The call in words, for errors and logs.
     pub(crate) fn describe(&self) -> String {
         self.header().describe()
     }
@@ -259,8 +253,8 @@ impl CallHeader {
     }
 }
 
-/// Checks that the collective calls of all ranks match. Every rank passes the same list, so either all
-/// ranks find the same disagreement, or no rank finds one.
+/// Checks that the collective calls of all ranks match. Every rank passes the same list, so all ranks find the same
+/// disagreement.
 pub(crate) fn agree(calls: &[CallHeader]) -> Result<(), Disagreement> {
     let first = &calls[0];
     if let Some(other) = calls.iter().position(|call| call.signature != first.signature) {
@@ -305,8 +299,7 @@ pub(crate) fn agree(calls: &[CallHeader]) -> Result<(), Disagreement> {
         OpKind::Scatter => adds_up("receive", received, root, calls[root].send_count)?,
         OpKind::AllToAll | OpKind::Barrier | OpKind::Send | OpKind::Recv | OpKind::SendRecv => {}
     }
-    // A call in place must use the rank's own share of the whole. At any other offset, peers would read
-    // memory that is being written.
+    // At any other offset than that of the rank's own share, peers would read memory that is being written.
     let shares = Shares::new(kind, calls);
     for (rank, call) in calls.iter().enumerate().filter(|(_, call)| call.overlap > 0) {
         let want = if kind.has_shares() { shares.start(rank) } else { 0 };
@@ -360,7 +353,7 @@ pub(crate) fn blocks_agree(
     Ok(())
 }
 
-/// Which elements of the whole belong to which rank. The shares follow each other in rank order.
+/// Which elements of the whole belong to which rank, in rank order.
 #[derive(Clone, Debug)]
 pub(crate) struct Shares {
     /// `starts[rank]..starts[rank + 1]`, in elements.
@@ -396,12 +389,10 @@ impl Shares {
         self.starts[rank]
     }
 
-    /// The elements of a rank's share.
     pub(crate) fn elements(&self, rank: usize) -> Range<usize> {
         self.starts[rank] as usize..self.starts[rank + 1] as usize
     }
 
-    /// The bytes of a rank's share.
     pub(crate) fn bytes(&self, rank: usize, dtype: DType) -> Range<usize> {
         let (size, elements) = (dtype.size_bytes(), self.elements(rank));
         elements.start * size..elements.end * size

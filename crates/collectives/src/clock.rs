@@ -1,7 +1,6 @@
 //! Measures with messages how far the clocks of the ranks lie apart.
 //!
-//! Input: a group. Output: what each rank has to add to its clock to get the time of rank 0's clock, and
-//! by how much that may be wrong. This module does not know what the clocks are used to time.
+//! Input: a group. Output: what each rank has to add to its clock to get the time of rank 0's clock, and its error bound.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 
@@ -9,8 +8,8 @@ use paceline_trace::now_ns;
 
 use crate::{CollectiveError, Group, Result};
 
-/// How many messages go to each rank and back. Only the fastest exchange counts, so more exchanges make it
-/// likelier that one of them met no delay.
+/// How many messages go to each rank and back. Only the fastest exchange counts: more exchanges make it
+/// likelier that one met no delay.
 const NUM_EXCHANGES: usize = 64;
 
 /// The difference between a rank's clock and that of rank 0.
@@ -20,8 +19,7 @@ pub struct ClockOffset {
     pub offset_ns: i64,
     /// The true offset lies at most this far from [`ClockOffset::offset_ns`], in nanoseconds.
     pub error_ns: u64,
-    /// Whether this rank and rank 0 read the same clock, because they run on one kernel and in one time
-    /// namespace. Offset and error are then exactly zero.
+    /// Whether this rank and rank 0 read the same clock: one kernel, one time namespace. Offset and error are then exactly zero.
     pub is_same_clock: bool,
     /// The offset that the messages measured, even if both ranks read the same clock.
     pub measured: RoundTrip,
@@ -29,8 +27,8 @@ pub struct ClockOffset {
 
 /// The measurement of one message to a rank and its answer.
 ///
-/// Rank 0 sends at `t0` and has the answer at `t3`, both by its own clock. The other rank has the message
-/// at `t1` and answers at `t2`, both by its own clock. As in NTP (RFC 5905, section 8), the offset is
+/// Rank 0 sends at `t0` and has the answer at `t3`, by its own clock. The other rank has the message
+/// at `t1` and answers at `t2`, by its own. As in NTP (RFC 5905, section 8), the offset is
 /// `((t0 - t1) + (t3 - t2)) / 2` and the round trip is `(t3 - t0) - (t2 - t1)`. The two directions may take
 /// different times, but neither can be negative, so the offset is wrong by at most half the round trip.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -56,17 +54,16 @@ impl RoundTrip {
 }
 
 /// Measures what each rank has to add to its clock (`now_ns()`) to get the time of rank 0's clock. Rank 0
-/// exchanges 64 messages with each other rank, one rank after the other, and the fastest exchange counts.
+/// exchanges 64 messages with each other rank in turn, and the fastest exchange counts.
 /// A collective call; rank 0 gets zero.
 ///
 /// The messages go over a sub-group, so the sequence of this group stays the same on every rank. The
-/// sub-group emulates no link, since an emulated link would delay the messages.
+/// sub-group emulates no link, which would delay the messages.
 pub fn measure_clock(group: &Group) -> Result<ClockOffset> {
     measure(group, || now_ns() as i64, clock_id())
 }
 
-/// Like [`measure_clock`], with any clock. `clock` identifies it: ranks that pass the same number read the
-/// same clock. `None` if the clock is not known.
+/// Like [`measure_clock`], with any clock. Ranks that pass the same number as `clock` read the same clock.
 fn measure(group: &Group, now: impl Fn() -> i64, clock: Option<i64>) -> Result<ClockOffset> {
     let Some(pairs) = group.split_apart(Some(0))? else { return Ok(ClockOffset::default()) };
     // Per rank: offset, round trip, and whether the clock is rank 0's.
@@ -90,8 +87,7 @@ fn measure(group: &Group, now: impl Fn() -> i64, clock: Option<i64>) -> Result<C
     Ok(ClockOffset { offset_ns, error_ns, is_same_clock, measured })
 }
 
-/// The fastest of all exchanges with a peer, and the peer's clock: 1 if it is known and 0 if not, then its
-/// number.
+/// The fastest of all exchanges with a peer, and the peer's clock: 1 if it is known and 0 if not, then its number.
 fn ask(
     group: &Group,
     peer: usize,
@@ -126,9 +122,8 @@ fn answer(group: &Group, now: &impl Fn() -> i64, clock: Option<i64>) -> Result<(
     Ok(())
 }
 
-/// A number that identifies the `CLOCK_MONOTONIC` of this process: two processes have the same number only
-/// if they read the same clock. The clock belongs to the kernel, and a time namespace adds an offset to it,
-/// so both are part of the number. `None` if the system does not say.
+/// A number that identifies the `CLOCK_MONOTONIC` of this process. The clock belongs to the kernel, and a time namespace
+/// adds an offset to it, so both are part of the number. `None` if the system does not say.
 fn clock_id() -> Option<i64> {
     let kernel = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
     let namespace = std::fs::read_link("/proc/self/ns/time").ok()?;

@@ -1,7 +1,6 @@
 //! The context in which an engine carries out one call, and the errors that the call can end with.
 //!
-//! Input: this rank, the call and how long to wait. Output: errors that name the operation. This module
-//! knows nothing of how any transport works.
+//! Input: this rank, the call and how long to wait. Output: errors that name the operation.
 
 use std::time::Duration;
 
@@ -19,8 +18,7 @@ pub(crate) struct WaitPolicy {
 }
 
 /// How long a wait has lasted, without the time for which this process was suspended: by Ctrl-Z, a frozen control
-/// group, or a laptop that slept. While a whole run is suspended no rank can arrive, so that time does not count
-/// against the limit.
+/// group, or a laptop that slept. While a whole run is suspended no rank can arrive.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Waited {
     last_ns: u64,
@@ -28,7 +26,6 @@ pub(crate) struct Waited {
 }
 
 impl Waited {
-    /// A wait that begins now.
     pub(crate) fn begin(now_ns: u64) -> Self {
         Self { last_ns: now_ns, total: Duration::ZERO }
     }
@@ -42,16 +39,15 @@ impl Waited {
     }
 }
 
-/// One execution of one call.
 #[derive(Clone, Copy)]
 pub(crate) struct OpContext<'a> {
     pub(crate) rank: usize,
     pub(crate) world: usize,
-    /// Added to a rank's number to get its number in the whole group. It is zero, except for the part of an
-    /// operation that runs within one host of a hybrid group.
+    /// Added to a rank's number to get its number in the whole group. Zero, except for the part of an
+    /// operation within one host of a hybrid group.
     pub(crate) first: usize,
-    /// The numbers of the group's ranks in the outermost group. Empty for the outermost group itself. An engine handles
-    /// errors with the group's own numbers, and `Core` translates them later. So only texts use this field.
+    /// The numbers of the group's ranks in the outermost group; empty for the outermost group. Only texts use this field:
+    /// engines handle errors with the group's own numbers, and `Core` translates them later.
     pub(crate) members: &'a [usize],
     pub(crate) call: &'a Call,
     /// The call that errors name. `call` is this call or a part of it.
@@ -125,13 +121,12 @@ impl OpContext<'_> {
         }
     }
 
-    /// The error for two calls that do not match.
     pub(crate) fn conflict(&self, conflict: &Conflict) -> CollectiveError {
         let calls = conflict.calls.map(|call| call.describe());
         self.conflicting(conflict.ranks, conflict.operations, calls)
     }
 
-    /// The error for two calls, in words, that do not match. If one of the calls is this rank's own, it comes first.
+    /// The error for two calls, in words, that do not match. This rank's own call comes first.
     pub(crate) fn conflicting(
         &self,
         ranks: [usize; 2],
@@ -151,8 +146,7 @@ impl OpContext<'_> {
         }
     }
 
-    /// The error for collective calls that do not match. `called` gives each rank's call and the call's
-    /// sequence number on that rank.
+    /// The error for collective calls that do not match. `called` gives each rank's call and its sequence number there.
     #[cold]
     pub(crate) fn disagreement(
         &self,

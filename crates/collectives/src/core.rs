@@ -1,8 +1,7 @@
 //! The state that every rank keeps, over any transport: the sequence number of its operations, their
 //! records, and whether the group is broken.
 //!
-//! Input: calls. Output: the times of each operation, or an error that breaks the group. This module knows
-//! nothing of how a transport carries out a call.
+//! Input: calls. Output: the times of each operation, or an error that breaks the group.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -59,7 +58,6 @@ impl Core {
         }
     }
 
-    /// Executes a call, submitted at `submitted_ns`.
     fn attempt(&self, call: &Call, submitted_ns: u64, policy: WaitPolicy) -> Result<OpTimes> {
         if let Some((cause, culprits)) = &*lock(&self.broken) {
             let (cause, culprits) = (cause.clone(), culprits.clone());
@@ -86,8 +84,7 @@ impl Core {
             None => self.engine.run(&context),
         };
         let outcome = ran.map(|present_ns| {
-            // For the rank that arrives last, the recorded end of the barrier phase may lie just before the
-            // start that this rank read from the clock.
+            // For the rank that arrives last, the recorded end of the barrier phase may lie just before its start.
             let present_ns = present_ns.max(started_ns);
             let due_ns =
                 self.emulator.get().map(|on| on.hold_until_done(call, self.world, present_ns));
@@ -109,15 +106,14 @@ impl Core {
     }
 
     /// Executes a call that has been submitted. A panic becomes an error of the operation: the group is
-    /// broken afterwards, and the peers learn that this rank is lost. So whoever holds the claims of the call sees that it
-    /// failed, and keeps them.
+    /// broken afterwards, the peers learn that this rank is lost, and the claims of the call are kept.
     pub(crate) fn execute(
         &self,
         call: &Call,
         submitted_ns: u64,
         policy: WaitPolicy,
     ) -> Result<OpTimes> {
-        // Unwind safety: the group is broken afterwards, so what the panic left half-done is not used.
+        // Unwind safety: what the panic left half-done is not used, since the group is broken.
         let attempt = AssertUnwindSafe(|| self.attempt(call, submitted_ns, policy));
         catch_unwind(attempt).unwrap_or_else(|panic| {
             let texts = (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>());
@@ -140,8 +136,7 @@ impl Core {
         })
     }
 
-    /// Called when the connection to a rank of this host has ended: the rank has died, unless it left the
-    /// group in order before.
+    /// Called when the connection to a rank of this host has ended: the rank has died, unless it left in order before.
     pub(crate) fn lose(&self, place: usize) {
         let Some(shared) = self.engine.shared() else { return };
         if shared.control().fate(place) != Some(Fate::Left) {
@@ -160,7 +155,7 @@ impl Core {
 
     /// Marks the group as broken and writes the records to the dump folder.
     pub(crate) fn fail(&self, error: &CollectiveError) {
-        // An error that reports an earlier error is passed on as the earlier error.
+        // The cause is the earliest error.
         let cause = match error {
             CollectiveError::Broken { cause, .. } => cause.clone(),
             first => first.to_string(),

@@ -9,8 +9,8 @@
 //! Operations in MPICH" (2005).
 //!
 //! Before an operation of `n` ranks moves data, every rank shows every other rank its call, as in the tcp
-//! transport. That is one step, in which each rank sends and receives headers of `88 (n-1)` bytes. In an
-//! all-to-all, the ranks then show each other the lengths of their blocks: one more step, of
+//! transport: one step, in which each rank sends and receives headers of `88 (n-1)` bytes. In an
+//! all-to-all, the lengths of the blocks follow: one more step, of
 //! `16 n (n-1)` bytes. The header of a point-to-point message travels with its data, so it costs 88 bytes
 //! and no step. `S` is the message size: the longer of what a rank sends and what it receives. The totals:
 //!
@@ -64,10 +64,9 @@ impl Algorithm {
         }
     }
 
-    /// The algorithm to use for a message of `bytes` bytes. For [`Algorithm::Auto`] the cost model decides.
-    /// Both algorithms move the same bytes, and direct never has more steps, so the model never prefers the
-    /// ring. The model does not know how a network handles `n-1` streams into one rank; only a measurement
-    /// can tell that.
+    /// The algorithm to use for a message of `bytes` bytes. For [`Algorithm::Auto`] the cost model decides, and never for the
+    /// ring: both move the same bytes, and direct never has more steps. Only a measurement can tell how a network handles
+    /// `n-1` streams into one rank.
     pub fn recommended(self, kind: OpKind, world: usize, bytes: u64, link: &Link) -> Algorithm {
         if kind != OpKind::AllReduce || world < 2 {
             return Algorithm::Direct;
@@ -141,8 +140,7 @@ impl Cost {
     /// `S/k` bytes for a rail of `h` hosts, a host then sends and receives `p (h-1)/h S/k` bytes of partial
     /// sums, and in an all-reduce or a reduce `(h-1)/h S/k` bytes of results. `p` is the largest number of
     /// nodes that a host has in the tree of the sum: 1 if `k` is a power of two. If one rank can own a slice in
-    /// 512 KiB, it receives `p (h-1) S/k` bytes instead. 16-bit floats count as f32 in
-    /// partial sums.
+    /// 512 KiB, it receives `p (h-1) S/k` bytes instead. 16-bit floats count as f32 in partial sums.
     pub fn between_hosts(
         kind: OpKind,
         hosts: usize,
@@ -213,7 +211,7 @@ pub const NAMED_LINKS: [(&str, f64, f64, &str); 16] = [
     ("nvlink5", 900.0, 1.0, "NVLink 5, 18 links of a B200"),
 ];
 
-/// How alike two names are, from 0 to 1, for one to be suggested instead of the other.
+/// How alike two names must be, from 0 to 1, for one to be suggested instead of the other.
 const ALIKE: f64 = 0.8;
 
 /// The name of the link that was probably meant.
@@ -237,16 +235,14 @@ impl Link {
         Duration::try_from_secs_f64(seconds).unwrap_or(Duration::MAX)
     }
 
-    /// Whether such a link can exist: bandwidth and latency are finite, the bandwidth is above zero, and the
-    /// latency is not below zero.
+    /// Whether such a link can exist.
     pub fn is_possible(&self) -> bool {
         let Self { bytes_per_s, latency_s } = *self;
         bytes_per_s.is_finite() && bytes_per_s > 0.0 && latency_s.is_finite() && latency_s >= 0.0
     }
 }
 
-/// Parses a number followed by one of these units (case-insensitive). Returns the number and the scale of
-/// the unit.
+/// Parses a number followed by one of these units (case-insensitive). Returns the number and the unit's scale.
 fn quantity(text: &str, units: &[(&str, f64)]) -> Option<(f64, f64)> {
     let split = text.find(|c: char| c.is_ascii_alphabetic())?;
     let (number, unit) = text.split_at(split);

@@ -2,7 +2,7 @@
 //!
 //! From the moment when all ranks are present, an operation is held for the time that the cost model gives
 //! for its bytes and steps. The thread that executes the operation sleeps meanwhile, so that computation
-//! goes on beside it, as beside a network card. This module knows nothing of how the data really move.
+//! goes on, as with a network card. This module knows nothing of how the data really move.
 
 use std::cell::Cell;
 use std::num::NonZero;
@@ -25,8 +25,7 @@ pub(crate) struct LinkEmulator {
     card: Arc<NetworkCard>,
 }
 
-/// The emulated network card of a rank. It sends the bytes of one operation after the other, whichever
-/// group the operation belongs to.
+/// The emulated network card of a rank. It sends the bytes of one operation of any group after the other.
 #[derive(Debug, Default)]
 pub(crate) struct NetworkCard {
     /// When all bytes booked so far have been sent, in nanoseconds of `CLOCK_MONOTONIC`.
@@ -59,7 +58,7 @@ impl LinkEmulator {
     }
 
     /// Sleeps until a call for which all ranks were present at `present_ns` would be finished on the link. Returns that
-    /// moment, which has long passed if the transport took longer than the link.
+    /// moment, which has passed if the transport took longer than the link.
     pub(crate) fn hold_until_done(&self, call: &Call, world: usize, present_ns: u64) -> u64 {
         let (time, busy_ns) = self.times(call, world);
         let begin_ns = self.card.book(present_ns, busy_ns);
@@ -79,8 +78,7 @@ fn sleep_until(moment_ns: u64) {
         return;
     }
     if !IS_PRECISE.replace(true) {
-        // By default the kernel may wake a thread 50 us late. If this call fails, sleeps are that much less
-        // precise.
+        // By default the kernel may wake a thread 50 us late. If this fails, sleeps are less precise.
         let _ = set_current_timer_slack(NonZero::new(1));
     }
     let moment = Timespec {

@@ -11,9 +11,8 @@ pub type Result<T, E = CollectiveError> = std::result::Result<T, E>;
 
 /// An error of a collective operation or of forming a group.
 ///
-/// The fields that most variants share: `rank` is the rank that reports the error, numbered like all ranks in an error
-/// as in the group from which the failing group descends, `op` the name of the
-/// operation, `seq` its sequence number in the group, and `bytes` its message size.
+/// Fields of most variants: `rank` reports the error, `op` is the name of the operation, `seq` its sequence number in the
+/// group, and `bytes` its message size. Ranks are numbered as in the group from which the failing group descends.
 #[derive(Clone, thiserror::Error)]
 pub enum CollectiveError {
     /// A peer ended without leaving the group in order.
@@ -25,9 +24,9 @@ pub enum CollectiveError {
         rank: usize,
         /// The rank that died.
         peer: usize,
-        /// The operation that was waiting.
+        /// The operation.
         op: &'static str,
-        /// Its sequence number in the group.
+        /// Its sequence number.
         seq: u32,
         /// Its message size in bytes.
         bytes: usize,
@@ -41,9 +40,9 @@ pub enum CollectiveError {
         rank: usize,
         /// The rank that left.
         peer: usize,
-        /// The operation that was waiting.
+        /// The operation.
         op: &'static str,
-        /// Its sequence number in the group.
+        /// Its sequence number.
         seq: u32,
         /// Its message size in bytes.
         bytes: usize,
@@ -57,9 +56,9 @@ pub enum CollectiveError {
         rank: usize,
         /// Ranks that had not arrived; empty if all had, but some did not finish.
         missing: Vec<usize>,
-        /// The operation that was waiting.
+        /// The operation.
         op: &'static str,
-        /// Its sequence number in the group.
+        /// Its sequence number.
         seq: u32,
         /// Its message size in bytes.
         bytes: usize,
@@ -75,7 +74,7 @@ pub enum CollectiveError {
         rank: usize,
         /// The operation.
         op: &'static str,
-        /// Its sequence number in the group.
+        /// Its sequence number.
         seq: u32,
         /// Its message size in bytes.
         bytes: usize,
@@ -119,7 +118,7 @@ pub enum CollectiveError {
         rank: usize,
         /// This rank's call, in words.
         call: String,
-        /// Its sequence number in the group.
+        /// Its sequence number.
         seq: u32,
         /// The mistake.
         reason: String,
@@ -236,7 +235,7 @@ pub enum CollectiveError {
         rank: usize,
         /// The operation, or `init` or `split`.
         op: &'static str,
-        /// Its sequence number in the group.
+        /// Its sequence number.
         seq: u32,
         /// The library's message.
         reason: String,
@@ -248,7 +247,7 @@ pub enum CollectiveError {
         rank: usize,
         /// The operation.
         op: &'static str,
-        /// Its sequence number in the group.
+        /// Its sequence number.
         seq: u32,
         /// Its message size in bytes.
         bytes: usize,
@@ -295,8 +294,7 @@ impl CollectiveError {
         )
     }
 
-    /// The error with the ranks of a sub-group renamed: rank `i` becomes `members[i]`. Other ranks keep their
-    /// numbers. Without members, all ranks keep their numbers.
+    /// The error with the ranks of a sub-group renamed: rank `i` becomes `members[i]`. Other ranks keep their numbers.
     #[cold]
     pub(crate) fn named_by(mut self, members: &[usize]) -> Self {
         use CollectiveError::*;
@@ -340,8 +338,8 @@ impl CollectiveError {
         self
     }
 
-    /// The ranks that this error is about: those that have ended, and those that did not come. They are numbered as in the
-    /// group from which the failing group descends. Empty if the error is about this rank itself.
+    /// The ranks that this error is about: those that have ended, and those that did not come. Empty if the error is about this
+    /// rank itself.
     pub fn culprits(&self) -> Vec<usize> {
         match self {
             CollectiveError::PeerLost { peer, .. } | CollectiveError::PeerLeft { peer, .. } => {

@@ -1,8 +1,7 @@
 //! The reports of a group while it runs: a log of its operations, and, when it fails, a file with the rank's most
 //! recent operations, in this group and in related groups.
 //!
-//! Input: calls and records. Output: lines on standard error, and a file of JSON lines. This module knows
-//! nothing of how operations work.
+//! Input: calls and records. Output: lines on standard error, and a file of JSON lines.
 
 use std::fmt::Write as _;
 use std::fs::File;
@@ -45,8 +44,7 @@ impl std::str::FromStr for CommLog {
 
 /// The environment variable that holds the log level.
 pub const COMM_LOG: &str = "PACELINE_COMM_LOG";
-/// The environment variable that names the dump folder: where a group that fails writes its most recent
-/// operations.
+/// The environment variable that names the dump folder, for the most recent operations of a group that fails.
 pub const DUMP_FOLDER: &str = "PACELINE_DUMP_FOLDER";
 
 #[derive(Debug)]
@@ -57,7 +55,7 @@ pub(crate) struct FlightRecorder {
     pub(crate) dump_folder: Option<PathBuf>,
     /// The group's name: `world`, or `world/1.0` for the ranks of color 0 in its second split.
     pub(crate) group: String,
-    /// The group's number among the groups of this rank.
+    /// The group's number on this rank.
     pub(crate) number: u32,
     /// The operations of all groups of this rank that descend from the same group.
     pub(crate) records: Arc<Mutex<RecentRecords>>,
@@ -125,13 +123,12 @@ impl FlightRecorder {
         }
     }
 
-    /// Writes the records even if they have been written before, so that they include the operation that failed.
+    /// Writes the records again, so that they include the operation that failed.
     pub(crate) fn dump_again(&self, cause: &str) {
         *lock(&self.is_dumped) = false;
         self.dump(cause);
     }
 
-    /// Writes one JSON object per line.
     fn write_records<'a>(&self, cause: &str, records: impl Iterator<Item = &'a OpRecord>) {
         self.log(CommLog::Info, || format!("rank {} {} failed: {cause}", self.rank, self.group));
         let Some(path) = self.path() else { return };
@@ -168,7 +165,6 @@ impl FlightRecorder {
         }
     }
 
-    /// Removes the records that have been written to the dump folder, if any.
     pub(crate) fn withdraw(&self) {
         let was_dumped = std::mem::take(&mut *lock(&self.is_dumped));
         if let Some(path) = self.path().filter(|_| was_dumped) {
@@ -176,7 +172,6 @@ impl FlightRecorder {
         }
     }
 
-    /// The file of the records, if there is a dump folder.
     fn path(&self) -> Option<PathBuf> {
         let name = format!("{}-rank{}.jsonl", self.group.replace('/', "-"), self.rank);
         Some(self.dump_folder.as_ref()?.join(name))

@@ -2,8 +2,7 @@
 //! transport suits them.
 //!
 //! Input: the environment. Output: a group. Before any connection is made, every rank writes to the store which
-//! transport it was asked for and where it runs, so that all choose the same transport. This module knows nothing of how
-//! the transports work.
+//! transport it was asked for and where it runs, so that all choose the same transport.
 
 use paceline_rendezvous::{HostRoute, PeerListener, Placement, Rendezvous, Store};
 use serde::{Deserialize, Serialize};
@@ -28,8 +27,8 @@ impl Group {
     /// The group of all ranks that a launcher has started: `paceline launch`, torchrun, mpirun, srun,
     /// or any other that sets RANK and WORLD_SIZE (see [`Placement`]). Without a launcher, a group of one.
     ///
-    /// PACELINE_TRANSPORT chooses how the ranks reach each other: `shm`, `tcp`, `hybrid` or `mpi`. It must
-    /// be the same for all ranks. If it is not set, ranks of one host use `shm`. Ranks of several hosts use
+    /// PACELINE_TRANSPORT, the same for all ranks, chooses how they reach each other: `shm`, `tcp`, `hybrid` or `mpi`. If it is
+    /// not set, ranks of one host use `shm`. Ranks of several hosts use
     /// `hybrid` if every host has the same number of ranks and more than one, and `tcp` otherwise. If
     /// `options` is `None`, [`GroupOptions::for_local_ranks`] is used.
     ///
@@ -100,7 +99,6 @@ impl Spot {
     }
 }
 
-/// The transport that the variable names.
 fn wish(value: Option<&str>) -> Result<Option<Transport>> {
     let Some(value) = value.filter(|value| !value.is_empty()) else { return Ok(None) };
     match value {
@@ -163,7 +161,7 @@ mod tests {
 
     const LOOPBACK: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-    /// The ranks of hosts with these numbers of ranks.
+    /// The ranks of hosts that have these numbers of ranks.
     fn spots(hosts: &[usize]) -> Vec<Spot> {
         let on = |&local_world: &usize| {
             (0..local_world).map(move |local_rank| Spot {

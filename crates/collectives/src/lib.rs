@@ -20,7 +20,7 @@
 //! }
 //! ```
 //!
-//! [`Group::from_env`] reads from the environment who the ranks are, so any of these commands starts it:
+//! [`Group::from_env`] reads the ranks from the environment, so any of these commands starts it:
 //!
 //! ```text
 //! paceline launch -n 2 -- ./program
@@ -29,12 +29,11 @@
 //! srun -n 2 ./program
 //! ```
 //!
-//! Started without a launcher, the program is a group of one. By default, ranks of one host share memory,
-//! and ranks of different hosts are connected by sockets. PACELINE_TRANSPORT overrides that choice.
-//! [`Group::shm`], [`Group::tcp`] and [`Group::hybrid`] take rank, world size and [`Rendezvous`] from the
-//! program instead of the environment.
+//! Without a launcher, the program is a group of one. By default, ranks of one host share memory, and ranks of different
+//! hosts are connected by sockets; PACELINE_TRANSPORT overrides that choice. [`Group::shm`], [`Group::tcp`] and
+//! [`Group::hybrid`] take rank, world size and [`Rendezvous`] from the program instead.
 //!
-//! Ranks can also be threads of one process, and the rest stays the same:
+//! Ranks can also be threads of one process:
 //!
 //! ```
 //! use paceline_collectives::{Group, ReduceOp};
@@ -54,13 +53,11 @@
 //!
 //! # Operations
 //!
-//! In the tables, `S` is the size of the message in bytes: the longer of what a rank sends and what it
-//! receives. `n` is the number of ranks; `h` is the number of hosts, with `k` ranks each. Shares and
-//! blocks may differ in length, and may be empty.
+//! `S` is the size of the message in bytes: the longer of what a rank sends and what it receives. `n` is the number of
+//! ranks; `h` is the number of hosts, with `k` ranks each. Shares and blocks may differ in length, and may be empty.
 //!
-//! **`thread` and `shm`**: bytes that a rank reads and writes in memory. A *phase* is a phase of the barrier that
-//! the ranks have in shared memory. The first phase completes when all ranks have arrived, the second when all
-//! ranks have done their work.
+//! **`thread` and `shm`**: bytes that a rank reads and writes in memory. The ranks share a barrier. Its first *phase*
+//! completes when all ranks have arrived, the second when all ranks have done their work.
 //!
 //! | operation | steps | bytes per rank |
 //! |---|---|---|
@@ -75,10 +72,9 @@
 //! | send, recv, send-recv | the two ranks meet | the receiver reads and writes `S` |
 //! | barrier | 1 phase | 0 |
 //!
-//! **`tcp`**: bytes through the busiest rank in its busier direction. Before the steps of a collective
-//! operation, every rank sends every other rank a header of 88 bytes, which is one more step. In an
-//! all-to-all, every rank then sends every other rank two counts of 8 bytes per rank. The header of a send
-//! travels with its data. The table leaves out headers and counts; the cost model ([`Cost`]) includes them.
+//! **`tcp`**: bytes through the busiest rank in its busier direction. Before a collective operation, every rank sends
+//! every other rank a header of 88 bytes, which is one more step. In an all-to-all, two counts of 8 bytes per rank
+//! follow. The header of a send travels with its data. The table leaves out headers and counts; [`Cost`] includes them.
 //!
 //! | operation | steps | bytes |
 //! |---|---|---|
@@ -107,8 +103,7 @@
 //!
 //! In the reductions of `hybrid`, a host sends `p` partial sums: one for each node that its ranks have in the
 //! tree of the sum. `p` is 1 if `k` is a power of two, and at most `2 log2(k)` otherwise (2 for 3 or 6
-//! ranks, 3 for 5 or 7). Partial sums of 16-bit floats travel as f32, which takes twice as many bytes.
-//! [`Cost::between_hosts`] computes the bytes.
+//! ranks, 3 for 5 or 7). Partial sums of 16-bit floats travel as f32. [`Cost::between_hosts`] computes the bytes.
 //!
 //! [`Group::gather_object`], [`Group::all_gather_object`] and [`Group::broadcast_object`] exchange objects
 //! that can be serialized.
@@ -125,31 +120,29 @@
 //! `((x0 + x1) + (x2 + x3)) + x4`, and so on. So a group of `n` ranks, where each rank holds the sum of
 //! ranks `2 i` and `2 i + 1` of a group of `2 n`, gives the same bits as that group.
 //!
-//! Each row describes the complete reduction. f16 and bf16 are summed in f32 and rounded once (the ring
-//! rounds at every step), and a mean is the sum divided once. Operations that only move data give the
-//! same bits everywhere. So do minimum, maximum and sums of integers. [`Algorithm::Auto`] may take the
-//! ring for some sizes, so it promises no more than the ring.
+//! f16 and bf16 are summed in f32 and rounded once (the ring rounds at every step), and a mean is the sum divided once.
+//! Operations that only move data give the same bits everywhere, as do minimum, maximum and sums of integers.
+//! [`Algorithm::Auto`] promises no more than the ring.
 //!
 //! # Memory that peers can reach
 //!
 //! [`Group::allocate`] gives memory that the ranks of a host share: `shm` and `hybrid` work on it in
-//! place, with the bytes of the table. No process can reach private memory of another process, so operations
-//! on it are staged: each rank copies a quarter of a megabyte at a time to one half of a staging area
-//! that all ranks can reach, while the peers work on the other half, which was filled before. An all-reduce
+//! place, with the bytes of the table. Operations on private memory are staged: each rank copies a quarter of a megabyte
+//! at a time to one half of a staging area that all ranks can reach, while the peers work on the other half. An all-reduce
 //! of two ranks then reads and writes `S` once more, an all-reduce of more than two ranks twice more. Threads,
-//! and ranks connected by `tcp`, work on tensors of either kind of memory in place.
+//! and ranks connected by `tcp`, work on either kind of memory in place.
 //!
-//! An operation on a slice copies what it reads to private memory, and its result back, with every transport. For large data,
-//! use tensors in memory from [`Group::allocate`].
+//! An operation on a slice copies its data to private memory and its result back. For large data, use tensors in memory
+//! from [`Group::allocate`].
 //!
 //! # Work in the background
 //!
 //! All-reduce, reduce-scatter, all-gather, send and receive of tensors have an asynchronous form, whose name ends in `_async`
-//! and which returns [`Work`]. Operations of one group run in the order in which they were submitted, on the group's own
-//! communication thread. Each operation claims the memory that it reads and writes until it is finished:
-//! touching that memory earlier is an error, not a race. The end of the operation is an event
-//! ([`Work::event`]), which gives the claims back even if no thread waits for the work. [`OpTimes`] separates the time
-//! in the queue, the wait for the slowest rank, and the time in which data moved. See `examples/overlap.rs`.
+//! and which returns [`Work`]. Operations of one group run in the order of submission, on the group's own
+//! communication thread. Each operation claims its memory until it is finished: touching that memory earlier is an error,
+//! not a race. The end of the operation is an event ([`Work::event`]), which gives the claims back even if no thread waits
+//! for the work. [`OpTimes`] separates the time in the queue, the wait for the slowest rank, and the time in which data
+//! moved. See `examples/overlap.rs`.
 //!
 //! # Failures
 //!
@@ -165,15 +158,15 @@
 //!   still write there.
 //!
 //! PACELINE_COMM_LOG=info writes a line to standard error for every finished operation; `trace` also
-//! writes a line when an operation starts. The same lines are events of the crate `tracing`, at the levels `debug` and `trace`, as
-//! are those of groups that form. Each rank remembers the last 1,000 operations of all its groups. If
-//! PACELINE_DUMP_FOLDER names a folder, the rank writes them there as JSON lines when the group fails.
+//! writes a line when an operation starts. The same lines, and those of groups that form, are events of the crate
+//! `tracing`, at the levels `debug` and `trace`. Each rank remembers the last 1,000 operations of all its groups, and writes
+//! them as JSON lines to the folder PACELINE_DUMP_FOLDER, if set, when the group fails.
 //! [`Group::dumper`] writes them on demand. [`write_error_file`] reports to torchrun why a rank failed.
 //!
 //! # Groups within groups
 //!
-//! [`Group::split`] makes one sub-group of all ranks that pass the same color. Each sub-group has its own
-//! queue and its own sequence of operations. See `examples/sub_groups.rs`.
+//! [`Group::split`] makes one sub-group of all ranks that pass the same color, with its own
+//! queue and sequence of operations. See `examples/sub_groups.rs`.
 //!
 //! [`Mesh`] arranges the ranks of a group in a grid with named axes and forms a group for each axis.
 //!
@@ -184,19 +177,18 @@
 //! # Emulated links
 //!
 //! With [`GroupOptions::link`] or [`Group::emulate`], every operation takes as long as it would on a
-//! [`Link`] of a given bandwidth and latency. The time is computed from the steps and bytes of [`Cost`],
-//! which are those of `tcp`. A group and the sub-groups split from it share one emulated network card per
-//! rank: messages that they send at the same time go out one after the other. The thread that executes the
-//! operation sleeps meanwhile, so computation goes on. A link that is not at least 1.25 times as slow as
-//! the transport below it is refused. Ranks that are threads ignore the option; each of them calls
+//! [`Link`] of a given bandwidth and latency, computed from the steps and bytes of `tcp` ([`Cost`]). A group and its
+//! sub-groups share one emulated network card per rank: messages that they send at the same time go out one after the
+//! other. The thread that executes the operation sleeps meanwhile, so computation goes on. A link that is not at least 1.25
+//! times as slow as the transport below it is refused. Ranks that are threads ignore the option; each of them calls
 //! [`Group::emulate`] instead.
 //!
 //! # Limits
 //!
 //! Linux only. At most [`MAX_RANKS`] ranks in a group. `hybrid` needs the same number of ranks on every
 //! host, and consecutive rank numbers within each host. `tcp` opens a connection between any two ranks. It
-//! is neither encrypted nor protected against an attacker who can read or change what the network carries: the secret of
-//! the run, which never travels, only keeps strangers out. After a failure, a group cannot go on with the ranks that are left.
+//! is neither encrypted nor protected against an attacker who can read or change the traffic: the secret of
+//! the run, which never travels, only keeps strangers out. After a failure, a group cannot go on with the remaining ranks.
 
 #![deny(missing_docs)]
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]

@@ -1,8 +1,7 @@
 //! How the ranks of a group meet at the start of a collective operation and check that their calls match.
 //!
-//! Every rank shows the others its call. Then all ranks compare the same list, so either all of them find
-//! the same disagreement, or no rank finds one. No data move before the ranks have agreed. How a call travels to the
-//! other ranks is up to the transport, which implements [`ShowCalls`].
+//! Every rank shows the others its call. Then all ranks compare the same list, so all find
+//! the same disagreement, before data move. How a call travels is up to the transport, which implements [`ShowCalls`].
 
 use crate::Result;
 use crate::call::{CallHeader, Shares, agree, blocks_agree};
@@ -19,22 +18,20 @@ pub(crate) struct CallsOfAll {
 
 /// The calls of all ranks, which agree.
 pub(crate) struct AgreedCalls {
-    /// When the last rank arrived, as far as this rank can tell.
+    /// As in [`CallsOfAll`].
     pub(crate) present_ns: u64,
-    /// Each rank's call, in rank order.
     pub(crate) calls: Vec<CallHeader>,
     /// For an all-to-all, `sent[from][to]` elements go from one rank to the other. Otherwise empty.
     pub(crate) sent: Vec<Vec<u64>>,
 }
 
 impl AgreedCalls {
-    /// Which elements belong to which rank.
     pub(crate) fn shares(&self) -> Shares {
         shares(&self.calls)
     }
 }
 
-/// Which elements belong to which rank. The calls must agree.
+/// Which elements belong to which rank, by calls that agree.
 pub(crate) fn shares(calls: &[CallHeader]) -> Shares {
     let kind = calls[0].kind().expect("calls that agree are of a known kind");
     Shares::new(kind, calls)
@@ -45,15 +42,14 @@ pub(crate) trait ShowCalls {
     /// Shows this rank's call to every rank, and waits until all ranks have shown theirs.
     fn show_call(&mut self, context: &OpContext) -> Result<CallsOfAll>;
 
-    /// Shows this rank's row of an all-to-all to every rank, and returns the rows of all ranks. A row holds
+    /// Shows this rank's row of an all-to-all to every rank, and returns all rows. A row holds
     /// the number of elements that its rank sends to each rank, then the number that it expects from each.
     fn show_blocks(&mut self, context: &OpContext, own: &[u64]) -> Result<Vec<Vec<u64>>>;
 }
 
 /// Shows this rank's call to every rank, waits until all others have shown theirs, and compares the calls.
 ///
-/// Inlined, because a small message between threads takes about a microsecond, and copying the lists from one structure to
-/// the next took 1 % of that.
+/// Inlined, because a small message between threads takes about a microsecond, and copying the lists took 1 % of that.
 #[inline(always)]
 pub(crate) fn meet(ranks: &mut impl ShowCalls, context: &OpContext) -> Result<AgreedCalls> {
     let CallsOfAll { present_ns, calls, operations } = ranks.show_call(context)?;

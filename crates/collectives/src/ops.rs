@@ -1,7 +1,7 @@
 //! The operations on tensors, blocking and asynchronous.
 //!
 //! Every rank of the group calls the same operations in the same order. An asynchronous operation is work of the group's
-//! stream: whoever uses its memory next waits for it first, and an operation of the same group need not. Anything else is
+//! stream: whoever uses its memory next waits for it first, except operations of the same group. Anything else is
 //! an error, not a race.
 //!
 //! Input: tensors, a root or peer, a reduction. Output: the times of the operation, or a [`Work`] to wait
@@ -59,8 +59,7 @@ impl Group {
         self.start(OpRequest { op, ..on(OpKind::AllReduce, Some(data), Some(data)) })
     }
 
-    /// Like [`Group::all_reduce`], but `data` stays unchanged and the result goes to `result`, which has the
-    /// same length.
+    /// Like [`Group::all_reduce`], but the result goes to `result`, which has the same length.
     pub fn all_reduce_into(&self, data: &Tensor, result: &Tensor, op: ReduceOp) -> Outcome {
         self.run(OpRequest { op, ..on(OpKind::AllReduce, Some(data), Some(result)) })
     }
@@ -70,7 +69,7 @@ impl Group {
         self.reduce_into(data, Some(data), op, root)
     }
 
-    /// Like [`Group::reduce`], but the root's `data` stays unchanged too, and the result goes to the root's
+    /// Like [`Group::reduce`], but the result goes to the root's
     /// `result`, which has the same length. Other ranks may pass `None`.
     pub fn reduce_into(
         &self,
@@ -87,15 +86,13 @@ impl Group {
         self.broadcast_into(Some(data), data, root)
     }
 
-    /// Like [`Group::broadcast`], from the root's `data` to every rank's `result`. Only the root needs
-    /// `data`.
+    /// Like [`Group::broadcast`], from the root's `data` to every rank's `result`. Only the root needs `data`.
     pub fn broadcast_into(&self, data: Option<&Tensor>, result: &Tensor, root: usize) -> Outcome {
         self.run(OpRequest { root, ..on(OpKind::Broadcast, data, Some(result)) })
     }
 
     /// Gives every rank its share of the reduction of all ranks' `data`. Shares follow each other in rank
-    /// order. Each is as long as that rank's `share`; together they are as long as `data`. `share` may lie in
-    /// place, within `data`.
+    /// order, each as long as that rank's `share`; together they are as long as `data`. `share` may lie within `data`.
     pub fn reduce_scatter(&self, data: &Tensor, share: &Tensor, op: ReduceOp) -> Outcome {
         self.run(OpRequest { op, ..on(OpKind::ReduceScatter, Some(data), Some(share)) })
     }
@@ -110,7 +107,7 @@ impl Group {
         self.start(OpRequest { op, ..on(OpKind::ReduceScatter, Some(data), Some(share)) })
     }
 
-    /// Gives every rank the `share` of every rank, one after the other in rank order, in `gathered`. Shares
+    /// Gives every rank the `share` of every rank, in rank order, in `gathered`. Shares
     /// may differ in length. A rank's `share` may lie in place, within `gathered`.
     pub fn all_gather(&self, share: &Tensor, gathered: &Tensor) -> Outcome {
         self.run(on(OpKind::AllGather, Some(share), Some(gathered)))
@@ -121,22 +118,19 @@ impl Group {
         self.start(on(OpKind::AllGather, Some(share), Some(gathered)))
     }
 
-    /// Gives the root the `share` of every rank, one after the other in rank order, in `gathered`. Only the
-    /// root needs `gathered`. Shares may differ in length. The root's `share` may lie in place, within
-    /// `gathered`.
+    /// Like [`Group::all_gather`], for the root alone. Only the root needs `gathered`.
     pub fn gather(&self, share: &Tensor, gathered: Option<&Tensor>, root: usize) -> Outcome {
         self.run(OpRequest { root, ..on(OpKind::Gather, Some(share), gathered) })
     }
 
     /// Gives every rank its share of the root's `data`. Only the root needs `data`. Shares follow each other
-    /// in rank order, each as long as that rank's `share`. The root's `share` may lie in place, within
-    /// `data`.
+    /// in rank order, each as long as that rank's `share`. The root's `share` may lie in place, within `data`.
     pub fn scatter(&self, data: Option<&Tensor>, share: &Tensor, root: usize) -> Outcome {
         self.run(OpRequest { root, ..on(OpKind::Scatter, data, Some(share)) })
     }
 
     /// Sends a block of `data` to every rank, and receives a block from every rank in `received`. All blocks
-    /// have the same length: an equal part of the tensor. The two tensors must not overlap.
+    /// are equal parts of the tensors, which must not overlap.
     pub fn all_to_all(&self, data: &Tensor, received: &Tensor) -> Outcome {
         self.run(on(OpKind::AllToAll, Some(data), Some(received)))
     }
@@ -154,8 +148,8 @@ impl Group {
         self.run(OpRequest { counts, ..on(OpKind::AllToAll, Some(data), Some(received)) })
     }
 
-    /// Sends `data` to rank `to`, which must receive the same number of elements. Returns when the receiver
-    /// has asked for the data and they have left this rank's memory.
+    /// Sends `data` to rank `to`, which must receive the same number of elements. Returns when the data have left this
+    /// rank's memory, after the receiver has asked for them.
     pub fn send(&self, data: &Tensor, to: usize) -> Outcome {
         self.run(OpRequest { root: to, ..on(OpKind::Send, Some(data), None) })
     }
@@ -175,8 +169,8 @@ impl Group {
         self.start(OpRequest { root: from, from, ..on(OpKind::Recv, None, Some(data)) })
     }
 
-    /// Sends and receives at the same time. Two ranks can exchange data, and many ranks can pass data around
-    /// a ring, without a deadlock.
+    /// Sends and receives at the same time, so that two ranks can exchange data, and many can pass data around a ring, without
+    /// a deadlock.
     pub fn send_recv(&self, data: &Tensor, to: usize, received: &Tensor, from: usize) -> Outcome {
         self.run(OpRequest { root: to, from, ..on(OpKind::SendRecv, Some(data), Some(received)) })
     }
@@ -207,7 +201,7 @@ impl Group {
         Ok(work.between(ready.chain([copied_back]).collect()))
     }
 
-    /// Makes the call that is asked for. Claims its memory, for the host or for the work of an event, or stages it.
+    /// Makes the requested call. Claims its memory, for the host or for the work of an event, or stages it.
     fn prepare(&self, by: Option<&Event>, mut request: OpRequest) -> Result<(Call, CallMemory)> {
         let OpRequest { kind, op, root, from, .. } = request;
         self.check_peers(&request)?;
@@ -288,7 +282,7 @@ impl Group {
     /// Checks devices, types and lengths. Returns the element type, and whether NCCL reaches all of the memory.
     fn check_tensors(&self, request: &OpRequest) -> Result<(DType, bool)> {
         let &OpRequest { kind, send, recv, .. } = request;
-        // Every engine reaches the memory of the host. That of accelerators is reached by NCCL, or staged.
+        // Every engine reaches the memory of the host; NCCL reaches that of accelerators, which is staged otherwise.
         if request.tensors().any(|tensor| tensor.device() == Device::Meta) {
             return self.refuse(kind, "a tensor on the device meta has no contents");
         }

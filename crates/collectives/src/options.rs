@@ -46,8 +46,8 @@ pub struct GroupOptions {
     /// How long a blocking operation keeps its core busy before it sleeps. Zero is best if ranks share
     /// cores.
     pub spin: Duration,
-    /// The same for operations that run beside a computation, of each group that a rank belongs to. Zero is best if that would take
-    /// a core from the computation, such as one of more threads than these options were made for.
+    /// The same for operations that run during a computation, of each group of the rank. Zero is best if that would take
+    /// a core from the computation.
     pub worker_spin: Duration,
     /// The all-reduce algorithm between processes that do not share memory.
     pub algorithm: Algorithm,
@@ -66,9 +66,9 @@ impl GroupOptions {
     }
 
     /// The default options for `local_ranks` ranks of `threads` threads each on this host: a time limit of 60
-    /// seconds. Blocking operations spin for 50 us if each rank has a core; operations beside a computation do so if each rank
-    /// has a core more than its threads. The log level comes from the environment variable `PACELINE_COMM_LOG`; for an invalid
-    /// level a warning is printed, and the log stays off. The dump folder comes from `PACELINE_DUMP_FOLDER`.
+    /// seconds. Blocking operations spin for 50 us if each rank has a core; operations during a computation do so if each rank
+    /// has a core more than its threads. The log level comes from the environment variable `PACELINE_COMM_LOG`; an invalid
+    /// level gives a warning, and no log. The dump folder comes from `PACELINE_DUMP_FOLDER`.
     pub fn for_ranks_of(local_ranks: usize, threads: usize) -> Self {
         let cores = num_cores(local_ranks);
         let spin_of = |busy: usize| {
@@ -94,8 +94,8 @@ impl GroupOptions {
     }
 }
 
-/// The number of cores for `local_ranks` ranks. If the launcher has bound this rank to one core, the other
-/// ranks have their own cores, provided that the host has as many.
+/// The number of cores for `local_ranks` ranks. If the launcher has bound this rank to one core, the others
+/// have their own, provided that the host has as many.
 fn num_cores(local_ranks: usize) -> usize {
     let allowed = std::thread::available_parallelism().map_or(1, usize::from);
     if allowed > 1 {

@@ -97,8 +97,7 @@ impl OpKind {
     }
 }
 
-/// The purpose of an operation, as its caller states it ([`Group::for_purpose`](crate::Group::for_purpose)). The group only
-/// records it.
+/// The purpose of an operation, as its caller states it ([`Group::for_purpose`](crate::Group::for_purpose)), for its record.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Purpose {
     /// The caller stated no purpose.
@@ -125,7 +124,7 @@ pub struct OpTimes {
     pub present_ns: u64,
     /// When the result was complete.
     pub finished_ns: u64,
-    /// How much later that was than on the emulated link, because the transport or this machine is slower; zero without a link.
+    /// How much later that was than on the emulated link, because the transport or this machine is slower; otherwise zero.
     pub late_ns: u64,
 }
 
@@ -196,14 +195,13 @@ impl OpRecord {
 #[derive(Debug)]
 pub(crate) struct RecentRecords {
     records: VecDeque<OpRecord>,
-    /// How many records at the end have not been returned by `fresh_into` yet.
+    /// Records at the end that `fresh_into` has not returned yet.
     num_fresh: usize,
-    /// How many records were dropped before `fresh_into` could return them.
+    /// Records that were dropped before `fresh_into` could return them.
     num_lost: u64,
     running: Vec<OpRecord>,
 }
 
-/// How many records are kept.
 const RING_CAPACITY: usize = 1000;
 
 impl Default for RecentRecords {

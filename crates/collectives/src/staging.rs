@@ -3,9 +3,7 @@
 //! The data that an operation reads are copied to the host after all earlier work of the memory's stream. The operation runs
 //! there, and its result is copied back. Each of the three waits for the one before it, and nobody else waits, so a bucket travels
 //! while the next one is computed. Copies back have a stream of their own: they wait for operations, and would hold up the
-//! copies of later operations to the host.
-//!
-//! Input: tensors. Output: tensors of the host with their contents. This module knows nothing of operations.
+//! copies of later operations to the host. This module knows nothing of operations.
 
 use paceline_memory::{Access, Allocator, Category, DeviceStream, Event, MemoryError, Tensor};
 
@@ -49,8 +47,8 @@ impl Staging {
         Ok(Self { host: Allocator::pinned(home.accelerator()), from_device, to_device })
     }
 
-    /// Memory of the host for the contents of `tensor`. If it is read, its contents are copied there; if it is written, they
-    /// will be copied back.
+    /// Memory of the host for the contents of `tensor`, which are copied there if they are read, and will be copied back if
+    /// they are written.
     pub(crate) fn stage(
         &self,
         tensor: &Tensor,
@@ -76,8 +74,7 @@ impl Staging {
 }
 
 impl Staged {
-    /// Copies the result back once the operation is done. Returns the event of the copy's end; `done` itself if there is no
-    /// result.
+    /// Copies the result back once the operation is done. Returns the event of the copy's end, or `done` if there is no result.
     pub(crate) fn copy_back(&self, done: &Event) -> Result<Event, MemoryError> {
         let Some(StagedResult { host, device, to_device }) = &self.result else {
             return Ok(done.clone());

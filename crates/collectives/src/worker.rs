@@ -1,6 +1,6 @@
 //! The queue of a group: operations run in the order in which they were submitted.
 //!
-//! Asynchronous operations run on the group's own thread. A blocking operation that finds the queue idle runs
+//! Asynchronous operations run on the group's own thread. If the queue is idle, a blocking operation runs
 //! on its caller's thread, which saves two thread switches.
 //!
 //! Input: calls whose memory is claimed, or queued in the group's stream. Output: the times of each operation. This module
@@ -24,13 +24,12 @@ use crate::{CollectiveError, GroupOptions, Result};
 
 /// An asynchronous operation that is queued, running or finished.
 ///
-/// Its data stay in place until the operation is finished, even if this value is dropped. Whoever uses them waits first.
+/// Its data stay in place until the operation is finished, even if this value is dropped.
 #[derive(Debug)]
 pub struct Work {
     outcome: Arc<OnceLock<Outcome>>,
     event: Event,
-    /// The copies around the operation, if its memory is that of an accelerator: to the host, and then back. The last one
-    /// ends the work.
+    /// The copies around the operation, if its memory is that of an accelerator: to the host, and then back, which ends the work.
     copies: Vec<Event>,
 }
 
@@ -130,7 +129,6 @@ struct OpQueue {
     fenced: Mutex<Fenced>,
 }
 
-/// The queue and its thread.
 #[derive(Debug)]
 pub(crate) struct Worker {
     shared: Arc<OpQueue>,
@@ -149,7 +147,7 @@ impl Worker {
         Self { shared, stream, thread: Mutex::default() }
     }
 
-    /// Starts the thread, unless it runs. Fails if the system refuses one more.
+    /// Starts the thread, unless it runs.
     fn ensure_thread(&self) -> Result<()> {
         let mut thread = lock(&self.thread);
         if thread.is_none() {
@@ -166,7 +164,7 @@ impl Worker {
         Ok(())
     }
 
-    /// Runs a call and returns when it is finished; `claims` are held until then. If the operation fails or panics, they
+    /// Runs a call and returns when it is finished. If it fails or panics, the claims
     /// stay until [`Worker::give_back`]: a peer that does not know of the failure yet may still write to the memory.
     pub(crate) fn run(&self, call: Call, claims: Claims) -> Result<OpTimes> {
         let shared = &*self.shared;
@@ -257,8 +255,7 @@ fn await_copies(operands: &[DeviceOperand]) {
     }
 }
 
-/// The right to execute an operation. A panic gives it back too, so that no thread waits for its turn
-/// forever.
+/// The right to execute an operation, which a panic gives back too, so that no thread waits forever.
 struct Turn<'a>(&'a OpQueue);
 
 impl Drop for Turn<'_> {
@@ -302,8 +299,7 @@ impl OpQueue {
             await_copies(&job.operands);
             let outcome = self.core.execute(&job.call, job.submitted_ns, policy);
             job.promise.keep(outcome, &self.fenced);
-            // Only now may a later operation run, on this thread or another, so that no operation is seen as
-            // finished before an earlier one.
+            // Only now may a later operation run, so that none is seen as finished before an earlier one.
             drop(turn);
         }
     }
@@ -354,8 +350,7 @@ mod tests {
     fn a_panic_on_the_communication_thread_fails_the_works() {
         let mut groups = Group::threads(2);
         let (second, first) = (groups.pop().unwrap(), groups.pop().unwrap());
-        // The public methods check ranks, so they never make such a call. The rank has no mailbox, so the
-        // operation panics.
+        // The public methods check ranks, so they never make such a call. The rank has no mailbox: the operation panics.
         let broken = Call { root: MAX_RANKS, ..Call::new(OpKind::Recv, DType::F32) };
         let panics = first.worker().submit(|_| Ok((broken, Vec::new()))).unwrap();
         let follows = first

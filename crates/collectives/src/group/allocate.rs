@@ -13,9 +13,9 @@ fn zeroed(buffer: Buffer) -> Result<Buffer> {
 }
 
 impl Group {
-    /// Allocates zeroed memory on every rank, which all operations use in place, without staging. A
+    /// Allocates zeroed memory on every rank, which all operations use in place. A
     /// collective call: every rank passes the same size in bytes. Dropping the buffer returns the memory
-    /// to the system. Its address range is given up by a later call of this function, once all ranks have dropped theirs.
+    /// to the system, and a later call of this function its address range, once all ranks have dropped theirs.
     pub fn allocate(
         &self,
         allocator: &Allocator,
@@ -46,8 +46,7 @@ impl Group {
         Ok(buffer)
     }
 
-    /// Forgets the segments whose buffers all ranks have dropped: their addresses and files go back to the system. Also is a
-    /// barrier.
+    /// Forgets the segments whose buffers all ranks have dropped. Also a barrier.
     fn forget_dropped(&self, segments: &Segments, rank: usize) -> Result<()> {
         let mut dropped = segments.dropped(rank);
         self.all_reduce_slice(&mut dropped, ReduceOp::Min)?;

@@ -1,7 +1,6 @@
 //! How a group begins to use NCCL: the ranks compare their cards, and join NCCL together.
 //!
-//! Input: where each rank has its memory. Output: a group whose operations on cards go by NCCL, or the reason why not, the same
-//! on every rank.
+//! Input: where each rank has its memory. Output: a group whose operations on cards go by NCCL, or the reason why not.
 
 use paceline_cuda::CudaError;
 use paceline_cuda::nccl::{UniqueId, version};
@@ -25,12 +24,12 @@ struct CardInfo {
 
 impl Group {
     /// From now on, operations on the memory of cards go from card to card by NCCL, instead of through memory of the host.
-    /// `memory` is where this rank's tensors are. A collective call; the groups that are split from this one later do the
-    /// same by themselves. A second call changes nothing.
+    /// `memory` is where this rank's tensors are. A collective call; groups that are split from this one later do the
+    /// same. A second call changes nothing.
     ///
-    /// Errors if the memory is not a card's, if NCCL is missing, if ranks share a card, or if they have different versions of
-    /// NCCL, or if it has not connected them within half of the group's timeout. Then every rank gets the error, and the group goes on
-    /// through the host.
+    /// Errors if the memory is not a card's, if NCCL is missing, if ranks share a card or have different versions of
+    /// NCCL, or if it has not connected them within half of the group's timeout. Then every rank gets the error, and the group
+    /// still goes through the host.
     pub fn use_nccl(&self, memory: &Allocator, order: NcclOrder) -> Result<()> {
         if self.nccl_order().is_some() {
             return Ok(());
@@ -59,7 +58,7 @@ impl Group {
         // NCCL may have connected some ranks and not others.
         let all: Vec<Option<NotJoined>> = self.all_gather_object(&nccl.as_ref().err().cloned())?;
         let missing = all.into_iter().enumerate().filter_map(|(rank, why)| Some((rank, why?)));
-        // The error of a rank that failed says more than that of a rank that only waited for it.
+        // The error of a rank that failed says more than that of a rank that waited for it.
         let missing = missing.min_by_key(|(_, why)| why.waited);
         match (nccl, missing) {
             (Ok(nccl), None) => {
@@ -94,7 +93,6 @@ impl Group {
         self.membership.core.nccl.get().zip(home).is_some_and(|(nccl, home)| nccl.reaches(home))
     }
 
-    /// A group that descends from this one uses NCCL as this one does.
     pub(super) fn like_this(&self, group: Self) -> Result<Self> {
         if let Some(nccl) = self.membership.core.nccl.get() {
             let (memory, order) = nccl.settings();

@@ -1,6 +1,6 @@
 //! How a group forms: from threads, or from processes that meet, connect, and choose a transport.
 //!
-//! Input: a rendezvous and this rank's number, or the addresses of ranks that have already met. Output: a
+//! Input: a rendezvous and this rank's number, or the addresses of ranks that have met. Output: a
 //! group whose ranks have passed a barrier.
 
 use std::sync::Arc;
@@ -93,8 +93,7 @@ impl Group {
     }
 
     /// Meets the other processes of this host and forms a group with them that shares memory.
-    ///
-    /// Blocks until all `world_size` ranks have come, for at most `options.timeout`. Errors if some ranks do not
+    /// Blocks until all `world_size` ranks have come, for at most `options.timeout`. Errors if some do not
     /// come, if a rank has a different secret or world size, or if memory cannot be shared.
     pub fn shm(
         rendezvous: &Rendezvous,
@@ -135,7 +134,7 @@ impl Group {
 
     /// Forms a group of all ranks that an MPI launcher has started. The MPI library carries the bytes.
     ///
-    /// MPI itself knows the rank and the number of ranks. The first group of a process starts MPI. Dropping
+    /// The first group of a process starts MPI. Dropping
     /// the last group ends MPI, which waits for all ranks; after that, the process cannot form another
     /// group. So a rank that has failed should print its error before it drops its group. Or it should end the process
     /// without dropping the group, and the launcher then ends the other ranks. Errors if the library cannot be used.
@@ -158,7 +157,7 @@ impl Group {
         group.emulate_if_asked(options.link)
     }
 
-    /// Meets the other processes, connects to them and forms the group. The store may be dropped when the ranks have met:
+    /// Meets the other processes, connects to them and forms the group. The store may then be dropped:
     /// rank 0 answers the others for as long as its process lives.
     fn rendezvous(
         rendezvous: &Rendezvous,
@@ -175,7 +174,6 @@ impl Group {
         Self::form(&listener, &addresses, by, rank, options, lineage)
     }
 
-    /// Forms a group of processes that know each other's addresses.
     pub(crate) fn form(
         listener: &PeerListener,
         addresses: &[PeerAddress],

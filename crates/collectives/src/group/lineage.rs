@@ -10,13 +10,12 @@ use crate::emulator::NetworkCard;
 use crate::record::RecentRecords;
 use crate::shared::Inherited;
 
-/// The state that the groups of a rank share. All of them descend from the same group.
+/// The state that all groups of a rank share, which descend from the same group.
 #[derive(Debug, Default)]
 pub(crate) struct RankState {
-    /// The one network card of this rank, so that the operations of all groups together move no more bytes
-    /// than the link carries.
+    /// The network card of this rank: all groups together move no more bytes than the link carries.
     pub(crate) card: Arc<NetworkCard>,
-    /// The one record of operations of this rank.
+    /// The record of operations of this rank.
     pub(crate) records: Arc<Mutex<RecentRecords>>,
     /// For the data of slices and objects.
     pub(crate) memory: Allocator,
@@ -28,15 +27,14 @@ pub(crate) struct RankState {
 pub(crate) struct Lineage {
     /// `world`, or `world/1.0` for the ranks of color 0 in the second split of `world`.
     pub(crate) name: String,
-    /// 0 for the group from which the others descend, then counted in the order in which this rank joined them.
+    /// 0 for the outermost group, then counted in the order in which this rank joined.
     pub(crate) number: u32,
-    /// The number of each member in the group from which all descend. Empty for that group itself.
+    /// The number of each member in the outermost group; empty for that group.
     pub(crate) members: Arc<[usize]>,
     pub(crate) rank: Arc<RankState>,
     /// The memory that the group can reach because its parent group can reach it.
     pub(crate) inherited: Option<Inherited>,
-    /// The key that proves to other processes that a rank belongs to the run. Groups that make no connections of their own
-    /// have an empty key.
+    /// The key that proves to other processes that a rank belongs to the run. Empty for groups that make no connections.
     pub(crate) key: RunKey,
 }
 
@@ -58,7 +56,7 @@ impl Lineage {
         Self { key: key.clone(), ..Self::world() }
     }
 
-    /// Like this lineage, but sub-groups of the result do not share the record and the network card of this rank. They
+    /// Like this lineage, but sub-groups of the result have a record and a network card of their own. They
     /// share only the memory that this group can reach.
     pub(super) fn apart(&self) -> Self {
         Self { rank: Arc::default(), ..self.clone() }
@@ -82,7 +80,6 @@ impl Lineage {
         }
     }
 
-    /// The number that a rank of this group has in the outermost group.
     pub(super) fn outermost(&self, rank: usize) -> usize {
         self.members.get(rank).copied().unwrap_or(rank)
     }

@@ -1,4 +1,4 @@
-//! A group of ranks: its state, what callers can ask about it, and how a rank leaves it.
+//! A group of ranks: its state, its properties, and how a rank leaves it.
 //!
 //! | file | purpose |
 //! |---|---|
@@ -49,10 +49,9 @@ const LOOK_AGAIN: Duration = Duration::from_millis(1);
 
 /// A group of ranks, as one of them sees it.
 ///
-/// Every rank of a group calls the same operations in the same order. Operations run in the order in which
-/// they were submitted. A clone is a second handle to the same group. Dropping the last handle finishes
-/// the submitted operations and then leaves the group; peers that still need this rank get an error and do
-/// not hang.
+/// Every rank of a group calls the same operations in the same order. They run in the order
+/// of submission. A clone is a second handle to the same group. Dropping the last handle finishes
+/// the submitted operations and then leaves the group; peers that still need this rank get an error.
 #[derive(Clone, Debug)]
 pub struct Group {
     membership: Arc<Membership>,
@@ -124,8 +123,8 @@ impl Group {
     /// the failure may still write there. Waits until all ranks that can reach this rank's memory have left the group or are
     /// lost, for at most the group's limit. Memory of an accelerator stays fenced.
     ///
-    /// Errors, and gives nothing back, if a rank has not left by then, or if an MPI library or NCCL carries the bytes, because
-    /// neither reports that a rank has left.
+    /// Errors, and gives nothing back, if a rank has not left by then, or if an MPI library or NCCL carries the bytes: neither
+    /// reports that a rank has left.
     pub fn give_back_failed(&self) -> Result<()> {
         let begin = Instant::now();
         let still_there = |peers| {
@@ -199,14 +198,13 @@ impl Group {
         &self.membership.lineage.name
     }
 
-    /// The number of the group on this rank: 0 for the outermost group, from which the others descend. The others are
-    /// counted in the order in which this rank joined them. [`OpRecord::group`] is this number.
+    /// The number of the group on this rank: 0 for the outermost group, from which the others descend, in the order in which
+    /// this rank joined them. [`OpRecord::group`] is this number.
     pub fn number(&self) -> u32 {
         self.membership.lineage.number
     }
 
-    /// The number that `rank` of this group has in the outermost group, from which this group descends. Errors name
-    /// ranks by this number.
+    /// The number of `rank` in the outermost group, from which this group descends. Errors name ranks by this number.
     pub fn outermost_rank(&self, rank: usize) -> usize {
         self.membership.lineage.outermost(rank)
     }
@@ -214,20 +212,20 @@ impl Group {
     /// Appends to `out` the records of the operations that have finished since the last call, at most the thousand
     /// most recent. Returns how many older records were lost.
     ///
-    /// All groups of a rank that descend from the same group keep one list of records. So any of these groups returns
-    /// the operations of all of them, in the order in which they finished, and each operation once.
+    /// All groups that descend from the same group keep one list of records, so any of them returns
+    /// the operations of all of them, in the order in which they finished.
     pub fn fresh_records(&self, out: &mut Vec<OpRecord>) -> u64 {
         lock(&self.membership.core.recorder.records).fresh_into(out)
     }
 
-    /// A handle to the same group. The records of operations that are submitted through it have this purpose:
+    /// A handle to the same group that records this purpose for its operations:
     /// `group.for_purpose(Purpose::Loss).all_reduce_async(..)`.
     pub fn for_purpose(&self, purpose: Purpose) -> Self {
         Self { membership: self.membership.clone(), purpose }
     }
 
     /// A handle for another thread, which can write this rank's most recent operations to a file, for example when
-    /// the process is asked to end.
+    /// the process must end.
     pub fn dumper(&self) -> Dumper {
         Dumper(self.membership.core.clone())
     }

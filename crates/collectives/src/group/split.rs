@@ -19,11 +19,11 @@ impl Group {
     /// A collective call; ranks that pass `None` take part and get no group.
     ///
     /// The operations of the new group are independent of those of this group. The new group emulates the
-    /// same link, and both groups share this rank's emulated network card: together they move no more bytes
+    /// same link, and both share this rank's emulated network card: together they move no more bytes
     /// than the link carries.
     ///
-    /// Both groups keep one record of this rank's operations ([`Group::fresh_records`]), and the new group reaches
-    /// the memory that this group has allocated, so its operations use that memory in place. Errors of the new
+    /// Both groups keep one record of this rank's operations ([`Group::fresh_records`]), and operations of the new group use
+    /// the memory that this group has allocated in place. Errors of the new
     /// group name ranks by their numbers in the group from which both descend.
     pub fn split(&self, color: Option<u32>) -> Result<Option<Self>> {
         self.split_as(color, None)
@@ -62,7 +62,7 @@ impl Group {
         let options = GroupOptions { link: None, ..self.membership.options.clone() };
         let label = format!("{}.{own}", label.map_or_else(|| split.to_string(), str::to_owned));
         let inherited = self.inherited(&members);
-        // A rank that gets no group does not count this split as one of its groups.
+        // A rank without a group does not count this split.
         let lineage = || lineage.sub_group(&label, &members, inherited);
         let Membership { host_links, core, transport, .. } = &*self.membership;
         let world = members.len();
@@ -71,12 +71,12 @@ impl Group {
             (HostLinks::Threads(registry), _) => {
                 let (memory, registry) = registry.join((split, own), world)?;
                 let engine = SharedState::new(rank, world, memory, Reach::Threads);
-                // Splits are numbered within each group, so each group needs its own registry.
+                // Splits are numbered within each group.
                 (Engine::Shared(engine), HostLinks::Threads(registry))
             }
             #[cfg(feature = "mpi")]
             (_, Engine::Mpi(mpi)) => {
-                // MPI's colors have fewer bits than ours, so the first member's rank serves as the color.
+                // MPI's colors have fewer bits than ours, so the first member's rank is the color.
                 let Some(engine) = mpi.split(color.map(|_| members[0]))? else { return Ok(None) };
                 (Engine::Mpi(engine), HostLinks::None)
             }

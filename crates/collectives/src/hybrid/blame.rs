@@ -1,9 +1,9 @@
 //! Which ranks an error is about when hosts can no longer reach each other.
 //!
-//! A rank waits for the ranks of its host and for the ranks of its rail. If another host falls silent, some ranks wait for a
-//! rank of their own host, which itself waits for a rank of the silent host. All of them must name the rank of the silent
-//! host. So a rank whose wait on its rail has failed reports to the ranks of its host which ranks it has waited
-//! for. A rank that has waited only for ranks that are alive looks up the reports of the others.
+//! A rank waits for the ranks of its host and of its rail. If another host falls silent, some ranks wait for a
+//! rank of their own host, which itself waits for a rank of the silent host. All of them must name the latter.
+//! So a rank whose wait on its rail has failed reports to the ranks of its host which ranks it has waited
+//! for. A rank that has waited only for ranks that are alive looks up these reports.
 
 use std::time::Duration;
 
@@ -18,7 +18,7 @@ use crate::context::OpContext;
 const REPORT_LIMIT: Duration = Duration::from_millis(120);
 
 impl Hybrid {
-    /// The error of a failed operation. It names the ranks that caused the failure. `alive` are the ranks of the rail that
+    /// The error of a failed operation, which names the ranks that caused the failure. `alive` are the ranks of the rail that
     /// have given up too.
     pub(super) fn blame(
         &self,

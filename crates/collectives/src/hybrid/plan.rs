@@ -1,13 +1,13 @@
 //! How a reduction over hosts is divided: which rank completes which piece of the result, and which partial
 //! sums the hosts send each other for it.
 //!
-//! The message is divided into a slice for each rail, and each slice into a piece for each rank of the rail. The rank
-//! *owns* its piece. In a reduce-scatter, the piece is the rank's share. If a slice is short, messages cost more than
+//! The message is divided into a slice for each rail, and each slice into a piece for each rank of the rail, its *owner*.
+//! In a reduce-scatter, the piece is the rank's share. If a slice is short, messages cost more than
 //! bytes, so one rank of the rail owns the whole slice: it gets `h-1` partial sums and sends `h-1` results.
 //!
-//! The ranks of a rail exchange partial sums. Each host combines the data of its own ranks, and sends the owner of a
-//! piece one partial sum for each *node* that the host's ranks have in the tree ([`paceline_numeric::tree`]). If the number of
-//! ranks per host is a power of two, this is one node. For any number `k` of ranks there are at most `2 log2(k)` nodes.
+//! Each host combines the data of its own ranks, and sends the owner of a
+//! piece one partial sum for each *node* that the host's ranks have in the tree ([`paceline_numeric::tree`]): one node if
+//! the number `k` of ranks per host is a power of two, at most `2 log2(k)` otherwise.
 //! Every node after the first adds as many bytes as the first.
 //!
 //! Input: the call, and where ranks are. Output: ranges of elements and ranks. This module moves nothing.
@@ -45,15 +45,15 @@ pub(super) struct PiecePlan {
     pub(super) nodes: Vec<Vec<Range<usize>>>,
     /// The merges after each node, host by host.
     pub(super) merges: Vec<u8>,
-    /// The hosts whose pieces the ranks of a host work on together, in one round: all of them if the pieces
+    /// The hosts whose pieces the ranks of a host work on in one round: all of them if the pieces
     /// of a rail follow each other, otherwise one at a time.
     pub(super) passes: Vec<Range<usize>>,
     pub(super) block_elems: usize,
 }
 
 impl PiecePlan {
-    /// In a reduce-scatter a rank owns its share. In the other reductions the message is divided into slices of even
-    /// size, one for each rail, and each slice into pieces of even size, one for each host. A short slice is a single
+    /// In a reduce-scatter a rank owns its share. Otherwise the message is divided into even slices, one for each rail, and
+    /// each slice into even pieces, one for each host. A short slice is a single
     /// piece, and the rails choose different hosts as its owner in turn.
     pub(super) fn new(
         hybrid: &Hybrid,
@@ -65,8 +65,8 @@ impl PiecePlan {
         let world = num_hosts * local;
         let (pieces, passes) = if call.kind == OpKind::ReduceScatter {
             let shares = Shares::of(met.calls.iter().map(|call| call.recv_count));
-            // Hosts begin with different pieces, so that they do not all send to the same host. A host's own
-            // piece comes last, since no other host waits for it.
+            // Hosts begin with different pieces, so that they do not all send to one. A host's own piece, for which no other host
+            // waits, comes last.
             let passes = (1..=num_hosts).map(|step| (node + step) % num_hosts);
             (
                 (0..world).map(|rank| shares.elements(rank)).collect(),
@@ -97,7 +97,6 @@ impl PiecePlan {
         Self { num_hosts, pieces, nodes, merges, passes, block_elems }
     }
 
-    /// The elements that the rank of rail `rail` on host `host` owns.
     pub(super) fn piece(&self, host: usize, rail: usize) -> Range<usize> {
         let local = self.pieces.len() / self.num_hosts;
         self.pieces[host * local + rail].clone()
@@ -108,7 +107,6 @@ impl PiecePlan {
         self.piece(hosts.start, rail).start..self.piece(hosts.end - 1, rail).end
     }
 
-    /// All pieces of a rail that follow each other.
     pub(super) fn slice(&self, rail: usize) -> Range<usize> {
         self.span(&(0..self.num_hosts), rail)
     }
@@ -117,13 +115,12 @@ impl PiecePlan {
         piece.len().div_ceil(self.block_elems)
     }
 
-    /// The elements of a block of a piece. The range is empty if the piece ends before the block.
+    /// The elements of a block of a piece, empty if the piece ends before the block.
     pub(super) fn block(&self, piece: &Range<usize>, index: usize) -> Range<usize> {
         let at = |index: usize| piece.end.min(piece.start + index * self.block_elems);
         at(index)..at(index + 1)
     }
 
-    /// The place of a host's first node among all nodes.
     pub(super) fn first_node(&self, host: usize) -> usize {
         self.nodes[..host].iter().map(Vec::len).sum()
     }

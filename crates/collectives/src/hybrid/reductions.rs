@@ -1,10 +1,10 @@
 //! All-reduce, reduce and reduce-scatter over hosts: the hosts exchange partial sums of the tree over all ranks.
 //!
-//! Every rank owns a piece of the result (`plan.rs`). The ranks of a host combine, block by block, the data of
-//! their own host for all pieces of their rails, and send each owner the partial sums of its piece (in f32
+//! Every rank owns a piece of the result (`plan.rs`). The ranks of a host combine, block by block, their data for all
+//! pieces of their rails, and send each owner the partial sums of its piece (in f32
 //! for f16 and bf16). The owner completes the tree, and sends the finished piece to its rail (all-reduce) or
-//! to the host of the root (reduce). In a reduce-scatter the piece is the owner's share. Then the ranks of a host
-//! give each other their pieces through shared memory.
+//! to the root's host (reduce). In a reduce-scatter the piece is the owner's share. Then the ranks of a host
+//! exchange their pieces through shared memory.
 //!
 //! | operation (`h` hosts of `k` ranks) | steps between hosts | bytes out of and into the busiest rank |
 //! |---|---|---|
@@ -13,8 +13,8 @@
 //! | reduce-scatter | 1 | `p (h-1)/h S/k` |
 //!
 //! `p` is the number of nodes that a host has in the tree: 1 if `k` is a power of two, otherwise 2 or more. For 16-bit
-//! floats `p` counts twice. If a slice is so short that its owner receives at most 512 KiB, one rank of the rail owns
-//! the whole slice. This rank receives `p (h-1) S/k` bytes, and the number of messages is the least possible. Blocks
+//! floats `p` counts twice. If the owner of a whole slice would receive at most 512 KiB, one rank of the rail owns it:
+//! it receives `p (h-1) S/k` bytes, in the fewest messages possible. Blocks
 //! overlap: while one block travels, the next is combined. Within a host, every rank reads its slice of all `k` ranks'
 //! data. Order of summation: the tree over ranks 0, 1, 2, ...
 //!
@@ -66,7 +66,6 @@ impl Hybrid {
         }
     }
 
-    /// Whether a rank is on this host.
     fn has(&self, rank: usize) -> bool {
         self.ranks_of(self.node()).contains(&rank)
     }
@@ -108,7 +107,6 @@ struct RailExchange<'a> {
     progress: RailProgress,
 }
 
-/// How far an exchange has come.
 #[derive(Default)]
 struct RailProgress {
     /// The receives of each block of this rank's piece that have been posted.
@@ -203,8 +201,8 @@ impl<'a> RailExchange<'a> {
         self.result.part((piece.start - start) * size..(piece.end - start) * size)
     }
 
-    /// Posts the receives of the next block of this rank's piece. After the last one, posts those of the
-    /// finished pieces, which the other ranks send next.
+    /// Posts the receives of the next block of this rank's piece, and after the last one those of the finished pieces,
+    /// which the other ranks send next.
     fn expect_block(&mut self) {
         let (plan, host) = (self.plan, self.hybrid.node());
         let piece = self.own_piece();
@@ -256,8 +254,8 @@ impl<'a> RailExchange<'a> {
         self.partials[to].part(at(elems.start)..at(elems.end))
     }
 
-    /// Combines the part of this host's data that a window holds for the pieces of these hosts, sends the blocks that
-    /// are complete, and finishes the blocks of this rank's own piece that have arrived meanwhile. Never
+    /// Combines the part of this host's data that a window holds for the pieces of these hosts, sends complete blocks, and
+    /// finishes the blocks of this rank's own piece that have arrived meanwhile. Never
     /// waits, because other ranks of this host may wait for this rank in a barrier phase.
     fn combine(&mut self, hosts: &Range<usize>, window: &FetchWindow) {
         let (plan, rail, host) = (self.plan, self.hybrid.local.rank, self.hybrid.node());
@@ -304,7 +302,6 @@ impl<'a> RailExchange<'a> {
         }
     }
 
-    /// Sends a block of partial sums to the owner of the piece.
     fn send_block(&mut self, to: usize, index: usize, block: &Range<usize>) {
         if to == self.hybrid.node() {
             self.progress.num_own = index + 1;
@@ -349,7 +346,6 @@ impl<'a> RailExchange<'a> {
         self.expect_block();
     }
 
-    /// A block of this rank's own piece in the result.
     fn finished_block(&self, index: usize) -> Region {
         let (size, piece) = (self.call.dtype.size_bytes(), self.own_piece());
         let block = self.plan.block(&piece, index);
@@ -357,7 +353,6 @@ impl<'a> RailExchange<'a> {
         self.finished(self.hybrid.node()).part(bytes)
     }
 
-    /// Sends a finished block to the ranks of this rail that want it.
     fn send_finished(&mut self, index: usize) {
         let (host, block) = (self.hybrid.node(), self.finished_block(index));
         for other in (0..self.hybrid.num_hosts()).filter(|&other| other != host) {
@@ -369,7 +364,7 @@ impl<'a> RailExchange<'a> {
         }
     }
 
-    /// Waits for the partial sums that are still missing, and then for everything that is on its way.
+    /// Waits for the missing partial sums, and then for everything that is on its way.
     fn end(&mut self, context: &OpContext) -> Result<()> {
         if let Some(why) = self.progress.failure.take() {
             return Err(self.inner.fail(context, why));

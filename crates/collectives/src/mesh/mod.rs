@@ -1,11 +1,10 @@
 //! Ranks in a grid with named axes, and a group for each axis.
 //!
 //! On each axis, a rank is in a group with the ranks that differ from it in their place on this axis only. These
-//! groups share the rank's emulated network card and its record of operations. An error in one of these groups does
+//! groups share the rank's emulated network card and its record of operations. An error in one does
 //! not affect the others.
 //!
-//! Input: a group and the sizes of the axes. Output: the groups of this rank. This module knows nothing of what the
-//! ranks along an axis do.
+//! Input: a group and the sizes of the axes. Output: the groups of this rank.
 
 mod shape;
 #[cfg(all(test, not(loom)))]
@@ -51,7 +50,7 @@ impl Mesh {
     /// Arranges the ranks of `world` in a grid and forms the groups of its axes. A collective call: every rank passes the
     /// same shape.
     ///
-    /// Steps: one [`Group::split`] for each axis. If an axis covers all ranks, its group is `world` itself. The group of an
+    /// Steps: one [`Group::split`] for each axis. The group of an axis with all ranks is `world` itself, and that of an
     /// axis with one rank is formed without a message. So a mesh with a single axis costs nothing.
     ///
     /// Errors if the sizes do not multiply to the number of ranks, and with the errors of [`Group::split`].

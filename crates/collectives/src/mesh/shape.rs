@@ -150,7 +150,7 @@ impl MeshShape {
         (0..self.size(axis)).map(|place| first + place * stride).collect()
     }
 
-    /// The distance between the numbers of two ranks that are neighbors on an axis.
+    /// The distance between the numbers of two neighbors on an axis.
     pub(super) fn stride(&self, axis: Axis) -> usize {
         let after = self.axes.iter().rev().take_while(|(own, _)| *own != axis);
         after.map(|(_, size)| size).product()

@@ -27,7 +27,6 @@ pub(super) enum Tag {
     Data = 2,
 }
 
-/// A communicator that only this crate uses.
 #[derive(Debug)]
 pub(super) struct Comm {
     pub(super) handle: ffi::MPI_Comm,
@@ -111,8 +110,6 @@ impl Comm {
         Ok(())
     }
 
-    /// Sends a region to a peer.
-    ///
     /// # Safety
     ///
     /// As for [`Comm::begin`].
@@ -137,8 +134,6 @@ impl Comm {
         Ok(())
     }
 
-    /// Receives a region from a peer.
-    ///
     /// # Safety
     ///
     /// As for [`Comm::begin`].
@@ -179,8 +174,7 @@ impl Comm {
         self.land(context, &mut flight)
     }
 
-    /// Like [`Comm::carry_out`], by a blocking call, which returns when the transfer is finished. No time
-    /// limit applies.
+    /// Like [`Comm::carry_out`], by a blocking call, without a time limit.
     ///
     /// # Safety
     ///
@@ -196,7 +190,7 @@ impl Comm {
 
     /// Waits until all transfers of the flight are finished, at most for the time limit.
     ///
-    /// The library moves data only while it is called, so this keeps calling it. Between the calls it yields
+    /// The library moves data only while it is called. Between the calls this yields
     /// the core, and sleeps when the wait gets long.
     pub(super) fn land(&self, context: &OpContext, flight: &mut Transfers) -> Result<()> {
         let mut wait = Waited::begin(now_ns());

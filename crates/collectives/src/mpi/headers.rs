@@ -1,6 +1,5 @@
 //! The headers at the start of every operation. Ranks that take part in the same operation send each other
-//! their calls, in one stream of messages per pair. So every rank finds calls that do not match, and can name the
-//! ranks that do not come.
+//! their calls, in one stream of messages per pair. So every rank finds calls that do not match, and can name missing ranks.
 
 use paceline_memory::DType;
 use paceline_trace::now_ns;
@@ -13,7 +12,6 @@ use crate::header::{HEADER_BYTES, Header, decode_rows, encode_words, read_calls}
 use crate::meet::{CallsOfAll, ShowCalls};
 use crate::{CollectiveError, Result};
 
-/// The communicator and the memory for exchanging headers.
 pub(super) struct Headers<'a> {
     pub(super) comm: &'a Comm,
     pub(super) inner: &'a mut Buffers,
@@ -32,8 +30,8 @@ impl ShowCalls for Headers<'_> {
     }
 }
 
-/// Sends the same message to every peer and receives a message of the same length from each. Returns the
-/// messages of all ranks, in rank order.
+/// Sends the same message to every peer and receives one of the same length from each. Returns those of all ranks, in rank
+/// order.
 fn swap<'a>(
     comm: &Comm,
     inner: &'a mut Buffers,
@@ -63,8 +61,8 @@ fn swap<'a>(
     Ok(unsafe { std::slice::from_raw_parts(all.base, len * context.world) })
 }
 
-/// The error for two point-to-point calls that do not match. The other ranks cannot see these calls, so
-/// this rank sends it to all of them, even if they wait for something else.
+/// The error for two point-to-point calls that do not match. This rank sends it to all others, which cannot see these calls,
+/// even if they wait for something else.
 pub(super) fn conflict(
     comm: &Comm,
     context: &OpContext,

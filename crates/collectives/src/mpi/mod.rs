@@ -1,10 +1,9 @@
 //! The transport in which an MPI library carries the bytes.
 //!
-//! Every operation begins with headers between all ranks that take part in it (`headers`), so that these
-//! ranks see each other's calls and know when the last one arrived. Then the library's own collective
+//! Every operation begins with headers between all ranks that take part in it (`headers`), so that they
+//! see each other's calls and know when the last one arrived. Then the library's own collective
 //! operation follows. Copies are nonblocking: they are begun and then tested until the time limit.
-//! Reductions are blocking, since those are much faster (`reductions`): for them the time limit covers only
-//! the exchange of headers.
+//! Reductions are blocking, since those are much faster (`reductions`), without a time limit.
 //!
 //! | operation | steps and bytes | order of summation |
 //! |---|---|---|
@@ -17,13 +16,12 @@
 //! 16 bytes per rank to each other rank.
 //!
 //! MPI does not promise an order of summation, so sums of floats may differ in their last bits from those
-//! of the other transports, and may change with the number of ranks, the length and the library. The rest
-//! is as in the other transports: f16 and bf16 are combined in f32, sent as f32, and rounded once; a mean is
+//! of the other transports, and may change with the number of ranks, the length and the library. Otherwise,
+//! f16 and bf16 are combined in f32, sent as f32, and rounded once; a mean is
 //! a sum divided once; integers wrap; the minimum or maximum of floats is NaN if any of them is NaN.
 //!
 //! MPI cannot cancel a transfer, so an operation that fails with a transfer in flight leaves the engine's own memory to the
-//! library for good, and claimed memory stays claimed. This
-//! transport cannot tell a rank that has left from one that is late.
+//! library for good, and claimed memory stays claimed. A rank that has left looks like one that is late.
 
 mod copies;
 mod flight;
@@ -96,8 +94,7 @@ impl Mpi {
         let comm = comm.as_mut().expect("a group that is used has its communicator");
         let outcome = dispatch(comm, inner, context);
         if let Err(error) = &outcome {
-            // In a collective call, a mismatch is found only after all headers have arrived, so nothing is
-            // in flight.
+            // In a collective call, a mismatch is found after all headers have arrived, with nothing in flight.
             let is_found =
                 matches!(error, CollectiveError::Mismatch { .. } | CollectiveError::Counts { .. });
             if !is_found || context.call.kind.is_point_to_point() {

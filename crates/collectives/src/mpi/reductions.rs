@@ -1,9 +1,9 @@
 //! All-reduce, reduce and reduce-scatter, by the library's blocking operations.
 //!
-//! For nonblocking operations, Open MPI 4.1 uses other algorithms. They take twice as long for an
+//! The nonblocking operations of Open MPI 4.1 take twice as long for an
 //! all-reduce of 1 MB between two ranks, and four times as long for a reduce. So once all ranks have
-//! arrived and their calls match, this module makes a blocking call, to which our time limit does not
-//! apply. If a rank dies meanwhile, the launcher ends the job. A library that allows only one thread at a
+//! arrived and their calls match, this module makes a blocking call, without our time limit. If a rank dies meanwhile, the
+//! launcher ends the job. A library that allows only one thread at a
 //! time gets nonblocking calls, since with blocking ones two groups could wait for each other.
 
 use std::ffi::{c_int, c_void};

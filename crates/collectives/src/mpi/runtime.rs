@@ -1,12 +1,12 @@
 //! The MPI library of this process: who starts it, from which threads it may be called, and who ends it.
 //!
-//! MPI can be started once in the life of a process. The first group starts it. Dropping the last group
+//! MPI can be started once in the life of a process. The first group starts it, and dropping the last group
 //! ends it; after that, asking for another group is an error. A program that has started MPI itself also
 //! ends it itself.
 //!
-//! Ending MPI waits for all ranks. Therefore this module does not end MPI after a failure that left a
-//! transfer in flight, nor while the thread panics. The process then exits without ending MPI. `mpirun`
-//! treats that as a failure and ends the other ranks.
+//! Ending MPI waits for all ranks. So this module does not end MPI after a failure that left a
+//! transfer in flight, nor while the thread panics. `mpirun` treats a process that exits without ending MPI
+//! as a failure and ends the other ranks.
 
 use std::ffi::{c_char, c_int, c_void};
 use std::sync::Mutex;
@@ -36,7 +36,6 @@ static IS_ABANDONED: AtomicBool = AtomicBool::new(false);
 /// for other ranks, except those that form and divide groups.
 static TURN: Mutex<()> = Mutex::new(());
 
-/// Properties of the library, which do not change while it runs.
 #[derive(Clone, Copy, Debug)]
 struct LibraryFeatures {
     /// Whether several threads may call the library at the same time.
@@ -59,7 +58,6 @@ pub(super) struct Runtime {
 }
 
 impl Runtime {
-    /// Starts MPI, unless it runs already.
     pub(super) fn open() -> Result<Self, String> {
         let mut stage = lock(&STAGE);
         match &mut *stage {
@@ -113,12 +111,11 @@ impl Runtime {
         Self { facts: self.facts }
     }
 
-    /// Whether several threads may call the library at the same time.
     pub(super) fn is_concurrent(&self) -> bool {
         self.facts.is_concurrent
     }
 
-    /// Makes one call of the library. Errors with the library's own message.
+    /// Makes one call, with the library's own message as its error.
     pub(super) fn call(&self, function: impl FnOnce() -> c_int) -> Result<(), String> {
         let _turn = (!self.facts.is_concurrent).then(|| lock(&TURN));
         check(function())

@@ -1,6 +1,6 @@
 //! Operations on the memory of cards, by NCCL, without a way through the host.
 //!
-//! Before a byte moves, every rank shows the others its call over the group's own transport, as everywhere: NCCL itself
+//! Before a byte moves, every rank shows the others its call over the group's own transport, since NCCL itself
 //! waits forever if calls do not match. Then the work runs on a stream of its own, and this rank waits for its end, for at
 //! most the group's limit; a rank that gives up ends its work on the card too.
 //!
@@ -15,8 +15,7 @@
 //! | `moves` | which bytes go where, for each operation |
 //! | `reduce` | the kernel of the tree |
 //!
-//! Input: a call whose memory is on a card. Output: the moment when all ranks had arrived. This module does not know who
-//! waits for the result.
+//! Input: a call whose memory is on a card. Output: the moment when all ranks had arrived.
 
 mod agree;
 mod moves;
@@ -84,7 +83,7 @@ pub(crate) struct Nccl {
     order: NcclOrder,
 }
 
-/// How often a rank that waits for the card looks, after it has spun.
+/// How often a rank that waits for the card looks after it has spun.
 const LOOK_AGAIN: Duration = Duration::from_micros(50);
 
 /// Why NCCL has not connected a rank.
@@ -126,7 +125,7 @@ impl Nccl {
         card.zip(home.accelerator().card()).is_some_and(|(own, other)| own.is_same(other))
     }
 
-    /// The settings with which a group that descends from this one uses NCCL too.
+    /// The settings with which a descendant of this group uses NCCL too.
     pub(crate) fn settings(&self) -> (&Allocator, NcclOrder) {
         (&self.memory, self.order)
     }
@@ -147,12 +146,11 @@ impl Nccl {
         outcome.map(|()| met.present_ns)
     }
 
-    /// Ends all work on the card.
     pub(crate) fn abort(&self) {
         self.communicator.abort();
     }
 
-    /// Puts the work into the stream. Returns the event of its end.
+    /// Queues the work. Returns the event of its end.
     fn start(&self, context: &OpContext, met: &AgreedCalls) -> Result<Event> {
         moves::queue(self, context, met)?;
         let done = Event::new(self.queue().card()).and_then(|done| {
@@ -162,7 +160,6 @@ impl Nccl {
         done.map_err(|error| context.on_card(error.to_string()))
     }
 
-    /// Waits until the work is done.
     fn finish(&self, context: &OpContext, engine: &Engine, done: &Event) -> Result<()> {
         let failed = |error: CudaError| context.on_card(error.to_string());
         let begin_ns = now_ns();

@@ -1,7 +1,7 @@
 //! Which bytes go where, for each operation.
 //!
 //! Input: a call, and the calls of all ranks. Output: work in the stream of this rank's card. All ranks make the same calls
-//! of NCCL, in the same order. Empty messages are left out on both sides.
+//! of NCCL, in the same order, and leave out empty messages.
 
 use std::ops::Range;
 
@@ -15,7 +15,6 @@ use crate::{OpKind, Result};
 
 type Outcome = Result<()>;
 
-/// The address of an offset in a region.
 fn at(region: Region, offset: usize) -> u64 {
     (region.base.addr() + offset) as u64
 }
@@ -38,7 +37,6 @@ impl Mail {
     }
 }
 
-/// Queues the work of a call.
 pub(super) fn queue(nccl: &Nccl, context: &OpContext, met: &AgreedCalls) -> Outcome {
     let Call { kind, send, recv, root, .. } = *context.call;
     let (call, size) = (context.call, context.call.dtype.size_bytes());
@@ -87,7 +85,6 @@ pub(super) fn queue(nccl: &Nccl, context: &OpContext, met: &AgreedCalls) -> Outc
     }
 }
 
-/// One operation.
 struct CardOp<'a> {
     nccl: &'a Nccl,
     context: &'a OpContext<'a>,

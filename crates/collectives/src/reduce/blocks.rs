@@ -1,7 +1,7 @@
 //! The reduction loops, compiled once for each element type, operation and vector level.
 //!
-//! Inputs are combined block by block, as the tree of [`tree`]. Two inputs need one loop, which also finishes the result. More are
-//! combined to a block of running results in the first-level cache (`leaves.rs`), which is then finished.
+//! Inputs are combined block by block, as the tree of [`tree`]. Two inputs need one loop, which also finishes the result.
+//! More are combined in the first-level cache (`leaves.rs`), and the block is then finished.
 //!
 //! Input: a task with addresses. Output: its results in memory. This module does not choose the vector
 //! level.
@@ -22,7 +22,6 @@ pub(super) const BLOCK: usize = 1024;
 #[repr(align(64))]
 pub(super) struct StackBlock<T>(pub(super) [T; BLOCK]);
 
-/// The type in which elements of `T` are combined.
 pub(super) type Running<T> = <<T as Reduce>::SimdLane as SimdLane>::Running;
 
 /// # Safety
@@ -57,8 +56,7 @@ pub(super) unsafe fn perform<T: Reduce>(
     }
 }
 
-/// How a running result is finished that needs nothing more. A function and not a closure: closures with the same text
-/// would be compiled again.
+/// How a running result is finished that needs nothing more. Closures with the same text would be compiled again.
 #[inline(always)]
 fn unchanged<R>(x: R) -> R {
     x

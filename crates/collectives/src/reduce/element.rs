@@ -1,5 +1,4 @@
-//! The properties of each element type that the loops use: its arithmetic, and the type in which values are
-//! combined.
+//! The properties of each element type that the loops use: its arithmetic, and the type of running results.
 
 use half::{bf16, f16};
 use paceline_memory::Element;
@@ -16,7 +15,7 @@ pub(super) trait Term: Element {
     fn larger(self, other: Self) -> Self;
     fn smaller(self, other: Self) -> Self;
     fn divide(self, ranks: usize) -> Self;
-    /// Divides by `1 << log2`, which is at most 128. This is much faster than `divide`, and most numbers of
+    /// Divides by `1 << log2`, which is at most 128: much faster than `divide`, and most numbers of
     /// ranks are powers of two.
     fn divide_by_power(self, log2: u32) -> Self;
 }
@@ -39,8 +38,7 @@ pub(super) trait SimdLane: Copy {
 pub(super) unsafe trait Reduce: Element {
     type SimdLane: SimdLane;
 
-    /// Whether the loops use a different type than the one in memory, so that loading and storing are
-    /// separate passes.
+    /// Whether the loops use another type than the memory, so that loading and storing are separate passes.
     const IS_CONVERTED: bool;
 
     /// The block as lanes: the block itself, or its values converted into `scratch`, which is as long.
@@ -82,7 +80,7 @@ macro_rules! float_number {
             fn divide(self, ranks: usize) -> Self {
                 self / ranks as $float
             }
-            // The reciprocal of a power of two is exact, so multiplying gives the same bits as dividing.
+            // The reciprocal of a power of two is exact.
             #[inline(always)]
             fn divide_by_power(self, log2: u32) -> Self {
                 self * (1.0 / (1u64 << log2) as $float)
@@ -116,8 +114,7 @@ macro_rules! integer_number {
             fn divide(self, ranks: usize) -> Self {
                 $divide(self, ranks)
             }
-            // A shift rounds down. Adding the divisor minus one to negative values first makes it round
-            // toward zero.
+            // A shift rounds down. Adding the divisor minus one to negative values makes it round toward zero.
             #[inline(always)]
             #[allow(unused_comparisons, reason = "bytes are never negative")]
             fn divide_by_power(self, log2: u32) -> Self {
@@ -128,7 +125,7 @@ macro_rules! integer_number {
         }
     };
 }
-// Processors can divide vectors of floats, but not vectors of integers. A float type holds both integers
+// Processors can divide vectors of floats, but not of integers. A float type holds both integers
 // exactly, so dividing as floats and truncating gives the exact quotient: a quotient below an integer is at
 // least `1 / ranks` below it, far more than the spacing of the floats there, so it is never rounded up to
 // that integer.

@@ -1,8 +1,8 @@
 //! The loops that combine a block of all inputs: up to four in one pass, with the whole tree in registers, and more in groups of
-//! four. Each group is a node of the tree.
+//! four, each a node of the tree.
 //!
 //! Each number of inputs has a loop of its own, so the compiler sees the tree and vectorizes it. The loops are
-//! compiled once for each element type, operation and vector level, however their results are used.
+//! compiled once for each element type, operation and vector level.
 //!
 //! Input: a block of each input. Output: a block of running results.
 
@@ -16,10 +16,9 @@ use super::element::{Reduce, SimdLane};
 /// The most inputs that are combined in one pass.
 const GROUP: usize = 4;
 
-/// Running results of nodes of the tree, while it is evaluated.
+/// Running results of nodes of the tree.
 pub(super) type Slots<T> = [StackBlock<Running<T>>; tree::height(crate::MAX_RANKS) + 1];
 
-/// The inputs that are combined.
 #[derive(Clone, Copy)]
 pub(super) enum TreeInputs<'a> {
     /// The elements of each rank.
@@ -51,15 +50,15 @@ pub(super) struct Room<T: Reduce>([T::SimdLane; 2 * BLOCK]);
 impl<T: Reduce> Room<T> {
     pub(super) const EMPTY: Self = Self([T::SimdLane::ZERO; 2 * BLOCK]);
 
-    /// No room at all for elements that are not converted: then the compiler leaves the memory out.
+    /// No room for elements that are not converted: then the compiler leaves the memory out.
     #[inline(always)]
     pub(super) fn scratch(&mut self) -> &mut [T::SimdLane] {
         if T::IS_CONVERTED { &mut self.0 } else { &mut [] }
     }
 }
 
-/// Elements of a block of `T` for this many inputs: few enough that the results and the converted inputs
-/// leave room in the first-level cache.
+/// Elements of a block of `T` for this many inputs: few enough that results and converted inputs
+/// fit in the first-level cache.
 pub(super) const fn block_elems<T: Reduce>(num_inputs: usize) -> usize {
     if T::IS_CONVERTED && num_inputs > 2 {
         return 2 * BLOCK / GROUP;

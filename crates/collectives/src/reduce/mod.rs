@@ -2,13 +2,12 @@
 //!
 //! Every element is combined as `((x0 + x1) + (x2 + x3)) + ...`, by the tree of [`paceline_numeric::tree`],
 //! whatever the transport, the chunk of work or the vector width, so all transports give the same bits.
-//! Neighbors that are the halves of a node may be combined beforehand, in the running type, without a change of
-//! the result. There is one exception: if several inputs are NaN, it is not defined which NaN comes out. f16 and
+//! Combining the two halves of a node beforehand, in the running type, does not change
+//! the result. One exception: if several inputs are NaN, it is not defined which NaN comes out. f16 and
 //! bf16 are combined in f32 and rounded once, at the end. Integers wrap.
 //!
 //! Input: addresses of elements (not slices, since the memory is shared between ranks). Output: the reduced
-//! elements in memory. This module chooses the vector instructions for the loops in `blocks`. It knows
-//! nothing of rounds or peers.
+//! elements in memory. This module chooses the vector instructions for the loops in `blocks`.
 
 mod blocks;
 mod element;
@@ -42,8 +41,7 @@ macro_rules! reducible {
 reducible!(f32, f64, f16, bf16, i32, i64, u8);
 
 impl Reduction {
-    /// Reduces `elems` elements of each input, which are those of ranks 0, 1, 2, ..., and writes the finished
-    /// result to every output.
+    /// Reduces `elems` elements of each input, those of ranks 0, 1, 2, ..., and writes the finished result to every output.
     ///
     /// # Safety
     ///

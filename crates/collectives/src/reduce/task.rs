@@ -1,6 +1,4 @@
 //! The task of one call: the operation, the element types, and the addresses.
-//!
-//! This module knows nothing of how the result is computed.
 
 use paceline_memory::DType;
 
@@ -10,8 +8,7 @@ pub enum ReduceOp {
     /// The sum. Integers wrap on overflow.
     Sum,
     /// The sum, divided once by the number of ranks. For integers the quotient is truncated toward zero,
-    /// and the sum wraps before the division: the mean of bytes is of little use unless their sum fits in a
-    /// byte.
+    /// and the sum wraps before the division: a mean of bytes is of little use unless their sum fits in a byte.
     Mean,
     /// The minimum; NaN if any input is NaN.
     Min,

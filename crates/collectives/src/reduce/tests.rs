@@ -68,8 +68,8 @@ impl Bits {
     }
 }
 
-/// One element: usually a number of moderate size, sometimes an extreme. Only one NaN value is used, since
-/// it is not defined which of two NaNs a sum returns.
+/// One element: usually a number of moderate size, sometimes an extreme. It uses one NaN value, since
+/// which of two NaNs a sum returns is not defined.
 fn element(dtype: DType, bits: &mut Bits) -> Vec<u8> {
     let random = bits.next();
     let specials = [f64::NAN, f64::INFINITY, -0.0, 0.0, 1e-7, 6e4, -6e4, 1e-42, f64::MAX];
@@ -103,8 +103,7 @@ fn column<T, const N: usize>(inputs: &[Region], at: usize, of: impl Fn([u8; N]) 
     inputs.iter().map(|input| of(bytes(input))).collect()
 }
 
-/// The tree over these values, by its definition: the left half has the largest power of two below their
-/// number.
+/// The tree over these values, by its definition: the left half has the largest power of two below their number.
 fn tree_of<T: Copy>(values: &[T], combine: &impl Fn(T, T) -> T) -> T {
     match values {
         [only] => *only,
@@ -165,8 +164,7 @@ fn reference(Reduction { dtype, op, ranks }: Reduction, inputs: &[Region]) -> Ve
     }
 }
 
-/// Whether the bits are the same, as far as they are defined: if a sum or product is NaN, it only matters
-/// that both are NaN.
+/// Whether the bits are the same, as far as they are defined: NaNs may differ.
 fn agree(Reduction { dtype, op, .. }: Reduction, got: &[u8], want: &[u8]) -> bool {
     let is_nan = |bytes: &[u8]| match dtype {
         DType::F32 => f32::from_ne_bytes(bytes.try_into().unwrap()).is_nan(),
@@ -214,8 +212,8 @@ fn addresses(inputs: &[Region]) -> Vec<*const u8> {
     inputs.iter().map(Region::input).collect()
 }
 
-/// Runs the reduction on copies of `before`. The first `num_inputs` of them are the inputs, and
-/// returns what `outputs` (indices into `before`) hold then.
+/// Runs the reduction on copies of `before`, whose first `num_inputs` are the inputs. Returns the contents of `outputs`
+/// (indices into `before`).
 fn run(
     reduction: Reduction,
     level: SimdLevel,

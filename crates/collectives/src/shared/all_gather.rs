@@ -3,8 +3,8 @@
 //! Steps: barrier phase, copy, barrier phase. For a result of `S` bytes, all ranks together read and write `(n-1) S` (in
 //! place) or `n S`. Nothing is summed.
 //!
-//! If every rank's result can be reached, each rank writes its own share to all results: a share that this
-//! rank has just computed is still in its cache. After a reduce-scatter of the same memory, so are the
+//! If every rank's result can be reached, each rank writes its own share to all results: a share that it
+//! has just computed is still in its cache. After a reduce-scatter of the same memory, so are the
 //! places that the share goes to. If data are staged, each rank copies all shares for itself.
 
 use super::pull::{Fetch, pull};
@@ -34,8 +34,7 @@ pub(super) fn run(shared: &SharedState, context: &OpContext) -> Result<u64> {
 
 fn push(shared: &SharedState, context: &OpContext, met: &Round, shares: &Shares) -> Result<()> {
     let own = shares.bytes(shared.rank, context.call.dtype);
-    // Each rank begins with itself and then goes on to the next ranks, so that the ranks do not all write to
-    // the memory of the same rank at the same time.
+    // Each rank begins with itself, so that the ranks do not all write to one rank's memory at the same time.
     for target in (0..shared.world).map(|step| (shared.rank + step) % shared.world) {
         let place = shared.control().slot(met.number, target).recv.load();
         let place = place.map(|place| place.after(own.start));

@@ -1,11 +1,11 @@
 //! All-reduce, direct: every element is reduced as one tree and written to every rank at once.
 //!
-//! Steps: barrier phase, chunks, barrier phase. The message is divided into *chunks*, which the ranks claim
-//! from a shared counter. For a message of `S` bytes, each rank reads `S` bytes and writes `S` bytes on average,
+//! Steps: barrier phase, chunks, barrier phase. The ranks claim the *chunks* of the message
+//! from a shared counter. For a message of `S` bytes, each rank reads and writes `S` bytes on average,
 //! the least possible if every rank keeps its own copy. Order of summation: the tree over ranks 0, 1, 2, ...
 //! for each element, whichever rank claims the chunk.
 //!
-//! Staged (private memory of processes): the message goes in pieces of a quarter of a megabyte. The first piece is
+//! Staged (private memory of processes): the message goes in pieces of a quarter of a megabyte, the first of which is
 //! there when the ranks meet. Each piece is copied in (`S` more bytes), reduced in the staging areas, which stay in
 //! the cache, and copied out (`S` more). A group of two ranks needs neither the second phase nor the copy out: each rank
 //! reduces the whole message directly into its private memory.
@@ -28,7 +28,6 @@ pub(super) fn run(shared: &SharedState, context: &OpContext) -> Result<u64> {
     reduce_to(shared, context, 0..shared.world)
 }
 
-/// Reduces the data of all ranks and gives the result to the ranks in `targets`.
 pub(super) fn reduce_to(
     shared: &SharedState,
     context: &OpContext,
@@ -154,8 +153,8 @@ impl ChunkedReduction<'_> {
             let mut inputs = self.places(round, 0..world, |slot| &slot.send, start, len_bytes)?;
             if is_private {
                 if is_target {
-                    // This rank reads its own data from their original place. The peer reads the staged copy,
-                    // so the cache lines of that copy would have to come back from the peer's core.
+                    // This rank reads its own data from their original place: the cache lines of the staged copy, which the peer reads,
+                    // would have to come back from the peer's core.
                     // SAFETY: the piece lies within this rank's data.
                     inputs[rank] = unsafe { call.send.base.add(start) };
                     // SAFETY: the staged pieces stay unchanged until all ranks have arrived in the next

@@ -1,6 +1,6 @@
 //! The state machine that all ranks of a group share: a barrier with two phases, and a counter of chunks.
 //!
-//! Work proceeds in *rounds*. Every rank counts the rounds for itself. In each round
+//! Work proceeds in *rounds*, which every rank counts for itself. In each round
 //!
 //! 1. every rank publishes its call in its [`Slot`] and arrives at the first phase of the barrier. The last
 //!    rank to arrive resets the counters of chunks and completes the phase;
@@ -10,16 +10,16 @@
 //!
 //! Counters can be reset in step 1 because the first phase of round k+1 does not complete before all ranks have
 //! left round k. Each rank has two slots, for even and odd rounds: a fast rank may write its slot for round
-//! k+1 while a slow rank still reads the slots of round k. The slot for round k+2 is that of round k again. The
-//! fast rank cannot write it before the slow rank has arrived in round k+1.
+//! k+1 while a slow rank still reads the slots of round k. It cannot write the slot for round k+2, which is that of round
+//! k again, before the slow rank has arrived in round k+1.
 //!
-//! A rank that stops waiting for the first phase *closes* the phase for good. Closing and completing a phase are
-//! atomic steps, and only one of them can succeed. Either the phase was already complete, and the rank goes on
+//! A rank that stops waiting for the first phase *closes* the phase for good. Only one of closing and completing a phase
+//! can succeed. Either the phase was already complete, and the rank goes on
 //! after all. Or the phase stays closed, and no peer ever touches the memory of the rank's call.
 //!
 //! The state lies in memory that may be shared between processes. It consists of atomics only (valid when
-//! zeroed). This module does not know what the chunks are. `phases.rs` and `mail.rs` define how ranks wait,
-//! and loom checks these two files.
+//! zeroed). This module does not know what the chunks are. `phases.rs` and `mail.rs`, which loom checks, define how ranks
+//! wait.
 
 use std::ptr::slice_from_raw_parts;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -88,7 +88,7 @@ impl CallWords {
     }
 }
 
-/// The entry that one rank publishes in one round: its call, which the peers compare with theirs, and where its data lie.
+/// One rank's entry for one round: its call, which the peers compare with theirs, and where its data lie.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub(crate) struct Slot {
@@ -114,7 +114,7 @@ pub(crate) struct Pair {
     blocks: [[AtomicU64; 2]; 2],
 }
 
-/// The mailbox for messages from one rank to another: the sender's half and the receiver's half.
+/// The mailbox for messages from one rank to another.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub(crate) struct Mail {
@@ -130,8 +130,7 @@ pub(crate) struct Mail {
     pub(crate) place: PlaceWords,
 }
 
-/// Two calls that do not match (a [`Conflict`]), as atomic words. The rank that finds them writes them here,
-/// and all ranks report them.
+/// Two calls that do not match (a [`Conflict`]), written by the rank that finds them and reported by all ranks.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub(crate) struct ConflictWords {
@@ -163,15 +162,13 @@ pub(crate) struct Control<Pairs: ?Sized = [Pair]> {
     conflict: ConflictWords,
     /// Per rank: 0 in the group, 1 left in order, 2 lost.
     fate: [AtomicU32; MAX_RANKS],
-    /// Per rank: the event counter on which the rank waits outside of the barrier.
     wake_ups: [WakeUp; MAX_RANKS],
     slots: [[Slot; MAX_RANKS]; 2],
     /// In the order of [`pair_index`], as many as the group has pairs.
     pairs: Pairs,
 }
 
-/// The place of the pair of `from` and `to`, which does not depend on how many ranks there are: those of ranks below n
-/// have the first n * n places.
+/// The index of the pair of `from` and `to`, whatever the number of ranks: pairs of ranks below n have the first n * n indices.
 fn pair_index(from: usize, to: usize) -> usize {
     if from < to { to * to + from } else { from * from + from + to }
 }
@@ -183,12 +180,11 @@ const CONFLICT: u32 = u32::MAX;
 const GIVEN_UP: u32 = u32::MAX - 1;
 
 impl Control {
-    /// Creates the state of a new group in a new mapping.
     pub(crate) fn create(world: usize) -> Result<Mapping, MemoryError> {
         Mapping::create(Self::bytes(world))
     }
 
-    /// The size of the state in memory, in bytes, rounded up to whole pages.
+    /// The size of the state in bytes, rounded up to whole pages.
     pub(crate) const fn bytes(world: usize) -> usize {
         let pairs = world * world * size_of::<Pair>();
         (size_of::<Control<[Pair; 0]>>() + pairs).next_multiple_of(4096)
@@ -204,7 +200,6 @@ impl Control {
         unsafe { &*(pairs as *const Self) }
     }
 
-    /// The slot of `rank` in round `seq`.
     pub(crate) fn slot(&self, seq: u32, rank: usize) -> &Slot {
         &self.slots[(seq % 2) as usize][rank]
     }
@@ -217,8 +212,7 @@ impl Control {
         policy: WaitPolicy,
         is_stuck: impl Fn() -> Option<Conflict>,
     ) -> Result<u64, WaitError> {
-        // A peer that looks stuck may already have left this round and gone on to its next operation. In that
-        // case this rank also sees that the phase is complete, so the phase is checked again.
+        // A peer that looks stuck may have left this round and gone on to its next operation, so the phase is checked again.
         let stuck = || is_stuck().filter(|_| !self.barrier.all_present(seq));
         let has_reported = || stuck().inspect(|conflict| self.report_mismatch(conflict)).is_some();
         let outcome = self.barrier.wait_present(seq, policy, || self.alarm(), has_reported);
@@ -231,7 +225,6 @@ impl Control {
         (0..world).filter(is_working).collect()
     }
 
-    /// Waits until all chunks of round `seq` are complete.
     pub(crate) fn wait_done(&self, seq: u32, policy: WaitPolicy) -> Result<(), WaitError> {
         let outcome = self.barrier.wait_done(seq, policy, || self.alarm());
         outcome.inspect_err(|error| self.give_up(*error))
@@ -344,13 +337,12 @@ impl Control {
         &self.pairs[pair_index(rank, peer)].blocks[(seq % 2) as usize]
     }
 
-    /// Wakes `rank` if it waits for a point-to-point operation.
     pub(crate) fn wake(&self, rank: usize) {
         self.wake_ups[rank].wake();
     }
 
-    /// Waits until `is_done` returns true. `is_done` checks shared words, and a rank that changes them wakes
-    /// this rank. The wait needs only the ranks that `peers` returns. `is_stuck`, called from time to time, returns the
+    /// Waits until `is_done`, which checks shared words, returns true; a rank that changes them wakes this rank. The wait
+    /// needs only the ranks that `peers` returns. `is_stuck`, called from time to time, returns the
     /// reason if one of these peers can never do its part.
     pub(crate) fn wait_for_wake_up(
         &self,

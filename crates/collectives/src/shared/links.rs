@@ -1,11 +1,10 @@
 //! How processes of one host share memory, and how they notice each other's death.
 //!
 //! Every rank is connected to rank 0 by an abstract Unix socket, which has no name in any file system. Rank 0
-//! creates anonymous memory files and sends their descriptors over the sockets. The sockets stay open. If a socket
+//! creates anonymous memory files and sends their descriptors over the sockets, which stay open. If a socket
 //! closes and its rank has not left in order, the rank is dead.
 //!
-//! Input: the addresses of the ranks. Output: shared mappings, and calls that report lost ranks. This module
-//! knows nothing of operations.
+//! Input: the addresses of the ranks. Output: shared mappings, and calls that report lost ranks.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -32,12 +31,10 @@ use super::state::STAGING_BYTES;
 use crate::context::Waited;
 use crate::{CollectiveError, Result};
 
-/// Alignment of large parts of a segment, in bytes: the size of a large page, so that two ranks never share a
-/// large page.
+/// Alignment of large parts of a segment, in bytes, so that two ranks never share a large page.
 const PART_ALIGNMENT: usize = 2 << 20;
 
-/// The connections of one rank. Rank 0 has a connection to every other rank, in rank order; each of the
-/// others has one connection, to rank 0.
+/// The connections of one rank: from rank 0 to every other rank, in rank order, and from each of the others to rank 0.
 #[derive(Debug)]
 pub(crate) struct Links {
     rank: usize,
@@ -101,7 +98,7 @@ impl Links {
     fn share(&self, len_bytes: usize) -> Result<Mapping> {
         if self.rank == 0 {
             let made = Mapping::create(len_bytes);
-            // Rank 0 sends a message even if it failed, so that the others do not wait for it.
+            // Sent even after a failure, so that the others do not wait for it.
             for stream in &self.streams {
                 self.send_file(stream, made.as_ref().ok(), len_bytes)?;
             }

@@ -1,14 +1,14 @@
 //! How two ranks pass a message: four counters. Each side writes two of them.
 //!
 //! The sender counts the messages that it has begun and the pieces that it has made ready. The receiver
-//! counts the messages that it has asked for and the pieces that it has taken. Each side writes the data of a
-//! message or piece before it increases the counter, and may overwrite the data only after the other side has
+//! counts the messages that it has asked for and the pieces that it has taken. Each side writes its
+//! data before it increases the counter, and may overwrite them only after the other side has
 //! answered. The counters wrap around. This module knows nothing of the contents of messages; `models.rs`
 //! checks it with loom.
 
 use super::sync::{AtomicU32, Ordering};
 
-/// The most pieces that can be ready, and not taken, at a time.
+/// The most pieces that can be ready at a time.
 pub(super) const MAX_READY: u32 = 2;
 
 /// The counters of the messages from one rank to another.
@@ -41,7 +41,7 @@ impl MailCounts {
         self.asked.store(number, Ordering::Relaxed);
     }
 
-    /// The sender begins a message. It has already written what the message is.
+    /// The sender begins a message that it has described.
     pub(crate) fn send(&self) -> OpenMessage {
         let number = self.sent.load(Ordering::Relaxed).wrapping_add(1);
         let first = self.ready.load(Ordering::Relaxed);
@@ -50,7 +50,7 @@ impl MailCounts {
         OpenMessage { number, first }
     }
 
-    /// The receiver asks for a message. It has already written what it expects.
+    /// The receiver asks for a message that it has described.
     pub(crate) fn ask(&self) -> OpenMessage {
         let number = self.asked.load(Ordering::Relaxed).wrapping_add(1);
         let first = self.taken.load(Ordering::Relaxed);
@@ -83,12 +83,10 @@ impl MailCounts {
         (ready, self.taken.load(Ordering::Relaxed).wrapping_sub(message.first))
     }
 
-    /// The sender has made one more piece ready.
     pub(crate) fn add_ready(&self) {
         self.ready.fetch_add(1, Ordering::Release);
     }
 
-    /// The receiver has taken one more piece.
     pub(crate) fn add_taken(&self) {
         self.taken.fetch_add(1, Ordering::Release);
     }

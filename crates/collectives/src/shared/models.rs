@@ -1,10 +1,9 @@
 //! Models of how ranks wait for each other, which loom runs in every order of events.
 //!
 //! Loom runs each model many times, with the ranks interleaved at every atomic access and with every value
-//! that the memory orders allow a load to see. Plain data are in cells that report an access that is not
-//! ordered after another rank's access. First all models run with sleep that ends only by being woken, so
-//! that a lost wake-up is a deadlock. Models of two ranks then run again with sleep that may end at any time.
-//! Models of three ranks do not, since two such sleepers would take turns forever.
+//! that the memory orders allow a load to see. Plain data are in cells that report unordered accesses. First all models run
+//! with sleep that ends only by being woken, so that a lost wake-up is a deadlock. Models of two ranks then run again with
+//! sleep that may end at any time; three ranks do not, since two such sleepers would take turns forever.
 //!
 //! If a model is too large for all orders, the number of preemptions (interruptions of a rank that could have
 //! gone on) is bounded; waiting does not count. `LOOM_MAX_PREEMPTIONS` sets a different bound.
@@ -130,8 +129,7 @@ fn loom_three_ranks_work_for_two_rounds() {
 
 #[test]
 fn loom_two_ranks_arrive_without_work_for_three_rounds() {
-    // Like pieces of staged data: what a rank publishes in a round stays readable until it is overwritten two
-    // rounds later.
+    // Like pieces of staged data: what a rank publishes stays readable for two rounds.
     let rank = |rounds: &Rounds, rank: usize| {
         for seq in 1..=3 {
             let slots = &rounds.slots[(seq % 2) as usize];

@@ -4,7 +4,7 @@
 //! until the phase completes for their round. A *chunk* is a part of a round's work that one rank claims. A
 //! *wake-up* is an event counter on which one rank sleeps until another rank increments it.
 //!
-//! [`Control`](super::control::Control) defines what a round is. It keeps the barrier and the wake-ups in memory
+//! [`Control`](super::control::Control) defines what a round is, and keeps the barrier and the wake-ups in memory
 //! that may be shared between processes. They consist of atomics only and are valid when zeroed. This module
 //! knows nothing of calls or data.
 //!
@@ -71,12 +71,11 @@ pub(super) struct BarrierPhase {
     completed_ns: AtomicU64,
 }
 
-/// The bit of a phase's word that says that the phase is closed: it will not complete again.
+/// The bit of a phase's word for a closed phase, which will not complete again.
 const CLOSED: u32 = 1;
 
 /// The barrier of a group: its two phases, and the counters of the chunks between them. The first phase
-/// (`present`) completes when all ranks have arrived. The second phase (`done`) completes when all chunks of
-/// the round are complete.
+/// (`present`) completes when all ranks have arrived, the second (`done`) when all chunks of the round are complete.
 #[repr(C)]
 #[derive(Debug, Default)]
 pub(super) struct Barrier {
@@ -87,29 +86,26 @@ pub(super) struct Barrier {
     done: BarrierPhase,
 }
 
-// Processes share this layout; they are always of the same build. The check makes sure that the types that
-// loom can replace do not change it.
+// Processes of the same build share this layout. The types that loom can replace must not change it.
 #[cfg(not(loom))]
 const _: () = assert!(size_of::<Barrier>() == 5 * 64 && size_of::<WakeUp>() == 64);
 
 impl Barrier {
-    /// Arrives at the first phase of round `seq`.
     pub(super) fn arrive(&self, seq: u32, world: usize) {
-        // AcqRel: the last rank to arrive sees every slot. By completing the phase, that rank makes all slots
-        // visible to the ranks that wait for the phase.
+        // AcqRel: the last rank to arrive sees every slot. By completing the phase, it makes all slots visible to those that wait.
         if self.arrived.0.fetch_add(1, Ordering::AcqRel) + 1 == world as u32 {
             self.arrived.0.store(0, Ordering::Relaxed);
             self.claimed.0.store(0, Ordering::Relaxed);
             self.completed.0.store(0, Ordering::Relaxed);
-            // Rounds without chunks do not complete the second phase, so its word is brought up to date here.
-            // If the word became too old, the wrapping comparison would take it for a word that is ahead.
+            // Rounds without chunks do not complete the second phase, so its word is brought up to date here. The wrapping
+            // comparison would take a word that is too old for one that is ahead.
             self.done.round.word.store(seq.wrapping_sub(1) << 1, Ordering::Relaxed);
             self.present.complete(seq);
         }
     }
 
-    /// Waits until all ranks have arrived in round `seq`. Returns the moment when the last rank arrived. If
-    /// the wait fails, closes the first phase for good.
+    /// Waits until all ranks have arrived in round `seq`. Returns the moment when the last rank arrived. Closes the first
+    /// phase for good if the wait fails.
     pub(super) fn wait_present(
         &self,
         seq: u32,
@@ -123,15 +119,13 @@ impl Barrier {
         Ok(self.present.completed_ns.load(Ordering::Relaxed))
     }
 
-    /// Whether all ranks have arrived in round `seq`.
     pub(super) fn all_present(&self, seq: u32) -> bool {
         self.present.is_complete(seq)
     }
 
     /// Claims the next of `num_chunks` chunks. `None` if all are claimed.
     pub(super) fn claim_chunk(&self, num_chunks: u32) -> Option<u32> {
-        // Checked first, so that repeated calls after the last chunk do not increase the counter without
-        // limit.
+        // Checked first, so that repeated calls after the last chunk do not increase the counter without limit.
         if self.claimed.0.load(Ordering::Relaxed) >= num_chunks {
             return None;
         }
@@ -147,7 +141,6 @@ impl Barrier {
         }
     }
 
-    /// Waits until all chunks of round `seq` are complete.
     pub(super) fn wait_done(
         &self,
         seq: u32,
@@ -157,7 +150,7 @@ impl Barrier {
         self.done.wait(seq, policy, alarm, || false)
     }
 
-    /// Wakes all sleeping ranks, so that they look at the alarm.
+    /// Wakes all sleeping ranks to look at the alarm.
     pub(super) fn wake_all(&self) {
         self.present.wake_all();
         self.done.wake_all();
@@ -165,9 +158,8 @@ impl Barrier {
 }
 
 impl BarrierPhase {
-    /// Waits until the phase has completed for round `seq`. `alarm_now` returns the reason if the phase will
-    /// never complete. `has_reported` is called from time to time and looks for such a reason. If there is a reason,
-    /// `has_reported` raises the alarm and returns true.
+    /// Waits until the phase has completed for round `seq`. `alarm_now` returns the reason if the phase will never complete.
+    /// `has_reported`, called from time to time, looks for such a reason; if there is one, it raises the alarm and returns true.
     fn wait(
         &self,
         seq: u32,
@@ -189,7 +181,7 @@ impl BarrierPhase {
         }
         loop {
             let alarm = alarm_now();
-            // The phase is checked after the alarm: a rank that left in order may have completed the phase
+            // Checked after the alarm: a rank that left in order may have completed the phase
             // just before it left, and then the alarm does not concern this round.
             if self.is_complete(seq) {
                 return Ok(());
@@ -201,8 +193,7 @@ impl BarrierPhase {
                 continue;
             }
             if self.is_closed() {
-                // Asked again: the rank that closed the phase may have done so because of an alarm that was
-                // raised after this rank had looked.
+                // Asked again: the rank that closed the phase may have seen an alarm that was raised after this rank had looked.
                 return Err(alarm_now().unwrap_or(WaitError::GivenUp));
             }
             let left = policy.limit.saturating_sub(waited.until(now_ns()));
@@ -228,7 +219,6 @@ impl BarrierPhase {
         self.round.word.load(Ordering::Acquire) & CLOSED != 0
     }
 
-    /// Completes the phase for round `seq`, unless the phase has been closed.
     fn complete(&self, seq: u32) {
         self.completed_ns.store(now_ns(), Ordering::Relaxed);
         let word = &self.round.word;
@@ -239,8 +229,8 @@ impl BarrierPhase {
         self.round.wake();
     }
 
-    /// Closes the phase for good, and wakes all sleepers. If the phase has already completed for `seq`, the
-    /// phase stays usable for later rounds, and this returns false.
+    /// Closes the phase for good, and wakes all sleepers. Returns false, and leaves the phase usable, if it has already
+    /// completed for `seq`.
     fn close(&self, seq: u32) -> bool {
         let mut before = self.round.word.load(Ordering::Acquire);
         while !Self::has_completed(before, seq) {
@@ -263,8 +253,8 @@ impl BarrierPhase {
     }
 }
 
-/// An event counter on which one rank waits outside of the barrier. Other ranks increment the counter after
-/// they have changed something that the rank may be waiting for.
+/// An event counter on which one rank waits outside of the barrier. Other ranks increment it after a change for which the
+/// rank may be waiting.
 #[repr(C, align(64))]
 #[derive(Debug, Default)]
 pub(super) struct WakeUp(WatchedWord);
@@ -276,9 +266,9 @@ impl WakeUp {
         self.0.wake();
     }
 
-    /// Waits until `is_done` returns true. `is_done` checks shared words, and a rank that changes them calls
-    /// [`WakeUp::wake`]. `alarm` returns the reason if `is_done` will never be true. `stuck` is called from
-    /// time to time and looks for such a reason, which `report` then reports to all ranks.
+    /// Waits until `is_done`, which checks shared words, returns true; a rank that changes them calls
+    /// [`WakeUp::wake`]. `alarm` returns the reason if `is_done` will never be true. `stuck`, called from
+    /// time to time, looks for such a reason, which `report` then reports to all ranks.
     pub(super) fn wait(
         &self,
         policy: WaitPolicy,

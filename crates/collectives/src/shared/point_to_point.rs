@@ -92,14 +92,13 @@ fn wait(
     outcome.map_err(|error| shared.explain(context, error, awaited))
 }
 
-/// The ranks that this call needs.
 fn peers(context: &OpContext) -> Vec<usize> {
     let halves = [context.call.sending(), context.call.receiving()];
     halves.into_iter().flatten().map(|half| half.0).collect()
 }
 
 impl SharedState {
-    /// Finds a call of a peer that keeps it from ever answering this rank's message: a collective call that
+    /// Finds a call that keeps a peer from ever answering this rank's message: a collective call that
     /// needs this rank too, or a message that this rank would have to answer first.
     fn is_elsewhere(&self, context: &OpContext, peer: usize) -> Option<Conflict> {
         let (operation, call) = match self.ahead(peer) {
@@ -109,8 +108,7 @@ impl SharedState {
         Some(context.conflict_with(peer, context.call.header(), operation, call))
     }
 
-    /// The message that a peer sends to or expects from this rank, and that this rank has not called: the
-    /// peer's sequence number and call.
+    /// A peer's call, with its sequence number, that sends to or expects from this rank a message that this rank has not called.
     pub(super) fn unanswered(&self, peer: usize) -> Option<(u32, CallHeader)> {
         let (incoming, outgoing) =
             (self.control().mail(peer, self.rank), self.control().mail(self.rank, peer));
@@ -208,7 +206,7 @@ struct Receiver<'a> {
     from: usize,
     data: Region,
     message: OpenMessage,
-    /// Where the sender's data lie. Copied from the mailbox when both have met, since the sender may announce
+    /// Where the sender's data lie, copied from the mailbox when both have met: the sender may announce
     /// its next message as soon as this one is taken.
     place: Option<SegmentOffset>,
 }
@@ -274,8 +272,8 @@ impl<'a> Receiver<'a> {
     }
 }
 
-/// The number of pieces of a message. Without staging, the whole message is one piece, even if it is empty,
-/// so that the sender learns that it was received.
+/// The number of pieces of a message. Without staging, even an empty message is one piece, so that the sender learns that
+/// it was received.
 fn num_pieces(len_bytes: usize, is_staged: bool) -> u32 {
     if is_staged { len_bytes.div_ceil(PIECE_BYTES) as u32 } else { 1 }
 }

@@ -2,8 +2,8 @@
 //! whose work is divided into chunks, and all-gathers of memory that all ranks can reach.
 //!
 //! Steps: barrier phase, copy, barrier phase. Staged data go in pieces with one phase per piece, and need no
-//! last phase: a half of the staging area is written again only after all ranks have arrived in the round after
-//! the round that used it.
+//! last phase: half a staging area is written again only after all ranks have arrived in the round after
+//! the one that used it.
 
 use std::ops::Range;
 
@@ -36,8 +36,7 @@ impl FetchWindow<'_> {
         (self.sources[rank], self.range.start.min(len)..self.range.end.min(len))
     }
 
-    /// The addresses of the available parts of all ranks' blocks, and which bytes these are. All blocks must
-    /// have the same length.
+    /// The addresses of the available parts of all ranks' blocks, and which bytes these are. All blocks have the same length.
     pub(crate) fn of_all(&self) -> (&[*const u8], Range<usize>) {
         (self.sources, self.of(0).1)
     }
@@ -63,7 +62,7 @@ impl FetchWindow<'_> {
     }
 }
 
-/// Lets this rank fetch its data: calls `take` with each window. `block(source, destination)` gives the
+/// Fetches this rank's data: calls `take` with each window. `block(source, destination)` gives the
 /// bytes of the source rank's data that the destination rank needs.
 pub(crate) fn pull(
     shared: &SharedState,
@@ -129,8 +128,7 @@ pub(crate) fn pull(
         take(&FetchWindow { sources: &sources, blocks: &own, range });
         shared.done_with(round);
     }
-    // A rank whose data are read in place must not go on before all ranks have read them. All ranks compute
-    // the same answer here.
+    // A rank whose data are read in place must not go on before all ranks have read them. All ranks find the same answer.
     let lies_in_place = |source: usize| {
         places[source].is_some() && (0..world).any(|to| !block(source, to).is_empty())
     };

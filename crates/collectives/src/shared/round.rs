@@ -16,7 +16,6 @@ use crate::{CollectiveError, OpKind, Result};
 
 /// A round in which all ranks have shown their calls.
 pub(crate) struct Round {
-    /// The round's number.
     pub(super) number: u32,
     pub(crate) present_ns: u64,
     /// Each rank's call, and the call's sequence number on that rank, in rank order.
@@ -27,7 +26,6 @@ pub(crate) struct Round {
 }
 
 impl Round {
-    /// Which elements belong to which rank.
     pub(super) fn shares(&self) -> Shares {
         shares(&self.calls)
     }
@@ -67,7 +65,7 @@ impl ShowCalls for Slots<'_> {
 }
 
 impl SharedState {
-    /// Shows this rank's call, waits until all others have shown theirs, and compares them. Moves no data.
+    /// Shows this rank's call, waits until all others have shown theirs, and compares them.
     pub(super) fn meet(&self, context: &OpContext) -> Result<Round> {
         let mut slots = Slots { shared: self, round: (0, false) };
         let AgreedCalls { present_ns, calls, .. } = meet(&mut slots, context)?;
@@ -75,8 +73,8 @@ impl SharedState {
         Ok(Round { number, present_ns, calls, operations: Vec::new(), is_anyone_staged })
     }
 
-    /// Like [`SharedState::meet`], but does not compare the calls. `publish` writes further data that the others may read as
-    /// soon as all have come. It takes the number of the round, and whether this rank's data must be staged.
+    /// Like [`SharedState::meet`], but does not compare the calls. `publish` writes further data for the others. It takes the
+    /// number of the round, and whether this rank's data must be staged.
     pub(crate) fn show(
         &self,
         context: &OpContext,
@@ -124,7 +122,6 @@ impl SharedState {
         }
     }
 
-    /// The number of this rank's next round.
     pub(super) fn next_round(&self) -> u32 {
         self.rounds.fetch_add(1, Ordering::Relaxed).wrapping_add(1)
     }
@@ -181,7 +178,7 @@ impl SharedState {
         })
     }
 
-    /// Ends this rank's part of the round, and waits until all ranks have done theirs. From then on nobody
+    /// Ends this rank's part of the round, and waits until all ranks have done theirs and nobody
     /// touches this rank's memory.
     pub(super) fn finish(&self, context: &OpContext, round: u32) -> Result<()> {
         self.done_with(round);
@@ -189,7 +186,6 @@ impl SharedState {
         self.wait_done(context, round)
     }
 
-    /// Notes that this rank has done its part of the round.
     pub(super) fn done_with(&self, round: u32) {
         // Release: a rank that sees this knows that this rank no longer touches its memory.
         self.control().slot(round, self.rank).working.store(0, Ordering::Release);
@@ -216,8 +212,7 @@ impl SharedState {
         }
     }
 
-    /// Finds a rank that has not arrived because it waits for a message to or from this rank, which this
-    /// rank cannot answer while it waits here.
+    /// Finds a rank that has not arrived because it waits for a message to or from this rank, which waits here.
     fn who_waits_for_me_elsewhere(&self, round: u32) -> Option<Conflict> {
         let control = self.control();
         let own = control.slot(round, self.rank);

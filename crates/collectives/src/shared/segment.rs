@@ -1,6 +1,6 @@
 //! Where a rank's data lie, and how its peers reach them.
 //!
-//! A group can reach the memory that was shared in it, and the memory that was shared in the groups from
+//! A group can reach the memory that was shared in it and in the groups from
 //! which it descends: every rank of the group is also in those groups, and has mapped the memory there.
 //!
 //! Input: addresses of this rank. Output: places, which every rank can convert to addresses of its own.
@@ -49,7 +49,6 @@ impl SegmentPart {
         Some(Self { mapping, start_bytes, len_bytes, address })
     }
 
-    /// The bytes of the mapping that belong to the part.
     pub(crate) fn range(&self) -> std::ops::Range<usize> {
         self.start_bytes..self.start_bytes + self.len_bytes
     }
@@ -89,13 +88,12 @@ impl SharedSegment {
     }
 }
 
-/// The memory that the ranks of one host share in a group.
 #[derive(Debug)]
 pub(crate) struct Segments {
     /// The staging areas. No buffer of the caller lies there.
     staging: SharedSegment,
-    /// The segments that the group has shared since it was formed, by number. Dropping the buffer in a part returns the part's
-    /// memory to the system. The segment stays mapped until the buffers of all ranks are dropped, because a peer may still use
+    /// The segments that the group has shared, by number. Dropping the buffer in a part returns the part's
+    /// memory to the system. The segment stays mapped until all ranks have dropped their buffers, because a peer may still use
     /// its own part.
     shared: Mutex<SegmentList>,
     inherited: Option<Inherited>,
@@ -109,7 +107,7 @@ pub(crate) struct Inherited {
     pub(crate) ranks: Box<[usize]>,
 }
 
-/// Segments by number. The number of one that is gone is never given again, so it cannot name another.
+/// Segments by number. A number is never given again, so it cannot name another segment.
 #[derive(Debug, Default)]
 struct SegmentList {
     segments: BTreeMap<u32, SharedSegment>,
@@ -126,7 +124,7 @@ impl Segments {
         Self { staging, shared: Mutex::default(), inherited }
     }
 
-    /// Adds a segment. Every rank adds the same segments in the same order.
+    /// Adds a segment: the same on every rank, in the same order.
     pub(crate) fn add(&self, segment: SharedSegment) {
         let mut shared = lock(&self.shared);
         let number = shared.num_added;
@@ -134,15 +132,15 @@ impl Segments {
         shared.segments.insert(number, segment);
     }
 
-    /// For each segment that was shared in this group, in order: 1 if this rank's buffer in it has been dropped, otherwise 0.
-    /// Every rank has the same number of segments.
+    /// For each segment of this group, in order, the same on every rank: 1 if this rank's buffer in it has been dropped,
+    /// otherwise 0.
     pub(crate) fn dropped(&self, rank: usize) -> Vec<u8> {
         let shared = lock(&self.shared);
         let is_dropped = |segment: &SharedSegment| !segment.parts[rank].mapping.has_windows();
         shared.segments.values().map(|segment| u8::from(is_dropped(segment))).collect()
     }
 
-    /// Forgets the segments whose buffers all ranks have dropped, by the same order. Every rank passes the same.
+    /// Forgets the segments whose buffers all ranks have dropped, by the same order.
     pub(crate) fn forget(&self, dropped: &[u8]) {
         let mut dropped = dropped.iter();
         lock(&self.shared).segments.retain(|_, _| dropped.next() != Some(&1));
@@ -184,7 +182,7 @@ impl Segments {
     }
 }
 
-/// Which memory of its peers this rank can reach.
+/// The memory of its peers that this rank can reach.
 #[derive(Debug)]
 pub(crate) enum Reach {
     /// All of it: the ranks are threads.
@@ -194,8 +192,8 @@ pub(crate) enum Reach {
 }
 
 impl Reach {
-    /// The place of the `len_bytes` bytes at `base` in the memory of `rank`, the caller's own rank. `None` if
-    /// peers cannot reach them, so that they must be staged.
+    /// The place of the `len_bytes` bytes at `base` in the memory of `rank`, the caller's own rank. `None` if they must be
+    /// staged, because peers cannot reach them.
     pub(crate) fn locate(
         &self,
         rank: usize,
@@ -209,8 +207,7 @@ impl Reach {
         }
     }
 
-    /// The address in this process of `len_bytes` bytes at `place` in the memory of `rank`. `None` if there
-    /// is no such place.
+    /// The address in this process of `len_bytes` bytes at `place` in the memory of `rank`, if there is such a place.
     pub(crate) fn resolve(
         &self,
         rank: usize,

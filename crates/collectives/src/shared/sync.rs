@@ -1,8 +1,8 @@
 //! The primitives of the state machine: atomic words, words to sleep on, and the clock.
 //!
 //! In a normal build these are the atomics of the standard library and the kernel's futex, valid when zeroed
-//! and usable between processes. Under `cfg(loom)` they are models. With them loom tries the orders in which
-//! the ranks may run, and the values that each rank may see of the others' writes. The clock stands still in
+//! and usable between processes. Under `cfg(loom)` they are models, with which loom tries the orders in which
+//! the ranks may run, and the values that each rank may see. The clock stands still in
 //! these models, so a lost wake-up cannot be hidden by a time limit or a short sleep.
 
 pub(crate) use imp::{AtomicU32, AtomicU64, Word, before_looking_back, now_ns, spin_loop};
@@ -20,8 +20,7 @@ mod imp {
 
     pub(crate) use hint::spin_loop;
 
-    /// The longest time to sleep before checking again: an alarm may be raised between the check and the
-    /// sleep.
+    /// The longest sleep: an alarm may be raised between the check and the sleep.
     const NAP: Duration = Duration::from_millis(50);
 
     /// A word that ranks can sleep on until it changes.
@@ -53,7 +52,7 @@ mod imp {
     }
 
     /// Called between a change and a check for ranks that must see the change. Both accesses are sequentially
-    /// consistent, which is enough here. The model below needs a fence.
+    /// consistent, which is enough here but not in the model below.
     #[inline(always)]
     pub(crate) fn before_looking_back() {}
 }
@@ -73,8 +72,8 @@ mod imp {
     pub(crate) enum Sleep {
         /// Only by being woken: a lost wake-up is a deadlock, which loom reports.
         UntilWoken,
-        /// At any time, without being woken. The sleeper then synchronizes with no other rank by waking up,
-        /// so everything that it sees must be ordered by the atomic words alone.
+        /// At any time, without being woken. Waking up then synchronizes with no other rank,
+        /// so everything that the sleeper sees must be ordered by the atomic words alone.
         AnyTime,
     }
 
@@ -83,8 +82,7 @@ mod imp {
         pub(crate) static SLEEP: Cell<Sleep> = const { Cell::new(Sleep::UntilWoken) };
     }
 
-    /// The model of a futex: comparing the word and falling asleep are one atomic step as seen by the ranks
-    /// that wake others.
+    /// The model of a futex: comparing the word and falling asleep are one atomic step.
     #[derive(Debug, Default)]
     pub(crate) struct Word {
         value: AtomicU32,
@@ -122,8 +120,8 @@ mod imp {
         }
     }
 
-    /// Loom treats sequentially consistent accesses as acquire and release only, and models the stronger
-    /// order only for fences. So the model has a fence where two such accesses follow each other in the code.
+    /// Loom models the order of sequentially consistent accesses only for fences. So the model has a fence where two such
+    /// accesses follow each other in the code.
     pub(crate) fn before_looking_back() {
         loom::sync::atomic::fence(super::Ordering::SeqCst);
     }

@@ -8,7 +8,6 @@ use crate::call::Region;
 use crate::context::OpContext;
 use crate::{CollectiveError, Result};
 
-/// The connections, and memory that every operation reuses.
 #[derive(Debug)]
 pub(crate) struct Sockets {
     pub(crate) wires: Wires,
@@ -61,9 +60,9 @@ impl Sockets {
     }
 
     /// Forgets all posted transfers after a failed operation, and sends all peers the reason why this rank gives up. Returns
-    /// the error to report, and which of the ranks that it is about are alive.
+    /// the error to report, and which of its ranks are alive.
     ///
-    /// After a time-out, peers that have given up as well are not the ones that cannot be reached. Their last
+    /// After a time-out, peers that have given up as well can be reached. Their last
     /// words say which ranks they have waited for: perhaps a rank from which this one already had all that it needed.
     pub(crate) fn give_up(
         &mut self,

@@ -1,9 +1,9 @@
 //! The last message of a rank before it hangs up: it leaves in order, or gives up because of other ranks.
 //!
-//! Every pair of ranks has a second connection for nothing else. The connection for data may be full, or in the middle
-//! of a message, when a rank gives up, and a peer that was stopped may look at it only after the rank has ended. The
+//! Every pair of ranks has a second connection for nothing else. When a rank gives up, the connection for data may be full,
+//! or in the middle of a message, and a peer that was stopped may look at it only after the rank has ended. The
 //! second connection is always empty, so the words always fit, and the peer's host keeps them. A rank whose connections end
-//! without words has died. This module knows nothing of operations.
+//! without words has died.
 
 use std::os::fd::AsFd;
 

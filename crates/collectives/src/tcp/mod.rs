@@ -1,8 +1,8 @@
 //! Ranks that are connected by sockets, on any hosts.
 //!
-//! Every operation begins with a header to and from every other rank. So all ranks see the calls of all
-//! others before they move data, and know when the last rank arrived. Each direction of a connection carries
-//! the data of one operation after the other, in order.
+//! Every operation begins with a header to and from every other rank. So all ranks see all
+//! calls before they move data, and know when the last rank arrived. Each direction of a connection carries
+//! the data of one operation after the other.
 //!
 //! Input: a call in its context. Output: the moment when all ranks had arrived, or an error. This transport
 //! is for learning, small clusters and emulation; large clusters use NCCL or MPI.
@@ -31,7 +31,6 @@ use crate::header::Header;
 use crate::meet::meet;
 use crate::{OpKind, Result};
 
-/// One rank's connections, and the state for using them.
 #[derive(Debug)]
 pub(crate) struct Tcp {
     pub(crate) rank: usize,
@@ -50,7 +49,7 @@ impl Tcp {
         &self.host
     }
 
-    /// Sets the size in bytes from which an all-reduce uses the ring. Must be the same on every rank.
+    /// Sets the size in bytes from which an all-reduce uses the ring: the same on every rank.
     pub(crate) fn set_ring_from(&self, bytes: u64) {
         self.ring_from_bytes.store(bytes, Ordering::Relaxed);
     }
@@ -66,7 +65,7 @@ impl Tcp {
         outcome.map_err(|error| inner.give_up(context, error).0)
     }
 
-    /// Lets the peers know that this rank gives up in the middle of an operation, by a fault of its own.
+    /// Lets the peers know that this rank gives up in the middle of an operation, by its own fault.
     pub(crate) fn abandon(&self) {
         self.inner().wires.give_up(&LastWords::Missing(vec![self.rank]));
     }

@@ -1,11 +1,11 @@
 //! All-reduce, broadcast, reduce and reduce-scatter, direct: every rank is responsible for a share.
 //!
-//! First each rank gets its share from the ranks that have it. In a reduction these are all ranks, and the
-//! rank reduces the share block by block, as the tree over all ranks, as soon as a block has arrived from all
-//! of them. In a broadcast it is only the root. Then the rank sends the finished blocks to the ranks that want them. The
+//! First each rank gets its share from the ranks that have it: in a broadcast the root, in a reduction all ranks. A
+//! reduction reduces a block of the share, as the tree over all ranks, as soon as it has arrived from all
+//! of them. Then the rank sends the finished blocks to the ranks that want them. The
 //! two phases overlap block by block.
 //!
-//! Contributions travel as they are and are combined only by the owner of the share, so f16 and bf16 are
+//! Contributions are combined only by the owner of the share, so f16 and bf16 are
 //! rounded once. Memory: room for two blocks from every peer, 1 MiB or 32 KiB for each peer if that is more; in
 //! a reduce, a share too.
 //!
@@ -26,7 +26,6 @@ use crate::{OpKind, Result};
 /// Bytes for incoming blocks: few enough that a few blocks from every peer stay in the second-level cache.
 const ROOM_BYTES: usize = 1 << 20;
 
-/// The number of blocks that are awaited from every peer at a time.
 const AHEAD: usize = 2;
 
 /// Broadcast: the root gives every rank its share, and the ranks give each other theirs.
@@ -61,7 +60,6 @@ pub(super) fn broadcast(inner: &mut Sockets, context: &OpContext) -> Result<()> 
     inner.wait_all(context)
 }
 
-/// All-reduce and reduce.
 pub(super) fn reduce(inner: &mut Sockets, context: &OpContext) -> Result<()> {
     let (call, rank) = (context.call, context.rank);
     let shares = Shares::even(call.header().send_count, context.world);
@@ -101,8 +99,8 @@ pub(super) fn reduce_scatter(
 }
 
 /// Receives all peers' contributions to this rank's share block by block and reduces them together with its
-/// own. `expect_finished` is called after the last receive of a contribution has been posted. `finished` is called
-/// with every finished block.
+/// own. `expect_finished` is called after the last receive of a contribution has been posted, `finished` with every
+/// finished block.
 fn reduce_share(
     inner: &mut Sockets,
     context: &OpContext,

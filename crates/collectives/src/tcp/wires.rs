@@ -1,9 +1,9 @@
 //! The *wires* of a rank: one connection to every other rank, and the bytes in transit on these connections.
 //!
-//! Sends and receives are posted with the memory that they use. Whenever this rank waits for any of them,
+//! Sends and receives are posted with their memory. Whenever this rank waits for any of them,
 //! bytes move on all connections, in both directions at once, so two ranks that send each other much data
-//! never block each other. Each direction of a connection keeps its order. This module knows nothing of what
-//! the bytes mean.
+//! never block each other. Each direction of a connection keeps its order. This module knows nothing of the bytes'
+//! meaning.
 
 use std::collections::VecDeque;
 use std::io::{ErrorKind, IoSlice, IoSliceMut};
@@ -24,7 +24,7 @@ const WORDS_LIMIT: Duration = Duration::from_millis(500);
 /// How much later than this rank its peers may report that an operation takes too long.
 const REPORT_LIMIT: Duration = Duration::from_millis(120);
 
-/// The most pieces that one system call moves.
+/// The most pieces per system call.
 const MAX_VECTOR: usize = 16;
 
 /// Posted memory: bytes to send, or room for bytes to receive.
@@ -34,7 +34,6 @@ struct PostedPiece {
     len_bytes: usize,
 }
 
-/// One direction of a connection.
 #[derive(Debug, Default)]
 struct WireDirection {
     pieces: VecDeque<PostedPiece>,
@@ -44,7 +43,6 @@ struct WireDirection {
     moved_ns: u64,
 }
 
-/// The connection to one peer.
 #[derive(Debug)]
 struct Wire {
     stream: TcpStream,
@@ -54,7 +52,6 @@ struct Wire {
     incoming: WireDirection,
 }
 
-/// The connections of a rank.
 #[derive(Debug)]
 pub(crate) struct Wires {
     /// By rank; `None` for this rank itself, and for ranks that are reached in another way.
@@ -128,7 +125,6 @@ impl Wires {
         Ticket { peer, mark, is_send: false }
     }
 
-    /// Bytes that have been posted in total: to be sent, and to be received.
     #[cfg(all(test, not(loom)))]
     pub(crate) fn posted_bytes(&self) -> [u64; 2] {
         let wires = self.wires.iter().flatten();
@@ -141,7 +137,6 @@ impl Wires {
         self.wires[peer].as_mut().expect("there is a connection to every peer that is asked for")
     }
 
-    /// Whether the posted transfer of this ticket is complete.
     pub(crate) fn is_done(&self, ticket: Ticket) -> bool {
         let wire = self.wires[ticket.peer].as_ref().expect("tickets are of connected peers");
         let direction = if ticket.is_send { &wire.out } else { &wire.incoming };
@@ -236,8 +231,7 @@ impl Wires {
         }
     }
 
-    /// The last words of these peers, as far as they have come. Peers may notice a moment later than this rank that an
-    /// operation has failed.
+    /// The last words of these peers, as far as they have come. Peers may notice a failure a moment later than this rank.
     pub(crate) fn hear(&self, peers: &[usize]) -> Vec<(usize, LastWords)> {
         let begin = Instant::now();
         loop {
@@ -253,7 +247,6 @@ impl Wires {
         }
     }
 
-    /// Sleeps until a connection can move posted bytes.
     fn sleep(&self, at_most: Duration) -> Result<(), Interruption> {
         let interest = |wire: &Wire| {
             let mut flags = PollFlags::empty();
@@ -274,8 +267,8 @@ impl Wires {
         Ok(())
     }
 
-    /// The peers from which bytes are awaited, or which do not take the bytes that they are sent. Those on whose
-    /// connection nothing has moved for the longest time come first.
+    /// The peers whose bytes are awaited, or which do not take the bytes that they are sent; the longest idle connection comes
+    /// first.
     pub(crate) fn awaited(&self) -> Vec<usize> {
         let mut awaited: Vec<(u64, usize)> = self
             .peers()
@@ -299,8 +292,7 @@ impl Wires {
         }
     }
 
-    /// Lets every peer know that this rank leaves, unless an operation has failed. `header` is for peers that wait for a
-    /// header of this rank.
+    /// Lets every peer know that this rank leaves, unless an operation has failed. `header` is for peers that wait for one.
     pub(crate) fn send_leave(&mut self, header: &[u8]) {
         if self.is_over {
             return;
