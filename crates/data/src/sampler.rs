@@ -1,8 +1,7 @@
 //! Decides which samples of each batch a rank reads.
 //!
 //! Input: the number of samples, the size of the global batch and the pair (rank, world). Output: indices.
-//! The ranks do not communicate: each computes the same order from the seed and takes its share. A sampler
-//! knows nothing of the samples themselves.
+//! The ranks do not communicate: each computes the same order from the seed and takes its share.
 
 use std::cmp::Reverse;
 use std::ops::Range;
@@ -32,9 +31,8 @@ pub enum SampleOrder {
 ///
 /// Batch `b` has the samples `b * global_batch..(b + 1) * global_batch` of the epoch's order; the last batch
 /// may have fewer. A rank's share is a contiguous part of the batch, so the shares of all ranks, one after
-/// the other, are what a single process would read. Shares differ by at most one sample, and lower ranks have
-/// the larger shares. If a batch has fewer samples than there are ranks, the last ranks get none. Each sample
-/// occurs once per epoch.
+/// the other, are what a single process would read. Shares differ by at most one sample, the first being the largest; if
+/// a batch has fewer samples than there are ranks, the last ranks get none. Each sample occurs once per epoch.
 #[derive(Clone, Debug)]
 pub struct Sampler {
     len: usize,
@@ -102,16 +100,14 @@ impl Sampler {
         Ok(Self { len, global_batch, rank, world, order, max_batches, batches_per_step, lengths })
     }
 
-    /// Limits each epoch to `max_batches` batches. The remaining samples are not read in that epoch. Errors
-    /// on zero.
+    /// Limits each epoch to `max_batches` batches. Errors on zero.
     pub fn with_max_batches(self, max_batches: usize) -> Result<Self, DataError> {
         DataError::at_least_one("the number of batches per epoch", max_batches)?;
         Ok(Self { max_batches, ..self })
     }
 
     /// Divides the samples of each `batches` consecutive batches together, first among the ranks and then among the
-    /// batches. So what `k` ranks read in one batch each is what one rank reads in `k` batches, in the same order. By
-    /// default, each batch is divided for itself. Errors on zero.
+    /// batches. So `k` ranks read in one batch each what one rank reads in `k` batches, in the same order. Errors on zero.
     pub fn with_steps_of(self, batches: usize) -> Result<Self, DataError> {
         DataError::at_least_one("the number of batches per step", batches)?;
         Ok(Self { batches_per_step: batches, ..self })
@@ -119,10 +115,10 @@ impl Sampler {
 
     /// Makes batches of samples of like length, so that little of them is padding.
     ///
-    /// The rule: the order of the epoch is cut into windows of 50 steps. The samples of a window are sorted, the longest
+    /// The order of the epoch is cut into windows of 50 steps. The samples of a window are sorted, the longest
     /// first, and cut into steps again; samples of one length stay in the order of the epoch. If the order is shuffled, the
-    /// steps of a window are shuffled too, except for a last one with fewer samples, which stays last. So each sample still
-    /// occurs once per epoch, and the ranks' shares are as large as without lengths.
+    /// steps of a window are shuffled too, except for a last one with fewer samples. So each sample still
+    /// occurs once per epoch, and shares are as large as without lengths.
     ///
     /// Errors unless there is a length for each sample.
     pub fn with_lengths(self, lengths: Vec<u32>) -> Result<Self, DataError> {
@@ -133,7 +129,7 @@ impl Sampler {
         Ok(Self { lengths: Some(lengths.into()), ..self })
     }
 
-    /// The number of samples of the data set, even if the number of batches is limited.
+    /// The number of samples of the data set, whatever the number of batches.
     pub fn len(&self) -> usize {
         self.len
     }
@@ -185,14 +181,14 @@ impl Sampler {
     pub fn samples_before(&self, position: Position) -> SampleCounts {
         let of_epoch = |batches: usize| {
             let of_step = self.batches_per_step.saturating_mul(self.global_batch);
-            // All steps but the last one of an epoch are alike.
+            // All steps of an epoch but the last are alike.
             let steps = (batches / self.batches_per_step).min(self.len / of_step);
             let rest = (steps * self.batches_per_step..batches).map(|batch| self.share_of(batch));
             let (own, all) = rest.fold((0, 0), |(own, all), share| {
                 (own + share.own.len(), all + share.global_count)
             });
-            // A step is divided into `world * batches` parts, and the extra samples go to the first of them. So a rank's
-            // parts of a whole step are all as large as its part of one batch.
+            // A step is divided into `world * batches` parts, the first of which get the extra samples. So a rank's
+            // parts of a whole step are as large as its part of one batch.
             let own_of_batch = part(self.global_batch, self.rank, self.world).len();
             let own_of_step = self.batches_per_step * own_of_batch;
             SampleCounts {
@@ -225,7 +221,6 @@ impl Sampler {
     }
 }
 
-/// The samples of a batch as positions in the order of an epoch.
 struct ShareRange {
     /// Those of this rank.
     own: Range<usize>,

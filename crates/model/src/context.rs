@@ -1,8 +1,7 @@
 //! The context of a pass: how a layer reaches parameters, gradients, memory and the batch.
 //!
 //! Input: storage, open units, and the hooks of the code that runs the pass. Output: tensors for layers, and calls of
-//! the hooks.
-//! A context knows nothing of ranks or strategies.
+//! the hooks. A context knows nothing of ranks or strategies.
 
 use paceline_kernels::{Compute, cast};
 use paceline_memory::{Category, DType, Shape, Tensor};
@@ -12,13 +11,13 @@ use crate::{Batch, BufferId, Half, ModelError, OpenUnits, ParamId, Result, Stora
 
 /// The hooks by which a pass asks the code that runs it for views, and reports which gradients are final.
 pub trait PassHooks {
-    /// Called before a unit is used in a pass, in training and in evaluation. Opens the unit: returns where its values are and, in a
+    /// Opens a unit before it is used in a pass, in training and in evaluation: returns where its values are and, in a
     /// backward pass, where its gradients go. By default both are in `storage`.
     fn open(&mut self, storage: &Storage, _unit: UnitId, _pass: UnitPass) -> Result<View> {
         Ok(View::whole(storage))
     }
 
-    /// Called after a unit was used in a pass. Its view is no longer used.
+    /// Called after a unit was used in a pass, with its view no longer in use.
     fn close(&mut self, _unit: UnitId, _pass: UnitPass) -> Result<()> {
         Ok(())
     }
@@ -49,7 +48,7 @@ impl<F: FnMut(ParamId) -> Result<()>> PassHooks for F {
 pub enum Mode {
     /// A backward pass follows.
     Train,
-    /// Only the output is needed. Layers behave as in evaluation. Some layers behave differently in training.
+    /// Only the output is needed. Some layers behave differently in training.
     Evaluate,
 }
 
@@ -69,8 +68,8 @@ const WHOLE_BACKWARD: UnitPass = UnitPass::Backward { writes_grads: true };
 
 /// Access of a layer to parameters, memory and the batch during one pass.
 ///
-/// A layer fetches parameters through the context when it uses them, and does not keep them. So the code that runs the
-/// pass may move or free the parameters of a unit while the unit is closed.
+/// A layer fetches parameters through the context when it uses them, and does not keep them. So the parameters of a closed
+/// unit may be moved or freed.
 pub struct Context<'a> {
     /// Threads, instructions and memory.
     pub compute: &'a Compute,
@@ -96,8 +95,7 @@ impl<'a> Context<'a> {
         Self::resumed(compute, storage, units, hooks)
     }
 
-    /// The context of a pass that has begun already in another context, for passes of several micro-batches that take
-    /// turns.
+    /// The context of a pass that has begun in another context, for micro-batches that take turns.
     pub fn resumed(
         compute: &'a Compute,
         storage: &'a Storage,
@@ -145,8 +143,7 @@ impl<'a> Context<'a> {
         self.batch.and_then(|batch| batch.get(name))
     }
 
-    /// Opens the root units, whose parameters several blocks use, for both passes. They stay open until
-    /// [`Context::close_roots`].
+    /// Opens the root units, whose parameters several blocks use, for both passes, until [`Context::close_roots`].
     pub fn open_roots(&mut self) -> Result<()> {
         self.open_each(|unit| unit.is_root)
     }
@@ -164,7 +161,7 @@ impl<'a> Context<'a> {
         Ok(())
     }
 
-    /// Closes the units that [`Context::open_roots`] has opened.
+    /// Closes the root units.
     pub fn close_roots(&mut self) -> Result<()> {
         let layout = self.storage.layout();
         for (at, _) in layout.units().iter().enumerate().filter(|(_, unit)| unit.is_root) {
@@ -181,7 +178,7 @@ impl<'a> Context<'a> {
         }
     }
 
-    /// Runs a part of a forward pass with a unit open. A unit that is open already stays open.
+    /// Runs a part of a forward pass with a unit open. An open unit stays open.
     pub fn forward_unit<T>(
         &mut self,
         unit: UnitId,
@@ -190,7 +187,7 @@ impl<'a> Context<'a> {
         self.within(unit, UnitPass::Forward, run)
     }
 
-    /// Runs a part of a backward pass with a unit open. A unit that is open already stays open.
+    /// Runs a part of a backward pass with a unit open. An open unit stays open.
     pub fn backward_unit<T>(
         &mut self,
         unit: UnitId,
@@ -229,7 +226,6 @@ impl<'a> Context<'a> {
         self.hooks.close(unit, pass)
     }
 
-    /// The name of a unit.
     pub(crate) fn unit_name(&self, unit: UnitId) -> &str {
         &self.storage.layout().unit(unit).name
     }
@@ -239,8 +235,7 @@ impl<'a> Context<'a> {
         self.mode
     }
 
-    /// Runs a forward pass again within a backward pass, to compute what it saves for the second time. Running statistics
-    /// stay as they are.
+    /// Runs a forward pass again within a backward pass. Running statistics stay as they are.
     pub fn recompute<T>(&mut self, forward: impl FnOnce(&mut Self) -> T) -> T {
         let outer = std::mem::replace(&mut self.recomputes, true);
         let outcome = forward(self);
@@ -254,13 +249,13 @@ impl<'a> Context<'a> {
     }
 
     /// The type of the activations that a layer writes, unless they are wide. An input may be of another type, such as
-    /// integers; the gradient of an input is of the input's type.
+    /// integers; its gradient has the same type.
     pub fn dtype(&self) -> DType {
         self.storage.precision().compute
     }
 
     /// The type of parameters, of statistics that a layer saves, and of activations that many layers add to, such as the
-    /// residual stream of a transformer. It is f32 if the parameters were rounded to 16 bits, for a model that is not trained.
+    /// residual stream of a transformer. It is f32 if the parameters of a model that is not trained were rounded to 16 bits.
     pub fn wide_dtype(&self) -> DType {
         match self.storage.precision().master {
             DType::BF16 | DType::F16 => DType::F32,
@@ -283,7 +278,7 @@ impl<'a> Context<'a> {
         self.units.value(self.storage.layout(), id)
     }
 
-    /// Parameters that lie side by side in one unit, as a flat tensor, for reading. Errors if they do not, or if the unit
+    /// Parameters that lie side by side in one unit, as a flat tensor, for reading. Errors unless they do, or if the unit
     /// is closed.
     pub fn params(&self, ids: &[ParamId]) -> Result<Tensor> {
         self.units.values(self.storage.layout(), ids)
@@ -306,7 +301,7 @@ impl<'a> Context<'a> {
     }
 
     /// The memory of the gradients of parameters that lie side by side in one unit, as a flat tensor: see
-    /// [`Context::grad`]. Either all of them accumulate or none.
+    /// [`Context::grad`]. All of them accumulate, or none does.
     pub fn grads(&self, ids: &[ParamId]) -> Result<Tensor> {
         self.units.grads(self.storage.layout(), ids)
     }
@@ -359,8 +354,7 @@ impl<'a> Context<'a> {
         self.scratch(activation.dtype(), activation.shape())
     }
 
-    /// Allocates memory of any type for what a layer saves between its passes, or needs within one. Its contents are
-    /// unspecified.
+    /// Allocates memory of any type, to save between passes or to use within one. Its contents are unspecified.
     pub fn scratch(&self, dtype: DType, shape: impl Into<Shape>) -> Result<Tensor> {
         Ok(self.compute.allocator.tensor(dtype, shape, Category::Activations)?)
     }

@@ -11,7 +11,7 @@ use crate::{Context, ModelError, Result};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Half {
     /// Both halves. The gradients of the parameters are announced before the gradient of the input is computed, so that
-    /// their communication starts early.
+    /// communication starts early.
     Whole {
         /// Whether somebody needs the gradient of the input.
         wants_input: bool,
@@ -43,13 +43,13 @@ pub struct Saved {
     tensors: Vec<Tensor>,
     /// Tensors that one half of the backward pass has computed and the other half needs too.
     kept: Vec<Tensor>,
-    /// Whether the weight half needs no gradient of the output after the input half.
+    /// Whether the weight half does without the gradient of the output after the input half.
     is_kept_enough: bool,
-    /// The tensors that the parts of a composed layer have saved, in order of the forward pass. A layer around another one that
+    /// What the parts of a composed layer have saved, in order of the forward pass. A layer around another one that
     /// has parameters of its own saves the inner layer's here, since that one may keep less for its weight half than the outer
     /// layer needs.
     pub parts: Vec<Saved>,
-    /// The gradient of this part's output, from when it is known until the other half of the backward pass has used it. It
+    /// The gradient of this part's output, until the other half of the backward pass has used it. It
     /// belongs to the chain that has this part.
     pub(crate) d_output: Option<Tensor>,
 }
@@ -76,7 +76,7 @@ impl Saved {
         self.kept.push(tensor);
     }
 
-    /// Keeps a tensor for the weight half, which then does not need the gradient of the output.
+    /// Keeps a tensor for the weight half, in place of the gradient of the output.
     pub(crate) fn keep_for_weights(&mut self, tensor: Tensor) {
         self.keep(tensor);
         self.is_kept_enough = true;
@@ -102,7 +102,7 @@ impl Saved {
 /// A layer holds sizes and parameter numbers, but no values and no data of a batch. Data of a batch that the backward
 /// pass needs go into [`Saved`], so that several micro-batches can be in progress at once.
 ///
-/// The backward pass has two halves, the gradients of the parameters and the gradient of the input. They can be called
+/// The two halves of the backward pass can be called
 /// together, or in either order and at different times: a pipeline passes the gradient of the input on first, and computes the
 /// gradients of the parameters when it would otherwise wait.
 pub trait Layer: Send + Sync {
@@ -111,20 +111,20 @@ pub trait Layer: Send + Sync {
         std::any::type_name::<Self>()
     }
 
-    /// Whether the layer may have parameters. A layer without parameters is asked only for the gradient of its input, so its
+    /// Whether the layer may have parameters. Without them, only the gradient of its input is wanted, and its
     /// backward pass need not look at the half. A chain whose input needs no gradient stops after the first layer that may
     /// have some.
     fn has_parameters(&self) -> bool {
         true
     }
 
-    /// Computes the output. Returns the output, and what the backward pass needs. The output is of the type
+    /// Returns the output, and what the backward pass needs. The output is of the type
     /// [`Context::dtype`], unless the layer says that it is wide; an input may be of either type.
     fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)>;
 
     /// Computes these halves of the backward pass from `d_output`, the gradient of the output. The gradients of the parameters
-    /// are written and announced: see [`Context::gradient_ready`]. Returns the gradient of the input, of the input's type, if
-    /// [`Half::wants_input`]: see [`Context::gradient_of`].
+    /// are written and announced: see [`Context::gradient_ready`]. Returns the gradient of the input
+    /// ([`Context::gradient_of`]) if [`Half::wants_input`].
     fn backward(
         &self,
         cx: &mut Context,

@@ -1,10 +1,9 @@
 //! The layout: where each parameter lies in flat storage.
 //!
 //! Parameters follow each other in the order in which they are registered, and each begins on a 64-byte
-//! boundary. Parameters that are opened and closed together form a unit. Every unit is padded so that it can be divided
-//! into one slice of equal size per rank, and each slice begins on a 64-byte boundary too. Gradients and optimizer state use
-//! the same layout, so a bucket of gradients is a contiguous range. Frozen units have no gradients and
-//! no optimizer state, and lie after all others.
+//! boundary. Parameters that are opened and closed together form a unit, padded so that it can be divided
+//! into one slice of equal size per rank, each on a 64-byte boundary too. Gradients and optimizer state use
+//! the same layout, so a bucket of gradients is a contiguous range. Frozen units have neither, and lie after all others.
 //!
 //! Buffers are further values of a model, such as running statistics, which the forward pass updates and
 //! which have no gradient. They lie in separate storage, without padding.
@@ -17,8 +16,7 @@ use rand_chacha::ChaCha8Rng;
 
 use crate::{ModelError, Result};
 
-/// Alignment of the starts of parameters, in elements: 64 bytes of f32. Other types use the same number of
-/// elements.
+/// Alignment of the starts of parameters, in elements of any type: 64 bytes of f32.
 const ALIGN_ELEMS: usize = 16;
 
 /// A parameter's number, in order of registration.
@@ -63,17 +61,17 @@ impl Init {
 pub struct Param {
     /// The name, unit first: `conv0.weight`.
     pub name: String,
-    /// The extents.
+    /// The shape.
     pub shape: Shape,
     /// First element in flat storage.
     pub start: usize,
-    /// The unit to which the parameter belongs.
+    /// Its unit.
     pub unit: UnitId,
     /// The initial values.
     pub init: Init,
     /// The number of layers that use the parameter in one pass. Its gradient is final after that many uses.
     pub num_uses: u32,
-    /// Whether the parameter is frozen: it does not change, and has no gradient and no optimizer state.
+    /// Whether the parameter does not change, and has no gradient and no optimizer state.
     pub is_frozen: bool,
     /// Whether the parameter belongs to another pipeline stage and has no storage here.
     pub is_elsewhere: bool,
@@ -92,11 +90,11 @@ impl Param {
 pub struct StateBuffer {
     /// The name, unit first: `bn0.running_mean`.
     pub name: String,
-    /// The extents.
+    /// The shape.
     pub shape: Shape,
     /// First element in the storage of buffers.
     pub start: usize,
-    /// The unit to which the buffer belongs.
+    /// Its unit.
     pub unit: UnitId,
     /// The initial value of all elements.
     pub init: f64,
@@ -116,7 +114,7 @@ pub struct Unit {
     pub name: String,
     /// The unit's elements in flat storage, with padding. They can be cut into one slice per rank.
     pub range: Range<usize>,
-    /// Whether the unit stays open for the whole step, because several layers use one of its parameters.
+    /// Whether it stays open for the whole step, because several layers use one of its parameters.
     pub is_root: bool,
     /// Whether its parameters are frozen.
     pub is_frozen: bool,
@@ -135,7 +133,7 @@ impl Unit {
 pub struct Layout {
     params: Vec<Param>,
     units: Vec<Unit>,
-    /// Elements that have gradients, with padding. They come first in storage.
+    /// Elements that have gradients, with padding. They come first.
     trained_len: usize,
     len: usize,
     world_size: usize,
@@ -169,8 +167,7 @@ impl Layout {
         all.filter(|(_, param)| !param.is_frozen && !param.is_elsewhere)
     }
 
-    /// Elements of the trained parameters, with padding, which is also the length of gradients and of
-    /// optimizer state.
+    /// Elements of the trained parameters, with padding: the length of gradients and of optimizer state.
     pub fn trained_len(&self) -> usize {
         self.trained_len
     }
@@ -180,7 +177,7 @@ impl Layout {
         self.len
     }
 
-    /// Whether there are no parameters at all.
+    /// Whether there are no parameters.
     pub fn is_empty(&self) -> bool {
         self.params.is_empty()
     }
@@ -226,8 +223,7 @@ impl Layout {
         self.trained_len * dtype.size_bytes()
     }
 
-    /// The same parameters, with the units of these names frozen. Errors if no unit has one of the names, or
-    /// if nothing is left to train.
+    /// The same layout, with the units of these names frozen. Errors if a unit does not exist, or if nothing is left to train.
     pub fn with_frozen(&self, units: &[String]) -> Result<Self> {
         let names = || self.units.iter().map(|unit| &*unit.name).collect::<Vec<_>>().join(", ");
         if let Some(unknown) = units.iter().find(|name| self.units.iter().all(|u| u.name != **name))
@@ -252,8 +248,8 @@ impl Layout {
         Ok(Self { buffers: self.buffers.clone(), ..layout })
     }
 
-    /// The part of these units, for a stage of a pipeline: parameters keep their numbers and their initial values, and those of
-    /// other units are elsewhere. `num_uses` says how often a pass uses a parameter here.
+    /// The part of these units, for a stage of a pipeline: parameters keep their numbers and initial values, and those of
+    /// other units are elsewhere. `num_uses` is how often a pass uses a parameter here.
     pub fn part(
         &self,
         is_here: impl Fn(UnitId) -> bool,
@@ -271,8 +267,7 @@ impl Layout {
         Self { buffers: self.buffers.clone(), ..layout }
     }
 
-    /// Lays out the parameters in storage: first the units that are trained, then the frozen units. The
-    /// result has no buffers. The caller adds them.
+    /// Lays out the parameters: first the units that are trained, then the frozen units. The caller adds the buffers.
     fn laid_out(mut params: Vec<Param>, mut units: Vec<Unit>, world_size: usize) -> Self {
         let mut place = |is_frozen: bool, begin: usize| {
             let mut len = begin;
@@ -293,8 +288,8 @@ impl Layout {
         Self { params, units, trained_len, len, world_size, buffers: Vec::new() }
     }
 
-    /// The initial values of some of a parameter's elements. They depend only on the seed, the parameter's number and the
-    /// number of the element, so every rank can compute those that it holds.
+    /// The initial values of some of a parameter's elements. They depend only on the seed and on the numbers of the parameter and the
+    /// element, so every rank can compute those that it holds.
     pub fn initial_values(
         &self,
         id: ParamId,
@@ -328,7 +323,7 @@ impl Layout {
 #[derive(Debug, Default)]
 pub struct LayoutBuilder {
     units: Vec<Unit>,
-    /// The parameters registered so far. They are not laid out yet.
+    /// Not laid out yet.
     params: Vec<Param>,
     buffers: Vec<StateBuffer>,
 }
@@ -376,8 +371,8 @@ impl LayoutBuilder {
         BufferId(self.buffers.len() - 1)
     }
 
-    /// Registers one more use of a parameter by another layer, which ties the two layers. The parameter stays
-    /// in the unit that registered it. That unit becomes a root: it stays open for the whole step.
+    /// Registers one more use of a parameter by another layer, which ties the two. The parameter stays
+    /// in the unit that registered it, which becomes a root: it stays open for the whole step.
     pub fn tie(&mut self, id: ParamId) -> ParamId {
         let param = &mut self.params[id.0];
         param.num_uses += 1;

@@ -28,7 +28,6 @@ impl OptimizerConfig {
         }
     }
 
-    /// These settings, or the same without weight decay.
     fn with_decay(mut self, decays: bool) -> Self {
         let (Self::Sgd(Sgd { weight_decay, .. }) | Self::AdamW(AdamW { weight_decay, .. })) =
             &mut self;
@@ -110,7 +109,7 @@ impl Optimizer {
         Ok(Self { config, ranges, state, steps: 0, grad_factor: 1.0, undecayed, graph })
     }
 
-    /// The same, with weight decay for matrices and convolutions only: biases, norms and whatever else has one dimension have
+    /// The same, with weight decay for matrices and convolutions only: parameters of one dimension, such as biases and norms, have
     /// none. The layout is that of the storage.
     pub fn decaying_matrices_only(mut self, layout: &Layout) -> Self {
         let params = layout.params().iter();
@@ -130,13 +129,13 @@ impl Optimizer {
         self.step_on(compute, &parts)
     }
 
-    /// Begins a step that is made piece by piece: each range of flat storage that the optimizer updates, or a part of it, is then
+    /// Begins a step that is made piece by piece: each range that the optimizer updates, or a part of it, is then
     /// given once to [`Optimizer::update`]. The bits are those of [`Optimizer::step`].
     pub fn begin_step(&mut self) {
         self.steps += 1;
     }
 
-    /// Updates the parameters of a range of flat storage, which lies within one of its ranges.
+    /// Updates the parameters of a part of one of its ranges.
     pub fn update(&self, compute: &Compute, storage: &Storage, range: Range<usize>) -> Result<()> {
         let (values, grads) =
             (storage.values().slice(range.clone())?, storage.grads().slice(range.clone())?);
@@ -144,7 +143,7 @@ impl Optimizer {
     }
 
     /// The same, with each step launched as a graph of a card, in whose memory all tensors lie. The learning rate, the factor of
-    /// gradients and what follows from the number of the step are written to that memory before. Errors on other devices.
+    /// gradients and what follows from the number of the step are written there before. Errors on other devices.
     pub fn as_graph(mut self, storage: &Storage, allocator: &Allocator) -> Result<Self> {
         let dtype = storage.precision().master;
         let numbers = allocator.tensor(dtype, [2 * MOST_NUMBERS], Category::Optimizer)?;
@@ -153,7 +152,7 @@ impl Optimizer {
         Ok(self)
     }
 
-    /// Updates the parameters of its ranges, given as values and gradients of each range, in order. An empty range has no work.
+    /// Updates the parameters of its ranges, given as values and gradients of each range, in order.
     pub fn step_on(&mut self, compute: &Compute, parts: &[(Tensor, Tensor)]) -> Result<()> {
         self.begin_step();
         let Some(mut graph) = self.graph.take() else {
@@ -191,7 +190,7 @@ impl Optimizer {
         Ok(())
     }
 
-    /// Launches the work of a step, whose numbers lie in memory if the work is launched again without this.
+    /// Launches the work of a step, whose numbers lie in memory for a graph.
     fn launch_all(
         &self,
         compute: &Compute,
@@ -251,7 +250,7 @@ impl Optimizer {
         }
     }
 
-    /// Sets the factor by which gradients are multiplied from the next step on, in the same pass as the update. 1 by default.
+    /// Sets the factor of gradients from the next step on, applied in the same pass as the update. 1 by default.
     pub fn set_grad_factor(&mut self, factor: f64) {
         self.grad_factor = factor;
     }
@@ -272,7 +271,7 @@ impl Optimizer {
         self.config.state_names().iter().zip(&self.state).map(part).collect()
     }
 
-    /// The name of the first tensor of the state with a value that is not finite. `None` if all values are finite.
+    /// The first tensor of the state with a value that is not finite, by name.
     pub fn first_not_finite(&self) -> Result<Option<&'static str>> {
         for (name, state) in self.config.state_names().iter().zip(&self.state) {
             if !is_finite(state.tensor())? {

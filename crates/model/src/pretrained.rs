@@ -1,8 +1,7 @@
 //! Weights of a folder in the form of Hugging Face: `model.safetensors`, or several such files and an index.
 //!
 //! Input: a folder, and storage that holds any part of a model. Output: that part, converted to the storage's element
-//! type. Only the headers and the bytes that are needed are read. This module knows nothing of ranks: a rank that holds a
-//! shard reads its shard.
+//! type. Only the headers and the needed bytes are read: a rank that holds a shard reads its shard.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;
@@ -18,15 +17,15 @@ use safetensors::tensor::{Dtype, Metadata, TensorInfo};
 
 use crate::{Layout, ModelError, Param, Result, Storage};
 
-/// The file of a model's settings, in a folder for Hugging Face's `transformers`. Checkpoints have its contents as a setting
-/// of this name.
+/// The file of a model's settings, in a folder for Hugging Face's `transformers`. Checkpoints keep its contents under this
+/// name.
 pub const CONFIG_FILE: &str = "config.json";
 /// The file of a model's weights.
 pub const WEIGHTS_FILE: &str = "model.safetensors";
 /// The file that says which file has which tensor, if a model's weights have several.
 pub const WEIGHTS_INDEX_FILE: &str = "model.safetensors.index.json";
-/// No header is longer. One of the most blocks that a model may have takes 11 MB, and the headers of published models below
-/// 1 MB; what is read takes about eleven times as much memory. (The reference implementation of the format allows 100 MB.)
+/// No header is longer. One with the most blocks that a model may have takes 11 MB, and the headers of published models below
+/// 1 MB; reading one takes about eleven times as much memory. (The reference implementation allows 100 MB.)
 const MAX_HEADER_BYTES: u64 = 16_000_000;
 /// No index is longer. It has an entry of about 100 bytes for each tensor.
 pub const MAX_INDEX_BYTES: u64 = 16_000_000;
@@ -67,8 +66,8 @@ fn refused<T>(path: &Path, reason: impl Into<String>) -> Result<T> {
 impl Pretrained {
     /// Reads the headers of a folder's weight files.
     ///
-    /// Errors if there are none, if a file is not what its header or the index says, or if it cannot be read. The message
-    /// names the file.
+    /// Errors, with the name of the file, if there are none, if one is not what its header or the index says, or if it cannot
+    /// be read.
     pub fn open(folder: &Path) -> Result<Self> {
         let (single, index) = (folder.join(WEIGHTS_FILE), folder.join(WEIGHTS_INDEX_FILE));
         let tensors = match (single.exists(), index.exists()) {
@@ -85,7 +84,7 @@ impl Pretrained {
     }
 
     /// Checks names, shapes and types against a model. `replaced` are parameters that need not be there, such as a new
-    /// head: those without a tensor of their name, shape and a type that can be read are returned, and
+    /// head: those without a usable tensor are returned, and
     /// [`Pretrained::load`] leaves them as they are. `ignored` are tensors that the model does not use. Errors name the
     /// first tensor that is missing, left over, or of another shape or type.
     pub fn check(
@@ -118,8 +117,7 @@ impl Pretrained {
     }
 
     /// Reads what the storage holds of all parameters but those that are `new`, which [`Pretrained::check`] has returned.
-    /// Errors if another parameter has no tensor of its shape and a type that can be read, if a file cannot be read, or
-    /// if the memory of a parameter is in use.
+    /// Errors if another parameter has no usable tensor, if a file cannot be read, or if the memory of a parameter is in use.
     pub fn load(&self, storage: &Storage, new: &[NewParam]) -> Result<()> {
         for param in storage.layout().params() {
             if new.iter().any(|new| new.name == param.name) {
@@ -133,7 +131,7 @@ impl Pretrained {
         Ok(())
     }
 
-    /// Whether two tensors have the same shape and values, whatever their types. `None` if one of them is not there. Errors
+    /// Whether two tensors have the same shape and values, whatever their types; `None` if one is missing. Errors
     /// if their files cannot be read.
     pub fn are_equal(&self, first: &str, second: &str) -> Result<Option<bool>> {
         let (Some(first), Some(second)) = (self.tensors.get(first), self.tensors.get(second))
@@ -217,7 +215,7 @@ impl StoredTensor {
     }
 }
 
-/// Opens a safetensors file. Returns it with its length and its header. A header that the file has no room for, or with more
+/// Opens a safetensors file. Returns it with its length and its header. A header that does not fit into the file, or with more
 /// than `max_bytes`, is [`io::ErrorKind::InvalidData`]; `advice` says what to do about the latter.
 pub(crate) fn open_with_header(
     path: &Path,

@@ -2,10 +2,9 @@
 //!
 //! Tensors are named `model.<parameter or buffer>` and `optimizer.<state>.<parameter>`. They have the shapes
 //! of the layout, without padding, so a file does not depend on the number of ranks. The metadata holds what
-//! the caller adds, and a SHA-256 of this metadata and of all tensors in order of their names.
+//! the caller adds, and a SHA-256 of it and of all tensors in order of their names.
 //!
-//! Input: storage and an optimizer, or a file. Output: a file, or restored storage. This module knows nothing
-//! of ranks or runs.
+//! Input: storage and an optimizer, or a file. Output: a file, or restored storage.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -74,7 +73,6 @@ pub fn write(
     Ok(())
 }
 
-/// One tensor that is being written to a file.
 struct FileTensor {
     dtype: Dtype,
     shape: Vec<usize>,
@@ -101,8 +99,8 @@ pub fn file_dtype(dtype: DType) -> Dtype {
     }
 }
 
-/// The digest of a file. It covers the metadata, except the digest itself, and the tensors, in order of their
-/// names. Each field is preceded by its length, so that the boundary between two fields is unambiguous.
+/// The digest of a file: of the metadata, except the digest itself, and of the tensors, in order of their
+/// names. Each field is preceded by its length, so that boundaries are unambiguous.
 pub(crate) fn digest<'a>(
     metadata: &BTreeMap<String, String>,
     tensors: impl IntoIterator<Item = (&'a str, &'a [u8])>,
@@ -115,12 +113,12 @@ pub(crate) fn digest<'a>(
     file.finish()
 }
 
-/// The digest of a file whose tensors do not lie in memory. It is given what [`write()`] is given, in the same order.
+/// The digest of a file whose tensors do not lie in memory, from what [`write()`] gets, in the same order.
 #[derive(Debug)]
 pub struct StreamedDigest(Sha256);
 
 impl StreamedDigest {
-    /// The digest of a file with this metadata. The digest itself is no part of it.
+    /// The digest of a file with this metadata, but for the digest in it.
     pub fn new(metadata: &BTreeMap<String, String>) -> Self {
         let mut digest = Self(Sha256::new());
         for (key, value) in metadata.iter().filter(|(key, _)| *key != DIGEST_KEY) {
@@ -130,7 +128,7 @@ impl StreamedDigest {
         digest
     }
 
-    /// Begins the next tensor in order of the names. It has so many bytes.
+    /// Begins the next tensor in order of the names.
     pub fn tensor(&mut self, name: &str, num_bytes: usize) {
         self.field(name.as_bytes());
         self.0.update((num_bytes as u64).to_le_bytes());
@@ -171,7 +169,7 @@ pub(crate) fn parse(
 }
 
 /// The bytes of a file that is as long as its header says. Any other is [`io::ErrorKind::InvalidData`], before memory is
-/// taken for it: a file of any length may stand there.
+/// taken for it.
 fn read(path: &Path) -> io::Result<Vec<u8>> {
     let (file, len, header) = open_with_header(path, MAX_HEADER_BYTES, "")?;
     infos(&header, len).map_err(|reason| io::Error::new(io::ErrorKind::InvalidData, reason))?;
@@ -200,8 +198,7 @@ pub struct WeightFile {
 }
 
 impl WeightFile {
-    /// Reads and verifies a file. Errors if the file cannot be read, is not a safetensors file, or does not
-    /// match its own digest.
+    /// Reads and verifies a file. Errors if it cannot be read, is not a safetensors file, or does not match its own digest.
     pub fn open(path: &Path) -> Result<Self> {
         let bytes = read(path).map_err(|error| ModelError::File {
             path: path.into(),
@@ -213,8 +210,7 @@ impl WeightFile {
         Self::from_bytes(path, bytes)
     }
 
-    /// Verifies the contents of a file. Errors if they are not a safetensors file, or do not match their own
-    /// digest. `path` is for error messages.
+    /// Verifies the contents of a file, as [`WeightFile::open`] does. `path` is for error messages.
     pub fn from_bytes(path: &Path, bytes: Vec<u8>) -> Result<Self> {
         let fail = |reason: String| ModelError::File { path: path.into(), reason };
         let corrupt = |e: &dyn std::fmt::Display| fail(format!("is corrupt: {e}"));
@@ -243,8 +239,8 @@ impl WeightFile {
         self.metadata.get(DIGEST_KEY).map_or("", String::as_str)
     }
 
-    /// Checks that the file has exactly the parameters and buffers of `layout`, with their shapes. Optimizer
-    /// state is not checked. The error names the first difference.
+    /// Checks that the file has exactly the parameters and buffers of `layout`, with their shapes. The error names the first
+    /// difference.
     pub fn check_model(&self, layout: &Layout, dtype: DType) -> Result<()> {
         let tensors = self.tensors()?;
         for (kind, name, shape) in layout.tensors() {
@@ -257,8 +253,7 @@ impl WeightFile {
         self.check_names(|name| name.strip_prefix("model.").is_none_or(is_known))
     }
 
-    /// Checks that the file has exactly the parameters, optimizer state and buffers of `layout`, with their
-    /// shapes. The error names the first difference.
+    /// Like [`WeightFile::check_model`], with the optimizer state.
     pub fn check(&self, layout: &Layout, dtype: DType, optimizer: &OptimizerConfig) -> Result<()> {
         self.check_model(layout, dtype)?;
         let tensors = self.tensors()?;
@@ -322,7 +317,7 @@ impl WeightFile {
         Ok(to.as_bytes().overwrite::<u8, _>(|to| to.copy_from_slice(from.data()))?)
     }
 
-    /// Errors if a stored tensor has a different shape or type than that of this model.
+    /// Errors if a stored tensor has another shape or type than that of this model.
     fn compare(&self, what: &str, stored: TensorView, ours: Shape, dtype: DType) -> Result<()> {
         let (shape, theirs) = (stored.shape(), stored.dtype());
         if shape != ours.dims() {
@@ -336,7 +331,7 @@ impl WeightFile {
         Ok(())
     }
 
-    /// Errors if the file has a name that is not known. The error gives the first such name.
+    /// Errors with the first unknown name of the file.
     fn check_names(&self, is_known: impl Fn(&str) -> bool) -> Result<()> {
         let tensors = self.tensors()?;
         let mut names = tensors.names();

@@ -8,11 +8,11 @@
 //! | answer | listens | whether the rank may join |
 //!
 //! A proof is an HMAC under the key of an attempt, over both random numbers, over who sends it, and over all that its sender
-//! says with it. So a proof is of no use in another connection, in the other direction, or in another attempt. The rank
-//! that connects sends nothing but its random number before it has checked the listener's proof: whoever else listens
-//! there learns nothing. The connections to the store and the connections between peers both begin like this.
+//! says with it. So it is of no use in another connection, direction or attempt. The rank
+//! that connects sends nothing but its random number before it has checked the listener's proof, so a stranger who listens
+//! there learns nothing. The connections to the store and between peers both begin like this.
 //!
-//! What follows on the connection is neither encrypted nor authenticated, so this does not protect against somebody who
+//! What follows is neither encrypted nor authenticated, so this does not protect against somebody who
 //! can change what two hosts send each other.
 
 use std::io;
@@ -43,11 +43,10 @@ pub(crate) const HELLO_LIMIT: Duration = Duration::from_secs(2);
 /// How many connections may be about to do so. Further connections are refused at once.
 pub(crate) const MAX_STRANGERS: usize = 128;
 /// How long a rank that connects to the store waits for the challenge before it tries again: a stranger may listen there
-/// until rank 0 comes. Nobody has counted the rank yet.
+/// until rank 0 comes.
 pub(crate) const CHALLENGE_LIMIT: Duration = Duration::from_secs(10);
 
-/// The beginning of a proof. It differs between the two sides, so that neither side's proof can be sent back as the proof of
-/// the other.
+/// The beginning of a proof: another one on each side, so that a proof cannot be sent back.
 const LISTENER: &[u8] = b"paceline: the rank that listens";
 const CONNECTOR: &[u8] = b"paceline: the rank that connects";
 
@@ -74,7 +73,7 @@ pub(crate) struct Who {
     pub(crate) rank: usize,
     /// The number of ranks that it expects.
     pub(crate) world: usize,
-    /// The launcher that has started it, if that is known.
+    /// The launcher that has started it, if known.
     pub(crate) launch: Option<LauncherId>,
 }
 
@@ -103,7 +102,6 @@ impl Refusal {
         Self::NotYet(error.to_string())
     }
 
-    /// The reason in words, for the rank that was refused.
     pub(crate) fn reason(self, Who { rank, world, launch }: Who) -> String {
         match self {
             Self::NotYet(reason) => reason,
@@ -132,9 +130,8 @@ impl Refusal {
 
 /// Says hello, checks that the listener knows the secret, proves that this rank does, and waits for the answer.
 ///
-/// The deadline should be that of the whole rendezvous. The network may delay an answer that welcomes the rank. A
-/// rank that has given up before this answer arrives is refused when it connects again. The challenge must come within
-/// `challenge_limit`.
+/// The deadline should be that of the whole rendezvous: the network may delay an answer that welcomes the rank, and a
+/// rank that has given up before is refused when it connects again. The challenge must come within `challenge_limit`.
 pub(crate) fn say_hello(
     socket: impl AsFd,
     who: Who,
@@ -207,8 +204,7 @@ fn said_by_connector(ahead: u8, Who { rank, world, launch }: Who) -> Vec<u8> {
     said
 }
 
-/// A connection that a listener has accepted, until the other side has proven which rank it is. Reads no more than a hello
-/// and a proof, and never waits.
+/// A connection that a listener has accepted, until the other side has proven which rank it is. Never waits.
 #[derive(Debug)]
 pub(crate) struct Incoming {
     pub(crate) socket: OwnedFd,
@@ -234,8 +230,7 @@ impl Incoming {
     }
 
     /// Reads what has come. Returns the hello once it is proven. Errors if the bytes are not those of a rank of this run, or
-    /// do not come before the deadline. `keys` are those of the listener's attempt and of the attempts after it; `world`
-    /// is the number of ranks.
+    /// come too late. `keys` are those of the listener's attempt and of later ones; `world` is the number of ranks.
     pub(crate) fn advance(&mut self, keys: &[RunKey], world: usize) -> io::Result<Option<Hello>> {
         loop {
             let need = if self.theirs.is_some() { PROOF_MESSAGE_BYTES } else { HELLO_BYTES };
@@ -255,7 +250,7 @@ impl Incoming {
                 Err(Errno::INTR) => continue,
                 Err(error) => return Err(error.into()),
             }
-            // The magic number is checked first, so that a stranger with a shorter message is refused before the deadline.
+            // Checked first, so that a stranger with a shorter message is refused before the deadline.
             let magic = self.len.min(MAGIC.len());
             if self.theirs.is_none() && self.received[..magic] != MAGIC[..magic] {
                 return Err(stranger("it does not send what a rank sends"));

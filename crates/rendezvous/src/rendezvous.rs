@@ -1,6 +1,6 @@
 //! The place where the ranks of a run meet, and the secret by which they recognize each other.
 //!
-//! This file only names places. The code in `store` meets the other ranks there.
+//! This file only names places; `store` meets the other ranks there.
 
 use std::path::PathBuf;
 
@@ -21,8 +21,8 @@ const SECRET_RANDOM_BYTES: usize = 16;
 /// Where ranks meet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum RendezvousPoint {
-    /// At an abstract Unix socket of this host, which has no name in any file system. Rank 0 listens.
-    /// Both sides check that the other process belongs to the same user.
+    /// At an abstract Unix socket of this host, which has no name in any file system. Rank 0 listens, and
+    /// both sides check that the other process belongs to the same user.
     Local {
         /// The socket's name.
         name: String,
@@ -34,8 +34,8 @@ pub enum RendezvousPoint {
         /// Rank 0's port.
         port: u16,
     },
-    /// Through a file in a folder that all ranks see. Rank 0 writes its address and a new secret
-    /// there, and removes the file once all ranks have come.
+    /// Through a file in a folder that all ranks see, to which rank 0 writes its address and a new secret, and
+    /// which it removes once all ranks have come.
     File(PathBuf),
     /// At a store that torchrun's agent serves. No rank listens.
     Agent {
@@ -53,17 +53,17 @@ pub enum RendezvousPoint {
 pub struct Rendezvous {
     /// The place.
     pub point: RendezvousPoint,
-    /// The secret that every rank must know, at most [`MAX_SECRET_BYTES`]. It never leaves the process: ranks prove to each
-    /// other that they know it. A rendezvous through a file makes its own secret and ignores this one. At an agent, rank 0
+    /// The secret that every rank must know, at most [`MAX_SECRET_BYTES`]. It never leaves the process. A rendezvous through a
+    /// file makes its own secret and ignores this one. At an agent, rank 0
     /// stores a secret that all clients of the agent can read, and this one is added to it.
     pub secret: String,
-    /// The launcher that has started this rank, if that is known.
+    /// The launcher that has started this rank, if known.
     pub(crate) launch: Option<LauncherId>,
 }
 
 impl Rendezvous {
     /// The same rendezvous for a rank that the launcher of this name has started, on the host of this number. A host has one
-    /// launcher in a run: the ranks of a second one are turned away.
+    /// launcher in a run: ranks of a second one are turned away.
     pub fn started_by(self, launcher: &str, host: usize) -> Self {
         Self { launch: LauncherId::named(launcher, host), ..self }
     }
@@ -73,9 +73,9 @@ impl Rendezvous {
         Self::at(RendezvousPoint::Local { name: name.into() }, secret.into())
     }
 
-    /// Ranks meet on this host by a port number, as in `MASTER_PORT`. No process listens on the port
-    /// itself: the socket's name is made of the user's number, the port, and a hash of the secret. So runs
-    /// that happen to have the same port do not meet, and nobody who does not know the secret can occupy the
+    /// Ranks meet on this host by a port number, as in `MASTER_PORT`, on which no process listens: the socket's name is made of
+    /// the user's number, the port, and a hash of the secret. So runs
+    /// with the same port do not meet, and nobody who does not know the secret can occupy the
     /// name beforehand.
     pub fn by_port(port: u16, secret: impl Into<String>) -> Self {
         Self::by_job(&port.to_string(), secret)
@@ -112,18 +112,16 @@ impl Rendezvous {
         Self { point, secret, launch: None }
     }
 
-    /// A new secret that cannot be guessed, as hexadecimal text.
-    ///
-    /// Errors if the kernel gives no random numbers. Over TCP the secret is the only check, so there
-    /// is no weaker secret to fall back on.
+    /// A new secret that cannot be guessed, as hexadecimal text. Errors if the kernel gives no random numbers: over TCP the
+    /// secret is the only check.
     pub fn fresh_secret() -> Result<String, RendezvousError> {
         random_bytes::<SECRET_RANDOM_BYTES>().map(|bytes| hex(&bytes))
     }
 
-    /// The secret with which the ranks of a restart meet, made of the secret of the first attempt. Ranks of different
-    /// attempts therefore never meet, not even at the same port.
+    /// The secret with which the ranks of a restart meet, made of the secret of the first attempt, so that ranks of different
+    /// attempts never meet, not even at the same port.
     ///
-    /// Each attempt's secret follows from that of the attempt before. So ranks that wait for others recognize those of
+    /// Each attempt's secret follows from the one before. So ranks that wait for others recognize those of
     /// a later attempt, and stop waiting.
     pub fn secret_of_restart(secret: &str, restart: usize) -> String {
         (0..restart).fold(secret.to_owned(), |secret, _| next_secret(&secret))
@@ -142,8 +140,7 @@ impl Rendezvous {
     }
 }
 
-/// The first 64 bits of the secret's SHA-256, as hexadecimal text. Names of sockets are public (`/proc/net/unix`),
-/// and from the hash nobody learns the secret.
+/// The first 64 bits of the secret's SHA-256, as hexadecimal text: names of sockets are public (`/proc/net/unix`).
 fn hash(secret: &str) -> String {
     hex(&Sha256::digest(secret.as_bytes())[..8])
 }

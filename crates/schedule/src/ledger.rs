@@ -1,8 +1,8 @@
 //! Where the idle time of a measured step comes from.
 //!
-//! The step is rehearsed several times, each time with one thing more of what was measured: with equal stages, with the
-//! stages as they usually are, with the messages, with their order, and with what each action took in this step. What a rank
-//! is idle longer each time is what that thing costs. What the last rehearsal does not explain is the rest; if it is small,
+//! The step is rehearsed several times, each time with one more of the things that were measured: with equal stages, with
+//! stages as they usually are, with the messages, with their order, and with what each action took in this step. The
+//! idle time that each adds is what it costs. What the last rehearsal does not explain is the rest; if it is small,
 //! the parts can be believed.
 //!
 //! Input: a plan, and when each rank did what. Output: idle time by cause.
@@ -26,7 +26,7 @@ pub enum IdleCause {
     Transfer,
     /// A message waits for those before it in its queue.
     HeadOfLine,
-    /// In this step a rank began later, or took longer, than it usually does.
+    /// A rank began later, or took longer, than it usually does.
     LatePeer,
     /// All ranks wait for each other: for the loss, or for the norm of all gradients.
     Barrier,
@@ -67,7 +67,7 @@ pub struct Measured {
     pub start: f64,
     /// When it was done.
     pub end: f64,
-    /// When the message that it needs could be received, and when it had arrived. Nobody reads it for an action without a message.
+    /// When the message that it needs, if any, could be received, and when it had arrived.
     pub message: (f64, f64),
 }
 
@@ -80,7 +80,7 @@ pub struct MeasuredStep {
     pub begin: f64,
     /// Its arithmetic, in the order of its list.
     pub actions: Vec<Measured>,
-    /// How long it waited at the end for all other ranks.
+    /// Its wait at the end for all other ranks.
     pub barrier: f64,
     /// When it was done, the optimizer included.
     pub end: f64,
@@ -96,7 +96,7 @@ pub struct Usual {
 }
 
 impl Usual {
-    /// The usual duration of an action; zero if no action was like it.
+    /// The usual duration of an action; zero if there was none.
     pub fn of(&self, stage: usize, kind: Kind) -> f64 {
         self.actions.get(&(stage, kind)).copied().unwrap_or(0.0)
     }
@@ -107,10 +107,9 @@ impl Usual {
 pub struct RankAccount {
     /// The whole step.
     pub step: f64,
-    /// The time that is not idle: arithmetic, the optimizer, the hand-over of messages, and the synchronization of replicas with its waits.
+    /// Arithmetic, the optimizer, the hand-over of messages, and the synchronization of replicas with its waits.
     pub busy: f64,
-    /// Idle time by cause, in the order of [`IdleCause::ALL`]. It is below zero where a cause takes away more of the idle time of
-    /// others than it adds.
+    /// Idle time by cause, in the order of [`IdleCause::ALL`]. It is below zero where a cause takes away more idle time than it adds.
     pub idle: [f64; 7],
     /// Idle time without a cause.
     pub rest: f64,
@@ -235,8 +234,8 @@ fn median(mut of: Vec<f64>) -> f64 {
     of.get(of.len() / 2).copied().unwrap_or(0.0)
 }
 
-/// Puts the times of all ranks on the clock of the first one. Between two clocks a message one way seems to take as much longer
-/// as one the other way seems to take less. Clocks that are closer than `tolerance` count as one.
+/// Puts the times of all ranks on the clock of the first one: between two clocks, messages seem to take longer one way by
+/// what they take less the other way. Clocks that are closer than `tolerance` count as one.
 pub fn on_one_clock(plan: &Plan, step: &mut [MeasuredStep], tolerance: f64) {
     let ends = ends(plan, step);
     let mut least: HashMap<(usize, usize), f64> = HashMap::new();
@@ -275,7 +274,6 @@ pub fn as_run(plan: &Plan, step: &[MeasuredStep]) -> Timeline {
     Timeline { ranks, makespan: last - first }
 }
 
-/// The arithmetic of a rank, in order.
 fn arithmetic(plan: &Plan, rank: usize) -> impl Iterator<Item = Action> {
     plan.list(rank).iter().flat_map(|entry| entry.actions())
 }
@@ -342,7 +340,7 @@ fn settled<'a>(
     let longest = step.iter().map(|own| own.end - own.begin).fold(0.0, f64::max);
     let barrier = step.iter().map(|own| own.barrier).fold(0.0, f64::max);
     let mut begin = vec![0.0; step.len()];
-    // A wait of all ranks for each other has them begin the next step together.
+    // After a wait for each other, all ranks begin the next step together.
     if barrier < BARRIER * longest {
         for _ in 0..2 {
             let ends = idle(plan, times(begin))?.1;
@@ -357,7 +355,7 @@ fn settled<'a>(
     Ok(idle(plan, times(begin))?.0)
 }
 
-/// The part of a step from which on waiting at its end counts as a barrier between steps.
+/// The part of a step from which waiting at its end counts as a barrier.
 const BARRIER: f64 = 0.01;
 
 /// How long each rank is idle before each action in a rehearsal, and when it is done with the last one.
@@ -374,7 +372,6 @@ fn idle(plan: &Plan, times: RehearsalTimes) -> Result<(Idle, Vec<f64>), PlanErro
     Ok((idle, timeline.ranks.iter().zip(&begin).map(last).collect()))
 }
 
-/// When each action was done.
 fn ends(plan: &Plan, step: &[MeasuredStep]) -> HashMap<Action, f64> {
     let ends = |own: &MeasuredStep| own.actions.iter().map(|of| of.end).collect::<Vec<_>>();
     let of_rank = |(rank, own)| arithmetic(plan, rank).zip(ends(own));
@@ -387,7 +384,7 @@ struct Travelled {
     receive: Action,
     from: usize,
     to: usize,
-    /// When it was there to be sent, when it could be received, and when the rank that waited for it had it.
+    /// When it could be sent, when it could be received, and when the rank that waited for it had it.
     sent: f64,
     posted: f64,
     arrived: f64,
@@ -423,7 +420,7 @@ fn messages(plan: &Plan, step: &[MeasuredStep], ends: &HashMap<Action, f64>) -> 
     messages
 }
 
-/// How long each message travelled, by how it is received: from the moment at which it was sent, could be received, and the
+/// How long each message travelled, by how it is received, once it was sent, could be received, and the
 /// one before it had arrived.
 fn travels(
     plan: &Plan,

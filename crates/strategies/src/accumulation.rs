@@ -1,7 +1,7 @@
 //! The order in which a rank adds up the gradients of its micro-batches.
 //!
-//! Input: the micro-batch whose gradients come next, in whichever order a schedule takes them. Output: the sum over all
-//! micro-batches, in the place of the last one. This file does not know which micro-batch comes when.
+//! Input: the micro-batch whose gradients come next, in any order. Output: the sum over all
+//! micro-batches, in the place of the last one.
 
 use std::ops::Range;
 
@@ -20,10 +20,10 @@ pub enum AccumulationOrder {
     Sequential,
     /// As the balanced binary tree of [`paceline_numeric::tree`], by the number of the micro-batch. Ranks are added up in the
     /// same order. So if the numbers of ranks and of micro-batches are powers of two, the bits of the sum depend only on their
-    /// product. The stages of a pipeline give the same bits too, in whichever order they take the micro-batches.
+    /// product. The stages of a pipeline give the same bits too.
     ///
-    /// The gradients in place are those of one micro-batch. When another micro-batch begins, they are added to the sums beside
-    /// them in the tree, as far as these are complete, and copied. So a step of `m` micro-batches takes `m - 1` additions and
+    /// The gradients in place are those of one micro-batch. When another begins, they are added to the complete sums beside
+    /// them in the tree, and copied. So a step of `m` micro-batches takes `m - 1` additions and
     /// `m - 1` copies of each gradient. Memory: see [`AccumulationOrder::num_partial_sums`].
     Tree,
 }
@@ -33,9 +33,8 @@ impl AccumulationOrder {
     /// other. For the tree, this is the logarithm of `num_micro_batches`, rounded down.
     ///
     /// It is the same in a pipeline, with two exceptions. Micro-batches in the opposite order (`looped_bfs`) can need one copy
-    /// more, unless their number is a power of two. If two stages of a rank share parameters, the gradients of these parameters
-    /// wait for their second stage: one copy for each micro-batch between its two backward passes. The first step allocates what
-    /// its schedule needs.
+    /// more, unless their number is a power of two. If two stages of a rank share parameters, their gradients
+    /// wait for the second stage: one copy for each micro-batch between the two backward passes. The first step allocates them.
     pub fn num_partial_sums(self, num_micro_batches: usize) -> usize {
         match self {
             AccumulationOrder::Sequential => 0,
@@ -72,8 +71,7 @@ struct GradSet {
 }
 
 impl PartialSums {
-    /// The gradients of a rank. `num_visits` says how many times a micro-batch comes to those of a unit. Without it, each
-    /// micro-batch comes to all gradients once.
+    /// The gradients of a rank. A micro-batch comes to those of a unit `num_visits` times, or once by default.
     pub(crate) fn new(layout: &Layout, num_visits: Option<impl Fn(UnitId) -> usize>) -> Self {
         let set = |unit: Option<UnitId>, range: Range<usize>, num_visits| GradSet {
             unit,
@@ -112,8 +110,8 @@ impl PartialSums {
         }
     }
 
-    /// Makes room for the gradients of a micro-batch in some units: puts those aside that are in place. The next use of each
-    /// gradient overwrites it, unless the micro-batch was here before and its gradients are brought back.
+    /// Makes room for the gradients of a micro-batch in some units: puts those aside that are in place. The next use
+    /// overwrites each gradient, unless those of the micro-batch are brought back.
     pub(crate) fn visit(
         &mut self,
         compute: &Compute,
@@ -155,7 +153,6 @@ impl PartialSums {
         Ok(())
     }
 
-    /// Whether nothing has been put aside.
     pub(crate) fn is_empty(&self) -> bool {
         self.sets.iter().all(|set| set.nodes.is_empty())
     }
@@ -175,7 +172,7 @@ impl PartialSums {
 }
 
 impl GradSet {
-    /// Moves the gradients of a micro-batch, which has come so many times, to memory of their own, added to all that is beside
+    /// Moves the gradients of a micro-batch, which has come so many times, to memory of their own, added to all sums beside
     /// them in the tree. Overwrites `grads`.
     fn put_aside(
         &mut self,
@@ -239,8 +236,8 @@ mod tests {
         }
     }
 
-    /// Adds up the gradients of micro-batches that come in the order of `visits`. Each comes `num_visits` times, and brings its
-    /// number and then zeros. Returns the sum, and the number of copies that it took.
+    /// Adds up the gradients of micro-batches in the order of `visits`. Each comes `num_visits` times, and brings its
+    /// number and then zeros. Returns the sum, and the number of copies.
     fn sum(visits: &[usize], num_visits: usize) -> (f32, usize) {
         let compute = Compute::new(1, Allocator::new()).unwrap();
         let mut builder = LayoutBuilder::new();

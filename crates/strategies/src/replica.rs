@@ -1,7 +1,7 @@
 //! A replica: one rank's copy of the model, on which a strategy works.
 //!
-//! Input: what a rank has, made by `setup.rs`. Output: questions about it, and its buffers on all ranks. No step changes a replica,
-//! apart from the contents of its memory. This file knows nothing of how gradients are communicated.
+//! Input: what a rank has, made by `setup.rs`. Output: questions about it, and its buffers on all ranks. A step changes only the
+//! contents of its memory.
 
 use paceline_collectives::{Group, Mesh};
 use paceline_kernels::Compute;
@@ -17,7 +17,7 @@ use crate::{AccumulationOrder, Result, span};
 /// The number of sums that the ranks share in a step: the loss, the correct samples, and the ranks that ask to stop.
 pub(crate) const NUM_SHARED_SUMS: usize = 3;
 
-/// Bytes that a replica takes for these sums, beside what the strategy takes for communication.
+/// Bytes for these sums, in addition to those of the strategy.
 pub const SHARED_SUMS_BYTES: usize = NUM_SHARED_SUMS * size_of::<f64>();
 
 /// One rank's share of a micro-batch.
@@ -34,35 +34,32 @@ pub struct MicroBatch {
 pub struct ReplicaOptions {
     /// Copies rank 0's running statistics to all others before each step.
     pub broadcast_buffers: bool,
-    /// Batch norm computes its statistics over the samples of all ranks. Its sums are blocking operations
-    /// between the operations of the gradients. So ranks that leave out different layers cannot use this option: they
+    /// Batch norm computes its statistics over the samples of all ranks, with blocking operations
+    /// between those of the gradients. So ranks that leave out different layers cannot use this option: they
     /// get an error that names both operations.
     pub sync_batch_norm: bool,
-    /// Allows steps that do not use some parameters. The gradients of these parameters are zero. If this is off, such a
-    /// step is an error.
+    /// Allows steps that do not use some parameters, whose gradients are then zero. Otherwise such a step is an error.
     pub find_unused_parameters: bool,
-    /// Promises that every step leaves out the same parameters as the first step, so that no rank waits for
-    /// their gradients.
+    /// Promises that every step leaves out the same parameters as the first, so that no rank waits for their gradients.
     pub static_graph: bool,
     /// The order in which a rank adds up the gradients of its micro-batches.
     pub accumulation: AccumulationOrder,
     /// Whether gradients are reduced only after the last micro-batch of a step, as in PyTorch's `no_sync`. Otherwise they are
-    /// reduced after each one, and the reduced gradients are added up as a tree, whatever `accumulation` says.
+    /// reduced after each one, and added up as a tree, whatever `accumulation` says.
     pub no_sync: bool,
     /// The element types of parameters, gradients and activations.
     pub precision: Precision,
     /// Launches the passes of a step as one graph of a card, and the optimizer's work as another: see
-    /// [`train_step`](crate::train_step). The gradients of micro-batches have to be added up in place, and a pass must not
-    /// communicate.
+    /// [`train_step`](crate::train_step). Gradients must be added up in place, and a pass must not communicate.
     pub as_graph: bool,
     /// Promises that nothing looks at the gradients between [`train_step`](crate::train_step) and
-    /// [`Strategy::optimizer_step`](crate::Strategy::optimizer_step). Then a strategy may wait for a part of them only before it
-    /// updates the parameters of that part.
+    /// [`Strategy::optimizer_step`](crate::Strategy::optimizer_step). Then a strategy may wait for a part of them just before it
+    /// updates their parameters.
     pub steps_by_bucket: bool,
 }
 
 impl ReplicaOptions {
-    /// The value of [`ReplicaOptions::default`].
+    /// The default.
     pub const DEFAULT: Self = Self {
         broadcast_buffers: false,
         sync_batch_norm: false,
@@ -125,30 +122,30 @@ pub(crate) fn shared_tensor(
 }
 
 impl Replica {
-    /// The layout of the model of all stages. Without a pipeline it is that of this replica.
+    /// The layout of the model of all stages.
     pub fn whole_layout(&self) -> &Layout {
         &self.pipeline.layout
     }
 
-    /// Whether a strategy may leave gradients on their way until the optimizer needs them: the options promise it, and neither
-    /// the sum of tied gradients of a pipeline, nor that of several reductions, nor a graph needs all of them before.
+    /// Whether a strategy may leave gradients on their way until the optimizer needs them: the options promise it, and no
+    /// sum of tied gradients or of several reductions, and no graph, needs all of them before.
     pub(crate) fn steps_by_bucket(&self) -> bool {
         let ReplicaOptions { steps_by_bucket, no_sync, as_graph, .. } = self.options;
         steps_by_bucket && no_sync && !as_graph && !self.is_stage()
     }
 
-    /// Whether this rank has a stage of a pipeline, and other ranks have the others.
+    /// Whether other ranks have other stages of a pipeline.
     pub fn is_stage(&self) -> bool {
         self.pipeline.ranks.is_some()
     }
 
-    /// Whether this rank's copy of a unit counts in norms and checkpoints: of the stages that have a copy, one counts.
+    /// Whether this rank's copy of a unit counts in norms and checkpoints: one of all stages' copies does.
     pub fn counts_unit(&self, unit: UnitId) -> bool {
         self.pipeline.counts_unit(&self.model, unit)
     }
 
-    /// Copies the buffers of rank `root`, the running statistics of batch norm, to all other ranks. A model
-    /// without buffers has nothing to copy and does not communicate.
+    /// Copies the buffers of rank `root`, the running statistics of batch norm, to all other ranks. Does not communicate if
+    /// there are no buffers.
     pub fn broadcast_buffers(&self, root: usize, track: &mut SpanTrack) -> Result<()> {
         let buffers = self.storage.buffers();
         if buffers.num_elems() > 0 && self.group.world_size() > 1 {

@@ -5,11 +5,11 @@
 //!
 //! 1. *The optimizer's state.* The gradients of a unit are reduce-scattered when they are final, while the backward pass goes on. Each
 //!    rank then updates its shards of the parameters, for which alone it has optimizer state. Each unit's parameters are
-//!    all-gathered after the optimizer, and the next forward pass waits for each unit when it needs it.
-//! 2. *The gradients too.* The backward pass writes the gradients of a unit to memory that units share. They leave it when they are
+//!    all-gathered after the optimizer, and the next forward pass waits for them when it needs them.
+//! 2. *The gradients too.* The backward pass writes the gradients of a unit to memory that units share, until they are
 //!    reduced to the shards of their owners. With several micro-batches per step see [`ShardAccumulation`](crate::ShardAccumulation).
 //! 3. *The parameters too.* A unit is gathered before its forward pass and before its backward pass, into memory that units share, and
-//!    its place is free again afterward. While one unit is in use, the next ones are gathered. The last units of the forward pass
+//!    freed afterward. While one unit is in use, the next ones are gathered. The last units of the forward pass
 //!    may stay until their backward pass.
 //!
 //! | stage | operations per step | bytes | memory for open units |
@@ -18,8 +18,8 @@
 //! | 2 | two per unit | those of `ddp` | the whole gradients of two units that follow each other |
 //! | 3 | three per unit, two for the last units, which stay | half as many again | also the whole parameters of two units, by default |
 //!
-//! Stage 1 is faster than `ddp` where the optimizer takes a large part of the step, since each rank updates a part only. Stage 3 is the
-//! choice for models that do not fit otherwise.
+//! Stage 1 is faster than `ddp` where the optimizer takes a large part of the step. Stage 3 is
+//! for models that do not fit otherwise.
 
 use paceline_collectives::{Mesh, MeshShape};
 use paceline_kernels::Compute;
@@ -33,7 +33,7 @@ use crate::sharding::{ShardOptions, ZeroStage, forward_order, units_of};
 use crate::strategy::allocate;
 use crate::{Exactness, Footprint, Replica, Result, StepContext, Strategy, span};
 
-/// Divides the optimizer's state, gradients and parameters evenly among the ranks, as far as its stage says.
+/// Divides the optimizer's state, gradients and parameters evenly among the ranks, by its stage.
 #[derive(Debug)]
 pub struct Sharded {
     stage: ZeroStage,
@@ -64,7 +64,7 @@ impl Sharded {
         self.units.as_mut().expect("a replica prepares its strategy before it trains")
     }
 
-    /// Where gathered units lie: each apart from those that are gathered ahead of it, or while it is in use.
+    /// Where gathered units lie: each apart from those that are gathered ahead of it.
     fn plan_values(&self, model: &Model) -> UnitArena {
         let layout = &model.layout;
         let mut in_use = forward_order(model);
@@ -81,7 +81,7 @@ impl Sharded {
         UnitArena::plan(layout, &sequence, &roots, self.options.prefetch, kept)
     }
 
-    /// Waits for the values of a unit. Before that, starts to gather it and the units that follow, if they are not there.
+    /// Waits for the values of a unit. Before that, starts to gather it and the units that follow.
     fn open(&mut self, cx: &mut StepContext, unit: UnitId, is_backward: bool) -> Result<Held> {
         let prefetch = self.options.prefetch;
         let ShardedUnits { gathers, uses, next, num_forward, .. } = self.units();
@@ -228,7 +228,7 @@ impl Strategy for Sharded {
         self.units().reductions.finish(cx)
     }
 
-    /// Updates the shards. Then starts to gather what the owners have updated: all units, or the first ones of the next step.
+    /// Updates the shards. Then starts to gather the updates of the owners: all units, or the first ones of the next step.
     fn optimizer_step(&mut self, cx: &mut StepContext, optimizer: &mut Optimizer) -> Result<()> {
         let Replica { compute, storage, .. } = cx.replica;
         let (holds_all, prefetch) = (self.stage < ZeroStage::Three, self.options.prefetch);

@@ -1,6 +1,6 @@
 //! The state of a rank's training, and the context that the methods of a strategy get.
 //!
-//! Input: a replica, which no step changes. Output: all that a step does change apart from the memory of the model. This file knows
+//! Input: a replica, which no step changes. Output: all else that a step changes. This file knows
 //! nothing of strategies.
 
 use std::collections::HashMap;
@@ -23,12 +23,12 @@ use crate::{Replica, Result};
 /// The state of a rank's training: what the steps change, and what the caller says about the next one.
 #[derive(Debug)]
 pub struct StepState {
-    /// Whether this rank asks all ranks to stop after the next step. The ranks learn of it with the loss, so all of them
+    /// Whether this rank asks all ranks to stop after the next step. They learn of it with the loss, so all
     /// stop after the same step.
     pub asks_to_stop: bool,
-    /// The factor of the loss in the next step, the same on all ranks. Gradients have it too, and their readers divide
-    /// by it: [`clip_factor`](crate::clip_factor), and the optimizer by
-    /// [`Optimizer::set_grad_factor`](paceline_model::Optimizer::set_grad_factor). 1 by default.
+    /// The factor of the loss in the next step, the same on all ranks. Gradients have it too, and
+    /// [`clip_factor`](crate::clip_factor) and the optimizer
+    /// ([`Optimizer::set_grad_factor`](paceline_model::Optimizer::set_grad_factor)) divide by it. 1 by default.
     pub loss_scale: f64,
     /// Whether the ranks synchronize in the next step. If not, the strategy gets no gradients, and the loss is not shared. True by
     /// default; see [`SyncBlocks`](crate::SyncBlocks).
@@ -50,10 +50,9 @@ pub struct StepState {
 pub(crate) struct LossSums {
     /// The objective's sums over this rank's shares: f64 (3).
     pub(crate) own: Tensor,
-    /// Memory of the host for the sums of all ranks: the losses, the correct samples, and the ranks that ask to stop: f64 (3). Each
-    /// rank knows the number of samples already.
+    /// Memory of the host for the sums of all ranks: the losses, the correct samples, and the ranks that ask to stop: f64 (3).
     pub(crate) on_host: Tensor,
-    /// Destination of these sums: the same memory, or that of the device, so that no pass waits for the host to read them.
+    /// Destination of these sums: the same memory, or the device's, so that no pass waits for the host to read them.
     pub(crate) of_all: Tensor,
 }
 
@@ -62,8 +61,7 @@ pub(crate) struct LossSums {
 pub(crate) struct UnusedParams {
     /// The step wrote nothing to their gradients.
     pub(crate) unused: Vec<ParamId>,
-    /// The step wrote a part of their gradients: not all layers that hold them were used, or not in the last
-    /// micro-batch.
+    /// The step wrote a part of their gradients: not all layers that hold them were used, or not in the last micro-batch.
     pub(crate) unfinished: Vec<ParamId>,
 }
 
@@ -74,7 +72,7 @@ pub struct ActionTimes {
     pub action: Action,
     /// Arithmetic: when it ran. A message: when it was handed to its queue.
     pub span: Span,
-    /// Since when the rank had nothing else to do, and the message for which it waited, if the arithmetic needs one.
+    /// Since when the rank had nothing else to do, and the message for which it waited, if any.
     pub awaited: Option<(u64, OpTimes)>,
 }
 
@@ -85,7 +83,7 @@ pub(crate) struct ExecutorState {
     plan: Option<Arc<Plan>>,
     /// The actions of the last step, in order.
     pub(crate) actions: Vec<ActionTimes>,
-    /// Messages that may still travel, with their tensors. A sender need not wait for the receiver: its optimizer is next.
+    /// Messages that may still travel, with their tensors. A sender need not wait for the receiver.
     pub(crate) sending: Vec<(Work, Tensor)>,
     /// The inputs of the stages, by the extents of a batch.
     inputs: HashMap<Vec<usize>, Arc<[(Shape, DType)]>>,
@@ -173,7 +171,6 @@ impl StepContext<'_> {
         }
     }
 
-    /// The actions of a step of this many micro-batches.
     pub(crate) fn plan(&mut self, micro_batches: usize) -> Result<Arc<Plan>> {
         let known = self.state.executor.plan.as_ref();
         if let Some(plan) = known.filter(|plan| plan.shape().micro_batches == micro_batches) {
@@ -196,9 +193,8 @@ impl StepContext<'_> {
         })
     }
 
-    /// Gives all ranks the same buffers. Unless the statistics are synchronized, each rank's buffers follow
-    /// its own samples. But an evaluation and a checkpoint need the same buffers on every rank. All ranks take the
-    /// buffers of the rank that has trained on the most samples (the lowest such rank).
+    /// Gives all ranks the buffers of the rank that has trained on the most samples (the lowest such rank), for an evaluation or
+    /// a checkpoint. Unless the statistics are synchronized, each rank's buffers follow its own samples.
     pub fn sync_buffers(&mut self) -> Result<()> {
         let Replica { group, storage, .. } = self.replica;
         if storage.buffers().num_elems() == 0 || group.world_size() == 1 {

@@ -1,7 +1,7 @@
 //! The training step that all strategies share: it runs passes over blocks, and calls the strategy at the right moments.
 //!
 //! Input: a strategy, a replica with its state, and micro-batches. Output: the loss, and gradients that the strategy has
-//! synchronized. A plan has the order of the passes. This file knows nothing of how gradients are communicated.
+//! synchronized. A plan has the order of the passes.
 
 mod passes;
 
@@ -24,39 +24,38 @@ pub struct StepLoss {
     pub loss: f64,
     /// Samples or tokens that were predicted correctly, on all ranks together.
     pub correct: f64,
-    /// The number that the mean is taken over, on all ranks together: that of samples or of tokens, as the objective says.
+    /// The samples or tokens of all ranks, by the objective, over which the mean is taken.
     pub count: usize,
     /// Samples of all ranks together.
     pub samples: usize,
-    /// Tokens of this rank's samples; zero if the inputs are no tokens. All stages of a pipeline have the same samples, and only
-    /// the last stage counts them, so that the sum over all ranks has each token once.
+    /// Tokens of this rank's samples; zero if the inputs are no tokens. Only the last stage of a pipeline counts them, so that
+    /// the sum over all ranks has each token once.
     pub own_tokens: usize,
-    /// Whether loss, correct, count and samples are those of all ranks. If not, they are only this rank's.
+    /// Whether loss, correct, count and samples are those of all ranks, not only this rank's.
     pub is_shared: bool,
     /// Sum of the losses of this rank's samples.
     pub local_sum: f64,
-    /// Whether any rank has asked to stop after this step; see [`StepState::asks_to_stop`]. If the loss is not shared, this
-    /// is only about this rank.
+    /// Whether any rank, or only this one if the loss is not shared, has asked to stop after this step; see
+    /// [`StepState::asks_to_stop`].
     pub stops: bool,
 }
 
 /// Computes the gradients of a batch, given as this rank's shares of its micro-batches, and synchronizes
-/// them after the last micro-batch. The earlier micro-batches correspond to PyTorch's `no_sync`: their
-/// gradients are added up on this rank, in the order of [`ReplicaOptions`](crate::ReplicaOptions). Without that option the
+/// them after the last micro-batch. As in PyTorch's `no_sync`, the gradients of the others are added up on this rank, in
+/// the order of [`ReplicaOptions`](crate::ReplicaOptions). Without that option the
 /// gradients of each micro-batch are synchronized, and added up afterwards.
 ///
 /// Every sample or token has the same weight, however unevenly the batch is divided: each rank's gradient is
-/// scaled by `world_size / count of all ranks`, so that the mean over the ranks is the mean over the
-/// samples or tokens. The sums of the loss travel while the backward pass runs.
+/// scaled by `world_size / count of all ranks`. The sums of the loss travel while the backward pass runs.
 ///
 /// If the objective does not know the count of all ranks before ([`Objective::count_of_all`](
-/// paceline_model::Objective::count_of_all)), the ranks add up their own: one more all-reduce, of 8 bytes, which travels
-/// while the forward pass runs. In a step whose loss is not shared, a rank then divides by its own count.
+/// paceline_model::Objective::count_of_all)), the ranks add up their own: one more all-reduce, of 8 bytes, during the
+/// forward pass. In a step whose loss is not shared, a rank then divides by its own count.
 ///
 /// With [`ReplicaOptions::as_graph`](crate::ReplicaOptions::as_graph) the passes are one piece of work of a card from the third step
-/// on with micro-batches of the same shapes and the same factor of the loss. Gradients are communicated after it.
+/// with micro-batches of the same shapes and the same factor of the loss. Gradients are communicated after it.
 ///
-/// The optimizer takes over with [`Strategy::optimizer_step`]. After a step that has failed, the next one starts with clean
+/// [`Strategy::optimizer_step`] follows. After a step that has failed, the next one starts with clean
 /// gradients and no communication in flight; running statistics, and what a lossy strategy keeps from step to step, are not taken back.
 pub fn train_step(
     strategy: &mut dyn Strategy,
@@ -95,7 +94,6 @@ fn graph_of_step(
     graphs.of_step(cx.replica, micro_batches, *loss_scale, is_shared)
 }
 
-/// A training step in progress.
 pub(crate) struct TrainStep<'a> {
     /// The hooks of all passes, with the strategy.
     hooks: StepHooks<'a>,
@@ -124,7 +122,7 @@ enum LossOfAll {
 }
 
 impl<'a> TrainStep<'a> {
-    /// Begins a step. From here on it counts as one of the strategy's.
+    /// Begins a step, which counts as one of the strategy's.
     fn open(
         strategy: &'a mut dyn Strategy,
         mut cx: StepContext<'a>,
@@ -163,7 +161,6 @@ impl<'a> TrainStep<'a> {
         })
     }
 
-    /// All passes of the step.
     fn forward_and_backward(&mut self, plan: &Plan) -> Result<Passed> {
         let Replica { pipeline, .. } = self.replica();
         let num_passes = self.micro_batches.len();
@@ -174,7 +171,7 @@ impl<'a> TrainStep<'a> {
         self.units.begin_step(num_passes, reduces_each);
         self.pass(None, |cx| cx.open_roots())?;
         if !pipeline.has_last_stage() {
-            // It takes part in the sum with zeros. If it did so at the end, all ranks would wait for it there.
+            // It takes part in the sum with zeros. At the end, all ranks would wait for it.
             self.send_loss()?;
         }
         executor::run(self, plan)?;
@@ -204,7 +201,7 @@ impl<'a> TrainStep<'a> {
         Ok(passed)
     }
 
-    /// Announces the gradients that have become final in a graph. Then lets the strategy end the synchronization of the gradients,
+    /// Announces the gradients that have become final in a graph. Then ends the synchronization of the gradients,
     /// and adds up those of the micro-batches, if each was synchronized.
     fn combine_gradients(&mut self, deferred: &[ParamId]) -> Result<()> {
         self.send_loss()?;
@@ -258,12 +255,10 @@ impl<'a> TrainStep<'a> {
         })
     }
 
-    /// The replica that the step trains.
     pub(crate) fn replica(&self) -> &'a Replica {
         self.hooks.cx.replica
     }
 
-    /// The context of the strategy.
     pub(crate) fn cx(&mut self) -> &mut StepContext<'a> {
         &mut self.hooks.cx
     }
@@ -284,7 +279,7 @@ impl<'a> TrainStep<'a> {
         if cx.state.synchronizes { strategy.begin_gradients(cx) } else { Ok(()) }
     }
 
-    /// Lets the strategy end the synchronization of the gradients in place.
+    /// Ends the synchronization of the gradients in place.
     fn finish_gradients(&mut self) -> Result<()> {
         let StepHooks { strategy, cx, .. } = &mut self.hooks;
         let start_ns = cx.track.begin(span::GRAD_SYNC);
@@ -296,7 +291,7 @@ impl<'a> TrainStep<'a> {
         Ok(())
     }
 
-    /// The number that the mean loss divides by: the samples or tokens of all ranks in this step.
+    /// The count of [`SampleCount`].
     fn count_of_all(&mut self) -> Result<usize> {
         let count = match &self.count {
             SampleCount::Known(count) => *count,
@@ -310,7 +305,7 @@ impl<'a> TrainStep<'a> {
         Ok(count)
     }
 
-    /// Starts the all-reduce of the sums of the loss, if the loss is shared, unless it has started.
+    /// Starts the all-reduce of the sums of the loss, if it is shared and has not started.
     fn send_loss(&mut self) -> Result<()> {
         if !matches!(self.loss, LossOfAll::Open) {
             return Ok(());

@@ -1,7 +1,7 @@
 //! The interface of a strategy: two choices, each with a default.
 //!
 //! *Placement*: which blocks a rank computes, and which ranges of values, gradients and optimizer state it owns.
-//! *Synchronization*: when and how gradients are combined. A schedule has the order of the passes, and every strategy works with each one.
+//! *Synchronization*: when and how gradients are combined. Every strategy works with every schedule, which has the order of the passes.
 //! The defaults are those of a replica: every rank owns everything, and the micro-batches follow each other.
 //!
 //! Input: a context with the replica, units that are opened and closed, and announcements of final gradients. Output: gradients that are
@@ -25,13 +25,13 @@ pub trait Strategy: Send {
     /// The strategy's name on the command line and in reports.
     fn name(&self) -> &'static str;
 
-    /// The strategy's guarantee about the weights of the replicas, with ranks that form such a mesh: the order of a sum
-    /// over the ranks can depend on its axes.
+    /// The strategy's guarantee about the weights of the replicas, for ranks in such a mesh: the order of a sum can depend on
+    /// its axes.
     fn exactness(&self, mesh: &MeshShape) -> Exactness;
 
     // Placement.
 
-    /// The ranges that rank `rank` of a mesh owns. By default each rank owns everything.
+    /// The ranges that rank `rank` of a mesh owns.
     fn owned(&self, model: &Model, _mesh: &MeshShape, _rank: usize) -> Owned {
         Owned::everything(model)
     }
@@ -48,7 +48,7 @@ pub trait Strategy: Send {
     }
 
     /// Allocates the memory of parameters and gradients, before a replica exists. By default every rank holds
-    /// all parameters and all gradients, and gradients lie where peers can reduce them in place.
+    /// all of both, and gradients lie where peers can reduce them in place.
     fn allocate(
         &mut self,
         model: &Model,
@@ -59,14 +59,13 @@ pub trait Strategy: Send {
         allocate(model, precision, compute, mesh, (Owned::everything(model), [false, true]))
     }
 
-    /// Prepares for training `replica`, for example by planning buckets and allocating memory. Called once,
-    /// before the first step.
+    /// Prepares for training `replica`, for example by planning buckets and allocating memory. Called once.
     fn prepare(&mut self, _replica: &Replica) -> Result<()> {
         Ok(())
     }
 
-    /// Opens a unit before its forward pass, in training and in evaluation: returns where its values are. By default the
-    /// values are in the replica's storage. A root unit is opened once per step, by [`Strategy::pre_backward`].
+    /// Opens a unit before its forward pass, in training and in evaluation: returns where its values are. Root units are opened
+    /// once per step, by [`Strategy::pre_backward`].
     fn pre_forward(&mut self, cx: &mut StepContext, _: UnitId) -> Result<View> {
         Ok(View::whole(&cx.replica.storage))
     }
@@ -76,9 +75,8 @@ pub trait Strategy: Send {
         Ok(())
     }
 
-    /// Opens a unit before its backward pass: returns where its values are and where its gradients go. The input half of a
-    /// backward pass writes no gradients of parameters: then `writes_grads` is false. By default both are in the replica's
-    /// storage.
+    /// Opens a unit before its backward pass: returns where its values are and where its gradients go. `writes_grads` is false
+    /// for the input half of a backward pass, which writes no gradients of parameters.
     fn pre_backward(
         &mut self,
         cx: &mut StepContext,
@@ -88,14 +86,14 @@ pub trait Strategy: Send {
         Ok(View::whole(&cx.replica.storage))
     }
 
-    /// Closes a unit after its backward pass, or after the input half, or, if it is a root unit, at the end of the step's
+    /// Closes a unit after its backward pass or its input half, or, if it is a root unit, at the end of the step's
     /// passes. Its view is no longer used.
     fn post_backward(&mut self, _: &mut StepContext, _: UnitId, _writes_grads: bool) -> Result<()> {
         Ok(())
     }
 
-    /// The norm of all gradients of the last step together, the same on every rank. By default over the axis `shard`, or over all
-    /// ranks if the mesh has no such axis; a strategy that divides gradients otherwise overrides this.
+    /// The norm of all gradients of the last step, the same on every rank. By default over the axis `shard`, or over all
+    /// ranks if there is no such axis; a strategy that divides gradients otherwise overrides this.
     fn grad_norm(&mut self, cx: &mut StepContext) -> Result<f64> {
         let Replica { mesh, group, .. } = cx.replica;
         grad_norm::over(mesh.group(Axis::Shard).unwrap_or(group), cx.replica)
@@ -107,14 +105,13 @@ pub trait Strategy: Send {
         Ok(cx.track.record(span::OPTIMIZER, || optimizer.step(compute, storage))?)
     }
 
-    /// Brings the values of a unit together, outside of any pass. They are no longer needed at the next call. Every rank
-    /// calls this. By default they are in the replica's storage.
+    /// Brings the values of a unit together, outside of any pass, until the next call. Every rank calls this.
     fn gather_unit(&mut self, cx: &mut StepContext, _: UnitId) -> Result<Held> {
         Ok(cx.replica.storage.values().clone())
     }
 
-    /// The digest of all parameters, the same on every rank if the strategy keeps them equal. See
-    /// [`Storage::digest`]. The replicas have been synchronized. Every rank calls this.
+    /// The digest of all parameters ([`Storage::digest`]), the same on every rank if the strategy keeps them equal. The
+    /// replicas have been synchronized. Every rank calls this.
     fn digest(&mut self, cx: &mut StepContext) -> Result<String> {
         let Replica { model, pipeline, compute, options, .. } = cx.replica;
         let mut digest = WeightsDigest::default();
@@ -136,8 +133,7 @@ pub trait Strategy: Send {
         Ok(digest.finish())
     }
 
-    /// Tensors that the strategy itself keeps from step to step on this rank, by name, apart from parameters and
-    /// optimizer state. There are no such tensors by default.
+    /// Tensors that the strategy itself keeps from step to step on this rank, by name.
     fn state(&self) -> Vec<(String, Tensor)> {
         Vec::new()
     }
@@ -145,41 +141,39 @@ pub trait Strategy: Send {
     // Synchronization.
 
     /// Whether the loss of the next step is summed over the ranks. If not, each rank knows only its own loss,
-    /// and neither running statistics nor batch statistics are shared in that step, whatever the options of
-    /// the replica.
+    /// and shares neither running statistics nor batch statistics in that step, whatever the replica's options.
     fn shares_loss(&self) -> bool {
         true
     }
 
     /// Whether gradients are reduced in every backward pass of a step, and not only in the last one. Then the gradients of a
     /// unit start again in each pass ([`View::new`]), and the strategy adds up what it has reduced. Gradients of root
-    /// units, which stay open for the whole step, are still reduced once.
+    /// units are still reduced once.
     fn reduces_every_pass(&self) -> bool {
         false
     }
 
     /// Whether opening and closing units neither communicates nor waits, so that the passes of a step can be launched as a graph
     /// ([`ReplicaOptions::as_graph`](crate::ReplicaOptions::as_graph)). Then this rank's gradients are announced after the passes,
-    /// and not while they run, and the strategy's own work before a pass of a unit is not repeated. True by default, unless
-    /// gradients are reduced in every pass.
+    /// and the strategy's own work before a pass of a unit is not repeated.
     fn passes_are_local(&self) -> bool {
         !self.reduces_every_pass()
     }
 
-    /// The most micro-batches that a step may have, if there is a limit.
+    /// The most micro-batches of a step, if there is a limit.
     fn max_micro_batches(&self) -> Option<usize> {
         None
     }
 
-    /// Called before the first gradient is announced, at the beginning of a step; again between two micro-batches, if each is
+    /// Called at the beginning of a step, before the first gradient is announced; again between two micro-batches, if each is
     /// reduced. Forgets all that an earlier step has left, which may have failed.
     fn begin_gradients(&mut self, _: &mut StepContext) -> Result<()> {
         Ok(())
     }
 
     /// Called when this rank's gradient of `id` is final: during the last backward pass of a step, or right
-    /// after it for parameters that the step left out. Called once per step for each trained parameter of the blocks
-    /// that the rank computes; with [`Strategy::reduces_every_pass`], once per backward pass.
+    /// after it for parameters that the step left out. Called once per step for each trained parameter of the rank's blocks;
+    /// with [`Strategy::reduces_every_pass`], once per backward pass.
     fn gradient_ready(&mut self, _: &mut StepContext, _id: ParamId) -> Result<()> {
         Ok(())
     }
@@ -189,7 +183,7 @@ pub trait Strategy: Send {
     /// their way to [`Strategy::optimizer_step`]. Must record the time for which it blocks as [`span::EXPOSED`].
     fn finish_gradients(&mut self, cx: &mut StepContext) -> Result<()>;
 
-    /// Makes the replicas equal if the strategy does not keep them equal after every step. Called before a
+    /// Makes the replicas equal if the strategy does not keep them equal after every step, before a
     /// checkpoint, an evaluation and the end of training. By default all ranks take the same running
     /// statistics.
     fn sync_replicas(&mut self, cx: &mut StepContext) -> Result<()> {
@@ -197,8 +191,8 @@ pub trait Strategy: Send {
     }
 }
 
-/// The memory of the values and gradients in `held`. Of each, `in_place` says whether peers can read and write there. Ranks that
-/// hold parts of different sizes cannot share them: memory that ranks share has one size.
+/// The memory of the values and gradients in `held`. For each, `in_place` says whether peers can read and write there. Ranks that
+/// hold parts of different sizes cannot share them.
 pub(crate) fn allocate(
     model: &Model,
     precision: Precision,

@@ -1,8 +1,8 @@
 //! The recorder of one rank: events of several threads, in buffers of fixed size.
 //!
 //! Each source of events (a thread, the allocator, the group) has a track. To record an event, a thread
-//! reserves a slot of the track with one atomic addition and fills the slot once. This takes no lock and no
-//! allocation, and threads may share a track. Events that do not fit are counted. While the recorder is off,
+//! reserves a slot of the track with one atomic addition and fills it once, without a lock or an
+//! allocation. Threads may share a track. Events that do not fit are counted. While the recorder is off,
 //! an event costs one atomic load. The module `kineto` of `paceline-analysis` writes the events to a trace
 //! file.
 
@@ -11,7 +11,7 @@ use std::sync::{Arc, OnceLock};
 
 use crate::{Span, now_ns};
 
-/// Sizes of up to three tensors with up to four dimensions each. If there are more, the first ones are kept.
+/// Sizes of the first three tensors, with up to four dimensions each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Shapes {
     dims: [[u32; Self::DIMS]; Self::TENSORS],
@@ -115,7 +115,7 @@ pub enum Event {
     Kernel {
         /// The kernel's name.
         name: &'static str,
-        /// When the host put it into its stream. It takes no time where the host itself computes.
+        /// When the host put it into its stream, in no time where the host itself computes.
         launched: Span,
         /// When it ran.
         span: Span,
@@ -223,8 +223,7 @@ impl Track {
         result
     }
 
-    /// The recorded events, in the order in which their slots were reserved. An event that another thread is
-    /// still writing is left out.
+    /// The recorded events, in the order in which their slots were reserved, without those that are still being written.
     pub fn events(&self) -> impl Iterator<Item = &Event> {
         let taken = self.taken.load(Ordering::Relaxed).min(self.events.len());
         self.events[..taken].iter().filter_map(OnceLock::get)
@@ -236,7 +235,7 @@ impl Track {
     }
 }
 
-/// The tracks of one rank, which are switched on and off together.
+/// The tracks of one rank, switched on and off together.
 #[derive(Debug, Default)]
 pub struct Recorder {
     is_on: Arc<AtomicBool>,
@@ -249,8 +248,7 @@ impl Recorder {
         Self::default()
     }
 
-    /// Adds a track with room for `capacity` events. All of its memory is written here, so that recording
-    /// causes no page faults.
+    /// Adds a track with room for `capacity` events. All of its memory is written here, to avoid page faults later.
     pub fn track(&mut self, name: impl Into<String>, capacity: usize) -> Arc<Track> {
         let events = std::iter::repeat_with(OnceLock::new).take(capacity).collect();
         let (name, is_on, taken) = (name.into(), self.is_on.clone(), AtomicUsize::new(0));
@@ -264,7 +262,7 @@ impl Recorder {
         self.is_on.store(is_on, Ordering::Relaxed);
     }
 
-    /// Its tracks, in the order in which they were added.
+    /// Its tracks, in the order of their addition.
     pub fn tracks(&self) -> &[Arc<Track>] {
         &self.tracks
     }

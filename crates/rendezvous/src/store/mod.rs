@@ -1,8 +1,8 @@
 //! A small store of keys and values, through which ranks exchange addresses when they meet.
 //!
-//! Either rank 0 or torchrun's agent hosts the store. Every rank is a client, including rank 0. Opening the
+//! Either rank 0 or torchrun's agent hosts the store. Every rank is a client. Opening the
 //! store is the rendezvous itself: the call returns when all ranks have come. The store knows nothing of
-//! groups, of transports, or of what its keys mean.
+//! groups or transports.
 //!
 //! | rendezvous | how the server is found | who may join |
 //! |---|---|---|
@@ -12,7 +12,7 @@
 //! | agent | torchrun's host and port | anybody who can reach the port |
 //!
 //! At a store of ours, client and server prove to each other that they know the secret and never send it (`hello.rs`).
-//! Somebody else who listens there first learns nothing. Nothing is encrypted, and what follows is not authenticated:
+//! Nothing is encrypted, and what follows is not authenticated:
 //! anybody who can read the network can read keys and values, and anybody who can change what hosts send each other can
 //! change them. PyTorch's store knows no secret: anybody who can reach its port can read and write everything in it.
 
@@ -52,12 +52,11 @@ use crate::{Rendezvous, RendezvousError, RendezvousPoint};
 
 /// A rank's handle on the run's store.
 ///
-/// The calls of one rank take turns: while one thread waits in [`Store::get`], this rank's other threads
-/// wait for it.
+/// The calls of one rank take turns: while one thread waits in [`Store::get`], its other threads wait too.
 ///
 /// Rank 0 answers the other ranks for as long as its process lives, even after its own handle is dropped.
-/// Ranks should pass a barrier before the first of them leaves, so that rank 0's process does not end too
-/// early. A group of `paceline-collectives` does this when it forms.
+/// Ranks should pass a barrier before the first of them leaves, so that this process does not end too
+/// early, as groups of `paceline-collectives` do when they form.
 pub struct Store {
     rank: usize,
     world_size: usize,
@@ -240,8 +239,7 @@ impl Store {
     }
 }
 
-/// The key of ranks that meet at an agent: of the secret in its store, which all its clients can read, and of the user's
-/// own, which is empty if there is none.
+/// The key of ranks that meet at an agent: of the secret in its store, and of the user's own, which may be empty.
 fn agent_key(own: &str, stored: &str) -> RunKey {
     RunKey::of_secret(&format!("{own}/{stored}"))
 }

@@ -1,8 +1,8 @@
-//! The parts that the sharded strategies share: who owns what, and memory for units that are open for the moment.
+//! The parts that the sharded strategies share: who owns what, and memory for open units.
 //!
 //! [`place`] divides a layout among the ranks. [`arena`] puts units into as little memory as possible. [`gathers`] brings
 //! the values of a unit together, and [`reductions`] reduces its gradients to even shards. [`owners`] does both where
-//! ranks own whole parameters. None of these decides when that happens: a strategy does.
+//! ranks own whole parameters. A strategy decides when that happens.
 
 pub(crate) mod arena;
 pub(crate) mod gathers;
@@ -56,13 +56,12 @@ impl Default for ShardOptions {
 }
 
 impl ShardOptions {
-    /// The number of units that a forward pass of a model gathers one after the other: the most that can be gathered
-    /// ahead, or stay gathered.
+    /// The number of units that a forward pass of a model gathers: the most that can be gathered ahead, or stay gathered.
     pub fn num_gathered(model: &Model) -> usize {
         forward_order(model).len()
     }
 
-    /// The same in a stage: the first one holds whole gradients, of any number of micro-batches.
+    /// The same in a stage: the first holds whole gradients, of any number of micro-batches.
     pub(crate) fn of_stage(self, stage: ZeroStage) -> Self {
         match stage {
             ZeroStage::One => Self {
@@ -99,7 +98,7 @@ impl ShardOptions {
         Owned { grads: whole.unwrap_or(owned.grads), ..owned }
     }
 
-    /// The memory of a rank that owns `owned`, with `unsharded` bytes for open units.
+    /// The memory of a rank that owns `owned`, plus `unsharded` bytes for open units.
     pub(crate) fn footprint(
         &self,
         model: &Model,
@@ -147,8 +146,7 @@ impl ShardOptions {
 /// How sharded strategies add up the gradients of several micro-batches.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ShardAccumulation {
-    /// Each rank adds up whole gradients, and reduces them once. The bits are those of replicas, and so is the memory for
-    /// gradients.
+    /// Each rank adds up whole gradients, and reduces them once. Bits and memory for gradients are those of replicas.
     Whole,
     /// Gradients are reduced after each micro-batch, and each rank adds up its shard. This needs less memory, more
     /// communication, and gives other bits: the sum over the ranks comes before the sum over micro-batches.
@@ -180,9 +178,8 @@ impl ShardRanks {
 }
 
 /// Whether sums over the ranks that divide a unit, and then over the ranks that hold the same shard, have the order of the
-/// tree over all ranks. The ranks that divide a unit must be a node of this tree: neighbors, and a power of two of them.
-/// Then dividing by their number is exact too. Any other order would move whole gradients instead of shards over the axis
-/// `dp`.
+/// tree over all ranks. The ranks that divide a unit must be a node of this tree: neighbors, and a power of two of them,
+/// by which division is exact. Any other order would move whole gradients instead of shards over the axis `dp`.
 fn sums_like_one_tree(mesh: &MeshShape) -> bool {
     let shards = mesh.size(Axis::Shard);
     let are_neighbors = mesh.along(Axis::Shard, 0).last() == Some(&(shards - 1));
@@ -190,7 +187,6 @@ fn sums_like_one_tree(mesh: &MeshShape) -> bool {
     is_one_sum || (shards.is_power_of_two() && are_neighbors)
 }
 
-/// The units that `is_meant`, in the order of the layout.
 pub(crate) fn units_of(layout: &Layout, is_meant: impl Fn(&Unit) -> bool) -> Vec<UnitId> {
     let all = (0..).map(UnitId).zip(layout.units());
     all.filter(|(_, unit)| is_meant(unit)).map(|(id, _)| id).collect()
@@ -214,7 +210,7 @@ pub(crate) fn forward_order(model: &Model) -> Vec<UnitId> {
     order
 }
 
-/// The units in the order in which a step needs their values for the first time: root units, which are open for the whole
+/// The units in the order in which a step first needs their values: root units, which are open for the whole
 /// step, then those of the forward pass, then all others.
 pub(crate) fn order_of_need(model: &Model) -> Vec<UnitId> {
     let mut order = units_of(&model.layout, |unit| unit.is_root);
@@ -223,8 +219,8 @@ pub(crate) fn order_of_need(model: &Model) -> Vec<UnitId> {
     order
 }
 
-/// The units in the order in which gradients become final in a backward pass. Units that no block uses come next, and the
-/// root units last, because they are final at the end of the step.
+/// The units in the order in which gradients become final in a backward pass, then units that no block uses, and the
+/// root units last.
 pub(crate) fn backward_order(model: &Model) -> Vec<UnitId> {
     let layout = &model.layout;
     let objective = model.objective.unit().filter(|unit| !layout.unit(*unit).is_root);
@@ -235,8 +231,7 @@ pub(crate) fn backward_order(model: &Model) -> Vec<UnitId> {
     order
 }
 
-/// Where the units of a backward pass lie, if those that are at most `distance` uses apart are open together. Root units, which stay
-/// open, lie apart.
+/// Where the units of a backward pass lie, if those at most `distance` uses apart are open together. Root units lie apart.
 pub(crate) fn plan_backward(model: &Model, only_trained: bool, distance: usize) -> UnitArena {
     let layout = &model.layout;
     let is_meant = |unit: &UnitId| !(only_trained && layout.unit(*unit).is_frozen);

@@ -1,9 +1,9 @@
 //! Reduces the gradients of whole units to even shards, during the backward pass.
 //!
 //! Input: announcements of final gradients. Output: this rank's shard of the mean over the ranks, in the storage of the
-//! replica. A unit is sent when all its gradients are final. Units are sent in one order on all ranks, because all ranks
-//! must call the same operations in the same order: that of the layers, or, if gradients are reduced after each micro-batch, the
-//! order of the rank's list. This file does not know where values lie.
+//! replica. A unit is sent when all its gradients are final. All ranks
+//! must call the same operations in the same order: that of the layers, or, if gradients are reduced after each micro-batch, that
+//! of the rank's list. This file does not know where values lie.
 
 use std::collections::VecDeque;
 
@@ -22,7 +22,7 @@ use crate::{Replica, Result, StepContext, StrategyError, span};
 #[derive(Debug)]
 pub(crate) struct GradArena {
     units: UnitMemory,
-    /// Where a shard goes that is added to that of an earlier pass: each at its place in the arena, divided by the number of
+    /// Where a shard goes that is added to that of an earlier pass: at its place in the arena, divided by the number of
     /// shards. `None` if gradients are reduced once per step.
     shards: Option<Tensor>,
 }
@@ -39,7 +39,6 @@ impl GradArena {
     }
 }
 
-/// The reductions of a step.
 #[derive(Debug)]
 pub(crate) struct Reductions {
     ranks: ShardRanks,
@@ -120,8 +119,8 @@ impl Reductions {
         Self { ranks, arena, order, num_inner, next, units, in_flight, is_beside_gathers }
     }
 
-    /// Whether units are sent when they are closed. Gradients become final at other moments on a rank that leaves out
-    /// layers, but all ranks close their units in the same order, and between the same gathers.
+    /// Whether units are sent when they are closed. Where ranks leave out layers, gradients become final at other moments, but
+    /// all ranks close their units in the same order, and between the same gathers.
     fn sends_at_close(&self, replica: &Replica) -> bool {
         self.is_beside_gathers && replica.options.find_unused_parameters
     }
@@ -152,7 +151,7 @@ impl Reductions {
             // Not-a-number, so that a gradient which no layer writes does not look right.
             memory.fill_bytes(0xFF)?;
         }
-        // Padding is reduced too. A gradient that is announced as zero before its unit is open is not written again.
+        // Padding is reduced too. A gradient that is zero before its unit is open is not written again.
         if replica.options.find_unused_parameters {
             memory.fill_zero()?
         } else {
@@ -162,7 +161,7 @@ impl Reductions {
         Ok(View::new(values, Some(Held::of_unit(layout, unit, &memory)?), true))
     }
 
-    /// The gradient of a parameter is final. Sends all units whose turn it is.
+    /// Sends all units whose turn it is, once the gradient of a parameter is final.
     pub(crate) fn ready(&mut self, replica: &Replica, id: ParamId) -> Result<()> {
         if self.sends_at_close(replica) {
             return Ok(());
@@ -189,7 +188,7 @@ impl Reductions {
         Ok(())
     }
 
-    /// A backward pass closes a unit. Gradients that wait for their turn leave the arena.
+    /// Closes a unit in a backward pass. Gradients that wait for their turn leave the arena.
     pub(crate) fn close(&mut self, replica: &Replica, unit: UnitId) -> Result<()> {
         let layout = &replica.model.layout;
         if self.sends_at_close(replica) && self.arena.is_some() {
@@ -213,13 +212,12 @@ impl Reductions {
         Ok(())
     }
 
-    /// Whether gradients are reduced in every backward pass of a step.
     fn adds_passes(&self) -> bool {
         self.arena.as_ref().is_some_and(|of| of.shards.is_some())
     }
 
-    /// Whether a unit is sent as soon as its gradients are final. The stages of a rank take micro-batches in an order of their
-    /// own. It is the same on all ranks that have these stages, unless layers may be left out.
+    /// Whether a unit is sent as soon as its gradients are final. The order of the micro-batches on the stages of a rank
+    /// is the same on all ranks that have these stages, unless layers may be left out.
     fn sends_at_once(&self, replica: &Replica) -> bool {
         self.adds_passes() && !replica.options.find_unused_parameters
     }
@@ -319,8 +317,8 @@ impl Reductions {
 
     /// Averages the reduced shards over the replicas of each shard, without waiting for other ranks.
     fn average_finished(&mut self, replica: &Replica) -> Result<()> {
-        // With one shard, the replicas may be all ranks, whose group has other operations too. Then no rank may let their order
-        // depend on the time: the reduction is a copy, for which `average` waits.
+        // With one shard, the replicas may be all ranks, whose group has other operations too, and their order must not depend
+        // on the time: the reduction is a copy, for which `average` waits.
         let may_look = self.ranks.shard.world_size() > 1;
         for of in self.in_flight.iter_mut().filter(|of| of.is_partial) {
             // The operations of a group keep their order.
@@ -332,7 +330,7 @@ impl Reductions {
         Ok(())
     }
 
-    /// Waits for the first operation in flight, and adds what it has brought to what is there from earlier passes.
+    /// Waits for the first operation in flight, and adds its result to that of earlier passes.
     fn receive(&mut self, cx: &mut StepContext) -> Result<()> {
         let Some(mut first) = self.in_flight.pop_front() else { return Ok(()) };
         let replica = cx.replica;
