@@ -1,6 +1,7 @@
 //! Measures with messages how far the clocks of the ranks lie apart.
 //!
 //! Input: a group. Output: what each rank has to add to its clock to get the time of rank 0's clock, and its error bound.
+//! This module does not know what the clocks time.
 
 use std::hash::{DefaultHasher, Hash, Hasher};
 

@@ -1,6 +1,6 @@
 //! The context in which an engine carries out one call, and the errors that the call can end with.
 //!
-//! Input: this rank, the call and how long to wait. Output: errors that name the operation.
+//! Input: this rank, the call and how long to wait. Output: errors that name the operation. This module knows no transport.
 
 use std::time::Duration;
 

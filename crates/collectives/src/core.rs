@@ -1,7 +1,7 @@
 //! The state that every rank keeps, over any transport: the sequence number of its operations, their
 //! records, and whether the group is broken.
 //!
-//! Input: calls. Output: the times of each operation, or an error that breaks the group.
+//! Input: calls. Output: the times of each operation, or an error that breaks the group. This module knows no transport.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicU32, Ordering};

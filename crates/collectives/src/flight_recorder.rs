@@ -2,6 +2,7 @@
 //! recent operations, in this group and in related groups.
 //!
 //! Input: calls and records. Output: lines on standard error, and a file of JSON lines.
+//! This module knows nothing of how operations work.
 
 use std::fmt::Write as _;
 use std::fs::File;

@@ -3,6 +3,7 @@
 //!
 //! Input: the environment. Output: a group. Before any connection is made, every rank writes to the store which
 //! transport it was asked for and where it runs, so that all choose the same transport.
+//! This module knows nothing of how transports work.
 
 use paceline_rendezvous::{HostRoute, PeerListener, Placement, Rendezvous, Store};
 use serde::{Deserialize, Serialize};

@@ -1,7 +1,6 @@
 //! Makes batches one after the other, in memory that is reused.
 //!
-//! Input: a data set, a sampler and an allocator. Output: [`Batch`]es in order. This module knows nothing of
-//! threads: the loader decides where it runs.
+//! Input: a data set, a sampler and an allocator. Output: [`Batch`]es in order. This module knows nothing of threads.
 
 use std::any::Any;
 use std::fmt;
@@ -24,7 +23,7 @@ pub struct Batch {
     pub position: Position,
     /// The tensors by name: all fields of the data set in their order, each (local, extents...), where `local` is
     /// this rank's number of samples and may be 0. A ragged field is (local, longest, extents...), padded at the end, where
-    /// `longest` is the largest length of this rank's samples and at least 1. If a field is ragged, the last tensor is
+    /// `longest` is the largest length of this rank's samples and at least 1. Then the last tensor is
     /// `lengths`, i64 (local).
     pub tensors: Vec<(&'static str, Tensor)>,
     /// Samples of all ranks together. The loss must be weighted by this number.
@@ -46,10 +45,9 @@ impl Batch {
 /// A position in the data, between two batches.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Position {
-    /// The epoch, counted from zero, which is also the number of complete epochs.
+    /// The epoch, counted from zero: the number of complete epochs.
     pub epoch: u64,
-    /// The next batch of the epoch, counted from zero, which is also the number of batches of this epoch that
-    /// are complete.
+    /// The next batch of the epoch, counted from zero: the number of complete batches of this epoch.
     pub batch: usize,
 }
 
@@ -58,7 +56,7 @@ pub struct Position {
 pub(crate) struct Producer {
     shares: ShareIter,
     maker: Maker,
-    /// Where a span is recorded for each batch that is made.
+    /// Where a span is recorded for each batch.
     track: Option<Arc<Track>>,
 }
 
@@ -81,7 +79,7 @@ impl Producer {
         Ok(Self { shares, maker: Maker { dataset, allocator, shape, max_rows }, track })
     }
 
-    /// Allocates the memory of `count` batches and returns it, so that the pool has it from now on.
+    /// Allocates the memory of `count` batches and returns it to the pool.
     pub(crate) fn reserve(&self, count: usize) -> Result<(), DataError> {
         (0..count).map(|_| self.maker.tensors()).collect::<Result<Vec<_>, MemoryError>>()?;
         Ok(())
@@ -128,8 +126,7 @@ impl Maker {
         let mut columns = self.columns(&memory, rows)?;
         let mut lengths = Vec::new();
         for (row, &index) in share.indices.iter().enumerate() {
-            // Checked before each sample: reading one may be slow, and the end of a run should not wait
-            // for a whole batch.
+            // Checked before each sample: reading one may be slow, and the end of a run should not wait for a whole batch.
             if stop.load(Ordering::Relaxed) {
                 return Ok(None);
             }
@@ -179,8 +176,8 @@ impl Maker {
         Ok(length)
     }
 
-    /// The tensors of the largest batch. All batches use memory of these sizes, so that the pool can give the same
-    /// blocks to each of them, however many samples it has and however long they are.
+    /// The tensors of the largest batch. All batches use memory of these sizes, so that the pool can reuse the
+    /// blocks.
     fn tensors(&self) -> Result<Vec<Tensor>, MemoryError> {
         let shapes = self.shape.largest(self.max_rows);
         let tensor = |TensorShape { dtype, dims, .. }: TensorShape| {
@@ -205,7 +202,6 @@ impl Maker {
     }
 }
 
-/// The message of a panic.
 pub(crate) fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<&str>().map(|text| (*text).to_owned());
     let text = text.or_else(|| panic.downcast_ref::<String>().cloned());

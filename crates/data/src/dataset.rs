@@ -1,7 +1,6 @@
 //! The trait that every data set implements, including the user's own.
 //!
-//! Input: an epoch and an index. Output: one sample of named fields, written to memory of the
-//! caller. A data set knows
+//! Input: an epoch and an index. Output: one sample of named fields, written to the caller's memory. A data set knows
 //! nothing of batches, ranks or the order in which it is read.
 
 use crate::{Field, Sample};
@@ -14,10 +13,10 @@ pub trait Dataset: Send + Sync {
     fn len(&self) -> usize;
 
     /// The fields of each sample. The first one is `inputs`, which the model takes. Most objectives compare its output with
-    /// the field `targets`. All fields are tensors of the batch, under their names.
+    /// the field `targets`. All are tensors of the batch, under their names.
     fn fields(&self) -> Vec<Field>;
 
-    /// Writes sample `index` of `epoch`. Must write every element of every field, since the memory still holds an
+    /// Writes sample `index` of `epoch`: every element of every field, since the memory still holds an
     /// earlier batch. A data set that is the same in each epoch ignores `epoch`.
     ///
     /// `index` is below [`Dataset::len`]. The same epoch and index must always give the same sample, because each rank
@@ -30,14 +29,14 @@ pub trait Dataset: Send + Sync {
         None
     }
 
-    /// A digest of what the samples are read from, for a data set that comes from files, which may change between two
-    /// runs and differ between two hosts. It does not depend on where the files lie. A run can only be continued with the
-    /// same digest, and all ranks of a run must have the same. The default, `None`, fits samples that are computed.
+    /// A digest of what the samples are read from, for files, which may change between two
+    /// runs and differ between two hosts. It does not depend on where the files lie. All ranks of a run, and of its
+    /// continuation, must have the same. The default, `None`, fits samples that are computed.
     fn digest(&self) -> Option<String> {
         None
     }
 
-    /// The names of the classes, in their order, if the targets are classes that have names.
+    /// The names of the classes in their order, if they have names.
     fn class_names(&self) -> Vec<String> {
         Vec::new()
     }

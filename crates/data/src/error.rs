@@ -155,7 +155,6 @@ impl DataError {
     }
 }
 
-/// The paths in the form that error messages use.
 fn paths(paths: &[PathBuf]) -> String {
     let shown: Vec<String> = paths.iter().map(|path| path.display().to_string()).collect();
     shown.join(" or ")

@@ -1,7 +1,6 @@
 //! The fields of a sample, and the tensors that a batch reads in them.
 //!
-//! Input: what a data set states about its samples. Output: names, element types and shapes. This module knows
-//! nothing of the values.
+//! Input: what a data set states about its samples. Output: names, element types and shapes. This module knows no values.
 
 use paceline_memory::DType;
 
@@ -23,7 +22,7 @@ pub struct Field {
     limit: Option<usize>,
 }
 
-/// The element type of a field, with the value after the end of samples that are shorter than others.
+/// The element type of a field, with the value that pads shorter samples.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) enum Pad {
     F32(f32),
@@ -39,7 +38,7 @@ impl Field {
     pub const LENGTHS: &'static str = "lengths";
 
     /// Real numbers: `[height, width, channels]` for images, `[dim]` for vectors, `[]` for one number. At most three
-    /// extents, because a batch adds one in front.
+    /// extents, because a batch adds one.
     pub fn f32(name: &'static str, extents: impl Into<Vec<usize>>) -> Self {
         let extents = extents.into();
         Self { name, extents, pad: Pad::F32(0.0), is_ragged: false, limit: None }
@@ -67,8 +66,7 @@ impl Field {
         Self { pad: Pad::F32(pad), is_ragged: true, ..Self::f32(name, extents) }
     }
 
-    /// The same field, whose integers must be from 0 to `limit` - 1. The loader checks it. The padding may have any
-    /// value.
+    /// The same field, whose integers must be from 0 to `limit` - 1, which the loader checks. The padding may have any value.
     pub fn below(self, limit: usize) -> Self {
         Self { limit: Some(limit), ..self }
     }
@@ -96,7 +94,7 @@ impl Field {
         self.is_ragged
     }
 
-    /// The number above all integers of the field, if it is stated: the number of classes, or of words.
+    /// The number above all integers of the field, if stated: the number of classes, or of words.
     pub fn limit(&self) -> Option<usize> {
         self.limit
     }
@@ -166,7 +164,7 @@ impl BatchShape {
     }
 
     /// The tensors of a batch of `rows` samples whose longest one has the length `longest`: all fields in their
-    /// order, and then the lengths, if a field is ragged.
+    /// order, then the lengths if a field is ragged.
     pub fn tensors(&self, rows: usize, longest: usize) -> Vec<TensorShape> {
         let tensor = |field: &Field| TensorShape {
             name: field.name,
@@ -178,12 +176,12 @@ impl BatchShape {
         self.fields.iter().map(tensor).chain(lengths).collect()
     }
 
-    /// The tensors of the largest batch of `rows` samples: each sample has the largest length.
+    /// The tensors of a batch of `rows` samples of the largest length.
     pub fn largest(&self, rows: usize) -> Vec<TensorShape> {
         self.tensors(rows, self.max_length().unwrap_or(1))
     }
 
-    /// The tensors of a batch without samples. Their ragged fields have the length 1, so that no other extent is zero.
+    /// The tensors of a batch without samples. Ragged fields have the length 1, so that no other extent is zero.
     pub fn empty(&self) -> Vec<TensorShape> {
         self.tensors(0, 1)
     }

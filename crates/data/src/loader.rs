@@ -1,7 +1,6 @@
 //! The loader: an iterator over batches in order, made ahead of the training loop.
 //!
-//! Input: a data set, a sampler and where to start. Output: [`Batch`]es. A loader knows nothing of how the
-//! batches are used.
+//! Input: a data set, a sampler and where to start. Output: [`Batch`]es. A loader does not know how batches are used.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -35,7 +34,7 @@ pub struct LoaderConfig {
     pub end_epoch: u64,
     /// Whether to read ahead.
     pub prefetch: Prefetch,
-    /// The track on which a span is recorded for each batch that is made.
+    /// Where a span is recorded for each batch.
     pub track: Option<Arc<Track>>,
 }
 
@@ -49,8 +48,8 @@ impl Default for LoaderConfig {
 
 /// An iterator over one rank's batches.
 ///
-/// The iterator ends after an error. The loader allocates its memory once, at construction, and reuses it for
-/// all batches as long as the caller holds one batch at a time. Dropping the loader ends its thread as soon
+/// The iterator ends after an error. The loader allocates its memory at construction, and reuses it as long as the caller
+/// holds one batch at a time. Dropping the loader ends its thread as soon
 /// as the sample that is being read is complete.
 #[derive(Debug)]
 pub struct Loader(BatchSource);
@@ -64,7 +63,7 @@ enum BatchSource {
 }
 
 impl Loader {
-    /// Errors if the sampler is for a different number of samples, if an input has more than three extents,
+    /// Errors if the sampler is for another number of samples, if an input has more than three extents,
     /// if the start lies outside an epoch, or if memory or a thread cannot be allocated.
     pub fn new(
         dataset: Arc<dyn Dataset>,
@@ -81,7 +80,7 @@ impl Loader {
                 BatchSource::Inline(Box::new(producer))
             }
             Prefetch::Background { depth } => {
-                // One batch that the caller holds, `depth` batches that wait, and one that is being made.
+                // One batch that the caller holds, `depth` that wait, and one that is being made.
                 producer.reserve(depth + 2)?;
                 BatchSource::Thread(Prefetcher::start(producer, depth)?)
             }

@@ -2,7 +2,7 @@
 //!
 //! Input: a folder with `x_train.npy` and `y_train.npy` and, to test with, `x_test.npy` and `y_test.npy`. Output: a part of
 //! the data set. The header of a file is a literal of Python; only the form that NumPy writes is read. Objects, which NumPy
-//! stores as pickles that can run code, are refused. This module knows nothing of flags.
+//! stores as pickles that can run code, are refused. This module knows no flags.
 
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -64,7 +64,7 @@ impl NpyFolder {
     }
 
     /// Reads a part. Inputs are real numbers, kept unchanged, or bytes, which become numbers from -1 to 1. Whole numbers as targets
-    /// are classes, from 0 to the largest one to train on; real numbers are values.
+    /// are classes, from 0 to the largest one to train on.
     pub fn load(&self, split: Split) -> Result<Arrays, DataError> {
         let name = if split == Split::Train { "train" } else { "test" };
         let (x, y) = (self.array("x", name)?, self.array("y", name)?);

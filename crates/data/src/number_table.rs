@@ -1,8 +1,8 @@
 //! Tables of numbers with a column of classes, as CSV files.
 //!
-//! Input: a folder with `train.csv` and, to test with, `test.csv`. The first line names the columns. Output: a part of the
+//! Input: a folder with `train.csv` and, to test with, `test.csv`, whose first lines name the columns. Output: a part of the
 //! data set. The mean of each column becomes 0 and its standard deviation 1, both of the file to train on; a column with one
-//! value becomes 0. This module knows nothing of flags.
+//! value becomes 0. This module knows no flags.
 
 use std::collections::BTreeSet;
 use std::io::{self, BufRead, BufReader, Read};
@@ -38,7 +38,7 @@ pub(crate) struct Rows {
     path: PathBuf,
     /// The columns of numbers.
     pub(crate) columns: Vec<String>,
-    /// (rows, columns). A time in seconds since 1970 or a number of many digits is no f32 until it is scaled.
+    /// (rows, columns). A time in seconds since 1970 or a number of many digits is no f32 before scaling.
     pub(crate) values: Vec<f64>,
     pub(crate) labels: Vec<String>,
 }
@@ -55,7 +55,7 @@ impl NumberTable {
     }
 
     /// Reads a part. Inputs have the extents `size`, or are vectors. Classes are the whole numbers from 0 to the largest one, or
-    /// from 1 if 0 does not occur, or the words in the order of the alphabet, of the file to train on.
+    /// from 1 if 0 does not occur, or the words in alphabetical order, of the file to train on.
     pub fn load(&self, split: Split, size: Option<[usize; 3]>) -> Result<Arrays, DataError> {
         let train = self.rows("train.csv")?;
         let classes = ColumnClasses::of(&train)?;
@@ -233,8 +233,8 @@ impl ColumnClasses {
     }
 }
 
-/// The mean and the standard deviation of each column. The latter is infinite, so that all values become 0, if the values of
-/// the column differ by no more than rounding.
+/// The mean and the standard deviation of each column. The latter is infinite, so that all values become 0, if the values
+/// differ by no more than rounding.
 pub(crate) fn scales(rows: &Rows) -> Vec<(f64, f64)> {
     let columns = rows.columns.len();
     let count = rows.labels.len() as f64;
@@ -243,7 +243,7 @@ pub(crate) fn scales(rows: &Rows) -> Vec<(f64, f64)> {
         let (low, high) = &mut ends[at % columns];
         (*low, *high) = (low.min(*value), high.max(*value));
     }
-    // Seen from the middle of a column and in halves of its width, no sum overflows or loses the digits in which rows differ.
+    // Seen from the middle of a column and in halves of its width, no sum overflows or loses digits.
     let middle = |at: usize| ends[at].0.midpoint(ends[at].1);
     let half = |at: usize| ends[at].1 / 2.0 - ends[at].0 / 2.0;
     let mut sums = vec![(0.0, 0.0); columns];
@@ -273,7 +273,7 @@ fn shown(cell: &str) -> String {
     format!("\"{}{more}\"", printable(&start))
 }
 
-/// Contents whose lines have a limit, and whose quotes end on their line. So no cell fills the memory.
+/// Contents whose lines have a limit, and whose quotes end on their line, so that no cell fills the memory.
 struct LimitedLines<R> {
     contents: R,
     line_bytes: usize,

@@ -24,8 +24,7 @@ pub(crate) struct Pixels {
 }
 
 impl Pixels {
-    /// Decodes a file; its contents state its kind. Transparency is left out. The error is the end of a sentence whose subject is
-    /// the file.
+    /// Decodes a file; its contents state its kind. Transparency is left out. The file is the subject of the error's sentence.
     pub(crate) fn decode(file: &[u8]) -> Result<Self, String> {
         match file {
             [0x89, b'P', b'N', b'G', 0x0d, 0x0a, 0x1a, 0x0a, ..] => Self::of_png(file),
@@ -59,7 +58,7 @@ impl Pixels {
     }
 
     fn of_jpeg(file: &[u8]) -> Result<Self, String> {
-        // Of a file with errors it shows what it can. `bounded` says what is too large.
+        // Of a file with errors it shows what it can. `bounded` checks the size.
         let options = DecoderOptions::default()
             .set_strict_mode(false)
             .set_max_width(usize::MAX)
@@ -105,7 +104,7 @@ fn luma(&[red, green, blue]: &[u8; 3]) -> u8 {
     ((2126 * u32::from(red) + 7152 * u32::from(green) + 722 * u32::from(blue)) / 10_000) as u8
 }
 
-/// Scales `from` items of `elems` elements each to `to` items, with a triangle filter, which is as wide as two items of the
+/// Scales `from` items of `elems` elements each to `to` items, with a triangle filter as wide as two items of the
 /// coarser side, so that all items have a part in the result.
 fn scaled<T: Copy + Into<f32>>(values: &[T], from: usize, to: usize, elems: usize) -> Vec<f32> {
     let ratio = from as f32 / to as f32;

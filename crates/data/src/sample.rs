@@ -1,7 +1,7 @@
 //! One sample, as a data set writes it.
 //!
-//! Input: the memory of a batch or of one sample, and a row of it. Output: slices of values, by the name of the
-//! field. This module knows nothing of files or of the order of samples.
+//! Input: the memory of a batch or of one sample, and a row of it. Output: slices of values, by field name.
+//! This module knows no files and no order of samples.
 
 use std::fmt;
 use std::ops::{DerefMut, Range};
@@ -36,8 +36,7 @@ impl<'a> Sample<'a> {
         self.length = Some(length);
     }
 
-    /// The memory of a field of real numbers, row-major. Every element must be written, because the memory still holds an
-    /// earlier batch.
+    /// The memory of a field of real numbers, row-major. Every element must be written over that of an earlier batch.
     pub fn f32(&mut self, name: &str) -> &mut [f32] {
         match self.memory(name) {
             (Values::F32(values), range) => &mut values[range],
@@ -103,8 +102,7 @@ impl FieldMemory {
         length * self.field.elems_per_length()
     }
 
-    /// Checks the integers of a sample. This is done here rather than in a kernel, so that the error can name the
-    /// sample.
+    /// Checks the integers of a sample, here rather than in a kernel, so that the error can name the sample.
     pub(crate) fn check(
         &self,
         row: usize,
@@ -140,7 +138,7 @@ impl FieldMemory {
     }
 }
 
-/// Moves rows that begin every `from` elements to every `to` elements, which are not more, and pads them.
+/// Moves rows that begin every `from` elements to every `to` elements, at most as many, and pads them.
 fn pack<T: Copy>(
     values: &mut [T],
     lengths: &[i64],

@@ -2,6 +2,7 @@
 //!
 //! Input: the number of samples, the size of the global batch and the pair (rank, world). Output: indices.
 //! The ranks do not communicate: each computes the same order from the seed and takes its share.
+//! A sampler knows nothing of the samples themselves.
 
 use std::cmp::Reverse;
 use std::ops::Range;

@@ -1,7 +1,6 @@
 //! Synthetic images: a classification problem that a small network can learn, without any file.
 //!
-//! Input: sizes and a seed. Output: the same images on every machine. This module knows nothing of the
-//! network that will learn from them.
+//! Input: sizes and a seed. Output: the same images on every machine. This module knows no network.
 
 use rand::RngExt;
 
@@ -39,13 +38,12 @@ pub struct SyntheticImagesConfig {
     pub split: Split,
 }
 
-/// Images whose label follows from a hidden linear map: X is random, and the target is computed from
-/// X.w* + noise.
+/// Images whose label follows from a hidden linear map: the target is computed from X.w* + noise.
 ///
 /// w* has one column per class: a smooth pattern of norm 1, the template of the class. An image X is standard
 /// normal noise plus a multiple of the template of a class that is drawn uniformly. Its label is
 /// `argmax_k(X . w*_k + noise_k)`. The templates vary slowly over the image, so that pooling does not erase
-/// them. They are strong enough for a small convolutional network to learn them within a few hundred steps of
+/// them, and are strong enough for a small convolutional network to learn them within a few hundred steps of plain SGD.
 /// plain SGD.
 ///
 /// They are made once and kept as f32, so that reading is a copy; or each is made when it is read, with the same bits.
@@ -75,7 +73,7 @@ impl SyntheticImages {
         Ok(made)
     }
 
-    /// Keeps nothing: makes an image when it is read. Errors if an extent is zero, or if memory does not suffice for an
+    /// Makes each image when it is read. Errors if an extent is zero, or if memory does not suffice for an
     /// image of each class.
     pub fn on_demand(config: SyntheticImagesConfig) -> Result<Self, DataError> {
         let SyntheticImagesConfig { height, width, channels, num_classes, len, .. } = config;
@@ -142,7 +140,7 @@ impl Dataset for SyntheticImages {
 }
 
 /// One pattern per class, each (height, width, channels) and of norm 1: normal values on a coarse grid, with
-/// bilinear interpolation in between. They depend only on the seed and the shape, not on the split.
+/// bilinear interpolation. They depend on the seed and the shape, not on the split.
 fn templates(shape: [usize; 3], num_classes: usize, seed: u64) -> Vec<Vec<f32>> {
     let [height, width, channels] = shape;
     let template = |class| {
@@ -168,8 +166,8 @@ fn templates(shape: [usize; 3], num_classes: usize, seed: u64) -> Vec<Vec<f32>> 
     (0..num_classes as u64).map(template).collect()
 }
 
-/// Where position `at` of `extent` lies on the grid, which spans the whole image: the grid line before the
-/// position (never the last line), and the fraction of the way from there to the next line.
+/// Where position `at` of `extent` lies on the grid: the grid line before it (never the last line), and the fraction of the
+/// way to the next line.
 fn on_grid(at: usize, extent: usize) -> (usize, f32) {
     let position = (at * (GRID - 1)) as f32 / extent.saturating_sub(1).max(1) as f32;
     let line = (position as usize).min(GRID - 2);

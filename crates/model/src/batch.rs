@@ -27,7 +27,7 @@ impl Batch {
         Self::of(vec![(Self::INPUTS, inputs), (Self::TARGETS, targets)])
     }
 
-    /// A batch of these tensors. The first one is what the first block takes. The host cannot look into those of an
+    /// A batch of these tensors, of which the first block takes the first. The host cannot look into those of an
     /// accelerator: all their targets count, and no sample is padded; otherwise use [`Batch::to_device`]. Panics without
     /// tensors.
     pub fn of(tensors: Vec<(&'static str, Tensor)>) -> Self {
@@ -35,8 +35,8 @@ impl Batch {
         Self { tensors, on_host: None }
     }
 
-    /// The batch in the memory of a device, with the events of the copies. `stream` copies after all kernels that the
-    /// device has so far. The tensors of the host stay, so that the host can still read, for example, the number of targets.
+    /// The batch in the memory of a device, with the events of the copies. `stream` copies after all kernels so far. The
+    /// tensors of the host stay, so that the host can still read, for example, the number of targets.
     pub fn to_device(
         self,
         memory: &Allocator,
@@ -57,7 +57,7 @@ impl Batch {
         Ok(Self { tensors, on_host: Some(self.tensors) })
     }
 
-    /// The tensor of this name where the host can read it. `None` in a batch that was made on an accelerator.
+    /// The tensor of this name on the host. `None` in a batch that was made on an accelerator.
     pub fn on_host(&self, name: &str) -> Option<&Tensor> {
         let tensors = self.on_host.as_ref().unwrap_or(&self.tensors);
         let found = tensors.iter().find(|(own, _)| *own == name).map(|(_, tensor)| tensor);

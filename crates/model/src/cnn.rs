@@ -27,10 +27,10 @@ pub struct CnnConfig {
     /// Whether batch normalization follows each convolution.
     pub batch_norm: bool,
     /// Whether there is a second head that the loss does not use, as in a network that is reused for another
-    /// task. The parameters of this head get no gradient.
+    /// task. Its parameters get no gradient.
     pub unused_head: bool,
-    /// How images lie in memory between the convolutions. Inputs are NHWC in any case. The layout changes neither the
-    /// parameters nor a bit of any result.
+    /// How images lie in memory between the convolutions. Inputs are NHWC in any case. The layout changes neither
+    /// parameters nor bits.
     pub layout: ImageLayout,
 }
 
@@ -42,7 +42,7 @@ impl CnnConfig {
     }
 
     /// The same model of operations that are not fused: each convolution, bias, activation, pool and normalization writes its
-    /// result to memory, where the next one reads it.
+    /// result to memory.
     pub fn build_unfused(&self, world_size: usize) -> Result<Model> {
         self.build_of(world_size, false)
     }
@@ -110,8 +110,8 @@ impl CnnConfig {
         (self.layout == ImageLayout::Nchw).then_some(ImageLayout::Nhwc)
     }
 
-    /// The blocks of convolution number `at`, up to its pool, and the elements that they keep between the passes of a sample
-    /// before their output. `sizes` are the height and the width of the image, and the channels before and after.
+    /// The blocks of convolution number `at`, up to its pool, and the elements that they keep of a sample between the passes,
+    /// without their output. `sizes` are the height and the width of the image, and the channels before and after.
     fn convolution(
         &self,
         layout: &mut LayoutBuilder,

@@ -21,7 +21,7 @@ pub enum ModelError {
         /// The longest that the model can take.
         most: usize,
     },
-    /// A layer got a different number of saved tensors, or of parts with such tensors, than it stored.
+    /// A layer got another number of saved tensors, or of parts with such tensors, than it stored.
     #[error("a layer expected {expected} saved tensors, found {found}")]
     Saved {
         /// The number that it stored.
@@ -135,7 +135,6 @@ impl ModelError {
         }
     }
 
-    /// Whether the code of a layer is wrong, or gets tensors for which it was not written.
     fn is_of_layer(&self) -> bool {
         let refused = |error: &KernelError| {
             matches!(error, KernelError::Shape { .. } | KernelError::Geometry { .. })
@@ -147,8 +146,8 @@ impl ModelError {
         }
     }
 
-    /// Names the layer whose pass has failed, if this is about the tensors that it got. The innermost layer counts. `given` is
-    /// the name and the type of the tensor that the layer got.
+    /// Names the layer whose pass has failed, if this is about the tensors that it got: the innermost one. `given` is
+    /// the name and the type of such a tensor.
     pub(crate) fn in_layer(self, layer: &'static str, given: (&'static str, DType)) -> Self {
         match self {
             named @ Self::Layer { .. } => named,

@@ -1,7 +1,7 @@
 //! Objectives: how well a model's output fits a batch.
 //!
 //! Input: the output of the last block, and the batch. Output: sums over the batch, and the gradient of the output. An
-//! objective does not know how many ranks share the batch: sums can be added up, and the caller divides.
+//! objective does not know how many ranks share the batch: the caller adds up sums, and divides.
 
 use paceline_kernels::{Compute, loss};
 use paceline_memory::Tensor;
@@ -9,27 +9,27 @@ use paceline_memory::Tensor;
 use crate::{Batch, Context, ParamId, Result, Saved, UnitId};
 
 /// The last part of a model, which compares its output with the batch. It may own parameters, for example a head that
-/// is fused with the loss. Then it registers them in a unit, and writes and announces their gradients like any layer.
+/// is fused with the loss. Then it registers them in a unit, and writes and announces their gradients like a layer.
 pub trait Objective: Send + Sync {
-    /// The unit of the objective's parameters, if it has any. A pass opens the unit before it computes the objective, and
-    /// closes the unit afterwards.
+    /// The unit of the objective's parameters, if any. A pass opens the unit before it computes the objective, and
+    /// then closes it.
     fn unit(&self) -> Option<UnitId> {
         None
     }
 
-    /// Whether the objective writes gradients of parameters: those of its unit, or a parameter of a root unit. Then the
-    /// backward pass of a micro-batch begins with its loss.
+    /// Whether the objective writes gradients of parameters: those of its unit, or a parameter of a root unit, with which the
+    /// backward pass of a micro-batch begins.
     fn has_parameters(&self) -> bool {
         self.unit().is_some()
     }
 
-    /// The parameter of a root unit that the objective uses, if it uses one. A pipeline keeps a copy of it in its last stage.
+    /// The parameter of a root unit that the objective uses, if any. A pipeline keeps a copy of it in its last stage.
     fn tied(&self) -> Option<ParamId> {
         None
     }
 
-    /// Whether predictions are right or wrong, so that there is an accuracy. If not, the number of correct predictions stays
-    /// zero and nobody reads it. There is no default: a regression must not report an accuracy of zero by being forgotten.
+    /// Whether predictions are right or wrong, so that there is an accuracy. If not, nobody reads the number of correct
+    /// predictions. There is no default: a regression must not report an accuracy of zero by being forgotten.
     fn classifies(&self) -> bool;
 
     /// The number that the mean loss divides by: the samples of the batch by default, or its tokens.
@@ -40,16 +40,15 @@ pub trait Objective: Send + Sync {
     /// Adds to `sums`, f64 (3): the sum of the losses, the number of correct predictions, and [`Objective::count`].
     fn evaluate(&self, cx: &mut Context, output: &Tensor, sums: &Tensor) -> Result<()>;
 
-    /// The number that the mean loss divides by in the shares of all ranks together, if these have `num_samples` samples.
+    /// The number that the mean loss divides by in the shares of all ranks together, which have `num_samples` samples.
     /// `batch` is the share of one of them, which may have no sample. `None` if it does not follow from these: then the
-    /// ranks add up [`Objective::count`] in each step. All ranks must give the same answer about their shares.
+    /// ranks add up [`Objective::count`] in each step. All ranks must give the same answer.
     fn count_of_all(&self, _batch: &Batch, num_samples: usize) -> Option<usize> {
         Some(num_samples)
     }
 
     /// Whether the objective leaves out the targets after the end of a sample
-    /// ([`Batch::LENGTHS`]). If it does not, targets of different lengths are refused, because their padding would be
-    /// trained.
+    /// ([`Batch::LENGTHS`]). If not, targets of different lengths are refused, because padding would be trained.
     fn reads_lengths(&self) -> bool {
         false
     }
@@ -58,7 +57,7 @@ pub trait Objective: Send + Sync {
     /// output.
     ///
     /// The gradients of parameters are written and announced. If [`Objective::has_halves`] and `put_off` is given, they are put
-    /// off: the tensors that [`Objective::backward_weight`] needs for them stay there.
+    /// off, and what [`Objective::backward_weight`] needs stays there.
     fn differentiate(
         &self,
         cx: &mut Context,
@@ -73,7 +72,7 @@ pub trait Objective: Send + Sync {
         false
     }
 
-    /// The gradients that [`Objective::differentiate`] has put off. By default there are none.
+    /// The gradients that [`Objective::differentiate`] has put off.
     fn backward_weight(&self, _cx: &mut Context, _saved: &Saved) -> Result<()> {
         Ok(())
     }

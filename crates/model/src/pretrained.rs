@@ -2,6 +2,7 @@
 //!
 //! Input: a folder, and storage that holds any part of a model. Output: that part, converted to the storage's element
 //! type. Only the headers and the needed bytes are read: a rank that holds a shard reads its shard.
+//! This module knows nothing of ranks.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::File;

@@ -1,9 +1,9 @@
 //! Which gradients a training step has written, and which of them are final.
 //!
 //! A step has one pass per micro-batch, and in each pass every layer that holds a parameter uses it once. The first
-//! use overwrites the gradient, and all other uses add to it. After the last use of the step the gradient is final, in
-//! whichever order the passes come; or after the last use of each pass, if a pass is all that is added up. This file does not
-//! know the values of gradients.
+//! use overwrites the gradient, and all others add to it. After the last use of the step the gradient is final, in
+//! any order of the passes; or after the last use of each pass, if each is reduced.
+//! This file does not know the values of gradients.
 
 use crate::{Layout, ParamId, UnitId};
 
@@ -20,7 +20,7 @@ struct ParamUses {
     num_uses: u32,
     /// Uses that remain before the gradient is final.
     num_left: u32,
-    /// Whether the gradient is final after each pass, and not only after the step.
+    /// Whether the gradient is final after each pass.
     is_of_pass: bool,
     is_root: bool,
     is_written: bool,
@@ -56,7 +56,7 @@ impl GradReadiness {
         }
     }
 
-    /// Says whether the next use of a gradient adds to it or overwrites it, because what was there has been put aside or
+    /// Says whether the next use of a gradient adds to it or overwrites it, after it was put aside or
     /// brought back.
     pub fn set_written(&mut self, id: ParamId, is_written: bool) {
         self.entries[id.0].is_written = is_written;
@@ -77,7 +77,7 @@ impl GradReadiness {
         }
     }
 
-    /// Whether a gradient has been written since the step, or its unit, has started again.
+    /// Whether a gradient has been written since the step, or its unit, started.
     pub fn is_written(&self, id: ParamId) -> bool {
         self.entries[id.0].is_written
     }
@@ -90,8 +90,7 @@ impl GradReadiness {
         Ok(entry.num_left == 0)
     }
 
-    /// The parameters whose gradients should be final at the end of a pass and are not; or, after the last pass, at the end of
-    /// the step.
+    /// The parameters whose gradients should be final at the end of a pass, or of the step after the last pass, and are not.
     pub fn unfinished(&self, is_last: bool) -> impl Iterator<Item = ParamId> {
         let entries = self.entries.iter().enumerate();
         let is_meant = move |entry: &ParamUses| entry.num_left > 0 && (is_last || entry.is_of_pass);

@@ -1,9 +1,9 @@
 //! A training step without arithmetic: what it takes of activations and of scratch memory.
 //!
 //! Input: a model, element types, a compute handle of [`Device::Meta`], and micro-batches of that device. Output: memory by
-//! category after each phase, and its peaks; and the floating-point operations of the forward passes. The passes are
-//! those of a real step, so nothing has to be estimated, and a model may be larger than any memory. This file knows
-//! nothing of ranks, or of what a strategy adds.
+//! category after each phase, its peaks, and the floating-point operations of the forward passes. The passes are
+//! those of a real step, so nothing is estimated, and a model may be larger than any memory. This file knows
+//! nothing of ranks.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -26,8 +26,8 @@ pub struct Rehearsal {
     pub backward: PhaseUsage,
     /// After the norm of the gradients, if they are clipped. The optimizer takes no scratch memory.
     pub step: PhaseUsage,
-    /// The floating-point operations of the products of all forward passes and losses ([`Compute::forward_flops`]). What a
-    /// backward pass computes again is not in it.
+    /// The floating-point operations of the products of all forward passes and losses ([`Compute::forward_flops`]), without
+    /// those that a backward pass repeats.
     pub forward_flops: u64,
     /// Those of the backward passes ([`Compute::backward_flops`]): a frozen layer has no gradient of its weight, and the
     /// first block of a model no gradient of its input.
@@ -38,8 +38,7 @@ pub struct Rehearsal {
 
 impl Rehearsal {
     /// Rehearses a step over these micro-batches, one after the other. `clipped` are the elements of flat storage whose
-    /// norm is taken before the optimizer's step, if gradients are clipped. `syncs_statistics` is
-    /// [`PassHooks::syncs_statistics`].
+    /// norm is taken before the optimizer's step, if any. `syncs_statistics` is [`PassHooks::syncs_statistics`].
     ///
     /// Errors if `compute` is not of [`Device::Meta`].
     pub fn of(
@@ -101,8 +100,7 @@ impl Rehearsal {
         peak(&self.forward).max(peak(&self.backward)).max(peak(&self.step))
     }
 
-    /// The most bytes of activations and scratch memory together. This is less than the sum of both peaks, which come at
-    /// different moments.
+    /// The most bytes of activations and scratch memory together: less than the sum of both peaks.
     pub fn peak_of_step_bytes(&self) -> u64 {
         let constant = |phase: &PhaseUsage| -> u64 {
             let lasting = [Category::Parameters, Category::Gradients, Category::Data];
@@ -115,8 +113,7 @@ impl Rehearsal {
         peak(&self.forward).max(peak(&self.backward)).max(peak(&self.step))
     }
 
-    /// Bytes that the allocator has taken from the system beyond the most that was in use: gaps that are too small for any
-    /// buffer.
+    /// Bytes that the allocator has taken from the system beyond the most that was in use: gaps too small for any buffer.
     pub fn gaps_bytes(&self) -> u64 {
         let phases = [&self.forward, &self.backward, &self.step];
         let most = |of: fn(&PhaseUsage) -> Usage| {
@@ -129,7 +126,7 @@ impl Rehearsal {
 }
 
 /// The shapes and element types of the inputs of the blocks `starts`, in order, in a forward pass of a batch with these extents.
-/// `layout` is that of the whole model. Errors if `compute` is not of [`Device::Meta`].
+/// `layout` is the whole model's. Errors if `compute` is not of [`Device::Meta`].
 pub fn boundaries(
     model: &Model,
     layout: Arc<Layout>,
@@ -175,7 +172,7 @@ const FORWARD: &str = "forward";
 const BACKWARD: &str = "backward";
 const STEP: &str = "step";
 
-/// The sums of one rank are as large as those of all ranks together, so nothing is summed.
+/// Sums nothing: the sums of one rank are as large as those of all ranks.
 struct OneRank {
     syncs_statistics: bool,
 }

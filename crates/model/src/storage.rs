@@ -20,7 +20,7 @@ pub struct Storage {
 
 impl Storage {
     /// Storage with parameters and gradients in the caller's memory, of [`Layout::num_bytes`] bytes in the master type
-    /// and [`Layout::trained_bytes`] bytes in the gradients' type. The contents of that memory are kept. Buffers lie in
+    /// and [`Layout::trained_bytes`] bytes in the gradients' type, whose contents are kept. Buffers lie in
     /// private memory of this process.
     pub fn new(
         layout: Arc<Layout>,
@@ -34,8 +34,8 @@ impl Storage {
         Self::of_ranges(layout, precision, values, grads, allocator)
     }
 
-    /// Like [`Storage::new`], but values and gradients are held only for some ranges of the layout, which follow each other
-    /// in their memory. Errors if the memory is too short for the ranges.
+    /// Like [`Storage::new`], but values and gradients are held only for some ranges of the layout, one after the other.
+    /// Errors if the memory is too short.
     pub fn of_ranges(
         layout: Arc<Layout>,
         precision: impl Into<Precision>,
@@ -69,8 +69,8 @@ impl Storage {
         Self::new(layout, precision, values, grads, allocator)
     }
 
-    /// Sets all values that are held, and every buffer, to their initial values, and gradients and padding to zero. An
-    /// element gets the same initial value whether its neighbors are held or not.
+    /// Sets all values that are held, and every buffer, to their initial values, and gradients and padding to zero. The values
+    /// do not depend on which others are held.
     pub fn initialize(&self, seed: u64) -> Result<()> {
         self.values.tensor().fill_zero()?;
         self.grads.tensor().fill_zero()?;
@@ -146,7 +146,7 @@ impl Storage {
         Ok(all.slice(param.range())?.view(param.shape)?)
     }
 
-    /// The SHA-256 of the parameters, in hexadecimal. Equal weights have equal digests. The digest covers
+    /// The SHA-256 of the parameters, in hexadecimal. It covers
     /// the parameters without padding, little-endian, in order of registration. Buffers are left out, because
     /// ranks may differ in them. Errors if not all parameters are held.
     pub fn digest(&self) -> Result<String> {
@@ -157,8 +157,7 @@ impl Storage {
         Ok(digest.finish())
     }
 
-    /// The name of the first parameter or buffer with a value that is not finite. `None` if all values that are held are
-    /// finite.
+    /// The first parameter or buffer with a value that is not finite, by name. `None` if all values that are held are finite.
     pub fn first_not_finite(&self) -> Result<Option<&str>> {
         for param in self.layout.params() {
             for (_, part) in self.values.within(&param.range())? {
@@ -193,7 +192,7 @@ impl WeightsDigest {
     }
 }
 
-/// Overwrites a tensor of f32 or f64 with these numbers. Further numbers are left.
+/// Overwrites a tensor of f32 or f64 with these numbers.
 fn overwrite(tensor: &Tensor, numbers: impl IntoIterator<Item = f64>) -> Result<()> {
     match tensor.dtype() {
         DType::F64 => tensor.overwrite::<f64, _>(|to| {

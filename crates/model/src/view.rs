@@ -25,8 +25,8 @@ impl View {
         Self { values, grads, starts_over: false }
     }
 
-    /// Values and gradients in any memory that holds the unit. If the gradients start over, that memory holds no gradients of
-    /// an earlier pass, so the first use overwrites it.
+    /// Values and gradients in any memory that holds the unit. If the gradients start over, the first use overwrites those of
+    /// an earlier pass.
     pub fn new(values: Held, grads: Option<Held>, starts_over: bool) -> Self {
         Self { values, grads, starts_over }
     }
@@ -70,8 +70,8 @@ impl OpenUnits {
         self.views[unit.0] = None;
     }
 
-    /// Closes a unit after its backward pass. If the gradients of the unit have started again, this sets the gradients that
-    /// the pass has not written to zero.
+    /// Closes a unit after its backward pass. If its gradients have started again, those that
+    /// the pass has not written are set to zero.
     pub(crate) fn close_backward(&mut self, layout: &Layout, unit: UnitId) -> Result<()> {
         if self.views[unit.0].as_ref().is_some_and(|view| view.starts_over) {
             for (id, param) in layout.trained() {
@@ -84,7 +84,7 @@ impl OpenUnits {
         Ok(())
     }
 
-    /// The values of parameters that lie side by side in one unit, as a flat tensor. Errors if they do not, or if the
+    /// The values of parameters that lie side by side in one unit, as a flat tensor. Errors unless they do, or if the
     /// unit is closed.
     pub(crate) fn values(&self, layout: &Layout, ids: &[ParamId]) -> Result<Tensor> {
         let (range, first) = side_by_side(layout, ids)?;

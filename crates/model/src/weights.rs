@@ -4,7 +4,7 @@
 //! of the layout, without padding, so a file does not depend on the number of ranks. The metadata holds what
 //! the caller adds, and a SHA-256 of it and of all tensors in order of their names.
 //!
-//! Input: storage and an optimizer, or a file. Output: a file, or restored storage.
+//! Input: storage and an optimizer, or a file. Output: a file, or restored storage. This module knows nothing of ranks or runs.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};

@@ -1,6 +1,5 @@
 //! Addresses on this host and on the network: listening at them, and connecting to them.
-//!
-//! This module knows nothing of who connects, or of what is sent on the connection.
+//! This module does not know who connects, or what is sent.
 
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
@@ -14,7 +13,7 @@ use rustix::net::sockopt::{set_socket_keepalive, set_tcp_nodelay};
 use crate::deadline::Deadline;
 use crate::socket::is_same_user;
 
-/// How long to wait for an address that is in use. The run that uses it may be about to end.
+/// How long to wait for an address that is in use, perhaps by a run that is about to end.
 const IN_USE_LIMIT: Duration = Duration::from_secs(3);
 /// How long one attempt to connect may take. Firewalls often drop packets without an answer.
 const CONNECT_LIMIT: Duration = Duration::from_secs(3);
@@ -41,8 +40,8 @@ impl ListenSocket {
         }
     }
 
-    /// Accepts a new connection. Also returns a description of the other end, for messages. The connection is
-    /// `None` if the other process belongs to another user.
+    /// Accepts a new connection, unless the other process belongs to another user. Also returns a description of the other end,
+    /// for messages.
     pub(crate) fn accept(&self) -> io::Result<(Option<OwnedFd>, String)> {
         match self {
             ListenSocket::Unix(listener) => {
@@ -102,8 +101,7 @@ impl SocketAddress {
 fn connect_tcp(address: SocketAddr, deadline: &Deadline) -> io::Result<OwnedFd> {
     let limit = deadline.left().clamp(Duration::from_millis(1), CONNECT_LIMIT);
     let stream = TcpStream::connect_timeout(&address, limit)?;
-    // Within one host, a socket that connects to a port on which nobody listens can end up connected to
-    // itself.
+    // Within one host, a socket that connects to a port on which nobody listens can be connected to itself.
     if stream.local_addr()? == stream.peer_addr()? {
         return Err(io::ErrorKind::ConnectionRefused.into());
     }
@@ -126,8 +124,7 @@ pub(crate) fn listen_locally(name: &str, deadline: &Deadline) -> Result<ListenSo
 }
 
 /// Listens at a TCP port: on the loopback device if `host` is a loopback address, otherwise on all
-/// interfaces. Port 0 takes any free port. Also returns the address by which this host itself reaches
-/// the listener.
+/// interfaces. Port 0 takes any free port. Also returns the address by which this host reaches the listener.
 pub(crate) fn listen_by_tcp(
     host: &str,
     port: u16,
@@ -168,8 +165,7 @@ pub(crate) fn listen_by_tcp(
     Ok((ListenSocket::Tcp(listener), SocketAddr::new(ip, own.port())))
 }
 
-/// Binds. While the address is in use, tries again for a while. `in_use` is the reason in the error if the
-/// address stays in use.
+/// Binds. While the address is in use, tries again for a while, and then errors with `in_use`.
 fn while_in_use<T>(
     bind: impl Fn() -> io::Result<T>,
     deadline: &Deadline,

@@ -150,8 +150,8 @@ fn a_proof_is_of_no_use_in_the_other_direction() {
         let refused = listens.join().unwrap().unwrap_err();
         assert!(refused.contains("proof that it knows the secret is wrong"), "{refused}");
     });
-    // The stranger sends the random number of a rank to a listener as its own, and so passes the listener's proof on. That
-    // is the true listener's proof; but what the rank then proves is of no use in a second connection.
+    // The stranger sends the random number of a rank to a listener as its own, and so passes the listener's true proof on.
+    // But what the rank then proves is of no use in a second connection.
     let (near, far) = (UnixStream::pair().unwrap(), UnixStream::pair().unwrap());
     let (mut to_rank, mut to_listener) = (near.1, far.1);
     std::thread::scope(|scope| {

@@ -2,8 +2,8 @@
 //!
 //! Input: the variables that a launcher has set in the environment, or a rendezvous that the program names.
 //! Output: this process's place among the ranks, a store that all ranks can read and write, and one
-//! authenticated connection to each rank that the caller asks for. This crate does not know what the
-//! connections carry: it knows nothing of operations, groups or tensors.
+//! authenticated connection to each rank that the caller asks for. This crate knows nothing of operations, groups or
+//! tensors.
 //!
 //! | file | purpose |
 //! |---|---|

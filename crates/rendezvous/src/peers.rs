@@ -1,8 +1,8 @@
 //! How ranks connect to each other after the rendezvous: each rank listens, publishes its address,
 //! and accepts the ranks that prove that they have the key of the attempt.
 //!
-//! Input: the addresses of all ranks, exchanged through the store or within an existing group. Output:
-//! sockets. This module knows nothing of what the connections are used for.
+//! Input: the addresses of all ranks, exchanged through the store or within an existing group. Output: sockets.
+//! This module does not know what the connections are used for.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::Duration;
@@ -29,7 +29,7 @@ pub struct PeerAddress {
     local: String,
     /// The rank's host and port.
     pub(crate) tcp: (String, u16),
-    /// A random name. The key for this listener is made of it and of the attempt's key.
+    /// A random name, of which the key for this listener is made, with the attempt's key.
     pub(crate) name: String,
 }
 
@@ -53,8 +53,8 @@ pub enum SocketKind {
 }
 
 impl PeerListener {
-    /// Listens within the host. If `host` is given, also listens on a TCP port of that address. `key` is that of the
-    /// attempt, which the ranks that connect have too.
+    /// Listens within the host and, if `host` is given, on a TCP port of that address. `key` is that of the
+    /// attempt.
     pub fn bind(
         key: &RunKey,
         host: Option<&str>,
@@ -90,9 +90,9 @@ impl PeerListener {
     }
 
     /// Makes `N` connections between `rank` and each of its `peers`: connects to the lower ranks, and accepts connections of
-    /// the higher ranks. Both sides have the `N` connections in the same order. `addresses` has an entry for every rank,
-    /// in rank order, and so has the result. Takes at most `limit`. If some ranks cannot be reached, `farewell` is called
-    /// with the connections to each other rank, to let that rank know which ranks are missing.
+    /// the higher ranks. Both sides have them in the same order. `addresses` and the result have an entry for every rank,
+    /// in rank order. Takes at most `limit`. If some ranks cannot be reached, `farewell` is called
+    /// with the connections to each other rank, to let it know which ranks are missing.
     pub fn connect<const N: usize>(
         &self,
         network: SocketKind,
@@ -114,8 +114,7 @@ impl PeerListener {
             SocketKind::Tcp => self.tcp.as_ref(),
         };
         let mut missed = Vec::new();
-        // A rank that waits for an unreachable peer must still be there for the others, or they would report this rank as
-        // missing.
+        // A rank that waits for an unreachable peer must still be there for the others, which would report it as missing.
         std::thread::scope(|scope| {
             let start = |&peer: &usize| {
                 let deadline = deadline.clone();
@@ -259,7 +258,6 @@ struct Missed {
 }
 
 impl Missed {
-    /// Both together.
     fn and(mut self, other: Self) -> Self {
         self.missing.extend(other.missing);
         self.reason += &format!("; {}: {}", other.place, other.reason);
@@ -267,8 +265,8 @@ impl Missed {
     }
 }
 
-/// Connects to a peer; both prove that they have the key of its listener. The peer began to listen before it published its address, so
-/// this function tries again after a refusal that may be temporary, until the deadline.
+/// Connects to a peer; both prove that they have the key of its listener. The peer listened before it published its address, so
+/// this tries again after a refusal that may be temporary, until the deadline.
 fn connect_to_peer(
     address: &SocketAddress,
     who: Who,
@@ -278,7 +276,7 @@ fn connect_to_peer(
     loop {
         let refused = match address.connect(deadline).map_err(Refusal::not_yet) {
             // Only the peer listens there. If it is stopped or slow, another connection would be no faster, and the peer
-            // would have to turn away each one that this rank has given up.
+            // would have to turn away each abandoned one.
             Ok(socket) => match say_hello(&socket, who, key, MAX_LIMIT, deadline) {
                 Ok(()) => return Ok(socket),
                 Err(refused) => refused,

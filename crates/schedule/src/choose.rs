@@ -75,8 +75,8 @@ impl std::fmt::Debug for CutChoice {
 const MAX_ACTIONS: usize = 1 << 20;
 
 impl CutChoice {
-    /// The shorter step comes first. Steps that differ by less than a thousandth count as equal: then the one that keeps less comes
-    /// first, and of those that keep as much, the one with fewer messages.
+    /// The shorter step comes first. Among steps that differ by less than a thousandth, the one that keeps less comes
+    /// first, and then the one with fewer messages.
     pub fn by_step(&self, other: &Self) -> Ordering {
         if (self.step - other.step).abs() <= 1e-3 * self.step.max(other.step) {
             self.kept.total_cmp(&other.kept).then(self.messages.cmp(&other.messages))
@@ -86,9 +86,8 @@ impl CutChoice {
     }
 }
 
-/// The best cut for a schedule: of all cuts if there are few, and otherwise the one that no single boundary can be moved from
-/// for the better. If a cut is `fixed`, it is the only one. `None` if there are too few blocks, or if each cut keeps more than
-/// `limit`.
+/// The best cut for a schedule: of all cuts if there are few, and otherwise one that moving a single boundary does not
+/// improve. A `fixed` cut is the only one. `None` if there are too few blocks, or if each cut keeps more than `limit`.
 ///
 /// # Errors
 ///
@@ -203,12 +202,12 @@ fn rehearsed(
     Ok(CutChoice { schedule, cut, step, kept, messages })
 }
 
-/// The time from step to step: ranks that are done begin the next one, unless there is a barrier.
+/// The time from step to step, which overlap unless there is a barrier.
 pub(crate) fn step_time(plan: &Plan, costs: &Costs, has_barrier: bool) -> Result<f64, PlanError> {
     let ranks = plan.shape().placement.ranks();
     let mut begin = vec![0.0; ranks];
     let mut last = 0.0;
-    // After some steps each begins as late after the one before as the others do.
+    // After some steps the distance between them is the same.
     for step in 0..3 {
         let timeline = Timeline::beginning_at(plan, costs, begin.clone())?;
         let took = timeline.makespan - last;

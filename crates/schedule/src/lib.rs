@@ -3,7 +3,7 @@
 //! A pipeline divides a model into stages, and a batch into micro-batches. A [`Schedule`] says in which order a rank takes
 //! them. Its lists for all ranks make a [`Plan`], with the messages between the ranks. A plan is checked as a whole before a
 //! rank starts: it is complete, its messages match, and its ranks do not deadlock. A [`Timeline`] rehearses it with
-//! given durations, which shows where ranks are idle. A [`IdleLedger`] says why they were idle in a step that has been measured.
+//! given durations, which shows where ranks are idle. A [`IdleLedger`] says why they were idle in a measured step.
 //!
 //! Input: ranks, micro-batches, durations. Output: lists, and when each action would run. This crate knows nothing of
 //! tensors, layers or transports.
@@ -66,7 +66,7 @@ pub trait Schedule: Send + Sync {
         Placement::line(ranks)
     }
 
-    /// Refuses steps that it does not know, and says which it knows. By default it knows all.
+    /// Refuses steps that it does not know, and says which it knows.
     fn check(&self, _shape: &Shape) -> Result<(), PlanError> {
         Ok(())
     }

@@ -11,7 +11,7 @@ pub struct Shape {
     pub micro_batches: usize,
 }
 
-/// The actions of each rank in a step, messages included. A plan is complete, its messages match, and it comes to its end.
+/// The actions of each rank in a step, messages included. A plan is complete, its messages match, and it ends.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     shape: Shape,
@@ -25,8 +25,7 @@ impl Plan {
     ///
     /// # Errors
     ///
-    /// If the schedule does not know such a step, if the costs are not those of its stages, or if its lists do not fit together:
-    /// see [`Plan::of_lists`].
+    /// If the schedule does not know such a step, if the costs are not those of its stages, or as in [`Plan::of_lists`].
     pub fn new(
         schedule: &dyn Schedule,
         ranks: usize,
@@ -55,7 +54,7 @@ impl Plan {
     ///
     /// # Errors
     ///
-    /// If an action is missing, there twice, or on the wrong rank; if the messages of two ranks come in another order than
+    /// If an action is missing, there twice, or on the wrong rank; if messages of two ranks are not sent in the order in which
     /// they are awaited; if ranks deadlock.
     pub fn of_lists(shape: Shape, lists: Vec<Vec<Entry>>) -> Result<Self, PlanError> {
         check_complete(&shape, &lists)?;
@@ -81,14 +80,14 @@ impl Plan {
         &self.actions[rank]
     }
 
-    /// The most micro-batches that are between their forward pass and the end of their backward pass on a rank at once.
+    /// The most micro-batches on a rank between their forward pass and the end of their backward pass.
     /// With several chunks, each holds a part of a micro-batch.
     pub fn in_flight(&self, rank: usize) -> f64 {
         let placement = &self.shape.placement;
         self.kept(&vec![1.0; placement.stages()])[rank] / placement.chunks() as f64
     }
 
-    /// The most that each rank keeps of micro-batches in flight, if each keeps so much in each stage.
+    /// The most that each rank keeps of micro-batches in flight, if each keeps this much in each stage.
     pub fn kept(&self, of_stages: &[f64]) -> Vec<f64> {
         let of_rank = |list: &Vec<Entry>| {
             let (mut now, mut most) = (0.0f64, 0.0f64);
@@ -174,8 +173,8 @@ fn check_complete(shape: &Shape, lists: &[Vec<Entry>]) -> Result<(), PlanError> 
     }
 }
 
-/// A list with its messages. What an action makes for another rank is sent right after it. What it needs from another rank
-/// may arrive while the action before it runs.
+/// A list with its messages. Each is sent right after its action, and is received while the action before the one that
+/// needs it runs.
 fn with_messages(placement: &Placement, list: &[Entry]) -> Vec<Action> {
     let computed: Vec<Action> = list.iter().flat_map(|entry| entry.actions()).collect();
     let receives = |action: &Action| received_for(placement, action);

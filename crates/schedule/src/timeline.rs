@@ -1,6 +1,6 @@
 //! Rehearsal: when each rank does what, if each action takes a stated time.
 //!
-//! The lists are carried out as they would be: a rank does one thing after the other; a message travels by itself, once it
+//! A rank does one thing after the other; a message travels by itself, once it
 //! is sent and awaited, and messages of one kind from one rank to another follow each other. Times are in the unit of the
 //! costs. Nothing is computed.
 
@@ -128,7 +128,7 @@ struct MessageQueue {
     arrived: Vec<f64>,
 }
 
-/// The ranks that a message travels between, and whether it goes forward.
+/// Two ranks, and whether messages between them go forward.
 type Route = (usize, usize, bool);
 
 struct RehearsalState<'a> {
@@ -193,7 +193,7 @@ impl<'a> RehearsalState<'a> {
             start = own_end;
             self.done.insert(action, end);
             if action.kind == Kind::Backward {
-                // Whoever needs the input half does not ask whether it came alone.
+                // For actions that need the input half alone.
                 self.done.insert(Action { kind: Kind::BackwardInput, ..action }, end);
             }
         }

@@ -3,7 +3,7 @@
 //!
 //!     cargo run --release -p paceline-strategies --example sleeping_stages -- --ranks 4 --schedule zbv
 //!
-//! Prints a line of JSON for each schedule, the one that the rehearsal calls best first: the step by rehearsal and as measured, in
+//! Prints a line of JSON for each schedule, the best by rehearsal first: the step by rehearsal and as measured, in
 //! milliseconds, and where idle time comes from; also the largest part of a step of a rank that no cause explains.
 //! Faults can be planted: `--slow STAGE,FACTOR` makes a stage slower, `--late STAGE,MS` delays one of its passes in every fourth
 //! step, `--link MS` delays messages, and `--clip 1` makes all ranks wait for the norm of the gradients.

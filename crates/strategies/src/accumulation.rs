@@ -1,7 +1,7 @@
 //! The order in which a rank adds up the gradients of its micro-batches.
 //!
 //! Input: the micro-batch whose gradients come next, in any order. Output: the sum over all
-//! micro-batches, in the place of the last one.
+//! micro-batches, in the place of the last one. This file does not know which micro-batch comes when.
 
 use std::ops::Range;
 

@@ -51,13 +51,12 @@ pub trait CommHook: Send {
     /// The guarantee of the hook about the weights of the replicas, for buckets of these sizes.
     fn exactness(&self, caps: BucketCaps) -> Exactness;
 
-    /// The tensors that the hook keeps from step to step on this rank, by name. By default it keeps nothing.
+    /// The tensors that the hook keeps from step to step on this rank, by name.
     fn state(&self) -> Vec<(String, Tensor)> {
         Vec::new()
     }
 
-    /// Bytes that the hook takes on each rank of `world_size` ranks, for buckets of these numbers of elements. Nothing by
-    /// default.
+    /// Bytes that the hook takes on each rank of `world_size` ranks, for buckets of these numbers of elements.
     fn communication_bytes(
         &self,
         _bucket_lens: &[usize],
@@ -73,12 +72,11 @@ pub trait CommHook: Send {
     }
 
     /// Starts communication of bucket number `at`, which holds this rank's gradients, without waiting for the
-    /// result. Called in the same order on every rank. The operation that carries the bucket is submitted for the purpose
+    /// result. Called in the same order on every rank. The operation is submitted for the purpose
     /// `Purpose::Bucket(at)`, so that reports can name the bucket.
     fn send(&mut self, cx: &mut StepContext, at: usize, bucket: &Tensor) -> Result<Work>;
 
-    /// Called after backward, when communication of the bucket has finished. Must leave the result in the
-    /// bucket.
+    /// Called after backward, when communication of the bucket has finished. Leaves the result in the bucket.
     fn receive(&mut self, _: &mut StepContext, _at: usize, _bucket: &Tensor) -> Result<()> {
         Ok(())
     }

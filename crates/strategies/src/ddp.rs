@@ -1,9 +1,9 @@
 //! Data parallelism with buckets that are reduced while the backward pass still runs.
 //!
 //! Gradients live in the buckets ([`crate::plan_buckets`]), so nothing is copied. A bucket is sent when all
-//! its gradients are final. Buckets are sent in order, because all ranks must call the same operations in the
-//! same order. The backward pass goes on meanwhile. After it, the strategy waits for the communication that is
-//! left, if it may ([`ReplicaOptions::steps_by_bucket`](crate::ReplicaOptions::steps_by_bucket)) bucket by bucket, and lets the
+//! its gradients are final, in order, because all ranks must call the same operations in the
+//! same order. The backward pass goes on meanwhile. After it, the strategy waits for the remaining
+//! communication, if it may ([`ReplicaOptions::steps_by_bucket`](crate::ReplicaOptions::steps_by_bucket)) bucket by bucket, and lets the
 //! optimizer work on each while the next ones travel.
 //!
 //! Operations per step: one per bucket. Bytes: the gradients. Memory: nothing beyond the gradients, or a copy
@@ -24,10 +24,10 @@ pub struct Ddp {
     caps: BucketCaps,
     hook: Box<dyn CommHook>,
     has_view: bool,
-    /// The memory of the buckets, if gradients do not live in the buckets but are copied.
+    /// The memory of the buckets, if gradients are copied there.
     copy: Option<Tensor>,
     buckets: Vec<Bucket>,
-    /// The number of gradients of each bucket that are not final yet in this step.
+    /// The gradients of each bucket that are not final yet in this step.
     pending: Vec<usize>,
     /// The bucket of each parameter, by the parameter's number.
     bucket_of: Vec<usize>,
@@ -89,7 +89,6 @@ impl Ddp {
         Ok(())
     }
 
-    /// The memory of a bucket.
     fn bucket(&self, replica: &Replica, at: usize) -> Result<Tensor> {
         let all = self.copy.as_ref().unwrap_or(replica.storage.grads().tensor());
         Ok(all.slice(self.buckets[at].range.clone())?)
@@ -159,7 +158,7 @@ impl Strategy for Ddp {
         self.hook.state()
     }
 
-    /// The gradients of an earlier step may still be on their way to the memory to which this one writes, if they were not used.
+    /// Receives the gradients of an earlier step first, which may still be on their way to the same memory.
     fn begin_gradients(&mut self, cx: &mut StepContext) -> Result<()> {
         self.receive_all(cx)?;
         self.next = 0;

@@ -1,11 +1,11 @@
 //! The passes of a training step as graphs of a card.
 //!
 //! Input: the micro-batches of a step. Output: the same samples at fixed addresses, and the graph of the steps that are like this
-//! one. Steps are alike if their micro-batches have the same shapes and their loss the same factor, because all else that the host
+//! one: their micro-batches have the same shapes and their loss the same factor, because all else that the host
 //! decides in a pass follows from the model. This file does not know what a pass does.
 //!
-//! A graph has what lies between two communications: zero the sums, forward, loss, backward. The host reads the loss before it lets
-//! the optimizer change anything, so the optimizer's work is a graph of its own ([`paceline_model::Optimizer::as_graph`]).
+//! A graph has what lies between two communications: zero the sums, forward, loss, backward. The host reads the loss before
+//! the optimizer changes anything, so the optimizer's work is a graph of its own ([`paceline_model::Optimizer::as_graph`]).
 
 use paceline_memory::{Allocator, Category, DType, GraphPool, GraphedWork, Shape, Tensor};
 use paceline_model::{Batch, ParamId};
@@ -15,7 +15,7 @@ use crate::{
     AccumulationOrder, MicroBatch, Replica, ReplicaOptions, Result, Strategy, StrategyError,
 };
 
-/// As many graphs are kept, of the kinds of steps that were made last. Any other kind is captured again.
+/// As many graphs are kept, of the kinds of the latest steps. Any other kind is captured again.
 const MOST_GRAPHS: usize = 8;
 
 /// A reason why the passes of a step cannot be launched as a graph.
@@ -121,7 +121,7 @@ pub(crate) struct StepPasses {
 pub(crate) struct Passed {
     /// The parameters that the passes have not used.
     pub(crate) left_out: UnusedParams,
-    /// The gradients that are announced after the passes, because these are a graph, in the order in which they became final.
+    /// The gradients that are announced after the passes of a graph, in the order in which they became final.
     pub(crate) deferred: Vec<ParamId>,
 }
 
@@ -143,7 +143,7 @@ impl PassGraphs {
     }
 
     /// The passes of a step on these micro-batches, whose samples are copied to their addresses. `None` if the number of their
-    /// tokens becomes known only within the step, since a graph has the numbers with which it was captured.
+    /// tokens becomes known only within the step, since a graph has fixed numbers.
     pub(crate) fn of_step(
         &mut self,
         replica: &Replica,
@@ -178,7 +178,6 @@ impl PassGraphs {
         Ok(Some(of_kind))
     }
 
-    /// Keeps the passes of a step for later steps that are like it.
     pub(crate) fn keep(&mut self, passes: StepPasses) {
         self.known.push(passes);
     }

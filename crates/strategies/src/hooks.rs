@@ -1,7 +1,7 @@
 //! The calls of a pass on the strategy, in training and in evaluation.
 //!
-//! Input: the calls of the model. Output: calls of the strategy. Keeps track of the parameters that a step does not use, so that each
-//! gradient is announced exactly once per step.
+//! Input: the calls of the model. Output: calls of the strategy, with each gradient announced exactly once per step, even
+//! if the step does not use its parameter.
 
 use std::sync::Arc;
 
@@ -24,7 +24,7 @@ pub(crate) struct StepHooks<'a> {
     known: Option<Arc<UnusedParams>>,
     /// Whether the parameters that no step uses still have to be announced in this pass.
     announces_unused: bool,
-    /// The gradients that have become final, if they are announced after the passes, because these are a graph.
+    /// The final gradients, if they are announced after the passes of a graph.
     pub(crate) deferred: Option<Vec<ParamId>>,
 }
 
@@ -82,8 +82,8 @@ impl<'a> StepHooks<'a> {
     }
 
     /// Announces zero gradients for the parameters that no step uses, once per pass that announces. This must come after the
-    /// forward pass: which parameters these are may depend on the rank, so what the strategy sends here may
-    /// too, and all ranks must send the sums of the loss first.
+    /// forward pass: these parameters, and so what the strategy sends here, may depend on the rank, and all ranks must send the
+    /// sums of the loss first.
     fn announce_never_used(&mut self) -> Result<()> {
         self.announces_unused = false;
         if let Some(known) = self.known.clone() {
@@ -98,8 +98,8 @@ impl<'a> StepHooks<'a> {
     }
 
     /// Ends a backward pass whose gradients are reduced: announces the parameters that it has not used, or used only in part, and
-    /// returns them. Errors if there are any that [`ReplicaOptions`](crate::ReplicaOptions) does not allow, or, with a static
-    /// graph, any that the first step did not leave out.
+    /// returns them. Errors if [`ReplicaOptions`](crate::ReplicaOptions) does not allow them, or, with a static
+    /// graph, if the first step did not leave them out.
     pub(crate) fn end_backward(&mut self, readiness: &GradReadiness) -> Result<UnusedParams> {
         let Replica { model, options, .. } = self.cx.replica;
         if self.announces_unused {

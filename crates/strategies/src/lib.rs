@@ -1,7 +1,7 @@
 //! Strategies to keep the replicas of a model equal, one file each.
 //!
 //! Input: a model, a rank's share of a batch, and the group of ranks. Output: gradients that are, after a
-//! training step, the mean over the whole batch on every rank. A strategy connects model and ranks: the model
+//! training step, the mean over the whole batch on every rank. The model
 //! announces each gradient when it is final, and the strategy decides when and how gradients are
 //! communicated. This crate knows nothing of the command line or of files.
 //!

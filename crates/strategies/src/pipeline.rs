@@ -1,8 +1,8 @@
 //! Pipelines: which blocks a rank computes, what it does in a step, and how messages reach the other stages.
 //!
 //! Input: the axis `pp` of a mesh, a [`Schedule`] and where the model is cut. Output: a rank's list of actions for each number
-//! of micro-batches, and a queue for each kind of message to or from each neighbor, so that no message waits for another. A rank
-//! without the axis has one stage, which is the whole model. Stages that share parameters have a copy each: see `tied.rs`.
+//! of micro-batches, and a queue for each kind of message to or from each neighbor, so that no message waits for another.
+//! Without the axis, a rank's one stage is the whole model. Stages that share parameters have a copy each: see `tied.rs`.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -21,7 +21,7 @@ use crate::{Result, StrategyError};
 pub struct Stages {
     /// The order.
     pub schedule: Arc<dyn Schedule>,
-    /// The first block of each stage but the first one. Empty if each stage has about as many blocks as the others.
+    /// The first block of each stage but the first one. Empty if stages have about as many blocks each.
     pub cut: Vec<usize>,
     /// Into how many micro-batches a step divides its batch. The lists for this number are made and checked with the replica, those
     /// for another number when such a step begins.
@@ -29,7 +29,7 @@ pub struct Stages {
     /// The times of actions, from which a schedule may make its lists: the same on all ranks. `None` if all stages count as equal.
     pub costs: Option<Costs>,
     /// The objective computes the gradients of its parameters with its loss, even if the schedule puts off those of the other
-    /// layers. It would keep as much for them as its outputs: for a language model, an element for each token and word.
+    /// layers. It would keep as much as its outputs for them: for a language model, an element for each token and word.
     pub head_at_once: bool,
 }
 
@@ -134,7 +134,7 @@ impl Pipeline {
         }
     }
 
-    /// The part of the model that this rank computes. Errors, on every rank, if one of them has nothing to train.
+    /// The part of the model that this rank computes. Errors, on every rank, if a rank has nothing to train.
     pub(crate) fn part(&self, model: &Model) -> Result<Arc<Layout>> {
         let part = |rank| {
             let is_here = |unit| self.ranks_of(model, unit).contains(&rank);
@@ -150,7 +150,6 @@ impl Pipeline {
         Ok(Arc::new(parts.swap_remove(self.rank)))
     }
 
-    /// The gradients that this rank adds up.
     pub(crate) fn partial_sums(&self, model: &Model) -> PartialSums {
         PartialSums::new(
             &model.layout,
@@ -158,7 +157,6 @@ impl Pipeline {
         )
     }
 
-    /// The blocks of a stage.
     pub(crate) fn blocks_of(&self, stage: usize) -> &Range<usize> {
         &self.blocks[stage]
     }
@@ -188,7 +186,6 @@ impl Pipeline {
         Ok(shared)
     }
 
-    /// The lists of a step.
     pub(crate) fn plan(&self, micro_batches: usize) -> Result<Plan> {
         let Stages { schedule, costs, .. } = &self.stages;
         let (schedule, ranks) = (schedule.as_ref(), self.placement.ranks());
@@ -215,7 +212,7 @@ impl Pipeline {
         Ok(boundaries(model, self.layout.clone(), precision, &meta, batch, &starts)?)
     }
 
-    /// Sends the output of a stage to the next one, or the gradient of its input to the one before.
+    /// Sends the output of a stage to the next one, or the gradient of its input back.
     pub(crate) fn send(&self, stage: usize, is_forward: bool, tensor: &Tensor) -> Result<Work> {
         let to = if is_forward { stage + 1 } else { stage - 1 };
         let (from, to) = (self.rank, self.placement.rank(to));

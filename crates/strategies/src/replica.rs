@@ -1,7 +1,7 @@
 //! A replica: one rank's copy of the model, on which a strategy works.
 //!
 //! Input: what a rank has, made by `setup.rs`. Output: questions about it, and its buffers on all ranks. A step changes only the
-//! contents of its memory.
+//! contents of its memory. This file does not know how gradients are communicated.
 
 use paceline_collectives::{Group, Mesh};
 use paceline_kernels::Compute;

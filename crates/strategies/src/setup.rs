@@ -1,7 +1,7 @@
 //! Makes the replica of a rank, and prepares the strategy to train it.
 //!
-//! Input: a strategy, a model and the ranks. Output: parameters that begin equal on every rank that holds them. Nothing here runs after
-//! the first step begins.
+//! Input: a strategy, a model and the ranks. Output: parameters that begin equal on every rank that holds them. All of it
+//! runs before the first step.
 
 use std::ops::Range;
 
@@ -18,7 +18,7 @@ use crate::{
 impl Replica {
     /// A replica in memory that the strategy allocates, on ranks that form a mesh, or on a group without axes. All ranks
     /// begin with the parameters that follow from rank 0's seed. Ranks along an axis that hold the same parameters begin
-    /// with those of the first of them. Prepares the strategy to train the replica.
+    /// with those of the first. Prepares the strategy.
     pub fn new(
         strategy: &mut dyn Strategy,
         model: Model,
@@ -32,12 +32,12 @@ impl Replica {
         Self::of_stage(strategy, model, compute, (world, mesh), pipeline, (seed, options))
     }
 
-    /// A replica whose model is divided along the axis `pp` of the mesh: this rank has the parameters of its stages only, and
-    /// shares them with the ranks of the same place on this axis. The strategy keeps those equal. Each rank that uses a
+    /// A replica whose model is divided along the axis `pp` of the mesh: this rank has the parameters of its stages only, which
+    /// the strategy keeps equal on the ranks of the same place on this axis. Each rank that uses a
     /// parameter of a root unit has a copy of it, and all copies get the sum of their gradients.
     ///
-    /// Errors also if the model cannot be divided like this, if the lists of the schedule do not fit together, or if the schedule
-    /// needs something that the options or the strategy do not have.
+    /// Errors also if the model cannot be divided like this, if the lists of the schedule do not fit together, or if the
+    /// options or the strategy lack something that the schedule needs.
     pub fn in_stages(
         strategy: &mut dyn Strategy,
         mut model: Model,
@@ -84,7 +84,7 @@ impl Replica {
     }
 }
 
-/// Gives the ranks along an axis that hold the same values those of the first of them, one axis after the other: hosts with
+/// Gives the ranks along an axis that hold the same values those of the first, one axis after the other: hosts with
 /// other mathematical libraries may compute other initial values. `held` has the ranges that each rank holds.
 fn share_values(mesh: &Mesh, storage: &Storage, held: &[Vec<Range<usize>>]) -> Result<()> {
     let rank = mesh.world().rank();

@@ -1,7 +1,7 @@
 //! The training step that all strategies share: it runs passes over blocks, and calls the strategy at the right moments.
 //!
 //! Input: a strategy, a replica with its state, and micro-batches. Output: the loss, and gradients that the strategy has
-//! synchronized. A plan has the order of the passes.
+//! synchronized. A plan has the order of the passes. This file does not know how gradients are communicated.
 
 mod passes;
 

@@ -1,8 +1,8 @@
 //! Parameters that several stages of a pipeline use.
 //!
 //! Input: a model whose root units are used by blocks, or an objective, of several stages. Output: the ranks that have a copy of
-//! a unit each, and copies that stay equal: the ranks add up their gradients at the end of a step. Each rank does so for the part
-//! that it owns, which is the same part on all of these ranks, whatever the strategy. This file knows nothing of schedules.
+//! each unit, and copies that stay equal: the ranks add up their gradients at the end of a step. Each rank does so for the part
+//! that it owns, which is the same on all of these ranks, whatever the strategy. This file knows no schedules.
 
 use paceline_collectives::{Group, Purpose, ReduceOp};
 use paceline_model::{Layout, Model, ParamId, Storage, UnitId};
@@ -11,7 +11,7 @@ use crate::pipeline::Pipeline;
 use crate::{Replica, Result, StepContext, StrategyError, span};
 
 impl Pipeline {
-    /// For each unit that this rank shares with others, the group of these ranks. Forms the groups: every rank calls this. Errors if it is
+    /// For each unit that this rank shares with others, the group of these ranks. Every rank calls this. Errors if it is
     /// not known which stages use a parameter.
     pub(crate) fn tie(&self, model: &Model) -> Result<Vec<(UnitId, Group)>> {
         let mut tied = Vec::new();
@@ -67,8 +67,7 @@ impl Pipeline {
         model.objective.unit().into_iter().chain(tied).collect()
     }
 
-    /// The ranks that have a unit, on the axis `pp`, in the order of their first stages. That of the last stage has what nobody
-    /// uses.
+    /// The ranks that have a unit, on the axis `pp`, in the order of their first stages. Unused units belong to the last stage.
     pub(crate) fn ranks_of(&self, model: &Model, unit: UnitId) -> Vec<usize> {
         let is_of_objective = self.units_of_objective(model).contains(&unit);
         let mut ranks = Vec::new();
@@ -105,7 +104,7 @@ impl Pipeline {
         stages.len() + usize::from(is_of_objective)
     }
 
-    /// Whether this rank's copy of a unit counts: of the ranks that have a copy, one counts.
+    /// Whether this rank's copy of a unit counts: that of the first rank does.
     pub(crate) fn counts_unit(&self, model: &Model, unit: UnitId) -> bool {
         self.ranks_of(model, unit)[0] == self.rank
     }

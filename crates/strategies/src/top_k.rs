@@ -3,11 +3,10 @@
 //! A communication hook of `ddp`, after Stich et al., "Sparsified SGD with Memory" (2018). Each rank adds its
 //! gradients to its residual. From each bucket it sends the fraction `k` that is largest in
 //! magnitude, as pairs of index and value, and keeps the rest as its residual (error feedback: nothing is lost, only
-//! delayed). All ranks receive all pairs and sum them as the tree of an all-reduce, so with `k` = 1 the result
-//! has the same bits as an all-reduce.
+//! delayed). All ranks sum all pairs as the tree of an all-reduce, so with `k` = 1 the result has the same bits.
 //!
 //! Operations per step: one all-gather per bucket. Bytes: every rank receives `2 k (N - 1)` times the
-//! gradients. With an all-reduce it receives `2 (N - 1) / N` times the gradients. So this hook can be faster only for
+//! gradients, and with an all-reduce `2 (N - 1) / N` times. So this hook can be faster only for
 //! `k` below `1 / N`, on a slow link, and if finding the largest gradients takes less time than it saves. Memory: the
 //! residual (a copy of the gradients) and the pairs of all ranks.
 

@@ -16,8 +16,8 @@
 //! | 2 | two per parameter | 1 | the whole gradients of the largest unit |
 //! | 3 | three per parameter | 1.5 | the whole parameters and gradients of the largest unit |
 //!
-//! Memory is divided unevenly: a rank with a large parameter has more of it. These strategies are never the fastest. They show what
-//! the idea is. [`Sharded`](crate::Sharded) divides evenly, and communicates while the ranks compute.
+//! Memory is divided unevenly: a rank with a large parameter has more of it. These strategies show the idea, and are never
+//! the fastest. [`Sharded`](crate::Sharded) divides evenly, and communicates while the ranks compute.
 
 use paceline_collectives::{Mesh, MeshShape};
 use paceline_kernels::Compute;
@@ -31,7 +31,7 @@ use crate::sharding::{ShardOptions, ZeroStage, plan_backward};
 use crate::strategy::allocate;
 use crate::{Exactness, Footprint, Replica, Result, SimpleDdp, StepContext, Strategy, span};
 
-/// Divides the optimizer's state, gradients and parameters by whole parameters, as far as its stage says.
+/// Divides the optimizer's state, gradients and parameters by whole parameters, by its stage.
 #[derive(Debug)]
 pub struct Zero {
     stage: ZeroStage,
@@ -163,8 +163,8 @@ impl Strategy for Zero {
         }
     }
 
-    /// Updates the parameters that this rank owns. Then every owner sends what it has updated to all ranks, unless these gather it
-    /// when they need it.
+    /// Updates the parameters that this rank owns. Then every owner sends them to all ranks, unless these gather them
+    /// when they need them.
     fn optimizer_step(&mut self, cx: &mut StepContext, optimizer: &mut Optimizer) -> Result<()> {
         let Replica { model, compute, storage, group, .. } = cx.replica;
         cx.track.record(span::OPTIMIZER, || optimizer.step(compute, storage))?;

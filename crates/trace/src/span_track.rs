@@ -17,7 +17,7 @@ pub struct Mark {
 
 /// The spans of one thread of work (the training loop, the communication worker, ...).
 ///
-/// One thread owns a track, so recording takes no lock. The buffers are allocated once. Spans and marks that
+/// One thread owns a track, so recording takes no lock. The buffers are allocated once. Events that
 /// do not fit are counted in [`SpanTrack::dropped`].
 #[derive(Debug)]
 pub struct SpanTrack {
@@ -31,8 +31,7 @@ pub struct SpanTrack {
 }
 
 impl SpanTrack {
-    /// A track that holds up to `capacity` spans, and as many marks, between two calls of
-    /// [`SpanTrack::clear`].
+    /// A track that holds up to `capacity` spans, and as many marks, between two calls of [`SpanTrack::clear`].
     pub fn with_capacity(capacity: usize) -> Self {
         let (spans, marks) = (Vec::with_capacity(capacity), Vec::with_capacity(capacity));
         Self { spans, marks, on_host: Vec::new(), dropped: 0, markers: Vec::new() }
@@ -43,7 +42,7 @@ impl SpanTrack {
         Self { markers, ..self }
     }
 
-    /// Marks the beginning of something that is no span of the track, for other tools.
+    /// Marks the beginning of something that is no span of the track.
     pub fn mark_begin(&self, name: fmt::Arguments) {
         self.markers.iter().for_each(|markers| markers.begin(name));
     }
@@ -97,7 +96,7 @@ impl SpanTrack {
     }
 
     /// Moves each span, and each mark of a stream, from the time at which the host had put work into the stream to the time at
-    /// which the stream had done it. `done_ns` maps the first to the second; `is_of_stream` selects the marks to move.
+    /// which it was done. `done_ns` maps the first to the second; `is_of_stream` selects the marks to move.
     pub fn move_to(&mut self, done_ns: impl Fn(u64) -> u64, is_of_stream: impl Fn(&str) -> bool) {
         self.on_host.extend_from_slice(&self.spans);
         for (_, span) in &mut self.spans {

@@ -5,6 +5,7 @@
 //! not affect the others.
 //!
 //! Input: a group and the sizes of the axes. Output: the groups of this rank.
+//! This module does not know what the ranks along an axis do.
 
 mod shape;
 #[cfg(all(test, not(loom)))]

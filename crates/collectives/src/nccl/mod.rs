@@ -16,6 +16,7 @@
 //! | `reduce` | the kernel of the tree |
 //!
 //! Input: a call whose memory is on a card. Output: the moment when all ranks had arrived.
+//! This module does not know who waits for the result.
 
 mod agree;
 mod moves;

@@ -8,6 +8,7 @@
 //!
 //! Input: addresses of elements (not slices, since the memory is shared between ranks). Output: the reduced
 //! elements in memory. This module chooses the vector instructions for the loops in `blocks`.
+//! It knows nothing of rounds or peers.
 
 mod blocks;
 mod element;

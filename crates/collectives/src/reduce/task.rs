@@ -1,4 +1,5 @@
 //! The task of one call: the operation, the element types, and the addresses.
+//! This module does not know how the result is computed.
 
 use paceline_memory::DType;
 

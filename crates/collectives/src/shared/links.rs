@@ -5,6 +5,7 @@
 //! closes and its rank has not left in order, the rank is dead.
 //!
 //! Input: the addresses of the ranks. Output: shared mappings, and calls that report lost ranks.
+//! This module knows no operations.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;

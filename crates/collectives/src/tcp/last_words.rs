@@ -3,7 +3,7 @@
 //! Every pair of ranks has a second connection for nothing else. When a rank gives up, the connection for data may be full,
 //! or in the middle of a message, and a peer that was stopped may look at it only after the rank has ended. The
 //! second connection is always empty, so the words always fit, and the peer's host keeps them. A rank whose connections end
-//! without words has died.
+//! without words has died. This module knows no operations.
 
 use std::os::fd::AsFd;
 

@@ -1,7 +1,7 @@
 //! Where a text can be cut so that the tokens of its pieces, one after the other, are those of the whole text.
 //!
 //! Input: a tokenizer, and texts. Output: pieces. This is known for tokenizers of certain parts only; with others, a text
-//! is one piece. This module tokenizes nothing.
+//! is one piece.
 
 use tokenizers::{NormalizerWrapper, PreTokenizerWrapper};
 
@@ -19,8 +19,7 @@ impl Cuts {
         let added = tokenizer.get_added_tokens_decoder();
         let is_local = tokenizer.get_normalizer().is_none_or(is_local);
         let divides = is_local && tokenizer.get_pre_tokenizer().is_some_and(divides_lines);
-        // Added tokens are looked for before anything else. One could lie on both sides of a cut, or take the spaces
-        // before or after it.
+        // Added tokens are looked for first. One could lie on both sides of a cut, or take the spaces around it.
         let after_lines = !added.values().any(|token| token.lstrip || token.content.contains('\n'));
         let between_words = !added.values().any(|token| {
             token.lstrip || token.rstrip || token.content.contains(char::is_whitespace)
@@ -41,7 +40,7 @@ impl Cuts {
         })
     }
 
-    /// The first position to cut a text that has at least `len` bytes before it.
+    /// The first position to cut a text after at least `len` bytes.
     fn first_from(self, text: &str, len: usize) -> Option<usize> {
         let bytes = text.as_bytes();
         let is_letter = |at: usize| bytes.get(at).is_some_and(u8::is_ascii_alphabetic);
@@ -54,7 +53,7 @@ impl Cuts {
     }
 }
 
-/// Whether the line that ends before `at` has something else than spaces at its end, and a letter follows.
+/// Whether the line that ends before `at` has no space at its end, and a letter follows.
 fn ends_line(text: &str, at: usize) -> bool {
     let is_letter = text[at..].chars().next().is_some_and(char::is_alphabetic);
     let is_after_space = text[..at - 1].chars().next_back().is_none_or(char::is_whitespace);
@@ -85,8 +84,7 @@ fn divides_lines(pre_tokenizer: &PreTokenizerWrapper) -> bool {
     match pre_tokenizer {
         ByteLevel(bytes) => bytes.use_regex && !bytes.add_prefix_space,
         BertPreTokenizer(_) | Whitespace(_) | WhitespaceSplit(_) => true,
-        // Those before the one that divides have to leave the cut between its neighbors. Those after it get
-        // parts that are the same.
+        // Those before the one that divides must leave the cut between its neighbors. Those after it get the same parts.
         Sequence(all) => {
             let keeps = |part: &&PreTokenizerWrapper| matches!(part, Digits(_) | Punctuation(_));
             let mut rest = all.as_ref().iter().skip_while(keeps);

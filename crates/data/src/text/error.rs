@@ -140,7 +140,7 @@ impl TextError {
     }
 }
 
-/// The beginning of a text that others wrote, in a form that fits into a message.
+/// The beginning of a text that others wrote, escaped, for a message.
 pub(super) fn excerpt(text: &str) -> String {
     const MOST: usize = 160;
     let mut words: String = text.chars().take(MOST).flat_map(char::escape_debug).collect();

@@ -15,7 +15,7 @@ const NONE: u32 = u32::MAX;
 /// Pairs that occur less often stay two tokens.
 const LEAST: i64 = 2;
 
-/// A pair that may be merged in some words. The order of a queue: the most frequent one, and of several the lowest tokens.
+/// A pair that may be merged in some words. The order of a queue: the most frequent one, and then the lowest tokens.
 #[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(super) struct Merge {
     count: i64,
@@ -94,7 +94,7 @@ impl Merger {
         let mut positions = self.positions.remove(&pair).unwrap_or_default();
         positions.sort_unstable();
         positions.dedup();
-        // Where the pair came up later, it is in the queue once more. That happens if two pairs make the same token.
+        // Where the pair came up later, if two pairs make the same token, it is in the queue once more.
         let is_here = |at: &u32| words.binary_search(&self.words[*at as usize]).is_ok();
         let (here, later): (Vec<u32>, Vec<u32>) = positions.into_iter().partition(is_here);
         if !later.is_empty() {

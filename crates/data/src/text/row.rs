@@ -7,17 +7,17 @@ use std::path::Path;
 use super::TextError;
 use super::error::excerpt;
 
-/// A text that has more bytes is cut after the character that reaches so many. A book has 3 MB.
+/// A longer text is cut after the character that reaches this many bytes. A book has 3 MB.
 ///
-/// Texts are cut again, to `max_length` tokens, and the tokens are those of the whole text in all but two cases. First, no
-/// tokenizer promises a token for a number of bytes: spaces may have none, and a word without end may be one unknown token.
+/// Texts are cut again, to `max_length` tokens, and the tokens are those of the whole text in all but two cases. First,
+/// spaces may have no token, and a word without end may be one unknown token.
 /// So a text that is cut here may have fewer tokens than `max_length`, which is warned of. Second, where a tokenizer does
 /// not divide a text into words, its last tokens before the cut may be others. That matters only if `max_length` tokens
-/// take all of these bytes; at the usual 4 bytes for a token, that is with a `max_length` of two million.
+/// take all of these bytes: at the usual 4 bytes for a token, with a `max_length` of two million.
 pub(super) const MAX_TEXT_BYTES: usize = 8 << 20;
 /// The most bytes of a row, without what is cut from its fields.
 pub(super) const MAX_ROW_BYTES: usize = 4 * MAX_TEXT_BYTES;
-/// The most bytes of a row that are in no field: those between fields. Each may take many times its memory when it is parsed.
+/// The most bytes of a row between fields. Each may take many times its memory when it is parsed.
 pub(super) const MAX_MARK_BYTES: usize = 8 << 20;
 
 /// A row as a file has it.
@@ -35,7 +35,7 @@ pub(super) enum Label {
     Word(String),
 }
 
-/// Takes the rows of a file one after the other, each with its number, counted from one; or what is wrong with a row that
+/// Takes the rows of a file in order, each with its number, counted from one; or what is wrong with a row that
 /// others may follow.
 pub(super) type Sink<'a> =
     &'a mut dyn FnMut(usize, Result<TextRow, String>) -> Result<(), TextError>;

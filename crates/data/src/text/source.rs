@@ -1,7 +1,7 @@
 //! From a folder of texts to a data set of tokens.
 //!
-//! Input: files, a tokenizer, and which part of them is wanted. Output: a data set. The tokens come from the cache if they
-//! are there. This module knows nothing of models, and draws no progress.
+//! Input: files, a tokenizer, and which part of them is wanted. Output: a data set, from the cache if its tokens are there.
+//! This module knows nothing of models, and draws no progress.
 
 use std::path::{Path, PathBuf};
 
@@ -30,9 +30,9 @@ pub struct TextSettings {
     pub num_classes: usize,
     /// Determines the order of the rows before some of them are taken.
     pub seed: u64,
-    /// How many rows to train on. By default all that are not to test with.
+    /// How many rows to train on, by default all that are not to test with.
     pub train_samples: Option<usize>,
-    /// How many rows to test with. By default all of the test files.
+    /// How many rows to test with, by default all of the test files.
     pub test_samples: Option<usize>,
 }
 
@@ -40,7 +40,7 @@ pub struct TextSettings {
 pub struct TextReport<'a> {
     /// How many of how many texts are tokenized.
     pub progress: &'a mut dyn FnMut(usize, usize),
-    /// A file in the cache cannot be used and is made again, or texts are empty or longer than what is read of them.
+    /// A file in the cache is unusable and made again, or texts are empty or longer than what is read of them.
     pub warn: &'a mut dyn FnMut(String),
 }
 
@@ -58,7 +58,7 @@ impl TextSource {
         Self { files, tokenizer, table: TableSettings::default(), cache }
     }
 
-    /// The same, with tables that are read in another way.
+    /// The same, with tables that are read by these settings.
     pub fn with_table(self, table: TableSettings) -> Self {
         Self { table, ..self }
     }
@@ -69,7 +69,7 @@ impl TextSource {
     }
 
     /// Texts with classes. The rows of the files are brought into a random order, and the first ones are taken. Without
-    /// test files, the rows to test with are those that follow the training rows in this order.
+    /// test files, the rows after them are those to test with.
     pub fn classified(
         &self,
         split: Split,
@@ -95,7 +95,7 @@ impl TextSource {
     }
 
     /// Running text in blocks of `seq_len` tokens. Without test files, the last `test_samples` blocks of the training files
-    /// are those to test with. The rows of tables are joined by line breaks.
+    /// are to test with. The rows of tables are joined by line breaks.
     pub fn blocks(
         &self,
         split: Split,
@@ -113,7 +113,7 @@ impl TextSource {
         if files.is_empty() {
             return Err(TextFormat::no_files(folder, "test"));
         }
-        // An earlier version cut texts elsewhere, and other tokens than those of the whole text may be in its files.
+        // An earlier version cut texts elsewhere, so its files may have other tokens than the whole text.
         let key = "running text, as a whole, without a mark of byte order".to_owned();
         let key = if files.iter().any(|path| is_table(path)) {
             self.with_table_key(key + ", rows joined")
@@ -121,7 +121,6 @@ impl TextSource {
             key
         };
         let part = if split == Split::Train { "training" } else { "test" };
-        // The number of blocks to train on, out of this many tokens.
         let num_train_of = |num_tokens: usize| {
             let num_blocks = num_tokens.saturating_sub(1) / seq_len;
             if num_blocks == 0 {
@@ -158,7 +157,7 @@ impl TextSource {
         if self.table == TableSettings::default() { key } else { format!("{key} {:?}", self.table) }
     }
 
-    /// The files that a part is made of: without test files, both parts are made of the training files.
+    /// The files of a part: without test files, both parts are made of the training files.
     fn files_of(&self, split: Split) -> &[PathBuf] {
         match self.files.of(split) {
             [] => self.files.of(Split::Train),
@@ -227,7 +226,7 @@ impl TextSource {
 }
 
 impl TextFiles {
-    /// The text of a file of whatever format. The rows of a table are joined by line breaks; `warn` receives those that were
+    /// The text of a file of any format. The rows of a table are joined by line breaks; `warn` receives those that were
     /// left out.
     pub fn running_text(
         path: &Path,
@@ -246,7 +245,7 @@ impl TextFiles {
 }
 
 impl TokenDataset {
-    /// Texts with a class each, all of them, in their order. For texts that no folder holds.
+    /// Texts with a class each, in their order. For texts that no folder holds.
     pub fn of_texts(
         texts: TextRows,
         num_classes: usize,
@@ -259,12 +258,12 @@ impl TokenDataset {
     }
 }
 
-/// Whether a file has rows. What has no known format is taken for text.
+/// Whether a file has rows. Unknown formats are taken for text.
 fn is_table(path: &Path) -> bool {
     TextFormat::of(path).is_some_and(|format| format.read.is_some())
 }
 
-/// The tokens of texts. A text without any, because it is empty and the tokenizer adds none, becomes one token of padding: in
+/// The tokens of texts. A text without any becomes one token of padding: in
 /// transformers too, a batch with such a text has a row of nothing else.
 fn tokenized(
     rows: TextRows,

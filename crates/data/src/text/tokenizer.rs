@@ -1,7 +1,7 @@
 //! Turns texts into tokens and back, with the tokenizer that a model was published with.
 //!
 //! Input: a `tokenizer.json` and texts. Output: numbers of tokens, or texts of tokens. This module knows nothing of files
-//! of text, and pads nothing: a batch does.
+//! of text, and pads nothing.
 
 use std::num::NonZero;
 use std::path::{Path, PathBuf};
@@ -19,11 +19,11 @@ use super::cuts::Cuts;
 use super::error::excerpt;
 use super::guarded::guarded;
 
-/// No `tokenizer.json` is larger. The largest that are published, with 262,000 tokens, have 33 MB. What is read takes about
+/// No `tokenizer.json` is larger. The largest that are published, with 262,000 tokens, have 33 MB. Reading one takes about
 /// ten times as much memory.
 const MAX_FILE_BYTES: u64 = 64_000_000;
-/// Texts that are tokenized between two reports of progress, and their bytes, unless one text alone has more. What the
-/// library makes of a text takes about 100 times its bytes until only the numbers of its tokens are kept.
+/// Texts that are tokenized between two reports of progress, and their bytes, unless one text has more. The
+/// library takes about 100 times the bytes of a text until only the numbers of its tokens are kept.
 const CHUNK: usize = 1000;
 const CHUNK_BYTES: usize = 1 << 22;
 /// Bytes of a long text that are tokenized at once, about.
@@ -48,8 +48,8 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Reads a `tokenizer.json`. Lengths and padding that it states are not used, but from which side long texts are cut. As in
-    /// transformers, the `tokenizer_config.json` beside it decides that if it says so.
+    /// Reads a `tokenizer.json`. Of lengths and padding that it states, only the side from which long texts are cut is used. As in
+    /// transformers, the `tokenizer_config.json` beside it may decide that.
     pub fn load(path: &Path) -> Result<Self, TextError> {
         let read = |path: &Path| {
             paceline_files::read(path, MAX_FILE_BYTES).map_err(|error| TextError::file(path, error))
@@ -111,9 +111,9 @@ impl Tokenizer {
         self.vocab
     }
 
-    /// The tokens of each text, with the special tokens that the tokenizer adds, cut to `max_length` tokens. These are the
-    /// `input_ids` of `tokenizer(text, truncation=True, max_length=max_length)` in transformers. Runs in parallel. Of a long
-    /// text, only the pieces that are kept are tokenized, if the tokens are then the same.
+    /// The tokens of each text, with the special tokens that the tokenizer adds, cut to `max_length` tokens: the
+    /// `input_ids` of `tokenizer(text, truncation=True, max_length=max_length)` in transformers. Runs in parallel. Only
+    /// the needed pieces of a long text are tokenized, if the tokens are then the same.
     pub fn encode(
         &self,
         texts: &[String],
@@ -152,7 +152,7 @@ impl Tokenizer {
         })
     }
 
-    /// All tokens of a running text, without special tokens. The text is cut so that its pieces can be tokenized in
+    /// All tokens of a running text, without special tokens. Pieces of the text are tokenized in
     /// parallel, if the tokens are then those of the whole text. Otherwise it is tokenized as a whole, which takes longer
     /// and more memory.
     pub fn encode_running_text(
@@ -212,7 +212,6 @@ impl Tokenizer {
         Ok(all)
     }
 
-    /// The tokens of one text.
     fn encode_one(
         &self,
         inner: &tokenizers::Tokenizer,
@@ -243,7 +242,7 @@ impl Tokenizer {
     }
 }
 
-/// The results of `run` for each item, in their order. Without further threads, this thread does all of it.
+/// The results of `run` for each item, in their order, on this thread if there are no others.
 pub(super) fn in_parallel<I: Sync, T: Send, E: Send>(
     items: &[I],
     run: &(impl Fn(&I) -> Result<T, E> + Sync),

@@ -64,20 +64,19 @@ pub enum LlamaTask {
 }
 
 impl LlamaConfig {
-    /// A larger `config.json` is taken for another file. It takes up to about 30 times as much memory while it is read, and
-    /// those of published models have a few KB, with the names of many classes up to 2 MB.
+    /// A larger `config.json` is taken for another file. Reading takes up to about 30 times as much memory, and
+    /// published ones have a few KB, or up to 2 MB with the names of many classes.
     pub const MAX_FILE_BYTES: u64 = 4_000_000;
     /// A larger number of blocks is taken for a mistake.
     pub const MAX_LAYERS: usize = 10_000;
-    /// A larger width, vocabulary or context is taken for a mistake: those of published models are at most about 2^23. The
-    /// product of two such sizes is far below what a number of elements can be.
+    /// A larger width, vocabulary or context is taken for a mistake: those of published models are at most about 2^23.
     pub const MAX_SIZE: usize = 1 << 24;
     /// A larger width of a head is taken for a mistake. The angle of each pair of its elements is computed before weights
-    /// are looked at.
+    /// are read.
     pub const MAX_HEAD_DIM: usize = 1 << 16;
     /// A larger number of classes is taken for a mistake: `config.json` names each of them twice.
     pub const MAX_LABELS: usize = 1 << 16;
-    /// A larger number of parameters is taken for a mistake: they would take 4 PiB. Below it, no number of bytes that
+    /// A larger number of parameters, of 4 PiB, is taken for a mistake. Below it, no number of bytes that
     /// follows from the sizes overflows.
     pub const MAX_PARAMS: u128 = 1 << 50;
 
@@ -86,7 +85,7 @@ impl LlamaConfig {
         RotaryConfig { head_dim: self.head_dim, theta: self.rope_theta, scaling: self.rope_scaling }
     }
 
-    /// Errors if the sizes do not fit together, or are beyond what this program reads. The message names the setting.
+    /// Errors if the sizes do not fit together, or are beyond these limits. The message names the setting.
     pub fn check(&self) -> Result<()> {
         let sizes = [
             ("vocab_size", self.vocab_size, Self::MAX_SIZE),
@@ -141,7 +140,7 @@ impl LlamaConfig {
         Err(ModelError::Config(problem))
     }
 
-    /// The elements of all parameters, without padding. The sizes may be any up to the limits above.
+    /// The elements of all parameters, without padding.
     fn num_params(&self) -> u128 {
         let [vocab, width, intermediate, layers, heads, kv_heads, head_dim] = [
             self.vocab_size,
@@ -164,7 +163,6 @@ impl LlamaConfig {
     }
 }
 
-/// Whether a number can be a size: zero or more, and finite.
 fn is_size(number: f64) -> bool {
     number >= 0.0 && number.is_finite()
 }

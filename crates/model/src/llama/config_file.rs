@@ -1,7 +1,6 @@
 //! Reads and writes `config.json` as Hugging Face's `transformers` does.
 //!
-//! Input: the text of the file. Output: settings, or the setting that is missing, wrong or not supported. Knows nothing of
-//! weights.
+//! Input: the text of the file. Output: settings, or the setting that is missing, wrong or not supported.
 
 use std::collections::BTreeSet;
 
@@ -154,8 +153,7 @@ impl LlamaConfig {
         Ok(config)
     }
 
-    /// The names of the classes in a `config.json`, in their order. None if classes have only numbers, and if the names are not
-    /// one of each class.
+    /// The names of the classes in a `config.json`, in their order. Empty unless each class has a name of its own.
     pub fn class_names(text: &str) -> Vec<String> {
         let config: Value = serde_json::from_str(text).unwrap_or_default();
         let labels = config["id2label"].as_object();
@@ -224,7 +222,7 @@ impl LlamaConfig {
             [end] => Some(json!(end)),
             _ => Some(json!(ends)),
         };
-        // What is not known is left out, as it was in the file that was read.
+        // Unknown tokens are left out, as in the file that was read.
         for (key, value) in
             [(BEGIN, begin.map(Value::from)), (END, end), (PAD, pad.map(Value::from))]
         {
@@ -266,7 +264,7 @@ fn task(settings: &ConfigObject) -> Result<LlamaTask> {
 }
 
 /// The base and the scaling of the rotary positions: under `rope_parameters`, or in files of versions before 5 under
-/// `rope_theta` and `rope_scaling`. Versions differ in which of them they read, so all that are stated must agree.
+/// `rope_theta` and `rope_scaling`. Versions read different ones, so all that are stated must agree.
 fn rotary(settings: &ConfigObject) -> Result<(f64, Option<RotaryScaling>)> {
     whole_rotation(settings)?;
     let mut stated = None;

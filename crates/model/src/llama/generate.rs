@@ -1,8 +1,8 @@
-//! A Llama that reads a text to predict its next token. Keys and values of earlier tokens are kept. Several tokens that are
-//! known, such as those of a prompt, are read in one pass over the weights.
+//! A Llama that reads a text to predict its next token. Keys and values of earlier tokens are kept. Several known
+//! tokens, such as those of a prompt, are read in one pass over the weights.
 //!
-//! Input: the weights of a language model, and tokens. Output: the logits of the token that follows. This module does not
-//! know texts, nor how a token is chosen from its logits.
+//! Input: the weights of a language model, and tokens. Output: the logits of the token that follows.
+//! This module knows no texts, and does not choose tokens.
 
 use paceline_kernels::{Compute, linear};
 use paceline_memory::{Category, DType, Tensor};
@@ -31,8 +31,8 @@ pub struct Generator<'a> {
 
 impl<'a> Generator<'a> {
     /// A generator for texts of at most `max_len` tokens. It computes in the element type of the storage's values, f32, f64 or
-    /// bf16, whose sums are f32. The cache takes `2 * layers * kv_heads * head_dim * max_len` elements of this type, from the
-    /// first token on.
+    /// bf16, whose sums are f32. The cache takes `2 * layers * kv_heads * head_dim * max_len` elements of this type from the
+    /// start.
     ///
     /// Errors if the model is a classifier, if it does not know `max_len` positions, or if the storage lacks one of its
     /// parameters.
@@ -74,7 +74,7 @@ impl<'a> Generator<'a> {
         self.cache.position
     }
 
-    /// Forgets the text. The next token is the first one of another.
+    /// Forgets the text, to begin another.
     pub fn forget(&mut self) {
         (self.cache.position, self.stream) = (0, None);
     }
@@ -104,8 +104,8 @@ impl<'a> Generator<'a> {
         Ok(())
     }
 
-    /// The logits of the token that follows, (1, vocabulary). They take as long as several blocks, so they are computed only
-    /// where somebody asks. Errors if no token has been read.
+    /// The logits of the token that follows, (1, vocabulary), which take as long as several blocks. Errors if no token has been
+    /// read.
     pub fn logits(&mut self) -> Result<Tensor> {
         let Some(stream) = self.stream.clone() else {
             return Err(ModelError::Config("a text must begin with a token".into()));

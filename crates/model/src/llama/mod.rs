@@ -40,7 +40,7 @@ impl LlamaConfig {
     /// activations.
     ///
     /// Inputs are tokens (batch, seq) of i64, and the batch may have the `lengths` of its sequences, (batch). Errors if
-    /// the sizes do not fit together.
+    /// sizes do not fit together.
     pub fn build(&self, world_size: usize) -> Result<Model> {
         self.check()?;
         LayoutBuilder::check_world_size(world_size)?;
@@ -86,12 +86,12 @@ impl LlamaConfig {
     }
 
     /// Checks the weights of a folder against this model. Returns the layout for one rank, and the parameters that are
-    /// new, because the folder has none of this name and shape: a language model becomes a classifier by a new head, and
-    /// a classifier gets another number of classes by one. A head that is tied to the embedding may be stored too.
+    /// new, because the folder has none of this name and shape: a new head makes a classifier of a language model, or changes
+    /// the number of classes. A head that is tied to the embedding may be stored too.
     ///
     /// Errors as [`LlamaConfig::build`] and [`Pretrained::check`].
     pub fn check_weights(&self, weights: &Pretrained) -> Result<(Arc<Layout>, Vec<NewParam>)> {
-        // Of one position: nothing that grows with the sizes is made before the files were seen to have them.
+        // Of one position: nothing that grows with the sizes is made before the files have them.
         let layout = Self { max_position_embeddings: 1, ..self.clone() }.build(1)?.layout;
         let (replaced, ignored): (&[&str], &[&str]) = match self.task {
             LlamaTask::Classification { .. } => (&["score.weight"], &[HEAD]),
@@ -105,7 +105,7 @@ impl LlamaConfig {
         Ok((layout, new))
     }
 
-    /// Errors if the files have a head of other values than the embedding that it is tied to. Versions of `transformers`
+    /// Errors if the files have another head than the embedding that it is tied to. Versions of `transformers`
     /// before 5 then used the embedding, and later ones use the head.
     fn check_tied(&self, weights: &Pretrained) -> Result<()> {
         match weights.are_equal(HEAD, EMBEDDING)? {

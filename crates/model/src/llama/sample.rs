@@ -1,6 +1,4 @@
-//! Chooses a token from its logits.
-//!
-//! Input: the logits of all tokens. Output: a token. This module does not know where the logits come from.
+//! Chooses a token from the logits of all tokens. This module does not know where the logits come from.
 
 use paceline_memory::{DType, Tensor};
 use rand::{RngExt, SeedableRng};
@@ -19,7 +17,7 @@ pub enum Sampling {
         temperature: f64,
         /// Only that many tokens, those with the largest logits, can be chosen.
         top_k: Option<usize>,
-        /// Only the likeliest tokens can be chosen that together have this probability: as few as reach it. Above zero, at
+        /// Only the likeliest tokens that together have this probability can be chosen: as few as reach it. Above zero, at
         /// most one. Source: Holtzman and others, The Curious Case of Neural Text Degeneration (2019).
         top_p: Option<f64>,
         /// Decides the choices: the same seed and the same logits give the same tokens.
@@ -31,7 +29,6 @@ pub enum Sampling {
 #[derive(Debug)]
 pub struct TokenSampler {
     sampling: Sampling,
-    /// By which the logits of tokens that occurred are made less likely.
     repetition_penalty: f64,
     rng: ChaCha8Rng,
 }
@@ -63,8 +60,7 @@ impl TokenSampler {
     }
 
     /// Makes tokens that occurred less likely: logits above zero are divided by `penalty`, and the others are multiplied by
-    /// it. 1, which changes nothing, by default. Errors if it is not a number above zero. Source: Keskar and others, CTRL
-    /// (2019).
+    /// it. 1 by default. Errors if it is not a number above zero. Source: Keskar and others, CTRL (2019).
     pub fn with_repetition_penalty(self, penalty: f64) -> Result<Self> {
         if penalty > 0.0 && penalty.is_finite() {
             Ok(Self { repetition_penalty: penalty, ..self })
@@ -75,8 +71,7 @@ impl TokenSampler {
         }
     }
 
-    /// The next token after the tokens `before`. `logits` has an element of f32 or f64 for each token. Errors if one of them
-    /// is not finite.
+    /// The next token after the tokens `before`. `logits` has an element of f32 or f64 for each token, which must be finite.
     pub fn choose(&mut self, logits: &Tensor, before: &[u32]) -> Result<u32> {
         let mut logits: Vec<f64> = match logits.dtype() {
             DType::F64 => logits.read::<f64>()?.to_vec(),
@@ -94,7 +89,7 @@ impl TokenSampler {
                 *logit = if *logit > 0.0 { *logit / penalty } else { *logit * penalty };
             }
         }
-        // Larger logits first, and among equals the first token: a strict order, so the choice has no freedom.
+        // Larger logits first, and among equals the first token: a strict order.
         let order = |a: &usize, b: &usize| logits[*b].total_cmp(&logits[*a]).then(a.cmp(b));
         let best = (0..logits.len()).min_by(order);
         let best = best.ok_or_else(|| ModelError::Config("there are no tokens".into()))?;

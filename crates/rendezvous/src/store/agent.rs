@@ -1,7 +1,7 @@
 //! A client of the store that torchrun's agent serves, PyTorch's TCPStore.
 //!
 //! The protocol: a connection begins with the query VALIDATE and a number. Then each query is a byte
-//! followed by its arguments. Strings and values start with their length in eight bytes. Numbers are
+//! followed by its arguments. Strings and values start with their length. Numbers are
 //! little-endian and have eight bytes. To read a value, this client first waits for its key: for a
 //! missing key, the server returns an empty value or closes the connection. Both of PyTorch's servers
 //! (its own loop and libuv) speak this protocol. Queries that older servers lack are not used.
@@ -16,7 +16,7 @@ use crate::address::SocketAddress;
 use crate::deadline::Deadline;
 use crate::socket::{receive, receive_vec, transmit};
 
-/// The longest value. PyTorch's server closes the connection if a value is longer.
+/// The longest value: PyTorch's server closes the connection if one is longer.
 pub(crate) const MAX_VALUE_BYTES: usize = 8 << 20;
 
 /// The key under which rank 0 stores the run's secret.
@@ -41,8 +41,7 @@ const READY: u8 = 0;
 /// How long the agent may take for an answer that depends on no other rank.
 const ANSWER_LIMIT: Duration = Duration::from_secs(30);
 
-/// Waits for the other ranks at the agent's store. torchrun sets no secret in the environment, so rank 0
-/// makes a secret and stores it there.
+/// Waits for the other ranks at the agent's store. torchrun sets no secret, so rank 0 makes one and stores it there.
 pub(crate) fn rendezvous(
     address: &SocketAddress,
     round: &str,
@@ -73,8 +72,8 @@ pub(crate) struct Connection {
 
 impl Connection {
     /// Connects, and checks that a PyTorch store answers. All keys begin with `round` and with the number of
-    /// times that this rank has joined the round. After hosts have joined or left, torchrun repeats the
-    /// rendezvous in the same round. The number keeps ranks from finding keys of the rendezvous before.
+    /// times that this rank has joined the round: torchrun repeats the
+    /// rendezvous in the same round after hosts have joined or left, and ranks must not find keys of the one before.
     pub(crate) fn join(
         address: &SocketAddress,
         round: &str,
@@ -111,7 +110,7 @@ impl Connection {
         Ok(connection)
     }
 
-    /// A connection to a store that has answered the greeting. All keys begin with `prefix`.
+    /// A connection to a store that has answered the greeting, with keys that begin with `prefix`.
     pub(crate) fn over(socket: OwnedFd, prefix: String) -> Self {
         Self { socket: Some(socket), prefix }
     }

@@ -1,8 +1,8 @@
-//! The store's server, which rank 0 hosts unless torchrun's agent hosts one.
+//! The store's server, which rank 0 hosts unless torchrun's agent hosts one. This module does not know what keys mean.
 //!
 //! One thread accepts connections until all ranks have come. Then the server stops listening, so that later
 //! connections, perhaps of the next run with the same name, cannot end up here. Every connection has its own
-//! thread, so that a slow stranger delays no rank. This module knows nothing of what keys mean.
+//! thread, so that a slow stranger delays no rank.
 
 use std::collections::HashMap;
 use std::io;
@@ -33,11 +33,11 @@ const LAST_ANSWERS: Duration = Duration::from_millis(50);
 #[derive(Debug, Default)]
 struct StoreState {
     values: HashMap<String, Vec<u8>>,
-    /// Which ranks are here now.
+    /// Which ranks are here.
     joined: Vec<bool>,
-    /// Which ranks have been here at some time.
+    /// Which ranks have been here.
     seen: Vec<bool>,
-    /// The launcher of each host that has ranks here, and how many. The launcher of rank 0's host counts as one more.
+    /// The launcher of each host with ranks here, and how many. The launcher of rank 0's host counts as one more.
     launches: HashMap<u32, (LauncherId, usize)>,
     /// A rank that has come for a later attempt of the run.
     ahead: Option<usize>,
@@ -48,7 +48,7 @@ struct StoreState {
 #[derive(Debug)]
 pub(crate) struct ServerState {
     world: usize,
-    /// The keys of this attempt and of those after it, whose ranks get the answer that this one is over.
+    /// The keys of this attempt and of later ones, whose ranks learn that this one is over.
     keys: Vec<RunKey>,
     /// Consistent between any two statements, so a panic elsewhere does no harm.
     state: Mutex<StoreState>,
@@ -60,7 +60,7 @@ pub(crate) struct ServerState {
     closing: UnixStream,
 }
 
-/// The running server. When it is dropped, it stops listening. Ranks that have come are answered as
+/// The running server. Dropping it only ends listening: ranks that have come are answered as
 /// long as the process lives.
 #[derive(Debug)]
 pub(crate) struct Server {
@@ -88,7 +88,7 @@ impl StoreState {
         }
     }
 
-    /// Until all ranks have come, a rank that has left may come again.
+    /// Lets a rank come again, until all have come.
     fn leave(&mut self, rank: usize, launch: Option<LauncherId>) {
         self.joined[rank] = false;
         let host = launch.map(|launch| launch.host);
@@ -132,8 +132,8 @@ impl Server {
         }
     }
 
-    /// Ends all waits, because rank 0 has waited without success and its process is about to end. The other ranks learn now
-    /// which ranks are missing. Otherwise they would report rank 0 as the rank that has ended.
+    /// Ends all waits, because rank 0 has waited without success and its process is about to end. The other ranks learn
+    /// which ranks are missing, instead of reporting rank 0.
     pub(crate) fn give_up(&self) {
         lock(&self.shared.state).is_over = true;
         self.shared.changed.notify_all();
@@ -148,8 +148,7 @@ impl Drop for Server {
 }
 
 impl ServerState {
-    /// The state of a server that nobody has joined yet, and a socket that becomes readable when no more ranks are
-    /// expected.
+    /// The state of a server without ranks, and a socket that becomes readable when no more ranks are expected.
     pub(crate) fn new(world: usize, secret: &str) -> io::Result<(Self, UnixStream)> {
         let (closing, closed) = UnixStream::pair()?;
         let (joined, seen) = (vec![false; world], vec![false; world]);
@@ -215,8 +214,7 @@ impl ServerState {
         }
     }
 
-    /// Counters are kept as decimal text, as in torchrun's store, so that a counter reads the same in
-    /// both.
+    /// Counters are decimal text, as in torchrun's store.
     fn add(&self, key: String, amount: i64) -> Answer {
         let mut state = lock(&self.state);
         let value = state.values.entry(key).or_insert_with(|| b"0".to_vec());
@@ -232,8 +230,8 @@ impl ServerState {
     }
 }
 
-/// The ranks to name after a time-out, four bytes each. These are the ranks that never came. If every rank came at some
-/// time, they are the ranks that gave up.
+/// The ranks to name after a time-out, four bytes each: those that never came, or, if every rank came at some
+/// time, those that gave up.
 fn missing(state: &StoreState) -> Vec<u8> {
     let bytes_of = |here: &[bool]| -> Vec<u8> {
         let ranks = here.iter().enumerate().filter(|(_, is_here)| !**is_here);
@@ -324,8 +322,7 @@ fn proven(incoming: &mut Incoming, shared: &ServerState) -> io::Result<Hello> {
     }
 }
 
-/// Reads the hello of a new connection and answers it. Returns the rank, its launcher and its socket, or `None` if it may not
-/// join.
+/// Reads the hello of a new connection and answers it. Returns the rank, its launcher and its socket, unless it may not join.
 pub(crate) fn admit(
     mut incoming: Incoming,
     who: &str,
@@ -341,8 +338,7 @@ pub(crate) fn admit(
     let answer = {
         let mut state = lock(&shared.state);
         if state.is_complete() {
-            // The connection came while the listener was closing. So it belongs to another run, and will try
-            // again to reach that run.
+            // The connection came while the listener was closing: it belongs to another run, and will try again to reach that run.
             return None;
         }
         match answer {

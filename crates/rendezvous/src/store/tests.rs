@@ -68,8 +68,8 @@ fn unused_name() -> String {
     format!("paceline-test-{}", Rendezvous::fresh_secret().unwrap())
 }
 
-/// A port on which no program listens. The system gives the port to no other program as long as this process lives,
-/// because a socket is bound to it. This socket does not listen, and lets a rank bind the same port.
+/// A port on which no program listens. The system gives it to no other program as long as this process lives,
+/// because a socket is bound to it, which does not listen, and lets a rank bind the same port.
 fn unused_port() -> u16 {
     static TAKEN: Mutex<Vec<TcpListener>> = Mutex::new(Vec::new());
     let socket = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();

@@ -1,7 +1,7 @@
 //! Brings the values of units together from the ranks that own them.
 //!
-//! Input: shards of the values in the replica's storage. Output: whole units, in memory that holds all of them or only those
-//! that are open. This file does not know when a unit is needed: a strategy starts gathers and waits for them.
+//! Input: shards of the values in the replica's storage. Output: whole units, in memory that holds all of them or only
+//! open ones. A strategy starts gathers and waits for them.
 
 use paceline_collectives::{Purpose, Work};
 use paceline_model::{Held, UnitId};
@@ -42,8 +42,8 @@ impl Gathers {
         Self { ranks: ShardRanks::of(replica), memory, units }
     }
 
-    /// Starts to gather all units that are trained, after the owners have updated them, and all gathers before are there. The
-    /// first ones are those that the next step needs first.
+    /// Starts to gather all trained units, after the owners have updated them and all gathers before are there, in the order
+    /// in which the next step needs them.
     pub(crate) fn send_updated(&mut self, cx: &mut StepContext) -> Result<()> {
         let model = &cx.replica.model;
         let layout = &model.layout;
@@ -57,8 +57,8 @@ impl Gathers {
         Ok(())
     }
 
-    /// Starts to gather a unit, unless its values are there or on their way. Units whose place it takes are closed. No pass
-    /// may use these.
+    /// Starts to gather a unit, unless its values are there or on their way. Closes the units whose place it takes, which no
+    /// pass may use.
     pub(crate) fn start(&mut self, cx: &mut StepContext, unit: UnitId) -> Result<()> {
         let replica = cx.replica;
         let is_empty = replica.model.layout.unit(unit).range.is_empty();
@@ -81,7 +81,7 @@ impl Gathers {
         Ok(())
     }
 
-    /// Waits until the values of a unit are there, and returns them. Gathers them if that has not started.
+    /// Waits until the values of a unit are there, and returns them. Starts to gather them if necessary.
     pub(crate) fn open(&mut self, cx: &mut StepContext, unit: UnitId) -> Result<Held> {
         let replica = cx.replica;
         let layout = &replica.model.layout;
@@ -100,7 +100,7 @@ impl Gathers {
         }
     }
 
-    /// Closes a unit after its pass: another unit may take its place. If no other unit does, this one need not be gathered again. A unit in
+    /// Closes a unit after its pass, so that another unit may take its place; until then it need not be gathered again. A unit in
     /// the storage of the replica stays open.
     pub(crate) fn close(&mut self, unit: UnitId) {
         if self.memory.is_some() && matches!(self.units[unit.0], Gathered::Open) {
@@ -108,7 +108,7 @@ impl Gathers {
         }
     }
 
-    /// Ends the validity of a unit's values. In builds with debug assertions its place is filled with not-a-number.
+    /// Ends the validity of a unit's values. With debug assertions its place is filled with not-a-number.
     fn evict(&mut self, cx: &mut StepContext, unit: UnitId) -> Result<()> {
         self.wait(cx, unit)?;
         if let (Some(memory), Gathered::Open | Gathered::Free) = (&self.memory, &self.units[unit.0])
@@ -139,7 +139,7 @@ impl Gathers {
     }
 }
 
-/// Runs something that blocks on communication, and records the time under `name` and as exposed.
+/// Runs `run`, which blocks on communication, and records the time under `name` and as exposed.
 pub(crate) fn exposed<T, E>(
     track: &mut SpanTrack,
     name: &'static str,

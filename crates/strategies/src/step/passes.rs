@@ -1,7 +1,7 @@
 //! The passes of one micro-batch through some blocks, which the executor puts in order.
 //!
-//! Input: a step in progress, and tensors. Output: activations and gradients, with spans of the main track. This file knows nothing
-//! of plans.
+//! Input: a step in progress, and tensors. Output: activations and gradients, with spans of the main track.
+//! This file knows no plans.
 
 use std::ops::Range;
 
@@ -12,7 +12,7 @@ use super::TrainStep;
 use crate::{AccumulationOrder, Replica, Result, StepState, span};
 
 impl TrainStep<'_> {
-    /// The forward pass of micro-batch number `at` through `blocks`. `input` is the input of the first of these blocks.
+    /// The forward pass of micro-batch number `at` through `blocks`, from the input of the first of them.
     /// Returns the output of the last block, and what the backward pass needs.
     pub(crate) fn forward(
         &mut self,
@@ -56,7 +56,7 @@ impl TrainStep<'_> {
     }
 
     /// The backward pass of micro-batch number `at` through `blocks`, or a half of it, from the gradient of their output and what
-    /// their forward pass saved. The input half leaves there what the weight half needs. Returns the gradient of their input, if the
+    /// their forward pass saved, where the input half leaves what the weight half needs. Returns the gradient of their input, if the
     /// half wants it. `of_loss` is for the weight half of the loss, if that was put off.
     pub(crate) fn backward(
         &mut self,
@@ -84,8 +84,8 @@ impl TrainStep<'_> {
         })
     }
 
-    /// Begins the part of a micro-batch's backward pass that writes the gradients of these units. If it is another micro-batch
-    /// than before, ends the pass of that one, or puts its gradients aside if they are added up as a tree.
+    /// Begins the part of a micro-batch's backward pass that writes the gradients of these units. If the micro-batch
+    /// is new, ends the pass of the one before, or puts its gradients aside if they are added up as a tree.
     fn begin_backward(&mut self, at: usize, units: &[UnitId]) -> Result<()> {
         let Replica { storage, compute, options, pipeline, .. } = self.replica();
         let is_new = self.current != Some(at);

@@ -1,7 +1,7 @@
 //! The pages of a column of a Parquet file, looked at before the library reads them.
 //!
-//! Input: the bytes of a column chunk, still compressed. Output: nothing if the pages take little memory, or else what is
-//! wrong. The library makes room for whatever a page states, and unpacks gzip to any length, so a file of a few
+//! Input: the bytes of a column chunk, still compressed. Output: an error if the pages take much memory.
+//! The library makes room for whatever a page states, and unpacks gzip to any length, so a file of a few
 //! megabytes could take all memory. This module reads the headers of pages (Thrift's compact protocol) and no values.
 
 use std::io::{self, Read};
@@ -11,7 +11,7 @@ use parquet::basic::Compression;
 
 use super::groups::unpack;
 
-/// The most bytes of an unpacked page. Pages have 1 MB, or the one large value that lies in them; old writers made a page of a
+/// The most bytes of an unpacked page. Pages have 1 MB, or one large value; old writers made a page of a
 /// whole row group.
 const MAX_PAGE_BYTES: u64 = 64 << 20;
 /// The most values of a page. Values that repeat may take no room in the file.
@@ -34,7 +34,7 @@ const DELTA_LENGTH_BYTE_ARRAY: i64 = 6;
 const DELTA_BYTE_ARRAY: i64 = 7;
 
 /// Checks the pages of a column chunk of `len` bytes, whose first row has the number `row`. Returns whether a page has values
-/// that are encoded as differences, which are not looked at here.
+/// that are encoded as differences, which are not checked here.
 pub(super) fn check(
     chunk: &mut dyn Read,
     len: u64,
@@ -204,7 +204,7 @@ impl ThriftReader<'_> {
                 2 => ThriftValue::Bool(false),
                 kind => self.value(kind, depth)?,
             };
-            // Of a field that is stated twice, the library takes the last one.
+            // The library takes the last one of a repeated field.
             if fields.len() == MAX_FIELDS || field(&fields, id).is_some() {
                 return Err(bad("it has a field twice, or too many"));
             }
@@ -219,7 +219,7 @@ impl ThriftReader<'_> {
         match kind {
             // Numbers of one byte. In lists, truth values are such bytes too.
             1..=3 => self.byte().map(|_| ThriftValue::Other),
-            // All numbers that matter have 32 bits, and the library cuts others to so many.
+            // All numbers that matter have 32 bits, and the library cuts others.
             5 => match i32::try_from(self.number()?) {
                 Ok(number) => Ok(ThriftValue::Number(number.into())),
                 Err(_) => Err(bad("a number has more than 32 bits")),
