@@ -1,7 +1,7 @@
 //! One type for all transports.
 //!
 //! Input: a call in its context. Output: the moment when all ranks had arrived, or an error. This module
-//! knows nothing of how a transport moves data.
+//! does not know how a transport moves data.
 
 use paceline_trace::now_ns;
 
@@ -38,8 +38,7 @@ impl Engine {
         }
     }
 
-    /// Carries a call out. Returns the moment when the last rank had arrived, as far as this rank can
-    /// tell.
+    /// Carries a call out. Returns the moment when the last rank had arrived, as far as this rank can tell.
     pub(crate) fn run(&self, context: &OpContext) -> Result<u64> {
         let call = context.call;
         if call.kind == OpKind::SendRecv && (call.root, call.from) == (context.rank, context.rank) {

@@ -1,5 +1,5 @@
-//! The header that ranks connected by messages send each other at the start of every operation, and when
-//! they leave the group. Every transport except shared memory uses it.
+//! The header that ranks send each other at the start of every operation, and when
+//! they leave the group, over every transport except shared memory.
 
 use crate::Result;
 use crate::call::{CallHeader, Conflict, MAX_RANKS};
@@ -87,8 +87,7 @@ impl Header {
     }
 }
 
-/// Reads a peer's header: the sequence number of its call, and the call. Errors if the operation cannot go
-/// on.
+/// Reads a peer's header: the sequence number of its call, and the call. Errors if the operation cannot go on.
 pub(crate) fn read_call(
     context: &OpContext,
     peer: usize,

@@ -1,7 +1,7 @@
 //! Functions that the file formats share: finding files, and turning bytes into normalized pixels.
 //!
-//! Input: a folder and the names that a file may have. Output: the open file. This module knows nothing of
-//! the contents of the files, except the range of labels and pixels.
+//! Input: a folder and the names that a file may have. Output: the open file. This module knows no contents, except the
+//! range of labels and pixels.
 
 use std::fs::{self, File};
 use std::io::ErrorKind;
@@ -9,14 +9,14 @@ use std::path::{Path, PathBuf};
 
 use crate::DataError;
 
-/// Opens the first of `names` that exists in `root` or in `root/subfolder`, if there is a subfolder. Returns its path and the file.
+/// Opens the first of `names` that exists in `root` or in `root/subfolder`. Returns its path and the file.
 pub(crate) fn open(
     root: &Path,
     subfolder: &str,
     names: &[String],
     hint: &'static str,
 ) -> Result<(PathBuf, File), DataError> {
-    // The folder is checked first, so that a mistyped folder is not reported as a missing file.
+    // Checked first, so that a mistyped folder is not reported as a missing file.
     fs::read_dir(root).map_err(|source| DataError::Directory { path: root.to_owned(), source })?;
     let mut directories = vec![root.to_owned()];
     if !subfolder.is_empty() {

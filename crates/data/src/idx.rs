@@ -1,8 +1,8 @@
 //! The IDX format of the MNIST files: a magic number, extents, and bytes, either plain or compressed with
 //! gzip.
 //!
-//! Input: the bytes of a file and the extents that its items must have. Output: the items. This module knows nothing
-//! of what the items mean.
+//! Input: the bytes of a file and the extents that its items must have. Output: the items. This module does not know what
+//! the items mean.
 
 use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -14,7 +14,7 @@ use crate::DataError;
 /// The first bytes of every gzip stream. No IDX file begins with them.
 const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 
-/// The most items of a file. MNIST has 60,000, and the largest data set that is made like it eight million; a file of a few
+/// The most items of a file. MNIST has 60,000, and the largest data set of its kind eight million; a file of a few
 /// bytes can announce four thousand million, and unpack to as many.
 const MAX_ITEMS: usize = 10_000_000;
 
@@ -29,7 +29,7 @@ pub(crate) struct Idx {
 }
 
 /// Reads a file of unsigned bytes. The contents decide whether the file is compressed, not its name: browsers
-/// and tools sometimes unpack files without renaming them, and sometimes rename files without unpacking them.
+/// and tools sometimes unpack files without renaming them, or the reverse.
 pub(crate) fn read(path: PathBuf, file: impl Read, item_shape: &[usize]) -> Result<Idx, DataError> {
     let unreadable = |source| DataError::Read { path: path.clone(), source };
     let mut reader = BufReader::new(file);
@@ -98,7 +98,7 @@ fn items(
     let data_len = count as u64 * item_shape.iter().product::<usize>() as u64;
     let expected = header_len + data_len;
     // Reads one byte more than the header announces, to notice a file that is too long. Memory grows with
-    // the bytes that are read, not with what a broken header announces.
+    // the bytes that are read, not with a broken header.
     let data = up_to(data_len + 1)?;
     let found = header_len + data.len() as u64;
     if found < expected {

@@ -1,7 +1,7 @@
 //! Images of one's own: a folder for each class, with PNG and JPEG files.
 //!
-//! Input: a folder that has the folders of classes, or that has the folders `train` and `test` (or `val`), which have them.
-//! Output: the images of a part, all of one size, as bytes. This module knows nothing of flags.
+//! Input: a folder of the folders of classes, or of the folders `train` and `test` (or `val`), which have them.
+//! Output: the images of a part, all of one size, as bytes. This module knows no flags.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -48,9 +48,8 @@ impl ImageFolder {
         self.test.is_some()
     }
 
-    /// Reads a part. Images have `size` (height, width, channels: 1 or 3), to which they are scaled; by default all have that of
-    /// the first image to train on, and another size is an error. Classes are the folders of the images to train on, in
-    /// the order of their names.
+    /// Reads a part. Images are scaled to `size` (height, width, channels: 1 or 3); by default all must have that of
+    /// the first image to train on. Classes are the folders of the images to train on, in the order of their names.
     pub fn load(&self, split: Split, size: Option<[usize; 3]>) -> Result<Arrays, DataError> {
         let train = ImageFiles::of(&self.train, None)?;
         let first = train.files.first().map(|(path, _)| path.clone());

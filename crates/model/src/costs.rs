@@ -1,8 +1,7 @@
 //! The cost of each block of a model, counted or measured.
 //!
 //! Input: a model, a batch, and a clock: that of the machine, or the operations that a rehearsal has counted. Output: the cost
-//! of each pass of each block. Blocks are run alone, so that a model need not fit into memory. This file knows nothing of
-//! stages.
+//! of each pass of each block. Blocks are run alone, so that a model need not fit into memory. This file knows no stages.
 
 use std::sync::Arc;
 
@@ -26,7 +25,7 @@ pub struct BlockCost {
     pub backward_input: f64,
     /// The weight half.
     pub backward_weight: f64,
-    /// If it is the last block: the loss and its gradient.
+    /// The loss and its gradient, for the last block.
     pub loss: f64,
     /// The gradients of the objective's parameters.
     pub loss_weight: f64,

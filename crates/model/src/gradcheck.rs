@@ -11,7 +11,7 @@ use crate::{Context, Half, Layer, Layout, OpenUnits, ParamId, Result, Storage};
 
 /// Step size of the central differences. Their error is of second order in the step, so about 1e-12 for
 /// functions of size one, and rounding adds about 1e-16 / 1e-6. Results agree to about 1e-9, unless a kink
-/// (ReLU, max) lies within a step of an input.
+/// (ReLU, max) lies within a step.
 const STEP: f64 = 1e-6;
 
 /// The largest difference between a gradient and its finite difference, over the input and every
@@ -47,7 +47,6 @@ fn random(rng: &mut ChaCha8Rng) -> f64 {
     rng.random::<f64>() * 2.0 - 1.0
 }
 
-/// A layer with parameters and an input.
 struct Check<'a> {
     layer: &'a dyn Layer,
     compute: Compute,

@@ -7,7 +7,7 @@ use paceline_memory::{DType, Tensor};
 
 use crate::{Layout, ModelError, Result, UnitId};
 
-/// A flat tensor that holds some ranges of a layout, one after the other. A replica holds one range, which is everything. A
+/// A flat tensor that holds some ranges of a layout, one after the other. A replica holds everything as one range; a
 /// rank with a shard of each unit holds as many ranges as there are units.
 #[derive(Clone, Debug)]
 pub struct Held {

@@ -36,7 +36,7 @@ impl Model {
         Self { blocks, ..self }
     }
 
-    /// The blocks in `range` as one layer, for example those of a pipeline stage. Panics if there are fewer blocks.
+    /// The blocks in `range` as one layer, such as a pipeline stage. Panics if there are fewer blocks.
     pub fn stage(&self, range: Range<usize>) -> Chain<'_, Block> {
         Chain(&self.blocks[range])
     }

@@ -17,8 +17,8 @@ pub trait Objective: Send + Sync {
         None
     }
 
-    /// Whether the objective writes gradients of parameters: those of its unit, or a parameter of a root unit, with which the
-    /// backward pass of a micro-batch begins.
+    /// Whether the objective writes gradients of parameters: those of its unit, or a parameter of a root unit. Then the
+    /// backward pass of a micro-batch begins with its loss.
     fn has_parameters(&self) -> bool {
         self.unit().is_some()
     }

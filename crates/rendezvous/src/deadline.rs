@@ -1,7 +1,7 @@
 //! Time limits that do not count the time for which this process was suspended: by Ctrl-Z, a frozen control group, or a
 //! scheduler. While a whole run is suspended no rank can come.
 //!
-//! Every wait sleeps in short pieces. If a piece lasts much longer than it was meant to, the process was suspended, and the
+//! Every wait sleeps in short pieces. If a piece lasts much longer than it should, the process was suspended, and the
 //! deadline moves by that time.
 
 use std::cell::Cell;
@@ -10,11 +10,11 @@ use std::time::{Duration, Instant};
 /// The longest time limit: an `Instant` further away may not exist.
 pub(crate) const MAX_LIMIT: Duration = Duration::from_secs(366 * 24 * 3600);
 
-/// The longest piece of a sleep. A wait reads the clock at least this often, so it notices that the process was suspended.
+/// The longest piece of a sleep. A wait reads the clock at least this often, to notice that the process was suspended.
 pub const LONGEST_SLEEP: Duration = Duration::from_millis(100);
 
-/// How much longer than meant a sleep lasts if the process was suspended. A process that only has to share its core with
-/// others is back much sooner.
+/// How much longer than meant a sleep lasts if the process was suspended. A process that only shares its core is back much
+/// sooner.
 const SUSPENDED: Duration = Duration::from_secs(1);
 
 /// The part of the time between two readings of the clock that counts: after a suspension only the sleep that was meant.
@@ -32,12 +32,10 @@ impl Deadline {
         Self(Cell::new(Instant::now() + limit.min(MAX_LIMIT)))
     }
 
-    /// The time that is left.
     pub(crate) fn left(&self) -> Duration {
         self.0.get().saturating_duration_since(Instant::now())
     }
 
-    /// Whether the time limit has passed.
     pub(crate) fn has_passed(&self) -> bool {
         self.left().is_zero()
     }
@@ -47,7 +45,7 @@ impl Deadline {
         self.0.set(self.0.get().max(Instant::now() + limit));
     }
 
-    /// Lets `sleep` sleep, at most for the time that it is given: a short piece of what is left.
+    /// Lets `sleep` sleep for a short piece of what is left.
     pub(crate) fn sleep<T>(&self, sleep: impl FnOnce(Duration) -> T) -> T {
         let meant = self.left().min(LONGEST_SLEEP);
         let begin = Instant::now();

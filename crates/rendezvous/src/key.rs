@@ -14,11 +14,10 @@ pub(crate) const PROOF_BYTES: usize = 32;
 /// Bytes of a random number that is used once.
 pub(crate) const NONCE_BYTES: usize = 32;
 
-/// A random number that is used once.
+/// Such a number.
 pub(crate) type Nonce = [u8; NONCE_BYTES];
 
-/// The key of an attempt of a run, made of the attempt's secret. Ranks prove to each other that they have it, and never send
-/// it.
+/// The key of an attempt of a run, made of its secret. Ranks prove to each other that they have it, and never send it.
 #[derive(Clone)]
 pub struct RunKey(Hmac<Sha256>);
 
@@ -50,7 +49,7 @@ impl RunKey {
         self.mac(words).finalize().into_bytes().into()
     }
 
-    /// Whether somebody who has this key has made the proof for these words. The time taken reveals nothing about the key.
+    /// Whether somebody who has this key has proven these words. The time taken reveals nothing about the key.
     pub(crate) fn verify(&self, words: &[&[u8]], proof: &[u8]) -> bool {
         self.mac(words).verify_slice(proof).is_ok()
     }

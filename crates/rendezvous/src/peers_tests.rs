@@ -146,8 +146,7 @@ fn is_turned_away(mut stranger: TcpStream) -> bool {
     }
 }
 
-/// Connects every rank to all others: lower ranks accept, higher ranks connect. Then every rank sends
-/// its number to all others.
+/// Connects every rank to all others. Then every rank sends its number to all others.
 fn connect_all(listener: &PeerListener, addresses: &[PeerAddress], rank: usize) {
     let peers: Vec<usize> = (0..WORLD).filter(|&peer| peer != rank).collect();
     let connections =
@@ -170,8 +169,8 @@ fn connect_all(listener: &PeerListener, addresses: &[PeerAddress], rank: usize) 
     }
 }
 
-/// A rank listens from the moment when it publishes its address until the last rank has connected to it. So
-/// the last rank determines for how long strangers can reach the others.
+/// A rank listens from the moment when it publishes its address until the last rank has connected to it, which
+/// determines for how long strangers can reach the others.
 #[test]
 fn strangers_do_no_harm_to_ranks_that_connect() {
     let folder = tempfile::tempdir().unwrap();

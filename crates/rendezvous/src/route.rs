@@ -1,7 +1,7 @@
 //! Finds the address at which other hosts reach this one.
 //!
 //! The kernel knows which of this host's addresses it would use on the way to the rendezvous. This module
-//! knows nothing of what will listen at that address.
+//! does not know what will listen there.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs, UdpSocket};
 
@@ -20,9 +20,8 @@ pub struct HostRoute {
 }
 
 impl HostRoute {
-    /// Asks the kernel for the route. No packet is sent. For a rendezvous that is not a network address (a
-    /// local socket or a file), the result is the loopback address. `rank` and `world_size` are used only in
-    /// the error.
+    /// Asks the kernel for the route, without a packet. For a rendezvous that is not a network address (a
+    /// local socket or a file), the result is the loopback address. `rank` and `world_size` are for the error.
     pub fn to(
         rendezvous: &Rendezvous,
         rank: usize,
@@ -66,8 +65,8 @@ impl HostRoute {
 
     /// The address at which the other ranks reach `rank`, given all ranks' routes in rank order.
     ///
-    /// The host of the rendezvous may know itself only by a loopback address, because its own file of
-    /// host names says so. The other hosts know an address that they can reach.
+    /// The host of the rendezvous may know itself only by a loopback address from its own file of
+    /// host names. The other hosts know an address that they can reach.
     pub fn address_of(routes: &[Self], rank: usize) -> IpAddr {
         let own = routes[rank].own;
         let from_outside = routes.iter().map(|route| route.rendezvous).find(|ip| !ip.is_loopback());

@@ -1,7 +1,7 @@
 //! How a schedule writes down what a rank does.
 //!
-//! A schedule says which chunk is next; the list knows which micro-batch of it, since each chunk takes them in order. What
-//! goes beyond the last micro-batch is left out, so a schedule need not treat small steps apart.
+//! A schedule says which chunk is next; the list knows which micro-batch of it, since each chunk takes them in order. Anything
+//! beyond the last micro-batch is left out, so small steps are no special case.
 
 use std::collections::VecDeque;
 
@@ -12,7 +12,7 @@ use crate::{Action, Kind, Shape};
 pub enum Entry {
     /// One action.
     One(Action),
-    /// A forward and a backward pass which a device may run side by side. One that cannot runs them in this order.
+    /// A forward and a backward pass which a device may run side by side, or else in this order.
     Overlapped(Action, Action),
 }
 

@@ -173,7 +173,7 @@ fn check_complete(shape: &Shape, lists: &[Vec<Entry>]) -> Result<(), PlanError> 
     }
 }
 
-/// A list with its messages. Each is sent right after its action, and is received while the action before the one that
+/// A list with its messages. Each is sent right after its action, and may arrive while the action before the one that
 /// needs it runs.
 fn with_messages(placement: &Placement, list: &[Entry]) -> Vec<Action> {
     let computed: Vec<Action> = list.iter().flat_map(|entry| entry.actions()).collect();

@@ -3,7 +3,7 @@
 //!     card_steps [small] [CASE|CASE/PRECISION...]     small_cnn, cnn, mlp, llama, smollm2; f32, tf32, bf16, fp16 (default: all)
 //!
 //! Prints a line of JSON for each model, precision and form: milliseconds of a step, its floating-point operations and tokens, and
-//! the most memory in use. Steps follow each other as in training: the host reads the loss of each. `graph` launches them as graphs.
+//! the most memory in use. The host reads the loss of each step, as in training. `graph` launches steps as graphs.
 //! A figure is the mean of 50 steps after 20. `small` takes models and numbers of steps that an emulated card can compute. Errors if
 //! there is no card.
 

@@ -3,12 +3,10 @@
 //! This is the textbook form of bucketing. Hooks copy each final gradient to the end of the open bucket. A
 //! bucket that has no room for the next gradient is sent. After backward, the last, partly filled bucket is
 //! sent; then all buckets are awaited, divided and copied back. `ddp` does the same without the copies,
-//! because its gradients live in the buckets. It also starts with a small bucket, so that communication
-//! starts early.
+//! because its gradients live in the buckets, and starts earlier, with a small bucket.
 //!
-//! Operations per step: at least bytes / bucket size, since a bucket is sent when the next gradient does not
-//! fit. Bytes: the gradients. Memory: a second copy of the gradients. It is faster than `simple_ddp_async`
-//! for models with many small parameters.
+//! Operations per step: at least bytes / bucket size. Bytes: the gradients. Memory: a second copy of the gradients. It is
+//! faster than `simple_ddp_async` for models with many small parameters.
 
 use std::ops::Range;
 
@@ -37,7 +35,7 @@ pub struct BucketDdpAsync {
 
 impl BucketDdpAsync {
     /// A bucket is sent when the next gradient would make it larger than `cap_bytes`, or at the end of the
-    /// step. A gradient larger than `cap_bytes` has its own bucket.
+    /// step. A larger gradient has its own bucket.
     pub fn new(cap_bytes: usize) -> Self {
         Self {
             cap_bytes,

@@ -3,8 +3,7 @@
 //! Input: a layout and bucket sizes. Output: the range and the parameters of each bucket. Gradients become
 //! final from the last layer to the first, so the buckets are formed from the end of flat storage backward:
 //! each is a contiguous range, and reducing it copies nothing. The parameter that fills a bucket closes it,
-//! as in PyTorch's DistributedDataParallel (Li et al., 2020). The first bucket is small, so that
-//! communication starts early.
+//! as in PyTorch's DistributedDataParallel (Li et al., 2020). The first bucket is small, to start communication early.
 
 use std::ops::Range;
 
@@ -38,8 +37,8 @@ pub struct Bucket {
     pub params: Vec<ParamId>,
 }
 
-/// The buckets of a layout, in order of sending. A bucket is closed once it holds at least as many bytes as
-/// its cap. The parameter that fills the bucket belongs to it, however large the parameter is.
+/// The buckets of a layout, in order of sending. The parameter that brings a bucket to its cap closes it, however large the
+/// parameter is.
 pub fn plan_buckets(layout: &Layout, elem_bytes: usize, caps: BucketCaps) -> Vec<Bucket> {
     let mut buckets: Vec<Bucket> = Vec::new();
     let mut end = layout.trained_len();
@@ -94,8 +93,7 @@ mod tests {
         assert_eq!(BucketCaps::new(25 << 20).first_bytes, 1 << 20);
     }
 
-    /// A simpler, slower implementation for comparison: each parameter is inserted at the front of its
-    /// bucket.
+    /// A simpler, slower implementation for comparison: parameters are inserted at the front of buckets.
     fn plan_from_the_front(layout: &Layout, elem_bytes: usize, caps: BucketCaps) -> Vec<Bucket> {
         let mut buckets: Vec<Bucket> = Vec::new();
         let mut is_open = false;

@@ -1,6 +1,6 @@
 //! Gradient clipping by global norm, for every strategy.
 //!
-//! This module knows nothing of how gradients are distributed over the ranks: the strategy computes their
+//! This module does not know how gradients are distributed over the ranks: the strategy computes their
 //! norm, and the optimizer scales them.
 
 use crate::{Result, StepContext, Strategy, span};
@@ -8,9 +8,10 @@ use crate::{Result, StepContext, Strategy, span};
 /// Added to the norm before the division, as in PyTorch.
 const EPS: f64 = 1e-6;
 
-/// The norm of all gradients of the last training step together, without the scale of the loss ([`StepState::loss_scale`](crate::StepState::loss_scale)), and the
+/// The norm of all gradients of the last training step, without the scale of the loss
+/// ([`StepState::loss_scale`](crate::StepState::loss_scale)), and the
 /// factor that makes it at most `max_norm`: an optimizer scales by it in the same pass as the update
-/// ([`Optimizer::set_grad_factor`](paceline_model::Optimizer::set_grad_factor), which holds until it is called again: pass the
+/// ([`Optimizer::set_grad_factor`](paceline_model::Optimizer::set_grad_factor), until it is called again: pass the
 /// factor divided by the scale of the loss). As in PyTorch's `clip_grad_norm_` the factor is
 /// `max_norm / (norm + 1e-6)`, and at most 1. Every rank must call this.
 ///

@@ -1,7 +1,7 @@
 //! The guarantee of a strategy about the weights at the end of training.
 //!
 //! Every strategy and every communication hook must state its guarantee. There is no default, so a new
-//! strategy cannot count as exact by mistake. Checkpoints and comparisons of runs rely on the guarantee. The
+//! strategy cannot count as exact by mistake. Checkpoints and comparisons of runs rely on it. The
 //! test `exactness.rs` trains with every strategy and checks its guarantee.
 
 /// How the weights of a strategy's replicas relate to each other, and to the weights of exact data
@@ -14,10 +14,9 @@ pub enum Exactness {
     /// names the strategy with all settings on which the weights depend.
     Lossy(String),
     /// Ranks hold different weights between two averages; [`crate::Strategy::sync_replicas`] averages early. The
-    /// text names the strategy with all settings on which the weights depend.
+    /// text is as for [`Exactness::Lossy`].
     Periodic(String),
-    /// The weights of the ranks diverge and never become equal again. The text names the strategy with all
-    /// settings on which the weights depend.
+    /// The weights of the ranks diverge and never become equal again. The text is as for [`Exactness::Lossy`].
     Unsynchronized(String),
 }
 

@@ -1,4 +1,4 @@
-//! Carries out a rank's list of actions. What is drawn is what runs.
+//! Carries out a rank's list of actions.
 //!
 //! Input: a step and a plan. Output: the passes of all micro-batches, in the order of the list. A plain training step is a
 //! list too, of one stage. This file knows nothing of how gradients are synchronized.
@@ -14,7 +14,7 @@ use paceline_trace::{Span, now_ns};
 use crate::step::TrainStep;
 use crate::{ActionTimes, Result};
 
-/// The state of the micro-batches between two actions. Each entry has a stage and a micro-batch.
+/// The state of the micro-batches between two actions, by stage and micro-batch.
 #[derive(Default)]
 struct InFlight {
     /// Inputs of stages, which are the outputs of the stages before them.
@@ -116,7 +116,7 @@ impl InFlight {
     }
 
     /// The gradient of a stage's output: that of the loss, or of the input of the next stage. With `only_input`, the loss may put off
-    /// the gradients of its parameters.
+    /// those of its parameters.
     fn d_output(
         &mut self,
         step: &mut TrainStep,

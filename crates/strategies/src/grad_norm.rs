@@ -14,8 +14,8 @@ use crate::{Replica, Result};
 type Sent = (u32, usize, [f64; ROW_ELEMS]);
 
 /// The norm of all gradients. Each rank of `group` owns a part of them, and each stage of a pipeline has its own. The squares are
-/// added up as a tree over all rows. Each rank sends the largest nodes of this tree that lie within its part. So the norm has the
-/// same bits however the gradients are divided. A rank that owns all gradients computes the norm alone.
+/// added up as a tree over all rows, of which each rank sends the largest nodes within its part. So the norm has the
+/// same bits however the gradients are divided. A rank that owns all gradients computes it alone.
 ///
 /// Bytes sent: about 140 per node, and at most two nodes of each level of the tree for each owned range.
 pub fn over(group: &Group, replica: &Replica) -> Result<f64> {
@@ -34,7 +34,7 @@ pub fn over(group: &Group, replica: &Replica) -> Result<f64> {
         own.extend(tree.nodes().iter().map(|node| (node.level, node.index, node.sum)));
     }
     let mut all = own;
-    // Either all ranks of the group own their whole stage, or no rank does.
+    // Either all ranks of the group own their whole stage, or none does.
     if replica.owned.grads != Owned::everything(&replica.model).grads {
         all = group.all_gather_object(&all)?.into_iter().flatten().collect();
     }
@@ -49,7 +49,7 @@ pub fn over(group: &Group, replica: &Replica) -> Result<f64> {
     Ok(tree.total().sqrt())
 }
 
-/// The gradients that this rank owns, as elements of its own storage and as those of the storage of the whole model.
+/// The gradients that this rank owns, as elements of its own storage and of the whole model's.
 fn in_whole_model(replica: &Replica) -> Vec<(Range<usize>, Range<usize>)> {
     let owned = &replica.owned.grads;
     if replica.pipeline.ranks.is_none() {

@@ -4,7 +4,7 @@
 //! in f32 and rounded once) and widened again. f16 keeps 11 bits of each value, but nothing above 65504 and
 //! little below 6e-8. bf16 keeps 8 bits and the range of f32. Seide et al., "1-Bit Stochastic Gradient
 //! Descent" (2014), began this line of work. PyTorch's `fp16_compress_hook` sends as many bytes, but divides
-//! first and sums in f16, which rounds again for every rank.
+//! first and sums in f16, which rounds for every rank.
 //!
 //! Operations per step: one per bucket. Bytes: half the gradients. Memory: half a copy of the gradients. It
 //! is faster than plain `ddp` if the link, not the processor, is the bottleneck.

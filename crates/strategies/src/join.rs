@@ -1,10 +1,10 @@
 //! Uneven inputs: ranks that have different numbers of batches, or batches of different sizes.
 //!
-//! A strategy's operations need all ranks, so a rank that has run out of data cannot just stop. Instead it
+//! A strategy's operations need all ranks, so a rank that has run out of data
 //! takes part with an empty batch, which every strategy handles. All ranks stop together when no rank has a
 //! sample left. In PyTorch's `Join`, such a rank shadows the operations of the others, which every strategy
 //! has to support; here strategies need no support. The ranks agree on the number of samples of each step, so
-//! every sample still has the same weight, whichever rank has it.
+//! every sample has the same weight.
 //!
 //! Operations per batch: one blocking all-reduce of 8 bytes.
 
@@ -21,13 +21,13 @@ pub struct Join {
 }
 
 impl Join {
-    /// `empty` is a batch without samples, which is used when this rank has no batch left.
+    /// `empty` is a batch without samples, for when this rank has no batch left.
     pub fn new(empty: Batch) -> Self {
         Self { empty }
     }
 
-    /// This rank's share of the next micro-batch. `own` is `None` if it has no batch left. Returns `None` once no rank
-    /// has samples. All ranks call this. Either every rank gets a share, or no rank does.
+    /// This rank's share of the next micro-batch. `own` is `None` if it has no batch left. Returns `None`, on every rank, once no
+    /// rank has samples. All ranks call this.
     ///
     /// Records the time spent waiting for the others as [`span::EXPOSED`].
     pub fn next(

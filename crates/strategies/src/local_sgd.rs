@@ -2,9 +2,8 @@
 //!
 //! McMahan et al., "Communication-Efficient Learning of Deep Networks from Decentralized Data" (2017), and
 //! Stich, "Local SGD Converges Fast and Communicates Little" (2019). Between two averages the replicas
-//! differ. With an average after every step and plain SGD, this is data parallelism: if all ranks take one
-//! step from the same point, the mean of their parameters is the point after the mean step. Momentum and
-//! moments are not averaged; each rank keeps its own.
+//! differ. With an average after every step and plain SGD, this is data parallelism: the mean of the ranks' parameters
+//! is the point after the mean step. Momentum and moments are not averaged.
 //!
 //! Operations per `every` steps: one, and the few bytes of the loss, which the ranks sum only in these steps. Bytes: the
 //! parameters. Memory: nothing beyond them. It is faster than the others if even overlapped communication is too slow,
@@ -68,7 +67,7 @@ impl Strategy for LocalSgd {
         allocate(model, precision, compute, mesh, (held, [true, false]))
     }
 
-    /// Only in steps that communicate anyway. In the other steps each rank knows only its own loss.
+    /// Only in steps that communicate anyway.
     fn shares_loss(&self) -> bool {
         self.steps + 1 == self.every
     }

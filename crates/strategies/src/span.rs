@@ -17,8 +17,7 @@ pub const PARAM_BROADCAST: &str = "param broadcast";
 pub const REDUCE_SCATTER: &str = "reduce-scatter";
 /// The parameters of a unit are gathered from their owners.
 pub const GATHER: &str = "gather";
-/// All ranks of a pipeline wait for each other: for the sums of the loss, or for the norm of the gradients, with which each
-/// computes its own part.
+/// All ranks of a pipeline wait for each other: for the sums of the loss, or for the norm of the gradients.
 pub const BARRIER: &str = "barrier";
 /// The optimizer.
 pub const OPTIMIZER: &str = "optimizer_step";

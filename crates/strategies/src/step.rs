@@ -291,7 +291,7 @@ impl<'a> TrainStep<'a> {
         Ok(())
     }
 
-    /// The count of [`SampleCount`].
+    /// The number that the mean loss divides by.
     fn count_of_all(&mut self) -> Result<usize> {
         let count = match &self.count {
             SampleCount::Known(count) => *count,

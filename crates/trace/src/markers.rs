@@ -1,9 +1,9 @@
 //! Slices that other tools show, while they run.
 //!
 //! This file has the marks of one such tool, the trace of the kernel.
-//! Linux writes each line that comes to `trace_marker` (tracefs) into its own trace, with the time and the thread, by the clock
-//! that `perf` can use too. Perfetto shows such lines as slices: `B|PID|name` begins one, `E|PID` ends the last one that this
-//! thread has begun. A mark is one system call. Source: the kernel's documentation of ftrace; the form
+//! Linux writes each line that comes to `trace_marker` (tracefs) into its own trace, with time and thread, by the clock
+//! that `perf` can use too. Perfetto shows such lines as slices: `B|PID|name` begins one, `E|PID` ends the last one of the
+//! thread. A mark is one system call. Source: the kernel's documentation of ftrace; the form
 //! of the lines is Android's atrace.
 
 use std::fmt::{self, Debug};
@@ -43,7 +43,6 @@ impl KernelMarkers {
         // The kernel takes a mark as one write, so it is put together first.
         let mut line = [0; MOST_BYTES];
         let mut rest = &mut line[..];
-        // A name that is too long is cut.
         let _ = rest.write_fmt(words);
         let left = rest.len();
         // A mark that the kernel refuses is lost, and nothing else.

@@ -115,7 +115,7 @@ pub enum Event {
     Kernel {
         /// The kernel's name.
         name: &'static str,
-        /// When the host put it into its stream, in no time where the host itself computes.
+        /// When the host put it into its stream. It takes no time where the host itself computes.
         launched: Span,
         /// When it ran.
         span: Span,

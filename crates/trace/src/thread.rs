@@ -10,9 +10,9 @@ use std::thread::Builder;
 use rustix::io;
 use rustix::thread::{CpuSet, sched_setaffinity};
 
-/// The stack of every thread, in bytes: as much as the main thread of a process has by default. So code that runs on the main
-/// thread runs on every other, also in a build without optimization, whose frames are many times as large. The default of
-/// the standard library is a quarter of it. Only the pages that a thread has touched take memory.
+/// The stack of every thread, in bytes: as much as the main thread of a process has by default, so that the same code can run
+/// on both, also in a build without optimization, whose frames are many times as large. The standard library's default is a
+/// quarter of it. Only the pages that a thread has touched take memory.
 pub const STACK_BYTES: usize = 8 << 20;
 
 /// A builder of a thread with this name and a stack of [`STACK_BYTES`].
@@ -20,7 +20,7 @@ pub fn thread_builder(name: impl Into<String>) -> Builder {
     Builder::new().name(name.into()).stack_size(STACK_BYTES)
 }
 
-/// The value of a mutex, also if a thread has panicked while it held the lock. For values that are consistent between any two
+/// The value of a mutex, also after a panic of a thread that held the lock. For values that are consistent between any two
 /// statements.
 pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
@@ -39,7 +39,7 @@ pub fn pin(own: &CpuSet, others: CpuSet) -> io::Result<()> {
     Ok(())
 }
 
-/// The work of a thread beside the calling one, which computes: such as communication. It runs on processors of its own, if the
+/// The work of a thread beside the calling one, such as communication. It runs on processors of its own, if the
 /// calling thread is pinned and its rank has others.
 pub fn beside<R>(work: impl FnOnce() -> R) -> impl FnOnce() -> R {
     let processors = BESIDE.get();

@@ -12,8 +12,7 @@ use crate::Result;
 use crate::shared::Control;
 use crate::shared::links::{Links, PeerMonitor};
 
-/// Connections of a rank that the engine does not use. They serve to share memory, to notice that a process has died,
-/// and to form sub-groups.
+/// Connections of a rank to share memory, to notice that a process has died, and to form sub-groups.
 #[derive(Debug)]
 pub(super) enum HostLinks {
     /// The ranks are threads of one process. They find their sub-groups at this registry.
@@ -24,8 +23,8 @@ pub(super) enum HostLinks {
     None,
 }
 
-/// Where threads find the shared state of their sub-groups. The key is the number of the split and the
-/// color. An entry stays until all members have taken it, and has the number of members that are still missing.
+/// Where threads find the shared state of their sub-groups, by the number of the split and the
+/// color. An entry has the number of members that have not taken it, and stays until all have.
 #[derive(Debug, Default)]
 pub(super) struct SplitRegistry(Mutex<HashMap<(u32, i64), (SubGroupState, usize)>>);
 

@@ -20,8 +20,8 @@ pub(super) struct Buffers {
     pub(super) starts: Vec<c_int>,
 }
 
-/// Where a transfer writes the result of a call: MPI does not allow the two sides to overlap, so a result that overlaps
-/// the contribution goes to the engine's own memory first.
+/// Where a transfer writes the result of a call: a result that overlaps the contribution goes to the engine's own memory
+/// first, since MPI allows no overlap.
 pub(super) fn room_for_result(call: &Call, scratch: &mut ScratchMemory) -> Region {
     if call.overlap().is_none() { call.recv } else { scratch.get(call.recv.len_bytes) }
 }

@@ -34,8 +34,7 @@ fn header(words: &[u64]) -> CallHeader {
     CallHeader { signature, send_count, recv_count, overlap }
 }
 
-/// Words as memory of the host. The caller gives the words up for good if the operation fails, since a peer may still use
-/// them.
+/// Words as memory of the host, which the caller gives up for good if the operation fails: a peer may still use it.
 fn region(words: &mut ManuallyDrop<Vec<u64>>) -> Region {
     Region::at(words.as_mut_ptr().cast(), size_of_val(words.as_slice()))
 }

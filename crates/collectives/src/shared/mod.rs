@@ -3,8 +3,7 @@
 //! All ranks share one [`Control`] block, which holds a barrier with two phases. After the first phase each rank
 //! knows the calls of all others and where their data lie, and the ranks work on each other's memory directly.
 //! Reductions are divided into chunks, which any rank may claim. In all other operations each rank copies what
-//! it needs from where the data lie. Every element is reduced by the same tree over the ranks, so all transports
-//! give the same bits.
+//! it needs. Every element is reduced by the same tree over the ranks, so all transports give the same bits.
 //!
 //! Memory that peers cannot reach (a `Vec` of another process) goes through a staging area, one half at a
 //! time: while peers read one half, the owner fills the other, so one barrier phase per piece is enough.
@@ -57,8 +56,7 @@ impl SharedState {
         }
     }
 
-    /// Ends this rank's membership in the group after a panic in the middle of an operation: the peers learn
-    /// that this rank is lost.
+    /// Ends this rank's membership after a panic in the middle of an operation: the peers learn that it is lost.
     pub(crate) fn abandon(&self) {
         self.control().depart(self.rank, Fate::Lost);
     }

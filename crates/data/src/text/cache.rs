@@ -1,7 +1,7 @@
 //! Keeps tokens in a file, so that texts are tokenized once.
 //!
-//! Input: what the tokens depend on, and the tokens. Output: the same tokens, or nothing. A file is whole and under its
-//! name, or it is not there. This module knows nothing of texts.
+//! Input: what the tokens depend on, and the tokens. Output: the same tokens, or nothing. A file appears under its
+//! name when it is complete. This module knows nothing of texts.
 
 use std::fs;
 use std::io::{self, Read, Write};
@@ -78,7 +78,7 @@ impl CacheFile {
         }
     }
 
-    /// Writes the tokens. Another process that writes the same file does no harm: both write the same bytes.
+    /// Writes the tokens. Another process that writes the same file does no harm, since the bytes are the same.
     pub fn write(&self, rows: &TokenRows) -> Result<(), TextError> {
         let unfinished = self.path.with_extension(format!("tokens.{}", std::process::id()));
         let write = || -> io::Result<()> {

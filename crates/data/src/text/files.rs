@@ -23,7 +23,7 @@ pub struct TextFiles {
 }
 
 impl TextFiles {
-    /// Texts with classes. Looks into a folder, and if that has nothing to train on, into the one subfolder that has. Errors if there is no such
+    /// Texts with classes, in a folder, or in its one subfolder that has something to train on. Errors if there is no such
     /// folder, or several, or if a part has files of several formats.
     pub fn find(folder: &Path) -> Result<Self, TextError> {
         if folder.exists() && !folder.is_dir() {
@@ -53,7 +53,7 @@ impl TextFiles {
         }
     }
 
-    /// Any text for a language model: as [`TextFiles::find`], and if there is nothing of such names, all text files of a
+    /// Any text for a language model: as [`TextFiles::find`], or else all text files of a
     /// folder and of its subfolders, whatever their names. Hidden files, and subfolders that are links, are left out.
     pub fn find_any(path: &Path) -> Result<Self, TextError> {
         match Self::find(path) {
@@ -88,7 +88,6 @@ impl TextFiles {
         }
     }
 
-    /// The files of a folder itself.
     fn in_folder(folder: &Path) -> Result<Self, TextError> {
         let is_text = |path: &PathBuf| TextFormat::of_part(path).is_some() && path.is_file();
         let paths: Vec<PathBuf> = entries(folder)?.into_iter().filter(is_text).collect();

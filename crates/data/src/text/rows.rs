@@ -14,7 +14,7 @@ use super::{TableSettings, TextError, TextFormat};
 
 /// The mark that some programs write in front of a text.
 pub(super) const BYTE_ORDER_MARK: &str = "\u{feff}";
-/// The most different words that are taken for names of classes.
+/// The most different words that are names of classes.
 const MAX_LABEL_WORDS: usize = 1000;
 const TOO_MANY_WORDS: &str = "more than 1,000 different words are labels up to here; labels are the names or the numbers of \
                               classes, so name another column with --label-column";
@@ -30,8 +30,8 @@ pub struct TextRows {
 
 impl TextRows {
     /// Reads the files one after the other, with the columns `text` and `label`. Errors name the file and the row: a file that
-    /// is cut off, a column that is missing, and a label that is not one of `num_classes` classes. Of a text of more than
-    /// 8 MiB, its beginning is kept.
+    /// is cut off, a missing column, or a label that is not one of `num_classes` classes. Only the first 8 MiB of a longer text
+    /// are kept.
     pub fn read(paths: &[PathBuf], num_classes: usize) -> Result<Self, TextError> {
         Self::read_table(paths, num_classes, &TableSettings::default(), &mut |_| {})
     }
@@ -59,8 +59,8 @@ impl TextRows {
         Ok(rows)
     }
 
-    /// The labels of these files that are words, in the order of the alphabet. None if the first label is a number. Rows that
-    /// cannot be used are left out here: reading the texts says what is wrong with them.
+    /// The labels of these files that are words, in alphabetical order. Empty if the first label is a number. Unusable rows are
+    /// left out here: reading the texts says what is wrong with them.
     pub fn label_words(
         paths: &[PathBuf],
         table: &TableSettings,
@@ -152,7 +152,6 @@ fn read_as_named(path: &Path, table: &TableSettings, sink: Sink<'_>) -> Result<(
     }
 }
 
-/// The contents of a file.
 pub(super) fn open(path: &Path) -> Result<impl BufRead, TextError> {
     let file = paceline_files::open(path).map_err(|error| TextError::file(path, error))?;
     unmarked(path, file)

@@ -12,8 +12,8 @@ const INCOMPLETE: char = char::REPLACEMENT_CHARACTER;
 pub struct TextStream<'a> {
     tokenizer: &'a Tokenizer,
     tokens: Vec<u32>,
-    /// Where decoding begins. A decoder treats the first token in a way of its own, such as leaving out a space, so it is
-    /// shown tokens whose text has been given out.
+    /// Where decoding begins. A decoder treats the first token in its own way, such as leaving out a space, so it is
+    /// shown earlier tokens.
     from: usize,
     /// The tokens before this one have been given out.
     given: usize,
@@ -25,8 +25,7 @@ impl<'a> TextStream<'a> {
         Self { tokenizer, tokens: tokens.to_vec(), from: 0, given: tokens.len() }
     }
 
-    /// The text of the next token, after text that earlier tokens have left incomplete. Empty if a character has no end
-    /// yet.
+    /// The text of the next token, after text that earlier tokens have left incomplete. Empty if a character is incomplete.
     pub fn next(&mut self, token: u32) -> Result<String, TextError> {
         self.tokens.push(token);
         let text = self.text()?;

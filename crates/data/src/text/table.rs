@@ -1,4 +1,4 @@
-//! Which columns of a table hold the texts and their labels, and what happens to rows that cannot be used.
+//! Which columns of a table hold the texts and their labels, and what happens to unusable rows.
 //!
 //! Input: labels as files have them. Output: classes. This module reads no file.
 
@@ -19,7 +19,7 @@ pub struct TableSettings {
     pub label_names: Vec<String>,
     /// Whether CSV files begin with the names of their columns.
     pub has_header: bool,
-    /// Whether rows without a text, and rows that cannot be used, are left out and counted instead of refused.
+    /// Whether rows without a text, and unusable rows, are left out and counted instead of refused.
     pub skip_bad_rows: bool,
 }
 
@@ -41,7 +41,7 @@ impl TableSettings {
         std::iter::once(self.text_column.as_str()).chain(self.label_column.as_deref())
     }
 
-    /// The class of a label. Its range is not checked. An error says that the label is not a class.
+    /// The class of a label, whose range is not checked. Errors if the label is not a class.
     pub(super) fn class_of(&self, label: Option<Label>) -> Result<i64, String> {
         let names = &self.label_names;
         let word = match label {

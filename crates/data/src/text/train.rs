@@ -1,6 +1,6 @@
-//! Trains a tokenizer on texts: byte pair encoding, which makes frequent neighbors one token, again and again.
+//! Trains a tokenizer on texts: byte pair encoding, which makes frequent neighbors one token, repeatedly.
 //!
-//! Input: texts, and a number of tokens. Output: a `tokenizer.json`. Every text has tokens by it, because each byte is one.
+//! Input: texts, and a number of tokens. Output: a `tokenizer.json`, by which every text has tokens, because each byte is one.
 //! This module reads no file. Source: Sennrich and others, Neural Machine Translation of Rare Words with Subword Units
 //! (2016), over bytes as in GPT-2.
 
@@ -51,7 +51,7 @@ impl Tokenizer {
 
 /// The words of texts, and how often each occurs.
 fn words(texts: &[String], level: &ByteLevel) -> tokenizers::Result<BTreeMap<String, u64>> {
-    // Line by line, so that a long text is not divided into words at once.
+    // Line by line, to divide a long text in parts.
     let lines: Vec<&str> = texts.iter().flat_map(|text| text.split_inclusive('\n')).collect();
     let some: Vec<&[&str]> = lines.chunks(LINES).collect();
     let count = |lines: &&[&str]| -> tokenizers::Result<HashMap<String, u64>> {

@@ -7,10 +7,10 @@ use paceline_memory::{DType, Tensor};
 use crate::{BufferId, Context, Half, Init, Layer, LayoutBuilder, Mode, ParamId, Result, Saved};
 
 /// Normalizes (n, h, w, c) or (n, c), channel by channel, in the type of its input. In training, the statistics are those
-/// of this rank's share of the batch, or of all shares if [`Context::syncs_statistics`] is true, and the running
-/// statistics are updated from them. In evaluation, the running statistics are used.
+/// of this rank's share of the batch, or of all shares if [`Context::syncs_statistics`] is true, and they
+/// update the running statistics. In evaluation, the running statistics are used.
 ///
-/// An empty share does not change the running statistics, unless the statistics are computed over all shares.
+/// An empty share changes the running statistics only if the statistics are computed over all shares.
 #[derive(Debug)]
 pub struct BatchNorm {
     config: batch_norm::BatchNorm,
@@ -56,7 +56,7 @@ impl BatchNorm {
         Ok(moments)
     }
 
-    /// The sums over this share from which both halves of the backward pass begin; the first one computes them.
+    /// The sums over this share from which both halves of the backward pass begin; the first half computes them.
     fn gradient_sums(&self, cx: &Context, saved: &mut Saved, d_output: &Tensor) -> Result<Tensor> {
         if let [sums] = saved.kept() {
             return Ok(sums.clone());
@@ -89,8 +89,7 @@ impl Layer for BatchNorm {
         half: Half,
     ) -> Result<Option<Tensor>> {
         if half.writes_weights() && cx.trains(self.weight) {
-            // These are the gradients of this share only. Like all gradients of parameters, the strategy
-            // averages them over the ranks.
+            // The gradients of this share only: the strategy averages them over the ranks.
             let sums = self.gradient_sums(cx, saved, &d_output)?;
             let (dw, db) = (cx.grad(self.weight)?, cx.grad(self.bias)?);
             let accumulate = cx.accumulates(self.weight);

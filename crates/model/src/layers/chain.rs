@@ -14,8 +14,8 @@ impl<L: Layer> Chain<'_, L> {
         self.0.iter().take_while(|layer| !layer.has_parameters()).count()
     }
 
-    /// The gradient of the output of layer `at`. The half of the backward pass that comes first computes it and keeps it
-    /// for the other, so that neither repeats work. Layers without parameters keep nothing once they are passed.
+    /// The gradient of the output of layer `at`. The first half of the backward pass computes it and keeps it
+    /// for the other. Layers without parameters keep nothing once they are passed.
     fn d_output_of(
         &self,
         at: usize,
@@ -23,7 +23,7 @@ impl<L: Layer> Chain<'_, L> {
         saved: &mut Saved,
         d_output: &Tensor,
     ) -> Result<Tensor> {
-        // The first one that is kept is that of the layer that was reached last.
+        // The first one that is kept is that of the last layer so far.
         let reached = saved.parts.iter().position(|part| part.d_output.is_some());
         let reached = reached.unwrap_or_else(|| {
             let last = self.0.len() - 1;
@@ -60,8 +60,7 @@ impl<L: Layer> Chain<'_, L> {
         let mut gradient = d_output;
         let first = self.first_with_parameters();
         for (at, mut part) in saved.parts.drain(..).enumerate().rev() {
-            // Only the first layer with parameters can leave out the gradient of its input. The layers before the others need
-            // theirs.
+            // Only the first layer with parameters can leave out the gradient of its input.
             let half = Half::Whole { wants_input: wants_input || at > first };
             let d_input = self.0[at].backward(cx, &mut part, gradient, half)?;
             if !half.wants_input() {
@@ -77,7 +76,7 @@ fn kept(part: &Saved) -> Tensor {
     part.d_output.clone().expect("a gradient is kept until its layer has passed it on")
 }
 
-/// The gradient of a layer's input, which somebody needs.
+/// The gradient of a layer's input, which is needed.
 fn found(layer: &impl Layer, d_input: Option<Tensor>) -> Result<Tensor> {
     d_input.ok_or_else(|| ModelError::NoInputGradient { layer: layer.name() })
 }

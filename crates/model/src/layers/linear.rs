@@ -7,8 +7,8 @@ use paceline_memory::Tensor;
 use crate::{Context, Half, Init, Layer, LayoutBuilder, ModelError, ParamId, Result, Saved};
 
 /// Maps (n, inputs) to (n, outputs). An input of f32 is fine where the network computes in bf16.
-///
-/// The weight (outputs, inputs) consists of one or more parameters, whose rows lie one below the other, as those of
+/// The weight (outputs, inputs) consists of one or more parameters, one below the other, as those of
+/// queries, keys and values, for a single product.
 /// queries, keys and values. So there is one product instead of one for each parameter.
 #[derive(Clone, Debug)]
 pub struct Linear {
@@ -36,7 +36,7 @@ impl Linear {
 
     /// A layer without bias and activation. Registers a weight (outputs, inputs) for each name and its outputs.
     ///
-    /// Errors if the weights cannot lie side by side, because one of them, the last one apart, has a number of elements
+    /// Errors if the weights cannot lie side by side, because one of them, except the last, has a number of elements
     /// that is no multiple of the alignment of parameters.
     pub fn projection(
         layout: &mut LayoutBuilder,
@@ -85,7 +85,7 @@ impl Linear {
         }
     }
 
-    /// The gradient of the sum before the activation. Both halves of the backward pass need it; the first one computes it.
+    /// The gradient of the sum before the activation, for both halves of the backward pass; the first one computes it.
     fn d_sum(&self, cx: &Context, saved: &mut Saved, d_output: &Tensor) -> Result<Tensor> {
         if self.activation == Activation::None {
             return Ok(d_output.clone());

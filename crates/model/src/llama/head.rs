@@ -7,7 +7,7 @@ use crate::{Batch, Context, ModelError, Objective, ParamId, Result, Saved, UnitI
 
 /// Predicts a target for each position: (batch * seq, width) becomes logits over the vocabulary, a chunk at a time, and
 /// these are compared with the targets, (batch, seq) of i64. The mean is over all tokens that have a target: if the batch has
-/// the lengths of its sequences, those within them whose target is not [`linear_cross_entropy::IGNORED`], and otherwise all.
+/// lengths, those within them whose target is not [`linear_cross_entropy::IGNORED`], and otherwise all.
 #[derive(Clone, Debug)]
 pub(super) struct LanguageModelHead {
     /// `None` if the weight is that of the embedding.
@@ -89,14 +89,14 @@ impl Objective for LanguageModelHead {
 
     fn count(&self, batch: &Batch) -> Result<usize> {
         let Some(targets) = batch.on_host(Batch::TARGETS) else {
-            // The host cannot look; what is made on a device has a target for each token, see `Batch::of`.
+            // The host cannot look: each token has a target, see `Batch::of`.
             return Ok(batch.get(Batch::TARGETS).map_or(0, Tensor::num_elems));
         };
         let (count, len) = match batch.on_host(Batch::LENGTHS) {
             Some(lengths) => return Ok(linear_cross_entropy::count_within(targets, lengths)?),
             None => (linear_cross_entropy::count(targets)?, targets.num_elems()),
         };
-        // Without lengths, the other ranks take it that each token counts.
+        // Without lengths, the other ranks assume that each token counts.
         if count == len {
             Ok(count)
         } else {

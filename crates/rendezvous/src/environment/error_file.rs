@@ -1,7 +1,7 @@
 //! The file from which a launcher learns why a rank failed.
 //!
-//! torchrun, and our own launcher like it, name the file in TORCHELASTIC_ERROR_FILE. Among the ranks that failed,
-//! torchrun shows the rank with the earliest time, in whole seconds, as the root cause. For a rank without a file, that
+//! torchrun, and our own launcher like it, name the file in TORCHELASTIC_ERROR_FILE. torchrun shows the failed rank with the
+//! earliest time, in whole seconds, as the root cause. For a rank without a file, that
 //! time is the moment when torchrun noticed.
 
 use std::io::Write;
@@ -14,18 +14,17 @@ pub const ERROR_FILE: &str = "TORCHELASTIC_ERROR_FILE";
 /// The most bytes of the file: a message with its last lines. A rank's program may have written it.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// How much later than now a consequence is dated, so that it is never taken for its cause. It is
-/// longer than torchrun's rounding to seconds and the time between two of its checks.
+/// How much later than now a consequence is dated, so that it is never taken for its cause: longer
+/// than torchrun's rounding to seconds and the time between two of its checks.
 const CONSEQUENCE_DELAY_SECS: u64 = 60;
 
-/// Reports to the launcher why this rank failed. Does nothing under a launcher that names no file. A file that cannot be
-/// written is ignored: the rank is failing already.
+/// Reports to the launcher why this rank failed. Does nothing under a launcher that names no file. Errors are ignored: the
+/// rank is failing already.
 pub fn write_error_file(message: &str) {
     write_for_launcher(message, &[], 0);
 }
 
-/// Like [`write_error_file`], for a rank that failed only because other ranks did: those of `culprits`, if it
-/// knows them.
+/// Like [`write_error_file`], for a rank that failed only because other ranks did: `culprits`, if it knows them.
 pub fn write_consequence_file(message: &str, culprits: &[usize]) {
     write_for_launcher(message, culprits, CONSEQUENCE_DELAY_SECS);
 }

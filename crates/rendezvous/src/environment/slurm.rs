@@ -5,8 +5,7 @@ use super::placement::{Launcher, Placement};
 use super::variables::{Variables, check_range};
 use crate::Rendezvous;
 
-/// The first special step number. Numbers from here on are not steps of srun but the batch script itself, a
-/// shell in an allocation, and so on.
+/// The first special step number, for the batch script itself, a shell in an allocation, and so on.
 const FIRST_SPECIAL_STEP: usize = 0xffff_fff0;
 
 /// The first port for jobs. It lies below the ports that systems assign automatically.
@@ -53,8 +52,8 @@ pub(super) fn job(variables: &Variables<'_>) -> Option<String> {
     Some(format!("{job}.{}", variables.text("SLURM_STEP_ID")?))
 }
 
-/// The rendezvous of a step on several hosts: the first host, at a port computed from the job number and the
-/// step number. So all ranks know the port, and two jobs seldom share one.
+/// The rendezvous of a step on several hosts: the first host, at a port computed from the numbers of the job and the
+/// step, so that all ranks know it, and two jobs seldom share one.
 pub(super) fn rendezvous(
     variables: &Variables<'_>,
     secret: String,

@@ -10,14 +10,13 @@ use crate::deadline::Deadline;
 use crate::hello::{CHALLENGE_LIMIT, HelloAnswer, Refusal, Who, say_hello};
 use crate::key::RunKey;
 
-/// How long one of several candidates may take to answer a hello. The program that listens there may be a stranger.
+/// How long one of several candidates, which may be a stranger, may take to answer a hello.
 const ANSWER_LIMIT: Duration = Duration::from_secs(5);
 
 /// How much longer than the server's own limit this side waits for an answer.
 const GRACE: Duration = Duration::from_secs(5);
 
-/// Addresses to try, the key that the server must have too, and whether a server found there may belong to an earlier
-/// run.
+/// Addresses to try, the key that the server must have too, and whether a server there may belong to an earlier run.
 #[derive(Debug)]
 pub(crate) struct Candidates {
     pub(crate) addresses: Vec<SocketAddress>,
@@ -81,7 +80,7 @@ impl Connection {
         Self { socket: Some(socket) }
     }
 
-    /// Sends a request and waits for the answer. The server may take `limit` for the answer.
+    /// Sends a request and waits for the answer, for which the server may take `limit`.
     pub(crate) fn request(
         &mut self,
         request: &Request,

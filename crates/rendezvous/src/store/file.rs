@@ -1,6 +1,6 @@
 //! The rendezvous file: rank 0's addresses and the run's secret, for ranks that see the same folder.
 //!
-//! The file only says where to connect. A rank that connects learns whether rank 0 is alive, so no rank joins a
+//! The file only says where to connect. A rank that connects learns whether rank 0 is alive, so none joins a
 //! dead run that has left its file.
 
 use std::fs::OpenOptions;
@@ -25,8 +25,7 @@ pub(crate) struct RendezvousFile {
 }
 
 impl RendezvousFile {
-    /// Writes the file: readable only by this user, and visible only when complete. Replaces a file of
-    /// an earlier run.
+    /// Writes the file: readable only by this user, and visible only when complete. Replaces an older file.
     pub(crate) fn write(&self, path: &Path) -> io::Result<()> {
         let text = self.to_text();
         let mut partial = path.as_os_str().to_owned();
@@ -54,7 +53,7 @@ impl RendezvousFile {
         text + "end\n"
     }
 
-    /// Reads the file. The error says why the file cannot be used now. A later attempt may succeed.
+    /// Reads the file. The error says why it cannot be used now; a later attempt may succeed.
     pub(crate) fn read(path: &Path) -> Result<Self, String> {
         let read = || -> io::Result<(u32, String)> {
             let file = paceline_files::open(path)?;

@@ -17,7 +17,7 @@ pub struct InterleavedZeroBubble {
     pub chunks: usize,
 }
 
-/// The stages of a rank in the order in which a micro-batch after the other takes them: a round of about as many micro-batches
+/// The stages of a rank in the order in which micro-batches take them: a round of about as many micro-batches
 /// as there are ranks passes through the first stage, then through the next one.
 struct Rounds {
     chunks: usize,

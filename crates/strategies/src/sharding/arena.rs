@@ -1,4 +1,4 @@
-//! Memory for units that are open for the moment: units that are never open together share it.
+//! Memory for open units: units that are never open together share it.
 
 use std::ops::Range;
 
@@ -21,7 +21,6 @@ impl UnitMemory {
         Ok(Self { arena, memory })
     }
 
-    /// The memory of a unit.
     pub(crate) fn of(&self, unit: UnitId) -> Result<Tensor> {
         Ok(self.memory.slice(self.arena.place(unit))?)
     }
@@ -53,7 +52,7 @@ pub(crate) struct UnitArena {
 
 impl UnitArena {
     /// Places units that are used in the order of `sequence`. Units that are at most `distance` uses apart can be open
-    /// at the same time, and so can any two of the last `kept` units. `apart` are units that are open all the time.
+    /// at the same time, and so can any two of the last `kept` units. `apart` are always open.
     ///
     /// The largest unit is placed first, and each of the others at the first gap beside the units with which it can be open
     /// ("greedy by size": Pisarchyk and Lee, Efficient Memory Management for Deep Neural Net Inference, 2020).
@@ -96,12 +95,10 @@ impl UnitArena {
         Self { places, len: end }
     }
 
-    /// Elements of the arena.
     pub(crate) fn len(&self) -> usize {
         self.len
     }
 
-    /// The elements of a unit.
     pub(crate) fn place(&self, unit: UnitId) -> Range<usize> {
         self.places[unit.0].clone()
     }

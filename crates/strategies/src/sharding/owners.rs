@@ -34,11 +34,10 @@ pub(crate) fn gather(cx: &mut StepContext, memory: &UnitMemory, unit: UnitId) ->
     Ok(whole)
 }
 
-/// Gradients of units that are reduced to their owners after the backward pass of the unit.
+/// Gradients of units, which are reduced to their owners after the backward pass of the unit.
 #[derive(Debug)]
 pub(crate) struct OwnerReductions {
-    /// `None` if gradients lie in the storage of the replica, which holds all of them, and are reduced at the end of the
-    /// step.
+    /// `None` if the storage of the replica holds all gradients, which are reduced at the end of the step.
     memory: Option<UnitMemory>,
     /// Where a gradient goes that is added to that of an earlier micro-batch.
     added: Option<Tensor>,

@@ -24,7 +24,6 @@ impl ShardPlace {
         }
     }
 
-    /// The place of this rank.
     pub(crate) fn of(replica: &Replica) -> Self {
         Self::new(replica.mesh.shape(), replica.group.rank())
     }
@@ -36,7 +35,7 @@ impl ShardPlace {
         start..start + len
     }
 
-    /// This rank's part of every unit, or of every unit that is trained, in the order of storage.
+    /// This rank's part of every unit, or only of every trained unit, in the order of storage.
     pub(crate) fn shards(&self, layout: &Layout, only_trained: bool) -> Vec<Range<usize>> {
         let units = layout.units().iter().filter(|unit| !(only_trained && unit.is_frozen));
         let shards = units.map(|unit| self.shard(&unit.range)).filter(|shard| !shard.is_empty());
@@ -44,12 +43,12 @@ impl ShardPlace {
     }
 
     /// The owner of a parameter, where ranks own whole parameters: each rank owns as many as the others, in order of
-    /// registration, and the last rank what is left. So ranks may own very different numbers of elements.
+    /// registration, and the last rank the rest. So ranks may own very different numbers of elements.
     pub(crate) fn owner(&self, layout: &Layout, id: ParamId) -> usize {
         id.0 / layout.params().len().div_ceil(self.count)
     }
 
-    /// The parameters that this rank owns as a whole, or those of them that are trained, in the order of storage.
+    /// The parameters that this rank owns as a whole, or only the trained ones, in the order of storage.
     pub(crate) fn params(&self, layout: &Layout, only_trained: bool) -> Vec<Range<usize>> {
         let all = layout.params().iter().enumerate();
         let is_own = |(at, param): &(usize, &Param)| {
@@ -65,7 +64,6 @@ fn in_order(mut ranges: Vec<Range<usize>>) -> Vec<Range<usize>> {
     ranges
 }
 
-/// The number of elements of ranges.
 pub(crate) fn num_elems(ranges: &[Range<usize>]) -> usize {
     ranges.iter().map(Range::len).sum()
 }

@@ -151,7 +151,7 @@ impl Reductions {
             // Not-a-number, so that a gradient which no layer writes does not look right.
             memory.fill_bytes(0xFF)?;
         }
-        // Padding is reduced too. A gradient that is zero before its unit is open is not written again.
+        // Padding is reduced too. A gradient that is announced as zero before its unit is open is not written again.
         if replica.options.find_unused_parameters {
             memory.fill_zero()?
         } else {

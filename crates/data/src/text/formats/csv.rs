@@ -18,7 +18,7 @@ pub(in crate::text) fn read(
 ) -> Result<(), TextError> {
     let contents = CutFields::new(contents, MAX_TEXT_BYTES);
     let mut reader = csv::ReaderBuilder::new().has_headers(table.has_header).from_reader(contents);
-    // Without a header, this is the first row, which is read again below.
+    // Without a header, this is the first row, which is read again.
     let first = reader.headers().map_err(|error| TextError::file(path, error))?;
     let names: Vec<String> = if table.has_header {
         first.iter().map(str::to_owned).collect()
@@ -87,7 +87,7 @@ enum ScanState {
     Plain,
     /// Between two quotes.
     Quoted,
-    /// After a quote that ends the quoted part, or that is the first one of a doubled quote. It is held back until then.
+    /// After a quote that ends the quoted part, or is the first of a doubled quote. It is held back until then.
     Quote,
 }
 

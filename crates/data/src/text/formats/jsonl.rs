@@ -38,7 +38,7 @@ pub(super) fn read(
                 format!("is not a JSON object ({error}){hint}")
             })
         });
-        // A column that is missing is no bad row: with another name, no row would be left.
+        // A missing column is no bad row: with another name, no row would be left.
         if let Ok(object) = &object {
             let present: Vec<String> = object.keys().cloned().collect();
             table.columns().try_for_each(|name| column(path, &present, name).map(drop))?;

@@ -1,7 +1,7 @@
 //! The numbers in front of texts that are encoded as differences, looked at before the library makes room for them.
 //!
-//! Input: the values of an unpacked page. Output: nothing if there are no more numbers than values, or else what is wrong.
-//! The library makes room for as many numbers as a page states, which a few bytes can state. This module reads the headers
+//! Input: the values of an unpacked page. Output: an error if there are more numbers than values.
+//! The library makes room for as many numbers as a page states in a few bytes. This module reads the headers
 //! of the numbers (`DELTA_BINARY_PACKED`) and no texts.
 
 use parquet::basic::Encoding;
@@ -55,8 +55,7 @@ fn values<'a>(page: &'a Page, column: &ColumnDescriptor) -> Option<&'a [u8]> {
 /// The bytes after packed numbers, which must be at most `most`.
 ///
 /// They begin with the numbers of a block, the miniblocks of a block, the count, and the first number. A block has the
-/// smallest difference, a width in bits for each miniblock, and the miniblocks. Those that are not needed at the end are
-/// left out.
+/// smallest difference, a width in bits for each miniblock, and the miniblocks, without unneeded ones at the end.
 fn after_numbers(bytes: &[u8], most: u64) -> Result<&[u8], String> {
     let mut bytes = bytes;
     let [block, miniblocks, count, _] =

@@ -2,7 +2,7 @@
 //!
 //! Input: a file, and what it states of a row group. Output: its pages, unpacked. The library's decoder of Zstandard is
 //! written in C. So the library reads such pages as if they were uncompressed, and they are unpacked here. This module
-//! knows nothing of values, and checks no sizes (`pages.rs`).
+//! knows no values, and checks no sizes (`pages.rs`).
 
 use std::fs::File;
 use std::io::{self, Read, Write};
@@ -106,7 +106,7 @@ impl Iterator for ZstdPages {
     }
 }
 
-/// Unpacks frames of Zstandard, one after the other, and returns how many bytes they have. It stops after one byte more
+/// Unpacks frames of Zstandard, and returns their number of bytes. It stops after one byte more
 /// than `most`. The memory is that of a window, at most 128 MiB.
 pub(super) fn unpack(
     packed: &mut io::Take<impl Read>,
