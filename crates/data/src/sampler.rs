@@ -188,7 +188,7 @@ impl Sampler {
             let (own, all) = rest.fold((0, 0), |(own, all), share| {
                 (own + share.own.len(), all + share.global_count)
             });
-            // A step is divided into `world * batches` parts, the first of which get the extra samples. So a rank's
+            // A step is divided into `world * batches` parts, and the first of them get the extra samples. So a rank's
             // parts of a whole step are as large as its part of one batch.
             let own_of_batch = part(self.global_batch, self.rank, self.world).len();
             let own_of_step = self.batches_per_step * own_of_batch;

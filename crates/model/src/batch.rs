@@ -27,7 +27,7 @@ impl Batch {
         Self::of(vec![(Self::INPUTS, inputs), (Self::TARGETS, targets)])
     }
 
-    /// A batch of these tensors, of which the first block takes the first. The host cannot look into those of an
+    /// A batch of these tensors; the first block takes the first one. The host cannot look into those of an
     /// accelerator: all their targets count, and no sample is padded; otherwise use [`Batch::to_device`]. Panics without
     /// tensors.
     pub fn of(tensors: Vec<(&'static str, Tensor)>) -> Self {

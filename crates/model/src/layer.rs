@@ -45,7 +45,7 @@ pub struct Saved {
     kept: Vec<Tensor>,
     /// Whether the weight half does without the gradient of the output after the input half.
     is_kept_enough: bool,
-    /// What the parts of a composed layer have saved, in order of the forward pass. A layer around another one that
+    /// The saved tensors of the parts of a composed layer, in order of the forward pass. A layer around another one that
     /// has parameters of its own saves the inner layer's here, since that one may keep less for its weight half than the outer
     /// layer needs.
     pub parts: Vec<Saved>,

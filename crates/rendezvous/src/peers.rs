@@ -29,7 +29,7 @@ pub struct PeerAddress {
     local: String,
     /// The rank's host and port.
     pub(crate) tcp: (String, u16),
-    /// A random name, of which the key for this listener is made, with the attempt's key.
+    /// A random name. The key for this listener is made of it and of the attempt's key.
     pub(crate) name: String,
 }
 

@@ -14,7 +14,7 @@ use crate::{Replica, Result};
 type Sent = (u32, usize, [f64; ROW_ELEMS]);
 
 /// The norm of all gradients. Each rank of `group` owns a part of them, and each stage of a pipeline has its own. The squares are
-/// added up as a tree over all rows, of which each rank sends the largest nodes within its part. So the norm has the
+/// added up as a tree over all rows. Each rank sends the largest nodes of this tree within its part. So the norm has the
 /// same bits however the gradients are divided. A rank that owns all gradients computes it alone.
 ///
 /// Bytes sent: about 140 per node, and at most two nodes of each level of the tree for each owned range.

@@ -5,7 +5,7 @@
 //! the least possible if every rank keeps its own copy. Order of summation: the tree over ranks 0, 1, 2, ...
 //! for each element, whichever rank claims the chunk.
 //!
-//! Staged (private memory of processes): the message goes in pieces of a quarter of a megabyte, the first of which is
+//! Staged (private memory of processes): the message goes in pieces of a quarter of a megabyte. The first one is
 //! there when the ranks meet. Each piece is copied in (`S` more bytes), reduced in the staging areas, which stay in
 //! the cache, and copied out (`S` more). A group of two ranks needs neither the second phase nor the copy out: each rank
 //! reduces the whole message directly into its private memory.
