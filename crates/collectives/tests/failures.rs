@@ -1,7 +1,7 @@
 //! What ranks report when calls do not match, and when a rank dies or is stopped.
 //!
-//! Only the tests that stop a rank have short time limits. In all others the limits are so long that
-//! operations must end for other reasons. A rank that hangs is killed at the end, and its test fails.
+//! Only the tests that stop a rank have short time limits. In all others, operations must end for other reasons. A rank that
+//! hangs is killed at the end, and its test fails.
 
 mod children;
 mod limit;
@@ -51,7 +51,6 @@ const CONFLICTS: [(&str, &[&str]); 12] = [
     ("shares", &["all_gather(f32, ", "do not add up: all ranks together send 9 elements"]),
 ];
 
-/// Makes this rank's part of calls that do not match.
 fn conflict(group: &Group, case: &str) -> CollectiveError {
     let mut data = [1f32; 12];
     let mut reduce =
@@ -177,8 +176,7 @@ fn rank_process() {
         }
         "is stopped inside" => {
             let (error, seq) = work_until_error(&group);
-            // A rank that has all the data that it needs from the victim waits for another survivor. It cannot tell
-            // which rank is at fault.
+            // A rank that has all the data that it needs from the victim waits for another survivor, which may not be at fault.
             say_if(names_stopped(&error, seq, 4 * MANY));
             is_broken(&group);
         }
@@ -208,7 +206,6 @@ fn say_if(names_victim: bool) {
     println!("{}", if names_victim { NAMES } else { "" });
 }
 
-/// Checks that the error of a rank says that the victim has died.
 fn names_lost(error: &CollectiveError, at: u32, size: usize) {
     let CollectiveError::PeerLost { peer: VICTIM, op: "all_reduce", seq, bytes, .. } = error else {
         panic!("{error}")
@@ -378,8 +375,7 @@ fn a_rank_that_is_stopped_before_it_arrives_is_named_at_the_limit() {
     }
 }
 
-/// The victims stop at three different moments. The three runs go on at the same time, since each lasts until
-/// its time limit.
+/// The victims stop at three different moments, in three runs at a time.
 fn stopped_inside(transport: &str) {
     let mut runs = [0, 5, 13].map(|pause_ms| {
         let mut run = Run::start("is stopped inside", transport);

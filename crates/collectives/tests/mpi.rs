@@ -14,7 +14,7 @@ use half::f16;
 use paceline_collectives::{CollectiveError, Group, GroupOptions, Link, ReduceOp, Transport};
 
 /// The variable with the folder where ranks write what they say, and that they are done: a rank that
-/// ends may take with it what others have printed.
+/// ends may destroy what others have printed.
 const FOLDER: &str = "RANKS_FOLDER";
 
 /// How long ranks wait for each other's last words. Reached only when something hangs.
@@ -223,8 +223,7 @@ fn say(rank: usize, error: &CollectiveError) {
     std::fs::write(folder().join(format!("{rank} says")), line).unwrap();
 }
 
-/// A rank that ends without having ended MPI takes the others with it, so all wait until each has
-/// said what it has to say.
+/// A rank that ends without having ended MPI takes the others with it, so all wait for each other's last words.
 fn await_the_end(rank: usize, world: usize) {
     let (folder, begin) = (folder(), Instant::now());
     let is_done = |rank: usize| folder.join(format!("{rank} is done"));

@@ -1,6 +1,6 @@
 //! What ranks report when the network between them is slow, falls silent, or is cut.
 //!
-//! The ranks are threads that meet and connect over TCP through relays. Silence is the worst of it: the peer neither
+//! The ranks are threads that meet and connect over TCP through relays. In a silence the peer neither
 //! answers nor resets, so only the time limit ends a wait. No test measures time.
 
 mod limit;
@@ -47,8 +47,8 @@ fn on_ranks<T: Send>(
     })
 }
 
-/// Checks that each rank names ranks that it cannot reach, and no others: the silent rank names some of the others,
-/// and they name the silent rank.
+/// Checks that each rank names ranks that it cannot reach, and no others: the silent rank some of the others,
+/// and these the silent rank.
 #[track_caller]
 fn silence_is_named<T: std::fmt::Debug>(outcomes: &[Result<T, CollectiveError>]) {
     for (rank, outcome) in outcomes.iter().enumerate() {

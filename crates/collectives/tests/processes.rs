@@ -23,8 +23,8 @@ struct Place {
 }
 
 impl Place {
-    /// Ranks meet by the number of a port. They do not use the port itself: its number is only a name, and as
-    /// long as a listener holds the port, no other test has that number.
+    /// Ranks meet by the number of a port, which is only a name: as long as a listener holds the port, no other test has that
+    /// number.
     fn port() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let port = listener.local_addr().unwrap().port();

@@ -119,8 +119,7 @@ fn input<T: Value>(rank: usize, index: usize) -> T {
     T::random(x ^ x >> 31)
 }
 
-/// The tree over these ranks, by its definition: the left half has the largest power of two below their
-/// number.
+/// The tree over these ranks, by its definition: the left half has the largest power of two below their number.
 fn tree<T: Value>(op: ReduceOp, ranks: std::ops::Range<usize>, index: usize) -> T::Running {
     if ranks.len() == 1 {
         return input::<T>(ranks.start, index).widen();
@@ -152,7 +151,6 @@ fn same_bits<T: Value>(got: &[T], want: &[T], what: &str) {
     }
 }
 
-/// Runs `body` on every rank.
 fn on_ranks<R: Send>(
     transport: Transport,
     world: usize,

@@ -45,7 +45,6 @@ fn epochs(end_epoch: u64, prefetch: Prefetch) -> LoaderConfig {
     LoaderConfig { end_epoch, prefetch, ..LoaderConfig::default() }
 }
 
-/// Compares a batch with reading its samples one by one.
 fn check(batch: &Batch, dataset: &dyn Dataset, sampler: &Sampler) {
     let plan = sampler.epoch(batch.position.epoch);
     let share = plan.batch(batch.position.batch).unwrap();
@@ -189,7 +188,7 @@ fn memory_is_taken_once_and_given_back() {
     }
 }
 
-/// Fails a test that hangs, instead of hanging with it.
+/// Fails a test that hangs.
 fn within_seconds<R: Send + 'static>(seconds: u64, work: impl FnOnce() -> R + Send + 'static) -> R {
     let (sender, receiver) = mpsc::channel();
     let thread = thread::spawn(move || sender.send(work()).is_ok());

@@ -86,8 +86,8 @@ impl Bench {
         (0..self.model.layout.params().len()).map(|at| self.gradient(ParamId(at))).collect()
     }
 
-    /// Runs one forward pass, then one backward pass for each of `halves` with what it saved. Returns the last
-    /// input gradient, and every announced parameter with its gradient at the time of the announcement.
+    /// Runs one forward pass, then one backward pass for each of `halves`. Returns the last
+    /// input gradient, and every announced parameter with its gradient at that time.
     fn run(&self, accumulate: bool, halves: &[Half]) -> (Option<Vec<f64>>, Vec<Announced>) {
         let mut announced = Vec::new();
         let mut ready = |id: ParamId| {

@@ -103,7 +103,6 @@ impl Case {
     }
 }
 
-/// A network in training.
 struct Run {
     compute: Compute,
     storage: Storage,

@@ -268,7 +268,6 @@ fn steps_in_bf16_lower_the_loss_as_in_f32() {
     }
 }
 
-/// The optimizer of the file.
 fn adamw() -> OptimizerConfig {
     let stored: serde_json::Value = serde_json::from_str(&metadata("adamw")).unwrap();
     let number = |pointer: &str| stored.pointer(pointer).unwrap().as_f64().unwrap();

@@ -1,4 +1,4 @@
-//! Weight files: saved values are restored with the same bits. Files that are damaged, or that belong to a
+//! Weight files: saved values are restored with the same bits. Files that are damaged, or belong to a
 //! different model or optimizer, are refused with a message that says what differs.
 
 use std::collections::BTreeMap;
@@ -108,7 +108,7 @@ fn training_goes_on_from_a_file_as_if_it_had_not_stopped() {
         file.restore(&second.storage, &second.optimizer).unwrap();
         second.optimizer.resume_after(2);
         assert_eq!(second.storage.digest().unwrap(), first.storage.digest().unwrap());
-        // The optimizer state is the same too, since further steps give the same bits.
+        // The optimizer state is the same too.
         for _ in 0..3 {
             first.step();
             second.step();

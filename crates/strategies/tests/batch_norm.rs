@@ -25,7 +25,6 @@ struct Outcome {
     losses: Vec<f64>,
 }
 
-/// Trains, and returns the outcomes of all ranks, in rank order.
 fn train(make: Make, world_size: usize, options: ReplicaOptions) -> Vec<Outcome> {
     on_ranks(world_size, |group| {
         let mut trainer = trainer(group, make, options);
@@ -53,10 +52,10 @@ fn one_process() -> Outcome {
     train(|| Box::new(Single), 1, PLAIN).remove(0)
 }
 
-/// The statistics are summed in f64, so the only difference to one process is the order in which f32
-/// gradients are summed: eight steps with rounding errors of 6e-8 in gradients of about one, times a learning
-/// rate of 0.05 and a momentum that repeats them, give 2e-7. Using the statistics of a share instead of the
-/// whole batch changes weights, statistics and losses by more than 1e-2.
+/// The statistics are summed in f64, so only the order in which f32
+/// gradients are summed differs from one process: eight steps with rounding errors of 6e-8 in gradients of about one, times a
+/// learning rate of 0.05 and a momentum that repeats them, give 2e-7. Using the statistics of a share
+/// changes weights, statistics and losses by more than 1e-2.
 const TOLERANCE: f64 = 1e-6;
 
 #[test]

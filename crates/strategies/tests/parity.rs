@@ -1,5 +1,5 @@
-//! Every strategy ends with the weights of one process that trains on the whole batch, and all ranks and
-//! strategies end with the same bits.
+//! Every strategy ends with the weights of one process that trains on the whole batch, and all of them
+//! with the same bits on all ranks.
 //!
 //! Ranks are threads here. The end-to-end tests of the binary cover processes.
 
@@ -65,8 +65,7 @@ fn train(net: Net, make: Make, world_size: usize, steps: &[Vec<usize>]) -> Outco
     outcomes.into_iter().next().unwrap()
 }
 
-/// Trains with every strategy, and checks that all end with the same bits, close to the weights of one
-/// process.
+/// Trains with every strategy, and checks that all end with the same bits, close to the weights of one process.
 fn train_all(net: Net, world_size: usize, steps: &[Vec<usize>], single: &Outcome) {
     let outcomes: Vec<Outcome> =
         all_exact().map(|make| train(net, make, world_size, steps)).collect();

@@ -121,7 +121,7 @@ fn own_weights(trainer: &mut Trainer) -> Vec<Vec<f32>> {
     values.collect()
 }
 
-/// Trains in stages that share parameters. All copies are equal, and all weights, losses and norms near those of `ranks` ranks
+/// Trains in stages that share parameters. All copies are equal, and weights, losses and norms near those of `ranks` ranks
 /// without stages.
 fn check_tied(
     net: Net,
@@ -353,7 +353,7 @@ fn what_cannot_be_divided_is_refused() {
     assert!(refused(Net::Mlp, 4, "1f1b").contains("4 stages of at least one block"));
     assert!(refused(Net::Mlp, 2, "zbv").contains("the model has 3 blocks"));
     assert!(refused(Net::DeepMlp, 2, "dualpipev").contains("1 are too few, pass 4"));
-    // The stages of a rank end a micro-batch at different moments, so no moment shows what the micro-batch has left out.
+    // The stages of a rank end a micro-batch at different moments, so no moment shows what it has left out.
     let errors = on_mesh("pp=2", |mesh| {
         let of = Stages::even(schedule::named("zbv").unwrap(), 1);
         let (model, compute) = (Net::DeepMlp.build(2), Compute::new(1, Allocator::new()).unwrap());

@@ -280,8 +280,7 @@ fn each_stage_takes_less_memory_than_the_one_before() {
     }
 }
 
-/// Leaves the run when the backward pass of its first unit begins: units have been gathered, and nothing has been reduced
-/// yet.
+/// Leaves the run when the backward pass of its first unit begins, before anything has been reduced.
 struct Leaves(Sharded);
 
 impl Strategy for Leaves {

@@ -90,7 +90,6 @@ fn check<T: Exact>(got: &[T], what: &str, want: &[T]) {
     }
 }
 
-/// Memory in which tensors of any type are laid out one after the other.
 struct Area {
     buffer: Buffer,
     used_bytes: std::cell::Cell<usize>,
@@ -301,7 +300,6 @@ fn pairs<T: Exact>(group: &Group, area: &Area, len: usize) {
     }
 }
 
-/// All element types.
 pub fn every_type(group: &Group) {
     every_operation::<f32>(group);
     every_operation::<f64>(group);
@@ -312,7 +310,6 @@ pub fn every_type(group: &Group) {
     every_operation::<u8>(group);
 }
 
-/// Barriers and objects.
 pub fn objects(group: &Group) {
     let (rank, world) = (group.rank(), group.world_size());
     group.barrier().unwrap();
@@ -372,8 +369,8 @@ pub fn groups_divide(group: &Group) {
     group.barrier().unwrap();
 }
 
-/// A message of one group never waits behind that of another: rank 0 sends only when rank 1 has the message of rank 2, which it
-/// receives later than it has begun to wait for that of rank 0.
+/// A message of one group never waits for another group: rank 0 sends only when rank 1 has the message of rank 2, for which
+/// it waits later than for that of rank 0.
 #[allow(dead_code, reason = "an MPI library may wait for messages in turn")]
 pub fn messages_of_two_pairs(group: &Group) {
     let rank = group.rank();

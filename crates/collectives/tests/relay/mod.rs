@@ -1,7 +1,7 @@
 //! A network between the ranks of a test, made of relays: threads that copy bytes from one socket to another.
 //!
-//! Each rank but rank 0 reaches the store through a relay of its own. This relay also changes the addresses of the
-//! other ranks that the store answers with: in their place it puts the addresses of further relays, one for each two
+//! Each rank but rank 0 reaches the store through a relay of its own. It also replaces the addresses of the
+//! other ranks in the store's answers by those of further relays, one for each two
 //! ranks. So all bytes between two ranks pass through a relay, which can delay them, keep them without closing
 //! anything, or end the connection. However a test ends, dropping the [`Net`] ends all threads and connections.
 
@@ -28,7 +28,7 @@ const SECRET: &str = "through relays";
 pub enum Link {
     /// From this rank to the store of rank 0.
     Store(usize),
-    /// Between these two ranks, of which the first one is higher: it connects to the lower one.
+    /// Between these two ranks. The first one is higher, and connects to the lower one.
     Pair(usize, usize),
 }
 
@@ -51,7 +51,6 @@ struct State {
     is_over: AtomicBool,
 }
 
-/// The network of one test.
 pub struct Net {
     state: Arc<State>,
     /// Where rank 0 serves the store.
@@ -62,7 +61,6 @@ pub struct Net {
 }
 
 impl Net {
-    /// A network for `world` ranks, on which nothing happens yet.
     pub fn new(world: usize) -> Self {
         // An address of this test alone, so that nobody takes the port between here and rank 0.
         static COUNT: AtomicU8 = AtomicU8::new(1);
@@ -149,7 +147,6 @@ fn relay(state: &Arc<State>, link: Link, target: SocketAddr) -> SocketAddr {
     address
 }
 
-/// Connects both ends and starts a thread for each direction.
 fn connect(state: &Arc<State>, link: Link, near: TcpStream, target: SocketAddr) {
     // If nobody listens there yet, the near end is closed, and the rank tries again.
     let Ok(far) = TcpStream::connect(target) else { return };
@@ -182,7 +179,7 @@ fn connect(state: &Arc<State>, link: Link, near: TcpStream, target: SocketAddr) 
 }
 
 /// Carries bytes in one direction until it, the connection or the network ends. Returns what else is to end: only this
-/// direction, if the sender has stopped sending, or both.
+/// direction, or both.
 fn carry(
     state: &State,
     link: Link,

@@ -151,7 +151,6 @@ pub fn numbers(allocator: &Allocator, shape: &[usize], seed: u64) -> Tensor {
     tensor
 }
 
-/// A tensor of these numbers.
 pub fn integers(allocator: &Allocator, shape: &[usize], values: &[i64]) -> Tensor {
     let tensor = allocator.tensor(DType::I64, shape, Category::Data).unwrap();
     tensor.write::<i64>().unwrap().copy_from_slice(values);
@@ -183,7 +182,6 @@ pub fn checkpointed(mut model: Model) -> Model {
     model
 }
 
-/// The sums of a loss, at zero.
 pub fn sums(allocator: &Allocator) -> Tensor {
     let sums = allocator.tensor(DType::F64, [3], Category::Workspace).unwrap();
     sums.fill_zero().unwrap();

@@ -50,8 +50,7 @@ pub enum Net {
 
 /// Networks whose passes treat every sample independently.
 pub const NETS: [Net; 2] = [Net::Cnn, Net::Mlp];
-/// Networks whose passes do so too, but with parameters that have no gradient, or several contributions, or belong to the
-/// objective.
+/// The same, but with parameters that have no gradient, or several contributions, or belong to the objective.
 pub const SPECIAL_NETS: [Net; 7] = [
     Net::FrozenCnn,
     Net::TiedMlp,
@@ -143,8 +142,8 @@ impl Net {
         .unwrap()
     }
 
-    /// This rank's share of the samples with these numbers. The contents of a sample depend only on its
-    /// number, so the batch is the same for every number of ranks.
+    /// This rank's share of the samples with these numbers, on which alone their contents depend: the batch is the same for
+    /// every number of ranks.
     fn share(self, allocator: &Allocator, samples: Range<usize>, group: &Group) -> MicroBatch {
         let (rank, world_size) = (group.rank(), group.world_size());
         let (each, longer) = (samples.len() / world_size, samples.len() % world_size);
@@ -292,7 +291,6 @@ pub const SHARDED: [Make; 6] = [
     || Box::new(Sharded::new(ZeroStage::Three, WHOLE)),
 ];
 
-/// All strategies that give the same bits.
 pub fn all_exact() -> impl Iterator<Item = Make> {
     EXACT.into_iter().chain(SHARDED)
 }
@@ -302,14 +300,13 @@ pub struct Inexact {
     pub make: Make,
     /// All that the weights depend on, in its words.
     pub words: &'static str,
-    /// By how much its loss may exceed that of simple_ddp, as a fraction of simple_ddp's improvement since the first step,
-    /// if it learns from all samples.
+    /// By how much its loss may exceed that of simple_ddp, as a fraction of simple_ddp's improvement, if it learns from all
+    /// samples.
     pub excess: Option<f64>,
 }
 
 /// These strategies. Half precision keeps at least 8 bits of each gradient, so it loses only some thousandths of the
-/// improvement. With a tenth of the gradients, or with averages of parameters every four steps, training may need a
-/// few more steps.
+/// improvement. With a tenth of the gradients, or with averages every four steps, training may need a few more steps.
 pub const INEXACT: &[Inexact] = &[
     Inexact {
         make: || Box::new(Ddp::new(1024).with_hook(HalfPrecision::fp16())),
@@ -341,7 +338,6 @@ pub enum Optim {
     Momentum,
 }
 
-/// One rank in the middle of its training.
 pub struct Trainer {
     net: Net,
     pub replica: Replica,
@@ -370,7 +366,6 @@ impl Trainer {
         Self::with_model(model, net, group, strategy, optim)
     }
 
-    /// On ranks that form a mesh.
     pub fn on_mesh(net: Net, mesh: Mesh, strategy: Box<dyn Strategy>) -> Self {
         let model = net.build(mesh.world().world_size());
         Self::with_model(model, net, mesh, strategy, Optim::Momentum)
@@ -387,7 +382,6 @@ impl Trainer {
         Self::in_memory(&Allocator::new(), model, net, ranks.into(), strategy, optim)
     }
 
-    /// Trains in the memory of a device.
     pub fn in_memory(
         memory: &Allocator,
         model: Model,
@@ -410,14 +404,13 @@ impl Trainer {
         options: ReplicaOptions,
     ) -> Result<Self> {
         let compute = Compute::new(1, memory.clone())?;
-        // The seeds differ, and only rank 0's seed may have an effect.
+        // Only rank 0's seed may have an effect.
         let seed = 1 + mesh.world().rank() as u64;
         let options = ReplicaOptions { precision: net.precision(), ..options };
         let replica = Replica::new(strategy.as_mut(), model, compute, mesh, seed, options)?;
         Self::of_replica(net, replica, strategy, optim)
     }
 
-    /// One rank of a pipeline.
     pub fn in_stages(
         net: Net,
         mesh: Mesh,
@@ -470,7 +463,6 @@ impl Trainer {
         })
     }
 
-    /// The strategy, the context of its methods, and the optimizer.
     pub fn parts(&mut self) -> (&mut dyn Strategy, StepContext<'_>, &mut Optimizer) {
         let Self { strategy, replica, state, track, optimizer, .. } = self;
         (strategy.as_mut(), StepContext { replica, state, track }, optimizer)
@@ -544,7 +536,6 @@ impl Trainer {
         strategy.digest(&mut cx).unwrap()
     }
 
-    /// Makes the replicas equal.
     pub fn sync_replicas(&mut self) {
         let (strategy, mut cx, _) = self.parts();
         strategy.sync_replicas(&mut cx).unwrap();
