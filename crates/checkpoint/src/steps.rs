@@ -1,10 +1,8 @@
 //! The checkpoints in a folder: one folder each, named after the number of optimizer steps.
 //!
-//! A folder of this name is complete, because it gets the name by an atomic rename after all that it holds has reached
-//! the disk. A folder that is being written, or removed, has a hidden name. `latest` holds the name of the newest one, and
-//! never that of one that is not on the disk: if the folder that it names is gone, somebody has removed it. `good` holds the name of
-//! the last one that is good. This file knows the names of a checkpoint's files, and that each checkpoint names the one before. It
-//! knows nothing else of its contents.
+//! A folder gets its name by an atomic rename after its contents have reached the disk, so it is complete. A folder that is being
+//! written, or removed, has a hidden name. `latest` names the newest one, and only after it is on the disk: if that folder is gone,
+//! somebody has removed it. `good` names the last good one. Each checkpoint names the one before.
 
 use std::path::{Path, PathBuf};
 use std::{fs, io};
@@ -25,14 +23,14 @@ const MAX_NAME_FILE_BYTES: u64 = 256;
 /// The file in which earlier versions kept a checkpoint.
 pub(super) const SINGLE_FILE: &str = "checkpoint.safetensors";
 
-/// The prefix of the name of the file by which ranks find out that they see the same folder.
+/// Prefix of the file by which ranks find out that they see the same folder.
 pub(super) const RUN_PREFIX: &str = ".run-";
 
 const PREFIX: &str = "step-";
-/// The endings of the names of folders that are being written, and of those that are being removed.
+/// Endings of folders that are being written, and of those being removed.
 const HIDDEN: [&str; 2] = [".partial", ".removed"];
 
-/// The name of the checkpoint after `steps` steps.
+/// The name of a checkpoint.
 pub fn name(steps: u64) -> String {
     format!("{PREFIX}{steps:09}")
 }
@@ -46,7 +44,6 @@ fn removed_name(steps: u64) -> String {
     format!(".{}{}", name(steps), HIDDEN[1])
 }
 
-/// The steps that the name of a checkpoint states.
 pub(super) fn steps_of(name: &str) -> Option<u64> {
     let digits = name.strip_prefix(PREFIX)?;
     let steps = digits.parse().ok()?;
@@ -58,7 +55,7 @@ pub(super) fn is_complete(folder: &Path, steps: u64) -> bool {
     folder.join(name(steps)).join(INDEX).exists()
 }
 
-/// The steps of all checkpoints in a folder, in order. A folder that cannot be read has no checkpoints.
+/// The steps of all checkpoints in a folder, in order; empty if it cannot be read.
 pub(super) fn all(folder: &Path) -> Vec<u64> {
     let entries = fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok);
     let mut found: Vec<u64> = entries
@@ -69,8 +66,7 @@ pub(super) fn all(folder: &Path) -> Vec<u64> {
     found
 }
 
-/// The checkpoints in a folder, the one to go on from first. Those that are not on the way to it come last: they belong to a run
-/// that somebody has gone back from.
+/// The checkpoints in a folder, the one to go on from first. Those of an abandoned continuation (see [`way_to`]) come last.
 pub(super) fn in_order(folder: &Path) -> Vec<PathBuf> {
     steps_in_order(folder).into_iter().map(|steps| folder.join(name(steps))).collect()
 }
@@ -86,8 +82,8 @@ fn steps_in_order(folder: &Path) -> Vec<u64> {
     order
 }
 
-/// The checkpoints in a folder from the one after `head` steps back to the first one of its run. Each names the one before
-/// it, so those between the two belong to a run that somebody has gone back from.
+/// The checkpoints from the one after `head` steps back to the first of its run. Each names the one before it, so those between the
+/// two belong to a run that somebody has gone back from.
 pub(super) fn way_to(folder: &Path, head: u64) -> Vec<u64> {
     let mut way = Vec::new();
     let mut before: Option<Previous> = None;
@@ -123,8 +119,7 @@ fn named_by(folder: &Path, file: &str) -> Result<Option<u64>, String> {
     }
 }
 
-/// Why the newest checkpoint of a folder cannot be known or is not there, and the checkpoint to use instead. `None` if it is
-/// there, or if the folder has never had one.
+/// Why the newest checkpoint is unknown or missing, and which one to use instead. `None` if it is there, or if there never was one.
 pub(super) fn missing_head(folder: &Path) -> Option<String> {
     let problem = match named_by(folder, LATEST) {
         Err(problem) => problem,
@@ -153,7 +148,7 @@ pub(super) fn missing_head(folder: &Path) -> Option<String> {
     })
 }
 
-/// The steps of the checkpoint in a folder that a run would go on from, if there is one.
+/// The steps of the checkpoint that a run would go on from, if there is one.
 pub fn latest(folder: &Path) -> Option<u64> {
     steps_of(in_order(folder).first()?.file_name()?.to_str()?)
 }
@@ -168,13 +163,11 @@ pub(super) fn good(folder: &Path) -> Option<u64> {
 pub(super) struct Keep {
     /// How many of the newest ones, the new one included.
     pub newest: usize,
-    /// Others that stay, by their steps.
     pub also: Vec<u64>,
-    /// The last one that is good.
     pub good: Option<u64>,
 }
 
-/// The first file or folder that no run has written, and that has the name of a checkpoint after more than `steps` steps.
+/// The first file or folder named like a checkpoint after more than `steps` steps that no run has written.
 pub fn in_the_way(folder: &Path, steps: u64) -> Option<PathBuf> {
     let entries = fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok);
     let is_later = |name: &str| steps_of(name).is_some_and(|of| of > steps);
@@ -202,8 +195,8 @@ pub(super) fn go_back(disk: &Disk, folder: &Path, steps: u64, good: Option<u64>)
     mark(disk, folder, LATEST, Some(steps))
 }
 
-/// Gives a checkpoint its name, makes it the latest, and removes old ones. `previous` has the steps of the one that it
-/// follows. All files in `partial`, and their names, are on the disk already. Files that no run has written stay.
+/// Gives a checkpoint its name, makes it the latest, and removes old ones. `previous` is the one that it follows. All files in
+/// `partial`, and their names, are on the disk already. Files that no run has written stay.
 pub(super) fn publish(
     disk: &Disk,
     folder: &Path,
@@ -248,7 +241,7 @@ pub(super) fn publish(
     NotFinite::forget(disk, folder, steps)
 }
 
-/// Writes the name of a checkpoint into a file of the folder, or removes the file. Leaves a file alone that is right.
+/// Writes the name of a checkpoint into a file of the folder, or removes the file. A file that is right is not written.
 fn mark(disk: &Disk, folder: &Path, file: &str, steps: Option<u64>) -> io::Result<()> {
     let path = folder.join(file);
     match steps {

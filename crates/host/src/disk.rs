@@ -1,10 +1,8 @@
-//! The operations by which this program writes files: checkpoints, the files of a run, traces, the records of a sweep,
-//! reports and tables.
+//! The operations by which this program writes files.
 //!
-//! Every operation goes through a [`Disk`]. The disk of a program is the real one. The disk of a test fails
-//! at one chosen operation, or stops there for good, as the disk of a killed process does. So a test can
-//! interrupt a save at each of its operations, one after the other. This module does not know what the files
-//! hold.
+//! Every operation goes through a [`Disk`]. The disk of a program is the real one. The disk of a test fails at one chosen
+//! operation, or stops there for good, as that of a killed process does, so a test can interrupt a save at each of its
+//! operations.
 
 use std::fs::{self, File, TryLockError};
 use std::io::{self, BufWriter, Read, Seek, Write};
@@ -22,17 +20,16 @@ pub mod faults;
 #[cfg(any(test, feature = "faults"))]
 pub mod power_cut;
 
-/// How long a pipe may be without a reader. Opening it as any other file would wait for one without an end, and no signal
-/// that this process handles would end that.
+/// How long a pipe may be without a reader. An ordinary open would wait for one without end, and signals that this process
+/// handles would not interrupt it.
 const READER_LIMIT: Duration = Duration::from_secs(10);
 
-/// How long a lock may still be held by its last owner. A process that was killed gives its locks back only
-/// after its memory and its working folder, so a command that is repeated at once can still meet the lock. And a process that
-/// another thread is starting holds its parent's locks until it has become another program.
+/// How long a lock may still be held by its last owner. A killed process releases its locks after its memory, so a command that
+/// is repeated at once can still meet them. A child that is being started holds its parent's locks until `exec`.
 const LAST_MOMENTS: Duration = Duration::from_secs(2);
 
-/// Locks a file for this process alone. False where the file system has no locks; an error where another process holds the
-/// lock and goes on holding it for two seconds.
+/// Locks a file for this process alone. False where the file system has no locks; an error if another process holds the lock
+/// for two seconds.
 pub fn lock(file: &File) -> io::Result<bool> {
     let deadline = Instant::now() + LAST_MOMENTS;
     loop {
@@ -47,7 +44,6 @@ pub fn lock(file: &File) -> io::Result<bool> {
     }
 }
 
-/// The interval at which a pipe is tried.
 const READER_POLL: Duration = Duration::from_millis(20);
 
 /// Bytes that are collected before they are written.
@@ -79,9 +75,9 @@ pub enum Operation {
     Link(usize, PathBuf),
     /// A second name in place of the first one, which may be taken from another file.
     Rename(PathBuf, PathBuf),
-    /// The end of a file or a folder.
+    /// Removal of a file or a folder.
     Remove(PathBuf),
-    /// Somebody is informed that everything so far is safe.
+    /// The caller has reported that everything so far is safe.
     Acknowledged(u64),
 }
 
@@ -114,21 +110,19 @@ impl Disk {
         self.opened(Some(path), || paceline_files::open_or_create(path))
     }
 
-    /// Makes a file for writing. A file that is there already loses its contents. The name is one that this program chooses,
-    /// so a link there is not followed.
+    /// Makes a file for writing, or empties the one there. This program chose the name, so a link is not followed.
     pub fn create(&self, path: &Path) -> io::Result<DiskFile> {
         self.opened(Some(path), || paceline_files::create(path))
     }
 
-    /// Opens for writing the file that the user has named, whatever it is: a device, a pipe, or a link to one. A pipe without a
-    /// reader is an error after ten seconds.
+    /// Opens for writing whatever the user has named, be it a device, a pipe or a link. A pipe without a reader is an error
+    /// after ten seconds.
     pub fn open_named(&self, path: &Path) -> io::Result<DiskFile> {
         let is_pipe = path.metadata().is_ok_and(|of| of.file_type().is_fifo());
         let open = || if is_pipe { open_pipe(path, READER_LIMIT) } else { File::create(path) };
         self.opened(Some(path), open)
     }
 
-    /// A file that `open` opens or makes, with a name if it has one.
     fn opened(
         &self,
         path: Option<&Path>,
@@ -141,12 +135,11 @@ impl Disk {
         Ok(DiskFile { file, disk: self.clone(), number })
     }
 
-    /// Replaces the file at `path` by the output of `write`, or makes it. Whatever happens meanwhile, a complete file
-    /// is there: the earlier one, or the new one. If `kept` is given, the earlier file keeps that name; there is a
-    /// moment at which it has only that name.
+    /// Replaces the file at `path` by the output of `write`, or makes it. A complete file, earlier or new, is there at every
+    /// moment. If `kept` is given, the earlier file keeps that name; for a moment it has only that name.
     ///
-    /// While the new file is written it has no name, so a process that is killed leaves nothing behind. Only file
-    /// systems that have no nameless files see `<path>.partial`. Its mode is that of any new file of this process.
+    /// While it is written the new file has no name, so a killed process leaves nothing behind. File systems without nameless
+    /// files see `<path>.partial`. Its mode is that of any new file of this process.
     pub fn replace<T, E: From<io::Error>>(
         &self,
         path: &Path,
@@ -186,7 +179,6 @@ impl Disk {
     ) -> Result<T, E> {
         let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
         let nameless = open(folder_of(path), flags, Mode::from_raw_mode(0o666));
-        // Some file systems have no files without a name.
         let has_name = nameless.is_err();
         let open = || nameless.map(File::from).or_else(|_| paceline_files::create(partial));
         let file = self.opened(has_name.then_some(partial), open)?;
@@ -235,9 +227,8 @@ impl Disk {
         self.remove_folder(path).or_else(gone)
     }
 
-    /// Waits until a file, or the entries of a folder, are on the disk.
     fn force(&self, file: &File) -> io::Result<()> {
-        // A test of operations that fail makes hundreds of runs and never cuts the power. On a busy disk it would only wait.
+        // Tests of failing operations make hundreds of runs and never cut the power, so they need not wait.
         #[cfg(any(test, feature = "faults"))]
         if self.faults.is_some() {
             return Ok(());
@@ -267,7 +258,7 @@ impl Disk {
     }
 }
 
-/// A file that is being written. Every call writes to the disk; the caller collects small pieces.
+/// A file that is being written, without a buffer.
 #[derive(Debug)]
 pub struct DiskFile {
     file: File,
@@ -322,7 +313,6 @@ impl Write for DiskFile {
     }
 }
 
-/// A file that is not there need not be removed.
 fn gone(error: io::Error) -> io::Result<()> {
     if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) }
 }

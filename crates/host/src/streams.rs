@@ -1,16 +1,13 @@
 //! Standard output and standard error of this process.
 //!
-//! A command that prints a result waits for its reader, as `paceline compare runs/* | less` has to. In a launcher
-//! ([`buffer`]) the text goes to a buffer, and a thread writes it. When the buffer is full, [`Stream::piece`] waits for
-//! the reader, and so does the rank that prints. But a terminal that was stopped with Ctrl-S, or a stuck log collector,
-//! must not stop training: once the reader has taken nothing for ten seconds, lines are lost, and a line that says how
-//! many takes their place. The launcher's own lines wait for nobody, because it watches its ranks.
+//! A command that prints a result waits for its reader (`paceline compare runs/* | less`). In a launcher ([`buffer`]) the
+//! text goes to a buffer, and a thread writes it. When the buffer is full, [`Stream::piece`] waits for the reader, and so
+//! does the rank that prints. A terminal that was stopped with Ctrl-S, or a stuck log collector, must not stop training:
+//! once the reader has taken nothing for ten seconds, lines are lost, and a line that says how many takes their place. The
+//! launcher's own lines wait for nobody, because it watches its ranks.
 //!
-//! A line may hold names that others chose, in files, paths and command lines, so each is made printable here. Text that
-//! commands the terminal (a progress bar) and text that a user's own program writes go the other way, [`Stream::bytes`] and
-//! [`Stream::piece`].
-//!
-//! This module does not know what is printed.
+//! A line may hold names that others chose, so it is made printable here. Progress bars and the output of a user's own
+//! program go through [`Stream::bytes`] and [`Stream::piece`].
 
 use std::collections::VecDeque;
 use std::io;
@@ -33,7 +30,7 @@ pub const EXIT_RUN: u8 = 1;
 
 /// Bytes that wait for a reader, at most.
 const LIMIT_BYTES: usize = 4 << 20;
-/// Bytes that are written at a time. A pipe takes as many as a whole, so it shows how far its reader is.
+/// Bytes written at a time. A pipe takes as many as a whole, so it shows how far its reader is.
 const PIECE_BYTES: usize = 4096;
 
 /// How long a reader may take nothing before lines are lost.
@@ -77,14 +74,13 @@ pub fn is_reader_awaited() -> bool {
     [&STDOUT, &STDERR].iter().any(|stream| stream.lock().num_awaiting_room > 0)
 }
 
-/// From now on a progress bar may stand where the next line goes: one of this process, or of a rank that shares its
-/// terminal.
+/// From now on a progress bar of this process, or of a rank that shares its terminal, may stand where the next line goes.
 pub fn expect_bars() {
     BARS.store(true, Ordering::Relaxed);
 }
 
-/// Writes the remaining text at the end of a command that exits with `code`. Returns the code to exit with: if standard
-/// output could not be written, because the disk is full for example, or if lines are lost, the code is not 0.
+/// Writes the remaining text at the end of a command that exits with `code`. Returns the code to exit with, which is not 0
+/// if standard output could not be written or lines are lost.
 pub fn finish(code: u8) -> u8 {
     // After a success the reader may be slow; after a failure its user waits.
     if code != 0 {
@@ -99,7 +95,7 @@ pub fn finish(code: u8) -> u8 {
     if let Some(problem) = &problem {
         STDERR.line(&format!("error: {problem}"));
     }
-    // An error here could be reported to nobody.
+    // Nobody could be informed of an error here.
     let lost = STDERR.finish().unwrap_or(0);
     if let Some(loss) = STDERR.loss(lost, "standard error") {
         STDERR.line(&format!("error: {loss}"));
@@ -108,7 +104,6 @@ pub fn finish(code: u8) -> u8 {
     if code == 0 && (problem.is_some() || lost > 0) { EXIT_RUN } else { code }
 }
 
-/// Where a stream goes.
 #[derive(Debug)]
 enum Target {
     Stdout,
@@ -134,8 +129,7 @@ impl Target {
         self.with_fd(ready).or_else(|error| if error == Errno::INTR { Ok(()) } else { Err(error) })
     }
 
-    /// Writes some of `bytes`, without the locks and buffers of the standard library, which a thread that is stuck
-    /// in a write would hold.
+    /// Writes some of `bytes`, without the standard library's locks, which a thread stuck in a write would hold.
     fn write_some(&self, bytes: &[u8]) -> Result<usize, Errno> {
         let bytes = &bytes[..bytes.len().min(PIECE_BYTES)];
         loop {
@@ -156,7 +150,7 @@ impl Target {
     }
 }
 
-/// A stream that everything in this process writes to.
+/// Standard output or standard error, shared by all threads.
 #[derive(Debug)]
 pub struct Stream {
     target: Target,
@@ -168,9 +162,8 @@ pub struct Stream {
 #[derive(Debug, Default)]
 struct StreamState {
     is_buffered: bool,
-    /// Text that waits to be written, or is being written, if the stream is buffered.
+    /// Text that is not written yet, if the stream is buffered.
     waiting: VecDeque<u8>,
-    /// Pieces that wait for room.
     num_awaiting_room: usize,
     /// Whether the end is near.
     is_hurried: bool,
@@ -179,7 +172,6 @@ struct StreamState {
     /// Lines that found no room since the last line that said so, and all of them.
     dropped: u64,
     lost: u64,
-    /// Counts the pieces that have been written.
     num_pieces: u64,
     /// Whose line has no end yet.
     open: Option<usize>,
@@ -220,7 +212,7 @@ impl Stream {
         self.add(state, format!("{end}{erase}{text}\n").into_bytes());
     }
 
-    /// The text that erases a progress bar of this process, or of one that shares its terminal.
+    /// Erases a progress bar, if one may stand here.
     fn erasure(&self) -> &'static str {
         let is_needed = BARS.load(Ordering::Relaxed) && self.width_of_bar().is_some();
         if is_needed { screen::ERASE } else { "" }
@@ -238,9 +230,9 @@ impl Stream {
         self.add(self.lock(), bytes);
     }
 
-    /// Writes the text of one of several sources: a whole line, or a part of one. `prefix` stands in front of each
-    /// of its lines. A line of another source begins on a new line, even if the one before has no end yet. Waits for
-    /// room. If the reader stands still for too long, the piece is lost, which the command says at its end.
+    /// Writes a line, or a part of one, from one of several sources. `prefix` begins each of its lines. A line of another
+    /// source begins on a new line, even if the one before has no end yet. Waits for room. If the reader stands still for
+    /// too long, the piece is lost.
     pub fn piece(&self, source: usize, prefix: &str, piece: &[u8]) {
         let erase = self.erasure();
         let mut state = self.await_room(prefix.len() + piece.len());
@@ -277,7 +269,7 @@ impl Stream {
         state
     }
 
-    /// Waits for a moment, or until something changes. The reader is stuck if it has stood still for too long.
+    /// Waits for a moment, or until something changes. Notices a stuck reader.
     fn step<'a>(
         &'a self,
         state: MutexGuard<'a, StreamState>,
@@ -310,7 +302,7 @@ impl Stream {
         self.changed.notify_all();
     }
 
-    /// From now on a thread writes. Without a thread for that the stream goes on waiting for its reader.
+    /// From now on a thread writes. If none can be started, the stream still waits for its reader.
     fn buffer(&'static self) {
         let mut state = self.lock();
         if !state.is_buffered {
@@ -319,7 +311,6 @@ impl Stream {
         }
     }
 
-    /// The loop of the thread.
     fn write_for_ever(&self) {
         let mut piece = Vec::with_capacity(PIECE_BYTES);
         let mut state = self.lock();
@@ -349,8 +340,8 @@ impl Stream {
         }
     }
 
-    /// Waits until everything is written, or the reader has taken nothing for too long. Returns the lines that are lost.
-    /// A reader that is gone, such as `head`, is not an error.
+    /// Waits until everything is written, or the reader has taken nothing for too long. Returns the number of lost lines. A
+    /// reader that is gone, such as `head`, is not an error.
     fn finish(&self) -> io::Result<u64> {
         let mut state = self.lock();
         let mut still = Still::of(&state);
@@ -367,7 +358,6 @@ impl Stream {
         }
     }
 
-    /// The message about lines that are lost, if any are.
     fn loss(&self, lost: u64, name: &str) -> Option<String> {
         let (lines, seconds) =
             (plural(lost as usize, "line"), self.lock().patience().as_secs_f64());
@@ -380,7 +370,6 @@ impl Stream {
 }
 
 impl StreamState {
-    /// Whether there is no room for `num_bytes` more bytes.
     fn is_full(&self, num_bytes: usize) -> bool {
         self.waiting.len() + num_bytes > LIMIT_BYTES
     }

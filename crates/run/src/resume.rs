@@ -1,8 +1,4 @@
-//! Determines where a run begins: at the start, or where a checkpoint stands. All ranks begin at the same
-//! place.
-//!
-//! This file knows the flags, and which settings a continuation must share. [`checkpoint`]
-//! knows what a checkpoint is.
+//! Determines where a run begins: at the start, or at a checkpoint, the same one on all ranks.
 
 use std::path::PathBuf;
 
@@ -34,12 +30,12 @@ use crate::{precision, recorded};
 /// The most samples and steps of an optimizer with which a run goes on, so that no sum overflows. No run has as many.
 const MOST_COUNTED: u64 = 1 << 62;
 
-/// Checks, before ranks start, that a run with `num_samples` training samples can begin where the flags
-/// say. Changes nothing. Returns notes for the user: that the last checkpoint is broken, for example.
+/// Checks, before ranks start, that a run can begin where the flags say. Returns notes for the user, for example that the last
+/// checkpoint is broken.
 pub fn check(config: &TrainConfig, model: &Model, num_samples: usize) -> Result<Vec<String>> {
     let Some(resume) = &config.resume else { return Ok(Vec::new()) };
     if !is_given(resume) {
-        // A run that fails before its first checkpoint may have failed too often.
+        // A run may have failed too often before its first checkpoint.
         let refuse = |reason: String| Failure::Usage(format!("{}: {reason}", resume.flag()));
         checkpoint::restart(resume.folder(), Vec::new()).map_err(refuse)?;
         return Ok(Vec::new());
@@ -52,8 +48,8 @@ pub fn check(config: &TrainConfig, model: &Model, num_samples: usize) -> Result<
     Ok(notes.iter().map(|note| format!("{}: {note}", resume.flag())).collect())
 }
 
-/// Fails if the run would replace files of another run. If it begins at a checkpoint in the folder of `--save`, those
-/// there are its own.
+/// Fails if the run would replace files of another run. They are its own if it begins at a checkpoint in the folder of
+/// `--save`.
 pub fn check_save(config: &TrainConfig) -> Result<()> {
     let Some(save) = &config.checkpoints.save else { return Ok(()) };
     let (goes_on, steps) = match &config.resume {
@@ -107,13 +103,11 @@ pub struct Begin {
     pub previous: Option<Previous>,
 }
 
-/// Restores this rank's part of the parameters, and its optimizer, and returns where the run begins. All
-/// ranks call this together.
+/// Restores this rank's parameters and optimizer, and returns where the run begins. Collective.
 ///
-/// Ranks may look at different moments, or see a shared folder differently. So rank 0 looks for a
-/// checkpoint and sends its name and its digest to the others. A rank that finds another checkpoint fails. Each rank reads
-/// its own part. If a part is damaged, all ranks learn of it, and with `--resume auto` they go on from an earlier
-/// checkpoint.
+/// Ranks may look at different moments, or see a shared folder differently, so rank 0 looks for a checkpoint and sends its
+/// name and digest to the others. A rank that finds another one fails. If any rank's part is damaged, all learn of it, and
+/// with `--resume auto` they go on from an earlier checkpoint.
 pub fn begin(
     config: &TrainConfig,
     replica: &Replica,
@@ -195,7 +189,7 @@ pub fn begin(
 #[derive(Debug, Serialize, Deserialize)]
 enum Outcome {
     Good,
-    /// The part that the rank needs is damaged, or cannot be read.
+    /// The rank's part is damaged, or cannot be read.
     Damaged(String),
     /// The rank fails for another reason, which it reports itself.
     Failed,
@@ -211,7 +205,6 @@ fn first_problem(outcomes: &[Outcome]) -> Option<(usize, Option<&str>)> {
     failed.map(|rank| (rank, None)).or(damaged)
 }
 
-/// Copies this rank's part into place.
 fn restore(
     config: &TrainConfig,
     replica: &Replica,
@@ -228,7 +221,6 @@ fn restore(
     checkpoint.restore(place, &held, storage, optimizer, strategy.state())
 }
 
-/// Opens the checkpoint that rank 0 has found.
 fn open_same(
     world: &Group,
     resume: &Resume,
@@ -245,8 +237,7 @@ fn open_same(
     Err(another(world, &resume.flag()))
 }
 
-/// Fails unless all ranks have found the checkpoint with this digest. `flag` is for the error message.
-/// All ranks call this together.
+/// Fails unless all ranks have found the checkpoint with this digest. Collective; `flag` is for the message.
 pub fn check_same(group: &Group, digest: &str, flag: &str) -> Result<()> {
     let first: String = group.broadcast_object(Some(&digest.to_owned()), 0)?;
     if first == digest { Ok(()) } else { Err(another(group, flag)) }
@@ -280,8 +271,8 @@ fn is_given(resume: &Resume) -> bool {
     }
 }
 
-/// The checkpoints from which the flags ask to continue, the one to go on from first. A folder that the user names is taken as
-/// it is; a run that is started again and again begins at the last good checkpoint.
+/// The checkpoints of the flags, the one to go on from first. A folder that the user names is taken as it is; a restarted run
+/// begins at the last good checkpoint.
 fn find(resume: &Resume) -> Result<Restart> {
     let refuse = |reason: String| Failure::Usage(format!("{}: {reason}", resume.flag()));
     let found = checkpoint::find(resume.folder()).map_err(refuse)?;
@@ -294,14 +285,14 @@ fn find(resume: &Resume) -> Result<Restart> {
 /// A checkpoint of this run.
 struct Opened {
     checkpoint: Checkpoint,
-    /// Its place among those that were found.
+    /// Its index among those found.
     place: usize,
     /// Notes for the user: why it is not the first one, and which settings differ.
     notes: Vec<String>,
 }
 
-/// Opens the first checkpoint that can be opened, or only the first one if the flags name it. Returns it with its place, and
-/// says in words why it is not the first one.
+/// Opens the first checkpoint that can be opened, or only the first one if the flags name it. Returns it with its index, and
+/// why it is not the first one.
 fn first(resume: &Resume, found: &[PathBuf]) -> Result<(usize, Checkpoint, Option<String>)> {
     let opened = match resume {
         Resume::From(folder) => Checkpoint::open(folder).map(|checkpoint| (0, checkpoint, None)),
@@ -324,8 +315,7 @@ fn open(
     let differs =
         checkpoint.check(layout, &config.optimizer.config(), &settings).map_err(refuse)?;
     let Progress { position, steps, best, samples, .. } = checkpoint.progress();
-    // With --resume auto, one command may start a run again and again, so it is not an error if the run
-    // is complete.
+    // With --resume auto, the same command restarts a run, so a complete run is no error.
     let must_go_on = matches!(resume, Resume::From(_));
     if must_go_on && steps >= config.total_steps() {
         return Err(refuse(match config.steps {
@@ -365,8 +355,7 @@ fn open(
     Ok(Opened { checkpoint, place, notes })
 }
 
-/// The settings that must be the same for a run, with `num_samples` training samples, to continue as if
-/// it had never stopped.
+/// The settings that must be the same for a run to continue as if it had never stopped.
 pub fn settings(config: &TrainConfig, num_samples: usize) -> Vec<Setting> {
     let order = "the samples would come in another order";
     let course = "the learning rate would take another course";

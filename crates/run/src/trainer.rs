@@ -1,7 +1,6 @@
 //! The training loop, from top to bottom: a run is a loop over epochs, an epoch one over steps.
 //!
-//! Every rank runs [`run_rank`] with its group; nothing here depends on whether the ranks are
-//! threads or processes.
+//! It does not depend on whether the ranks are threads or processes.
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -30,7 +29,7 @@ use crate::to_device::Loaded;
 use crate::{equality, evaluation, sample, staging};
 
 /// Trains as one rank of `world`, which is arranged as the mesh of the configuration. Rank 0 writes to the console and to the
-/// folder that `make_folder` returns, if it does. All ranks end after the same step if one of them is asked to stop.
+/// folder of `make_folder`, if any. All ranks end after the same step if one of them is asked to stop.
 pub fn run_rank(
     config: &TrainConfig,
     data: OpenData,
@@ -60,28 +59,24 @@ pub fn run_rank(
     trainer.finish(begin, run, evaluated, None)
 }
 
-/// A run fails once this many steps in a row were skipped because their gradients overflowed. A scale is halved 16 times from
-/// 65536 to 1, so the rest were skipped with the smallest scale, or with one that does not change.
+/// A run fails after so many skipped steps in a row, whose gradients overflowed. A scale is halved 16 times from 65536 to 1, so
+/// the rest were skipped with the smallest scale, or with one that does not change.
 const MAX_SKIPPED_IN_A_ROW: u64 = 50;
 
 /// How far the run has come on this rank.
 pub(crate) struct Training {
-    /// Its position, and all else that decides how it goes on.
     pub(crate) progress: Progress,
-    /// The measured steps.
     pub(crate) steps: StepLog,
     pub(crate) meter: Meter,
-    /// Number of all steps that this process has made, measured or not.
+    /// All steps of this process, measured or not.
     pub(crate) num_steps: u64,
-    /// The last epoch and its sums. If the run ended within an epoch, the sums of the part that was
-    /// trained.
+    /// The last epoch and its sums, as far as it was trained.
     pub(crate) last: Option<(u64, EpochSums)>,
     /// Whether the run ends early because somebody asked for it.
     pub(crate) is_stopped: bool,
 }
 
 impl Trainer<'_> {
-    /// Makes all steps of the run, epoch after epoch.
     fn train(&mut self, mut stream: BatchStream, run: &mut Training) -> Result<()> {
         self.tell_early_stop(&run.progress)?;
         while self.goes_on(run) {
@@ -157,8 +152,7 @@ impl Trainer<'_> {
         Ok(ended)
     }
 
-    /// Measures the step that was made last, and informs the listeners. `waited` is the wait for its data; `batches` of its
-    /// epoch are done.
+    /// Measures the last step and informs the listeners. `waited` is the wait for its data; `batches` of its epoch are done.
     fn report_step(
         &mut self,
         run: &mut Training,
@@ -203,7 +197,7 @@ impl Trainer<'_> {
     /// Evaluates, makes a text and saves after a step, each if it is due.
     fn between_steps(&mut self, run: &mut Training, epoch: u64, is_epoch_over: bool) -> Result<()> {
         let (config, steps) = (self.config, run.progress.steps);
-        // When asked to stop, it leaves an evaluation out, unless the run that goes on would decide otherwise without it.
+        // A run that was asked to stop skips an evaluation that decides nothing.
         let decides = config.evaluation.early_stop.is_some() || self.saving_best.is_some();
         if is_due(config.evaluation.eval_every, steps) && (decides || !run.is_stopped) {
             self.evaluate_midway(&mut run.progress, epoch)?;
@@ -226,20 +220,19 @@ impl Trainer<'_> {
         self.saving.as_mut().map_or(Ok(()), Saving::look)
     }
 
-    /// Whether a step follows.
     fn goes_on(&self, run: &Training) -> bool {
         !run.is_stopped && !self.is_over(&run.progress)
     }
 
-    /// Whether the run has made its last step. The configuration and the progress decide, and nothing else, so that a run
-    /// that goes on ends where an uninterrupted one does.
+    /// Whether the run has made its last step. Only configuration and progress decide, so a resumed run ends where an
+    /// uninterrupted one does.
     fn is_over(&self, progress: &Progress) -> bool {
         let ends_early = progress.best.no_longer_falls(self.config.evaluation.early_stop).is_some();
         ends_early || progress.steps >= self.config.total_steps()
     }
 
-    /// Fails if the gradients of so many steps in a row have overflowed that no later ones will fit, or, at the end of a run,
-    /// those of all its steps. All ranks skip the same steps, so they fail together.
+    /// Fails if [`MAX_SKIPPED_IN_A_ROW`] steps in a row were skipped, or all steps of the run. All ranks skip the same steps, so they
+    /// fail together.
     fn stop_if_all_are_skipped(&self, progress: &Progress) -> Result<()> {
         let Some(LossScaling { scale, skipped_in_a_row: count, .. }) = progress.scaling else {
             return Ok(());
@@ -273,8 +266,8 @@ impl Trainer<'_> {
         self.listeners.tell(Event::EarlyStop { steps: progress.steps, best, best_steps })
     }
 
-    /// The epoch and the number of batches of the step after the next one, which makes `num_batches`; `None` if there is no
-    /// such step, or if its batches are not wanted before it begins.
+    /// The epoch and the number of batches of the step after the next one, which makes `num_batches`; `None` if there is none,
+    /// or if its batches are not wanted yet.
     fn next_step(&self, progress: &Progress, num_batches: usize) -> Option<(u64, usize)> {
         let is_last = progress.steps + 1 >= self.config.total_steps();
         if is_last || !self.stepper.to_device.looks_ahead() {
@@ -299,8 +292,8 @@ impl Trainer<'_> {
         Some(LossScaling { scale, good_steps, skipped_steps, skipped_in_a_row })
     }
 
-    /// Whether all ranks stop after this step. They know it with the loss. Ranks that do not share the loss ask each other
-    /// at the end of the epoch.
+    /// Whether all ranks stop after this step. The loss carries the answer; ranks that do not share it ask each other at the end
+    /// of the epoch.
     fn agree_to_stop(&self, loss: &StepLoss, is_epoch_ended: bool) -> Result<bool> {
         if loss.is_shared {
             return Ok(loss.stops);
@@ -313,7 +306,7 @@ impl Trainer<'_> {
         Ok(votes[0] > 0.0)
     }
 
-    /// Leaves a note for the next run if this one fails because of a number that is not finite.
+    /// Leaves a note for the next run if this one fails on a number that is not finite.
     pub(crate) fn noted(&self, failure: Failure) -> Failure {
         if let (Failure::NotFinite { step, .. }, Some(saving)) = (&failure, &self.saving)
             && let Err(problem) = saving.note_not_finite(*step)
@@ -325,8 +318,7 @@ impl Trainer<'_> {
         failure
     }
 
-    /// Begins to write a checkpoint, if the run saves. The last one is complete when this returns. The replicas must be
-    /// equal.
+    /// Begins to write a checkpoint, if the run saves; the last one is complete on return. The replicas must be equal.
     fn save(&mut self, progress: &Progress, is_last: bool) -> Result<()> {
         let Some(saving) = &mut self.saving else { return Ok(()) };
         let begin = Instant::now();
@@ -338,7 +330,7 @@ impl Trainer<'_> {
         self.listeners.tell(Event::Saved(Save { steps, epoch, took: begin.elapsed() }))
     }
 
-    /// Evaluates after a step, informs the listeners, and saves the weights if the run keeps the best ones and these are better.
+    /// Evaluates, informs the listeners, and saves the weights if the run keeps the best and these are better.
     fn evaluate_midway(&mut self, progress: &mut Progress, epoch: u64) -> Result<()> {
         self.stepper.sync_replicas()?;
         let Some(result) = self.evaluate()? else { return Ok(()) };
@@ -363,7 +355,6 @@ impl Trainer<'_> {
         saving.save(self.config, self.num_samples, &self.stepper, &of_best, true)
     }
 
-    /// Whether the model classifies, so that there is an accuracy.
     fn has_classes(&self) -> bool {
         self.stepper.replica.model.objective.classifies()
     }
@@ -387,7 +378,7 @@ fn check_weights(stepper: &Stepper, exactness: &Exactness, steps: u64) -> Result
     stepper.check_finite(steps)
 }
 
-/// Whether something that is to be done every so many steps is due after `steps` steps.
+/// Whether something done every so many steps is due after `steps` steps.
 pub(crate) fn is_due(every: Option<u64>, steps: u64) -> bool {
     every.is_some_and(|every| steps.is_multiple_of(every))
 }

@@ -1,18 +1,18 @@
 //! Starts the ranks of a run on this host, and ends them together.
 //!
-//! Each rank is a process in a process group of its own. When a rank fails, the others have 200 ms to
-//! notice the failure, to write their last operations to a file and to exit by themselves. Then they get
-//! SIGTERM, and 300 ms later SIGKILL; 700 ms after the failure all ranks have ended. The launcher says
-//! which rank failed, how it ended, what it printed last, and where the last operations are. Processes that ranks have
-//! started and left end with them, except after a success: then they have the time of `--grace` to end by themselves.
+//! Each rank is a process in a process group of its own. When a rank fails, the others have 200 ms to notice the failure,
+//! to write their last operations to a file and to exit by themselves. Then they get SIGTERM, and 300 ms later SIGKILL; 700
+//! ms after the failure all ranks have ended. The launcher says which rank failed, how it ended, what it printed last, and
+//! where the last operations are. Processes that ranks have left end with them; after a success they have `--grace` to end
+//! by themselves.
 //!
 //! When the launcher is killed, even by a signal that it cannot catch, the ranks end too: each rank has
 //! asked the kernel to kill it when its parent dies. A guard process notices the launcher's death when the pipe between
 //! the two closes, and kills the process groups of the ranks. A process that has left its rank's group, as `setsid` does,
 //! survives then.
 //!
-//! A run on several hosts has a launcher on each, which starts the ranks of its host. The launchers do not talk to each
-//! other: when a rank fails, the ranks of the other hosts notice, and each launcher ends its own.
+//! On several hosts, each has a launcher for its ranks. Launchers do not talk to each other: when a rank fails, the ranks
+//! of the other hosts notice, and each launcher ends its own.
 
 mod blame;
 mod dumps;
@@ -80,8 +80,8 @@ pub struct Launch {
     pub variables: Vec<(&'static str, OsString)>,
     /// Where their output goes.
     pub output: Output,
-    /// The folder to which ranks write their last operations when the run fails. `None` means a new
-    /// temporary folder, which is removed if it stays empty.
+    /// Where ranks write their last operations when the run fails. `None`: a new temporary folder, removed if it stays
+    /// empty.
     pub dump_folder: Option<PathBuf>,
     /// Whether rank 0 reads our standard input.
     pub inherits_stdin: bool,
@@ -92,8 +92,8 @@ pub struct Launch {
 /// Where the output of ranks goes.
 #[derive(Debug, Default)]
 pub struct Output {
-    /// Whether rank 0 writes to our standard output itself, so that it can draw on a terminal. The
-    /// output of other ranks is always passed on line by line.
+    /// Whether rank 0 writes to our standard output itself, to draw on a terminal. Output of other ranks is passed on line
+    /// by line.
     pub rank_0_owns_stdout: bool,
     /// The folder of a log file for each rank, `rank_N.log`, which gets both of its streams. It exists.
     pub log_folder: Option<PathBuf>,
@@ -102,8 +102,7 @@ pub struct Output {
 }
 
 impl Launch {
-    /// A launch of this program itself with the given arguments and additional environment variables.
-    /// Rank 0 owns standard output.
+    /// A launch of this program with these arguments and variables. Rank 0 owns standard output.
     pub fn of_own_program(
         args: impl IntoIterator<Item = OsString>,
         num_ranks: usize,
@@ -115,12 +114,12 @@ impl Launch {
         Ok(Self { command, num_ranks, variables, output, grace, ..Self::default() })
     }
 
-    /// The number of this host's first rank. The others follow it.
+    /// This host's first rank.
     fn first_rank(&self) -> usize {
         self.hosts.as_ref().map_or(0, |hosts| hosts.own * self.num_ranks)
     }
 
-    /// The number of ranks on all hosts. Every host has as many as this one.
+    /// The ranks of all hosts, which have equally many.
     fn world_size(&self) -> usize {
         self.hosts.as_ref().map_or(1, |hosts| hosts.count) * self.num_ranks
     }
@@ -177,8 +176,7 @@ pub fn warn_of_ignored_master_flags(flags: &StartFlags) {
     }
 }
 
-/// Checks that the program exists where `exec` will look for it. The launcher checks this once, so that a
-/// wrong name is not reported by every rank.
+/// Checks that the program exists where `exec` will look for it. Otherwise every rank would report a wrong name.
 fn check_program(command: &[OsString]) -> Result<()> {
     let Some(program) = command.first() else {
         return usage("launch: no program to start; pass one after --");
@@ -204,8 +202,8 @@ fn check_program(command: &[OsString]) -> Result<()> {
     ))
 }
 
-/// Returns the number of ranks of a command: the number that another launcher has started. If there is no other launcher,
-/// the number of `--nproc`. Without `--nproc`, 2 (or 1 if there is only one core).
+/// The number of ranks of a command: as many as another launcher has started; else `--nproc`; else 2, or 1 on a single
+/// core.
 pub fn num_ranks(nproc: Option<usize>, placement: Option<&Placement>) -> Result<usize> {
     match (nproc, placement) {
         (Some(nproc), Some(placement)) => usage(format!(
@@ -222,12 +220,10 @@ pub fn num_ranks(nproc: Option<usize>, placement: Option<&Placement>) -> Result<
     }
 }
 
-/// Environment variables of ranks.
 type Variables = Vec<(&'static str, String)>;
 
-/// The environment variables that all ranks of an attempt get, by the names that torchrun gives them; and the port at which
-/// they meet, if this launcher has chosen it, which is held for as long as they run. If there are several hosts, the ranks
-/// meet where the user states. Otherwise the secret is a fresh one.
+/// The variables of all ranks of an attempt, named as by torchrun; and the port at which they meet, held while they run, if
+/// this launcher has chosen it. With several hosts, the ranks meet where the user states; otherwise the secret is fresh.
 fn rank_variables(launch: &Launch) -> Result<(Variables, Option<OwnedFd>)> {
     let mut variables = vec![
         ("WORLD_SIZE", launch.world_size().to_string()),
@@ -252,8 +248,8 @@ fn rank_variables(launch: &Launch) -> Result<(Variables, Option<OwnedFd>)> {
     Ok((variables, held))
 }
 
-/// A free port for `MASTER_PORT`, held so that no other program is given it. A program that allows addresses to be used
-/// again, as nearly all do, can listen there all the same, because this socket does not listen.
+/// A free port for `MASTER_PORT`, held so that no other program is given it. This socket does not listen, so a rank that
+/// sets `SO_REUSEADDR`, as nearly all programs do, can.
 fn held_port() -> rustix::io::Result<(u16, OwnedFd)> {
     let socket = socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
     set_socket_reuseaddr(&socket, true)?;

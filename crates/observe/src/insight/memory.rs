@@ -1,10 +1,9 @@
 //! The memory of a rank before the run: the bytes of each category, by formula.
 //!
-//! Input: a model, a strategy, ranks and a batch. Output: bytes by category. Parameters, gradients, unsharded units and
-//! communication follow from the strategy's statement ([`Footprint`](paceline_strategies::Footprint)); the optimizer's state follows
-//! from what the rank owns; activations and scratch memory come from a rehearsal of the step on the device without contents
-//! ([`Rehearsal`]); data follow from the loader. Nothing is measured here, and nothing of the size of the model is
-//! allocated.
+//! Parameters, gradients, unsharded units and communication follow from the strategy's statement
+//! ([`Footprint`](paceline_strategies::Footprint)); the optimizer's state follows from what the rank owns; activations and scratch
+//! memory come from a rehearsal of the step on the device without contents ([`Rehearsal`]); data follow from the loader. Nothing as
+//! large as the model is allocated.
 
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
@@ -30,11 +29,11 @@ use crate::record::memory::{Bytes, RESIDENT, TOTAL};
 /// Batches that a loader thread has ready or in the making, beside the batches of the step.
 const BATCHES_AHEAD: usize = 3;
 
-/// The memory of a process itself: stacks, queues, records of operations, and copies within matrix products. Measured, not derived:
-/// the mean of runs with 6 to 250 MB of tensors on 2 and 4 ranks, which lie within 2 MB of it.
+/// Stacks, queues, records of operations, and copies within matrix products. Measured: the mean of runs with 6 to 250 MB of tensors
+/// on 2 and 4 ranks, all within 2 MB of it.
 const OWN_PROCESS_BYTES: f64 = 4.5e6;
-/// The pages of the program that are in use, where the system does not say: those of a build with optimization. The ranks
-/// and their launcher share them. Measured like the bytes above.
+/// The program's pages in use, shared by the ranks and their launcher, where the system does not say. Measured like the bytes above,
+/// with optimization.
 const PROGRAM_BYTES: f64 = 6.5e6;
 
 /// A batch of `rows` samples of this length in the memory of an allocator, without contents of its own.
@@ -50,7 +49,7 @@ pub fn batch_of(
     Ok(Batch::of(tensors.collect::<std::result::Result<Vec<_>, MemoryError>>()?))
 }
 
-/// The outcome of a rehearsal. `None` if the model has a layer of the user's own that reads values, so that it cannot be rehearsed.
+/// The outcome of a rehearsal. `None` if a layer of the user's own reads values, which a rehearsal lacks.
 pub(super) fn if_possible<T>(
     rehearsed: std::result::Result<T, ModelError>,
 ) -> std::result::Result<Option<T>, ModelError> {
@@ -79,8 +78,7 @@ pub struct Shape<'a> {
     pub rows: Vec<usize>,
     /// Bytes of the data sets, which each process keeps.
     pub data_set_bytes: f64,
-    /// This process's share of the pages of the program that are in use now. A build without optimization has three times as
-    /// many as one with it.
+    /// This process's share of the program's pages in use. Without optimization they are three times as many.
     pub program_bytes: f64,
 }
 
@@ -105,7 +103,6 @@ impl<'a> Shape<'a> {
         BatchShape::of(self.data.train.as_ref())
     }
 
-    /// Batches of a step.
     fn num_batches(&self) -> usize {
         self.strategy.accumulate.min(self.config.steps_per_epoch)
     }
@@ -133,15 +130,13 @@ fn rows(config: &TrainConfig, len: usize) -> Vec<usize> {
 pub struct Need {
     /// The most bytes at once, by category.
     by_category: [u64; Category::ALL.len()],
-    /// The most bytes at once in all categories together.
+    /// The most bytes at once in all categories.
     pub total: u64,
-    /// Other memory of the rank, by purpose: nothing of it is a tensor of a step.
+    /// Memory other than tensors of a step, by purpose.
     pub besides: [(&'static str, u64); 4],
-    /// The proportional set size of the rank's process after some steps, if the rank is a process: all of the above, and the memory
-    /// of the process itself.
+    /// The PSS of the rank, if it is a process: all of the above, and the memory of the process itself.
     pub resident: Option<u64>,
-    /// Whether activations are only a lower bound: the model has a layer of the user's own that reads values, so its step
-    /// cannot be rehearsed.
+    /// Whether activations are only a lower bound, because the step cannot be rehearsed.
     pub is_at_least: bool,
 }
 
@@ -218,9 +213,7 @@ impl Needs {
 struct Passes {
     activations: u64,
     workspace: u64,
-    /// Both at once.
     both: u64,
-    /// Gaps between buffers.
     gaps: u64,
     is_at_least: bool,
 }
@@ -267,7 +260,6 @@ impl Passes {
     }
 }
 
-/// The needs of one rank.
 fn need(
     shape: &Shape,
     strategy: &dyn Strategy,
@@ -321,8 +313,8 @@ fn need(
     need
 }
 
-/// The most bytes that a rank copies for a checkpoint: its part of the values and of the optimizer's state, of which
-/// ranks that own the same elements write equal parts. The copy shrinks while it is written.
+/// The most bytes that a rank copies for a checkpoint: its part of the values and of the optimizer's state, divided evenly among
+/// ranks that own the same elements. The copy shrinks while it is written.
 fn snapshot_bytes(shape: &Shape, strategy: &dyn Strategy, model: &Model, rank: usize) -> u64 {
     let config = shape.config;
     if config.checkpoints.save.is_none() {
@@ -342,7 +334,7 @@ fn snapshot_bytes(shape: &Shape, strategy: &dyn Strategy, model: &Model, rank: u
     ((elems * elem_bytes) as u64).min(most as u64)
 }
 
-/// The batches of an evaluation between steps, which are there beside the batches of training.
+/// The batches of an evaluation between steps, in addition to those of training.
 fn evaluated_bytes(shape: &Shape, rows: usize) -> u64 {
     let test = shape.data.test.as_deref().filter(|_| shape.config.evaluation.eval_every.is_some());
     let of_row = test.map_or(0, |test| BatchShape::of(test).max_bytes());
@@ -350,7 +342,7 @@ fn evaluated_bytes(shape: &Shape, rows: usize) -> u64 {
     (of_row as u64).saturating_mul(rows as u64).saturating_mul(1 + num_ahead as u64)
 }
 
-/// The batches that are there at once: the batches of the step, and the ones that the loader's thread has made or makes.
+/// The batches of the step, and those that the loader's thread has made or makes.
 fn data_bytes(shape: &Shape, rows: usize) -> u64 {
     let (config, num_batches) = (shape.config, shape.num_batches());
     let num_ahead = match (shape.has_streams(), config.load_ahead) {

@@ -1,9 +1,8 @@
 //! The measured steps of a rank, in bounded memory, and of all ranks together.
 //!
-//! Sums over all steps are kept, so means are exact however long a run is. Medians and percentiles need
-//! single steps. Up to [`MAX_STEPS`] of them are kept, which is all of them in shorter runs. In longer
-//! runs a random half of the steps is kept, then a quarter, and so on. A hash of the step's number
-//! decides, so all ranks keep the same steps, and the slowest rank of a kept step is always known.
+//! Means are exact, from sums over all steps. Medians and percentiles need single steps: up to [`MAX_STEPS`] are kept. In
+//! longer runs a random half of the steps is kept, then a quarter, and so on. A hash of the step's number decides, so all
+//! ranks keep the same steps.
 
 use std::f64::consts::SQRT_2;
 
@@ -15,19 +14,16 @@ use serde::{Deserialize, Serialize};
 use crate::record::ranks::Ranks;
 use crate::record::times::StepTimes;
 
-/// The largest number of steps that are kept one by one: 1.5 MiB per rank. In a longer run, at least half
-/// of this number is kept, and a 99th percentile of those is, with 95 % confidence, between the 98.9th
-/// and 99.1st.
+/// The largest number of single steps kept: 1.5 MiB per rank. A longer run keeps at least half as many, whose 99th percentile
+/// is, with 95 % confidence, between the 98.9th and 99.1st.
 pub const MAX_STEPS: usize = 1 << 16;
 
-/// The number of parts into which a run is cut to see how its steps drift: one more than the degrees of freedom of
-/// [`STUDENT_90_OF_7`].
+/// Parts into which a run is cut to see how its steps drift: one more than the degrees of freedom of [`STUDENT_90_OF_7`].
 const PARTS: usize = 8;
 
 /// The values that are kept of a step, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeptStep {
-    /// Its number in the run.
     pub number: u64,
     /// The step, from the arrival of the batch to the end of the optimizer.
     pub step: u64,
@@ -38,7 +34,7 @@ pub struct KeptStep {
 /// The measured steps of a rank.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepLog {
-    /// The kept steps, ordered by number.
+    /// Ordered by number.
     kept: Vec<KeptStep>,
     /// Steps are kept if their hash ends with at least this many zero bits.
     level: u32,
@@ -59,7 +55,7 @@ impl StepLog {
         Self { kept: Vec::with_capacity(room), ..Self::default() }
     }
 
-    /// Adds the step with this number. Numbers must increase.
+    /// Adds a step. Numbers must increase.
     pub fn push(&mut self, number: u64, times: &StepTimes, loss: &StepLoss) {
         self.count += 1;
         self.sums.add(times);
@@ -75,8 +71,8 @@ impl StepLog {
     }
 }
 
-/// Adds a step to those that are kept at this level, at most `most`. Without room for it the level rises, and about half of
-/// the steps go.
+/// Adds a step to those that are kept at this level, at most `most`. If there are more, the level rises, which drops about
+/// half.
 pub(super) fn keep<T>(
     kept: &mut Vec<T>,
     level: &mut u32,
@@ -93,13 +89,12 @@ pub(super) fn keep<T>(
     }
 }
 
-/// Whether the step of this number is kept at a level: one of 2^level steps is.
+/// Whether a level keeps this step: it keeps one of 2^level.
 pub(super) fn is_kept(number: u64, level: u32) -> bool {
     zeros(number) >= level
 }
 
-/// The number of zero bits at the end of a hash of the number. It is n or more for one in 2^n numbers,
-/// without a pattern.
+/// The number of zero bits at the end of a hash of the number. It is n or more for one in 2^n numbers.
 fn zeros(number: u64) -> u32 {
     // The finalizer of SplitMix64 (Steele, Lea, Flood 2014).
     let mut x = number.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -120,7 +115,7 @@ impl<'a> AllSteps<'a> {
         Self { logs: logs.into_iter().collect() }
     }
 
-    /// Measured steps.
+    /// The number of measured steps.
     pub fn count(&self) -> u64 {
         self.logs.iter().map(|log| log.count).min().unwrap_or(0)
     }
@@ -151,9 +146,9 @@ impl<'a> AllSteps<'a> {
         ranks.combine(each?)
     }
 
-    /// By how many milliseconds the mean steps of two runs like this one differ at most, eight times of ten, as far as this
-    /// run can tell. Steps that follow each other share their disturbances, so the means of eight parts of the run are
-    /// compared, not single steps. `None` for fewer than eight steps.
+    /// An estimate of how far apart the mean steps of two such runs are in 8 of 10 cases, in milliseconds. Neighboring steps
+    /// share their disturbances, so it compares the means of eight parts of the run, not single steps. `None` for fewer than
+    /// eight steps.
     pub fn apart_ms(&self) -> Option<f64> {
         let steps: Vec<f64> = self.slowest(|step| step.step).into_iter().map(ms).collect();
         let parts = steps.chunks_exact((steps.len() / PARTS).max(1));
@@ -173,7 +168,7 @@ impl<'a> AllSteps<'a> {
         self.combine(Ranks::Mean, part)
     }
 
-    /// A part of the steps in percent of another, each of them combined over the ranks; `None` if that other is zero.
+    /// A part of the steps in percent of another, each combined over the ranks; `None` if the other is zero.
     pub fn pct(
         &self,
         ranks: Ranks,
@@ -184,8 +179,7 @@ impl<'a> AllSteps<'a> {
         Some(100.0 * self.combine(ranks, part)? / whole)
     }
 
-    /// Samples per second of all ranks in the measured steps, with the wait for data. This is a mean, so a loader that stalls
-    /// now and then counts.
+    /// Samples per second of all ranks in the measured steps, with the wait for data: a mean, so occasional stalls count.
     pub fn samples_per_s(&self, ranks: Ranks) -> Option<f64> {
         Some(self.samples() as f64 / self.seconds(ranks)?)
     }
@@ -211,8 +205,8 @@ impl<'a> AllSteps<'a> {
     }
 
     /// The time of all measured steps with the wait for data, combined over the ranks. The times of each rank are added up
-    /// first: ranks that do not wait for each other are slow in different steps, and their slowest steps added up are more
-    /// than any rank has taken.
+    /// first: ranks that do not wait for each other are slow in different steps, so the sum of the slowest would be more than
+    /// any rank took.
     fn seconds(&self, ranks: Ranks) -> Option<f64> {
         let of_rank = |log: &&StepLog| (log.sums.step + log.sums.data) as f64 / 1e9;
         ranks.combine(self.logs.iter().map(of_rank)).filter(|seconds| *seconds > 0.0)

@@ -1,7 +1,5 @@
 //! Shared by the end-to-end tests: a separate folder for every test, in which the binary runs with a
 //! clean environment, and data files in their published formats.
-//!
-//! Nothing here knows what the binary should print.
 #![allow(dead_code)] // Each test binary uses its part.
 
 pub mod marked;
@@ -43,7 +41,6 @@ impl Sandbox {
         Self { folder: TempDir::new().unwrap() }
     }
 
-    /// The path of `name` in it.
     pub fn path(&self, name: &str) -> PathBuf {
         self.folder.path().join(name)
     }
@@ -95,19 +92,19 @@ impl Sandbox {
         command
     }
 
-    /// A command that runs `paceline` with these words, which are separated by spaces.
+    /// `paceline` with these words, separated by spaces.
     pub fn given(&self, words: &str) -> Command {
         let mut command = self.paceline();
         command.args(words.split_whitespace());
         command
     }
 
-    /// Starts `paceline` with these words, which are separated by spaces.
+    /// Starts [`Sandbox::given`].
     pub fn start(&self, words: &str) -> Running {
         Running::start(self.given(words))
     }
 
-    /// Runs `paceline train` with these flags, which are separated by spaces.
+    /// Runs `paceline train` with these flags, separated by spaces.
     pub fn train(&self, flags: &str) -> Run {
         self.train_with(flags, &[])
     }
@@ -126,12 +123,11 @@ impl Sandbox {
         Run::of(command)
     }
 
-    /// Runs `paceline` with these words, which are separated by spaces.
+    /// Runs `paceline` with these words, separated by spaces.
     pub fn run(&self, words: &str) -> Run {
         Run::of(self.given(words))
     }
 
-    /// Runs `paceline` with these words.
     pub fn run_words(&self, words: &[&str]) -> Run {
         let mut command = self.paceline();
         command.args(words);
@@ -169,7 +165,7 @@ impl Sandbox {
         found
     }
 
-    /// Waits until no process works in here any more: ranks die a moment after their launcher.
+    /// Waits until no process has this folder: ranks die a moment after their launcher.
     pub fn wait_until_deserted(&self) {
         let folder = self.folder.path().canonicalize().unwrap();
         let works_here = |process: fs::DirEntry| {
@@ -187,7 +183,7 @@ impl Sandbox {
         self.path("saved").join(latest.trim())
     }
 
-    /// The index of the latest checkpoint in `saved`, which has the digests of all its files.
+    /// The index of that checkpoint, which has the digests of all its files.
     pub fn checkpoint_index(&self) -> Vec<u8> {
         fs::read(self.checkpoint().join("index.json")).unwrap()
     }
@@ -199,7 +195,6 @@ impl Sandbox {
         self.path("runs").join(&names[0])
     }
 
-    /// The summary of the only run.
     pub fn summary(&self) -> Value {
         json(&self.run_folder().join("summary.json"))
     }
@@ -223,8 +218,7 @@ impl Running {
         self.0.as_ref().unwrap().id()
     }
 
-    /// Waits until `condition` holds; fails the test, with what the process has said, if it ends
-    /// before.
+    /// Waits until `condition` holds; fails the test, with the process's output, if it ends before.
     #[track_caller]
     pub fn wait_until(&mut self, what: &str, mut condition: impl FnMut() -> bool) {
         let child = self.0.as_mut().unwrap();
@@ -240,7 +234,7 @@ impl Running {
         }
     }
 
-    /// Waits for its end, without reading anything of what it prints. Returns its exit code.
+    /// Waits for its end without reading its output. Returns its exit code.
     #[track_caller]
     pub fn end_unread(mut self) -> Option<i32> {
         let child = self.0.as_mut().unwrap();
@@ -253,7 +247,6 @@ impl Running {
         code
     }
 
-    /// Waits for its end.
     pub fn end(mut self) -> Run {
         Run::wait(self.0.take().unwrap())
     }
@@ -277,7 +270,6 @@ pub struct Run {
 }
 
 impl Run {
-    /// Runs a command to its end.
     pub fn of(command: Command) -> Self {
         Running::start(command).end()
     }
@@ -351,7 +343,7 @@ impl Run {
         self
     }
 
-    /// As it would be without the rank that `paceline launch` puts in front of each line of standard output.
+    /// The same without the rank that `paceline launch` puts before each line.
     pub fn without_ranks(mut self) -> Self {
         let line = |line: &str| {
             let (_, rest) =
@@ -380,7 +372,7 @@ impl Run {
     }
 }
 
-/// A run of `paceline train` with these flags, in a folder of its own.
+/// `paceline train` with these flags in a new folder.
 #[track_caller]
 pub fn trained(flags: &str) -> (Sandbox, Run) {
     let sandbox = Sandbox::new();
@@ -388,7 +380,7 @@ pub fn trained(flags: &str) -> (Sandbox, Run) {
     (sandbox, run)
 }
 
-/// The digest of the weights that `paceline train` ends with, with these flags.
+/// The digest of the weights after `paceline train` with these flags.
 #[track_caller]
 pub fn weights_of(flags: &str) -> String {
     trained(flags).1.weights().to_owned()
@@ -400,7 +392,6 @@ pub fn accuracy(run: &Run) -> f64 {
     run.line("Evaluation accuracy: ").trim_end_matches('%').parse().unwrap()
 }
 
-/// Removes what has this name, if anything has.
 pub fn remove(path: &Path) {
     if fs::symlink_metadata(path).is_ok_and(|found| found.is_dir()) {
         fs::remove_dir_all(path).unwrap();
@@ -430,7 +421,6 @@ pub fn wait_until(what: &str, mut condition: impl FnMut() -> bool) {
     }
 }
 
-/// Reads a JSON file.
 pub fn json(path: &Path) -> Value {
     serde_json::from_str(&fs::read_to_string(path).unwrap()).unwrap()
 }

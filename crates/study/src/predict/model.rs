@@ -1,4 +1,4 @@
-//! The prediction itself: the time that was measured without communication, plus the exposed communication of a link.
+//! The prediction: the time measured without communication, plus the exposed communication of a link.
 
 use std::collections::HashMap;
 
@@ -33,7 +33,7 @@ pub struct Calibration {
     pub backward_begin_ms: f64,
     /// The end of the backward pass since the step began.
     pub backward_end_ms: f64,
-    /// The optimizer's time, if it works on each bucket that has come while others travel; zero if it waits for all.
+    /// The optimizer's time, if it works on each bucket while others travel; zero if it waits for all.
     pub by_bucket_ms: f64,
     /// The step over the rounds; `None` if nothing was run.
     pub spread: Option<Spread>,
@@ -94,7 +94,6 @@ impl Calibration {
         })
     }
 
-    /// The ready times for a layout with the same parameters.
     pub fn backward(&self, layout: &Layout) -> Result<Backward> {
         let lines = self.ready.iter().map(|line| (line.param.as_str(), line.ready_ms));
         let lines: HashMap<&str, f64> = lines.collect();
@@ -154,7 +153,7 @@ impl Step {
         least_bandwidth(efficiency, target).map(|bytes_per_s| bytes_per_s * 8e-9)
     }
 
-    /// The exposed communication of a replay: by how much the optimizer ends later than without it.
+    /// The exposed communication: by how much the optimizer ends later.
     pub(super) fn exposed_ms(&self, played: &Played, plan: &[Bucket]) -> f64 {
         let all_bytes = plan.iter().map(|bucket| bucket.bytes).sum::<u64>().max(1) as f64;
         let after = |bytes: u64| self.by_bucket_ms * bytes as f64 / all_bytes;
@@ -162,14 +161,14 @@ impl Step {
         played.blocked + (finish - played.end - self.by_bucket_ms).max(0.0)
     }
 
-    /// By how much the sums of the loss end later than the pass: a strategy that sends nothing beside the pass waits for them.
+    /// By how much the sums of the loss end later than the pass; a strategy without overlap waits for them.
     pub(super) fn loss_ms(&self, cost: impl Fn(u64) -> f64) -> f64 {
         (self.backward.opening_done(cost) - self.backward.end).max(0.0)
     }
 }
 
-/// The step of `ddp` with this specification, in milliseconds, from runs without communication. Without a network communication
-/// takes no time.
+/// The step of `ddp` with this specification, in milliseconds, from runs without communication. Without a network,
+/// communication is free.
 pub fn replayed(spec: &Spec, network: Option<Network>, alone: &[RunSummary]) -> Result<f64> {
     let config = spec::resolve(spec)?;
     let calibration = Calibration::of(&config, config.world_size, alone)?;
@@ -191,17 +190,16 @@ pub struct Prediction {
     pub step_ms: f64,
     /// The step of `simple_ddp`, one blocking operation per parameter. `None` if the parameters are not known.
     pub simple_step_ms: Option<f64>,
-    /// The bucket size with the shortest step, in MiB.
+    /// The bucket size of the shortest step, in MiB.
     pub best_bucket_mb: f64,
-    /// The best size of the first bucket for this bucket size, in MiB.
+    /// The best first bucket for this size, in MiB.
     pub best_first_mb: f64,
     /// The step with these sizes.
     pub best_step_ms: f64,
 }
 
 impl Prediction {
-    /// The prediction for a step, if an all-reduce of `bytes` bytes takes `cost(bytes)`
-    /// milliseconds.
+    /// The prediction for a step, if an all-reduce takes `cost(bytes)` milliseconds.
     pub fn new(step: &Step, layout: &Layout, cost: &dyn Fn(u64) -> f64) -> Self {
         let exposed = |plan: &[Bucket]| step.exposed_ms(&step.backward.play(plan, cost), plan);
         let played = step.backward.play(&step.plan, cost);
@@ -209,7 +207,7 @@ impl Prediction {
         let (exposed_ms, hidden_ms) = (step.exposed_ms(&played, &step.plan), played.hidden());
         let one_by_one: f64 =
             layout.trained().map(|(_, p)| cost((p.range().len() * ELEM_BYTES) as u64)).sum();
-        // Also if they gain little: a least gain would make some rows' best worse than that of a row with a larger cost.
+        // Even if they gain little: with a least gain, a row could be worse than one with a larger cost.
         let of = |(caps, plan): (BucketCaps, Vec<Bucket>)| (caps, exposed(&plan));
         // Times are in milliseconds, so this only keeps rounding from making a difference.
         let equal = step.backward.end.abs() * 1e-12;
@@ -232,9 +230,8 @@ impl Prediction {
     }
 }
 
-/// The link whose all-reduces by this algorithm fit `points`, which are sizes in bytes and times in seconds. The fit
-/// minimizes the squares of the relative error, because small messages determine the latency and large
-/// ones the bandwidth.
+/// The link whose all-reduces by this algorithm fit `points`, which are sizes in bytes and times in seconds. The fit minimizes
+/// squared relative errors: small messages determine the latency, large ones the bandwidth.
 pub fn fit_link(points: &[(f64, f64)], algorithm: Algorithm, ranks: usize) -> Link {
     let points = points.iter().filter(|(_, seconds)| *seconds > 0.0).map(|&(bytes, seconds)| {
         let cost = Cost::of(OpKind::AllReduce, algorithm, ranks, bytes as u64);
