@@ -1,7 +1,6 @@
 //! A checkpoint that is read: compared with a model and a run, and copied into place.
 //!
-//! Input: a folder. Output: the position of the run, and the elements of any ranges that a rank holds. How many ranks
-//! wrote the checkpoint, and which part each of them wrote, does not matter.
+//! It yields the position of the run, and the elements of any ranges that a rank holds, whichever ranks wrote them.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
@@ -31,7 +30,7 @@ const EVAL_LOSS: &str = "eval-loss";
 /// A number of an index. `{:?}` prints as many digits as are needed to read the same number back.
 trait IndexNumber {
     fn text(&self) -> String;
-    /// Takes the value of a text. False if it is not a number.
+    /// False if the text is not a number.
     fn read(&mut self, text: &str) -> bool;
 }
 
@@ -78,14 +77,13 @@ fn numbers<'a>(
 /// A checkpoint whose index has been read, and whose files are there.
 #[derive(Debug)]
 pub struct Checkpoint {
-    /// Reads its tensors.
     pub(super) reader: Reader,
     progress: Progress,
     /// Optimizer steps that the optimizer's state has seen.
     pub optimizer_steps: u64,
 }
 
-/// The index of the checkpoint of a run, without files and tensors. A continuation must have the same `settings`.
+/// A run's index without files and tensors. A continuation must have the same `settings`.
 pub fn head(
     world_size: usize,
     strategy: &str,
@@ -102,8 +100,8 @@ pub fn head(
     Index { version: VERSION, world_size, strategy, run, previous: None, files, tensors }
 }
 
-/// The checkpoints that a folder holds, the one to go on from first. The folder of one checkpoint holds that one. Fails
-/// if there is no checkpoint, and if the newest one is gone.
+/// The checkpoints in a folder, the one to go on from first; the folder itself if it is a checkpoint. Fails if there is
+/// none, or if the newest one is gone.
 pub fn find(folder: &Path) -> std::result::Result<Vec<PathBuf>, String> {
     if folder.join(INDEX).exists() {
         return Ok(vec![folder.to_owned()]);
@@ -128,8 +126,8 @@ pub fn find(folder: &Path) -> std::result::Result<Vec<PathBuf>, String> {
 }
 
 impl Checkpoint {
-    /// Opens the checkpoint in this folder, or the latest one if the folder holds several. Fails without a checkpoint, if a
-    /// file is missing or cut, or if another version of the format wrote it.
+    /// Opens the checkpoint in this folder, or the latest of several. Fails without one, if a file is missing or cut, or if
+    /// another version of the format wrote it.
     pub fn open(folder: &Path) -> std::result::Result<Self, String> {
         let found = find(folder)?;
         Self::open_at(&found[0]).map_err(|problem| {
@@ -146,8 +144,8 @@ impl Checkpoint {
         })
     }
 
-    /// Opens the first checkpoint of `found` that can be opened. Returns it with its place in the list, and says in a text
-    /// for the user why it is not the first one.
+    /// Opens the first checkpoint of `found` that can be opened. Returns it with its index in `found` and, for the user,
+    /// why it is not the first.
     pub fn open_last_good(
         found: &[PathBuf],
     ) -> std::result::Result<(usize, Self, Option<String>), String> {
@@ -164,7 +162,7 @@ impl Checkpoint {
         Err(broken.unwrap_or_else(|| "there is no checkpoint".into()))
     }
 
-    /// Says that this checkpoint is used because of a problem with a later one.
+    /// A sentence: this checkpoint is used because a later one is broken.
     pub fn instead_of(&self, broken: &str) -> String {
         let (name, steps) = (self.name(), self.progress.steps);
         format!("{broken}; training goes on from {name}, after step {steps}")
@@ -225,13 +223,13 @@ impl Checkpoint {
         is_there.then(|| Previous { steps, sha256: self.digest() })
     }
 
-    /// A setting of the run that wrote the checkpoint, by the flag that set it.
+    /// A setting of the run that wrote the checkpoint, by its flag.
     pub fn setting(&self, flag: &str) -> Option<&str> {
         self.index().run.get(flag.trim_start_matches('-')).map(String::as_str)
     }
 
-    /// Fails unless the checkpoint has this model's parameters with this optimizer's state and was
-    /// written with the same settings. Returns the allowed differences in words.
+    /// Fails unless the checkpoint has this model's parameters, this optimizer's state and the same settings. Returns the
+    /// allowed differences in words.
     pub fn check(
         &self,
         layout: &Layout,
@@ -252,8 +250,8 @@ impl Checkpoint {
         Ok(notes)
     }
 
-    /// Fails unless the checkpoint has this model's parameters and running statistics. How they were
-    /// trained does not matter. The message names the first tensor that differs.
+    /// Fails unless the checkpoint has this model's parameters and running statistics. The message names the first tensor
+    /// that differs.
     pub fn check_model(&self, layout: &Layout) -> std::result::Result<(), String> {
         for (kind, name, shape) in layout.tensors() {
             let lacks = || format!("it has no {kind} {name}, which this model has");
@@ -349,7 +347,7 @@ impl Checkpoint {
         format!("{}: {}", self.path().printable(), printable(reason))
     }
 
-    /// The state of the ranks' strategies that a run of this many ranks with this strategy drops, for the user.
+    /// For the user: the strategies' state that a run of this many ranks with this strategy drops.
     pub fn dropped(&self, world_size: usize, strategy: &str) -> Option<String> {
         let has_state = self.index().tensors.keys().any(|name| name.starts_with(STRATEGY));
         if !has_state || self.keeps_strategy(world_size, strategy) {
@@ -366,8 +364,7 @@ impl Checkpoint {
         self.index().world_size == world_size && self.index().strategy == strategy
     }
 
-    /// Copies parameters and running statistics into place: the values in these ranges of flat storage, and all
-    /// statistics.
+    /// Copies parameters, in these ranges of flat storage, and all running statistics into place.
     pub fn restore_model(&self, storage: &Storage, values: &[Range<usize>]) -> Result<()> {
         let layout = storage.layout();
         for (id, range) in values.iter().flat_map(|range| params_in(layout, range)) {
@@ -381,7 +378,7 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Copies optimizer state into place: that in these ranges of flat storage.
+    /// Copies optimizer state in these ranges of flat storage into place.
     pub fn restore_optimizer(
         &self,
         storage: &Storage,
@@ -403,8 +400,8 @@ impl Checkpoint {
         Ok(())
     }
 
-    /// Copies everything into place that rank `rank` holds in these ranges, with the strategy's own tensors if the same
-    /// number of ranks with the same strategy goes on.
+    /// Copies everything that the rank holds in these ranges into place, with the strategy's own tensors if ranks and
+    /// strategy are the same.
     pub fn restore(
         &self,
         rank: RankOfRun,

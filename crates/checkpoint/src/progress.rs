@@ -1,18 +1,13 @@
-//! The state of a run between two optimizer steps: its position in the data, and all else that decides how it goes on.
-//!
-//! These are plain values, which the trainer advances and a checkpoint stores. They know nothing of
-//! models, files or ranks.
+//! The state of a run between two optimizer steps, as plain values that the trainer advances and a checkpoint stores.
 
 use paceline_data::Position;
 use paceline_strategies::StepLoss;
 
-/// The state of a run, without its weights. Whatever decides about later steps, or about the end of the run, is here, so that
-/// a run that goes on from a checkpoint decides as an uninterrupted one does. It counts the samples that the steps have
-/// consumed, not those that a loader has read ahead.
+/// The state of a run, without its weights. Whatever decides about later steps or the end of the run is here, so a resumed
+/// run decides as an uninterrupted one does. It counts the samples that steps have consumed, not those read ahead.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Progress {
-    /// The next batch: the number of complete epochs, and the number of batches that are consumed of the
-    /// next epoch.
+    /// The next batch: complete epochs, and consumed batches of the next one.
     pub position: Position,
     /// Optimizer steps made, over all epochs, those with a skipped update included.
     pub steps: u64,
@@ -77,8 +72,8 @@ impl Progress {
         self.steps.saturating_sub(self.scaling.map_or(0, |of| of.skipped_in_a_row))
     }
 
-    /// Advances by an optimizer step over `num_batches` batches, with `samples` samples of all ranks. At
-    /// the end of an epoch, which has `batches_per_epoch` batches, returns the sums of that epoch.
+    /// Advances by an optimizer step over `num_batches` batches, with `samples` samples of all ranks. Returns the sums of an
+    /// epoch at its end.
     pub fn advance(
         &mut self,
         num_batches: usize,
@@ -146,8 +141,8 @@ impl TestResult {
         Some(self.sums.count).filter(|count| *count != self.samples as f64)
     }
 
-    /// The perplexity, if the means are over tokens: `exp(loss)`, which is the number of equally likely tokens between which
-    /// a model with this loss would have to choose.
+    /// The perplexity, if the means are over tokens: `exp(loss)`, the number of equally likely tokens to choose from at this
+    /// loss.
     pub fn perplexity(&self) -> Option<f64> {
         self.tokens().map(|_| self.sums.mean_loss().exp())
     }
@@ -167,7 +162,7 @@ pub struct Evaluation {
     pub epoch: u64,
     /// The result.
     pub result: TestResult,
-    /// Whether it is the one at the end of the run, and not one of `--eval-every`.
+    /// Whether it is the one at the end of the run.
     pub is_final: bool,
     /// Whether the same result was reported before, because `--eval-every` fell on the last step.
     pub is_repeated: bool,

@@ -1,12 +1,11 @@
-//! The results of a benchmark, and the formulas that turn times into bandwidths. This file knows neither
-//! how times are taken nor how they are shown.
+//! The results of a benchmark, and the formulas that turn times into bandwidths.
 //!
 //! GB/s are 1e9 bytes per second, GiB/s are 2^30.
 
 use paceline_launch::device::Device;
 use serde::{Deserialize, Serialize};
 
-/// The times of one operation with one size. Each is the time of the slowest rank. Their names in JSON are those of nccl-tests.
+/// The times of one operation with one size, each of the slowest rank. Names in JSON are those of nccl-tests.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub struct Timing {
     /// Median in microseconds; all bandwidths are computed from it.
@@ -23,8 +22,8 @@ pub struct Timing {
     /// Elements with a wrong result; `None` if the result was not checked.
     #[serde(rename = "nwrong")]
     pub wrong: Option<u64>,
-    /// The published "effective bandwidth" in GiB/s: `2 S / t`, whatever the number of ranks. It equals
-    /// the bus bandwidth of an all-reduce, up to the unit, only in the limit of many ranks.
+    /// The published "effective bandwidth" in GiB/s: `2 S / t`, whatever the number of ranks. With many ranks it approaches the
+    /// bus bandwidth of an all-reduce.
     pub effective_bw_gib_s: f64,
 }
 
@@ -58,8 +57,7 @@ pub struct Row {
     /// The size S in the formulas. For operations that gather or scatter, the size of the whole array.
     #[serde(rename = "size")]
     pub bytes: u64,
-    /// Number of elements as nccl-tests counts them: those of a share if the operation has shares,
-    /// otherwise those of the whole message.
+    /// Elements as nccl-tests counts them: of a share if the operation has shares, otherwise of the whole message.
     pub count: u64,
     /// Paceline's name of the element type, such as `f32`.
     #[serde(rename = "type")]
@@ -74,14 +72,13 @@ pub struct Row {
     pub in_place: Option<Timing>,
     /// The time on the emulated link by the cost model, in microseconds.
     pub predicted_us: Option<f64>,
-    /// Bytes that all ranks read and write, divided by the time, as a fraction of the machine's memory
-    /// bandwidth. It is above 1 if the data stay in the caches.
+    /// Bytes that all ranks read and write per time, as a fraction of the machine's memory bandwidth; above 1 if the data stay
+    /// in the caches.
     pub memory_fraction: Option<f64>,
 }
 
 impl Row {
-    /// The timing that represents the row where only one is shown: in place if that was measured, as in
-    /// training and in the timings of other programs, otherwise out of place.
+    /// The timing where only one is shown: in place if measured, as in training and in other programs.
     pub fn timing(&self) -> &Timing {
         self.in_place.as_ref().unwrap_or(&self.out_of_place)
     }
@@ -105,7 +102,7 @@ pub struct Skipped {
     pub reason: String,
 }
 
-/// Everything that a benchmark has found, and on which machine.
+/// The outcome of a benchmark.
 #[derive(Clone, Debug, PartialEq)]
 pub struct BenchReport {
     /// The machine, in words.
@@ -136,8 +133,7 @@ pub fn place(rows: &[Row]) -> &'static str {
     }
 }
 
-/// The name of the row's program in tables and charts: the transport, and also the algorithm if `rows`
-/// have several algorithms with that transport.
+/// The row's name in tables and charts: the transport, with the algorithm if `rows` have several of that transport.
 pub fn program_name(row: &Row, rows: &[Row]) -> String {
     let same = rows.iter().filter(|other| other.transport == row.transport);
     if same.into_iter().any(|other| other.algorithm != row.algorithm) {
@@ -165,11 +161,10 @@ pub fn bus_factor(op: &str, n: usize) -> Option<f64> {
     }
 }
 
-/// The mean bus bandwidth over the out-of-place and in-place timings of all rows, each with the same
-/// weight; 0 without timings.
+/// The mean bus bandwidth over all timings, out of place and in place; 0 without timings.
 pub fn average_bus_bandwidth(rows: &[Row]) -> f64 {
     let all = || rows.iter().flat_map(Row::timings);
-    // Folded from zero, because the sum of an empty iterator is -0.
+    // The sum of an empty iterator would be -0.
     all().map(|timing| timing.bus_bw).fold(0.0, |a, b| a + b) / all().count().max(1) as f64
 }
 

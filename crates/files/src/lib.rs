@@ -1,21 +1,18 @@
 //! The one way to open files that others wrote, and files that others may have planted where this program writes.
 //!
-//! A path that a user names, or that lies in a folder that others can write to, may be a FIFO on which an open waits
-//! forever, a device without an end, a file of any size, or a link to something that must not be overwritten. So:
+//! A path that a user names, or in a folder that others can write to, may be a FIFO on which an open waits forever, an
+//! endless device, a file of any size, or a link to something that must not be overwritten. So:
 //!
 //! - [`open`] opens regular files only, and never waits.
 //! - [`read`] and [`read_text`] also state how many bytes a file of its kind may have.
-//! - [`read_stream`] does the same for a file that a user may also pipe in: `/dev/stdin`, or `<(command)` in a shell.
+//! - [`read_stream`] also takes what a user pipes in: `/dev/stdin`, or `<(command)` in a shell.
 //! - [`create`] and [`open_or_create`] write to names that this program chooses, so they follow no link there;
 //!   [`check_own`] says beforehand whether they would refuse.
 //!
-//! Links to files that are only read are followed: caches of model files and shared data sets consist of them. Links above
-//! the last part of a path are followed always.
+//! Links are followed to files that are only read, as in caches of models, and always above the last part of a path.
 //!
-//! Text that others wrote is also shown in one way, [`printable`] and its like, so that no name controls a terminal.
-//! Messages show a path by [`Printable::printable`], so that no name starts a line of its own.
-//!
-//! This crate does not know what the files hold.
+//! [`printable`] and its like show text that others wrote, so that no name controls a terminal; [`Printable::printable`]
+//! shows paths, so that no name starts a line of its own.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
@@ -30,7 +27,7 @@ use std::path::Path;
 
 use rustix::fs::{Mode, OFlags};
 
-/// Opens a regular file for reading. Anything else is an error that names its kind. Never waits for a writer.
+/// Opens a regular file for reading, and never waits for a writer. The error for anything else names its kind.
 ///
 /// # Errors
 /// Those of the operating system, and [`io::ErrorKind::InvalidInput`] for anything but a regular file.
@@ -65,8 +62,8 @@ pub fn read_text(path: &Path, limit_bytes: u64) -> io::Result<String> {
     text(read(path, limit_bytes)?)
 }
 
-/// Like [`read_text`]; but the file may also be a pipe or a terminal that this process was given, such as `/dev/stdin`. Then
-/// this waits for its writer.
+/// Like [`read_text`], also for a pipe or a terminal that this process was given, such as `/dev/stdin`; waits for its
+/// writer.
 ///
 /// # Errors
 /// Those of [`read_text`].
@@ -81,8 +78,8 @@ pub fn read_stream(path: &Path, limit_bytes: u64) -> io::Result<String> {
     }
 }
 
-/// Opens a file for writing that loses its contents, or makes it, with the mode of any new file. The last part of
-/// `path` must not be a link, and an existing file must be a regular one.
+/// Empties or makes a file for writing, with the mode of any new file. The last part of `path` must not be a link, and an
+/// existing file must be a regular one.
 ///
 /// # Errors
 /// Those of the operating system, and [`io::ErrorKind::InvalidInput`] for a link or for anything but a regular file.
@@ -112,7 +109,7 @@ pub fn open_or_create(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Opens a regular file that is there already, for writing alone: a file of the kernel's, such as one of tracefs.
+/// Opens an existing regular file for writing only: a file of the kernel, such as one of tracefs.
 ///
 /// # Errors
 /// Those of [`open`], and [`io::ErrorKind::InvalidInput`] for a link.
@@ -125,7 +122,7 @@ pub fn open_to_write(path: &Path) -> io::Result<File> {
     Ok(file)
 }
 
-/// Checks, before any work is done, that nothing stands at a name that this program chooses which [`create`] would refuse.
+/// Checks, before any work is done, whether [`create`] would refuse a name that this program chooses.
 ///
 /// # Errors
 /// [`io::ErrorKind::InvalidInput`] for a link and for anything but a regular file.

@@ -1,5 +1,4 @@
-//! The work of a rank before its first step: the ranks agree on their settings, then each builds its model, its
-//! memory and its batches, and begins where the run begins.
+//! The work of a rank before its first step: the ranks agree on their settings, then each builds its model, memory and batches.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -43,8 +42,7 @@ use crate::step::Stepper;
 use crate::to_device::ToDevice;
 use crate::together::together;
 
-/// The largest number of spans, and of marks, that a step can record. A strategy records a few per
-/// parameter.
+/// The most spans, and marks, of a step. A strategy records a few per parameter.
 const TRACK_CAPACITY: usize = 1 << 14;
 
 /// The resources of a rank on its host. A test passes a disk or memory that fails.
@@ -54,11 +52,11 @@ pub struct Host {
     pub disk: Disk,
     /// Where memory comes from.
     pub allocator: Allocator,
-    /// The number of the rank on its host.
+    /// Its number on the host.
     pub local_rank: usize,
     /// Whether the run is to end early.
     pub stop: StopRequest,
-    /// Whether `paceline train` has started this rank. Then it reports the checkpoint of a run that ends early.
+    /// Whether `paceline train` has started this rank, and reports the checkpoint of a run that ends early.
     pub is_launched: bool,
 }
 
@@ -66,13 +64,12 @@ pub struct Host {
 pub(crate) struct Agreed<'a> {
     mesh: Mesh,
     listeners: Listeners<'a>,
-    /// Writes this rank's part of checkpoints, if the run saves.
     saving: Option<Saving>,
-    /// The same for the best weights, if the run keeps them.
+    /// The same for the best weights.
     saving_best: Option<Saving>,
 }
 
-/// The ranks compare their settings before anything is written. Returns where they are.
+/// Compares the ranks' settings before anything is written. Returns where they are.
 pub(crate) fn compare(
     config: &TrainConfig,
     data: &OpenData,
@@ -82,8 +79,8 @@ pub(crate) fn compare(
     agreement::check(world, local_rank, config.device, &Settings::of_run(config, data))
 }
 
-/// Lets cards send to each other by NCCL, if the user has not chosen another transport. If that is impossible, and not required,
-/// rank 0 says why, and collectives go through memory of the host.
+/// Connects cards by NCCL, unless the user has chosen another transport. If that is impossible and not required, rank 0 says
+/// why, and collectives go through memory of the host.
 pub(crate) fn connect_cards(config: &TrainConfig, world: &Group, memory: &Allocator) -> Result<()> {
     let is_stated = config.spec.has("transport");
     let is_demanded = config.transport == TransportName::Nccl;
@@ -135,7 +132,7 @@ pub(crate) fn agree<'a>(
     Ok(Agreed { mesh, listeners, saving, saving_best })
 }
 
-/// On rank 0 of a run that saves: the folder `path` of `--save`, which no other run may write to meanwhile.
+/// On rank 0 of a run that saves: takes the folder of `--save`, to which no other run may write meanwhile.
 fn take_save_folder(
     config: &TrainConfig,
     path: &Path,
@@ -167,7 +164,6 @@ fn this_run(folder: Option<&Path>) -> String {
 /// A rank that is ready to train.
 pub(crate) struct Trainer<'a> {
     pub(crate) config: &'a TrainConfig,
-    /// Number of training samples.
     pub(crate) num_samples: usize,
     pub(crate) stepper: Stepper,
     /// The steps that synchronize gradients, if not all do.
@@ -180,9 +176,9 @@ pub(crate) struct Trainer<'a> {
     pub(crate) test: Option<Arc<dyn Dataset>>,
     /// Writes this rank's part of checkpoints, if the run saves.
     pub(crate) saving: Option<Saving>,
-    /// The same for the best weights, if the run keeps them.
+    /// The same for the best weights.
     pub(crate) saving_best: Option<Saving>,
-    /// The loss of the best weights that are kept. Decides which weights are written there, and nothing about the run.
+    /// The loss of the kept weights. Decides which weights are kept, and nothing about the run.
     pub(crate) kept_loss: Option<f64>,
     /// On rank 0: makes texts, if the run does.
     pub(crate) texts: Option<TextSampler>,
@@ -194,7 +190,6 @@ pub(crate) struct Trainer<'a> {
 pub(crate) struct FirstFacts {
     /// The model of all stages of a pipeline.
     pub(crate) whole: Option<Model>,
-    /// The fields of a sample.
     pub(crate) samples: BatchShape,
     /// The most floating-point operations per second that this rank can make.
     pub(crate) peak_flops_per_s: f64,
@@ -204,8 +199,8 @@ pub(crate) struct FirstFacts {
     pub(crate) predicted: Needs,
 }
 
-/// Builds the model and all that its steps need, and begins at a checkpoint or with new weights. Also returns the batches and
-/// the position of the run.
+/// Builds the model and all that its steps need, from a checkpoint or with new weights. Also returns the batches and the
+/// position of the run.
 pub(crate) fn build<'a>(
     config: &'a TrainConfig,
     data: OpenData,
@@ -303,7 +298,7 @@ pub(crate) fn build<'a>(
     Ok((trainer, stream, progress))
 }
 
-/// The threads that compute. If the run is profiled, its kernels are recorded, and the loader has a track too.
+/// The threads that compute. In a profiled run, kernels are recorded and the loader has a track too.
 fn compute(
     config: &TrainConfig,
     allocator: &Allocator,
@@ -362,7 +357,7 @@ fn scaling(setting: &LossScale, of_checkpoint: Option<LossScaling>) -> LossScali
     })
 }
 
-/// Goes on from the best weights that the run has kept before it was interrupted, as rank 0 sees them. Returns their loss.
+/// Goes on from the best weights that the interrupted run has kept, as rank 0 sees them. Returns their loss.
 fn follow_best(save: &Path, saving: &mut Saving, world: &Group) -> Result<Option<f64>> {
     let own = (world.rank() == 0).then(|| saving::best_of(&save.join(BEST))).flatten();
     let Some((loss, previous)) = world.broadcast_object(Some(&own), 0)? else { return Ok(None) };

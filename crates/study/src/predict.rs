@@ -1,10 +1,9 @@
-//! `paceline predict`: predicts the time of a step with more ranks on other links, from runs without
-//! communication.
+//! `paceline predict`: the time of a step with more ranks on other links, from runs without communication.
 //!
-//! Runs that do not communicate show how long a step computes and when each gradient is final. On a link,
-//! the all-reduces of these gradients form a queue ([`paceline_analysis::advice::replay`]). So the step, the overlap
-//! and the best buckets can be predicted for links and strategies that were never run. With `--measure`,
-//! the same links are emulated, and the measured times are printed beside the predicted ones.
+//! These runs show how long a step computes and when each gradient is final. On a link, the all-reduces of these gradients form a
+//! queue ([`paceline_analysis::advice::replay`]). So the step, the overlap and the best buckets can be predicted for links and
+//! strategies that were never run. With `--measure`, the same links are emulated, and the measured times are printed beside the
+//! predicted ones.
 //!
 //! | file | purpose |
 //! |---|---|
@@ -63,7 +62,7 @@ const PROBE_BYTES: [u64; 4] = [4 << 10, 256 << 10, 4 << 20, 32 << 20];
 /// The prediction for one number of ranks on one link, and the measurement.
 #[derive(Clone, Debug)]
 pub struct Row {
-    /// The link, as the user named it. With hosts, the link between them.
+    /// The link, or the link between hosts, as the user named it.
     pub link: String,
     /// The network, with the fastest way to all-reduce.
     pub network: Network,
@@ -71,10 +70,9 @@ pub struct Row {
     pub step: Step,
     /// The prediction.
     pub prediction: Prediction,
-    /// The bandwidth in Gbit/s of the slowest link of this latency with the requested efficiency. `None` if no
-    /// bandwidth is enough.
+    /// The lowest sufficient bandwidth in Gbit/s for the requested efficiency, at this latency; `None` if there is none.
     pub slowest_gbit_s: Option<f64>,
-    /// The slowest link with a name and this efficiency.
+    /// The slowest named link with this efficiency.
     pub slowest_named: Option<&'static str>,
     /// The measured step of `ddp` on the emulated link over the rounds, in milliseconds.
     pub measured: Option<Spread>,
@@ -84,19 +82,16 @@ pub struct Row {
     pub compression: Option<Compression>,
 }
 
-/// The contents of the JSON file.
 #[derive(Debug, Serialize)]
 struct Report<'a> {
     #[serde(flatten)]
     origin: &'a Origin,
     #[serde(flatten)]
     setting: &'a Setting,
-    /// The efficiency for which the slowest links are, in percent.
     target_efficiency_pct: f64,
     ranks_per_host: usize,
     link_in_host: &'a Option<String>,
     calibrations: &'a [Calibration],
-    /// The rows, with all columns.
     #[serde(flatten)]
     rows: &'a Table,
     #[serde(skip_serializing_if = "<[StrategyRow]>::is_empty")]
@@ -134,12 +129,11 @@ pub fn predict(args: &PredictArgs, placement: Option<Placement>) -> Result<u8> {
     }
 }
 
-/// The prediction for a model that is given as bytes and milliseconds.
 fn of_numbers(args: &PredictArgs, given: &StatedModel, flags: &Spec) -> Result<u8> {
     let config = config_of_given(flags)?;
     let (layout, calibration) = given.model();
     let layout = Arc::new(layout);
-    // The number of parameters of these bytes is not known.
+    // The parameters of these bytes are not known.
     let base = Base { layout, calibration, steps: Vec::new(), knows_gradients: false };
     let (mut found, ways) = (Found::default(), flags::ways(args)?);
     for &ranks in &args.nproc {
@@ -155,7 +149,6 @@ fn of_numbers(args: &PredictArgs, given: &StatedModel, flags: &Spec) -> Result<u
     publish(args, &setting, &found, heading, labels)
 }
 
-/// The prediction from traces.
 fn of_traces(args: &PredictArgs, traced: &TracedRun, flags: &Spec) -> Result<u8> {
     let config = config_of_given(flags)?;
     let (mut found, ways) = (Found::default(), traced.ways(args)?);
@@ -178,13 +171,11 @@ fn setting_of_given(model: &str, config: &TrainConfig, params: u64) -> (Origin, 
     (Origin::of(0), Setting { model: model.to_owned(), ..Setting::new(config, params) })
 }
 
-/// The prediction from runs without communication.
 fn of_runs(args: &PredictArgs, given: &Spec) -> Result<u8> {
     let ways = flags::ways(args)?;
     let (single, _) = measuring(&given.with("nproc", 1))?;
-    // With more ranks on the same host, a rank computes more slowly, because the ranks share memory and
-    // perhaps cores. Measured runs have all ranks on this host, so the runs for their prediction must,
-    // too. Without --measure the ranks are assumed to be on other hosts, so one rank is run alone.
+    // Ranks of one host slow each other down. Measured runs have all ranks on this host, so the runs for their prediction must,
+    // too. Without --measure the ranks are assumed to be on other hosts, so one rank runs alone.
     let places: Vec<usize> = if args.measure { args.nproc.clone() } else { vec![1] };
     let mut cases = Vec::new();
     for &ranks in &places {
@@ -245,7 +236,6 @@ struct Base {
     calibration: Calibration,
     /// Each step of the traces from which these come; empty without traces.
     steps: Vec<Step>,
-    /// Whether it is known which parameter each gradient is of.
     knows_gradients: bool,
 }
 
@@ -278,7 +268,6 @@ impl Found {
 }
 
 impl Row {
-    /// The row for this network and a target efficiency.
     fn new(target: f64, link: &str, base: &Base, step: Step, network: Network) -> Self {
         let cost = |bytes| network.all_reduce_ms(bytes);
         let mut prediction = Prediction::new(&step, &base.layout, &cost);
@@ -351,7 +340,7 @@ fn at(single: &Spec, ranks: usize) -> Spec {
     }
 }
 
-/// The network of `ranks` ranks on this link, for each of these ways to all-reduce.
+/// The network of `ranks` ranks on this link, for each way to all-reduce.
 fn networks(
     args: &PredictArgs,
     ranks: usize,
@@ -366,8 +355,7 @@ fn networks(
     ways.iter().map(of_way).collect()
 }
 
-/// The link with this name. For `measured`, it is fitted to the times of all-reduces of a few sizes over
-/// the transport, which are measured here.
+/// The link with this name. `measured` is fitted to all-reduces of a few sizes, measured here.
 pub(crate) fn link_of(name: &str, ranks: usize, config: &TrainConfig, way: Route) -> Result<Link> {
     if name != MEASURED {
         return flags::link("--links", name);

@@ -1,7 +1,5 @@
-//! Tables: rows of cells under columns with definitions. All numbers and tables on a console are
+//! Tables of typed cells under columns with definitions, as lines for a console, CSV, Markdown and JSON. All numbers on a console are
 //! formatted here.
-//!
-//! Rows of values go in, as a [`Table`] of typed cells. Lines for a console, CSV, Markdown and JSON come out. Nothing here knows what was measured.
 
 use std::borrow::{Borrow, Cow};
 
@@ -10,12 +8,12 @@ use serde::{Serialize, Serializer};
 
 use crate::fitted::fitted;
 
-/// The description of a column: its names, unit, decimals and definition.
+/// The description of a column.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize)]
 pub struct Head {
     /// Its name in files. A column without a key is for people alone.
     pub key: Cow<'static, str>,
-    /// Its name for people; the unit stands beside it. A column without a label is in files alone.
+    /// Its name for people, without the unit. A column without a label is in files alone.
     #[serde(skip)]
     pub label: Cow<'static, str>,
     /// The unit; empty for words and plain numbers.
@@ -28,7 +26,7 @@ pub struct Head {
 }
 
 impl Head {
-    /// The head of a column whose names are known before the program runs.
+    /// The head of a column whose names are constants.
     pub const fn new(
         key: &'static str,
         label: &'static str,
@@ -44,7 +42,7 @@ impl Head {
         }
     }
 
-    /// The head of a column of words or whole numbers without a definition, which has the same name everywhere.
+    /// The head of a column without unit and definition, with the same name everywhere.
     pub fn plain(name: impl Into<Cow<'static, str>>) -> Self {
         let name = name.into();
         Self { key: name.clone(), label: name, ..Self::default() }
@@ -59,7 +57,7 @@ impl Head {
     }
 }
 
-/// A value in a row. JSON has no number that is not finite: such a cell is `null` there, as a missing one is.
+/// A value in a row. A number that is not finite is `null` in JSON, as a missing one is.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 #[serde(untagged)]
 pub enum Cell {
@@ -155,10 +153,9 @@ impl<T: Into<Cell>> From<Option<T>> for Cell {
     }
 }
 
-/// Computes the cell of a column from a row's `T`.
 type Get<T> = Box<dyn Fn(&T) -> Cell + Send + Sync>;
 
-/// A column of a table with a row per `T`: its head, and how its cell is computed.
+/// A column of a table with a row per `T`.
 pub struct Column<T> {
     /// Its names, unit, decimals and definition.
     pub head: Head,
@@ -221,8 +218,7 @@ pub struct Table {
     pub columns: Vec<Head>,
     /// The rows, each with a cell per column.
     pub rows: Vec<Vec<Cell>>,
-    /// The mean over the rows, where it is meaningful. It is a separate row: CSV and JSON leave it out, and
-    /// sorting does not move it.
+    /// The mean over the rows, where it is meaningful. CSV and JSON leave it out.
     pub mean: Option<Vec<Cell>>,
 }
 
@@ -232,7 +228,7 @@ impl Table {
         self.rows.iter().all(|row| row[at].is_number())
     }
 
-    /// The table with only those columns for whose heads `is_in` holds.
+    /// The table with the columns for which `is_in` holds.
     pub fn with_columns(&self, is_in: impl Fn(&Head) -> bool) -> Self {
         let is_in: Vec<bool> = self.columns.iter().map(is_in).collect();
         let part = |row: &Vec<Cell>| {
@@ -277,8 +273,7 @@ impl Table {
         (table, head, lines)
     }
 
-    /// As a Markdown table. A table with many columns and few rows is transposed, so that it can be read in
-    /// an issue.
+    /// As a Markdown table. A table with many columns and few rows is transposed, for issues.
     pub fn markdown(&self) -> String {
         let (table, head, rows) = self.shown();
         let rule = |is_number| if is_number { "---:" } else { "---" }.to_owned();
@@ -302,8 +297,7 @@ impl Table {
         lines.iter().map(line).collect()
     }
 
-    /// As lines of text of at most `width` characters, in the form in which the table [fits](crate::fitted): columns of text are
-    /// left-aligned, columns of numbers right-aligned.
+    /// As lines of at most `width` characters, in the form that [fits](crate::fitted). Numbers are right-aligned.
     pub fn fitted(&self, width: Option<usize>) -> String {
         let (table, head, lines) = self.shown();
         fitted(&head, &lines, |at| !table.is_number(at), width)
@@ -317,7 +311,7 @@ impl Table {
     }
 }
 
-/// As JSON: the columns with their units and definitions, and each row as an object by the columns' keys.
+/// As JSON: the columns' heads, and each row as an object by their keys.
 impl Serialize for Table {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         #[derive(Serialize)]
@@ -337,15 +331,13 @@ impl Serialize for Table {
     }
 }
 
-/// Text that is safe in a line or a table cell of Markdown: it cannot start HTML, another cell or another
-/// line.
+/// Text that cannot start HTML, another cell or another line of Markdown.
 pub fn plain_markdown(text: &str) -> String {
     let line = text.replace(['\n', '\r'], " ");
     printable(&line).replace('&', "&amp;").replace('<', "&lt;").replace('|', "\\|")
 }
 
-/// Text that is safe in a cell of CSV: it is [`printable`], and text that a spreadsheet would take for a formula has an
-/// apostrophe before it. A number stays one.
+/// [`printable`] text for a cell of CSV. An apostrophe precedes text, other than numbers, that a spreadsheet would take for a formula.
 fn csv_text(text: &str) -> String {
     const FORMULA: [char; 8] = ['=', '+', '-', '@', '\u{ff1d}', '\u{ff0b}', '\u{ff0d}', '\u{ff20}'];
     let shown = printable(text);

@@ -40,21 +40,20 @@ pub static DATA_SETS: Registry<OfData> = Registry::new(
     ],
 );
 
-/// Reads the flags of a data set, checks them and fills in the defaults.
 type Resolve = fn(&ArgMatches, &RunNeeds) -> Result<Arc<dyn DataSettings>>;
 
 /// The part of a [choice](super::registry::Choice) that only data sets have.
 pub struct OfData {
-    /// Reads the flags.
+    /// Reads the flags, checks them and fills in the defaults.
     pub resolve: Resolve,
-    /// The contents of the `tokenizer.json` that makes its tokens, if the program carries it.
+    /// The `tokenizer.json` that makes its tokens, if the program carries it.
     pub tokenizer: Option<&'static str>,
-    /// Where its files are published, if `--download` and `paceline fetch data` can fetch them into a folder.
+    /// Where `--download` and `paceline fetch data` find its files, if they can.
     pub source: Option<&'static Source>,
 }
 
 impl OfData {
-    /// A data set that the program does not carry, and that nobody publishes.
+    /// A data set without a tokenizer of its own and without a source.
     pub(crate) const fn read_by(resolve: Resolve) -> Self {
         Self { resolve, tokenizer: None, source: None }
     }
@@ -75,7 +74,7 @@ pub struct RunNeeds<'a> {
     pub on_device: bool,
     /// The `tokenizer.json` of the model, if it has one.
     pub tokenizer: Option<&'a Path>,
-    /// The names of the classes of the model, in their order, if it has any.
+    /// The model's class names, in order, if it has any.
     pub class_names: &'a [String],
 }
 
@@ -96,7 +95,7 @@ impl RunNeeds<'_> {
 
 /// A data set with its settings, all defaults filled in.
 pub trait DataSettings: Debug + Send + Sync {
-    /// The settings, as `config.json` has them. `null` stands for the values of the flags.
+    /// The settings in `config.json`; `null` for the values of the flags.
     fn to_json(&self) -> Value {
         Value::Null
     }
@@ -109,8 +108,7 @@ pub trait DataSettings: Debug + Send + Sync {
         Vec::new()
     }
 
-    /// Which revisions were found for names: the flag, a space, and the revision in words. They must be the same on all
-    /// ranks.
+    /// The revisions found for names, as flag, space, revision. They must be equal on all ranks.
     fn revisions(&self) -> Vec<String> {
         Vec::new()
     }
@@ -140,7 +138,7 @@ pub trait DataSettings: Debug + Send + Sync {
         false
     }
 
-    /// About how much memory the opened training part takes, in bytes. By default nothing if samples are generated,
+    /// The approximate memory of the opened training part, in bytes. By default nothing if samples are generated,
     /// otherwise the elements of each input.
     fn resident_bytes(&self, dataset: &dyn Dataset) -> f64 {
         let of_input = dataset.field(Field::INPUTS).map_or(0, |field| field.max_bytes());
@@ -148,7 +146,7 @@ pub trait DataSettings: Debug + Send + Sync {
         if self.is_generated() { 0.0 } else { bytes }
     }
 
-    /// Whether batches have samples of like length, if the data set knows the lengths of its samples.
+    /// Whether batches have samples of like length.
     fn groups_by_length(&self) -> bool {
         false
     }
@@ -158,15 +156,14 @@ pub trait DataSettings: Debug + Send + Sync {
         None
     }
 
-    /// Called once, before the data set is opened, in the process that prepares a run, and not in its ranks. Downloads
-    /// missing files, if the run asks for that. Unless `quiet`, this process may report progress on standard error, also
-    /// while it opens the data set.
+    /// Called once, before the data set is opened, in the process that prepares a run. Downloads missing files, if the
+    /// run asks for that. Unless `quiet`, progress may be reported on standard error, also while the data set is opened.
     fn prepare(&self, _quiet: bool) -> Result<()> {
         Ok(())
     }
 
-    /// The settings that determine the samples, by flag. A run can only be continued with the same ones, and with the
-    /// same data set and seed. `None` stands for all flags of the data set.
+    /// The settings that determine the samples, by flag; `None` for all flags of the data set. A run can only be
+    /// continued with the same ones.
     fn identity(&self) -> Option<Vec<(&'static str, String)>> {
         None
     }
@@ -177,14 +174,13 @@ pub trait DataSettings: Debug + Send + Sync {
 pub struct DataConfig {
     name: &'static str,
     settings: Arc<dyn DataSettings>,
-    /// The values of the flags that the data set reads.
     flags: FlagValues,
     /// The name of the model, and the samples that it trains on.
     model: (String, Samples),
 }
 
 impl DataConfig {
-    /// The data set with this name, from the settings of a run.
+    /// The data set with this name.
     pub fn resolve(name: &str, settings: &ArgMatches, run: &RunNeeds) -> Result<Self> {
         let choice = DATA_SETS.get(name)?;
         let flags = FlagValues::of(choice, settings);
@@ -218,7 +214,7 @@ impl DataConfig {
         self.open_part(seed, Split::Test)
     }
 
-    /// Opens a part, and checks that it has samples of the kind that the model trains on.
+    /// Opens a part, and checks that the model can train on it.
     fn open_part(&self, seed: u64, split: Split) -> Result<Arc<dyn Dataset>> {
         let dataset = self.settings.open(seed, split)?;
         let ((model, samples), name) = (&self.model, self.name);
@@ -244,7 +240,7 @@ impl DataConfig {
     }
 }
 
-/// The flags with which a model of vectors fits the vectors of a data set.
+/// The flags that fit a model of vectors to a data set.
 fn sizes(samples: Samples, model: &str, dataset: &dyn Dataset) -> Option<String> {
     let flags = (MODELS.get(model).ok()?.flags)();
     let has = |flag: &str| flags.iter().any(|own| own.get_long() == Some(flag));

@@ -19,7 +19,7 @@ use super::orphans::Orphans;
 use super::rank::{LaunchEvent, Rank, RankEnd};
 use super::{Launch, own_program, rank_variables, signals};
 
-/// After the first failure, how long the other ranks may take to notice it and to end by themselves.
+/// How long other ranks may take to end by themselves after the first failure.
 const GRACE: Duration = Duration::from_millis(200);
 /// How long ranks may take to end after SIGTERM.
 const POLITE_WAIT: Duration = Duration::from_millis(300);
@@ -27,7 +27,7 @@ const POLITE_WAIT: Duration = Duration::from_millis(300);
 const KILL_WAIT: Duration = Duration::from_millis(200);
 /// How long a process that is not a descendant of the launcher may keep a rank's output open.
 const OUTPUT_WAIT: Duration = Duration::from_secs(1);
-/// After the ranks have ended well, how long their processes may go on before the launcher says that it waits.
+/// After the ranks' success, how long their processes may go on before the launcher says that it waits.
 const ORPHANS_WAIT: Duration = Duration::from_secs(1);
 /// How often the launcher checks whether its ranks are stopped.
 const LOOK: Duration = Duration::from_secs(1);
@@ -45,8 +45,8 @@ pub struct Ended {
     pub dumps: Option<Dumps>,
 }
 
-/// Starts the ranks and waits for them. If a rank fails, stops the others, and reports the failure on standard error. The
-/// result distinguishes failed ranks, after which a command may start others, from a signal, after which it has to end.
+/// Starts the ranks and waits for them. If a rank fails, stops the others and reports the failure on standard error.
+/// After failed ranks a command may start others; after a signal it has to end.
 pub fn launch(launch: &Launch) -> Result<Ended> {
     let own_program = own_program()?;
     let (variables, _held) = rank_variables(launch)?;
@@ -104,7 +104,6 @@ fn cannot_start(rank: usize, error: &std::io::Error) -> Failure {
     Failure::Run(format!("{what}: {error}; {advice}"))
 }
 
-/// The ranks of a launch, and their reports.
 struct Watch<'a> {
     launch: &'a Launch,
     ranks: Vec<Rank>,
@@ -112,7 +111,7 @@ struct Watch<'a> {
     events: Receiver<LaunchEvent>,
     begin: Instant,
     dumps: &'a Dumps,
-    /// How many processes of this control group had been killed for lack of memory at the beginning.
+    /// Processes of this control group killed for lack of memory before the launch.
     oom_kills: u64,
 }
 
@@ -169,7 +168,7 @@ impl Watch<'_> {
         signals::last().filter(|_| is_asked).map_or(0, |signal| 128 + signal as u8)
     }
 
-    /// Ends all ranks after one has failed at this moment, and reports why.
+    /// Ends all ranks after a failure at `at`, and reports it.
     fn fail(&mut self, at: Instant) -> u8 {
         streams::hurry();
         self.await_ends(at + GRACE);
@@ -236,8 +235,7 @@ impl Watch<'_> {
 
     fn ended(&mut self, local: usize, status: ExitStatus, at: Instant) {
         debug!("rank {} has ended: {status}", self.launch.first_rank() + local);
-        // A rank that only SIGTERM was sent to, and that something else has killed, ended by itself: this process was
-        // late to hear of it.
+        // A rank that was only sent SIGTERM, but died otherwise, ended by itself: this process was late to hear of it.
         let was_asked = self.ranks[local].asked.is_some_and(|asked| {
             let signal = status.signal();
             signal.is_none() || signal == Some(asked.as_raw()) || asked == Signal::KILL
@@ -245,7 +243,6 @@ impl Watch<'_> {
         self.ranks[local].ended = Some(RankEnd { status, at, was_asked });
     }
 
-    /// Sends a signal to all ranks that still run, and to the processes that ranks have left.
     fn signal(&self, signal: Signal) {
         // It does not matter if a process has just ended.
         for rank in self.running() {
@@ -256,7 +253,7 @@ impl Watch<'_> {
         }
     }
 
-    /// Asks all processes that still run to end, by a signal.
+    /// Asks all processes that still run to end.
     fn send(&mut self, signal: Signal) {
         self.signal(signal);
         let running = self.ranks.iter_mut().filter(|rank| rank.ended.is_none());
@@ -282,8 +279,8 @@ impl Watch<'_> {
         }
     }
 
-    /// Records which ranks end, until they and the processes that they left have ended, or `deadline` has passed.
-    /// Returns early, with true, if the user asks again.
+    /// Records which ranks end, until no process is left or `deadline` has passed. Returns early, with true, if the user
+    /// asks again.
     fn await_ends(&mut self, deadline: Instant) -> bool {
         while self.is_any_left() {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -297,9 +294,9 @@ impl Watch<'_> {
         false
     }
 
-    /// Waits until all that the ranks have written has gone on to its reader, as long as the reader takes something.
-    /// Returns early, with true, if the user asks again. A process that is not a descendant of this one may keep a rank's
-    /// output open; it is not waited for.
+    /// Waits until the ranks' output has reached its reader, as long as the reader takes something. Returns early, with
+    /// true, if the user asks again. Does not wait for a process that is no descendant of this one and keeps a rank's
+    /// output open.
     fn drain(&mut self) -> bool {
         let mut since = Instant::now();
         while since.elapsed() < OUTPUT_WAIT
@@ -366,12 +363,10 @@ impl Watch<'_> {
     }
 }
 
-/// Where the last operations are, for the end of a message.
 fn place_of(dumps: &Dumps) -> String {
     format!("; their last operations are in {}", dumps.place())
 }
 
-/// Writes a line of the launcher itself.
 pub(super) fn say(text: &str) {
     streams::stderr().line(&format!("paceline: {text}"));
 }

@@ -1,7 +1,7 @@
 //! The events of training, and the listeners that receive them.
 //!
-//! The trainer informs [`Listeners`] of each step, epoch, evaluation and save. It knows nothing else of the
-//! console, of files, of TensorBoard or of the profiler. A listener knows nothing of the other listeners.
+//! The trainer knows only [`Listeners`], nothing of the console, files, TensorBoard or the profiler. A listener knows no
+//! other listener.
 
 use std::time::Duration;
 
@@ -89,18 +89,17 @@ pub enum Event<'a> {
         /// Its time, evaluations included.
         took: Duration,
     },
-    /// A checkpoint has been copied, and is being written. The last checkpoint of a run is complete.
+    /// A checkpoint is being written; the last one of a run is complete.
     Saved(Save),
     /// The last step is done. The group has all ranks.
     TrainingEnded(&'a Group),
-    /// Everything is done. Only rank 0 gets this event, since the reports of the ranks are gathered
-    /// there.
+    /// Everything is done. Only rank 0 gets this event: it has the reports of all ranks.
     Ended(&'a Facts<'a>),
 }
 
 impl Event<'_> {
-    /// The optimizer steps and the epoch of an event that files have a line for: a step, an evaluation that is not repeated, or
-    /// a save.
+    /// The optimizer steps and the epoch of an event that has a line in files: a step, an evaluation that is not repeated, or a
+    /// save.
     pub fn position(&self) -> Option<(u64, u64)> {
         match self {
             Self::Step(of) => Some((of.steps, of.epoch)),
@@ -168,11 +167,10 @@ impl StepDone<'_> {
 
 /// Something that receives events.
 pub trait Listener {
-    /// Called for each event. Listeners on all ranks are called in the same order, so this function may
-    /// communicate.
+    /// Called for each event, in the same order on all ranks, so it may communicate.
     fn on(&mut self, event: &Event) -> Result<()>;
 
-    /// Adds this listener's data to the report of its rank, once training has ended.
+    /// Adds its data to the report of its rank, once training has ended.
     fn add_to(&self, _report: &mut RankReport) {}
 }
 
@@ -181,17 +179,17 @@ pub trait Listener {
 pub struct Listeners<'a>(Vec<Box<dyn Listener + 'a>>);
 
 impl<'a> Listeners<'a> {
-    /// Adds a listener. Listeners are called in the order in which they were added.
+    /// Adds a listener, called after those before.
     pub fn add(&mut self, listener: impl Listener + 'a) {
         self.0.push(Box::new(listener));
     }
 
-    /// Passes an event to all listeners. Stops at the first one that fails.
+    /// Passes an event to all listeners, up to the first one that fails.
     pub fn tell(&mut self, event: Event) -> Result<()> {
         self.0.iter_mut().try_for_each(|listener| listener.on(&event))
     }
 
-    /// Adds the listeners' data to the report of their rank.
+    /// Calls [`Listener::add_to`] of all.
     pub fn add_to(&self, report: &mut RankReport) {
         self.0.iter().for_each(|listener| listener.add_to(report));
     }

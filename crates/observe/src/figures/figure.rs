@@ -1,6 +1,4 @@
-//! The type of a figure: its name, unit and definition, where it comes from and where it is shown.
-//!
-//! The figures themselves are in [`table`](crate::figures::table).
+//! The type of a figure; the figures are in [`table`](crate::figures::table).
 
 use paceline_checkpoint::progress::{Evaluation, LossScaling};
 use paceline_table::table::Head;
@@ -12,7 +10,7 @@ use crate::record::ranks::Ranks;
 use crate::record::steps::AllSteps;
 use crate::record::times::StepTimes;
 
-/// A figure: a number or a word that a run reports, under the same name in every file and view.
+/// A number or a word that a run reports under one name in every file and view.
 #[derive(Clone, Copy, Debug)]
 pub struct Figure {
     /// Its name: the key in `metrics.jsonl` and `summary.json`.
@@ -43,16 +41,14 @@ pub struct Figure {
     pub compared: Compared,
     /// Which of its values are better, if the table of a sweep has it: cases can then be ranked by it.
     pub swept: Option<Better>,
-    /// Another position in a summary: a JSON pointer, and the factor by which to multiply the
-    /// value there.
+    /// Another position in a summary: a JSON pointer, and a factor for the value there.
     pub elsewhere: Option<(&'static str, f64)>,
 }
 
 /// The source of a figure's values.
 #[derive(Clone, Copy, Debug)]
 pub enum Source {
-    /// The position of the run, from its steps and epochs, which count from 1. Each line of
-    /// `metrics.jsonl` begins with it.
+    /// The position of the run, from steps and epochs that count from 1. Lines of `metrics.jsonl` begin with it.
     Position(fn(u64, u64) -> u64),
     /// A quantity of each step, times a factor. The value of a rank is the mean over its measured steps.
     Times(fn(&StepTimes) -> u64, f64),
@@ -75,9 +71,9 @@ pub enum Source {
 pub enum Compared {
     /// It is not compared.
     No,
-    /// In the first table on the console, which is about the run.
+    /// In the first table on the console, about the run.
     First,
-    /// In the second one, which is about the step.
+    /// In the second one, about the step.
     Second,
 }
 
@@ -171,15 +167,13 @@ impl Figure {
         self
     }
 
-    /// Says that summaries have it, also or only, at this JSON pointer. The value there is multiplied by
-    /// `factor`.
+    /// Sets [`Figure::elsewhere`].
     pub const fn elsewhere(mut self, pointer: &'static str, factor: f64) -> Self {
         self.elsewhere = Some((pointer, factor));
         self
     }
 
-    /// Its value at an event that has a [position](Event::position); `None` if it is not a figure of such events, or if this
-    /// event does not have it.
+    /// Its value at an event that has a [position](Event::position), if the event has it.
     pub fn at(&self, event: &Event) -> Option<Value> {
         let (steps, epoch) = event.position()?;
         match (self.source, event) {
@@ -207,7 +201,7 @@ impl Figure {
         }
     }
 
-    /// The mean over the measured steps, combined over the ranks, for a figure that is a quantity of each step.
+    /// The mean over the measured steps, combined over the ranks, of a quantity of each step.
     pub fn of_steps(&self, steps: &AllSteps) -> Option<f64> {
         let Source::Times(of, factor) = self.source else { return None };
         steps.combine(self.ranks, of).map(|value| value * factor)
@@ -222,12 +216,12 @@ impl Figure {
         })
     }
 
-    /// The value as it is shown, without the unit.
+    /// The value without the unit.
     pub fn shown(&self, value: f64) -> String {
         format!("{value:.*}", self.decimals)
     }
 
-    /// The value as it is shown, with the unit.
+    /// The value with the unit.
     pub fn with_unit(&self, value: f64) -> String {
         format!("{} {}", self.shown(value), self.unit)
     }

@@ -24,6 +24,7 @@ const PARTS: usize = 8;
 /// The values that are kept of a step, in nanoseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct KeptStep {
+    /// Its number in the run.
     pub number: u64,
     /// The step, from the arrival of the batch to the end of the optimizer.
     pub step: u64,

@@ -1,5 +1,4 @@
-//! Runs that continue where another one stopped: on another number of ranks, or because one command is
-//! started again and again.
+//! Runs that continue where another one stopped: on another number of ranks, or because a command is repeated.
 
 use std::fs;
 use std::path::Path;
@@ -17,7 +16,6 @@ fn column(sandbox: &Sandbox, key: &str) -> Vec<f64> {
         // A killed run may leave half a line, which the next run writes again.
         lines.extend(text.lines().filter_map(|line| serde_json::from_str(line).ok()));
     }
-    // Those of steps only.
     lines.retain(|line| line.get("loss").is_some());
     lines.sort_by_key(|line| line["step"].as_u64());
     lines.dedup_by_key(|line| line["step"].as_u64());
@@ -60,8 +58,8 @@ fn a_run_goes_on_with_another_number_of_ranks() {
     }
 }
 
-/// Runs `flags` to the end, and again with an interruption after each of its `total` optimizer steps: all
-/// must end with the same weights, the same epochs and the same evaluation.
+/// Runs `flags` to the end, and again with an interruption after each of its `total` optimizer steps: all must end with
+/// the same weights, epochs and evaluation.
 #[track_caller]
 fn interrupt_at_every_step(flags: &str, total: u64) {
     // The last epoch and its results, without the time that it took.
@@ -175,8 +173,7 @@ fn an_mlp_goes_on_after_any_step() {
 
 #[test]
 fn ranks_with_uneven_shards_go_on_after_any_step() {
-    // Four batches on the first rank, two on the second: for half of the epoch the second rank is at the
-    // end of its data. A run may stop there, too.
+    // The first rank has four batches, the second two. A run may stop where the second is at the end of its data.
     let flags = format!("{TINY} --batch-size 30 --rank-samples 100 45 --nproc 2 --momentum 0.9");
     interrupt_at_every_step(&format!("{flags} --batch-norm --evaluate"), 6);
     interrupt_at_every_step(&flags.replace("100 45", "45 0"), 3);
@@ -205,7 +202,7 @@ fn files_go_on_after_any_step() {
 #[test]
 fn checkpoints_are_written_when_they_are_due() {
     let flags = format!("{TINY} --global-batch-size 50 --nproc 2 --steps 9 --save saved");
-    // Four steps are an epoch, after which checkpoints are written unless --save-every says otherwise.
+    // Four steps are an epoch, after which checkpoints are written by default.
     for (saving, at) in [
         ("", "1 epoch and 4 steps are"),
         ("--save-every 1", "1 epoch, 1 batch of the next and 5 steps are"),
@@ -214,8 +211,7 @@ fn checkpoints_are_written_when_they_are_due() {
     ] {
         let sandbox = Sandbox::new();
         sandbox.train(&flags.replace("--steps 9", "--steps 4")).ok();
-        // The fifth step moves the weights far away, the sixth step shows it, and the run ends as if
-        // killed.
+        // The fifth step moves the weights far away, the sixth shows it, and the run ends as if killed.
         let broken = sandbox.train(&format!("{flags} {saving} --resume auto --lr 1e30"));
         assert!(broken.stderr.contains("loss of step 6 is not finite"), "{broken:#?}");
         let rest = sandbox.train(&format!("{flags} --resume saved --lr 1e-30"));
@@ -254,8 +250,7 @@ fn one_command_begins_and_goes_on() {
     let flags = format!("{flags} --save saved --resume auto");
     // A run that is killed while it writes its first checkpoint leaves this, which is not a checkpoint.
     sandbox.write("saved/.step-000000004.0123.partial/rank-000-of-002.shard", b"half of");
-    // Every operation takes 30 ms, and so its 400 steps take 12 s at least: it does not come to its end
-    // before the signal.
+    // Every operation takes 30 ms, so its 400 steps take at least 12 s and do not end before the signal.
     let slow = format!("{flags} --link 1gbit,10ms");
     let mut running = Running::start(under_a_launcher(&sandbox, &slow));
     let checkpoint = sandbox.path("saved/latest");
@@ -273,7 +268,7 @@ fn one_command_begins_and_goes_on() {
     // Its learning rates continue where those of the other run ended.
     assert_eq!(column(&sandbox, "lr"), column(&expected, "lr"));
 
-    // Run again: there is nothing left to do, which is not an error.
+    // Nothing is left to do, which is not an error.
     let again = Run::of(under_a_launcher(&sandbox, &format!("{flags} --evaluate")));
     let again = again.ok().without_ranks();
     assert_eq!(again.line("Resumed from saved: "), "all 100 epochs are complete already");
@@ -332,7 +327,6 @@ fn ranks_that_see_other_folders_do_not_begin() {
     assert!(second.stderr.contains(words), "{second:#?}");
 }
 
-/// Copies a folder of checkpoints.
 fn copy_folder(from: &Path, to: &Path) {
     fs::create_dir(to).unwrap();
     for entry in fs::read_dir(from).unwrap() {
@@ -436,7 +430,7 @@ fn a_step_that_is_not_finite_is_tried_from_an_earlier_checkpoint_and_not_for_eve
     let sandbox = Sandbox::new();
     sandbox.train(&format!("{flags} --steps 14")).ok();
     let good = fs::read_to_string(sandbox.path("saved/good")).unwrap();
-    // The next step ruins the weights, which are finite and saved, and the one after it shows it.
+    // The next step ruins the weights, which are finite and saved; the one after it shows it.
     let ruined = format!("{flags} --steps 30 --resume auto --lr 1e30");
     let run = sandbox.train(&ruined);
     run.ended_with(1, &["loss of step 16 is not finite"]);
@@ -451,7 +445,7 @@ fn a_step_that_is_not_finite_is_tried_from_an_earlier_checkpoint_and_not_for_eve
     assert!(!rest.line("Resumed from saved: ").contains("15 steps"), "{rest:#?}");
     assert!(!sandbox.path("saved/not-finite.json").exists(), "the run has come further");
 
-    // The launcher tries it two times more, and then ends.
+    // The launcher tries twice more, then ends.
     let sandbox = Sandbox::new();
     let restarts = format!(
         "{TINY} --global-batch-size 50 --nproc 2 --save saved --lr 1e30 --steps 9 --max-restarts 5"
@@ -510,7 +504,7 @@ fn ranks_of_no_launcher_all_end_with_the_code_of_ctrl_c() {
     assert_eq!(runs.each_ref().map(|run| run.code), [Some(130); 2], "{runs:#?}");
 }
 
-/// A limit on the size of files ends a process by default, and is to a run what a full disk is.
+/// A limit on the size of files would end a process by default; to a run it is like a full disk.
 #[test]
 fn beyond_the_limit_on_the_size_of_files_a_run_goes_on_without_metrics() {
     let sandbox = Sandbox::new();

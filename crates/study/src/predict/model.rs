@@ -94,6 +94,7 @@ impl Calibration {
         })
     }
 
+    /// The ready times for a layout with the same parameters.
     pub fn backward(&self, layout: &Layout) -> Result<Backward> {
         let lines = self.ready.iter().map(|line| (line.param.as_str(), line.ready_ms));
         let lines: HashMap<&str, f64> = lines.collect();

@@ -1,17 +1,14 @@
 //! The network of a prediction, and the costs of operations on it: one link between every two ranks, or hosts of
 //! several ranks with a fast link inside and a slower one between.
 //!
-//! With one link, the cost model ([`paceline_collectives::Cost`]) gives the times. With hosts, this file adds
-//! up the times of both links. The ranks of a host have consecutive numbers and share the host's link to the other hosts.
-//! With `k` ranks on each of `h` hosts, `n = h k`, and `S` bytes:
+//! The cost model ([`paceline_collectives::Cost`]) gives the times of one link. For hosts, this file adds up those of both links. The ranks
+//! of a host have consecutive numbers and share its link. With `k` ranks on each of `h` hosts, `n = h k`, and `S` bytes:
 //!
 //! | algorithm | on the links |
 //! |---|---|
 //! | `hybrid` | an all-reduce of `S` bytes in each host, and then, on the link between hosts, the messages of `k` rails of the transport `hybrid` |
 //! | `direct` | three rounds, as in the cost model, each as long as the slower link takes: in a round a rank sends `k-1` blocks inside its host, and the `k` ranks of a host send `k (n-k)` blocks out of it |
 //! | `ring` | the exchange of headers, and `2 (n-1)` steps, in which one block of `S/n` bytes goes over each link; each step is as long as the slower link takes |
-//!
-//! Nothing here knows a model or a step.
 
 use paceline_collectives::{Algorithm, Cost, Link, OpKind};
 use paceline_memory::DType;
@@ -63,7 +60,7 @@ pub struct Hosts {
 pub struct Network {
     /// Number of ranks: with hosts, a multiple of the ranks of a host.
     pub ranks: usize,
-    /// The link between two ranks or, with hosts, between two hosts.
+    /// The link between ranks or, with hosts, between hosts.
     pub link: Link,
     /// Hosts of several ranks, if there are any.
     pub hosts: Option<Hosts>,
@@ -88,7 +85,6 @@ impl Network {
             Route::Hybrid => {
                 let (num_hosts, local) = (self.ranks / hosts.ranks_per_host, hosts.ranks_per_host);
                 let inside = hosts.inside.time(OpKind::AllReduce, Algorithm::Direct, local, bytes);
-                // A rank's part; all-reduces have one.
                 let rail =
                     Cost::between_hosts(OpKind::AllReduce, num_hosts, local, bytes, DType::F32);
                 let Cost { steps, bytes } = rail.unwrap_or(Cost { steps: 0, bytes: 0 });
@@ -123,7 +119,7 @@ impl Network {
         1e3 * seconds
     }
 
-    /// The same network with another bandwidth of its link; with hosts, of the link between them.
+    /// The same network with another bandwidth of [`Network::link`].
     pub fn with_bandwidth(&self, bytes_per_s: f64) -> Self {
         Self { link: Link { bytes_per_s, ..self.link }, ..*self }
     }
@@ -136,12 +132,10 @@ impl Network {
     }
 }
 
-/// The milliseconds of an operation between ranks that all have the same link between them.
 fn on_link_ms(link: &Link, kind: OpKind, way: Route, ranks: usize, bytes: u64) -> f64 {
     link.time(kind, way.algorithm(), ranks, bytes).as_secs_f64() * 1e3
 }
 
-/// The seconds of one message.
 fn one_message_s(link: &Link, bytes: f64) -> f64 {
     link.latency_s + bytes / link.bytes_per_s
 }
