@@ -1,7 +1,7 @@
 //! Saves checkpoints of one rank while it trains.
 //!
-//! A save copies this rank's pieces, and hands the copy to a thread that writes it. One save at a time: before the next one
-//! begins, and before the run ends, all ranks wait for the one before. This file does not know which pieces a rank writes.
+//! A save copies this rank's pieces for a thread that writes them. All ranks wait for it before the next one, and before the
+//! run ends.
 
 use std::path::{Path, PathBuf};
 use std::sync::mpsc::{Receiver, Sender, channel, sync_channel};
@@ -24,7 +24,7 @@ use super::writer::{self, Completion, Job, RunEnd};
 
 /// How long a save may take on any rank, and how long rank 0 waits for the parts of the other ranks.
 pub const SAVE_LIMIT: Duration = Duration::from_secs(600);
-/// How long it goes on waiting when the run has ended early: for ranks that were about to write their parts.
+/// How long it still waits for ranks that are about to write, after the run has ended early.
 const GRACE: Duration = Duration::from_secs(2);
 
 /// How a run saves.
@@ -32,9 +32,9 @@ const GRACE: Duration = Duration::from_secs(2);
 pub struct SaveSettings {
     /// How many of the newest checkpoints stay.
     pub keep: usize,
-    /// The memory for a copy, in bytes. `None` takes as much as the copy needs.
+    /// The memory for a copy, in bytes; by default as much as it needs.
     pub budget_bytes: Option<usize>,
-    /// How long a save may take on any rank, and how long rank 0 waits for the other parts.
+    /// See [`SAVE_LIMIT`].
     pub limit: Duration,
 }
 
@@ -66,7 +66,7 @@ struct Running {
 }
 
 impl Saver {
-    /// Saves to `folder` as one of the ranks of a run. All ranks of the run, and no others, have this `id`.
+    /// Saves to `folder` as a rank of the run with this unique `id`.
     pub fn new(
         disk: Disk,
         folder: &Path,
@@ -99,7 +99,7 @@ impl Saver {
         self.previous = Some(previous);
     }
 
-    /// Leaves a note that this run ends at this step with a number that is not finite. Any rank may do so, and several.
+    /// Notes that this run ends at this step with a number that is not finite. Several ranks may do so.
     ///
     /// # Errors
     ///
@@ -109,8 +109,8 @@ impl Saver {
             .map_err(Failure::cannot("leave a note in", &self.folder))
     }
 
-    /// Begins to save the pieces of this rank at `progress`, up to which all losses were finite. Returns when they have been
-    /// copied, so that they may change. `head` is the index without files and tensors. There must be no save under way.
+    /// Begins to save the pieces of this rank at `progress`, up to which all losses were finite. Returns when they are
+    /// copied and may change. `head` is the index without files and tensors. No save may be under way.
     pub fn begin(
         &mut self,
         mut head: Index,
@@ -148,7 +148,7 @@ impl Saver {
         snapshot::copy(pieces, allocator, &sender)
     }
 
-    /// Whether a copy of these pieces takes more memory than it may, so that training waits while it is written.
+    /// Whether a copy of these pieces takes too much memory, so that training waits for the writes.
     pub fn is_over_budget(&self, pieces: &[Piece]) -> bool {
         let needed = snapshot::num_bytes(pieces);
         self.settings.budget_bytes.is_some_and(|budget| budget < needed)
@@ -162,7 +162,7 @@ impl Saver {
         }
     }
 
-    /// Waits until this rank's part of the save is on the disk. Returns why it is not, if the save has failed.
+    /// Waits until this rank's part of the save is on the disk.
     pub fn wait_for_part(&mut self) -> Result<()> {
         let Some(save) = &self.save else { return Ok(()) };
         // A writer that panics says nothing.
@@ -171,12 +171,12 @@ impl Saver {
         if self.rank == 0 && has_part { Ok(()) } else { self.wait() }
     }
 
-    /// Ends a save for which another rank has not written its part, and never will. Rank 0 would wait for the part.
+    /// Ends a save to which another rank will never write its part, for which rank 0 would wait.
     pub fn give_up(&mut self) {
         self.end(Duration::ZERO);
     }
 
-    /// Gives the save this time, and then waits until it is over. Its outcome does not matter.
+    /// Gives the save this time to end. Its outcome does not matter.
     fn end(&mut self, grace: Duration) {
         let Some(Running { end_run, thread, .. }) = self.save.take() else { return };
         // A writer that no longer waits has no use for it.

@@ -1,10 +1,7 @@
 //! A registry: the choices that one flag can name, and the flags that each choice adds.
 //!
-//! A registry has the choices that paceline comes with. A program adds its own before it reads its command line
-//! (`paceline::Program`). Registries are static, because `clap` passes nothing to the code that defines flags.
-//! Choices are only ever added, so a name always means the same choice.
-//!
-//! A registry knows names and flags, but not the thing that a choice builds.
+//! A program adds its own choices before it reads its command line (`paceline::Program`). Registries are static, because
+//! `clap` passes nothing to the code that defines flags. Choices are only added, so a name always means the same one.
 
 use std::any::TypeId;
 use std::collections::BTreeSet;
@@ -35,7 +32,7 @@ impl<K> Choice<K> {
     }
 }
 
-/// Words that mean something else than a choice: every choice, and a flag that is left out.
+/// Words that mean every choice, and a flag that is left out.
 const RESERVED: [&str; 2] = ["all", "default"];
 
 /// The choices that one flag can name. If the flag has a default, it is the first choice.
@@ -51,7 +48,7 @@ pub struct Registry<K: 'static> {
 }
 
 impl<K> Registry<K> {
-    /// A registry of these choices for the flag `--key`, which stands in the help under `heading`.
+    /// A registry of these choices for `--key`, under `heading` in the help.
     pub const fn new(
         key: &'static str,
         heading: &'static str,
@@ -82,7 +79,7 @@ impl<K> Registry<K> {
         self.built_in.iter().copied().chain(self.added()).collect()
     }
 
-    /// Adds a choice, unless the choice of this type is there already. Fails for a name that is taken or cannot be used.
+    /// Adds a choice, unless that of this type is there. Fails for a name that is taken or unusable.
     pub fn add(&self, choice: Choice<K>, of_type: TypeId) -> Result<()> {
         let mut added = self.added.write().unwrap_or_else(PoisonError::into_inner);
         if added.iter().any(|(known, _)| *known == of_type) {
@@ -170,7 +167,7 @@ pub fn takes_list(flag: &Arg) -> bool {
     is_repeated || flag.get_num_args().is_some_and(|num| num.max_values() > 1)
 }
 
-/// The values of the flags that a choice reads. Has no entry for a flag without a value and without a default.
+/// The values of the flags that a choice reads, without those that have neither a value nor a default.
 #[derive(Clone, Debug)]
 pub struct FlagValues(Vec<FlagValue>);
 
@@ -183,7 +180,7 @@ struct FlagValue {
 }
 
 impl FlagValues {
-    /// The values that the settings of a run have for the flags of `choice`.
+    /// The values of the flags of `choice` in a run's settings.
     pub fn of<K>(choice: &Choice<K>, settings: &ArgMatches) -> Self {
         let value = |flag: Arg| {
             let words = settings.get_raw(flag.get_id().as_str())?;
@@ -197,7 +194,7 @@ impl FlagValues {
         Self((choice.flags)().into_iter().filter_map(value).collect())
     }
 
-    /// The values by the names of the fields, as `config.json` has them.
+    /// The values by field, as in `config.json`.
     pub fn to_json(&self) -> Map<String, Value> {
         let entry = |value: &FlagValue| {
             let mut words = value.words.iter().map(|word| typed_value(word));
@@ -217,11 +214,11 @@ impl FlagValues {
     }
 }
 
-/// The text as a JSON number or Boolean if it is one, so that files are natural to read and write.
+/// The text as a JSON number or Boolean if it is one.
 pub fn typed_value(text: &str) -> Value {
     let text_of = |value: &Value| serde_json::to_string(value).unwrap_or_default();
     match serde_json::from_str(text) {
-        // A number that JSON would write differently is kept as text, which means the same.
+        // A number that JSON would write differently stays text.
         Ok(value @ (Value::Bool(_) | Value::Number(_))) if text_of(&value) == text => value,
         _ => Value::String(text.to_owned()),
     }
@@ -232,7 +229,7 @@ pub fn flags_of<T: Args>() -> Vec<Arg> {
     T::augment_args(Command::new("flags")).get_arguments().cloned().collect()
 }
 
-/// Reads a struct of flags from the parsed settings of a run.
+/// Reads a struct of flags from a run's settings.
 pub fn read<T: FromArgMatches>(settings: &ArgMatches) -> Result<T> {
     T::from_arg_matches(settings).map_err(|error| Failure::Usage(error.to_string()))
 }
@@ -242,8 +239,7 @@ pub fn spaced(numbers: &[usize]) -> String {
     numbers.iter().map(usize::to_string).collect::<Vec<_>>().join(" ")
 }
 
-/// A parser for the width of a layer, at most 2^20: large enough for any real model, and small enough
-/// that the product of two widths does not overflow.
+/// A parser for the width of a layer, at most 2^20, so that the product of two widths does not overflow.
 pub fn width() -> impl Fn(&str) -> std::result::Result<usize, String> + Clone {
     numbers::within(1, 1 << 20)
 }

@@ -1,12 +1,8 @@
-//! Pins ranks: which processors of this host each rank gets for itself.
+//! Pins ranks: which processors of this host each rank gets, for its compute threads and for those beside them.
 //!
-//! Input: the processors that this process may use, their description in sysfs, and how many ranks and threads there
-//! are. Output: for each rank, the processors of the threads that compute, and those of the threads beside them. This file does
-//! not know what threads do.
-//!
-//! A *processor* is the kernel's unit of scheduling. A *core* has one or, with simultaneous multithreading, several of them,
-//! which share its arithmetic. Cores are put in order by socket and last-level cache, and every rank gets as many of them in a
-//! row, so that the ranks are spread over caches and sockets, and the threads of a rank share theirs where they can.
+//! A *processor* is the kernel's unit of scheduling. A *core* has one or, with simultaneous multithreading, several, which
+//! share its arithmetic. Cores are ordered by socket and last-level cache, and every rank gets equally many in a row: ranks
+//! spread over caches and sockets, and the threads of a rank share theirs where they can.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -17,7 +13,7 @@ use paceline_files::Printable;
 use paceline_host::text::plural;
 use rustix::thread::{CpuSet, sched_getaffinity};
 
-/// Processors are numbered below this: the size of a set in the kernel's interface.
+/// Processors have lower numbers: the size of a set in the kernel's interface.
 const MAX_PROCESSORS: usize = 1024;
 
 /// The processors of a rank.
@@ -39,7 +35,7 @@ pub struct Pinning {
 }
 
 impl Pinning {
-    /// A sentence that says that ranks are pinned, and to which processors.
+    /// A sentence with the processors to which ranks are pinned.
     pub fn words(&self) -> String {
         format!("Pinned to processors: {}", self.who())
     }
@@ -76,16 +72,15 @@ pub fn core_list() -> Option<String> {
     Some(list(&allowed().ok()?))
 }
 
-/// Which processors each of the ranks on this host gets for itself. Errors, in words, if there are not enough for their threads
-/// that compute.
+/// The processors of each rank on this host. Errors, in words, if there are too few for their compute threads.
 pub fn pinning(local_ranks: usize, threads: usize) -> std::result::Result<Pinning, String> {
     let allowed = allowed()
         .map_err(|error| format!("the system does not say which processors there are: {error}"))?;
     divide(Path::new("/sys/devices/system/cpu"), &allowed, local_ranks, threads)
 }
 
-/// Pins the calling thread, and the threads that it starts later, to the processors of a rank that compute. See
-/// [`paceline_trace::pin`] for those beside them. Without enough processors it changes nothing.
+/// Pins the calling thread, and the threads that it starts later, to a rank's compute processors. See [`paceline_trace::pin`]
+/// for other threads. Changes nothing if processors are too few.
 pub fn pin(local_rank: usize, local_ranks: usize, threads: usize) -> Result<()> {
     let Ok(pinning) = pinning(local_ranks, threads) else { return Ok(()) };
     let Some(rank) = pinning.ranks.get(local_rank) else { return Ok(()) };
@@ -98,8 +93,8 @@ pub fn pin(local_rank: usize, local_ranks: usize, threads: usize) -> Result<()> 
         .map_err(|error| Failure::io("cannot pin this rank to its cores", error))
 }
 
-/// Divides the processors `allowed` among `ranks` ranks with `threads` threads that compute. Errors, in words, if there are
-/// fewer processors than threads. `system` is the folder of the system's processors, `/sys/devices/system/cpu`.
+/// Divides `allowed` processors among `ranks` ranks with `threads` compute threads. Errors, in words, if there are fewer
+/// processors than threads. `system` is `/sys/devices/system/cpu`.
 fn divide(
     system: &Path,
     allowed: &[usize],
@@ -156,7 +151,7 @@ fn cores(system: &Path, allowed: &[usize]) -> std::result::Result<Vec<Vec<usize>
         let folder = system.join(format!("cpu{processor}"));
         let topology = folder.join("topology");
         let core = first(&topology.join("thread_siblings_list"), processor)?;
-        // Systems without these files have one socket, or one cache, as far as can be seen.
+        // Without these files, a system has one socket, or one cache.
         let socket = number(&topology.join("physical_package_id")).unwrap_or(0);
         let cache = last_cache(&folder.join("cache"), processor).unwrap_or(0);
         cores.entry((socket, cache, core)).or_default().push(processor);

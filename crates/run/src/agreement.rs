@@ -1,11 +1,10 @@
 //! Whether all ranks were started with the same settings, whoever started them.
 //!
-//! Input: the resolved settings of this rank. The ranks compare one digest of them before a file is written and before the
-//! model is built. If the digests differ, an error names each setting that differs, with its value here and there. This
-//! file does not know the meaning of a setting: a value is compared unless its flag's [`Scope`] says that it is about a host
-//! or an output. Of files that are read, the contents are compared: the samples, the settings of the model, and the commit of a
-//! name. The first weights are compared by [`crate::equality`]. Of the folders of checkpoints, only matters whether there are
-//! any; that all ranks see the same one is checked when they open it.
+//! The ranks compare one digest of their resolved settings before a file is written and before the model is built. If the
+//! digests differ, an error names each setting that differs, with its values. A value is compared unless its flag's [`Scope`]
+//! says that it is about a host or an output. Input files are compared by content: the samples, the settings of the model, and
+//! the commit of a name. The first weights are compared by [`crate::equality`]. For folders of checkpoints it only matters
+//! whether they are stated: opening one checks that all ranks see the same.
 
 use std::any::TypeId;
 use std::collections::{BTreeMap, BTreeSet};
@@ -29,7 +28,7 @@ use sha2::{Digest, Sha256};
 /// The most settings that an error names.
 const MOST_NAMED: usize = 6;
 
-/// Flags that can name something that a host has fetched. Their values are the commits that were found for the names.
+/// Flags that can name something that a host has fetched. The commits found are compared instead.
 const NAMES: [&str; 3] = ["--pretrained", "--data-dir", "--tokenizer"];
 /// Flags that only rank 0 looks at.
 const OF_RANK_0: [&str; 2] = ["--save-keep", "--tensorboard"];
@@ -47,7 +46,7 @@ impl Settings {
     pub fn of_run(config: &TrainConfig, data: &OpenData) -> Self {
         let mut all = Self::default().with_data(&config.data).with_model(&config.model);
         let mut json = json!(config);
-        // Of the data, the contents are compared. Warnings are about a host, as where it has found a model.
+        // Data are compared by content. Warnings are about a host.
         for place in ["data", "training_data", "class_names", "warnings"] {
             json[place] = Value::Null;
         }
@@ -59,7 +58,7 @@ impl Settings {
         all.with_test_data(data.test.as_ref().and_then(|test| test.digest()))
     }
 
-    /// The settings of an evaluation: `others` are those that model and data do not have.
+    /// The settings of an evaluation: model, data and `others`.
     pub fn of_evaluation(
         model: &ModelConfig,
         data: &DataConfig,
@@ -92,7 +91,7 @@ impl Settings {
         self.with_revisions(model.revisions())
     }
 
-    /// Hosts look names up themselves, each in a cache of its own, and a fetch may end between two look-ups.
+    /// Each host looks names up in a cache of its own, and a fetch may end between two look-ups.
     fn with_revisions(mut self, found: Vec<String>) -> Self {
         for (flag, what) in found.iter().filter_map(|found| found.split_once(' ')) {
             self.insert(flag, what);
@@ -106,14 +105,12 @@ impl Settings {
         self
     }
 
-    /// Adds every value of a table, unless its flag is about a host or an output.
     fn add(&mut self, table: &Value) {
         let all = flags::all();
         let known = all.iter().map(|flag| (flags::key(flag), flag)).collect();
         flatten("", table, &known, &mut |name, value| self.insert(name, value));
     }
 
-    /// The digest of all names and values.
     fn digest(&self) -> String {
         let mut hash = Sha256::new();
         for (name, value) in &self.0 {
@@ -126,8 +123,8 @@ impl Settings {
     }
 }
 
-/// Visits every value of a table that all ranks must agree on: with its flag, or with its place if it has none. Of a path only
-/// matters whether it is stated.
+/// Visits every value of a table that all ranks must agree on, with its flag or else its place. Paths only count as stated or
+/// not.
 fn flatten(
     place: &str,
     value: &Value,
@@ -137,7 +134,6 @@ fn flatten(
     let flag = flag(place, known);
     let name = flag.map_or_else(|| place.to_owned(), |flag| format!("--{}", flags::key(flag)));
     let is_of_rank_0 = OF_RANK_0.contains(&&name[..]);
-    // The contents of what a host has fetched are compared instead.
     if flag.is_some_and(|flag| !Scope::of(flag).is_of_all_ranks())
         || NAMES.contains(&&name[..])
         || is_of_rank_0
@@ -156,14 +152,14 @@ fn flatten(
     }
 }
 
-/// The flag that sets the value at a place of `config.json`, if there is one.
+/// The flag that sets the value at a place of `config.json`, if any.
 fn flag<'a>(place: &str, known: &BTreeMap<&str, &'a Arg>) -> Option<&'a Arg> {
     let find = |name: &str| known.get(&name.replace(['_', '.'], "-")[..]).copied();
     let inner = match place.rsplit_once('.') {
         // The name of a choice is the value of the flag that it is for.
         Some((choice, "name")) => find(choice),
         Some(("comm" | "copies", last)) => find(last),
-        // A model or a strategy may have a setting that is called like a flag of a host.
+        // A choice's setting may be called like a flag of a host.
         Some((_, last)) => find(last).filter(|flag| Scope::of(flag).is_of_all_ranks()),
         None => None,
     };
@@ -179,7 +175,7 @@ pub fn words(value: &Value) -> String {
     }
 }
 
-/// The first message of each rank to the others.
+/// A rank's first message to the others.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 struct Told {
     digest: String,
@@ -199,8 +195,8 @@ fn shared_card(all: &[Told]) -> Option<String> {
     ))
 }
 
-/// Fails unless all ranks have the same settings. Returns where each rank is. All ranks call this
-/// together, before anything else. The first rank of each host reports the differences.
+/// Fails unless all ranks have the same settings. Returns where each rank is. Collective, before anything else. The first rank
+/// of each host reports the differences.
 pub fn check(
     group: &Group,
     local_rank: usize,
@@ -230,7 +226,6 @@ pub fn check(
     })
 }
 
-/// Describes the differences between ranks, given the host and the settings of each.
 fn difference(hosts: &[String], settings: &[BTreeMap<String, String>]) -> String {
     let names: BTreeSet<&String> = settings.iter().flat_map(BTreeMap::keys).collect();
     let value = |rank: usize, name: &str| settings[rank].get(name).map_or("not set", |of| &of[..]);

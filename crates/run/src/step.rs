@@ -1,7 +1,6 @@
 //! One optimizer step of one rank: from its batches to the updated parameters.
 //!
-//! Takes batches and a learning rate; returns the loss and the time. A stepper knows nothing of epochs,
-//! checkpoints or reports.
+//! A stepper knows nothing of epochs, checkpoints or reports.
 
 use paceline_failure::{Failure, Result};
 use paceline_memory::{DeviceStream, Event};
@@ -48,7 +47,7 @@ pub struct Stepper {
     pub join: Option<Join>,
     /// The largest norm of the gradients, if they are clipped.
     pub max_norm: Option<f64>,
-    /// Whether the loss is scaled. Then a step whose gradients overflow is skipped, and is not an error.
+    /// Whether the loss is scaled, so that a step whose gradients overflow is skipped, without an error.
     pub scales_loss: bool,
 }
 
@@ -84,7 +83,7 @@ impl Stepper {
             (grad_norm, factor) = (Some(norm), clipped);
         }
         if loss.loss.is_finite() && grad_norm.is_none_or(f64::is_finite) {
-            // The scale of a loss is a power of two, so the bits are those of gradients that were clipped before.
+            // The scale is a power of two, so the bits are the same as if it were removed before clipping.
             optimizer.set_grad_factor(factor / cx.state.loss_scale);
             strategy.optimizer_step(cx, optimizer)?;
         }
@@ -92,7 +91,7 @@ impl Stepper {
         let whole = Span { start_ns, end_ns: now_ns() };
         let mut device = DeviceWork::default();
         if let Some(times) = stream.map(|stream| stream.end_times()) {
-            // Operations are identified by when they were submitted, which is a time of the host.
+            // Operations are identified by when the host submitted them.
             track.move_to(|host_ns| times.at(host_ns), |mark| mark != span::NEXT_STEP);
             let copies = copies.iter().filter_map(Event::ran).collect();
             device = DeviceWork { copies, launching_ns: times.launching_ns };
@@ -106,7 +105,7 @@ impl Stepper {
         self.scales_loss && !outcome.grad_norm.is_some_and(f64::is_finite)
     }
 
-    /// Makes the replicas equal if the strategy does not do so in every step. The time belongs to no step.
+    /// Makes the replicas equal if the strategy does not do so in every step.
     pub fn sync_replicas(&mut self) -> Result<()> {
         let (strategy, mut cx) = self.parts();
         strategy.sync_replicas(&mut cx)?;
@@ -120,8 +119,7 @@ impl Stepper {
         (strategy.as_mut(), StepContext { replica, state, track })
     }
 
-    /// This rank's share of a batch. If the ranks share every batch, each rank knows how many samples
-    /// there are. Ranks with batches of their own have to add up their numbers.
+    /// This rank's share of a batch. Ranks with batches of their own have to add up their numbers of samples.
     fn share(&mut self, own: Option<MicroBatch>) -> Result<Option<MicroBatch>> {
         match &self.join {
             None => Ok(own),
@@ -132,9 +130,8 @@ impl Stepper {
         }
     }
 
-    /// Fails if a parameter, a running statistic or the optimizer's state is not finite after `steps` steps. The
-    /// update can overflow although loss and gradients were finite. The replicas are equal at this point, or each rank has a
-    /// part of them, so all ranks fail together, and rank 0 says why. Every rank calls this.
+    /// Fails if a parameter, a running statistic or the optimizer's state is not finite: the update can overflow although loss
+    /// and gradients were finite. Collective: all ranks fail together, and rank 0 says why.
     pub fn check_finite(&self, steps: u64) -> Result<()> {
         let Self { replica, optimizer, .. } = self;
         let own = match replica.storage.first_not_finite()? {
@@ -162,9 +159,8 @@ impl Stepper {
         })
     }
 
-    /// Fails if the loss is not finite, or the norm unless the loss is scaled. If all ranks know the same loss and norm, all stop
-    /// together, before the optimizer has changed a parameter, and tell each other whose loss it was.
-    /// `step` is the number of the step, counted from 1.
+    /// Fails if the loss is not finite, or the norm unless the loss is scaled. Ranks that share loss and norm stop together,
+    /// before the optimizer has changed a parameter, and exchange whose loss it was. `step` counts from 1.
     pub fn stop_if_not_finite(&self, step: u64, lr: f64, outcome: &StepOutcome) -> Result<()> {
         let StepOutcome { loss, grad_norm, .. } = outcome;
         let not_finite = |problem: String| Failure::NotFinite {
@@ -178,8 +174,7 @@ impl Stepper {
         if loss.loss.is_finite() {
             let bad_norm = grad_norm.filter(|norm| !norm.is_finite());
             let Some(norm) = bad_norm.filter(|_| !self.scales_loss) else { return Ok(()) };
-            // The gradients are combined from all ranks, so no single rank is to blame, and rank 0
-            // reports.
+            // The gradients come from all ranks, so none is to blame, and rank 0 reports.
             let problem = format!("the gradient norm of step {step} is not finite ({norm})");
             return Err(match group.rank() {
                 0 => not_finite(problem),
@@ -187,7 +182,7 @@ impl Stepper {
             });
         }
         if !loss.is_shared {
-            // The other ranks do not know of this loss and continue, so this rank cannot ask them.
+            // The other ranks do not know this loss and continue, so this rank cannot ask them.
             let problem = format!("the loss of step {step} is not finite ({})", loss.local_sum);
             return Err(not_finite(problem));
         }

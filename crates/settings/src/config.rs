@@ -1,6 +1,4 @@
-//! The resolved configuration of a run: all settings that determine it, checked and with all defaults.
-//!
-//! It is data, and knows neither how it was resolved (`paceline_run::resolve`) nor what a run does with it.
+//! The resolved configuration of a run, which knows neither how it was resolved nor its use.
 
 use paceline_choices::data::DataConfig;
 use paceline_choices::models::ModelConfig;
@@ -24,7 +22,7 @@ use super::spec_file::VERSION;
 use super::strategy::StrategyConfig;
 use crate::profile::ProfileConfig;
 
-/// All settings that determine a run, with all defaults filled in.
+/// All settings that determine a run, checked, with all defaults filled in.
 #[derive(Clone, Debug, Serialize)]
 pub struct TrainConfig {
     /// The settings that the user stated.
@@ -42,9 +40,9 @@ pub struct TrainConfig {
     pub device: Device,
     /// How batches come to the device.
     pub copies: CopyFlags,
-    /// Batches that a thread makes ahead of the step; with zero, each is made in line, when the step asks for it.
+    /// Batches that a thread makes ahead of the step; with zero, the step makes them itself.
     pub load_ahead: usize,
-    /// Microseconds of a core that each sample takes more, as if it had to be decoded.
+    /// Additional microseconds per sample, as if it had to be decoded.
     pub decode_us: f64,
     /// The element type of products.
     pub precision: PrecisionName,
@@ -70,7 +68,7 @@ pub struct TrainConfig {
     pub init_method: InitMethod,
     /// Passes over the data; the last one may be cut short by `steps`.
     pub epochs: usize,
-    /// Optimizer steps after which the run ends, if that is not the end of the last epoch.
+    /// Optimizer steps after which the run ends, if not with the last epoch.
     pub steps: Option<u64>,
     /// Batches per epoch.
     pub steps_per_epoch: usize,
@@ -125,19 +123,18 @@ impl TrainConfig {
         self.device.makes_data() && !self.copies.generate_on_host && self.data.is_synthetic()
     }
 
-    /// Whether each step takes the norm of all gradients, for which all ranks wait.
+    /// Whether each step takes the gradient norm, for which all ranks wait.
     pub fn takes_grad_norm(&self) -> bool {
         self.clip_grad_norm.is_some() || self.loss_scale.is_some()
     }
 
-    /// Whether the optimizer may work on a part of the gradients while others travel: nothing needs all of them before.
+    /// Whether the optimizer may work on some gradients while others travel, because nothing needs all of them first.
     pub fn steps_by_bucket(&self) -> bool {
         let ReplicaOptions { no_sync, as_graph, .. } = self.strategy.options;
         !self.takes_grad_norm() && no_sync && !as_graph && self.pipeline.is_none()
     }
 
-    /// The contents of `config.json`: the stated settings, from which the run can be repeated, and the
-    /// resolved ones.
+    /// The contents of `config.json`: the stated settings, which repeat the run, and the resolved ones.
     pub fn to_json(&self) -> Value {
         json!({ "version": VERSION, "stated": self.spec.to_json(), "resolved": self })
     }

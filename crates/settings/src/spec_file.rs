@@ -1,12 +1,11 @@
 //! Configuration files: run specifications as TOML or JSON, and how flags override them.
 //!
-//! A file is a table of keys and values, or the `config.json` of a run folder. The latter has such a
-//! table as `stated`, and the settings that followed from it as `resolved`, which are not read. Every key
-//! is checked by the definition of its flag. Error messages have the file and the line.
+//! A file is a table of keys and values, or the `config.json` of a run folder. In the latter, only the table `stated` is
+//! read, not `resolved`. Every key is checked by the definition of its flag. Error messages have the file and the line.
 //!
-//! Flags win over the file. A flag replaces the same key, and keys that it conflicts with. If it names
-//! another choice than the file, it also removes the keys that only the file's choice reads. The `config.json` of a run
-//! folder does not say where the next run writes, or from where it fetches ([`Scope`]).
+//! Flags win over the file. A flag replaces its key and those it conflicts with; another choice also removes the keys that
+//! only the file's choice reads. The `config.json` of a run folder does not decide where the next run writes or from where
+//! it fetches ([`Scope`]).
 
 use std::any::TypeId;
 use std::collections::BTreeMap;
@@ -42,10 +41,9 @@ pub struct SpecFile {
     lines: BTreeMap<String, usize>,
 }
 
-/// The most bytes of a file. The `config.json` of a run has a few thousand.
+/// The most bytes of a file.
 const MAX_BYTES: u64 = 1 << 20;
 
-/// An error in a line of a file.
 struct Problem {
     line: usize,
     words: String,
@@ -59,7 +57,7 @@ struct Entry {
 }
 
 impl SpecFile {
-    /// Reads a file: JSON if its name ends in `.json`, otherwise TOML.
+    /// Reads a file and [parses](Self::parse) it.
     pub fn read(path: &Path) -> Result<Self> {
         let text = paceline_files::read_stream(path, MAX_BYTES)
             .map_err(|e| Failure::Usage(format!("--config {}: {e}", path.printable())))?;
@@ -71,8 +69,8 @@ impl SpecFile {
         Self::parse_from(path, text, false)
     }
 
-    /// Reads the settings that a checkpoint records in its index, which has this path. Fails for a flag that no checkpoint
-    /// records, since the checkpoint may come from a stranger.
+    /// Reads the settings in a checkpoint's index, which has this path. Fails for a flag that no checkpoint records, since
+    /// it may come from a stranger.
     pub fn parse_of_checkpoint(path: &Path, text: &str) -> Result<Self> {
         Self::parse_from(path, text, true)
     }
@@ -115,7 +113,7 @@ impl SpecFile {
         Ok(file)
     }
 
-    /// The error about a key of the file, with its line and its value.
+    /// An error with the line and the value of a key.
     fn problem(&self, key: Option<&str>, words: &str) -> Failure {
         let words = words.split('\n').map(str::trim).filter(|part| !part.is_empty());
         let words = printable(&words.collect::<Vec<_>>().join("; ")).into_owned();
@@ -129,7 +127,7 @@ impl SpecFile {
         })
     }
 
-    /// The file without the keys that a command cannot use.
+    /// The file without keys that a command cannot use.
     pub fn keeping(mut self, is_kept: impl Fn(&str) -> bool) -> Self {
         let dropped: Vec<String> =
             self.spec.keys().filter(|key| !is_kept(key)).map(str::to_owned).collect();
@@ -138,13 +136,12 @@ impl SpecFile {
         self
     }
 
-    /// The file with another specification, which `change` makes from its own.
+    /// The file with its specification changed.
     pub fn with(self, change: impl FnOnce(&RunSpec) -> RunSpec) -> Self {
         Self { spec: change(&self.spec), ..self }
     }
 
-    /// Adds `flags` to the specification. Returns the result, and a note for each setting of the file
-    /// that a flag replaced.
+    /// Adds `flags` to the specification. Also returns a note for each replaced setting of the file.
     pub fn overlaid(&self, flags: &RunSpec) -> Result<(RunSpec, Vec<String>)> {
         let mut spec = self.spec.clone();
         let mut notes = Vec::new();
@@ -231,13 +228,13 @@ impl SpecFile {
     }
 }
 
-/// The keys that cannot be stated together with a flag.
+/// The keys that conflict with a flag.
 fn rivals(command: &clap::Command, flag: &Arg) -> Vec<String> {
     let conflicts_with = |one: &Arg, other: &Arg| {
         command.get_arg_conflicts_with(one).iter().any(|rival| rival.get_id() == other.get_id())
     };
     let all = command.get_arguments().filter(|other| other.get_id() != flag.get_id());
-    // Only one of two conflicting flags names the other one in its definition.
+    // Only one of two conflicting flags names the other.
     all.filter(|other| conflicts_with(flag, other) || conflicts_with(other, flag))
         .map(|other| flags::key(other).to_owned())
         .collect()
@@ -315,8 +312,7 @@ fn json(text: &str) -> std::result::Result<(Vec<Entry>, bool), Problem> {
     Ok((located.collect(), is_of_run))
 }
 
-/// The stated entries of a file: those of its table `stated` if it is the file of a run folder, otherwise
-/// all. Also returns whether it is such a file.
+/// The entries of the table `stated` if the file is of a run folder, otherwise all; and whether it is such a file.
 fn stated(entries: Vec<Entry>) -> std::result::Result<(Vec<Entry>, bool), Problem> {
     let (mut all, mut is_of_run) = (Vec::new(), false);
     for Entry { key, value, line } in entries {
@@ -387,7 +383,7 @@ fn what(flag: &Arg) -> &'static str {
     if is_of::<bool>(flag) { "true or false" } else { "a number" }
 }
 
-/// Whether a text is a number, which JSON cannot represent or which is kept as text to keep its digits.
+/// Whether a text is a number, kept as text because JSON would lose it or its digits.
 fn is_special_number(text: &str) -> bool {
     text.parse::<f64>().is_ok()
 }

@@ -1,8 +1,6 @@
 //! Runs trainings, one after the other, in the order of a plan.
 //!
-//! A run is this program itself with a specification, in a process of its own, so that it is exactly the run that
-//! a user would get. Takes cases, and adds the outcome of each run to a [`Ledger`]. This module knows neither why
-//! the runs are made nor the conclusions from them.
+//! A run is this program in a process of its own, exactly as a user would get it. Its outcome goes to a [`Ledger`].
 
 use std::io::{BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
@@ -33,15 +31,14 @@ use crate::spec::{self, Spec};
 const POLL: Duration = Duration::from_millis(10);
 /// How long a run may take to end after it was asked to.
 const GRACE: Duration = Duration::from_secs(5);
-/// How many of a failed run's last lines the error message repeats.
+/// How many of a failed run's last lines the error repeats.
 const LAST_LINES: usize = 8;
-/// How many attempts are made to remove a temporary folder.
+/// Attempts to remove a temporary folder.
 const REMOVALS: usize = 5;
 
-/// Runs every case once in each round, except for runs that the ledger has already. If the ledger is in a
-/// folder, run folders are moved there, and a failed run is recorded. If the ledger is in memory, the
-/// first failure ends the sweep; run folders are made in `keep_in`, or thrown away if `keep_in` is
-/// `None`.
+/// Runs every case once in each round, except for runs that the ledger has. With a ledger in a folder, run folders move
+/// there, and failed runs are recorded. With one in memory, the first failure ends the sweep; run folders go to
+/// `keep_in`, or are thrown away.
 pub fn make(
     cases: &[Case],
     rounds: usize,
@@ -54,7 +51,6 @@ pub fn make(
     let folder = ledger.folder().map(Path::to_owned);
     let mut runner = Runner::new(&ledger.disk, left.len(), limit, folder.as_deref())?;
     if cases.iter().any(|case| spec::prints(&case.spec)) {
-        // The output of the runs takes the place of the bar.
         runner.bar = None;
     }
     for (position, (round, case)) in left {
@@ -82,8 +78,7 @@ pub fn make(
     Ok(())
 }
 
-/// Moves the run folder inside `runs` to `kept`, and replaces a folder that a killed sweep has left
-/// there.
+/// Moves the run folder inside `runs` to `kept`, in place of a folder that a killed sweep has left.
 fn keep(disk: &Disk, runs: &Path, kept: &Path) -> std::io::Result<()> {
     // A run that fails at once makes no run folder.
     let Ok(mut made) = std::fs::read_dir(runs) else { return Ok(()) };
@@ -100,7 +95,6 @@ fn slug(name: &str) -> String {
     short.filter(|c| *c != ' ').map(|c| if is_plain(c) { c } else { '_' }).collect()
 }
 
-/// Starts runs.
 #[derive(Debug)]
 struct Runner {
     disk: Disk,
@@ -110,15 +104,14 @@ struct Runner {
     /// The signal that asked this process to end; 0 before that.
     asked_to_end: Arc<AtomicUsize>,
     num_runs: u64,
-    /// How many runs have begun.
     begun: u64,
     runs_per_s: Speed,
     bar: Option<Bar>,
 }
 
 impl Runner {
-    /// A runner for at most `num_runs` runs, each of which may take `limit`. Scratch files go to a folder
-    /// inside `folder`, or among the system's temporary files, and are removed.
+    /// A runner for at most `num_runs` runs of at most `limit` each. Scratch files go to `folder`, or among temporary
+    /// files, and are removed.
     fn new(disk: &Disk, num_runs: usize, limit: Duration, folder: Option<&Path>) -> Result<Self> {
         let program = std::env::current_exe()
             .map_err(|e| Failure::io("cannot find the program to start runs with", e))?;
@@ -140,7 +133,6 @@ impl Runner {
         })
     }
 
-    /// Shows that the next run begins.
     fn show(&mut self, what: &str) {
         self.runs_per_s.mark(Instant::now(), self.begun);
         let left = (self.num_runs - self.begun) as f64;
@@ -170,8 +162,7 @@ impl Runner {
             .map_err(|e| Failure::io("cannot start a run", e))
     }
 
-    /// Makes one run, with its run folder in `runs`. `what` describes it for the progress bar. The inner
-    /// error is a failure of the run itself.
+    /// Makes one run, with its run folder in `runs`. The inner error is a failure of the run itself.
     fn train(
         &mut self,
         what: &str,
@@ -223,8 +214,7 @@ impl Runner {
         })
     }
 
-    /// Waits for a run; `None` if it took too long and was stopped. If a signal asks this process to end,
-    /// stops the run and ends this process.
+    /// Waits for a run; `None` if it took too long and was stopped. A signal to this process ends both.
     fn watch(&mut self, child: &mut Child) -> Result<Option<ExitStatus>> {
         let begin = Instant::now();
         loop {
@@ -255,7 +245,7 @@ fn pass_on(pipe: impl Read, name: &str) {
     }
 }
 
-/// Asks a run to end, so that the run can end its ranks. Kills the run if it has not ended after [`GRACE`].
+/// Asks a run to end, with its ranks. Kills it after [`GRACE`].
 fn stop(child: &mut Child) {
     let _ = kill_process(Pid::from_child(child), Signal::TERM);
     let begin = Instant::now();
@@ -276,8 +266,7 @@ struct Scratch {
 }
 
 impl Scratch {
-    /// A new folder. It is `unfinished` inside `folder`, where it replaces one that was left behind; or,
-    /// without `folder`, a folder among the system's temporary ones.
+    /// A new folder: `unfinished` inside `folder`, in place of one left there; or a temporary one.
     fn new(folder: Option<&Path>) -> Result<Self> {
         let path = match folder {
             Some(folder) => std::path::absolute(folder.join("unfinished"))
@@ -292,8 +281,7 @@ impl Scratch {
         Ok(scratch)
     }
 
-    /// Removes the folder. A rank of a run that was killed may still be writing its last file there during a look,
-    /// so this looks again a few times. The rest stays among temporary files.
+    /// Removes the folder. A rank of a killed run may still be writing its last file, so this tries a few times.
     fn remove(&self) {
         for _ in 0..REMOVALS {
             match std::fs::remove_dir_all(&self.path) {

@@ -7,9 +7,8 @@
 //! DIR/unfinished/           whatever the run under way writes
 //! ```
 //!
-//! A record is written atomically and is on the disk before the next run starts. So a sweep that was
-//! killed at any moment continues with the first run that has no record. A record states which run it is of, so one that was
-//! copied to another place is refused. This module does not know the comparison.
+//! A record is written atomically and is on the disk before the next run starts, so a killed sweep continues with the first
+//! run without a record. A record states its run, so a copy in another place is refused.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File};
@@ -76,18 +75,18 @@ pub struct Record {
 pub struct Ledger {
     /// The disk to which the records are written.
     pub(crate) disk: Disk,
-    /// The folder with the records, and the lock on it; `None` if the records are kept in memory only.
+    /// The folder with the records, and the lock on it; `None` in memory.
     folder: Option<(PathBuf, File)>,
     /// All records, in the order of the runs.
     pub(crate) records: Vec<Record>,
 }
 
-/// The most bytes of the settings of a sweep, and of a record, which has the summary of a run.
+/// The most bytes of a sweep's settings, and of a record.
 const MAX_BYTES: u64 = 64 << 20;
 
 impl Ledger {
-    /// Opens `folder` for the runs of `cases` that `settings`, these rounds and limit, this program and this machine
-    /// determine. Says so if some of the runs are done. Fails if a record belongs to another run than its place.
+    /// Opens `folder` for runs that `cases`, `settings`, rounds, limit, program and machine determine. Says so if some are
+    /// done. Fails if a record belongs to another run than its place.
     pub fn of_runs(
         folder: &Path,
         cases: &[Case],
@@ -116,8 +115,7 @@ impl Ledger {
         Ok(ledger)
     }
 
-    /// Opens the folder of a sweep with these settings, or makes it. Fails if another sweep uses the
-    /// folder.
+    /// Opens or makes the folder of a sweep with these settings. Fails if another sweep uses it.
     pub fn open(disk: &Disk, folder: &Path, settings: &Settings) -> Result<Self> {
         let failed = |e: std::io::Error| Failure::io(folder.printable(), e);
         let usage =
@@ -162,7 +160,7 @@ impl Ledger {
         self.folder.as_ref().map(|(folder, _)| folder.as_path())
     }
 
-    /// Whether the run at this position is finished, or is skipped because its case has failed before.
+    /// Whether the run at this position is finished, or skipped because its case has failed.
     pub fn is_settled(&self, position: usize, case: usize) -> bool {
         let has_failed = |of: &Record| of.case == case && matches!(of.ending, Ending::Failure(_));
         self.records.iter().any(|of| of.position == position || has_failed(of))
@@ -204,8 +202,7 @@ fn records_in(folder: &Path) -> Result<Vec<Record>> {
                 file.printable()
             ))
         };
-        // A record that was being written when the sweep was killed has another extension. The run is made again, and
-        // its record takes the place of this one.
+        // A half-written record has another extension. Its run is repeated, and replaces it.
         if file.extension().is_some_and(|extension| extension == "json") {
             let bytes = paceline_files::read(&file, MAX_BYTES)
                 .map_err(|e| Failure::io(file.printable(), e))?;
@@ -222,7 +219,6 @@ fn records_in(folder: &Path) -> Result<Vec<Record>> {
     Ok(records)
 }
 
-/// The name of the file of a record.
 fn file_of(position: usize) -> String {
     format!("{position:05}.json")
 }
@@ -246,7 +242,7 @@ fn misplaced(record: &Record, cases: &[Case], order: &[(usize, usize)]) -> Optio
     ))
 }
 
-/// A text with the settings that differ; `None` if all are the same.
+/// The settings that differ, as text; `None` if there are none.
 fn differences(before: &Settings, now: &Settings) -> Option<String> {
     let names: std::collections::BTreeSet<&String> = before.keys().chain(now.keys()).collect();
     let or_none = |of: &Settings, name: &String| of.get(name).cloned().unwrap_or("none".into());

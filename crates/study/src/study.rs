@@ -1,6 +1,4 @@
-//! The common parts of all studies: their flags, the setting in which they were made, their runs and their files.
-//!
-//! Knows no study.
+//! The common parts of all studies: flags, setting, runs and files.
 
 use std::collections::BTreeSet;
 use std::path::PathBuf;
@@ -50,7 +48,6 @@ pub struct Study {
 }
 
 impl Study {
-    /// A study with the flags of `A`.
     pub(crate) const fn new<A: Args>(
         name: &'static str,
         about: &'static str,
@@ -59,7 +56,7 @@ impl Study {
         Self { name, about, flags: add_later::<A>, make }
     }
 
-    /// Makes the study with the flags that were typed, and gives the exit code.
+    /// Makes the study with the typed flags, and gives the exit code.
     ///
     /// # Errors
     ///
@@ -70,8 +67,8 @@ impl Study {
     }
 }
 
-/// The flags of a study, from the typed words. `clap` has checked them; should a group of flags still refuse them, `clap`
-/// says so and ends the process, as it does for every other command.
+/// The typed flags of a study. `clap` has checked them; if it still refuses them, it ends the process, as for every other
+/// command.
 pub(crate) fn flags_of<A: FromArgMatches>(typed: &ArgMatches) -> A {
     A::from_arg_matches(typed).unwrap_or_else(|error| error.exit())
 }
@@ -185,10 +182,9 @@ pub(crate) fn layout_of(config: &TrainConfig, ranks: usize) -> Result<Arc<Layout
     Ok(config.model.build(dataset.as_ref(), ranks)?.layout)
 }
 
-/// The flags of a run that only measures, and their configuration, checked as a whole. By default the run has [`STEPS`] steps, or
-/// those of `--steps-per-epoch`, in as many epochs as the data need for them.
+/// The flags of a run that only measures, and their checked configuration. By default it has [`STEPS`] steps, or those of
+/// `--steps-per-epoch`, in as many epochs as that takes.
 pub(crate) fn measuring(flags: &Spec) -> Result<(Spec, TrainConfig)> {
-    // A step is made of this many batches.
     let accumulate = flags.number("accumulate").unwrap_or(1).max(1);
     let batches = flags.number("steps-per-epoch").unwrap_or(STEPS.saturating_mul(accumulate));
     let flags = if flags.has("epochs") {
@@ -200,15 +196,15 @@ pub(crate) fn measuring(flags: &Spec) -> Result<(Spec, TrainConfig)> {
     Ok((flags, config))
 }
 
-/// The flags of a run with the strategy of this name, without those that only other strategies read.
+/// The flags of a run with this strategy, without those that only others read.
 pub(crate) fn with_strategy(flags: &Spec, name: &str) -> Result<Spec> {
     let foreign = STRATEGIES.foreign_to(STRATEGIES.get(name)?);
     let foreign: Vec<&str> = foreign.iter().map(String::as_str).collect();
     Ok(flags.without(&foreign).with("strategy", name))
 }
 
-/// Runs every case once in every round. Records are kept in the folder of `--output`; runs that have a record there are not
-/// made again. Fails if a run has failed or measured no step.
+/// Runs every case once in every round, unless the folder of `--output` has its record. Fails if a run has failed or measured no
+/// step.
 pub(crate) fn run_cases(study: &StudyArgs, cases: &[Case]) -> Result<Ledger> {
     let limits = (study.rounds, study.run_limit);
     let mut ledger = match &study.output {
@@ -254,7 +250,7 @@ pub(crate) fn spread_of(rounds: &[RunSummary], name: &str) -> Option<Spread> {
     Spread::of(rounds.iter().map(|run| run.number(name)))
 }
 
-/// The median over the rounds of a figure. Fails if a summary lacks it.
+/// The median of a figure over the rounds. Fails if a summary lacks it.
 pub(crate) fn median_of(rounds: &[RunSummary], name: &str) -> Result<f64> {
     let spread = spread_of(rounds, name).map(|of| of.median);
     spread.ok_or_else(|| Failure::Run(format!("a summary lacks {name}")))

@@ -1,9 +1,8 @@
 //! The strategies that `--strategy` can name, one row each in `rows.rs`.
 //!
-//! The strategies themselves are in the crate `paceline-strategies`. The files here say how each is named, which flags it
-//! reads, and the facts that the rest of the program needs before it is built. Settings of more than a few lines have
-//! a file each.
-//! Strategies state their promise about the final weights themselves (`paceline_strategies::Exactness`).
+//! The strategies themselves, with their promise about the final weights, are in the crate `paceline-strategies`. The
+//! files here have names, flags, and facts that are needed before a strategy is built. Settings of more than a few lines
+//! have a file each.
 
 mod bucket_ddp_async;
 mod buckets;
@@ -35,7 +34,6 @@ pub const ALONE: &str = "single";
 /// The default strategy of several ranks.
 pub const TOGETHER: &str = "ddp";
 
-/// Reads the flags of a strategy, checks them and fills in the defaults.
 type Resolve = fn(&ArgMatches, &Defaults) -> Result<Arc<dyn StrategySettings>>;
 
 /// The part of a [choice](super::registry::Choice) that only strategies have.
@@ -48,7 +46,7 @@ pub struct OfStrategy {
     pub axes: &'static [Axis],
     /// Whether it divides the model among the ranks (`--shard-choice`).
     pub is_sharded: bool,
-    /// Reads the flags.
+    /// Reads the flags, checks them and fills in the defaults.
     pub resolve: Resolve,
 }
 
@@ -88,17 +86,17 @@ pub trait StrategySettings: Debug + Send + Sync {
         Ok(Vec::new())
     }
 
-    /// The settings, as `config.json` has them. `null` stands for the values of the flags.
+    /// The settings in `config.json`; `null` for the values of the flags.
     fn to_json(&self) -> Value {
         Value::Null
     }
 
-    /// The sizes of the buckets in which gradients live, if there are such buckets.
+    /// The sizes of the buckets in which gradients live, if any.
     fn caps(&self) -> Option<BucketCaps> {
         None
     }
 
-    /// Whether the weights, and the strategy's state between steps, depend on which gradients share a bucket.
+    /// Whether weights, and the strategy's state between steps, depend on the buckets.
     fn weights_follow_from_buckets(&self) -> bool {
         false
     }
@@ -108,7 +106,7 @@ pub trait StrategySettings: Debug + Send + Sync {
         Models::Equal
     }
 
-    /// Whether it keeps gradients for later steps. The loss is then not scaled, because they would be of another scale.
+    /// Whether it keeps gradients for later steps. Then the loss is not scaled, because they would have another scale.
     fn keeps_gradients(&self) -> bool {
         false
     }
@@ -160,12 +158,10 @@ pub enum Advice {
     ShardWith(&'static str),
 }
 
-/// A strategy without settings of its own, which need not be one that can be copied.
+/// A strategy without settings of its own, which need not be `Clone`.
 #[derive(Debug)]
 struct Plain {
-    /// Its constructor.
     make: fn() -> Box<dyn Strategy>,
-    /// How the ranks' models relate.
     models: Models,
 }
 

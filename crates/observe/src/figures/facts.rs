@@ -1,4 +1,4 @@
-//! Everything that is known about a run at its end. The figures of a run are computed from this.
+//! Everything known about a run at its end, from which its figures are computed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -43,7 +43,7 @@ pub struct Outcome {
     pub params: usize,
     /// Steps made, measured or not.
     pub num_steps: u64,
-    /// The optimizer steps so far, those before a resumption included, if the run was asked to end before its last one.
+    /// All optimizer steps, those before a resumption included, if the run was asked to end early.
     pub stopped_after: Option<u64>,
     /// The sums over the last epoch of training.
     pub trained: Option<EpochSums>,
@@ -65,7 +65,7 @@ pub struct Outcome {
     pub block_names: Vec<String>,
 }
 
-/// Everything that is known about a run at its end.
+/// Everything known about a run at its end.
 #[derive(Debug)]
 pub struct Facts<'a> {
     /// The configuration.
@@ -80,7 +80,7 @@ pub struct Facts<'a> {
     pub anatomy: Anatomy,
     /// How much longer synchronized steps take than unsynchronized ones, if the two alternated.
     pub sync_cost: Option<SyncCost>,
-    /// The uses of gathered units in a step, and how many are gathered ahead; `None` if the strategy gathers nothing.
+    /// The uses of gathered units in a step, and how many are gathered ahead, if any.
     pub gathers: Option<(Uses, usize)>,
     /// The idle time of the ranks, if they are a pipeline.
     pub pipeline: Option<PipelineFacts>,
@@ -114,8 +114,8 @@ impl<'a> Facts<'a> {
                     .map(|link| on_link(link, config.comm.algorithm, config.world_size)),
                 conversion: &|| Conversion::measured(layout.trained_len(), config.threads),
             }),
-            // On an accelerator the host's times show when work was launched, not when it ran. In a pipeline ranks wait for
-            // each other by plan.
+            // Times of the host show when work for an accelerator was launched, not when it ran. In a pipeline ranks wait
+            // by plan.
             _ => None,
         };
         let pipeline = PipelineFacts::new(config, reports);
@@ -166,7 +166,7 @@ impl<'a> Facts<'a> {
         self.outcome.predicted.ranks.iter().map(Need::bytes).collect()
     }
 
-    /// The mean over the ranks of the proportional set size by prediction, if each rank is a process.
+    /// The predicted mean PSS of a rank, if each rank is a process.
     pub fn predicted_resident_bytes(&self) -> Option<f64> {
         let ranks = &self.outcome.predicted.ranks;
         let all = ranks.iter().map(|need| need.resident).collect::<Option<Vec<u64>>>()?;
@@ -178,7 +178,7 @@ impl<'a> Facts<'a> {
         self.reports.iter().filter_map(|report| report.trace.as_deref()).collect()
     }
 
-    /// The files that were to be written and could not be, by rank.
+    /// The files that could not be written, by rank.
     pub fn missing_files(&self) -> Vec<String> {
         let of_rank = |(rank, report): (usize, &RankReport)| {
             let missing = report.missing_files.iter();
@@ -239,8 +239,7 @@ impl SyncCost {
         let median = |is_synchronized: bool| {
             let belongs = |number: u64| {
                 let step = number as usize;
-                // In the first step of a block, ranks also wait because they drifted apart in the block
-                // before.
+                // In the first step of a block, ranks also wait because they drifted apart before.
                 let is_first = step.is_multiple_of(block);
                 blocks.is_synchronized(step) == is_synchronized && !is_first
             };

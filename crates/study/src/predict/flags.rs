@@ -25,7 +25,6 @@ Examples:
   paceline predict --memory --nproc 2,4,64 --model mlp --rank-gb 16
 ";
 
-/// The heading of a model in numbers.
 const GIVEN: &str = "Model given as bytes and milliseconds";
 
 /// Flags of `paceline predict`.
@@ -122,12 +121,11 @@ pub struct PredictArgs {
 
 /// The name that stands for the transport itself.
 pub const MEASURED: &str = "measured";
-/// The largest number of ranks in a prediction. No link would stay the same for more.
+/// The most ranks of a prediction: no link would stay the same for more.
 pub const MAX_RANKS: usize = 4096;
-/// The smallest and the largest factor of computing times.
 const MIN_SCALE: f64 = 1e-3;
 const MAX_SCALE: f64 = 1e3;
-/// Flags that a prediction cannot take into account, each with advice.
+/// Flags that a prediction ignores, each with advice.
 const NOT_PREDICTED: [(&str, &str); 5] = [
     ("strategy", "what ddp would do is predicted; leave it out"),
     ("link", "pass --links; leave it out"),
@@ -137,7 +135,7 @@ const NOT_PREDICTED: [(&str, &str); 5] = [
 ];
 /// The flag that says how ranks reduce.
 pub(super) const ALGORITHM: &str = "algorithm";
-/// Flags of training that matter to a model that is given in numbers.
+/// Flags of training for a model given in numbers.
 const WITH_NUMBERS: [&str; 3] = [ALGORITHM, "bucket-cap-mb", "first-bucket-mb"];
 
 /// Checks the flags, and returns the flags of the runs.
@@ -179,7 +177,7 @@ pub fn resolve(args: &PredictArgs) -> Result<Spec> {
     })
 }
 
-/// The link with this name, which `flag` gives.
+/// The link that `flag` names.
 pub fn link(flag: &str, name: &str) -> Result<Link> {
     let link: Link = name.parse().map_err(|e| Failure::Usage(format!("{flag}: {e}")))?;
     if link.is_possible() {
@@ -222,8 +220,8 @@ fn check_ranks(args: &PredictArgs) -> Result<()> {
     }
 }
 
-/// Checks that no flag is about memory, which is not predicted. clap does not: a required flag is not required if
-/// another flag excludes it, as `--gradient-bytes` does.
+/// Refuses flags about memory, which is not predicted. clap does not: a required flag is not required if another one, such as
+/// `--gradient-bytes`, excludes it.
 pub fn check_memory_flags(args: &PredictArgs) -> Result<()> {
     let flags = [("strategies", !args.strategies.is_empty()), ("rank-gb", args.rank_gb.is_some())];
     let refuse = |flag: &str| {
@@ -232,7 +230,7 @@ pub fn check_memory_flags(args: &PredictArgs) -> Result<()> {
     flags.iter().find(|(_, is_given)| *is_given).map_or(Ok(()), |(flag, _)| refuse(flag))
 }
 
-/// Checks that no flag is about a model that is run, beside the flag `instead`, with which nothing is run.
+/// Refuses flags about a model that is run, beside `instead`, with which nothing is run.
 fn check_not_run(args: &PredictArgs, instead: &str) -> Result<()> {
     if args.links.iter().any(|name| name == MEASURED) {
         return usage(format!(
@@ -247,7 +245,7 @@ fn check_not_run(args: &PredictArgs, instead: &str) -> Result<()> {
     }
 }
 
-/// The ways to all-reduce; the fastest of them is predicted. One way, or all of them for `auto`.
+/// The ways to all-reduce, all of them for `auto`; the fastest is predicted.
 pub fn ways(args: &PredictArgs) -> Result<Vec<Route>> {
     let has_hosts = args.ranks_per_host > 1;
     let asked = args.train.0.get(ALGORITHM).and_then(<[String]>::first);

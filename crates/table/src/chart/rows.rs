@@ -1,4 +1,4 @@
-//! Rows of segments on one scale from zero: bars, stacks of parts, and lanes of time with arrows between them.
+//! Rows of segments on one scale from zero: bars, stacks, and lanes of time with arrows.
 
 use super::axis::{Scale, Spacing};
 use super::canvas::{Align, Canvas, Font, Point};
@@ -38,7 +38,7 @@ pub struct Row {
 }
 
 impl Row {
-    /// A bar; without a value it says so.
+    /// A bar, or a note that there is no value.
     pub fn bar(label: impl Into<String>, value: Option<f64>, color: Color) -> Self {
         let value = value.filter(|value| value.is_finite());
         let words = if value.is_some() { "" } else { "no value" }.to_owned();
@@ -46,7 +46,7 @@ impl Row {
         Self { words, ..Self::stack(label, parts) }
     }
 
-    /// Parts one after the other, each with its name, value and color.
+    /// Parts in a row, each with its name, value and color.
     pub fn stack<'a>(
         label: impl Into<String>,
         parts: impl IntoIterator<Item = (&'a str, f64, Color)>,
@@ -103,7 +103,7 @@ pub struct Rows {
     pub shown: Shown,
     /// The unit of the scale.
     pub unit: String,
-    /// The value of a full-length bar, for example 100 for percentages. If `None`, the longest row is full-length.
+    /// The value of a full-length bar, such as 100 for percentages; by default that of the longest row.
     pub whole: Option<f64>,
     /// The rows, from top to bottom.
     pub rows: Vec<Row>,
@@ -111,13 +111,12 @@ pub struct Rows {
     pub jumps: Vec<Jump>,
 }
 
-/// The height of a line of text above or below a row.
+/// The height of a line of text.
 const LINE: f64 = 17.0;
-/// The height of a heading.
 const HEADING: f64 = 26.0;
 /// Charts for phones are narrower.
 const NARROW: f64 = 400.0;
-/// From the left edge of a sample in the legend to the name. Half of it is the side of the square that shows the color.
+/// From the left edge of a sample in the legend to its name; twice the side of its square.
 const SAMPLE: f64 = 15.0;
 
 impl Rows {
@@ -126,7 +125,6 @@ impl Rows {
         Self { shown, unit: unit.to_owned(), rows: rows.into_iter().collect(), ..Self::default() }
     }
 
-    /// All segments.
     pub(super) fn segments(&self) -> impl Iterator<Item = &Segment> + Clone {
         self.rows.iter().flat_map(|row| &row.segments)
     }
@@ -206,11 +204,10 @@ fn square(canvas: &mut Canvas, (x, y): Point, color: Color, hover: &str) {
     canvas.rect((x, y - half), (x + 2.0 * half, y + half), color, hover);
 }
 
-/// Where rows, their names and their values go.
 struct RowLayout<'a> {
     of: &'a Rows,
     width: f64,
-    /// Whether names stand above their rows, as long names do in a file and on a narrow chart.
+    /// Whether names stand above their rows: long names in a file or on a narrow chart.
     is_above: bool,
     /// The height of a row, and half of that of a segment.
     row: f64,
@@ -247,7 +244,6 @@ impl<'a> RowLayout<'a> {
         Self { of, width, is_above, row, half, left, room, scale, number }
     }
 
-    /// The lines of a row's name.
     fn name(&self, row: &Row) -> Vec<String> {
         if self.is_above {
             broken(&row.label, SIZE, self.width - self.left)
@@ -265,7 +261,7 @@ impl<'a> RowLayout<'a> {
         self.left + self.room * self.scale.position(value.max(0.0))
     }
 
-    /// The words in a segment, if they have room: a value only as a whole, a name also without its middle.
+    /// The words in a segment, if they fit: a value only as a whole, a name also without its middle.
     fn inside(&self, segment: &Segment) -> Option<String> {
         let length = self.x(segment.end) - self.x(segment.start);
         match self.of.shown {
@@ -278,8 +274,7 @@ impl<'a> RowLayout<'a> {
         }
     }
 
-    /// The values that are too wide for their parts, with their positions below the row: on a narrow chart, where a value under
-    /// the pointer is hard to reach.
+    /// The values that are too wide for their parts, with their positions below the row, on a narrow chart.
     fn below(&self, row: &'a Row) -> Vec<(&'a Segment, String, (f64, usize))> {
         let is_hidden = |of: &&Segment| of.end != of.start && self.inside(of).is_none();
         let is_wanted = self.width < NARROW && self.of.shown == Shown::Parts;
@@ -296,7 +291,7 @@ impl<'a> RowLayout<'a> {
             .collect()
     }
 
-    /// Draws a row whose upper edge, without what stands above it, is `top`.
+    /// Draws a row with this upper edge of its segments.
     fn draw(&self, canvas: &mut Canvas, row: &Row, top: f64) {
         let (left, middle) = (self.left, top + self.row / 2.0);
         if !row.heading.is_empty() {
@@ -319,7 +314,7 @@ impl<'a> RowLayout<'a> {
             canvas.line(&[(left, middle), (left + self.room, middle)], 1.0, Color::Grid, "");
         }
         for segment in &row.segments {
-            // Segments shorter than a pixel stay visible. One of length zero, or with a negative value, has no width.
+            // Segments shorter than a pixel stay visible, unless their length is zero or negative.
             let start = self.x(segment.start);
             let least = if segment.end > segment.start { 0.5 } else { 0.0 };
             let end = self.x(segment.end).max(start + least);
