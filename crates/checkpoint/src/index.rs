@@ -1,7 +1,6 @@
-//! The index of a checkpoint: which tensors it has, in which files their elements are, and the digests of these files.
+//! The index of a checkpoint: its tensors, the files with their elements, and the digests of these files.
 //!
-//! Input: the text of `index.json`. Output: an [`Index`] in which every number has been checked against the others, so
-//! that a reader can rely on it. This file knows nothing of disks, models or ranks' memory.
+//! In an [`Index`] that was read, every number has been checked against the others.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
@@ -25,7 +24,7 @@ pub struct Index {
     pub version: u32,
     /// The number of ranks that wrote it.
     pub world_size: usize,
-    /// The strategy of the run that wrote it, with the settings that its own state depends on.
+    /// The strategy of the run, with the settings that its state depends on.
     pub strategy: String,
     /// The position of the run and its settings.
     pub run: BTreeMap<String, String>,
@@ -68,7 +67,7 @@ pub struct TensorEntry {
     pub dtype: String,
     /// The extents.
     pub shape: Vec<usize>,
-    /// Where its elements are. The pieces are in order, and together they are the whole tensor.
+    /// Where its elements are: pieces in order, which cover the whole tensor.
     pub pieces: Vec<PieceEntry>,
 }
 
@@ -130,7 +129,7 @@ impl PieceEntry {
 }
 
 impl Index {
-    /// The digest of the index. It covers the digests of all files, so it stands for the whole checkpoint.
+    /// The digest of the index, and so of the whole checkpoint: it covers the digests of all files.
     pub fn digest(&self) -> String {
         sha256(&serde_json::to_vec(self).expect("plain data"))
     }
@@ -143,7 +142,7 @@ impl Index {
         text
     }
 
-    /// Reads `index.json`, and checks its digest and its contents. Fails with the fault.
+    /// Reads `index.json`, and checks its digest and contents.
     pub fn parse(text: &[u8]) -> Result<Self, String> {
         #[derive(Deserialize)]
         struct Versioned {
@@ -171,7 +170,7 @@ impl Index {
         Ok(index)
     }
 
-    /// Checks every number of the index against the others. Fails with the first contradiction.
+    /// Checks every number of the index against the others.
     pub fn check(&self) -> Result<(), String> {
         if self.world_size == 0 || self.files.len() != self.world_size {
             let (files, ranks) = (self.files.len(), self.world_size);
@@ -223,7 +222,7 @@ impl Index {
 impl ShardFile {
     fn check(&self) -> Result<(), String> {
         let Self { name, num_bytes, chunks } = self;
-        // It is looked for in the folder of the checkpoint, and nowhere else.
+        // It must lie in the folder of the checkpoint.
         let is_plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._".contains(&byte);
         if name.is_empty() || name.starts_with('.') || !name.bytes().all(is_plain) {
             return Err(format!("{name:?} is not the name of a file"));
@@ -276,7 +275,7 @@ mod tests {
         let index = index();
         let text = index.to_json();
         assert_eq!(Index::parse(&text).unwrap(), index);
-        // However it is set in lines, it is the same index.
+        // Line breaks do not matter.
         let value: serde_json::Value = serde_json::from_slice(&text).unwrap();
         let pretty = serde_json::to_vec_pretty(&value).unwrap();
         assert_eq!(Index::parse(&pretty).unwrap(), index);

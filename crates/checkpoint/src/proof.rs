@@ -1,11 +1,9 @@
-//! Which checkpoints are proven, and how often a run begins again after a number that is not finite.
+//! Which checkpoints are proven, and where a run begins again after a number that is not finite.
 //!
-//! The weights of a checkpoint are finite, because others are never saved. They may still be ruined: a step may have moved
-//! them so far that the next losses are not finite. So a checkpoint counts as *good* once [`GOOD_AFTER_STEPS`] more steps had
-//! finite losses. A run keeps the last good one beside the newest ones ([`Line`]), and a run that ended with a number
-//! that is not finite leaves a note ([`NotFinite`]), after which a restart begins from the last good one.
-//!
-//! This file does not know the contents of a checkpoint.
+//! Saved weights are finite, but a step may have moved them so far that the next losses are not. So a checkpoint counts as
+//! *good* once [`GOOD_AFTER_STEPS`] more steps had finite losses. A run keeps the last good one beside the newest ones
+//! ([`Line`]), and a run that ended with a number that is not finite leaves a note ([`NotFinite`]), by which a restart begins
+//! from the last good one.
 
 use std::collections::VecDeque;
 use std::path::{Path, PathBuf};
@@ -16,12 +14,12 @@ use super::not_finite::NotFinite;
 use super::opened::Checkpoint;
 use super::steps;
 
-/// A checkpoint is good once the losses of this many steps after it were finite.
+/// Steps with finite losses after which a checkpoint is good.
 pub const GOOD_AFTER_STEPS: u64 = 10;
-/// How often a run begins again, from an earlier checkpoint, after numbers of the same step that were not finite.
+/// How often a run begins again after the same step had numbers that are not finite.
 pub const MAX_RETRIES: u64 = 2;
 
-/// The checkpoints on the way of one run, as far as the run must know them to keep the right ones.
+/// The checkpoints of a run that it must know to keep the right ones.
 #[derive(Debug, Default)]
 pub struct Line {
     /// The last one that is good, by its steps.
@@ -31,12 +29,12 @@ pub struct Line {
 }
 
 impl Line {
-    /// The way of a run that goes on from the checkpoint after `steps` steps in this folder.
+    /// Those of a run that goes on from the checkpoint after `steps` steps in this folder.
     pub fn from(folder: &Path, steps: u64) -> Self {
         let is_on_way = |checkpoint, head| steps::way_to(folder, head).contains(&checkpoint);
         let good = steps::good(folder).and_then(|good| match good {
             good if is_on_way(good, steps) => Some(good),
-            // The run goes back, and the steps from here to that one have proven this one.
+            // The run goes back, and the steps up to that one have proven this one.
             good => Some(steps).filter(|steps| is_on_way(*steps, good)),
         });
         let waiting = Some(steps).filter(|steps| good != Some(*steps));
@@ -59,7 +57,7 @@ impl Line {
         self.waiting.push_back(steps);
     }
 
-    /// Those that stay whatever newer ones there are: the last good one, and the one that will be good next.
+    /// Those that always stay: the last good one, and the one that will be good next.
     pub fn to_keep(&self) -> Vec<u64> {
         self.good.into_iter().chain(self.waiting.front().copied()).collect()
     }
@@ -74,8 +72,7 @@ pub struct Restart {
     pub note: Option<String>,
 }
 
-/// Decides from which checkpoint of a folder a run begins that is started again without its user. `found`
-/// has the newest one first.
+/// Decides from which checkpoint of a folder an automatic restart begins. `found` has the newest one first.
 ///
 /// # Errors
 ///
@@ -100,7 +97,7 @@ pub fn restart(folder: &Path, found: Vec<PathBuf>) -> Result<Restart, String> {
         return if times > MAX_RETRIES { Err(given_up(choice)) } else { unchanged(found) };
     };
     let good = steps::good(folder);
-    // If the newest one was written while steps were skipped, those have not tried the weights.
+    // Skipped steps before the newest one have not tried its weights.
     let newest = Checkpoint::open_at(&found[0]).map(|newest| newest.progress()).ok();
     let skipping = newest.filter(|of| of.steps_with_update() < of.steps);
     let tried = skipping.map_or(step, |of| of.steps_with_update() + 1);

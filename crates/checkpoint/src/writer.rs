@@ -1,11 +1,8 @@
 //! Writes a rank's part of a checkpoint in the background, and on rank 0 completes the checkpoint.
 //!
-//! Each rank writes its file into a folder that has a hidden name, syncs it, and then leaves a mark there: a small file
-//! with the file's digests and tensors. Rank 0 waits for the marks of all ranks, writes the index, and gives the folder its
-//! name. So the ranks need no collective operation while they train, and a checkpoint that has a name is complete.
-//!
-//! Input: blocks of bytes and their meaning. Output: a complete folder, or the reason for its absence. This file
-//! knows nothing of models.
+//! Each rank writes its file into a folder with a hidden name, syncs it, and leaves a mark: a small file with digests and
+//! tensors. Rank 0 waits for all marks, writes the index, and gives the folder its name. So ranks need no collective while
+//! they train, and a checkpoint with a name is complete.
 
 use std::collections::BTreeMap;
 use std::io::{self, Write};
@@ -24,7 +21,7 @@ use super::steps::{self, Keep};
 
 /// The longest time between two looks for the marks of other ranks.
 const LOOK_AGAIN: Duration = Duration::from_millis(50);
-/// The most bytes of a rank's mark. It is a part of the index.
+/// The most bytes of a rank's mark, a part of the index.
 const MAX_MARK_BYTES: u64 = 256 << 20;
 
 /// The part that one rank has written.
@@ -34,7 +31,7 @@ struct Part {
     tensors: BTreeMap<String, TensorEntry>,
 }
 
-/// The part that one rank is to write.
+/// The part that one rank writes.
 #[derive(Debug)]
 pub(super) struct Job {
     pub disk: Disk,
@@ -49,7 +46,7 @@ pub(super) struct Job {
     /// The bytes of all blocks together.
     pub num_bytes: u64,
     pub blocks: Receiver<Block>,
-    /// Gets whether this rank's part is on the disk, once that is certain. The first word counts.
+    /// Receives whether this rank's part is on the disk. The first message counts.
     pub part: Sender<bool>,
 }
 
@@ -58,19 +55,17 @@ pub(super) struct Job {
 pub(super) struct Completion {
     /// The index, without files and tensors.
     pub head: Index,
-    /// The optimizer steps that the run had made.
     pub steps: u64,
-    /// Which checkpoints stay.
     pub keep: Keep,
-    /// How long rank 0 waits for the other ranks' parts, after it has written its own.
+    /// How long rank 0 waits for other parts after its own.
     pub limit: Duration,
     pub run_end: RunEnd,
 }
 
-/// Says when the run has ended, so that the other ranks' parts may never come.
+/// When the run has ended, and other parts may never come.
 #[derive(Debug)]
 pub(super) struct RunEnd {
-    /// Gets the moment until which the writer goes on waiting.
+    /// Gets the moment until which the writer still waits.
     pub until: Receiver<Instant>,
     pub deadline: Option<Instant>,
 }
@@ -98,7 +93,7 @@ pub(super) fn run(job: &Job, completion: Option<Completion>) -> Result<Option<Pr
         }
     });
     if outcome.is_err() && job.rank == 0 {
-        // The error that is reported is the first one. The next run removes the rest before it saves.
+        // The first error is reported. The next run removes the rest.
         let _ = job.disk.remove_tree(&job.partial);
     } else if outcome.is_err() {
         for name in [file_name(job), unfinished_mark_name(job.rank)] {
@@ -161,7 +156,7 @@ fn write_part(job: &Job) -> Result<Part> {
     Ok(Part { file, tensors: job.tensors.clone() })
 }
 
-/// Tells rank 0 that this rank's file is on the disk.
+/// Informs rank 0 that this rank's file is on the disk.
 fn publish(job: &Job, part: &Part) -> Result<()> {
     let mark = job.partial.join(mark_name(job.rank));
     let unfinished = job.partial.join(unfinished_mark_name(job.rank));
@@ -169,8 +164,8 @@ fn publish(job: &Job, part: &Part) -> Result<()> {
     let write = || -> io::Result<()> {
         let mut out = job.disk.create(&unfinished)?;
         out.write_all(&text)?;
-        // The name makes it complete, and nothing may follow: from then on rank 0 may rename the folder. It need not outlive a
-        // power cut, after which the folder is useless.
+        // The last operation: from then on rank 0 may rename the folder. It need not outlive a power cut, after which the
+        // folder is useless.
         job.disk.rename(&unfinished, &mark)
     };
     write().map_err(failed(job, &mark))
@@ -196,7 +191,7 @@ fn complete(job: &Job, own: Part, completion: Completion) -> Result<Previous> {
     for tensor in index.tensors.values_mut() {
         tensor.pieces.sort_unstable_by_key(|piece| piece.start);
     }
-    // A checkpoint that lacks something never gets a name.
+    // An incomplete checkpoint never gets a name.
     index.check().map_err(|reason| {
         Failure::Run(format!("the checkpoint after step {steps} would be incomplete: {reason}"))
     })?;
@@ -217,7 +212,7 @@ fn complete(job: &Job, own: Part, completion: Completion) -> Result<Previous> {
     Ok(Previous { steps, sha256: index.digest() })
 }
 
-/// Waits for the mark of a rank. The system may show a file of another host late, so it is looked for again and again.
+/// Waits for the mark of a rank. A file of another host may appear late, so this looks again and again.
 fn await_part(
     job: &Job,
     rank: usize,

@@ -1,10 +1,7 @@
 //! A progress bar: one line of a terminal that is drawn again and again.
 //!
-//! The cursor stands at the start of the line while the bar is shown, because a terminal that becomes narrower breaks the line
-//! in two and keeps the cursor at the same character. So whatever the terminal has made of the line, it lies after the cursor,
-//! and the next drawing erases it. A stream of lines erases it too ([`Stream::line`]).
-//!
-//! Input: how much is done, and facts about it. This module does not know what makes progress.
+//! While the bar is shown, the cursor stands at the start of the line. A terminal that becomes narrower breaks the line but
+//! keeps the cursor at its character, so the next drawing, or [`Stream::line`], erases all of it.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -33,12 +30,12 @@ pub struct Progress {
     pub done: u64,
     /// How much there is to do; 0 if that is not known.
     pub of: u64,
-    /// Other facts, the most important first. If the terminal is narrow, the last ones are left out.
+    /// Other facts, the most important first. A narrow terminal leaves out the last ones.
     pub facts: Vec<String>,
 }
 
 impl Progress {
-    /// The line, with fewer than `width` characters unless the terminal is too narrow for the first fact alone.
+    /// The line, of fewer than `width` characters unless the first fact alone is longer.
     fn line(&self, width: usize) -> String {
         // Names may be those of files.
         let name = printable(&self.name);
@@ -53,7 +50,7 @@ impl Progress {
         let mut lines = named.chain(bare);
         let Some(line) = lines.find(|line| length(line) <= room) else { return String::new() };
         let left = room.saturating_sub(length(&line));
-        // The brackets and a space.
+        // Brackets and a space.
         let num_cells = left.saturating_sub(3).min(MAX_CELLS);
         match line.strip_prefix(&*name) {
             Some(rest) if num_cells >= MIN_CELLS && self.of > 0 => {
@@ -76,7 +73,7 @@ pub struct Bar {
 }
 
 impl Bar {
-    /// A bar on this stream. `None` if the stream is not a terminal on which a line can be drawn again.
+    /// A bar on this stream, if it is a terminal that can redraw a line.
     pub fn new(stream: &'static Stream) -> Option<Self> {
         stream.width_of_bar()?;
         streams::expect_bars();
@@ -130,7 +127,7 @@ pub enum CountUnit {
     Items,
 }
 
-/// A bar on standard error for a task with a count: how much is done, the time left and the speed.
+/// A bar on standard error with a count, the time left and the speed.
 #[derive(Debug)]
 pub struct TaskBar {
     bar: Option<Bar>,
@@ -141,13 +138,13 @@ pub struct TaskBar {
 }
 
 impl TaskBar {
-    /// A bar with this name. Nothing is drawn if `quiet`, or if standard error is not a terminal.
+    /// A bar with this name, drawn on a terminal unless `quiet`.
     pub fn new(name: impl Into<String>, unit: CountUnit, quiet: bool) -> Self {
         let bar = if quiet { None } else { Bar::new(streams::stderr()) };
         Self { bar, name: name.into(), unit, of: None, speed: Speed::default() }
     }
 
-    /// Whether there is a terminal on which it is drawn.
+    /// Whether there is a terminal.
     pub fn is_drawn(&self) -> bool {
         self.bar.is_some()
     }
@@ -176,7 +173,6 @@ impl TaskBar {
     }
 }
 
-/// The facts of a task's bar.
 fn facts(unit: CountUnit, done: u64, of: Option<u64>, per_s: Option<f64>) -> Vec<String> {
     let mb = |bytes: f64| format!("{:.1}", bytes / 1e6);
     let so_far = match (unit, of) {
@@ -200,7 +196,7 @@ pub struct Speed {
 }
 
 impl Speed {
-    /// Marks the value of the count at this moment. The first value is where it begins.
+    /// Marks the count at this moment. It begins at the first value.
     pub fn mark(&mut self, now: Instant, count: u64) {
         // Marks close to each other would be many.
         let close = |(at, _): &(Instant, u64)| now.duration_since(*at) < INTERVAL;

@@ -1,4 +1,4 @@
-//! The cache of `huggingface_hub`, which `transformers` and `datasets` read too: where it is, and how it is laid out.
+//! The cache of `huggingface_hub`, which `transformers` and `datasets` read too. This module uses no network.
 //!
 //! ```text
 //! ROOT/models--OWNER--NAME/refs/main                    the commit that main was when it was fetched
@@ -8,8 +8,6 @@
 //!                          trees/COMMIT.json            all files of a commit; huggingface_hub writes it
 //! ROOT/.locks/models--OWNER--NAME/DIGEST.lock           held by the process that fetches it
 //! ```
-//!
-//! Input: a name. Output: paths, and the snapshot if it is there. This module uses no network.
 
 use std::fs::{self, File};
 use std::io::{self, Write};
@@ -22,22 +20,20 @@ use serde_json::Value;
 use super::name::{Name, is_commit};
 use crate::download::http;
 
-/// The most bytes of the file that has the commit of a revision: 40 digits, with room for spaces.
+/// The most bytes of a commit in a file: 40 digits, with room for spaces.
 const MAX_REFERENCE_BYTES: u64 = 256;
-/// The most bytes of the list of a revision's files, as much as is received of the Hub's own.
+/// The most bytes of the list of a revision's files, as from the Hub itself.
 const MAX_LISTING_BYTES: u64 = 64 << 20;
 /// The mark of folders that need no backup (https://bford.info/cachedir/).
 const CACHE_TAG: &str = "Signature: 8a477f597d28d172789f06886806bc55\n\
     # This file is a cache directory tag created by paceline.\n";
 
-/// The cache.
 #[derive(Clone, Debug)]
 pub(super) struct Cache {
     root: PathBuf,
     disk: Disk,
 }
 
-/// A snapshot in the cache.
 #[derive(Clone, Debug)]
 pub(super) struct Snapshot {
     pub folder: PathBuf,
@@ -45,7 +41,7 @@ pub(super) struct Snapshot {
 }
 
 impl Cache {
-    /// The cache that the variables of `huggingface_hub` mean.
+    /// The cache of `huggingface_hub`'s variables.
     pub fn from_vars(var: impl Fn(&str) -> Option<String>) -> Result<Self, String> {
         let stated = ["HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE"].into_iter().find_map(&var);
         let root = match stated {
@@ -75,7 +71,7 @@ impl Cache {
         (is_commit(&commit) && folder.is_dir()).then_some(Snapshot { folder, commit })
     }
 
-    /// The files that a commit has on the Hub, if `huggingface_hub` has noted them.
+    /// The files of a commit on the Hub, if `huggingface_hub` has noted them.
     pub fn listed(&self, name: &Name, commit: &str) -> Option<Vec<String>> {
         let path = self.folder(name).join("trees").join(format!("{commit}.json"));
         let json: Value =
@@ -115,15 +111,15 @@ impl Cache {
         }
     }
 
-    /// Locks a file, also against `huggingface_hub`. Waits for the process that has it, after a call of `waits`.
+    /// Locks a file, also against `huggingface_hub`. Calls `waits` before it waits for another process.
     pub fn lock(&self, name: &Name, digest: &str, waits: impl Fn()) -> io::Result<File> {
         http::locked(&self.locks(name).join(format!("{digest}.lock")), waits)
     }
 
-    /// Shows a file under its name in the snapshot of a commit. `path` has been checked by [`is_inner_path`].
+    /// Links a file into the snapshot of a commit. [`is_inner_path`] has checked `path`.
     pub fn link(&self, name: &Name, commit: &str, path: &str, digest: &str) -> io::Result<()> {
         let link = self.snapshot_folder(name, commit).join(path);
-        // Out of the folders within the snapshot, then out of COMMIT and snapshots.
+        // Out of the snapshot's folders, COMMIT and snapshots.
         let up = "../".repeat(path.split('/').count() + 1);
         let target = PathBuf::from(format!("{up}blobs/{digest}"));
         if fs::read_link(&link).is_ok_and(|there| there == target) {
@@ -132,7 +128,7 @@ impl Cache {
         self.replace(&link, |new| symlink(&target, new))
     }
 
-    /// Notes which commit a revision is. A name is found from then on, also after the machine has lost its power.
+    /// Notes which commit a revision is, from when on the name is found, even after a power cut.
     pub fn write_reference(&self, name: &Name, commit: &str) -> io::Result<()> {
         let path = self.reference(name);
         let is_noted = || {
@@ -149,8 +145,8 @@ impl Cache {
         })
     }
 
-    /// Makes a file under another name, then gives it its name, so that nobody sees a part of it. The other name is one
-    /// of this process, because several of them may fetch the same model.
+    /// Makes a file under a name of this process, since several may fetch the same model, then renames it, so that
+    /// nobody sees a part of it.
     fn replace(&self, path: &Path, make: impl FnOnce(&Path) -> io::Result<()>) -> io::Result<()> {
         let folder = path.parent().unwrap_or(Path::new("/"));
         self.disk.create_folder_safely(folder)?;
@@ -171,7 +167,7 @@ impl Cache {
     }
 }
 
-/// The folder of Hugging Face in which the cache is by default, with the token of its user.
+/// Hugging Face's folder, with the default cache and the user's token.
 pub(super) fn home(var: &impl Fn(&str) -> Option<String>) -> Option<PathBuf> {
     match var("HF_HOME") {
         Some(home) => Some(in_home(&home, var)),
@@ -187,23 +183,22 @@ pub(super) fn user_cache(var: &impl Fn(&str) -> Option<String>) -> Option<PathBu
     }
 }
 
-/// A variable of the environment that is set to something.
+/// A variable that is not empty.
 pub(super) fn variable(name: &str) -> Option<String> {
     std::env::var(name).ok().filter(|value| !value.is_empty())
 }
 
-/// Whether a variable is set to yes, as `huggingface_hub` reads it.
+/// Whether a variable means yes to `huggingface_hub`.
 pub(super) fn is_yes(value: Option<String>) -> bool {
     value.is_some_and(|value| ["1", "ON", "YES", "TRUE"].contains(&&*value.to_ascii_uppercase()))
 }
 
-/// Whether a path that somebody else states leads nowhere but into the folder that it is joined to.
+/// Whether an untrusted path stays within the folder that it is joined to.
 pub(super) fn is_inner_path(path: &str) -> bool {
-    // Neither `.` nor `..`, nor empty parts, nor a slash at the beginning or the end.
     !path.contains('\0') && path.split('/').all(|part| !["", ".", ".."].contains(&part))
 }
 
-/// A path whose `~` is the home of this user.
+/// A path with `~` resolved.
 fn in_home(path: &str, var: &impl Fn(&str) -> Option<String>) -> PathBuf {
     match (path.strip_prefix('~'), var("HOME")) {
         (Some(rest), Some(home)) if rest.is_empty() || rest.starts_with('/') => {

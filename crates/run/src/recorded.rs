@@ -1,8 +1,7 @@
-//! The flags that a checkpoint records, so that a run goes on from it, and is evaluated, without them.
+//! The flags that a checkpoint records, so that they need not be stated to go on from it or evaluate it.
 //!
-//! Input: the configuration of the run that saves, or a checkpoint. Output: a specification of the settings that decide the
-//! weights and the samples. Settings of how a run is carried out (ranks, threads, transport) and of its outputs are stated
-//! each time. This file does not know which recorded settings a continuation may change ([`crate::resume`]).
+//! These are the settings that decide the weights and the samples. How a run is carried out (ranks, threads, transport), and
+//! its outputs, are stated each time. [`crate::resume`] knows which recorded settings a continuation may change.
 
 use std::path::Path;
 
@@ -35,8 +34,8 @@ fn is_recorded(key: &str) -> bool {
     Scope::of_key(key).is_some_and(Scope::is_recorded)
 }
 
-/// The flags of a run, as JSON. Samples of a batch are recorded for all ranks together, so that another number of ranks
-/// goes on with the same batches.
+/// The flags of a run, as JSON. The batch size is that of all ranks together, so that another number of ranks goes on with
+/// the same batches.
 pub fn of_run(config: &TrainConfig) -> String {
     let left_out: Vec<&str> = config.spec.keys().filter(|key| !is_recorded(key)).collect();
     let spec = config.spec.without(&left_out).without(&["batch-size", "global-batch-size"]);
@@ -48,7 +47,6 @@ pub fn of_run(config: &TrainConfig) -> String {
     Value::Object(spec.to_json()).to_string()
 }
 
-/// The flags that a checkpoint records.
 fn of_checkpoint(checkpoint: &Checkpoint, refuse: impl Fn(String) -> Failure) -> Result<SpecFile> {
     let path = checkpoint.path().join("index.json");
     let text =
@@ -56,9 +54,8 @@ fn of_checkpoint(checkpoint: &Checkpoint, refuse: impl Fn(String) -> Failure) ->
     SpecFile::parse_of_checkpoint(&path, text).map_err(|failure| refuse(failure.to_string()))
 }
 
-/// The specification of a run that goes on from a checkpoint: the recorded flags, overlaid by the stated ones.
-/// Returns `stated` if there is no checkpoint to go on from. Also returns the optimizer steps
-/// over which the learning rate of the run that saved would have changed.
+/// The specification of a run that goes on: the recorded flags, if any, overlaid by the stated ones. Also returns the
+/// optimizer steps of the saved run's learning rate schedule.
 pub fn under(
     stated: &RunSpec,
     resume: Option<&Resume>,
@@ -75,7 +72,7 @@ pub fn under(
     check_name(&MODELS, stated, &checkpoint, ANOTHER_MODEL).map_err(refuse)?;
     check_name(&DATA_SETS, stated, &checkpoint, "the samples would differ").map_err(refuse)?;
     check_name(&OPTIMIZERS, stated, &checkpoint, NO_STATE).map_err(refuse)?;
-    // Without a launcher, as many ranks go on as have saved.
+    // Without a launcher, as many ranks go on.
     let world_size = checkpoint.index().world_size;
     let cores = resources::num_cores();
     let stated = match placement {
@@ -99,7 +96,7 @@ pub fn under(
         let is_other = strategy_of(&stated).is_some_and(|ours| Some(ours) != theirs);
         let differs = |key| stated.get(key).is_some_and(|ours| Some(ours) != spec.get(key));
         let unfit: &[&str] = if !is_same || is_other || differs("mesh") {
-            // A mesh fits the ranks and the strategy that it was stated for, and a pipeline fits its mesh.
+            // A mesh fits its ranks and strategy, and a pipeline fits its mesh.
             &["mesh", "schedule", "stages"]
         } else if differs("schedule") {
             // A schedule decides how many stages there are.
@@ -108,14 +105,14 @@ pub fn under(
             &[]
         };
         let spec = without_unfit_products(spec, &stated).without(unfit);
-        // The strategy of one rank says nothing about several.
+        // A single rank's strategy says nothing about several.
         if !is_same && theirs == Some(ALONE) { spec.without(&[STRATEGIES.key]) } else { spec }
     });
-    // Differences are reported by name when the settings are compared, whether typed or following from other flags.
+    // The comparison of settings reports differences by name.
     recorded.overlaid(&stated).map(|(spec, _)| (spec, lr_steps))
 }
 
-/// The recorded flags, without those that fit neither the stated precision nor the stated device, which is not recorded.
+/// The recorded flags, without those that do not fit the stated precision or device.
 fn without_unfit_products(recorded: &RunSpec, stated: &RunSpec) -> RunSpec {
     let first = |spec: &RunSpec, key| spec.get(key).and_then(<[String]>::first).cloned();
     let theirs = first(recorded, "precision").unwrap_or_else(|| "f32".into());
@@ -129,7 +126,7 @@ fn without_unfit_products(recorded: &RunSpec, stated: &RunSpec) -> RunSpec {
     recorded.without(products)
 }
 
-/// Fails if another choice is stated than the checkpoint was written with, before flags of either choice are compared.
+/// Fails if another choice is stated than recorded, before their flags are compared.
 fn check_name<K>(
     registry: &Registry<K>,
     stated: &RunSpec,
@@ -148,8 +145,7 @@ fn check_name<K>(
     }
 }
 
-/// The specification of an evaluation of a checkpoint, which takes flags for which `is_taken` holds. It may have other data.
-/// An error names the fault in the checkpoint.
+/// The specification of an evaluation, which takes flags for which `is_taken` holds, and perhaps other data.
 pub fn under_evaluation(
     stated: &RunSpec,
     checkpoint: &Checkpoint,
@@ -159,7 +155,7 @@ pub fn under_evaluation(
     let recorded = of_checkpoint(checkpoint, &refuse)?;
     check_name(&MODELS, stated, checkpoint, ANOTHER_MODEL).map_err(refuse)?;
     let recorded = recorded.keeping(|key| is_taken(key) && key != "mesh");
-    // Any number of ranks evaluates, so each takes batches as large as one that trained.
+    // Each rank takes batches as large as one that trained.
     let world_size = checkpoint.index().world_size.max(1);
     let recorded = recorded.with(|spec| {
         let spec = without_unfit_products(spec, stated);
@@ -200,7 +196,7 @@ mod tests {
 
     use super::*;
 
-    /// The folder of a checkpoint without tensors, of this many ranks, whose index states these flags.
+    /// A checkpoint without tensors that records these flags.
     fn checkpoint(num_ranks: usize, flags: &str) -> tempfile::TempDir {
         let folder = tempfile::tempdir().unwrap();
         let mut index = checkpoint::head(num_ranks, "exact", &[], 0, &Progress::default());
@@ -214,7 +210,6 @@ mod tests {
         folder
     }
 
-    /// The specifications of a run and of an evaluation that begin at the checkpoint.
     fn read(folder: &Path, stated: &RunSpec) -> [Result<RunSpec>; 2] {
         let resume = Resume::From(folder.to_owned());
         let opened = Checkpoint::open(folder).unwrap();

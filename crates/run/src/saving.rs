@@ -1,8 +1,7 @@
 //! The checkpoints of a run: the part of the training state that each rank writes, and when the ranks wait for each other.
 //!
-//! Takes a stepper and a progress between two steps. [`checkpoint`] knows how the checkpoint gets to
-//! the disk. While steps are made, no rank waits for another one because of a checkpoint. Where all ranks save, or the
-//! run ends, they learn together whether the checkpoint before is complete.
+//! [`checkpoint`] knows how it gets to the disk. During steps, no rank waits for another one because of a checkpoint. Where
+//! all ranks save, or the run ends, they learn together whether the one before is complete.
 
 use std::hash::{BuildHasher, Hasher, RandomState};
 use std::path::Path;
@@ -29,11 +28,11 @@ use crate::{recorded, resume};
 #[derive(Debug)]
 pub struct Saving {
     saver: Saver,
-    /// On rank 0: the folder, which belongs to this run. It is given back after the last save has ended.
+    /// On rank 0: the folder, which this run holds until the last save has ended.
     folder: Option<Folder>,
     /// The ranges of each rank of the group, from the first save on. A pipeline stage is divided among its own ranks.
     owned: Vec<Ranges>,
-    /// Whether all ranks have begun a save and have not agreed on its outcome. The same on all ranks.
+    /// Whether all ranks have begun a save without agreeing on its outcome.
     is_under_way: bool,
     has_warned: bool,
 }
@@ -41,16 +40,14 @@ pub struct Saving {
 /// The folder of the best weights, within that of `--save`.
 pub(crate) const BEST: &str = "best";
 
-/// The loss of the best weights that an earlier part of the run has left in this folder, and the entry for them in the next
-/// checkpoint there.
+/// The loss of the best weights that an earlier part of the run has left here, and their entry in the next checkpoint.
 pub(crate) fn best_of(folder: &Path) -> Option<(f64, Previous)> {
     let checkpoint = Checkpoint::open(folder).ok()?;
     Some((checkpoint.progress().best.lowest?.0, checkpoint.as_previous(folder)?))
 }
 
 impl Saving {
-    /// Makes ready to save to the folder `path`. `folder` is the same, on rank 0. All ranks call this together. Fails
-    /// if a rank does not see the folder of rank 0.
+    /// Prepares to save to `path`, which is `folder` on rank 0. Collective. Fails if a rank does not see rank 0's folder.
     pub fn new(
         config: &TrainConfig,
         path: &Path,
@@ -88,7 +85,7 @@ impl Saving {
         Ok(Self { saver, folder, owned: Vec::new(), is_under_way: false, has_warned: false })
     }
 
-    /// Goes on from this checkpoint in the folder. Later ones there are no longer the latest. All ranks call this together.
+    /// Goes on from this checkpoint in the folder, which becomes the latest. Collective.
     pub fn follow(&mut self, previous: Previous, world: &Group) -> Result<()> {
         together(world, "use the folder of --save", SAVE_LIMIT, || {
             self.folder.as_ref().map_or(Ok(()), |folder| folder.go_back(previous.steps))
@@ -97,14 +94,13 @@ impl Saving {
         Ok(())
     }
 
-    /// Leaves a note for the next run that this one ends at this step with a number that is not finite.
+    /// Notes that this run ends at this step with a number that is not finite.
     pub fn note_not_finite(&self, step: u64) -> Result<()> {
         self.saver.note_not_finite(step)
     }
 
-    /// Begins to save a run with `num_samples` training samples that stands at `progress`. The replicas must be equal as
-    /// far as the strategy makes them equal. All ranks call this together. Waits for the save before. With `waits`, the
-    /// checkpoint is complete when this returns.
+    /// Waits for the save before, then begins to save a run at `progress`. Replicas must be as equal as the strategy makes
+    /// them. Collective. With `waits`, the checkpoint is complete on return.
     pub fn save(
         &mut self,
         config: &TrainConfig,
@@ -144,12 +140,12 @@ impl Saving {
         if waits { self.finish(world) } else { Ok(()) }
     }
 
-    /// Fails if the save that is under way has failed on this rank meanwhile. Does not wait.
+    /// Fails if the save under way has failed on this rank. Does not wait.
     pub fn look(&mut self) -> Result<()> {
         self.saver.look()
     }
 
-    /// Waits until the save that is under way is complete. All ranks call this together.
+    /// Waits until the save under way is complete. Collective.
     fn finish(&mut self, world: &Group) -> Result<()> {
         if !std::mem::take(&mut self.is_under_way) {
             return Ok(());
@@ -179,8 +175,8 @@ impl Saving {
         } else if is_first {
             pieces::of_ranges("", &self.owned[0], storage, optimizer)?
         } else {
-            // Each rank has an optimizer of its own. Any number of ranks goes on from the optimizer of rank 0, and the same
-            // number of ranks from their own.
+            // Each rank has its own optimizer: another number of ranks goes on from rank 0's, the same number from their
+            // own.
             let state = self.owned[rank].state.clone();
             let own = Ranges { values: Vec::new(), state };
             pieces::of_ranges(&pieces::strategy_prefix(rank), &own, storage, optimizer)?
@@ -192,7 +188,7 @@ impl Saving {
         Ok(pieces)
     }
 
-    /// Says once that training waits for the disk because the copy may not take more memory.
+    /// Warns once that training waits for the disk because the copy would take too much memory.
     fn warn_of_budget(&mut self, config: &TrainConfig, rank: usize, pieces: &[Piece]) {
         if rank > 0 || self.has_warned || !self.saver.is_over_budget(pieces) {
             return;

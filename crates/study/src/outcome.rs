@@ -1,7 +1,6 @@
 //! The results of a study: a row for each variant, with all figures of its runs and its effect beside the base.
 //!
-//! Finished runs go in. Rows are kept as JSON, so that experiments of other days and machines can be put beside each other. This
-//! file knows neither why the runs were made nor how rows are shown.
+//! Rows are kept as JSON, to compare experiments of other days and machines.
 
 use std::collections::BTreeMap;
 
@@ -54,7 +53,7 @@ impl Origin {
     }
 }
 
-/// A study whose runs are made.
+/// A finished study.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
     /// The name of the study.
@@ -99,7 +98,7 @@ pub struct Row {
     pub is_base: bool,
     /// Whether its time means something.
     pub is_timed: bool,
-    /// The effect beside the base. `None` for the base, with fewer than three rounds, and if its time means nothing.
+    /// The effect beside the base; `None` for the base, with fewer than three rounds, and if it is not timed.
     pub effect: Option<Effect>,
     /// The figures of its runs over the rounds, by name.
     pub figures: BTreeMap<String, Spread>,
@@ -135,7 +134,7 @@ impl Row {
 }
 
 impl Outcome {
-    /// The outcome of the runs of these scenes. `cases` has the place of each variant's case in the ledger.
+    /// The outcome of these scenes. `cases` has the place of each variant's case in the ledger.
     pub fn new(
         experiment: &str,
         scenes: &[Scene],
@@ -190,7 +189,7 @@ impl Outcome {
         }
     }
 
-    /// Ranks all rows by a figure: the best is the first, and the base of all others.
+    /// Ranks all rows by a figure: the best comes first, as the base of all others.
     pub fn rank(&mut self, figure: &str, better: Better) {
         self.compared_by = figure.to_owned();
         let values = |at: usize| {
@@ -250,7 +249,6 @@ fn figures_of(runs: &[RunSummary]) -> BTreeMap<String, Spread> {
     first.keys().filter_map(spread).collect()
 }
 
-/// The figures of a run.
 fn figures(run: &RunSummary) -> BTreeMap<String, f64> {
     let is_wanted = |figure: &&Figure| figure.in_summary || figure.swept.is_some();
     let known = TABLE.iter().filter(is_wanted);
@@ -260,7 +258,7 @@ fn figures(run: &RunSummary) -> BTreeMap<String, f64> {
     let busy = || Some(100.0 * run.number("compute_ms")? / run.number("wall_ms")?);
     all.extend(busy().map(|busy| ("busy_pct".to_owned(), busy)));
     let buckets = match run.part::<Anatomy>("anatomy").buckets.len() {
-        // Each step has one more operation, which adds up the losses.
+        // The losses take one more operation per step.
         0 => run.number("comm_ops_per_step").map(|count| (count - 1.0).max(0.0)),
         count => Some(count as f64),
     };
@@ -277,8 +275,7 @@ fn figures(run: &RunSummary) -> BTreeMap<String, f64> {
     all
 }
 
-/// The memory of a rank in MB, at most and in use at the end of three parts of a run: initialization, the passes, and the rest of
-/// the step.
+/// The memory of a rank in MB, at most in and after initialization, the passes, and the rest of the step.
 fn memory_by_phase(rank: &RankMemory) -> BTreeMap<String, f64> {
     let mut all = BTreeMap::new();
     let total = |of: &BTreeMap<String, u64>| of.get(TOTAL).map_or(0.0, |bytes| *bytes as f64 / 1e6);
@@ -303,7 +300,7 @@ pub(crate) mod tests {
 
     use super::*;
 
-    /// The outcome of runs with these summaries: a row for each name, with its rounds.
+    /// A row for each name, with the summaries of its rounds.
     pub fn outcome(rows: &[(&str, Vec<Value>)]) -> Outcome {
         let row = |(at, (name, rounds)): (usize, &(&str, Vec<Value>))| {
             let runs: Vec<RunSummary> = rounds.iter().cloned().map(RunSummary::from).collect();

@@ -1,15 +1,13 @@
 //! The median, quantiles and a summary of a set of numbers, each with one definition.
 //!
-//! Numbers go in, in any order except for [`quantile`]. A figure comes out, or `None` if there are no
-//! numbers. The caller picks the definition by the function that it calls: [`median`] and [`quantile`]
-//! interpolate linearly between neighbors, [`nearest_rank`] is a value that occurred. Nothing here knows what
-//! was measured.
+//! Without numbers, all return `None`. [`median`] and [`quantile`] interpolate linearly between neighbors; [`nearest_rank`] is a
+//! value that occurred.
 
 use std::cmp::Ordering;
 
 /// A type of numbers that [`median`] takes.
 pub trait Number: Copy {
-    /// How two numbers are ordered. This is a total order: `NaN` has a place in it too.
+    /// A total order, in which `NaN` has a place too.
     fn order(&self, other: &Self) -> Ordering;
     /// The midpoint of two numbers.
     fn middle(self, other: Self) -> Self;
@@ -43,8 +41,8 @@ pub fn median<T: Number>(values: impl IntoIterator<Item = T>) -> Option<T> {
     Some(values[(values.len() - 1) / 2].middle(above))
 }
 
-/// The quantile `part` (between 0 and 1) of `sorted`, which must be in ascending order. It is interpolated
-/// linearly between the two numbers around it. This is the default of pandas and numpy.
+/// The quantile `part` (between 0 and 1) of `sorted`, which must be in ascending order, interpolated linearly as by default in
+/// pandas and numpy.
 pub fn quantile(sorted: &[f64], part: f64) -> Option<f64> {
     let place = part * sorted.len().checked_sub(1)? as f64;
     let below = place.floor() as usize;
@@ -52,8 +50,8 @@ pub fn quantile(sorted: &[f64], part: f64) -> Option<f64> {
     Some(sorted[below] + (above - sorted[below]) * (place - below as f64))
 }
 
-/// The quantile `part` (between 0 and 1) by nearest rank: the smallest of `values` such that at least this
-/// fraction of the values is not larger. It is always one of the values.
+/// The quantile `part` (between 0 and 1) by nearest rank: the smallest of `values` such that at least this fraction of them is
+/// not larger.
 pub fn nearest_rank<T: Copy + Ord>(values: &[T], part: f64) -> Option<T> {
     let mut sorted = values.to_vec();
     sorted.sort_unstable();
@@ -61,8 +59,8 @@ pub fn nearest_rank<T: Copy + Ord>(values: &[T], part: f64) -> Option<T> {
     sorted.get(rank.saturating_sub(1)).copied()
 }
 
-/// The `a` and `b` for which `y = a u + b v` fits best, by least squares of the errors, each square times its weight. Each
-/// point is `([u, v], y, weight)`. `None` if the points do not determine both.
+/// The `a` and `b` of the weighted least-squares fit `y = a u + b v`. Each point is `([u, v], y, weight)`. `None` if the points
+/// do not determine both.
 pub fn two_term_fit(points: impl IntoIterator<Item = ([f64; 2], f64, f64)>) -> Option<[f64; 2]> {
     let [mut uu, mut uv, mut vv, mut uy, mut vy] = [0.0; 5];
     for ([u, v], y, weight) in points {
@@ -77,17 +75,17 @@ pub fn two_term_fit(points: impl IntoIterator<Item = ([f64; 2], f64, f64)>) -> O
     fit.iter().all(|term| term.is_finite()).then_some(fit)
 }
 
-/// The 97.5 % points of Student's t distribution with 1 to 30 degrees of freedom: a mean of normally distributed numbers
-/// lies within this many standard errors in 95 % of cases.
+/// The 97.5 % points of Student's t distribution with 1 to 30 degrees of freedom: 95 % of means of normal numbers are within
+/// this many standard errors.
 const STUDENT_975: [f64; 30] = [
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
     2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056,
     2.052, 2.048, 2.045, 2.042,
 ];
 
-/// The ratio of two figures and its 95 % interval, by Student's t distribution of the logarithms of their ratios in pairs: the
-/// geometric mean, the low end and the high end. Noise that both figures of a pair share cancels. `None` for fewer than two, and
-/// if a ratio has no logarithm.
+/// The ratio of two figures and its 95 % interval, by Student's t distribution of the logarithms of their ratios in pairs:
+/// geometric mean, low end, high end. Noise that a pair shares cancels. `None` for fewer than two, or if a logarithm is not
+/// finite.
 pub fn ratio_of_logarithms(all: &[f64]) -> Option<[f64; 3]> {
     if all.len() < 2 || all.iter().any(|of| !of.is_finite()) {
         return None;

@@ -27,7 +27,6 @@ const MAX_LENGTH: usize = 512;
 /// Default length of a block of running text.
 const SEQ_LEN: usize = 128;
 
-/// The choice.
 pub(super) const TEXT: Choice<OfData> = Choice {
     name: "text",
     aliases: &[],
@@ -151,10 +150,9 @@ fn tokenizer(
     ))
 }
 
-/// How labels above the last class become possible.
+/// How to allow labels above the last class.
 const CLASSES: &str = "pass the number of classes (--num-labels for a Llama, otherwise --classes), or correct the label";
 
-/// An error that reading the folder or the tokenizer gave.
 fn in_folder(error: TextError) -> Failure {
     let fix = match &error {
         TextError::Label { label, num_classes, .. } if *label == *num_classes as i64 => {
@@ -177,7 +175,6 @@ fn in_folder(error: TextError) -> Failure {
     Failure::Usage(format!("--data text: {error}{fix}"))
 }
 
-/// How tables are read.
 fn table(flags: &Flags, kind: &Kind) -> Result<TableSettings> {
     let default = TableSettings::default();
     let table = TableSettings {
@@ -212,7 +209,7 @@ fn table(flags: &Flags, kind: &Kind) -> Result<TableSettings> {
     }
 }
 
-/// The labels of the files to train on, if they are words: in the order of the model, if it knows them all.
+/// The labels of the training files, if they are words; in the order of the model if it knows them all.
 fn label_names(
     files: &TextFiles,
     table: &TableSettings,
@@ -236,7 +233,6 @@ fn label_names(
     ))
 }
 
-/// The task for which the texts are used.
 #[derive(Debug)]
 enum Kind {
     Classified { num_classes: usize, max_length: usize },
@@ -244,7 +240,6 @@ enum Kind {
 }
 
 impl Kind {
-    /// The task of the model.
     fn of(flags: &Flags, run: &RunNeeds) -> Result<Self> {
         match (run.samples, flags.classes) {
             (Samples::Images | Samples::Vectors { .. }, _) => usage(format!(
@@ -306,11 +301,10 @@ struct Texts {
     tokenizer: TokenizerSource,
     cache: PathBuf,
     kind: Kind,
-    /// The name of the model and the number of tokens that it knows, if it states one.
+    /// The model's name and number of tokens, if it states one.
     known: Option<(String, usize)>,
-    /// How the folder and the tokenizer were found.
     found: Vec<Found>,
-    /// Whether nothing is reported. Set in the process that prepares the run; others find the tokens in the cache.
+    /// Set in the process that prepares the run; others find the tokens in the cache.
     quiet: OnceLock<bool>,
 }
 
@@ -335,7 +329,7 @@ impl DataSettings for Texts {
         })?;
         let source = TextSource::new(self.files.clone(), tokenizer, Some(self.cache.clone()));
         let source = source.with_table(self.table.clone());
-        // Before the texts are tokenized, and the tokens are kept.
+        // Before the texts are tokenized.
         if let Some((model, vocab)) = &self.known {
             check_vocab("text", source.vocab(), model, *vocab)?;
         }
@@ -382,7 +376,7 @@ impl DataSettings for Texts {
         self.flags.group_by_length
     }
 
-    /// A token has four bytes; a row has its end and its label, too.
+    /// A token has four bytes; a row also has its end and its label.
     fn resident_bytes(&self, dataset: &dyn Dataset) -> f64 {
         let tokens = match (dataset.lengths(), &self.kind) {
             (Some(lengths), _) => lengths.iter().map(|length| f64::from(*length)).sum(),
@@ -392,7 +386,6 @@ impl DataSettings for Texts {
         4.0 * tokens + 16.0 * dataset.len() as f64
     }
 
-    /// Nothing is downloaded. Tokens are made while the data set is opened.
     fn prepare(&self, quiet: bool) -> Result<()> {
         self.quiet.get_or_init(|| quiet);
         Ok(())

@@ -18,7 +18,7 @@ use serde_json::{Value, json};
 
 use super::registry::{FlagValues, Registry};
 
-/// The file that a model's tokenizer is published in.
+/// The file of a published model's tokenizer.
 pub const TOKENIZER: &str = "tokenizer.json";
 
 /// The models. The first one is the default.
@@ -27,8 +27,8 @@ pub static MODELS: Registry<OfModel> =
 
 /// The part of a [choice](super::registry::Choice) that only models have.
 pub struct OfModel {
-    /// Its flags, without dashes, that are widths of hidden layers. Multiplying all of them makes a larger model for the
-    /// same samples (`paceline predict --memory`).
+    /// Its flags, without dashes, that are widths of hidden layers. Scaling all of them scales the model (`paceline
+    /// predict --memory`).
     pub width_flags: &'static [&'static str],
     /// Reads the flags, checks them and fills in the defaults.
     pub resolve: fn(&ArgMatches) -> Result<Arc<dyn ModelSettings>>,
@@ -51,18 +51,18 @@ pub trait ModelSettings: Debug + Send + Sync {
         Defaults::default()
     }
 
-    /// The folder that it was published in, if it comes from one.
+    /// The folder in which it was published, if any.
     fn folder(&self) -> Option<&Path> {
         None
     }
 
-    /// The `tokenizer.json` that it was published with, if it has one.
+    /// The published `tokenizer.json`, if any.
     fn tokenizer(&self) -> Option<PathBuf> {
         let file = self.folder()?.join(TOKENIZER);
         file.is_file().then_some(file)
     }
 
-    /// The names of its classes, in their order, if the folder that it was published in has any.
+    /// The class names in its folder, in order, if any.
     fn class_names(&self) -> &[String] {
         &[]
     }
@@ -72,8 +72,7 @@ pub trait ModelSettings: Debug + Send + Sync {
         Vec::new()
     }
 
-    /// Which revisions were found for names: the flag, a space, and the revision in words. They must be the same on all
-    /// ranks.
+    /// The revisions found for names, as flag, space, revision. They must be equal on all ranks.
     fn revisions(&self) -> Vec<String> {
         Vec::new()
     }
@@ -83,12 +82,12 @@ pub trait ModelSettings: Debug + Send + Sync {
         Vec::new()
     }
 
-    /// The settings as Hugging Face's `transformers` has them in `config.json`, if it has this model.
+    /// The `config.json` of Hugging Face's `transformers`, if it has this model.
     fn hugging_face_config(&self) -> Option<Value> {
         None
     }
 
-    /// Replaces the initial values of the parameters that a rank holds, if the first weights do not come from the seed.
+    /// Replaces the initial values that a rank holds, if they do not come from the seed.
     fn load(&self, _storage: &Storage) -> Result<()> {
         Ok(())
     }
@@ -123,7 +122,7 @@ struct FuseFlag {
 /// The kind of samples that a model trains on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Samples {
-    /// Whatever the data set has. The builder of the model looks at the data set.
+    /// Whatever the data set has; the builder of the model checks it.
     Any,
     /// Images with a class each.
     Images,
@@ -138,7 +137,7 @@ pub enum Samples {
     Tokens {
         /// The number of tokens that the model knows.
         vocab: usize,
-        /// The number of classes, if each sequence has a class. Otherwise each token has another token as its target.
+        /// The number of classes, if each sequence has one; otherwise tokens have tokens as targets.
         classes: Option<usize>,
     },
 }
@@ -201,14 +200,13 @@ impl Default for Defaults {
 pub struct ModelConfig {
     name: &'static str,
     settings: Arc<dyn ModelSettings>,
-    /// The values of the flags that the model reads.
     flags: FlagValues,
     /// Units that are not trained.
     frozen: Vec<String>,
 }
 
 impl ModelConfig {
-    /// The model with this name, from the settings of a run.
+    /// The model with this name.
     pub fn resolve(name: &str, frozen: Vec<String>, settings: &ArgMatches) -> Result<Self> {
         let choice = MODELS.get(name)?;
         let flags = FlagValues::of(choice, settings);
@@ -225,7 +223,7 @@ impl ModelConfig {
         self.flags.typed()
     }
 
-    /// The flags that are not switches, and so decide its size.
+    /// The flags that are not switches.
     pub fn sizes(&self) -> Vec<String> {
         let is_size = |(_, value): &(String, String)| !["true", "false"].contains(&value.as_str());
         self.flags().into_iter().filter(is_size).map(|(flag, _)| flag).collect()

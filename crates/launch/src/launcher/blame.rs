@@ -1,7 +1,5 @@
-//! Which rank a failed run is about, and how it ended.
-//!
-//! Input: the ranks as they have ended. Output: the rank that the user has to look at: the one that failed by itself,
-//! or else the one that the others have waited for in vain.
+//! Which rank a failure is about, and how it ended: the one that failed by itself, or else the one that others waited for in
+//! vain.
 
 use std::os::unix::process::ExitStatusExt;
 
@@ -13,13 +11,10 @@ use signal_hook::consts::{SIGABRT, SIGPIPE};
 use super::rank::{Rank, RankEnd};
 use super::{orphans, signals};
 
-/// The rank that a failure is about.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Blame {
-    /// Its number among the ranks of all hosts. If it is on another host, and the ranks of this host name several or
-    /// no ranks, these are all that they name.
+    /// Its number among the ranks of all hosts. On another host, the ranks of this host may name several or no ranks.
     pub(super) ranks: Vec<usize>,
-    /// The event that ended it, for the message.
     pub(super) what: String,
     /// The code to exit with.
     pub(super) code: u8,
@@ -34,7 +29,7 @@ impl Blame {
 /// The activity of a rank that SIGSTOP has stopped.
 pub(super) const STOPPED: &str = "is stopped";
 
-/// The activity of a stopped or busy rank, according to the kernel.
+/// The activity of a rank, according to the kernel.
 pub(super) fn activity(pid: Pid) -> &'static str {
     match orphans::state(pid).map(|(state, _)| state) {
         Some('T') => STOPPED,
@@ -45,14 +40,14 @@ pub(super) fn activity(pid: Pid) -> &'static str {
     }
 }
 
-/// The cause of a failure, once all ranks have ended: those of this host, whose numbers among the `world` ranks of all hosts
-/// begin with `first`. `activities` has the activity of each rank of this host when the failure was noticed.
+/// The cause of a failure, once all `ranks` of this host have ended; `first` is the first of them, `world` the number of all
+/// hosts' ranks. `activities` has each rank's activity when the failure was noticed.
 pub(super) fn cause(ranks: &[Rank], first: usize, world: usize, activities: &[&str]) -> Blame {
-    // A rank whose peer was killed may exit, with a code of its own, before the kernel has taken the killed one down.
+    // A rank whose peer was killed may exit before the kernel has taken the peer down.
     let by_itself = |rank: &Rank| {
         let end = rank.ended.as_ref().filter(|end| !end.was_asked && !end.status.success())?;
         let exits = !end.status.signal().is_some_and(is_cause);
-        // When one rank is asked to end, all end in order, with the same code and at the same time.
+        // When one rank is asked to end, all end with the same code at the same time.
         let is_consequence = end.status.code() == Some(i32::from(EXIT_CONSEQUENCE))
             || exits && !culprits(rank).is_empty();
         (!is_consequence).then_some((exits, end.at))
@@ -61,7 +56,7 @@ pub(super) fn cause(ranks: &[Rank], first: usize, world: usize, activities: &[&s
     if let Some((_, local)) = earliest {
         return ended(local, first, ranks);
     }
-    // All ranks that ended by themselves say that others were the cause.
+    // All ranks that ended by themselves blame others.
     let mut votes = vec![0; world];
     for rank in ranks {
         culprits(rank).into_iter().filter(|&rank| rank < world).for_each(|rank| votes[rank] += 1);
@@ -70,7 +65,7 @@ pub(super) fn cause(ranks: &[Rank], first: usize, world: usize, activities: &[&s
     let has_complained = |rank: usize| {
         here(rank).is_some_and(|local| ranks[local].ended.is_some_and(|end| !end.was_asked))
     };
-    // A rank that says itself that others are missing is not the one that is missing.
+    // A rank that blames others is not the missing one.
     let most = (0..world).filter(|&rank| votes[rank] > 0);
     let most =
         most.max_by_key(|&rank| (!has_complained(rank), votes[rank], std::cmp::Reverse(rank)));
@@ -94,8 +89,7 @@ pub(super) fn cause(ranks: &[Rank], first: usize, world: usize, activities: &[&s
     }
     let has_said_why = |rank: &Rank| rank.error_file.as_deref().is_some_and(|file| file.exists());
     if world > ranks.len() && ranks.iter().any(has_said_why) {
-        // The ranks of this host say that they are not the cause. Without a report from them, the exit code may be
-        // that of a program which means something else by it.
+        // The ranks of this host say that they are not the cause. Without a report, the exit code may mean something else.
         return Blame::of([], "failed", EXIT_CONSEQUENCE);
     }
     let failed =
@@ -109,13 +103,12 @@ fn culprits(rank: &Rank) -> Vec<usize> {
     rank.error_file.as_deref().map(read_culprits).unwrap_or_default()
 }
 
-/// Whether a signal kills a process for reasons of its own. A process that has lost its peers may abort, or write to a
-/// connection that is closed.
+/// Whether a signal kills a process for reasons of its own: one that has lost its peers may abort, or write to a closed
+/// connection.
 fn is_cause(signal: i32) -> bool {
     ![SIGABRT, SIGPIPE].contains(&signal)
 }
 
-/// A rank of this host that has ended, as a cause.
 fn ended(local: usize, first: usize, ranks: &[Rank]) -> Blame {
     let number = [first + local];
     let Some(RankEnd { status, .. }) = ranks[local].ended else {
@@ -174,7 +167,6 @@ mod tests {
             (rank, what, code)
         }
 
-        /// As the ranks from `first` on, of `world` on all hosts.
         fn cause_among(&self, first: usize, world: usize) -> Blame {
             let activities = vec!["is stopped"; self.ranks.len()];
             cause(&self.ranks, first, world, &activities)

@@ -40,7 +40,6 @@ fn a_run_folder_has_what_verbose_prints() {
     for line in printed {
         assert!(shown.stdout.lines().any(|other| other == line), "{line}\n{}", shown.stdout);
     }
-    // A folder of run folders stands for all of them.
     assert_eq!(show("runs").ok().stdout, shown.stdout);
 
     let unfinished = sandbox.path(&folder).join("summary.txt");
@@ -58,7 +57,6 @@ fn a_run_learns_and_reports() {
                  --momentum 0.9 --lr 0.02 --evaluate --json copy.json";
     let run = sandbox.train(flags).ok();
 
-    // What it prints, in order.
     let lines: Vec<&str> = run.stdout.lines().collect();
     assert_eq!(lines[0], "paceline train: cnn, ddp over shm, 2 ranks x 1 thread");
     let place = run.line("Ranks: 2 on ");
@@ -86,7 +84,6 @@ fn a_run_learns_and_reports() {
         assert!(peaks.contains(category), "{peaks}");
     }
 
-    // The files that it leaves.
     let folder = sandbox.run_folder();
     let name = folder.file_name().unwrap().to_str().unwrap().to_owned();
     let line = run.line("Run folder: ");
@@ -97,7 +94,7 @@ fn a_run_learns_and_reports() {
         )
     );
     assert!(name.ends_with("-cnn-ddp"), "{name}");
-    // Besides the progress, which is a bar on a terminal, it fits a terminal of 40 lines of 100 characters.
+    // Without the progress, it fits a terminal of 40 lines of 100 characters.
     let lines = lines.iter().filter(|line| !line.contains(" Batch "));
     let rows: usize = lines.map(|line| line.chars().count().max(1).div_ceil(100)).sum();
     assert!(rows <= 40, "{rows} rows:\n{}", run.stdout);
@@ -139,7 +136,7 @@ fn a_run_learns_and_reports() {
     // World x batch / median step.
     let speed = 2.0 * 50.0 / number("step_ms_median") * 1e3;
     assert!((number("samples_per_s_without_data") / speed - 1.0).abs() < 1e-9);
-    // The mean over the slowest rank's steps is no less than the mean over all ranks.
+    // The slowest rank's mean is no less than the mean over all ranks.
     assert!(number("samples_per_s") <= 2.0 * 50.0 / number("wall_ms") * 1e3 * (1.0 + 1e-9));
     assert!(number("step_ms_p99") >= number("step_ms_median"));
     // The gradients of 26698 parameters take 4 bytes each.
@@ -147,13 +144,13 @@ fn a_run_learns_and_reports() {
     assert!(summary["peak_bytes"]["total"].as_f64() > summary["peak_bytes"]["gradients"].as_f64());
     assert!(number("resident_bytes") > 1e6);
 
-    // It has learned: these are images that it has not seen. By guessing it would reach 0.1.
+    // It has learned: guessing would reach 0.1 on images that it has not seen.
     assert!(number("eval_accuracy") > 0.9, "{}", run.stdout);
     let percent = number_in(run.line("Evaluation accuracy:"), " ", "%");
     assert!((percent - 100.0 * number("eval_accuracy")).abs() < 0.006, "{percent}");
     assert!(steps[79]["loss"].as_f64() < steps[0]["loss"].as_f64());
 
-    // The losses of the last epoch's samples and of the test set are two different figures.
+    // The losses of the last epoch and of the test set are different figures.
     let evaluation = steps.last().unwrap();
     assert_eq!(evaluation["eval_loss"], summary["eval_loss"]);
     let last_epoch = steps[60..80].iter().map(|step| step["loss"].as_f64().unwrap());
@@ -175,8 +172,7 @@ fn a_quiet_run_says_nothing() {
 
 #[test]
 fn strategies_and_transports_end_with_the_same_weights() {
-    // 202 samples in steps of 30: the last step of an epoch has 22, and 4 ranks share neither
-    // number evenly. Three epochs of 7 steps.
+    // 202 samples in steps of 30: the last step of an epoch has 22, and 4 ranks share neither evenly.
     for nproc in [2, 4] {
         let mut digests = Vec::new();
         for strategy in ["simple_ddp", "ddp"] {
@@ -256,7 +252,7 @@ fn libraries_log_what_the_variable_asks_for() {
     assert_eq!(logged_with("--quiet", "paceline=loud"), "");
 }
 
-/// The name of a program is the text of others: it sends no escape sequence to the terminal.
+/// The name of a program is untrusted text.
 #[test]
 fn logged_names_are_printable() {
     let sandbox = Sandbox::new();
@@ -312,13 +308,12 @@ fn a_run_has_the_name_and_the_place_that_the_user_chooses() {
         folder
     };
     assert_eq!(named("--name mine", &[]), "runs/mine/");
-    // What is there stays as it is.
     assert_eq!(named("--name mine", &[]), "runs/mine-2/");
     let variable = [("PACELINE_RUNS", "shared/all")];
     assert_eq!(named("--name mine", &variable), "shared/all/mine/");
     assert_eq!(named("--name mine --run-dir here", &variable), "here/mine/");
     assert!(named("--run-dir here", &variable).starts_with("here/2"));
-    // The file of a run repeats it under its name, and does not say where.
+    // The file of a run repeats its name, but not its folder.
     assert_eq!(named("--config here/mine/config.json", &[]), "runs/mine-3/");
 }
 
@@ -343,13 +338,13 @@ fn a_resumed_run_ends_like_an_uninterrupted_one() {
     let sandbox = Sandbox::new();
     let first = sandbox.train(&format!("{flags} --epochs 1 --save saved")).ok();
     assert_ne!(first.weights(), whole);
-    // Continues in the same folder, and removes there what a run left that was killed while it saved.
+    // Continues in the same folder, and removes what a run killed while saving left there.
     sandbox.write("saved/.step-000000001.0123.partial/index.json", b"half of");
     let rest = sandbox.train(&format!("{flags} --epochs 3 --resume saved --save saved")).ok();
     assert_eq!(rest.weights(), whole, "{flags}");
     rest.line("Epoch 3/3: ");
     assert!(!rest.stdout.contains("Epoch 1/3"), "{}", rest.stdout);
-    // Of three epochs, the last two, and one that is good, or that the loss of later steps may prove good.
+    // The last two of three epochs, and one that is good or may be proven good.
     let (folders, mut others): (Vec<String>, Vec<String>) =
         sandbox.names("saved").into_iter().partition(|name| name.starts_with("step-"));
     others.retain(|name| name != "good");
@@ -394,7 +389,7 @@ fn mnist_files_plain_and_compressed() {
     // The files are there, so nothing is downloaded.
     let (plain, packed) = (run("plain"), run("packed --download --mirror http://127.0.0.1:1"));
     assert_eq!(plain.weights(), packed.weights());
-    // Bright rows distinguish the ten classes, so the model learns all of them.
+    // Bright rows distinguish the ten classes.
     assert_eq!(plain.line("Evaluation accuracy: "), "100.00%");
     assert!(plain.line("Evaluation loss: ").ends_with(", over 23 samples"));
 }
@@ -432,8 +427,7 @@ fn evaluation_counts_every_sample_once() {
             assert_eq!(accuracy.split_once('.').unwrap().1.len(), "xx%".len(), "{accuracy}");
             seen.push((loss.to_owned(), accuracy.to_owned()));
         }
-        // Nothing was learned, so all have the same model. A sample that is counted twice or never would
-        // change the result.
+        // Nothing was learned, so all have the same model. Counting a sample twice or never would change the result.
         assert!(seen.iter().all(|s| *s == seen[0]), "{seen:?}");
     }
 }
@@ -451,8 +445,8 @@ fn by_hand(sandbox: &Sandbox, flags: &str, variables: &[(&str, &str)], world: us
     children.into_iter().rev().map(Running::end).collect()
 }
 
-/// A port that no other program is given as long as the socket is there, because the socket is bound to it. A rank
-/// can listen there all the same: both allow it, and this socket does not listen.
+/// A port that no other program is given while the socket is bound to it. A rank can listen there, because the socket
+/// does not.
 fn held_port() -> (OwnedFd, String) {
     let holder = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
     set_socket_reuseaddr(&holder, true).unwrap();

@@ -1,8 +1,7 @@
-//! A prediction from the traces of a run, ours or PyTorch's, for which nothing is run.
+//! A prediction from the traces of a run, ours or PyTorch's.
 //!
-//! Traces and flags go in. A calibration comes out, as runs without communication would give it, and one for each step of the
-//! traces: from these follows how far a prediction varies because the steps differ. This file also predicts the other ways
-//! to send the same gradients.
+//! It makes a calibration, as runs without communication would, and one for each traced step, for the range of a prediction. It
+//! also predicts other ways to send the same gradients.
 
 use std::path::PathBuf;
 
@@ -76,7 +75,7 @@ impl TracedRun {
         Ok(Some(Self { alone, gradients, gradient_bytes, scale, folder }))
     }
 
-    /// The ways to all-reduce; the fastest of them is predicted. PyTorch's Gloo works in a ring.
+    /// The ways to all-reduce; the fastest is predicted. PyTorch's Gloo works in a ring.
     pub fn ways(&self, args: &PredictArgs) -> Result<Vec<Route>> {
         let is_open = args.ranks_per_host == 1 && !args.train.0.has(flags::ALGORITHM);
         match self.alone.program {
@@ -85,7 +84,7 @@ impl TracedRun {
         }
     }
 
-    /// The usual step of the traces for this many ranks, and each of the steps with buckets of these sizes.
+    /// The usual step for this many ranks, and each traced step with these buckets.
     pub(super) fn base(&self, ranks: usize, caps: BucketCaps) -> Result<Base> {
         let (steps, scale) = (&self.alone.steps, self.scale);
         let usual =
@@ -119,7 +118,6 @@ impl TracedRun {
         })
     }
 
-    /// The layout and the times of one step.
     fn of_step(&self, step: &AloneStep, ranks: usize) -> (Layout, Calibration) {
         let [begin, end] = step.backward.map(|ms| self.scale * ms);
         let Some(gradients) = &self.gradients else {
@@ -141,7 +139,7 @@ impl TracedRun {
             builder.param(&name, [elems], Init::Constant(0.0));
         };
         match self.alone.program {
-            // They are in the order in which they are final, and buckets begin with the last parameter.
+            // They are in the order in which they become final, and buckets begin with the last parameter.
             Program::Pytorch => (0..gradients.len()).rev().for_each(&mut add),
             Program::Paceline => (0..gradients.len()).for_each(&mut add),
         }
@@ -154,7 +152,7 @@ impl TracedRun {
         (builder.finish(ranks), self.calibration(ready, step))
     }
 
-    /// The unit and the name of a parameter. The number makes it the only one of its name, whatever the traces say.
+    /// The unit and the name of a parameter, which a number makes unique.
     fn name(&self, gradient: &Gradient, at: usize) -> (String, String) {
         let (unit, name) = gradient.name.rsplit_once('.').unwrap_or(("traced", &gradient.name));
         (unit.to_owned(), format!("{name} {at}"))
@@ -188,7 +186,7 @@ impl TracedRun {
             1.0 => String::new(),
             scale => format!(
                 "\nComputing takes {} times what it took in the traces (--compute-scale, --step-ms).",
-                // A factor that was passed is repeated as it is.
+                // A factor that was passed is repeated unchanged.
                 (scale * 1e4).round() / 1e4
             ),
         };
@@ -211,8 +209,8 @@ impl TracedRun {
     }
 }
 
-/// How many times as long the ranks compute without a profiler: a step then takes `step_ms`, and waits for communication as long
-/// as it did in the traces.
+/// The factor of computing times without a profiler, if a step then takes `step_ms` and waits for communication as in the
+/// traces.
 fn without_recording(alone: &Alone, step_ms: f64) -> Result<f64> {
     let usual = |part: &dyn Fn(&AloneStep) -> f64| median(alone.steps.iter().map(part));
     let measured_ms = usual(&|of| of.measured_ms).unwrap_or(0.0);
@@ -229,7 +227,7 @@ fn without_recording(alone: &Alone, step_ms: f64) -> Result<f64> {
     }
 }
 
-/// Checks that the traces of all ranks are there: the slowest one decides how long a step takes.
+/// Checks that the traces of all ranks are there, since the slowest rank decides.
 fn check_whole(window: &Window) -> std::result::Result<(), String> {
     if let Some(doubt) = window.doubts.first() {
         return Err(doubt.clone());
@@ -250,7 +248,7 @@ fn range(values: &mut [f64]) -> [f64; 2] {
     RANGE.map(|part| quantile(values, part).unwrap_or(f64::NAN))
 }
 
-/// How far a prediction varies, because the steps of the traces differ: in 8 of 10 steps it is within these bounds.
+/// The bounds of a prediction in 8 of 10 traced steps.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Range {
     /// The shortest step, in milliseconds.
@@ -296,8 +294,7 @@ pub struct StrategyRow {
     pub efficiency_pct: f64,
 }
 
-/// A strategy that gradients and times determine, which keeps replicas equal after every step. The further costs of
-/// compression and of sharded models are in no trace.
+/// A strategy that gradients and times determine. The costs of compression and of sharded models are in no trace.
 struct Sending {
     name: &'static str,
     /// Whether it sends gradients one by one.
@@ -305,7 +302,7 @@ struct Sending {
     step_ms: StepMs,
 }
 
-/// The step, if gradients travel in these messages or all in one, and one of `bytes` bytes takes `cost(bytes)` milliseconds.
+/// The step, if gradients travel in these messages or all in one, each for `cost(bytes)` milliseconds.
 type StepMs = fn(&Step, &[Bucket], u64, &dyn Fn(u64) -> f64) -> f64;
 
 #[rustfmt::skip]

@@ -24,18 +24,18 @@ pub enum Stroke {
 pub struct Series {
     /// Name in the legend.
     pub name: String,
-    /// Points, in the order in which they are joined. Those that have no position on the axes are left out.
+    /// Points, in order. Those without a position on the axes are left out.
     pub points: Vec<(f64, f64)>,
-    /// The range or the confidence interval of points: a position on the horizontal axis, and the low and the high end.
+    /// Ranges or confidence intervals: horizontal position, low end, high end.
     pub intervals: Vec<(f64, f64, f64)>,
     /// How the line is drawn.
     pub stroke: Stroke,
-    /// The number of the color and the marker. Lines that belong together share it.
+    /// The number of color and marker, shared by lines that belong together.
     pub look: usize,
 }
 
 impl Series {
-    /// A solid line through `points`, in the first look and without intervals.
+    /// A solid line in the first look, without intervals.
     pub fn line(name: impl Into<String>, points: impl IntoIterator<Item = (f64, f64)>) -> Self {
         let points = points.into_iter().collect();
         Self { name: name.into(), points, intervals: Vec::new(), stroke: Stroke::Solid, look: 0 }
@@ -75,9 +75,9 @@ impl Series {
         canvas.dashed_line(points, form, self.color(), hover);
     }
 
-    /// Draws a marker in the series' own shape, so that lines can be distinguished without color too.
+    /// Draws a marker in the series' own shape, to tell lines apart without color.
     fn marker(&self, canvas: &mut Canvas, (x, y): Point, hover: &str) {
-        // The shapes have different radii in order to look equally large.
+        // Different radii make the shapes look equally large.
         let (corners, turn, size) = match self.look % 6 {
             0 => (24, 0.0, 1.0),
             1 => (4, 0.125, 1.25),
@@ -110,15 +110,15 @@ pub struct Lines {
     pub series: Vec<Series>,
 }
 
-/// From the left edge of a sample in the legend to the name, and the length of the sample.
+/// From the left edge of a sample in the legend to its name, and the sample's length.
 const SAMPLE: f64 = 30.0;
 const SAMPLE_LINE: f64 = 24.0;
-/// The most columns of points, over all lines together; [`thinned`] keeps up to four points per column.
+/// The most columns of points of all lines; [`thinned`] keeps up to four points of each.
 const POINTS: usize = 3000;
 
 impl Lines {
-    /// The points of a series that have a position on the axes. Steps go down to zero at a negative value: without that point
-    /// the value before it would seem to hold.
+    /// The points with a position on the axes. Steps go down to zero at a negative value; otherwise the value before would
+    /// seem to hold.
     fn shown(&self, series: &Series) -> Vec<Point> {
         let is_low = |y: f64| y < 0.0 && series.stroke == Stroke::Steps;
         let points = series.points.iter().map(|&(x, y)| (x, if is_low(y) { 0.0 } else { y }));
@@ -126,7 +126,7 @@ impl Lines {
         points.filter(is_shown).collect()
     }
 
-    /// The ends of the intervals of a series that have a position on the axes.
+    /// The ends of the intervals with a position on the axes.
     fn ends(&self, series: &Series) -> Vec<[Point; 2]> {
         let is_shown = |&(x, low, high): &(f64, f64, f64)| {
             let y = self.y.spacing;
@@ -136,7 +136,6 @@ impl Lines {
         all.map(|(x, low, high)| [(x, low), (x, high)]).collect()
     }
 
-    /// Whether there is nothing to draw.
     pub(super) fn is_empty(&self) -> bool {
         self.series.iter().all(|series| self.shown(series).is_empty())
     }
@@ -168,7 +167,7 @@ impl Lines {
     }
 }
 
-/// Whether all points lie at one position, so that there is no line through them.
+/// Whether all points are equal.
 fn is_point(points: &[Point]) -> bool {
     points.iter().all(|point| *point == points[0])
 }
@@ -212,7 +211,6 @@ impl PlotArea {
         )
     }
 
-    /// Draws everything but the lines and the legend.
     fn grid(&self, canvas: &mut Canvas, of: &Lines) {
         let Self { left, right, top, bottom, .. } = *self;
         let at_x = |tick: f64| left + self.x.position(tick) * (right - left);
@@ -248,7 +246,7 @@ impl PlotArea {
         }
     }
 
-    /// Draws a line with its markers. A single point is a marker, whatever the stroke.
+    /// Draws a line with its markers. A single point is always a marker.
     fn line(&self, canvas: &mut Canvas, of: &Lines, series: &Series, points: &[Point]) {
         let (x_unit, y_unit) = (of.x.unit, of.y.unit);
         let hover = |&(x, y): &Point| format!("{}: {y} {y_unit} at {x} {x_unit}", series.name);
@@ -263,8 +261,7 @@ impl PlotArea {
             let marked = points.iter().zip(pixels).filter(|_| series.has_markers());
             return marked.for_each(|(point, at)| series.marker(canvas, at, &hover(point)));
         }
-        // All lines together get about as many points as a single line would get: with many lines, details
-        // cannot be distinguished anyway.
+        // All lines together get about as many points as a single one would: many lines hide details anyway.
         let columns = (POINTS / of.series.len()).clamp(25, (self.right - self.left) as usize);
         let mut path: Vec<Point> = Vec::new();
         for point in thinned(points, columns) {
@@ -277,8 +274,8 @@ impl PlotArea {
     }
 }
 
-/// Keeps, within each of `num_columns` columns, only the first, the smallest, the largest and the last point, in
-/// order. The drawing looks the same, and a report of a million samples stays small.
+/// Keeps only the first, smallest, largest and last point of each column. The drawing looks the same, and a report of a
+/// million samples stays small.
 fn thinned(points: &[Point], num_columns: usize) -> Vec<Point> {
     let end = points.iter().map(|point| point.0).fold(0.0, f64::max);
     if points.len() <= 4 * num_columns || end <= 0.0 {
