@@ -1,9 +1,9 @@
-//! How a command fails: its message and its exit code; the files that commands write ([`outputs`]) and the numbers that they
-//! take ([`numbers`]), which fail in these words.
+//! How a command fails: message and exit code; the files that commands write ([`outputs`]) and the numbers that they take
+//! ([`numbers`]).
 //!
-//! Each library has its own error, and any error becomes a [`Failure`] with its message. This crate knows only those that decide
-//! about the exit code: the errors of ranks that talk to each other, and of the environment that places them. A crate that can
-//! name the flag that helps does so where it calls the library.
+//! Any library's error becomes a [`Failure`] with its message. This crate knows only those that decide about the exit code: the
+//! errors of ranks that talk to each other, and of the environment that places them. A crate that can name the flag that helps does
+//! so where it calls the library.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
@@ -31,11 +31,10 @@ pub fn usage<T>(message: impl Into<String>) -> Result<T> {
     Err(Failure::Usage(message.into()))
 }
 
-/// The reason why a command ended early. It is no [`Error`] itself, so that every error can become one.
+/// The reason why a command ended early. It is not an [`Error`], so that every error can become one.
 #[derive(Clone)]
 pub enum Failure {
-    /// The user asked for something impossible. Found before any rank started and before anything was
-    /// written.
+    /// The user asked for something impossible, found before any rank started or anything was written.
     Usage(String),
     /// Something went wrong while running.
     Run(String),
@@ -46,9 +45,9 @@ pub enum Failure {
         /// The finding, and the user's remedy.
         message: String,
     },
-    /// This rank ended only because another rank failed. The other rank reports the cause.
+    /// This rank ended because another one failed, which reports the cause.
     Consequence(String),
-    /// This rank ended only because these ranks have ended, or did not come in time.
+    /// This rank ended because these ranks have ended, or did not come in time.
     Missing {
         /// The observation of this rank.
         message: String,
@@ -59,12 +58,12 @@ pub enum Failure {
     Stopped {
         /// The signal.
         signal: i32,
-        /// Information for the user, on the rank that reports it.
+        /// A message for the user, on the rank that reports.
         message: Option<String>,
-        /// The ranks that had the signal, if this rank had no signal.
+        /// The ranks that had the signal, if this rank had none.
         others: Vec<usize>,
     },
-    /// The link cannot be emulated. All ranks find this out together, so only rank 0 reports it.
+    /// The link cannot be emulated. All ranks find out together, and rank 0 reports.
     Link(String),
 }
 
@@ -97,8 +96,7 @@ pub const EXIT_USAGE: u8 = 2;
 pub const EXIT_CONSEQUENCE: u8 = 3;
 
 impl Failure {
-    /// Reports the failure on standard error, and also to torchrun if that started this process. Returns
-    /// the exit code.
+    /// Reports the failure on standard error, and to torchrun if that started this process. Returns the exit code.
     pub fn report(self) -> u8 {
         if matches!(self, Failure::Link(_)) && !is_first_rank() {
             write_consequence_file(&self.to_string(), &[]);
@@ -137,8 +135,7 @@ impl Failure {
         move |error| Failure::io(format!("cannot {what} {}", path.printable()), error)
     }
 
-    /// The failure that an error stands for. A failure that has become a `Box<dyn Error>`, or the source of another error, is itself
-    /// again.
+    /// The failure that an error stands for, also one that has become a `Box<dyn Error>` or a source.
     pub fn of(error: &(dyn Error + 'static)) -> Self {
         let message = error.to_string();
         let mut causes = successors(Some(error), |cause| (*cause).source());
@@ -162,7 +159,6 @@ impl<E: Error + 'static> From<E> for Failure {
     }
 }
 
-/// The failure with this message, if `error` decides about the exit code.
 fn of_ranks(error: &(dyn Error + 'static), message: &str) -> Option<Failure> {
     let message = message.to_owned();
     if let Some(AsError(failure)) = error.downcast_ref() {
@@ -188,7 +184,7 @@ fn of_ranks(error: &(dyn Error + 'static), message: &str) -> Option<Failure> {
     })
 }
 
-/// A failure as an error, which programs that use this library can pass on as any other.
+/// A failure as an error, for programs that use this library.
 struct AsError(Failure);
 
 impl fmt::Debug for AsError {

@@ -1,10 +1,9 @@
-//! The files that commands write. Commands check before any work starts that their files can be written.
-//! The charts, tables, reports and JSON files of all commands are written here, each as a whole: whoever reads the file
-//! finds the old contents or all of the new ones.
+//! The files that commands write. Commands check before any work starts that their files can be written. Each file is written
+//! as a whole: a reader finds the old contents or all of the new ones.
 //!
 //! Most names are chosen by this program, in folders where others may have planted links. A link, a FIFO or a device of such a
-//! name is replaced itself, and its target stays. Names that a user has stated for one file, such as that of `--json`, are
-//! the user's own: `write_stated` and its like follow links there, and write to pipes and devices.
+//! name is replaced, and its target stays. At names that a user has stated, as by `--json`, `write_stated` and its like follow
+//! links, and write to pipes and devices.
 
 use std::io::{self, BufWriter, Write};
 use std::path::{Path, PathBuf};
@@ -41,7 +40,7 @@ pub fn check_outputs(files: &[(&str, &Option<PathBuf>)], charts: Option<&Path>) 
     })
 }
 
-/// Writes each chart as `name.svg` into `folder`, which is created if it does not exist. Returns the paths.
+/// Writes each chart as `name.svg` into `folder`, which is created if missing. Returns the paths.
 pub fn write_charts(
     disk: &Disk,
     folder: &Path,
@@ -55,8 +54,8 @@ pub fn write_charts(
     charts.iter().map(write).collect()
 }
 
-/// Checks that files can be created in `folder`, or in its nearest ancestor that exists. `fix` is the
-/// advice in the error message. Leaves nothing behind.
+/// Checks that files can be created in `folder`, or in its nearest existing ancestor. `fix` is advice for the error. Leaves
+/// nothing behind.
 pub fn check_folder(what: &str, folder: &Path, fix: &str) -> Result<()> {
     let absolute = std::path::absolute(folder)
         .map_err(|e| Failure::Usage(format!("{what} {}: {e}", folder.printable())))?;
@@ -76,7 +75,7 @@ pub fn check_folder(what: &str, folder: &Path, fix: &str) -> Result<()> {
     })
 }
 
-/// Writes the files of a report, each `<name>.<ending>`, into `folder`, which is created if it does not exist.
+/// Writes the files of a report, each `<name>.<ending>`, into `folder`, which is created if missing.
 pub fn write_report(
     disk: &Disk,
     folder: &Path,
@@ -117,13 +116,13 @@ fn json(value: &impl Serialize) -> impl FnOnce(&mut (dyn Write + Send)) -> io::R
 }
 
 /// Replaces the file that the user has stated by the output of `write`. Links are followed. A device or a pipe, such as
-/// `/dev/stdout`, has nothing that could be kept, so it is written to as it is.
+/// `/dev/stdout`, is written to directly.
 pub fn write_stated<T, E: From<io::Error>>(
     disk: &Disk,
     path: &Path,
     write: impl FnOnce(&mut (dyn Write + Send)) -> std::result::Result<T, E>,
 ) -> std::result::Result<T, E> {
-    // Files there belong to the kernel, or are those that a stream of this process writes to. `/dev/shm` has plain files.
+    // Files there belong to the kernel or to this process's streams. `/dev/shm` has plain files.
     let is_kernels = ["/dev", "/proc"].iter().any(|folder| path.starts_with(folder));
     let is_kernels = is_kernels && !path.starts_with("/dev/shm");
     if is_kernels || path.metadata().is_ok_and(|of| !of.is_file() && !of.is_dir()) {
@@ -189,7 +188,7 @@ mod tests {
             }
             let mut found = contents(folder.path());
             if fault == Fault::Stops {
-                // The process has ended before it could remove what it left. No reader takes such a file.
+                // The process ended before it could clean up. No reader takes such a file.
                 found.retain(|(name, _)| name.to_string_lossy().ends_with(".partial"));
                 assert!(found.len() <= 1, "{found:?}");
                 found = contents(folder.path());

@@ -1,11 +1,8 @@
 //! Fetches the files of a data set from where they are published.
 //!
-//! Takes a published data set and a folder. Afterwards the folder has the files. Each file appears
-//! complete and with the published checksum, or not at all. The code knows nothing of the files'
-//! contents.
+//! Each file appears complete and with the published checksum, or not at all.
 //!
-//! Several ranks of one host, or of hosts that share the folder, may want the same file at once. One of
-//! them fetches the file, and the others wait.
+//! If several processes want the same file at once, one fetches it, and the others wait.
 
 use std::fs::{self, File};
 use std::io::{self, Seek, Write};
@@ -27,7 +24,7 @@ pub(crate) mod http;
 pub struct Source {
     /// The URL of the folder that has its files.
     pub address: &'static str,
-    /// A folder inside the data folder. Files may be there too, and archives are unpacked there.
+    /// A folder inside the data folder, where files may be too, and where archives are unpacked.
     pub subfolder: &'static str,
     /// Its files.
     pub items: &'static [Item],
@@ -40,25 +37,22 @@ pub struct Item {
     pub name: &'static str,
     /// Its published checksum.
     pub md5: &'static str,
-    /// More bytes than it has. A longer file is not the published one, and is not received to its end.
+    /// More bytes than it has. The download of a longer file ends early.
     pub max_bytes: u64,
-    /// The files that an archive is unpacked to, in the subfolder. Empty for a file that is not an
-    /// archive.
+    /// The files of an archive, in the subfolder; otherwise empty.
     pub members: &'static [&'static str],
 }
 
 impl Source {
-    /// Fetches the files that are missing in `folder` from `address`, which is the published address or a
-    /// mirror. Unless `quiet`, reports progress on standard error. An error is the problem and what to do, without the flag or
-    /// the command.
+    /// Fetches the files missing in `folder` from `address`, the published one or a mirror. Unless `quiet`, reports progress
+    /// on standard error. An error has problem and remedy, without the flag or the command.
     pub fn fetch(&self, address: &str, folder: &Path, quiet: bool) -> Result<(), String> {
         let missing: Vec<&Item> =
             self.items.iter().filter(|item| !self.has(folder, item)).collect();
         if missing.is_empty() {
             return Ok(());
         }
-        // If the download fails, folders that were created here and are still empty are removed,
-        // innermost first.
+        // If the download fails, new folders that are still empty are removed, innermost first.
         let is_new = |path: &&Path| !path.as_os_str().is_empty() && !path.exists();
         let new_folders: Vec<&Path> = folder.ancestors().take_while(is_new).collect();
         let fetched = fs::create_dir_all(folder)
@@ -83,7 +77,7 @@ impl Source {
         })
     }
 
-    /// Whether a file is there already, packed or unpacked, so that it need not be fetched.
+    /// Whether a file is there already, packed or unpacked.
     fn has(&self, folder: &Path, item: &Item) -> bool {
         let is_there = |name: &str| {
             [folder.to_owned(), folder.join(self.subfolder)].iter().any(|f| f.join(name).exists())
@@ -94,7 +88,7 @@ impl Source {
         is_there(item.name) || item.name.strip_suffix(".gz").is_some_and(is_there)
     }
 
-    /// Fetches one file, unless another process has fetched it while this one waited for the lock.
+    /// Fetches one file, unless another process has meanwhile.
     fn obtain(
         &self,
         agent: &Agent,
@@ -118,14 +112,14 @@ impl Source {
                     .map_err(write)
             }
         });
-        // An archive that has been unpacked is no longer needed, and part of a file is useless.
+        // An unpacked archive is no longer needed, and part of a file is useless.
         if item.is_archive() || fetched.is_err() {
             let _ = fs::remove_file(&partial);
         }
         fetched
     }
 
-    /// Unpacks the expected members of an archive and nothing else. Each appears complete or not at all.
+    /// Unpacks only the expected members of an archive, each complete or not at all.
     fn unpack(&self, folder: &Path, item: &Item, archive: &mut File) -> Result<(), String> {
         let target = folder.join(self.subfolder);
         let unpack = || -> io::Result<()> {
@@ -158,8 +152,8 @@ impl Item {
     }
 }
 
-/// Takes the right to fetch a file, which is a lock on its partial file. Waits for the process that holds
-/// the lock. Returns `None` if the file is there once the lock is held.
+/// Takes the right to fetch a file: a lock on its partial file, for which it waits. `None` if the file is there once the lock
+/// is held.
 fn claim(partial: &Path, is_there: impl Fn() -> bool) -> io::Result<Option<File>> {
     let file = http::locked(partial, || {})?;
     if is_there() {

@@ -1,7 +1,6 @@
 //! The Hub as a server: which files a revision has, and their bytes.
 //!
-//! Input: names. Output: lists of files with their digests, bodies, or why they are missing, in words that say what to do.
-//! This module writes nothing.
+//! Errors say what to do. This module writes nothing.
 
 use std::io::Read;
 use std::path::PathBuf;
@@ -16,14 +15,10 @@ use super::cache::{home, is_inner_path, is_yes};
 use super::name::{Kind, Name, is_commit};
 use crate::download::http::{self, Rate};
 
-/// Where the Hub is, unless `HF_ENDPOINT` says otherwise.
 const ENDPOINT: &str = "https://huggingface.co";
-/// The longest list of files that is read.
 const MAX_LISTING_BYTES: u64 = 64 << 20;
-/// How many redirects are followed.
 const MAX_REDIRECTS: usize = 10;
 
-/// The Hub.
 pub(super) struct Hub {
     pub endpoint: String,
     token: Option<String>,
@@ -39,25 +34,23 @@ pub(super) enum Trouble {
     Refused(String),
 }
 
-/// The files of a revision.
 #[derive(Debug)]
 pub(super) struct Listing {
     pub commit: String,
     pub files: Vec<RemoteFile>,
 }
 
-/// A file as the Hub lists it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct RemoteFile {
     pub path: String,
     pub num_bytes: u64,
-    /// The digest in hexadecimal digits, which is also the name of the file in the cache: for a large file its SHA-256, for any
-    /// other file the 40 digits that git computes of its length and its bytes.
+    /// The hexadecimal digest, also the file's name in the cache: SHA-256 for large files, otherwise git's 40 digits of length
+    /// and bytes.
     pub digest: String,
 }
 
 impl Hub {
-    /// The Hub that the variables of `huggingface_hub` mean, with the token of this user.
+    /// The Hub of `huggingface_hub`'s variables, with the user's token.
     pub fn from_vars(var: impl Fn(&str) -> Option<String>) -> Result<Self, String> {
         let endpoint = var("HF_ENDPOINT").unwrap_or_else(|| ENDPOINT.to_owned());
         if !["http://", "https://"].iter().any(|scheme| endpoint.starts_with(scheme)) {
@@ -95,7 +88,7 @@ impl Hub {
         })
     }
 
-    /// The bytes of a file from `offset` on, or from its beginning if the server knows no parts of files; and where they begin.
+    /// The bytes of a file from `offset` on, or all if the server knows no ranges; and where they begin.
     pub fn open(
         &self,
         name: &Name,
@@ -123,8 +116,7 @@ impl Hub {
         format!("{}/{folder}{}", self.endpoint, name.path)
     }
 
-    /// Follows redirects. The token goes only to the scheme, host and port that the Hub's address has: another port of the
-    /// same host may be another user's.
+    /// Follows redirects. The token goes only to the Hub's own scheme, host and port: another port may be another user's.
     fn get(
         &self,
         url: &str,
@@ -135,7 +127,7 @@ impl Hub {
         let mut address: Uri = url.parse().map_err(|e| cannot(&e))?;
         let hub = self.endpoint.parse().ok().and_then(|hub| origin(&hub));
         for _ in 0..=MAX_REDIRECTS {
-            // Asks for the bytes of the file without compression, which are counted and hashed.
+            // Without compression, since bytes are counted and hashed.
             let mut request = self.agent.get(&address).header(ACCEPT_ENCODING, "identity");
             if let Some(token) = self.token.as_ref().filter(|_| hub == origin(&address)) {
                 request = request.header(AUTHORIZATION, format!("Bearer {token}"));
@@ -181,7 +173,7 @@ impl Hub {
                 "{page} has no revision {}; pass another --revision, or leave it out",
                 name.revision
             ),
-            // The Hub says 401 for things that do not exist, too.
+            // The Hub also says 401 for things that do not exist.
             (401 | 403 | 404, _) if is_known => format!(
                 "there is no {kind} {}, or the token may not read it (status {status} of {url}); check the name, \
                  which has the form OWNER/NAME, and the token",
@@ -204,10 +196,10 @@ impl Hub {
     }
 }
 
-/// The most bytes of the file with the token, which has less than a hundred.
+/// The most bytes of the file with the token.
 const MAX_TOKEN_BYTES: u64 = 4096;
 
-/// The scheme, the host and the port of an address. `None` if it lacks one of them.
+/// The scheme, host and port of an address, if it has all.
 fn origin(address: &Uri) -> Option<(String, String, u16)> {
     let scheme = address.scheme_str()?.to_ascii_lowercase();
     let default = match scheme.as_str() {
@@ -219,7 +211,7 @@ fn origin(address: &Uri) -> Option<(String, String, u16)> {
     Some((scheme, address.host()?.to_ascii_lowercase(), port))
 }
 
-/// Where a redirect leads to. `None` if that is no address of a web server.
+/// Where a redirect leads to, if that is a web server.
 fn redirected(from: &Uri, location: &str) -> Option<Uri> {
     let location = location.split('#').next()?;
     let (scheme, authority) = (from.scheme_str()?, from.authority()?);
@@ -237,7 +229,7 @@ fn redirected(from: &Uri, location: &str) -> Option<Uri> {
     address.parse().ok().filter(|address| origin(address).is_some())
 }
 
-/// The token of this user, from the variables or from the file that `hf auth login` writes.
+/// The user's token, from the variables or the file that `hf auth login` writes.
 fn token(var: &impl Fn(&str) -> Option<String>) -> Option<String> {
     let stated = ["HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"].into_iter().find_map(var);
     let of_file = || {
@@ -246,11 +238,11 @@ fn token(var: &impl Fn(&str) -> Option<String>) -> Option<String> {
         paceline_files::read_text(&path, MAX_TOKEN_BYTES).ok()
     };
     let token = stated.or_else(of_file)?.trim().to_owned();
-    // Nothing else can stand in a header.
+    // Nothing else can be in a header.
     (!token.is_empty() && token.bytes().all(|byte| byte.is_ascii_graphic())).then_some(token)
 }
 
-/// Reads the Hub's description of a revision. `None` if it is something else.
+/// Reads the Hub's description of a revision.
 fn listing(json: &Value) -> Option<Listing> {
     let commit = json["sha"].as_str().filter(|sha| is_commit(sha))?.to_owned();
     let files = json["siblings"].as_array()?.iter().map(file).collect::<Option<Vec<_>>>()?;
@@ -270,7 +262,7 @@ fn file(json: &Value) -> Option<RemoteFile> {
     Some(RemoteFile { path, num_bytes: num_bytes.as_u64()?, digest })
 }
 
-/// A part of an address, with everything escaped but letters, digits and `also`.
+/// A part of an address, escaped except for letters, digits and `also`.
 fn encoded(text: &str, also: &str) -> String {
     let keeps = |byte: u8| {
         byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) || also.as_bytes().contains(&byte)

@@ -1,8 +1,7 @@
 //! The learning rate of each step: a warm-up, then a constant, linear or cosine course, with the flags that state it.
 //!
-//! Takes the peak rate, the number of optimizer steps made and the number of steps of the whole run;
-//! returns the rate of the next step. The rate depends on nothing else, so a resumed run continues the
-//! schedule without further state. This file knows nothing of optimizers.
+//! The rate depends only on the peak rate, the optimizer steps made and those of the whole run, so a resumed run
+//! continues without further state.
 
 use std::f64::consts::PI;
 

@@ -1,10 +1,8 @@
 //! The run specification: the settings that were stated, by flags or in a file.
 //!
-//! A specification has only the settings that were stated. Defaults are filled in when it is resolved
-//! (`paceline_run::resolve`), so a default that depends on another setting follows when that setting changes.
-//! The keys are the names of the flags of `paceline train`, without dashes. The definitions of the flags
-//! ([`super::flags`]) decide which values a key accepts, whether it comes from the command line, a file
-//! or a sweep.
+//! Defaults are filled in when it is resolved (`paceline_run::resolve`), so a default that depends on another setting
+//! follows it. The keys are the names of the flags of `paceline train`, without dashes, whose definitions
+//! ([`super::flags`]) decide which values a key accepts, from the command line, a file or a sweep.
 //!
 //! As JSON or TOML a specification is a table of keys and values:
 //!
@@ -39,7 +37,7 @@ pub struct RunSpec {
 }
 
 impl RunSpec {
-    /// The flags that were typed. Fails if a value is not UTF-8, because a file could not store it.
+    /// The typed flags. Fails if a value is not UTF-8, which a file could not store.
     pub fn typed(matches: &ArgMatches) -> Result<Self> {
         let mut spec = Self::default();
         for flag in flags::all().iter() {
@@ -79,7 +77,7 @@ impl RunSpec {
         self.get(key)?.first()?.parse().ok()
     }
 
-    /// The comparison that these settings ask for: the one whose flag names several strategies.
+    /// The comparison whose flag names several strategies.
     pub fn comparison(&self) -> Option<(Comparison, Several)> {
         Comparison::EACH.into_iter().find_map(|of| {
             let choice = self.get(of.key())?.first()?;
@@ -120,7 +118,6 @@ impl RunSpec {
     /// The flags that state these settings, as words of a command line.
     pub fn words(&self) -> Vec<OsString> {
         let words = self.stated.iter().flat_map(|(key, values)| match values.as_slice() {
-            // Written as one word, a value may begin with a dash.
             [value] => vec![format!("--{key}={value}").into()],
             values => {
                 let values = values.iter().map(OsString::from);
@@ -130,12 +127,12 @@ impl RunSpec {
         words.collect()
     }
 
-    /// Checks each value separately, and fills in the defaults that do not depend on other settings.
+    /// Checks each value by itself, and fills in defaults that do not depend on other settings.
     pub fn parse(&self) -> Result<ArgMatches> {
         self.checked().map_err(|(_, words)| Failure::Usage(words))
     }
 
-    /// Like [`RunSpec::parse`]. An error has the key that it is about, if it is about one.
+    /// Like [`RunSpec::parse`]. An error has its key, if it is about one.
     pub(crate) fn checked(&self) -> std::result::Result<ArgMatches, (Option<String>, String)> {
         // As a word of its own, such a value would be another flag.
         let is_flag = |value: &&String| value.starts_with('-') && value.parse::<f64>().is_err();
@@ -202,7 +199,7 @@ pub fn message(error: &clap::Error) -> String {
     text
 }
 
-/// A number in which a comma stands for the point.
+/// A number with a decimal comma.
 fn with_a_point(value: &str) -> Option<String> {
     let number = value.replacen(',', ".", 1);
     (number != value && number.parse::<f64>().is_ok()).then_some(number)
@@ -211,7 +208,7 @@ fn with_a_point(value: &str) -> Option<String> {
 /// The message for a text that is not a number with a fraction.
 const NO_FRACTION: &str = "pass a number";
 
-/// The standard library's messages for a text that is not a number, and the user's remedies.
+/// The standard library's messages for a text that is not a number, with remedies.
 const NO_NUMBER: [(&str, &str); 4] = [
     ("invalid digit found in string", "pass a whole number, without a sign"),
     ("cannot parse integer from empty string", "pass a whole number, without a sign"),

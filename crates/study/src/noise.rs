@@ -1,9 +1,8 @@
 //! The one rule of noise: whether two cases differ by more than the rounds vary, and by how much.
 //!
 //! **The rule.** In each round every case runs once, so a round gives one ratio of a case to another. The logarithms of these
-//! ratios have a mean and, by Student's t distribution, a 95 % interval. If the interval of the ratio contains 1, these rounds
-//! cannot distinguish the cases. Changes of the machine's speed between rounds cancel out. With fewer than three rounds nothing is
-//! said to differ.
+//! ratios have a mean and, by Student's t distribution, a 95 % interval. If the interval of the ratio contains 1, or with fewer
+//! than three rounds, the cases are not said to differ. Changes of the machine's speed between rounds cancel out.
 
 use paceline_observe::figures::figure::Better;
 use paceline_table::stats::{self, ratio_of_logarithms};
@@ -39,7 +38,7 @@ pub struct Spread {
 }
 
 impl Spread {
-    /// The spread of `values`; `None` if any value is missing, or if there are no values.
+    /// The spread of `values`; `None` if one is missing or there are none.
     pub fn of(values: impl IntoIterator<Item = Option<f64>>) -> Option<Self> {
         let values = values.into_iter().collect::<Option<Vec<f64>>>()?;
         let median = stats::median(values.iter().copied())?;
@@ -56,7 +55,7 @@ impl Spread {
     }
 }
 
-/// The median of `values`; `None` if any value is missing, or if there are no values.
+/// The median of `values`; `None` if one is missing or there are none.
 pub fn median(values: impl IntoIterator<Item = Option<f64>>) -> Option<f64> {
     Spread::of(values).map(|spread| spread.median)
 }
@@ -75,8 +74,8 @@ pub struct Effect {
 }
 
 impl Effect {
-    /// The effect, from the base's figure and the variant's in each round; `None` if there are fewer rounds than
-    /// [`MIN_ROUNDS`], or if a figure is not above zero.
+    /// The effect, from a figure of base and variant in each round; `None` with fewer rounds than [`MIN_ROUNDS`], or if a figure
+    /// is not above zero.
     pub fn of(base: &[f64], variant: &[f64]) -> Option<Self> {
         Self::of_logarithms(&logarithms(base, variant))
     }
@@ -109,7 +108,7 @@ impl Effect {
     }
 }
 
-/// An effect in words, also if there is none because the rounds are too few.
+/// An effect in words, also if rounds are too few.
 pub fn words(effect: Option<Effect>) -> String {
     effect.map_or("too few rounds".to_owned(), |effect| effect.words())
 }
@@ -123,7 +122,7 @@ pub fn logarithms(base: &[f64], variant: &[f64]) -> Vec<f64> {
 }
 
 /// The place of each case from its figure in each round: one plus the number of cases that are better by more than noise. Cases
-/// that do not differ can share a place. Cases without a figure have none.
+/// can share a place. Cases without a figure have no place.
 pub fn places(cases: &[Option<Vec<f64>>], better: Better) -> Vec<Option<usize>> {
     let beats = |one: &Vec<f64>, other: &Vec<f64>| {
         let effect = Effect::of(other, one).filter(|effect| !effect.is_none());
@@ -166,7 +165,7 @@ mod tests {
 
     #[test]
     fn equal_cases_share_a_place() {
-        // A machine that gets slower by half from round to round slows all alike.
+        // A machine that gets slower slows all alike.
         let rounds = |ms: f64, noise: [f64; 3]| {
             Some([1.0, 1.5, 2.0].map(|slow| slow * ms).to_vec())
                 .map(|all| all.iter().zip(noise).map(|(of, noise)| of * noise).collect())

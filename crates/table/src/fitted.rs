@@ -1,13 +1,10 @@
 //! Text that fits a width: tables and sentences for a terminal.
 //!
-//! Input: the cells of a table or a sentence, and the number of characters that a line may have. Output: lines. A cell of a
-//! table is never broken. A table that is too wide keeps all of its columns, in another form:
+//! A cell of a table is never broken. A table that is too wide keeps all columns, in another form:
 //!
 //! 1. transposed, with a column per row, if it has few rows;
 //! 2. in parts below each other, each beginning with the columns that name the rows;
 //! 3. as blocks, one per row, with a line per column.
-//!
-//! This module does not know which device has the width.
 
 use std::collections::HashSet;
 
@@ -19,13 +16,12 @@ use crate::width::{left, right, width as length};
 const MAX_TRANSPOSED_ROWS: usize = 4;
 /// The characters between two columns.
 const GAP: usize = 2;
-/// By how much the second line of a sentence is indented.
+/// Indentation of the second line of a sentence.
 const INDENT: usize = 2;
 
-/// A table as lines of at most `width` characters; of any length if `width` is `None`: the head, a rule and the rows, with two
-/// spaces between columns. The last line has no line end. Columns for which `is_left` holds (it gets the index, from 0) are
-/// left-aligned, all others right-aligned. An empty head leaves out head and rule. A row may be shorter than the others. A line
-/// is longer only if a single word is. Cells are made [`printable`], so that their widths are those of the shown text.
+/// A table as lines of at most `width` characters, if it is stated; only a single word makes a line longer. The last line has
+/// no line end. Columns for which `is_left` holds (by index) are left-aligned, all others right-aligned. An empty head leaves
+/// out head and rule. Rows may be shorter than others. Cells are made [`printable`].
 pub fn fitted(
     head: &[impl AsRef<str>],
     rows: &[impl AsRef<[String]>],
@@ -45,7 +41,7 @@ pub fn fitted(
         is_left: &is_left,
     };
     let whole: Vec<usize> = (0..num_columns).collect();
-    // Asked before the lines are made: a single long cell makes each of them as long.
+    // Before the lines are made: one long cell makes each of them as long.
     let Some(width) = width.filter(|width| grid.taken(&whole) > *width) else {
         return grid.part(&whole);
     };
@@ -53,8 +49,7 @@ pub fn fitted(
     transposed.or_else(|| grid.parts(width)).unwrap_or_else(|| grid.blocks(width))
 }
 
-/// A text whose lines have at most `width` characters. Lines are broken between words, and go on indented. A single word
-/// that is longer stays whole.
+/// A text whose lines have at most `width` characters. Broken lines go on indented. A longer word stays whole.
 pub fn wrapped(text: &str, width: usize) -> String {
     text.split('\n').map(|line| wrapped_line(line, width)).collect::<Vec<_>>().join("\n")
 }
@@ -66,9 +61,9 @@ fn wrapped_line(line: &str, width: usize) -> String {
     let words = line.trim_start_matches(' ');
     let indent = line.len() - words.len();
     let further = " ".repeat((indent + INDENT).min(width / 2));
-    // The finished lines, and the one that grows, which may be nothing but its indentation.
+    // The finished lines, and the one that grows.
     let (mut out, mut line, mut is_begin) = (String::new(), " ".repeat(indent), true);
-    // Where several spaces follow each other, some words are empty.
+    // Between several spaces, words are empty.
     for word in words.split(' ') {
         if !is_begin && length(&line) + 1 + length(word) > width {
             out = out + line.trim_end() + "\n";
@@ -105,7 +100,6 @@ impl TextGrid<'_> {
         columns.iter().map(|at| self.widest(*at) + GAP).sum::<usize>().saturating_sub(GAP)
     }
 
-    /// These columns alone.
     fn part(&self, columns: &[usize]) -> String {
         let widths: Vec<usize> = columns.iter().map(|at| self.widest(*at)).collect();
         let set = |line: &Vec<String>| {
@@ -147,7 +141,7 @@ impl TextGrid<'_> {
         (1..self.lines[0].len()).find(are_distinct)
     }
 
-    /// With a line per column. `None` if there are many rows, or rows that their first cells do not distinguish.
+    /// With a line per column. `None` if rows are many, or not told apart by their first cells.
     fn transposed(&self) -> Option<String> {
         let rows = &self.lines[1..];
         let names = rows.iter().map(|row| &row[0]).filter(|name| !name.is_empty());
@@ -161,11 +155,11 @@ impl TextGrid<'_> {
         Some(TextGrid { has_head: true, lines, is_left: &|at| at == 0 }.part(&whole))
     }
 
-    /// In parts, each with the columns that name the rows. `None` if some column does not fit beside these.
+    /// In parts, each with the columns that name the rows. `None` if a column does not fit beside these.
     fn parts(&self, width: usize) -> Option<String> {
         let first = |count| (0..count).collect::<Vec<usize>>();
         let has_room = |count: &usize| self.taken(&first(*count)) + GAP <= width / 2;
-        // Long names, such as those of a unit and its tensors, leave no room: then only the first column is repeated.
+        // If long names leave no room, only the first column is repeated.
         let names = first(self.num_names().filter(has_room).unwrap_or(1));
         let mut parts: Vec<Vec<usize>> = Vec::new();
         for at in names.len()..self.lines[0].len() {
@@ -179,7 +173,7 @@ impl TextGrid<'_> {
         Some(parts.iter().map(|part| self.part(part)).collect::<Vec<_>>().join("\n\n"))
     }
 
-    /// With a block per row. A value that does not fit beside its name stands below it.
+    /// With a block per row. Long values stand below their names.
     fn blocks(&self, width: usize) -> String {
         let head = &self.lines[0];
         let names = head.iter().map(|name| length(name)).max().unwrap_or(0);

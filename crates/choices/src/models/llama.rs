@@ -1,5 +1,5 @@
-//! `--model llama`: a model of the Llama family, which predicts tokens or classifies sequences. The flags state its
-//! sizes, or a folder of Hugging Face states them and has the weights.
+//! `--model llama`: a model of the Llama family, which predicts tokens or classifies sequences. Flags state its sizes, or a
+//! folder of Hugging Face, which also has the weights.
 
 mod size;
 mod stated;
@@ -22,7 +22,6 @@ use self::stated::Stated;
 use super::{Defaults, ModelSettings, OfModel, Samples};
 use crate::registry::{Choice, flags_of, read, width};
 
-/// The choice.
 pub(super) const LLAMA: Choice<OfModel> = Choice {
     name: "llama",
     aliases: &[],
@@ -114,7 +113,7 @@ fn resolve(settings: &ArgMatches) -> Result<Arc<dyn ModelSettings>> {
     notes.extend(found.and_then(|found| found.note));
     if let Some(num_labels) = flags.num_labels {
         config.task = LlamaTask::Classification { num_labels };
-        // If the classes are others, the folder knows no names.
+        // The folder has no names for other classes.
         class_names.truncate(if class_names.len() == num_labels { num_labels } else { 0 });
     }
     config.check().map_err(|e| usage(format!("--model llama: {e}")))?;
@@ -141,7 +140,7 @@ fn usage(problem: String) -> Failure {
     Failure::Usage(problem)
 }
 
-/// With `--pretrained`, no flag may state a size too.
+/// With `--pretrained`, no flag may state a size.
 fn check_no_sizes(flags: &Flags) -> Result<()> {
     let sizes = [
         ("--layers", flags.layers.is_some()),
@@ -207,15 +206,12 @@ fn of_sizes(flags: &Flags) -> Result<LlamaConfig> {
     Err(usage(problem))
 }
 
-/// The settings.
 #[derive(Debug)]
 struct Settings {
     config: LlamaConfig,
     /// The names of the classes, if the folder of --pretrained has any.
     class_names: Vec<String>,
-    /// The first weights, if they do not come from the seed.
     weights: Option<Weights>,
-    /// The folder of --pretrained.
     folder: Option<PathBuf>,
     /// How the folder was found, if it was stated by name.
     notes: Vec<String>,
@@ -223,7 +219,7 @@ struct Settings {
     checkpoint_activations: bool,
 }
 
-/// The weights of a folder, whose names and shapes are checked.
+/// The checked weights of a folder.
 #[derive(Debug)]
 struct Weights {
     folder: PathBuf,
@@ -235,7 +231,7 @@ struct Weights {
 impl Weights {
     fn open(folder: &Path, config: &LlamaConfig) -> Result<Self> {
         let refused = |e: ModelError| match e {
-            // Sizes that do not fit together come from the file of settings. Other errors name a file.
+            // Inconsistent sizes come from the file of settings. Other errors name a file.
             ModelError::Config(problem) => {
                 usage(format!("--pretrained {}: {problem}", folder.join(CONFIG_FILE).printable()))
             }
@@ -269,7 +265,7 @@ impl ModelSettings for Settings {
         if longest > most {
             return Err(ModelError::TooLong { longest, most });
         }
-        // The positions that occur, since later ones would only take memory.
+        // Positions that do not occur would only take memory.
         let config = LlamaConfig { max_position_embeddings: longest, ..self.config.clone() };
         let model = config.build(world_size)?;
         Ok(if self.checkpoint_activations { model.checkpointed() } else { model })

@@ -1,13 +1,12 @@
-//! The limits on memory of the control groups that this process is in, its own group and all groups above it; and how
-//! often the kernel has killed for lack of memory there.
+//! The limits on memory of this process's control group and all groups above it; and how often the kernel has killed for lack
+//! of memory there.
 //!
-//! Slurm and `systemd-run` limit a group of the job's own, deep in the tree. Reads version 2 and version 1, under the root
-//! folder of the file system (in a test, another folder). This file does not know what the memory is for.
+//! Slurm and `systemd-run` limit a group of the job's own, deep in the tree. Reads versions 2 and 1.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Version 1 says that there is no limit by a number about as large as 2^63.
+/// Version 1 writes a number of about 2^63 if there is no limit.
 const NO_LIMIT: u64 = 1 << 60;
 
 /// The names of the files of a version.
@@ -15,9 +14,9 @@ const NO_LIMIT: u64 = 1 << 60;
 struct GroupFiles {
     limit: &'static str,
     used: &'static str,
-    /// The line of `memory.stat` about pages of files that nobody has touched lately, groups below included.
+    /// The line of `memory.stat` about pages of files not touched lately, groups below included.
     given_up: &'static str,
-    /// The file with the line `oom_kill`: how many processes of the group the kernel has killed for lack of memory.
+    /// The file with the line `oom_kill`.
     events: &'static str,
 }
 
@@ -34,8 +33,7 @@ const VERSION_2: GroupFiles = GroupFiles {
     events: "memory.events",
 };
 
-/// The groups of this process that limit its memory, from its own group up: the most bytes that the processes of each may use,
-/// and how many of them are left.
+/// The groups that limit this process's memory, from its own up: the most bytes of each, and how many are left.
 pub(super) fn memory_groups(root: &Path) -> Vec<(u64, u64)> {
     let of_mount = |(folders, names): (Vec<PathBuf>, GroupFiles)| {
         folders.into_iter().filter_map(move |folder| limit_of(&folder, &names))
@@ -56,8 +54,7 @@ pub(super) fn oom_kills(root: &Path) -> u64 {
     folders(root).iter().filter_map(of_mount).sum()
 }
 
-/// For each mount that shows the memory of this process's group: the folder of that group and of those above it, and the
-/// names of their files.
+/// For each mount that shows this process's group: its folder and those above it, and the names of their files.
 fn folders(root: &Path) -> Vec<(Vec<PathBuf>, GroupFiles)> {
     let read = |path: &str| fs::read_to_string(root.join(path)).unwrap_or_default();
     let (own, mounts) = (read("proc/self/cgroup"), read("proc/self/mountinfo"));
@@ -80,21 +77,18 @@ fn folders(root: &Path) -> Vec<(Vec<PathBuf>, GroupFiles)> {
     all
 }
 
-/// The limit of the group in a folder, if it has one.
 fn limit_of(folder: &Path, names: &GroupFiles) -> Option<(u64, u64)> {
     let text = |name: &str| fs::read_to_string(folder.join(name)).ok();
     let number = |name: &str| text(name)?.trim().parse::<u64>().ok();
     let limit = number(names.limit).filter(|limit| *limit < NO_LIMIT)?;
     let used = number(names.used).unwrap_or(0);
     let statistics = text("memory.stat").unwrap_or_default();
-    // The pages of files that nobody has touched lately count as used, but the kernel gives them up as soon as memory is
-    // needed.
+    // Pages of files not touched lately count as used, but the kernel gives them up when memory is needed.
     let line = statistics.lines().find_map(|line| line.strip_prefix(names.given_up));
     let given_up = line.and_then(|bytes| bytes.trim().parse().ok()).unwrap_or(0);
     Some((limit, limit.saturating_sub(used.saturating_sub(given_up))))
 }
 
-/// Where groups are mounted.
 struct Mount {
     /// The group that the mount point shows.
     top: PathBuf,
@@ -103,8 +97,8 @@ struct Mount {
 }
 
 impl Mount {
-    /// Reads a line of `mountinfo`: numbers, the shown folder, the mount point, options, `-`, the kind, the source, and
-    /// the options of the kind. `None` if it is about something else.
+    /// Reads a line of `mountinfo`: numbers, shown folder, mount point, options, `-`, kind, source, options of the kind.
+    /// `None` for other kinds.
     fn parse(line: &str) -> Option<Self> {
         let (place, kind) = line.split_once(" - ")?;
         let mut place = place.split(' ').skip(3);
@@ -116,9 +110,9 @@ impl Mount {
         (is_2 || is_memory).then_some(Self { top, point, is_2 })
     }
 
-    /// The folders of a group and of those above it, as far as the mount shows them.
+    /// The shown folders of a group and of those above it.
     fn folders(&self, root: &Path, group: &Path) -> Vec<PathBuf> {
-        // In a container the path may be one outside of it. Then the mount shows the container's own group.
+        // In a container the path may lie outside. Then the mount shows the container's own group.
         let below = group.strip_prefix(&self.top).unwrap_or(Path::new(""));
         let point = root.join(self.point.strip_prefix("/").unwrap_or(&self.point));
         below.ancestors().map(|below| point.join(below)).collect()
@@ -134,7 +128,6 @@ fn unescaped(path: &str) -> PathBuf {
 mod tests {
     use super::*;
 
-    /// A root folder with these files.
     fn tree(files: &[(&str, &str)]) -> tempfile::TempDir {
         let root = tempfile::tempdir().unwrap();
         for (path, text) in files {
@@ -215,7 +208,7 @@ mod tests {
 
     #[test]
     fn a_mount_that_shows_a_part_of_the_tree_is_read_from_there() {
-        // A container whose own group is at the mount point, by the path of its host.
+        // A container whose own group is at the mount point.
         let mounts = "30 24 0:26 /docker/ab /sys/fs/cgroup rw - cgroup2 cgroup rw\n";
         for own in ["0::/docker/ab/inner\n", "0::/elsewhere\n"] {
             let root = tree(&[

@@ -1,6 +1,4 @@
-//! The common part of all downloads: the client, the pieces of a body, the file until it is complete, and the lock on it.
-//!
-//! Input: addresses and files. Output: bytes. This module knows neither data sets nor the Hugging Face Hub.
+//! The common part of all downloads: the client, the pieces of a body, the incomplete file, and the lock on it.
 
 use std::fs::{File, TryLockError};
 use std::io::{self, Read, Seek, Write};
@@ -15,10 +13,9 @@ use sha2::digest::DynDigest;
 use ureq::Agent;
 use ureq::config::RedirectAuthHeaders;
 
-/// How long to wait for a name, for a connection, and for the response to a request. Without a network nothing ever
-/// answers.
+/// How long to wait for a name, a connection, and a response.
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
-/// How long to wait for the next bytes of a body. However large a file is, a server that sends nothing has stopped.
+/// How long to wait for the next bytes of a body.
 const READ_TIMEOUT: Duration = Duration::from_secs(30);
 /// Bytes per read.
 const PIECE_BYTES: usize = 1 << 16;
@@ -26,11 +23,10 @@ const PIECE_BYTES: usize = 1 << 16;
 const WINDOW: Duration = Duration::from_secs(60);
 /// The slowest that a server may be. At this rate, 100 MB take a day.
 const MIN_BYTES_PER_S: u64 = 1000;
-/// How many redirects are followed.
 const MAX_REDIRECTS: u32 = 10;
 
-/// A client that carries no credentials. It follows redirects, and makes an error of a response with a status of 400 or more;
-/// or it hands each response to the caller.
+/// A client without credentials. It follows redirects, and a status of 400 or more is an error; or it hands each response to
+/// the caller.
 pub(crate) fn agent(follows_redirects: bool) -> Agent {
     Agent::config_builder()
         .timeout_resolve(Some(CONNECT_TIMEOUT))
@@ -49,7 +45,6 @@ pub(crate) fn agent(follows_redirects: bool) -> Agent {
 pub(crate) enum Broken {
     /// The connection has failed.
     Connection(io::Error),
-    /// It has more bytes than it may have.
     TooLong,
     /// The file cannot be written.
     Disk(io::Error),
@@ -63,7 +58,7 @@ pub(crate) struct Partial {
 }
 
 impl Partial {
-    /// A file that is empty, or that counts as such.
+    /// An empty file, or one that counts as such.
     pub(crate) fn new(file: File, hasher: Box<dyn DynDigest>) -> Self {
         Self { file, hasher, received: 0 }
     }
@@ -79,7 +74,6 @@ impl Partial {
         }
     }
 
-    /// Begins again, with nothing.
     pub(crate) fn restart(&mut self, hasher: Box<dyn DynDigest>) -> io::Result<()> {
         self.file.set_len(0)?;
         self.file.rewind()?;
@@ -92,7 +86,7 @@ impl Partial {
         self.received += piece.len() as u64;
     }
 
-    /// Appends a body, with which the file has at most `max_bytes`. The bar shows how many of `of` there are.
+    /// Appends a body, up to `max_bytes` of the file. The bar shows how many of `of` there are.
     pub(crate) fn receive(
         &mut self,
         body: Watched<'_>,
@@ -118,12 +112,12 @@ impl Partial {
     }
 }
 
-/// How fast the bodies of a file come, over all connections that it takes.
+/// How fast a file's bodies come, over all connections.
 pub(crate) struct Rate {
     window: Duration,
     waited: Duration,
     num_bytes: u64,
-    /// Set once a whole window had too few bytes. Another connection would not help.
+    /// Set once a window had too few bytes. Another connection would not help.
     pub(crate) is_too_slow: bool,
 }
 
@@ -136,8 +130,8 @@ impl Rate {
         Self { window, waited: Duration::ZERO, num_bytes: 0, is_too_slow: false }
     }
 
-    /// `body`, which fails once it has come too slowly for a whole window. A thread reads it, because a read may last for
-    /// ever: a read through the framing of a body is content with any progress.
+    /// `body`, which fails once it was too slow for a whole window. A thread reads it, because a read through the framing of
+    /// a body is content with any progress and may last for ever.
     ///
     /// # Errors
     ///
@@ -217,8 +211,7 @@ impl Iterator for Watched<'_> {
     }
 }
 
-/// Opens a file, which is made if it is not there, and locks it. Waits for the process that holds the lock, after
-/// it has called `waits`.
+/// Opens or makes a file, and locks it. Calls `waits` before it waits for another process.
 pub(crate) fn locked(path: &Path, waits: impl Fn()) -> io::Result<File> {
     loop {
         let file = paceline_files::open_or_create(path)?;
@@ -230,7 +223,7 @@ pub(crate) fn locked(path: &Path, waits: impl Fn()) -> io::Result<File> {
             }
             Err(TryLockError::Error(error)) => return Err(error),
         }
-        // The process that held the lock may have removed the file. Then another one has its name.
+        // The process that held the lock may have removed the file.
         if file.metadata()?.nlink() > 0 {
             return Ok(file);
         }
@@ -264,7 +257,7 @@ mod tests {
         let mut rate = Rate::over(Duration::from_millis(100));
         let slow = Duration::from_millis(10);
         let (mut taken, mut reason) = (0, None);
-        // Each connection brings three bytes, which is progress.
+        // Each connection brings three bytes.
         for _ in 0..1000 {
             let body = rate.watch(Trickle { pause: slow, left: 3 }).unwrap();
             let outcome: io::Result<Vec<_>> = body.inspect(|_| taken += 1).collect();

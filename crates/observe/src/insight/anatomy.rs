@@ -1,9 +1,7 @@
-//! The anatomy of a step: its times, its operations and its gradients, combined from the measurements of
-//! all ranks.
+//! The anatomy of a step: its times, operations and gradients, combined over all ranks.
 //!
-//! The main thread's times are disjoint and add up to the wall-clock time; time that no span accounts for
-//! is the rest. Communication also runs beside them, so its times are listed separately. The advice that
-//! follows from an anatomy is in [`advice`](crate::insight::advice).
+//! The main thread's times are disjoint and add up to the wall-clock time; time without a span is the rest.
+//! Communication runs beside them and is listed separately.
 
 use paceline_analysis::advice::Means;
 use paceline_analysis::advice::blame::Slowest;
@@ -19,12 +17,11 @@ use crate::record::times::StepTimes;
 
 /// Where the time of a step goes: means over ranks and measured steps, in milliseconds.
 ///
-/// The means that are [`skip`](https://serde.rs/field-attrs.html#skip)ped in files are figures of the
-/// [table](crate::figures::table), and files have them under their names there.
+/// Files have the skipped means as figures of the [table](crate::figures::table).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Anatomy {
     /// The times that decide whether there is something to advise: `wall_ms`, `sync_ms`, `comm_exposed_ms`,
-    /// `comm_exposed_wait_ms` and `comm_ms`. The operations that sum up the loss are left out of the last one.
+    /// `comm_exposed_wait_ms` and `comm_ms`. The last one excludes the sums of the loss.
     #[serde(skip)]
     pub means: Means,
     /// The start of the last backward pass after the batch arrived.
@@ -37,9 +34,9 @@ pub struct Anatomy {
     pub ready: Vec<ReadyLine>,
     /// The operations of a step, in order.
     pub ops: Vec<OpMoments>,
-    /// Those of the operations that carry buckets.
+    /// Those that carry buckets.
     pub buckets: Vec<BucketLine>,
-    /// Those of the operations that sum the statistics of a synchronized batch norm. The passes wait for each.
+    /// Those that sum the statistics of a synchronized batch norm. The passes wait for each.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub statistics: Vec<OpMoments>,
     /// The uses of units that are gathered, in order.
@@ -53,14 +50,14 @@ pub struct GatherLine {
     pub unit: String,
     /// Whether the backward pass uses it.
     pub is_backward: bool,
-    /// Its gather. It has no bytes if the unit was still there from the forward pass.
+    /// Its gather, without bytes if the unit was still there from the forward pass.
     #[serde(flatten)]
     pub op: OpMoments,
     /// When the pass needed it.
     pub needed_ms: f64,
     /// How long the pass waited.
     pub exposed_ms: f64,
-    /// How long the reduction of the unit's gradients moved data, if this is a use of the backward pass.
+    /// How long the reduction of the unit's gradients moved data, in the backward pass.
     pub reduce_ms: f64,
 }
 
@@ -138,7 +135,7 @@ impl Anatomy {
 }
 
 impl GatherLine {
-    /// A use of a unit, without the unit's name and the reduction of its gradients.
+    /// A use of a unit, without its name and reduction.
     pub(super) fn of(of: &GatherMoments) -> Self {
         let GatherMoments { is_backward, op, needed_ms, exposed_ms, .. } = *of;
         Self { is_backward, op, needed_ms, exposed_ms, ..Self::default() }

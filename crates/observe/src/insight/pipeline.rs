@@ -1,7 +1,6 @@
 //! Where the idle time of a pipeline comes from, and changes that would shorten its step.
 //!
-//! Takes the steps that all ranks have kept. Returns the ledger of each rank, the step as planned and as run, and advice. This
-//! module does not know how a plan is made or rehearsed.
+//! From the steps that all ranks have kept: the ledger of each rank, the step as planned and as run, and advice.
 
 use paceline_collectives::Axis;
 use paceline_settings::config::TrainConfig;
@@ -30,9 +29,9 @@ pub struct PipelineFacts {
     pub most_rest_pct: f64,
     /// The usual durations of actions and messages.
     pub usual: Usual,
-    /// The longest step of a rank, in each of the steps.
+    /// The longest step of a rank, step by step.
     pub lengths: Vec<f64>,
-    /// The step as planned: with the usual durations, and messages that take no time.
+    /// The step as planned: with usual durations, and messages that take no time.
     pub planned: Timeline,
     /// The first pipeline in the step whose duration is the median.
     pub run: Timeline,
@@ -41,7 +40,7 @@ pub struct PipelineFacts {
 }
 
 impl PipelineFacts {
-    /// From the reports of the ranks. `None` if there is no pipeline, or no step in which all ranks followed the plan.
+    /// From the ranks' reports. `None` without a pipeline, or a step in which all ranks followed the plan.
     pub fn new(config: &TrainConfig, reports: &[RankReport]) -> Option<Self> {
         let pipeline = config.pipeline.as_ref()?;
         let (schedule, mesh) = (named(pipeline.schedule)?, &config.mesh);
@@ -93,13 +92,13 @@ impl PipelineFacts {
     }
 }
 
-/// Idle time that is shown as one number: of a cause, of several that cancel each other, or the rest (`None`).
+/// Idle time shown as one number: of a cause, of several that cancel each other, or the rest (`None`).
 #[derive(Clone, Debug, PartialEq)]
 pub struct IdlePart(Vec<Option<IdleCause>>);
 
 impl IdlePart {
-    /// The parts of the idle time of these ranks. No part is below zero on any rank. A rehearsal with one thing more can
-    /// have less idle time than the one before. That thing takes away idle time of the causes before it, so they are one part.
+    /// The parts of these ranks' idle time, none below zero on any rank. A cause that takes away idle time of the causes
+    /// before it is one part with them.
     pub fn all(ranks: &[RankAccount]) -> Vec<Self> {
         let rehearsed = IdleCause::ALL.into_iter().filter(|of| *of != IdleCause::Barrier).map(Some);
         let mut parts: Vec<Self> = Vec::new();
@@ -146,7 +145,7 @@ fn costs_of(plan: &Plan, usual: &Usual) -> Costs {
     }
 }
 
-/// The steps that all these ranks have kept, and in which they did what the plan says, each on one clock.
+/// The steps that all these ranks have kept and in which they followed the plan, each on one clock.
 fn steps(plan: &Plan, reports: &[&RankReport]) -> Vec<Vec<MeasuredStep>> {
     let planned = |rank: usize| plan.list(rank).iter().flat_map(|entry| entry.actions()).count();
     let planned: Vec<usize> = (0..reports.len()).map(planned).collect();

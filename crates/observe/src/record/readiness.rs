@@ -1,8 +1,7 @@
 //! When in a step its operations and gradients take place: means over steps that are alike.
 //!
-//! Steps are alike if they have the same operations and gradients as the first measured step, in the same
-//! order. Other steps, such as those in which `local_sgd` averages, do not enter the means. They are only
-//! counted.
+//! Steps are alike if they have the operations and gradients of the first measured step, in its order. Other steps, such as
+//! those in which `local_sgd` averages, are only counted.
 
 use paceline_collectives::{OpRecord, Purpose};
 use paceline_host::text::ms;
@@ -23,7 +22,7 @@ pub struct ReadyMoment {
     pub at_ms: f64,
 }
 
-/// The moments of a step, in milliseconds since it began; also their sums and means over steps that are alike, and over ranks.
+/// The moments of a step, in milliseconds since it began; also their sums and means over alike steps, and over ranks.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Moments {
     /// Number of operations, whether or not they are followed.
@@ -38,11 +37,11 @@ pub struct Moments {
     pub backward: [f64; 2],
 }
 
-/// If a step has more operations than this, they are not followed one by one.
+/// Steps with more operations are not followed one by one.
 const MAX_OPS: usize = 512;
 
 impl Moments {
-    /// Those of a step that began at `begin_ns`.
+    /// The moments of a step that began at `begin_ns`.
     pub fn of(
         begin_ns: u64,
         records: &[OpRecord],
@@ -69,7 +68,7 @@ impl Moments {
         }
     }
 
-    /// The means over ranks, of as many operations, gradients and gathers as each of them has.
+    /// The means over ranks, of the operations, gradients and gathers that all have.
     pub fn mean<'a>(ranks: impl IntoIterator<Item = &'a Self>) -> Self {
         let mut ranks = ranks.into_iter();
         let Some(first) = ranks.next() else { return Self::default() };
@@ -138,7 +137,7 @@ pub struct AlikeSteps {
     pub count: u64,
     /// Number of measured steps that are not.
     pub num_unlike: u64,
-    /// Sums over the steps that are alike, which [`AlikeSteps::mean`] turns into means at the end.
+    /// Sums over alike steps; means after [`AlikeSteps::mean`].
     pub moments: Moments,
     /// The indices of the operations that carry buckets, in order.
     pub bucket_ops: Vec<usize>,
@@ -146,12 +145,12 @@ pub struct AlikeSteps {
     pub bucket_ids: Vec<usize>,
     /// The indices of the operations that sum the statistics of a synchronized batch norm, in order.
     pub statistics_ops: Vec<usize>,
-    /// Some of the measured steps one by one, those that are not alike too.
+    /// Some single measured steps, alike or not.
     pub samples: StepSamples,
 }
 
 impl AlikeSteps {
-    /// Adds a step with these operations, if it is like the first one. Returns whether it is.
+    /// Adds a step if it is like the first one. Returns whether it is.
     pub fn add(&mut self, step: &Moments, records: &[OpRecord]) -> bool {
         if self.count == 0 {
             self.moments = step.clone();
@@ -228,8 +227,7 @@ mod tests {
         add(&mut steps, 1000, &[8, 8], &[3, 2]);
         let first = steps.clone();
         for (sizes, gradients) in [
-            // Other steps: another number of operations, another size, one gradient fewer, another order
-            // of gradients.
+            // Another number of operations, another size, one gradient fewer, another order of gradients.
             (&[8][..], &[3, 2][..]),
             (&[8, 4], &[3, 2]),
             (&[8, 8], &[3]),

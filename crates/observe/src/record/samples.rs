@@ -1,8 +1,7 @@
 //! Single steps of a rank with the times of their operations and gradients.
 //!
-//! Means over steps show where the time went. They cannot show how sure a gain is, nor the effect of a change: a step
-//! that the machine disturbed hides other things than a usual one. So some steps are kept whole, in bounded memory, and
-//! advice is computed for each of them. All ranks keep the same steps.
+//! Means over steps show neither how sure a gain is nor the effect of a change: a disturbed step hides other things than a usual
+//! one. So some steps are kept whole, in bounded memory, for advice. All ranks keep the same steps.
 
 use paceline_strategies::{ActionTimes, span};
 use paceline_trace::{Span, SpanTrack};
@@ -23,7 +22,7 @@ pub struct StepSample {
     pub number: u64,
     /// When it began, on this rank's clock.
     pub begin_ns: u64,
-    /// Whether it has the operations and gradients of the first measured step. If not, its moments have no lists.
+    /// Whether it has the operations and gradients of the first measured step; otherwise its moments have no lists.
     pub is_alike: bool,
     /// Exposed communication.
     pub exposed: u64,
@@ -40,8 +39,8 @@ pub struct StepSample {
 /// A step of a rank of a pipeline. All times are in milliseconds; moments count from the start of the step.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StagedStep {
-    /// For each piece of arithmetic, in order: when the rank had nothing to do before it, when it began and ended, when the
-    /// message that it needs could be received, and when that had arrived. The last two are zero if it needs no message.
+    /// For each piece of arithmetic, in order: when the rank became idle before it, when it began and ended, when its message
+    /// could be received, and when that had arrived. The last two are zero without a message.
     pub actions: Vec<[f32; 5]>,
     /// How long the rank waited for its samples before the step.
     pub data: f32,
@@ -80,20 +79,20 @@ impl StepSample {
     }
 }
 
-/// The steps that a rank keeps, ordered by number. As in [`StepLog`](crate::record::steps::StepLog), a random half of the steps of
-/// a longer run is kept, then a quarter, and so on.
+/// The steps that a rank keeps, ordered by number. A longer run keeps a random half of its steps, then a quarter, and so on, as
+/// [`StepLog`](crate::record::steps::StepLog).
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct StepSamples {
     /// The steps.
     pub kept: Vec<StepSample>,
     level: u32,
     count: u64,
-    /// The most steps that are kept, which the size of the first one decides.
+    /// The most steps kept, by the size of the first one.
     room: usize,
 }
 
 impl StepSamples {
-    /// Counts a measured step, and adds it if it is one of those that are kept.
+    /// Counts a measured step, and adds it if it is kept.
     pub fn push(&mut self, sample: impl FnOnce() -> StepSample) {
         let number = self.count;
         self.count += 1;
@@ -129,7 +128,7 @@ mod tests {
         let long = kept(10, 20_000);
         assert!(long.len() > STEPS.1 / 4 && long.is_sorted(), "{} steps", long.len());
         assert_eq!(long, kept(10, 20_000));
-        // A step of ten thousand numbers: only a few steps find room.
+        // Only a few steps of ten thousand numbers find room.
         let large = kept(10_000, 500);
         assert!((STEPS.0 / 4..=STEPS.0).contains(&large.len()), "{} steps", large.len());
     }

@@ -24,17 +24,16 @@ const LINE_EVERY: usize = 10;
 const LINES_OF_RUN: usize = 4;
 /// After this time without a line, the next multiple of [`LINE_EVERY`] prints one.
 const LINE_AFTER: Duration = Duration::from_secs(60);
-/// After a line that says that an update was skipped, the next one follows at least this many steps later.
+/// The fewest steps between two lines about skipped updates.
 const SKIPPED_EVERY: u64 = 10;
 
-/// Whoever starts a run with this variable gets the lines of its progress, and its evaluation, without its head and its report.
+/// With this variable a run prints progress and evaluation, without head and report.
 pub const ONLY_PROGRESS: &str = "PACELINE_ONLY_PROGRESS";
 
 /// The console of rank 0.
 #[derive(Debug)]
 pub struct Console<'a> {
     config: &'a TrainConfig,
-    /// The run folder.
     folder: PathBuf,
     bar: Option<Bar>,
     batches_per_s: Speed,
@@ -57,7 +56,6 @@ pub struct Console<'a> {
 #[derive(Clone, Copy, Debug, Default)]
 struct Batches {
     count: usize,
-    /// The wait for them.
     data_ns: u64,
     /// The steps, and the wait for their data.
     wall_ns: u64,
@@ -108,8 +106,7 @@ impl<'a> Console<'a> {
         }
     }
 
-    /// Shows the progress of an epoch with `batches` batches done. `steps` is the number of steps so far, if there are any
-    /// in this run.
+    /// Shows the progress of an epoch with `batches` batches done. `steps` is the number of steps so far, if any.
     fn show(&mut self, epoch: u64, batches: usize, steps: Option<(u64, f64)>) {
         let Some(bar) = &mut self.bar else { return };
         let of = self.config.steps_per_epoch;
@@ -129,8 +126,8 @@ impl<'a> Console<'a> {
         bar.show(bar::Progress { name, done, of, facts });
     }
 
-    /// Prints where a run that may continue from a checkpoint begins. `samples_before` is the number of
-    /// samples before that position in the data; prints whether the run has trained on each of them once.
+    /// Prints where a run with a checkpoint begins, and whether it has trained once on each of the `samples_before` samples
+    /// before.
     fn resumed(&mut self, progress: &Progress, samples_before: u64) {
         let Some(resume) = &self.config.resume else { return };
         let folder = resume.folder().printable();
@@ -163,7 +160,7 @@ impl<'a> Console<'a> {
         ));
     }
 
-    /// Says that an update was skipped, unless a line of the last steps said so.
+    /// Says that an update was skipped, unless a recent line did.
     fn skipped(&mut self, StepDone { steps, scaling, .. }: &StepDone) {
         let is_due = self.said_skipped.is_none_or(|said| said + SKIPPED_EVERY <= *steps);
         let Some(scaling) = scaling.filter(|_| is_due) else { return };
@@ -212,7 +209,7 @@ impl<'a> Console<'a> {
         }
     }
 
-    /// An evaluation between steps. That of the finished model is the answer, which is printed last.
+    /// An evaluation between steps; the one at the end is printed last.
     fn evaluated(&mut self, Evaluation { steps, result, .. }: &Evaluation) {
         let loss = printed("eval_loss").shown(result.sums.mean_loss());
         let (perplexity, over) = (perplexity(result), over(result));
@@ -242,7 +239,7 @@ impl<'a> Console<'a> {
         self.say(format!("Epoch {}/{num_epochs}{part}: {facts}{batches}", epoch + 1));
     }
 
-    /// The time of all steps, if lines say it of some of them.
+    /// The time of all steps, if lines have that of some.
     fn trained(&mut self) {
         if let (Some(_), Some(begin)) = (self.config.output.log_every, self.begin) {
             let total = printed("total_s").with_unit(begin.elapsed().as_secs_f64());
@@ -333,7 +330,7 @@ impl Listener for Console<'_> {
     }
 }
 
-/// The answer of the run: how good the finished model is, or, if it was not evaluated, how well it did in the last epoch.
+/// The answer of the run: the evaluation of the finished model, or else its last epoch.
 pub(crate) fn answer_lines(facts: &Facts) -> Vec<String> {
     let outcome = facts.outcome;
     match (&outcome.evaluated, &outcome.trained) {

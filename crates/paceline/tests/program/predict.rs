@@ -9,7 +9,7 @@ use serde_json::Value;
 
 /// 128 parts of 0.8 MB, which become final in the last 120 of 180 ms.
 const GIVEN: &str = "--gradient-bytes 102.4e6 --compute-ms 180";
-/// One bucket, which is final when computing ends. The sums of the loss travel just before it.
+/// One bucket, final when computing ends. The sums of the loss travel just before it.
 const AT_ONCE: &str = "--gradient-bytes 80MB --compute-ms 100 --backward-ms 0 --bucket-cap-mb 1000 --first-bucket-mb 1000";
 
 fn predict(sandbox: &Sandbox, flags: &str) -> Run {
@@ -41,8 +41,8 @@ fn a_model_in_numbers_is_not_run() {
     let files = "--json p.json --csv p.csv --charts charts";
     let run = predict(&sandbox, &format!("{flags} {files}")).ok();
     assert!(run.stdout.contains("Nothing was run."), "{}", run.stdout);
-    // The first bucket has 2 parts, then come three of 33. The last one, of 27, is final when computing ends. It takes
-    // 2 (n-1) steps and one for headers: three with 2 ranks, and seven with 4.
+    // The first bucket has 2 parts, then come three of 33. The last one, of 27, is final when computing ends. It takes 2
+    // (n-1) steps and one for headers.
     let rows = json(&sandbox.path("p.json"))["rows"].as_array().unwrap().clone();
     close(number(&rows[0], "step_ms"), 180.0 + 3.0 + (21.6e6 + 88.0) / 1e8);
     close(number(&rows[1], "step_ms"), 180.0 + 7.0 + (1.5 * 21.6e6 + 3.0 * 88.0) / 1e8);
@@ -65,16 +65,16 @@ fn hosts_of_several_ranks_have_two_speeds() {
         let rows = rows(&format!("{AT_ONCE} {hosts} {algorithm}"));
         (rows[0]["algorithm"].clone(), number(&rows[0], "step_ms"))
     };
-    // Inside: 2 x 3/4 of 80 MB at 100 GB/s. Between: a host sends 4 rails of 20 MB, half of it as partial sums and half
-    // as results. Three steps each. The 24 bytes of the loss: three steps, and the same headers; a rail has 6 bytes, so
-    // small that one rank sums all of it.
+    // Inside: 2 x 3/4 of 80 MB at 100 GB/s. Between: a host sends 4 rails of 20 MB, half of it as partial sums and half as
+    // results. Three steps each. The 24 bytes of the loss: three steps, and the same headers; one rank sums all 6 bytes of a
+    // rail.
     let inside_ms = |bytes: f64| (1.5 * bytes + 3.0 * 88.0) / 1e8 + 3e-3;
     let headers_ms = 4.0 * 4.0 * 88.0 / 1e6;
     let loss_ms = inside_ms(24.0) + headers_ms + 4.0 * 6.0 / 1e6 + 3.0;
     let (name, hybrid) = step_ms("");
     assert_eq!(name, "hybrid");
     close(hybrid, 100.0 + loss_ms + inside_ms(80e6) + 80.0 + headers_ms + 3.0);
-    // Ring: a step for headers and 14 steps, in each of which an eighth of 80 MB, and of 24 bytes, goes over the slow link.
+    // Ring: a step for headers and 14 steps with an eighth of 80 MB, and of 24 bytes, over the slow link.
     let (name, ring) = step_ms("--algorithm ring");
     assert_eq!(name, "ring");
     let headers_ms = 16.0 * 88.0 / 1e6;
@@ -85,7 +85,7 @@ fn hosts_of_several_ranks_have_two_speeds() {
     assert_eq!(step_ms("--algorithm auto"), ("hybrid".into(), hybrid));
 }
 
-/// More ranks send more headers and more of each bucket, so no bucket sizes make their step shorter than that of fewer ranks.
+/// More ranks send more headers and more of each bucket, so their step is never shorter.
 #[test]
 fn the_best_buckets_are_never_better_for_more_ranks() {
     for flags in ["--gradient-bytes 500MB --compute-ms 180 --backward-ms 120", GIVEN] {
@@ -170,8 +170,7 @@ fn predictions_stand_beside_measurements() {
     assert!(run.stdout.contains("2 ranks side by side"), "{}", run.stdout);
     let report = json(&sandbox.path("p.json"));
     let row = &report["rows"][0];
-    // Whether anything is exposed is up to when this machine has its gradients, which other programs
-    // disturb.
+    // Whether anything is exposed depends on when this busy machine has its gradients.
     let calibrated = report["calibrations"][0]["step_ms"].as_f64().unwrap();
     assert!(calibrated > 0.0 && number(row, "exposed_ms") >= 0.0, "{row}");
     let off = number(row, "step_ms") - calibrated - number(row, "exposed_ms");

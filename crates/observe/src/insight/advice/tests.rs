@@ -202,8 +202,8 @@ fn converting_is_taken_off_what_half_the_bytes_gain() {
 
 #[test]
 fn a_gain_that_the_spread_hides_is_not_promised() {
-    // In most steps one bucket of 32 ms is exposed whole. In a quarter of the steps the operation was over at once, as if
-    // something else had been measured: other buckets gain nothing there.
+    // In most steps one bucket of 32 ms is exposed whole. In a quarter the operation was over at once, so other buckets
+    // gain nothing.
     let run = Run {
         more_ms: |number| if number % 4 == 0 { -32.0 } else { 0.0 },
         ..Run::new(Advice::ChooseBuckets, ALL, 8.0)
@@ -218,7 +218,7 @@ fn a_gain_that_the_spread_hides_is_not_promised() {
 
 #[test]
 fn a_rank_that_is_late_in_each_step_is_not_hidden_by_other_buckets() {
-    // The ranks are late in turns. By the means of both, gradients would be final 3 ms earlier than any bucket can leave.
+    // The ranks are late in turns. By their means, gradients would be final 3 ms before any bucket can leave.
     let turns = Run {
         late: |number| if number % 2 == 0 { [0.0, 6.0] } else { [6.0, 0.0] },
         ..Run::new(Advice::ChooseBuckets, ALL, 8.0)
@@ -268,7 +268,7 @@ fn waiting_is_named_where_it_is_the_largest_part() {
         "{}",
         slow.text
     );
-    // A rank that is late in most steps only is to blame, but nothing is promised.
+    // A rank that is late in most steps is to blame, but nothing is promised.
     let mostly = late(|number| if number % 7 == 0 { [0.0, 0.0] } else { [0.0, 12.0] });
     assert!(mostly.text.ends_with("its share of the data"), "{}", mostly.text);
     // Where the ranks are late in turns, no rank is to blame.
@@ -278,7 +278,7 @@ fn waiting_is_named_where_it_is_the_largest_part() {
 
 #[test]
 fn a_replay_that_misses_more_than_it_promises_is_silent() {
-    // Operations take 30 ms longer than the link, but only the last one: the model has the usual extra time of all.
+    // Only the last operation takes 30 ms longer than the link: the model has the usual extra time.
     let run = Run::new(Advice::ChooseBuckets, ONE, 8.0);
     let mut observed = run.observed();
     for step in &mut observed.steps {
@@ -333,7 +333,7 @@ fn averages_half_as_often_do_not_wait_less() {
 
 #[test]
 fn what_operations_usually_take_longer_is_a_cost() {
-    // The extra time of operations over the link is a cost of each.
+    // The extra time over the link is a cost of each operation.
     let run = Run { more_ms: |_| 0.5, ..Run::new(Advice::ChooseBuckets, ONE, 8.0) };
     let cost = cost_of(&run.observed(), Some(Box::new(|bytes| 8.0 * bytes as f64 / MIB as f64)));
     assert!((cost(2 * MIB as u64) - 16.5).abs() < 1e-9);
@@ -396,7 +396,7 @@ fn compression_pays_on_slow_links_only() {
         anatomy.means.sync_ms = sync;
         run.told_with(&anatomy, &observed)
     };
-    // 1 ms per MiB: whole gradients leave 1 ms exposed, the last bucket. 4 ms are for compression.
+    // 1 ms per MiB: whole gradients leave the last bucket exposed, 1 ms. Compression takes 4 ms.
     let fast = told(2.0, 4.0, 1.0);
     let gain = fast.account.gain.unwrap();
     assert!((gain.ms - 5.0).abs() < 1e-9 && fast.account.removed_ms == 1.0, "{}", fast.text);

@@ -1,8 +1,7 @@
-//! Compares numbers of ranks with one rank: the laws of scaling, and the serial fraction fitted to all points.
+//! The laws of scaling, and the serial fraction fitted to all points.
 //!
-//! Strong scaling follows Amdahl (1967): `T(N) / T(1) = f + (1 - f) / N`. Weak scaling, where the
-//! problem grows with the ranks, follows Gustafson (1988): `S(N) = N - f (N - 1)`. Both are linear in
-//! `f`, so least squares have a closed form. Knows neither how runs are made nor how results are shown.
+//! Strong scaling follows Amdahl (1967): `T(N) / T(1) = f + (1 - f) / N`. Weak scaling, where the problem grows with the
+//! ranks, follows Gustafson (1988): `S(N) = N - f (N - 1)`. Both are linear in `f`, so least squares have a closed form.
 
 use paceline_failure::{Failure, Result};
 
@@ -45,12 +44,12 @@ impl Mode {
     }
 }
 
-/// The results with one number of ranks. Times are per step, in milliseconds, and medians over the rounds.
+/// The results with one number of ranks. Times are medians per step, in milliseconds.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub struct Point {
     /// Number of ranks.
     pub ranks: usize,
-    /// Whether there are more ranks x threads than cores. Such a point does not show scaling, because ranks share cores.
+    /// Whether there are more ranks x threads than cores, so that the point does not show scaling.
     pub is_crowded: bool,
     /// Samples of all ranks per second, without the wait for data.
     pub samples_per_s: f64,
@@ -98,14 +97,14 @@ impl Point {
 pub struct Fit {
     /// The serial fraction, from 0 to 1.
     pub serial: f64,
-    /// Root mean square of the differences in speed-up; `None` for a single point, which any law fits.
+    /// Root mean square of the errors in speed-up; `None` for a single point, which any law fits.
     pub residual: Option<f64>,
     /// How many points were fitted, one rank not counted.
     pub num_points: usize,
 }
 
 impl Fit {
-    /// Fits the points that have enough cores; the reason if they have no fit. The first point has one rank.
+    /// Fits the points with enough cores; the error is the reason for no fit. The first point has one rank.
     pub fn of(mode: Mode, all: &[Point]) -> std::result::Result<Self, String> {
         let points: Vec<(f64, f64)> = all
             .iter()
@@ -155,8 +154,7 @@ impl Fit {
     }
 }
 
-/// The serial fraction for which the law gives exactly this speed-up. The law is Amdahl's for strong
-/// scaling (solved by Karp and Flatt, 1990), and Gustafson's for weak scaling.
+/// The serial fraction for which the law gives exactly this speed-up; Amdahl's is solved by Karp and Flatt (1990).
 pub fn serial_fraction(mode: Mode, ranks: usize, speedup: f64) -> f64 {
     let n = ranks as f64;
     match mode {
@@ -165,7 +163,6 @@ pub fn serial_fraction(mode: Mode, ranks: usize, speedup: f64) -> f64 {
     }
 }
 
-/// The `f` that fits `y = f x` to all (x, y) by least squares.
 fn least_squares(points: impl Iterator<Item = (f64, f64)>) -> f64 {
     let (xy, xx) = points.fold((0.0, 0.0), |(xy, xx), (x, y)| (xy + x * y, xx + x * x));
     xy / xx
@@ -206,7 +203,7 @@ pub(super) mod tests {
         let Fit { serial, residual, num_points } = strong(&times, 8).unwrap();
         assert!((serial - 0.1).abs() < 1e-12 && residual.unwrap() < 1e-12, "{serial}");
         assert_eq!(num_points, 3);
-        // Points without enough cores are left out, however bad they are.
+        // Points without enough cores are left out.
         let mut worse = times;
         worse[3].1 = 500.0;
         let Fit { serial, num_points, .. } = strong(&worse, 4).unwrap();
