@@ -1,7 +1,7 @@
 //! A checkpoint as a folder of Hugging Face's `transformers`: the files beside the weights.
 //!
-//! A checkpoint records where its run has read the tokenizer and the model. Output: the settings, and copies of the files
-//! of the tokenizer and of generation, or which of them somebody has to copy. This file does not know the weights.
+//! From where the run has read tokenizer and model: the settings, and copies of the files of tokenizer and generation, or
+//! which of them somebody has to copy.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -19,9 +19,9 @@ use serde_json::{Map, Value, json};
 
 /// The key of the names of the classes of the training data.
 pub const CLASS_NAMES: &str = "class-names";
-/// The key of the file that the tokens were made with.
+/// The key of the tokenizer's file.
 const TOKENIZER_FILE: &str = "tokenizer-file";
-/// The key of the tokenizer that the program carries.
+/// The key of a tokenizer that the program carries.
 const TOKENIZER_NAME: &str = "tokenizer";
 /// The key of the folder that the model was published in.
 const MODEL_FOLDER: &str = "model-folder";
@@ -31,8 +31,7 @@ pub(crate) const TOKENIZER: &str = "tokenizer.json";
 const TOKENIZER_CONFIG: &str = "tokenizer_config.json";
 const GENERATION_CONFIG: &str = "generation_config.json";
 
-/// The records of a checkpoint about where its run has read a tokenizer and a model. A continuation may have read them
-/// elsewhere.
+/// A checkpoint's records about where its run has read tokenizer and model; a continuation may differ.
 pub fn origin(
     tokenizer: Option<&TokenizerSource>,
     model: Option<&Path>,
@@ -60,15 +59,14 @@ pub struct HuggingFace {
     files: Vec<(&'static str, Copied)>,
 }
 
-/// The contents of a file, or why it is missing.
 type Copied = std::result::Result<Cow<'static, [u8]>, String>;
 
-/// The most bytes of a file that is copied beside the weights. The largest `tokenizer.json` has about 35 MB.
+/// The most bytes of a copied file. The largest `tokenizer.json` has about 35 MB.
 const MAX_BYTES: u64 = 256 << 20;
 
 impl HuggingFace {
-    /// Reads the files for a checkpoint with these records. `None` if `transformers` does not have its model. Fails if
-    /// its settings are not JSON. `carried` gives the tokenizer of a data set that the program carries, by its name.
+    /// Reads the files for a checkpoint with these records. `None` if `transformers` lacks its model. Fails if its
+    /// settings are not JSON. `carried` gives a tokenizer that the program carries, by name.
     pub fn of(
         run: &BTreeMap<String, String>,
         carried: impl Fn(&str) -> Option<&'static str>,
@@ -78,7 +76,7 @@ impl HuggingFace {
         let model = run.get(MODEL_FOLDER).map(PathBuf::from);
         let mut names: Vec<String> =
             run.get(CLASS_NAMES).map_or(Ok(Vec::new()), |names| serde_json::from_str(names))?;
-        // Labels that are numbers stand for the classes of the model that training began with.
+        // Labels that are numbers are classes of the first model.
         if let (true, Some(model)) = (names.is_empty(), &model)
             && let Ok(text) =
                 paceline_files::read_text(&model.join(CONFIG_FILE), LlamaConfig::MAX_FILE_BYTES)
@@ -114,7 +112,7 @@ impl HuggingFace {
         self.files.push((name, contents.map_err(|e| format!("{}: {e}", from.printable()))));
     }
 
-    /// Copies a file that not every model has. If its folder is gone, nobody knows whether there was one.
+    /// Copies an optional file. If its folder is gone, nobody knows whether there was one.
     fn copy_if_there(&mut self, name: &'static str, from: &Path) {
         let is_gone = !from.parent().is_some_and(Path::is_dir);
         match fs::metadata(from) {
@@ -249,7 +247,7 @@ mod tests {
         assert_eq!(named(&["good", "b\u{1b}ad"]), expected);
         assert!(expected.to_string().contains("b\\u001bad"), "{expected}");
         assert_eq!([named(&[]), named(&["good"])], [config.clone(), config.clone()]);
-        // Those of the model that training began with are the next best.
+        // Those of the first model are next.
         fs::write(model.path().join(CONFIG_FILE), expected.to_string()).unwrap();
         assert_eq!(named(&[]), expected);
         assert_eq!(named(&["a", "b"])["id2label"], json!({"0": "a", "1": "b"}));

@@ -1,8 +1,7 @@
 //! Which elements each rank writes, and under which names.
 //!
-//! Input: the ranges of flat storage that each rank owns. Output: the pieces of logical tensors that one rank writes.
-//! Every element is written by exactly one of its owners. Ranks that own the same elements divide them evenly, so
-//! replicas write as much together as one of them has, each a part. This file knows nothing of files.
+//! Exactly one owner writes each element. Ranks that own the same elements divide them evenly, so replicas together
+//! write one copy.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -11,7 +10,7 @@ use paceline_failure::Result;
 use paceline_memory::Tensor;
 use paceline_model::{BufferId, Layout, Optimizer, Owned, ParamId, Storage, UnitId};
 
-/// Divided ranges begin at multiples of this many elements of flat storage, like the ranges that ranks own.
+/// Divided ranges begin at multiples of this many elements, as owned ranges do.
 const ALIGN_ELEMS: usize = 16;
 
 /// A range of the elements of one tensor, in memory.
@@ -43,7 +42,7 @@ impl Ranges {
         Self { values: vec![all], state: vec![trained] }
     }
 
-    /// The same without the elements that others write.
+    /// The same without elements that others write.
     pub fn without(self, others: &[Range<usize>]) -> Self {
         let cut = |all: Vec<Range<usize>>| {
             others.iter().fold(all, |left, other| {
@@ -72,13 +71,13 @@ pub fn share(owned: &[Ranges], own: usize) -> Ranges {
     Ranges { values: of(|ranges| &ranges.values), state: of(|ranges| &ranges.state) }
 }
 
-/// Divides the elements that several ranks own evenly among these ranks. Returns the ranges of rank `own`, in order.
+/// Divides shared elements evenly among their owners. Returns the ranges of rank `own`, in order.
 fn divide(owned: &[&[Range<usize>]], own: usize) -> Vec<Range<usize>> {
     let mut bounds: Vec<usize> =
         owned.iter().flat_map(|ranges| ranges.iter()).flat_map(|r| [r.start, r.end]).collect();
     bounds.sort_unstable();
     bounds.dedup();
-    // The elements between two bounds have the same owners. All elements with the same owners are divided together.
+    // Elements between two bounds have the same owners; all with the same owners are divided together.
     let mut by_owners: BTreeMap<Vec<usize>, Vec<Range<usize>>> = BTreeMap::new();
     for pair in bounds.windows(2) {
         let has = |ranges: &&[Range<usize>]| {
@@ -106,7 +105,7 @@ fn divide(owned: &[&[Range<usize>]], own: usize) -> Vec<Range<usize>> {
     shares
 }
 
-/// The part of the concatenated ranges that these numbers name.
+/// This part of the concatenated ranges.
 fn part_of(ranges: &[Range<usize>], part: Range<usize>) -> Vec<Range<usize>> {
     let mut before = 0;
     let mut parts = Vec::new();
@@ -194,8 +193,7 @@ pub fn strategy_prefix(rank: usize) -> String {
 mod tests {
     use super::*;
 
-    /// Checks that every owned element has exactly one writer, which owns it. Returns how many elements each rank
-    /// writes.
+    /// Checks that exactly one owner writes each element. Returns how many elements each rank writes.
     fn check(owned: &[&[Range<usize>]]) -> Vec<usize> {
         let shares: Vec<_> = (0..owned.len()).map(|rank| divide(owned, rank)).collect();
         let end = owned.iter().flat_map(|ranges| ranges.iter()).map(|range| range.end).max();

@@ -25,7 +25,7 @@ use crate::progress::{Best, EpochSums, LossScaling, Progress};
 const ADAMW: AdamW = AdamW { lr: 0.1, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.0 };
 const KIND: &str = "any of the exact ones";
 
-/// A model of layers of this width: 2.2 MB with the optimizer's state if it is 400.
+/// Layers of this width: 2.2 MB with the optimizer's state at 400.
 const fn mlp(hidden_dim: usize) -> MlpConfig {
     MlpConfig { input_dim: 64, hidden_dim, output_dim: 4, num_layers: 3, tie_layers: false }
 }
@@ -308,7 +308,7 @@ fn an_exported_checkpoint_is_a_weight_file() {
     }
 }
 
-/// A folder in memory, where that is possible: the files of thousands of states need no disk.
+/// A folder in memory if possible: the files of thousands of states need no disk.
 fn folder_in_memory() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
 }
@@ -353,8 +353,8 @@ fn a_fault_at_any_operation_of_a_save_loses_no_checkpoint() {
     assert!(num_operations > 20, "{num_operations} operations");
 }
 
-/// Two ranks save four times, and keep two checkpoints. The power is cut after each operation. Whatever was on its way to
-/// the disk, a checkpoint loads, and it is not older than the last one that was reported to be complete.
+/// Two ranks save four times, and keep two checkpoints. After a power cut at any operation a checkpoint loads, no older
+/// than the last one reported complete.
 #[test]
 fn a_power_cut_after_any_operation_loses_no_checkpoint() {
     let folder = tempfile::tempdir().unwrap();
@@ -362,7 +362,7 @@ fn a_power_cut_after_any_operation_loses_no_checkpoint() {
     let disk = Disk::recorded();
     let owner = Folder::take(&path, disk.clone(), "a run").unwrap();
     let mut previous = None;
-    // The last one takes the place of the one before: the run has gone back to step 3.
+    // The last one replaces the one before: the run has gone back to step 3.
     for (steps, seed) in [(1, 1), (2, 2), (3, 3), (4, 4), (4, 5)] {
         if seed == 5 {
             previous = Checkpoint::open(&path.join(steps::name(3))).unwrap().as_previous(&path);
@@ -467,7 +467,7 @@ fn a_run_that_has_gone_back_knows_its_own_checkpoints() {
     };
     run(None, &[30, 40, 45, 50, 60]);
     assert_eq!(steps::good(path), Some(50));
-    // At once, so that a run that ends before its first save is started again from here. The steps after it have proven it.
+    // At once, so that a run that ends before its first save restarts from here. Later steps have proven it.
     run(Some(40), &[]);
     assert_eq!((latest(path), steps::good(path)), (Some(40), Some(40)));
     run(Some(40), &[47]);
@@ -478,7 +478,7 @@ fn a_run_that_has_gone_back_knows_its_own_checkpoints() {
     // It comes to a step that was good on the other way.
     run(Some(47), &[50]);
     assert_eq!((latest(path), steps::good(path)), (Some(50), Some(40)));
-    // A mark that somebody has left says nothing about the checkpoints of a new run.
+    // An old mark says nothing about a new run.
     fs::remove_dir_all(path.join(steps::name(50))).unwrap();
     fs::write(path.join(steps::GOOD), steps::name(50)).unwrap();
     run(None, &[50]);

@@ -25,8 +25,7 @@
 //! | [`compare`] | the table that compares the report with such series |
 //! | [`charts`] | time and bandwidth against size, as SVG |
 //!
-//! Only `sweep` and `processes` start ranks, and only `rank` and `memory` take times; everything else
-//! turns numbers into text and files.
+//! Only `sweep` and `processes` start ranks, and only `rank` and `memory` take times.
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 

@@ -1,17 +1,13 @@
 //! The one way to show text that others wrote.
 //!
-//! A name in a file, a path, a word of a command line or a variable may hold any characters. Control characters move the
-//! cursor of a terminal, change its colors and its title. Characters without a shape can hide text, or show it in another
-//! order than it has. Text goes in, and text in which such characters are written as escapes comes out.
-//!
-//! This module does not know where the text goes.
+//! Untrusted text may hold control characters, which move the cursor of a terminal, or change its colors and title, and
+//! characters without a shape, which can hide or reorder text. Such characters are written as escapes.
 
 use std::borrow::Cow;
 use std::ffi::OsStr;
 use std::path::Path;
 
-/// Names of files, as they stand in messages. Their `display` shows line ends as they are, so the rest of a name would
-/// look like a message of its own.
+/// Names of files in messages. Their `display` keeps line ends, after which the rest of a name would look like a message.
 pub trait Printable {
     /// The name as [`printable`] shows it. Bytes that are not UTF-8 become U+FFFD.
     fn printable(&self) -> Cow<'_, str>;
@@ -32,8 +28,8 @@ impl Printable for Path {
     }
 }
 
-/// Text that is safe in a line, a cell of a table or a label: it is one line, and all of its characters can be seen.
-/// Control characters, line ends included, and characters without a shape become escapes such as `\u{1b}`.
+/// Text that is safe in a line, a cell or a label: control characters, line ends included, and characters without a shape
+/// become escapes such as `\u{1b}`.
 pub fn printable(text: &str) -> Cow<'_, str> {
     escaped(text, false, false)
 }
@@ -43,8 +39,8 @@ pub fn printable_lines(text: &str) -> Cow<'_, str> {
     escaped(text, true, false)
 }
 
-/// Like [`printable_lines`], for running text that comes in pieces, such as that of a model: joiners stay wherever they are,
-/// because the sign that they join may come with the next piece.
+/// Like [`printable_lines`], for text that comes in pieces, as from a model: joiners stay, because the next piece may have
+/// the sign that they join.
 pub fn printable_piece(text: &str) -> Cow<'_, str> {
     escaped(text, true, true)
 }
@@ -81,8 +77,8 @@ fn is_joined(c: char) -> bool {
     !c.is_ascii() && !is_hidden(c)
 }
 
-/// Whether this is a control character, or a character without a shape of its own. Among the latter are those that
-/// change the direction of text, end a line, or only fill space.
+/// Whether this is a control character, or one without a shape, which may change the direction of text, end a line, or fill
+/// space.
 fn is_hidden(c: char) -> bool {
     c.is_control()
         || matches!(

@@ -1,7 +1,6 @@
-//! The environment variables by which paceline's own launcher informs a rank, in addition to its place among the
-//! ranks.
+//! The environment variables by which paceline's own launcher informs a rank.
 //!
-//! The place itself is read by `paceline_rendezvous::Placement`, whichever launcher started the ranks.
+//! `paceline_rendezvous::Placement` reads its place, under any launcher.
 
 use std::ffi::OsString;
 use std::path::PathBuf;
@@ -12,7 +11,7 @@ pub use paceline_rendezvous::{LAUNCH, SECRET};
 use crate::TransportName;
 use paceline_failure::{Result, usage};
 
-/// The variable that carries the run folder. It is empty on a host without rank 0, which has no run folder.
+/// The variable with the run folder, empty on a host without rank 0.
 pub const RUN_FOLDER: &str = "PACELINE_RUN_FOLDER";
 /// The variable that marks the ranks that `paceline evaluate` and `paceline check` have started.
 pub const STARTED: &str = "PACELINE_STARTED";
@@ -26,15 +25,13 @@ pub struct Placement {
     pub run_folder: Option<PathBuf>,
     /// Whether the same `paceline evaluate` or `paceline check` started this rank.
     pub is_started: bool,
-    /// Whether this process is not a rank, but the launcher of the ranks of one host of several. Then the place is
-    /// that of its first rank.
+    /// Whether this process is the launcher of one of several hosts, at the place of its first rank.
     pub is_launcher: bool,
 }
 
 impl Placement {
-    /// Whether `paceline train` started this rank. If so, its flags have been checked already and its
-    /// warnings printed. `paceline launch` does not count: for a training run it is like any other
-    /// launcher.
+    /// Whether `paceline train` started this rank, checked its flags and printed its warnings. `paceline launch` does
+    /// not count: it is like any other launcher.
     pub fn is_of_train(&self) -> bool {
         self.run_folder.is_some()
     }
@@ -44,8 +41,8 @@ impl Placement {
         self.place.launcher == Launcher::Paceline
     }
 
-    /// Whether the command that this rank runs also started it, or will. Then `--nproc` is the number of
-    /// ranks that the command starts on this host.
+    /// Whether this rank's own command started it, or will. Then `--nproc` is the number of ranks that it starts on
+    /// this host.
     pub fn is_ours(&self) -> bool {
         self.is_of_train() || self.is_started || self.is_launcher
     }
@@ -55,9 +52,9 @@ impl Placement {
         format!("unset {}", self.place.variables.join(" and "))
     }
 
-    /// The transport that is used if no flag names one.
+    /// The transport if no flag names one.
     pub fn default_transport(&self) -> TransportName {
-        // Our launcher gives every host the same number of ranks, in order, as hybrid needs it. Others may not.
+        // Only our launcher surely gives every host equally many ranks, in order, as hybrid needs.
         if self.place.is_one_host() {
             TransportName::Shm
         } else if self.is_of_paceline() && self.place.local_world_size > 1 {
@@ -67,8 +64,8 @@ impl Placement {
         }
     }
 
-    /// The transport of a run for which `transport` was chosen; `is_stated` if by a flag or a file. Under our
-    /// own launcher a run chooses for itself.
+    /// The transport of a run for which `transport` was chosen, by the user if `is_stated`. Under our own launcher a
+    /// run chooses for itself.
     pub fn transport_of_run(&self, transport: TransportName, is_stated: bool) -> TransportName {
         let chooses = !is_stated && self.is_of_paceline();
         if chooses { self.default_transport() } else { transport }
@@ -96,8 +93,7 @@ impl Placement {
     }
 }
 
-/// Reads the placement. Returns `None` if no launcher set one. An incomplete placement is an error that
-/// names the missing variable.
+/// Reads the placement, if a launcher set one. The error of an incomplete one names the missing variable.
 pub fn read(variable: impl Fn(&str) -> Option<OsString>) -> Result<Option<Placement>> {
     let place =
         paceline_rendezvous::Placement::from_lookup(|name| variable(name)?.into_string().ok())?;

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What it reads and writes are messages of its own ranks.
+/// It reads and writes only messages of its own ranks.
 const CRATE_FOR_TESTS: &str = "/testing/emulated-card/";
 
 /// The crates that may hold unsafe code.
@@ -63,8 +63,7 @@ fn crates() -> BTreeMap<String, (PathBuf, toml::Table)> {
     folders.into_iter().flatten().map(|entry| manifest(entry.unwrap().path())).collect()
 }
 
-/// The workspace's crates among the normal dependencies of a manifest, for any target, under
-/// whatever name.
+/// The workspace's crates among a manifest's normal dependencies, for any target and under any name.
 fn edges(manifest: &toml::Table, names: &BTreeSet<String>) -> BTreeSet<String> {
     let mut tables: Vec<&toml::Table> =
         manifest.get("dependencies").and_then(toml::Value::as_table).into_iter().collect();
@@ -184,8 +183,8 @@ const MAY_NAME: [(&str, &str); 9] = [
 /// Ways to give a file a name. Each takes the place of a link and does not follow it.
 const NAMINGS: [&str; 5] = ["fs::rename(", "fs::hard_link(", "symlink(", "linkat(", "renameat("];
 
-/// Files that write to a name which a user has stated, and which flag states it. These names may be links of the user's, pipes
-/// and devices. All others are chosen by this program, which follows no link there.
+/// Files that write to a name which a user has stated, and which flag states it. These may be the user's links, pipes and
+/// devices. This program chooses all other names, and follows no link there.
 const MAY_STATE: [(&str, &str); 12] = [
     ("checkpoint/src/command.rs", "checkpoint export --to"),
     ("commbench/src/sweep.rs", "bench OPERATION --json, --csv"),
@@ -223,7 +222,7 @@ fn cells_of_csv_are_written_in_one_way() {
     assert!(direct.is_empty(), "make a Table and call its csv():\n{direct:#?}");
 }
 
-/// A step says in its signatures what it changes: a strategy itself, and the state of the training. A replica stays as it is.
+/// A step changes a strategy and the state of training, never a replica.
 #[test]
 fn a_step_changes_nothing_behind_a_shared_reference() {
     let ways = ["RefCell", "Cell<", "Mutex", "RwLock", "take()", "mem::take", "mem::replace"];
@@ -255,7 +254,7 @@ fn shipped() -> Vec<(String, String)> {
     shipped
 }
 
-/// The lines with one of these ways, in files other than those that may.
+/// The lines with one of these ways, except in files that may.
 fn uses(ways: &[&str], may: &[(&str, &str)]) -> Vec<String> {
     let is_used = |line: &str| {
         // Not a longer name, such as `MetricsFile`.
@@ -270,8 +269,7 @@ fn uses(ways: &[&str], may: &[(&str, &str)]) -> Vec<String> {
     direct.map(|(place, line)| format!("{place}: {}", line.trim())).collect()
 }
 
-/// Where a path is shown as it is, and why. Elsewhere [`paceline_files::Printable`] shows it, so that no name begins a line of
-/// its own.
+/// Where a path is shown as it is, and why. Elsewhere [`paceline_files::Printable`] shows it.
 const MAY_DISPLAY: [(&str, &str); 7] = [
     ("analysis/src/read/file.rs", "data: tables and charts make it printable"),
     ("data/src", "its errors show paths as they are"),

@@ -1,5 +1,4 @@
-//! Turns a run specification into a resolved configuration, which is checked as a whole before any rank
-//! starts.
+//! Turns a run specification into a resolved configuration, checked as a whole before any rank starts.
 
 use paceline_checkpoint::{Folder, MIN_BUDGET_BYTES};
 use paceline_choices::data::{DATA_SETS, DataConfig, RunNeeds};
@@ -35,9 +34,9 @@ use crate::{
     shortage,
 };
 
-/// Checks all settings together and fills in the defaults. Opens the data and the checkpoint, so that
-/// problems with them are reported now. Writes nothing except data that have to be downloaded. At the
-/// end, tests whether the outputs could be written. This process then computes with the instructions that are stated.
+/// Checks all settings together and fills in the defaults. Opens the data and the checkpoint, so that their problems are
+/// reported now. Writes nothing except downloads. At the end, tests whether the outputs could be written. From then on this
+/// process computes with the stated instructions.
 pub fn resolve(spec: &RunSpec, placement: Option<&Placement>) -> Result<(TrainConfig, OpenData)> {
     instructions::hold(spec)?;
     let (config, data) = resolve_inputs(spec, placement)?;
@@ -48,15 +47,14 @@ pub fn resolve(spec: &RunSpec, placement: Option<&Placement>) -> Result<(TrainCo
     Ok((config, data))
 }
 
-/// Like [`resolve`], for a run whose outputs go elsewhere: does not test whether they could be written.
+/// Like [`resolve`], without a test of the outputs, for a run that writes elsewhere.
 pub fn resolve_inputs(
     spec: &RunSpec,
     placement: Option<&Placement>,
 ) -> Result<(TrainConfig, OpenData)> {
     let (mut config, data, model) = resolve_unchecked(spec, placement)?;
     if placement.is_some_and(Placement::is_of_train) {
-        // The launcher has checked the rest before it started this rank. Also, the memory check could
-        // fail now, because other ranks may have allocated their memory already.
+        // The launcher has checked the rest. The memory check could fail now, because other ranks may have allocated theirs.
         return Ok((config, data));
     }
     let world_size = config.world_size;
@@ -69,8 +67,7 @@ pub fn resolve_inputs(
     Ok((config, data))
 }
 
-/// Like [`resolve_inputs`], but does not test whether the ranks fit into memory, or whether a checkpoint can be continued.
-/// Also returns the model.
+/// Like [`resolve_inputs`], without checks of memory and of the checkpoint. Also returns the model.
 pub fn resolve_unchecked(
     spec: &RunSpec,
     placement: Option<&Placement>,
@@ -164,7 +161,7 @@ pub fn resolve_unchecked(
         comm,
         device: flags.ranks.device,
         copies: flags.copies,
-        // Generated samples are not prefetched: a thread that makes them would slow down the step that is being measured.
+        // Generated samples are not prefetched: their thread would slow down the measured step.
         load_ahead: flags.host.load_ahead.unwrap_or(if data.is_generated() { 0 } else { 2 }),
         decode_us: flags.host.decode_us,
         precision: flags.precision.precision,
@@ -203,7 +200,7 @@ pub fn resolve_unchecked(
         warnings,
     };
     if config.schedule.course != Course::Constant && config.schedule.lr_steps.is_none() {
-        // A run that ends earlier than planned stays on the course of its learning rate.
+        // A run that ends early keeps its learning rate schedule.
         config.schedule.lr_steps = lr_steps.filter(|planned| *planned > config.total_steps());
         if let Some(planned) = config.schedule.lr_steps {
             config.warnings.push(format!(
@@ -356,8 +353,7 @@ pub fn with_one_name(spec: &RunSpec) -> Result<RunSpec> {
     Ok(spec)
 }
 
-/// Fails for flags of another model, data set or optimizer than the run has, and for flags of a
-/// comparison of several runs.
+/// Fails for flags of another model, data set or optimizer, and of a comparison.
 pub fn check_choices(flags: &RunFlags, spec: &RunSpec) -> Result<()> {
     check_foreign(&MODELS, &flags.model, spec)?;
     check_foreign(&DATA_SETS, &flags.data.data, spec)?;
@@ -429,8 +425,7 @@ fn check_padding(
     }
 }
 
-/// If the ranks' models differ, fails for flags that need a single model, or warns if it is still
-/// possible.
+/// If the ranks' models differ, fails for flags that need a single model, or warns.
 fn check_drift(
     flags: &RunFlags,
     strategy: &StrategyConfig,

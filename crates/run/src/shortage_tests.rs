@@ -1,8 +1,7 @@
-//! Whole training runs of two ranks on a disk that fails at one operation after the other, and with memory that ends at
-//! one block after the other.
+//! Whole training runs of two ranks on a disk that fails at each operation in turn, and with memory that ends at each block.
 //!
-//! Each run continues from a checkpoint and writes every file that a run can write. Whatever fails, the run ends, earlier
-//! files are still there, and the next run ends with the weights of a run to which nothing happened.
+//! Each run continues from a checkpoint and writes every kind of file. Whatever fails, the run ends, earlier files are still
+//! there, and the next run ends with the weights of an undisturbed run.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -36,7 +35,7 @@ fn tiny(settings: &[(&str, &str)]) -> RunSpec {
     settings.iter().fold(spec.with("quiet", true), |spec, (key, value)| spec.with(key, value))
 }
 
-/// A run of this many optimizer steps, those of earlier runs included, with its checkpoints in `parent`.
+/// A run up to this many optimizer steps, with its checkpoints in `parent`.
 fn run_spec(parent: &Path, steps: u64) -> RunSpec {
     let spec = tiny(&[
         ("model", "mlp"),
@@ -51,7 +50,7 @@ fn run_spec(parent: &Path, steps: u64) -> RunSpec {
     spec.with("steps", steps).with("save", parent.join("saved").display())
 }
 
-/// The same run with all files that a run can write.
+/// The same run with all kinds of files.
 fn all_files(parent: &Path, steps: u64) -> RunSpec {
     let path = |name: &str| parent.join(name).display().to_string();
     let spec = run_spec(parent, steps).with("tensorboard", true).with("json", path("copy.json"));
@@ -82,7 +81,7 @@ fn hosts(disk: &Disk) -> [Host; 2] {
     [(); 2].map(|()| Host { disk: disk.clone(), ..Host::default() })
 }
 
-/// A folder in memory, where that is possible: hundreds of runs need no disk.
+/// A folder in memory if possible: hundreds of runs need no disk.
 fn folder_in_memory() -> tempfile::TempDir {
     tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap()
 }
@@ -132,7 +131,7 @@ fn runs(parent: &Path) -> Vec<PathBuf> {
     runs.map(|run| run.unwrap().path()).collect()
 }
 
-/// The weights at the end of the next run, to which nothing happens.
+/// The weights at the end of the next, undisturbed run.
 fn weights_of_the_next(parent: &Path) -> String {
     let before = runs(parent);
     run(&run_spec(parent, 4), parent, hosts(&Disk::without_fault())).unwrap();
@@ -140,7 +139,7 @@ fn weights_of_the_next(parent: &Path) -> String {
     RunSummary::read(&summary).unwrap().text("weights_sha256").to_owned()
 }
 
-/// Checks that every file that has its final name is whole. Only a process that has ended may cut off the last line of
+/// Checks that every file with its final name is whole. Only a process that has ended may cut off the last line of
 /// `metrics.jsonl`.
 fn check_whole(parent: &Path, fault: Fault) {
     for path in files(parent) {
@@ -179,7 +178,7 @@ fn a_run_survives_or_reports_a_fault_at_any_operation_on_its_files() {
         check_whole(parent, fault);
         let mut partial = files(parent);
         partial.retain(|path| path.extension().is_some_and(|end| end == "partial"));
-        // A process that has ended leaves at most the files that were about to get their names.
+        // A process that has ended leaves at most files about to get their names.
         assert!(partial.len() <= if fault == Fault::Stops { 2 } else { 0 }, "{partial:?}");
         match outcome {
             Ok(()) => {
@@ -222,7 +221,7 @@ fn a_run_without_memory_ends_with_how_much_was_asked_for_and_for_what() {
     let spec = |strategy| {
         tiny(&[
             ("model", "mlp"),
-            // More activations than blocks that have been given back before. The copy of the state is larger than any of them.
+            // More activations than blocks given back before, all smaller than the copy of the state.
             ("num-layers", "6"),
             ("input-dim", "64"),
             ("hidden-dim", "64"),

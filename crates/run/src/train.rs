@@ -31,8 +31,8 @@ use crate::setup::Host;
 use crate::trainer;
 use crate::{folder, resume};
 
-/// Trains as `spec` states: resolves it, then runs as a rank, as several threads, or as the launcher of several processes.
-/// `notes` are warnings from reading it.
+/// Trains as `spec` states: as a rank, as several threads, or as the launcher of several processes. `notes` are warnings
+/// from reading it.
 pub fn train(
     spec: &RunSpec,
     notes: Vec<String>,
@@ -89,7 +89,7 @@ pub fn train(
         let host = Host { disk, stop, is_launched, local_rank, ..Host::default() };
         trainer::run_rank(&config, data.clone(), group, local_rank, make_folder, host)
     });
-    // All ranks have ended if they are threads of this process. Otherwise their launcher does this.
+    // Ranks that are threads of this process have ended. Otherwise their launcher does this.
     if let (Err(_), None, Some(save)) = (&outcome, &placement, &config.checkpoints.save) {
         checkpoint::Folder::tidy(save);
     }
@@ -111,8 +111,7 @@ impl FinishedRun {
         self.summary.number("train_loss")
     }
 
-    /// The accuracy on the test part, with `--evaluate`; otherwise that of the last epoch. `None` if the model does not
-    /// classify.
+    /// The accuracy on the test part, or else of the last epoch. `None` if the model does not classify.
     pub fn accuracy(&self) -> Option<f64> {
         self.summary.number("eval_accuracy").or_else(|| self.summary.number("train_accuracy"))
     }
@@ -152,7 +151,7 @@ pub fn train_here<W: Into<OsString> + Clone>(
     Ok(FinishedRun { summary: RunSummary::read(&folder.join("summary.json"))?, folder })
 }
 
-/// Checks the flags about restarts and hosts, as far as they do not depend on the run.
+/// Checks the flags about restarts and hosts that do not depend on the run.
 pub fn check_start(
     start: &StartFlags,
     spec: &RunSpec,
@@ -187,7 +186,7 @@ pub fn check_start(
     Hosts::resolve(start)
 }
 
-/// Which processors the ranks of this host get for themselves, in words.
+/// The processors of this host's ranks, in words.
 fn pinned(config: &TrainConfig, placement: Option<&Placement>) -> Option<String> {
     let local_ranks = placement.map_or(config.world_size, |of| of.place.local_world_size);
     let pinning = config.pin_cores.then(|| pinning::pinning(local_ranks, config.threads))?;
@@ -217,7 +216,7 @@ fn check_restarts(config: &TrainConfig) -> Result<()> {
     Ok(())
 }
 
-/// Checks that the ranks of this host can tell the others an address at which these reach them.
+/// Checks that the ranks of this host have an address at which others reach them.
 fn check_route(
     config: &TrainConfig,
     hosts: &Hosts,
@@ -238,7 +237,7 @@ fn check_route(
     ))
 }
 
-/// Launches the ranks of this host; launches them again when one fails, as often as `start` allows.
+/// Launches the ranks of this host; again when one fails, as often as `start` allows.
 fn launch(config: &TrainConfig, start: &StartFlags, hosts: Option<&Hosts>) -> Result<u8> {
     let local_ranks = config.world_size / hosts.map_or(1, |hosts| hosts.count);
     let has_first = hosts.is_none_or(|hosts| hosts.own == 0);
@@ -253,7 +252,7 @@ fn launch(config: &TrainConfig, start: &StartFlags, hosts: Option<&Hosts>) -> Re
             Some(config) => std::iter::once("train".into()).chain(config.spec.words()).collect(),
             None => std::env::args_os().skip(1).collect(),
         };
-        // Each attempt has a run folder of its own, as every run that goes on where another one stopped.
+        // Each attempt has a run folder of its own.
         let folder = if has_first {
             Some(folder::create(
                 &Disk::default(),
@@ -291,12 +290,12 @@ fn launch(config: &TrainConfig, start: &StartFlags, hosts: Option<&Hosts>) -> Re
     Ok(code)
 }
 
-/// The configuration of a restart, which goes on from the last checkpoint that this run has saved. `None` if it
-/// begins where the first attempt began: at the checkpoint of another run, since this one has saved none yet.
+/// The configuration of a restart from the last checkpoint that this run has saved. `None` if it begins as the first
+/// attempt did, at the checkpoint of another run.
 ///
 /// # Errors
 ///
-/// If the run must not be started again, because it has ended too often at the same step.
+/// If the run has ended too often at the same step.
 fn continued(config: &TrainConfig) -> Result<Option<TrainConfig>> {
     let Some(save) = config.checkpoints.save.clone() else { return Ok(None) };
     let begins_elsewhere =

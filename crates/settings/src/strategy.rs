@@ -1,7 +1,6 @@
 //! How a run keeps its replicas equal: a strategy, with the settings that all strategies have.
 //!
-//! Takes the settings of a run. Returns the checked choice, which builds the strategy. The settings of
-//! single strategies are in [`paceline_choices::strategies`].
+//! The settings of single strategies are in [`paceline_choices::strategies`].
 
 use std::sync::Arc;
 
@@ -30,22 +29,18 @@ use super::spec::RunSpec;
 pub struct StrategyConfig {
     choice: &'static Choice<OfStrategy>,
     settings: Arc<dyn StrategySettings>,
-    /// The values of the flags that the strategy reads.
     flags: FlagValues,
     /// Batches per optimizer step.
     pub accumulate: usize,
     /// Steps per block, if blocks of synchronized and unsynchronized steps alternate.
     pub sync_blocks: Option<usize>,
-    /// The default bucket sizes of `ddp`.
     default_caps: BucketCaps,
-    /// Options of the training step that all strategies have.
+    /// Options of the training step.
     pub options: ReplicaOptions,
-    /// The promise of the strategy about the weights.
     exactness: Exactness,
 }
 
-/// Checks the flags and fills in the defaults. Adds a warning for each flag that was stated and has no
-/// effect.
+/// Checks the flags and fills in the defaults. Warns of each stated flag without effect.
 pub fn resolve(
     flags: &RunFlags,
     spec: &RunSpec,
@@ -144,7 +139,7 @@ pub fn resolve(
     config.on(&MeshShape::replicas(world_size))
 }
 
-/// Fails if the gradients of each batch of a step are to be reduced, and the strategy cannot do so.
+/// Fails if the strategy cannot reduce the gradients of each batch of a step, as asked.
 fn check_no_sync(
     flags: &StrategyFlags,
     choice: &Choice<OfStrategy>,
@@ -206,8 +201,8 @@ impl StrategyConfig {
         Ok(Self { exactness, ..self })
     }
 
-    /// The same in a pipeline on such a mesh. The weights may depend on its schedule, and those that follow from buckets depend
-    /// on the stages, each of which has buckets of its own.
+    /// The same in a pipeline on such a mesh. The weights may depend on its schedule and, if they follow from buckets, on the
+    /// stages, which have their own.
     pub fn in_stages(self, pipeline: &PipelineConfig, mesh: &MeshShape) -> Self {
         let PipelineConfig { schedule, begins, adds_in_order, .. } = pipeline;
         let words = self.exactness.words();
@@ -254,24 +249,22 @@ impl StrategyConfig {
         self.settings.build()
     }
 
-    /// The kind of the strategy on its mesh, as far as it determines the final weights. All exact strategies are of
-    /// the same kind.
+    /// The kind of the strategy on its mesh: all exact strategies are of one kind.
     pub fn kind(&self) -> &str {
         self.exactness.words()
     }
 
-    /// The sizes of the buckets in which gradients live, if the strategy has such buckets.
+    /// The sizes of the buckets in which gradients live, if any.
     pub fn caps(&self) -> Option<BucketCaps> {
         self.settings.caps()
     }
 
-    /// The same, or the default bucket sizes of `ddp` if the strategy has none.
+    /// The same, or else the default bucket sizes of `ddp`.
     pub fn caps_for_ddp(&self) -> BucketCaps {
         self.caps().unwrap_or(self.default_caps)
     }
 
-    /// The names of the units in each bucket in which gradients live, those of the last layers first.
-    /// Empty if the strategy has no such buckets.
+    /// The names of the units in each such bucket, the last layers first; empty without buckets.
     pub fn bucket_units(&self, layout: &Layout) -> Vec<Vec<String>> {
         let Some(caps) = self.caps() else { return Vec::new() };
         let units = |bucket: Bucket| {

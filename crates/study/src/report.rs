@@ -1,6 +1,4 @@
 //! The one report of all studies: lines for the console, a page, JSON, CSV and charts.
-//!
-//! An [`Outcome`] and further results go in. This file does not know which study they are of.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -37,11 +35,11 @@ pub struct Report {
     pub notes: Vec<String>,
     /// The rows.
     pub outcome: Outcome,
-    /// The figures that people see beside the one that is compared. Files have all.
+    /// The figures that people see beside the compared one; files have all.
     pub columns: Vec<&'static str>,
     /// The workload, where all runs share it.
     pub setting: Option<Setting>,
-    /// Further results, which follow from the rows or were measured in addition.
+    /// Further results.
     pub found: Vec<Found>,
     /// The charts of the rows.
     pub charts: Vec<Chart>,
@@ -50,7 +48,7 @@ pub struct Report {
 /// The most rows of a further table that are printed.
 const MOST_ROWS: usize = 20;
 
-/// A table that was measured or computed in addition to the rows, its conclusions and its chart.
+/// A further table, its conclusions and its chart.
 #[derive(Default)]
 pub struct Found {
     /// Its name in files.
@@ -127,7 +125,7 @@ impl Report {
         })
     }
 
-    /// The table of some rows.
+    /// The table of these rows.
     pub fn table(&self, rows: &[Row]) -> Table {
         let of = &self.outcome;
         let mut columns = self.first_columns(rows);
@@ -162,7 +160,7 @@ impl Report {
             .table(rows)
     }
 
-    /// The names of the rows, the figure that is compared, and the effects.
+    /// The names of the rows, the compared figure, and the effects.
     fn first_columns(&self, rows: &[Row]) -> Columns<Row> {
         let of = &self.outcome;
         let if_any = |is_shown: bool, label: &'static str| if is_shown { label } else { "" };
@@ -197,7 +195,6 @@ impl Report {
             .add("failure", "", ("", 0), "Why a run failed.", |row| row.failure.clone())
     }
 
-    /// The page.
     fn page(&self) -> Page {
         let of = &self.outcome;
         let compared = head(&of.compared_by);
@@ -235,7 +232,6 @@ impl Report {
         page
     }
 
-    /// The conclusions.
     fn lines(&self) -> Vec<String> {
         let found = self.found.iter().flat_map(|found| found.lines.clone());
         self.outcome.verdicts().into_iter().chain(found).collect()
@@ -269,7 +265,7 @@ impl Report {
         self.charts.drain(..).chain(found).collect()
     }
 
-    /// Writes the page under the name `page`, the JSON file `rows` and the charts into `folder`. Returns the names of the charts.
+    /// Writes the page `page`, the JSON file `rows` and the charts into `folder`. Returns the names of the charts.
     pub fn write(&mut self, folder: &Path, page: &str, rows: &str) -> Result<String> {
         let disk = Disk::default();
         let charts = self.take_charts();
@@ -292,7 +288,7 @@ pub fn tabled<const N: usize>(
     Table { columns, rows: rows.into_iter().map(Vec::from).collect(), mean: None }
 }
 
-/// The column that says whether runs end with the bits of the base.
+/// The column of whether runs end with the bits of the base.
 pub const SAME_BITS: &str = "same_bits";
 
 /// The column of a figure's median.
@@ -304,7 +300,7 @@ fn median_of(name: &str, is_shown: bool) -> Column<Row> {
     Column::new(head, move |row: &Row| row.median(&own))
 }
 
-/// Figures that follow from the runs of a case, in addition to those that a run reports.
+/// Figures of a case in addition to those that a run reports.
 const DERIVED: [Head; 13] = [
     Head::new(
         "busy_pct",
@@ -413,7 +409,7 @@ impl Outcome {
         self.scenes().filter_map(verdict).collect()
     }
 
-    /// The figure that is compared as bars with their ranges.
+    /// The compared figure as bars with ranges.
     fn bars(&self, rows: &[Row]) -> impl Iterator<Item = Bar> {
         rows.iter().filter(|row| row.is_timed).enumerate().map(|(place, row)| {
             let color = Color::Series(place);

@@ -1,9 +1,8 @@
-//! A record of the operations on a disk, and the states in which a power cut can leave that disk, for tests.
+//! For tests: a record of the operations on a disk, and the states in which a power cut can leave it.
 //!
-//! The model is pessimistic, as file systems are allowed to be. Contents are on the disk once the file has been
-//! synced. Before that, its last writes may be missing or torn, and its length may be kept or not. The names in a folder
-//! are on the disk once that folder has been synced. Before that, any first part of the changes of names may have
-//! reached the disk, or any last part without the first.
+//! The model is as pessimistic as file systems may be. Before a file is synced, its last writes may be missing or torn,
+//! and its length may be kept or not. Before a folder is synced, any first part of the changes of names may have reached
+//! the disk, or any last part without the first.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -86,7 +85,7 @@ struct Entries {
 }
 
 impl Entries {
-    /// The names if these changes have happened. A change of a name that is not there has no effect.
+    /// The names after these changes. A change of a missing name has no effect.
     fn after<'a>(&self, changes: impl IntoIterator<Item = &'a Change>) -> BTreeMap<String, Node> {
         let mut names = self.synced.clone();
         for change in changes {
@@ -104,7 +103,7 @@ impl Entries {
     }
 }
 
-/// A disk below one folder: its contents, and the part of them that has been synced.
+/// A disk below one folder: its contents, and their synced part.
 #[derive(Clone, Debug)]
 pub struct ModelDisk {
     root: PathBuf,
@@ -161,12 +160,12 @@ impl ModelDisk {
         }
     }
 
-    /// The largest number of changes of names in a folder that has not been synced since.
+    /// The most unsynced changes of names in a folder.
     pub fn num_unsynced_names(&self) -> usize {
         self.folders.iter().map(|folder| folder.changes.len()).max().unwrap_or(0)
     }
 
-    /// Writes into `to` the contents that are left after a power cut.
+    /// Writes the contents after a power cut into `to`.
     pub fn leave(&self, to: &Path, data: Unsynced, names: LastingNames) {
         self.leave_folder(0, to, data, names);
     }

@@ -1,7 +1,7 @@
 //! Passes the ranks' output on, to the terminal and to files, and remembers the last lines of each rank.
 //!
 //! A slow reader slows the ranks down, as in a pipeline. One that stands still is waited for only so long
-//! ([`paceline_host::streams`]), so a rank is not stopped forever by a terminal or a log collector that stands still.
+//! ([`paceline_host::streams`]).
 
 use std::collections::VecDeque;
 use std::fs::File;
@@ -13,19 +13,17 @@ use std::time::Duration;
 use paceline_host::streams;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-/// How many lines of each stream of a failed rank the launcher repeats.
+/// Lines of each stream of a failed rank that the launcher repeats.
 const KEPT: usize = 10;
-/// A line without an end is passed on after this time, because it may be a question, or when it is this long.
+/// A line without an end, perhaps a question, is passed on after this time, or when it is this long.
 const PART: (Timespec, usize) = (Timespec { tv_sec: 0, tv_nsec: 100_000_000 }, 64 << 10);
 
 type Lines = Arc<Mutex<VecDeque<String>>>;
 
-/// The last lines of one rank, separately for each stream: the streams arrive in no particular order, and
-/// a lot of standard output must not displace the reason for a failure.
+/// The last lines of one rank by stream: much standard output must not displace the reason for a failure.
 #[derive(Clone, Debug, Default)]
 pub(super) struct LastLines([Lines; 2]);
 
-/// Which stream of a rank.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum RankStream {
     Stdout,
@@ -36,7 +34,6 @@ pub(super) enum RankStream {
 #[derive(Clone, Debug)]
 pub(super) struct OutputRoute {
     pub(super) rank: usize,
-    /// Whether it is printed.
     pub(super) is_printed: bool,
     /// Whether each line of standard output begins with the rank, as those of standard error do.
     pub(super) has_prefix: bool,
@@ -68,8 +65,7 @@ impl LastLines {
         self.0.iter().all(|lines| Arc::strong_count(lines) == 1)
     }
 
-    /// The last lines, those of standard error at the end. Waits a moment for lines that are written but
-    /// not read yet.
+    /// The last lines, standard error at the end. Waits a moment for lines not read yet.
     pub(super) fn get(&self) -> Vec<String> {
         for _ in 0..20 {
             if self.is_drained() {
@@ -82,12 +78,11 @@ impl LastLines {
     }
 }
 
-/// Passes on one stream of a rank.
 struct Relay {
     source: RankStream,
     route: OutputRoute,
     keeper: Lines,
-    /// The text of the line that has no end yet.
+    /// The line that has no end yet.
     line: Vec<u8>,
 }
 
@@ -107,7 +102,7 @@ impl Relay {
                 Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
                 Err(_) => break,
             };
-            // A carriage return ends a line too: a progress bar draws it again and again.
+            // A carriage return, as of a progress bar, ends a line too.
             for piece in buffer[..read].split_inclusive(|byte| matches!(byte, b'\n' | b'\r')) {
                 self.line.extend_from_slice(piece);
                 let has_end = matches!(piece.last(), Some(b'\n' | b'\r'));
@@ -163,7 +158,7 @@ impl Relay {
     }
 }
 
-/// Whether more can be read, or the end, within the time after which a part of a line is passed on.
+/// Whether more, or the end, can be read within the time of [`PART`].
 fn has_more(from: &impl AsFd) -> bool {
     poll(&mut [PollFd::new(from, PollFlags::IN)], Some(&PART.0)).is_ok_and(|ready| ready > 0)
 }

@@ -167,7 +167,7 @@ impl Figure {
         self
     }
 
-    /// Sets [`Figure::elsewhere`].
+    /// Says that summaries have it, also or only, at this JSON pointer, times `factor`.
     pub const fn elsewhere(mut self, pointer: &'static str, factor: f64) -> Self {
         self.elsewhere = Some((pointer, factor));
         self

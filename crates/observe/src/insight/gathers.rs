@@ -1,8 +1,8 @@
 //! Computes how long passes would wait for gathered units with another prefetch.
 //!
 //! Operations form a queue: each starts when it is submitted and the operation before it is done. A pass that needs a
-//! unit submits the gathers of the next ones, and waits for its own. So the times of a run tell how long the passes would
-//! wait if more or fewer units were gathered ahead. This module does not know where the times come from.
+//! unit submits the gathers of the next ones, and waits for its own. So the times of a run give the wait with more or
+//! fewer units gathered ahead.
 
 use crate::insight::anatomy::GatherLine;
 
@@ -11,9 +11,9 @@ use crate::insight::anatomy::GatherLine;
 pub struct Use {
     /// How long its gather takes. `None` if the unit is still there.
     pub gather: Option<f64>,
-    /// From the moment at which the unit is there until the next one is needed.
+    /// From when the unit is there until the next one is needed.
     pub compute: f64,
-    /// How long the reduction of its gradients takes, which is submitted when the use is over. Zero in a forward pass.
+    /// How long the reduction of its gradients takes, submitted after the use. Zero in a forward pass.
     pub reduce: f64,
 }
 
@@ -22,7 +22,7 @@ pub struct Use {
 pub struct Uses {
     /// In order.
     pub uses: Vec<Use>,
-    /// How long before the first use the first gathers can be submitted, since the step before updates the parameters.
+    /// How long before the first use the first gathers can be submitted, after the previous step.
     pub lead: f64,
 }
 
@@ -45,7 +45,7 @@ impl Uses {
         self.uses.iter().filter_map(|of| of.gather).sum()
     }
 
-    /// The time for which the passes wait if `prefetch` units are gathered ahead of the one in use.
+    /// The wait of the passes if `prefetch` units are gathered ahead.
     pub fn exposed(&self, prefetch: usize) -> f64 {
         // The first need is at 0. The gathers of the first units were submitted before.
         let num_forward = self.uses.iter().take_while(|of| of.reduce == 0.0).count();
@@ -95,7 +95,7 @@ mod tests {
         assert_eq!(uses(2.0, 3.0, 4).exposed(0), 8.0);
         // With one unit ahead, only the first is.
         assert_eq!(uses(2.0, 3.0, 4).exposed(1), 2.0);
-        // Gathers that take longer than the computation that hides them stay exposed in part, however many are ahead.
+        // Gathers longer than the computation that hides them stay exposed in part.
         assert_eq!(uses(5.0, 3.0, 4).exposed(1), 5.0 + 3.0 * 2.0);
         assert_eq!(uses(5.0, 3.0, 4).exposed(3), 5.0 + 3.0 * 2.0);
     }
@@ -119,8 +119,8 @@ mod tests {
     fn reductions_take_their_turn() {
         let backward = Use { gather: Some(2.0), compute: 3.0, reduce: 4.0 };
         let uses = Uses { uses: vec![backward; 3], lead: 0.0 };
-        // The second gather is there at 4, before it is needed at 5. The third waits for the first reduction, which ends
-        // at 9, and is there at 11; it is needed at 8.
+        // The second gather is there at 4, needed at 5. The third waits for the first reduction until 9, and is there at
+        // 11, needed at 8.
         assert_eq!(uses.exposed(1), 2.0 + 3.0);
         // Without a prefetch each gather waits for the reduction before it.
         assert_eq!(uses.exposed(0), 2.0 + (4.0 + 2.0) * 2.0);

@@ -1,7 +1,4 @@
 //! Measures a step: turns spans and records of operations into times that add up.
-//!
-//! Takes the spans that the main thread recorded in a step and the records of the operations. Returns the
-//! step's times. This file does not know how they are used.
 
 use paceline_collectives::{Group, OpRecord, OpTimes, Purpose};
 use paceline_strategies::{ActionTimes, span};
@@ -28,11 +25,11 @@ pub struct DeviceWork {
 #[derive(Debug, Default)]
 pub struct Meter {
     records: Vec<OpRecord>,
-    /// Operations that the last step has submitted for the next one.
+    /// Operations that a step has submitted for the next one.
     ahead: Vec<OpRecord>,
     /// When the last step began to submit operations for the next one, and when it ended.
     last: (u64, u64),
-    /// Number of operations without a record, because there were too many in a step.
+    /// Operations without a record, because a step had too many.
     pub(super) num_lost: u64,
     alike: AlikeSteps,
 }
@@ -53,8 +50,7 @@ impl Meter {
         self.alike.mean()
     }
 
-    /// Discards the group's records since the last step, because they belong to no step. Operations that the last step has
-    /// submitted for the next one stay: they count for the next one.
+    /// Discards the group's records since the last step, which belong to no step, except operations submitted for the next one.
     pub fn forget(&mut self, group: &Group) {
         self.records.clear();
         group.fresh_records(&mut self.records);
@@ -63,9 +59,8 @@ impl Meter {
         self.records.splice(..0, self.ahead.drain(..));
     }
 
-    /// The times of the step that `whole` spans, from the main track's spans and the records. `device` is the work of a device in
-    /// the step. Only if the step is `counted`, it enters the means of operations and gradients; then this has the rank's actions
-    /// as a part of a pipeline.
+    /// The times of the step that `whole` spans, from the main track's spans and the records. `counted` has the rank's actions in
+    /// a pipeline; without it, the step does not enter the means of operations and gradients.
     pub fn times(
         &mut self,
         whole: Span,
@@ -86,14 +81,13 @@ impl Meter {
         let optimizer = busy(span::OPTIMIZER);
         let computing = IntervalSet::union(COMPUTING.iter().flat_map(|name| track.named(name)))
             .difference(&exposed);
-        // The sums of the loss are a few bytes that wait for the slowest rank while all ranks compute.
-        // They would not show how well the strategy hides its own communication.
+        // The few bytes of the loss wait for the slowest rank while all compute, and say nothing about the strategy.
         let of_strategy = self.records.iter().filter(|record| record.purpose != Purpose::Loss);
         let communicating = IntervalSet::union(of_strategy.map(|record| Span {
             start_ns: record.times.started_ns,
             end_ns: record.times.finished_ns,
         }));
-        // The time before the step, in which an operation of the last step went on, is part of no step.
+        // An operation of the last step may have begun before this step.
         let communicating = communicating.intersection(&IntervalSet::union([whole]));
         let waiting = IntervalSet::union(self.records.iter().map(|record| Span {
             start_ns: record.times.started_ns,
@@ -127,7 +121,7 @@ impl Meter {
         times
     }
 
-    /// Adds a step to the means of operations and gradients, and to the steps that are kept one by one.
+    /// Adds a step to the means of operations and gradients, and to the single steps kept.
     fn keep(
         &mut self,
         whole: Span,

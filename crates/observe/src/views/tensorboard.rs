@@ -1,8 +1,7 @@
 //! Scalars for TensorBoard: an event file that TensorBoard follows while the run continues.
 //!
-//! The file is a sequence of TFRecords, each a protocol buffer of type `Event`
-//! (`tensorboard/compat/proto/event.proto` and `summary.proto` of TensorBoard). Its curves are a view of the
-//! table of figures.
+//! The file is a sequence of TFRecords, each a protocol buffer of type `Event` (`tensorboard/compat/proto/event.proto`
+//! and `summary.proto` of TensorBoard).
 
 use std::path::Path;
 use std::time::{SystemTime, UNIX_EPOCH};
@@ -21,7 +20,6 @@ use crate::views::appended::Appended;
 /// The version in the first record of an event file.
 const FILE_VERSION: &str = "brain.Event:2";
 
-/// `Event`, with the fields that are written here.
 #[derive(Clone, PartialEq, Message)]
 struct Event {
     /// Seconds since 1970.
@@ -29,26 +27,24 @@ struct Event {
     wall_time: f64,
     #[prost(int64, tag = "2")]
     step: i64,
-    // Of these a record has one.
+    // A record has one of these.
     #[prost(string, optional, tag = "3")]
     file_version: Option<String>,
     #[prost(message, optional, tag = "5")]
     summary: Option<Summary>,
 }
 
-/// `Summary`.
 #[derive(Clone, PartialEq, Message)]
 struct Summary {
     #[prost(message, repeated, tag = "1")]
     value: Vec<Value>,
 }
 
-/// `Summary.Value`, with the fields that are written here.
 #[derive(Clone, PartialEq, Message)]
 struct Value {
     #[prost(string, tag = "1")]
     tag: String,
-    /// Optional, because otherwise a zero would be left out, and the value would have no kind.
+    /// Optional, because otherwise a zero would be left out.
     #[prost(float, optional, tag = "2")]
     simple_value: Option<f32>,
 }
@@ -74,12 +70,10 @@ impl Listener for TensorBoard {
 }
 
 impl TensorBoard {
-    /// Makes `events.out.tfevents.<seconds since 1970>.<host>` in the run folder itself: TensorBoard names a run by the
-    /// folder of its event file.
+    /// Makes `events.out.tfevents.<seconds since 1970>.<host>` in the run folder, by which TensorBoard names the run.
     pub fn create(disk: &Disk, folder: &Path) -> Result<Self> {
         let uname = rustix::system::uname();
-        // TensorBoard requires only "tfevents" in the name. The name of a host need not be a valid part
-        // of a file name.
+        // TensorBoard requires only "tfevents" in the name. A host's name need not be part of a valid file name.
         let host = uname.nodename().to_string_lossy().replace('/', "_");
         let seconds = now().as_secs();
         let path = folder.join(format!("events.out.tfevents.{seconds:010}.{host}"));
@@ -87,12 +81,11 @@ impl TensorBoard {
         Ok(Self(Appended::create(disk, path, &begin.record())?))
     }
 
-    /// Adds a point to each curve that has a value at this step. Programs that follow the file see the point at once.
+    /// Adds a point to each curve with a value at this step, visible at once.
     fn add(&mut self, step: u64, value: impl Fn(&Figure) -> Option<serde_json::Value>) {
         let point = |figure: &Figure| {
             let (tag, value) = (figure.curve?.to_owned(), value(figure)?);
-            // Scalars of this format are always f32. A value that JSON cannot represent is written as
-            // NaN.
+            // Scalars are always f32. A value that JSON cannot represent becomes NaN.
             let simple_value = Some(value.as_f64().unwrap_or(f64::NAN) as f32);
             Some(Value { tag, simple_value })
         };
@@ -113,8 +106,8 @@ fn now() -> std::time::Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 
-/// `data` as a TFRecord: the length in 8 bytes, the checksum of the length in 4, the data, and the
-/// checksum of the data in 4, all little-endian.
+/// `data` as a TFRecord: the length in 8 bytes, its checksum in 4, the data, and their checksum in 4, all
+/// little-endian.
 fn record(data: &[u8]) -> Vec<u8> {
     let len = (data.len() as u64).to_le_bytes();
     let mut record = Vec::with_capacity(data.len() + 16);
@@ -125,8 +118,8 @@ fn record(data: &[u8]) -> Vec<u8> {
     record
 }
 
-/// The checksum of TFRecords: CRC-32C rotated right by 15 bits, plus a constant. This masking avoids
-/// problems with checksums of data that contain checksums.
+/// The checksum of TFRecords: CRC-32C rotated right by 15 bits, plus a constant. The masking is for data that contain
+/// checksums.
 fn masked_crc32c(data: &[u8]) -> u32 {
     crc32c::crc32c(data).rotate_right(15).wrapping_add(0xa282_ead8)
 }

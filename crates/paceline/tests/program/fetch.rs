@@ -1,5 +1,5 @@
-//! `paceline fetch` from a server that answers as the Hugging Face Hub does: what is fetched, what is resumed, what is
-//! refused, and the names that training and generation find afterwards.
+//! `paceline fetch` from a server that answers as the Hugging Face Hub does, and the names that training and generation
+//! find afterwards.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -132,12 +132,12 @@ fn a_model_lies_in_the_cache_as_huggingface_hub_has_it_and_is_fetched_once() {
     expected.insert("hf/hub/CACHEDIR.TAG".into());
     let is_file = |name: &String| sandbox.path(name).is_file();
     assert_eq!(BTreeSet::from_iter(sandbox.contents().into_iter().filter(is_file)), expected);
-    // Without a line break, because `huggingface_hub` takes all of it for the commit.
+    // Without a line break, which `huggingface_hub` would take for a part of the commit.
     assert_eq!(fs::read_to_string(sandbox.path(&format!("{FOLDER}/refs/main"))).unwrap(), COMMIT);
     let tag = fs::read_to_string(sandbox.path("hf/hub/CACHEDIR.TAG")).unwrap();
     assert!(tag.starts_with("Signature: 8a477f597d28d172789f06886806bc55"));
 
-    // The list of files, two requests for the weights, and one for each other file.
+    // The list, two requests for the weights, and one for each other file.
     assert_eq!(hub.requests().len(), 1 + 2 + 3);
     let again = fetch(&sandbox, &hub, "model smollm2-360m --revision main --quiet").ok();
     assert_eq!(again.stdout, format!("{}\n", snapshot.display()));
@@ -154,7 +154,7 @@ fn a_model_lies_in_the_cache_as_huggingface_hub_has_it_and_is_fetched_once() {
 fn models_in_several_files_are_fetched_with_their_index() {
     let mut repo = model();
     repo.files.retain(|(path, _)| *path != "model.safetensors");
-    // The names of parts are those that the index states, whatever they are.
+    // Parts may have any names that the index states.
     for path in ["layers.safetensors", "model-00002-of-00002.safetensors"] {
         repo.files.push((path, path.into()));
     }
@@ -191,7 +191,7 @@ fn models_in_several_files_are_fetched_with_their_index() {
     ];
     assert_eq!(sandbox.names(snapshot.to_str().unwrap()), expected);
 
-    // A snapshot is complete if all parts are there: other programs fetch single files.
+    // A snapshot may lack parts: other programs fetch single files.
     let offline = || {
         let mut command = command(&sandbox, &hub, &format!("fetch model {MODEL}"));
         command.env("HF_HUB_OFFLINE", "1");
@@ -281,7 +281,7 @@ fn a_command_that_was_broken_off_is_resumed_by_the_next_one() {
     let words = ["ends after 7000 of", "run the same command again, and it fetches the rest"];
     fetch(&sandbox, &hub, &format!("model {MODEL}")).refused(&words);
     assert_eq!(fs::read(incomplete(&sandbox)).unwrap(), weights()[..7000]);
-    // What is not complete is not found, neither by its branch nor by its commit.
+    // An incomplete snapshot is not found, neither by branch nor by commit.
     assert!(!sandbox.path(&format!("{FOLDER}/refs")).exists());
     let missing =
         ["--pretrained", "no complete revision main", &format!("paceline fetch model {MODEL}")];
@@ -309,7 +309,7 @@ fn servers_without_parts_of_files_send_the_whole_file_again() {
     assert_eq!(requests[1].range.as_deref(), Some("bytes=5000-"));
     assert_eq!(requests[1].num_sent, weights().len());
     assert_eq!(fs::read(blob(&sandbox, "model.safetensors")).unwrap(), weights());
-    // One that always breaks at the same place is not asked for ever.
+    // A server that always breaks at the same place is not asked for ever.
     hub.contents().cuts = [5000; 10].into();
     let stuck = Sandbox::new();
     fetch(&stuck, &hub, &format!("model {MODEL}")).refused(&["ends after 5000 of"]);
@@ -333,7 +333,7 @@ fn files_with_another_digest_are_removed() {
     // The beginning was damaged on this machine.
     fs::write(incomplete(&sandbox), [7; 100]).unwrap();
     refuse();
-    // Longer than the file: it is no part of it, and the file is fetched from its beginning.
+    // A part longer than the file is useless.
     fs::write(incomplete(&sandbox), vec![7; weights().len() + 1]).unwrap();
     fetch(&sandbox, &hub, &format!("model {MODEL}")).ok();
     // A file that was cut later is fetched again.
@@ -368,7 +368,7 @@ fn the_token_goes_to_the_hub_and_to_nobody_else() {
         let expected = (!is_elsewhere).then_some("Bearer hf_secret");
         assert_eq!(request.authorization.as_deref(), expected, "{}", request.path);
     }
-    // Another port of the same host may be another user's. A relative redirect stays at the Hub.
+    // Another port may be another user's. A relative redirect stays at the Hub.
     for (large_at, gets_token) in [(hub.other_port.clone(), false), (String::new(), true)] {
         let sandbox = Sandbox::new();
         hub.contents().large_at = Some(large_at);
@@ -474,7 +474,6 @@ fn without_a_network_it_fails_at_once_and_says_what_to_put_where() {
     assert!(hub.requests().is_empty());
     assert_eq!(sandbox.contents(), [""; 0]);
 
-    // What was fetched before is there.
     fetch(&sandbox, &hub, &format!("model {MODEL}")).ok();
     for variable in [unreachable, offline] {
         let run = run(&format!("fetch model {MODEL}"), variable).ok();
@@ -502,7 +501,7 @@ fn what_was_fetched_is_found_by_name() {
     fetched.prints(&["paceline train --recipe smollm2-yelp\n"]);
     hub.requests();
 
-    // By the recipe, by flags, and by the folders, the run is the same.
+    // The run is the same by the recipe, by flags, and by the folders.
     let run = sandbox.train("--recipe smollm2-yelp --epochs 1 --json a.json").ok();
     for flag in ["--pretrained", "--data-dir"] {
         let note = run.stderr.lines().filter(|line| line.starts_with(&format!("{flag} ")));
@@ -531,7 +530,7 @@ fn what_was_fetched_is_found_by_name() {
     assert_eq!(Run::of(command(&sandbox, &hub, &by_folder)).ok().stdout, words.stdout);
     assert!(hub.requests().is_empty(), "training and generation use no network");
 
-    // Programs that need one file fetch one file.
+    // Programs that need one file fetch one.
     let config = sandbox.path(&format!("{snapshot}/config.json"));
     let elsewhere = config.with_extension("moved");
     fs::rename(&config, &elsewhere).unwrap();
@@ -558,7 +557,7 @@ fn data_sets_of_other_places_go_into_a_folder() {
     let packed = mnist().map(|(name, bytes)| (format!("/mnist/{name}.gz"), gzip(&bytes)));
     hub.contents().others = packed.into();
     let mirror = format!("--mirror {}/mnist", hub.address);
-    // These are not the published files, and so they are refused as --download refuses them.
+    // These are not the published files, so they are refused.
     let words = [
         "fetch data mnist: what http",
         "is not the published file",

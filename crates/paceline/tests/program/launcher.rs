@@ -10,8 +10,7 @@ use crate::common::marked::{Marked, names_only_rank};
 use crate::common::{Run, Sandbox, TINY, signal, wait_until};
 use rustix::process::Signal;
 
-// The ranks of these tests would run for many minutes, far longer than any wait here. So if a rank ends
-// before the limit, the launcher ended it.
+// The ranks of these tests would run for many minutes. If a rank ends before the limit, the launcher ended it.
 
 /// A program whose child would live on if only the program itself were stopped.
 const SLEEP_WITH_CHILD: &str = "sleep 1000 & wait";
@@ -63,8 +62,7 @@ fn two_ranks_without_a_number_or_one_on_a_single_core() {
 
 #[test]
 fn all_that_ranks_print_is_passed_on() {
-    // The launcher once ended together with its last rank, and output that had not been passed on yet was
-    // lost.
+    // The launcher once ended with its last rank, and lost output.
     let sandbox = Sandbox::new();
     let run = sandbox.launch(&["-n", "4", "--", "seq", "20000"]).ok().without_ranks();
     assert_eq!(run.stdout.lines().count(), 4 * 20000);
@@ -95,7 +93,6 @@ fn a_daemon_that_keeps_the_output_open_is_waited_for_until_the_grace_is_over() {
 #[test]
 fn what_a_rank_has_started_may_print_after_the_rank_has_ended_well() {
     let sandbox = Sandbox::new();
-    // As the tee of `exec > >(tee log)` does.
     let script = "(while kill -0 $$; do sleep 0.01; done 2>/dev/null; echo late) & echo early";
     let run = sandbox.launch(&["-n", "2", "--", "sh", "-c", script]).ok().without_ranks();
     assert_eq!(run.stdout.matches("early\n").count(), 2, "{run:#?}");
@@ -105,8 +102,7 @@ fn what_a_rank_has_started_may_print_after_the_rank_has_ended_well() {
 #[test]
 fn a_rank_that_fails_ends_the_others_and_is_named() {
     let sandbox = Sandbox::new();
-    // The script writes more lines to standard output than the launcher repeats, and writes them after
-    // the reason.
+    // After the reason, the script writes more lines to standard output than the launcher repeats.
     let script = format!(
         "if [ $RANK = 1 ]; then sleep 0.3; echo the reason >&2; for i in 1 2 3 4 5 6 7 8 9 10 11 12; \
          do echo line $i; done; exit 7; fi; {SLEEP_WITH_CHILD}"
@@ -162,7 +158,7 @@ fn what_left_the_group_of_its_rank_is_ended_when_a_rank_fails() {
 #[test]
 fn what_has_left_its_rank_is_reaped_while_the_rank_runs() {
     let sandbox = Sandbox::new();
-    // Each child of the subshells outlives its parent, and then ends. A process that is not reaped keeps its number.
+    // Each child of the subshells outlives its parent. A process that is not reaped keeps its number.
     let script = "for i in 1 2 3; do (sh -c 'echo $$ >> pids; sleep 0.05' &); done; sleep 1000";
     let mut launcher = Marked::launch(&sandbox, 1, script);
     wait_until("three orphans that are gone", || {
@@ -246,12 +242,11 @@ fn endless() -> String {
 /// The cause in the dump of a rank that was told to end.
 const ENDED_BY_LAUNCHER: &str = "\"cause\":\"ended by the launcher\"";
 
-/// The dump of a rank.
 fn dump(folder: &Path, rank: usize) -> Option<String> {
     fs::read_to_string(folder.join(format!("world-rank{rank}.jsonl"))).ok()
 }
 
-/// Waits for a complete checkpoint, which shows that all ranks are at work.
+/// Waits for a complete checkpoint, so all ranks are at work.
 fn wait_for_checkpoint(sandbox: &Sandbox) {
     wait_until("a checkpoint", || sandbox.path("saved/latest").exists());
 }
@@ -330,7 +325,7 @@ fn a_benchmark_whose_rank_is_killed_keeps_the_last_operations_of_the_others() {
         "bench all_reduce --nproc 3 --transport shm,mpi -b 1M -e 1M --iters 1000000 -w 1000000";
     let mut launcher = Marked::start(with_temporary_folder(&sandbox, args));
     launcher.wait_for(env!("CARGO_BIN_EXE_paceline"), 5);
-    // From this point on every rank notices the death of another one.
+    // From now on every rank notices another's death.
     wait_until("all ranks to watch each other", || {
         (0..3).all(|rank| launcher.has_thread(&format!("RANK={rank}"), "peers-"))
     });
@@ -348,8 +343,8 @@ fn a_benchmark_whose_rank_is_killed_keeps_the_last_operations_of_the_others() {
     run.says(&[&folder.display().to_string()]);
     for rank in [0, 2] {
         let dump = dump(&folder, rank).unwrap();
-        // Either the rank notices the death, or the launcher ends it, whichever comes first. The launcher ends the ranks one
-        // after the other, so a rank can also notice the end of the other one.
+        // Either the rank notices the death, or the launcher ends it. The launcher ends ranks one by one, so a rank can also
+        // notice the other's end.
         let ended = format!("rank {} died", 2 - rank);
         let causes = ["rank 1 died", "ended by the launcher", &ended];
         assert!(causes.iter().any(|cause| dump.contains(cause)), "{dump}");
@@ -366,8 +361,7 @@ fn a_training_rank_that_stops_answering_is_not_waited_for_when_interrupted() {
     signal(launcher.pid(), Signal::INT);
     assert_eq!(launcher.end().code, Some(130));
     launcher.left_nothing();
-    // Ranks that still respond write their last operations, either because they are told to end or
-    // because the other such rank has just ended.
+    // Ranks that still respond write their last operations.
     for rank in [0, 2] {
         let dump = dump(&sandbox.run_folder(), rank).unwrap();
         let has_heard = dump.contains(ENDED_BY_LAUNCHER);
@@ -414,11 +408,10 @@ fn training_works_under_the_launcher_of_any_program() {
     let expected = Sandbox::new().train(&format!("{TINY} --nproc 2")).ok();
     assert_eq!(run.weights(), expected.weights());
 
-    // The warning is printed once, by rank 0, because no launcher of training could print it before.
+    // Rank 0 prints the warning once, because no launcher of training could.
     let run = train(&["--steps-per-epoch", "900"]).ok();
     assert_eq!(run.stderr.matches("warning: --steps-per-epoch 900").count(), 1, "{}", run.stderr);
 
-    // This flag was once ignored.
     let run = train(&["--nproc", "4"]);
     run.ended_with(2, &["--nproc 4 starts ranks of its own"]);
 }

@@ -1,7 +1,6 @@
 //! `memory-layout`: images as NHWC or as NCHW, in whole steps and operation by operation.
 //!
-//! In the runs nothing but the layout differs. Beside them each operation on images is timed alone, in both layouts in turn, and
-//! so is the conversion from one layout to the other. This file does not know how the operations work.
+//! Runs differ only in the layout. Each operation on images, and the conversion between layouts, is also timed alone, in turn.
 
 use std::path::Path;
 use std::time::Instant;
@@ -94,9 +93,8 @@ fn convolutions(made: &Made) -> Result<Vec<Conv2d>> {
 /// The role of an operation in a layer of a network that is not fused.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
-    /// A product, and a part of its step.
     Product,
-    /// A product with all operations after it, as fused networks have it.
+    /// A product with all operations after it.
     Fused,
     /// An operation that only moves numbers.
     Move,
@@ -110,13 +108,13 @@ struct Cost {
     kind: Kind,
     /// Billions of floating-point operations; `None` for operations that only move images.
     gflop: Option<f64>,
-    /// Milliseconds as NHWC and as NCHW. The conversion takes its images from one layout to the other: to NHWC and to NCHW.
+    /// Milliseconds as NHWC and as NCHW; for the conversion, to NHWC and to NCHW.
     ms: [f64; 2],
     /// The speed as NCHW to that as NHWC.
     effect: Option<Effect>,
 }
 
-/// Floating-point operations of a batch, about: enough for milliseconds.
+/// Approximate floating-point operations of a batch: enough for milliseconds.
 const BATCH_FLOP: f64 = 0.25e9;
 /// The most images of a batch.
 const MOST_IMAGES: usize = 64;
@@ -182,8 +180,7 @@ fn table(costs: &[Cost], peak_gflop_s: f64) -> Table {
         .table(costs)
 }
 
-/// The tensors of a convolution and a 2x2 max-pool in one layout. Gradients are written over values, because only the time
-/// matters.
+/// The tensors of a convolution and a 2x2 max-pool in one layout. Gradients overwrite values: only the time matters.
 struct Images {
     conv: Conv2d,
     pool: MaxPool2d,
@@ -196,7 +193,7 @@ struct Images {
     bias: Tensor,
 }
 
-/// Numbers between -1 and 1 that no product sees as zeros.
+/// Numbers between -1 and 1, none zero.
 fn filled(compute: &Compute, shape: impl Into<Shape>) -> Result<Tensor> {
     let tensor = compute.allocator.tensor(DType::F32, shape, Category::Data)?;
     for (at, value) in tensor.write::<f32>()?.iter_mut().enumerate() {
@@ -226,10 +223,8 @@ impl Images {
     }
 }
 
-/// An operation on images in a layout.
 type Operation = fn(&Compute, &Images) -> paceline_kernels::Result<()>;
 
-/// The operations.
 const OPERATIONS: [(&str, Kind, Operation); 6] = [
     ("forward", Kind::Product, |c, i| {
         conv2d::forward(c, &i.conv, &i.input, &i.weight, &i.bias, &i.output)
@@ -259,7 +254,7 @@ fn costs_of(compute: &Compute, conv: Conv2d) -> Result<Vec<Cost>> {
     let images = format!("{height}x{width}, {c_in} to {c_out} channels");
     let cost = |&(operation, kind, run): &(&'static str, Kind, Operation)| {
         let (ms, effect) = in_turn(|at| run(compute, &layouts[at]))?;
-        // Rows and columns that no window of the pool covers are not computed if it is fused.
+        // Fused, rows and columns outside of the pool's windows are not computed.
         let computed = match kind {
             Kind::Fused => ((height & !1) * (width & !1)) as f64 / (height * width) as f64,
             _ => 1.0,
@@ -276,7 +271,7 @@ fn costs_of(compute: &Compute, conv: Conv2d) -> Result<Vec<Cost>> {
     Ok(costs)
 }
 
-/// Milliseconds of two operations that are timed in turn, and the speed of the second to that of the first.
+/// Milliseconds of two operations timed in turn, and the speed of the second to the first.
 fn in_turn(
     run: impl Fn(usize) -> paceline_kernels::Result<()>,
 ) -> Result<([f64; 2], Option<Effect>)> {

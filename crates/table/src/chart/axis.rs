@@ -1,16 +1,14 @@
 //! An axis: its range, where its ticks lie, and how they are labeled.
-//!
-//! Values go in. Positions along the axis, ticks and their labels come out. Nothing here draws.
 
 use crate::table::grouped;
 
 /// How values are spaced along an axis.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Spacing {
-    /// Equal lengths are equal differences, from zero on. Shows values that are not negative.
+    /// Equal lengths are equal differences, from zero on.
     #[default]
     Linear,
-    /// Equal lengths are equal factors. Shows positive values.
+    /// Equal lengths are equal factors, of positive values.
     Logarithmic,
 }
 
@@ -68,7 +66,7 @@ impl Scale {
                 // Below this, values are too inexact for a step between ticks.
                 let high = if high < f64::MIN_POSITIVE { 0.0 } else { high };
                 let step = step(high, (length / 75.0).clamp(2.0, 8.0));
-                // If all values are whole, so are the ticks: half a rank means nothing.
+                // Whole values get whole ticks: half a rank means nothing.
                 let are_whole = values.clone().all(|value| value.fract() == 0.0);
                 let step = if are_whole { step.max(1.0) } else { step };
                 let count = ((high / step * (1.0 + 1e-9)) as u32).min(MAX_TICKS);
@@ -79,8 +77,7 @@ impl Scale {
     }
 
     fn logarithmic(low: f64, high: f64) -> Self {
-        // A margin of a twentieth of the range on each side. The axis spans at least a factor of ten, so that
-        // it has a tick.
+        // A margin of a twentieth of the range on each side, and at least a factor of ten, so that there is a tick.
         let room = (high / low).powf(0.05).max(1.25);
         let (mut low, mut high) = (low / room, high * room);
         if high / low < 10.0 {
@@ -128,7 +125,7 @@ impl Scale {
             Spacing::Logarithmic => rounded(tick),
         };
         let label = |(at, &tick): (usize, &f64)| {
-            // A tick is a digit times a power of ten, up to a rounding error, which must not decide the prefix.
+            // Rounding errors of a tick must not decide the prefix.
             let reached = prefixed.iter().rev().find(|(size, _)| tick >= size * 0.999);
             match reached.or(prefixed.first()) {
                 // Zero is the same in every unit.
@@ -142,12 +139,12 @@ impl Scale {
     }
 }
 
-/// A number with at most three digits that count, so that no rounding error shows.
+/// A number with at most three significant digits, without rounding errors.
 fn rounded(value: f64) -> String {
     format!("{value:.2e}").parse::<f64>().unwrap_or(value).to_string()
 }
 
-/// The distance of about `count` ticks from zero to `high`, at round numbers.
+/// The distance of about `count` round ticks from zero to `high`.
 fn step(high: f64, count: f64) -> f64 {
     if high <= 0.0 {
         return 1.0;
