@@ -11,13 +11,13 @@ use super::not_finite::NotFinite;
 use super::proof::Line;
 use super::steps;
 
-/// The file that a run holds locked while the checkpoints are its own. It names the run.
+/// The file that a run locks while the checkpoints are its own. It names the run.
 const LOCK: &str = "checkpoint.lock";
 
 /// The most bytes of that name that are shown.
 const MAX_OWNER_BYTES: u64 = 4096;
 
-/// A folder of checkpoints that belongs to this run until the value is dropped, or the process ends.
+/// A folder of checkpoints that this run has until the value is dropped, or the process ends.
 #[derive(Debug)]
 pub struct Folder {
     path: PathBuf,
@@ -27,8 +27,7 @@ pub struct Folder {
 }
 
 impl Folder {
-    /// Makes the folder if it does not exist, and takes it. `owner` says in words whose it is, for another run that
-    /// wants it too.
+    /// Makes the folder if it is missing, and takes it. `owner` names the run to others.
     ///
     /// # Errors
     ///
@@ -46,14 +45,14 @@ impl Folder {
         Ok(Self { path: path.to_owned(), disk, _lock: is_locked.then_some(file) })
     }
 
-    /// Makes the checkpoint after `steps` steps the one to go on from. A later one was good on another way.
+    /// Makes the checkpoint after `steps` steps the one to go on from.
     pub fn go_back(&self, steps: u64) -> Result<()> {
         let good = Line::from(&self.path, steps).good;
         steps::go_back(&self.disk, &self.path, steps, good)
             .map_err(Failure::cannot("go back in", &self.path))
     }
 
-    /// Removes the note that an earlier run has ended with a number that is not finite.
+    /// Removes the note of a number that is not finite.
     pub fn forget_not_finite(&self) -> Result<()> {
         NotFinite::forget(&self.disk, &self.path, u64::MAX)
             .map_err(Failure::cannot("remove a note in", &self.path))
@@ -74,8 +73,7 @@ impl Folder {
         disk::lock(&file).map_err(|_| refuse(path, &mut file)).map(drop)
     }
 
-    /// Removes the unfinished files of a run that has failed, unless another run has the folder meanwhile. The next run that
-    /// saves there removes the rest.
+    /// Removes the unfinished files of a failed run, unless another run has the folder. The next run removes the rest.
     pub fn tidy(path: &Path) {
         let Ok(file) = paceline_files::open(&path.join(LOCK)) else { return };
         if file.try_lock().is_ok() {
@@ -83,7 +81,7 @@ impl Folder {
         }
     }
 
-    /// Shows all ranks that they see the same folder: leaves a file that has the name of this run.
+    /// Leaves a file with the name of this run, which shows all ranks that they see the same folder.
     pub fn show(&self, id: &str) -> Result<()> {
         let path = self.path.join(shown_name(id));
         let write = || -> std::io::Result<()> {
@@ -110,10 +108,9 @@ fn shown_name(id: &str) -> String {
     format!("{}{id}", steps::RUN_PREFIX)
 }
 
-/// Says who holds the file locked: it has the holder's words.
 fn refuse(folder: &Path, file: &mut impl Read) -> Failure {
     let mut holder = String::new();
-    // Without its words it is still another run.
+    // Even without a name it is another run.
     let _ = file.take(MAX_OWNER_BYTES).read_to_string(&mut holder);
     let holder = if holder.trim().is_empty() { "another run" } else { holder.trim() };
     Failure::Usage(format!(

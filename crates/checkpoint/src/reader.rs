@@ -1,8 +1,7 @@
 //! Reads the elements of a checkpoint's tensors.
 //!
-//! Input: the folder of a checkpoint. Output: the bytes of any range of any tensor. Whoever asks for a range reads the
-//! chunks in which it lies, and no others. Each chunk is compared with its digest before its first byte is used, once.
-//! This file knows nothing of models.
+//! It yields the bytes of any range of any tensor, and reads only the chunks in which it lies. Each chunk is compared
+//! with its digest once, before its first byte is used.
 
 use std::fs::{self, File};
 use std::io;
@@ -16,11 +15,10 @@ use paceline_files::{Printable, printable};
 
 use super::index::{CHUNK_BYTES, INDEX, Index, PieceEntry, ShardFile, sha256};
 
-/// The most bytes of an index. One of 256 MB has the digests of 3 TB, and takes a few times its length of memory while it
-/// is read.
+/// The most bytes of an index. One of 256 MB has the digests of 3 TB, and takes a few times as much memory.
 const MAX_INDEX_BYTES: u64 = 256 << 20;
 
-/// A checkpoint whose index has been read. Its files are there and have the right lengths.
+/// A checkpoint whose index has been read, and whose files have the right lengths.
 #[derive(Debug)]
 pub struct Reader {
     /// The folder.
@@ -70,7 +68,7 @@ impl Reader {
         Ok(Self { path: path.to_owned(), index, files, num_read: AtomicU64::new(0) })
     }
 
-    /// Says in words that a file is missing or has another length, if that is so.
+    /// In words: a file is missing or has another length.
     pub fn problem_with(&self, file: usize) -> Option<String> {
         let ShardFile { name, num_bytes, .. } = &self.index.files[file];
         let problem = match fs::metadata(self.path.join(name)) {
@@ -83,7 +81,6 @@ impl Reader {
         Some(self.about(file, &problem))
     }
 
-    /// A problem with a file, in words.
     fn about(&self, file: usize, problem: &str) -> String {
         let path = self.path.join(&self.index.files[file].name);
         format!("{}, which rank {file} wrote, {problem}", path.printable())
@@ -113,7 +110,7 @@ impl Reader {
         Ok(())
     }
 
-    /// Compares every chunk of a file with its digest. Returns the faults, in words.
+    /// Compares every chunk of a file with its digest. Returns the faults.
     pub fn verify_file(&self, file: usize) -> Vec<String> {
         let mut shard = self.lock(file);
         let num_chunks = self.index.files[file].chunks.len();
@@ -124,7 +121,6 @@ impl Reader {
         self.files[file].lock().unwrap_or_else(|poisoned| poisoned.into_inner())
     }
 
-    /// Copies bytes of a file.
     fn read_file(&self, file: usize, mut from: u64, mut to: &mut [u8]) -> Result<(), String> {
         let mut shard = self.lock(file);
         let of = &self.index.files[file];

@@ -1,9 +1,8 @@
 //! The call that is timed: which parts of the buffers it reads and writes, out of place and in place, and
 //! whether its result is right.
 //!
-//! A rank has two buffers, `a` and `b`, each as long as the whole message. Out of place, an operation
-//! reads `a` and writes `b`. In place, it reads and writes `b`, in which the ranks' shares lie in rank
-//! order.
+//! A rank has two buffers, `a` and `b`, each as long as the message. Out of place, an operation reads `a` and writes `b`.
+//! In place, it reads and writes `b`, with shares in rank order.
 
 use std::ops::Range;
 
@@ -15,8 +14,8 @@ use paceline_memory::{Allocator, Category, MemoryError, Tensor};
 use super::operation::Operation;
 use super::pattern::Pattern;
 
-/// Allocates two buffers for messages of up to `elements` elements: in the memory of the device, which on the processor
-/// is memory that the other ranks can reach, or `private` memory. On cards, NCCL moves the messages if an order is given.
+/// Allocates two buffers for messages of up to `elements` elements: in memory of the device, on the processor in memory
+/// that other ranks can reach, or in `private` memory. On cards, NCCL moves the messages if an order is given.
 pub fn buffers(
     operation: Operation,
     group: &Group,
@@ -43,7 +42,7 @@ pub fn buffers(
     Ok((buffer()?, buffer()?))
 }
 
-/// An operation on fixed buffers, which can be called again and again.
+/// An operation on fixed buffers.
 #[derive(Debug)]
 pub struct Exchange<'a> {
     operation: Operation,
@@ -51,15 +50,13 @@ pub struct Exchange<'a> {
     in_place: bool,
     /// The whole message: the output, and in place also the input.
     b: Tensor,
-    /// The part that the call reads.
     send: Tensor,
-    /// The part that the call writes.
     recv: Tensor,
     share: usize,
 }
 
 impl<'a> Exchange<'a> {
-    /// The call on the first `elements` elements of both buffers, whose element type is the operation's.
+    /// The call on the first `elements` elements of both buffers.
     pub fn new(
         operation: Operation,
         group: &'a Group,
@@ -107,7 +104,7 @@ impl<'a> Exchange<'a> {
         times.map(drop)
     }
 
-    /// Writes the input, and bytes that differ from any result wherever the result will be.
+    /// Writes the input, and bytes that differ from any result where it will be.
     pub fn fill(&self) -> Result<()> {
         const POISON: u8 = 0xA5;
         self.b.fill_bytes(POISON)?;
@@ -121,11 +118,10 @@ impl<'a> Exchange<'a> {
         Pattern::input(dtype, kind.reduces().then_some(redop), rank)
     }
 
-    /// Makes one more call, and counts the wrong elements of all ranks together. All ranks call this
-    /// together.
+    /// Makes one more call, and counts the wrong elements of all ranks. Collective.
     pub fn check(&self) -> Result<u64> {
         self.fill()?;
-        // No rank may write into another rank's memory while that rank still fills it.
+        // No rank may write into memory that another still fills.
         self.group.barrier()?;
         self.call()?;
         let mut wrong = [self.count_wrong()? as i64];

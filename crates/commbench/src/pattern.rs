@@ -1,8 +1,7 @@
 //! Inputs whose results are exact in every element type, and the expected results.
 //!
-//! Each rank's input repeats after a prime number of elements, so that data that are shifted by a share,
-//! a page or a unit are noticed. Values are so small that results of up to 1024 ranks are exact even in bf16.
-//! Results that an integer type cannot hold wrap around, as they do in the operations.
+//! Each rank's input repeats after a prime number of elements, so that shifts by a share, a page or a unit are noticed.
+//! Results of up to 1024 ranks are exact even in bf16. Integers wrap around as in the operations.
 
 use half::{bf16, f16};
 use paceline_collectives::ReduceOp;
@@ -48,8 +47,8 @@ impl Pattern {
         Self { bytes, elem_bytes }
     }
 
-    /// Divides `len` bytes, which begin with element `start` of the sequence, where the sequence starts
-    /// again. Yields the offset and the expected bytes of each piece.
+    /// Divides `len` bytes from element `start` on where the sequence starts again. Yields offset and expected bytes of
+    /// each piece.
     fn pieces(&self, len: usize, start: usize) -> impl Iterator<Item = (usize, &[u8])> {
         let mut done = 0;
         let mut at = start % PERIOD * self.elem_bytes;
@@ -85,7 +84,7 @@ impl Pattern {
 /// An element of a rank's input.
 fn value(redop: Option<ReduceOp>, rank: usize, at: usize) -> i64 {
     let mixed = at * 31 + rank * 17 + at * rank * 7;
-    // The first ranks contribute most. Of the others, few contribute to each element, so that results stay small.
+    // The first ranks contribute most, and few of the others to each element, so that results stay small.
     let is_first = rank < 64;
     let is_one_of = |ranks: usize| (at + rank).is_multiple_of(ranks);
     let value = match redop {
@@ -100,8 +99,7 @@ fn value(redop: Option<ReduceOp>, rank: usize, at: usize) -> i64 {
     value as i64
 }
 
-/// The mean: the sum is divided once and rounded to the type. Sums of bytes wrap around before the
-/// division.
+/// The mean: the sum is divided once and rounded. Sums of bytes wrap around before.
 fn mean(dtype: DType, sum: i64, world: usize) -> f64 {
     match dtype {
         DType::F64 => sum as f64 / world as f64,

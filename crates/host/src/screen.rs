@@ -1,16 +1,11 @@
-//! The terminal that a stream is shown on: how wide it is, and whether a line can be drawn over.
+//! The terminal of a stream: how wide it is, and whether a line can be drawn over.
 //!
-//! Input: a file descriptor and the environment. Output: widths. Everything that is printed for people asks here, so there
-//! is one rule:
+//! Everything that is printed for people follows one rule:
 //!
-//! - A table fits COLUMNS, or else the width of the terminal. Without a terminal, and on one that does not say how wide it
-//!   is, it fits [`UNKNOWN_WIDTH`].
-//! - A sentence fits COLUMNS or the terminal as well. In a pipe or a file it stays one line, because programs such as `grep`
-//!   look for its words there.
-//! - A line is drawn again only on a terminal that somebody looks at. The standard output of ranks of `mpirun` is a
-//!   terminal even if that of `mpirun` is a file, so these ranks print plain lines.
-//!
-//! Nothing here knows what is printed.
+//! - A table fits COLUMNS, or else the terminal, or else [`UNKNOWN_WIDTH`].
+//! - A sentence fits COLUMNS or the terminal as well. In a pipe or a file it stays one line, for programs such as `grep`.
+//! - A line is drawn again only on a terminal that somebody looks at: ranks of `mpirun` print plain lines, because their
+//!   standard output is a terminal even if that of `mpirun` is a file.
 
 use std::env;
 use std::ffi::OsString;
@@ -18,11 +13,11 @@ use std::os::fd::BorrowedFd;
 
 use rustix::termios::{isatty, tcgetwinsize};
 
-/// The width of tables if there is no terminal that states its own.
+/// The width of tables if no terminal states its own.
 const UNKNOWN_WIDTH: usize = 80;
 
-/// Moves the cursor to the start of its line, and erases everything from there to the end of the screen. If the terminal
-/// has become narrower and has broken the line in two, that is both of its parts.
+/// Moves the cursor to the start of its line, and erases from there to the end of the screen, also what a narrower terminal
+/// has broken off.
 pub const ERASE: &str = "\r\x1b[J";
 
 /// The variables that Open MPI and PRRTE, MPICH and others set for each of their ranks.
@@ -33,12 +28,12 @@ pub fn width_of_table(fd: BorrowedFd<'_>) -> usize {
     width_of_text(fd).unwrap_or(UNKNOWN_WIDTH)
 }
 
-/// How many characters a line of a sentence may have. `None` if there is no limit.
+/// How many characters a line of a sentence may have, if there is a limit.
 pub fn width_of_text(fd: BorrowedFd<'_>) -> Option<usize> {
     width(fd, env::var_os("COLUMNS"))
 }
 
-/// The width of the terminal, if a line of it can be drawn again and again.
+/// The width of the terminal, if a line can be drawn again.
 pub fn width_of_bar(fd: BorrowedFd<'_>) -> Option<usize> {
     let can_redraw = env::var_os("TERM").is_none_or(|term| term != "dumb");
     (can_redraw && is_watched(fd)).then(|| width_of_terminal(fd))

@@ -1,6 +1,4 @@
 //! Fetches the needed files of a model or a data set into the cache.
-//!
-//! Input: a name. Output: a snapshot in the cache, and where it is. This module does not know how one file is fetched.
 
 use std::path::Path;
 
@@ -23,8 +21,8 @@ const OF_MODEL: [&str; 4] =
 /// The card of a data set, which has its license.
 const CARD: &str = "README.md";
 
-/// Fetches the needed files of a model or a data set of the Hub into the cache, at `revision` or at its usual one, and says
-/// where they are. With `quiet`, only that.
+/// Fetches the needed files of a model or a data set into the cache, at `revision` or its usual one, and says where they
+/// are; with `quiet`, only that.
 pub fn fetch(wanted: Wanted, named: &str, revision: Option<&str>, quiet: bool) -> Result<()> {
     let kind = wanted.kind();
     let [words, command] = kind.names();
@@ -58,7 +56,7 @@ pub fn fetch(wanted: Wanted, named: &str, revision: Option<&str>, quiet: bool) -
     let (snapshot, facts) = match (fetched, cache.snapshot(&name).filter(is_whole)) {
         (Ok(done), _) => done,
         (Err(Trouble::Refused(problem)), _) => return Err(refused(problem)),
-        // As in `huggingface_hub`: the files that were fetched before are used.
+        // As in `huggingface_hub`, files fetched before are used.
         (Err(Trouble::Unreachable(problem)), Some(snapshot)) => {
             warn(&format!("{problem}; the cache has what was fetched before, which may be older"));
             (snapshot, "in the cache already".to_owned())
@@ -77,7 +75,7 @@ pub fn fetch(wanted: Wanted, named: &str, revision: Option<&str>, quiet: bool) -
     Ok(())
 }
 
-/// Fetches the needed files that the cache lacks. Returns the snapshot, and a report in words.
+/// Fetches the needed files that the cache lacks. Returns the snapshot and a report.
 fn into_cache(
     hub: &Hub,
     cache: &Cache,
@@ -103,7 +101,7 @@ fn into_cache(
     for file in &files {
         fetched += fetcher.obtain(file)?;
     }
-    // Not before all of them are there: a snapshot is also found by its commit.
+    // Only when all are there: a snapshot is also found by its commit.
     for file in &files {
         cache.link(name, &commit, &file.path, &file.digest).map_err(write)?;
     }
@@ -118,7 +116,7 @@ fn into_cache(
     Ok((Snapshot { folder: cache.snapshot_folder(name, &commit), commit }, facts))
 }
 
-/// The parts of the weights among the files of a model. An error names the fault of the index, or the missing part.
+/// The parts of the weights among a model's files.
 fn parts_among(
     listed: &[RemoteFile],
     index: &Path,
@@ -159,7 +157,7 @@ fn needed(kind: Kind, files: &[RemoteFile]) -> std::result::Result<Vec<RemoteFil
     })
 }
 
-/// The bytes of these files. Fails if no number has as many: a list may state any size.
+/// The bytes of these files. Fails on overflow: a list may state any size.
 fn total_bytes<'a>(
     mut files: impl Iterator<Item = &'a RemoteFile>,
 ) -> std::result::Result<u64, Trouble> {
@@ -175,7 +173,7 @@ fn total_bytes<'a>(
 
 /// Fails if the files do not fit onto the disk.
 fn check_space(folder: &Path, num_bytes: u64) -> std::result::Result<(), Trouble> {
-    // A system that does not say is not asked again: the write that fails will report it.
+    // If the system does not say, a write will fail.
     let Ok(disk) = statvfs(folder) else { return Ok(()) };
     let free = disk.f_bavail.saturating_mul(disk.f_frsize);
     if num_bytes <= free {

@@ -43,7 +43,7 @@ addEventListener("load", () => setTimeout(() => {
     found.orders.push([head.getAttribute("aria-sort"), values().map((row) => row[at])]);
   }
   const number = table.tBodies[0].querySelector(".n");
-  // The browser's own clipboard answers from another process, at a time that nobody can say.
+  // The browser's own clipboard answers from another process, at any time.
   const writeText = async (text) => { found.copied = text; };
   Object.defineProperty(navigator, "clipboard", { value: { writeText } });
   number.click();
@@ -166,7 +166,7 @@ impl Visit<'_> {
         let copy = page.with_extension(format!("{face}.html"));
         let root = format!("<html data-face=\"{face}\"");
         fs::write(&copy, text.replacen("<html", &root, 1)).unwrap();
-        // So that a picture of an earlier run is never looked at.
+        // Never look at a picture of an earlier run.
         if to.exists() {
             fs::remove_file(to).unwrap();
         }
@@ -206,7 +206,7 @@ impl Picture {
         // Within the border, whose corners are round.
         let paper = self.pixel(x + 6, y + 6);
         let (mut ink, mut colorful) = (0, 0);
-        // Nothing here is optimized, and most of some million pixels are paper, which has no color.
+        // Most of some million pixels are paper, and nothing here is optimized.
         for y in y + 6..(y + height - 6).min(self.height) {
             for x in x + 6..(x + width - 6).min(self.width) {
                 let [r, g, b] = self.pixel(x, y);
@@ -223,7 +223,7 @@ impl Picture {
     }
 }
 
-/// Checks that a page can be read on a phone: nothing is wider than its box but tables, and these say so.
+/// Checks a page on a phone: only tables are wider than their box, and say so.
 fn visit_on_phone(visit: &Visit<'_>, page: &Path) {
     let found = visit.find_on_phone(page);
     let number =

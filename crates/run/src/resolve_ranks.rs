@@ -1,5 +1,5 @@
-//! Resolves the settings of a run, or of an evaluation, that concern ranks: how many there are, with
-//! which batches, and how they meet and talk to each other. Everything is checked before any rank starts.
+//! Resolves and checks the settings of a run or an evaluation that concern ranks: how many there are, with which batches, and
+//! how they meet and talk to each other.
 
 use paceline_choices::strategies::STRATEGIES;
 use paceline_collectives::{Axis, MeshShape};
@@ -28,8 +28,7 @@ pub fn resolve_world_size(flags: &RunFlags, placement: Option<&Placement>) -> Re
     launcher::num_ranks(flags.ranks.nproc.filter(|_| !is_ours), placement)
 }
 
-/// Which processors the ranks of this host get for themselves, if that is requested. If there are not enough, no rank is pinned,
-/// and a warning says so.
+/// Which processors the ranks of this host get, if requested. If there are too few, no rank is pinned, and a warning says so.
 pub fn resolve_pinning(
     flags: &RunFlags,
     placement: Option<&Placement>,
@@ -77,14 +76,13 @@ pub fn resolve_comm(
     }
 }
 
-/// The grid of ranks without `--mesh`: a strategy that shards, shards over all ranks. The others replicate.
+/// The grid of ranks without `--mesh`: all ranks shard if the strategy does, and else replicate.
 fn default_mesh(strategy: &StrategyConfig, world_size: usize) -> MeshShape {
     let axis = if strategy.axes().contains(&Axis::Shard) { Axis::Shard } else { Axis::Dp };
     MeshShape::new(&[(axis, world_size)]).unwrap_or_else(|_| MeshShape::replicas(world_size))
 }
 
-/// The grid of ranks. Its axes are those of `--mesh`. A grid that does not
-/// name `dp` has one rank there.
+/// The grid of ranks, with the axes of `--mesh`, and one rank along `dp` if that is not named.
 pub fn resolve_mesh(
     stated: Option<&MeshShape>,
     strategy: &StrategyConfig,
@@ -120,7 +118,7 @@ pub fn resolve_mesh(
     MeshShape::new(&axes).or_else(|e| usage(format!("--mesh {shape}: {e}")))
 }
 
-/// The schedule of a pipeline, if the grid has stages: checks that all that the run asks for works with stages.
+/// The schedule of a pipeline, if the grid has stages. Checks that the run's settings work with stages.
 pub fn resolve_pipeline(
     flags: &RunFlags,
     strategy: &StrategyConfig,
@@ -205,7 +203,7 @@ pub fn resolve_pipeline(
             );
             schedule::cut(&costs, least).unwrap_or_default()
         }
-        // Schedules that are still to be chosen from may need other numbers of stages.
+        // Other schedules may need other numbers of stages.
         Cut::ByHand => cut_at(&flags.pipeline.stages, model, schedule.map(|_| least))?,
     };
     let has_as_many =
@@ -279,7 +277,7 @@ fn cut_at(names: &[String], model: &Model, stages: Option<usize>) -> Result<Vec<
     Ok(cut)
 }
 
-/// The numbers of micro-batches of steps: equal for all steps of an epoch but the last one, which may have fewer.
+/// The numbers of micro-batches of steps; the last step of an epoch may have fewer.
 pub(crate) fn sizes_of_steps(accumulate: usize, batches: usize) -> impl Iterator<Item = usize> {
     let most = accumulate.min(batches);
     [most, batches % most.max(1)].into_iter().filter(|of| *of > 0)

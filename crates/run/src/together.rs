@@ -1,8 +1,7 @@
 //! Work of one or more ranks that may take longer than an operation may: writing or reading a checkpoint.
 //!
-//! Input: the work of this rank, and its limit. Output: the result of the work, once all ranks have done theirs. Meanwhile the
-//! ranks signal again and again that they are alive, so each operation is short: a rank that is slow is waited for
-//! up to the limit of the work, and a rank that is dead or stopped up to `--timeout`. This file does not know the work.
+//! Meanwhile the ranks signal again and again that they are alive, so each operation is short: a slow rank is waited for up to
+//! the limit of the work, and a dead or stopped one up to `--timeout`.
 
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
@@ -13,7 +12,7 @@ use paceline_trace::thread_builder;
 
 /// The longest time between two signals that a rank is alive.
 const LONGEST_PAUSE: Duration = Duration::from_secs(1);
-/// The number of such signals within the time limit of an operation.
+/// Signals within the time limit of an operation.
 const SIGNS_PER_TIMEOUT: u32 = 4;
 
 /// The state that a rank reports of its work.
@@ -31,8 +30,8 @@ enum Outcome {
     Late(Vec<usize>),
 }
 
-/// Does `work` as one of the ranks of `world`, which all call this together. Fails on all ranks if the work fails on one: on
-/// that rank with its own error. `what` names the work for errors, as in "write its part of the checkpoint".
+/// Does `work`; a collective of `world`. Fails on all ranks if the work fails on one, there with its own error. `what` names
+/// the work for errors, as in "write its part of the checkpoint".
 ///
 /// # Errors
 ///
@@ -47,7 +46,7 @@ pub fn together<T>(
         return work();
     }
     let (end, ended) = channel();
-    // If the work panics, `end` is dropped: then it has failed.
+    // If the work panics, `end` is dropped, which counts as failure.
     let (own, of_all) = std::thread::scope(move |scope| {
         let tell = move || tell_each_other(world, limit, &ended);
         let told = thread_builder("alive").spawn_scoped(scope, tell);
@@ -78,8 +77,8 @@ fn late(rank: usize, what: &str, limit: Duration, ranks: Vec<usize>) -> Failure 
     Failure::Missing { message, ranks }
 }
 
-/// Informs the other ranks about this rank's work, until all have ended theirs or one has failed. `ended` gets whether the work
-/// of this rank was good.
+/// Informs the other ranks about this rank's work, until all have ended or one has failed. `ended` gets whether this rank's
+/// work succeeded.
 fn tell_each_other(
     world: &Group,
     limit: Duration,
@@ -88,7 +87,7 @@ fn tell_each_other(
     let begin = Instant::now();
     let pause = LONGEST_PAUSE.min(world.options().timeout / SIGNS_PER_TIMEOUT);
     let mut own = WORKING;
-    // Of each rank its state, and whether the limit is over: the clock of rank 0 counts.
+    // Each rank's state, and whether the limit is over by rank 0's clock.
     let mut all = vec![0; 2 * world.world_size()];
     loop {
         if own == WORKING {

@@ -1,8 +1,7 @@
 //! The measured steps of a run as advice takes them.
 //!
-//! Takes the samples of all ranks. Returns each step that all of them kept, on one clock: in milliseconds since rank 0 began
-//! the step ([`Observed`]). A gradient has the number of its parameter. This module does not know what follows from these
-//! times.
+//! [`Observed`] has each step that all ranks kept, on one clock: in milliseconds since rank 0 began the step. A gradient has
+//! the number of its parameter.
 
 use paceline_analysis::advice::observed::{Observed, RankStep, Seen};
 use paceline_host::text::ms;
@@ -13,11 +12,10 @@ use crate::record::rank_report::RankReport;
 use crate::record::readiness::Moments;
 use crate::record::samples::StepSample;
 
-/// Clocks that differ by less, in milliseconds, are one clock: ranks of one host see the same moment as late as the
-/// scheduler lets them. Clocks of different hosts differ by the time since each was started.
+/// Clocks that differ by fewer milliseconds are one: the scheduler delays what ranks of one host see. Clocks of different
+/// hosts differ by the time since each was started.
 pub(super) const ONE_CLOCK_MS: f64 = 20.0;
-/// Over how many steps, before and after a step, the difference between two clocks is taken. Clocks drift by some
-/// microseconds per second.
+/// Steps before and after a step over which the difference of two clocks is taken: they drift by some microseconds per second.
 const NEIGHBORS: usize = 4;
 
 /// The steps that all these ranks have kept, each as they saw it.
@@ -36,8 +34,8 @@ pub(super) fn common<'a>(
     samples.first().into_iter().copied().flatten().filter_map(of_step).collect()
 }
 
-/// Combines the reports of the ranks, in rank order. Also returns the moments of each of the steps, since each rank's own step
-/// began: means over the ranks.
+/// Combines the reports of the ranks, in rank order. Also returns the mean moments of each step, since each rank's own step
+/// began.
 pub fn observed(reports: &[RankReport]) -> (Observed, Vec<Moments>) {
     let Some(first) = reports.first() else { return Default::default() };
     let common = common(reports);
@@ -58,8 +56,8 @@ pub fn observed(reports: &[RankReport]) -> (Observed, Vec<Moments>) {
     (observed, common.iter().map(means).collect())
 }
 
-/// By how many milliseconds the clock of each rank is ahead of rank 0's, as the operations of a step show: all ranks see
-/// the moment at which the last one arrives. Zero without operations.
+/// By how many milliseconds each rank's clock is ahead of rank 0's, by the operations of a step: all ranks see the moment at
+/// which the last one arrives. Zero without operations.
 fn clocks(step: &[&StepSample]) -> Vec<f64> {
     let first = step[0];
     let of_rank = |sample: &&StepSample| {
@@ -70,7 +68,7 @@ fn clocks(step: &[&StepSample]) -> Vec<f64> {
     step.iter().map(|sample| of_rank(sample).unwrap_or(0.0)).collect()
 }
 
-/// Milliseconds from the start of the step on rank 0 until it began on another rank, each on its own clock.
+/// Milliseconds from the start of the step on rank 0 to that on another rank, each on its own clock.
 pub(super) fn between(sample: &StepSample, first: &StepSample) -> f64 {
     (i128::from(sample.begin_ns) - i128::from(first.begin_ns)) as f64 / 1e6
 }

@@ -1,7 +1,4 @@
 //! The memory of a rank by phase of a step, and by category.
-//!
-//! Input: the counts of the allocator. Output: numbers by name, which travel to rank 0 and into `summary.json`. This module
-//! does not know the predicted needs of a run; that is [`crate::insight::memory`].
 
 use std::collections::BTreeMap;
 
@@ -10,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 /// The key of the sum of all categories, beside the categories.
 pub const TOTAL: &str = "total";
-/// The key of the memory that was taken from the system: in use, or free in a pool.
+/// The key of memory taken from the system: in use, or free in a pool.
 pub const RESERVED: &str = "reserved";
 
 /// The key of the proportional set size of a process.
@@ -18,8 +15,8 @@ pub const RESIDENT: &str = "resident";
 
 /// The phase that ends when parameters, optimizer and checkpoint are in place.
 pub const INITIALIZATION: &str = "initialization";
-/// The phase that ends after the optimizer's step. It begins with the rest of synchronization after the last backward
-/// pass. The phases before it have the names of their spans, `forward` and `backward`.
+/// The phase from the end of the last backward pass to the end of the optimizer's step. The phases before it have the names
+/// of their spans, `forward` and `backward`.
 pub const STEP: &str = "step";
 
 /// Bytes by category, and in [`TOTAL`] and [`RESERVED`].
@@ -47,7 +44,6 @@ impl PhaseMemory {
     }
 }
 
-/// A number of each category, and of all memory in use and taken from the system.
 fn bytes(
     of_category: impl Fn(Category) -> Usage,
     [total, reserved]: [Usage; 2],
@@ -63,12 +59,12 @@ fn bytes(
 pub struct RankMemory {
     /// The phases: initialization, then those of the measured steps.
     pub phases: Vec<PhaseMemory>,
-    /// The most bytes at once in the whole run: by category, in all of them together, and taken from the system.
+    /// The most bytes at once in the whole run.
     pub peak_bytes: Bytes,
 }
 
 impl RankMemory {
-    /// From the counts of the allocator of this rank. `initialization` is the phase of this name.
+    /// From the counts of this rank's allocator.
     pub fn new(initialization: &PhaseUsage, allocator: &Allocator) -> Self {
         let steps = allocator.phases().into_iter().filter(|(name, _)| *name != INITIALIZATION);
         let all = [(INITIALIZATION, *initialization)].into_iter().chain(steps);
@@ -91,7 +87,7 @@ impl RankMemory {
         peaks
     }
 
-    /// The memory at the end of a step; at the end of initialization if there was no step.
+    /// The memory after a step, or after initialization if there was none.
     pub fn after_step(&self) -> Option<&Bytes> {
         self.phases.last().map(|phase| &phase.current_bytes)
     }

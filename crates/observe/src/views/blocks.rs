@@ -46,7 +46,7 @@ fn unmeasured(facts: &Facts) -> String {
     format!("{steps} ran, all within --warmup-steps {warmup}: nothing was measured")
 }
 
-/// How well a run went, where the time of a step went, and the changes to make. Tables fit `width`.
+/// How well a run went, where its time went, and the changes to make. Tables fit `width`.
 pub(crate) fn summary_lines(facts: &Facts, width: Option<usize>) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     if let Some(steps) = facts.outcome.stopped_after {
@@ -163,7 +163,7 @@ pub(crate) fn detail_lines(facts: &Facts, width: Option<usize>) -> Vec<String> {
     lines
 }
 
-/// Whether the parts of a step have a meaning: not if nothing was measured, nor if two kinds of steps alternate.
+/// Whether the parts of a step have a meaning: not without measurements, nor if two kinds of steps alternate.
 pub(crate) fn has_anatomy(facts: &Facts) -> bool {
     facts.steps.count() > 0 && facts.sync_cost.is_none()
 }
@@ -181,8 +181,7 @@ fn samples(facts: &Facts) -> String {
     format!("Samples of a step: {samples}, in {} of {each} on {ranks}", plural(batches, "batch"))
 }
 
-/// A line that says how many steps the times of single operations and gradients leave out, if they leave
-/// out any.
+/// How many steps the times of single operations and gradients leave out, if any.
 fn unlike_line(facts: &Facts) -> Option<String> {
     let num_unlike = value(facts, "unlike_steps").unwrap_or(0.0);
     (num_unlike > 0.0).then(|| {
@@ -212,8 +211,8 @@ fn card_line(facts: &Facts) -> Option<String> {
     (!parts.is_empty()).then(|| format!("Card: {}", parts.join(", ")))
 }
 
-/// Says that the emulated link could not be kept, if it matters: from a twentieth of a step. (On cores that compute, the
-/// thread that sends wakes up late by some hundredths of a step.)
+/// Says that the emulated link was not kept, from a twentieth of a step. (On busy cores, the sending thread wakes up late
+/// by some hundredths.)
 fn link_line(facts: &Facts) -> Option<String> {
     let late_ms = value(facts, "link_late_ms")?;
     (late_ms >= 0.05 * value(facts, "wall_ms")?).then(|| {

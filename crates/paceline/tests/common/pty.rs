@@ -1,7 +1,6 @@
 //! Pseudo-terminals: what a user sees of a command, on a screen of any size.
 //!
-//! A [`Terminal`] runs a command on a pseudo-terminal, and an emulator makes a screen of what the command writes. Nothing here
-//! knows what the command should print.
+//! A [`Terminal`] runs a command on a pseudo-terminal, and an emulator makes a screen of its output.
 
 use std::fs::{File, OpenOptions};
 use std::io::Read;
@@ -18,7 +17,7 @@ use rustix::termios::{Winsize, tcsetwinsize};
 
 use super::wait_until;
 
-/// The rows of each screen. What has left it is remembered.
+/// The rows of each screen; more are remembered.
 const ROWS: u16 = 50;
 const REMEMBERED_ROWS: usize = 10_000;
 
@@ -98,8 +97,8 @@ impl Terminal {
         found.unwrap()
     }
 
-    /// Makes the terminal narrower or wider, as its user may at any time. What is on the screen is broken again, as most
-    /// terminals do: the cursor stays at its character.
+    /// Makes the terminal narrower or wider. As on most terminals, lines are broken again, and the cursor stays at its
+    /// character.
     #[track_caller]
     pub fn resize(&self, columns: u16) {
         // A drawing may have arrived in part.
@@ -158,7 +157,7 @@ fn size(columns: u16) -> Winsize {
     Winsize { ws_row: ROWS, ws_col: columns, ws_xpixel: 0, ws_ypixel: 0 }
 }
 
-/// The lines of a screen, from the oldest that is remembered, without empty ones at the end.
+/// All remembered lines of a screen, without empty ones at the end.
 fn lines(parser: &mut vt100::Parser) -> Vec<String> {
     let screen = parser.screen_mut();
     let columns = screen.size().1.get();

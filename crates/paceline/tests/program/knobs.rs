@@ -1,5 +1,4 @@
-//! Features of training beyond plain steps: learning rate schedules, clipping, evaluation during
-//! training, and ranks with different numbers of samples.
+//! Learning rate schedules, clipping, evaluation during training, and ranks with different numbers of samples.
 
 use crate::common::{Sandbox, TINY, TINY_MLP, column, metrics, weights_of};
 use serde_json::Value;
@@ -37,12 +36,11 @@ fn gradients_are_clipped_by_their_norm() {
         let run = sandbox.train(flags).ok();
         (column(&sandbox.run_folder(), "grad_norm"), run.weights().to_owned())
     };
-    // With a limit that no norm reaches, the only change is that norms are written down.
+    // With a limit that no norm reaches, norms are only written down.
     let (norms, weights) = norms_of(&format!("{flags} --nproc 2 --clip-grad-norm 1e6"));
     assert!(norms.iter().all(|norm| *norm > 0.01 && *norm < 100.0), "{norms:?}");
     assert_eq!(weights, weights_of(&format!("{flags} --nproc 2")));
-    // With plain gradient descent, halving the first gradient has the same effect as halving the learning
-    // rate.
+    // With plain gradient descent, halving the first gradient is like halving the learning rate.
     let first = |flags: &str| {
         let sandbox = Sandbox::new();
         sandbox.train(&format!("{flags} --nproc 2 --epochs 1 --steps-per-epoch 2")).ok();
@@ -69,12 +67,12 @@ fn gradients_are_clipped_by_their_norm() {
 #[test]
 fn a_norm_that_is_not_finite_stops_all_ranks() {
     for transport in ["thread", "shm"] {
-        // The first step moves the weights so far out that the next gradient overflows, while the
-        // loss, which is summed in f64, does not.
+        // The first step moves the weights so far out that the next gradient overflows, but not the loss, summed in
+        // f64.
         let flags = format!("{TINY_MLP} --nproc 2 --transport {transport} --lr 1e18");
         let run = Sandbox::new().train(&format!("{flags} --clip-grad-norm 1e30"));
         assert_eq!(run.code, Some(1), "{run:#?}");
-        // Whether it is NaN or infinite is up to the order of the sums, and so to the processor.
+        // The order of the sums, and so the processor, decides whether it is NaN or infinite.
         let norm = "the gradient norm of step 2 is not finite (";
         run.says(&[norm, "), with a learning rate of 1e18", "before the optimizer step"]);
         assert!(!run.stdout.contains("Total time"), "{}", run.stdout);

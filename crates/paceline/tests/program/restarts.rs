@@ -30,7 +30,7 @@ fn all_ranks_are_started_again_and_meet_elsewhere() {
     }
     let run = run.without_ranks();
     let lines: BTreeSet<&str> = run.stdout.lines().collect();
-    // The ranks of an attempt have the same secret. Another attempt has another one.
+    // The ranks of an attempt have the same secret; another attempt has another.
     let secrets: BTreeSet<&str> =
         lines.iter().map(|line| line.rsplit_once(' ').unwrap().1).collect();
     assert_eq!((lines.len(), secrets.len()), (3, 3), "{run:#?}");
@@ -116,8 +116,8 @@ fn logs_of_all_attempts_are_kept() {
     }
 }
 
-/// Flags of a run of 120 steps. Every operation takes 30 ms, and so the run takes seconds, until somebody has killed
-/// one of its ranks. The link is slow enough to be emulated on a busy machine.
+/// Flags of a run of 120 steps. Every operation takes 30 ms, so the run takes seconds. The link is slow enough for a
+/// busy machine.
 fn slow(saving: &str) -> String {
     format!("{} {saving} --link 100mbit,10ms --max-restarts 3", quick())
 }
@@ -154,7 +154,7 @@ fn kill_rank(
 fn folders(sandbox: &Sandbox) -> Vec<PathBuf> {
     let mut folders: Vec<_> =
         fs::read_dir(sandbox.path("runs")).unwrap().map(|entry| entry.unwrap().path()).collect();
-    // The second of two folders of the same second has a number after its name.
+    // The second folder of a second has a number after its name.
     folders
         .sort_by_key(|folder| folder.join("config.json").metadata().unwrap().modified().unwrap());
     folders
@@ -199,7 +199,7 @@ fn goes_on_without(victim: usize, expected: &str) {
     assert_eq!(run.weights(), expected);
     let resumed = run.line("Resumed from saved: ");
     assert!(resumed.ends_with("no sample is repeated or skipped"), "{resumed}");
-    // Each attempt has a run folder. The second one begins at the checkpoint, and is complete.
+    // Each attempt has a run folder. The second begins at the checkpoint, and is complete.
     let folders = folders(&sandbox);
     let [first, second] = &folders[..] else { panic!("{folders:?}") };
     let (before, after) = (steps(first), steps(second));
@@ -210,7 +210,7 @@ fn goes_on_without(victim: usize, expected: &str) {
     let num_saves = lines.iter().filter(|line| line.get("save_s").is_some()).count();
     assert_eq!(lines.len(), after.len() + num_saves);
     assert!(second.join("summary.json").exists() && !first.join("summary.json").exists());
-    // What the other rank did last in the first attempt is still there.
+    // The last operations of the other rank are still there.
     assert!(first.join(format!("world-rank{}.jsonl", 1 - victim)).exists());
 }
 

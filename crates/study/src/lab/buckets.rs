@@ -1,5 +1,4 @@
-//! `buckets`: the step over the size of its buckets, measured and replayed, with the size to set, beside strategies without
-//! buckets.
+//! `buckets`: the step by the size of its buckets, measured and replayed, beside strategies without buckets.
 
 use std::path::Path;
 
@@ -38,7 +37,6 @@ pub const EXPERIMENT: Experiment = Experiment {
     found,
 };
 
-/// Bytes of a MiB, in which `--bucket-cap-mb` counts.
 const MIB: f64 = 1_048_576.0;
 /// Sizes, as parts of all gradients.
 const PARTS: [f64; 6] = [1.0 / 64.0, 1.0 / 16.0, 1.0 / 8.0, 0.25, 0.5, 1.0];
@@ -81,7 +79,7 @@ fn scenes(args: &LabArgs, _: &Path) -> Result<Vec<Scene>> {
     Ok(scenes)
 }
 
-/// The sizes in MiB, ascending. Of those that hold all gradients, of `bytes` bytes, the smallest stands for all.
+/// The sizes in MiB, ascending, with only the smallest of those that hold all `bytes` of gradients.
 fn distinct(mut sizes: Vec<f64>, bytes: f64) -> Vec<f64> {
     sizes.sort_by(f64::total_cmp);
     sizes.dedup();
@@ -164,8 +162,8 @@ fn found(made: &Made) -> Result<Vec<Found>> {
     }])
 }
 
-/// The communication of a step with `n` buckets that stays exposed, in milliseconds: `n o + s / (n w)`, with `s` bytes of gradients.
-/// Each bucket costs its operation, and the last one comes too late to be hidden.
+/// The exposed communication with `n` buckets, in milliseconds: `n o + s / (n w)`, with `s` bytes of gradients. Each bucket costs
+/// its operation, and the last one comes too late to be hidden.
 struct Formula {
     /// `o`: the cost of an operation.
     op_ms: f64,
@@ -182,7 +180,7 @@ fn of_link(network: &Network, bytes: u64) -> Formula {
     Formula { op_ms, all_ms, source: "of the link".to_owned() }
 }
 
-/// The formula of measurements: numbers of buckets, each with the milliseconds that it left exposed. Or why it does not hold.
+/// The formula fitted to numbers of buckets with their exposed milliseconds, or why it does not hold.
 fn fitted(exposed: &[(f64, f64)]) -> std::result::Result<Formula, String> {
     let mut counts: Vec<f64> = exposed.iter().map(|(buckets, _)| *buckets).collect();
     counts.sort_by(f64::total_cmp);
@@ -202,7 +200,7 @@ fn fitted(exposed: &[(f64, f64)]) -> std::result::Result<Formula, String> {
     Err("does not fit what stays exposed: noise, or more than a pass can hide".to_owned())
 }
 
-/// The size of buckets for which least stays exposed: `sqrt(s o w)`.
+/// The size that leaves least exposed: `sqrt(s o w)`.
 fn by_formula(Formula { op_ms, all_ms, source }: Formula, bytes: f64) -> String {
     format!(
         "{source}: o = {op_ms:.3} ms, w = {:.2} GB/s, least with buckets of {:.2} MiB",
@@ -211,7 +209,6 @@ fn by_formula(Formula { op_ms, all_ms, source }: Formula, bytes: f64) -> String 
     )
 }
 
-/// The size to set, and the size by the replay.
 fn verdict(scene: &Scene, curve: &[Point]) -> Option<String> {
     let measured = curve.iter().filter_map(|(mib, row, _)| Some((mib, row, row.median(STEP)?)));
     let (mib, best, best_ms) = measured.min_by(|a, b| a.2.total_cmp(&b.2))?;

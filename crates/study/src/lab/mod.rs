@@ -1,4 +1,4 @@
-//! `paceline lab`: experiments that change one option of training at a time: where it helps, and where it does not.
+//! `paceline lab`: experiments that change one option of training at a time.
 //!
 //! | file | purpose |
 //! |---|---|
@@ -6,8 +6,7 @@
 //! | [`measure`] | makes the runs in rounds, until the effects are known |
 //! | [`collected`] | all experiments of a folder on one page |
 //!
-//! The other files are the experiments, one each. A new one is such a file and a line in [`EXPERIMENTS`]. docs/lab/ has a page
-//! for each: the expected result and why, and the usual mistakes.
+//! The other files are the experiments, one each, with a line in [`EXPERIMENTS`] and a page in docs/lab/.
 
 pub mod args;
 pub mod collected;
@@ -55,7 +54,7 @@ pub struct Experiment {
     found: fn(&Made) -> Result<Vec<Found>>,
 }
 
-/// An experiment whose runs are made.
+/// A finished experiment.
 pub struct Made<'a> {
     /// The flags.
     pub args: &'a LabArgs,
@@ -68,7 +67,7 @@ pub struct Made<'a> {
 }
 
 impl<'a> Made<'a> {
-    /// Each scene with its rows, and the place of the first of them.
+    /// Each scene with its rows, and the place of the first.
     fn with_rows(&self) -> impl Iterator<Item = ((&'a Scene, &'a [Row]), usize)> {
         let sizes = self.scenes.iter().scan(0, |next, scene| {
             let first = *next;
@@ -172,7 +171,7 @@ fn names() -> Vec<&'static str> {
     EXPERIMENTS.iter().map(|of| of.name).collect()
 }
 
-/// The specification that the runs of an experiment share: the user's flags over these defaults.
+/// The specification of all runs: the user's flags over these defaults.
 fn runs(args: &LabArgs, defaults: Flags) -> Spec {
     over(&args.train.0, defaults)
 }

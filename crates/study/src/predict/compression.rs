@@ -1,8 +1,5 @@
-//! Predicts whether compressing gradients would pay: the time that is saved on the link against the time
-//! that compressing takes.
-//!
-//! The time of compressing is measured on this machine, on as many numbers as the model has gradients.
-//! The time saved on the link is predicted.
+//! Predicts whether compressing gradients would pay: the predicted time saved on the link against the time of
+//! compressing, measured here on as many numbers.
 
 use std::time::Instant;
 
@@ -16,8 +13,7 @@ use paceline_strategies::TopK;
 use super::Row;
 use super::model::Prediction;
 
-/// How often each kernel is timed. The fastest time counts, since other load on the machine only adds
-/// time.
+/// How often each kernel is timed. The fastest counts, since other load only adds time.
 const REPEATS: usize = 5;
 
 /// The times to compress all gradients once on this machine, in milliseconds.
@@ -76,14 +72,13 @@ pub struct Compression {
 }
 
 impl Compression {
-    /// Predicts the steps of `ddp` with compression, and compares them with the prediction without compression.
-    /// Compressing a bucket delays this bucket and all computation after it.
+    /// Predicts the steps of `ddp` with compression. Compressing a bucket delays it and all computation after it.
     pub fn new(row: &Row, layout: &Layout, costs: &Costs) -> Self {
         let Row { network, step, .. } = row;
         // The sums of the loss are not compressed.
         let loss = |bytes: u64| network.all_reduce_ms(bytes);
         let halved = |bytes: u64| network.all_reduce_ms(bytes / 2);
-        // Every rank sends pairs of index and value, which are 8 bytes for each selected 4-byte gradient.
+        // Every rank sends pairs of index and value: 8 bytes for each selected 4-byte gradient.
         let sparse = |bytes: u64| {
             let pairs = (bytes as f64 * TopK::DEFAULT_K * 2.0) as u64;
             network.all_gather_ms(pairs * network.ranks as u64)

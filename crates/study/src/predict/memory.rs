@@ -1,7 +1,7 @@
-//! `paceline predict --memory`: the memory needs of a rank, by strategy and number of ranks, and the largest batch and model that fit.
+//! `paceline predict --memory`: a rank's memory by strategy and number of ranks, and the largest batch and model that fit.
 //!
-//! Nothing is run. [`paceline_observe::insight::memory`] computes the numbers, so a run of the same flags prints the same ones beside its
-//! own. Models may be larger than this machine.
+//! Nothing is run. [`paceline_observe::insight::memory`] computes the numbers that a run prints, also for models larger than this
+//! machine.
 
 use std::collections::BTreeMap;
 
@@ -30,13 +30,11 @@ use crate::usage;
 
 /// The name that stands for all strategies.
 const ALL: &str = "all";
-/// The strategies of the table by default. The other replicas need as much as `ddp`, or more for their buckets.
+/// The default strategies. Other replicas need as much as `ddp`, or more for their buckets.
 const DEFAULT: [&str; 7] = ["ddp", "zero1", "zero2", "zero3", "sharded1", "sharded2", "sharded3"];
-/// The largest batch that is looked for.
 const MAX_ROWS: usize = 1 << 40;
-/// The largest factor that is looked for, in percent of the model.
+/// The largest factor, in percent of the model.
 const MAX_FACTOR_PCT: usize = 1_000_000;
-/// The largest width of a layer.
 const MAX_WIDTH: usize = 1 << 20;
 
 /// The needs of a rank with one strategy on one number of ranks.
@@ -57,8 +55,7 @@ pub struct Row {
     pub fits: bool,
     /// The largest number of samples per rank that fits; missing if no number does.
     pub largest_batch: Option<usize>,
-    /// The largest factor of the widths of the hidden layers that fits, in percent; missing if no factor does, or if the model
-    /// does not say which of its sizes are widths.
+    /// The largest fitting factor of the hidden layers' widths, in percent; missing if there is none, or if the model names no widths.
     pub largest_width_pct: Option<usize>,
     /// The parameters of the model with these widths.
     pub largest_params: Option<usize>,
@@ -82,7 +79,7 @@ pub fn predict_memory(args: &PredictArgs) -> Result<u8> {
     for &ranks in &args.nproc {
         let limit = limit(args.rank_gb, ranks)?;
         limits.push((ranks, limit as u64));
-        // A step of a long run without checkpoints, whose ranks are processes.
+        // A long run without checkpoints, whose ranks are processes.
         let mut config =
             TrainConfig { world_size: ranks, steps_per_epoch: usize::MAX, ..config.clone() };
         (config.transport, config.checkpoints.save) = (TransportName::Shm, None);
@@ -130,7 +127,6 @@ fn limit(rank_gb: Option<f64>, ranks: usize) -> Result<f64> {
     Ok(available as f64 / ranks as f64)
 }
 
-/// One strategy on one number of ranks.
 struct Case<'a> {
     config: &'a TrainConfig,
     data: &'a OpenData,
@@ -190,7 +186,7 @@ impl<'a> Case<'a> {
         })
     }
 
-    /// The model with its widths at this percentage, rounded down, and at least 1. `None` if there is no such model.
+    /// The model with its widths at this percentage, rounded down, at least 1. `None` if there is none.
     fn scaled(&self, factor_pct: usize) -> Option<Model> {
         let mut spec: Spec = self.config.spec.clone();
         for (flag, widths) in widths(&self.config.model) {
@@ -204,7 +200,7 @@ impl<'a> Case<'a> {
     }
 }
 
-/// The widths of the hidden layers of a model, by flag.
+/// A model's widths of hidden layers, by flag.
 fn widths(model: &ModelConfig) -> Vec<(&'static str, Vec<usize>)> {
     let Ok(choice) = MODELS.get(model.name()) else { return Vec::new() };
     let typed = model.flags();

@@ -1,8 +1,7 @@
-//! A model that is given as bytes of gradients and milliseconds of computing, so that nothing has to be run.
+//! A model given as bytes of gradients and milliseconds of computing.
 //!
-//! Its gradients become final at an even pace during the backward pass, which ends the computation, in `PARTS` parts of
-//! equal size, from the last layer to the first. Bytes and times go in. A layout and a calibration come out, as a run of a
-//! model would give them.
+//! Its gradients become final at an even pace during the backward pass, which ends the computation, in `PARTS` equal parts,
+//! from the last layer to the first. Layout and calibration are as from a run.
 
 use paceline_failure::Result;
 use paceline_model::{Init, Layout, LayoutBuilder};
@@ -12,16 +11,14 @@ use super::flags::PredictArgs;
 use super::model::Calibration;
 use crate::usage;
 
-/// Parts in which the gradients become final.
 const PARTS: u64 = 128;
-/// Elements to whose multiples the starts of parameters are rounded up in flat storage.
+/// Parameters start at multiples of this many elements in flat storage.
 const ALIGNED_ELEMS: u64 = 16;
 /// Bytes of a gradient.
 const ELEM_BYTES: u64 = 4;
 /// The most bytes of gradients: 1e13 parameters.
 pub(super) const MAX_BYTES: f64 = 4e13;
-/// The part of the computation that is the backward pass: a layer's gradients of inputs and of weights each take as long as
-/// its outputs.
+/// The backward part of the computation: a layer's gradients of inputs and of weights each take as long as its outputs.
 const BACKWARD_PART: f64 = 2.0 / 3.0;
 
 /// A model in numbers.
@@ -36,7 +33,7 @@ pub struct StatedModel {
 }
 
 impl StatedModel {
-    /// The model that the flags give; `None` if they give no model.
+    /// The model that the flags give, if any.
     pub fn of(args: &PredictArgs) -> Result<Option<Self>> {
         let (Some(bytes), Some(compute_ms)) = (args.gradient_bytes, args.compute_ms) else {
             return Ok(None);
@@ -70,7 +67,7 @@ impl StatedModel {
         }
         let layout = builder.finish(1);
         let begin = self.compute_ms - self.backward_ms;
-        // In the order of time: the last parameter first. It is final when its share of the bytes is computed.
+        // In the order of time: the last parameter first.
         let ready = layout.params().iter().rev().map(|param| {
             let done = params as f64 - param.start as f64;
             let ready_ms = begin + self.backward_ms * done / params as f64;
@@ -108,7 +105,7 @@ pub(super) fn check_bytes(bytes: f64) -> Result<u64> {
     Ok(bytes as u64)
 }
 
-/// Reads a number of bytes, which may have a unit. Units with `i` are powers of 1024, the others of 1000.
+/// Reads bytes, perhaps with a unit. Units with `i` are powers of 1024, others of 1000.
 pub fn bytes(text: &str) -> std::result::Result<f64, String> {
     const UNITS: [(&str, f64); 6] = [
         ("KiB", 1024.0),

@@ -1,5 +1,5 @@
-//! `paceline bench scaling`: the same training on more and more ranks, with weak scaling (constant batch
-//! per rank) and strong scaling (constant global batch).
+//! `paceline bench scaling`: training on more and more ranks, by weak scaling (constant batch per rank) and strong
+//! scaling (constant global batch).
 //!
 //! [`laws`] has the formulas and the laws of Amdahl and Gustafson, and [`verdict`] the conclusion.
 
@@ -97,7 +97,7 @@ fn scaling(args: &ScalingArgs) -> Result<u8> {
     let scenes = scenes.collect::<Result<Vec<Scene>>>()?;
     let mut outcome = run_scenes(&args.study, STUDY.name, &scenes)?;
     let setting = Setting { params: outcome.runs[0][0].count("params"), ..setting };
-    // A single rank may train without a strategy, so the name is taken from a run with the most ranks.
+    // A single rank may train without a strategy, so a run with the most ranks has the name.
     let strategy = outcome.runs.last().map_or("", |runs| runs[0].text("strategy")).to_owned();
     let (mut found, mut charts) = (Vec::new(), Vec::new());
     for (at, mode) in modes.iter().enumerate() {
@@ -144,7 +144,7 @@ fn scene(
     Ok(scene)
 }
 
-/// The points of these rows, which begin with one rank. Adds speed-up and efficiency to the rows.
+/// The points of these rows, the first of one rank. Adds speed-up and efficiency to the rows.
 fn points(rows: &mut [Row], setting: &Setting, mode: Mode) -> Result<Vec<Point>> {
     let point = |row: &Row| Point::of(row, setting.threads, setting.cores);
     let points: Option<Vec<Point>> = rows.iter().map(point).collect();
@@ -188,7 +188,6 @@ fn conclusions(
     Found { id: "conclusions", lines, ..Found::default() }
 }
 
-/// Number of points with which the curve of a fit is drawn.
 const CURVE: u32 = 64;
 
 /// The chart of speed-up against ranks, with the ideal line and the fit.
@@ -213,7 +212,7 @@ fn chart(
     }
     series.push(Series::line("measured", with_cores.iter().map(place)));
     let [name, of_law] = mode.names();
-    // Any law fits a single point, so a curve would show nothing.
+    // Any law fits a single point.
     if let Some(Fit { serial, residual: Some(_), .. }) = fit {
         let at = |at: u32| 1.0 + (most - 1.0) * f64::from(at) / f64::from(CURVE);
         let curve = (0..=CURVE).map(at).map(|n| (n, law(mode, serial, n)));

@@ -1,15 +1,13 @@
 //! The canvas on which charts are drawn, and the SVG that it becomes.
 //!
-//! Shapes and text go in, each with a [`Color`]. The text of an `<svg>` element comes out, for a page or for a file. This file
-//! does not know what kind of chart it draws.
+//! Shapes and text go in, each with a [`Color`]. An `<svg>` element comes out, for a page or a file.
 
 use maud::{Markup, PreEscaped, html};
 use paceline_files::{printable, printable_lines};
 
 use super::color::{Color, fixed};
 
-/// The distance from the middle of a capital letter to the baseline, as a fraction of the font size. It hardly differs
-/// between fonts.
+/// From the middle of a capital letter to the baseline, as a fraction of the font size, for nearly all fonts.
 const HALF_CAPITAL: f64 = 0.36;
 
 /// A position, in pixels from the top left corner.
@@ -32,10 +30,10 @@ pub(super) enum Align {
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Font(pub f64, pub Color, pub Align);
 
-/// A drawing that is not finished yet. Lengths are in its own pixels, which a page scales.
+/// An unfinished drawing. Lengths are in its own pixels, which a page scales.
 pub(super) struct Canvas {
     pub width: f64,
-    /// Whether it becomes a file. There names are whole: a file may be shown where nothing appears under a pointer.
+    /// Whether it becomes a file, where names are whole: nothing may appear under a pointer.
     pub is_file: bool,
     body: String,
 }
@@ -64,7 +62,7 @@ impl Canvas {
         self.dashed_line(points, (width, None), color, hover);
     }
 
-    /// Draws a line through all points. Its form is its width, and the lengths of a dash and of the gap after it.
+    /// Draws a line. Its form is its width, and the lengths of a dash and a gap.
     pub fn dashed_line(
         &mut self,
         points: &[Point],
@@ -118,7 +116,7 @@ impl Canvas {
         }
     }
 
-    /// The finished drawing as a file of its own, with a margin around it. The only font name in it is the generic `sans-serif`.
+    /// The finished drawing as a file, with a margin. Its only font name is the generic `sans-serif`.
     pub fn file(self, height: f64, margin: f64) -> String {
         let (width, height) = (short(self.width + 2.0 * margin), short(height + 2.0 * margin));
         let edge = -margin;
@@ -137,7 +135,7 @@ impl Canvas {
     }
 }
 
-/// A coordinate with one decimal: finer steps cannot be seen. One that is not a number becomes zero.
+/// A coordinate with one decimal: finer steps cannot be seen. NaN becomes zero.
 fn short(coordinate: f64) -> f64 {
     let tenths = if coordinate.is_finite() { (coordinate * 10.0).round() } else { 0.0 };
     // A negative zero becomes a zero without a sign.

@@ -1,7 +1,7 @@
 //! The colors of charts, named by their meaning, for light and dark pages and files.
 //!
-//! A meaning goes in; a variable of a style sheet comes out. [`style`] defines these variables for a page. A file is drawn with
-//! the light colors themselves, because only browsers know variables.
+//! [`style`] defines them as variables for a page. A file has the light colors themselves, because only browsers know
+//! variables.
 
 use maud::Render;
 
@@ -53,7 +53,7 @@ pub enum Color {
 }
 
 /// The names of the variables, with the light and the dark color. Text on a filled shape has a contrast of 4.5 or more. Equal
-/// light colors have equal dark colors; so the white of the background is a word.
+/// light colors have equal dark ones, so the background's white is a word.
 #[rustfmt::skip]
 const LOOKS: [(Color, [&str; 3]); 28] = [
     (Color::Card, ["card", "white", "#1a1e25"]),
@@ -94,7 +94,7 @@ pub fn style() -> String {
     format!(":root{{{}}}", LOOKS.map(variable).concat())
 }
 
-/// The drawing with its light colors, and a style sheet with the dark ones.
+/// The drawing in light colors, and a style sheet with the dark ones.
 pub(super) fn fixed(mut drawing: String) -> (String, String) {
     let mut rules = String::new();
     for (_, [name, light, dark]) in LOOKS {

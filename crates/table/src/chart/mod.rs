@@ -1,8 +1,7 @@
 //! Charts as SVG: the same drawing in a page and in a file of its own, with colors for light and dark.
 //!
-//! Marks go in: lines over two axes with their intervals, or rows of segments (bars, stacks, lanes) on one scale. An `<svg>`
-//! element or the contents of a file come out. The colors of an element are variables of the page's style sheet ([`style`]). A
-//! chart does not know what was measured.
+//! A chart has lines over two axes with their intervals, or rows of segments (bars, stacks, lanes) on one scale. In a page its
+//! colors are variables of the style sheet ([`style`]).
 
 use maud::Markup;
 
@@ -28,7 +27,7 @@ pub const FULL: i32 = 1120;
 pub const HALF: i32 = 540;
 /// Width of a chart that shares a row with two others, and of every chart on a phone.
 pub const THIRD: i32 = 350;
-/// All widths, the largest first. `page.css` shows the drawing that suits the room that a panel has.
+/// All widths, the largest first. `page.css` shows the drawing that fits the panel.
 pub const WIDTHS: [i32; 3] = [FULL, HALF, THIRD];
 
 /// The marks of a chart.
@@ -56,7 +55,7 @@ impl Chart {
         canvas.element(height, title)
     }
 
-    /// Draws the chart from `top` on, and returns its lower edge. Lines get this height.
+    /// Draws the chart from `top` on, and returns its lower edge.
     fn draw(&self, canvas: &mut Canvas, top: f64, height: f64) -> f64 {
         match self {
             Chart::Rows(rows) => rows.draw(canvas, top),
@@ -107,7 +106,7 @@ impl Picture {
         let (width, margin) = Self::SIZE;
         let mut canvas = Canvas::new(width);
         canvas.is_file = true;
-        // A long title gets smaller letters, down to a size at which they can be read.
+        // A long title gets smaller letters, as long as they can be read.
         let size = (17.0 * width / width_of(&self.title, 17.0)).clamp(SMALL, 17.0);
         let font = Font(size, Color::Text, Align::Left);
         canvas.text(&fitted(&self.title, size, width), (0.0, 10.0), font, &self.title);
