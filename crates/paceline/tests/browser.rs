@@ -43,7 +43,7 @@ addEventListener("load", () => setTimeout(() => {
     found.orders.push([head.getAttribute("aria-sort"), values().map((row) => row[at])]);
   }
   const number = table.tBodies[0].querySelector(".n");
-  // The browser's own clipboard answers from another process, at any time.
+  // The browser's own clipboard answers from another process, at a time that nobody can say.
   const writeText = async (text) => { found.copied = text; };
   Object.defineProperty(navigator, "clipboard", { value: { writeText } });
   number.click();
