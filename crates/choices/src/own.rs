@@ -1,6 +1,4 @@
 //! A program's own choices: a type whose fields are the flags, and the choice that is made from it.
-//!
-//! This file does not know which programs there are.
 
 use std::ffi::OsString;
 use std::fmt::Debug;
@@ -14,8 +12,8 @@ use super::models::{ModelSettings, OfModel};
 use super::registry::{Choice, flags_of, read, takes_list};
 use super::strategies::{OfStrategy, StrategySettings, Synchronizes};
 
-/// A choice that a program adds. The fields of the type are its flags: each field has the help, the accepted values and the
-/// default of one flag. So a value of the type is the choice with all its settings.
+/// A choice that a program adds. The fields of the type are its flags, with their help, accepted values and defaults, so a
+/// value of the type is the choice with all its settings.
 ///
 /// The type also implements [`ModelSettings`], [`DataSettings`] or [`OwnStrategy`], and is added by a method of
 /// `paceline::Program`.
@@ -26,14 +24,14 @@ pub trait Own: Args + Debug + Send + Sync + 'static {
     /// One line of help.
     const ABOUT: &'static str;
 
-    /// A word that its flags begin with, for flags that would have the name of another one: with `net`, the field `hidden` is
-    /// the flag `--net-hidden`. Flags that name each other, as with `conflicts_with`, cannot have one.
+    /// A word with which its flags begin, against names that are taken: with `net`, the field `hidden` is the flag
+    /// `--net-hidden`. Flags that name each other, as with `conflicts_with`, cannot have one.
     const PREFIX: &'static str = "";
 }
 
 /// A strategy that a program adds.
 pub trait OwnStrategy: Own + StrategySettings {
-    /// How often the ranks' models are made equal: after every step, unless the strategy says otherwise.
+    /// How often the ranks' models are made equal, by default after every step.
     const SYNCHRONIZES: Synchronizes = Synchronizes::EveryStep;
 }
 
@@ -77,12 +75,12 @@ fn id_of(prefix: &str, flag: &Arg) -> String {
     format!("{}_{}", prefix.replace('-', "_"), flag.get_id())
 }
 
-/// Reads the type from the settings of a run, where its flags have the prefix.
+/// Reads the type from a run's settings, where its flags have the prefix.
 fn read_own<T: Own>(settings: &ArgMatches) -> Result<T> {
     if T::PREFIX.is_empty() {
         return read(settings);
     }
-    // The type knows its flags without the prefix, so their values are parsed again under these names.
+    // The type knows its flags without the prefix, so values are parsed again.
     let mut words = Vec::new();
     for flag in flags_of::<T>() {
         let Some(long) = flag.get_long() else { continue };
@@ -97,7 +95,7 @@ fn read_own<T: Own>(settings: &ArgMatches) -> Result<T> {
     read(&typed)
 }
 
-/// A flag whose values are stated one by one, and a switch with its value.
+/// The flag with values stated one by one, also of a switch.
 fn one_by_one(flag: Arg) -> Arg {
     if matches!(flag.get_action(), ArgAction::SetTrue) {
         return flag.action(ArgAction::Set).value_parser(clap::value_parser!(bool));

@@ -1,5 +1,4 @@
-//! One configuration of a sweep: a transport and a number of ranks. Describes in words how it is
-//! measured, and finds which sizes fit into the memory of this host.
+//! One configuration of a sweep: how it is measured, in words, and which sizes fit into the memory of this host.
 
 use paceline_collectives::{Algorithm, OpKind};
 use paceline_host::resources;
@@ -53,7 +52,7 @@ impl Configuration<'_> {
         }
     }
 
-    /// How it is measured, in words, to be printed after the name of its transport. `pinned` names each rank's processors.
+    /// How it is measured, in words after the name of its transport. `pinned` names each rank's processors.
     pub(super) fn about(&self, pinned: Option<String>) -> String {
         let Plan { measuring, ranks, comm, operation, .. } = self.plan;
         let MeasuringArgs { iters, warmup_iters, .. } = measuring;
@@ -76,8 +75,7 @@ impl Configuration<'_> {
         format!(": {}", words.into_iter().flatten().collect::<Vec<_>>().join("; "))
     }
 
-    /// Splits the sizes into those that fit into memory with `local_ranks` ranks on this host, and those
-    /// that are skipped.
+    /// Splits the sizes into those that fit into memory with `local_ranks` ranks on this host, and skipped ones.
     pub(super) fn fitting(&self, local_ranks: usize) -> (Vec<u64>, Vec<Skipped>) {
         let available = resources::available_bytes().map_or(f64::INFINITY, |bytes| bytes as f64);
         let usable = MEMORY_PART * available;
@@ -85,7 +83,7 @@ impl Configuration<'_> {
         for &size in &self.plan.sizes {
             let operation = &self.plan.operation;
             let bytes = operation.elements(size, self.nproc) * operation.dtype.size_bytes();
-            // Each rank has two buffers of the whole size, and for a device their copies on the host.
+            // Each rank has two buffers, and for a device their copies on the host.
             let num_buffers = if self.plan.ranks.device == Device::Cpu { 2.0 } else { 4.0 };
             let per_rank = num_buffers * bytes as f64 + self.scratch_bytes(local_ranks, bytes);
             let needed = per_rank * local_ranks as f64;
@@ -108,8 +106,8 @@ impl Configuration<'_> {
             TransportName::Hybrid if operation.kind.reduces() => {
                 let hosts_here = if local_ranks == self.nproc { comm.hosts } else { 1 };
                 let ranks_per_host = (local_ranks / hosts_here).max(1);
-                // A rank has its slice of the partial sums of its host. They have four bytes per element if the
-                // type has two. There are several, but at most this many, if the number of ranks is not a power of two.
+                // A rank has its slice of its host's partial sums, of four bytes per element if the type has two; at most
+                // this many if the number of ranks is not a power of two.
                 let num_partials = match ranks_per_host {
                     count if count.is_power_of_two() => 1,
                     count => 2 * count.ilog2(),

@@ -1,15 +1,12 @@
 //! Turns the flags of a sweep into the list of message sizes.
 //!
-//! Takes the texts of flags. Returns sizes in bytes, each a whole number of elements, or an error that
-//! names the flag and the fix. Sizes are read as nccl-tests reads them: `1K` is 1024 bytes. Sizes in MB
-//! are decimal: 1 MB is 1e6 bytes.
+//! Sizes are whole numbers of elements, read as by nccl-tests: `1K` is 1024 bytes. 1 MB is 1e6 bytes.
 
 use std::iter::successors;
 
 use paceline_failure::{Result, usage};
 
-/// The largest number of sizes in one sweep. A larger number is taken for a mistake, because every size
-/// is measured.
+/// The most sizes of a sweep; more are taken for a mistake.
 const MOST_SIZES: usize = 10_000;
 
 /// How a sweep gets from one size to the next.
@@ -21,8 +18,7 @@ pub enum Step {
     Factor(u64),
 }
 
-/// Reads a size such as `8`, `1K`, `32M` or `1.5G`, for `flag`. K, M and G, or k, m and g, are powers of
-/// 1024.
+/// Reads a size such as `8`, `1k`, `32M` or `1.5G`, in powers of 1024, for `flag`.
 pub fn parse_size(flag: &str, text: &str) -> Result<u64> {
     let trimmed = text.trim();
     let (digits, unit) = match trimmed.char_indices().last() {
@@ -59,8 +55,8 @@ fn number(flag: &str, text: &str, digits: &str, unit: f64, example: &str) -> Res
     Ok(bytes.round() as u64)
 }
 
-/// The sizes from `begin` to `end`, both inclusive. Each is rounded down to whole elements of
-/// `elem_bytes` bytes, and duplicates are left out.
+/// The sizes from `begin` to `end`, both inclusive, rounded down to whole elements of `elem_bytes` bytes, without
+/// duplicates.
 pub fn sweep(begin: u64, end: u64, step: Step, elem_bytes: u64) -> Result<Vec<u64>> {
     if begin == 0 {
         return usage("-b 0: begin with one byte at least");

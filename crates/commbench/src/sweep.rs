@@ -1,5 +1,5 @@
-//! `paceline bench`, from the command line to the files that it writes. Runs one configuration after the
-//! other, each with its own ranks, and collects the rows of all of them in one report.
+//! `paceline bench`, from the command line to the files that it writes. Runs one configuration after the other, each
+//! with its own ranks, and collects all rows in one report.
 
 use paceline_collectives::Group;
 use paceline_failure::outputs::write_stated_bytes;
@@ -47,8 +47,7 @@ fn as_rank_of_ours(plan: &Plan, placement: &Placement, job: &RankJob) -> Result<
         reporter.file = Some(job.file()?);
     }
     match join(plan, transport, placement) {
-        // All ranks find this out together, and their parent process reports it, so no rank exits with an
-        // error.
+        // All ranks find this out, and their parent reports it, so no rank exits with an error.
         Err(Failure::Link(reason)) => reporter.report(Found::Failed(reason))?,
         group => {
             let configuration = Configuration { plan, transport, nproc };
@@ -62,7 +61,7 @@ fn as_rank_of_ours(plan: &Plan, placement: &Placement, job: &RankJob) -> Result<
 fn as_rank_of_others(plan: &Plan, placement: &Placement) -> Result<u8> {
     let transport = plan.transports[0];
     let local_ranks = placement.place.local_world_size;
-    // Before this rank is pinned: then it has processors of its own only.
+    // Before this rank is pinned to its own processors.
     let pinned = plan.pinned(local_ranks);
     let group = join(plan, transport, placement)?;
     let nproc = group.world_size();
@@ -135,7 +134,7 @@ fn as_parent(plan: &Plan) -> Result<u8> {
     Ok(if code == 0 { finished } else { code })
 }
 
-/// Measures with ranks that are threads. Returns their findings, or why they failed.
+/// Measures with ranks that are threads.
 fn in_threads(configuration: Configuration<'_>, sizes: &[u64]) -> Reporter {
     let Configuration { plan, transport, nproc } = configuration;
     let outcome = threads::run(nproc, plan.comm.options(nproc), |group| {

@@ -1,8 +1,6 @@
-//! The table of nccl-tests 2.19, printed line by line as it grows, so that any program that reads the
-//! original table reads this one; and a wider form with paceline's own columns at the end.
+//! The table of nccl-tests 2.19, for programs that read it; and a wider form with paceline's own columns at the end.
 //!
-//! Takes one row at a time and returns lines without line ends. Widths, precisions and trailing spaces
-//! are those of the original.
+//! Widths, precisions and trailing spaces are those of the original.
 
 use clap::ValueEnum;
 use paceline_memory::DType;
@@ -51,8 +49,7 @@ pub fn header(columns: ColumnSet) -> String {
     .join("\n")
 }
 
-/// The type of the elements, how they are combined, and the root, as nccl-tests writes them. The root is a string,
-/// padded to the width of its column.
+/// Element type, reduction, and root padded to its column, as nccl-tests writes them.
 pub(super) fn their_words(row: &Row) -> [String; 3] {
     let dtype = row.dtype.parse().ok().map_or(&*row.dtype, |dtype: DType| dtype.nccl_name());
     let redop = row.redop.as_deref().unwrap_or("none");
@@ -96,7 +93,7 @@ fn number(value: Option<f64>, width: usize, missing: &str) -> String {
 pub fn footer(rows: &[Row], name: &str) -> String {
     let failed = num_failed(rows);
     let verdict = if failed == 0 { "OK" } else { "FAILED" };
-    // After the trailing space the original writes a verdict, if the user has set a lowest bandwidth.
+    // After the trailing space the original may write a verdict on a lowest bandwidth.
     format!(
         "# {:<20} : {failed} {verdict}\n# {:<20} : {} \n#\n# Collective test concluded: {name}\n#",
         "Out of bounds values",
@@ -105,7 +102,7 @@ pub fn footer(rows: &[Row], name: &str) -> String {
     )
 }
 
-/// The line that replaces the row of something that was not measured.
+/// The line in place of a row that was not measured.
 pub fn print_skipped(skipped: &Skipped) -> String {
     let size = skipped.bytes.map_or("all sizes".to_owned(), |bytes| format!("{bytes} B"));
     let Skipped { transport, nproc, reason, .. } = skipped;

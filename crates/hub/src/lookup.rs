@@ -1,6 +1,6 @@
 //! Which folder a flag means: an existing one, or the snapshot of a name in the cache.
 //!
-//! Input: the value of a flag. Output: a folder. Nothing is fetched here.
+//! Nothing is fetched here.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -18,12 +18,11 @@ use super::name::{Kind, MAIN, Name};
 /// The meaning of the value of a flag.
 #[derive(Clone, Debug)]
 pub struct Found {
-    /// The folder, which need not exist if the value is not a name. For an existing file it is that file.
+    /// The folder or file, which need not exist if the value is not a name.
     pub path: PathBuf,
     /// How a name was found, in words. `None` if the value is not a name.
     pub note: Option<String>,
-    /// The flag, the name, and the commit that was found for it. The same for all who have found the same files, wherever
-    /// these are.
+    /// The flag, the name, and the commit found: the same for all who have found the same files.
     pub revision: Option<String>,
 }
 
@@ -79,14 +78,14 @@ pub(super) fn parts(index: &Path) -> std::result::Result<BTreeSet<String>, Strin
     files_of_index(&text)
 }
 
-/// The model that `value` names at its usual revision, as `OWNER/NAME`. `None` if it names no model.
+/// The model that `value` names at its usual revision, as `OWNER/NAME`.
 pub fn model_at_main(value: &Path) -> Option<String> {
     let name = Name::parse(Kind::Model, value.to_str()?)?;
     (name.revision == MAIN).then_some(name.path)
 }
 
-/// The folder that `value` of `flag` means. An existing path counts before a name. A value that cannot be a name is taken for a
-/// path. Fails for a name that the cache does not have, and for no other reason.
+/// The folder that `value` of `flag` means. An existing path counts before a name, and a value that cannot be a name is a path.
+/// Fails only for a name that the cache lacks.
 pub fn find(flag: &str, value: &Path, wanted: Wanted) -> Result<Found> {
     let kind = wanted.kind();
     let name = value.to_str().and_then(|text| Name::parse(kind, text));
@@ -129,7 +128,7 @@ pub fn find(flag: &str, value: &Path, wanted: Wanted) -> Result<Found> {
     Ok(Found { path: folder, note: Some(note), revision: Some(revision) })
 }
 
-/// Where tokens of a data set in the cache are kept: a folder of this user, because the cache has files of the Hub only.
+/// Where tokens of a cached data set are kept: a folder of this user, because the cache has only files of the Hub.
 pub fn tokens_folder() -> Result<PathBuf> {
     let cache = user_cache(&variable).map(|cache| cache.join("paceline/tokens"));
     cache.ok_or_else(|| {

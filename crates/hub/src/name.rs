@@ -1,6 +1,4 @@
 //! Names on the Hub: `OWNER/NAME` or `OWNER/NAME@REVISION`, and short names for some.
-//!
-//! Input: the text that a user typed. Output: a name, or nothing if it cannot be one. This module looks at no folder.
 
 use std::fmt;
 
@@ -86,8 +84,7 @@ pub(super) fn is_commit(text: &str) -> bool {
     text.len() == 40 && text.bytes().all(|byte| byte.is_ascii_hexdigit())
 }
 
-/// Whether a text can be the name of an owner or of a model. These are the Hub's rules. They also make the text the name
-/// of a folder, as which it is used.
+/// Whether a text can be the name of an owner or of a model, by the Hub's rules. It also names a folder.
 fn is_word(text: &str) -> bool {
     let is_inner = |c: char| c.is_ascii_alphanumeric() || "_-.".contains(c);
     let is_end = |c: Option<char>| c.is_some_and(|c| c.is_ascii_alphanumeric() || c == '_');

@@ -15,13 +15,13 @@ use paceline_failure::{Failure, Result, usage};
 /// The exit code of a Rust program that panics.
 const EXIT_PANICKED: i32 = 101;
 
-/// How long a rank that panics may take to write its last operations. There is a limit because the
-/// panicking thread may hold a lock that the writing needs.
+/// How long a rank that panics may take to write its last operations. The panicking thread may hold a lock that the writing
+/// needs.
 const LAST_WORDS: Duration = Duration::from_millis(100);
 
-/// Meets the other ranks and forms the group. If `pinned_threads` is given, this rank first gets processors of its own for that
-/// many threads that compute, if there are enough. From then on, SIGTERM makes this rank write its last operations to the dump
-/// folder before it ends, or before it asks for the end of the run if there is a request for that.
+/// Meets the other ranks and forms the group. With `pinned_threads`, this rank first gets processors of its own for so many
+/// compute threads, if there are enough. From then on, SIGTERM makes it write its last operations to the dump folder before it
+/// ends, or before it asks for the end of the run.
 pub fn connect(
     transport: TransportName,
     comm: &CommConfig,
@@ -31,8 +31,7 @@ pub fn connect(
     request: Option<StopRequest>,
 ) -> Result<Group> {
     let (rank, world) = (place.rank, place.world_size);
-    // The options depend on the cores of all ranks together, so they are made before pinning. Pinning
-    // comes before the group starts its threads.
+    // The options depend on the cores of all ranks, so they come before pinning, and the group's threads after it.
     let options = comm.options(place.local_world_size);
     if let Some(threads) = pinned_threads {
         pinning::pin(place.local_rank, place.local_world_size, threads)?;
@@ -67,8 +66,7 @@ pub fn connect(
     Ok(group)
 }
 
-/// The address at which the other ranks reach this host: that of `--host`, or else the address of the
-/// network interface that leads to the rendezvous.
+/// The address at which other ranks reach this host: that of `--host`, or else of the interface that leads to the rendezvous.
 fn host_address(comm: &CommConfig, rendezvous: &Rendezvous, place: &Placement) -> Result<String> {
     if let Some(host) = &comm.host {
         return Ok(host.clone());
@@ -88,8 +86,7 @@ fn host_address(comm: &CommConfig, rendezvous: &Rendezvous, place: &Placement) -
     })
 }
 
-/// Makes a rank end at once when any of its threads panics. Otherwise the other ranks would wait for it
-/// until their time limit.
+/// Makes a rank end at once when any of its threads panics, so that others do not wait until their time limit.
 fn end_when_panicking(dumper: Dumper) {
     let report = std::panic::take_hook();
     std::panic::set_hook(Box::new(move |panic| {

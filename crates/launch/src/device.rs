@@ -1,7 +1,6 @@
 //! Where ranks compute: the values of `--device`.
 //!
-//! Input: a name with settings, such as `sim:copy=16gbit,10us,launch=5us`. Output: a [`Device`], which is written the same
-//! way. This file does not know how a device works.
+//! A [`Device`] is read and written as a name with settings, such as `sim:copy=16gbit,10us,launch=5us`.
 
 use std::collections::BTreeSet;
 use std::fmt;
@@ -28,8 +27,8 @@ pub enum Device {
 }
 
 impl Device {
-    /// The memory of the rank `local_rank` of a host that computes there: `of_host` on the processor. Errors if the system
-    /// refuses a thread, or the driver the card.
+    /// The memory of rank `local_rank` of a host: `of_host` on the processor. Errors if the system refuses a thread, or the
+    /// driver the card.
     pub fn memory(self, of_host: Allocator, local_rank: usize) -> Result<Allocator, MemoryError> {
         let accelerator = match self {
             Device::Cpu => return Ok(of_host),
@@ -49,12 +48,12 @@ impl Device {
         }
     }
 
-    /// Whether synthetic data is made there. For others the host makes it, and it is copied.
+    /// Whether synthetic data is made there, not copied from the host.
     pub fn makes_data(self) -> bool {
         matches!(self, Device::Sim(_))
     }
 
-    /// The line that says where a rank computes, which is the rank `local_rank` of its host.
+    /// A line about where a rank computes, the rank `local_rank` of its host.
     pub fn place(self, rank: usize, local_rank: usize) -> String {
         let devices = std::env::var("CUDA_VISIBLE_DEVICES").unwrap_or("<not set>".into());
         let card = |index| Card::open(card_of(index, local_rank)?);
@@ -68,8 +67,7 @@ impl Device {
         format!("[Rank {rank}] CUDA_VISIBLE_DEVICES={devices}, LOCAL_RANK={local_rank}, {place}")
     }
 
-    /// Checks that the device is there, and that collectives over `transports` of up to `local_ranks` ranks of this host
-    /// reach its memory.
+    /// Checks that the device is there, and that `transports` between `local_ranks` ranks of this host reach its memory.
     pub fn check(
         self,
         transports: &[TransportName],
@@ -90,8 +88,7 @@ impl Device {
         Ok(())
     }
 
-    /// The cards on which `local_ranks` ranks of this host compute, each once; empty without cards. Errors if the driver refuses
-    /// one.
+    /// The cards of `local_ranks` ranks of this host, each once. Errors if the driver refuses one.
     pub fn cards(self, local_ranks: usize) -> paceline_cuda::Result<Vec<Card>> {
         let Device::Cuda(index) = self else { return Ok(Vec::new()) };
         let cards = (0..local_ranks).map(|rank| card_of(index, rank));
@@ -175,7 +172,7 @@ impl FromStr for Device {
     }
 }
 
-/// The card for a rank of a host: cards are given out in turn, so ranks share one if there are fewer.
+/// The card for a rank of a host, in turn, so ranks share cards if there are fewer.
 fn card_of(index: Option<usize>, local_rank: usize) -> paceline_cuda::Result<usize> {
     match index {
         Some(index) => Ok(index),
@@ -224,7 +221,7 @@ fn sim(settings: &str) -> Result<SimSpec, String> {
     }
 }
 
-/// A time of less than a second: a copy or a launch that takes longer is a slip of the pen.
+/// A time of less than a second; more is taken for a mistake.
 fn time(seconds: f64, text: &str) -> Result<Duration, String> {
     if (0.0..1.0).contains(&seconds) {
         Ok(Duration::from_secs_f64(seconds))

@@ -1,7 +1,7 @@
 //! The request that a run ends early, by SIGTERM or Ctrl-C: the run ends its step, saves, and exits.
 //!
-//! The first signal is a request, which the training loop looks at before each step. The second signal ends the process
-//! at once. This file does not know how the ranks agree on the step after which they end.
+//! The first signal is a request, which the training loop looks at before each step. The second ends the process at
+//! once.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -28,8 +28,8 @@ impl StopRequest {
     }
 }
 
-/// A sentence about the state that an interrupted run leaves: `checkpoint` has the folder of `--save` and the number of
-/// steps of the checkpoint in it, if there is one. `is_auto` says whether the run had `--resume auto`.
+/// A sentence about the state that an interrupted run leaves: `checkpoint` has the folder of `--save` and the steps of
+/// its checkpoint, if any; `is_auto` says whether the run had `--resume auto`.
 pub fn left(checkpoint: Option<(&Path, Option<u64>)>, is_auto: bool) -> String {
     match checkpoint {
         Some((folder, Some(steps))) => {
@@ -45,9 +45,9 @@ pub fn left(checkpoint: Option<(&Path, Option<u64>)>, is_auto: bool) -> String {
     }
 }
 
-/// Waits for the signals by which users and launchers end a process, in a thread of its own, because the main thread may
-/// be blocked in an operation that no rank will finish. At the first signal `dumper` writes the last operations of this
-/// rank. Without a `request`, the first signal ends the process, and Ctrl-C has its usual effect.
+/// Waits for the signals that end a process in a thread of its own, because the main thread may be blocked in an
+/// operation that no rank will finish. At the first signal `dumper` writes this rank's last operations. Without a
+/// `request`, the first signal ends the process, and Ctrl-C has its usual effect.
 pub fn listen(dumper: Option<Dumper>, request: Option<StopRequest>) -> Result<()> {
     let failed = |e: std::io::Error| Failure::io("cannot listen for the signal to end", e);
     let signals: &[i32] = if request.is_some() { &[SIGTERM, SIGINT] } else { &[SIGTERM] };
@@ -59,7 +59,7 @@ pub fn listen(dumper: Option<Dumper>, request: Option<StopRequest>) -> Result<()
             }
             match &request {
                 Some(request) if request.signal().is_none() => request.ask(signal),
-                // A launcher may repeat a user's Ctrl-C as SIGTERM: the first signal says who asked.
+                // A launcher may repeat Ctrl-C as SIGTERM: the first signal counts.
                 _ => std::process::exit(
                     128 + request.as_ref().and_then(StopRequest::signal).unwrap_or(signal),
                 ),

@@ -12,7 +12,7 @@ use common::pty::{Ended, Terminal};
 use common::{Run, Sandbox, TINY, signal};
 use rustix::process::Signal;
 
-/// The begin of each drawing of a bar. Each ends with a carriage return.
+/// Each drawing of a bar begins so, and ends with a carriage return.
 const ERASE: &str = "\r\u{1b}[J";
 
 /// How long `mpirun` may take to end after its ranks. Open MPI 4.1's sometimes waits for itself for good.
@@ -117,7 +117,7 @@ fn the_first_run_fits_a_screen_and_ends_with_its_answer_also_on_a_busy_machine()
         (ended.lines.len(), ended.lines.last(), format!("{ended:#?}")),
         (piped_rows, piped.stdout.lines().last().map(str::to_owned).as_ref(), piped.stdout.clone()),
     ] {
-        // A busy machine has a line about a rank that the others wait for, or one about the link.
+        // A busy machine has a line about a slow rank, or about the link.
         assert!(rows <= ROWS, "{rows} rows: {text}");
         assert!(last.is_some_and(|line| line.starts_with("Evaluation accuracy: ")), "{text}");
     }
@@ -157,7 +157,7 @@ fn the_bar_survives_a_resize() {
     terminal.wait_for(&["/100 [", "batches/s", "loss "]);
     for columns in [60, 20, 120] {
         terminal.resize(columns);
-        // The terminal has broken a wide bar in several lines, of which nothing may be left.
+        // The terminal has broken a wide bar into several lines, which must all be gone.
         common::wait_until("a bar of another width", || {
             let lines = terminal.lines();
             let is_bar = |line: &&String| line.contains("/100, ") || line.ends_with("/100");

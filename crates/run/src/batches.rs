@@ -1,7 +1,6 @@
 //! One rank's batches, in the order in which it trains on them.
 //!
-//! Either the ranks share every batch, or each rank has its own batches, from its own shard. This file
-//! does not know how a batch is used.
+//! Either the ranks share every batch, or each rank has batches of its own shard.
 
 use std::iter::Peekable;
 use std::sync::Arc;
@@ -30,8 +29,8 @@ pub struct BatchStream {
 }
 
 impl BatchStream {
-    /// The batches of this rank, from a position in the data to the end of the run. The time to make each
-    /// batch is recorded on `track`.
+    /// The batches of this rank, from a position in the data to the end of the run. `track` records the time to make
+    /// each.
     pub fn new(
         config: &TrainConfig,
         dataset: Arc<dyn Dataset>,
@@ -80,7 +79,7 @@ impl BatchStream {
                 if decode.is_zero() { dataset } else { Arc::new(Decoded::new(dataset, decode)) };
             let settings = LoaderConfig { start, end_epoch, prefetch, track };
             let memory = match compute.device() {
-                // Without a flag, batches lie where the data set's own reader would put them.
+                // Without the flag, batches lie in ordinary memory.
                 Device::Sim | Device::Cuda if !config.copies.pin_memory => Allocator::new(),
                 _ => compute.host.clone(),
             };
@@ -95,8 +94,8 @@ impl BatchStream {
         self.before
     }
 
-    /// The next `num_batches` batches of an epoch, which make one step. A batch is `None` if this rank
-    /// has no more data in the epoch while other ranks have.
+    /// The next `num_batches` batches of an epoch, for one step. A batch is `None` if only other ranks have more data
+    /// in the epoch.
     pub fn step(&mut self, epoch: u64, num_batches: usize) -> Result<Vec<Option<Batch>>> {
         (0..num_batches).map(|_| self.next(epoch)).collect()
     }
@@ -109,8 +108,7 @@ impl BatchStream {
     }
 }
 
-/// The sampler of a rank for `len` training samples: its shares of every batch, or the batches of its own
-/// shard. `None` for a rank without samples.
+/// The sampler of a rank for `len` training samples. `None` for a rank without samples.
 fn sampler(config: &TrainConfig, len: usize, rank: usize, world: usize) -> Result<Option<Sampler>> {
     let order = if config.data.is_new_each_epoch() {
         SampleOrder::Sequential
@@ -138,8 +136,7 @@ pub fn share_of(batch: Batch) -> MicroBatch {
     MicroBatch { batch: ModelBatch::of(tensors), global_count }
 }
 
-/// The coordination that ranks with their own shards need to train together; `None` if the ranks share
-/// batches.
+/// The coordination of ranks with their own shards; `None` if ranks share batches.
 pub fn join(
     config: &TrainConfig,
     dataset: &dyn Dataset,

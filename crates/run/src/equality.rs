@@ -1,10 +1,8 @@
 //! Whether the ranks that a strategy keeps equal are equal.
 //!
-//! Input: the parameters that each rank holds. The ranks compare checksums of each parameter, or of the part of it that
-//! several ranks hold. Ranks of other stages of a pipeline hold other parameters. A difference comes from weights that differ from the beginning (another folder of a pretrained
-//! model on another host), from a program or a machine that computes something else, or from a strategy that does not keep
-//! its promise. Training would go on, and a checkpoint would mix the models. This file does not know how a strategy keeps
-//! ranks equal.
+//! The ranks compare checksums of each parameter, or of the part of it that several ranks hold. A difference comes from weights that differ
+//! from the beginning (another folder of a pretrained model on another host), from a program or a machine that computes something else, or
+//! from a strategy that does not keep its promise. Training would go on, and a checkpoint would mix the models.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
@@ -17,8 +15,8 @@ use crate::agreement::in_ranges;
 /// The checksums of a part of a parameter: each with the ranks that hold it.
 type Found = Vec<(u32, Vec<usize>)>;
 
-/// Fails if ranks that hold the same parameters hold other values, unless the strategy lets the ranks' models diverge.
-/// The replicas have been synchronized, after `steps` steps. All ranks call this together. Rank 0 reports.
+/// Fails if ranks hold different values of the same parameters after `steps` steps, unless the strategy lets models diverge. Replicas are
+/// synchronized. Collective; rank 0 reports.
 pub fn check(replica: &Replica, exactness: &Exactness, steps: u64) -> Result<()> {
     let Replica { world, group, storage, .. } = replica;
     if group.world_size() == 1 || matches!(exactness, Exactness::Unsynchronized(_)) {

@@ -1,6 +1,6 @@
 //! `paceline evaluate`: loss and accuracy of a checkpoint over a test set.
 //!
-//! Takes a checkpoint and the settings of model, data and ranks. Trains nothing, and makes no run folder.
+//! It makes no run folder.
 
 pub mod args;
 
@@ -76,8 +76,7 @@ struct Found<'a> {
     accuracy: Option<f64>,
 }
 
-/// Runs `paceline evaluate`: checks the flags, the data and the checkpoint, then evaluates as a rank or
-/// as several threads, or launches the ranks.
+/// Checks the flags, the data and the checkpoint, then evaluates as a rank or as several threads, or launches the ranks.
 pub fn evaluate(args: &EvaluateArgs, placement: Option<Placement>) -> Result<u8> {
     let (stated, notes) = args.spec()?;
     let placement = placement.as_ref();
@@ -175,7 +174,7 @@ pub fn evaluate(args: &EvaluateArgs, placement: Option<Placement>) -> Result<u8>
     Ok(0)
 }
 
-/// Checks the flags together, and opens the test set. `spec` has one name for each setting, and the checkpoint `classes`.
+/// Checks the flags together, and opens the test set. `classes` are the checkpoint's.
 fn resolve(
     spec: &RunSpec,
     placement: Option<&Placement>,
@@ -230,8 +229,7 @@ fn resolve(
     Ok((args, config, test))
 }
 
-/// Warns if the checkpoint was trained on other data than it is evaluated on. This is allowed, but is
-/// easily done by mistake.
+/// Warns if the checkpoint was trained on other data, which is allowed, but may be a mistake.
 fn warn_of_other_data(checkpoint: &Checkpoint, config: &EvaluationConfig) {
     for (flag, ours) in resume::identity_of_data(&config.data, config.seed) {
         let theirs = checkpoint.setting(&flag);
@@ -253,7 +251,7 @@ fn evaluate_rank(
 ) -> Result<TestResult> {
     let compute = Compute::new(threads, Allocator::new())?;
     let model = config.model.build(test.as_ref(), group.world_size())?;
-    // No gradient is ever computed, so any strategy without state will do.
+    // Without gradients, any strategy without state will do.
     let mut strategy = SimpleDdp;
     let options = ReplicaOptions { precision: config.precision.into(), ..Default::default() };
     let replica = Replica::new(&mut strategy, model, compute, group, config.seed, options)?;

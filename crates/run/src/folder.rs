@@ -1,5 +1,4 @@
-//! The folder of a run: its path, and the configuration in it. This file does not know what training
-//! writes there.
+//! The folder of a run: its path, and the configuration in it.
 
 use std::path::{Path, PathBuf};
 
@@ -13,17 +12,16 @@ use paceline_settings::spec::FILE_NAME;
 /// The environment variable that names another place for run folders.
 pub const RUNS_VARIABLE: &str = "PACELINE_RUNS";
 
-/// The longest name of a run. A number may follow it, and file systems allow 255 bytes.
+/// The longest name of a run; file systems allow 255 bytes, and a number may follow.
 const MAX_NAME_BYTES: usize = 200;
 
-/// The folder in which run folders are made: `stated`, the value of `--run-dir`; by default that of
-/// [`RUNS_VARIABLE`], or `runs` in the current folder.
+/// The folder of run folders: `stated` by `--run-dir`, or that of [`RUNS_VARIABLE`], or else `runs`.
 pub fn runs(stated: Option<&Path>) -> PathBuf {
     let of_variable = || std::env::var_os(RUNS_VARIABLE).filter(|name| !name.is_empty());
     stated.map(Path::to_owned).or_else(|| of_variable().map(PathBuf::from)).unwrap_or("runs".into())
 }
 
-/// Checks that run folders can be made in the folder `runs`, which `stated` names if `--run-dir` is passed.
+/// Checks that run folders can be made.
 pub fn check_runs(stated: Option<&Path>) -> Result<()> {
     let (what, fix) = match stated {
         Some(_) => ("--run-dir", "pass a folder that you can write to"),
@@ -34,8 +32,7 @@ pub fn check_runs(stated: Option<&Path>) -> Result<()> {
     check_folder(what, &runs(stated), fix)
 }
 
-/// Makes the folder of a run in the folder `runs`, with the configuration in it, and returns its path. It has the name of
-/// `--name`, by default `<time>-<model>-<strategy>`.
+/// Makes the folder of a run in `runs`, with its configuration, and returns its path. See [`name_of`] for its name.
 ///
 /// # Errors
 ///
@@ -44,20 +41,18 @@ pub fn create(disk: &Disk, runs: &Path, config: &TrainConfig) -> Result<PathBuf>
     let name = name_of(config, config.strategy.name());
     let path = create_named(disk, runs, &name)?;
     write_json(disk, &path.join(FILE_NAME), &config.to_json()).inspect_err(|_| {
-        // The error that is reported is the first one. The configuration may have its name already.
+        // The first error is reported. The configuration may have its name already.
         let _ = disk.remove(&path.join(FILE_NAME));
         let _ = disk.remove_folder(&path);
     })?;
     Ok(path)
 }
 
-/// Removes the folder of a run whose ranks refused to begin: they have written nothing, so it holds the configuration only.
-/// A folder that holds more stays.
+/// Removes the folder of a run whose ranks refused to begin, if it holds only the configuration.
 pub fn remove_unused(disk: &Disk, folder: &Path) {
     let holds_more =
         |entries: std::fs::ReadDir| entries.flatten().any(|of| of.file_name() != FILE_NAME);
     if std::fs::read_dir(folder).is_ok_and(|entries| !holds_more(entries)) {
-        // The refusal is the error that is reported.
         let _ = disk.remove(&folder.join(FILE_NAME));
         let _ = disk.remove_folder(folder);
     }
@@ -81,8 +76,7 @@ pub fn check_name(name: &str) -> Result<()> {
     )))
 }
 
-/// Makes a folder of this name in the folder `runs` and returns its path. A folder that exists is never touched: a
-/// number is added to the name instead.
+/// Makes a folder of this name in `runs` and returns its path. If it exists, a number is added to the name.
 pub fn create_named(disk: &Disk, runs: &Path, name: &str) -> Result<PathBuf> {
     let fail = |e: std::io::Error| {
         Failure::Usage(format!("the run folder {}/{name}: {e}", runs.printable()))

@@ -1,8 +1,6 @@
 //! Whether a model can compute in the element type that `--precision` names, and in which one a checkpoint was trained.
 //!
-//! Input: a model and a data set, or a checkpoint. Output: a failure before a rank starts, or an element type. This file
-//! knows no layer: it runs a step of one sample on the device without contents, where operations check the types of
-//! their operands and compute nothing.
+//! It runs a step of one sample on the device without contents, where operations only check the types of their operands.
 
 use clap::ValueEnum;
 use paceline_checkpoint::Checkpoint;
@@ -18,8 +16,7 @@ use paceline_settings::named::PrecisionName;
 /// The flag.
 pub const FLAG: &str = "--precision";
 
-/// Fails if a processor would have to compute in fp16 without the flag to emulate it. The ranks compute on processors,
-/// an emulated device included.
+/// Fails if a processor, an emulated device included, would have to compute in fp16 without the flag to emulate it.
 pub fn check_processor(precision: PrecisionName, emulates_fp16: bool) -> Result<()> {
     match (precision, emulates_fp16) {
         (PrecisionName::Fp16, false) => Err(Failure::Usage(format!(
@@ -42,7 +39,7 @@ pub fn note(precision: PrecisionName, emulates_fp16: bool) -> Option<String> {
 }
 
 /// Fails if a layer of the model, or its loss, does not compute in this element type. A layer of the user's own that
-/// reads values cannot be tested here; its first step will fail.
+/// reads values is not tested; its first step will fail.
 pub fn check(
     precision: PrecisionName,
     config: &ModelConfig,
@@ -68,7 +65,7 @@ fn check_step(
                 "{FLAG} {precision}: not all parts of --model {name} compute in {precision} ({error}); pass {FLAG} f32"
             )))
         }
-        // Other faults do not depend on the element type, and are found by other checks.
+        // Other checks find other faults.
         _ => Ok(()),
     }
 }
@@ -86,7 +83,7 @@ pub(crate) fn rehearse(
     Ok(compute.card_needs())
 }
 
-/// The element type of the run that wrote a checkpoint. Errors if this version does not know its name.
+/// The element type of the run that wrote a checkpoint.
 pub fn of_checkpoint(checkpoint: &Checkpoint) -> std::result::Result<PrecisionName, String> {
     let name = checkpoint.setting(FLAG).ok_or_else(|| format!("it does not say its {FLAG}"))?;
     PrecisionName::from_str(name, false).map_err(|_| {

@@ -1,8 +1,7 @@
-//! Refuses a run that does not fit into the memory of its host, before a rank starts, and suggests settings that would fit.
+//! Refuses a run that does not fit into the memory of its host, before a rank starts, and names the strategies, or else the
+//! largest batch, that would fit.
 //!
-//! Input: a resolved configuration. Output: a failure that names the need by category, and the strategies, or the largest
-//! batch, that would fit with the same flags. This file computes nothing about memory itself; see
-//! [`paceline_observe::insight::memory`].
+//! [`paceline_observe::insight::memory`] computes the need.
 
 use paceline_choices::models::MODELS;
 use paceline_choices::registry::read;
@@ -20,7 +19,7 @@ use paceline_settings::strategy::{self, StrategyConfig};
 
 use crate::resolve_ranks::resolve_mesh;
 
-/// Fails if the ranks of this host do not fit into its memory, so that the run does not fail half-way.
+/// Fails if the ranks of this host do not fit into its memory.
 pub fn check(
     config: &TrainConfig,
     local_ranks: usize,
@@ -72,8 +71,7 @@ pub fn check(
     )))
 }
 
-/// The flags that decide the size of the model, in parentheses: those that the run states, otherwise the widths. Empty
-/// without such flags.
+/// The flags that decide the size of the model, in parentheses: the stated ones, or else the widths, if any.
 fn sizes(config: &TrainConfig) -> String {
     let stated = config.model.sizes();
     let widths = || MODELS.get(config.model.name()).map_or(&[][..], |model| model.of.width_flags);
@@ -122,7 +120,7 @@ pub fn with_strategy(config: &TrainConfig, name: &str) -> Result<(StrategyConfig
     Ok((strategy, mesh))
 }
 
-/// The largest number of samples per rank that fits, if it is smaller than that of the run.
+/// The most samples per rank that fit, if fewer than the run's.
 pub fn largest_batch(shape: &Shape, fits: impl Fn(&Shape) -> bool) -> Option<usize> {
     let most = shape.rows.iter().max().copied().unwrap_or(0);
     largest(most, |rows| fits(&Shape { rows: vec![rows; shape.rows.len()], ..shape.clone() }))
@@ -157,8 +155,7 @@ mod tests {
         assert_eq!(largest(usize::MAX, |n| n < 1 << 62), Some((1 << 62) - 1));
     }
 
-    /// A model whose one copy with gradients and optimizer state takes half of the memory: four replicas do not fit, four
-    /// shards do.
+    /// One copy with gradients and optimizer state takes half of the memory: four replicas do not fit, four shards do.
     #[test]
     fn a_run_that_does_not_fit_is_refused_with_the_strategies_that_would() {
         let available = resources::available_bytes().unwrap() as f64;

@@ -1,9 +1,8 @@
 //! Brings batches to the device that computes.
 //!
-//! Input: batches as the loader makes them. Output: the same batches in the memory of the device; the stream of its kernels
-//! comes after their copies. Each of three settings changes one thing: pinned memory, which the loader fills, makes copies faster;
-//! with non-blocking copies the host does not wait for them; and with a stream of their own, the copies of the next batch run
-//! beside the step of this one. On the processor, batches stay where they are.
+//! The stream of the device's kernels comes after the copies. Pinned memory, which the loader fills, makes copies faster; for
+//! non-blocking copies the host does not wait; and in a stream of their own, the copies of the next batch run beside this step. On
+//! the processor, batches stay where they are.
 
 use paceline_data::Batch;
 use paceline_failure::Result;
@@ -16,7 +15,7 @@ use crate::batches::share_of;
 /// The batches that the loader has made for a step.
 #[derive(Debug)]
 pub struct Loaded {
-    /// The batches of the step; `None` if they have been brought to the device already.
+    /// The batches of the step; `None` if they are on the device already.
     pub now: Option<Vec<Option<Batch>>>,
     /// The batches of the next step, if they are to be brought meanwhile.
     pub next: Option<Vec<Option<Batch>>>,
@@ -35,7 +34,7 @@ pub struct Brought {
 #[derive(Debug)]
 pub struct ToDevice {
     memory: Allocator,
-    /// The stream of the copies, and that of the kernels, if there is a device to copy to.
+    /// The streams of copies and of kernels, if there is a device to copy to.
     streams: Option<(DeviceStream, DeviceStream)>,
     is_non_blocking: bool,
     looks_ahead: bool,
@@ -97,7 +96,7 @@ impl ToDevice {
         });
         let batches = shares.collect::<Result<Vec<_>>>()?;
         if !self.is_non_blocking {
-            // A failure is returned by the next work.
+            // The next work returns a failure.
             copies.iter().for_each(|copied| {
                 copied.wait();
             });

@@ -17,8 +17,8 @@ pub struct PipelineConfig {
     pub begins_at: Vec<usize>,
     /// The units of these blocks.
     pub begins: Vec<String>,
-    /// The costs of the stages as the ranks have measured them, in milliseconds, from which a schedule may make its lists; `None`
-    /// without measurements: then stages count as equal.
+    /// The measured costs of the stages, in milliseconds, from which a schedule may make its lists; without them, stages count as
+    /// equal.
     #[serde(skip)]
     pub costs: Option<Costs>,
     /// The objective computes the gradients of its parameters with its loss.
@@ -55,7 +55,7 @@ pub struct Candidate {
 }
 
 impl PipelineConfig {
-    /// The step that the rehearsal of the chosen schedule promised, in milliseconds, if the ranks have measured.
+    /// The step by rehearsal of the chosen schedule, in milliseconds, if the ranks have measured.
     pub fn rehearsed_ms(&self) -> Option<f64> {
         self.candidates.iter().find(|of| of.schedule == self.schedule).map(|of| of.step_ms)
     }

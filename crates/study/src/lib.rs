@@ -1,5 +1,4 @@
-//! Studies: training runs that are repeated several times, interleaved, and compared; and predictions about runs that
-//! were not made.
+//! Studies: training runs, repeated in alternating rounds and compared; and predictions about runs that were not made.
 //!
 //! | file | purpose |
 //! |---|---|
@@ -54,7 +53,7 @@ fn seconds(text: &str) -> std::result::Result<f64, String> {
     within(0.001, MAX_RUN_LIMIT)(text)
 }
 
-/// Fails if this process is a rank: a command that starts runs must not be part of another run.
+/// Fails if this process is a rank: a command that starts runs cannot be part of one.
 fn refuse_ranks(what: &str, placement: Option<Placement>) -> Result<()> {
     placement.map_or(Ok(()), |placement| {
         Err(Failure::Usage(format!(

@@ -6,7 +6,7 @@ use paceline_files::printable;
 use crate::scene::Scene;
 use crate::spec::{self, Spec};
 
-/// The largest number of cases. A larger number is taken for a mistake.
+/// The most cases. More are taken for a mistake.
 const MAX_CASES: usize = 10_000;
 
 /// A flag that is varied.
@@ -21,7 +21,7 @@ pub struct Vary {
 }
 
 impl Vary {
-    /// Reads `KEY=A,B`, the value of `flag`. Semicolons separate alternatives that have commas themselves.
+    /// Reads `KEY=A,B`, the value of `flag`. Semicolons separate alternatives with commas.
     pub fn parse(flag: &'static str, text: &str) -> Result<Self> {
         let refused = |why: &str| Err(Failure::Usage(format!("{flag} {}: {why}", printable(text))));
         let Some((key, values)) = text.split_once('=') else {
@@ -30,7 +30,7 @@ impl Vary {
         let key = key.trim().trim_start_matches('-');
         spec::check_key(flag, key)?;
         let separator = if values.contains(';') { ';' } else { ',' };
-        // A single alternative that contains commas is written with a semicolon at its end.
+        // A single alternative with commas ends with a semicolon.
         let values = values.strip_suffix(';').unwrap_or(values);
         let words = |value: &str| value.split_whitespace().collect::<Vec<_>>().join(" ");
         let alternatives: Vec<String> = values.split(separator).map(words).collect();
@@ -90,8 +90,8 @@ fn check(base: &Spec, vary: &[Vary]) -> Result<()> {
     Ok(())
 }
 
-/// The place of each flag's value in each case: all combinations, in an order in which the last flag changes fastest; or only
-/// those with at most one flag that has not its first value. Fails for more than any study has.
+/// The index of each flag's value in each case: all combinations, the last flag changing fastest; or only those with at most
+/// one flag not at its first value. Fails for too many cases.
 fn choices(vary: &[Vary], one_at_a_time: bool) -> Result<Vec<Vec<usize>>> {
     let mut lens = vary.iter().map(|of| of.alternatives.len());
     let count = if one_at_a_time {
@@ -141,8 +141,8 @@ pub fn combinations(base: &Spec, vary: &[Vary], one_at_a_time: bool) -> Result<S
     Ok(scene)
 }
 
-/// All runs in their order, as (round, case). Each round runs every case once, and every second round
-/// runs them in reverse order, so that slow changes in the machine's speed affect all cases alike.
+/// All runs in their order, as (round, case). Each round runs every case once, every second round in reverse order, so that
+/// slow changes of the machine affect all alike.
 pub fn order(num_cases: usize, rounds: usize) -> Vec<(usize, usize)> {
     let round = |round: usize| {
         let forth = (0..num_cases)

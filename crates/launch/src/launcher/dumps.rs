@@ -11,7 +11,7 @@ use rustix::fs::{Mode, mkdir};
 
 /// The extension of dumps.
 const EXTENSION: &str = "jsonl";
-/// The ending of the name of a file that says why a rank failed.
+/// The ending of files that say why a rank failed.
 const ERROR_SUFFIX: &str = ".error.json";
 
 /// The most failed attempts of a launch whose dumps are kept.
@@ -32,8 +32,7 @@ pub struct Dumps {
 }
 
 impl Dumps {
-    /// The folder that the user has named, or that the run has, or a new one. If there is no place for a new one, the
-    /// run goes on without.
+    /// The folder of the user, or of the run, or a new one if possible.
     ///
     /// # Errors
     ///
@@ -73,22 +72,21 @@ impl Dumps {
         self.files().any(|path| is_dump(&path))
     }
 
-    /// Returns the dumps if they are kept: after a run that has failed. The ranks' reports about their failure go: it has
-    /// been reported.
+    /// Returns the dumps if the run has failed. Removes the ranks' reports about their failure.
     pub(super) fn end(self, has_failed: bool) -> Option<Self> {
         self.remove_files(|path| path.to_string_lossy().ends_with(ERROR_SUFFIX));
         if has_failed && self.has_any() {
             return Some(self);
         }
         if let Some(folder) = self.temporary().filter(|_| !has_failed) {
-            // If this fails, a temporary folder is left, which does no harm.
+            // If this fails, a temporary folder is left.
             let _ = std::fs::remove_dir_all(folder);
         }
         self.remove_folder();
         None
     }
 
-    /// Removes the dumps, because those of later attempts are there.
+    /// Removes the dumps: those of later attempts are there.
     pub(super) fn remove(&self) {
         self.remove_files(|path| is_dump(path));
         self.remove_folder();
@@ -99,7 +97,7 @@ impl Dumps {
         self.folder().map_or_else(String::new, |folder| folder.printable().to_string())
     }
 
-    /// A file that cannot be removed stays, which does no harm.
+    /// A file that cannot be removed does no harm.
     fn remove_files(&self, is_it: impl Fn(&PathBuf) -> bool) {
         for path in self.files().filter(is_it) {
             let _ = std::fs::remove_file(path);

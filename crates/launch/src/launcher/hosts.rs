@@ -1,7 +1,6 @@
 //! The hosts of a run that this program's own launchers start, one launcher per host.
 //!
-//! Takes the flags of this host's launcher. Returns this host's place among the hosts, and where the ranks of all
-//! hosts meet. The launchers know nothing of each other: only their ranks do.
+//! The launchers know nothing of each other: only their ranks do.
 
 use std::net::ToSocketAddrs;
 use std::time::Duration;
@@ -12,7 +11,7 @@ use paceline_rendezvous::{Launcher, MAX_SECRET_BYTES, Rendezvous};
 use crate::StartFlags;
 use crate::environment::{Placement, SECRET};
 
-/// The largest number of hosts, which is more than any group can have.
+/// The most hosts: more than any group can have.
 const MAX_HOSTS: usize = 1 << 16;
 
 /// The hosts of a run. They cannot be printed: the secret must not appear in a log.
@@ -26,8 +25,8 @@ pub struct Hosts {
     pub address: String,
     /// The port of that host where the ranks meet.
     pub port: u16,
-    /// The secret that a rank has to present there, the same on all hosts. Empty if the user has set no secret:
-    /// then anybody who can reach the port may join, and rank 0 warns.
+    /// The secret of all ranks. Empty if the user has set none: then anybody who can reach the port may join, and rank
+    /// 0 warns.
     pub secret: String,
     /// How long all ranks of this host may be stopped. Ranks of other hosts wait for them about as long.
     pub patience: Duration,
@@ -37,7 +36,7 @@ pub struct Hosts {
 const PATIENCE: Duration = Duration::from_secs(60);
 
 impl Hosts {
-    /// The hosts that the flags ask for. `None` if this host is the only one.
+    /// The hosts of the flags; `None` for a single one.
     pub fn resolve(flags: &StartFlags) -> Result<Option<Self>> {
         let StartFlags { nnodes, node_rank, master_addr, master_port, .. } = flags;
         let given = [
@@ -101,7 +100,7 @@ impl Hosts {
     }
 }
 
-/// The secret that the user has set for all hosts. Empty if no secret is set.
+/// The secret that the user has set, or an empty text.
 fn read_secret() -> Result<String> {
     let secret = std::env::var_os(SECRET).unwrap_or_default();
     match secret.into_string() {

@@ -1,8 +1,7 @@
 //! Every figure that a run reports, defined once. All views read this table: the console,
 //! `metrics.jsonl`, `summary.json`, TensorBoard, comparisons, sweeps and `docs/metrics.md`.
 //!
-//! To add a figure, add an entry here. A new time of a step also needs a field of `StepTimes`, where it
-//! is computed.
+//! A new time of a step also needs a field of `StepTimes`.
 
 use paceline_strategies::schedule::IdleCause;
 use serde_json::{Value, json};

@@ -1,7 +1,7 @@
 //! The changes that fit the strategy of a run, for [advice](paceline_analysis::advice).
 //!
-//! Input: the facts about a run ([`Situation`]). Each measured step is replayed as it was and changed. Output: advice, which
-//! names a change by its flags. This module does not choose between changes, and adds only the reason if no change helps.
+//! Each measured step of a run ([`Situation`]) is replayed as it was and changed. Advice names a change by its flags. This
+//! module does not choose between changes, and adds only the reason if none helps.
 
 #[cfg(test)]
 mod tests;
@@ -40,7 +40,7 @@ pub struct Situation<'a> {
     pub layout: &'a Layout,
     /// The cost of an operation on the emulated link; `None` without a link.
     pub link: Option<Cost>,
-    /// Measures the time of converting gradients to 16 bits here; `None` if this fails. Called if it matters only.
+    /// Measures the time of converting gradients to 16 bits here; `None` if this fails. Called only if it matters.
     pub conversion: &'a dyn Fn() -> Option<Conversion>,
 }
 
@@ -51,7 +51,7 @@ pub fn advice(mut of: Situation) -> Option<Told> {
     let means = anatomy.means;
     let passes = Passes::measured(observed, plan(layout, caps), Some(LOSS_BYTES), &*cost);
     let passes = passes.as_ref();
-    // Compression can cost more than everything that is exposed.
+    // Compression can cost more than all that is exposed.
     let compressed = passes.filter(|_| kind == Advice::CompareWithDdp);
     let uncompressed = compressed.and_then(Passes::unprepared);
     let without_compression = uncompressed.map(|Unprepared { gain, removes_ms, .. }| Remedy {
@@ -101,13 +101,11 @@ pub fn advice(mut of: Situation) -> Option<Told> {
     })
 }
 
-/// Other sizes of buckets.
 fn other_buckets((caps, gain): (BucketCaps, Gain)) -> Remedy {
     let [size, first] = [caps.bytes, caps.first_bytes].map(mib);
     Remedy::new(format!("`--bucket-cap-mb {size} --first-bucket-mb {first}`"), gain)
 }
 
-/// Gradients as 16 bits.
 fn half_the_bytes(passes: &Passes, conversion: Conversion) -> Option<Remedy> {
     let elems = |bytes: u64| bytes as f64 / ELEM_BYTES as f64;
     let narrow = |bytes: u64| conversion.narrow_ms * elems(bytes);
@@ -121,13 +119,11 @@ fn half_the_bytes(passes: &Passes, conversion: Conversion) -> Option<Remedy> {
     })
 }
 
-/// For strategies that block where `ddp` would communicate beside the pass.
 fn with_ddp(passes: &Passes) -> Option<Remedy> {
     let also = Some("It sends the same bytes in buckets during the backward pass".to_owned());
     Some(Remedy { also, ..Remedy::new("`--strategy ddp`", passes.beside_the_pass()?) })
 }
 
-/// No synchronized batch norms.
 fn no_statistics(gain: Option<Gain>) -> Option<Remedy> {
     Some(Remedy {
         also: Some("Each rank would normalize by its own samples".to_owned()),
@@ -143,7 +139,7 @@ fn mib(bytes: usize) -> String {
     text.trim_end_matches('0').trim_end_matches('.').to_owned()
 }
 
-/// Averages half as often. Waiting does not get less: ranks drift apart for longer.
+/// Waiting does not get less: ranks drift apart for longer.
 fn average_less(every: usize, observed: &Observed) -> Option<Remedy> {
     let mean = observed.steps.iter().map(|step| step.exposed).sum::<f64>()
         / observed.steps.len().max(1) as f64;
@@ -156,7 +152,6 @@ fn average_less(every: usize, observed: &Observed) -> Option<Remedy> {
 /// The most units that advice lets be gathered ahead: each takes memory.
 const MAX_PREFETCH: usize = 8;
 
-/// More units gathered ahead.
 fn gather_more(prefetch: usize, of: &Situation) -> Option<Remedy> {
     let lines = &of.anatomy.gathers;
     let units = lines.iter().filter(|line| !line.is_backward).count();
@@ -182,7 +177,7 @@ fn gather_more(prefetch: usize, of: &Situation) -> Option<Remedy> {
     best(more, |remedy| remedy.gain, of.anatomy.means.negligible_ms() / 2.0)
 }
 
-/// The reason why gathers stay exposed that no prefetch hides.
+/// Why gathers stay exposed that no prefetch hides.
 fn gather_words(anatomy: &Anatomy) -> String {
     let measured: f64 = anatomy.gathers.iter().map(|line| line.exposed_ms).sum();
     let gathering: f64 = anatomy.gathers.iter().map(|line| line.op.move_ms()).sum();
@@ -206,7 +201,6 @@ fn gather_words(anatomy: &Anatomy) -> String {
     }
 }
 
-/// Whether compression pays.
 fn compression_words(anatomy: &Anatomy, uncompressed: Unprepared) -> String {
     let Unprepared { gain, exposed_ms, .. } = uncompressed;
     let head = format!(

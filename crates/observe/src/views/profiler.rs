@@ -1,8 +1,7 @@
 //! The profiler: records a window of steps and writes the trace file of this rank.
 //!
-//! Right after the last step of the window every rank writes its file, and no rank continues before all
-//! have. A file that cannot be written is reported, and the run goes on. Takes the contents of the recorder's tracks, the
-//! spans of each step and the records of its operations. This file does not know how the traces are used.
+//! Right after the last step of the window every rank writes its file, and no rank continues before all have. A file that
+//! cannot be written is reported, and the run goes on.
 
 use std::io::Write;
 use std::path::PathBuf;
@@ -43,7 +42,7 @@ pub struct Profiler {
     /// Steps that were recorded.
     steps: Vec<(u64, Span)>,
     clock_at_begin: ClockOffset,
-    /// The sizes of the gradients, which marks in the trace name by number.
+    /// The gradients, which marks in the trace name by number.
     gradients: Vec<Gradient>,
     disk: Disk,
     /// The file once it is written, or why there is none.
@@ -80,7 +79,7 @@ impl Listener for Profiler {
 }
 
 impl Profiler {
-    /// A profiler of this rank, and a `Compute` that records its kernels for the profiler.
+    /// A profiler of this rank, and a `Compute` that records its kernels.
     pub fn new(
         disk: &Disk,
         config: &ProfileConfig,
@@ -137,7 +136,7 @@ impl Profiler {
         self.loader.clone()
     }
 
-    /// Called before a step. Starts the window if this is its first step.
+    /// Starts the window if this is its first step.
     fn begin_step(&mut self, number: u64, group: &Group) -> Result<()> {
         if number == self.config.wait + self.config.warmup {
             self.clock_at_begin = measure_clock(group)?;
@@ -146,7 +145,7 @@ impl Profiler {
         Ok(())
     }
 
-    /// Called after a step. Writes the trace if this was the last step of the window.
+    /// Writes the trace if this was the last step of the window.
     fn end_step(&mut self, step: &StepDone) -> Result<()> {
         let StepDone { number, asked_ns, whole, .. } = *step;
         self.main.record(trace::Event::Counter {
@@ -197,10 +196,9 @@ impl Profiler {
         self.recorder.set_on(false);
         let clock_at_end = measure_clock(group)?;
         let folder = self.config.folder.join(format!("rank_{}", group.rank()));
-        // The file is named as PyTorch does: the worker, and the time in nanoseconds since 1970.
+        // Named as by PyTorch: the worker, and nanoseconds since 1970.
         let now_ns = realtime_at_zero_ns() + paceline_trace::now_ns();
-        // All runs with a strategy write to the same folders; the run ID tells which traces belong
-        // together.
+        // All runs with a strategy write to the same folder; the run ID tells them apart.
         let mut run_id = [now_ns as i64];
         group.broadcast_slice(&mut run_id, 0)?;
         let path = folder.join(format!("worker_{}.{now_ns}.pt.trace.json.gz", group.rank()));
@@ -213,7 +211,7 @@ impl Profiler {
             Ok(_) => Ok(path),
             Err(error) => Err(do_without(&format!("the trace {}", path.printable()), &error)),
         });
-        // A rank that continued before the others would measure how long they write.
+        // A rank that continued earlier would measure how long the others write.
         group.barrier()?;
         Ok(())
     }

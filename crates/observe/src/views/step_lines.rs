@@ -1,8 +1,7 @@
-//! The time line of a step: the work of the main thread, and beside it the buckets on their way. As lines of text, and as
-//! `step.svg`.
+//! The time line of a step, as text and as `step.svg`: the main thread, and the buckets on their way.
 //!
-//! The anatomy of a run goes in. All times are means over ranks and steps, so the picture is of no single step. Pipelines have
-//! another picture in the same file. Strategies that communicate after the optimizer have none.
+//! All times are means over ranks and steps. Pipelines have another picture in the same file. Strategies that communicate
+//! after the optimizer have no picture.
 
 use paceline_choices::strategies::Advice;
 use paceline_failure::{Failure, Result};
@@ -77,8 +76,7 @@ pub(crate) fn lanes_of(facts: &Facts) -> Vec<Row> {
     lanes(&facts.anatomy, mean(|t| t.step), mean(|t| t.optimizer))
 }
 
-/// The rows: the main thread, and the operations that carry gradients, if there are any. In milliseconds after the batch
-/// arrived.
+/// The rows: the main thread, and the operations that carry gradients, if any. In milliseconds after the batch arrived.
 fn lanes(anatomy: &Anatomy, step_ms: f64, optimizer_ms: f64) -> Vec<Row> {
     let (begin, end) = (anatomy.backward_begin_ms, anatomy.backward_end_ms);
     if !(end > begin && step_ms >= end) {

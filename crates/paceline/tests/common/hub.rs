@@ -1,7 +1,5 @@
-//! A small server in this process that answers as the Hugging Face Hub does: lists of files, their bytes, parts of them.
-//! Large files come from another host, as the Hub has it. It notes each request, and fails as it is told.
-//!
-//! It does not know who asks.
+//! A small server that answers as the Hugging Face Hub does: lists of files, their bytes, parts of them. Large files
+//! come from another host. It notes each request, and fails on demand.
 
 use std::collections::VecDeque;
 use std::io::{BufRead, BufReader, Write};
@@ -21,11 +19,10 @@ pub struct Contents {
     pub repos: Vec<Repo>,
     /// Files by their address, which are no part of the Hub.
     pub others: Vec<(String, Vec<u8>)>,
-    /// How many bytes of each of the next large files are sent before the connection breaks.
+    /// Bytes of each of the next large files before the connection breaks.
     pub cuts: VecDeque<usize>,
-    /// Whether whole files are sent only.
     pub knows_no_ranges: bool,
-    /// Whether the bytes of large files are other ones than listed.
+    /// Whether large files have other bytes than listed.
     pub lies: bool,
     /// Where large files are, if not on another host.
     pub large_at: Option<String>,

@@ -1,4 +1,4 @@
-//! Wrong variables, data and checkpoints, and flags that are wrong on this machine, are reported in one message before any
+//! Wrong variables, data and checkpoints, and flags that are wrong on this machine, are answered by one message before any
 //! rank starts, with exit code 2, and nothing is written. Flags that are wrong everywhere are in `wrong_inputs`.
 
 use std::fs;
@@ -6,8 +6,7 @@ use std::path::Path;
 
 use crate::common::{Sandbox, TINY, gzip, idx, idx_images, idx_labels, write_cifar10};
 
-/// Checks that `paceline train` refuses these flags with a message that has all of `words`, and leaves
-/// the folder unchanged.
+/// Checks that `paceline train` refuses these flags with all of `words`, and leaves the folder unchanged.
 #[track_caller]
 fn refused_in(sandbox: &Sandbox, flags: &str, words: &[&str]) {
     refused_with(sandbox, flags, &[], words);
@@ -179,8 +178,7 @@ fn checkpoints_of_other_runs() {
     refuse(&format!("{flags} --lr-warmup-steps 3"), &warmup);
     let clipped = ["--resume saved", "--clip-grad-norm none", "this run has 0.5", "pass the same"];
     refuse(&format!("{flags} --clip-grad-norm 0.5"), &clipped);
-    // With --resume auto, a checkpoint of another run is an error. The run must not start again and
-    // overwrite it.
+    // With --resume auto, a checkpoint of another run is an error, and must not be overwritten.
     let auto = format!("{flags} --seed 7 --epochs 2 --save saved --resume auto");
     refused_in(&sandbox, &auto, &["--resume auto (--save saved)", "--seed 42", "pass the same"]);
     let shards = ["--resume saved", "--rank-samples none", "this run has 150", "another order"];
@@ -215,8 +213,7 @@ fn corrupt_checkpoints() {
         flipped[at] ^= 0x10;
         refuse(&path, &flipped);
     }
-    // The digest covers the position in the data, too. Without that, this checkpoint would have been
-    // taken for one of no epoch, and the run would have started again.
+    // The digest covers the position in the data, too. Otherwise the run would have started again.
     let epochs = b"\"epochs\":\"1\"";
     let at = whole.windows(epochs.len()).position(|window| window == epochs).unwrap();
     let mut earlier = whole.clone();

@@ -1,6 +1,6 @@
-//! Others may plant something at a name that the program chooses: a link to a file of the user's, a FIFO on which an open waits
-//! for ever, a folder. Each command runs once to learn which files it makes, and then again with something planted at each of
-//! these names. What a link leads to stays as it was, and the command either replaces what was planted or names it and ends.
+//! Others may plant a link, a FIFO or a folder at a name that the program chooses. Each command runs once to learn which files
+//! it makes, and again with something planted at each of these names. The target of a link stays as it was, and the command
+//! either replaces what was planted or names it and ends.
 
 use std::collections::BTreeMap;
 use std::fs;
@@ -14,7 +14,7 @@ use crate::common::{Run, Sandbox, TINY, fifo, remove};
 struct Case {
     command: &'static str,
     prepare: &'static [&'static str],
-    /// Files and folders, by the begin of their names, that the command makes new each time, or that the user has stated.
+    /// Prefixes of files and folders that the command makes new each time, or that the user has stated.
     exempt: &'static [&'static str],
 }
 
@@ -64,15 +64,14 @@ const CASES: [Case; 10] = [
     },
 ];
 
-/// A run makes a new folder for itself and one for each checkpoint, which nobody can have planted anything in. In the folder of
-/// `--save` it meets what is there.
+/// Nobody can have planted anything in a new run folder or checkpoint, only in the folder of `--save`.
 const TRAIN: Case = Case {
     command: "train TINY --steps 2 --save out --json stated.json --quiet",
     prepare: &[],
     exempt: &["stated.", "runs/", CHECKPOINTS],
 };
 
-/// The begin of the names of checkpoints. A new run is refused where another one has left them.
+/// The prefix of checkpoints. A new run is refused where another one has left them.
 const CHECKPOINTS: &str = "out/step-";
 
 /// Commands without a case, and why.
@@ -145,7 +144,7 @@ impl Case {
         }
     }
 
-    /// Runs the command until it succeeds. Each time that it refuses one thing that was planted, that is taken away.
+    /// Runs the command until it succeeds. Each planted thing that it refuses is taken away.
     fn run_among(&self, sandbox: &Sandbox, plant: Plant, made: &BTreeMap<String, Vec<u8>>) {
         let mut planted: Vec<(usize, &String)> = made.keys().enumerate().collect();
         for _ in 0..=made.len() {

@@ -1,4 +1,4 @@
-//! Runs on several hosts, each with a launcher of its own. Here two launchers on one machine stand for two hosts.
+//! Runs on several hosts, for which several launchers on one machine stand.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -19,7 +19,7 @@ fn train_on(sandbox: &Sandbox, node: usize, port: u16, flags: &str) -> Command {
     // The hosts cannot be told apart by their addresses.
     let flags = format!("train {TINY} {flags} --host 127.0.0.1 {}", host(node, port));
     let mut command = sandbox.given(&flags);
-    // Host 1 has no run folder, so what its ranks write on a failure goes here.
+    // Host 1 has no run folder, so its ranks' dumps go here.
     command.env("PACELINE_SECRET", "of this test").env("TMPDIR", sandbox.path(""));
     command
 }
@@ -191,7 +191,7 @@ fn hosts_with_different_numbers_of_ranks_or_secrets_do_not_train_together() {
     }
 }
 
-/// Both launchers of host 1 wait for host 0, so their ranks come at the same moment.
+/// Both launchers of host 1 wait for host 0, so their ranks come at once.
 #[test]
 fn of_two_launchers_of_a_host_one_is_refused_as_a_whole_and_the_run_goes_on() {
     let sandbox = Sandbox::new();
