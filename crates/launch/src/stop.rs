@@ -45,7 +45,7 @@ pub fn left(checkpoint: Option<(&Path, Option<u64>)>, is_auto: bool) -> String {
     }
 }
 
-/// Waits for the signals that end a process in a thread of its own, because the main thread may be blocked in an
+/// Waits in a thread of its own for the signals that end a process, because the main thread may be blocked in an
 /// operation that no rank will finish. At the first signal `dumper` writes this rank's last operations. Without a
 /// `request`, the first signal ends the process, and Ctrl-C has its usual effect.
 pub fn listen(dumper: Option<Dumper>, request: Option<StopRequest>) -> Result<()> {
