@@ -12,7 +12,8 @@ import argparse
 import gzip
 import json
 import random
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -35,22 +36,13 @@ FOREACH = "void at::native::(anonymous namespace)::multi_tensor_apply_kernel<Ten
 ALL_REDUCE = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgsStorage<4096ul>)"
 
 
-def parse_arguments() -> argparse.Namespace:
-    parser = argparse.ArgumentParser(description="Write synthetic traces in the shape of PyTorch's on CUDA.")
-    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the traces go")
-    parser.add_argument("--ranks", type=int, default=2)
-    parser.add_argument("--steps", type=int, default=4)
-    parser.add_argument("--layers", type=int, default=6, help="blocks of convolution, norm and ReLU (default: 6)")
-    parser.add_argument("--seed", type=int, default=1)
-    arguments = parser.parse_args()
-    if min(arguments.ranks, arguments.steps, arguments.layers) < 1:
-        parser.error("--ranks, --steps and --layers must be at least 1")
-    return arguments
-
-
 def us(ns: int) -> float:
     """Microseconds, with the three digits that Kineto writes."""
     return ns / 1000
+
+
+# The shortest and the longest time, in nanoseconds.
+Times = tuple[int, int]
 
 
 @dataclass
@@ -111,10 +103,6 @@ class Rank:
         times = {"ts": us(begin_ns), "dur": us(end_ns - begin_ns)}
         self.events.append({"ph": "X", "cat": cat, "name": name, "pid": pid, "tid": tid, **times, "args": args})
 
-    def annotate(self, name: str, begin_ns: int, id: int) -> None:
-        """A part of a step on the main thread that ends now."""
-        self.complete("user_annotation", name, self.pid, self.main.tid, begin_ns, self.main.now_ns, {"External id": id, "Ev Idx": id})
-
     def arrow(self, phase: str, cat: str, id: int, pid: int, tid: int, at_ns: int) -> None:
         end = {"bp": "e"} if phase == "f" else {}
         self.events.append({"ph": phase, "id": id, "pid": pid, "tid": tid, "ts": us(at_ns), "cat": cat, "name": cat, **end})
@@ -129,33 +117,39 @@ class Rank:
     # --- Simulation ---------------------------------------------------------------------------------------
 
     def some_ns(self, least_ns: int, most_ns: int) -> int:
-        return int(self.random.randint(least_ns, most_ns) * self.slowness)
+        return int(self.random.randint(least_ns, most_ns) * self.slowness) if most_ns else 0
 
-    def operator(self, thread: Thread, names: list[str], *kernels: tuple[str, int, int], dims: list[list[int]],
-                 sequence: int | None = None) -> None:
+    def next_ids(self) -> dict[str, Any]:
+        """The numbers of the next operator or annotation."""
+        self.external_id += 1
+        return {"External id": self.external_id, "Ev Idx": self.external_id}
+
+    @contextmanager
+    def within(self, thread: Thread, cat: str, name: str, args: dict[str, Any], before: Times = (0, 0), after: Times = (0, 0)) -> Iterator[dict[str, Any]]:
+        """An event around all that the thread does in the `with` block, and the shortest and longest time that it takes itself before and after that."""
+        begin_ns = thread.now_ns
+        thread.now_ns += self.some_ns(*before)
+        yield args
+        thread.now_ns += self.some_ns(*after)
+        self.complete(cat, name, self.pid, thread.tid, begin_ns, thread.now_ns, args)
+
+    def operator(self, thread: Thread, names: list[str], *kernels: tuple[str, int, int], dims: list[list[int]], sequence: int | None = None) -> None:
         """Nested operators, the innermost of which launches kernels: name, shortest and longest time."""
         if not names:
-            for name, least_ns, most_ns in kernels:
-                self.launch(thread, name, self.some_ns(least_ns, most_ns))
+            for name, *times in kernels:
+                self.launch(thread, name, self.some_ns(*times))
             return
-        begin_ns = thread.now_ns
-        self.external_id += 1
-        args: dict[str, Any] = {"External id": self.external_id, "Record function id": 0}
+        args = self.next_ids() | {"Record function id": 0, "Input Dims": dims, "Input type": ["float"] * len(dims)}
         if sequence is not None:
             args |= {"Sequence number": sequence, "Fwd thread id": int(thread is self.backward)}
-        args |= {"Input Dims": dims, "Input type": ["float"] * len(dims), "Ev Idx": self.external_id}
-        thread.now_ns += self.some_ns(400, 2500)
-        self.operator(thread, names[1:], *kernels, dims=dims)
-        thread.now_ns += self.some_ns(200, 1500)
-        self.complete("cpu_op", names[0], self.pid, thread.tid, begin_ns, thread.now_ns, args)
+        with self.within(thread, "cpu_op", names[0], args, (400, 2500), (200, 1500)):
+            self.operator(thread, names[1:], *kernels, dims=dims)
 
     def call(self, thread: Thread, name: str, length_ns: int, cat: str = "cuda_runtime") -> int:
         """A call of the CUDA runtime; its correlation number."""
         self.correlation += 1
-        args = {"cbid": 211, "correlation": self.correlation, "External id": self.external_id}
-        begin_ns = thread.now_ns
-        thread.now_ns += length_ns
-        self.complete(cat, name, self.pid, thread.tid, begin_ns, thread.now_ns, args)
+        with self.within(thread, cat, name, {"cbid": 211, "correlation": self.correlation, "External id": self.external_id}):
+            thread.now_ns += length_ns
         return self.correlation
 
     def submit(self, thread: Thread, name: str, length_ns: int, cat: str = "cuda_runtime") -> None:
@@ -165,8 +159,7 @@ class Rank:
         self.arrow("s", "ac2g", self.correlation, self.pid, thread.tid, begin_ns)
 
     def device(self, cat: str, name: str, stream: int, begin_ns: int, end_ns: int, more: dict[str, Any]) -> None:
-        args = {"External id": self.external_id, "device": self.rank, "context": 1, "stream": stream,
-                "correlation": self.correlation} | more
+        args = {"External id": self.external_id, "device": self.rank, "context": 1, "stream": stream, "correlation": self.correlation} | more
         self.complete(cat, name, self.rank, stream, begin_ns, end_ns, args)
         self.arrow("f", "ac2g", self.correlation, self.rank, stream, begin_ns)
 
@@ -219,176 +212,145 @@ class Rank:
     def all_reduce(self, thread: Thread, elems: int) -> Generator[int, int, None]:
         """Yields the time when this rank has begun, and is sent the time when all ranks have ended."""
         self.collective += 1
-        begin_ns = thread.now_ns
         more = {
-            "Collective name": "allreduce", "In msg nelems": elems, "Out msg nelems": elems,
-            "Group size": self.world_size, "dtype": "Float", "In split size": "[]", "Out split size": "[]",
-            "Process Group Name": "0", "Process Group Description": "default_pg",
+            "Collective name": "allreduce", "In msg nelems": elems, "Out msg nelems": elems, "Group size": self.world_size, "dtype": "Float",
+            "In split size": "[]", "Out split size": "[]", "Process Group Name": "0", "Process Group Description": "default_pg",
             "Process Group Ranks": str(list(range(self.world_size))), "Seq": self.collective,
         }
-        thread.now_ns += self.some_ns(2000, 5000)
-        self.external_id += 1
-        external_id, comms_begin_ns = self.external_id, thread.now_ns
-        thread.now_ns += self.some_ns(500, 1500)
-        self.stream_waits(thread, NCCL_STREAM, COMPUTE_STREAM)
-        self.submit(thread, "cudaLaunchKernelExC", self.some_ns(5000, 9000))
-        start_ns, _ = self.on_stream(thread, NCCL_STREAM, 0)
-        correlation = self.correlation
-        end_ns = yield start_ns
-        self.free_ns[NCCL_STREAM] = end_ns
-        assert correlation == self.correlation
-        args = more | {"queued": 0, "registers per thread": 96, "shared memory": 82240, "grid": [24, 1, 1],
-                       "block": [512, 1, 1]}
-        self.device("kernel", ALL_REDUCE, NCCL_STREAM, start_ns, end_ns, args)
-        self.complete("gpu_user_annotation", "nccl:all_reduce", self.rank, NCCL_STREAM, start_ns, end_ns,
-                      {"External id": external_id})
-        thread.now_ns += self.some_ns(800, 2000)
-        self.complete("cpu_op", "record_param_comms", self.pid, thread.tid, comms_begin_ns, thread.now_ns,
-                      {"External id": external_id, "Ev Idx": external_id} | more)
-        thread.now_ns += self.some_ns(500, 1500)
-        self.complete("user_annotation", "nccl:all_reduce", self.pid, thread.tid, begin_ns, thread.now_ns,
-                      {"External id": external_id, "Ev Idx": external_id})
+        ids, name = self.next_ids(), "nccl:all_reduce"
+        with (self.within(thread, "user_annotation", name, ids, (2000, 5000), (500, 1500)),
+              self.within(thread, "cpu_op", "record_param_comms", ids | more, (500, 1500), (800, 2000))):
+            self.stream_waits(thread, NCCL_STREAM, COMPUTE_STREAM)
+            self.submit(thread, "cudaLaunchKernelExC", self.some_ns(5000, 9000))
+            start_ns, _ = self.on_stream(thread, NCCL_STREAM, 0)
+            self.free_ns[NCCL_STREAM] = end_ns = yield start_ns
+            args = more | {"queued": 0, "registers per thread": 96, "shared memory": 82240, "grid": [24, 1, 1], "block": [512, 1, 1]}
+            self.device("kernel", ALL_REDUCE, NCCL_STREAM, start_ns, end_ns, args)
+            self.complete("gpu_user_annotation", name, self.rank, NCCL_STREAM, start_ns, end_ns, {"External id": ids["External id"]})
 
-    def frame(self, name: str, begin_ns: int, parent: int | None) -> int:
-        """A Python frame on the main thread that ends now."""
-        self.python_id += 1
-        args = {"Python parent id": parent, "Python id": self.python_id, "Ev Idx": self.external_id}
-        self.complete("python_function", name, self.pid, self.main.tid, begin_ns, self.main.now_ns, args)
-        return self.python_id
+    @contextmanager
+    def frame(self, name: str, parent: int | None = None, before: Times = (0, 0), after: Times = (0, 0)) -> Iterator[None]:
+        """A Python frame on the main thread."""
+        with self.within(self.main, "python_function", name, {"Python parent id": parent}, before) as args:
+            yield
+            self.main.now_ns += self.some_ns(*after)
+            self.python_id += 1
+            args |= {"Python id": self.python_id, "Ev Idx": self.external_id}
 
-    def step(self, number: int) -> Generator[int, int, None]:
-        """One training step, which yields at every collective."""
-        main, backward = self.main, self.backward
-        step_begin_ns = main.now_ns
-        device_begin_ns = max(step_begin_ns, self.free_ns[COMPUTE_STREAM])
-        self.external_id += 1
-        step_id = self.external_id
+    def step(self, number: int) -> Generator[int | None, int, None]:
+        """One training step, which yields at every collective, and nothing when it is done."""
+        device_begin_ns, ids = max(self.main.now_ns, self.free_ns[COMPUTE_STREAM]), self.next_ids()
+        with self.within(self.main, "user_annotation", f"ProfilerStep#{number}", ids):
+            self.load_batch(ids)
+            first_sequence = self.sequence
+            forward_times = self.forward_pass(ids)
+            with self.frame("torch/_tensor.py(570): backward", None, (9000, 15_000)):
+                yield from self.backward_pass(first_sequence, forward_times)
+                self.main.now_ns = self.backward.now_ns + self.some_ns(3000, 9000)
+            self.optimize(ids)
+            self.read_loss()
+        end_ns = self.free_ns[COMPUTE_STREAM]
+        self.complete("gpu_user_annotation", f"ProfilerStep#{number}", self.rank, COMPUTE_STREAM, device_begin_ns, end_ns, {"External id": ids["External id"]})
+        self.main.now_ns += self.some_ns(1000, 3000)
+        yield None
 
-        # Data.
-        begin_ns = main.now_ns
-        main.now_ns += self.some_ns(30_000, 90_000)
-        self.loader.now_ns = begin_ns
-        self.operator(self.loader, ["aten::pin_memory", "aten::_pin_memory"], dims=[[64, 3, 32, 32]])
-        self.annotate("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", begin_ns, step_id)
+    def load_batch(self, ids: dict[str, Any]) -> None:
+        self.loader.now_ns = self.main.now_ns
+        with self.within(self.main, "user_annotation", "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__", ids, (30_000, 90_000)):
+            self.operator(self.loader, ["aten::pin_memory", "aten::_pin_memory"], dims=[[64, 3, 32, 32]])
         for shape, size in [([64, 3, 32, 32], 786_432), ([64], 512)]:
-            begin_ns = main.now_ns
-            main.now_ns += self.some_ns(3000, 6000)
-            self.copy(main, "Memcpy HtoD (Pinned -> Device)", size, 22.0)
-            self.external_id += 1
-            main.now_ns += self.some_ns(500, 1500)
-            self.complete("cpu_op", "aten::to", self.pid, main.tid, begin_ns, main.now_ns,
-                          {"External id": self.external_id, "Input Dims": [shape], "Ev Idx": self.external_id})
+            with self.within(self.main, "cpu_op", "aten::to", {"Input Dims": [shape]}, (3000, 6000), (500, 1500)) as args:
+                self.copy(self.main, "Memcpy HtoD (Pinned -> Device)", size, 22.0)
+                args |= self.next_ids()
             self.memory(size)
 
-        # Forward.
-        forward_ns = main.now_ns
-        first_sequence = self.sequence
-        forward_times: list[int] = []
-        main.now_ns += self.some_ns(4000, 8000)
-        for layer in range(self.layers):
-            layer_ns = main.now_ns
-            main.now_ns += self.some_ns(1500, 4000)
-            dims = [[64, 32, 32, 32], [32, 32, 3, 3]]
-            convolution = ["aten::conv2d", "aten::convolution", "aten::_convolution", "aten::cudnn_convolution"]
-            for names, kernels in [
-                (convolution, [(FPROP, 22_000, 61_000)]),
-                (["aten::batch_norm", "aten::_batch_norm_impl_index", "aten::cudnn_batch_norm"], [(NORM, 9000, 18_000)]),
-                (["aten::relu", "aten::clamp_min"], [(ELEMENTWISE.format("clamp_min_functor", 2), 4000, 7000)]),
-            ]:
-                forward_times.append(main.now_ns)
-                self.operator(main, names, *kernels, dims=dims, sequence=self.sequence)
-                self.sequence += 1
-                main.now_ns += self.some_ns(500, 2500)
-            self.memory(8_388_608)
-            self.frame(f"nn.Module: Block_{layer}", layer_ns, self.python_id or None)
-        forward_times.append(main.now_ns)
-        self.operator(main, ["aten::linear", "aten::addmm"], (GEMM, 7000, 11_000), dims=[[64, 2048], [2048, 10]],
-                      sequence=self.sequence)
-        self.sequence += 1
-        main.now_ns += self.some_ns(1000, 3000)
-        self.operator(main, ["aten::cross_entropy_loss", "aten::nll_loss_nd"],
-                      (ELEMENTWISE.format("log_softmax_functor", 2), 2500, 4500), dims=[[64, 10], [64]])
-        main.now_ns += self.some_ns(1000, 3000)
-        self.annotate("DistributedDataParallel.forward", forward_ns, step_id)
-        main.now_ns += self.some_ns(500, 1500)
-        self.frame("train.py(41): forward", forward_ns, None)
+    def forward_pass(self, ids: dict[str, Any]) -> list[int]:
+        """The time at which each operator that has a backward pass began."""
+        main, times = self.main, []
+        convolution = ["aten::conv2d", "aten::convolution", "aten::_convolution", "aten::cudnn_convolution"]
+        block = [
+            (convolution, (FPROP, 22_000, 61_000)),
+            (["aten::batch_norm", "aten::_batch_norm_impl_index", "aten::cudnn_batch_norm"], (NORM, 9000, 18_000)),
+            (["aten::relu", "aten::clamp_min"], (ELEMENTWISE.format("clamp_min_functor", 2), 4000, 7000)),
+        ]
 
-        # Backward, on a separate thread, for which the main thread waits.
-        backward_ns = main.now_ns
-        main.now_ns += self.some_ns(9000, 15_000)
+        def operator(names: list[str], kernel: tuple[str, int, int], dims: list[list[int]]) -> None:
+            times.append(main.now_ns)
+            self.operator(main, names, kernel, dims=dims, sequence=self.sequence)
+            self.sequence += 1
+
+        with (self.frame("train.py(41): forward", after=(500, 1500)),
+              self.within(main, "user_annotation", "DistributedDataParallel.forward", ids, (4000, 8000), (1000, 3000))):
+            for layer in range(self.layers):
+                with self.frame(f"nn.Module: Block_{layer}", self.python_id or None, (1500, 4000)):
+                    for names, kernel in block:
+                        operator(names, kernel, [[64, 32, 32, 32], [32, 32, 3, 3]])
+                        main.now_ns += self.some_ns(500, 2500)
+                    self.memory(8_388_608)
+            operator(["aten::linear", "aten::addmm"], (GEMM, 7000, 11_000), [[64, 2048], [2048, 10]])
+            main.now_ns += self.some_ns(1000, 3000)
+            softmax = (ELEMENTWISE.format("log_softmax_functor", 2), 2500, 4500)
+            self.operator(main, ["aten::cross_entropy_loss", "aten::nll_loss_nd"], softmax, dims=[[64, 10], [64]])
+        return times
+
+    def backward_pass(self, first_sequence: int, forward_times: list[int]) -> Generator[int, int, None]:
+        """On a thread of its own, for which the main thread waits."""
+        main, backward = self.main, self.backward
         backward.now_ns = main.now_ns
+        kernels = {
+            "AddmmBackward0": [(GEMM, 6000, 9000), (GEMM, 6000, 9000)],
+            "ReluBackward0": [(ELEMENTWISE.format("threshold_functor", 3), 5000, 8000)],
+            "CudnnBatchNormBackward0": [(NORM_BACK, 14_000, 26_000)],
+            "ConvolutionBackward0": [(DGRAD, 30_000, 70_000), (WGRAD, 34_000, 82_000)],
+        }
         names = ["AddmmBackward0"] + ["ReluBackward0", "CudnnBatchNormBackward0", "ConvolutionBackward0"] * self.layers
         for at, (name, sequence) in enumerate(zip(names, range(self.sequence - 1, first_sequence - 1, -1))):
             self.flow += 1
             self.arrow("s", "fwdbwd", self.flow, self.pid, main.tid, forward_times[sequence - first_sequence])
             self.arrow("f", "fwdbwd", self.flow, self.pid, backward.tid, backward.now_ns)
-            kernels = {
-                "AddmmBackward0": [(GEMM, 6000, 9000), (GEMM, 6000, 9000)],
-                "ReluBackward0": [(ELEMENTWISE.format("threshold_functor", 3), 5000, 8000)],
-                "CudnnBatchNormBackward0": [(NORM_BACK, 14_000, 26_000)],
-                "ConvolutionBackward0": [(DGRAD, 30_000, 70_000), (WGRAD, 34_000, 82_000)],
-            }[name]
             inner = "aten::convolution_backward" if name == "ConvolutionBackward0" else f"aten::{name[:4].lower()}"
             outer = f"autograd::engine::evaluate_function: {name}"
-            self.operator(backward, [outer, name, inner], *kernels, dims=[[64, 32, 32, 32]], sequence=sequence)
+            self.operator(backward, [outer, name, inner], *kernels[name], dims=[[64, 32, 32, 32]], sequence=sequence)
             backward.now_ns += self.some_ns(800, 2600)
             if name == "ConvolutionBackward0" and at % 6 == 3 or at == len(names) - 1:
                 yield from self.all_reduce(backward, 262_144 + 4096 * at)
                 backward.now_ns += self.some_ns(1000, 3000)
         self.stream_waits(backward, COMPUTE_STREAM, NCCL_STREAM)
-        main.now_ns = backward.now_ns + self.some_ns(3000, 9000)
-        self.frame("torch/_tensor.py(570): backward", backward_ns, None)
 
-        # Optimizer.
-        optimizer_ns = main.now_ns
-        main.now_ns += self.some_ns(5000, 9000)
-        for _ in range(3):
-            self.operator(main, ["aten::_foreach_add_"], (FOREACH, 6000, 12_000), dims=[[32, 32, 3, 3]])
-            main.now_ns += self.some_ns(800, 2000)
-        self.set_memory(main, 65_536)
-        main.now_ns += self.some_ns(1000, 2000)
-        self.annotate("Optimizer.step#SGD.step", optimizer_ns, step_id)
-        main.now_ns += self.some_ns(500, 1000)
-        self.frame("torch/optim/sgd.py(121): step", optimizer_ns, None)
+    def optimize(self, ids: dict[str, Any]) -> None:
+        with (self.frame("torch/optim/sgd.py(121): step", after=(500, 1000)),
+              self.within(self.main, "user_annotation", "Optimizer.step#SGD.step", ids, (5000, 9000), (1000, 2000))):
+            for _ in range(3):
+                self.operator(self.main, ["aten::_foreach_add_"], (FOREACH, 6000, 12_000), dims=[[32, 32, 3, 3]])
+                self.main.now_ns += self.some_ns(800, 2000)
+            self.set_memory(self.main, 65_536)
 
-        # The loss, read by the host.
-        item_ns = main.now_ns
-        self.external_id += 1
-        item_id = self.external_id
-        main.now_ns += self.some_ns(1000, 2000)
-        self.copy(main, "Memcpy DtoH (Device -> Pageable)", 4, 10.0)
-        main.now_ns += self.some_ns(300, 900)
-        self.host_waits(main)
-        main.now_ns += self.some_ns(500, 900)
-        self.complete("cpu_op", "aten::item", self.pid, main.tid, item_ns, main.now_ns,
-                      {"External id": item_id, "Input Dims": [[]], "Ev Idx": item_id})
+    def read_loss(self) -> None:
+        with self.within(self.main, "cpu_op", "aten::item", self.next_ids() | {"Input Dims": [[]]}, (1000, 2000), (500, 900)):
+            self.copy(self.main, "Memcpy DtoH (Device -> Pageable)", 4, 10.0)
+            self.main.now_ns += self.some_ns(300, 900)
+            self.host_waits(self.main)
         self.memory(-self.layers * 8_388_608 - 786_432 - 512)
-        main.now_ns += self.some_ns(4000, 12_000)
-
-        name = f"ProfilerStep#{number}"
-        self.annotate(name, step_begin_ns, step_id)
-        self.complete("gpu_user_annotation", name, self.rank, COMPUTE_STREAM, device_begin_ns,
-                      self.free_ns[COMPUTE_STREAM], {"External id": step_id})
-        main.now_ns += self.some_ns(1000, 3000)
+        self.main.now_ns += self.some_ns(4000, 12_000)
 
 
 def run_step(ranks: list[Rank], number: int) -> None:
     """One step of all ranks. Each rank continues after a collective when all have begun it."""
-    runs = [rank.step(number) for rank in ranks]
-    starts = [next(run, None) for run in runs]
-    while all(start is not None for start in starts):
-        end_ns = max(start for start in starts if start is not None) + ranks[0].random.randint(90_000, 160_000)
-        next_starts: list[int | None] = []
-        for run in runs:
-            try:
-                next_starts.append(run.send(end_ns))
-            except StopIteration:
-                next_starts.append(None)
-        starts = next_starts
+    runs, end_ns = [rank.step(number) for rank in ranks], None
+    while None not in (starts := [run.send(end_ns) for run in runs]):
+        end_ns = max(starts) + ranks[0].random.randint(90_000, 160_000)
 
 
 def main() -> None:
-    arguments = parse_arguments()
+    parser = argparse.ArgumentParser(description="Write synthetic traces in the shape of PyTorch's on CUDA.")
+    parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where the traces go")
+    parser.add_argument("--ranks", type=int, default=2)
+    parser.add_argument("--steps", type=int, default=4)
+    parser.add_argument("--layers", type=int, default=6, help="blocks of convolution, norm and ReLU (default: 6)")
+    parser.add_argument("--seed", type=int, default=1)
+    arguments = parser.parse_args()
+    if min(arguments.ranks, arguments.steps, arguments.layers) < 1:
+        parser.error("--ranks, --steps and --layers must be at least 1")
     ranks = [Rank(rank, arguments.ranks, arguments.layers, arguments.seed) for rank in range(arguments.ranks)]
     for number in range(10, 10 + arguments.steps):
         run_step(ranks, number)
