@@ -50,10 +50,12 @@ def sources(crate: Path) -> Iterator[Path]:
 
 
 def split_outside_of_brackets(text: str) -> list[str]:
-    """The parts between the commas that no bracket encloses."""
+    """The parts between the commas that no bracket encloses, up to a bracket that was not opened."""
     parts, depth = [""], 0
     for letter in text:
         depth += (letter in "({[<") - (letter in ")}]>")
+        if depth < 0:
+            break
         if letter == "," and depth == 0:
             parts.append("")
         else:
@@ -63,13 +65,8 @@ def split_outside_of_brackets(text: str) -> list[str]:
 
 def arguments(head: str) -> int:
     """How many arguments a function has, `self` left out. `head` begins with its name."""
-    inside, depth = "", 0
-    for letter in head.replace("->", "")[head.find("(") + 1 :]:
-        if letter == ")" and depth == 0:
-            break
-        depth += (letter in "({[<") - (letter in ")}]>")
-        inside += letter
-    return sum(not re.match(r"&?(?:'\w+ )?(?:mut )?self\b", part) for part in split_outside_of_brackets(inside))
+    parts = split_outside_of_brackets(head.replace("->", "")[head.find("(") + 1 :])
+    return sum(not re.match(r"&?(?:'\w+ )?(?:mut )?self\b", part) for part in parts)
 
 
 def depth(line: str) -> int:
@@ -154,31 +151,20 @@ class Imports:
         return edges
 
     def circles(self) -> list[list[str]]:
-        """Groups of more than three files in which each reaches each (Tarjan's components)."""
+        """Groups of more than three files in which each reaches each."""
         edges = self.edges()
-        order: dict[Module, int] = {}
-        lowest: dict[Module, int] = {}
-        open_: list[Module] = []
-        found: list[list[str]] = []
 
-        def visit(module: Module) -> None:
-            order[module] = lowest[module] = len(order)
-            open_.append(module)
-            for target in sorted(edges[module]):
-                if target not in order:
-                    visit(target)
-                if target in open_:
-                    lowest[module] = min(lowest[module], lowest[target])
-            if lowest[module] == order[module]:
-                at = open_.index(module)
-                if len(open_) - at > 3:
-                    found.append(sorted(self.files[m] for m in open_[at:]))
-                del open_[at:]
+        def reached_from(module: Module) -> set[Module]:
+            reached, left = set(), [module]
+            while left:
+                new = edges[left.pop()] - reached
+                reached |= new
+                left += new
+            return reached
 
-        for module in sorted(edges):
-            if module not in order:
-                visit(module)
-        return found
+        reached = {module: reached_from(module) for module in edges}
+        groups = {frozenset(end for end in ends if module in reached[end]) for module, ends in reached.items()}
+        return sorted(sorted(self.files[module] for module in group) for group in groups if len(group) > 3)
 
 
 def places_of(crate: Path, root: Path) -> dict[str, list[str]]:
