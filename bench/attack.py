@@ -29,7 +29,7 @@ from pathlib import Path
 
 from attack_runs import TOKENIZER, combinations, draw_model, kills, write_texts
 from attacked import LIMIT_S, Attack, digest, tree, words
-from common import Record, arguments_for, parsed, provenance, write
+from common import Record, arguments_for, kill_with, parsed, provenance, write
 
 TRUNCATION = {"max_length": 6, "strategy": "LongestFirst", "stride": 0}
 
@@ -188,7 +188,7 @@ def launcher(attack: Attack) -> str:
             ended = process.wait(LIMIT_S)
             reading.wait(LIMIT_S)
         except subprocess.TimeoutExpired:
-            attack.kill_all()
+            kill_with(attack.token)
             os.killpg(reading.pid, signal.SIGKILL)
             process.wait()
     attack.judged(ended, (folder / "errors").read_text(errors="replace"))

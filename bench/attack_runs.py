@@ -10,7 +10,7 @@ import time
 from pathlib import Path
 
 from attacked import GRACE_S, LIMIT_S, Attack, Flags, Ran, digest, error, tree, words
-from common import Record, ranks_of
+from common import Record, kill_with, ranks_of
 
 NAMED = re.compile(r"^paceline: rank (\d+) \(process \d+\) (.*?) after", re.MULTILINE)
 EXACT = ["simple_ddp", "simple_ddp_ga", "simple_ddp_hook", "simple_ddp_async", "bucket_ddp_async", "ddp", "flat_ddp",
@@ -271,7 +271,7 @@ def killed(attack: Attack, line: list[str], count: int, order: str | None, took_
         code: int | str = process.wait(took_s + 2 * GRACE_S + (LIMIT_S if restarts or not order else 0))
     except subprocess.TimeoutExpired:
         code = "hangs"
-        attack.kill_all()
+        kill_with(attack.token)
         process.wait()
     text = path.read_text(errors="replace")
     if order and victim == count:

@@ -6,7 +6,6 @@ import re
 import resource
 import secrets
 import shlex
-import signal
 import stat
 import subprocess
 import sys
@@ -14,7 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from common import Record
+from common import Record, kill_with, processes_with
 
 LIMIT_S, LIMIT_BYTES = 60.0, 8 << 30
 # How long ranks may take to end after their launcher, and a launcher after a rank has died, on a busy machine.
@@ -38,19 +37,6 @@ def error(text: str) -> str:
 
 def digest(ran: Ran) -> str:
     return next(iter(re.findall(r"^Weights: sha256 (\w+)", ran[1], re.MULTILINE)), "none")
-
-
-def processes_of(token: str) -> list[int]:
-    """The processes that were started with this token in their environment."""
-    found = []
-    for folder in Path("/proc").glob("[0-9]*"):
-        try:
-            if token.encode() in (folder / "environ").read_bytes():
-                found.append(int(folder.name))
-        except OSError:
-            # It has ended, or belongs to another user.
-            continue
-    return found
 
 
 def tree(folder: Path) -> dict[str, object]:
@@ -104,7 +90,7 @@ class Attack:
             output, _ = process.communicate(timeout=LIMIT_S)
             code = process.returncode
         except subprocess.TimeoutExpired:
-            self.kill_all()
+            kill_with(self.token)
             output, _ = process.communicate()
         return self.judged(code, output.decode(errors="replace"))
 
@@ -143,24 +129,17 @@ class Attack:
         if changed := differ(before, tree(self.root)):
             self.found(f"refused ({error(ran[1])[:60]}), but changed {changed}")
 
-    def kill_all(self) -> None:
-        for process in processes_of(self.token):
-            try:
-                os.kill(process, signal.SIGKILL)
-            except ProcessLookupError:
-                pass
-
     def end_of_all(self) -> bool:
         deadline = time.monotonic() + GRACE_S
-        while (left := processes_of(self.token)) and time.monotonic() < deadline:
+        while (left := processes_with(self.token)) and time.monotonic() < deadline:
             time.sleep(0.02)
         return not left
 
     def end(self) -> None:
         if not self.end_of_all():
-            lines = [Path(f"/proc/{process}/cmdline") for process in processes_of(self.token)]
+            lines = [Path(f"/proc/{process}/cmdline") for process in processes_with(self.token)]
             names = {line.read_bytes().replace(b"\0", b" ").decode(errors="replace")[:60] for line in lines if line.exists()}
             self.found(f"processes are left: {', '.join(sorted(names))}")
-            self.kill_all()
+            kill_with(self.token)
         if changed := differ(self.before, tree(self.outside)):
             self.found(f"changed outside of its folder: {changed}")

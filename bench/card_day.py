@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from card import PEAKS, driver, table
-from common import Record, aligned, program, provenance
+from common import Record, aligned, kill_with, program, provenance
 from late import card_variables
 
 BENCH = Path(__file__).resolve().parent
@@ -67,6 +67,8 @@ class Day:
     def __init__(self, programs: Path, results: Path, emulated: bool) -> None:
         self.programs, self.results, self.emulated = programs, results, emulated
         self.file = results / "card_day.json"
+        # By this variable, all processes of a stage are known.
+        self.mark = f"{MARK}={results}\0"
         new = provenance() | {"commit": Path(programs, "COMMIT").read_text().strip(), "card": "emulated" if emulated else driver(), "stages": {}}
         self.record: Record = json.loads(self.file.read_text()) if self.file.exists() else new
         if (self.record["card"] == "emulated") != emulated:
@@ -79,19 +81,6 @@ class Day:
 
     def entry(self, stage: Stage) -> Record:
         return self.record["stages"].setdefault(stage.name, {"starts": 0, "limit_s": stage.limit_s})
-
-    def end_processes(self) -> None:
-        """Kills all that a stage has left, whatever its session: processes know their stage by a variable."""
-        mark, found = f"{MARK}={self.results}\0".encode(), True
-        while found:
-            found = False
-            for environ in Path("/proc").glob("[0-9]*/environ"):
-                try:
-                    if mark in environ.read_bytes():
-                        os.kill(int(environ.parent.name), signal.SIGKILL)
-                        found = True
-                except OSError:
-                    continue
 
     def hold(self, stage: Stage, variables: dict[str, str]) -> None:
         """Runs a stage within its limit and records how it ended."""
@@ -112,7 +101,7 @@ class Day:
             except subprocess.TimeoutExpired:
                 pass
             finally:
-                self.end_processes()
+                kill_with(self.mark)
                 process.wait()
         lines = log.read_text(errors="replace").strip().splitlines() or [""]
         failed = f"failed ({code})" if code is not None else f"failed: took more than {stage.limit_s} s"
@@ -157,7 +146,7 @@ def main() -> int:
     slowness = SLOWNESS if emulated else 1
     end = time.monotonic() + (arguments.seconds or 240 * slowness) - 2
     day = Day(binary.parent, results, emulated)
-    day.end_processes()
+    kill_with(day.mark)
     print("card and driver:", day.record["card"], flush=True)
     with tempfile.TemporaryDirectory(prefix="card_") as folder:
         variables = card_variables(parser, binary, Path(folder)) if emulated else of_card()
