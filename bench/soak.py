@@ -26,7 +26,7 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
-from common import Record, aligned, arguments_for, parsed, provenance, ranks_of, write
+from common import Record, aligned, arguments_for, parsed, provenance, ranks_of, send, write
 from hosts import Network, Route
 
 NUM_HOSTS, PER_HOST = 2, 2
@@ -72,12 +72,16 @@ class Soak:
     def ranks(self) -> list[int]:
         return [pid for launcher in self.launchers for pid in ranks_of(launcher.pid).values()]
 
-    def signal(self, pids: list[int], order: signal.Signals) -> None:
-        for pid in pids:
-            try:
-                os.kill(pid, order)
-            except ProcessLookupError:
-                pass
+    def stop(self, pids: list[int], seconds: float) -> None:
+        send(pids, signal.SIGSTOP)
+        time.sleep(seconds)
+        send(pids, signal.SIGCONT)
+
+    def cut_off(self, seconds: float) -> None:
+        """No packet reaches the first host or leaves it."""
+        self.network.cut(0)
+        time.sleep(seconds)
+        self.network.everywhere(Route())
 
     def some(self, count: int) -> list[int]:
         ranks = self.ranks()
@@ -104,40 +108,18 @@ class Soak:
 def kill_after_pause(soak: Soak) -> None:
     """A rank is stopped, another one is killed, the first one goes on."""
     stopped, *killed = soak.some(2)
-    soak.signal([stopped], signal.SIGSTOP)
+    send([stopped], signal.SIGSTOP)
     time.sleep(soak.chance.uniform(0.0, 0.3))
-    soak.signal(killed, signal.SIGKILL)
+    send(killed, signal.SIGKILL)
     time.sleep(soak.chance.uniform(0.0, 0.3))
-    soak.signal([stopped], signal.SIGCONT)
-
-
-def hang(soak: Soak) -> None:
-    """A rank does not answer for longer than the time limit."""
-    rank = soak.some(1)
-    soak.signal(rank, signal.SIGSTOP)
-    time.sleep(LIMIT_S + 2)
-    soak.signal(rank, signal.SIGCONT)
-
-
-def pause(soak: Soak) -> None:
-    rank = soak.some(1)
-    soak.signal(rank, signal.SIGSTOP)
-    time.sleep(soak.chance.uniform(0.1, LIMIT_S / 2))
-    soak.signal(rank, signal.SIGCONT)
+    send([stopped], signal.SIGCONT)
 
 
 def suspend(soak: Soak) -> None:
     """All that belongs to the run stops for longer than the time limit, as a frozen control group does."""
     everybody = [*soak.ranks(), *(launcher.pid for launcher in soak.launchers)]
     soak.chance.shuffle(everybody)
-    soak.signal(everybody, signal.SIGSTOP)
-    time.sleep(LIMIT_S + 2)
-    soak.signal(everybody, signal.SIGCONT)
-
-
-def ask_one(soak: Soak) -> None:
-    """One rank is asked to end, so all end after the same step."""
-    soak.signal(soak.some(1), signal.SIGTERM)
+    soak.stop(everybody, LIMIT_S + 2)
 
 
 def stuck_reader(soak: Soak) -> None:
@@ -160,10 +142,10 @@ def full_disk(soak: Soak) -> None:
 
 def torn_checkpoint(soak: Soak) -> None:
     """The last checkpoint loses its end, and a rank dies. The one before must serve."""
-    rank = soak.some(1)
-    with open(soak.checkpoint, "r+b") as file:
-        file.truncate(file.seek(0, os.SEEK_END) // 2)
-    soak.signal(rank, signal.SIGKILL)
+    rank, saved = soak.some(1), soak.checkpoint.with_name(soak.checkpoint.read_text().strip())
+    largest = max(saved.iterdir(), key=lambda path: path.stat().st_size)
+    os.truncate(largest, largest.stat().st_size // 2)
+    send(rank, signal.SIGKILL)
 
 
 def bad_network(soak: Soak) -> None:
@@ -172,33 +154,22 @@ def bad_network(soak: Soak) -> None:
     soak.network.everywhere(Route())
 
 
-def short_silence(soak: Soak) -> None:
-    soak.network.cut([0])
-    time.sleep(LIMIT_S / 4)
-    soak.network.everywhere(Route())
-
-
-def partition(soak: Soak) -> None:
-    soak.network.cut([0])
-    time.sleep(LIMIT_S + 2)
-    soak.network.everywhere(Route())
-
-
 # By name: the fault, and whether a run must survive it without a restart.
 FAULTS: dict[str, tuple[Callable[[Soak], None], bool]] = {
-    "a rank is killed": (lambda soak: soak.signal(soak.some(1), signal.SIGKILL), False),
-    "two ranks are killed": (lambda soak: soak.signal(soak.some(2), signal.SIGKILL), False),
+    "a rank is killed": (lambda soak: send(soak.some(1), signal.SIGKILL), False),
+    "two ranks are killed": (lambda soak: send(soak.some(2), signal.SIGKILL), False),
     "one is stopped, another killed": (kill_after_pause, False),
-    "a rank hangs": (hang, False),
-    "a rank pauses": (pause, True),
+    "a rank hangs": (lambda soak: soak.stop(soak.some(1), LIMIT_S + 2), False),
+    "a rank pauses": (lambda soak: soak.stop(soak.some(1), soak.chance.uniform(0.1, LIMIT_S / 2)), True),
     "everything is suspended": (suspend, True),
-    "one rank is asked to end": (ask_one, False),
+    # All end after the same step.
+    "one rank is asked to end": (lambda soak: send(soak.some(1), signal.SIGTERM), False),
     "nobody reads the output": (stuck_reader, True),
     "the disk is full": (full_disk, False),
     "the last checkpoint is torn": (torn_checkpoint, False),
     "a bad network": (bad_network, True),
-    "a short silence": (short_silence, True),
-    "a partition": (partition, False),
+    "a short silence": (lambda soak: soak.cut_off(LIMIT_S / 4), True),
+    "a partition": (lambda soak: soak.cut_off(LIMIT_S + 2), False),
 }
 
 
@@ -301,7 +272,7 @@ def main() -> int:
             soak = Soak(network, binary, folder, chance)
             launchers = Sampler(lambda: [launcher.pid for launcher in soak.launchers])
             events = disturb(soak, arguments.seconds)
-            soak.signal([launcher.pid for launcher in soak.launchers], signal.SIGTERM)
+            send([launcher.pid for launcher in soak.launchers], signal.SIGTERM)
             codes = [launcher.wait(60) for launcher in soak.launchers]
             used_by_launchers = launchers.result()
             stopped = next((found for line in reversed(soak.said) if (found := STOPPED.search(line))), None)
