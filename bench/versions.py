@@ -77,32 +77,27 @@ Values = dict[str, float]
 """What one run of a case gave, by name and unit."""
 
 
-class Build:
-    """One of the two programs."""
-
-    def __init__(self, binary: Path) -> None:
-        self.binary = binary
-
-    def run(self, flags: str, folder: Path) -> float:
-        """Returns the CPU seconds of the program and of all ranks that it has started."""
-        begin = resource.getrusage(resource.RUSAGE_CHILDREN)
-        run([self.binary, *shlex.split(flags)], folder, RUN_SECONDS)
-        end = resource.getrusage(resource.RUSAGE_CHILDREN)
-        return end.ru_utime + end.ru_stime - begin.ru_utime - begin.ru_stime
-
-    def summary(self, flags: str) -> tuple[Record, float]:
-        """What the run writes to `out.json`, and its CPU seconds."""
-        with tempfile.TemporaryDirectory(prefix="versions_") as folder:
-            seconds = self.run(flags, Path(folder))
-            return json.loads(Path(folder, "out.json").read_text()), seconds
+def cpu_seconds(build: Path, flags: str, folder: Path) -> float:
+    """The CPU seconds of a run and of all ranks that it has started."""
+    begin = resource.getrusage(resource.RUSAGE_CHILDREN)
+    run([build, *shlex.split(flags)], folder, RUN_SECONDS)
+    end = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return end.ru_utime + end.ru_stime - begin.ru_utime - begin.ru_stime
 
 
-Case = Callable[[Build], Values]
+def summary_of(build: Path, flags: str) -> tuple[Record, float]:
+    """What a run writes to `out.json`, and its CPU seconds."""
+    with tempfile.TemporaryDirectory(prefix="versions_") as folder:
+        seconds = cpu_seconds(build, flags, Path(folder))
+        return json.loads(Path(folder, "out.json").read_text()), seconds
+
+
+Case = Callable[[Path], Values]
 
 
 def steps(flags: str) -> Case:
-    def measure(build: Build) -> Values:
-        summary, seconds = build.summary(f"train {flags} --quiet --json out.json")
+    def measure(build: Path) -> Values:
+        summary, seconds = summary_of(build, f"train {flags} --quiet --json out.json")
         values = {"step ms": summary["step_ms_median"], "CPU s": seconds, "resident MB": summary["resident_bytes"] / 1e6}
         for category in ("parameters", "gradients", "optimizer", "activations", "workspace", "communication", "data"):
             if most := summary["peak_bytes"][category]:
@@ -113,35 +108,33 @@ def steps(flags: str) -> Case:
 
 
 def operation(flags: str) -> Case:
-    def measure(build: Build) -> Values:
+    def measure(build: Path) -> Values:
         pinned = "--pin-cores" if "--nproc 2 " in flags else ""
-        results, seconds = build.summary(f"bench {flags} {SIZES} {pinned} -J out.json")
+        results, seconds = summary_of(build, f"bench {flags} {SIZES} {pinned} -J out.json")
         times = {f"{row['size'] >> 10:,} KiB us": (row["in_place"] or row["out_of_place"])["time"] for row in results["results"]}
         return {**times, "CPU s": seconds}
 
     return measure
 
 
-class Analyze:
-    """`paceline analyze` on one trace, which the first call makes."""
+TRACES = tempfile.TemporaryDirectory(prefix="versions_traces_")
 
-    def __init__(self) -> None:
-        self.folder = Path(tempfile.mkdtemp(prefix="versions_trace_"))
 
-    def __call__(self, build: Build) -> Values:
-        traces = self.folder / "profile/ddp"
-        if not traces.exists():
-            build.run("train --nproc 2 --epochs 1 --profile --profile-active 50 --quiet", self.folder)
-        start = time.monotonic()
-        seconds = build.run(f"analyze {traces}", self.folder)
-        return {"whole process ms": (time.monotonic() - start) * 1e3, "CPU s": seconds}
+def analyze(build: Path) -> Values:
+    """`paceline analyze` on the traces of a run, which the first call makes."""
+    folder = Path(TRACES.name)
+    if not (folder / "profile").exists():
+        cpu_seconds(build, "train --nproc 2 --epochs 1 --profile --profile-active 50 --quiet", folder)
+    start = time.monotonic()
+    seconds = cpu_seconds(build, "analyze profile/ddp", folder)
+    return {"whole process ms": (time.monotonic() - start) * 1e3, "CPU s": seconds}
 
 
 CASES: dict[str, Case] = (
     {f"steps: {name}": steps(flags) for name, flags in STEPS.items()}
     | {f"links: {name}": steps(flags) for name, flags in LINKS.items()}
     | {f"operations: {flags}": operation(flags) for flags in OPERATIONS}
-    | {"traces: analyze": Analyze()}
+    | {"traces: analyze": analyze}
 )
 
 
@@ -156,10 +149,8 @@ def rows_of(rounds: list[tuple[Values, Values, Values]]) -> list[Record]:
         first, after, again = ([run[value] for run in runs] for runs in zip(*rounds))
         of_builds = interval([b / ((a + c) / 2) for a, b, c in zip(first, after, again)])
         of_itself = interval([c / a for a, c in zip(first, again)])
-        rows.append(
-            {"value": value, "before": statistics.median(first + again), "after": statistics.median(after)}
-            | {"after_over_before": of_builds, "before_over_itself": of_itself}
-        )
+        medians = {"before": statistics.median(first + again), "after": statistics.median(after)}
+        rows.append({"value": value, **medians, "after_over_before": of_builds, "before_over_itself": of_itself})
     return rows
 
 
@@ -174,7 +165,7 @@ def verdict(row: Record, goal: float) -> str:
 
 
 def compared(arguments: argparse.Namespace, case: str) -> Record:
-    before, after, goal = Build(arguments.before), Build(arguments.after), arguments.half_width / 100
+    before, after, goal = arguments.before, arguments.after, arguments.half_width / 100
     rounds: list[tuple[Values, Values, Values]] = []
     rows: list[Record] = []
     while len(rounds) < arguments.rounds:
@@ -195,12 +186,9 @@ def table(results: list[Record]) -> str:
     cells = [["case", "rounds", "before", "after", "B/A", "95 % interval", "+-", "A/A", "95 % interval", "+-", ""]]
     for result in results:
         for row in result["values"]:
-            cells.append(
-                [f"{result['case']}: {row['value']}", str(len(result["rounds"])), f"{row['before']:,.2f}", f"{row['after']:,.2f}"]
-                + shown(row["after_over_before"])
-                + shown(row["before_over_itself"])
-                + [row["verdict"]]
-            )
+            ratios = [*shown(row["after_over_before"]), *shown(row["before_over_itself"])]
+            name, rounds = f"{result['case']}: {row['value']}", str(len(result["rounds"]))
+            cells.append([name, rounds, f"{row['before']:,.2f}", f"{row['after']:,.2f}", *ratios, row["verdict"]])
     return aligned(cells, left={0, 10})
 
 
