@@ -40,28 +40,24 @@ OWN_WEIGHTS = {"simple_ddp_ga", "top_k", "fp16", "bf16", "local_sgd", "no_sync"}
 LIBRARIES = ["libcuda.so.1", "libcublasLt.so.13", "libnccl.so.2", "libnvidia-ml.so.1"]
 
 
-class Bench:
-    """A program, and how it computes."""
+def digest(binary: Path, words: str, **variables: int) -> str:
+    os.environ.update({f"PACELINE_EMULATED_{name}": str(value) for name, value in variables.items()})
+    return train(binary, words)["weights_sha256"]
 
-    def __init__(self, binary: Path, variables: dict[str, str]) -> None:
-        self.binary, self.variables = binary, variables
 
-    def digest(self, words: str, **variables: int) -> str:
-        os.environ.update(self.variables | {f"PACELINE_EMULATED_{name}": str(value) for name, value in variables.items()})
-        return train(self.binary, words)["weights_sha256"]
+def device_cases(binary: Path, words: str, orders: int) -> tuple[str, dict[str, str]]:
+    """The expected weights, and those of each run on the emulated device."""
+    devices = ["sim:copy=1gbit,5us,launch=0us", *(f"sim:late,seed={seed}" for seed in range(orders))]
+    return digest(binary, words), {device: digest(binary, f"{words} --device {device}") for device in devices}
 
-    def device_cases(self, words: str, orders: int) -> tuple[str, dict[str, str]]:
-        """The expected weights, and those of each run on the emulated device."""
-        devices = ["sim:copy=1gbit,5us,launch=0us", *(f"sim:late,seed={seed}" for seed in range(orders))]
-        return self.digest(words), {device: self.digest(f"{words} --device {device}") for device in devices}
 
-    def card_cases(self, words: str, expected: str | None, ranks: int, orders: int) -> tuple[str, dict[str, str]]:
-        """The same for a card: shared by the ranks, and, for more than one, with a card for each."""
-        words = f"{words} --device cuda"
-        cases = {f"seed {seed}": self.digest(words, SEED=seed) for seed in range(orders)}
-        if ranks > 1 and os.environ.get("PACELINE_CARD") != "1":
-            cases |= {f"nccl, seed {seed}": self.digest(f"{words} --transport nccl", SEED=seed, CARDS=ranks) for seed in range(orders)}
-        return expected or next(iter(cases.values())), cases
+def card_cases(binary: Path, words: str, expected: str | None, ranks: int, orders: int) -> tuple[str, dict[str, str]]:
+    """The same for a card: shared by the ranks, and, for more than one, with a card for each."""
+    words = f"{words} --device cuda"
+    cases = {f"seed {seed}": digest(binary, words, SEED=seed) for seed in range(orders)}
+    if ranks > 1 and os.environ.get("PACELINE_CARD") != "1":
+        cases |= {f"nccl, seed {seed}": digest(binary, f"{words} --transport nccl", SEED=seed, CARDS=ranks) for seed in range(orders)}
+    return expected or next(iter(cases.values())), cases
 
 
 def card_variables(parser: argparse.ArgumentParser, binary: Path, folder: Path) -> dict[str, str]:
@@ -90,7 +86,7 @@ def main() -> int:
     record: Record = provenance() | {"cases": {}}
     rows, num_runs, others, begin = [], 0, 0, time.monotonic()
     with tempfile.TemporaryDirectory(prefix="card_") as folder:
-        bench = Bench(args.paceline, card_variables(parser, args.paceline, Path(folder)) if on_card else {})
+        os.environ.update(card_variables(parser, args.paceline, Path(folder)) if on_card else {})
         for model, flags in (ON_A_CARD if on_card else MODELS).items():
             for ranks in args.ranks or ((1, 2, 3) if on_card else (2, 4)):
                 exact = None
@@ -100,10 +96,10 @@ def main() -> int:
                         continue
                     words, count = f"{flags} --nproc {ranks} --strategy {strategy}", long_orders if strategy in LONG else orders
                     if on_card:
-                        expected, cases = bench.card_cases(words, None if strategy in OWN_WEIGHTS else exact, ranks, count)
+                        expected, cases = card_cases(args.paceline, words, None if strategy in OWN_WEIGHTS else exact, ranks, count)
                         exact = exact or expected
                     else:
-                        expected, cases = bench.device_cases(words, count)
+                        expected, cases = device_cases(args.paceline, words, count)
                     wrong = [name for name, digest in cases.items() if digest != expected]
                     num_runs, others = num_runs + len(cases), others + len(wrong)
                     record["cases"][f"{model}, {ranks} ranks, {strategy}"] = {"expected": expected, "orders": count, "wrong": wrong}
