@@ -54,36 +54,23 @@ def described(frame: Any, keys: list[str], column: str) -> list[dict[str, Any]]:
 
 
 def launch_rows(frame: Any) -> dict[str, Any]:
-    """Sums over all launches. For a comparison, the sums are as good as the list."""
+    """Numbers of all launches. For a comparison, they are as good as the list."""
     columns = {"cpu_duration": "cpu", "gpu_duration": "gpu", "launch_delay": "delay"}
-    rows: dict[str, Any] = {}
-    for column, name in columns.items():
-        values = frame[column]
-        rows[name] = {"count": len(values), "mean": values.mean(), "max": values.max(), "50%": values.median(),
-                      "sum": values.sum()}
+    rows = {name: frame[column].describe().to_dict() for column, name in columns.items()}
     is_short = (frame["gpu_duration"] < frame["cpu_duration"]) & (frame["cpu_duration"] <= 50)  # as HTA draws them
-    rows["short_kernels"] = int(is_short.sum())
-    rows["slow_calls"] = int((frame["cpu_duration"] > 50).sum())
-    rows["long_delays"] = int((frame["launch_delay"] > 100).sum())
-    return rows
+    is_slow, is_late = frame["cpu_duration"] > 50, frame["launch_delay"] > 100
+    return rows | {"short_kernels": int(is_short.sum()), "slow_calls": int(is_slow.sum()), "long_delays": int(is_late.sum())}
 
 
 def kernel_breakdown(analysis: Any) -> tuple[Any, Any]:
-    return analysis.get_gpu_kernel_breakdown(
-        visualize=False, num_kernels=10_000, duration_ratio=1.0, include_memory_kernels=True
-    )
+    return analysis.get_gpu_kernel_breakdown(visualize=False, num_kernels=10_000, duration_ratio=1.0, include_memory_kernels=True)
 
 
 def kinds_in_ns(analysis: Any) -> list[dict[str, Any]]:
     """The kinds of kernels again, more precisely. HTA truncates every interval in which the same kinds run to a whole
     number, so this passes nanoseconds as if they were microseconds."""
     traces = analysis.t.traces
-    analysis.t.traces = {}
-    for rank, frame in traces.items():
-        frame = frame.copy()
-        for column in ("ts", "dur", "end"):
-            frame[column] *= 1000
-        analysis.t.traces[rank] = frame
+    analysis.t.traces = {rank: frame.assign(**{of: frame[of] * 1000 for of in ("ts", "dur", "end")}) for rank, frame in traces.items()}
     kinds, _ = kernel_breakdown(analysis)
     analysis.t.traces = traces
     kinds["sum"] /= 1000
@@ -105,27 +92,25 @@ def report(arguments: argparse.Namespace, files: list[Path]) -> dict[str, Any]:
     by_rank = {rank_of(path): str(path.absolute()) for path in files}
     analysis = TraceAnalysis(trace_files=by_rank, trace_dir="/")
     ranks = sorted(by_rank)
-    found: dict[str, Any] = {}
-    found["temporal"] = analysis.get_temporal_breakdown(visualize=False).to_dict("records")
-    found["overlap"] = analysis.get_comm_comp_overlap(visualize=False).to_dict("records")
     kinds, kernels = kernel_breakdown(analysis)
-    found["kinds"] = kinds.to_dict("records")
-    found["kernels"] = kernels.to_dict("records")
-    found["idle"] = analysis.get_idle_time_breakdown(ranks=ranks, visualize=False)[0].to_dict("records")
     launches = analysis.get_cuda_kernel_launch_stats(ranks=ranks, visualize=False)
-    found["launches"] = {rank: launch_rows(frame) for rank, frame in launches.items()}
-    queues = analysis.get_queue_length_summary(ranks=ranks)
-    found["queues"] = described(queues, ["rank", "stream"], "queue_length")
-    copies = analysis.get_memory_bw_summary(ranks=ranks)
-    found["copies"] = described(copies, ["rank", "name"], "memory_bw_gbps")
-    if not arguments.rounded:
-        found["kinds"] = kinds_in_ns(analysis)
-    found["critical_path"] = {}
+    paths = {}
     for rank in ranks:
         try:
-            found["critical_path"][rank] = critical_path(analysis, rank)
+            paths[rank] = critical_path(analysis, rank)
         except Exception as error:  # any exception is HTA's answer for this rank
-            found["critical_path"][rank] = {"failed": f"{type(error).__name__}: {error}"}
+            paths[rank] = {"failed": f"{type(error).__name__}: {error}"}
+    found = {
+        "temporal": analysis.get_temporal_breakdown(visualize=False).to_dict("records"),
+        "overlap": analysis.get_comm_comp_overlap(visualize=False).to_dict("records"),
+        "kinds": kinds.to_dict("records") if arguments.rounded else kinds_in_ns(analysis),
+        "kernels": kernels.to_dict("records"),
+        "idle": analysis.get_idle_time_breakdown(ranks=ranks, visualize=False)[0].to_dict("records"),
+        "launches": {rank: launch_rows(frame) for rank, frame in launches.items()},
+        "queues": described(analysis.get_queue_length_summary(ranks=ranks), ["rank", "stream"], "queue_length"),
+        "copies": described(analysis.get_memory_bw_summary(ranks=ranks), ["rank", "name"], "memory_bw_gbps"),
+        "critical_path": paths,
+    }
     return {"hta": version("traceinsight"), "rounded": arguments.rounded, "ranks": ranks} | found
 
 
