@@ -1,7 +1,7 @@
 """Whether the packages that we build with may be used: their licenses, where they come from, and advisories about them.
 
     python3 scripts/packages.py
-    python3 scripts/packages.py --advisories FOLDER --json results/packages.json
+    python3 scripts/packages.py --advisories FOLDER
 
 Input: `cargo metadata` of the workspace and of `fuzz`, for Linux, and RustSec's advisories in FOLDER, or else fetched by git into the target
 folder. If they cannot be fetched, the script says so, and checks the rest. The exit code is 1 if a license is not in the list below,
@@ -9,7 +9,6 @@ a package comes from elsewhere than crates.io, or an advisory names a vulnerabil
 about packages that nobody maintains are only shown. Only the standard library is needed.
 """
 import argparse
-import datetime
 import json
 import os
 import re
@@ -66,9 +65,8 @@ def meets(found: str, requirement: str) -> bool:
         # The next version that a caret, which is the default, or a tilde leaves out.
         keeps = next((at for at, number in enumerate(least[:3]) if number), len(parts) - 1) if operator in ("", "^") else min(len(parts) - 1, 1)
         most = (*least[:keeps], least[keeps] + 1, *[0] * (2 - keeps), False)
-        if not {
-            ">=": has >= least, ">": has > least, "<=": has <= least, "<": has < least, "=": has == least
-        }.get(operator, least <= has < most):  # fmt: skip
+        holds = {">=": has >= least, ">": has > least, "<=": has <= least, "<": has < least, "=": has == least}
+        if not holds.get(operator, least <= has < most):
             return False
     return True
 
@@ -76,10 +74,10 @@ def meets(found: str, requirement: str) -> bool:
 def fetched() -> Path | None:
     """RustSec's advisories, as git fetches them. `None` if there is no way to them."""
     folder = Path(os.environ.get("CARGO_TARGET_DIR", ROOT / "target")) / "advisories"
-    is_whole = (folder / ".git").exists() and (folder / "crates").is_dir()
-    if not is_whole:
+    command = ["git", "-C", folder, "pull", "--quiet"]
+    if not (folder / ".git").exists() or not (folder / "crates").is_dir():
         shutil.rmtree(folder, ignore_errors=True)
-    command = ["git", "-C", folder, "pull", "--quiet"] if is_whole else ["git", "clone", "--quiet", "--depth=1", ADVISORIES, folder]
+        command = ["git", "clone", "--quiet", "--depth=1", ADVISORIES, folder]
     try:
         subprocess.run(command, check=True, timeout=60, stderr=subprocess.DEVNULL)
     except (OSError, subprocess.SubprocessError):
@@ -106,7 +104,6 @@ def advisories(folder: Path, locked: dict[str, set[str]]) -> list[dict[str, str]
 def main() -> int:
     parser = argparse.ArgumentParser(description="Check licenses, sources and advisories of all packages.")
     parser.add_argument("--advisories", type=Path, metavar="FOLDER", help="a clone of RustSec's advisory-db (default: fetched)")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the outcome to this file too")
     arguments = parser.parse_args()
     # Those of path dependencies are ours.
     foreign = {(of["name"], of["version"]): of for manifest in MANIFESTS for of in packages(manifest) if of["source"]}
@@ -117,23 +114,13 @@ def main() -> int:
         for of in tomllib.loads(manifest.with_name("Cargo.lock").read_text())["package"]:
             locked.setdefault(of["name"], set()).add(of["version"])
     folder = arguments.advisories or fetched()
-    named = advisories(folder, locked) if folder else []
-    for of in named:
+    for of in advisories(folder, locked) if folder else []:
         line = f"{of['package']} {of['version']}: {of['kind']}, https://rustsec.org/advisories/{of['id']}"
         print(line)
         faults += [line] if of["kind"] == "vulnerability" else []
     print(f"{len(foreign)} packages for Linux, {len(locked)} in all; {len(faults)} faults", *faults, sep="\n  ")
     if not folder:
         print(f"advisories are left out: {ADVISORIES} could not be fetched")
-    if arguments.json:
-        outcome = {
-            "date": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-            "packages": len(foreign),
-            "locked": len(locked),
-            "advisories": named if folder else "could not be fetched",
-            "faults": faults,
-        }
-        arguments.json.write_text(json.dumps(outcome, indent=1) + "\n")
     return int(bool(faults))
 
 
