@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parent.parent
 def write(crate: str, target: str, inputs: dict[str, bytes]) -> None:
     folder = ROOT / "crates" / crate / "tests" / "corpus" / target
     folder.mkdir(parents=True, exist_ok=True)
-    for name, data in inputs.items():
+    for name, data in (inputs | {"refused-empty": b""}).items():
         (folder / name).write_bytes(data)
 
 
@@ -58,7 +58,6 @@ def stores() -> dict[str, bytes]:
         "valid-answers-of-agent": agent,
         "valid-arrival-at-agent": b"\0\0" + struct.pack("<Q", 2) + b"s4",
         "valid-rendezvous-file": file.encode(),
-        "refused-empty": b"",
         "refused-request-cut-header": run[0][:9],
         "refused-request-cut-value": run[0][:-1],
         "refused-request-unknown": request(4, b"k"),
@@ -108,7 +107,6 @@ def hellos() -> dict[str, bytes]:
         "valid-more-follows": hello(1) + b"more",
         "valid-answer-welcome": answer(0),
         "valid-answer-of-most-attempts": answer(0, [stranger] * 64 + [key()]),
-        "refused-empty": b"",
         "refused-cut": hello(0)[:-1],
         "refused-hello-alone": hello(0)[:40],
         "refused-rank-beyond": hello(4),
@@ -167,7 +165,6 @@ def headers() -> dict[str, bytes]:
         "valid-scatter": ranks(call("scatter", 5, 2), call("scatter", 0, 3)),
         "valid-all-to-all": ranks(*blocks, rows=[[1, 2, 1, 4], [4, 2, 2, 2]]),
         "valid-barrier": ranks(*[call("barrier", 0, 0)] * 8),
-        "refused-empty": b"",
         "refused-peer-lost": ranks(reduce, reduce)[:-1],
         "refused-other-program": b"\1" + header(1, [0, 5, *reduce]) + b"GET / HTTP/1.1\r\n".ljust(88, b"x"),
         "refused-unknown-tag": b"\1" + header(1, [0, 5, *reduce]) + header(4, []),
@@ -239,7 +236,6 @@ def weight_files() -> dict[str, bytes]:
         "valid-adamw": signed_file({}, adamw),
         "valid-not-a-number": signed_file({}, sgd | {"model.fc0.bias": ("F32", [2], b"\xff" * 8)}),
         "valid-other-order": signed_file({"a": "\u00e4", "b": ""}, dict(reversed(sgd.items()))),
-        "refused-empty": b"",
         "refused-without-digest": signed_file({}, sgd, sign=False),
         "refused-changed-value": good[:-1] + b"\1",
         "refused-cut": good[:-1],
@@ -319,7 +315,6 @@ def checkpoints() -> dict[str, bytes]:
         "valid-largest-numbers": file(epochs=largest, batches=largest, steps=largest, optimizer_steps=largest),
         "valid-more-settings": file(later_setting="\u00e4 \\ \" \n"),
         "valid-state-of-a-strategy": file(tensors=all_tensors | {"strategy.1.residual 0": ("F32", [2], bytes(8))}),
-        "refused-empty": b"",
         "refused-not-signed": compact({"index": index}) + b"\n" + b"".join(files),
         "refused-changed": file()[:-1] + b"\1",
         "refused-cut": file()[:-1],
