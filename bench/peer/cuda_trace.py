@@ -22,10 +22,8 @@ BASE_NS = 1_767_189_312_000_000_000
 BEGIN_NS = 4_541_015_316_353_111  # on the trace's clock; as far from zero as in real traces
 COMPUTE_STREAM, NCCL_STREAM = 7, 20
 
-ELEMENTWISE = (
-    "void at::native::vectorized_elementwise_kernel<4, at::native::{0}<float>, std::array<char*, {1}ul> >"
-    "(int, at::native::{0}<float>, std::array<char*, {1}ul>)"
-)
+FUNCTOR = "at::native::{0}<float>, std::array<char*, {1}ul>"
+ELEMENTWISE = f"void at::native::vectorized_elementwise_kernel<4, {FUNCTOR} >(int, {FUNCTOR})"
 FPROP = "sm80_xmma_fprop_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nhwc_tilesize128x64x32_stage3_kernel_cudnn"
 DGRAD = "sm80_xmma_dgrad_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nhwc_tilesize64x64x32_stage4_kernel_cudnn"
 WGRAD = "sm80_xmma_wgrad_implicit_gemm_tf32f32_tf32f32_f32_nhwckrsc_nhwc_tilesize128x32x16_stage4_kernel_cudnn"
@@ -187,17 +185,12 @@ class Rank:
         self.submit(thread, "cudaMemcpyAsync", self.some_ns(6000, 14000))
         self.moved(thread, "gpu_memcpy", name, num_bytes, max(self.some_ns(900, 1400), int(num_bytes / gb_per_s)))
 
-    def set_memory(self, thread: Thread, num_bytes: int) -> None:
-        self.submit(thread, "cudaMemsetAsync", self.some_ns(3000, 6000))
-        self.moved(thread, "gpu_memset", "Memset (Device)", num_bytes, self.some_ns(1000, 1700))
-
     def stream_waits(self, thread: Thread, waiting: int, for_stream: int) -> None:
         """Makes the stream `waiting` begin nothing new before everything now in `for_stream` is done."""
         recorded = self.call(thread, "cudaEventRecord", self.some_ns(900, 2000))
         begin_ns = thread.now_ns
         self.call(thread, "cudaStreamWaitEvent", self.some_ns(700, 1600))
-        more = {"cuda_sync_kind": "Stream Wait Event", "wait_on_stream": for_stream,
-                "wait_on_cuda_event_record_corr_id": recorded, "wait_on_cuda_event_id": 11}
+        more = {"cuda_sync_kind": "Stream Wait Event", "wait_on_stream": for_stream, "wait_on_cuda_event_record_corr_id": recorded, "wait_on_cuda_event_id": 11}
         self.device("cuda_sync", "Stream Wait Event", waiting, begin_ns, begin_ns + self.some_ns(300, 900), more)
         self.free_ns[waiting] = max(self.free_ns[waiting], self.free_ns[for_stream])
 
@@ -206,8 +199,7 @@ class Rank:
         begin_ns = thread.now_ns
         end_ns = max(begin_ns, self.free_ns[COMPUTE_STREAM]) + self.some_ns(2000, 5000)
         self.call(thread, "cudaStreamSynchronize", end_ns - begin_ns)
-        more = {"cuda_sync_kind": "Stream Sync"}
-        self.device("cuda_sync", "Stream Sync", COMPUTE_STREAM, begin_ns + 500, end_ns - 300, more)
+        self.device("cuda_sync", "Stream Sync", COMPUTE_STREAM, begin_ns + 500, end_ns - 300, {"cuda_sync_kind": "Stream Sync"})
 
     def all_reduce(self, thread: Thread, elems: int) -> Generator[int, int, None]:
         """Yields the time when this rank has begun, and is sent the time when all ranks have ended."""
@@ -323,7 +315,8 @@ class Rank:
             for _ in range(3):
                 self.operator(self.main, ["aten::_foreach_add_"], (FOREACH, 6000, 12_000), dims=[[32, 32, 3, 3]])
                 self.main.now_ns += self.some_ns(800, 2000)
-            self.set_memory(self.main, 65_536)
+            self.submit(self.main, "cudaMemsetAsync", self.some_ns(3000, 6000))
+            self.moved(self.main, "gpu_memset", "Memset (Device)", 65_536, self.some_ns(1000, 1700))
 
     def read_loss(self) -> None:
         with self.within(self.main, "cpu_op", "aten::item", self.next_ids() | {"Input Dims": [[]]}, (1000, 2000), (500, 900)):
