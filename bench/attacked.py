@@ -3,7 +3,6 @@ import hashlib
 import os
 import random
 import re
-import resource
 import secrets
 import shlex
 import stat
@@ -78,8 +77,7 @@ class Attack:
     def start(self, line: list[object], **streams: object) -> subprocess.Popen:
         line = [str(word) for word in line]
         self.commands.append(shlex.join(["paceline", *line])[:2000])
-        limits = f"import os,resource,sys; r=resource.setrlimit; r(9,({LIMIT_BYTES},)*2); r(4,(0,0)); os.execv(sys.argv[1],sys.argv[1:])"
-        assert (resource.RLIMIT_AS, resource.RLIMIT_CORE) == (9, 4)
+        limits = f"import os, resource as r, sys; r.setrlimit(r.RLIMIT_AS, ({LIMIT_BYTES},) * 2); r.setrlimit(r.RLIMIT_CORE, (0, 0)); os.execv(sys.argv[1], sys.argv[1:])"
         return subprocess.Popen([sys.executable, "-ISc", limits, self.binary, *line], cwd=self.folder, env=self.environment,
                                 start_new_session=True, **{"stdin": subprocess.DEVNULL, **streams})
 
