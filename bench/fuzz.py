@@ -87,17 +87,15 @@ def fuzz(name: str, minutes: float, most: int) -> Record:
         if most and not findings:
             run(program, "-set_cover_merge=1", max_len, small, kept, new)
             keep(small, kept, most, MAX_KEPT_BYTES.get(name, MAX_BYTES_OF_OTHERS))
-        coverage = re.findall(r"cov: (\d+) ft: (\d+) corp: (\d+)/", log)
+        reached = re.findall(r"cov: (\d+) ft: (\d+) corp: (\d+)/", log) or [(0, 0, 0)]
         counters = re.search(r"\((\d+) inline 8-bit counters\)", log)
         return {
             "target": name, **origin, "compiler": version("rustc", "--version"),
             "fuzzer": f"libFuzzer of libfuzzer-sys {locked('libfuzzer-sys')}", "threads": 1, "seconds": seconds,
             "executions": int(stats.get("number_of_executed_units", 0)), "executions_per_s": int(stats.get("average_exec_per_sec", 0)),
             "counters": int(counters[1]) if counters else 0,
-            "counters_reached": int(coverage[-1][0]) if coverage else 0,
-            "features_reached": int(coverage[-1][1]) if coverage else 0,
+            **dict(zip(("counters_reached", "features_reached", "corpus_at_the_end"), map(int, reached[-1]))),
             "peak_rss_mb": int(stats.get("peak_rss_mb", 0)),
-            "corpus_at_the_end": int(coverage[-1][2]) if coverage else 0,
             "kept_inputs_before": before, "kept_inputs": len(list(kept.iterdir())),
             "findings": [path.name for path in findings],
             "faults_fixed": json.loads((FUZZ / "faults.json").read_text()).get(name, []),
@@ -107,9 +105,8 @@ def fuzz(name: str, minutes: float, most: int) -> Record:
 def build(name: str, folder: Path) -> Path:
     """Builds a target. The program is copied, so that it stays the same while others are built."""
     environment = os.environ | {"RUSTFLAGS": " ".join(FLAGS)}
-    needs = [own["required-features"] for own in MANIFEST["bin"] if own["name"] == name]
-    features = ["--features", ",".join(needs[0])]
-    command = ["cargo", "build", "--release", "--locked", "--target", PLATFORM, "--bin", name, *features]
+    [needs] = [own["required-features"] for own in MANIFEST["bin"] if own["name"] == name]
+    command = ["cargo", "build", "--release", "--locked", "--target", PLATFORM, "--bin", name, "--features", ",".join(needs)]
     subprocess.run(command, cwd=FUZZ, env=environment, check=True)
     target = Path(os.environ.get("CARGO_TARGET_DIR", FUZZ / "target"))
     return Path(shutil.copy(target / PLATFORM / "release" / name, folder))
