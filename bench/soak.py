@@ -212,10 +212,8 @@ class Sampler:
 
 def steps_made(folder: Path) -> tuple[int, int]:
     """How many attempts there were, and how many steps they made together."""
-    attempts = list((folder / "runs").iterdir())
-    lines = [line for run in attempts for line in (run / "metrics.jsonl").read_text().splitlines()
-             if (run / "metrics.jsonl").exists()]
-    return len(attempts), sum('"loss"' in line for line in lines)
+    lines = [line for file in folder.glob("runs/*/metrics.jsonl") for line in file.read_text().splitlines()]
+    return len(list((folder / "runs").iterdir())), sum('"loss"' in line for line in lines)
 
 
 def finish(binary: Path, folder: Path, words: str, sampler: bool) -> tuple[str, Record]:
