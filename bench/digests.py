@@ -2,14 +2,13 @@
 
     python3 bench/digests.py                              # fills in what this machine can show, and compares the rest
     python3 bench/digests.py --check                      # only compares
-    python3 bench/digests.py --check --new PATH --old PATH      # the first build resumes what the second one has saved
+    python3 bench/digests.py --check --paceline PATH --old PATH     # the first build resumes what the second one has saved
 
 Each run is made with 1 and 2 threads, held to one level with `PACELINE_SIMD`. The ways to multiply in bf16 (`avx512-bf16`, `amx`) are levels of the runs in bf16.
 
 `results/book.json` is the book. A level that this machine lacks is listed there as owed, and the next machine that has it fills it in. What
 is there already is compared, never written: the exit code is 1 if a run ends otherwise. A change that is meant to give other bits deletes the file.
 """
-import argparse
 import json
 import os
 import platform
@@ -20,7 +19,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from common import ROOT, Record, RunFailed, aligned, program, provenance, train, write
+from common import ROOT, Record, RunFailed, aligned, arguments_for, parsed, program, provenance, train, write
 
 CNN = "--channels 4 20 --hidden 72 --samples 128 --batch-size 8 --steps 4"
 MLP = "--model mlp --input-dim 48 --hidden-dim 136 --output-dim 40 --num-layers 4 --batch-size 8 --steps 4"
@@ -82,9 +81,6 @@ LEVELS = ("portable", "avx2", "avx512", "avx512-bf16", "amx")
 IN_BF16 = [name for name, flags in RUNS.items() if BF16 in flags]
 # Portable code fuses its products on Arm.
 OTHER = "" if platform.machine() == "x86_64" else f" on {platform.machine()}"
-BOOK = ROOT / "results/book.json"
-
-Book = Record
 
 
 def levels_here(binary: Path) -> list[str]:
@@ -110,7 +106,7 @@ def ended(binary: Path, old: Path, name: str, level: str, threads: int) -> str:
     return " ".join([found["weights_sha256"][:16], *(f"{loss:.6g}" for loss in losses if loss is not None)])
 
 
-def compared(binary: Path, old: Path, book: Book, level: str) -> list[list[str]]:
+def compared(binary: Path, old: Path, book: Record, level: str) -> list[list[str]]:
     """Makes the runs of a level. Adds those that the book lacks, and returns a row for each that ends otherwise."""
     entry = book["levels"].setdefault(level + OTHER, {**provenance(), "ends": {}})
     rows = []
@@ -128,29 +124,28 @@ def compared(binary: Path, old: Path, book: Book, level: str) -> list[list[str]]
     return rows
 
 
-def read() -> Book:
+def read(file: Path) -> Record:
     """The book, or an empty one. Ends the script if its runs are others than ours."""
-    book: Book = json.loads(BOOK.read_text()) if BOOK.is_file() else {"runs": {}, "owed": [], "levels": {}}
+    book: Record = json.loads(file.read_text()) if file.is_file() else {"runs": {}, "owed": [], "levels": {}}
     ours = {name: list(flags) if isinstance(flags, tuple) else flags for name, flags in RUNS.items()}
     changed = [name for name, flags in book["runs"].items() if ours.get(name) != flags]
     if changed:
-        raise RunFailed(f"{BOOK.name} has other flags for {', '.join(changed)}; give a changed run another name, or delete the file")
+        raise RunFailed(f"{file.name} has other flags for {', '.join(changed)}; give a changed run another name, or delete the file")
     book["runs"] = ours
     return book
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description="Compare the weights that runs end with at each level of instructions with the book.")
+    parser = arguments_for(__doc__, "book.json", rounds=0)
     parser.add_argument("--check", action="store_true", help="only compare with the book, and write nothing")
-    parser.add_argument("--new", type=Path, default=ROOT / "target/release/paceline", metavar="PATH")
     parser.add_argument("--old", type=Path, metavar="PATH", help="an earlier build, which saves what the resumed runs go on from")
-    arguments = parser.parse_args()
-    if arguments.check and not BOOK.is_file():
-        parser.error(f"--check: there is no {BOOK}")
-    binary = program(parser, "--new", arguments.new)
+    arguments = parsed(parser)
+    binary = arguments.paceline
+    if arguments.check and not arguments.out.is_file():
+        parser.error(f"--check: there is no {arguments.out}")
     old = program(parser, "--old", arguments.old) if arguments.old else binary
     try:
-        here, book = levels_here(binary), read()
+        here, book = levels_here(binary), read(arguments.out)
     except RunFailed as error:
         print(f"error: {error}", file=sys.stderr)
         return 2
@@ -166,7 +161,7 @@ def main() -> int:
         print(aligned([["run", "level", "threads", "in the book", "found"], *rows], left={0, 1, 3, 4}))
     print(f"{len(rows)} ends differ; owed to a machine that has it: {', '.join(book['owed']) or 'nothing'}")
     if not arguments.check:
-        write(BOOK, book)
+        write(arguments.out, book)
     return int(bool(rows))
 
 
