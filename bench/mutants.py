@@ -158,7 +158,10 @@ def cargo_test(target: Path, words: str, number: int | None, **variables: str) -
     command = ["cargo", "test", "--target-dir", str(target), *words.split()]
     # Without a fault they are also built.
     limit = None if number is None else TEST_SECONDS
-    return subprocess.run(command, cwd=target / "tree", env=environment, capture_output=True, text=True, timeout=limit)
+    try:
+        return subprocess.run(command, cwd=target / "tree", env=environment, capture_output=True, text=True, timeout=limit)
+    except subprocess.TimeoutExpired:
+        return subprocess.CompletedProcess(command, -1, f"still running after {limit} s", "")
 
 
 def how_it_ended(lines: list[str]) -> tuple[str, str]:
@@ -173,10 +176,7 @@ def how_it_ended(lines: list[str]) -> tuple[str, str]:
 
 def test(target: Path, flags: str, number: int | None) -> tuple[str, str]:
     """How tests of the copy ended."""
-    try:
-        ended = cargo_test(target, flags, number)
-    except subprocess.TimeoutExpired:
-        return "error", f"still running after {TEST_SECONDS} s"
+    ended = cargo_test(target, flags, number)
     return ("weights", "") if ended.returncode == 0 else how_it_ended(ended.stdout.splitlines())
 
 
