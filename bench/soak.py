@@ -24,6 +24,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from common import Record, aligned, arguments_for, parsed, provenance, ranks_of, send, write
@@ -89,10 +90,7 @@ class Soak:
 
     def is_trained(self, since: float) -> bool:
         """Whether a checkpoint has been saved since that time of day."""
-        try:
-            return self.checkpoint.stat().st_mtime > since
-        except OSError:
-            return False
+        return self.checkpoint.exists() and self.checkpoint.stat().st_mtime > since
 
     def wait_until_trained(self) -> bool:
         """Waits until the ranks train again: until two checkpoints are new."""
@@ -173,14 +171,11 @@ FAULTS: dict[str, tuple[Callable[[Soak], None], bool]] = {
 }
 
 
-def resources(pid: int) -> tuple[int, int] | None:
+def resources(pid: int) -> tuple[int, int]:
     """Resident KiB and open descriptors of a process."""
-    try:
-        status = Path(f"/proc/{pid}/status").read_text()
-        resident = next(line for line in status.splitlines() if line.startswith("VmRSS"))
-        return int(resident.split()[1]), len(os.listdir(f"/proc/{pid}/fd"))
-    except (OSError, StopIteration):
-        return None
+    status = Path(f"/proc/{pid}/status").read_text()
+    resident = next(line for line in status.splitlines() if line.startswith("VmRSS"))
+    return int(resident.split()[1]), len(os.listdir(f"/proc/{pid}/fd"))
 
 
 class Sampler:
@@ -194,9 +189,10 @@ class Sampler:
 
     def _sample(self, pids: Callable[[], list[int]]) -> None:
         while not self.stopped.wait(1.0):
-            found = [resources(pid) for pid in pids()]
-            if found and None not in found:
-                self.samples.append((sum(one[0] for one in found), sum(one[1] for one in found)))
+            # A process that has ended has neither.
+            with suppress(OSError, StopIteration):
+                if found := [resources(pid) for pid in pids()]:
+                    self.samples.append((sum(one[0] for one in found), sum(one[1] for one in found)))
 
     def result(self) -> Record:
         """The median of the first quarter, of the last quarter, and the most."""
