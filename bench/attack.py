@@ -8,8 +8,7 @@ An attack follows from its kind and seed (but for the moments of signals) and ru
 nothing panics, hangs or ends by a signal, no process is left, nothing outside of the folder changes, and no control character
 is printed. The function of each of the `KINDS` says what else must hold.
 
-Prints a finding when its shape (its message without numbers) first appears. `results/attack.json` has up to three of each
-shape. The exit code is 1 if there are findings. Only the standard library is needed.
+A finding is printed when its shape (its message without numbers) first appears, and up to three of each are written. The exit code is 1 if there are any.
 """
 import csv
 import gzip

@@ -8,8 +8,7 @@ Each side measures an all-reduce in place with one thread per rank, pinned if th
 `--iterations` calls. The result is the median of the slowest rank's times (Gloo and MPI: the slowest rank's median). Rounds alternate: ours, theirs,
 ours, theirs. Each round gives one ratio. In the case `private2` our side uses ordinary memory too.
 
-Prints one table and writes all values with date, machine and commit to `results/collectives.json`. The case `mpi2` needs `mpicc`.
-Exits with 1 if something could not be run.
+The case `mpi2` needs `mpicc`. Exits with 1 if something could not be run.
 """
 import json
 import shlex

@@ -39,8 +39,7 @@ def run(command: Sequence[str | Path], folder: Path, timeout_s: float) -> str:
     """Runs a command and returns its standard output. If it takes too long, it is killed with all its ranks."""
     name = shown(Path(command[0]))
     try:
-        streams = {"text": True, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-        process = subprocess.Popen(command, cwd=folder, start_new_session=True, **streams)
+        process = subprocess.Popen(command, cwd=folder, start_new_session=True, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
     except OSError as error:
         raise RunFailed(f"{name} cannot be started (see bench/README.md): {error}") from None
     try:
@@ -215,10 +214,9 @@ def ranks_of(launcher: int) -> dict[int, int]:
 def aligned(rows: Sequence[Sequence[str]], left: Collection[int]) -> str:
     """A table as text. Columns are aligned to the right, except those in `left`."""
     widths = [max(map(len, column)) for column in zip(*rows)]
-    return "\n".join(
-        "  ".join(
-            cell.ljust(width) if column in left else cell.rjust(width)
-            for column, (cell, width) in enumerate(zip(row, widths))
-        ).rstrip()
-        for row in rows
-    )
+
+    def line(row: Sequence[str]) -> str:
+        cells = enumerate(zip(row, widths))
+        return "  ".join(cell.ljust(width) if column in left else cell.rjust(width) for column, (cell, width) in cells).rstrip()
+
+    return "\n".join(map(line, rows))

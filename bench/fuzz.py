@@ -90,7 +90,7 @@ def fuzz(name: str, minutes: float, most: int) -> Record:
         reached = re.findall(r"cov: (\d+) ft: (\d+) corp: (\d+)/", log) or [(0, 0, 0)]
         counters = re.search(r"\((\d+) inline 8-bit counters\)", log)
         return {
-            "target": name, **origin, "compiler": version("rustc", "--version"),
+            "target": name, **origin, "compiler": subprocess.check_output(["rustc", "--version"], text=True).strip(),
             "fuzzer": f"libFuzzer of libfuzzer-sys {locked('libfuzzer-sys')}", "threads": 1, "seconds": seconds,
             "executions": int(stats.get("number_of_executed_units", 0)), "executions_per_s": int(stats.get("average_exec_per_sec", 0)),
             "counters": int(counters[1]) if counters else 0,
@@ -139,13 +139,9 @@ def store(out: Path, record: Record) -> None:
     write(out, {"what": what, "targets": entries})
 
 
-def version(*command: str) -> str:
-    return subprocess.run(command, text=True, capture_output=True).stdout.strip()
-
-
 def locked(package: str) -> str:
-    found = re.search(rf'name = "{package}"\nversion = "([^"]+)"', (FUZZ / "Cargo.lock").read_text())
-    return found[1] if found else "unknown"
+    packages = tomllib.loads((FUZZ / "Cargo.lock").read_text())["package"]
+    return next(of["version"] for of in packages if of["name"] == package)
 
 
 if __name__ == "__main__":

@@ -7,8 +7,7 @@
 HTA and paceline analyze the same traces: those of `paceline train --profile` on 2 and 4 ranks, on the processor and on the emulated device,
 synthetic traces in the shape of PyTorch's on CUDA, and those of `--cuda-traces`, if given. The example `hta_agreement` compares every figure.
 
-HTA is installed into target/peers/hta, unless --hta-python names a Python that has it. Prints one table and writes the raw records to
-`results/traces_hta.json`. Exits with 1 if something could not be run.
+HTA is installed into target/peers/hta, unless --hta-python names a Python that has it. Exits with 1 if something could not be run.
 """
 import json
 import os

@@ -17,6 +17,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -102,11 +103,8 @@ def pin_to_cores(rank: int, num_ranks: int, num_threads: int) -> None:
 
 
 def proportional_set_bytes() -> int:
-    with open("/proc/self/smaps_rollup") as rollup:
-        for line in rollup:
-            if line.startswith("Pss:"):
-                return int(line.split()[1]) * 1024
-    raise RuntimeError("/proc/self/smaps_rollup has no line `Pss:`")
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith("Pss:"))
 
 
 def timed(step: Callable[[], Tensor | None], arguments: argparse.Namespace) -> tuple[list[float], Tensor | None]:
@@ -151,12 +149,8 @@ def train(rank: int, arguments: argparse.Namespace) -> None:
     median_seconds = statistics.median(step_seconds)
     summary = {
         **{key: getattr(arguments, key) for key in ("model", "sharding", "amp", "ranks", "batch_size")},
-        "torch": torch.__version__,
-        "params": num_params,
-        "step_ms": round(median_seconds * 1e3, 4),
-        "samples_per_s": round(num_ranks * arguments.batch_size / median_seconds, 2),
-        "steps": len(step_seconds),
-        "loss": round(loss.item(), 5),
+        "torch": torch.__version__, "params": num_params, "step_ms": round(median_seconds * 1e3, 4),
+        "samples_per_s": round(num_ranks * arguments.batch_size / median_seconds, 2), "steps": len(step_seconds), "loss": round(loss.item(), 5),
         "resident_bytes": round(statistics.mean(resident_bytes)),
     }
     if rank == 0:
