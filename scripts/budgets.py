@@ -124,10 +124,11 @@ def over(title: str, counted: Counter[str], budgets: dict[str, int], show: bool)
     return wrong
 
 
-def budgets_of(commit: str) -> dict[str, dict[str, int]]:
-    """The budgets at a commit. None where there is no such file."""
+def budgets_of(commit: str) -> Counter[tuple[str, str]]:
+    """The budgets at a commit, by section and name. None where there is no such file."""
     shown = subprocess.run(["git", "show", f"{commit}:{BUDGETS}"], cwd=ROOT, capture_output=True, text=True)
-    return tomllib.loads(shown.stdout) if shown.returncode == 0 else {}
+    stated = tomllib.loads(shown.stdout) if shown.returncode == 0 else {}
+    return Counter({(section, name): budget for section in SECTIONS for name, budget in stated.get(section, {}).items()})
 
 
 def check_raises() -> list[str]:
@@ -144,12 +145,11 @@ def check_raises() -> list[str]:
     for commit in commits[:-1]:
         before, after = budgets_of(f"{commit}^"), budgets_of(commit)
         raises: Counter[str] = Counter()
-        for section in SECTIONS:
-            for name in before.get(section, {}) | after.get(section, {}):
-                was, now = before.get(section, {}).get(name, 0), after.get(section, {}).get(name, 0)
-                if now > was and lowest.get((section, name), now) > was:
-                    raises[section] += now - was
-                lowest[section, name] = min(was, lowest.get((section, name), now))
+        for key in {**before, **after}:
+            was, now = before[key], after[key]
+            if now > was and lowest.get(key, now) > was:
+                raises[key[0]] += now - was
+            lowest[key] = min(was, lowest.get(key, now))
         if not raises:
             continue
         print(f"\nraised by {git('show', '-s', '--format=%h %as %s', commit).strip()}: " + ", ".join(f"{k} +{n:,}" for k, n in raises.items()))
