@@ -122,12 +122,12 @@ def planted(number: int, fault: Fault) -> str:
 def run(target: Path, tests: str, number: int | None, seed: int) -> str | None:
     """What a test that failed has said; `None` if all passed."""
     with tempfile.TemporaryDirectory(prefix="card_faults_") as cache:
-        ended = cargo_test(target, tests, number, PACELINE_EMULATED_SEED=str(seed), RUST_BACKTRACE="0", XDG_CACHE_HOME=cache)
-    if ended.returncode == 0:
-        if "skipped: " in ended.stdout:
-            raise SystemExit(f"error: {ended.stdout}")
+        code, output, errors = cargo_test(target, tests, number, PACELINE_EMULATED_SEED=str(seed), RUST_BACKTRACE="0", XDG_CACHE_HOME=cache)
+    if code == 0 and "skipped: " in output:
+        raise SystemExit(f"error: {output}")
+    if code == 0:
         return None
-    lines = (ended.stdout + ended.stderr).splitlines()
+    lines = (output + errors).splitlines()
     said = [after.strip() for line, after in zip(lines, lines[1:]) if re.search(r"panicked at", line)]
     return said[0] if said else " | ".join(lines[-3:])
 

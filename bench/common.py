@@ -35,24 +35,32 @@ def shown(path: Path) -> str:
     return str(path.relative_to(ROOT)) if path.is_relative_to(ROOT) else path.name
 
 
-def run(command: Sequence[str | Path], folder: Path, timeout_s: float) -> str:
-    """Runs a command and returns its standard output. If it takes too long, it is killed with all its ranks."""
-    name = shown(Path(command[0]))
+def ended(command: Sequence[str | Path], folder: Path, timeout_s: float | None, **how: Any) -> tuple[int | None, Any, Any]:
+    """The exit code of a command and what it printed. If it takes too long, it is killed with all its ranks, and has no code."""
+    process = subprocess.Popen(command, cwd=folder, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE, **how)
     try:
-        process = subprocess.Popen(command, cwd=folder, start_new_session=True, text=True, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    except OSError as error:
-        raise RunFailed(f"{name} cannot be started (see bench/README.md): {error}") from None
-    try:
-        output, errors = process.communicate(timeout=timeout_s)
+        streams = process.communicate(timeout=timeout_s)
     except BaseException as error:
         os.killpg(process.pid, signal.SIGKILL)
-        process.communicate()
-        if isinstance(error, subprocess.TimeoutExpired):
-            raise RunFailed(f"{name} took more than {timeout_s:.0f} s") from None
-        raise
-    if process.returncode != 0:
+        streams = process.communicate()
+        if not isinstance(error, subprocess.TimeoutExpired):
+            raise
+        return None, *streams
+    return process.returncode, *streams
+
+
+def run(command: Sequence[str | Path], folder: Path, timeout_s: float) -> str:
+    """Runs a command and returns its standard output."""
+    name = shown(Path(command[0]))
+    try:
+        code, output, errors = ended(command, folder, timeout_s, text=True)
+    except OSError as error:
+        raise RunFailed(f"{name} cannot be started (see bench/README.md): {error}") from None
+    if code is None:
+        raise RunFailed(f"{name} took more than {timeout_s:.0f} s")
+    if code != 0:
         last_lines = " | ".join(errors.strip().splitlines()[-3:])
-        raise RunFailed(f"{name} ended with {process.returncode}: {last_lines}".replace(f"{ROOT}/", ""))
+        raise RunFailed(f"{name} ended with {code}: {last_lines}".replace(f"{ROOT}/", ""))
     return output
 
 

@@ -20,7 +20,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from common import ROOT, Record, aligned, arguments_for, provenance, write
+from common import ROOT, Record, aligned, arguments_for, ended, provenance, write
 
 CNN = "--channels 4 8 --hidden 16 --batch-size 8 --steps 6 --optimizer adamw"
 STREAM = "--generate-on-host --pin-memory --non-blocking --copy-stream"
@@ -152,16 +152,14 @@ def replace(tree: Path, places: Sequence[tuple[str, str, str, str]]) -> None:
         path.write_text(text[:at] + text[at:].replace(sound, faulty, 1))
 
 
-def cargo_test(target: Path, words: str, number: int | None, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Runs tests of the copy, with one of the faults or none."""
+def cargo_test(target: Path, words: str, number: int | None, **variables: str) -> tuple[int, str, str]:
+    """The exit code and the output of tests of the copy, with one of the faults or none."""
     environment = os.environ | variables | ({} if number is None else {SWITCH: str(number)})
     command = ["cargo", "test", "--target-dir", str(target), *words.split()]
     # Without a fault they are also built.
     limit = None if number is None else TEST_SECONDS
-    try:
-        return subprocess.run(command, cwd=target / "tree", env=environment, capture_output=True, text=True, timeout=limit)
-    except subprocess.TimeoutExpired:
-        return subprocess.CompletedProcess(command, -1, f"still running after {limit} s", "")
+    code, output, errors = ended(command, target / "tree", limit, env=environment, text=True)
+    return (1, f"still running after {limit} s", "") if code is None else (code, output, errors)
 
 
 def how_it_ended(lines: list[str]) -> tuple[str, str]:
@@ -176,22 +174,20 @@ def how_it_ended(lines: list[str]) -> tuple[str, str]:
 
 def test(target: Path, flags: str, number: int | None) -> tuple[str, str]:
     """How tests of the copy ended."""
-    ended = cargo_test(target, flags, number)
-    return ("weights", "") if ended.returncode == 0 else how_it_ended(ended.stdout.splitlines())
+    code, output, _ = cargo_test(target, flags, number)
+    return ("weights", "") if code == 0 else how_it_ended(output.splitlines())
 
 
 def train(binary: Path, flags: str, number: int | None) -> tuple[str, str]:
     """How a run ended, and the words that say so."""
     environment = os.environ | ({} if number is None else {SWITCH: str(number)})
     with tempfile.TemporaryDirectory(prefix="mutants_") as folder:
-        words = [str(binary), "train", *flags.split()]
-        try:
-            ended = subprocess.run(words, cwd=folder, env=environment, capture_output=True, text=True, timeout=RUN_SECONDS)
-        except subprocess.TimeoutExpired:
-            return "error", f"still running after {RUN_SECONDS} s"
-    if found := re.search(r"sha256 ([0-9a-f]{64})", ended.stdout):
+        code, output, errors = ended([binary, "train", *flags.split()], Path(folder), RUN_SECONDS, env=environment, text=True)
+    if code is None:
+        return "error", f"still running after {RUN_SECONDS} s"
+    if found := re.search(r"sha256 ([0-9a-f]{64})", output):
         return "weights", found[1]
-    return how_it_ended([line for line in ended.stderr.splitlines() if not line.startswith("warning:")])
+    return how_it_ended([line for line in errors.splitlines() if not line.startswith("warning:")])
 
 
 def try_out(target: Path, number: int, mutant: Mutant, num_seeds: int) -> Record:

@@ -14,7 +14,6 @@ import json
 import os
 import re
 import shlex
-import signal
 import subprocess
 import sys
 import tempfile
@@ -22,7 +21,7 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-from common import ROOT, Record, arguments_for, parsed, provenance, write
+from common import ROOT, Record, arguments_for, ended, parsed, provenance, write
 
 LIMIT_S, LIMIT_KIB, SHOWN_LINES = 5.0, 8 << 20, 20
 # Each command with the words that it needs. A flag of several commands belongs to the first.
@@ -63,7 +62,7 @@ def answer(text: str, replaced: dict[str, str]) -> list[str]:
 
 
 def judged(binary: Path, root: Path, number: int, line: str) -> Record:
-    """Runs a line in an empty folder. A run that takes too long is killed with all its ranks."""
+    """Runs a line in an empty folder."""
     folder = root / f"{number:04d}"
     folder.mkdir()
     words = shlex.split(line)
@@ -71,15 +70,9 @@ def judged(binary: Path, root: Path, number: int, line: str) -> Record:
     environment = {"PATH": os.environ["PATH"], "HOME": str(folder), "TMPDIR": str(root / "tmp"), "HF_HUB_OFFLINE": "1", "LANG": "C.UTF-8"}
     environment |= dict(word.split("=", 1) for word in words[:at])
     limited = ["sh", "-c", f'ulimit -c 0; ulimit -v {LIMIT_KIB}; exec "$0" "$@"', binary, *(word.encode().replace(b"%ff", b"\xff") for word in words[at:])]
-    process = subprocess.Popen(limited, cwd=folder, env=environment, start_new_session=True, stdin=subprocess.DEVNULL,
-                               stdout=subprocess.PIPE, stderr=subprocess.PIPE)  # fmt: skip
-    try:
-        output, errors = (stream.decode(errors="replace") for stream in process.communicate(timeout=LIMIT_S))
-        code: int | str = process.returncode
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        output, errors = (stream.decode(errors="replace") for stream in process.communicate())
-        code = "time limit"
+    code, *streams = ended(limited, folder, LIMIT_S, env=environment, stdin=subprocess.DEVNULL)
+    output, errors = (stream.decode(errors="replace") for stream in streams)
+    code = "time limit" if code is None else code
     wrote = sorted({path.relative_to(folder).parts[0] for path in folder.rglob("*")})
     replaced = {str(folder): "FOLDER", str(root): "ROOT", str(ROOT): "REPOSITORY"}
     is_refused = code not in (0, "time limit")
