@@ -11,9 +11,9 @@ ours, theirs. Each round gives one ratio. In the case `private2` our side uses o
 The case `mpi2` needs `mpicc`. Exits with 1 if something could not be run.
 """
 import json
-import shlex
 import sys
 import tempfile
+from argparse import Namespace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -43,35 +43,31 @@ DUELS = {
 }
 
 
-class Bench:
-    """`paceline bench` and the peers, each as one command that gives milliseconds by size."""
+def ours(arguments: Namespace, duel: Duel, folder: Path) -> list[float]:
+    """Milliseconds by size."""
+    megabytes = ",".join(f"{size / MB:g}" for size in duel.sizes)
+    pinned = "--pin-cores" if duel.ranks <= machine()["cores"] else ""
+    words = f"bench all_reduce --nproc {duel.ranks} --size-mb {megabytes} -w 5 --iters {arguments.iterations} {duel.flags} {pinned} -J rows.json"
+    run([arguments.paceline, *words.split()], folder, RUN_SECONDS)
+    rows = json.loads((folder / "rows.json").read_text())["results"]
+    return [row["in_place"]["time"] / 1e3 for row in sorted(rows, key=lambda row: row["size"])]
 
-    def __init__(self, paceline: Path, python: Path, iterations: int, folder: Path) -> None:
-        self.paceline, self.python, self.iterations, self.folder = paceline, python, iterations, folder
 
-    def ours(self, duel: Duel) -> list[float]:
-        megabytes = ",".join(f"{size / MB:g}" for size in duel.sizes)
-        pinned = "--pin-cores" if duel.ranks <= machine()["cores"] else ""
-        words = f"bench all_reduce --nproc {duel.ranks} --size-mb {megabytes} -w 5 --iters {self.iterations} {duel.flags} {pinned} -J rows.json"
-        run([self.paceline, *words.split()], self.folder, RUN_SECONDS)
-        rows = json.loads((self.folder / "rows.json").read_text())["results"]
-        return [row["in_place"]["time"] / 1e3 for row in sorted(rows, key=lambda row: row["size"])]
+def theirs(arguments: Namespace, duel: Duel, folder: Path) -> list[float]:
+    options = ["--sizes", ",".join(map(str, duel.sizes)), "--warmup", "5", "--iterations", str(arguments.iterations)]
+    command: list[str | Path] = [arguments.peer_python, PEERS / "all_reduce.py", "--ranks", str(duel.ranks), *options]
+    if duel.peer == "mpi":
+        run(["mpicc", "-O2", PEERS / "mpi_all_reduce.c", "-o", folder / "mpi_all_reduce"], folder, RUN_SECONDS)
+        command = [*MPIRUN.split(), "-n", str(duel.ranks), folder / "mpi_all_reduce", *options]
+    lines = [json.loads(line) for line in run(command, folder, RUN_SECONDS).splitlines() if line[:1] == "{"]
+    return [line["ms"] for line in sorted(lines, key=lambda line: line["bytes"])]
 
-    def theirs(self, duel: Duel) -> list[float]:
-        options = shlex.split(f"--sizes {','.join(map(str, duel.sizes))} --warmup 5 --iterations {self.iterations}")
-        command: list[str | Path] = [self.python, PEERS / "all_reduce.py", "--ranks", str(duel.ranks), *options]
-        if duel.peer == "mpi":
-            program = self.folder / "mpi_all_reduce"
-            run(["mpicc", "-O2", PEERS / "mpi_all_reduce.c", "-o", program], self.folder, RUN_SECONDS)
-            command = [*MPIRUN.split(), "-n", str(duel.ranks), program, *options]
-        lines = [json.loads(line) for line in run(command, self.folder, RUN_SECONDS).splitlines() if line[:1] == "{"]
-        return [line["ms"] for line in sorted(lines, key=lambda line: line["bytes"])]
 
-    def results(self, name: str, rounds: int) -> list[Record]:
-        of = DUELS[name]
-        samples = [(self.ours(of), self.theirs(of)) for _ in range(rounds)]
-        by_size = zip(of.sizes, zip(*(ours for ours, _ in samples)), zip(*(theirs for _, theirs in samples)))
-        return [{"case": name, "bytes": size, "ours_ms": ours, "theirs_ms": theirs} for size, ours, theirs in by_size]
+def results_of(arguments: Namespace, name: str, folder: Path) -> list[Record]:
+    of = DUELS[name]
+    samples = [(ours(arguments, of, folder), theirs(arguments, of, folder)) for _ in range(arguments.rounds)]
+    by_size = zip(of.sizes, zip(*(ours for ours, _ in samples)), zip(*(theirs for _, theirs in samples)))
+    return [{"case": name, "bytes": size, "ours_ms": ours, "theirs_ms": theirs} for size, ours, theirs in by_size]
 
 
 def row(of: Record) -> list[str]:
@@ -85,8 +81,7 @@ def main() -> int:
     parser.add_argument("--iterations", type=int, default=20, help="timed calls of each run (default: 20)")
     arguments = parsed(parser)
     with tempfile.TemporaryDirectory(prefix="collectives_") as folder:
-        bench = Bench(arguments.paceline, arguments.peer_python, arguments.iterations, Path(folder))
-        duels, failures = each(arguments.cases, lambda name: bench.results(name, arguments.rounds))
+        duels, failures = each(arguments.cases, lambda name: results_of(arguments, name, Path(folder)))
     results = [result for duel in duels for result in duel]
     print(aligned([["case", "MB", "paceline ms", "other ms", "times as fast"], *map(row, results)], left={0}), *failures, sep="\n")
     write(arguments.out, provenance() | {"results": results, "failures": failures})
