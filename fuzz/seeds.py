@@ -94,9 +94,7 @@ def hellos() -> dict[str, bytes]:
         said = struct.pack("<BIII", ahead, rank, world, 2) + bytes(range(16))
         return magic + other + said + mac(of, b"paceline: the rank that connects", other, to, said)
 
-    own = (key(),)
-
-    def answer(status: int, keys: Sequence[bytes] = own, magic: bytes = b"3nilecap", to: bytes = connector) -> bytes:
+    def answer(status: int, keys: Sequence[bytes] = (key(),), magic: bytes = b"3nilecap", to: bytes = connector) -> bytes:
         proofs = [mac(of, b"paceline: the rank that listens", to, other, bytes([ahead])) for ahead, of in enumerate(keys)]
         return magic + bytes([len(keys)]) + other + b"".join(proofs) + bytes([status])
 

@@ -80,8 +80,7 @@ def distributed(model: nn.Module, sharding: str) -> nn.Module:
     """The model on several ranks."""
     if sharding in ("none", "zero1"):
         return nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=True)
-    is_llama = isinstance(model, Llama)
-    units = (Block,) if is_llama else (nn.Linear, nn.Conv2d)
+    units = Block if isinstance(model, Llama) else (nn.Linear, nn.Conv2d)
     for unit in [module for module in model.modules() if isinstance(module, units)]:
         fully_shard(unit, reshard_after_forward=sharding == "resharded")
     return fully_shard(model, reshard_after_forward=sharding == "resharded")
