@@ -9,8 +9,7 @@
 beside fully_shard whose units stay whole after the forward pass, and `sharded3` beside fully_shard whose units do not.
 
 In each round PyTorch trains for `--seconds` and Paceline as many steps. A round gives one ratio of step times and one of resident memory, since a time alone says
-more about the machine than about the program. `of ddp` is our step over that of our ddp in the same round. Writes all runs to `results/GROUP.json`. Exits
-with 1 if something could not be run, or if both sides do not have the same number of parameters.
+more about the machine than about the program. `of ddp` is our step over that of our ddp in the same round. Exits with 1 if a run fails, or if models differ.
 """
 import itertools
 import json

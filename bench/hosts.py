@@ -46,9 +46,7 @@ class Host:
         self.address = f"10.77.0.{number + 1}"
         script = "ip link set lo up && echo ready && exec cat"
         # `cat` ends when this script does, because then its standard input is closed.
-        self.holder = subprocess.Popen(
-            ["unshare", "--net", "sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-        )
+        self.holder = subprocess.Popen(["unshare", "--net", "sh", "-c", script], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
         if not self.holder.stdout or self.holder.stdout.readline() != "ready\n":
             raise SystemExit("cannot make a network namespace; run as root, or see the top of bench/hosts.py")
         self.tun = os.open("/dev/net/tun", os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)

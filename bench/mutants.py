@@ -227,15 +227,15 @@ def main() -> int:
         outcome = try_out(target, number, mutant, args.seeds)
         record["mutants"].append({"of": mutant.of, "wait": mutant.what, "file": mutant.file, "flags": mutant.flags,
                                   "redundant": mutant.redundant or None} | outcome)
-    rows = []
+    rows = [["of", "the wait of", "caught by", "in run", "how"]]
     for of in record["mutants"]:
         by = of["caught"] or ("changes nothing" if of["redundant"] else "NOTHING")
-        rows.append([of["of"], of["wait"], by, str(of["run"]) if of["caught"] else "", of.get("words") or of["redundant"] or ""])
+        rows.append([of["of"], of["wait"], by, str(of["run"]) if of["caught"] else "", (of.get("words") or of["redundant"] or "")[:90]])
     needed = [of for of in record["mutants"] if not of["redundant"]]
     used = [of for of in needed if of["of"] != "memory"]
     at_once = [of for of in used if of["caught"] == "claim" and of["run"] == 1]
     write(args.out, record)
-    print(aligned([["of", "the wait of", "caught by", "in run", "how"], *[[*row[:4], row[4][:90]] for row in rows]], left={0, 1, 2, 4}))
+    print(aligned(rows, left={0, 1, 2, 4}))
     unseen = [of["wait"] for of in needed if not of["caught"]]
     wrong = [of["wait"] for of in record["mutants"] if of["redundant"] and of["caught"]]
     print(f"{len(needed)} waits that something needs: {len(at_once)} of {len(used)} are claims in the first run, {len(unseen)} stay unseen; "

@@ -44,11 +44,9 @@ STEPS = {
     "Llama, pipeline of 2 stages": f"{LLAMA} --mesh pp=2 --accumulate 4 --nproc 2 --pin-cores",
     "MLP of 200 layers of 4, whose launches take the time": "--model mlp --input-dim 4 --hidden-dim 4 --output-dim 4 --num-layers 200 --batch-size 1 "
     "--steps 1000 --warmup-steps 20 --nproc 1 --pin-cores",
-}
-LARGE_LLAMA = "--model llama --optimizer adamw --nproc 1 --pin-cores"
-STEPS |= {
-    f"Llama of 7.4 million parameters, {precision}, {size} x 128 tokens": f"{LARGE_LLAMA} --precision {precision} --batch-size {size} --steps {steps} "
-    "--warmup-steps 4"
+} | {
+    f"Llama of 7.4 million parameters, {precision}, {size} x 128 tokens": "--model llama --optimizer adamw --nproc 1 --pin-cores "
+    f"--precision {precision} --batch-size {size} --steps {steps} --warmup-steps 4"
     for precision in ("f32", "bf16")
     for size, steps in ((4, 24), (1, 60))
 }

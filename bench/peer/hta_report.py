@@ -1,10 +1,9 @@
 """Prints what Holistic Trace Analysis computes from the traces of a run, as one JSON document.
 
-    HTA_PYTHON bench/peer/hta_report.py TRACES... > hta.json
+    HTA_PYTHON bench/peer/hta_report.py FOLDER > hta.json
 
-TRACES are one file per rank, or folders that hold one file per rank. HTA_PYTHON is a Python that has
-Holistic Trace Analysis (see traces.py). Times are microseconds, as HTA gives them, bandwidths GB/s, and
-quantiles those of pandas. HTA is told not to round times to whole microseconds unless `--rounded` is given.
+FOLDER has one file per rank. HTA_PYTHON is a Python that has Holistic Trace Analysis (see traces.py). Times are microseconds, as HTA gives them,
+bandwidths GB/s, and quantiles those of pandas. HTA does not round times to whole microseconds unless `--rounded` is given.
 """
 import argparse
 import contextlib
@@ -18,12 +17,6 @@ import warnings
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
-
-SUFFIXES = (".pt.trace.json", ".pt.trace.json.gz")
-
-
-def trace_files(path: Path) -> list[Path]:
-    return sorted(p for p in path.rglob("*") if p.name.endswith(SUFFIXES)) if path.is_dir() else [path]
 
 
 def rank_of(path: Path) -> int:
@@ -116,12 +109,12 @@ def report(arguments: argparse.Namespace, files: list[Path]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("traces", nargs="+", type=Path, metavar="TRACES")
+    parser.add_argument("folder", type=Path)
     parser.add_argument("--rounded", action="store_true", help="let HTA round to microseconds, as it does by default")
     arguments = parser.parse_args()
     if not arguments.rounded:
         os.environ["HTA_DISABLE_NS_ROUNDING"] = "1"
-    files = [file for path in arguments.traces for file in trace_files(path)]
+    files = sorted(path for path in arguments.folder.rglob("*") if path.name.endswith((".pt.trace.json", ".pt.trace.json.gz")))
     if not files:
         parser.error("no traces")
     warnings.simplefilter("ignore")

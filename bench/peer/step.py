@@ -48,9 +48,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seq", type=int, default=LLAMA["seq"], help="tokens of a sample of the llama (default: 128)")
     parser.add_argument("--amp", choices=["off", "bf16"], default="off", help="automatic mixed precision (default: off)")
     parser.add_argument("--optimizer", choices=["sgd", "adamw"], default="sgd")
-    units = "each layer with parameters (of a llama each block) a unit, which stays whole after the forward pass or does not"
     parser.add_argument("--sharding", choices=["none", "zero1", "kept", "resharded"], default="none",
-                        help=f"zero1: ZeroRedundancyOptimizer; kept and resharded: fully_shard, {units} (default: none)")  # fmt: skip
+                        help="zero1: ZeroRedundancyOptimizer; kept and resharded: fully_shard, where units stay whole or do not (default: none)")  # fmt: skip
     parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--seconds", type=float, default=5, help="time the steps for this long (default: 5)")
     parser.add_argument("--channels-last", action=argparse.BooleanOptionalAction, default=True, help="of a cnn (default: on)")
