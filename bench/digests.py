@@ -28,7 +28,7 @@ LLAMA = f"{LLAMA_OF} --width 32 --seq-len 16"
 # From one global batch, so that any number of ranks trains on the same.
 SAVED = MLP.replace("--batch-size 8", "--global-batch-size 16").replace(" --steps 4", "") + " --optimizer adamw"
 BF16 = "--precision bf16"
-RUNS: dict[str, str | tuple[str, str]] = {
+RUNS: dict[str, str | list[str]] = {
     # Every strategy.
     "single": f"{CNN} --nproc 1 --evaluate",
     "simple_ddp": f"{CNN} --strategy simple_ddp --nproc 3 --transport tcp",
@@ -72,8 +72,8 @@ RUNS: dict[str, str | tuple[str, str]] = {
     "reviews": "--recipe tiny-llama --steps 2 --evaluate",
     "frozen layers": f"{MLP} --freeze fc0 fc2 --lr-warmup-steps 2",
     # Checkpoints.
-    "resumed": (f"{SAVED} --steps 3 --save saved", "--resume saved --steps 6"),
-    "resumed by one rank": (f"{SAVED} --steps 3 --strategy sharded3 --save saved", "--resume saved --steps 6 --nproc 1 --strategy single"),
+    "resumed": [f"{SAVED} --steps 3 --save saved", "--resume saved --steps 6"],
+    "resumed by one rank": [f"{SAVED} --steps 3 --strategy sharded3 --save saved", "--resume saved --steps 6 --nproc 1 --strategy single"],
     "checkpoint of an earlier build": "--resume bench/checkpoint/step-000000003 --steps 6",
 }
 THREADS = (1, 2)
@@ -95,7 +95,7 @@ def levels_here(binary: Path) -> list[str]:
 def ended(binary: Path, old: Path, name: str, level: str, threads: int) -> str:
     """The digest of the weights and the losses with which a run ends."""
     parts = RUNS[name]
-    lines = parts if isinstance(parts, tuple) else (parts,)
+    lines = parts if isinstance(parts, list) else [parts]
     os.environ["PACELINE_SIMD"] = level
     with tempfile.TemporaryDirectory(prefix="digests_") as folder:
         for at, line in enumerate(lines):
@@ -127,11 +127,10 @@ def compared(binary: Path, old: Path, book: Record, level: str) -> list[list[str
 def read(file: Path) -> Record:
     """The book, or an empty one. Ends the script if its runs are others than ours."""
     book: Record = json.loads(file.read_text()) if file.is_file() else {"runs": {}, "owed": [], "levels": {}}
-    ours = {name: list(flags) if isinstance(flags, tuple) else flags for name, flags in RUNS.items()}
-    changed = [name for name, flags in book["runs"].items() if ours.get(name) != flags]
+    changed = [name for name, flags in book["runs"].items() if RUNS.get(name) != flags]
     if changed:
         raise RunFailed(f"{file.name} has other flags for {', '.join(changed)}; give a changed run another name, or delete the file")
-    book["runs"] = ours
+    book["runs"] = RUNS
     return book
 
 

@@ -90,12 +90,6 @@ class Network:
         self.thread = threading.Thread(target=self._switch, daemon=True)
         self.thread.start()
 
-    def __enter__(self) -> "Network":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
-
     def close(self) -> None:
         os.close(self.stop)
         if hasattr(self, "thread"):

@@ -24,7 +24,7 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import closing, suppress
 from pathlib import Path
 
 from common import Record, aligned, arguments_for, parsed, provenance, ranks_of, send, write
@@ -257,7 +257,7 @@ def main() -> int:
     binary = arguments.paceline
     origin = provenance()
     chance = random.Random(arguments.seed)
-    with tempfile.TemporaryDirectory(prefix="soak_") as name, Network(NUM_HOSTS, arguments.seed) as network:
+    with tempfile.TemporaryDirectory(prefix="soak_") as name, closing(Network(NUM_HOSTS, arguments.seed)) as network:
         folder = Path(name)
         (folder / "saved").mkdir()
         subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "soak", folder / "saved"], check=True)

@@ -136,10 +136,6 @@ CASES: dict[str, Case] = (
 )
 
 
-def is_timed(value: str) -> bool:
-    return not value.endswith("MB")
-
-
 def rows_of(rounds: list[tuple[Values, Values, Values]]) -> list[Record]:
     """For each value of a case: its medians, B/A and A/A."""
     rows = []
@@ -154,7 +150,7 @@ def rows_of(rounds: list[tuple[Values, Values, Values]]) -> list[Record]:
 
 def verdict(row: Record, goal: float) -> str:
     of_builds, of_itself = row["after_over_before"], row["before_over_itself"]
-    worse, better = ("slower", "faster") if is_timed(row["value"]) else ("larger", "smaller")
+    worse, better = ("larger", "smaller") if row["value"].endswith("MB") else ("slower", "faster")
     if of_builds["low"] > max(1, of_itself["high"]):
         return worse
     if of_builds["high"] < min(1, of_itself["low"]):
@@ -170,7 +166,7 @@ def compared(arguments: argparse.Namespace, case: str) -> Record:
         rounds.append(tuple(CASES[case](build) for build in (before, after, before)))
         if len(rounds) >= LEAST_ROUNDS:
             rows = rows_of(rounds)
-            if all(row["after_over_before"]["half_width"] <= goal for row in rows if is_timed(row["value"])):
+            if all(row["after_over_before"]["half_width"] <= goal for row in rows if not row["value"].endswith("MB")):
                 break
     for row in rows:
         row["verdict"] = verdict(row, goal)
