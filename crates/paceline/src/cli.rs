@@ -21,6 +21,7 @@ use crate::commands::completions::CompletionsArgs;
 use crate::commands::fetch::args::FetchCommand;
 use crate::commands::generate::args::GenerateArgs;
 use crate::commands::new::NewArgs;
+use crate::commands::record::args::RecordArgs;
 use crate::commands::schedule::ScheduleArgs;
 use crate::commands::show::ShowArgs;
 use crate::commands::tokenizer::args::TokenizerCommand;
@@ -36,6 +37,7 @@ Examples:
   paceline check --nproc 4                            does everything here work?
   paceline predict --nproc 2,8 --links 10gbe          what more ranks on a network would take
   paceline train --profile && paceline analyze profile/ddp    traces, and a report of them
+  paceline record -- torchrun --nproc-per-node 2 train.py     why a PyTorch program is slow
   paceline lab async-copy                             one knob of training, where it pays
   paceline sweep --vary nproc=1,2 --output sweeps/a   any settings, in turns, ranked
   paceline show runs/20260131-120000-cnn-ddp          all that a run has reported
@@ -82,6 +84,8 @@ pub enum Command {
     Sweep(Later<SweepArgs>),
     /// Predict the time of a step on more ranks and other links, from runs without communication
     Predict(Later<PredictArgs>),
+    /// Run a PyTorch program as it is, record some of its steps on each rank, and say what makes them slow
+    Record(RecordArgs),
     /// Analyze the traces of a run: where the time went, who waited for whom, and what to do
     Analyze(Box<AnalyzeArgs>),
     /// Compare runs: time, samples/s, the anatomy of the step, memory, accuracy and cost

@@ -27,8 +27,8 @@ use signal_hook::consts::SIGXFSZ;
 use crate::cli::{Cli, Command};
 use crate::commands::bench::BenchCommand;
 use crate::commands::{
-    self, analyze, check, compare, completions, fetch, generate, new, schedule, show, tokenizer,
-    trace,
+    self, analyze, check, compare, completions, fetch, generate, new, record, schedule, show,
+    tokenizer, trace,
 };
 use crate::{logging, mistakes};
 
@@ -100,7 +100,6 @@ impl Program {
     /// Reads the command line of this process, and carries it out.
     pub fn main(self) -> ExitCode {
         survive_file_limits();
-        allow_many_files();
         let words: Vec<OsString> = std::env::args_os().collect();
         logging::start(&words);
         let outcome = self.check().and_then(|()| run(mistakes::read(&words)?.command));
@@ -148,6 +147,10 @@ fn survive_file_limits() {
 /// Carries out a command line. Returns the exit code.
 fn run(command: Command) -> Result<u8> {
     instructions::check_variable()?;
+    // A recorded program has the limits that it has without us.
+    if !matches!(command, Command::Record(_)) {
+        allow_many_files();
+    }
     let place = || environment::read(|name| std::env::var_os(name));
     match command {
         Command::Train(args) => commands::train::train(&args.0, place()?),
@@ -166,6 +169,7 @@ fn run(command: Command) -> Result<u8> {
         Command::Lab(args) => lab::lab(&args.0, place()?),
         Command::Sweep(args) => sweep::sweep(&args.0, place()?),
         Command::Predict(args) => predict::predict(&args.0, place()?),
+        Command::Record(args) => record::record(&args),
         Command::Analyze(args) => analyze::analyze(&args),
         Command::Compare(args) => compare::compare(&args),
         Command::Schedule(args) => schedule::schedule(&args),

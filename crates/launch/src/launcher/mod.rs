@@ -133,7 +133,7 @@ fn own_program() -> Result<PathBuf> {
 /// `paceline launch`.
 pub fn launch_command(args: &LaunchArgs) -> Result<u8> {
     let hosts = Hosts::resolve(&args.start)?;
-    check_program(&args.command)?;
+    check_program("launch", &args.command)?;
     if args.tee && args.log_dir.is_none() {
         return usage("--tee prints what --log-dir DIR keeps; pass that too");
     }
@@ -176,10 +176,11 @@ pub fn warn_of_ignored_master_flags(flags: &StartFlags) {
     }
 }
 
-/// Checks that the program exists where `exec` will look for it. Otherwise every rank would report a wrong name.
-fn check_program(command: &[OsString]) -> Result<()> {
+/// Checks that the program exists where `exec` will look for it, for the command `by`. Otherwise every rank would report a wrong
+/// name.
+pub fn check_program(by: &str, command: &[OsString]) -> Result<()> {
     let Some(program) = command.first() else {
-        return usage("launch: no program to start; pass one after --");
+        return usage(format!("{by}: no program to start; pass one after --"));
     };
     let is_program = |path: &Path| {
         let metadata = path.metadata();
@@ -197,7 +198,7 @@ fn check_program(command: &[OsString]) -> Result<()> {
     }
     let place = if has_folder { "" } else { " in PATH" };
     usage(format!(
-        "launch: there is no program {}{place}; check its name and permissions",
+        "{by}: there is no program {}{place}; check its name and permissions",
         program.printable()
     ))
 }

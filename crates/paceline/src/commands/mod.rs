@@ -9,6 +9,7 @@ pub mod completions;
 pub mod fetch;
 pub mod generate;
 pub mod new;
+pub mod record;
 pub mod schedule;
 pub mod show;
 pub mod tokenizer;

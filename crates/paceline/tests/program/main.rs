@@ -48,6 +48,7 @@ mod predict;
 mod predict_trace;
 mod profile;
 mod recipes;
+mod record;
 mod recorded;
 mod restarts;
 mod resume;

@@ -16,7 +16,7 @@ Examples:
 ";
 
 /// Flags of `paceline analyze`.
-#[derive(Debug, Args)]
+#[derive(Debug, Default, Args)]
 #[command(before_help = EXAMPLES)]
 pub struct AnalyzeArgs {
     /// The folder with the traces of a run, such as profile/ddp
@@ -58,18 +58,20 @@ pub struct AnalyzeArgs {
 }
 
 /// Which recordings of a run that was profiled several times.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum SelectName {
     /// The last
+    #[default]
     Latest,
     /// Each by itself
     All,
 }
 
 /// Which columns and panels a report has.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
 pub enum KindName {
     /// Decided by the traces
+    #[default]
     Auto,
     /// All-reduces: every rank holds the whole model
     Ddp,

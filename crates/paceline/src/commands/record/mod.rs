@@ -1,0 +1,154 @@
+//! `paceline record`: runs a PyTorch program as it is, records some of its steps on each rank, and analyzes the traces.
+//!
+//! The program inherits everything from this process but `PYTHONPATH`, which begins with a folder that has a
+//! `sitecustomize.py`. Python imports that at its start, so each Python process of the program counts its optimizer steps
+//! and records. The same folder gets the notes of each process, which [`notes`] puts into words once the program has ended.
+//!
+//! This module does not know what a trace says.
+
+pub mod args;
+mod notes;
+mod program;
+
+use std::ffi::OsString;
+use std::fs;
+use std::io::Write;
+use std::path::{Path, PathBuf};
+use std::process::Command;
+
+use paceline_failure::outputs::check_folder;
+use paceline_failure::{Failure, Result, usage};
+use paceline_files::Printable;
+use paceline_host::streams;
+use paceline_host::text::{say, warn};
+use paceline_launch::launcher::check_program;
+use rustix::fs::{Mode, mkdir};
+use serde_json::json;
+
+use self::args::RecordArgs;
+use self::notes::Notes;
+use crate::commands::analyze::analyze;
+use crate::commands::analyze::args::AnalyzeArgs;
+
+/// The Python files of the hook: the first is what Python's start-up looks for, the second is also for users.
+const FILES: [(&str, &str); 2] = [
+    ("sitecustomize.py", include_str!("sitecustomize.py")),
+    ("paceline_record.py", include_str!("paceline_record.py")),
+];
+/// The folder of the traces, if the user names none.
+const OUTPUT: &str = "traces";
+
+/// Runs `paceline record`. Returns the exit code of the program, whether or not anything was recorded.
+pub fn record(args: &RecordArgs) -> Result<u8> {
+    if args.print_hook {
+        streams::stdout().bytes(FILES[1].1.into());
+        return Ok(0);
+    }
+    if args.after == 0 && args.seconds.is_none() {
+        return usage("--after 0: a recording begins after a step; pass 1 or more");
+    }
+    check_program("record", &args.command)?;
+    let output = output(args)?;
+    let hook = Hook::new(args, &output)?;
+    let ended = program::run(
+        Command::new(&args.command[0]).args(&args.command[1..]).env(PATHS, hook.paths()),
+    )?;
+    let notes = Notes::read(&hook.folder)?;
+    // The program may have left its last line open.
+    say("");
+    notes.say(args, &output);
+    if notes.has_traces() {
+        let of_output = AnalyzeArgs { dir: Some(output), ..AnalyzeArgs::default() };
+        analyze(&of_output).map(drop).unwrap_or_else(|failure| warn(&failure.to_string()));
+    }
+    Ok(ended)
+}
+
+/// The folder of the traces: the one that the user names, otherwise the first free one.
+fn output(args: &RecordArgs) -> Result<PathBuf> {
+    let is_free = |folder: &PathBuf| match fs::read_dir(folder) {
+        Ok(mut entries) => entries.next().is_none(),
+        Err(error) => error.kind() == std::io::ErrorKind::NotFound && !folder.is_symlink(),
+    };
+    let numbered = (2..).map(|number| PathBuf::from(format!("{OUTPUT}-{number}")));
+    let folder = match &args.output {
+        Some(folder) if !is_free(folder) => {
+            return usage(format!(
+                "--output {}: it is not an empty folder; pass a new one, so that traces of two recordings do not mix",
+                folder.printable()
+            ));
+        }
+        Some(folder) => folder.clone(),
+        None => {
+            [PathBuf::from(OUTPUT)].into_iter().chain(numbered).find(is_free).unwrap_or_default()
+        }
+    };
+    check_folder("--output", &folder, "pass a folder that you can write to")?;
+    Ok(folder)
+}
+
+/// The variable of Python's path.
+const PATHS: &str = "PYTHONPATH";
+
+/// The folder with the hook's files, its settings and its notes. It belongs to this user alone, and goes with this value.
+struct Hook {
+    folder: PathBuf,
+}
+
+impl Hook {
+    fn new(args: &RecordArgs, output: &Path) -> Result<Self> {
+        let output =
+            std::path::absolute(output).map_err(Failure::cannot("name the folder", output))?;
+        let Some(output) = output.to_str() else {
+            return usage(format!(
+                "--output {}: its path is not UTF-8; pass another one",
+                output.printable()
+            ));
+        };
+        let since_1970 = std::time::UNIX_EPOCH.elapsed().unwrap_or_default();
+        let name = format!("paceline-record-{}-{}", std::process::id(), since_1970.as_nanos());
+        let folder = std::env::temp_dir().join(name);
+        if folder.as_os_str().as_encoded_bytes().contains(&b':') || folder.is_relative() {
+            return usage(format!(
+                "TMPDIR: Python's path cannot have {}; set TMPDIR to an absolute path without a colon",
+                folder.printable()
+            ));
+        }
+        let cannot = |error: std::io::Error| {
+            Failure::Usage(format!(
+                "TMPDIR: cannot write to {} ({error}); set TMPDIR to a folder that you can write to",
+                folder.printable()
+            ))
+        };
+        mkdir(&folder, Mode::RWXU).map_err(|error| cannot(error.into()))?;
+        let hook = Self { folder: folder.clone() };
+        let settings = json!({
+            "after": args.after, "steps": args.steps, "seconds": args.seconds, "stacks": args.stacks,
+            "memory": args.memory, "stop": args.stop, "output": output,
+        });
+        let settings = settings.to_string();
+        for (name, text) in FILES.into_iter().chain([("settings.json", settings.as_str())]) {
+            let file = paceline_files::create(&folder.join(name));
+            file.and_then(|mut file| file.write_all(text.as_bytes())).map_err(cannot)?;
+        }
+        Ok(hook)
+    }
+
+    /// Python's path with the hook first. An empty variable is no path, and must not become one: it would name the current
+    /// folder.
+    fn paths(&self) -> OsString {
+        let mut paths = self.folder.clone().into_os_string();
+        if let Some(own) = std::env::var_os(PATHS).filter(|own| !own.is_empty()) {
+            paths.push(":");
+            paths.push(own);
+        }
+        paths
+    }
+}
+
+impl Drop for Hook {
+    fn drop(&mut self) {
+        // A process of the program that goes on may write a note at this moment.
+        let _ = fs::remove_dir_all(&self.folder);
+    }
+}

@@ -1,0 +1,160 @@
+//! The notes that each process of a recorded program has left, and what they come to, in words.
+//!
+//! A note is a line of JSON; later ones replace what earlier ones said. This file does not know how steps are counted.
+
+use std::fs;
+use std::path::Path;
+
+use paceline_failure::{Failure, Result};
+use paceline_files::{Printable, read_text};
+use paceline_host::text::{plural, say, warn};
+use serde::Deserialize;
+use serde_json::{Map, Value};
+
+use super::args::RecordArgs;
+
+/// The most bytes of the notes of one process.
+const MAX_BYTES: u64 = 1 << 20;
+
+/// The notes of one process that has imported PyTorch.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct Process {
+    /// PyTorch's version.
+    torch: String,
+    /// The most optimizer steps that one optimizer made before a recording.
+    steps: u64,
+    /// Whether the process came to its end; otherwise it may have made more steps.
+    ended: bool,
+    /// The file of the trace.
+    trace: Option<String>,
+    rank: usize,
+    /// The steps in the trace, or with `--seconds` its seconds.
+    recorded: f64,
+    /// A word for what went wrong last, and the error's text.
+    problem: String,
+    text: String,
+}
+
+/// The notes of all processes.
+pub(super) struct Notes {
+    /// Whether a Python has run the hook.
+    has_python: bool,
+    processes: Vec<Process>,
+}
+
+impl Notes {
+    pub(super) fn read(folder: &Path) -> Result<Self> {
+        let cannot = Failure::cannot("read the notes in", folder);
+        let entries: std::io::Result<Vec<_>> = fs::read_dir(folder).and_then(Iterator::collect);
+        let mut processes = Vec::new();
+        for path in entries.map_err(cannot)?.into_iter().map(|entry| entry.path()) {
+            if path.extension().is_some_and(|end| end == "note") {
+                let text = read_text(&path, MAX_BYTES).map_err(Failure::cannot("read", &path))?;
+                processes.push(process(&text));
+            }
+        }
+        processes.sort_by_key(|process| process.rank);
+        Ok(Self { has_python: folder.join("python").exists(), processes })
+    }
+
+    pub(super) fn has_traces(&self) -> bool {
+        self.processes.iter().any(|process| process.trace.is_some())
+    }
+
+    /// Says what was recorded, or why nothing was.
+    pub(super) fn say(&self, args: &RecordArgs, output: &Path) {
+        let recorded: Vec<&Process> =
+            self.processes.iter().filter(|process| process.trace.is_some()).collect();
+        let Some(first) = recorded.first() else {
+            warn(&format!("nothing was recorded: {}", self.why_nothing(args)));
+            return;
+        };
+        let fewest = recorded.iter().map(|process| process.recorded).fold(f64::INFINITY, f64::min);
+        let of_each = match args.seconds {
+            Some(_) => format!("{fewest:.2} s"),
+            None => plural(fewest as usize, "step"),
+        };
+        say(&format!(
+            "Recorded {of_each} of {} with PyTorch {}: {}/",
+            plural(recorded.len(), "rank"),
+            first.torch,
+            output.printable()
+        ));
+        let is_short = |of: &&&Process| args.seconds.is_none() && of.recorded < args.steps as f64;
+        if let Some(short) = recorded.iter().find(is_short) {
+            let (rank, steps) = (short.rank, plural(short.recorded as usize, "step"));
+            warn(&format!("rank {rank} ended after {steps} of {} to record", args.steps));
+        }
+        let failed = self
+            .processes
+            .iter()
+            .filter(|process| process.trace.is_none() && !process.problem.is_empty());
+        failed.for_each(|process| {
+            warn(&format!("rank {}: {}", process.rank, process.problem_in_words()))
+        });
+    }
+
+    fn why_nothing(&self, args: &RecordArgs) -> String {
+        if !self.has_python {
+            return "no Python came by the hook. python -S, -E and -I leave PYTHONPATH out, and so may sudo, ssh and \
+                    containers. The program can start the recording itself: paceline record --print-hook > \
+                    paceline_record.py, and in the program: import paceline_record; paceline_record.start()"
+                .into();
+        }
+        if self.processes.is_empty() {
+            return "the program has not imported PyTorch".into();
+        }
+        if let Some(failed) = self.processes.iter().find(|process| !process.problem.is_empty()) {
+            return failed.problem_in_words();
+        }
+        if args.seconds.is_some() {
+            return format!(
+                "the program ended within {} s after it imported PyTorch; pass a smaller --after",
+                args.after
+            );
+        }
+        let most = self.processes.iter().max_by_key(|process| process.steps);
+        let (steps, has_ended) = most.map_or((0, true), |process| (process.steps, process.ended));
+        let count = format!(
+            "{}{}",
+            if has_ended { "" } else { "at least " },
+            plural(steps as usize, "optimizer step")
+        );
+        match steps.saturating_sub(args.steps + 1) {
+            _ if steps == 0 => {
+                "the program made no optimizer step; --seconds 2 records any program".into()
+            }
+            0 => format!("the program made {count}; a recording of {} needs more", args.steps),
+            after => format!(
+                "the program made {count}, and --after {} waits for more; pass --after {after}",
+                args.after
+            ),
+        }
+    }
+}
+
+impl Process {
+    fn problem_in_words(&self) -> String {
+        match self.problem.as_str() {
+            "other" => "the program's own profiler was running, and PyTorch has one at a time; switch it off".into(),
+            "old" => format!("PyTorch {} lacks what this needs; install 2.2 or newer", self.torch),
+            "interrupted" => "the program's own profiler began during the recording, and went first; switch it off, or pass \
+                              another --after"
+                .into(),
+            "thread" => "--stop cannot end the program, because a thread of it trains".into(),
+            _ => self.text.clone(),
+        }
+    }
+}
+
+fn process(text: &str) -> Process {
+    let mut facts = Map::new();
+    // The last line of a process that was killed may be cut off.
+    for line in text.lines() {
+        if let Ok(Value::Object(line)) = serde_json::from_str(line) {
+            facts.extend(line);
+        }
+    }
+    serde_json::from_value(Value::Object(facts)).unwrap_or_default()
+}

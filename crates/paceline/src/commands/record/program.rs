@@ -1,0 +1,72 @@
+//! Runs the program that is recorded, with the streams, the terminal and the process group of this process.
+
+use std::os::unix::process::ExitStatusExt;
+use std::path::Path;
+use std::process::{Command, ExitStatus};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use paceline_failure::{Failure, Result};
+use paceline_files::Printable;
+use rustix::fs::{Mode, OFlags, open};
+use rustix::io::Errno;
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getpgrp, kill_process, waitid};
+use rustix::termios::tcgetpgrp;
+use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use signal_hook::iterator::Signals;
+use signal_hook::low_level::emulate_default_handler;
+
+/// The process to which signals are forwarded, while it runs.
+type Running = Arc<Mutex<Option<Pid>>>;
+
+/// Runs the program to its end. Returns its exit code, as a shell counts it.
+pub(super) fn run(command: &mut Command) -> Result<u8> {
+    let mut child = command.spawn().map_err(|error| {
+        let program = Path::new(command.get_program()).printable();
+        Failure::Usage(format!("record: cannot start {program}: {error}"))
+    })?;
+    // Now that the program has inherited which signals are ignored, as under nohup.
+    let pid = Pid::from_child(&child);
+    let running = Arc::new(Mutex::new(Some(pid)));
+    forward_signals(running.clone())?;
+    // Until `wait` below, no other process can have its number.
+    let options = WaitIdOptions::EXITED | WaitIdOptions::NOWAIT;
+    while waitid(WaitId::Pid(pid), options).is_err_and(|error| error == Errno::INTR) {}
+    *lock(&running) = None;
+    child.wait().map(code).map_err(|error| Failure::io("cannot wait for the program", error))
+}
+
+fn code(status: ExitStatus) -> u8 {
+    let killed = || 128 + status.signal().unwrap_or_default();
+    status.code().unwrap_or_else(killed) as u8
+}
+
+fn forward_signals(running: Running) -> Result<()> {
+    let failed = |error: std::io::Error| Failure::io("cannot listen for signals", error);
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGQUIT]).map_err(failed)?;
+    let listen = move || {
+        for number in signals.forever() {
+            match *lock(&running) {
+                // The terminal has sent it to the program too.
+                Some(_) if number != SIGTERM && has_terminal() => {}
+                Some(pid) => {
+                    let _ = Signal::from_named_raw(number).map(|signal| kill_process(pid, signal));
+                }
+                None => {
+                    let _ = emulate_default_handler(number);
+                }
+            }
+        }
+    };
+    paceline_trace::thread_builder("signals").spawn(listen).map(drop).map_err(failed)
+}
+
+/// Whether this process group is the one that the terminal sends signals to.
+fn has_terminal() -> bool {
+    let terminal =
+        open("/dev/tty", OFlags::RDONLY | OFlags::NOCTTY | OFlags::CLOEXEC, Mode::empty());
+    terminal.is_ok_and(|terminal| tcgetpgrp(terminal).is_ok_and(|group| group == getpgrp()))
+}
+
+fn lock(running: &Running) -> MutexGuard<'_, Option<Pid>> {
+    running.lock().unwrap_or_else(PoisonError::into_inner)
+}

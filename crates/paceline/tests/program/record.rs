@@ -1,0 +1,377 @@
+//! `paceline record`: Python programs run as without it, their steps are recorded, and the end says what came.
+//!
+//! `record/torch.py` stands in for PyTorch, so that these tests need only `python3`. With the variable `PACELINE_TORCH`, which
+//! names a Python that has PyTorch, the last test records that too.
+
+use std::fs;
+use std::path::PathBuf;
+use std::process::Command;
+
+use rustix::process::Signal;
+
+use crate::common::{Run, Running, Sandbox, fifo, signal};
+
+/// A folder with the stand-in for PyTorch. `None`, with a line that says so, if there is no Python.
+fn sandbox() -> Option<Sandbox> {
+    let python = Command::new("python3").arg("--version").output();
+    if !python.is_ok_and(|python| python.status.success()) {
+        println!("skipped: there is no python3 here");
+        return None;
+    }
+    let sandbox = Sandbox::new();
+    sandbox.write("lib/torch.py", include_bytes!("record/torch.py"));
+    fs::create_dir(sandbox.path("tmp")).unwrap();
+    Some(sandbox)
+}
+
+/// `paceline record FLAGS -- python3 PYTHON -c CODE`.
+fn command(sandbox: &Sandbox, flags: &str, python: &[&str], code: &str) -> Command {
+    let mut command = sandbox.given(&format!("record {flags} -- python3"));
+    command.args(python).args(["-c", code]);
+    command.env("PYTHONPATH", sandbox.path("lib")).env("TMPDIR", sandbox.path("tmp"));
+    command.env_remove("PYTHONSTARTUP").env("PYTHONDONTWRITEBYTECODE", "1");
+    command
+}
+
+fn record(sandbox: &Sandbox, flags: &str, code: &str) -> Run {
+    let run = Run::of(command(sandbox, flags, &[], code));
+    assert_eq!(sandbox.names("tmp"), [""; 0], "something is left: {run:#?}");
+    run
+}
+
+/// The traces below a folder.
+fn traces(sandbox: &Sandbox, folder: &str) -> Vec<String> {
+    let of_folder = |path: &String| path.starts_with(&format!("{folder}/"));
+    let files = sandbox.contents().into_iter().filter(of_folder);
+    files.filter(|path| sandbox.path(path).is_file()).collect()
+}
+
+const TRAIN: &str = "import torch; torch.train(40)";
+
+#[test]
+fn steps_are_recorded_and_analyzed() {
+    let Some(sandbox) = sandbox() else { return };
+    let run = record(&sandbox, "", TRAIN).ok();
+    assert!(run.stdout.starts_with("trained 40 steps\n\nRecorded 5 steps of 1 rank"), "{run:#?}");
+    run.prints(&[
+        "with PyTorch 2.9.0: traces/",
+        "1 rank · 5 of 6 steps (1 to 5)",
+        "Report: reports",
+    ]);
+    assert_eq!(run.stderr, "");
+    let found = traces(&sandbox, "traces");
+    let [trace] = &found[..] else { panic!("{found:?}") };
+    let name = trace.strip_prefix("traces/rank_0/").unwrap();
+    assert!(name.contains('_') && name.ends_with(".pt.trace.json"), "{name}");
+    // No span of an optimizer step crosses the end of a step.
+    let events = crate::common::json(&sandbox.path(trace))["traceEvents"].clone();
+    let span = |event: &serde_json::Value| {
+        let [begin, us] = ["ts", "dur"].map(|key| event[key].as_f64().unwrap());
+        (event["name"].as_str().unwrap().to_owned(), begin, begin + us)
+    };
+    let spans: Vec<_> = events.as_array().unwrap().iter().map(span).collect();
+    let steps: Vec<_> = spans.iter().filter(|span| span.0.starts_with("ProfilerStep#")).collect();
+    assert_eq!(
+        steps.iter().map(|span| span.0.as_str()).collect::<Vec<_>>(),
+        [1, 2, 3, 4, 5, 6].map(|at| format!("ProfilerStep#{at}"))
+    );
+    for step in &steps {
+        let within = |span: &&(String, f64, f64)| {
+            span.0.starts_with("Optimizer") && step.1 < span.1 && span.2 < step.2
+        };
+        assert_eq!(spans.iter().filter(within).count(), 1, "{step:?} in {spans:?}");
+    }
+    // Traces of two recordings do not mix.
+    record(&sandbox, "--after 1 --steps 2", TRAIN).ok().prints(&["Recorded 2 steps", "traces-2/"]);
+    record(&sandbox, "--output traces", TRAIN).refused(&["--output traces", "pass a new one"]);
+}
+
+#[test]
+fn a_program_runs_as_without_us() {
+    let Some(sandbox) = sandbox() else { return };
+    let code = "import sys, os, resource, signal\nprint(sys.path, 'sitecustomize' in sys.modules, len(sys.meta_path), \
+                resource.getrlimit(resource.RLIMIT_NOFILE), signal.getsignal(signal.SIGINT), sys.stdin.read())\n\
+                import torch\nprint(type(torch.__loader__), len(sys.meta_path))\nsys.stderr.write('aside')\ntorch.train(30)\nsys.exit(7)";
+    let plain = |own: &str| {
+        let mut plain = sandbox.command("python3".as_ref());
+        plain.args(["-c", code]).env("PYTHONPATH", own).env("PYTHONDONTWRITEBYTECODE", "1");
+        plain.env("TMPDIR", sandbox.path("tmp"));
+        Run::of(plain)
+    };
+    let lib = sandbox.path("lib").to_str().unwrap().to_owned();
+    sandbox.write("torch.py", include_bytes!("record/torch.py"));
+    for own in [
+        lib.clone(),
+        format!("{lib}::/nowhere"),
+        format!(":{lib}"),
+        format!("{lib}:"),
+        String::new(),
+    ] {
+        let mut command = command(&sandbox, "--output out", &[], code);
+        let recorded = Run::of({
+            command.env("PYTHONPATH", &own);
+            command
+        });
+        fs::remove_dir_all(sandbox.path("out")).unwrap();
+        let plain = plain(&own);
+        assert_eq!((plain.code, recorded.code), (Some(7), Some(7)), "{recorded:#?}");
+        let (said, ours) = recorded.stdout.split_once("\n\nRecorded 5 steps").unwrap();
+        // Until torch is imported, one finder more waits for it.
+        let finders = plain.stdout.lines().nth(1).and_then(|line| line.rsplit(' ').next()).unwrap();
+        let more = (finders.parse::<usize>().unwrap() + 1).to_string();
+        let said = said.replacen(&format!("False {more} ("), &format!("False {finders} ("), 1);
+        assert_eq!(format!("{said}\n"), plain.stdout, "{own}");
+        assert_eq!(recorded.stderr, plain.stderr, "{own} {ours}");
+    }
+}
+
+#[test]
+fn the_users_sitecustomize_runs() {
+    let Some(sandbox) = sandbox() else { return };
+    let code = "import sys, torch; torch.train(30); print(sys.modules['sitecustomize'].__file__)";
+    sandbox.write("lib/sitecustomize.py", b"print('mine')");
+    let run = record(&sandbox, "", code).ok();
+    assert!(run.stdout.starts_with("mine\ntrained"), "{run:#?}");
+    run.prints(&["lib/sitecustomize.py\n", "Recorded 5 steps"]);
+    // Its error is reported as Python does, and the program runs.
+    sandbox.write("lib/sitecustomize.py", b"import nowhere");
+    let run = record(&sandbox, "", "import torch; torch.train(30)").ok();
+    run.says(&["Error in sitecustomize", "No module named 'nowhere'"])
+        .prints(&["Recorded 5 steps"]);
+}
+
+#[test]
+fn the_end_says_why_nothing_was_recorded() {
+    let Some(sandbox) = sandbox() else { return };
+    let own = "def own(at):\n    global p\n    if at == 3: p = torch.autograd.profiler.profile().__enter__()\n";
+    for (python, code, words) in [
+        (&["-S"][..], TRAIN, "no Python came by the hook. python -S, -E and -I"),
+        (&["-I"], "print(1)", "no Python came by the hook"),
+        (&["-E"], "print(1)", "paceline record --print-hook"),
+        (&[], "print(1)", "has not imported PyTorch"),
+        (&[], "import torch", "made no optimizer step; --seconds"),
+        (
+            &[],
+            "import torch; torch.train(12)",
+            "made 12 optimizer steps, and --after 20 waits for more; pass --after 6",
+        ),
+        (
+            &[],
+            "import torch; torch.train(4)",
+            "made 4 optimizer steps; a recording of 5 needs more",
+        ),
+        (&[], "import torch, os; torch.train(9); os._exit(0)", "made at least 8 optimizer steps"),
+        (&[], &format!("import torch\n{own}torch.train(40, own)"), "own profiler was running"),
+        (
+            &[],
+            "import os; os.environ['DISK'] = 'full'; import torch; torch.train(40)",
+            "is the disk full?",
+        ),
+        (
+            &[],
+            "import os; os.mkdir('traces'); open('traces/rank_0', 'w'); import torch; torch.train(40)",
+            "FileExistsError",
+        ),
+    ] {
+        let folder = Sandbox::new();
+        let mut command = command(&sandbox, "", python, code);
+        command.current_dir(folder.path(""));
+        let run = Run::of(command).ok();
+        let flat = run.stderr.split_whitespace().collect::<Vec<_>>().join(" ");
+        assert!(
+            flat.starts_with("warning: nothing was recorded: ") && flat.contains(words),
+            "{code}: {run:#?}"
+        );
+        assert!(!run.stdout.contains("Report"), "{run:#?}");
+    }
+}
+
+#[test]
+fn a_pytorch_without_the_hook_is_too_old() {
+    let Some(sandbox) = sandbox() else { return };
+    let text = fs::read_to_string(sandbox.path("lib/torch.py")).unwrap();
+    let old = text.replace("optim.optimizer.register", "optim.optimizer.lacks");
+    sandbox.write("lib/torch.py", old.as_bytes());
+    record(&sandbox, "", TRAIN).ok().says(&["PyTorch 2.9.0 lacks what this needs"]);
+}
+
+#[test]
+fn steps_are_those_of_the_optimizer_that_is_first() {
+    let Some(sandbox) = sandbox() else { return };
+    // Two optimizers take turns, another has ended before, and a hook of the program's own comes after ours.
+    let code = "import torch\nseen = []\ntorch.train(10)\n\
+                a, b = torch.optim.SGD(), torch.optim.SGD()\n\
+                torch.register_optimizer_step_post_hook(lambda *_: seen.append(1))\n\
+                for _ in range(30): a.step(); b.step()\nprint(len(seen))";
+    let run = record(&sandbox, "", code).ok();
+    run.prints(&["\n60\n", "Recorded 5 steps", "5 of 6 steps (1 to 5)"]);
+    let trace = fs::read_to_string(sandbox.path(&traces(&sandbox, "traces")[0])).unwrap();
+    assert_eq!(trace.matches("Optimizer.step#SGD.step").count(), 12, "{trace}");
+    // The optimizer that divides the recording makes no further step.
+    let code = "import torch; a = torch.optim.SGD()\nfor _ in range(23): a.step()\ntorch.train(30)\nprint('end')";
+    record(&sandbox, "", code)
+        .ok()
+        .says(&["ended after 3 steps of 5 to record"])
+        .prints(&["end\n\nRecorded 3 steps"]);
+}
+
+#[test]
+fn the_programs_own_profiler_goes_first() {
+    let Some(sandbox) = sandbox() else { return };
+    let own = |begin: u32, end: u32| {
+        format!(
+            "import torch\ndef own(at):\n    global p\n    if at == {begin}:\n        p = torch.autograd.profiler.profile()\n        \
+             p._prepare_trace()\n    if at == {begin} + 3: p._start_trace()\n    if at == {end}:\n        p.__exit__(None, None, None)\n        \
+             print(len(p.events))\ntorch.train(80, own)"
+        )
+    };
+    // It runs, or is prepared, before ours would begin; it begins within ours, or within its warm-up.
+    for begin in [3, 18, 17, 21, 19] {
+        let flags = format!("--output out{begin}");
+        let run = record(&sandbox, &flags, &own(begin, 30)).ok();
+        // Two spans and an operator in each step from its start.
+        let events = format!("{}\ntrained", 3 * (30 - begin - 3));
+        run.prints(&[&events, "Recorded 5 steps", "5 of 6 steps (1 to 5)"]);
+        assert_eq!(run.stderr, "");
+    }
+    // A program that marks steps for a profiler that waits.
+    let code = "import torch\np = torch.profiler.profile(schedule=(-1, 0))\np.start()\ntorch.train(40, lambda at: p.step())";
+    record(&sandbox, "", code).ok().prints(&["5 of 6 steps (1 to 5)"]);
+}
+
+#[test]
+fn every_rank_is_recorded_and_stop_ends_them() {
+    let Some(sandbox) = sandbox() else { return };
+    // A rank for each number, in processes as torchrun and mp.spawn start them; the fork records nothing of its own.
+    let code = "import os, sys, subprocess\nif 'RANK' not in os.environ:\n    \
+                ranks = [subprocess.Popen([sys.executable, sys.argv[1]], env={**os.environ, 'RANK': str(rank)}) for rank in range(3)]\n    \
+                print([rank.wait() for rank in ranks])\nelse:\n    import torch\n    def own(at):\n        \
+                if at == 22 and os.fork() == 0: torch.train(3); sys.exit(0)\n    \
+                try: torch.train(200, own)\n    except Exception: print('caught')\n    finally: print('finally', flush=True)\n";
+    sandbox.write("ranks.py", code.as_bytes());
+    let mut command = sandbox.given("record --stop -- python3 ranks.py ranks.py");
+    command.env("PYTHONPATH", sandbox.path("lib")).env("TMPDIR", sandbox.path("tmp"));
+    let run = Run::of(command).ok();
+    run.prints(&[
+        "[0, 0, 0]",
+        "finally",
+        "Recorded 5 steps of 3 ranks",
+        "3 ranks · 5 of 6 steps (1 to 5)",
+    ]);
+    assert!(!run.stdout.contains("trained 200") && run.stderr.is_empty(), "{run:#?}");
+    let folders: Vec<_> =
+        traces(&sandbox, "traces").iter().map(|path| path[7..13].to_owned()).collect();
+    assert_eq!(folders, ["rank_0", "rank_1", "rank_2"]);
+}
+
+#[test]
+fn a_time_is_recorded_without_an_optimizer() {
+    let Some(sandbox) = sandbox() else { return };
+    let code = "import torch, time\nend = time.time() + 2\n\
+                while time.time() < end:\n    with torch.record_function('aten::mm'): time.sleep(0.01)";
+    let run = record(&sandbox, "--after 0 --seconds 0.2", code).ok();
+    run.prints(&["Recorded 0.", " s of 1 rank", "no steps"]);
+    // The program ends before the time is over, or before it has begun.
+    let run = record(&sandbox, "--after 0 --seconds 100", code).ok();
+    run.prints(&["Recorded ", " s of 1 rank"]);
+    record(&sandbox, "--after 100 --seconds 1", code)
+        .ok()
+        .says(&["within 100 s after it imported PyTorch"]);
+}
+
+#[test]
+fn a_crash_or_a_signal_keeps_its_exit_code_and_the_traces() {
+    let Some(sandbox) = sandbox() else { return };
+    let run = record(&sandbox, "", "import torch; torch.train(23); 1 / 0");
+    run.ended_with(1, &["ZeroDivisionError", "rank 0 ended after 3 steps of 5"])
+        .prints(&["Report: "]);
+    let run = record(&sandbox, "", "import os, torch; torch.train(30); os.kill(os.getpid(), 9)");
+    run.ended_with(137, &[]).prints(&["Recorded 5 steps"]);
+    for (sent, code) in [(Signal::INT, 130), (Signal::TERM, 7)] {
+        let code_of = "import signal, sys, torch, os\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n\
+                       torch.train(10**6, lambda at: at == 30 and open('ready', 'w'))";
+        let mut running = Running::start(command(&sandbox, "", &[], code_of));
+        running.wait_until("30 steps", || sandbox.path("ready").exists());
+        signal(running.id(), sent);
+        let run = running.end();
+        run.ended_with(code, &[]).prints(&["Recorded 5 steps"]);
+        fs::remove_file(sandbox.path("ready")).unwrap();
+    }
+}
+
+#[test]
+fn what_is_in_the_way_is_refused_before_the_program_starts() {
+    let Some(sandbox) = sandbox() else { return };
+    fifo(&sandbox.path("fifo"));
+    std::os::unix::fs::symlink("nowhere", sandbox.path("link")).unwrap();
+    sandbox.write("full/a", b"");
+    let before = sandbox.contents();
+    for flags in
+        ["--output fifo", "--output link", "--output full", "--output full/a", "--output fifo/a"]
+    {
+        record(&sandbox, flags, TRAIN).refused(&["--output "]);
+    }
+    for (folder, words) in [("nowhere", "TMPDIR: cannot write"), ("a:b", "without a colon")] {
+        let mut command = command(&sandbox, "", &[], TRAIN);
+        command.env("TMPDIR", sandbox.path(folder));
+        Run::of(command).refused(&[words]);
+    }
+    assert_eq!(sandbox.contents(), before);
+    // Names with control characters and blanks are shown, not obeyed.
+    let mut command = command(&sandbox, "", &[], TRAIN);
+    command.current_dir(sandbox.path("full")).env("TMPDIR", sandbox.path("tmp"));
+    let run = Run::of(command).ok();
+    assert!(!run.stdout.contains('\u{1b}'), "{run:#?}");
+}
+
+#[test]
+fn a_program_can_start_the_recording_by_itself() {
+    let Some(sandbox) = sandbox() else { return };
+    let hook = sandbox.run("record --print-hook").ok().stdout;
+    sandbox.write("lib/paceline_record.py", hook.as_bytes());
+    for (name, code) in [
+        (
+            "before",
+            "import paceline_record; paceline_record.start(after=3, steps=2, output='before'); import torch; torch.train(9)",
+        ),
+        (
+            "after",
+            "import torch; import paceline_record; paceline_record.start(after=3, steps=2, output='after'); torch.train(9)",
+        ),
+    ] {
+        let mut python = sandbox.command("python3".as_ref());
+        python.args(["-I", "-c", &format!("import sys; sys.path.insert(0, 'lib')\n{code}")]);
+        let run = Run::of(python).ok();
+        assert_eq!((run.stdout.as_str(), run.stderr.as_str()), ("trained 9 steps\n", ""));
+        sandbox.run(&format!("analyze {name}")).ok().prints(&["2 of 3 steps (1 to 2)"]);
+        // Recorded from outside too, it is recorded once.
+        let run = record(&sandbox, &format!("--output {name}-2"), code).ok();
+        run.says(&["made 9 optimizer steps, and --after 20"]);
+    }
+}
+
+/// Two ranks of PyTorch itself, in the Python that `PACELINE_TORCH` names.
+#[test]
+fn pytorch_itself_is_recorded() {
+    let Some(python) = std::env::var_os("PACELINE_TORCH").map(PathBuf::from) else {
+        println!("skipped: PACELINE_TORCH names no Python with PyTorch");
+        return;
+    };
+    let sandbox = Sandbox::new();
+    let code = "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\n\
+                model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))\n\
+                optimizer = torch.optim.AdamW(model.parameters())\nfor _ in range(30):\n    \
+                model(torch.randn(8, 64)).sum().backward()\n    optimizer.step()\n    optimizer.zero_grad()\n\
+                dist.destroy_process_group()\n";
+    sandbox.write("train.py", code.as_bytes());
+    for flags in [&["--stacks"][..], &["--stop", "--after", "2"]] {
+        let mut command = sandbox.given("record --output out");
+        command.args(flags).arg("--").arg(&python);
+        command
+            .args("-m torch.distributed.run --standalone --nproc-per-node 2 train.py".split(' '));
+        let run = Run::of(command).ok();
+        run.prints(&["Recorded 5 steps of 2 ranks", "2 ranks · 5 of 6 steps (1 to 5) · gloo"]);
+        assert!(!run.stderr.contains("Traceback") && !run.stderr.contains("USDT"), "{run:#?}");
+        fs::remove_dir_all(sandbox.path("out")).unwrap();
+    }
+}
