@@ -10,12 +10,12 @@ use std::error::Error;
 use std::path::PathBuf;
 
 use comparison::Comparison;
-use paceline_analysis::hta::Rounding;
+use paceline_analysis::hta::Rules;
 
 fn main() -> Result<(), Box<dyn Error>> {
     let folder = PathBuf::from(std::env::args_os().nth(1).ok_or("give a folder")?);
     let [exact, rounded] =
-        [Rounding::Exact, Rounding::Hta].map(|rounding| Comparison::of(&folder, rounding));
+        [Rules::Hta, Rules::HtaRounded].map(|rules| Comparison::of(&folder, rules));
     let differences = [exact.differences, rounded.differences].concat();
     let compared = exact.compared + rounded.compared;
     println!("{}", serde_json::json!({"compared": compared, "differences": differences}));

@@ -39,6 +39,18 @@ pub(crate) fn of(timeline: &Timeline) -> Vec<Step> {
     steps
 }
 
+/// The steps that are analyzed, and when the last of them ends: as any step, where the next one begins, if there is one. The last
+/// of several steps is left out, because it may have been cut off, unless it is to be included.
+pub(crate) fn analyzed(timeline: &Timeline, include_last: bool) -> (Vec<Step>, i64) {
+    let mut steps = of(timeline);
+    let end_ns = if steps.len() > 1 && !include_last {
+        steps.pop().map(|step| step.time.start_ns)
+    } else {
+        steps.last().map(|step| step.time.end_ns())
+    };
+    (steps, end_ns.unwrap_or(i64::MAX))
+}
+
 /// The row of the thread that runs the steps.
 pub(crate) fn lane(timeline: &Timeline) -> Option<TrackId> {
     let numbers = numbers(timeline);

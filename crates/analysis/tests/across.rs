@@ -3,7 +3,7 @@
 mod common;
 
 use common::{Build, NCCL, timeline, value};
-use paceline_analysis::hta::{Options, analyze};
+use paceline_analysis::hta::{Options, Rules, analyze};
 use paceline_analysis::ranks::across_ranks;
 use paceline_analysis::timeline::Timeline;
 
@@ -29,8 +29,14 @@ fn ranks() -> Vec<Timeline> {
 
 #[test]
 fn waits_and_transfers_add_up_to_the_communication_of_the_row() {
-    for (include_last_step, collectives, steps) in [(false, 3, 2), (true, 4, 3)] {
-        let options = Options { include_last_step, ..Options::default() };
+    // Only HTA counts the all-reduce before the first step.
+    for (rules, include_last_step, collectives, steps) in [
+        (Rules::Steps, false, 2, 2),
+        (Rules::Steps, true, 3, 3),
+        (Rules::Hta, false, 3, 2),
+        (Rules::Hta, true, 4, 3),
+    ] {
+        let options = Options { rules, include_last_step, ..Options::default() };
         let (timelines, us) = (ranks(), |ns: i64| ns as f64 / 1e3);
         let analysis = analyze(&timelines, &options).expect("two ranks");
         let across = across_ranks(&timelines, &options);

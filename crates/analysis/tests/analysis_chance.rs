@@ -5,7 +5,7 @@ mod common;
 
 use common::{Build, Us, us};
 use paceline_analysis::hta::{
-    Analysis, KernelKind, Options, RankAnalysis, Rounding, StepChoice, analyze, diff,
+    Analysis, KernelKind, Options, RankAnalysis, Rules, StepChoice, analyze, diff,
 };
 use paceline_analysis::timeline::{DeviceWork, Timeline, TrackId};
 use proptest::prelude::*;
@@ -90,18 +90,18 @@ fn any_timeline() -> impl Strategy<Value = Timeline> {
     parts.prop_map(|(kernels, calls, spans, operators)| timeline(kernels, calls, spans, operators))
 }
 
-fn options(rounding: Rounding, include_last_step: bool) -> Options {
-    Options { rounding, include_last_step, ..Options::default() }
+fn options(rules: Rules, include_last_step: bool) -> Options {
+    Options { rules, include_last_step, ..Options::default() }
 }
 
 /// Checks what holds for every rank.
-fn check(rank: &RankAnalysis, rounding: Rounding) {
+fn check(rank: &RankAnalysis, rules: Rules) {
     let temporal = rank.temporal;
     let sum = temporal.idle_ns + temporal.compute_ns + temporal.non_compute_ns;
     assert_eq!(sum, temporal.kernel_time_ns);
     let kernels: i64 = rank.kernels.iter().map(|kernel| kernel.sum_ns).sum();
     let kinds: i64 = rank.kinds.iter().map(|of| of.1).sum();
-    if rounding == Rounding::Exact {
+    if rules != Rules::HtaRounded {
         assert!(temporal.idle_ns >= 0 && temporal.compute_ns >= 0 && temporal.non_compute_ns >= 0);
         assert!(kinds <= temporal.kernel_time_ns - temporal.idle_ns && kinds <= kernels);
         assert!(rank.overlap.pctg().is_none_or(|pctg| (0.0..=100.0).contains(&pctg)));
@@ -121,11 +121,11 @@ proptest! {
     #[test]
     fn whatever_a_trace_says_is_analyzed(timeline in any_timeline()) {
         let timelines = [timeline];
-        for rounding in [Rounding::Exact, Rounding::Hta] {
+        for rules in [Rules::Steps, Rules::Hta, Rules::HtaRounded] {
             for include_last_step in [false, true] {
-                let options = options(rounding, include_last_step);
+                let options = options(rules, include_last_step);
                 if let Ok(Analysis { ranks, .. }) = analyze(&timelines, &options) {
-                    check(&ranks[0], rounding);
+                    check(&ranks[0], rules);
                 }
                 for steps in [StepChoice::First, StepChoice::All, StepChoice::One(2)] {
                     if let Ok(same) = diff(&timelines, &timelines, &steps, &options) {

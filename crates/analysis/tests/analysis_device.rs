@@ -4,8 +4,8 @@ mod common;
 
 use common::{Build, NCCL, figure, timeline, value};
 use paceline_analysis::hta::{
-    Analysis, CollectiveKind, IdleCategory, KernelKind, Kind, Options, RankAnalysis, Rounding,
-    Source, analyze, columns, top_kernels,
+    Analysis, CollectiveKind, IdleCategory, KernelKind, Kind, Options, RankAnalysis, Rules, Source,
+    analyze, columns, top_kernels,
 };
 use paceline_analysis::timeline::Timeline;
 
@@ -254,7 +254,7 @@ fn rounding_is_that_of_hta() {
         (value(&exact, "kernel_time_us"), value(&exact, "temporal_compute_time_us")),
         (39.5, 20.6)
     );
-    let hta = with(build(), &Options { rounding: Rounding::Hta, ..Options::default() });
+    let hta = with(build(), &Options { rules: Rules::HtaRounded, ..Options::default() });
     // Rounded: 1..10, 21..20, 30..40.
     assert_eq!(
         (value(&hta, "kernel_time_us"), value(&hta, "temporal_compute_time_us")),
@@ -265,19 +265,22 @@ fn rounding_is_that_of_hta() {
 }
 
 #[test]
-fn waits_of_the_device_count_as_hta_counts_them() {
-    // A wait on a stream counts as something that runs but does not compute. A wait without a stream counts
-    // as nothing.
+fn waits_of_the_device_count_only_to_hta() {
+    // To HTA, a wait on a stream counts as something that runs but does not compute. A wait without a stream counts
+    // as nothing, and so does every wait by our own rules.
     let build = timeline(0)
         .kernel("gemm", 7, 0.0, 10.0)
         .wait("Stream Sync", 7, 77, 10.0, 15.0)
         .wait("Context Sync", -1, 78, 15.0, 18.0)
         .kernel("gemm", 7, 20.0, 30.0);
-    let rank = one(build);
-    assert_eq!((value(&rank, "idle_time_us"), value(&rank, "non_compute_time_us")), (5.0, 5.0));
-    assert_eq!(value(&rank, "total_kernel_time_us"), 20.0);
-    // A wait does not end a gap.
-    assert_eq!(rank.idle[0].by_category[0].time_ns, 10_000);
+    for (rules, idle_us, non_compute_us) in [(Rules::Steps, 10.0, 0.0), (Rules::Hta, 5.0, 5.0)] {
+        let rank = with(build.clone(), &Options { rules, ..Options::default() });
+        let found = (value(&rank, "idle_time_us"), value(&rank, "non_compute_time_us"));
+        assert_eq!(found, (idle_us, non_compute_us));
+        assert_eq!(value(&rank, "total_kernel_time_us"), 20.0);
+        // A wait does not end a gap.
+        assert_eq!(rank.idle[0].by_category[0].time_ns, 10_000);
+    }
 }
 
 #[test]

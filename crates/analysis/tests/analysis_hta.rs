@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use common::figure;
-use paceline_analysis::hta::{Options, RankAnalysis, Rounding, Summary, analyze};
+use paceline_analysis::hta::{Options, RankAnalysis, Rules, Summary, analyze};
 use paceline_analysis::read;
 
 /// Our figures under the names of `expected.tsv`; times in microseconds.
@@ -81,10 +81,10 @@ fn agrees(name: &str, ours: f64, theirs: f64) -> bool {
     (ours - theirs).abs() <= if is_percent { 0.1 } else { 1e-5 + theirs.abs() / 1e3 }
 }
 
-fn compare(rounding: Rounding, label: &str) {
+fn compare(rules: Rules, label: &str) {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures/hta");
     let timeline = read::open(&folder.join("rank_0.pt.trace.json.gz")).unwrap();
-    let options = Options { rounding, ..Options::default() };
+    let options = Options { rules, ..Options::default() };
     let analysis = analyze(&[timeline], &options).unwrap();
     assert!(analysis.notes.is_empty(), "{:?}", analysis.notes);
     let ours = figures(&analysis.ranks[0]);
@@ -113,10 +113,10 @@ fn compare(rounding: Rounding, label: &str) {
 
 #[test]
 fn figures_agree_with_hta_without_rounding() {
-    compare(Rounding::Exact, "exact");
+    compare(Rules::Hta, "exact");
 }
 
 #[test]
 fn figures_agree_with_hta_as_it_rounds() {
-    compare(Rounding::Hta, "hta");
+    compare(Rules::HtaRounded, "hta");
 }

@@ -133,7 +133,7 @@ impl Recorded<'_> {
         }
         let new =
             sort_by_key(&mut self.calls, |call| (call.time.start_ns, call.kind != CallKind::Mark));
-        self.marks = new[first_mark..].to_vec();
+        self.marks.calls = new[first_mark..].to_vec();
         new
     }
 

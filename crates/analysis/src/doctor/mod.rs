@@ -12,6 +12,7 @@
 //! | here | the examination of traces |
 //! | `finding` | a cause, its advice, and whether the gain is worth a change |
 //! | `recorded` | the calls and the work of a rank's steps; `collect` reads them, `connect` infers the waits of each |
+//! | `lag` | the work of earlier steps that the device has still to do when the first step begins |
 //! | `replay` | the steps replayed with a changed plan |
 //! | `together` | the waits in collectives, and which rank came last |
 //! | `names` | the meaning of the names of kernels and calls |
@@ -28,6 +29,7 @@ mod causes;
 mod collect;
 mod connect;
 mod finding;
+mod lag;
 mod names;
 mod own;
 pub mod products;
@@ -65,7 +67,7 @@ pub struct Diagnosis {
     pub step_ms: Option<f64>,
     /// How many steps were replayed on each rank.
     pub steps: usize,
-    /// The length of each replayed step of each rank, in milliseconds.
+    /// The length of each replayed step, in milliseconds: means over the ranks.
     pub lengths_ms: Vec<f64>,
 }
 
@@ -129,12 +131,16 @@ fn diagnose(timelines: &[Timeline], together: &Together, options: &Options) -> D
                 .to_owned(),
         );
     }
-    let lengths_ms: Vec<f64> =
-        recorded.iter().flat_map(|of| of.lengths_ms(&of.as_recorded())).collect();
+    let mean = |all: &[f64]| all.iter().sum::<f64>() / all.len() as f64;
+    let of_ranks: Vec<Vec<f64>> =
+        recorded.iter().map(|of| of.lengths_ms(&of.as_recorded())).collect();
+    let num_steps = of_ranks.iter().map(Vec::len).min().unwrap_or(0);
+    let of_step = |at: usize| mean(&of_ranks.iter().map(|of| of[at]).collect::<Vec<_>>());
+    let lengths_ms: Vec<f64> = (0..num_steps).map(of_step).collect();
     if lengths_ms.is_empty() {
         return Diagnosis { unseen, ..Diagnosis::default() };
     }
-    let step_ms = lengths_ms.iter().sum::<f64>() / lengths_ms.len() as f64;
+    let step_ms = mean(&lengths_ms);
     let bases = recorded.iter().map(|of| without_waits(of, together)).collect();
     let sizes = Reducer::of(timelines).and_then(|reducer| Sizes::of(&reducer));
     let mut ranks = Ranks { recorded, together, sizes, bases, step_ms };

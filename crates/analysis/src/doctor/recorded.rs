@@ -129,6 +129,15 @@ pub(super) enum Event {
     Work(u32),
 }
 
+/// Where steps begin.
+#[derive(Default)]
+pub(super) struct Marks {
+    /// The calls that mark the start of each step, and the end of the last one.
+    pub(super) calls: Vec<u32>,
+    /// When the device had done all work of earlier steps.
+    pub(super) done_ns: i64,
+}
+
 /// The steps of a rank.
 pub(super) struct Recorded<'a> {
     pub(super) timeline: &'a Timeline,
@@ -137,8 +146,7 @@ pub(super) struct Recorded<'a> {
     pub(super) calls: Vec<Call>,
     pub(super) works: Vec<Work>,
     pub(super) frames: Vec<Frame>,
-    /// The calls that mark the start of each step, and the end of the last one.
-    pub(super) marks: Vec<u32>,
+    pub(super) marks: Marks,
     pub(super) order: Vec<Event>,
     /// The collective that each name means, by [`NameId`].
     kinds: Vec<Option<CollectiveKind>>,
@@ -147,10 +155,13 @@ pub(super) struct Recorded<'a> {
 impl<'a> Recorded<'a> {
     /// Reads a timeline. `None` if the trace has no work whose launch is known.
     pub(super) fn of(timeline: &'a Timeline, rank: usize, options: &Options) -> Option<Self> {
-        let mut steps: Vec<TimeRange> = steps::of(timeline).iter().map(|step| step.time).collect();
-        if steps.len() > 1 && !options.include_last_step {
-            steps.pop();
-        }
+        let (named, end_ns) = steps::analyzed(timeline, options.include_last_step);
+        let starts = named.iter().map(|step| step.time.start_ns);
+        let ends = starts.clone().skip(1).chain([end_ns]);
+        let mut steps: Vec<TimeRange> = starts
+            .zip(ends)
+            .map(|(start_ns, end_ns)| TimeRange::between(start_ns, end_ns))
+            .collect();
         if steps.is_empty() {
             let (start_ns, end_ns) = timeline.extent()?;
             steps = vec![TimeRange { start_ns, dur_ns: end_ns.saturating_sub(start_ns) }];
@@ -162,7 +173,7 @@ impl<'a> Recorded<'a> {
             calls: Vec::new(),
             works: Vec::new(),
             frames: Vec::new(),
-            marks: Vec::new(),
+            marks: Marks::default(),
             order: Vec::new(),
             kinds: timeline.names.iter().map(collective_kind).collect(),
         };
@@ -172,11 +183,12 @@ impl<'a> Recorded<'a> {
             this.add_operators()
         }
         let is_known = this.works.iter().any(|work| work.call.is_some()) || !this.on_device();
-        if this.calls.len() <= this.marks.len() || !is_known {
+        if this.calls.len() <= this.marks.calls.len() || !is_known {
             return None;
         }
         this.connect_calls();
         this.connect_works();
+        this.marks.done_ns = this.done_before();
         this.put_in_order();
         Some(this)
     }

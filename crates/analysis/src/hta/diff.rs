@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::checks::by_rank;
 use super::options::rounded;
-use super::options::{Options, StepChoice};
+use super::options::{Options, Rules, StepChoice};
 use super::steps::{Steps, choose};
 use super::work::launched;
 use crate::TraceError;
@@ -240,7 +240,7 @@ fn sums_of(
     let (steps, _) = choose(timeline, &Options { include_last_step, ..options.clone() });
     let has_steps = steps.found > 0;
     let steps = chosen(steps.chosen, choice, &timeline.source)?;
-    let time_of = |time: TimeRange| rounded(time, options.rounding);
+    let time_of = |time: TimeRange| rounded(time, options.rules);
 
     let mut host = vec![Sum::default(); timeline.names.count()];
     let mut device = host.clone();
@@ -253,7 +253,10 @@ fn sums_of(
     };
     let operators = timeline.operators.iter().map(|operator| (operator.name, operator.time));
     let launches = timeline.launches.iter().map(|launch| (launch.name, launch.time));
-    let annotations = timeline.annotations.iter().map(|span| (span.name, span.time));
+    // To HTA, the device's view of a span is work of the host.
+    let has_views = options.rules != Rules::Steps;
+    let annotations = timeline.annotations.iter().filter(|span| has_views || !span.is_device);
+    let annotations = annotations.map(|span| (span.name, span.time));
     for (name, time) in operators.chain(launches).chain(annotations) {
         let time = time_of(time);
         add(Side::Host, name, time.start_ns, time);

@@ -107,7 +107,7 @@ pub(super) fn by_name(work: &Work) -> Vec<KernelStats> {
     // Each name has one kind, so the name's index is enough. The running mean and sum of squares are
     // Welford's.
     let mut places: Vec<Option<(KernelStats, f64)>> = vec![None; work.timeline.names.count()];
-    for item in &work.items {
+    for item in work.items.iter().filter(|item| item.counts(work.timeline, work.options)) {
         let (stats, squares) = places[item.name.0 as usize].get_or_insert_with(|| {
             let name = work.timeline.names.text(item.name).to_owned();
             let (min_ns, max_ns) = (i64::MAX, i64::MIN);

@@ -45,7 +45,7 @@ pub use kernels::{KernelKind, KernelStats, top as top_kernels};
 pub use launches::{LaunchStats, NameLaunches};
 pub use memory::MemoryUse;
 pub(crate) use nesting::{Nested, innermost};
-pub use options::{Kind, Options, Rounding, StepChoice};
+pub use options::{Kind, Options, Rules, StepChoice};
 pub use steps::Steps;
 pub use temporal::{Overlap, Temporal};
 pub use work::Source;

@@ -11,16 +11,18 @@ pub enum Kind {
     Sharding,
 }
 
-/// How times are rounded before anything is computed.
+/// Whose rules decide which work counts, and how times are rounded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Rounding {
-    /// No rounding: nanoseconds, as precise as the file gives them. HTA does the same with
-    /// `HTA_DISABLE_NS_ROUNDING=1`.
+pub enum Rules {
+    /// Work counts if an analyzed step launched it, however late it ran. Waits are no work.
     #[default]
-    Exact,
-    /// HTA's default: starts are rounded up and ends down to whole microseconds. A kernel becomes 1 us
-    /// shorter on average, and a kernel that lies between two whole microseconds lasts -1 us.
+    Steps,
+    /// HTA's: work counts if it was launched before the last step began, on the host or in the device's view of the steps.
+    /// Waits of a stream count. Times have nanoseconds, as in HTA with `HTA_DISABLE_NS_ROUNDING=1`.
     Hta,
+    /// HTA's, with its default rounding: starts are rounded up and ends down to whole microseconds. A kernel becomes 1 us
+    /// shorter on average, and a kernel that lies between two whole microseconds lasts -1 us.
+    HtaRounded,
 }
 
 /// Which steps a comparison of two traces covers.
@@ -42,15 +44,15 @@ pub struct Options {
     pub kind: Option<Kind>,
     /// `false`: the last of two or more steps is left out, because the profiler may have cut it off.
     pub include_last_step: bool,
-    /// How times are rounded.
-    pub rounding: Rounding,
+    /// Whose rules decide.
+    pub rules: Rules,
 }
 
-/// A time range after rounding. Its duration can be negative with [`Rounding::Hta`].
-pub(super) fn rounded(time: TimeRange, rounding: Rounding) -> TimeRange {
-    match rounding {
-        Rounding::Exact => time,
-        Rounding::Hta => {
+/// A time range after rounding. Its duration can be negative with [`Rules::HtaRounded`].
+pub(super) fn rounded(time: TimeRange, rules: Rules) -> TimeRange {
+    match rules {
+        Rules::Steps | Rules::Hta => time,
+        Rules::HtaRounded => {
             let start_ns = -(-time.start_ns).div_euclid(1000) * 1000;
             let end_ns = time.end_ns().div_euclid(1000) * 1000;
             TimeRange { start_ns, dur_ns: end_ns - start_ns }

@@ -5,7 +5,7 @@ use foldhash::HashMap;
 use super::collectives::{CollectiveKind, backend_of, kind_of};
 use super::kernels::KernelKind;
 use super::nesting::{Nested, innermost};
-use super::options::{Options, Rounding, rounded};
+use super::options::{Options, Rules, rounded};
 use super::steps;
 use super::steps::{Steps, Window};
 use crate::timeline::{DeviceWork, NameId, TimeRange, Timeline, TrackId};
@@ -27,7 +27,7 @@ pub(super) struct Item {
     pub name: NameId,
     pub kind: KernelKind,
     pub start_ns: i64,
-    /// Can be one microsecond before `start_ns` after [`Rounding::Hta`].
+    /// Can be one microsecond before `start_ns` after [`Rules::HtaRounded`].
     pub end_ns: i64,
     /// Its duration. For an operator, without the operators that it called.
     pub dur_ns: i64,
@@ -44,6 +44,11 @@ impl Item {
     /// Whether it is a kernel event that stands for a wait (`cuda_sync`).
     pub(super) fn is_wait(&self, timeline: &Timeline) -> bool {
         timeline.kernels.get(self.kernel as usize).is_some_and(|of| of.work == DeviceWork::Sync)
+    }
+
+    /// Whether it counts as work: waits do so only to HTA.
+    pub(super) fn counts(&self, timeline: &Timeline, options: &Options) -> bool {
+        options.rules != Rules::Steps || !self.is_wait(timeline)
     }
 }
 
@@ -92,7 +97,8 @@ impl<'a> Work<'a> {
         items.sort_by_key(|item| item.start_ns);
         let origin_ns = items.first()?.start_ns;
         let pieces = pieces.unwrap_or_else(|| {
-            items.iter().map(|item| (item.kind, item.start_ns, item.end_ns)).collect()
+            let work = items.iter().filter(|item| item.counts(timeline, options));
+            work.map(|item| (item.kind, item.start_ns, item.end_ns)).collect()
         });
         use KernelKind::{Communication, Computation, Memory, Other};
         let sets = [Computation, Communication, Memory, Other]
@@ -120,7 +126,7 @@ impl<'a> Work<'a> {
 
     /// A time range, rounded as the options ask for.
     pub(super) fn rounded(&self, time: TimeRange) -> TimeRange {
-        rounded(time, self.options.rounding)
+        rounded(time, self.options.rules)
     }
 
     /// When a call ran, by its index.
@@ -136,8 +142,8 @@ impl<'a> Work<'a> {
     /// The time in which at least one item of this kind ran, computed as HTA does: an item whose duration
     /// became negative by rounding is subtracted.
     pub(super) fn merged_ns(&self, kind: KernelKind) -> i64 {
-        match (self.options.rounding, self.source) {
-            (Rounding::Hta, Source::Kernels) => merged_ns(self.bounds(kind)),
+        match (self.options.rules, self.source) {
+            (Rules::HtaRounded, Source::Kernels) => merged_ns(self.bounds(kind)),
             _ => self.times(kind).len_ns() as i64,
         }
     }
@@ -203,8 +209,8 @@ pub(super) struct ChosenKernels {
     pub stray: u64,
 }
 
-/// The kernels that HTA analyzes: if steps are left out, only kernels that were launched in the window, otherwise all. Waits that
-/// belong to no stream never count. If that leaves none, because no kernel has a known launch, those that started in the window.
+/// The kernels to analyze: in a window only those that were launched in it, otherwise all. If that leaves none, because no kernel
+/// has a known launch, those that started in the window. Waits that belong to no stream are left out.
 pub(super) fn chosen_kernels(
     timeline: &Timeline,
     options: &Options,
@@ -218,10 +224,10 @@ pub(super) fn chosen_kernels(
                 return false;
             };
             let call = timeline.launches[launch as usize].time;
-            window.holds(rounded(call, options.rounding).start_ns)
+            window.holds(rounded(call, options.rules).start_ns)
         });
     }
-    if !items.is_empty() {
+    if items.iter().any(|item| item.counts(timeline, options)) {
         return ChosenKernels { items, unlaunched: false, stray };
     }
     let mut items = all_kernels(timeline, options);
@@ -236,7 +242,7 @@ fn all_kernels(timeline: &Timeline, options: &Options) -> Vec<Item> {
     counted
         .filter(|(_, kernel)| kernel.work != DeviceWork::Sync || kernel.stream >= 0)
         .map(|(index, kernel)| {
-            let time = rounded(kernel.time, options.rounding);
+            let time = rounded(kernel.time, options.rules);
             Item {
                 name: kernel.name,
                 kind: kinds[kernel.name.0 as usize],
@@ -296,7 +302,7 @@ fn operator_items(timeline: &Timeline, options: &Options, window: Window) -> (Ve
     let mut submissions = Vec::new();
     let mut lanes: HashMap<TrackId, Vec<Nested<u32>>> = HashMap::default();
     for operator in &timeline.operators {
-        let time = rounded(operator.time, options.rounding);
+        let time = rounded(operator.time, options.rules);
         if !window.holds(time.start_ns) {
             continue;
         }

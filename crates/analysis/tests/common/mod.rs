@@ -67,6 +67,13 @@ pub trait Build: BorrowMut<Timeline> + Sized {
         self.span(&format!("ProfilerStep#{number}"), from, to)
     }
 
+    /// The device's view of a step.
+    fn device_step(self, number: u64, from: impl Us, to: impl Us) -> Self {
+        let mut this = self.step(number, from, to);
+        this.borrow_mut().annotations.last_mut().expect("it was just added").is_device = true;
+        this
+    }
+
     fn operator(self, name: &str, from: impl Us, to: impl Us) -> Self {
         self.operator_on(MAIN, name, us(from, to))
     }

@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 use paceline_analysis::hta::{
-    Analysis, BoundBy, CriticalPath, KernelStats, Options, PathEdge, RankAnalysis, Rounding,
-    Summary, analyze,
+    Analysis, BoundBy, CriticalPath, KernelStats, Options, PathEdge, RankAnalysis, Rules, Summary,
+    analyze,
 };
 use paceline_analysis::read::{self, Select};
 use serde_json::Value;
@@ -19,11 +19,11 @@ const PART: f64 = 1e-3;
 const RESOLUTION_US: f64 = 0.011;
 
 /// The analysis of the traces in a folder.
-pub fn analysis(folder: &Path, rounding: Rounding) -> Analysis {
+pub fn analysis(folder: &Path, rules: Rules) -> Analysis {
     let windows = read::find(&[folder.to_owned()], Select::Latest).unwrap();
     let timelines: Vec<_> =
         windows[0].files.iter().map(|file| read::open(&file.path).unwrap()).collect();
-    analyze(&timelines, &Options { rounding, ..Options::default() }).unwrap()
+    analyze(&timelines, &Options { rules, ..Options::default() }).unwrap()
 }
 
 /// HTA's figures, our figures, and where they differ.
@@ -38,32 +38,32 @@ pub struct Comparison {
 
 impl Comparison {
     /// Compares the traces in a folder with the `hta.json` or `hta-rounded.json` in the same folder.
-    pub fn of(folder: &Path, rounding: Rounding) -> Self {
-        let file = match rounding {
-            Rounding::Exact => "hta.json",
-            Rounding::Hta => "hta-rounded.json",
+    pub fn of(folder: &Path, rules: Rules) -> Self {
+        let file = match rules {
+            Rules::HtaRounded => "hta-rounded.json",
+            _ => "hta.json",
         };
         let text = std::fs::read_to_string(folder.join(file)).unwrap();
         let hta: Value = serde_json::from_str(&text).unwrap();
-        let analysis = analysis(folder, rounding);
+        let analysis = analysis(folder, rules);
         let mut all = Self { analysis, hta, compared: 0, differences: Vec::new() };
         let ranks: Vec<_> = all.analysis.ranks.iter().map(|rank| rank.rank).collect();
         let theirs = all.hta["ranks"].clone();
         all.same("ranks", &ranks.into(), &theirs);
         all.temporal();
         all.overlap();
-        all.kinds(rounding);
+        all.kinds(rules);
         all.kernels();
         all.idle();
         all.launches();
         all.copies();
-        match rounding {
-            // HTA's sort leaves open which of two events at the same time comes first. With whole
-            // microseconds there are many such events.
-            Rounding::Exact => all.queues(),
+        match rules {
             // HTA's call stacks need whole microseconds. With fractions, operators end before the events that
             // they contain begin, and paths go back in time.
-            Rounding::Hta => all.critical_path(),
+            Rules::HtaRounded => all.critical_path(),
+            // HTA's sort leaves open which of two events at the same time comes first. With whole
+            // microseconds there are many such events.
+            _ => all.queues(),
         }
         all
     }
@@ -142,7 +142,7 @@ impl Comparison {
     /// HTA has one list for all ranks. Rounding makes some kernels last -1 us. What HTA counts beside such a
     /// kernel depends on the order in which it happens to sort, so only percentages are compared when HTA
     /// rounds.
-    fn kinds(&mut self, rounding: Rounding) {
+    fn kinds(&mut self, rules: Rules) {
         let mut ours: BTreeMap<String, i64> = BTreeMap::new();
         for (kinds, time_ns) in self.analysis.ranks.iter().flat_map(|rank| &rank.kinds) {
             let names: Vec<_> = kinds.iter().map(|kind| kind.name().to_uppercase()).collect();
@@ -163,7 +163,7 @@ impl Comparison {
             let what = format!("kinds of kernels, {name}");
             let pctg = 100.0 * ns as f64 / total as f64;
             self.points(&what, Some(pctg), &row["percentage"]);
-            if rounding == Rounding::Exact {
+            if rules == Rules::Hta {
                 self.time(&what, ns as f64, &row["sum"]);
             }
         }

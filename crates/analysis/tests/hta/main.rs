@@ -9,15 +9,15 @@ mod comparison;
 use std::path::{Path, PathBuf};
 
 use comparison::{Comparison, analysis};
-use paceline_analysis::hta::{Rounding, Source};
+use paceline_analysis::hta::{Rules, Source};
 
 fn fixture(name: &str) -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/fixtures").join(name)
 }
 
 #[track_caller]
-fn compare(name: &str, rounding: Rounding) {
-    let Comparison { compared, differences, .. } = Comparison::of(&fixture(name), rounding);
+fn compare(name: &str, rules: Rules) {
+    let Comparison { compared, differences, .. } = Comparison::of(&fixture(name), rules);
     let num = differences.len();
     assert!(differences.is_empty(), "{num} of {compared}:\n{}", differences.join("\n"));
     assert!(compared >= 200, "only {compared} figures were compared");
@@ -25,37 +25,37 @@ fn compare(name: &str, rounding: Rounding) {
 
 #[test]
 fn our_traces_of_two_ranks() {
-    compare("paceline_2", Rounding::Exact);
+    compare("paceline_2", Rules::Hta);
 }
 
 #[test]
 fn our_traces_of_four_ranks() {
-    compare("paceline_4", Rounding::Exact);
+    compare("paceline_4", Rules::Hta);
 }
 
 #[test]
 fn traces_in_the_shape_of_cuda() {
-    compare("cuda_shaped", Rounding::Exact);
+    compare("cuda_shaped", Rules::Hta);
 }
 
 #[test]
 fn our_traces_of_two_ranks_rounded() {
-    compare("paceline_2", Rounding::Hta);
+    compare("paceline_2", Rules::HtaRounded);
 }
 
 #[test]
 fn our_traces_of_four_ranks_rounded() {
-    compare("paceline_4", Rounding::Hta);
+    compare("paceline_4", Rules::HtaRounded);
 }
 
 #[test]
 fn traces_in_the_shape_of_cuda_rounded() {
-    compare("cuda_shaped", Rounding::Hta);
+    compare("cuda_shaped", Rules::HtaRounded);
 }
 
 #[test]
 fn a_trace_of_a_processor_is_analyzed_from_its_operators() {
-    let analysis = analysis(&fixture("torch_cpu"), Rounding::Exact);
+    let analysis = analysis(&fixture("torch_cpu"), Rules::Hta);
     assert_eq!(analysis.ranks.len(), 2);
     assert!(analysis.notes.iter().any(|note| note.contains("operators")), "{:?}", analysis.notes);
     for rank in &analysis.ranks {

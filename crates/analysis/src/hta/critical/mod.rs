@@ -13,7 +13,7 @@ mod host;
 use std::collections::BTreeMap;
 
 use super::work::Work;
-use super::{Source, Step};
+use super::{Rules, Source, Step};
 use crate::timeline::NameId;
 use device::add_device;
 use graph::{Account, Bounds, Edge, Graph};
@@ -99,7 +99,9 @@ pub(super) fn of_step(work: &Work) -> Result<Option<CriticalPath>, Circular> {
     }
     let (step, bounds) = match work.steps.chosen.first() {
         Some(&Step { number, time }) => {
-            (Some(number), Bounds { from_ns: time.start_ns, to_ns: time.end_ns() })
+            // The first moment of the next step belongs to it; HTA's steps share it.
+            let shared_ns = i64::from(work.options.rules == Rules::Steps);
+            (Some(number), Bounds { from_ns: time.start_ns, to_ns: time.end_ns() - shared_ns })
         }
         None => (None, Bounds { from_ns: i64::MIN, to_ns: i64::MAX }),
     };

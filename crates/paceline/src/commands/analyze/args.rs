@@ -3,7 +3,7 @@
 use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
-use paceline_analysis::hta::StepChoice;
+use paceline_analysis::hta::{Kind, Options, Rules, StepChoice};
 use paceline_collectives::Link;
 
 const EXAMPLES: &str = "\
@@ -35,6 +35,9 @@ pub struct AnalyzeArgs {
     /// Look at the last step too, which may have been cut off
     #[arg(long)]
     pub include_last_step: bool,
+    /// Choose the work that counts by the rules of Holistic Trace Analysis (HTA), to compare figures with it
+    #[arg(long)]
+    pub hta: bool,
     /// Say how many traces are read at a time; all cores are used with or without it
     #[arg(long)]
     pub enable_multiprocessing: bool,
@@ -55,6 +58,19 @@ pub struct AnalyzeArgs {
     /// replaced by reports or reports_sharding]
     #[arg(long, value_name = "DIR")]
     pub output: Option<PathBuf>,
+}
+
+impl AnalyzeArgs {
+    /// The options of the analysis.
+    pub(super) fn options(&self) -> Options {
+        let kind = match self.kind {
+            KindName::Auto => None,
+            KindName::Ddp => Some(Kind::Ddp),
+            KindName::Sharding => Some(Kind::Sharding),
+        };
+        let rules = if self.hta { Rules::Hta } else { Rules::Steps };
+        Options { kind, include_last_step: self.include_last_step, rules }
+    }
 }
 
 /// Which recordings of a run that was profiled several times.

@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use chrono::{DateTime, Local, NaiveDateTime};
 use paceline_analysis::doctor;
-use paceline_analysis::hta::{self, Analysis, Kind, Options};
+use paceline_analysis::hta::{self, Analysis, Kind};
 use paceline_analysis::ranks::{across_ranks, apart};
 use paceline_analysis::read::{self, Select, Window};
 use paceline_analysis::report::{self, Note, Report, Weight, panels};
@@ -23,7 +23,7 @@ use paceline_files::{Printable, printable};
 use paceline_host::disk::Disk;
 use paceline_host::text::{line_width, plural, say};
 
-use self::args::{AnalyzeArgs, KindName, SelectName};
+use self::args::{AnalyzeArgs, SelectName};
 use crate::commands::trace::ANOTHER_RUN;
 
 /// The name of a report's files.
@@ -36,11 +36,6 @@ pub fn analyze(args: &AnalyzeArgs) -> Result<u8> {
         return against::against(args, &places, after);
     }
     let (folder, name) = output::named_after(&places);
-    let kind = match args.kind {
-        KindName::Auto => None,
-        KindName::Ddp => Some(Kind::Ddp),
-        KindName::Sharding => Some(Kind::Sharding),
-    };
     // Without `--output`, the folder depends on the kind, which may be known only from the traces.
     let root = |kind: Kind| -> Result<PathBuf> {
         if let Some(output) = &args.output {
@@ -53,7 +48,7 @@ pub fn analyze(args: &AnalyzeArgs) -> Result<u8> {
         check_folder("the folder of reports", &root, "pass --output")?;
         Ok(name.as_ref().map_or_else(|| root.clone(), |name| root.join(name)))
     };
-    root(kind.unwrap_or(Kind::Ddp))?;
+    root(args.options().kind.unwrap_or(Kind::Ddp))?;
     let select = match args.select {
         SelectName::Latest => Select::Latest,
         SelectName::All => Select::All,
@@ -61,7 +56,7 @@ pub fn analyze(args: &AnalyzeArgs) -> Result<u8> {
     let windows = read::find(&places, select)?;
     let mut made = Vec::new();
     for window in &windows {
-        made.push(window_report(args, kind, window, &folder)?);
+        made.push(window_report(args, window, &folder)?);
     }
     let roots: Vec<PathBuf> =
         made.iter().map(|(analysis, _)| root(analysis.kind)).collect::<Result<_>>()?;
@@ -105,12 +100,7 @@ fn places(args: &AnalyzeArgs) -> Result<Vec<PathBuf>> {
 }
 
 /// A report that has not been written yet, and its analysis.
-fn window_report(
-    args: &AnalyzeArgs,
-    kind: Option<Kind>,
-    window: &Window,
-    folder: &Path,
-) -> Result<(Analysis, Report)> {
+fn window_report(args: &AnalyzeArgs, window: &Window, folder: &Path) -> Result<(Analysis, Report)> {
     if args.enable_multiprocessing {
         say(&format!(
             "Reading {} in parallel, {} at a time",
@@ -119,7 +109,7 @@ fn window_report(
         ));
     }
     let timelines = read::open_all(&window.files, read::open_beginning)?;
-    let options = Options { kind, include_last_step: args.include_last_step, ..Options::default() };
+    let options = args.options();
     let analysis = hta::analyze(&timelines, &options)?;
     let across = (timelines.len() > 1).then(|| across_ranks(&timelines, &options));
     let about = about(window, &timelines, &analysis, folder);

@@ -1,0 +1,77 @@
+//! How far a device is behind its host when the first step begins.
+//!
+//! Input: the connected calls and work of a rank's steps. Output: when the device had done the work of earlier steps. Without it,
+//! the first step would be longer by the lag of the device, as the recording shows only the end of each step's work.
+//!
+//! A recording may show kernels that were launched before it. If not, the first work shows the lag: it begins late, although
+//! nothing that was recorded held it up.
+
+use foldhash::HashMap;
+
+use super::recorded::{Recorded, Work};
+use crate::hta::launched;
+use crate::timeline::{DeviceWork, Kernel};
+
+/// A device that begins work later than this after its launch, and than this part of a step, had other work to do.
+const LATE_NS: i64 = 50_000;
+const LATE_PART: i64 = 100;
+
+impl Recorded<'_> {
+    /// When the device had done all work of the steps before the first one.
+    pub(super) fn done_before(&self) -> i64 {
+        let begin_ns = self.window().0;
+        if !self.on_device() {
+            return begin_ns;
+        }
+        if let Some(shown_ns) = self.earlier() {
+            return begin_ns.max(shown_ns);
+        }
+        let next: HashMap<i64, &Work> = self.first_works(1).map(|of| (of.stream, of)).collect();
+        let of_step = self.works.iter().filter(|work| work.step == Some(0));
+        let ends = of_step.map(|work| work.time.end_ns());
+        let done_ns = ends.chain(self.steps.get(1).map(|step| step.start_ns)).max();
+        // A lag stays as it is if the host is the slower one. Then the device pauses before the work of each step.
+        let pause = |stream: i64| match (next.get(&stream), done_ns) {
+            (Some(next), Some(done_ns)) if self.is_late(next) => next.time.start_ns - done_ns,
+            _ => 0,
+        };
+        let is_held_up = |work: &Work| work.before.is_some() || work.after != [None, None];
+        let late = self.first_works(0).filter(|work| self.is_late(work) && !is_held_up(work));
+        // What holds up a stream within the step comes later.
+        let done_ns = late.map(|work| work.time.start_ns - pause(work.stream)).min();
+        done_ns.map_or(begin_ns, |done_ns| begin_ns.max(done_ns))
+    }
+
+    /// The first work of a step on each of its streams.
+    fn first_works(&self, step: u32) -> impl Iterator<Item = &Work> {
+        let step_of = |of: u32| self.works[of as usize].step;
+        self.works.iter().filter(move |work| {
+            work.step == Some(step) && work.before.and_then(step_of) != Some(step)
+        })
+    }
+
+    fn is_late(&self, work: &Work) -> bool {
+        let (begin_ns, end_ns) = self.window();
+        let step_ns = (end_ns - begin_ns) / self.steps.len() as i64;
+        let call_ns = work.call.map(|call| self.calls[call as usize].time.end_ns());
+        let is_past = |ns: i64| work.time.start_ns - ns > LATE_NS.max(step_ns / LATE_PART);
+        call_ns.is_some_and(is_past)
+    }
+
+    /// When the device had done the recorded work that was launched before the first step, or before the recording; `None` without
+    /// such work.
+    fn earlier(&self) -> Option<i64> {
+        let timeline = self.timeline;
+        let calls = launched(timeline);
+        let first_ns = self.works.iter().map(|work| work.time.start_ns).min()?;
+        let is_earlier = |kernel: &&Kernel| {
+            let call = kernel.correlation.and_then(|number| calls.get(&number));
+            kernel.work != DeviceWork::Sync
+                && match call {
+                    Some(call) => timeline.launches[*call as usize].time.start_ns < self.window().0,
+                    None => kernel.time.start_ns < first_ns,
+                }
+        };
+        timeline.kernels.iter().filter(is_earlier).map(|kernel| kernel.time.end_ns()).max()
+    }
+}

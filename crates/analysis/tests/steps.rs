@@ -1,0 +1,225 @@
+//! The figures of steps: work belongs to the step that launched it. Devices lag, kernels were launched before the recording, and
+//! first steps are long.
+
+mod common;
+
+use common::{Build, NCCL, timeline, value};
+use paceline_analysis::doctor::{Diagnosis, diagnosis};
+use paceline_analysis::hta::{Options, RankAnalysis, Rules, analyze};
+use paceline_analysis::timeline::Timeline;
+
+fn analyzed(timeline: &Timeline, rules: Rules) -> RankAnalysis {
+    let options = Options { rules, ..Options::default() };
+    analyze(std::slice::from_ref(timeline), &options).unwrap().ranks.remove(0)
+}
+
+fn diagnosed(timeline: &Timeline) -> Diagnosis {
+    diagnosis(std::slice::from_ref(timeline), &Options::default())
+}
+
+/// Four steps of 10 ms with a kernel of 9 ms each. The device is a step late.
+fn late(has_views: bool) -> Timeline {
+    (0..4).fold(timeline(0), |of, step| {
+        let (host, device) = (1e4 * step as f64, 1e4 * (step + 1) as f64 + 100.0);
+        let of = of.step(step, host, host + 9_900.0);
+        let of = if has_views { of.device_step(step, device, device + 9_000.0) } else { of };
+        of.launched("gemm", 7, host + 110.0, host + 130.0, device, device + 9_000.0)
+    })
+}
+
+#[test]
+fn a_device_that_lags_does_the_work_of_the_steps_that_launched_it() {
+    for has_views in [false, true] {
+        let timeline = late(has_views);
+        let rank = analyzed(&timeline, Rules::Steps);
+        let found = ["total_kernel_time_us", "kernel_time_us"].map(|name| value(&rank, name));
+        assert_eq!((rank.steps.chosen.len(), found), (3, [27_000.0, 29_000.0]));
+        // HTA's window ends with the last view of a step, so a fourth kernel counts.
+        let hta = analyzed(&timeline, Rules::Hta);
+        let expected = if has_views { 36_000.0 } else { 27_000.0 };
+        assert_eq!(value(&hta, "total_kernel_time_us"), expected);
+        let Diagnosis { step_ms, lengths_ms, .. } = diagnosed(&timeline);
+        assert_eq!((step_ms, lengths_ms), (Some(10.0), vec![10.0; 3]));
+    }
+}
+
+#[test]
+fn a_single_step_has_the_work_that_it_launched() {
+    let of = timeline(0)
+        .step(0, 0, 10_000)
+        // Launched before the recording, before the step, in it, and after it.
+        .stray("gemm", 7, -3_000, -1_000)
+        .stray("gemm", 7, -900, 500)
+        .launched("gemm", 7, -500.0, -490.0, 501.0, 1_000.0)
+        .launched("gemm", 7, 100.0, 110.0, 1_001.0, 5_001.0)
+        .launched("gemm", 7, 9_990.0, 9_995.0, 10_500.0, 11_500.0)
+        .launched("gemm", 7, 10_010.0, 10_020.0, 11_501.0, 12_000.0);
+    assert_eq!(value(&analyzed(&of, Rules::Steps), "total_kernel_time_us"), 5_000.0);
+    // The device had done earlier work after 1 ms, and that of the step after 11.5.
+    assert_eq!(diagnosed(&of).lengths_ms, [10.5]);
+    let hta = 2_000.0 + 1_400.0 + 499.0 + 5_000.0 + 499.0;
+    assert_eq!(value(&analyzed(&of, Rules::Hta), "total_kernel_time_us"), hta);
+}
+
+#[test]
+fn a_wait_for_the_device_is_no_work() {
+    let of = timeline(0)
+        .launched("gemm", 7, 0.0, 5.0, 10.0, 110.0)
+        .call("cudaDeviceSynchronize", 2, 500, 1_500)
+        // The stream of a wait for all streams is written as 2^32 - 1.
+        .wait("Context Sync", (1 << 32) - 1, 2, 500.0, 1_500.0);
+    let times = |rules| {
+        let rank = analyzed(&of, rules);
+        ["kernel_time_us", "idle_time_us"].map(|name| value(&rank, name))
+    };
+    assert_eq!(times(Rules::Steps), [100.0, 0.0]);
+    assert_eq!(times(Rules::Hta), [1_490.0, 390.0]);
+}
+
+/// A fixed sequence of numbers that look random.
+struct Numbers(u64);
+
+impl Numbers {
+    fn below(&mut self, end: u64) -> u64 {
+        self.0 = self.0.wrapping_mul(6364136223846793005).wrapping_add(1442695040888963407);
+        (self.0 >> 33) % end
+    }
+
+    /// A whole number of microseconds.
+    fn us(&mut self, from: u64, to: u64) -> f64 {
+        (from + self.below(to - from)) as f64
+    }
+
+    fn one_in(&mut self, num: u64) -> bool {
+        self.below(num) == 0
+    }
+}
+
+/// A trace, and its right figures.
+struct Drawn {
+    timeline: Timeline,
+    lengths_ms: Vec<f64>,
+    kernels_us: f64,
+    extent_us: f64,
+}
+
+/// The steps before the recording.
+const EARLIER: usize = 3;
+
+/// Draws a program, runs it, and records the steps after the first few. `None` if the device ends its earlier work after the first
+/// step has begun and before it could do the work of that step, and nothing in the recording shows that.
+fn draw(seed: u64) -> Option<Drawn> {
+    let mut numbers = Numbers(seed);
+    let num_steps = 3 + numbers.below(6) as usize;
+    let num_streams = 1 + numbers.below(3);
+    let pace = numbers.us(5, 400) as u64;
+    let kernels: Vec<(i64, f64, f64, &str)> = (0..5 + numbers.below(30))
+        .map(|_| {
+            let stream = 7 + numbers.below(num_streams) as i64;
+            let name = [NCCL, "gemm", "vectorized_elementwise_kernel"][numbers.below(3) as usize];
+            (stream, numbers.us(1, pace + 1), numbers.us(3, 400), name)
+        })
+        .collect();
+    // Only recorded kernels show how long a device was busy with earlier steps that were not like the later ones.
+    let shows_earlier = numbers.one_in(2);
+    let jitter = if shows_earlier { numbers.below(40) } else { 0 };
+    let (syncs, has_views) = (numbers.one_in(4), numbers.one_in(2));
+    let first = if numbers.one_in(2) { numbers.us(100, 20_000) } else { 0.0 };
+    let tail = numbers.us(1, 300);
+    // Clocks of host and device may differ by a part of a step, which looks as if the device lagged for ever.
+    let behind = if numbers.one_in(3) { numbers.us(3_000, 30_000) } else { 0.0 };
+
+    let mut of = timeline(0);
+    let (mut now, mut free, mut all_done) = (0.0f64, [0.0f64; 3], 0.0f64);
+    let mut done = Vec::new();
+    let (mut sum, mut begin, mut end) = (0.0, f64::MAX, 0.0f64);
+    for step in 0..EARLIER + num_steps {
+        let (mark, before) = (now, all_done);
+        done.push(mark.max(before + if before > 0.0 { behind } else { 0.0 }));
+        let (is_recorded, counts) =
+            (step >= EARLIER, step >= EARLIER && step + 1 < EARLIER + num_steps);
+        let mut view = (f64::MAX, 0.0f64);
+        for (at, &(stream, gap, dur, name)) in kernels.iter().enumerate() {
+            now += gap + numbers.below(jitter + 1) as f64;
+            if step == EARLIER && at == 1 {
+                now += first;
+            }
+            let dur = dur + numbers.below(jitter + 1) as f64;
+            let of_stream = &mut free[stream as usize - 7];
+            // A step begins after all work of the step before, as an optimizer needs all gradients.
+            let start = (now + 4.0).max(*of_stream + 1.0).max(before + 1.0);
+            *of_stream = start + dur;
+            all_done = all_done.max(*of_stream);
+            let (from, to) = (start + behind, start + dur + behind);
+            if is_recorded {
+                of = of.launched(name, stream, now, now + 2.0, from, to);
+                view = (view.0.min(from), view.1.max(to));
+            } else if shows_earlier {
+                of = of.stray(name, stream, from, to);
+            }
+            if counts {
+                (sum, begin, end) = (sum + dur, begin.min(from), end.max(to));
+            }
+            now += 2.0;
+        }
+        if syncs {
+            now = now.max(all_done + behind);
+        }
+        now += tail;
+        if is_recorded {
+            of = of.step(step as u64, mark, now);
+            if has_views {
+                of = of.device_step(step as u64, view.0, view.1);
+            }
+        }
+    }
+    let done = &done[EARLIER..];
+    let lengths_ms: Vec<f64> = done.windows(2).map(|ends| (ends[1] - ends[0]) / 1e3).collect();
+    let first = of.launches.iter().min_by_key(|call| call.time.start_ns).unwrap();
+    let begun_us = of.annotations[0].time.start_ns as f64 / 1e3;
+    let late_us = done[0] - first.time.end_ns() as f64 / 1e3;
+    let is_hidden =
+        !shows_earlier && done[0] > begun_us && late_us < 50.0f64.max(10.0 * lengths_ms[0]);
+    (!is_hidden).then_some(Drawn {
+        timeline: of,
+        lengths_ms,
+        kernels_us: sum,
+        extent_us: end - begin,
+    })
+}
+
+/// 1,000 programs: figures of steps are right to a thousandth.
+#[test]
+fn figures_of_drawn_steps_are_those_of_the_program() {
+    let near = |found: f64, right: f64| (found - right).abs() <= 1e-3 * right;
+    let mut wrong = Vec::new();
+    let drawn = (0u64..).filter_map(|seed| Some((seed, draw(seed)?)));
+    for (seed, drawn) in drawn.take(1_000) {
+        let Drawn { timeline, lengths_ms, kernels_us, extent_us } = drawn;
+        let rank = analyzed(&timeline, Rules::Steps);
+        let found = ["total_kernel_time_us", "kernel_time_us"].map(|name| value(&rank, name));
+        let steps = diagnosed(&timeline);
+        let mean_ms = lengths_ms.iter().sum::<f64>() / lengths_ms.len() as f64;
+        let is_right = near(found[0], kernels_us)
+            && near(found[1], extent_us)
+            && rank.steps.chosen.len() == lengths_ms.len()
+            && steps.step_ms.is_some_and(|ms| near(ms, mean_ms))
+            && steps
+                .lengths_ms
+                .iter()
+                .zip(&lengths_ms)
+                .all(|(ms, right)| (ms - right).abs() <= 1e-3 * mean_ms);
+        if !is_right {
+            wrong.push(format!(
+                "{seed}: {found:?} of {kernels_us} and {extent_us}, {:?} of {lengths_ms:?}",
+                steps.lengths_ms
+            ));
+        }
+    }
+    assert!(
+        wrong.is_empty(),
+        "{} wrong:\n{}",
+        wrong.len(),
+        wrong[..wrong.len().min(20)].join("\n")
+    );
+}
