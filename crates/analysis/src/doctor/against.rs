@@ -1,13 +1,17 @@
 //! The same job before and after a change: the parts that got faster, and whether the promised gain came.
 //!
-//! Input: the diagnoses of both. Output: an [`Against`]. Times are milliseconds per step. A difference of steps counts if it is
-//! larger than three times its standard error, as in the comparison of names.
+//! Input: the diagnoses of both. Output: an [`Against`]. Times are milliseconds per step. Steps are compared by their medians. A
+//! difference counts if the steps in pairs say so, in the order of the recordings: a step shares its place after the start, and so
+//! the warm-up, with its partner.
 
 use super::{Advice, Cause, Diagnosis};
-use crate::stats::Summary;
+use crate::stats::{median, ratio_of_logarithms};
 
-/// A difference counts if it is larger than this many times its standard error.
-const ERRORS: f64 = 3.0;
+/// With this many pairs, the first step is left out of the test: it has the start of the profiler in it.
+const MANY_PAIRS: usize = 4;
+
+/// A gain that misses the promise by less than this part of a step is as promised.
+const NEAR: f64 = 0.01;
 
 /// A cause in both traces.
 #[derive(Clone, Debug, PartialEq)]
@@ -31,26 +35,61 @@ impl CauseRow {
             (None, _) => "new",
         }
     }
+
+    /// The promise, if it was acted upon: the cause is gone, or its gain has shrunk by more than half.
+    fn followed(&self) -> Option<(f64, f64)> {
+        let middle = |(low, high): (f64, f64)| (low + high) / 2.0;
+        let promised = self.promised_ms?;
+        let is_less = |left| middle(left) < middle(promised) / 2.0;
+        self.left_ms.is_none_or(is_less).then_some(promised)
+    }
 }
 
 /// Two diagnoses side by side.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Against {
-    /// The mean length of a step before and after.
+    /// The median length of a step before and after.
     pub step_ms: [f64; 2],
     /// The gain of a step.
     pub gained_ms: f64,
-    /// The standard error of the gain; `None` if one of them has a single step.
-    pub error_ms: Option<f64>,
+    /// The test of the gain; `None` if one of them has a single step.
+    pub test: Option<Test>,
     /// The gain that the causes that are gone had promised together: the largest low end, and the sum of the high ends.
     pub promised_ms: Option<(f64, f64)>,
     /// The causes of both.
     pub causes: Vec<CauseRow>,
 }
 
+/// Whether steps differ by more than noise.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Test {
+    /// The number of pairs of steps.
+    pub pairs: usize,
+    /// Whether the difference is more than noise.
+    pub is_seen: bool,
+    /// The smallest difference that would have been more than noise.
+    pub least_ms: f64,
+}
+
+impl Test {
+    /// Compares steps in pairs.
+    fn of(before_ms: &[f64], after_ms: &[f64], step_ms: [f64; 2]) -> Option<Self> {
+        let pairs = before_ms.iter().zip(after_ms);
+        let mut logarithms: Vec<f64> = pairs.map(|(before, after)| (after / before).ln()).collect();
+        if logarithms.len() >= MANY_PAIRS {
+            logarithms.remove(0);
+        }
+        let [middle, low, high] = ratio_of_logarithms(&logarithms)?;
+        let is_seen = if step_ms[1] < step_ms[0] { high < 1.0 } else { low > 1.0 };
+        let least_ms = step_ms[0] * (1.0 - middle / high);
+        Some(Self { pairs: logarithms.len(), is_seen, least_ms })
+    }
+}
+
 /// Compares two diagnoses; `None` if the steps of one of them could not be replayed.
 pub fn against(before: &Diagnosis, after: &Diagnosis) -> Option<Against> {
-    let step_ms = [before.step_ms?, after.step_ms?];
+    let median = |of: &Diagnosis| median(of.lengths_ms.iter().copied());
+    let step_ms = [median(before)?, median(after)?];
     let range = |of: &Advice| (of.gain.low_ms, of.gain.high_ms);
     let find =
         |all: &Diagnosis, cause: &Cause| all.advice.iter().find(|of| of.cause == cause).map(range);
@@ -63,51 +102,57 @@ pub fn against(before: &Diagnosis, after: &Diagnosis) -> Option<Against> {
         let (promised_ms, left_ms) = (find(before, cause), find(after, cause));
         causes.push(CauseRow { cause, title, promised_ms, left_ms });
     }
-    // A cause whose gain shrank by more than half was acted upon too.
-    let middle = |(low, high): (f64, f64)| (low + high) / 2.0;
-    let followed = causes.iter().filter_map(|row| {
-        let promised = row.promised_ms?;
-        let is_less = |left| middle(left) < middle(promised) / 2.0;
-        row.left_ms.is_none_or(is_less).then_some(promised)
-    });
-    let promised_ms = followed.reduce(|all, of| (all.0.max(of.0), all.1 + of.1));
+    let promised_ms = causes
+        .iter()
+        .filter_map(CauseRow::followed)
+        .reduce(|all, of| (all.0.max(of.0), all.1 + of.1));
     let gained_ms = step_ms[0] - step_ms[1];
-    let error = |of: &Diagnosis| {
-        let lengths = Summary::of(of.lengths_ms.clone()).filter(|of| of.count > 1);
-        lengths.map(|of| of.error())
-    };
-    let error_ms = error(before).zip(error(after)).map(|(a, b)| a.hypot(b));
-    Some(Against { step_ms, gained_ms, error_ms, promised_ms, causes })
+    let test = Test::of(&before.lengths_ms, &after.lengths_ms, step_ms);
+    Some(Against { step_ms, gained_ms, test, promised_ms, causes })
 }
 
 impl Against {
-    /// The result in sentences.
+    /// The result in sentences, the answer first.
     pub fn words(&self) -> String {
         let [before, after] = self.step_ms;
-        let (gained_ms, more) =
-            (self.gained_ms, if self.gained_ms >= 0.0 { "less" } else { "more" });
-        let head = format!(
-            "A step takes {:.2} ms {more}: {before:.2} before and {after:.2} after",
-            gained_ms.abs()
-        );
-        let error = match self.error_ms {
-            Some(ms) => format!(" (standard error {ms:.2})"),
-            None => " (one step, so the spread is unknown)".to_owned(),
+        let more = if self.gained_ms >= 0.0 { "less" } else { "more" };
+        let promise = match self.promised_ms {
+            Some((low, high)) => {
+                let followed = self.causes.iter().filter(|row| row.followed().is_some());
+                let keys: Vec<String> =
+                    followed.map(|row| format!("`{}`", row.cause.key)).collect();
+                let (keys, came) = (keys.join(" and "), self.came(low, high));
+                format!("; {low:.2} to {high:.2} ms were promised for {keys}{came}.")
+            }
+            None if self.test.is_some_and(|test| !test.is_seen) => {
+                ", within the spread of the steps. No advice was followed.".to_owned()
+            }
+            None => ". No advice was followed.".to_owned(),
         };
-        let Some((low, high)) = self.promised_ms else {
-            return format!("{head}{error}. No advice was followed");
+        let test = match self.test {
+            Some(Test { pairs, least_ms, .. }) => format!(
+                "A difference of {least_ms:.2} ms would have been seen in {pairs} pairs of steps"
+            ),
+            None => "One of them has one step, so the spread is unknown".to_owned(),
         };
-        let slack = ERRORS * self.error_ms.unwrap_or(0.0);
-        let what_came = if gained_ms.abs() <= slack {
+        format!(
+            "A step takes {:.2} ms {more}{promise} The median step took {before:.2} ms before and {after:.2} after. {test}",
+            self.gained_ms.abs()
+        )
+    }
+
+    /// Whether a promised gain came.
+    fn came(&self, low_ms: f64, high_ms: f64) -> &'static str {
+        let slack_ms = self.test.map_or(0.0, |test| test.least_ms).max(NEAR * self.step_ms[0]);
+        if self.test.is_some_and(|test| !test.is_seen) {
             "; the difference is within the spread of the steps"
-        } else if gained_ms < low - slack {
+        } else if self.gained_ms < low_ms - slack_ms {
             "; less came"
-        } else if gained_ms > high + slack {
+        } else if self.gained_ms > high_ms + slack_ms {
             "; more came"
         } else {
             ", and they came"
-        };
-        format!("{head}{error}. {low:.2} to {high:.2} ms were promised{what_came}")
+        }
     }
 }
 
@@ -148,17 +193,41 @@ mod tests {
         let became: Vec<_> = with(&[85.0]).causes.iter().map(CauseRow::became).collect();
         assert_eq!(became, ["gone", "stayed"]);
         for (lengths, words) in [
-            ([85.0, 86.0, 84.0], "10.00 to 20.00 ms were promised, and they came"),
-            ([70.0, 71.0, 69.0], "10.00 to 20.00 ms were promised; more came"),
-            ([95.0, 96.0, 94.0], "10.00 to 20.00 ms were promised; less came"),
+            ([85.0, 86.0, 84.0], "10.00 to 20.00 ms were promised for `loader`, and they came"),
+            ([70.0, 71.0, 69.0], "10.00 to 20.00 ms were promised for `loader`; more came"),
+            ([95.0, 96.0, 94.0], "10.00 to 20.00 ms were promised for `loader`; less came"),
             ([100.0, 102.0, 99.0], "the difference is within the spread of the steps"),
         ] {
             let said = with(&lengths).words();
-            assert!(said.ends_with(words), "{said}");
+            assert!(said.contains(words), "{said}");
         }
         let words = with(&[85.0, 86.0, 84.0]).words();
-        assert!(words.starts_with("A step takes 15.00 ms less"), "{words}");
+        assert!(words.starts_with("A step takes 15.00 ms less; 10.00 to 20.00 ms"), "{words}");
+        assert!(with(&[85.0]).words().ends_with("so the spread is unknown"));
         let nothing = against(&before, &before).unwrap().words();
-        assert!(nothing.ends_with("No advice was followed"), "{nothing}");
+        assert!(nothing.contains("No advice was followed"), "{nothing}");
+    }
+
+    /// A long first step and one outlier in five hide no gain of a fourth, and noise is none.
+    #[test]
+    fn steps_are_compared_by_medians_and_in_pairs() {
+        let before = [176.08, 173.99, 176.92, 181.26, 176.47];
+        let after = [181.56, 123.88, 126.82, 126.27, 163.46];
+        let of = |before: &[f64], after: &[f64]| {
+            against(&diagnosis(before, &[]), &diagnosis(after, &[])).unwrap()
+        };
+        let gain = of(&before, &after);
+        assert_eq!(gain.step_ms, [176.47, 126.82]);
+        let Test { pairs, is_seen, least_ms } = gain.test.unwrap();
+        assert!(pairs == 4 && is_seen, "{gain:?}");
+        // Without the first pair, logarithms differ by -0.278, with a standard error of 0.0672 and 3.182 of these.
+        assert!((least_ms - 176.47 * (1.0 - (-3.182f64 * 0.0672).exp())).abs() < 0.2, "{gain:?}");
+        // With an even larger outlier, it would be noise.
+        assert!(!of(&before, &[181.56, 123.88, 126.82, 126.27, 263.46]).test.unwrap().is_seen);
+        // More steps than the other has pair with nothing.
+        assert_eq!(of(&before, &after[..4]).test.unwrap().pairs, 3);
+        let slower = of(&after, &before);
+        assert!(slower.test.unwrap().is_seen && slower.gained_ms < 0.0, "{slower:?}");
+        assert!(slower.words().starts_with("A step takes 49.65 ms more. "), "{slower:?}");
     }
 }

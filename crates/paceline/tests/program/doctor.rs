@@ -82,8 +82,10 @@ fn a_promise_is_held_against_the_trace_after_the_change() {
     write(&sandbox, "before", &steps(10.0, true));
     write(&sandbox, "after", &steps(10.0, false));
     let run = sandbox.run("analyze before --against after").ok();
-    let line = run.line("advice: A step takes");
-    assert!(line.contains("ms less") && line.contains("were promised, and they came"), "{line}");
+    let line = run.line("A step takes");
+    assert!(run.stdout.starts_with("A step takes"), "{}", run.stdout);
+    let came = "ms were promised for `zeroing`, and they came. ";
+    assert!(line.contains("ms less; ") && line.contains(came), "{line}");
     let report = json(&sandbox.path("reports/against/before-after/against.json"));
     let cause = &report["tables"]["causes"]["rows"][0];
     assert_eq!((&cause["cause"], &cause["became"]), (&json!("zeroing"), &json!("gone")));
@@ -127,7 +129,7 @@ fn runs_of_paceline_are_held_against_each_other_too() {
         }
     }
     let run = sandbox.run("analyze before --against after").ok();
-    let line = run.line("advice: A step takes");
+    let line = run.line("A step takes");
     assert!(line.contains("0.38 ms less") && line.contains("and they came"), "{line}");
     let report = json(&sandbox.path("reports/against/before-after/against.json"));
     let causes = report["tables"]["causes"]["rows"].as_array().unwrap();

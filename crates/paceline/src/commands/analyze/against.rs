@@ -6,7 +6,7 @@
 use std::path::{Path, PathBuf};
 
 use paceline_analysis::doctor;
-use paceline_analysis::hta::{self, Options};
+use paceline_analysis::hta;
 use paceline_analysis::read::{self, Select};
 use paceline_analysis::report::{self, Note, Report, Weight, panels};
 use paceline_analysis::timeline::Timeline;
@@ -37,7 +37,7 @@ pub(super) fn against(args: &AnalyzeArgs, places: &[PathBuf], after: &Path) -> R
     };
     check_folder(what, &output, "pass --output with a folder that you can write to")?;
     let mut notes = Vec::new();
-    let options = Options { include_last_step: args.include_last_step, ..Options::default() };
+    let options = args.options();
     let [before, then] = [places.to_vec(), vec![after.to_owned()]];
     let (before, then) = (timelines(&before, &mut notes)?, timelines(&then, &mut notes)?);
     let diff = hta::diff(&before, &then, &args.steps, &options)?;
@@ -70,7 +70,7 @@ pub(super) fn against(args: &AnalyzeArgs, places: &[PathBuf], after: &Path) -> R
         None => free(output, NAME, |other| other["subtitle"] == report.subtitle.as_str()),
     };
     write_report(&Disk::default(), &output, NAME, &report::files(&report)?)?;
-    say(&console(&report));
+    say(&console(&mut report));
     say(&format!("Report: {0}/{NAME}.html, and .csv, .json, .md beside it", output.printable()));
     Ok(0)
 }
@@ -88,8 +88,10 @@ fn timelines(places: &[PathBuf], notes: &mut Vec<Note>) -> Result<Vec<Timeline>>
     Ok(read::open_all(files, read::open_beginning)?)
 }
 
-fn console(report: &Report) -> String {
-    let mut out = format!("{}\n{}", report.title, printable(&report.subtitle));
+/// The console output: the answer first, which is the first note.
+fn console(report: &mut Report) -> String {
+    let answer = report.notes.remove(0).text;
+    let mut out = format!("{}\n{}", printable(&answer), printable(&report.subtitle));
     if let Some(table) = report.table("diff") {
         let (head, left_out) = table.head(ROWS);
         out += &format!("\n{}", head.fitted(line_width()));
