@@ -2,6 +2,8 @@
 //!
 //! A timeline goes in. Its steps come out. The module `hta` decides which of them are analyzed.
 
+use foldhash::HashMap;
+
 use crate::timeline::{TimeRange, Timeline, TrackId};
 
 /// One `ProfilerStep#N` of the host.
@@ -49,6 +51,19 @@ pub(crate) fn analyzed(timeline: &Timeline, include_last: bool) -> (Vec<Step>, i
         steps.last().map(|step| step.time.end_ns())
     };
     (steps, end_ns.unwrap_or(i64::MAX))
+}
+
+/// Two processes that run the same step, if a file has the traces of several ranks.
+pub(crate) fn merged(timeline: &Timeline) -> Option<[&str; 2]> {
+    let numbers = numbers(timeline);
+    let mut first: HashMap<u64, &str> = HashMap::default();
+    let host = timeline.annotations.iter().filter(|annotation| !annotation.is_device);
+    let mut steps = host.filter_map(|of| Some((numbers[of.name.0 as usize]?, of.lane)));
+    steps.find_map(|(number, lane)| {
+        let pid = timeline.lanes[lane.0 as usize].pid.as_str();
+        let other = *first.entry(number).or_insert(pid);
+        (other != pid).then_some([other, pid])
+    })
 }
 
 /// The row of the thread that runs the steps.

@@ -353,3 +353,68 @@ fn empty_traces_are_shown_if_there_is_nothing_else() {
     assert_eq!(files(&windows[0]), [(0, "200")]);
     assert!(windows[0].left_out.is_empty());
 }
+
+#[test]
+fn files_of_other_programs_are_named() {
+    let dir = folder();
+    let tar =
+        [b"rank_0.json".to_vec(), vec![0; 246], b"ustar\x0000".to_vec(), vec![0; 249]].concat();
+    let nodes = r#"{"schema": "1.1.0-chakra.0.0.4", "pid": 1, "nodes": [{"id": 1}]}"#;
+    let cases: [(&str, &[u8], &str); 14] = [
+        ("a.json", b"\x80\x04\x95", "a Python pickle"),
+        ("b.json", b"PK\x03\x04\x14", "an archive (zip)"),
+        ("c.tar", &tar, "an archive (tar): unpack it"),
+        ("d.tar.gz", &gzip("rank_0.json\0"), "an archive (tar)"),
+        ("e.sqlite", b"SQLite format 3\0", "Nsight Systems"),
+        ("f.nsys-rep", b"\x01\x02\x03", "a report of Nsight Systems: record with torch.profiler"),
+        ("g.xplane.pb", b"\n\x20", "XPlane"),
+        ("h.html", b"<!DOCTYPE html>", "a page"),
+        ("i.json.zst", b"\x28\xb5\x2f\xfd\x04", "compressed by zstd"),
+        ("j.json", b"version https://git-lfs.github.com/spec/v1", "git lfs pull"),
+        ("k.csv", b"Name,Calls", "rocprof"),
+        ("l.json", nodes.as_bytes(), "an execution trace of PyTorch or Chakra"),
+        ("m.json", br#"{"rocprofiler-sdk-tool": [{}]}"#, "rocprofv3"),
+        ("n.json", br#"{"model": {"name": "x"}}"#, "has \"model\", and no \"traceEvents\""),
+    ];
+    for (name, bytes, words) in cases {
+        let path = put(dir.path(), name, bytes);
+        let error =
+            header(&path).err().or_else(|| open(&path).err()).expect("no trace").to_string();
+        assert!(error.contains(name) && error.contains(words), "{error}");
+    }
+    // A folder without traces says what lies there.
+    let only = folder();
+    put(only.path(), "run.nsys-rep", b"\x01");
+    let error = refused(&[only.path()]);
+    assert!(
+        error.contains("No trace files found") && error.contains("run.nsys-rep is a report"),
+        "{error}"
+    );
+    // An empty list of events is a trace, and broken JSON still names the byte.
+    open(&put(dir.path(), "empty.json", "{\"traceEvents\": []}")).unwrap();
+    let error =
+        open(&put(dir.path(), "broken.json", "{\"traceEvents\": [}")).unwrap_err().to_string();
+    assert!(error.contains("at byte 17"), "{error}");
+}
+
+#[test]
+fn traces_of_several_ranks_in_one_file_are_refused() {
+    let dir = folder();
+    let step = |pid: u32, category: &str, number: u32| {
+        format!(
+            "{{\"ph\":\"X\",\"cat\":\"{category}\",\"name\":\"ProfilerStep#{number}\",\"pid\":{pid},\"tid\":1,\"ts\":1,\"dur\":9}}"
+        )
+    };
+    let file =
+        |name: &str, steps: &[String]| put(dir.path(), name, format!("[{}]", steps.join(",")));
+    let merged =
+        file("merged.json", &[step(7, "user_annotation", 1), step(9, "user_annotation", 1)]);
+    let error = open(&merged).unwrap_err().to_string();
+    assert!(
+        error.contains("in process 7 and in process 9") && error.contains("own files"),
+        "{error}"
+    );
+    // The device's view of a step is of another process.
+    open(&file("one.json", &[step(7, "user_annotation", 1), step(0, "gpu_user_annotation", 1)]))
+        .unwrap();
+}

@@ -11,20 +11,21 @@ use paceline_files::Printable;
 use paceline_trace::{STACK_BYTES, thread_builder};
 use rayon::prelude::*;
 
-use super::names;
 use super::top::{self, Header};
+use super::{foreign, names};
 use crate::TraceError;
 use crate::json::{Fault, JsonError, Pull, WINDOW_BYTES};
+use crate::steps;
 use crate::timeline::Timeline;
 
 /// Reads a whole trace. Its rank comes from `distributedInfo`, or from the path if that is missing.
 pub fn open(path: &Path) -> Result<Timeline, TraceError> {
-    Ok(named(path, with_json(path, |input| top::parse(input))?))
+    named(path, with_json(path, |input| top::parse(input))?)
 }
 
 /// Like [`open`], but keeps the events before the cut of a trace that is cut off, and the oddities say so.
 pub fn open_beginning(path: &Path) -> Result<Timeline, TraceError> {
-    Ok(named(path, with_json(path, |input| top::parse_beginning(input))?))
+    named(path, with_json(path, |input| top::parse_beginning(input))?)
 }
 
 /// How many of these traces are read or analyzed at a time: one for each core.
@@ -47,11 +48,24 @@ pub(crate) fn on_all_cores<T: Sync, R: Send>(
     }
 }
 
-fn named(path: &Path, mut timeline: Timeline) -> Timeline {
+/// The trace with what its path says about it. Fails for a file of another program, and for several ranks in one file.
+fn named(path: &Path, mut timeline: Timeline) -> Result<Timeline, TraceError> {
+    let file = path.printable();
+    if timeline.extent().is_none()
+        && let Some(what) = foreign::of_keys(path)
+    {
+        return Err(TraceError::Unfit(format!("{file} {what}")));
+    }
+    if let Some([first, second]) = steps::merged(&timeline) {
+        return Err(TraceError::Unfit(format!(
+            "{file} has the same steps in process {first} and in process {second}: traces of several ranks, merged into one \
+             file; pass the ranks' own files"
+        )));
+    }
     timeline.source = path.display().to_string();
     timeline.rank = timeline.rank.or_else(|| names::rank_of_path(path));
     timeline.host = names::host_of_path(path);
-    timeline
+    Ok(timeline)
 }
 
 /// Reads only the facts about the run of a trace. Reading stops as soon as they are found. Profilers write
@@ -115,6 +129,9 @@ pub(crate) fn with_json<T>(
                 "{file}: the gzip file is damaged, after {at} bytes of JSON: {err}"
             )),
             Fault::Input(source) => io(source),
+            _ if let Some(what) = foreign::of_bytes(path) => {
+                TraceError::NoJson(format!("{file} {what}"))
+            }
             _ if is_named_packed && !is_packed => TraceError::NoJson(format!(
                 "{file} is named .gz, but is no gzip file, nor JSON: {source}"
             )),

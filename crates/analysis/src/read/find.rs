@@ -14,6 +14,7 @@ use std::path::{Path, PathBuf};
 use paceline_files::Printable;
 
 use super::file::{header, is_trace, on_all_cores};
+use super::foreign;
 use super::names::{ENDINGS, PROFILERS, rank_of_path, stamp_of};
 use super::top::Header;
 use super::work::has_work;
@@ -22,6 +23,8 @@ use crate::timeline::Timeline;
 
 /// How deep folders are searched. The limit ends the search if the file system has a loop.
 const MAX_FOLDERS: usize = 16;
+/// How many files of a folder without traces are looked at for what they are.
+const MAX_OTHERS: usize = 100;
 
 /// The profiling windows to return.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -115,9 +118,17 @@ pub fn find(places: &[PathBuf], select: Select) -> Result<Vec<Window>, TraceErro
 }
 
 fn no_files(place: &Path) -> TraceError {
+    let others = fs::read_dir(place).into_iter().flatten().flatten().take(MAX_OTHERS);
+    let mut others: Vec<PathBuf> = others.map(|entry| entry.path()).collect();
+    others.sort();
+    let other = others.iter().filter(|path| path.is_file()).find_map(|path| {
+        let what = foreign::of_bytes(path).or_else(|| foreign::of_keys(path))?;
+        Some(format!(" {} {what}.", path.printable()))
+    });
     TraceError::Unfit(format!(
-        "No trace files found. (Looked in {} for files that end in .json or .json.gz and hold \"traceEvents\".)",
-        place.printable()
+        "No trace files found. (Looked in {} for files that end in .json or .json.gz and hold \"traceEvents\".){}",
+        place.printable(),
+        other.unwrap_or_default()
     ))
 }
 

@@ -11,6 +11,7 @@ mod events;
 mod file;
 mod find;
 mod flops;
+mod foreign;
 mod names;
 mod top;
 mod work;

@@ -1,0 +1,108 @@
+//! Files of other programs that are no traces of PyTorch's profiler: what each is, and what to do with it.
+//!
+//! A path goes in. A sentence without its subject comes out. Only the beginning of a file is looked at.
+
+use std::io::Read;
+use std::path::Path;
+
+use super::file::with_json;
+use crate::json::{JsonError, Pull, lossy};
+
+const RECORD: &str = "record with torch.profiler and pass its trace (.json or .json.gz)";
+const UNPACK: &str = "unpack it, and pass the trace in it";
+
+/// Files by the end of their name: the kind, and the remedy.
+const NAMES: [(&str, &str, &str); 10] = [
+    (".nsys-rep", "a report of Nsight Systems", RECORD),
+    (".qdrep", "a report of Nsight Systems", RECORD),
+    (".ncu-rep", "a report of Nsight Compute", RECORD),
+    (".xplane.pb", "a profile of TensorFlow or JAX (XPlane)", RECORD),
+    (".rpd", "a database of rocmProfileData", RECORD),
+    (".pftrace", "a trace of Perfetto or rocprofv3 in binary form", RECORD),
+    (".perfetto-trace", "a trace of Perfetto in binary form", RECORD),
+    (".tar.gz", "an archive (tar)", UNPACK),
+    (".tgz", "an archive (tar)", UNPACK),
+    (".csv", "a table (CSV), as rocprof and nsys stats write it", RECORD),
+];
+
+/// Files by their bytes at a place.
+const BYTES: [(usize, &[u8], &str, &str); 8] = [
+    (0, b"SQLite format 3", "a database (SQLite) of Nsight Systems or rocprofv3", RECORD),
+    (0, b"PK\x03\x04", "an archive (zip), or a file of torch.save", UNPACK),
+    (257, b"ustar", "an archive (tar)", UNPACK),
+    (0, b"\x28\xb5\x2f\xfd", "compressed by zstd", UNPACK),
+    (0, b"\xfd7zXZ", "compressed by xz", UNPACK),
+    (0, b"BZh", "compressed by bzip2", UNPACK),
+    (0, b"<", "a page (HTML or XML)", RECORD),
+    (0, b"version https://git-lfs", "a pointer of Git LFS", "fetch the file itself (git lfs pull)"),
+];
+
+/// JSON objects by a key of theirs.
+const KEYS: [(&str, &str, &str); 8] = [
+    (
+        "nodes",
+        "an execution trace of PyTorch or Chakra, which has no times of kernels",
+        "pass the trace that torch.profiler writes of the same run",
+    ),
+    ("rocprofiler-sdk-tool", "a result of rocprofv3", RECORD),
+    ("planes", "a profile of TensorFlow or JAX (XPlane)", RECORD),
+    ("segments", "a snapshot of PyTorch's memory", RECORD),
+    ("device_traces", "a snapshot of PyTorch's memory", RECORD),
+    ("pg_config", "a dump of PyTorch's flight recorder", RECORD),
+    ("resourceSpans", "a trace of OpenTelemetry", RECORD),
+    ("shared", "a profile of speedscope", RECORD),
+];
+
+/// The beginning of a file that is looked at.
+const START_BYTES: u64 = 512;
+/// The most keys of an object that are looked at, and the most that are named.
+const MOST_KEYS: usize = 64;
+const NAMED_KEYS: usize = 4;
+
+/// What a file is that cannot be read as JSON; `None` if nothing says so.
+pub(super) fn of_bytes(path: &Path) -> Option<String> {
+    let mut start = Vec::new();
+    paceline_files::open(path).ok()?.take(START_BYTES).read_to_end(&mut start).ok()?;
+    let is_there =
+        |at: usize, bytes: &[u8]| start.get(at..).is_some_and(|of| of.starts_with(bytes));
+    let is_pickle = matches!(start[..], [0x80, 2..=5, ..]);
+    let pickle = is_pickle.then_some(("a Python pickle, such as a snapshot of memory", RECORD));
+    let by_bytes = BYTES.iter().find(|of| is_there(of.0, of.1)).map(|of| (of.2, of.3));
+    let name = path.to_string_lossy().to_ascii_lowercase();
+    let by_name = || NAMES.iter().find(|of| name.ends_with(of.0)).map(|of| (of.1, of.2));
+    let (what, remedy) = pickle.or(by_bytes).or_else(by_name)?;
+    Some(format!("is {what}: {remedy}"))
+}
+
+/// What a JSON file without events is; `None` if it has a list of events, or nothing at all.
+pub(super) fn of_keys(path: &Path) -> Option<String> {
+    let keys = with_json(path, |input| keys(&mut Pull::new(input))).ok()??;
+    if keys.is_empty() || keys.iter().any(|key| key == "traceEvents") {
+        return None;
+    }
+    let known = KEYS.iter().find(|of| keys.iter().any(|key| key == of.0));
+    if let Some((_, what, remedy)) = known {
+        return Some(format!("is {what}: {remedy}"));
+    }
+    let named = keys.iter().take(NAMED_KEYS).map(|key| format!("\"{key}\""));
+    let named: Vec<String> = named.collect();
+    let named = named.join(", ");
+    Some(format!("has {named}, and no \"traceEvents\", so it is no trace: {RECORD}"))
+}
+
+/// The keys of an object; `None` for a list.
+fn keys<R: Read>(pull: &mut Pull<R>) -> Result<Option<Vec<String>>, JsonError> {
+    if pull.at_array()? {
+        return Ok(None);
+    }
+    let mut keys = Vec::new();
+    pull.begin_object()?;
+    while let Some(key) = pull.next_key()? {
+        keys.push(lossy(key).chars().take(40).collect());
+        if keys.len() == MOST_KEYS {
+            break;
+        }
+        pull.skip()?;
+    }
+    Ok(Some(keys))
+}
