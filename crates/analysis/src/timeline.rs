@@ -140,6 +140,21 @@ pub struct Kernel {
     pub collective: Option<u32>,
 }
 
+/// The calls that put work into a queue, by HTA's list.
+pub(crate) const LAUNCHES: [&str; 11] = [
+    "cudaLaunchKernel",
+    "cudaLaunchKernelExC",
+    "cuLaunchKernel",
+    "cudaMemcpyAsync",
+    "cudaMemsetAsync",
+    "hipLaunchKernel",
+    "hipExtModuleLaunchKernel",
+    "hipMemcpyAsync",
+    "hipMemsetAsync",
+    "hipMemcpyWithStream",
+    "runFunction - job_prep_and_submit_for_execution",
+];
+
 /// A call to the device's runtime library (`cuda_runtime`, `cuda_driver`).
 #[derive(Clone, Copy, Debug)]
 pub struct Launch {
@@ -314,6 +329,8 @@ pub struct Timeline {
     pub collectives: Vec<Collective>,
     /// Memory samples, in the order of the file.
     pub memory: Vec<MemorySample>,
+    /// Whether `memory` has sums of changes since the recording began, because the file gives no totals.
+    pub has_summed_memory: bool,
     /// How many events the analysis does not use, by category, or by phase (`ph C`) where they have no
     /// category.
     pub skipped: BTreeMap<String, u64>,
@@ -326,6 +343,12 @@ impl Timeline {
     /// Whether a device has worked. Waits are no work.
     pub fn has_device_work(&self) -> bool {
         self.kernels.iter().any(|kernel| kernel.work != DeviceWork::Sync)
+    }
+
+    /// Whether the host has launched work, and the profiler has recorded none of it.
+    pub fn lost_kernels(&self) -> bool {
+        let is_launch = |call: &Launch| LAUNCHES.contains(&self.names.text(call.name));
+        !self.has_device_work() && self.launches.iter().any(is_launch)
     }
 
     /// The earliest start and the latest end of kernels, operators and annotations; `None` without such events.

@@ -3,10 +3,12 @@
 mod common;
 
 use common::{Build, NCCL, figure, timeline, value};
+use paceline_analysis::doctor::examine;
 use paceline_analysis::hta::{
     Analysis, CollectiveKind, IdleCategory, KernelKind, Kind, Options, RankAnalysis, Rules, Source,
     analyze, columns, top_kernels,
 };
+use paceline_analysis::report::{Report, panels::of_analysis};
 use paceline_analysis::timeline::Timeline;
 
 fn one(build: Timeline) -> RankAnalysis {
@@ -345,4 +347,49 @@ fn what_cannot_be_analyzed_is_said() {
     // All work belongs to the last step.
     let last = timeline(0).step(1, 0.0, 10.0).step(2, 10.0, 20.0).kernel("gemm", 7, 15.0, 18.0);
     assert!(analyze(&[last]).contains(no_work));
+}
+
+/// 900 launches in 4 ms, and then nothing: a chart of fewer points ends at zero, when the queue did.
+#[test]
+fn the_chart_of_a_queue_falls_to_zero_when_the_queue_is_empty() {
+    let queued = (0..900).map(f64::from).fold(timeline(0), |of, at| {
+        of.launched("k", 7, at * 4.0, at * 4.0 + 1.0, at * 5.0 + 5.0, at * 5.0 + 9.0)
+    });
+    let queues = one(queued.launched("k", 7, 100_000.0, 100_001.0, 100_010.0, 100_020.0)).queues;
+    let series = &queues[0].series;
+    assert!(series.len() <= 1000, "{}", series.len());
+    let at = |us: i64| series.iter().rfind(|point| point.at_ns <= us * 1000).unwrap().value;
+    assert_eq!([5_000, 50_000, 99_000, 100_015].map(at), [0.0; 4]);
+    // The highest point is kept.
+    let highest = series.iter().map(|point| point.value).fold(0.0, f64::max);
+    assert_eq!(highest, queues[0].length.max);
+}
+
+/// CUPTI recorded the calls that launch kernels, and no kernels.
+#[test]
+fn kernels_that_were_not_recorded_are_named() {
+    let of = (0..2).fold(timeline(0), |of, step| {
+        let begin = 100 * step as i64;
+        let of = of.step(step, begin, begin + 100).operator("aten::mm", begin + 10, begin + 60);
+        of.call("cudaLaunchKernel", step, begin + 20, begin + 30)
+    });
+    let all = [of];
+    let analysis = analyze(&all, &Options::default()).unwrap();
+    assert!(analysis.notes[0].contains("CUPTI"), "{:?}", analysis.notes);
+    assert!(!analysis.notes.iter().any(|note| note.contains("on a CPU")), "{:?}", analysis.notes);
+    let diagnosis = examine(&all, &Options::default(), None).unwrap().diagnosis;
+    assert!(
+        diagnosis.advice.is_empty() && diagnosis.unseen[0].contains("no kernels"),
+        "{diagnosis:?}"
+    );
+    let report = of_analysis(&analysis, None, &all, Report::default());
+    assert!(!report.notes.iter().any(|note| note.text.contains("CPU")), "{:?}", report.notes);
+}
+
+#[test]
+fn a_trace_of_another_program_is_named() {
+    let mut other = timeline(0);
+    other.skipped = [("ph X".to_owned(), 5), ("ph M".to_owned(), 2)].into();
+    let error = analyze(&[other], &Options::default()).unwrap_err().to_string();
+    assert!(error.contains("5 of kind \"ph X\"") && error.contains("another program"), "{error}");
 }

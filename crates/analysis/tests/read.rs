@@ -223,7 +223,7 @@ fn what_is_odd_is_counted_and_read_on() {
            {"ph": "X", "cat": "kernel", "name": "far", "ts": 9223372036854775.0, "dur": 9223372036854775.0},
            {"ph": "B", "cat": "kernel", "name": "b", "ts": 5}, {"ph": "E", "ts": 4},
            {"ph": "B"},
-           {"ph": "i", "name": "[memory]", "ts": 5, "args": {"Bytes": 1}},
+           {"ph": "i", "name": "[memory]", "ts": 5, "args": {"Total Reserved": 1}},
            {"ph": "i", "name": "[memory]", "args": {"Total Allocated": 1}},
            {"ph": "?"}, {}, 7, "x", null, [1],
            {"ph": "X", "cat": "kernel", "name": ["x"], "ts": 1, "dur": 1, "args": [1], "pid": {}, "tid": true}"#,
@@ -369,4 +369,52 @@ fn what_a_wait_of_the_device_waits_for() {
             "args": {"stream": 20, "correlation": 10, "wait_on_stream": -1}}"#,
     );
     assert_eq!(trace.sync_waits, [SyncWait { kernel: 1, stream: 7, record: 8 }]);
+}
+
+/// Writers that sort the keys of objects put the arguments of an event before its name, and the events last.
+#[test]
+fn sorted_keys_are_read_like_others() {
+    let json = |value: serde_json::Value| value.to_string();
+    let events = serde_json::json!([
+        {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1, "dur": 2,
+            "args": {"Input Dims": [[2, 3], [3, 5]], "Input Strides": [[3, 1], [5, 1]], "Input type": ["float", "float"]}},
+        {"ph": "X", "cat": "cpu_op", "name": "c10d::allreduce_", "pid": 1, "tid": 1, "ts": 4, "dur": 2,
+            "args": {"Input Dims": [[[4], [5]], []], "Input type": ["TensorList", "float"]}},
+    ]);
+    // `serde_json` sorts keys.
+    let sorted =
+        read(&json(serde_json::json!({"distributedInfo": {"rank": 3}, "traceEvents": events})));
+    let product = sorted.products[0];
+    assert_eq!((product.flops, sorted.names.text(product.dtype)), (60, "float"));
+    assert_eq!((sorted.collectives[0].in_elems, sorted.rank), (Some(9), Some(3)));
+}
+
+/// PyTorch 1.8 wrote how much each change was, and no totals.
+#[test]
+fn changes_of_memory_are_added_up() {
+    let event = |ts: i64, device: i64, bytes: i64| {
+        format!(
+            "{{\"ph\":\"i\",\"name\":\"[memory]\",\"pid\":1,\"tid\":1,\"ts\":{ts},\"args\":{{\"Device Type\":{device},\
+             \"Device Id\":-1,\"Bytes\":{bytes}}}}}"
+        )
+    };
+    // Not in order of time. 300 bytes of device 1 were there before.
+    let all = [
+        event(15, 0, 400),
+        event(500, 0, -400),
+        event(30, 1, 100),
+        event(40, 1, -400),
+        event(20, 0, 8),
+    ];
+    let trace = events(&all.join(","));
+    let found: Vec<_> = trace
+        .memory
+        .iter()
+        .map(|of| (of.at_ns / 1000, of.device_type, of.allocated_bytes))
+        .collect();
+    assert_eq!(found, [(15, 0, 400), (20, 0, 408), (30, 1, 400), (40, 1, 0), (500, 0, 8)]);
+    assert!(trace.has_summed_memory && trace.oddities.is_empty(), "{:?}", trace.oddities);
+    let extreme =
+        events(&[event(1, 0, i64::MIN), event(2, 0, i64::MAX), event(3, 0, i64::MAX)].join(","));
+    assert_eq!(extreme.memory.len(), 3);
 }

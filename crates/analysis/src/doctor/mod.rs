@@ -117,7 +117,7 @@ pub fn diagnosis(timelines: &[Timeline], options: &Options) -> Diagnosis {
 /// Diagnoses the traces of a run.
 fn diagnose(timelines: &[Timeline], together: &Together, options: &Options) -> Diagnosis {
     let mut unseen = unseen(timelines);
-    if timelines.iter().any(|of| steps::of(of).is_empty()) {
+    if timelines.iter().any(|of| steps::of(of).is_empty() || of.lost_kernels()) {
         return Diagnosis { unseen, ..Diagnosis::default() };
     }
     let rank = |(place, of): (usize, &Timeline)| {
@@ -167,7 +167,11 @@ fn diagnose(timelines: &[Timeline], together: &Together, options: &Options) -> D
 /// Causes that these traces do not show, and what to record for them.
 fn unseen(timelines: &[Timeline]) -> Vec<String> {
     type Has = fn(&Timeline) -> bool;
-    let facts: [(Has, &str); 3] = [
+    let facts: [(Has, &str); 4] = [
+        (
+            |of| !of.lost_kernels(),
+            "The profiler recorded the calls that launch kernels and no kernels, so nothing is advised.",
+        ),
         (
             |of| !steps::of(of).is_empty(),
             "No step is named, so work of the loop cannot be told from work that is done once, and nothing is advised: call \

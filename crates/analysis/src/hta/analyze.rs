@@ -60,6 +60,14 @@ struct Analyzed {
 
 fn of_rank(rank: usize, timeline: &Timeline, options: &Options) -> Result<Analyzed, TraceError> {
     let no_work = || {
+        if timeline.extent().is_none()
+            && let Some((kind, count)) = timeline.skipped.iter().max_by_key(|of| of.1)
+        {
+            return TraceError::Unfit(format!(
+                "{}: no event of PyTorch's profiler, but {count} of kind \"{kind}\": it is a trace of another program",
+                timeline.source
+            ));
+        }
         TraceError::Unfit(format!(
             "{}: neither kernels nor operators in the steps that are looked at; profile more than one step, or include the \
              last one",

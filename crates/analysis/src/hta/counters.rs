@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use super::kernels::KernelKind;
 use super::work::{Item, Work};
 use super::{Source, Summary};
+use crate::timeline::LAUNCHES;
 
 /// A value that holds until the time of the next point.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -24,7 +25,7 @@ pub struct StreamQueue {
     pub length: Summary,
     /// Time at 1024 launches or more, which block the thread that launches, in nanoseconds.
     pub full_ns: i64,
-    /// The length over time. Of each of at most 1000 equal time ranges, only the highest point is kept.
+    /// The length over time. Of each of many equal time ranges, only the highest and the last point are kept, at most 1000 in all.
     pub series: Vec<Point>,
 }
 
@@ -43,21 +44,6 @@ pub struct CopyBandwidth {
     /// change that leaves it above zero, as in HTA. `None` if the file gives no bandwidth.
     pub gb_per_s: Option<Summary>,
 }
-
-/// The calls that put work into a queue, by HTA's list.
-pub(super) const ENQUEUE: [&str; 11] = [
-    "cudaLaunchKernel",
-    "cudaLaunchKernelExC",
-    "cuLaunchKernel",
-    "cudaMemcpyAsync",
-    "cudaMemsetAsync",
-    "hipLaunchKernel",
-    "hipExtModuleLaunchKernel",
-    "hipMemcpyAsync",
-    "hipMemsetAsync",
-    "hipMemcpyWithStream",
-    "runFunction - job_prep_and_submit_for_execution",
-];
 
 /// The largest number of points in a series.
 const SERIES: usize = 1000;
@@ -90,7 +76,7 @@ fn changes(work: &Work) -> BTreeMap<i64, Vec<Change>> {
 /// For each item that was put into a queue: its index among the items, and when that happened.
 pub(super) fn enqueued(work: &Work) -> impl Iterator<Item = (usize, i64)> {
     let names = &work.timeline.names;
-    let counts: Vec<bool> = names.iter().map(|name| ENQUEUE.contains(&name)).collect();
+    let counts: Vec<bool> = names.iter().map(|name| LAUNCHES.contains(&name)).collect();
     work.items.iter().enumerate().filter_map(move |(place, item)| {
         let launch = &work.timeline.launches[item.launch? as usize];
         counts[launch.name.0 as usize].then(|| (place, work.rounded(launch.time).start_ns))
@@ -176,18 +162,19 @@ fn of_copies(work: &Work, name: &str, items: &[&Item]) -> CopyBandwidth {
 }
 
 /// At most [`SERIES`] of the points, which must be in order of time. The time is divided into equal bins. The
-/// result has the highest point of each bin, and the last point of all.
+/// result has the highest point of each bin, and its last one, which holds until the next bin with points.
 pub(super) fn thinned(points: &[Point]) -> Vec<Point> {
     let (Some(first), Some(last)) = (points.first(), points.last()) else { return Vec::new() };
     if points.len() <= SERIES {
         return points.to_vec();
     }
-    let bin_ns = (last.at_ns - first.at_ns) / (SERIES as i64 - 1) + 1;
+    let bin_ns = (last.at_ns - first.at_ns) / (SERIES as i64 / 2 - 1) + 1;
     let bin = |point: &Point| (point.at_ns - first.at_ns) / bin_ns;
-    let highest = |of: &[Point]| of.iter().copied().max_by(|a, b| a.value.total_cmp(&b.value));
-    let last_but_one = &points[..points.len() - 1];
-    let mut kept: Vec<Point> =
-        last_but_one.chunk_by(|a, b| bin(a) == bin(b)).filter_map(highest).collect();
-    kept.push(*last);
-    kept
+    let of_bin = |of: &[Point]| {
+        let last = of.len() - 1;
+        let highest = (0..=last).max_by(|a, b| of[*a].value.total_cmp(&of[*b].value));
+        let highest = highest.filter(|at| *at < last);
+        highest.into_iter().chain([last]).map(|at| of[at]).collect::<Vec<_>>()
+    };
+    points.chunk_by(|a, b| bin(a) == bin(b)).flat_map(of_bin).collect()
 }

@@ -1,9 +1,8 @@
 //! Statistics of kernel launches.
 
-use super::counters::ENQUEUE;
 use super::work::{Item, Work};
 use super::{Source, Summary};
-use crate::timeline::NameId;
+use crate::timeline::{LAUNCHES, NameId};
 
 /// All launches that led to a kernel: HTA's launch statistics.
 #[derive(Clone, Debug, PartialEq)]
@@ -70,7 +69,7 @@ impl LaunchStats {
             return None;
         }
         let names = &work.timeline.names;
-        let is_launch = |name| ENQUEUE.contains(&name) && !NO_LAUNCHES.contains(&name);
+        let is_launch = |name| LAUNCHES.contains(&name) && !NO_LAUNCHES.contains(&name);
         let counts: Vec<bool> = names.iter().map(is_launch).collect();
         let launched = |item: &Item| {
             let launch = &work.timeline.launches[item.launch? as usize];

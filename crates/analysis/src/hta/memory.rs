@@ -23,7 +23,7 @@ pub struct MemoryUse {
     pub final_allocated: u64,
     /// Reserved bytes at the last sample.
     pub final_reserved: u64,
-    /// Allocated bytes over time. Of each of at most 1000 equal time ranges, only the highest point is kept.
+    /// Allocated bytes over time. Of each of many equal time ranges, only the highest and the last point are kept, at most 1000 in all.
     pub series: Vec<Point>,
 }
 

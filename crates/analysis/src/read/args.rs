@@ -19,32 +19,23 @@ pub(super) struct Args {
     /// The name of a row, in the event that names one.
     pub(super) name: Option<String>,
     pub(super) collective: Option<Box<Collective>>,
-    /// Total number of elements of the input tensors. Only for operators for which it is read.
+    /// Total number of elements of the input tensors. Only for operators whose inputs are read.
     pub(super) input_elems: Option<u64>,
     /// Element type of the first input tensor, for the same operators.
     pub(super) input_type: Option<String>,
-    /// The shape of each input, in order; empty for inputs that are not tensors. Only for products.
+    /// The shape of each input, in order; empty for inputs that are not tensors. For the same operators.
     pub(super) shapes: Vec<Vec<u64>>,
     /// The strides of each input, in the same way.
     pub(super) strides: Vec<Vec<u64>>,
-    /// The values of the inputs that are not tensors, as written. Only for products.
+    /// The values of the inputs that are not tensors, as written. For the same operators.
     pub(super) values: Vec<String>,
     pub(super) device_type: Option<i64>,
+    /// For a sample of memory: by how much it changed.
+    pub(super) change_bytes: Option<i64>,
     pub(super) allocated_bytes: Option<u64>,
     pub(super) reserved_bytes: Option<u64>,
     /// The number in a mark.
     pub(super) id: Option<u64>,
-}
-
-/// The fields that are read from the inputs of an operator.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Inputs {
-    /// Nothing.
-    Skip,
-    /// The number of elements.
-    Elems,
-    /// Every shape with its strides, and the values.
-    Shapes,
 }
 
 /// How the value of a key is read.
@@ -72,6 +63,7 @@ impl Key {
             b"memory bandwidth (GB/s)" => Self::Value(|args, of| args.bandwidth_gb_s = float(text(of))),
             b"name" => Self::Value(|args, of| args.name = words(of)),
             b"Device Type" => Self::Value(|args, of| args.device_type = signed(text(of))),
+            b"Bytes" => Self::Value(|args, of| args.change_bytes = signed(text(of))),
             b"Total Allocated" => Self::Value(|args, of| args.allocated_bytes = unsigned(text(of))),
             b"Total Reserved" => Self::Value(|args, of| args.reserved_bytes = unsigned(text(of))),
             b"id" => Self::Value(|args, of| args.id = unsigned(text(of))),
@@ -105,11 +97,11 @@ fn words(value: Value<'_>) -> Option<String> {
 }
 
 impl Args {
-    /// Reads an `args` object, and those fields of the inputs of operators that `inputs` names.
+    /// Reads an `args` object, the lists of an operator's inputs only if `wants_inputs`.
     pub(super) fn take<R: Read>(
         &mut self,
         pull: &mut Pull<R>,
-        inputs: Inputs,
+        wants_inputs: bool,
     ) -> Result<(), JsonError> {
         if !pull.enter_object()? {
             return Ok(());
@@ -119,21 +111,21 @@ impl Args {
                 pull.skip()?;
                 continue;
             };
-            let is_list = inputs != Inputs::Skip && pull.at_array()?;
-            match (key, inputs) {
-                (Key::Value(set), _) => set(self, pull.value()?),
-                (Key::Said(set), _) => match pull.value()? {
+            let is_list = wants_inputs && pull.at_array()?;
+            match key {
+                Key::Value(set) => set(self, pull.value()?),
+                Key::Said(set) => match pull.value()? {
                     // Some writers give a list of ranks as an array, which is not used.
                     Value::Nested | Value::Null => {}
                     value => set(self.collective.get_or_insert_default(), value),
                 },
-                (Key::Types, _) if is_list => self.input_type = first_type(pull)?,
-                (Key::Dims, Inputs::Elems) if is_list => {
-                    self.input_elems = Some(elems(pull)?.unwrap_or(0));
+                Key::Types if is_list => self.input_type = first_type(pull)?,
+                Key::Dims if is_list => {
+                    let (shapes, elems) = shapes(pull)?;
+                    (self.shapes, self.input_elems) = (shapes, Some(elems.unwrap_or(0)));
                 }
-                (Key::Dims, Inputs::Shapes) if is_list => self.shapes = shapes(pull)?,
-                (Key::Strides, Inputs::Shapes) if is_list => self.strides = shapes(pull)?,
-                (Key::Values, Inputs::Shapes) if is_list => self.values = values(pull)?,
+                Key::Strides if is_list => self.strides = shapes(pull)?.0,
+                Key::Values if is_list => self.values = values(pull)?,
                 _ => pull.skip()?,
             }
         }
@@ -141,45 +133,19 @@ impl Args {
     }
 }
 
-/// The number of elements of all tensors in a list of shapes. The list may contain lists of shapes:
-/// `[[2, 3], [[4], [5]], []]` has 15 elements. An empty list is not a tensor but an argument of another type.
-/// `None` if a size is not a number, or if the result overflows.
-fn elems<R: Read>(pull: &mut Pull<R>) -> Result<Option<u64>, JsonError> {
-    pull.begin_array()?;
-    let (mut product, mut sum) = (None, Some(0u64));
-    while pull.next_item()? {
-        if pull.at_array()? {
-            let inner = elems(pull)?;
-            sum = sum.zip(inner).and_then(|(a, b)| a.checked_add(b));
-        } else {
-            let size = pull.value()?.bytes().and_then(unsigned);
-            let before: Option<u64> = product.unwrap_or(Some(1));
-            product = Some(before.zip(size).and_then(|(a, b)| a.checked_mul(b)));
-        }
-    }
-    Ok(product.unwrap_or(sum))
-}
-
 /// The most inputs and dimensions that are kept of a product.
 const MOST: usize = 16;
 
-/// The shape of each input, or its strides. A list of tensors counts as an input without a shape.
-fn shapes<R: Read>(pull: &mut Pull<R>) -> Result<Vec<Vec<u64>>, JsonError> {
+/// The shape of each input, or its strides, and the number of elements of all tensors. A list of tensors counts as an input without
+/// a shape.
+fn shapes<R: Read>(pull: &mut Pull<R>) -> Result<(Vec<Vec<u64>>, Option<u64>), JsonError> {
     pull.begin_array()?;
-    let mut shapes = Vec::new();
+    let (mut shapes, mut sum) = (Vec::new(), Some(0u64));
     while pull.next_item()? {
         let mut shape = Vec::new();
         if pull.at_array()? {
-            pull.begin_array()?;
-            while pull.next_item()? {
-                if pull.at_array()? {
-                    pull.skip()?;
-                } else if let Some(size) = pull.value()?.bytes().and_then(unsigned)
-                    && shape.len() < MOST
-                {
-                    shape.push(size);
-                }
-            }
+            let elems = elems(pull, &mut shape)?;
+            sum = sum.zip(elems).and_then(|(a, b)| a.checked_add(b));
         } else {
             pull.skip()?;
         }
@@ -187,7 +153,27 @@ fn shapes<R: Read>(pull: &mut Pull<R>) -> Result<Vec<Vec<u64>>, JsonError> {
             shapes.push(shape);
         }
     }
-    Ok(shapes)
+    Ok((shapes, sum))
+}
+
+/// The number of elements of a tensor whose shape follows, or of the tensors in a list: `[2, 3]` has 6, and `[[4], [5]]` has 9. An
+/// empty list is not a tensor but an argument of another type. Sizes go to `shape`. `None` if a size is not a number, or if the
+/// result overflows.
+fn elems<R: Read>(pull: &mut Pull<R>, shape: &mut Vec<u64>) -> Result<Option<u64>, JsonError> {
+    pull.begin_array()?;
+    let (mut product, mut sum) = (None, Some(0u64));
+    while pull.next_item()? {
+        if pull.at_array()? {
+            let inner = elems(pull, &mut Vec::new())?;
+            sum = sum.zip(inner).and_then(|(a, b)| a.checked_add(b));
+            continue;
+        }
+        let size = pull.value()?.bytes().and_then(unsigned);
+        let before: Option<u64> = product.unwrap_or(Some(1));
+        product = Some(before.zip(size).and_then(|(a, b)| a.checked_mul(b)));
+        shape.extend(size.filter(|_| shape.len() < MOST));
+    }
+    Ok(product.unwrap_or(sum))
 }
 
 /// The values of the inputs that are not tensors, as words.

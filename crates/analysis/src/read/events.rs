@@ -8,7 +8,7 @@ use std::io::Read;
 
 use foldhash::HashMap;
 
-use super::args::{Args, Inputs};
+use super::args::Args;
 use super::event::Event;
 use super::flops;
 use crate::json::{JsonError, Pull, lossy};
@@ -119,6 +119,8 @@ pub(super) struct Reader {
     /// Counts of skipped events, by category as numbered by [`Names`].
     skipped: (Names, Vec<u64>),
     oddities: BTreeMap<&'static str, u64>,
+    /// Changes of memory without totals: when, the kind of device, and the bytes.
+    changes: Vec<(i64, i64, i64)>,
     /// The latest time in any event so far.
     last_end_ns: Option<i64>,
 }
@@ -153,14 +155,13 @@ impl Reader {
             if !wants_args(event) {
                 return pull.skip();
             }
-            let inputs = match &event.name {
-                name if flops::is_product(name) => Inputs::Shapes,
-                name if name.is_empty() || name == FINAL_GRADIENT || is_host_collective(name) => {
-                    Inputs::Elems
-                }
-                _ => Inputs::Skip,
-            };
-            self.args.take(pull, inputs)
+            // Writers that sort keys put `args` before the name.
+            let name = &event.name;
+            let wants_inputs = name.is_empty()
+                || name == FINAL_GRADIENT
+                || flops::is_product(name)
+                || is_host_collective(name);
+            self.args.take(pull, wants_inputs)
         })
     }
 
@@ -343,15 +344,43 @@ impl Reader {
         };
         self.last_end_ns = self.last_end_ns.max(Some(at_ns));
         let args = &self.args;
-        let Some(allocated_bytes) = args.allocated_bytes else {
-            return self.odd("a memory sample without a total");
-        };
-        self.timeline.memory.push(MemorySample {
-            at_ns,
-            allocated_bytes,
-            reserved_bytes: args.reserved_bytes.unwrap_or(0),
-            device_type: args.device_type.unwrap_or(0),
-        });
+        let device_type = args.device_type.unwrap_or(0);
+        match (args.allocated_bytes, args.change_bytes) {
+            (Some(allocated_bytes), _) => self.timeline.memory.push(MemorySample {
+                at_ns,
+                allocated_bytes,
+                reserved_bytes: args.reserved_bytes.unwrap_or(0),
+                device_type,
+            }),
+            (None, Some(bytes)) => self.changes.push((at_ns, device_type, bytes)),
+            (None, None) => self.odd("a memory sample without a total"),
+        }
+    }
+
+    /// Adds up the changes of memory without totals, as PyTorch 1.8 wrote them. Memory that was allocated before the recording is not
+    /// known; at least as much was there as was freed.
+    fn add_up_changes(&mut self) {
+        self.changes.sort_by_key(|change| change.0);
+        let timeline = &mut self.timeline;
+        timeline.has_summed_memory = !self.changes.is_empty();
+        let mut sums: BTreeMap<i64, (i64, i64)> = BTreeMap::new();
+        for (_, device_type, bytes) in &self.changes {
+            let (sum, least) = sums.entry(*device_type).or_default();
+            *sum = sum.saturating_add(*bytes);
+            *least = (*least).min(*sum);
+        }
+        sums.values_mut().for_each(|of| of.0 = of.1.saturating_neg());
+        for (at_ns, device_type, bytes) in self.changes.drain(..) {
+            let sum = sums.entry(device_type).or_default();
+            sum.0 = sum.0.saturating_add(bytes);
+            let allocated_bytes = u64::try_from(sum.0).unwrap_or(0);
+            timeline.memory.push(MemorySample {
+                at_ns,
+                allocated_bytes,
+                reserved_bytes: 0,
+                device_type,
+            });
+        }
     }
 
     /// Handles `M` events. Only the names of threads are used. The others are not counted.
@@ -427,6 +456,7 @@ impl Reader {
                 self.close(open, lane, end_ns);
             }
         }
+        self.add_up_changes();
         if let repeated @ 1.. = repeated(&self.timeline) {
             self.oddities.insert(REPEATED, repeated);
         }

@@ -61,7 +61,7 @@ pub(super) fn over_time(analysis: &Analysis) -> Section {
     });
     let body = Body::over_time("MiB", lines).or(NO_SAMPLES);
     let definition = "Bytes alive after each change, in MiB of 2^20 bytes. Time counts from the first sample of \
-         the rank. Each of at most 1000 equal ranges of time shows its highest value.";
+         the rank. Each of many equal ranges of time shows its highest and its last value.";
     let panel = Panel::new("memory", "Memory over time", "MiB", definition, body);
     Section::new("memory-section", "Memory in use", "", vec![panel])
 }

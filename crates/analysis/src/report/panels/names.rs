@@ -18,7 +18,7 @@ pub(super) fn are_emulated(timelines: &[Timeline]) -> bool {
 pub(super) fn are_of_cpu(timelines: &[Timeline]) -> bool {
     timelines.iter().any(|timeline| timeline.run_facts.contains_key("lanes"))
         || timelines.iter().any(|timeline| !timeline.operators.is_empty())
-            && !timelines.iter().any(Timeline::has_device_work)
+            && !timelines.iter().any(|of| of.has_device_work() || of.lost_kernels())
 }
 
 /// The name for people.
