@@ -10,6 +10,7 @@ use paceline_table::stats::median;
 
 use super::names;
 use super::recorded::Recorded;
+use super::remedies;
 use super::replay::Plan;
 use super::tally::{Found, Tally};
 use super::together::Together;
@@ -235,6 +236,7 @@ impl Ranks<'_> {
             Known::Exactly if self.on_cpu() => (gain.low_ms, NEGLIGIBLE),
             _ => (gain.ms, NEGLIGIBLE),
         };
+        let change = format!("{change}{}", remedies::needs(&change));
         let advice = Advice { cause, title, change, gain, step_ms: self.step_ms, evidence };
         (gain_ms >= least * self.step_ms).then_some(Finding { advice, left })
     }

@@ -14,6 +14,7 @@
 //! | `recorded` | the calls and the work of a rank's steps; `collect` reads them, `connect` infers the waits of each |
 //! | `lag` | the work of earlier steps that the device has still to do when the first step begins |
 //! | `replay` | the steps replayed with a changed plan |
+//! | `remedies` | which changes PyTorch accepts, by optimizer, device and version |
 //! | `together` | the waits in collectives, and which rank came last |
 //! | `names` | the meaning of the names of kernels and calls |
 //! | `causes/` | one file for each cause: its signs, and the time that the change takes away; and their order |
@@ -34,6 +35,7 @@ mod names;
 mod own;
 pub mod products;
 mod recorded;
+mod remedies;
 mod replay;
 mod tally;
 mod together;
@@ -120,9 +122,7 @@ fn diagnose(timelines: &[Timeline], together: &Together, options: &Options) -> D
     if timelines.iter().any(|of| steps::of(of).is_empty() || of.lost_kernels()) {
         return Diagnosis { unseen, ..Diagnosis::default() };
     }
-    let rank = |(place, of): (usize, &Timeline)| {
-        Recorded::of(&timelines[place], of.rank.unwrap_or(place), options)
-    };
+    let rank = |(place, _): (usize, &Timeline)| Recorded::of(timelines, place, options);
     let recorded: Vec<Recorded> = on_all_cores(timelines, rank).into_iter().flatten().collect();
     if recorded.len() < timelines.len() {
         unseen.push(
@@ -188,7 +188,7 @@ fn unseen(timelines: &[Timeline]) -> Vec<String> {
     ];
     let missing = facts.into_iter().filter(|(has, _)| !timelines.iter().any(has));
     let mut unseen: Vec<String> = missing.map(|(_, text)| text.to_owned()).collect();
-    let world = timelines.iter().filter_map(|of| of.world_size).max().unwrap_or(1);
+    let world = recorded::world_size(timelines);
     if timelines.len() < 2 && world > 1 {
         unseen.push(format!(
             "Only one of {world} ranks has a trace, so time in collectives may be waiting for slower ranks: record every rank."

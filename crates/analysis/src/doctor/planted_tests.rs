@@ -390,7 +390,8 @@ fn a_planted_fault_is_found_and_nothing_else() {
 fn the_replay_of_the_recording_is_the_recording() {
     for fault in [Fault::None, Fault::Planted("synchronizations"), Fault::Planted("exposed")] {
         let timeline = steps(0, fault, 1.0);
-        let recorded = super::Recorded::of(&timeline, 0, &Options::default()).unwrap();
+        let recorded =
+            super::Recorded::of(std::slice::from_ref(&timeline), 0, &Options::default()).unwrap();
         let sum: f64 = recorded.lengths_ms(&recorded.as_recorded()).iter().sum();
         let (first, last) = (recorded.steps[0], recorded.steps[recorded.steps.len() - 1]);
         let ends = recorded.works.iter().map(|work| work.time.end_ns()).chain([last.end_ns()]);

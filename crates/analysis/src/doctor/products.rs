@@ -158,7 +158,7 @@ pub(super) fn elem_bytes(dtype: &str) -> Option<u64> {
 }
 
 /// The bytes on the busiest wire as a part of a rank's larger buffer, as nccl-tests counts them.
-fn bus_factor(kind: CollectiveKind, ranks: f64) -> Option<f64> {
+pub(super) fn bus_factor(kind: CollectiveKind, ranks: f64) -> Option<f64> {
     Some(match kind {
         CollectiveKind::AllReduce => 2.0 * (ranks - 1.0) / ranks,
         CollectiveKind::AllGather | CollectiveKind::ReduceScatter | CollectiveKind::AllToAll => {

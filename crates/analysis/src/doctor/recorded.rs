@@ -18,7 +18,7 @@ use super::names::Class;
 use super::products::elem_bytes;
 use crate::hta::{CollectiveKind, Options, backend_of, collective_kind};
 use crate::steps;
-use crate::timeline::{NameId, TimeRange, Timeline, TrackId};
+use crate::timeline::{Collective, NameId, TimeRange, Timeline, TrackId};
 
 /// The kind of a call of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -138,6 +138,13 @@ pub(super) struct Marks {
     pub(super) done_ns: i64,
 }
 
+/// The ranks of a run, as far as its traces say.
+pub(super) fn world_size(timelines: &[Timeline]) -> usize {
+    let groups = timelines.iter().flat_map(|of| &of.collectives).filter_map(|of| of.group_size);
+    let groups = groups.filter_map(|size| usize::try_from(size).ok());
+    timelines.iter().filter_map(|of| of.world_size).chain(groups).max().unwrap_or(1)
+}
+
 /// The steps of a rank.
 pub(super) struct Recorded<'a> {
     pub(super) timeline: &'a Timeline,
@@ -148,13 +155,21 @@ pub(super) struct Recorded<'a> {
     pub(super) frames: Vec<Frame>,
     pub(super) marks: Marks,
     pub(super) order: Vec<Event>,
+    pub(super) context: Context,
+}
+
+/// What is known about the trace as a whole.
+pub(super) struct Context {
+    /// Whether every rank of the run has a trace. Otherwise time in collectives may be waiting for a rank that is not seen.
+    pub(super) has_all_ranks: bool,
     /// The collective that each name means, by [`NameId`].
     kinds: Vec<Option<CollectiveKind>>,
 }
 
 impl<'a> Recorded<'a> {
-    /// Reads a timeline. `None` if the trace has no work whose launch is known.
-    pub(super) fn of(timeline: &'a Timeline, rank: usize, options: &Options) -> Option<Self> {
+    /// Reads one of the timelines. `None` if the trace has no work whose launch is known.
+    pub(super) fn of(timelines: &'a [Timeline], place: usize, options: &Options) -> Option<Self> {
+        let timeline = &timelines[place];
         let (named, end_ns) = steps::analyzed(timeline, options.include_last_step);
         let starts = named.iter().map(|step| step.time.start_ns);
         let ends = starts.clone().skip(1).chain([end_ns]);
@@ -168,14 +183,17 @@ impl<'a> Recorded<'a> {
         }
         let mut this = Self {
             timeline,
-            rank,
+            rank: timeline.rank.unwrap_or(place),
             steps,
             calls: Vec::new(),
             works: Vec::new(),
             frames: Vec::new(),
             marks: Marks::default(),
             order: Vec::new(),
-            kinds: timeline.names.iter().map(collective_kind).collect(),
+            context: Context {
+                has_all_ranks: world_size(timelines) <= timelines.len(),
+                kinds: timeline.names.iter().map(collective_kind).collect(),
+            },
         };
         if this.on_device() {
             this.add_launches()
@@ -237,9 +255,8 @@ impl<'a> Recorded<'a> {
     /// Which collective a piece of communication is: by its arguments, by the call that launched it, or by its name. A kernel
     /// of NCCL that sends and receives may be an all-to-all.
     pub(super) fn collective(&self, work: &Work) -> CollectiveKind {
-        let described = work.collective.map(|of| &self.timeline.collectives[of as usize]);
-        let described = described.and_then(|of| collective_kind(&of.name));
-        let kind = |name: NameId| self.kinds[name.0 as usize];
+        let described = self.described(work).and_then(|of| collective_kind(&of.name));
+        let kind = |name: NameId| self.context.kinds[name.0 as usize];
         let launched = || {
             let call = &self.calls[work.call? as usize];
             let is_of_host = |name: &str| backend_of(name).is_some() || name.starts_with("c10d::");
@@ -249,9 +266,14 @@ impl<'a> Recorded<'a> {
         described.or_else(launched).or_else(|| kind(work.name)).unwrap_or(CollectiveKind::Unknown)
     }
 
+    /// What the trace says about a piece of communication.
+    pub(super) fn described(&self, work: &Work) -> Option<&Collective> {
+        Some(&self.timeline.collectives[work.collective? as usize])
+    }
+
     /// The larger buffer of a collective, if the trace gives its size.
     pub(super) fn collective_bytes(&self, work: &Work) -> Option<u64> {
-        let of = &self.timeline.collectives[work.collective? as usize];
+        let of = self.described(work)?;
         let bytes = elem_bytes(of.dtype.as_deref()?)?;
         of.in_elems.max(of.out_elems)?.checked_mul(bytes)
     }

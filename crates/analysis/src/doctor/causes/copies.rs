@@ -1,12 +1,16 @@
 //! Batches are copied from pageable memory, which the driver copies once more, or the host waits for each copy.
 //!
-//! Seen: `Memcpy HtoD (Pageable -> Device)`, and calls that return only after a copy. Taken away: at least the waits of the host;
-//! at most half of the copies' time too, because pinned memory is read about twice as fast.
+//! Seen: `Memcpy HtoD (Pageable -> Device)`, and calls that return only after a copy to the device. Taken away: at least the waits
+//! of the host; at most half of the time of pageable copies too, because pinned memory is read about twice as fast. A copy to the
+//! host fetches a result, which is the cause `synchronizations`.
 
 use super::*;
 
 /// The time of a call that only queues a copy.
 const QUEUED_NS: i64 = 10_000;
+
+/// Smaller tensors are values of the program, not batches of a loader.
+const SMALL_BYTES: u64 = 1 << 12;
 
 pub(in super::super) const CAUSE: Cause = Cause {
     key: "copies",
@@ -21,19 +25,14 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     let (mut pageable, mut bytes, mut waited_ns) = (0usize, 0u64, 0i64);
     for (at, work) in of.works.iter().enumerate() {
         let Some(call) = work.call.map(|call| call as usize) else { continue };
-        let is_value = of.is_launched_within(work, "aten::_local_scalar_dense")
-            || of.is_launched_within(work, "aten::nonzero");
+        let Class::CopyIn { is_pageable } = work.class else { continue };
         let blocks = base.blocks[call] && of.calls[call].waits_for == Some(at as u32);
-        let is_it = match work.class {
-            Class::CopyIn { is_pageable } => is_pageable || blocks,
-            Class::CopyOut => blocks && !is_value,
-            _ => false,
-        };
+        let is_it = is_pageable || blocks;
         if !is_it {
             continue;
         }
         tally.add_work(of, work);
-        pageable += usize::from(of.text(work.name).contains("Pageable"));
+        pageable += usize::from(is_pageable);
         bytes = bytes.saturating_add(work.bytes);
         let (begin_ns, end_ns) = (of.calls[call].time.start_ns, of.calls[call].time.end_ns());
         waited_ns += if blocks { end_ns - begin_ns } else { 0 };
@@ -41,13 +40,15 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
             plan.blocks[call] = false;
             plan.call_ns[call] = plan.call_ns[call].min(QUEUED_NS);
         }
-        most.work_ns[at] = scaled(base.work_ns[at], 0.5);
+        if is_pageable {
+            most.work_ns[at] = scaled(base.work_ns[at], 0.5);
+        }
     }
     tally.longest?;
     // The waits that follow such a copy within the same operator.
     for (at, call) in of.calls_of(CallKind::Wait) {
         let class = call.waits_for.map(|work| of.works[work as usize].class);
-        if matches!(class, Some(Class::CopyIn { .. } | Class::CopyOut))
+        if matches!(class, Some(Class::CopyIn { .. }))
             && (of.is_within(call, "aten::copy_") || of.is_within(call, "aten::_to_copy"))
             && !of.is_within(call, names::LOADER)
         {
@@ -61,12 +62,17 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
         (bytes, ns) => format!(" at {:.1} GB/s", bytes as f64 / ns as f64),
     };
     let text = format!(
-        "{count:.1} copies per step take {ms:.2} ms{speed}, {:.0} % of them from or to pageable memory, and the host waits \
-         {:.2} ms for them",
+        "{count:.1} copies to the device per step take {ms:.2} ms{speed}, {:.0} % of them from pageable memory, and the host \
+         waits {:.2} ms for them",
         100.0 * pageable as f64 / tally.count as f64,
         of.per_step(waited_ns as f64 / 1e6)
     );
-    let change =
-        "DataLoader(dataset, pin_memory=True)\nbatch = batch.to(device, non_blocking=True)";
+    let change = match (pageable, bytes / tally.count as u64) {
+        (0, _) => "batch = batch.to(device, non_blocking=True)",
+        (_, 1..SMALL_BYTES) => {
+            "make small tensors on the device, once, before the loop: torch.tensor(value, device=device)"
+        }
+        _ => "DataLoader(dataset, pin_memory=True)\nbatch = batch.to(device, non_blocking=True)",
+    };
     Some(tally.found(text, change, [least, most]))
 }

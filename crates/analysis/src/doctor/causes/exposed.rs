@@ -1,8 +1,13 @@
 //! Communication during which nothing is computed, and which no other cause of communication explains.
 //!
-//! Seen: collectives beside which the device does not compute. Taken away: half of their time at most, as bf16 does for gradients of
-//! f32, and a quarter at least, because latency stays, at most with the waits for slower ranks in them. On a processor, converting
-//! takes time of its own, which is added at least, and the calls beside transfers [lose](super::interrupted) less.
+//! Seen: collectives beside which the device does not compute. There are three forms:
+//!
+//! - Values of f32 could travel as bf16. Taken away: half of the time at most, and a quarter at least, because latency stays, at most
+//!   with the waits for slower ranks in them. On a processor, converting takes time of its own, which is added at least, and the calls
+//!   beside transfers [lose](super::interrupted) less.
+//! - Values of 16 bits, or integers, could travel less often. The same is taken away.
+//! - A collective takes several times as long as its bytes need on a slow link, and other ranks have no trace or its values have 16
+//!   bits already: it waits for a rank, or the link is broken. Taken away: at most all beyond the time on a slow link.
 
 use std::collections::BTreeMap;
 
@@ -20,32 +25,106 @@ pub(in super::super) const CAUSE: Cause = Cause {
     find: Find::Meeting(find),
 };
 
+/// A slow link between hosts, in bytes per second, and the latency of a collective on it.
+const SLOW_LINK: f64 = 12.5e9;
+const LATENCY_NS: f64 = 100e3;
+/// A collective is slow if it takes this many times as long as on a slow link.
+const TIMES: f64 = 3.0;
+
+/// The form of the cause in a collective.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+enum Form {
+    Wide,
+    Narrow,
+    Slow,
+}
+
+/// Whether the values of a collective have more than 16 bits, so that half of their bytes can go. Integers cannot lose bits.
+fn is_wide(of: &Recorded, work: &Work) -> bool {
+    match of.described(work).and_then(|said| said.dtype.as_deref()) {
+        Some(dtype) => matches!(dtype, "Float" | "float" | "Double" | "double"),
+        // Kernels of NCCL may have the type in their names.
+        None => {
+            let name = of.text(work.name);
+            !["bf16", "bfloat16", "f16", "half"].iter().any(|dtype| name.contains(dtype))
+        }
+    }
+}
+
+/// How long a collective takes on a slow link; `None` if the trace does not give its size.
+fn on_slow_link_ns(of: &Recorded, work: &Work) -> Option<f64> {
+    let bytes = of.collective_bytes(work)? as f64;
+    let ranks = of.described(work)?.group_size.or(of.timeline.world_size.map(|n| n as u64))?;
+    Some(LATENCY_NS + bytes * bus_factor(of.collective(work), ranks as f64)? / SLOW_LINK * 1e9)
+}
+
+fn form(of: &Recorded, base: &Plan, at: usize) -> Form {
+    let work = &of.works[at];
+    let is_wide = is_wide(of, work);
+    let is_slow = |ns: f64| base.work_ns[at] as f64 > TIMES * ns;
+    let is_slow = of.on_device() && on_slow_link_ns(of, work).is_some_and(is_slow);
+    match (is_wide, of.context.has_all_ranks) {
+        (true, true) => Form::Wide,
+        _ if is_slow => Form::Slow,
+        (true, false) => Form::Wide,
+        (false, _) => Form::Narrow,
+    }
+}
+
 fn find(of: &Recorded, base: &Plan) -> Option<Found> {
+    let mut forms: BTreeMap<Form, (i64, Vec<usize>)> = BTreeMap::new();
+    for (at, work) in of.works.iter().enumerate() {
+        if work.class == Class::Communication && of.collective(work) != CollectiveKind::Barrier {
+            let (ns, works) = forms.entry(form(of, base, at)).or_default();
+            *ns += base.work_ns[at];
+            works.push(at);
+        }
+    }
+    let (form, (_, works)) = forms.into_iter().max_by_key(|(_, (ns, _))| *ns)?;
     let mut tally = Tally::default();
     let [mut least, mut most] = [base.clone(), base.clone()];
     let mut kinds: BTreeMap<CollectiveKind, i64> = BTreeMap::new();
-    let origin_ns = of.works.iter().map(|work| work.time.start_ns).min()?;
-    let span = |time: TimeRange| time.since(origin_ns);
-    for (at, work) in of.works.iter().enumerate() {
-        if work.class != Class::Communication {
-            continue;
-        }
-        let kind = of.collective(work);
-        if kind == CollectiveKind::Barrier {
-            continue;
-        }
+    for at in works {
+        let work = &of.works[at];
         tally.add_work(of, work);
-        *kinds.entry(kind).or_default() += base.work_ns[at];
+        *kinds.entry(of.collective(work)).or_default() += base.work_ns[at];
+        if let (Form::Slow, Some(ns)) = (form, on_slow_link_ns(of, work)) {
+            most.work_ns[at] = base.work_ns[at].min(ns as i64);
+            continue;
+        }
         let converted = of.collective_bytes(work).filter(|_| !of.on_device()).unwrap_or(0);
         let convert_ns = (converted as f64 * CONVERT_NS_PER_BYTE) as i64;
         least.work_ns[at] = scaled(base.work_ns[at], 0.75) + convert_ns;
         // Other buckets travel while one is converted.
         most.work_ns[at] = scaled(base.work_ns[at], 0.5);
     }
-    tally.longest?;
-    let interrupted = Interrupted::of(of, base);
-    interrupted.relieve_least(&mut least, |_| 0.25);
-    interrupted.relieve_most(&mut most, |_| 0.5);
+    if form != Form::Slow {
+        let interrupted = Interrupted::of(of, base);
+        interrupted.relieve_least(&mut least, |_| 0.25);
+        interrupted.relieve_most(&mut most, |_| 0.5);
+    }
+    let (kind, _) = kinds.into_iter().max_by_key(|(_, ns)| *ns)?;
+    let (count, ms) = tally.per_step(of);
+    let mut text = format!(
+        "{:.2} of {ms:.2} ms of communication per step ({count:.0} calls, mostly {}) run while nothing is computed",
+        of.per_step(exposed_ns(of)? as f64 / 1e6),
+        kind.name()
+    );
+    text.push_str(&bandwidth(of, base).unwrap_or_default());
+    let (title, change) = match form {
+        Form::Wide => (None, halved(kind)),
+        Form::Narrow => (None, less_often(kind)),
+        Form::Slow if of.context.has_all_ranks => (Some("The link is slow"), LINK),
+        Form::Slow => (Some("Collectives wait for another rank, or the link is slow"), RECORD),
+    };
+    let found = tally.found(text, change, [least, most]);
+    Some(Found { title: title.map(str::to_owned), ..found })
+}
+
+/// How long communication ran while nothing was computed.
+fn exposed_ns(of: &Recorded) -> Option<u64> {
+    let origin_ns = of.works.iter().map(|work| work.time.start_ns).min()?;
+    let span = |time: TimeRange| time.since(origin_ns);
     let is_communication = |work: &&Work| work.class == Class::Communication;
     let all = of.works.iter().filter(is_communication).map(|work| span(work.time));
     let all = IntervalSet::union(all);
@@ -54,19 +133,29 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     } else {
         of.calls.iter().map(|call| span(call.time)).collect()
     };
-    let exposed_ns = all.difference(&IntervalSet::union(computation)).len_ns();
-    let (kind, _) = kinds.into_iter().max_by_key(|(_, ns)| *ns)?;
-    let (count, ms) = tally.per_step(of);
-    let text = format!(
-        "{:.2} of {ms:.2} ms of communication per step ({count:.0} calls, mostly {}) run while nothing is computed",
-        of.per_step(exposed_ns as f64 / 1e6),
-        kind.name()
-    );
-    Some(tally.found(text, change(kind), [least, most]))
+    Some(all.difference(&IntervalSet::union(computation)).len_ns())
 }
 
+/// The size and the bus bandwidth of the collective that takes longest, in words; `None` if the trace does not give its size.
+fn bandwidth(of: &Recorded, base: &Plan) -> Option<String> {
+    let is_communication = |at: &usize| of.works[*at].class == Class::Communication;
+    let at = (0..of.works.len()).filter(is_communication).max_by_key(|at| base.work_ns[*at])?;
+    let (work, ns) = (&of.works[at], base.work_ns[at].max(1));
+    let wire = (on_slow_link_ns(of, work)? - LATENCY_NS) / 1e9 * SLOW_LINK;
+    let megabytes = of.collective_bytes(work)? as f64 / 1e6;
+    Some(format!(
+        "; the longest moves {megabytes:.1} MB at {:.1} GB/s of bus bandwidth",
+        wire / ns as f64
+    ))
+}
+
+/// The change for a link that may be slow.
+const LINK: &str = "measure the link with all_reduce_perf of nccl-tests; NCCL_DEBUG=INFO says whether NCCL uses NVLink, InfiniBand or sockets";
+const RECORD: &str = "record every rank: the trace of a late rank says why it is late\n\
+                      if none is late: all_reduce_perf of nccl-tests; NCCL_DEBUG=INFO says which network is used";
+
 /// The lines to write for fewer bytes, or for bytes that travel beside computation.
-fn change(kind: CollectiveKind) -> &'static str {
+fn halved(kind: CollectiveKind) -> &'static str {
     match kind {
         CollectiveKind::AllToAll => {
             "send half the bytes (bf16 or fp16), or exchange the next batch beside this step: \
@@ -81,6 +170,23 @@ fn change(kind: CollectiveKind) -> &'static str {
         _ => {
             "from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook\n\
              model.register_comm_hook(None, bf16_compress_hook)"
+        }
+    }
+}
+
+/// The same for values that cannot become smaller.
+fn less_often(kind: CollectiveKind) -> &'static str {
+    match kind {
+        CollectiveKind::AllToAll => {
+            "exchange the next batch beside this step: torchrec.distributed.train_pipeline.TrainPipelineSparseDist"
+        }
+        CollectiveKind::ReduceScatter | CollectiveKind::AllGather => {
+            "FSDP(model, sharding_strategy=ShardingStrategy.SHARD_GRAD_OP)  (more memory, half of the gathers)"
+        }
+        CollectiveKind::PointToPoint => halved(kind),
+        _ => {
+            "twice as many samples per exchange, by a larger batch or:\n\
+             with model.no_sync():  # for every other batch\n    loss.backward()"
         }
     }
 }

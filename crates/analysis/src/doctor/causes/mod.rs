@@ -23,7 +23,9 @@ mod zeroing;
 
 use super::finding::{Cause, Find, Finding, Known, Ranks, evidence};
 use super::names::{self, Class, LOADER, OPTIMIZER, ZERO_GRAD, brief};
+use super::products::bus_factor;
 use super::recorded::{Call, CallKind, Recorded, Work};
+use super::remedies;
 use super::replay::Plan;
 use super::tally::{Found, Tally, scaled, unprepared};
 use crate::advice::gain::Gain;

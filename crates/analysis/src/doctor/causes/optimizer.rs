@@ -9,8 +9,6 @@ use super::*;
 const FEW: usize = 4;
 /// Fewer kernels than this per step are not worth fusing.
 const MANY: f64 = 20.0;
-/// Optimizers of PyTorch that have a fused form.
-const FUSED: [&str; 4] = ["AdamW", "Adam", "SGD", "Adagrad"];
 
 /// Whether a call launched a kernel that a fused step replaces: one that works element by element. Products, as Shampoo has
 /// them, stay.
@@ -79,9 +77,6 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     let how = if is_foreach { " (foreach)" } else { "" };
     let named = name.unwrap_or("the optimizer");
     let text = format!("{count:.0} {kind} per step in {named}.step{how}, {ms:.2} ms");
-    let change = match name.filter(|name| FUSED.contains(name)) {
-        Some(name) => format!("torch.optim.{name}(params, fused=True)"),
-        None => "torch.compile(optimizer.step)".to_owned(),
-    };
+    let change = remedies::optimizer(name.unwrap_or_default(), of.on_device(), is_foreach)?;
     Some(tally.found(text, change, [least, most]))
 }

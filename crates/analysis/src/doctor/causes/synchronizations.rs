@@ -2,6 +2,7 @@
 //!
 //! Seen: calls such as `cudaStreamSynchronize` and copies to the host that block, in at least half of the steps. The operator
 //! around them shows what needs it: `aten::item` for `.item()`, `float()` and `if tensor`, `aten::nonzero` for masks.
+//! A copy to the host outside of these operators is a `.cpu()` or `.to("cpu")`.
 //! Waits within copies to the device and for allocations are other causes. Taken away: the waits; at least all but the last one
 //! of each step, if there are several.
 
@@ -23,6 +24,9 @@ const OPERATORS: [(&str, &str); 6] = [
     ),
 ];
 
+/// What to write instead of a copy to the host that the host waits for.
+const FETCH: &str = "keep results on the device: results.append(result.detach()); every 100 steps: torch.stack(results).cpu()";
+
 /// Whether a call that waits belongs to this cause.
 fn is_it(of: &Recorded, call: &Call) -> bool {
     let Some(work) = call.waits_for.map(|work| &of.works[work as usize]) else { return false };
@@ -33,10 +37,10 @@ fn is_it(of: &Recorded, call: &Call) -> bool {
     match call.kind {
         // A copy to the device is the cause `copies`, unless an operator of this cause made it.
         CallKind::Wait => {
-            let is_copy = matches!(work.class, Class::CopyIn { .. } | Class::CopyOut);
+            let is_copy = matches!(work.class, Class::CopyIn { .. });
             !of.is_within(call, names::LOADER) && (!is_copy || is_value())
         }
-        CallKind::Launch => is_value(),
+        CallKind::Launch => work.class == Class::CopyOut || is_value(),
         CallKind::Allocate | CallKind::Operator | CallKind::Mark => false,
     }
 }
@@ -59,10 +63,14 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
         }
         tally.add_call(of, call);
         let around: Vec<&str> = of.around(call).map(|frame| of.text(frame.name)).collect();
-        let change =
-            OPERATORS.iter().find(|(name, _)| around.contains(name)).map(|(_, change)| *change);
-        let change = change
-            .unwrap_or("remove torch.cuda.synchronize() and Event.synchronize() from the loop");
+        let of_operator = OPERATORS.iter().find(|(name, _)| around.contains(name));
+        let fetches =
+            call.waits_for.is_some_and(|work| of.works[work as usize].class == Class::CopyOut);
+        let change = match of_operator {
+            Some((_, change)) => change,
+            None if fetches => FETCH,
+            None => "remove torch.cuda.synchronize() and Event.synchronize() from the loop",
+        };
         if !changes.contains(&change) {
             changes.push(change);
         }
