@@ -20,23 +20,50 @@ const fn card(name: &'static str, single: f64, tf32: Option<f64>, half: Option<f
     Card { name, single, tf32, half }
 }
 
-/// The part of a device's name that tells a card, and the card. Longer names come before those that are part of them.
-const CARDS: [(&str, Card); 15] = [
+/// The part of a device's name that tells a card, and the card. Longer names come before those that are part of them. Cards for players
+/// multiply f16 at half speed where sums are f32, as PyTorch's are. A device of an MI250 is one half of the card.
+#[rustfmt::skip]
+const CARDS: [(&str, Card); 39] = [
+    ("GB200", card("GB200", 80e12, Some(1250e12), Some(2500e12))),
+    ("B200", card("B200", 75e12, Some(1125e12), Some(2250e12))),
+    ("GH200", card("GH200", 67e12, Some(494.7e12), Some(989.4e12))),
     ("H200", card("H200", 67e12, Some(494.7e12), Some(989.4e12))),
     ("H100 PCIe", card("H100 PCIe", 51e12, Some(378e12), Some(756e12))),
     ("H100", card("H100", 67e12, Some(494.7e12), Some(989.4e12))),
+    ("H800 PCIe", card("H800 PCIe", 51e12, Some(378e12), Some(756e12))),
+    ("H800", card("H800", 67e12, Some(494.7e12), Some(989.4e12))),
+    ("H20", card("H20", 44e12, Some(74e12), Some(148e12))),
     ("A100", card("A100", 19.5e12, Some(156e12), Some(312e12))),
+    ("A800", card("A800", 19.5e12, Some(156e12), Some(312e12))),
+    // An A100 before it got its name.
+    ("PG509-210", card("A100", 19.5e12, Some(156e12), Some(312e12))),
     ("A40", card("A40", 37.4e12, Some(74.8e12), Some(149.7e12))),
     ("A30", card("A30", 10.3e12, Some(82e12), Some(165e12))),
     ("A10G", card("A10G", 31.5e12, Some(35e12), Some(70e12))),
     ("A10", card("A10", 31.2e12, Some(62.5e12), Some(125e12))),
     ("L40S", card("L40S", 91.6e12, Some(183e12), Some(362e12))),
+    ("L40", card("L40", 90.5e12, Some(90.5e12), Some(181e12))),
+    ("L20", card("L20", 59.8e12, Some(59.8e12), Some(119.5e12))),
     ("L4", card("L4", 30.3e12, Some(60e12), Some(121e12))),
+    ("RTX A6000", card("RTX A6000", 38.7e12, Some(77.4e12), Some(154.8e12))),
+    ("RTX 6000 Ada", card("RTX 6000 Ada", 91.1e12, Some(182.1e12), Some(364.2e12))),
+    ("RTX 5090", card("RTX 5090", 104.8e12, Some(104.8e12), Some(209.5e12))),
+    ("RTX 4090", card("RTX 4090", 82.6e12, Some(82.6e12), Some(165.2e12))),
+    ("RTX 3090", card("RTX 3090", 35.6e12, Some(35.6e12), Some(71e12))),
+    ("RTX 2080 Ti", card("RTX 2080 Ti", 13.4e12, None, Some(53.8e12))),
     ("V100-PCIE", card("V100 PCIe", 14e12, None, Some(112e12))),
     ("V100", card("V100", 15.7e12, None, Some(125e12))),
     ("T4", card("T4", 8.1e12, None, Some(65e12))),
     ("P100", card("P100", 10.6e12, None, None)),
+    ("MI355X", card("MI355X", 157.3e12, None, Some(2516.6e12))),
+    ("MI350X", card("MI350X", 144.2e12, None, Some(2306.9e12))),
+    ("MI325X", card("MI325X", 163.4e12, Some(653.7e12), Some(1307.4e12))),
     ("MI300X", card("MI300X", 163.4e12, Some(653.7e12), Some(1307.4e12))),
+    ("MI300A", card("MI300A", 122.6e12, Some(490.3e12), Some(980.6e12))),
+    ("MI250X", card("MI250X", 23.9e12, None, Some(191.5e12))),
+    ("MI250", card("MI250", 22.6e12, None, Some(181e12))),
+    ("MI210", card("MI210", 22.6e12, None, Some(181e12))),
+    ("MI100", card("MI100", 23.1e12, None, Some(184.6e12))),
 ];
 
 /// The card with this name of a device: `NVIDIA A100-SXM4-80GB`.
@@ -62,6 +89,26 @@ mod tests {
         assert_eq!(name("Tesla V100-SXM2-32GB"), Some("V100"));
         assert_eq!(name("NVIDIA H100 80GB HBM3"), Some("H100"));
         assert_eq!(name("NVIDIA H100 PCIe"), Some("H100 PCIe"));
+        for device in [
+            "AMD Instinct MI210",
+            "AMD Instinct MI250X",
+            "AMD Instinct MI300X VF",
+            "AMD Instinct MI325X",
+            "AMD Instinct MI355X",
+            "NVIDIA A800-SXM4-80GB",
+            "NVIDIA B200",
+            "NVIDIA GB200",
+            "NVIDIA GH200 480GB",
+            "NVIDIA GeForce RTX 2080 Ti",
+            "NVIDIA GeForce RTX 4090",
+            "NVIDIA H20",
+            "NVIDIA H800",
+            "NVIDIA RTX A6000",
+        ] {
+            let card = of(device).expect(device);
+            assert!(device.contains(card.name) && card.half > Some(card.single), "{device}");
+        }
+        assert_eq!(name("NVIDIA PG509-210"), Some("A100"));
         assert_eq!(name("NVIDIA A1000"), None);
         assert_eq!(name("AMD Radeon Graphics"), None);
     }

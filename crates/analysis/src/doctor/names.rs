@@ -60,7 +60,9 @@ impl Class {
         let has = |parts: &[&str]| parts.iter().any(|part| name.contains(part));
         if has(&["nchwToNhwc", "nhwcToNchw", "nchw2nhwc", "nhwc2nchw", "batched_transpose"]) {
             Self::Layout
-        } else if has(&SINGLE) && !has(&TENSOR_CORES) {
+        } else if (has(&SINGLE) || name.contains("gemmSN") && name.contains("<float"))
+            && !has(&TENSOR_CORES)
+        {
             Self::SinglePrecision
         } else if name.contains("elementwise_kernel") {
             Self::Elementwise
@@ -175,6 +177,11 @@ mod tests {
     fn names_of_real_kernels_say_what_they_do() {
         for (name, class) in [
             ("volta_sgemm_128x32_nt", Class::SinglePrecision),
+            (
+                "void gemmSN_TN_kernel<float, 128, 16, 2, 4>(cublasGemmSmallNParams)",
+                Class::SinglePrecision,
+            ),
+            ("void gemmSN_TN_kernel<__half, 128, 16, 2, 4>(cublasGemmSmallNParams)", Class::Other),
             ("cudnn_infer_volta_scudnn_128x64_relu_medium_nn_v1", Class::SinglePrecision),
             (
                 "void cutlass::Kernel<cutlass_80_tensorop_s1688gemm_256x64_16x4_nn_align4>",

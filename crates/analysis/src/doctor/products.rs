@@ -78,6 +78,10 @@ pub(super) fn products(timelines: &[Timeline]) -> Vec<Product> {
             let class = Class::of(timeline.names.text(longest.name));
             let (dtype, peak) = match (timeline.names.text(product.dtype), class) {
                 ("float", Class::SinglePrecision) => ("f32", card.map(|card| card.single)),
+                // A card without tf32 has no other way.
+                ("float", _) if card.is_some_and(|card| card.tf32.is_none()) => {
+                    ("f32", card.map(|card| card.single))
+                }
                 ("float", _) => ("tf32", card.and_then(|card| card.tf32)),
                 ("c10::Half", _) => ("f16", card.and_then(|card| card.half)),
                 ("c10::BFloat16", _) => ("bf16", card.and_then(|card| card.half)),
@@ -240,6 +244,10 @@ mod tests {
         let tf32 = judged("cutlass_80_tensorop_s1688gemm_128x64");
         assert_eq!((tf32[0].dtype.as_str(), tf32[0].part()), ("tf32", Some(1e13 / 156e12)));
         assert_eq!(tf32[0].shape, "1000x1000 1000x1000");
+        let mut volta = trace(&kernel("some_new_kernel_of_cublas"));
+        volta.devices = vec!["Tesla V100-SXM2-32GB".to_owned()];
+        let volta = products(&[volta]);
+        assert_eq!((volta[0].dtype.as_str(), volta[0].peak), ("f32", Some(15.7e12)));
         assert_eq!(products(&[trace(call.trim_end_matches(','))]), []);
     }
 
