@@ -55,3 +55,21 @@ fn waits_and_transfers_add_up_to_the_communication_of_the_row() {
         assert!(across.stragglers.worst.iter().any(|collective| collective.step == Some(4)));
     }
 }
+
+/// Older versions of PyTorch describe no kernel: the name of an all-to-all is in the span around its launch.
+#[test]
+fn all_to_alls_that_only_send_and_receive_are_matched() {
+    let rank = |number: usize, start: f64| {
+        let kernel = "ncclKernel_SendRecv_RING_SIMPLE_Sum_int8_t(ncclDevComm*)";
+        let trace = timeline(number).step(0, 0, 10_000).span("nccl:all_to_all", 90, 130);
+        let trace = trace.launched(kernel, 84, 100.0, 110.0, start, 7_810.0);
+        // A message between two ranks stays out.
+        trace.launched(kernel, 84, 8_000.0, 8_010.0, 8_050.0, 8_100.0)
+    };
+    let options = Options { include_last_step: true, ..Options::default() };
+    let across = across_ranks(&[rank(1, 200.0), rank(7, 7_800.0)], &options);
+    assert_eq!(across.stragglers.num_collectives, 1);
+    let late = across.stragglers.ranks.iter().find(|of| of.rank == 7).expect("rank 7");
+    let waits = across.stragglers.ranks.iter().find(|of| of.rank == 1).expect("rank 1");
+    assert_eq!((waits.waited_ns, late.waited_ns), (7_600_000, 0));
+}

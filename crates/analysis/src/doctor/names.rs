@@ -44,7 +44,7 @@ const TENSOR_CORES: [&str; 8] =
 
 impl Class {
     pub(super) fn of(name: &str) -> Self {
-        match KernelKind::of_name(name) {
+        match KernelKind::of_kernel(name) {
             KernelKind::Communication => return Self::Communication,
             KernelKind::Memory | KernelKind::Other => {
                 return match name {
@@ -202,6 +202,11 @@ mod tests {
             ("Memcpy DtoH (Device -> Pageable)", Class::CopyOut),
             ("Memset (Device)", Class::Move),
             ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgs)", Class::Communication),
+            ("void deep_ep::internode::combine<false, 8>(int4*)", Class::Communication),
+            (
+                "void vllm::cross_device_reduce_1stage<half, 8>(vllm::RankData*)",
+                Class::Communication,
+            ),
         ] {
             assert_eq!(Class::of(name), class, "{name}");
         }

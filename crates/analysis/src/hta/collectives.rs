@@ -97,6 +97,9 @@ pub fn kind_of(name: &str) -> Option<CollectiveKind> {
     let letters: String = letters.map(|letter| letter.to_ascii_lowercase()).collect();
     // The order matters: a word that is part of a longer one comes after it.
     let words = [
+        ("deepep", AllToAll),
+        ("crossdevicereduce", AllReduce),
+        ("quickreduce", AllReduce),
         ("allreduce", AllReduce),
         ("reducescatter", ReduceScatter),
         ("allgather", AllGather),
@@ -115,8 +118,13 @@ pub fn kind_of(name: &str) -> Option<CollectiveKind> {
 
 /// The library that wrote an annotation on its own thread, such as `gloo` for `gloo:all_reduce`.
 pub(crate) fn backend_of(annotation: &str) -> Option<&str> {
+    // The bindings of oneCCL write `oneccl_bindings_for_pytorch::allreduce`, and older ones `torch_ccl::allreduce`.
+    let of_ccl = ["oneccl_bindings_for_pytorch::", "torch_ccl::"];
+    if of_ccl.iter().any(|begin| annotation.starts_with(begin)) {
+        return Some("ccl");
+    }
     let (backend, operation) = annotation.split_once(':')?;
-    let is_known = ["gloo", "nccl", "mpi", "ucc", "xccl", "hccl"].contains(&backend);
+    let is_known = ["gloo", "nccl", "mpi", "ucc", "xccl", "hccl", "ccl"].contains(&backend);
     (is_known && !operation.starts_with(':')).then_some(backend)
 }
 
@@ -140,6 +148,10 @@ mod tests {
             ("ncclDevKernel_SendRecv", Some(PointToPoint)),
             ("c10d::gather_", Some(Gather)),
             ("ncclDevKernel_Generic", None),
+            ("void deep_ep::internode::dispatch<false, 8>(int4*)", Some(AllToAll)),
+            ("void vllm::cross_device_reduce_1stage<half, 8>()", Some(AllReduce)),
+            ("multimem_all_reduce_kernel<c10::BFloat16, 16>", Some(AllReduce)),
+            ("oneccl_bindings_for_pytorch::allreduce", Some(AllReduce)),
         ] {
             assert_eq!(kind_of(name), kind, "{name}");
         }
@@ -148,6 +160,7 @@ mod tests {
     #[test]
     fn annotations_of_libraries_are_told_from_others() {
         assert_eq!(backend_of("gloo:all_reduce"), Some("gloo"));
+        assert_eq!(backend_of("torch_ccl::allreduce"), Some("ccl"));
         assert_eq!(backend_of("nccl::all_reduce"), None);
         assert_eq!(backend_of("forward: gloo"), None);
     }

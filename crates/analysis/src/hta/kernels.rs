@@ -31,6 +31,16 @@ impl KernelKind {
         }
     }
 
+    /// The same, but kernels of other libraries than NCCL communicate too. HTA counts these as computation.
+    pub fn of_kernel(name: &str) -> Self {
+        match Self::of_name(name) {
+            Self::Computation if LIBRARIES.iter().any(|part| name.contains(part)) => {
+                Self::Communication
+            }
+            kind => kind,
+        }
+    }
+
     /// Its name in reports.
     pub fn name(self) -> &'static str {
         match self {
@@ -41,6 +51,23 @@ impl KernelKind {
         }
     }
 }
+
+/// Parts of the names of kernels that communicate without NCCL: those of DeepEP, NVSHMEM, PyTorch's symmetric memory, vLLM, SGLang,
+/// TensorRT-LLM, FlashInfer, MSCCL++ and oneCCL.
+const LIBRARIES: [&str; 12] = [
+    "deep_ep::",
+    "nvshmem",
+    "multimem_",
+    "one_shot_all_reduce",
+    "two_shot_all_reduce",
+    "cross_device_reduce",
+    "oneShotAllReduce",
+    "twoShotAllReduce",
+    "allreduce_fusion",
+    "quick_reduce",
+    "mscclpp",
+    "oneccl",
+];
 
 /// All calls of one kernel.
 #[derive(Clone, Debug, PartialEq)]

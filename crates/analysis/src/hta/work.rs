@@ -237,7 +237,11 @@ pub(super) fn chosen_kernels(
 
 fn all_kernels(timeline: &Timeline, options: &Options) -> Vec<Item> {
     let launched = launched(timeline);
-    let kinds: Vec<KernelKind> = timeline.names.iter().map(KernelKind::of_name).collect();
+    let kind_of = match options.rounding {
+        Rounding::Exact => KernelKind::of_kernel,
+        Rounding::Hta => KernelKind::of_name,
+    };
+    let kinds: Vec<KernelKind> = timeline.names.iter().map(kind_of).collect();
     let counted = timeline.kernels.iter().enumerate();
     counted
         .filter(|(_, kernel)| kernel.work != DeviceWork::Sync || kernel.stream >= 0)

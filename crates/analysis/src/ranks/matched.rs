@@ -7,9 +7,10 @@
 use std::collections::HashMap;
 
 use super::clock::{Clocks, rank_of};
-use crate::hta::{Chosen, CollectiveKind, backend_of, collective_kind};
+use crate::hta::CollectiveKind::{self, AllToAll};
+use crate::hta::{Chosen, KernelKind, backend_of, collective_kind, launched};
 use crate::steps;
-use crate::timeline::{Collective, NameId, TimeRange, Timeline};
+use crate::timeline::{Collective, Kernel, NameId, TimeRange, Timeline, TrackId};
 
 /// The part of one rank in a collective. Times are nanoseconds of the reference clock.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -253,9 +254,11 @@ fn list<'a>(timeline: &'a Timeline, chosen: &Chosen, kind: EventKind) -> Vec<Ope
     let collective = |id: Option<u32>| id.and_then(|id| timeline.collectives.get(id as usize));
     let mut events: Vec<(TimeRange, i64, &str, Option<&'a Collective>)> = Vec::new();
     if let EventKind::Kernels = kind {
+        let all_to_alls = all_to_alls(timeline);
         for (kernel, index) in timeline.kernels.iter().zip(0u32..) {
-            let name = timeline.names.text(kernel.name);
-            if (kernel.collective.is_some() || is_collective_kernel(name))
+            let is_all_to_all = all_to_alls.binary_search(&index).is_ok();
+            let name = if is_all_to_all { ALL_TO_ALL } else { timeline.names.text(kernel.name) };
+            if (kernel.collective.is_some() || is_all_to_all || is_collective_kernel(name))
                 && let Some(begun_ns) = chosen.kernel(index, kernel)
             {
                 events.push((kernel.time, begun_ns, name, collective(kernel.collective)));
@@ -322,9 +325,42 @@ fn distinct(mut lists: Vec<Vec<Operation<'_>>>) -> Vec<Vec<Operation<'_>>> {
     lists
 }
 
-/// Whether a kernel communicates, judged by its name as Holistic Trace Analysis does.
+/// Whether a kernel communicates, judged by its name.
 pub(super) fn is_collective_kernel(name: &str) -> bool {
-    name.starts_with("nccl") || name.contains("ncclKernel")
+    let is_of_nccl = name.starts_with("nccl") || name.contains("ncclKernel");
+    is_of_nccl || KernelKind::of_kernel(name) == KernelKind::Communication
+}
+
+/// The name of an all-to-all whose kernel only sends and receives.
+const ALL_TO_ALL: &str = "all_to_all";
+
+/// The kernels without a description that an all-to-all launched, by index, ascending. Their names are those of messages. Only the
+/// span `nccl:all_to_all` around the launch tells them apart.
+fn all_to_alls(timeline: &Timeline) -> Vec<u32> {
+    let is_it: Vec<bool> = timeline
+        .names
+        .iter()
+        .map(|name| backend_of(name).is_some() && collective_kind(name) == Some(AllToAll))
+        .collect();
+    let spans = timeline.annotations.iter().filter(|of| !of.is_device && is_it[of.name.0 as usize]);
+    let mut spans: Vec<(TrackId, TimeRange)> = spans.map(|of| (of.lane, of.time)).collect();
+    if spans.is_empty() {
+        return Vec::new();
+    }
+    spans.sort_unstable();
+    let calls = launched(timeline);
+    let is_within = |kernel: &Kernel| {
+        let call = calls.get(&kernel.correlation?)?;
+        let call = &timeline.launches[*call as usize];
+        let begun =
+            spans.partition_point(|of| (of.0, of.1.start_ns) <= (call.lane, call.time.start_ns));
+        let (lane, span) = spans[begun.checked_sub(1)?];
+        Some(lane == call.lane && call.time.start_ns < span.end_ns())
+    };
+    let kernels = timeline.kernels.iter().zip(0u32..);
+    let undescribed = kernels.filter(|(of, _)| of.collective.is_none());
+    let of_nccl = undescribed.filter(|(of, _)| is_collective_kernel(timeline.names.text(of.name)));
+    of_nccl.filter(|(of, _)| is_within(of) == Some(true)).map(|(_, index)| index).collect()
 }
 
 /// Whether an operation connects only two ranks.
@@ -336,7 +372,7 @@ fn is_message(name: &str) -> bool {
 /// Whether the collective ends on no rank before all ranks have arrived. This is so if every rank needs data
 /// from every other rank.
 fn ends_together(name: &str) -> bool {
-    use CollectiveKind::{AllGather, AllReduce, AllToAll, Barrier, ReduceScatter};
+    use CollectiveKind::{AllGather, AllReduce, Barrier, ReduceScatter};
     let kind = collective_kind(name);
     kind.is_some_and(|of| [AllReduce, AllGather, ReduceScatter, AllToAll, Barrier].contains(&of))
 }
