@@ -302,6 +302,8 @@ pub struct Timeline {
     pub base_ns: Option<i64>,
     /// The names of the devices, `deviceProperties[].name`.
     pub devices: Vec<String>,
+    /// The memory of a device in bytes, `deviceProperties[].totalGlobalMem`.
+    pub device_bytes: Option<u64>,
     /// Facts about the run from our own recorder (`paceline` in the file), as keys and values in text.
     pub run_facts: BTreeMap<String, String>,
     /// All strings that the vectors below refer to.

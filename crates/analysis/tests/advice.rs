@@ -1,8 +1,8 @@
 //! Advice that is right: programs with one fault each, as a card's trace shows them, and the change that mends it.
 
-use common::{Build, timeline};
+use common::{Build, timeline, value};
 use paceline_analysis::doctor::{Advice, Diagnosis, examine};
-use paceline_analysis::hta::Options;
+use paceline_analysis::hta::{Options, analyze};
 use paceline_analysis::timeline::{Collective, Timeline};
 
 mod common;
@@ -148,4 +148,173 @@ fn an_optimizer_is_advised_a_form_that_its_device_has() {
     assert_eq!(optimized("Adagrad"), form("Adagrad(params, foreach"));
     assert_eq!(optimized("AdamW"), form("AdamW(params, fused"));
     assert_eq!(optimized("LBFGS"), None);
+}
+
+#[test]
+fn attention_without_a_fused_kernel_is_found() {
+    // Twelve times two products of 2 ms and a softmax of 4 ms.
+    let layers = |around: Option<&'static str>| {
+        steps(97_100, move |mut all, begin| {
+            for layer in 0..12 {
+                let start = begin + 60 * layer;
+                if let Some(around) = around {
+                    all = all.operator(around, start, start + 50);
+                }
+                let parts = [("aten::bmm", 0, 2), ("aten::_softmax", 2, 6), ("aten::bmm", 6, 8)];
+                for (place, (name, from, to)) in (0..).zip(parts) {
+                    let call = start + 2 + 16 * place;
+                    let end = begin + 900 + 8_000 * layer;
+                    let at = |ms: i64| (end + 1_000 * ms) as f64;
+                    all = all.operator(name, call, call + 14);
+                    let call = call as f64;
+                    all = all.launched("gemm", 7, call + 4.0, call + 12.0, at(from), at(to));
+                }
+            }
+            all.call("cudaDeviceSynchronize", 9_000, begin + 800, begin + 96_910)
+        })
+    };
+    let timelines = [layers(None)];
+    let found = advice(&timelines);
+    let attention = &found[0];
+    assert_eq!(attention.cause.key, "attention");
+    let text = &attention.evidence.text;
+    assert!(text.contains("12 softmaxes") && text.contains("96.00 ms, 48.00 of them"), "{text}");
+    assert!((28.0..29.0).contains(&attention.gain.low_ms), "{:?}", attention.gain);
+    assert!((71.0..73.0).contains(&attention.gain.high_ms), "{:?}", attention.gain);
+    assert!(attention.change.contains("scaled_dot_product_attention"));
+    // The same kernels, as the fallback of PyTorch's own function, and as its fused kernels.
+    let math = layers(Some("aten::_scaled_dot_product_attention_math"));
+    assert_eq!(said(&[math])[0].0, "attention");
+    let fused = layers(Some("aten::_scaled_dot_product_flash_attention"));
+    assert!(said(&[fused]).iter().all(|of| of.0 != "attention"));
+}
+
+#[test]
+fn work_on_the_processor_is_named_while_the_device_waits_for_it() {
+    let made = |name: &'static str| {
+        steps(12_000, move |all, begin| {
+            let at = begin as f64;
+            let all = all.operator(name, begin + 10, begin + 4_010);
+            let all = all.operator("aten::normal_", begin + 15, begin + 4_005);
+            let (call, end) = (at + 4_100.0, at + 11_130.0);
+            let all = all.launched(GEMM, 7, call, call + 20.0, call + 30.0, end);
+            all.call("cudaDeviceSynchronize", 9_000, at + 4_130.0, at + 11_140.0)
+        })
+    };
+    let found = advice(&[made("aten::randn")]);
+    let first = &found[0];
+    assert_eq!(first.cause.key, "host_work");
+    // The rest is what the wait at the end of the step costs without it.
+    let sum: f64 = found.iter().map(|of| of.gain.high_ms).sum();
+    assert!(sum < 5.0, "{found:#?}");
+    assert!(first.change.starts_with("torch.randn(..., device=device)"), "{}", first.change);
+    assert_eq!(first.evidence.names, ["aten::randn"]);
+    assert!((3.5..4.2).contains(&first.gain.high_ms), "{:?}", first.gain);
+    let found = said(&[made("aten::index")]);
+    assert!(found[0].1.contains("workers of the loader"), "{found:?}");
+}
+
+#[test]
+fn memory_that_is_free_needs_no_second_forward_pass() {
+    let checkpointed = |reserved: u64| {
+        let mut timeline = steps(10_000, |mut all, begin| {
+            let evaluated = "autograd::engine::evaluate_function: CheckpointFunctionBackward";
+            all = all.operator(evaluated, begin + 90, begin + 200);
+            let at = begin as f64;
+            let all = all.launched(GEMM, 7, at + 100.0, at + 110.0, at + 150.0, at + 3_150.0);
+            let all = all.launched(GEMM, 7, at + 300.0, at + 310.0, at + 3_160.0, at + 9_900.0);
+            all.call("cudaDeviceSynchronize", 9_000, at + 400.0, at + 9_910.0)
+        });
+        timeline.device_bytes = Some(80_000_000_000);
+        said(&[timeline.memory(5.0, 1, reserved / 2, reserved)])
+    };
+    assert_eq!(checkpointed(20_000_000_000)[0].0, "recomputation");
+    assert!(checkpointed(70_000_000_000).iter().all(|of| of.0 != "recomputation"));
+}
+
+#[test]
+fn twelve_small_all_reduces_are_many() {
+    let reduced = |count: i64, num_elems: u64| {
+        let timeline = steps(20_000, move |mut all, begin| {
+            let at = begin as f64;
+            all = all.launched(GEMM, 7, at + 100.0, at + 120.0, at + 200.0, at + 9_000.0);
+            for bucket in 0..count {
+                let from = at + 9_010.0 + (10_000 / count * bucket) as f64;
+                let call = at + 130.0 + 10.0 * bucket as f64;
+                let end = from + (9_500 / count) as f64;
+                let said = Collective {
+                    name: "allreduce".into(),
+                    dtype: Some("Float".into()),
+                    in_elems: Some(num_elems),
+                    ..Collective::default()
+                };
+                all = all.launched(common::NCCL, 7, call, call + 5.0, from, end).described(said);
+            }
+            all.call("cudaDeviceSynchronize", 9_000, at + 300.0, at + 19_400.0)
+        });
+        said(&[timeline])
+    };
+    let small = reduced(12, 25_000);
+    assert!(small[0].0 == "small_collectives" && small[0].1.contains("bucket_cap_mb"), "{small:?}");
+    for other in [reduced(12, 25_000_000), reduced(4, 25_000)] {
+        assert!(other.iter().all(|of| of.0 != "small_collectives"), "{other:?}");
+    }
+}
+
+#[test]
+fn kernels_of_other_libraries_than_nccl_communicate() {
+    let timeline = steps(10_000, |mut all, begin| {
+        let kernels = [
+            "void deep_ep::internode::combine<false, 8, __nv_bfloat16, 8>(int4*)",
+            "void deep_ep::internode::dispatch<false, 8>(int4*)",
+            "void (anonymous namespace)::multimem_all_reduce_kernel<c10::BFloat16, 16>(c10::BFloat16*)",
+            "void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>(vllm::RankData*)",
+        ];
+        for (name, place) in kernels.into_iter().zip(0..) {
+            let (call, at) = (begin + 10 * (place + 1), begin + 100 + 2_000 * place);
+            let [call, at] = [call, at].map(|us| us as f64);
+            all = all.launched(name, 7, call, call + 5.0, at, at + 1_500.0);
+        }
+        all
+    });
+    let analysis = analyze(&[timeline], &Options::default()).unwrap();
+    assert_eq!(value(&analysis.ranks[0], "comm_time_us"), 5.0 * 6_000.0);
+}
+
+/// Ranks that begin to record at different moments meet in the first collective.
+#[test]
+fn the_rank_that_begins_to_record_last_is_no_straggler() {
+    let rank = |rank: usize, skew: i64, late: i64| {
+        let mut all = timeline(rank);
+        let mut begin = skew;
+        for number in 0..6 {
+            let met = if number == 0 { 30_000 } else { begin + 5_000 };
+            let ready = begin + 3_000 + late;
+            let end = met.max(ready) + 500;
+            let at = begin as f64;
+            all = all.launched(GEMM, 7, at + 10.0, at + 20.0, at + 30.0, ready as f64 - 1.0);
+            let said = Collective {
+                name: "allreduce".into(),
+                seq: Some(number),
+                group: Some("0".into()),
+                ..Collective::default()
+            };
+            all = all.launched(common::NCCL, 4, at + 40.0, at + 50.0, ready as f64, end as f64);
+            all = all.described(said).call(
+                "cudaDeviceSynchronize",
+                9_000,
+                at + 60.0,
+                end as f64 + 2.0,
+            );
+            all = all.step(number, begin, end + 5);
+            begin = end + 5;
+        }
+        all
+    };
+    let causes = |timelines: &[Timeline]| -> Vec<&str> {
+        advice(timelines).iter().map(|of| of.cause.key).collect()
+    };
+    // The second rank begins 25 ms later.
+    assert!(!causes(&[rank(0, 0, 0), rank(1, 25_000, 0)]).contains(&"straggler"));
+    assert!(causes(&[rank(0, 0, 0), rank(1, 0, 1_900)]).contains(&"straggler"));
 }

@@ -227,8 +227,7 @@ mod tests {
     fn work_is_of_one_call_if_several_have_its_number() {
         let timeline = repeated(100, 1);
         assert_eq!(timeline.oddities.values().sum::<u64>(), 99, "{:?}", timeline.oddities);
-        let recorded =
-            Recorded::of(std::slice::from_ref(&timeline), 0, &Options::default()).unwrap();
+        let recorded = Recorded::of(&timeline, 0, &Options::default()).unwrap();
         assert_eq!(recorded.works.len(), 100);
         let last = recorded.calls.iter().rposition(|call| call.kind == CallKind::Launch);
         assert!(recorded.works.iter().all(|work| work.call.map(|call| call as usize) == last));
@@ -238,8 +237,7 @@ mod tests {
     fn a_call_knows_a_limited_number_of_frames() {
         for (depth, known) in [(10, 10), (1000, MAX_FRAMES)] {
             let timeline = repeated(2, depth);
-            let recorded =
-                Recorded::of(std::slice::from_ref(&timeline), 0, &Options::default()).unwrap();
+            let recorded = Recorded::of(&timeline, 0, &Options::default()).unwrap();
             let call = recorded.calls.iter().find(|call| call.kind == CallKind::Launch).unwrap();
             assert_eq!(recorded.around(call).count(), known);
         }

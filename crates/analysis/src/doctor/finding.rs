@@ -138,12 +138,16 @@ impl Advice {
 pub(super) struct Finding {
     pub(super) advice: Advice,
     pub(super) left: Vec<(usize, Plan)>,
+    /// The part of the gain's high end in which ranks wait for each other.
+    pub(super) waits_ms: f64,
 }
 
 /// The findings of one rank about a cause.
 struct Said {
     low_ms: f64,
     high_ms: f64,
+    /// The part of the high end in which the rank waits for others.
+    waits_ms: f64,
     found: Found,
     place: usize,
 }
@@ -158,6 +162,14 @@ pub(super) struct Ranks<'a> {
     pub(super) bases: Vec<Plan>,
     /// The mean length of a step.
     pub(super) step_ms: f64,
+    pub(super) left: Left,
+}
+
+/// The time of a step that no advice has promised yet.
+pub(super) struct Left {
+    pub(super) step_ms: f64,
+    /// The part of it in which ranks wait for each other.
+    pub(super) waits_ms: f64,
 }
 
 impl Ranks<'_> {
@@ -185,25 +197,25 @@ impl Ranks<'_> {
 
     /// Finds a cause in the steps of each rank by itself.
     pub(super) fn each(&self, cause: &'static Cause, find: Finder) -> Option<Finding> {
-        // Plans are large: only those without the cause are kept.
         let found = on_all_cores(&self.recorded, |(place, rank)| {
-            let (plain, base) = (without_waits(rank, self.together), &self.bases[place]);
-            let mut found = find(rank, &plain)?;
-            let beyond = find(rank, base)?.most;
-            // The change must gain something on top of those that come before it.
-            let gain = |now, changed| per_step(cause, rank, &rank.gains_ms(now, changed));
-            if gain(base, &beyond) < self.least_ms() {
+            let base = &self.bases[place];
+            // On top of the causes before it, so that no time is promised twice.
+            let mut found = find(rank, base)?;
+            let gain = |changed: &Plan| per_step(cause, rank, &rank.gains_ms(base, changed));
+            let low_ms = gain(&found.least).max(0.0);
+            let most_ms = gain(&found.most);
+            if most_ms < self.least_ms() {
                 return None;
             }
-            let low_ms = gain(&plain, &found.least).max(0.0);
-            let high_ms = if matches!(cause.find, Find::Meeting(_)) {
-                let with_waits = rank.as_recorded();
-                gain(&with_waits, &find(rank, &with_waits)?.most)
-            } else {
-                gain(&plain, &found.most)
+            let waits_ms = match cause.find {
+                Find::Meeting(_) => self.waits_ms(cause, find, place)?,
+                _ => 0.0,
             };
-            (found.least, found.most) = (Plan::default(), Plan::default());
-            Some((Said { low_ms, high_ms: high_ms.max(low_ms), found, place }, (place, beyond)))
+            let high_ms = most_ms.max(low_ms) + waits_ms;
+            // Plans are large: only those without the cause are kept.
+            let beyond = std::mem::take(&mut found.most);
+            found.least = Plan::default();
+            Some((Said { low_ms, high_ms, waits_ms, found, place }, (place, beyond)))
         });
         let (mut said, left): (Vec<Said>, Vec<_>) = found.into_iter().flatten().unzip();
         // A cause of few ranks only makes these ranks slow: they are stragglers, which has advice of its own.
@@ -213,15 +225,56 @@ impl Ranks<'_> {
         // Medians over the ranks, and the evidence of the rank that shows it most.
         let low_ms = median(said.iter().map(|of| of.low_ms))?;
         let high_ms = median(said.iter().map(|of| of.high_ms))?;
+        let waits_ms = median(said.iter().map(|of| of.waits_ms))?;
         let most = (0..said.len()).max_by(|a, b| said[*a].high_ms.total_cmp(&said[*b].high_ms))?;
         let Said { found, place, .. } = said.swap_remove(most);
         let evidence = evidence(&self.recorded[place], found.text, &found.tally);
         let title = found.title.unwrap_or_else(|| cause.title.to_owned());
         let gain = Gain::between(low_ms, high_ms.max(low_ms), self.num_steps());
-        self.finding(cause, title, found.change, gain, evidence, left)
+        let waits_ms = waits_ms.min(gain.high_ms - gain.low_ms);
+        let finding = self.finding(cause, title, found.change, gain, evidence, left)?;
+        Some(Finding { waits_ms, ..finding })
     }
 
-    /// The finding, if its gain is worth the change. On a processor the low end has to be worth it, where the trace determines one.
+    /// By how much more a cause gains if the waits for slower ranks go with its collectives.
+    fn waits_ms(&self, cause: &Cause, find: Finder, place: usize) -> Option<f64> {
+        let rank = &self.recorded[place];
+        let gain = |plan: &Plan| {
+            let most = find(rank, plan)?.most;
+            Some(per_step(cause, rank, &rank.gains_ms(plan, &most)))
+        };
+        Some((gain(&rank.as_recorded())? - gain(&without_waits(rank, self.together))?).max(0.0))
+    }
+
+    /// The advice of a finding, of the time that the advice before it has left; `None` if that is not worth the change.
+    pub(super) fn take(&mut self, finding: Finding) -> Option<Advice> {
+        let Finding { mut advice, left, waits_ms } = finding;
+        let Gain { low_ms, high_ms, steps, .. } = advice.gain;
+        let waits = waits_ms.min(self.left.waits_ms);
+        let high_ms = (high_ms - waits_ms + waits).min(self.left.step_ms);
+        advice.gain = Gain::between(low_ms.min(high_ms), high_ms, steps);
+        if !self.is_worth(advice.cause, advice.gain) {
+            return None;
+        }
+        self.left.waits_ms -= waits;
+        self.left.step_ms -= high_ms;
+        for (place, plan) in left {
+            self.bases[place] = plan;
+        }
+        Some(advice)
+    }
+
+    /// Whether a gain is worth a change. On a processor the low end has to be worth it, where the trace determines one.
+    fn is_worth(&self, cause: &Cause, gain: Gain) -> bool {
+        let (gain_ms, least) = match cause.gain {
+            Known::ByWaits if self.on_cpu() => (gain.low_ms, NEGLIGIBLE_WAIT),
+            Known::Exactly if self.on_cpu() => (gain.low_ms, NEGLIGIBLE),
+            _ => (gain.ms, NEGLIGIBLE),
+        };
+        gain_ms >= least * self.step_ms
+    }
+
+    /// The finding, if its gain is worth the change.
     pub(super) fn finding(
         &self,
         cause: &'static Cause,
@@ -231,14 +284,9 @@ impl Ranks<'_> {
         evidence: Evidence,
         left: Vec<(usize, Plan)>,
     ) -> Option<Finding> {
-        let (gain_ms, least) = match cause.gain {
-            Known::ByWaits if self.on_cpu() => (gain.low_ms, NEGLIGIBLE_WAIT),
-            Known::Exactly if self.on_cpu() => (gain.low_ms, NEGLIGIBLE),
-            _ => (gain.ms, NEGLIGIBLE),
-        };
         let change = format!("{change}{}", remedies::needs(&change));
         let advice = Advice { cause, title, change, gain, step_ms: self.step_ms, evidence };
-        (gain_ms >= least * self.step_ms).then_some(Finding { advice, left })
+        self.is_worth(cause, gain).then_some(Finding { advice, left, waits_ms: 0.0 })
     }
 }
 

@@ -54,8 +54,9 @@ use crate::steps;
 use crate::timeline::Timeline;
 use causes::CAUSES;
 pub use finding::{Advice, Cause, Evidence, Strip};
-use finding::{Finding, Ranks, without_waits};
-use recorded::Recorded;
+use finding::{Left, Ranks, without_waits};
+use recorded::{Recorded, world_size};
+use replay::Plan;
 use together::Together;
 
 /// The findings of the doctor.
@@ -122,8 +123,12 @@ fn diagnose(timelines: &[Timeline], together: &Together, options: &Options) -> D
     if timelines.iter().any(|of| steps::of(of).is_empty() || of.lost_kernels()) {
         return Diagnosis { unseen, ..Diagnosis::default() };
     }
-    let rank = |(place, _): (usize, &Timeline)| Recorded::of(timelines, place, options);
-    let recorded: Vec<Recorded> = on_all_cores(timelines, rank).into_iter().flatten().collect();
+    let rank = |(place, of): (usize, &Timeline)| {
+        Recorded::of(&timelines[place], of.rank.unwrap_or(place), options)
+    };
+    let mut recorded: Vec<Recorded> = on_all_cores(timelines, rank).into_iter().flatten().collect();
+    let has_all_ranks = world_size(timelines) <= recorded.len();
+    recorded.iter_mut().for_each(|of| of.context.has_all_ranks = has_all_ranks);
     if recorded.len() < timelines.len() {
         unseen.push(
             "The steps of a rank have no operators, or nothing says which call launched which kernel, so they cannot be \
@@ -141,17 +146,17 @@ fn diagnose(timelines: &[Timeline], together: &Together, options: &Options) -> D
         return Diagnosis { unseen, ..Diagnosis::default() };
     }
     let step_ms = mean(&lengths_ms);
-    let bases = recorded.iter().map(|of| without_waits(of, together)).collect();
+    let bases: Vec<Plan> = recorded.iter().map(|of| without_waits(of, together)).collect();
+    let waits = recorded.iter().zip(&bases).map(|(of, base)| {
+        of.gains_ms(&of.as_recorded(), base).iter().sum::<f64>() / of.steps.len() as f64
+    });
+    let left = Left { step_ms, waits_ms: waits.fold(0.0, f64::max) };
     let sizes = Reducer::of(timelines).and_then(|reducer| Sizes::of(&reducer));
-    let mut ranks = Ranks { recorded, together, sizes, bases, step_ms };
+    let mut ranks = Ranks { recorded, together, sizes, bases, step_ms, left };
     let mut advice = Vec::new();
     for cause in CAUSES {
-        let Some(Finding { advice: mut found, left }) = ranks.find(cause) else { continue };
-        found.gain.high_ms = found.gain.high_ms.min(step_ms);
-        advice.push(found);
-        for (place, plan) in left {
-            ranks.bases[place] = plan;
-        }
+        let found = ranks.find(cause);
+        advice.extend(found.and_then(|found| ranks.take(found)));
     }
     advice.sort_by(|a, b| b.gain.ms.total_cmp(&a.gain.ms));
     if ranks.on_cpu() && advice.iter().any(|of| of.cause == &causes::loader::CAUSE) {
@@ -188,7 +193,7 @@ fn unseen(timelines: &[Timeline]) -> Vec<String> {
     ];
     let missing = facts.into_iter().filter(|(has, _)| !timelines.iter().any(has));
     let mut unseen: Vec<String> = missing.map(|(_, text)| text.to_owned()).collect();
-    let world = recorded::world_size(timelines);
+    let world = world_size(timelines);
     if timelines.len() < 2 && world > 1 {
         unseen.push(format!(
             "Only one of {world} ranks has a trace, so time in collectives may be waiting for slower ranks: record every rank."

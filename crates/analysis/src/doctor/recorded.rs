@@ -167,9 +167,8 @@ pub(super) struct Context {
 }
 
 impl<'a> Recorded<'a> {
-    /// Reads one of the timelines. `None` if the trace has no work whose launch is known.
-    pub(super) fn of(timelines: &'a [Timeline], place: usize, options: &Options) -> Option<Self> {
-        let timeline = &timelines[place];
+    /// Reads a timeline. `None` if the trace has no work whose launch is known.
+    pub(super) fn of(timeline: &'a Timeline, rank: usize, options: &Options) -> Option<Self> {
         let (named, end_ns) = steps::analyzed(timeline, options.include_last_step);
         let starts = named.iter().map(|step| step.time.start_ns);
         let ends = starts.clone().skip(1).chain([end_ns]);
@@ -183,7 +182,7 @@ impl<'a> Recorded<'a> {
         }
         let mut this = Self {
             timeline,
-            rank: timeline.rank.unwrap_or(place),
+            rank,
             steps,
             calls: Vec::new(),
             works: Vec::new(),
@@ -191,7 +190,7 @@ impl<'a> Recorded<'a> {
             marks: Marks::default(),
             order: Vec::new(),
             context: Context {
-                has_all_ranks: world_size(timelines) <= timelines.len(),
+                has_all_ranks: true,
                 kinds: timeline.names.iter().map(collective_kind).collect(),
             },
         };

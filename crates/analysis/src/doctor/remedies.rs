@@ -64,9 +64,12 @@ fn or_newer(since: Version) -> String {
 
 /// The functions that advice names: as written there, how to get it in Python, and the first version that has it.
 #[rustfmt::skip]
-const FUNCTIONS: [(&str, &str, Version); 33] = [
+const FUNCTIONS: [(&str, &str, Version); 36] = [
     ("torch.compile", "torch.compile", (2, 0)),
     ("torch.randn", "torch.randn", (1, 0)),
+    ("broadcast_buffers", "torch.nn.parallel.DistributedDataParallel(broadcast_buffers)", (1, 0)),
+    ("torch.nn.functional.scaled_dot_product_attention", "torch.nn.functional.scaled_dot_product_attention", (2, 0)),
+    ("torch.utils.checkpoint.checkpoint", "torch.utils.checkpoint.checkpoint", (1, 0)),
     ("torch.stack", "torch.stack", (1, 0)),
     ("torch.tensor", "torch.tensor", (1, 0)),
     ("torch.where", "torch.where", (1, 0)),

@@ -63,6 +63,11 @@ impl Tally {
         self.add(name.unwrap_or(of.text(call.name)).to_owned(), call.time);
     }
 
+    /// An operator of a processor, by its own name.
+    pub(super) fn add_operator(&mut self, of: &Recorded, call: &Call) {
+        self.add(of.text(call.name).to_owned(), call.time);
+    }
+
     /// Per step: how often, and how many milliseconds.
     pub(super) fn per_step(&self, of: &Recorded) -> (f64, f64) {
         (of.per_step(self.count as f64), of.per_step(self.total_ns as f64 / 1e6))

@@ -30,11 +30,12 @@ impl Together {
         let mut waits = HashMap::new();
         for (place, (timeline, clock)) in timelines.iter().zip(&clocks.ranks).enumerate() {
             let rank = timeline.rank.unwrap_or(place);
-            let kernels = timeline.kernels.iter().map(|of| (of.time, of.collective));
-            let operators = timeline.operators.iter().map(|of| (of.time, of.collective));
-            for (time, _) in kernels.chain(operators).filter(|(_, of)| of.is_some()) {
-                if let Some(wait_ns) = aligned.get(&(place, clock.align(time.start_ns))) {
-                    waits.insert((rank, time.start_ns), *wait_ns);
+            // Older versions describe no collective, so all work is looked at.
+            let kernels = timeline.kernels.iter().map(|of| of.time.start_ns);
+            let starts = kernels.chain(timeline.operators.iter().map(|of| of.time.start_ns));
+            for start_ns in starts {
+                if let Some(wait_ns) = aligned.get(&(place, clock.align(start_ns))) {
+                    waits.insert((rank, start_ns), *wait_ns);
                 }
             }
         }
@@ -55,12 +56,15 @@ impl Together {
         steps: usize,
         group_of: impl Fn(usize) -> G,
     ) -> Option<Late<G>> {
+        let of_step = self.all.len().div_ceil(steps.max(1));
+        // Ranks do not begin to record at the same moment, so the first step shows who began last.
+        let met = if self.all.len() > of_step { of_step } else { 1 };
+        let all = self.all.get(met..).unwrap_or_default();
         let mut times: BTreeMap<G, usize> = BTreeMap::new();
-        for of in &self.all {
+        for of in all {
             *times.entry(group_of(of.last().rank)).or_default() += 1;
         }
         let (group, times_last) = times.into_iter().max_by_key(|(_, count)| *count)?;
-        let of_step = self.all.len().div_ceil(steps.max(1));
         let lead_ms = |of: &MatchedCollective| {
             let is_last = group_of(of.last().rank) == group;
             let of_group = |it: &&Arrival| group_of(it.rank) == group;
@@ -73,11 +77,11 @@ impl Together {
             let ms = (others - own) as f64 / 1e6;
             if is_last { ms.max(0.0) } else { ms.min(0.0) }
         };
-        let steps_ms = self.all.chunks(of_step).map(|step| {
+        let steps_ms = all.chunks(of_step).map(|step| {
             let leads = step.iter().map(lead_ms);
             leads.fold(0.0f64, |most, of| if of.abs() > most.abs() { of } else { most })
         });
-        Some(Late { group, times_last, all: self.all.len(), steps_ms: steps_ms.collect() })
+        Some(Late { group, times_last, all: all.len(), steps_ms: steps_ms.collect() })
     }
 }
 

@@ -212,11 +212,12 @@ fn devices<R: Read>(timeline: &mut Timeline, pull: &mut Pull<R>) -> Result<(), J
             continue;
         }
         while let Some(key) = pull.next_key()? {
-            if key == b"name" {
-                let name = pull.value()?.words().map(Into::into);
-                timeline.devices.extend(name);
-            } else {
-                pull.skip()?;
+            match key {
+                b"name" => timeline.devices.extend(pull.value()?.words().map(Into::into)),
+                b"totalGlobalMem" => {
+                    timeline.device_bytes = pull.value()?.bytes().and_then(unsigned);
+                }
+                _ => pull.skip()?,
             }
         }
     }

@@ -5,7 +5,7 @@
 //! - Values of f32 could travel as bf16. Taken away: half of the time at most, and a quarter at least, because latency stays, at most
 //!   with the waits for slower ranks in them. On a processor, converting takes time of its own, which is added at least, and the calls
 //!   beside transfers [lose](super::interrupted) less.
-//! - Values of 16 bits, or integers, could travel less often. The same is taken away.
+//! - Values of 16 bits, integers, and messages of a few bytes could travel less often. The same is taken away.
 //! - A collective takes several times as long as its bytes need on a slow link, and other ranks have no trace or its values have 16
 //!   bits already: it waits for a rank, or the link is broken. Taken away: at most all beyond the time on a slow link.
 
@@ -28,6 +28,8 @@ pub(in super::super) const CAUSE: Cause = Cause {
 /// A slow link between hosts, in bytes per second, and the latency of a collective on it.
 const SLOW_LINK: f64 = 12.5e9;
 const LATENCY_NS: f64 = 100e3;
+/// A collective of fewer bytes takes its latency, whatever they are.
+const FEW_BYTES: u64 = 1 << 16;
 /// A collective is slow if it takes this many times as long as on a slow link.
 const TIMES: f64 = 3.0;
 
@@ -60,7 +62,8 @@ fn on_slow_link_ns(of: &Recorded, work: &Work) -> Option<f64> {
 
 fn form(of: &Recorded, base: &Plan, at: usize) -> Form {
     let work = &of.works[at];
-    let is_wide = is_wide(of, work);
+    let is_long = of.collective_bytes(work).is_none_or(|bytes| bytes >= FEW_BYTES);
+    let is_wide = is_long && is_wide(of, work);
     let is_slow = |ns: f64| base.work_ns[at] as f64 > TIMES * ns;
     let is_slow = of.on_device() && on_slow_link_ns(of, work).is_some_and(is_slow);
     match (is_wide, of.context.has_all_ranks) {
@@ -136,17 +139,20 @@ fn exposed_ns(of: &Recorded) -> Option<u64> {
     Some(all.difference(&IntervalSet::union(computation)).len_ns())
 }
 
-/// The size and the bus bandwidth of the collective that takes longest, in words; `None` if the trace does not give its size.
+/// The size and the bus bandwidth of the collective that takes longest, in words; `None` if the trace does not give its size, or if
+/// that is so small that only latency counts.
 fn bandwidth(of: &Recorded, base: &Plan) -> Option<String> {
     let is_communication = |at: &usize| of.works[*at].class == Class::Communication;
     let at = (0..of.works.len()).filter(is_communication).max_by_key(|at| base.work_ns[*at])?;
     let (work, ns) = (&of.works[at], base.work_ns[at].max(1));
     let wire = (on_slow_link_ns(of, work)? - LATENCY_NS) / 1e9 * SLOW_LINK;
     let megabytes = of.collective_bytes(work)? as f64 / 1e6;
-    Some(format!(
-        "; the longest moves {megabytes:.1} MB at {:.1} GB/s of bus bandwidth",
-        wire / ns as f64
-    ))
+    (megabytes >= 1.0).then(|| {
+        format!(
+            "; the longest moves {megabytes:.1} MB at {:.1} GB/s of bus bandwidth",
+            wire / ns as f64
+        )
+    })
 }
 
 /// The change for a link that may be slow.

@@ -155,10 +155,10 @@ fn quick<K: Eq + Hash>(
 }
 
 /// The name of a call, and how many calls of this name come before it in its step.
-type Place = (NameId, usize);
+pub(super) type Place = (NameId, usize);
 
 /// The place of each call.
-fn places(of: &Recorded) -> Vec<Place> {
+pub(super) fn places(of: &Recorded) -> Vec<Place> {
     let mut counts: HashMap<NameId, usize> = HashMap::default();
     let place = |call: &Call| {
         if call.kind == CallKind::Mark {

@@ -76,7 +76,7 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
 }
 
 /// How long any of the spans, which are sorted and apart, overlaps with a range.
-fn overlap_ns(spans: &[TimeRange], with: TimeRange) -> i64 {
+pub(super) fn overlap_ns(spans: &[TimeRange], with: TimeRange) -> i64 {
     let first = spans.partition_point(|span| span.end_ns() <= with.start_ns);
     let near = spans[first..].iter().take_while(|span| span.start_ns < with.end_ns());
     near.map(|span| span.end_ns().min(with.end_ns()) - span.start_ns.max(with.start_ns)).sum()

@@ -2,19 +2,23 @@
 //! words that all of them use.
 
 mod allocation;
+mod attention;
 mod buckets;
+mod buffers;
 mod copies;
 mod elementwise;
 pub(super) mod exposed;
 mod first_bucket;
 mod gathers;
 mod host_bound;
+mod host_work;
 mod interrupted;
 mod layout;
 pub(super) mod loader;
 mod no_sync;
 mod optimizer;
 mod pipeline;
+mod recomputation;
 mod small_collectives;
 pub(super) mod straggler;
 mod synchronizations;
@@ -36,20 +40,24 @@ use interrupted::Interrupted;
 /// All causes. Special ones come before general ones, which count only the rest.
 pub(super) const CAUSES: &[&Cause] = &[
     &loader::CAUSE,
+    &host_work::CAUSE,
     &allocation::CAUSE,
     &synchronizations::CAUSE,
     &copies::CAUSE,
     &zeroing::CAUSE,
     &optimizer::CAUSE,
+    &recomputation::CAUSE,
+    &attention::CAUSE,
     &layout::CAUSE,
     &tensor_cores::CAUSE,
     &elementwise::CAUSE,
+    &straggler::CAUSE,
+    &pipeline::CAUSE,
     &no_sync::CAUSE,
+    &buffers::CAUSE,
     &gathers::CAUSE,
     &small_collectives::CAUSE,
     &first_bucket::CAUSE,
     &exposed::CAUSE,
     &host_bound::CAUSE,
-    &straggler::CAUSE,
-    &pipeline::CAUSE,
 ];

@@ -1,17 +1,18 @@
 //! Gradients travel in many small collectives, each of which pays the latency of the network.
 //!
-//! Seen: 20 or more all-reduces per step, most of which have few bytes, or take hardly longer than the shortest ones. The time of
-//! the shortest is the latency at least. Taken away: it and the launch of half of them at least; all of the time and the launches of
+//! Seen: 8 or more all-reduces per step, most of which have few bytes, or 20 of an unknown size, most of which take hardly longer than
+//! the shortest ones. The time of the shortest is the latency at least. Taken away: it and the launch of half of them at least; all of the time and the launches of
 //! all but a twentieth at most. On a processor, the calls beside them [lose](super::interrupted) less.
 
 use paceline_table::stats::quantile;
 
 use super::*;
 
-/// Fewer collectives per step do not count as many.
+/// Fewer collectives per step do not count as many: if their bytes are known to be few, and otherwise.
+const MANY_SMALL: f64 = 8.0;
 const MANY: f64 = 20.0;
-/// A collective of more bytes does not count as small.
-const FEW_BYTES: u64 = 1 << 16;
+/// A collective of more bytes does not count as small. The first bucket of PyTorch, the smallest one, has twice as many.
+const FEW_BYTES: u64 = 1 << 19;
 /// One in 2 all-reduces stays for the least gain, and one in 20 for the most.
 const ONE_OF: [usize; 2] = [2, 20];
 
@@ -34,14 +35,14 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
         }
     }
     let (count, ms) = tally.per_step(of);
-    if count < MANY {
+    let is_small = |at: &usize| of.collective_bytes(&of.works[*at]).is_some_and(|n| n <= FEW_BYTES);
+    let are_small = 2 * all.iter().filter(|at| is_small(at)).count() > all.len();
+    if count < if are_small { MANY_SMALL } else { MANY } {
         return None;
     }
     let mut times: Vec<f64> = all.iter().map(|at| base.work_ns[*at] as f64).collect();
     times.sort_unstable_by(f64::total_cmp);
     let latency_ns = quantile(&times, 0.05)?;
-    let is_small = |at: &usize| of.collective_bytes(&of.works[*at]).is_some_and(|n| n <= FEW_BYTES);
-    let are_small = 2 * all.iter().filter(|at| is_small(at)).count() > all.len();
     if quantile(&times, 0.5)? > 2.0 * latency_ns && !are_small {
         return None;
     }

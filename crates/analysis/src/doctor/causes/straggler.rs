@@ -94,7 +94,9 @@ fn find(ranks: &Ranks, cause: &'static Cause) -> Option<Finding> {
     let gain = Gain::between(mean_ms / 2.0, mean_ms, steps);
     let tally = Tally::of_works(it, |work| work.class != Class::Communication);
     let title = format!("{name} makes the others wait, by {by}");
-    ranks.finding(cause, title, change.to_owned(), gain, evidence(it, text, &tally), Vec::new())
+    let evidence = evidence(it, text, &tally);
+    let finding = ranks.finding(cause, title, change.to_owned(), gain, evidence, Vec::new())?;
+    Some(Finding { waits_ms: gain.high_ms, ..finding })
 }
 
 /// Why ranks are late that have these times, if the others have the usual ones; and the change.
