@@ -327,6 +327,8 @@ pub struct Timeline {
     pub gradient_marks: Vec<GradientMark>,
     /// Annotations, in the order of the file.
     pub annotations: Vec<Annotation>,
+    /// Calls of Python that the program itself made, named by their place in it.
+    pub code: Vec<Annotation>,
     /// The collectives that kernels and operators refer to.
     pub collectives: Vec<Collective>,
     /// Memory samples, in the order of the file.

@@ -318,3 +318,23 @@ fn the_rank_that_begins_to_record_last_is_no_straggler() {
     assert!(!causes(&[rank(0, 0, 0), rank(1, 25_000, 0)]).contains(&"straggler"));
     assert!(causes(&[rank(0, 0, 0), rank(1, 0, 1_900)]).contains(&"straggler"));
 }
+
+#[test]
+fn a_loader_gets_as_many_workers_as_keep_up() {
+    let loaded = |span: &'static str| {
+        let timeline = steps(16_000, move |all, begin| {
+            let at = begin as f64;
+            let all = all.span(span, begin + 10, begin + 10_010);
+            let all =
+                all.launched(GEMM, 7, at + 10_100.0, at + 10_110.0, at + 10_120.0, at + 15_800.0);
+            all.call("cudaDeviceSynchronize", 9_000, at + 10_200.0, at + 15_810.0)
+        });
+        advice(&[timeline]).swap_remove(0)
+    };
+    let single = loaded("enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__");
+    // 10 ms of each batch beside 6 ms of the rest, and one more.
+    assert!(single.change.contains("num_workers=3,"), "{}", single.change);
+    assert!(single.evidence.text.contains("3 workers keep up"), "{}", single.evidence.text);
+    let several = loaded("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__");
+    assert!(several.change.contains("2 * num_workers"), "{}", several.change);
+}

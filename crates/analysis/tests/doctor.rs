@@ -42,6 +42,17 @@ fn real_traces_of_gpus_are_read_and_examined() {
     }
 }
 
+/// Each cause has the innermost line of the program.
+#[test]
+fn stacks_name_the_line_of_the_program() {
+    let timeline = open(&fixture("torch_stack/train.json.gz")).unwrap();
+    let diagnosis = examine(&[timeline], &Options::default(), None).unwrap().diagnosis;
+    let found: Vec<(&str, Option<&str>)> =
+        diagnosis.advice.iter().map(|of| (of.cause.key, of.evidence.line.as_deref())).collect();
+    assert_eq!(found, [("host_work", Some("train.py:5 (<listcomp>)"))]);
+    assert!(diagnosis.advice[0].words().contains("; most of it at train.py:5"));
+}
+
 /// The doctor leaves runs of paceline to their own advice.
 #[test]
 fn traces_of_paceline_are_not_examined() {

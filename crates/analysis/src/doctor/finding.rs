@@ -82,6 +82,8 @@ pub struct Evidence {
     pub text: String,
     /// The operators or kernels that take most of the time, at most three.
     pub names: Vec<String>,
+    /// The line of the user's own Python that takes most of the time, if the trace has stacks.
+    pub line: Option<String>,
     /// Where it is longest, on the clock of the trace: the time to look for in a viewer.
     pub start_us: f64,
     /// How long it is there.
@@ -123,8 +125,10 @@ impl Advice {
         let Gain { low_ms, high_ms, .. } = self.gain;
         let pct = |ms: f64| 100.0 * ms / self.step_ms;
         let change = self.change.replace('\n', "; ");
+        let line = self.evidence.line.as_ref();
+        let line = line.map_or(String::new(), |line| format!("; most of it at {line}"));
         format!(
-            "{}: {}. {change}. Expected: {low_ms:.2} to {high_ms:.2} ms of {:.2} ms per step ({:.0} to {:.0} %)",
+            "{}: {}{line}. {change}. Expected: {low_ms:.2} to {high_ms:.2} ms of {:.2} ms per step ({:.0} to {:.0} %)",
             self.title,
             self.evidence.text,
             self.step_ms,
@@ -162,11 +166,11 @@ pub(super) struct Ranks<'a> {
     pub(super) bases: Vec<Plan>,
     /// The mean length of a step.
     pub(super) step_ms: f64,
-    pub(super) left: Left,
+    pub(super) left: Unpromised,
 }
 
 /// The time of a step that no advice has promised yet.
-pub(super) struct Left {
+pub(super) struct Unpromised {
     pub(super) step_ms: f64,
     /// The part of it in which ranks wait for each other.
     pub(super) waits_ms: f64,
@@ -316,6 +320,7 @@ pub(super) fn evidence(of: &Recorded, text: String, tally: &Tally) -> Evidence {
         file: of.timeline.source.clone(),
         text,
         names,
+        line: tally.line().map(|line| of.text(line).to_owned()),
         start_us: at.start_ns as f64 / 1e3,
         dur_us: at.dur_ns as f64 / 1e3,
         around: around(of, at),

@@ -13,6 +13,7 @@
 //! | `finding` | a cause, its advice, and whether the gain is worth a change |
 //! | `recorded` | the calls and the work of a rank's steps; `collect` reads them, `connect` infers the waits of each |
 //! | `lag` | the work of earlier steps that the device has still to do when the first step begins |
+//! | `code` | the line of the user's own Python at a moment |
 //! | `replay` | the steps replayed with a changed plan |
 //! | `remedies` | which changes PyTorch accepts, by optimizer, device and version |
 //! | `together` | the waits in collectives, and which rank came last |
@@ -27,6 +28,7 @@
 pub mod against;
 pub mod cards;
 mod causes;
+mod code;
 mod collect;
 mod connect;
 mod finding;
@@ -54,7 +56,7 @@ use crate::steps;
 use crate::timeline::Timeline;
 use causes::CAUSES;
 pub use finding::{Advice, Cause, Evidence, Strip};
-use finding::{Left, Ranks, without_waits};
+use finding::{Ranks, Unpromised, without_waits};
 use recorded::{Recorded, world_size};
 use replay::Plan;
 use together::Together;
@@ -150,7 +152,7 @@ fn diagnose(timelines: &[Timeline], together: &Together, options: &Options) -> D
     let waits = recorded.iter().zip(&bases).map(|(of, base)| {
         of.gains_ms(&of.as_recorded(), base).iter().sum::<f64>() / of.steps.len() as f64
     });
-    let left = Left { step_ms, waits_ms: waits.fold(0.0, f64::max) };
+    let left = Unpromised { step_ms, waits_ms: waits.fold(0.0, f64::max) };
     let sizes = Reducer::of(timelines).and_then(|reducer| Sizes::of(&reducer));
     let mut ranks = Ranks { recorded, together, sizes, bases, step_ms, left };
     let mut advice = Vec::new();
@@ -161,8 +163,8 @@ fn diagnose(timelines: &[Timeline], together: &Together, options: &Options) -> D
     advice.sort_by(|a, b| b.gain.ms.total_cmp(&a.gain.ms));
     if ranks.on_cpu() && advice.iter().any(|of| of.cause == &causes::loader::CAUSE) {
         unseen.push(
-            "Traces of a CPU do not say how many cores are free. Workers of a loader gain less than is promised where all cores \
-             compute already and the loader computes too, instead of waiting."
+            "Traces of a CPU do not say how many cores are free. Give a loader that computes no more workers than cores are free: \
+             nproc, minus the threads of all ranks of this host."
                 .to_owned(),
         );
     }

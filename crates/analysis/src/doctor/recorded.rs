@@ -14,6 +14,7 @@
 //! A trace without kernels, as PyTorch writes it on a CPU, has operators instead of calls, and transfers of the backend's
 //! threads instead of work.
 
+use super::code::Code;
 use super::names::Class;
 use super::products::elem_bytes;
 use crate::hta::{CollectiveKind, Options, backend_of, collective_kind};
@@ -155,13 +156,14 @@ pub(super) struct Recorded<'a> {
     pub(super) frames: Vec<Frame>,
     pub(super) marks: Marks,
     pub(super) order: Vec<Event>,
-    pub(super) context: Context,
+    pub(super) context: Meaning,
 }
 
-/// What is known about the trace as a whole.
-pub(super) struct Context {
+/// Facts about the trace as a whole.
+pub(super) struct Meaning {
     /// Whether every rank of the run has a trace. Otherwise time in collectives may be waiting for a rank that is not seen.
     pub(super) has_all_ranks: bool,
+    pub(super) code: Code,
     /// The collective that each name means, by [`NameId`].
     kinds: Vec<Option<CollectiveKind>>,
 }
@@ -189,8 +191,9 @@ impl<'a> Recorded<'a> {
             frames: Vec::new(),
             marks: Marks::default(),
             order: Vec::new(),
-            context: Context {
+            context: Meaning {
                 has_all_ranks: true,
+                code: Code::of(timeline),
                 kinds: timeline.names.iter().map(collective_kind).collect(),
             },
         };
@@ -265,7 +268,7 @@ impl<'a> Recorded<'a> {
         described.or_else(launched).or_else(|| kind(work.name)).unwrap_or(CollectiveKind::Unknown)
     }
 
-    /// What the trace says about a piece of communication.
+    /// The description of a piece of communication in the trace.
     pub(super) fn described(&self, work: &Work) -> Option<&Collective> {
         Some(&self.timeline.collectives[work.collective? as usize])
     }

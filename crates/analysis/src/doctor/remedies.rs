@@ -11,7 +11,7 @@ type Version = (u32, u32);
 const COMMON: Version = (2, 0);
 
 /// An optimizer of PyTorch with the forms that are quicker than a loop over its parameters.
-struct Optimizer {
+struct Forms {
     /// The name of its class.
     name: &'static str,
     /// The first version with `fused=True` on a card and on a processor.
@@ -21,22 +21,22 @@ struct Optimizer {
 }
 
 #[rustfmt::skip]
-const OPTIMIZERS: [Optimizer; 13] = [
-    Optimizer { name: "Adam", fused: [Some((2, 0)), Some((2, 4))], has_foreach: true },
-    Optimizer { name: "AdamW", fused: [Some((2, 0)), Some((2, 4))], has_foreach: true },
-    Optimizer { name: "SGD", fused: [Some((2, 3)), Some((2, 4))], has_foreach: true },
+const OPTIMIZERS: [Forms; 13] = [
+    Forms { name: "Adam", fused: [Some((2, 0)), Some((2, 4))], has_foreach: true },
+    Forms { name: "AdamW", fused: [Some((2, 0)), Some((2, 4))], has_foreach: true },
+    Forms { name: "SGD", fused: [Some((2, 3)), Some((2, 4))], has_foreach: true },
     // Only the newest versions have it on cards. In all others it is an error there.
-    Optimizer { name: "Adagrad", fused: [None, Some((2, 4))], has_foreach: true },
-    Optimizer { name: "ASGD", fused: [None, None], has_foreach: true },
-    Optimizer { name: "Adadelta", fused: [None, None], has_foreach: true },
-    Optimizer { name: "Adamax", fused: [None, None], has_foreach: true },
-    Optimizer { name: "NAdam", fused: [None, None], has_foreach: true },
-    Optimizer { name: "RAdam", fused: [None, None], has_foreach: true },
-    Optimizer { name: "RMSprop", fused: [None, None], has_foreach: true },
-    Optimizer { name: "Rprop", fused: [None, None], has_foreach: true },
+    Forms { name: "Adagrad", fused: [None, Some((2, 4))], has_foreach: true },
+    Forms { name: "ASGD", fused: [None, None], has_foreach: true },
+    Forms { name: "Adadelta", fused: [None, None], has_foreach: true },
+    Forms { name: "Adamax", fused: [None, None], has_foreach: true },
+    Forms { name: "NAdam", fused: [None, None], has_foreach: true },
+    Forms { name: "RAdam", fused: [None, None], has_foreach: true },
+    Forms { name: "RMSprop", fused: [None, None], has_foreach: true },
+    Forms { name: "Rprop", fused: [None, None], has_foreach: true },
     // They have no other form, and cannot be compiled.
-    Optimizer { name: "LBFGS", fused: [None, None], has_foreach: false },
-    Optimizer { name: "SparseAdam", fused: [None, None], has_foreach: false },
+    Forms { name: "LBFGS", fused: [None, None], has_foreach: false },
+    Forms { name: "SparseAdam", fused: [None, None], has_foreach: false },
 ];
 
 /// The quicker form of an optimizer, by the name of its class; `None` if it has none. `is_foreach` says that the trace shows

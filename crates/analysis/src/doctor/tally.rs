@@ -8,7 +8,7 @@ use std::collections::HashMap;
 use super::names::brief;
 use super::recorded::{Call, Recorded, Work};
 use super::replay::Plan;
-use crate::timeline::TimeRange;
+use crate::timeline::{NameId, TimeRange};
 
 /// A cause as one rank shows it.
 pub(super) struct Found {
@@ -33,6 +33,8 @@ pub(super) struct Tally {
     pub(super) total_ns: i64,
     pub(super) what: HashMap<String, i64>,
     pub(super) longest: Option<TimeRange>,
+    /// The time by line of the program, where the trace has stacks.
+    pub(super) lines: HashMap<NameId, i64>,
 }
 
 impl Tally {
@@ -54,6 +56,27 @@ impl Tally {
 
     pub(super) fn add_work(&mut self, of: &Recorded, work: &Work) {
         self.add(brief(of.text(work.name)), work.time);
+        if let Some(call) = work.call.map(|call| &of.calls[call as usize]) {
+            self.add_line(of.context.code.line(call.lane, call.time.start_ns), work.time.dur_ns);
+        }
+    }
+
+    /// A time of the thread of the steps.
+    pub(super) fn add_time(&mut self, of: &Recorded, name: String, time: TimeRange) {
+        self.add(name, time);
+        let middle_ns = time.start_ns + time.dur_ns / 2;
+        self.add_line(of.context.code.line_of_steps(middle_ns), time.dur_ns);
+    }
+
+    pub(super) fn add_line(&mut self, line: Option<NameId>, ns: i64) {
+        if let Some(line) = line {
+            *self.lines.entry(line).or_default() += ns;
+        }
+    }
+
+    /// The line of the program that takes most of the time.
+    pub(super) fn line(&self) -> Option<NameId> {
+        self.lines.iter().max_by_key(|(line, ns)| (**ns, **line)).map(|(line, _)| *line)
     }
 
     /// A call, under the name of the outermost operator of PyTorch around it.
@@ -61,11 +84,13 @@ impl Tally {
         let names = of.around(call).map(|frame| of.text(frame.name));
         let name = names.filter(|name| name.starts_with("aten::")).last();
         self.add(name.unwrap_or(of.text(call.name)).to_owned(), call.time);
+        self.add_line(of.context.code.line(call.lane, call.time.start_ns), call.time.dur_ns);
     }
 
-    /// An operator of a processor, by its own name.
+    /// A call, by its own name.
     pub(super) fn add_operator(&mut self, of: &Recorded, call: &Call) {
         self.add(of.text(call.name).to_owned(), call.time);
+        self.add_line(of.context.code.line(call.lane, call.time.start_ns), call.time.dur_ns);
     }
 
     /// Per step: how often, and how many milliseconds.

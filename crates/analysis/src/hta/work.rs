@@ -237,9 +237,9 @@ pub(super) fn chosen_kernels(
 
 fn all_kernels(timeline: &Timeline, options: &Options) -> Vec<Item> {
     let launched = launched(timeline);
-    let kind_of = match options.rounding {
-        Rounding::Exact => KernelKind::of_kernel,
-        Rounding::Hta => KernelKind::of_name,
+    let kind_of = match options.rules {
+        Rules::Steps => KernelKind::of_kernel,
+        Rules::Hta | Rules::HtaRounded => KernelKind::of_name,
     };
     let kinds: Vec<KernelKind> = timeline.names.iter().map(kind_of).collect();
     let counted = timeline.kernels.iter().enumerate();

@@ -36,6 +36,8 @@ pub(super) struct Args {
     pub(super) reserved_bytes: Option<u64>,
     /// The number in a mark.
     pub(super) id: Option<u64>,
+    /// The place in the program from which a function of Python was called.
+    pub(super) caller: Option<String>,
 }
 
 /// How the value of a key is read.
@@ -66,6 +68,7 @@ impl Key {
             b"Bytes" => Self::Value(|args, of| args.change_bytes = signed(text(of))),
             b"Total Allocated" => Self::Value(|args, of| args.allocated_bytes = unsigned(text(of))),
             b"Total Reserved" => Self::Value(|args, of| args.reserved_bytes = unsigned(text(of))),
+            b"CallFrom" => Self::Value(|args, of| args.caller = words(of)),
             b"id" => Self::Value(|args, of| args.id = unsigned(text(of))),
             b"In msg nelems" => Self::Said(|said, of| said.in_elems = unsigned(text(of))),
             b"Out msg nelems" => Self::Said(|said, of| said.out_elems = unsigned(text(of))),

@@ -9,6 +9,7 @@ use std::io::Read;
 use foldhash::HashMap;
 
 use super::args::Args;
+use super::code;
 use super::event::Event;
 use super::flops;
 use crate::json::{JsonError, Pull, lossy};
@@ -67,6 +68,9 @@ fn repeated(timeline: &Timeline) -> u64 {
 /// The category of the work of MTIA's devices.
 const MTIA: &[u8] = b"mtia_ccp_events";
 
+/// The category of the calls of Python.
+const PYTHON: &[u8] = b"python_function";
+
 /// The function of autograd after which a gradient is final.
 const FINAL_GRADIENT: &[u8] = b"torch::autograd::AccumulateGrad";
 
@@ -84,6 +88,7 @@ fn wants_args(event: &Event) -> bool {
         b"M" => event.name.is_empty() || event.name == b"thread_name",
         b"s" | b"t" | b"f" => false,
         b"i" | b"I" => [b"", &b"[memory]"[..], GRADIENT_MARK].contains(&event.name.as_slice()),
+        b"X" if event.category == PYTHON => true,
         _ => event.category.is_empty() || Kind::of(&event.category) != Kind::Skipped,
     }
 }
@@ -204,6 +209,9 @@ impl Reader {
         // HTA counts only those events of MTIA that have a stream.
         let is_of_no_stream = self.event.category == MTIA && self.args.stream.is_none();
         if kind == Kind::Skipped || is_of_no_stream {
+            if self.event.category == PYTHON {
+                self.python(time);
+            }
             return self.skip();
         }
         let lane = self.lane();
@@ -211,6 +219,15 @@ impl Reader {
         let args = std::mem::take(&mut self.args);
         self.put(kind, &name, lane, time, args);
         self.event.name = name;
+    }
+
+    /// Keeps a call of Python that the program made.
+    fn python(&mut self, time: TimeRange) {
+        let place = code::place(&lossy(&self.event.name), self.args.caller.as_deref());
+        if let Some(place) = place {
+            let (name, lane) = (self.timeline.names.intern(&place), self.lane());
+            self.timeline.code.push(Annotation { name, time, lane, is_device: false });
+        }
     }
 
     fn begin(&mut self) {

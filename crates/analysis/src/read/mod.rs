@@ -6,6 +6,7 @@
 //! This module does not know what is computed from timelines.
 
 mod args;
+mod code;
 mod event;
 mod events;
 mod file;

@@ -17,7 +17,7 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     let mut most = base.clone();
     let mut in_step = vec![false; of.steps.len()];
     for (at, call) in of.calls_of(CallKind::Allocate) {
-        tally.add(of.text(call.name).to_owned(), call.time);
+        tally.add_operator(of, call);
         (most.call_ns[at], most.blocks[at]) = (0, false);
         if let Some(step) =
             of.step_at(call.time.start_ns).and_then(|step| in_step.get_mut(step as usize))

@@ -62,7 +62,8 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
                 most.is_gone[at] |= Some(at) != slowest;
             } else {
                 let name = of.text(calls[at].name);
-                tally.add(name.rsplit(": ").next().unwrap_or(name).to_owned(), time[at]);
+                let name = name.rsplit(": ").next().unwrap_or(name).to_owned();
+                tally.add_time(of, name, time[at]);
                 least.call_ns[at] = scaled(base_ns[at], 0.5);
                 most.call_ns[at] = if Some(at) == slowest { base_ns[at] } else { 0 };
             }

@@ -32,7 +32,7 @@ fn overhead(of: &Recorded, base: &Plan) -> Option<Found> {
         let lag_ns = base.lag_ns[at].max(0);
         let host_ns = lag_ns - unprepared(lag_ns);
         let before = TimeRange { start_ns: call.time.start_ns - host_ns, dur_ns: host_ns };
-        tally.add(of.text(call.name).to_owned(), before);
+        tally.add_time(of, of.text(call.name).to_owned(), before);
         between_ns += host_ns;
         least.lag_ns[at] -= host_ns / 2;
         most.lag_ns[at] -= scaled(host_ns, 0.75);
@@ -81,6 +81,9 @@ fn launches(of: &Recorded, base: &Plan) -> Option<Found> {
         if work.time.start_ns > done_ns && call_ns.is_some_and(|call_ns| call_ns > done_ns) {
             let idle = TimeRange { start_ns: done_ns, dur_ns: work.time.start_ns - done_ns };
             tally.add(brief(of.text(work.name)), idle);
+            let call = work.call.map(|call| &of.calls[call as usize]);
+            let line = call.and_then(|call| of.context.code.line(call.lane, call.time.start_ns));
+            tally.add_line(line, idle.dur_ns);
         }
         let end_ns = work.time.end_ns();
         done_ns = if done_ns == i64::MAX { end_ns } else { done_ns.max(end_ns) };

@@ -46,7 +46,7 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     let [mut least, mut most] = [base.clone(), base.clone()];
     for (at, pause) in pauses {
         let ns = unprepared(pause.dur_ns) - loader::overlap_ns(&loading, pause);
-        tally.add(name_of(of, &operators, pause), pause);
+        tally.add_time(of, name_of(of, &operators, pause), pause);
         most.lag_ns[at] -= ns;
         least.lag_ns[at] -= ns / 2;
     }
@@ -56,7 +56,7 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     let (count, ms) = tally.per_step(of);
     let idle = if of.on_device() { "nothing is launched" } else { "PyTorch computes nothing" };
     let text =
-        format!("{idle} for {ms:.2} ms per step, in {count:.0} pauses; most of them are {most_of}");
+        format!("{idle} for {ms:.2} ms per step ({count:.1} pauses), mostly because of {most_of}");
     let name = most_of.strip_prefix("aten::").unwrap_or_default();
     let change = if MAKES.split(' ').any(|of| of == name.trim_end_matches('_')) {
         format!(

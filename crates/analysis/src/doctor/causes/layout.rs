@@ -51,7 +51,7 @@ fn convolutions(of: &Recorded, base: &Plan) -> Option<Found> {
         else {
             continue;
         };
-        tally.add(of.text(product.name).to_owned(), product.time);
+        tally.add_time(of, of.text(product.name).to_owned(), product.time);
         most.call_ns[at] = (most.call_ns[at] - scaled(product.time.dur_ns, 0.5)).max(0);
     }
     tally.longest?;

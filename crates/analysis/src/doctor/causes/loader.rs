@@ -1,9 +1,10 @@
 //! The loop waits for the next batch: the time that the thread of the steps spends in the `DataLoader`.
 //!
 //! Seen: spans `enumerate(DataLoader)`, which PyTorch records by itself. Taken away: at most all of that time, which workers
-//! make beside the step, and at least half of it, because workers have only as many cores as there are. A trace does not say
-//! whether the loader computes or waits, nor how many cores are free; the advice says what it assumes. With workers already, a
-//! little time is taking over what they made, and more workers do not change that.
+//! make beside the step, and at least half of it, because workers have only as many cores as there are. As many workers are advised
+//! as make a batch in the time of the rest of the step. A trace does not say whether the loader computes or waits, nor how many cores
+//! are free; the advice says what it assumes. With workers already, a little time is taking over what they made, and more workers do not
+//! change that.
 
 use super::*;
 
@@ -11,6 +12,9 @@ use super::*;
 const WITH_WORKERS: &str = "_MultiProcessing";
 /// The part of the steps that taking over batches may have.
 const TAKING_OVER: f64 = 0.1;
+
+/// The most workers that are advised.
+const MOST_WORKERS: f64 = 16.0;
 
 /// The spans of the loader in the steps, by start.
 pub(super) fn spans(of: &Recorded) -> Vec<TimeRange> {
@@ -47,7 +51,7 @@ pub(in super::super) const CAUSE: Cause = Cause {
 fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     let spans = spans(of);
     let mut tally = Tally::default();
-    spans.iter().for_each(|span| tally.add(LOADER.to_owned(), *span));
+    spans.iter().for_each(|span| tally.add_time(of, LOADER.to_owned(), *span));
     tally.longest?;
     let has_workers = of.timeline.names.iter().any(|name| name.contains(WITH_WORKERS));
     let (begin_ns, end_ns) = of.window();
@@ -67,11 +71,27 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
         }
     }
     let (count, ms) = tally.per_step(of);
-    let text = format!(
-        "the thread of the steps spends {ms:.2} ms per step in the DataLoader, in {count:.1} calls; that workers can do this \
-         beside the step needs free cores, or a loader that waits for a disk or a network"
-    );
-    let change = "DataLoader(dataset, num_workers=8, prefetch_factor=4, persistent_workers=True, pin_memory=True)";
+    let step_ms = of.per_step((end_ns - begin_ns) as f64 / 1e6);
+    let rest_ms = (step_ms - ms).max(ms / MOST_WORKERS);
+    // One more than that, because batches do not take equally long.
+    let workers = ((ms / rest_ms).ceil() + 1.0).min(MOST_WORKERS);
+    let (text, change) = if has_workers {
+        let text = format!(
+            "the thread of the steps waits {ms:.2} ms per step for workers of the DataLoader, in {count:.1} calls; more of them need free \
+             cores, or a disk or a network that they wait for"
+        );
+        (text, "DataLoader(dataset, num_workers=2 * num_workers, prefetch_factor=4)".to_owned())
+    } else {
+        let text = format!(
+            "the thread of the steps spends {ms:.2} ms per step in the DataLoader, in {count:.1} calls, and {rest_ms:.2} ms elsewhere; \
+             {workers:.0} workers keep up if each of them has a free core, or waits for a disk or a network"
+        );
+        let pinned = if of.on_device() { ", pin_memory=True" } else { "" };
+        let change = format!(
+            "DataLoader(dataset, num_workers={workers:.0}, persistent_workers=True{pinned})"
+        );
+        (text, change)
+    };
     Some(tally.found(text, change, [least, most]))
 }
 

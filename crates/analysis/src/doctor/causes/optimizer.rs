@@ -39,7 +39,7 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
         let Some(around) = around.filter(|_| is_replaced) else { continue };
         name = name.or_else(|| of.text(around.name).split('#').nth(1)?.strip_suffix(".step"));
         if call.kind == CallKind::Operator {
-            tally.add(of.text(call.name).to_owned(), call.time);
+            tally.add_operator(of, call);
             is_fused |= of.text(call.name).contains("fused");
             least.call_ns[at] = scaled(base.call_ns[at], 0.5);
             most.call_ns[at] = scaled(base.call_ns[at], 1.0 / 3.0);

@@ -24,7 +24,7 @@ const OPERATORS: [(&str, &str); 6] = [
     ),
 ];
 
-/// What to write instead of a copy to the host that the host waits for.
+/// The lines to write instead of a copy to the host that the host waits for.
 const FETCH: &str = "keep results on the device: results.append(result.detach()); every 100 steps: torch.stack(results).cpu()";
 
 /// Whether a call that waits belongs to this cause.

@@ -67,6 +67,7 @@ fn table(diagnosis: &Diagnosis) -> Panel {
         .add("change", "change", COUNT, "What to write in the program.", |of| of.1.change.replace('\n', "; "))
         .add("evidence", "evidence", COUNT, "Times and counts in the traces.", |of| of.1.evidence.text.clone())
         .add("names", "names", COUNT, "The operators or kernels that take most of the time.", |of| of.1.evidence.names.join(", "))
+        .add("line", "line", COUNT, "The line of the program that takes most of the time, if the trace has stacks (with_stack=True).", |of| of.1.evidence.line.clone())
         .add("rank", "rank", COUNT, "The rank that shows it most.", |of| of.1.evidence.rank)
         .add("file", "file", COUNT, "The trace of that rank.", |of| of.1.evidence.file.clone())
         .add("start_us", "from", ("us", 3), "Where it is longest, on the clock of that trace.", |of| of.1.evidence.start_us)

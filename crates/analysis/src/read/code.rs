@@ -1,0 +1,85 @@
+//! Which line of the user's own Python an event of a stack belongs to.
+//!
+//! PyTorch records the calls of Python with `with_stack=True`: `train.py(10): step`, with the line where the function begins; newer
+//! versions also record the place of the call, `train.py:12`. Paths are relative to the folders that Python imports from, so the first part of a path
+//! tells a library from the program. The name and the caller of an event go in. A line of the program comes out.
+
+/// The modules of Python's standard library.
+const STANDARD: &str = "abc aifc antigravity argparse array ast asynchat asyncio asyncore atexit audioop base64 bdb binascii bisect builtins \
+    bz2 cProfile calendar cgi cgitb chunk cmath cmd code codecs codeop collections colorsys compileall concurrent \
+    configparser contextlib contextvars copy copyreg crypt csv ctypes curses dataclasses datetime dbm decimal difflib dis \
+    distutils doctest email encodings ensurepip enum errno faulthandler fcntl filecmp fileinput fnmatch fractions ftplib \
+    functools gc genericpath getopt getpass gettext glob graphlib grp gzip hashlib heapq hmac html http idlelib imaplib \
+    imghdr imp importlib inspect io ipaddress itertools json keyword lib2to3 linecache locale logging lzma mailbox mailcap \
+    marshal math mimetypes mmap modulefinder msilib msvcrt multiprocessing netrc nis nntplib nt ntpath nturl2path numbers \
+    opcode operator optparse os ossaudiodev pathlib pdb pickle pickletools pipes pkgutil platform plistlib poplib posix \
+    posixpath pprint profile pstats pty pwd py_compile pyclbr pydoc pydoc_data pyexpat queue quopri random re readline \
+    reprlib resource rlcompleter runpy sched secrets select selectors shelve shlex shutil signal site smtpd smtplib sndhdr \
+    socket socketserver spwd sqlite3 sre_compile sre_constants sre_parse ssl stat statistics string stringprep struct \
+    subprocess sunau symtable sys sysconfig syslog tabnanny tarfile telnetlib tempfile termios textwrap this threading \
+    time timeit tkinter token tokenize tomllib trace traceback tracemalloc tty turtle turtledemo types typing unicodedata \
+    unittest urllib uu uuid venv warnings wave weakref webbrowser winreg winsound wsgiref xdrlib xml xmlrpc zipapp zipfile \
+    zipimport zlib zoneinfo _collections_abc _weakrefset _compat_pickle";
+
+/// Packages that a program uses.
+const PACKAGES: &str = "PIL accelerate apex cv2 datasets deepspeed functorch huggingface_hub ignite lightning lightning_fabric matplotlib \
+    megatron numpy pandas peft pytorch_lightning safetensors scipy sklearn tensorboard tokenizers torch torch_xla torchaudio torchdata \
+    torchmetrics torchrec torchtext torchvision tqdm transformer_engine transformers triton trl wandb xformers";
+
+/// Whether a file is one of the program.
+fn is_own(file: &str) -> bool {
+    if file.starts_with('<') || !file.ends_with(".py") {
+        return false;
+    }
+    if file.starts_with('/') {
+        let folders = ["/site-packages/", "/dist-packages/", "/lib/python3"];
+        return !folders.iter().any(|folder| file.contains(folder));
+    }
+    let first = file.split('/').next().unwrap_or(file);
+    let module = first.strip_suffix(".py").unwrap_or(first);
+    !STANDARD.split_whitespace().chain(PACKAGES.split_whitespace()).any(|of| of == module)
+}
+
+/// The place of an event in the program: `train.py:10 (step)` for a function of the program, or the place from which the program called
+/// another one; `None` if neither is of the program.
+pub(super) fn place(name: &str, caller: Option<&str>) -> Option<String> {
+    let of_function = || {
+        let (file, rest) = name.split_once('(')?;
+        let (line, function) = rest.split_once("): ")?;
+        let is_line = !line.is_empty() && line.bytes().all(|digit| digit.is_ascii_digit());
+        (is_line && is_own(file)).then(|| format!("{file}:{line} ({function})"))
+    };
+    let of_caller = || {
+        let (file, line) = caller?.rsplit_once(':')?;
+        let is_line = !line.is_empty() && line.bytes().all(|digit| digit.is_ascii_digit());
+        (is_line && is_own(file)).then(|| format!("{file}:{line}"))
+    };
+    of_function().or_else(of_caller)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_line_is_one_of_the_program() {
+        for (name, caller, expected) in [
+            ("train.py(10): step", Some("train.py:31"), Some("train.py:10 (step)")),
+            (
+                "<built-in method randn of type object at 0x7fa5>",
+                Some("data/augment.py:4"),
+                Some("data/augment.py:4"),
+            ),
+            ("torch/nn/modules/linear.py(130): forward", Some("train.py:12"), Some("train.py:12")),
+            ("nn.Module: Net_0", Some("/home/me/run.py:9"), Some("/home/me/run.py:9")),
+            ("torch/optim/adam.py(215): step", Some("torch/optim/optimizer.py:563"), None),
+            ("typing.py(359): inner", None, None),
+            ("<frozen os>(674): __getitem__", Some("<string>:1"), None),
+            ("/usr/lib/python3.12/random.py(3): f", None, None),
+            ("transformers/trainer.py(1): train", Some("site.py:x"), None),
+            ("train.py(): f", None, None),
+        ] {
+            assert_eq!(place(name, caller).as_deref(), expected, "{name}");
+        }
+    }
+}
