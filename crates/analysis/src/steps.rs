@@ -1,15 +1,45 @@
-//! The steps of a trace: its annotations `ProfilerStep#N`.
+//! The steps of a trace: its annotations `ProfilerStep#N`, or what was found in their place.
 //!
-//! A timeline goes in. Its steps come out. The module `hta` decides which of them are analyzed.
+//! A timeline goes in. Its steps come out. The module `hta` decides which of them are analyzed. A trace whose program does not mark
+//! steps is searched once, when its file is read: see [`Timeline::find_steps`].
+
+mod find;
+mod repeats;
 
 use foldhash::HashMap;
 
 use crate::timeline::{TimeRange, Timeline, TrackId};
 
-/// One `ProfilerStep#N` of the host.
+/// The steps of a trace in which `ProfilerStep#N` does not mark them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Found {
+    /// The steps, sorted by start.
+    pub steps: Vec<Step>,
+    /// The row of the thread that runs them.
+    pub lane: TrackId,
+    /// Whether the recording may have cut off the last step.
+    pub is_last_cut: bool,
+    /// How they were found, and how sure that is, in sentences.
+    pub words: String,
+}
+
+impl Timeline {
+    /// Looks for steps: in the spans of a name, if the user gives one, otherwise only if the program does not mark them. Returns
+    /// whether the trace has steps. Traces of paceline mark theirs.
+    pub fn find_steps(&mut self, name: Option<&str>) -> bool {
+        self.found = match name {
+            Some(name) => find::named(self, name),
+            None if self.run_facts.is_empty() && marked(self).is_empty() => find::unmarked(self),
+            None => None,
+        };
+        self.found.is_some() || name.is_none() && !marked(self).is_empty()
+    }
+}
+
+/// One step of the host.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Step {
-    /// The number N.
+    /// The number N of `ProfilerStep#N`, or its number among those that were found, from 0.
     pub number: u64,
     /// Its start and duration.
     pub time: TimeRange,
@@ -25,9 +55,14 @@ pub(crate) fn numbers(timeline: &Timeline) -> Vec<Option<u64>> {
     timeline.names.iter().map(number).collect()
 }
 
-/// The steps that a trace names, sorted by start. PyTorch 1.x wrote steps as operators, so operators count
-/// where no annotation names a step.
+/// The steps of a trace, sorted by start.
 pub(crate) fn of(timeline: &Timeline) -> Vec<Step> {
+    timeline.found.as_ref().map_or_else(|| marked(timeline), |found| found.steps.clone())
+}
+
+/// The steps that a trace marks, sorted by start. PyTorch 1.x wrote steps as operators, so operators count
+/// where no annotation names a step.
+pub(crate) fn marked(timeline: &Timeline) -> Vec<Step> {
     let numbers = numbers(timeline);
     let step = |(name, time): (crate::timeline::NameId, TimeRange)| {
         Some(Step { number: numbers[name.0 as usize]?, time })
@@ -45,7 +80,8 @@ pub(crate) fn of(timeline: &Timeline) -> Vec<Step> {
 /// of several steps is left out, because it may have been cut off, unless it is to be included.
 pub(crate) fn analyzed(timeline: &Timeline, include_last: bool) -> (Vec<Step>, i64) {
     let mut steps = of(timeline);
-    let end_ns = if steps.len() > 1 && !include_last {
+    let is_last_cut = timeline.found.as_ref().is_none_or(|found| found.is_last_cut);
+    let end_ns = if steps.len() > 1 && is_last_cut && !include_last {
         steps.pop().map(|step| step.time.start_ns)
     } else {
         steps.last().map(|step| step.time.end_ns())
@@ -68,6 +104,9 @@ pub(crate) fn merged(timeline: &Timeline) -> Option<[&str; 2]> {
 
 /// The row of the thread that runs the steps.
 pub(crate) fn lane(timeline: &Timeline) -> Option<TrackId> {
+    if let Some(found) = &timeline.found {
+        return Some(found.lane);
+    }
     let numbers = numbers(timeline);
     let mut host = timeline.annotations.iter().filter(|annotation| !annotation.is_device);
     host.find(|a| numbers[a.name.0 as usize].is_some()).map(|annotation| annotation.lane)

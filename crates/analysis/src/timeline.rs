@@ -12,6 +12,7 @@ use foldhash::HashMap;
 use paceline_trace::Span;
 
 use crate::json::lossy;
+use crate::steps::Found;
 
 /// A range of time on a trace's clock, `[start_ns, start_ns + dur_ns)`.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -335,6 +336,8 @@ pub struct Timeline {
     pub memory: Vec<MemorySample>,
     /// Whether `memory` has sums of changes since the recording began, because the file gives no totals.
     pub has_summed_memory: bool,
+    /// The steps, if the program does not mark them, and they were found.
+    pub found: Option<Found>,
     /// How many events the analysis does not use, by category, or by phase (`ph C`) where they have no
     /// category.
     pub skipped: BTreeMap<String, u64>,

@@ -76,6 +76,150 @@ fn a_wait_for_the_device_is_no_work() {
     assert_eq!(times(Rules::Hta), [1_490.0, 390.0]);
 }
 
+/// A program that does not mark its steps of 10 ms. In each, the loader takes 1 ms, three kernels are launched, and optimizers step at
+/// 8 ms, and at 4 ms too if there are two. Step 2 is another 5 ms longer.
+fn unmarked(num_optimizers: u32, has_loader: bool) -> Timeline {
+    let mut of = timeline(0);
+    let mut begin = 0.0;
+    for step in 0..6 {
+        if has_loader {
+            of = of.span(
+                "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__",
+                begin,
+                begin + 1_000.0,
+            );
+        }
+        for at in [2.0, 3.0, 5.0] {
+            let call = begin + 1_000.0 * at;
+            of = of.launched("gemm", 7, call, call + 5.0, call + 10.0, call + 1_010.0);
+        }
+        for at in [8.0, 4.0].into_iter().take(num_optimizers as usize) {
+            let from = begin + 1_000.0 * at;
+            of = of.span("Optimizer.step#Adam.step", from, from + 500.0);
+        }
+        begin += if step == 2 { 15_000.0 } else { 10_000.0 };
+    }
+    of.find_steps(None);
+    of
+}
+
+#[test]
+fn steps_are_found_between_steps_of_the_optimizer_or_batches_of_the_loader() {
+    for (num_optimizers, has_loader, name) in [
+        (1, false, "Optimizer.step#Adam.step"),
+        (1, true, "Optimizer.step#Adam.step"),
+        (0, true, "enumerate"),
+        (2, true, "enumerate"),
+    ] {
+        let of = unmarked(num_optimizers, has_loader);
+        let found = of.found.as_ref().expect("steps");
+        assert!(found.words.contains(name), "{}", found.words);
+        assert!(
+            found.words.contains("5 of 5 steps have about the same number of launches (3)"),
+            "{}",
+            found.words
+        );
+        assert!(!found.words.contains("not sure"), "{}", found.words);
+        // The last one is whole: it ends where the next one would begin.
+        let rank = analyzed(&of, Rules::Steps);
+        assert_eq!(rank.steps.chosen.len(), 5);
+        assert_eq!(value(&rank, "total_kernel_time_us"), 15_000.0);
+        let Diagnosis { lengths_ms, step_ms, .. } = diagnosed(&of);
+        assert_eq!((lengths_ms.len(), step_ms), (5, Some(11.0)), "{lengths_ms:?}");
+        // HTA knows no such steps.
+        assert!(analyzed(&of, Rules::Hta).steps.chosen.is_empty());
+    }
+}
+
+#[test]
+fn steps_that_are_not_alike_are_not_sure_or_no_steps() {
+    let with = |counts: &[i64]| {
+        let mut of = timeline(0);
+        for (step, count) in counts.iter().enumerate() {
+            let begin = 1e4 * step as f64;
+            for at in 0..*count {
+                let call = begin + 100.0 * at as f64;
+                of = of.launched(
+                    &format!("gemm {step}"),
+                    7,
+                    call,
+                    call + 5.0,
+                    call + 10.0,
+                    call + 50.0,
+                );
+            }
+            of = of.span("Optimizer.step#SGD.step", begin + 9_000.0, begin + 9_100.0);
+        }
+        of.find_steps(None);
+        of.found.map(|found| found.words)
+    };
+    assert!(
+        with(&[9, 40, 40, 40, 40, 9])
+            .is_some_and(|words| words.contains("4 of 5") && words.contains("not sure"))
+    );
+    assert_eq!(with(&[40, 40, 10, 20, 30, 60, 7]), None);
+    // Two steps of the optimizer may be parts of one step.
+    assert_eq!(with(&[40, 40]), None);
+    // Nothing was launched, and there are no operators.
+    assert_eq!(with(&[0, 0, 0, 0]), None);
+}
+
+#[test]
+fn the_user_names_the_spans_that_are_steps() {
+    let mut of = timeline(0)
+        .span("iteration 10", 0, 100)
+        .span("iteration 11", 150, 250)
+        .span("iteration", 160, 170)
+        .span("iteration 12", 300, 400)
+        .span("iterations", 0, 400)
+        .kernel("gemm", 7, 120.0, 125.0)
+        .kernel("gemm", 7, 310.0, 315.0);
+    assert!(!of.find_steps(Some("epoch")) && !of.find_steps(None));
+    assert!(of.find_steps(Some("iteration")));
+    let rank = analyzed(&of, Rules::Steps);
+    // The last one may be cut off. What lies between two spans is of the first one.
+    assert_eq!((rank.steps.found, rank.steps.chosen.len()), (3, 2));
+    assert_eq!(value(&rank, "total_kernel_time_us"), 5.0);
+}
+
+/// Calls of a model with an embedding, layers and a head, with a pause between calls.
+fn inference(num_calls: u32, num_layers: u32) -> Timeline {
+    let (mut of, mut now) = (timeline(0), 0.0);
+    for _ in 0..num_calls {
+        let layers = (0..num_layers)
+            .flat_map(|_| ["norm", "qkv", "attention", "projection", "norm", "up", "down"]);
+        for name in ["embedding"].into_iter().chain(layers).chain(["head"]) {
+            of = of.launched(name, 7, now, now + 3.0, now + 8.0, now + 12.0);
+            now += 10.0;
+        }
+        now += 500.0;
+    }
+    of.find_steps(None);
+    of
+}
+
+#[test]
+fn calls_of_a_model_are_found_by_launches_that_repeat() {
+    let of = inference(6, 4);
+    let found = of.found.as_ref().expect("steps");
+    assert!(
+        found.words.contains("5 groups of about 30 launches, which are equal in 100 %."),
+        "{}",
+        found.words
+    );
+    // A call begins after the pause.
+    let starts: Vec<i64> = found.steps.iter().map(|step| step.time.start_ns / 1000).collect();
+    assert_eq!(starts, [0, 800, 1600, 2400, 3200]);
+    assert_eq!(value(&analyzed(&of, Rules::Steps), "total_kernel_time_us"), 5.0 * 30.0 * 4.0);
+    // The layers of one call repeat too, but are no steps. Nor are two calls.
+    assert_eq!(inference(1, 24).found, None);
+    assert_eq!(inference(2, 4).found, None);
+    // Traces of paceline mark their steps.
+    let mut own = inference(6, 4);
+    own.run_facts.insert("transport".into(), "shm".into());
+    assert!(!own.find_steps(None) && own.found.is_none());
+}
+
 /// A fixed sequence of numbers that look random.
 struct Numbers(u64);
 

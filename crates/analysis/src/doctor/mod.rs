@@ -182,7 +182,7 @@ fn unseen(timelines: &[Timeline]) -> Vec<String> {
         (
             |of| !steps::of(of).is_empty(),
             "No step is named, so work of the loop cannot be told from work that is done once, and nothing is advised: call \
-             prof.step() after each step.",
+             prof.step() after each step, or name a span of the program with --step.",
         ),
         (
             |of| !of.products.is_empty(),

@@ -29,7 +29,7 @@ mod temporal;
 mod work;
 
 pub use crate::stats::Summary;
-pub use crate::steps::Step;
+pub use crate::steps::{Found, Step};
 pub use analyze::{Analysis, RankAnalysis, analyze};
 pub use anatomy::{Anatomy, Part, StepAnatomy, StepLine};
 pub(crate) use checks::{LIMIT_NS, check_times};

@@ -1,8 +1,11 @@
 //! Notes for the readers of the figures. Each note is written once, with all ranks to which it applies.
 
-use super::Source;
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+
 use super::steps::Window;
 use super::work::Work;
+use super::{Rules, Source};
 
 /// The notes on the trace of a rank, in the order in which they are shown. The last one is that the graph of the critical path is
 /// circular.
@@ -23,30 +26,37 @@ const NOTES: [&str; 8] = [
     "There is no critical path, because work waits for itself: the times of host and device do not fit together.",
 ];
 
-/// Which of the notes apply to a rank.
-pub(super) type Applies = [bool; NOTES.len()];
+/// The notes that apply to a rank, each with its place among all of them.
+pub(super) type Applies = Vec<(usize, Cow<'static, str>)>;
 
 pub(super) fn of_rank(work: &Work, is_circular: bool) -> Applies {
     let steps = if work.window == Window(None) { Some(work.steps.found) } else { None };
-    [
-        work.source == Source::Operators && !work.timeline.lost_kernels(),
-        work.timeline.lost_kernels(),
+    let lost = work.timeline.lost_kernels();
+    let applies = [
+        work.source == Source::Operators && !lost,
+        lost,
         steps == Some(0),
         steps == Some(1),
         work.unlaunched,
         work.stray > 0,
         work.timeline.has_summed_memory,
         is_circular,
-    ]
+    ];
+    let notes = NOTES.into_iter().enumerate().filter(|(at, _)| applies[*at]);
+    let notes = notes.map(|(at, text)| (at, Cow::Borrowed(text)));
+    let found = work.timeline.found.as_ref().filter(|_| work.options.rules == Rules::Steps);
+    notes.chain(found.map(|found| (NOTES.len(), Cow::Owned(found.words.clone())))).collect()
 }
 
 /// The notes that apply to some of these ranks, each with its ranks.
 pub(super) fn sentences(ranks: &[(usize, Applies)]) -> Vec<String> {
-    let sentence = |(note, text): (usize, &str)| {
-        let with_note = ranks.iter().filter(|(_, applies)| applies[note]);
-        let numbers: Vec<String> = with_note.map(|(rank, _)| rank.to_string()).collect();
+    let mut notes: BTreeMap<&(usize, Cow<'_, str>), Vec<String>> = BTreeMap::new();
+    for (rank, applies) in ranks {
+        applies.iter().for_each(|note| notes.entry(note).or_default().push(rank.to_string()));
+    }
+    let sentence = |((_, text), numbers): (&(usize, Cow<'_, str>), Vec<String>)| {
         let ranks = if numbers.len() == 1 { "Rank" } else { "Ranks" };
-        (!numbers.is_empty()).then(|| format!("{ranks} {}: {text}", numbers.join(", ")))
+        format!("{ranks} {}: {text}", numbers.join(", "))
     };
-    NOTES.into_iter().enumerate().filter_map(sentence).collect()
+    notes.into_iter().map(sentence).collect()
 }

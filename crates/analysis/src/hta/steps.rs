@@ -48,7 +48,7 @@ pub(super) fn choose(timeline: &Timeline, options: &Options) -> (Steps, Window) 
 /// The same by HTA's rule. The window ends at the last start of a step, on the host or in the device's annotations of steps. Work
 /// before the first step counts, and everything if no step can be left out.
 fn choose_as_hta(timeline: &Timeline, options: &Options) -> (Steps, Window) {
-    let mut steps = steps::of(timeline);
+    let mut steps = steps::marked(timeline);
     for step in &mut steps {
         step.time = rounded(step.time, options.rules);
     }

@@ -65,6 +65,7 @@ fn named(path: &Path, mut timeline: Timeline) -> Result<Timeline, TraceError> {
     timeline.source = path.display().to_string();
     timeline.rank = timeline.rank.or_else(|| names::rank_of_path(path));
     timeline.host = names::host_of_path(path);
+    timeline.find_steps(None);
     Ok(timeline)
 }
 

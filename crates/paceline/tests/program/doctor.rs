@@ -139,6 +139,37 @@ fn runs_of_paceline_are_held_against_each_other_too() {
     assert!(!report["tables"]["diff"]["rows"].as_array().unwrap().is_empty());
 }
 
+/// The program does not call prof.step(): its own spans are steps, and without them the launches that repeat.
+#[test]
+fn steps_are_found_in_spans_and_in_launches() {
+    let sandbox = Sandbox::new();
+    let text = steps(180.0, false).to_string();
+    write(
+        &sandbox,
+        "spans",
+        &serde_json::from_str(&text.replace("ProfilerStep#", "batch ")).unwrap(),
+    );
+    let run = sandbox.run("analyze spans --step batch --output out").ok();
+    assert!(run.stdout.contains("6 of 7 steps (0 to 5)"), "{}", run.stdout);
+    assert!(run.stdout.contains("Steps are the 7 spans \"batch\""), "{}", run.stdout);
+    assert!(run.line("advice: The device waits for launches").contains("of 5.49 ms per step"));
+    // Without the flag, groups of 30 equal launches cannot be told from one another.
+    let run = sandbox.run("analyze spans --output none").ok();
+    assert!(
+        run.stdout.contains("names no steps") && run.stdout.contains("--step"),
+        "{}",
+        run.stdout
+    );
+    for (args, words) in [
+        ("analyze spans --step bath --output bad", ["--step bath", "no spans of that name"]),
+        ("analyze spans --step batch --hta --output bad", ["--step", "--hta"]),
+        ("analyze spans --against spans --step bath --output bad", ["--step bath", "no spans"]),
+    ] {
+        sandbox.run(args).ended_with(2, &words);
+        assert!(!sandbox.path("bad").exists(), "{args}");
+    }
+}
+
 #[test]
 fn bad_input_is_refused_before_anything_is_written() {
     let sandbox = Sandbox::new();

@@ -9,7 +9,7 @@ use crate::report::{Body, Panel, Section};
 use crate::table::{Columns, Table};
 use crate::timeline::TimeRange;
 
-const NO_STEPS: &str = "No trace names its steps (ProfilerStep#N).";
+const NO_STEPS: &str = "No trace has steps.";
 /// The most steps per rank that have a row of their own.
 const STEPS: usize = 100;
 /// The most ranks whose steps are drawn.

@@ -39,7 +39,8 @@ pub(super) fn against(args: &AnalyzeArgs, places: &[PathBuf], after: &Path) -> R
     let mut notes = Vec::new();
     let options = args.options();
     let [before, then] = [places.to_vec(), vec![after.to_owned()]];
-    let (before, then) = (timelines(&before, &mut notes)?, timelines(&then, &mut notes)?);
+    let (before, then) =
+        (timelines(args, &before, &mut notes)?, timelines(args, &then, &mut notes)?);
     let diff = hta::diff(&before, &then, &args.steps, &options)?;
     let [was, is] = [&before, &then].map(|of| doctor::diagnosis(of, &options));
     let about = Report {
@@ -81,11 +82,15 @@ fn is_own(timelines: &[Timeline]) -> bool {
 }
 
 /// The traces of all ranks, of the latest time that the run was profiled.
-fn timelines(places: &[PathBuf], notes: &mut Vec<Note>) -> Result<Vec<Timeline>> {
+fn timelines(
+    args: &AnalyzeArgs,
+    places: &[PathBuf],
+    notes: &mut Vec<Note>,
+) -> Result<Vec<Timeline>> {
     let windows = read::find(places, Select::Latest)?;
     notes.extend(windows.iter().filter_map(left_out));
     let files = windows.first().map_or(&[][..], |window| &window.files);
-    Ok(read::open_all(files, read::open_beginning)?)
+    args.open_all(files)
 }
 
 /// The console output: the answer first, which is the first note.

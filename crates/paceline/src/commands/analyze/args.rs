@@ -4,7 +4,11 @@ use std::path::PathBuf;
 
 use clap::{Args, ValueEnum};
 use paceline_analysis::hta::{Kind, Options, Rules, StepChoice};
+use paceline_analysis::read::{self, TraceFile};
+use paceline_analysis::timeline::Timeline;
 use paceline_collectives::Link;
+use paceline_failure::{Failure, Result};
+use paceline_files::printable;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -35,6 +39,9 @@ pub struct AnalyzeArgs {
     /// Look at the last step too, which may have been cut off
     #[arg(long)]
     pub include_last_step: bool,
+    /// The name of the spans that are steps, in a program that does not call prof.step()
+    #[arg(long, value_name = "NAME", conflicts_with = "hta")]
+    pub step: Option<String>,
     /// Choose the work that counts by the rules of Holistic Trace Analysis (HTA), to compare figures with it
     #[arg(long)]
     pub hta: bool,
@@ -61,6 +68,21 @@ pub struct AnalyzeArgs {
 }
 
 impl AnalyzeArgs {
+    /// Reads the traces, and finds their steps.
+    pub(super) fn open_all(&self, files: &[TraceFile]) -> Result<Vec<Timeline>> {
+        let mut timelines = read::open_all(files, read::open_beginning)?;
+        let Some(name) = &self.step else { return Ok(timelines) };
+        for timeline in &mut timelines {
+            if !timeline.find_steps(Some(name)) {
+                return Err(Failure::Usage(format!(
+                    "--step {name}: {} has no spans of that name; name a span of record_function",
+                    printable(&timeline.source)
+                )));
+            }
+        }
+        Ok(timelines)
+    }
+
     /// The options of the analysis.
     pub(super) fn options(&self) -> Options {
         let kind = match self.kind {
@@ -95,7 +117,7 @@ pub enum KindName {
     Sharding,
 }
 
-fn steps(word: &str) -> Result<StepChoice, String> {
+fn steps(word: &str) -> std::result::Result<StepChoice, String> {
     match word {
         "first" => Ok(StepChoice::First),
         "all" => Ok(StepChoice::All),

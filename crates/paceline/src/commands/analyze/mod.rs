@@ -108,7 +108,7 @@ fn window_report(args: &AnalyzeArgs, window: &Window, folder: &Path) -> Result<(
             read::at_a_time(window.files.len())
         ));
     }
-    let timelines = read::open_all(&window.files, read::open_beginning)?;
+    let timelines = args.open_all(&window.files)?;
     let options = args.options();
     let analysis = hta::analyze(&timelines, &options)?;
     let across = (timelines.len() > 1).then(|| across_ranks(&timelines, &options));
