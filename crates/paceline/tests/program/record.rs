@@ -169,6 +169,11 @@ fn the_end_says_why_nothing_was_recorded() {
         ),
         (
             &[],
+            "import torch; torch.profiler.supported_activities = None; torch.train(40)",
+            "TypeError: 'NoneType' object is not callable",
+        ),
+        (
+            &[],
             "import os; os.mkdir('traces'); open('traces/rank_0', 'w'); import torch; torch.train(40)",
             "FileExistsError",
         ),
@@ -287,6 +292,11 @@ fn a_crash_or_a_signal_keeps_its_exit_code_and_the_traces() {
         .prints(&["Report: "]);
     let run = record(&sandbox, "", "import os, torch; torch.train(30); os.kill(os.getpid(), 9)");
     run.ended_with(137, &[]).prints(&["Recorded 5 steps"]);
+    // A program may clear the folder of temporary files.
+    let clears = "import os, sys, shutil; tmp = os.environ['TMPDIR']\nshutil.rmtree(f'{tmp}/{os.listdir(tmp)[0]}')\n\
+                  import torch; torch.train(40); sys.exit(7)";
+    let run = record(&sandbox, "", clears);
+    run.ended_with(7, &["warning: cannot read the notes in"]);
     for (sent, code) in [(Signal::INT, 130), (Signal::TERM, 7)] {
         let code_of = "import signal, sys, torch, os\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n\
                        torch.train(10**6, lambda at: at == 30 and open('ready', 'w'))";
@@ -317,11 +327,13 @@ fn what_is_in_the_way_is_refused_before_the_program_starts() {
         Run::of(command).refused(&[words]);
     }
     assert_eq!(sandbox.contents(), before);
-    // Names with control characters and blanks are shown, not obeyed.
-    let mut command = command(&sandbox, "", &[], TRAIN);
-    command.current_dir(sandbox.path("full")).env("TMPDIR", sandbox.path("tmp"));
-    let run = Run::of(command).ok();
-    assert!(!run.stdout.contains('\u{1b}'), "{run:#?}");
+    // A name that commands the terminal is shown, not obeyed.
+    let command = command(&sandbox, "", &[], TRAIN);
+    let words = ["record", "--output", "a\u{1b}[2J b", "--", "python3", "-c", TRAIN];
+    let mut hostile = sandbox.paceline();
+    hostile.args(words).envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
+    let run = Run::of(hostile).ok();
+    assert!(!run.stdout.contains('\u{1b}') && run.stdout.contains("Recorded 5"), "{run:#?}");
 }
 
 #[test]

@@ -53,15 +53,20 @@ pub fn record(args: &RecordArgs) -> Result<u8> {
     let ended = program::run(
         Command::new(&args.command[0]).args(&args.command[1..]).env(PATHS, hook.paths()),
     )?;
-    let notes = Notes::read(&hook.folder)?;
     // The program may have left its last line open.
     say("");
+    report(args, output, &hook).unwrap_or_else(|failure| warn(&failure.to_string()));
+    Ok(ended)
+}
+
+/// Says what came of the recording, and analyzes the traces.
+fn report(args: &RecordArgs, output: PathBuf, hook: &Hook) -> Result<()> {
+    let notes = Notes::read(&hook.folder)?;
     notes.say(args, &output);
     if notes.has_traces() {
-        let of_output = AnalyzeArgs { dir: Some(output), ..AnalyzeArgs::default() };
-        analyze(&of_output).map(drop).unwrap_or_else(|failure| warn(&failure.to_string()));
+        analyze(&AnalyzeArgs { dir: Some(output), ..AnalyzeArgs::default() })?;
     }
-    Ok(ended)
+    Ok(())
 }
 
 /// The folder of the traces: the one that the user names, otherwise the first free one.

@@ -138,7 +138,7 @@ impl Process {
     fn problem_in_words(&self) -> String {
         match self.problem.as_str() {
             "other" => "the program's own profiler was running, and PyTorch has one at a time; switch it off".into(),
-            "old" => format!("PyTorch {} lacks what this needs; install 2.2 or newer", self.torch),
+            "old" => format!("PyTorch {} lacks what this needs; install 2.0 or newer", self.torch),
             "interrupted" => "the program's own profiler began during the recording, and went first; switch it off, or pass \
                               another --after"
                 .into(),

@@ -17,7 +17,7 @@ reaches the program. This file does not know how traces are read.
 import os
 import sys
 
-# How long a rank that has recorded waits for the others, and how long the program may then take to end.
+# How long a rank that has recorded waits for the others before it ends, and the end of a process for its recording.
 LIMIT_S = 60
 # How often the program's own profiler may interrupt the recording before it is given up.
 MAX_INTERRUPTIONS = 3
@@ -145,7 +145,7 @@ class Recorder:
         """The hook after each optimizer step. It is called within the step's span, in which no step of a trace may end."""
         self.do_pending()
         if self.is_over:
-            return
+            return self.unfollow()
         try:
             made = self.made[optimizer] = self.made.get(optimizer, 0) + 1
             if self.profiler is None:
@@ -204,7 +204,7 @@ class Recorder:
                     self.unfollow()
 
         def unfollow():
-            span_kind.__enter__, span_kind.__exit__ = enter, leave
+            span_kind.__enter__, span_kind.__exit__, self.unfollow = enter, leave, lambda: None
 
         span_kind.__enter__, span_kind.__exit__, self.unfollow = enter_span, exit_span, unfollow
 
@@ -261,6 +261,8 @@ class Recorder:
             pass
 
     def begin_seconds(self):
+        if self.leaving.is_set():
+            return
         try:
             config = self.torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
         except TypeError:
@@ -385,8 +387,13 @@ class Recorder:
         return True
 
     def give_up(self, error):
-        self.profiler, self.is_over = None, True
         self.note(problem="error", text="%s: %s" % (type(error).__name__, error))
+        self.is_kept = False
+        try:
+            self.finish()
+        except Exception:
+            pass  # It has ended, or had not begun.
+        self.is_over = True
 
     def leave(self):
         """The end of the process: a recording that has begun is written."""
@@ -409,10 +416,6 @@ class Recorder:
             time.sleep(0.02)
         if threading.current_thread() is not threading.main_thread():
             return self.note(problem="thread")
-        # A program that catches the exit, or waits for other processes, must not hang.
-        watch = threading.Timer(LIMIT_S, os._exit, [0])
-        watch.daemon = True
-        watch.start()
         sys.exit(0)
 
     def have_all_written(self):

@@ -9,7 +9,7 @@ import sys
 
 _folder = os.path.dirname(os.path.abspath(__file__))
 try:
-    if sys.version_info >= (3, 8):
+    if sys.version_info >= (3, 7):
         import paceline_record
 
         paceline_record.start_from(_folder)
