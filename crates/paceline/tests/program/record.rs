@@ -188,6 +188,7 @@ fn the_end_says_why_nothing_was_recorded() {
             "{code}: {run:#?}"
         );
         assert!(!run.stdout.contains("Report"), "{run:#?}");
+        assert!(!folder.contents().iter().any(|path| path.contains(".part")), "{run:#?}");
     }
 }
 

@@ -8,9 +8,9 @@ use paceline_failure::numbers;
 
 const EXAMPLES: &str = "\
 Examples:
-  paceline record -- torchrun --nproc-per-node 2 train.py      5 steps after 20, then advice
-  paceline record --after 200 --stop -- python train.py        and the program ends there
-  paceline record --after 60 --seconds 2 -- python serve.py    2 s of a program without an optimizer
+  paceline record -- torchrun --nproc-per-node 2 train.py
+  paceline record --after 200 --stop -- python train.py        and no further
+  paceline record --after 60 --seconds 2 -- python serve.py    no optimizer
 ";
 
 /// Flags of `paceline record`.

@@ -333,9 +333,10 @@ class Recorder:
                 if not file.read().rstrip().endswith(b"}"):
                     raise OSError("the trace was cut off; is the disk full?")
             os.rename(part, path)
-        except BaseException:
-            os.unlink(part)
-            raise
+        finally:
+            for left in (part, part + ".tmp"):  # the second by PyTorch, if the disk is full
+                if os.path.exists(left):
+                    os.unlink(left)
         recorded = min(profiler.step_num - self.warmup, self.steps) if self.seconds is None else ended - self.begun
         self.note(trace=path, rank=rank, recorded=recorded)
 

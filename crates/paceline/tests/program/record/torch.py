@@ -129,9 +129,10 @@ class Profile:
         self.end()
 
     def export_chrome_trace(self, path):
-        text = json.dumps({"traceEvents": self.inner.events})
-        with open(path, "w") as file:
-            file.write(text if os.environ.get("DISK") != "full" else text[: len(text) // 2])
+        with open(path + ".tmp", "w") as file:
+            json.dump({"traceEvents": self.inner.events}, file)
+        if os.environ.get("DISK") != "full":
+            os.rename(path + ".tmp", path)
 
 
 optim.SGD = SGD
