@@ -271,6 +271,25 @@ fn every_rank_is_recorded_and_stop_ends_them() {
 }
 
 #[test]
+fn hosts_record_into_one_folder() {
+    let Some(sandbox) = sandbox() else { return };
+    // Ranks that train together begin once all hosts have started, and are there when the first one ends.
+    let code = "import glob, os, time, torch\nopen('ready' + os.environ['RANK'], 'w')\n\
+                def wait(pattern):\n    for _ in range(10**4):\n        if len(glob.glob(pattern)) < 2: time.sleep(0.01)\n\
+                wait('ready*'); torch.train(40); wait('shared/rank_*/*.json')";
+    let start = |rank: &str| {
+        let mut command = command(&sandbox, "--output shared", &[], code);
+        command.env("RANK", rank);
+        Running::start(command)
+    };
+    let hosts = ["0", "1"].map(start);
+    for host in hosts {
+        let run = host.end().ok();
+        run.prints(&["Recorded 5 steps of 1 rank", "2 ranks · 5 of 6 steps (1 to 5)"]);
+    }
+}
+
+#[test]
 fn a_time_is_recorded_without_an_optimizer() {
     let Some(sandbox) = sandbox() else { return };
     let code = "import torch, time\nend = time.time() + 2\n\
