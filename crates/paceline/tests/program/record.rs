@@ -145,8 +145,8 @@ fn the_end_says_why_nothing_was_recorded() {
     let Some(sandbox) = sandbox() else { return };
     let own = "def own(at):\n    global p\n    if at == 3: p = torch.autograd.profiler.profile().__enter__()\n";
     for (python, code, words) in [
-        (&["-S"][..], TRAIN, "no Python came by the hook. python -S, -E and -I"),
-        (&["-I"], "print(1)", "no Python came by the hook"),
+        (&["-S"][..], TRAIN, "has started with the recorder. python -S, -E and -I"),
+        (&["-I"], "print(1)", "no Python has started with the recorder"),
         (&["-E"], "print(1)", "paceline record --print-hook"),
         (&[], "print(1)", "has not imported PyTorch"),
         (&[], "import torch", "made no optimizer step; --seconds"),
@@ -155,6 +155,7 @@ fn the_end_says_why_nothing_was_recorded() {
             "import torch; torch.train(12)",
             "made 12 optimizer steps, and --after 20 waits for more; pass --after 6",
         ),
+        (&[], "import torch; torch.train(20)", "made 20 optimizer steps, and --after 20 waits"),
         (
             &[],
             "import torch; torch.train(4)",

@@ -97,9 +97,9 @@ impl Notes {
 
     fn why_nothing(&self, args: &RecordArgs) -> String {
         if !self.has_python {
-            return "no Python came by the hook. python -S, -E and -I leave PYTHONPATH out, and so may sudo, ssh and \
-                    containers. The program can start the recording itself: paceline record --print-hook > \
-                    paceline_record.py, and in the program: import paceline_record; paceline_record.start()"
+            return "no Python has started with the recorder. python -S, -E and -I switch it off, and sudo, ssh and \
+                    containers may. The program can start it itself: paceline record --print-hook > paceline_record.py, \
+                    and in the program: import paceline_record; paceline_record.start()"
                 .into();
         }
         if self.processes.is_empty() {
@@ -110,7 +110,8 @@ impl Notes {
         }
         if args.seconds.is_some() {
             return format!(
-                "the program ended within {} s after it imported PyTorch; pass a smaller --after",
+                "the program ended within {} s after it imported PyTorch, or its main thread ran no line of Python; pass a \
+                 smaller --after",
                 args.after
             );
         }

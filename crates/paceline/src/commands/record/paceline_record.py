@@ -174,6 +174,7 @@ class Recorder:
     def while_recording(self, optimizer, made):
         num_steps = self.warmup + self.steps + 1
         if optimizer is self.counted():
+            self.most += 1
             self.pending = self.profiler.step if made < num_steps else self.finish_steps
         elif made > num_steps + 2:
             self.pending = self.finish  # The counted optimizer has made its last step.
@@ -316,9 +317,11 @@ class Recorder:
         import socket
         import time
 
-        if not self.is_kept:
+        recorded = time.monotonic() - self.begun
+        if self.seconds is None:
+            recorded = min(profiler.step_num - self.warmup, self.steps)
+        if not self.is_kept or recorded == 0:
             return
-        ended = time.monotonic()
         rank = self.rank()
         folder = os.path.join(self.output, "rank_%d" % rank)
         os.makedirs(folder, exist_ok=True)
@@ -337,7 +340,6 @@ class Recorder:
             for left in (part, part + ".tmp"):  # the second by PyTorch, if the disk is full
                 if os.path.exists(left):
                     os.unlink(left)
-        recorded = min(profiler.step_num - self.warmup, self.steps) if self.seconds is None else ended - self.begun
         self.note(trace=path, rank=rank, recorded=recorded)
 
     def rank(self):
