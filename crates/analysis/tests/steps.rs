@@ -62,6 +62,40 @@ fn a_single_step_has_the_work_that_it_launched() {
 }
 
 #[test]
+fn a_stream_that_is_free_does_not_hide_that_another_one_is_busy() {
+    let of = timeline(0)
+        .step(0, 0, 2_000)
+        .step(1, 2_000, 4_000)
+        .launched("Memcpy HtoD (Pinned -> Device)", 22, 10.0, 15.0, 20.0, 30.0)
+        // Launched before the recording, and begun after the copy.
+        .stray("gemm", 7, 100, 900)
+        .launched("gemm", 7, 50.0, 55.0, 901.0, 2_800.0)
+        .launched("gemm", 7, 2_050.0, 2_055.0, 2_801.0, 4_700.0);
+    let with_last = Options { include_last_step: true, ..Options::default() };
+    assert_eq!(diagnosis(&[of], &with_last).lengths_ms, [1.9, 1.9]);
+}
+
+/// The profiler lets the device end its work before it records. From then on, the device does 9 ms of each step behind the host.
+#[test]
+fn a_device_that_has_nothing_to_do_at_first_makes_no_step_longer() {
+    let of = (0..4).fold(timeline(0), |of, step| {
+        let (host, device) = (5e3 * step as f64, 3_010.0 + 9e3 * step as f64);
+        of.step(step, host, host + 5_000.0).launched(
+            "gemm",
+            7,
+            host + 3_000.0,
+            host + 3_005.0,
+            device,
+            device + 9_000.0,
+        )
+    });
+    assert_eq!(diagnosed(&of).lengths_ms, [9.0; 3]);
+    // A single step is as long as it was.
+    let one = timeline(0).step(0, 0, 5_000).launched("gemm", 7, 3e3, 3_005.0, 3_010.0, 12_010.0);
+    assert_eq!(diagnosed(&one).lengths_ms, [12.01]);
+}
+
+#[test]
 fn a_wait_for_the_device_is_no_work() {
     let of = timeline(0)
         .launched("gemm", 7, 0.0, 5.0, 10.0, 110.0)
@@ -214,6 +248,31 @@ fn calls_of_a_model_are_found_by_launches_that_repeat() {
     // The layers of one call repeat too, but are no steps. Nor are two calls.
     assert_eq!(inference(1, 24).found, None);
     assert_eq!(inference(2, 4).found, None);
+    // With kernels that are in no call, such as a warm-up, results that each call copies to the host tell calls from layers.
+    let with_warm_up = |copies: bool| {
+        let mut of = inference(0, 0).kernel("warm-up", 7, -100.0, -90.0);
+        for call in 0..5 {
+            let begin = 1e3 * call as f64;
+            for (at, name) in
+                ["qkv", "attention", "projection", "up", "down"].into_iter().enumerate()
+            {
+                let from = begin + 20.0 * at as f64;
+                of = of.launched(name, 7, from, from + 3.0, from + 8.0, from + 12.0);
+            }
+            if copies {
+                of = of.copy(
+                    "Memcpy DtoH (Device -> Pageable)",
+                    begin + 200.0,
+                    begin + 210.0,
+                    8,
+                    1.0,
+                );
+            }
+        }
+        of.find_steps(None);
+        of.found.map(|found| found.steps.len())
+    };
+    assert_eq!([true, false].map(with_warm_up), [Some(4), None]);
     // Traces of paceline mark their steps.
     let mut own = inference(6, 4);
     own.run_facts.insert("transport".into(), "shm".into());

@@ -38,8 +38,16 @@ impl Recorded<'_> {
         let is_held_up = |work: &Work| work.before.is_some() || work.after != [None, None];
         let late = self.first_works(0).filter(|work| self.is_late(work) && !is_held_up(work));
         // What holds up a stream within the step comes later.
-        let done_ns = late.map(|work| work.time.start_ns - pause(work.stream)).min();
-        done_ns.map_or(begin_ns, |done_ns| begin_ns.max(done_ns))
+        let hidden_ns = late.map(|work| work.time.start_ns - pause(work.stream)).min();
+        hidden_ns.or_else(|| self.as_after_first(done_ns?)).map_or(begin_ns, |ns| begin_ns.max(ns))
+    }
+
+    /// A profiler lets the device end its work before it records. Then the host prepares the first work while the device has nothing
+    /// to do, which it had if the device lags behind the next step: at most as much as that lag, until the first work begins.
+    fn as_after_first(&self, done_ns: i64) -> Option<i64> {
+        let lag_ns = done_ns - self.steps.get(1)?.start_ns;
+        let first_ns = self.works.iter().map(|work| work.time.start_ns).min()?;
+        Some(first_ns.min(self.window().0 + lag_ns))
     }
 
     /// The first work of a step on each of its streams.
@@ -63,13 +71,18 @@ impl Recorded<'_> {
     fn earlier(&self) -> Option<i64> {
         let timeline = self.timeline;
         let calls = launched(timeline);
-        let first_ns = self.works.iter().map(|work| work.time.start_ns).min()?;
+        let mut first: HashMap<i64, i64> = HashMap::default();
+        for work in &self.works {
+            let first_ns = first.entry(work.stream).or_insert(i64::MAX);
+            *first_ns = work.time.start_ns.min(*first_ns);
+        }
+        let first_ns = first.values().copied().min()?;
         let is_earlier = |kernel: &&Kernel| {
             let call = kernel.correlation.and_then(|number| calls.get(&number));
             kernel.work != DeviceWork::Sync
                 && match call {
                     Some(call) => timeline.launches[*call as usize].time.start_ns < self.window().0,
-                    None => kernel.time.start_ns < first_ns,
+                    None => kernel.time.start_ns < *first.get(&kernel.stream).unwrap_or(&first_ns),
                 }
         };
         timeline.kernels.iter().filter(is_earlier).map(|kernel| kernel.time.end_ns()).max()

@@ -429,9 +429,9 @@ fn the_replay_of_the_recording_is_the_recording() {
         let timeline = steps(0, fault, 1.0);
         let recorded = super::Recorded::of(&timeline, 0, &Options::default()).unwrap();
         let sum: f64 = recorded.lengths_ms(&recorded.as_recorded()).iter().sum();
-        let (first, last) = (recorded.steps[0], recorded.steps[recorded.steps.len() - 1]);
+        let last = recorded.steps[recorded.steps.len() - 1];
         let ends = recorded.works.iter().map(|work| work.time.end_ns()).chain([last.end_ns()]);
-        let whole = (ends.max().unwrap() - first.start_ns) as f64 / 1e6;
+        let whole = (ends.max().unwrap() - recorded.marks.done_ns) as f64 / 1e6;
         assert!((sum - whole).abs() < 1e-6, "{sum} {whole}");
     }
 }

@@ -64,7 +64,8 @@ fn of_rank(rank: usize, timeline: &Timeline, options: &Options) -> Result<Analyz
             && let Some((kind, count)) = timeline.skipped.iter().max_by_key(|of| of.1)
         {
             return TraceError::Unfit(format!(
-                "{}: no event of PyTorch's profiler, but {count} of kind \"{kind}\": it is a trace of another program",
+                "{}: no event of PyTorch's profiler, but {count} of kind \"{kind}\": it is a trace of another program, \
+                 or of PyTorch before 1.8",
                 timeline.source
             ));
         }

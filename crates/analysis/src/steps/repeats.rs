@@ -1,7 +1,8 @@
 //! Steps of a program that leaves no spans, such as inference: groups of launches that repeat.
 //!
-//! A timeline goes in. A [`Found`] comes out. Layers repeat too, within a step. What tells steps from layers is that nothing else is
-//! in the trace: a pass over layers also has kernels before the first layer or after the last one that no layer has.
+//! A timeline goes in. A [`Found`] comes out. Layers repeat too, within a step. Two signs tell steps from layers. Each step copies to
+//! or from the host, and no layer does. Or nothing else is in the trace: a pass over layers also has kernels before the first layer or
+//! after the last one that no layer has.
 
 use std::collections::HashSet;
 
@@ -23,13 +24,22 @@ const TRIED: usize = 8;
 const LIKE: f64 = 0.9;
 const SURE: f64 = 0.98;
 
+/// The kind of a launch.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Kind {
+    Kernel,
+    /// A copy to or from the host.
+    Exchange,
+    Other,
+}
+
 /// A launch of work.
 struct Launch {
     at_ns: i64,
     /// The host's time since the launch before it.
     pause_ns: i64,
     name: NameId,
-    is_kernel: bool,
+    work: Kind,
     lane: TrackId,
 }
 
@@ -49,7 +59,7 @@ pub(super) fn of(timeline: &Timeline) -> Option<Found> {
     let group = same.filter_map(|of| {
         let even = of.iter().take(TRIED).map(|of| of.1.as_slice()).filter(|of| is_even(of));
         // A step begins where the host pauses: the program is between two calls of the model.
-        even.filter(|of| is_all(&all, of)).max_by_key(|of| pause_ns(of))
+        even.filter(|of| exchanges(&all, of) || is_all(&all, of)).max_by_key(|of| pause_ns(of))
     });
     let (begins, likeness) =
         group.map(|of| (of, likeness(&all, of))).find(|(_, likeness)| *likeness >= LIKE)?;
@@ -71,9 +81,15 @@ fn launches(timeline: &Timeline) -> Vec<Launch> {
     let calls = launched(timeline);
     let of_kernel = |kernel: &crate::timeline::Kernel| {
         let call = &timeline.launches[*calls.get(&kernel.correlation?)? as usize];
-        let is_kernel = kernel.work == DeviceWork::Kernel;
+        let is_exchange =
+            |name: &str| ["Memcpy DtoH", "Memcpy HtoD"].iter().any(|of| name.starts_with(of));
+        let work = match kernel.work {
+            DeviceWork::Kernel => Kind::Kernel,
+            DeviceWork::Copy if is_exchange(timeline.names.text(kernel.name)) => Kind::Exchange,
+            _ => Kind::Other,
+        };
         let (at_ns, name, lane) = (call.time.start_ns, kernel.name, call.lane);
-        let launch = Launch { at_ns, pause_ns: 0, name, is_kernel, lane };
+        let launch = Launch { at_ns, pause_ns: 0, name, work, lane };
         (kernel.work != DeviceWork::Sync).then_some(launch)
     };
     let mut all: Vec<Launch> = timeline.kernels.iter().filter_map(of_kernel).collect();
@@ -91,12 +107,17 @@ fn is_even(places: &[usize]) -> bool {
     usual >= LEAST_LAUNCHES as i64 && apart().all(|of| (of - usual).abs() <= usual / ALIKE as i64)
 }
 
+/// Whether each group copies to or from the host.
+fn exchanges(all: &[Launch], begins: &[usize]) -> bool {
+    begins.windows(2).all(|of| all[of[0]..of[1]].iter().any(|launch| launch.work == Kind::Exchange))
+}
+
 /// Whether all kernels before the first group and after the last one are of the groups, too.
 fn is_all(all: &[Launch], begins: &[usize]) -> bool {
     let (first, last) = (begins[0], begins[begins.len() - 1]);
     let inside: HashSet<NameId> = all[first..last].iter().map(|launch| launch.name).collect();
     let outside = all[..first].iter().chain(&all[last..]);
-    outside.filter(|launch| launch.is_kernel).all(|launch| inside.contains(&launch.name))
+    outside.filter(|launch| launch.work == Kind::Kernel).all(|launch| inside.contains(&launch.name))
 }
 
 /// The part of the launches that are the same as those at their place in the group before.

@@ -189,6 +189,11 @@ fn what_is_missing_is_said() {
     let events = without["traceEvents"].as_array_mut().unwrap();
     events.retain(|event| !event["name"].as_str().unwrap().starts_with("ProfilerStep"));
     sandbox.write("steps.pt.trace.json", without.to_string().as_bytes());
+    let run = sandbox.run("analyze --trace-files steps.pt.trace.json --output found").ok();
+    assert!(run.stdout.contains("prof.step() marks no steps. They are taken from"), "{run:#?}");
+    // Traces of paceline mark their steps, so none are looked for.
+    without["paceline"] = serde_json::json!({"transport": "shm"});
+    sandbox.write("steps.pt.trace.json", without.to_string().as_bytes());
     let run = sandbox.run("analyze --trace-files steps.pt.trace.json --output steps").ok();
     assert!(run.stdout.contains("names no steps"), "{run:#?}");
     assert!(run.stdout.contains("no steps"), "{run:#?}");

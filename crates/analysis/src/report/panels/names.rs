@@ -18,7 +18,9 @@ pub(super) fn are_emulated(timelines: &[Timeline]) -> bool {
 pub(super) fn are_of_cpu(timelines: &[Timeline]) -> bool {
     timelines.iter().any(|timeline| timeline.run_facts.contains_key("lanes"))
         || timelines.iter().any(|timeline| !timeline.operators.is_empty())
-            && !timelines.iter().any(|of| of.has_device_work() || of.lost_kernels())
+            && !timelines
+                .iter()
+                .any(|of| of.has_device_work() || !of.devices.is_empty() || of.lost_kernels())
 }
 
 /// The name for people.
