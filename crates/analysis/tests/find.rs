@@ -374,13 +374,14 @@ fn files_of_other_programs_are_named() {
         ("k.csv", b"Name,Calls", "rocprof"),
         ("l.json", nodes.as_bytes(), "an execution trace of PyTorch or Chakra"),
         ("m.json", br#"{"rocprofiler-sdk-tool": [{}]}"#, "rocprofv3"),
-        ("n.json", br#"{"model": {"name": "x"}}"#, "has \"model\", and no \"traceEvents\""),
+        ("n.json", br#"{"mod\u001b[2Jel": {"name": "x"}}"#, "el\", and no \"traceEvents\""),
     ];
     for (name, bytes, words) in cases {
         let path = put(dir.path(), name, bytes);
         let error =
             header(&path).err().or_else(|| open(&path).err()).expect("no trace").to_string();
         assert!(error.contains(name) && error.contains(words), "{error}");
+        assert!(!error.contains('\x1b'), "{error}");
     }
     // A folder without traces says what lies there.
     let only = folder();

@@ -21,6 +21,7 @@ use crate::TraceError;
 use crate::read::on_all_cores;
 use crate::table::Column;
 use crate::timeline::Timeline;
+use paceline_files::printable;
 
 /// The figures of a run.
 #[derive(Clone, Debug)]
@@ -66,7 +67,8 @@ fn of_rank(rank: usize, timeline: &Timeline, options: &Options) -> Result<Analyz
             return TraceError::Unfit(format!(
                 "{}: no event of PyTorch's profiler, but {count} of kind \"{kind}\": it is a trace of another program, \
                  or of PyTorch before 1.8",
-                timeline.source
+                timeline.source,
+                kind = printable(kind)
             ));
         }
         TraceError::Unfit(format!(

@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 
 use flate2::bufread::MultiGzDecoder;
-use paceline_files::Printable;
+use paceline_files::{Printable, printable};
 use paceline_trace::{STACK_BYTES, thread_builder};
 use rayon::prelude::*;
 
@@ -57,6 +57,7 @@ fn named(path: &Path, mut timeline: Timeline) -> Result<Timeline, TraceError> {
         return Err(TraceError::Unfit(format!("{file} {what}")));
     }
     if let Some([first, second]) = steps::merged(&timeline) {
+        let [first, second] = [first, second].map(printable);
         return Err(TraceError::Unfit(format!(
             "{file} has the same steps in process {first} and in process {second}: traces of several ranks, merged into one \
              file; pass the ranks' own files"

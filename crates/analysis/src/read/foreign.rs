@@ -5,6 +5,8 @@
 use std::io::Read;
 use std::path::Path;
 
+use paceline_files::printable;
+
 use super::file::with_json;
 use crate::json::{JsonError, Pull, lossy};
 
@@ -59,7 +61,7 @@ const START_BYTES: u64 = 512;
 const MOST_KEYS: usize = 64;
 const NAMED_KEYS: usize = 4;
 
-/// What a file is that cannot be read as JSON; `None` if nothing says so.
+/// The kind of a file that cannot be read as JSON; `None` if nothing says it.
 pub(super) fn of_bytes(path: &Path) -> Option<String> {
     let mut start = Vec::new();
     paceline_files::open(path).ok()?.take(START_BYTES).read_to_end(&mut start).ok()?;
@@ -74,7 +76,7 @@ pub(super) fn of_bytes(path: &Path) -> Option<String> {
     Some(format!("is {what}: {remedy}"))
 }
 
-/// What a JSON file without events is; `None` if it has a list of events, or nothing at all.
+/// The kind of a JSON file without events; `None` if it has a list of events, or nothing at all.
 pub(super) fn of_keys(path: &Path) -> Option<String> {
     let keys = with_json(path, |input| keys(&mut Pull::new(input))).ok()??;
     if keys.is_empty() || keys.iter().any(|key| key == "traceEvents") {
@@ -84,7 +86,7 @@ pub(super) fn of_keys(path: &Path) -> Option<String> {
     if let Some((_, what, remedy)) = known {
         return Some(format!("is {what}: {remedy}"));
     }
-    let named = keys.iter().take(NAMED_KEYS).map(|key| format!("\"{key}\""));
+    let named = keys.iter().take(NAMED_KEYS).map(|key| format!("\"{}\"", printable(key)));
     let named: Vec<String> = named.collect();
     let named = named.join(", ");
     Some(format!("has {named}, and no \"traceEvents\", so it is no trace: {RECORD}"))

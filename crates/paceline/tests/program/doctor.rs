@@ -92,6 +92,22 @@ fn a_promise_is_held_against_the_trace_after_the_change() {
     assert!(!report["tables"]["diff"]["rows"].as_array().unwrap().is_empty());
 }
 
+#[test]
+fn other_cards_are_named() {
+    let sandbox = Sandbox::new();
+    for (name, card, world) in [("a", "Tesla V100", 2), ("b", "NVIDIA A100", 8)] {
+        let mut of = steps(10.0, false);
+        of["deviceProperties"] = json!([{"id": 0, "name": card}]);
+        of["distributedInfo"]["world_size"] = json!(world);
+        write(&sandbox, name, &of);
+    }
+    let differ = "Not only the program differs: Tesla V100 before and NVIDIA A100 after; 2 ranks before and 8 ranks after.";
+    let run = sandbox.run("analyze a --against b").ok();
+    assert!(run.stdout.contains(differ), "{}", run.stdout);
+    let run = sandbox.run("analyze a --against a --output same").ok();
+    assert!(!run.stdout.contains("Not only the program"), "{}", run.stdout);
+}
+
 /// On a processor, all ranks are replayed with other buckets.
 #[test]
 fn the_size_of_buckets_is_that_of_a_replay_of_all_ranks() {

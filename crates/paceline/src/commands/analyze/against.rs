@@ -41,6 +41,7 @@ pub(super) fn against(args: &AnalyzeArgs, places: &[PathBuf], after: &Path) -> R
     let [before, then] = [places.to_vec(), vec![after.to_owned()]];
     let (before, then) =
         (timelines(args, &before, &mut notes)?, timelines(args, &then, &mut notes)?);
+    notes.extend(other_hardware(&before, &then));
     let diff = hta::diff(&before, &then, &args.steps, &options)?;
     let [was, is] = [&before, &then].map(|of| doctor::diagnosis(of, &options));
     let about = Report {
@@ -74,6 +75,18 @@ pub(super) fn against(args: &AnalyzeArgs, places: &[PathBuf], after: &Path) -> R
     say(&console(&mut report));
     say(&format!("Report: {0}/{NAME}.html, and .csv, .json, .md beside it", output.printable()));
     Ok(0)
+}
+
+/// The warning that the traces are of different cards or numbers of ranks, so that the difference is not of a change alone.
+fn other_hardware(before: &[Timeline], after: &[Timeline]) -> Option<Note> {
+    let card = |of: &[Timeline]| of.first()?.devices.first().cloned();
+    let world = |of: &[Timeline]| Some(plural(of.first()?.world_size?, "rank"));
+    let differ = [card(before).zip(card(after)), world(before).zip(world(after))];
+    let differ = differ.into_iter().flatten().filter(|(before, after)| before != after);
+    let words: Vec<String> =
+        differ.map(|(before, after)| format!("{before} before and {after} after")).collect();
+    let text = format!("Not only the program differs: {}.", words.join("; "));
+    (!words.is_empty()).then_some(Note { weight: Weight::Warning, text })
 }
 
 /// Whether these are traces of paceline.
