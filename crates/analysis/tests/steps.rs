@@ -5,7 +5,7 @@ mod common;
 
 use common::{Build, NCCL, timeline, value};
 use paceline_analysis::doctor::{Diagnosis, diagnosis};
-use paceline_analysis::hta::{Options, RankAnalysis, Rules, analyze};
+use paceline_analysis::hta::{Options, RankAnalysis, Rules, Side, StepChoice, analyze, diff};
 use paceline_analysis::timeline::Timeline;
 
 fn analyzed(timeline: &Timeline, rules: Rules) -> RankAnalysis {
@@ -108,6 +108,15 @@ fn a_wait_for_the_device_is_no_work() {
     };
     assert_eq!(times(Rules::Steps), [100.0, 0.0]);
     assert_eq!(times(Rules::Hta), [1_490.0, 390.0]);
+    // Nor is it work of the device in a comparison.
+    let of_device = |rules| {
+        let (runs, options) = ([of.clone()], Options { rules, ..Options::default() });
+        let diff = diff(&runs, &runs, &StepChoice::All, &options).unwrap();
+        let rows = diff.rows.into_iter().filter(|row| row.side == Side::Device);
+        rows.map(|row| row.name).collect::<Vec<_>>()
+    };
+    assert_eq!(of_device(Rules::Steps), ["gemm"]);
+    assert_eq!(of_device(Rules::Hta).len(), 2);
 }
 
 /// A program that does not mark its steps of 10 ms. In each, the loader takes 1 ms, three kernels are launched, and optimizers step at

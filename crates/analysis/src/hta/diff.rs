@@ -9,7 +9,7 @@ use super::steps::{Steps, choose};
 use super::work::launched;
 use crate::TraceError;
 use crate::steps::Step;
-use crate::timeline::{DeviceWork, NameId, TimeRange, Timeline};
+use crate::timeline::{DeviceWork, Kernel, NameId, TimeRange, Timeline};
 
 /// Where an event ran.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -253,16 +253,17 @@ fn sums_of(
     };
     let operators = timeline.operators.iter().map(|operator| (operator.name, operator.time));
     let launches = timeline.launches.iter().map(|launch| (launch.name, launch.time));
-    // To HTA, the device's view of a span is work of the host.
-    let has_views = options.rules != Rules::Steps;
-    let annotations = timeline.annotations.iter().filter(|span| has_views || !span.is_device);
+    // To HTA, the device's view of a span is work of the host, and a wait of a stream is work of the device.
+    let as_hta = options.rules != Rules::Steps;
+    let annotations = timeline.annotations.iter().filter(|span| as_hta || !span.is_device);
     let annotations = annotations.map(|span| (span.name, span.time));
     for (name, time) in operators.chain(launches).chain(annotations) {
         let time = time_of(time);
         add(Side::Host, name, time.start_ns, time);
     }
     let launched = launched(timeline);
-    for kernel in &timeline.kernels {
+    let counts = |kernel: &&Kernel| as_hta || kernel.work != DeviceWork::Sync || kernel.stream < 0;
+    for kernel in timeline.kernels.iter().filter(counts) {
         let time = time_of(kernel.time);
         let launch = kernel.correlation.and_then(|number| launched.get(&number));
         let launch = launch.map(|&launch| time_of(timeline.launches[launch as usize].time));
