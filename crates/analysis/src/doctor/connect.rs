@@ -68,14 +68,16 @@ impl Recorded<'_> {
                 _ => {}
             }
         }
-        // A call that copied, and returned after the copy had ended, waited for it.
+        // A call that copied, and returned after the copy had ended, waited for it. From pageable memory it returns when the last bytes
+        // are staged, a little before the end.
         for (work, at) in self.works.iter().zip(0u32..) {
             let is_copy = matches!(work.class, Class::CopyIn { .. } | Class::CopyOut | Class::Move);
             if let (Some(call), true) = (work.call, is_copy) {
                 let call = &mut self.calls[call as usize];
-                if work.time.end_ns() <= call.time.end_ns()
-                    && work.time.end_ns() > call.time.start_ns
-                {
+                let is_staged = matches!(work.class, Class::CopyIn { is_pageable: true })
+                    && work.time.start_ns < call.time.end_ns();
+                let has_ended = work.time.end_ns() <= call.time.end_ns() || is_staged;
+                if has_ended && work.time.end_ns() > call.time.start_ns {
                     call.waits_for = Some(at);
                 }
             }

@@ -144,6 +144,8 @@ pub(super) struct Finding {
     pub(super) left: Vec<(usize, Plan)>,
     /// The part of the gain's high end in which ranks wait for each other.
     pub(super) waits_ms: f64,
+    /// The part of it in which the device computes nothing.
+    pub(super) idle_ms: f64,
 }
 
 /// The findings of one rank about a cause.
@@ -152,6 +154,8 @@ struct Said {
     high_ms: f64,
     /// The part of the high end in which the rank waits for others.
     waits_ms: f64,
+    /// The part of it in which the device computes nothing.
+    idle_ms: f64,
     found: Found,
     place: usize,
 }
@@ -174,6 +178,8 @@ pub(super) struct Unpromised {
     pub(super) step_ms: f64,
     /// The part of it in which ranks wait for each other.
     pub(super) waits_ms: f64,
+    /// The part of it in which the device computes nothing.
+    pub(super) idle_ms: f64,
 }
 
 impl Ranks<'_> {
@@ -202,24 +208,35 @@ impl Ranks<'_> {
     /// Finds a cause in the steps of each rank by itself.
     pub(super) fn each(&self, cause: &'static Cause, find: Finder) -> Option<Finding> {
         let found = on_all_cores(&self.recorded, |(place, rank)| {
-            let base = &self.bases[place];
-            // On top of the causes before it, so that no time is promised twice.
-            let mut found = find(rank, base)?;
-            let gain = |changed: &Plan| per_step(cause, rank, &rank.gains_ms(base, changed));
-            let low_ms = gain(&found.least).max(0.0);
-            let most_ms = gain(&found.most);
+            let (plain, base) = (without_waits(rank, self.together), &self.bases[place]);
+            let (mut found, mut beyond) = (find(rank, &plain)?, find(rank, base)?);
+            for plan in [&mut found.least, &mut found.most] {
+                rank.keep_first(plan, &plain);
+            }
+            rank.keep_first(&mut beyond.least, base);
+            rank.keep_first(&mut beyond.most, base);
+            let gain = |now, changed| per_step(cause, rank, &rank.gains_ms(now, changed));
+            // Alone, and on top of the causes before it: neither is promised more than it gains, and no time twice.
+            let room_ms = found.room_ms.unwrap_or(f64::INFINITY);
+            let both = |alone: f64, on_top: f64| alone.min(on_top).min(room_ms);
+            let low_ms = both(gain(&plain, &found.least), gain(base, &beyond.least)).max(0.0);
+            let most_ms = both(gain(&plain, &found.most), gain(base, &beyond.most));
             if most_ms < self.least_ms() {
                 return None;
             }
+            let idle_ms = if rank.on_device() {
+                (most_ms - rank.removed_ms(&plain, &found.most)).max(0.0)
+            } else {
+                0.0
+            };
             let waits_ms = match cause.find {
                 Find::Meeting(_) => self.waits_ms(cause, find, place)?,
                 _ => 0.0,
             };
             let high_ms = most_ms.max(low_ms) + waits_ms;
             // Plans are large: only those without the cause are kept.
-            let beyond = std::mem::take(&mut found.most);
-            found.least = Plan::default();
-            Some((Said { low_ms, high_ms, waits_ms, found, place }, (place, beyond)))
+            (found.least, found.most) = (Plan::default(), Plan::default());
+            Some((Said { low_ms, high_ms, waits_ms, idle_ms, found, place }, (place, beyond.most)))
         });
         let (mut said, left): (Vec<Said>, Vec<_>) = found.into_iter().flatten().unzip();
         // A cause of few ranks only makes these ranks slow: they are stragglers, which has advice of its own.
@@ -230,14 +247,16 @@ impl Ranks<'_> {
         let low_ms = median(said.iter().map(|of| of.low_ms))?;
         let high_ms = median(said.iter().map(|of| of.high_ms))?;
         let waits_ms = median(said.iter().map(|of| of.waits_ms))?;
+        let idle_ms = median(said.iter().map(|of| of.idle_ms))?;
         let most = (0..said.len()).max_by(|a, b| said[*a].high_ms.total_cmp(&said[*b].high_ms))?;
         let Said { found, place, .. } = said.swap_remove(most);
         let evidence = evidence(&self.recorded[place], found.text, &found.tally);
         let title = found.title.unwrap_or_else(|| cause.title.to_owned());
         let gain = Gain::between(low_ms, high_ms.max(low_ms), self.num_steps());
         let waits_ms = waits_ms.min(gain.high_ms - gain.low_ms);
+        let idle_ms = idle_ms.min(gain.high_ms - waits_ms);
         let finding = self.finding(cause, title, found.change, gain, evidence, left)?;
-        Some(Finding { waits_ms, ..finding })
+        Some(Finding { waits_ms, idle_ms, ..finding })
     }
 
     /// By how much more a cause gains if the waits for slower ranks go with its collectives.
@@ -252,15 +271,18 @@ impl Ranks<'_> {
 
     /// The advice of a finding, of the time that the advice before it has left; `None` if that is not worth the change.
     pub(super) fn take(&mut self, finding: Finding) -> Option<Advice> {
-        let Finding { mut advice, left, waits_ms } = finding;
+        let Finding { mut advice, left, waits_ms, idle_ms } = finding;
         let Gain { low_ms, high_ms, steps, .. } = advice.gain;
         let waits = waits_ms.min(self.left.waits_ms);
-        let high_ms = (high_ms - waits_ms + waits).min(self.left.step_ms);
+        let idle = idle_ms.min(self.left.idle_ms);
+        let high_ms = high_ms - (waits_ms - waits) - (idle_ms - idle);
+        let high_ms = high_ms.min(self.left.step_ms);
         advice.gain = Gain::between(low_ms.min(high_ms), high_ms, steps);
         if !self.is_worth(advice.cause, advice.gain) {
             return None;
         }
         self.left.waits_ms -= waits;
+        self.left.idle_ms -= idle;
         self.left.step_ms -= high_ms;
         for (place, plan) in left {
             self.bases[place] = plan;
@@ -290,14 +312,15 @@ impl Ranks<'_> {
     ) -> Option<Finding> {
         let change = format!("{change}{}", remedies::needs(&change));
         let advice = Advice { cause, title, change, gain, step_ms: self.step_ms, evidence };
-        self.is_worth(cause, gain).then_some(Finding { advice, left, waits_ms: 0.0 })
+        self.is_worth(cause, gain).then_some(Finding { advice, left, waits_ms: 0.0, idle_ms: 0.0 })
     }
 }
 
-/// The gain per step. It is the mean, because steps share a queue of work, so the gain of one of them may show in the next one only. On a
-/// processor nothing is queued, and a thread that gets no core for a moment makes one all-reduce as long as a step: there it is the
-/// median, if the cause is in every step.
+/// The gain per step. It is the mean, because steps share a queue of work, so the gain of one of them may show in the next one only. On a processor nothing is
+/// queued, and a thread that gets no core for a moment makes one all-reduce as long as a step: there it is the median, if the cause is in
+/// every step.
 fn per_step(cause: &Cause, of: &Recorded, gains: &[f64]) -> f64 {
+    let gains = &gains[of.first_steps().min(gains.len().saturating_sub(1))..];
     match cause.find {
         Find::Meeting(_) if !of.on_device() => median(gains.iter().copied()).unwrap_or_default(),
         _ => gains.iter().sum::<f64>() / gains.len().max(1) as f64,

@@ -152,7 +152,8 @@ fn diagnose(timelines: &[Timeline], together: &Together, options: &Options) -> D
     let waits = recorded.iter().zip(&bases).map(|(of, base)| {
         of.gains_ms(&of.as_recorded(), base).iter().sum::<f64>() / of.steps.len() as f64
     });
-    let left = Unpromised { step_ms, waits_ms: waits.fold(0.0, f64::max) };
+    let idle_ms = recorded.iter().map(Recorded::idle_ms).fold(0.0, f64::max);
+    let left = Unpromised { step_ms, waits_ms: waits.fold(0.0, f64::max), idle_ms };
     let sizes = Reducer::of(timelines).and_then(|reducer| Sizes::of(&reducer));
     let mut ranks = Ranks { recorded, together, sizes, bases, step_ms, left };
     let mut advice = Vec::new();

@@ -203,6 +203,7 @@ mod tests {
             ("Memset (Device)", Class::Move),
             ("ncclDevKernel_AllReduce_Sum_f32_RING_LL(ncclDevKernelArgs)", Class::Communication),
             ("void deep_ep::internode::combine<false, 8>(int4*)", Class::Communication),
+            ("void dpsk::ep::intranode::dispatch<8, 512>(int4*)", Class::Communication),
             (
                 "void vllm::cross_device_reduce_1stage<half, 8>(vllm::RankData*)",
                 Class::Communication,

@@ -4,7 +4,11 @@
 //! as its predecessors have ended ([`Recorded`]), and returns how long each step takes then. With the plan of the recording
 //! itself, it returns the times of the recording.
 
+use paceline_trace::IntervalSet;
+
+use super::names::Class;
 use super::recorded::{Call, CallKind, Event, Recorded};
+use crate::timeline::TimeRange;
 
 /// The durations in a replay, and what is left out. Indices are those of [`Recorded::calls`] and [`Recorded::works`].
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -31,7 +35,35 @@ impl Plan {
     }
 }
 
+/// From this number of steps on, the first one is special.
+const SEVERAL_STEPS: usize = 3;
+
 impl Recorded<'_> {
+    /// How many steps no change is computed for. In the first of several steps, calls also wait for work that was launched before the
+    /// recording.
+    pub(super) fn first_steps(&self) -> usize {
+        usize::from(self.on_device() && self.steps.len() >= SEVERAL_STEPS)
+    }
+
+    /// Takes back a change in the steps that no change is computed for.
+    pub(super) fn keep_first(&self, changed: &mut Plan, now: &Plan) {
+        if self.first_steps() == 0 {
+            return;
+        }
+        let end_ns = self.steps[0].end_ns();
+        let calls = self.calls.partition_point(|call| call.time.start_ns < end_ns);
+        changed.lag_ns[..calls].copy_from_slice(&now.lag_ns[..calls]);
+        changed.call_ns[..calls].copy_from_slice(&now.call_ns[..calls]);
+        changed.blocks[..calls].copy_from_slice(&now.blocks[..calls]);
+        for (at, work) in self.works.iter().enumerate() {
+            if work.step.is_none_or(|step| step == 0) {
+                changed.work_ns[at] = now.work_ns[at];
+                changed.is_gone[at] = now.is_gone[at];
+                changed.is_ahead[at] = now.is_ahead[at];
+            }
+        }
+    }
+
     /// The plan of the recording.
     pub(super) fn as_recorded(&self) -> Plan {
         let end_ns = |call: u32| self.calls[call as usize].time.end_ns();
@@ -131,6 +163,27 @@ impl Recorded<'_> {
     pub(super) fn gains_ms(&self, now: &Plan, changed: &Plan) -> Vec<f64> {
         let (now, changed) = (self.lengths_ms(now), self.lengths_ms(changed));
         now.iter().zip(&changed).map(|(now, changed)| now - changed).collect()
+    }
+
+    /// How long the device computes nothing in the mean step.
+    pub(super) fn idle_ms(&self) -> f64 {
+        let (begin_ns, end_ns) = self.window();
+        // The device may be behind the host.
+        let ends = self.works.iter().map(|work| work.time.end_ns());
+        let end_ns = ends.fold(end_ns, i64::max);
+        let whole = TimeRange::between(begin_ns, end_ns).since(begin_ns);
+        let computes = self.works.iter().filter(|work| work.class != Class::Communication);
+        let busy = IntervalSet::union(computes.map(|work| work.time.since(begin_ns)));
+        self.per_step((whole.end_ns - busy.len_within_ns(whole)) as f64 / 1e6)
+    }
+
+    /// How much less the device computes in the mean step of a changed plan.
+    pub(super) fn removed_ms(&self, now: &Plan, changed: &Plan) -> f64 {
+        let work_ns = |of: &Plan, at: usize| if of.is_gone[at] { 0 } else { of.work_ns[at].max(0) };
+        let computes = |at: &usize| self.works[*at].class != Class::Communication;
+        let works = (0..self.works.len()).filter(computes);
+        let removed: i64 = works.map(|at| work_ns(now, at) - work_ns(changed, at)).sum();
+        removed as f64 / 1e6 / (self.steps.len() - self.first_steps()) as f64
     }
 
     /// The calls of a kind.

@@ -20,6 +20,8 @@ pub(super) struct Found {
     pub(super) text: String,
     /// The names that take the time, and where it is longest.
     pub(super) tally: Tally,
+    /// The most that a step can gain, if the replay does not know it.
+    pub(super) room_ms: Option<f64>,
     /// The steps if the change does as little as can be expected of it.
     pub(super) least: Plan,
     /// The steps if the change does as much as can be expected of it.
@@ -105,7 +107,7 @@ impl Tally {
         change: impl Into<String>,
         [least, most]: [Plan; 2],
     ) -> Found {
-        Found { title: None, change: change.into(), text, tally: self, least, most }
+        Found { title: None, change: change.into(), text, tally: self, room_ms: None, least, most }
     }
 }
 

@@ -98,6 +98,8 @@ pub fn kind_of(name: &str) -> Option<CollectiveKind> {
     // The order matters: a word that is part of a longer one comes after it.
     let words = [
         ("deepep", AllToAll),
+        ("epinternode", AllToAll),
+        ("epintranode", AllToAll),
         ("crossdevicereduce", AllReduce),
         ("quickreduce", AllReduce),
         ("allreduce", AllReduce),

@@ -54,8 +54,10 @@ impl KernelKind {
 
 /// Parts of the names of kernels that communicate without NCCL: those of DeepEP, NVSHMEM, PyTorch's symmetric memory, vLLM, SGLang,
 /// TensorRT-LLM, FlashInfer, MSCCL++ and oneCCL.
-const LIBRARIES: [&str; 12] = [
+const LIBRARIES: [&str; 14] = [
     "deep_ep::",
+    "::ep::internode::",
+    "::ep::intranode::",
     "nvshmem",
     "multimem_",
     "one_shot_all_reduce",

@@ -115,10 +115,11 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     );
     text.push_str(&bandwidth(of, base).unwrap_or_default());
     let (title, change) = match form {
-        Form::Wide => (None, halved(kind)),
-        Form::Narrow => (None, less_often(kind)),
         Form::Slow if of.context.has_all_ranks => (Some("The link is slow"), LINK),
         Form::Slow => (Some("Collectives wait for another rank, or the link is slow"), RECORD),
+        _ if kind == CollectiveKind::AllToAll && is_pipelined(of) => (None, QUANTIZED),
+        Form::Wide => (None, halved(kind)),
+        Form::Narrow => (None, less_often(kind)),
     };
     let found = tally.found(text, change, [least, most]);
     Some(Found { title: title.map(str::to_owned), ..found })
@@ -154,6 +155,14 @@ fn bandwidth(of: &Recorded, base: &Plan) -> Option<String> {
         )
     })
 }
+
+/// Whether the program already exchanges the next batch of embeddings beside the step, as TorchRec's pipeline does.
+fn is_pipelined(of: &Recorded) -> bool {
+    of.timeline.names.iter().any(|name| name.contains("sparse_data_dist"))
+}
+
+/// The change for such a program.
+const QUANTIZED: &str = "send fewer bytes: torchrec.distributed.fbgemm_qcomm_codec.QCommsConfig(forward_precision=CommType.FP16)";
 
 /// The change for a link that may be slow.
 const LINK: &str = "measure the link with all_reduce_perf of nccl-tests; NCCL_DEBUG=INFO says whether NCCL uses NVLink, InfiniBand or sockets";

@@ -13,8 +13,11 @@ use crate::timeline::{NameId, TrackId};
 /// Shorter pauses are the overhead of Python between two calls.
 const LONG_NS: i64 = 1_000_000;
 
+/// The same in a trace of a single step.
+const ONCE_NS: i64 = 5_000_000;
+
 /// Operators that make a tensor, with or without the underscore of those that fill one.
-const MAKES: &str = "arange bernoulli empty eye full linspace multinomial normal ones rand randint randn randperm uniform zeros";
+const MAKES: &str = "arange bernoulli eye full linspace multinomial normal ones rand randint randn randperm uniform zeros";
 
 pub(in super::super) const CAUSE: Cause = Cause {
     key: "host_work",
@@ -39,7 +42,11 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
             groups.entry(places[at]).or_default().push((at, pause));
         }
     }
-    groups.retain(|_, pauses| pauses.len() > 1 && 4 * pauses.len() >= 3 * of.steps.len());
+    groups.retain(|_, pauses| match pauses.as_slice() {
+        // A single step may have work that is done once.
+        [(_, pause)] => of.steps.len() == 1 && pause.dur_ns >= ONCE_NS,
+        _ => 4 * pauses.len() >= 3 * of.steps.len(),
+    });
     let mut pauses: Vec<(usize, TimeRange)> = groups.into_values().flatten().collect();
     pauses.sort_unstable();
     let mut tally = Tally::default();

@@ -40,6 +40,7 @@ use interrupted::Interrupted;
 /// All causes. Special ones come before general ones, which count only the rest.
 pub(super) const CAUSES: &[&Cause] = &[
     &loader::CAUSE,
+    &buffers::CAUSE,
     &host_work::CAUSE,
     &allocation::CAUSE,
     &synchronizations::CAUSE,
@@ -54,7 +55,6 @@ pub(super) const CAUSES: &[&Cause] = &[
     &straggler::CAUSE,
     &pipeline::CAUSE,
     &no_sync::CAUSE,
-    &buffers::CAUSE,
     &gathers::CAUSE,
     &small_collectives::CAUSE,
     &first_bucket::CAUSE,
