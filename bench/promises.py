@@ -2,6 +2,7 @@
 
     python3 bench/promises.py advice         # a quarter of an hour; the same with --busy
     python3 bench/promises.py doctor         # twenty minutes; needs the peer: see bench/README.md
+    python3 bench/promises.py sound --rounds 25   # half an hour; needs the peer
     python3 bench/promises.py predict        # half an hour, most of it the MLP's
 
 `advice`: a run of 2 pinned ranks, on an emulated link or with another program on rank 1's core. `paceline train`, or `paceline analyze` from its traces, names a
@@ -15,6 +16,9 @@ below its high end if other code would run (`at most`). The cases `sound` have n
 tuning guide recommends: with glibc's allocator all operators of a rank may take twice as long. Cases about communication have a slow loopback (`tc`; root, or a user
 namespace): on a fast one, communication takes the cores of the computation.
 
+`sound`: false alarms. Steps without a fault on two ranks over Gloo, with glibc's allocator, while another program takes a core for a few milliseconds at random
+times. Each round of a case is a run, and each piece of advice that it gets is an alarm. At most one run in 100 may have one.
+
 `predict`: the predicted step over the measured one of each round. The links are such that communication takes much less time than the backward pass, about as
 much, and much more. Two ranks are pinned to a core each; four ranks take turns on two cores.
 
@@ -25,6 +29,7 @@ import os
 import re
 import shlex
 import statistics
+import subprocess
 import sys
 import tempfile
 from argparse import Namespace
@@ -179,6 +184,38 @@ def doctor_row(result: Record) -> list[str]:
     return [result["case"], *steps, promise, f"{result['gain_ms']:.2f}", "yes" if result["is_kept"] else "no", causes]
 
 
+# Computes for up to 10 ms, on any core, and sleeps for up to 200 ms, again and again: about a twentieth of a core.
+JITTER = """
+import random, time
+while True:
+    end = time.perf_counter() + random.uniform(0.0, 0.01)
+    while time.perf_counter() < end:
+        pass
+    time.sleep(random.uniform(0.0, 0.2))
+"""
+
+
+def sound(arguments: Namespace, case: str) -> Record:
+    runs = []
+    for _ in range(arguments.rounds):
+        with tempfile.TemporaryDirectory(prefix="sound_") as folder:
+            command: list[str | Path] = [arguments.peer_python, ROOT / "bench/peer/doctor_step.py", "--case", case, "--out", "traces"]
+            with subprocess.Popen([sys.executable, "-c", JITTER]) as jitter:
+                try:
+                    run(command, Path(folder), RUN_SECONDS)
+                finally:
+                    jitter.kill()
+            run([arguments.paceline, "analyze", "traces", "--output", "report"], Path(folder), RUN_SECONDS)
+            tables = json.loads(Path(folder, "report/summary.json").read_text())["tables"]
+            runs.append(tables.get("advice", {}).get("rows", []))
+    return {"case": case, "runs": runs, "alarms": sum(bool(advice) for advice in runs)}
+
+
+def sound_row(result: Record) -> list[str]:
+    causes = {one["cause"] for advice in result["runs"] for one in advice}
+    return [result["case"], str(len(result["runs"])), str(result["alarms"]), ", ".join(sorted(causes)) or "nothing"]
+
+
 # By name: the study, and its links.
 STUDIES = {
     "cnn, 2 ranks": ("--model cnn --nproc 2 --pin-cores --steps-per-epoch 100", "25gbit,50us 1.5gbit,50us 0.5gbit,50us"),
@@ -205,6 +242,7 @@ def predict_row(result: Record) -> list[str]:
 PARTS = {
     "advice": (CASES, advice, advice_row, "advice|by|step ms|followed ms|promise ms|gain ms|gain/promise"),
     "doctor": ([*FAULTS, *SOUND], doctor, doctor_row, "case|step ms|followed ms|promise ms|gain ms|kept|advice"),
+    "sound": ([case for case in SOUND if case != "sound_one_rank"], sound, sound_row, "case|runs|alarms|advice"),
     "predict": (STUDIES, predict, predict_row, "case|predicted over measured step, by link||"),
 }
 
