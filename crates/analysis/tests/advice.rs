@@ -338,3 +338,51 @@ fn a_loader_gets_as_many_workers_as_keep_up() {
     let several = loaded("enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__");
     assert!(several.change.contains("2 * num_workers"), "{}", several.change);
 }
+
+/// A call that copies from pageable memory returns a little before the copy ends, and waits for the work before it.
+#[test]
+fn the_wait_of_the_first_recorded_step_is_not_promised() {
+    let copied = |first: i64| {
+        let mut all = timeline(0);
+        all.devices = vec!["NVIDIA A100-SXM4-80GB".to_owned()];
+        let mut begin = 0;
+        for number in 0..=STEPS {
+            // Work that was launched before the recording.
+            let late = if number == 0 { first } else { 0 };
+            let (at, free) = (begin as f64, (begin + 3_000 + late) as f64);
+            let name = "Memcpy HtoD (Pageable -> Device)";
+            all = blocking(all, name, (at + 20.0, free + 1_900.0), (free, free + 2_000.0));
+            all.kernels.last_mut().unwrap().bytes = Some(10_000_000);
+            all = all.launched(
+                GEMM,
+                7,
+                free + 1_910.0,
+                free + 1_920.0,
+                free + 2_010.0,
+                free + 4_990.0,
+            );
+            let end = begin + 5_000 + late;
+            all = all.step(number as u64, begin, end);
+            begin = end;
+        }
+        let all = advice(&[all]);
+        all.into_iter().find(|of| of.cause.key == "copies").map(|of| of.gain.high_ms)
+    };
+    assert_eq!(copied(0), copied(40_000));
+}
+
+#[test]
+fn a_single_step_with_an_unknown_pause_is_left_alone() {
+    let paused = |name: Option<&'static str>| {
+        let all = timeline(0).step(0, 0, 30_000);
+        let all = match name {
+            Some(name) => all.operator(name, 10, 12_000),
+            None => all,
+        };
+        let all = all.launched(GEMM, 7, 12_100.0, 12_110.0, 12_120.0, 15_000.0);
+        // Until the end of the step, the host may wait in a way that is not recorded.
+        said(&[all.launched(GEMM, 7, 12_200.0, 12_210.0, 15_010.0, 29_000.0)])
+    };
+    assert_eq!(paused(None), []);
+    assert_eq!(paused(Some("aten::index"))[0].0, "host_work");
+}

@@ -107,7 +107,6 @@ fn launches(of: &Recorded, base: &Plan) -> Option<Found> {
     } else {
         "model = torch.compile(model)\nor: a larger batch"
     };
-    // Launches that are quicker gain no more than the time in which the device has nothing to do.
-    let room_ms = Some(of.idle_ms());
-    Some(Found { room_ms, ..tally.found(text, change, [least, most]) })
+    // Launches that are quicker gain no more than the time in which the device waits for them.
+    Some(Found { room_ms: Some(ms), ..tally.found(text, change, [least, most]) })
 }

@@ -43,9 +43,8 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
         }
     }
     groups.retain(|_, pauses| match pauses.as_slice() {
-        // A single step may have work that is done once.
-        [(_, pause)] => of.steps.len() == 1 && pause.dur_ns >= ONCE_NS,
-        _ => 4 * pauses.len() >= 3 * of.steps.len(),
+        [(at, pause)] if of.steps.len() == 1 => is_plain(of, &operators, *at, *pause),
+        _ => pauses.len() > 1 && 4 * pauses.len() >= 3 * of.steps.len(),
     });
     let mut pauses: Vec<(usize, TimeRange)> = groups.into_values().flatten().collect();
     pauses.sort_unstable();
@@ -76,6 +75,15 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
             .to_owned()
     };
     Some(tally.found(text, change, [least, most]))
+}
+
+/// Whether a pause of a single step shows what the program does in it. Such a step may have work that is done once, and the host may wait
+/// for its end in a way that is not recorded.
+fn is_plain(of: &Recorded, operators: &[(TimeRange, NameId)], at: usize, pause: TimeRange) -> bool {
+    let middle_ns = pause.start_ns + pause.dur_ns / 2;
+    let is_known = name_of(of, operators, pause) != PYTHON
+        || of.context.code.line_of_steps(middle_ns).is_some();
+    is_known && pause.dur_ns >= ONCE_NS && of.calls[at].kind != CallKind::Mark
 }
 
 /// Whether the call before a call waited for the device.
