@@ -481,7 +481,7 @@ fn a_straggler_is_told_from_communication() {
         // Medians: the host is not ahead yet in the first step, which is longer.
         let step_ms = |fault, slow| {
             let lengths = diagnose(&[steps(0, fault, slow)]).lengths_ms;
-            paceline_table::stats::median(lengths.into_iter()).unwrap()
+            paceline_table::stats::median(lengths).unwrap()
         };
         let [first, second] =
             [1.0, slow].map(|slow| step_ms(if slow > 1.0 { Fault::None } else { fault }, slow));
