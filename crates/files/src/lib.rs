@@ -143,8 +143,13 @@ fn read_up_to(file: File, len: u64, limit_bytes: u64) -> io::Result<Vec<u8>> {
 }
 
 fn text(bytes: Vec<u8>) -> io::Result<String> {
-    String::from_utf8(bytes)
-        .map_err(|_| io::Error::new(io::ErrorKind::InvalidData, "it is not text in UTF-8"))
+    String::from_utf8(bytes).map_err(|error| {
+        let before = &error.as_bytes()[..error.utf8_error().valid_up_to()];
+        let lines = before.split(|byte| *byte == b'\n');
+        let (line, byte) = (lines.clone().count(), lines.last().map_or(0, <[u8]>::len) + 1);
+        let problem = format!("it is not text in UTF-8 (line {line}, byte {byte})");
+        io::Error::new(io::ErrorKind::InvalidData, problem)
+    })
 }
 
 fn regular(found: &std::fs::FileType) -> io::Result<()> {
@@ -203,6 +208,19 @@ mod tests {
         // Files of /proc state no length.
         assert!(read_text(Path::new("/proc/self/status"), 1 << 16).unwrap().contains("VmRSS"));
         assert!(read(Path::new("/proc/self/status"), 10).is_err());
+    }
+
+    #[test]
+    fn text_that_is_not_utf_8_is_found_by_line_and_byte() {
+        let folder = tempfile::tempdir().unwrap();
+        let file = folder.path().join("file");
+        let said = |bytes: &[u8]| {
+            fs::write(&file, bytes).unwrap();
+            read_text(&file, 100).unwrap_err().to_string()
+        };
+        assert_eq!(said(b"\xff"), "it is not text in UTF-8 (line 1, byte 1)");
+        assert_eq!(said(b"a\nb\n\xe4c\n"), "it is not text in UTF-8 (line 3, byte 1)");
+        assert_eq!(said(b"\na\xc3\xa4\xff"), "it is not text in UTF-8 (line 2, byte 4)");
     }
 
     #[test]

@@ -3,6 +3,7 @@
 //! Input: bytes, labels and columns as a file has them. Output: the limits of a row, and errors. This module knows no format.
 
 use std::path::Path;
+use std::str::Utf8Error;
 
 use super::TextError;
 use super::error::excerpt;
@@ -76,6 +77,11 @@ impl RowBytes {
 /// Whether a character begins with this byte of UTF-8.
 pub(super) fn begins_character(byte: u8) -> bool {
     byte & 0b1100_0000 != 0b1000_0000
+}
+
+/// The error of a text that is not UTF-8.
+pub(super) fn not_utf8(error: Utf8Error) -> String {
+    format!("byte {} is not UTF-8", error.valid_up_to() + 1)
 }
 
 /// The error of a label that is a word or another value.

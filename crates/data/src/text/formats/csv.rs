@@ -41,7 +41,12 @@ pub(in crate::text) fn read(
                 csv::ErrorKind::UnequalLengths { expected_len, len, .. } => Err(format!(
                     "has {len} fields, and {first_line} has {expected_len}; is the file cut off?"
                 )),
-                csv::ErrorKind::Utf8 { .. } => Err(error.to_string()),
+                csv::ErrorKind::Utf8 { pos, err } => Err(format!(
+                    "byte {} of field {} is not UTF-8 (the row begins in line {})",
+                    err.valid_up_to() + 1,
+                    err.field() + 1,
+                    pos.as_ref().map_or(0, csv::Position::line)
+                )),
                 // Nothing can be read after it.
                 _ => return Err(TextError::row(path, number, error.to_string())),
             },

@@ -9,7 +9,7 @@ use serde_json::{Map, Value};
 
 use crate::text::error::excerpt;
 use crate::text::row::{
-    Label, MAX_TEXT_BYTES, RowBytes, Sink, TextRow, begins_character, column, no_integer,
+    Label, MAX_TEXT_BYTES, RowBytes, Sink, TextRow, begins_character, column, no_integer, not_utf8,
 };
 use crate::text::{TableSettings, TextError};
 
@@ -30,7 +30,7 @@ pub(super) fn read(
         let line = match str::from_utf8(&line.bytes) {
             Ok(line) if line.trim().is_empty() => continue,
             Ok(line) => Ok(line),
-            Err(error) => Err(error.to_string()),
+            Err(error) => Err(not_utf8(error)),
         };
         let object = line.and_then(|line| {
             serde_json::from_str::<Map<String, Value>>(line).map_err(|error| {
