@@ -387,9 +387,10 @@ pub fn settings(config: &TrainConfig, num_samples: usize) -> Vec<Setting> {
     // A constant rate does not depend on the length of the run.
     let decays = schedule.course != Course::Constant;
     let lr_steps = if decays { config.lr_steps().to_string() } else { "any".into() };
-    let fix_of_lr_steps = match schedule.lr_steps {
-        Some(_) => "pass the same --lr-steps",
-        None => "this run is longer than the run that saved, so pass its --lr-steps too",
+    let fix_of_lr_steps = match (schedule.lr_steps, config.steps) {
+        (Some(_), _) => "pass the same --lr-steps",
+        (None, Some(_)) => "pass a smaller --steps, or its --lr-steps too",
+        (None, None) => "pass fewer --epochs, or its --lr-steps too",
     };
     let accumulation = match strategy.options.accumulation {
         _ if !strategy.options.no_sync => format!("{} --no-sync=false", strategy.accumulate),

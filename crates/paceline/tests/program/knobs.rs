@@ -24,7 +24,8 @@ fn the_learning_rate_follows_its_schedule() {
     // A run of two epochs ends at another rate than a run of three epochs has after two.
     let sandbox = Sandbox::new();
     sandbox.train(&format!("{} --save saved", flags.replace("epochs 3", "epochs 2"))).ok();
-    let words = ["--lr-steps 8", "this run has 12", "another course", "pass its --lr-steps"];
+    let words =
+        ["--lr-steps 8", "this run has 12", "another course", "pass fewer --epochs, or its"];
     sandbox.train(&format!("{flags} --resume saved")).refused(&words);
 }
 

@@ -164,7 +164,7 @@ fn a_run_that_ends_earlier_than_planned_stays_on_the_course_of_its_learning_rate
     let longer = sandbox.train("--resume short --epochs 2").ok();
     assert_eq!(longer.weights(), whole.weights());
     // Later than planned, it needs to be said.
-    let words = ["--lr-steps 12, this run has 13", "is longer", "pass its --lr-steps"];
+    let words = ["--lr-steps 12, this run has 13", "pass a smaller --steps, or its --lr-steps too"];
     sandbox.train("--resume short --steps 13").refused(&words);
     sandbox.train("--resume short --steps 13 --lr-steps 12").ok();
 }
