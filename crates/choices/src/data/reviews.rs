@@ -18,8 +18,9 @@ use crate::registry::Choice;
 const TRAIN: &str = include_str!("../../reviews/train.csv");
 const TEST: &str = include_str!("../../reviews/test.csv");
 const TOKENIZER: &str = include_str!("../../reviews/tokenizer.json");
-/// A bad review and a good one.
-const CLASSES: usize = 2;
+/// The class of a bad review, and that of a good one.
+const CLASS_NAMES: [&str; 2] = ["bad", "good"];
+const CLASSES: usize = CLASS_NAMES.len();
 /// Longer than every review.
 const MAX_LENGTH: usize = 64;
 
@@ -67,7 +68,8 @@ impl DataSettings for Carried {
             let rows = TextRows::from_csv(Path::new(name), contents.as_bytes(), CLASSES)?;
             let json = TOKENIZER.as_bytes().to_vec();
             let tokenizer = Tokenizer::from_json(Path::new("tokenizer.json"), json)?;
-            TokenDataset::of_texts(rows, CLASSES, &tokenizer, MAX_LENGTH)
+            let names = CLASS_NAMES.map(str::to_owned).to_vec();
+            TokenDataset::of_texts(rows, names, &tokenizer, MAX_LENGTH)
         };
         let dataset = open().map_err(|e| Failure::Run(format!("--data reviews: {e}")))?;
         Ok(Arc::new(dataset))

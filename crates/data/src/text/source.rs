@@ -245,16 +245,16 @@ impl TextFiles {
 }
 
 impl TokenDataset {
-    /// Texts with a class each, in their order. For texts that no folder holds.
+    /// Texts with a class each, in their order, and the names of the classes. For texts that no folder holds.
     pub fn of_texts(
         texts: TextRows,
-        num_classes: usize,
+        class_names: Vec<String>,
         tokenizer: &Tokenizer,
         max_length: usize,
     ) -> Result<Self, TextError> {
         let mut report = TextReport { progress: &mut |_, _| {}, warn: &mut |_| {} };
         let rows = tokenized(texts, tokenizer, max_length, &mut report)?;
-        Ok(Self::new(rows, tokenizer.vocab(), num_classes, Vec::new()))
+        Ok(Self::new(rows, tokenizer.vocab(), class_names.len(), class_names))
     }
 }
 
