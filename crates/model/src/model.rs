@@ -4,10 +4,14 @@ use std::fmt;
 use std::ops::Range;
 use std::sync::Arc;
 
+use paceline_kernels::Compute;
 use paceline_memory::Tensor;
 
 use crate::layers::Chain;
-use crate::{Block, Context, Half, Layer, Layout, Objective, Result, Saved};
+use crate::{
+    Batch, Block, Context, Half, Layer, Layout, Objective, OpenUnits, ParamId, Result, Saved,
+    Storage,
+};
 
 /// Blocks that are computed one after the other, and an objective for the output of the last block.
 pub struct Model {
@@ -58,6 +62,31 @@ impl Model {
             Some(unit) => cx.forward_unit(unit, |cx| self.objective.evaluate(cx, output, sums)),
             None => self.objective.evaluate(cx, output, sums),
         }
+    }
+
+    /// [`Objective::logits`], with the objective's unit open.
+    pub fn logits(&self, cx: &mut Context, output: &Tensor) -> Result<Option<Tensor>> {
+        match self.objective.unit() {
+            Some(unit) => cx.forward_unit(unit, |cx| self.objective.logits(cx, output)),
+            None => self.objective.logits(cx, output),
+        }
+    }
+
+    /// The logits of each sample's class in a batch, from whole parameters: see [`Objective::logits`].
+    pub fn classify(
+        &self,
+        compute: &Compute,
+        storage: &Storage,
+        batch: &Batch,
+    ) -> Result<Option<Tensor>> {
+        let (mut units, mut hooks) = (OpenUnits::new(&self.layout), |_: ParamId| Ok(()));
+        compute.on_threads(|| {
+            let cx = Context::evaluation(compute, storage, &mut units, &mut hooks);
+            let mut cx = cx.with_batch(batch);
+            cx.open_roots()?;
+            let (output, _) = self.network().forward(&mut cx, batch.inputs().clone())?;
+            self.logits(&mut cx, &output)
+        })
     }
 
     /// [`Objective::differentiate`], with the objective's unit open.

@@ -40,6 +40,12 @@ pub trait Objective: Send + Sync {
     /// Adds to `sums`, f64 (3): the sum of the losses, the number of correct predictions, and [`Objective::count`].
     fn evaluate(&self, cx: &mut Context, output: &Tensor, sums: &Tensor) -> Result<()>;
 
+    /// The logits of each sample's class, f32 (n, classes). `None` if a sample has no class, as with a language model, which
+    /// predicts a token at each position.
+    fn logits(&self, _cx: &mut Context, _output: &Tensor) -> Result<Option<Tensor>> {
+        Ok(None)
+    }
+
     /// The number that the mean loss divides by in the shares of all ranks together, which have `num_samples` samples.
     /// `batch` is the share of one of them, which may have no sample. `None` if it does not follow from these: then the
     /// ranks add up [`Objective::count`] in each step. All ranks must give the same answer.
@@ -105,6 +111,10 @@ pub struct CrossEntropy;
 impl Objective for CrossEntropy {
     fn classifies(&self) -> bool {
         true
+    }
+
+    fn logits(&self, cx: &mut Context, output: &Tensor) -> Result<Option<Tensor>> {
+        cx.widened(output.clone()).map(Some)
     }
 
     fn evaluate(&self, cx: &mut Context, output: &Tensor, sums: &Tensor) -> Result<()> {

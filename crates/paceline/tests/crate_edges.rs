@@ -36,7 +36,7 @@ checkpoint: data failure files host memory model strategies table trace
 choices: collectives data failure files host hub kernels memory model strategies
 settings: choices collectives data failure files host launch memory model numeric rendezvous strategies
 observe: analysis checkpoint choices collectives data failure files host kernels launch memory model settings strategies table trace
-run: checkpoint choices collectives cuda data failure files host kernels launch memory model observe rendezvous settings strategies trace
+run: checkpoint choices collectives cuda data failure files host kernels launch memory model observe rendezvous settings strategies table trace
 study: analysis choices collectives commbench data failure files host kernels launch memory model observe rendezvous run settings strategies table trace
 paceline: analysis checkpoint choices collectives commbench data failure files host hub kernels launch memory model observe run schedule settings strategies study table trace
 ";
@@ -185,7 +185,7 @@ const NAMINGS: [&str; 5] = ["fs::rename(", "fs::hard_link(", "symlink(", "linkat
 
 /// Files that write to a name which a user has stated, and which flag states it. These may be the user's links, pipes and
 /// devices. This program chooses all other names, and follows no link there.
-const MAY_STATE: [(&str, &str); 12] = [
+const MAY_STATE: [(&str, &str); 13] = [
     ("checkpoint/src/command.rs", "checkpoint export --to"),
     ("commbench/src/sweep.rs", "bench OPERATION --json, --csv"),
     ("failure/src/outputs.rs", "it is the way"),
@@ -196,6 +196,7 @@ const MAY_STATE: [(&str, &str); 12] = [
     ("paceline/src/commands/tokenizer/mod.rs", "tokenizer --to"),
     ("paceline/src/commands/trace/mod.rs", "trace merge --output"),
     ("run/src/evaluate.rs", "evaluate --json"),
+    ("run/src/predictions.rs", "evaluate --predictions"),
     ("study/src/studies/strategies.rs", "train --ddp-choice --json"),
     ("study/src/study.rs", "--json and --csv of predict and of the studies"),
 ];

@@ -15,7 +15,7 @@ use paceline_choices::registry::read;
 use paceline_collectives::Group;
 use paceline_data::Dataset;
 use paceline_failure::outputs::{check_file, write_stated_json};
-use paceline_failure::{Failure, Result};
+use paceline_failure::{Failure, Result, usage};
 use paceline_files::Printable;
 use paceline_host::disk::Disk;
 use paceline_host::streams;
@@ -38,6 +38,7 @@ use serde_json::json;
 
 use self::args::{EvaluateArgs, is_taken};
 use crate::agreement::{self, Settings};
+use crate::predictions::Predictions;
 use crate::resolve::{check_choices, with_one_name};
 use crate::{evaluation, precision, recorded, resolve_ranks as config, resume};
 
@@ -74,6 +75,9 @@ struct Found<'a> {
     /// Left out if the model does not classify.
     #[serde(skip_serializing_if = "Option::is_none")]
     accuracy: Option<f64>,
+    /// The samples of each class that are put into each class, with `--predictions`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    confusions: Option<Vec<Vec<u64>>>,
 }
 
 /// Checks the flags, the data and the checkpoint, then evaluates as a rank or as several threads, or launches the ranks.
@@ -98,6 +102,12 @@ pub fn evaluate(args: &EvaluateArgs, placement: Option<Placement>) -> Result<u8>
             listed(&classes),
             listed(&has)
         )));
+    }
+    if let Some(file) = &args.predictions {
+        if test.num_classes().is_none() {
+            return usage("--predictions: the model predicts no class for a sample; leave it out");
+        }
+        check_file("--predictions", file)?;
     }
     checkpoint.check_model(&model.layout).map_err(refuse)?;
     if !spec.has("precision") {
@@ -138,6 +148,7 @@ pub fn evaluate(args: &EvaluateArgs, placement: Option<Placement>) -> Result<u8>
         "precision": config.precision,
         "seed": config.seed,
         "global_batch_size": config.global_batch_size,
+        "predictions": args.predictions.is_some(),
     });
     let settings = Settings::of_evaluation(&config.model, &config.data, test.digest(), &others);
     ranks.run(placement, None, |group, local_rank| {
@@ -153,11 +164,17 @@ pub fn evaluate(args: &EvaluateArgs, placement: Option<Placement>) -> Result<u8>
             say(&format!("Checkpoint: {}, after {steps}", args.checkpoint.printable()));
         }
         resume::check_same(&group, &checkpoint.digest(), &flag)?;
-        let result = evaluate_rank(&config, train.host.threads, &checkpoint, test.clone(), group)?;
+        let predictions = || Predictions::new(test.len());
+        let mut predictions = args.predictions.is_some().then(predictions).transpose()?;
+        let (data, into) = (test.clone(), predictions.as_mut());
+        let result = evaluate_rank(&config, train.host.threads, &checkpoint, data, group, into)?;
         if !is_first {
             return Ok(());
         }
         evaluation_lines(&result, &classes).iter().for_each(|line| say(line));
+        let names = if classes.is_empty() { &has } else { &classes };
+        let report = predictions.as_ref().zip(args.predictions.as_deref());
+        let confusions = report.map(|(of, file)| of.report(file, names)).transpose()?;
         let Some(file) = &args.json else { return Ok(()) };
         let found = Found {
             checkpoint: &args.checkpoint,
@@ -168,6 +185,7 @@ pub fn evaluate(args: &EvaluateArgs, placement: Option<Placement>) -> Result<u8>
             perplexity: result.perplexity(),
             classes: &classes,
             accuracy: result.accuracy(),
+            confusions,
         };
         write_stated_json(&Disk::default(), file, &found)
     })?;
@@ -248,6 +266,7 @@ fn evaluate_rank(
     checkpoint: &Checkpoint,
     test: Arc<dyn Dataset>,
     group: Group,
+    predictions: Option<&mut Predictions>,
 ) -> Result<TestResult> {
     let compute = Compute::new(threads, Allocator::new())?;
     let model = config.model.build(test.as_ref(), group.world_size())?;
@@ -259,5 +278,5 @@ fn evaluate_rank(
     // Nobody reads the times.
     let (mut state, mut track) = (StepState::new(&replica)?, SpanTrack::with_capacity(0));
     let cx = &mut StepContext { replica: &replica, state: &mut state, track: &mut track };
-    evaluation::evaluate(&mut strategy, cx, test, config.global_batch_size)
+    evaluation::evaluate(&mut strategy, cx, test, config.global_batch_size, predictions)
 }

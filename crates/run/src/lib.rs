@@ -27,6 +27,7 @@ mod generated;
 pub mod instructions;
 mod markers;
 pub mod precision;
+pub mod predictions;
 pub mod recorded;
 pub mod resolve;
 pub mod resolve_ranks;

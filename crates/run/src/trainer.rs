@@ -364,7 +364,7 @@ impl Trainer<'_> {
         let Some(test) = self.test.clone() else { return Ok(None) };
         let (strategy, mut cx) = self.stepper.parts();
         let batch = self.config.global_batch_size;
-        let result = evaluation::evaluate(strategy, &mut cx, test, batch)?;
+        let result = evaluation::evaluate(strategy, &mut cx, test, batch, None)?;
         // The time belongs to no step.
         cx.track.clear();
         Ok(Some(result))

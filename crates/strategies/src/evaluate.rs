@@ -8,14 +8,14 @@ use paceline_model::{Batch, Context, Layer, OpenUnits};
 use crate::hooks::StepHooks;
 use crate::{Replica, Result, StepContext, Strategy};
 
-/// Adds the objective's sums over this rank's share of a batch to `sums`: f64 (3), see
-/// [`Objective`](paceline_model::Objective). In a pipeline, only the last stage adds any. Computes no gradients. All ranks call this
-/// together.
+/// Computes the output of the last block for this rank's share of a batch, and passes it to `then`, such as
+/// [`Model::evaluate`](paceline_model::Model::evaluate). In a pipeline, only the last stage does. Computes no gradients. All ranks
+/// call this together.
 pub fn evaluate(
     strategy: &mut dyn Strategy,
     cx: &mut StepContext,
     batch: &Batch,
-    sums: &Tensor,
+    then: impl FnOnce(&mut Context, &Tensor) -> paceline_model::Result<()>,
 ) -> Result<()> {
     let Replica { model, compute, storage, pipeline, .. } = cx.replica;
     let (placement, rank) = (pipeline.placement, pipeline.rank);
@@ -25,7 +25,7 @@ pub fn evaluate(
     let mut hooks = StepHooks::new(strategy, cx.reborrow());
     let mut cx = Context::evaluation(compute, storage, &mut units, &mut hooks).with_batch(batch);
     cx.open_roots()?;
-    let mut made: Option<Tensor> = None;
+    let (mut made, mut then) = (None::<Tensor>, Some(then));
     for stage in (0..placement.stages()).filter(|stage| is_here(*stage)) {
         let input = match (stage, made) {
             (0, _) => batch.inputs().clone(),
@@ -41,7 +41,7 @@ pub fn evaluate(
         let blocks = pipeline.blocks_of(stage).clone();
         let (output, _) = model.stage(blocks).forward(&mut cx, input)?;
         if stage + 1 == placement.stages() {
-            model.evaluate(&mut cx, &output, sums)?;
+            then.take().map_or(Ok(()), |then| then(&mut cx, &output))?;
         } else if is_here(stage + 1) {
             made = Some(output);
         } else {

@@ -246,7 +246,6 @@ impl Table {
     /// As CSV: the keys, then the rows with all digits. Lines end with a line feed alone.
     pub fn csv(&self) -> String {
         let shown = self.with_columns(|column| !column.key.is_empty());
-        let mut writer = csv::Writer::from_writer(Vec::new());
         let head = shown.columns.iter().map(|column| csv_text(&column.key)).collect();
         // Text may come from others, and a spreadsheet that opens the file must not run it.
         let cell = |cell: &Cell| match cell {
@@ -254,12 +253,7 @@ impl Table {
             _ => cell.exact(),
         };
         let rows = shown.rows.iter().map(|row| row.iter().map(cell).collect());
-        std::iter::once(head)
-            .chain(rows)
-            .try_for_each(|record: Vec<String>| writer.write_record(record))
-            .expect("rows are as long as the head, and memory takes them");
-        String::from_utf8(writer.into_inner().expect("memory takes them"))
-            .expect("all of it is text")
+        csv_lines(std::iter::once(head).chain(rows))
     }
 
     /// The columns for people, with the words of their heads and of the mean and all rows.
@@ -337,8 +331,17 @@ pub fn plain_markdown(text: &str) -> String {
     printable(&line).replace('&', "&amp;").replace('<', "&lt;").replace('|', "\\|")
 }
 
+/// Rows of CSV, all of the same length. Lines end with a line feed alone. Text of others must be [`csv_text`].
+pub fn csv_lines(rows: impl IntoIterator<Item = Vec<String>>) -> String {
+    let mut writer = csv::Writer::from_writer(Vec::new());
+    rows.into_iter()
+        .try_for_each(|row| writer.write_record(row))
+        .expect("rows are of the same length, and memory takes them");
+    String::from_utf8(writer.into_inner().expect("memory takes them")).expect("all of it is text")
+}
+
 /// [`printable`] text for a cell of CSV. An apostrophe precedes text, other than numbers, that a spreadsheet would take for a formula.
-fn csv_text(text: &str) -> String {
+pub fn csv_text(text: &str) -> String {
     const FORMULA: [char; 8] = ['=', '+', '-', '@', '\u{ff1d}', '\u{ff0b}', '\u{ff0d}', '\u{ff20}'];
     let shown = printable(text);
     if shown.starts_with(FORMULA) && shown.parse::<f64>().is_err() {

@@ -1,7 +1,7 @@
 //! The objective of a sequence classifier: a linear layer on the last token of each sequence, and the cross-entropy.
 
-use paceline_kernels::embedding;
-use paceline_kernels::linear_cross_entropy;
+use paceline_kernels::linear::{self, Activation};
+use paceline_kernels::{embedding, linear_cross_entropy};
 use paceline_memory::{DType, Tensor};
 
 use super::head;
@@ -40,6 +40,14 @@ impl Objective for Classifier {
 
     fn classifies(&self) -> bool {
         true
+    }
+
+    fn logits(&self, cx: &mut Context, output: &Tensor) -> Result<Option<Tensor>> {
+        let [last, _] = self.last_tokens(cx, output)?;
+        let weight = cx.param(self.weight)?;
+        let logits = cx.wide_activation([last.dims()[0], weight.dims()[0]])?;
+        linear::forward(cx.compute, &last, &weight, None, Activation::None, &logits)?;
+        Ok(Some(logits))
     }
 
     fn evaluate(&self, cx: &mut Context, output: &Tensor, sums: &Tensor) -> Result<()> {

@@ -18,6 +18,7 @@ fn a_checkpoint_evaluates_as_the_run_that_wrote_it() {
         let train = format!("{FLAGS} --nproc 2 --global-batch-size 25 --steps 11 {optimizer}");
         let trained = sandbox.train(&format!("{train} --evaluate --save saved")).ok();
         let num_runs = std::fs::read_dir(sandbox.path("runs")).unwrap().count();
+        let mut files = Vec::new();
         for ranks in [
             "--nproc 1",
             "--nproc 2",
@@ -26,7 +27,10 @@ fn a_checkpoint_evaluates_as_the_run_that_wrote_it() {
             "--nproc 3 --transport tcp --threads 2",
         ] {
             let flags = format!("--checkpoint saved {FLAGS} {ranks} --json found.json");
-            let run = evaluate(&sandbox, &flags).ok();
+            let rows = format!("{}.csv", files.len());
+            let run = evaluate(&sandbox, &format!("{flags} --predictions {rows}")).ok();
+            files.push(std::fs::read(sandbox.path(&rows)).unwrap());
+            assert_eq!(files.first(), files.last(), "{ranks}");
             for line in ["Evaluation loss: ", "Evaluation accuracy: "] {
                 assert_eq!(run.line(line), trained.line(line), "{optimizer} {ranks}");
             }

@@ -54,6 +54,10 @@ pub struct EvaluateArgs {
     /// Write loss, accuracy and the number of samples to this file too
     #[arg(long, value_name = "FILE", help_heading = "Evaluation")]
     pub json: Option<PathBuf>,
+    /// Write the class that is predicted for each test sample to this CSV file, with its label and its probability, and print how
+    /// often each class is taken for each
+    #[arg(long, value_name = "FILE", help_heading = "Evaluation")]
+    pub predictions: Option<PathBuf>,
     /// Flags of `paceline train`.
     #[command(flatten)]
     pub flags: Part<Taken>,
