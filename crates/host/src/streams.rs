@@ -225,6 +225,11 @@ impl Stream {
         self.add(self.lock(), text.into_owned().into_bytes());
     }
 
+    /// Whether nothing more can be written: the reader is gone, or the disk is full.
+    pub fn has_failed(&self) -> bool {
+        self.lock().failure.is_some()
+    }
+
     /// Writes bytes as they are, such as those that move the cursor.
     pub fn bytes(&self, bytes: Vec<u8>) {
         self.add(self.lock(), bytes);

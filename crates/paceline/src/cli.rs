@@ -16,6 +16,7 @@ use paceline_study::sweep::args::SweepArgs;
 use crate::commands::analyze::args::AnalyzeArgs;
 use crate::commands::bench::BenchCommand;
 use crate::commands::check::args::CheckArgs;
+use crate::commands::classify::args::ClassifyArgs;
 use crate::commands::compare::args::CompareRunsArgs;
 use crate::commands::completions::CompletionsArgs;
 use crate::commands::fetch::args::FetchCommand;
@@ -63,6 +64,8 @@ pub enum Command {
     Evaluate(Later<EvaluateArgs>),
     /// Generate text with a trained language model
     Generate(GenerateArgs),
+    /// Put texts into classes with a trained classifier
+    Classify(ClassifyArgs),
     /// Make a tokenizer from texts
     #[command(subcommand)]
     Tokenizer(TokenizerCommand),

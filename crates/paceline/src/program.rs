@@ -27,8 +27,8 @@ use signal_hook::consts::SIGXFSZ;
 use crate::cli::{Cli, Command};
 use crate::commands::bench::BenchCommand;
 use crate::commands::{
-    self, analyze, check, compare, completions, fetch, generate, new, record, schedule, show,
-    tokenizer, trace,
+    self, analyze, check, classify, compare, completions, fetch, generate, new, record, schedule,
+    show, tokenizer, trace,
 };
 use crate::{logging, mistakes};
 
@@ -156,6 +156,7 @@ fn run(command: Command) -> Result<u8> {
         Command::Train(args) => commands::train::train(&args.0, place()?),
         Command::Evaluate(args) => evaluate::evaluate(&args.0, place()?),
         Command::Generate(args) => generate::generate(&args, carried_tokenizer),
+        Command::Classify(args) => classify::classify(&args, carried_tokenizer),
         Command::Tokenizer(command) => tokenizer::tokenizer(&command),
         Command::Fetch(command) => fetch::fetch(&command),
         Command::Checkpoint(command) => {

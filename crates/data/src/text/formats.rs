@@ -5,6 +5,7 @@
 
 pub(super) mod csv;
 mod jsonl;
+pub(super) mod lines;
 mod parquet;
 
 use std::path::Path;

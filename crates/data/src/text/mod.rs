@@ -42,7 +42,7 @@ pub use dataset::{TokenBlocks, TokenDataset};
 pub use error::TextError;
 pub use files::TextFiles;
 pub use formats::{FORMATS, TextFormat};
-pub use rows::TextRows;
+pub use rows::{TextRows, each_text};
 pub use source::{TextReport, TextSettings, TextSource};
 pub use stream::TextStream;
 pub use table::TableSettings;

@@ -4,10 +4,10 @@
 //! tokens.
 
 use std::collections::BTreeSet;
-use std::io::{BufRead, BufReader, Read};
+use std::io::{self, BufRead, BufReader, Read};
 use std::path::{Path, PathBuf};
 
-use super::formats::csv;
+use super::formats::{csv, lines};
 use super::row::{Label, Sink, TextRow};
 use super::table::SkippedRows;
 use super::{TableSettings, TextError, TextFormat};
@@ -138,6 +138,28 @@ impl TextRows {
         }
         Ok(())
     }
+}
+
+/// Passes each text of a file on, in order, and keeps none, until `sink` returns false: the text column of a table, or the lines of
+/// any other file. Without a file, the lines of standard input. Errors name the file and the row.
+pub fn each_text(
+    path: Option<&Path>,
+    table: &TableSettings,
+    mut sink: impl FnMut(String) -> bool,
+) -> Result<(), TextError> {
+    let name = path.unwrap_or(Path::new("standard input"));
+    let mut goes_on = true;
+    let mut each = |number, row: Result<TextRow, String>| {
+        goes_on = sink(row.map_err(|problem| TextError::row(name, number, problem))?.text);
+        // Nobody sees the error.
+        if goes_on { Ok(()) } else { Err(TextError::row(name, number, "is the last one")) }
+    };
+    let read = match (path, path.and_then(TextFormat::of)) {
+        (None, _) => lines::read(name, unmarked(name, io::stdin().lock())?, &mut each),
+        (Some(path), Some(TextFormat { read: Some(read), .. })) => read(path, table, &mut each),
+        (Some(path), _) => lines::read(path, open(path)?, &mut each),
+    };
+    if goes_on { read } else { Ok(()) }
 }
 
 /// Reads a file in the format that its name states.

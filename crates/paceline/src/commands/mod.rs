@@ -4,9 +4,11 @@
 pub mod analyze;
 pub mod bench;
 pub mod check;
+pub mod classify;
 pub mod compare;
 pub mod completions;
 pub mod fetch;
+mod folder;
 pub mod generate;
 pub mod new;
 pub mod record;

@@ -16,6 +16,7 @@ mod batch_norm;
 mod bench;
 mod check;
 mod checkpoints;
+mod classify;
 mod combinations;
 mod completions;
 mod config;

@@ -152,7 +152,7 @@ fn a_folder_without_a_language_model_is_refused() {
     // Of another model.
     fs::remove_dir_all(sandbox.path("runs")).unwrap();
     sandbox.train(&format!("{} --nproc 1 --epochs 1 --save cnn", crate::common::TINY)).ok();
-    generate("cnn", &[], &["--model cnn: the checkpoint is of cnn, which predicts no tokens"]);
+    generate("cnn", &[], &["--model cnn: the checkpoint is of cnn, which reads no texts"]);
     // A checkpoint that is cut off.
     let shard = sandbox
         .path("moved")

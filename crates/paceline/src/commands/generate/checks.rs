@@ -8,7 +8,7 @@ use paceline_host::text::plural;
 use paceline_model::{LlamaConfig, Sampling};
 
 use super::args::GenerateArgs;
-use super::folder::Folder;
+use crate::commands::folder::Folder;
 
 /// How tokens are chosen.
 pub(super) fn sampling(args: &GenerateArgs) -> Result<Sampling> {

@@ -5,7 +5,6 @@
 
 pub mod args;
 mod checks;
-mod folder;
 
 use std::time::Instant;
 
@@ -14,14 +13,13 @@ use paceline_data::text::TextStream;
 use paceline_failure::{Result, usage};
 use paceline_host::streams;
 use paceline_host::text::plural;
-use paceline_hub as hub;
 use paceline_kernels::Compute;
 use paceline_memory::Allocator;
 use paceline_model::{Generator, Precision, TokenSampler};
 
 use self::args::GenerateArgs;
 use self::checks::{prompt, sampling, window};
-use self::folder::Folder;
+use crate::commands::folder::Folder;
 
 /// Runs `paceline generate`: checks the flags, the folder and the prompts, then generates. `carried` gives the tokenizer of a
 /// data set that the program carries.
@@ -32,11 +30,7 @@ pub fn generate(args: &GenerateArgs, carried: Carried) -> Result<u8> {
     if args.prompts.iter().any(String::is_empty) {
         return usage("--prompt is empty; pass the text to go on from");
     }
-    let found = hub::find("--model", &args.folder, hub::Wanted::Weights)?;
-    if let Some(note) = &found.note {
-        streams::stderr().line(note);
-    }
-    let folder = Folder::open(&found.path, carried)?;
+    let folder = Folder::open(&args.folder, false, carried)?;
     let window = window(args, &folder)?;
     let prompts = args.prompts.iter().map(|text| prompt(text, args, &folder, window));
     let prompts = prompts.collect::<Result<Vec<_>>>()?;

@@ -1,5 +1,5 @@
-//! A folder with a language model: settings, weights, tokenizer, and the tokens that end a text. It is a folder as Hugging
-//! Face stores it, or one that training has left.
+//! A folder with a language model or a classifier of texts: settings, weights, tokenizer, the tokens that end a text, the names of
+//! classes. It is a folder as Hugging Face stores it, or one that training has left.
 //!
 //! Input: the name of the folder. Output: its contents, or the missing file and its origin. This module does not know the
 //! use of the model.
@@ -13,6 +13,8 @@ use paceline_checkpoint::hugging_face::HuggingFace;
 use paceline_data::text::Tokenizer;
 use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
+use paceline_host::streams;
+use paceline_hub as hub;
 use paceline_kernels::{Compute, cast};
 use paceline_memory::{Allocator, Category, DType};
 use paceline_model::pretrained::{CONFIG_FILE, NewParam, Pretrained};
@@ -32,7 +34,9 @@ pub(super) struct Folder {
     pub tokenizer: Tokenizer,
     /// The tokens that end a text.
     pub ends: Vec<u32>,
-    /// The tokens of a sequence that the model was trained on, if the folder says so.
+    /// The names of the classes of a classifier, or their numbers.
+    pub class_names: Vec<String>,
+    /// The tokens of a sequence that the model was trained on, if the folder says so; of a classifier, the most.
     pub trained_len: Option<usize>,
     layout: Arc<Layout>,
     weights: Weights,
@@ -40,15 +44,17 @@ pub(super) struct Folder {
 
 /// Where the values of the weights are.
 enum Weights {
-    /// Parameters that the files do not have are new. A language model has no new ones.
-    Files(Pretrained, Vec<NewParam>),
+    Files(Pretrained),
     Checkpoint(Box<Checkpoint>),
 }
 
 impl Folder {
-    /// Reads all files but the values of the weights, and checks that they fit together. `carried` gives the tokenizer of a
-    /// data set that the program carries.
-    pub fn open(path: &Path, carried: Carried) -> Result<Self> {
+    /// Reads all files but the values of the weights, and checks that they fit together and that the model is a
+    /// classifier, or a language model if no classes are wanted. `carried` gives the tokenizer of a data set that the program carries. Prints how a model of the Hub was found.
+    pub fn open(stated: &Path, wants_classes: bool, carried: Carried) -> Result<Self> {
+        let found = hub::find("--model", stated, hub::Wanted::Weights)?;
+        found.note.iter().for_each(|note| streams::stderr().line(note));
+        let path = &found.path;
         if !path.is_dir() {
             return Err(refused(
                 path,
@@ -57,22 +63,27 @@ impl Folder {
             ));
         }
         match saved_by_run(path)? {
-            Some(saved) => Self::of_checkpoint(&saved, carried),
-            None if paceline_checkpoint::is_in(path) => Self::of_checkpoint(path, carried),
-            None => Self::of_files(path),
+            Some(saved) => Self::of_checkpoint(&saved, wants_classes, carried),
+            None if paceline_checkpoint::is_in(path) => {
+                Self::of_checkpoint(path, wants_classes, carried)
+            }
+            None => Self::of_files(path, wants_classes),
         }
     }
 
     /// A checkpoint, or the latest one of several.
-    fn of_checkpoint(path: &Path, carried: Carried) -> Result<Self> {
+    fn of_checkpoint(path: &Path, wants_classes: bool, carried: Carried) -> Result<Self> {
         let checkpoint = Checkpoint::open(path).map_err(|e| refused(path, e))?;
         let files = HuggingFace::of(&checkpoint.index().run, carried);
         let files = files.map_err(|e| refused(path, format!("{CONFIG_FILE} in its index: {e}")))?;
         let files = files.ok_or_else(|| {
             let model = checkpoint.setting("--model").unwrap_or("another model");
-            refused(path, format!("the checkpoint is of {model}, which predicts no tokens; pass one of a language model"))
+            refused(
+                path,
+                format!("the checkpoint is of {model}, which reads no texts; pass one of a Llama"),
+            )
         })?;
-        let config = language_model(path, &files.config.to_string(), path)?;
+        let (config, class_names) = settings(path, &files.config.to_string(), path, wants_classes)?;
         let tokenizer = files.copied(TOKENIZER).map_err(|reason| {
             refused(
                 path,
@@ -92,18 +103,20 @@ impl Folder {
         let layout = LlamaConfig { max_position_embeddings: 1, ..config.clone() }.build(1);
         let layout = layout.map_err(|e| refused(path, e.to_string()))?.layout;
         checkpoint.check_model(&layout).map_err(|e| refused(path, e))?;
-        let trained_len = checkpoint.setting("--seq-len").and_then(|len| len.parse().ok());
+        // A run has one of the two flags.
+        let len = checkpoint.setting("--seq-len").or(checkpoint.setting("--max-length"));
+        let trained_len = len.and_then(|len| len.parse().ok());
         let (path, weights) = (path.to_owned(), Weights::Checkpoint(Box::new(checkpoint)));
-        Ok(Self { path, config, tokenizer, ends, trained_len, layout, weights })
+        Ok(Self { path, config, tokenizer, ends, class_names, trained_len, layout, weights })
     }
 
     /// A folder as Hugging Face stores it.
-    fn of_files(path: &Path) -> Result<Self> {
+    fn of_files(path: &Path, wants_classes: bool) -> Result<Self> {
         let of_weights = |e: ModelError| Failure::Usage(format!("--model {e}"));
         let text = read(path, CONFIG_FILE)?.ok_or_else(|| {
             refused(path, format!("there is no {CONFIG_FILE}; pass a folder as Hugging Face stores it, or a checkpoint"))
         })?;
-        let config = language_model(path, &text, &path.join(CONFIG_FILE))?;
+        let (config, class_names) = settings(path, &text, &path.join(CONFIG_FILE), wants_classes)?;
         let tokenizer = path.join(TOKENIZER);
         if !tokenizer.exists() {
             return Err(refused(
@@ -119,16 +132,22 @@ impl Folder {
         let ends = ends(&path.join(GENERATION_CONFIG), generation.as_deref(), &config)?;
         let file = Pretrained::open(path).map_err(of_weights)?;
         let (layout, new) = config.check_weights(&file).map_err(of_weights)?;
-        let (path, weights) = (path.to_owned(), Weights::Files(file, new));
-        Ok(Self { path, config, tokenizer, ends, trained_len: None, layout, weights })
+        if let Some(NewParam { name, .. }) = new.first() {
+            return Err(refused(
+                path,
+                format!("its weights have no {name} for these classes; train it first"),
+            ));
+        }
+        let (path, weights, trained_len) = (path.to_owned(), Weights::Files(file), None);
+        Ok(Self { path, config, tokenizer, ends, class_names, trained_len, layout, weights })
     }
 
     /// The weights, without memory for gradients. Those of 16 bits are rounded from f32, which takes memory for both.
     pub fn load(&self, dtype: DType, compute: &Compute) -> Result<Storage> {
         let storage = self.unread(DType::F32, &compute.allocator)?;
         match &self.weights {
-            Weights::Files(file, new) => file
-                .load(&storage, new)
+            Weights::Files(file) => file
+                .load(&storage, &[])
                 .map_err(|e| Failure::Run(format!("--model {}: {e}", self.path.printable())))?,
             Weights::Checkpoint(checkpoint) => {
                 checkpoint.restore_model(&storage, storage.values().ranges())?;
@@ -158,17 +177,31 @@ fn refused(path: &Path, reason: impl std::fmt::Display) -> Failure {
     Failure::Usage(format!("--model {}: {reason}", path.printable()))
 }
 
-/// The settings of a language model, from the text of a `config.json`. Errors name `file`.
-fn language_model(path: &Path, text: &str, file: &Path) -> Result<LlamaConfig> {
+/// The settings of a classifier and the names of its classes, or the settings of a language model if no classes are wanted, from the
+/// text of a `config.json`. Errors about settings name `file`.
+fn settings(
+    path: &Path,
+    text: &str,
+    file: &Path,
+    wants_classes: bool,
+) -> Result<(LlamaConfig, Vec<String>)> {
     let config = LlamaConfig::from_json(text).map_err(|e| refused(file, e))?;
+    let names = LlamaConfig::class_names(text);
     match config.task {
-        LlamaTask::LanguageModel => Ok(config),
-        LlamaTask::Classification { num_labels } => Err(refused(
+        LlamaTask::LanguageModel if wants_classes => Err(refused(
+            path,
+            "this is a language model, which has no classes; pass the folder of a classifier (paceline train --num-labels N)",
+        )),
+        LlamaTask::Classification { num_labels } if !wants_classes => Err(refused(
             path,
             format!(
                 "this is a classifier of {num_labels} classes, which predicts no tokens; pass the folder of a language model"
             ),
         )),
+        LlamaTask::Classification { num_labels } if names.is_empty() => {
+            Ok((config, (0..num_labels).map(|class| class.to_string()).collect()))
+        }
+        _ => Ok((config, names)),
     }
 }
 
