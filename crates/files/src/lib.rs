@@ -145,8 +145,8 @@ fn read_up_to(file: File, len: u64, limit_bytes: u64) -> io::Result<Vec<u8>> {
 fn text(bytes: Vec<u8>) -> io::Result<String> {
     String::from_utf8(bytes).map_err(|error| {
         let before = &error.as_bytes()[..error.utf8_error().valid_up_to()];
-        let lines = before.split(|byte| *byte == b'\n');
-        let (line, byte) = (lines.clone().count(), lines.last().map_or(0, <[u8]>::len) + 1);
+        let mut lines = before.split(|byte| *byte == b'\n');
+        let (line, byte) = (lines.clone().count(), lines.next_back().map_or(0, <[u8]>::len) + 1);
         let problem = format!("it is not text in UTF-8 (line {line}, byte {byte})");
         io::Error::new(io::ErrorKind::InvalidData, problem)
     })

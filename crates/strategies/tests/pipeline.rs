@@ -322,8 +322,12 @@ fn an_evaluation_adds_up_the_sums_of_the_last_stage() {
             let sums = memory.tensor(DType::F64, [3], Category::Workspace).unwrap();
             sums.fill_zero().unwrap();
             let (strategy, mut cx, _) = trainer.parts();
+            let replica = cx.replica;
             for share in &shares {
-                evaluate(strategy, &mut cx, &share.batch, &sums).unwrap();
+                evaluate(strategy, &mut cx, &share.batch, |cx, output| {
+                    replica.model.evaluate(cx, output, &sums)
+                })
+                .unwrap();
             }
             trainer.replica.world.all_reduce(&sums, ReduceOp::Sum).unwrap();
             sums.read::<f64>().unwrap().to_vec()
