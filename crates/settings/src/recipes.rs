@@ -23,7 +23,7 @@ struct Recipe {
     toml: &'static str,
 }
 
-static RECIPES: [Recipe; 3] = [
+static RECIPES: [Recipe; 4] = [
     Recipe {
         name: "tiny-llama",
         about: "A small Llama learns to tell good reviews from bad ones, in seconds, without a download",
@@ -41,6 +41,12 @@ static RECIPES: [Recipe; 3] = [
         about: "A small language model learns any text in --data-dir, byte by byte, in minutes, without a download",
         path: "recipes/tiny-lm.toml",
         toml: include_str!("../recipes/tiny-lm.toml"),
+    },
+    Recipe {
+        name: "mini-lm",
+        about: "The same with a smaller model and a fixed number of steps: words in about two minutes on two cores",
+        path: "recipes/mini-lm.toml",
+        toml: include_str!("../recipes/mini-lm.toml"),
     },
 ];
 
