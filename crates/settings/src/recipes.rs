@@ -75,7 +75,10 @@ impl BeginFlags {
             (None, Some(recipe)) => read(recipe)?,
             (None, None) => return Ok((flags.clone(), Vec::new())),
         };
-        file.keeping(is_kept).overlaid(flags)
+        let (spec, notes) = file.keeping(is_kept).overlaid(flags)?;
+        // A recipe is there to be changed, so one line says how.
+        let is_long = self.recipe.is_some() && notes.len() > 1;
+        Ok((spec, if is_long { vec![notes.join(", ")] } else { notes }))
     }
 }
 

@@ -76,6 +76,8 @@ fn flags_win_over_a_recipe() {
         let note = format!("{flag} takes the place of {setting} {place}");
         assert!(run.stderr.contains(&note), "{}\nlacks {note}", run.stderr);
     }
+    // One line says so, and not one for each flag.
+    assert_eq!(run.stderr.matches("warning: ").count(), 1, "{}", run.stderr);
     assert_eq!(losses(&sandbox).len(), 2);
 }
 
