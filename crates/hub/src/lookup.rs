@@ -128,7 +128,7 @@ pub fn find(flag: &str, value: &Path, wanted: Wanted) -> Result<Found> {
     Ok(Found { path: folder, note: Some(note), revision: Some(revision) })
 }
 
-/// Where tokens of a cached data set are kept: a folder of this user, because the cache has only files of the Hub.
+/// Where tokens are kept: a folder of this user, because the cache has only files of the Hub, and the texts may be another's.
 pub fn tokens_folder() -> Result<PathBuf> {
     let cache = user_cache(&variable).map(|cache| cache.join("paceline/tokens"));
     cache.ok_or_else(|| {

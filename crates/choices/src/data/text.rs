@@ -76,8 +76,7 @@ struct Flags {
     /// Text: make batches of texts of like length, so that little is padded
     #[arg(long)]
     group_by_length: bool,
-    /// Text: folder that keeps the tokens for the next run [default: tokens in --data-dir; for a
-    /// data set by name ~/.cache/paceline/tokens]
+    /// Text: folder that keeps the tokens for the next run [default: ~/.cache/paceline/tokens]
     #[arg(long, value_name = "DIR", help_heading = "Files and addresses")]
     token_cache: Option<PathBuf>,
     /// Tokens of each synthetic sequence, or of each block of running text [default: 128]
@@ -105,11 +104,7 @@ fn resolve(settings: &ArgMatches, run: &RunNeeds) -> Result<Arc<dyn DataSettings
     {
         table.label_names = label_names(&files, &table, num_classes, run.class_names)?;
     }
-    let cache = match flags.token_cache.clone() {
-        Some(cache) => cache,
-        None if data.note.is_some() => hub::tokens_folder()?,
-        None => beside.join("tokens"),
-    };
+    let cache = flags.token_cache.clone().map_or_else(hub::tokens_folder, Ok)?;
     let known = match run.samples {
         Samples::Tokens { vocab, .. } => Some((run.model.to_owned(), vocab)),
         _ => None,

@@ -18,6 +18,9 @@ fn a_model_of_any_text_is_trained_evaluated_and_tried() {
     let sandbox = Sandbox::new();
     texts(&sandbox);
     let run = sandbox.train(&format!("{TINY_LM} --data-dir texts --save model")).ok();
+    // The folder of the texts stays as it was.
+    assert_eq!(sandbox.names("texts"), ["a.md", "more"]);
+    assert!(sandbox.path("cache/paceline/tokens").is_dir());
     let evaluation = run.line("Evaluation loss: ");
     let numbers: Vec<&str> = evaluation.split(", ").collect();
     let perplexity: f64 = numbers[1].strip_prefix("perplexity ").unwrap().parse().unwrap();

@@ -37,7 +37,8 @@ fn resolve_named(
     flags: &str,
     class_names: &[String],
 ) -> Result<DataConfig> {
-    let folder = folder.map(|folder| format!("--data-dir {} ", folder.path().display()));
+    let folder = folder.map(|folder| folder.path().display().to_string());
+    let folder = folder.map(|of| format!("--data-dir {of} --token-cache {of}/tokens "));
     let line = format!("text {}{flags}", folder.unwrap_or_default());
     let command = Command::new("text").args((TEXT.flags)());
     let settings = command.try_get_matches_from(line.split_whitespace()).unwrap();
