@@ -22,9 +22,9 @@ const STANDARD: &str = "abc aifc antigravity argparse array ast asynchat asyncio
     zipimport zlib zoneinfo _collections_abc _weakrefset _compat_pickle";
 
 /// Packages that a program uses.
-const PACKAGES: &str = "PIL accelerate apex cv2 datasets deepspeed functorch huggingface_hub ignite lightning lightning_fabric matplotlib \
-    megatron numpy pandas peft pytorch_lightning safetensors scipy sklearn tensorboard tokenizers torch torch_xla torchaudio torchdata \
-    torchmetrics torchrec torchtext torchvision tqdm transformer_engine transformers triton trl wandb xformers";
+const PACKAGES: &str = "PIL accelerate apex cv2 datasets deepspeed diffusers functorch huggingface_hub ignite lightning lightning_fabric matplotlib \
+    megatron numpy pandas peft pytorch_lightning safetensors scipy sglang sklearn tensorboard tokenizers torch torch_xla torchaudio torchdata \
+    torchmetrics torchrec torchtext torchvision tqdm transformer_engine transformers timm triton trl vllm wandb xformers";
 
 /// Whether a file is one of the program.
 fn is_own(file: &str) -> bool {
@@ -32,7 +32,7 @@ fn is_own(file: &str) -> bool {
         return false;
     }
     if file.starts_with('/') {
-        let folders = ["/site-packages/", "/dist-packages/", "/lib/python3"];
+        let folders = ["/site-packages/", "/dist-packages/", "/lib/python3", "/torchinductor_"];
         return !folders.iter().any(|folder| file.contains(folder));
     }
     let first = file.split('/').next().unwrap_or(file);
