@@ -156,11 +156,11 @@ pub(super) struct Recorded<'a> {
     pub(super) frames: Vec<Frame>,
     pub(super) marks: Marks,
     pub(super) order: Vec<Event>,
-    pub(super) context: Meaning,
+    pub(super) context: TraceFacts,
 }
 
 /// Facts about the trace as a whole.
-pub(super) struct Meaning {
+pub(super) struct TraceFacts {
     /// Whether every rank of the run has a trace. Otherwise time in collectives may be waiting for a rank that is not seen.
     pub(super) has_all_ranks: bool,
     pub(super) code: Code,
@@ -191,7 +191,7 @@ impl<'a> Recorded<'a> {
             frames: Vec::new(),
             marks: Marks::default(),
             order: Vec::new(),
-            context: Meaning {
+            context: TraceFacts {
                 has_all_ranks: true,
                 code: Code::of(timeline),
                 kinds: timeline.names.iter().map(collective_kind).collect(),

@@ -61,9 +61,8 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
                 least.work_ns[at] = scaled(base_ns[at], 0.5);
                 most.is_gone[at] |= Some(at) != slowest;
             } else {
-                let name = of.text(calls[at].name);
-                let name = name.rsplit(": ").next().unwrap_or(name).to_owned();
-                tally.add_time(of, name, time[at]);
+                let name = of.text(calls[at].name).rsplit(": ").next().unwrap_or_default();
+                tally.add_time(of, name.to_owned(), time[at]);
                 least.call_ns[at] = scaled(base_ns[at], 0.5);
                 most.call_ns[at] = if Some(at) == slowest { base_ns[at] } else { 0 };
             }
