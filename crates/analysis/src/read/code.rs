@@ -4,6 +4,10 @@
 //! versions also record the place of the call, `train.py:12`. Paths are relative to the folders that Python imports from, so the first part of a path
 //! tells a library from the program. The name and the caller of an event go in. A line of the program comes out.
 
+use std::sync::LazyLock;
+
+use foldhash::HashSet;
+
 /// The modules of Python's standard library.
 const STANDARD: &str = "abc aifc antigravity argparse array ast asynchat asyncio asyncore atexit audioop base64 bdb binascii bisect builtins \
     bz2 cProfile calendar cgi cgitb chunk cmath cmd code codecs codeop collections colorsys compileall concurrent \
@@ -26,6 +30,9 @@ const PACKAGES: &str = "PIL accelerate apex cv2 datasets deepspeed diffusers fun
     megatron numpy pandas peft pytorch_lightning safetensors scipy sglang sklearn tensorboard tokenizers torch torch_xla torchaudio torchdata \
     torchmetrics torchrec torchtext torchvision tqdm transformer_engine transformers timm triton trl vllm wandb xformers";
 
+static LIBRARIES: LazyLock<HashSet<&str>> =
+    LazyLock::new(|| STANDARD.split_whitespace().chain(PACKAGES.split_whitespace()).collect());
+
 /// Whether a file is one of the program.
 fn is_own(file: &str) -> bool {
     if file.starts_with('<') || !file.ends_with(".py") {
@@ -37,7 +44,7 @@ fn is_own(file: &str) -> bool {
     }
     let first = file.split('/').next().unwrap_or(file);
     let module = first.strip_suffix(".py").unwrap_or(first);
-    !STANDARD.split_whitespace().chain(PACKAGES.split_whitespace()).any(|of| of == module)
+    !LIBRARIES.contains(module)
 }
 
 /// The place of an event in the program: `train.py:10 (step)` for a function of the program, or the place from which the program called
