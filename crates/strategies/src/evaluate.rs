@@ -15,7 +15,7 @@ pub fn evaluate(
     strategy: &mut dyn Strategy,
     cx: &mut StepContext,
     batch: &Batch,
-    then: impl FnOnce(&mut Context, &Tensor) -> paceline_model::Result<()>,
+    mut then: impl FnMut(&mut Context, &Tensor) -> paceline_model::Result<()>,
 ) -> Result<()> {
     let Replica { model, compute, storage, pipeline, .. } = cx.replica;
     let (placement, rank) = (pipeline.placement, pipeline.rank);
@@ -25,7 +25,7 @@ pub fn evaluate(
     let mut hooks = StepHooks::new(strategy, cx.reborrow());
     let mut cx = Context::evaluation(compute, storage, &mut units, &mut hooks).with_batch(batch);
     cx.open_roots()?;
-    let (mut made, mut then) = (None::<Tensor>, Some(then));
+    let mut made = None::<Tensor>;
     for stage in (0..placement.stages()).filter(|stage| is_here(*stage)) {
         let input = match (stage, made) {
             (0, _) => batch.inputs().clone(),
@@ -41,7 +41,7 @@ pub fn evaluate(
         let blocks = pipeline.blocks_of(stage).clone();
         let (output, _) = model.stage(blocks).forward(&mut cx, input)?;
         if stage + 1 == placement.stages() {
-            then.take().map_or(Ok(()), |then| then(&mut cx, &output))?;
+            then(&mut cx, &output)?;
         } else if is_here(stage + 1) {
             made = Some(output);
         } else {

@@ -75,8 +75,9 @@ const TRAIN: Case = Case {
 const CHECKPOINTS: &str = "out/step-";
 
 /// Commands without a case, and why.
-const ELSEWHERE: [(&str, &str); 11] = [
+const ELSEWHERE: [(&str, &str); 13] = [
     ("check", "it writes no file"),
+    ("classify", "it writes no file"),
     ("completions", "it writes no file"),
     ("evaluate", "the user states the name: --json"),
     (
@@ -86,6 +87,7 @@ const ELSEWHERE: [(&str, &str); 11] = [
     ("generate", "it writes no file"),
     ("help", "it writes no file"),
     ("new", "it writes into a folder that it makes"),
+    ("record", "its folder of traces is empty or new; the report is that of `analyze`"),
     ("schedule", "the user states the name: --csv"),
     ("show", "it writes no file"),
     ("tokenizer", "the user states the name: --to"),
