@@ -89,12 +89,14 @@ pub(crate) fn analyzed(timeline: &Timeline, include_last: bool) -> (Vec<Step>, i
     (steps, end_ns.unwrap_or(i64::MAX))
 }
 
-/// Two processes that run the same step, if a file has the traces of several ranks.
+/// Two processes that run the same step, or a loop of training, if a file has the traces of several ranks.
 pub(crate) fn merged(timeline: &Timeline) -> Option<[&str; 2]> {
     let numbers = numbers(timeline);
     let mut first: HashMap<u64, &str> = HashMap::default();
     let host = timeline.annotations.iter().filter(|annotation| !annotation.is_device);
-    let mut steps = host.filter_map(|of| Some((numbers[of.name.0 as usize]?, of.lane)));
+    let of_loop: Vec<bool> = timeline.names.iter().map(find::is_of_loop).collect();
+    let key = |name: usize| numbers[name].or(of_loop[name].then_some(u64::MAX));
+    let mut steps = host.filter_map(|of| Some((key(of.name.0 as usize)?, of.lane)));
     steps.find_map(|(number, lane)| {
         let pid = timeline.lanes[lane.0 as usize].pid.as_str();
         let other = *first.entry(number).or_insert(pid);

@@ -30,15 +30,23 @@ impl Recorded<'_> {
         let of_step = self.works.iter().filter(|work| work.step == Some(0));
         let ends = of_step.map(|work| work.time.end_ns());
         let done_ns = ends.chain(self.steps.get(1).map(|step| step.start_ns)).max();
+        let pause_ns = |work: &Work| {
+            let next = next.get(&work.stream).zip(done_ns);
+            next.map_or(0, |(next, done_ns)| next.time.start_ns - done_ns)
+        };
         // A lag stays as it is if the host is the slower one. Then the device pauses before the work of each step.
-        let pause = |stream: i64| match (next.get(&stream), done_ns) {
-            (Some(next), Some(done_ns)) if self.is_late(next) => next.time.start_ns - done_ns,
-            _ => 0,
+        let done = |work: &Work| {
+            let is_late = next.get(&work.stream).is_some_and(|next| self.is_late(next));
+            work.time.start_ns - if is_late { pause_ns(work) } else { 0 }
         };
         let is_held_up = |work: &Work| work.before.is_some() || work.after != [None, None];
         let late = self.first_works(0).filter(|work| self.is_late(work) && !is_held_up(work));
+        // Streams that begin the next step while the device does this one, such as that of copies of the next batch, do not wait for it.
+        let (waiting, ahead): (Vec<&Work>, Vec<&Work>) = late.partition(|work| pause_ns(work) >= 0);
         // What holds up a stream within the step comes later.
-        let hidden_ns = late.map(|work| work.time.start_ns - pause(work.stream)).min();
+        let hidden_ns = waiting.into_iter().map(done).min();
+        let of_ahead = || ahead.into_iter().max_by_key(|work| pause_ns(work)).map(done);
+        let hidden_ns = hidden_ns.or_else(of_ahead);
         hidden_ns.or_else(|| self.as_after_first(done_ns?)).map_or(begin_ns, |ns| begin_ns.max(ns))
     }
 
@@ -66,25 +74,23 @@ impl Recorded<'_> {
         call_ns.is_some_and(is_past)
     }
 
-    /// When the device had done the recorded work that was launched before the first step, or before the recording; `None` without
-    /// such work.
+    /// When the device had done the recorded work that was launched before the first step, or before the recording, on the streams of
+    /// that step; `None` without such work. Work of other streams, such as a copy of a checkpoint, holds up no step.
     fn earlier(&self) -> Option<i64> {
         let timeline = self.timeline;
         let calls = launched(timeline);
-        let mut first: HashMap<i64, i64> = HashMap::default();
-        for work in &self.works {
-            let first_ns = first.entry(work.stream).or_insert(i64::MAX);
-            *first_ns = work.time.start_ns.min(*first_ns);
-        }
-        let first_ns = first.values().copied().min()?;
-        let is_earlier = |kernel: &&Kernel| {
+        let first: HashMap<i64, i64> =
+            self.first_works(0).map(|work| (work.stream, work.time.start_ns)).collect();
+        let end_ns = |kernel: &Kernel| {
+            let first_ns = *first.get(&kernel.stream)?;
             let call = kernel.correlation.and_then(|number| calls.get(&number));
-            kernel.work != DeviceWork::Sync
-                && match call {
-                    Some(call) => timeline.launches[*call as usize].time.start_ns < self.window().0,
-                    None => kernel.time.start_ns < *first.get(&kernel.stream).unwrap_or(&first_ns),
-                }
+            let is_earlier = match call {
+                Some(call) => timeline.launches[*call as usize].time.start_ns < self.window().0,
+                None => kernel.time.start_ns < first_ns,
+            };
+            let is_work = kernel.work != DeviceWork::Sync;
+            (is_work && is_earlier).then(|| kernel.time.end_ns().min(first_ns))
         };
-        timeline.kernels.iter().filter(is_earlier).map(|kernel| kernel.time.end_ns()).max()
+        timeline.kernels.iter().filter_map(end_ns).max()
     }
 }

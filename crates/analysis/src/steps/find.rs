@@ -3,18 +3,30 @@
 //!
 //! A timeline goes in. A [`Found`] comes out, with how sure it is: steps of one program launch about as much work each.
 
+use foldhash::HashMap;
 use paceline_table::stats::median;
 
 use super::{Found, Step, repeats};
-use crate::timeline::{LAUNCHES, NameId, TimeRange, Timeline, TrackId};
+use crate::timeline::{LAUNCHES, Launch, NameId, TimeRange, Timeline, TrackId};
 
 /// The least number of spans that make steps: with fewer, the parts of one step cannot be told from steps.
 pub(super) const LEAST: usize = 3;
 /// Steps are alike if their work differs from the median by at most this part of it.
 const ALIKE: i64 = 20;
 
+/// At most this many spans make a step.
+const TOGETHER: usize = 6;
+
 /// The most letters of a name that are shown.
 const SHOWN: usize = 80;
+
+/// The spans that PyTorch itself records in a loop of training: steps of the optimizer, and waits for the loader.
+const LOOP: [&str; 2] = ["Optimizer.step", "enumerate(DataLoader)"];
+
+/// Whether a name is one of such a span.
+pub(super) fn is_of_loop(name: &str) -> bool {
+    LOOP.iter().any(|of| name.starts_with(of))
+}
 
 /// The spans of a thread with one name, in order of time.
 struct Spans {
@@ -25,8 +37,7 @@ struct Spans {
 
 /// The steps of a trace that does not mark them; `None` if nothing in it repeats as steps do.
 pub(super) fn unmarked(timeline: &Timeline) -> Option<Found> {
-    let optimizer = spans(timeline, |name| name.starts_with("Optimizer.step"));
-    let loader = spans(timeline, |name| name.starts_with("enumerate(DataLoader)"));
+    let [optimizer, loader] = LOOP.map(|of| spans(timeline, |name| name.starts_with(of)));
     // Two optimizers, or one that is called twice, in each step of a loader.
     let is_of_loader =
         optimizer.as_ref().zip(loader.as_ref()).is_some_and(|(optimizer, loader)| {
@@ -51,11 +62,17 @@ pub(super) fn unmarked(timeline: &Timeline) -> Option<Found> {
 pub(super) fn named(timeline: &Timeline, wanted: &str) -> Option<Found> {
     let is_it = |name: &str| {
         let number = name.strip_prefix(wanted);
-        number.is_some_and(|of| of.chars().all(|c| c.is_ascii_digit() || "#:_-. ()[]".contains(c)))
+        number.is_some_and(|of| !of.contains(char::is_alphabetic))
     };
     let spans = spans(timeline, is_it)?;
-    let steps = spans.times.iter().zip(0..).map(|(&time, number)| Step { number, time }).collect();
-    let words = format!("Steps are the {} spans \"{wanted}\".", spans.times.len());
+    // What lies between two spans is of the first one.
+    let starts = spans.times.iter().map(|time| time.start_ns);
+    let bounds_ns: Vec<i64> = starts.chain(spans.times.last().map(TimeRange::end_ns)).collect();
+    let steps = steps_between(&bounds_ns);
+    let words = format!(
+        "Steps are the {} spans \"{wanted}\", from the start of one to the start of the next.",
+        spans.times.len()
+    );
     Some(Found { steps, lane: spans.lane, is_last_cut: true, words })
 }
 
@@ -98,29 +115,82 @@ fn between(timeline: &Timeline, of: &Spans, bounds_ns: &[i64], how: &str) -> Opt
     if bounds_ns.len() < LEAST {
         return None;
     }
-    let names = &timeline.names;
-    let calls = timeline.launches.iter().filter(|call| LAUNCHES.contains(&names.text(call.name)));
-    let mut begins: Vec<i64> = calls.map(|call| call.time.start_ns).collect();
-    let what = if begins.is_empty() { "operators" } else { "launches" };
-    if begins.is_empty() {
-        begins = timeline.operators.iter().map(|operator| operator.time.start_ns).collect();
+    let mut begun = launches(timeline);
+    let what = if begun.is_empty() { "operators" } else { "launches" };
+    if begun.is_empty() {
+        begun = timeline.operators.iter().map(|of| (of.time.start_ns, of.name)).collect();
     }
-    begins.sort_unstable();
-    let at = |ns: i64| begins.partition_point(|begin| *begin < ns) as i64;
-    let counts: Vec<i64> = bounds_ns.windows(2).map(|of| at(of[1]) - at(of[0])).collect();
+    begun.sort_unstable();
+    let at = |ns: i64| begun.partition_point(|begun| begun.0 < ns);
+    let works: Vec<_> = bounds_ns.windows(2).map(|of| &begun[at(of[0])..at(of[1])]).collect();
+    let together = together(&works);
+    let bounds_ns: Vec<i64> = bounds_ns.iter().copied().step_by(together).collect();
+    let counts: Vec<i64> = bounds_ns.windows(2).map(|of| (at(of[1]) - at(of[0])) as i64).collect();
     let usual = median(counts.iter().copied()).filter(|count| *count > 0)?;
-    let alike = counts.iter().filter(|of| (**of - usual).abs() <= 1.max(usual / ALIKE)).count();
-    if 2 * alike < counts.len() {
+    let is_alike = |count: &i64| (count - usual).abs() <= 1.max(usual / ALIKE);
+    let alike = counts.iter().filter(|of| is_alike(of)).count();
+    // Steps follow each other without a gap, so those before or after an evaluation are left out with it.
+    let mut runs = counts.chunk_by(|a, b| is_alike(a) && is_alike(b)).scan(0, |next, run| {
+        let begin = std::mem::replace(next, *next + run.len());
+        Some(begin..*next)
+    });
+    let first = runs.next()?;
+    let run = runs.fold(first, |most, run| if run.len() > most.len() { run } else { most });
+    if 2 * alike < counts.len() || run.len() + 1 < LEAST {
         return None;
     }
     let name: String = timeline.names.text(of.name).chars().take(SHOWN).collect();
     let words = format!(
-        "prof.step() marks no steps. They are taken from the spans \"{name}\", {how}: {alike} of {} steps have about the same number \
-         of {what} ({usual}).{}",
+        "prof.step() marks no steps. They are taken from the spans \"{name}\", {how}{}: {alike} of {} steps have about the same number \
+         of {what} ({usual}).{}{}",
+        if together > 1 { format!(", {together} to a step") } else { String::new() },
         counts.len(),
-        if 10 * alike < 9 * counts.len() { NOT_SURE } else { "" }
+        if run.len() < counts.len() {
+            format!(" The longest run of such steps is looked at: {} steps.", run.len())
+        } else {
+            String::new()
+        },
+        if 10 * alike < 9 * counts.len() || together > 1 { NOT_SURE } else { "" }
     );
-    Some(Found { steps: steps_between(bounds_ns), lane: of.lane, is_last_cut: false, words })
+    let steps = steps_between(&bounds_ns[run.start..=run.end]);
+    Some(Found { steps, lane: of.lane, is_last_cut: false, words })
+}
+
+/// When work was launched, and its name: the kernel's, where it is known.
+fn launches(timeline: &Timeline) -> Vec<(i64, NameId)> {
+    let kernels = timeline.kernels.iter().filter_map(|of| Some((of.correlation?, of.name)));
+    let kernels: HashMap<u64, NameId> = kernels.collect();
+    let names = &timeline.names;
+    let calls = timeline.launches.iter().filter(|call| LAUNCHES.contains(&names.text(call.name)));
+    let name = |of: &Launch| of.correlation.and_then(|number| kernels.get(&number).copied());
+    calls.map(|of| (of.time.start_ns, name(of).unwrap_or(of.name))).collect()
+}
+
+/// How many spans make a step: 2 if the work in them alternates, as with the two optimizers of a GAN.
+fn together(works: &[&[(i64, NameId)]]) -> usize {
+    let sums = |work: &&[(i64, NameId)]| {
+        let mut sums: HashMap<NameId, i64> = HashMap::default();
+        work.iter().for_each(|(_, name)| *sums.entry(*name).or_default() += 1);
+        sums
+    };
+    let sums: Vec<HashMap<NameId, i64>> = works.iter().map(sums).collect();
+    let is_unlike = |a: &HashMap<NameId, i64>, b: &HashMap<NameId, i64>| {
+        let differ = |name: &NameId| {
+            let [a, b] = [a, b].map(|of| of.get(name).copied().unwrap_or(0));
+            (a - b).abs()
+        };
+        let only_b = b.keys().filter(|name| !a.contains_key(name));
+        let sum: i64 = a.keys().chain(only_b).map(differ).sum();
+        sum > 1.max(a.values().sum::<i64>() / ALIKE)
+    };
+    let unlike = |apart: usize| {
+        let pairs = sums.iter().zip(sums.iter().skip(apart));
+        pairs.filter(|(a, b)| is_unlike(a, b)).count()
+    };
+    let once = unlike(1);
+    // An evaluation differs from what comes before and after it at any distance.
+    let mut several = (2..=TOGETHER).filter(|apart| 3 * apart <= works.len() + 1);
+    several.find(|apart| 3 * unlike(*apart) < once).unwrap_or(1)
 }
 
 /// The advice where steps are not sure.

@@ -2,7 +2,7 @@
 //!
 //! A timeline goes in. A [`Found`] comes out. Layers repeat too, within a step. Two signs tell steps from layers. Each step copies to
 //! or from the host, and no layer does. Or nothing else is in the trace: a pass over layers also has kernels before the first layer or
-//! after the last one that no layer has.
+//! after the last one that no layer has. Neither is sure unless the host pauses between steps.
 
 use std::collections::HashSet;
 
@@ -70,7 +70,7 @@ pub(super) fn of(timeline: &Timeline) -> Option<Found> {
         begins.len() - 1,
         (begins[begins.len() - 1] - begins[0]) / (begins.len() - 1),
         100.0 * likeness,
-        if likeness < SURE { NOT_SURE } else { "" }
+        if likeness < SURE || !pauses(&all, begins) { NOT_SURE } else { "" }
     );
     let lane = all[begins[0]].lane;
     Some(Found { steps: steps_between(&bounds_ns), lane, is_last_cut: false, words })
@@ -118,6 +118,16 @@ fn is_all(all: &[Launch], begins: &[usize]) -> bool {
     let inside: HashSet<NameId> = all[first..last].iter().map(|launch| launch.name).collect();
     let outside = all[..first].iter().chain(&all[last..]);
     outside.filter(|launch| launch.work == Kind::Kernel).all(|launch| inside.contains(&launch.name))
+}
+
+/// Whether the host pauses before nearly each group, and longer than within it. Layers follow each other without a pause.
+fn pauses(all: &[Launch], begins: &[usize]) -> bool {
+    // Before the first group, anything may have been.
+    let groups = begins.windows(2).skip(1);
+    let longest_ns = |of: &[usize]| all[of[0] + 1..of[1]].iter().map(|of| of.pause_ns).max();
+    let is_after_pause =
+        |of: &&[usize]| longest_ns(of).is_some_and(|ns| all[of[0]].pause_ns > 2 * ns);
+    10 * groups.clone().filter(is_after_pause).count() >= 9 * groups.len()
 }
 
 /// The part of the launches that are the same as those at their place in the group before.
