@@ -360,8 +360,10 @@ fn files_of_other_programs_are_named() {
     let tar =
         [b"rank_0.json".to_vec(), vec![0; 246], b"ustar\x0000".to_vec(), vec![0; 249]].concat();
     let nodes = r#"{"schema": "1.1.0-chakra.0.0.4", "pid": 1, "nodes": [{"id": 1}]}"#;
-    let cases: [(&str, &[u8], &str); 14] = [
+    let cases: [(&str, &[u8], &str); 18] = [
         ("a.json", b"\x80\x04\x95", "a Python pickle"),
+        ("q.json.gz", &gzip("<!DOCTYPE html>"), "a page"),
+        ("r.json.gz", &gzip(&String::from_utf8_lossy(&tar)), "an archive (tar)"),
         ("b.json", b"PK\x03\x04\x14", "an archive (zip)"),
         ("c.tar", &tar, "an archive (tar): unpack it"),
         ("d.tar.gz", &gzip("rank_0.json\0"), "an archive (tar)"),
@@ -374,6 +376,8 @@ fn files_of_other_programs_are_named() {
         ("k.csv", b"Name,Calls", "rocprof"),
         ("l.json", nodes.as_bytes(), "an execution trace of PyTorch or Chakra"),
         ("m.json", br#"{"rocprofiler-sdk-tool": [{}]}"#, "rocprofv3"),
+        ("o.json", b"\xef\xbb\xbf{}", "text that another program has saved anew"),
+        ("p.json", b"\xff\xfe{\0", "text in UTF-16: pass the file as"),
         ("n.json", br#"{"mod\u001b[2Jel": {"name": "x"}}"#, "el\", and no \"traceEvents\""),
     ];
     for (name, bytes, words) in cases {
@@ -415,6 +419,13 @@ fn traces_of_several_ranks_in_one_file_are_refused() {
         error.contains("in process 7 and in process 9") && error.contains("own files"),
         "{error}"
     );
+    // Two programs that mark no steps.
+    let of_loop = |pid: u32| {
+        step(pid, "user_annotation", 1).replace("ProfilerStep#1", "Optimizer.step#SGD.step")
+    };
+    let error = open(&file("loops.json", &[of_loop(7), of_loop(9)])).unwrap_err().to_string();
+    assert!(error.contains("in process 7 and in process 9"), "{error}");
+    open(&file("loop.json", &[of_loop(7), of_loop(7)])).unwrap();
     // The device's view of a step is of another process.
     open(&file("one.json", &[step(7, "user_annotation", 1), step(0, "gpu_user_annotation", 1)]))
         .unwrap();

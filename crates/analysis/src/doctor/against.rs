@@ -133,7 +133,9 @@ impl Against {
             Some(Test { pairs, least_ms, .. }) => format!(
                 "A difference of {least_ms:.2} ms would have been seen in {pairs} pairs of steps"
             ),
-            None => "One of them has one step, so the spread is unknown".to_owned(),
+            None => {
+                "Only one step of one of them is looked at, so the spread is unknown".to_owned()
+            }
         };
         format!(
             "A step takes {:.2} ms {more}{promise} The median step took {before:.2} ms before and {after:.2} after. {test}",
@@ -146,6 +148,8 @@ impl Against {
         let slack_ms = self.test.map_or(0.0, |test| test.least_ms).max(NEAR * self.step_ms[0]);
         if self.test.is_some_and(|test| !test.is_seen) {
             "; the difference is within the spread of the steps"
+        } else if self.gained_ms < -slack_ms {
+            ", but steps got slower"
         } else if self.gained_ms < low_ms - slack_ms {
             "; less came"
         } else if self.gained_ms > high_ms + slack_ms {
@@ -196,6 +200,7 @@ mod tests {
             ([85.0, 86.0, 84.0], "10.00 to 20.00 ms were promised for `loader`, and they came"),
             ([70.0, 71.0, 69.0], "10.00 to 20.00 ms were promised for `loader`; more came"),
             ([95.0, 96.0, 94.0], "10.00 to 20.00 ms were promised for `loader`; less came"),
+            ([109.0, 110.0, 108.0], "promised for `loader`, but steps got slower"),
             ([100.0, 102.0, 99.0], "the difference is within the spread of the steps"),
         ] {
             let said = with(&lengths).words();

@@ -122,7 +122,16 @@ pub fn diagnosis(timelines: &[Timeline], options: &Options) -> Diagnosis {
 /// Diagnoses the traces of a run.
 fn diagnose(timelines: &[Timeline], together: &Together, options: &Options) -> Diagnosis {
     let mut unseen = unseen(timelines);
-    if timelines.iter().any(|of| steps::of(of).is_empty() || of.lost_kernels()) {
+    let lacks = |of: &Timeline| steps::of(of).is_empty() || of.lost_kernels();
+    let lacking = || timelines.iter().enumerate().filter(|(_, of)| lacks(of));
+    if let Some((place, of)) = lacking().next() {
+        if lacking().count() < timelines.len() {
+            let rank = of.rank.unwrap_or(place);
+            unseen.insert(
+                0,
+                format!("Rank {rank} has no steps or no kernels, so nothing is advised."),
+            );
+        }
         return Diagnosis { unseen, ..Diagnosis::default() };
     }
     let rank = |(place, of): (usize, &Timeline)| {
@@ -144,10 +153,11 @@ fn diagnose(timelines: &[Timeline], together: &Together, options: &Options) -> D
     let num_steps = of_ranks.iter().map(Vec::len).min().unwrap_or(0);
     let of_step = |at: usize| mean(&of_ranks.iter().map(|of| of[at]).collect::<Vec<_>>());
     let lengths_ms: Vec<f64> = (0..num_steps).map(of_step).collect();
-    if lengths_ms.is_empty() {
+    let step_ms = mean(&lengths_ms);
+    // Without a length, or if all work was done before the first step had begun, there is nothing to gain.
+    if !(step_ms > 0.0) {
         return Diagnosis { unseen, ..Diagnosis::default() };
     }
-    let step_ms = mean(&lengths_ms);
     let bases: Vec<Plan> = recorded.iter().map(|of| without_waits(of, together)).collect();
     let waits = recorded.iter().zip(&bases).map(|(of, base)| {
         of.gains_ms(&of.as_recorded(), base).iter().sum::<f64>() / of.steps.len() as f64

@@ -61,15 +61,23 @@ struct Analyzed {
 
 fn of_rank(rank: usize, timeline: &Timeline, options: &Options) -> Result<Analyzed, TraceError> {
     let no_work = || {
-        if timeline.extent().is_none()
-            && let Some((kind, count)) = timeline.skipped.iter().max_by_key(|of| of.1)
-        {
-            return TraceError::Unfit(format!(
-                "{}: no event of PyTorch's profiler, but {count} of kind \"{kind}\": it is a trace of another program, \
-                 or of PyTorch before 1.8",
-                timeline.source,
-                kind = printable(kind)
-            ));
+        if timeline.extent().is_none() {
+            let is_of_pytorch = timeline.base_ns.is_some()
+                || !timeline.devices.is_empty()
+                || !timeline.code.is_empty()
+                || timeline.skipped.contains_key("python_function");
+            let other = timeline.skipped.iter().max_by_key(|of| of.1).filter(|_| !is_of_pytorch);
+            let what = match other {
+                Some((kind, count)) => format!(
+                    "no event of PyTorch's profiler, but {count} of kind \"{}\": it is a trace of another program, or of \
+                     PyTorch before 1.8",
+                    printable(kind)
+                ),
+                None => "nothing was recorded, neither kernels nor operators: the program has to compute while the profiler \
+                         is active"
+                    .to_owned(),
+            };
+            return TraceError::Unfit(format!("{}: {what}", timeline.source));
         }
         TraceError::Unfit(format!(
             "{}: neither kernels nor operators in the steps that are looked at; profile more than one step, or include the \

@@ -46,8 +46,11 @@ pub(super) fn of_rank(work: &Work, is_circular: bool) -> Applies {
     ];
     let notes = NOTES.into_iter().enumerate().filter(|(at, _)| applies[*at]);
     let notes = notes.map(|(at, text)| (at, Cow::Borrowed(text)));
-    let found = work.timeline.found.as_ref().filter(|_| work.options.rules == Rules::Steps);
-    notes.chain(found.map(|found| (NOTES.len(), Cow::Owned(found.words.clone())))).collect()
+    let words = work.timeline.found.as_ref().map(|found| match work.options.rules {
+        Rules::Steps => found.words.clone(),
+        _ => format!("Advice is by steps that HTA does not know. {}", found.words),
+    });
+    notes.chain(words.map(|words| (NOTES.len(), Cow::Owned(words)))).collect()
 }
 
 /// The notes that apply to some of these ranks, each with its ranks.

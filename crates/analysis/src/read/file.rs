@@ -142,7 +142,7 @@ pub(crate) fn with_json<T>(
     })
 }
 
-const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
+pub(super) const GZIP_MAGIC: [u8; 2] = [0x1f, 0x8b];
 
 /// The size of a chunk of decompressed bytes.
 const CHUNK_BYTES: usize = 256 << 10;

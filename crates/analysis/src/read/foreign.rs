@@ -7,10 +7,13 @@ use std::path::Path;
 
 use paceline_files::printable;
 
-use super::file::with_json;
+use flate2::read::MultiGzDecoder;
+
+use super::file::{GZIP_MAGIC, with_json};
 use crate::json::{JsonError, Pull, lossy};
 
 const RECORD: &str = "record with torch.profiler and pass its trace (.json or .json.gz)";
+const PLAIN: &str = "pass the file as torch.profiler has written it (UTF-8 without a mark)";
 const UNPACK: &str = "unpack it, and pass the trace in it";
 
 /// Files by the end of their name: the kind, and the remedy.
@@ -28,13 +31,16 @@ const NAMES: [(&str, &str, &str); 10] = [
 ];
 
 /// Files by their bytes at a place.
-const BYTES: [(usize, &[u8], &str, &str); 8] = [
+const BYTES: [(usize, &[u8], &str, &str); 11] = [
     (0, b"SQLite format 3", "a database (SQLite) of Nsight Systems or rocprofv3", RECORD),
     (0, b"PK\x03\x04", "an archive (zip), or a file of torch.save", UNPACK),
     (257, b"ustar", "an archive (tar)", UNPACK),
     (0, b"\x28\xb5\x2f\xfd", "compressed by zstd", UNPACK),
     (0, b"\xfd7zXZ", "compressed by xz", UNPACK),
     (0, b"BZh", "compressed by bzip2", UNPACK),
+    (0, b"\xef\xbb\xbf", "text that another program has saved anew", PLAIN),
+    (0, b"\xff\xfe", "text in UTF-16", PLAIN),
+    (0, b"\xfe\xff", "text in UTF-16", PLAIN),
     (0, b"<", "a page (HTML or XML)", RECORD),
     (0, b"version https://git-lfs", "a pointer of Git LFS", "fetch the file itself (git lfs pull)"),
 ];
@@ -64,7 +70,13 @@ const NAMED_KEYS: usize = 4;
 /// The kind of a file that cannot be read as JSON; `None` if nothing says it.
 pub(super) fn of_bytes(path: &Path) -> Option<String> {
     let mut start = Vec::new();
-    paceline_files::open(path).ok()?.take(START_BYTES).read_to_end(&mut start).ok()?;
+    let file = || paceline_files::open(path).ok();
+    file()?.take(START_BYTES).read_to_end(&mut start).ok()?;
+    if start.starts_with(&GZIP_MAGIC) {
+        // What comes before a fault of the packed bytes says enough.
+        start.clear();
+        let _ = MultiGzDecoder::new(file()?).take(START_BYTES).read_to_end(&mut start);
+    }
     let is_there =
         |at: usize, bytes: &[u8]| start.get(at..).is_some_and(|of| of.starts_with(bytes));
     let is_pickle = matches!(start[..], [0x80, 2..=5, ..]);
