@@ -4,10 +4,11 @@
 //! names a Python that has PyTorch, the last test records that too.
 
 use std::fs;
+use std::os::unix::process::CommandExt;
 use std::path::PathBuf;
 use std::process::Command;
 
-use rustix::process::Signal;
+use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
 use crate::common::{Run, Running, Sandbox, fifo, signal};
 
@@ -149,7 +150,11 @@ fn the_end_says_why_nothing_was_recorded() {
         (&["-I"], "print(1)", "no Python has started with the recorder"),
         (&["-E"], "print(1)", "paceline record --print-hook"),
         (&[], "print(1)", "has not imported PyTorch"),
-        (&[], "import torch", "made no optimizer step; --seconds"),
+        (
+            &[],
+            "import torch",
+            "made no optimizer step, or made them in processes without the recorder",
+        ),
         (
             &[],
             "import torch; torch.train(12)",
@@ -175,7 +180,7 @@ fn the_end_says_why_nothing_was_recorded() {
         ),
         (
             &[],
-            "import os; os.mkdir('traces'); open('traces/rank_0', 'w'); import torch; torch.train(40)",
+            "import os; open('traces/rank_0', 'w'); import torch; torch.train(40)",
             "FileExistsError",
         ),
     ] {
@@ -247,6 +252,73 @@ fn the_programs_own_profiler_goes_first() {
 }
 
 #[test]
+fn the_programs_own_profiler_leaves_no_mark_but_one_note() {
+    let Some(sandbox) = sandbox() else { return };
+    // It begins within ours, and marks steps.
+    let code = "import torch\np = torch.profiler.profile(schedule=(0, 3), on_trace_ready=lambda p: print([event['name'] for event in \
+                p.profiler.events if 'Step#' in event['name']]))\ndef own(at):\n    if at == 22: p.start()\n    \
+                if 22 < at < 27: p.step()\ntorch.train(60, own)";
+    let run = record(&sandbox, "", code).ok();
+    run.prints(&["['ProfilerStep#0', 'ProfilerStep#1', 'ProfilerStep#2']", "Recorded 5 steps"]);
+    // It runs to the end, and is noted again where steps are.
+    let code = "import glob, os, torch\ndef own(at):\n    global p\n    if at == 3: p = torch.autograd.profiler.profile().__enter__()\n\
+                torch.train(60, own)\nnotes = glob.glob(os.environ['TMPDIR'] + '/*/*.note')\nprint(open(notes[0]).read().count('other'))";
+    record(&sandbox, "", code).ok().prints(&["\n2\n"]).says(&["own profiler was running"]);
+}
+
+#[test]
+fn a_profiler_is_called_only_where_that_is_safe() {
+    let Some(sandbox) = sandbox() else { return };
+    let place = "within the backward pass, in a daemon thread or each in a new one";
+    for (name, code, out, err) in [
+        ("backward", "torch.backward = 0; torch.train(40)", "trained 40", place),
+        ("daemon", "start(daemon=True)", "trained 23", place),
+        ("ends", "start()", "Recorded 3 steps", "ended after 3 steps of 5"),
+        ("both", "start(); start()", "Recorded", ""),
+        ("turns", "a = torch.optim.SGD()\nfor _ in range(60): start(a.step, ())", "", place),
+        ("stop", "start(args=(40,))", "trained 40", "--stop cannot end the program"),
+    ] {
+        let code = format!(
+            "import torch, threading\ndef start(target=torch.train, args=(23,), **how):\n    \
+             thread = threading.Thread(target=target, args=args, **how)\n    thread.start(); thread.join()\n{code}"
+        );
+        let flags = format!("--output {name} {}", if name == "stop" { "--stop" } else { "" });
+        record(&sandbox, &flags, &code).ok().prints(&[out]).says(&[err]);
+    }
+}
+
+#[test]
+fn processes_that_share_a_rank_or_are_killed_are_named() {
+    let Some(sandbox) = sandbox() else { return };
+    let code = "import os, torch\nif os.fork(): os.wait()\ntorch.train(40)";
+    let run = record(&sandbox, "", code).ok();
+    run.prints(&["Recorded 5 steps of 1 rank"]).says(&["2 processes have recorded as 1 rank"]);
+    let run = record(
+        &sandbox,
+        "",
+        "import torch, os; torch.train(40, lambda at: at == 22 and os._exit(3))",
+    );
+    run.ended_with(3, &["nothing was recorded: it was killed while it recorded"]);
+}
+
+#[test]
+fn recordings_that_begin_together_take_different_folders() {
+    let Some(sandbox) = sandbox() else { return };
+    let code = "import glob, time, torch\nopen(f'ready{__import__(\"os\").getpid()}', 'w')\n\
+                for _ in range(10**4):\n    if len(glob.glob('ready*')) < 2: time.sleep(0.01)\ntorch.train(40)";
+    let both = [(); 2].map(|()| Running::start(command(&sandbox, "", &[], code)));
+    for one in both {
+        one.end().ok().prints(&["Recorded 5 steps"]);
+    }
+    for folder in ["traces", "traces-2"] {
+        assert_eq!(traces(&sandbox, folder).len(), 1, "{folder}");
+    }
+    // Nothing is left of a recording that did not come about.
+    record(&sandbox, "", "print(1)").ok();
+    assert!(!sandbox.path("traces-3").exists());
+}
+
+#[test]
 fn every_rank_is_recorded_and_stop_ends_them() {
     let Some(sandbox) = sandbox() else { return };
     // A rank for each number, in processes as torchrun and mp.spawn start them; the fork records nothing of its own.
@@ -303,6 +375,42 @@ fn a_time_is_recorded_without_an_optimizer() {
     record(&sandbox, "--after 100 --seconds 1", code)
         .ok()
         .says(&["within 100 s after it imported PyTorch"]);
+    // A launcher runs no operator, and a worker of a loader is no rank.
+    let worker = "sys.modules['torch.utils.data'] = type(sys)('data'); sys.modules['torch.utils.data'].get_worker_info = lambda: 1";
+    for code in [
+        "end = time.time() + 2\nwhile time.time() < end: time.sleep(0.01)",
+        &format!("{worker}\n{code}"),
+    ] {
+        let code = format!("import sys, time, torch\n{code}");
+        let run = record(&sandbox, "--after 0 --seconds 0.2", &code).ok();
+        run.says(&["nothing was recorded: ", "no operator ran"]);
+        assert!(!run.stderr.contains("another program"), "{run:#?}");
+    }
+    // Modules that are being imported may lack parts.
+    let slow = "import time, torch\ntorch.profiler.supported_activities = None\nend = time.time() + 1\n\
+                while time.time() < end: pass\ntorch.profiler.supported_activities = lambda: {1}";
+    sandbox.write("lib/slow.py", slow.as_bytes());
+    let run =
+        record(&sandbox, "--after 0 --seconds 0.2", &format!("import torch, slow\n{code}")).ok();
+    run.prints(&["Recorded 0.", " s of 1 rank"]);
+}
+
+#[test]
+fn a_signal_reaches_the_program_once() {
+    let Some(sandbox) = sandbox() else { return };
+    let code = "import signal, sys, time\nseen = []\nsignal.signal(signal.SIGTERM, lambda *_: seen.append(1))\nopen('ready', 'w')\n\
+                for _ in range(10**4):\n    if not seen: time.sleep(0.01)\ntime.sleep(1.5)\nprint('seen', len(seen), flush=True)\nsys.exit(7)";
+    for is_group in [true, false] {
+        let mut command = command(&sandbox, "", &[], code);
+        command.process_group(0);
+        let mut running = Running::start(command);
+        running.wait_until("a handler", || sandbox.path("ready").exists());
+        let pid = Pid::from_raw(running.id() as i32).unwrap();
+        let sent = if is_group { kill_process_group } else { kill_process };
+        sent(pid, Signal::TERM).unwrap();
+        running.end().ended_with(7, &[]).prints(&["seen 1\n"]);
+        fs::remove_file(sandbox.path("ready")).unwrap();
+    }
 }
 
 #[test]
@@ -318,6 +426,17 @@ fn a_crash_or_a_signal_keeps_its_exit_code_and_the_traces() {
                   import torch; torch.train(40); sys.exit(7)";
     let run = record(&sandbox, "", clears);
     run.ended_with(7, &["warning: cannot read the notes in"]);
+    // Notes that are no file, or are gone, leave what the traces say.
+    for (number, spoils) in
+        ["os.mkfifo(f'{folder}/x.note')", "shutil.rmtree(folder)"].iter().enumerate()
+    {
+        let code = format!(
+            "import os, sys, shutil, torch\ntmp = os.environ['TMPDIR']\nfolder = f'{{tmp}}/{{os.listdir(tmp)[0]}}'\n\
+             torch.train(40)\n{spoils}\nsys.exit(7)"
+        );
+        let run = record(&sandbox, &format!("--output spoiled{number}"), &code);
+        run.ended_with(7, &["warning: cannot read the notes in"]).prints(&["Report: "]);
+    }
     for (sent, code) in [(Signal::INT, 130), (Signal::TERM, 7)] {
         let code_of = "import signal, sys, torch, os\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n\
                        torch.train(10**6, lambda at: at == 30 and open('ready', 'w'))";

@@ -20,7 +20,7 @@ use paceline_failure::outputs::check_folder;
 use paceline_failure::{Failure, Result, usage};
 use paceline_files::Printable;
 use paceline_host::streams;
-use paceline_host::text::{say, warn};
+use paceline_host::text::warn;
 use paceline_launch::launcher::check_program;
 use rustix::fs::{Mode, mkdir};
 use serde_json::json;
@@ -49,47 +49,59 @@ pub fn record(args: &RecordArgs) -> Result<u8> {
     }
     check_program("record", &args.command)?;
     let output = output(args)?;
-    let hook = Hook::new(args, &output)?;
+    let ended = run(args, &output);
+    if args.output.is_none() {
+        // The one that was made for this recording, if nothing was recorded. Otherwise it is not empty, and stays.
+        let _ = fs::remove_dir(&output);
+    }
+    ended
+}
+
+/// Runs the program, says what came of the recording, and analyzes the traces.
+fn run(args: &RecordArgs, output: &Path) -> Result<u8> {
+    let hook = Hook::new(args, output)?;
     let ended = program::run(
         Command::new(&args.command[0]).args(&args.command[1..]).env(PATHS, hook.paths()),
     )?;
-    // The program may have left its last line open.
-    say("");
-    report(args, output, &hook).unwrap_or_else(|failure| warn(&failure.to_string()));
+    let notes = Notes::read(&hook.folder);
+    notes.say(args, output);
+    if notes.has_traces() || (!notes.is_whole && !is_free(output)) {
+        let analyzed =
+            analyze(&AnalyzeArgs { dir: Some(output.to_owned()), ..AnalyzeArgs::default() });
+        analyzed.map(drop).unwrap_or_else(|failure| warn(&failure.to_string()));
+    }
     Ok(ended)
 }
 
-/// Says what came of the recording, and analyzes the traces.
-fn report(args: &RecordArgs, output: PathBuf, hook: &Hook) -> Result<()> {
-    let notes = Notes::read(&hook.folder)?;
-    notes.say(args, &output);
-    if notes.has_traces() {
-        analyze(&AnalyzeArgs { dir: Some(output), ..AnalyzeArgs::default() })?;
-    }
-    Ok(())
-}
-
-/// The folder of the traces: the one that the user names, otherwise the first free one.
+/// The folder of the traces: the one that the user names, otherwise the first that can be made, because two recordings may
+/// begin at the same time.
 fn output(args: &RecordArgs) -> Result<PathBuf> {
-    let is_free = |folder: &PathBuf| match fs::read_dir(folder) {
-        Ok(mut entries) => entries.next().is_none(),
-        Err(error) => error.kind() == std::io::ErrorKind::NotFound && !folder.is_symlink(),
-    };
-    let numbered = (2..).map(|number| PathBuf::from(format!("{OUTPUT}-{number}")));
-    let folder = match &args.output {
-        Some(folder) if !is_free(folder) => {
+    let fix = "pass a folder that you can write to";
+    if let Some(folder) = &args.output {
+        if !is_free(folder) {
             return usage(format!(
                 "--output {}: it is not an empty folder; pass a new one, so that traces of two recordings do not mix",
                 folder.printable()
             ));
         }
-        Some(folder) => folder.clone(),
-        None => {
-            [PathBuf::from(OUTPUT)].into_iter().chain(numbered).find(is_free).unwrap_or_default()
-        }
+        check_folder("--output", folder, fix)?;
+        return Ok(folder.clone());
+    }
+    check_folder("--output", Path::new(OUTPUT), fix)?;
+    let numbered = (2..).map(|number| PathBuf::from(format!("{OUTPUT}-{number}")));
+    let mut folders = [PathBuf::from(OUTPUT)].into_iter().chain(numbered);
+    let is_taken = |folder: &PathBuf| match fs::create_dir(folder) {
+        Err(error) => error.kind() == std::io::ErrorKind::AlreadyExists,
+        Ok(()) => false,
     };
-    check_folder("--output", &folder, "pass a folder that you can write to")?;
-    Ok(folder)
+    Ok(folders.find(|folder| !is_taken(folder)).unwrap_or_default())
+}
+
+fn is_free(folder: &Path) -> bool {
+    match fs::read_dir(folder) {
+        Ok(mut entries) => entries.next().is_none(),
+        Err(error) => error.kind() == std::io::ErrorKind::NotFound && !folder.is_symlink(),
+    }
 }
 
 /// The variable of Python's path.

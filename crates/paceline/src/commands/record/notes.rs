@@ -5,7 +5,6 @@
 use std::fs;
 use std::path::Path;
 
-use paceline_failure::{Failure, Result};
 use paceline_files::{Printable, read_text};
 use paceline_host::text::{plural, say, warn};
 use serde::Deserialize;
@@ -28,6 +27,8 @@ struct Process {
     ended: bool,
     /// The file of the trace.
     trace: Option<String>,
+    /// Whether it is recording.
+    recording: bool,
     rank: usize,
     /// The steps in the trace, or with `--seconds` its seconds.
     recorded: f64,
@@ -40,22 +41,35 @@ struct Process {
 pub(super) struct Notes {
     /// Whether a Python has run the hook.
     has_python: bool,
+    /// Whether all notes could be read.
+    pub(super) is_whole: bool,
     processes: Vec<Process>,
 }
 
 impl Notes {
-    pub(super) fn read(folder: &Path) -> Result<Self> {
-        let cannot = Failure::cannot("read the notes in", folder);
+    /// Reads the notes that can be read, and warns about others.
+    pub(super) fn read(folder: &Path) -> Self {
+        let mut notes = Self {
+            has_python: folder.join("python").exists(),
+            is_whole: true,
+            processes: Vec::new(),
+        };
+        let mut cannot = |path: &Path, error: &std::io::Error| {
+            warn(&format!("cannot read the notes in {}: {error}", path.printable()));
+            notes.is_whole = false;
+        };
         let entries: std::io::Result<Vec<_>> = fs::read_dir(folder).and_then(Iterator::collect);
-        let mut processes = Vec::new();
-        for path in entries.map_err(cannot)?.into_iter().map(|entry| entry.path()) {
+        let entries = entries.inspect_err(|error| cannot(folder, error)).unwrap_or_default();
+        for path in entries.into_iter().map(|entry| entry.path()) {
             if path.extension().is_some_and(|end| end == "note") {
-                let text = read_text(&path, MAX_BYTES).map_err(Failure::cannot("read", &path))?;
-                processes.push(process(&text));
+                match read_text(&path, MAX_BYTES) {
+                    Ok(text) => notes.processes.push(process(&text)),
+                    Err(error) => cannot(&path, &error),
+                }
             }
         }
-        processes.sort_by_key(|process| process.rank);
-        Ok(Self { has_python: folder.join("python").exists(), processes })
+        notes.processes.sort_by_key(|process| process.rank);
+        notes
     }
 
     pub(super) fn has_traces(&self) -> bool {
@@ -67,32 +81,43 @@ impl Notes {
         let recorded: Vec<&Process> =
             self.processes.iter().filter(|process| process.trace.is_some()).collect();
         let Some(first) = recorded.first() else {
-            warn(&format!("nothing was recorded: {}", self.why_nothing(args)));
+            if self.is_whole {
+                warn(&format!("nothing was recorded: {}", self.why_nothing(args)));
+            }
             return;
         };
+        let mut ranks: Vec<usize> = recorded.iter().map(|process| process.rank).collect();
+        ranks.dedup();
         let fewest = recorded.iter().map(|process| process.recorded).fold(f64::INFINITY, f64::min);
         let of_each = match args.seconds {
             Some(_) => format!("{fewest:.2} s"),
             None => plural(fewest as usize, "step"),
         };
+        // The program may have left its last line open.
+        say("");
         say(&format!(
             "Recorded {of_each} of {} with PyTorch {}: {}/",
-            plural(recorded.len(), "rank"),
+            plural(ranks.len(), "rank"),
             first.torch,
             output.printable()
         ));
+        if recorded.len() > ranks.len() {
+            warn(&format!(
+                "{} processes have recorded as {}, one of which is analyzed of each; set RANK to tell them apart",
+                recorded.len(),
+                plural(ranks.len(), "rank")
+            ));
+        }
         let is_short = |of: &&&Process| args.seconds.is_none() && of.recorded < args.steps as f64;
         if let Some(short) = recorded.iter().find(is_short) {
             let (rank, steps) = (short.rank, plural(short.recorded as usize, "step"));
             warn(&format!("rank {rank} ended after {steps} of {} to record", args.steps));
         }
-        let failed = self
-            .processes
-            .iter()
-            .filter(|process| process.trace.is_none() && !process.problem.is_empty());
-        failed.for_each(|process| {
-            warn(&format!("rank {}: {}", process.rank, process.problem_in_words()))
-        });
+        for process in &self.processes {
+            if let Some(problem) = process.problem_in_words() {
+                warn(&format!("rank {}: {problem}", process.rank));
+            }
+        }
     }
 
     fn why_nothing(&self, args: &RecordArgs) -> String {
@@ -105,13 +130,13 @@ impl Notes {
         if self.processes.is_empty() {
             return "the program has not imported PyTorch".into();
         }
-        if let Some(failed) = self.processes.iter().find(|process| !process.problem.is_empty()) {
-            return failed.problem_in_words();
+        if let Some(problem) = self.processes.iter().find_map(Process::problem_in_words) {
+            return problem;
         }
         if args.seconds.is_some() {
             return format!(
-                "the program ended within {} s after it imported PyTorch, or its main thread ran no line of Python; pass a \
-                 smaller --after",
+                "the program ended within {} s after it imported PyTorch, its main thread ran no line of Python, or no \
+                 operator ran in the time of the recording; pass another --after or --seconds",
                 args.after
             );
         }
@@ -124,7 +149,9 @@ impl Notes {
         );
         match steps.saturating_sub(args.steps + 1) {
             _ if steps == 0 => {
-                "the program made no optimizer step; --seconds 2 records any program".into()
+                "the program made no optimizer step, or made them in processes without the recorder, which start without \
+                 PYTHONPATH or as python -S, -E or -I; --seconds 2 records programs without an optimizer"
+                    .into()
             }
             0 => format!("the program made {count}; a recording of {} needs more", args.steps),
             after => format!(
@@ -136,16 +163,24 @@ impl Notes {
 }
 
 impl Process {
-    fn problem_in_words(&self) -> String {
-        match self.problem.as_str() {
+    fn problem_in_words(&self) -> Option<String> {
+        let words = match self.problem.as_str() {
+            "" if self.recording && !self.ended => {
+                "it was killed while it recorded, or left by os._exit(); pass a smaller --after or --steps".into()
+            }
+            "" => return None,
             "other" => "the program's own profiler was running, and PyTorch has one at a time; switch it off".into(),
             "old" => format!("PyTorch {} lacks what this needs; install 2.0 or newer", self.torch),
             "interrupted" => "the program's own profiler began during the recording, and went first; switch it off, or pass \
                               another --after"
                 .into(),
             "thread" => "--stop cannot end the program, because a thread of it trains".into(),
+            "place" => "optimizer steps run within the backward pass, in a daemon thread or each in a new one, where PyTorch's profiler cannot \
+                        be started or ended; --seconds 2 records by time"
+                .into(),
             _ => self.text.clone(),
-        }
+        };
+        Some(words)
     }
 }
 

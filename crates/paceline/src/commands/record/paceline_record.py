@@ -10,6 +10,10 @@ recording. A process that steps no optimizer, such as a worker of a loader, reco
 recorded for that time instead, `after` seconds after the import of torch. One step more than `steps` is in the trace, because
 the end of the recording falls into the last one.
 
+A profiler of PyTorch belongs to the thread that started it, and one that is started within a backward pass is lost at its end.
+To end it elsewhere, or after the thread, crashes the process; daemon threads end unseen. So only steps of that thread, outside
+of backward passes, divide a recording.
+
 Each process appends what happened to a file of notes, which `paceline record` reads. Nothing here prints, and no fault here
 reaches the program. This file does not know how traces are read.
 """
@@ -21,6 +25,8 @@ import sys
 LIMIT_S = 60
 # How often the program's own profiler may interrupt the recording before it is given up.
 MAX_INTERRUPTIONS = 3
+# How often a recording by time tries to begin outside of an import.
+MAX_TRIES = 100
 
 _recorder = None
 
@@ -91,6 +97,14 @@ class _ImportOfTorch:
             pass
 
 
+def is_in_import():
+    """Whether this thread is importing a module."""
+    frame = sys._getframe()
+    while frame is not None and "importlib._bootstrap" not in frame.f_code.co_filename:
+        frame = frame.f_back
+    return frame is not None
+
+
 class Recorder:
     """The recording of one process."""
 
@@ -99,7 +113,7 @@ class Recorder:
         self.stacks, self.memory, self.stop, self.output, self.notes = stacks, memory, stop, output, notes
         self.warmup = 1 if seconds is None and after > 1 else 0
         self.interruptions = 0
-        self.is_over = False
+        self.is_over, self.has_all_threads, self.is_kept, self.noted = False, False, True, None
         self.unfollow = lambda: None
 
     def attach(self, torch):
@@ -128,29 +142,43 @@ class Recorder:
                 self.stepped(optimizer)
 
             stepped._torchdynamo_disable = True  # A compiled step calls it as it is.
-            self.hook = register(stepped)
+            register(stepped)  # For good: another thread may be going through the hooks.
         else:
             self.leaving, self.calls = threading.Event(), []
             self.thread = threading.Thread(target=self.wait_and_record, name="paceline_record", daemon=True)
             self.thread.start()
 
     def forget(self):
-        """A new process, or a new attempt, has made no steps and records nothing."""
+        """A new process has made no steps and records nothing."""
+        import threading
         import weakref
 
+        class Here(threading.local):
+            profiler, pending, is_ours = None, None, False
+
+        self.ended, self.here = None, Here()
         self.made = weakref.WeakKeyDictionary()  # the steps of each optimizer
-        self.most, self.profiler, self.pending, self.is_ours, self.other = 0, None, None, False, lambda: None
+        self.most, self.profiler, self.noted, self.other = 0, None, None, lambda: None
+
+    def is_in_backward(self):
+        task = getattr(self.torch._C, "_current_graph_task_id", None)
+        return task is not None and task() != -1
+
+    def is_here(self):
+        """Whether our profiler runs, and may be called at this place."""
+        is_this_thread = self.here.profiler is self.profiler and not self.is_in_backward()
+        return self.profiler is not None and (self.has_all_threads or is_this_thread)
 
     def stepped(self, optimizer):
         """The hook after each optimizer step. It is called within the step's span, in which no step of a trace may end."""
         self.do_pending()
-        if self.is_over:
+        if self.is_over and self.profiler is None:
             return self.unfollow()
         try:
             made = self.made[optimizer] = self.made.get(optimizer, 0) + 1
             if self.profiler is None:
                 self.before_recording(optimizer, made)
-            else:
+            elif self.is_here():
                 self.while_recording(optimizer, made)
         except Exception as error:
             self.give_up(error)
@@ -162,22 +190,26 @@ class Recorder:
                 self.note(steps=made)  # for a process that is killed
         if made < max(self.after - 1, 1):
             return
+        import threading
+        import weakref
+
         if self.other() is not None:
             self.note(problem="other")
+        elif self.is_in_backward() or threading.current_thread().daemon:
+            self.note(problem="place")
+            self.is_over = True
         else:
-            import weakref
-
             self.counted, self.made = weakref.ref(optimizer), weakref.WeakKeyDictionary()
             self.follow_spans(self.torch.autograd.profiler.record_function)
-            self.pending = self.begin_steps
+            self.here.pending = self.begin_steps
 
     def while_recording(self, optimizer, made):
         num_steps = self.warmup + self.steps + 1
-        if optimizer is self.counted():
+        if not self.is_kept or (optimizer is not self.counted() and made > num_steps + 2):
+            self.here.pending = self.finish  # The counted optimizer has made its last step, or another thread gave up.
+        elif optimizer is self.counted():
             self.most += 1
-            self.pending = self.profiler.step if made < num_steps else self.finish_steps
-        elif made > num_steps + 2:
-            self.pending = self.finish  # The counted optimizer has made its last step.
+            self.here.pending = self.profiler.step if made < num_steps else self.finish_steps
 
     def follow_spans(self, span_kind):
         """Does what is pending when the span of the optimizer step ends. If that is compiled away, the next step does.
@@ -188,7 +220,7 @@ class Recorder:
         enter, leave = span_kind.__enter__, span_kind.__exit__
 
         def enter_span(span):
-            if self.is_ours or not span.name.startswith("ProfilerStep#"):
+            if self.here.is_ours or not self.is_here() or not span.name.startswith("ProfilerStep#"):
                 return enter(span)
             name, span.name = span.name, "Program's " + span.name
             try:
@@ -198,11 +230,8 @@ class Recorder:
 
         def exit_span(span, *error):
             leave(span, *error)
-            if self.pending is not None and span.name.startswith("Optimizer.step#"):
+            if self.here.pending is not None and span.name.startswith("Optimizer.step#"):
                 self.do_pending()
-                if self.is_over:
-                    self.hook.remove()
-                    self.unfollow()
 
         def unfollow():
             span_kind.__enter__, span_kind.__exit__, self.unfollow = enter, leave, lambda: None
@@ -210,9 +239,9 @@ class Recorder:
         span_kind.__enter__, span_kind.__exit__, self.unfollow = enter_span, exit_span, unfollow
 
     def do_pending(self):
-        pending, self.pending = self.pending, None
-        if pending is None:
+        if self.here.pending is None or self.is_in_backward():
             return
+        pending, self.here.pending = self.here.pending, None
         try:
             self.call(pending)
         except Exception as error:
@@ -221,6 +250,8 @@ class Recorder:
             self.end_program()
 
     def begin_steps(self):
+        if self.profiler is not None:
+            return  # Another thread was quicker.
         plan = self.torch.profiler.schedule(wait=0, warmup=self.warmup, active=self.steps + 1, repeat=1)
         self.begin(schedule=plan)
 
@@ -230,7 +261,6 @@ class Recorder:
 
     def wait_and_record(self):
         """The thread of a recording by time. Only the main thread can start a profiler of all threads."""
-        self.has_all_threads = False
         if self.leaving.wait(self.after):
             return
         while self.other() is not None:
@@ -244,26 +274,33 @@ class Recorder:
             self.call_in_main_thread(self.finish)
 
     def call_in_main_thread(self, function):
+        """Python calls `function` when the main thread next runs a line, however late. Within an import, modules may lack parts."""
         import ctypes
 
         def run(_):
             try:
-                function()
+                is_done.append(not self.is_in_backward() and (tries == MAX_TRIES or not is_in_import()))
+                if is_done[-1] and not self.leaving.is_set():
+                    function()
             except Exception as error:
                 self.give_up(error)
-            done.set()
+            called.set()
             return 0
 
-        done = type(self.leaving)()
+        tries, is_done, called = 0, [False], type(self.leaving)()
         call = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p)(run)
-        self.calls.append(call)  # Python calls it when the main thread next runs a line, however late.
-        ctypes.pythonapi.Py_AddPendingCall(call, None)
-        while not done.wait(0.1) and not self.leaving.is_set():
-            pass
+        self.calls.append(call)
+        while not is_done[-1] and not self.leaving.wait(0.1):
+            tries = min(tries + 1, MAX_TRIES)
+            called.clear()
+            ctypes.pythonapi.Py_AddPendingCall(call, None)
+            while not called.wait(0.1) and not self.leaving.is_set():
+                pass
 
     def begin_seconds(self):
-        if self.leaving.is_set():
-            return
+        data = sys.modules.get("torch.utils.data")
+        if data is not None and data.get_worker_info() is not None:
+            return  # a worker of a loader
         try:
             config = self.torch._C._profiler._ExperimentalConfig(profile_all_threads=True)
         except TypeError:
@@ -273,14 +310,15 @@ class Recorder:
 
     def begin(self, **how):
         import time
+        import weakref
 
+        self.is_kept = True
         profiler = self.torch.profiler
         activities = set(profiler.supported_activities())
         if not self.torch.cuda.is_initialized():
             activities.discard(profiler.ProfilerActivity.CUDA)
-        self.note(recording=True)
-        self.is_kept = True
-        self.profiler = profiler.profile(
+        self.note(recording=True, rank=self.rank())
+        self.here.profiler = self.profiler = profiler.profile(
             activities=activities, on_trace_ready=self.write, record_shapes=True, profile_memory=self.memory,
             with_stack=self.stacks, **how,
         )  # fmt: skip
@@ -293,24 +331,35 @@ class Recorder:
             if is_level_ours:
                 del os.environ["KINETO_LOG_LEVEL"]
         self.begun = time.monotonic()
+        self.here.token = lambda: None  # It goes with this thread.
+        self.ended = weakref.ref(self.here.token, self.end_thread)
+
+    def end_thread(self, _):
+        self.here.profiler = self.profiler  # A value of this thread has just gone too.
+        self.note(problem="place")  # until there is a trace
+        self.finish()
 
     def call(self, method, *args):
         """Calls a method of our profiler. Its warnings are for those who call it by themselves."""
         import warnings
 
-        before = warnings.showwarning, self.is_ours
-        warnings.showwarning, self.is_ours = lambda *_, **__: None, True
+        before = warnings.showwarning, self.here.is_ours
+        warnings.showwarning, self.here.is_ours = lambda *_, **__: None, True
         try:
             return method(*args)
         finally:
-            warnings.showwarning, self.is_ours = before
+            warnings.showwarning, self.here.is_ours = before
 
     def finish(self):
-        """Ends the recording. What has been recorded is written, unless it was written before or is not kept."""
-        profiler, self.profiler = self.profiler, None
-        if profiler is not None:
-            self.is_over = self.is_kept
-            self.call(profiler.__exit__, None, None, None)
+        """Ends the recording where it can be ended. It is written, unless it was written before or is not kept."""
+        if self.is_here():
+            self.unfollow()
+            profiler, self.profiler, self.ended = self.profiler, None, None
+            self.is_over = self.is_over or self.is_kept
+            try:
+                self.call(profiler.__exit__, None, None, None)
+            except Exception as error:
+                self.give_up(error)
 
     def write(self, profiler):
         """Writes the trace under another name first, so that nobody reads a half of it."""
@@ -320,8 +369,11 @@ class Recorder:
         recorded = time.monotonic() - self.begun
         if self.seconds is None:
             recorded = min(profiler.step_num - self.warmup, self.steps)
-        if not self.is_kept or recorded == 0:
-            return
+        results = profiler.profiler.kineto_results
+        # A launcher runs no operator, nor does a main thread that runs no line of Python before its end.
+        is_empty = results is None or (self.seconds is not None and not results.events())
+        if not self.is_kept or recorded == 0 or is_empty:
+            return self.note(recording=False)
         rank = self.rank()
         folder = os.path.join(self.output, "rank_%d" % rank)
         os.makedirs(folder, exist_ok=True)
@@ -340,7 +392,7 @@ class Recorder:
             for left in (part, part + ".tmp"):  # the second by PyTorch, if the disk is full
                 if os.path.exists(left):
                     os.unlink(left)
-        self.note(trace=path, rank=rank, recorded=recorded)
+        self.note(trace=path, rank=rank, recorded=recorded, torch=str(self.torch.__version__), recording=False, problem="")
 
     def rank(self):
         distributed = self.torch.distributed
@@ -357,7 +409,7 @@ class Recorder:
 
         def prepare_trace(profiler):
             self.give_way()
-            if not self.is_ours:
+            if not self.here.is_ours:
                 self.other = weakref.ref(profiler)
             prepare(profiler)
 
@@ -376,37 +428,28 @@ class Recorder:
         profile._prepare_trace, profile._start_trace, profile.__exit__ = prepare_trace, start_trace, exit_profile
 
     def give_way(self):
-        """Ends our recording, if this is a call of another profiler. Whether there was one to end."""
-        if self.is_ours or self.profiler is None:
+        """Ends our recording, if this is a call of another profiler. Whether it did."""
+        if self.here.is_ours or self.profiler is None:
             return False
         self.note(problem="interrupted")
         self.interruptions += 1
-        self.is_kept, self.pending = False, None
-        try:
-            self.finish()
-        except Exception as error:
-            self.give_up(error)
+        self.is_kept, self.here.pending = False, None
+        self.finish()
         self.is_over = self.is_over or self.interruptions == MAX_INTERRUPTIONS
-        return True
+        return self.profiler is None
 
     def give_up(self, error):
-        self.note(problem="error", text="%s: %s" % (type(error).__name__, error))
-        self.is_kept = False
-        try:
-            self.finish()
-        except Exception:
-            pass  # It has ended, or had not begun.
-        self.is_over = True
+        if self.is_kept:
+            self.note(problem="error", text="%s: %s" % (type(error).__name__, error))
+        self.is_kept, self.is_over = False, True
+        self.finish()
 
     def leave(self):
         """The end of the process: a recording that has begun is written."""
-        try:
-            if self.seconds is not None:
-                self.leaving.set()
-                self.thread.join(LIMIT_S)
-            self.finish()
-        except Exception as error:
-            self.give_up(error)
+        if self.seconds is not None:
+            self.leaving.set()
+            self.thread.join(LIMIT_S)
+        self.finish()
         self.note(steps=self.most, ended=True)
 
     def end_program(self):
@@ -426,13 +469,14 @@ class Recorder:
             if name.endswith(".note"):
                 with open(os.path.join(self.notes, name), "rb") as file:
                     text = file.read()
-                if text.rfind(b'"recording"') > max(text.rfind(b'"trace"'), text.rfind(b'"problem"')):
+                if text.rfind(b'"recording": true') > max(text.rfind(b'"recording": false'), text.rfind(b'"problem"')):
                     return False
         return True
 
     def note(self, **facts):
-        """Appends a line to the notes of this process."""
-        if self.notes is not None:
+        """Appends a line to the notes of this process, unless it is the last one."""
+        if self.notes is not None and facts != self.noted:
+            self.noted = facts
             import json
             import socket
 

@@ -2,15 +2,15 @@
 
 use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
-use std::process::{Command, ExitStatus};
+use std::process::{Child, Command, ExitStatus, Stdio};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::thread::sleep;
+use std::time::Duration;
 
 use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
-use rustix::fs::{Mode, OFlags, open};
 use rustix::io::Errno;
-use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, getpgrp, kill_process, waitid};
-use rustix::termios::tcgetpgrp;
+use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
@@ -44,10 +44,14 @@ fn forward_signals(running: Running) -> Result<()> {
     let failed = |error: std::io::Error| Failure::io("cannot listen for signals", error);
     let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGQUIT]).map_err(failed)?;
     let listen = move || {
-        for number in signals.forever() {
+        let mut witness = witness();
+        while let Some(number) = signals.forever().next() {
+            if lock(&running).is_some() && has_got(&mut witness) {
+                // Those who signal a group may signal a process of it too.
+                signals.pending().for_each(drop);
+                continue;
+            }
             match *lock(&running) {
-                // The terminal has sent it to the program too.
-                Some(_) if number != SIGTERM && has_terminal() => {}
                 Some(pid) => {
                     let _ = Signal::from_named_raw(number).map(|signal| kill_process(pid, signal));
                 }
@@ -60,11 +64,28 @@ fn forward_signals(running: Running) -> Result<()> {
     paceline_trace::thread_builder("signals").spawn(listen).map(drop).map_err(failed)
 }
 
-/// Whether this process group is the one that the terminal sends signals to.
-fn has_terminal() -> bool {
-    let terminal =
-        open("/dev/tty", OFlags::RDONLY | OFlags::NOCTTY | OFlags::CLOEXEC, Mode::empty());
-    terminal.is_ok_and(|terminal| tcgetpgrp(terminal).is_ok_and(|group| group == getpgrp()))
+/// A process that waits for the end of this one, and ends by the signals that its process group gets. The program gets those
+/// too. Without it, all signals are forwarded.
+fn witness() -> Option<Child> {
+    Command::new("cat")
+        .stdin(Stdio::piped())
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .ok()
+}
+
+/// Whether a signal has ended the witness, in a time that suffices on a busy machine. If so, another one takes its place.
+fn has_got(of: &mut Option<Child>) -> bool {
+    let Some(child) = of else { return false };
+    let has_got = (0..50).any(|_| {
+        sleep(Duration::from_millis(10));
+        child.try_wait().is_ok_and(|status| status.is_some())
+    });
+    if has_got {
+        *of = witness();
+    }
+    has_got
 }
 
 fn lock(running: &Running) -> MutexGuard<'_, Option<Pid>> {

@@ -1,8 +1,14 @@
-"""As much of PyTorch as a recording needs: optimizers with hooks, spans, and one profiler at a time, whose trace has the spans."""
+"""As much of PyTorch as a recording needs: optimizers with hooks, spans, and one profiler at a time, whose trace has the spans.
 
+As in PyTorch, a profiler crashes the process if it is ended in another thread than it was started in, is left to a thread that
+ends, or is started in a backward pass.
+"""
+
+import atexit
 import json
 import os
 import sys
+import threading
 import time
 import types
 from collections import OrderedDict
@@ -18,10 +24,12 @@ def module(name):
 optim, autograd, profiler, cuda, distributed, _C = map(module, "optim autograd profiler cuda distributed _C".split())
 optim.optimizer, autograd.profiler = module("optim.optimizer"), module("autograd.profiler")
 _C._profiler = types.SimpleNamespace(_ExperimentalConfig=lambda profile_all_threads: "all threads")
+_C._current_graph_task_id = lambda: backward
 cuda.is_initialized = lambda: False
 distributed.is_available = lambda: False
 hooks = OrderedDict()
 prepared = running = None
+backward = -1
 
 
 class Handle:
@@ -65,6 +73,8 @@ class SGD:
 class profile:
     """That of torch.autograd.profiler."""
 
+    is_shared = False
+
     def _prepare_trace(self):
         global prepared
         prepared, self.events = self, []
@@ -73,7 +83,9 @@ class profile:
         global running
         if running is not None or prepared is not self:
             raise RuntimeError("Profiler is already enabled, or was not prepared")
-        self.begin, running = time.time_ns(), self
+        self.begin, self.thread, running = time.time_ns(), threading.current_thread(), self
+        if backward != -1:
+            os.abort()
 
     def __enter__(self):
         self._prepare_trace()
@@ -82,25 +94,29 @@ class profile:
 
     def __exit__(self, *_):
         global running
+        if running is not None and not running.is_shared and running.thread.ident != threading.get_ident():
+            os.abort()
         running = None
+        self.kineto_results = types.SimpleNamespace(events=lambda: self.events)
 
 
 class Profile:
     """That of torch.profiler. A schedule is the steps of its warm-up, which are below zero if it waits for ever, and its others."""
 
-    def __init__(self, schedule=None, on_trace_ready=None, **_):
+    def __init__(self, schedule=None, on_trace_ready=None, experimental_config=None, **_):
         self.schedule, self.on_trace_ready, self.step_num = schedule, on_trace_ready, 0
-        self.span, self.inner, self.is_running = None, profile(), False
+        self.span, self.profiler, self.is_running = None, profile(), False
+        self.profiler.is_shared = experimental_config is not None
 
     def start(self):
         if self.schedule is None or self.schedule[0] >= 0:
-            self.inner._prepare_trace()
+            self.profiler._prepare_trace()
         self.go()
 
     def go(self):
         warmup, active = self.schedule or (0, 10**9)
         if self.step_num == warmup:
-            self.inner._start_trace()
+            self.profiler._start_trace()
             self.is_running = True
         elif self.step_num == warmup + active:
             self.end()
@@ -121,7 +137,7 @@ class Profile:
     def end(self):
         if self.is_running:
             self.is_running = False
-            self.inner.__exit__(None, None, None)
+            self.profiler.__exit__(None, None, None)
             self.on_trace_ready(self)
 
     def __exit__(self, *_):
@@ -130,9 +146,16 @@ class Profile:
 
     def export_chrome_trace(self, path):
         with open(path + ".tmp", "w") as file:
-            json.dump({"traceEvents": self.inner.events}, file)
+            json.dump({"traceEvents": self.profiler.events}, file)
         if os.environ.get("DISK") != "full":
             os.rename(path + ".tmp", path)
+
+
+@atexit.register
+def end():
+    owner = threading.main_thread() if running is None or running.is_shared else running.thread
+    if owner is not threading.main_thread() and not owner.is_alive():
+        os.abort()
 
 
 optim.SGD = SGD
