@@ -157,3 +157,21 @@ fn calls_that_transfers_interrupt_are_shorter_without_them() {
     let is_close = (gain.low_ms - 3.0).abs() < 0.1 && (gain.high_ms - 5.0).abs() < 0.1;
     assert!(is_close, "{gain:?}");
 }
+
+/// `softmax(x @ gate) @ experts` multiplies matrices; attention multiplies a matrix for each sample and head.
+#[test]
+fn a_softmax_is_one_of_attention_between_products_of_batches() {
+    let gated = |inner: &'static str| {
+        steps(move |mut all, now| {
+            for (name, at) in [("aten::matmul", 0), ("aten::softmax", 500), ("aten::matmul", 1500)]
+            {
+                all = all.operator(name, now + at, now + at + 500);
+                all = all.operator(inner, now + at + 10, now + at + 490);
+            }
+            (all, now + 2000)
+        })
+    };
+    assert!(diagnose(gated("aten::mm")).advice.is_empty());
+    let found = diagnose(gated("aten::bmm")).advice;
+    assert_eq!(found.iter().map(|of| of.cause.key).collect::<Vec<_>>(), ["attention"]);
+}

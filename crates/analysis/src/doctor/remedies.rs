@@ -64,9 +64,18 @@ fn or_newer(since: Version) -> String {
 
 /// The functions that advice names: as written there, how to get it in Python, and the first version that has it.
 #[rustfmt::skip]
-const FUNCTIONS: [(&str, &str, Version); 36] = [
+const FUNCTIONS: [(&str, &str, Version); 44] = [
     ("torch.compile", "torch.compile", (2, 0)),
+    ("torch.bernoulli", "torch.bernoulli", (1, 0)),
+    ("torch.full", "torch.full", (1, 0)),
+    ("torch.multinomial", "torch.multinomial", (1, 0)),
+    ("torch.ones", "torch.ones", (1, 0)),
+    ("torch.rand", "torch.rand", (1, 0)),
+    ("torch.randint", "torch.randint", (1, 0)),
     ("torch.randn", "torch.randn", (1, 0)),
+    ("torch.randperm", "torch.randperm", (1, 0)),
+    ("torch.zeros", "torch.zeros", (1, 0)),
+    ("torch.nn.attention.sdpa_kernel", "torch.nn.attention.sdpa_kernel", (2, 3)),
     ("broadcast_buffers", "torch.nn.parallel.DistributedDataParallel(broadcast_buffers)", (1, 0)),
     ("torch.nn.functional.scaled_dot_product_attention", "torch.nn.functional.scaled_dot_product_attention", (2, 0)),
     ("torch.utils.checkpoint.checkpoint", "torch.utils.checkpoint.checkpoint", (1, 0)),
@@ -91,7 +100,6 @@ const FUNCTIONS: [(&str, &str, Version); 36] = [
     ("register_comm_hook", "torch.nn.parallel.DistributedDataParallel.register_comm_hook", (1, 8)),
     ("no_sync", "torch.nn.parallel.DistributedDataParallel.no_sync", (1, 0)),
     ("bucket_cap_mb", "torch.nn.parallel.DistributedDataParallel(bucket_cap_mb)", (1, 0)),
-    ("static_graph", "torch.nn.parallel.DistributedDataParallel(static_graph)", (1, 11)),
     ("mixed_precision", "torch.distributed.fsdp.FullyShardedDataParallel(mixed_precision)", (1, 12)),
     ("backward_prefetch", "torch.distributed.fsdp.FullyShardedDataParallel(backward_prefetch)", (1, 11)),
     ("forward_prefetch", "torch.distributed.fsdp.FullyShardedDataParallel(forward_prefetch)", (1, 12)),

@@ -1,8 +1,8 @@
 //! Attention runs as products and a softmax, which write the scores of all pairs of tokens to memory and read them again.
 //!
-//! Seen: a softmax between two batched products, forward or backward, outside of a fused kernel. The little that runs between them
-//! (a scale, a mask, a dropout) belongs to them. Taken away: at least three fifths of the time that is not in products; at most all of
-//! it, and half of the products on a card, a third on a processor.
+//! Seen: a softmax between two batched products of a step, forward or backward, with nothing but scales, masks, dropouts and copies
+//! between them. These belong to them. Taken away: at least three fifths of the time that is not in products; at most all of it, and
+//! half of the products on a card, a third on a processor.
 
 use std::collections::BTreeMap;
 
@@ -24,22 +24,38 @@ enum Part {
     Product,
     Softmax,
     Between,
-    /// It computes all of it, and no attention goes beyond it.
-    Fused,
+    /// No attention goes beyond it: a fused one, a norm, a linear layer, an optimizer.
+    Other,
 }
+
+/// Operators that may run between a product and a softmax, beside those that work element by element. Without underscores, they are
+/// the names of the functions of the backward pass too.
+const MAY_BE_BETWEEN: &str = "alias as_strided clone contiguous copy detach dropout empty eq expand fill full ge gt le lift_fresh \
+    logical_not lt masked_fill native_dropout ne ones permute repeat reshape reshape_alias select slice squeeze t to to_copy transpose \
+    tril triu unsafe_view unsqueeze view where zeros";
+/// PyTorch's attention, and the form of it that is not fused.
+const ATTENTION: &str = "scaled_dot_product";
+const MATH: &str = "aten::_scaled_dot_product_attention_math";
 
 /// The part that an operator computes: `aten::bmm`, or autograd's `BmmBackward0` on a processor.
 fn part_of(name: &str) -> Option<Part> {
-    let function = name.strip_prefix("autograd::engine::evaluate_function: ").unwrap_or_default();
-    let is_one = |names: &[&str]| names.iter().any(|of| function.starts_with(of));
-    match name {
-        "aten::bmm" | "aten::baddbmm" => Some(Part::Product),
-        "aten::softmax" | "aten::_softmax" | "aten::_softmax_backward_data" => Some(Part::Softmax),
-        _ if is_one(&["BmmBackward", "BaddbmmBackward"]) => Some(Part::Product),
-        _ if is_one(&["SoftmaxBackward"]) => Some(Part::Softmax),
-        // Without a fused kernel, the same function computes all of this itself.
-        _ if name.contains("scaled_dot_product") && !name.contains("math") => Some(Part::Fused),
-        _ => None,
+    let function = name.strip_prefix("autograd::engine::evaluate_function: ");
+    let function = function.and_then(|of| Some(of.split_once("Backward")?.0.to_ascii_lowercase()));
+    let plain = function.or_else(|| Some(name.strip_prefix("aten::")?.replace('_', "")));
+    match plain.as_deref() {
+        _ if name.starts_with(OPTIMIZER) => Some(Part::Other),
+        // The form that is not fused calls the operators below.
+        _ if name == MATH => None,
+        _ if name.contains(ATTENTION) => Some(Part::Other),
+        Some("bmm" | "baddbmm") => Some(Part::Product),
+        Some("softmax" | "softmaxbackwarddata") => Some(Part::Softmax),
+        Some(plain) => {
+            let is_plain = |of: &str| of.chars().filter(|letter| *letter != '_').eq(plain.chars());
+            let is_between =
+                names::is_elementwise(name) || MAY_BE_BETWEEN.split_whitespace().any(is_plain);
+            is_between.then_some(Part::Between)
+        }
+        None => None,
     }
 }
 
@@ -48,27 +64,46 @@ fn parts_of_names(of: &Recorded) -> Vec<Option<Part>> {
     of.timeline.names.iter().map(part_of).collect()
 }
 
-/// The parts of the work of each stream, by launch, or of the operators of each thread of a processor: index and part.
+/// The parts of the work of each stream and step, by launch, or of the operators of each thread of a processor: index and part.
 fn rows(of: &Recorded) -> Vec<Vec<(usize, Part)>> {
     let parts = parts_of_names(of);
     let part = |name: crate::timeline::NameId| parts[name.0 as usize];
-    let mut rows: BTreeMap<i64, Vec<(usize, Part)>> = BTreeMap::new();
+    let around = |call: &Call| {
+        let mut all = of.around(call).map(|frame| (part(frame.name), of.text(frame.name)));
+        // PyTorch's operator is around its math form too.
+        let mut innermost = None;
+        let ends = all.any(|(part, name)| {
+            innermost = innermost.or(part);
+            part == Some(Part::Other) && !(name.contains(ATTENTION) && of.is_within(call, MATH))
+        });
+        if ends { Some(Part::Other) } else { innermost }
+    };
+    let mut rows: BTreeMap<(i64, Option<u32>), Vec<(usize, Part)>> = BTreeMap::new();
     if of.on_device() {
         for (at, work) in of.works.iter().enumerate() {
             let Some(call) = work.call else { continue };
-            let around = || of.around(&of.calls[call as usize]).filter_map(|of| part(of.name));
-            let is_fused = around().any(|part| part == Part::Fused);
-            let own = if is_fused { Some(Part::Fused) } else { around().next() };
-            rows.entry(work.stream).or_default().push((at, own.unwrap_or(Part::Between)));
+            let is_simple = matches!(work.class, Class::Elementwise | Class::Move);
+            let of_kernel = if is_simple { Part::Between } else { Part::Other };
+            let own = around(&of.calls[call as usize]).unwrap_or(of_kernel);
+            rows.entry((work.stream, work.step)).or_default().push((at, own));
         }
     } else {
+        // `@` of Python is a product of any kind. Of batches, it calls this one.
+        let batched =
+            of.timeline.operators.iter().filter(|operator| of.text(operator.name) == "aten::bmm");
+        let mut batched: Vec<_> = batched.map(|of| (of.lane, of.time.start_ns)).collect();
+        batched.sort_unstable();
         for (at, call) in of.calls_of(CallKind::Operator) {
-            // `@` of Python is a product of any kind: next to a softmax it is one of attention.
-            let is_product = of.text(call.name) == "aten::matmul";
-            let own = if is_product { Some(Part::Product) } else { part(call.name) };
-            rows.entry(i64::from(call.lane.0))
-                .or_default()
-                .push((at, own.unwrap_or(Part::Between)));
+            let first = batched.partition_point(|of| *of < (call.lane, call.time.start_ns));
+            let is_batched =
+                || batched.get(first).is_some_and(|of| *of < (call.lane, call.time.end_ns()));
+            let own = match of.text(call.name) {
+                "aten::matmul" | "aten::einsum" if is_batched() => Part::Product,
+                _ if around(call) == Some(Part::Other) => Part::Other,
+                _ => part(call.name).unwrap_or(Part::Other),
+            };
+            let step = of.step_at(call.time.start_ns);
+            rows.entry((i64::from(call.lane.0), step)).or_default().push((at, own));
         }
     }
     rows.into_values().collect()
@@ -131,7 +166,14 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
         of.per_step(softmaxes as f64),
         of.per_step(products_ns as f64 / 1e6)
     );
-    let change = "y = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=True)\n\
-                  or, with a mask: attn_mask=mask; in transformers: attn_implementation=\"sdpa\"";
-    Some(tally.found(text, change, [least, most]))
+    let is_math = of.timeline.names.iter().any(|name| name == MATH);
+    let change = if is_math {
+        "with torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION): ...  (fails, and warns why this call has no fused kernel)"
+    } else {
+        "y = torch.nn.functional.scaled_dot_product_attention(q, k, v)\n\
+         with a mask: attn_mask=mask, or is_causal=True if it is causal; in transformers: attn_implementation=\"sdpa\""
+    };
+    let found = tally.found(text, change, [least, most]);
+    let title = is_math.then(|| "Attention falls back to PyTorch's math form".to_owned());
+    Some(Found { title, ..found })
 }

@@ -16,8 +16,21 @@ const LONG_NS: i64 = 1_000_000;
 /// The same in a trace of a single step.
 const ONCE_NS: i64 = 5_000_000;
 
-/// Operators that make a tensor, with or without the underscore of those that fill one.
-const MAKES: &str = "arange bernoulli eye full linspace multinomial normal ones rand randint randn randperm uniform zeros";
+/// Operators that make a tensor, without the underscore of those that fill one, and the same on the device.
+const MAKES: [(&str, &str); 12] = [
+    ("bernoulli", "torch.bernoulli(p.to(device))"),
+    ("full", "torch.full(..., device=device)"),
+    ("multinomial", "torch.multinomial(p.to(device), ...)"),
+    ("normal", "torch.randn(..., device=device)"),
+    ("ones", "torch.ones(..., device=device)"),
+    ("rand", "torch.rand(..., device=device)"),
+    ("randint", "torch.randint(..., device=device)"),
+    ("randn", "torch.randn(..., device=device)"),
+    ("random", "torch.randint(..., device=device)"),
+    ("randperm", "torch.randperm(..., device=device)"),
+    ("uniform", "torch.rand(..., device=device)"),
+    ("zeros", "torch.zeros(..., device=device)"),
+];
 
 pub(in super::super) const CAUSE: Cause = Cause {
     key: "host_work",
@@ -64,15 +77,14 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     let text =
         format!("{idle} for {ms:.2} ms per step ({count:.1} pauses), mostly because of {most_of}");
     let name = most_of.strip_prefix("aten::").unwrap_or_default();
-    let change = if MAKES.split(' ').any(|of| of == name.trim_end_matches('_')) {
-        format!(
-            "torch.{}(..., device=device)  (in the place of a tensor that is made on the processor)",
-            name.trim_end_matches('_')
-        )
-    } else {
-        "move this work to the workers of the loader (Dataset.__getitem__), to the device (batch.to(device) before it), or do it every \
-         100 steps"
-            .to_owned()
+    let made = MAKES.iter().find(|(of, _)| *of == name.trim_end_matches('_'));
+    let change = match made {
+        Some((_, on_device)) => {
+            format!("{on_device}  (in the place of a tensor that is made on the processor)")
+        }
+        None => "move this work to the workers of the loader (Dataset.__getitem__), to the device (batch.to(device) before it), or do it \
+                 every 100 steps"
+            .to_owned(),
     };
     Some(tally.found(text, change, [least, most]))
 }
