@@ -14,7 +14,7 @@ const BUCKETS: f64 = 5.0;
 pub(in super::super) const CAUSE: Cause = Cause {
     key: "first_bucket",
     title: "The first bucket is sent late",
-    gain: Known::Exactly,
+    gain: Known::ByWaits,
     find: Find::All(|ranks, cause| match ranks.sizes {
         // The replay of all ranks knows better.
         Some(_) => buckets::more(ranks, cause),
@@ -30,7 +30,9 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     for pass in backward::passes(of.timeline) {
         let until_ns = pass.wait.end_ns().max(pass.time.end_ns());
         let works = by_launch.between(pass.time.start_ns, until_ns);
-        let is_exchange = |at: &usize| of.collective(&of.works[*at]) == CollectiveKind::AllReduce;
+        let is_exchange = |at: &usize| {
+            base.has_work(*at) && of.collective(&of.works[*at]) == CollectiveKind::AllReduce
+        };
         let (exchange, rest): (Vec<usize>, Vec<usize>) =
             works.partition(|at| of.works[*at].class == Class::Communication);
         let exchange: Vec<usize> = exchange.into_iter().filter(is_exchange).collect();
@@ -72,6 +74,6 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     // A fifth of the bytes that a pass exchanges, where the traces have sizes.
     let mib = bytes as f64 / passes as f64 / BUCKETS / (1 << 20) as f64;
     let cap = if bytes == 0 { "5".to_owned() } else { format!("{:.2}", mib.max(0.25)) };
-    let change = format!("DistributedDataParallel(model, bucket_cap_mb={cap}, static_graph=True)");
+    let change = format!("DistributedDataParallel(model, bucket_cap_mb={cap})");
     Some(tally.found(text, change, [least, most]))
 }

@@ -52,7 +52,7 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
         "{:.1} backward passes per step exchange gradients before the last one does: {count:.0} all-reduces, {ms:.2} ms",
         of.per_step(repeated as f64)
     );
-    let change = "with model.no_sync():  # for all micro-batches but the last\n    loss.backward()";
+    let change = "with model.no_sync(): loss.backward()  # for all micro-batches but the last";
     let mut least = most.clone();
     let interrupted = Interrupted::of(of, base);
     let is_gone = most.is_gone.clone();

@@ -25,7 +25,16 @@ pub(in super::super) const CAUSE: Cause = Cause {
     find: Find::Rank(find),
 };
 
+/// Whether a trace has gradients that are sparse, which no fused step accepts.
+fn has_sparse_gradients(of: &Recorded) -> bool {
+    let is_one = |name: &str| name.ends_with("_sparse_backward") || name == "aten::_coalesce";
+    of.timeline.names.iter().any(is_one)
+}
+
 fn find(of: &Recorded, base: &Plan) -> Option<Found> {
+    if has_sparse_gradients(of) {
+        return None;
+    }
     let mut tally = Tally::default();
     let [mut least, mut most] = [base.clone(), base.clone()];
     let launched = of.launched();

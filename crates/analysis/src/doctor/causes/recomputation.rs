@@ -1,8 +1,8 @@
 //! The backward pass computes parts of the forward pass again (activation checkpointing), although the card has memory for them.
 //!
 //! Seen: work of `CheckpointFunctionBackward`, or of operators that only a forward pass calls, within autograd's functions. If the trace
-//! gives the memory of the card, at least three tenths of it must be free. Taken away: at most all of this work, and at least half,
-//! because some layers may have to stay as they are.
+//! gives the memory of the card, at least three tenths of it must be free. Taken away: at most all of this work. At least half, because some layers may
+//! have to stay as they are; nothing, if the trace does not give the memory.
 
 use super::*;
 
@@ -59,7 +59,9 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     for (at, work) in of.works.iter().enumerate() {
         if work.call.is_some_and(|call| again[call as usize]) {
             tally.add_work(of, work);
-            least.work_ns[at] = scaled(base.work_ns[at], 0.5);
+            if free.is_some() {
+                least.work_ns[at] = scaled(base.work_ns[at], 0.5);
+            }
             most.is_gone[at] = true;
         }
     }
@@ -70,11 +72,13 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     let (count, ms) = tally.per_step(of);
     let memory = match free {
         Some(part) => format!("{:.0} % of the card's memory are free", 100.0 * part),
-        None => "the trace does not say how much memory is free".to_owned(),
+        None => "whether memory is free is not recorded (profile_memory=True)".to_owned(),
     };
     let text =
         format!("{count:.0} kernels per step compute activations again, {ms:.2} ms; {memory}");
     let change = "call layers without torch.utils.checkpoint.checkpoint, as many as memory allows\n\
                   in transformers: model.gradient_checkpointing_disable()";
-    Some(tally.found(text, change, [least, most]))
+    let found = tally.found(text, change, [least, most]);
+    let title = free.is_none().then(|| "Activations are computed again".to_owned());
+    Some(Found { title, ..found })
 }
