@@ -209,23 +209,23 @@ impl Ranks<'_> {
     pub(super) fn each(&self, cause: &'static Cause, find: Finder) -> Option<Finding> {
         let found = on_all_cores(&self.recorded, |(place, rank)| {
             let (plain, base) = (without_waits(rank, self.together), &self.bases[place]);
-            let (mut found, mut beyond) = (find(rank, &plain)?, find(rank, base)?);
-            for plan in [&mut found.least, &mut found.most] {
+            let (mut alone, mut beyond) = (find(rank, &plain)?, find(rank, base)?);
+            for plan in [&mut alone.least, &mut alone.most] {
                 rank.keep_first(plan, &plain);
             }
             rank.keep_first(&mut beyond.least, base);
             rank.keep_first(&mut beyond.most, base);
             let gain = |now, changed| per_step(cause, rank, &rank.gains_ms(now, changed));
             // Alone, and on top of the causes before it: neither is promised more than it gains, and no time twice.
-            let room_ms = found.room_ms.unwrap_or(f64::INFINITY);
-            let both = |alone: f64, on_top: f64| alone.min(on_top).min(room_ms);
-            let low_ms = both(gain(&plain, &found.least), gain(base, &beyond.least)).max(0.0);
-            let most_ms = both(gain(&plain, &found.most), gain(base, &beyond.most));
+            let room_ms = alone.room_ms.unwrap_or(f64::INFINITY);
+            let both = |alone_ms: f64, on_top_ms: f64| alone_ms.min(on_top_ms).min(room_ms);
+            let low_ms = both(gain(&plain, &alone.least), gain(base, &beyond.least)).max(0.0);
+            let most_ms = both(gain(&plain, &alone.most), gain(base, &beyond.most));
             if most_ms < self.least_ms() {
                 return None;
             }
             let idle_ms = if rank.on_device() {
-                (most_ms - rank.removed_ms(&plain, &found.most)).max(0.0)
+                (most_ms - rank.removed_ms(&plain, &alone.most)).max(0.0)
             } else {
                 0.0
             };
@@ -234,9 +234,10 @@ impl Ranks<'_> {
                 _ => 0.0,
             };
             let high_ms = most_ms.max(low_ms) + waits_ms;
-            // Plans are large: only those without the cause are kept.
-            (found.least, found.most) = (Plan::default(), Plan::default());
-            Some((Said { low_ms, high_ms, waits_ms, idle_ms, found, place }, (place, beyond.most)))
+            // Plans are large: only those without the cause are kept. The words are about the rest that the causes before it leave.
+            let left = std::mem::take(&mut beyond.most);
+            let found = Found { least: Plan::default(), ..beyond };
+            Some((Said { low_ms, high_ms, waits_ms, idle_ms, found, place }, (place, left)))
         });
         let (mut said, left): (Vec<Said>, Vec<_>) = found.into_iter().flatten().unzip();
         // A cause of few ranks only makes these ranks slow: they are stragglers, which has advice of its own.

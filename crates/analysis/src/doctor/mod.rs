@@ -57,6 +57,7 @@ use crate::timeline::Timeline;
 use causes::CAUSES;
 pub use finding::{Advice, Cause, Evidence, Strip};
 use finding::{Ranks, Unpromised, without_waits};
+use names::Class;
 use recorded::{Recorded, world_size};
 use replay::Plan;
 use together::Together;
@@ -162,7 +163,8 @@ fn diagnose(timelines: &[Timeline], together: &Together, options: &Options) -> D
     let waits = recorded.iter().zip(&bases).map(|(of, base)| {
         of.gains_ms(&of.as_recorded(), base).iter().sum::<f64>() / of.steps.len() as f64
     });
-    let idle_ms = recorded.iter().map(Recorded::idle_ms).fold(0.0, f64::max);
+    let computes_not = |of: &Recorded| of.idle_ms(|work| work.class != Class::Communication);
+    let idle_ms = recorded.iter().map(computes_not).fold(0.0, f64::max);
     let left = Unpromised { step_ms, waits_ms: waits.fold(0.0, f64::max), idle_ms };
     let sizes = Reducer::of(timelines).and_then(|reducer| Sizes::of(&reducer));
     let mut ranks = Ranks { recorded, together, sizes, bases, step_ms, left };

@@ -3,6 +3,8 @@
 //!
 //! The steps are made by a small model of a host that launches work into streams. It shares nothing with the replay.
 
+mod look_alikes;
+
 use std::collections::{HashMap, VecDeque};
 
 use super::{CAUSES, Diagnosis, examine};

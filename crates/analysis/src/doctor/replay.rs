@@ -7,7 +7,7 @@
 use paceline_trace::IntervalSet;
 
 use super::names::Class;
-use super::recorded::{Call, CallKind, Event, Recorded};
+use super::recorded::{Call, CallKind, Event, Recorded, Work};
 use crate::timeline::TimeRange;
 
 /// The durations in a replay, and what is left out. Indices are those of [`Recorded::calls`] and [`Recorded::works`].
@@ -28,6 +28,11 @@ pub(super) struct Plan {
 }
 
 impl Plan {
+    /// Whether a piece of work still takes time.
+    pub(super) fn has_work(&self, at: usize) -> bool {
+        !self.is_gone[at] && self.work_ns[at] > 0
+    }
+
     /// Takes a call away, and all but `lag_ns` of the host's time before it.
     pub(super) fn remove_call(&mut self, call: u32, lag_ns: i64) {
         let at = call as usize;
@@ -165,15 +170,15 @@ impl Recorded<'_> {
         now.iter().zip(&changed).map(|(now, changed)| now - changed).collect()
     }
 
-    /// How long the device computes nothing in the mean step.
-    pub(super) fn idle_ms(&self) -> f64 {
+    /// How long the device does nothing of a kind in the mean step.
+    pub(super) fn idle_ms(&self, is_busy: impl Fn(&Work) -> bool) -> f64 {
         let (begin_ns, end_ns) = self.window();
         // The device may be behind the host.
         let ends = self.works.iter().map(|work| work.time.end_ns());
         let end_ns = ends.fold(end_ns, i64::max);
         let whole = TimeRange::between(begin_ns, end_ns).since(begin_ns);
-        let computes = self.works.iter().filter(|work| work.class != Class::Communication);
-        let busy = IntervalSet::union(computes.map(|work| work.time.since(begin_ns)));
+        let works = self.works.iter().filter(|work| is_busy(work));
+        let busy = IntervalSet::union(works.map(|work| work.time.since(begin_ns)));
         self.per_step((whole.end_ns - busy.len_within_ns(whole)) as f64 / 1e6)
     }
 

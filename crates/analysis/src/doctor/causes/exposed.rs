@@ -13,6 +13,7 @@ use std::collections::BTreeMap;
 
 use paceline_trace::{IntervalSet, Span};
 
+use super::small_collectives::FEW_BYTES;
 use super::*;
 
 /// Converting f32 to bf16, dividing, and converting back, on one core: three passes over memory.
@@ -28,8 +29,6 @@ pub(in super::super) const CAUSE: Cause = Cause {
 /// A slow link between hosts, in bytes per second, and the latency of a collective on it.
 const SLOW_LINK: f64 = 12.5e9;
 const LATENCY_NS: f64 = 100e3;
-/// A collective of fewer bytes takes its latency, whatever they are.
-const FEW_BYTES: u64 = 1 << 16;
 /// A collective is slow if it takes this many times as long as on a slow link.
 const TIMES: f64 = 3.0;
 
@@ -62,7 +61,7 @@ fn on_slow_link_ns(of: &Recorded, work: &Work) -> Option<f64> {
 
 fn form(of: &Recorded, base: &Plan, at: usize) -> Form {
     let work = &of.works[at];
-    let is_long = of.collective_bytes(work).is_none_or(|bytes| bytes >= FEW_BYTES);
+    let is_long = of.collective_bytes(work).is_none_or(|bytes| bytes > FEW_BYTES);
     let is_wide = is_long && is_wide(of, work);
     let is_slow = |ns: f64| base.work_ns[at] as f64 > TIMES * ns;
     let is_slow = of.on_device() && on_slow_link_ns(of, work).is_some_and(is_slow);
@@ -76,7 +75,7 @@ fn form(of: &Recorded, base: &Plan, at: usize) -> Form {
 
 fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     let mut forms: BTreeMap<Form, (i64, Vec<usize>)> = BTreeMap::new();
-    for (at, work) in of.works.iter().enumerate() {
+    for (at, work) in of.works.iter().enumerate().filter(|(at, _)| base.has_work(*at)) {
         if work.class == Class::Communication && of.collective(work) != CollectiveKind::Barrier {
             let (ns, works) = forms.entry(form(of, base, at)).or_default();
             *ns += base.work_ns[at];
@@ -87,7 +86,7 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     let mut tally = Tally::default();
     let [mut least, mut most] = [base.clone(), base.clone()];
     let mut kinds: BTreeMap<CollectiveKind, i64> = BTreeMap::new();
-    for at in works {
+    for &at in &works {
         let work = &of.works[at];
         tally.add_work(of, work);
         *kinds.entry(of.collective(work)).or_default() += base.work_ns[at];
@@ -110,14 +109,14 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     let (count, ms) = tally.per_step(of);
     let mut text = format!(
         "{:.2} of {ms:.2} ms of communication per step ({count:.0} calls, mostly {}) run while nothing is computed",
-        of.per_step(exposed_ns(of)? as f64 / 1e6),
+        of.per_step(exposed_ns(of, &works)? as f64 / 1e6),
         kind.name()
     );
-    text.push_str(&bandwidth(of, base).unwrap_or_default());
+    text.push_str(&bandwidth(of, base, &works).unwrap_or_default());
     let (title, change) = match form {
         Form::Slow if of.context.has_all_ranks => (Some("The link is slow"), LINK),
         Form::Slow => (Some("Collectives wait for another rank, or the link is slow"), RECORD),
-        _ if kind == CollectiveKind::AllToAll && is_pipelined(of) => (None, QUANTIZED),
+        _ if kind == CollectiveKind::AllToAll => (None, all_to_all(of)),
         Form::Wide => (None, halved(kind)),
         Form::Narrow => (None, less_often(kind)),
     };
@@ -125,13 +124,12 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     Some(Found { title: title.map(str::to_owned), ..found })
 }
 
-/// How long communication ran while nothing was computed.
-fn exposed_ns(of: &Recorded) -> Option<u64> {
+/// How long these pieces of communication ran while nothing was computed.
+fn exposed_ns(of: &Recorded, these: &[usize]) -> Option<u64> {
     let origin_ns = of.works.iter().map(|work| work.time.start_ns).min()?;
     let span = |time: TimeRange| time.since(origin_ns);
     let is_communication = |work: &&Work| work.class == Class::Communication;
-    let all = of.works.iter().filter(is_communication).map(|work| span(work.time));
-    let all = IntervalSet::union(all);
+    let all = IntervalSet::union(these.iter().map(|at| span(of.works[*at].time)));
     let computation: Vec<Span> = if of.on_device() {
         of.works.iter().filter(|work| !is_communication(work)).map(|work| span(work.time)).collect()
     } else {
@@ -140,11 +138,10 @@ fn exposed_ns(of: &Recorded) -> Option<u64> {
     Some(all.difference(&IntervalSet::union(computation)).len_ns())
 }
 
-/// The size and the bus bandwidth of the collective that takes longest, in words; `None` if the trace does not give its size, or if
+/// The size and the bus bandwidth of the one of these collectives that takes longest, in words; `None` if the trace does not give its size, or if
 /// that is so small that only latency counts.
-fn bandwidth(of: &Recorded, base: &Plan) -> Option<String> {
-    let is_communication = |at: &usize| of.works[*at].class == Class::Communication;
-    let at = (0..of.works.len()).filter(is_communication).max_by_key(|at| base.work_ns[*at])?;
+fn bandwidth(of: &Recorded, base: &Plan, these: &[usize]) -> Option<String> {
+    let at = these.iter().copied().max_by_key(|at| base.work_ns[*at])?;
     let (work, ns) = (&of.works[at], base.work_ns[at].max(1));
     let wire = (on_slow_link_ns(of, work)? - LATENCY_NS) / 1e9 * SLOW_LINK;
     let megabytes = of.collective_bytes(work)? as f64 / 1e6;
@@ -156,13 +153,20 @@ fn bandwidth(of: &Recorded, base: &Plan) -> Option<String> {
     })
 }
 
-/// Whether the program already exchanges the next batch of embeddings beside the step, as TorchRec's pipeline does.
-fn is_pipelined(of: &Recorded) -> bool {
-    of.timeline.names.iter().any(|name| name.contains("sparse_data_dist"))
+/// The change for all-to-alls: of tables of embeddings, as TorchRec has them, or of a mixture of experts.
+fn all_to_all(of: &Recorded) -> &'static str {
+    let has = |parts: &[&str]| {
+        of.timeline.names.iter().any(|name| parts.iter().any(|part| name.contains(part)))
+    };
+    if has(&["sparse_data_dist"]) {
+        // Its pipeline already exchanges the next batch beside the step.
+        "send fewer bytes: torchrec.distributed.fbgemm_qcomm_codec.QCommsConfig(forward_precision=CommType.FP16)"
+    } else if has(&["torchrec", "fbgemm", "embedding_bag"]) {
+        "exchange the next batch beside this step: torchrec.distributed.train_pipeline.TrainPipelineSparseDist"
+    } else {
+        "exchange one micro-batch while another one is computed (async_op=True; async_finish=True with DeepEP), or send fewer bytes (fp8)"
+    }
 }
-
-/// The change for such a program.
-const QUANTIZED: &str = "send fewer bytes: torchrec.distributed.fbgemm_qcomm_codec.QCommsConfig(forward_precision=CommType.FP16)";
 
 /// The change for a link that may be slow.
 const LINK: &str = "measure the link with all_reduce_perf of nccl-tests; NCCL_DEBUG=INFO says whether NCCL uses NVLink, InfiniBand or sockets";
@@ -172,10 +176,6 @@ const RECORD: &str = "record every rank: the trace of a late rank says why it is
 /// The lines to write for fewer bytes, or for bytes that travel beside computation.
 fn halved(kind: CollectiveKind) -> &'static str {
     match kind {
-        CollectiveKind::AllToAll => {
-            "send half the bytes (bf16 or fp16), or exchange the next batch beside this step: \
-             torchrec.distributed.train_pipeline.TrainPipelineSparseDist"
-        }
         CollectiveKind::ReduceScatter | CollectiveKind::AllGather => {
             "FSDP(model, mixed_precision=MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16))"
         }
@@ -192,16 +192,12 @@ fn halved(kind: CollectiveKind) -> &'static str {
 /// The same for values that cannot become smaller.
 fn less_often(kind: CollectiveKind) -> &'static str {
     match kind {
-        CollectiveKind::AllToAll => {
-            "exchange the next batch beside this step: torchrec.distributed.train_pipeline.TrainPipelineSparseDist"
-        }
         CollectiveKind::ReduceScatter | CollectiveKind::AllGather => {
             "FSDP(model, sharding_strategy=ShardingStrategy.SHARD_GRAD_OP)  (more memory, half of the gathers)"
         }
         CollectiveKind::PointToPoint => halved(kind),
         _ => {
-            "twice as many samples per exchange, by a larger batch or:\n\
-             with model.no_sync():  # for every other batch\n    loss.backward()"
+            "twice as many samples per exchange: a larger batch, or twice as many micro-batches within model.no_sync()"
         }
     }
 }

@@ -12,7 +12,7 @@ use super::*;
 const MANY_SMALL: f64 = 8.0;
 const MANY: f64 = 20.0;
 /// A collective of more bytes does not count as small. The first bucket of PyTorch, the smallest one, has twice as many.
-const FEW_BYTES: u64 = 1 << 19;
+pub(super) const FEW_BYTES: u64 = 1 << 19;
 /// One in 2 all-reduces stays for the least gain, and one in 20 for the most.
 const ONE_OF: [usize; 2] = [2, 20];
 
@@ -28,7 +28,7 @@ pub(in super::super) const CAUSE: Cause = Cause {
 fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     let mut tally = Tally::default();
     let mut all = Vec::new();
-    for (at, work) in of.works.iter().enumerate() {
+    for (at, work) in of.works.iter().enumerate().filter(|(at, _)| base.has_work(*at)) {
         if work.class == Class::Communication && of.collective(work) == CollectiveKind::AllReduce {
             tally.add_work(of, work);
             all.push(at);
