@@ -1,9 +1,11 @@
 //! The innermost line of the user's own Python at a moment.
 //!
-//! Input: the calls of Python in a timeline, if it has stacks. Output: the name of the innermost one around a moment. Autograd's threads
+//! Input: the calls of Python in a timeline, if it has stacks. Output: the name of the innermost one around a moment. Functions that were
+//! open when the recording began are left out: PyTorch names the line at which they stood then, whatever they do later. Autograd's threads
 //! run no Python: at that moment the thread of the steps waits in `backward()`, whose line counts.
 
 use std::cmp::Reverse;
+use std::collections::HashMap;
 
 use crate::steps;
 use crate::timeline::{NameId, TimeRange, Timeline, TrackId};
@@ -22,6 +24,14 @@ impl Code {
         let mut calls: Vec<(TrackId, TimeRange, NameId)> =
             timeline.code.iter().map(|of| (of.lane, of.time, of.name)).collect();
         calls.sort_by_key(|(lane, time, _)| (*lane, time.start_ns, Reverse(time.end_ns())));
+        // The first calls of a thread that lie in each other, until one to another file: the profiler's start, for example.
+        let mut open_until: HashMap<TrackId, i64> = HashMap::new();
+        calls.retain(|(lane, time, name)| {
+            let until_ns = open_until.entry(*lane).or_insert(i64::MAX);
+            let is_open = time.start_ns < *until_ns && timeline.names.text(*name).ends_with(')');
+            *until_ns = if is_open { time.end_ns() } else { i64::MIN };
+            !is_open
+        });
         let mut around = Vec::with_capacity(calls.len());
         let mut open: Vec<u32> = Vec::new();
         for ((lane, time, _), at) in calls.iter().zip(0u32..) {
@@ -75,5 +85,22 @@ mod tests {
         assert_eq!([5, 15, 25, 35, 50].map(|at| line(MAIN, at)), expected);
         assert_eq!((line(OTHER, 25), line(MAIN, 95)), (Some("a.py:3"), None));
         assert_eq!(Code::of(&timeline(0)).line(MAIN, 5), None);
+    }
+
+    #[test]
+    fn a_function_that_was_open_at_the_start_has_no_line() {
+        let mut all = timeline(0).step(0, 0, 100);
+        for (line, from, to) in [
+            ("a.py:9 (<module>)", 0, 90),
+            ("a.py:7 (main)", 0, 90),
+            ("a.py:7", 1, 5),
+            ("a.py:3 (augment)", 20, 40),
+        ] {
+            let (name, time) = (all.names.intern(line), us(from, to));
+            all.code.push(Annotation { name, time, lane: MAIN, is_device: false });
+        }
+        let code = Code::of(&all);
+        let line = |at_us: i64| code.line(MAIN, at_us * 1000).map(|of| all.names.text(of));
+        assert_eq!([3, 10, 30].map(line), [Some("a.py:7"), None, Some("a.py:3 (augment)")]);
     }
 }
