@@ -15,10 +15,11 @@ use crate::table::Columns;
 const SHOWN: usize = 3;
 const MS: (&str, usize) = ("ms/step", 2);
 
-/// Adds an examination to a report: its section comes first, and its advice replaces that of the path across ranks.
+/// Adds an examination to a report: its section comes first. Its advice, or its silence about several steps, replaces that of the path
+/// across ranks.
 pub fn add_examination(report: &mut Report, of: &Examination) {
     let diagnosis = &of.diagnosis;
-    if !diagnosis.advice.is_empty() {
+    if !diagnosis.advice.is_empty() || diagnosis.steps > 1 {
         report.notes.retain(|note| note.weight != Weight::Advice);
     }
     let shown = diagnosis.advice.iter().enumerate().take(SHOWN);
@@ -152,4 +153,21 @@ pub fn add_against(report: &mut Report, against: &Against) {
     let panel = Panel::new("causes", "By cause", "", definition, body);
     report.notes.insert(0, Note { weight: Weight::Advice, text: against.words() });
     report.sections.insert(0, Section::new("against", "Before and after", "", vec![panel]));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Whether the advice of the path across ranks stays beside a diagnosis of so many steps.
+    #[test]
+    fn silence_about_several_steps_is_an_answer() {
+        for (steps, stays) in [(0, 1), (1, 1), (5, 0)] {
+            let mut report = Report::default();
+            report.note(Weight::Advice, "Rank 1 holds 76 % of the critical path");
+            let diagnosis = Diagnosis { steps, ..Diagnosis::default() };
+            add_examination(&mut report, &Examination { diagnosis, ..Examination::default() });
+            assert_eq!(report.notes.len(), stays, "{steps}");
+        }
+    }
 }
