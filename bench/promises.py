@@ -206,8 +206,10 @@ def sound(arguments: Namespace, case: str) -> Record:
                 finally:
                     jitter.kill()
             run([arguments.paceline, "analyze", "traces", "--output", "report"], Path(folder), RUN_SECONDS)
-            tables = json.loads(Path(folder, "report/summary.json").read_text())["tables"]
-            runs.append(tables.get("advice", {}).get("rows", []))
+            summary = json.loads(Path(folder, "report/summary.json").read_text())
+            advice = summary["tables"].get("advice", {}).get("rows", [])
+            # Of the path across ranks, if the doctor has none.
+            runs.append(advice or [{"cause": "path", "title": text} for weight, text in summary["notes"] if weight == "advice"])
     return {"case": case, "runs": runs, "alarms": sum(bool(advice) for advice in runs)}
 
 
