@@ -73,13 +73,16 @@ fn launches(of: &Recorded, base: &Plan) -> Option<Found> {
     }
     // The waits of computation: launches that came when it had nothing left to do.
     let mut tally = Tally::default();
+    let loading = loader::spans(of);
     let (mut busy_ns, mut done_ns) = (0i64, i64::MAX);
     let works = || of.works.iter().filter(|work| work.class != Class::Communication);
     for work in works() {
         busy_ns = busy_ns.saturating_add(work.time.dur_ns);
         let call_ns = work.call.map(|call| of.calls[call as usize].time.start_ns);
-        if work.time.start_ns > done_ns && call_ns.is_some_and(|call_ns| call_ns > done_ns) {
-            let idle = TimeRange { start_ns: done_ns, dur_ns: work.time.start_ns - done_ns };
+        let idle = TimeRange::between(done_ns.min(work.time.start_ns), work.time.start_ns);
+        // The loader has advice of its own.
+        let is_loading = || 2 * loader::overlap_ns(&loading, idle) > idle.dur_ns;
+        if call_ns.is_some_and(|call_ns| call_ns > done_ns) && idle.dur_ns > 0 && !is_loading() {
             tally.add(brief(of.text(work.name)), idle);
             let call = work.call.map(|call| &of.calls[call as usize]);
             let line = call.and_then(|call| of.context.code.line(call.lane, call.time.start_ns));

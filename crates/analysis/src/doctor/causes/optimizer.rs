@@ -1,6 +1,6 @@
 //! The optimizer launches kernels for each parameter and operation, instead of one that does all.
 //!
-//! Seen: more than 20 kernels within an `Optimizer.step`, none of them fused. Taken away: at least the time of the host between
+//! Seen: 20 or more kernels within an `Optimizer.step`, none of them fused. Taken away: at least the time of the host between
 //! all launches but a few; at most two thirds of the kernels' time too, because a fused step reads and writes each value once.
 
 use super::*;

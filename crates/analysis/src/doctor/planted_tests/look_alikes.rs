@@ -175,3 +175,12 @@ fn a_wait_of_the_host_gains_no_more_than_the_device_is_idle() {
     let idle_ms = step_ms.unwrap() - ns as f64 / 1e6 / STEPS as f64;
     assert!(found.gain.high_ms <= idle_ms + 0.01, "{:?} of {idle_ms}", found.gain);
 }
+
+#[test]
+fn the_wait_for_the_loader_is_not_one_for_launches() {
+    let found = advice(steps(0, Fault::Planted(["loader", "host_bound", ""]), 1.0));
+    let bound = found.iter().find(|of| of.cause.key == "host_bound").unwrap();
+    // The loader takes 15 ms of each step.
+    let idle_ms = numbers(&bound.evidence.text)[2];
+    assert!(idle_ms < 15.0 && bound.evidence.dur_us < 15_000.0, "{}", bound.evidence.text);
+}
