@@ -213,6 +213,8 @@ impl Ranks<'_> {
             for plan in [&mut alone.least, &mut alone.most] {
                 rank.keep_first(plan, &plain);
             }
+            // The causes that come later do not see this one in any step.
+            let left = beyond.most.clone();
             rank.keep_first(&mut beyond.least, base);
             rank.keep_first(&mut beyond.most, base);
             let gain = |now, changed| per_step(cause, rank, &rank.gains_ms(now, changed));
@@ -235,8 +237,7 @@ impl Ranks<'_> {
             };
             let high_ms = most_ms.max(low_ms) + waits_ms;
             // Plans are large: only those without the cause are kept. The words are about the rest that the causes before it leave.
-            let left = std::mem::take(&mut beyond.most);
-            let found = Found { least: Plan::default(), ..beyond };
+            let found = Found { least: Plan::default(), most: Plan::default(), ..beyond };
             Some((Said { low_ms, high_ms, waits_ms, idle_ms, found, place }, (place, left)))
         });
         let (mut said, left): (Vec<Said>, Vec<_>) = found.into_iter().flatten().unzip();

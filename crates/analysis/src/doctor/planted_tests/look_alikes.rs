@@ -141,6 +141,7 @@ fn a_collective_that_an_advice_takes_away_is_not_named_again() {
     };
     assert!(text("buffers").unwrap().starts_with("1 broadcasts"));
     let exposed = text("exposed").unwrap();
+    assert_eq!(numbers(exposed)[1], 6.0);
     assert!(exposed.contains("(4 calls, mostly all_reduce)"), "{exposed}");
 }
 
