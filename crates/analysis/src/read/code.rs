@@ -33,10 +33,6 @@ const PACKAGES: &str = "PIL accelerate apex cv2 datasets deepspeed diffusers fun
 static LIBRARIES: LazyLock<HashSet<&str>> =
     LazyLock::new(|| STANDARD.split_whitespace().chain(PACKAGES.split_whitespace()).collect());
 
-/// The names above.
-static LIBRARIES: LazyLock<HashSet<&str>> =
-    LazyLock::new(|| STANDARD.split_whitespace().chain(PACKAGES.split_whitespace()).collect());
-
 /// Whether a file is one of the program.
 fn is_own(file: &str) -> bool {
     if file.starts_with('<') || !file.ends_with(".py") {
