@@ -354,7 +354,9 @@ impl Timeline {
 
     /// Whether the host has launched work, and the profiler has recorded none of it.
     pub fn lost_kernels(&self) -> bool {
-        let is_launch = |call: &Launch| LAUNCHES.contains(&self.names.text(call.name));
+        // HTA's list of names has not those of Triton, of graphs and of cooperative kernels.
+        let is_name = |name: &str| name.contains("Launch") || LAUNCHES.contains(&name);
+        let is_launch = |call: &Launch| is_name(self.names.text(call.name));
         !self.has_device_work() && self.launches.iter().any(is_launch)
     }
 

@@ -371,7 +371,7 @@ fn kernels_that_were_not_recorded_are_named() {
     let of = (0..2).fold(timeline(0), |of, step| {
         let begin = 100 * step as i64;
         let of = of.step(step, begin, begin + 100).operator("aten::mm", begin + 10, begin + 60);
-        of.call("cudaLaunchKernel", step, begin + 20, begin + 30)
+        of.call("cuLaunchKernelEx", step, begin + 20, begin + 30)
     });
     let all = [of];
     let analysis = analyze(&all, &Options::default()).unwrap();

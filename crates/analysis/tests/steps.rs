@@ -96,6 +96,23 @@ fn work_that_no_step_has_launched_makes_no_step_shorter() {
     }
 }
 
+/// A checkpoint is copied to the host on a stream of its own, while steps go on.
+#[test]
+fn work_beside_the_steps_ends_none_of_them() {
+    let of = (0..7).fold(timeline(0), |of, step| {
+        let begin = 1e4 * step as f64;
+        let of = of.step(step, begin, begin + 9_990.0);
+        let of =
+            of.launched("gemm", 7, begin + 100.0, begin + 105.0, begin + 110.0, begin + 9_000.0);
+        if step != 1 {
+            return of;
+        }
+        let (call, end) = (begin + 9_100.0, begin + 34_150.0);
+        of.launched("Memcpy DtoH (Device -> Pinned)", 30, call, call + 5.0, call + 10.0, end)
+    });
+    assert_eq!(diagnosed(&of).lengths_ms, [10.0; 6]);
+}
+
 /// The profiler lets the device end its work before it records. From then on, the device does 9 ms of each step behind the host.
 #[test]
 fn a_device_that_has_nothing_to_do_at_first_makes_no_step_longer() {

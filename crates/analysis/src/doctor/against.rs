@@ -133,9 +133,7 @@ impl Against {
             Some(Test { pairs, least_ms, .. }) => format!(
                 "A difference of {least_ms:.2} ms would have been seen in {pairs} pairs of steps"
             ),
-            None => {
-                "Only one step of one of them is looked at, so the spread is unknown".to_owned()
-            }
+            None => "Too few steps can be compared in pairs, so the spread is unknown".to_owned(),
         };
         format!(
             "A step takes {:.2} ms {more}{promise} The median step took {before:.2} ms before and {after:.2} after. {test}",

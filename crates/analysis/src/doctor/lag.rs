@@ -27,7 +27,7 @@ impl Recorded<'_> {
             return begin_ns.max(shown_ns);
         }
         let next: HashMap<i64, &Work> = self.first_works(1).map(|of| (of.stream, of)).collect();
-        let of_step = self.works.iter().filter(|work| work.step == Some(0));
+        let of_step = self.works.iter().filter(|work| work.step == Some(0) && !work.is_beside);
         let ends = of_step.map(|work| work.time.end_ns());
         let done_ns = ends.chain(self.steps.get(1).map(|step| step.start_ns)).max();
         let pause_ns = |work: &Work| {
@@ -62,7 +62,9 @@ impl Recorded<'_> {
     fn first_works(&self, step: u32) -> impl Iterator<Item = &Work> {
         let step_of = |of: u32| self.works[of as usize].step;
         self.works.iter().filter(move |work| {
-            work.step == Some(step) && work.before.and_then(step_of) != Some(step)
+            work.step == Some(step)
+                && !work.is_beside
+                && work.before.and_then(step_of) != Some(step)
         })
     }
 

@@ -14,6 +14,8 @@
 //! A trace without kernels, as PyTorch writes it on a CPU, has operators instead of calls, and transfers of the backend's
 //! threads instead of work.
 
+use foldhash::{HashMap, HashSet};
+
 use super::code::Code;
 use super::names::Class;
 use super::products::elem_bytes;
@@ -81,6 +83,9 @@ pub(super) struct Work {
     pub(super) after_ns: [i64; 2],
     /// The index of its step; `None` before the first one.
     pub(super) step: Option<u32>,
+    /// Whether it runs beside the steps, on a stream that not every step uses, such as that of the copy of a checkpoint. A step does
+    /// not end with it: calls that wait for it show if one needs it.
+    pub(super) is_beside: bool,
 }
 
 impl Work {
@@ -208,9 +213,23 @@ impl<'a> Recorded<'a> {
         }
         this.connect_calls();
         this.connect_works();
+        this.find_beside();
         this.marks.done_ns = this.done_before();
         this.put_in_order();
         Some(this)
+    }
+
+    fn find_beside(&mut self) {
+        let mut of_streams: HashMap<i64, HashSet<u32>> = HashMap::default();
+        for work in &self.works {
+            of_streams.entry(work.stream).or_default().extend(work.step);
+        }
+        of_streams.retain(|_, steps| steps.len() == self.steps.len());
+        if self.on_device() && !of_streams.is_empty() {
+            for work in &mut self.works {
+                work.is_beside = !of_streams.contains_key(&work.stream);
+            }
+        }
     }
 
     /// Whether the trace has kernels.

@@ -99,7 +99,7 @@ impl Recorded<'_> {
     }
 
     /// How long each step takes with this plan, in milliseconds. A step ends when the next one has begun and all its work has
-    /// ended. The first one begins when all work of earlier steps has.
+    /// ended, but for work beside the steps. The first one begins when all work of earlier steps has.
     pub(super) fn lengths_ms(&self, plan: &Plan) -> Vec<f64> {
         let mut begins: Vec<i64> = self.calls.iter().map(|call| call.time.start_ns).collect();
         let mut returns: Vec<i64> = self.calls.iter().map(|call| call.time.end_ns()).collect();
@@ -131,7 +131,7 @@ impl Recorded<'_> {
         let marks = &self.marks.calls;
         let mut finish: Vec<i64> = marks.iter().map(|mark| begins[*mark as usize]).collect();
         finish[0] = finish[0].max(self.marks.done_ns);
-        for (work, end_ns) in self.works.iter().zip(&ends) {
+        for (work, end_ns) in self.works.iter().zip(&ends).filter(|of| !of.0.is_beside) {
             let of_step = work.step.map_or(0, |step| step as usize + 1).min(finish.len() - 1);
             finish[of_step] = finish[of_step].max(*end_ns);
         }

@@ -177,7 +177,8 @@ fn steps_are_found_in_spans_and_in_launches() {
         run.stdout
     );
     for (args, words) in [
-        ("analyze spans --step bath --output bad", ["--step bath", "no spans of that name"]),
+        ("analyze spans --step bath --output bad", ["no spans of that name", "such as batch"]),
+        ("analyze spans --step= --output bad", ["--step", "value"]),
         ("analyze spans --step batch --hta --output bad", ["--step", "--hta"]),
         ("analyze spans --against spans --step bath --output bad", ["--step bath", "no spans"]),
     ] {

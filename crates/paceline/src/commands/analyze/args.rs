@@ -1,7 +1,9 @@
 //! Flags of `paceline analyze`.
 
+use std::collections::BTreeSet;
 use std::path::PathBuf;
 
+use clap::builder::NonEmptyStringValueParser;
 use clap::{Args, ValueEnum};
 use paceline_analysis::hta::{Kind, Options, Rules, StepChoice};
 use paceline_analysis::read::{self, TraceFile};
@@ -18,6 +20,9 @@ Examples:
   paceline analyze profile/simple_ddp --against profile/ddp    what another strategy does differently
   paceline analyze traces/before --against traces/after    did the change help, and as much as was promised?
 ";
+
+/// The most spans that a message names.
+const SPANS: usize = 4;
 
 /// Flags of `paceline analyze`.
 #[derive(Debug, Default, Args)]
@@ -41,6 +46,7 @@ pub struct AnalyzeArgs {
     pub include_last_step: bool,
     /// The name of the spans that are steps, in a program that does not call prof.step()
     #[arg(long, value_name = "NAME", conflicts_with = "hta")]
+    #[arg(value_parser = NonEmptyStringValueParser::new())]
     pub step: Option<String>,
     /// Choose the work that counts by the rules of Holistic Trace Analysis (HTA), to compare figures with it
     #[arg(long)]
@@ -75,8 +81,9 @@ impl AnalyzeArgs {
         for timeline in &mut timelines {
             if !timeline.find_steps(Some(name)) {
                 return Err(Failure::Usage(format!(
-                    "--step {name}: {} has no spans of that name; name a span of record_function",
-                    printable(&timeline.source)
+                    "--step {name}: {} has no spans of that name on the host; name a span of record_function{}",
+                    printable(&timeline.source),
+                    printable(&spans(timeline))
                 )));
             }
         }
@@ -115,6 +122,15 @@ pub enum KindName {
     Ddp,
     /// All collectives, and memory
     Sharding,
+}
+
+/// Some names of spans of the program, for a message; empty if it has no spans.
+fn spans(timeline: &Timeline) -> String {
+    let spans = timeline.annotations.iter().filter(|span| !span.is_device);
+    let stem = |name: &'_ str| name.trim_end_matches(|c: char| !c.is_alphabetic()).to_owned();
+    let names: BTreeSet<String> = spans.map(|of| stem(timeline.names.text(of.name))).collect();
+    let names: Vec<String> = names.into_iter().filter(|of| !of.is_empty()).take(SPANS).collect();
+    if names.is_empty() { String::new() } else { format!(", such as {}", names.join(", ")) }
 }
 
 fn steps(word: &str) -> std::result::Result<StepChoice, String> {
