@@ -78,7 +78,7 @@ fn rows(of: &Recorded) -> Vec<Vec<(usize, Part)>> {
         });
         if ends { Some(Part::Other) } else { innermost }
     };
-    let mut rows: BTreeMap<(i64, Option<u32>), Vec<(usize, Part)>> = BTreeMap::new();
+    let mut rows = BTreeMap::<(i64, Option<u32>), Vec<_>>::new();
     if of.on_device() {
         for (at, work) in of.works.iter().enumerate() {
             let Some(call) = work.call else { continue };
