@@ -175,8 +175,8 @@ impl Process {
                               another --after"
                 .into(),
             "thread" => "--stop cannot end the program, because a thread of it trains".into(),
-            "place" => "optimizer steps run within the backward pass, in a daemon thread or each in a new one, where PyTorch's profiler cannot \
-                        be started or ended; --seconds 2 records by time"
+            "place" => "optimizer steps run within the backward pass, in a daemon thread or each in a new one, where \
+                        PyTorch's profiler cannot be started or ended; --seconds 2 records by time"
                 .into(),
             _ => self.text.clone(),
         };
