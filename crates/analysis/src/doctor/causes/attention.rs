@@ -37,6 +37,9 @@ const MAY_BE_BETWEEN: &str = "alias as_strided clone contiguous copy detach drop
 const ATTENTION: &str = "scaled_dot_product";
 const MATH: &str = "aten::_scaled_dot_product_attention_math";
 
+/// The work of a stream, or the calls of a thread, in a step: index and part.
+type Row = Vec<(usize, Part)>;
+
 /// The part that an operator computes: `aten::bmm`, or autograd's `BmmBackward0` on a processor.
 fn part_of(name: &str) -> Option<Part> {
     let function = name.strip_prefix("autograd::engine::evaluate_function: ");
@@ -64,8 +67,8 @@ fn parts_of_names(of: &Recorded) -> Vec<Option<Part>> {
     of.timeline.names.iter().map(part_of).collect()
 }
 
-/// The parts of the work of each stream and step, by launch, or of the operators of each thread of a processor: index and part.
-fn rows(of: &Recorded) -> Vec<Vec<(usize, Part)>> {
+/// The work of each stream and step, by launch, or the operators of each thread of a processor.
+fn rows(of: &Recorded) -> Vec<Row> {
     let parts = parts_of_names(of);
     let part = |name: crate::timeline::NameId| parts[name.0 as usize];
     let around = |call: &Call| {
@@ -78,7 +81,7 @@ fn rows(of: &Recorded) -> Vec<Vec<(usize, Part)>> {
         });
         if ends { Some(Part::Other) } else { innermost }
     };
-    let mut rows = BTreeMap::<(i64, Option<u32>), Vec<_>>::new();
+    let mut rows: BTreeMap<(i64, Option<u32>), Row> = BTreeMap::new();
     if of.on_device() {
         for (at, work) in of.works.iter().enumerate() {
             let Some(call) = work.call else { continue };

@@ -4,12 +4,16 @@
 //! Seen: on a processor, where the traces show when each gradient was final, by a replay of all ranks with buckets of
 //! [several sizes](crate::advice::sizes). The gain is that of the best size, with the spread over the steps. Where more buckets
 //! hide more, at least half of that comes: transfers beside the backward pass take a core to copy and to sum, which the ranks
-//! compute on if no other is free. It replaces the evidence that `first_bucket` and `small_collectives` see on one rank.
+//! compute on if no other is free. If the gain differs between steps by a multiple, ranks wait for each other, which no bucket changes, and
+//! nothing is advised. It replaces the evidence that `first_bucket` and `small_collectives` see on one rank.
 
 use super::*;
 
 /// The part of hidden transfers that is gained although their threads use the cores of the ranks.
 const HIDDEN_AT_LEAST: f64 = 0.5;
+
+/// Gains of one step in ten and of nine in ten that are this many times apart are those of waits.
+const TIMES: f64 = 3.0;
 
 /// Advice for fewer and larger buckets, if these gain.
 pub(super) fn fewer(ranks: &Ranks, cause: &'static Cause) -> Option<Finding> {
@@ -18,7 +22,16 @@ pub(super) fn fewer(ranks: &Ranks, cause: &'static Cause) -> Option<Finding> {
 
 /// Advice for more and smaller buckets, if these gain.
 pub(super) fn more(ranks: &Ranks, cause: &'static Cause) -> Option<Finding> {
+    let (_, _, gain) = ranks.sizes.as_ref()?.best?;
+    if !is_steady(gain) {
+        return None;
+    }
     other(ranks, cause, |best, now| best >= now, HIDDEN_AT_LEAST)
+}
+
+/// Whether steps gain about the same.
+fn is_steady(gain: Gain) -> bool {
+    gain.high_ms <= TIMES * gain.low_ms
 }
 
 fn other(
@@ -67,4 +80,17 @@ fn leave(part: f64, of: &Recorded, base: &Plan) -> Plan {
         }
     }
     plan
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn gains_that_differ_by_a_multiple_are_those_of_waits() {
+        // With a slow link, and with ranks that wait for each other on busy cores.
+        assert!(is_steady(Gain::between(7.3, 14.2, 7)));
+        assert!(!is_steady(Gain::between(5.1, 24.7, 7)));
+        assert!(!is_steady(Gain::between(-0.1, 2.0, 7)));
+    }
 }

@@ -14,7 +14,7 @@ const BUCKETS: f64 = 5.0;
 pub(in super::super) const CAUSE: Cause = Cause {
     key: "first_bucket",
     title: "The first bucket is sent late",
-    gain: Known::ByWaits,
+    gain: Known::Exactly,
     find: Find::All(|ranks, cause| match ranks.sizes {
         // The replay of all ranks knows better.
         Some(_) => buckets::more(ranks, cause),
