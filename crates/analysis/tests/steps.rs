@@ -44,6 +44,14 @@ fn a_device_that_lags_does_the_work_of_the_steps_that_launched_it() {
 }
 
 #[test]
+fn a_rank_without_steps_is_named() {
+    let without = timeline(1).launched("gemm", 7, 0.0, 5.0, 10.0, 20.0);
+    let Diagnosis { step_ms, unseen, .. } = diagnosis(&[late(false), without], &Options::default());
+    assert_eq!(step_ms, None);
+    assert!(unseen[0].starts_with("Rank 1 has no steps"), "{unseen:?}");
+}
+
+#[test]
 fn a_single_step_has_the_work_that_it_launched() {
     let of = timeline(0)
         .step(0, 0, 10_000)

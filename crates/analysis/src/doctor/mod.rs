@@ -123,16 +123,7 @@ pub fn diagnosis(timelines: &[Timeline], options: &Options) -> Diagnosis {
 /// Diagnoses the traces of a run.
 fn diagnose(timelines: &[Timeline], together: &Together, options: &Options) -> Diagnosis {
     let mut unseen = unseen(timelines);
-    let lacks = |of: &Timeline| steps::of(of).is_empty() || of.lost_kernels();
-    let lacking = || timelines.iter().enumerate().filter(|(_, of)| lacks(of));
-    if let Some((place, of)) = lacking().next() {
-        if lacking().count() < timelines.len() {
-            let rank = of.rank.unwrap_or(place);
-            unseen.insert(
-                0,
-                format!("Rank {rank} has no steps or no kernels, so nothing is advised."),
-            );
-        }
+    if timelines.iter().any(lacks_steps) {
         return Diagnosis { unseen, ..Diagnosis::default() };
     }
     let rank = |(place, of): (usize, &Timeline)| {
@@ -184,6 +175,10 @@ fn diagnose(timelines: &[Timeline], together: &Together, options: &Options) -> D
     Diagnosis { advice, unseen, step_ms: Some(step_ms), steps: ranks.num_steps(), lengths_ms }
 }
 
+fn lacks_steps(timeline: &Timeline) -> bool {
+    steps::of(timeline).is_empty() || timeline.lost_kernels()
+}
+
 /// Causes that these traces do not show, and what to record for them.
 fn unseen(timelines: &[Timeline]) -> Vec<String> {
     type Has = fn(&Timeline) -> bool;
@@ -208,6 +203,13 @@ fn unseen(timelines: &[Timeline]) -> Vec<String> {
     ];
     let missing = facts.into_iter().filter(|(has, _)| !timelines.iter().any(has));
     let mut unseen: Vec<String> = missing.map(|(_, text)| text.to_owned()).collect();
+    let lacking: Vec<usize> =
+        (0..timelines.len()).filter(|place| lacks_steps(&timelines[*place])).collect();
+    if let Some(place) = lacking.first().filter(|_| lacking.len() < timelines.len()) {
+        let rank = timelines[*place].rank.unwrap_or(*place);
+        let text = format!("Rank {rank} has no steps or no kernels, so nothing is advised.");
+        unseen.insert(0, text);
+    }
     let world = world_size(timelines);
     if timelines.len() < 2 && world > 1 {
         unseen.push(format!(
