@@ -147,7 +147,7 @@ fn diagnose(timelines: &[Timeline], together: &Together, options: &Options) -> D
     let lengths_ms: Vec<f64> = (0..num_steps).map(of_step).collect();
     let step_ms = mean(&lengths_ms);
     // Without a length, or if all work was done before the first step had begun, there is nothing to gain.
-    if step_ms.is_nan() || step_ms <= 0.0 {
+    if lengths_ms.is_empty() || step_ms <= 0.0 {
         return Diagnosis { unseen, ..Diagnosis::default() };
     }
     let bases: Vec<Plan> = recorded.iter().map(|of| without_waits(of, together)).collect();
