@@ -2,7 +2,7 @@
 //!
 //! The program inherits everything from this process but `PYTHONPATH`, which begins with a folder that has a
 //! `sitecustomize.py`. Python imports that at its start, so each Python process of the program counts its optimizer steps
-//! and records. The same folder gets the notes of each process, which [`notes`] puts into words once the program has ended.
+//! and records. The same folder gets the notes of each process, which `notes` puts into words once the program has ended.
 //!
 //! This module does not know what a trace says.
 
