@@ -2,7 +2,7 @@
 //!
 //! PyTorch records the calls of Python with `with_stack=True`: `train.py(10): step`, with the line where the function begins; newer
 //! versions also record the place of the call, `train.py:12`. Paths are relative to the folders that Python imports from, so the first part of a path
-//! tells a library from the program. The name and the caller of an event go in. A line of the program comes out.
+//! tells a library from the program. The name or the caller of an event goes in. A line of the program comes out.
 
 use std::sync::LazyLock;
 
@@ -47,21 +47,15 @@ fn is_own(file: &str) -> bool {
     !LIBRARIES.contains(module)
 }
 
-/// The place of an event in the program: `train.py:10 (step)` for a function of the program, or the place from which the program called
-/// another one; `None` if neither is of the program.
-pub(super) fn place(name: &str, caller: Option<&str>) -> Option<String> {
-    let of_function = || {
-        let (file, rest) = name.split_once('(')?;
+/// The place in the program of a function, `train.py(10): step`, or of a call, `train.py:12`; `None` if it is not of the program.
+pub(super) fn place(text: &str) -> Option<String> {
+    let is_line = |line: &str| !line.is_empty() && line.bytes().all(|digit| digit.is_ascii_digit());
+    if let Some((file, rest)) = text.split_once('(') {
         let (line, function) = rest.split_once("): ")?;
-        let is_line = !line.is_empty() && line.bytes().all(|digit| digit.is_ascii_digit());
-        (is_line && is_own(file)).then(|| format!("{file}:{line} ({function})"))
-    };
-    let of_caller = || {
-        let (file, line) = caller?.rsplit_once(':')?;
-        let is_line = !line.is_empty() && line.bytes().all(|digit| digit.is_ascii_digit());
-        (is_line && is_own(file)).then(|| format!("{file}:{line}"))
-    };
-    of_function().or_else(of_caller)
+        return (is_line(line) && is_own(file)).then(|| format!("{file}:{line} ({function})"));
+    }
+    let (file, line) = text.rsplit_once(':')?;
+    (is_line(line) && is_own(file)).then(|| text.to_owned())
 }
 
 #[cfg(test)]
@@ -70,23 +64,22 @@ mod tests {
 
     #[test]
     fn a_line_is_one_of_the_program() {
-        for (name, caller, expected) in [
-            ("train.py(10): step", Some("train.py:31"), Some("train.py:10 (step)")),
-            (
-                "<built-in method randn of type object at 0x7fa5>",
-                Some("data/augment.py:4"),
-                Some("data/augment.py:4"),
-            ),
-            ("torch/nn/modules/linear.py(130): forward", Some("train.py:12"), Some("train.py:12")),
-            ("nn.Module: Net_0", Some("/home/me/run.py:9"), Some("/home/me/run.py:9")),
-            ("torch/optim/adam.py(215): step", Some("torch/optim/optimizer.py:563"), None),
-            ("typing.py(359): inner", None, None),
-            ("<frozen os>(674): __getitem__", Some("<string>:1"), None),
-            ("/usr/lib/python3.12/random.py(3): f", None, None),
-            ("transformers/trainer.py(1): train", Some("site.py:x"), None),
-            ("train.py(): f", None, None),
+        for (text, expected) in [
+            ("train.py(10): step", Some("train.py:10 (step)")),
+            ("<built-in method randn of type object at 0x7fa5>", None),
+            ("data/augment.py:4", Some("data/augment.py:4")),
+            ("torch/nn/modules/linear.py(130): forward", None),
+            ("nn.Module: Net_0", None),
+            ("/home/me/run.py:9", Some("/home/me/run.py:9")),
+            ("torch/optim/optimizer.py:563", None),
+            ("typing.py(359): inner", None),
+            ("<frozen os>(674): __getitem__", None),
+            ("<string>:1", None),
+            ("/usr/lib/python3.12/random.py(3): f", None),
+            ("site.py:x", None),
+            ("train.py(): f", None),
         ] {
-            assert_eq!(place(name, caller).as_deref(), expected, "{name}");
+            assert_eq!(place(text).as_deref(), expected, "{text}");
         }
     }
 }

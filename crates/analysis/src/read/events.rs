@@ -15,7 +15,7 @@ use super::flops;
 use crate::json::{JsonError, Pull, lossy};
 use crate::timeline::{
     Annotation, Collective, DeviceWork, FinalGradient, GradientMark, Kernel, LaneInfo, Launch,
-    MemorySample, Names, Operator, Product, SyncWait, TimeRange, Timeline, TrackId,
+    MemorySample, NameId, Names, Operator, Product, SyncWait, TimeRange, Timeline, TrackId,
 };
 
 /// The use of an event.
@@ -121,6 +121,8 @@ pub(super) struct Reader {
     lanes: HashMap<Vec<u8>, TrackId>,
     last_lane: Option<(Vec<u8>, TrackId)>,
     open: BTreeMap<TrackId, Vec<Open>>,
+    /// The places in the program of functions and calls of Python.
+    places: HashMap<Vec<u8>, Option<NameId>>,
     /// Counts of skipped events, by category as numbered by [`Names`].
     skipped: (Names, Vec<u64>),
     oddities: BTreeMap<&'static str, u64>,
@@ -223,11 +225,26 @@ impl Reader {
 
     /// Keeps a call of Python that the program made.
     fn python(&mut self, time: TimeRange) {
-        let place = code::place(&lossy(&self.event.name), self.args.caller.as_deref());
-        if let Some(place) = place {
-            let (name, lane) = (self.timeline.names.intern(&place), self.lane());
+        let (name, caller) = (std::mem::take(&mut self.event.name), self.args.caller.take());
+        let place = self.place(&name).or_else(|| self.place(caller?.as_bytes()));
+        self.event.name = name;
+        if let Some(name) = place {
+            let lane = self.lane();
             self.timeline.code.push(Annotation { name, time, lane, is_device: false });
         }
+    }
+
+    fn place(&mut self, text: &[u8]) -> Option<NameId> {
+        // Built-in methods have addresses of objects in their names.
+        if text.starts_with(b"<") {
+            return None;
+        }
+        if let Some(known) = self.places.get(text) {
+            return *known;
+        }
+        let place = code::place(&lossy(text)).map(|place| self.timeline.names.intern(&place));
+        self.places.insert(text.to_owned(), place);
+        place
     }
 
     fn begin(&mut self) {

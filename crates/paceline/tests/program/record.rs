@@ -55,14 +55,14 @@ fn steps_are_recorded_and_analyzed() {
     let run = record(&sandbox, "", TRAIN).ok();
     assert!(run.stdout.starts_with("trained 40 steps\n\nRecorded 5 steps of 1 rank"), "{run:#?}");
     run.prints(&[
-        "with PyTorch 2.9.0: traces/",
+        "with PyTorch 2.9.0: paceline-traces/",
         "1 rank · 5 of 6 steps (1 to 5)",
         "Report: reports",
     ]);
     assert_eq!(run.stderr, "");
-    let found = traces(&sandbox, "traces");
+    let found = traces(&sandbox, "paceline-traces");
     let [trace] = &found[..] else { panic!("{found:?}") };
-    let name = trace.strip_prefix("traces/rank_0/").unwrap();
+    let name = trace.strip_prefix("paceline-traces/rank_0/").unwrap();
     assert!(name.contains('_') && name.ends_with(".pt.trace.json"), "{name}");
     // No span of an optimizer step crosses the end of a step.
     let events = crate::common::json(&sandbox.path(trace))["traceEvents"].clone();
@@ -83,8 +83,8 @@ fn steps_are_recorded_and_analyzed() {
         assert_eq!(spans.iter().filter(within).count(), 1, "{step:?} in {spans:?}");
     }
     // Traces of two recordings do not mix.
-    record(&sandbox, "--after 1 --steps 2", TRAIN).ok().prints(&["Recorded 2 steps", "traces-2/"]);
-    record(&sandbox, "--output traces", TRAIN).refused(&["--output traces", "pass a new one"]);
+    record(&sandbox, "--after 1 --steps 2", TRAIN).ok().prints(&["Recorded 2 steps", "paceline-traces-2/"]);
+    record(&sandbox, "--output paceline-traces", TRAIN).refused(&["--output paceline-traces", "pass a new one"]);
 }
 
 #[test]
@@ -180,7 +180,7 @@ fn the_end_says_why_nothing_was_recorded() {
         ),
         (
             &[],
-            "import os; open('traces/rank_0', 'w'); import torch; torch.train(40)",
+            "import os; open('paceline-traces/rank_0', 'w'); import torch; torch.train(40)",
             "FileExistsError",
         ),
     ] {
@@ -217,7 +217,7 @@ fn steps_are_those_of_the_optimizer_that_is_first() {
                 for _ in range(30): a.step(); b.step()\nprint(len(seen))";
     let run = record(&sandbox, "", code).ok();
     run.prints(&["\n60\n", "Recorded 5 steps", "5 of 6 steps (1 to 5)"]);
-    let trace = fs::read_to_string(sandbox.path(&traces(&sandbox, "traces")[0])).unwrap();
+    let trace = fs::read_to_string(sandbox.path(&traces(&sandbox, "paceline-traces")[0])).unwrap();
     assert_eq!(trace.matches("Optimizer.step#SGD.step").count(), 12, "{trace}");
     // The optimizer that divides the recording makes no further step.
     let code = "import torch; a = torch.optim.SGD()\nfor _ in range(23): a.step()\ntorch.train(30)\nprint('end')";
@@ -310,12 +310,12 @@ fn recordings_that_begin_together_take_different_folders() {
     for one in both {
         one.end().ok().prints(&["Recorded 5 steps"]);
     }
-    for folder in ["traces", "traces-2"] {
+    for folder in ["paceline-traces", "paceline-traces-2"] {
         assert_eq!(traces(&sandbox, folder).len(), 1, "{folder}");
     }
     // Nothing is left of a recording that did not come about.
     record(&sandbox, "", "print(1)").ok();
-    assert!(!sandbox.path("traces-3").exists());
+    assert!(!sandbox.path("paceline-traces-3").exists());
 }
 
 #[test]
@@ -339,7 +339,7 @@ fn every_rank_is_recorded_and_stop_ends_them() {
     ]);
     assert!(!run.stdout.contains("trained 200") && run.stderr.is_empty(), "{run:#?}");
     let folders: Vec<_> =
-        traces(&sandbox, "traces").iter().map(|path| path[7..13].to_owned()).collect();
+        traces(&sandbox, "paceline-traces").iter().map(|path| path[16..22].to_owned()).collect();
     assert_eq!(folders, ["rank_0", "rank_1", "rank_2"]);
 }
 
@@ -399,17 +399,19 @@ fn a_time_is_recorded_without_an_optimizer() {
 fn a_signal_reaches_the_program_once() {
     let Some(sandbox) = sandbox() else { return };
     // Each arrival leaves a byte in the pipe, even of signals that Python's handler sees as one.
-    let code = "import os, signal, sys, time\nsignal.signal(signal.SIGTERM, lambda *_: None)\nends = os.pipe()\nos.set_blocking(ends[1], False)\n\
+    let code = "import os, signal, sys, time\nfor one in (signal.SIGTERM, signal.SIGUSR1): signal.signal(one, lambda *_: None)\nends = os.pipe()\nos.set_blocking(ends[1], False)\n\
                 signal.set_wakeup_fd(ends[1])\nopen('ready', 'w')\nseen = os.read(ends[0], 1)\ntime.sleep(1.5)\n\
                 os.write(ends[1], b'.')\nprint('seen', len(seen + os.read(ends[0], 9)) - 1, flush=True)\nsys.exit(7)";
-    for is_group in [true, false] {
+    for (signal, is_group) in
+        [(Signal::TERM, true), (Signal::TERM, false), (Signal::USR1, true), (Signal::USR1, false)]
+    {
         let mut command = command(&sandbox, "", &[], code);
         command.process_group(0);
         let mut running = Running::start(command);
         running.wait_until("a handler", || sandbox.path("ready").exists());
         let pid = Pid::from_raw(running.id() as i32).unwrap();
         let sent = if is_group { kill_process_group } else { kill_process };
-        sent(pid, Signal::TERM).unwrap();
+        sent(pid, signal).unwrap();
         running.end().ended_with(7, &[]).prints(&["seen 1\n"]);
         fs::remove_file(sandbox.path("ready")).unwrap();
     }
@@ -439,6 +441,8 @@ fn a_crash_or_a_signal_keeps_its_exit_code_and_the_traces() {
         let run = record(&sandbox, &format!("--output spoiled{number}"), &code);
         run.ended_with(7, &["warning: cannot read the notes in"]).prints(&["Report: "]);
     }
+    let code = "import os, shutil, torch\ntmp = os.environ['TMPDIR']\ntorch.train(22)\nshutil.rmtree(f'{tmp}/{os.listdir(tmp)[0]}')\ntorch.train(40)";
+    record(&sandbox, "--stop --output gone", code).ended_with(0, &["warning: cannot read the notes in"]);
     for (sent, code) in [(Signal::INT, 130), (Signal::TERM, 7)] {
         let code_of = "import signal, sys, torch, os\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n\
                        torch.train(10**6, lambda at: at == 30 and open('ready', 'w'))";

@@ -35,7 +35,7 @@ pub struct RecordArgs {
     /// End the program when all its ranks have recorded
     #[arg(long)]
     pub stop: bool,
-    /// The folder of the traces, which must be new or empty [default: traces, or traces-2, ...]
+    /// The folder of the traces, which must be new or empty [default: paceline-traces, or paceline-traces-2, ...]
     #[arg(long, value_name = "DIR")]
     pub output: Option<PathBuf>,
     /// Print the Python file that records, for a program that starts it by itself

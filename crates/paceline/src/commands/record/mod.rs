@@ -36,7 +36,7 @@ const FILES: [(&str, &str); 2] = [
     ("paceline_record.py", include_str!("paceline_record.py")),
 ];
 /// The folder of the traces, if the user names none.
-const OUTPUT: &str = "traces";
+const OUTPUT: &str = "paceline-traces";
 
 /// Runs `paceline record`. Returns the exit code of the program, whether or not anything was recorded.
 pub fn record(args: &RecordArgs) -> Result<u8> {
@@ -124,7 +124,9 @@ impl Hook {
         };
         let since_1970 = std::time::UNIX_EPOCH.elapsed().unwrap_or_default();
         let name = format!("paceline-record-{}-{}", std::process::id(), since_1970.as_nanos());
-        let folder = std::env::temp_dir().join(name);
+        // An empty variable is none, as for Python.
+        let own = std::env::var_os("TMPDIR").filter(|own| !own.is_empty());
+        let folder = own.map_or_else(|| PathBuf::from("/tmp"), PathBuf::from).join(name);
         if folder.as_os_str().as_encoded_bytes().contains(&b':') || folder.is_relative() {
             return usage(format!(
                 "TMPDIR: Python's path cannot have {}; set TMPDIR to an absolute path without a colon",

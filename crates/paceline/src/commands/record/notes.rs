@@ -165,7 +165,7 @@ impl Notes {
 impl Process {
     fn problem_in_words(&self) -> Option<String> {
         let words = match self.problem.as_str() {
-            "" if self.recording && !self.ended => {
+            "" if self.recording => {
                 "it was killed while it recorded, or left by os._exit(); pass a smaller --after or --steps".into()
             }
             "" => return None,

@@ -3,7 +3,7 @@
 `paceline record` starts this in every Python process. A program can also start it by itself:
 
     import paceline_record
-    paceline_record.start(after=20, steps=5, output="traces")
+    paceline_record.start(after=20, steps=5, output="paceline-traces")
 
 Optimizer steps are counted for each optimizer. The first optimizer to make `after` steps is the one whose steps divide the
 recording. A process that steps no optimizer, such as a worker of a loader, records nothing. With `seconds`, all threads are
@@ -31,7 +31,7 @@ MAX_TRIES = 100
 _recorder = None
 
 
-def start(after=20, steps=5, seconds=None, stacks=False, memory=False, stop=False, output="traces", notes=None):
+def start(after=20, steps=5, seconds=None, stacks=False, memory=False, stop=False, output="paceline-traces", notes=None):
     """Counts steps from now on, or once torch is imported. A second call has no effect."""
     global _recorder
     if _recorder is None:
@@ -465,12 +465,15 @@ class Recorder:
         sys.exit(0)
 
     def have_all_written(self):
-        for name in os.listdir(self.notes):
-            if name.endswith(".note"):
-                with open(os.path.join(self.notes, name), "rb") as file:
-                    text = file.read()
-                if text.rfind(b'"recording": true') > max(text.rfind(b'"recording": false'), text.rfind(b'"problem"')):
-                    return False
+        try:
+            for name in os.listdir(self.notes):
+                if name.endswith(".note"):
+                    with open(os.path.join(self.notes, name), "rb") as file:
+                        text = file.read()
+                    if text.rfind(b'"recording": true') > max(text.rfind(b'"recording": false'), text.rfind(b'"problem"')):
+                        return False
+        except OSError:
+            pass  # `paceline record` has ended, and nobody else waits.
         return True
 
     def note(self, **facts):

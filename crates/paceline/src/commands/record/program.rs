@@ -11,7 +11,7 @@ use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process, waitid};
-use signal_hook::consts::{SIGHUP, SIGINT, SIGQUIT, SIGTERM};
+use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM, SIGUSR1, SIGUSR2};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::emulate_default_handler;
 
@@ -20,6 +20,8 @@ type Running = Arc<Mutex<Option<Pid>>>;
 
 /// Runs the program to its end. Returns its exit code, as a shell counts it.
 pub(super) fn run(command: &mut Command) -> Result<u8> {
+    // A parent that ignores SIGCHLD would leave no exit code to wait for.
+    let _ = signal_hook::flag::register(SIGCHLD, Arc::default());
     let mut child = command.spawn().map_err(|error| {
         let program = Path::new(command.get_program()).printable();
         Failure::Usage(format!("record: cannot start {program}: {error}"))
@@ -42,7 +44,7 @@ fn code(status: ExitStatus) -> u8 {
 
 fn forward_signals(running: Running) -> Result<()> {
     let failed = |error: std::io::Error| Failure::io("cannot listen for signals", error);
-    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGQUIT]).map_err(failed)?;
+    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2]).map_err(failed)?;
     let listen = move || {
         let mut witness = witness();
         while let Some(number) = signals.forever().next() {
