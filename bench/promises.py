@@ -10,9 +10,9 @@ change and how much shorter a step would be. The script makes the change and run
 the medians of the mean step. A round with other advice, because something disturbed it, is recorded and left out. A case that keeps fewer than half of its rounds has
 no result.
 
-`doctor`: the same for `paceline analyze` on traces of PyTorch's steps with one fault each (`peer/doctor_step.py`). `paceline analyze BEFORE --against AFTER` says
-whether the promise was kept. Both steps are also timed in turn without the profiler, which slows the host down. A gain is kept within 25 % of the promised range, or
-below its high end if other code would run (`at most`). The cases `sound` have no fault; their advice is listed. They allocate from jemalloc, if there is one, as PyTorch's
+`doctor`: the same for `paceline record` on PyTorch's steps with one fault each (`peer/doctor_step.py`). `paceline analyze BEFORE --against AFTER` says
+whether the promise was kept. Both steps are also timed in turn without a recording. A gain is kept within 25 % of the promised range, or
+below its high end if other code would run (`at most`); it is near if it differs from the middle by 25 % of that at most. The cases `sound` have no fault; their advice is listed. They allocate from jemalloc, if there is one, as PyTorch's
 tuning guide recommends: with glibc's allocator all operators of a rank may take twice as long. Cases about communication have a slow loopback (`tc`; root, or a user
 namespace): on a fast one, communication takes the cores of the computation.
 
@@ -130,9 +130,10 @@ SLACK = 0.25
 JEMALLOC = next(iter(sorted(Path("/usr/lib").glob("*/libjemalloc.so*"))), None)
 
 
-def step(arguments: Namespace, case: str, flags: str, folder: Path) -> str:
-    """The output of PyTorch's step."""
-    command = shlex.join([str(arguments.peer_python), str(ROOT / "bench/peer/doctor_step.py"), "--case", case, *flags.split()])
+def step(arguments: Namespace, case: str, flags: str, folder: Path, output: str = "") -> str:
+    """The output of PyTorch's step, recorded to `output` if that is a name."""
+    recorded = [str(arguments.paceline), *f"record --steps 8 --output {output} --".split()] if output else []
+    command = shlex.join([*recorded, str(arguments.peer_python), str(ROOT / "bench/peer/doctor_step.py"), "--case", case, *flags.split()])
     if case in SOUND and JEMALLOC is not None:
         command = f"LD_PRELOAD={JEMALLOC} MALLOC_CONF=dirty_decay_ms:-1,muzzy_decay_ms:-1 {command}"
     shell = ["sh", "-c", command]
@@ -157,7 +158,7 @@ def examined(arguments: Namespace, case: str, folder: Path) -> Record:
         run([arguments.paceline, "analyze", *flags.split(), "--output", "report"], folder, RUN_SECONDS)
         return json.loads((folder / "report" / name).read_text())
 
-    step(arguments, case, "--out before", folder)
+    step(arguments, case, "", folder, "before")
     advice = report("before", "summary.json")["tables"].get("advice", {}).get("rows", [])
     result: Record = {"case": case, "advice": advice}
     promise = next((one for one in advice if one["cause"] == FAULTS.get(case)), None)
@@ -165,23 +166,25 @@ def examined(arguments: Namespace, case: str, folder: Path) -> Record:
         return result
     size = re.search(r"bucket_cap_mb=([\d.]+)", promise["change"])
     followed = f"--followed --bucket-cap-mb {size[1]}" if size else "--followed"
-    step(arguments, case, f"{followed} --out after", folder)
+    step(arguments, case, followed, folder, "after")
     result["against"] = next(text for _, text in report("before --against after", "against.json")["notes"])
     pairs = [(step_ms(""), step_ms(followed)) for _ in range(arguments.rounds)]
     gain = statistics.median(before - after for before, after in pairs)
     before, after = map(statistics.median, zip(*pairs))
     low, high, is_bound = promise["low_ms"], promise["high_ms"], promise["cause"] in BOUNDS
     result |= {"pairs_ms": pairs, "step_ms": before, "followed_ms": after, "gain_ms": gain, "low_ms": low, "high_ms": high, "is_bound": is_bound}
+    result["is_near"] = abs(gain - (low + high) / 2) <= SLACK * (low + high) / 2
     return result | {"is_kept": (0.0 if is_bound else (1 - SLACK) * low) <= gain <= (1 + SLACK) * high}
 
 
 def doctor_row(result: Record) -> list[str]:
     causes = ", ".join(one["cause"] for one in result["advice"]) or "nothing"
     if "gain_ms" not in result:
-        return [result["case"], *["-"] * 5, causes]
+        return [result["case"], *["-"] * 6, causes]
     promise = f"{'at most ' if result['is_bound'] else ''}{result['low_ms']:.2f} to {result['high_ms']:.2f}"
     steps = [f"{result[key]:.2f}" for key in ("step_ms", "followed_ms")]
-    return [result["case"], *steps, promise, f"{result['gain_ms']:.2f}", "yes" if result["is_kept"] else "no", causes]
+    answers = ["yes" if result[key] else "no" for key in ("is_kept", "is_near")]
+    return [result["case"], *steps, promise, f"{result['gain_ms']:.2f}", *answers, causes]
 
 
 # Computes for up to 10 ms, on any core, and sleeps for up to 200 ms, again and again: about a twentieth of a core.
@@ -199,7 +202,8 @@ def sound(arguments: Namespace, case: str) -> Record:
     runs = []
     for _ in range(arguments.rounds):
         with tempfile.TemporaryDirectory(prefix="sound_") as folder:
-            command: list[str | Path] = [arguments.peer_python, ROOT / "bench/peer/doctor_step.py", "--case", case, "--out", "traces"]
+            command = [arguments.paceline, *"record --steps 8 --output traces --".split(), arguments.peer_python]
+            command += [ROOT / "bench/peer/doctor_step.py", "--case", case]
             with subprocess.Popen([sys.executable, "-c", JITTER]) as jitter:
                 try:
                     run(command, Path(folder), RUN_SECONDS)
@@ -243,7 +247,7 @@ def predict_row(result: Record) -> list[str]:
 # By part: its cases, the result of one, and its row in the table below these headings.
 PARTS = {
     "advice": (CASES, advice, advice_row, "advice|by|step ms|followed ms|promise ms|gain ms|gain/promise"),
-    "doctor": ([*FAULTS, *SOUND], doctor, doctor_row, "case|step ms|followed ms|promise ms|gain ms|kept|advice"),
+    "doctor": ([*FAULTS, *SOUND], doctor, doctor_row, "case|step ms|followed ms|promise ms|gain ms|kept|near|advice"),
     "sound": ([case for case in SOUND if case != "sound_one_rank"], sound, sound_row, "case|runs|alarms|advice"),
     "predict": (STUDIES, predict, predict_row, "case|predicted over measured step, by link||"),
 }
@@ -258,7 +262,7 @@ def main() -> int:
     if unknown := set(arguments.cases or []) - set(cases):
         parser.error(f"--cases: there is no {', '.join(unknown)}; there are {'; '.join(cases)}")
     results, failures = each(arguments.cases or cases, lambda case: result_of(arguments, case))
-    print(aligned([headings.split("|"), *map(row, results)], left={0, 1, 6}), *failures, sep="\n")
+    print(aligned([headings.split("|"), *map(row, results)], left={0, 1, 7}), *failures, sep="\n")
     out = arguments.out.with_name(arguments.out.name.replace("PART", arguments.part))
     write(out, provenance() | {"rounds": arguments.rounds, "busy": arguments.busy, "cases": results, "failures": failures})
     return int(bool(failures))

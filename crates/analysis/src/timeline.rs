@@ -305,6 +305,8 @@ pub struct Timeline {
     pub devices: Vec<String>,
     /// The memory of a device in bytes, `deviceProperties[].totalGlobalMem`.
     pub device_bytes: Option<u64>,
+    /// The lengths of the steps just before the recording, in milliseconds, if `paceline record` has made it.
+    pub unrecorded_ms: Vec<f64>,
     /// Facts about the run from our own recorder (`paceline` in the file), as keys and values in text.
     pub run_facts: BTreeMap<String, String>,
     /// All strings that the vectors below refer to.

@@ -1,14 +1,14 @@
 //! The same job before and after a change: the parts that got faster, and whether the promised gain came.
 //!
 //! Input: the diagnoses of both. Output: an [`Against`]. Times are milliseconds per step. Steps are compared by their medians. A
-//! difference counts if the steps in pairs say so, in the order of the recordings: a step shares its place after the start, and so
-//! the warm-up, with its partner.
+//! difference counts if the steps in pairs say so, in the order of the recordings. A change was made if at most half of the time that
+//! shows its cause is left: what else limits the steps decides how much the rest would gain.
 
-use super::{Advice, Cause, Diagnosis};
+use super::{Cause, Diagnosis};
 use crate::stats::{median, ratio_of_logarithms};
 
-/// With this many pairs, the first step is left out of the test: it has the start of the profiler in it.
-const MANY_PAIRS: usize = 4;
+/// Of this many recorded steps, the first one is left out: it has the start of the profiler in it.
+const MANY_STEPS: usize = 4;
 
 /// A gain that misses the promise by less than this part of a step is as promised.
 const NEAR: f64 = 0.01;
@@ -24,24 +24,23 @@ pub struct CauseRow {
     pub promised_ms: Option<(f64, f64)>,
     /// The gain that its removal would bring afterwards.
     pub left_ms: Option<(f64, f64)>,
+    /// Whether the advice was followed.
+    pub is_followed: bool,
 }
 
 impl CauseRow {
     /// The verdict on it in a word.
     pub fn became(&self) -> &'static str {
         match (self.promised_ms, self.left_ms) {
-            (Some(_), None) => "gone",
-            (Some(_), Some(_)) => "stayed",
+            (Some(_), None) if self.is_followed => "gone",
+            (Some(_), _) => "stayed",
             (None, _) => "new",
         }
     }
 
-    /// The promise, if it was acted upon: the cause is gone, or its gain has shrunk by more than half.
+    /// The promise, if it was acted upon.
     fn followed(&self) -> Option<(f64, f64)> {
-        let middle = |(low, high): (f64, f64)| (low + high) / 2.0;
-        let promised = self.promised_ms?;
-        let is_less = |left| middle(left) < middle(promised) / 2.0;
-        self.left_ms.is_none_or(is_less).then_some(promised)
+        self.promised_ms.filter(|_| self.is_followed)
     }
 }
 
@@ -75,24 +74,33 @@ impl Test {
     /// Compares steps in pairs.
     fn of(before_ms: &[f64], after_ms: &[f64], step_ms: [f64; 2]) -> Option<Self> {
         let pairs = before_ms.iter().zip(after_ms);
-        let mut logarithms: Vec<f64> = pairs.map(|(before, after)| (after / before).ln()).collect();
-        if logarithms.len() >= MANY_PAIRS {
-            logarithms.remove(0);
-        }
-        let [middle, low, high] = ratio_of_logarithms(&logarithms)?;
-        let is_seen = if step_ms[1] < step_ms[0] { high < 1.0 } else { low > 1.0 };
-        let least_ms = step_ms[0] * (1.0 - middle / high);
+        let logarithms: Vec<f64> = pairs.map(|(before, after)| (after / before).ln()).collect();
+        let [middle, _, high] = ratio_of_logarithms(&logarithms)?;
+        // The medians are shown, so they are held against the interval.
+        let (ratio, half) = (step_ms[1] / step_ms[0], high / middle);
+        let is_seen = !(1.0 / half..=half).contains(&ratio);
+        let least_ms = step_ms[0] * if ratio > 1.0 { half - 1.0 } else { 1.0 - 1.0 / half };
         Some(Self { pairs: logarithms.len(), is_seen, least_ms })
     }
 }
 
 /// Compares two diagnoses; `None` if the steps of one of them could not be replayed.
-pub fn against(before: &Diagnosis, after: &Diagnosis) -> Option<Against> {
-    let median = |of: &Diagnosis| median(of.lengths_ms.iter().copied());
-    let step_ms = [median(before)?, median(after)?];
-    let range = |of: &Advice| (of.gain.low_ms, of.gain.high_ms);
-    let find =
-        |all: &Diagnosis, cause: &Cause| all.advice.iter().find(|of| of.cause == cause).map(range);
+pub fn against<'a>(before: &'a Diagnosis, after: &'a Diagnosis) -> Option<Against> {
+    // Steps before the recordings, if both know them: the profiler slows the host down.
+    let is_before = [before, after].iter().all(|of| of.scale().is_some());
+    let is_many = [before, after].iter().all(|of| of.lengths_ms.len() >= MANY_STEPS);
+    let lengths_of = |of: &'a Diagnosis| match is_before {
+        true => &of.unrecorded_ms[..],
+        false => &of.lengths_ms[usize::from(is_many)..],
+    };
+    let [were_ms, are_ms] = [before, after].map(lengths_of);
+    let median = |lengths: &[f64]| median(lengths.iter().copied());
+    let step_ms = [median(were_ms)?, median(are_ms)?];
+    let by = |of: &Diagnosis| of.scale().filter(|_| !is_before).unwrap_or(1.0);
+    let find = |all: &Diagnosis, cause: &Cause| {
+        let found = all.advice.iter().find(|of| of.cause == cause)?;
+        Some((found.gain.low_ms / by(all), found.gain.high_ms / by(all)))
+    };
     let mut causes: Vec<CauseRow> = Vec::new();
     for of in before.advice.iter().chain(&after.advice) {
         if causes.iter().any(|row| row.cause == of.cause) {
@@ -100,14 +108,18 @@ pub fn against(before: &Diagnosis, after: &Diagnosis) -> Option<Against> {
         }
         let (cause, title) = (of.cause, of.title.clone());
         let (promised_ms, left_ms) = (find(before, cause), find(after, cause));
-        causes.push(CauseRow { cause, title, promised_ms, left_ms });
+        let middle = |range: Option<(f64, f64)>| range.map_or(0.0, |(low, high)| low + high);
+        // Runs of paceline are judged by the gains.
+        let [was, is] = [(before, promised_ms), (after, left_ms)]
+            .map(|(all, gain)| all.seen_ms(cause).unwrap_or_else(|| middle(gain)));
+        causes.push(CauseRow { cause, title, promised_ms, left_ms, is_followed: is < was / 2.0 });
     }
     let promised_ms = causes
         .iter()
         .filter_map(CauseRow::followed)
         .reduce(|all, of| (all.0.max(of.0), all.1 + of.1));
     let gained_ms = step_ms[0] - step_ms[1];
-    let test = Test::of(&before.lengths_ms, &after.lengths_ms, step_ms);
+    let test = Test::of(were_ms, are_ms, step_ms);
     Some(Against { step_ms, gained_ms, test, promised_ms, causes })
 }
 
@@ -162,8 +174,8 @@ impl Against {
 mod tests {
     use super::*;
     use crate::advice::gain::Gain;
-    use crate::doctor::Evidence;
     use crate::doctor::causes::{exposed, loader};
+    use crate::doctor::{Advice, Evidence};
 
     fn diagnosis(lengths_ms: &[f64], advice: &[(&'static Cause, f64, f64)]) -> Diagnosis {
         let step_ms = lengths_ms.iter().sum::<f64>() / lengths_ms.len() as f64;
@@ -220,17 +232,19 @@ mod tests {
             against(&diagnosis(before, &[]), &diagnosis(after, &[])).unwrap()
         };
         let gain = of(&before, &after);
-        assert_eq!(gain.step_ms, [176.47, 126.82]);
+        assert!(
+            (gain.step_ms[0] - 176.695).abs() < 1e-6 && (gain.step_ms[1] - 126.545).abs() < 1e-6
+        );
         let Test { pairs, is_seen, least_ms } = gain.test.unwrap();
         assert!(pairs == 4 && is_seen, "{gain:?}");
-        // Without the first pair, logarithms differ by -0.278, with a standard error of 0.0672 and 3.182 of these.
-        assert!((least_ms - 176.47 * (1.0 - (-3.182f64 * 0.0672).exp())).abs() < 0.2, "{gain:?}");
+        // Without the first steps, logarithms differ by -0.278, with a standard error of 0.0672 and 3.182 of these.
+        assert!((least_ms - 176.695 * (1.0 - (-3.182f64 * 0.0672).exp())).abs() < 0.2, "{gain:?}");
         // With an even larger outlier, it would be noise.
         assert!(!of(&before, &[181.56, 123.88, 126.82, 126.27, 263.46]).test.unwrap().is_seen);
         // More steps than the other has pair with nothing.
         assert_eq!(of(&before, &after[..4]).test.unwrap().pairs, 3);
         let slower = of(&after, &before);
         assert!(slower.test.unwrap().is_seen && slower.gained_ms < 0.0, "{slower:?}");
-        assert!(slower.words().starts_with("A step takes 49.65 ms more. "), "{slower:?}");
+        assert!(slower.words().starts_with("A step takes 50.15 ms more. "), "{slower:?}");
     }
 }

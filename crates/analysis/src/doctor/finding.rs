@@ -197,49 +197,75 @@ impl Ranks<'_> {
         self.recorded.iter().all(|of| !of.on_device())
     }
 
-    /// Finds a cause in the steps of these ranks.
-    pub(super) fn find(&self, cause: &'static Cause) -> Option<Finding> {
-        match cause.find {
-            Find::Rank(find) | Find::Meeting(find) => self.each(cause, find),
+    /// Finds a cause in the steps of these ranks. Returns also how many milliseconds of a step show it, whether or not that is worth a change.
+    pub(super) fn find(&self, cause: &'static Cause) -> (f64, Option<Finding>) {
+        let of_all = match cause.find {
+            Find::Rank(find) | Find::Meeting(find) => return self.each(cause, find),
             Find::All(find) => find(self, cause),
-        }
+        };
+        (of_all.as_ref().map_or(0.0, |found| found.advice.gain.high_ms), of_all)
     }
 
     /// Finds a cause in the steps of each rank by itself.
-    pub(super) fn each(&self, cause: &'static Cause, find: Finder) -> Option<Finding> {
+    pub(super) fn each(&self, cause: &'static Cause, find: Finder) -> (f64, Option<Finding>) {
         let found = on_all_cores(&self.recorded, |(place, rank)| {
-            let (plain, base) = (without_waits(rank, self.together), &self.bases[place]);
-            let (mut alone, mut beyond) = (find(rank, &plain)?, find(rank, base)?);
-            for plan in [&mut alone.least, &mut alone.most] {
-                rank.keep_first(plan, &plain);
-            }
-            // The causes that come later do not see this one in any step.
-            let left = beyond.most.clone();
-            rank.keep_first(&mut beyond.least, base);
-            rank.keep_first(&mut beyond.most, base);
-            let gain = |now, changed| per_step(cause, rank, &rank.gains_ms(now, changed));
-            // Alone, and on top of the causes before it: neither is promised more than it gains, and no time twice.
-            let room_ms = alone.room_ms.unwrap_or(f64::INFINITY);
-            let both = |alone_ms: f64, on_top_ms: f64| alone_ms.min(on_top_ms).min(room_ms);
-            let low_ms = both(gain(&plain, &alone.least), gain(base, &beyond.least)).max(0.0);
-            let most_ms = both(gain(&plain, &alone.most), gain(base, &beyond.most));
-            if most_ms < self.least_ms() {
-                return None;
-            }
-            let idle_ms = if rank.on_device() {
-                (most_ms - rank.removed_ms(&plain, &alone.most)).max(0.0)
-            } else {
-                0.0
-            };
-            let waits_ms = match cause.find {
-                Find::Meeting(_) => self.waits_ms(cause, find, place)?,
-                _ => 0.0,
-            };
-            let high_ms = most_ms.max(low_ms) + waits_ms;
-            // Plans are large: only those without the cause are kept. The words are about the rest that the causes before it leave.
-            let found = Found { least: Plan::default(), most: Plan::default(), ..beyond };
-            Some((Said { low_ms, high_ms, waits_ms, idle_ms, found, place }, (place, left)))
+            let plain = without_waits(rank, self.together);
+            let alone = find(rank, &plain);
+            let seen_ms = alone.as_ref().map_or(0.0, |of| of.tally.per_step(rank).1);
+            (seen_ms, alone.and_then(|alone| self.said(cause, find, place, &plain, alone)))
         });
+        let (seen_ms, found): (Vec<f64>, Vec<_>) = found.into_iter().unzip();
+        (median(seen_ms).unwrap_or_default(), self.of_ranks(cause, found))
+    }
+
+    /// What a rank says about a cause that it shows, and its plan without it.
+    fn said(
+        &self,
+        cause: &Cause,
+        find: Finder,
+        place: usize,
+        plain: &Plan,
+        mut alone: Found,
+    ) -> Option<(Said, (usize, Plan))> {
+        let (rank, base) = (&self.recorded[place], &self.bases[place]);
+        let mut beyond = find(rank, base)?;
+        for plan in [&mut alone.least, &mut alone.most] {
+            rank.keep_first(plan, plain);
+        }
+        // The causes that come later do not see this one in any step.
+        let left = beyond.most.clone();
+        rank.keep_first(&mut beyond.least, base);
+        rank.keep_first(&mut beyond.most, base);
+        let gain = |now, changed| per_step(cause, rank, &rank.gains_ms(now, changed));
+        // Alone, and on top of the causes before it: neither is promised more than it gains, and no time twice.
+        let room_ms = alone.room_ms.unwrap_or(f64::INFINITY);
+        let both = |alone_ms: f64, on_top_ms: f64| alone_ms.min(on_top_ms).min(room_ms);
+        let low_ms = both(gain(plain, &alone.least), gain(base, &beyond.least)).max(0.0);
+        let most_ms = both(gain(plain, &alone.most), gain(base, &beyond.most));
+        if most_ms < self.least_ms() {
+            return None;
+        }
+        let idle_ms = if rank.on_device() {
+            (most_ms - rank.removed_ms(plain, &alone.most)).max(0.0)
+        } else {
+            0.0
+        };
+        let waits_ms = match cause.find {
+            Find::Meeting(_) => self.waits_ms(cause, find, place)?,
+            _ => 0.0,
+        };
+        let high_ms = most_ms.max(low_ms) + waits_ms;
+        // Plans are large: only those without the cause are kept. The words are about the rest that the causes before it leave.
+        let found = Found { least: Plan::default(), most: Plan::default(), ..beyond };
+        Some((Said { low_ms, high_ms, waits_ms, idle_ms, found, place }, (place, left)))
+    }
+
+    /// The finding of all ranks, from what each says.
+    fn of_ranks(
+        &self,
+        cause: &'static Cause,
+        found: Vec<Option<(Said, (usize, Plan))>>,
+    ) -> Option<Finding> {
         let (mut said, left): (Vec<Said>, Vec<_>) = found.into_iter().flatten().unzip();
         // A cause of few ranks only makes these ranks slow: they are stragglers, which has advice of its own.
         if self.recorded.len() > 1 && 2 * said.len() <= self.recorded.len() {

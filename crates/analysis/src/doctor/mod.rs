@@ -47,11 +47,13 @@ mod planted_cpu_tests;
 #[cfg(test)]
 mod planted_tests;
 
+use crate::advice::gain::Gain;
 use crate::advice::reducer::Reducer;
 use crate::advice::sizes::Sizes;
 use crate::hta::{Options, check_times};
 use crate::ranks::across_ranks;
 use crate::read::on_all_cores;
+use crate::stats::median;
 use crate::steps;
 use crate::timeline::Timeline;
 use causes::CAUSES;
@@ -69,12 +71,49 @@ pub struct Diagnosis {
     pub advice: Vec<Advice>,
     /// Causes that these traces cannot show, and what to record for them, in whole sentences.
     pub unseen: Vec<String>,
-    /// The mean length of a step, over steps and ranks, in milliseconds; `None` if nothing could be replayed.
+    /// The mean length of a step, over steps and ranks, in milliseconds, or the median length of the steps before the recording; `None` if
+    /// nothing could be replayed.
     pub step_ms: Option<f64>,
     /// How many steps were replayed on each rank.
     pub steps: usize,
     /// The length of each replayed step, in milliseconds: means over the ranks.
     pub lengths_ms: Vec<f64>,
+    /// The lengths of the steps before the recording in the same way, if all ranks know them.
+    pub unrecorded_ms: Vec<f64>,
+    /// How many milliseconds of a recorded step show each cause, also those of which nothing is advised.
+    pub(crate) seen: Vec<(&'static Cause, f64)>,
+}
+
+impl Diagnosis {
+    /// The median length of a step before the recording over that of a recorded one. The profiler slows the host down.
+    fn scale(&self) -> Option<f64> {
+        let median = |lengths: &[f64]| median(lengths.iter().copied());
+        Some(median(&self.unrecorded_ms)? / median(&self.lengths_ms)?)
+    }
+
+    /// How many milliseconds of a recorded step show a cause.
+    fn seen_ms(&self, cause: &Cause) -> Option<f64> {
+        self.seen.iter().find(|of| of.0 == cause).map(|of| of.1)
+    }
+
+    /// Gives the gains as parts of a step without the profiler.
+    fn for_steps_before(mut self) -> Self {
+        if let (Some(scale), Some(recorded_ms)) =
+            (self.scale(), median(self.lengths_ms.iter().copied()))
+        {
+            let step_ms = scale * recorded_ms;
+            self.step_ms = Some(step_ms);
+            for of in &mut self.advice {
+                of.step_ms = step_ms;
+                of.gain =
+                    Gain::between(scale * of.gain.low_ms, scale * of.gain.high_ms, of.gain.steps);
+            }
+            self.unseen.push(format!(
+                "The median step took {step_ms:.2} ms before the recording and {recorded_ms:.2} ms in it. Gains are given for the former."
+            ));
+        }
+        self
+    }
 }
 
 /// A diagnosis, and a comparison with the limits of the hardware.
@@ -145,7 +184,9 @@ fn diagnose(timelines: &[Timeline], together: &Together, options: &Options) -> D
     let num_steps = of_ranks.iter().map(Vec::len).min().unwrap_or(0);
     let of_step = |at: usize| mean(&of_ranks.iter().map(|of| of[at]).collect::<Vec<_>>());
     let lengths_ms: Vec<f64> = (0..num_steps).map(of_step).collect();
-    let step_ms = mean(&lengths_ms);
+    // Gains are not computed for the first of several steps.
+    let first = recorded.iter().map(Recorded::first_steps).max().unwrap_or_default();
+    let step_ms = mean(lengths_ms.get(first..).unwrap_or(&lengths_ms));
     // Without a length, or if all work was done before the first step had begun, there is nothing to gain.
     if lengths_ms.is_empty() || step_ms <= 0.0 {
         return Diagnosis { unseen, ..Diagnosis::default() };
@@ -159,9 +200,10 @@ fn diagnose(timelines: &[Timeline], together: &Together, options: &Options) -> D
     let left = Unpromised { step_ms, waits_ms: waits.fold(0.0, f64::max), idle_ms };
     let sizes = Reducer::of(timelines).and_then(|reducer| Sizes::of(&reducer));
     let mut ranks = Ranks { recorded, together, sizes, bases, step_ms, left };
-    let mut advice = Vec::new();
+    let (mut advice, mut seen) = (Vec::new(), Vec::new());
     for cause in CAUSES {
-        let found = ranks.find(cause);
+        let (seen_ms, found) = ranks.find(cause);
+        seen.push((*cause, seen_ms));
         advice.extend(found.and_then(|found| ranks.take(found)));
     }
     advice.sort_by(|a, b| b.gain.ms.total_cmp(&a.gain.ms));
@@ -172,7 +214,20 @@ fn diagnose(timelines: &[Timeline], together: &Together, options: &Options) -> D
                 .to_owned(),
         );
     }
-    Diagnosis { advice, unseen, step_ms: Some(step_ms), steps: ranks.num_steps(), lengths_ms }
+    let is_marked = timelines.iter().all(|of| of.found.is_none());
+    let unrecorded_ms = if is_marked { unrecorded_ms(timelines) } else { Vec::new() };
+    let (steps, step_ms) = (ranks.num_steps(), Some(step_ms));
+    Diagnosis { advice, unseen, step_ms, steps, lengths_ms, unrecorded_ms, seen }.for_steps_before()
+}
+
+/// The lengths of the steps before the recording: means over the ranks, whose last steps are the same.
+fn unrecorded_ms(timelines: &[Timeline]) -> Vec<f64> {
+    let steps = timelines.iter().map(|of| of.unrecorded_ms.len()).min().unwrap_or(0);
+    let of_step = |before: usize| {
+        let lengths = timelines.iter().map(|of| of.unrecorded_ms[of.unrecorded_ms.len() - before]);
+        lengths.sum::<f64>() / timelines.len() as f64
+    };
+    (1..=steps).rev().map(of_step).collect()
 }
 
 fn lacks_steps(timeline: &Timeline) -> bool {
@@ -198,7 +253,7 @@ fn unseen(timelines: &[Timeline]) -> Vec<String> {
         ),
         (
             |of| !of.memory.is_empty(),
-            "No allocation is recorded, so memory cannot be judged: record with profile_memory=True.",
+            "No allocation is recorded, so memory cannot be judged: record with profile_memory=True, or paceline record --memory.",
         ),
     ];
     let missing = facts.into_iter().filter(|(has, _)| !timelines.iter().any(has));

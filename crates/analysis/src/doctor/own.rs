@@ -49,7 +49,7 @@ pub(super) fn diagnose(across: &AcrossRanks) -> Diagnosis {
     all.push(advice(&exposed::CAUSE, title, low_ms, high_ms, text));
     all.retain(|of| of.gain.ms >= NEGLIGIBLE * step_ms);
     all.sort_by(|a, b| b.gain.ms.total_cmp(&a.gain.ms));
-    Diagnosis { advice: all, unseen: Vec::new(), step_ms: Some(step_ms), steps, lengths_ms }
+    Diagnosis { advice: all, step_ms: Some(step_ms), steps, lengths_ms, ..Diagnosis::default() }
 }
 
 #[cfg(test)]

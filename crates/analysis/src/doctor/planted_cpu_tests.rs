@@ -1,5 +1,6 @@
 //! One fault of each kind planted in steps of a processor that are sound otherwise. The doctor must find it and nothing else.
 
+use super::against::against;
 use super::{Diagnosis, examine};
 use crate::common::{Build, timeline, us};
 use crate::hta::Options;
@@ -91,6 +92,59 @@ fn operators_that_are_too_short_want_a_larger_batch() {
     // Half of 8 ms between operators, or three quarters of all 12; the products' own few microseconds come on top.
     assert!((4.0..4.1).contains(&gain.low_ms) && (9.0..9.1).contains(&gain.high_ms), "{gain:?}");
     assert!(diagnosis.advice[0].change.contains("batch"));
+}
+
+/// What an optimizer takes does not depend on the batch either.
+#[test]
+fn an_optimizer_that_takes_most_of_a_step_wants_a_larger_batch() {
+    let large = steps(|all, now| {
+        let all = all.span("Optimizer.step#AdamW.step", now, now + 12_000);
+        (all.operator("aten::_fused_adamw_", now, now + 12_000), now + 12_000)
+    });
+    let diagnosis = diagnose(large);
+    let [advice] = &diagnosis.advice[..] else { panic!("{:?}", diagnosis.advice) };
+    let gain = advice.gain;
+    assert_eq!(advice.cause.key, "host_bound");
+    assert!((6.0..6.1).contains(&gain.low_ms) && (9.0..9.1).contains(&gain.high_ms), "{gain:?}");
+}
+
+#[test]
+fn a_loop_that_fetches_values_is_seen() {
+    // 100 values of 40 us and an operator before each; all but the first value are between two values.
+    let fetched = |count: i64| {
+        steps(move |mut all, now| {
+            for at in 0..count {
+                let begin = now + 50 * at;
+                all = all.operator("aten::argmax", begin, begin + 10);
+                all = all.operator("aten::item", begin + 10, begin + 50);
+            }
+            (all, now + 50 * count)
+        })
+    };
+    assert_found(fetched(100), "synchronizations", 99.0 * 0.025, 99.0 * 0.05);
+    assert!(diagnose(fetched(20)).advice.is_empty());
+}
+
+/// The recorded steps take 20 ms, those before took 10 ms.
+#[test]
+fn gains_are_parts_of_the_steps_before_the_recording() {
+    let mut of = steps(|all, now| {
+        let all = all.span("Optimizer.step#AdamW.step", now, now + 12_000);
+        (all.operator("aten::_fused_adamw_", now, now + 12_000), now + 12_000)
+    });
+    of.unrecorded_ms = vec![10.0, 9.0, 11.0];
+    let found = diagnose(of.clone());
+    let (advice, gain) = (&found.advice[0], found.advice[0].gain);
+    assert!((advice.step_ms, found.step_ms) == (10.0, Some(10.0)), "{}", advice.step_ms);
+    assert!((2.9..3.1).contains(&gain.low_ms) && (4.4..4.6).contains(&gain.high_ms), "{gain:?}");
+    // Before and after: recorded by `paceline record` both, or one of them.
+    of.unrecorded_ms.clear();
+    let plain = diagnose(of);
+    let medians = |other: &Diagnosis| against(&found, other).unwrap().step_ms;
+    assert_eq!(medians(&found), [10.0, 10.0]);
+    assert!(medians(&plain).iter().all(|ms| (19.0..21.0).contains(ms)), "{:?}", medians(&plain));
+    let promised = against(&found, &plain).unwrap().causes[0].promised_ms.unwrap();
+    assert!((5.9..6.1).contains(&promised.0), "{promised:?}");
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::io::Read;
 
 use super::events::Reader;
 use super::names::MAX_RANKS;
-use crate::json::{JsonError, Pull, Value, lossy, signed, unsigned};
+use crate::json::{JsonError, Pull, Value, float, lossy, signed, unsigned};
 use crate::timeline::Timeline;
 
 /// The fact of a merged trace that lists its ranks.
@@ -194,6 +194,11 @@ fn top<R: Read>(reader: &mut Reader, pull: &mut Pull<R>) -> Result<(), JsonError
             b"deviceProperties" => devices(timeline, pull)?,
             b"baseTimeNanoseconds" => {
                 timeline.base_ns = pull.value()?.bytes().and_then(signed);
+            }
+            b"unrecorded_steps_ms" => {
+                let words = pull.value()?.words().unwrap_or_default();
+                let numbers = words.split(' ').filter_map(|word| float(word.as_bytes()));
+                timeline.unrecorded_ms = numbers.filter(|ms| *ms > 0.0).collect();
             }
             b"paceline" => timeline.run_facts.extend(run_facts(pull)?),
             _ => pull.skip()?,

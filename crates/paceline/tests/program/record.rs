@@ -65,7 +65,12 @@ fn steps_are_recorded_and_analyzed() {
     let name = trace.strip_prefix("paceline-traces/rank_0/").unwrap();
     assert!(name.contains('_') && name.ends_with(".pt.trace.json"), "{name}");
     // No span of an optimizer step crosses the end of a step.
-    let events = crate::common::json(&sandbox.path(trace))["traceEvents"].clone();
+    let trace = crate::common::json(&sandbox.path(trace));
+    let lengths = trace["unrecorded_steps_ms"].as_str().unwrap();
+    let lengths: Vec<f64> = lengths.split(' ').map(|ms| ms.parse().unwrap()).collect();
+    assert!(lengths.len() == 16 && lengths.iter().all(|ms| *ms >= 1.0), "{lengths:?}");
+    run.prints(&["ms before the recording and "]);
+    let events = trace["traceEvents"].clone();
     let span = |event: &serde_json::Value| {
         let [begin, us] = ["ts", "dur"].map(|key| event[key].as_f64().unwrap());
         (event["name"].as_str().unwrap().to_owned(), begin, begin + us)
@@ -83,8 +88,11 @@ fn steps_are_recorded_and_analyzed() {
         assert_eq!(spans.iter().filter(within).count(), 1, "{step:?} in {spans:?}");
     }
     // Traces of two recordings do not mix.
-    record(&sandbox, "--after 1 --steps 2", TRAIN).ok().prints(&["Recorded 2 steps", "paceline-traces-2/"]);
-    record(&sandbox, "--output paceline-traces", TRAIN).refused(&["--output paceline-traces", "pass a new one"]);
+    record(&sandbox, "--after 1 --steps 2", TRAIN)
+        .ok()
+        .prints(&["Recorded 2 steps", "paceline-traces-2/"]);
+    record(&sandbox, "--output paceline-traces", TRAIN)
+        .refused(&["--output paceline-traces", "pass a new one"]);
 }
 
 #[test]
@@ -442,7 +450,8 @@ fn a_crash_or_a_signal_keeps_its_exit_code_and_the_traces() {
         run.ended_with(7, &["warning: cannot read the notes in"]).prints(&["Report: "]);
     }
     let code = "import os, shutil, torch\ntmp = os.environ['TMPDIR']\ntorch.train(22)\nshutil.rmtree(f'{tmp}/{os.listdir(tmp)[0]}')\ntorch.train(40)";
-    record(&sandbox, "--stop --output gone", code).ended_with(0, &["warning: cannot read the notes in"]);
+    record(&sandbox, "--stop --output gone", code)
+        .ended_with(0, &["warning: cannot read the notes in"]);
     for (sent, code) in [(Signal::INT, 130), (Signal::TERM, 7)] {
         let code_of = "import signal, sys, torch, os\nsignal.signal(signal.SIGTERM, lambda *_: sys.exit(7))\nsignal.signal(signal.SIGINT, signal.default_int_handler)\n\
                        torch.train(10**6, lambda at: at == 30 and open('ready', 'w'))";

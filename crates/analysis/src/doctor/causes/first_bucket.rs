@@ -18,7 +18,7 @@ pub(in super::super) const CAUSE: Cause = Cause {
     find: Find::All(|ranks, cause| match ranks.sizes {
         // The replay of all ranks knows better.
         Some(_) => buckets::more(ranks, cause),
-        None => ranks.each(cause, find),
+        None => ranks.each(cause, find).1,
     }),
 };
 

@@ -21,7 +21,7 @@ pub(in super::super) const CAUSE: Cause = Cause {
     title: "Many small collectives",
     gain: Known::Exactly,
     find: Find::All(|ranks, cause| {
-        buckets::fewer(ranks, cause).or_else(|| ranks.each(cause, find))
+        buckets::fewer(ranks, cause).or_else(|| ranks.each(cause, find).1)
     }),
 };
 

@@ -5,6 +5,9 @@
 //! A copy to the host outside of these operators is a `.cpu()` or `.to("cpu")`.
 //! Waits within copies to the device and for allocations are other causes. Taken away: the waits; at least all but the last one
 //! of each step, if there are several. No more is gained than the time in which the device does nothing.
+//!
+//! On a processor nothing waits, but a loop over the elements of a tensor pays for an operator or several for each: 32 or more values in a step that follow
+//! each other. Taken away: at most the whole loop, and half of it at least.
 
 use super::*;
 
@@ -52,7 +55,41 @@ pub(in super::super) const CAUSE: Cause = Cause {
     find: Find::Rank(find),
 };
 
+/// So many values in a step are fetched by a loop over the elements of a tensor.
+const MANY: f64 = 32.0;
+/// So many operators lie between two values of a loop at most.
+const BETWEEN: usize = 8;
+
+/// Loops that fetch values on a processor.
+fn loops(of: &Recorded, base: &Plan) -> Option<Found> {
+    let mut tally = Tally::default();
+    let [mut least, mut most] = [base.clone(), base.clone()];
+    let is_value = |(_, call): &(usize, &Call)| of.text(call.name) == "aten::item";
+    let values: Vec<usize> =
+        of.calls_of(CallKind::Operator).filter(is_value).map(|(at, _)| at).collect();
+    for pair in values.windows(2).filter(|pair| pair[1] - pair[0] <= BETWEEN) {
+        for at in pair[0] + 1..=pair[1] {
+            let (call, lag_ns) = (&of.calls[at], base.lag_ns[at].max(0));
+            let time = TimeRange::between(call.time.start_ns - lag_ns, call.time.end_ns());
+            tally.add_time(of, of.text(call.name).to_owned(), time);
+            most.remove_call(at as u32, 0);
+            (least.call_ns[at], least.lag_ns[at]) = (base.call_ns[at] / 2, lag_ns / 2);
+        }
+    }
+    let (count, ms) = (of.per_step(values.len() as f64), tally.per_step(of).1);
+    let text = format!(
+        "a loop fetches {count:.0} values per step one by one, which takes {ms:.2} ms with its operators"
+    );
+    let change = "compute on whole tensors, and call .item() once: (outputs.argmax(1) == targets).sum().item()";
+    let mut found = tally.found(text, change, [least, most]);
+    found.title = Some("Values are fetched one by one".to_owned());
+    (count >= MANY).then_some(found)
+}
+
 fn find(of: &Recorded, base: &Plan) -> Option<Found> {
+    if !of.on_device() {
+        return loops(of, base);
+    }
     let mut tally = Tally::default();
     let mut changes: Vec<&str> = Vec::new();
     let [mut least, mut most] = [base.clone(), base.clone()];

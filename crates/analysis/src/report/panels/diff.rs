@@ -73,7 +73,7 @@ fn noise(rows: &[&DiffRow]) -> Option<Note> {
             counted(count(Shift::Noise), "differs", "differ"),
         ),
         _ => "A single step of a trace does not show by how much steps differ, so no difference can be told from \
-              noise. Compare with --steps all."
+              noise. Record several steps, and compare all of them."
             .to_owned(),
     };
     (!rows.is_empty()).then_some(Note { weight: Weight::Note, text })

@@ -142,14 +142,14 @@ pub fn add_against(report: &mut Report, against: &Against) {
     let columns = Columns::<&CauseRow>::new()
         .add("cause", "cause", COUNT, "The kind of cause, as files name it.", |of| of.cause.key)
         .add("title", "what", COUNT, "What takes the time.", |of| of.title.clone())
-        .add("became", "became", COUNT, "gone: advised before only. stayed: advised in both. new: advised after only.", |of| of.became())
+        .add("became", "became", COUNT, "gone: at most half of its time is left, and nothing is advised. stayed: advised before, and still there. new: advised after only.", |of| of.became())
         .add("promised_low_ms", "promised at least", MS, "What taking it away was to gain, before.", |of| of.promised_ms.map(|of| of.0))
         .add("promised_high_ms", "promised at most", MS, "The high end of that.", |of| of.promised_ms.map(|of| of.1))
         .add("left_low_ms", "left at least", MS, "What taking it away would gain, after.", |of| of.left_ms.map(|of| of.0))
         .add("left_high_ms", "left at most", MS, "The high end of that.", |of| of.left_ms.map(|of| of.1));
     let body = Body::Table(columns.table(&against.causes)).or("Nothing is advised before or after.");
     let definition = "The causes of lost time in both, by the replay of each. The gain of the step is held against what the causes promised that \
-        are gone, or whose gain has shrunk to less than half.";
+        take less than half of their time afterwards.";
     let panel = Panel::new("causes", "By cause", "", definition, body);
     report.notes.insert(0, Note { weight: Weight::Advice, text: against.words() });
     report.sections.insert(0, Section::new("against", "Before and after", "", vec![panel]));

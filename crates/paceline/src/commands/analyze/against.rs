@@ -18,7 +18,7 @@ use paceline_host::text::{line_width, plural, say};
 
 use super::args::AnalyzeArgs;
 use super::output::{free, run_name};
-use super::{left_out, notes as note_lines};
+use super::{doubts, notes as note_lines};
 
 /// The name of the report's files.
 const NAME: &str = "against";
@@ -56,13 +56,17 @@ pub(super) fn against(args: &AnalyzeArgs, places: &[PathBuf], after: &Path) -> R
     match doctor::against::against(&was, &is).filter(|_| is_one_program) {
         Some(against) => panels::add_against(&mut report, &against),
         None => {
-            let unseen = was.unseen.first().or(is.unseen.first()).filter(|_| is_one_program);
-            let why = if is_one_program {
-                "They cannot be replayed."
-            } else {
-                "Only one side is of paceline."
+            let lacking = [(&was, first), (&is, after)];
+            let lacking = lacking.into_iter().find(|(of, _)| of.lengths_ms.is_empty());
+            let why = match lacking.filter(|_| is_one_program) {
+                _ if !is_one_program => "Only one side is of paceline.".to_owned(),
+                Some((of, place)) => {
+                    let why =
+                        of.unseen.first().map_or("Its steps cannot be replayed.", String::as_str);
+                    format!("{}: {why}", place.printable())
+                }
+                None => "They cannot be replayed.".to_owned(),
             };
-            let why = unseen.map_or(why, String::as_str);
             let text = format!("Steps cannot be compared by cause. {why}");
             report.notes.insert(0, Note { weight: Weight::Warning, text });
         }
@@ -80,7 +84,7 @@ pub(super) fn against(args: &AnalyzeArgs, places: &[PathBuf], after: &Path) -> R
 /// The warning that the traces are of different cards or numbers of ranks, so that the difference is not of a change alone.
 fn other_hardware(before: &[Timeline], after: &[Timeline]) -> Option<Note> {
     let card = |of: &[Timeline]| of.first()?.devices.first().cloned();
-    let world = |of: &[Timeline]| Some(plural(of.first()?.world_size?, "rank"));
+    let world = |of: &[Timeline]| Some(plural(of.first()?.world_size.unwrap_or(of.len()), "rank"));
     let differ = [card(before).zip(card(after)), world(before).zip(world(after))];
     let differ = differ.into_iter().flatten().filter(|(before, after)| before != after);
     let words: Vec<String> =
@@ -101,9 +105,10 @@ fn timelines(
     notes: &mut Vec<Note>,
 ) -> Result<Vec<Timeline>> {
     let windows = read::find(places, Select::Latest)?;
-    notes.extend(windows.iter().filter_map(left_out));
     let files = windows.first().map_or(&[][..], |window| &window.files);
-    args.open_all(files)
+    let timelines = args.open_all(files)?;
+    notes.extend(windows.iter().flat_map(|window| doubts(window, &timelines)));
+    Ok(timelines)
 }
 
 /// The console output: the answer first, which is the first note.

@@ -121,8 +121,8 @@ fn window_report(args: &AnalyzeArgs, window: &Window, folder: &Path) -> Result<(
     Ok((analysis, report))
 }
 
-/// The title, subtitle and notes of the report.
-fn about(window: &Window, timelines: &[Timeline], analysis: &Analysis, folder: &Path) -> Report {
+/// What is missing or odd about the traces of a run.
+fn doubts(window: &Window, timelines: &[Timeline]) -> Vec<Note> {
     let mut notes = Vec::new();
     if !window.missing.is_empty() {
         let text = format!(
@@ -139,6 +139,12 @@ fn about(window: &Window, timelines: &[Timeline], analysis: &Analysis, folder: &
         doubts.push(format!("{} {}.", ANOTHER_RUN, apart.join(", ")));
     }
     notes.extend(doubts.into_iter().map(|text| Note { weight: Weight::Warning, text }));
+    notes
+}
+
+/// The title, subtitle and notes of the report.
+fn about(window: &Window, timelines: &[Timeline], analysis: &Analysis, folder: &Path) -> Report {
+    let notes = doubts(window, timelines);
     let steps: Vec<(usize, usize)> =
         analysis.ranks.iter().map(|rank| (rank.steps.chosen.len(), rank.steps.found)).collect();
     let steps = match steps.first() {

@@ -48,6 +48,7 @@ pub fn record(args: &RecordArgs) -> Result<u8> {
         return usage("--after 0: a recording begins after a step; pass 1 or more");
     }
     check_program("record", &args.command)?;
+    check_folder("reports", Path::new("reports"), "run this in a folder that you can write to")?;
     let output = output(args)?;
     let ended = run(args, &output);
     if args.output.is_none() {
@@ -64,6 +65,7 @@ fn run(args: &RecordArgs, output: &Path) -> Result<u8> {
         Command::new(&args.command[0]).args(&args.command[1..]).env(PATHS, hook.paths()),
     )?;
     let notes = Notes::read(&hook.folder);
+    drop(hook);
     notes.say(args, output);
     if notes.has_traces() || (!notes.is_whole && !is_free(output)) {
         let analyzed =

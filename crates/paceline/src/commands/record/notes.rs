@@ -2,6 +2,7 @@
 //!
 //! A note is a line of JSON; later ones replace what earlier ones said. This file does not know how steps are counted.
 
+use std::cmp::Reverse;
 use std::fs;
 use std::path::Path;
 
@@ -32,9 +33,8 @@ struct Process {
     rank: usize,
     /// The steps in the trace, or with `--seconds` its seconds.
     recorded: f64,
-    /// A word for what went wrong last, and the error's text.
+    /// What went wrong last, in words.
     problem: String,
-    text: String,
 }
 
 /// The notes of all processes.
@@ -78,16 +78,18 @@ impl Notes {
 
     /// Says what was recorded, or why nothing was.
     pub(super) fn say(&self, args: &RecordArgs, output: &Path) {
-        let recorded: Vec<&Process> =
+        let mut recorded: Vec<&Process> =
             self.processes.iter().filter(|process| process.trace.is_some()).collect();
+        let num_processes = recorded.len();
+        // A rank that was started again records again, and its last trace is analyzed.
+        recorded.sort_by_key(|of| (of.rank, Reverse(of.written_at())));
+        recorded.dedup_by_key(|of| of.rank);
         let Some(first) = recorded.first() else {
             if self.is_whole {
                 warn(&format!("nothing was recorded: {}", self.why_nothing(args)));
             }
             return;
         };
-        let mut ranks: Vec<usize> = recorded.iter().map(|process| process.rank).collect();
-        ranks.dedup();
         let fewest = recorded.iter().map(|process| process.recorded).fold(f64::INFINITY, f64::min);
         let of_each = match args.seconds {
             Some(_) => format!("{fewest:.2} s"),
@@ -95,17 +97,16 @@ impl Notes {
         };
         // The program may have left its last line open.
         say("");
+        let ranks = plural(recorded.len(), "rank");
         say(&format!(
-            "Recorded {of_each} of {} with PyTorch {}: {}/",
-            plural(ranks.len(), "rank"),
+            "Recorded {of_each} of {ranks} with PyTorch {}: {}",
             first.torch,
-            output.printable()
+            output.join("").printable()
         ));
-        if recorded.len() > ranks.len() {
+        if num_processes > recorded.len() {
             warn(&format!(
-                "{} processes have recorded as {}, one of which is analyzed of each; set RANK to tell them apart",
-                recorded.len(),
-                plural(ranks.len(), "rank")
+                "{num_processes} processes have recorded as {ranks}, the last of which is analyzed of each; if they are \
+                 not one rank that was started again, set RANK to tell them apart"
             ));
         }
         let is_short = |of: &&&Process| args.seconds.is_none() && of.recorded < args.steps as f64;
@@ -131,7 +132,7 @@ impl Notes {
             return "the program has not imported PyTorch".into();
         }
         if let Some(problem) = self.processes.iter().find_map(Process::problem_in_words) {
-            return problem;
+            return problem.to_owned();
         }
         if args.seconds.is_some() {
             return format!(
@@ -163,24 +164,19 @@ impl Notes {
 }
 
 impl Process {
-    fn problem_in_words(&self) -> Option<String> {
-        let words = match self.problem.as_str() {
-            "" if self.recording => {
-                "it was killed while it recorded, or left by os._exit(); pass a smaller --after or --steps".into()
-            }
-            "" => return None,
-            "other" => "the program's own profiler was running, and PyTorch has one at a time; switch it off".into(),
-            "old" => format!("PyTorch {} lacks what this needs; install 2.0 or newer", self.torch),
-            "interrupted" => "the program's own profiler began during the recording, and went first; switch it off, or pass \
-                              another --after"
-                .into(),
-            "thread" => "--stop cannot end the program, because a thread of it trains".into(),
-            "place" => "optimizer steps run within the backward pass, in a daemon thread or each in a new one, where \
-                        PyTorch's profiler cannot be started or ended; --seconds 2 records by time"
-                .into(),
-            _ => self.text.clone(),
-        };
-        Some(words)
+    /// When the trace was written, in nanoseconds, which its name ends with.
+    fn written_at(&self) -> Option<u64> {
+        self.trace.as_ref()?.strip_suffix(".pt.trace.json")?.rsplit('.').next()?.parse().ok()
+    }
+
+    fn problem_in_words(&self) -> Option<&str> {
+        match self.problem.as_str() {
+            "" if self.recording => Some(
+                "it was killed while it recorded, or left by os._exit(); pass a smaller --after or --steps",
+            ),
+            "" => None,
+            problem => Some(problem),
+        }
     }
 }
 

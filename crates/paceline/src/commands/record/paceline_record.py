@@ -25,6 +25,12 @@ import sys
 LIMIT_S = 60
 # How often the program's own profiler may interrupt the recording before it is given up.
 MAX_INTERRUPTIONS = 3
+OTHER = "the program's own profiler was running, and PyTorch has one at a time; switch it off"
+INTERRUPTED = "the program's own profiler began during the recording, and went first; switch it off, or pass another --after"
+PLACE = "optimizer steps run within the backward pass, in a daemon thread or each in a new one, where PyTorch's profiler cannot be \
+started or ended; --seconds 2 records by time"
+# Of how many steps before a recording the lengths are kept.
+MOST_LENGTHS = 16
 # How often a recording by time tries to begin outside of an import.
 MAX_TRIES = 100
 
@@ -113,8 +119,9 @@ class Recorder:
         self.stacks, self.memory, self.stop, self.output, self.notes = stacks, memory, stop, output, notes
         self.warmup = 1 if seconds is None and after > 1 else 0
         self.interruptions = 0
-        self.is_over, self.has_all_threads, self.is_kept, self.noted = False, False, True, None
+        self.is_over, self.has_all_threads, self.is_kept = False, False, True
         self.unfollow = lambda: None
+        self.forget()
 
     def attach(self, torch):
         try:
@@ -131,8 +138,7 @@ class Recorder:
 
         register = getattr(optimizer, "register_optimizer_step_post_hook", None)
         if register is None:
-            return self.note(problem="old")
-        self.forget()
+            return self.note(problem="PyTorch %s lacks what this needs; install 2.0 or newer" % self.torch.__version__)
         self.watch_profilers(self.torch.autograd.profiler.profile)
         os.register_at_fork(after_in_child=self.forget)
         atexit.register(self.leave)
@@ -150,6 +156,7 @@ class Recorder:
 
     def forget(self):
         """A new process has made no steps and records nothing."""
+        import collections
         import threading
         import weakref
 
@@ -158,7 +165,8 @@ class Recorder:
 
         self.ended, self.here = None, Here()
         self.made = weakref.WeakKeyDictionary()  # the steps of each optimizer
-        self.most, self.profiler, self.noted, self.other = 0, None, None, lambda: None
+        self.most, self.profiler, self.noted, self.facts, self.other = 0, None, None, {}, lambda: None
+        self.ends = collections.deque(maxlen=MOST_LENGTHS + 1)  # of the last steps, in seconds
 
     def is_in_backward(self):
         task = getattr(self.torch._C, "_current_graph_task_id", None)
@@ -185,7 +193,10 @@ class Recorder:
 
     def before_recording(self, optimizer, made):
         if made > self.most:
+            import time
+
             self.most = made
+            self.ends.append(time.perf_counter())
             if made & (made - 1) == 0:
                 self.note(steps=made)  # for a process that is killed
         if made < max(self.after - 1, 1):
@@ -194,9 +205,9 @@ class Recorder:
         import weakref
 
         if self.other() is not None:
-            self.note(problem="other")
+            self.note(problem=OTHER)
         elif self.is_in_backward() or threading.current_thread().daemon:
-            self.note(problem="place")
+            self.note(problem=PLACE)
             self.is_over = True
         else:
             self.counted, self.made = weakref.ref(optimizer), weakref.WeakKeyDictionary()
@@ -265,7 +276,7 @@ class Recorder:
             return
         while self.other() is not None:
             if self.leaving.wait(0.1):
-                return self.note(problem="other")
+                return self.note(problem=OTHER)
         self.call_in_main_thread(self.begin_seconds)
         self.leaving.wait(self.seconds)
         if self.has_all_threads:
@@ -318,10 +329,14 @@ class Recorder:
         if not self.torch.cuda.is_initialized():
             activities.discard(profiler.ProfilerActivity.CUDA)
         self.note(recording=True, rank=self.rank())
+        ends = list(self.ends)
+        lengths = ["%.3f" % ((end - begin) * 1e3) for begin, end in zip(ends, ends[1:])]
         self.here.profiler = self.profiler = profiler.profile(
             activities=activities, on_trace_ready=self.write, record_shapes=True, profile_memory=self.memory,
             with_stack=self.stacks, **how,
         )  # fmt: skip
+        if hasattr(self.profiler, "preset_metadata_json"):  # since PyTorch 2.1
+            self.profiler.preset_metadata_json("unrecorded_steps_ms", '"%s"' % " ".join(lengths))
         # Kineto prints a line whenever a profiler starts. It reads its level once, when the first one does.
         is_level_ours = "KINETO_LOG_LEVEL" not in os.environ
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
@@ -336,7 +351,7 @@ class Recorder:
 
     def end_thread(self, _):
         self.here.profiler = self.profiler  # A value of this thread has just gone too.
-        self.note(problem="place")  # until there is a trace
+        self.note(problem=PLACE)  # until there is a trace
         self.finish()
 
     def call(self, method, *args):
@@ -431,7 +446,7 @@ class Recorder:
         """Ends our recording, if this is a call of another profiler. Whether it did."""
         if self.here.is_ours or self.profiler is None:
             return False
-        self.note(problem="interrupted")
+        self.note(problem=INTERRUPTED)
         self.interruptions += 1
         self.is_kept, self.here.pending = False, None
         self.finish()
@@ -440,7 +455,7 @@ class Recorder:
 
     def give_up(self, error):
         if self.is_kept:
-            self.note(problem="error", text="%s: %s" % (type(error).__name__, error))
+            self.note(problem="%s: %s" % (type(error).__name__, error))
         self.is_kept, self.is_over = False, True
         self.finish()
 
@@ -451,6 +466,9 @@ class Recorder:
             self.thread.join(LIMIT_S)
         self.finish()
         self.note(steps=self.most, ended=True)
+        if self.notes is None and "trace" not in self.facts:
+            why = self.facts.get("problem") or "the program made %d optimizer steps" % self.most
+            sys.stderr.write("paceline_record: nothing was recorded: %s\n" % why)
 
     def end_program(self):
         """Ends this rank as `sys.exit` does, once all that record have written: a rank may wait for the work of another one."""
@@ -461,7 +479,7 @@ class Recorder:
         while self.notes is not None and not self.have_all_written() and time.monotonic() < limit:
             time.sleep(0.02)
         if threading.current_thread() is not threading.main_thread():
-            return self.note(problem="thread")
+            return self.note(problem="--stop cannot end the program, because a thread of it trains")
         sys.exit(0)
 
     def have_all_written(self):
@@ -478,6 +496,7 @@ class Recorder:
 
     def note(self, **facts):
         """Appends a line to the notes of this process, unless it is the last one."""
+        self.facts.update(facts)
         if self.notes is not None and facts != self.noted:
             self.noted = facts
             import json

@@ -44,7 +44,8 @@ fn code(status: ExitStatus) -> u8 {
 
 fn forward_signals(running: Running) -> Result<()> {
     let failed = |error: std::io::Error| Failure::io("cannot listen for signals", error);
-    let mut signals = Signals::new([SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2]).map_err(failed)?;
+    let mut signals =
+        Signals::new([SIGINT, SIGTERM, SIGHUP, SIGQUIT, SIGUSR1, SIGUSR2]).map_err(failed)?;
     let listen = move || {
         let mut witness = witness();
         while let Some(number) = signals.forever().next() {

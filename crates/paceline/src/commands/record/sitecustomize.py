@@ -17,5 +17,5 @@ except Exception:
     pass
 sys.path[:] = [path for path in sys.path if path != _folder]
 # If the user has none, this raises the error of a start without any, which Python passes over.
-del sys.modules["sitecustomize"]
+sys.modules.pop("sitecustomize", None)
 import sitecustomize  # noqa: E402, F401

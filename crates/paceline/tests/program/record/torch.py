@@ -107,6 +107,10 @@ class Profile:
         self.schedule, self.on_trace_ready, self.step_num = schedule, on_trace_ready, 0
         self.span, self.profiler, self.is_running = None, profile(), False
         self.profiler.is_shared = experimental_config is not None
+        self.metadata = {}
+
+    def preset_metadata_json(self, key, value):
+        self.metadata[key] = json.loads(value)
 
     def start(self):
         if self.schedule is None or self.schedule[0] >= 0:
@@ -146,7 +150,7 @@ class Profile:
 
     def export_chrome_trace(self, path):
         with open(path + ".tmp", "w") as file:
-            json.dump({"traceEvents": self.profiler.events}, file)
+            json.dump({"traceEvents": self.profiler.events} | self.metadata, file)
         if os.environ.get("DISK") != "full":
             os.rename(path + ".tmp", path)
 
