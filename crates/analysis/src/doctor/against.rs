@@ -109,9 +109,9 @@ pub fn against<'a>(before: &'a Diagnosis, after: &'a Diagnosis) -> Option<Agains
         let (cause, title) = (of.cause, of.title.clone());
         let (promised_ms, left_ms) = (find(before, cause), find(after, cause));
         let middle = |range: Option<(f64, f64)>| range.map_or(0.0, |(low, high)| low + high);
-        // Runs of paceline are judged by the gains.
+        // As parts of a step, because a machine may be slower in one recording. Runs of paceline are judged by the gains.
         let [was, is] = [(before, promised_ms), (after, left_ms)]
-            .map(|(all, gain)| all.seen_ms(cause).unwrap_or_else(|| middle(gain)));
+            .map(|(all, gain)| all.share(cause).unwrap_or_else(|| middle(gain)));
         causes.push(CauseRow { cause, title, promised_ms, left_ms, is_followed: is < was / 2.0 });
     }
     let promised_ms = causes
@@ -155,7 +155,8 @@ impl Against {
 
     /// Whether a promised gain came.
     fn came(&self, low_ms: f64, high_ms: f64) -> &'static str {
-        let slack_ms = self.test.map_or(0.0, |test| test.least_ms).max(NEAR * self.step_ms[0]);
+        let least_ms = self.test.map_or(0.0, |test| test.least_ms);
+        let slack_ms = least_ms.min(high_ms - low_ms).max(NEAR * self.step_ms[0]);
         if self.test.is_some_and(|test| !test.is_seen) {
             "; the difference is within the spread of the steps"
         } else if self.gained_ms < -slack_ms {

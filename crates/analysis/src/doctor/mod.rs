@@ -91,9 +91,10 @@ impl Diagnosis {
         Some(median(&self.unrecorded_ms)? / median(&self.lengths_ms)?)
     }
 
-    /// How many milliseconds of a recorded step show a cause.
-    fn seen_ms(&self, cause: &Cause) -> Option<f64> {
-        self.seen.iter().find(|of| of.0 == cause).map(|of| of.1)
+    /// The part of a recorded step that shows a cause.
+    fn share(&self, cause: &Cause) -> Option<f64> {
+        let seen_ms = self.seen.iter().find(|of| of.0 == cause)?.1;
+        Some(seen_ms / median(self.lengths_ms.iter().copied())?)
     }
 
     /// Gives the gains as parts of a step without the profiler.

@@ -57,8 +57,8 @@ pub(in super::super) const CAUSE: Cause = Cause {
 
 /// So many values in a step are fetched by a loop over the elements of a tensor.
 const MANY: f64 = 32.0;
-/// So many operators lie between two values of a loop at most.
-const BETWEEN: usize = 8;
+/// Values that are further apart are of no loop over elements.
+const APART_NS: i64 = 1_000_000;
 
 /// Loops that fetch values on a processor.
 fn loops(of: &Recorded, base: &Plan) -> Option<Found> {
@@ -67,7 +67,10 @@ fn loops(of: &Recorded, base: &Plan) -> Option<Found> {
     let is_value = |(_, call): &(usize, &Call)| of.text(call.name) == "aten::item";
     let values: Vec<usize> =
         of.calls_of(CallKind::Operator).filter(is_value).map(|(at, _)| at).collect();
-    for pair in values.windows(2).filter(|pair| pair[1] - pair[0] <= BETWEEN) {
+    let is_loop = |pair: &&[usize]| {
+        of.calls[pair[1]].time.start_ns - of.calls[pair[0]].time.end_ns() <= APART_NS
+    };
+    for pair in values.windows(2).filter(is_loop) {
         for at in pair[0] + 1..=pair[1] {
             let (call, lag_ns) = (&of.calls[at], base.lag_ns[at].max(0));
             let time = TimeRange::between(call.time.start_ns - lag_ns, call.time.end_ns());
