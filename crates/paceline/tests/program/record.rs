@@ -231,7 +231,7 @@ fn steps_are_those_of_the_optimizer_that_is_first() {
     let code = "import torch; a = torch.optim.SGD()\nfor _ in range(23): a.step()\ntorch.train(30)\nprint('end')";
     record(&sandbox, "", code)
         .ok()
-        .says(&["ended after 3 steps of 5 to record"])
+        .says(&["has recorded 3 steps of 5"])
         .prints(&["end\n\nRecorded 3 steps"]);
 }
 
@@ -281,7 +281,7 @@ fn a_profiler_is_called_only_where_that_is_safe() {
     for (name, code, out, err) in [
         ("backward", "torch.backward = 0; torch.train(40)", "trained 40", place),
         ("daemon", "start(daemon=True)", "trained 23", place),
-        ("ends", "start()", "Recorded 3 steps", "ended after 3 steps of 5"),
+        ("ends", "start()", "Recorded 3 steps", "has recorded 3 steps of 5"),
         ("both", "start(); start()", "Recorded", ""),
         ("turns", "a = torch.optim.SGD()\nfor _ in range(60): start(a.step, ())", "", place),
         ("stop", "start(args=(40,))", "trained 40", "--stop cannot end the program"),
@@ -429,7 +429,7 @@ fn a_signal_reaches_the_program_once() {
 fn a_crash_or_a_signal_keeps_its_exit_code_and_the_traces() {
     let Some(sandbox) = sandbox() else { return };
     let run = record(&sandbox, "", "import torch; torch.train(23); 1 / 0");
-    run.ended_with(1, &["ZeroDivisionError", "rank 0 ended after 3 steps of 5"])
+    run.ended_with(1, &["ZeroDivisionError", "rank 0 has recorded 3 steps of 5"])
         .prints(&["Report: "]);
     let run = record(&sandbox, "", "import os, torch; torch.train(30); os.kill(os.getpid(), 9)");
     run.ended_with(137, &[]).prints(&["Recorded 5 steps"]);

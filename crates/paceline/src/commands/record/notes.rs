@@ -112,7 +112,7 @@ impl Notes {
         let is_short = |of: &&&Process| args.seconds.is_none() && of.recorded < args.steps as f64;
         if let Some(short) = recorded.iter().find(is_short) {
             let (rank, steps) = (short.rank, plural(short.recorded as usize, "step"));
-            warn(&format!("rank {rank} ended after {steps} of {} to record", args.steps));
+            warn(&format!("rank {rank} has recorded {steps} of {}", args.steps));
         }
         for process in &self.processes {
             if let Some(problem) = process.problem_in_words() {

@@ -29,6 +29,8 @@ OTHER = "the program's own profiler was running, and PyTorch has one at a time; 
 INTERRUPTED = "the program's own profiler began during the recording, and went first; switch it off, or pass another --after"
 PLACE = "optimizer steps run within the backward pass, in a daemon thread or each in a new one, where PyTorch's profiler cannot be \
 started or ended; --seconds 2 records by time"
+# A recording of steps ends after this many times the length of as many steps before it, but not within these seconds.
+MOST_TIMES, LEAST_S = 5, 10
 # Of how many steps before a recording the lengths are kept.
 MOST_LENGTHS = 16
 # How often a recording by time tries to begin outside of an import.
@@ -119,7 +121,7 @@ class Recorder:
         self.stacks, self.memory, self.stop, self.output, self.notes = stacks, memory, stop, output, notes
         self.warmup = 1 if seconds is None and after > 1 else 0
         self.interruptions = 0
-        self.is_over, self.has_all_threads, self.is_kept = False, False, True
+        self.is_over, self.has_all_threads, self.is_kept, self.known_rank = False, False, True, None
         self.unfollow = lambda: None
         self.forget()
 
@@ -142,15 +144,15 @@ class Recorder:
         self.watch_profilers(self.torch.autograd.profiler.profile)
         os.register_at_fork(after_in_child=self.forget)
         atexit.register(self.leave)
+        self.leaving, self.calls = threading.Event(), []
         if self.seconds is None:
 
             def stepped(optimizer, args, kwargs):
-                self.stepped(optimizer)
+                self.uncompiled(self.stepped, optimizer)
 
             stepped._torchdynamo_disable = True  # A compiled step calls it as it is.
             register(stepped)  # For good: another thread may be going through the hooks.
         else:
-            self.leaving, self.calls = threading.Event(), []
             self.thread = threading.Thread(target=self.wait_and_record, name="paceline_record", daemon=True)
             self.thread.start()
 
@@ -176,6 +178,16 @@ class Recorder:
         """Whether our profiler runs, and may be called at this place."""
         is_this_thread = self.here.profiler is self.profiler and not self.is_in_backward()
         return self.profiler is not None and (self.has_all_threads or is_this_thread)
+
+    def uncompiled(self, function, *args):
+        """Calls a function of ours. Around a compiled step, Dynamo would compile it."""
+        eval_frame = getattr(getattr(self.torch._C, "_dynamo", None), "eval_frame", None)
+        before = eval_frame.set_eval_frame(None) if eval_frame is not None else None
+        try:
+            function(*args)
+        finally:
+            if eval_frame is not None:
+                eval_frame.set_eval_frame(before)
 
     def stepped(self, optimizer):
         """The hook after each optimizer step. It is called within the step's span, in which no step of a trace may end."""
@@ -242,7 +254,7 @@ class Recorder:
         def exit_span(span, *error):
             leave(span, *error)
             if self.here.pending is not None and span.name.startswith("Optimizer.step#"):
-                self.do_pending()
+                self.uncompiled(self.do_pending)
 
         def unfollow():
             span_kind.__enter__, span_kind.__exit__, self.unfollow = enter, leave, lambda: None
@@ -261,10 +273,23 @@ class Recorder:
             self.end_program()
 
     def begin_steps(self):
-        if self.profiler is not None:
-            return  # Another thread was quicker.
+        if self.profiler is not None or self.other() is not None:
+            return  # Another thread, or the program's own profiler, was quicker.
+        import threading
+
         plan = self.torch.profiler.schedule(wait=0, warmup=self.warmup, active=self.steps + 1, repeat=1)
         self.begin(schedule=plan)
+        limit = max(MOST_TIMES * (self.steps + 2) * self.mean_s, LEAST_S)
+        threading.Thread(target=self.end_late, args=(self.profiler, limit), name="paceline_record", daemon=True).start()
+
+    def end_late(self, profiler, limit):
+        """Ends a recording into which an evaluation or another long work without an optimizer step has come."""
+        import time
+
+        while limit > 0 and self.profiler is profiler and not self.leaving.wait(0.1):
+            limit -= 0.1
+        if self.profiler is profiler:
+            self.call_in_main_thread(self.finish)
 
     def finish_steps(self):
         self.profiler.step()
@@ -331,9 +356,10 @@ class Recorder:
         self.note(recording=True, rank=self.rank())
         ends = list(self.ends)
         lengths = ["%.3f" % ((end - begin) * 1e3) for begin, end in zip(ends, ends[1:])]
+        self.mean_s = (ends[-1] - ends[0]) / len(lengths) if lengths else LIMIT_S
         self.here.profiler = self.profiler = profiler.profile(
             activities=activities, on_trace_ready=self.write, record_shapes=True, profile_memory=self.memory,
-            with_stack=self.stacks, **how,
+            with_stack=self.stacks and sys.getprofile() is None, **how,  # It would end the program's own tracing of calls.
         )  # fmt: skip
         if hasattr(self.profiler, "preset_metadata_json"):  # since PyTorch 2.1
             self.profiler.preset_metadata_json("unrecorded_steps_ms", '"%s"' % " ".join(lengths))
@@ -412,7 +438,9 @@ class Recorder:
     def rank(self):
         distributed = self.torch.distributed
         if distributed.is_available() and distributed.is_initialized():
-            return distributed.get_rank()
+            self.known_rank = distributed.get_rank()
+        if self.known_rank is not None:
+            return self.known_rank  # also once the program has left its group
         names = ["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"]
         return next((int(os.environ[name]) for name in names if os.environ.get(name, "").isdigit()), 0)
 
@@ -441,6 +469,27 @@ class Recorder:
                     self.other = lambda: None
 
         profile._prepare_trace, profile._start_trace, profile.__exit__ = prepare_trace, start_trace, exit_profile
+        for kind in ("emit_itt", "emit_nvtx"):
+            self.watch_marks(getattr(self.torch.autograd.profiler, kind, None))
+
+    def watch_marks(self, kind):
+        """These are profilers for other programs' recordings."""
+        import weakref
+
+        if kind is None:
+            return
+        enter, leave = kind.__enter__, kind.__exit__
+
+        def enter_marks(marks):
+            self.give_way()
+            self.other = weakref.ref(marks)
+            return enter(marks)
+
+        def leave_marks(marks, *error):
+            self.other = lambda: None
+            return leave(marks, *error)
+
+        kind.__enter__, kind.__exit__ = enter_marks, leave_marks
 
     def give_way(self):
         """Ends our recording, if this is a call of another profiler. Whether it did."""
@@ -461,8 +510,8 @@ class Recorder:
 
     def leave(self):
         """The end of the process: a recording that has begun is written."""
+        self.leaving.set()
         if self.seconds is not None:
-            self.leaving.set()
             self.thread.join(LIMIT_S)
         self.finish()
         self.note(steps=self.most, ended=True)
