@@ -66,8 +66,8 @@ fn run(args: &RecordArgs, output: &Path) -> Result<u8> {
     )?;
     let notes = Notes::read(&hook.folder);
     drop(hook);
-    notes.say(args, output);
-    if notes.has_traces() || (!notes.is_whole && !is_free(output)) {
+    let has_traces = notes.say(args, output);
+    if has_traces || (!notes.is_whole && !is_free(output)) {
         let analyzed =
             analyze(&AnalyzeArgs { dir: Some(output.to_owned()), ..AnalyzeArgs::default() });
         analyzed.map(drop).unwrap_or_else(|failure| warn(&failure.to_string()));

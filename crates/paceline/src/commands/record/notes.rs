@@ -72,12 +72,8 @@ impl Notes {
         notes
     }
 
-    pub(super) fn has_traces(&self) -> bool {
-        self.processes.iter().any(|process| process.trace.is_some())
-    }
-
-    /// Says what was recorded, or why nothing was.
-    pub(super) fn say(&self, args: &RecordArgs, output: &Path) {
+    /// Says what was recorded, or why nothing was. Returns whether there are traces.
+    pub(super) fn say(&self, args: &RecordArgs, output: &Path) -> bool {
         let mut recorded: Vec<&Process> =
             self.processes.iter().filter(|process| process.trace.is_some()).collect();
         let num_processes = recorded.len();
@@ -88,7 +84,7 @@ impl Notes {
             if self.is_whole {
                 warn(&format!("nothing was recorded: {}", self.why_nothing(args)));
             }
-            return;
+            return false;
         };
         let fewest = recorded.iter().map(|process| process.recorded).fold(f64::INFINITY, f64::min);
         let of_each = match args.seconds {
@@ -119,6 +115,7 @@ impl Notes {
                 warn(&format!("rank {}: {problem}", process.rank));
             }
         }
+        true
     }
 
     fn why_nothing(&self, args: &RecordArgs) -> String {

@@ -49,10 +49,16 @@ fn forward_signals(running: Running) -> Result<()> {
     let listen = move || {
         let mut witness = witness();
         while let Some(number) = signals.forever().next() {
-            if lock(&running).is_some() && has_got(&mut witness) {
-                // Those who signal a group may signal a process of it too.
-                signals.pending().for_each(drop);
-                continue;
+            if lock(&running).is_some() {
+                // The time suffices for the end of a process on a busy machine.
+                sleep(Duration::from_millis(500));
+                let has_got = |of: &mut Child| of.try_wait().is_ok_and(|status| status.is_some());
+                if witness.as_mut().is_some_and(has_got) {
+                    witness = self::witness();
+                    // Those who signal a group may signal a process of it too.
+                    signals.pending().for_each(drop);
+                    continue;
+                }
             }
             match *lock(&running) {
                 Some(pid) => {
@@ -70,25 +76,7 @@ fn forward_signals(running: Running) -> Result<()> {
 /// A process that waits for the end of this one, and ends by the signals that its process group gets. The program gets those
 /// too. Without it, all signals are forwarded.
 fn witness() -> Option<Child> {
-    Command::new("cat")
-        .stdin(Stdio::piped())
-        .stdout(Stdio::null())
-        .stderr(Stdio::null())
-        .spawn()
-        .ok()
-}
-
-/// Whether a signal has ended the witness, in a time that suffices on a busy machine. If so, another one takes its place.
-fn has_got(of: &mut Option<Child>) -> bool {
-    let Some(child) = of else { return false };
-    let has_got = (0..50).any(|_| {
-        sleep(Duration::from_millis(10));
-        child.try_wait().is_ok_and(|status| status.is_some())
-    });
-    if has_got {
-        *of = witness();
-    }
-    has_got
+    Command::new("cat").stdin(Stdio::piped()).spawn().ok()
 }
 
 fn lock(running: &Running) -> MutexGuard<'_, Option<Pid>> {
