@@ -89,9 +89,8 @@ pub fn against<'a>(before: &'a Diagnosis, after: &'a Diagnosis) -> Option<Agains
     // Steps before the recordings, if both know them: the profiler slows the host down.
     let is_before = [before, after].iter().all(|of| of.scale().is_some());
     let is_many = [before, after].iter().all(|of| of.lengths_ms.len() >= MANY_STEPS);
-    let lengths_of = |of: &'a Diagnosis| match is_before {
-        true => &of.unrecorded_ms[..],
-        false => &of.lengths_ms[usize::from(is_many)..],
+    let lengths_of = |of: &'a Diagnosis| {
+        if is_before { &of.unrecorded_ms[..] } else { &of.lengths_ms[usize::from(is_many)..] }
     };
     let [were_ms, are_ms] = [before, after].map(lengths_of);
     let median = |lengths: &[f64]| median(lengths.iter().copied());

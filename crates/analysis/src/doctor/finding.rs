@@ -218,7 +218,7 @@ impl Ranks<'_> {
         (median(seen_ms).unwrap_or_default(), self.of_ranks(cause, found))
     }
 
-    /// What a rank says about a cause that it shows, and its plan without it.
+    /// The finding of a rank that shows a cause, and its plan without it.
     fn said(
         &self,
         cause: &Cause,

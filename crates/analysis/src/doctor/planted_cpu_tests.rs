@@ -94,7 +94,7 @@ fn operators_that_are_too_short_want_a_larger_batch() {
     assert!(diagnosis.advice[0].change.contains("batch"));
 }
 
-/// What an optimizer takes does not depend on the batch either.
+/// An optimizer takes as long for any size of a batch.
 #[test]
 fn an_optimizer_that_takes_most_of_a_step_wants_a_larger_batch() {
     let large = steps(|all, now| {

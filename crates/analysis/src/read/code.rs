@@ -6,7 +6,10 @@
 
 use std::sync::LazyLock;
 
-use foldhash::HashSet;
+use foldhash::{HashMap, HashSet};
+
+use crate::json::lossy;
+use crate::timeline::{NameId, Names};
 
 /// The modules of Python's standard library.
 const STANDARD: &str = "abc aifc antigravity argparse array ast asynchat asyncio asyncore atexit audioop base64 bdb binascii bisect builtins \
@@ -47,8 +50,27 @@ fn is_own(file: &str) -> bool {
     !LIBRARIES.contains(module)
 }
 
+/// The places in the program of functions and calls of Python, by the text of their events.
+#[derive(Default)]
+pub(super) struct Places(HashMap<Vec<u8>, Option<NameId>>);
+
+impl Places {
+    pub(super) fn of(&mut self, text: &[u8], names: &mut Names) -> Option<NameId> {
+        // Built-in methods have addresses of objects in their names.
+        if text.starts_with(b"<") {
+            return None;
+        }
+        if let Some(known) = self.0.get(text) {
+            return *known;
+        }
+        let place = place(&lossy(text)).map(|place| names.intern(&place));
+        self.0.insert(text.to_owned(), place);
+        place
+    }
+}
+
 /// The place in the program of a function, `train.py(10): step`, or of a call, `train.py:12`; `None` if it is not of the program.
-pub(super) fn place(text: &str) -> Option<String> {
+fn place(text: &str) -> Option<String> {
     let is_line = |line: &str| !line.is_empty() && line.bytes().all(|digit| digit.is_ascii_digit());
     if let Some((file, rest)) = text.split_once('(') {
         let (line, function) = rest.split_once("): ")?;

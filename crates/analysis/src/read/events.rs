@@ -9,13 +9,13 @@ use std::io::Read;
 use foldhash::HashMap;
 
 use super::args::Args;
-use super::code;
+use super::code::Places;
 use super::event::Event;
 use super::flops;
 use crate::json::{JsonError, Pull, lossy};
 use crate::timeline::{
     Annotation, Collective, DeviceWork, FinalGradient, GradientMark, Kernel, LaneInfo, Launch,
-    MemorySample, NameId, Names, Operator, Product, SyncWait, TimeRange, Timeline, TrackId,
+    MemorySample, Names, Operator, Product, SyncWait, TimeRange, Timeline, TrackId,
 };
 
 /// The use of an event.
@@ -121,8 +121,7 @@ pub(super) struct Reader {
     lanes: HashMap<Vec<u8>, TrackId>,
     last_lane: Option<(Vec<u8>, TrackId)>,
     open: BTreeMap<TrackId, Vec<Open>>,
-    /// The places in the program of functions and calls of Python.
-    places: HashMap<Vec<u8>, Option<NameId>>,
+    places: Places,
     /// Counts of skipped events, by category as numbered by [`Names`].
     skipped: (Names, Vec<u64>),
     oddities: BTreeMap<&'static str, u64>,
@@ -225,26 +224,14 @@ impl Reader {
 
     /// Keeps a call of Python that the program made.
     fn python(&mut self, time: TimeRange) {
-        let (name, caller) = (std::mem::take(&mut self.event.name), self.args.caller.take());
-        let place = self.place(&name).or_else(|| self.place(caller?.as_bytes()));
-        self.event.name = name;
+        let names = &mut self.timeline.names;
+        let of_function = self.places.of(&self.event.name, names);
+        let caller = self.args.caller.as_deref();
+        let place = of_function.or_else(|| self.places.of(caller?.as_bytes(), names));
         if let Some(name) = place {
             let lane = self.lane();
             self.timeline.code.push(Annotation { name, time, lane, is_device: false });
         }
-    }
-
-    fn place(&mut self, text: &[u8]) -> Option<NameId> {
-        // Built-in methods have addresses of objects in their names.
-        if text.starts_with(b"<") {
-            return None;
-        }
-        if let Some(known) = self.places.get(text) {
-            return *known;
-        }
-        let place = code::place(&lossy(text)).map(|place| self.timeline.names.intern(&place));
-        self.places.insert(text.to_owned(), place);
-        place
     }
 
     fn begin(&mut self) {

@@ -7,6 +7,8 @@
 //! half of the step or more. A larger batch has them for more samples. Taken away, for the samples of a step of today: with a batch of twice
 //! the size, half of the time between operators and of the optimizer; at most, with four times the size, three quarters of all.
 
+use paceline_table::stats::median;
+
 use super::*;
 
 pub(in super::super) const CAUSE: Cause = Cause {
@@ -23,10 +25,16 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
 /// An operator that takes no longer is mostly overhead.
 const SHORT_NS: i64 = 20_000;
 
-/// What a processor does for any size of a batch.
+/// The work of a processor that takes as long for any size of a batch.
 fn overhead(of: &Recorded, base: &Plan) -> Option<Found> {
     let mut tally = Tally::default();
     let [mut least, mut most] = [base.clone(), base.clone()];
+    let (begin_ns, end_ns) = of.window();
+    // The recording makes short operators longer than all else.
+    let unrecorded_ms = median(of.timeline.unrecorded_ms.iter().copied());
+    let recorded_ms = of.per_step((end_ns - begin_ns) as f64 / 1e6);
+    let slower = unrecorded_ms.map_or(1.0, |ms| (recorded_ms / ms).clamp(1.0, 3.0));
+    let short_ns = scaled(SHORT_NS, slower);
     let (mut between_ns, mut optimizer_ns, mut short, mut all) = (0i64, 0i64, 0usize, 0usize);
     for (at, call) in of.calls_of(CallKind::Operator) {
         let lag_ns = base.lag_ns[at].max(0);
@@ -38,7 +46,7 @@ fn overhead(of: &Recorded, base: &Plan) -> Option<Found> {
         most.lag_ns[at] -= scaled(host_ns, 0.75);
         all += 1;
         let (call_ns, is_of_optimizer) = (base.call_ns[at], of.is_within(call, OPTIMIZER));
-        if call.time.dur_ns <= SHORT_NS || is_of_optimizer {
+        if call.time.dur_ns <= short_ns || is_of_optimizer {
             short += usize::from(!is_of_optimizer);
             optimizer_ns += if is_of_optimizer { call_ns } else { 0 };
             tally.total_ns += call_ns;
@@ -47,7 +55,6 @@ fn overhead(of: &Recorded, base: &Plan) -> Option<Found> {
         }
     }
     let (_, ms) = tally.per_step(of);
-    let (begin_ns, end_ns) = of.window();
     if 2 * tally.total_ns < end_ns - begin_ns {
         return None;
     }
@@ -56,7 +63,7 @@ fn overhead(of: &Recorded, base: &Plan) -> Option<Found> {
          ({:.2} ms) take {ms:.2} ms of a step (the gain is that of its samples in a larger batch)",
         of.per_step(short as f64),
         of.per_step(all as f64),
-        SHORT_NS / 1000,
+        short_ns / 1000,
         of.per_step(between_ns as f64 / 1e6),
         of.per_step(optimizer_ns as f64 / 1e6),
     );

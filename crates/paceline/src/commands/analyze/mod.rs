@@ -121,7 +121,7 @@ fn window_report(args: &AnalyzeArgs, window: &Window, folder: &Path) -> Result<(
     Ok((analysis, report))
 }
 
-/// What is missing or odd about the traces of a run.
+/// Notes on traces of a run that are missing or odd.
 fn doubts(window: &Window, timelines: &[Timeline]) -> Vec<Note> {
     let mut notes = Vec::new();
     if !window.missing.is_empty() {
