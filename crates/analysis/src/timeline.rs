@@ -349,6 +349,15 @@ pub struct Timeline {
 }
 
 impl Timeline {
+    /// The start of the first event, in nanoseconds.
+    pub fn begun_ns(&self) -> i64 {
+        let operators = self.operators.iter().map(|of| of.time);
+        let others = self.launches.iter().map(|of| of.time);
+        let spans = self.annotations.iter().chain(&self.code).map(|of| of.time);
+        let all = operators.chain(others).chain(spans).chain(self.kernels.iter().map(|of| of.time));
+        all.map(|time| time.start_ns).min().unwrap_or_default()
+    }
+
     /// Whether a device has worked. Waits are no work.
     pub fn has_device_work(&self) -> bool {
         self.kernels.iter().any(|kernel| kernel.work != DeviceWork::Sync)

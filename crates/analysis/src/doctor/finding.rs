@@ -86,6 +86,8 @@ pub struct Evidence {
     pub line: Option<String>,
     /// Where it is longest, on the clock of the trace: the time to look for in a viewer.
     pub start_us: f64,
+    /// The same after the first event of the trace, as most viewers show it.
+    pub after_ms: f64,
     /// How long it is there.
     pub dur_us: f64,
     /// The work of the device and the host around that moment.
@@ -373,6 +375,7 @@ pub(super) fn evidence(of: &Recorded, text: String, tally: &Tally) -> Evidence {
         names,
         line: tally.line().map(|line| of.text(line).to_owned()),
         start_us: at.start_ns as f64 / 1e3,
+        after_ms: (at.start_ns - of.timeline.begun_ns()) as f64 / 1e6,
         dur_us: at.dur_ns as f64 / 1e3,
         around: around(of, at),
     }

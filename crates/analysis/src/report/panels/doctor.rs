@@ -47,11 +47,11 @@ pub fn add_examination(report: &mut Report, of: &Examination) {
 fn words(at: usize, advice: &Advice) -> String {
     let evidence = &advice.evidence;
     format!(
-        "{}. Longest in rank {} at {:.3} us for {:.3} us (\"advice {}\" in the report)",
+        "{}. Longest in rank {}, {:.2} ms after its trace begins, for {:.2} ms (\"advice {}\" in the report)",
         advice.words(),
         evidence.rank,
-        evidence.start_us,
-        evidence.dur_us,
+        evidence.after_ms,
+        evidence.dur_us / 1e3,
         at + 1
     )
 }
@@ -94,8 +94,8 @@ fn place(at: usize, advice: &Advice) -> Panel {
     };
     let number = at + 1;
     let definition = format!(
-        "{}. What ran around the place where it is longest: in rank {}, {:.3} us after the zero of its trace.",
-        advice.evidence.text, advice.evidence.rank, advice.evidence.start_us
+        "{}. What ran around the place where it is longest: in rank {}, {:.2} ms after its trace begins.",
+        advice.evidence.text, advice.evidence.rank, advice.evidence.after_ms
     );
     let body = Body::lanes(advice.evidence.around.iter().map(lane));
     Panel::new(
