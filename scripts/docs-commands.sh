@@ -12,7 +12,7 @@
 #   <!-- exit code: 7 -->                   its commands have to end with this code
 #   <!-- output of: paceline ... -->        the block is what this command prints
 #
-# The blocks marked ```text are compared with what the commands before them print (docs_shape.py).
+# The blocks marked ```text are compared with what the commands before them print, and blocks of code with their files (docs_shape.py).
 #
 # --one-folder runs all pages in the same folder, as a reader does who goes through all of them. PAGES is a copy of
 # the folder docs, the text that lesson 8 learns from.
@@ -93,7 +93,7 @@ for page; do
     fi
   done 3< <(commands "$page")
   if ! lines=$(python3 "$root/scripts/docs_shape.py" "$page" "$work/outputs"); then
-    printf '%s: lines that its commands do not print:\n%s\n' "$name" "$lines"
+    printf '%s: lines that its commands do not print, or its files do not have:\n%s\n' "$name" "$lines"
     failed=$((failed + 1))
   fi
   if [ "$found" = 0 ] && [ "$name" != docs/lessons/README.md ]; then

@@ -1,20 +1,30 @@
-"""Compares the outputs that a page shows with those of its commands: their words and columns, not numbers, times or digests.
+"""Compares what a page shows with where it comes from: outputs with those of its commands, code with its file.
 
     scripts/docs_shape.py PAGE OUTPUTS
 
 scripts/docs-commands.sh runs the commands and writes OUTPUTS: a line "@@ N" before the output of the command in line N. A block marked
 ```text belongs to the commands of the last block marked ```sh, or to the comment <!-- output of: COMMAND --> before it. Each line of the
-block must be a line of their output, in the same order. Lines, columns and words (...) may be left out. A comment just before a block
-changes this:
+block must be a line of their output, in the same order: the same words and columns, not numbers, times or digests. Lines, columns and words
+(...) may be left out. A comment just before a block changes this:
 
     <!-- not compared: put together from two outputs -->    the block is left out
+
+A block marked ```rust has lines of the file in the comment before it, as they are, in their order. A line `// ...` stands for lines that
+are left out:
+
+    <!-- lines of: crates/strategies/src/simple_ddp.rs -->
 """
 import re
 import sys
+from pathlib import Path
 
+ROOT = Path(__file__).parent.parent
 # A digest; a number, with its sign if it begins a word.
 DIGEST = re.compile(r"\b(?=[0-9a-f]*\d)[0-9a-f]{8,64}\b")
 NUMBER = re.compile(r"(?:(?<!\w)[-+])?\d[\d,.]*(?:e[-+]\d+)?")
+# The file and the text of a block of code, and a line of it that stands for others.
+CODE = re.compile(r"^(?:<!-- lines of: (\S+) -->\n)?```rust\n(.*?)^```", re.DOTALL | re.MULTILINE)
+LEFT_OUT = re.compile(r"^ *// \.\.\.\n", re.MULTILINE)
 # Which advice is given depends on times.
 ADVICE = ("advice:", "Advice:")
 
@@ -59,6 +69,24 @@ def faults(page: list[str], outputs: dict[int, list[list[str]]]) -> list[str]:
     return found
 
 
+def changed(page: str) -> list[str]:
+    """The blocks of code that are not in their files, with the numbers of their lines."""
+    found = []
+    for block in CODE.finditer(page):
+        number = page.count("\n", 0, block.start(2)) + 1
+        if not block[1]:
+            found.append(f"{number}: no comment says from which file this code is")
+            continue
+        at, source = 0, (ROOT / block[1]).read_text(encoding="utf-8")
+        for part in LEFT_OUT.split(block[2]):
+            begin = f"\n{source}".find(f"\n{part}", at)
+            if begin < 0:
+                found.append(f"{number}: not in {block[1]}, or not in this order: {part.strip().splitlines()[0]}")
+                break
+            at = begin + len(part)
+    return found
+
+
 page, lines = (open(path, encoding="utf-8", errors="replace").read().splitlines() for path in sys.argv[1:3])
 outputs: dict[int, list[list[str]]] = {}
 for line in lines:
@@ -66,6 +94,6 @@ for line in lines:
         outputs[int(line[3:])] = last = []
     else:
         last.append(words(line))
-lost = faults(page, outputs)
+lost = faults(page, outputs) + changed("\n".join(page) + "\n")
 print("\n".join(lost))
 sys.exit(bool(lost))
