@@ -307,6 +307,8 @@ pub struct Timeline {
     pub device_bytes: Option<u64>,
     /// The lengths of the steps just before the recording, in milliseconds, if `paceline record` has made it.
     pub unrecorded_ms: Vec<f64>,
+    /// The first number of its compute capability, `deviceProperties[].computeMajor`.
+    pub compute_major: Option<u64>,
     /// Facts about the run from our own recorder (`paceline` in the file), as keys and values in text.
     pub run_facts: BTreeMap<String, String>,
     /// All strings that the vectors below refer to.

@@ -526,7 +526,7 @@ fn figures_of_drawn_steps_are_those_of_the_program() {
         let rank = analyzed(&timeline, Rules::Steps);
         let found = ["total_kernel_time_us", "kernel_time_us"].map(|name| value(&rank, name));
         let steps = diagnosed(&timeline);
-        // Gains are not computed for the first of several steps.
+        // The first one of three or more does not count.
         let counted = &lengths_ms[usize::from(lengths_ms.len() > 2)..];
         let mean_ms = counted.iter().sum::<f64>() / counted.len() as f64;
         let is_right = near(found[0], kernels_us)

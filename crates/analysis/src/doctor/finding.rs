@@ -170,6 +170,8 @@ pub(super) struct Ranks<'a> {
     pub(super) sizes: Option<Sizes>,
     /// The plans of the ranks without the causes found so far.
     pub(super) bases: Vec<Plan>,
+    /// The sum of the gains that are promised for these plans.
+    pub(super) promised_ms: f64,
     /// The mean length of a step.
     pub(super) step_ms: f64,
     pub(super) left: Unpromised,
@@ -212,12 +214,18 @@ impl Ranks<'_> {
     pub(super) fn each(&self, cause: &'static Cause, find: Finder) -> (f64, Option<Finding>) {
         let found = on_all_cores(&self.recorded, |(place, rank)| {
             let plain = without_waits(rank, self.together);
-            let alone = find(rank, &plain);
+            let alone = Self::found(find, rank, &plain);
             let seen_ms = alone.as_ref().map_or(0.0, |of| of.tally.per_step(rank).1);
             (seen_ms, alone.and_then(|alone| self.said(cause, find, place, &plain, alone)))
         });
         let (seen_ms, found): (Vec<f64>, Vec<_>) = found.into_iter().unzip();
         (median(seen_ms).unwrap_or_default(), self.of_ranks(cause, found))
+    }
+
+    /// A cause on a rank, unless its card cannot run what is advised.
+    fn found(find: Finder, rank: &Recorded, plan: &Plan) -> Option<Found> {
+        let compiles = |found: &Found| found.change.contains("torch.compile");
+        find(rank, plan).filter(|of| rank.can_compile() || !compiles(of))
     }
 
     /// The finding of a rank that shows a cause, and its plan without it.
@@ -230,7 +238,7 @@ impl Ranks<'_> {
         mut alone: Found,
     ) -> Option<(Said, (usize, Plan))> {
         let (rank, base) = (&self.recorded[place], &self.bases[place]);
-        let mut beyond = find(rank, base)?;
+        let mut beyond = Self::found(find, rank, base)?;
         for plan in [&mut alone.least, &mut alone.most] {
             rank.keep_first(plan, plain);
         }
@@ -239,19 +247,20 @@ impl Ranks<'_> {
         rank.keep_first(&mut beyond.least, base);
         rank.keep_first(&mut beyond.most, base);
         let gain = |now, changed| per_step(cause, rank, &rank.gains_ms(now, changed));
+        // Causes may gain more together than the sum of what each is promised, which is no more than it gains alone.
+        let mut joint = base.clone();
+        rank.keep_first(&mut joint, plain);
+        let together_ms = (gain(plain, &joint) - self.promised_ms).max(0.0);
         // Alone, and on top of the causes before it: neither is promised more than it gains, and no time twice.
-        let room_ms = alone.room_ms.unwrap_or(f64::INFINITY);
-        let both = |alone_ms: f64, on_top_ms: f64| alone_ms.min(on_top_ms).min(room_ms);
-        let low_ms = both(gain(plain, &alone.least), gain(base, &beyond.least)).max(0.0);
-        let most_ms = both(gain(plain, &alone.most), gain(base, &beyond.most));
+        let both = |alone_ms: f64, on_top_ms: f64| alone_ms.min(on_top_ms + together_ms);
+        let whole_ms = both(gain(plain, &alone.most), gain(base, &beyond.most));
+        let most_ms = whole_ms.min(alone.room_ms.unwrap_or(f64::INFINITY));
         if most_ms < self.least_ms() {
             return None;
         }
-        let idle_ms = if rank.on_device() {
-            (most_ms - rank.removed_ms(plain, &alone.most)).max(0.0)
-        } else {
-            0.0
-        };
+        let low_ms = both(gain(plain, &alone.least), gain(base, &beyond.least)).max(0.0);
+        let low_ms = low_ms * most_ms / whole_ms;
+        let idle_ms = (most_ms - rank.removed_ms(plain, &alone.most)).max(0.0);
         let waits_ms = match cause.find {
             Find::Meeting(_) => self.waits_ms(cause, find, place)?,
             _ => 0.0,
@@ -303,8 +312,8 @@ impl Ranks<'_> {
     pub(super) fn take(&mut self, finding: Finding) -> Option<Advice> {
         let Finding { mut advice, left, waits_ms, idle_ms } = finding;
         let Gain { low_ms, high_ms, steps, .. } = advice.gain;
-        let waits = waits_ms.min(self.left.waits_ms);
-        let idle = idle_ms.min(self.left.idle_ms);
+        let waits = waits_ms.min(self.left.waits_ms).min(self.left.idle_ms);
+        let idle = idle_ms.min(self.left.idle_ms - waits);
         let high_ms = high_ms - (waits_ms - waits) - (idle_ms - idle);
         let high_ms = high_ms.min(self.left.step_ms);
         advice.gain = Gain::between(low_ms.min(high_ms), high_ms, steps);
@@ -312,8 +321,10 @@ impl Ranks<'_> {
             return None;
         }
         self.left.waits_ms -= waits;
-        self.left.idle_ms -= idle;
+        // A device that waits for other ranks computes nothing.
+        self.left.idle_ms -= idle + waits;
         self.left.step_ms -= high_ms;
+        self.promised_ms += if left.is_empty() { 0.0 } else { high_ms - waits };
         for (place, plan) in left {
             self.bases[place] = plan;
         }

@@ -58,11 +58,14 @@ use crate::steps;
 use crate::timeline::Timeline;
 use causes::CAUSES;
 pub use finding::{Advice, Cause, Evidence, Strip};
-use finding::{Ranks, Unpromised, without_waits};
+use finding::{Find, Ranks, Unpromised, without_waits};
 use names::Class;
 use recorded::{Recorded, world_size};
 use replay::Plan;
 use together::Together;
+
+/// Less communication beside which nothing is computed, as a part of a step, needs no advice and no word.
+const UNEXPLAINED: f64 = 0.1;
 
 /// The findings of the doctor.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -71,8 +74,8 @@ pub struct Diagnosis {
     pub advice: Vec<Advice>,
     /// Causes that these traces cannot show, and what to record for them, in whole sentences.
     pub unseen: Vec<String>,
-    /// The mean length of a step, over steps and ranks, in milliseconds, or the median length of the steps before the recording; `None` if
-    /// nothing could be replayed.
+    /// The mean length of a step, over the steps that count and the ranks, in milliseconds, or the median length of the steps before the
+    /// recording; `None` if nothing could be replayed.
     pub step_ms: Option<f64>,
     /// How many steps were replayed on each rank.
     pub steps: usize,
@@ -185,22 +188,21 @@ fn diagnose(timelines: &[Timeline], together: &Together, options: &Options) -> D
     let num_steps = of_ranks.iter().map(Vec::len).min().unwrap_or(0);
     let of_step = |at: usize| mean(&of_ranks.iter().map(|of| of[at]).collect::<Vec<_>>());
     let lengths_ms: Vec<f64> = (0..num_steps).map(of_step).collect();
-    // Gains are not computed for the first of several steps.
-    let first = recorded.iter().map(Recorded::first_steps).max().unwrap_or_default();
-    let step_ms = mean(lengths_ms.get(first..).unwrap_or(&lengths_ms));
+    let first = recorded.iter().map(Recorded::first_steps).min().unwrap_or(0);
+    let step_ms = mean(lengths_ms.get(first..).unwrap_or_default());
     // Without a length, or if all work was done before the first step had begun, there is nothing to gain.
     if lengths_ms.is_empty() || step_ms <= 0.0 {
         return Diagnosis { unseen, ..Diagnosis::default() };
     }
     let bases: Vec<Plan> = recorded.iter().map(|of| without_waits(of, together)).collect();
     let waits = recorded.iter().zip(&bases).map(|(of, base)| {
-        of.gains_ms(&of.as_recorded(), base).iter().sum::<f64>() / of.steps.len() as f64
+        of.per_step(of.gains_ms(&of.as_recorded(), base)[of.first_steps()..].iter().sum())
     });
     let computes_not = |of: &Recorded| of.idle_ms(|work| work.class != Class::Communication);
     let idle_ms = recorded.iter().map(computes_not).fold(0.0, f64::max);
     let left = Unpromised { step_ms, waits_ms: waits.fold(0.0, f64::max), idle_ms };
     let sizes = Reducer::of(timelines).and_then(|reducer| Sizes::of(&reducer));
-    let mut ranks = Ranks { recorded, together, sizes, bases, step_ms, left };
+    let mut ranks = Ranks { recorded, together, sizes, bases, promised_ms: 0.0, step_ms, left };
     let (mut advice, mut seen) = (Vec::new(), Vec::new());
     for cause in CAUSES {
         let (seen_ms, found) = ranks.find(cause);
@@ -208,6 +210,7 @@ fn diagnose(timelines: &[Timeline], together: &Together, options: &Options) -> D
         advice.extend(found.and_then(|found| ranks.take(found)));
     }
     advice.sort_by(|a, b| b.gain.ms.total_cmp(&a.gain.ms));
+    unseen.extend(unexplained(&ranks, &advice));
     if ranks.on_cpu() && advice.iter().any(|of| of.cause == &causes::loader::CAUSE) {
         unseen.push(
             "Traces of a CPU do not say how many cores are free. Give a loader that computes no more workers than cores are free: \
@@ -229,6 +232,24 @@ fn unrecorded_ms(timelines: &[Timeline]) -> Vec<f64> {
         lengths.sum::<f64>() / timelines.len() as f64
     };
     (1..=steps).rev().map(of_step).collect()
+}
+
+/// A sentence about communication beside which a device computes nothing, if no advice is about it.
+fn unexplained(ranks: &Ranks, advice: &[Advice]) -> Option<String> {
+    let exposed = |of: &Recorded| {
+        of.idle_ms(|work| work.class != Class::Communication) - of.idle_ms(|_| true)
+    };
+    let recorded = ranks.recorded.iter().filter(|of| of.on_device());
+    let ms = recorded.map(exposed).fold(0.0, f64::max);
+    // The causes of single ranks are not about communication, but for one.
+    let is_other =
+        |of: &Advice| matches!(of.cause.find, Find::Rank(_)) && of.cause.key != "gathers";
+    (ms > UNEXPLAINED * ranks.step_ms && advice.iter().all(is_other)).then(|| {
+        format!(
+            "For {ms:.2} ms per step, there is communication and nothing is computed, and no advice is about that: what waits for it \
+             may be missing in the traces."
+        )
+    })
 }
 
 fn lacks_steps(timeline: &Timeline) -> bool {

@@ -237,6 +237,11 @@ impl<'a> Recorded<'a> {
         self.timeline.has_device_work()
     }
 
+    /// Whether `torch.compile` has a compiler for the card: Triton needs compute capability 7.0.
+    pub(super) fn can_compile(&self) -> bool {
+        self.timeline.compute_major.is_none_or(|major| major >= 7)
+    }
+
     pub(super) fn text(&self, name: NameId) -> &'a str {
         self.timeline.names.text(name)
     }
@@ -320,9 +325,14 @@ impl<'a> Recorded<'a> {
         ByLaunch(all)
     }
 
-    /// The number of steps, for means.
+    /// Whether a step counts in means: not the first one of several.
+    pub(super) fn counts(&self, step: Option<u32>) -> bool {
+        step.is_some_and(|step| step as usize >= self.first_steps())
+    }
+
+    /// The mean over the steps that count.
     pub(super) fn per_step(&self, sum: f64) -> f64 {
-        sum / self.steps.len() as f64
+        sum / (self.steps.len() - self.first_steps()) as f64
     }
 
     fn put_in_order(&mut self) {

@@ -172,7 +172,10 @@ impl Recorded<'_> {
 
     /// How long the device does nothing of a kind in the mean step.
     pub(super) fn idle_ms(&self, is_busy: impl Fn(&Work) -> bool) -> f64 {
-        let (begin_ns, end_ns) = self.window();
+        let (begin_ns, end_ns) = (self.steps[self.first_steps()].start_ns, self.window().1);
+        // The first step that counts begins when the work of those before it has ended.
+        let earlier = self.works.iter().filter(|work| !self.counts(work.step) && !work.is_beside);
+        let begin_ns = earlier.map(|work| work.time.end_ns()).fold(begin_ns, i64::max);
         // The device may be behind the host.
         let ends = self.works.iter().map(|work| work.time.end_ns());
         let end_ns = ends.fold(end_ns, i64::max);
@@ -188,7 +191,7 @@ impl Recorded<'_> {
         let computes = |at: &usize| self.works[*at].class != Class::Communication;
         let works = (0..self.works.len()).filter(computes);
         let removed: i64 = works.map(|at| work_ns(now, at) - work_ns(changed, at)).sum();
-        removed as f64 / 1e6 / (self.steps.len() - self.first_steps()) as f64
+        self.per_step(removed as f64 / 1e6)
     }
 
     /// The calls of a kind.

@@ -28,7 +28,7 @@ pub(super) struct Found {
     pub(super) most: Plan,
 }
 
-/// The sums of a finder: how often, for how long, by which names, and where it is longest.
+/// The sums of a finder over the steps that count: how often, for how long, by which names, and where it is longest.
 #[derive(Default)]
 pub(super) struct Tally {
     pub(super) count: usize,
@@ -40,12 +40,24 @@ pub(super) struct Tally {
 }
 
 impl Tally {
-    pub(super) fn add(&mut self, name: String, time: TimeRange) {
+    /// A time before or in work that a line of the program launched.
+    pub(super) fn add_of(&mut self, of: &Recorded, work: &Work, name: String, time: TimeRange) {
+        let call = work.call.map(|call| &of.calls[call as usize]);
+        let line = call.and_then(|call| of.context.code.line(call.lane, call.time.start_ns));
+        if of.counts(work.step) {
+            self.add(name, time, line);
+        }
+    }
+
+    fn add(&mut self, name: String, time: TimeRange, line: Option<NameId>) {
         self.count += 1;
         self.total_ns = self.total_ns.saturating_add(time.dur_ns);
         *self.what.entry(name).or_default() += time.dur_ns;
         if self.longest.is_none_or(|longest| longest.dur_ns < time.dur_ns) {
             self.longest = Some(time);
+        }
+        if let Some(line) = line {
+            *self.lines.entry(line).or_default() += time.dur_ns;
         }
     }
 
@@ -57,22 +69,14 @@ impl Tally {
     }
 
     pub(super) fn add_work(&mut self, of: &Recorded, work: &Work) {
-        self.add(brief(of.text(work.name)), work.time);
-        if let Some(call) = work.call.map(|call| &of.calls[call as usize]) {
-            self.add_line(of.context.code.line(call.lane, call.time.start_ns), work.time.dur_ns);
-        }
+        self.add_of(of, work, brief(of.text(work.name)), work.time);
     }
 
     /// A time of the thread of the steps.
     pub(super) fn add_time(&mut self, of: &Recorded, name: String, time: TimeRange) {
-        self.add(name, time);
-        let middle_ns = time.start_ns + time.dur_ns / 2;
-        self.add_line(of.context.code.line_of_steps(middle_ns), time.dur_ns);
-    }
-
-    pub(super) fn add_line(&mut self, line: Option<NameId>, ns: i64) {
-        if let Some(line) = line {
-            *self.lines.entry(line).or_default() += ns;
+        if of.counts(of.step_at(time.start_ns)) {
+            let middle_ns = time.start_ns + time.dur_ns / 2;
+            self.add(name, time, of.context.code.line_of_steps(middle_ns));
         }
     }
 
@@ -85,14 +89,19 @@ impl Tally {
     pub(super) fn add_call(&mut self, of: &Recorded, call: &Call) {
         let names = of.around(call).map(|frame| of.text(frame.name));
         let name = names.filter(|name| name.starts_with("aten::")).last();
-        self.add(name.unwrap_or(of.text(call.name)).to_owned(), call.time);
-        self.add_line(of.context.code.line(call.lane, call.time.start_ns), call.time.dur_ns);
+        self.add_named(of, call, name.unwrap_or(of.text(call.name)));
     }
 
     /// A call, by its own name.
     pub(super) fn add_operator(&mut self, of: &Recorded, call: &Call) {
-        self.add(of.text(call.name).to_owned(), call.time);
-        self.add_line(of.context.code.line(call.lane, call.time.start_ns), call.time.dur_ns);
+        self.add_named(of, call, of.text(call.name));
+    }
+
+    fn add_named(&mut self, of: &Recorded, call: &Call, name: &str) {
+        if of.counts(of.step_at(call.time.start_ns)) {
+            let line = of.context.code.line(call.lane, call.time.start_ns);
+            self.add(name.to_owned(), call.time, line);
+        }
     }
 
     /// Per step: how often, and how many milliseconds.

@@ -222,6 +222,9 @@ fn devices<R: Read>(timeline: &mut Timeline, pull: &mut Pull<R>) -> Result<(), J
                 b"totalGlobalMem" => {
                     timeline.device_bytes = pull.value()?.bytes().and_then(unsigned);
                 }
+                b"computeMajor" => {
+                    timeline.compute_major = pull.value()?.bytes().and_then(unsigned);
+                }
                 _ => pull.skip()?,
             }
         }

@@ -45,7 +45,7 @@ fn other(
     let mut tally = Tally::default();
     for work in it.works.iter().filter(|work| work.class == Class::Communication) {
         // An operator's whole name, by which a viewer finds it.
-        tally.add(it.text(work.name).to_owned(), work.time);
+        tally.add_of(it, work, it.text(work.name).to_owned(), work.time);
     }
     let (now, _) = tally.per_step(it);
     if !is_it(count as f64, now) {

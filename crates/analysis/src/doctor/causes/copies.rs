@@ -31,11 +31,12 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
         if !is_it {
             continue;
         }
-        tally.add_work(of, work);
-        pageable += usize::from(is_pageable);
-        bytes = bytes.saturating_add(work.bytes);
-        let (begin_ns, end_ns) = (of.calls[call].time.start_ns, of.calls[call].time.end_ns());
-        waited_ns += if blocks { end_ns - begin_ns } else { 0 };
+        if of.counts(work.step) {
+            tally.add_work(of, work);
+            pageable += usize::from(is_pageable);
+            bytes = bytes.saturating_add(work.bytes);
+            waited_ns += if blocks { of.calls[call].time.dur_ns } else { 0 };
+        }
         for plan in [&mut least, &mut most] {
             plan.blocks[call] = false;
             plan.call_ns[call] = plan.call_ns[call].min(QUEUED_NS);
@@ -53,7 +54,8 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
             && !of.is_within(call, names::LOADER)
         {
             (least.blocks[at], most.blocks[at]) = (false, false);
-            waited_ns += call.time.dur_ns;
+            let counts = of.counts(of.step_at(call.time.start_ns));
+            waited_ns += if counts { call.time.dur_ns } else { 0 };
         }
     }
     let (count, ms) = tally.per_step(of);

@@ -48,11 +48,11 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     let [mut least, mut most] = [base.clone(), base.clone()];
     let links = rows.values().flat_map(|row| row.chunk_by(|a, b| is_it(a) && is_it(b)));
     for chain in links.filter(|chain| chain.len() >= CHAIN && is_it(&chain[0])) {
-        chains += 1;
         let whole =
             TimeRange::between(time[chain[0]].start_ns, time[chain[chain.len() - 1]].end_ns());
-        if whole.dur_ns > longest.dur_ns {
-            longest = whole;
+        if !of.on_device() || of.counts(works[chain[0]].step) {
+            chains += 1;
+            longest = if whole.dur_ns > longest.dur_ns { whole } else { longest };
         }
         let slowest = chain.iter().copied().max_by_key(|at| base_ns[*at]);
         for &at in chain {

@@ -67,7 +67,7 @@ fn overhead(of: &Recorded, base: &Plan) -> Option<Found> {
         of.per_step(between_ns as f64 / 1e6),
         of.per_step(optimizer_ns as f64 / 1e6),
     );
-    let change = "a larger batch: DataLoader(dataset, batch_size=4 * batch_size)\nor: model = torch.compile(model)";
+    let change = "a larger batch: DataLoader(dataset, batch_size=<four times as many>)\nor: model = torch.compile(model)";
     let mut found = tally.found(text, change, [least, most]);
     found.title = Some("Most of a step does not depend on the size of its batch".to_owned());
     Some(found)
@@ -86,25 +86,29 @@ fn launches(of: &Recorded, base: &Plan) -> Option<Found> {
     let mut tally = Tally::default();
     let loading = loader::spans(of);
     let (mut busy_ns, mut done_ns) = (0i64, i64::MAX);
-    let works = || of.works.iter().filter(|work| work.class != Class::Communication);
-    for work in works() {
-        busy_ns = busy_ns.saturating_add(work.time.dur_ns);
-        let call_ns = work.call.map(|call| of.calls[call as usize].time.start_ns);
-        let idle = TimeRange::between(done_ns.min(work.time.start_ns), work.time.start_ns);
-        // The loader has advice of its own.
-        let is_loading = || 2 * loader::overlap_ns(&loading, idle) > idle.dur_ns;
-        if call_ns.is_some_and(|call_ns| call_ns > done_ns) && idle.dur_ns > 0 && !is_loading() {
-            tally.add(brief(of.text(work.name)), idle);
-            let call = work.call.map(|call| &of.calls[call as usize]);
-            let line = call.and_then(|call| of.context.code.line(call.lane, call.time.start_ns));
-            tally.add_line(line, idle.dur_ns);
+    let (mut count, mut room_ns) = (0usize, 0i64);
+    for work in of.works.iter().filter(|work| work.class != Class::Communication) {
+        if of.counts(work.step) {
+            count += 1;
+            busy_ns = busy_ns.saturating_add(work.time.dur_ns);
+        }
+        let call = work.call.map(|call| &of.calls[call as usize]);
+        if let Some(call) = call.filter(|call| call.time.start_ns > done_ns) {
+            // Later, the work waits on the device.
+            let launched_ns = call.time.end_ns().min(work.time.start_ns);
+            let idle = TimeRange::between(done_ns, launched_ns);
+            // The loader has advice of its own.
+            let is_loading = 2 * loader::overlap_ns(&loading, idle) > idle.dur_ns;
+            if idle.dur_ns > 0 && !is_loading {
+                room_ns += if of.counts(work.step) { work.time.start_ns - done_ns } else { 0 };
+                tally.add_of(of, work, brief(of.text(work.name)), idle);
+            }
         }
         let end_ns = work.time.end_ns();
         done_ns = if done_ns == i64::MAX { end_ns } else { done_ns.max(end_ns) };
     }
     tally.longest?;
     let (late, ms) = tally.per_step(of);
-    let count = works().count().max(1);
     let text = format!(
         "{late:.0} of {:.0} kernels per step are launched when the device has nothing left to compute, and it computes nothing for {ms:.2} ms \
          until then; kernels take {:.1} us on average",
@@ -115,12 +119,17 @@ fn launches(of: &Recorded, base: &Plan) -> Option<Found> {
     let mut launches = of.calls_of(CallKind::Launch).map(|(_, call)| of.text(call.name));
     let has_graphs =
         launches.any(|name| ["cuda", "cu", "hip"].iter().any(|of| name.starts_with(of)));
-    let change = if has_graphs {
+    let change = if has_graphs && !of.can_compile() {
+        "a larger batch; or: torch.cuda.make_graphed_callables(model, (sample,))"
+    } else if has_graphs {
         "model = torch.compile(model, mode=\"reduce-overhead\")  (CUDA graphs)\n\
              or: a larger batch; torch.cuda.make_graphed_callables(model, (sample,))"
     } else {
         "model = torch.compile(model)\nor: a larger batch"
     };
     // Launches that are quicker gain no more than the time in which the device waits for them.
-    Some(Found { room_ms: Some(ms), ..tally.found(text, change, [least, most]) })
+    Some(Found {
+        room_ms: Some(of.per_step(room_ns as f64 / 1e6)),
+        ..tally.found(text, change, [least, most])
+    })
 }

@@ -40,5 +40,7 @@ fn find(ranks: &Ranks, cause: &'static Cause) -> Option<Finding> {
     let high_ms = most_ms - mean;
     let gain = Gain::between(high_ms / 2.0, high_ms, it.steps.len());
     let evidence = evidence(it, text, tally);
-    ranks.finding(cause, cause.title.to_owned(), change, gain, evidence, Vec::new())
+    let finding =
+        ranks.finding(cause, cause.title.to_owned(), change, gain, evidence, Vec::new())?;
+    Some(Finding { idle_ms: gain.high_ms, ..finding })
 }

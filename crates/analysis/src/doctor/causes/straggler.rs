@@ -21,11 +21,14 @@ fn times(of: &Recorded) -> [f64; 2] {
         matches!(class, Class::Layout | Class::SinglePrecision | Class::Elementwise | Class::Other)
     };
     let ns: i64 = if of.on_device() {
-        of.works.iter().filter(|work| computes(work.class)).map(|work| work.time.dur_ns).sum()
+        let works = of.works.iter().filter(|work| of.counts(work.step) && computes(work.class));
+        works.map(|work| work.time.dur_ns).sum()
     } else {
         of.calls.iter().map(|call| call.time.dur_ns).sum()
     };
-    let loading: i64 = loader::spans(of).iter().map(|span| span.dur_ns).sum();
+    let loading = loader::spans(of);
+    let loading = loading.iter().filter(|span| of.counts(of.step_at(span.start_ns)));
+    let loading: i64 = loading.map(|span| span.dur_ns).sum();
     [ns, loading].map(|ns| of.per_step(ns as f64 / 1e6))
 }
 
@@ -69,13 +72,13 @@ fn find(ranks: &Ranks, cause: &'static Cause) -> Option<Finding> {
                     hosts.iter().filter(|(_, of)| **of == host).map(|(rank, _)| *rank).collect();
                 these.sort_unstable();
                 let numbers: Vec<String> = these.iter().take(8).map(usize::to_string).collect();
-                let name = format!("The host {} (ranks {})", named(host), numbers.join(", "));
+                let name = format!("The host {host:.48} (ranks {})", numbers.join(", "));
                 (name, these, late.mean_ms().0, late.times_last, late.all)
             }
             None if is_late(&of_rank, least_ms) => {
                 let rank = of_rank.group;
                 let host = hosts.get(&rank).filter(|_| are_several);
-                let host = host.map_or(String::new(), |host| format!(" (host {})", named(host)));
+                let host = host.map_or(String::new(), |host| format!(" (host {host:.48})"));
                 let name = format!("Rank {rank}{host}");
                 (name, vec![rank], of_rank.mean_ms().0, of_rank.times_last, of_rank.all)
             }
@@ -125,12 +128,7 @@ fn reason(
         let why = format!(
             "it computes as long as the others ({own:.2} and {usual:.2} ms per step) but launches later"
         );
-        let change = "look for what else uses its cores: torchrun with numactl per rank; gc.freeze(); logging on this rank only";
+        let change = "look for what only this rank does, such as logging, and for what else uses its cores: torchrun with numactl per rank; gc.freeze()";
         ("its host", why, change)
     }
-}
-
-/// A host's name, which may be as long as a file name.
-fn named(host: &str) -> String {
-    host.chars().take(48).collect()
 }

@@ -9,22 +9,17 @@
 //! On a processor nothing waits, but a loop over the elements of a tensor pays for an operator or several for each: 32 or more values in a step that follow
 //! each other. Taken away: at most the whole loop, and half of it at least.
 
+use std::collections::BTreeMap;
+
 use super::*;
 
 /// Operators that need a value of the device on the host, and what to write instead.
-const OPERATORS: [(&str, &str); 6] = [
+const OPERATORS: [(&str, &str); 4] = [
+    // `aten::masked_select` calls it, too.
     ("aten::nonzero", "use torch.where(mask, a, b) in the place of masks that change a shape"),
-    (
-        "aten::masked_select",
-        "use torch.where(mask, a, b) in the place of masks that change a shape",
-    ),
     ("aten::unique", "move unique() out of the loop, or to the loader"),
     ("aten::is_nonzero", "keep conditions on tensors on the device: torch.where"),
     ("aten::item", "keep sums on the device: total += loss.detach(); call .item() every 100 steps"),
-    (
-        "aten::_local_scalar_dense",
-        "keep sums on the device: total += loss.detach(); call .item() every 100 steps",
-    ),
 ];
 
 /// The lines to write instead of a copy to the host that the host waits for.
@@ -96,7 +91,7 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     let mut tally = Tally::default();
     let mut changes: Vec<&str> = Vec::new();
     let [mut least, mut most] = [base.clone(), base.clone()];
-    let mut last_of: Vec<(usize, Option<usize>)> = vec![(0, None); of.steps.len()];
+    let mut of_steps: BTreeMap<Option<u32>, Vec<usize>> = BTreeMap::new();
     for (at, call) in of.calls.iter().enumerate() {
         if !is_it(of, call) {
             continue;
@@ -115,20 +110,14 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
             changes.push(change);
         }
         (most.blocks[at], least.blocks[at]) = (false, false);
-        if let Some(step) =
-            of.step_at(call.time.start_ns).and_then(|step| last_of.get_mut(step as usize))
-        {
-            *step = (step.0 + 1, Some(at));
-        }
+        of_steps.entry(of.step_at(call.time.start_ns)).or_default().push(at);
     }
-    let steps = last_of.iter().filter(|(count, _)| *count > 0).count();
-    if steps == 0 || 2 * steps < last_of.len() {
+    if of_steps.is_empty() || 2 * of_steps.len() < of.steps.len() {
         return None;
     }
-    for (_, last) in last_of.iter().filter(|(count, _)| *count > 1) {
-        if let Some(last) = last {
-            least.blocks[*last] = base.blocks[*last];
-        }
+    for waits in of_steps.values().filter(|waits| waits.len() > 1) {
+        let last = waits[waits.len() - 1];
+        least.blocks[last] = base.blocks[last];
     }
     let (count, ms) = tally.per_step(of);
     let text =

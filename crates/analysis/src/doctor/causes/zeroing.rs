@@ -41,16 +41,10 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     let text = format!("{count:.0} kernels per step set gradients to zero, {ms:.2} ms");
     let least = most.clone();
     if backward::passes(of.timeline).len() <= steps::of(of.timeline).len() {
-        take_additions(of, &mut most);
-    }
-    Some(tally.found(text, "optimizer.zero_grad(set_to_none=True)", [least, most]))
-}
-
-/// Takes away the additions to the gradients.
-fn take_additions(of: &Recorded, plan: &mut Plan) {
-    for (at, work) in of.works.iter().enumerate() {
-        if work.class == Class::Elementwise && of.is_launched_within(work, ACCUMULATE) {
-            plan.is_gone[at] = true;
+        for (at, work) in of.works.iter().enumerate() {
+            most.is_gone[at] |=
+                work.class == Class::Elementwise && of.is_launched_within(work, ACCUMULATE);
         }
     }
+    Some(tally.found(text, "optimizer.zero_grad(set_to_none=True)", [least, most]))
 }
