@@ -10,47 +10,34 @@ type Version = (u32, u32);
 /// Older versions are not mentioned.
 const COMMON: Version = (2, 0);
 
-/// An optimizer of PyTorch with the forms that are quicker than a loop over its parameters.
-struct Forms {
-    /// The name of its class.
-    name: &'static str,
-    /// The first version with `fused=True` on a card and on a processor.
-    fused: [Option<Version>; 2],
-    /// Whether it has `foreach=True`, which is quicker on a card only.
-    has_foreach: bool,
-}
-
-#[rustfmt::skip]
-const OPTIMIZERS: [Forms; 13] = [
-    Forms { name: "Adam", fused: [Some((2, 0)), Some((2, 4))], has_foreach: true },
-    Forms { name: "AdamW", fused: [Some((2, 0)), Some((2, 4))], has_foreach: true },
-    Forms { name: "SGD", fused: [Some((2, 3)), Some((2, 4))], has_foreach: true },
-    // Only the newest versions have it on cards. In all others it is an error there.
-    Forms { name: "Adagrad", fused: [None, Some((2, 4))], has_foreach: true },
-    Forms { name: "ASGD", fused: [None, None], has_foreach: true },
-    Forms { name: "Adadelta", fused: [None, None], has_foreach: true },
-    Forms { name: "Adamax", fused: [None, None], has_foreach: true },
-    Forms { name: "NAdam", fused: [None, None], has_foreach: true },
-    Forms { name: "RAdam", fused: [None, None], has_foreach: true },
-    Forms { name: "RMSprop", fused: [None, None], has_foreach: true },
-    Forms { name: "Rprop", fused: [None, None], has_foreach: true },
-    // They have no other form, and cannot be compiled.
-    Forms { name: "LBFGS", fused: [None, None], has_foreach: false },
-    Forms { name: "SparseAdam", fused: [None, None], has_foreach: false },
+/// The optimizers of PyTorch with a fused form, and its first version on a card and on a processor. Only the newest versions have that of
+/// Adagrad on cards. In all others it is an error there.
+const FUSED: [(&str, [Option<Version>; 2]); 4] = [
+    ("Adam", [Some((2, 0)), Some((2, 4))]),
+    ("AdamW", [Some((2, 0)), Some((2, 4))]),
+    ("SGD", [Some((2, 3)), Some((2, 4))]),
+    ("Adagrad", [None, Some((2, 4))]),
 ];
+/// Others that have `foreach=True`, which is quicker than a loop over parameters on a card only.
+const FOREACH: &str = "ASGD Adadelta Adamax NAdam RAdam RMSprop Rprop";
+/// They have no other form, and cannot be compiled.
+const ONE_FORM: &str = "LBFGS SparseAdam";
+const COMPILED: &str =
+    "step = torch.compile(optimizer.step)\ncall step() in the place of optimizer.step()";
 
 /// The quicker form of an optimizer, by the name of its class; `None` if it has none. `is_foreach` says that the trace shows
 /// `foreach=True` already.
 pub(super) fn optimizer(name: &str, on_device: bool, is_foreach: bool) -> Option<String> {
-    let with = |form: &str| Some(format!("torch.optim.{name}(params, {form}=True)"));
-    let Some(known) = OPTIMIZERS.iter().find(|of| of.name == name) else {
-        return Some("step = torch.compile(optimizer.step)".to_owned());
-    };
-    match known.fused[usize::from(!on_device)] {
-        Some(since) => Some(format!("{}{}", with("fused")?, or_newer(since))),
-        None if !known.has_foreach => None,
-        None if on_device && !is_foreach => with("foreach"),
-        None => Some("step = torch.compile(optimizer.step)".to_owned()),
+    let with = |form: &str| format!("torch.optim.{name}(params, {form}=True)");
+    let is_in = |names: &str| names.split(' ').any(|of| of == name);
+    let fused = FUSED.iter().find(|(of, _)| *of == name);
+    match fused.and_then(|(_, since)| since[usize::from(!on_device)]) {
+        Some(since) => Some(format!("{}{}", with("fused"), or_newer(since))),
+        None if is_in(ONE_FORM) => None,
+        None if on_device && !is_foreach && (fused.is_some() || is_in(FOREACH)) => {
+            Some(with("foreach"))
+        }
+        None => Some(COMPILED.to_owned()),
     }
 }
 
@@ -64,7 +51,7 @@ fn or_newer(since: Version) -> String {
 
 /// The functions that advice names: as written there, how to get it in Python, and the first version that has it.
 #[rustfmt::skip]
-const FUNCTIONS: [(&str, &str, Version); 44] = [
+const FUNCTIONS: [(&str, &str, Version); 45] = [
     ("torch.compile", "torch.compile", (2, 0)),
     ("torch.bernoulli", "torch.bernoulli", (1, 0)),
     ("torch.full", "torch.full", (1, 0)),
@@ -76,7 +63,9 @@ const FUNCTIONS: [(&str, &str, Version); 44] = [
     ("torch.randperm", "torch.randperm", (1, 0)),
     ("torch.zeros", "torch.zeros", (1, 0)),
     ("torch.nn.attention.sdpa_kernel", "torch.nn.attention.sdpa_kernel", (2, 3)),
+    ("torch.nn.attention.SDPBackend", "torch.nn.attention.SDPBackend.FLASH_ATTENTION", (2, 3)),
     ("broadcast_buffers", "torch.nn.parallel.DistributedDataParallel(broadcast_buffers)", (1, 0)),
+    ("forward_sync_buffers", "torch.nn.parallel.DistributedDataParallel(forward_sync_buffers)", (2, 13)),
     ("torch.nn.functional.scaled_dot_product_attention", "torch.nn.functional.scaled_dot_product_attention", (2, 0)),
     ("torch.utils.checkpoint.checkpoint", "torch.utils.checkpoint.checkpoint", (1, 0)),
     ("torch.stack", "torch.stack", (1, 0)),
@@ -101,7 +90,6 @@ const FUNCTIONS: [(&str, &str, Version); 44] = [
     ("no_sync", "torch.nn.parallel.DistributedDataParallel.no_sync", (1, 0)),
     ("bucket_cap_mb", "torch.nn.parallel.DistributedDataParallel(bucket_cap_mb)", (1, 0)),
     ("mixed_precision", "torch.distributed.fsdp.FullyShardedDataParallel(mixed_precision)", (1, 12)),
-    ("backward_prefetch", "torch.distributed.fsdp.FullyShardedDataParallel(backward_prefetch)", (1, 11)),
     ("forward_prefetch", "torch.distributed.fsdp.FullyShardedDataParallel(forward_prefetch)", (1, 12)),
     ("ShardingStrategy.SHARD_GRAD_OP", "torch.distributed.fsdp.ShardingStrategy.SHARD_GRAD_OP", (1, 12)),
     ("set_modules_to_forward_prefetch", "torch.distributed.fsdp.FSDPModule.set_modules_to_forward_prefetch", (2, 6)),
@@ -138,15 +126,14 @@ mod tests {
                 Some("torch.optim.Adagrad(params, fused=True)  (PyTorch 2.4 or newer)"),
             ),
             ("RMSprop", true, Some("torch.optim.RMSprop(params, foreach=True)")),
-            ("RMSprop", false, Some("step = torch.compile(optimizer.step)")),
-            ("Lion", true, Some("step = torch.compile(optimizer.step)")),
+            ("RMSprop", false, Some(COMPILED)),
+            ("Lion", true, Some(COMPILED)),
             ("LBFGS", true, None),
         ] {
             assert_eq!(form(name, on_device).as_deref(), expected, "{name}");
         }
         // Nothing that the program has already.
-        let compiled = Some("step = torch.compile(optimizer.step)".to_owned());
-        assert_eq!(optimizer("Adagrad", true, true), compiled);
+        assert_eq!(optimizer("Adagrad", true, true).as_deref(), Some(COMPILED));
         assert_eq!(needs("torch.compile(model)"), "");
         let both = "with torch.autocast(\"cuda\"): ...  (with torch.amp.GradScaler)";
         assert_eq!(needs(both), "  (PyTorch 2.3 or newer)");
@@ -225,17 +212,16 @@ print('asked', asked)
         for (_, path, (major, minor)) in FUNCTIONS {
             lines.push(format!("function {major}.{minor} {path}"));
         }
-        for of in &OPTIMIZERS {
-            for (since, key) in of.fused.iter().zip(["CUDA", "CPU"]) {
+        for (name, versions) in FUSED {
+            for (since, key) in versions.iter().zip(["CUDA", "CPU"]) {
                 if let Some((major, minor)) = since {
-                    lines.push(format!("argument {major}.{minor} {} fused", of.name));
-                    lines.push(format!("kernel {major}.{minor} {} {key}", of.name));
+                    lines.push(format!("argument {major}.{minor} {name} fused"));
+                    lines.push(format!("kernel {major}.{minor} {name} {key}"));
                 }
             }
-            if of.has_foreach {
-                lines.push(format!("argument 2.0 {} foreach", of.name));
-            }
         }
+        let foreach = FUSED.iter().map(|of| of.0).chain(FOREACH.split(' '));
+        lines.extend(foreach.map(|name| format!("argument 2.0 {name} foreach")));
         let folder = tempfile::tempdir().unwrap();
         let asked = folder.path().join("asked");
         fs::write(&asked, lines.join("\n")).unwrap();

@@ -30,9 +30,9 @@ enum Part {
 
 /// Operators that may run between a product and a softmax, beside those that work element by element. Without underscores, they are
 /// the names of the functions of the backward pass too.
-const MAY_BE_BETWEEN: &str = "alias as_strided clone contiguous copy detach dropout empty eq expand fill full ge gt le lift_fresh \
-    logical_not lt masked_fill native_dropout ne ones permute repeat reshape reshape_alias select slice squeeze t to to_copy transpose \
-    tril triu unsafe_view unsqueeze view where zeros";
+const MAY_BE_BETWEEN: &str = "alias all as_strided bernoulli clone contiguous copy detach dropout empty empty_like eq expand fill full \
+    ge gt isneginf le lift_fresh logical_not lt masked_fill native_dropout ne ones permute repeat reshape reshape_alias resolve_conj \
+    scalar_tensor select slice squeeze t to to_copy transpose tril triu unsafe_view unsqueeze view where zeros";
 /// PyTorch's attention, and the form of it that is not fused.
 const ATTENTION: &str = "scaled_dot_product";
 const MATH: &str = "aten::_scaled_dot_product_attention_math";
@@ -51,7 +51,7 @@ fn part_of(name: &str) -> Option<Part> {
         _ if name == MATH => None,
         _ if name.contains(ATTENTION) => Some(Part::Other),
         Some("bmm" | "baddbmm") => Some(Part::Product),
-        Some("softmax" | "softmaxbackwarddata") => Some(Part::Softmax),
+        Some("softmax" | "safesoftmax" | "softmaxbackwarddata") => Some(Part::Softmax),
         Some(plain) => {
             let is_plain = |of: &str| of.chars().filter(|letter| *letter != '_').eq(plain.chars());
             let is_between =
@@ -62,14 +62,9 @@ fn part_of(name: &str) -> Option<Part> {
     }
 }
 
-/// The parts by name, in order of numbers.
-fn parts_of_names(of: &Recorded) -> Vec<Option<Part>> {
-    of.timeline.names.iter().map(part_of).collect()
-}
-
 /// The work of each stream and step, by launch, or the operators of each thread of a processor.
 fn rows(of: &Recorded) -> Vec<Row> {
-    let parts = parts_of_names(of);
+    let parts: Vec<Option<Part>> = of.timeline.names.iter().map(part_of).collect();
     let part = |name: crate::timeline::NameId| parts[name.0 as usize];
     let around = |call: &Call| {
         let mut all = of.around(call).map(|frame| (part(frame.name), of.text(frame.name)));
@@ -145,7 +140,8 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     for row in rows(of) {
         let is_member = members(&row);
         for ((at, part), _) in row.iter().zip(is_member).filter(|(_, is_member)| *is_member) {
-            softmaxes += usize::from(*part == Part::Softmax);
+            let counts = !of.on_device() || of.counts(of.works[*at].step);
+            softmaxes += usize::from(counts && *part == Part::Softmax);
             let ns = if of.on_device() {
                 tally.add_work(of, &of.works[*at]);
                 &mut [&mut least.work_ns[*at], &mut most.work_ns[*at]]
@@ -154,7 +150,7 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
                 &mut [&mut least.call_ns[*at], &mut most.call_ns[*at]]
             };
             let kept = if *part == Part::Product { [1.0, kept_of_products] } else { [0.4, 0.0] };
-            if *part == Part::Product {
+            if counts && *part == Part::Product {
                 products_ns += *ns[0];
             }
             for (ns, kept) in ns.iter_mut().zip(kept) {
@@ -162,7 +158,7 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
             }
         }
     }
-    if softmaxes < of.steps.len() {
+    if softmaxes + of.first_steps() < of.steps.len() {
         return None;
     }
     let (_, ms) = tally.per_step(of);
@@ -173,11 +169,14 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     );
     let is_math = of.timeline.names.iter().any(|name| name == MATH);
     let change = if is_math {
-        "with torch.nn.attention.sdpa_kernel(SDPBackend.FLASH_ATTENTION): ...  (fails, and warns why this call has no fused kernel)"
+        "with torch.nn.attention.sdpa_kernel(torch.nn.attention.SDPBackend.FLASH_ATTENTION): ...  (fails, and warns why this call has no fused kernel)\n\
+         then change that: a mask that needs a gradient, for example; on a processor also dropout_p=0"
     } else {
         "y = torch.nn.functional.scaled_dot_product_attention(q, k, v)\n\
-         with a mask: attn_mask=mask, or is_causal=True if it is causal; in transformers: attn_implementation=\"sdpa\""
+         with a mask: attn_mask=mask, or is_causal=True if it is causal; in transformers: attn_implementation=\"sdpa\"; in nn.MultiheadAttention: need_weights=False"
     };
+    // A model may need what excludes the fused kernels.
+    let least = if is_math { base.clone() } else { least };
     let found = tally.found(text, change, [least, most]);
     let title = is_math.then(|| "Attention falls back to PyTorch's math form".to_owned());
     Some(Found { title, ..found })

@@ -8,15 +8,8 @@ use super::*;
 const FORWARD: &str = "DistributedDataParallel.forward";
 
 /// Operators directly within the forward pass that pack, send and unpack buffers.
-const EXCHANGE: [&str; 7] = [
-    "aten::flatten_dense_tensors",
-    "aten::unflatten_dense_tensors",
-    "aten::cat",
-    "aten::copy_",
-    "aten::_foreach_copy_",
-    "aten::empty",
-    "c10d::broadcast_",
-];
+const EXCHANGE: &str = "aten::flatten_dense_tensors aten::unflatten_dense_tensors aten::cat aten::copy_ aten::_foreach_copy_ \
+    aten::empty c10d::broadcast_";
 
 pub(in super::super) const CAUSE: Cause = Cause {
     key: "buffers",
@@ -57,7 +50,7 @@ fn exchanges(of: &Recorded) -> Vec<usize> {
             keep(&mut calls);
             (pass_ns, is_over) = (began_ns, false);
         }
-        is_over |= !EXCHANGE.contains(&within);
+        is_over |= EXCHANGE.split(' ').all(|of| of != within);
         if !is_over {
             calls.push(at);
         }
@@ -75,7 +68,8 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
         is_of_exchange[at] = true;
         // The first call of all has the time before it.
         let lag_ns = if place == 0 { 0 } else { base.lag_ns[at].max(0) };
-        host_ns += lag_ns + base.call_ns[at].max(0);
+        let counts = of.counts(of.step_at(of.calls[at].time.start_ns));
+        host_ns += if counts { lag_ns + base.call_ns[at].max(0) } else { 0 };
         most.remove_call(at as u32, base.lag_ns[at] - lag_ns);
     }
     for (at, work) in of.works.iter().enumerate() {
@@ -97,6 +91,7 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
         "{count:.0} broadcasts of buffers per step take {ms:.2} ms, and the host packs and unpacks them for {:.2} ms",
         of.per_step(host_ns as f64 / 1e6)
     );
-    let change = "DistributedDataParallel(model, broadcast_buffers=False)";
+    let change = "before PyTorch 2.13: DistributedDataParallel(model, broadcast_buffers=False)\n\
+                  DistributedDataParallel(model, forward_sync_buffers=False)";
     Some(tally.found(text, change, [least, most]))
 }

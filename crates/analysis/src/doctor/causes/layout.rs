@@ -9,6 +9,9 @@ use super::*;
 const CHANGE: &str = "model = model.to(memory_format=torch.channels_last)\n\
                       images = images.to(memory_format=torch.channels_last)";
 
+/// MIOpen is given NHWC only if this asks for it.
+const MIOPEN: &str = "\nPYTORCH_MIOPEN_SUGGEST_NHWC=1  (environment)";
+
 pub(in super::super) const CAUSE: Cause = Cause {
     key: "layout",
     title: "Images are converted between NCHW and NHWC",
@@ -34,7 +37,9 @@ fn conversions(of: &Recorded, base: &Plan) -> Option<Found> {
     tally.longest?;
     let (count, ms) = tally.per_step(of);
     let text = format!("{count:.0} kernels per step convert layouts, {ms:.2} ms");
-    Some(tally.found(text, CHANGE, [least, most]))
+    let is_rocm = of.calls.iter().any(|call| of.text(call.name).starts_with("hip"));
+    let change = format!("{CHANGE}{}", if is_rocm { MIOPEN } else { "" });
+    Some(tally.found(text, change, [least, most]))
 }
 
 /// The convolutions of a processor.

@@ -1,7 +1,8 @@
 //! The loop waits for the next batch: the time that the thread of the steps spends in the `DataLoader`.
 //!
 //! Seen: spans `enumerate(DataLoader)`, which PyTorch records by itself. Taken away: at most all of that time, which workers
-//! make beside the step, and at least half of it, because workers have only as many cores as there are. As many workers are advised
+//! make beside the step, and at least half of it, because workers have only as many cores as there are; but not the time in which the
+//! loop takes a batch over from them. As many workers are advised
 //! as make a batch in the time of the rest of the step. A trace does not say whether the loader computes or waits, nor how many cores
 //! are free; the advice says what it assumes. With workers already, a little time is taking over what they made, and more workers do not
 //! change that.
@@ -12,6 +13,8 @@ use super::*;
 const WITH_WORKERS: &str = "_MultiProcessing";
 /// The part of the steps that taking over batches may have.
 const TAKING_OVER: f64 = 0.1;
+/// How long the loop takes over a batch from workers at least, and for batches of images.
+const TAKES_OVER_NS: [f64; 2] = [100e3, 1e6];
 
 /// The most workers that are advised.
 const MOST_WORKERS: f64 = 16.0;
@@ -23,22 +26,23 @@ pub(super) fn spans(of: &Recorded) -> Vec<TimeRange> {
     let annotations = of.timeline.annotations.iter().filter(|span| !span.is_device);
     let annotations = annotations.map(|span| (span.name, span.time));
     let operators = of.timeline.operators.iter().map(|operator| (operator.name, operator.time));
-    let (first, last) = (of.steps.first().copied(), of.steps.last().copied());
-    let begin_ns = first.map_or(0, |step| step.start_ns);
-    let end_ns = last.map_or(0, |step| step.end_ns());
+    let (begin_ns, end_ns) = of.window();
     let all = annotations.chain(operators).filter(|(name, time)| {
         is_loader[name.0 as usize] && time.start_ns >= begin_ns && time.end_ns() <= end_ns
     });
-    let mut spans: Vec<TimeRange> = all.map(|(_, time)| time).collect();
-    spans.sort_unstable();
-    // A span within another one counts once.
-    let mut until_ns = i64::MIN;
-    spans.retain(|span| {
-        let is_outer = span.start_ns >= until_ns;
-        until_ns = until_ns.max(span.end_ns());
-        is_outer
+    joined(all.map(|(_, time)| time).collect())
+}
+
+/// Sorts times, and joins those that overlap.
+pub(super) fn joined(mut all: Vec<TimeRange>) -> Vec<TimeRange> {
+    all.sort_unstable();
+    all.dedup_by(|next, last| {
+        let overlaps = next.start_ns < last.end_ns();
+        last.dur_ns =
+            if overlaps { last.dur_ns.max(next.end_ns() - last.start_ns) } else { last.dur_ns };
+        overlaps
     });
-    spans
+    all
 }
 
 pub(in super::super) const CAUSE: Cause = Cause {
@@ -54,20 +58,23 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     spans.iter().for_each(|span| tally.add_time(of, LOADER.to_owned(), *span));
     tally.longest?;
     let has_workers = of.timeline.names.iter().any(|name| name.contains(WITH_WORKERS));
-    let (begin_ns, end_ns) = of.window();
+    let (begin_ns, end_ns) = (of.steps[of.first_steps()].start_ns, of.window().1);
     if has_workers && (tally.total_ns as f64) < TAKING_OVER * (end_ns - begin_ns) as f64 {
         return None;
     }
     let [mut least, mut most] = [base.clone(), base.clone()];
+    let mean_ns = tally.total_ns as f64 / tally.count as f64;
+    let [at_most, at_least] = TAKES_OVER_NS.map(|ns| (1.0 - ns / mean_ns).max(0.0));
+    let at_least = at_least.min(0.5);
     for (at, call) in of.calls.iter().enumerate() {
         let lag_ns = base.lag_ns[at];
         let lag = TimeRange { start_ns: call.time.start_ns - lag_ns, dur_ns: lag_ns };
         let ns = overlap_ns(&spans, lag).min(lag_ns);
-        most.lag_ns[at] -= ns;
-        least.lag_ns[at] -= ns / 2;
+        most.lag_ns[at] -= scaled(ns, at_most);
+        least.lag_ns[at] -= scaled(ns, at_least);
         if call.kind == CallKind::Operator && overlap_ns(&spans, call.time) == call.time.dur_ns {
-            most.call_ns[at] = 0;
-            least.call_ns[at] /= 2;
+            most.call_ns[at] = scaled(base.call_ns[at], 1.0 - at_most);
+            least.call_ns[at] = scaled(base.call_ns[at], 1.0 - at_least);
         }
     }
     let (count, ms) = tally.per_step(of);
@@ -80,7 +87,7 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
             "the thread of the steps waits {ms:.2} ms per step for workers of the DataLoader, in {count:.1} calls; more of them need free \
              cores, or a disk or a network that they wait for"
         );
-        (text, "DataLoader(dataset, num_workers=2 * num_workers, prefetch_factor=4)".to_owned())
+        (text, "DataLoader(dataset, num_workers=<twice as many>, prefetch_factor=4)".to_owned())
     } else {
         let text = format!(
             "the thread of the steps spends {ms:.2} ms per step in the DataLoader, in {count:.1} calls, and {rest_ms:.2} ms elsewhere; \

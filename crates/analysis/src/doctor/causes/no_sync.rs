@@ -40,7 +40,7 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
             .collect();
         all.retain(|works| !works.is_empty());
         all.pop();
-        repeated += all.len();
+        repeated += if of.counts(Some(step)) { all.len() } else { 0 };
         for at in all.into_iter().flatten() {
             tally.add_work(of, &of.works[at]);
             most.is_gone[at] = true;
@@ -52,7 +52,7 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
         "{:.1} backward passes per step exchange gradients before the last one does: {count:.0} all-reduces, {ms:.2} ms",
         of.per_step(repeated as f64)
     );
-    let change = "with model.no_sync(): loss.backward()  # for all micro-batches but the last";
+    let change = "with model.no_sync(): loss = loss_of(model(inputs)); loss.backward()  # forward too, for all micro-batches but the last";
     let mut least = most.clone();
     let interrupted = Interrupted::of(of, base);
     let is_gone = most.is_gone.clone();
