@@ -29,15 +29,8 @@ pub(super) enum Class {
 }
 
 /// Parts of the names of products and convolutions of f32 without tensor cores.
-const SINGLE: [&str; 7] = [
-    "sgemm",
-    "scudnn",
-    "_simt_",
-    "convolve_sgemm",
-    "dgrad_engine<float",
-    "wgrad_alg0_engine<float",
-    "conv2d_c1_k1_nhwc_kernel<float",
-];
+const SINGLE: &str =
+    "sgemm scudnn _simt_ dgrad_engine<float wgrad_alg0_engine<float conv2d_c1_k1_nhwc_kernel<float";
 /// Parts of the names of kernels that use tensor cores, although one of [`SINGLE`] may be in them.
 const TENSOR_CORES: [&str; 8] =
     ["tensorop", "tf32", "s1688", "s16816", "h884", "h1688", "h16816", "s884"];
@@ -60,7 +53,8 @@ impl Class {
         let has = |parts: &[&str]| parts.iter().any(|part| name.contains(part));
         if has(&["nchwToNhwc", "nhwcToNchw", "nchw2nhwc", "nhwc2nchw", "batched_transpose"]) {
             Self::Layout
-        } else if (has(&SINGLE) || name.contains("gemmSN") && name.contains("<float"))
+        } else if (SINGLE.split(' ').any(|part| name.contains(part))
+            || name.contains("gemmSN") && name.contains("<float"))
             && !has(&TENSOR_CORES)
         {
             Self::SinglePrecision

@@ -283,8 +283,10 @@ fn run(mut m: Machine, fault: Fault, slow: impl Fn(u64) -> f64) -> Timeline {
         }
         for layer in 0..16 {
             if is("gathers") {
+                m.begin("FSDP::all_gather", false);
                 let done =
                     m.collective("_allgather_base", "ncclDevKernel_AllGather_RING_LL", 150.0);
+                m.end();
                 let free = m.free.entry(COMPUTE).or_insert(0.0);
                 *free = free.max(done);
             }
@@ -557,8 +559,9 @@ fn ends(of: &Timeline) -> VecDeque<f64> {
 
 #[test]
 fn unequal_stages_of_a_pipeline_are_found() {
-    let stage = |rank: usize, slow: f64| {
+    let stage = |rank: usize, slow: f64, others: VecDeque<f64>| {
         let mut m = Machine::new(rank);
+        m.others = others;
         for number in 0..STEPS {
             m.begin(&format!("ProfilerStep#{number}"), false);
             for _ in 0..8 {
@@ -573,7 +576,8 @@ fn unequal_stages_of_a_pipeline_are_found() {
         }
         m.timeline
     };
-    let timelines = [stage(0, 1.0), stage(1, 1.6)];
+    let slow = stage(1, 1.6, VecDeque::new());
+    let timelines = [stage(0, 1.0, ends(&slow)), slow];
     let diagnosis = diagnose(&timelines);
     let said: Vec<String> = diagnosis.advice.iter().map(|of| of.words()).collect();
     assert_eq!(found(&diagnosis), ["pipeline"], "{said:#?}");

@@ -105,6 +105,10 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
         interrupted.relieve_least(&mut least, |_| 0.25);
         interrupted.relieve_most(&mut most, |_| 0.5);
     }
+    // Without the other ranks, nothing says that less bytes are sent sooner.
+    if !of.on_device() && !of.context.has_all_ranks {
+        least = base.clone();
+    }
     let (kind, _) = kinds.into_iter().max_by_key(|(_, ns)| *ns)?;
     let (count, ms) = tally.per_step(of);
     let mut text = format!(
@@ -113,14 +117,13 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
         kind.name()
     );
     text.push_str(&bandwidth(of, base, &works).unwrap_or_default());
-    let (title, change) = match form {
-        Form::Slow if of.context.has_all_ranks => (Some("The link is slow"), LINK),
-        Form::Slow => (Some("Collectives wait for another rank, or the link is slow"), RECORD),
-        _ if kind == CollectiveKind::AllToAll => (None, all_to_all(of)),
-        Form::Wide => (None, halved(kind)),
-        Form::Narrow => (None, less_often(kind)),
+    let title = match form {
+        Form::Slow if of.context.has_all_ranks => Some("The link is slow"),
+        Form::Slow => Some("Collectives wait for another rank, or the link is slow"),
+        Form::Wide | Form::Narrow => None,
     };
-    let found = tally.found(text, change, [least, most]);
+    let is_of_fsdp = works.iter().any(|at| is_of_fsdp(of, &of.works[*at]));
+    let found = tally.found(text, change(of, form, kind, is_of_fsdp), [least, most]);
     Some(Found { title: title.map(str::to_owned), ..found })
 }
 
@@ -129,7 +132,8 @@ fn exposed_ns(of: &Recorded, these: &[usize]) -> Option<u64> {
     let origin_ns = of.works.iter().map(|work| work.time.start_ns).min()?;
     let span = |time: TimeRange| time.since(origin_ns);
     let is_communication = |work: &&Work| work.class == Class::Communication;
-    let all = IntervalSet::union(these.iter().map(|at| span(of.works[*at].time)));
+    let these = these.iter().map(|at| &of.works[*at]).filter(|work| of.counts(work.step));
+    let all = IntervalSet::union(these.map(|work| span(work.time)));
     let computation: Vec<Span> = if of.on_device() {
         of.works.iter().filter(|work| !is_communication(work)).map(|work| span(work.time)).collect()
     } else {
@@ -145,11 +149,10 @@ fn bandwidth(of: &Recorded, base: &Plan, these: &[usize]) -> Option<String> {
     let (work, ns) = (&of.works[at], base.work_ns[at].max(1));
     let wire = (on_slow_link_ns(of, work)? - LATENCY_NS) / 1e9 * SLOW_LINK;
     let megabytes = of.collective_bytes(work)? as f64 / 1e6;
+    let speed = wire / ns as f64;
+    let (speed, unit) = if speed < 1.0 { (1e3 * speed, "MB/s") } else { (speed, "GB/s") };
     (megabytes >= 1.0).then(|| {
-        format!(
-            "; the longest moves {megabytes:.1} MB at {:.1} GB/s of bus bandwidth",
-            wire / ns as f64
-        )
+        format!("; the longest moves {megabytes:.1} MB at {speed:.1} {unit} of bus bandwidth")
     })
 }
 
@@ -173,30 +176,33 @@ const LINK: &str = "measure the link with all_reduce_perf of nccl-tests; NCCL_DE
 const RECORD: &str = "record every rank: the trace of a late rank says why it is late\n\
                       if none is late: all_reduce_perf of nccl-tests; NCCL_DEBUG=INFO says which network is used";
 
-/// The lines to write for fewer bytes, or for bytes that travel beside computation.
-fn halved(kind: CollectiveKind) -> &'static str {
-    match kind {
-        CollectiveKind::ReduceScatter | CollectiveKind::AllGather => {
-            "FSDP(model, mixed_precision=MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16))"
-        }
-        CollectiveKind::PointToPoint => {
+/// The lines to write for fewer bytes, or for bytes that travel beside computation; for values that cannot become smaller, to exchange
+/// them less often.
+fn change(of: &Recorded, form: Form, kind: CollectiveKind, is_of_fsdp: bool) -> &'static str {
+    use CollectiveKind::{AllGather, AllToAll, PointToPoint, ReduceScatter};
+    match (kind, form) {
+        (_, Form::Slow) if of.context.has_all_ranks => LINK,
+        (_, Form::Slow) => RECORD,
+        (AllToAll, _) => all_to_all(of),
+        (PointToPoint, _) => {
             "batch the messages: torch.distributed.batch_isend_irecv; more micro-batches per step"
         }
-        _ => {
+        (ReduceScatter | AllGather, _) if !is_of_fsdp => {
+            "overlap the exchange with computation: --tp-comm-overlap of Megatron, overlap_comm of DeepSpeed"
+        }
+        (ReduceScatter | AllGather, Form::Wide) => {
+            "FSDP(model, mixed_precision=MixedPrecision(param_dtype=torch.bfloat16, reduce_dtype=torch.bfloat16))\n\
+             or, with fully_shard: mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16)"
+        }
+        (ReduceScatter | AllGather, Form::Narrow) => {
+            "FSDP(model, sharding_strategy=ShardingStrategy.SHARD_GRAD_OP)  (more memory, half of the gathers)\n\
+             or, with fully_shard: reshard_after_forward=False"
+        }
+        (_, Form::Wide) => {
             "from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook\n\
              model.register_comm_hook(None, bf16_compress_hook)"
         }
-    }
-}
-
-/// The same for values that cannot become smaller.
-fn less_often(kind: CollectiveKind) -> &'static str {
-    match kind {
-        CollectiveKind::ReduceScatter | CollectiveKind::AllGather => {
-            "FSDP(model, sharding_strategy=ShardingStrategy.SHARD_GRAD_OP)  (more memory, half of the gathers)"
-        }
-        CollectiveKind::PointToPoint => halved(kind),
-        _ => {
+        (_, Form::Narrow) => {
             "twice as many samples per exchange: a larger batch, or twice as many micro-batches within model.no_sync()"
         }
     }

@@ -8,7 +8,7 @@ use foldhash::HashMap;
 
 use super::interrupted::{Place, places};
 use super::*;
-use crate::timeline::{NameId, TrackId};
+use crate::timeline::NameId;
 
 /// Shorter pauses are the overhead of Python between two calls.
 const LONG_NS: i64 = 1_000_000;
@@ -17,18 +17,15 @@ const LONG_NS: i64 = 1_000_000;
 const ONCE_NS: i64 = 5_000_000;
 
 /// Operators that make a tensor, without the underscore of those that fill one, and the same on the device.
-const MAKES: [(&str, &str); 12] = [
+const MAKES: [(&str, &str); 9] = [
     ("bernoulli", "torch.bernoulli(p.to(device))"),
     ("full", "torch.full(..., device=device)"),
     ("multinomial", "torch.multinomial(p.to(device), ...)"),
-    ("normal", "torch.randn(..., device=device)"),
+    ("normal randn", "torch.randn(..., device=device)"),
     ("ones", "torch.ones(..., device=device)"),
-    ("rand", "torch.rand(..., device=device)"),
-    ("randint", "torch.randint(..., device=device)"),
-    ("randn", "torch.randn(..., device=device)"),
-    ("random", "torch.randint(..., device=device)"),
+    ("rand uniform", "torch.rand(..., device=device)"),
+    ("randint random", "torch.randint(..., device=device)"),
     ("randperm", "torch.randperm(..., device=device)"),
-    ("uniform", "torch.rand(..., device=device)"),
     ("zeros", "torch.zeros(..., device=device)"),
 ];
 
@@ -40,7 +37,9 @@ pub(in super::super) const CAUSE: Cause = Cause {
 };
 
 fn find(of: &Recorded, base: &Plan) -> Option<Found> {
-    let loading = loader::spans(of);
+    // On a processor, the thread may wait for transfers.
+    let transfers = of.works.iter().filter(|_| !of.on_device()).map(|work| work.time);
+    let elsewhere = loader::joined(loader::spans(of).into_iter().chain(transfers).collect());
     let mut groups: HashMap<Place, Vec<(usize, TimeRange)>> = HashMap::default();
     let places = places(of);
     let operators = if of.on_device() { operators(of) } else { Vec::new() };
@@ -48,7 +47,7 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
         let lag_ns = base.lag_ns[at];
         let pause = TimeRange { start_ns: call.time.start_ns - lag_ns, dur_ns: lag_ns };
         let is_of_optimizer = of.is_within(call, OPTIMIZER) || of.is_within(call, ZERO_GRAD);
-        let is_long = unprepared(lag_ns) - loader::overlap_ns(&loading, pause) >= LONG_NS;
+        let is_long = unprepared(lag_ns) - loader::overlap_ns(&elsewhere, pause) >= LONG_NS;
         // Without a wait before it, work of Python would run ahead of the device.
         let is_ahead = || name_of(of, &operators, pause) == PYTHON && follows_wait(of, call);
         if is_long && !is_of_optimizer && !is_ahead() {
@@ -64,8 +63,10 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     let mut tally = Tally::default();
     let [mut least, mut most] = [base.clone(), base.clone()];
     for (at, pause) in pauses {
-        let ns = unprepared(pause.dur_ns) - loader::overlap_ns(&loading, pause);
-        tally.add_time(of, name_of(of, &operators, pause), pause);
+        let elsewhere_ns = loader::overlap_ns(&elsewhere, pause);
+        let ns = unprepared(pause.dur_ns) - elsewhere_ns;
+        let own = TimeRange { dur_ns: pause.dur_ns - elsewhere_ns, ..pause };
+        tally.add_time(of, name_of(of, &operators, pause), own);
         most.lag_ns[at] -= ns;
         least.lag_ns[at] -= ns / 2;
     }
@@ -76,8 +77,8 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     let idle = if of.on_device() { "nothing is launched" } else { "PyTorch computes nothing" };
     let text =
         format!("{idle} for {ms:.2} ms per step ({count:.1} pauses), mostly because of {most_of}");
-    let name = most_of.strip_prefix("aten::").unwrap_or_default();
-    let made = MAKES.iter().find(|(of, _)| *of == name.trim_end_matches('_'));
+    let name = most_of.strip_prefix("aten::").unwrap_or_default().trim_end_matches('_');
+    let made = MAKES.iter().find(|(names, _)| names.split(' ').any(|of| of == name));
     let change = match made {
         Some((_, on_device)) => {
             format!("{on_device}  (in the place of a tensor that is made on the processor)")
@@ -125,8 +126,7 @@ fn operators(of: &Recorded) -> Vec<(TimeRange, NameId)> {
     let launches =
         of.calls.iter().filter(|call| call.kind == CallKind::Launch && call.lane == lane);
     let launches: Vec<i64> = launches.map(|call| call.time.start_ns).collect();
-    let is_of = |of: &&crate::timeline::Operator, lane: TrackId| of.lane == lane;
-    let all = of.timeline.operators.iter().filter(|of| is_of(of, lane));
+    let all = of.timeline.operators.iter().filter(|operator| operator.lane == lane);
     let mut all: Vec<(TimeRange, NameId)> = all
         .filter(|operator| {
             let first = launches.partition_point(|ns| *ns < operator.time.start_ns);

@@ -37,6 +37,11 @@ use crate::hta::CollectiveKind;
 use crate::timeline::TimeRange;
 use interrupted::Interrupted;
 
+/// Whether PyTorch's FSDP launched this work. Other programs gather activations, too.
+fn is_of_fsdp(of: &Recorded, work: &Work) -> bool {
+    ["FSDP::", "FullyShardedDataParallel"].iter().any(|name| of.is_launched_within(work, name))
+}
+
 /// All causes. Special ones come before general ones, which count only the rest.
 pub(super) const CAUSES: &[&Cause] = &[
     &loader::CAUSE,

@@ -6,16 +6,9 @@
 
 use super::*;
 
-/// Operators that autograd's own functions do not call.
-const FORWARD: [&str; 7] = [
-    "aten::linear",
-    "aten::conv2d",
-    "aten::layer_norm",
-    "aten::rms_norm",
-    "aten::gelu",
-    "aten::scaled_dot_product_attention",
-    "aten::dropout",
-];
+/// Operators that PyTorch's own functions of autograd do not call, without `aten::`. Functions of other libraries may.
+const FORWARD: &str = "batch_norm conv2d dropout embedding gelu group_norm layer_norm linear max_pool2d relu relu_ rms_norm \
+    scaled_dot_product_attention silu softmax";
 const EVALUATED: &str = "autograd::engine::evaluate_function: ";
 const CHECKPOINT: &str = "CheckpointFunctionBackward";
 /// With less of its memory free, a card needs what is computed again.
@@ -34,9 +27,12 @@ fn is_again(of: &Recorded, call: &Call) -> bool {
     for frame in of.around(call) {
         let name = of.text(frame.name);
         if let Some(function) = name.strip_prefix(EVALUATED) {
-            return is_forward || function.starts_with(CHECKPOINT);
+            // Names of PyTorch's own functions end with a number.
+            let is_own = function.ends_with(|letter: char| letter.is_ascii_digit());
+            return is_forward && is_own || function.starts_with(CHECKPOINT);
         }
-        is_forward |= FORWARD.contains(&name);
+        let operator = name.strip_prefix("aten::");
+        is_forward |= operator.is_some_and(|name| FORWARD.split(' ').any(|of| of == name));
     }
     false
 }

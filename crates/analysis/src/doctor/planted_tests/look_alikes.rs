@@ -2,6 +2,7 @@
 
 use super::*;
 use crate::doctor::Advice;
+use crate::timeline::MemorySample;
 
 /// Steps of a device that each do this work.
 fn each_step(work: impl Fn(&mut Machine)) -> Timeline {
@@ -184,4 +185,85 @@ fn the_wait_for_the_loader_is_not_one_for_launches() {
     // The loader takes 15 ms of each step.
     let idle_ms = numbers(&bound.evidence.text)[2];
     assert!(idle_ms < 15.0 && bound.evidence.dur_us < 15_000.0, "{}", bound.evidence.text);
+}
+
+/// Megatron gathers activations before a product, and scatters them after it.
+#[test]
+fn gathered_activations_are_no_parameters_of_fsdp() {
+    let found = advice(each_step(|m| {
+        for _ in 0..6 {
+            m.collective("_allgather_base", "ncclDevKernel_AllGather_RING_LL", 300.0);
+            m.join();
+            m.gemms(1, 400.0);
+            m.collective("_reduce_scatter_base", "ncclDevKernel_ReduceScatter_RING_LL", 300.0);
+            m.join();
+        }
+    }));
+    let said: Vec<&str> = found.iter().map(|of| of.cause.key).collect();
+    assert_eq!(said, ["exposed"]);
+    assert!(found[0].change.starts_with("overlap"), "{}", found[0].change);
+}
+
+/// Layers of LoRA and of other libraries call operators of the forward pass in their backward pass.
+#[test]
+fn an_operator_within_a_function_of_the_program_is_no_second_forward_pass() {
+    for (function, expected) in
+        [("AddmmBackward0", &["recomputation"][..]), ("MyLinearFunctionBackward", &[])]
+    {
+        let found = advice(each_step(|m| {
+            for _ in 0..8 {
+                m.operator(&format!("autograd::engine::evaluate_function: {function}"), |m| {
+                    m.operator("aten::linear", |m| m.gemms(1, 200.0));
+                    m.gemms(1, 200.0);
+                });
+            }
+        }));
+        assert_eq!(found.iter().map(|of| of.cause.key).collect::<Vec<_>>(), expected, "{function}");
+    }
+}
+
+#[test]
+fn memory_that_is_allocated_in_the_loop_gets_the_remedy_of_its_allocator() {
+    for (call, device_types, change) in [
+        ("cudaMalloc", &[][..], "PYTORCH_CUDA_ALLOC_CONF"),
+        ("cudaMalloc", &[0, 1], "PYTORCH_CUDA_ALLOC_CONF"),
+        ("hipMalloc", &[0], "unset PYTORCH_NO_CUDA_MEMORY_CACHING"),
+        ("cudaHostAlloc", &[], "DataLoader(dataset, pin_memory=True)"),
+    ] {
+        let mut timeline = each_step(|m| {
+            m.gemms(8, 200.0);
+            m.synchronize("cudaFree");
+            for _ in 0..8 {
+                let from = m.now;
+                m.host(300.0);
+                m.call(call, from, None);
+            }
+        });
+        let sample = |device_type: &i64| {
+            let device_type = *device_type;
+            MemorySample { at_ns: 0, allocated_bytes: 0, reserved_bytes: 0, device_type }
+        };
+        timeline.memory.extend(device_types.iter().map(sample));
+        let found = advice(timeline);
+        assert_eq!(found[0].cause.key, "allocation");
+        assert!(found[0].change.starts_with(change), "{call}: {}", found[0].change);
+    }
+}
+
+#[test]
+fn of_several_optimizers_the_slow_one_is_named() {
+    for (kernel, count) in [(FUSED, 1), (ELEMENTWISE, 8)] {
+        let found = advice(each_step(|m| {
+            m.gemms(8, 100.0);
+            for (name, kernel, count) in [("AdamW", kernel, count), ("RMSprop", ELEMENTWISE, 200)] {
+                m.span(&format!("Optimizer.step#{name}.step"), |m| {
+                    (0..count).for_each(|_| {
+                        m.compute(kernel, 12.0);
+                    });
+                });
+            }
+        }));
+        assert_eq!(found[0].change, "torch.optim.RMSprop(params, foreach=True)");
+        assert!(found[0].evidence.text.starts_with("200 kernels"), "{}", found[0].evidence.text);
+    }
 }
