@@ -24,11 +24,15 @@ impl Code {
         let mut calls: Vec<(TrackId, TimeRange, NameId)> =
             timeline.code.iter().map(|of| (of.lane, of.time, of.name)).collect();
         calls.sort_by_key(|(lane, time, _)| (*lane, time.start_ns, Reverse(time.end_ns())));
-        // The first calls of a thread that lie in each other, until one to another file: the profiler's start, for example.
+        // The first calls of a thread that lie in each other, until one to another file: the profiler's start, for example. What begins
+        // within a step was not open.
+        let first_ns = steps::of(timeline).first().map_or(i64::MAX, |step| step.time.start_ns);
         let mut open_until: HashMap<TrackId, i64> = HashMap::new();
         calls.retain(|(lane, time, name)| {
             let until_ns = open_until.entry(*lane).or_insert(i64::MAX);
-            let is_open = time.start_ns < *until_ns && timeline.names.text(*name).ends_with(')');
+            let is_open = time.start_ns < *until_ns
+                && time.start_ns <= first_ns
+                && timeline.names.text(*name).ends_with(')');
             *until_ns = if is_open { time.end_ns() } else { i64::MIN };
             !is_open
         });
@@ -102,5 +106,9 @@ mod tests {
         let code = Code::of(&all);
         let line = |at_us: i64| code.line(MAIN, at_us * 1000).map(|of| all.names.text(of));
         assert_eq!([3, 10, 30].map(line), [Some("a.py:7"), None, Some("a.py:3 (augment)")]);
+        // What begins within the first step was not open.
+        all.code.retain(|of| all.names.text(of.name) != "a.py:7");
+        let code = Code::of(&all);
+        assert_eq!(code.line(MAIN, 30_000).map(|of| all.names.text(of)), Some("a.py:3 (augment)"));
     }
 }
