@@ -9,7 +9,7 @@ use crate::doctor::products::{Collective, Product, WORST};
 use crate::doctor::{Advice, Diagnosis, Examination, Strip};
 use crate::report::chart::{Color, Row, Segment};
 use crate::report::{Body, Note, Panel, Report, Section, Weight};
-use crate::table::Columns;
+use crate::table::{Cell, Columns};
 
 /// The most pieces of advice on the console and at the top of the page.
 const SHOWN: usize = 3;
@@ -19,6 +19,11 @@ const MS: (&str, usize) = ("ms/step", 2);
 /// across ranks.
 pub fn add_examination(report: &mut Report, of: &Examination) {
     let diagnosis = &of.diagnosis;
+    // A step has the work that it launched, however late the device does it.
+    let length = report.figures.iter_mut().find(|of| of.column.key == "step_ms");
+    if let Some((figure, ms)) = length.zip(diagnosis.step_ms) {
+        figure.value = Cell::Number(ms);
+    }
     if !diagnosis.advice.is_empty() || diagnosis.steps > 1 {
         report.notes.retain(|note| note.weight != Weight::Advice);
     }
@@ -158,6 +163,8 @@ pub fn add_against(report: &mut Report, against: &Against) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::report::Figure;
+    use crate::table::Head;
 
     /// Whether the advice of the path across ranks stays beside a diagnosis of so many steps.
     #[test]
@@ -165,9 +172,13 @@ mod tests {
         for (steps, stays) in [(0, 1), (1, 1), (5, 0)] {
             let mut report = Report::default();
             report.note(Weight::Advice, "Rank 1 holds 76 % of the critical path");
-            let diagnosis = Diagnosis { steps, ..Diagnosis::default() };
+            // The step is as long as the device's part of it.
+            let column = Head::new("step_ms", "step", ("ms", 2), "");
+            report.figures.push(Figure { column, value: Cell::Number(5.0) });
+            let diagnosis = Diagnosis { steps, step_ms: Some(9.0), ..Diagnosis::default() };
             add_examination(&mut report, &Examination { diagnosis, ..Examination::default() });
             assert_eq!(report.notes.len(), stays, "{steps}");
+            assert_eq!(report.figures[0].value, Cell::Number(9.0));
         }
     }
 }

@@ -77,7 +77,7 @@ fn table(all: &[(&RankAnalysis, &Anatomy)]) -> Table {
     let mut columns = Columns::<(usize, &StepAnatomy)>::new()
         .add("rank", "rank", COUNT, RANK, |of| of.0)
         .add("step", "step", COUNT, "The step's number in the trace.", |of| of.1.step.number)
-        .add("step_ms", "length", MS, "From the start to the end of the step.", |of| ms(of.1.step.time.dur_ns));
+        .add("step_ms", "on the host", MS, "From its start until the next step begins. The device may be behind.", |of| ms(of.1.step.time.dur_ns));
     for part in parts {
         let key = part.name().replace([' ', '-'], "_") + "_ms";
         columns = columns.add(key, part.name(), MS, shown(part).1, move |(_, step)| {
