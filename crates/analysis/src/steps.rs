@@ -6,8 +6,6 @@
 mod find;
 mod repeats;
 
-use foldhash::HashMap;
-
 use crate::timeline::{TimeRange, Timeline, TrackId};
 
 /// The steps of a trace in which `ProfilerStep#N` does not mark them.
@@ -76,32 +74,34 @@ pub(crate) fn marked(timeline: &Timeline) -> Vec<Step> {
     steps
 }
 
-/// The steps that are analyzed, and when the last of them ends: as any step, where the next one begins, if there is one. The last
-/// of several steps is left out, because it may have been cut off, unless it is to be included.
-pub(crate) fn analyzed(timeline: &Timeline, include_last: bool) -> (Vec<Step>, i64) {
+/// The steps that are analyzed. Each ends where the next one begins, if there is one. The last of several steps is left out,
+/// because it may have been cut off, unless it is to be included.
+pub(crate) fn analyzed(timeline: &Timeline, include_last: bool) -> Vec<Step> {
     let mut steps = of(timeline);
     let is_last_cut = timeline.found.as_ref().is_none_or(|found| found.is_last_cut);
-    let end_ns = if steps.len() > 1 && is_last_cut && !include_last {
-        steps.pop().map(|step| step.time.start_ns)
-    } else {
-        steps.last().map(|step| step.time.end_ns())
-    };
-    (steps, end_ns.unwrap_or(i64::MAX))
+    for at in 1..steps.len() {
+        let end_ns = steps[at].time.start_ns;
+        let time = &mut steps[at - 1].time;
+        *time = TimeRange::between(time.start_ns, end_ns);
+    }
+    if steps.len() > 1 && is_last_cut && !include_last {
+        steps.pop();
+    }
+    steps
 }
 
-/// Two processes that run the same step, or a loop of training, if a file has the traces of several ranks.
-pub(crate) fn merged(timeline: &Timeline) -> Option<[&str; 2]> {
-    let numbers = numbers(timeline);
-    let mut first: HashMap<u64, &str> = HashMap::default();
+/// Whether a file has the traces of several ranks: several processes run steps, or a loop of training, or steps overlap. In containers,
+/// the processes of all ranks may have one number.
+pub(crate) fn are_merged(timeline: &Timeline) -> bool {
+    let is_of_loop = |name: &str| number(name).is_some() || find::is_of_loop(name);
+    let of_loop: Vec<bool> = timeline.names.iter().map(is_of_loop).collect();
     let host = timeline.annotations.iter().filter(|annotation| !annotation.is_device);
-    let of_loop: Vec<bool> = timeline.names.iter().map(find::is_of_loop).collect();
-    let key = |name: usize| numbers[name].or(of_loop[name].then_some(u64::MAX));
-    let mut steps = host.filter_map(|of| Some((key(of.name.0 as usize)?, of.lane)));
-    steps.find_map(|(number, lane)| {
-        let pid = timeline.lanes[lane.0 as usize].pid.as_str();
-        let other = *first.entry(number).or_insert(pid);
-        (other != pid).then_some([other, pid])
-    })
+    let spans = host.filter(|of| of_loop[of.name.0 as usize]);
+    let mut processes = spans.map(|of| &timeline.lanes[of.lane.0 as usize].pid);
+    let first = processes.next();
+    let middle_ns = |of: &Step| of.time.start_ns.midpoint(of.time.end_ns());
+    processes.any(|of| Some(of) != first)
+        || marked(timeline).windows(2).any(|of| of[1].time.start_ns < middle_ns(&of[0]))
 }
 
 /// The row of the thread that runs the steps.

@@ -34,6 +34,10 @@ fn a_device_that_lags_does_the_work_of_the_steps_that_launched_it() {
         let rank = analyzed(&timeline, Rules::Steps);
         let found = ["total_kernel_time_us", "kernel_time_us"].map(|name| value(&rank, name));
         assert_eq!((rank.steps.chosen.len(), found), (3, [27_000.0, 29_000.0]));
+        // Work that is launched between two spans is of the first one.
+        let of = timeline.clone().launched("log", 7, 9_950.0, 9_955.0, 5e4, 5e4 + 1.0);
+        let rows = diff(&[of.clone()], &[of], &StepChoice::All, &Options::default()).unwrap().rows;
+        assert!(rows.iter().any(|row| row.name == "log"));
         // HTA's window ends with the last view of a step, so a fourth kernel counts.
         let hta = analyzed(&timeline, Rules::Hta);
         let expected = if has_views { 36_000.0 } else { 27_000.0 };
@@ -251,6 +255,13 @@ fn steps_that_are_not_alike_are_not_sure_or_no_steps() {
     assert!(with(&[40, 40, 40, 85, 40, 40, 40, 40, 40]).is_some_and(|words| {
         words.contains("7 of 8") && words.contains("The longest run of such steps is looked at: 5")
     }));
+    // A launch more is much for a graph. The forward pass comes between layers with an optimizer each.
+    assert!(with(&[1, 1, 1, 1, 2, 1, 1]).is_some_and(|words| words.contains("5 of 6")));
+    let layers: Vec<i64> = (0..36).map(|at| if at % 12 == 0 { 90 } else { 40 }).collect();
+    assert!(
+        with(&layers)
+            .is_some_and(|words| { words.contains("33 of 35") && words.contains("not sure") })
+    );
     // Two steps of the optimizer may be parts of one step.
     assert_eq!(with(&[40, 40]), None);
     // Nothing was launched, and there are no operators.
@@ -311,6 +322,39 @@ fn the_user_names_the_spans_that_are_steps() {
     assert_eq!(gemm.control_calls, 2, "{gemm:?}");
 }
 
+/// Epochs of four batches, with an evaluation after each.
+#[test]
+fn evaluations_at_regular_distances_are_in_no_step() {
+    let mut of = (0..14).fold(timeline(0), |of, step| {
+        let (begin, is_evaluation) = (1e4 * step as f64, step % 5 == 4);
+        let name = "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__";
+        let of = of.span(name, begin, begin + 10.0);
+        let of = (0..if is_evaluation { 1 } else { 5 }).fold(of, |of, at| {
+            let from = begin + 100.0 + 1e3 * f64::from(at);
+            of.kernel("gemm", 7, from, from + 900.0)
+        });
+        let end = if is_evaluation { begin } else { begin + 8e3 };
+        if is_evaluation { of } else { of.span("Optimizer.step#SGD.step", end, end + 100.0) }
+    });
+    of.find_steps(None);
+    assert_eq!(diagnosed(&of).lengths_ms, [10.0; 3]);
+}
+
+#[test]
+fn an_evaluation_between_two_spans_is_no_step() {
+    let mut of = (0..9).fold(timeline(0), |of, batch| {
+        let begin = 1e4 * batch as f64 + if batch > 3 { 5e5 } else { 0.0 };
+        let of = of.span(&format!("batch {batch}"), begin, begin + 9e3);
+        (0..if batch == 3 { 200 } else { 4 }).fold(of, |of, at| {
+            let from = begin + 100.0 + 2e3 * f64::from(at);
+            of.kernel("gemm", 7, from, from + 1e3)
+        })
+    });
+    assert!(of.find_steps(Some("batch")));
+    assert_eq!(diagnosed(&of).lengths_ms, [10.0; 4]);
+    assert!(of.found.unwrap().words.contains("Of them, 8 of 9 steps have about the same number"));
+}
+
 /// Calls of a model with an embedding, layers and a head, with a pause between calls.
 fn inference(num_calls: u32, num_layers: u32) -> Timeline {
     let (mut of, mut now) = (timeline(0), 0.0);
@@ -350,6 +394,21 @@ fn calls_of_a_model_are_found_by_launches_that_repeat() {
     let mut layers: Timeline = layers;
     layers.find_steps(None);
     assert!(layers.found.is_none_or(|found| found.words.contains("not sure")));
+    // So do layers whose weights are copied from the host, which waits for each copy.
+    let mut weights = (0..12).fold(timeline(0).kernel("embedding", 7, 5.0, 8.0), |of, layer| {
+        let now = 20.0 + 1_900.0 * f64::from(layer);
+        let copy = "Memcpy HtoD (Pageable -> Device)";
+        let of = of.launched(copy, 7, now, now + 1e3, now + 1.0, now + 1e3);
+        ["norm", "qkv", "attention", "up", "down"].into_iter().zip(1..).fold(
+            of,
+            |of, (name, at)| {
+                let now = now + 1e3 + 10.0 * f64::from(at);
+                of.launched(name, 7, now, now + 3.0, now + 8.0, now + 12.0)
+            },
+        )
+    });
+    weights.find_steps(None);
+    assert!(weights.found.unwrap().words.contains("not sure"));
     // The layers of one call repeat too, but are no steps. Nor are two calls.
     assert_eq!(inference(1, 24).found, None);
     assert_eq!(inference(2, 4).found, None);

@@ -176,13 +176,8 @@ pub(super) struct TraceFacts {
 impl<'a> Recorded<'a> {
     /// Reads a timeline. `None` if the trace has no work whose launch is known.
     pub(super) fn of(timeline: &'a Timeline, rank: usize, options: &Options) -> Option<Self> {
-        let (named, end_ns) = steps::analyzed(timeline, options.include_last_step);
-        let starts = named.iter().map(|step| step.time.start_ns);
-        let ends = starts.clone().skip(1).chain([end_ns]);
-        let mut steps: Vec<TimeRange> = starts
-            .zip(ends)
-            .map(|(start_ns, end_ns)| TimeRange::between(start_ns, end_ns))
-            .collect();
+        let named = steps::analyzed(timeline, options.include_last_step);
+        let mut steps: Vec<TimeRange> = named.into_iter().map(|step| step.time).collect();
         if steps.is_empty() {
             let (start_ns, end_ns) = timeline.extent()?;
             steps = vec![TimeRange { start_ns, dur_ns: end_ns.saturating_sub(start_ns) }];

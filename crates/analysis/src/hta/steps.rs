@@ -40,8 +40,9 @@ pub(super) fn choose(timeline: &Timeline, options: &Options) -> (Steps, Window) 
         return choose_as_hta(timeline, options);
     }
     let found = steps::of(timeline).len();
-    let (chosen, end_ns) = steps::analyzed(timeline, options.include_last_step);
-    let window = Window(chosen.first().map(|first| (first.time.start_ns, end_ns)));
+    let chosen = steps::analyzed(timeline, options.include_last_step);
+    let ends = chosen.first().zip(chosen.last());
+    let window = Window(ends.map(|(first, last)| (first.time.start_ns, last.time.end_ns())));
     (Steps { chosen, found }, window)
 }
 

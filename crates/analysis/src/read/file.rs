@@ -7,7 +7,7 @@ use std::sync::mpsc::{Receiver, SyncSender, sync_channel};
 use std::thread;
 
 use flate2::bufread::MultiGzDecoder;
-use paceline_files::{Printable, printable};
+use paceline_files::Printable;
 use paceline_trace::{STACK_BYTES, thread_builder};
 use rayon::prelude::*;
 
@@ -56,11 +56,10 @@ fn named(path: &Path, mut timeline: Timeline) -> Result<Timeline, TraceError> {
     {
         return Err(TraceError::Unfit(format!("{file} {what}")));
     }
-    if let Some([first, second]) = steps::merged(&timeline) {
-        let [first, second] = [first, second].map(printable);
+    if steps::are_merged(&timeline) {
         return Err(TraceError::Unfit(format!(
-            "{file} has the same steps in process {first} and in process {second}: traces of several ranks, merged into one \
-             file; pass the ranks' own files"
+            "{file} has steps of several processes, or steps that overlap: traces of several ranks, merged into one file; pass the \
+             ranks' own files"
         )));
     }
     timeline.source = path.display().to_string();
@@ -101,6 +100,10 @@ pub(crate) fn with_json<T>(
         return Err(TraceError::NoJson(format!("{} is empty", path.printable())));
     }
     let is_packed = start.starts_with(&GZIP_MAGIC);
+    // A mark of UTF-8, as editors write it.
+    if start.starts_with(b"\xef\xbb\xbf") {
+        file.consume(3);
+    }
     let is_named_packed = path.extension().is_some_and(|extension| extension == "gz");
     let result = if is_packed {
         let decoder = MultiGzDecoder::new(file);
@@ -122,6 +125,9 @@ pub(crate) fn with_json<T>(
     result.map_err(|source| {
         let (file, at) = (path.printable(), source.at);
         match source.fault {
+            _ if let Some(what) = foreign::of_keys(path) => {
+                TraceError::NoJson(format!("{file} {what}"))
+            }
             Fault::Input(err) if is_packed && err.kind() == io::ErrorKind::UnexpectedEof => {
                 TraceError::Unfit(format!(
                     "{file}: the gzip file is cut off, after {at} bytes of JSON"

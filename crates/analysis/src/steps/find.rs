@@ -3,11 +3,13 @@
 //!
 //! A timeline goes in. A [`Found`] comes out, with how sure it is: steps of one program launch about as much work each.
 
+use std::ops::Range;
+
 use foldhash::HashMap;
 use paceline_table::stats::median;
 
 use super::{Found, Step, repeats};
-use crate::timeline::{LAUNCHES, Launch, NameId, TimeRange, Timeline, TrackId};
+use crate::timeline::{DeviceWork, Launch, NameId, TimeRange, Timeline, TrackId};
 
 /// The least number of spans that make steps: with fewer, the parts of one step cannot be told from steps.
 pub(super) const LEAST: usize = 3;
@@ -45,17 +47,21 @@ pub(super) fn unmarked(timeline: &Timeline) -> Option<Found> {
                 loader.times.windows(2).map(|of| within(&optimizer.times, of[0], of[1])).collect();
             counts.len() >= 2 && counts[0] > 1 && counts.iter().all(|of| *of == counts[0])
         });
+    // Where each step of the optimizer has a batch of its own, it is a step, also beside evaluations at regular distances.
+    let has_batches = optimizer.as_ref().zip(loader.as_ref()).is_some_and(|(optimizer, loader)| {
+        optimizer.times.windows(2).all(|of| within(&loader.times, of[0], of[1]) > 0)
+    });
+    let most = if has_batches { 1 } else { TOGETHER };
     let ends = |of: &Spans| of.times.iter().map(TimeRange::end_ns).collect::<Vec<_>>();
     let starts = |of: &Spans| of.times.iter().map(|time| time.start_ns).collect::<Vec<_>>();
     let by_optimizer = optimizer.filter(|_| !is_of_loader).and_then(|of| {
-        between(timeline, &of, &ends(&of), "from the end of one to the end of the next")
+        between(timeline, &of, &ends(&of), most, "from the end of one to the end of the next")
     });
-    by_optimizer
-        .or_else(|| {
-            let of = loader?;
-            between(timeline, &of, &starts(&of), "from the start of one to the start of the next")
-        })
-        .or_else(|| repeats::of(timeline))
+    let by_loader = || {
+        let (of, how) = (loader?, "from the start of one to the start of the next");
+        between(timeline, &of, &starts(&of), TOGETHER, how)
+    };
+    by_optimizer.or_else(by_loader).or_else(|| repeats::of(timeline))
 }
 
 /// The steps in the spans that the user names. A number may follow the name, as in `step 12`.
@@ -68,12 +74,17 @@ pub(super) fn named(timeline: &Timeline, wanted: &str) -> Option<Found> {
     // What lies between two spans is of the first one.
     let starts = spans.times.iter().map(|time| time.start_ns);
     let bounds_ns: Vec<i64> = starts.chain(spans.times.last().map(TimeRange::end_ns)).collect();
-    let steps = steps_between(&bounds_ns);
+    let run = alike(&begun(timeline), &bounds_ns).filter(|of| of.0.len() < spans.times.len());
     let words = format!(
-        "Steps are the {} spans \"{wanted}\", from the start of one to the start of the next.",
-        spans.times.len()
+        "Steps are the {} spans \"{}\", from the start of one to the start of the next.{}",
+        spans.times.len(),
+        wanted.chars().take(SHOWN).collect::<String>(),
+        run.as_ref().map_or(String::new(), |of| format!(" Of them, {}", of.2))
     );
-    Some(Found { steps, lane: spans.lane, is_last_cut: true, words })
+    let run = run.map_or(0..spans.times.len(), |of| of.0);
+    let is_last_cut = run.end == spans.times.len();
+    let steps = steps_between(&bounds_ns[run.start..=run.end]);
+    Some(Found { steps, lane: spans.lane, is_last_cut, words })
 }
 
 fn within(times: &[TimeRange], from: TimeRange, to: TimeRange) -> usize {
@@ -111,63 +122,80 @@ fn spans(timeline: &Timeline, is_it: impl Fn(&str) -> bool) -> Option<Spans> {
 }
 
 /// The steps between these moments, if most of them have about as much work.
-fn between(timeline: &Timeline, of: &Spans, bounds_ns: &[i64], how: &str) -> Option<Found> {
+fn between(
+    timeline: &Timeline,
+    of: &Spans,
+    bounds_ns: &[i64],
+    most: usize,
+    how: &str,
+) -> Option<Found> {
     if bounds_ns.len() < LEAST {
         return None;
     }
-    let mut begun = launches(timeline);
-    let what = if begun.is_empty() { "operators" } else { "launches" };
-    if begun.is_empty() {
-        begun = timeline.operators.iter().map(|of| (of.time.start_ns, of.name)).collect();
-    }
-    begun.sort_unstable();
-    let at = |ns: i64| begun.partition_point(|begun| begun.0 < ns);
-    let works: Vec<_> = bounds_ns.windows(2).map(|of| &begun[at(of[0])..at(of[1])]).collect();
-    let together = together(&works);
+    let begun = begun(timeline);
+    let at = |ns: i64| begun.0.partition_point(|begun| begun.0 < ns);
+    let works: Vec<_> = bounds_ns.windows(2).map(|of| &begun.0[at(of[0])..at(of[1])]).collect();
+    let together = together(&works, most);
     let bounds_ns: Vec<i64> = bounds_ns.iter().copied().step_by(together).collect();
-    let counts: Vec<i64> = bounds_ns.windows(2).map(|of| (at(of[1]) - at(of[0])) as i64).collect();
-    let usual = median(counts.iter().copied()).filter(|count| *count > 0)?;
-    let is_alike = |count: &i64| (count - usual).abs() <= 1.max(usual / ALIKE);
-    let alike = counts.iter().filter(|of| is_alike(of)).count();
-    // Steps follow each other without a gap, so those before or after an evaluation are left out with it.
-    let mut runs = counts.chunk_by(|a, b| is_alike(a) && is_alike(b)).scan(0, |next, run| {
-        let begin = std::mem::replace(next, *next + run.len());
-        Some(begin..*next)
-    });
-    let first = runs.next()?;
-    let run = runs.fold(first, |most, run| if run.len() > most.len() { run } else { most });
-    if 2 * alike < counts.len() || run.len() + 1 < LEAST {
-        return None;
-    }
+    let (run, is_sure, alike) = alike(&begun, &bounds_ns)?;
+    let is_sure = together == 1 && is_sure;
     let name: String = timeline.names.text(of.name).chars().take(SHOWN).collect();
     let words = format!(
-        "prof.step() marks no steps. They are taken from the spans \"{name}\", {how}{}: {alike} of {} steps have about the same number \
-         of {what} ({usual}).{}{}",
+        "prof.step() marks no steps. They are taken from the spans \"{name}\", {how}{}: {alike}{}",
         if together > 1 { format!(", {together} to a step") } else { String::new() },
-        counts.len(),
-        if run.len() < counts.len() {
-            format!(" The longest run of such steps is looked at: {} steps.", run.len())
-        } else {
-            String::new()
-        },
-        if 10 * alike < 9 * counts.len() || together > 1 { NOT_SURE } else { "" }
+        if is_sure { "" } else { NOT_SURE }
     );
     let steps = steps_between(&bounds_ns[run.start..=run.end]);
     Some(Found { steps, lane: of.lane, is_last_cut: false, words })
 }
 
-/// When work was launched, and its name: the kernel's, where it is known.
-fn launches(timeline: &Timeline) -> Vec<(i64, NameId)> {
-    let kernels = timeline.kernels.iter().filter_map(|of| Some((of.correlation?, of.name)));
-    let kernels: HashMap<u64, NameId> = kernels.collect();
-    let names = &timeline.names;
-    let calls = timeline.launches.iter().filter(|call| LAUNCHES.contains(&names.text(call.name)));
-    let name = |of: &Launch| of.correlation.and_then(|number| kernels.get(&number).copied());
-    calls.map(|of| (of.time.start_ns, name(of).unwrap_or(of.name))).collect()
+/// When each piece of work was launched, and its name. Without a device, when each operator began. And the word for these.
+type Begun = (Vec<(i64, NameId)>, &'static str);
+
+/// The longest run of steps with about as much work, whether steps are surely alike, and both in words. `None` if most are not alike.
+fn alike((begun, what): &Begun, bounds_ns: &[i64]) -> Option<(Range<usize>, bool, String)> {
+    let at = |ns: i64| begun.partition_point(|begun| begun.0 < ns);
+    let counts: Vec<i64> = bounds_ns.windows(2).map(|of| (at(of[1]) - at(of[0])) as i64).collect();
+    let usual = median(counts.iter().copied()).filter(|count| *count > 0)?;
+    let is_alike = |count: &i64| (count - usual).abs() <= usual / ALIKE;
+    let (alike, all) = (counts.iter().filter(|of| is_alike(of)).count(), counts.len());
+    // Steps follow each other without a gap, so those before or after an evaluation are left out with it.
+    let runs = counts.chunk_by(|a, b| is_alike(a) && is_alike(b)).scan(0, |next, run| {
+        let begin = std::mem::replace(next, *next + run.len());
+        Some(begin..*next)
+    });
+    let runs: Vec<Range<usize>> = runs.collect();
+    let longest = runs.iter().map(Range::len).max()?;
+    if 2 * alike < all || longest + 1 < LEAST {
+        return None;
+    }
+    // The forward pass separates layers that have an optimizer each, in runs of one length.
+    let mut runs = runs.into_iter().filter(|run| run.len() == longest);
+    let (run, is_only) = (runs.next()?, runs.next().is_none());
+    let mut words =
+        format!("{alike} of {all} steps have about the same number of {what} ({usual}).");
+    if longest < all {
+        words += &format!(" The longest run of such steps is looked at: {longest} steps.");
+    }
+    Some((run, 10 * alike >= 9 * all && is_only, words))
+}
+
+fn begun(timeline: &Timeline) -> Begun {
+    let kernels = timeline.kernels.iter().filter(|of| of.work != DeviceWork::Sync);
+    let kernels: HashMap<u64, NameId> =
+        kernels.filter_map(|of| Some((of.correlation?, of.name))).collect();
+    let launch = |of: &Launch| Some((of.time.start_ns, *kernels.get(&of.correlation?)?));
+    let mut begun: Vec<_> = timeline.launches.iter().filter_map(launch).collect();
+    let what = if begun.is_empty() { "operators" } else { "launches" };
+    if begun.is_empty() {
+        begun = timeline.operators.iter().map(|of| (of.time.start_ns, of.name)).collect();
+    }
+    begun.sort_unstable();
+    (begun, what)
 }
 
 /// How many spans make a step: 2 if the work in them alternates, as with the two optimizers of a GAN.
-fn together(works: &[&[(i64, NameId)]]) -> usize {
+fn together(works: &[&[(i64, NameId)]], most: usize) -> usize {
     let sums = |work: &&[(i64, NameId)]| {
         let mut sums: HashMap<NameId, i64> = HashMap::default();
         work.iter().for_each(|(_, name)| *sums.entry(*name).or_default() += 1);
@@ -181,21 +209,20 @@ fn together(works: &[&[(i64, NameId)]]) -> usize {
         };
         let only_b = b.keys().filter(|name| !a.contains_key(name));
         let sum: i64 = a.keys().chain(only_b).map(differ).sum();
-        sum > 1.max(a.values().sum::<i64>() / ALIKE)
+        sum > a.values().sum::<i64>() / ALIKE
     };
     let unlike = |apart: usize| {
         let pairs = sums.iter().zip(sums.iter().skip(apart));
         pairs.filter(|(a, b)| is_unlike(a, b)).count()
     };
     let once = unlike(1);
-    // An evaluation differs from what comes before and after it at any distance.
-    let mut several = (2..=TOGETHER).filter(|apart| 3 * apart <= works.len() + 1);
+    // A single evaluation differs from what comes before and after it at any distance.
+    let mut several = (2..=most).filter(|apart| 3 * apart <= works.len() + 1);
     several.find(|apart| 3 * unlike(*apart) < once).unwrap_or(1)
 }
 
 /// The advice where steps are not sure.
-pub(super) const NOT_SURE: &str =
-    " That is not sure: call prof.step() after each step, or name a span with --step.";
+pub(super) const NOT_SURE: &str = " That is not sure: pass a schedule to the profiler and call prof.step() after each step, or name a span with --step.";
 
 /// The steps from each moment to the next.
 pub(super) fn steps_between(bounds_ns: &[i64]) -> Vec<Step> {

@@ -1,7 +1,7 @@
 //! Steps of a program that leaves no spans, such as inference: groups of launches that repeat.
 //!
 //! A timeline goes in. A [`Found`] comes out. Layers repeat too, within a step. Two signs tell steps from layers. Each step copies to
-//! or from the host, and no layer does. Or nothing else is in the trace: a pass over layers also has kernels before the first layer or
+//! or from the host, and no layer does, but for weights that come from the host. Or nothing else is in the trace: a pass over layers also has kernels before the first layer or
 //! after the last one that no layer has. Neither is sure unless the host pauses between steps.
 
 use std::collections::HashSet;
@@ -28,8 +28,9 @@ const SURE: f64 = 0.98;
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Kind {
     Kernel,
-    /// A copy to or from the host.
-    Exchange,
+    /// A copy from the host, of a batch or of the weights of a layer.
+    FromHost,
+    ToHost,
     Other,
 }
 
@@ -59,18 +60,22 @@ pub(super) fn of(timeline: &Timeline) -> Option<Found> {
     let group = same.filter_map(|of| {
         let even = of.iter().take(TRIED).map(|of| of.1.as_slice()).filter(|of| is_even(of));
         // A step begins where the host pauses: the program is between two calls of the model.
-        even.filter(|of| exchanges(&all, of) || is_all(&all, of)).max_by_key(|of| pause_ns(of))
+        let exchanges = |of: &[usize]| copies(&all, of, &[Kind::FromHost, Kind::ToHost]);
+        even.filter(|of| exchanges(of) || is_all(&all, of)).max_by_key(|of| pause_ns(of))
     });
     let (begins, likeness) =
         group.map(|of| (of, likeness(&all, of))).find(|(_, likeness)| *likeness >= LIKE)?;
     let bounds_ns: Vec<i64> = begins.iter().map(|at| all[*at].at_ns).collect();
+    let is_sure = likeness >= SURE
+        && pauses(&all, begins)
+        && (copies(&all, begins, &[Kind::ToHost]) || is_all(&all, begins));
     let words = format!(
         "prof.step() marks no steps. They are taken from launches that repeat: {} groups of about {} launches, which are equal in \
          {:.0} %.{}",
         begins.len() - 1,
         (begins[begins.len() - 1] - begins[0]) / (begins.len() - 1),
         100.0 * likeness,
-        if likeness < SURE || !pauses(&all, begins) { NOT_SURE } else { "" }
+        if is_sure { "" } else { NOT_SURE }
     );
     let lane = all[begins[0]].lane;
     Some(Found { steps: steps_between(&bounds_ns), lane, is_last_cut: false, words })
@@ -81,11 +86,11 @@ fn launches(timeline: &Timeline) -> Vec<Launch> {
     let calls = launched(timeline);
     let of_kernel = |kernel: &crate::timeline::Kernel| {
         let call = &timeline.launches[*calls.get(&kernel.correlation?)? as usize];
-        let is_exchange =
-            |name: &str| ["Memcpy DtoH", "Memcpy HtoD"].iter().any(|of| name.starts_with(of));
+        let is_copy = |of: &str| timeline.names.text(kernel.name).starts_with(of);
         let work = match kernel.work {
             DeviceWork::Kernel => Kind::Kernel,
-            DeviceWork::Copy if is_exchange(timeline.names.text(kernel.name)) => Kind::Exchange,
+            DeviceWork::Copy if is_copy("Memcpy HtoD") => Kind::FromHost,
+            DeviceWork::Copy if is_copy("Memcpy DtoH") => Kind::ToHost,
             _ => Kind::Other,
         };
         let (at_ns, name, lane) = (call.time.start_ns, kernel.name, call.lane);
@@ -107,9 +112,9 @@ fn is_even(places: &[usize]) -> bool {
     usual >= LEAST_LAUNCHES as i64 && apart().all(|of| (of - usual).abs() <= usual / ALIKE as i64)
 }
 
-/// Whether each group copies to or from the host.
-fn exchanges(all: &[Launch], begins: &[usize]) -> bool {
-    begins.windows(2).all(|of| all[of[0]..of[1]].iter().any(|launch| launch.work == Kind::Exchange))
+/// Whether each group has a copy of these kinds.
+fn copies(all: &[Launch], begins: &[usize], kinds: &[Kind]) -> bool {
+    begins.windows(2).all(|of| all[of[0]..of[1]].iter().any(|launch| kinds.contains(&launch.work)))
 }
 
 /// Whether all kernels before the first group and after the last one are of the groups, too.
