@@ -286,6 +286,9 @@ pub struct MemorySample {
     pub device_type: i64,
 }
 
+/// The oddity of a file that ends in the middle.
+pub(crate) const CUT_OFF: &str = "the file is cut off, and what came after is missing";
+
 /// A trace of one rank.
 #[derive(Clone, Debug, Default)]
 pub struct Timeline {
@@ -326,6 +329,8 @@ pub struct Timeline {
     pub operators: Vec<Operator>,
     /// Products and convolutions whose shapes the file gives, in the order of the file.
     pub products: Vec<Product>,
+    /// Whether the file says that operators have the shapes of their inputs (`record_shapes`).
+    pub has_shapes: bool,
     /// Gradients whose size the file gives, in the order of the file.
     pub gradients: Vec<FinalGradient>,
     /// Gradients of paceline's own runs, in the order of the file.
@@ -371,6 +376,16 @@ impl Timeline {
         let is_name = |name: &str| name.contains("Launch") || LAUNCHES.contains(&name);
         let is_launch = |call: &Launch| is_name(self.names.text(call.name));
         !self.has_device_work() && self.launches.iter().any(is_launch)
+    }
+
+    /// Whether the file ends in the middle of its events.
+    pub fn is_cut_off(&self) -> bool {
+        self.oddities.contains_key(CUT_OFF)
+    }
+
+    /// Whether the file names a card, or NCCL, which works with cards only.
+    pub(crate) fn names_a_card(&self) -> bool {
+        !self.devices.is_empty() || self.backend.as_deref() == Some("nccl")
     }
 
     /// The earliest start and the latest end of kernels, operators and annotations; `None` without such events.

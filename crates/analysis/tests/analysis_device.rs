@@ -384,6 +384,18 @@ fn kernels_that_were_not_recorded_are_named() {
     );
     let report = of_analysis(&analysis, None, &all, Report::default());
     assert!(!report.notes.iter().any(|note| note.text.contains("CPU")), "{:?}", report.notes);
+    // Metrics come in their place, or the file is cut off.
+    let cut = "the file is cut off, and what came after is missing";
+    let [mut metrics, mut beginning] = [all[0].clone(), all[0].clone()];
+    metrics.skipped.insert("cuda_profiler_range".into(), 1);
+    beginning.oddities.insert(cut.into(), 1);
+    for (of, note, unseen) in [(metrics, "metrics", "no kernels"), (beginning, "", "cut off")] {
+        let notes = analyze(std::slice::from_ref(&of), &Options::default()).unwrap().notes;
+        assert!(!notes.iter().any(|of| of.contains("CUPTI") || of.contains("on a CPU")));
+        assert!(note.is_empty() || notes[0].contains(note), "{notes:?}");
+        let diagnosis = examine(&[of], &Options::default(), None).unwrap().diagnosis;
+        assert!(diagnosis.unseen[0].contains(unseen), "{diagnosis:?}");
+    }
 }
 
 #[test]

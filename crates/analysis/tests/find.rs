@@ -360,7 +360,7 @@ fn files_of_other_programs_are_named() {
     let tar =
         [b"rank_0.json".to_vec(), vec![0; 246], b"ustar\x0000".to_vec(), vec![0; 249]].concat();
     let nodes = r#"{"schema": "1.1.0-chakra.0.0.4", "pid": 1, "nodes": [{"id": 1}]}"#;
-    let cases: [(&str, &[u8], &str); 18] = [
+    let cases: [(&str, &[u8], &str); 20] = [
         ("a.json", b"\x80\x04\x95", "a Python pickle"),
         ("q.json.gz", &gzip("<!DOCTYPE html>"), "a page"),
         ("r.json.gz", &gzip(&String::from_utf8_lossy(&tar)), "an archive (tar)"),
@@ -376,7 +376,9 @@ fn files_of_other_programs_are_named() {
         ("k.csv", b"Name,Calls", "rocprof"),
         ("l.json", nodes.as_bytes(), "an execution trace of PyTorch or Chakra"),
         ("m.json", br#"{"rocprofiler-sdk-tool": [{}]}"#, "rocprofv3"),
-        ("o.json", b"\xef\xbb\xbf{}", "text that another program has saved anew"),
+        ("o.json", br#"{"schema": "1.1.1", "nodes": [{"id": 1"#, "an execution trace of PyTorch"),
+        ("s.json", b"\x04\x22\x4d\x18", "is binary"),
+        ("t.json", b"{\"a\": 1}\n{\"a\": 2}", "no \"traceEvents\""),
         ("p.json", b"\xff\xfe{\0", "text in UTF-16: pass the file as"),
         ("n.json", br#"{"mod\u001b[2Jel": {"name": "x"}}"#, "el\", and no \"traceEvents\""),
     ];
@@ -396,7 +398,7 @@ fn files_of_other_programs_are_named() {
         "{error}"
     );
     // An empty list of events is a trace, and broken JSON still names the byte.
-    open(&put(dir.path(), "empty.json", "{\"traceEvents\": []}")).unwrap();
+    open(&put(dir.path(), "empty.json", "\u{feff}{\"traceEvents\": []}")).unwrap();
     let error =
         open(&put(dir.path(), "broken.json", "{\"traceEvents\": [}")).unwrap_err().to_string();
     assert!(error.contains("at byte 17"), "{error}");
@@ -415,17 +417,18 @@ fn traces_of_several_ranks_in_one_file_are_refused() {
     let merged =
         file("merged.json", &[step(7, "user_annotation", 1), step(9, "user_annotation", 1)]);
     let error = open(&merged).unwrap_err().to_string();
-    assert!(
-        error.contains("in process 7 and in process 9") && error.contains("own files"),
-        "{error}"
-    );
+    assert!(error.contains("steps of several processes") && error.contains("own files"), "{error}");
     // Two programs that mark no steps.
     let of_loop = |pid: u32| {
         step(pid, "user_annotation", 1).replace("ProfilerStep#1", "Optimizer.step#SGD.step")
     };
     let error = open(&file("loops.json", &[of_loop(7), of_loop(9)])).unwrap_err().to_string();
-    assert!(error.contains("in process 7 and in process 9"), "{error}");
+    assert!(error.contains("steps of several processes"), "{error}");
     open(&file("loop.json", &[of_loop(7), of_loop(7)])).unwrap();
+    // Processes of one number, as in containers.
+    let same = [1, 2].map(|number| step(7, "user_annotation", number));
+    let error = open(&file("same.json", &same)).unwrap_err().to_string();
+    assert!(error.contains("steps that overlap"), "{error}");
     // The device's view of a step is of another process.
     open(&file("one.json", &[step(7, "user_annotation", 1), step(0, "gpu_user_annotation", 1)]))
         .unwrap();

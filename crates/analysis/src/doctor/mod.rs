@@ -178,7 +178,7 @@ fn diagnose(timelines: &[Timeline], together: &Together, options: &Options) -> D
     if recorded.len() < timelines.len() {
         unseen.push(
             "The steps of a rank have no operators, or nothing says which call launched which kernel, so they cannot be \
-             replayed: record with activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]."
+             replayed: record with ProfilerActivity.CPU, and CUDA if there is a card."
                 .to_owned(),
         );
     }
@@ -253,24 +253,28 @@ fn unexplained(ranks: &Ranks, advice: &[Advice]) -> Option<String> {
 }
 
 fn lacks_steps(timeline: &Timeline) -> bool {
-    steps::of(timeline).is_empty() || timeline.lost_kernels()
+    steps::of(timeline).is_empty() || timeline.lost_kernels() || timeline.is_cut_off()
 }
 
 /// Causes that these traces do not show, and what to record for them.
 fn unseen(timelines: &[Timeline]) -> Vec<String> {
     type Has = fn(&Timeline) -> bool;
-    let facts: [(Has, &str); 4] = [
+    let facts: [(Has, &str); 5] = [
         (
-            |of| !of.lost_kernels(),
+            |of| !of.is_cut_off(),
+            "The file is cut off, so work of its steps may be missing, and nothing is advised.",
+        ),
+        (
+            |of| !of.lost_kernels() || of.is_cut_off(),
             "The profiler recorded the calls that launch kernels and no kernels, so nothing is advised.",
         ),
         (
             |of| !steps::of(of).is_empty(),
-            "No step is named, so work of the loop cannot be told from work that is done once, and nothing is advised: call \
-             prof.step() after each step, or name a span of the program with --step.",
+            "No step is named, so work of the loop cannot be told from work that is done once, and nothing is advised: pass a \
+             schedule to the profiler and call prof.step() after each step, or name a span of the program with --step.",
         ),
         (
-            |of| !of.products.is_empty(),
+            |of| of.has_shapes || !of.products.is_empty(),
             "No product has shapes, so its speed cannot be judged: record with record_shapes=True.",
         ),
         (
@@ -284,7 +288,9 @@ fn unseen(timelines: &[Timeline]) -> Vec<String> {
         (0..timelines.len()).filter(|place| lacks_steps(&timelines[*place])).collect();
     if let Some(place) = lacking.first().filter(|_| lacking.len() < timelines.len()) {
         let rank = timelines[*place].rank.unwrap_or(*place);
-        let text = format!("Rank {rank} has no steps or no kernels, so nothing is advised.");
+        let text = format!(
+            "Rank {rank} has no steps or no kernels, or is cut off, so nothing is advised."
+        );
         unseen.insert(0, text);
     }
     let world = world_size(timelines);

@@ -9,14 +9,16 @@ use super::{Rules, Source};
 
 /// The notes on the trace of a rank, in the order in which they are shown. The last one is that the graph of the critical path is
 /// circular.
-const NOTES: [&str; 9] = [
+const NOTES: [&str; 10] = [
     "The trace has no kernels of a device, as PyTorch's profiler writes it on a CPU, and was analyzed from its operators: \
      computation is the time in which a thread ran an operator that is no collective, and durations are those of operators \
      without the ones they call. Where a report says kernels, it means these operators.",
     "The trace has calls that launch kernels, and no kernels: CUPTI (ROCTracer for AMD) recorded none. Another profiler had it \
      (Nsight, DCGM), the user has no right to it (NVreg_RestrictProfilingToAdminUsers, or a container without SYS_ADMIN), WSL or the \
      driver does not support it, or ProfilerActivity.CUDA was missing. The figures are those of operators of the host.",
-    "The trace names a card, and has no kernels: the program computed on the processor, or ProfilerActivity.CUDA was missing.",
+    "The trace has metrics of kernels in the place of kernels (profiler_metrics in its experimental_config): record without them. The \
+     figures are those of operators of the host.",
+    "The trace names a card or NCCL, and has no kernels: the program computed on the processor, or ProfilerActivity.CUDA was missing.",
     "The trace names no steps, and was analyzed as a whole.",
     "The trace has a single step; everything in it was analyzed, also what lies outside of the step.",
     "No kernel could be traced to the call that launched it, so kernels were chosen by their own begin.",
@@ -33,10 +35,12 @@ pub(super) type Applies = Vec<(usize, Cow<'static, str>)>;
 pub(super) fn of_rank(work: &Work, is_circular: bool) -> Applies {
     let steps = if work.window == Window(None) { Some(work.steps.found) } else { None };
     let lost = work.timeline.lost_kernels();
+    let has_metrics = work.timeline.skipped.contains_key("cuda_profiler_range");
     let applies = [
         work.source == Source::Operators && !lost,
-        lost,
-        work.source == Source::Operators && !lost && !work.timeline.devices.is_empty(),
+        lost && !has_metrics && !work.timeline.is_cut_off(),
+        lost && has_metrics,
+        work.source == Source::Operators && !lost && work.timeline.names_a_card(),
         steps == Some(0),
         steps == Some(1),
         work.unlaunched,

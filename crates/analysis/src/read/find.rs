@@ -222,7 +222,8 @@ fn search(folder: &Path, depth: usize, found: &mut Vec<PathBuf>) -> Result<(), T
             if depth > 0 {
                 search(&path, depth - 1, found)?;
             }
-        } else if ENDINGS.iter().any(|suffix| entry.file_name().to_string_lossy().ends_with(suffix))
+        } else if path.is_file()
+            && ENDINGS.iter().any(|suffix| entry.file_name().to_string_lossy().ends_with(suffix))
         {
             found.push(path);
         }

@@ -13,16 +13,15 @@ use super::file::{GZIP_MAGIC, with_json};
 use crate::json::{JsonError, Pull, lossy};
 
 const RECORD: &str = "record with torch.profiler and pass its trace (.json or .json.gz)";
-const PLAIN: &str = "pass the file as torch.profiler has written it (UTF-8 without a mark)";
+const PLAIN: &str = "pass the file as torch.profiler has written it (UTF-8)";
 const UNPACK: &str = "unpack it, and pass the trace in it";
 
 /// Files by the end of their name: the kind, and the remedy.
-const NAMES: [(&str, &str, &str); 10] = [
+const NAMES: [(&str, &str, &str); 9] = [
     (".nsys-rep", "a report of Nsight Systems", RECORD),
     (".qdrep", "a report of Nsight Systems", RECORD),
     (".ncu-rep", "a report of Nsight Compute", RECORD),
     (".xplane.pb", "a profile of TensorFlow or JAX (XPlane)", RECORD),
-    (".rpd", "a database of rocmProfileData", RECORD),
     (".pftrace", "a trace of Perfetto or rocprofv3 in binary form", RECORD),
     (".perfetto-trace", "a trace of Perfetto in binary form", RECORD),
     (".tar.gz", "an archive (tar)", UNPACK),
@@ -31,14 +30,18 @@ const NAMES: [(&str, &str, &str); 10] = [
 ];
 
 /// Files by their bytes at a place.
-const BYTES: [(usize, &[u8], &str, &str); 11] = [
-    (0, b"SQLite format 3", "a database (SQLite) of Nsight Systems or rocprofv3", RECORD),
-    (0, b"PK\x03\x04", "an archive (zip), or a file of torch.save", UNPACK),
+const BYTES: [(usize, &[u8], &str, &str); 10] = [
+    (
+        0,
+        b"SQLite format 3",
+        "a database (SQLite) of Nsight Systems, rocprofv3 or rocmProfileData",
+        RECORD,
+    ),
+    (0, b"PK", "an archive (zip), or a file of torch.save", UNPACK),
     (257, b"ustar", "an archive (tar)", UNPACK),
     (0, b"\x28\xb5\x2f\xfd", "compressed by zstd", UNPACK),
     (0, b"\xfd7zXZ", "compressed by xz", UNPACK),
     (0, b"BZh", "compressed by bzip2", UNPACK),
-    (0, b"\xef\xbb\xbf", "text that another program has saved anew", PLAIN),
     (0, b"\xff\xfe", "text in UTF-16", PLAIN),
     (0, b"\xfe\xff", "text in UTF-16", PLAIN),
     (0, b"<", "a page (HTML or XML)", RECORD),
@@ -84,13 +87,18 @@ pub(super) fn of_bytes(path: &Path) -> Option<String> {
     let by_bytes = BYTES.iter().find(|of| is_there(of.0, of.1)).map(|of| (of.2, of.3));
     let name = path.to_string_lossy().to_ascii_lowercase();
     let by_name = || NAMES.iter().find(|of| name.ends_with(of.0)).map(|of| (of.1, of.2));
-    let (what, remedy) = pickle.or(by_bytes).or_else(by_name)?;
+    let is_control = |of: &u8| *of < GZIP_MAGIC[0] && !of.is_ascii_whitespace();
+    let binary = start.iter().any(is_control).then_some(("binary, and no JSON", RECORD));
+    let (what, remedy) = pickle.or(by_bytes).or_else(by_name).or(binary)?;
     Some(format!("is {what}: {remedy}"))
 }
 
-/// The kind of a JSON file without events; `None` if it has a list of events, or nothing at all.
+/// The kind of a JSON file without events; `None` if it has a list of events, or nothing at all. Of a file that is cut off or
+/// damaged, only if a key is known.
 pub(super) fn of_keys(path: &Path) -> Option<String> {
-    let keys = with_json(path, |input| keys(&mut Pull::new(input))).ok()??;
+    let mut keys = Vec::new();
+    let read = |input: &mut dyn Read| Ok(read_keys(&mut Pull::new(input), &mut keys).is_ok());
+    let is_whole = with_json(path, read).ok()?;
     if keys.is_empty() || keys.iter().any(|key| key == "traceEvents") {
         return None;
     }
@@ -98,18 +106,20 @@ pub(super) fn of_keys(path: &Path) -> Option<String> {
     if let Some((_, what, remedy)) = known {
         return Some(format!("is {what}: {remedy}"));
     }
+    if !is_whole {
+        return None;
+    }
     let named = keys.iter().take(NAMED_KEYS).map(|key| format!("\"{}\"", printable(key)));
     let named: Vec<String> = named.collect();
     let named = named.join(", ");
     Some(format!("has {named}, and no \"traceEvents\", so it is no trace: {RECORD}"))
 }
 
-/// The keys of an object; `None` for a list.
-fn keys<R: Read>(pull: &mut Pull<R>) -> Result<Option<Vec<String>>, JsonError> {
+/// Adds the keys of an object; none of a list.
+fn read_keys<R: Read>(pull: &mut Pull<R>, keys: &mut Vec<String>) -> Result<(), JsonError> {
     if pull.at_array()? {
-        return Ok(None);
+        return Ok(());
     }
-    let mut keys = Vec::new();
     pull.begin_object()?;
     while let Some(key) = pull.next_key()? {
         keys.push(lossy(key).chars().take(40).collect());
@@ -118,5 +128,5 @@ fn keys<R: Read>(pull: &mut Pull<R>) -> Result<Option<Vec<String>>, JsonError> {
         }
         pull.skip()?;
     }
-    Ok(Some(keys))
+    Ok(())
 }

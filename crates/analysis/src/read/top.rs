@@ -8,7 +8,7 @@ use std::io::Read;
 use super::events::Reader;
 use super::names::MAX_RANKS;
 use crate::json::{JsonError, Pull, Value, float, lossy, signed, unsigned};
-use crate::timeline::Timeline;
+use crate::timeline::{CUT_OFF, Timeline};
 
 /// The fact of a merged trace that lists its ranks.
 pub(crate) const MERGED_RANKS: &str = "merged_ranks";
@@ -31,7 +31,7 @@ pub(super) fn parse_beginning(input: impl Read) -> Result<Timeline, JsonError> {
     let mut reader = Reader::default();
     match whole(&mut reader, &mut Pull::new(input)) {
         Err(err) if err.is_cut_off() && reader.has_events() => {
-            reader.odd("the file is cut off, and what came after is missing");
+            reader.odd(CUT_OFF);
         }
         done => done?,
     }
@@ -192,6 +192,7 @@ fn top<R: Read>(reader: &mut Reader, pull: &mut Pull<R>) -> Result<(), JsonError
                 }
             }
             b"deviceProperties" => devices(timeline, pull)?,
+            b"record_shapes" => timeline.has_shapes = pull.value()?.bytes() == Some(b"1"),
             b"baseTimeNanoseconds" => {
                 timeline.base_ns = pull.value()?.bytes().and_then(signed);
             }

@@ -216,7 +216,7 @@ fn bad_input_is_refused_before_anything_is_written() {
     assert!(run.stdout.contains("Only one side is of paceline"), "{}", run.stdout);
     // What is there of a trace that is cut off is examined, and a warning says so.
     let run = sandbox.run("analyze cut --output out").ok();
-    assert!(run.stdout.contains("odd"), "{}", run.stdout);
+    assert!(run.stdout.contains("is cut off, and what came after is missing"), "{}", run.stdout);
     let odd = json(&sandbox.path("out/summary.json"))["tables"]["oddities"]["rows"].to_string();
     assert!(odd.contains("cut off"), "{odd}");
 }

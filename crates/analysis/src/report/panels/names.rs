@@ -20,7 +20,7 @@ pub(super) fn are_of_cpu(timelines: &[Timeline]) -> bool {
         || timelines.iter().any(|timeline| !timeline.operators.is_empty())
             && !timelines
                 .iter()
-                .any(|of| of.has_device_work() || !of.devices.is_empty() || of.lost_kernels())
+                .any(|of| of.has_device_work() || of.names_a_card() || of.lost_kernels())
 }
 
 /// The name for people.

@@ -63,6 +63,10 @@ pub(super) fn notes(timelines: &[Timeline]) -> Vec<Note> {
         );
         notes.push(Note { weight: Weight::Warning, text });
     }
+    if timelines.iter().any(Timeline::is_cut_off) {
+        let text = "A file is cut off, and what came after is missing, so figures are too small.";
+        notes.push(Note { weight: Weight::Warning, text: text.to_owned() });
+    }
     let odd: u64 = timelines.iter().flat_map(|timeline| timeline.oddities.values()).sum();
     if odd > 0 {
         let events = counted(odd, "event of the traces was", "events of the traces were");
