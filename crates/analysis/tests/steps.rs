@@ -35,8 +35,8 @@ fn a_device_that_lags_does_the_work_of_the_steps_that_launched_it() {
         let found = ["total_kernel_time_us", "kernel_time_us"].map(|name| value(&rank, name));
         assert_eq!((rank.steps.chosen.len(), found), (3, [27_000.0, 29_000.0]));
         // Work that is launched between two spans is of the first one.
-        let of = timeline.clone().launched("log", 7, 9_950.0, 9_955.0, 5e4, 5e4 + 1.0);
-        let rows = diff(&[of.clone()], &[of], &StepChoice::All, &Options::default()).unwrap().rows;
+        let runs = [timeline.clone().launched("log", 7, 9_950.0, 9_955.0, 5e4, 5e4 + 1.0)];
+        let rows = diff(&runs, &runs, &StepChoice::All, &Options::default()).unwrap().rows;
         assert!(rows.iter().any(|row| row.name == "log"));
         // HTA's window ends with the last view of a step, so a fourth kernel counts.
         let hta = analyzed(&timeline, Rules::Hta);

@@ -26,14 +26,12 @@ impl Code {
         calls.sort_by_key(|(lane, time, _)| (*lane, time.start_ns, Reverse(time.end_ns())));
         // The first calls of a thread that lie in each other, until one to another file: the profiler's start, for example. What begins
         // within a step was not open.
-        let first_ns = steps::of(timeline).first().map_or(i64::MAX, |step| step.time.start_ns);
+        let first_ns = steps::of(timeline).first().map_or(i64::MAX, |step| step.time.start_ns + 1);
         let mut open_until: HashMap<TrackId, i64> = HashMap::new();
         calls.retain(|(lane, time, name)| {
-            let until_ns = open_until.entry(*lane).or_insert(i64::MAX);
-            let is_open = time.start_ns < *until_ns
-                && time.start_ns <= first_ns
-                && timeline.names.text(*name).ends_with(')');
-            *until_ns = if is_open { time.end_ns() } else { i64::MIN };
+            let until_ns = open_until.entry(*lane).or_insert(first_ns);
+            let is_open = time.start_ns < *until_ns && timeline.names.text(*name).ends_with(')');
+            *until_ns = if is_open { time.end_ns().min(first_ns) } else { i64::MIN };
             !is_open
         });
         let mut around = Vec::with_capacity(calls.len());

@@ -17,15 +17,12 @@ const PLAIN: &str = "pass the file as torch.profiler has written it (UTF-8)";
 const UNPACK: &str = "unpack it, and pass the trace in it";
 
 /// Files by the end of their name: the kind, and the remedy.
-const NAMES: [(&str, &str, &str); 9] = [
+const NAMES: [(&str, &str, &str); 6] = [
     (".nsys-rep", "a report of Nsight Systems", RECORD),
-    (".qdrep", "a report of Nsight Systems", RECORD),
     (".ncu-rep", "a report of Nsight Compute", RECORD),
     (".xplane.pb", "a profile of TensorFlow or JAX (XPlane)", RECORD),
     (".pftrace", "a trace of Perfetto or rocprofv3 in binary form", RECORD),
     (".perfetto-trace", "a trace of Perfetto in binary form", RECORD),
-    (".tar.gz", "an archive (tar)", UNPACK),
-    (".tgz", "an archive (tar)", UNPACK),
     (".csv", "a table (CSV), as rocprof and nsys stats write it", RECORD),
 ];
 

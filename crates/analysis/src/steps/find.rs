@@ -9,7 +9,7 @@ use foldhash::HashMap;
 use paceline_table::stats::median;
 
 use super::{Found, Step, repeats};
-use crate::timeline::{DeviceWork, Launch, NameId, TimeRange, Timeline, TrackId};
+use crate::timeline::{NameId, TimeRange, Timeline, TrackId};
 
 /// The least number of spans that make steps: with fewer, the parts of one step cannot be told from steps.
 pub(super) const LEAST: usize = 3;
@@ -40,17 +40,19 @@ struct Spans {
 /// The steps of a trace that does not mark them; `None` if nothing in it repeats as steps do.
 pub(super) fn unmarked(timeline: &Timeline) -> Option<Found> {
     let [optimizer, loader] = LOOP.map(|of| spans(timeline, |name| name.starts_with(of)));
+    // The spans of the one between each two of the other.
+    let counts = |of: &Option<Spans>, between: &Option<Spans>| {
+        let (of, between) = (of.as_ref()?, between.as_ref()?.times.windows(2));
+        Some(between.map(|by| within(&of.times, by[0], by[1])).collect::<Vec<usize>>())
+    };
     // Two optimizers, or one that is called twice, in each step of a loader.
-    let is_of_loader =
-        optimizer.as_ref().zip(loader.as_ref()).is_some_and(|(optimizer, loader)| {
-            let counts: Vec<usize> =
-                loader.times.windows(2).map(|of| within(&optimizer.times, of[0], of[1])).collect();
-            counts.len() >= 2 && counts[0] > 1 && counts.iter().all(|of| *of == counts[0])
-        });
+    let in_batches = counts(&optimizer, &loader).unwrap_or_default();
+    let is_of_loader = in_batches.len() >= 2
+        && in_batches[0] > 1
+        && in_batches.iter().all(|of| *of == in_batches[0]);
     // Where each step of the optimizer has a batch of its own, it is a step, also beside evaluations at regular distances.
-    let has_batches = optimizer.as_ref().zip(loader.as_ref()).is_some_and(|(optimizer, loader)| {
-        optimizer.times.windows(2).all(|of| within(&loader.times, of[0], of[1]) > 0)
-    });
+    let batches = counts(&loader, &optimizer).unwrap_or_default();
+    let has_batches = !batches.is_empty() && !batches.contains(&0);
     let most = if has_batches { 1 } else { TOGETHER };
     let ends = |of: &Spans| of.times.iter().map(TimeRange::end_ns).collect::<Vec<_>>();
     let starts = |of: &Spans| of.times.iter().map(|time| time.start_ns).collect::<Vec<_>>();
@@ -181,11 +183,8 @@ fn alike((begun, what): &Begun, bounds_ns: &[i64]) -> Option<(Range<usize>, bool
 }
 
 fn begun(timeline: &Timeline) -> Begun {
-    let kernels = timeline.kernels.iter().filter(|of| of.work != DeviceWork::Sync);
-    let kernels: HashMap<u64, NameId> =
-        kernels.filter_map(|of| Some((of.correlation?, of.name))).collect();
-    let launch = |of: &Launch| Some((of.time.start_ns, *kernels.get(&of.correlation?)?));
-    let mut begun: Vec<_> = timeline.launches.iter().filter_map(launch).collect();
+    let launches = repeats::launches(timeline);
+    let mut begun: Vec<_> = launches.iter().map(|of| (of.at_ns, of.name)).collect();
     let what = if begun.is_empty() { "operators" } else { "launches" };
     if begun.is_empty() {
         begun = timeline.operators.iter().map(|of| (of.time.start_ns, of.name)).collect();

@@ -24,23 +24,15 @@ const TRIED: usize = 8;
 const LIKE: f64 = 0.9;
 const SURE: f64 = 0.98;
 
-/// The kind of a launch.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    Kernel,
-    /// A copy from the host, of a batch or of the weights of a layer.
-    FromHost,
-    ToHost,
-    Other,
-}
+const TO_HOST: &str = "Memcpy DtoH";
 
 /// A launch of work.
-struct Launch {
-    at_ns: i64,
+pub(super) struct Launch {
+    pub(super) at_ns: i64,
     /// The host's time since the launch before it.
     pause_ns: i64,
-    name: NameId,
-    work: Kind,
+    pub(super) name: NameId,
+    work: DeviceWork,
     lane: TrackId,
 }
 
@@ -60,7 +52,7 @@ pub(super) fn of(timeline: &Timeline) -> Option<Found> {
     let group = same.filter_map(|of| {
         let even = of.iter().take(TRIED).map(|of| of.1.as_slice()).filter(|of| is_even(of));
         // A step begins where the host pauses: the program is between two calls of the model.
-        let exchanges = |of: &[usize]| copies(&all, of, &[Kind::FromHost, Kind::ToHost]);
+        let exchanges = |of: &[usize]| copies(timeline, &all, of, &[TO_HOST, "Memcpy HtoD"]);
         even.filter(|of| exchanges(of) || is_all(&all, of)).max_by_key(|of| pause_ns(of))
     });
     let (begins, likeness) =
@@ -68,7 +60,7 @@ pub(super) fn of(timeline: &Timeline) -> Option<Found> {
     let bounds_ns: Vec<i64> = begins.iter().map(|at| all[*at].at_ns).collect();
     let is_sure = likeness >= SURE
         && pauses(&all, begins)
-        && (copies(&all, begins, &[Kind::ToHost]) || is_all(&all, begins));
+        && (copies(timeline, &all, begins, &[TO_HOST]) || is_all(&all, begins));
     let words = format!(
         "prof.step() marks no steps. They are taken from launches that repeat: {} groups of about {} launches, which are equal in \
          {:.0} %.{}",
@@ -82,19 +74,12 @@ pub(super) fn of(timeline: &Timeline) -> Option<Found> {
 }
 
 /// All launches of known work, in order.
-fn launches(timeline: &Timeline) -> Vec<Launch> {
+pub(super) fn launches(timeline: &Timeline) -> Vec<Launch> {
     let calls = launched(timeline);
     let of_kernel = |kernel: &crate::timeline::Kernel| {
         let call = &timeline.launches[*calls.get(&kernel.correlation?)? as usize];
-        let is_copy = |of: &str| timeline.names.text(kernel.name).starts_with(of);
-        let work = match kernel.work {
-            DeviceWork::Kernel => Kind::Kernel,
-            DeviceWork::Copy if is_copy("Memcpy HtoD") => Kind::FromHost,
-            DeviceWork::Copy if is_copy("Memcpy DtoH") => Kind::ToHost,
-            _ => Kind::Other,
-        };
         let (at_ns, name, lane) = (call.time.start_ns, kernel.name, call.lane);
-        let launch = Launch { at_ns, pause_ns: 0, name, work, lane };
+        let launch = Launch { at_ns, pause_ns: 0, name, work: kernel.work, lane };
         (kernel.work != DeviceWork::Sync).then_some(launch)
     };
     let mut all: Vec<Launch> = timeline.kernels.iter().filter_map(of_kernel).collect();
@@ -112,9 +97,11 @@ fn is_even(places: &[usize]) -> bool {
     usual >= LEAST_LAUNCHES as i64 && apart().all(|of| (of - usual).abs() <= usual / ALIKE as i64)
 }
 
-/// Whether each group has a copy of these kinds.
-fn copies(all: &[Launch], begins: &[usize], kinds: &[Kind]) -> bool {
-    begins.windows(2).all(|of| all[of[0]..of[1]].iter().any(|launch| kinds.contains(&launch.work)))
+/// Whether each group has a copy whose name begins with one of these.
+fn copies(timeline: &Timeline, all: &[Launch], begins: &[usize], names: &[&str]) -> bool {
+    let text = |of: &Launch| timeline.names.text(of.name);
+    let is_it = |of: &Launch| names.iter().any(|name| text(of).starts_with(name));
+    begins.windows(2).all(|of| all[of[0]..of[1]].iter().any(is_it))
 }
 
 /// Whether all kernels before the first group and after the last one are of the groups, too.
@@ -122,7 +109,9 @@ fn is_all(all: &[Launch], begins: &[usize]) -> bool {
     let (first, last) = (begins[0], begins[begins.len() - 1]);
     let inside: HashSet<NameId> = all[first..last].iter().map(|launch| launch.name).collect();
     let outside = all[..first].iter().chain(&all[last..]);
-    outside.filter(|launch| launch.work == Kind::Kernel).all(|launch| inside.contains(&launch.name))
+    outside
+        .filter(|launch| launch.work == DeviceWork::Kernel)
+        .all(|launch| inside.contains(&launch.name))
 }
 
 /// Whether the host pauses before nearly each group, and longer than within it. Layers follow each other without a pause.
