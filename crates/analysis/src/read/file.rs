@@ -104,7 +104,6 @@ pub(crate) fn with_json<T>(
     if start.starts_with(b"\xef\xbb\xbf") {
         file.consume(3);
     }
-    let is_named_packed = path.extension().is_some_and(|extension| extension == "gz");
     let result = if is_packed {
         let decoder = MultiGzDecoder::new(file);
         thread::scope(|scope| {
@@ -140,9 +139,9 @@ pub(crate) fn with_json<T>(
             _ if let Some(what) = foreign::of_bytes(path) => {
                 TraceError::NoJson(format!("{file} {what}"))
             }
-            _ if is_named_packed && !is_packed => TraceError::NoJson(format!(
-                "{file} is named .gz, but is no gzip file, nor JSON: {source}"
-            )),
+            _ if !is_packed && path.extension().is_some_and(|of| of == "gz") => TraceError::NoJson(
+                format!("{file} is named .gz, but is no gzip file, nor JSON: {source}"),
+            ),
             _ => TraceError::NoJson(format!("{file}: {source}")),
         }
     })

@@ -33,7 +33,7 @@ struct Process {
     rank: usize,
     /// The steps in the trace, or with `--seconds` its seconds.
     recorded: f64,
-    /// What went wrong last, in words.
+    /// The last thing that went wrong, in words.
     problem: String,
 }
 
