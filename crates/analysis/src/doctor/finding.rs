@@ -115,7 +115,7 @@ pub struct Advice {
     /// The gain of a step, in milliseconds: the low end if the change does as little as can be expected of it, the high end if it does as
     /// much. Means over the steps.
     pub gain: Gain,
-    /// The mean length of a step, in milliseconds.
+    /// The length of a step, in milliseconds: the mean, or the median of the steps before the recording if those are known.
     pub step_ms: f64,
     /// The evidence in the traces.
     pub evidence: Evidence,

@@ -74,8 +74,7 @@ pub struct Diagnosis {
     pub advice: Vec<Advice>,
     /// Causes that these traces cannot show, and what to record for them, in whole sentences.
     pub unseen: Vec<String>,
-    /// The mean length of a step, over the steps that count and the ranks, in milliseconds, or the median length of the steps before the
-    /// recording; `None` if nothing could be replayed.
+    /// The mean length of a step, over the steps that count and the ranks, in milliseconds; `None` if nothing could be replayed.
     pub step_ms: Option<f64>,
     /// How many steps were replayed on each rank.
     pub steps: usize,
@@ -106,7 +105,6 @@ impl Diagnosis {
             (self.scale(), median(self.lengths_ms.iter().copied()))
         {
             let step_ms = scale * recorded_ms;
-            self.step_ms = Some(step_ms);
             for of in &mut self.advice {
                 of.step_ms = step_ms;
                 of.gain =

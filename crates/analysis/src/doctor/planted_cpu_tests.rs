@@ -135,7 +135,7 @@ fn gains_are_parts_of_the_steps_before_the_recording() {
     of.unrecorded_ms = vec![10.0, 9.0, 11.0];
     let found = diagnose(of.clone());
     let (advice, gain) = (&found.advice[0], found.advice[0].gain);
-    assert!((advice.step_ms, found.step_ms) == (10.0, Some(10.0)), "{}", advice.step_ms);
+    assert!(advice.step_ms == 10.0 && found.step_ms.unwrap() > 19.0, "{found:?}");
     assert!((2.9..3.1).contains(&gain.low_ms) && (4.4..4.6).contains(&gain.high_ms), "{gain:?}");
     // Before and after: recorded by `paceline record` both, or one of them.
     of.unrecorded_ms.clear();
