@@ -312,6 +312,8 @@ pub struct Timeline {
     pub unrecorded_ms: Vec<f64>,
     /// The first number of its compute capability, `deviceProperties[].computeMajor`.
     pub compute_major: Option<u64>,
+    /// The start of the first event of any kind, in nanoseconds.
+    pub begun_ns: Option<i64>,
     /// Facts about the run from our own recorder (`paceline` in the file), as keys and values in text.
     pub run_facts: BTreeMap<String, String>,
     /// All strings that the vectors below refer to.
@@ -356,15 +358,6 @@ pub struct Timeline {
 }
 
 impl Timeline {
-    /// The start of the first event, in nanoseconds.
-    pub fn begun_ns(&self) -> i64 {
-        let operators = self.operators.iter().map(|of| of.time);
-        let others = self.launches.iter().map(|of| of.time);
-        let spans = self.annotations.iter().chain(&self.code).map(|of| of.time);
-        let all = operators.chain(others).chain(spans).chain(self.kernels.iter().map(|of| of.time));
-        all.map(|time| time.start_ns).min().unwrap_or_default()
-    }
-
     /// Whether a device has worked. Waits are no work.
     pub fn has_device_work(&self) -> bool {
         self.kernels.iter().any(|kernel| kernel.work != DeviceWork::Sync)

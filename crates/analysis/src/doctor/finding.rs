@@ -386,7 +386,7 @@ pub(super) fn evidence(of: &Recorded, text: String, tally: &Tally) -> Evidence {
         names,
         line: tally.line().map(|line| of.text(line).to_owned()),
         start_us: at.start_ns as f64 / 1e3,
-        after_ms: (at.start_ns - of.timeline.begun_ns()) as f64 / 1e6,
+        after_ms: (at.start_ns - of.timeline.begun_ns.unwrap_or_default()) as f64 / 1e6,
         dur_us: at.dur_ns as f64 / 1e3,
         around: around(of, at),
     }

@@ -238,14 +238,14 @@ fn unexplained(ranks: &Ranks, advice: &[Advice]) -> Option<String> {
         of.idle_ms(|work| work.class != Class::Communication) - of.idle_ms(|_| true)
     };
     let recorded = ranks.recorded.iter().filter(|of| of.on_device());
-    let ms = recorded.map(exposed).fold(0.0, f64::max);
+    // A rank that waits longest waits for others.
+    let ms = recorded.map(exposed).min_by(f64::total_cmp).unwrap_or_default();
     // The causes of single ranks are not about communication, but for one.
     let is_other =
         |of: &Advice| matches!(of.cause.find, Find::Rank(_)) && of.cause.key != "gathers";
     (ms > UNEXPLAINED * ranks.step_ms && advice.iter().all(is_other)).then(|| {
         format!(
-            "For {ms:.2} ms per step, there is communication and nothing is computed, and no advice is about that: what waits for it \
-             may be missing in the traces."
+            "For {ms:.2} ms per step, there is communication and nothing is computed, and no advice is about that."
         )
     })
 }

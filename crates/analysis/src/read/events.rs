@@ -173,6 +173,10 @@ impl Reader {
 
     /// Adds the event to the timeline, by its phase.
     fn sort_in(&mut self) {
+        if self.event.phase != b"M" {
+            let begun_ns = &mut self.timeline.begun_ns;
+            *begun_ns = [*begun_ns, self.event.ts_ns].into_iter().flatten().min();
+        }
         match self.event.phase.as_slice() {
             b"X" => self.complete(),
             b"B" => self.begin(),

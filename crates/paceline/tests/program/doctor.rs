@@ -146,7 +146,7 @@ fn runs_of_paceline_are_held_against_each_other_too() {
     }
     let run = sandbox.run("analyze before --against after").ok();
     let line = run.line("A step takes");
-    assert!(line.contains("0.38 ms less") && line.contains("and they came"), "{line}");
+    assert!(line.contains("0.40 ms less") && line.contains("and they came"), "{line}");
     let report = json(&sandbox.path("reports/against/before-after/against.json"));
     let causes = report["tables"]["causes"]["rows"].as_array().unwrap();
     let is_it = |of: &&Value| of["cause"] == "straggler" && of["became"] == "gone";
