@@ -173,10 +173,8 @@ impl Reader {
 
     /// Adds the event to the timeline, by its phase.
     fn sort_in(&mut self) {
-        if self.event.phase != b"M" {
-            let begun_ns = &mut self.timeline.begun_ns;
-            *begun_ns = [*begun_ns, self.event.ts_ns].into_iter().flatten().min();
-        }
+        let start_ns = self.event.ts_ns.filter(|_| self.event.phase != b"M");
+        self.timeline.begun_ns = self.timeline.begun_ns.into_iter().chain(start_ns).min();
         match self.event.phase.as_slice() {
             b"X" => self.complete(),
             b"B" => self.begin(),
