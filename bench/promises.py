@@ -125,6 +125,8 @@ SOUND = ["sound", "sound_cnn", "sound_transformer", "sound_one_rank", "sound_loa
 BOUNDS = ["optimizer", "layout", "elementwise", "host_bound", "attention"]
 # The rate of the loopback, which both ranks share.
 RATES = {"first_bucket": "4gbit", "small_buckets": "4gbit", "no_sync": "4gbit", "exposed": "1gbit"}
+# How long the steps are timed together, at least.
+TIMED_MS = 3000
 # How far from the range a gain may be.
 SLACK = 0.25
 JEMALLOC = next(iter(sorted(Path("/usr/lib").glob("*/libjemalloc.so*"))), None)
@@ -152,6 +154,7 @@ def doctor(arguments: Namespace, case: str) -> Record:
 
 def examined(arguments: Namespace, case: str, folder: Path) -> Record:
     def step_ms(flags: str) -> float:
+        flags += f" --steps {max(30, round(TIMED_MS / promise['step_ms']))}"
         return json.loads(step(arguments, case, flags, folder).splitlines()[-1])["step_ms"]
 
     def report(flags: str, name: str) -> Record:

@@ -89,8 +89,8 @@ fn operators_that_are_too_short_want_a_larger_batch() {
     let causes: Vec<&str> = diagnosis.advice.iter().map(|of| of.cause.key).collect();
     assert_eq!(causes, ["host_bound"]);
     let gain = diagnosis.advice[0].gain;
-    // Half of 8 ms between operators, or three quarters of all 12; the products' own few microseconds come on top.
-    assert!((4.0..4.1).contains(&gain.low_ms) && (9.0..9.1).contains(&gain.high_ms), "{gain:?}");
+    // Three quarters of 8 ms between operators, or of all 12; the products' own few microseconds come on top.
+    assert!((6.0..6.1).contains(&gain.low_ms) && (9.0..9.1).contains(&gain.high_ms), "{gain:?}");
     assert!(diagnosis.advice[0].change.contains("batch"));
 }
 
@@ -105,7 +105,7 @@ fn an_optimizer_that_takes_most_of_a_step_wants_a_larger_batch() {
     let [advice] = &diagnosis.advice[..] else { panic!("{:?}", diagnosis.advice) };
     let gain = advice.gain;
     assert_eq!(advice.cause.key, "host_bound");
-    assert!((6.0..6.1).contains(&gain.low_ms) && (9.0..9.1).contains(&gain.high_ms), "{gain:?}");
+    assert!((9.0..9.1).contains(&gain.low_ms) && (9.0..9.1).contains(&gain.high_ms), "{gain:?}");
 }
 
 #[test]
@@ -123,6 +123,16 @@ fn a_loop_that_fetches_values_is_seen() {
     };
     assert_found(fetched(100), "synchronizations", 99.0 * 0.025, 99.0 * 0.05);
     assert!(diagnose(fetched(20)).advice.is_empty());
+    // An optimizer that fetches the steps of its parameters is slow for another reason.
+    let fetching = steps(|mut all, now| {
+        all = all.span("Optimizer.step#AdamW.step", now, now + 5000);
+        for at in 0..100 {
+            all = all.operator("aten::item", now + 50 * at, now + 50 * at + 50);
+        }
+        (all, now + 5000)
+    });
+    let causes: Vec<&str> = diagnose(fetching).advice.iter().map(|of| of.cause.key).collect();
+    assert_eq!(causes, ["optimizer"]);
 }
 
 /// The recorded steps take 20 ms, those before took 10 ms.
@@ -136,7 +146,7 @@ fn gains_are_parts_of_the_steps_before_the_recording() {
     let found = diagnose(of.clone());
     let (advice, gain) = (&found.advice[0], found.advice[0].gain);
     assert!(advice.step_ms == 10.0 && found.step_ms.unwrap() > 19.0, "{found:?}");
-    assert!((2.9..3.1).contains(&gain.low_ms) && (4.4..4.6).contains(&gain.high_ms), "{gain:?}");
+    assert!((4.4..4.6).contains(&gain.low_ms) && (4.4..4.6).contains(&gain.high_ms), "{gain:?}");
     // Before and after: recorded by `paceline record` both, or one of them.
     of.unrecorded_ms.clear();
     let plain = diagnose(of);
@@ -144,7 +154,7 @@ fn gains_are_parts_of_the_steps_before_the_recording() {
     assert_eq!(medians(&found), [10.0, 10.0]);
     assert!(medians(&plain).iter().all(|ms| (19.0..21.0).contains(ms)), "{:?}", medians(&plain));
     let promised = against(&found, &plain).unwrap().causes[0].promised_ms.unwrap();
-    assert!((5.9..6.1).contains(&promised.0), "{promised:?}");
+    assert!((8.9..9.1).contains(&promised.0), "{promised:?}");
 }
 
 #[test]
@@ -207,8 +217,8 @@ fn calls_that_transfers_interrupt_are_shorter_without_them() {
     let diagnosis = diagnose(all);
     let found = diagnosis.advice.iter().find(|of| of.cause.key == "no_sync");
     let gain = found.expect("gradients are exchanged twice").gain;
-    // The exposed transfer, and half of the time that its thread took, or all of it.
-    let is_close = (gain.low_ms - 3.0).abs() < 0.1 && (gain.high_ms - 5.0).abs() < 0.1;
+    // The exposed transfer, and half of the time that its thread took, or all of it and half of the other calls beside it.
+    let is_close = (gain.low_ms - 3.0).abs() < 0.1 && (gain.high_ms - 5.5).abs() < 0.1;
     assert!(is_close, "{gain:?}");
 }
 

@@ -136,7 +136,6 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     let mut tally = Tally::default();
     let (mut softmaxes, mut products_ns) = (0usize, 0i64);
     let [mut least, mut most] = [base.clone(), base.clone()];
-    let kept_of_products = if of.on_device() { 0.5 } else { 2.0 / 3.0 };
     for row in rows(of) {
         let is_member = members(&row);
         for ((at, part), _) in row.iter().zip(is_member).filter(|(_, is_member)| *is_member) {
@@ -149,7 +148,7 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
                 tally.add_operator(of, &of.calls[*at]);
                 &mut [&mut least.call_ns[*at], &mut most.call_ns[*at]]
             };
-            let kept = if *part == Part::Product { [1.0, kept_of_products] } else { [0.4, 0.0] };
+            let kept = if *part == Part::Product { [1.0, 0.5] } else { [0.4, 0.0] };
             if counts && *part == Part::Product {
                 products_ns += *ns[0];
             }

@@ -3,7 +3,7 @@
 //!
 //! Seen: calls beside a transfer that take longer than the same call does in the quickest quarter of the steps, or than calls of
 //! its name take outside of transfers; and calls that start a transfer beside those of the same name that start none. A plan
-//! that takes transfers away gives this back: half of the first at least, and the larger of both at most.
+//! that takes transfers away gives this back: half of the first at least, and the larger of both at most, or half of the call.
 
 use std::hash::Hash;
 
@@ -79,10 +79,13 @@ impl Interrupted {
             let least = now.beyond(alone);
             let is_alike = |of: &&Times| alone.call_ns <= SLOWEST.saturating_mul(of.call_ns);
             let outside = outside.get(&name(at)).filter(is_alike).map(|of| now.beyond(*of));
+            // Two threads that share a core get half of it.
+            let halved = now.call_ns / 2;
             let most = outside.map_or(least, |of| Times {
                 call_ns: of.call_ns.max(least.call_ns),
                 lag_ns: of.lag_ns.max(least.lag_ns),
             });
+            let most = Times { call_ns: most.call_ns.max(halved), ..most };
             Some(Lost { call: at, least, most, beside: beside[at].clone() })
         };
         Self(all().filter(|at| !beside[*at].is_empty()).filter_map(lost).collect())

@@ -65,7 +65,16 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     let [mut least, mut most] = [base.clone(), base.clone()];
     let mean_ns = tally.total_ns as f64 / tally.count as f64;
     let [at_most, at_least] = TAKES_OVER_NS.map(|ns| (1.0 - ns / mean_ns).max(0.0));
-    let at_least = at_least.min(0.5);
+    let within = |(_, call): &(usize, &Call)| overlap_ns(&spans, call.time) == call.time.dur_ns;
+    let computed = of.calls_of(CallKind::Operator).filter(within);
+    let computed_ns: i64 = computed.map(|(_, call)| call.time.dur_ns).sum();
+    // Workers of a loader that computes take cores from a step on the same processor.
+    let takes_cores = !of.on_device() && 2 * computed_ns > tally.total_ns;
+    let [at_most, at_least] = if takes_cores {
+        [at_most.min(0.75), at_least.min(0.25)]
+    } else {
+        [at_most, at_least.min(0.5)]
+    };
     for (at, call) in of.calls.iter().enumerate() {
         let lag_ns = base.lag_ns[at];
         let lag = TimeRange { start_ns: call.time.start_ns - lag_ns, dur_ns: lag_ns };

@@ -59,7 +59,10 @@ const APART_NS: i64 = 1_000_000;
 fn loops(of: &Recorded, base: &Plan) -> Option<Found> {
     let mut tally = Tally::default();
     let [mut least, mut most] = [base.clone(), base.clone()];
-    let is_value = |(_, call): &(usize, &Call)| of.text(call.name) == "aten::item";
+    // Optimizers fetch the steps of their parameters.
+    let is_value = |(_, call): &(usize, &Call)| {
+        of.text(call.name) == "aten::item" && !of.is_within(call, OPTIMIZER)
+    };
     let values: Vec<usize> =
         of.calls_of(CallKind::Operator).filter(is_value).map(|(at, _)| at).collect();
     let is_loop = |pair: &&[usize]| {
