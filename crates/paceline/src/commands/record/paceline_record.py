@@ -284,8 +284,6 @@ class Recorder:
 
     def end_late(self, profiler, limit):
         """Ends a recording into which an evaluation or another long work without an optimizer step has come."""
-        import time
-
         while limit > 0 and self.profiler is profiler and not self.leaving.wait(0.1):
             limit -= 0.1
         if self.profiler is profiler:
