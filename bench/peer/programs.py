@@ -4,8 +4,8 @@
 
 DIR has clones of karpathy/nanoGPT, pytorch/examples, huggingface/accelerate and Lightning-AI/pytorch-lightning. Their data are
 replaced by random ones, and what demands a card or a download by the same on a processor; all is seeded. The last program is
-a usual one around the Trainer of transformers. The peer needs torchvision, transformers, accelerate, lightning, datasets and
-jsonargparse too.
+a usual one around the Trainer of transformers. The peer needs torchvision, transformers, accelerate, lightning, datasets, requests and
+jsonargparse[signatures] too.
 """
 import json
 import random
