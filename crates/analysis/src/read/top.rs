@@ -199,7 +199,7 @@ fn top<R: Read>(reader: &mut Reader, pull: &mut Pull<R>) -> Result<(), JsonError
             b"unrecorded_steps_ms" => {
                 let words = pull.value()?.words().unwrap_or_default();
                 let numbers = words.split(' ').filter_map(|word| float(word.as_bytes()));
-                timeline.unrecorded_ms = numbers.filter(|ms| *ms > 0.0).collect();
+                timeline.unrecorded_ms = numbers.filter(|ms| (1e-3..1e9).contains(ms)).collect();
             }
             b"paceline" => timeline.run_facts.extend(run_facts(pull)?),
             _ => pull.skip()?,

@@ -3,7 +3,8 @@
 
 use std::borrow::BorrowMut;
 
-use paceline_analysis::hta::{Kind, Options, RankAnalysis, columns};
+use paceline_analysis::doctor::{Diagnosis, diagnosis};
+use paceline_analysis::hta::{Kind, Options, RankAnalysis, Rules, analyze, columns};
 use paceline_analysis::ranks::{AcrossRanks, across_ranks};
 use paceline_analysis::timeline::{
     Annotation, Collective, DeviceWork, Kernel, LaneInfo, Launch, MemorySample, Operator, SyncWait,
@@ -236,4 +237,13 @@ pub fn figure(of: &RankAnalysis, name: &str) -> Option<f64> {
 /// The same for a figure that every rank has.
 pub fn value(of: &RankAnalysis, name: &str) -> f64 {
     figure(of, name).expect("every rank has it")
+}
+
+pub fn analyzed(timeline: &Timeline, rules: Rules) -> RankAnalysis {
+    let options = Options { rules, ..Options::default() };
+    analyze(std::slice::from_ref(timeline), &options).unwrap().ranks.remove(0)
+}
+
+pub fn diagnosed(timeline: &Timeline) -> Diagnosis {
+    diagnosis(std::slice::from_ref(timeline), &Options::default())
 }
