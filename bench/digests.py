@@ -1,12 +1,13 @@
-"""The book: forty short runs, and the weights and the loss with which each ends at every level of vector instructions.
+"""The book: forty short runs, and the weights and the loss with which each ends.
 
     python3 bench/digests.py                              # fills in what this machine can show, and compares the rest
     python3 bench/digests.py --check                      # only compares
     python3 bench/digests.py --check --paceline PATH --old PATH     # the first build resumes what the second one has saved
 
-Each run is made with 1 and 2 threads, held to one level with `PACELINE_SIMD`. The ways to multiply in bf16 (`avx512-bf16`, `amx`) are levels of the runs in bf16.
+Each run is made with 1 to 4 threads at each level of vector instructions, to which `PACELINE_SIMD` holds it. All levels with fused multiply-add (`avx2`, `avx512`) have one
+end, `fma`; plain code has its own, and so have the ways to multiply in bf16 (`avx512-bf16`, `amx`) in the runs in bf16.
 
-`results/book.json` is the book. A level that this machine lacks is listed there as owed, and the next machine that has it fills it in. What
+`results/book.json` is the book. A level that this machine lacks is listed there as owed, and the next machine that has it compares it. What
 is there already is compared, never written: the exit code is 1 if a run ends otherwise. A change that is meant to give other bits deletes the file.
 """
 import json
@@ -76,8 +77,9 @@ RUNS: dict[str, str | list[str]] = {
     "resumed by one rank": [f"{SAVED} --steps 3 --strategy sharded3 --save saved", "--resume saved --steps 6 --nproc 1 --strategy single"],
     "checkpoint of an earlier build": "--resume bench/checkpoint/step-000000003 --steps 6",
 }
-THREADS = (1, 2)
-LEVELS = ("portable", "avx2", "avx512", "avx512-bf16", "amx")
+THREADS = (1, 2, 3, 4)
+# The name in the book of the ends of each level.
+LEVELS = {"portable": "portable", "avx2": "fma", "avx512": "fma", "avx512-bf16": "avx512-bf16", "amx": "amx"}
 IN_BF16 = [name for name, flags in RUNS.items() if BF16 in flags]
 # Portable code fuses its products on Arm.
 OTHER = "" if platform.machine() == "x86_64" else f" on {platform.machine()}"
@@ -90,6 +92,10 @@ def levels_here(binary: Path) -> list[str]:
     if said is None:
         raise RunFailed(f"{binary.name} cannot be held to a level of instructions")
     return [level for level in LEVELS if level in said[1].split(", ")]
+
+
+def runs_at(level: str) -> list[str]:
+    return list(RUNS) if LEVELS[level] in ("portable", "fma") else IN_BF16
 
 
 def ended(binary: Path, old: Path, name: str, level: str, threads: int) -> str:
@@ -108,19 +114,19 @@ def ended(binary: Path, old: Path, name: str, level: str, threads: int) -> str:
 
 def compared(binary: Path, old: Path, book: Record, level: str) -> list[list[str]]:
     """Makes the runs of a level. Adds those that the book lacks, and returns a row for each that ends otherwise."""
-    entry = book["levels"].setdefault(level + OTHER, {**provenance(), "ends": {}})
-    rows = []
-    for name in RUNS if level in LEVELS[:3] else IN_BF16:
+    entry = book["levels"].setdefault(LEVELS[level] + OTHER, {**provenance(), "levels": [], "ends": {}})
+    rows, known = [], entry["ends"]
+    for name in runs_at(level):
         for threads in THREADS:
             try:
                 found = ended(binary, old, name, level, threads)
             except RunFailed as error:
                 found = f"failed: {error}"
-            known = entry["ends"].setdefault(name, {})
-            if str(threads) not in known and not found.startswith("failed"):
-                known[str(threads)] = found
-            if known.get(str(threads)) != found:
-                rows.append([name, level, str(threads), known.get(str(threads), "nothing"), found])
+            if not found.startswith("failed"):
+                known.setdefault(name, found)
+            if known.get(name) != found:
+                rows.append([name, level, str(threads), known.get(name, "nothing"), found])
+    entry["levels"] = sorted({*entry["levels"], level})
     return rows
 
 
@@ -150,12 +156,12 @@ def main() -> int:
         return 2
     rows = []
     for level in here:
-        if arguments.check and level + OTHER not in book["levels"]:
+        if arguments.check and LEVELS[level] + OTHER not in book["levels"]:
             print(f"{level}: left out, the book lacks it")
             continue
         rows += compared(binary, old, book, level)
-        print(f"{level}: {len(RUNS if level in LEVELS[:3] else IN_BF16)} runs with {THREADS[0]} and {THREADS[1]} threads", flush=True)
-    book["owed"] = [level for level in LEVELS if not any(book["levels"].get(level, {"ends": {}})["ends"].values())]
+        print(f"{level}: {len(runs_at(level))} runs, each with {THREADS[0]} to {THREADS[-1]} threads", flush=True)
+    book["owed"] = [level for level in LEVELS if not any(level in of["levels"] for of in book["levels"].values())]
     if rows:
         print(aligned([["run", "level", "threads", "in the book", "found"], *rows], left={0, 1, 3, 4}))
     print(f"{len(rows)} ends differ; owed to a machine that has it: {', '.join(book['owed']) or 'nothing'}")

@@ -201,8 +201,7 @@ impl<'a, S: Stored> Destination<'a, S> {
 /// 64 bytes, as memory of an allocator does. Panics if the sizes do not agree, or if the scratch memory begins elsewhere.
 ///
 /// The order of the sum of an element depends on the length of the sum only, so a row of `c` has the same bits whatever
-/// the other rows are, and for any number of threads. A `c` that is not of 16 bits is the first addend of its sum, another one
-/// the last. With AVX512-BF16 or AMX, denormal numbers count as zero in products of bf16; other instructions give other bits.
+/// the other rows are, and for any number of threads. What `c` holds is added to the sum of the products. With AVX512-BF16 or AMX, denormal numbers count as zero in products of bf16; other instructions give other bits.
 pub fn product<'a, S: Multiply>(
     cpu: &Processor,
     a: impl Into<ProductOperand<'a, S>>,
@@ -234,7 +233,12 @@ pub trait Multiply: Stored {
 
     /// The number of f32 elements of scratch memory that [`product`] takes for sizes m, n and k: `c` is (m, n), and of the type
     /// `Self` if `is_c_stored`.
-    fn scratch_len(cpu: &Processor, sizes: [usize; 3], is_c_stored: bool) -> usize;
+    fn scratch_len(
+        cpu: &Processor,
+        sizes: [usize; 3],
+        is_c_stored: bool,
+        accumulate: bool,
+    ) -> usize;
 }
 
 /// A number of 16 bits to which products round their operands, with sums in f32.
@@ -278,8 +282,9 @@ impl Multiply for f32 {
         unsafe { product::run(cpu, RawProduct { sizes, a, b, c }, scratch) }
     }
 
-    fn scratch_len(cpu: &Processor, [m, n, k]: [usize; 3], _: bool) -> usize {
-        product::scratch_len(cpu, ProductSizes { m, n, k }, InBf16 { operands: false, c: false })
+    fn scratch_len(cpu: &Processor, [m, n, k]: [usize; 3], _: bool, accumulate: bool) -> usize {
+        let in_bf16 = InBf16 { operands: false, c: false };
+        product::scratch_len(cpu, ProductSizes { m, n, k }, in_bf16, accumulate)
     }
 }
 
@@ -305,7 +310,13 @@ impl Multiply for bf16 {
         unsafe { product::run(cpu, RawProduct { sizes, a, b, c }, scratch) }
     }
 
-    fn scratch_len(cpu: &Processor, [m, n, k]: [usize; 3], is_c_bf16: bool) -> usize {
-        product::scratch_len(cpu, ProductSizes { m, n, k }, InBf16 { operands: true, c: is_c_bf16 })
+    fn scratch_len(
+        cpu: &Processor,
+        [m, n, k]: [usize; 3],
+        is_c_bf16: bool,
+        accumulate: bool,
+    ) -> usize {
+        let in_bf16 = InBf16 { operands: true, c: is_c_bf16 };
+        product::scratch_len(cpu, ProductSizes { m, n, k }, in_bf16, accumulate)
     }
 }

@@ -119,7 +119,7 @@ fn product<'a, S: Multiply>(
     accumulate: bool,
 ) {
     let cpu = compute.processor();
-    let len = [false, true].map(|is_c_stored| S::scratch_len(cpu, [m, n, k], is_c_stored));
+    let len = [false, true].map(|is_c_stored| S::scratch_len(cpu, [m, n, k], is_c_stored, true));
     let len = [len[0].max(len[1])];
     let scratch = compute.allocator.tensor(DType::F32, len, Category::Workspace).unwrap();
     let mut scratch = scratch.write::<f32>().unwrap();

@@ -1,5 +1,5 @@
-//! Operations whose threads share one result have its bits with any number of threads, as soon as they are large enough for
-//! several; and a row of a layer against the product of matrices.
+//! One order of sums: an operation has the same bits with any number of threads, and with all vector instructions that multiply
+//! and add with one rounding; and a row of a layer against the product of matrices.
 
 mod common;
 
@@ -7,10 +7,14 @@ use std::sync::{Arc, Barrier};
 use std::thread;
 
 use half::bf16;
-use paceline_kernels::linear;
+use paceline_kernels::attention::{self, AttentionSpec};
+use paceline_kernels::conv2d::{self, Conv2d};
+use paceline_kernels::linear::{self, Activation};
 use paceline_kernels::pool2d::{self, MaxPool2d};
+use paceline_kernels::rotary::{RotaryConfig, RotaryTable};
 use paceline_kernels::{
-    Compute, ImageLayout, Op, SimdLevel, cast, elementwise, embedding, rms_norm, scratch,
+    Bf16Products, Compute, ImageLayout, Op, SimdLevel, cast, elementwise, embedding, rms_norm,
+    scratch,
 };
 use paceline_memory::{Allocator, Category, DType, Shape, Tensor};
 use paceline_trace::{Event, Recorder};
@@ -26,8 +30,10 @@ struct Inputs {
 }
 
 impl Inputs {
-    fn new(threads: usize, dtype: DType) -> Self {
-        Self { compute: Compute::new(threads, Allocator::new()).unwrap(), dtype }
+    fn new(threads: usize, dtype: DType, level: SimdLevel) -> Self {
+        let compute = Compute::new(threads, Allocator::new()).unwrap().with_simd(level).unwrap();
+        let compute = compute.with_bf16_products(Bf16Products::Widened).unwrap();
+        Self { compute, dtype }
     }
 
     fn tensor(&self, dtype: DType, shape: impl Into<Shape>) -> Tensor {
@@ -70,15 +76,20 @@ fn bits(results: &[Tensor]) -> Vec<u32> {
     results.iter().flat_map(of).collect()
 }
 
-/// The operation gives the same bits with 1, 2, 3 and 7 threads, in f32 and in bf16.
+/// The operation gives the same bits with 1, 2, 3 and 7 threads and with AVX2 and AVX-512, in f32 and in bf16.
 #[track_caller]
 fn assert_alike(what: &str, operation: impl Fn(&Inputs) -> Vec<Tensor>) {
+    let levels = SimdLevel::available();
+    let is_fused = |level: &&SimdLevel| **level != SimdLevel::Portable || levels.len() == 1;
     for dtype in [DType::F32, DType::BF16] {
-        let want = bits(&operation(&Inputs::new(1, dtype)));
-        assert!(want.iter().any(|x| *x != want[0]), "{what} {dtype}: all results are equal");
-        for threads in [2, 3, 7] {
-            let got = bits(&operation(&Inputs::new(threads, dtype)));
-            assert!(got == want, "{what} {dtype} with {threads} threads");
+        let mut first = None;
+        for level in levels.iter().filter(is_fused) {
+            for threads in [1, 2, 3, 7] {
+                let got = bits(&operation(&Inputs::new(threads, dtype, *level)));
+                let want = first.get_or_insert_with(|| got.clone());
+                assert!(got.iter().any(|x| *x != got[0]), "{what} {dtype}: all are equal");
+                assert!(got == *want, "{what} {dtype} with {threads} threads and {level:?}");
+            }
         }
     }
 }
@@ -161,6 +172,72 @@ fn images_are_shared_by_the_threads() {
 }
 
 #[test]
+fn convolutions_have_one_order_of_sums() {
+    let strided = Conv2d { kernel: (5, 3), stride: 2, ..Conv2d::same3x3(9, 8, 16, 24) };
+    let same = [(28, 28, 1, 32), (14, 15, 17, 33), (7, 7, 64, 128)];
+    let same = same.map(|(height, width, c_in, c_out)| Conv2d::same3x3(height, width, c_in, c_out));
+    for conv in same.into_iter().chain([strided]) {
+        for accumulate in [false, true] {
+            assert_alike(&format!("{conv:?}"), |on| {
+                let (x, w) = (conv.input_shape(13), conv.weight_shape());
+                let (x, w) = (on.random(1, on.dtype, x), on.random(2, DType::F32, w));
+                let b = on.random(3, DType::F32, [conv.c_out]);
+                let y = on.tensor(on.dtype, conv.output_shape(13));
+                conv2d::forward(&on.compute, &conv, &x, &w, &b, &y).unwrap();
+                let dy = on.random(4, on.dtype, conv.output_shape(13));
+                let dw = on.random(5, DType::F32, conv.weight_shape());
+                let db = on.random(6, DType::F32, [conv.c_out]);
+                let dx = on.tensor(on.dtype, conv.input_shape(13));
+                conv2d::backward_weight(&on.compute, &conv, &x, &dy, &dw, &db, accumulate).unwrap();
+                conv2d::backward_input(&on.compute, &conv, &w, &dy, &dx).unwrap();
+                vec![y, dw, db, dx]
+            });
+        }
+    }
+}
+
+#[test]
+fn products_have_one_order_of_sums() {
+    // Up to 13 blocks of k, the last one whole or not.
+    for (m, n, k) in [(64, 100, 100), (128, 70, 3136), (301, 259, 1000), (5, 3, 257), (9, 8, 1024)]
+    {
+        for accumulate in [false, true] {
+            assert_alike(&format!("linear {m} x {n} x {k}"), |on| {
+                let (x, w) = (on.random(1, on.dtype, [m, k]), on.random(2, DType::F32, [n, k]));
+                let (b, y) = (on.random(3, DType::F32, [n]), on.tensor(on.dtype, [m, n]));
+                linear::forward(&on.compute, &x, &w, Some(&b), Activation::Relu, &y).unwrap();
+                let (dy, dx) = (on.random(4, on.dtype, [m, n]), on.tensor(on.dtype, [m, k]));
+                let (dw, db) = (on.random(5, DType::F32, [n, k]), on.random(6, DType::F32, [n]));
+                linear::backward_weight(&on.compute, &x, &dy, &dw, Some(&db), accumulate).unwrap();
+                linear::backward_input(&on.compute, &w, &dy, &dx).unwrap();
+                vec![y, dw, db, dx]
+            });
+        }
+    }
+}
+
+#[test]
+fn attention_has_one_order_of_sums() {
+    for (seq, head_dim, kv_heads) in [(50, 64, 2), (128, 32, 4), (300, 16, 1)] {
+        let spec = AttentionSpec { batch: 3, seq, heads: 4, kv_heads, head_dim };
+        let config = RotaryConfig { head_dim, theta: 10_000.0, scaling: None };
+        assert_alike(&format!("{spec:?}"), |on| {
+            let allocator = &on.compute.allocator;
+            let table = RotaryTable::new(allocator, config, seq, DType::F32).unwrap();
+            let qkv = on.random(1, on.dtype, spec.qkv_shape());
+            let y = on.tensor(on.dtype, spec.output_shape());
+            let sums = on.tensor(DType::F32, [spec.log_sums_len()]);
+            attention::forward(&on.compute, &qkv, None, &table, &spec, &y, &sums).unwrap();
+            let dy = on.random(2, on.dtype, spec.output_shape());
+            let d_qkv = on.tensor(on.dtype, spec.qkv_shape());
+            attention::backward(&on.compute, &qkv, None, &table, &spec, &y, &sums, &dy, &d_qkv)
+                .unwrap();
+            vec![y, sums, d_qkv]
+        });
+    }
+}
+
+#[test]
 fn a_row_of_a_layer_is_a_row_of_the_product() {
     for level in SimdLevel::available() {
         for (n, k) in [(1, 1), (5, 31), (301, 259), (7, 0)] {
@@ -176,8 +253,7 @@ fn a_row_of_a_layer_is_a_row_of_the_product() {
                 (DType::BF16, DType::F32, 0.02),
                 (DType::BF16, DType::BF16, 0.05),
             ] {
-                let mut on = Inputs::new(2, dtype);
-                on.compute = on.compute.with_simd(level).unwrap();
+                let on = Inputs::new(2, dtype, level);
                 let (x, w) = (on.random(1, dtype, [1, k]), on.random(2, dtype, [n, k]));
                 let y = on.tensor(out, [1, n]);
                 linear::forward_row(&on.compute, &x, &w, &y).unwrap();
@@ -196,7 +272,7 @@ fn a_row_of_a_layer_is_a_row_of_the_product() {
             }
         }
     }
-    let on = Inputs::new(1, DType::F32);
+    let on = Inputs::new(1, DType::F32, SimdLevel::Portable);
     let (x, w) = (on.random(1, DType::F32, [2, 4]), on.random(2, DType::F32, [3, 4]));
     let error = linear::forward_row(&on.compute, &x, &w, &on.tensor(DType::F32, [1, 3]));
     assert!(error.unwrap_err().to_string().contains("input"));

@@ -17,6 +17,8 @@ static HELD: OnceLock<Option<Instructions>> = OnceLock::new();
 pub enum Instructions {
     /// Plain code.
     Portable,
+    /// The best with fused multiply-add; products in bf16 are products in f32. All processors that have it give the same bits.
+    Fma,
     /// AVX2; products in bf16 are products in f32.
     Avx2,
     /// AVX-512; products in bf16 are products in f32.
@@ -31,13 +33,14 @@ impl Instructions {
     /// The environment variable that names those of a process.
     pub const VARIABLE: &str = "PACELINE_SIMD";
     /// All of them.
-    pub const ALL: [Self; 5] =
-        [Self::Portable, Self::Avx2, Self::Avx512, Self::Avx512Bf16, Self::Amx];
+    pub const ALL: [Self; 6] =
+        [Self::Portable, Self::Fma, Self::Avx2, Self::Avx512, Self::Avx512Bf16, Self::Amx];
 
     /// The name on the command line.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Portable => "portable",
+            Self::Fma => "fma",
             Self::Avx2 => "avx2",
             Self::Avx512 => "avx512",
             Self::Avx512Bf16 => "avx512-bf16",
@@ -49,7 +52,8 @@ impl Instructions {
     pub fn level(self) -> SimdLevel {
         match self {
             Self::Portable => SimdLevel::Portable,
-            Self::Avx2 => SimdLevel::Avx2,
+            Self::Fma if SimdLevel::Avx512.is_available() => SimdLevel::Avx512,
+            Self::Fma | Self::Avx2 => SimdLevel::Avx2,
             Self::Avx512 | Self::Avx512Bf16 | Self::Amx => SimdLevel::Avx512,
         }
     }

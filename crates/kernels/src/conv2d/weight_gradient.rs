@@ -1,11 +1,10 @@
 //! The gradient of a convolution's weight.
 //!
 //! In: images and gradients of the output. Out: the gradient of the weight. The batch is divided into parts, each part has
-//! sums of its own, and these are added in order. Order of summation within a part: image, row, column.
+//! sums of its own, and these are added by the tree of [`paceline_numeric::tree`]. Order of summation within a part: image, row,
+//! column.
 
 use std::ops::Range;
-
-use paceline_memory::DType;
 
 use super::Conv2d;
 use super::direct::{ConvProduct, Memory, Slices, even_parts};
@@ -14,6 +13,7 @@ use super::input_gradient::PositionGrid;
 use super::prepare::fill_image;
 use super::tile::{self, GradientTile};
 use crate::compute::batches;
+use crate::simd::multiversion;
 use crate::stored::SinglePrecision;
 use crate::tiles::Ways;
 use crate::{Processor, SimdLevel, Threads, scratch};
@@ -24,16 +24,12 @@ const ROWS_BYTES: usize = 24 << 10;
 /// Images and gradients of this size stay in the second-level cache (1 MB or more).
 const GROUP_BYTES: usize = 512 << 10;
 
-/// The most parts of a batch in 16 bits. More would take more memory, because each part has its own sums.
+/// The most parts of a batch, and so of threads. More would take more memory, because each part has its own sums.
 const MOST_PARTS: usize = 8;
 
-/// The parts of a batch, each with its own sums. In f32 there is one for each thread, so the bits depend on the number of
-/// threads. In 16 bits the parts, and so the bits, depend on the batch only.
-fn parts<S: SinglePrecision>(threads: &Threads, batch: usize) -> Vec<Range<usize>> {
-    match S::DTYPE {
-        DType::BF16 | DType::F16 => even_parts(batch, batch.div_ceil(MOST_PARTS).max(1)).collect(),
-        _ => threads.split(batch),
-    }
+/// The parts of a batch, each with its own sums. They, and so the bits, depend on the batch only.
+fn parts(batch: usize) -> Vec<Range<usize>> {
+    even_parts(batch, batch.div_ceil(MOST_PARTS).max(1)).collect()
 }
 
 /// The gradient of the weight, with the numbers of the convolution itself.
@@ -47,10 +43,10 @@ impl WeightGradient {
         Self(ConvProduct::new(Ways { tiles, ..ways }, conv, rows, positions))
     }
 
-    /// The scratch memory for a batch whose output gradients are `S`: the sums of each part, and for each thread a group of
-    /// prepared images and their output gradients.
-    pub(crate) fn memory<S: SinglePrecision>(&self, threads: &Threads, batch: usize) -> Memory {
-        let parts = parts::<S>(threads, batch);
+    /// The scratch memory for a batch: the sums of each part, and for each thread a group of prepared images and their output
+    /// gradients.
+    pub(crate) fn memory(&self, threads: &Threads, batch: usize) -> Memory {
+        let parts = parts(batch);
         let groups = threads.split(parts.len()).into_iter().map(|own| self.group(&parts[own]));
         let images: usize = groups.sum();
         let (own, all) = (self.memory_of_thread(), self.memory_of_image());
@@ -111,7 +107,7 @@ impl WeightGradient {
     ) {
         let Self(ConvProduct { conv, columns, .. }) = self;
         let sum_elems = self.sum_elems();
-        let parts = parts::<S>(&cpu.threads, x.len() / conv.input_elems());
+        let parts = parts(x.len() / conv.input_elems());
         sums.fill(0.0);
         let mut items = Vec::new();
         for (first, sums) in batches(cpu, sums, sum_elems, parts.len()) {
@@ -130,15 +126,11 @@ impl WeightGradient {
                 self.add_part::<X, S>(cpu.simd, part.clone(), x, &fill, (images, gradients), sum);
             }
         });
-        if !accumulate {
-            d_weight.fill(0.0);
-        }
-        for sum in sums.chunks_exact(sum_elems) {
-            let rows = sum.chunks_exact(columns.padded);
-            for (to, from) in d_weight.chunks_exact_mut(conv.c_out).zip(rows) {
-                for (to, from) in to.iter_mut().zip(from) {
-                    *to += from;
-                }
+        add_parts(cpu.simd, sums, sum_elems);
+        let rows = sums.chunks_exact(columns.padded);
+        for (to, from) in d_weight.chunks_exact_mut(conv.c_out).zip(rows) {
+            for (to, from) in to.iter_mut().zip(from) {
+                *to = if accumulate { *to + from } else { *from };
             }
         }
     }
@@ -253,5 +245,23 @@ impl WeightGradient {
                 }
             }
         }
+    }
+}
+
+multiversion! {
+    /// Adds the sums of all parts, of `elems` elements each, by the tree. Those of the first part become the sum.
+    fn add_parts(sums: &mut [f32], elems: usize) = add_parts_body
+}
+
+#[inline(always)]
+fn add_parts_body(sums: &mut [f32], elems: usize) {
+    let count = sums.len() / elems;
+    let mut width = 1;
+    while width < count {
+        for at in (0..count - width).step_by(2 * width) {
+            let (left, right) = sums[at * elems..].split_at_mut(width * elems);
+            left[..elems].iter_mut().zip(&right[..elems]).for_each(|(left, right)| *left += right);
+        }
+        width *= 2;
     }
 }

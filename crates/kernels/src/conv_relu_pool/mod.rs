@@ -136,7 +136,7 @@ pub fn backward_weight(
             write_or_update::<P>(accumulate, "d_bias", d_bias, [c_out]),
             compute.is_card().then(|| scratch::<P>(on_card.scratch_len::<X, S>())),
         ),
-        memory: memory_of(compute, || gradient.memory::<S>(compute.threads(), batch)),
+        memory: memory_of(compute, || gradient.memory(compute.threads(), batch)),
         f64: move |_, ((x, dy, winners, dw, db, _), _)| {
             if !accumulate {
                 dw.fill(0.0);

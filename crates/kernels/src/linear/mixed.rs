@@ -34,7 +34,7 @@ pub(super) fn forward<H: HalfFloat>(
         bias.map(|bias| read_either::<H, _>(op, "bias", bias, [n])).transpose()?,
         write_either::<H, _>(op, "output", output, [m, n], false)?,
         has_half_bias.then(|| scratch::<f32>(n)),
-        packed::<H>(compute, [m, n, k], output),
+        packed::<H>(compute, [m, n, k], output, false),
         (
             rounded::<H>(compute, input),
             rounded::<H>(compute, weight),
@@ -96,7 +96,7 @@ pub(super) fn backward_weight<H: HalfFloat>(
         write_either::<H, _>(op, "d_weight", d_weight, [n, k], accumulate)?,
         d_bias.map(|db| write_either::<H, _>(op, "d_bias", db, [n], accumulate)).transpose()?,
         has_half_bias.then(|| scratch::<f32>(n)),
-        packed::<H>(compute, [n, k, m], d_weight),
+        packed::<H>(compute, [n, k, m], d_weight, accumulate),
         (rounded::<H>(compute, input), rounded::<H>(compute, d_output), partials),
     );
     compute.launch_with_card(
@@ -147,7 +147,7 @@ pub(super) fn backward_input<H: HalfFloat>(
         read_either::<H, _>(op, "weight", weight, [n, k])?,
         read_either::<H, _>(op, "d_output", d_output, [m, n])?,
         write_either::<H, _>(op, "d_input", d_input, [m, k], false)?,
-        packed::<H>(compute, [m, k, n], d_input),
+        packed::<H>(compute, [m, k, n], d_input, false),
         (rounded::<H>(compute, weight), rounded::<H>(compute, d_output)),
     );
     compute.launch_with_card(

@@ -80,7 +80,7 @@ pub fn forward(
             read::<T>("weight", weight, [n, k]),
             bias.map(|bias| read::<T>("bias", bias, [n])),
             write::<T>("output", output, [m, n]),
-            packed::<T>(compute, [m, n, k], output),
+            packed::<T>(compute, [m, n, k], output, false),
         );
         compute.launch_with_card(op, operands, move |cpu, (x, w, bias, y, packed)| {
             let (x, w) = (Matrix::new(x, m, k), Matrix::new(w, n, k));
@@ -96,12 +96,17 @@ pub fn forward(
 }
 
 /// The processor's scratch memory for a product of these sizes, written to `result`. Cards need none.
-fn packed<T: Multiply>(compute: &Compute, sizes: [usize; 3], result: &Tensor) -> Scratch<f32> {
+fn packed<T: Multiply>(
+    compute: &Compute,
+    sizes: [usize; 3],
+    result: &Tensor,
+    accumulate: bool,
+) -> Scratch<f32> {
     let is_result_stored = result.dtype() == T::DTYPE;
     scratch(if compute.is_card() {
         0
     } else {
-        T::scratch_len(compute.processor(), sizes, is_result_stored)
+        T::scratch_len(compute.processor(), sizes, is_result_stored, accumulate)
     })
 }
 
@@ -131,7 +136,7 @@ pub fn backward_weight(
             write_or_update::<T>(accumulate, "d_weight", d_weight, [n, k]),
             d_bias.map(|d_bias| write_or_update::<T>(accumulate, "d_bias", d_bias, [n])),
             (compute.is_card() && d_bias.is_some()).then(|| scratch::<T>(parts.scratch_len())),
-            packed::<T>(compute, [n, k, m], d_weight),
+            packed::<T>(compute, [n, k, m], d_weight, accumulate),
         );
         compute.launch_with_card(op, operands, move |cpu, (x, dy, dw, db, _, packed)| {
             let (a, b) = (Matrix::new(dy, m, n).transposed(), Matrix::new(x, m, k));
@@ -175,7 +180,7 @@ pub fn backward_input(
             read::<T>("weight", weight, [n, k]),
             read::<T>("d_output", d_output, [m, n]),
             write::<T>("d_input", d_input, [m, k]),
-            packed::<T>(compute, [m, k, n], d_input),
+            packed::<T>(compute, [m, k, n], d_input, false),
         );
         compute.launch_with_card(op, operands, move |cpu, (w, dy, dx, packed)| {
             let (dy, w) = (Matrix::new(dy, m, n), Matrix::new(w, n, k));

@@ -15,9 +15,9 @@ pub(super) fn scratch_len<S: Multiply>(
     [n, classes, inputs]: [usize; 3],
     (wants_input, wants_weight): (bool, bool),
 ) -> usize {
-    let outputs = S::scratch_len(cpu, [n, classes, inputs], false);
-    let d_input = wants_input.then(|| S::scratch_len(cpu, [n, inputs, classes], true));
-    let d_weight = wants_weight.then(|| S::scratch_len(cpu, [classes, inputs, n], false));
+    let outputs = S::scratch_len(cpu, [n, classes, inputs], false, false);
+    let d_input = wants_input.then(|| S::scratch_len(cpu, [n, inputs, classes], true, false));
+    let d_weight = wants_weight.then(|| S::scratch_len(cpu, [classes, inputs, n], false, true));
     outputs.max(d_input.unwrap_or(0)).max(d_weight.unwrap_or(0))
 }
 

@@ -41,7 +41,7 @@ impl Multiply for f64 {
         });
     }
 
-    fn scratch_len(_: &Processor, _: [usize; 3], _: bool) -> usize {
+    fn scratch_len(_: &Processor, _: [usize; 3], _: bool, _: bool) -> usize {
         0
     }
 }

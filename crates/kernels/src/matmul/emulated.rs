@@ -22,7 +22,8 @@ impl Multiply for f16 {
         scratch: &mut [f32],
     ) {
         let ((m, k), (_, n)) = (a.dims(), b.dims());
-        let (scratch, rest) = scratch.split_at_mut(f32::scratch_len(cpu, [m, n, k], false));
+        let adds = accumulate && matches!(c.elems, Elements::Real(_));
+        let (scratch, rest) = scratch.split_at_mut(f32::scratch_len(cpu, [m, n, k], false, adds));
         let (wide_a, rest) = rest.split_at_mut(m * k);
         let (wide_b, sums) = rest.split_at_mut(k * n);
         let (a, b) = (widened(cpu, a, wide_a), widened(cpu, b, wide_b));
@@ -46,10 +47,15 @@ impl Multiply for f16 {
     }
 
     /// Both operands in f32, and the sums if c is f16, beside what a product of f32 takes.
-    fn scratch_len(cpu: &Processor, [m, n, k]: [usize; 3], is_c_f16: bool) -> usize {
+    fn scratch_len(
+        cpu: &Processor,
+        [m, n, k]: [usize; 3],
+        is_c_f16: bool,
+        accumulate: bool,
+    ) -> usize {
         let sums = if is_c_f16 { (m, n) } else { (0, 0) };
         let sizes = [(m, k), (k, n), sums].map(|(rows, columns)| rows.saturating_mul(columns));
-        let of_product = f32::scratch_len(cpu, [m, n, k], false);
+        let of_product = f32::scratch_len(cpu, [m, n, k], false, accumulate && !is_c_f16);
         sizes.into_iter().fold(of_product, usize::saturating_add)
     }
 }

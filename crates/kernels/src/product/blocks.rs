@@ -15,9 +15,11 @@
 //!
 //! A block of `a` that is stored as the kernel's panels are is not packed.
 
+use paceline_numeric::tree;
+
 use super::kernel::{MicroKernel, Panels};
 use super::pack::{Ahead, SLACK};
-use super::store::{BUFFER_LEN, SumTile};
+use super::store::{BUFFER_LEN, Stack, SumTile};
 use super::{ElemPtr, Output, ProductSizes, RawProduct};
 
 /// Lengths are rounded up to this number of elements, a cache line.
@@ -32,28 +34,33 @@ pub(super) struct BlockSizes {
     k: usize,
     /// Whether all packed panels of a block of `b` are kept, or only the current one.
     keeps_b: bool,
-    /// Lengths of the packed block of `b`, that of `a`, and the sums, in scratch memory.
+    /// Lengths of the packed block of `b`, that of `a`, and the sums at a depth of the stack, in scratch memory.
     b_len: usize,
     a_len: usize,
     sums_len: usize,
+    /// Depths of the stack in scratch memory.
+    depths: usize,
 }
 
 impl BlockSizes {
-    /// The blocks of a product. The block of k depends on k only: it decides the order of sums.
-    pub(super) fn new<K: MicroKernel>(sizes: ProductSizes, is_c_bf16: bool) -> Self {
+    /// The blocks of a product. Blocks of k have a fixed size, and only the last one is shorter: they decide the order of sums.
+    /// `keeps_c` says that `c` cannot hold sums of some blocks.
+    pub(super) fn new<K: MicroKernel>(sizes: ProductSizes, keeps_c: bool) -> Self {
         let num_k = sizes.k.div_ceil(K::K_BLOCK).max(1);
-        let k = sizes.k.div_ceil(num_k).next_multiple_of(K_STEP).max(K_STEP);
+        let k = sizes.k.next_multiple_of(K_STEP).clamp(K_STEP, K::K_BLOCK);
+        // The most binary digits that are one in a number of blocks before the last one.
+        let depths = num_k.ilog2() as usize;
+        let depths = if keeps_c { depths } else { depths.saturating_sub(1) };
         let units = k / K::K_PER_UNIT;
         // As few blocks as possible, of the same number of panels.
         let block = |len: usize, panel: usize, most: usize| {
             let panels = len.div_ceil(panel).max(1);
             panels.div_ceil(panels.div_ceil((most / units / panel).max(1))) * panel
         };
-        let has_sums = is_c_bf16 && num_k > 1;
         let m = block(sizes.m, K::ROWS, K::A_LEN);
         // A panel of `b` that no second block of `a` meets makes room for the next one.
         let keeps_b = !K::B_STAYS || m < sizes.m;
-        let most = if keeps_b || has_sums { K::B_LEN } else { usize::MAX };
+        let most = if keeps_b || depths > 0 { K::B_LEN } else { usize::MAX };
         let n = block(sizes.n, K::COLUMNS, most);
         let kept = if keeps_b { n } else { K::COLUMNS };
         Self {
@@ -63,13 +70,39 @@ impl BlockSizes {
             keeps_b,
             b_len: (kept * units).next_multiple_of(LINE),
             a_len: (m * units + SLACK).next_multiple_of(LINE),
-            sums_len: if has_sums { (sizes.m * n).next_multiple_of(LINE) } else { 0 },
+            sums_len: (sizes.m * n).next_multiple_of(LINE),
+            depths,
         }
     }
 
     /// The length of the scratch memory, in elements of 4 bytes.
     pub(super) fn len(&self) -> usize {
-        self.b_len + self.a_len + self.sums_len
+        self.b_len + self.a_len + self.depths * self.sums_len
+    }
+
+    /// The stack of sums of a block of `c` when block `index` of k is done: how many of them it is merged with follows from the
+    /// tree of sums. `sums` has those in scratch memory, of which the lowest lie in `c` if it can hold them.
+    fn stack(
+        &self,
+        c: &Output,
+        (row, column): (usize, usize),
+        (sums, stride): (*mut f32, usize),
+        index: usize,
+        is_last: bool,
+    ) -> Stack {
+        let num_sums = index.count_ones() as usize;
+        let num_merged = if is_last { num_sums } else { tree::merges_before_last(index) };
+        let bottom = match c.elems.at(row * c.row_stride + column) {
+            ElemPtr::F32(c_block) if !c.accumulate => Some((c_block, c.row_stride)),
+            _ => None,
+        };
+        let above = if bottom.is_some() { sums } else { sums.wrapping_add(self.sums_len) };
+        Stack {
+            bottom: bottom.unwrap_or((sums, stride)),
+            above: (above, stride),
+            len: self.sums_len,
+            merged: (num_sums - num_merged, num_sums),
+        }
     }
 
     /// Makes a part of a product.
@@ -87,7 +120,7 @@ impl BlockSizes {
         let start = scratch.as_mut_ptr();
         let packed_b = start.cast::<u32>();
         let packed_a = start.wrapping_add(self.b_len).cast::<u32>();
-        let sums = (self.sums_len > 0).then(|| start.wrapping_add(self.b_len + self.a_len));
+        let sums = start.wrapping_add(self.b_len + self.a_len);
         // The block of `a` that is packed: with a single block of k and of m, it serves all columns.
         let mut a_holds = None;
         // SAFETY: the caller guarantees the processor, and `end` follows.
@@ -98,6 +131,7 @@ impl BlockSizes {
             for k0 in (0..k.max(1)).step_by(self.k) {
                 let k_len = self.k.min(k - k0);
                 let units = k_len.div_ceil(K::K_PER_UNIT).next_multiple_of(K::UNITS_STEP);
+                let index = k0 / self.k;
                 let is_last = k0 + self.k >= k;
                 // SAFETY: the columns and the range of k lie in `b`, and the block has room for its panels.
                 let pack_b = |j: usize, columns: usize, to: *mut u32| unsafe {
@@ -118,8 +152,9 @@ impl BlockSizes {
                         unsafe { K::pack_a(&block_a, m_len, k_len, packed_a) };
                         a_holds = Some((m0, k0));
                     }
-                    let sums = sums.map(|s| (s.wrapping_add(m0 * self.n), self.n));
-                    let block = block(&c, (m0, n0), (m_len, n_len), sums, k0 == 0, is_last);
+                    let sums = (sums.wrapping_add(m0 * self.n), self.n);
+                    let stack = self.stack(&c, (m0, n0), sums, index, is_last);
+                    let block = block(&c, (m0, n0), (m_len, n_len), stack, is_last);
                     let panel_b =
                         |j: usize| packed_b.wrapping_add(if self.keeps_b { j * units } else { 0 });
                     let mut make = |i: usize, j: usize| {
@@ -158,35 +193,28 @@ impl BlockSizes {
     }
 }
 
-/// Where a block of `c` that starts at `(row, column)` goes after a block of k. `sums` are its place in the sums between blocks,
-/// if there are any; an f32 `c` holds these sums itself.
+/// Where a block of `c` that starts at `(row, column)` goes after a block of k: onto the stack, or at its place after the last one.
 fn block(
     c: &Output,
     (row, column): (usize, usize),
     (rows, columns): (usize, usize),
-    sums: Option<(*mut f32, usize)>,
-    is_first: bool,
+    stack: Stack,
     is_last: bool,
 ) -> SumTile {
-    let to = c.elems.at(row * c.row_stride + column);
-    let mut block = SumTile {
+    let (sums, stride) = stack.at(stack.merged.0);
+    let (to, stride) = if is_last {
+        (c.elems.at(row * c.row_stride + column), c.row_stride)
+    } else {
+        (ElemPtr::F32(sums), stride)
+    };
+    SumTile {
         rows,
         columns,
-        addend: sums.filter(|_| !is_first),
+        stack,
         to,
-        stride: c.row_stride,
-        adds_to_bf16: is_last && c.accumulate && matches!(to, ElemPtr::Bf16(_)),
+        stride,
+        accumulate: is_last && c.accumulate,
         bias: c.bias.filter(|_| is_last).map(|bias| bias.wrapping_add(column)),
         with_relu: is_last && c.with_relu,
-    };
-    match (to, sums) {
-        (ElemPtr::F32(c_block), _) if !is_first || c.accumulate => {
-            block.addend = Some((c_block, c.row_stride));
-        }
-        (ElemPtr::Bf16(_), Some((sums, stride))) if !is_last => {
-            (block.to, block.stride) = (ElemPtr::F32(sums), stride);
-        }
-        _ => {}
     }
-    block
 }

@@ -8,6 +8,9 @@ use super::store::{SumTile, TileBuffer};
 use super::{RawOperand, pack, store};
 use crate::simd::{Portable, Vector};
 
+/// The block of k of all kernels whose panels hold f32. It decides their order of sums.
+const F32_K_BLOCK: usize = 256;
+
 /// A micro-kernel, the format of its panels, and the functions that fill and empty them.
 ///
 /// # Safety
@@ -24,7 +27,7 @@ pub(super) unsafe trait MicroKernel {
     const K_PER_UNIT: usize;
     /// The units of a panel are a multiple of this. Units that are missing are zeros.
     const UNITS_STEP: usize = 1;
-    /// The largest block of k.
+    /// The block of k.
     const K_BLOCK: usize;
     /// The largest packed block of `a`, in units.
     const A_LEN: usize;
@@ -130,7 +133,7 @@ unsafe impl MicroKernel for PlainKernel {
     const ROWS: usize = 6;
     const COLUMNS: usize = 2 * Portable::LANES;
     const K_PER_UNIT: usize = 1;
-    const K_BLOCK: usize = 256;
+    const K_BLOCK: usize = F32_K_BLOCK;
     const A_LEN: usize = 1 << 15;
     const B_LEN: usize = 1 << 17;
     const B_STAYS: bool = true;
@@ -178,12 +181,12 @@ mod x86 {
         const ROWS: usize = 6;
         const COLUMNS: usize = 16;
         const K_PER_UNIT: usize = 1;
-        /// A panel of `b` takes 24 KiB.
-        const K_BLOCK: usize = 384;
-        /// 516 KiB: 512 rows of 256 k. The third-level cache is fast enough for a panel of `a` per tile.
-        const A_LEN: usize = 344 * Self::K_BLOCK;
-        /// 3 MiB: 2048 columns.
-        const B_LEN: usize = 2048 * Self::K_BLOCK;
+        /// A panel of `b` takes 16 KiB.
+        const K_BLOCK: usize = F32_K_BLOCK;
+        /// 512 KiB: 512 rows. The third-level cache is fast enough for a panel of `a` per tile.
+        const A_LEN: usize = 512 * Self::K_BLOCK;
+        /// 3 MiB: 3072 columns.
+        const B_LEN: usize = 3072 * Self::K_BLOCK;
         const B_STAYS: bool = true;
 
         unsafe fn begin() -> TileBuffer {
@@ -234,7 +237,7 @@ mod x86 {
         const COLUMNS: usize = 32;
         const K_PER_UNIT: usize = 1;
         /// A panel of `a` takes 14 KiB.
-        const K_BLOCK: usize = 256;
+        const K_BLOCK: usize = F32_K_BLOCK;
         const A_LEN: usize = HALF_MEBIBYTE;
         const B_LEN: usize = HALF_MEBIBYTE;
         const B_STAYS: bool = false;

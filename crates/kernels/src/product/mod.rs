@@ -15,10 +15,11 @@
 //! AVX512-BF16 and AMX a panel holds pairs of bf16 instead. Which is faster depends on the processor, see
 //! [`Bf16Products`](crate::Bf16Products).
 //!
-//! **Order of sums.** k is cut into blocks by a rule that looks at k only. The products of a block are added one after
-//! the other (pair after pair with AVX512-BF16, 16 pairs after 16 pairs with AMX), starting from zero, then block after block.
-//! Neither m, n, the number of threads nor the place of a row or column changes an element's bits. Different instructions may
-//! give different bits.
+//! **Order of sums.** k is cut into blocks of a fixed size. The products of a block are added one after the other (pair after pair
+//! with AVX512-BF16, 16 pairs after 16 pairs with AMX), starting from zero, and the sums of the blocks by the tree of
+//! [`paceline_numeric::tree`]; then what `c` holds is added. Neither m, n, the number of threads nor the place of a row or column
+//! changes an element's bits. f32 has the same bits with AVX2 and AVX-512, which multiply and add with one rounding; plain code
+//! on x86-64, AVX512-BF16 and AMX have others.
 
 mod blocks;
 mod kernel;
@@ -128,11 +129,19 @@ pub(crate) struct InBf16 {
 }
 
 /// The number of f32 elements of scratch memory of a product: for each part of `c` that a thread makes, one packed block
-/// of `a` and of `b`, and f32 sums of `part rows x block columns` if `c` is bf16 and k has several blocks.
-pub(crate) fn scratch_len(cpu: &Processor, sizes: ProductSizes, in_bf16: InBf16) -> usize {
+/// of `a` and of `b`, and f32 sums of `part rows x block columns` for each depth of the tree over blocks of k that `c` cannot
+/// hold: all if it is bf16 or `accumulate`, otherwise all but one.
+pub(crate) fn scratch_len(
+    cpu: &Processor,
+    sizes: ProductSizes,
+    in_bf16: InBf16,
+    accumulate: bool,
+) -> usize {
     let instructions = ChosenKernel::of(cpu, in_bf16.operands);
     parts(cpu, sizes)
-        .map(|(rows, columns)| instructions.blocks(sizes, &rows, &columns, in_bf16.c).len())
+        .map(|(rows, columns)| {
+            instructions.blocks(sizes, &rows, &columns, in_bf16.c || accumulate).len()
+        })
         .sum()
 }
 
@@ -145,10 +154,10 @@ pub(crate) fn scratch_len(cpu: &Processor, sizes: ProductSizes, in_bf16: InBf16)
 /// where elements are bf16.
 pub(crate) unsafe fn run(cpu: &Processor, product: RawProduct, scratch: &mut [f32]) {
     let instructions = ChosenKernel::of(cpu, product.a.in_bf16);
-    let is_c_bf16 = matches!(product.c.elems, ElemPtr::Bf16(_));
+    let keeps_c = product.c.accumulate || matches!(product.c.elems, ElemPtr::Bf16(_));
     let mut rest = scratch;
     let with_scratch = |(rows, columns): (Range<usize>, Range<usize>)| {
-        let blocks = instructions.blocks(product.sizes, &rows, &columns, is_c_bf16);
+        let blocks = instructions.blocks(product.sizes, &rows, &columns, keeps_c);
         let (own, after) = std::mem::take(&mut rest).split_at_mut(blocks.len());
         rest = after;
         (product.part(&rows, &columns), blocks, own)
@@ -205,19 +214,19 @@ impl ChosenKernel {
         sizes: ProductSizes,
         rows: &Range<usize>,
         columns: &Range<usize>,
-        is_c_bf16: bool,
+        keeps_c: bool,
     ) -> BlockSizes {
         let sizes = ProductSizes { m: rows.len(), n: columns.len(), ..sizes };
         match self {
             #[cfg(target_arch = "x86_64")]
-            Self::Amx => BlockSizes::new::<Amx>(sizes, is_c_bf16),
+            Self::Amx => BlockSizes::new::<Amx>(sizes, keeps_c),
             #[cfg(target_arch = "x86_64")]
-            Self::Dots => BlockSizes::new::<Dots>(sizes, is_c_bf16),
+            Self::Dots => BlockSizes::new::<Dots>(sizes, keeps_c),
             #[cfg(target_arch = "x86_64")]
-            Self::Avx512 => BlockSizes::new::<Avx512>(sizes, is_c_bf16),
+            Self::Avx512 => BlockSizes::new::<Avx512>(sizes, keeps_c),
             #[cfg(target_arch = "x86_64")]
-            Self::Avx2 => BlockSizes::new::<Avx2>(sizes, is_c_bf16),
-            Self::Plain => BlockSizes::new::<PlainKernel>(sizes, is_c_bf16),
+            Self::Avx2 => BlockSizes::new::<Avx2>(sizes, keeps_c),
+            Self::Plain => BlockSizes::new::<PlainKernel>(sizes, keeps_c),
         }
     }
 }

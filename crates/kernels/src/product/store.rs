@@ -22,18 +22,55 @@ impl Default for TileBuffer {
     }
 }
 
-/// Where a tile of sums, or a block of tiles, goes and what is added to it, in this order: the addend, what a bf16 `c` holds, the
-/// bias.
+/// Sums of earlier blocks of k, on a stack. Those that are merged with the sums of this block have the depths `merged`.
+#[derive(Clone, Copy)]
+pub(super) struct Stack {
+    /// The sums at depth 0, and the stride of their rows.
+    pub(super) bottom: (*mut f32, usize),
+    /// Those at depth 1, and the stride of their rows.
+    pub(super) above: (*mut f32, usize),
+    /// Elements from one depth above the bottom to the next.
+    pub(super) len: usize,
+    pub(super) merged: (usize, usize),
+}
+
+impl Stack {
+    /// The sums at a depth, and the stride of their rows.
+    #[inline(always)]
+    pub(super) fn at(&self, depth: usize) -> (*mut f32, usize) {
+        let (above, stride) = self.above;
+        if depth == 0 { self.bottom } else { (above.wrapping_add((depth - 1) * self.len), stride) }
+    }
+
+    /// The part that starts at this row and column.
+    #[inline(always)]
+    fn part(&self, i: usize, j: usize) -> Self {
+        let part = |(at, stride): (*mut f32, usize)| (at.wrapping_add(i * stride + j), stride);
+        Self { bottom: part(self.bottom), above: part(self.above), ..*self }
+    }
+
+    /// The addresses of the sums that are merged, at a row and column, in this order.
+    #[inline(always)]
+    fn merged(&self, i: usize, j: usize) -> impl Iterator<Item = *mut f32> {
+        let (from, to) = self.merged;
+        (from..to).rev().map(move |depth| {
+            let (at, stride) = self.at(depth);
+            at.wrapping_add(i * stride + j)
+        })
+    }
+}
+
+/// Where a tile of sums, or a block of tiles, goes and what is added to it, in this order: sums of earlier blocks of k, what `c`
+/// holds, the bias.
 #[derive(Clone, Copy)]
 pub(super) struct SumTile {
     pub(super) rows: usize,
     pub(super) columns: usize,
-    /// Numbers of the same shape, and the stride of their rows.
-    pub(super) addend: Option<(*mut f32, usize)>,
+    pub(super) stack: Stack,
     pub(super) to: ElemPtr,
     pub(super) stride: usize,
-    /// Whether a bf16 `c` is added. An f32 `c` is the addend.
-    pub(super) adds_to_bf16: bool,
+    /// Whether what is at `to` is added.
+    pub(super) accumulate: bool,
     /// A number for each column.
     pub(super) bias: Option<*const f32>,
     pub(super) with_relu: bool,
@@ -43,15 +80,20 @@ impl SumTile {
     /// The part that starts at this row and column, of at most so many rows and columns.
     #[inline(always)]
     pub(super) fn part(&self, (i, j): (usize, usize), (rows, columns): (usize, usize)) -> Self {
-        let at = |stride: usize| i * stride + j;
         Self {
             rows: rows.min(self.rows - i),
             columns: columns.min(self.columns - j),
-            addend: self.addend.map(|(from, stride)| (from.wrapping_add(at(stride)), stride)),
-            to: self.to.at(at(self.stride)),
+            stack: self.stack.part(i, j),
+            to: self.to.at(i * self.stride + j),
             bias: self.bias.map(|bias| bias.wrapping_add(j)),
             ..*self
         }
+    }
+
+    /// Whether what a bf16 `c` holds is added.
+    #[inline(always)]
+    fn adds_to_bf16(&self) -> bool {
+        self.accumulate && matches!(self.to, ElemPtr::Bf16(_))
     }
 
     /// Asks for the cache lines that the tile will be written to, while its sums are being made. `columns` is that of a whole
@@ -78,8 +120,8 @@ impl SumTile {
     }
 }
 
-/// Writes the rows of a tile, whose sums have rows of two registers: at once if there is at most an addend and all columns are
-/// there, otherwise by way of the buffer.
+/// Writes the rows of a tile, whose sums have rows of two registers: at once if only f32 are added and all columns are there,
+/// otherwise by way of the buffer.
 ///
 /// # Safety
 ///
@@ -91,7 +133,7 @@ pub(super) unsafe fn store<V: Vector, const ROWS: usize>(
     tile: &SumTile,
 ) {
     let columns = 2 * V::LANES;
-    let has_more = tile.bias.is_some() || tile.with_relu || tile.adds_to_bf16;
+    let has_more = tile.bias.is_some() || tile.with_relu || tile.adds_to_bf16();
     let is_plain = tile.columns == columns && !has_more;
     // SAFETY: the caller's contract; rows and columns lie in the tile.
     unsafe {
@@ -114,10 +156,11 @@ pub(super) unsafe fn store<V: Vector, const ROWS: usize>(
         for (i, sums) in sums.into_iter().enumerate().take(tile.rows) {
             for (half, mut x) in sums.into_iter().enumerate() {
                 let column = half * V::LANES;
-                if let Some((addend, stride)) = tile.addend {
-                    x = V::load(addend.add(i * stride + column)).add(x);
+                for addend in tile.stack.merged(i, column) {
+                    x = V::load(addend).add(x);
                 }
                 match tile.to.at(i * tile.stride + column) {
+                    ElemPtr::F32(to) if tile.accumulate => V::load(to).add(x).store(to),
                     ElemPtr::F32(to) => x.store(to),
                     ElemPtr::Bf16(to) => x.store_bf16(to),
                 }
@@ -135,15 +178,23 @@ pub(super) unsafe fn store<V: Vector, const ROWS: usize>(
 unsafe fn store_row(row: &mut [f32], i: usize, tile: &SumTile) {
     // SAFETY: the caller's contract; the row lies in the tile.
     unsafe {
-        if let Some((addend, stride)) = tile.addend {
+        for addend in tile.stack.merged(i, 0) {
             for (j, x) in row.iter_mut().enumerate() {
-                *x += *addend.add(i * stride + j);
+                *x += *addend.add(j);
             }
         }
-        if let (ElemPtr::Bf16(to), true) = (tile.to, tile.adds_to_bf16) {
-            for (j, x) in row.iter_mut().enumerate() {
-                *x += widen(*to.add(i * tile.stride + j));
+        match tile.to.at(i * tile.stride) {
+            ElemPtr::F32(to) if tile.accumulate => {
+                for (j, x) in row.iter_mut().enumerate() {
+                    *x += *to.add(j);
+                }
             }
+            ElemPtr::Bf16(to) if tile.accumulate => {
+                for (j, x) in row.iter_mut().enumerate() {
+                    *x += widen(*to.add(j));
+                }
+            }
+            _ => {}
         }
         if let Some(bias) = tile.bias {
             for (j, x) in row.iter_mut().enumerate() {
@@ -171,7 +222,7 @@ unsafe fn store_row(row: &mut [f32], i: usize, tile: &SumTile) {
     }
 }
 
-/// Writes sums from registers: at once if there is at most an addend, otherwise by way of the buffer.
+/// Writes sums from registers: at once if only f32 are added, otherwise by way of the buffer.
 ///
 /// # Safety
 ///
@@ -188,7 +239,7 @@ pub(super) unsafe fn store_registers<const ROWS: usize>(
     let masks = [0, 16].map(|j| first(tile.columns.saturating_sub(j)));
     // SAFETY: the caller's contract; masked loads and stores touch the columns of the tile only.
     unsafe {
-        if tile.bias.is_some() || tile.with_relu || tile.adds_to_bf16 {
+        if tile.bias.is_some() || tile.with_relu || tile.adds_to_bf16() {
             for (i, sums) in sums.into_iter().enumerate() {
                 _mm512_store_ps(buffer.0.as_mut_ptr().add(i * 32), sums[0]);
                 _mm512_store_ps(buffer.0.as_mut_ptr().add(i * 32 + 16), sums[1]);
@@ -201,12 +252,17 @@ pub(super) unsafe fn store_registers<const ROWS: usize>(
             }
             for (h, mut x) in sums.into_iter().enumerate() {
                 let (at, mask) = (i * tile.stride + 16 * h, masks[h]);
-                if let Some((addend, stride)) = tile.addend {
-                    let addend = addend.wrapping_add(i * stride + 16 * h);
+                for addend in tile.stack.merged(i, 16 * h) {
                     x = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, addend), x);
                 }
                 match tile.to {
-                    ElemPtr::F32(to) => _mm512_mask_storeu_ps(to.wrapping_add(at), mask, x),
+                    ElemPtr::F32(to) => {
+                        let to = to.wrapping_add(at);
+                        if tile.accumulate {
+                            x = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, to), x);
+                        }
+                        _mm512_mask_storeu_ps(to, mask, x);
+                    }
                     ElemPtr::Bf16(to) => {
                         let x = super::pack_avx512::round(x);
                         let x = _mm512_cvtepi32_epi16(_mm512_srli_epi32::<16>(x));
@@ -273,14 +329,20 @@ unsafe fn store_rows<const CONVERTS: bool>(sums: *const f32, tile: &SumTile, row
             let mut row = [zero; 2];
             for (h, x) in row.iter_mut().enumerate() {
                 *x = _mm512_load_ps(sums.add(i * 32 + 16 * h));
-                if let Some((addend, stride)) = tile.addend {
-                    let addend = addend.wrapping_add(i * stride + 16 * h);
+                for addend in tile.stack.merged(i, 16 * h) {
                     *x = _mm512_add_ps(_mm512_maskz_loadu_ps(masks[h], addend), *x);
                 }
-                if let (ElemPtr::Bf16(to), true) = (to, tile.adds_to_bf16) {
-                    let old = _mm256_maskz_loadu_epi16(masks[h], to.wrapping_add(16 * h).cast());
-                    let old = _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(old));
-                    *x = _mm512_add_ps(_mm512_castsi512_ps(old), *x);
+                let old = match to.at(16 * h) {
+                    _ if !tile.accumulate => None,
+                    ElemPtr::F32(to) => Some(_mm512_maskz_loadu_ps(masks[h], to)),
+                    ElemPtr::Bf16(to) => {
+                        let old = _mm256_maskz_loadu_epi16(masks[h], to.cast());
+                        let old = _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(old));
+                        Some(_mm512_castsi512_ps(old))
+                    }
+                };
+                if let Some(old) = old {
+                    *x = _mm512_add_ps(old, *x);
                 }
                 if tile.bias.is_some() {
                     *x = _mm512_add_ps(*x, bias[h]);

@@ -36,8 +36,9 @@ pub struct RankFlags {
     // With torchrun's names for it, and mpirun's letter.
     #[arg(short = 'n', long, value_name = "N", aliases = ["nproc-per-node", "nproc_per_node"], value_parser = within(1, MAX_RANKS))]
     pub nproc: Option<usize>,
-    /// Compute with these vector instructions instead of the best that the processor has; avx512-bf16 and amx are AVX-512 with
-    /// another way to multiply in bf16 [default: $PACELINE_SIMD, or the best]
+    /// Compute with these vector instructions instead of the best that the processor has; fma has the same bits on every
+    /// processor with AVX2 or AVX-512, also in bf16, which avx512-bf16 and amx multiply in another way [default:
+    /// $PACELINE_SIMD, or the best]
     #[arg(long, value_name = "NAME", value_parser = simd_parser())]
     pub simd: Option<Instructions>,
     /// How the ranks reach each other; with --nnodes, hybrid by default, or tcp if each host has one rank
