@@ -4,7 +4,7 @@
 
 scripts/docs-commands.sh runs the commands and writes OUTPUTS: a line "@@ N" before the output of the command in line N. A block marked
 ```text belongs to the commands of the last block marked ```sh, or to the comment <!-- output of: COMMAND --> before it. Each line of the
-block must be a line of their output, in the same order: the same words and columns, not numbers, times or digests. Lines, columns and words
+block must be a line of their output, in the same order: the same words, columns and digests of weights, not numbers or times. Lines, columns and words
 (...) may be left out. A comment just before a block changes this:
 
     <!-- not compared: put together from two outputs -->    the block is left out
@@ -19,8 +19,9 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
-# A digest; a number, with its sign if it begins a word.
-DIGEST = re.compile(r"\b(?=[0-9a-f]*\d)[0-9a-f]{8,64}\b")
+# A digest that is not of weights; a number, with its sign if it begins a word.
+DIGEST = re.compile(r"\b(?=[0-9a-f]*\d)[0-9a-f]{8,63}\b")
+WEIGHTS = re.compile(r"[0-9a-f]{64}")
 NUMBER = re.compile(r"(?:(?<!\w)[-+])?\d[\d,.]*(?:e[-+]\d+)?")
 # The file and the text of a block of code, and a line of it that stands for others.
 CODE = re.compile(r"^(?:<!-- lines of: (\S+) -->\n)?```rust\n(.*?)^```", re.DOTALL | re.MULTILINE)
@@ -32,7 +33,9 @@ ADVICE = ("advice:", "Advice:")
 def words(line: str) -> list[str]:
     """The words of a line: a number, a digest and an empty cell as `#`, the rule of a table as `--`."""
     found = []
-    for word in NUMBER.sub("#", DIGEST.sub("#", line)).split():
+    for word in line.split():
+        if not WEIGHTS.fullmatch(word.strip('",')):
+            word = NUMBER.sub("#", DIGEST.sub("#", word))
         if re.fullmatch(r"-{2,}", word):
             word = "--"
         found.append("#" if word in ("-", "–") else word)

@@ -1,17 +1,20 @@
-//! Flags of `paceline bench`. Flags that nccl-tests has, too, have the same letters, except -n, which is the number of
-//! ranks in all other commands.
+//! Flags of `paceline bench`. Flags that nccl-tests has, too, have the same letters: -n is the number of iterations here, and that
+//! of ranks elsewhere.
 
 use std::path::PathBuf;
 
 use clap::Args;
 use paceline_collectives::{MAX_RANKS, OpKind, ReduceOp};
-use paceline_failure::numbers::within;
+use paceline_failure::numbers::{part, within};
 use paceline_launch::device::Device;
 use paceline_launch::{CommArgs, TransportName};
 
 use super::named::parser;
 use crate::operation::{OPS, REDOPS};
 use crate::screen::Screen;
+
+/// The largest number of iterations. There is a limit because the times of all iterations are kept, for every rank.
+pub(super) const MAX_ITERS: usize = 1_000_000;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -20,6 +23,7 @@ Examples:
   paceline bench all_reduce --sweep --nproc 2,4,6 --transport thread,shm,tcp --style lines
   paceline bench all_reduce --size-mb 1,10 --transport tcp --link 10gbit,50us --columns extended
   paceline bench all_reduce -J run.json --charts charts --compare earlier.json
+  paceline bench all_reduce --against torch           PyTorch's collectives, in turns with ours
   paceline bench scaling --nproc 1,2,4                how training speeds up with ranks
   paceline bench sharded-optimizer                    what a sharded optimizer costs and saves
 ";
@@ -80,8 +84,19 @@ pub struct SizeArgs {
 #[command(next_help_heading = "Measuring")]
 pub struct MeasuringArgs {
     /// Number of iterations that are timed
-    #[arg(long, value_name = "N", default_value_t = 20)]
+    #[arg(short = 'n', long, value_name = "N", default_value_t = 20)]
     pub iters: usize,
+    /// Calls in each iteration, one after the other; times are those of one call
+    #[arg(short = 'm', long, alias = "agg_iters", value_name = "N", default_value_t = 1)]
+    #[arg(value_parser = within(1, MAX_ITERS))]
+    pub agg_iters: usize,
+    /// How often all sizes are measured, one cycle after the other [default: 1]
+    #[arg(short = 'N', long, alias = "run_cycles", value_name = "N", value_parser = within(1_usize, 1000))]
+    pub run_cycles: Option<usize>,
+    /// Whether to show the spread of the iterations, and to keep the time of each in the report of -J: 1 or 0
+    #[arg(short = 'I', long, alias = "per_iter_timing", value_name = "0|1", default_value_t = 0)]
+    #[arg(value_parser = clap::value_parser!(u8).range(..=1), conflicts_with = "columns")]
+    pub per_iter_timing: u8,
     /// Number of warm-up iterations before those
     #[arg(short = 'w', long, alias = "warmup_iters", value_name = "N", default_value_t = 5)]
     pub warmup_iters: usize,
@@ -138,7 +153,18 @@ pub struct OutputArgs {
     /// Write charts of time and bandwidth into this folder, as SVG
     #[arg(long, value_name = "DIR")]
     pub charts: Option<PathBuf>,
-    /// Compare with an earlier report, or with another program's lines of JSON; repeatable
+    /// Compare with an earlier report, with what nccl-tests wrote, or with another program's lines of JSON; repeatable
     #[arg(long, value_name = "FILE")]
     pub compare: Vec<PathBuf>,
+    /// Measure torch.distributed too, in turns with paceline: over Gloo, or over NCCL on cards. -N is then the number of
+    /// rounds [default: 3]
+    #[arg(long, value_name = "PROGRAM", value_parser = ["torch"])]
+    pub against: Option<String>,
+    /// The Python of --against [default: $VIRTUAL_ENV/bin/python, python3 or python, the first that has torch]
+    #[arg(long, value_name = "PATH", requires = "against")]
+    pub python: Option<PathBuf>,
+    /// Exit with 4 if a bus bandwidth is below this part of what --link allows, or of what --compare FILE has, at a size
+    /// at which latency does not decide
+    #[arg(long, value_name = "PART", value_parser = part)]
+    pub expect: Option<f64>,
 }

@@ -23,6 +23,14 @@ pub(super) struct Configuration<'a> {
     pub(super) nproc: usize,
 }
 
+impl Plan {
+    /// The configurations, in the order in which they are measured.
+    pub(super) fn configurations(&self) -> impl Iterator<Item = Configuration<'_>> {
+        let of = move |transport| move |&nproc| Configuration { plan: self, transport, nproc };
+        self.transports.iter().flat_map(move |&transport| self.nprocs.iter().map(of(transport)))
+    }
+}
+
 impl Configuration<'_> {
     /// The reason why it cannot run at all; `None` if it can.
     pub(super) fn refusal(&self) -> Option<String> {
@@ -55,7 +63,8 @@ impl Configuration<'_> {
     /// How it is measured, in words after the name of its transport. `pinned` names each rank's processors.
     pub(super) fn about(&self, pinned: Option<String>) -> String {
         let Plan { measuring, ranks, comm, operation, .. } = self.plan;
-        let MeasuringArgs { iters, warmup_iters, .. } = measuring;
+        let MeasuringArgs { iters, agg_iters, warmup_iters, .. } = measuring;
+        let calls = if *agg_iters > 1 { format!(" of {agg_iters} calls") } else { String::new() };
         let name = self.algorithm();
         let note = if operation.kind.reduces() && matches!(name, "ring" | "auto" | "library") {
             " (another order of sums: their last bits may differ)"
@@ -64,7 +73,7 @@ impl Configuration<'_> {
         };
         let words = [
             Some(format!(
-                "medians of {iters} iterations after {warmup_iters}, each the slowest rank's"
+                "medians of {iters} iterations{calls} after {warmup_iters}, each the slowest rank's"
             )),
             ranks.private.then(|| "private buffers".to_owned()),
             (ranks.device != Device::Cpu).then(|| format!("in memory of {}", ranks.device)),
@@ -82,7 +91,7 @@ impl Configuration<'_> {
         let (mut sizes, mut skipped) = (Vec::new(), Vec::new());
         for &size in &self.plan.sizes {
             let operation = &self.plan.operation;
-            let bytes = operation.elements(size, self.nproc) * operation.dtype.size_bytes();
+            let bytes = operation.bytes(size, self.nproc);
             // Each rank has two buffers, and for a device their copies on the host.
             let num_buffers = if self.plan.ranks.device == Device::Cpu { 2.0 } else { 4.0 };
             let per_rank = num_buffers * bytes as f64 + self.scratch_bytes(local_ranks, bytes);
@@ -94,13 +103,13 @@ impl Configuration<'_> {
             let gb = |bytes: f64| format!("{:.1} GB", bytes / 1e9);
             let (needed, usable) = (gb(needed), gb(usable));
             let reason = format!("{local_ranks} ranks need {needed}, {usable} may be used");
-            skipped.push(self.skipped(Some(bytes as u64), reason));
+            skipped.push(self.skipped(Some(bytes), reason));
         }
         (sizes, skipped)
     }
 
     /// Bytes that the transport needs on each rank for a message of `bytes` bytes.
-    fn scratch_bytes(&self, local_ranks: usize, bytes: usize) -> f64 {
+    fn scratch_bytes(&self, local_ranks: usize, bytes: u64) -> f64 {
         let Plan { operation, comm, .. } = self.plan;
         match self.transport {
             TransportName::Hybrid if operation.kind.reduces() => {

@@ -1,4 +1,4 @@
-//! Writes the report as JSON, with the keys of nccl-tests' `-J` file, version 2, and keys of our own; and
+//! Writes the report as JSON, with the keys of nccl-tests' `-J` file, version 3, and keys of our own; and
 //! the rows as CSV, one line per row, where a figure that was not measured is an empty field.
 //!
 //! The keys of nccl-tests keep their meaning and their types, even surprising ones: `root` and `okay` are
@@ -11,7 +11,7 @@ use super::result::{BenchReport, Row, Timing, average_bus_bandwidth, num_failed}
 use super::table::their_words;
 
 /// The version of the JSON format.
-const VERSION: u32 = 2;
+const VERSION: u32 = 3;
 
 /// The report as the text of a JSON file.
 pub fn json(report: &BenchReport) -> String {
@@ -31,6 +31,7 @@ pub fn json(report: &BenchReport) -> String {
         "link": report.link,
         "device": report.device,
         "memory_bandwidth_gb_s": report.memory_bandwidth_gb_s,
+        "against": report.theirs,
         "skipped": report.skipped,
     });
     format!("{value:#}\n")
@@ -42,7 +43,15 @@ fn result(row: &Row) -> Value {
     for (key, word) in [("type", dtype), ("redop", redop), ("root", root)] {
         value[key] = json!(word);
     }
-    for place in ["out_of_place", "in_place"] {
+    for (place, timing) in
+        [("out_of_place", Some(&row.out_of_place)), ("in_place", row.in_place.as_ref())]
+    {
+        if let Some((statistics, timing)) = timing.and_then(|of| Some((of.statistics()?, of))) {
+            let mut each = json!({ "skipped_iterations": 0, "times_us": timing.each_us });
+            statistics.iter().for_each(|(name, value)| each[name] = json!(value));
+            value[format!("{place}_per_iter")] = each;
+            value[place].as_object_mut().and_then(|of| of.remove("each_us"));
+        }
         if let Some(wrong) = value[place]["nwrong"].as_u64() {
             value[place]["nwrong"] = json!(wrong as f64);
         }
@@ -145,6 +154,24 @@ mod tests {
         assert_eq!(value["skipped"][0]["nproc"], 6);
         // A word with a blank stays one word, so that the command can be repeated.
         assert_eq!(value["args"][4], "a run.json");
+    }
+
+    #[test]
+    fn iterations_have_the_original_keys() {
+        let mut row = samples::row(2, 8, 2.0);
+        row.out_of_place.each_us = Some(vec![3.0, 1.0, 2.0, 2.0]);
+        let value: Value = serde_json::from_str(&json(&samples::report(vec![row]))).unwrap();
+        let row = value["results"][0].as_object().unwrap();
+        let stdev = 0.5_f64.sqrt();
+        assert_eq!(
+            row["out_of_place_per_iter"],
+            json!({
+                "skipped_iterations": 0, "min_us": 1.0, "max_us": 3.0, "avg_us": 2.0, "p50_us": 2.0, "p95_us": 3.0,
+                "p99_us": 3.0, "stdev_us": stdev, "cv_pct": 50.0 * stdev, "times_us": [3.0, 1.0, 2.0, 2.0],
+            })
+        );
+        assert_eq!(row["out_of_place"].get("each_us"), None);
+        assert_eq!(row.get("in_place_per_iter"), None);
     }
 
     #[test]

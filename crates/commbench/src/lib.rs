@@ -21,8 +21,11 @@
 //! | [`lines`] | two lines per configuration and a closing table (`--style lines`) |
 //! | [`files`] | the report as JSON with the keys of nccl-tests, and the rows as CSV |
 //! | [`load`] | reads these files, and the JSON lines of other programs |
+//! | `log` | reads the table that nccl-tests prints |
 //! | [`series`] | groups the measurements into series of sizes and times |
 //! | [`compare`] | the table that compares the report with such series |
+//! | `against` | measures PyTorch's collectives, in turns with ours |
+//! | `expect` | compares bus bandwidths with those of the link or of an earlier file |
 //! | [`charts`] | time and bandwidth against size, as SVG |
 //!
 //! Only `sweep` and `processes` start ranks, and only `rank` and `memory` take times.
@@ -48,7 +51,10 @@ pub mod sizes;
 pub mod sweep;
 pub mod table;
 
+mod against;
 mod configuration;
+mod expect;
+mod log;
 mod named;
 mod number;
 mod rank;

@@ -1,4 +1,4 @@
-//! Reads measurements for `--compare`: the files that `-J` and `--csv` write, the `-J` files of
+//! Reads measurements for `--compare`: the files that `-J` and `--csv` write, the `-J` files and the logs of
 //! nccl-tests, and the lines of JSON that other programs print.
 //!
 //! Takes a file and returns its times. The error for a file that cannot be used names the
@@ -11,17 +11,20 @@ use paceline_files::Printable;
 use serde::Deserialize;
 use serde_json::Value;
 
-use super::files;
 use super::series::{Measured, named, series};
+use super::{files, log};
 
-const EXPECTED: &str = "a report of paceline bench, a JSON file of nccl-tests, or lines such as \
+const EXPECTED: &str = "a report of paceline bench, a log or a JSON file of nccl-tests, or lines such as \
      {\"side\": \"name\", \"ranks\": 2, \"bytes\": 1000000, \"ms\": 3.6}";
 
 /// The most bytes of a file. A report of all operations, sizes and ranks has about one million.
-const MAX_BYTES: u64 = 64 << 20;
+pub(super) const MAX_BYTES: u64 = 64 << 20;
+
+/// The most times of a file.
+const MAX_TIMES: usize = 1_000_000;
 
 /// The line number of a problem in a text, and its description.
-type Problem = (usize, String);
+pub(super) type Problem = (usize, String);
 
 /// The times of a file, one series after the other.
 pub fn load(path: &Path) -> Result<Vec<Measured>> {
@@ -33,12 +36,17 @@ pub fn load(path: &Path) -> Result<Vec<Measured>> {
         .map_err(|e| refuse(file.to_string(), e.to_string()))?;
     let measured = if text.starts_with(&files::names().join(",")) {
         from_csv(&text)
+    } else if log::is_log(&text) {
+        log::parse(&text)
     } else {
         from_json(&text)
     };
     let measured = measured.map_err(|(line, problem)| refuse(format!("{file}:{line}"), problem))?;
     if measured.is_empty() {
         return Err(refuse(file.to_string(), "no row with a time".to_owned()));
+    }
+    if measured.len() > MAX_TIMES {
+        return Err(refuse(file.to_string(), format!("more than {MAX_TIMES} times")));
     }
     let stem = path.file_stem().unwrap_or_default().to_string_lossy();
     Ok(series(named(measured, &stem)))
@@ -77,20 +85,24 @@ fn from_csv(text: &str) -> std::result::Result<Vec<Measured>, Problem> {
 
 /// Reads one JSON document or several. Documents without a time, such as one about the machine, are
 /// skipped. If no document has a time, the error is about the first document.
-fn from_json(text: &str) -> std::result::Result<Vec<Measured>, Problem> {
+pub(super) fn from_json(text: &str) -> std::result::Result<Vec<Measured>, Problem> {
     let (mut all, mut first_problem) = (Vec::new(), None);
     let mut documents = serde_json::Deserializer::from_str(text).into_iter::<Value>();
     while let Some(document) = documents.next() {
         let document = document.map_err(|error| (error.line(), error.to_string()))?;
+        let end = documents.byte_offset();
+        let problem = |problem| (1 + text[..end].matches('\n').count(), problem);
         if let Some(results) = document.get("results").and_then(Value::as_array) {
-            all.extend(results.iter().filter_map(|row| from_result(&document, row)));
+            for (at, row) in results.iter().enumerate() {
+                let of_row = |error| problem(format!("result {}: {error}", at + 1));
+                all.push(from_result(&document, row).map_err(of_row)?);
+            }
             continue;
         }
         match from_line(&document) {
             Ok(measured) => all.push(measured),
-            Err(problem) => {
-                let line = 1 + text[..documents.byte_offset()].matches('\n').count();
-                first_problem.get_or_insert((line, problem));
+            Err(error) => {
+                first_problem.get_or_insert_with(|| problem(error));
             }
         }
     }
@@ -103,7 +115,7 @@ fn from_line(line: &Value) -> std::result::Result<Measured, String> {
     let name = line.get("side").and_then(Value::as_str).ok_or(lacks("side"))?;
     let nproc = line.get("ranks").and_then(Value::as_u64).filter(|&n| n > 0);
     let bytes = line.get("bytes").and_then(Value::as_u64).filter(|&n| n > 0);
-    let ms = line.get("ms").and_then(Value::as_f64).filter(|&ms| ms > 0.0);
+    let ms = line.get("ms").and_then(Value::as_f64).and_then(usable);
     // By default the time is for an operation in place.
     let is_in_place = line.get("in_place").and_then(Value::as_bool).unwrap_or(true);
     let name = if is_in_place { name.to_owned() } else { format!("{name}, out of place") };
@@ -121,19 +133,34 @@ fn from_line(line: &Value) -> std::result::Result<Measured, String> {
 
 /// Reads a row of a `-J` file. Files of paceline have the number of ranks in the row; those of nccl-tests
 /// list the devices.
-fn from_result(document: &Value, row: &Value) -> Option<Measured> {
+fn from_result(document: &Value, row: &Value) -> std::result::Result<Measured, String> {
+    let lacks = |key: &str| format!("no usable \"{key}\"");
     let word = |key: &str| row.get(key).and_then(Value::as_str).map(str::to_owned);
-    let devices = || document.pointer("/config/devices").and_then(Value::as_array).map(Vec::len);
     let nproc = row.get("nproc").and_then(Value::as_u64).map(|nproc| nproc as usize);
-    let time = |half: &str| row.get(half)?.get("time")?.as_f64().filter(|&us| us > 0.0);
-    Some(Measured {
+    let program = || document.pointer("/args/0").and_then(Value::as_str).and_then(log::operation);
+    let place = ["in_place", "out_of_place"].into_iter().find(|place| !row[place].is_null());
+    let time = place.and_then(|place| row[place]["time"].as_f64()).and_then(usable);
+    Ok(Measured {
         name: word("transport").unwrap_or("nccl-tests".to_owned()),
         algorithm: word("algorithm"),
-        nproc: nproc.or_else(devices)?,
-        op: word("op"),
-        bytes: row.get("size").and_then(Value::as_u64)?,
-        time_us: time("in_place").or_else(|| time("out_of_place"))?,
+        nproc: nproc.or_else(|| num_devices(&document["config"])).ok_or(lacks("devices"))?,
+        op: word("op").or_else(program),
+        bytes: row["size"].as_u64().ok_or(lacks("size"))?,
+        time_us: time.ok_or(lacks("time"))?,
     })
+}
+
+/// The ranks of a group. nccl-tests lists the first device of each process.
+fn num_devices(config: &Value) -> Option<usize> {
+    let devices = config["devices"].as_array()?;
+    let processes = devices.iter().filter(|device| device["group"] == devices[0]["group"]).count();
+    let each = ["nthreads", "ngpus"].map(|key| config[key].as_u64().unwrap_or(1) as usize);
+    each.into_iter().try_fold(processes, usize::checked_mul).filter(|&ranks| ranks > 0)
+}
+
+/// A time that can be compared.
+pub(super) fn usable(time: f64) -> Option<f64> {
+    (time.is_finite() && time > 0.0).then_some(time)
 }
 
 #[cfg(test)]
@@ -221,6 +248,31 @@ mod tests {
         let expected = [(1024, 13.0), (2048, 14.0)];
         let expected = expected.map(|(bytes, us)| samples::time("nccl-tests", 2, bytes, us));
         assert_eq!(loaded(text).unwrap(), expected);
+        // The operation is in the program's name, and each process lists its first device.
+        let eight = text.replace("\"devices\"", "\"nthreads\":1,\"ngpus\":4,\"devices\"");
+        let named = eight.replace("\"config\"", "\"args\":[\"build/sendrecv_perf\"],\"config\"");
+        let first = loaded(&named).unwrap().swap_remove(0);
+        assert_eq!((first.nproc, first.op.as_deref()), (8, Some("send_recv")));
+        for (from, to, problem) in [
+            ("13.0", "\"nan\"", ":3: result 1: no usable \"time\"; expected ..."),
+            ("14.0", "0", ":3: result 2: no usable \"time\"; expected ..."),
+            (
+                "\"time\":14.0",
+                "\"cpu_time\":14.0",
+                ":3: result 2: no usable \"time\"; expected ...",
+            ),
+            ("2048", "-1", ":3: result 2: no usable \"size\"; expected ..."),
+            (
+                "[{\"rank\":0},{\"rank\":1}]",
+                "[]",
+                ":3: result 1: no usable \"devices\"; expected ...",
+            ),
+        ] {
+            assert_ne!(text.replace(from, to), text, "{from}");
+            assert_eq!(refused(&text.replace(from, to)), problem);
+        }
+        let many = text.replace("\"devices\"", "\"nthreads\":9999999999999999999,\"devices\"");
+        assert!(refused(&many).contains("no usable \"devices\""));
     }
 
     #[test]

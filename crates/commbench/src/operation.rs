@@ -63,6 +63,11 @@ impl Operation {
         !matches!(self.kind, OpKind::AllToAll | OpKind::SendRecv | OpKind::Barrier)
     }
 
+    /// Bytes of the whole message for a requested size.
+    pub fn bytes(&self, bytes: u64, world: usize) -> u64 {
+        (self.elements(bytes, world) * self.dtype.size_bytes()) as u64
+    }
+
     /// Number of elements of the whole message for a requested size. If the message has shares, all
     /// shares have the same size, which is at least one element.
     pub fn elements(&self, bytes: u64, world: usize) -> usize {

@@ -10,18 +10,15 @@ use paceline_launch::launcher::num_ranks;
 use paceline_launch::{TransportName, pinning};
 use paceline_memory::DType;
 
-use super::load;
 use super::operation::Operation;
 use super::series::Measured;
 use super::sizes::{Step, parse_size, parse_size_mb, sweep};
-use crate::args::{BenchArgs, MeasuringArgs, OutputArgs, RankArgs, SizeArgs};
+use super::table::ColumnSet;
+use super::{expect, load};
+use crate::args::{BenchArgs, MAX_ITERS, MeasuringArgs, OutputArgs, RankArgs, SizeArgs};
 
 /// The sizes of `--sweep` in MB, which are those of a published benchmark.
 const SWEEP_MB: [u64; 4] = [1, 10, 100, 1024];
-
-/// The largest number of iterations. There is a limit because the times of all iterations are kept, for
-/// every rank.
-const MAX_ITERS: usize = 1_000_000;
 
 /// The measurements to take, and the destinations of their results.
 #[derive(Clone, Debug)]
@@ -47,6 +44,13 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// How often all sizes are measured.
+    pub fn cycles(&self) -> usize {
+        // Rounds in turns with another program are three, for a range.
+        let default = if self.output.against.is_some() { 3 } else { 1 };
+        self.measuring.run_cycles.unwrap_or(default)
+    }
+
     /// Which processors of this host each of its ranks gets, in words, if they are pinned.
     pub fn pinned(&self, local_ranks: usize) -> Option<String> {
         let pinning = self.ranks.pin_cores.then(|| pinning::pinning(local_ranks, 1))?;
@@ -64,12 +68,11 @@ pub fn resolve(args: &BenchArgs, placement: Option<&Placement>, is_inner: bool) 
         OpKind::Barrier => vec![0],
         _ => resolve_sizes(sizes, dtype.size_bytes() as u64)?,
     };
-    let (iters, warmup_iters, root) = (measuring.iters, measuring.warmup_iters, measuring.root);
-    if !(1..=MAX_ITERS).contains(&iters) || warmup_iters > MAX_ITERS {
-        return usage(format!(
-            "--iters {iters} -w {warmup_iters}: time 1 to {MAX_ITERS} iterations, after at most as many \
-             others"
-        ));
+    check_iterations(measuring, &ranks.transport)?;
+    let root = measuring.root;
+    let mut output = output.clone();
+    if measuring.per_iter_timing == 1 {
+        output.screen.columns = ColumnSet::Iterations;
     }
     let nprocs = resolve_nprocs(&ranks.nproc, placement, is_inner)?;
     if let Some(few) = nprocs.iter().find(|&&nproc| root >= nproc) {
@@ -95,7 +98,7 @@ pub fn resolve(args: &BenchArgs, placement: Option<&Placement>, is_inner: bool) 
         }
         check_outputs(&[("-J", &output.json), ("--csv", &output.csv)], output.charts.as_deref())?;
     }
-    Ok(Plan {
+    let plan = Plan {
         operation: Operation { kind: *kind, redop: measuring.redop, root, dtype },
         sizes,
         nprocs,
@@ -103,9 +106,28 @@ pub fn resolve(args: &BenchArgs, placement: Option<&Placement>, is_inner: bool) 
         comm,
         measuring: measuring.clone(),
         ranks: ranks.clone(),
-        output: output.clone(),
+        output,
         compared,
-    })
+    };
+    if !is_inner {
+        expect::check(&plan)?;
+    }
+    Ok(plan)
+}
+
+fn check_iterations(measuring: &MeasuringArgs, transports: &[TransportName]) -> Result<()> {
+    let MeasuringArgs { iters, agg_iters, warmup_iters, .. } = *measuring;
+    if !(1..=MAX_ITERS).contains(&iters) || warmup_iters > MAX_ITERS {
+        return usage(format!(
+            "--iters {iters} -w {warmup_iters}: time 1 to {MAX_ITERS} iterations, after at most as many others"
+        ));
+    }
+    if agg_iters > 1 && transports.contains(&TransportName::Nccl) {
+        return usage(format!(
+            "-m {agg_iters}: nccl-tests merges these calls into one launch, which --transport nccl does not do; leave -m out"
+        ));
+    }
+    Ok(())
 }
 
 fn resolve_sizes(args: &SizeArgs, elem_bytes: u64) -> Result<Vec<u64>> {

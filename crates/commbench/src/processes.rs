@@ -56,15 +56,13 @@ pub(super) fn launch(
     nproc: usize,
     is_quiet: bool,
 ) -> Result<(Reporter, Ended)> {
-    let lines = memfd_create("rows", MemfdFlags::CLOEXEC)
-        .map_err(|e| Failure::io("no memory for the rows", e))?;
-    let path = format!("/proc/{}/fd/{}", std::process::id(), lines.as_raw_fd());
-    let job = RankJob { transport, sizes: sizes.to_vec(), is_quiet, lines: path.into() };
+    let (file, lines) = memory_file("rows")?;
+    let job = RankJob { transport, sizes: sizes.to_vec(), is_quiet, lines };
     let job = serde_json::to_string(&job).map_err(|e| Failure::io("cannot write a job", e))?;
     let variables = vec![(JOB, job.into())];
     let ended = launcher::launch(&Launch::of_own_program(args, nproc, variables)?)?;
     let mut reporter = Reporter::default();
-    for line in BufReader::new(File::from(lines)).lines() {
+    for line in BufReader::new(file).lines() {
         let line = line.map_err(|e| Failure::io("cannot read the rows", e))?;
         // A rank that is killed may leave half a line.
         if let Ok(found) = serde_json::from_str(&line) {
@@ -75,6 +73,14 @@ pub(super) fn launch(
         reporter.failed = why_failed(ended.code);
     }
     Ok((reporter, ended))
+}
+
+/// A file in memory, and the name by which other processes open it.
+pub(super) fn memory_file(name: &str) -> Result<(File, PathBuf)> {
+    let file = memfd_create(name, MemfdFlags::CLOEXEC)
+        .map_err(|e| Failure::io(format!("no memory for the {name}"), e))?;
+    let path = format!("/proc/{}/fd/{}", std::process::id(), file.as_raw_fd());
+    Ok((file.into(), path.into()))
 }
 
 /// The reason of a failure, from the launcher's exit code; `None` if the ranks did not fail. The ranks

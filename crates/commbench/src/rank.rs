@@ -5,8 +5,9 @@
 
 use std::time::Instant;
 
-use paceline_collectives::Group;
+use paceline_collectives::{Group, ReduceOp};
 use paceline_failure::Result;
+use paceline_host::resources::cpu_times::CpuTimes;
 use paceline_launch::TransportName;
 use paceline_launch::device::Device;
 use paceline_table::stats::nearest_rank;
@@ -17,6 +18,7 @@ use super::memory::{bandwidth_gb_s, bytes_touched};
 use super::plan::Plan;
 use super::reporter::{Found, Reporter};
 use super::result::{Row, Timing, bus_factor};
+use crate::args::MeasuringArgs;
 
 /// Measures the plan's operation on all `sizes`. All ranks call this together.
 pub(super) fn measure(
@@ -27,6 +29,7 @@ pub(super) fn measure(
 ) -> Result<()> {
     let Configuration { plan, transport, nproc: world } = configuration;
     let operation = plan.operation;
+    let begin = CpuTimes::now();
     // Data that are copied to a device and back are read and written more often.
     let shares_memory = matches!(transport, TransportName::Thread | TransportName::Shm)
         && plan.ranks.device == Device::Cpu;
@@ -39,7 +42,7 @@ pub(super) fn measure(
     let buffers = buffers(operation, group, most, (plan.ranks.device, nccl), plan.ranks.private)?;
     for &size in sizes {
         let elements = operation.elements(size, world);
-        let bytes = (elements * operation.dtype.size_bytes()) as u64;
+        let bytes = operation.bytes(size, world);
         reporter.begins(bytes);
         let timing = |in_place| {
             time(
@@ -73,32 +76,39 @@ pub(super) fn measure(
             memory_fraction,
         })))?;
     }
-    Ok(())
+    let mut most = [CpuTimes::waited_pct(begin, world).unwrap_or(0.0)];
+    group.all_reduce_slice(&mut most, ReduceOp::Max)?;
+    reporter.report(Found::CpuWait(most[0]))
 }
 
-/// Times the call `--iters` times after the warm-up, and checks the result of one more call.
+/// Times `--agg-iters` calls `--iters` times after the warm-up, and checks the result of one more call.
 fn time(plan: &Plan, exchange: &Exchange<'_>, group: &Group, bytes: u64) -> Result<Timing> {
     exchange.fill()?;
     for _ in 0..plan.measuring.warmup_iters {
         group.barrier()?;
         exchange.call()?;
     }
-    let iters = plan.measuring.iters;
+    let MeasuringArgs { iters, agg_iters, .. } = plan.measuring;
     let mut own = Vec::with_capacity(iters);
     for _ in 0..iters {
         group.barrier()?;
         let begin = Instant::now();
-        exchange.call()?;
+        for _ in 0..agg_iters {
+            exchange.call()?;
+        }
         own.push(begin.elapsed().as_nanos() as i64);
     }
     let mut all = vec![0; iters * group.world_size()];
     group.all_gather_slice(&own, &mut all)?;
     let longest = |at: usize| all.iter().skip(at).step_by(iters).copied().max().unwrap_or(0);
     let times: Vec<u64> = (0..iters).map(|at| longest(at) as u64).collect();
-    let us = |part: f64| nearest_rank(&times, part).unwrap_or(0) as f64 / 1e3;
+    let in_us = |ns: u64| ns as f64 / 1e3 / agg_iters as f64;
+    let us = |part: f64| in_us(nearest_rank(&times, part).unwrap_or(0));
     let factor = bus_factor(plan.operation.kind.name(), group.world_size()).unwrap_or(0.0);
     let wrong = if plan.measuring.check == 1 { Some(exchange.check()?) } else { None };
-    Ok(Timing::new(bytes, factor, (us(0.5), us(0.99), us(1.0)), wrong))
+    let timing = Timing::new(bytes, factor, (us(0.5), us(0.99), us(1.0)), wrong);
+    let is_kept = plan.measuring.per_iter_timing == 1;
+    Ok(Timing { each_us: is_kept.then(|| times.into_iter().map(in_us).collect()), ..timing })
 }
 
 /// The time on the emulated link by the cost model.

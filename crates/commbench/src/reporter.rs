@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::result::Row;
 use super::screen::Screen;
+use super::series::Measured;
 
 /// Something that rank 0 reports.
 #[derive(Serialize, Deserialize)]
@@ -17,6 +18,8 @@ pub(super) enum Found {
     Row(Box<Row>),
     /// The memory bandwidth of all ranks together, in GB/s.
     MemoryBandwidth(f64),
+    /// The percentage of its time in which a rank had no core: the most of any rank.
+    CpuWait(f64),
     /// The reason why nothing can be measured.
     Failed(String),
 }
@@ -29,7 +32,10 @@ pub(super) struct Reporter {
     /// The file to which results are written, one line of JSON for each [`Found`].
     pub(super) file: Option<File>,
     pub(super) rows: Vec<Row>,
+    /// The times of another program.
+    pub(super) theirs: Vec<Measured>,
     pub(super) memory_bandwidth_gb_s: Option<f64>,
+    pub(super) cpu_wait_pct: Option<f64>,
     pub(super) failed: Option<String>,
 }
 
@@ -53,6 +59,7 @@ impl Reporter {
         }
         match found {
             Found::Row(row) => self.rows.push(*row),
+            Found::CpuWait(pct) => self.cpu_wait_pct = Some(pct),
             Found::MemoryBandwidth(gb_s) => self.memory_bandwidth_gb_s = Some(gb_s),
             Found::Failed(reason) => self.failed = Some(reason),
         }

@@ -5,6 +5,8 @@
 use paceline_launch::device::Device;
 use serde::{Deserialize, Serialize};
 
+use super::series::Measured;
+
 /// The times of one operation with one size, each of the slowest rank. Names in JSON are those of nccl-tests.
 #[derive(Serialize, Deserialize, Clone, Debug, PartialEq)]
 pub struct Timing {
@@ -25,6 +27,9 @@ pub struct Timing {
     /// The published "effective bandwidth" in GiB/s: `2 S / t`, whatever the number of ranks. With many ranks it approaches the
     /// bus bandwidth of an all-reduce.
     pub effective_bw_gib_s: f64,
+    /// The time of each iteration in microseconds, with `-I 1`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub each_us: Option<Vec<f64>>,
 }
 
 impl Timing {
@@ -39,7 +44,27 @@ impl Timing {
         let alg_bw = alg_bandwidth_gb_s(bytes, median_us);
         let effective_bw_gib_s = 2.0 * bytes as f64 / (median_us * 1e-6) / GIB;
         let bus_bw = alg_bw * factor;
-        Self { median_us, p99_us, max_us, alg_bw, bus_bw, wrong, effective_bw_gib_s }
+        Self { median_us, p99_us, max_us, alg_bw, bus_bw, wrong, effective_bw_gib_s, each_us: None }
+    }
+
+    /// Statistics of the iterations, with the names and the formulas of nccl-tests. `None` without `-I 1`.
+    pub fn statistics(&self) -> Option<[(&'static str, f64); 8]> {
+        let mut sorted = self.each_us.clone()?;
+        sorted.sort_unstable_by(f64::total_cmp);
+        let count = sorted.len() as f64;
+        let avg = sorted.iter().sum::<f64>() / count;
+        let stdev = (sorted.iter().map(|us| (us - avg).powi(2)).sum::<f64>() / count).sqrt();
+        let rank = |percent: usize| sorted[(sorted.len() * percent).div_ceil(100) - 1];
+        Some([
+            ("min_us", sorted[0]),
+            ("max_us", rank(100)),
+            ("p99_us", rank(99)),
+            ("cv_pct", 100.0 * stdev / avg),
+            ("avg_us", avg),
+            ("p50_us", sorted[sorted.len() / 2]),
+            ("p95_us", rank(95)),
+            ("stdev_us", stdev),
+        ])
     }
 }
 
@@ -119,6 +144,8 @@ pub struct BenchReport {
     pub memory_bandwidth_gb_s: Option<f64>,
     /// The measured rows.
     pub rows: Vec<Row>,
+    /// The times of another program that was measured in turns with these rows.
+    pub theirs: Vec<Measured>,
     /// The configurations that were not measured.
     pub skipped: Vec<Skipped>,
 }

@@ -36,6 +36,7 @@ pub fn report(rows: Vec<Row>) -> BenchReport {
         device: Device::Cpu,
         memory_bandwidth_gb_s: Some(12.5),
         rows,
+        theirs: Vec::new(),
         skipped: vec![Skipped {
             transport: "shm".to_owned(),
             nproc: 6,

@@ -2,6 +2,7 @@
 
 use clap::{Args, ValueEnum};
 use paceline_host::text::{line_width, plural, say, say_unbroken};
+use paceline_table::stats::noise_words;
 
 use super::result::{BenchReport, Row, Skipped};
 use super::table::ColumnSet;
@@ -77,10 +78,13 @@ impl Screen {
 
     /// Prints the lines after a configuration. A configuration without rows has failed, which was
     /// reported already.
-    pub fn configuration_ends(&self, rows: &[Row], op: &str) {
+    pub fn configuration_ends(&self, rows: &[Row], op: &str, cpu_wait_pct: Option<f64>) {
         if self.style == Style::Table && !rows.is_empty() {
             say_unbroken(&table::footer(rows, op));
+            say_unbroken(&table::spread(rows));
         }
+        let noise = noise_words(cpu_wait_pct, None);
+        noise.iter().for_each(|words| say_unbroken(&format!("# {words}")));
     }
 
     /// Prints the lines after the last configuration.

@@ -1,9 +1,12 @@
 //! The measurements of any program as series: one for each program, operation and number of ranks.
 
+use std::collections::{HashMap, HashSet};
+
 use paceline_table::stats::median;
+use serde::Serialize;
 
 /// One measured time.
-#[derive(Clone, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Measured {
     /// The program. For a report of paceline: the transport and the name of the file.
     pub name: String,
@@ -34,13 +37,18 @@ impl Measured {
 /// Gives the measurements of paceline names that tell them apart. The algorithm is added if the file has
 /// several, and the file's name is added to tell them from the report that they are compared with.
 pub fn named(mut measured: Vec<Measured>, stem: &str) -> Vec<Measured> {
-    let several = |one: &Measured| {
-        measured.iter().any(|other| other.name == one.name && other.algorithm != one.algorithm)
-    };
-    let several: Vec<bool> = measured.iter().map(several).collect();
-    for (one, several) in measured.iter_mut().zip(several) {
+    let mut algorithms: HashMap<&str, &Option<String>> = HashMap::new();
+    let mut several = HashSet::new();
+    for one in &measured {
+        if *algorithms.entry(&one.name).or_insert(&one.algorithm) != &one.algorithm {
+            several.insert(one.name.clone());
+        }
+    }
+    for one in &mut measured {
         match &one.algorithm {
-            Some(algorithm) if several => one.name = format!("{} {algorithm} ({stem})", one.name),
+            Some(algorithm) if several.contains(&one.name) => {
+                one.name = format!("{} {algorithm} ({stem})", one.name)
+            }
             Some(_) => one.name = format!("{} ({stem})", one.name),
             None => {}
         }
@@ -51,14 +59,12 @@ pub fn named(mut measured: Vec<Measured>, stem: &str) -> Vec<Measured> {
 /// The times, one series after the other, with ascending sizes. If a program has several times for one size, for example one
 /// per round, their median is used.
 pub fn series(mut measured: Vec<Measured>) -> Vec<Measured> {
-    let mut first: Vec<Measured> = Vec::new();
-    for one in &measured {
-        if !first.iter().any(|of| of.is_beside(one)) {
-            first.push(one.clone());
-        }
+    let mut first = HashMap::new();
+    for (at, one) in measured.iter().enumerate() {
+        first.entry((one.name.clone(), one.nproc, one.op.clone())).or_insert(at);
     }
-    let place = |one: &Measured| first.iter().position(|of| of.is_beside(one));
-    measured.sort_by_key(|one| (place(one), one.bytes));
+    let place = |one: &Measured| first[&(one.name.clone(), one.nproc, one.op.clone())];
+    measured.sort_by_cached_key(|one| (place(one), one.bytes));
     let same = measured.chunk_by(|a, b| a.is_beside(b) && a.bytes == b.bytes);
     let median = |same: &[Measured]| {
         let time_us = median(same.iter().map(|of| of.time_us))?;

@@ -94,6 +94,8 @@ impl fmt::Debug for Failure {
 pub const EXIT_USAGE: u8 = 2;
 /// Exit code of a rank that ended because another one failed.
 pub const EXIT_CONSEQUENCE: u8 = 3;
+/// Exit code of a measurement that is below what the user expects of it.
+pub const EXIT_BELOW: u8 = 4;
 
 impl Failure {
     /// Reports the failure on standard error, and to torchrun if that started this process. Returns the exit code.

@@ -1,6 +1,7 @@
 //! The resources of this host (cores, memory, caches), and how many of them this process may use.
 
 mod cgroup;
+pub mod cpu_times;
 
 use std::fs;
 use std::path::Path;

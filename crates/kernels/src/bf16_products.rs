@@ -2,7 +2,7 @@
 //!
 //! This file does not know how a product uses them.
 
-use paceline_numeric::Instructions;
+use paceline_numeric::{Instructions, SimdLevel};
 
 /// How matrix products in bf16 are computed where [`SimdLevel::Avx512`](crate::SimdLevel::Avx512) is used. The other levels
 /// always widen.
@@ -64,6 +64,16 @@ pub fn available() -> Vec<Instructions> {
     let is_available =
         |of: &Instructions| of.level().is_available() && Bf16Products::of(*of).is_available();
     Instructions::ALL.into_iter().filter(is_available).collect()
+}
+
+/// The instructions of which a processor needs one to give the bits of this process, with any number of threads.
+pub fn needed_for_same_bits(in_bf16: bool) -> &'static str {
+    match (SimdLevel::of_process(), Bf16Products::of_process()) {
+        (SimdLevel::Portable, _) => "only plain code (--simd portable)",
+        (SimdLevel::Avx512, Bf16Products::Dots) if in_bf16 => "AVX512-BF16",
+        (SimdLevel::Avx512, Bf16Products::Amx) if in_bf16 => "AMX",
+        _ => "AVX2 or AVX-512",
+    }
 }
 
 #[cfg(target_arch = "x86_64")]

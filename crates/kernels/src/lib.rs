@@ -58,7 +58,7 @@ mod simd;
 mod stored;
 mod tiles;
 
-pub use bf16_products::{Bf16Products, available as available_instructions};
+pub use bf16_products::{Bf16Products, available as available_instructions, needed_for_same_bits};
 pub use compute::{Compute, Processor, Threads};
 pub use error::KernelError;
 pub use layout::ImageLayout;

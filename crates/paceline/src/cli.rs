@@ -23,6 +23,7 @@ use crate::commands::fetch::args::FetchCommand;
 use crate::commands::generate::args::GenerateArgs;
 use crate::commands::new::NewArgs;
 use crate::commands::record::args::RecordArgs;
+use crate::commands::record::steps::StepsArgs;
 use crate::commands::schedule::ScheduleArgs;
 use crate::commands::show::ShowArgs;
 use crate::commands::tokenizer::args::TokenizerCommand;
@@ -113,6 +114,9 @@ pub enum Command {
         #[arg(last = true, required = true)]
         command: Vec<OsString>,
     },
+    /// `paceline bench scaling` starts this for each run of a program
+    #[command(name = "__steps", hide = true)]
+    Steps(StepsArgs),
     /// The process that kills the ranks' process groups when the launcher itself is killed
     #[command(name = "__guard", hide = true)]
     Guard,

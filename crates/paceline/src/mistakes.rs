@@ -19,7 +19,6 @@ use crate::cli::Cli;
 /// Flags of other programs, and values with the flag that they are typed for, in small letters and with dashes for underscores;
 /// and the advice. A command answers with the first row whose words have the user's and whose flag it has.
 const ALIASES: &[(&str, &str)] = &[
-    ("-n", "--iters N for nccl-tests' -n, or --nproc N for mpirun's"),
     ("-n, -np, -g, --np, --ngpus, --n-gpus, --gpus, --num-gpus, --nprocs", "--nproc N"),
     (
         "--num-processes, --nproc-per-node, --world-size, --ranks, --num-ranks, --workers",
@@ -184,7 +183,7 @@ fn alias(command: &Command, error: &Error) -> Option<String> {
         "" if error.kind() == ErrorKind::UnknownArgument => flag.to_owned(),
         "" => return None,
         // mpirun's -np 2 is read as -n with the value p.
-        _ if flag == "--nproc" && value.starts_with('p') => "-np".to_owned(),
+        _ if matches!(flag, "--nproc" | "--iters") && value.starts_with('p') => "-np".to_owned(),
         value => format!("{flag} {value}"),
     };
     let word = typed.to_lowercase().replace('_', "-");

@@ -180,6 +180,7 @@ fn run(command: Command) -> Result<u8> {
         Command::Trace(command) => trace::trace(&command),
         Command::Launch(args) => launcher::launch_command(&args),
         Command::Rank { parent, command } => launcher::become_rank(parent, &command),
+        Command::Steps(args) => record::steps::time_steps(&args),
         Command::Guard => launcher::guard_groups(),
     }
 }

@@ -90,9 +90,10 @@ impl Trainer<'_> {
         // The model of all stages.
         let model = whole.as_ref().unwrap_or(model);
         let memory = RankMemory::new(initialization, &compute.allocator);
-        let Training { progress, steps, meter, num_steps, last, .. } = run;
+        let Training { progress, steps, meter, num_steps, last, cpu_wait_pct, .. } = run;
         let mut report = RankReport::new(steps, meter, memory, &self.stepper.track, digest);
         report.peak_flops_per_s = *peak_flops_per_s;
+        report.cpu_wait_pct = cpu_wait_pct;
         self.listeners.add_to(&mut report);
         let total = begin.elapsed();
         let Some(reports) = world.gather_object(&report, 0)? else { return Ok(()) };

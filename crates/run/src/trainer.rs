@@ -10,6 +10,7 @@ use paceline_checkpoint::progress::{
 };
 use paceline_collectives::{Group, ReduceOp};
 use paceline_failure::{Failure, Result};
+use paceline_host::resources::cpu_times::CpuTimes;
 use paceline_host::streams;
 use paceline_host::text::plural;
 use paceline_launch::device::Device;
@@ -48,7 +49,7 @@ pub fn run_rank(
     let agreed = setup::agree(config, world, &placements, make_folder, &host)?;
     let (mut trainer, stream, progress) = setup::build(config, data, agreed, host)?;
     let (steps, meter) = (StepLog::new(config.total_steps()), Meter::default());
-    let mut run = Training { progress, steps, meter, num_steps: 0, last: None, is_stopped: false };
+    let mut run = Training::new(progress, steps, meter);
     trainer.train(stream, &mut run).map_err(|failure| trainer.noted(failure))?;
     if run.is_stopped {
         return trainer.end_early(begin, run);
@@ -68,6 +69,10 @@ pub(crate) struct Training {
     pub(crate) progress: Progress,
     pub(crate) steps: StepLog,
     pub(crate) meter: Meter,
+    /// The processor times at the beginning of the first measured step.
+    cpu_times: Option<CpuTimes>,
+    /// The percentage of the measured steps in which this rank had no core, if it is known.
+    pub(crate) cpu_wait_pct: Option<f64>,
     /// All steps of this process, measured or not.
     pub(crate) num_steps: u64,
     /// The last epoch and its sums, as far as it was trained.
@@ -76,12 +81,21 @@ pub(crate) struct Training {
     pub(crate) is_stopped: bool,
 }
 
+impl Training {
+    fn new(progress: Progress, steps: StepLog, meter: Meter) -> Self {
+        let (cpu_times, cpu_wait_pct, num_steps, last, is_stopped) = (None, None, 0, None, false);
+        Self { progress, steps, meter, cpu_times, cpu_wait_pct, num_steps, last, is_stopped }
+    }
+}
+
 impl Trainer<'_> {
     fn train(&mut self, mut stream: BatchStream, run: &mut Training) -> Result<()> {
         self.tell_early_stop(&run.progress)?;
         while self.goes_on(run) {
             self.epoch(&mut stream, run)?;
         }
+        let threads = self.config.world_size * self.config.threads;
+        run.cpu_wait_pct = CpuTimes::waited_pct(run.cpu_times, threads);
         self.listeners.tell(Event::TrainingEnded(&self.stepper.replica.world))
     }
 
@@ -114,6 +128,7 @@ impl Trainer<'_> {
         let Replica { world, group, compute, .. } = &self.stepper.replica;
         if number == config.warmup_steps as u64 {
             compute.allocator.forget_phases();
+            run.cpu_times = CpuTimes::now();
         }
         self.listeners.tell(Event::StepBegun { number, group: world })?;
         // Operations outside of steps (rendezvous, checkpoints, evaluation) do not count for any step.

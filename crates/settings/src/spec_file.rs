@@ -171,10 +171,11 @@ impl SpecFile {
             }
             let flag = known.get_arguments().find(|flag| flags::key(flag) == key);
             let rivals = flag.map(|flag| rivals(&known, flag)).unwrap_or_default();
+            let rivals = rivals.iter().map(String::as_str).filter(|rival| !flags.has(rival));
+            let rivals: Vec<&str> = rivals.collect();
             for rival in rivals.iter().filter(|rival| spec.has(rival)) {
                 notes.push(self.note(key, rival, flags));
             }
-            let rivals: Vec<&str> = rivals.iter().map(String::as_str).collect();
             spec = spec.without(&rivals).with_values(key, values);
         }
         // `--synthetic` means `--data synthetic`.
@@ -228,14 +229,19 @@ impl SpecFile {
     }
 }
 
-/// The keys that conflict with a flag.
+/// The sizes that `--llama-size` states by one name. The vocabulary is that of the tokenizer.
+const SIZES: [&str; 5] = ["heads", "intermediate", "kv-heads", "layers", "width"];
+
+/// The keys that conflict with a flag, or that it states too.
 fn rivals(command: &clap::Command, flag: &Arg) -> Vec<String> {
     let conflicts_with = |one: &Arg, other: &Arg| {
         command.get_arg_conflicts_with(one).iter().any(|rival| rival.get_id() == other.get_id())
     };
     let all = command.get_arguments().filter(|other| other.get_id() != flag.get_id());
+    let states =
+        |other: &Arg| flags::key(flag) == "llama-size" && SIZES.contains(&flags::key(other));
     // Only one of two conflicting flags names the other.
-    all.filter(|other| conflicts_with(flag, other) || conflicts_with(other, flag))
+    all.filter(|other| conflicts_with(flag, other) || conflicts_with(other, flag) || states(other))
         .map(|other| flags::key(other).to_owned())
         .collect()
 }

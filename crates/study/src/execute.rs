@@ -24,8 +24,10 @@ use rustix::process::{Pid, Signal, kill_process};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::ledger::{Ending, Ledger, Record};
-use crate::plan::{self, Case};
+
+use crate::plan::{Case, Planned};
 use crate::spec::{self, Spec};
+use crate::{command_line, quoted};
 
 /// The interval at which a run is checked.
 const POLL: Duration = Duration::from_millis(10);
@@ -33,23 +35,26 @@ const POLL: Duration = Duration::from_millis(10);
 const GRACE: Duration = Duration::from_secs(5);
 /// How many of a failed run's last lines the error repeats.
 const LAST_LINES: usize = 8;
+/// How many bytes of its errors are kept, from their end.
+const KEPT: usize = 16 << 10;
 /// Attempts to remove a temporary folder.
 const REMOVALS: usize = 5;
 
-/// Runs every case once in each round, except for runs that the ledger has. With a ledger in a folder, run folders move
+/// Makes runs in their order, except for those that the ledger has. With a ledger in a folder, run folders move
 /// there, and failed runs are recorded. With one in memory, the first failure ends the sweep; run folders go to
 /// `keep_in`, or are thrown away.
 pub fn make(
     cases: &[Case],
-    rounds: usize,
+    order: Vec<Planned>,
     limit: Duration,
     keep_in: Option<&Path>,
     ledger: &mut Ledger,
 ) -> Result<()> {
-    let order = plan::order(cases.len(), rounds).into_iter().enumerate();
-    let left: Vec<_> = order.filter(|(at, (_, case))| !ledger.is_settled(*at, *case)).collect();
+    let is_left = |(at, (_, case)): &Planned| !ledger.is_settled(*at, *case);
+    let left: Vec<Planned> = order.into_iter().filter(is_left).collect();
     let folder = ledger.folder().map(Path::to_owned);
-    let mut runner = Runner::new(&ledger.disk, left.len(), limit, folder.as_deref())?;
+    let way_on = way_on(folder.as_deref(), keep_in);
+    let mut runner = Runner::new(&ledger.disk, left.len(), way_on, folder.as_deref())?;
     if cases.iter().any(|case| spec::prints(&case.spec)) {
         runner.bar = None;
     }
@@ -62,7 +67,7 @@ pub fn make(
         let started = paceline_host::text::now("%Y-%m-%dT%H:%M:%S%.3f%:z");
         let begin = Instant::now();
         let runs = keep_in.map_or_else(|| runner.scratch.path.join("runs"), Path::to_owned);
-        let ending = match runner.train(name, spec, &runs)? {
+        let ending = match runner.train(name, spec, &runs, limit)? {
             Err(message) if folder.is_none() => return Err(Failure::Run(message)),
             Err(message) => Ending::Failure(message),
             Ok(summary) => Ending::Summary(summary),
@@ -76,6 +81,21 @@ pub fn make(
         ledger.add(Record { position, round, case, name, started, seconds, ending })?;
     }
     Ok(())
+}
+
+/// The way to go on after an interruption.
+fn way_on(folder: Option<&Path>, keep_in: Option<&Path>) -> String {
+    let has_output = std::env::args_os()
+        .any(|word| word == "--output" || word.to_string_lossy().starts_with("--output="));
+    match (folder, keep_in) {
+        (Some(folder), _) => {
+            let folder = quoted(&folder.to_string_lossy());
+            let output = if has_output { String::new() } else { format!(" --output {folder}") };
+            format!("Stopped. This goes on where it ended: {}{output}", command_line())
+        }
+        (None, Some(runs)) => format!("Stopped. The finished runs are in {}", runs.printable()),
+        (None, None) => "Stopped. A study with --output DIR goes on with the same command.".into(),
+    }
 }
 
 /// Moves the run folder inside `runs` to `kept`, in place of a folder that a killed sweep has left.
@@ -100,19 +120,20 @@ struct Runner {
     disk: Disk,
     program: PathBuf,
     scratch: Scratch,
-    limit: Duration,
     /// The signal that asked this process to end; 0 before that.
     asked_to_end: Arc<AtomicUsize>,
     num_runs: u64,
     begun: u64,
     runs_per_s: Speed,
     bar: Option<Bar>,
+    /// Printed when the user ends it.
+    way_on: String,
 }
 
 impl Runner {
-    /// A runner for at most `num_runs` runs of at most `limit` each. Scratch files go to `folder`, or among temporary
+    /// A runner for at most `num_runs` runs. Scratch files go to `folder`, or among temporary
     /// files, and are removed.
-    fn new(disk: &Disk, num_runs: usize, limit: Duration, folder: Option<&Path>) -> Result<Self> {
+    fn new(disk: &Disk, num_runs: usize, way_on: String, folder: Option<&Path>) -> Result<Self> {
         let program = std::env::current_exe()
             .map_err(|e| Failure::io("cannot find the program to start runs with", e))?;
         let asked_to_end = Arc::new(AtomicUsize::new(0));
@@ -124,12 +145,12 @@ impl Runner {
             disk: disk.clone(),
             program,
             scratch: Scratch::new(folder)?,
-            limit,
             asked_to_end,
             num_runs: num_runs as u64,
             begun: 0,
             runs_per_s: Speed::default(),
             bar: Bar::new(streams::stderr()),
+            way_on,
         })
     }
 
@@ -168,6 +189,7 @@ impl Runner {
         what: &str,
         spec: &Spec,
         runs: &Path,
+        limit: Duration,
     ) -> Result<std::result::Result<RunSummary, String>> {
         self.show(what);
         let file = self.scratch.path.join("summary.json");
@@ -176,9 +198,12 @@ impl Runner {
         let reader = child.stderr.take().map(|mut pipe| {
             let thread = paceline_trace::thread_builder("errors");
             thread.spawn(move || {
-                let mut bytes = Vec::new();
+                let (mut bytes, mut buffer) = (Vec::new(), [0; KEPT]);
                 // Text that was read before an error is still worth showing.
-                let _ = pipe.read_to_end(&mut bytes);
+                while let Ok(read @ 1..) = pipe.read(&mut buffer) {
+                    bytes.extend_from_slice(&buffer[..read]);
+                    bytes.drain(..bytes.len().saturating_sub(KEPT));
+                }
                 String::from_utf8_lossy(&bytes).into_owned()
             })
         });
@@ -191,7 +216,7 @@ impl Runner {
             stop(&mut child);
             Failure::io("cannot start a run: the system refuses a thread that reads its output", e)
         })?;
-        let ended = self.watch(&mut child)?;
+        let ended = self.watch(&mut child, limit)?;
         // The table comes after the last line.
         lines.map(|lines| lines.join());
         let said = reader.and_then(|reader| reader.join().ok()).unwrap_or_default();
@@ -209,13 +234,13 @@ impl Runner {
             }
             None => Err(format!(
                 "{shown} was stopped after {} s; raise --run-limit, or make fewer steps",
-                self.limit.as_secs_f64()
+                limit.as_secs_f64()
             )),
         })
     }
 
     /// Waits for a run; `None` if it took too long and was stopped. A signal to this process ends both.
-    fn watch(&mut self, child: &mut Child) -> Result<Option<ExitStatus>> {
+    fn watch(&mut self, child: &mut Child, limit: Duration) -> Result<Option<ExitStatus>> {
         let begin = Instant::now();
         loop {
             let ended = child.try_wait().map_err(|e| Failure::io("cannot wait for a run", e))?;
@@ -224,12 +249,13 @@ impl Runner {
                 stop(child);
                 drop(self.bar.take());
                 self.scratch.remove();
+                streams::stderr().line(&self.way_on);
                 let _ = signal_hook::low_level::emulate_default_handler(signal as i32);
             }
             if ended.is_some() {
                 return Ok(ended);
             }
-            if begin.elapsed() > self.limit {
+            if begin.elapsed() > limit {
                 stop(child);
                 return Ok(None);
             }

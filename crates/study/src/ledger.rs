@@ -173,13 +173,19 @@ impl Ledger {
             write_json(&self.disk, &file, &record)?;
         }
         self.records.push(record);
+        self.records.sort_by_key(|record| record.position);
         Ok(())
     }
 
-    /// The summaries of a case, one for each round, and the message if it has failed.
-    pub fn of_case(&self, case: usize) -> (Vec<RunSummary>, Option<&str>) {
+    /// The records of the first rounds.
+    pub fn of_rounds(&self, rounds: usize) -> impl Iterator<Item = &Record> {
+        self.records.iter().filter(move |record| record.round < rounds)
+    }
+
+    /// The summaries of a case, one for each of the first rounds in which it was run, and the message if it has failed.
+    pub fn of_case(&self, case: usize, rounds: usize) -> (Vec<RunSummary>, Option<&str>) {
         let (mut summaries, mut failure) = (Vec::new(), None);
-        for record in self.records.iter().filter(|record| record.case == case) {
+        for record in self.of_rounds(rounds).filter(|record| record.case == case) {
             match &record.ending {
                 Ending::Summary(summary) => summaries.push(summary.clone()),
                 Ending::Failure(message) => failure = Some(message.as_str()),
@@ -224,9 +230,9 @@ fn file_of(position: usize) -> String {
 }
 
 /// A message if a record belongs to another run than the one at its position.
-fn misplaced(record: &Record, cases: &[Case], order: &[(usize, usize)]) -> Option<String> {
+fn misplaced(record: &Record, cases: &[Case], order: &[plan::Planned]) -> Option<String> {
     let Record { position, round, case, name, .. } = record;
-    let expected = order.get(*position).copied();
+    let expected = order.get(*position).map(|(_, run)| *run);
     let is_of_case = cases.get(*case).is_some_and(|of| of.name == *name);
     if expected == Some((*round, *case)) && is_of_case {
         return None;
@@ -283,8 +289,8 @@ mod tests {
         assert_eq!(ledger.records, [done, failed]);
         assert!(ledger.is_settled(0, 0) && !ledger.is_settled(2, 2));
         assert!(ledger.is_settled(7, 1), "a case that has failed is not run again");
-        assert_eq!(ledger.of_case(0).0[0].number("steps"), Some(3.0));
-        assert_eq!(ledger.of_case(1), (Vec::new(), Some("not finite")));
+        assert_eq!(ledger.of_case(0, 1).0[0].number("steps"), Some(3.0));
+        assert_eq!(ledger.of_case(1, 1), (Vec::new(), Some("not finite")));
     }
 
     #[test]

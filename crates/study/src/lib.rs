@@ -18,6 +18,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
+pub mod answer;
 pub mod execute;
 pub mod flags;
 pub mod grid;
@@ -64,8 +65,17 @@ fn refuse_ranks(what: &str, placement: Option<Placement>) -> Result<()> {
     })
 }
 
-/// The command line of this process, without the path of the program.
+/// The command line of this process, as a shell reads it, without the path of the program.
 pub(crate) fn command_line() -> String {
-    let args = std::env::args_os().skip(1).map(|arg| arg.to_string_lossy().into_owned());
+    let args = std::env::args_os().skip(1).map(|arg| quoted(&arg.to_string_lossy()));
     ["paceline".to_owned()].into_iter().chain(args).collect::<Vec<_>>().join(" ")
+}
+
+/// A word as a shell reads it.
+fn quoted(word: &str) -> String {
+    let is_plain = |c: char| c.is_alphanumeric() || "-_=./,:+@%".contains(c);
+    if !word.is_empty() && word.chars().all(is_plain) {
+        return word.to_owned();
+    }
+    format!("'{}'", word.replace('\'', "'\\''"))
 }

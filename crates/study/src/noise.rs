@@ -5,11 +5,14 @@
 //! than three rounds, the cases are not said to differ. Changes of the machine's speed between rounds cancel out.
 
 use paceline_observe::figures::figure::Better;
-use paceline_table::stats::{self, ratio_of_logarithms};
+use paceline_table::stats::{self, STUDENT_975, ratio_of_logarithms};
 use serde::{Deserialize, Serialize};
 
 /// With fewer rounds than this, nothing is said to differ.
 pub const MIN_ROUNDS: usize = 3;
+
+/// An interval that contains 1 and this ratio, up or down, is too wide: neither a difference nor its absence is known.
+const UNCLEAR: f64 = 1.1;
 
 /// The rule in words.
 pub const RULE: &str = "Cases differ if the 95 % interval of their ratio, round by round, excludes 1 (Student's t of its logarithms).";
@@ -92,6 +95,19 @@ impl Effect {
         (self.low..=self.high).contains(&1.0)
     }
 
+    /// Whether it is none, but for the rounds could as well be of a tenth.
+    pub fn is_unclear(&self) -> bool {
+        self.is_none() && (self.low * UNCLEAR < 1.0 || self.high > UNCLEAR)
+    }
+
+    /// How many rounds tell an effect of a tenth from none, if further rounds vary like these.
+    pub fn needed_rounds(&self) -> usize {
+        let point = STUDENT_975[self.rounds.clamp(MIN_ROUNDS, STUDENT_975.len()) - 2];
+        let error = (self.high / self.low).ln() / 2.0 / point;
+        // Of many rounds, an interval takes two errors to each side.
+        (self.rounds as f64 * (2.0 * error / UNCLEAR.ln()).powi(2)).ceil() as usize
+    }
+
     /// Half the width of the interval, in percent of the ratio.
     pub fn half_width_pct(&self) -> f64 {
         50.0 * (self.high - self.low) / self.ratio
@@ -100,7 +116,9 @@ impl Effect {
     /// The effect in words.
     pub fn words(&self) -> String {
         let Self { ratio, low, high, .. } = self;
-        if self.is_none() {
+        if self.is_unclear() {
+            format!("unclear ({low:.2}-{high:.2})")
+        } else if self.is_none() {
             format!("none ({low:.2}-{high:.2})")
         } else {
             format!("{ratio:.2}x ({low:.2}-{high:.2})")
@@ -155,6 +173,9 @@ mod tests {
         // Machine noise that both share does not widen it; noise of their own does.
         let noisy = Effect::of(&base, &[101.0, 97.0, 103.0, 96.0, 104.0]).unwrap();
         assert!(noisy.is_none() && noisy.words().starts_with("none ("), "{noisy:?}");
+        let wild = Effect::of(&base, &[20.0, 300.0, 103.0, 96.0, 104.0]).unwrap();
+        assert!(wild.is_unclear() && wild.words().starts_with("unclear ("), "{wild:?}");
+        assert!(wild.needed_rounds() > 100 && noisy.needed_rounds() < 5, "{wild:?} {noisy:?}");
     }
 
     #[test]

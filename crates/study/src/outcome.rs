@@ -146,9 +146,9 @@ impl Outcome {
         for scene in scenes {
             for (at, variant) in scene.variants.iter().enumerate() {
                 let case = cases[rows.len()];
-                let (of_case, failure) = ledger.of_case(case);
+                let (of_case, failure) = ledger.of_case(case, rounds);
                 let mut figures = figures_of(&of_case);
-                let seconds = ledger.records.iter().filter(|record| {
+                let seconds = ledger.of_rounds(rounds).filter(|record| {
                     record.case == case && matches!(record.ending, Ending::Summary(_))
                 });
                 let seconds = Spread::of(seconds.map(|record| Some(record.seconds)));
@@ -177,7 +177,7 @@ impl Outcome {
     }
 
     /// Compares each row with the base of its scene.
-    fn compare(&mut self) {
+    pub(crate) fn compare(&mut self) {
         let mut base = 0;
         for at in 0..self.rows.len() {
             base = if self.rows[at].is_base { at } else { base };
@@ -263,6 +263,8 @@ fn figures(run: &RunSummary) -> BTreeMap<String, f64> {
         count => Some(count as f64),
     };
     all.extend(buckets.map(|count| ("num_buckets".to_owned(), count)));
+    let of_program = ["throughput", "in_backward_ms"].into_iter();
+    all.extend(of_program.filter_map(|name| Some((name.to_owned(), run.number(name)?))));
     let by_category: BTreeMap<String, f64> = run.part("peak_bytes");
     let by_category = by_category.into_iter().filter(|(name, _)| name != TOTAL);
     all.extend(by_category.map(|(name, bytes)| (format!("{name}_mb"), bytes / 1e6)));

@@ -70,7 +70,8 @@ pub struct Case {
 impl Case {
     /// A case whose specification is checked.
     pub fn new(name: impl Into<String>, spec: Spec) -> Result<Self> {
-        let warnings = spec::resolve(&spec)?.warnings;
+        let is_program = spec.has(spec::PROGRAM);
+        let warnings = if is_program { Vec::new() } else { spec::resolve(&spec)?.warnings };
         Ok(Self { name: name.into(), spec, warnings })
     }
 }
@@ -141,15 +142,18 @@ pub fn combinations(base: &Spec, vary: &[Vary], one_at_a_time: bool) -> Result<S
     Ok(scene)
 }
 
-/// All runs in their order, as (round, case). Each round runs every case once, every second round in reverse order, so that
+/// A run: its place in the order of all runs, its round and its case.
+pub type Planned = (usize, (usize, usize));
+
+/// All runs in their order. Each round runs every case once, every second round in reverse order, so that
 /// slow changes of the machine affect all alike.
-pub fn order(num_cases: usize, rounds: usize) -> Vec<(usize, usize)> {
+pub fn order(num_cases: usize, rounds: usize) -> Vec<Planned> {
     let round = |round: usize| {
         let forth = (0..num_cases)
             .map(move |at| if round.is_multiple_of(2) { at } else { num_cases - 1 - at });
         forth.map(move |case| (round, case))
     };
-    (0..rounds).flat_map(round).collect()
+    (0..rounds).flat_map(round).enumerate().collect()
 }
 
 #[cfg(test)]
@@ -237,9 +241,9 @@ mod tests {
     #[test]
     fn rounds_go_there_and_back_again() {
         let all = order(3, 3);
-        let cases: Vec<usize> = all.iter().map(|(_, case)| *case).collect();
+        let cases: Vec<usize> = all.iter().map(|(_, (_, case))| *case).collect();
         assert_eq!(cases, [0, 1, 2, 2, 1, 0, 0, 1, 2]);
-        let rounds: Vec<usize> = all.iter().map(|(round, _)| *round).collect();
+        let rounds: Vec<usize> = all.iter().map(|(_, (round, _))| *round).collect();
         assert_eq!(rounds, [0, 0, 0, 1, 1, 1, 2, 2, 2]);
     }
 }

@@ -193,10 +193,11 @@ fn of_runs(args: &PredictArgs, given: &Spec) -> Result<u8> {
         }
     }
     let ledger = run_cases(&args.study, &cases)?;
-    let calibration =
-        |(at, ranks): (usize, &usize)| Calibration::of(&config, *ranks, &ledger.of_case(at).0);
+    let calibration = |(at, ranks): (usize, &usize)| {
+        Calibration::of(&config, *ranks, &ledger.of_case(at, usize::MAX).0)
+    };
     let calibrations = places.iter().enumerate().map(calibration).collect::<Result<Vec<_>>>()?;
-    let mut measured = (places.len()..cases.len()).map(|case| ledger.of_case(case).0);
+    let mut measured = (places.len()..cases.len()).map(|case| ledger.of_case(case, usize::MAX).0);
     let (mut found, mut params) = (Found::default(), 0);
     for &ranks in &args.nproc {
         let at = places.iter().position(|place| *place == ranks).unwrap_or(0);

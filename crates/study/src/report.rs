@@ -10,6 +10,7 @@ use paceline_host::disk::Disk;
 use paceline_host::text::plural;
 use paceline_observe::figures::table::find;
 use paceline_table::chart::{Chart as Marks, Color, Picture, Row as Bar, Rows, Shown};
+use paceline_table::stats::noise_words;
 use paceline_table::table::{Cell, Column, Columns, Head, Table};
 use serde::Serialize;
 
@@ -17,9 +18,9 @@ use crate::noise;
 use crate::outcome::{Outcome, Row};
 use crate::study::Setting;
 
-/// The definition of the times of a run's steps.
-pub const STEP_TIMES: &str = "median step: median over the steps, each as long as on its slowest rank; other times of a \
-                              step: means over ranks and steps";
+/// The definition of the figures of the user's own programs.
+const PROGRAMS: &str = "throughput: what the program prints, samples if it takes {batch}, otherwise batches of a rank; median step: \
+                        of the slowest rank, over ten stretches of the steps after the first quarter, with the wait for data";
 
 /// A chart with the name of its file.
 pub type Chart = (String, Picture);
@@ -43,6 +44,8 @@ pub struct Report {
     pub found: Vec<Found>,
     /// The charts of the rows.
     pub charts: Vec<Chart>,
+    /// Whether the console has all columns.
+    pub has_all: bool,
 }
 
 /// The most rows of a further table that are printed.
@@ -76,10 +79,12 @@ impl Found {
         Self { id, title, definition: definition.into(), table, ..Self::default() }
     }
 
-    fn panel(&self) -> Option<Panel> {
-        let has_rows = !self.table.rows.is_empty();
-        let body = Body::Table(self.table.clone());
-        has_rows.then(|| Panel::new(self.id, self.title, "", &self.definition, body))
+    fn panels(&self) -> impl Iterator<Item = Panel> {
+        let panel = |id: &str, body| Panel::new(id, self.title, "", &self.definition, body);
+        let table = Some(&self.table).filter(|table| !table.rows.is_empty());
+        let table = table.map(|table| panel(self.id, Body::Table(table.clone())));
+        let chart = self.chart.iter();
+        chart.map(move |(id, of)| panel(id, Body::Chart(of.chart.clone()))).chain(table)
     }
 
     fn text(&self, width: Option<usize>) -> String {
@@ -93,17 +98,22 @@ impl Found {
 }
 
 impl Report {
-    /// Everything that is printed. Tables fit `width`.
+    /// Everything that is printed: the answer, then a table of what differs. Tables fit `width`.
     pub fn text(&self, width: Option<usize>) -> String {
         let of = &self.outcome;
-        let mut lines = vec![self.title.clone()];
+        let mut lines = of.verdicts();
+        let waited = of.rows.iter().filter_map(|row| Some(row.figures.get("cpu_wait_pct")?.max));
+        lines.extend(noise_words(waited.reduce(f64::max), None));
+        lines.push(self.title.clone());
         lines.extend(self.notes.clone());
         for rows in of.scenes() {
-            let table = self.table(rows).fitted(width);
+            let table = self.on_console(rows, width);
             let name = &rows[0].scene;
             lines.push(if name.is_empty() { table } else { format!("\n{name}\n{table}") });
         }
-        lines.push(STEP_TIMES.to_owned());
+        if of.compared_by == "throughput" {
+            lines.push(PROGRAMS.to_owned());
+        }
         if of.rows.len() > 1 && of.origin.rounds > 1 {
             lines.push(format!(
                 "Compared by {}. {}",
@@ -111,11 +121,22 @@ impl Report {
                 noise::rule(of.origin.rounds)
             ));
         }
-        lines.extend(of.verdicts());
         let found = self.found.iter().map(|found| found.text(width));
         lines.extend(found.filter(|text| !text.is_empty()));
         lines.extend(self.failures());
         lines.join("\n")
+    }
+
+    /// The table of these rows on a console: all columns, or what differs.
+    fn on_console(&self, rows: &[Row], width: Option<usize>) -> String {
+        let table = self.table(rows);
+        if self.has_all {
+            return table.fitted(width);
+        }
+        // Rows are in the order of their places, and effects have their intervals.
+        let is_shown = |head: &Head| !head.label.is_empty() && head.key != "place";
+        let is_single = self.outcome.origin.rounds < noise::MIN_ROUNDS;
+        table.with_columns(is_shown).compact(self.outcome.keys.len().max(1), is_single, width)
     }
 
     fn failures(&self) -> impl Iterator<Item = String> {
@@ -133,6 +154,12 @@ impl Report {
             of.rows.iter().flat_map(|row| row.figures.keys()).map(String::as_str).collect();
         let rest = all.iter().filter(|name| !self.columns.contains(name));
         let names = self.columns.iter().filter(|name| all.contains(*name)).chain(rest);
+        let label =
+            |name: &str, label: &'static str| if self.columns.contains(&name) { label } else { "" };
+        let same = "Whether the runs end with the weights of the base, bit for bit.";
+        columns = columns.add(SAME_BITS, label(SAME_BITS, "same bits"), ("", 0), same, |row| {
+            row.has_bits_of_base
+        });
         for name in names.filter(|name| **name != of.compared_by) {
             columns.0.push(median_of(name, self.columns.contains(name)));
         }
@@ -145,18 +172,9 @@ impl Report {
                 });
             }
         }
-        let label =
-            |name: &str, label: &'static str| if self.columns.contains(&name) { label } else { "" };
         let weights = |row: &Row| row.weights.chars().take(8).collect::<String>();
-        let [begin, same] = [
-            "Begin of the digest of the weights.",
-            "Whether the runs end with the weights of the base, bit for bit.",
-        ];
         columns
-            .add("weights", label("weights", "weights"), ("", 0), begin, weights)
-            .add(SAME_BITS, label(SAME_BITS, "same bits"), ("", 0), same, |row| {
-                row.has_bits_of_base
-            })
+            .add("weights", "", ("", 0), "Begin of the digest of the weights.", weights)
             .table(rows)
     }
 
@@ -183,16 +201,14 @@ impl Report {
             columns.0.push(Column::new(Head::plain(key.clone()), value));
         }
         columns.0.push(median_of(&of.compared_by, true));
-        let own = of.compared_by.clone();
         let beside = if is_ranked { "to the best" } else { "to the base" };
-        columns
-            .add("", if_any(has_rounds, "min to max"), ("", 0), "Over the rounds.", move |row| {
-                let shown = |value| Cell::Number(value).shown(&head(&own));
-                let of = row.figures.get(&own);
-                of.map_or(String::new(), |of| format!("{} to {}", shown(of.min), shown(of.max)))
-            })
-            .add("effect", if_any(has_rounds, beside), ("", 0), ratio, Row::verdict)
-            .add("failure", "", ("", 0), "Why a run failed.", |row| row.failure.clone())
+        columns.add("effect", if_any(has_rounds, beside), ("", 0), ratio, Row::verdict).add(
+            "failure",
+            "",
+            ("", 0),
+            "Why a run failed.",
+            |row| row.failure.clone(),
+        )
     }
 
     fn page(&self) -> Page {
@@ -210,7 +226,7 @@ impl Report {
         let definition = "Medians over the rounds. The effect compares round by round.";
         panels.push(Panel::new("variants", "All variants", "", definition, body));
         let mut sections = vec![Section::new("runs", "Runs", &self.question, panels)];
-        let panels: Vec<Panel> = self.found.iter().filter_map(Found::panel).collect();
+        let panels: Vec<Panel> = self.found.iter().flat_map(Found::panels).collect();
         if !panels.is_empty() {
             let lead = "Conclusions from the runs, and measurements in addition to them.";
             sections.push(Section::new("found", "Results", lead, panels));
@@ -268,8 +284,8 @@ impl Report {
     /// Writes the page `page`, the JSON file `rows` and the charts into `folder`. Returns the names of the charts.
     pub fn write(&mut self, folder: &Path, page: &str, rows: &str) -> Result<String> {
         let disk = Disk::default();
-        let charts = self.take_charts();
         write_report(&disk, folder, page, &report::files(&self.page())?)?;
+        let charts = self.take_charts();
         write_json(&disk, &folder.join(rows), &self.json())?;
         write_charts(&disk, folder, &charts)?;
         Ok(charts.iter().map(|(name, _)| format!("{name}.svg")).collect::<Vec<_>>().join(", "))
@@ -301,60 +317,23 @@ fn median_of(name: &str, is_shown: bool) -> Column<Row> {
 }
 
 /// Figures of a case in addition to those that a run reports.
-const DERIVED: [Head; 13] = [
-    Head::new(
-        "busy_pct",
-        "busy",
-        ("%", 1),
-        "The part of the step, with the wait for its data, in which a rank computes.",
-    ),
-    Head::new(
-        "seconds",
-        "time",
-        ("s", 2),
-        "Wall-clock time of the run, from its start to its end.",
-    ),
+#[rustfmt::skip]
+const DERIVED: [Head; 15] = [
+    Head::new("throughput", "throughput", ("/s", 1), "Of all ranks of a program together."),
+    Head::new("in_backward_ms", "in backward", ("ms", 2), "The part of a step in backward passes."),
+    Head::new("busy_pct", "busy", ("%", 1), "The part of the step, with the wait for its data, in which a rank computes."),
+    Head::new("seconds", "time", ("s", 2), "Wall-clock time of the run, from its start to its end."),
     Head::new("num_buckets", "all-reduces", ("", 0), "All-reduces of gradients of a step."),
-    Head::new(
-        "init_peak_mb",
-        "peak: init",
-        ("MB", 2),
-        "The most memory of a rank at once in initialization.",
-    ),
-    Head::new(
-        "before_step_peak_mb",
-        "before step",
-        ("MB", 2),
-        "The most memory of a rank at once in the passes.",
-    ),
-    Head::new(
-        "step_peak_mb",
-        "step",
-        ("MB", 2),
-        "The most memory of a rank from the end of the passes to that of the step.",
-    ),
+    Head::new("init_peak_mb", "peak: init", ("MB", 2), "The most memory of a rank at once in initialization."),
+    Head::new("before_step_peak_mb", "before step", ("MB", 2), "The most memory of a rank at once in the passes."),
+    Head::new("step_peak_mb", "step", ("MB", 2), "The most memory of a rank from the end of the passes to that of the step."),
     Head::new("init_mb", "after: init", ("MB", 2), "Memory of a rank in use after initialization."),
-    Head::new(
-        "before_step_mb",
-        "before step",
-        ("MB", 2),
-        "Memory of a rank in use before the step.",
-    ),
+    Head::new("before_step_mb", "before step", ("MB", 2), "Memory of a rank in use before the step."),
     Head::new("after_step_mb", "step", ("MB", 2), "Memory of a rank in use after the step."),
-    Head::new(
-        "speedup",
-        "speed-up",
-        ("", 2),
-        "Samples per second, without the wait for data, over those of one rank.",
-    ),
+    Head::new("speedup", "speed-up", ("", 2), "Samples per second, without the wait for data, over those of one rank."),
     Head::new("efficiency_pct", "efficiency", ("%", 1), "Speed-up per rank."),
     Head::new("t_comm_ms", "T_comm", ("ms", 2), "The step minus the ideal one."),
-    Head::new(
-        "serial_pct",
-        "serial",
-        ("%", 1),
-        "The serial fraction that follows from this row alone.",
-    ),
+    Head::new("serial_pct", "serial", ("%", 1), "The serial fraction that follows from this row alone."),
 ];
 
 /// The head of a figure's column.
@@ -376,39 +355,6 @@ pub fn head(name: &str) -> Head {
 }
 
 impl Outcome {
-    /// The conclusions from the rows, a line for each scene.
-    pub fn verdicts(&self) -> Vec<String> {
-        let verdict = |rows: &[Row]| {
-            let [base, others @ ..] = rows else { return None };
-            let better = find(&self.compared_by).and_then(|figure| figure.swept);
-            let [mut pays, mut costs, mut none] = [const { Vec::new() }; 3];
-            let mut effects: Vec<_> =
-                others.iter().filter_map(|row| Some((row, row.effect?))).collect();
-            effects.sort_by(|(_, a), (_, b)| b.ratio.total_cmp(&a.ratio));
-            for (row, effect) in effects {
-                let words = format!("{} {}", row.variant, effect.words());
-                let is_higher = better != Some(paceline_observe::figures::figure::Better::Lower);
-                if effect.is_none() {
-                    none.push(words);
-                } else if (effect.ratio > 1.0) == is_higher {
-                    pays.push(words);
-                } else {
-                    costs.push(words);
-                }
-            }
-            let named = [("pays", pays), ("costs", costs), ("no difference", none)].into_iter();
-            let parts: Vec<String> = named
-                .filter(|(_, all)| !all.is_empty())
-                .map(|(name, all)| format!("{name}: {}", all.join(", ")))
-                .collect();
-            let scene =
-                if base.scene.is_empty() { String::new() } else { format!("{}: ", base.scene) };
-            (!parts.is_empty() && base.place.is_none())
-                .then(|| format!("{scene}beside {}, {}", base.variant, parts.join("; ")))
-        };
-        self.scenes().filter_map(verdict).collect()
-    }
-
     /// The compared figure as bars with ranges.
     fn bars(&self, rows: &[Row]) -> impl Iterator<Item = Bar> {
         rows.iter().filter(|row| row.is_timed).enumerate().map(|(place, row)| {

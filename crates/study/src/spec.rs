@@ -22,6 +22,10 @@ pub type Spec = RunSpec;
 /// The value of a varied setting that means to leave the setting out.
 pub const LEFT_OUT: &str = "default";
 
+/// The setting of a run of the user's own program, in place of all others: the flags of `paceline __steps`, `--`, and the
+/// program's words.
+pub const PROGRAM: &str = "program";
+
 /// Resolves a specification and checks all of it, before anything starts.
 pub fn resolve(spec: &Spec) -> Result<TrainConfig> {
     let (config, _data) = resolve_inputs(spec, None)?;
@@ -42,14 +46,18 @@ pub fn prints(spec: &Spec) -> bool {
 /// The arguments of `paceline` that start this run and write its summary to a file. This writes the run's
 /// specification to a file beside the summary.
 pub fn arguments(disk: &Disk, spec: &Spec, summary: &Path) -> Result<Vec<OsString>> {
-    // Not the name of a run folder's configuration, which does not state files, addresses and output.
-    let file = summary.with_file_name("flags.json");
-    spec.write(disk, &file)?;
     let flag = |name: &str, value: &Path| {
         let mut word = OsString::from(format!("--{name}="));
         word.push(value);
         word
     };
+    if let Some(words) = spec.get(PROGRAM) {
+        let own = ["__steps".into(), flag("json", summary)];
+        return Ok(own.into_iter().chain(words.iter().map(OsString::from)).collect());
+    }
+    // Not the name of a run folder's configuration, which does not state files, addresses and output.
+    let file = summary.with_file_name("flags.json");
+    spec.write(disk, &file)?;
     let quiet = (!prints(spec)).then(|| "--quiet".into());
     let words = ["train".into(), flag("config", &file), flag("json", summary)];
     Ok(words.into_iter().chain(quiet).collect())
@@ -57,6 +65,11 @@ pub fn arguments(disk: &Disk, spec: &Spec, summary: &Path) -> Result<Vec<OsStrin
 
 /// The specification as a command line that a user would type.
 pub fn shown(spec: &Spec) -> String {
+    if let Some(words) = spec.get(PROGRAM) {
+        let words = words.iter().filter(|word| *word != "--throughput=");
+        let words = words.map(String::as_str).collect::<Vec<_>>().join(" ");
+        return format!("paceline bench scaling {}", printable(&words));
+    }
     let words = spec.words().into_iter().map(|word| word.to_string_lossy().into_owned());
     ["paceline train".to_owned()].into_iter().chain(words).collect::<Vec<_>>().join(" ")
 }

@@ -26,7 +26,7 @@ use serde::Serialize;
 use crate::ledger::{self, Ledger};
 use crate::noise::Spread;
 use crate::outcome::{Origin, Outcome};
-use crate::plan::Case;
+use crate::plan::{self, Case};
 use crate::report::Report;
 use crate::scene::{self, Scene};
 use crate::spec::{self, Spec};
@@ -97,7 +97,7 @@ pub struct StudyArgs {
 }
 
 /// The workload that all runs of a study share.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
 pub struct Setting {
     /// Cores that the ranks share.
     pub cores: usize,
@@ -125,17 +125,18 @@ impl Setting {
         }
     }
 
+    /// Whether the runs are of the user's own program, which is in place of the model.
+    pub(crate) fn is_program(&self) -> bool {
+        self.transport.is_empty()
+    }
+
     /// The first lines of the output, to be printed after the heading.
     pub(crate) fn words(&self, origin: &Origin) -> String {
-        format!(
-            "{} over {}{}, {} per rank; medians of {}\n{}",
-            self.model,
-            self.transport,
-            self.on_link(),
-            plural(self.threads, "thread"),
-            plural(origin.rounds, "round"),
-            origin.machine
-        )
+        let Self { model, transport, .. } = self;
+        let (threads, rounds) = (plural(self.threads, "thread"), plural(origin.rounds, "round"));
+        let how = format!(" over {transport}{}, {threads} per rank", self.on_link());
+        let how = if self.is_program() { "" } else { &how };
+        format!("{model}{how}; medians of {rounds}\n{}", origin.machine)
     }
 
     /// Where and when it was measured, for charts.
@@ -212,13 +213,15 @@ pub(crate) fn run_cases(study: &StudyArgs, cases: &[Case]) -> Result<Ledger> {
         None => Ledger::default(),
     };
     let limit = Duration::from_secs_f64(study.run_limit);
-    execute::make(cases, study.rounds, limit, None, &mut ledger)?;
+    execute::make(cases, plan::order(cases.len(), study.rounds), limit, None, &mut ledger)?;
     for (at, case) in cases.iter().enumerate() {
-        let (rounds, failure) = ledger.of_case(at);
+        let (rounds, failure) = ledger.of_case(at, study.rounds);
         if let Some(message) = failure {
             return Err(Failure::Run(message.to_owned()));
         }
-        if rounds.iter().any(|run| run.number("step_ms_median").is_none()) {
+        let is_timed =
+            |run: &RunSummary| run.number("step_ms_median").or(run.number("throughput")).is_some();
+        if !rounds.iter().all(is_timed) {
             return Err(Failure::Run(format!(
                 "{}: no step was measured; pass more --steps-per-epoch or --epochs, or fewer \
                  --warmup-steps",

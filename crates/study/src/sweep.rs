@@ -9,7 +9,7 @@ use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
 use paceline_host::text::{line_width, plural, say};
 use paceline_launch::environment::Placement;
-use paceline_observe::figures::figure::{Better, Figure};
+use paceline_observe::figures::figure::{Better, Compared, Figure};
 use paceline_observe::figures::table::TABLE;
 use paceline_table::chart::{Axis, Picture, Series};
 
@@ -53,7 +53,7 @@ pub fn sweep(args: &SweepArgs, placement: Option<Placement>) -> Result<u8> {
     let limits = (args.rounds, args.run_limit);
     let mut ledger = Ledger::of_runs(&args.output, &cases, limits, settings)?;
     warn_of(&cases);
-    execute::make(&cases, args.rounds, limit, None, &mut ledger)?;
+    execute::make(&cases, plan::order(cases.len(), args.rounds), limit, None, &mut ledger)?;
     let mut outcome = Outcome::new("sweep", &scenes, &of_variants, args.rounds, &ledger);
     outcome.keys = vary.iter().map(|of| of.key.clone()).collect();
     let mut found = vec![grid::effects(&vary, &outcome, figure.name)];
@@ -64,6 +64,8 @@ pub fn sweep(args: &SweepArgs, placement: Option<Placement>) -> Result<u8> {
     let (cases, rounds) = (plural(outcome.rows.len(), "case"), plural(args.rounds, "round"));
     let keys = outcome.keys.join(", ");
     let is_better = if better == Better::Higher { "more" } else { "less" };
+    let mut columns: Vec<&Figure> = figures().map(|(figure, _)| figure).collect();
+    columns.sort_by_key(|figure| figure.compared != Compared::First);
     let mut report = Report {
         title: format!("Sweep of {keys}: {cases}, {rounds}; medians over the rounds"),
         question: "Which case is best, and by how much?".to_owned(),
@@ -71,7 +73,7 @@ pub fn sweep(args: &SweepArgs, placement: Option<Placement>) -> Result<u8> {
             outcome.origin.machine.clone(),
             format!("Ranked by {}: {is_better} is better", figure.head().words()),
         ],
-        columns: figures().map(|(figure, _)| figure.name).collect(),
+        columns: columns.into_iter().map(|figure| figure.name).collect(),
         found,
         charts: chart(&outcome).map(|of| ("sweep".to_owned(), of)).into_iter().collect(),
         outcome,

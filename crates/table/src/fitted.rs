@@ -3,8 +3,9 @@
 //! A cell of a table is never broken. A table that is too wide keeps all columns, in another form:
 //!
 //! 1. transposed, with a column per row, if it has few rows;
-//! 2. in parts below each other, each beginning with the columns that name the rows;
-//! 3. as blocks, one per row, with a line per column.
+//! 2. with heads of two lines;
+//! 3. in parts below each other, each beginning with the columns that name the rows;
+//! 4. as blocks, one per row, with a line per column.
 
 use std::collections::HashSet;
 
@@ -36,7 +37,7 @@ pub fn fitted(
     };
     let rows = rows.iter().map(|row| padded(&mut row.as_ref().iter().map(String::as_str)));
     let grid = TextGrid {
-        has_head: !head.is_empty(),
+        head_lines: usize::from(!head.is_empty()),
         lines: std::iter::once(padded(&mut head.iter().map(AsRef::as_ref))).chain(rows).collect(),
         is_left: &is_left,
     };
@@ -46,7 +47,8 @@ pub fn fitted(
         return grid.part(&whole);
     };
     let transposed = grid.transposed().filter(|text| fits(text, width));
-    transposed.or_else(|| grid.parts(width)).unwrap_or_else(|| grid.blocks(width))
+    let of_parts = || grid.with_broken_head().parts(width);
+    transposed.or_else(of_parts).unwrap_or_else(|| grid.blocks(width))
 }
 
 /// A text whose lines have at most `width` characters. Broken lines go on indented. A longer word stays whole.
@@ -84,8 +86,9 @@ fn fits(text: &str, width: usize) -> bool {
 
 /// A table, each line with a cell per column.
 struct TextGrid<'a> {
-    has_head: bool,
-    /// The head, which may be empty, and the rows.
+    /// Lines of the head: without one, the first line is empty and not shown.
+    head_lines: usize,
+    /// The head and the rows.
     lines: Vec<Vec<String>>,
     is_left: &'a dyn Fn(usize) -> bool,
 }
@@ -113,9 +116,9 @@ impl TextGrid<'_> {
             cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
         };
         let mut lines: Vec<String> = self.lines.iter().map(set).collect();
-        if self.has_head {
+        if self.head_lines > 0 {
             lines.insert(
-                1,
+                self.head_lines,
                 widths.iter().map(|width| "-".repeat(*width)).collect::<Vec<_>>().join("  "),
             );
         } else {
@@ -133,7 +136,8 @@ impl TextGrid<'_> {
             cells.for_each(|(cell, above)| above.clone_from(cell));
             above.clone()
         };
-        let rows: Vec<Vec<String>> = self.lines[1..].iter().map(&mut whole).collect();
+        let rows = self.lines[self.head_lines.max(1)..].iter();
+        let rows: Vec<Vec<String>> = rows.map(&mut whole).collect();
         let are_distinct = |count: &usize| {
             let names: HashSet<&[String]> = rows.iter().map(|row| &row[..*count]).collect();
             names.len() == rows.len()
@@ -146,13 +150,28 @@ impl TextGrid<'_> {
         let rows = &self.lines[1..];
         let names = rows.iter().map(|row| &row[0]).filter(|name| !name.is_empty());
         let is_clear = names.collect::<HashSet<_>>().len() == rows.len();
-        if !self.has_head || rows.len() > MAX_TRANSPOSED_ROWS || !is_clear {
+        if self.head_lines == 0 || rows.len() > MAX_TRANSPOSED_ROWS || !is_clear {
             return None;
         }
         let line = |at: usize| self.lines.iter().map(|row| row[at].clone()).collect();
         let lines = (0..self.lines[0].len()).map(line).collect();
         let whole: Vec<usize> = (0..self.lines.len()).collect();
-        Some(TextGrid { has_head: true, lines, is_left: &|at| at == 0 }.part(&whole))
+        Some(TextGrid { head_lines: 1, lines, is_left: &|at| at == 0 }.part(&whole))
+    }
+
+    /// With heads of several words in two lines.
+    fn with_broken_head(&self) -> Self {
+        let longer = |(one, other): &(&str, &str)| length(one).max(length(other));
+        let broken = |head: &String| {
+            let at = head.match_indices(' ').map(|(at, _)| (&head[..at], &head[at + 1..]));
+            let (above, below) = at.min_by_key(longer).unwrap_or(("", head));
+            (above.to_owned(), below.to_owned())
+        };
+        let (above, below): (Vec<_>, Vec<_>) = self.lines[0].iter().map(broken).unzip();
+        let head =
+            if above.iter().all(String::is_empty) { vec![below] } else { vec![above, below] };
+        let head_lines = head.len().min(self.head_lines * 2);
+        TextGrid { head_lines, lines: [&head, &self.lines[1..]].concat(), ..*self }
     }
 
     /// In parts, each with the columns that name the rows. `None` if a column does not fit beside these.
@@ -234,21 +253,23 @@ mod tests {
     #[test]
     fn many_rows_stand_in_parts() {
         let expected = [
-            "strategy    step ms  exposed ms",
-            "----------  -------  ----------",
-            "ddp            0.00        0.00",
-            "simple_ddp    12.50      100.00",
-            "flat_ddp      25.00      200.00",
-            "zero1         37.50      300.00",
-            "sharded3      50.00      400.00",
+            "             step  exposed  hidden",
+            "strategy       ms       ms      ms",
+            "----------  -----  -------  ------",
+            "ddp          0.00     0.00    0.00",
+            "simple_ddp  12.50   100.00    3.25",
+            "flat_ddp    25.00   200.00    6.50",
+            "zero1       37.50   300.00    9.75",
+            "sharded3    50.00   400.00   13.00",
             "",
-            "strategy    hidden ms  waiting ms",
-            "----------  ---------  ----------",
-            "ddp              0.00        0.00",
-            "simple_ddp       3.25        0.12",
-            "flat_ddp         6.50        0.25",
-            "zero1            9.75        0.38",
-            "sharded3        13.00        0.50",
+            "            waiting",
+            "strategy         ms",
+            "----------  -------",
+            "ddp            0.00",
+            "simple_ddp     0.12",
+            "flat_ddp       0.25",
+            "zero1          0.38",
+            "sharded3       0.50",
         ];
         assert_eq!(at_width(5, 40), expected.join("\n"));
     }
@@ -265,14 +286,14 @@ mod tests {
         };
         let rows: Vec<[String; 4]> = (0..6).map(row).collect();
         let text =
-            fitted(&["strategy", "ranks", "a long name", "other"], &rows, |at| at == 0, Some(34));
+            fitted(&["strategy", "ranks", "a_long_name", "other"], &rows, |at| at == 0, Some(34));
         let heads: Vec<&str> = text.lines().filter(|line| line.starts_with("strategy")).collect();
-        assert_eq!(heads, ["strategy  ranks  a long name", "strategy  ranks  other"]);
+        assert_eq!(heads, ["strategy  ranks  a_long_name", "strategy  ranks  other"]);
     }
 
     #[test]
     fn what_fits_no_other_way_becomes_blocks() {
-        let text = at_width(5, 20);
+        let text = at_width(5, 18);
         let blocks: Vec<&str> = text.split("\n\n").collect();
         assert_eq!(blocks.len(), 5);
         assert_eq!(

@@ -6,6 +6,7 @@
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod chart;
+pub mod compact;
 pub mod fitted;
 pub mod stats;
 pub mod table;

@@ -77,7 +77,7 @@ pub fn two_term_fit(points: impl IntoIterator<Item = ([f64; 2], f64, f64)>) -> O
 
 /// The 97.5 % points of Student's t distribution with 1 to 30 degrees of freedom: 95 % of means of normal numbers are within
 /// this many standard errors.
-const STUDENT_975: [f64; 30] = [
+pub const STUDENT_975: [f64; 30] = [
     12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160,
     2.145, 2.131, 2.120, 2.110, 2.101, 2.093, 2.086, 2.080, 2.074, 2.069, 2.064, 2.060, 2.056,
     2.052, 2.048, 2.045, 2.042,
@@ -98,6 +98,23 @@ pub fn ratio_of_logarithms(all: &[f64]) -> Option<[f64; 3]> {
 
 /// The 90 % point with 7 degrees of freedom: eight of ten values are within.
 pub const STUDENT_90_OF_7: f64 = 1.415;
+
+/// Below these percentages, cores are not called busy, and measurements are not said to vary.
+const BUSY_PCT: f64 = 5.0;
+const VARY_PCT: f64 = 10.0;
+
+/// Says that a measurement should be repeated, if its threads had no core for `waited_pct` percent of their time, or if two such
+/// measurements are `apart_pct` percent apart.
+pub fn noise_words(waited_pct: Option<f64>, apart_pct: Option<f64>) -> Option<String> {
+    let apart = apart_pct.map_or(String::new(), |pct| format!(", or expect +-{pct:.0} %"));
+    match (waited_pct, apart_pct) {
+        (Some(pct), _) if pct >= BUSY_PCT => Some(format!(
+            "Measured beside other work: threads had no core for {pct:.0} % of their time. Repeat{apart}"
+        )),
+        (_, Some(pct)) if pct >= VARY_PCT => Some(format!("The times vary: repeat{apart}")),
+        _ => None,
+    }
+}
 
 /// Summary statistics of a set of numbers, as pandas' `describe` gives them.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]

@@ -11,10 +11,10 @@ use serde::{Deserialize, Serialize};
 use super::Means;
 use super::gain::{Gain, best};
 use super::observed::{Observed, Seen};
-use crate::ranks::CriticalPath;
+use crate::ranks::{CriticalPath, RankShare, StepPath};
 
 /// The percentage of the steps in which a rank has to be the last one to be blamed.
-const BLAMED_PCT: f64 = 80.0;
+pub const BLAMED_PCT: f64 = 80.0;
 /// A cause on the critical path that gains less, in percent of it, is not named.
 const LEAST_PCT: f64 = 1.0;
 
@@ -82,6 +82,17 @@ pub(super) fn waiting(means: &Means, slowest: Option<Slowest>, observed: &Observ
 }
 
 impl CriticalPath {
+    /// The rank that holds up the others: the one whose steps have the most to gain, and in nearly all steps of all ranks.
+    pub(crate) fn late_rank(&self) -> Option<&RankShare> {
+        let most = self.ranks.iter().max_by_key(|of| (of.gain_ns, Reverse(of.rank)))?;
+        let is_most = |step: &&StepPath| {
+            let of = step.gain_ns.iter().max_by_key(|(rank, ns)| (**ns, Reverse(**rank)));
+            of.is_some_and(|(rank, _)| *rank == most.rank)
+        };
+        let count = self.steps.iter().filter(is_most).count();
+        (100.0 * count as f64 >= BLAMED_PCT * self.steps.len() as f64).then_some(most)
+    }
+
     /// Advice in one sentence; `None` for a single rank or an empty path.
     ///
     /// It names the largest gain for the steps: a rank that is no later than the next rank, or the same bytes moved in half
@@ -96,17 +107,19 @@ impl CriticalPath {
         let pct = |ms: f64| 100.0 * ms / len_ms;
         let transfer_ms = ms_per_step(self.transfer_ns());
         let share = format!("{:.0} % of", pct(transfer_ms));
-        let late = self.ranks.iter().max_by_key(|of| (of.gain_ns, Reverse(of.rank)))?;
-        let parts_ns = late.compute_ns.saturating_add(late.host_ns).max(1) as f64;
-        let most = late.parts.first().map_or(String::new(), |(what, ns)| {
-            format!(", {:.0} % of it in {what}", 100.0 * *ns as f64 / parts_ns)
+        let is_late = self.late_rank().map(|late| {
+            let parts_ns = late.compute_ns.saturating_add(late.host_ns).max(1) as f64;
+            let most = late.parts.first().map_or(String::new(), |(what, ns)| {
+                format!(", {:.0} % of it in {what}", 100.0 * *ns as f64 / parts_ns)
+            });
+            let words = format!(
+                "Rank {} holds {:.0} % of the critical path{most}; were it no later than the next rank, the steps \
+                 would take up to",
+                late.rank,
+                100.0 * late.share
+            );
+            (late.gain_ns, words)
         });
-        let is_late = format!(
-            "Rank {} holds {:.0} % of the critical path{most}; were it no later than the next rank, the steps would \
-             take up to",
-            late.rank,
-            100.0 * late.share
-        );
         let exposed_ns = self.exposed_ns();
         let is_transfer = self.transfers.first().map(|most| {
             let change = if most.is_small { "a lower latency, or fewer operations, as without synchronized batch norm" } else { "a faster network, or fewer bytes" };
@@ -122,8 +135,8 @@ impl CriticalPath {
         // Computation beside the transfer takes as long as before, so no more than the exposed part can be gained.
         let half_ns = (self.transfer_ns() / 2).min(exposed_ns);
         let gain = |ns: i64| Gain::steady(ms_per_step(ns), num_steps);
-        let causes =
-            [Some((gain(late.gain_ns), is_late)), is_transfer.map(|words| (gain(half_ns), words))];
+        let causes = [is_late, is_transfer.map(|words| (half_ns, words))]
+            .map(|of| of.map(|(ns, words)| (gain(ns), words)));
         let cause = best(causes.into_iter().flatten(), |(gain, _)| *gain, 0.0);
         Some(match cause.filter(|(gain, _)| pct(gain.ms) >= LEAST_PCT) {
             Some((Gain { ms, .. }, words)) => {

@@ -127,6 +127,10 @@ impl Against {
     pub fn words(&self) -> String {
         let [before, after] = self.step_ms;
         let more = if self.gained_ms >= 0.0 { "less" } else { "more" };
+        let gain = match format!("{:.2}", self.gained_ms.abs()) {
+            ms if ms == "0.00" => "A step takes as long as before".to_owned(),
+            ms => format!("A step takes {ms} ms {more}"),
+        };
         let promise = match self.promised_ms {
             Some((low, high)) => {
                 let followed = self.causes.iter().filter(|row| row.followed().is_some());
@@ -147,8 +151,7 @@ impl Against {
             None => "Too few steps can be compared in pairs, so the spread is unknown".to_owned(),
         };
         format!(
-            "A step takes {:.2} ms {more}{promise} The median step took {before:.2} ms before and {after:.2} after. {test}",
-            self.gained_ms.abs()
+            "{gain}{promise} The median step took {before:.2} ms before and {after:.2} after. {test}"
         )
     }
 

@@ -4,8 +4,6 @@
 //! and the two causes that this path shows: a rank that holds up the others, and transfers beside which nothing is computed. It
 //! knows no flags: `paceline train` itself says which of them would help.
 
-use std::cmp::Reverse;
-
 use super::causes::{exposed, straggler};
 use super::finding::NEGLIGIBLE;
 use super::{Advice, Cause, Diagnosis, Evidence};
@@ -31,7 +29,7 @@ pub(super) fn diagnose(across: &AcrossRanks) -> Diagnosis {
     };
     let mut all = Vec::new();
     if path.ranks.len() > 1
-        && let Some(late) = path.ranks.iter().max_by_key(|of| (of.gain_ns, Reverse(of.rank)))
+        && let Some(late) = path.late_rank()
     {
         let high_ms = ms(late.gain_ns);
         let title = format!("Rank {} makes the others wait", late.rank);
@@ -59,11 +57,13 @@ mod tests {
 
     #[test]
     fn the_causes_are_those_of_the_critical_path() {
-        // Two steps of 100 us. Rank 1 comes to the all-reduce `late` us after rank 0, and data move for 40.
-        let run = |late: i64| {
+        // Two steps of 100 us. Rank 1, or one rank after the other, comes to the all-reduce `late` us after the other rank,
+        // and data move for 40.
+        let run = |late: i64, takes_turns: bool| {
             across(&[0, 1].map(|rank| {
                 let at = |begin: i64, seq: u64, timeline: crate::timeline::Timeline| {
-                    let ready = begin + 20 + if rank == 1 { late } else { 0 };
+                    let is_late = rank as u64 == if takes_turns { seq % 2 } else { 1 };
+                    let ready = begin + 20 + if is_late { late } else { 0 };
                     timeline
                         .step(seq, begin, begin + 100)
                         .compute("conv", begin, ready)
@@ -75,12 +75,13 @@ mod tests {
             }))
         };
         let causes = |of: &Diagnosis| of.advice.iter().map(|of| of.cause.key).collect::<Vec<_>>();
-        let even = diagnose(&run(0));
+        let even = diagnose(&run(0, false));
         assert_eq!((causes(&even), even.steps), (vec!["exposed"], 2));
         assert_eq!((even.advice[0].gain.low_ms, even.advice[0].gain.high_ms), (0.01, 0.02));
-        let late = diagnose(&run(30));
+        let late = diagnose(&run(30, false));
         assert_eq!(causes(&late), ["straggler", "exposed"]);
         assert_eq!(late.advice[0].gain.high_ms, 0.03);
+        assert_eq!(causes(&diagnose(&run(30, true))), ["exposed"]);
         assert_eq!(diagnose(&AcrossRanks::default()), Diagnosis::default());
     }
 }

@@ -17,6 +17,9 @@ use compress::compressed;
 use events::Events;
 use paceline_trace::{Span, Track};
 
+/// The name of the fact that says for how much of the recorded steps a rank had no core, in percent.
+pub const CPU_WAIT_PCT: &str = "cpu_wait_pct";
+
 /// The facts in a trace file before its events.
 #[derive(Clone, Debug)]
 pub struct Header {

@@ -54,7 +54,7 @@ pub use guard::guard_groups;
 pub use hosts::Hosts;
 pub use restarts::launch_with_restarts;
 pub use signals::last as asked_to_end;
-pub use watch::{Ended, launch};
+pub use watch::{Ended, launch, launch_within};
 
 /// Which attempt a launch is.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

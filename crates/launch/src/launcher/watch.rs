@@ -5,7 +5,7 @@ use std::process::ExitStatus;
 use std::sync::mpsc::{Receiver, RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 
-use paceline_failure::{Failure, Result};
+use paceline_failure::{EXIT_RUN, Failure, Result};
 use paceline_host::{resources, streams};
 use rustix::io::Errno;
 use rustix::process::{Signal, kill_process, kill_process_group};
@@ -48,6 +48,11 @@ pub struct Ended {
 /// Starts the ranks and waits for them. If a rank fails, stops the others and reports the failure on standard error.
 /// After failed ranks a command may start others; after a signal it has to end.
 pub fn launch(launch: &Launch) -> Result<Ended> {
+    launch_within(launch, Duration::MAX)
+}
+
+/// Like [`launch()`], with a limit for the ranks of another program. Time in which this process was suspended does not count.
+pub fn launch_within(launch: &Launch, limit: Duration) -> Result<Ended> {
     let own_program = own_program()?;
     let (variables, _held) = rank_variables(launch)?;
     let (sender, events) = channel();
@@ -88,7 +93,7 @@ pub fn launch(launch: &Launch) -> Result<Ended> {
             return Err(failure);
         }
     }
-    let code = watch.until_all_have_ended();
+    let code = watch.until_all_have_ended(limit);
     let have_all_ended = !watch.is_any_left();
     let dumps = dumps.end(code != 0);
     guard.dismiss();
@@ -117,8 +122,8 @@ struct Watch<'a> {
 
 impl Watch<'_> {
     /// Returns the code to exit with.
-    fn until_all_have_ended(&mut self) -> u8 {
-        let mut stopped = Duration::ZERO;
+    fn until_all_have_ended(&mut self, limit: Duration) -> u8 {
+        let (mut stopped, mut waited) = (Duration::ZERO, Duration::ZERO);
         while self.is_any_running() {
             let begin = Instant::now();
             match self.events.recv_timeout(LOOK) {
@@ -133,6 +138,15 @@ impl Watch<'_> {
                 }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
+            }
+            waited += begin.elapsed().min(2 * LOOK);
+            if waited > limit {
+                say(&format!(
+                    "the ranks were stopped: they have not ended in {} s",
+                    limit.as_secs()
+                ));
+                self.stop();
+                return EXIT_RUN;
             }
             let Some(hosts) = self.launch.hosts.as_ref().filter(|_| self.are_all_stopped()) else {
                 stopped = Duration::ZERO;

@@ -98,7 +98,9 @@ impl<'a> Facts<'a> {
     ) -> Self {
         let steps = AllSteps::new(reports.iter().map(|report| &report.steps));
         let strategy = &config.strategy;
-        let anatomy = Anatomy::new(&steps, reports, layout, &strategy.bucket_units(layout));
+        // Stages have different buckets, of which there is no mean.
+        let buckets = config.pipeline.is_none().then(|| strategy.bucket_units(layout));
+        let anatomy = Anatomy::new(&steps, reports, layout, &buckets.unwrap_or_default());
         let (observed, moments) = observed(reports);
         let told = match (strategy.sync_blocks, config.device, &config.pipeline) {
             (None, Device::Cpu, None) => advice(Situation {

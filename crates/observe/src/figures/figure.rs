@@ -19,7 +19,7 @@ pub struct Figure {
     pub label: &'static str,
     /// Its unit; empty for words and plain numbers.
     pub unit: &'static str,
-    /// How many decimals are shown; files have all.
+    /// How many decimals are shown; files have twelve digits.
     pub decimals: usize,
     /// Its meaning and computation.
     pub definition: &'static str,
@@ -37,7 +37,7 @@ pub struct Figure {
     pub on_console: bool,
     /// Whether it is one of the disjoint times that add up to a step of the main thread.
     pub is_part_of_step: bool,
-    /// Which table of a comparison has it as a column.
+    /// Whether a comparison has it as a column.
     pub compared: Compared,
     /// Which of its values are better, if the table of a sweep has it: cases can then be ranked by it.
     pub swept: Option<Better>,
@@ -71,9 +71,9 @@ pub enum Source {
 pub enum Compared {
     /// It is not compared.
     No,
-    /// In the first table on the console, about the run.
+    /// The console shows it.
     First,
-    /// In the second one, about the step.
+    /// It is in the files, and on the console with `--verbose`.
     Second,
 }
 
@@ -149,13 +149,13 @@ impl Figure {
         self.console()
     }
 
-    /// Adds it to the first table of a comparison.
+    /// Adds it to comparisons and their tables on the console.
     pub const fn first(mut self) -> Self {
         self.compared = Compared::First;
         self
     }
 
-    /// Adds it to the second table of a comparison.
+    /// Adds it to the files of a comparison.
     pub const fn second(mut self) -> Self {
         self.compared = Compared::Second;
         self

@@ -19,9 +19,9 @@ pub fn find(name: &str) -> Option<&'static Figure> {
     TABLE.iter().find(|figure| figure.name == name)
 }
 
-/// A figure in a summary that was written by this version or an earlier one.
+/// A figure in a summary that was written by this version or an earlier one. A figure that the table lacks is only read.
 pub fn read(name: &str, summary: &Value) -> Option<f64> {
-    find(name)?.read(summary)
+    find(name).map_or_else(|| summary.get(name)?.as_f64(), |figure| figure.read(summary))
 }
 
 /// A figure that the console prints.
@@ -94,10 +94,10 @@ const fn plain(label: &'static str) -> Labeled {
 #[rustfmt::skip]
 pub static TABLE: &[Figure] = &[
     // The choices of the run.
-    run("model", plain("model"), Same, |f, _| json!(f.config.model.name()), "The model.").first(),
+    run("model", plain("model"), Same, |f, _| json!(f.config.model.name()), "The model.").second(),
     run("strategy", plain("strategy"), Same, |f, _| json!(f.config.strategy.name()),
-        "The strategy, which keeps the replicas equal.").first(),
-    run("world_size", plain("ranks"), Same, |f, _| json!(f.config.world_size), "Number of ranks.").console().first(),
+        "The strategy, which keeps the replicas equal.").second(),
+    run("world_size", plain("ranks"), Same, |f, _| json!(f.config.world_size), "Number of ranks.").console().second(),
     run("threads", plain("threads"), Same, |f, _| json!(f.config.threads), "Threads of a rank.").console(),
     run("device", plain("device"), Same, |f, _| json!(f.config.device), "Where ranks compute.").console(),
     run("precision", plain("precision"), Same, |f, _| json!(f.config.precision),
@@ -107,7 +107,7 @@ pub static TABLE: &[Figure] = &[
     run("simd", plain("held to"), Same, |f, _| json!(f.config.simd),
         "The vector instructions that ranks are held to; null if each takes the best of its processor."),
     run("transport", plain("transport"), Same, |f, _| json!(f.outcome.transport.name()),
-        "How the ranks reach each other.").console().first(),
+        "How the ranks reach each other.").console().second(),
     run("link", plain("link"), Same, |f, _| json!(f.outcome.link.map(|link| link.to_string())),
         "The link that is emulated, if one is.").console(),
     run("params", plain("parameters"), Same, |f, _| json!(f.outcome.params), "Number of parameters.").console(),
@@ -194,13 +194,13 @@ pub static TABLE: &[Figure] = &[
 
     // Speed.
     run("total_s", ("time", "s", 2), First, |f, _| json!(f.outcome.total.as_secs_f64()),
-        "Wall-clock time of the whole run.").console().first().swept(Lower),
+        "Wall-clock time of the whole run.").console().second().swept(Lower),
     run("samples_per_s", ("samples/s", "", 0), SlowestRank, |f, ranks| json!(f.steps.samples_per_s(ranks)),
         "Samples of the measured steps of all ranks, divided by the time of these steps with the wait for their data: the \
          times of each rank are added up, and the largest of these sums counts, because ranks need not wait for each other. \
          Neither evaluations nor saves are in it.").console().first().swept(Higher),
     run("tokens_per_s", ("tokens/s", "", 0), SlowestRank, |f, ranks| json!(f.steps.tokens_per_s(ranks)),
-        "Tokens of the measured steps of all ranks, padding left out, divided by the same time as in `samples_per_s`; null if the model has no tokens.").console().first().swept(Higher),
+        "Tokens of the measured steps of all ranks, padding left out, divided by the same time as in `samples_per_s`; null if the model has no tokens.").console().second().swept(Higher),
     run("model_gflop_per_sample", ("model FLOP/sample", "GFLOP", 4), Same,
         |f, _| json!(f.outcome.flops_per_sample.map(|flops| flops as f64 / 1e9)),
         "Floating-point operations of the model's products (linear layers, heads, convolutions, attention) for a sample in a step. \
@@ -226,7 +226,14 @@ pub static TABLE: &[Figure] = &[
     run("step_ms_median", ("median step", "ms", 2), SlowestOfStep, |f, ranks| json!(f.steps.step_ms(ranks, 0.5)),
         "Median time of a step, from the batch being there to the end of the optimizer.").console().first().swept(Lower),
     run("step_ms_p99", ("step, p99", "ms", 2), SlowestOfStep, |f, ranks| json!(f.steps.step_ms(ranks, 0.99)),
-        "99th percentile of the same.").console().first(),
+        "99th percentile of the same.").console().second(),
+    run("cpu_wait_pct", ("without a core", "%", 1), Max, |f, ranks| json!(ranks.combine(f.reports.iter().filter_map(|r| r.cpu_wait_pct))),
+        "The part of the measured steps in which a rank's main thread was ready to run and had no core, because other programs \
+         use them (`%wait` of `pidstat`) or the host of this virtual machine took them (`%steal`): the most of any rank. Null where the kernel does not say, and with more ranks times threads than cores.").console(),
+    run("step_apart_pct", ("two runs apart", "%", 1), Same,
+        |f, _| json!(f.anatomy.means.apart_ms.map(|ms| 100.0 * ms / f.anatomy.means.wall_ms)),
+        "By how much the mean steps of two such runs differ in 8 of 10 cases, as far as this run can tell: from the means of eight parts of it, by \
+         Student's t; null with fewer than eight steps.").console(),
     time("step_ms", "mean step", |t| t.step,
         "Time from the batch being there to the end of the optimizer.").metrics().console().curve("speed/step_ms"),
     Figure::new("step_samples_per_s", ("samples/s", "", 0), First,
@@ -245,7 +252,7 @@ pub static TABLE: &[Figure] = &[
     time("sync_ms", "sync", |t| t.sync, "Arithmetic and copies that synchronization adds: dividing, packing, compressing.")
         .metrics().part_of_step().curve("anatomy/sync_ms").second(),
     time("comm_exposed_ms", "exposed comm.", |t| t.exposed, "Time in which the main thread is blocked on communication, whatever the reason.")
-        .metrics().part_of_step().curve("anatomy/exposed_ms").second().swept(Lower),
+        .metrics().part_of_step().curve("anatomy/exposed_ms").first().swept(Lower),
     time("optimizer_ms", "optimizer", |t| t.optimizer, "Clipping and the update of the parameters.")
         .metrics().part_of_step().curve("anatomy/optimizer_ms").second().elsewhere("/anatomy/optimizer_ms", 1.0),
     time("data_ms", "data", |t| t.data, "The wait for the batch, before the step. Where data are generated, the time to make \
@@ -270,10 +277,10 @@ pub static TABLE: &[Figure] = &[
         .metrics().console().curve("communication/hidden_ms").swept(Higher),
     run("overlap_pct", ("hidden", "%", 1), Mean,
         |f, ranks| json!(f.steps.pct(ranks, |t| t.hidden, |t| t.communicating)),
-        "`comm_hidden_ms` in percent of `comm_ms`.").console().first().swept(Higher),
+        "`comm_hidden_ms` in percent of `comm_ms`.").console().second().swept(Higher),
     run("comm_overhead_pct", ("exposed comm. of step", "%", 2), Mean,
         |f, ranks| json!(f.steps.pct(ranks, |t| t.exposed, |t| t.step)),
-        "`comm_exposed_ms` in percent of `step_ms`. Earlier versions called this communication overhead.").console().first(),
+        "`comm_exposed_ms` in percent of `step_ms`. Earlier versions called this communication overhead.").console().second(),
     run("bubble_pct", ("bubble", "%", 2), Mean,
         |f, _| json!(f.pipeline.as_ref().map(|of| of.mean()).map(|of| 100.0 * (1.0 - of.busy / of.step))),
         "The part of a step of a pipeline in which ranks are idle, over the steps of which each action is kept; the mean over \

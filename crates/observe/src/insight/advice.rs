@@ -161,7 +161,7 @@ fn gather_more(prefetch: usize, of: &Situation) -> Option<Remedy> {
         let seen = moments.gathers.iter().zip(reduces);
         let seen = seen.map(|(of, reduce_ms)| GatherLine { reduce_ms, ..GatherLine::of(of) });
         let seen: Vec<GatherLine> = seen.collect();
-        (seen.len() == lines.len()).then(|| Uses::measured(&seen, moments.backward[1]))?
+        (seen.len() == lines.len()).then(|| Uses::measured(&seen, moments.passes[2]))?
     };
     let whole =
         of.observed.steps.iter().zip(of.moments).filter(|(step, _)| of.observed.is_whole(step));

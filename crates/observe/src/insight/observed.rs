@@ -92,7 +92,7 @@ fn seen(step: &[&StepSample], errors: &[f64]) -> Seen {
         let at = |ms: f64| ms + shift;
         let op = |of: &OpMoments| [of.ready_ms, of.sent_ms, of.present_ms, of.done_ms].map(at);
         RankStep {
-            backward: sample.moments.backward.map(at),
+            backward: [1, 2].map(|pass| at(sample.moments.passes[pass])),
             ready: sample.moments.ready.iter().map(|of| at(of.at_ms)).collect(),
             ops: sample.moments.ops.iter().map(op).collect(),
             waiting: ms(sample.waiting),

@@ -130,9 +130,13 @@ impl Meter {
         computing: &IntervalSet,
         actions: &[ActionTimes],
     ) {
-        let (begin_ns, records) = (whole.start_ns, &self.records);
-        let moments = Moments::of(begin_ns, records, track, computing);
-        let is_alike = self.alike.add(&moments, records);
+        let begin_ns = whole.start_ns;
+        // The ledger of a pipeline has its messages, which end in any order.
+        let others = self.records.iter().filter(|of| !of.kind.is_point_to_point()).copied();
+        let mut records: Vec<OpRecord> = others.collect();
+        records.sort_by_key(|of| of.times.submitted_ns);
+        let moments = Moments::of(begin_ns, &records, track, computing);
+        let is_alike = self.alike.add(&moments, &records);
         let &StepTimes { exposed, exposed_wait, sync, .. } = times;
         let staged = || StagedStep::new(whole, times.data, actions, track);
         self.alike.samples.push(|| StepSample {
@@ -150,6 +154,8 @@ impl Meter {
 
 #[cfg(test)]
 mod tests {
+    use paceline_collectives::OpKind;
+
     use super::*;
     use crate::record::op_moments::tests::record;
 
@@ -175,6 +181,27 @@ mod tests {
         assert_eq!((times.communicating, times.rest()), (170, 10));
         assert_eq!((times.wait, times.moving, times.exposed_wait), (105, 65, 5));
         assert_eq!((times.ops, times.bytes), (1, 8));
+    }
+
+    #[test]
+    fn messages_that_end_in_another_order_make_no_step_unlike() {
+        let message = |submitted_ns, bytes| OpRecord {
+            kind: OpKind::Recv,
+            bytes,
+            ..record(Purpose::Other, [submitted_ns, 20, 30, 40])
+        };
+        let bucket = |submitted_ns| record(Purpose::Bucket(0), [submitted_ns, 20, 30, 50]);
+        let mut meter = Meter::default();
+        for records in [
+            vec![message(1, 8), message(2, 16), record(Purpose::Loss, [3, 4, 5, 6]), bucket(4)],
+            vec![message(2, 16), bucket(4), record(Purpose::Loss, [3, 4, 5, 60])],
+        ] {
+            meter.records = records;
+            let track = SpanTrack::with_capacity(1);
+            meter.times(span(0, 100), 0, &DeviceWork::default(), &track, Some(&[]));
+        }
+        let AlikeSteps { count, num_unlike, bucket_ops, .. } = meter.alike();
+        assert_eq!((count, num_unlike, bucket_ops), (2, 0, vec![1]));
     }
 
     #[test]

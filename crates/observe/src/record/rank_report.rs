@@ -34,6 +34,8 @@ pub struct RankReport {
     pub weights_sha256: String,
     /// The most floating-point operations per second that this rank's threads can make, as measured before its first step.
     pub peak_flops_per_s: f64,
+    /// The percentage of the measured steps in which the main thread had no core, if the kernel says.
+    pub cpu_wait_pct: Option<f64>,
     /// The driver's data about the card, if this rank computes on one.
     pub card: Option<CardUse>,
 }

@@ -33,8 +33,9 @@ pub struct Moments {
     pub ready: Vec<ReadyMoment>,
     /// The uses of gathered units, in order.
     pub gathers: Vec<GatherMoments>,
-    /// Start and end of the last backward pass.
-    pub backward: [f64; 2],
+    /// End of the backward pass before the last one, start and end of the last one, and when ranks began to send the
+    /// parameters that they had updated. Zero for those that the step does not have.
+    pub passes: [f64; 4],
 }
 
 /// Steps with more operations are not followed one by one.
@@ -58,13 +59,17 @@ impl Moments {
         let followed = if records.len() <= MAX_OPS { records } else { &[] };
         let ready = track.marked(span::GRADIENT_READY);
         let ready = ready.map(|mark| ReadyMoment { param: mark.id, at_ms: since(mark.at_ns) });
-        let backward = track.named(span::BACKWARD).max_by_key(|span| span.end_ns);
+        let (mut earlier, mut last): (_, Option<Span>) = (None, None);
+        track.named(span::BACKWARD).for_each(|span| earlier = last.replace(span));
+        let sent = track.named(span::PARAM_BROADCAST).next();
+        let [begin, sent] = [last, sent].map(|of| of.map(|of| of.start_ns));
+        let [earlier, end] = [earlier, last].map(|of| of.map(|of| of.end_ns));
         Self {
             num_ops: records.len(),
             ops: followed.iter().map(op).collect(),
             ready: ready.collect(),
             gathers: gathers::uses(begin_ns, track, records),
-            backward: backward.map_or([0.0; 2], |of| [of.start_ns, of.end_ns].map(since)),
+            passes: [earlier, begin, end, sent].map(|ns| ns.map_or(0.0, since)),
         }
     }
 
@@ -86,12 +91,12 @@ impl Moments {
 
     /// The moments of a step whose operations and gradients cannot be compared with other steps.
     pub fn without_lists(self) -> Self {
-        Self { backward: self.backward, ..Self::default() }
+        Self { passes: self.passes, ..Self::default() }
     }
 
     /// How many numbers it has.
     pub fn numbers(&self) -> usize {
-        3 + 2 * self.ready.len() + 6 * self.ops.len() + 9 * self.gathers.len()
+        5 + 2 * self.ready.len() + 6 * self.ops.len() + 9 * self.gathers.len()
     }
 
     /// Whether a step has the same operations, gradients and gathers.
@@ -116,7 +121,7 @@ impl Moments {
             sum.exposed_ms += of.exposed_ms;
         }
         self.ready.iter_mut().zip(&other.ready).for_each(|(sum, of)| sum.at_ms += of.at_ms);
-        self.backward.iter_mut().zip(other.backward).for_each(|(sum, of)| *sum += of);
+        self.passes.iter_mut().zip(other.passes).for_each(|(sum, of)| *sum += of);
     }
 
     fn divide(&mut self, count: f64) {
@@ -126,7 +131,7 @@ impl Moments {
         });
         let ops = self.ops.iter_mut().flat_map(OpMoments::times);
         let ready = self.ready.iter_mut().map(|of| &mut of.at_ms);
-        ops.chain(gathers).chain(ready).chain(&mut self.backward).for_each(|sum| *sum /= count);
+        ops.chain(gathers).chain(ready).chain(&mut self.passes).for_each(|sum| *sum /= count);
     }
 }
 
@@ -216,9 +221,25 @@ mod tests {
         let ns = |ms: f64| (ms * 1e6).round();
         assert_eq!(op.times().map(|of| ns(*of)), [25.0, 35.0, 45.0, 75.0, 40.0]);
         assert_eq!((moments.ready[0].param, ns(moments.ready[0].at_ms)), (3, 4.0));
-        assert_eq!(moments.backward.map(ns), [0.0, 100.0]);
+        assert_eq!(moments.passes.map(ns), [0.0, 0.0, 100.0, 0.0]);
         assert_eq!((count, num_unlike), (2, 0));
         assert!(bucket_ops.is_empty(), "no bucket was marked");
+    }
+
+    #[test]
+    fn the_last_pass_is_told_from_earlier_ones_and_from_sending_after_the_update() {
+        let mut track = SpanTrack::with_capacity(10);
+        for (name, start_ns, end_ns) in [
+            (span::BACKWARD, 1100, 1200),
+            (span::BACKWARD, 1300, 1400),
+            (span::PARAM_BROADCAST, 1500, 1520),
+            (span::PARAM_BROADCAST, 1530, 1600),
+        ] {
+            track.push(name, Span { start_ns, end_ns });
+        }
+        let moments = Moments::of(1000, &[], &track, &IntervalSet::default());
+        let ns = moments.passes.map(|ms| (ms * 1e6).round());
+        assert_eq!(ns, [200.0, 300.0, 400.0, 500.0]);
     }
 
     #[test]

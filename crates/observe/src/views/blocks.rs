@@ -1,9 +1,14 @@
-//! The text of a run that has ended: a summary that fits a screen, and the details. A view of the table of figures, which
+//! The text of a run that has ended: its result in a few lines, and the details. A view of the table of figures, which
 //! gives names, units and decimals.
 
-use paceline_analysis::advice::blame::Slowest;
+use paceline_analysis::advice::blame::{BLAMED_PCT, Slowest};
+use paceline_collectives::Transport;
 use paceline_host::text::{plural, thousands};
+use paceline_kernels::needed_for_same_bits;
+use paceline_launch::device::Device;
 use paceline_memory::Category;
+use paceline_settings::named::PrecisionName;
+use paceline_table::stats::noise_words;
 use paceline_table::table::{Cell, Columns};
 
 use crate::figures::facts::Facts;
@@ -14,6 +19,7 @@ use crate::record::memory::TOTAL;
 use crate::record::op_moments::OpMoments;
 use crate::record::ranks::Ranks;
 use crate::record::steps::AllSteps;
+use crate::views::console::answer_lines;
 use crate::views::memory_lines::memory_lines;
 use crate::views::{pipeline_lines, step_lines};
 
@@ -46,8 +52,8 @@ fn unmeasured(facts: &Facts) -> String {
     format!("{steps} ran, all within --warmup-steps {warmup}: nothing was measured")
 }
 
-/// How well a run went, where its time went, and the changes to make. Tables fit `width`.
-pub(crate) fn summary_lines(facts: &Facts, width: Option<usize>) -> Vec<String> {
+/// The end of a run: its result, where its time went, the change to make, and what its figures are worth. Tables fit `width`.
+pub(crate) fn end_lines(facts: &Facts, width: Option<usize>) -> Vec<String> {
     let mut lines: Vec<String> = Vec::new();
     if let Some(steps) = facts.outcome.stopped_after {
         lines.push(format!(
@@ -56,12 +62,14 @@ pub(crate) fn summary_lines(facts: &Facts, width: Option<usize>) -> Vec<String> 
             thousands(facts.config.total_steps())
         ));
     }
-    lines.push(format!("Total time: {}. {}", amount(facts, "total_s"), samples(facts)));
+    lines.extend(answer_lines(facts));
     if facts.steps.count() == 0 {
+        lines.push(format!("Total time: {}", amount(facts, "total_s")));
         lines.push(unmeasured(facts));
     } else {
         lines.extend(step_times(facts, width));
     }
+    lines.extend(noise_words(value(facts, "cpu_wait_pct"), value(facts, "step_apart_pct")));
     lines.extend(link_line(facts));
     lines.extend(facts.told.iter().map(|told| format!("Advice: {}.", told.text)));
     if let Some(cost) = &facts.sync_cost {
@@ -70,10 +78,11 @@ pub(crate) fn summary_lines(facts: &Facts, width: Option<usize>) -> Vec<String> 
             cost.synchronized_ms, cost.unsynchronized_ms, cost.added_pct
         ));
     }
-    lines.extend([peak_line(facts), resident_line(facts)]);
+    lines.push(memory_line(facts));
     lines.extend(card_line(facts));
     let digest = facts.reports.first().map_or("", |report| &report.weights_sha256);
     lines.push(format!("Weights: sha256 {digest}"));
+    lines.extend(scope_line(facts));
     if !facts.replicas_agree() {
         lines.push(format!(
             "The ranks hold different weights, as {} leaves them; those of rank 0 count",
@@ -92,34 +101,35 @@ pub(crate) fn summary_lines(facts: &Facts, width: Option<usize>) -> Vec<String> 
     lines
 }
 
-/// The times of the measured steps, and where they went.
+/// Where the same run ends with the same weights. Cards and other libraries add up in orders of their own.
+fn scope_line(facts: &Facts) -> Option<String> {
+    let is_others = matches!(facts.config.device, Device::Cuda(_))
+        || matches!(facts.outcome.transport, Transport::Mpi | Transport::Nccl);
+    let needed = needed_for_same_bits(facts.config.precision == PrecisionName::Bf16);
+    (!is_others).then(|| format!("  (the same with any --threads, on any processor with {needed})"))
+}
+
+/// The speed of the measured steps, and where their time went.
 fn step_times(facts: &Facts, width: Option<usize>) -> Vec<String> {
     let amount = |name| amount(facts, name);
     let tokens = value(facts, "tokens_per_s")
         .map_or(String::new(), |_| format!(", {}", labeled(facts, "tokens_per_s")));
-    let mut lines = vec![format!(
-        "Step: {} median, {} p99 over {} steps; {}{tokens}",
-        amount("step_ms_median"),
-        amount("step_ms_p99"),
-        thousands(facts.steps.count()),
-        labeled(facts, "samples_per_s")
-    )];
-    lines.extend(value(facts, "mfu_pct").map(|_| {
+    let mut lines = vec![
+        format!("Total time: {}; {}{tokens}", amount("total_s"), labeled(facts, "samples_per_s")),
         format!(
-            "Model FLOP/s: {} G per rank, {} of the peak of {}, {} G",
-            number(facts, "model_gflop_per_s"),
-            amount("mfu_pct"),
-            plural(facts.config.threads, "thread"),
-            number(facts, "peak_gflop_per_s")
-        )
-    }));
-    lines.push(format!(
-        "Compute time: {}; exposed communication: {} of the step (means)",
-        amount("compute_ms"),
-        amount("comm_overhead_pct")
-    ));
+            "Step: {} median, {} p99 over {} steps",
+            amount("step_ms_median"),
+            amount("step_ms_p99"),
+            thousands(facts.steps.count()),
+        ),
+        format!(
+            "Compute time: {}; communication: {}; exposed communication: {} of the step",
+            amount("compute_ms"),
+            amount("comm_ms"),
+            amount("comm_overhead_pct")
+        ),
+    ];
     if has_anatomy(facts) {
-        lines.extend(anatomy_lines(&facts.steps, &facts.anatomy, width));
         lines.extend(step_lines::drawing(facts, width));
     }
     lines.extend(facts.pipeline.iter().flat_map(|of| pipeline_lines::ledger(of, width)));
@@ -137,21 +147,33 @@ fn peak_line(facts: &Facts) -> String {
     format!("Peak memory per rank, MB: {}", shown.collect::<Vec<_>>().join(", "))
 }
 
-/// The resident memory beside its prediction.
-fn resident_line(facts: &Facts) -> String {
+/// The most memory in tensors, and the resident memory beside its prediction.
+fn memory_line(facts: &Facts) -> String {
+    let peak = facts.peak_bytes(printed("peak_bytes").ranks).get(TOTAL).copied().unwrap_or(0);
     let resident = value(facts, "resident_bytes").unwrap_or(0.0);
     let predicted = facts.predicted_resident_bytes().map_or(String::new(), |bytes| {
         let off = 100.0 * (resident / bytes - 1.0);
         format!(", predicted {:.1} MB ({off:+.1} %)", bytes / 1e6)
     });
-    format!("Resident (proportional) per rank: {:.1} MB{predicted}", resident / 1e6)
+    let [peak, resident] = [peak as f64, resident].map(|bytes| bytes / 1e6);
+    format!("Memory of a rank: {peak:.2} MB in tensors, {resident:.1} MB resident{predicted}")
 }
 
-/// The details: operation by operation, and the memory of each rank by phase.
+/// The details: where the time of a step goes, operation by operation, and the memory of each rank by phase.
 pub(crate) fn detail_lines(facts: &Facts, width: Option<usize>) -> Vec<String> {
     let mut lines = Vec::new();
+    lines.extend(value(facts, "mfu_pct").map(|_| {
+        format!(
+            "Model FLOP/s: {} G per rank, {} of the peak of {}, {} G",
+            number(facts, "model_gflop_per_s"),
+            amount(facts, "mfu_pct"),
+            plural(facts.config.threads, "thread"),
+            number(facts, "peak_gflop_per_s")
+        )
+    }));
     if has_anatomy(facts) {
         let anatomy = &facts.anatomy;
+        lines.extend(anatomy_lines(&facts.steps, anatomy, width));
         lines.extend((!anatomy.buckets.is_empty()).then(|| bucket_table(anatomy, width)));
         lines.extend((!anatomy.gathers.is_empty()).then(|| gather_table(anatomy, width)));
         lines.extend(unlike_line(facts));
@@ -159,6 +181,7 @@ pub(crate) fn detail_lines(facts: &Facts, width: Option<usize>) -> Vec<String> {
     if let Some(pipeline) = &facts.pipeline {
         lines.extend(pipeline_lines::drawings(pipeline, width));
     }
+    lines.push(peak_line(facts));
     lines.extend(memory_lines(facts, width));
     lines
 }
@@ -166,19 +189,6 @@ pub(crate) fn detail_lines(facts: &Facts, width: Option<usize>) -> Vec<String> {
 /// Whether the parts of a step have a meaning: not without measurements, nor if two kinds of steps alternate.
 pub(crate) fn has_anatomy(facts: &Facts) -> bool {
     facts.steps.count() > 0 && facts.sync_cost.is_none()
-}
-
-/// The samples of an optimizer step, and how they are divided.
-fn samples(facts: &Facts) -> String {
-    let config = facts.config;
-    let batches = config.strategy.accumulate.min(config.steps_per_epoch);
-    let ranks = plural(config.world_size, "rank");
-    let each = match &config.rank_samples {
-        None => thousands(config.global_batch_size as u64),
-        Some(_) => format!("up to {}", thousands((config.batch_size * config.world_size) as u64)),
-    };
-    let samples = thousands(config.samples_per_step().round() as u64);
-    format!("Samples of a step: {samples}, in {} of {each} on {ranks}", plural(batches, "batch"))
 }
 
 /// How many steps the times of single operations and gradients leave out, if any.
@@ -254,7 +264,9 @@ fn anatomy_lines(steps: &AllSteps, anatomy: &Anatomy, width: Option<usize>) -> V
             anatomy.statistics.iter().map(|op| op.done_ms - op.ready_ms).sum::<f64>()
         ));
     }
-    if let Some(Slowest { rank, steps_pct, cost_ms }) = anatomy.slowest {
+    // Otherwise the ranks take turns, as they do beside other work.
+    let slowest = anatomy.slowest.filter(|of| of.steps_pct >= BLAMED_PCT);
+    if let Some(Slowest { rank, steps_pct, cost_ms }) = slowest {
         lines.push(format!(
             "Slowest: rank {rank}, last in {steps_pct:.0} % of steps; each other rank waits {cost_ms:.2} ms for it"
         ));
@@ -314,7 +326,7 @@ mod tests {
     #[test]
     fn the_lines_of_a_run() {
         let layout = paceline_model::LayoutBuilder::new().finish(1);
-        let reports = [report(&[1, 1]), report(&[2, 0])];
+        let reports = [report(&[1, 1]), report(&[2, 2])];
         let steps = AllSteps::new(reports.iter().map(|report| &report.steps));
         let anatomy = Anatomy::new(&steps, &reports, &layout, &[vec!["fc1".into(), "fc0".into()]]);
         insta::assert_snapshot!(anatomy_lines(&steps, &anatomy, None).join("\n"));

@@ -15,8 +15,8 @@ use paceline_settings::config::TrainConfig;
 use crate::figures::event::{Event, Listener, StepDone};
 use crate::figures::facts::Facts;
 use crate::figures::table::printed;
-use crate::views::blocks::{detail_lines, summary_lines};
-use crate::views::{head, step_lines};
+use crate::views::blocks::{detail_lines, end_lines};
+use crate::views::head;
 
 /// Without a terminal, a line is printed after a multiple of this many batches.
 const LINE_EVERY: usize = 10;
@@ -48,6 +48,8 @@ pub struct Console<'a> {
     said_skipped: Option<u64>,
     /// When the last line about a batch was printed.
     said_batch: Instant,
+    /// The last text that the model has made.
+    sampled: Option<String>,
     /// Whether [`ONLY_PROGRESS`] is set.
     is_only_progress: bool,
 }
@@ -95,6 +97,7 @@ impl<'a> Console<'a> {
             begin: None,
             said_skipped: None,
             said_batch: Instant::now(),
+            sampled: None,
             is_only_progress: std::env::var_os(ONLY_PROGRESS).is_some(),
         }
     }
@@ -248,28 +251,20 @@ impl<'a> Console<'a> {
     }
 
     fn ended(&mut self, facts: &Facts) {
-        let mut lines = summary_lines(facts, line_width());
-        if self.config.output.verbose {
-            lines.extend(detail_lines(facts, line_width()));
-        }
-        lines.iter().for_each(|line| self.say(line));
-        facts.missing_files().iter().for_each(|what| self.say(format!("Not written: {what}")));
-        let picture = if facts.pipeline.is_none() && step_lines::lanes_of(facts).is_empty() {
-            String::new()
-        } else {
-            format!("; {} is a picture of a step", step_lines::FILE_NAME)
-        };
-        let more = if self.config.output.verbose {
-            String::new()
-        } else {
-            format!(" (paceline show RUN prints all of it{picture})")
-        };
-        self.say(format!("Run folder: {}/{more}", self.folder.printable()));
+        let is_verbose = self.config.output.verbose;
+        let details = if is_verbose { detail_lines(facts, line_width()) } else { Vec::new() };
+        let end = end_lines(facts, line_width());
+        let text = self.sampled.take().map(|text| format!("A text: {text}"));
+        let missing = facts.missing_files().into_iter().map(|what| format!("Not written: {what}"));
+        details.into_iter().chain(text).chain(end).chain(missing).for_each(|line| self.say(line));
+        let folder = self.folder.printable();
+        let more = format!(" (paceline show {folder}; docs/output.md explains it)");
+        let more = if is_verbose { "" } else { &more };
+        self.say(format!("Run folder: {folder}/{more}"));
         if let Some(profile) = &self.config.profile {
             let folder = profile.folder.printable();
             self.say(format!("Traces: {folder} (paceline analyze {folder}; or ui.perfetto.dev)"));
         }
-        answer_lines(facts).iter().for_each(|line| self.say(line));
     }
 }
 
@@ -289,7 +284,10 @@ impl Listener for Console<'_> {
                     .iter()
                     .for_each(|line| self.say(line));
             }
-            Event::Built(model) => self.say(head::size(model)),
+            Event::Built(model) => {
+                self.say(head::size(model));
+                self.say(head::samples(self.config));
+            }
             Event::Begun { progress, samples_before } => {
                 self.steps_per_s.mark(Instant::now(), progress.steps);
                 self.resumed(progress, *samples_before);
@@ -307,7 +305,10 @@ impl Listener for Console<'_> {
                 self.step(step);
             }
             Event::Evaluated(evaluation) if !evaluation.is_final => self.evaluated(evaluation),
-            Event::Sampled { steps, text } => self.say(format!("Step {steps}, a text: {text}")),
+            Event::Sampled { steps, text } => {
+                self.say(format!("Step {steps}, a text: {text}"));
+                self.sampled = Some((*text).to_owned());
+            }
             Event::EarlyStop { steps, best, best_steps } => {
                 self.early_stop(*steps, *best, *best_steps);
             }

@@ -10,8 +10,7 @@ use paceline_host::disk::Disk;
 use paceline_settings::config::TrainConfig;
 
 use crate::figures::event::{Event, Listener};
-use crate::views::blocks::{detail_lines, summary_lines};
-use crate::views::console::answer_lines;
+use crate::views::blocks::{detail_lines, end_lines};
 use crate::views::{head, step_lines};
 
 /// The name of the text.
@@ -41,10 +40,12 @@ impl Listener for EndFiles<'_> {
                 self.head.push(head::title(self.config, group));
                 self.head.extend(head::places(placements, self.config.device, true));
             }
-            Event::Built(model) => self.head.push(head::size(model)),
+            Event::Built(model) => {
+                self.head.extend([head::size(model), head::samples(self.config)]);
+            }
             Event::Ended(facts) => {
-                let [summary, details] = [summary_lines, detail_lines].map(|of| of(facts, None));
-                let text = [&*self.head, &summary, &details, &answer_lines(facts)].concat();
+                let [end, details] = [end_lines, detail_lines].map(|of| of(facts, None));
+                let text = [&*self.head, &end, &details].concat();
                 let files = [
                     (SUMMARY_TEXT, Some(text.join("\n") + "\n")),
                     (step_lines::FILE_NAME, step_lines::svg(facts)?),

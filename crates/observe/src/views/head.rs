@@ -32,12 +32,14 @@ pub(crate) fn title(config: &TrainConfig, group: &Group) -> String {
         format!(", a pipeline of {count} ({}, cut at {begins}{head}{chosen})", of.schedule)
     });
     format!(
-        "paceline train: {}, {} over {}, {} x {}{stages}{precision}{held}{link}",
+        "paceline train: {}, {} over {}, {} x {}, {} at lr {}{stages}{precision}{held}{link}",
         config.model.name(),
         config.strategy.name(),
         group.transport().name(),
         plural(config.world_size, "rank"),
         plural(config.threads, "thread"),
+        config.optimizer.name(),
+        config.optimizer.lr(),
     )
 }
 
@@ -62,4 +64,16 @@ pub(crate) fn size(model: &Model) -> String {
         thousands(model.layout.num_params() as u64),
         model.layout.num_trained_params() as f64 * 4.0 / 1e6
     )
+}
+
+/// The samples of an optimizer step, and how they are divided.
+pub(crate) fn samples(config: &TrainConfig) -> String {
+    let batches = config.strategy.accumulate.min(config.steps_per_epoch);
+    let ranks = plural(config.world_size, "rank");
+    let each = match &config.rank_samples {
+        None => thousands(config.global_batch_size as u64),
+        Some(_) => format!("up to {}", thousands((config.batch_size * config.world_size) as u64)),
+    };
+    let samples = thousands(config.samples_per_step().round() as u64);
+    format!("Samples of a step: {samples}, in {} of {each} on {ranks}", plural(batches, "batch"))
 }

@@ -14,6 +14,7 @@ use paceline_failure::Result;
 use paceline_files::Printable;
 use paceline_host::disk::Disk;
 use paceline_host::resources;
+use paceline_host::resources::cpu_times::CpuTimes;
 use paceline_kernels::Compute;
 use paceline_memory::Allocator;
 use paceline_settings::profile::ProfileConfig;
@@ -42,6 +43,9 @@ pub struct Profiler {
     /// Steps that were recorded.
     steps: Vec<(u64, Span)>,
     clock_at_begin: ClockOffset,
+    cpu_at_begin: Option<CpuTimes>,
+    /// Threads of a rank.
+    num_threads: usize,
     /// The gradients, which marks in the trace name by number.
     gradients: Vec<Gradient>,
     disk: Disk,
@@ -124,6 +128,8 @@ impl Profiler {
             recorder,
             steps: Vec::with_capacity(config.active.min(MAX_EVENTS) as usize),
             clock_at_begin: ClockOffset::default(),
+            cpu_at_begin: None,
+            num_threads: compute.threads().count(),
             gradients: Vec::new(),
             disk: disk.clone(),
             written: None,
@@ -140,6 +146,7 @@ impl Profiler {
     fn begin_step(&mut self, number: u64, group: &Group) -> Result<()> {
         if number == self.config.wait + self.config.warmup {
             self.clock_at_begin = measure_clock(group)?;
+            self.cpu_at_begin = CpuTimes::now();
             self.recorder.set_on(true);
         }
         Ok(())
@@ -194,6 +201,8 @@ impl Profiler {
 
     fn write(&mut self, group: &Group) -> Result<()> {
         self.recorder.set_on(false);
+        let threads = group.world_size() * self.num_threads;
+        let waited_pct = CpuTimes::waited_pct(self.cpu_at_begin, threads);
         let clock_at_end = measure_clock(group)?;
         let folder = self.config.folder.join(format!("rank_{}", group.rank()));
         // Named as by PyTorch: the worker, and nanoseconds since 1970.
@@ -202,7 +211,7 @@ impl Profiler {
         let mut run_id = [now_ns as i64];
         group.broadcast_slice(&mut run_id, 0)?;
         let path = folder.join(format!("worker_{}.{now_ns}.pt.trace.json.gz", group.rank()));
-        let header = self.header(group, run_id[0], clock_at_end);
+        let header = self.header(group, run_id[0], clock_at_end, waited_pct);
         let tracks: Vec<&Track> = self.recorder.tracks().iter().map(AsRef::as_ref).collect();
         let write = |out: &mut (dyn Write + Send)| kineto::write_compressed(out, &header, &tracks);
         let written = self.disk.create_folder(&folder);
@@ -216,7 +225,13 @@ impl Profiler {
         Ok(())
     }
 
-    fn header(&self, group: &Group, run_id: i64, clock_at_end: ClockOffset) -> kineto::Header {
+    fn header(
+        &self,
+        group: &Group,
+        run_id: i64,
+        clock_at_end: ClockOffset,
+        waited_pct: Option<f64>,
+    ) -> kineto::Header {
         let clock_at_begin = self.clock_at_begin;
         let error = clock_at_begin.error_ns.max(clock_at_end.error_ns);
         let run_facts = [
@@ -226,6 +241,7 @@ impl Profiler {
             ("clock_offset_begin_ns", Some(clock_at_begin.offset_ns.to_string())),
             ("clock_offset_end_ns", Some(clock_at_end.offset_ns.to_string())),
             ("clock_offset_error_ns", Some(error.to_string())),
+            (kineto::CPU_WAIT_PCT, waited_pct.map(|pct| format!("{pct:.2}"))),
         ];
         let run_facts = run_facts.into_iter().filter_map(|(key, of)| Some((key.to_owned(), of?)));
         kineto::Header {

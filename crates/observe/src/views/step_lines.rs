@@ -1,16 +1,17 @@
 //! The time line of a step, as text and as `step.svg`: the main thread, and the buckets on their way.
 //!
-//! All times are means over ranks and steps. Pipelines have another picture in the same file. Strategies that communicate
-//! after the optimizer have no picture.
+//! All times are means over ranks and steps. The last batch of a step is drawn; those before it are one part. Pipelines have
+//! another picture in the same file.
 
-use paceline_choices::strategies::Advice;
 use paceline_failure::{Failure, Result};
 use paceline_host::text::plural;
 use paceline_table::chart::{Chart, Color, Picture, Row, Rows, Segment, Shown};
 
 use crate::figures::facts::Facts;
-use crate::insight::anatomy::Anatomy;
+use crate::insight::anatomy::BucketLine;
 use crate::record::op_moments::OpMoments;
+use crate::record::readiness::Moments;
+use crate::record::times::StepTimes;
 use crate::views::blocks::has_anatomy;
 use crate::views::pipeline_lanes;
 
@@ -64,55 +65,49 @@ pub(crate) fn drawing(facts: &Facts, width: Option<usize>) -> Vec<String> {
 
 /// The rows of the usual step, or nothing if the steps do not have this form.
 pub(crate) fn lanes_of(facts: &Facts) -> Vec<Row> {
-    // These send parameters after the optimizer.
-    let advice = facts.config.strategy.settings().advice();
-    let sends_after_all = matches!(advice, Advice::ShardWith(_));
-    if facts.pipeline.is_some() || sends_after_all || !has_anatomy(facts) {
+    if facts.config.pipeline.is_some() || !has_anatomy(facts) {
         return Vec::new();
     }
-    let mean = |part: fn(&crate::record::times::StepTimes) -> u64| {
-        facts.steps.mean(part).map_or(0.0, |ns| ns / 1e6)
-    };
-    lanes(&facts.anatomy, mean(|t| t.step), mean(|t| t.optimizer))
+    let mean = |part: fn(&StepTimes) -> u64| facts.steps.mean(part).map_or(0.0, |ns| ns / 1e6);
+    let moments = Moments::mean(facts.reports.iter().map(|report| &report.alike.moments));
+    lanes(&facts.anatomy.buckets, moments.passes, mean(|t| t.step), mean(|t| t.optimizer))
 }
 
 /// The rows: the main thread, and the operations that carry gradients, if any. In milliseconds after the batch arrived.
-fn lanes(anatomy: &Anatomy, step_ms: f64, optimizer_ms: f64) -> Vec<Row> {
-    let (begin, end) = (anatomy.backward_begin_ms, anatomy.backward_end_ms);
+fn lanes(
+    buckets: &[BucketLine],
+    [earlier, begin, end, sent]: [f64; 4],
+    step_ms: f64,
+    optimizer_ms: f64,
+) -> Vec<Row> {
     if !(end > begin && step_ms >= end) {
         return Vec::new();
     }
-    let updated = (step_ms - optimizer_ms).max(end);
+    let sent = if sent > end { sent } else { step_ms };
+    let updated = (sent - optimizer_ms).max(end);
     let main = [
-        ("forward", 0.0, begin, Color::Forward),
+        ("earlier batches", 0.0, earlier, Color::Compute),
+        ("forward", earlier, begin, Color::Forward),
         ("backward", begin, end, Color::Backward),
         ("wait", end, updated, Color::Wait),
-        ("optimizer", updated, step_ms, Color::Optimizer),
+        ("optimizer", updated, sent, Color::Optimizer),
+        ("parameters", sent, step_ms, Color::Communication),
     ];
-    let segment = |(name, start, end, color): (&str, f64, f64, Color)| Segment {
-        start,
-        end,
-        name: name.to_owned(),
-        kind: name.to_owned(),
-        color,
+    let segment = |name: &str, kind: &str, start: f64, end: f64, color| {
+        let [name, kind] = [name, kind].map(str::to_owned);
+        Segment { start, end, name, kind, color }
     };
+    let main = main.into_iter().filter(|(_, start, end, _)| end > start);
+    let main = main.map(|(name, start, end, color)| segment(name, name, start, end, color));
     let lane = |label: &str, segments| Row { label: label.to_owned(), segments, ..Row::default() };
-    let mut lanes = vec![lane("main", main.map(segment).into())];
+    let mut lanes = vec![lane("main", main.collect())];
     let bucket = |(at, op): (usize, &OpMoments)| {
         let name = format!("bucket {at}");
-        let wait = Segment {
-            start: op.sent_ms,
-            end: op.present_ms,
-            name: name.clone(),
-            kind: "-".to_owned(),
-            color: Color::Wait,
-        };
-        let sign = char::from(NUMBERS[at % NUMBERS.len()]);
-        let (start, end) = (op.present_ms, op.done_ms);
-        let color = Color::Communication;
-        [wait, Segment { start, end, name, kind: sign.to_string(), color }]
+        let sign = char::from(NUMBERS[at % NUMBERS.len()]).to_string();
+        let wait = segment(&name, "-", op.sent_ms, op.present_ms, Color::Wait);
+        [wait, segment(&name, &sign, op.present_ms, op.done_ms, Color::Communication)]
     };
-    let buckets = anatomy.buckets.iter().map(|of| &of.op).enumerate().flat_map(bucket);
+    let buckets = buckets.iter().map(|of| &of.op).enumerate().flat_map(bucket);
     let segments: Vec<Segment> = buckets.collect();
     if !segments.is_empty() {
         lanes.push(lane("buckets", segments));
@@ -138,7 +133,8 @@ fn drawn(lanes: &[Row], width: usize) -> Vec<String> {
             let (start, end) = (column(segment.start), column(segment.end));
             let is_short = start >= end && segment.end > segment.start && segment.kind != "-";
             // Every piece of time is visible, if there is room.
-            let end = if is_short { (start + 1).min(room) } else { end };
+            let start = if is_short { start.min(room - 1) } else { start };
+            let end = if is_short { start + 1 } else { end };
             let letter = segment.kind.as_bytes().first().copied().unwrap_or(b'?');
             row[start.min(end)..end].fill(letter);
         }
@@ -151,9 +147,11 @@ fn drawn(lanes: &[Row], width: usize) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::insight::anatomy::BucketLine;
 
-    fn anatomy(buckets: &[[f64; 3]]) -> Anatomy {
+    /// A forward pass of 10 ms and a backward pass of 20.
+    const PASSES: [f64; 4] = [0.0, 10.0, 30.0, 0.0];
+
+    fn of_step(buckets: &[[f64; 3]], step_ms: f64, optimizer_ms: f64) -> Vec<Row> {
         let bucket = |[sent_ms, present_ms, done_ms]: &[f64; 3]| {
             let op = OpMoments {
                 bytes: 8,
@@ -165,13 +163,13 @@ mod tests {
             };
             BucketLine { op, units: Vec::new() }
         };
-        let buckets = buckets.iter().map(bucket).collect();
-        Anatomy { backward_begin_ms: 10.0, backward_end_ms: 30.0, buckets, ..Anatomy::default() }
+        let buckets: Vec<BucketLine> = buckets.iter().map(bucket).collect();
+        lanes(&buckets, PASSES, step_ms, optimizer_ms)
     }
 
     #[test]
     fn what_is_drawn() {
-        let lanes = lanes(&anatomy(&[[14.0, 16.0, 20.0], [30.0, 30.0, 36.0]]), 40.0, 4.0);
+        let lanes = of_step(&[[14.0, 16.0, 20.0], [30.0, 30.0, 36.0]], 40.0, 4.0);
         let lines = drawn(&lanes, 49);
         assert_eq!(
             lines[0],
@@ -179,14 +177,20 @@ mod tests {
         );
         assert_eq!(lines[1], "main     ffffffffffbbbbbbbbbbbbbbbbbbbbwwwwwwoooo");
         assert_eq!(lines[2], "buckets                --0000          111111");
-        let alone = drawn(&super::lanes(&anatomy(&[]), 40.0, 10.0), 46);
-        assert_eq!(alone[0], "A step, 40.00 ms: forward, backward, wait, optimizer");
+        let alone = drawn(&of_step(&[], 40.0, 10.0), 46);
+        assert_eq!(alone[0], "A step, 40.00 ms: forward, backward, optimizer");
         assert_eq!(alone[1..], ["main  ffffffffffbbbbbbbbbbbbbbbbbbbboooooooooo"]);
+        let short = drawn(&of_step(&[], 40.0, 0.1), 46);
+        assert_eq!(short[1], "main  ffffffffffbbbbbbbbbbbbbbbbbbbbwwwwwwwwwo");
+        let lines = drawn(&super::lanes(&[], [6.0, 10.0, 30.0, 37.0], 40.0, 2.0), 46);
+        let parts = "earlier batches, forward, backward, wait, optimizer, parameters";
+        assert_eq!(lines[0], format!("A step, 40.00 ms: {parts}"));
+        assert_eq!(lines[1], "main  eeeeeeffffbbbbbbbbbbbbbbbbbbbbwwwwwooppp");
     }
 
     #[test]
     fn the_picture_names_what_is_drawn() {
-        let lanes = lanes(&anatomy(&[[14.0, 16.0, 20.0], [30.0, 30.0, 36.0]]), 40.0, 4.0);
+        let lanes = of_step(&[[14.0, 16.0, 20.0], [30.0, 30.0, 36.0]], 40.0, 4.0);
         let svg = picture(explained(lanes), "cnn, ddp, 2 ranks".to_owned()).svg().unwrap();
         let shown = [
             "cnn, ddp",
@@ -207,10 +211,10 @@ mod tests {
         let buckets: Vec<[f64; 3]> =
             (0..50).map(|at| [f64::from(at); 3].map(|ms| ms * 0.7)).collect();
         for width in [0, 1, 9, 10, 80] {
-            let lines = drawn(&lanes(&anatomy(&buckets), 40.0, 0.001), width);
+            let lines = drawn(&of_step(&buckets, 40.0, 0.001), width);
             let most = lines[1..].iter().map(|line| line.len()).max().unwrap_or(0);
             assert!(most <= width.max(10), "{width}: {lines:?}");
         }
-        assert!(drawn(&lanes(&Anatomy::default(), 0.0, 0.0), 80).is_empty());
+        assert!(drawn(&lanes(&[], [0.0; 4], 0.0, 0.0), 80).is_empty());
     }
 }

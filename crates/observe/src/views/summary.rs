@@ -17,7 +17,18 @@ pub(super) struct Named(pub(super) Vec<(&'static str, Value)>);
 
 impl Serialize for Named {
     fn serialize<S: Serializer>(&self, serializer: S) -> std::result::Result<S::Ok, S::Error> {
-        serializer.collect_map(self.0.iter().map(|(name, value)| (name, value)))
+        serializer.collect_map(self.0.iter().map(|(name, value)| (name, rounded(value))))
+    }
+}
+
+/// A value with twelve digits of each fraction: all that a clock and a sum of losses have, without what binary fractions add.
+fn rounded(value: &Value) -> Value {
+    let fraction = value.as_f64().filter(|exact| exact.fract() != 0.0);
+    match (value, fraction.map(|exact| format!("{exact:.11e}").parse::<f64>())) {
+        (_, Some(Ok(rounded))) => rounded.into(),
+        (Value::Array(values), _) => values.iter().map(rounded).collect(),
+        (Value::Object(of), _) => of.iter().map(|(key, of)| (key.clone(), rounded(of))).collect(),
+        _ => value.clone(),
     }
 }
 
@@ -50,5 +61,31 @@ impl Listener for SummaryFile {
             write_json(&self.disk, own, &summary)?;
         }
         self.copy.as_ref().map_or(Ok(()), |copy| write_stated_json(&self.disk, copy, &summary))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn fractions_are_rounded_and_counts_are_not() {
+        let values = [
+            (json!(2.7526639999999998), "2.752664"),
+            (json!(-0.0020469999999999998), "-0.002047"),
+            (json!(3e-11), "3e-11"),
+            (json!(12_345_678_912.0), "12345678912.0"),
+            (json!(u64::MAX), "18446744073709551615"),
+            (
+                json!({ "ops": [{ "done_ms": 94.62392299999999 }, null, "x"] }),
+                r#"{"ops":[{"done_ms":94.623923},null,"x"]}"#,
+            ),
+        ];
+        for (value, expected) in values {
+            let line = serde_json::to_string(&Named(vec![("of", value)])).unwrap();
+            assert_eq!(line, format!("{{\"of\":{expected}}}"));
+        }
     }
 }

@@ -7,7 +7,7 @@ use paceline_failure::numbers::{at_least, part, within};
 use paceline_failure::outputs::{check_file, write_stated_bytes};
 use paceline_failure::{Failure, Result, usage};
 use paceline_host::disk::Disk;
-use paceline_host::text::{line_width, say, say_unbroken};
+use paceline_host::text::{line_width, plural, say, say_unbroken};
 use paceline_schedule::{Costs, Entry, Plan, SCHEDULES, Schedule, Timeline, drawing, named};
 use paceline_table::table::{Columns, Table, grouped};
 
@@ -122,7 +122,8 @@ fn say_one(Rehearsed { schedule, plan, timeline }: &Rehearsed) {
     let shape = plan.shape();
     let (ranks, stages) = (shape.placement.ranks(), shape.placement.stages());
     say(&format!("{}: {}", schedule.name(), schedule.about()));
-    say(&format!("{ranks} ranks, {stages} stages, {} micro-batches", shape.micro_batches));
+    let counts = [(ranks, "rank"), (stages, "stage"), (shape.micro_batches, "micro-batch")];
+    say(&counts.map(|(count, of)| plural(count, of)).join(", "));
     say("");
     let width = line_width().map_or(MAX_WIDTH, |width| width.min(MAX_WIDTH));
     drawing(plan, timeline, width).lines().for_each(say_unbroken);
@@ -163,7 +164,7 @@ fn say_all(
     micro_batches: usize,
     all: &[(&'static dyn Schedule, std::result::Result<Rehearsed, paceline_schedule::PlanError>)],
 ) {
-    say(&format!("{ranks} ranks, {micro_batches} micro-batches"));
+    say(&format!("{}, {}", plural(ranks, "rank"), plural(micro_batches, "micro-batch")));
     say("");
     let most = move |plan: &Plan| (0..ranks).map(|rank| plan.in_flight(rank)).fold(0.0, f64::max);
     let table = Columns::new()

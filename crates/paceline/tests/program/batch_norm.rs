@@ -94,7 +94,9 @@ fn the_sums_of_synchronized_batch_norms_are_followed() {
     let statistics = |options: &str| {
         let sandbox = Sandbox::new();
         let flags = "--channels 4 8 --hidden 8 --samples 200 --batch-size 25 --batch-norm --epochs 2 --warmup-steps 1";
-        let run = sandbox.train(&format!("{flags} --nproc 2 {options} --json summary.json")).ok();
+        let run = sandbox
+            .train(&format!("{flags} --nproc 2 {options} --verbose --json summary.json"))
+            .ok();
         let summary = json(&sandbox.path("summary.json"));
         let followed = summary["anatomy"]["statistics"].as_array().map(Vec::len);
         (

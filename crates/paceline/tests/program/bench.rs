@@ -93,7 +93,7 @@ fn a_sweep_over_transports_and_ranks_writes_one_report() {
     assert!(skipped[1].contains("mpi between 2 ranks: this paceline was built without MPI"));
 
     let report = json(&sandbox.path("run.json"));
-    assert_eq!(report["version"], 2);
+    assert_eq!(report["version"], 3);
     let results = report["results"].as_array().unwrap();
     assert_eq!(results.len(), rows.len());
     let transports: Vec<&Value> = results.iter().map(|row| &row["transport"]).collect();
@@ -123,6 +123,27 @@ fn a_sweep_over_transports_and_ranks_writes_one_report() {
         bench_in(&sandbox, &format!("{flags} --compare run.json --compare run.csv")).ok();
     let lines = compared.stdout.lines().filter(|line| line.contains("(run)")).count();
     assert_eq!(lines, 2 * 4, "{}", compared.stdout);
+}
+
+#[test]
+fn cycles_calls_and_iterations_are_those_of_nccl_tests() {
+    for transport in ["thread", "shm"] {
+        let sandbox = Sandbox::new();
+        let flags = "all_reduce -n 4 -w 1 -m 3 -N 2 -I 1 -b 1K -e 2K --nproc 2 -J run.json";
+        let run = bench_in(&sandbox, &format!("{flags} --transport {transport}")).ok();
+        run.line("#       size ").contains("#wrong    i_min    i_max    i_p99    i_cv%");
+        assert!(run.line("# 2 ranks over ").contains("medians of 4 iterations of 3 calls after 1"));
+        let sizes: Vec<&str> = rows(&run).iter().map(|row| row[0]).collect();
+        assert_eq!(sizes, ["1024", "2048", "1024", "2048"]);
+        assert!(rows(&run).iter().all(|row| row.len() == 5 + 2 * 8), "{}", run.stdout);
+        for row in json(&sandbox.path("run.json"))["results"].as_array().unwrap() {
+            for place in ["out_of_place", "in_place"] {
+                let each = &row[format!("{place}_per_iter")];
+                assert_eq!(each["times_us"].as_array().unwrap().len(), 4, "{each}");
+                assert_eq!(each["max_us"], row[place]["max_us"], "{row}");
+            }
+        }
+    }
 }
 
 #[test]
@@ -240,6 +261,7 @@ fn help_opens_with_examples() {
       paceline bench all_reduce --sweep --nproc 2,4,6 --transport thread,shm,tcp --style lines
       paceline bench all_reduce --size-mb 1,10 --transport tcp --link 10gbit,50us --columns extended
       paceline bench all_reduce -J run.json --charts charts --compare earlier.json
+      paceline bench all_reduce --against torch           PyTorch's collectives, in turns with ours
       paceline bench scaling --nproc 1,2,4                how training speeds up with ranks
       paceline bench sharded-optimizer                    what a sharded optimizer costs and saves
 
@@ -247,5 +269,132 @@ fn help_opens_with_examples() {
     ");
     for heading in ["Sizes:", "Measuring:", "Ranks:", "Communication:", "Output:"] {
         assert!(run.stdout.lines().any(|line| line == heading), "no {heading}");
+    }
+}
+
+#[test]
+fn bandwidths_below_what_is_expected_end_with_4() {
+    let sandbox = Sandbox::new();
+    let flags = format!("all_reduce {SHORT} --nproc 2 -b 1K -e 64K -f 64");
+    bench_in(&sandbox, &format!("{flags} -J earlier.json")).ok();
+    // No machine is a million times as slow from one minute to the next.
+    let same = format!("{flags} --compare earlier.json --expect 0.000001");
+    let run = bench_in(&sandbox, &same).ok();
+    run.prints(&[
+        "# Spread (p99/median)  : ",
+        "Bus bandwidth: at least 0.000001 of --compare's, of ",
+    ]);
+    let line = |ranks: usize, bytes: u64, ms: f64| {
+        format!("{{\"side\": \"a\", \"ranks\": {ranks}, \"bytes\": {bytes}, \"ms\": {ms}}}\n")
+    };
+    // Latency decides about the first.
+    let fast = line(2, 1024, 1e-9) + &line(2, 65536, 1e-8);
+    sandbox.write("fast.json", fast.as_bytes());
+    let run = bench_in(&sandbox, &format!("{flags} --compare fast.json --expect 0.9"));
+    assert_eq!(run.code, Some(4), "{run:#?}");
+    let below =
+        run.stdout.lines().skip_while(|line| !line.starts_with("Bus bandwidth below 0.9 of "));
+    let below: Vec<&str> = below.skip(1).collect();
+    assert!(below.len() == 1 && below[0].starts_with("  65536 B, 2 ranks over shm: "), "{run:#?}");
+    // A link takes at least its own time.
+    let link = format!("{flags} --transport tcp --link 100mbit,1us --expect 1");
+    assert_eq!(bench_in(&sandbox, &link).code, Some(4));
+    let slow = format!("{flags} --transport tcp --link 100mbit,1us --expect 0.000001");
+    bench_in(&sandbox, &slow)
+        .ok()
+        .prints(&["at least 0.000001 of the link's, of 2 measured sizes "]);
+    sandbox.write("others.json", line(4, 1024, 1.0).as_bytes());
+    let none = bench_in(&sandbox, &format!("{flags} --compare others.json --expect 0.9"));
+    none.refused(&["--expect 0.9: ", "has no all_reduce of these sizes"]);
+}
+
+/// A Python that says that it has PyTorch, and does this as a rank. `$lines` is the file of the times.
+fn python(sandbox: &Sandbox, name: &str, rank: &str) {
+    let script = format!(
+        "#!/bin/sh\ncase \"$2\" in *torch.__version__*) echo torch 9.8.7+cpu True; exit;; esac\n\
+         lines=$(printf %s \"$3\" | sed 's/.*\"lines\":\"\\([^\"]*\\)\".*/\\1/')\n{rank}\n"
+    );
+    sandbox.write(name, script.as_bytes());
+    let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+    std::fs::set_permissions(sandbox.path(name), mode).unwrap();
+}
+
+#[test]
+fn another_program_is_measured_in_turns() {
+    let sandbox = Sandbox::new();
+    let line =
+        "echo '{\"side\": \"x\", \"ranks\": 2, \"bytes\": '$1', \"ms\": 1000}' >> \"$lines\"";
+    let times = format!("set -- 1024 2048\ntest $RANK = 1 && exit\n{line}\nshift\n{line}");
+    python(&sandbox, "python", &times);
+    let flags =
+        format!("all_reduce {SHORT} --nproc 2 -b 1K -e 2K --against torch --python ./python");
+    for transport in ["thread", "shm"] {
+        let flags = format!("{flags} --transport {transport} -J run.json --charts charts");
+        let run = bench_in(&sandbox, &flags).ok();
+        run.prints(&["# in turns with torch 9.8.7 over gloo, one thread for each rank\n"]);
+        assert_eq!(rows(&run).iter().filter(|row| row.len() == 13 && row[2] == "float").count(), 6);
+        let compared = run.stdout.lines().filter(|line| line.starts_with(&format!("{transport} ")));
+        let compared: Vec<&str> = compared.collect();
+        assert!(compared.len() == 2 && compared[1].contains("  1000.0000  "), "{run:#?}");
+        assert!(compared.iter().all(|line| line.contains(" to ")), "{run:#?}");
+        let theirs = &json(&sandbox.path("run.json"))["against"];
+        assert_eq!(theirs.as_array().unwrap().len(), 6);
+        assert_eq!(
+            (&theirs[5]["name"], &theirs[5]["bytes"]),
+            (&"torch 9.8.7".into(), &2048.into())
+        );
+    }
+    for (rank, said) in [
+        ("exit 0", "./python: it ended with 0 of 2 times"),
+        ("echo oops >&2; exit 7", "./python: a rank failed; its messages are above"),
+        ("echo garbage >> \"$lines\"", "./python: expected value"),
+    ] {
+        python(&sandbox, "python", rank);
+        bench_in(&sandbox, &flags).ended_with(1, &["--against torch: ", said]);
+    }
+    std::fs::create_dir(sandbox.path("folder")).unwrap();
+    sandbox.write("yes", b"#!/bin/sh\nexec yes\n");
+    sandbox.write("old", b"#!/bin/sh\necho torch '1.0\x1b[31m' False\n");
+    for (name, said) in [
+        ("folder", "folder cannot be started (Permission denied"),
+        ("yes", "yes cannot import torch; "),
+        ("old", "old has torch 1.0\\u{1b}[31m without gloo; "),
+        ("none", "none cannot be started (No such file"),
+    ] {
+        let path = sandbox.path(name);
+        if path.exists() {
+            let mode = std::os::unix::fs::PermissionsExt::from_mode(0o755);
+            std::fs::set_permissions(&path, mode).unwrap();
+        }
+        let run = bench_in(
+            &sandbox,
+            &format!("{flags} --python ./{name}").replacen(" --python ./python", "", 1),
+        );
+        run.refused(&["--against torch: ", said, "pass --python PATH"]);
+    }
+}
+
+/// PyTorch itself, in the Python that `PACELINE_TORCH` names, checks its results and gives a time for each size.
+#[test]
+fn every_operation_of_pytorch_is_measured() {
+    let Ok(python) = std::env::var("PACELINE_TORCH") else {
+        println!("skipped: PACELINE_TORCH names no Python with PyTorch");
+        return;
+    };
+    for (op, flags) in [
+        ("all_reduce", "-d float -o sum --pin-cores"),
+        ("reduce_scatter", "-d bfloat16 -o prod"),
+        ("reduce", "-d uint8 -o max"),
+        ("all_gather", "-d double"),
+        ("broadcast", "-d half"),
+        ("gather", "-d int32"),
+        ("scatter", "-d int64"),
+        ("all_to_all", "-d float"),
+        ("send_recv", "-d bfloat16"),
+    ] {
+        let flags = format!("{op} {flags} {SHORT} --nproc 2 -r 1 -b 8 -e 8000 -f 1000 -m 2 -N 1");
+        let run = bench(&format!("{flags} --against torch --python {python}")).ok();
+        let compared = run.stdout.lines().filter(|line| line.starts_with("shm   torch "));
+        assert_eq!(compared.count(), 2, "{run:#?}");
     }
 }

@@ -22,6 +22,11 @@ fn a_run_is_held_to_instructions_by_the_flag_and_by_the_variable() {
             let title = run.line("paceline train: ").to_owned();
             assert!(title.ends_with(&format!(", held to {level}")), "{title}");
             assert_eq!(json(&sandbox.path("out.json"))["simd"], level.name(), "{flags}");
+            assert!(
+                run.stdout.contains("\n  (the same with any --threads, on any"),
+                "{}",
+                run.stdout
+            );
             run.weights().to_owned()
         });
         assert!(found.iter().all(|of| *of == found[0]), "{level}: {found:?}");

@@ -14,7 +14,7 @@ fn the_learning_rate_follows_its_schedule() {
     let run = sandbox.train(&flags).ok();
     let rates = column(&sandbox.run_folder(), "lr");
     assert_eq!(rates.len(), 12);
-    assert_eq!(rates[..4], [0.025, 0.05, 0.1 * 3.0 / 4.0, 0.1]);
+    assert_eq!(rates[..4], [0.025, 0.05, 0.075, 0.1]);
     // A third of the nine steps after the warm-up: the cosine of 60 degrees is one half.
     assert!((rates[6] - (0.01 + 0.09 * 0.75)).abs() < 1e-15, "{rates:?}");
     assert!(rates[3..].is_sorted_by(|a, b| a > b) && rates[11] > 0.01, "{rates:?}");

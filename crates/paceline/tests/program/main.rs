@@ -53,6 +53,7 @@ mod record;
 mod recorded;
 mod restarts;
 mod resume;
+mod scaling;
 mod schedule;
 mod several_hosts;
 mod sharding;

@@ -76,6 +76,14 @@ fn flags_win_over_a_recipe() {
         let note = format!("{flag} takes the place of {setting} {place}");
         assert!(run.stderr.contains(&note), "{}\nlacks {note}", run.stderr);
     }
+    // A size by name takes the place of all sizes of the recipe but those that other flags state.
+    let sizes =
+        "--recipe tiny-llama --steps 1 --llama-size tiny --width 32 --evaluate=false --quiet";
+    let sized = Sandbox::new().train(sizes).ok();
+    for (flag, setting) in [("--llama-size tiny", "layers = 2"), ("--width 32", "width = 64")] {
+        let note = format!("{flag} takes the place of {setting} (");
+        assert!(sized.stderr.contains(&note), "{}\nlacks {note}", sized.stderr);
+    }
     // One line says so, and not one for each flag.
     assert_eq!(run.stderr.matches("warning: ").count(), 1, "{}", run.stderr);
     assert_eq!(losses(&sandbox).len(), 2);

@@ -22,6 +22,8 @@ fn a_schedule_is_drawn_counted_and_written() {
     run.prints(&["The step takes 10.0, of which 10.0 % are bubble"]);
     let lists = fs::read_to_string(sandbox.path("plan.csv")).unwrap();
     assert_eq!(lists, "0F0,0F1,0I0,0W0,0F2,0I1,0W1,0I2,0W2\n1F0,1I0,1F1,1I1,1W0,1F2,1I2,1W1,1W2\n");
+    let run = schedule(&sandbox, "gpipe --stages 2 --micro-batches 1").ok();
+    assert!(run.stdout.contains("2 ranks, 2 stages, 1 micro-batch\n"), "{}", run.stdout);
     let run = schedule(&sandbox, "--stages 4 --micro-batches 7").ok();
     assert!(run.stdout.contains("dualpipev: 8 stages need as many"), "{}", run.stdout);
     assert_eq!(

@@ -78,9 +78,9 @@ fn all_choices_are_compared_with_the_baseline() {
     for run in runs {
         assert_eq!(run["has_bits_of_base"], true, "{}", run["variant"]);
     }
-    let header = run.line("variant ");
-    for column in ["parameters MB", "gradients MB", "optimizer MB", "unsharded MB", "peak MB"] {
-        assert!(header.contains(column), "{header}");
+    // In so small a model some are the same in all.
+    for column in ["parameters", "gradients", "optimizer", "unsharded", "peak"] {
+        assert!(run.stdout.contains(&format!("{column} ")), "{}", run.stdout);
     }
     // A single choice is a strategy, under its name and under PyTorch's.
     let alone = |choice: &str| {

@@ -112,12 +112,14 @@ fn a_sweep_that_was_killed_goes_on() {
     let flags = format!("{TINY} {SHORT} --nproc 2 --rounds 3 --link 1gbit,10ms");
     let vary = ["strategy=simple_ddp,flat_ddp"];
     let mut before = BTreeMap::new();
-    for num_records in [1, 3] {
+    for (num_records, sent) in [(1, Signal::KILL), (3, Signal::INT)] {
         let mut running = Running::start(command(&sandbox, &vary, &flags));
         let finished = || records(&sandbox).len() >= num_records;
         running.wait_until("some runs to be finished", finished);
-        signal(running.id(), Signal::KILL);
-        running.end();
+        signal(running.id(), sent);
+        let ended = running.end();
+        let way_on = "Stopped. This goes on where it ended: paceline sweep --output out --vary ";
+        assert_eq!(ended.stderr.contains(way_on), sent == Signal::INT, "{ended:#?}");
         // Its ranks die a moment later, and until then they write where the next one begins.
         sandbox.wait_until_deserted();
         let now = records(&sandbox);

@@ -58,7 +58,7 @@ fn a_run_learns_and_reports() {
     let run = sandbox.train(flags).ok();
 
     let lines: Vec<&str> = run.stdout.lines().collect();
-    assert_eq!(lines[0], "paceline train: cnn, ddp over shm, 2 ranks x 1 thread");
+    assert_eq!(lines[0], "paceline train: cnn, ddp over shm, 2 ranks x 1 thread, sgd at lr 0.02");
     let place = run.line("Ranks: 2 on ");
     assert!(place.ends_with(", device cpu"), "{place}");
     // 3x3x1x8 + 8, 3x3x8x16 + 16, 784x32 + 32, 32x10 + 10.
@@ -70,34 +70,26 @@ fn a_run_learns_and_reports() {
         assert!(number_in(line, "accuracy ", " %") <= 100.0);
     }
     assert_eq!(run.stdout.matches(" Batch ").count(), 4, "{}", run.stdout);
-    assert!(number_in(run.line("Total time:"), " ", " s") > 0.0);
-    let step = run.line("Step:");
-    assert_eq!(number_in(step, "over ", " steps"), 75.0);
-    assert!(number_in(step, "; ", " samples/s") > 0.0);
+    let total = run.line("Total time:");
+    assert!(number_in(total, " ", " s") > 0.0 && number_in(total, "; ", " samples/s") > 0.0);
+    assert_eq!(number_in(run.line("Step:"), "over ", " steps"), 75.0);
     let times = run.line("Compute time:");
     assert!(number_in(times, " ", " ms") > 0.0);
     assert!(number_in(times, "exposed communication: ", " %") >= 0.0);
-    let communication = run.line("Communication ");
-    assert!(communication.contains(" % hidden; waiting for the slowest rank "), "{communication}");
-    for category in ["activations", "data", "gradients", "optimizer", "parameters", "total"] {
-        let peaks = run.line("Peak memory per rank, MB:");
-        assert!(peaks.contains(category), "{peaks}");
-    }
+    assert!(number_in(run.line("Memory of a rank:"), " ", " MB in tensors, ") > 0.0);
 
     let folder = sandbox.run_folder();
     let name = folder.file_name().unwrap().to_str().unwrap().to_owned();
     let line = run.line("Run folder: ");
     assert_eq!(
         line,
-        format!(
-            "runs/{name}/ (paceline show RUN prints all of it; step.svg is a picture of a step)"
-        )
+        format!("runs/{name}/ (paceline show runs/{name}; docs/output.md explains it)")
     );
     assert!(name.ends_with("-cnn-ddp"), "{name}");
-    // Without the progress, it fits a terminal of 40 lines of 100 characters.
-    let lines = lines.iter().filter(|line| !line.contains(" Batch "));
-    let rows: usize = lines.map(|line| line.chars().count().max(1).div_ceil(100)).sum();
-    assert!(rows <= 40, "{rows} rows:\n{}", run.stdout);
+    // Without the progress, it fits a terminal of 24 lines of 80 characters.
+    let lines = lines.iter().filter(|line| !line.starts_with("Epoch"));
+    let rows: usize = lines.map(|line| line.chars().count().max(1).div_ceil(80)).sum();
+    assert!(rows <= 24, "{rows} rows:\n{}", run.stdout);
     let files = ["config.json", "metrics.jsonl", "step.svg", "summary.json", "summary.txt"]
         .map(|f| format!("runs/{name}/{f}"));
     let all = ["copy.json", "runs", &format!("runs/{name}")];
@@ -199,7 +191,7 @@ fn a_run_on_an_emulated_link_says_so() {
     let sandbox = Sandbox::new();
     let flags = format!("{TINY} --nproc 2 --epochs 1 --transport tcp --timeout 30");
     let run = sandbox.train(&format!("{flags} --link 1gbit,20ms")).ok();
-    let head = "paceline train: cnn, ddp over tcp, 2 ranks x 1 thread, on an emulated link of ";
+    let head = "paceline train: cnn, ddp over tcp, 2 ranks x 1 thread, sgd at lr 0.01, on an emulated link of ";
     assert_eq!(run.line(head), "1 Gbit/s, 20000.0 us");
     assert_eq!(run.weights(), weights_of(&format!("{TINY} --nproc 2 --epochs 1")));
     let summary = sandbox.summary();

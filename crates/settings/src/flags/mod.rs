@@ -122,6 +122,8 @@ impl Scope {
     pub fn of(flag: &Arg) -> Self {
         match flag.get_help_heading().unwrap_or_default() {
             "Ranks" | "Communication" | "Observation" => Self::Ranks,
+            // They change no bit of the weights.
+            "Pipeline" if ["head-at-once", "pipeline-memory"].contains(&key(flag)) => Self::Ranks,
             "Host" => Self::Host,
             PLACES => Self::Places,
             "Checkpoints" => Self::Checkpoints,
@@ -259,6 +261,9 @@ mod tests {
             let heading = flag.get_help_heading().unwrap_or_default();
             assert!(known.contains(&heading), "--{} has the heading {heading:?}", key(flag));
         }
+        // A checkpoint states the schedule, and not how much a rank may keep.
+        let of_pipeline = ["schedule", "pipeline-memory"].map(Scope::of_key);
+        assert_eq!(of_pipeline, [Some(Scope::Result), Some(Scope::Ranks)]);
     }
 
     /// Whoever adds a flag that names a file, a folder or an address decides here who may state it.

@@ -90,10 +90,10 @@ pub struct PipelineFlags {
     pub stages: Vec<String>,
     /// Schedules that postpone the gradients of weights do so for a language model's head too, which keeps as much as all its
     /// outputs; with this they are computed with the loss
-    #[arg(long, help_heading = "Ranks")]
+    #[arg(long)]
     pub head_at_once: bool,
     /// The most that a rank of a pipeline may keep of micro-batches in flight, in MB, for --schedule auto and --stages measured
-    #[arg(long, value_name = "MB", help_heading = "Ranks", value_parser = within(1e-6, 1e12))]
+    #[arg(long, value_name = "MB", value_parser = within(1e-6, 1e12))]
     pub pipeline_memory: Option<f64>,
 }
 

@@ -41,9 +41,10 @@ pub struct LabArgs {
     #[arg(long, value_name = "MiB", value_delimiter = ',', help_heading = "Lab", value_parser = above_zero)]
     pub sizes: Vec<f64>,
     /// The most times that each variant is run. The runs alternate in rounds
-    #[arg(long, value_name = "R", default_value_t = 9, help_heading = "Lab", value_parser = crate::rounds)]
+    #[arg(long, value_name = "R", default_value_t = 30, help_heading = "Lab", value_parser = crate::rounds)]
     pub rounds: usize,
-    /// No more rounds than three are made once this many seconds have passed
+    /// No more rounds than three are made once the runs have taken this many seconds. Variants whose effect
+    /// is unclear go on for twice as long
     #[arg(long, value_name = "SECONDS", default_value_t = 80.0, help_heading = "Lab", value_parser = within(0.0, MOST_SECONDS))]
     pub seconds: f64,
     /// No more rounds than three are made once each effect is known to this many percent, up and down

@@ -129,11 +129,7 @@ pub fn lab(args: &LabArgs, placement: Option<Placement>) -> Result<u8> {
     let mut report = Report {
         title: format!("Lab: {}: {}", experiment.name, experiment.about),
         question: experiment.question.to_owned(),
-        notes: vec![format!(
-            "{}, {}",
-            outcome.origin.machine,
-            plural(outcome.origin.rounds, "round")
-        )],
+        notes: vec![format!("{}, {}", outcome.origin.machine, rounds(&outcome))],
         columns: [&SHOWN, experiment.figures, &[SAME_BITS]].concat(),
         charts: chart.map(|chart| (experiment.name.to_owned(), chart)).into_iter().collect(),
         found,
@@ -149,6 +145,17 @@ pub fn lab(args: &LabArgs, placement: Option<Placement>) -> Result<u8> {
         experiment.name
     ));
     Ok(u8::from(has_failures))
+}
+
+/// How many rounds were made.
+fn rounds(of: &Outcome) -> String {
+    let most = of.origin.rounds;
+    match of.rows.iter().filter_map(|row| Some(row.effect?.rounds)).min() {
+        Some(fewest) if fewest < most => {
+            format!("{fewest} to {most} rounds, the most for unclear effects; more with --seconds")
+        }
+        _ => plural(most, "round"),
+    }
 }
 
 /// The figures that all experiments show.

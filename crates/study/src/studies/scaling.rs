@@ -1,9 +1,11 @@
 //! `paceline bench scaling`: training on more and more ranks, by weak scaling (constant batch per rank) and strong
 //! scaling (constant global batch).
 //!
-//! [`laws`] has the formulas and the laws of Amdahl and Gustafson, and [`verdict`] the conclusion.
+//! [`laws`] has the formulas and the laws of Amdahl and Gustafson, [`verdict`] the conclusion, and `programs` the runs of the
+//! user's own program.
 
 pub mod laws;
+mod programs;
 pub mod verdict;
 
 use clap::{Args, ValueEnum};
@@ -34,6 +36,9 @@ Examples:
   paceline bench scaling --model mlp --hidden-dim 1024 --charts charts
   paceline bench scaling --link 10gbit,50us           on a network that this machine does not have
   paceline bench scaling --nproc 1,2,4,8 --mode strong --global-batch-size 256 --json scaling.json
+  paceline bench scaling -- python train.py           a PyTorch program, by its optimizer steps
+  paceline bench scaling --global-batch-size 256 -- python train.py --batch-size {batch}
+  paceline bench scaling --throughput '([0-9.]+) samples/s' -- ./program    by a line that it prints
 ";
 
 /// The quantity that stays the same when ranks are added.
@@ -47,6 +52,8 @@ pub enum ModeName {
     Both,
 }
 
+const PROGRAM: &str = "Your own program";
+
 /// Flags of `paceline bench scaling`.
 #[derive(Debug, Args)]
 #[command(before_help = EXAMPLES, allow_negative_numbers = true, next_help_heading = "Study")]
@@ -55,9 +62,23 @@ pub struct ScalingArgs {
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,2,4", value_parser = numbers::within(1, MAX_RANKS))]
     pub nproc: Vec<usize>,
     /// Held constant when ranks are added: the batch of each rank, or the global batch. Both begin with the
-    /// batch of --batch-size or --global-batch-size on one rank
-    #[arg(long, value_enum, default_value_t = ModeName::Both)]
-    pub mode: ModeName,
+    /// batch of --batch-size or --global-batch-size on one rank [default: both; weak for a program that does not
+    /// take {batch}]
+    #[arg(long, value_enum)]
+    pub mode: Option<ModeName>,
+    /// Optimizer steps after which each run of the program ends [default: 40; with --throughput its own end]
+    #[arg(long, value_name = "N", requires = "command", help_heading = PROGRAM, value_parser = numbers::within(8_u64, 1_000_000_000))]
+    pub steps: Option<u64>,
+    /// Read the throughput from what the program prints: a regular expression, with the number in parentheses. The
+    /// median counts, the first quarter left out. What several ranks print is added up; what one rank prints has to be
+    /// of all ranks
+    #[arg(long, value_name = "REGEX", requires = "command", help_heading = PROGRAM, value_parser = programs::pattern)]
+    pub throughput: Option<String>,
+    /// Your own program and its arguments, in place of paceline train and without a launcher: each rank gets RANK,
+    /// WORLD_SIZE, LOCAL_RANK, MASTER_ADDR and MASTER_PORT. {nproc} becomes the number of ranks, and {batch} the batch
+    /// of a rank, by --global-batch-size
+    #[arg(last = true, value_name = "CMD", help_heading = PROGRAM)]
+    pub command: Vec<String>,
     /// The flags of all studies.
     #[command(flatten)]
     pub study: StudyArgs,
@@ -67,13 +88,14 @@ pub struct ScalingArgs {
 }
 
 /// The figures that people see.
-const COLUMNS: [&str; 11] = [
+const COLUMNS: [&str; 12] = [
     "samples_per_step",
     "step_ms_median",
     "samples_per_s_without_data",
     "speedup",
     "efficiency_pct",
     "t_comm_ms",
+    "in_backward_ms",
     "comm_exposed_ms",
     "comm_hidden_ms",
     "comm_wait_ms",
@@ -85,20 +107,40 @@ const COLUMNS: [&str; 11] = [
 fn scaling(args: &ScalingArgs) -> Result<u8> {
     check(&args.study)?;
     let ranks = resolve_ranks(&args.nproc)?;
-    let base = spec::resolve(&at(&args.train.0, 1, None))?;
-    let modes = match args.mode {
+    let is_program = !args.command.is_empty();
+    let (setting, batch) = if is_program {
+        programs::check(args)?
+    } else {
+        let base = spec::resolve(&at(&args.train.0, 1, None))?;
+        (Setting::new(&base, 0), base.global_batch_size)
+    };
+    let is_whole = is_program && !programs::is_divisible(args);
+    let default = if is_whole { ModeName::Weak } else { ModeName::Both };
+    let modes = match args.mode.unwrap_or(default) {
         ModeName::Weak => vec![Mode::Weak],
         ModeName::Strong => vec![Mode::Strong],
         ModeName::Both => vec![Mode::Weak, Mode::Strong],
     };
-    let setting = Setting::new(&base, 0);
-    let batch = base.global_batch_size;
-    let scenes = modes.iter().map(|mode| scene(*mode, batch, &ranks, &args.train.0, &setting));
+    let scenes = modes.iter().map(|mode| scene(*mode, batch, &ranks, args, &setting));
     let scenes = scenes.collect::<Result<Vec<Scene>>>()?;
     let mut outcome = run_scenes(&args.study, STUDY.name, &scenes)?;
-    let setting = Setting { params: outcome.runs[0][0].count("params"), ..setting };
+    if is_program {
+        outcome.compared_by = "throughput".to_owned();
+        outcome.compare();
+    }
     // A single rank may train without a strategy, so a run with the most ranks has the name.
-    let strategy = outcome.runs.last().map_or("", |runs| runs[0].text("strategy")).to_owned();
+    let most = outcome.runs.last().and_then(|runs| runs.first()).cloned().unwrap_or_default();
+    let threads = most.number("threads").unwrap_or(0.0) as usize;
+    let setting = Setting { params: most.count("params"), threads, ..setting };
+    let strategy = most.text("strategy");
+    let [of, whose] = if is_program {
+        [setting.model.clone(), String::new()]
+    } else {
+        [
+            format!("{}, {strategy} over {}", setting.model, setting.transport),
+            format!(" of {strategy}"),
+        ]
+    };
     let (mut found, mut charts) = (Vec::new(), Vec::new());
     for (at, mode) in modes.iter().enumerate() {
         let rows = &mut outcome.rows[at * ranks.len()..][..ranks.len()];
@@ -106,13 +148,12 @@ fn scaling(args: &ScalingArgs) -> Result<u8> {
         let fit = Fit::of(*mode, &points);
         found.push(conclusions(*mode, &points, &fit, &setting));
         let name = format!("{}_scaling", mode.names()[0].to_lowercase());
-        let of = format!("{}, {strategy} over {}", setting.model, setting.transport);
         let place = setting.place(&outcome.origin);
-        let chart = chart(*mode, &points, fit.ok(), (of, place), setting.cores);
+        let chart = chart(*mode, &points, fit.ok(), (of.clone(), place), setting.cores);
         charts.push((name, chart));
     }
     let report = Report {
-        title: format!("Scaling of {strategy}: {}", setting.words(&outcome.origin)),
+        title: format!("Scaling{whose}: {}", setting.words(&outcome.origin)),
         question: STUDY.about.to_owned(),
         columns: COLUMNS.to_vec(),
         found,
@@ -129,7 +170,7 @@ fn scene(
     mode: Mode,
     batch: usize,
     ranks: &[usize],
-    given: &Spec,
+    args: &ScalingArgs,
     setting: &Setting,
 ) -> Result<Scene> {
     let kept = if mode == Mode::Weak { "batch of each rank" } else { "global batch" };
@@ -137,14 +178,17 @@ fn scene(
     let mut scene = Scene::new(name);
     for &ranks in ranks {
         let global_batch = mode.global_batch(batch, ranks)?;
-        let (spec, _) = measuring(&at(given, ranks, Some(global_batch)))?;
-        let star = if ranks * setting.threads > setting.cores { "*" } else { "" };
-        scene = scene.with(format!("{star}{}", plural(ranks, "rank")), spec);
+        let spec = if setting.is_program() {
+            programs::spec(args, global_batch, ranks)?
+        } else {
+            measuring(&at(&args.train.0, ranks, Some(global_batch)))?.0
+        };
+        scene = scene.with(plural(ranks, "rank"), spec);
     }
     Ok(scene)
 }
 
-/// The points of these rows, the first of one rank. Adds speed-up and efficiency to the rows.
+/// The points of these rows, the first of one rank. Marks rows without enough cores, and adds speed-up and efficiency.
 fn points(rows: &mut [Row], setting: &Setting, mode: Mode) -> Result<Vec<Point>> {
     let point = |row: &Row| Point::of(row, setting.threads, setting.cores);
     let points: Option<Vec<Point>> = rows.iter().map(point).collect();
@@ -153,10 +197,15 @@ fn points(rows: &mut [Row], setting: &Setting, mode: Mode) -> Result<Vec<Point>>
     for (row, point) in rows.iter_mut().zip(&points) {
         let (single, ranks) = (&points[0], point.ranks);
         let speedup = point.speedup(single);
+        if point.is_crowded {
+            row.variant.insert(0, '*');
+        }
         row.add("speedup", speedup);
         row.add("efficiency_pct", point.efficiency_pct(single));
         if ranks > 1 {
-            row.add("t_comm_ms", point.step_ms - mode.ideal_ms(single.step_ms, ranks));
+            if point.step_ms > 0.0 {
+                row.add("t_comm_ms", point.step_ms - mode.ideal_ms(single.step_ms, ranks));
+            }
             row.add("serial_pct", 100.0 * serial_fraction(mode, ranks, speedup));
         }
     }

@@ -17,40 +17,47 @@ use paceline_settings::config::TrainConfig;
 use paceline_settings::flags::{BASELINE, Comparison, RunFlags, Several};
 use paceline_settings::spec::RunSpec;
 
+use crate::answer::STRATEGIES;
 use crate::ledger::Ledger;
 use crate::outcome::Outcome;
 use crate::report::{Found, Report, SAME_BITS, tabled};
 use crate::scene::{self, Scene};
 use crate::study::Setting;
-use crate::{execute, refuse_ranks, spec, usage};
+use crate::{execute, plan, refuse_ranks, spec, usage};
 
 /// The strategy whose bits the others are compared with.
 const REFERENCE: &str = "simple_ddp";
-/// Figures of both comparisons that stand before the others, and after them.
-const FIRST: [&str; 2] = ["accumulate", "step_ms_median"];
-const LAST: [&str; 6] = ["peak_mb", "eval_loss", "eval_accuracy_pct", "weights", SAME_BITS, "cost"];
-/// Figures of the comparison of strategies that keep replicas.
-const SPEED: [&str; 9] = [
-    "step_ms",
-    "compute_ms",
+/// Figures of both comparisons, which stand before the others.
+const FIRST: [&str; 8] = [
+    "accumulate",
+    "step_ms_median",
     "comm_exposed_ms",
+    "peak_mb",
+    "eval_loss",
+    "eval_accuracy_pct",
+    SAME_BITS,
+    "cost",
+];
+/// Figures of the comparison of strategies that keep replicas.
+const SPEED: [&str; 8] = [
+    "train_loss",
     "comm_hidden_ms",
     "overlap_pct",
     "comm_wait_ms",
     "comm_ops_per_step",
     "comm_mb_per_step",
-    "train_loss",
+    "compute_ms",
+    "step_ms",
 ];
 /// Figures of the comparison of strategies that shard.
-const MEMORY: [&str; 8] = [
-    "comm_exposed_ms",
-    "comm_hidden_ms",
-    "overlap_pct",
-    "comm_mb_per_step",
+const MEMORY: [&str; 7] = [
     "parameters_mb",
     "gradients_mb",
     "optimizer_mb",
     "unsharded_mb",
+    "comm_mb_per_step",
+    "comm_hidden_ms",
+    "overlap_pct",
 ];
 
 /// The strategies of two published comparisons by their names there, and the batches that each accumulated for a step.
@@ -170,9 +177,10 @@ pub fn compare(
     let setting = Setting::new(&config, outcome.runs[0][0].count("params"));
     let mut report = Report {
         title: format!("{flag}, {} ranks: {}", config.world_size, setting.words(&outcome.origin)),
-        notes: vec![format!("same bits: the weights are those of {REFERENCE}, bit for bit")],
+        notes: vec![format!("same bits: the weights of {REFERENCE}, which the best has too")],
         question: "What does each strategy cost and bring?".to_owned(),
-        columns: [&FIRST, figures, &LAST].concat(),
+        columns: [&FIRST, figures].concat(),
+        has_all: args.output.verbose,
         setting: Some(setting),
         found: vec![planned.found()],
         outcome,
@@ -183,8 +191,8 @@ pub fn compare(
         write_stated_json(&Disk::default(), file, &report.json())?;
     }
     if !args.output.quiet {
-        say(&report.text(line_width()));
-        say(&format!("Run folders: {}/", folder.printable()));
+        let (text, folder) = (report.text(line_width()), folder.printable());
+        say(&format!("{text}\nAll figures: {folder}/comparison.html\nRun folders: {folder}/"));
     }
     Ok(0)
 }
@@ -217,8 +225,14 @@ fn run(
     let scenes = [scene.clone()];
     let (cases, of_variants) = scene::cases(&scenes)?;
     let mut ledger = Ledger::default();
-    execute::make(&cases, 1, Duration::MAX, Some(&absolute), &mut ledger)?;
-    let mut outcome = Outcome::new("strategies", &scenes, &of_variants, 1, &ledger);
+    execute::make(
+        &cases,
+        plan::order(cases.len(), 1),
+        Duration::MAX,
+        Some(&absolute),
+        &mut ledger,
+    )?;
+    let mut outcome = Outcome::new(STRATEGIES, &scenes, &of_variants, 1, &ledger);
     let reference = outcome.runs.iter().position(|runs| runs[0].text("strategy") == REFERENCE);
     let reference = reference.map(|at| outcome.rows[at].weights.clone());
     for row in &mut outcome.rows {

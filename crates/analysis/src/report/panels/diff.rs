@@ -87,6 +87,10 @@ fn figures(diff: &Diff) -> Vec<Figure> {
         column: Head::new(key, label, ("ms/step", 2), definition),
         value: Cell::Number(value),
     };
+    // A trace of a CPU has no kernels.
+    if first + second == 0.0 {
+        return Vec::new();
+    }
     vec![
         figure(
             "first_device_ms",

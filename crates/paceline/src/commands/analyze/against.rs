@@ -15,6 +15,7 @@ use paceline_failure::outputs::{check_folder, write_report};
 use paceline_files::{Printable, printable};
 use paceline_host::disk::Disk;
 use paceline_host::text::{line_width, plural, say};
+use paceline_table::table::Cell;
 
 use super::args::AnalyzeArgs;
 use super::output::{free, run_name};
@@ -22,8 +23,8 @@ use super::{doubts, notes as note_lines};
 
 /// The name of the report's files.
 const NAME: &str = "against";
-/// The number of operators on the console. The files have all.
-const ROWS: usize = 20;
+/// The number of causes and of notes on the console. The files have all.
+const ROWS: usize = 5;
 
 /// Compares the traces at `places` with those of `after`.
 pub(super) fn against(args: &AnalyzeArgs, places: &[PathBuf], after: &Path) -> Result<u8> {
@@ -67,7 +68,8 @@ pub(super) fn against(args: &AnalyzeArgs, places: &[PathBuf], after: &Path) -> R
                 }
                 None => "They cannot be replayed.".to_owned(),
             };
-            let text = format!("Steps cannot be compared by cause. {why}");
+            let steps = step_times(&report).unwrap_or_default();
+            let text = format!("{steps}Steps cannot be compared by cause. {why}");
             report.notes.insert(0, Note { weight: Weight::Warning, text });
         }
     }
@@ -77,7 +79,10 @@ pub(super) fn against(args: &AnalyzeArgs, places: &[PathBuf], after: &Path) -> R
     };
     write_report(&Disk::default(), &output, NAME, &report::files(&report)?)?;
     say(&console(&mut report));
-    say(&format!("Report: {0}/{NAME}.html, and .csv, .json, .md beside it", output.printable()));
+    let folder = output.printable();
+    say(&format!(
+        "Report: {folder}/{NAME}.html, and .csv, .json, .md beside it, with every operator"
+    ));
     Ok(0)
 }
 
@@ -111,18 +116,30 @@ fn timelines(
     Ok(timelines)
 }
 
+/// The lengths of the steps that the traces mark.
+fn step_times(report: &Report) -> Option<String> {
+    let table = report.table("diff")?;
+    let row = table.rows.iter().find(|row| row[0] == Cell::from("ProfilerStep"))?;
+    let mut ms = table.columns.iter().zip(row).filter(|(head, _)| head.key.ends_with("_ms"));
+    let [before, after] = [ms.next()?.1.number()?, ms.next()?.1.number()?];
+    (before.min(after) > 0.0)
+        .then(|| format!("A step took {before:.2} ms before and {after:.2} ms after. "))
+}
+
 /// The console output: the answer first, which is the first note.
 fn console(report: &mut Report) -> String {
     let answer = report.notes.remove(0).text;
     let mut out = format!("{}\n{}", printable(&answer), printable(&report.subtitle));
-    if let Some(table) = report.table("diff") {
-        let (head, left_out) = table.head(ROWS);
-        out += &format!("\n{}", head.fitted(line_width()));
-        if left_out > 0 {
-            let (names, are) =
-                (plural(left_out, "more name"), if left_out == 1 { "is" } else { "are" });
-            out += &format!("\n{names} {are} in the report.");
-        }
+    if let Some(causes) = report.table("causes").filter(|table| !table.rows.is_empty()) {
+        let causes = causes.with_columns(|column| column.key != "title");
+        out += &format!("\n{}", causes.head(ROWS).0.compact(1, false, line_width()));
     }
-    out + &note_lines(report)
+    report.notes.sort_by_key(|note| note.weight == Weight::Note);
+    let left_out = report.notes.len().saturating_sub(ROWS);
+    report.notes.truncate(ROWS);
+    out += &note_lines(report);
+    if left_out > 0 {
+        out += &format!("\n{} in the report", plural(left_out, "more note"));
+    }
+    out
 }

@@ -25,6 +25,9 @@ pub struct CompareRunsArgs {
     /// Write all figures and settings of the runs to this file, as JSON
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
+    /// Print all figures and settings, in several tables if they do not fit
+    #[arg(long)]
+    pub verbose: bool,
     /// Where compare.csv, .html, .json and .md are written
     #[arg(long, value_name = "DIR", default_value = "reports/compare")]
     pub output: PathBuf,

@@ -1,5 +1,6 @@
 //! Reads the folder of a run, and the traces that the run has written.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use paceline_analysis::hta::{self, Analysis, Options};
@@ -16,11 +17,13 @@ const CONFIG: &str = "config.json";
 /// A run that was made.
 #[derive(Debug)]
 pub(super) struct Run {
-    /// The name of its folder.
+    /// The name of its folder, or its path if another run's folder has the same name.
     pub name: String,
     pub summary: RunSummary,
     /// The settings of the run, by name, from its configuration.
     pub settings: Settings,
+    /// The flags among them that were stated.
+    pub stated: Settings,
     /// The analysis of its traces, if it was profiled and all traces can be read.
     pub traced: Option<Analysis>,
     /// Why there is no analysis although the run was profiled: one reason per bad trace.
@@ -62,20 +65,27 @@ pub(in crate::commands) fn folders(places: &[PathBuf]) -> Result<Vec<PathBuf>> {
     Ok(all)
 }
 
+/// The names of the folders: the last part of each path, or whole paths if that does not tell them apart.
+pub(super) fn names(folders: &[PathBuf]) -> Vec<String> {
+    let words = |path: &Path| path.to_string_lossy().into_owned();
+    let last = |folder: &PathBuf| folder.file_name().map_or(words(folder), |of| words(of.as_ref()));
+    let names: Vec<String> = folders.iter().map(last).collect();
+    let is_clear = names.iter().collect::<BTreeSet<_>>().len() == names.len();
+    if is_clear { names } else { folders.iter().map(|folder| words(folder)).collect() }
+}
+
 /// Reads a run. The error says why the run cannot be compared.
-pub(super) fn run(folder: &Path) -> std::result::Result<Run, String> {
+pub(super) fn run(folder: &Path, name: String) -> std::result::Result<Run, String> {
     if !folder.join("summary.json").is_file() {
         return Err("it has not come to its end: there is no summary.json".into());
     }
     let summary = RunSummary::read(&folder.join("summary.json")).map_err(|e| e.to_string())?;
-    let name = folder
-        .file_name()
-        .map_or_else(|| folder.display().to_string(), |name| name.to_string_lossy().into_owned());
     let (traced, untraced) = match traced(folder, &summary.part::<Vec<String>>("traces")) {
         Ok(traced) => (traced, Vec::new()),
         Err(reasons) => (None, reasons),
     };
-    Ok(Run { name, settings: settings::read(&folder.join(CONFIG)), traced, untraced, summary })
+    let [settings, stated] = settings::read(&folder.join(CONFIG));
+    Ok(Run { name, settings, stated, traced, untraced, summary })
 }
 
 /// Analyzes the traces that the run's summary names, if it names any. All of them have to be readable,

@@ -35,8 +35,9 @@ pub fn compare(args: &CompareRunsArgs) -> Result<u8> {
     args.json.as_deref().map_or(Ok(()), |file| check_file("--json", file))?;
     check_folder("--output", &args.output, "pass a folder that you can write to")?;
     let (mut runs, mut left_out) = (Vec::new(), Vec::new());
-    for folder in folders(&args.runs)? {
-        match load::run(&folder) {
+    let folders = folders(&args.runs)?;
+    for (folder, name) in folders.iter().zip(load::names(&folders)) {
+        match load::run(folder, name) {
             Ok(run) => runs.push(run),
             Err(why) => left_out.push(format!("left out {}: {why}", folder.printable())),
         }
@@ -61,9 +62,9 @@ pub fn compare(args: &CompareRunsArgs) -> Result<u8> {
     if let Some(file) = &args.json {
         write_stated_json(&disk, file, &Numbers::of(&runs, &report))?;
     }
-    say(&console(&runs, &report));
+    say(&console(&runs, &report, args));
     let folder = args.output.printable();
-    say(&format!("Report: {folder}/{NAME}.html, and .csv, .json, .md beside it"));
+    say(&format!("All figures: {folder}/{NAME}.html, and .csv, .json, .md beside it"));
     Ok(0)
 }
 
@@ -150,21 +151,16 @@ fn warnings(runs: &[Run], price_per_hour: Option<f64>) -> Vec<String> {
     warnings
 }
 
-/// The meaning of the times below the heads.
-const STATISTICS: &str = "median step and p99: over the steps, each as long as on its slowest rank; all other times of a step are means over \
-                          ranks and steps, and the parts add up to step + data";
-
-fn console(runs: &[Run], report: &Report) -> String {
-    let first = runs.first().map_or(String::new(), |run| {
-        let summary = &run.summary;
-        let (ranks, transport) = (summary.count("world_size"), summary.text("transport"));
-        format!(", the first: {ranks} ranks over {transport}")
-    });
+/// The answer, and the table of what differs, or all tables.
+fn console(runs: &[Run], report: &Report, args: &CompareRunsArgs) -> String {
     let width = line_width();
-    let table =
-        report.table(NAME).map(|table| table::for_console(table, width)).unwrap_or_default();
-    let settings = report
-        .table(SETTINGS)
-        .map(|table| format!("\n\nSettings that differ:\n{}", table.fitted(width)));
-    format!("{}{first}\n{table}\n{STATISTICS}{}", report.title, settings.unwrap_or_default())
+    let mut lines: Vec<String> = table::best(runs).into_iter().collect();
+    lines.push(report.title.clone());
+    if args.verbose {
+        let tables = [NAME, SETTINGS].into_iter().filter_map(|name| report.table(name));
+        lines.extend(tables.map(|table| table.fitted(width)));
+    } else {
+        lines.push(table::for_console(runs, args.price_per_hour, width));
+    }
+    lines.join("\n")
 }

@@ -4,7 +4,9 @@ use paceline_analysis::hta::columns;
 use paceline_analysis::report::chart::{Color, Row};
 use paceline_analysis::report::{Body, Panel, Section, Width};
 use paceline_observe::figures::figure::{Compared, Figure};
-use paceline_observe::figures::table::{TABLE, find};
+use paceline_observe::figures::table::TABLE;
+use paceline_study::answer;
+use paceline_study::outcome::FIGURE;
 use paceline_table::table::{Cell, Head, Table};
 
 use super::load::Run;
@@ -148,6 +150,9 @@ pub(super) fn different(runs: &[Run]) -> Option<Table> {
 fn label(run: &Run, runs: &[Run]) -> String {
     let strategy = |run: &Run| run.summary.text("strategy").to_owned();
     let same = runs.iter().filter(|other| strategy(other) == strategy(run));
+    if runs.len() == 1 {
+        return run.name.clone();
+    }
     if same.count() == 1 {
         return strategy(run);
     }
@@ -198,26 +203,37 @@ fn color(part: &Figure) -> Color {
     }
 }
 
-/// The table as two tables that fit on a screen. Columns of words that are the same in every row, and
-/// columns without values, are left out.
-pub(super) fn for_console(table: &Table, width: Option<usize>) -> String {
-    let is_shown = |at: usize| {
-        let first = table.rows.first().map(|row| &row[at]);
-        let is_missing = table.rows.iter().all(|row| row[at] == Cell::Missing);
-        let is_word = matches!(first, Some(Cell::Text(_)));
-        let is_same = table.rows.iter().all(|row| Some(&row[at]) == first);
-        at == 0 || !(is_missing || (is_word && is_same && table.rows.len() > 1))
+/// The table for a console: the flags that differ and the figures that matter most.
+pub(super) fn for_console(
+    runs: &[Run],
+    price_per_hour: Option<f64>,
+    width: Option<usize>,
+) -> String {
+    let names: Vec<Cell> = runs.iter().map(|run| Cell::from(label(run, runs))).collect();
+    let mut flags = settings::flags(runs);
+    flags.retain(|(_, values)| *values != names);
+    flags.insert(0, ("run".to_owned(), names));
+    let mut figures = figures(runs, price_per_hour);
+    figures.retain(|figure| figure.compared == Compared::First);
+    figures.sort_by_key(|figure| figure.name != FIGURE);
+    let heads = flags.iter().map(|(name, _)| Head::plain(name.clone()));
+    let row = |(at, run): (usize, &Run)| {
+        let figures = figures.iter().map(|figure| cell(figure, run, price_per_hour));
+        flags.iter().map(|(_, values)| values[at].clone()).chain(figures).collect()
     };
-    let part = |is_first: bool| {
-        let place = |at: usize| find(&table.columns[at].key).map(|figure| figure.compared);
-        let belongs = |at: &usize| *at == 0 || (place(*at) == Some(Compared::First)) == is_first;
-        let all = (0..table.columns.len()).filter(belongs);
-        let shown: Vec<usize> = all.filter(|at| is_shown(*at)).collect();
-        let columns = shown.iter().map(|at| table.columns[*at].clone()).collect();
-        let row = |row: &Vec<Cell>| shown.iter().map(|at| row[*at].clone()).collect();
-        Table { columns, rows: table.rows.iter().map(row).collect(), mean: None }.fitted(width)
-    };
-    format!("{}\n\n{}", part(true), part(false))
+    let columns = heads.chain(figures.iter().map(|figure| figure.head())).collect();
+    let table = Table { columns, rows: runs.iter().enumerate().map(row).collect(), mean: None };
+    table.compact(flags.len(), true, width)
+}
+
+/// The best of the runs, in words.
+pub(super) fn best(runs: &[Run]) -> Option<String> {
+    let labels: Vec<String> = runs.iter().map(|run| label(run, runs)).collect();
+    // Ranks that never synchronize train no model together.
+    let is_whole = |(_, run): &(&String, &Run)| run.summary.text("strategy") != "no_sync";
+    let cases = labels.iter().zip(runs).filter(is_whole);
+    let cases = cases.map(|(label, run)| (&**label, std::slice::from_ref(&run.summary)));
+    answer::best(FIGURE, &cases.collect::<Vec<_>>())
 }
 
 #[cfg(test)]
@@ -250,6 +266,7 @@ mod tests {
             name: name.into(),
             summary: summary.into(),
             settings: settings.map(|(name, value)| (name.into(), Some(value.into()))).into(),
+            stated: settings::Settings::new(),
             traced: None,
             untraced: Vec::new(),
         }
@@ -288,14 +305,16 @@ mod tests {
     }
 
     #[test]
-    fn the_console_leaves_out_what_is_the_same() {
-        let runs = [run("a", "ddp", Some(1.0)), run("b", "simple_ddp", Some(2.0))];
-        let sections = sections(&runs, None);
-        let Body::Table(table) = &sections[1].panels[0].body else { panic!("no table") };
-        let text = for_console(table, None);
-        let head = text.lines().next().unwrap();
-        assert!(head.starts_with("run  strategy"), "{text}");
-        assert!(!head.contains("model") && !head.contains("loss"), "{text}");
+    fn the_console_has_what_differs() {
+        let mut runs = [run("a", "ddp", Some(1.0)), run("b", "simple_ddp", Some(2.0))];
+        let text = for_console(&runs, None, None);
+        assert!(text.starts_with("run\n----------\nddp\nsimple_ddp\n"), "{text}");
+        assert!(text.contains("\nThe same in all: samples/s"), "{text}");
+        assert!(!text.contains("strategy"), "the names say it: {text}");
+        // A stated flag is shown with the value of the runs that do not state it.
+        runs[1].stated.insert("seed".into(), Some("2".into()));
+        runs[1].settings.insert("seed".into(), Some("2".into()));
+        assert_eq!(settings::flags(&runs), [("seed".into(), vec!["1".into(), "2".into()])]);
     }
 
     #[test]

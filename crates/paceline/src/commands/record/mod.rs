@@ -9,6 +9,7 @@
 pub mod args;
 mod notes;
 mod program;
+pub mod steps;
 
 use std::ffi::OsString;
 use std::fs;
@@ -60,7 +61,7 @@ pub fn record(args: &RecordArgs) -> Result<u8> {
 
 /// Runs the program, says what came of the recording, and analyzes the traces.
 fn run(args: &RecordArgs, output: &Path) -> Result<u8> {
-    let hook = Hook::new(args, output)?;
+    let hook = Hook::recording(args, output)?;
     let ended = program::run(
         Command::new(&args.command[0]).args(&args.command[1..]).env(PATHS, hook.paths()),
     )?;
@@ -115,7 +116,7 @@ struct Hook {
 }
 
 impl Hook {
-    fn new(args: &RecordArgs, output: &Path) -> Result<Self> {
+    fn recording(args: &RecordArgs, output: &Path) -> Result<Self> {
         let output =
             std::path::absolute(output).map_err(Failure::cannot("name the folder", output))?;
         let Some(output) = output.to_str() else {
@@ -124,6 +125,15 @@ impl Hook {
                 output.printable()
             ));
         };
+        let settings = json!({
+            "after": args.after, "steps": args.steps, "seconds": args.seconds, "stacks": args.stacks,
+            "memory": args.memory, "stop": args.stop, "output": output,
+        });
+        Self::new(&[("settings.json", &settings.to_string())])
+    }
+
+    /// The folder with these files beside [`FILES`].
+    fn new(files: &[(&str, &str)]) -> Result<Self> {
         let since_1970 = std::time::UNIX_EPOCH.elapsed().unwrap_or_default();
         let name = format!("paceline-record-{}-{}", std::process::id(), since_1970.as_nanos());
         // An empty variable is none, as for Python.
@@ -143,12 +153,7 @@ impl Hook {
         };
         mkdir(&folder, Mode::RWXU).map_err(|error| cannot(error.into()))?;
         let hook = Self { folder: folder.clone() };
-        let settings = json!({
-            "after": args.after, "steps": args.steps, "seconds": args.seconds, "stacks": args.stacks,
-            "memory": args.memory, "stop": args.stop, "output": output,
-        });
-        let settings = settings.to_string();
-        for (name, text) in FILES.into_iter().chain([("settings.json", settings.as_str())]) {
+        for (name, text) in FILES.iter().chain(files) {
             let file = paceline_files::create(&folder.join(name));
             file.and_then(|mut file| file.write_all(text.as_bytes())).map_err(cannot)?;
         }

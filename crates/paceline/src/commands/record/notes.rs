@@ -3,6 +3,7 @@
 //! A note is a line of JSON; later ones replace what earlier ones said. This file does not know how steps are counted.
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
 use std::fs;
 use std::path::Path;
 
@@ -16,14 +17,17 @@ use super::args::RecordArgs;
 /// The most bytes of the notes of one process.
 const MAX_BYTES: u64 = 1 << 20;
 
+const NO_STEP: &str = "the program made no optimizer step, or made them in processes without the recorder, which start without \
+                       PYTHONPATH or as python -S, -E or -I";
+
 /// The notes of one process that has imported PyTorch.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
-struct Process {
+pub(super) struct Process {
     /// PyTorch's version.
     torch: String,
     /// The most optimizer steps that one optimizer made before a recording.
-    steps: u64,
+    pub(super) steps: u64,
     /// Whether the process came to its end; otherwise it may have made more steps.
     ended: bool,
     /// The file of the trace.
@@ -35,6 +39,8 @@ struct Process {
     recorded: f64,
     /// The last thing that went wrong, in words.
     problem: String,
+    /// Its figures by name, if its steps were timed.
+    pub(super) timed: BTreeMap<String, f64>,
 }
 
 /// The notes of all processes.
@@ -43,7 +49,7 @@ pub(super) struct Notes {
     has_python: bool,
     /// Whether all notes could be read.
     pub(super) is_whole: bool,
-    processes: Vec<Process>,
+    pub(super) processes: Vec<Process>,
 }
 
 impl Notes {
@@ -118,18 +124,31 @@ impl Notes {
         true
     }
 
-    fn why_nothing(&self, args: &RecordArgs) -> String {
+    /// Why the hook could not work in any process; `None` if it could.
+    fn why_no_hook(&self) -> Option<&str> {
         if !self.has_python {
-            return "no Python has started with the recorder. python -S, -E and -I switch it off, and sudo, ssh and \
-                    containers may. The program can start it itself: paceline record --print-hook > paceline_record.py, \
-                    and in the program: import paceline_record; paceline_record.start()"
-                .into();
+            return Some(
+                "no Python has started with the recorder. python -S, -E and -I switch it off, and sudo, ssh and containers may",
+            );
         }
         if self.processes.is_empty() {
-            return "the program has not imported PyTorch".into();
+            return Some("the program has not imported PyTorch");
         }
-        if let Some(problem) = self.processes.iter().find_map(Process::problem_in_words) {
-            return problem.to_owned();
+        self.processes.iter().find_map(Process::problem_in_words)
+    }
+
+    /// Why nothing was timed.
+    pub(super) fn why_untimed(&self) -> &str {
+        let has_steps = self.processes.iter().any(|process| process.steps > 0);
+        let few = if has_steps { "the program made fewer than 8 optimizer steps" } else { NO_STEP };
+        self.why_no_hook().unwrap_or(few)
+    }
+
+    fn why_nothing(&self, args: &RecordArgs) -> String {
+        if let Some(why) = self.why_no_hook() {
+            let advice = ". The program can start it itself: paceline record --print-hook > paceline_record.py, and in the \
+                          program: import paceline_record; paceline_record.start()";
+            return format!("{why}{}", if self.has_python { "" } else { advice });
         }
         if args.seconds.is_some() {
             return format!(
@@ -147,9 +166,7 @@ impl Notes {
         );
         match steps.saturating_sub(args.steps + 1) {
             _ if steps == 0 => {
-                "the program made no optimizer step, or made them in processes without the recorder, which start without \
-                 PYTHONPATH or as python -S, -E or -I; --seconds 2 records programs without an optimizer"
-                    .into()
+                format!("{NO_STEP}; --seconds 2 records programs without an optimizer")
             }
             0 => format!("the program made {count}; a recording of {} needs more", args.steps),
             after => format!(

@@ -52,16 +52,20 @@ def start_from(folder):
     global _recorder
     _recorder = folder
     open(os.path.join(folder, "python"), "a").close()
-    _when_torch_is_there(lambda torch: _attach_from(folder, torch))
+    try:
+        from paceline_steps import Timer as kind
+    except ImportError:
+        kind = Recorder
+    _when_torch_is_there(lambda torch: _attach_from(folder, kind, torch))
 
 
-def _attach_from(folder, torch):
+def _attach_from(folder, kind, torch):
     global _recorder
     try:
         import json
 
         with open(os.path.join(folder, "settings.json"), encoding="utf-8") as file:
-            _recorder = Recorder(notes=folder, **json.load(file))
+            _recorder = kind(notes=folder, **json.load(file))
         _recorder.attach(torch)
     except Exception:
         pass  # `paceline record` has ended, and its folder is gone.

@@ -30,7 +30,7 @@ impl Mode {
         match self {
             Mode::Strong => Ok(base),
             Mode::Weak => base.checked_mul(ranks).ok_or_else(|| {
-                Failure::Usage("--batch-size is too large for so many ranks".into())
+                Failure::Usage("the batch size is too large for so many ranks".into())
             }),
         }
     }
@@ -53,7 +53,7 @@ pub struct Point {
     pub is_crowded: bool,
     /// Samples of all ranks per second, without the wait for data.
     pub samples_per_s: f64,
-    /// The step of the slowest rank.
+    /// The step of the slowest rank. This and the parts of a step are 0 where a program's were not measured.
     pub step_ms: f64,
     /// The time that the main thread computed.
     pub compute_ms: f64,
@@ -63,21 +63,26 @@ pub struct Point {
     pub hidden_ms: f64,
     /// The part of the exposed communication that waited for the slowest rank.
     pub waiting_ms: f64,
+    /// Backward passes of a program, with the communication in them.
+    pub in_backward_ms: f64,
 }
 
 impl Point {
     /// The point of a row; `None` if its run has not all figures.
     pub fn of(row: &Row, threads: usize, cores: usize) -> Option<Self> {
         let ranks = row.median("world_size")? as usize;
+        let of_program = row.median("throughput");
+        let of = |name| row.median(name).or(of_program.map(|_| 0.0));
         Some(Self {
             ranks,
             is_crowded: ranks * threads > cores,
-            samples_per_s: row.median("samples_per_s_without_data")?,
-            step_ms: row.median("step_ms_median")?,
-            compute_ms: row.median("compute_ms")?,
-            exposed_ms: row.median("comm_exposed_ms")?,
-            hidden_ms: row.median("comm_hidden_ms")?,
-            waiting_ms: row.median("comm_exposed_wait_ms")?,
+            samples_per_s: of_program.or_else(|| of("samples_per_s_without_data"))?,
+            step_ms: of("step_ms_median")?,
+            compute_ms: of("compute_ms")?,
+            exposed_ms: of("comm_exposed_ms")?,
+            hidden_ms: of("comm_hidden_ms")?,
+            waiting_ms: of("comm_exposed_wait_ms")?,
+            in_backward_ms: row.median("in_backward_ms").unwrap_or(0.0),
         })
     }
 

@@ -35,6 +35,9 @@ pub fn verdict(mode: Mode, rows: &[Point], setting: &Setting) -> String {
     let Some((single, others)) = rows.split_first() else { return String::new() };
     let mut with_cores = others.iter().filter(|row| !row.is_crowded);
     let Some(row) = with_cores.next_back().or(others.last()) else { return String::new() };
+    if setting.is_program() {
+        return of_program(mode, single, row, setting);
+    }
     let losses = Losses::of(mode, single, row);
     let ideal = mode.ideal_ms(single.step_ms, row.ranks);
     let mut text = format!(
@@ -77,12 +80,7 @@ fn limit(mode: Mode, single: &Point, row: &Point, losses: Losses, setting: &Sett
         return format!("Nothing limits it here: {measured}");
     }
     if row.is_crowded {
-        return format!(
-            "Too few cores limit it: {} ranks x {} on {}, so {measured}",
-            row.ranks,
-            plural(setting.threads, "thread"),
-            plural(setting.cores, "core")
-        );
+        return format!("{}, so {measured}", too_few_cores(row, setting));
     }
     // The step time is the slowest rank's, while its parts are means over the ranks. So the parts may
     // leave a rest. If the largest part is less than half of the loss and less than the rest, no part is
@@ -107,6 +105,54 @@ fn limit(mode: Mode, single: &Point, row: &Point, losses: Losses, setting: &Sett
         return format!("Waiting for the slowest rank limits it: {communication}; {computing}.");
     }
     format!("Exposed communication limits it: {communication}; {computing}.")
+}
+
+fn too_few_cores(row: &Point, setting: &Setting) -> String {
+    let (threads, cores) = (plural(setting.threads, "thread"), plural(setting.cores, "core"));
+    format!("Too few cores limit it: {} ranks x {threads} on {cores}", row.ranks)
+}
+
+/// The verdict on a program. Its communication is not measured.
+fn of_program(mode: Mode, single: &Point, row: &Point, setting: &Setting) -> String {
+    let (efficiency, ranks) = (row.efficiency_pct(single), row.ranks);
+    let name = mode.names()[0];
+    let mut text = format!("{name} scaling to {ranks} ranks is {efficiency:.1} % efficient.");
+    if efficiency >= GOOD_PCT {
+        text += if row.step_ms == 0.0 && efficiency > 1.5 * GOOD_PCT {
+            " If each rank prints the throughput of all, let rank 0 alone print it."
+        } else {
+            " Nothing limits it here."
+        };
+        return text;
+    }
+    if row.is_crowded {
+        text += &format!(" {}", too_few_cores(row, setting));
+        if setting.threads > 1 {
+            let threads = (setting.cores / ranks).max(1);
+            text += &format!("; with OMP_NUM_THREADS={threads} they have fewer");
+        }
+        text.push('.');
+    }
+    let parts = |of: &Point| [of.in_backward_ms, of.step_ms - of.in_backward_ms];
+    let [ideal, ideal_rest] = parts(single).map(|ms| mode.ideal_ms(ms, ranks));
+    let [backward, rest] = parts(row);
+    if backward > 0.0 {
+        let most = if backward - ideal >= rest - ideal_rest {
+            "in backward passes, where DistributedDataParallel waits for gradients"
+        } else {
+            "outside of backward passes"
+        };
+        text += &format!(
+            " Most of the loss is {most}. Backward passes take {backward:.2} ms instead of {ideal:.2} ms, and all else {rest:.2} ms \
+             instead of {ideal_rest:.2} ms."
+        );
+    }
+    if row.step_ms > 0.0 && !row.is_crowded {
+        text += &format!(
+            " The part of communication: paceline record -- paceline launch -n {ranks} -- PROGRAM"
+        );
+    }
+    text
 }
 
 #[cfg(test)]
@@ -152,6 +198,31 @@ mod tests {
         assert!(text.contains("4 ranks (*) share 2 cores and are 45.5 % efficient"), "{text}");
         let text = verdict(Mode::Strong, &all(1)[..], &setting(1));
         assert!(text.contains("Too few cores limit it: 4 ranks x 1 thread on 1 core"), "{text}");
+    }
+
+    #[test]
+    fn the_limit_of_a_program_is_what_was_measured_of_it() {
+        let of = |cores, step_ms, in_backward_ms| {
+            let program = Setting { transport: String::new(), threads: 2, ..setting(cores) };
+            let one = Point { in_backward_ms: 60.0, ..point(1, 64, 100.0, 2) };
+            let two = Point { in_backward_ms, is_crowded: cores < 4, ..point(2, 128, step_ms, 2) };
+            verdict(Mode::Weak, &[one, two], &program)
+        };
+        insta::assert_snapshot!(
+            of(4, 140.0, 95.0),
+            @"Weak scaling to 2 ranks is 71.4 % efficient. Most of the loss is in backward passes, where DistributedDataParallel waits for gradients. Backward passes take 95.00 ms instead of 60.00 ms, and all else 45.00 ms instead of 40.00 ms. The part of communication: paceline record -- paceline launch -n 2 -- PROGRAM"
+        );
+        for (text, words) in [
+            (of(4, 140.0, 65.0), "Most of the loss is outside of backward passes."),
+            (of(4, 104.0, 64.0), "is 96.2 % efficient. Nothing limits it here."),
+            (
+                of(2, 140.0, 95.0),
+                "2 ranks x 2 threads on 2 cores; with OMP_NUM_THREADS=1 they have fewer.",
+            ),
+            (of(2, 0.0, 0.0), "let rank 0 alone print it."),
+        ] {
+            assert!(text.contains(words), "no {words:?} in: {text}");
+        }
     }
 
     #[test]
