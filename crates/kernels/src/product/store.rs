@@ -306,6 +306,28 @@ pub(super) unsafe fn store_avx512_bf16(sums: *const f32, tile: &SumTile, rows: R
     unsafe { store_rows::<true>(sums, tile, rows) }
 }
 
+/// What `c` holds at the places of a mask.
+///
+/// # Safety
+///
+/// These places may be read, and the processor has AVX-512.
+#[cfg(target_arch = "x86_64")]
+#[inline(always)]
+unsafe fn held(c: ElemPtr, mask: u16) -> std::arch::x86_64::__m512 {
+    use std::arch::x86_64::*;
+
+    // SAFETY: the caller's contract.
+    unsafe {
+        match c {
+            ElemPtr::F32(c) => _mm512_maskz_loadu_ps(mask, c),
+            ElemPtr::Bf16(c) => {
+                let elems = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(mask, c.cast()));
+                _mm512_castsi512_ps(_mm512_slli_epi32::<16>(elems))
+            }
+        }
+    }
+}
+
 /// # Safety
 ///
 /// As for [`store_avx512`], and for [`store_avx512_bf16`] if `CONVERTS`.
@@ -332,17 +354,8 @@ unsafe fn store_rows<const CONVERTS: bool>(sums: *const f32, tile: &SumTile, row
                 for addend in tile.stack.merged(i, 16 * h) {
                     *x = _mm512_add_ps(_mm512_maskz_loadu_ps(masks[h], addend), *x);
                 }
-                let old = match to.at(16 * h) {
-                    _ if !tile.accumulate => None,
-                    ElemPtr::F32(to) => Some(_mm512_maskz_loadu_ps(masks[h], to)),
-                    ElemPtr::Bf16(to) => {
-                        let old = _mm256_maskz_loadu_epi16(masks[h], to.cast());
-                        let old = _mm512_slli_epi32::<16>(_mm512_cvtepu16_epi32(old));
-                        Some(_mm512_castsi512_ps(old))
-                    }
-                };
-                if let Some(old) = old {
-                    *x = _mm512_add_ps(old, *x);
+                if tile.accumulate {
+                    *x = _mm512_add_ps(held(to.at(16 * h), masks[h]), *x);
                 }
                 if tile.bias.is_some() {
                     *x = _mm512_add_ps(*x, bias[h]);
