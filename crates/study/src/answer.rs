@@ -1,13 +1,11 @@
 //! The answer of a study, as lines: the best case, and the conclusions beside a base.
 //!
-//! The rows of an outcome go in. The rule of [`noise`](crate::noise) decides which cases differ. Single runs are compared by how
-//! far their own steps vary.
+//! The rows of an outcome go in. The rule of [`noise`](crate::noise) decides which cases differ. Single runs decide nothing.
 
 use paceline_files::printable;
 use paceline_observe::figures::figure::Better;
 use paceline_observe::figures::run_summary::RunSummary;
 use paceline_observe::figures::table::find;
-use paceline_table::stats::{STUDENT_90_OF_7, STUDENT_975};
 use paceline_table::table::Cell;
 
 use crate::noise::{Effect, MIN_ROUNDS};
@@ -17,7 +15,7 @@ use crate::report::head;
 /// The comparison of strategies, of which the exact ones can be best.
 pub(crate) const STRATEGIES: &str = "strategies";
 /// The advice where single runs decide nothing.
-const REPEAT: &str = "`paceline sweep` repeats runs in rounds";
+const REPEAT: &str = "`paceline sweep` repeats runs in rounds, which tell a difference from noise";
 
 impl Outcome {
     /// The conclusions, a line for each scene: the best case of a ranking and of single runs, or the cases that pay beside the
@@ -102,22 +100,7 @@ pub fn best(figure: &str, cases: &[(&str, &[RunSummary])]) -> Option<String> {
             format!("No clear best: {with}, between {low:.2}x and {high:.2}x beside {beside}")
         }
         Some(effect) => format!("{begin}, {} beside {beside}", effect.words()),
-        None => {
-            let doubt = match [runs, of_next].map(|runs| varies(runs.first()?)) {
-                [Some(one), Some(other)] => {
-                    let noise = one.hypot(other) / std::f64::consts::SQRT_2;
-                    let is_more = ratio.ln().abs() > noise;
-                    let words = if is_more { "more" } else { "no more" };
-                    format!("{words} than the steps of a run vary ({:.1} %)", 100.0 * noise)
-                }
-                _ => format!("single runs say nothing of noise; {REPEAT}"),
-            };
-            format!("{begin}, {ratio:.2}x beside {beside}: {doubt}")
-        }
+        // How the steps of a run vary does not say how far the next run like it is off: of equal runs, half seemed to differ.
+        None => format!("First of single runs: {with}, {ratio:.2}x beside {beside}. {REPEAT}"),
     })
-}
-
-/// How far a run differs from another one like it, by how its steps vary, as a part of its step: within this in 95 of 100 cases.
-fn varies(run: &RunSummary) -> Option<f64> {
-    Some(run.number("step_apart_pct")? / 100.0 * STUDENT_975[6] / STUDENT_90_OF_7)
 }

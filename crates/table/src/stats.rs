@@ -106,7 +106,7 @@ const VARY_PCT: f64 = 10.0;
 /// Says that a measurement should be repeated, if its threads had no core for `waited_pct` percent of their time, or if two such
 /// measurements are `apart_pct` percent apart.
 pub fn noise_words(waited_pct: Option<f64>, apart_pct: Option<f64>) -> Option<String> {
-    let apart = apart_pct.map_or(String::new(), |pct| format!(", or expect +-{pct:.0} %"));
+    let apart = apart_pct.map_or(String::new(), |pct| format!(", or expect at least +-{pct:.0} %"));
     match (waited_pct, apart_pct) {
         (Some(pct), _) if pct >= BUSY_PCT => Some(format!(
             "Measured beside other work: threads had no core for {pct:.0} % of their time. Repeat{apart}"
@@ -206,6 +206,14 @@ mod tests {
         assert_eq!(median([f64::INFINITY, 1.0, f64::NAN]), Some(f64::INFINITY));
         assert_eq!(median([i64::MAX, i64::MAX - 2]), Some(i64::MAX - 1));
         assert_eq!(median::<f64>([]), None);
+    }
+
+    #[test]
+    fn busy_cores_and_varying_times_are_said() {
+        assert_eq!(noise_words(Some(4.9), Some(9.9)), None);
+        let busy = noise_words(Some(37.0), Some(9.0)).unwrap();
+        assert!(busy.contains("37 %") && busy.ends_with("Repeat, or expect at least +-9 %"));
+        assert!(noise_words(None, Some(12.0)).unwrap().starts_with("The times vary: repeat"));
     }
 
     #[test]

@@ -334,7 +334,7 @@ fn runs_stand_side_by_side() {
     let rows = report["tables"]["compare"]["rows"].as_array().unwrap();
     assert_eq!(rows.len(), 2);
     // The answer comes first, and settings are listed if they differ between the runs.
-    assert!(run.stdout.starts_with("Best: "), "{}", run.stdout);
+    assert!(run.stdout.starts_with("First of single runs: "), "{}", run.stdout);
     let names: Vec<&str> = report["tables"]["settings"]["columns"]
         .as_array()
         .unwrap()
