@@ -54,11 +54,11 @@ TASKS = {
         Step("paceline train", "Training loss", True),
         Step("paceline train --link 1gbit,50us --profile", "Advice: "),
         Step("paceline analyze profile/ddp", "critical path"),
-        Step("paceline schedule 1f1b --ranks 2 --micro-batches 8", "idle"),
+        Step("paceline schedule 1f1b --stages 2 --micro-batches 8", "idle"),
         Step("paceline train --model mlp --nproc 2 --mesh pp=2 --accumulate 8 --steps 20", "Bubble: "),
     ],
     "engineer": [
-        Step("paceline record -- {python} train.py", "Advice", True),
+        Step("paceline record -- {python} train.py", "Report: ", True),
         Step("paceline bench all_reduce --against torch --python {python} -b 1M -e 16M -f 4", "torch"),
         Step("paceline bench scaling --nproc 1,2 --rounds 3 -- {python} train.py", "2 ranks"),
     ],
