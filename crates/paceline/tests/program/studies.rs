@@ -198,11 +198,7 @@ fn all_strategies_are_compared() {
     for name in ["top_k", "fp16", "bf16"] {
         assert_eq!(of(name)["has_bits_of_base"], false, "{name} is lossy");
     }
-    assert!(
-        run.stdout.starts_with("First of single runs: "),
-        "the answer comes first: {}",
-        run.stdout
-    );
+    assert!(run.stdout.starts_with("First of single runs: "), "{}", run.stdout);
     for run in runs {
         assert_eq!((median(run, "accumulate"), median(run, "world_size")), (1.0, 2.0));
         about(median(run, "cost"), median(run, "seconds"));
