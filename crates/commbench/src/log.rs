@@ -46,24 +46,24 @@ fn time_us(names: &[&str], words: &[&str]) -> Result<f64, String> {
 
 /// The times of a log. It may have several runs, one after the other.
 pub(super) fn parse(text: &str) -> Result<Vec<Measured>, Problem> {
-    let (mut all, mut op, mut columns, mut groups) = (Vec::new(), None, None, Vec::new());
+    // Ranks may be divided into groups. Those of the first one are counted.
+    let (mut all, mut op, mut columns, mut group, mut nproc) = (Vec::new(), None, None, None, 0);
     for (at, line) in text.lines().enumerate() {
         let words: Vec<&str> = line.split_whitespace().collect();
         let refuse = |problem: &str| (at + 1, problem.to_owned());
         match words[..] {
-            ["#", "nThread", ..] => groups.clear(),
+            ["#", "nThread", ..] => (group, nproc) = (None, 0),
             ["#", "Collective", "test", "starting:", program, ..] => op = operation(program),
             ["#", "Rank", .., last] if last.ends_with("...") => {
                 return Err(refuse("the list of ranks is cut off"));
             }
-            ["#", "Rank", _, "Group", group, ..] => groups.push(group),
-            ["#", "Rank", ..] => groups.push("0"),
+            ["#", "Rank", _, name, own, ..] => {
+                nproc += usize::from(name != "Group" || *group.get_or_insert(own) == own);
+            }
             ["#", "size", "count", "type", ref names @ ..] => columns = Some(names.to_vec()),
             ["#", "Out", "of", "bounds", ..] => columns = None,
             [size, ref rest @ ..] if size.bytes().all(|byte| byte.is_ascii_digit()) => {
                 let Some(columns) = &columns else { continue };
-                // Those of one group, if the ranks are divided into several.
-                let nproc = groups.iter().filter(|group| **group == groups[0]).count();
                 if nproc == 0 {
                     return Err(refuse("no line \"#  Rank 0 ...\" above the table"));
                 }

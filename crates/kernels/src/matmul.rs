@@ -201,7 +201,8 @@ impl<'a, S: Stored> Destination<'a, S> {
 /// 64 bytes, as memory of an allocator does. Panics if the sizes do not agree, or if the scratch memory begins elsewhere.
 ///
 /// The order of the sum of an element depends on the length of the sum only, so a row of `c` has the same bits whatever
-/// the other rows are, and for any number of threads. What `c` holds is added to the sum of the products. With AVX512-BF16 or AMX, denormal numbers count as zero in products of bf16; other instructions give other bits.
+/// the other rows are, and for any number of threads. What `c` holds is added to the sum of the products. With AVX512-BF16 or
+/// AMX, denormal numbers count as zero in products of bf16; other instructions give other bits.
 pub fn product<'a, S: Multiply>(
     cpu: &Processor,
     a: impl Into<ProductOperand<'a, S>>,

@@ -24,6 +24,15 @@ use tempfile::TempDir;
 /// The time limit of every wait. It is reached only if something hangs, even on a busy machine.
 pub const LIMIT: Duration = Duration::from_secs(180);
 
+/// The Python with PyTorch that the variable `PACELINE_TORCH` names. Without it, says that the test is skipped.
+pub fn torch() -> Option<PathBuf> {
+    let python = std::env::var_os("PACELINE_TORCH").map(PathBuf::from);
+    if python.is_none() {
+        println!("skipped: PACELINE_TORCH names no Python with PyTorch");
+    }
+    python
+}
+
 /// The smallest CNN and data that still need several steps.
 pub const TINY: &str = "--channels 4 --hidden 8 --samples 200";
 /// The smallest MLP.

@@ -1,6 +1,6 @@
 //! `paceline bench` from flags to table, files and charts.
 
-use crate::common::{Run, Sandbox, json};
+use crate::common::{Run, Sandbox, json, torch};
 use serde_json::Value;
 
 const HEADER: &str = "\
@@ -377,10 +377,8 @@ fn another_program_is_measured_in_turns() {
 /// PyTorch itself, in the Python that `PACELINE_TORCH` names, checks its results and gives a time for each size.
 #[test]
 fn every_operation_of_pytorch_is_measured() {
-    let Ok(python) = std::env::var("PACELINE_TORCH") else {
-        println!("skipped: PACELINE_TORCH names no Python with PyTorch");
-        return;
-    };
+    let Some(python) = torch() else { return };
+    let python = python.display();
     for (op, flags) in [
         ("all_reduce", "-d float -o sum --pin-cores"),
         ("reduce_scatter", "-d bfloat16 -o prod"),

@@ -5,12 +5,11 @@
 
 use std::fs;
 use std::os::unix::process::CommandExt;
-use std::path::PathBuf;
 use std::process::Command;
 
 use rustix::process::{Pid, Signal, kill_process, kill_process_group};
 
-use crate::common::{Run, Running, Sandbox, fifo, signal};
+use crate::common::{Run, Running, Sandbox, fifo, signal, torch};
 
 /// A folder with the stand-in for PyTorch. `None`, with a line that says so, if there is no Python.
 fn sandbox() -> Option<Sandbox> {
@@ -520,10 +519,7 @@ fn a_program_can_start_the_recording_by_itself() {
 /// Two ranks of PyTorch itself, in the Python that `PACELINE_TORCH` names.
 #[test]
 fn pytorch_itself_is_recorded() {
-    let Some(python) = std::env::var_os("PACELINE_TORCH").map(PathBuf::from) else {
-        println!("skipped: PACELINE_TORCH names no Python with PyTorch");
-        return;
-    };
+    let Some(python) = torch() else { return };
     let sandbox = Sandbox::new();
     let code = "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\n\
                 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))\n\

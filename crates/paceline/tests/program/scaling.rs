@@ -5,13 +5,12 @@
 //! test measures that too.
 
 use std::fs;
-use std::path::PathBuf;
 use std::process::Command;
 
 use rustix::process::Signal;
 use serde_json::Value;
 
-use crate::common::{Run, Running, Sandbox, json, signal, wait_until};
+use crate::common::{Run, Running, Sandbox, json, signal, torch, wait_until};
 
 /// A program that prints a line for each step, as many samples/s as its ranks have samples.
 const PRINTS: &str = "for i in 1 2 3 4; do echo step $i: $((WORLD_SIZE * 100)).0 samples/s; done";
@@ -151,10 +150,7 @@ fn a_program_ends_with_its_study() {
 /// PyTorch itself, in the Python that `PACELINE_TORCH` names.
 #[test]
 fn pytorch_itself_is_timed() {
-    let Some(python) = std::env::var_os("PACELINE_TORCH").map(PathBuf::from) else {
-        println!("skipped: PACELINE_TORCH names no Python with PyTorch");
-        return;
-    };
+    let Some(python) = torch() else { return };
     let sandbox = Sandbox::new();
     let code = "import torch, torch.distributed as dist\ndist.init_process_group('gloo')\n\
                 model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(64, 64))\n\
