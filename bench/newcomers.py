@@ -25,6 +25,8 @@ from typing import NamedTuple
 from common import ROOT, Record, RunFailed, aligned, arguments_for, ended, parsed, provenance, run, spinning, train, write
 
 LIMIT_S = 900.0
+# A command of a task may build the crates.
+TASK_LIMIT_S = 3600.0
 REVIEWS = ROOT / "crates/choices/reviews"
 SCRIPT = '''import os, torch, torch.distributed as dist
 dist.init_process_group("gloo") if "RANK" in os.environ else None
@@ -80,22 +82,22 @@ TASKS = {
 
 # The runs that screens read, and the screens by name.
 RUNS = [
-    "train --link 1gbit,50us --evaluate --profile --profile-dir one --run-dir a --quiet",
-    "train --link 1gbit,50us --profile --profile-dir two --strategy simple_ddp --run-dir b --quiet",
-    "train --steps 60 --strategy zero2 --run-dir c --quiet",
+    "train --epochs 1 --link 1gbit,50us --evaluate --profile --profile-dir one --run-dir a --quiet",
+    "train --epochs 1 --link 1gbit,50us --profile --profile-dir two --strategy simple_ddp --run-dir b --quiet",
+    "train --steps 30 --strategy zero2 --run-dir c --quiet",
 ]
 SCREENS = {
-    "train": "train --link 1gbit,50us --evaluate",
-    "a pipeline": "train --model mlp --nproc 2 --mesh pp=2 --accumulate 4 --steps 20",
+    "train": "train --epochs 1 --link 1gbit,50us --evaluate",
+    "a pipeline": "train --model mlp --hidden-dim 256 --nproc 2 --mesh pp=2 --accumulate 4 --steps 20",
     "a language model": "train --recipe tiny-llama",
     "bench": "bench all_reduce -b 1K -e 1M -f 4",
     "compare two": "compare a b",
     "compare three": "compare a b c",
     "analyze": "analyze one/ddp",
     "analyze --against": "analyze two/simple_ddp --against one/ddp",
-    "sweep": "sweep --vary strategy=simple_ddp,ddp,zero2 --output swept --steps 20 --rounds 3",
-    "scaling": "bench scaling --nproc 1,2 --rounds 3",
-    "predict": "predict --nproc 2,8 --links 10gbe",
+    "sweep": "sweep --vary strategy=simple_ddp,ddp,zero2 --output swept --steps 10 --rounds 3",
+    "scaling": "bench scaling --nproc 1,2 --rounds 3 --steps-per-epoch 10",
+    "predict": "predict --nproc 2,8 --links 10gbe --steps-per-epoch 10",
 }
 
 
@@ -117,20 +119,21 @@ def task(name: str, steps: list[Step], python: Path, bin_folder: Path) -> Record
         for step in steps:
             command = shlex.split(step.command.format(python=python))
             start = time.monotonic()
-            code, out, errors = ended(command, folder, LIMIT_S, text=True, env={**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}", "COLUMNS": "80"})
+            code, out, errors = ended(command, folder, TASK_LIMIT_S, text=True, env={**os.environ, "PATH": f"{bin_folder}:{os.environ['PATH']}", "COLUMNS": "80"})
             done.append({"command": step.command, "seconds": round(time.monotonic() - start, 1)})
             if code != 0 or step.words not in out:
                 failure = f"{step.command}: exit code {code}, without {step.words!r}: {(errors or out or '')[-400:]}"
                 break
             if step.is_success:
                 first = round(time.monotonic() - begin, 1)
-        return {"task": name, "first_success_s": first, "commands": done, "failure": failure}
+        return {"task": name, "date": provenance()["date"], "first_success_s": first, "commands": done, "failure": failure}
 
 
 def tasks(arguments) -> list[Record]:
     with tempfile.TemporaryDirectory(prefix="bin_") as made:
         os.symlink(arguments.paceline, Path(made) / "paceline")
-        results = [task(name, steps, arguments.peer_python, Path(made)) for name, steps in TASKS.items()]
+        chosen = {arguments.only: TASKS[arguments.only]} if arguments.only else TASKS
+        results = [task(name, steps, arguments.peer_python, Path(made)) for name, steps in chosen.items()]
     rows = [["task", "first success (s)", "all (s)", ""]]
     rows += [[of["task"], str(of["first_success_s"]), f"{sum(step['seconds'] for step in of['commands']):.0f}", of["failure"] or ""] for of in results]
     print(aligned(rows, {0, 3}))
@@ -230,12 +233,17 @@ def main() -> int:
     parser = arguments_for(__doc__ or "", "newcomers.json", rounds=0, has_peer=True)
     parser.add_argument("part", choices=("tasks", "screens", "planted"))
     parser.add_argument("--before", type=Path, help="an older program, for its screens")
+    parser.add_argument("--only", choices=TASKS, help="this one of the tasks; the record keeps the others")
     parser.add_argument("--pairs", type=int, default=50, help="pairs of each kind (default: 50)")
     parser.add_argument("--quiet", action="store_true", help="no other program beside the pairs")
+    parser.add_argument("--beside", metavar="TEXT", help="other work on the machine, for the record")
     arguments = parsed(parser)
     result = {"tasks": tasks, "screens": screens, "planted": planted}[arguments.part](arguments)
     record = json.loads(arguments.out.read_text()) if arguments.out.exists() else {}
-    write(arguments.out, record | {arguments.part: {**provenance(), "result": result}})
+    if arguments.only:
+        others = [of for of in record.get("tasks", {}).get("result", []) if of["task"] != arguments.only]
+        result = [*others, *result]
+    write(arguments.out, record | {arguments.part: {**provenance(), "beside": arguments.beside, "result": result}})
     return int(arguments.part == "tasks" and any(of["failure"] for of in result))
 
 

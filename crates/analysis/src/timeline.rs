@@ -12,6 +12,7 @@ use foldhash::HashMap;
 use paceline_trace::Span;
 
 use crate::json::lossy;
+use crate::kineto::CPU_WAIT_PCT;
 use crate::steps::Found;
 
 /// A range of time on a trace's clock, `[start_ns, start_ns + dur_ns)`.
@@ -289,6 +290,12 @@ pub struct MemorySample {
 /// The oddity of a file that ends in the middle.
 pub(crate) const CUT_OFF: &str = "the file is cut off, and what came after is missing";
 
+/// The percentage of its steps in which a rank had no core, as traces of paceline say it: the most of any rank.
+pub fn cpu_wait_pct(timelines: &[Timeline]) -> Option<f64> {
+    let said = timelines.iter().filter_map(|of| of.run_facts.get(CPU_WAIT_PCT)?.parse().ok());
+    said.filter(|pct: &f64| (0.0..=100.0).contains(pct)).reduce(f64::max)
+}
+
 /// A trace of one rank.
 #[derive(Clone, Debug, Default)]
 pub struct Timeline {
@@ -310,6 +317,8 @@ pub struct Timeline {
     pub device_bytes: Option<u64>,
     /// The lengths of the steps just before the recording, in milliseconds, if `paceline record` has made it.
     pub unrecorded_ms: Vec<f64>,
+    /// The cores that the threads of this rank's steps leave free, if `paceline record` has made it.
+    pub free_cores: Option<u64>,
     /// The first number of its compute capability, `deviceProperties[].computeMajor`.
     pub compute_major: Option<u64>,
     /// The start of the first event of any kind, in nanoseconds.

@@ -93,9 +93,9 @@ pub struct MeasuringArgs {
     /// How often all sizes are measured, one cycle after the other [default: 1]
     #[arg(short = 'N', long, alias = "run_cycles", value_name = "N", value_parser = within(1_usize, 1000))]
     pub run_cycles: Option<usize>,
-    /// Whether to show the spread of the iterations, and to keep the time of each in the report of -J: 1 or 0
+    /// Whether to write the time of each iteration into the report of -J: 1 or 0
     #[arg(short = 'I', long, alias = "per_iter_timing", value_name = "0|1", default_value_t = 0)]
-    #[arg(value_parser = clap::value_parser!(u8).range(..=1), conflicts_with = "columns")]
+    #[arg(value_parser = clap::value_parser!(u8).range(..=1), requires_if("1", "json"))]
     pub per_iter_timing: u8,
     /// Number of warm-up iterations before those
     #[arg(short = 'w', long, alias = "warmup_iters", value_name = "N", default_value_t = 5)]

@@ -1,5 +1,5 @@
-//! Reads measurements for `--compare`: the files that `-J` and `--csv` write, the `-J` files and the logs of
-//! nccl-tests, and the lines of JSON that other programs print.
+//! Reads measurements for `--compare`: the files that `-J` writes, the `-J` files and the logs of nccl-tests, and the lines of JSON
+//! that other programs print.
 //!
 //! Takes a file and returns its times. The error for a file that cannot be used names the
 //! file, the line, and the expected value.
@@ -8,11 +8,10 @@ use std::path::Path;
 
 use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
-use serde::Deserialize;
 use serde_json::Value;
 
+use super::log;
 use super::series::{Measured, named, series};
-use super::{files, log};
 
 const EXPECTED: &str = "a report of paceline bench, a log or a JSON file of nccl-tests, or lines such as \
      {\"side\": \"name\", \"ranks\": 2, \"bytes\": 1000000, \"ms\": 3.6}";
@@ -34,13 +33,7 @@ pub fn load(path: &Path) -> Result<Vec<Measured>> {
     };
     let text = paceline_files::read_stream(path, MAX_BYTES)
         .map_err(|e| refuse(file.to_string(), e.to_string()))?;
-    let measured = if text.starts_with(&files::names().join(",")) {
-        from_csv(&text)
-    } else if log::is_log(&text) {
-        log::parse(&text)
-    } else {
-        from_json(&text)
-    };
+    let measured = if log::is_log(&text) { log::parse(&text) } else { from_json(&text) };
     let measured = measured.map_err(|(line, problem)| refuse(format!("{file}:{line}"), problem))?;
     if measured.is_empty() {
         return Err(refuse(file.to_string(), "no row with a time".to_owned()));
@@ -50,37 +43,6 @@ pub fn load(path: &Path) -> Result<Vec<Measured>> {
     }
     let stem = path.file_stem().unwrap_or_default().to_string_lossy();
     Ok(series(named(measured, &stem)))
-}
-
-/// The columns of our CSV that are compared.
-#[derive(Deserialize)]
-struct CsvRow {
-    transport: String,
-    algorithm: String,
-    nproc: usize,
-    op: String,
-    size: u64,
-    out_of_place_time_us: f64,
-    in_place_time_us: Option<f64>,
-}
-
-fn from_csv(text: &str) -> std::result::Result<Vec<Measured>, Problem> {
-    let mut all = Vec::new();
-    for line in csv::Reader::from_reader(text.as_bytes()).deserialize() {
-        let line: CsvRow = line.map_err(|error| {
-            let line = error.position().map_or(1, |position| position.line());
-            (line as usize, error.to_string())
-        })?;
-        all.push(Measured {
-            name: line.transport,
-            algorithm: Some(line.algorithm),
-            nproc: line.nproc,
-            op: Some(line.op),
-            bytes: line.size,
-            time_us: line.in_place_time_us.unwrap_or(line.out_of_place_time_us),
-        });
-    }
-    Ok(all)
 }
 
 /// Reads one JSON document or several. Documents without a time, such as one about the machine, are
@@ -166,7 +128,7 @@ pub(super) fn usable(time: f64) -> Option<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::samples;
+    use crate::{files, samples};
 
     fn loaded(text: &str) -> Result<Vec<Measured>> {
         let folder = tempfile::tempdir().unwrap();
@@ -186,7 +148,7 @@ mod tests {
     }
 
     #[test]
-    fn each_of_our_forms_gives_the_same_series() {
+    fn a_report_gives_its_series() {
         let mut out_of_place = samples::row(2, 8, 5.0);
         out_of_place.in_place = None;
         let report = samples::report(vec![
@@ -201,7 +163,6 @@ mod tests {
         };
         let expected = [(2, 8, 5.0), (2, 1000, 20.0), (4, 8, 7.0)].map(time);
         assert_eq!(loaded(&files::json(&report)).unwrap(), expected);
-        assert_eq!(loaded(&files::csv(&report.rows)).unwrap(), expected);
     }
 
     #[test]
@@ -288,10 +249,6 @@ mod tests {
         assert!(refused("{\"rows\": 3}").starts_with(":1: "));
         let cut = "{\n\"results\": [\n";
         assert!(refused(cut).starts_with(":3: EOF"), "{}", refused(cut));
-        let bad_csv = format!("{}\nshm,units,two", files::csv(&[samples::row(2, 8, 1.0)]));
-        assert!(
-            refused(&bad_csv).starts_with(":4: CSV") || refused(&bad_csv).starts_with(":3: CSV")
-        );
     }
 
     #[test]

@@ -13,7 +13,6 @@ use paceline_memory::DType;
 use super::operation::Operation;
 use super::series::Measured;
 use super::sizes::{Step, parse_size, parse_size_mb, sweep};
-use super::table::ColumnSet;
 use super::{expect, load};
 use crate::args::{BenchArgs, MAX_ITERS, MeasuringArgs, OutputArgs, RankArgs, SizeArgs};
 
@@ -70,10 +69,6 @@ pub fn resolve(args: &BenchArgs, placement: Option<&Placement>, is_inner: bool) 
     };
     check_iterations(measuring, &ranks.transport)?;
     let root = measuring.root;
-    let mut output = output.clone();
-    if measuring.per_iter_timing == 1 {
-        output.screen.columns = ColumnSet::Iterations;
-    }
     let nprocs = resolve_nprocs(&ranks.nproc, placement, is_inner)?;
     if let Some(few) = nprocs.iter().find(|&&nproc| root >= nproc) {
         return usage(format!(
@@ -106,7 +101,7 @@ pub fn resolve(args: &BenchArgs, placement: Option<&Placement>, is_inner: bool) 
         comm,
         measuring: measuring.clone(),
         ranks: ranks.clone(),
-        output,
+        output: output.clone(),
         compared,
     };
     if !is_inner {

@@ -46,26 +46,6 @@ impl Timing {
         let bus_bw = alg_bw * factor;
         Self { median_us, p99_us, max_us, alg_bw, bus_bw, wrong, effective_bw_gib_s, each_us: None }
     }
-
-    /// Statistics of the iterations, with the names and the formulas of nccl-tests. `None` without `-I 1`.
-    pub fn statistics(&self) -> Option<[(&'static str, f64); 8]> {
-        let mut sorted = self.each_us.clone()?;
-        sorted.sort_unstable_by(f64::total_cmp);
-        let count = sorted.len() as f64;
-        let avg = sorted.iter().sum::<f64>() / count;
-        let stdev = (sorted.iter().map(|us| (us - avg).powi(2)).sum::<f64>() / count).sqrt();
-        let rank = |percent: usize| sorted[(sorted.len() * percent).div_ceil(100) - 1];
-        Some([
-            ("min_us", sorted[0]),
-            ("max_us", rank(100)),
-            ("p99_us", rank(99)),
-            ("cv_pct", 100.0 * stdev / avg),
-            ("avg_us", avg),
-            ("p50_us", sorted[sorted.len() / 2]),
-            ("p95_us", rank(95)),
-            ("stdev_us", stdev),
-        ])
-    }
 }
 
 /// One line of the table: an operation on one size, with one transport and number of ranks.

@@ -16,9 +16,6 @@ pub enum ColumnSet {
     Standard,
     /// Also p99, maximum, effective bandwidth, prediction, and share of the memory bandwidth
     Extended,
-    /// Those of `-I 1`
-    #[value(skip)]
-    Iterations,
 }
 
 /// The width of the lines of nccl-tests.
@@ -38,21 +35,11 @@ pub fn legend(columns: ColumnSet) -> Option<&'static str> {
 
 /// The lines above the rows.
 pub fn header(columns: ColumnSet) -> String {
-    let has_iterations = columns == ColumnSet::Iterations;
-    let iterations =
-        ["    i_min    i_max    i_p99    i_cv%", "     (us)     (us)     (us)      (%)"]
-            .map(|of| if has_iterations { of } else { "" });
+    let above = format!("#{:>74}{:>31}{:10}", "out-of-place", "in-place", "");
     let timing = ["     time   algbw   busbw  #wrong", "     (us)  (GB/s)  (GB/s)        "];
-    let timing = [0, 1].map(|at| [timing[at], iterations[at]].concat().repeat(2));
-    let [names, units] = timing;
+    let [names, units] = timing.map(|of| of.repeat(2));
     let names = format!("#       size         count      type   redop    root{names} ");
     let units = format!("#        (B)    (elements)                          {units} ");
-    let above = if has_iterations {
-        let place = |name| format!("{name} (+ per-iteration)");
-        format!("#{:>95}{:>58}", place("out-of-place"), place("in-place"))
-    } else {
-        format!("#{:>74}{:>31}{:10}", "out-of-place", "in-place", "")
-    };
     [
         "#",
         &above,
@@ -93,10 +80,7 @@ fn timing(of: &Timing) -> String {
     let wrong = of.wrong.map_or("  N/A".into(), |wrong| format!("{:>6}", general(wrong as f64)));
     let (time, alg_bw, bus_bw) =
         (number(of.median_us, 7), number(of.alg_bw, 6), number(of.bus_bw, 6));
-    let iterations = of.statistics().into_iter().flat_map(|all| all.into_iter().take(4));
-    let iterations = iterations.map(|(_, value)| format!("  {:>7}", number(value, 7)));
-    let standard = format!("  {time:>7}  {alg_bw:>6}  {bus_bw:>6}  {wrong}");
-    iterations.fold(standard, |line, of| line + &of)
+    format!("  {time:>7}  {alg_bw:>6}  {bus_bw:>6}  {wrong}")
 }
 
 /// A number of at most `width` characters, or `missing` without a value.
@@ -139,7 +123,7 @@ pub fn print_skipped(skipped: &Skipped) -> String {
 
 fn line(columns: ColumnSet, standard: &str, own: &str) -> String {
     match columns {
-        ColumnSet::Standard | ColumnSet::Iterations => standard.to_owned(),
+        ColumnSet::Standard => standard.to_owned(),
         ColumnSet::Extended => format!("{standard:<STANDARD_WIDTH$}{own}"),
     }
 }
@@ -209,21 +193,6 @@ mod tests {
            100000000      25000000     float     sum      -1  25000.0    4.00    4.00       0  25000.0    4.00    4.00       0  37500.0  50000.0     7.45    80000.0   81.50|
              1000000        250000     float     sum      -1   300.00    3.33    3.33       0                                    450.00   600.00     6.21          -       -|
                    4             1     float     sum      -1     5.00    0.00    0.00    N/A     5.00    0.00    0.00       0      7.50    10.00     0.00          -       -|
-        ");
-    }
-
-    #[test]
-    fn the_table_of_iterations_is_the_original_one() {
-        let mut row = samples::row(2, 1024, 3.0);
-        row.out_of_place.each_us = Some(vec![4.0, 2.0, 3.0, 3.0]);
-        row.in_place = None;
-        let columns = ColumnSet::Iterations;
-        insta::assert_snapshot!(marked(&[header(columns), print_row(columns, &row)]), @r"
-        #|
-        #                                                                 out-of-place (+ per-iteration)                                in-place (+ per-iteration)|
-        #       size         count      type   redop    root     time   algbw   busbw  #wrong    i_min    i_max    i_p99    i_cv%     time   algbw   busbw  #wrong    i_min    i_max    i_p99    i_cv% |
-        #        (B)    (elements)                               (us)  (GB/s)  (GB/s)             (us)     (us)     (us)      (%)     (us)  (GB/s)  (GB/s)             (us)     (us)     (us)      (%) |
-                1024           256     float     sum      -1     3.00    0.34    0.34       0     2.00     4.00     4.00    23.57                                |
         ");
     }
 

@@ -232,6 +232,12 @@ impl Outcome {
         self.rows.chunk_by(|_, next| !next.is_base)
     }
 
+    /// The percentage of its measured steps in which a rank had no core: the most of any run.
+    pub fn waited_pct(&self) -> Option<f64> {
+        let waited = self.rows.iter().filter_map(|row| Some(row.figures.get("cpu_wait_pct")?.max));
+        waited.reduce(f64::max)
+    }
+
     /// Whether a run has failed.
     pub fn has_failures(&self) -> bool {
         self.rows.iter().any(|row| row.failure.is_some())

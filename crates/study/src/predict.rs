@@ -38,6 +38,7 @@ use paceline_failure::{Failure, Result};
 use paceline_host::text::{line_width, say, thousands, warn};
 use paceline_launch::environment::Placement;
 use paceline_model::Layout;
+use paceline_observe::figures::run_summary::RunSummary;
 use paceline_settings::config::TrainConfig;
 use paceline_table::table::Table;
 use serde::Serialize;
@@ -96,6 +97,8 @@ struct Report<'a> {
     rows: &'a Table,
     #[serde(skip_serializing_if = "<[StrategyRow]>::is_empty")]
     strategies: &'a [StrategyRow],
+    #[serde(skip_serializing_if = "Option::is_none")]
+    cpu_wait_pct: Option<f64>,
 }
 
 /// Runs `paceline predict`.
@@ -151,7 +154,8 @@ fn of_numbers(args: &PredictArgs, given: &StatedModel, flags: &Spec) -> Result<u
 
 fn of_traces(args: &PredictArgs, traced: &TracedRun, flags: &Spec) -> Result<u8> {
     let config = config_of_given(flags)?;
-    let (mut found, ways) = (Found::default(), traced.ways(args)?);
+    let mut found = Found { waited_pct: traced.waited_pct, ..Found::default() };
+    let ways = traced.ways(args)?;
     for &ranks in &args.nproc {
         let base = traced.base(ranks, config.strategy.caps_for_ddp())?;
         found.add(args, &config, &ways, ranks, &base)?;
@@ -193,12 +197,14 @@ fn of_runs(args: &PredictArgs, given: &Spec) -> Result<u8> {
         }
     }
     let ledger = run_cases(&args.study, &cases)?;
-    let calibration = |(at, ranks): (usize, &usize)| {
-        Calibration::of(&config, *ranks, &ledger.of_case(at, usize::MAX).0)
-    };
-    let calibrations = places.iter().enumerate().map(calibration).collect::<Result<Vec<_>>>()?;
-    let mut measured = (places.len()..cases.len()).map(|case| ledger.of_case(case, usize::MAX).0);
-    let (mut found, mut params) = (Found::default(), 0);
+    let runs: Vec<_> = (0..cases.len()).map(|case| ledger.of_case(case, usize::MAX).0).collect();
+    let waited = runs.iter().flatten().filter_map(|run| run.number("cpu_wait_pct"));
+    let mut found = Found { waited_pct: waited.reduce(f64::max), ..Found::default() };
+    let (alone, measured) = runs.split_at(places.len());
+    let calibration =
+        |(ranks, runs): (&usize, &Vec<RunSummary>)| Calibration::of(&config, *ranks, runs);
+    let calibrations = places.iter().zip(alone).map(calibration).collect::<Result<Vec<_>>>()?;
+    let (mut measured, mut params) = (measured.iter(), 0);
     for &ranks in &args.nproc {
         let at = places.iter().position(|place| *place == ranks).unwrap_or(0);
         let (layout, calibration) = (layout_of(&config, ranks)?, calibrations[at].clone());
@@ -208,7 +214,7 @@ fn of_runs(args: &PredictArgs, given: &Spec) -> Result<u8> {
         let first = found.rows.len();
         found.add(args, &config, &ways, ranks, &base)?;
         for row in &mut found.rows[first..] {
-            row.measured = measured.next().and_then(|of| spread_of(&of, "step_ms_median"));
+            row.measured = measured.next().and_then(|of| spread_of(of, "step_ms_median"));
             row.compression = Some(Compression::new(row, &base.layout, &costs));
         }
     }
@@ -229,6 +235,8 @@ pub struct Found {
     calibrations: Vec<Calibration>,
     rows: Vec<Row>,
     strategies: Vec<StrategyRow>,
+    /// The part of the measured steps in which a rank had no core: the most of any run.
+    waited_pct: Option<f64>,
 }
 
 /// A model, and the times of its step without communication.
@@ -306,7 +314,7 @@ fn publish(
     heading: String,
     (model, place): (String, String),
 ) -> Result<u8> {
-    let Found { calibrations, rows, strategies } = found;
+    let Found { calibrations, rows, strategies, waited_pct } = found;
     let table = table::table(rows);
     let hosts = args.link_in_host.as_ref().map(|inside| {
         format!(
@@ -327,6 +335,7 @@ fn publish(
         calibrations,
         rows: &table,
         strategies,
+        cpu_wait_pct: *waited_pct,
     };
     let charts = chart::charts(rows, calibrations, args.efficiency, &labels);
     write_files(&args.study, &report, &table.csv(), &charts)?;

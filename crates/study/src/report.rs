@@ -102,8 +102,7 @@ impl Report {
     pub fn text(&self, width: Option<usize>) -> String {
         let of = &self.outcome;
         let mut lines = of.verdicts();
-        let waited = of.rows.iter().filter_map(|row| Some(row.figures.get("cpu_wait_pct")?.max));
-        lines.extend(noise_words(waited.reduce(f64::max), None));
+        lines.extend(noise_words(of.waited_pct(), None));
         lines.push(self.title.clone());
         lines.extend(self.notes.clone());
         for rows in of.scenes() {

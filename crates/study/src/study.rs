@@ -111,6 +111,9 @@ pub struct Setting {
     pub link: Option<String>,
     /// Threads per rank.
     pub threads: usize,
+    /// Whether other work took cores from the ranks.
+    #[serde(skip)]
+    pub is_busy: bool,
 }
 
 impl Setting {
@@ -122,6 +125,7 @@ impl Setting {
             transport: config.transport.name().to_owned(),
             link: config.comm.link.map(|link| link.to_string()),
             threads: config.threads,
+            is_busy: false,
         }
     }
 

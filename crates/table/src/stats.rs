@@ -100,7 +100,7 @@ pub fn ratio_of_logarithms(all: &[f64]) -> Option<[f64; 3]> {
 pub const STUDENT_90_OF_7: f64 = 1.415;
 
 /// Below these percentages, cores are not called busy, and measurements are not said to vary.
-const BUSY_PCT: f64 = 5.0;
+pub const BUSY_PCT: f64 = 5.0;
 const VARY_PCT: f64 = 10.0;
 
 /// Says that a measurement should be repeated, if its threads had no core for `waited_pct` percent of their time, or if two such

@@ -209,13 +209,6 @@ fn diagnose(timelines: &[Timeline], together: &Together, options: &Options) -> D
     }
     advice.sort_by(|a, b| b.gain.ms.total_cmp(&a.gain.ms));
     unseen.extend(unexplained(&ranks, &advice));
-    if ranks.on_cpu() && advice.iter().any(|of| of.cause == &causes::loader::CAUSE) {
-        unseen.push(
-            "Traces of a CPU do not say how many cores are free. Give a loader that computes no more workers than cores are free: \
-             nproc, minus the threads of all ranks of this host."
-                .to_owned(),
-        );
-    }
     let is_marked = timelines.iter().all(|of| of.found.is_none());
     let unrecorded_ms = if is_marked { unrecorded_ms(timelines) } else { Vec::new() };
     let (steps, step_ms) = (ranks.num_steps(), Some(step_ms));

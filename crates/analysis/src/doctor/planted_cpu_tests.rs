@@ -135,6 +135,32 @@ fn a_loop_that_fetches_values_is_seen() {
     assert_eq!(causes, ["optimizer"]);
 }
 
+/// A batch takes 24 ms in a loader without workers, beside 8 ms of products.
+#[test]
+fn workers_of_a_loader_that_computes_are_no_more_than_free_cores() {
+    let loaded = |operator: &str, free_cores: Option<u64>| {
+        let mut of = steps(|all, now| {
+            let all = all.span("enumerate(DataLoader)#_Single", now, now + 24_000);
+            (all.operator(operator, now, now + 24_000), now + 24_000)
+        });
+        of.free_cores = free_cores;
+        let advice = diagnose(of).advice.swap_remove(0);
+        (advice.change, advice.evidence.text, advice.gain.high_ms)
+    };
+    // A worker that takes 24 ms for a batch hides the 8 ms of products.
+    for (free, workers, gain_ms) in
+        [(None, 4, 18.0), (Some(9), 4, 18.0), (Some(2), 2, 18.0), (Some(0), 1, 8.0)]
+    {
+        let (change, text, high_ms) = loaded("aten::normal_", free);
+        assert!(change.contains(&format!("num_workers={workers},")), "{free:?}: {change}");
+        assert!((high_ms - gain_ms).abs() < 0.1, "{free:?}: {high_ms}");
+        assert!(text.contains("4 workers keep up if each of them has a free core"), "{text}");
+        let known = free.map(|free| format!("free cores of this rank: {free}"));
+        let known = known.as_deref().unwrap_or("the trace does not say how many are free");
+        assert!(text.ends_with(&format!("a network; {known}")), "{text}");
+    }
+}
+
 /// The recorded steps take 20 ms, those before took 10 ms.
 #[test]
 fn gains_are_parts_of_the_steps_before_the_recording() {

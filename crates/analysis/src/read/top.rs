@@ -201,6 +201,7 @@ fn top<R: Read>(reader: &mut Reader, pull: &mut Pull<R>) -> Result<(), JsonError
                 let numbers = words.split(' ').filter_map(|word| float(word.as_bytes()));
                 timeline.unrecorded_ms = numbers.filter(|ms| (1e-3..1e9).contains(ms)).collect();
             }
+            b"free_cores" => timeline.free_cores = pull.value()?.bytes().and_then(unsigned),
             b"paceline" => timeline.run_facts.extend(run_facts(pull)?),
             _ => pull.skip()?,
         }

@@ -38,11 +38,11 @@ pub fn advise(
     let idle = mean.step - mean.busy;
     let parts = IdlePart::all(&facts.ranks).into_iter();
     let most = parts.max_by(|a, b| a.of(&mean).total_cmp(&b.of(&mean)))?;
-    let head = format!(
-        "Ranks are idle for {idle:.2} ms of a step, mostly of {} ({:.2} ms)",
-        most.name(),
-        most.of(&mean)
-    );
+    let mut head = format!("Ranks are idle for {idle:.2} ms of a step");
+    // Causes that cancel each other explain nothing.
+    if !most.name().contains('+') {
+        head += &format!(", most of it {} ({:.2} ms)", most.name(), most.of(&mean));
+    }
     let changes = changes(facts, config, now, &blocks(facts, config, now, flops), name)?;
     let chosen = best(changes, |change| change.gain, means.least_ms());
     let account = Account {

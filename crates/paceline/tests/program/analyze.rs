@@ -327,8 +327,13 @@ fn runs_stand_side_by_side() {
         )
         .ok();
     // A folder of run folders means all of them.
-    let flags = "--price-per-hour 3600 --output out --json numbers.json";
-    let run = sandbox.run(&format!("compare runs {flags}")).ok();
+    // One of them was measured on busy cores.
+    let file = first.join("summary.json");
+    let mut summary = json(&file);
+    summary["cpu_wait_pct"] = 37.4.into();
+    fs::write(&file, summary.to_string()).unwrap();
+    let run = sandbox.run("compare runs --price-per-hour 3600 --output out").ok();
+    run.line("Measured beside other work: threads had no core for ");
     assert!(run.stderr.contains("warning: the runs have different models"), "{run:#?}");
     let report = json(&sandbox.path("out/compare.json"));
     let rows = report["tables"]["compare"]["rows"].as_array().unwrap();
@@ -359,13 +364,6 @@ fn runs_stand_side_by_side() {
     }
     let csv = fs::read_to_string(sandbox.path("out/compare.csv")).unwrap();
     assert_eq!(csv.lines().count(), 3);
-    let numbers = json(&sandbox.path("numbers.json"));
-    for (run, row) in numbers["runs"].as_array().unwrap().iter().zip(rows) {
-        assert_eq!((&run["name"], &run["figures"]["total_s"]), (&row["run"], &row["total_s"]));
-        assert!(run["settings"]["strategy.name"].is_string(), "{run}");
-    }
-    assert!(numbers["warnings"].to_string().contains("different models"), "{numbers}");
-    sandbox.run("compare runs --json none/x.json").refused(&["--json none/x.json", "folder"]);
 
     // With bad traces, a run loses its columns of traces, and nothing else.
     let summary = json(&first.join("summary.json"));

@@ -117,12 +117,11 @@ fn a_sweep_over_transports_and_ranks_writes_one_report() {
     expected.extend(["run.csv".to_owned(), "run.json".to_owned()]);
     assert_eq!(sandbox.contents(), expected);
 
-    // The files can be compared with another run.
+    // The report can be compared with another run.
     let flags = format!("all_reduce {SHORT} --size-mb 0.004 --transport shm --nproc 2");
-    let compared =
-        bench_in(&sandbox, &format!("{flags} --compare run.json --compare run.csv")).ok();
+    let compared = bench_in(&sandbox, &format!("{flags} --compare run.json")).ok();
     let lines = compared.stdout.lines().filter(|line| line.contains("(run)")).count();
-    assert_eq!(lines, 2 * 4, "{}", compared.stdout);
+    assert_eq!(lines, 4, "{}", compared.stdout);
 }
 
 #[test]
@@ -131,16 +130,15 @@ fn cycles_calls_and_iterations_are_those_of_nccl_tests() {
         let sandbox = Sandbox::new();
         let flags = "all_reduce -n 4 -w 1 -m 3 -N 2 -I 1 -b 1K -e 2K --nproc 2 -J run.json";
         let run = bench_in(&sandbox, &format!("{flags} --transport {transport}")).ok();
-        run.line("#       size ").contains("#wrong    i_min    i_max    i_p99    i_cv%");
         assert!(run.line("# 2 ranks over ").contains("medians of 4 iterations of 3 calls after 1"));
         let sizes: Vec<&str> = rows(&run).iter().map(|row| row[0]).collect();
         assert_eq!(sizes, ["1024", "2048", "1024", "2048"]);
-        assert!(rows(&run).iter().all(|row| row.len() == 5 + 2 * 8), "{}", run.stdout);
         for row in json(&sandbox.path("run.json"))["results"].as_array().unwrap() {
             for place in ["out_of_place", "in_place"] {
-                let each = &row[format!("{place}_per_iter")];
-                assert_eq!(each["times_us"].as_array().unwrap().len(), 4, "{each}");
-                assert_eq!(each["max_us"], row[place]["max_us"], "{row}");
+                let each = row[format!("{place}_per_iter")]["times_us"].as_array().unwrap();
+                let each: Vec<f64> = each.iter().filter_map(Value::as_f64).collect();
+                let most = each.iter().copied().reduce(f64::max);
+                assert_eq!((each.len(), most), (4, row[place]["max_us"].as_f64()), "{row}");
             }
         }
     }

@@ -1,10 +1,11 @@
 //! The output of `paceline predict`: tables that fit into 80 columns. Files have all columns in one table.
 
 use paceline_host::text::{line_width, plain_table, plural};
+use paceline_table::stats::noise_words;
 use paceline_table::table::{Columns, Head, Table};
 
 use super::compression::Compression;
-use super::model::{Calibration, Prediction, TracedSteps};
+use super::model::{Prediction, TracedSteps};
 use super::traced::{Range, StrategyRow};
 use super::{Found, Row};
 use crate::noise::{MIN_ROUNDS, Spread};
@@ -103,7 +104,7 @@ fn part(rows: &[Row], keys: &[&str], width: Option<usize>) -> String {
 
 /// Everything that is printed below the first lines. `target` is the requested efficiency, in percent. Tables fit `width`.
 pub fn text(found: &Found, target: f64, width: Option<usize>) -> String {
-    let Found { calibrations, rows, strategies } = found;
+    let Found { calibrations, rows, strategies, .. } = found;
     let bases = calibrations.iter().map(|calibration| {
         let side_by_side = if calibration.ranks > 1 { " side by side" } else { "" };
         let ranks = format!("{}{side_by_side}", plural(calibration.ranks, "rank"));
@@ -120,11 +121,11 @@ pub fn text(found: &Found, target: f64, width: Option<usize>) -> String {
         )
     });
     let mut all: Vec<String> = bases.collect();
+    all.extend(noise_of(found));
     all.push(format!("\n{}", part(rows, &STEPS, width)));
     if rows.iter().any(|row| row.measured.is_some()) {
         all.push(format!("\nMeasured on the emulated links:\n{}", part(rows, &MEASURED, width)));
     }
-    all.extend(noise_words(calibrations, rows));
     if rows.iter().any(|row| row.range.is_some()) {
         all.push(format!(
             "\nThe steps of the trace differ. Within these bounds are 8 of 10, and the slowest\n\
@@ -180,30 +181,23 @@ fn by_strategy(strategies: &[StrategyRow], width: Option<usize>) -> String {
     columns.table(of_links).fitted(width)
 }
 
-/// The range of the rounds.
+/// The range of the rounds, or that they are too few for one.
 fn rounds_words(of: &Spread) -> String {
-    match of.rounds {
-        1 => "; 1 round".to_owned(),
-        rounds => format!("; steps of {:.2} to {:.2} in {rounds} rounds", of.min, of.max),
+    let rounds = plural(of.rounds, "round");
+    if of.rounds < MIN_ROUNDS {
+        return format!(
+            ";\n{rounds} cannot tell noise from a difference: pass --rounds {MIN_ROUNDS} or more"
+        );
     }
+    format!("; steps of {:.2} to {:.2} in {rounds}", of.min, of.max)
 }
 
-/// How far measurements of the same thing are apart, in percent: the largest of all that were made. With too few rounds, a sentence
-/// that this is not known.
-fn noise_words(calibrations: &[Calibration], rows: &[Row]) -> Option<String> {
+/// The worth of the measurements: the cores that they lacked, and how far measurements of the same thing are apart.
+fn noise_of(Found { calibrations, rows, waited_pct, .. }: &Found) -> Option<String> {
     let alone = calibrations.iter().filter_map(|calibration| calibration.spread);
-    let all: Vec<Spread> = alone.chain(rows.iter().filter_map(|row| row.measured)).collect();
-    let least = all.iter().map(|of| of.rounds).min()?;
-    if least < MIN_ROUNDS {
-        return Some(format!(
-            "\n{} cannot tell noise from a difference: pass --rounds {MIN_ROUNDS} or more.",
-            plural(least, "round")
-        ));
-    }
-    let apart = all.iter().map(|of| 100.0 * (of.max - of.min) / of.median).fold(0.0, f64::max);
-    Some(format!(
-        "\nRounds of the same run differ by up to {apart:.1} %: no prediction is surer than that."
-    ))
+    let all = alone.chain(rows.iter().filter_map(|row| row.measured));
+    let all = all.filter(|of| of.rounds >= MIN_ROUNDS);
+    noise_words(*waited_pct, all.map(|of| 100.0 * (of.max - of.min) / of.median).reduce(f64::max))
 }
 
 #[cfg(test)]
@@ -211,7 +205,7 @@ mod tests {
     use paceline_observe::insight::anatomy::ReadyLine;
     use paceline_strategies::BucketCaps;
 
-    use super::super::model::Step;
+    use super::super::model::{Calibration, Step};
     use super::super::network::{Network, Route};
     use super::super::stated::StatedModel;
     use super::*;
@@ -298,14 +292,16 @@ mod tests {
     fn noise_is_stated_or_said_to_be_unknown() {
         let one = Calibration { spread: Spread::of([Some(40.0)]), ..calibration(2) };
         let shown = text(&found(one, vec![row("10gbe", None)]), 90.0, None);
-        assert!(shown.contains("to 30.00 ms; 1 round\n"), "{shown}");
-        assert!(
-            shown.contains("1 round cannot tell noise from a difference: pass --rounds 3"),
-            "{shown}"
-        );
+        let few =
+            "to 30.00 ms;\n1 round cannot tell noise from a difference: pass --rounds 3 or more\n";
+        assert!(shown.contains(few), "{shown}");
         let shown = text(&found(calibration(2), vec![row("10gbe", None)]), 90.0, None);
         assert!(shown.contains("; steps of 39.00 to 43.50 in 3 rounds\n"), "{shown}");
-        assert!(shown.contains("differ by up to 11.2 %"), "{shown}");
+        assert!(shown.contains("vary: repeat, or expect at least +-11 %\n"), "{shown}");
+        let mut found = found(calibration(2), vec![row("10gbe", None)]);
+        found.waited_pct = Some(37.0);
+        let shown = text(&found, 90.0, None);
+        assert!(shown.contains("no core for 37 % of their time. Repeat, or"), "{shown}");
     }
 
     #[test]

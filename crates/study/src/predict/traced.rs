@@ -9,6 +9,7 @@ use paceline_analysis::advice::alone::{Alone, AloneStep, Gradient, Program};
 use paceline_analysis::advice::replay::Bucket;
 use paceline_analysis::read::{self, Select, Window};
 use paceline_analysis::stats::{median, quantile};
+use paceline_analysis::timeline::cpu_wait_pct;
 use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
 use paceline_host::text::{listed, plural};
@@ -41,6 +42,8 @@ pub struct TracedRun {
     pub gradient_bytes: u64,
     scale: f64,
     folder: String,
+    /// The part of its steps in which a rank had no core, if the traces say so.
+    pub waited_pct: Option<f64>,
 }
 
 impl TracedRun {
@@ -72,7 +75,8 @@ impl TracedRun {
         let recorded =
             args.step_ms.map_or(Ok(1.0), |step_ms| without_recording(&alone, step_ms))?;
         let (scale, folder) = (args.compute_scale * recorded, folder.printable().to_string());
-        Ok(Some(Self { alone, gradients, gradient_bytes, scale, folder }))
+        let waited_pct = cpu_wait_pct(&timelines);
+        Ok(Some(Self { alone, gradients, gradient_bytes, scale, folder, waited_pct }))
     }
 
     /// The ways to all-reduce; the fastest is predicted. PyTorch's Gloo works in a ring.

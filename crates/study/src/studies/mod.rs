@@ -23,6 +23,7 @@ pub(crate) mod tests {
             transport: "shm".into(),
             link: None,
             threads: 1,
+            is_busy: false,
         }
     }
 

@@ -8,12 +8,13 @@ pub mod laws;
 mod programs;
 pub mod verdict;
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use laws::{Fit, Mode, Point, law, serial_fraction};
 use paceline_collectives::MAX_RANKS;
 use paceline_failure::{Failure, Result, numbers};
 use paceline_host::text::plural;
 use paceline_table::chart::{Axis, Picture, Series, Stroke};
+use paceline_table::stats::BUSY_PCT;
 
 use crate::flags::TrainFlags;
 use crate::outcome::Row;
@@ -41,17 +42,6 @@ Examples:
   paceline bench scaling --throughput '([0-9.]+) samples/s' -- ./program    by a line that it prints
 ";
 
-/// The quantity that stays the same when ranks are added.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum ModeName {
-    /// The samples of each rank
-    Weak,
-    /// The samples of all ranks together
-    Strong,
-    /// Both, one after the other
-    Both,
-}
-
 const PROGRAM: &str = "Your own program";
 
 /// Flags of `paceline bench scaling`.
@@ -62,10 +52,10 @@ pub struct ScalingArgs {
     #[arg(long, value_name = "N", value_delimiter = ',', default_value = "1,2,4", value_parser = numbers::within(1, MAX_RANKS))]
     pub nproc: Vec<usize>,
     /// Held constant when ranks are added: the batch of each rank, or the global batch. Both begin with the
-    /// batch of --batch-size or --global-batch-size on one rank [default: both; weak for a program that does not
-    /// take {batch}]
+    /// batch of --batch-size or --global-batch-size on one rank [default: one after the other; weak for a program
+    /// that does not take {batch}]
     #[arg(long, value_enum)]
-    pub mode: Option<ModeName>,
+    pub mode: Option<Mode>,
     /// Optimizer steps after which each run of the program ends [default: 40; with --throughput its own end]
     #[arg(long, value_name = "N", requires = "command", help_heading = PROGRAM, value_parser = numbers::within(8_u64, 1_000_000_000))]
     pub steps: Option<u64>,
@@ -115,12 +105,8 @@ fn scaling(args: &ScalingArgs) -> Result<u8> {
         (Setting::new(&base, 0), base.global_batch_size)
     };
     let is_whole = is_program && !programs::is_divisible(args);
-    let default = if is_whole { ModeName::Weak } else { ModeName::Both };
-    let modes = match args.mode.unwrap_or(default) {
-        ModeName::Weak => vec![Mode::Weak],
-        ModeName::Strong => vec![Mode::Strong],
-        ModeName::Both => vec![Mode::Weak, Mode::Strong],
-    };
+    let default = if is_whole { vec![Mode::Weak] } else { vec![Mode::Weak, Mode::Strong] };
+    let modes = args.mode.map_or(default, |mode| vec![mode]);
     let scenes = modes.iter().map(|mode| scene(*mode, batch, &ranks, args, &setting));
     let scenes = scenes.collect::<Result<Vec<Scene>>>()?;
     let mut outcome = run_scenes(&args.study, STUDY.name, &scenes)?;
@@ -131,7 +117,8 @@ fn scaling(args: &ScalingArgs) -> Result<u8> {
     // A single rank may train without a strategy, so a run with the most ranks has the name.
     let most = outcome.runs.last().and_then(|runs| runs.first()).cloned().unwrap_or_default();
     let threads = most.number("threads").unwrap_or(0.0) as usize;
-    let setting = Setting { params: most.count("params"), threads, ..setting };
+    let is_busy = outcome.waited_pct().is_some_and(|pct| pct >= BUSY_PCT);
+    let setting = Setting { params: most.count("params"), threads, is_busy, ..setting };
     let strategy = most.text("strategy");
     let [of, whose] = if is_program {
         [setting.model.clone(), String::new()]

@@ -2,10 +2,10 @@
 //!
 //! Seen: spans `enumerate(DataLoader)`, which PyTorch records by itself. Taken away: at most all of that time, which workers
 //! make beside the step, and at least half of it, because workers have only as many cores as there are; but not the time in which the
-//! loop takes a batch over from them. As many workers are advised
-//! as make a batch in the time of the rest of the step. A trace does not say whether the loader computes or waits, nor how many cores
-//! are free; the advice says what it assumes. With workers already, a little time is taking over what they made, and more workers do not
-//! change that.
+//! loop takes a batch over from them. As many workers are advised as make a batch in the time of the rest of the step. For a loader
+//! that computes on a processor, they are no more than the cores that are free, if the trace says how many are. A trace does not say
+//! whether another loader computes or waits; the advice says what it assumes. With workers already, a little time is taking over
+//! what they made, and more workers do not change that.
 
 use super::*;
 
@@ -70,6 +70,16 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
     let computed_ns: i64 = computed.map(|(_, call)| call.time.dur_ns).sum();
     // Workers of a loader that computes take cores from a step on the same processor.
     let takes_cores = !of.on_device() && 2 * computed_ns > tally.total_ns;
+    let (count, ms) = tally.per_step(of);
+    let step_ms = of.per_step((end_ns - begin_ns) as f64 / 1e6);
+    let rest_ms = (step_ms - ms).max(0.0);
+    // One more than that, because batches do not take equally long.
+    let enough = ((ms / rest_ms).ceil() + 1.0).min(MOST_WORKERS);
+    let free = of.timeline.free_cores.filter(|_| takes_cores);
+    let workers = free.map_or(enough, |free| enough.min(free.max(1) as f64));
+    // Fewer workers than that leave part of the wait.
+    let left = if workers < enough { (ms / workers - rest_ms).max(0.0) / ms } else { 0.0 };
+    let [at_most, at_least] = [at_most, at_least].map(|part| part.min(1.0 - left));
     let [at_most, at_least] = if takes_cores {
         [at_most.min(0.75), at_least.min(0.25)]
     } else {
@@ -86,29 +96,43 @@ fn find(of: &Recorded, base: &Plan) -> Option<Found> {
             least.call_ns[at] = scaled(base.call_ns[at], 1.0 - at_least);
         }
     }
-    let (count, ms) = tally.per_step(of);
-    let step_ms = of.per_step((end_ns - begin_ns) as f64 / 1e6);
-    let rest_ms = (step_ms - ms).max(ms / MOST_WORKERS);
-    // One more than that, because batches do not take equally long.
-    let workers = ((ms / rest_ms).ceil() + 1.0).min(MOST_WORKERS);
-    let (text, change) = if has_workers {
+    let (text, change) = words(of, has_workers, [ms, count, rest_ms], [enough, workers]);
+    Some(tally.found(text, change, [least, most]))
+}
+
+/// The finding and the change, for these milliseconds and calls per step, the milliseconds elsewhere, and the workers that are enough
+/// and those that are advised.
+fn words(
+    of: &Recorded,
+    has_workers: bool,
+    [ms, count, rest_ms]: [f64; 3],
+    [enough, workers]: [f64; 2],
+) -> (String, String) {
+    let known = of
+        .timeline
+        .free_cores
+        .map_or("the trace does not say how many are free".to_owned(), |free| {
+            format!("free cores of this rank: {free}")
+        });
+    if has_workers {
         let text = format!(
             "the thread of the steps waits {ms:.2} ms per step for workers of the DataLoader, in {count:.1} calls; more of them need free \
-             cores, or a disk or a network that they wait for"
+             cores, or a disk or a network that they wait for; {known}"
         );
-        (text, "DataLoader(dataset, num_workers=<twice as many>, prefetch_factor=4)".to_owned())
-    } else {
-        let text = format!(
-            "the thread of the steps spends {ms:.2} ms per step in the DataLoader, in {count:.1} calls, and {rest_ms:.2} ms elsewhere; \
-             {workers:.0} workers keep up if each of them has a free core, or waits for a disk or a network"
+        return (
+            text,
+            "DataLoader(dataset, num_workers=<twice as many>, prefetch_factor=4)".to_owned(),
         );
-        let pinned = if of.on_device() { ", pin_memory=True" } else { "" };
-        let change = format!(
-            "DataLoader(dataset, num_workers={workers:.0}, persistent_workers=True{pinned})"
-        );
-        (text, change)
-    };
-    Some(tally.found(text, change, [least, most]))
+    }
+    let text = format!(
+        "the thread of the steps spends {ms:.2} ms per step in the DataLoader, in {count:.1} calls, and {rest_ms:.2} ms elsewhere; \
+         {enough:.0} workers keep up if each of them has a free core, or waits for a disk or a network; {known}"
+    );
+    let pinned = if of.on_device() { ", pin_memory=True" } else { "" };
+    (
+        text,
+        format!("DataLoader(dataset, num_workers={workers:.0}, persistent_workers=True{pinned})"),
+    )
 }
 
 /// How long any of the spans, which are sorted and apart, overlaps with a range.

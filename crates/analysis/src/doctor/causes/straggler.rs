@@ -123,7 +123,7 @@ fn reason(
         let why = format!(
             "its loader takes {own_loader:.2} ms per step, that of the others {usual_loader:.2}"
         );
-        let change = "give this rank's loader more workers, or move its files to a faster disk: DataLoader(..., num_workers=8)";
+        let change = "give this rank's loader more workers, if cores are free, or move its files to a faster disk: DataLoader(..., num_workers=<more>)";
         ("data", why, change)
     } else if excess > mean_ms / 3.0 {
         let why = format!("it computes for {own:.2} ms per step, the others for {usual:.2}");

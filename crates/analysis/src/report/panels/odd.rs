@@ -7,10 +7,9 @@ use std::collections::BTreeMap;
 use paceline_table::stats::noise_words;
 
 use super::shared::{COUNT, RANK};
-use crate::kineto::CPU_WAIT_PCT;
 use crate::report::{Body, Note, Panel, Section, Weight};
 use crate::table::{Columns, counted};
-use crate::timeline::Timeline;
+use crate::timeline::{Timeline, cpu_wait_pct};
 
 /// The fact in which our own recorder counts the events that it had no room for.
 const DROPPED: &str = "dropped_events";
@@ -66,10 +65,9 @@ pub(super) fn notes(timelines: &[Timeline]) -> Vec<Note> {
         );
         notes.push(Note { weight: Weight::Warning, text });
     }
-    let waited = timelines.iter().filter_map(|of| of.run_facts.get(CPU_WAIT_PCT)?.parse().ok());
-    let waited = waited.filter(|pct: &f64| (0.0..=100.0).contains(pct)).reduce(f64::max);
-    let noise = noise_words(waited, None);
-    notes.extend(noise.map(|text| Note { weight: Weight::Warning, text: text + "." }));
+    let noise = noise_words(cpu_wait_pct(timelines), None);
+    let lacked = ": a rank that was late may only have lacked a core.";
+    notes.extend(noise.map(|text| Note { weight: Weight::Warning, text: text + lacked }));
     if timelines.iter().any(Timeline::is_cut_off) {
         let text = "A file is cut off, and what came after is missing, so figures are too small.";
         notes.push(Note { weight: Weight::Warning, text: text.to_owned() });

@@ -22,9 +22,6 @@ pub struct CompareRunsArgs {
     /// Price of the machine per hour, which adds a column with the cost of each run
     #[arg(long, value_name = "X", allow_negative_numbers = true, value_parser = within(0.0, MAX_PRICE))]
     pub price_per_hour: Option<f64>,
-    /// Write all figures and settings of the runs to this file, as JSON
-    #[arg(long, value_name = "FILE")]
-    pub json: Option<PathBuf>,
     /// Print all figures and settings, in several tables if they do not fit
     #[arg(long)]
     pub verbose: bool,

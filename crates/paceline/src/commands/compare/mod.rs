@@ -9,18 +9,15 @@ mod load;
 mod settings;
 mod table;
 
-use std::collections::BTreeMap;
-
 use load::Run;
 pub(super) use load::folders;
 use paceline_analysis::report::{self, Report, Weight};
-use paceline_failure::outputs::{check_file, check_folder, write_report, write_stated_json};
+use paceline_failure::outputs::{check_folder, write_report};
 use paceline_failure::{Failure, Result};
 use paceline_files::{Printable, printable};
 use paceline_host::disk::Disk;
 use paceline_host::text::{line_width, plural, say, warn};
-use paceline_table::table::Cell;
-use serde::Serialize;
+use paceline_table::stats::noise_words;
 
 use self::args::CompareRunsArgs;
 
@@ -32,7 +29,6 @@ const SETTINGS: &str = "settings";
 /// Runs `paceline compare`.
 pub fn compare(args: &CompareRunsArgs) -> Result<u8> {
     let price_per_hour = args.price_per_hour;
-    args.json.as_deref().map_or(Ok(()), |file| check_file("--json", file))?;
     check_folder("--output", &args.output, "pass a folder that you can write to")?;
     let (mut runs, mut left_out) = (Vec::new(), Vec::new());
     let folders = folders(&args.runs)?;
@@ -57,58 +53,14 @@ pub fn compare(args: &CompareRunsArgs) -> Result<u8> {
         warn(&printable(&warning));
         report.note(Weight::Warning, warning);
     }
-    let disk = Disk::default();
-    write_report(&disk, &args.output, NAME, &report::files(&report)?)?;
-    if let Some(file) = &args.json {
-        write_stated_json(&disk, file, &Numbers::of(&runs, &report))?;
-    }
-    say(&console(&runs, &report, args));
+    let waited = runs.iter().filter_map(|run| run.summary.number("cpu_wait_pct"));
+    let noise = noise_words(waited.reduce(f64::max), None);
+    noise.iter().for_each(|words| report.note(Weight::Warning, words.clone()));
+    write_report(&Disk::default(), &args.output, NAME, &report::files(&report)?)?;
+    say(&console(&runs, &report, noise, args));
     let folder = args.output.printable();
     say(&format!("All figures: {folder}/{NAME}.html, and .csv, .json, .md beside it"));
     Ok(0)
-}
-
-/// The contents of the file of `--json`.
-#[derive(Serialize)]
-struct Numbers<'a> {
-    runs: Vec<RunNumbers<'a>>,
-    warnings: Vec<&'a str>,
-}
-
-/// A run in that file.
-#[derive(Serialize)]
-struct RunNumbers<'a> {
-    /// The name of its folder.
-    name: &'a str,
-    /// Its figures, by the names of the columns of compare.csv.
-    figures: BTreeMap<&'a str, &'a Cell>,
-    /// The settings that decided it, from its config.json.
-    settings: BTreeMap<&'a str, &'a str>,
-}
-
-impl<'a> Numbers<'a> {
-    fn of(runs: &'a [Run], report: &'a Report) -> Self {
-        let table = report.table(NAME);
-        let figures = |row: usize| {
-            let columns = table.into_iter().flat_map(|table| &table.columns);
-            let cells = table.and_then(|table| table.rows.get(row)).into_iter().flatten();
-            // The first column is the name.
-            columns.zip(cells).skip(1).map(|(head, cell)| (&*head.key, cell)).collect()
-        };
-        let run = |(at, run): (usize, &'a Run)| RunNumbers {
-            name: &run.name,
-            figures: figures(at),
-            settings: run
-                .settings
-                .iter()
-                .filter_map(|(name, value)| Some((&**name, value.as_deref()?)))
-                .collect(),
-        };
-        Self {
-            runs: runs.iter().enumerate().map(run).collect(),
-            warnings: report.notes.iter().map(|note| note.text.as_str()).collect(),
-        }
-    }
 }
 
 /// Warnings about differences that make the runs' numbers hard to compare.
@@ -152,9 +104,9 @@ fn warnings(runs: &[Run], price_per_hour: Option<f64>) -> Vec<String> {
 }
 
 /// The answer, and the table of what differs, or all tables.
-fn console(runs: &[Run], report: &Report, args: &CompareRunsArgs) -> String {
+fn console(runs: &[Run], report: &Report, noise: Option<String>, args: &CompareRunsArgs) -> String {
     let width = line_width();
-    let mut lines: Vec<String> = table::best(runs).into_iter().collect();
+    let mut lines: Vec<String> = table::best(runs).into_iter().chain(noise).collect();
     lines.push(report.title.clone());
     if args.verbose {
         let tables = [NAME, SETTINGS].into_iter().filter_map(|name| report.table(name));

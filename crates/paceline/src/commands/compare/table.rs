@@ -146,29 +146,11 @@ pub(super) fn different(runs: &[Run]) -> Option<Table> {
     (!different.is_empty()).then_some(Table { columns, rows, mean: None })
 }
 
-/// The label of a run in a chart: its strategy if no other run has the same, or else the folder's name.
+/// The label of a run: its strategy if no other run has the same, or else the folder's name.
 fn label(run: &Run, runs: &[Run]) -> String {
-    let strategy = |run: &Run| run.summary.text("strategy").to_owned();
-    let same = runs.iter().filter(|other| strategy(other) == strategy(run));
-    if runs.len() == 1 {
-        return run.name.clone();
-    }
-    if same.count() == 1 {
-        return strategy(run);
-    }
-    // Names begin with the date, and charts cut long labels. So the words that all names begin with are
-    // left out.
-    let shared = shared_words(runs);
-    run.name.split('-').skip(shared).collect::<Vec<_>>().join("-")
-}
-
-/// How many leading words the names of all runs share. The last word of a name is never counted.
-fn shared_words(runs: &[Run]) -> usize {
-    let words = |run: &Run| run.name.split('-').map(str::to_owned).collect::<Vec<_>>();
-    let all: Vec<Vec<String>> = runs.iter().map(words).collect();
-    let shortest = all.iter().map(Vec::len).min().unwrap_or(0).saturating_sub(1);
-    let is_same = |at: &usize| all.iter().all(|words| words[*at] == all[0][*at]);
-    (0..shortest).take_while(is_same).count()
+    let strategy = run.summary.text("strategy");
+    let same = runs.iter().filter(|other| other.summary.text("strategy") == strategy);
+    if runs.len() > 1 && same.count() == 1 { strategy.to_owned() } else { run.name.clone() }
 }
 
 fn anatomy(runs: &[Run]) -> Panel {
@@ -298,10 +280,6 @@ mod tests {
         let runs = [run("a", "ddp", None), run("b", "ddp", None), run("c", "flat_ddp", None)];
         let labels: Vec<String> = runs.iter().map(|run| label(run, &runs)).collect();
         assert_eq!(labels, ["a", "b", "flat_ddp"]);
-        let names = ["20260131-120000-cnn-ddp", "20260131-120009-cnn-ddp"];
-        let runs = names.map(|name| run(name, "ddp", None));
-        let labels: Vec<String> = runs.iter().map(|run| label(run, &runs)).collect();
-        assert_eq!(labels, ["120000-cnn-ddp", "120009-cnn-ddp"]);
     }
 
     #[test]

@@ -365,6 +365,7 @@ class Recorder:
         )  # fmt: skip
         if hasattr(self.profiler, "preset_metadata_json"):  # since PyTorch 2.1
             self.profiler.preset_metadata_json("unrecorded_steps_ms", '"%s"' % " ".join(lengths))
+            self.profiler.preset_metadata_json("free_cores", str(self.free_cores()))
         # Kineto prints a line whenever a profiler starts. It reads its level once, when the first one does.
         is_level_ours = "KINETO_LOG_LEVEL" not in os.environ
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
@@ -445,6 +446,13 @@ class Recorder:
             return self.known_rank  # also once the program has left its group
         names = ["RANK", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "SLURM_PROCID"]
         return next((int(os.environ[name]) for name in names if os.environ.get(name, "").isdigit()), 0)
+
+    def free_cores(self):
+        """The cores of this host, shared equally by its ranks, that the threads of this rank's steps leave free."""
+        ranks = os.environ.get("LOCAL_WORLD_SIZE", "")
+        share = len(os.sched_getaffinity(0)) // max(int(ranks) if ranks.isdigit() else 1, 1)
+        threads = 1 if self.torch.cuda.is_initialized() else self.torch.get_num_threads()
+        return max(share - threads, 0)
 
     def watch_profilers(self, profile):
         """One profiler can run in a process, and the program's own goes first: ours ends when another one is about to start."""

@@ -3,16 +3,17 @@
 //! Strong scaling follows Amdahl (1967): `T(N) / T(1) = f + (1 - f) / N`. Weak scaling, where the problem grows with the
 //! ranks, follows Gustafson (1988): `S(N) = N - f (N - 1)`. Both are linear in `f`, so least squares have a closed form.
 
+use clap::ValueEnum;
 use paceline_failure::{Failure, Result};
 
 use crate::outcome::Row;
 
 /// The quantity that stays the same when ranks are added.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum Mode {
-    /// The samples of each rank.
+    /// The samples of each rank
     Weak,
-    /// The samples of all ranks together.
+    /// The samples of all ranks together
     Strong,
 }
 

@@ -10,7 +10,8 @@ use paceline_host::resources;
 use paceline_launch::launcher::check_program;
 use regex::bytes::Regex;
 
-use super::{ModeName, ScalingArgs};
+use super::ScalingArgs;
+use super::laws::Mode;
 use crate::spec::{PROGRAM, Spec};
 use crate::study::Setting;
 use crate::usage;
@@ -61,7 +62,7 @@ pub(super) fn check(args: &ScalingArgs) -> Result<(Setting, usize)> {
             "--{flag}: a flag of paceline train, which does not run here; pass flags of the program after it"
         ));
     }
-    let needs_share = matches!(args.mode, Some(ModeName::Strong | ModeName::Both));
+    let needs_share = args.mode == Some(Mode::Strong);
     let has_share = is_divisible(args) || words.iter().any(|word| word.contains("{nproc}"));
     if is_divisible(args) != given.has(BATCH) || needs_share && !has_share {
         let flag = if needs_share {

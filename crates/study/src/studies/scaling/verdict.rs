@@ -91,6 +91,7 @@ fn limit(mode: Mode, single: &Point, row: &Point, losses: Losses, setting: &Sett
     }
     if compute >= largest {
         let why = match mode {
+            _ if setting.is_busy => "other work takes cores from the ranks",
             Mode::Weak => {
                 "ranks that compute at once share memory bandwidth, caches and clock rate"
             }
