@@ -7,10 +7,11 @@ use std::sync::{Arc, Mutex};
 
 use paceline_trace::lock;
 
+use crate::compiler::{self, Compiled};
 use crate::driver::{Driver, Handle, OUT_OF_MEMORY, count};
-use crate::kernel::KernelSource;
+use crate::kernel::{ArgumentType, CardKernel, KernelId};
 use crate::matmul::Matmuls;
-use crate::{CudaError, Result, compiler};
+use crate::{CudaError, Result};
 
 const SHARED_BYTES: u32 = 97;
 const CAPABILITY_MAJOR: u32 = 75;
@@ -27,7 +28,7 @@ struct CardContext {
     capability: (u32, u32),
     shared_bytes: u32,
     context: Handle,
-    functions: Mutex<HashMap<(&'static str, &'static str), KernelHandle>>,
+    functions: Mutex<HashMap<KernelId, KernelHandle>>,
     matmuls: Mutex<Option<Arc<Matmuls>>>,
 }
 
@@ -192,36 +193,34 @@ impl Card {
         Ok(driver)
     }
 
-    /// A kernel of a source, compiled for this card when it is first asked for.
+    /// A kernel, compiled for this card when it is first asked for. Errors if its source states other arguments.
     pub(crate) fn function(
         &self,
-        source: &KernelSource,
-        kernel: &'static str,
+        kernel: &CardKernel,
+        arguments: &[ArgumentType],
     ) -> Result<KernelHandle> {
         let mut functions = lock(&self.0.functions);
-        if let Some(function) = functions.get(&(source.file, kernel)) {
-            return Ok(*function);
+        let known = functions.get(&kernel.id()).copied();
+        // Each place that launches a kernel has the same arguments, which tests make sure of.
+        if known.is_none() || cfg!(debug_assertions) {
+            kernel.check_arguments(arguments)?;
+        }
+        if let Some(function) = known {
+            return Ok(function);
         }
         let driver = self.current()?;
-        let compiled = compiler::compile(source, self.target())?;
-        let mut module = std::ptr::null_mut();
-        // SAFETY: the image ends with a zero byte, if it is text, and is read during the call only.
-        let status =
-            unsafe { (driver.cuModuleLoadData)(&mut module, compiled.made.as_ptr().cast()) };
-        driver.check("cuModuleLoadData", status)?;
-        for (name, symbol) in source.kernels.iter().zip(compiled.symbols) {
-            let symbol = CString::new(symbol).unwrap_or_default();
-            let mut function = std::ptr::null_mut();
-            // SAFETY: the module is loaded, and the name ends with a zero byte.
-            let status =
-                unsafe { (driver.cuModuleGetFunction)(&mut function, module, symbol.as_ptr()) };
+        let Compiled { symbol, made } = compiler::compile(kernel, self.target())?;
+        let symbol = CString::new(symbol).unwrap_or_default();
+        let (mut module, mut function) = (std::ptr::null_mut(), std::ptr::null_mut());
+        // SAFETY: the image ends with a zero byte, if it is text, and is read during the call only; so does the name.
+        unsafe {
+            let status = (driver.cuModuleLoadData)(&mut module, made.as_ptr().cast());
+            driver.check("cuModuleLoadData", status)?;
+            let status = (driver.cuModuleGetFunction)(&mut function, module, symbol.as_ptr());
             driver.check("cuModuleGetFunction", status)?;
-            functions.insert((source.file, *name), KernelHandle(function));
         }
-        functions.get(&(source.file, kernel)).copied().ok_or(CudaError::Compile {
-            file: source.file,
-            log: format!("it has no kernel {kernel}"),
-        })
+        functions.insert(kernel.id(), KernelHandle(function));
+        Ok(KernelHandle(function))
     }
 
     /// The target of its kernels: machine code, or text for an emulated card.

@@ -1,7 +1,7 @@
-//! From a source to code for a card, by the vendor's run-time compiler (NVRTC). Compiled code is kept on disk.
+//! From a kernel's source to code for a card, by the vendor's run-time compiler (NVRTC). Compiled code is kept on disk.
 //!
-//! Input: a source and a target. Output: machine code, or text for a card that is emulated, or the resources of the kernels. A
-//! file of the cache begins with the digest of the rest and has the digest of source, kernels, target, options and compiler as
+//! Input: a kernel and a target. Output: machine code, or text for a card that is emulated, or the resources of the kernel. A
+//! file of the cache begins with the digest of the rest and has the digest of source, kernel, target, options and compiler as
 //! its name, so neither an older compiler's nor a broken file is used. The folder belongs to the user alone.
 
 use std::ffi::{CStr, CString, c_char, c_int, c_void};
@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 
 use sha2::{Digest, Sha256};
 
-use crate::kernel::KernelSource;
+use crate::kernel::CardKernel;
 use crate::library::{LibraryNames, functions};
 use crate::{CudaError, Result};
 
@@ -71,57 +71,55 @@ pub fn version() -> Result<(i32, i32)> {
     Ok((major, minor))
 }
 
-/// Compiled code of a source.
+/// Compiled code of a kernel.
 #[derive(Debug)]
-pub struct Compiled {
-    /// The symbol of each of the source's kernels.
-    pub symbols: Vec<String>,
+pub(crate) struct Compiled {
+    /// The name that the code has for it.
+    pub symbol: String,
     /// The code, or the part of the log that was asked for.
     pub made: Vec<u8>,
 }
 
 impl Compiled {
-    /// A line for each symbol, and then the code.
+    /// A line with the symbol, and then the code.
     fn to_bytes(&self) -> Vec<u8> {
-        let lines = self.symbols.iter().map(|symbol| format!("{symbol}\n"));
-        [lines.collect::<String>().as_bytes(), &self.made].concat()
+        [self.symbol.as_bytes(), b"\n", &self.made].concat()
     }
 
-    fn from_bytes(bytes: &[u8], num_kernels: usize) -> Option<Self> {
-        let mut parts = bytes.splitn(num_kernels + 1, |byte| *byte == b'\n');
-        let symbols = parts.by_ref().take(num_kernels);
-        let symbols = symbols.map(|line| String::from_utf8(line.to_vec()).ok());
-        Some(Self { symbols: symbols.collect::<Option<_>>()?, made: parts.next()?.to_vec() })
+    fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let mut parts = bytes.splitn(2, |byte| *byte == b'\n');
+        let symbol = String::from_utf8(parts.next()?.to_vec()).ok()?;
+        Some(Self { symbol, made: parts.next()?.to_vec() })
     }
 }
 
-/// The code of a source, from the cache or compiled now.
-pub fn compile(source: &KernelSource, target: CompileTarget) -> Result<Compiled> {
-    made(source, target, &[], |code, _| code)
+/// The code of a kernel, from the cache or compiled now.
+pub(crate) fn compile(kernel: &CardKernel, target: CompileTarget) -> Result<Compiled> {
+    made(kernel, target, &[], |code, _| code)
 }
 
 /// The bytes that `wanted` takes from the code and the compiler's log, from the cache or made now.
 fn made(
-    source: &KernelSource,
+    kernel: &CardKernel,
     target: CompileTarget,
     more_options: &[&str],
     wanted: impl FnOnce(Vec<u8>, String) -> Vec<u8>,
 ) -> Result<Compiled> {
     let (major, minor) = version()?;
-    let text = [source.preludes.concat().as_str(), source.text].concat();
+    let text = [kernel.source.preludes.concat().as_str(), kernel.source.text].concat();
     let options = [&OPTIONS, more_options].concat();
     let mut digest = Sha256::new();
-    let (architecture, kernels) = (target.option(), source.kernels);
-    digest.update(format!("{major}.{minor} {architecture} {options:?} {kernels:?}\n"));
+    let (architecture, expression) = (target.option(), kernel.expression());
+    digest.update(format!("{major}.{minor} {architecture} {options:?} {expression}\n"));
     digest.update(&text);
     let name = hex(&digest.finalize());
     let folder = cache_folder();
     let kept = folder.as_ref().and_then(|folder| kept(&folder.join(&name)));
-    if let Some(made) = kept.and_then(|bytes| Compiled::from_bytes(&bytes, kernels.len())) {
+    if let Some(made) = kept.and_then(|bytes| Compiled::from_bytes(&bytes)) {
         return Ok(made);
     }
-    let (Compiled { symbols, made }, log) = compile_now(source, &text, target, &options)?;
-    let compiled = Compiled { symbols, made: wanted(made, log) };
+    let (Compiled { symbol, made }, log) = compile_now(kernel, &text, target, &options)?;
+    let compiled = Compiled { symbol, made: wanted(made, log) };
     if let Some(folder) = folder {
         // Without a cache the next run compiles again, which takes a moment and is no error.
         let _ = keep(&folder, &name, &compiled.to_bytes());
@@ -134,10 +132,8 @@ const OPTIONS: [&str; 5] =
     ["--fmad=false", "--std=c++17", "--prec-div=true", "--prec-sqrt=true", "--ftz=false"];
 
 /// The resources of a multiprocessor that a kernel takes.
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Resources {
-    /// The kernel.
-    pub kernel: String,
     /// Registers of a thread.
     pub registers: u32,
     /// Bytes of a thread that did not fit into registers, written and read.
@@ -146,50 +142,42 @@ pub struct Resources {
     pub shared_bytes: u32,
 }
 
-/// The resources of a source's kernels as machine code of an architecture, such as 90. This needs no card.
-pub fn resources(source: &KernelSource, architecture: u32) -> Result<Vec<Resources>> {
+/// The resources of a kernel as machine code of an architecture, such as 90. This needs no card.
+pub fn resources(kernel: &CardKernel, architecture: u32) -> Result<Resources> {
     let target = CompileTarget::Code(architecture);
-    let compiled = made(source, target, &["--ptxas-options=-v"], |_, log| log.into_bytes())?;
+    let compiled = made(kernel, target, &["--ptxas-options=-v"], |_, log| log.into_bytes())?;
     let log = String::from_utf8_lossy(&compiled.made);
-    let name_of = |symbol: &str| {
-        let at = compiled.symbols.iter().position(|of| of == symbol);
-        at.map_or(symbol, |at| source.kernels[at]).to_owned()
+    // Functions of the source that are no templates are compiled too.
+    let begin = format!("Compiling entry function '{}'", compiled.symbol);
+    let part = log.split_once(&begin).map_or("", |of| of.1);
+    let part = part.split("Compiling entry function").next().unwrap_or_default();
+    // The sum of the numbers before a word.
+    let before = |word: &str| {
+        let numbers = part.lines().filter_map(|line| {
+            line.split_once(word)?.0.split_whitespace().last()?.parse::<u32>().ok()
+        });
+        numbers.sum::<u32>()
     };
-    let mut all: Vec<Resources> = Vec::new();
-    for line in log.lines() {
-        // The number before a word.
-        let before = |word: &str| {
-            let words = line.split(word).next().filter(|_| line.contains(word));
-            words
-                .and_then(|words| words.split_whitespace().last()?.parse::<u32>().ok())
-                .unwrap_or(0)
-        };
-        if let Some((_, rest)) = line.split_once("Compiling entry function '") {
-            let kernel = name_of(rest.split('\'').next().unwrap_or_default());
-            all.push(Resources { kernel, registers: 0, spilled_bytes: 0, shared_bytes: 0 });
-        } else if let Some(last) = all.last_mut() {
-            last.spilled_bytes += before(" bytes spill stores") + before(" bytes spill loads");
-            last.registers += before(" registers");
-            last.shared_bytes += before(" bytes smem");
-        }
-    }
-    Ok(all)
+    Ok(Resources {
+        registers: before(" registers"),
+        spilled_bytes: before(" bytes spill stores") + before(" bytes spill loads"),
+        shared_bytes: before(" bytes smem"),
+    })
 }
 
 /// The code, and the compiler's log.
 fn compile_now(
-    source: &KernelSource,
+    kernel: &CardKernel,
     text: &str,
     target: CompileTarget,
     options: &[&str],
 ) -> Result<(Compiled, String)> {
     let compiler = Compiler::get()?;
-    let file = source.file;
+    let file = kernel.source.file;
     let broken = |log: &str| CudaError::Compile { file, log: log.to_owned() };
     let text = CString::new(text).map_err(|_| broken("it holds a zero byte"))?;
     let name = CString::new(file).unwrap_or_default();
-    let kernels = source.kernels.iter().map(|kernel| CString::new(*kernel).unwrap_or_default());
-    let kernels: Vec<CString> = kernels.collect();
+    let expression = CString::new(kernel.expression()).unwrap_or_default();
     let target_option = target.option();
     let options = options.iter().copied().chain([target_option.as_str()]);
     let options: Vec<CString> = options.filter_map(|option| CString::new(option).ok()).collect();
@@ -202,10 +190,8 @@ fn compile_now(
         let (text, name) = (text.as_ptr(), name.as_ptr());
         let create = compiler.nvrtcCreateProgram;
         check("nvrtcCreateProgram", create(&mut program, text, name, 0, no_texts, no_texts))?;
-        for kernel in &kernels {
-            let status = (compiler.nvrtcAddNameExpression)(program, kernel.as_ptr());
-            check("nvrtcAddNameExpression", status)?;
-        }
+        let status = (compiler.nvrtcAddNameExpression)(program, expression.as_ptr());
+        check("nvrtcAddNameExpression", status)?;
         let count = options.len() as c_int;
         let status = (compiler.nvrtcCompileProgram)(program, count, options.as_ptr());
         let log = bytes(program, compiler.nvrtcGetProgramLogSize, compiler.nvrtcGetProgramLog);
@@ -224,13 +210,10 @@ fn compile_now(
             Err(broken(&log))
         };
         let outcome = outcome.and_then(|made| {
-            let symbols = kernels.iter().map(|kernel| {
-                let mut symbol = std::ptr::null();
-                let status = (compiler.nvrtcGetLoweredName)(program, kernel.as_ptr(), &mut symbol);
-                check("nvrtcGetLoweredName", status)?;
-                Ok(CStr::from_ptr(symbol).to_string_lossy().into_owned())
-            });
-            Ok(Compiled { symbols: symbols.collect::<Result<_>>()?, made })
+            let mut symbol = std::ptr::null();
+            let status = (compiler.nvrtcGetLoweredName)(program, expression.as_ptr(), &mut symbol);
+            check("nvrtcGetLoweredName", status)?;
+            Ok(Compiled { symbol: CStr::from_ptr(symbol).to_string_lossy().into_owned(), made })
         });
         (compiler.nvrtcDestroyProgram)(&mut program);
         Ok((outcome?, log.into_owned()))

@@ -75,13 +75,15 @@ pub enum CudaError {
         /// The time limit.
         limit: std::time::Duration,
     },
-    /// There is no kernel for elements of this type.
-    #[error("there is no kernel {name} for elements of {scalar}")]
-    NoKernel {
+    /// A kernel is launched with other arguments than it has parameters.
+    #[error("{kernel} takes ({stated}), and is launched with ({given})")]
+    Arguments {
         /// The kernel.
-        name: &'static str,
-        /// The type.
-        scalar: &'static str,
+        kernel: String,
+        /// The types of its parameters.
+        stated: String,
+        /// The types of the arguments.
+        given: String,
     },
     /// A source cannot be compiled.
     #[error("{file} cannot be compiled: {log}")]

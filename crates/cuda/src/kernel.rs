@@ -1,61 +1,209 @@
-//! Kernels: where their sources are, and calls with their arguments.
+//! Kernels: where their sources are, and the arguments of a launch.
 //!
-//! [`kernels!`](crate::kernels) states the kernels of a source once, with the types of their arguments, and makes a function
-//! for each that builds a call. [`KernelSource::check`] compares that with the compiled code, so a wrong type is found by a test.
+//! A kernel is stated once, in its source. A launch names it, and gives a tuple of arguments. When a kernel is first launched it is
+//! compiled, and the arguments are compared with the parameters that its source states.
+//!
+//! ```
+//! use paceline_cuda::kernel::{Arguments, In, KernelSource, NUMBERS, Out};
+//!
+//! static SCALE: KernelSource = KernelSource::new(
+//!     "scale.cu",
+//!     "template <typename S> __global__ void scale(const S* x, S* y, u32 n) {}",
+//!     &[NUMBERS],
+//! );
+//! let kernel = SCALE.of::<f32>("scale");
+//! assert_eq!(kernel.expression(), "scale<f32>");
+//! kernel.check_arguments(<(In<f32>, Out<f32>, u32)>::TYPES)?;
+//! assert!(kernel.check_arguments(<(In<f32>, Out<f64>, u32)>::TYPES).is_err());
+//! # Ok::<(), paceline_cuda::CudaError>(())
+//! ```
 
+use std::fmt;
 use std::marker::PhantomData;
 
-use crate::{CudaError, Result, compiler};
+use crate::{CudaError, Result};
 
 /// The beginning of sources: the types of numbers, and conversions between them.
 pub const NUMBERS: &str = include_str!("numbers.cuh");
 
-/// A source in CUDA C++ and the kernels in it.
+/// A source in CUDA C++.
 #[derive(Debug)]
 pub struct KernelSource {
     /// The name of the file.
     pub file: &'static str,
-    /// Its text, without [`KernelSource::preludes`].
+    /// Its text.
     pub text: &'static str,
     /// Texts before it: functions that several sources use.
-    pub preludes: &'static [&'static str],
-    /// The kernels, by name: that of a function, or of a template with a type such as `add<f32>`.
-    pub kernels: &'static [&'static str],
-    /// The types of each kernel's arguments.
-    pub kinds: &'static [&'static [ArgumentKind]],
+    pub(crate) preludes: &'static [&'static str],
 }
 
-/// The type of an argument, as far as a caller can mix it up.
+impl KernelSource {
+    /// A source.
+    pub const fn new(
+        file: &'static str,
+        text: &'static str,
+        preludes: &'static [&'static str],
+    ) -> Self {
+        Self { file, text, preludes }
+    }
+
+    /// The kernels that it states.
+    pub fn statements(&self) -> impl Iterator<Item = KernelStatement> {
+        self.preludes.iter().copied().chain([self.text]).flat_map(statements)
+    }
+
+    /// A kernel that is no template.
+    pub const fn kernel(&'static self, name: &'static str) -> CardKernel {
+        CardKernel { source: self, name, scalar: "", wide: "", constants: "" }
+    }
+
+    /// The kernel for numbers of a type, which is the first parameter of the template `name`.
+    pub const fn of<S: Scalar>(&'static self, name: &'static str) -> CardKernel {
+        self.with::<S>(name, "")
+    }
+
+    /// The same with the constants that the template has after the type, such as `"2, false"`.
+    pub const fn with<S: Scalar>(
+        &'static self,
+        name: &'static str,
+        constants: &'static str,
+    ) -> CardKernel {
+        CardKernel {
+            source: self,
+            name,
+            scalar: S::NAME,
+            wide: <S::Wide as Scalar>::NAME,
+            constants,
+        }
+    }
+}
+
+/// A kernel of a source.
+#[derive(Clone, Copy)]
+pub struct CardKernel {
+    pub(crate) source: &'static KernelSource,
+    name: &'static str,
+    /// The type of numbers that it is made for, and the one in which it computes; empty if it is no template.
+    scalar: &'static str,
+    wide: &'static str,
+    constants: &'static str,
+}
+
+/// Its name for other parts of this crate. A name is unique within a file.
+pub(crate) type KernelId = [&'static str; 4];
+
+impl CardKernel {
+    /// The kernel as its source would call it, such as `scale<f32, 2>`.
+    pub fn expression(&self) -> String {
+        let Self { name, scalar, constants, .. } = self;
+        match (scalar.is_empty(), constants.is_empty()) {
+            (true, _) => (*name).to_owned(),
+            (_, true) => format!("{name}<{scalar}>"),
+            _ => format!("{name}<{scalar}, {constants}>"),
+        }
+    }
+
+    pub(crate) fn id(&self) -> KernelId {
+        [self.source.file, self.name, self.scalar, self.constants]
+    }
+
+    /// Compares arguments with the parameters that the source states: their number, types, and whether memory is written.
+    /// Structs are compared by nothing but their place. Errors with both lists.
+    pub fn check_arguments(&self, given: &[ArgumentType]) -> Result<()> {
+        let stated = self.parameters();
+        let fits = |(stated, given): (&String, &ArgumentType)| match (given, stated.as_str()) {
+            (ArgumentType::Record(_), stated) => {
+                stated.starts_with(char::is_uppercase) && !stated.ends_with('*')
+            }
+            // The elements are of a type that another argument says.
+            (ArgumentType::In(_), "const void*") | (ArgumentType::Out(_), "void*") => true,
+            _ => given.to_string() == *stated,
+        };
+        if stated.len() == given.len() && stated.iter().zip(given).all(fits) {
+            return Ok(());
+        }
+        let given = given.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        Err(CudaError::Arguments { kernel: self.expression(), stated: stated.join(", "), given })
+    }
+
+    /// The types of the parameters that its source states.
+    fn parameters(&self) -> Vec<String> {
+        let statement = self.source.statements().find(|of| of.name == self.name);
+        let parameters = statement.map_or("", |of| of.parameters).split(',');
+        parameters.filter(|of| !of.trim().is_empty()).map(|of| self.type_of(of)).collect()
+    }
+
+    /// The type of a parameter, with types of numbers in place of the template's names for them.
+    fn type_of(&self, parameter: &str) -> String {
+        let words = parameter.split_whitespace();
+        let mut words: Vec<_> =
+            words.filter(|of| !["__restrict__", "typename"].contains(of)).collect();
+        words.pop();
+        // TF32 lies in memory as f32.
+        let scalar = self.scalar.trim_start_matches('t');
+        let named = |word: &str| match word.trim_end_matches('*') {
+            "S" | "H" => word.replace(['S', 'H'], scalar),
+            "R" | "Real" => word.replace("Real", "R").replace('R', self.wide),
+            _ => word.to_owned(),
+        };
+        words.into_iter().map(named).collect::<Vec<_>>().join(" ")
+    }
+}
+
+/// A kernel as a source states it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum ArgumentKind {
-    /// An address or an integer of 64 bits.
-    Word,
-    /// An integer of 32 bits.
-    Half,
-    /// A number of f32.
-    Single,
-    /// A number of f64.
-    Double,
+pub struct KernelStatement {
+    /// Its name.
+    pub name: &'static str,
+    /// The text between `template <` and `>`; empty if it is no template.
+    pub template: &'static str,
+    /// The text between its parentheses.
+    parameters: &'static str,
+}
+
+/// The kernels that a text states.
+fn statements(text: &'static str) -> impl Iterator<Item = KernelStatement> {
+    text.match_indices("__global__").filter_map(move |(at, _)| {
+        let (before, after) = (text[..at].trim_end(), &text[at..]);
+        let template = before.strip_suffix('>').and_then(|of| of.rsplit_once("template <"));
+        let head = &after[..after.find('{')?];
+        // Other parentheses are those of bounds, which come first.
+        let (named, parameters) = head.rsplit_once('(')?;
+        let parameters = parameters.trim_end().strip_suffix(')')?;
+        let name = named.split_whitespace().last()?;
+        Some(KernelStatement { name, template: template.map_or("", |of| of.1), parameters })
+    })
+}
+
+/// The type of an argument.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ArgumentType {
+    /// The address of elements that a kernel reads.
+    In(&'static str),
+    /// The address of elements that it writes.
+    Out(&'static str),
+    /// A number.
+    Number(&'static str),
     /// A struct of so many bytes.
     Record(usize),
 }
 
-impl ArgumentKind {
-    /// The type of an argument as the text of compiled code states it.
-    fn of_code(argument: &str) -> Option<Self> {
-        argument.split_whitespace().find_map(|word| match word {
-            ".u64" | ".b64" | ".s64" => Some(ArgumentKind::Word),
-            ".u32" | ".b32" | ".s32" => Some(ArgumentKind::Half),
-            ".f32" => Some(ArgumentKind::Single),
-            ".f64" => Some(ArgumentKind::Double),
-            ".b8" => Some(ArgumentKind::Record(argument.split(['[', ']']).nth(1)?.parse().ok()?)),
-            _ => None,
-        })
+impl fmt::Display for ArgumentType {
+    /// As a source states it.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            ArgumentType::In(of) => write!(f, "const {of}*"),
+            ArgumentType::Out(of) => write!(f, "{of}*"),
+            ArgumentType::Number(of) => f.write_str(of),
+            ArgumentType::Record(bytes) => write!(f, "a struct of {bytes} bytes"),
+        }
     }
+}
 
+impl ArgumentType {
     pub(crate) fn num_words(self) -> usize {
         match self {
-            ArgumentKind::Record(bytes) => bytes.div_ceil(size_of::<u64>()),
+            ArgumentType::Record(bytes) => bytes.div_ceil(size_of::<u64>()),
             _ => 1,
         }
     }
@@ -64,11 +212,42 @@ impl ArgumentKind {
 /// A value that a kernel gets.
 pub trait Argument {
     /// Its type.
-    const KIND: ArgumentKind;
+    const TYPE: ArgumentType;
 
     /// Appends its bytes, in as many words as they need.
     fn push_to(self, words: &mut Vec<u64>);
 }
+
+/// The arguments of a launch: a tuple of them.
+pub trait Arguments {
+    /// Their types.
+    const TYPES: &'static [ArgumentType];
+
+    /// The bytes of all, each from a word on.
+    fn words(self) -> Vec<u64>;
+}
+
+macro_rules! arguments {
+    ($($name:ident)*) => {
+        impl<$($name: Argument),*> Arguments for ($($name,)*) {
+            const TYPES: &'static [ArgumentType] = &[$($name::TYPE),*];
+            #[allow(non_snake_case)]
+            fn words(self) -> Vec<u64> {
+                let ($($name,)*) = self;
+                let mut words = Vec::with_capacity(16);
+                $($name.push_to(&mut words);)*
+                words
+            }
+        }
+    };
+}
+arguments!(A B);
+arguments!(A B C);
+arguments!(A B C D);
+arguments!(A B C D E);
+arguments!(A B C D E F);
+arguments!(A B C D E F G);
+arguments!(A B C D E F G H);
 
 /// A struct that a kernel gets by value.
 ///
@@ -78,10 +257,10 @@ pub trait Argument {
 pub unsafe trait Record: Copy {}
 
 impl<R: Record> Argument for R {
-    const KIND: ArgumentKind = ArgumentKind::Record(size_of::<R>());
+    const TYPE: ArgumentType = ArgumentType::Record(size_of::<R>());
     fn push_to(self, words: &mut Vec<u64>) {
         let first = words.len();
-        words.resize(first + Self::KIND.num_words(), 0);
+        words.resize(first + Self::TYPE.num_words(), 0);
         let to = words[first..].as_mut_ptr().cast();
         // SAFETY: all bytes of a record are initialized, and the words have room for them.
         unsafe { std::ptr::copy_nonoverlapping((&raw const self).cast::<u8>(), to, size_of::<R>()) }
@@ -128,6 +307,7 @@ scalars! {
     half::f16, "f16", f32;
     half::bf16, "bf16", f32;
     u8, "u8", i32;
+    u32, "u32", u32;
     i32, "i32", i32;
     i64, "i64", i64;
 }
@@ -150,8 +330,8 @@ macro_rules! addresses {
             }
         }
         impl<T> Copy for $name<T> {}
-        impl<T> Argument for $name<T> {
-            const KIND: ArgumentKind = ArgumentKind::Word;
+        impl<T: Scalar> Argument for $name<T> {
+            const TYPE: ArgumentType = ArgumentType::$name(T::NAME);
             fn push_to(self, words: &mut Vec<u64>) {
                 words.push(self.0);
             }
@@ -177,9 +357,9 @@ impl<T> Out<T> {
 }
 
 macro_rules! numbers {
-    ($($ty:ty, $kind:ident, $value:ident => $bits:expr;)*) => {$(
+    ($($ty:ident, $value:ident => $bits:expr;)*) => {$(
         impl Argument for $ty {
-            const KIND: ArgumentKind = ArgumentKind::$kind;
+            const TYPE: ArgumentType = ArgumentType::Number(stringify!($ty));
             fn push_to(self, words: &mut Vec<u64>) {
                 let $value = self;
                 words.push($bits);
@@ -190,43 +370,12 @@ macro_rules! numbers {
     )*};
 }
 numbers! {
-    u64, Word, x => x;
-    i64, Word, x => x as u64;
-    u32, Half, x => u64::from(x);
-    i32, Half, x => u64::from(x as u32);
-    f32, Single, x => u64::from(x.to_bits());
-    f64, Double, x => x.to_bits();
-}
-
-/// A kernel with its arguments.
-#[derive(Clone, Debug)]
-pub struct KernelCall<'a> {
-    pub(crate) source: &'a KernelSource,
-    pub(crate) kernel: &'static str,
-    pub(crate) kinds: &'static [ArgumentKind],
-    /// The arguments, each from a word on.
-    pub(crate) words: Vec<u64>,
-}
-
-impl<'a> KernelCall<'a> {
-    /// A call of the kernel `name`, or of the one for elements of type `scalar` among `names`.
-    #[doc(hidden)]
-    pub fn new(
-        source: &'a KernelSource,
-        name: &'static str,
-        variants: &[(&'static str, &'static str)],
-        scalar: &'static str,
-        (kinds, words): (&'static [ArgumentKind], Vec<u64>),
-    ) -> Result<Self> {
-        let kernel = match variants {
-            [] => name,
-            _ => {
-                let of_scalar = variants.iter().find(|(of, _)| *of == scalar);
-                of_scalar.ok_or(CudaError::NoKernel { name, scalar })?.1
-            }
-        };
-        Ok(Self { source, kernel, kinds, words })
-    }
+    u64, x => x;
+    i64, x => x as u64;
+    u32, x => u64::from(x);
+    i32, x => u64::from(x as u32);
+    f32, x => u64::from(x.to_bits());
+    f64, x => x.to_bits();
 }
 
 /// How many threads run a kernel.
@@ -267,118 +416,4 @@ impl Grid {
     pub fn with_shared(self, bytes: usize) -> Self {
         Self { shared_bytes: bytes as u32, ..self }
     }
-}
-
-impl KernelSource {
-    /// Compares the stated kernels with those of the text, compiled for an emulated card. Errors with the first difference.
-    pub fn check(&self) -> std::result::Result<(), String> {
-        let compiled = compiler::compile(self, compiler::CompileTarget::Text(80))
-            .map_err(|e| e.to_string())?;
-        let code = String::from_utf8_lossy(&compiled.made);
-        let found: Vec<(&str, Vec<ArgumentKind>)> =
-            code.split(".entry").skip(1).map(entry).collect();
-        let stated = || self.kernels.iter().zip(&compiled.symbols);
-        for ((name, symbol), kinds) in stated().zip(self.kinds) {
-            match found.iter().find(|(of, _)| of == symbol) {
-                None => return Err(format!("{} has no kernel {name}", self.file)),
-                Some((_, found)) if found == kinds => {}
-                Some((_, found)) => {
-                    return Err(format!("{name} takes {found:?}, and {kinds:?} are stated"));
-                }
-            }
-        }
-        match found.iter().find(|(name, _)| stated().all(|(_, symbol)| symbol != name)) {
-            Some((name, _)) => Err(format!("{} has a kernel {name} that is not stated", self.file)),
-            None => Ok(()),
-        }
-    }
-}
-
-/// The name of an entry of compiled code, and the types of its arguments.
-fn entry(text: &str) -> (&str, Vec<ArgumentKind>) {
-    let head = text.split('{').next().unwrap_or_default();
-    let (name, arguments) = head.split_once('(').unwrap_or((head, ""));
-    let arguments = arguments.split(')').next().unwrap_or_default();
-    (name.trim(), arguments.split(',').filter_map(ArgumentKind::of_code).collect())
-}
-
-/// States the kernels of a source, which are functions or templates. A template may have another name than the function here, and
-/// more arguments after the type: `fn scale_by_2<T: f32>["scale", "2"](..)` is `scale<f32, 2>`.
-///
-/// ```
-/// use paceline_cuda::kernel::{In, NUMBERS, Out};
-///
-/// paceline_cuda::kernels! {
-///     SCALE = "scale.cu", "template <typename T> __global__ void scale(const T* x, T* y, unsigned n) {}", [NUMBERS];
-///     /// `y = x` for the first `n` elements.
-///     fn scale<T: f32>(x: In<T>, y: Out<T>, n: u32);
-/// }
-/// assert_eq!(SCALE.kernels, ["scale<f32>"]);
-/// let call = scale::<f32>(In::NONE, Out::NONE, 3).unwrap();
-/// ```
-#[macro_export]
-macro_rules! kernels {
-    ($source:ident = $file:expr, $text:expr, [$($prelude:expr),*];
-     $($(#[$about:meta])* fn $name:ident$(<$t:ident: $($scalar:ident)|+>)?$([$of:literal, $more:literal])?($($arg:ident: $ty:ty),* $(,)?);)*) => {
-        /// The kernels of this file.
-        pub static $source: $crate::KernelSource = $crate::KernelSource {
-            file: $file,
-            text: $text,
-            preludes: &[$($prelude),*],
-            kernels: &$crate::kernels!(@flat [] $([[$name $($of $more)?] $($($scalar)+)?])*),
-            kinds: &$crate::kernels!(@kinds [] $([($($ty),*) $name $($t $($scalar)+)?])*),
-        };
-        $(
-            $(#[$about])*
-            #[allow(clippy::too_many_arguments)]
-            pub fn $name$(<$t: $crate::kernel::Scalar>)?($($arg: $ty),*) -> $crate::Result<$crate::KernelCall<'static>> {
-                let mut words = Vec::with_capacity(16);
-                $($crate::Argument::push_to($arg, &mut words);)*
-                let kinds = const { &[$(<$ty as $crate::Argument>::KIND),*] };
-                let variants = &$crate::kernels!(@variants [$name $($of $more)?] $($($scalar)+)?);
-                let scalar = $crate::kernels!(@scalar $($t)?);
-                $crate::KernelCall::new(&$source, stringify!($name), variants, scalar, (kinds, words))
-            }
-        )*
-    };
-    (@scalar) => { "" };
-    (@scalar $t:ident) => { <$t as $crate::kernel::Scalar>::NAME };
-    (@flat [$($done:expr),*]) => { [$($done),*] };
-    (@flat [$($done:expr),*] [[$name:ident]] $($rest:tt)*) => {
-        $crate::kernels!(@flat [$($done,)* stringify!($name)] $($rest)*)
-    };
-    (@flat [$($done:expr),*] [$of:tt $($scalar:ident)+] $($rest:tt)*) => {
-        $crate::kernels!(@flat [$($done,)* $($crate::kernels!(@name $of $scalar)),+] $($rest)*)
-    };
-    (@variants $of:tt $($scalar:ident)*) => { [$((stringify!($scalar), $crate::kernels!(@name $of $scalar))),*] };
-    (@name [$name:ident] $scalar:ident) => { concat!(stringify!($name), "<", stringify!($scalar), ">") };
-    (@name [$name:ident $of:literal $more:literal] $scalar:ident) => {
-        concat!($of, "<", stringify!($scalar), ", ", $more, ">")
-    };
-    (@kinds [$($done:expr),*]) => { [$($done),*] };
-    (@kinds [$($done:expr),*] [($($ty:ty),*) $name:ident] $($rest:tt)*) => {
-        $crate::kernels!(@kinds [$($done,)* &[$(<$ty as $crate::Argument>::KIND),*] as &[$crate::ArgumentKind]] $($rest)*)
-    };
-    (@kinds [$($done:expr),*] [$types:tt $name:ident $t:ident $($scalar:ident)+] $($rest:tt)*) => {
-        $crate::kernels!(@kinds [$($done,)* $($crate::kernels!(@of $t $scalar $types)),+] $($rest)*)
-    };
-    (@of $t:ident $scalar:ident ($($ty:ty),*)) => {{
-        #[allow(dead_code)]
-        type $t = $crate::kernel::scalar::$scalar;
-        &[$(<$ty as $crate::Argument>::KIND),*] as &[$crate::ArgumentKind]
-    }};
-}
-
-/// The types of elements, by the ends of kernels' names.
-#[doc(hidden)]
-pub mod scalar {
-    #![allow(non_camel_case_types)]
-    pub type f32 = core::primitive::f32;
-    pub type f64 = core::primitive::f64;
-    pub type tf32 = super::Tf32;
-    pub type f16 = half::f16;
-    pub type bf16 = half::bf16;
-    pub type u8 = core::primitive::u8;
-    pub type i32 = core::primitive::i32;
-    pub type i64 = core::primitive::i64;
 }

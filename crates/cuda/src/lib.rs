@@ -12,7 +12,7 @@
 //! | [`stream`] | queues of work, and events |
 //! | [`graph`] | work of a stream that is captured once and replayed |
 //! | [`compiler`] | from a source in CUDA C++ to code for a card, kept on disk |
-//! | [`kernel`] | a kernel with its arguments |
+//! | [`kernel`] | where kernels are stated, and the arguments of a launch |
 //! | [`matmul`] | matrix products by cuBLASLt |
 //! | [`nccl`] | communication between cards by NCCL |
 //! | [`nvml`] | how busy a card is, and its memory |
@@ -36,7 +36,7 @@ mod error;
 pub use card::Card;
 pub use error::CudaError;
 pub use graph::Graph;
-pub use kernel::{Argument, ArgumentKind, Grid, KernelCall, KernelSource};
+pub use kernel::{Argument, Arguments, CardKernel, Grid, KernelSource};
 pub use matmul::{Epilogue, Factor, Matmul, MatmulSizes, MatrixType};
 pub use stream::{Event, Stream};
 

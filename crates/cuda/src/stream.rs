@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use paceline_trace::lock;
 
 use crate::driver::{Driver, Handle, NOT_READY};
-use crate::kernel::{ArgumentKind, Grid, KernelCall};
+use crate::kernel::{ArgumentType, Arguments, CardKernel, Grid};
 use crate::matmul::WORKSPACE_BYTES;
 use crate::{Card, Matmul, Result};
 
@@ -152,27 +152,45 @@ impl Stream {
         driver.check("cuMemsetD8Async", status)
     }
 
-    /// Launches a kernel.
+    /// Launches a kernel. Errors if it has other parameters than these.
     ///
     /// # Safety
     ///
     /// The kernel touches only memory that its arguments name; that memory stays in place until the work is done, and
     /// nobody else uses it against the kernel's access until then.
-    pub unsafe fn launch(&self, call: KernelCall<'_>, grid: Grid) -> Result<()> {
+    pub unsafe fn launch<A: Arguments>(
+        &self,
+        kernel: CardKernel,
+        arguments: A,
+        grid: Grid,
+    ) -> Result<()> {
+        // SAFETY: the caller's, and the words are those of the types.
+        unsafe { self.launch_words(kernel, A::TYPES, arguments.words(), grid) }
+    }
+
+    /// # Safety
+    ///
+    /// As for [`Stream::launch`]; the words are those of arguments of these types.
+    unsafe fn launch_words(
+        &self,
+        kernel: CardKernel,
+        types: &[ArgumentType],
+        mut words: Vec<u64>,
+        grid: Grid,
+    ) -> Result<()> {
         if grid.blocks.contains(&0) {
             return Ok(());
         }
-        let function = self.0.card.function(call.source, call.kernel)?;
+        let function = self.0.card.function(&kernel, types)?;
         let driver = self.driver()?;
         let ([grid_x, grid_y, grid_z], [block_x, block_y, block_z]) = (grid.blocks, grid.threads);
-        let mut words = call.words;
         let mut rest = words.as_mut_slice();
-        let address_of = |kind: &ArgumentKind| {
-            let (argument, after) = std::mem::take(&mut rest).split_at_mut(kind.num_words());
+        let address_of = |of: &ArgumentType| {
+            let (argument, after) = std::mem::take(&mut rest).split_at_mut(of.num_words());
             rest = after;
             argument.as_mut_ptr().cast()
         };
-        let mut addresses: Vec<*mut c_void> = call.kinds.iter().map(address_of).collect();
+        let mut addresses: Vec<*mut c_void> = types.iter().map(address_of).collect();
         if grid.shared_bytes > DEFAULT_SHARED_BYTES {
             // SAFETY: the function is loaded.
             let status = unsafe {
@@ -180,7 +198,7 @@ impl Stream {
             };
             driver.check("cuFuncSetAttribute", status)?;
         }
-        // SAFETY: the arguments have the kernel's types, which a test compares with its code; the caller's for the memory.
+        // SAFETY: the arguments have the types of the kernel's parameters; the caller's for the memory.
         let status = unsafe {
             (driver.cuLaunchKernel)(
                 function.0,

@@ -1,12 +1,12 @@
 //! Conversions between f32 and the two 16-bit float types.
 
 use half::slice::HalfFloatSliceExt;
-use half::{bf16, f16};
 use paceline_cuda::Grid;
-use paceline_memory::{DType, Tensor};
+use paceline_memory::Tensor;
 
-use crate::card::products as kernels;
-use crate::{Compute, KernelError, Op, Processor, Result, read, write};
+use crate::card::products::CARD;
+use crate::stored::dispatch;
+use crate::{Compute, Op, Processor, Result, read, write};
 
 /// Number of elements that a thread converts at a time.
 const BLOCK_ELEMS: usize = 1 << 16;
@@ -15,53 +15,36 @@ const BLOCK_ELEMS: usize = 1 << 16;
 /// beyond the range of f16 become infinity.
 pub fn narrow(compute: &Compute, x: &Tensor, rounded: &Tensor) -> Result<()> {
     let op = Op::new("cast_narrow");
-    macro_rules! narrow_to {
-        ($half:ty) => {{
-            let operands =
-                (read::<f32>("x", x, x.shape()), write::<$half>("rounded", rounded, x.shape()));
-            let n = x.num_elems();
-            let body = |cpu: &Processor, (x, rounded): (&[f32], &mut [$half])| {
-                in_blocks(cpu, x, rounded, |x, rounded| rounded.convert_from_f32_slice(x));
-                Ok(())
-            };
-            compute.launch_with_card(op, operands, body, move |card, (x, rounded)| {
-                // SAFETY: both have `n` elements.
-                unsafe { card.launch(kernels::narrow(x, rounded, n as u64)?, Grid::fours(n)) }
-            })
-        }};
-    }
-    match rounded.dtype() {
-        DType::F16 => narrow_to!(f16),
-        DType::BF16 => narrow_to!(bf16),
-        dtype => Err(KernelError::DType { op: op.name, dtype }),
-    }
+    dispatch!(op.name, rounded.dtype(), H: f16 | bf16 => {
+        let operands = (read::<f32>("x", x, x.shape()), write::<H>("rounded", rounded, x.shape()));
+        let n = x.num_elems();
+        compute.launch_with_card(op, operands, |cpu, (x, rounded)| {
+            in_blocks(cpu, x, rounded, |x, rounded| rounded.convert_from_f32_slice(x));
+            Ok(())
+        }, move |card, (x, rounded)| {
+            // SAFETY: both have `n` elements.
+            unsafe { card.launch(CARD.of::<H>("narrow"), (x, rounded, n as u64), Grid::fours(n)) }
+        })
+    })
 }
 
 /// `x = rounded`, exactly: f16 or bf16 to f32, of the same shape. Overwrites.
 pub fn widen(compute: &Compute, rounded: &Tensor, x: &Tensor) -> Result<()> {
     let op = Op::new("cast_widen");
-    macro_rules! widen_from {
-        ($half:ty) => {{
-            let operands = (
-                read::<$half>("rounded", rounded, rounded.shape()),
-                write::<f32>("x", x, rounded.shape()),
-            );
-            let n = x.num_elems();
-            let body = |cpu: &Processor, (rounded, x): (&[$half], &mut [f32])| {
-                in_blocks(cpu, rounded, x, |rounded, x| rounded.convert_to_f32_slice(x));
-                Ok(())
-            };
-            compute.launch_with_card(op, operands, body, move |card, (rounded, x)| {
-                // SAFETY: both have `n` elements.
-                unsafe { card.launch(kernels::widen(rounded, x, n as u64)?, Grid::fours(n)) }
-            })
-        }};
-    }
-    match rounded.dtype() {
-        DType::F16 => widen_from!(f16),
-        DType::BF16 => widen_from!(bf16),
-        dtype => Err(KernelError::DType { op: op.name, dtype }),
-    }
+    dispatch!(op.name, rounded.dtype(), H: f16 | bf16 => {
+        let operands = (
+            read::<H>("rounded", rounded, rounded.shape()),
+            write::<f32>("x", x, rounded.shape()),
+        );
+        let n = x.num_elems();
+        compute.launch_with_card(op, operands, |cpu, (rounded, x)| {
+            in_blocks(cpu, rounded, x, |rounded, x| rounded.convert_to_f32_slice(x));
+            Ok(())
+        }, move |card, (rounded, x)| {
+            // SAFETY: both have `n` elements.
+            unsafe { card.launch(CARD.of::<H>("widen"), (rounded, x, n as u64), Grid::fours(n)) }
+        })
+    })
 }
 
 /// Converts blocks of the same places of both slices, on all threads.
@@ -77,7 +60,7 @@ pub(crate) fn in_blocks<A: Sync, B: Send>(
 
 #[cfg(test)]
 mod tests {
-    use paceline_memory::{Allocator, Category};
+    use paceline_memory::{Allocator, Category, DType};
 
     use super::*;
 

@@ -3,15 +3,18 @@
 //! An id out of range is an error. A card cannot report errors: there it gives a row of NaN, and no gradient; lengths that are
 //! too short or too long count as 1 and as the length of the sequence.
 
-use paceline_cuda::Grid;
+use paceline_cuda::{Grid, KernelSource};
 use paceline_memory::Tensor;
 
-use crate::card::rows as kernels;
+use crate::card::NUMBERS;
 use crate::compute::shares;
 use crate::error::matrix_sizes;
 use crate::operands::write_or_update;
-use crate::stored::{Stored, for_stored};
-use crate::{Compute, KernelError, Op, Processor, Result, read, write};
+use crate::stored::{Stored, dispatch};
+use crate::{Compute, KernelError, Op, Result, read, write};
+
+pub(crate) static CARD: KernelSource =
+    KernelSource::new("embedding.cu", include_str!("embedding.cu"), &[NUMBERS]);
 
 /// Threads of a block of a card, which has a row of the table.
 fn threads(width: usize) -> u32 {
@@ -31,14 +34,14 @@ fn check(op: Op, ids: &[i64], len: usize) -> Result<()> {
 pub fn forward(compute: &Compute, ids: &Tensor, table: &Tensor, output: &Tensor) -> Result<()> {
     let op = Op::new("embedding_forward");
     let [len, width] = matrix_sizes(op.name, "table", table)?;
-    for_stored!(op.name, table.dtype(), S => {
+    dispatch!(op.name, table.dtype(), S => {
         let operands = (
             read::<i64>("ids", ids, ids.shape()),
             read::<S>("table", table, table.shape()),
             write::<S>("output", output, [ids.num_elems(), width]),
         );
         let count = ids.num_elems();
-        let body = move |cpu: &Processor, (ids, table, output): (&[i64], &[S], &mut [S])| {
+        compute.launch_with_card(op, operands, move |cpu, (ids, table, output)| {
             check(op, ids, len)?;
             let touched = output.len();
             cpu.threads.for_each(shares(cpu, output, width, count, touched), |(first, output)| {
@@ -47,11 +50,10 @@ pub fn forward(compute: &Compute, ids: &Tensor, table: &Tensor, output: &Tensor)
                 }
             });
             Ok(())
-        };
-        compute.launch_with_card(op, operands, body, move |card, (ids, table, output)| {
-            let call = kernels::embedding(ids, table, output, len as u64, width as u32)?;
+        }, move |card, (ids, table, output)| {
+            let arguments = (ids, table, output, len as u64, width as u32);
             // SAFETY: there are `count` ids and rows of the output, and `len` rows of the table.
-            unsafe { card.launch(call, Grid::blocks(count as u32, threads(width))) }
+            unsafe { card.launch(CARD.of::<S>("embedding"), arguments, Grid::blocks(count as u32, threads(width))) }
         })
     })
 }
@@ -67,14 +69,14 @@ pub fn backward(
 ) -> Result<()> {
     let op = Op::new("embedding_backward");
     let [len, width] = matrix_sizes(op.name, "table", d_table)?;
-    for_stored!(op.name, d_table.dtype(), S => {
+    dispatch!(op.name, d_table.dtype(), S => {
         let operands = (
             read::<i64>("ids", ids, ids.shape()),
             read::<S>("d_output", d_output, [ids.num_elems(), width]),
             write_or_update::<S>(accumulate, "d_table", d_table, d_table.shape()),
         );
         let count = ids.num_elems();
-        let body = move |cpu: &Processor, (ids, d_output, d_table): (&[i64], &[S], &mut [S])| {
+        compute.launch_with_card(op, operands, move |cpu, (ids, d_output, d_table)| {
             check(op, ids, len)?;
             // Each thread has some rows of the table, and looks for them among all ids.
             let touched = d_output.len() + if accumulate { 0 } else { d_table.len() };
@@ -94,17 +96,15 @@ pub fn backward(
                 }
             });
             Ok(())
-        };
-        compute.launch_with_card(op, operands, body, move |card, (ids, d_output, d_table)| {
+        }, move |card, (ids, d_output, d_table)| {
             let (ids_word, rows, width_word) = (count as u64, len as u64, width as u32);
-            let call =
-                kernels::embedding_backward(ids, d_output, d_table, ids_word, rows, width_word)?;
             // SAFETY: there are `count` ids and rows of the gradient, and `len` rows of the table.
             unsafe {
                 if !accumulate {
                     card.fill(d_table, 0, len * width)?;
                 }
-                card.launch(call, Grid::blocks(count as u32, threads(width)))
+                let arguments = (ids, d_output, d_table, ids_word, rows, width_word);
+                card.launch(CARD.of::<S>("embedding_backward"), arguments, Grid::blocks(count as u32, threads(width)))
             }
         })
     })
@@ -128,24 +128,33 @@ pub fn last_rows(
         read::<i64>("lengths", lengths, [n]),
         write::<i64>("rows", rows, [n]),
     );
-    let body = move |_: &Processor, (ids, lengths, rows): (&[i64], &[i64], &mut [i64])| {
-        for (at, (row, &length)) in rows.iter_mut().zip(lengths).enumerate() {
-            if !(1..=seq as i64).contains(&length) {
-                return Err(KernelError::Index { op: op.name, index: length - 1, len: seq });
+    compute.launch_with_card(
+        op,
+        operands,
+        move |_, (ids, lengths, rows)| {
+            for (at, (row, &length)) in rows.iter_mut().zip(lengths).enumerate() {
+                if !(1..=seq as i64).contains(&length) {
+                    return Err(KernelError::Index { op: op.name, index: length - 1, len: seq });
+                }
+                let ids = &ids[at * seq..][..length as usize];
+                let last = match pad {
+                    Some(pad) => ids.iter().rposition(|id| *id != pad).unwrap_or(0),
+                    None => ids.len() - 1,
+                };
+                *row = (at * seq + last) as i64;
             }
-            let ids = &ids[at * seq..][..length as usize];
-            let last = match pad {
-                Some(pad) => ids.iter().rposition(|id| *id != pad).unwrap_or(0),
-                None => ids.len() - 1,
-            };
-            *row = (at * seq + last) as i64;
-        }
-        Ok(())
-    };
-    compute.launch_with_card(op, operands, body, move |card, (ids, lengths, rows)| {
-        let (has_pad, pad) = (u32::from(pad.is_some()), pad.unwrap_or_default());
-        let call = kernels::last_rows(ids, lengths, rows, n as u64, seq as u64, has_pad, pad)?;
-        // SAFETY: there are `n` sequences of `seq` ids, `n` lengths and `n` rows.
-        unsafe { card.launch(call, Grid::elements(n)) }
-    })
+            Ok(())
+        },
+        move |card, (ids, lengths, rows)| {
+            let (has_pad, pad) = (u32::from(pad.is_some()), pad.unwrap_or_default());
+            // SAFETY: there are `n` sequences of `seq` ids, `n` lengths and `n` rows.
+            unsafe {
+                card.launch(
+                    CARD.kernel("last_rows"),
+                    (ids, lengths, rows, n as u64, seq as u64, has_pad, pad),
+                    Grid::elements(n),
+                )
+            }
+        },
+    )
 }

@@ -19,7 +19,7 @@
 
 pub mod attention;
 pub mod batch_norm;
-pub mod card;
+
 pub mod cast;
 pub mod conv2d;
 pub mod conv_relu_pool;
@@ -44,6 +44,8 @@ mod activation;
 #[cfg(target_arch = "x86_64")]
 mod amx;
 mod bf16_products;
+mod card;
+mod card_sources;
 mod compute;
 mod error;
 mod exp;
@@ -59,6 +61,7 @@ mod stored;
 mod tiles;
 
 pub use bf16_products::{Bf16Products, available as available_instructions, needed_for_same_bits};
+pub use card_sources::CARD_SOURCES;
 pub use compute::{Compute, Processor, Threads};
 pub use error::KernelError;
 pub use layout::ImageLayout;
@@ -69,12 +72,13 @@ pub use real::Real;
 pub use rehearsal::Op;
 pub use stored::Stored;
 
-/// The names that the macro [`for_stored`] uses.
+/// The names that the macro [`dispatch`] uses.
 #[doc(hidden)]
 pub mod in_macro {
     pub use {
+        core::primitive::{f32, f64, u8},
         half::{bf16, f16},
-        paceline_memory::DType,
+        paceline_memory::Element,
     };
 }
 

@@ -11,15 +11,18 @@
 //! A card adds in another order and has another exponential function and logarithm: its gradients are within 1e-6 of the
 //! largest, of 2^-8 in bf16, its losses within 1e-6. There a label that is no class makes the loss NaN.
 
-use paceline_cuda::Grid;
 use paceline_cuda::kernel::Out;
+use paceline_cuda::{Grid, KernelSource};
 use paceline_memory::Tensor;
 
-use crate::card::loss as kernels;
+use crate::card::{NUMBERS, REDUCE};
 use crate::error::matrix_sizes;
 use crate::operands::card_scratch;
-use crate::stored::{Stored, for_stored, wide};
-use crate::{Compute, KernelError, Op, Processor, Real, Result, read, update, write};
+use crate::stored::{Stored, dispatch, wide};
+use crate::{Compute, KernelError, Op, Real, Result, read, update, write};
+
+pub(crate) static CARD: KernelSource =
+    KernelSource::new("loss.cu", include_str!("loss.cu"), &[NUMBERS, REDUCE]);
 
 /// Number of elements of the sums of a loss.
 pub const SUMS_LEN: usize = 3;
@@ -39,7 +42,7 @@ pub fn cross_entropy(
 ) -> Result<()> {
     let op = Op::new("cross_entropy");
     let [m, num_classes] = matrix_sizes(op.name, "logits", logits)?;
-    for_stored!(op.name, logits.dtype(), S => {
+    dispatch!(op.name, logits.dtype(), S => {
         let operands = (
             read::<S>("logits", logits, logits.shape()),
             read::<i64>("labels", labels, [m]),
@@ -47,7 +50,7 @@ pub fn cross_entropy(
             update::<f64>("sums", sums, [SUMS_LEN]),
             card_scratch::<f64>(compute, 2 * m),
         );
-        let body = move |_: &Processor, (logits, labels, d_logits, sums, _): RowSlices<'_, S>| {
+        compute.launch_with_card(op, operands, move |_, (logits, labels, d_logits, sums, _)| {
             for (row, &label) in labels.iter().enumerate() {
                 if !(0..num_classes as i64).contains(&label) {
                     return Err(KernelError::Label { row, label, num_classes });
@@ -55,28 +58,19 @@ pub fn cross_entropy(
             }
             add(sums, cross_entropy_of::<S>(num_classes, logits, labels, scale, d_logits));
             Ok(())
-        };
-        compute.launch_with_card(op, operands, body, move |card, operands| {
+        }, move |card, operands| {
             let (logits, labels, d_logits, sums, of_rows) = operands;
             let (rows, classes) = (m as u64, num_classes as u32);
             let (d_logits, scale) = (d_logits.unwrap_or(Out::NONE), wide::<S>(scale));
-            let call =
-                kernels::cross_entropy(logits, labels, d_logits, of_rows, scale, classes, rows)?;
             // SAFETY: the matrices have `rows` times `classes` elements, the labels `rows`, and the scratch memory two for each.
             unsafe {
-                card.launch(call, Grid::elements(32 * m))?;
-                card.launch(kernels::add_rows(of_rows.as_in(), sums, rows)?, Grid::blocks(1, 256))
+                let arguments = (logits, labels, d_logits, of_rows, scale, classes, rows);
+                card.launch(CARD.of::<S>("cross_entropy"), arguments, Grid::elements(32 * m))?;
+                card.launch(CARD.kernel("add_rows"), (of_rows.as_in(), sums, rows), Grid::blocks(1, 256))
             }
         })
     })
 }
-
-/// Logits, labels, gradient, sums and scratch memory.
-type RowSlices<'a, S> = (&'a [S], &'a [i64], Option<&'a mut [S]>, &'a mut [f64], &'a mut [f64]);
-
-/// Input, target, gradient, sums and scratch memory.
-type MseSlices<'a, S> =
-    (&'a [S], &'a [<S as Stored>::Real], Option<&'a mut [S]>, &'a mut [f64], &'a mut [f64]);
 
 /// On a card: what a block squares at least, and the most blocks.
 const MSE_ELEMS_PER_BLOCK: usize = 2048;
@@ -143,7 +137,7 @@ pub fn mse(
 ) -> Result<()> {
     let op = Op::new("mse");
     let columns = input.dims().last().copied().unwrap_or(1).max(1);
-    for_stored!(op.name, input.dtype(), S => {
+    dispatch!(op.name, input.dtype(), S => {
         let n = input.num_elems();
         let blocks = n.div_ceil(MSE_ELEMS_PER_BLOCK).clamp(1, MOST_MSE_BLOCKS) as u32;
         let operands = (
@@ -153,20 +147,19 @@ pub fn mse(
             update::<f64>("sums", sums, [SUMS_LEN]),
             card_scratch::<f64>(compute, blocks as usize),
         );
-        let body = move |_: &Processor, (x, t, d_input, sums, _): MseSlices<'_, S>| {
+        compute.launch_with_card(op, operands, move |_, (x, t, d_input, sums, _)| {
             add(sums, mse_of::<S>(columns, x, t, scale, d_input));
             Ok(())
-        };
-        compute.launch_with_card(op, operands, body, move |card, (x, t, d_input, sums, of_blocks)| {
+        }, move |card, (x, t, d_input, sums, of_blocks)| {
             let factor = wide::<S>(scale * 2.0 / columns as f64);
             let d_input = d_input.unwrap_or(Out::NONE);
             let (rows, columns) = ((n / columns) as f64, columns as f64);
-            let squares = kernels::mse(x, t, d_input, of_blocks, factor, n as u64)?;
-            let add = kernels::add_blocks(of_blocks.as_in(), sums, blocks, columns, rows)?;
             // SAFETY: the matrices have `n` elements, and the scratch memory one for each block.
             unsafe {
-                card.launch(squares, Grid::blocks(blocks, 256))?;
-                card.launch(add, Grid::blocks(1, 256))
+                let arguments = (x, t, d_input, of_blocks, factor, n as u64);
+                card.launch(CARD.of::<S>("mse"), arguments, Grid::blocks(blocks, 256))?;
+                let arguments = (of_blocks.as_in(), sums, blocks, columns, rows);
+                card.launch(CARD.kernel("add_blocks"), arguments, Grid::blocks(1, 256))
             }
         })
     })

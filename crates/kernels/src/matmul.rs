@@ -11,9 +11,8 @@ use half::bf16;
 
 use crate::Processor;
 use crate::activation::Activation;
-use crate::card::products::Multiplied;
 use crate::product::{self, ElemPtr, InBf16, Output, ProductSizes, RawProduct};
-use crate::stored::{SinglePrecision, Stored};
+use crate::stored::Stored;
 
 /// A row-major matrix in a slice, or its transpose.
 #[derive(Clone, Copy, Debug)]
@@ -241,11 +240,6 @@ pub trait Multiply: Stored {
         accumulate: bool,
     ) -> usize;
 }
-
-/// A number of 16 bits to which products round their operands, with sums in f32.
-pub(crate) trait HalfFloat: SinglePrecision + Multiply + Multiplied {}
-impl HalfFloat for bf16 {}
-impl HalfFloat for half::f16 {}
 
 impl<S: Stored<Real = f32>> Destination<'_, S> {
     /// The same as an address.

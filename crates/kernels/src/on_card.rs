@@ -4,7 +4,7 @@
 //! does not know what the kernels compute.
 
 use paceline_cuda::kernel::{In, Out};
-use paceline_cuda::{Grid, Matmul, MatrixType};
+use paceline_cuda::{Arguments, CardKernel, Grid, Matmul, MatrixType};
 use paceline_memory::{DType, Element};
 
 use crate::stored::Stored;
@@ -63,11 +63,12 @@ impl OnCard {
     /// stated to be read.
     pub unsafe fn launch(
         &self,
-        call: paceline_cuda::KernelCall<'_>,
+        kernel: CardKernel,
+        arguments: impl Arguments,
         grid: Grid,
     ) -> paceline_cuda::Result<()> {
         // SAFETY: the caller's, and the operands are queued for this operation.
-        unsafe { self.stream.launch(call, grid) }
+        unsafe { self.stream.launch(kernel, arguments, grid) }
     }
 
     /// Puts a matrix product into the stream.

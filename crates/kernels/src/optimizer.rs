@@ -3,16 +3,19 @@
 //! The numbers of a step, such as the learning rate, are arguments of the step, or lie in the memory of the device, for work that
 //! is captured once and replayed.
 
-use paceline_cuda::Grid;
 use paceline_cuda::kernel::Out;
+use paceline_cuda::{Grid, KernelSource};
 use paceline_memory::Tensor;
 
-use crate::card::optimizer as kernels;
+use crate::card::NUMBERS;
 use crate::compute::batches;
 use crate::operands::Read;
-use crate::real::for_real;
-use crate::simd::multiversion;
-use crate::{Compute, Op, Processor, Real, Result, read, update};
+use crate::simd::vectorized;
+use crate::stored::dispatch;
+use crate::{Compute, Op, Real, Result, read, update};
+
+pub(crate) static CARD: KernelSource =
+    KernelSource::new("optimizer.cu", include_str!("optimizer.cu"), &[NUMBERS]);
 
 /// Stochastic gradient descent, as in PyTorch's `SGD` without dampening and Nesterov.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -84,7 +87,7 @@ pub fn sgd(
     velocity: Option<&Tensor>,
 ) -> Result<()> {
     let op = Op::new("sgd");
-    for_real!(op.name, params.dtype(), T => {
+    dispatch!(op.name, params.dtype(), T: f32 | f64 => {
         let shape = params.shape();
         let (here, in_memory) = numbers.parts::<T>();
         let operands = (
@@ -94,7 +97,7 @@ pub fn sgd(
             in_memory,
         );
         let n = params.num_elems();
-        let body = move |cpu: &Processor, (p, g, v, of): SgdSlices<'_, T>| {
+        compute.launch_with_card(op, operands, move |cpu, (p, g, v, of)| {
             let factors = found(here, of);
             let len = p.len();
             let v: &mut [T] = v.unwrap_or_default();
@@ -103,50 +106,35 @@ pub fn sgd(
             cpu.threads.for_each(parts.collect(), |((first, p), (_, v))| {
                 let g = &g[first..first + p.len()];
                 if v.is_empty() {
-                    sgd_plain::<T>(cpu.simd, factors, p, g);
+                    vectorized!(cpu.simd, sgd_plain::<T>, factors, p, g);
                 } else {
-                    sgd_momentum::<T>(cpu.simd, factors, p, g, v);
+                    vectorized!(cpu.simd, sgd_momentum::<T>, factors, p, g, v);
                 }
             });
             Ok(())
-        };
-        compute.launch_with_card(op, operands, body, move |card, (p, g, v, of)| {
+        }, move |card, (p, g, v, of)| {
             let v = v.unwrap_or(Out::NONE);
-            let call = match of {
-                Some(of) => kernels::sgd_from(p, g, v, of, n as u64)?,
-                None => kernels::sgd(p, g, v, here, n as u64)?,
-            };
+            let (grid, n) = (Grid::fours(n), n as u64);
             // SAFETY: all that are there have `n` elements, and the numbers are four.
-            unsafe { card.launch(call, Grid::fours(n)) }
+            unsafe {
+                match of {
+                    Some(of) => card.launch(CARD.of::<T>("sgd_from"), (p, g, v, of, n), grid),
+                    None => card.launch(CARD.of::<T>("sgd"), (p, g, v, here, n), grid),
+                }
+            }
         })
     })
 }
 
-/// Parameters, gradients, velocity and numbers.
-type SgdSlices<'a, T> = (&'a mut [T], &'a [T], Option<&'a mut [T]>, Option<&'a [T]>);
-
-multiversion! {
-    fn sgd_plain<T: Real>(factors: [T; 4], p: &mut [T], g: &[T]) = sgd_plain_body
-}
-
 #[inline(always)]
-fn sgd_plain_body<T: Real>([factor, lr, _, weight_decay]: [T; 4], p: &mut [T], g: &[T]) {
+fn sgd_plain<T: Real>([factor, lr, _, weight_decay]: [T; 4], p: &mut [T], g: &[T]) {
     for (p, g) in p.iter_mut().zip(g) {
         *p = *p - lr * (factor * *g + weight_decay * *p);
     }
 }
 
-multiversion! {
-    fn sgd_momentum<T: Real>(
-        factors: [T; 4],
-        p: &mut [T],
-        g: &[T],
-        v: &mut [T],
-    ) = sgd_momentum_body
-}
-
 #[inline(always)]
-fn sgd_momentum_body<T: Real>(factors: [T; 4], p: &mut [T], g: &[T], v: &mut [T]) {
+fn sgd_momentum<T: Real>(factors: [T; 4], p: &mut [T], g: &[T], v: &mut [T]) {
     let [factor, lr, momentum, weight_decay] = factors;
     for ((p, g), v) in p.iter_mut().zip(g).zip(v) {
         *v = momentum * *v + (factor * *g + weight_decay * *p);
@@ -180,7 +168,7 @@ pub fn adamw(
     second: &Tensor,
 ) -> Result<()> {
     let op = Op::new("adamw");
-    for_real!(op.name, params.dtype(), T => {
+    dispatch!(op.name, params.dtype(), T: f32 | f64 => {
         let shape = params.shape();
         let (here, in_memory) = numbers.parts::<T>();
         let operands = (
@@ -191,42 +179,31 @@ pub fn adamw(
             in_memory,
         );
         let n = params.num_elems();
-        let body = move |cpu: &Processor, (p, g, m, v, of): AdamWSlices<'_, T>| {
+        compute.launch_with_card(op, operands, move |cpu, (p, g, m, v, of)| {
             let factors = found(here, of);
             let len = p.len();
             let moments = batches(cpu, m, 1, len).into_iter().zip(batches(cpu, v, 1, len));
             let parts = batches(cpu, p, 1, len).into_iter().zip(moments).collect();
             cpu.threads.for_each(parts, |((first, p), ((_, m), (_, v)))| {
-                adamw_of::<T>(cpu.simd, factors, p, &g[first..first + p.len()], m, v);
+                let g = &g[first..first + p.len()];
+                vectorized!(cpu.simd, adamw_of::<T>, factors, p, g, m, v);
             });
             Ok(())
-        };
-        compute.launch_with_card(op, operands, body, move |card, (p, g, m, v, of)| {
-            let call = match of {
-                Some(of) => kernels::adamw_from(p, g, m, v, of, n as u64)?,
-                None => kernels::adamw(p, g, m, v, here, n as u64)?,
-            };
+        }, move |card, (p, g, m, v, of)| {
+            let (grid, n) = (Grid::fours(n), n as u64);
             // SAFETY: all have `n` elements, and the numbers are nine.
-            unsafe { card.launch(call, Grid::fours(n)) }
+            unsafe {
+                match of {
+                    Some(of) => card.launch(CARD.of::<T>("adamw_from"), (p, g, m, v, of, n), grid),
+                    None => card.launch(CARD.of::<T>("adamw"), (p, g, m, v, here, n), grid),
+                }
+            }
         })
     })
 }
 
-/// Parameters, gradients, both moments and numbers.
-type AdamWSlices<'a, T> = (&'a mut [T], &'a [T], &'a mut [T], &'a mut [T], Option<&'a [T]>);
-
-multiversion! {
-    fn adamw_of<T: Real>(
-        factors: [T; 9],
-        p: &mut [T],
-        g: &[T],
-        m: &mut [T],
-        v: &mut [T],
-    ) = adamw_body
-}
-
 #[inline(always)]
-fn adamw_body<T: Real>(factors: [T; 9], p: &mut [T], g: &[T], m: &mut [T], v: &mut [T]) {
+fn adamw_of<T: Real>(factors: [T; 9], p: &mut [T], g: &[T], m: &mut [T], v: &mut [T]) {
     let [factor, beta1, rest1, beta2, rest2, eps, shrink, rate, root] = factors;
     for (((p, g), m), v) in p.iter_mut().zip(g).zip(m).zip(v) {
         let g = factor * *g;

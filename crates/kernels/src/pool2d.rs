@@ -5,16 +5,17 @@
 //!
 //! Channels do not meet, so the planes of NCHW images are pooled as images of one channel.
 
-use paceline_cuda::Grid;
+use paceline_cuda::{Grid, KernelSource};
 use paceline_memory::{Device, Element, Tensor};
 
-use crate::card::images as kernels;
+use crate::card::NUMBERS;
 use crate::compute::shares;
-use crate::simd::multiversion;
-use crate::stored::{Stored, for_stored};
-use crate::{
-    Compute, ImageLayout, KernelError, Op, Processor, Real, Result, SimdLevel, read, scratch, write,
-};
+use crate::simd::vectorized;
+use crate::stored::{Stored, dispatch};
+use crate::{Compute, ImageLayout, KernelError, Op, Real, Result, SimdLevel, read, scratch, write};
+
+pub(crate) static CARD: KernelSource =
+    KernelSource::new("pool2d.cu", include_str!("pool2d.cu"), &[NUMBERS]);
 
 /// The geometry of a max-pool.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -119,14 +120,14 @@ pub fn forward(
     pool.check()?;
     let (op, pool) = (Op::new("max_pool2d_forward"), *pool);
     let batch = input.dims().first().copied().unwrap_or(0);
-    for_stored!(op.name, input.dtype(), S => {
+    dispatch!(op.name, input.dtype(), S => {
         let operands = (
             read::<S>("input", input, pool.input_shape(batch)),
             write::<S>("output", output, pool.output_shape(batch)),
             write::<u8>("winners", winners, pool.output_shape(batch)),
         );
         let (pool, batch) = pool.with_channels_last(batch);
-        let body = move |cpu: &Processor, (x, y, winners): (&[S], &mut [S], &mut [u8])| {
+        compute.launch_with_card(op, operands, move |cpu, (x, y, winners)| {
             let [in_elems, out_elems] = pool.image_elems();
             let y = shares(cpu, y, out_elems, batch, x.len());
             let winners = shares(cpu, winners, out_elems, batch, x.len());
@@ -134,20 +135,19 @@ pub fn forward(
             cpu.threads.for_each(parts, |((first, y), (_, winners))| {
                 let (x, batch) = (&x[first * in_elems..], y.len() / out_elems.max(1));
                 match pool.channels {
-                    1 => forward_of_planes::<S>(cpu.simd, &pool, x, y, winners),
+                    1 => vectorized!(cpu.simd, forward_of_planes::<S>, &pool, x, y, winners),
                     _ if pool.halves() => {
-                        forward_of_halves::<S>(cpu.simd, &pool, batch, x, y, winners);
+                        vectorized!(cpu.simd, forward_of_halves::<S>, &pool, batch, x, y, winners);
                     }
                     _ => forward_of::<S>(&pool, batch, x, y, winners),
                 }
             });
             Ok(())
-        };
-        compute.launch_with_card(op, operands, body, move |card, (x, y, winners)| {
+        }, move |card, (x, y, winners)| {
             let n = batch * pool.image_elems()[1];
-            let call = kernels::pool(x, y, winners, pool.words(), n as u64)?;
+            let arguments = (x, y, winners, pool.words(), n as u64);
             // SAFETY: the output has `n` elements, and the input those of `batch` images.
-            unsafe { card.launch(call, Grid::elements(n)) }
+            unsafe { card.launch(CARD.of::<S>("pool"), arguments, Grid::elements(n)) }
         })
     })
 }
@@ -164,7 +164,7 @@ pub fn backward(
     pool.check()?;
     let (op, pool) = (Op::new("max_pool2d_backward"), *pool);
     let batch = d_input.dims().first().copied().unwrap_or(0);
-    for_stored!(op.name, d_output.dtype(), S => {
+    dispatch!(op.name, d_output.dtype(), S => {
         let is_rounded = S::DTYPE != <S as Stored>::Real::DTYPE;
         let (whole, shape) = (pool, pool.output_shape(batch));
         let (pool, num_images) = pool.with_channels_last(batch);
@@ -177,7 +177,7 @@ pub fn backward(
             (is_rounded && compute.device() != Device::Cuda)
                 .then(|| scratch::<<S as Stored>::Real>(sums_len)),
         );
-        let body = move |cpu: &Processor, (winners, dy, dx, sums): BackwardSlices<'_, S>| {
+        compute.launch_with_card(op, operands, move |cpu, (winners, dy, dx, sums)| {
             let touched = dx.len();
             let dx = shares(cpu, dx, in_elems, num_images, touched);
             let sums = sums.map(|sums| sums.chunks_exact_mut(in_elems.max(1)));
@@ -189,19 +189,14 @@ pub fn backward(
                 backward_rounded::<S>(cpu.simd, &pool, batch, winners, dy, dx, sums);
             });
             Ok(())
-        };
-        compute.launch_with_card(op, operands, body, move |card, (winners, dy, dx, _)| {
+        }, move |card, (winners, dy, dx, _)| {
             let n = num_images * pool.image_elems()[0];
-            let call = kernels::pool_backward(winners, dy, dx, pool.words(), n as u64)?;
+            let arguments = (winners, dy, dx, pool.words(), n as u64);
             // SAFETY: the input has `n` elements, and the output those of as many images.
-            unsafe { card.launch(call, Grid::elements(n)) }
+            unsafe { card.launch(CARD.of::<S>("pool_backward"), arguments, Grid::elements(n)) }
         })
     })
 }
-
-/// Winners, both gradients and scratch memory.
-type BackwardSlices<'a, S> =
-    (&'a [u8], &'a [S], &'a mut [S], Option<&'a mut [<S as Stored>::Real]>);
 
 fn forward_of<S: Stored>(pool: &MaxPool2d, batch: usize, x: &[S], y: &mut [S], winners: &mut [u8]) {
     let channels = pool.channels;
@@ -221,19 +216,9 @@ fn forward_of<S: Stored>(pool: &MaxPool2d, batch: usize, x: &[S], y: &mut [S], w
     });
 }
 
-multiversion! {
-    /// [`forward_of`] for windows of 2x2 that do not overlap, in one pass over the channels.
-    fn forward_of_halves<S: Stored>(
-        pool: &MaxPool2d,
-        batch: usize,
-        x: &[S],
-        y: &mut [S],
-        winners: &mut [u8],
-    ) = halves_body
-}
-
+/// [`forward_of`] for windows of 2x2 that do not overlap, in one pass over the channels.
 #[inline(always)]
-fn halves_body<S: Stored>(
+fn forward_of_halves<S: Stored>(
     pool: &MaxPool2d,
     batch: usize,
     x: &[S],
@@ -257,18 +242,9 @@ fn halves_body<S: Stored>(
     });
 }
 
-multiversion! {
-    /// [`forward_of`] for images of one channel.
-    fn forward_of_planes<S: Stored>(
-        pool: &MaxPool2d,
-        x: &[S],
-        y: &mut [S],
-        winners: &mut [u8],
-    ) = planes_body
-}
-
+/// [`forward_of`] for images of one channel.
 #[inline(always)]
-fn planes_body<S: Stored>(pool: &MaxPool2d, x: &[S], y: &mut [S], winners: &mut [u8]) {
+fn forward_of_planes<S: Stored>(pool: &MaxPool2d, x: &[S], y: &mut [S], winners: &mut [u8]) {
     // A constant distance between the elements of a row lets the compiler use vector instructions.
     match pool.stride {
         1 => planes_with_stride(pool, 1, x, y, winners),
@@ -336,7 +312,7 @@ fn backward_of<S: Stored>(
     dx: &mut [S::Real],
 ) {
     if pool.halves() {
-        return backward_of_halves::<S>(simd, pool, batch, winners, dy, dx);
+        return vectorized!(simd, backward_of_halves::<S>, pool, batch, winners, dy, dx);
     }
     dx.fill(S::Real::default());
     pool.for_each_position(batch, |out, position| {
@@ -347,19 +323,9 @@ fn backward_of<S: Stored>(
     });
 }
 
-multiversion! {
-    /// [`backward_of`] for windows of 2x2 that do not overlap: each gradient of the input is written once.
-    fn backward_of_halves<S: Stored>(
-        pool: &MaxPool2d,
-        batch: usize,
-        winners: &[u8],
-        dy: &[S],
-        dx: &mut [S::Real],
-    ) = backward_halves_body
-}
-
+/// [`backward_of`] for windows of 2x2 that do not overlap: each gradient of the input is written once.
 #[inline(always)]
-fn backward_halves_body<S: Stored>(
+fn backward_of_halves<S: Stored>(
     pool: &MaxPool2d,
     batch: usize,
     winners: &[u8],

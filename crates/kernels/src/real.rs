@@ -69,22 +69,3 @@ macro_rules! real {
 }
 real!(f32, crate::exp::exp);
 real!(f64, f64::exp);
-
-/// Runs a body with the element type of a tensor under a name: f32 or f64. For any other type the result is
-/// [`KernelError::DType`](crate::KernelError::DType).
-macro_rules! for_real {
-    ($op:expr, $dtype:expr, $T:ident => $body:expr) => {
-        match $dtype {
-            ::paceline_memory::DType::F32 => {
-                type $T = f32;
-                $body
-            }
-            ::paceline_memory::DType::F64 => {
-                type $T = f64;
-                $body
-            }
-            dtype => Err($crate::KernelError::DType { op: $op, dtype }),
-        }
-    };
-}
-pub(crate) use for_real;

@@ -2,16 +2,19 @@
 //!
 //! Source: Zhang and Sennrich, Root Mean Square Layer Normalization (2019), as in PyTorch's `RMSNorm`.
 
-use paceline_cuda::Grid;
+use paceline_cuda::{Grid, KernelSource};
 use paceline_memory::Tensor;
 
-use crate::card::rows as kernels;
+use crate::card::NUMBERS;
 use crate::compute::{batches, shares};
 use crate::error::matrix_sizes;
 use crate::operands::{card_scratch, write_or_update};
-use crate::simd::multiversion;
-use crate::stored::{Stored, for_stored, wide};
-use crate::{Compute, Op, Processor, Real, Result, lanes, read, write};
+use crate::simd::vectorized;
+use crate::stored::{Stored, dispatch, wide};
+use crate::{Compute, Op, Real, Result, lanes, read, write};
+
+pub(crate) static CARD: KernelSource =
+    KernelSource::new("rms_norm.cu", include_str!("rms_norm.cu"), &[NUMBERS]);
 
 /// On a card: a warp for each row, or a thread if rows are short.
 fn of_rows(rows: usize, columns: usize) -> Grid {
@@ -30,42 +33,31 @@ pub fn forward(
 ) -> Result<()> {
     let op = Op::new("rms_norm_forward");
     let [rows, columns] = matrix_sizes(op.name, "input", x)?;
-    for_stored!(op.name, y.dtype(), Y => {
+    dispatch!(op.name, y.dtype(), Y => {
         let operands = (
             read::<<Y as Stored>::Real>("input", x, x.shape()),
             read::<<Y as Stored>::Real>("weight", w, [columns]),
             write::<Y>("output", y, x.shape()),
             write::<<Y as Stored>::Real>("r", r, [rows]),
         );
-        let body = move |cpu: &Processor, (x, w, y, r): ForwardSlices<'_, Y>| {
+        compute.launch_with_card(op, operands, move |cpu, (x, w, y, r)| {
             let parts = batches(cpu, y, columns, rows).into_iter().zip(batches(cpu, r, 1, rows));
             cpu.threads.for_each(parts.collect(), |((first, y), (_, r))| {
                 let x = &x[columns * first..][..y.len()];
-                forward_of::<Y>(cpu.simd, x, w, eps, y, r);
+                vectorized!(cpu.simd, forward_of::<Y>, x, w, eps, y, r);
             });
             Ok(())
-        };
-        compute.launch_with_card(op, operands, body, move |card, (x, w, y, r)| {
+        }, move |card, (x, w, y, r)| {
             let (width, height) = (columns as u32, rows as u64);
-            let call = kernels::rms_norm(x, w, wide::<Y>(eps), y, r, width, height)?;
+            let arguments = (x, w, wide::<Y>(eps), y, r, width, height);
             // SAFETY: the matrices have `rows` times `columns` elements, the weight `columns`, `r` has `rows`.
-            unsafe { card.launch(call, of_rows(rows, columns)) }
+            unsafe { card.launch(CARD.of::<Y>("rms_norm"), arguments, of_rows(rows, columns)) }
         })
     })
 }
 
-multiversion! {
-    fn forward_of<Y: Stored>(
-        x: &[Y::Real],
-        w: &[Y::Real],
-        eps: f64,
-        y: &mut [Y],
-        r: &mut [Y::Real],
-    ) = forward_body
-}
-
 #[inline(always)]
-fn forward_body<Y: Stored>(x: &[Y::Real], w: &[Y::Real], eps: f64, y: &mut [Y], r: &mut [Y::Real]) {
+fn forward_of<Y: Stored>(x: &[Y::Real], w: &[Y::Real], eps: f64, y: &mut [Y], r: &mut [Y::Real]) {
     let columns = w.len();
     let [one, eps, count] = [1.0, eps, columns as f64].map(Y::Real::from_f64);
     let rows = x.chunks_exact(columns.max(1)).zip(y.chunks_exact_mut(columns.max(1)));
@@ -89,7 +81,7 @@ pub fn backward_input(
 ) -> Result<()> {
     let op = Op::new("rms_norm_backward_input");
     let [rows, columns] = matrix_sizes(op.name, "input", x)?;
-    for_stored!(op.name, dy.dtype(), D => {
+    dispatch!(op.name, dy.dtype(), D => {
         let operands = (
             read::<<D as Stored>::Real>("input", x, x.shape()),
             read::<<D as Stored>::Real>("weight", w, [columns]),
@@ -97,40 +89,23 @@ pub fn backward_input(
             read::<D>("d_output", dy, x.shape()),
             write::<<D as Stored>::Real>("d_input", dx, x.shape()),
         );
-        let body = move |cpu: &Processor, (x, w, r, dy, dx): InputSlices<'_, D>| {
+        compute.launch_with_card(op, operands, move |cpu, (x, w, r, dy, dx)| {
             cpu.threads.for_each(batches(cpu, dx, columns, rows), |(first, dx)| {
                 let part = columns * first..columns * first + dx.len();
-                input_of::<D>(cpu.simd, &x[part.clone()], w, &r[first..], &dy[part], dx);
+                vectorized!(cpu.simd, input_of::<D>, &x[part.clone()], w, &r[first..], &dy[part], dx);
             });
             Ok(())
-        };
-        compute.launch_with_card(op, operands, body, move |card, (x, w, r, dy, dx)| {
+        }, move |card, (x, w, r, dy, dx)| {
             let (width, height) = (columns as u32, rows as u64);
-            let call = kernels::rms_norm_backward_input(x, w, r, dy, dx, width, height)?;
+            let arguments = (x, w, r, dy, dx, width, height);
             // SAFETY: as for the forward pass.
-            unsafe { card.launch(call, of_rows(rows, columns)) }
+            unsafe { card.launch(CARD.of::<D>("rms_norm_backward_input"), arguments, of_rows(rows, columns)) }
         })
     })
 }
 
-multiversion! {
-    fn input_of<D: Stored>(
-        x: &[D::Real],
-        w: &[D::Real],
-        r: &[D::Real],
-        dy: &[D],
-        dx: &mut [D::Real],
-    ) = input_body
-}
-
 #[inline(always)]
-fn input_body<D: Stored>(
-    x: &[D::Real],
-    w: &[D::Real],
-    r: &[D::Real],
-    dy: &[D],
-    dx: &mut [D::Real],
-) {
+fn input_of<D: Stored>(x: &[D::Real], w: &[D::Real], r: &[D::Real], dy: &[D], dx: &mut [D::Real]) {
     let columns = w.len();
     let count = D::Real::from_f64(columns as f64);
     let rows = x.chunks_exact(columns.max(1)).zip(dy.chunks_exact(columns.max(1)));
@@ -142,32 +117,6 @@ fn input_body<D: Stored>(
         }
     }
 }
-
-/// Matrix, weight, output and `r`.
-type ForwardSlices<'a, Y> = (
-    &'a [<Y as Stored>::Real],
-    &'a [<Y as Stored>::Real],
-    &'a mut [Y],
-    &'a mut [<Y as Stored>::Real],
-);
-
-/// Matrix, weight, `r` and both gradients.
-type InputSlices<'a, D> = (
-    &'a [<D as Stored>::Real],
-    &'a [<D as Stored>::Real],
-    &'a [<D as Stored>::Real],
-    &'a [D],
-    &'a mut [<D as Stored>::Real],
-);
-
-/// Matrix, `r`, both gradients and scratch memory.
-type WeightSlices<'a, D> = (
-    &'a [<D as Stored>::Real],
-    &'a [<D as Stored>::Real],
-    &'a [D],
-    &'a mut [<D as Stored>::Real],
-    &'a mut [<D as Stored>::Real],
-);
 
 /// On a card: how many rows a thread adds at least, and the most runs of rows.
 const ROWS_OF_RUN: usize = 64;
@@ -187,7 +136,7 @@ pub fn backward_weight(
     let op = Op::new("rms_norm_backward_weight");
     let [rows, columns] = matrix_sizes(op.name, "input", x)?;
     let runs = rows.div_ceil(ROWS_OF_RUN).clamp(1, MOST_RUNS);
-    for_stored!(op.name, dy.dtype(), D => {
+    dispatch!(op.name, dy.dtype(), D => {
         let operands = (
             read::<<D as Stored>::Real>("input", x, x.shape()),
             read::<<D as Stored>::Real>("r", r, [rows]),
@@ -195,46 +144,35 @@ pub fn backward_weight(
             write_or_update::<<D as Stored>::Real>(accumulate, "d_weight", dw, [columns]),
             card_scratch::<<D as Stored>::Real>(compute, runs * columns),
         );
-        let body = move |cpu: &Processor, (x, r, dy, dw, _): WeightSlices<'_, D>| {
+        compute.launch_with_card(op, operands, move |cpu, (x, r, dy, dw, _)| {
             if !accumulate {
                 dw.fill(Default::default());
             }
             let touched = 2 * x.len();
             cpu.threads.for_each(shares(cpu, dw, 1, columns, touched), |(first, dw)| {
-                weight_of::<D>(cpu.simd, x, r, dy, (columns, first), dw);
+                vectorized!(cpu.simd, weight_of::<D>, x, r, dy, (columns, first), dw);
             });
             Ok(())
-        };
-        compute.launch_with_card(op, operands, body, move |card, (x, r, dy, dw, of_runs)| {
+        }, move |card, (x, r, dy, dw, of_runs)| {
             let (width, height) = (columns as u32, rows as u64);
             let per_run = rows.div_ceil(runs) as u32;
-            let sum = kernels::rms_norm_backward_weight(x, r, dy, of_runs, width, height, per_run)?;
             let (all, adds) = (of_runs.as_in(), u32::from(accumulate));
-            let add = kernels::add_runs::<<D as Stored>::Real>(all, dw, width, runs as u32, adds)?;
             let mut grid = Grid::elements(columns);
             grid.blocks[1] = runs as u32;
             // SAFETY: as for the forward pass, and there are `columns` sums for each run.
             unsafe {
-                card.launch(sum, grid)?;
-                card.launch(add, Grid::elements(columns))
+                let arguments = (x, r, dy, of_runs, width, height, per_run);
+                card.launch(CARD.of::<D>("rms_norm_backward_weight"), arguments, grid)?;
+                let arguments = (all, dw, width, runs as u32, adds);
+                card.launch(CARD.of::<<D as Stored>::Real>("add_runs"), arguments, Grid::elements(columns))
             }
         })
     })
 }
 
-multiversion! {
-    fn weight_of<D: Stored>(
-        x: &[D::Real],
-        r: &[D::Real],
-        dy: &[D],
-        part: (usize, usize),
-        dw: &mut [D::Real],
-    ) = weight_body
-}
-
 /// For some of the columns: `part` is the number of all, and the first one.
 #[inline(always)]
-fn weight_body<D: Stored>(
+fn weight_of<D: Stored>(
     x: &[D::Real],
     r: &[D::Real],
     dy: &[D],

@@ -4,6 +4,8 @@
 
 use half::bf16;
 
+use crate::SimdLevel;
+
 /// A register of f32 lanes.
 ///
 /// # Safety
@@ -360,51 +362,69 @@ pub(crate) fn prefetch<T>(from: *const T, len: usize) {
     let _ = (from, len);
 }
 
-/// Compiles a function of plain code once per level, so that the compiler may use that level's
-/// instructions on its loops: `multiversion!(fn name(level, a: A, b: B) = body)` makes `name` from
-/// an `#[inline(always)]` function `body(a, b)`. Plain code gives the same bits at every level,
-/// because the compiler neither reorders floating-point operations nor fuses them. Both functions may be generic over types:
-/// `multiversion!(fn name<T: Bound>(level, a: &[T]) = body)`; and both may be unsafe, but not the body alone.
-macro_rules! multiversion {
-    ($(#[$doc:meta])* $vis:vis fn $($rest:tt)+) => {
-        $crate::simd::multiversion! { @ [$(#[$doc])*] [$vis] [] $($rest)+ }
+/// Calls a function with the vector instructions of a level: `vectorized!(level, f, a, b)` is `f(a, b)`. The function must be
+/// `#[inline(always)]`: it is compiled once for each level, and the compiler uses the instructions on its loops.
+macro_rules! vectorized {
+    (@ $level:expr, $f:expr, [$value:expr $(, $more:expr)*] [$($done:tt)*] $name:ident $($rest:ident)*) => {
+        $crate::simd::vectorized!(@ $level, $f, [$($more),*] [$($done)* $name $value,] $($rest)*)
     };
-    ($(#[$doc:meta])* $vis:vis unsafe fn $($rest:tt)+) => {
-        $crate::simd::multiversion! { @ [$(#[$doc])*] [$vis] [unsafe] $($rest)+ }
+    (@ $level:expr, $f:expr, [] [$($name:ident $value:expr,)+] $($rest:ident)*) => {
+        $crate::simd::VectorArguments::call(
+            ($($value,)+),
+            $level,
+            #[inline(always)]
+            |$($name),+| $f($($name),+),
+        )
     };
-    (
-        @ [$($doc:tt)*] [$vis:vis] [$($safety:tt)?] $name:ident $(<$($T:ident: $bound:path),+>)? (
-            $($arg:ident: $ty:ty),* $(,)?
-        ) = $body:ident
-    ) => {
-        $($doc)*
-        #[allow(clippy::too_many_arguments)]
-        $vis $($safety)? fn $name $(<$($T: $bound),+>)? (level: $crate::SimdLevel, $($arg: $ty),*) {
-            #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
-            #[allow(clippy::too_many_arguments)]
-            $($safety)? fn avx512 $(<$($T: $bound),+>)? ($($arg: $ty),*) {
-                // SAFETY: what an unsafe body requires is required of the caller.
-                $($safety)? { $body $(::<$($T),+>)? ($($arg),*) }
-            }
-            #[cfg(target_arch = "x86_64")]
-            #[target_feature(enable = "avx2,fma")]
-            #[allow(clippy::too_many_arguments)]
-            $($safety)? fn avx2 $(<$($T: $bound),+>)? ($($arg: $ty),*) {
-                // SAFETY: as above.
-                $($safety)? { $body $(::<$($T),+>)? ($($arg),*) }
-            }
-            match level {
-                // SAFETY: a level is only ever chosen from `SimdLevel::available`. The rest is as above.
+    ($level:expr, $f:expr, $($value:expr),+ $(,)?) => {
+        $crate::simd::vectorized!(@ $level, $f, [$($value),+] [] a b c d e f g)
+    };
+}
+pub(crate) use vectorized;
+
+/// Arguments of a function that is called by [`vectorized!`]. They are passed one by one, because the compiler has to know that no
+/// `&mut` argument overlaps with another one; a closure would hide that.
+pub(crate) trait VectorArguments<F> {
+    type Output;
+    fn call(self, level: SimdLevel, f: F) -> Self::Output;
+}
+
+macro_rules! vector_arguments {
+    ($($name:ident)+) => {
+        impl<$($name,)+ R, F: Fn($($name),+) -> R> VectorArguments<F> for ($($name,)+) {
+            type Output = R;
+            #[inline(always)]
+            #[allow(non_snake_case)]
+            fn call(self, level: SimdLevel, f: F) -> R {
                 #[cfg(target_arch = "x86_64")]
-                $crate::SimdLevel::Avx512 => unsafe { avx512 $(::<$($T),+>)? ($($arg),*) },
-                // SAFETY: as above.
+                #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx2,fma")]
+                #[allow(clippy::too_many_arguments)]
+                fn avx512<$($name,)+ R>(f: impl Fn($($name),+) -> R, $($name: $name),+) -> R {
+                    f($($name),+)
+                }
                 #[cfg(target_arch = "x86_64")]
-                $crate::SimdLevel::Avx2 => unsafe { avx2 $(::<$($T),+>)? ($($arg),*) },
-                // SAFETY: as above.
-                _ => $($safety)? { $body $(::<$($T),+>)? ($($arg),*) },
+                #[target_feature(enable = "avx2,fma")]
+                #[allow(clippy::too_many_arguments)]
+                fn avx2<$($name,)+ R>(f: impl Fn($($name),+) -> R, $($name: $name),+) -> R {
+                    f($($name),+)
+                }
+                let ($($name,)+) = self;
+                match level {
+                    // SAFETY: a level is only ever chosen from `SimdLevel::available`.
+                    #[cfg(target_arch = "x86_64")]
+                    SimdLevel::Avx512 => unsafe { avx512(f, $($name),+) },
+                    // SAFETY: as above.
+                    #[cfg(target_arch = "x86_64")]
+                    SimdLevel::Avx2 => unsafe { avx2(f, $($name),+) },
+                    _ => f($($name),+),
+                }
             }
         }
     };
 }
-pub(crate) use multiversion;
+vector_arguments!(A1 A2);
+vector_arguments!(A1 A2 A3);
+vector_arguments!(A1 A2 A3 A4);
+vector_arguments!(A1 A2 A3 A4 A5);
+vector_arguments!(A1 A2 A3 A4 A5 A6);
+vector_arguments!(A1 A2 A3 A4 A5 A6 A7);

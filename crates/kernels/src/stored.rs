@@ -80,16 +80,16 @@ pub(crate) fn operand<X: SinglePrecision, S: SinglePrecision>(x: X) -> f32 {
     S::store(x.load()).load()
 }
 
-/// Runs a body with the element type of a tensor under a name: f32, f64, bf16 or f16. For any other type the result is
-/// [`KernelError::DType`](crate::KernelError::DType), or an error that is made from it.
+/// Runs a body with the element type of a tensor under a name: f32, f64, bf16 or f16, or one of those that are named. For any
+/// other type the result is [`KernelError::DType`](crate::KernelError::DType), or an error that is made from it.
 ///
 /// ```
-/// use paceline_kernels::{Result, Stored, for_stored};
+/// use paceline_kernels::{Result, Stored, dispatch};
 /// use paceline_memory::Tensor;
 ///
 /// /// `y = -x`, element by element.
 /// fn negate(x: &Tensor, y: &Tensor) -> Result<()> {
-///     for_stored!("negate", x.dtype(), S => {
+///     dispatch!("negate", x.dtype(), S => {
 ///         for (y, x) in y.write::<S>()?.iter_mut().zip(x.read::<S>()?.iter()) {
 ///             *y = S::store(-x.load());
 ///         }
@@ -98,27 +98,18 @@ pub(crate) fn operand<X: SinglePrecision, S: SinglePrecision>(x: X) -> f32 {
 /// }
 /// ```
 #[macro_export]
-macro_rules! for_stored {
+macro_rules! dispatch {
     ($op:expr, $dtype:expr, $S:ident => $body:expr) => {
+        $crate::dispatch!($op, $dtype, $S: f32 | f64 | bf16 | f16 => $body)
+    };
+    ($op:expr, $dtype:expr, $S:ident: $($of:ident)|+ => $body:expr) => {
         match $dtype {
-            $crate::in_macro::DType::F32 => {
-                type $S = f32;
+            $(dtype if dtype == <$crate::in_macro::$of as $crate::in_macro::Element>::DTYPE => {
+                type $S = $crate::in_macro::$of;
                 $body
-            }
-            $crate::in_macro::DType::F64 => {
-                type $S = f64;
-                $body
-            }
-            $crate::in_macro::DType::BF16 => {
-                type $S = $crate::in_macro::bf16;
-                $body
-            }
-            $crate::in_macro::DType::F16 => {
-                type $S = $crate::in_macro::f16;
-                $body
-            }
+            })+
             dtype => Err($crate::KernelError::DType { op: $op, dtype }.into()),
         }
     };
 }
-pub(crate) use for_stored;
+pub(crate) use dispatch;

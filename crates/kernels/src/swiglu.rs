@@ -2,15 +2,18 @@
 //!
 //! Source: Shazeer, GLU Variants Improve Transformer (2020).
 
-use paceline_cuda::Grid;
+use paceline_cuda::{Grid, KernelSource};
 use paceline_memory::Tensor;
 
-use crate::card::rows as kernels;
+use crate::card::{EXP, NUMBERS};
 use crate::compute::batches;
 use crate::error::matrix_sizes;
-use crate::simd::multiversion;
-use crate::stored::{Stored, for_stored};
-use crate::{Compute, Op, Processor, Real, Result, read, write};
+use crate::simd::vectorized;
+use crate::stored::{Stored, dispatch};
+use crate::{Compute, Op, Real, Result, read, write};
+
+pub(crate) static CARD: KernelSource =
+    KernelSource::new("swiglu.cu", include_str!("swiglu.cu"), &[NUMBERS, EXP]);
 
 /// Rows that share a thread of a card, which has an element of each.
 const ROWS_OF_THREAD: usize = 4;
@@ -20,33 +23,28 @@ const ROWS_OF_THREAD: usize = 4;
 pub fn forward(compute: &Compute, gate_up: &Tensor, output: &Tensor) -> Result<()> {
     let op = Op::new("swiglu_forward");
     let [rows, columns] = matrix_sizes(op.name, "output", output)?;
-    for_stored!(op.name, output.dtype(), S => {
+    dispatch!(op.name, output.dtype(), S => {
         let operands = (
             read::<S>("gate_up", gate_up, [rows, 2 * columns]),
             write::<S>("output", output, [rows, columns]),
         );
-        let body = move |cpu: &Processor, (x, y): (&[S], &mut [S])| {
+        compute.launch_with_card(op, operands, move |cpu, (x, y)| {
             cpu.threads.for_each(batches(cpu, y, columns, rows), |(first, y)| {
                 let x = &x[2 * columns * first..][..2 * y.len()];
-                forward_of::<S>(cpu.simd, columns, x, y);
+                vectorized!(cpu.simd, forward_of::<S>, columns, x, y);
             });
             Ok(())
-        };
-        compute.launch_with_card(op, operands, body, move |card, (x, y)| {
+        }, move |card, (x, y)| {
             let runs = rows.div_ceil(ROWS_OF_THREAD);
-            let call = kernels::swiglu(x, y, columns as u32, rows as u64, runs as u64)?;
+            let arguments = (x, y, columns as u32, rows as u64, runs as u64);
             // SAFETY: the output has `rows` times `columns` elements, and the input twice as many.
-            unsafe { card.launch(call, Grid::elements(runs * columns)) }
+            unsafe { card.launch(CARD.of::<S>("swiglu"), arguments, Grid::elements(runs * columns)) }
         })
     })
 }
 
-multiversion! {
-    fn forward_of<S: Stored>(columns: usize, gate_up: &[S], y: &mut [S]) = forward_body
-}
-
 #[inline(always)]
-fn forward_body<S: Stored>(columns: usize, gate_up: &[S], y: &mut [S]) {
+fn forward_of<S: Stored>(columns: usize, gate_up: &[S], y: &mut [S]) {
     let one = S::Real::from_f64(1.0);
     for (row, y) in gate_up.chunks_exact(2 * columns.max(1)).zip(y.chunks_exact_mut(columns.max(1)))
     {
@@ -68,36 +66,31 @@ pub fn backward(
 ) -> Result<()> {
     let op = Op::new("swiglu_backward");
     let [rows, columns] = matrix_sizes(op.name, "d_output", d_output)?;
-    for_stored!(op.name, d_output.dtype(), S => {
+    dispatch!(op.name, d_output.dtype(), S => {
         let operands = (
             read::<S>("gate_up", gate_up, [rows, 2 * columns]),
             read::<S>("d_output", d_output, [rows, columns]),
             write::<S>("d_gate_up", d_gate_up, [rows, 2 * columns]),
         );
-        let body = move |cpu: &Processor, (x, dy, dx): (&[S], &[S], &mut [S])| {
+        compute.launch_with_card(op, operands, move |cpu, (x, dy, dx)| {
             cpu.threads.for_each(batches(cpu, dx, 2 * columns, rows), |(first, dx)| {
                 let x = &x[2 * columns * first..][..dx.len()];
                 let dy = &dy[columns * first..][..dx.len() / 2];
-                backward_of::<S>(cpu.simd, columns, x, dy, dx);
+                vectorized!(cpu.simd, backward_of::<S>, columns, x, dy, dx);
             });
             Ok(())
-        };
-        compute.launch_with_card(op, operands, body, move |card, (x, dy, dx)| {
+        }, move |card, (x, dy, dx)| {
             let runs = rows.div_ceil(ROWS_OF_THREAD);
             let (width, height) = (columns as u32, rows as u64);
-            let call = kernels::swiglu_backward(x, dy, dx, width, height, runs as u64)?;
+            let arguments = (x, dy, dx, width, height, runs as u64);
             // SAFETY: the gradient of the output has `rows` times `columns` elements, and the others twice as many.
-            unsafe { card.launch(call, Grid::elements(runs * columns)) }
+            unsafe { card.launch(CARD.of::<S>("swiglu_backward"), arguments, Grid::elements(runs * columns)) }
         })
     })
 }
 
-multiversion! {
-    fn backward_of<S: Stored>(columns: usize, gate_up: &[S], dy: &[S], dx: &mut [S]) = backward_body
-}
-
 #[inline(always)]
-fn backward_body<S: Stored>(columns: usize, gate_up: &[S], dy: &[S], dx: &mut [S]) {
+fn backward_of<S: Stored>(columns: usize, gate_up: &[S], dy: &[S], dx: &mut [S]) {
     let one = S::Real::from_f64(1.0);
     let (whole, half) = (2 * columns.max(1), columns.max(1));
     let rows = gate_up.chunks_exact(whole).zip(dy.chunks_exact(half));

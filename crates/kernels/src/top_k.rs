@@ -5,15 +5,19 @@
 
 use std::marker::PhantomData;
 
-use paceline_cuda::Grid;
 use paceline_cuda::kernel::Out;
+use paceline_cuda::{Grid, KernelSource};
 use paceline_memory::Tensor;
 use paceline_numeric::tree;
 
-use crate::card::{elementwise, top_k as kernels};
-use crate::elementwise::add_of;
+use crate::card::NUMBERS;
+use crate::elementwise::{self, add_of};
 use crate::operands::card_scratch;
-use crate::{Compute, KernelError, Op, Processor, Result, SimdLevel, read, update, write};
+use crate::simd::vectorized;
+use crate::{Compute, KernelError, Op, Result, SimdLevel, read, update, write};
+
+pub(crate) static CARD: KernelSource =
+    KernelSource::new("top_k.cu", include_str!("top_k.cu"), &[NUMBERS]);
 
 /// `residual += x`; then the `k` elements of `residual` that are largest in magnitude move to `selected`,
 /// an i32 (2 k), and become -0 in `residual`. Among elements of equal magnitude the first are taken. NaN
@@ -25,46 +29,64 @@ pub fn select(compute: &Compute, x: &Tensor, residual: &Tensor, selected: &Tenso
         read::<f32>("x", x, x.shape()),
         update::<f32>("residual", residual, x.shape()),
         write::<i32>("selected", selected, selected.shape()),
-        card_scratch::<i32>(compute, STATE + kernels::COUNTS + 2 * num_blocks),
+        card_scratch::<i32>(compute, STATE + COUNTS + 2 * num_blocks),
     );
-    let body = |cpu: &Processor, (x, residual, selected, _): SelectSlices<'_>| {
-        select_on_cpu(cpu.simd, x, residual, selected);
-        Ok(())
-    };
-    compute.launch_with_card(Op::new("top_k_select"), operands, body, move |card, operands| {
-        let (x, residual, selected, state) = operands;
-        let after = |elems: usize| Out(state.0 + (elems * size_of::<i32>()) as u64, PhantomData);
-        let (counts, of_blocks): (Out<i32>, Out<i32>) =
-            (after(STATE), after(STATE + kernels::COUNTS));
-        let (all, one) = (Grid::elements(n), Grid::blocks(1, 1));
-        let (k_word, blocks, len) = (k as u32, num_blocks as u32, n as u64);
-        let (values, now) = (residual.as_in(), state.as_in());
-        // SAFETY: `x` and the residual have `n` elements, the selection `2 k`, and the scratch memory a state, the counts of
-        // digits, and two counts for each block of threads.
-        unsafe {
-            card.launch(elementwise::add(x, residual, len)?, Grid::fours(n))?;
-            card.launch(kernels::top_k_begin(state, counts, k_word)?, one)?;
-            for (shift, bits) in DIGITS {
-                let few = Grid::blocks(blocks.min(MOST_BLOCKS), Grid::BLOCK);
-                let count = kernels::top_k_count(values, now, counts, shift, bits, len)?;
-                card.launch(count, few)?;
-                card.launch(kernels::top_k_digit(state, counts, bits)?, one)?;
+    compute.launch_with_card(
+        Op::new("top_k_select"),
+        operands,
+        |cpu, (x, residual, selected, _)| {
+            select_on_cpu(cpu.simd, x, residual, selected);
+            Ok(())
+        },
+        move |card, operands| {
+            let (x, residual, selected, scratch) = operands;
+            let after =
+                |elems: usize| Out(scratch.0 + (elems * size_of::<i32>()) as u64, PhantomData);
+            let state: Out<u32> = after(0);
+            let (counts, of_blocks): (Out<u32>, Out<u32>) = (after(STATE), after(STATE + COUNTS));
+            let (all, one) = (Grid::elements(n), Grid::blocks(1, 1));
+            let (k_word, blocks, len) = (k as u32, num_blocks as u32, n as u64);
+            let (values, now) = (residual.as_in(), state.as_in());
+            // SAFETY: `x` and the residual have `n` elements, the selection `2 k`, and the scratch memory a state, the counts of
+            // digits, and two counts for each block of threads.
+            unsafe {
+                card.launch(
+                    elementwise::CARD.of::<f32>("add"),
+                    (x, residual, len),
+                    Grid::fours(n),
+                )?;
+                card.launch(CARD.kernel("top_k_begin"), (state, counts, k_word), one)?;
+                for (shift, bits) in DIGITS {
+                    let few = Grid::blocks(blocks.min(MOST_BLOCKS), Grid::BLOCK);
+                    card.launch(
+                        CARD.kernel("top_k_count"),
+                        (values, now, counts, shift, bits, len),
+                        few,
+                    )?;
+                    card.launch(CARD.kernel("top_k_digit"), (state, counts, bits), one)?;
+                }
+                card.launch(CARD.kernel("top_k_count_blocks"), (values, now, of_blocks, len), all)?;
+                card.launch(
+                    CARD.kernel("top_k_sum_blocks"),
+                    (of_blocks, blocks),
+                    Grid::blocks(1, Grid::BLOCK),
+                )?;
+                let (before, len) = (of_blocks.as_in(), n as u64);
+                card.launch(
+                    CARD.kernel("top_k_move"),
+                    (residual, now, before, selected, k_word, len),
+                    all,
+                )
             }
-            card.launch(kernels::top_k_count_blocks(values, now, of_blocks, len)?, all)?;
-            let sum = kernels::top_k_sum_blocks(of_blocks, blocks)?;
-            card.launch(sum, Grid::blocks(1, Grid::BLOCK))?;
-            let (before, len) = (of_blocks.as_in(), n as u64);
-            let moving = kernels::top_k_move(residual, now, before, selected, k_word, len)?;
-            card.launch(moving, all)
-        }
-    })
+        },
+    )
 }
-
-/// Elements, residual, selection and scratch memory.
-type SelectSlices<'a> = (&'a [f32], &'a mut [f32], &'a mut [i32], &'a mut [i32]);
 
 /// Elements of the state of a card's selection.
 const STATE: usize = 2;
+
+/// Elements of the counts of digits, which are 11 bits at most.
+const COUNTS: usize = 1 << 11;
 
 /// The most blocks of threads that count digits, each in memory of its own.
 const MOST_BLOCKS: u32 = 512;
@@ -75,7 +97,7 @@ const DIGITS: [(u32, u32); 3] = [(21, 10), (10, 11), (0, 10)];
 fn select_on_cpu(simd: SimdLevel, x: &[f32], residual: &mut [f32], selected: &mut [i32]) {
     let k = selected.len() / 2;
     let (indices, values) = selected.split_at_mut(k);
-    add_of::<f32>(simd, x, residual);
+    vectorized!(simd, add_of::<f32>, x, &mut *residual);
     let (threshold, mut num_equal) = threshold(residual, k);
     let mut places = indices.iter_mut().zip(values);
     for (at, value) in residual.iter_mut().enumerate() {
@@ -134,14 +156,21 @@ pub fn scatter_mean(compute: &Compute, selections: &Tensor, n: usize, mean: &Ten
         write::<f32>("mean", mean, mean.shape()),
     );
     let (k, len) = (selections.num_elems() / (2 * n), mean.num_elems());
-    let body = move |_: &Processor, (selections, mean): (&[i32], &mut [f32])| {
-        scatter_mean_on_cpu(op.name, selections, n, mean)
-    };
-    compute.launch_with_card(op, operands, body, move |card, (selections, mean)| {
-        let call = kernels::top_k_mean(selections, mean, k as u32, n as u32, len as u64)?;
-        // SAFETY: there are `n` selections of `2 k` elements, and `len` means.
-        unsafe { card.launch(call, Grid::elements(len)) }
-    })
+    compute.launch_with_card(
+        op,
+        operands,
+        move |_, (selections, mean)| scatter_mean_on_cpu(op.name, selections, n, mean),
+        move |card, (selections, mean)| {
+            // SAFETY: there are `n` selections of `2 k` elements, and `len` means.
+            unsafe {
+                card.launch(
+                    CARD.kernel("top_k_mean"),
+                    (selections, mean, k as u32, n as u32, len as u64),
+                    Grid::elements(len),
+                )
+            }
+        },
+    )
 }
 
 fn scatter_mean_on_cpu(

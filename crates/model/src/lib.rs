@@ -6,11 +6,11 @@
 //!
 //! This crate knows nothing of ranks: the code that receives the announcements shares and synchronizes storage.
 //!
-//! Your own layer implements the two passes. [`for_stored`](paceline_kernels::for_stored) lets it work in f32, f64 and bf16
+//! Your own layer implements the two passes. [`dispatch`](paceline_kernels::dispatch) lets it work in f32, f64 and bf16
 //! with one loop. Finite differences can check it, in f64:
 //!
 //! ```
-//! use paceline_kernels::{Stored, for_stored};
+//! use paceline_kernels::{Stored, dispatch};
 //! use paceline_memory::Tensor;
 //! use paceline_model::{Context, Half, Layer, LayoutBuilder, Result, Saved, gradcheck};
 //!
@@ -24,7 +24,7 @@
 //!
 //!     fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)> {
 //!         let output = cx.activation(input.shape())?;
-//!         for_stored!("square", input.dtype(), S => {
+//!         dispatch!("square", input.dtype(), S => {
 //!             for (y, x) in output.write::<S>()?.iter_mut().zip(input.read::<S>()?.iter()) {
 //!                 *y = S::store(x.load() * x.load());
 //!             }
@@ -41,7 +41,7 @@
 //!     ) -> Result<Option<Tensor>> {
 //!         let [input] = saved.tensors()?;
 //!         let d_input = cx.gradient_of(&input)?;
-//!         for_stored!("square", input.dtype(), S => {
+//!         dispatch!("square", input.dtype(), S => {
 //!             let (x, dy) = (input.read::<S>()?, d_output.read::<S>()?);
 //!             for (i, dx) in d_input.write::<S>()?.iter_mut().enumerate() {
 //!                 *dx = S::store((x[i].load() + x[i].load()) * dy[i].load());

@@ -22,7 +22,7 @@ impl Scale {
 impl Layer for Scale {
     fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)> {
         let (gain, output) = (cx.param(self.gain)?, cx.activation(input.shape())?);
-        for_stored!("scale", input.dtype(), S => {
+        dispatch!("scale", input.dtype(), S => {
             // Parameters are f32 where activations are bf16.
             let (gain, x) = (gain.read::<<S as Stored>::Real>()?, input.read::<S>()?);
             for (at, y) in output.write::<S>()?.iter_mut().enumerate() {
@@ -40,7 +40,7 @@ impl Layer for Scale {
         half: Half,
     ) -> Result<Option<Tensor>> {
         let ([input], gain) = (saved.tensors()?, cx.param(self.gain)?);
-        for_stored!("scale", input.dtype(), S => {
+        dispatch!("scale", input.dtype(), S => {
             let (x, dy) = (input.read::<S>()?, dy.read::<S>()?);
             if half.writes_weights() && cx.trains(self.gain) {
                 let (gradient, accumulates) = (cx.grad(self.gain)?, cx.accumulates(self.gain));

@@ -30,7 +30,7 @@ impl Layer for Power {
 
     fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)> {
         let output = cx.activation(input.shape())?;
-        for_stored!("power", input.dtype(), S => {
+        dispatch!("power", input.dtype(), S => {
             for (y, x) in output.write::<S>()?.iter_mut().zip(input.read::<S>()?.iter()) {
                 *y = S::store(self.value(x.load()));
             }
@@ -47,7 +47,7 @@ impl Layer for Power {
     ) -> Result<Option<Tensor>> {
         let [input] = saved.tensors()?;
         let d_input = cx.gradient_of(input)?;
-        for_stored!("power", input.dtype(), S => {
+        dispatch!("power", input.dtype(), S => {
             let (x, dy) = (input.read::<S>()?, dy.read::<S>()?);
             for (i, dx) in d_input.write::<S>()?.iter_mut().enumerate() {
                 *dx = S::store(self.slope(x[i].load()) * dy[i].load());

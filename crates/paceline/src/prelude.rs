@@ -7,7 +7,7 @@ pub use clap::Args;
 pub use paceline_collectives::{Group, MeshShape, ReduceOp, Work};
 pub use paceline_data::{DataError, Dataset, Field, Sample, Split};
 pub use paceline_kernels::linear::Activation;
-pub use paceline_kernels::{Real, Stored, for_stored};
+pub use paceline_kernels::{Real, Stored, dispatch};
 pub use paceline_memory::Tensor;
 pub use paceline_model::layers::{Linear, Sequence};
 pub use paceline_model::{

@@ -12,10 +12,10 @@ use std::ops::Range;
 use super::forward::start_of;
 use super::product::{HeadTokens, Products, ScoreSquare, ways_of};
 use super::tile::{
-    PairOperands, SIDE, SharedMatrix, TokenMatrix, pack, put, put_turned_back, take, width,
+    OwnPlaces, PairOperands, SIDE, TokenMatrix, pack, put, put_turned_back, take, width,
 };
 use crate::exp::exp;
-use crate::simd::multiversion;
+use crate::simd::vectorized;
 use crate::stored::Stored;
 
 /// Results of the forward pass, and the gradient of its output.
@@ -28,22 +28,18 @@ pub(super) struct Results<'a, S> {
 
 ways_of! {
     /// Writes the places of the pair in the gradient of qkv.
-    ///
-    /// # Safety
-    ///
-    /// No other thread uses the places of this pair at the same time.
     fn in_registers, in_tiles<S>(
         operands: &PairOperands<'_, S>,
         results: &Results<'_, S>,
         pair: usize,
         scratch: &mut [f32],
-        d_qkv: &SharedMatrix<'_, S>,
+        d_qkv: &mut OwnPlaces<'_, S>,
     ) = pair_with
 }
 
 /// # Safety
 ///
-/// As `in_registers`, and the processor is that of the products.
+/// The processor is that of the products.
 #[inline(always)]
 unsafe fn pair_with<P: Products, S: Stored<Real = f32>>(
     mut products: P,
@@ -51,7 +47,7 @@ unsafe fn pair_with<P: Products, S: Stored<Real = f32>>(
     results: &Results<'_, S>,
     pair: usize,
     mut scratch: &mut [f32],
-    d_qkv: &SharedMatrix<'_, S>,
+    d_qkv: &mut OwnPlaces<'_, S>,
 ) {
     let (simd, spec) = (operands.simd, operands.spec);
     let (row, kv_head) = (pair / spec.kv_heads, pair % spec.kv_heads);
@@ -86,7 +82,7 @@ unsafe fn pair_with<P: Products, S: Stored<Real = f32>>(
             let queries = SIDE.min(len - first);
             let tokens = first..first + queries;
             operands.pack_rotated(row, tokens.clone(), column, scale, q);
-            pack(simd, results.d_output, spec, row, tokens.clone(), column, dy);
+            vectorized!(simd, pack, results.d_output, spec, row, tokens.clone(), column, &mut *dy);
             for matrix in [operands.qkv, results.d_output, results.output] {
                 operands.prefetch_next(matrix, row, head, first);
             }
@@ -106,15 +102,16 @@ unsafe fn pair_with<P: Products, S: Stored<Real = f32>>(
             let (mut log_sums, mut dots) = ([0.0f32; SIDE], [0.0f32; SIDE]);
             let from = (row * spec.heads + head) * spec.seq + first;
             log_sums[..queries].copy_from_slice(&results.log_sums[from..from + queries]);
-            dots_of_rows(
+            vectorized!(
                 simd,
+                dots_of_rows,
                 results.output,
                 operands,
                 row,
                 tokens.clone(),
                 column,
-                dy,
-                &mut dots,
+                &*dy,
+                &mut dots
             );
             for at in ScoreSquare::on_diagonal(operands, first, queries).up_to_diagonal() {
                 // SAFETY: the caller guarantees the processor.
@@ -122,46 +119,41 @@ unsafe fn pair_with<P: Products, S: Stored<Real = f32>>(
                     products.scores(&at, k, q_turned, p);
                     products.scores(&at, v, dy_turned, ds);
                 }
-                gradient_of_scores(simd, p, ds, &at, &log_sums, &dots);
+                vectorized!(simd, gradient_of_scores, &mut *p, &mut *ds, &at, &log_sums, &dots);
                 let tiles = [[&*q, &*q_turned], [&*dy, &*dy_turned]];
                 // SAFETY: as above.
                 unsafe { products.add_gradients(&at, [p, ds], k, tiles, [dk, dv], dq) };
             }
             // SAFETY: as above. The queries are not needed any more.
             let dq = unsafe { products.rows(width, dq, q) };
-            // SAFETY: the caller guarantees that nobody else uses the places of this pair.
-            unsafe { put_turned_back(simd, d_qkv, operands, row, tokens, column, scale, dq) };
+            vectorized!(
+                simd,
+                put_turned_back,
+                &mut *d_qkv,
+                operands,
+                row,
+                tokens,
+                column,
+                scale,
+                dq
+            );
         }
-        // SAFETY: as above.
-        unsafe { d_qkv.clear(spec, row, len..spec.seq, column) };
+        d_qkv.clear(spec, row, len..spec.seq, column);
     }
-    // SAFETY: as above; the two columns do not overlap.
-    unsafe {
-        put_turned_back(simd, d_qkv, operands, row, 0..len, k_column, 1.0, dk);
-        for (first, dv) in (0..len).step_by(SIDE).zip(dv.chunks_exact(SIDE * width)) {
-            let divisors = &[1.0; SIDE][..SIDE.min(len - first)];
-            put(simd, d_qkv, spec, row * spec.seq + first, v_column, dv, divisors);
-        }
-        for column in [k_column, v_column] {
-            d_qkv.clear(spec, row, len..spec.seq, column);
-        }
+    vectorized!(simd, put_turned_back, &mut *d_qkv, operands, row, 0..len, k_column, 1.0, dk);
+    for (first, dv) in (0..len).step_by(SIDE).zip(dv.chunks_exact(SIDE * width)) {
+        let divisors = &[1.0; SIDE][..SIDE.min(len - first)];
+        vectorized!(simd, put, &mut *d_qkv, spec, row * spec.seq + first, v_column, dv, divisors);
+    }
+    for column in [k_column, v_column] {
+        d_qkv.clear(spec, row, len..spec.seq, column);
     }
 }
 
-multiversion! {
-    /// Replaces scores by probabilities, `p = exp(p - log_sum)`, and `ds` by the gradient of the scores,
-    /// `p (ds - product)`; both are zero above the diagonal, as far as products use them.
-    fn gradient_of_scores(
-        p: &mut [f32],
-        ds: &mut [f32],
-        at: &ScoreSquare,
-        log_sums: &[f32; SIDE],
-        products: &[f32; SIDE],
-    ) = gradient_of_scores_body
-}
-
+/// Replaces scores by probabilities, `p = exp(p - log_sum)`, and `ds` by the gradient of the scores,
+/// `p (ds - product)`; both are zero above the diagonal, as far as products use them.
 #[inline(always)]
-fn gradient_of_scores_body(
+fn gradient_of_scores(
     p: &mut [f32],
     ds: &mut [f32],
     at: &ScoreSquare,
@@ -185,21 +177,9 @@ fn gradient_of_scores_body(
     }
 }
 
-multiversion! {
-    /// The scalar products of the rows of a tile and what a matrix has for the same tokens from a column on.
-    fn dots_of_rows<S: Stored<Real = f32>>(
-        matrix: TokenMatrix<'_, S>,
-        operands: &PairOperands<'_, S>,
-        row: usize,
-        tokens: Range<usize>,
-        column: usize,
-        tile: &[f32],
-        dots: &mut [f32; SIDE],
-    ) = dots_of_rows_body
-}
-
+/// The scalar products of the rows of a tile and what a matrix has for the same tokens from a column on.
 #[inline(always)]
-fn dots_of_rows_body<S: Stored<Real = f32>>(
+fn dots_of_rows<S: Stored<Real = f32>>(
     matrix: TokenMatrix<'_, S>,
     operands: &PairOperands<'_, S>,
     row: usize,

@@ -9,30 +9,26 @@
 //! computed lane by lane.
 
 use super::product::{HeadTokens, Products, ScoreSquare, ways_of};
-use super::tile::{PairOperands, SIDE, SharedMatrix, put, take, width};
+use super::tile::{OwnPlaces, PairOperands, SIDE, put, take, width};
 use crate::SimdLevel;
 use crate::exp::exp;
-use crate::simd::multiversion;
+use crate::simd::vectorized;
 use crate::stored::Stored;
 
 ways_of! {
     /// Writes log_sums of the pair (heads of the group, seq) and its places of the output.
-    ///
-    /// # Safety
-    ///
-    /// No other thread uses the places of this pair at the same time.
     fn in_registers, in_tiles<S>(
         operands: &PairOperands<'_, S>,
         pair: usize,
         scratch: &mut [f32],
         log_sums: &mut [f32],
-        output: &SharedMatrix<'_, S>,
+        output: &mut OwnPlaces<'_, S>,
     ) = pair_with
 }
 
 /// # Safety
 ///
-/// As `in_registers`, and the processor is that of the products.
+/// The processor is that of the products.
 #[inline(always)]
 unsafe fn pair_with<P: Products, S: Stored<Real = f32>>(
     mut products: P,
@@ -40,7 +36,7 @@ unsafe fn pair_with<P: Products, S: Stored<Real = f32>>(
     pair: usize,
     mut scratch: &mut [f32],
     log_sums: &mut [f32],
-    output: &SharedMatrix<'_, S>,
+    output: &mut OwnPlaces<'_, S>,
 ) {
     let (simd, spec) = (operands.simd, operands.spec);
     let (row, kv_head) = (pair / spec.kv_heads, pair % spec.kv_heads);
@@ -81,15 +77,13 @@ unsafe fn pair_with<P: Products, S: Stored<Real = f32>>(
             // SAFETY: as above. The queries are not needed any more.
             let sums = unsafe { products.rows(width, sums, q) };
             let divisors = &softmax.sums[..queries];
-            // SAFETY: the caller guarantees that nobody else uses the places of this pair.
-            unsafe { put(simd, output, spec, begin, column, sums, divisors) };
+            vectorized!(simd, put, &mut *output, spec, begin, column, &*sums, divisors);
             let log_sums = log_sums[first..].iter_mut();
             for ((to, most), divisor) in log_sums.zip(softmax.largest).zip(divisors) {
                 *to = most + divisor.ln();
             }
         }
-        // SAFETY: as above.
-        unsafe { output.clear(spec, row, len..spec.seq, column) };
+        output.clear(spec, row, len..spec.seq, column);
         log_sums[len..].fill(0.0);
     }
 }
@@ -112,7 +106,7 @@ unsafe fn attend<P: Products>(
     for at in diagonal.up_to_diagonal() {
         // SAFETY: required of the caller.
         unsafe { products.scores(&at, k, q_turned, square) };
-        add_scores(simd, &mut softmax, square, &at);
+        vectorized!(simd, add_scores, &mut softmax, &mut *square, &at);
         // SAFETY: as above.
         unsafe { products.add_values(&at, square, v, &softmax.factors, sums) };
     }
@@ -137,18 +131,10 @@ impl Softmax {
     }
 }
 
-multiversion! {
-    /// Replaces scores (keys, queries) by `exp(score - largest)`, and by zero above the diagonal. What lies further
-    /// above the diagonal than a register is long is left alone.
-    fn add_scores(
-        softmax: &mut Softmax,
-        square: &mut [f32],
-        at: &ScoreSquare,
-    ) = add_scores_body
-}
-
+/// Replaces scores (keys, queries) by `exp(score - largest)`, and by zero above the diagonal. What lies further
+/// above the diagonal than a register is long is left alone.
 #[inline(always)]
-fn add_scores_body(softmax: &mut Softmax, square: &mut [f32], at: &ScoreSquare) {
+fn add_scores(softmax: &mut Softmax, square: &mut [f32], at: &ScoreSquare) {
     let ScoreSquare { keys, is_diagonal, .. } = *at;
     let columns = at.columns.min(SIDE);
     let (rows, _) = square.as_chunks_mut::<SIDE>();

@@ -30,7 +30,6 @@ use std::borrow::Cow;
 use half::{bf16, f16};
 use paceline_memory::{DType, Tensor};
 
-use crate::card::attention as on_card;
 use crate::compute::batches;
 use crate::rotary::RotaryTable;
 use crate::stored::Stored;
@@ -38,6 +37,7 @@ use crate::tiles::{self, Ways};
 use crate::{Compute, KernelError, Op, Processor, Result, read, scratch, write};
 
 mod backward;
+pub(crate) mod card;
 mod forward;
 mod in_tiles;
 pub(crate) mod plain;
@@ -49,7 +49,7 @@ mod tile;
 use self::backward::Results;
 pub use self::spec::AttentionSpec;
 pub use self::step::{keep, step};
-use self::tile::{PairOperands, SharedMatrix, TokenMatrix};
+use self::tile::{OwnPlaces, PairOperands, SharedMatrix, TokenMatrix};
 
 /// Elements of f32 scratch memory of a thread of [`forward()`]: `2 s d + 3 * 64 d + 64 * 64`, where `s` is `seq`
 /// rounded up to 64, and `d` is `head_dim` rounded up to 16.
@@ -118,7 +118,7 @@ pub fn forward(
                 write::<<$stored as Stored>::Real>("log_sums", log_sums, [spec.log_sums_len()]),
                 scratch::<f32>($scratch_len),
             );
-            let [card_needs, _] = on_card::needs::<$stored>(&spec);
+            let [card_needs, _] = card::needs::<$stored>(&spec);
             compute.launch_with_card(
                 op.needs(card_needs),
                 operands,
@@ -130,7 +130,7 @@ pub fn forward(
                 },
                 move |card, (qkv, lengths, angles, y, log_sums, _)| {
                     // SAFETY: the operands are those of this attention.
-                    unsafe { on_card::forward(card, &spec, (qkv, lengths, angles), y, log_sums) }
+                    unsafe { card::forward(card, &spec, (qkv, lengths, angles), y, log_sums) }
                 },
             )
         }};
@@ -167,9 +167,9 @@ fn ways(compute: &Compute, qkv: &Tensor, spec: &AttentionSpec) -> Ways {
 }
 
 type ForwardPair<S> =
-    unsafe fn(Ways, &PairOperands<'_, S>, usize, &mut [f32], &mut [f32], &SharedMatrix<'_, S>);
+    fn(Ways, &PairOperands<'_, S>, usize, &mut [f32], &mut [f32], &mut OwnPlaces<'_, S>);
 type BackwardPair<S> =
-    unsafe fn(Ways, &PairOperands<'_, S>, &Results<'_, S>, usize, &mut [f32], &SharedMatrix<'_, S>);
+    fn(Ways, &PairOperands<'_, S>, &Results<'_, S>, usize, &mut [f32], &mut OwnPlaces<'_, S>);
 
 fn forward_pairs<S: Stored<Real = f32>>(
     (ways, pair): (Ways, ForwardPair<S>),
@@ -188,7 +188,8 @@ fn forward_pairs<S: Stored<Real = f32>>(
     cpu.threads.for_each(parts, |((first, log_sums), space)| {
         for (n, log_sums) in log_sums.chunks_exact_mut(group_len.max(1)).enumerate() {
             // SAFETY: each pair occurs once, so no other thread has its columns.
-            unsafe { pair(ways, &operands, first + n, space, log_sums, &output) }
+            let mut output = unsafe { output.own_places() };
+            pair(ways, &operands, first + n, space, log_sums, &mut output);
         }
     });
 }
@@ -231,7 +232,7 @@ pub fn backward(
                 write::<$stored>("d_qkv", d_qkv, spec.qkv_shape()),
                 scratch::<f32>($scratch_len),
             );
-            let [_, card_needs] = on_card::needs::<$stored>(&spec);
+            let [_, card_needs] = card::needs::<$stored>(&spec);
             compute.launch_with_card(
                 op.needs(card_needs),
                 operands,
@@ -245,7 +246,7 @@ pub fn backward(
                 move |card, (qkv, lengths, angles, output, log_sums, d_output, d_qkv, _)| {
                     let (read, results) = ((qkv, lengths, angles), (output, log_sums, d_output));
                     // SAFETY: the operands are those of this attention.
-                    unsafe { on_card::backward(card, &spec, read, results, d_qkv) }
+                    unsafe { card::backward(card, &spec, read, results, d_qkv) }
                 },
             )
         }};
@@ -295,7 +296,8 @@ fn backward_pairs<S: Stored<Real = f32>>(
     cpu.threads.for_each(parts, |(pairs, space)| {
         for n in pairs {
             // SAFETY: each pair occurs once, so no other thread has its columns.
-            unsafe { pair(ways, &operands, &results, n, space, &d_qkv) }
+            let mut d_qkv = unsafe { d_qkv.own_places() };
+            pair(ways, &operands, &results, n, space, &mut d_qkv);
         }
     });
 }

@@ -8,7 +8,7 @@
 
 use super::tile::{PairOperands, SIDE, at_level, lanes, transpose, width};
 use crate::SimdLevel;
-use crate::simd::{Vector, multiversion};
+use crate::simd::{Vector, vectorized};
 use crate::stored::Stored;
 
 /// A square: queries of a tile and keys of a tile. Scores, and what is made of them, are stored transposed, (keys, queries).
@@ -287,7 +287,7 @@ unsafe impl Products for InRegisters {
         sums: &mut [f32],
     ) {
         if at.first_key > 0 {
-            scale_rows(self.0, sums, at.width, factors);
+            vectorized!(self.0, scale_rows, &mut *sums, at.width, factors);
         }
         self.add_for_queries(at, square, values, sums);
     }
@@ -321,13 +321,9 @@ unsafe impl Products for InRegisters {
     }
 }
 
-multiversion! {
-    /// Multiplies each row by its factor.
-    fn scale_rows(rows: &mut [f32], width: usize, factors: &[f32; SIDE]) = scale_rows_body
-}
-
+/// Multiplies each row by its factor.
 #[inline(always)]
-fn scale_rows_body(rows: &mut [f32], width: usize, factors: &[f32; SIDE]) {
+fn scale_rows(rows: &mut [f32], width: usize, factors: &[f32; SIDE]) {
     for (row, factor) in rows.chunks_exact_mut(width).zip(factors) {
         row.iter_mut().for_each(|x| *x *= factor);
     }
@@ -352,18 +348,18 @@ macro_rules! ways_of {
     ($(#[$doc:meta])* fn $name:ident, $in_tiles:ident<$stored:ident>($($arg:ident: $ty:ty),* $(,)?) = $body:ident) => {
         $(#[$doc])*
         #[allow(clippy::too_many_arguments)]
-        pub(super) unsafe fn $name<$stored: $crate::stored::Stored<Real = f32>>(
+        pub(super) fn $name<$stored: $crate::stored::Stored<Real = f32>>(
             ways: $crate::tiles::Ways,
             $($arg: $ty),*
         ) {
             let products = $crate::attention::product::InRegisters(ways.simd);
-            // SAFETY: as required of the caller.
+            // SAFETY: a level is only chosen where it is.
             unsafe { $body::<_, $stored>(products, $($arg),*) }
         }
 
         $(#[$doc])*
         #[allow(clippy::too_many_arguments)]
-        pub(super) unsafe fn $in_tiles<$stored: $crate::stored::Stored<Real = f32>>(
+        pub(super) fn $in_tiles<$stored: $crate::stored::Stored<Real = f32>>(
             ways: $crate::tiles::Ways,
             $($arg: $ty),*
         ) {
@@ -380,7 +376,7 @@ macro_rules! ways_of {
                     $body::<_, $stored>(InTiles::<$crate::simd::Avx512, _>::new(tiles), $($arg),*)
                 }
             }
-            // SAFETY: tiles are only chosen where there are some; the rest is required of the caller.
+            // SAFETY: levels and tiles are only chosen where there are some.
             unsafe {
                 match ways.tiles {
                     None => $name::<$stored>(ways, $($arg),*),

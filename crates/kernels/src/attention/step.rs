@@ -11,8 +11,8 @@ use paceline_memory::Tensor;
 use super::AttentionSpec;
 use crate::compute::batches;
 use crate::rotary::{RotaryTable, turn};
-use crate::simd::multiversion;
-use crate::stored::{Stored, for_stored, wide};
+use crate::simd::vectorized;
+use crate::stored::{Stored, dispatch, wide};
 use crate::{Compute, KernelError, Op, Real, Result, lanes, read, scratch, update, write};
 
 /// The output of [`forward`](super::forward()) for the token at `position` of each row, if the cache has the keys and values
@@ -43,7 +43,7 @@ pub fn step(
     table.check(op.name, spec.head_dim, position + 1)?;
     let spec = *spec;
     let scratch_len = spec.num_parts(compute.processor()) * (position + 1 + spec.head_dim);
-    for_stored!(op.name, qkv.dtype(), S => {
+    dispatch!(op.name, qkv.dtype(), S => {
         let operands = (
             read::<S>("qkv", qkv, [spec.batch, spec.qkv_shape()[1]]),
             read::<<S as Stored>::Real>("table", table.values(), table.values().shape()),
@@ -63,7 +63,7 @@ pub fn step(
             let parts = caches.zip(space.chunks_exact_mut(position + 1 + spec.head_dim)).collect();
             cpu.threads.for_each(parts, |((((first, keys), (_, values)), (_, output)), space)| {
                 let token = Token { spec: &spec, qkv, angles, position, first };
-                pairs::<S>(cpu.simd, token, keys, values, output, space);
+                vectorized!(cpu.simd, pairs::<S>, token, keys, values, output, space);
             });
             Ok(())
         })
@@ -80,19 +80,9 @@ struct Token<'a, S: Stored> {
     first: usize,
 }
 
-multiversion! {
-    fn pairs<S: Stored>(
-        token: Token<'_, S>,
-        keys: &mut [S],
-        values: &mut [S],
-        output: &mut [S],
-        scratch: &mut [S::Real],
-    ) = pairs_body
-}
-
 /// The pairs whose caches are `keys` and `values`, one after the other.
 #[inline(always)]
-fn pairs_body<S: Stored>(
+fn pairs<S: Stored>(
     token: Token<'_, S>,
     keys: &mut [S],
     values: &mut [S],
@@ -171,7 +161,7 @@ pub fn keep(
     }
     table.check(op.name, spec.head_dim, tokens)?;
     let spec = *spec;
-    for_stored!(op.name, qkv.dtype(), S => {
+    dispatch!(op.name, qkv.dtype(), S => {
         let operands = (
             read::<S>("qkv", qkv, [spec.batch * tokens, spec.qkv_shape()[1]]),
             read::<<S as Stored>::Real>("table", table.values(), table.values().shape()),

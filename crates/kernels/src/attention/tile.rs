@@ -12,7 +12,7 @@ use std::ops::Range;
 use super::AttentionSpec;
 use crate::SimdLevel;
 use crate::rotary::{turn, turn_back};
-use crate::simd::{Vector, multiversion, prefetch};
+use crate::simd::{Vector, prefetch, vectorized};
 use crate::stored::Stored;
 
 /// The number of queries, and of keys, of a tile.
@@ -101,27 +101,16 @@ impl<'a, S: Stored<Real = f32>> PairOperands<'a, S> {
         factor: f32,
         to: &mut [f32],
     ) {
-        pack_rotated(self.simd, self, row, tokens, column, factor, to);
+        vectorized!(self.simd, pack_rotated, self, row, tokens, column, factor, to);
     }
 
     pub(super) fn pack(&self, row: usize, tokens: Range<usize>, column: usize, to: &mut [f32]) {
-        pack(self.simd, self.qkv, self.spec, row, tokens, column, to);
+        vectorized!(self.simd, pack, self.qkv, self.spec, row, tokens, column, to);
     }
 }
 
-multiversion! {
-    fn pack_rotated<S: Stored<Real = f32>>(
-        operands: &PairOperands<'_, S>,
-        row: usize,
-        tokens: Range<usize>,
-        column: usize,
-        factor: f32,
-        to: &mut [f32],
-    ) = pack_rotated_body
-}
-
 #[inline(always)]
-fn pack_rotated_body<S: Stored<Real = f32>>(
+fn pack_rotated<S: Stored<Real = f32>>(
     operands: &PairOperands<'_, S>,
     row: usize,
     tokens: Range<usize>,
@@ -180,20 +169,9 @@ impl<'a, S: Stored<Real = f32>> TokenMatrix<'a, S> {
     }
 }
 
-multiversion! {
-    /// Copies the elements of tokens from `column` on into the rows of `to`. The rows after the tokens are zero.
-    pub(super) fn pack<S: Stored<Real = f32>>(
-        from: TokenMatrix<'_, S>,
-        spec: &AttentionSpec,
-        row: usize,
-        tokens: Range<usize>,
-        column: usize,
-        to: &mut [f32],
-    ) = pack_body
-}
-
+/// Copies the elements of tokens from `column` on into the rows of `to`. The rows after the tokens are zero.
 #[inline(always)]
-fn pack_body<S: Stored<Real = f32>>(
+pub(super) fn pack<S: Stored<Real = f32>>(
     from: TokenMatrix<'_, S>,
     spec: &AttentionSpec,
     row: usize,
@@ -286,7 +264,7 @@ pub(super) struct SharedMatrix<'a, S> {
     borrowed: PhantomData<&'a mut [S]>,
 }
 
-// SAFETY: the matrix is borrowed for writing as long as this value lives, and `SharedMatrix::place` makes its callers see to
+// SAFETY: the matrix is borrowed for writing as long as this value lives, and `SharedMatrix::own_places` makes its callers see to
 // it that no place is used twice at a time.
 unsafe impl<S: Stored> Sync for SharedMatrix<'_, S> {}
 
@@ -297,66 +275,57 @@ impl<'a, S: Stored> SharedMatrix<'a, S> {
         Self { start: elems.as_mut_ptr(), rows, columns, borrowed: PhantomData }
     }
 
+    /// The places of a thread.
+    ///
+    /// # Safety
+    ///
+    /// Nobody else uses any place that is asked of the result as long as that lives.
+    pub(super) unsafe fn own_places(&self) -> OwnPlaces<'_, S> {
+        OwnPlaces(self)
+    }
+}
+
+/// The places of a [`SharedMatrix`] that a thread writes.
+pub(super) struct OwnPlaces<'a, S>(&'a SharedMatrix<'a, S>);
+
+impl<S: Stored> OwnPlaces<'_, S> {
     /// Prefetches the elements of a tile of rows, which will be written soon.
     #[inline(always)]
     pub(super) fn prefetch(&self, rows: Range<usize>, column: usize, len: usize) {
         for row in rows {
-            prefetch(self.start.wrapping_add(row * self.columns + column), len);
+            prefetch(self.0.start.wrapping_add(row * self.0.columns + column), len);
         }
     }
 
     /// `len` elements of a row from `column` on. Panics if they are not all in the row.
-    ///
-    /// # Safety
-    ///
-    /// No other slice of the same elements exists as long as the result is used.
     #[inline(always)]
-    #[allow(clippy::mut_from_ref, reason = "the caller guarantees that there is no other slice")]
-    pub(super) unsafe fn place(&self, row: usize, column: usize, len: usize) -> &mut [S] {
-        assert!(row < self.rows && len <= self.columns && column <= self.columns - len);
-        // SAFETY: the elements are within the borrowed matrix, and the caller guarantees that there is no other slice.
-        unsafe { std::slice::from_raw_parts_mut(self.start.add(row * self.columns + column), len) }
+    fn place(&mut self, row: usize, column: usize, len: usize) -> &mut [S] {
+        let SharedMatrix { start, rows, columns, .. } = *self.0;
+        assert!(row < rows && len <= columns && column <= columns - len);
+        // SAFETY: the elements are within the borrowed matrix. This value gives no second slice meanwhile, and whoever made it
+        // promised that nobody else has one.
+        unsafe { std::slice::from_raw_parts_mut(start.add(row * columns + column), len) }
     }
 
     /// Writes zeros to a head from `column` on, for tokens of a row of the batch.
-    ///
-    /// # Safety
-    ///
-    /// As for [`SharedMatrix::place`].
-    pub(super) unsafe fn clear(
-        &self,
+    pub(super) fn clear(
+        &mut self,
         spec: &AttentionSpec,
         row: usize,
         tokens: Range<usize>,
         column: usize,
     ) {
         for token in tokens {
-            // SAFETY: required of the caller.
-            let place = unsafe { self.place(row * spec.seq + token, column, spec.head_dim) };
+            let place = self.place(row * spec.seq + token, column, spec.head_dim);
             place.fill(S::default());
         }
     }
 }
 
-multiversion! {
-    /// Writes rows of a tile to their places, from a row and a column on, each divided by its divisor.
-    ///
-    /// # Safety
-    ///
-    /// Nobody else uses these places.
-    pub(super) unsafe fn put<S: Stored<Real = f32>>(
-        to: &SharedMatrix<'_, S>,
-        spec: &AttentionSpec,
-        first: usize,
-        column: usize,
-        rows: &[f32],
-        divisors: &[f32],
-    ) = put_body
-}
-
+/// Writes rows of a tile to their places, from a row and a column on, each divided by its divisor.
 #[inline(always)]
-unsafe fn put_body<S: Stored<Real = f32>>(
-    to: &SharedMatrix<'_, S>,
+pub(super) fn put<S: Stored<Real = f32>>(
+    to: &mut OwnPlaces<'_, S>,
     spec: &AttentionSpec,
     first: usize,
     column: usize,
@@ -364,34 +333,17 @@ unsafe fn put_body<S: Stored<Real = f32>>(
     divisors: &[f32],
 ) {
     for ((row, from), divisor) in (first..).zip(rows.chunks_exact(width(spec))).zip(divisors) {
-        // SAFETY: required of the caller.
-        let to = unsafe { to.place(row, column, spec.head_dim) };
+        let to = to.place(row, column, spec.head_dim);
         for (to, x) in to.iter_mut().zip(from) {
             *to = S::store(x / divisor);
         }
     }
 }
 
-multiversion! {
-    /// Writes the gradients of tokens of a row of the batch, rotated back and times `factor`, to their places from a column on.
-    ///
-    /// # Safety
-    ///
-    /// Nobody else uses these places.
-    pub(super) unsafe fn put_turned_back<S: Stored<Real = f32>>(
-        to: &SharedMatrix<'_, S>,
-        operands: &PairOperands<'_, S>,
-        row: usize,
-        tokens: Range<usize>,
-        column: usize,
-        factor: f32,
-        rows: &[f32],
-    ) = put_turned_back_body
-}
-
+/// Writes the gradients of tokens of a row of the batch, rotated back and times `factor`, to their places from a column on.
 #[inline(always)]
-unsafe fn put_turned_back_body<S: Stored<Real = f32>>(
-    to: &SharedMatrix<'_, S>,
+pub(super) fn put_turned_back<S: Stored<Real = f32>>(
+    to: &mut OwnPlaces<'_, S>,
     operands: &PairOperands<'_, S>,
     row: usize,
     tokens: Range<usize>,
@@ -401,8 +353,7 @@ unsafe fn put_turned_back_body<S: Stored<Real = f32>>(
 ) {
     let AttentionSpec { seq, head_dim, .. } = *operands.spec;
     for (token, from) in tokens.zip(rows.chunks_exact(width(operands.spec))) {
-        // SAFETY: required of the caller.
-        let to = unsafe { to.place(row * seq + token, column, head_dim) };
+        let to = to.place(row * seq + token, column, head_dim);
         turn_back(&from[..head_dim], operands.angles(token), factor, to);
     }
 }

@@ -12,35 +12,41 @@
 
 use std::marker::PhantomData;
 
-use paceline_cuda::Grid;
-use paceline_cuda::kernel::{In, Out};
+use paceline_cuda::kernel::{In, Out, Record};
+use paceline_cuda::{Grid, KernelSource};
 use paceline_memory::{Shape, Tensor};
 
 use crate::activation::Activation;
-use crate::card::batch_norm as kernels;
+use crate::card::NUMBERS;
 use crate::compute::batches;
 use crate::operands::write_or_update;
-use crate::real::for_real;
-use crate::stored::{Stored, for_stored};
+use crate::simd::vectorized;
+use crate::stored::dispatch;
 use crate::{
     Compute, KernelError, OnCard, Op, Processor, Read, Real, Result, read, scratch, update, write,
 };
+
+pub(crate) static CARD: KernelSource =
+    KernelSource::new("batch_norm/card.cu", include_str!("card.cu"), &[NUMBERS]);
 
 mod rows;
 
 use rows::{Factors, add_gradient_sums, add_sums, input_rows, normalize_rows};
 
-/// Moments, weight and bias.
-type Parameters<'a, S> = (&'a [f64], &'a [<S as Stored>::Real], &'a [<S as Stored>::Real]);
+/// The struct `Norm` of the card's source: the operands of [`Factors`], and the settings.
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct CardNorm<R> {
+    moments: In<f64>,
+    weight: In<R>,
+    bias: In<R>,
+    eps: f64,
+    channels: u32,
+    with_relu: u32,
+}
 
-/// Input, parameters and output.
-type NormalizeSlices<'a, S> = (&'a [S], Parameters<'a, S>, &'a mut [S]);
-
-/// Input, gradient of the output, parameters, sums and scratch memory.
-type GradientSlices<'a, S> = (&'a [S], &'a [S], Parameters<'a, S>, &'a mut [f64], &'a mut [f64]);
-
-/// Input, gradient of the output, parameters, sums and gradient of the input.
-type InputSlices<'a, S> = (&'a [S], &'a [S], Parameters<'a, S>, &'a [f64], &'a mut [S]);
+// SAFETY: laid out as in C; four numbers of 8 bytes come before two of 4, so there are no gaps.
+unsafe impl<R: Copy> Record for CardNorm<R> {}
 
 /// Number of rows (positions of all images) in a block.
 const ROWS_PER_BLOCK: usize = 256;
@@ -102,10 +108,10 @@ impl BatchNorm {
     }
 
     /// The operands of [`BatchNorm::parameters`] and the settings, for a card's kernels.
-    fn on_card<R>(&self, (moments, weight, bias): (In<f64>, In<R>, In<R>)) -> kernels::Norm<R> {
+    fn on_card<R>(&self, (moments, weight, bias): (In<f64>, In<R>, In<R>)) -> CardNorm<R> {
         let with_relu = u32::from(self.activation == Activation::Relu);
         let (eps, channels) = (self.eps, self.channels as u32);
-        kernels::Norm { moments, weight, bias, eps, channels, with_relu }
+        CardNorm { moments, weight, bias, eps, channels, with_relu }
     }
 
     /// Adds the sums of blocks of rows, and writes the number of rows to `count` if there is one.
@@ -123,10 +129,14 @@ impl BatchNorm {
     ) -> paceline_cuda::Result<()> {
         let (len, num_blocks) = (2 * self.channels, rows.div_ceil(ROWS_PER_BLOCK) as u32);
         let (blocks, len_word) = (blocks.as_in(), len as u32);
-        let call =
-            kernels::norm_add_blocks(blocks, sums, count, len_word, num_blocks, rows as f64)?;
         // SAFETY: the caller's.
-        unsafe { card.launch(call, Grid::elements(len)) }
+        unsafe {
+            card.launch(
+                CARD.kernel("norm_add_blocks"),
+                (blocks, sums, count, len_word, num_blocks, rows as f64),
+                Grid::elements(len),
+            )
+        }
     }
 
     /// The operands from which [`Factors`] are made.
@@ -152,29 +162,28 @@ impl BatchNorm {
 pub fn sums(compute: &Compute, config: &BatchNorm, input: &Tensor, sums: &Tensor) -> Result<()> {
     let (op, config) = (Op::new("batch_norm_sums"), *config);
     let shape = config.shape_of(op, input)?;
-    for_stored!(op.name, input.dtype(), S => {
+    dispatch!(op.name, input.dtype(), S => {
         let operands = (
             read::<S>("input", input, shape),
             write::<f64>("sums", sums, [config.sums_len()]),
             scratch::<f64>(config.blocks_len(input)),
         );
         let rows = input.num_elems() / config.channels;
-        let body = move |cpu: &Processor, (x, sums, blocks): (&[S], &mut [f64], &mut [f64])| {
+        compute.launch_with_card(op, operands, move |cpu, (x, sums, blocks)| {
             let channels = config.channels;
             sums[0] = (x.len() / channels) as f64;
             add_blocks(cpu, x.len() / channels, &mut sums[1..], blocks, |range, sums| {
                 let x = &x[range.start * channels..range.end * channels];
-                add_sums::<S>(cpu.simd, x, sums);
+                vectorized!(cpu.simd, add_sums::<S>, x, sums);
             });
             Ok(())
-        };
-        compute.launch_with_card(op, operands, body, move |card, (x, sums, blocks)| {
+        }, move |card, (x, sums, blocks)| {
             let (channels, rows_of_block) = (config.channels as u32, ROWS_PER_BLOCK as u32);
-            let call = kernels::norm_sums(x, blocks, channels, rows as u64, rows_of_block)?;
             let after_count = Out(sums.0 + size_of::<f64>() as u64, PhantomData);
             // SAFETY: the input has `rows` times `channels` elements; there are two sums for each channel and block.
             unsafe {
-                card.launch(call, config.grid(rows))?;
+                let arguments = (x, blocks, channels, rows as u64, rows_of_block);
+                card.launch(CARD.of::<S>("norm_sums"), arguments, config.grid(rows))?;
                 config.add_blocks_on(card, blocks, after_count, sums, rows)
             }
         })
@@ -192,29 +201,36 @@ pub fn moments(
     let channels = config.channels;
     let shape = [config.sums_len()];
     let operands = (read::<f64>("sums", sums, shape), write::<f64>("moments", moments, shape));
-    let body = move |_: &Processor, (sums, moments): (&[f64], &mut [f64])| {
-        let count = sums[0];
-        moments.fill(0.0);
-        moments[0] = count;
-        if count > 0.0 {
-            for c in 1..=channels {
-                let mean = sums[c] / count;
-                moments[c] = mean;
-                // Rounding may make it negative. `max` is not used, because it would turn NaN into zero.
-                let variance = sums[c + channels] / count - mean * mean;
-                moments[c + channels] = if variance < 0.0 { 0.0 } else { variance };
-            }
-        }
-        Ok(())
-    };
     let op = Op::new("batch_norm_moments");
-    compute.launch_with_card(op, operands, body, move |card, (sums, moments)| {
-        // SAFETY: both have a count and two numbers for each channel.
-        unsafe {
-            let call = kernels::norm_moments(sums, moments, channels as u32)?;
-            card.launch(call, Grid::elements(channels))
-        }
-    })
+    compute.launch_with_card(
+        op,
+        operands,
+        move |_, (sums, moments)| {
+            let count = sums[0];
+            moments.fill(0.0);
+            moments[0] = count;
+            if count > 0.0 {
+                for c in 1..=channels {
+                    let mean = sums[c] / count;
+                    moments[c] = mean;
+                    // Rounding may make it negative. `max` is not used, because it would turn NaN into zero.
+                    let variance = sums[c + channels] / count - mean * mean;
+                    moments[c + channels] = if variance < 0.0 { 0.0 } else { variance };
+                }
+            }
+            Ok(())
+        },
+        move |card, (sums, moments)| {
+            // SAFETY: both have a count and two numbers for each channel.
+            unsafe {
+                card.launch(
+                    CARD.kernel("norm_moments"),
+                    (sums, moments, channels as u32),
+                    Grid::elements(channels),
+                )
+            }
+        },
+    )
 }
 
 /// Writes `moments` from running statistics. The count is infinite, because the batch does not change
@@ -228,23 +244,22 @@ pub fn running_moments(
 ) -> Result<()> {
     let op = Op::new("batch_norm_running_moments");
     let shape = [config.channels];
-    for_real!(op.name, running_mean.dtype(), T => {
+    dispatch!(op.name, running_mean.dtype(), T: f32 | f64 => {
         let operands = (
             read::<T>("running_mean", running_mean, shape),
             read::<T>("running_var", running_var, shape),
             write::<f64>("moments", moments, [config.sums_len()]),
         );
         let channels = config.channels;
-        let body = |_: &Processor, (mean, var, moments): (&[T], &[T], &mut [f64])| {
+        compute.launch_with_card(op, operands, |_, (mean, var, moments)| {
             moments[0] = f64::INFINITY;
             let running = mean.iter().chain(var);
             moments[1..].iter_mut().zip(running).for_each(|(to, from)| *to = from.to_f64());
             Ok(())
-        };
-        compute.launch_with_card(op, operands, body, move |card, (mean, var, moments)| {
-            let call = kernels::norm_running_moments(mean, var, moments, channels as u32)?;
+        }, move |card, (mean, var, moments)| {
+            let arguments = (mean, var, moments, channels as u32);
             // SAFETY: the statistics have `channels` elements, the moments twice as many and a count.
-            unsafe { card.launch(call, Grid::elements(channels)) }
+            unsafe { card.launch(CARD.of::<T>("norm_running_moments"), arguments, Grid::elements(channels)) }
         })
     })
 }
@@ -260,14 +275,14 @@ pub fn update_running(
 ) -> Result<()> {
     let (op, momentum) = (Op::new("batch_norm_update_running"), config.momentum);
     let shape = [config.channels];
-    for_real!(op.name, running_mean.dtype(), T => {
+    dispatch!(op.name, running_mean.dtype(), T: f32 | f64 => {
         let operands = (
             read::<f64>("moments", moments, [config.sums_len()]),
             update::<T>("running_mean", running_mean, shape),
             update::<T>("running_var", running_var, shape),
         );
         let channels = config.channels;
-        let body = move |_: &Processor, (moments, mean, var): (&[f64], &mut [T], &mut [T])| {
+        compute.launch_with_card(op, operands, move |_, (moments, mean, var)| {
             let count = moments[0];
             if count < 2.0 {
                 return Ok(());
@@ -276,11 +291,10 @@ pub fn update_running(
             follow(mean, means, 1.0, momentum);
             follow(var, variances, count / (count - 1.0), momentum);
             Ok(())
-        };
-        compute.launch_with_card(op, operands, body, move |card, (moments, mean, var)| {
-            let call = kernels::norm_update_running(moments, mean, var, momentum, channels as u32)?;
+        }, move |card, (moments, mean, var)| {
+            let arguments = (moments, mean, var, momentum, channels as u32);
             // SAFETY: the statistics have `channels` elements, the moments twice as many and a count.
-            unsafe { card.launch(call, Grid::elements(channels)) }
+            unsafe { card.launch(CARD.of::<T>("norm_update_running"), arguments, Grid::elements(channels)) }
         })
     })
 }
@@ -304,25 +318,24 @@ pub fn normalize(
 ) -> Result<()> {
     let (op, config) = (Op::new("batch_norm_normalize"), *config);
     let shape = config.shape_of(op, input)?;
-    for_stored!(op.name, input.dtype(), S => {
+    dispatch!(op.name, input.dtype(), S => {
         let operands = (
             read::<S>("input", input, shape),
             config.parameters(moments, weight, bias),
             write::<S>("output", output, shape),
         );
         let n = input.num_elems();
-        let body = move |cpu: &Processor, (x, parameters, y): NormalizeSlices<'_, S>| {
+        compute.launch_with_card(op, operands, move |cpu, (x, parameters, y)| {
             let (factors, channels) = (Factors::new(&config, parameters), config.channels);
             let parts = batches(cpu, y, channels, x.len() / channels);
             cpu.threads.for_each(parts, |(first, y)| {
-                normalize_rows::<S>(cpu.simd, &factors, &x[first * channels..][..y.len()], y);
+                vectorized!(cpu.simd, normalize_rows::<S>, &factors, &x[first * channels..][..y.len()], y);
             });
             Ok(())
-        };
-        compute.launch_with_card(op, operands, body, move |card, (x, parameters, y)| {
-            let call = kernels::norm_normalize(x, config.on_card(parameters), y, n as u64)?;
+        }, move |card, (x, parameters, y)| {
+            let arguments = (x, config.on_card(parameters), y, n as u64);
             // SAFETY: both images have `n` elements, and the parameters `channels`.
-            unsafe { card.launch(call, Grid::elements(n)) }
+            unsafe { card.launch(CARD.of::<S>("norm_normalize"), arguments, Grid::elements(n)) }
         })
     })
 }
@@ -342,7 +355,7 @@ pub fn gradient_sums(
 ) -> Result<()> {
     let (op, config) = (Op::new("batch_norm_gradient_sums"), *config);
     let shape = config.shape_of(op, input)?;
-    for_stored!(op.name, input.dtype(), S => {
+    dispatch!(op.name, input.dtype(), S => {
         let operands = (
             read::<S>("input", input, shape),
             read::<S>("d_output", d_output, shape),
@@ -351,22 +364,21 @@ pub fn gradient_sums(
             scratch::<f64>(config.blocks_len(input)),
         );
         let rows = input.num_elems() / config.channels;
-        let body = move |cpu: &Processor, operands: GradientSlices<'_, S>| {
+        compute.launch_with_card(op, operands, move |cpu, operands| {
             let (x, dy, parameters, sums, blocks) = operands;
             let (factors, channels) = (Factors::new(&config, parameters), config.channels);
             add_blocks(cpu, x.len() / channels, sums, blocks, |range, sums| {
                 let range = range.start * channels..range.end * channels;
-                add_gradient_sums::<S>(cpu.simd, &factors, &x[range.clone()], &dy[range], sums);
+                vectorized!(cpu.simd, add_gradient_sums::<S>, &factors, &x[range.clone()], &dy[range], sums);
             });
             Ok(())
-        };
-        compute.launch_with_card(op, operands, body, move |card, operands| {
+        }, move |card, operands| {
             let (x, dy, parameters, sums, blocks) = operands;
             let (norm, rows_of_block) = (config.on_card(parameters), ROWS_PER_BLOCK as u32);
-            let call = kernels::norm_gradient_sums(x, dy, norm, blocks, rows as u64, rows_of_block)?;
             // SAFETY: the images have `rows` times `channels` elements; there are two sums for each channel and block.
             unsafe {
-                card.launch(call, config.grid(rows))?;
+                let arguments = (x, dy, norm, blocks, rows as u64, rows_of_block);
+                card.launch(CARD.of::<S>("norm_gradient_sums"), arguments, config.grid(rows))?;
                 config.add_blocks_on(card, blocks, sums, Out::NONE, rows)
             }
         })
@@ -385,24 +397,23 @@ pub fn backward_weight(
 ) -> Result<()> {
     let op = Op::new("batch_norm_backward_weight");
     let shape = [config.channels];
-    for_real!(op.name, d_weight.dtype(), T => {
+    dispatch!(op.name, d_weight.dtype(), T: f32 | f64 => {
         let operands = (
             read::<f64>("gradient_sums", gradient_sums, [config.gradient_sums_len()]),
             write_or_update::<T>(accumulate, "d_weight", d_weight, shape),
             write_or_update::<T>(accumulate, "d_bias", d_bias, shape),
         );
         let channels = config.channels;
-        let body = move |_: &Processor, (sums, d_weight, d_bias): (&[f64], &mut [T], &mut [T])| {
+        compute.launch_with_card(op, operands, move |_, (sums, d_weight, d_bias)| {
             let (of_bias, of_weight) = sums.split_at(d_bias.len());
             put(of_weight, d_weight, accumulate);
             put(of_bias, d_bias, accumulate);
             Ok(())
-        };
-        compute.launch_with_card(op, operands, body, move |card, (sums, d_weight, d_bias)| {
+        }, move |card, (sums, d_weight, d_bias)| {
             let (adds, channels_word) = (u32::from(accumulate), channels as u32);
-            let call = kernels::norm_backward_weight(sums, d_weight, d_bias, adds, channels_word)?;
+            let arguments = (sums, d_weight, d_bias, adds, channels_word);
             // SAFETY: the gradients have `channels` elements, and the sums twice as many.
-            unsafe { card.launch(call, Grid::elements(channels)) }
+            unsafe { card.launch(CARD.of::<T>("norm_backward_weight"), arguments, Grid::elements(channels)) }
         })
     })
 }
@@ -431,7 +442,7 @@ pub fn backward_input(
 ) -> Result<()> {
     let (op, config) = (Op::new("batch_norm_backward_input"), *config);
     let shape = config.shape_of(op, input)?;
-    for_stored!(op.name, input.dtype(), S => {
+    dispatch!(op.name, input.dtype(), S => {
         let operands = (
             read::<S>("input", input, shape),
             read::<S>("d_output", d_output, shape),
@@ -440,23 +451,22 @@ pub fn backward_input(
             write::<S>("d_input", d_input, shape),
         );
         let n = input.num_elems();
-        let body = move |cpu: &Processor, operands: InputSlices<'_, S>| {
+        compute.launch_with_card(op, operands, move |cpu, operands| {
             let (x, dy, parameters, gradient_sums, dx) = operands;
             let (mut factors, channels) = (Factors::new(&config, parameters), config.channels);
             factors.set_means(gradient_sums, parameters.0[0]);
             let parts = batches(cpu, dx, channels, x.len() / channels);
             cpu.threads.for_each(parts, |(first, dx)| {
                 let range = first * channels..first * channels + dx.len();
-                input_rows::<S>(cpu.simd, &factors, &x[range.clone()], &dy[range], dx);
+                vectorized!(cpu.simd, input_rows::<S>, &factors, &x[range.clone()], &dy[range], dx);
             });
             Ok(())
-        };
-        compute.launch_with_card(op, operands, body, move |card, operands| {
+        }, move |card, operands| {
             let (x, dy, parameters, sums, dx) = operands;
             let norm = config.on_card(parameters);
-            let call = kernels::norm_backward_input(x, dy, norm, sums, dx, n as u64)?;
+            let arguments = (x, dy, norm, sums, dx, n as u64);
             // SAFETY: the images have `n` elements, the parameters `channels`, and the sums twice as many.
-            unsafe { card.launch(call, Grid::elements(n)) }
+            unsafe { card.launch(CARD.of::<S>("norm_backward_input"), arguments, Grid::elements(n)) }
         })
     })
 }

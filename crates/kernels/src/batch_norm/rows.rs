@@ -4,7 +4,6 @@
 use super::BatchNorm;
 use crate::Real;
 use crate::activation::Activation;
-use crate::simd::multiversion;
 use crate::stored::Stored;
 
 /// The numbers of the formulas for each channel, (c) each, in the type of the values.
@@ -110,12 +109,8 @@ macro_rules! in_groups {
     }};
 }
 
-multiversion! {
-    pub(super) fn add_sums<S: Stored>(x: &[S], sums: &mut [f64]) = sums_body
-}
-
 #[inline(always)]
-fn sums_body<S: Stored>(x: &[S], sums: &mut [f64]) {
+pub(super) fn add_sums<S: Stored>(x: &[S], sums: &mut [f64]) {
     let (sum, squares) = sums.split_at_mut(sums.len() / 2);
     in_groups!(sum.len(), sums_group(x, sum, squares));
 }
@@ -143,16 +138,8 @@ fn sums_group<S: Stored, const N: usize>(
 /// Number of rows that stay in the first-level cache while all groups of channels are computed.
 const ROWS_AT_ONCE: usize = 64;
 
-multiversion! {
-    pub(super) fn normalize_rows<S: Stored>(
-        factors: &Factors<S::Real>,
-        x: &[S],
-        y: &mut [S],
-    ) = normalize_body
-}
-
 #[inline(always)]
-fn normalize_body<S: Stored>(factors: &Factors<S::Real>, x: &[S], y: &mut [S]) {
+pub(super) fn normalize_rows<S: Stored>(factors: &Factors<S::Real>, x: &[S], y: &mut [S]) {
     let channels = factors.mean.len();
     let elems = ROWS_AT_ONCE * channels;
     for (x, y) in x.chunks(elems).zip(y.chunks_mut(elems)) {
@@ -178,17 +165,13 @@ fn normalize_group<S: Stored, const N: usize>(
     }
 }
 
-multiversion! {
-    pub(super) fn add_gradient_sums<S: Stored>(
-        factors: &Factors<S::Real>,
-        x: &[S],
-        dy: &[S],
-        sums: &mut [f64],
-    ) = gradient_sums_body
-}
-
 #[inline(always)]
-fn gradient_sums_body<S: Stored>(factors: &Factors<S::Real>, x: &[S], dy: &[S], sums: &mut [f64]) {
+pub(super) fn add_gradient_sums<S: Stored>(
+    factors: &Factors<S::Real>,
+    x: &[S],
+    dy: &[S],
+    sums: &mut [f64],
+) {
     let (of_dz, of_dz_x_hat) = sums.split_at_mut(sums.len() / 2);
     in_groups!(of_dz.len(), gradient_sums_group(factors, x, dy, of_dz, of_dz_x_hat));
 }
@@ -218,17 +201,8 @@ fn gradient_sums_group<S: Stored, const N: usize>(
     of_dz_x_hat[first..first + N].copy_from_slice(&q);
 }
 
-multiversion! {
-    pub(super) fn input_rows<S: Stored>(
-        factors: &Factors<S::Real>,
-        x: &[S],
-        dy: &[S],
-        dx: &mut [S],
-    ) = input_body
-}
-
 #[inline(always)]
-fn input_body<S: Stored>(factors: &Factors<S::Real>, x: &[S], dy: &[S], dx: &mut [S]) {
+pub(super) fn input_rows<S: Stored>(factors: &Factors<S::Real>, x: &[S], dy: &[S], dx: &mut [S]) {
     let channels = factors.mean.len();
     let elems = ROWS_AT_ONCE * channels;
     for ((x, dy), dx) in x.chunks(elems).zip(dy.chunks(elems)).zip(dx.chunks_mut(elems)) {

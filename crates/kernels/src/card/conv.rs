@@ -1,4 +1,4 @@
-//! Kernels of convolutions, and how their work is divided.
+//! Kernels of convolutions, of those with ReLU and pool too, and how their work is divided.
 //!
 //! Images and gradients of the input are f32 or of the type that a kernel is named for, which its sizes say.
 //! Parameters and sums are of the type that kernels compute in. Each kernel that multiplies gets a block for each [`ConvTile`] of
@@ -6,17 +6,45 @@
 //! be multiplied as TF32; where operands lie only chooses between tiles that add alike. This file does not know which
 //! operation convolves.
 
-use std::marker::PhantomData;
-
 use paceline_cuda::kernel::{In, Out, Scalar, Tf32};
-use paceline_cuda::{Grid, KernelCall, Result};
+use paceline_cuda::{CardKernel, Grid, KernelSource, Result};
 use paceline_memory::{DType, Element};
 
-use super::convolutions::*;
-use super::products::{Multiplied, add_parts, grid_of_parts, retyped, untyped};
+use super::products::add_parts;
+use super::{MMA, NUMBERS};
 use crate::conv2d::Conv2d;
 use crate::stored::Stored;
 use crate::{Compute, ImageLayout, KernelError, OnCard};
+
+/// Convolutions as products.
+const CONV: &str = include_str!("conv.cuh");
+/// Large tiles, for images whose channels lie side by side.
+const WIDE: &str = include_str!("conv_wide.cuh");
+
+pub(crate) static CONV2D: KernelSource =
+    KernelSource::new("conv2d.cu", include_str!("conv2d.cu"), &[NUMBERS, MMA, CONV]);
+
+pub(crate) static CONV2D_WIDE: KernelSource = KernelSource::new(
+    "conv2d_wide.cu",
+    include_str!("conv2d_wide.cu"),
+    &[NUMBERS, MMA, CONV, WIDE],
+);
+
+pub(crate) static CONV_RELU_POOL: KernelSource = KernelSource::new(
+    "conv_relu_pool.cu",
+    include_str!("conv_relu_pool.cu"),
+    &[NUMBERS, MMA, CONV],
+);
+
+pub(crate) static CONV_RELU_POOL_WIDE: KernelSource = KernelSource::new(
+    "conv_relu_pool_wide.cu",
+    include_str!("conv_relu_pool_wide.cu"),
+    &[NUMBERS, MMA, CONV, WIDE],
+);
+
+/// The struct `Conv` of the sources: height, width, channels in and out, height and width of the kernel, stride, padding, whether
+/// each channel is a plane, whether the input's images are f32, positions of the batch, and those of a part.
+type ConvSizes = [u32; 12];
 
 /// The results that a block computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -204,7 +232,7 @@ impl CardConv {
     /// # Safety
     ///
     /// The addresses are those of operands of these sizes.
-    pub(crate) unsafe fn forward<X: Element, S: Stored>(
+    pub(crate) unsafe fn forward<X: Element + Scalar, S: Stored>(
         &self,
         card: &OnCard,
         (x, w, bias): (In<X>, In<S::Real>, In<S::Real>),
@@ -214,14 +242,21 @@ impl CardConv {
         let winners_at = winners.map_or(0, |winners| winners.0);
         let tile = self.forward_tile::<X, S>(are_aligned([x.0, w.0, y.0, winners_at]));
         let sizes = self.sizes::<X, S>(self.positions(), 0);
-        let (read, written) = ((retyped(x), retyped(w), retyped(bias)), (untyped(y), winners));
-        let call = if is_rounded::<S>(card, tile) {
-            self.forward_call::<Tf32>(tile, sizes, read, written)
-        } else {
-            self.forward_call::<S>(tile, sizes, read, written)
+        let grid = tile.grid(self.positions(), self.conv.c_out, 1);
+        let [any, large] = self.sources();
+        let name = if self.is_pooled { "conv_relu_pool_forward" } else { "conv2d_forward" };
+        let kernel = match tile {
+            ConvTile::Any | ConvTile::Small => any.of::<S>(name),
+            ConvTile::Tall => rounded::<S>(card, large, name, "128, 64"),
+            ConvTile::Wide => rounded::<S>(card, large, name, "128, 128"),
         };
         // SAFETY: the caller's; each thread writes results of positions below their number.
-        unsafe { card.launch(call?, tile.grid(self.positions(), self.conv.c_out, 1)) }
+        unsafe {
+            match winners {
+                None => card.launch(kernel, (sizes, x, w, bias, y), grid),
+                Some(winners) => card.launch(kernel, (sizes, x, w, bias, y, winners), grid),
+            }
+        }
     }
 
     /// Writes or adds to the gradients of weight and bias.
@@ -229,7 +264,7 @@ impl CardConv {
     /// # Safety
     ///
     /// The addresses are those of operands of these sizes, and `partials` has [`CardConv::scratch_len`] elements.
-    pub(crate) unsafe fn backward_weight<X: Element, S: Stored<Real: Multiplied>>(
+    pub(crate) unsafe fn backward_weight<X: Element + Scalar, S: Stored>(
         &self,
         card: &OnCard,
         (x, dy, winners): (In<X>, In<S>, Option<In<u8>>),
@@ -242,33 +277,37 @@ impl CardConv {
             ConvTile::Wide if !are_aligned([x.0, dy.0, winners_at, partials.0]) => ConvTile::Small,
             tile => tile,
         };
-        let (x, winners, partials) = (retyped(x), winners.unwrap_or(In::NONE), untyped(partials));
+        let winners = winners.unwrap_or(In::NONE);
         let [parts, of_part] = self.weight_parts::<X, S>();
         let sizes = self.sizes::<X, S>(self.positions(), of_part);
-        let call = if is_rounded::<S>(card, tile) {
-            self.weight_call::<Tf32>(tile, sizes, (x, retyped(dy), winners, partials))
-        } else {
-            self.weight_call::<S>(tile, sizes, (x, dy, winners, partials))
+        let [any, large] = self.sources();
+        let name = "wide_weight_gradient";
+        let kernel = match (tile, self.is_pooled) {
+            (ConvTile::Wide, false) => rounded::<S>(card, large, name, "false, 128"),
+            (ConvTile::Wide, true) => rounded::<S>(card, large, name, "true, 128"),
+            (ConvTile::Small, false) => rounded::<S>(card, large, name, "false, 64"),
+            (ConvTile::Small, true) => rounded::<S>(card, large, name, "true, 64"),
+            (_, false) => any.with::<S>("weight_gradient", "false"),
+            (_, true) => any.with::<S>("weight_gradient", "true"),
         };
-        let accumulate = u32::from(accumulate);
-        let elems = self.steps() * self.conv.c_out;
+        let c_out = self.conv.c_out;
         // SAFETY: the caller's; a block writes a tile of part z of `partials`, which the second kernel reads.
         unsafe {
-            card.launch(call?, tile.grid(self.steps(), self.conv.c_out, parts))?;
-            let call = add_parts(partials.as_in(), parts as u64, elems as u64, accumulate, dw)?;
-            card.launch(call, grid_of_parts(parts, elems))?;
+            let grid = tile.grid(self.steps(), c_out, parts);
+            card.launch(kernel, (sizes, x, dy, winners, partials), grid)?;
+            add_parts(card, parts, self.steps() * c_out, partials.as_in(), accumulate, dw)?;
         }
-        let ([height, width], c_out) = (self.result(), self.conv.c_out);
+        let [height, width] = self.result();
         let [parts, of_part] = self.bias_parts();
         let of_image = height * width;
         let sizes = self.sizes::<X, S>(self.batch * of_image, of_part);
-        let call = sum_channels(sizes, dy, winners, of_image as u32, partials)?;
         let blocks = [c_out.div_ceil(32) as u32, parts as u32, 1];
+        let grid = Grid { blocks, threads: [32, 8, 1], shared_bytes: 0 };
         // SAFETY: the caller's; a block writes a row of `partials` (parts, c_out), which the second kernel reads.
         unsafe {
-            card.launch(call, Grid { blocks, threads: [32, 8, 1], shared_bytes: 0 })?;
-            let call = add_parts(partials.as_in(), parts as u64, c_out as u64, accumulate, db)?;
-            card.launch(call, grid_of_parts(parts, c_out))
+            let arguments = (sizes, dy, winners, of_image as u32, partials);
+            card.launch(CONV2D.of::<S>("sum_channels"), arguments, grid)?;
+            add_parts(card, parts, c_out, partials.as_in(), accumulate, db)
         }
     }
 
@@ -277,7 +316,7 @@ impl CardConv {
     /// # Safety
     ///
     /// The addresses are those of operands of these sizes.
-    pub(crate) unsafe fn backward_input<X: Element, S: Stored>(
+    pub(crate) unsafe fn backward_input<X: Element + Scalar, S: Stored>(
         &self,
         card: &OnCard,
         (w, dy, winners): (In<S::Real>, In<S>, Option<In<u8>>),
@@ -286,82 +325,44 @@ impl CardConv {
         let positions = self.batch * self.conv.height * self.conv.width;
         let winners_at = winners.map_or(0, |winners| winners.0);
         let tile = self.input_tile::<S>(are_aligned([w.0, dy.0, dx.0, winners_at]));
-        let (sizes, w, dx) = (self.sizes::<X, S>(positions, 0), retyped(w), untyped(dx));
-        let call = if is_rounded::<S>(card, tile) {
-            self.input_call::<Tf32>(tile, sizes, (w, retyped(dy), winners, dx))
-        } else {
-            self.input_call::<S>(tile, sizes, (w, dy, winners, dx))
+        let (sizes, winners) = (self.sizes::<X, S>(positions, 0), winners.unwrap_or(In::NONE));
+        let [any, large] = self.sources();
+        let name = "wide_input_gradient";
+        let kernel = match (tile, self.is_pooled) {
+            (ConvTile::Wide, false) => rounded::<S>(card, large, name, "false, 128, 128"),
+            (ConvTile::Wide, true) => rounded::<S>(card, large, name, "true, 128, 128"),
+            (ConvTile::Tall, false) => rounded::<S>(card, large, name, "false, 128, 64"),
+            (ConvTile::Tall, true) => rounded::<S>(card, large, name, "true, 128, 64"),
+            (_, false) => any.with::<S>("input_gradient", "false"),
+            (_, true) => any.with::<S>("input_gradient", "true"),
         };
+        let grid = tile.grid(positions, self.conv.c_in, 1);
         // SAFETY: the caller's; each thread writes gradients of positions below their number.
-        unsafe { card.launch(call?, tile.grid(positions, self.conv.c_in, 1)) }
+        unsafe { card.launch(kernel, (sizes, w, dy, winners, dx), grid) }
     }
 
-    /// The kernel of [`CardConv::forward`] for elements that are multiplied as `T`.
-    fn forward_call<T: Scalar>(
-        &self,
-        tile: ConvTile,
-        sizes: ConvSizes,
-        (x, w, bias): (In<u8>, In<u8>, In<u8>),
-        (y, winners): (Out<u8>, Option<Out<u8>>),
-    ) -> Result<KernelCall<'static>> {
-        let y = Out::<T>(y.0, PhantomData);
-        if let Some(winners) = winners {
-            let kernel = match tile {
-                ConvTile::Wide => conv_relu_pool_forward_wide,
-                ConvTile::Tall => conv_relu_pool_forward_tall,
-                _ => conv_relu_pool_forward,
-            };
-            kernel(sizes, x, w, bias, y, winners)
+    /// The sources of kernels for any tile, and for large ones.
+    fn sources(&self) -> [&'static KernelSource; 2] {
+        if self.is_pooled {
+            [&CONV_RELU_POOL, &CONV_RELU_POOL_WIDE]
         } else {
-            let kernel = match tile {
-                ConvTile::Wide => conv2d_forward_wide,
-                ConvTile::Tall => conv2d_forward_tall,
-                _ => conv2d_forward,
-            };
-            kernel(sizes, x, w, bias, y)
+            [&CONV2D, &CONV2D_WIDE]
         }
-    }
-
-    /// The first kernel of [`CardConv::backward_weight`] for elements that are multiplied as `T`.
-    fn weight_call<T: Scalar>(
-        &self,
-        tile: ConvTile,
-        sizes: ConvSizes,
-        (x, dy, winners, partials): (In<u8>, In<T>, In<u8>, Out<u8>),
-    ) -> Result<KernelCall<'static>> {
-        let kernel = match (tile, self.is_pooled) {
-            (ConvTile::Wide, false) => conv2d_backward_weight_wide,
-            (ConvTile::Small, false) => conv2d_backward_weight_small,
-            (_, false) => conv2d_backward_weight,
-            (ConvTile::Wide, true) => conv_relu_pool_backward_weight_wide,
-            (ConvTile::Small, true) => conv_relu_pool_backward_weight_small,
-            (_, true) => conv_relu_pool_backward_weight,
-        };
-        kernel(sizes, x, dy, winners, partials)
-    }
-
-    /// The kernel of [`CardConv::backward_input`] for elements that are multiplied as `T`.
-    fn input_call<T: Scalar>(
-        &self,
-        tile: ConvTile,
-        sizes: ConvSizes,
-        (w, dy, winners, dx): (In<u8>, In<T>, Option<In<u8>>, Out<u8>),
-    ) -> Result<KernelCall<'static>> {
-        let kernel = match (tile, self.is_pooled) {
-            (ConvTile::Wide, false) => conv2d_backward_input_wide,
-            (ConvTile::Tall, false) => conv2d_backward_input_tall,
-            (_, false) => conv2d_backward_input,
-            (ConvTile::Wide, true) => conv_relu_pool_backward_input_wide,
-            (ConvTile::Tall, true) => conv_relu_pool_backward_input_tall,
-            (_, true) => conv_relu_pool_backward_input,
-        };
-        kernel(sizes, w, dy, winners.unwrap_or(In::NONE), dx)
     }
 }
 
-/// Whether the kernels of a tile multiply numbers of a type as TF32.
-fn is_rounded<S: Stored>(card: &OnCard, tile: ConvTile) -> bool {
-    tile != ConvTile::Any && card.rounds::<S>()
+/// The kernel for numbers of a type, which multiplies f32 as TF32 if the card may.
+fn rounded<S: Stored>(
+    card: &OnCard,
+    source: &'static KernelSource,
+    name: &'static str,
+    constants: &'static str,
+) -> CardKernel {
+    if card.rounds::<S>() {
+        source.with::<Tf32>(name, constants)
+    } else {
+        source.with::<S>(name, constants)
+    }
 }
 
 /// The number of parts of `count`, and the length of a part, so that `tiles` for each part are about `blocks` and no part but

@@ -5,26 +5,16 @@
 
 use half::{bf16, f16};
 use paceline_cuda::kernel::{In, Out, Scalar};
-use paceline_cuda::{Epilogue, Factor, Grid, Matmul, MatmulSizes, MatrixType, Result};
+use paceline_cuda::{
+    Epilogue, Factor, Grid, KernelSource, Matmul, MatmulSizes, MatrixType, Result,
+};
 
 use super::NUMBERS;
 use crate::OnCard;
 use crate::activation::Activation;
 
-paceline_cuda::kernels! {
-    PRODUCTS = "products.cu", include_str!("products.cu"), [NUMBERS];
-    fn narrow<T: f16 | bf16>(x: In<f32>, y: Out<T>, n: u64);
-    fn widen<T: f16 | bf16>(x: In<T>, y: Out<f32>, n: u64);
-    fn add_bias<T: f32 | f64 | f16 | bf16>(bias: In<T>, with_relu: u32, y: Out<T>, columns: u64, n: u64);
-    fn cut<T: f32 | f64 | f16 | bf16>(y: Out<T>, n: u64);
-    /// `partials` are (parts, columns), of the type that kernels compute in.
-    fn sum_rows<T: f32 | f64 | f16 | bf16>(
-        x: In<T>, rows: u64, columns: u64, rows_of_part: u64, partials: Out<u8>,
-    );
-    fn add_parts<T: f32 | f64 | f16 | bf16>(
-        partials: In<u8>, parts: u64, n: u64, accumulate: u32, sums: Out<T>,
-    );
-}
+pub(crate) static CARD: KernelSource =
+    KernelSource::new("products.cu", include_str!("products.cu"), &[NUMBERS]);
 
 /// A type of elements that the library multiplies.
 pub(crate) trait Multiplied: Scalar {
@@ -45,11 +35,6 @@ impl Multiplied for f16 {
 
 impl Multiplied for bf16 {
     const TYPE: MatrixType = MatrixType::Bf16;
-}
-
-/// The address of elements, for a kernel to which their type follows from another one.
-pub(crate) fn untyped<T>(elems: Out<T>) -> Out<u8> {
-    Out(elems.0, std::marker::PhantomData)
 }
 
 /// The same elements under another type, which the caller knows to be theirs.
@@ -178,24 +163,55 @@ pub(crate) unsafe fn linear<S: Multiplied, C: Multiplied>(
         match bias {
             _ if is_fused => Ok(()),
             Some(bias) => {
-                let call = add_bias(bias, with_relu.into(), y, n as u64, count as u64)?;
-                card.launch(call, Grid::elements(count))
+                let arguments = (bias, u32::from(with_relu), y, n as u64, count as u64);
+                card.launch(CARD.of::<C>("add_bias"), arguments, Grid::elements(count))
             }
-            None if with_relu => card.launch(cut(y, count as u64)?, Grid::elements(count)),
+            None if with_relu => {
+                card.launch(CARD.of::<C>("cut"), (y, count as u64), Grid::elements(count))
+            }
             None => Ok(()),
         }
     }
 }
 
-/// The grid of [`add_parts`] for partial sums of `n` elements.
-pub(crate) fn grid_of_parts(parts: usize, n: usize) -> Grid {
+/// `sums (+)= sum over the parts of partials`, which are (parts, n).
+///
+/// # Safety
+///
+/// As for [`multiply`].
+pub(crate) unsafe fn add_parts<T: Scalar>(
+    card: &OnCard,
+    parts: usize,
+    n: usize,
+    partials: In<T::Wide>,
+    accumulate: bool,
+    sums: Out<T>,
+) -> Result<()> {
     /// With fewer parts, a thread adds all of an element.
     const MANY: usize = 64;
-    if parts < MANY {
+    let grid = if parts < MANY {
         Grid::elements(n)
     } else {
         Grid { blocks: [n.div_ceil(32) as u32, 1, 1], threads: [32, 8, 1], shared_bytes: 0 }
-    }
+    };
+    let arguments = (partials, parts as u64, n as u64, u32::from(accumulate), sums);
+    // SAFETY: the caller's.
+    unsafe { card.launch(CARD.of::<T>("add_parts"), arguments, grid) }
+}
+
+/// The elements in 16 bits.
+///
+/// # Safety
+///
+/// Both have `len` elements.
+pub(crate) unsafe fn narrow<H: Scalar>(
+    card: &OnCard,
+    elems: In<f32>,
+    rounded: Out<H>,
+    len: usize,
+) -> Result<()> {
+    // SAFETY: the caller's.
+    unsafe { card.launch(CARD.of::<H>("narrow"), (elems, rounded, len as u64), Grid::fours(len)) }
 }
 
 /// How rows are divided for sums over them. It follows from the shape, so the bits do too.
@@ -229,11 +245,11 @@ impl RowParts {
 ///
 /// `x` has the elements of all rows, `partials` [`RowParts::scratch_len`] in the type that kernels compute in, and `sums` an
 /// element for each column.
-pub(crate) unsafe fn sum_over_rows<S: Multiplied, T: Multiplied>(
+pub(crate) unsafe fn sum_over_rows<S: Multiplied, T: Multiplied<Wide = S::Wide>>(
     card: &OnCard,
     sizes: RowParts,
     x: In<S>,
-    partials: Out<u8>,
+    partials: Out<S::Wide>,
     accumulate: bool,
     sums: Out<T>,
 ) -> Result<()> {
@@ -247,8 +263,7 @@ pub(crate) unsafe fn sum_over_rows<S: Multiplied, T: Multiplied>(
     };
     // SAFETY: a block reads rows below `rows` and writes a row of `partials` (parts, columns), which the second kernel reads.
     unsafe {
-        card.launch(sum_rows(x, rows, n, rows_of_part, partials)?, grid)?;
-        let call = add_parts(partials.as_in(), parts as u64, n, accumulate.into(), sums)?;
-        card.launch(call, grid_of_parts(parts, columns))
+        card.launch(CARD.of::<S>("sum_rows"), (x, rows, n, rows_of_part, partials), grid)?;
+        add_parts(card, parts, columns, partials.as_in(), accumulate, sums)
     }
 }

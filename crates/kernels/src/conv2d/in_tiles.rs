@@ -18,7 +18,7 @@ use super::direct::ConvProduct;
 use super::prepare::Reading;
 use crate::SimdLevel;
 use crate::layout::square::positions_to_planes;
-use crate::simd::multiversion;
+use crate::simd::vectorized;
 use crate::tiles::{
     self, ROW_BYTES, ROWS, Tiles, TilesOf, as_bf16, interleave, narrow, read_bf16, with_tiles,
 };
@@ -100,13 +100,9 @@ pub(super) fn pack_panels(
     }
 }
 
-multiversion! {
-    /// Narrows f32 that hold bf16.
-    fn narrow_all(from: &[f32], to: &mut [bf16]) = narrow_all_body
-}
-
+/// Narrows f32 that hold bf16.
 #[inline(always)]
-fn narrow_all_body(from: &[f32], to: &mut [bf16]) {
+fn narrow_all(from: &[f32], to: &mut [bf16]) {
     to.iter_mut().zip(from).for_each(|(to, x)| *to = narrow(*x));
 }
 
@@ -123,7 +119,7 @@ pub(super) fn run(
     assert!(sums.len() >= product.output_elems() && panels.len() >= panels_len(product));
     assert!(x.len() <= memory.len() * 2 && memory.len() >= image_len(product));
     let image = as_bf16(memory);
-    narrow_all(level, x, image);
+    vectorized!(level, narrow_all, x, &mut *image);
     with_tiles!(tiles, product.columns.wide, run_blocks(product, panels, image, sums))
 }
 
@@ -258,7 +254,7 @@ pub(super) fn fill_planes(
     let of_channels = |to: &mut [f32]| {
         let sizes = [elems / channels, channels];
         let to = &mut as_bf16(to)[..elems];
-        positions_to_planes::<bf16>(level, level, image, channels, sizes, None, to);
+        vectorized!(level, positions_to_planes::<bf16>, level, image, channels, sizes, None, to);
     };
     if are_of_channels(conv) {
         return of_channels(to);
@@ -281,15 +277,11 @@ pub(super) fn fill_pairs(
     pairs: &mut [f32],
 ) {
     let (padded, block) = (product.columns.padded, product.columns.block);
-    interleave_all(level, gradients, padded, block, pairs);
-}
-
-multiversion! {
-    fn interleave_all(from: &[f32], stride: usize, block: usize, to: &mut [f32]) = interleave_body
+    vectorized!(level, interleave_all, gradients, padded, block, pairs);
 }
 
 #[inline(always)]
-fn interleave_body(from: &[f32], stride: usize, block: usize, to: &mut [f32]) {
+fn interleave_all(from: &[f32], stride: usize, block: usize, to: &mut [f32]) {
     interleave(from, stride, block, to, narrow);
 }
 

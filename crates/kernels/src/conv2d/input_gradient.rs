@@ -9,7 +9,7 @@ use super::Conv2d;
 use super::direct::{ConvProduct, Memory, Slices, image_parts};
 use super::prepare::Reading;
 use crate::layout::square::{planes_to_positions, positions_to_planes};
-use crate::simd::multiversion;
+use crate::simd::vectorized;
 use crate::stored::SinglePrecision;
 use crate::tiles::Ways;
 use crate::{ImageLayout, Processor, SimdLevel, Threads};
@@ -36,7 +36,16 @@ pub(super) fn copy_images<S: SinglePrecision>(
             let sizes = [channels, elems / channels];
             let strides = [grid.row_stride, grid.position_stride];
             let to = grid.elems;
-            return planes_to_positions::<S, S>(level, level, d_output, sizes, width, strides, to);
+            return vectorized!(
+                level,
+                planes_to_positions::<S, S>,
+                level,
+                d_output,
+                sizes,
+                width,
+                strides,
+                to
+            );
         }
         for (position, from) in d_output.chunks_exact(channels).enumerate() {
             let (i, j) = (position / width, position % width);
@@ -109,10 +118,21 @@ impl InputGradient {
                 product.run(cpu.simd, panels, image, sums);
                 let stride = product.columns.padded;
                 match product.conv.layout {
-                    ImageLayout::Nhwc => crop::<X>(cpu.simd, sums, stride, c_in, d_input),
+                    ImageLayout::Nhwc => {
+                        vectorized!(cpu.simd, crop::<X>, &*sums, stride, c_in, d_input)
+                    }
                     ImageLayout::Nchw => {
                         let sizes = [product.rows * product.positions, c_in];
-                        positions_to_planes(cpu.simd, cpu.simd, sums, stride, sizes, None, d_input);
+                        vectorized!(
+                            cpu.simd,
+                            positions_to_planes,
+                            cpu.simd,
+                            &*sums,
+                            stride,
+                            sizes,
+                            None,
+                            d_input
+                        );
                     }
                 }
             }
@@ -120,13 +140,9 @@ impl InputGradient {
     }
 }
 
-multiversion! {
-    /// Writes the first `channels` columns of `raw`, whose rows begin `stride` elements after each other.
-    fn crop<X: SinglePrecision>(raw: &[f32], stride: usize, channels: usize, to: &mut [X]) = crop_body
-}
-
+/// Writes the first `channels` columns of `raw`, whose rows begin `stride` elements after each other.
 #[inline(always)]
-fn crop_body<X: SinglePrecision>(raw: &[f32], stride: usize, channels: usize, to: &mut [X]) {
+fn crop<X: SinglePrecision>(raw: &[f32], stride: usize, channels: usize, to: &mut [X]) {
     for (to, from) in to.chunks_exact_mut(channels).zip(raw.chunks_exact(stride)) {
         to.iter_mut().zip(from).for_each(|(to, from)| *to = X::store(*from));
     }

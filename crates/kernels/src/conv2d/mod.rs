@@ -39,7 +39,7 @@ use crate::card::conv::CardConv;
 use crate::launch::for_images;
 use crate::layout::square::{add_positions, positions_to_planes};
 use crate::operands::write_or_update;
-use crate::simd::multiversion;
+use crate::simd::vectorized;
 use crate::stored::SinglePrecision;
 use crate::{Compute, ImageLayout, Op, Result, elementwise, read, reference, scratch, write};
 use direct::{ConvProduct, Memory, image_parts};
@@ -86,9 +86,9 @@ pub fn forward(
             let sizes = [conv.output_elems() / conv.c_out, conv.c_out];
             product.forward::<X, S, _>(cpu, (x, w), memory, outputs, |sums, y| {
                 match conv.layout {
-                    ImageLayout::Nhwc => add_bias::<S>(simd, sums, stride, b, y),
+                    ImageLayout::Nhwc => vectorized!(simd, add_bias::<S>, sums, stride, b, y),
                     ImageLayout::Nchw => {
-                        positions_to_planes::<S>(simd, simd, sums, stride, sizes, Some(b), y)
+                        vectorized!(simd, positions_to_planes::<S>, simd, sums, stride, sizes, Some(b), y)
                     }
                 }
             });
@@ -106,13 +106,9 @@ pub(crate) fn memory_of(compute: &Compute, of_processor: impl FnOnce() -> Memory
     if compute.is_card() { (scratch(0), scratch(0), scratch(0)) } else { of_processor() }
 }
 
-multiversion! {
-    /// `y[i, o] = raw[i, o] + bias[o]`. The rows of `raw` begin `stride` elements after each other.
-    fn add_bias<S: SinglePrecision>(raw: &[f32], stride: usize, bias: &[f32], y: &mut [S]) = add_bias_body
-}
-
+/// `y[i, o] = raw[i, o] + bias[o]`. The rows of `raw` begin `stride` elements after each other.
 #[inline(always)]
-fn add_bias_body<S: SinglePrecision>(raw: &[f32], stride: usize, bias: &[f32], y: &mut [S]) {
+fn add_bias<S: SinglePrecision>(raw: &[f32], stride: usize, bias: &[f32], y: &mut [S]) {
     for (y, raw) in y.chunks_exact_mut(bias.len()).zip(raw.chunks_exact(stride)) {
         for ((y, raw), b) in y.iter_mut().zip(raw).zip(bias) {
             *y = S::store(raw + b);
@@ -166,7 +162,7 @@ pub fn backward_weight(
                 ImageLayout::Nhwc => elementwise::add_rows(cpu, dy, db, true),
                 ImageLayout::Nchw => {
                     let positions = conv.output_elems() / conv.c_out;
-                    add_positions(cpu.simd, cpu.simd, dy, None, positions, db);
+                    vectorized!(cpu.simd, add_positions, cpu.simd, dy, None, positions, db);
                 }
             }
             Ok(())

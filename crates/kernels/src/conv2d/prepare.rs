@@ -5,7 +5,7 @@
 use super::Conv2d;
 use super::direct::ChannelColumns;
 use crate::layout::square::planes_to_positions;
-use crate::simd::multiversion;
+use crate::simd::vectorized;
 use crate::stored::{SinglePrecision, operand};
 use crate::{ImageLayout, SimdLevel};
 
@@ -93,25 +93,30 @@ pub(crate) fn fill_image<X: SinglePrecision, S: SinglePrecision>(
     to: &mut [f32],
 ) {
     match conv.layout {
-        _ if reading.has_patches => expand::<X, S>(level, conv, image, to),
-        ImageLayout::Nhwc => copy::<X, S>(level, conv, image, to),
+        _ if reading.has_patches => vectorized!(level, expand::<X, S>, conv, image, to),
+        ImageLayout::Nhwc => vectorized!(level, copy::<X, S>, conv, image, to),
         ImageLayout::Nchw => {
             let Conv2d { height, width, c_in, padding, .. } = *conv;
             let row = (width + 2 * padding) * c_in;
             let to = &mut to[padding * (row + c_in)..];
             let sizes = [c_in, height * width];
-            planes_to_positions::<X, S>(level, level, image, sizes, width, [row, c_in], to);
+            vectorized!(
+                level,
+                planes_to_positions::<X, S>,
+                level,
+                image,
+                sizes,
+                width,
+                [row, c_in],
+                to
+            );
         }
     }
 }
 
-multiversion! {
-    /// Writes an NHWC image into the inner part of `to`.
-    fn copy<X: SinglePrecision, S: SinglePrecision>(conv: &Conv2d, image: &[X], to: &mut [f32]) = copy_body
-}
-
+/// Writes an NHWC image into the inner part of `to`.
 #[inline(always)]
-fn copy_body<X: SinglePrecision, S: SinglePrecision>(conv: &Conv2d, image: &[X], to: &mut [f32]) {
+fn copy<X: SinglePrecision, S: SinglePrecision>(conv: &Conv2d, image: &[X], to: &mut [f32]) {
     let row = conv.width * conv.c_in;
     let padded_row = (conv.width + 2 * conv.padding) * conv.c_in;
     let lead = conv.padding * conv.c_in;
@@ -123,14 +128,10 @@ fn copy_body<X: SinglePrecision, S: SinglePrecision>(conv: &Conv2d, image: &[X],
     }
 }
 
-multiversion! {
-    /// Writes the whole patch of every position, except what lies outside the image: there, `to` keeps
-    /// the zeros that it starts with.
-    fn expand<X: SinglePrecision, S: SinglePrecision>(conv: &Conv2d, image: &[X], to: &mut [f32]) = expand_body
-}
-
+/// Writes the whole patch of every position, except what lies outside the image: there, `to` keeps
+/// the zeros that it starts with.
 #[inline(always)]
-fn expand_body<X: SinglePrecision, S: SinglePrecision>(conv: &Conv2d, image: &[X], to: &mut [f32]) {
+fn expand<X: SinglePrecision, S: SinglePrecision>(conv: &Conv2d, image: &[X], to: &mut [f32]) {
     let Conv2d { width, c_in: c, kernel: (kh, kw), stride, padding, .. } = *conv;
     let patch = kh * kw * c;
     let positions = conv.out_width();

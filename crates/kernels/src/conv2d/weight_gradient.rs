@@ -13,7 +13,7 @@ use super::input_gradient::PositionGrid;
 use super::prepare::fill_image;
 use super::tile::{self, GradientTile};
 use crate::compute::batches;
-use crate::simd::multiversion;
+use crate::simd::vectorized;
 use crate::stored::SinglePrecision;
 use crate::tiles::Ways;
 use crate::{Processor, SimdLevel, Threads, scratch};
@@ -126,7 +126,7 @@ impl WeightGradient {
                 self.add_part::<X, S>(cpu.simd, part.clone(), x, &fill, (images, gradients), sum);
             }
         });
-        add_parts(cpu.simd, sums, sum_elems);
+        vectorized!(cpu.simd, add_parts, &mut *sums, sum_elems);
         let rows = sums.chunks_exact(columns.padded);
         for (to, from) in d_weight.chunks_exact_mut(conv.c_out).zip(rows) {
             for (to, from) in to.iter_mut().zip(from) {
@@ -248,13 +248,9 @@ impl WeightGradient {
     }
 }
 
-multiversion! {
-    /// Adds the sums of all parts, of `elems` elements each, by the tree. Those of the first part become the sum.
-    fn add_parts(sums: &mut [f32], elems: usize) = add_parts_body
-}
-
+/// Adds the sums of all parts, of `elems` elements each, by the tree. Those of the first part become the sum.
 #[inline(always)]
-fn add_parts_body(sums: &mut [f32], elems: usize) {
+fn add_parts(sums: &mut [f32], elems: usize) {
     let count = sums.len() / elems;
     let mut width = 1;
     while width < count {

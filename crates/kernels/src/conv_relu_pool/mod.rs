@@ -25,6 +25,7 @@ use crate::conv2d::{Conv2d, memory_of};
 use crate::launch::for_images;
 use crate::layout::square::add_positions;
 use crate::operands::write_or_update;
+use crate::simd::vectorized;
 use crate::{Compute, ImageLayout, KernelError, Op, Result, read, reference, scratch, write};
 use windows::{NOTHING, add_won, pool, unpool_images};
 
@@ -90,9 +91,9 @@ pub fn forward(
             let finish = |sums: &[f32], (y, winners): (&mut [S], &mut [u8])| {
                 let simd = cpu.simd;
                 match conv.layout {
-                    ImageLayout::Nhwc => pool::<S>(simd, sums, stride, columns, b, y, winners),
+                    ImageLayout::Nhwc => vectorized!(simd, pool::<S>, sums, stride, columns, b, y, winners),
                     ImageLayout::Nchw => {
-                        planes::pool::<S>(simd, simd, sums, stride, columns, b, y, winners)
+                        vectorized!(simd, planes::pool::<S>, simd, sums, stride, columns, b, y, winners)
                     }
                 }
             };
@@ -153,10 +154,10 @@ pub fn backward_weight(
                 db.fill(0.0);
             }
             match conv.layout {
-                ImageLayout::Nhwc => add_won::<S>(cpu.simd, dy, winners, db),
+                ImageLayout::Nhwc => vectorized!(cpu.simd, add_won::<S>, dy, winners, db),
                 ImageLayout::Nchw => {
                     let (cut, windows) = (Some((winners, NOTHING)), rows * columns);
-                    add_positions(cpu.simd, cpu.simd, dy, cut, windows, db);
+                    vectorized!(cpu.simd, add_positions, cpu.simd, dy, cut, windows, db);
                 }
             }
             Ok(())

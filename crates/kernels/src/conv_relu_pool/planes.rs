@@ -9,24 +9,11 @@ use super::windows::choose;
 use crate::SimdLevel;
 use crate::conv2d::input_gradient::PositionGrid;
 use crate::layout::square::{SIDE, Square, byte_to_lane, put, transpose};
-use crate::simd::multiversion;
 use crate::stored::SinglePrecision;
 
-multiversion! {
-    /// Pools `raw` (2 rows, 2 columns, stride), adds the bias and applies ReLU.
-    pub(super) fn pool<S: SinglePrecision>(
-        simd: SimdLevel,
-        raw: &[f32],
-        stride: usize,
-        columns: usize,
-        bias: &[f32],
-        y: &mut [S],
-        winners: &mut [u8],
-    ) = pool_body
-}
-
+/// Pools `raw` (2 rows, 2 columns, stride), adds the bias and applies ReLU.
 #[inline(always)]
-fn pool_body<S: SinglePrecision>(
+pub(super) fn pool<S: SinglePrecision>(
     simd: SimdLevel,
     raw: &[f32],
     stride: usize,
@@ -97,19 +84,9 @@ fn starts(
     starts
 }
 
-multiversion! {
-    /// Writes all four positions of every window: the gradient for the winner, zero for the others.
-    pub(super) fn unpool<S: SinglePrecision>(
-        simd: SimdLevel,
-        dy: &[S],
-        winners: &[u8],
-        shape: [usize; 2],
-        to: PositionGrid<'_>,
-    ) = unpool_body
-}
-
+/// Writes all four positions of every window: the gradient for the winner, zero for the others.
 #[inline(always)]
-fn unpool_body<S: SinglePrecision>(
+pub(super) fn unpool<S: SinglePrecision>(
     simd: SimdLevel,
     dy: &[S],
     winners: &[u8],

@@ -6,7 +6,7 @@
 use super::{planes, pooled_image};
 use crate::conv2d::Conv2d;
 use crate::conv2d::input_gradient::PositionGrid;
-use crate::simd::multiversion;
+use crate::simd::vectorized;
 use crate::stored::SinglePrecision;
 use crate::{ImageLayout, SimdLevel};
 
@@ -40,26 +40,17 @@ pub(super) fn unpool_images<S: SinglePrecision>(
         let image = n * image_elems..(n + 1) * image_elems;
         let (dy, winners, shape) = (&dy[image.clone()], &winners[image], [columns, channels]);
         match layout {
-            ImageLayout::Nhwc => unpool::<S>(level, dy, winners, shape, to),
-            ImageLayout::Nchw => planes::unpool::<S>(level, level, dy, winners, shape, to),
+            ImageLayout::Nhwc => vectorized!(level, unpool::<S>, dy, winners, shape, to),
+            ImageLayout::Nchw => {
+                vectorized!(level, planes::unpool::<S>, level, dy, winners, shape, to)
+            }
         }
     }
 }
 
-multiversion! {
-    /// Pools `raw` (2 rows, 2 columns, stride), adds the bias and applies ReLU.
-    pub(super) fn pool<S: SinglePrecision>(
-        raw: &[f32],
-        stride: usize,
-        columns: usize,
-        bias: &[f32],
-        y: &mut [S],
-        winners: &mut [u8],
-    ) = pool_body
-}
-
+/// Pools `raw` (2 rows, 2 columns, stride), adds the bias and applies ReLU.
 #[inline(always)]
-fn pool_body<S: SinglePrecision>(
+pub(super) fn pool<S: SinglePrecision>(
     raw: &[f32],
     stride: usize,
     columns: usize,
@@ -83,18 +74,9 @@ fn pool_body<S: SinglePrecision>(
     }
 }
 
-multiversion! {
-    /// Writes all four positions of every window: the gradient for the winner, zero for the others.
-    fn unpool<S: SinglePrecision>(
-        dy: &[S],
-        winners: &[u8],
-        shape: [usize; 2],
-        to: PositionGrid<'_>,
-    ) = unpool_body
-}
-
+/// Writes all four positions of every window: the gradient for the winner, zero for the others.
 #[inline(always)]
-fn unpool_body<S: SinglePrecision>(
+fn unpool<S: SinglePrecision>(
     dy: &[S],
     winners: &[u8],
     [columns, channels]: [usize; 2],
@@ -113,13 +95,9 @@ fn unpool_body<S: SinglePrecision>(
     }
 }
 
-multiversion! {
-    /// Adds to `db` the gradients of positive outputs, position by position.
-    pub(super) fn add_won<S: SinglePrecision>(dy: &[S], winners: &[u8], db: &mut [f32]) = add_won_body
-}
-
+/// Adds to `db` the gradients of positive outputs, position by position.
 #[inline(always)]
-fn add_won_body<S: SinglePrecision>(dy: &[S], winners: &[u8], db: &mut [f32]) {
+pub(super) fn add_won<S: SinglePrecision>(dy: &[S], winners: &[u8], db: &mut [f32]) {
     let channels = db.len();
     for (dy, winners) in dy.chunks_exact(channels).zip(winners.chunks_exact(channels)) {
         for ((db, dy), winner) in db.iter_mut().zip(dy).zip(winners) {

@@ -1,16 +1,20 @@
 //! The conversion of images from one layout to the other.
 
 use half::bf16;
-use paceline_cuda::Grid;
 use paceline_cuda::kernel::Scalar;
-use paceline_memory::{DType, Element, Shape, Tensor};
+use paceline_cuda::{Grid, KernelSource};
+use paceline_memory::{Element, Shape, Tensor};
 
 use super::ImageLayout;
 use super::square::columns_to_rows;
-use crate::card::images as kernels;
+use crate::card::NUMBERS;
 use crate::compute::batches;
-use crate::simd::multiversion;
-use crate::{Compute, KernelError, Op, Processor, Result, SimdLevel, read, write};
+use crate::simd::vectorized;
+use crate::stored::dispatch;
+use crate::{Compute, KernelError, Op, Result, SimdLevel, read, write};
+
+pub(crate) static CARD: KernelSource =
+    KernelSource::new("layout/convert.cu", include_str!("convert.cu"), &[NUMBERS]);
 
 /// Writes the images of `input` into `output`, whose layout is `to`: (n, h, w, c) to (n, c, h, w) for [`ImageLayout::Nchw`],
 /// and back for [`ImageLayout::Nhwc`]. f32, f64, bf16 and u8, without a change of a bit; overwrites. Errors if `input` has
@@ -22,53 +26,36 @@ pub fn convert(compute: &Compute, to: ImageLayout, input: &Tensor, output: &Tens
         return Err(KernelError::Geometry { op: op.name, reason });
     };
     // Each image is a matrix that is transposed.
-    let (shape, sizes) = match to {
+    let (shape, [rows, columns]) = match to {
         ImageLayout::Nchw => ([batch, c, a, b], [a * b, c]),
         ImageLayout::Nhwc => ([batch, b, c, a], [a, b * c]),
     };
-    match input.dtype() {
-        DType::F32 => launch::<f32>(compute, op, input, output, shape, sizes),
-        DType::F64 => launch::<f64>(compute, op, input, output, shape, sizes),
-        DType::BF16 => launch::<bf16>(compute, op, input, output, shape, sizes),
-        DType::U8 => launch::<u8>(compute, op, input, output, shape, sizes),
-        dtype => Err(KernelError::DType { op: op.name, dtype }),
-    }
-}
-
-fn launch<A: Movable>(
-    compute: &Compute,
-    op: Op,
-    input: &Tensor,
-    output: &Tensor,
-    shape: [usize; 4],
-    [rows, columns]: [usize; 2],
-) -> Result<()> {
-    let operands = (
-        read::<A>("input", input, input.shape()),
-        write::<A>("output", output, Shape::from(shape)),
-    );
-    let body = move |cpu: &Processor, (x, y): (&[A], &mut [A])| {
-        let elems = rows * columns;
-        if elems == 0 {
-            return Ok(());
-        }
-        let parts = batches(cpu, y, elems, shape[0]);
-        cpu.threads.for_each(parts, |(first, y)| {
-            let x = &x[first * elems..][..y.len()];
-            for (x, y) in x.chunks_exact(elems).zip(y.chunks_exact_mut(elems)) {
-                A::transpose(cpu.simd, x, [rows, columns], y);
+    dispatch!(op.name, input.dtype(), A: f32 | f64 | bf16 | u8 => {
+        let operands = (
+            read::<A>("input", input, input.shape()),
+            write::<A>("output", output, Shape::from(shape)),
+        );
+        compute.launch_with_card(op, operands, move |cpu, (x, y)| {
+            let elems = rows * columns;
+            if elems == 0 {
+                return Ok(());
             }
-        });
-        Ok(())
-    };
-    compute.launch_with_card(op, operands, body, move |card, (x, y)| {
-        let (tiles, images) = (rows.div_ceil(TILE), shape[0]);
-        let (height, width, tiles_word) = (rows as u32, columns as u32, tiles as u32);
-        let call = kernels::transpose(x, y, height, width, tiles_word)?;
-        let blocks = [columns.div_ceil(TILE) as u32, (images * tiles) as u32, 1];
-        let grid = Grid { blocks, threads: [TILE as u32, 8, 1], shared_bytes: 0 };
-        // SAFETY: both have `images` matrices of this size.
-        unsafe { card.launch(call, grid) }
+            let parts = batches(cpu, y, elems, shape[0]);
+            cpu.threads.for_each(parts, |(first, y)| {
+                let x = &x[first * elems..][..y.len()];
+                for (x, y) in x.chunks_exact(elems).zip(y.chunks_exact_mut(elems)) {
+                    A::transpose(cpu.simd, x, [rows, columns], y);
+                }
+            });
+            Ok(())
+        }, move |card, (x, y)| {
+            let (tiles, images) = (rows.div_ceil(TILE), shape[0]);
+            let (height, width, tiles_word) = (rows as u32, columns as u32, tiles as u32);
+            let blocks = [columns.div_ceil(TILE) as u32, (images * tiles) as u32, 1];
+            let grid = Grid { blocks, threads: [TILE as u32, 8, 1], shared_bytes: 0 };
+            // SAFETY: both have `images` matrices of this size.
+            unsafe { card.launch(CARD.of::<A>("transpose"), (x, y, height, width, tiles_word), grid) }
+        })
     })
 }
 
@@ -109,7 +96,7 @@ macro_rules! small {
         }
         impl Movable for $t {
             fn transpose(level: SimdLevel, x: &[Self], sizes: [usize; 2], y: &mut [Self]) {
-                transpose_small(level, level, x, sizes, y);
+                vectorized!(level, transpose_small, level, x, sizes, y);
             }
         }
     )+};
@@ -120,17 +107,8 @@ small! {
     u8: u32::from, |bits| bits as u8;
 }
 
-multiversion! {
-    fn transpose_small<A: Small>(
-        simd: SimdLevel,
-        x: &[A],
-        sizes: [usize; 2],
-        y: &mut [A],
-    ) = transpose_body
-}
-
 #[inline(always)]
-fn transpose_body<A: Small>(simd: SimdLevel, x: &[A], [rows, columns]: [usize; 2], y: &mut [A]) {
+fn transpose_small<A: Small>(simd: SimdLevel, x: &[A], [rows, columns]: [usize; 2], y: &mut [A]) {
     // A single row or column is its own transpose.
     if rows == 1 || columns == 1 {
         return y.copy_from_slice(x);

@@ -3,7 +3,7 @@
 //! The operations on images read and write either layout. Both layouts give the same bits, because each sum has the same
 //! order of terms.
 
-mod convert;
+pub(crate) mod convert;
 pub(crate) mod square;
 
 pub use convert::convert;

@@ -4,7 +4,6 @@
 //! the rows and positions the columns. This file knows matrices only.
 
 use crate::SimdLevel;
-use crate::simd::multiversion;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{Avx2, Avx512};
 use crate::simd::{Portable, Vector};
@@ -127,22 +126,11 @@ pub(crate) fn columns_to_rows<A: Copy, B>(
     }
 }
 
-multiversion! {
-    /// Copies an image of (planes, positions), which are its `sizes`, into a rectangle of positions with the channels of a
-    /// position next to each other, rounded to `S`. `to` begins with the first position. Rows of `width` positions begin
-    /// `strides[0]` elements after each other, and positions `strides[1]`.
-    pub(crate) fn planes_to_positions<X: SinglePrecision, S: SinglePrecision>(
-        simd: SimdLevel,
-        planes: &[X],
-        sizes: [usize; 2],
-        width: usize,
-        strides: [usize; 2],
-        to: &mut [f32],
-    ) = planes_body
-}
-
+/// Copies an image of (planes, positions), which are its `sizes`, into a rectangle of positions with the channels of a
+/// position next to each other, rounded to `S`. `to` begins with the first position. Rows of `width` positions begin
+/// `strides[0]` elements after each other, and positions `strides[1]`.
 #[inline(always)]
-fn planes_body<X: SinglePrecision, S: SinglePrecision>(
+pub(crate) fn planes_to_positions<X: SinglePrecision, S: SinglePrecision>(
     simd: SimdLevel,
     planes: &[X],
     sizes: [usize; 2],
@@ -154,21 +142,10 @@ fn planes_body<X: SinglePrecision, S: SinglePrecision>(
     columns_to_rows(simd, (planes, sizes[1]), sizes, to, start, operand::<X, S>, |x, _| x);
 }
 
-multiversion! {
-    /// Writes planes from `sums`, the channels of each position, which begin `stride` elements after those of the position
-    /// before. `sizes` are the numbers of positions and of planes. Adds the channel's bias if there is one.
-    pub(crate) fn positions_to_planes<S: SinglePrecision>(
-        simd: SimdLevel,
-        sums: &[f32],
-        stride: usize,
-        sizes: [usize; 2],
-        bias: Option<&[f32]>,
-        planes: &mut [S],
-    ) = positions_body
-}
-
+/// Writes planes from `sums`, the channels of each position, which begin `stride` elements after those of the position
+/// before. `sizes` are the numbers of positions and of planes. Adds the channel's bias if there is one.
 #[inline(always)]
-fn positions_body<S: SinglePrecision>(
+pub(crate) fn positions_to_planes<S: SinglePrecision>(
     simd: SimdLevel,
     sums: &[f32],
     stride: usize,
@@ -186,21 +163,11 @@ fn positions_body<S: SinglePrecision>(
     }
 }
 
-multiversion! {
-    /// Adds each position of the planes of a batch to `sums`, one number for each plane of an image: image by image, and
-    /// position by position, as with the channels of a position next to each other. With `cut`, a value counts as zero if its
-    /// byte is this one.
-    pub(crate) fn add_positions<S: SinglePrecision>(
-        simd: SimdLevel,
-        planes: &[S],
-        cut: Option<(&[u8], u8)>,
-        positions: usize,
-        sums: &mut [f32],
-    ) = add_positions_body
-}
-
+/// Adds each position of the planes of a batch to `sums`, one number for each plane of an image: image by image, and
+/// position by position, as with the channels of a position next to each other. With `cut`, a value counts as zero if its
+/// byte is this one.
 #[inline(always)]
-fn add_positions_body<S: SinglePrecision>(
+pub(crate) fn add_positions<S: SinglePrecision>(
     simd: SimdLevel,
     planes: &[S],
     cut: Option<(&[u8], u8)>,

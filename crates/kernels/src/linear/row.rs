@@ -8,8 +8,8 @@ use paceline_memory::{Element, Tensor};
 use super::LinearSizes;
 use crate::compute::batches;
 use crate::operands::Either;
-use crate::simd::multiversion;
-use crate::stored::{Stored, for_stored};
+use crate::simd::vectorized;
+use crate::stored::{Stored, dispatch};
 use crate::{Compute, Op, Processor, Result, lanes, read, scratch, write};
 
 /// `y = x w^T`. Shapes: x (1, k), w (n, k), y (1, n). Types: x and w f32, f64, bf16 or f16; y like them, or of the type that
@@ -23,8 +23,12 @@ pub fn forward_row(
     let op = Op::new("linear_forward_row");
     let LinearSizes { n, k, .. } = LinearSizes::of(op, input, weight)?;
     let op = op.forward_product([1, n, k]);
-    for_stored!(op.name, input.dtype(), S => {
-        let y = if output.dtype() == <<S as Stored>::Real as Element>::DTYPE { Either::A(write::<<S as Stored>::Real>("output", output, [1, n])) } else { Either::B(write::<S>("output", output, [1, n])) };
+    dispatch!(op.name, input.dtype(), S => {
+        let y = if output.dtype() == <<S as Stored>::Real as Element>::DTYPE {
+            Either::A(write::<<S as Stored>::Real>("output", output, [1, n]))
+        } else {
+            Either::B(write::<S>("output", output, [1, n]))
+        };
         let operands = (
             read::<S>("input", input, [1, k]),
             read::<S>("weight", weight, [n, k]),
@@ -50,16 +54,12 @@ fn on_threads<S: Stored, Y: Stored<Real = S::Real>>(
 ) {
     let count = y.len();
     cpu.threads.for_each(batches(cpu, y, 1, count), |(first, y)| {
-        products::<S, Y>(cpu.simd, x, &w[first * x.len()..][..y.len() * x.len()], y);
+        vectorized!(cpu.simd, products::<S, Y>, x, &w[first * x.len()..][..y.len() * x.len()], y);
     });
 }
 
-multiversion! {
-    fn products<S: Stored, Y: Stored<Real = S::Real>>(x: &[S::Real], w: &[S], y: &mut [Y]) = products_body
-}
-
 #[inline(always)]
-fn products_body<S: Stored, Y: Stored<Real = S::Real>>(x: &[S::Real], w: &[S], y: &mut [Y]) {
+fn products<S: Stored, Y: Stored<Real = S::Real>>(x: &[S::Real], w: &[S], y: &mut [Y]) {
     for (row, y) in y.iter_mut().enumerate() {
         let w = &w[row * x.len()..][..x.len()];
         *y = Y::store(lanes::dot(x, w));

@@ -7,9 +7,9 @@ use paceline_cuda::kernel::{In, Out};
 use paceline_cuda::{Grid, Result};
 use paceline_memory::Element;
 
-use crate::card::linear_cross_entropy::{add_losses, row_losses};
+use super::CARD;
 use crate::card::products::{
-    CardMatrix, Multiplied, from_elem, from_elem_mut, multiply, narrow, retyped, untyped,
+    CardMatrix, Multiplied, from_elem, from_elem_mut, multiply, narrow, retyped,
 };
 use crate::stored::Stored;
 use crate::{Compute, OnCard, Scratch, scratch};
@@ -56,7 +56,7 @@ unsafe fn factor<S: Stored>(
 ) -> Result<In<S>> {
     let Some(rounded) = rounded else { return Ok(retyped(elems)) };
     // SAFETY: the caller's.
-    unsafe { card.launch(narrow(retyped(elems), rounded, len as u64)?, Grid::fours(len))? };
+    unsafe { narrow(card, retyped(elems), rounded, len)? };
     Ok(rounded.as_in())
 }
 
@@ -128,17 +128,18 @@ impl CardHead {
                 let z = kept.map_or(scratch, |kept| from_elem_mut(kept, begin * classes));
                 let x = CardMatrix::new(from_elem(x, begin * inputs), n, inputs);
                 multiply(card, x, w.transposed(), z, false)?;
-                let call = row_losses(
+                let arguments = (
                     from_elem(labels, begin),
                     classes as u64,
                     scale,
-                    dx.is_some().into(),
-                    untyped(z),
+                    u32::from(dx.is_some()),
+                    z,
                     dz_rounded.unwrap_or(Out::NONE),
                     from_elem_mut(losses, begin),
                     from_elem_mut(marks, begin),
-                )?;
-                card.launch(call, Grid::blocks(n as u32, threads))?;
+                );
+                let grid = Grid::blocks(n as u32, threads);
+                card.launch(CARD.of::<S>("row_losses"), arguments, grid)?;
                 let dz = dz_rounded.map_or(retyped(z.as_in()), Out::as_in);
                 let dz = CardMatrix::new(dz, n, classes);
                 if let Some(dx) = dx {
@@ -149,8 +150,8 @@ impl CardHead {
                     accumulate = true;
                 }
             }
-            let call = add_losses(losses.as_in(), marks.as_in(), rows as u64, sums)?;
-            card.launch(call, Grid::blocks(1, 256))
+            let arguments = (losses.as_in(), marks.as_in(), rows as u64, sums);
+            card.launch(CARD.kernel("add_losses"), arguments, Grid::blocks(1, 256))
         }
     }
 }

@@ -7,18 +7,21 @@
 mod card;
 mod products;
 
-use paceline_cuda::Grid;
+use paceline_cuda::{Grid, KernelSource};
+
+pub(crate) static CARD: KernelSource =
+    KernelSource::new("linear_cross_entropy/card.cu", include_str!("card.cu"), &[NUMBERS, EXP]);
 use paceline_memory::{Device, MemoryError, Tensor};
 
 use self::card::CardHead;
-use crate::card::linear_cross_entropy as kernels;
+use crate::card::{EXP, NUMBERS};
 use crate::compute::batches;
 use crate::error::{expect_shape, matrix_sizes};
 use crate::loss::SUMS_LEN;
 use crate::matmul::{Matrix, Multiply};
 use crate::operands::write_or_update;
-use crate::simd::multiversion;
-use crate::stored::{Stored, for_stored};
+use crate::simd::vectorized;
+use crate::stored::{Stored, dispatch};
 use crate::{
     Compute, KernelError, Op, Processor, Real, Result, lanes, read, scratch, update, write,
 };
@@ -121,9 +124,14 @@ pub fn ignore_padding(
             Ok(())
         },
         move |card, (labels, lengths, real)| {
-            let call = kernels::ignore_padding(labels, lengths, seq as u64, real, count as u64)?;
             // SAFETY: labels and `real` have `count` elements, and there is a length for each `seq` of them.
-            unsafe { card.launch(call, Grid::elements(count)) }
+            unsafe {
+                card.launch(
+                    CARD.kernel("ignore_padding"),
+                    (labels, lengths, seq as u64, real, count as u64),
+                    Grid::elements(count),
+                )
+            }
         },
     )
 }
@@ -189,7 +197,7 @@ pub fn backward_weight(
     let [_, classes] = matrix_sizes(OP, "d_outputs", d_outputs)?;
     let chunk = chunk_rows(rows, classes);
     let op = Op::new("linear_cross_entropy_weight").backward_product([rows, classes, inputs, 1]);
-    for_stored!(OP, input.dtype(), S => {
+    dispatch!(OP, input.dtype(), S => {
         let wants = (false, true);
         let packed = |n| products::scratch_len::<S>(compute.processor(), [n, classes, inputs], wants);
         let operands = (
@@ -248,7 +256,7 @@ fn run(
     ]);
     let chunk = chunk_rows(rows, classes);
     let labels = labels.view([labels.num_elems()])?;
-    for_stored!(OP, input.dtype(), S => {
+    dispatch!(OP, input.dtype(), S => {
         let wants = (gradients.is_some(), d_weight.is_some());
         // All chunks but the last one are alike.
         let packed = |n| products::scratch_len::<S>(compute.processor(), [n, classes, inputs], wants);
@@ -323,7 +331,7 @@ impl<T: Real> LossHead<'_, T> {
             let parts = batches(cpu, z, num_classes, n).into_iter();
             let parts = parts.zip(batches(cpu, &mut found[..n], 1, n)).collect();
             cpu.threads.for_each(parts, |((first, z), (_, found))| {
-                rows_of::<T>(cpu.simd, num_classes, &labels[first..], scale, z, found);
+                vectorized!(cpu.simd, rows_of::<T>, num_classes, &labels[first..], scale, z, found);
             });
             for ((loss, is_correct), label) in found.iter().zip(labels) {
                 if *label != IGNORED {
@@ -346,20 +354,10 @@ impl<T: Real> LossHead<'_, T> {
     }
 }
 
-multiversion! {
-    fn rows_of<T: Real>(
-        classes: usize,
-        labels: &[i64],
-        scale: f64,
-        z: &mut [T],
-        found: &mut [(f64, bool)],
-    ) = rows_body
-}
-
 /// Turns outputs into `scale * (softmax(z)[j] - (j == label))`, after subtracting the largest output against overflow. Finds the
 /// loss of each row, and whether its label has the largest output, the first one of equals.
 #[inline(always)]
-fn rows_body<T: Real>(
+fn rows_of<T: Real>(
     classes: usize,
     labels: &[i64],
     scale: f64,

@@ -9,7 +9,7 @@ use half::f16;
 use super::{Activation, Destination, Elements, Matrix, Multiply, ProductOperand};
 use crate::Processor;
 use crate::cast::in_blocks;
-use crate::simd::multiversion;
+use crate::simd::vectorized;
 use crate::stored::{SinglePrecision, Stored, operand};
 
 impl Multiply for f16 {
@@ -40,7 +40,7 @@ impl Multiply for f16 {
                 let rows = sums.chunks_exact(n.max(1)).zip(c.chunks_mut(row_stride.max(1)));
                 let with_relu = activation == Activation::Relu;
                 rows.for_each(|(sums, c)| {
-                    store_row(cpu.simd, sums, bias, with_relu, accumulate, c)
+                    vectorized!(cpu.simd, store_row, sums, bias, with_relu, accumulate, c)
                 });
             }
         }
@@ -68,7 +68,7 @@ fn widened<'a>(cpu: &Processor, of: ProductOperand<'_, f16>, to: &'a mut [f32]) 
         to: &'a mut [f32],
     ) -> Matrix<'a, f32> {
         assert_eq!(from.elems.len(), to.len(), "a matrix without gaps");
-        in_blocks(cpu, from.elems, to, |from, to| round_all::<X>(cpu.simd, from, to));
+        in_blocks(cpu, from.elems, to, |from, to| vectorized!(cpu.simd, round_all::<X>, from, to));
         let Matrix { rows, columns, row_stride, column_stride, .. } = from;
         Matrix { elems: to, rows, columns, row_stride, column_stride }
     }
@@ -78,34 +78,14 @@ fn widened<'a>(cpu: &Processor, of: ProductOperand<'_, f16>, to: &'a mut [f32]) 
     }
 }
 
-multiversion! {
-    fn round_all<X: SinglePrecision>(from: &[X], to: &mut [f32]) = round_body
-}
-
 #[inline(always)]
-fn round_body<X: SinglePrecision>(from: &[X], to: &mut [f32]) {
+fn round_all<X: SinglePrecision>(from: &[X], to: &mut [f32]) {
     to.iter_mut().zip(from).for_each(|(to, x)| *to = operand::<X, f16>(*x));
 }
 
-multiversion! {
-    /// `c = activation(sums + c + bias)`, with the old `c` if `accumulate`.
-    fn store_row(
-        sums: &[f32],
-        bias: Option<&[f32]>,
-        with_relu: bool,
-        accumulate: bool,
-        c: &mut [f16],
-    ) = store_row_body
-}
-
+/// `c = activation(sums + c + bias)`, with the old `c` if `accumulate`.
 #[inline(always)]
-fn store_row_body(
-    sums: &[f32],
-    bias: Option<&[f32]>,
-    with_relu: bool,
-    accumulate: bool,
-    c: &mut [f16],
-) {
+fn store_row(sums: &[f32], bias: Option<&[f32]>, with_relu: bool, accumulate: bool, c: &mut [f16]) {
     for (at, (c, sum)) in c.iter_mut().zip(sums).enumerate() {
         let mut x = if accumulate { sum + c.load() } else { *sum };
         if let Some(bias) = bias {

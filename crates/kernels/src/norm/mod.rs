@@ -7,19 +7,22 @@
 pub mod tree;
 
 use std::marker::PhantomData;
+
+pub(crate) static CARD: KernelSource =
+    KernelSource::new("norm/squares.cu", include_str!("squares.cu"), &[NUMBERS]);
 use std::ops::Range;
 use std::sync::Arc;
 
-use paceline_cuda::Grid;
 use paceline_cuda::kernel::In;
+use paceline_cuda::{Grid, KernelSource};
 use paceline_memory::{Category, DType, Device, Tensor};
 use paceline_numeric::tree::largest_nodes;
 
 use self::tree::{Lanes, ROW_ELEMS, RowTree, TreeNode, added};
-use crate::card::norm as kernels;
+use crate::card::NUMBERS;
 use crate::compute::batches;
-use crate::real::for_real;
-use crate::simd::multiversion;
+use crate::simd::vectorized;
+use crate::stored::dispatch;
 use crate::{Compute, Op, Processor, Real, Result, read, scratch, write};
 
 /// Rows of a block, a node of the tree that one thread computes.
@@ -127,7 +130,7 @@ pub fn squares(
         }
         Device::Cpu | Device::Meta | Device::Sim => (blocks_of(&range).len(), None),
     };
-    for_real!(op.name, tensor.dtype(), T => {
+    dispatch!(op.name, tensor.dtype(), T: f32 | f64 => {
         let operands = (
             read::<T>("tensor", tensor, tensor.shape()),
             write::<f64>("nodes", &nodes, shape),
@@ -136,33 +139,28 @@ pub fn squares(
         );
         let (rows, range) = (rows.clone(), range.clone());
         let (num_pieces, num_nodes) = (rows.pieces.len(), shape[0]);
-        let body = move |cpu: &Processor, operands: SquareSlices<'_, T>| {
+        compute.launch_with_card(op, operands, move |cpu, operands| {
             let (elems, nodes, sums, _) = operands;
             let tree = of_range(cpu, ElemRun { elems, start }, &rows, range, sums)?;
             for (sum, node) in nodes.as_chunks_mut::<ROW_ELEMS>().0.iter_mut().zip(tree.nodes()) {
                 *sum = node.sum;
             }
             Ok(())
-        };
-        compute.launch_with_card(op, operands, body, move |card, (elems, nodes, sums, tables)| {
+        }, move |card, (elems, nodes, sums, tables)| {
             let pieces = tables.unwrap_or(In::NONE);
-            let of_nodes = In(pieces.0 + (num_pieces * 3 * size_of::<i64>()) as u64, PhantomData);
+            let of_nodes: In<i64> = In(pieces.0 + (num_pieces * 3 * size_of::<i64>()) as u64, PhantomData);
             let (num_pieces, num_nodes) = (num_pieces as u32, num_nodes as u32);
-            let runs =
-                kernels::squares_of_runs(elems, pieces, num_pieces, of_nodes, num_nodes, sums)?;
-            let all = kernels::squares_of_nodes(sums.as_in(), of_nodes, nodes)?;
             // SAFETY: the tables say which elements of the tensor are rows, and there are 16 sums for each run and node.
             unsafe {
-                card.launch(runs, Grid::blocks(num_runs as u32, Grid::BLOCK))?;
-                card.launch(all, Grid::blocks(num_nodes, Grid::BLOCK))
+                let arguments = (elems, pieces, num_pieces, of_nodes, num_nodes, sums);
+                card.launch(CARD.of::<T>("squares_of_runs"), arguments, Grid::blocks(num_runs as u32, Grid::BLOCK))?;
+                let arguments = (sums.as_in(), of_nodes, nodes);
+                card.launch(CARD.kernel("squares_of_nodes"), arguments, Grid::blocks(num_nodes, Grid::BLOCK))
             }
         })
     })?;
     Ok(Squares { rows: range, nodes })
 }
-
-/// Elements, nodes, scratch memory, and tables for a card.
-type SquareSlices<'a, T> = (&'a [T], &'a mut [f64], &'a mut [f64], Option<&'a [i64]>);
 
 /// For a card's kernels: the number of runs of at most [`BLOCK_ROWS`] rows in which it computes the nodes, and two tables. The
 /// first has for each piece its first row, its first element and the element after it, counted from `start`; the second for each
@@ -207,7 +205,7 @@ fn of_range<T: Real>(
     range: Range<usize>,
     sums: &mut [f64],
 ) -> Result<RowTree> {
-    let run = |x: &[T], sum: &mut Lanes| run_of::<T>(cpu.simd, x, sum);
+    let run = |x: &[T], sum: &mut Lanes| vectorized!(cpu.simd, run_of::<T>, x, sum);
     let blocks = blocks_of(&range);
     let mut tree = RowTree::default();
     if blocks.is_empty() {
@@ -258,13 +256,9 @@ fn push_rows<T: Real>(
     }
 }
 
-multiversion! {
-    fn run_of<T: Real>(x: &[T], sum: &mut Lanes) = run_body
-}
-
 /// The sum of the squares of [`RUN_ROWS`] whole rows.
 #[inline(always)]
-fn run_body<T: Real>(x: &[T], sum: &mut Lanes) {
+fn run_of<T: Real>(x: &[T], sum: &mut Lanes) {
     let (rows, _) = x.as_chunks::<ROW_ELEMS>();
     let mut quarters = [[0.0; ROW_ELEMS]; 4];
     for (sum, rows) in quarters.iter_mut().zip(rows.as_chunks::<8>().0) {

@@ -10,7 +10,7 @@ impl Scale {
     /// Writes gain * x, for elements of any type.
     fn scale(&self, cx: &Context, x: &Tensor, to: Tensor) -> Result<Tensor> {
         let gain = cx.param(self.0)?;
-        for_stored!("scale", x.dtype(), S => {
+        dispatch!("scale", x.dtype(), S => {
             let (gain, x) = (gain.read::<<S as Stored>::Real>()?, x.read::<S>()?);
             for (at, y) in to.write::<S>()?.iter_mut().enumerate() {
                 *y = S::store(gain[at % gain.len()] * x[at].load());
@@ -35,7 +35,7 @@ impl Layer for Scale {
         let [input] = saved.tensors()?;
         if half.writes_weights() {
             let gain = cx.grad(self.0)?;
-            for_stored!("scale", input.dtype(), S => {
+            dispatch!("scale", input.dtype(), S => {
                 let mut d_gain = gain.write::<<S as Stored>::Real>()?;
                 // A step may have several batches, whose gradients add up.
                 d_gain.iter_mut().filter(|_| !cx.accumulates(self.0)).for_each(|d| *d = 0.0);

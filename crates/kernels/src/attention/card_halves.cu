@@ -216,17 +216,17 @@ __device__ f32 sum_of_lanes(f32 x) {
 // Columns of results of a block in each half of a head. The gradients of keys come with those of values, so they have fewer.
 enum { WIDE = 64, NARROW = 32 };
 
-template <typename S>
-__global__ void __launch_bounds__(128) halves_forward(Attention<f32> spec, const S* qkv, S* output, f32* log_sums) {
+template <typename H>
+__global__ void __launch_bounds__(128) halves_forward(Attention<f32> spec, const H* qkv, H* output, f32* log_sums) {
     u32 head_dim = spec.head_dim, side = blockDim.x / 2;
     Slots slots(head_dim);
-    S* q = (S*)shared_bytes;
-    S* k = q + side * slots.pitch();
-    S* v = k + SIDE * slots.pitch();
+    H* q = (H*)shared_bytes;
+    H* k = q + side * slots.pitch();
+    H* v = k + SIDE * slots.pitch();
     Work work(spec.seq, spec.heads, side);
     Length length(spec, work.row);
     Place at;
-    const S* of_row = qkv + spec.at(work.row, 0, 0);
+    const H* of_row = qkv + spec.at(work.row, 0, 0);
     u64 stride = spec.qkv_columns();
     u32 key_head = spec.keys_of(work.head), end = min(work.first + side, length.real);
     const f32 lowest = -__int_as_float(0x7f800000);
@@ -285,10 +285,10 @@ __global__ void __launch_bounds__(128) halves_forward(Attention<f32> spec, const
         u32 token = work.first + at.row_of(half);
         if (token >= spec.seq) continue;
         bool is_real = token < length.real;
-        S* to = output + spec.output_at(work.row, token, work.head);
+        H* to = output + spec.output_at(work.row, token, work.head);
         sums.for_each(half, slots, at, [=](u32 column, f32 x, f32 y) {
-            to[column] = As<S>::store(is_real ? x / all : behind<f32>(length));
-            to[slots.half + column] = As<S>::store(is_real ? y / all : behind<f32>(length));
+            to[column] = As<H>::store(is_real ? x / all : behind<f32>(length));
+            to[slots.half + column] = As<H>::store(is_real ? y / all : behind<f32>(length));
         });
         if (at.lane % 4 == 0 && blockIdx.y == 0) {
             f32 log_sum = most[half] * to_base_e<f32>() + log(all);
@@ -335,19 +335,19 @@ __device__ void differentiate(Sums (&scores)[TILES], Sums (&gradients)[TILES], P
 }
 
 // The gradient of queries: a block has queries, and visits their keys.
-template <typename S>
-__global__ void __launch_bounds__(128) halves_backward_queries(Attention<f32> spec, const S* qkv, const S* output,
-                                                                 const f32* log_sums, const S* d_output, S* d_qkv) {
+template <typename H>
+__global__ void __launch_bounds__(128) halves_backward_queries(Attention<f32> spec, const H* qkv, const H* output,
+                                                                 const f32* log_sums, const H* d_output, H* d_qkv) {
     u32 head_dim = spec.head_dim, side = blockDim.x / 2;
     Slots slots(head_dim);
-    S* q = (S*)shared_bytes;
-    S* dy = q + side * slots.pitch();
-    S* k = dy + side * slots.pitch();
-    S* v = k + SIDE * slots.pitch();
+    H* q = (H*)shared_bytes;
+    H* dy = q + side * slots.pitch();
+    H* k = dy + side * slots.pitch();
+    H* v = k + SIDE * slots.pitch();
     Work work(spec.seq, spec.heads, side);
     Length length(spec, work.row);
     Place at;
-    const S* of_row = qkv + spec.at(work.row, 0, 0);
+    const H* of_row = qkv + spec.at(work.row, 0, 0);
     u64 stride = spec.qkv_columns(), output_stride = (u64)spec.heads * head_dim;
     u32 key_head = spec.keys_of(work.head), end = min(work.first + side, length.real);
     Results<WIDE> sums;
@@ -386,19 +386,19 @@ __global__ void __launch_bounds__(128) halves_backward_queries(Attention<f32> sp
 }
 
 // The gradients of keys and values: a block has keys, and visits the queries that attend to them, head by head.
-template <typename S>
-__global__ void __launch_bounds__(128) halves_backward_keys(Attention<f32> spec, const S* qkv, const S* output,
-                                                                 const f32* log_sums, const S* d_output, S* d_qkv) {
+template <typename H>
+__global__ void __launch_bounds__(128) halves_backward_keys(Attention<f32> spec, const H* qkv, const H* output,
+                                                                 const f32* log_sums, const H* d_output, H* d_qkv) {
     u32 head_dim = spec.head_dim, side = blockDim.x / 2;
     Slots slots(head_dim);
-    S* k = (S*)shared_bytes;
-    S* v = k + side * slots.pitch();
-    S* q = v + side * slots.pitch();
-    S* dy = q + SIDE * slots.pitch();
+    H* k = (H*)shared_bytes;
+    H* v = k + side * slots.pitch();
+    H* q = v + side * slots.pitch();
+    H* dy = q + SIDE * slots.pitch();
     Work work(spec.seq, spec.kv_heads, side);
     Length length(spec, work.row);
     Place at;
-    const S* of_row = qkv + spec.at(work.row, 0, 0);
+    const H* of_row = qkv + spec.at(work.row, 0, 0);
     u64 stride = spec.qkv_columns(), output_stride = (u64)spec.heads * head_dim;
     u32 group = spec.heads / spec.kv_heads, key_head = spec.heads + work.head, real = length.real;
     Results<NARROW> dk, dv;

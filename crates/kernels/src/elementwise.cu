@@ -21,6 +21,6 @@ template <typename S> __global__ void add(const S* __restrict__ x, S* __restrict
     at_places(n, [=](u64 i) { y[i] = As<S>::store(load(x[i]) + load(y[i])); });
 }
 
-template <typename S> __global__ void divide(S* x, double divisor, u64 n) {
-    at_places(n, [=](u64 i) { x[i] = x[i] / (S)divisor; });
+template <typename R> __global__ void divide(R* x, f64 divisor, u64 n) {
+    at_places(n, [=](u64 i) { x[i] = x[i] / (R)divisor; });
 }

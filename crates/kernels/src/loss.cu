@@ -4,7 +4,7 @@
 // that is no class makes the loss and the gradient of its row NaN.
 template <typename S, typename R = typename As<S>::Real>
 __global__ void cross_entropy(
-    const S* logits, const i64* labels, S* d_logits, double* of_rows, R scale, u32 classes, u64 rows) {
+    const S* logits, const i64* labels, S* d_logits, f64* of_rows, R scale, u32 classes, u64 rows) {
     u64 row = place() / 32;
     u32 lane = threadIdx.x % 32;
     if (row >= rows) return;
@@ -52,8 +52,8 @@ __global__ void cross_entropy(
 }
 
 // One block: adds what the rows have left to the sums.
-__global__ void add_rows(const double* of_rows, double* sums, u64 rows) {
-    double loss = 0, correct = 0;
+__global__ void add_rows(const f64* of_rows, f64* sums, u64 rows) {
+    f64 loss = 0, correct = 0;
     for (u64 row = threadIdx.x; row < rows; row += blockDim.x) {
         loss = loss + of_rows[2 * row];
         correct = correct + of_rows[2 * row + 1];
@@ -63,26 +63,26 @@ __global__ void add_rows(const double* of_rows, double* sums, u64 rows) {
     if (threadIdx.x == 0) {
         sums[0] = sums[0] + loss;
         sums[1] = sums[1] + correct;
-        sums[2] = sums[2] + (double)rows;
+        sums[2] = sums[2] + (f64)rows;
     }
 }
 
 // Each block leaves the sum of the squares that it has met.
 template <typename S, typename R = typename As<S>::Real>
-__global__ void mse(const S* x, const R* t, S* d_input, double* of_blocks, R factor, u64 n) {
-    double sum = 0;
+__global__ void mse(const S* x, const R* t, S* d_input, f64* of_blocks, R factor, u64 n) {
+    f64 sum = 0;
     for (u64 i = place(); i < n; i += (u64)gridDim.x * blockDim.x) {
         R difference = load(x[i]) - t[i];
         if (d_input) d_input[i] = As<S>::store(difference * factor);
-        sum = sum + (double)difference * (double)difference;
+        sum = sum + (f64)difference * (f64)difference;
     }
     sum = sum_of_block(sum);
     if (threadIdx.x == 0) of_blocks[blockIdx.x] = sum;
 }
 
 // One block: adds what the blocks have left, over the number of columns, to the sums.
-__global__ void add_blocks(const double* of_blocks, double* sums, u32 blocks, double columns, double rows) {
-    double sum = 0;
+__global__ void add_blocks(const f64* of_blocks, f64* sums, u32 blocks, f64 columns, f64 rows) {
+    f64 sum = 0;
     for (u32 block = threadIdx.x; block < blocks; block += blockDim.x) sum = sum + of_blocks[block];
     sum = sum_of_block(sum);
     if (threadIdx.x == 0) {

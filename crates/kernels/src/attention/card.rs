@@ -4,21 +4,21 @@
 //! scores are of the type that kernels compute in.
 
 use paceline_cuda::kernel::{In, Out, Record};
-use paceline_cuda::{Grid, Result};
+use paceline_cuda::{Grid, KernelSource, Result};
 use paceline_memory::Element;
 
-use super::products::{retyped, untyped};
-use super::{EXP, MMA, NUMBERS};
-use crate::attention::AttentionSpec;
+use super::AttentionSpec;
+use crate::card::products::retyped;
+use crate::card::{EXP, MMA, NUMBERS};
 use crate::stored::Stored;
 use crate::{CardNeeds, OnCard};
 
-const ATTENTION_OF_ALL: &str = include_str!("attention.cuh");
+const OF_ALL: &str = include_str!("card.cuh");
 
 /// The struct `Attention` of the sources.
 #[derive(Clone, Copy)]
 #[repr(C)]
-pub struct CardAttention {
+struct CardAttention {
     seq: u32,
     heads: u32,
     kv_heads: u32,
@@ -31,27 +31,14 @@ pub struct CardAttention {
 // SAFETY: laid out as in C; four numbers of 4 bytes come before three of 8, so there are no gaps.
 unsafe impl Record for CardAttention {}
 
-paceline_cuda::kernels! {
-    ATTENTION = "attention.cu", include_str!("attention.cu"), [NUMBERS, EXP, ATTENTION_OF_ALL];
-    fn attention_forward<T: f32 | f64>(spec: CardAttention, qkv: In<T>, output: Out<T>, log_sums: Out<u8>);
-    fn attention_backward_queries<T: f32 | f64>(
-        spec: CardAttention, qkv: In<T>, output: In<T>, log_sums: In<u8>, d_output: In<T>, d_qkv: Out<T>,
-    );
-    fn attention_backward_keys<T: f32 | f64>(
-        spec: CardAttention, qkv: In<T>, output: In<T>, log_sums: In<u8>, d_output: In<T>, d_qkv: Out<T>,
-    );
-}
+pub(crate) static CARD: KernelSource =
+    KernelSource::new("attention/card.cu", include_str!("card.cu"), &[NUMBERS, EXP, OF_ALL]);
 
-paceline_cuda::kernels! {
-    ATTENTION_HALVES = "attention_halves.cu", include_str!("attention_halves.cu"), [NUMBERS, EXP, MMA, ATTENTION_OF_ALL];
-    fn halves_forward<T: f16 | bf16>(spec: CardAttention, qkv: In<T>, output: Out<T>, log_sums: Out<u8>);
-    fn halves_backward_queries<T: f16 | bf16>(
-        spec: CardAttention, qkv: In<T>, output: In<T>, log_sums: In<u8>, d_output: In<T>, d_qkv: Out<T>,
-    );
-    fn halves_backward_keys<T: f16 | bf16>(
-        spec: CardAttention, qkv: In<T>, output: In<T>, log_sums: In<u8>, d_output: In<T>, d_qkv: Out<T>,
-    );
-}
+pub(crate) static CARD_HALVES: KernelSource = KernelSource::new(
+    "attention/card_halves.cu",
+    include_str!("card_halves.cu"),
+    &[NUMBERS, EXP, MMA, OF_ALL],
+);
 
 /// Queries, and keys, of a tile.
 const SIDE: usize = 32;
@@ -145,10 +132,14 @@ pub(crate) unsafe fn forward<S: Stored>(
     output: Out<S>,
     log_sums: Out<S::Real>,
 ) -> Result<()> {
-    let kernel = if are_halves::<S>() { halves_forward } else { attention_forward };
-    let call = kernel(first_argument(spec, lengths, angles), qkv, output, untyped(log_sums))?;
+    let kernel = if are_halves::<S>() {
+        CARD_HALVES.of::<S>("halves_forward")
+    } else {
+        CARD.of::<S>("attention_forward")
+    };
+    let arguments = (first_argument(spec, lengths, angles), qkv, output, log_sums);
     // SAFETY: the caller's; a block writes what belongs to its tile of tokens below `seq`.
-    unsafe { card.launch(call, forward_grid::<S>(spec)) }
+    unsafe { card.launch(kernel, arguments, forward_grid::<S>(spec)) }
 }
 
 /// # Safety
@@ -161,17 +152,16 @@ pub(crate) unsafe fn backward<S: Stored>(
     (output, log_sums, d_output): (In<S>, In<S::Real>, In<S>),
     d_qkv: Out<S>,
 ) -> Result<()> {
-    let (first, log_sums) = (first_argument(spec, lengths, angles), retyped(log_sums));
+    let arguments = (first_argument(spec, lengths, angles), qkv, output, log_sums, d_output, d_qkv);
     let kernels = if are_halves::<S>() {
-        [halves_backward_queries, halves_backward_keys]
+        ["halves_backward_queries", "halves_backward_keys"].map(|name| CARD_HALVES.of::<S>(name))
     } else {
-        [attention_backward_queries, attention_backward_keys]
+        ["attention_backward_queries", "attention_backward_keys"].map(|name| CARD.of::<S>(name))
     };
     for (kernel, grid) in kernels.into_iter().zip(backward_grids::<S>(spec)) {
-        let call = kernel(first, qkv, output, log_sums, d_output, d_qkv)?;
         // SAFETY: the caller's; a block writes what belongs to its tile of tokens below `seq`, the first kernel the gradients of
         // queries and the second one those of keys and values.
-        unsafe { card.launch(call, grid)? };
+        unsafe { card.launch(kernel, arguments, grid)? };
     }
     Ok(())
 }

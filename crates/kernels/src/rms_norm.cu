@@ -1,32 +1,3 @@
-// Operations on rows: the gated activation, the norm and embeddings.
-
-// A thread has a column of every `runs`th row.
-template <typename S>
-__global__ void swiglu(const S* gate_up, S* y, u32 columns, u64 rows, u64 runs) {
-    typedef typename As<S>::Real Real;
-    u64 i = place(), row = i / columns;
-    if (row >= runs) return;
-    for (gate_up += row * columns + i, y += i; row < rows; row += runs, gate_up += 2 * runs * columns, y += runs * columns) {
-        Real g = load(gate_up[0]), u = load(gate_up[columns]);
-        *y = As<S>::store(g / (Real(1) + fast_exp(-g)) * u);
-    }
-}
-
-template <typename S>
-__global__ void swiglu_backward(
-    const S* gate_up, const S* dy, S* d_gate_up, u32 columns, u64 rows, u64 runs) {
-    typedef typename As<S>::Real Real;
-    u64 i = place(), row = i / columns;
-    if (row >= runs) return;
-    u64 at = row * columns + i;
-    for (dy += i; row < rows; row += runs, at += 2 * runs * columns, dy += runs * columns) {
-        Real g = load(gate_up[at]), u = load(gate_up[at + columns]), d = load(*dy);
-        Real s = Real(1) / (Real(1) + fast_exp(-g));
-        d_gate_up[at] = As<S>::store(d * u * s * (Real(1) + g * (Real(1) - s)));
-        d_gate_up[at + columns] = As<S>::store(d * g * s);
-    }
-}
-
 // The sum of the partial sums of a warp's lanes, lane by lane, as on the processor: one lane adds, which is less work than if
 // each lane fetched the sums of all. A kernel calls it once, in blocks of at most 8 warps.
 template <typename R> __device__ __forceinline__ R sum_in_order(R of_lane) {
@@ -112,54 +83,4 @@ __global__ void add_runs(const R* of_runs, R* sums, u32 columns, u32 runs, u32 a
     R sum = accumulate ? sums[column] : R(0);
     for (u32 run = 0; run < runs; ++run) sum = sum + of_runs[(u64)run * columns + column];
     sums[column] = sum;
-}
-
-// A block for each id. An id that is no row of the table gives a row of NaN.
-template <typename S>
-__global__ void embedding(const i64* ids, const S* table, S* output, u64 len, u32 width) {
-    i64 id = ids[blockIdx.x];
-    bool is_row = id >= 0 && (u64)id < len;
-    S broken = As<S>::store((typename As<S>::Real)__int_as_float(0x7fc00000));
-    for (u32 j = threadIdx.x; j < width; j += blockDim.x)
-        output[(u64)blockIdx.x * width + j] = is_row ? table[id * width + j] : broken;
-}
-
-// A block for each id: the first block with an id adds the rows of all, in order.
-template <typename S>
-__global__ void embedding_backward(
-    const i64* ids, const S* d_output, S* d_table, u64 count, u64 len, u32 width) {
-    __shared__ u32 wanted[256];
-    u64 own = blockIdx.x;
-    i64 id = ids[own];
-    if (id < 0 || (u64)id >= len) return;
-    int is_later = 0;
-    for (u64 at = threadIdx.x; at < own; at += blockDim.x) is_later |= ids[at] == id;
-    if (__syncthreads_or(is_later)) return;
-    for (u64 begin = own; begin < count; begin += blockDim.x) {
-        u64 at = begin + threadIdx.x;
-        int is_wanted = at < count && ids[at] == id;
-        wanted[threadIdx.x] = is_wanted;
-        if (!__syncthreads_or(is_wanted)) continue;
-        for (u32 j = threadIdx.x; j < width; j += blockDim.x) {
-            S* sum = d_table + id * width + j;
-            S value = *sum;
-            for (u32 k = 0; k < blockDim.x; ++k)
-                if (wanted[k]) value = As<S>::store(load(value) + load(d_output[(begin + k) * width + j]));
-            *sum = value;
-        }
-        __syncthreads();
-    }
-}
-
-// A thread for each sequence: the row of its last element. Lengths beyond the sequence count as its length.
-__global__ void last_rows(
-    const i64* ids, const i64* lengths, i64* rows, u64 count, u64 seq, u32 has_pad, i64 pad) {
-    u64 at = place();
-    if (at >= count) return;
-    i64 length = lengths[at] < 1 ? 1 : lengths[at] > (i64)seq ? (i64)seq : lengths[at];
-    i64 last = length - 1;
-    if (has_pad) {
-        while (last > 0 && ids[at * seq + last] == pad) --last;
-    }
-    rows[at] = at * seq + last;
 }

@@ -6,10 +6,10 @@
 // The bits of the threshold that are known, and how many elements with these bits are among the largest.
 struct State { u32 known, left; };
 
-__device__ __forceinline__ u32 magnitude(float x) { return __float_as_uint(x) & 0x7fffffffu; }
+__device__ __forceinline__ u32 magnitude(f32 x) { return __float_as_uint(x) & 0x7fffffffu; }
 
 // Counts the digits at `shift` of the magnitudes whose upper bits are known. `counts` holds zeros.
-__global__ void top_k_count(const float* residual, const u32* state, u32* counts, u32 shift, u32 bits, u64 n) {
+__global__ void top_k_count(const f32* residual, const u32* state, u32* counts, u32 shift, u32 bits, u64 n) {
     __shared__ u32 own[2048];
     for (u32 digit = threadIdx.x; digit < 2048; digit += blockDim.x) own[digit] = 0;
     __syncthreads();
@@ -41,7 +41,7 @@ __global__ void top_k_begin(u32* state, u32* counts, u32 k) {
 }
 
 // Each block counts its elements above the threshold, and those at it.
-__global__ void top_k_count_blocks(const float* residual, const u32* state, u32* of_blocks, u64 n) {
+__global__ void top_k_count_blocks(const f32* residual, const u32* state, u32* of_blocks, u64 n) {
     u64 i = place();
     u32 threshold = ((const State*)state)->known;
     u32 size = i < n ? magnitude(residual[i]) : 0;
@@ -92,7 +92,7 @@ __device__ __forceinline__ u32 count_before(bool says_yes) {
 }
 
 // Moves what is above the threshold, and the first elements at it, to `selected`, in order.
-__global__ void top_k_move(float* residual, const u32* state, const u32* of_blocks, i32* selected, u32 k, u64 n) {
+__global__ void top_k_move(f32* residual, const u32* state, const u32* of_blocks, i32* selected, u32 k, u64 n) {
     u64 i = place();
     u32 threshold = ((const State*)state)->known, left = ((const State*)state)->left;
     u32 size = i < n ? magnitude(residual[i]) : 0;
@@ -108,10 +108,10 @@ __global__ void top_k_move(float* residual, const u32* state, const u32* of_bloc
 }
 
 // A thread for each element: the tree over the `n` selections, divided by `n`. Indices ascend within a selection.
-__global__ void top_k_mean(const i32* selections, float* mean, u32 k, u32 n, u64 len) {
+__global__ void top_k_mean(const i32* selections, f32* mean, u32 k, u32 n, u64 len) {
     u64 i = place();
     if (i >= len) return;
-    float waiting[32];
+    f32 waiting[32];
     u32 depth = 0;
     for (u32 number = 0; number < n; ++number) {
         const i32* indices = selections + (u64)number * 2 * k;
@@ -120,9 +120,9 @@ __global__ void top_k_mean(const i32* selections, float* mean, u32 k, u32 n, u64
             u32 middle = (low + high) / 2;
             if (indices[middle] < (i64)i) low = middle + 1; else high = middle;
         }
-        float sum = low < k && indices[low] == (i64)i ? __uint_as_float(indices[k + low]) : -0.0f;
+        f32 sum = low < k && indices[low] == (i64)i ? __uint_as_float(indices[k + low]) : -0.0f;
         for (u32 pairs = number; depth > 0 && (pairs % 2 == 1 || number + 1 == n); pairs /= 2) sum = waiting[--depth] + sum;
         waiting[depth++] = sum;
     }
-    mean[i] = waiting[0] / (float)n;
+    mean[i] = waiting[0] / (f32)n;
 }

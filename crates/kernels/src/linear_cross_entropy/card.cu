@@ -32,9 +32,9 @@ template <typename Real> __device__ Real larger(Real x, Real y) { return y > x ?
 
 // A block for each row of z (rows, classes): z becomes the gradient of scale times the loss, which is also stored rounded if
 // `rounded` is given. mark is 0 for an ignored row, else 1, and 3 if the label has the largest output.
-template <typename S> __global__ void row_losses(const i64* labels, u64 classes, double scale, u32 wants_gradient,
-                                                 typename As<S>::Real* all_z, S* all_rounded, double* losses, i32* marks) {
-    typedef typename As<S>::Real Real;
+template <typename S, typename Real = typename As<S>::Real>
+__global__ void row_losses(const i64* labels, u64 classes, f64 scale, u32 wants_gradient, Real* all_z, S* all_rounded,
+                           f64* losses, i32* marks) {
     __shared__ Real maxima[32], of_warps[32];
     Real* z = all_z + blockIdx.x * classes;
     S* rounded = all_rounded ? all_rounded + blockIdx.x * classes : 0;
@@ -70,7 +70,7 @@ template <typename S> __global__ void row_losses(const i64* labels, u64 classes,
     sum = of_warps[0];
     for (u32 warp = 1; warp < warps; ++warp) sum += of_warps[warp];
     if (threadIdx.x == 0) {
-        losses[blockIdx.x] = (double)(log(sum) + most - of_label);
+        losses[blockIdx.x] = (f64)(log(sum) + most - of_label);
         bool is_correct = of_label == most && !is_behind && sum == sum;
         marks[blockIdx.x] = is_correct ? 3 : 1;
     }
@@ -85,9 +85,9 @@ template <typename S> __global__ void row_losses(const i64* labels, u64 classes,
 }
 
 // One block of 256 threads. Each sums every 256th row, in order; these sums are added in pairs.
-__global__ void add_losses(const double* losses, const i32* marks, u64 rows, double* sums) {
-    __shared__ double parts[3][256];
-    double loss = 0, correct = 0, count = 0;
+__global__ void add_losses(const f64* losses, const i32* marks, u64 rows, f64* sums) {
+    __shared__ f64 parts[3][256];
+    f64 loss = 0, correct = 0, count = 0;
     for (u64 row = threadIdx.x; row < rows; row += 256) {
         if (marks[row] == 0) continue;
         loss += losses[row];
