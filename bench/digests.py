@@ -1,4 +1,4 @@
-"""The book: forty short runs, and the weights and the loss with which each ends.
+"""The book: 41 short runs, and the weights and the loss with which each ends.
 
     python3 bench/digests.py                              # fills in what this machine can show, and compares the rest
     python3 bench/digests.py --check                      # only compares
@@ -30,6 +30,8 @@ LLAMA = f"{LLAMA_OF} --width 32 --seq-len 16"
 SAVED = MLP.replace("--batch-size 8", "--global-batch-size 16").replace(" --steps 4", "") + " --optimizer adamw"
 BF16 = "--precision bf16"
 RUNS: dict[str, str | list[str]] = {
+    # Convolutions by minimal filtering, with their gradients of weights.
+    "minimal_filtering": f"{CNN.replace('4 20', '16 32 64')} --nproc 2",
     # Every strategy.
     "single": f"{CNN} --nproc 1 --evaluate",
     "simple_ddp": f"{CNN} --strategy simple_ddp --nproc 3 --transport tcp",

@@ -12,6 +12,7 @@ pub mod doctor;
 pub mod hta;
 pub mod json;
 pub mod kineto;
+pub mod limit;
 pub mod ranks;
 pub mod read;
 pub mod report;

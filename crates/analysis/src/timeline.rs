@@ -13,6 +13,7 @@ use paceline_trace::Span;
 
 use crate::json::lossy;
 use crate::kineto::CPU_WAIT_PCT;
+use crate::limit::Speeds;
 use crate::steps::Found;
 
 /// A range of time on a trace's clock, `[start_ns, start_ns + dur_ns)`.
@@ -195,7 +196,7 @@ pub struct Operator {
     pub collective: Option<u32>,
 }
 
-/// A product or convolution whose shapes the file gives.
+/// An operator whose arithmetic or bytes are known, from the shapes of its inputs or because our recorder has written them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Product {
     /// Its name, for example `aten::addmm`.
@@ -204,8 +205,11 @@ pub struct Product {
     pub time: TimeRange,
     /// Its row.
     pub lane: TrackId,
-    /// Its floating-point operations: a multiplication and an addition count as one each.
+    /// Its floating-point operations: a multiplication and an addition count as one each. 0 for operators of PyTorch that are
+    /// neither products nor convolutions nor attention.
     pub flops: u64,
+    /// The bytes that it reads and writes.
+    pub bytes: u64,
     /// The element type of its first input, as written; empty if the file does not give it.
     pub dtype: NameId,
     /// The shapes of its inputs, in words.
@@ -319,6 +323,8 @@ pub struct Timeline {
     pub unrecorded_ms: Vec<f64>,
     /// The cores that the threads of this rank's steps leave free, if `paceline record` has made it.
     pub free_cores: Option<u64>,
+    /// The speeds of the rank, as measured beside the recording by paceline.
+    pub speeds: Option<Speeds>,
     /// The first number of its compute capability, `deviceProperties[].computeMajor`.
     pub compute_major: Option<u64>,
     /// The start of the first event of any kind, in nanoseconds.
@@ -338,7 +344,7 @@ pub struct Timeline {
     pub launches: Vec<Launch>,
     /// Operators, in the order of the file.
     pub operators: Vec<Operator>,
-    /// Products and convolutions whose shapes the file gives, in the order of the file.
+    /// Operators whose arithmetic or bytes are known, in the order of the file.
     pub products: Vec<Product>,
     /// Whether the file says that operators have the shapes of their inputs (`record_shapes`).
     pub has_shapes: bool,

@@ -4,7 +4,8 @@ use std::io::{self, Write};
 use std::path::PathBuf;
 
 use paceline_analysis::kineto::{self, Header, RanOn};
-use paceline_analysis::read::{Select, find, open};
+use paceline_analysis::limit::Operations;
+use paceline_analysis::read::{self, Select, find, open};
 use paceline_analysis::timeline::{Collective, MemorySample, TimeRange};
 use paceline_trace::{Event, Operation, OperationTimes, Place, Recorder, Shapes, Span, Track};
 use serde_json::{Value, json};
@@ -33,7 +34,8 @@ fn recorder() -> Recorder {
     let main = recorder.track("main", 100);
     recorder.set_on(true);
     main.record(Event::Span { name: "forward", span: span(1000, 3000) });
-    let shapes = Shapes::new([&[64, 28][..], &[3]]);
+    let mut shapes = Shapes::new([&[64, 28][..], &[3]]);
+    (shapes.flop, shapes.bytes) = (1000, 400);
     main.record(Event::Kernel {
         name: "conv2d_forward",
         launched: Span::at(1100),
@@ -83,6 +85,32 @@ fn tracks(recorder: &Recorder) -> Vec<&Track> {
 }
 
 #[test]
+fn an_operation_is_set_against_its_limit() {
+    for (speeds, limit_ns, share) in [
+        // Arithmetic is the limit, or memory is.
+        ("2000000000 1000000000", Some(500.0), "50"),
+        ("2000000000 500000000", Some(800.0), "80"),
+        ("2000000000", None, "\u{2013}"),
+    ] {
+        let mut header = header(1);
+        header.run_facts.push(("speeds".into(), speeds.into()));
+        let (recorder, mut bytes) = (recorder(), Vec::new());
+        kineto::write(&mut bytes, &header, &tracks(&recorder)).unwrap();
+        let of = Operations::of(&[read::parse(&bytes[..]).unwrap()]);
+        let [one] = &of.all[..] else { panic!("{of:?}") };
+        assert_eq!(
+            (one.name.as_str(), one.shape.as_str()),
+            ("paceline::conv2d_forward", "64x28 3")
+        );
+        assert_eq!((one.flop, one.bytes, one.time_ns), (1000, 400, 1001));
+        assert_eq!((one.limit_ns, of.steps, of.steps_ns), (limit_ns, 1, 8000));
+        let table = of.table(5);
+        let shown = table.rows[1].last().unwrap().shown(table.columns.last().unwrap());
+        assert_eq!(shown, share);
+    }
+}
+
+#[test]
 fn a_trace_has_the_form_that_tools_read() {
     let recorder = recorder();
     let mut bytes = Vec::new();
@@ -111,6 +139,10 @@ fn a_trace_has_the_form_that_tools_read() {
     let copy = events_named(&trace, "gpu_memcpy")[0];
     assert_eq!(copy["args"]["memory bandwidth (GB/s)"], 2);
     let operator = events_named(&trace, "cpu_op")[0];
+    assert_eq!(
+        (&operator["args"]["FLOP"], &operator["args"]["bytes"]),
+        (&json!(1000), &json!(400))
+    );
     assert_eq!(operator["args"]["Input Dims"], json!([[64, 28], [3]]));
 
     // Every kernel and copy has a launch, and an arrow from the launch to it.

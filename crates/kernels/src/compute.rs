@@ -123,10 +123,10 @@ impl Compute {
         self
     }
 
-    /// The track on which this thread records what it computes. The stream of another device records its work itself.
+    /// The track on which this thread records what it computes, or rehearses. The stream of another device records its work itself.
     pub(crate) fn host_track(&self) -> Option<&Track> {
         let track = self.track.as_deref().filter(|track| track.is_on());
-        track.filter(|_| self.device() == Device::Cpu)
+        track.filter(|_| self.allocator.home().is_none())
     }
 
     /// Times an operation from now until the returned value is dropped. `shapes` are those of what it reads.
@@ -215,7 +215,7 @@ impl Processor {
             (DType::BF16, Bf16Products::Amx) => Some(crate::tiles::TilesOf::Processor),
             _ => None,
         };
-        Ways { simd: self.simd, tiles }
+        Ways { simd: self.simd, tiles, dtype }
     }
 }
 

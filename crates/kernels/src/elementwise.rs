@@ -14,7 +14,7 @@ pub(crate) static CARD: KernelSource =
 
 /// `y = max(0, x)`; NaN stays NaN. f32, f64 and bf16; overwrites.
 pub fn relu(compute: &Compute, input: &Tensor, output: &Tensor) -> Result<()> {
-    let op = Op::new("relu_forward");
+    let op = Op::new("relu_forward").elementwise([1, input.num_elems()]);
     dispatch!(op.name, input.dtype(), S => {
         let shape = input.shape();
         let operands = (read::<S>("input", input, shape), write::<S>("output", output, shape));
@@ -38,7 +38,7 @@ pub fn relu_backward(
     d_output: &Tensor,
     d_input: &Tensor,
 ) -> Result<()> {
-    let op = Op::new("relu_backward");
+    let op = Op::new("relu_backward").elementwise([1, output.num_elems()]);
     dispatch!(op.name, output.dtype(), S => {
         let shape = output.shape();
         let operands = (
@@ -104,7 +104,7 @@ fn add_rows_of<S: Stored>(rows: &[S], columns: usize, first: usize, sums: &mut [
 
 /// `y = x + y`, in place. Shapes: the same. f32, f64 and bf16, whose sum is rounded once.
 pub fn add(compute: &Compute, x: &Tensor, y: &Tensor) -> Result<()> {
-    let op = Op::new("add");
+    let op = Op::new("add").elementwise([1, y.num_elems()]);
     dispatch!(op.name, y.dtype(), S => {
         let operands = (read::<S>("x", x, y.shape()), update::<S>("y", y, y.shape()));
         let n = y.num_elems();
@@ -129,7 +129,7 @@ pub(crate) fn add_of<S: Stored>(x: &[S], y: &mut [S]) {
 
 /// `x = x / divisor`, in place. f32 and f64.
 pub fn divide(compute: &Compute, tensor: &Tensor, divisor: f64) -> Result<()> {
-    let op = Op::new("divide");
+    let op = Op::new("divide").elementwise([1, tensor.num_elems()]);
     dispatch!(op.name, tensor.dtype(), T: f32 | f64 => {
         let x = update::<T>("x", tensor, tensor.shape());
         let n = tensor.num_elems();

@@ -32,7 +32,7 @@ fn check(op: Op, ids: &[i64], len: usize) -> Result<()> {
 /// `output[i] = table[ids[i]]`. Shapes: ids of i64, any shape with n elements; table (len, width), output (n, width).
 /// f32, f64 and bf16; overwrites.
 pub fn forward(compute: &Compute, ids: &Tensor, table: &Tensor, output: &Tensor) -> Result<()> {
-    let op = Op::new("embedding_forward");
+    let op = Op::new("embedding_forward").touching(ids.num_bytes() + 2 * output.num_bytes());
     let [len, width] = matrix_sizes(op.name, "table", table)?;
     dispatch!(op.name, table.dtype(), S => {
         let operands = (
@@ -67,7 +67,9 @@ pub fn backward(
     d_table: &Tensor,
     accumulate: bool,
 ) -> Result<()> {
-    let op = Op::new("embedding_backward");
+    let cleared = if accumulate { 0 } else { d_table.num_bytes() };
+    let op = Op::new("embedding_backward").elementwise([d_output.num_elems()]);
+    let op = op.touching(ids.num_bytes() + 3 * d_output.num_bytes() + cleared);
     let [len, width] = matrix_sizes(op.name, "table", d_table)?;
     dispatch!(op.name, d_table.dtype(), S => {
         let operands = (

@@ -43,7 +43,7 @@ impl Compute {
         operands: O,
         body: impl for<'a> FnOnce(&Processor, O::Views<'a>) -> Result<()> + Send + 'static,
     ) -> Result<()> {
-        let _time = self.time(op.name, || shapes_of(&operands));
+        let _time = self.time(op.name, || work_of(op, &operands));
         self.run(op, operands, body, None::<fn(&OnCard, O::OnCard) -> _>)
     }
 
@@ -56,7 +56,7 @@ impl Compute {
         body: impl for<'a> FnOnce(&Processor, O::Views<'a>) -> Result<()> + Send + 'static,
         on_card: impl FnOnce(&OnCard, O::OnCard) -> paceline_cuda::Result<()> + Send + 'static,
     ) -> Result<()> {
-        let _time = self.time(op.name, || shapes_of(&operands));
+        let _time = self.time(op.name, || work_of(op, &operands));
         self.run(op, operands, body, Some(on_card))
     }
 
@@ -107,7 +107,7 @@ impl Compute {
             return Err(KernelError::NoCardBody(op.name));
         }
         // Every operation has a copy of this function, so what needs no type of the operation is done elsewhere.
-        let shapes = self.allocator.home().map(|_| shapes_of(&operands));
+        let shapes = (self.device() != Device::Cpu).then(|| work_of(op, &operands));
         let mut work = Some((operands, body, on_card));
         self.run_held(op, shapes, &mut |holding| {
             let (operands, body, on_card) = work.take().expect("work is prepared once");
@@ -138,7 +138,7 @@ impl Compute {
     }
 
     /// Calls `prepare` once, which claims the operands and runs the operation, or returns what is to run in its place in
-    /// the stream of this handle. `shapes` is given where there is a stream.
+    /// the stream of this handle. `shapes` is given on all devices but the processor.
     fn run_held(
         &self,
         op: Op,
@@ -146,7 +146,7 @@ impl Compute {
         prepare: &mut dyn FnMut(&mut Holding<'_>) -> Result<Option<Body>>,
     ) -> Result<()> {
         let mut claims = Claims::new();
-        match shapes {
+        match shapes.filter(|_| self.device() != Device::Meta) {
             None => {
                 prepare(&mut Holding::new(self, op.name, None, &mut claims))?;
             }
@@ -157,8 +157,8 @@ impl Compute {
                 })?;
             }
         }
-        if self.device() == Device::Meta {
-            lock(&self.rehearsal).count(op);
+        if let Some(shapes) = shapes.filter(|_| self.device() == Device::Meta) {
+            lock(&self.rehearsal).count(op, shapes.bytes);
         }
         Ok(())
     }
@@ -189,10 +189,12 @@ unsafe fn compute<O: Operands>(
     body(processor, unsafe { O::views(held) })
 }
 
-fn shapes_of(operands: &impl Operands) -> Shapes {
+fn work_of(op: Op, operands: &impl Operands) -> Shapes {
     let mut inputs = InputShapes::default();
     operands.inputs(&mut inputs);
-    inputs.shapes()
+    let mut shapes = inputs.shapes();
+    (shapes.flop, shapes.bytes) = (op.flops(), op.touched_bytes.unwrap_or(shapes.bytes));
+    shapes
 }
 
 /// The outcome of a body in the form that streams report.

@@ -40,7 +40,7 @@ pub fn cross_entropy(
     d_logits: Option<&Tensor>,
     sums: &Tensor,
 ) -> Result<()> {
-    let op = Op::new("cross_entropy");
+    let op = Op::new("cross_entropy").elementwise([Op::EXP + 4, logits.num_elems()]);
     let [m, num_classes] = matrix_sizes(op.name, "logits", logits)?;
     dispatch!(op.name, logits.dtype(), S => {
         let operands = (
@@ -135,7 +135,7 @@ pub fn mse(
     d_input: Option<&Tensor>,
     sums: &Tensor,
 ) -> Result<()> {
-    let op = Op::new("mse");
+    let op = Op::new("mse").elementwise([4, input.num_elems()]);
     let columns = input.dims().last().copied().unwrap_or(1).max(1);
     dispatch!(op.name, input.dtype(), S => {
         let n = input.num_elems();

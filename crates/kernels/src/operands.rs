@@ -10,7 +10,7 @@ use paceline_cuda::kernel::{In, Out};
 use paceline_memory::{
     Access, Category, Claim, DType, Device, Element, Event, MemoryError, Shape, Tensor,
 };
-use paceline_trace::{Shapes, lock};
+use paceline_trace::Shapes;
 use smallvec::SmallVec;
 
 use crate::error::expect_shape;
@@ -47,7 +47,7 @@ pub trait Operands {
     #[doc(hidden)]
     fn on_card(held: &Self::Held) -> Self::OnCard;
 
-    /// Notes the tensors that are read, in order.
+    /// Notes the tensors that are read, in order, and the bytes of all.
     #[doc(hidden)]
     fn inputs<'a>(&'a self, into: &mut InputShapes<'a>);
 }
@@ -58,10 +58,13 @@ pub trait Operands {
 pub struct InputShapes<'a> {
     dims: [Option<&'a [usize]>; Shapes::TENSORS],
     len: usize,
+    /// Of all operands, twice for one that is changed in place.
+    bytes: usize,
 }
 
 impl<'a> InputShapes<'a> {
     fn push(&mut self, tensor: &'a Tensor) {
+        self.bytes += tensor.num_bytes();
         if let Some(place) = self.dims.get_mut(self.len) {
             *place = Some(tensor.dims());
             self.len += 1;
@@ -69,7 +72,9 @@ impl<'a> InputShapes<'a> {
     }
 
     pub(crate) fn shapes(&self) -> Shapes {
-        Shapes::new(self.dims.into_iter().flatten())
+        let mut shapes = Shapes::new(self.dims.into_iter().flatten());
+        shapes.bytes = self.bytes as u64;
+        shapes
     }
 }
 
@@ -180,22 +185,16 @@ struct StatedTensor<'t> {
 }
 
 impl StatedTensor<'_> {
-    /// Checks the tensor and claims it, for elements of type `dtype`. Its bytes are moved so many times.
-    fn hold(
-        &self,
-        to: &mut Holding<'_>,
-        dtype: DType,
-        access: Access,
-        times: usize,
-    ) -> HeldOperand {
+    /// Checks the tensor and claims it, for elements of type `dtype`.
+    fn hold(&self, to: &mut Holding<'_>, dtype: DType, access: Access) -> HeldOperand {
         to.held(|to| {
-            self.check(to, dtype, times)?;
+            self.check(to, dtype)?;
             to.claim(self.tensor, access)
         })
     }
 
-    /// Checks shape, device and element type, and counts the bytes that are moved.
-    fn check(&self, to: &Holding<'_>, dtype: DType, times: usize) -> Result<()> {
+    /// Checks shape, device and element type.
+    fn check(&self, to: &Holding<'_>, dtype: DType) -> Result<()> {
         let (op, compute) = (to.op, to.compute);
         expect_shape(op, self.operand, self.tensor.shape(), self.shape)?;
         if self.tensor.device() != compute.device() {
@@ -205,9 +204,6 @@ impl StatedTensor<'_> {
         if self.tensor.dtype() != dtype && !self.is_bytes {
             let (expected, got) = (dtype, self.tensor.dtype());
             return Err(MemoryError::WrongType { expected, got }.into());
-        }
-        if compute.device() == Device::Meta {
-            lock(&compute.rehearsal).count_moved(times, self.tensor.num_bytes());
         }
         Ok(())
     }
@@ -301,7 +297,7 @@ impl<'t, T: Element> Operands for Read<'t, T> {
     type Views<'a> = &'a [T];
 
     fn hold(self, to: &mut Holding<'_>) -> HeldOperand {
-        self.0.hold(to, T::DTYPE, Access::Read, 1)
+        self.0.hold(to, T::DTYPE, Access::Read)
     }
 
     unsafe fn views(held: &mut HeldOperand) -> &[T] {
@@ -325,7 +321,7 @@ impl<'t, T: Element> Operands for Write<'t, T> {
     type Views<'a> = &'a mut [T];
 
     fn hold(self, to: &mut Holding<'_>) -> HeldOperand {
-        self.stated.hold(to, T::DTYPE, Access::Write, 1 + usize::from(self.is_read))
+        self.stated.hold(to, T::DTYPE, Access::Write)
     }
 
     unsafe fn views(held: &mut HeldOperand) -> &mut [T] {
@@ -340,6 +336,7 @@ impl<'t, T: Element> Operands for Write<'t, T> {
     }
 
     fn inputs<'a>(&'a self, into: &mut InputShapes<'a>) {
+        into.bytes += self.stated.tensor.num_bytes();
         if self.is_read {
             into.push(self.stated.tensor);
         }

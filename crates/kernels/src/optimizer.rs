@@ -86,7 +86,7 @@ pub fn sgd(
     grads: &Tensor,
     velocity: Option<&Tensor>,
 ) -> Result<()> {
-    let op = Op::new("sgd");
+    let op = Op::new("sgd").elementwise([4, params.num_elems()]);
     dispatch!(op.name, params.dtype(), T: f32 | f64 => {
         let shape = params.shape();
         let (here, in_memory) = numbers.parts::<T>();
@@ -167,7 +167,7 @@ pub fn adamw(
     first: &Tensor,
     second: &Tensor,
 ) -> Result<()> {
-    let op = Op::new("adamw");
+    let op = Op::new("adamw").elementwise([16, params.num_elems()]);
     dispatch!(op.name, params.dtype(), T: f32 | f64 => {
         let shape = params.shape();
         let (here, in_memory) = numbers.parts::<T>();

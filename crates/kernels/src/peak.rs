@@ -1,7 +1,8 @@
-//! The peak of a thread: how many floating-point operations it can make in a second if it touches no memory.
+//! The two limits of a processor: how many floating-point operations it can make in a second if it touches no memory, and how many
+//! bytes of memory it can read and write.
 //!
-//! In: the vector instructions. Out: a speed, measured now by short loops of fused multiply-adds in registers. This module knows
-//! nothing of kernels.
+//! In: the vector instructions and the threads. Out: speeds, measured now by short loops of fused multiply-adds in registers, and by
+//! copies. This module knows nothing of kernels.
 
 use std::hint::black_box;
 use std::time::Instant;
@@ -37,6 +38,30 @@ pub fn of_threads(compute: &Compute, dtype: DType) -> f64 {
     let mut speeds = vec![0.0; compute.threads().count()];
     compute.threads().for_each(speeds.iter_mut().collect(), |speed| *speed = best());
     speeds.iter().sum()
+}
+
+/// The bytes of each of the two arrays that the threads of a rank copy, which no cache of a core holds.
+pub const COPIED_BYTES: usize = 64 << 20;
+
+/// Copies for the speed of memory. The fastest one counts.
+const COPIES: usize = 5;
+
+/// Bytes per second that all threads of `compute` together read and write: the best of several copies of [`COPIED_BYTES`]. Bytes
+/// that a processor reads only because it is about to overwrite them do not count.
+pub fn memory_bytes_per_s(compute: &Compute) -> f64 {
+    let (source, mut target) = (vec![1_u8; COPIED_BYTES], vec![2_u8; COPIED_BYTES]);
+    let part = COPIED_BYTES.div_ceil(compute.threads().count());
+    let once = |target: &mut [u8]| {
+        let parts = source.chunks(part).zip(target.chunks_mut(part)).collect();
+        let before = Instant::now();
+        compute
+            .threads()
+            .for_each(parts, |(from, to): (&[u8], &mut [u8])| to.copy_from_slice(from));
+        let seconds = before.elapsed().as_secs_f64();
+        black_box(target);
+        2.0 * COPIED_BYTES as f64 / seconds
+    };
+    (0..COPIES).map(|_| once(&mut target)).fold(0.0, f64::max)
 }
 
 /// Floating-point operations per second of this thread in f32, with these instructions: one repetition. A multiplication
@@ -150,6 +175,15 @@ fn portable(steps: usize) {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn memory_has_a_speed_whatever_the_number_of_threads() {
+        for threads in [1, 3] {
+            let compute = Compute::new(threads, paceline_memory::Allocator::new()).unwrap();
+            let speed = memory_bytes_per_s(&compute);
+            assert!(speed.is_finite() && speed > 1e6, "{speed}");
+        }
+    }
 
     #[test]
     fn every_level_of_this_processor_has_a_peak() {

@@ -118,7 +118,7 @@ pub fn forward(
     winners: &Tensor,
 ) -> Result<()> {
     pool.check()?;
-    let (op, pool) = (Op::new("max_pool2d_forward"), *pool);
+    let (op, pool) = (Op::new("max_pool2d_forward").elementwise([1, input.num_elems()]), *pool);
     let batch = input.dims().first().copied().unwrap_or(0);
     dispatch!(op.name, input.dtype(), S => {
         let operands = (
@@ -162,7 +162,7 @@ pub fn backward(
     d_input: &Tensor,
 ) -> Result<()> {
     pool.check()?;
-    let (op, pool) = (Op::new("max_pool2d_backward"), *pool);
+    let (op, pool) = (Op::new("max_pool2d_backward").elementwise([1, d_output.num_elems()]), *pool);
     let batch = d_input.dims().first().copied().unwrap_or(0);
     dispatch!(op.name, d_output.dtype(), S => {
         let is_rounded = S::DTYPE != <S as Stored>::Real::DTYPE;

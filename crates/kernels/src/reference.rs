@@ -12,7 +12,8 @@ use crate::conv2d::Conv2d;
 /// Every product of the sum that defines a convolution: `(n, i, j, o)` of the output, the input
 /// element and the weight element.
 fn for_each_product(conv: &Conv2d, batch: usize, mut visit: impl FnMut(usize, usize, usize)) {
-    let Conv2d { height, width, c_in, c_out, kernel: (kh, kw), stride, padding, layout } = *conv;
+    let Conv2d { height, width, c_in, c_out, kernel: (kh, kw), stride, padding, layout, .. } =
+        *conv;
     let [in_row, in_position, in_channel] = layout.strides(conv.input_image());
     let [out_row, out_position, out_channel] = layout.strides(conv.output_image());
     for n in 0..batch {

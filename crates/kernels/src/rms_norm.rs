@@ -31,7 +31,7 @@ pub fn forward(
     y: &Tensor,
     r: &Tensor,
 ) -> Result<()> {
-    let op = Op::new("rms_norm_forward");
+    let op = Op::new("rms_norm_forward").elementwise([4, x.num_elems()]);
     let [rows, columns] = matrix_sizes(op.name, "input", x)?;
     dispatch!(op.name, y.dtype(), Y => {
         let operands = (
@@ -79,7 +79,7 @@ pub fn backward_input(
     dy: &Tensor,
     dx: &Tensor,
 ) -> Result<()> {
-    let op = Op::new("rms_norm_backward_input");
+    let op = Op::new("rms_norm_backward_input").elementwise([8, x.num_elems()]);
     let [rows, columns] = matrix_sizes(op.name, "input", x)?;
     dispatch!(op.name, dy.dtype(), D => {
         let operands = (
@@ -133,7 +133,7 @@ pub fn backward_weight(
     dw: &Tensor,
     accumulate: bool,
 ) -> Result<()> {
-    let op = Op::new("rms_norm_backward_weight");
+    let op = Op::new("rms_norm_backward_weight").elementwise([3, x.num_elems()]);
     let [rows, columns] = matrix_sizes(op.name, "input", x)?;
     let runs = rows.div_ceil(ROWS_OF_RUN).clamp(1, MOST_RUNS);
     dispatch!(op.name, dy.dtype(), D => {

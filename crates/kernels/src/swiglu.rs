@@ -21,7 +21,7 @@ const ROWS_OF_THREAD: usize = 4;
 /// `y = silu(gate) * up`, with `silu(x) = x / (1 + exp(-x))`. Shapes: gate_up (n, 2 * columns), the gate's columns first;
 /// output (n, columns). f32, f64 and bf16, which is computed in f32; overwrites.
 pub fn forward(compute: &Compute, gate_up: &Tensor, output: &Tensor) -> Result<()> {
-    let op = Op::new("swiglu_forward");
+    let op = Op::new("swiglu_forward").elementwise([Op::EXP + 4, output.num_elems()]);
     let [rows, columns] = matrix_sizes(op.name, "output", output)?;
     dispatch!(op.name, output.dtype(), S => {
         let operands = (
@@ -64,7 +64,7 @@ pub fn backward(
     d_output: &Tensor,
     d_gate_up: &Tensor,
 ) -> Result<()> {
-    let op = Op::new("swiglu_backward");
+    let op = Op::new("swiglu_backward").elementwise([Op::EXP + 10, d_output.num_elems()]);
     let [rows, columns] = matrix_sizes(op.name, "d_output", d_output)?;
     dispatch!(op.name, d_output.dtype(), S => {
         let operands = (

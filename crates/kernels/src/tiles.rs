@@ -4,6 +4,7 @@
 #![cfg_attr(not(any(target_arch = "x86_64", test)), allow(dead_code, reason = "no tiles there"))]
 
 use half::bf16;
+use paceline_memory::DType;
 
 use crate::SimdLevel;
 
@@ -30,6 +31,8 @@ pub(crate) struct Ways {
     pub(crate) simd: SimdLevel,
     /// Tiles, if products are computed with them.
     pub(crate) tiles: Option<TilesOf>,
+    /// The type of results.
+    pub(crate) dtype: DType,
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@ use common::{computes, numbers, of, values, wide};
 use paceline_kernels::conv2d::{self, Conv2d};
 use paceline_kernels::linear::{self, Activation};
 use paceline_kernels::optimizer::{self, AdamW, Sgd, StepNumbers};
-use paceline_kernels::{Compute, ImageLayout, conv_relu_pool, elementwise, reference};
+use paceline_kernels::{Compute, conv_relu_pool, elementwise, reference};
 use paceline_memory::{Allocator, Category, DType, Tensor};
 
 /// The tolerance, relative to the largest result, for the rounding errors of f32 sums of up to a few thousand
@@ -20,14 +20,10 @@ fn assert_close(got: &Tensor, want: &[f32], what: &str) {
 
 fn geometries() -> Vec<Conv2d> {
     let conv = |height, width, c_in, c_out, kernel, stride, padding| Conv2d {
-        height,
-        width,
-        c_in,
-        c_out,
         kernel,
         stride,
         padding,
-        layout: ImageLayout::Nhwc,
+        ..Conv2d::same3x3(height, width, c_in, c_out)
     };
     vec![
         Conv2d::same3x3(6, 5, 3, 5),

@@ -63,8 +63,7 @@ fn bits(tensor: &Tensor, layout: ImageLayout) -> Vec<u64> {
 
 fn geometries() -> Vec<Conv2d> {
     let conv = |[height, width]: [usize; 2], [c_in, c_out]: [usize; 2], kernel, stride, padding| {
-        let layout = ImageLayout::Nhwc;
-        Conv2d { height, width, c_in, c_out, kernel, stride, padding, layout }
+        Conv2d { kernel, stride, padding, ..Conv2d::same3x3(height, width, c_in, c_out) }
     };
     let mut all = vec![
         conv([9, 8], [2, 4], (5, 3), 2, 1),

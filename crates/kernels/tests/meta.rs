@@ -29,10 +29,11 @@ fn on_both(
 }
 
 /// Convolutions with the sizes of their batches.
-fn convolutions() -> [(Conv2d, usize); 4] {
+fn convolutions() -> [(Conv2d, usize); 5] {
     [
         (Conv2d::same3x3(7, 9, 3, 5), 6),
         (Conv2d::same3x3(8, 8, 16, 16), 1),
+        (Conv2d::same3x3(7, 6, 32, 40), 40),
         (Conv2d { stride: 2, ..Conv2d::same3x3(9, 9, 20, 33) }, 300),
         (Conv2d { padding: 0, kernel: (5, 5), ..Conv2d::same3x3(12, 12, 1, 4) }, 0),
     ]

@@ -32,6 +32,8 @@ pub struct CnnConfig {
     /// How images lie in memory between the convolutions. Inputs are NHWC in any case. The layout changes neither
     /// parameters nor bits.
     pub layout: ImageLayout,
+    /// Whether the processor never convolves by Winograd's minimal filtering.
+    pub direct_convolutions: bool,
 }
 
 impl CnnConfig {
@@ -121,7 +123,7 @@ impl CnnConfig {
     ) -> Result<(Vec<Block>, usize)> {
         let unit = layout.unit(format!("conv{at}"));
         let geometry = Conv2d::same3x3(height, width, c_in, c_out);
-        let geometry = Conv2d { layout: self.layout, ..geometry };
+        let geometry = Conv2d { layout: self.layout, direct: self.direct_convolutions, ..geometry };
         let to_planes = self.to_rows().filter(|_| at == 0).map(|_| ImageLayout::Nchw);
         let elems = height * width * c_out;
         if self.batch_norm {

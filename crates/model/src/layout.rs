@@ -444,6 +444,7 @@ mod tests {
             batch_norm,
             unused_head,
             layout: Default::default(),
+            direct_convolutions: false,
         };
         for built in [mlp.build(0), cnn.build(0)] {
             let error = built.err().unwrap().to_string();

@@ -7,6 +7,8 @@ use std::time::Duration;
 
 use paceline_checkpoint::progress::{EpochSums, Evaluation, TestResult};
 use paceline_collectives::{Group, Transport};
+use paceline_kernels::Compute;
+use paceline_memory::Allocator;
 use paceline_model::Layout;
 use paceline_observe::figures::event::{Event, StepDone};
 use paceline_observe::figures::facts::{Facts, Outcome};
@@ -254,6 +256,7 @@ fn step_done<'a>(loss: &'a StepLoss, track: &'a SpanTrack, group: &'a Group) -> 
         records: &[],
         actions: &[],
         group,
+        compute: Box::leak(Box::new(Compute::new(1, Allocator::meta()).unwrap())),
     }
 }
 

@@ -311,7 +311,8 @@ fn compute(
     }
     let mut loader_track = None;
     if let Some(profile) = &config.profile {
-        let (profiler, recorded) = Profiler::new(disk, profile, compute, allocator);
+        let dtype = config.strategy.options.precision.compute;
+        let (profiler, recorded) = Profiler::new(disk, profile, compute, (allocator, dtype));
         compute = recorded;
         loader_track = Some(profiler.loader());
         listeners.add(profiler);

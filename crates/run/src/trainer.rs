@@ -130,7 +130,7 @@ impl Trainer<'_> {
             compute.allocator.forget_phases();
             run.cpu_times = CpuTimes::now();
         }
-        self.listeners.tell(Event::StepBegun { number, group: world })?;
+        self.listeners.tell(Event::StepBegun { number, group: world, compute })?;
         // Operations outside of steps (rendezvous, checkpoints, evaluation) do not count for any step.
         run.meter.forget(group);
         self.stepper.track.clear();
@@ -206,6 +206,7 @@ impl Trainer<'_> {
             records: run.meter.records(),
             actions,
             group: &replica.world,
+            compute: &replica.compute,
         }))
     }
 

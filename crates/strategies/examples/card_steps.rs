@@ -169,6 +169,7 @@ fn cases(is_small: bool) -> Vec<Case> {
         batch_norm: false,
         unused_head: false,
         layout: Default::default(),
+        direct_convolutions: false,
     };
     let width = sized(4096, 16);
     let mlp = MlpConfig {

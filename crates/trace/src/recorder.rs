@@ -11,12 +11,17 @@ use std::sync::{Arc, OnceLock};
 
 use crate::{Span, now_ns};
 
-/// Sizes of the first three tensors, with up to four dimensions each.
+/// The work of an operation: its arithmetic, its bytes, and the sizes of the first three tensors that it reads, with up to four
+/// dimensions each.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Shapes {
     dims: [[u32; Self::DIMS]; Self::TENSORS],
     num_dims: [u8; Self::TENSORS],
     len: u8,
+    /// Its floating-point operations.
+    pub flop: u64,
+    /// The bytes that it reads and writes.
+    pub bytes: u64,
 }
 
 impl Shapes {

@@ -21,7 +21,7 @@
 //! | `causes/` | one file for each cause: its signs, and the time that the change takes away; and their order |
 //! | `tally` | the findings of a finder, and its sums |
 //! | [`cards`] | the published speeds of cards |
-//! | [`products`] | products and collectives judged by the limits of the hardware |
+//! | [`collectives`] | collectives judged by their bus bandwidth |
 //! | [`against`] | the same job before and after a change |
 //! | `own` | the diagnosis of a run of paceline, for such a comparison |
 
@@ -30,12 +30,12 @@ pub mod cards;
 mod causes;
 mod code;
 mod collect;
+pub mod collectives;
 mod connect;
 mod finding;
 mod lag;
-mod names;
+pub(crate) mod names;
 mod own;
-pub mod products;
 mod recorded;
 mod remedies;
 mod replay;
@@ -118,15 +118,13 @@ impl Diagnosis {
     }
 }
 
-/// A diagnosis, and a comparison with the limits of the hardware.
+/// A diagnosis, and the speed of collectives.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Examination {
     /// The advice.
     pub diagnosis: Diagnosis,
-    /// The products that lose most time.
-    pub products: Vec<products::Product>,
     /// The collectives that lose most time.
-    pub collectives: Vec<products::Collective>,
+    pub collectives: Vec<collectives::Collective>,
 }
 
 /// Examines the traces of a run of PyTorch; `None` for traces of paceline, whose runs get advice of their own. A link between
@@ -142,8 +140,7 @@ pub fn examine(
     let together = Together::of(timelines);
     Some(Examination {
         diagnosis: diagnose(timelines, &together, options),
-        products: products::products(timelines),
-        collectives: products::collectives(timelines, &together, link),
+        collectives: collectives::collectives(timelines, &together, link),
     })
 }
 

@@ -8,7 +8,7 @@ use crate::hta::KernelKind;
 
 /// The kind of a device's work, as far as causes of lost time need it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) enum Class {
+pub(crate) enum Class {
     /// A collective, or a message between two ranks.
     Communication,
     /// A copy to the device. `is_pageable`: from memory that the device cannot read by itself.
@@ -36,7 +36,7 @@ const TENSOR_CORES: [&str; 8] =
     ["tensorop", "tf32", "s1688", "s16816", "h884", "h1688", "h16816", "s884"];
 
 impl Class {
-    pub(super) fn of(name: &str) -> Self {
+    pub(crate) fn of(name: &str) -> Self {
         match KernelKind::of_kernel(name) {
             KernelKind::Communication => return Self::Communication,
             KernelKind::Memory | KernelKind::Other => {

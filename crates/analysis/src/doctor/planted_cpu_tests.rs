@@ -192,7 +192,8 @@ fn convolutions_of_images_in_nchw_are_seen_by_their_strides() {
             let [name, dtype, shape] = names.map(|name| all.names.intern(name));
             let time = us(now + 10, now + 1990);
             let (lane, flops) = (TrackId(0), 1);
-            all.products.push(Product { name, time, lane, flops, dtype, shape, is_nchw });
+            let bytes = 0;
+            all.products.push(Product { name, time, lane, flops, bytes, dtype, shape, is_nchw });
             (all, now + 2000)
         })
     };

@@ -17,8 +17,8 @@
 use foldhash::{HashMap, HashSet};
 
 use super::code::Code;
+use super::collectives::elem_bytes;
 use super::names::Class;
-use super::products::elem_bytes;
 use crate::hta::{CollectiveKind, Options, backend_of, collective_kind};
 use crate::steps;
 use crate::timeline::{Collective, NameId, TimeRange, Timeline, TrackId};

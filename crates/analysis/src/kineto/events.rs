@@ -205,7 +205,7 @@ impl<'a, W: Write> Events<'a, W> {
             }
             self.text.raw("]");
         }
-        self.text.raw("]}");
+        self.text.raw("],\"FLOP\":").int(shapes.flop).raw(",\"bytes\":").int(shapes.bytes).raw("}");
         self.close()?;
         self.launch("cudaLaunchKernel", launched)?;
         self.complete("kernel", name, DEVICE, stream, span);

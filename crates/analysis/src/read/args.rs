@@ -2,6 +2,7 @@
 
 use std::io::Read;
 
+use crate::doctor::collectives::elem_bytes;
 use crate::json::{JsonError, Pull, Value, float, lossy, micros_ns, signed, unsigned};
 use crate::timeline::Collective;
 
@@ -15,6 +16,8 @@ pub(super) struct Args {
     pub(super) wait_stream: Option<i64>,
     pub(super) wait_record: Option<u64>,
     pub(super) bytes: Option<u64>,
+    /// Only our recorder writes this.
+    pub(super) flop: Option<u64>,
     pub(super) bandwidth_gb_s: Option<f64>,
     /// The name of a row, in the event that names one.
     pub(super) name: Option<String>,
@@ -25,6 +28,8 @@ pub(super) struct Args {
     pub(super) input_type: Option<String>,
     /// The shape of each input, in order; empty for inputs that are not tensors. For the same operators.
     pub(super) shapes: Vec<Vec<u64>>,
+    /// The bytes of an element of each input; 0 for types that are not known.
+    pub(super) elem_bytes: Vec<u64>,
     /// The strides of each input, in the same way.
     pub(super) strides: Vec<Vec<u64>>,
     /// The values of the inputs that are not tensors, as written. For the same operators.
@@ -62,6 +67,7 @@ impl Key {
             b"wait_on_stream" => Self::Value(|args, of| args.wait_stream = signed(text(of))),
             b"wait_on_cuda_event_record_corr_id" => Self::Value(|args, of| args.wait_record = unsigned(text(of))),
             b"bytes" => Self::Value(|args, of| args.bytes = unsigned(text(of))),
+            b"FLOP" => Self::Value(|args, of| args.flop = unsigned(text(of))),
             b"memory bandwidth (GB/s)" => Self::Value(|args, of| args.bandwidth_gb_s = float(text(of))),
             b"name" => Self::Value(|args, of| args.name = words(of)),
             b"Device Type" => Self::Value(|args, of| args.device_type = signed(text(of))),
@@ -122,7 +128,10 @@ impl Args {
                     Value::Nested | Value::Null => {}
                     value => set(self.collective.get_or_insert_default(), value),
                 },
-                Key::Types if is_list => self.input_type = first_type(pull)?,
+                Key::Types if is_list => {
+                    self.elem_bytes.clear();
+                    self.input_type = types(pull, &mut self.elem_bytes)?;
+                }
                 Key::Dims if is_list => {
                     let (shapes, elems) = shapes(pull)?;
                     (self.shapes, self.input_elems) = (shapes, Some(elems.unwrap_or(0)));
@@ -192,12 +201,17 @@ fn values<R: Read>(pull: &mut Pull<R>) -> Result<Vec<String>, JsonError> {
     Ok(values)
 }
 
-/// The first element type in a list of types. `["TensorList", ""]` has none.
-fn first_type<R: Read>(pull: &mut Pull<R>) -> Result<Option<String>, JsonError> {
+/// The first element type in a list of types, and the bytes of an element of each. `["TensorList", ""]` has none.
+fn types<R: Read>(pull: &mut Pull<R>, sizes: &mut Vec<u64>) -> Result<Option<String>, JsonError> {
     pull.begin_array()?;
     let mut found = None;
     while pull.next_item()? {
-        match pull.value()? {
+        let value = pull.value()?;
+        if sizes.len() < MOST {
+            let words = value.words();
+            sizes.push(words.and_then(|of| elem_bytes(&of)).unwrap_or(0));
+        }
+        match value {
             Value::Str(b"" | b"TensorList" | b"ScalarList" | b"Scalar" | b"GenericList") => {}
             Value::Str(text) if found.is_none() => found = Some(lossy(text).into_owned()),
             _ => {}

@@ -165,7 +165,7 @@ impl Reader {
             let name = &event.name;
             let wants_inputs = name.is_empty()
                 || name == FINAL_GRADIENT
-                || flops::is_product(name)
+                || flops::has_work(name)
                 || is_host_collective(name);
             self.args.take(pull, wants_inputs)
         })
@@ -320,12 +320,12 @@ impl Reader {
                     let at_ns = time.end_ns();
                     timeline.gradients.push(FinalGradient { at_ns, num_elems });
                 }
-                if let Some(flops) = flops::of(name, &args.shapes, &args.values) {
+                if let Some((flops, bytes)) = flops::work(name, &args) {
                     let dtype = timeline.names.intern(args.input_type.as_deref().unwrap_or(""));
                     let shape = timeline.names.intern(&flops::shape(&args.shapes));
                     let is_nchw = flops::is_nchw(name, &args.shapes, &args.strides);
-                    let product = Product { name: id, time, lane, flops, dtype, shape, is_nchw };
-                    timeline.products.push(product);
+                    let of = Product { name: id, time, lane, flops, bytes, dtype, shape, is_nchw };
+                    timeline.products.push(of);
                 }
                 timeline.operators.push(Operator { name: id, time, lane, collective });
             }

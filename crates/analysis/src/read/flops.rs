@@ -1,38 +1,83 @@
-//! How many floating-point operations an operator makes, from the shapes of its inputs.
+//! How many floating-point operations an operator makes, and how many bytes it moves, from the shapes of its inputs.
 //!
-//! The name, shapes and values of an operator go in. A number comes out, or `None` if the operator is not a product or
-//! convolution, or its shapes are not known. A multiplication and an addition count as one each.
+//! The name, shapes and values of an operator go in. Numbers come out, or `None` if the operator moves nothing, or its shapes are
+//! not known. A multiplication and an addition count as one each. Only products, convolutions and attention are known to have
+//! arithmetic.
 
-/// Whether [`of`] may know this operator. Operators that only call one of these are left out, so that nothing counts twice.
-pub(super) fn is_product(name: &[u8]) -> bool {
-    matches!(
-        name,
-        b"aten::mm"
-            | b"aten::addmm"
-            | b"aten::bmm"
-            | b"aten::baddbmm"
-            | b"aten::cudnn_convolution"
-            | b"aten::miopen_convolution"
-            | b"aten::mkldnn_convolution"
-            | b"aten::cudnn_convolution_transpose"
-            | b"aten::miopen_convolution_transpose"
-            | b"aten::convolution_backward"
-    )
+use super::args::Args;
+
+/// The part of an operator's name before that of attention.
+const ATTENTION: &[u8] = b"_scaled_dot_product_";
+
+/// Operators that move no elements.
+const VIEWS: &str = "_reshape_alias _unsafe_view alias as_strided as_strided_ chunk contiguous detach detach_ expand flatten narrow \
+                     permute reshape resize_ resolve_conj resolve_neg select slice split squeeze t to transpose unbind unfold unsqueeze view";
+
+/// Operators whose output is one of the inputs, or small.
+const REDUCTIONS: &str = "copy_ fill_ zero_ sum mean max min argmax argmin any all norm linalg_vector_norm nll_loss_forward mse_loss";
+
+fn is_one_of(name: &[u8], names: &str) -> bool {
+    names.split(' ').any(|of| of.as_bytes() == name)
 }
 
-/// The operations of an operator.
-pub(super) fn of(name: &[u8], shapes: &[Vec<u64>], values: &[String]) -> Option<u64> {
+/// Whether [`work`] may know this operator.
+pub(super) fn has_work(name: &[u8]) -> bool {
+    let aten = name.strip_prefix(b"aten::").filter(|name| !name.starts_with(b"empty"));
+    name.starts_with(b"paceline::") || aten.is_some_and(|name| !is_one_of(name, VIEWS))
+}
+
+/// The floating-point operations and the bytes of an operator, as our recorder has written them or by its shapes. The output is not recorded: it is taken to be like the largest input
+/// where the operator has no rule of its own.
+pub(super) fn work(name: &[u8], args: &Args) -> Option<(u64, u64)> {
+    if let Some(flop) = args.flop {
+        return Some((flop, args.bytes.unwrap_or(0)));
+    }
+    let aten = name.strip_prefix(b"aten::").filter(|_| has_work(name))?;
+    // Without types only the arithmetic is known.
+    let elem_bytes = |at: usize| args.elem_bytes.get(at).copied().unwrap_or(0);
+    let tensors = args.shapes.iter().enumerate().filter(|(_, shape)| !shape.is_empty());
+    let sizes = tensors.map(|(at, shape)| Some((multiplied(shape)?, elem_bytes(at))));
+    let sizes = sizes.collect::<Option<Vec<(u64, u64)>>>()?;
+    let (_, elem_bytes) = *sizes.first()?;
+    let bytes = |&(elems, bytes): &(u64, u64)| elems.checked_mul(bytes);
+    let all = sizes.iter().try_fold(0u64, |sum, of| sum.checked_add(bytes(of)?))?;
+    if let Some((flops, out_elems)) = of(name, &args.shapes, &args.values) {
+        return Some((flops, all.checked_add(out_elems.checked_mul(elem_bytes)?)?));
+    }
+    let out = match aten {
+        aten if is_one_of(aten, REDUCTIONS) => 0,
+        // Of the table only the rows that are named.
+        b"index_select" => {
+            let rows = args.shapes.last().filter(|shape| shape.len() == 1)?[0];
+            let row = multiplied(args.shapes.first()?.get(1..)?)?;
+            return Some((0, rows.checked_mul(row)?.checked_mul(2 * elem_bytes)?));
+        }
+        aten if aten.ends_with(b"_") => bytes(&sizes[0])?,
+        _ => sizes.iter().filter_map(bytes).max()?,
+    };
+    Some((0, all.checked_add(out)?)).filter(|(_, bytes)| *bytes > 0)
+}
+
+/// The operations of a product, a convolution or attention, and the elements of its output.
+fn of(name: &[u8], shapes: &[Vec<u64>], values: &[String]) -> Option<(u64, u64)> {
     let shape = |at: usize| shapes.get(at).map(Vec::as_slice);
+    let name = name.strip_prefix(b"aten::")?;
     match name {
-        b"aten::mm" => product(shape(0)?, shape(1)?),
-        b"aten::addmm" => product(shape(1)?, shape(2)?),
-        b"aten::bmm" => batched(shape(0)?, shape(1)?),
-        b"aten::baddbmm" => batched(shape(1)?, shape(2)?),
+        b"mm" => product(shape(0)?, shape(1)?),
+        b"addmm" | b"_addmm_activation" => product(shape(1)?, shape(2)?),
+        b"bmm" => batched(shape(0)?, shape(1)?),
+        b"baddbmm" => batched(shape(1)?, shape(2)?),
+        b"linear" => {
+            let (inputs, rows) = shape(0)?.split_last()?;
+            let &[outputs, inner] = shape(1)? else { return None };
+            let out = multiplied(rows)?.checked_mul(outputs)?;
+            (inner == *inputs).then_some((multiplied(&[2, out, inner])?, out))
+        }
         // Arguments: input, weight, in oneDNN and MIOpen bias, padding, stride, dilation, groups.
-        b"aten::cudnn_convolution" | b"aten::miopen_convolution" | b"aten::mkldnn_convolution" => {
+        b"cudnn_convolution" | b"miopen_convolution" | b"mkldnn_convolution" => {
             let (input, weight) = (shape(0)?, shape(1)?);
             let numbers = |at: usize| values.get(at).and_then(|words| list(words));
-            let first = if name == b"aten::cudnn_convolution" { 2 } else { 3 };
+            let first = if name == b"cudnn_convolution" { 2 } else { 3 };
             let (padding, stride, dilation) =
                 (numbers(first)?, numbers(first + 1)?, numbers(first + 2)?);
             let mut output = vec![*input.first()?, *weight.first()?];
@@ -43,14 +88,14 @@ pub(super) fn of(name: &[u8], shapes: &[Vec<u64>], values: &[String]) -> Option<
                 let room = padded.checked_sub(reach)?.checked_sub(1)?;
                 output.push(room.checked_div(of(&stride)?)?.checked_add(1)?);
             }
-            convolution(&output, weight)
+            Some((convolution(&output, weight)?, multiplied(&output)?))
         }
         // Each element of the input, not of the output, is multiplied by all weights of its channel.
-        b"aten::cudnn_convolution_transpose" | b"aten::miopen_convolution_transpose" => {
-            convolution(shape(0)?, shape(1)?)
+        b"cudnn_convolution_transpose" | b"miopen_convolution_transpose" => {
+            Some((convolution(shape(0)?, shape(1)?)?, multiplied(shape(0)?)?))
         }
         // Arguments: the output's gradient, input, weight, ..., at 7 whether it is transposed, and which gradients are wanted.
-        b"aten::convolution_backward" => {
+        b"convolution_backward" => {
             let size = |at: usize| multiplied(shape(at)?.get(2..)?);
             let is_transposed = match values.get(7).filter(|words| !words.is_empty()) {
                 Some(words) => words.contains("rue"),
@@ -59,14 +104,41 @@ pub(super) fn of(name: &[u8], shapes: &[Vec<u64>], values: &[String]) -> Option<
             };
             let one = convolution(shape(usize::from(is_transposed))?, shape(2)?)?;
             let wanted = values.last().filter(|words| words.contains("rue"));
-            let parts = wanted.map_or(2, |words| {
-                let parts = words.split(',').take(2);
-                parts.filter(|part| part.contains("rue")).count() as u64
-            });
-            one.checked_mul(parts)
+            let wants = |at: usize| {
+                wanted.is_none_or(|of| of.split(',').nth(at).is_some_and(|of| of.contains("rue")))
+            };
+            let wanted = [1, 2].into_iter().filter(|at| wants(at - 1));
+            wanted.into_iter().try_fold((0u64, 0u64), |(flops, out), at| {
+                Some((flops.checked_add(one)?, out.checked_add(multiplied(shape(at)?)?)?))
+            })
         }
-        _ => None,
+        name => attention(name.strip_prefix(ATTENTION)?, shapes, values),
     }
+}
+
+/// Queries by keys, and weights by values; twice as much in the backward pass, without what it computes again. Shapes: (batch,
+/// heads, positions, width). Arguments: in the backward pass the output's gradient; queries, keys, values; somewhere whether the mask
+/// is causal, after the rate of dropout.
+fn attention(name: &[u8], shapes: &[Vec<u64>], values: &[String]) -> Option<(u64, u64)> {
+    let is_backward = name.ends_with(b"_backward");
+    let first = usize::from(is_backward);
+    let shape = |at: usize| <&[u64; 4]>::try_from(shapes.get(first + at)?.as_slice()).ok();
+    let (&[batch, heads, queries, width], keys, &[.., value_width]) =
+        (shape(0)?, shape(1)?[2], shape(2)?);
+    // `efficient` and `cudnn` have whether to keep the sums of the softmax before it, and `flash` whether to return the mask after.
+    let mut words = values.iter().filter(|of| matches!(of.as_str(), "True" | "False"));
+    let at = usize::from(!is_backward && !name.starts_with(b"flash"));
+    let is_causal = words.nth(at).is_some_and(|of| of == "True");
+    let pairs = if is_causal && queries == keys {
+        queries.checked_mul(queries.checked_add(1)?)? / 2
+    } else {
+        queries.checked_mul(keys)?
+    };
+    let widths = width.checked_add(value_width)?;
+    let flops = multiplied(&[2 << first, batch, heads, pairs, widths])?;
+    let outputs = shapes.get(first..first + if is_backward { 3 } else { 1 })?;
+    let out = outputs.iter().try_fold(0u64, |sum, of| sum.checked_add(multiplied(of)?))?;
+    Some((flops, out))
 }
 
 /// Whether the images that go into a convolution lie in memory as NCHW, channel after channel.
@@ -84,17 +156,19 @@ pub(super) fn is_nchw(name: &[u8], shapes: &[Vec<u64>], strides: &[Vec<u64>]) ->
     }
 }
 
-fn product(a: &[u64], b: &[u64]) -> Option<u64> {
+fn product(a: &[u64], b: &[u64]) -> Option<(u64, u64)> {
     match (a, b) {
-        (&[m, k], &[inner, n]) if k == inner => multiplied(&[2, m, k, n]),
+        (&[m, k], &[inner, n]) if k == inner => {
+            Some((multiplied(&[2, m, k, n])?, multiplied(&[m, n])?))
+        }
         _ => None,
     }
 }
 
-fn batched(a: &[u64], b: &[u64]) -> Option<u64> {
+fn batched(a: &[u64], b: &[u64]) -> Option<(u64, u64)> {
     match (a, b) {
         (&[batch, m, k], &[same, inner, n]) if batch == same && k == inner => {
-            multiplied(&[2, batch, m, k, n])
+            Some((multiplied(&[2, batch, m, k, n])?, multiplied(&[batch, m, n])?))
         }
         _ => None,
     }
@@ -129,6 +203,11 @@ pub(super) fn shape(shapes: &[Vec<u64>]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    /// The operations alone.
+    fn of(name: &[u8], shapes: &[Vec<u64>], values: &[String]) -> Option<u64> {
+        super::of(name, shapes, values).map(|of| of.0)
+    }
 
     #[test]
     fn products_and_convolutions_are_counted() {
@@ -209,7 +288,7 @@ mod tests {
             for name in
                 [&b"aten::cudnn_convolution_transpose"[..], b"aten::miopen_convolution_transpose"]
             {
-                assert!(is_product(name));
+                assert!(has_work(name));
                 assert_eq!(of(name, &shapes, &[]), Some(expected));
             }
         }

@@ -8,6 +8,7 @@ use std::io::Read;
 use super::events::Reader;
 use super::names::MAX_RANKS;
 use crate::json::{JsonError, Pull, Value, float, lossy, signed, unsigned};
+use crate::limit::{self, Speeds};
 use crate::timeline::{CUT_OFF, Timeline};
 
 /// The fact of a merged trace that lists its ranks.
@@ -202,7 +203,13 @@ fn top<R: Read>(reader: &mut Reader, pull: &mut Pull<R>) -> Result<(), JsonError
                 timeline.unrecorded_ms = numbers.filter(|ms| (1e-3..1e9).contains(ms)).collect();
             }
             b"free_cores" => timeline.free_cores = pull.value()?.bytes().and_then(unsigned),
-            b"paceline" => timeline.run_facts.extend(run_facts(pull)?),
+            b"speeds" => timeline.speeds = pull.value()?.words().and_then(|of| Speeds::parse(&of)),
+            b"paceline" => {
+                let facts = run_facts(pull)?;
+                let speeds = facts.get(limit::SPEEDS).and_then(|of| Speeds::parse(of));
+                timeline.speeds = timeline.speeds.or(speeds);
+                timeline.run_facts.extend(facts);
+            }
             _ => pull.skip()?,
         }
     }

@@ -51,6 +51,10 @@ struct Flags {
         value_parser = layouts().map(|name| layout_of(&name))
     )]
     layout: ImageLayout,
+    /// CNN: compute all convolutions directly, without Winograd's minimal filtering, by which the processor computes those in f32
+    /// with many channels
+    #[arg(long)]
+    direct_convolutions: bool,
     /// Whether operations are fused.
     #[command(flatten)]
     fuse: FuseFlag,
@@ -103,6 +107,7 @@ impl ModelSettings for Flags {
             batch_norm: self.batch_norm,
             unused_head: self.unused_head,
             layout: self.layout,
+            direct_convolutions: self.direct_convolutions,
         };
         if self.fuse.fuse { config.build(world_size) } else { config.build_unfused(world_size) }
     }

@@ -104,7 +104,8 @@ pub fn forward(
 ) -> Result<()> {
     // Each of the seq * (seq + 1) / 2 pairs (i, j) with j <= i takes part in two products: queries by keys, weights by values.
     let products = [spec.batch, spec.heads, spec.seq, spec.seq + 1, spec.head_dim];
-    let op = Op::new("attention_forward").forward_product(products);
+    let softmax = [Op::EXP / 2 + 2, spec.batch, spec.heads, spec.seq, spec.seq + 1];
+    let op = Op::new("attention_forward").forward_product(products).elementwise(softmax);
     spec.check(op)?;
     table.check(op.name, spec.head_dim, spec.seq)?;
     let spec = *spec;
@@ -216,7 +217,8 @@ pub fn backward(
 ) -> Result<()> {
     // Two products for each of the forward pass.
     let products = [2, spec.batch, spec.heads, spec.seq, spec.seq + 1, spec.head_dim];
-    let op = Op::new("attention_backward").backward_product(products);
+    let softmax = [2, spec.batch, spec.heads, spec.seq, spec.seq + 1];
+    let op = Op::new("attention_backward").backward_product(products).elementwise(softmax);
     spec.check(op)?;
     table.check(op.name, spec.head_dim, spec.seq)?;
     let spec = *spec;

@@ -160,7 +160,7 @@ impl BatchNorm {
 /// A variance computed from such sums loses 2k digits if the mean is 10^k deviations. f64, in which the square of an f32
 /// is exact, still leaves ten digits for a mean of 1000 and a deviation of 1: more than the values have.
 pub fn sums(compute: &Compute, config: &BatchNorm, input: &Tensor, sums: &Tensor) -> Result<()> {
-    let (op, config) = (Op::new("batch_norm_sums"), *config);
+    let (op, config) = (Op::new("batch_norm_sums").elementwise([3, input.num_elems()]), *config);
     let shape = config.shape_of(op, input)?;
     dispatch!(op.name, input.dtype(), S => {
         let operands = (
@@ -316,7 +316,8 @@ pub fn normalize(
     bias: &Tensor,
     output: &Tensor,
 ) -> Result<()> {
-    let (op, config) = (Op::new("batch_norm_normalize"), *config);
+    let (op, config) =
+        (Op::new("batch_norm_normalize").elementwise([4, input.num_elems()]), *config);
     let shape = config.shape_of(op, input)?;
     dispatch!(op.name, input.dtype(), S => {
         let operands = (
@@ -353,7 +354,8 @@ pub fn gradient_sums(
     d_output: &Tensor,
     gradient_sums: &Tensor,
 ) -> Result<()> {
-    let (op, config) = (Op::new("batch_norm_gradient_sums"), *config);
+    let (op, config) =
+        (Op::new("batch_norm_gradient_sums").elementwise([5, input.num_elems()]), *config);
     let shape = config.shape_of(op, input)?;
     dispatch!(op.name, input.dtype(), S => {
         let operands = (
@@ -440,7 +442,8 @@ pub fn backward_input(
     gradient_sums: &Tensor,
     d_input: &Tensor,
 ) -> Result<()> {
-    let (op, config) = (Op::new("batch_norm_backward_input"), *config);
+    let (op, config) =
+        (Op::new("batch_norm_backward_input").elementwise([6, input.num_elems()]), *config);
     let shape = config.shape_of(op, input)?;
     dispatch!(op.name, input.dtype(), S => {
         let operands = (

@@ -5,10 +5,12 @@
 
 use std::slice::ChunksExactMut;
 
+use paceline_memory::DType;
+
 use super::Conv2d;
-use super::in_tiles;
-use super::prepare::{Reading, fill_image, pack_panels};
-use super::tile::{self, ProductTile};
+use super::prepare::{Reading, fill_image, pack_panels, pack_rotated};
+use super::tile::{self, ChannelColumns, ProductTile};
+use super::{in_tiles, winograd};
 use crate::compute::batches;
 use crate::stored::{SinglePrecision, operand};
 use crate::tiles::{TilesOf, Ways};
@@ -17,49 +19,6 @@ use crate::{Processor, Scratch, SimdLevel, Threads, scratch};
 /// A panel of weights of this size stays in the first-level cache (32 KB or more) together with the
 /// other data of a tile.
 const PANEL_BYTES: usize = 24 << 10;
-
-/// How channels are distributed over registers.
-#[derive(Clone, Copy, Debug)]
-pub(crate) struct ChannelColumns {
-    /// Without padding.
-    pub(crate) channels: usize,
-    /// Those that are computed: `blocks * block`.
-    pub(crate) padded: usize,
-    /// Channels of one block: `wide` registers.
-    pub(crate) block: usize,
-    /// Registers of one block.
-    pub(super) wide: usize,
-    /// The largest number of rows of a tile.
-    pub(super) tall: usize,
-}
-
-impl ChannelColumns {
-    fn new(ways: Ways, channels: usize) -> Self {
-        if ways.tiles.is_some() {
-            return Self::in_tiles(channels);
-        }
-        let level = ways.simd;
-        let lanes = tile::lanes(level);
-        let (widest, tallest) = tile::limits(level);
-        let registers = channels.div_ceil(lanes);
-        let blocks = registers.div_ceil(widest);
-        let wide = registers.div_ceil(blocks);
-        let block = wide * lanes;
-        Self { channels, padded: blocks * block, block, wide, tall: tallest(wide) }
-    }
-
-    /// A tile is as wide as a register of AVX-512. A block is two of them, if there are so many channels.
-    fn in_tiles(channels: usize) -> Self {
-        let wide = channels.div_ceil(in_tiles::LANES).min(2);
-        let block = wide * in_tiles::LANES;
-        let padded = channels.next_multiple_of(block);
-        Self { channels, padded, block, wide, tall: in_tiles::TALL }
-    }
-
-    pub(super) fn num_blocks(&self) -> usize {
-        self.padded / self.block
-    }
-}
 
 /// Splits `len` into parts of at most `most`, as even as possible.
 pub(super) fn even_parts(
@@ -81,11 +40,33 @@ pub(crate) fn image_parts<'a, T>(
     parts.map(|(first, part)| (first, part.chunks_exact_mut(elems))).collect()
 }
 
+/// The loops that compute a convolution.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum ConvForm {
+    Registers,
+    Winograd,
+    Tiles(TilesOf),
+}
+
+impl ConvForm {
+    /// By the type and the sizes of the convolution.
+    fn new(ways: Ways, conv: &Conv2d, rows: usize, positions: usize) -> Self {
+        match ways.tiles {
+            Some(tiles) => Self::Tiles(tiles),
+            None if ways.dtype == DType::F32 && winograd::is_chosen(conv, rows, positions) => {
+                Self::Winograd
+            }
+            None => Self::Registers,
+        }
+    }
+}
+
 /// A convolution with fixed weights, which runs on one prepared image after the other. It holds only numbers. The panels,
 /// which are the weights in the order in which tiles read them, lie in scratch memory.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ConvProduct {
     ways: Ways,
+    pub(super) form: ConvForm,
     pub(super) conv: Conv2d,
     pub(super) reading: Reading,
     pub(crate) columns: ChannelColumns,
@@ -102,9 +83,10 @@ pub(crate) type Slices<'a> = (&'a mut [f32], &'a mut [f32], &'a mut [f32]);
 impl ConvProduct {
     /// The convolution for the first `rows` rows and `positions` columns of the output.
     pub(crate) fn new(ways: Ways, conv: &Conv2d, rows: usize, positions: usize) -> Self {
-        let reading = match ways.tiles {
-            Some(_) => Reading::image(conv),
-            None => Reading::input(conv),
+        let reading = match ConvForm::new(ways, conv, rows, positions) {
+            ConvForm::Tiles(_) => Reading::image(conv),
+            ConvForm::Winograd => winograd::reading(conv, rows, positions),
+            ConvForm::Registers => Reading::input(conv),
         };
         Self::reading(ways, conv, reading, conv.c_out, rows, positions)
     }
@@ -118,12 +100,14 @@ impl ConvProduct {
         rows: usize,
         positions: usize,
     ) -> Self {
+        let form = ConvForm::new(ways, conv, rows, positions);
         let columns = ChannelColumns::new(ways, channels);
-        Self { ways, conv: *conv, reading, columns, rows, positions }
-    }
-
-    pub(super) fn tiles(&self) -> Option<TilesOf> {
-        self.ways.tiles
+        let mut reading = reading;
+        if form == ConvForm::Winograd {
+            // Whole registers are read.
+            reading.elems = (reading.elems + winograd::LINE).next_multiple_of(winograd::LINE);
+        }
+        Self { ways, form, conv: *conv, reading, columns, rows, positions }
     }
 
     /// Elements of the weight, or of its gradient, with padded columns.
@@ -139,30 +123,51 @@ impl ConvProduct {
     pub(crate) fn memory(&self, threads: &Threads, batch: usize, is_in_place: bool) -> Memory {
         let parts = threads.split(batch).len();
         let sums = if is_in_place { 0 } else { parts * self.output_elems() };
-        let panels = match self.tiles() {
-            Some(_) => in_tiles::panels_len(self),
-            None => self.weight_elems(),
+        let panels = match self.form {
+            ConvForm::Tiles(_) => in_tiles::panels_len(self),
+            ConvForm::Winograd => winograd::panels_len(self),
+            ConvForm::Registers => self.weight_elems(),
         };
         (scratch(panels), scratch(parts * self.image_len()), scratch(sums))
     }
 
-    /// Scratch memory of a prepared image. For tiles it is there a second time, in bf16.
+    /// Scratch memory of a prepared image. For tiles it is there a second time, in bf16, and for minimal filtering its squares.
     fn image_len(&self) -> usize {
-        self.reading.elems + self.tiles().map_or(0, |_| in_tiles::image_len(self))
+        let memory = match self.form {
+            ConvForm::Tiles(_) => in_tiles::image_len(self),
+            ConvForm::Winograd => winograd::squares_len(self),
+            ConvForm::Registers => 0,
+        };
+        self.reading.elems + memory
     }
 
-    /// Writes the panels from the weight, which is rounded to `S`. `at(k, column)` is the element of the weight for step `k`
-    /// of all kernel rows.
+    /// Writes the panels from the weight, which is rounded to `S`. For a gradient of the input it is rotated.
     pub(super) fn pack<S: SinglePrecision>(
         &self,
         panels: &mut [f32],
         weight: &[f32],
-        at: impl Fn(usize, usize) -> usize,
+        is_rotated: bool,
     ) {
-        let weight = |k: usize, column: usize| operand::<f32, S>(weight[at(k, column)]);
-        match self.tiles() {
-            Some(_) => in_tiles::pack_panels(self, panels, weight),
-            None => pack_panels(&self.reading, &self.columns, panels, weight),
+        let (Conv2d { c_in, c_out, .. }, level) = (self.conv, self.ways.simd);
+        let in_registers = |panels: &mut [f32]| {
+            if is_rotated {
+                pack_rotated::<S>(level, &self.columns, c_out, panels, weight);
+            } else {
+                pack_panels::<S>(&self.columns, panels, weight);
+            }
+        };
+        match self.form {
+            ConvForm::Tiles(_) => in_tiles::pack_panels(self, panels, |k, column| {
+                let at = if is_rotated {
+                    let tap = weight.len() / (c_in * c_out) - 1 - k / c_out;
+                    (tap * c_in + column) * c_out + k % c_out
+                } else {
+                    k * c_out + column
+                };
+                operand::<f32, S>(weight[at])
+            }),
+            ConvForm::Winograd => winograd::pack_panels(level, self, panels, in_registers),
+            ConvForm::Registers => in_registers(panels),
         }
     }
 
@@ -176,8 +181,8 @@ impl ConvProduct {
         outputs: Vec<(usize, Y)>,
         finish: impl Fn(&[f32], Y::Item) + Send + Sync,
     ) {
-        let (c_out, in_elems) = (self.conv.c_out, self.conv.input_elems());
-        self.pack::<S>(panels, w, |k, o| k * c_out + o);
+        let in_elems = self.conv.input_elems();
+        self.pack::<S>(panels, w, false);
         let panels = &*panels;
         self.for_each(cpu, images, sums, outputs, |n, image, sums, y| {
             let to = &mut image[..self.reading.elems];
@@ -204,7 +209,10 @@ impl ConvProduct {
         let memory = images.into_iter().zip(batches(cpu, sums, elems, parts));
         let items = outputs.into_iter().zip(memory).collect();
         cpu.threads.for_each(items, |((first, outputs), ((_, image), (_, sums)))| {
-            image.fill(0.0);
+            // Squares are written before they are read.
+            let memory =
+                if self.form == ConvForm::Winograd { self.reading.elems } else { image.len() };
+            image[..memory].fill(0.0);
             for (n, output) in outputs.enumerate() {
                 compute(first + n, image, sums, output);
             }
@@ -215,9 +223,10 @@ impl ConvProduct {
     /// [`for_each`](Self::for_each) has given.
     pub(super) fn run(&self, level: SimdLevel, panels: &[f32], image: &mut [f32], y: &mut [f32]) {
         let (x, memory) = image.split_at_mut(self.reading.elems);
-        match self.tiles() {
-            Some(tiles) => in_tiles::run(tiles, level, self, panels, x, memory, y),
-            None => self.run_in_registers(level, panels, x, y),
+        match self.form {
+            ConvForm::Tiles(tiles) => in_tiles::run(tiles, level, self, panels, x, memory, y),
+            ConvForm::Winograd => winograd::forward(level, self, panels, x, memory, y),
+            ConvForm::Registers => self.run_in_registers(level, panels, x, y),
         }
     }
 

@@ -21,13 +21,16 @@ pub struct Conv2d {
     pub padding: usize,
     /// How the images of input and output lie in memory.
     pub layout: ImageLayout,
+    /// Whether the processor multiplies each position with each weight in f32, and never by Winograd's minimal filtering, which
+    /// it does by default where that takes less time.
+    pub direct: bool,
 }
 
 impl Conv2d {
     /// A 3x3 convolution of NHWC images that keeps the image size.
     pub fn same3x3(height: usize, width: usize, c_in: usize, c_out: usize) -> Self {
-        let layout = ImageLayout::Nhwc;
-        Self { height, width, c_in, c_out, kernel: (3, 3), stride: 1, padding: 1, layout }
+        let (layout, direct) = (ImageLayout::Nhwc, false);
+        Self { height, width, c_in, c_out, kernel: (3, 3), stride: 1, padding: 1, layout, direct }
     }
 
     /// Checks the sizes: none is zero, the kernel is not larger than the padded image, and the padding

@@ -7,20 +7,12 @@ use paceline_memory::DType;
 
 use super::Conv2d;
 use super::direct::{ConvProduct, Memory, Slices, image_parts};
-use super::prepare::Reading;
+use super::prepare::{PositionGrid, Reading};
 use crate::layout::square::{planes_to_positions, positions_to_planes};
 use crate::simd::vectorized;
 use crate::stored::SinglePrecision;
 use crate::tiles::Ways;
 use crate::{ImageLayout, Processor, SimdLevel, Threads};
-
-/// A rectangle of positions in a larger array, `channels` contiguous values at each.
-pub(crate) struct PositionGrid<'a> {
-    /// The memory, which begins with the first position.
-    pub(crate) elems: &'a mut [f32],
-    pub(crate) row_stride: usize,
-    pub(crate) position_stride: usize,
-}
 
 /// Copies gradients `d_output` of a batch into grids, image by image.
 pub(super) fn copy_images<S: SinglePrecision>(
@@ -97,10 +89,7 @@ impl InputGradient {
     ) {
         let Self(product) = self;
         let Conv2d { kernel: (kh, kw), padding, stride, c_in, c_out, .. } = product.conv;
-        product.pack::<S>(panels, weight, |k, c| {
-            let (u, v, o) = (k / c_out / kw, k / c_out % kw, k % c_out);
-            (((kh - 1 - u) * kw + (kw - 1 - v)) * c_in + c) * c_out + o
-        });
+        product.pack::<S>(panels, weight, true);
         let (panels, reading) = (&*panels, product.reading);
         let origin = (kh - 1 - padding) * reading.kernel_row_stride + (kw - 1 - padding) * c_out;
         let outputs = image_parts(cpu, d_input, product.conv.input_elems());

@@ -10,7 +10,13 @@
 //!
 //! Images are convolved directly, without a matrix of patches: positions are the rows and output
 //! channels the columns of register tiles (see `tile`), and the order of loops keeps a panel of weights
-//! in the first-level cache (see `direct`).
+//! in the first-level cache (see `direct`). In f32, convolutions of 3x3 with stride 1 and 16 channels or more on both sides, and
+//! their gradients of weights with 32 or more, have 16 products instead of 36, by Winograd's minimal filtering F(2x2, 3x3)
+//! (see `winograd`), unless [`Conv2d::direct`] is set or the image is small. Only sizes decide, so the bits are those of every
+//! processor with fused multiply-add. With numbers between -1 and 1, up to 128 channels and 64 images of 14x14, no result of
+//! either form is off by more than 4e-6 of the largest result. The root mean square error is smaller than the direct form's for
+//! outputs and gradients of inputs, and up to 2.6 times as large for gradients of weights. Where a number is infinite or NaN, the other results of its
+//! squares of 2x2 may become NaN too, and for gradients of weights all those of its channels.
 //!
 //! Element types: all f32, all f64, or mixed with bf16. The mixed form is chosen by the output (or its gradient): if it is bf16,
 //! the input (or its gradient) is bf16 or f32, as the first layer of a network has it, and weight, bias and their gradients are
@@ -29,9 +35,11 @@ pub(crate) mod direct;
 mod geometry;
 mod in_tiles;
 pub(crate) mod input_gradient;
-mod prepare;
+pub(crate) mod prepare;
 mod tile;
+mod transform;
 pub(crate) mod weight_gradient;
+mod winograd;
 
 use paceline_memory::Tensor;
 

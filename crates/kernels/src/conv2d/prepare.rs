@@ -3,7 +3,7 @@
 //! In: tensors of f32 or bf16. Out: f32, which is rounded to bf16 if the convolution is one of bf16.
 
 use super::Conv2d;
-use super::direct::ChannelColumns;
+use super::tile::ChannelColumns;
 use crate::layout::square::planes_to_positions;
 use crate::simd::vectorized;
 use crate::stored::{SinglePrecision, operand};
@@ -83,6 +83,14 @@ impl Reading {
     }
 }
 
+/// A rectangle of positions in a larger array, `channels` contiguous values at each.
+pub(crate) struct PositionGrid<'a> {
+    /// The memory, which begins with the first position.
+    pub(crate) elems: &'a mut [f32],
+    pub(crate) row_stride: usize,
+    pub(crate) position_stride: usize,
+}
+
 /// Copies `image`, rounded to `S`, into `to`, whose border is zero, as it is read: with the channels of a position next to each
 /// other, whatever the layout of the image.
 pub(crate) fn fill_image<X: SinglePrecision, S: SinglePrecision>(
@@ -94,10 +102,12 @@ pub(crate) fn fill_image<X: SinglePrecision, S: SinglePrecision>(
 ) {
     match conv.layout {
         _ if reading.has_patches => vectorized!(level, expand::<X, S>, conv, image, to),
-        ImageLayout::Nhwc => vectorized!(level, copy::<X, S>, conv, image, to),
+        ImageLayout::Nhwc => {
+            vectorized!(level, copy::<X, S>, conv, reading.kernel_row_stride, image, to)
+        }
         ImageLayout::Nchw => {
             let Conv2d { height, width, c_in, padding, .. } = *conv;
-            let row = (width + 2 * padding) * c_in;
+            let row = reading.kernel_row_stride;
             let to = &mut to[padding * (row + c_in)..];
             let sizes = [c_in, height * width];
             vectorized!(
@@ -116,9 +126,13 @@ pub(crate) fn fill_image<X: SinglePrecision, S: SinglePrecision>(
 
 /// Writes an NHWC image into the inner part of `to`.
 #[inline(always)]
-fn copy<X: SinglePrecision, S: SinglePrecision>(conv: &Conv2d, image: &[X], to: &mut [f32]) {
+fn copy<X: SinglePrecision, S: SinglePrecision>(
+    conv: &Conv2d,
+    padded_row: usize,
+    image: &[X],
+    to: &mut [f32],
+) {
     let row = conv.width * conv.c_in;
-    let padded_row = (conv.width + 2 * conv.padding) * conv.c_in;
     let lead = conv.padding * conv.c_in;
     let rows = to.chunks_exact_mut(padded_row).skip(conv.padding);
     for (to, from) in rows.zip(image.chunks_exact(row)) {
@@ -163,23 +177,54 @@ fn expand<X: SinglePrecision, S: SinglePrecision>(conv: &Conv2d, image: &[X], to
     }
 }
 
-/// Weights as panels: for each block of columns, each kernel row, the run, and the block's columns,
-/// padded with zeros to whole registers.
-pub(crate) fn pack_panels(
-    reading: &Reading,
+/// Weights, rounded to `S`, as panels: for each block of columns, each kernel row, the run, and the block's columns, padded with
+/// zeros to whole registers.
+pub(super) fn pack_panels<S: SinglePrecision>(
     columns: &ChannelColumns,
     panels: &mut [f32],
-    weight: impl Fn(usize, usize) -> f32,
+    weight: &[f32],
 ) {
-    let width = columns.block;
-    for (block, panel) in
-        panels.chunks_exact_mut(reading.kernel_rows * reading.run * width).enumerate()
-    {
-        for (k, row) in panel.chunks_exact_mut(width).enumerate() {
-            for (lane, to) in row.iter_mut().enumerate() {
-                let column = block * width + lane;
-                *to = if column < columns.channels { weight(k, column) } else { 0.0 };
-            }
+    let (width, blocks) = (columns.block, columns.num_blocks());
+    let rows = weight.chunks_exact(columns.channels);
+    let len = rows.len() * width;
+    for (block, panel) in panels.chunks_exact_mut(len).take(blocks).enumerate() {
+        for (to, row) in panel.chunks_exact_mut(width).zip(rows.clone()) {
+            let row = &row[block * width..];
+            let (to, padding) = to.split_at_mut(width.min(row.len()));
+            to.iter_mut().zip(row).for_each(|(to, x)| *to = operand::<f32, S>(*x));
+            padding.fill(0.0);
+        }
+    }
+}
+
+/// The same for the weights of a gradient of the input: rotated by 180 degrees, and with channels of the input as columns.
+pub(super) fn pack_rotated<S: SinglePrecision>(
+    level: SimdLevel,
+    columns: &ChannelColumns,
+    c_out: usize,
+    panels: &mut [f32],
+    weight: &[f32],
+) {
+    let (width, blocks) = (columns.block, columns.num_blocks());
+    let kernel = weight.chunks_exact(columns.channels * c_out);
+    let len = kernel.len() * c_out * width;
+    for (block, panel) in panels.chunks_exact_mut(len).take(blocks).enumerate() {
+        let channels = width.min(columns.channels - block * width);
+        if channels < width {
+            panel.fill(0.0);
+        }
+        for (to, from) in panel.chunks_exact_mut(c_out * width).zip(kernel.clone().rev()) {
+            let (from, sizes) = (&from[block * width * c_out..], [channels, c_out]);
+            vectorized!(
+                level,
+                planes_to_positions::<f32, S>,
+                level,
+                from,
+                sizes,
+                c_out,
+                [0, width],
+                to
+            );
         }
     }
 }

@@ -8,6 +8,49 @@ use crate::SimdLevel;
 #[cfg(target_arch = "x86_64")]
 use crate::simd::{Avx2, Avx512};
 use crate::simd::{Portable, Vector};
+use crate::tiles::{self, Ways};
+
+/// How channels are distributed over registers.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct ChannelColumns {
+    /// Without padding.
+    pub(crate) channels: usize,
+    /// Those that are computed: `blocks * block`.
+    pub(crate) padded: usize,
+    /// Channels of one block: `wide` registers.
+    pub(crate) block: usize,
+    /// Registers of one block.
+    pub(super) wide: usize,
+    /// The largest number of rows of a tile.
+    pub(super) tall: usize,
+}
+
+impl ChannelColumns {
+    pub(super) fn new(ways: Ways, channels: usize) -> Self {
+        if ways.tiles.is_some() {
+            return Self::in_tiles(channels);
+        }
+        let level = ways.simd;
+        let lanes = lanes(level);
+        let registers = channels.div_ceil(lanes);
+        let blocks = registers.div_ceil(WIDEST);
+        let wide = registers.div_ceil(blocks);
+        let block = wide * lanes;
+        Self { channels, padded: blocks * block, block, wide, tall: tallest(level, wide) }
+    }
+
+    /// A tile is as wide as a register of AVX-512. A block is two of them, if there are so many channels.
+    fn in_tiles(channels: usize) -> Self {
+        let wide = channels.div_ceil(tiles::ROWS).min(2);
+        let block = wide * tiles::ROWS;
+        let padded = channels.next_multiple_of(block);
+        Self { channels, padded, block, wide, tall: tiles::BLOCK }
+    }
+
+    pub(super) fn num_blocks(&self) -> usize {
+        self.padded / self.block
+    }
+}
 
 /// Arguments of a product tile: `sums[p][c] (+)= sum over k < len of x[p, k] * w[k, c]`.
 #[derive(Clone, Copy)]
@@ -159,35 +202,36 @@ macro_rules! level_kernels {
 level_kernels!(avx512, Avx512, [target_feature(enable = "avx512f")], {
     1: [1 2 3 4 5 6 7 8 9 10 11 12 13 14]
     2: [1 2 3 4 5 6 7 8 9 10 11 12 13 14]
-    3: [1 2 3 4 5 6 7 8 9]
-    4: [1 2 3 4 5 6]
 });
 #[cfg(target_arch = "x86_64")]
 level_kernels!(avx2, Avx2, [target_feature(enable = "avx2,fma")], {
     1: [1 2 3 4 5 6 7 8 9 10 11 12]
     2: [1 2 3 4 5 6]
-    3: [1 2 3 4]
 });
 level_kernels!(portable, Portable, [], {
     1: [1 2 3 4 5 6 7 8 9 10 11 12]
     2: [1 2 3 4 5 6]
-    3: [1 2 3 4]
 });
 
-/// The largest number of registers of columns, and, for a number of registers, the largest number of rows of a tile. Of the
-/// processor's registers, one holds a broadcast value and `wide` the columns; a tile whose sums need more than the rest would
-/// keep some of them on the stack, and run at half the speed wherever the stack does not lie on a cache line.
-pub(super) fn limits(level: SimdLevel) -> (usize, fn(usize) -> usize) {
-    match level {
+/// The largest number of registers of columns. Wider and lower tiles load more registers for each multiplication, and 64 channels
+/// would be padded to a multiple of three registers.
+const WIDEST: usize = 2;
+
+/// For a number of registers, the largest number of rows of a tile. Of the processor's registers, one holds a broadcast value
+/// and `wide` the columns; a tile whose sums need more than the rest would keep some of them on the stack, and run at half the
+/// speed wherever the stack does not lie on a cache line.
+fn tallest(level: SimdLevel, wide: usize) -> usize {
+    let sums = match level {
         #[cfg(target_arch = "x86_64")]
-        SimdLevel::Avx512 => (4, |wide| (Avx512::ACCUMULATORS.min(31 - wide) / wide).min(14)),
+        SimdLevel::Avx512 => Avx512::ACCUMULATORS,
         #[cfg(target_arch = "x86_64")]
-        SimdLevel::Avx2 => (3, |wide| Avx2::ACCUMULATORS / wide),
-        _ => (3, |wide| Portable::ACCUMULATORS / wide),
-    }
+        SimdLevel::Avx2 => Avx2::ACCUMULATORS,
+        _ => Portable::ACCUMULATORS,
+    };
+    (sums / wide).min(14)
 }
 
-pub(super) fn lanes(level: SimdLevel) -> usize {
+fn lanes(level: SimdLevel) -> usize {
     match level {
         #[cfg(target_arch = "x86_64")]
         SimdLevel::Avx512 => Avx512::LANES,
@@ -197,7 +241,7 @@ pub(super) fn lanes(level: SimdLevel) -> usize {
     }
 }
 
-/// The kernel for a tile within [`limits`].
+/// The kernel for a tile within [`WIDEST`] and [`tallest`].
 pub(super) fn product_kernel(level: SimdLevel, tall: usize, wide: usize) -> ProductKernel {
     let kernel = match level {
         #[cfg(target_arch = "x86_64")]
@@ -209,7 +253,7 @@ pub(super) fn product_kernel(level: SimdLevel, tall: usize, wide: usize) -> Prod
     kernel.expect("every tile within the limits has a kernel")
 }
 
-/// The kernel for a tile within [`limits`].
+/// The kernel for a tile within [`WIDEST`] and [`tallest`].
 pub(super) fn gradient_kernel(level: SimdLevel, tall: usize, wide: usize) -> GradientKernel {
     let kernel = match level {
         #[cfg(target_arch = "x86_64")]

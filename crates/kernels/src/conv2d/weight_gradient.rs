@@ -2,16 +2,16 @@
 //!
 //! In: images and gradients of the output. Out: the gradient of the weight. The batch is divided into parts, each part has
 //! sums of its own, and these are added by the tree of [`paceline_numeric::tree`]. Order of summation within a part: image, row,
-//! column.
+//! column. Minimal filtering has no parts (see `winograd`).
 
 use std::ops::Range;
 
 use super::Conv2d;
-use super::direct::{ConvProduct, Memory, Slices, even_parts};
+use super::direct::{ConvForm, ConvProduct, Memory, Slices, even_parts};
 use super::in_tiles::{self, PlaceGrid};
-use super::input_gradient::PositionGrid;
-use super::prepare::fill_image;
+use super::prepare::{PositionGrid, fill_image};
 use super::tile::{self, GradientTile};
+use super::winograd;
 use crate::compute::batches;
 use crate::simd::vectorized;
 use crate::stored::SinglePrecision;
@@ -40,12 +40,16 @@ impl WeightGradient {
     /// For output gradients that are zero outside the first `rows` rows and `positions` columns.
     pub(crate) fn new(ways: Ways, conv: &Conv2d, rows: usize, positions: usize) -> Self {
         let tiles = ways.tiles.filter(|_| in_tiles::have_planes(conv));
-        Self(ConvProduct::new(Ways { tiles, ..ways }, conv, rows, positions))
+        let conv = Conv2d { direct: winograd::is_weight_direct(conv), ..*conv };
+        Self(ConvProduct::new(Ways { tiles, ..ways }, &conv, rows, positions))
     }
 
     /// The scratch memory for a batch: the sums of each part, and for each thread a group of prepared images and their output
     /// gradients.
     pub(crate) fn memory(&self, threads: &Threads, batch: usize) -> Memory {
+        if self.0.form == ConvForm::Winograd {
+            return winograd::gradient_memory(&self.0, threads, batch);
+        }
         let parts = parts(batch);
         let groups = threads.split(parts.len()).into_iter().map(|own| self.group(&parts[own]));
         let images: usize = groups.sum();
@@ -60,30 +64,30 @@ impl WeightGradient {
 
     fn sum_elems(&self) -> usize {
         let Self(product) = self;
-        match product.tiles() {
-            Some(_) => in_tiles::gradient_len(product),
-            None => product.weight_elems(),
+        match product.form {
+            ConvForm::Tiles(_) => in_tiles::gradient_len(product),
+            _ => product.weight_elems(),
         }
     }
 
     /// Elements for the images, and for the gradients, that a thread needs once. Tiles read another form of both.
     fn memory_of_thread(&self) -> (usize, usize) {
         let Self(product) = self;
-        match product.tiles() {
-            Some(_) => {
+        match product.form {
+            ConvForm::Tiles(_) => {
                 let gradients = PlaceGrid::new(product).padded * product.columns.padded;
                 (product.reading.elems + in_tiles::spare_len(product), gradients)
             }
-            None => (0, 0),
+            _ => (0, 0),
         }
     }
 
     /// The same for each image that a thread prepares at a time.
     fn memory_of_image(&self) -> (usize, usize) {
         let Self(product) = self;
-        match product.tiles() {
-            Some(_) => (in_tiles::planes_len(product), in_tiles::pairs_len(product)),
-            None => (product.reading.elems, product.output_elems()),
+        match product.form {
+            ConvForm::Tiles(_) => (in_tiles::planes_len(product), in_tiles::pairs_len(product)),
+            _ => (product.reading.elems, product.output_elems()),
         }
     }
 
@@ -105,7 +109,11 @@ impl WeightGradient {
         d_weight: &mut [f32],
         accumulate: bool,
     ) {
-        let Self(ConvProduct { conv, columns, .. }) = self;
+        let Self(product @ ConvProduct { conv, columns, .. }) = self;
+        if product.form == ConvForm::Winograd {
+            let sums = winograd::gradient::<X, S>(cpu, product, x, (sums, images, gradients), fill);
+            return write_sums(sums, columns.padded, conv.c_out, d_weight, accumulate);
+        }
         let sum_elems = self.sum_elems();
         let parts = parts(x.len() / conv.input_elems());
         sums.fill(0.0);
@@ -127,12 +135,7 @@ impl WeightGradient {
             }
         });
         vectorized!(cpu.simd, add_parts, &mut *sums, sum_elems);
-        let rows = sums.chunks_exact(columns.padded);
-        for (to, from) in d_weight.chunks_exact_mut(conv.c_out).zip(rows) {
-            for (to, from) in to.iter_mut().zip(from) {
-                *to = if accumulate { *to + from } else { *from };
-            }
-        }
+        write_sums(sums, columns.padded, conv.c_out, d_weight, accumulate);
     }
 
     /// Adds the gradients of a part of the batch to `sum`, one group of images after the other.
@@ -150,7 +153,10 @@ impl WeightGradient {
         let (image, images) = images.split_at_mut(own.0);
         let (gradient, gradients) = gradients.split_at_mut(own.1);
         let in_elems = conv.input_elems();
-        let row = if product.tiles().is_some() { PlaceGrid::new(product).row } else { *positions };
+        let row = match product.form {
+            ConvForm::Tiles(_) => PlaceGrid::new(product).row,
+            _ => *positions,
+        };
         let fill_image = |n: usize, to: &mut [f32]| {
             let x = &x[n * in_elems..(n + 1) * in_elems];
             fill_image::<X, S>(level, conv, &product.reading, x, to);
@@ -162,29 +168,29 @@ impl WeightGradient {
         for start in part.clone().step_by(images.len() / x_elems) {
             let group = start..part.end.min(start + images.len() / x_elems);
             for (n, to) in group.clone().zip(images.chunks_exact_mut(x_elems)) {
-                match product.tiles() {
-                    Some(_) => {
+                match product.form {
+                    ConvForm::Tiles(_) => {
                         let (image, spare) = image.split_at_mut(product.reading.elems);
                         fill_image(n, image);
                         in_tiles::fill_planes(level, product, image, spare, to);
                     }
-                    None => fill_image(n, to),
+                    _ => fill_image(n, to),
                 }
             }
             for (n, to) in group.clone().zip(gradients.chunks_exact_mut(dy_elems)) {
-                match product.tiles() {
-                    Some(_) => {
+                match product.form {
+                    ConvForm::Tiles(_) => {
                         fill_gradients(n, gradient);
                         in_tiles::fill_pairs(level, product, gradient, to);
                     }
-                    None => fill_gradients(n, to),
+                    _ => fill_gradients(n, to),
                 }
             }
-            match product.tiles() {
-                Some(tiles) => {
+            match product.form {
+                ConvForm::Tiles(tiles) => {
                     in_tiles::add_images(tiles, product, group.len(), images, gradients, sum);
                 }
-                None => self.add_group(level, group.len(), images, gradients, sum),
+                _ => self.add_group(level, group.len(), images, gradients, sum),
             }
         }
     }
@@ -244,6 +250,15 @@ impl WeightGradient {
                     }
                 }
             }
+        }
+    }
+}
+
+/// Writes the sums without the padding of their columns, or adds them.
+fn write_sums(sums: &[f32], padded: usize, channels: usize, to: &mut [f32], accumulate: bool) {
+    for (to, from) in to.chunks_exact_mut(channels).zip(sums.chunks_exact(padded)) {
+        for (to, from) in to.iter_mut().zip(from) {
+            *to = if accumulate { *to + from } else { *from };
         }
     }
 }

@@ -7,7 +7,7 @@
 
 use super::windows::choose;
 use crate::SimdLevel;
-use crate::conv2d::input_gradient::PositionGrid;
+use crate::conv2d::prepare::PositionGrid;
 use crate::layout::square::{SIDE, Square, byte_to_lane, put, transpose};
 use crate::stored::SinglePrecision;
 

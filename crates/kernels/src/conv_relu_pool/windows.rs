@@ -5,7 +5,7 @@
 
 use super::{planes, pooled_image};
 use crate::conv2d::Conv2d;
-use crate::conv2d::input_gradient::PositionGrid;
+use crate::conv2d::prepare::PositionGrid;
 use crate::simd::vectorized;
 use crate::stored::SinglePrecision;
 use crate::{ImageLayout, SimdLevel};

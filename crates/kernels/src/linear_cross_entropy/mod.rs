@@ -248,12 +248,9 @@ fn run(
         Then::Keep(kept) => (None, false, Some(kept)),
     };
     let num_gradients = usize::from(gradients.is_some()) + usize::from(d_weight.is_some());
-    let op = Op::new(OP).forward_product([rows, classes, inputs]).backward_product([
-        rows,
-        classes,
-        inputs,
-        num_gradients,
-    ]);
+    let op = Op::new(OP).elementwise([Op::EXP + 4, rows, classes]);
+    let op = op.forward_product([rows, classes, inputs]);
+    let op = op.backward_product([rows, classes, inputs, num_gradients]);
     let chunk = chunk_rows(rows, classes);
     let labels = labels.view([labels.num_elems()])?;
     dispatch!(OP, input.dtype(), S => {

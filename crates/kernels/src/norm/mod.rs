@@ -117,7 +117,7 @@ pub fn squares(
     rows: &RowRanges,
     range: Range<usize>,
 ) -> Result<Squares> {
-    let op = Op::new("squares");
+    let op = Op::new("squares").elementwise([2, tensor.num_elems()]);
     let shape = [largest_nodes(range.clone()).count(), ROW_ELEMS];
     let nodes = compute.allocator.tensor(DType::F64, shape, Category::Workspace)?;
     let (num_runs, tables) = match compute.device() {

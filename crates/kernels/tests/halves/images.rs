@@ -30,8 +30,7 @@ fn assert_close(got: &[f64], want: &[f64], rounding: f64, what: &str) {
 
 fn geometries() -> Vec<Conv2d> {
     let conv = |[height, width]: [usize; 2], [c_in, c_out]: [usize; 2], kernel, stride, padding| {
-        let layout = ImageLayout::Nhwc;
-        Conv2d { height, width, c_in, c_out, kernel, stride, padding, layout }
+        Conv2d { kernel, stride, padding, ..Conv2d::same3x3(height, width, c_in, c_out) }
     };
     vec![
         // Narrow images, whose patches are laid out in full, and wide ones.

@@ -25,14 +25,10 @@ pub fn conv(
     padding: usize,
 ) -> conv2d::Conv2d {
     conv2d::Conv2d {
-        height,
-        width,
-        c_in,
-        c_out,
         kernel,
         stride,
         padding,
-        layout: Default::default(),
+        ..conv2d::Conv2d::same3x3(height, width, c_in, c_out)
     }
 }
 
@@ -71,6 +67,7 @@ pub fn cnn_config(
         batch_norm: false,
         unused_head: false,
         layout: Default::default(),
+        direct_convolutions: false,
     }
 }
 

@@ -8,6 +8,7 @@ use std::time::Duration;
 use paceline_checkpoint::progress::{EpochSums, Evaluation, LossScaling, Progress};
 use paceline_collectives::{Group, OpRecord};
 use paceline_failure::Result;
+use paceline_kernels::Compute;
 use paceline_model::Model;
 use paceline_strategies::{ActionTimes, StepLoss};
 use paceline_trace::{Span, SpanTrack};
@@ -55,6 +56,8 @@ pub enum Event<'a> {
         number: u64,
         /// The ranks.
         group: &'a Group,
+        /// The threads of this rank.
+        compute: &'a Compute,
     },
     /// A step is done.
     Step(&'a StepDone<'a>),
@@ -156,6 +159,8 @@ pub struct StepDone<'a> {
     pub actions: &'a [ActionTimes],
     /// The ranks.
     pub group: &'a Group,
+    /// The threads of this rank.
+    pub compute: &'a Compute,
 }
 
 impl StepDone<'_> {

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use paceline_analysis::advice::Told;
 use paceline_analysis::advice::cost::Cost;
+use paceline_analysis::limit::Operations;
 use paceline_checkpoint::progress::{EpochSums, Evaluation, LossScaling};
 use paceline_choices::strategies::Advice;
 use paceline_collectives::{Algorithm, Link, OpKind, Transport};
@@ -199,6 +200,13 @@ impl<'a> Facts<'a> {
     pub fn peak_flops_per_s(&self, ranks: Ranks) -> Option<f64> {
         let peaks = self.reports.iter().map(|report| report.peak_flops_per_s);
         ranks.combine(peaks).filter(|peak| *peak > 0.0)
+    }
+
+    /// The operations of the recorded steps of all ranks, if the run was profiled.
+    pub fn operations(&self) -> Option<Operations> {
+        let mut all = Operations::default();
+        self.reports.iter().for_each(|report| all.add_rank(report.operations.clone()));
+        (!all.all.is_empty()).then_some(all)
     }
 
     /// The driver's data about the ranks' cards.

@@ -219,6 +219,18 @@ pub static TABLE: &[Figure] = &[
     run("mfu_pct", ("model FLOP/s utilization", "%", 1), SlowestRank,
         |f, ranks| json!(f.model_flops_per_s(ranks).zip(f.peak_flops_per_s(Mean)).map(|(flops, peak)| 100.0 * flops / peak)),
         "`model_gflop_per_s` in percent of `peak_gflop_per_s`.").console().second().swept(Higher),
+    run("limit_pct", ("share of the limit", "%", 1), Mean,
+        |f, _| json!(f.operations().and_then(|of| of.whole()?.share()).map(|share| 100.0 * share)),
+        "How near the operations of the recorded steps (`--profile`) come to their limit: the sum of their limits in percent of the sum of their \
+         times. The limit of an operation is the larger of its arithmetic over the peak and its bytes over the speed of memory. \
+         Arithmetic is that of the direct form: additions, multiplications, comparisons, divisions and roots are one each, and exponential functions 20; \
+         biases, activations and pools that are fused with a product are left out. Bytes are those of all operands, twice for one that is changed in place; of \
+         the tables of embeddings, the rows that are used. The peak is that of `peak_gflop_per_s`, and memory copies two arrays of 64 MiB \
+         on all threads, the best of 5 times: both on all ranks at once, before the first recorded step and after the last. Above 100 where caches hold the operands, or where \
+         a form multiplies less. Null without `--profile`, on cards, and where memory has no room for the arrays.").console(),
+    run("operations", plain("operations"), Sum, |f, _| json!(f.operations()),
+        "The operations of the recorded steps, those that take most time first: sums over all ranks and the recorded `steps`, whose times are `steps_ns`. \
+         `speeds` are those of rank 0. `limit_ns` as in `limit_pct`.").console(),
     run("samples_per_s_without_data", ("samples/s without data", "", 0), SlowestOfStep,
         |f, ranks| json!(f.steps.step_ms(ranks, 0.5).map(|ms| f.config.samples_per_step() / ms * 1e3)),
         "Samples of a full step of all ranks, divided by `step_ms_median`: what the ranks would reach if loading \

@@ -3,6 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
+use paceline_analysis::limit::Operations;
 use paceline_host::{resources, streams};
 use paceline_trace::SpanTrack;
 use serde::{Deserialize, Serialize};
@@ -34,6 +35,8 @@ pub struct RankReport {
     pub weights_sha256: String,
     /// The most floating-point operations per second that this rank's threads can make, as measured before its first step.
     pub peak_flops_per_s: f64,
+    /// The operations of the recorded steps, if the run was profiled.
+    pub operations: Operations,
     /// The percentage of the measured steps in which the main thread had no core, if the kernel says.
     pub cpu_wait_pct: Option<f64>,
     /// The driver's data about the card, if this rank computes on one.

@@ -2,6 +2,7 @@
 //! gives names, units and decimals.
 
 use paceline_analysis::advice::blame::{BLAMED_PCT, Slowest};
+use paceline_analysis::limit::FEW;
 use paceline_collectives::Transport;
 use paceline_host::text::{plural, thousands};
 use paceline_kernels::needed_for_same_bits;
@@ -171,6 +172,10 @@ pub(crate) fn detail_lines(facts: &Facts, width: Option<usize>) -> Vec<String> {
             number(facts, "peak_gflop_per_s")
         )
     }));
+    if let Some(operations) = facts.operations() {
+        lines.push(operations.sentence());
+        lines.push(operations.table(FEW).fitted(width));
+    }
     if has_anatomy(facts) {
         let anatomy = &facts.anatomy;
         lines.extend(anatomy_lines(&facts.steps, anatomy, width));

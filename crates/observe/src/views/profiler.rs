@@ -9,14 +9,15 @@ use std::sync::Arc;
 
 use paceline_analysis::advice::alone::{self, Gradient};
 use paceline_analysis::kineto::{self, RanOn};
+use paceline_analysis::limit::{self, Operation, Operations, Speeds};
 use paceline_collectives::{ClockOffset, Group, measure_clock};
 use paceline_failure::Result;
 use paceline_files::Printable;
 use paceline_host::disk::Disk;
 use paceline_host::resources;
 use paceline_host::resources::cpu_times::CpuTimes;
-use paceline_kernels::Compute;
-use paceline_memory::Allocator;
+use paceline_kernels::{Compute, peak};
+use paceline_memory::{Allocator, DType};
 use paceline_settings::profile::ProfileConfig;
 use paceline_strategies::ActionTimes;
 use paceline_strategies::schedule::Action;
@@ -40,6 +41,9 @@ pub struct Profiler {
     ran_on: RanOn,
     /// The machine or the card that computes, in words.
     device: String,
+    /// The element type of products.
+    dtype: DType,
+    operations: Operations,
     /// Steps that were recorded.
     steps: Vec<(u64, Span)>,
     clock_at_begin: ClockOffset,
@@ -65,7 +69,7 @@ impl Listener for Profiler {
                 self.gradients = gradients.collect();
                 Ok(())
             }
-            Event::StepBegun { number, group } => self.begin_step(*number, group),
+            Event::StepBegun { number, group, compute } => self.begin_step(*number, group, compute),
             Event::Step(step) => self.end_step(step),
             Event::TrainingEnded(group) => self.finish(group),
             _ => Ok(()),
@@ -73,6 +77,7 @@ impl Listener for Profiler {
     }
 
     fn add_to(&self, report: &mut RankReport) {
+        report.operations = self.operations.clone();
         report.dropped_spans += self.recorder.dropped();
         match self.written.clone() {
             Some(Ok(trace)) => report.trace = Some(trace),
@@ -88,7 +93,7 @@ impl Profiler {
         disk: &Disk,
         config: &ProfileConfig,
         compute: Compute,
-        allocator: &Allocator,
+        (allocator, dtype): (&Allocator, DType),
     ) -> (Self, Compute) {
         let num_threads = num_recorded(compute.threads().count());
         let home = compute.allocator.home();
@@ -121,6 +126,8 @@ impl Profiler {
             config: config.clone(),
             ran_on,
             device,
+            dtype,
+            operations: Operations::default(),
             main,
             kernels: kernels.clone(),
             communication,
@@ -143,8 +150,9 @@ impl Profiler {
     }
 
     /// Starts the window if this is its first step.
-    fn begin_step(&mut self, number: u64, group: &Group) -> Result<()> {
+    fn begin_step(&mut self, number: u64, group: &Group, compute: &Compute) -> Result<()> {
         if number == self.config.wait + self.config.warmup {
+            self.measure(compute, group)?;
             self.clock_at_begin = measure_clock(group)?;
             self.cpu_at_begin = CpuTimes::now();
             self.recorder.set_on(true);
@@ -188,9 +196,44 @@ impl Profiler {
             self.communication.record(trace::Event::Operation(record.traced()));
         }
         if self.steps.len() as u64 == self.config.active {
+            self.recorder.set_on(false);
+            self.measure(step.compute, step.group)?;
             self.write(step.group)?;
         }
         Ok(())
+    }
+
+    /// Measures the speeds that limit operations, on all ranks at once. The best count. Those of a card are not measured.
+    fn measure(&mut self, compute: &Compute, group: &Group) -> Result<()> {
+        let needed = (2 * peak::COPIED_BYTES * group.world_size()) as u64;
+        let fits = resources::available_bytes().is_none_or(|available| needed < available / 2);
+        group.barrier()?;
+        if self.ran_on == RanOn::Card || !fits {
+            return Ok(());
+        }
+        let now = Speeds {
+            flop_per_s: peak::of_threads(compute, self.dtype),
+            bytes_per_s: peak::memory_bytes_per_s(compute),
+        };
+        let best = self.operations.speeds.map_or(now, |before| Speeds {
+            flop_per_s: now.flop_per_s.max(before.flop_per_s),
+            bytes_per_s: now.bytes_per_s.max(before.bytes_per_s),
+        });
+        self.operations.speeds = Some(best);
+        Ok(())
+    }
+
+    /// Adds up the kernels of the recorded steps.
+    fn add_up(&mut self) {
+        let (speeds, spans) =
+            (self.operations.speeds, self.steps.iter().map(|step| step.1.len_ns()));
+        (self.operations.steps, self.operations.steps_ns) = (self.steps.len() as u64, spans.sum());
+        self.operations.add(self.kernels.events().filter_map(|event| match event {
+            trace::Event::Kernel { name, span, shapes, .. } => {
+                Some(Operation::of_kernel(name, shapes, *span, speeds))
+            }
+            _ => None,
+        }));
     }
 
     /// Writes the recorded steps if the run ends before the window does.
@@ -201,6 +244,7 @@ impl Profiler {
 
     fn write(&mut self, group: &Group) -> Result<()> {
         self.recorder.set_on(false);
+        self.add_up();
         let threads = group.world_size() * self.num_threads;
         let waited_pct = CpuTimes::waited_pct(self.cpu_at_begin, threads);
         let clock_at_end = measure_clock(group)?;
@@ -236,6 +280,7 @@ impl Profiler {
         let error = clock_at_begin.error_ns.max(clock_at_end.error_ns);
         let run_facts = [
             ("dropped_events", Some(self.recorder.dropped().to_string())),
+            (limit::SPEEDS, self.operations.speeds.map(|of| of.words())),
             (alone::GRADIENTS, Some(Gradient::fact(self.gradients.iter()))),
             ("emulated_link", group.link().map(|link| link.to_string())),
             ("clock_offset_begin_ns", Some(clock_at_begin.offset_ns.to_string())),

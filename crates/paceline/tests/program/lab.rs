@@ -132,6 +132,8 @@ fn recording_has_its_price() {
     let (sandbox, run, rows) = make("profiling", "");
     assert_eq!(rows.len(), 4);
     run.line("What an event costs");
+    run.line("Operations and their limit");
+    run.line("Operations take ");
     let folder = run.line("A trace to look at: ");
     let command = {
         let mut command = sandbox.paceline();

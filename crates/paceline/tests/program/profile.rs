@@ -47,6 +47,24 @@ fn each_rank_writes_a_trace_of_the_steps_that_were_asked_for() {
     run.line("Traces: profile/ddp (paceline analyze profile/ddp;");
     let plain = Sandbox::new().train(flags.split_once(" --profile").unwrap().0).ok();
     assert_eq!(run.weights(), plain.weights(), "recording changes no bit");
+    // Four steps on each of two ranks, each operation beside its limit, in the files and in `show`.
+    let summary = sandbox.summary();
+    assert_eq!(summary["operations"]["steps"], 8);
+    let all = summary["operations"]["all"].as_array().unwrap();
+    let sgd = all.iter().find(|of| of["name"] == "sgd").unwrap();
+    // Parameters read and written, and gradients, in storage with some room between them.
+    let bytes = 8 * 3 * 4 * summary["params"].as_u64().unwrap();
+    let found = sgd["bytes"].as_u64().unwrap();
+    assert!(sgd["calls"] == 8 && (bytes..bytes + bytes / 50).contains(&found), "{sgd}");
+    assert!(all.iter().all(|of| of["limit_ns"].as_f64().unwrap() > 0.0), "{all:?}");
+    assert!(summary["limit_pct"].as_f64().unwrap() > 0.0);
+    let mut show = sandbox.paceline();
+    show.arg("show").arg(sandbox.run_folder());
+    let shown = Run::of(show).ok();
+    assert!(shown.line("Operations take ").contains(" % of their limit ("), "{}", shown.stdout);
+    let table = shown.stdout.lines().skip_while(|line| !line.starts_with("operation ")).take(20);
+    let widths = table.map(|line| line.chars().count());
+    assert!(widths.max().is_some_and(|width| width <= 80), "{}", shown.stdout);
     let run_of = |rank| trace(&sandbox, "ddp", rank)["distributedInfo"]["run_id"].clone();
     assert!(run_of(0).is_string() && run_of(0) == run_of(1));
     for rank in 0..2 {

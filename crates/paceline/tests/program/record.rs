@@ -69,6 +69,9 @@ fn steps_are_recorded_and_analyzed() {
     let lengths: Vec<f64> = lengths.split(' ').map(|ms| ms.parse().unwrap()).collect();
     assert!(lengths.len() == 16 && lengths.iter().all(|ms| *ms >= 1.0), "{lengths:?}");
     run.prints(&["ms before the recording and "]);
+    let speeds = trace["speeds"].as_str().unwrap().split(' ');
+    let speeds: Vec<f64> = speeds.map(|of| of.parse().unwrap()).collect();
+    assert!(speeds.len() == 2 && speeds.iter().all(|of| *of > 1e6), "{speeds:?}");
     let events = trace["traceEvents"].clone();
     let span = |event: &serde_json::Value| {
         let [begin, us] = ["ts", "dur"].map(|key| event[key].as_f64().unwrap());

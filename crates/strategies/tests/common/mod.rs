@@ -102,6 +102,7 @@ impl Net {
                     batch_norm: matches!(self, Net::BatchNormCnn),
                     unused_head: false,
                     layout: Default::default(),
+                    direct_convolutions: false,
                 }
                 .build(world_size)
             }

@@ -5,6 +5,7 @@
 use std::path::Path;
 use std::time::Instant;
 
+use paceline_analysis::limit::{DEFINITION, Speeds};
 use paceline_failure::Result;
 use paceline_kernels::conv2d::{self, Conv2d};
 use paceline_kernels::pool2d::{self, MaxPool2d};
@@ -12,6 +13,7 @@ use paceline_kernels::{Compute, ImageLayout, conv_relu_pool, layout, peak};
 use paceline_memory::{Allocator, Category, DType, Shape, Tensor};
 use paceline_table::stats::median;
 use paceline_table::table::{Columns, Table};
+use paceline_trace::{Event, Recorder, Track};
 
 use super::args::LabArgs;
 use super::{Experiment, Flags, Made, models, runs};
@@ -90,24 +92,15 @@ fn convolutions(made: &Made) -> Result<Vec<Conv2d>> {
     Ok(kernels.enumerate().map(conv).collect())
 }
 
-/// The role of an operation in a layer of a network that is not fused.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Kind {
-    Product,
-    /// A product with all operations after it.
-    Fused,
-    /// An operation that only moves numbers.
-    Move,
-}
-
 /// The cost of an operation on a batch of images, in both layouts.
 struct Cost {
     images: String,
     batch: usize,
     operation: &'static str,
-    kind: Kind,
-    /// Billions of floating-point operations; `None` for operations that only move images.
-    gflop: Option<f64>,
+    /// Whether it is a product by itself.
+    is_product: bool,
+    /// Its limit in milliseconds, in either layout.
+    limit_ms: f64,
     /// Milliseconds as NHWC and as NCHW; for the conversion, to NHWC and to NCHW.
     ms: [f64; 2],
     /// The speed as NCHW to that as NHWC.
@@ -118,25 +111,34 @@ struct Cost {
 const BATCH_FLOP: f64 = 0.25e9;
 /// The most images of a batch.
 const MOST_IMAGES: usize = 64;
+/// The most calls whose work is looked at.
+const MOST_CALLS: usize = 1024;
+/// The operation whose layouts are what it converts to.
+const CONVERSION: &str = "conversion";
 /// How often each operation is timed in each layout.
 const REPETITIONS: usize = 21;
 
 fn found(made: &Made) -> Result<Vec<Found>> {
-    let compute = Compute::new(1, Allocator::new())?;
-    let peak_gflop_s = peak::of_threads(&compute, DType::F32) / 1e9;
+    let mut recorder = Recorder::new();
+    let track = recorder.track("lab", MOST_CALLS);
+    let compute = Compute::new(1, Allocator::new())?.recorded(track.clone(), Vec::new());
+    let speeds = Speeds {
+        flop_per_s: peak::of_threads(&compute, DType::F32),
+        bytes_per_s: peak::memory_bytes_per_s(&compute),
+    };
+    let recorded = (&recorder, &*track, speeds);
     let (mut costs, mut lines) = (Vec::new(), Vec::new());
     for conv in convolutions(made)? {
-        let of_conv = costs_of(&compute, conv)?;
+        let of_conv = costs_of(&compute, recorded, conv)?;
         let share = |at: usize| {
-            let products = of_conv.iter().filter(|cost| cost.kind == Kind::Product);
-            let (gflop, ms) = products.fold((0.0, 0.0), |(gflop, ms), cost| {
-                (gflop + cost.gflop.unwrap_or(0.0), ms + cost.ms[at])
-            });
-            100.0 * gflop / ms * 1e3 / peak_gflop_s
+            let products = of_conv.iter().filter(|cost| cost.is_product);
+            let (limit, ms) = products
+                .fold((0.0, 0.0), |(limit, ms), cost| (limit + cost.limit_ms, ms + cost.ms[at]));
+            100.0 * limit / ms
         };
         let (nhwc, nchw) = (share(0), share(1));
         lines.push(format!(
-            "{}: the products reach {nhwc:.0} % of the peak as NHWC and {nchw:.0} % as NCHW, {:.0} % of that",
+            "{}: the products reach {nhwc:.0} % of their limit as NHWC and {nchw:.0} % as NCHW, {:.0} % of that",
             of_conv[0].images,
             100.0 * nchw / nhwc
         ));
@@ -145,13 +147,16 @@ fn found(made: &Made) -> Result<Vec<Found>> {
     if costs.is_empty() {
         return Ok(Vec::new());
     }
-    lines
-        .push(format!("The peak of one thread in f32 is {peak_gflop_s:.1} GFLOP/s, measured now."));
+    lines.push(format!(
+        "One thread makes {:.1} GFLOP/s in f32 and moves {:.1} GB/s of memory, measured now.",
+        speeds.flop_per_s / 1e9,
+        speeds.bytes_per_s / 1e9
+    ));
     let definition = format!(
         "One thread, f32, both layouts in turn; medians of {REPETITIONS} repetitions. The conversion is that of \
-         the output, to NHWC and to NCHW. The speed has its 95 % interval."
+         the output, to NHWC and to NCHW. The speed has its 95 % interval. {DEFINITION}"
     );
-    let table = table(&costs, peak_gflop_s);
+    let table = table(&costs);
     Ok(vec![Found {
         lines,
         ..Found::new("operations", "Operation by operation", definition, table)
@@ -159,10 +164,9 @@ fn found(made: &Made) -> Result<Vec<Found>> {
 }
 
 /// A row for each operation.
-fn table(costs: &[Cost], peak_gflop_s: f64) -> Table {
-    let (ms, speed, share) = (("ms", 3), ("GFLOP/s", 1), ("%", 0));
-    let gflop_s = |of: &Cost, at: usize| Some(of.gflop? / of.ms[at] * 1e3);
-    let pct = move |of: &Cost, at: usize| Some(100.0 * gflop_s(of, at)? / peak_gflop_s);
+fn table(costs: &[Cost]) -> Table {
+    let (ms, share) = (("ms", 3), ("%", 0));
+    let pct = |of: &Cost, at: usize| 100.0 * of.limit_ms / of.ms[at];
     Columns::new()
         .add("name", "channels and operation", ("", 0), "", |of: &Cost| {
             format!("{}: {}", of.images.trim_end_matches(" channels"), of.operation)
@@ -173,10 +177,9 @@ fn table(costs: &[Cost], peak_gflop_s: f64) -> Table {
         .add("nhwc_ms", "NHWC", ms, "", |of| of.ms[0])
         .add("nchw_ms", "NCHW", ms, "", |of| of.ms[1])
         .add("effect", "NCHW's speed", ("", 0), "", |of| of.effect.map(|effect| effect.words()))
-        .add("nhwc_gflop_s", "NHWC", speed, "", move |of| gflop_s(of, 0))
-        .add("nchw_gflop_s", "NCHW", speed, "", move |of| gflop_s(of, 1))
-        .add("nhwc_pct", "NHWC of peak", share, "", move |of| pct(of, 0))
-        .add("nchw_pct", "NCHW of peak", share, "", move |of| pct(of, 1))
+        .add("limit_ms", "", ms, "", |of| of.limit_ms)
+        .add("nhwc_pct", "NHWC of limit", share, "", move |of| pct(of, 0))
+        .add("nchw_pct", "NCHW of limit", share, "", move |of| pct(of, 1))
         .table(costs)
 }
 
@@ -223,57 +226,63 @@ impl Images {
     }
 }
 
+/// Runs an operation.
 type Operation = fn(&Compute, &Images) -> paceline_kernels::Result<()>;
 
-const OPERATIONS: [(&str, Kind, Operation); 6] = [
-    ("forward", Kind::Product, |c, i| {
-        conv2d::forward(c, &i.conv, &i.input, &i.weight, &i.bias, &i.output)
-    }),
-    ("with ReLU and pool", Kind::Fused, |c, i| {
+/// The operations, and whether each is a product by itself.
+const OPERATIONS: [(&str, bool, Operation); 6] = [
+    ("forward", true, |c, i| conv2d::forward(c, &i.conv, &i.input, &i.weight, &i.bias, &i.output)),
+    ("with ReLU and pool", false, |c, i| {
         conv_relu_pool::forward(c, &i.conv, &i.input, &i.weight, &i.bias, &i.pooled, &i.winners)
     }),
-    ("input gradient", Kind::Product, |c, i| {
+    ("input gradient", true, |c, i| {
         conv2d::backward_input(c, &i.conv, &i.weight, &i.output, &i.input)
     }),
-    ("weight gradient", Kind::Product, |c, i| {
+    ("weight gradient", true, |c, i| {
         conv2d::backward_weight(c, &i.conv, &i.input, &i.output, &i.weight, &i.bias, false)
     }),
-    ("pool", Kind::Move, |c, i| pool2d::forward(c, &i.pool, &i.output, &i.pooled, &i.winners)),
-    ("pool gradient", Kind::Move, |c, i| {
-        pool2d::backward(c, &i.pool, &i.winners, &i.pooled, &i.output)
-    }),
+    ("pool", false, |c, i| pool2d::forward(c, &i.pool, &i.output, &i.pooled, &i.winners)),
+    ("pool gradient", false, |c, i| pool2d::backward(c, &i.pool, &i.winners, &i.pooled, &i.output)),
 ];
 
-/// Times all operations on images of this convolution.
-fn costs_of(compute: &Compute, conv: Conv2d) -> Result<Vec<Cost>> {
+/// Times all operations on images of this convolution. A recorder that is off says what each of them has to do.
+fn costs_of(
+    compute: &Compute,
+    (recorder, track, speeds): (&Recorder, &Track, Speeds),
+    conv: Conv2d,
+) -> Result<Vec<Cost>> {
     let Conv2d { height, width, c_in, c_out, .. } = conv;
     let flop = 2.0 * (height * width * 9 * c_in * c_out) as f64;
     let batch = ((BATCH_FLOP / flop).round() as usize).clamp(1, MOST_IMAGES);
     let [nhwc, nchw] = ImageLayout::ALL.map(|layout| Images::new(compute, conv, layout, batch));
     let layouts = [nhwc?, nchw?];
     let images = format!("{height}x{width}, {c_in} to {c_out} channels");
-    let cost = |&(operation, kind, run): &(&'static str, Kind, Operation)| {
-        let (ms, effect) = in_turn(|at| run(compute, &layouts[at]))?;
-        // Fused, rows and columns outside of the pool's windows are not computed.
-        let computed = match kind {
-            Kind::Fused => ((height & !1) * (width & !1)) as f64 / (height * width) as f64,
-            _ => 1.0,
+    let cost = |operation, is_product, run: &dyn Fn(usize) -> paceline_kernels::Result<()>| {
+        let (ms, effect) = in_turn(run)?;
+        recorder.set_on(true);
+        run(0)?;
+        recorder.set_on(false);
+        let limit_ms = match track.events().last() {
+            Some(Event::Kernel { shapes, .. }) => speeds.limit_ns(shapes.flop, shapes.bytes) / 1e6,
+            _ => f64::NAN,
         };
-        let gflop = (kind != Kind::Move).then(|| batch as f64 * flop * computed / 1e9);
-        Ok(Cost { images: images.clone(), batch, operation, kind, gflop, ms, effect })
+        let effect = effect.filter(|_| operation != CONVERSION);
+        Ok(Cost { images: images.clone(), batch, operation, is_product, limit_ms, ms, effect })
     };
-    let mut costs = OPERATIONS.iter().map(cost).collect::<Result<Vec<Cost>>>()?;
-    let (ms, _) = in_turn(|to| {
-        layout::convert(compute, ImageLayout::ALL[to], &layouts[1 - to].output, &layouts[to].output)
-    })?;
-    let (operation, kind) = ("conversion", Kind::Move);
-    costs.push(Cost { images, batch, operation, kind, gflop: None, ms, effect: None });
+    let one = |&(operation, is_product, run): &(&'static str, bool, Operation)| {
+        cost(operation, is_product, &|at| run(compute, &layouts[at]))
+    };
+    let mut costs = OPERATIONS.iter().map(one).collect::<Result<Vec<Cost>>>()?;
+    costs.push(cost(CONVERSION, false, &|to| {
+        let (from, output) = (&layouts[1 - to].output, &layouts[to].output);
+        layout::convert(compute, ImageLayout::ALL[to], from, output)
+    })?);
     Ok(costs)
 }
 
 /// Milliseconds of two operations timed in turn, and the speed of the second to the first.
 fn in_turn(
-    run: impl Fn(usize) -> paceline_kernels::Result<()>,
+    run: &dyn Fn(usize) -> paceline_kernels::Result<()>,
 ) -> Result<([f64; 2], Option<Effect>)> {
     let mut ms = [Vec::new(), Vec::new()];
     for repetition in 0..=REPETITIONS {

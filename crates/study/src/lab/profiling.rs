@@ -1,8 +1,9 @@
-//! `profiling`: the cost of recording, per event and per step.
+//! `profiling`: the cost of recording, per event and per step, and the operations of the recorded steps against their limit.
 
 use std::path::Path;
 use std::time::Instant;
 
+use paceline_analysis::limit::{DEFINITION, FEW, Operations};
 use paceline_failure::Result;
 use paceline_files::Printable;
 use paceline_trace::{Recorder, SpanTrack, now_ns};
@@ -113,10 +114,17 @@ fn found(made: &Made) -> Result<Vec<Found>> {
     }
     let definition = "Recorded in a loop on one thread, into memory that is there already; a span reads the clock twice. The least \
                       of 15 repetitions of 20,000.";
-    Ok(vec![Found {
+    let of_run = made.outcome.runs[1].first().map(|run| run.part::<Operations>("operations"));
+    let operations = of_run.unwrap_or_default();
+    let limits = Found {
+        lines: vec![operations.sentence()],
+        ..Found::new("operations", "Operations and their limit", DEFINITION, operations.table(FEW))
+    };
+    let events = Found {
         lines,
         ..Found::new("events", "What an event costs", definition, tabled(heads, rows))
-    }])
+    };
+    Ok(vec![limits, events])
 }
 
 /// The folder of the traces of the run that recorded a few steps.

@@ -25,9 +25,9 @@ mod synchronizations;
 mod tensor_cores;
 mod zeroing;
 
+use super::collectives::bus_factor;
 use super::finding::{Cause, Find, Finding, Known, Ranks, evidence};
 use super::names::{self, Class, LOADER, OPTIMIZER, ZERO_GRAD, brief};
-use super::products::bus_factor;
 use super::recorded::{Call, CallKind, Recorded, Work};
 use super::remedies;
 use super::replay::Plan;

@@ -1,11 +1,11 @@
 //! The advice of the trace doctor in a report: a table of all of it, the place of each on the time line, and the speeds of
-//! products and collectives.
+//! collectives.
 //!
 //! An [`Examination`] goes in. Panels and notes are added to a report. The figures come from `doctor`.
 
 use super::shared::COUNT;
 use crate::doctor::against::{Against, CauseRow};
-use crate::doctor::products::{Collective, Product, WORST};
+use crate::doctor::collectives::{Collective, WORST};
 use crate::doctor::{Advice, Diagnosis, Examination, Strip};
 use crate::report::chart::{Color, Row, Segment};
 use crate::report::{Body, Note, Panel, Report, Section, Weight};
@@ -38,7 +38,6 @@ pub fn add_examination(report: &mut Report, of: &Examination) {
     }
     let mut panels = vec![table(diagnosis)];
     panels.extend(diagnosis.advice.iter().enumerate().map(|(at, advice)| place(at, advice)));
-    panels.push(products(&of.products));
     panels.push(collectives(&of.collectives));
     panels.retain(|panel| !matches!(panel.body, Body::Nothing(_)));
     if !panels.is_empty() {
@@ -110,21 +109,6 @@ fn place(at: usize, advice: &Advice) -> Panel {
         &definition,
         body.or("Nothing ran there."),
     )
-}
-
-#[rustfmt::skip]
-fn products(all: &[Product]) -> Panel {
-    let columns = Columns::<&Product>::new()
-        .add("name", "product", COUNT, "The operator.", |of| of.name.clone())
-        .add("shape", "shapes", COUNT, "The shapes of its inputs.", |of| of.shape.clone())
-        .add("dtype", "type", COUNT, "Element type; tf32 for f32 on tensor cores.", |of| of.dtype.clone())
-        .add("calls", "calls", COUNT, "How often, over all ranks.", |of| of.calls)
-        .add("time_ms", "kernels", ("ms", 3), "The time of the kernels that it launched, in sum.", |of| of.time_ns as f64 / 1e6)
-        .add("tflops", "speed", ("TFLOP/s", 2), "Floating-point operations per second of these kernels.", |of| of.flops_per_s / 1e12)
-        .add("peak_tflops", "peak", ("TFLOP/s", 1), "The published dense peak of the card for this type.", |of| of.peak.map(|peak| peak / 1e12))
-        .add("peak_pctg", "of the peak", ("%", 1), "Speed as a part of the peak.", |of| of.part().map(|part| 100.0 * part));
-    let definition = format!("Products and convolutions whose shapes are recorded: the {WORST} that lose most time to the card's peak.");
-    Panel::table("products", "Products and convolutions", &definition, columns.table(all), "No shapes are recorded.")
 }
 
 #[rustfmt::skip]

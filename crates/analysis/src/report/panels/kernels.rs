@@ -4,9 +4,11 @@ use std::collections::HashMap;
 
 use super::shared::{COUNT, PerStep, RANK, US, label, ms, us};
 use crate::hta::{Analysis, KernelKind, KernelStats, Temporal, top_kernels};
+use crate::limit::{DEFINITION, Operations, ROWS};
 use crate::report::chart::{Color, Row};
 use crate::report::{Body, Panel};
 use crate::table::Columns;
+use crate::timeline::Timeline;
 
 const NO_KERNEL: &str = "No rank has a kernel.";
 
@@ -95,6 +97,14 @@ pub(super) fn longest(analysis: &Analysis) -> Panel {
         per_step.words()
     );
     Panel::new("longest", "The longest kernels", per_step.unit(), &definition, body)
+}
+
+/// Operations set against their limit.
+pub(super) fn operations(timelines: &[Timeline]) -> Panel {
+    let of = Operations::of(timelines);
+    let definition = format!("{DEFINITION} {}", of.sentence());
+    let (title, empty) = ("Operations and their limit", "No operation has arithmetic or shapes.");
+    Panel::table("operations", title, definition.trim_end(), of.table(ROWS), empty)
 }
 
 /// Statistics of the longest kernels of each rank.

@@ -54,8 +54,9 @@ pub fn of_analysis(
     } else {
         whole
     };
-    let time =
+    let mut time =
         vec![kernels::temporal(analysis), kernels::kinds(analysis), kernels::longest(analysis)];
+    time.push(kernels::operations(timelines));
     let time = Section::new(
         "time",
         "Where the time goes",

@@ -20,11 +20,13 @@ use std::process::Command;
 use paceline_failure::outputs::check_folder;
 use paceline_failure::{Failure, Result, usage};
 use paceline_files::Printable;
-use paceline_host::streams;
 use paceline_host::text::warn;
+use paceline_host::{resources, streams};
+use paceline_kernels::{Compute, peak};
 use paceline_launch::launcher::check_program;
+use paceline_memory::{Allocator, DType};
 use rustix::fs::{Mode, mkdir};
-use serde_json::json;
+use serde_json::{Value, json};
 
 use self::args::RecordArgs;
 use self::notes::Notes;
@@ -110,6 +112,19 @@ fn is_free(folder: &Path) -> bool {
 /// The variable of Python's path.
 const PATHS: &str = "PYTHONPATH";
 
+/// The speeds that limit operations, of all cores of this machine before the program starts; `None` if memory has no room.
+fn speeds() -> Result<Option<Value>> {
+    let needed = 4 * peak::COPIED_BYTES as u64;
+    if resources::available_bytes().is_some_and(|available| available < needed) {
+        return Ok(None);
+    }
+    let compute = Compute::new(resources::num_cores(), Allocator::new())?;
+    let (flop, bytes) =
+        (peak::of_threads(&compute, DType::F32), peak::memory_bytes_per_s(&compute));
+    let cores = compute.threads().count();
+    Ok(Some(json!({ "cores": cores, "flop_per_s": flop, "bytes_per_s": bytes })))
+}
+
 /// The folder with the hook's files, its settings and its notes. It belongs to this user alone, and goes with this value.
 struct Hook {
     folder: PathBuf,
@@ -127,7 +142,7 @@ impl Hook {
         };
         let settings = json!({
             "after": args.after, "steps": args.steps, "seconds": args.seconds, "stacks": args.stacks,
-            "memory": args.memory, "stop": args.stop, "output": output,
+            "memory": args.memory, "stop": args.stop, "output": output, "speeds": speeds()?,
         });
         Self::new(&[("settings.json", &settings.to_string())])
     }

@@ -120,8 +120,8 @@ def is_in_import():
 class Recorder:
     """The recording of one process."""
 
-    def __init__(self, after, steps, seconds, stacks, memory, stop, output, notes):
-        self.after, self.steps, self.seconds = after, steps, seconds
+    def __init__(self, after, steps, seconds, stacks, memory, stop, output, notes, speeds=None):
+        self.after, self.steps, self.seconds, self.speeds = after, steps, seconds, speeds
         self.stacks, self.memory, self.stop, self.output, self.notes = stacks, memory, stop, output, notes
         self.warmup = 1 if seconds is None and after > 1 else 0
         self.interruptions = 0
@@ -366,6 +366,10 @@ class Recorder:
         if hasattr(self.profiler, "preset_metadata_json"):  # since PyTorch 2.1
             self.profiler.preset_metadata_json("unrecorded_steps_ms", '"%s"' % " ".join(lengths))
             self.profiler.preset_metadata_json("free_cores", str(self.free_cores()))
+            if self.speeds:
+                threads = min(self.torch.get_num_threads(), self.speeds["cores"])
+                speeds = [self.speeds[key] * threads / self.speeds["cores"] for key in ("flop_per_s", "bytes_per_s")]
+                self.profiler.preset_metadata_json("speeds", '"%.0f %.0f"' % tuple(speeds))
         # Kineto prints a line whenever a profiler starts. It reads its level once, when the first one does.
         is_level_ours = "KINETO_LOG_LEVEL" not in os.environ
         os.environ.setdefault("KINETO_LOG_LEVEL", "99")
