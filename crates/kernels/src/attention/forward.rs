@@ -77,7 +77,7 @@ unsafe fn pair_with<P: Products, S: Stored<Real = f32>>(
             // SAFETY: as above. The queries are not needed any more.
             let sums = unsafe { products.rows(width, sums, q) };
             let divisors = &softmax.sums[..queries];
-            vectorized!(simd, put, &mut *output, spec, begin, column, &*sums, divisors);
+            vectorized!(simd, put, &mut *output, spec, begin, column, sums, divisors);
             let log_sums = log_sums[first..].iter_mut();
             for ((to, most), divisor) in log_sums.zip(softmax.largest).zip(divisors) {
                 *to = most + divisor.ln();
