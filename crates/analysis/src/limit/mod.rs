@@ -2,7 +2,9 @@
 //!
 //! Input: timelines whose operators have arithmetic or shapes, or calls that somebody else has timed. Output: sums for each
 //! operation and its shapes, and a table of them. The share of the limit is the limit divided by the time; that of several
-//! operations is weighted by their times. `calls` finds the time of each operator in a trace. Source: Williams, Waterman and Patterson, Roofline, 2009.
+//! operations is weighted by their times. `calls` finds the time of each operator in a trace.
+//!
+//! Source: Williams, Waterman and Patterson, Roofline, 2009.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;

@@ -26,7 +26,8 @@ pub(super) fn has_work(name: &[u8]) -> bool {
     name.starts_with(b"paceline::") || aten.is_some_and(|name| !is_one_of(name, VIEWS))
 }
 
-/// The floating-point operations and the bytes of an operator, as our recorder has written them or by its shapes. The output is not recorded: it is taken to be like the largest input
+/// The floating-point operations and the bytes of an operator, as our recorder has written them or by its shapes. The output is not
+/// recorded: it is taken to be like the largest input
 /// where the operator has no rule of its own.
 pub(super) fn work(name: &[u8], args: &Args) -> Option<(u64, u64)> {
     if let Some(flop) = args.flop {
