@@ -139,7 +139,8 @@ impl Disk {
     /// moment. If `kept` is given, the earlier file keeps that name; for a moment it has only that name.
     ///
     /// While it is written the new file has no name, so a killed process leaves nothing behind. File systems without nameless
-    /// files see `<path>.partial`. Its mode is that of any new file of this process.
+    /// files see `<path>.partial`. Its mode is that of any new file of this process. Of two processes that replace the same
+    /// file at the same time, the last one wins.
     pub fn replace<T, E: From<io::Error>>(
         &self,
         path: &Path,
@@ -147,7 +148,7 @@ impl Disk {
         write: impl FnOnce(&mut (dyn Write + Send)) -> Result<T, E>,
     ) -> Result<T, E> {
         let partial = partial(path);
-        let outcome = self.write_new(path, &partial, write).and_then(|written| {
+        let outcome = self.write_new(path, &partial, write).and_then(|(written, _turn)| {
             if let Some(kept) = kept
                 && path.try_exists()?
             {
@@ -170,13 +171,14 @@ impl Disk {
         self.remove(&partial(path)).or_else(gone)
     }
 
-    /// Writes a new file that is complete, on the disk, and named `partial`.
+    /// Writes a new file that is complete, on the disk, and named `partial`. The folder that comes with the outcome is locked
+    /// as long as that name is taken.
     fn write_new<T, E: From<io::Error>>(
         &self,
         path: &Path,
         partial: &Path,
         write: impl FnOnce(&mut (dyn Write + Send)) -> Result<T, E>,
-    ) -> Result<T, E> {
+    ) -> Result<(T, File), E> {
         let flags = OFlags::TMPFILE | OFlags::WRONLY | OFlags::CLOEXEC;
         let nameless = open(folder_of(path), flags, Mode::from_raw_mode(0o666));
         let has_name = nameless.is_err();
@@ -186,6 +188,9 @@ impl Disk {
         let written = write(&mut out)?;
         let file = out.into_inner().map_err(io::IntoInnerError::into_error)?;
         file.sync()?;
+        let turn = File::open(folder_of(path))?;
+        // Who has waited for two seconds goes on without: the other process does not run.
+        let _ = lock(&turn);
         if !has_name {
             // A file that an earlier process has left under this name is useless.
             self.remove(partial).or_else(gone)?;
@@ -194,7 +199,7 @@ impl Disk {
             let named = || Operation::Link(file.number, partial.to_owned());
             self.perform(named, || Ok(link()?))?;
         }
-        Ok(written)
+        Ok((written, turn))
     }
 
     /// Gives a file or a folder another name.
@@ -386,6 +391,20 @@ mod tests {
             assert_eq!(word(&kept).as_deref(), before);
         }
         assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
+    }
+
+    #[test]
+    fn several_replace_a_file_at_the_same_time() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("file");
+        std::thread::scope(|scope| {
+            for text in ["a\n", "b\n", "c\n"] {
+                let all = || (0..20).try_for_each(|_| put(&Disk::default(), &path, None, text));
+                scope.spawn(move || all().unwrap());
+            }
+        });
+        assert!(word(&path).is_some_and(|word| ["a", "b", "c"].contains(&&*word)));
+        assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 1);
     }
 
     #[test]
