@@ -4,6 +4,7 @@
     python3 bench/first_light.py                        # needs the peer: see bench/README.md
     python3 bench/first_light.py sharding --rounds 3
     python3 bench/first_light.py llama --cases 'ddp' 'ddp, bf16'
+    python3 bench/first_light.py limits --before PATH   # an earlier build beside it, and how near each operation comes to its limit
 
 `GROUPS` has the cases: `first_light` is ddp beside DistributedDataParallel, `sharding` and `llama` also `sharded1` beside ZeroRedundancyOptimizer, `sharded2`
 beside fully_shard whose units stay whole after the forward pass, and `sharded3` beside fully_shard whose units do not.
@@ -16,11 +17,14 @@ import json
 import os
 import shlex
 import sys
+from pathlib import Path
 from typing import NamedTuple
 
-from common import ROOT, RUN_SECONDS, Record, RunFailed, aligned, arguments_for, parsed, provenance, ranged, run, train, write
+from common import ROOT, RUN_SECONDS, Record, RunFailed, aligned, arguments_for, parsed, program, provenance, ranged, run, train, write
 
 KEPT = ("step_ms_median", "step_ms_p99", "samples_per_s_without_data", "params", "resident_bytes", "steps")
+COLUMNS = {"before_ms": lambda ours: ours["step_ms_median"] / ours["before_ms"], "limit_pct": lambda ours: ours["limit_pct"]}
+LIMITS = ("limit_pct", "operations")
 SHARDING = {"ddp": "none", "sharded1": "zero1", "sharded2": "kept", "sharded3": "resharded"}
 CNN32 = "--model cnn --channels 16 32 --hidden 64 --image 32 32 3"
 MLP = "--model mlp --input-dim 2048 --hidden-dim 2048 --num-layers 3 --output-dim 1024"
@@ -71,6 +75,17 @@ GROUPS: dict[str, dict[str, Case]] = {
         "1 rank, 1024 tokens, bf16": llama("single", 1, 1024, precision="bf16", ranks=1),
         "1 rank, 2048 tokens, bf16": llama("single", 1, 2048, precision="bf16", ranks=1),
     },
+    "limits": {
+        f"{name}, {ranks} x {threads}": case(f"{ours} --profile --profile-wait 6 --profile-active 8", theirs, batch, precision, ranks, threads)
+        for name, ours, theirs, batch, precision in (
+            ("cnn", "--model cnn --lr 0.01", "--model cnn", 64, "f32"),
+            ("cnn32", f"{CNN32} --lr 0.01", "--model cnn32", 64, "f32"),
+            ("mlp", "--model mlp --lr 0.01", "--model mlp", 256, "f32"),
+            ("llama", "--model llama --optimizer adamw", "--model llama --optimizer adamw --lr 0.001", 4, "f32"),
+            ("llama, bf16", "--model llama --optimizer adamw", "--model llama --optimizer adamw --lr 0.001", 4, "bf16"),
+        )
+        for ranks, threads in ((1, 1), (1, 2), (2, 1))
+    },
     "layouts": {" ".join(of): layout(*of) for of in itertools.product(("cnn", "cnn32"), ("nhwc", "nchw"), ("f32", "bf16"))},
 }
 
@@ -78,9 +93,12 @@ GROUPS: dict[str, dict[str, Case]] = {
 def measured(arguments, name: str, of: Case) -> Record:
     peer = [arguments.peer_python, ROOT / "bench/peer/step.py", *shlex.split(of.theirs), "--seconds", str(arguments.seconds)]
     theirs = json.loads(run(peer, ROOT, RUN_SECONDS).splitlines()[-1])
-    steps = max(10, round(1e3 * arguments.seconds / theirs["step_ms"]))
-    summary = train(arguments.paceline, f"{of.ours} --steps {steps} --warmup-steps 5")
-    ours = {key: summary[key] for key in KEPT}
+    steps = max(20, round(1e3 * arguments.seconds / theirs["step_ms"]))
+    flags = f"{of.ours} --steps {steps} --warmup-steps 5"
+    summary = train(arguments.paceline, flags)
+    ours = {key: summary[key] for key in KEPT} | {key: summary[key] for key in LIMITS if summary.get(key)}
+    if arguments.before:
+        ours["before_ms"] = train(arguments.before, flags)["step_ms_median"]
     if ours["params"] != theirs["params"]:
         raise RunFailed(f"{name}: not the same model: {ours['params']} and {theirs['params']} parameters")
     print(f"{name}: {ours['step_ms_median']:.2f} and {theirs['step_ms']:.2f} ms", file=sys.stderr, flush=True)
@@ -88,7 +106,7 @@ def measured(arguments, name: str, of: Case) -> Record:
 
 
 def table(rounds: list[dict[str, Record]]) -> str:
-    rows = [["case", "paceline ms", "PyTorch ms", "times as fast", "memory of theirs", "samples/s: paceline", "PyTorch", "of ddp"]]
+    rows = [["case", "paceline ms", "PyTorch ms", "times as fast", "memory of theirs", "samples/s: paceline", "PyTorch", "of ddp", "of before", "limit %"]]
     for name in rounds[0]:
         pairs = [(of[name]["ours"], of[name]["theirs"]) for of in rounds]
         rows.append([
@@ -100,6 +118,7 @@ def table(rounds: list[dict[str, Record]]) -> str:
             ranged([ours["samples_per_s_without_data"] for ours, _ in pairs], 0),
             ranged([theirs["samples_per_s"] for _, theirs in pairs], 0),
             ranged([of[name]["ours"]["step_ms_median"] / of["ddp"]["ours"]["step_ms_median"] for of in rounds]) if "ddp" in rounds[0] else "",
+            *(ranged([values(ours) for ours, _ in pairs]) if key in pairs[0][0] else "" for key, values in COLUMNS.items()),
         ])
     return aligned(rows, left={0})
 
@@ -109,7 +128,10 @@ def main() -> None:
     parser.add_argument("group", nargs="?", choices=GROUPS, default="first_light", help="(default: first_light)")
     parser.add_argument("--cases", nargs="+", metavar="NAME", help="(default: all of the group)")
     parser.add_argument("--seconds", type=float, default=5, help="of each run (default: 5)")
+    parser.add_argument("--before", type=Path, metavar="PATH", help="an earlier build")
     arguments = parsed(parser)
+    if arguments.before:
+        arguments.before = program(parser, "--before", arguments.before)
     cases = {name: of for name, of in GROUPS[arguments.group].items() if name in (arguments.cases or GROUPS[arguments.group])}
     if not cases:
         parser.error(f"--cases: there are {'; '.join(GROUPS[arguments.group])}")

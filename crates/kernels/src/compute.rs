@@ -3,15 +3,11 @@
 use std::sync::{Arc, Mutex};
 
 use paceline_memory::{Allocator, DType, Device};
-use paceline_trace::{Event, STACK_BYTES, Shapes, Span, Track, lock, now_ns};
-use rayon::prelude::*;
+use paceline_trace::{Event, Shapes, Span, Track, lock, now_ns};
 
 use crate::rehearsal::OpCounts;
 use crate::tiles::Ways;
-use crate::{Bf16Products, CardNeeds, KernelError, Result, SimdLevel};
-
-/// The span of a pool thread's part of a kernel.
-const SHARE: &str = "share of a kernel";
+use crate::{Bf16Products, CardNeeds, Result, SimdLevel, Threads};
 
 /// The instructions and threads with which the body of an operation computes.
 #[derive(Debug)]
@@ -43,12 +39,11 @@ impl Compute {
     /// memory of the allocator's device. Errors if the system refuses the threads. [`Device::Meta`] starts no thread, but takes
     /// the scratch memory of this number of threads.
     ///
-    /// On the processor the calling thread is one of the threads, if it is not one of another handle's already. Other threads
-    /// may use the handle too, without its help.
+    /// The thread that launches an operation is one of the threads. While one does, another that uses the same handle computes
+    /// alone.
     pub fn new(num_threads: usize, allocator: Allocator) -> Result<Self> {
         let threads = match allocator.device() {
-            Device::Cpu => Threads::with_caller(num_threads)?,
-            Device::Sim => Threads::new(num_threads)?,
+            Device::Cpu | Device::Sim => Threads::new(num_threads)?,
             // A card has its own.
             Device::Cuda | Device::Meta => Threads::none(num_threads),
         };
@@ -67,12 +62,6 @@ impl Compute {
             rounds_to_tf32: false,
             rehearsal: Mutex::default(),
         })
-    }
-
-    /// Runs `work` on one of the threads. Its operations then share their work without waking that thread each time, which
-    /// takes longer than many small operations.
-    pub fn on_threads<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
-        self.processor.threads.install(work)
     }
 
     /// Lets a card multiply in f32 on its tensor cores, with factors that are rounded to 10 bits of mantissa (TF32), in linear
@@ -235,151 +224,4 @@ impl Drop for KernelTimer<'_> {
         let (launched, span) = (Span::at(start_ns), Span { start_ns, end_ns: now_ns() });
         track.record(Event::Kernel { name, launched, span, shapes });
     }
-}
-
-/// The threads of one rank. With one thread there is no pool: the caller does all work.
-#[derive(Debug)]
-pub struct Threads {
-    count: usize,
-    pool: Option<rayon::ThreadPool>,
-    /// Empty if the threads record nothing.
-    tracks: Vec<Arc<Track>>,
-}
-
-/// The address of items. Each is taken by one thread.
-struct Items<T>(*mut T);
-
-// SAFETY: an address. Each item is taken by one thread, which may have it.
-unsafe impl<T: Send> Sync for Items<T> {}
-
-impl<T> Items<T> {
-    fn at(&self, index: usize) -> *mut T {
-        self.0.wrapping_add(index)
-    }
-}
-
-impl Threads {
-    /// `num_threads` threads. Errors if the system cannot start all of them: fewer threads would silently
-    /// change results and times.
-    pub fn new(num_threads: usize) -> Result<Self> {
-        Self::build(num_threads, rayon::ThreadPoolBuilder::new())
-    }
-
-    /// The same with the calling thread as one of them: it begins its share at once instead of waking another thread and waiting
-    /// for it. A thread belongs to one pool for good, so its second pool starts all threads.
-    fn with_caller(num_threads: usize) -> Result<Self> {
-        let builder = rayon::ThreadPoolBuilder::new();
-        match rayon::current_thread_index() {
-            None => Self::build(num_threads, builder.use_current_thread()),
-            Some(_) => Self::build(num_threads, builder),
-        }
-    }
-
-    fn build(num_threads: usize, builder: rayon::ThreadPoolBuilder) -> Result<Self> {
-        let build = || {
-            builder
-                .num_threads(num_threads)
-                .thread_name(|index| format!("compute-{index}"))
-                .stack_size(STACK_BYTES)
-                .build()
-                .map_err(|e| KernelError::NoThreads { num_threads, reason: e.to_string() })
-        };
-        let pool = (num_threads > 1).then(build).transpose()?;
-        let count = pool.as_ref().map_or(1, rayon::ThreadPool::current_num_threads);
-        Ok(Self { count, pool, tracks: Vec::new() })
-    }
-
-    /// A number of threads, none of them started.
-    fn none(num_threads: usize) -> Self {
-        Self { count: num_threads.max(1), pool: None, tracks: Vec::new() }
-    }
-
-    /// The number of threads.
-    pub fn count(&self) -> usize {
-        self.count
-    }
-
-    /// Runs `work` on every item, on all threads. A single item is done at once.
-    pub(crate) fn for_each<T: Send>(&self, mut items: Vec<T>, work: impl Fn(T) + Sync) {
-        let (first, count) = (Items(items.as_mut_ptr()), items.len());
-        // SAFETY: no element is left that must be initialized. The items belong to the calls below; one that none has taken
-        // when `work` panics is not dropped.
-        unsafe { items.set_len(0) };
-        self.for_each_index(count, &|index| {
-            // SAFETY: each index below `count` comes once, and the vector outlives the calls.
-            work(unsafe { first.at(index).read() });
-        });
-    }
-
-    /// Runs `work` once on every index below `count`. Not generic, because every operation would have a copy of this large code.
-    fn for_each_index(&self, count: usize, work: &(dyn Fn(usize) + Sync)) {
-        let Some(pool) = self.pool.as_ref().filter(|_| count > 1) else {
-            return (0..count).for_each(work);
-        };
-        let work = |index| match self.own_track() {
-            Some(track) => track.span(SHARE, || work(index)),
-            None => work(index),
-        };
-        pool.install(|| (0..count).into_par_iter().for_each(work));
-    }
-
-    fn own_track(&self) -> Option<&Track> {
-        self.tracks.get(rayon::current_thread_index()?).map(AsRef::as_ref)
-    }
-
-    /// Runs `work` with this pool as `rayon`'s current pool.
-    pub(crate) fn install<R: Send>(&self, work: impl FnOnce() -> R + Send) -> R {
-        match &self.pool {
-            None => work(),
-            Some(pool) => pool.install(work),
-        }
-    }
-
-    /// The number of ranges into which [`Threads::split`] splits.
-    pub(crate) fn num_parts(&self, len: usize) -> usize {
-        self.count().min(len).max(1)
-    }
-
-    /// Splits `0..len` into one contiguous range per thread. The first ranges may be longer by one.
-    pub(crate) fn split(&self, len: usize) -> Vec<std::ops::Range<usize>> {
-        let parts = self.num_parts(len);
-        (0..parts).map(|part| part * len / parts..(part + 1) * len / parts).collect()
-    }
-}
-
-/// Elements that a thread touches at least: with fewer, waking it takes longer than its share of the work.
-const ELEMS_OF_THREAD: usize = 1 << 14;
-
-/// Splits elements as [`batches`] does, or leaves one part if the operation touches too few, `touched` of all operands together,
-/// for several threads.
-pub(crate) fn shares<'a, T>(
-    cpu: &Processor,
-    all: &'a mut [T],
-    elems: usize,
-    batch: usize,
-    touched: usize,
-) -> Vec<(usize, &'a mut [T])> {
-    if touched < ELEMS_OF_THREAD * cpu.threads.count() {
-        vec![(0, all)]
-    } else {
-        batches(cpu, all, elems, batch)
-    }
-}
-
-/// Divides the images of a batch between the threads. Each part comes with the number of its first image.
-pub(crate) fn batches<'a, T>(
-    cpu: &Processor,
-    all: &'a mut [T],
-    elems: usize,
-    batch: usize,
-) -> Vec<(usize, &'a mut [T])> {
-    let mut rest = all;
-    let parts = cpu.threads.split(batch).into_iter();
-    parts
-        .map(|range| {
-            let (part, after) = std::mem::take(&mut rest).split_at_mut(range.len() * elems);
-            rest = after;
-            (range.start, part)
-        })
-        .collect()
 }

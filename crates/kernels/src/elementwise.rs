@@ -4,9 +4,9 @@ use paceline_cuda::{Grid, KernelSource};
 use paceline_memory::Tensor;
 
 use crate::card::NUMBERS;
-use crate::compute::shares;
 use crate::simd::vectorized;
 use crate::stored::{Stored, dispatch};
+use crate::threads::shares;
 use crate::{Compute, Op, Processor, Real, Result, read, update, write};
 
 pub(crate) static CARD: KernelSource =

@@ -7,10 +7,10 @@ use paceline_cuda::{Grid, KernelSource};
 use paceline_memory::Tensor;
 
 use crate::card::NUMBERS;
-use crate::compute::shares;
 use crate::error::matrix_sizes;
 use crate::operands::write_or_update;
 use crate::stored::{Stored, dispatch};
+use crate::threads::shares;
 use crate::{Compute, KernelError, Op, Result, read, write};
 
 pub(crate) static CARD: KernelSource =

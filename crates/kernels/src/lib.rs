@@ -58,11 +58,12 @@ mod real;
 mod rehearsal;
 mod simd;
 mod stored;
+mod threads;
 mod tiles;
 
 pub use bf16_products::{Bf16Products, available as available_instructions, needed_for_same_bits};
 pub use card_sources::CARD_SOURCES;
-pub use compute::{Compute, Processor, Threads};
+pub use compute::{Compute, Processor};
 pub use error::KernelError;
 pub use layout::ImageLayout;
 pub use on_card::{CardNeeds, OnCard};
@@ -71,6 +72,7 @@ pub use paceline_numeric::{Instructions, SimdLevel};
 pub use real::Real;
 pub use rehearsal::Op;
 pub use stored::Stored;
+pub use threads::Threads;
 
 /// The names that the macro [`dispatch`] uses.
 #[doc(hidden)]

@@ -8,10 +8,10 @@ use paceline_cuda::{Grid, KernelSource};
 use paceline_memory::Tensor;
 
 use crate::card::NUMBERS;
-use crate::compute::batches;
 use crate::operands::Read;
 use crate::simd::vectorized;
 use crate::stored::dispatch;
+use crate::threads::batches;
 use crate::{Compute, Op, Real, Result, read, update};
 
 pub(crate) static CARD: KernelSource =

@@ -9,9 +9,9 @@ use paceline_cuda::{Grid, KernelSource};
 use paceline_memory::{Device, Element, Tensor};
 
 use crate::card::NUMBERS;
-use crate::compute::shares;
 use crate::simd::vectorized;
 use crate::stored::{Stored, dispatch};
+use crate::threads::shares;
 use crate::{Compute, ImageLayout, KernelError, Op, Real, Result, SimdLevel, read, scratch, write};
 
 pub(crate) static CARD: KernelSource =

@@ -6,11 +6,11 @@ use paceline_cuda::{Grid, KernelSource};
 use paceline_memory::Tensor;
 
 use crate::card::NUMBERS;
-use crate::compute::{batches, shares};
 use crate::error::matrix_sizes;
 use crate::operands::{card_scratch, write_or_update};
 use crate::simd::vectorized;
 use crate::stored::{Stored, dispatch, wide};
+use crate::threads::{batches, shares};
 use crate::{Compute, Op, Real, Result, lanes, read, write};
 
 pub(crate) static CARD: KernelSource =

@@ -6,10 +6,10 @@ use paceline_cuda::{Grid, KernelSource};
 use paceline_memory::Tensor;
 
 use crate::card::{EXP, NUMBERS};
-use crate::compute::batches;
 use crate::error::matrix_sizes;
 use crate::simd::vectorized;
 use crate::stored::{Stored, dispatch};
+use crate::threads::batches;
 use crate::{Compute, Op, Real, Result, read, write};
 
 pub(crate) static CARD: KernelSource =

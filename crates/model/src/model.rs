@@ -80,13 +80,11 @@ impl Model {
         batch: &Batch,
     ) -> Result<Option<Tensor>> {
         let (mut units, mut hooks) = (OpenUnits::new(&self.layout), |_: ParamId| Ok(()));
-        compute.on_threads(|| {
-            let cx = Context::evaluation(compute, storage, &mut units, &mut hooks);
-            let mut cx = cx.with_batch(batch);
-            cx.open_roots()?;
-            let (output, _) = self.network().forward(&mut cx, batch.inputs().clone())?;
-            self.logits(&mut cx, &output)
-        })
+        let cx = Context::evaluation(compute, storage, &mut units, &mut hooks);
+        let mut cx = cx.with_batch(batch);
+        cx.open_roots()?;
+        let (output, _) = self.network().forward(&mut cx, batch.inputs().clone())?;
+        self.logits(&mut cx, &output)
     }
 
     /// [`Objective::differentiate`], with the objective's unit open.

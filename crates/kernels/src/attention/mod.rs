@@ -30,9 +30,9 @@ use std::borrow::Cow;
 use half::{bf16, f16};
 use paceline_memory::{DType, Tensor};
 
-use crate::compute::batches;
 use crate::rotary::RotaryTable;
 use crate::stored::Stored;
+use crate::threads::batches;
 use crate::tiles::{self, Ways};
 use crate::{Compute, KernelError, Op, Processor, Result, read, scratch, write};
 

@@ -9,10 +9,10 @@
 use paceline_memory::Tensor;
 
 use super::AttentionSpec;
-use crate::compute::batches;
 use crate::rotary::{RotaryTable, turn};
 use crate::simd::vectorized;
 use crate::stored::{Stored, dispatch, wide};
+use crate::threads::batches;
 use crate::{Compute, KernelError, Op, Real, Result, lanes, read, scratch, update, write};
 
 /// The output of [`forward`](super::forward()) for the token at `position` of each row, if the cache has the keys and values

@@ -18,10 +18,10 @@ use paceline_memory::{Shape, Tensor};
 
 use crate::activation::Activation;
 use crate::card::NUMBERS;
-use crate::compute::batches;
 use crate::operands::write_or_update;
 use crate::simd::vectorized;
 use crate::stored::dispatch;
+use crate::threads::batches;
 use crate::{
     Compute, KernelError, OnCard, Op, Processor, Read, Real, Result, read, scratch, update, write,
 };

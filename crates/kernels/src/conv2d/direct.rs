@@ -11,8 +11,8 @@ use super::Conv2d;
 use super::prepare::{Reading, fill_image, pack_panels, pack_rotated};
 use super::tile::{self, ChannelColumns, ProductTile};
 use super::{in_tiles, winograd};
-use crate::compute::batches;
 use crate::stored::{SinglePrecision, operand};
+use crate::threads::batches;
 use crate::tiles::{TilesOf, Ways};
 use crate::{Processor, Scratch, SimdLevel, Threads, scratch};
 

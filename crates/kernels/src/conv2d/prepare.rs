@@ -147,9 +147,14 @@ fn copy<X: SinglePrecision, S: SinglePrecision>(
 #[inline(always)]
 fn expand<X: SinglePrecision, S: SinglePrecision>(conv: &Conv2d, image: &[X], to: &mut [f32]) {
     let Conv2d { width, c_in: c, kernel: (kh, kw), stride, padding, .. } = *conv;
-    let patch = kh * kw * c;
+    let (patch, run) = (kh * kw * c, kw * c);
     let positions = conv.out_width();
     let [row_stride, position_stride, channel_stride] = conv.layout.strides(conv.input_image());
+    let is_run = channel_stride == 1;
+    // The positions whose runs lie in the image.
+    let first = padding.div_ceil(stride);
+    let end = (width + padding + stride).saturating_sub(kw) / stride;
+    let whole = first..end.clamp(first, positions.max(first));
     for (i, row) in to.chunks_exact_mut(positions * patch).enumerate() {
         for u in 0..kh {
             let y = (i * stride + u).wrapping_sub(padding);
@@ -157,22 +162,45 @@ fn expand<X: SinglePrecision, S: SinglePrecision>(conv: &Conv2d, image: &[X], to
                 continue;
             }
             let line = &image[y * row_stride..];
-            for v in 0..kw {
-                // The positions j whose column j * stride + v - padding lies in the image.
-                let first = padding.saturating_sub(v).div_ceil(stride);
-                let end = (width + padding).saturating_sub(v).div_ceil(stride).min(positions);
-                // The innermost loop goes over patches, not within a patch, so that it is long.
-                for ch in 0..c {
-                    let mut at = first * patch + (u * kw + v) * c + ch;
-                    let mut from =
-                        (first * stride + v - padding) * position_stride + ch * channel_stride;
-                    for _ in first..end {
-                        row[at] = operand::<X, S>(line[from]);
-                        at += patch;
-                        from += stride * position_stride;
+            if is_run && !whole.is_empty() {
+                let line = &line[(whole.start * stride - padding) * c..];
+                let patches = row[whole.start * patch..whole.end * patch].chunks_exact_mut(patch);
+                let (step, place) = (stride * c, u * run..(u + 1) * run);
+                match run {
+                    8.. => copy_runs::<X, S, 8>(line, step, patches, place),
+                    4.. => copy_runs::<X, S, 4>(line, step, patches, place),
+                    2.. => copy_runs::<X, S, 2>(line, step, patches, place),
+                    _ => copy_runs::<X, S, 1>(line, step, patches, place),
+                }
+            }
+            for j in (0..positions).filter(|j| !is_run || !whole.contains(j)) {
+                let place = &mut row[j * patch + u * run..][..run];
+                for (v, place) in place.chunks_exact_mut(c).enumerate() {
+                    let column = (j * stride + v).wrapping_sub(padding);
+                    if column < width {
+                        let from = line[column * position_stride..].iter().step_by(channel_stride);
+                        place.iter_mut().zip(from).for_each(|(to, x)| *to = operand::<X, S>(*x));
                     }
                 }
             }
+        }
+    }
+}
+
+/// Copies a run of `N` to `2 N` elements of a line into each patch, at `place`: its first `N` elements, and its last.
+#[inline(always)]
+fn copy_runs<X: SinglePrecision, S: SinglePrecision, const N: usize>(
+    line: &[X],
+    step: usize,
+    patches: std::slice::ChunksExactMut<'_, f32>,
+    place: std::ops::Range<usize>,
+) {
+    let last = place.len() - N;
+    for (at, patch) in patches.enumerate() {
+        let (from, to) = (&line[at * step..][..place.len()], &mut patch[place.clone()]);
+        for start in [0, last] {
+            let run = from[start..].first_chunk::<N>().expect("a run has so many");
+            to[start..][..N].copy_from_slice(&run.map(operand::<X, S>));
         }
     }
 }

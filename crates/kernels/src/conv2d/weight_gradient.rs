@@ -12,9 +12,9 @@ use super::in_tiles::{self, PlaceGrid};
 use super::prepare::{PositionGrid, fill_image};
 use super::tile::{self, GradientTile};
 use super::winograd;
-use crate::compute::batches;
 use crate::simd::vectorized;
 use crate::stored::SinglePrecision;
+use crate::threads::batches;
 use crate::tiles::Ways;
 use crate::{Processor, SimdLevel, Threads, scratch};
 

@@ -22,8 +22,8 @@ use super::tile::{self, GradientTile, ProductTile};
 use super::transform::{
     OfInput, OfOutput, OfOutputGradient, OfWeight, OfWeightGradient, Squares, run,
 };
-use crate::compute::batches;
 use crate::stored::SinglePrecision;
+use crate::threads::batches;
 use crate::{Processor, SimdLevel, Threads, scratch};
 
 /// Rows and columns of a square of the output, and elements of a transformed square.

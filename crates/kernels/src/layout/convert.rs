@@ -8,9 +8,9 @@ use paceline_memory::{Element, Shape, Tensor};
 use super::ImageLayout;
 use super::square::columns_to_rows;
 use crate::card::NUMBERS;
-use crate::compute::batches;
 use crate::simd::vectorized;
 use crate::stored::dispatch;
+use crate::threads::batches;
 use crate::{Compute, KernelError, Op, Result, SimdLevel, read, write};
 
 pub(crate) static CARD: KernelSource =

@@ -6,10 +6,10 @@
 use paceline_memory::{Element, Tensor};
 
 use super::LinearSizes;
-use crate::compute::batches;
 use crate::operands::Either;
 use crate::simd::vectorized;
 use crate::stored::{Stored, dispatch};
+use crate::threads::batches;
 use crate::{Compute, Op, Processor, Result, lanes, read, scratch, write};
 
 /// `y = x w^T`. Shapes: x (1, k), w (n, k), y (1, n). Types: x and w f32, f64, bf16 or f16; y like them, or of the type that

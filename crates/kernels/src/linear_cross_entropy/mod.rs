@@ -15,13 +15,13 @@ use paceline_memory::{Device, MemoryError, Tensor};
 
 use self::card::CardHead;
 use crate::card::{EXP, NUMBERS};
-use crate::compute::batches;
 use crate::error::{expect_shape, matrix_sizes};
 use crate::loss::SUMS_LEN;
 use crate::matmul::{Matrix, Multiply};
 use crate::operands::write_or_update;
 use crate::simd::vectorized;
 use crate::stored::{Stored, dispatch};
+use crate::threads::batches;
 use crate::{
     Compute, KernelError, Op, Processor, Real, Result, lanes, read, scratch, update, write,
 };

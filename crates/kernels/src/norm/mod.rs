@@ -20,9 +20,9 @@ use paceline_numeric::tree::largest_nodes;
 
 use self::tree::{Lanes, ROW_ELEMS, RowTree, TreeNode, added};
 use crate::card::NUMBERS;
-use crate::compute::batches;
 use crate::simd::vectorized;
 use crate::stored::dispatch;
+use crate::threads::batches;
 use crate::{Compute, Op, Processor, Real, Result, read, scratch, write};
 
 /// Rows of a block, a node of the tree that one thread computes.

@@ -17,10 +17,10 @@
 
 use paceline_numeric::tree;
 
-use super::kernel::{MicroKernel, Panels};
+use super::kernel::{MicroKernel, PanelAt, Panels};
 use super::pack::{Ahead, SLACK};
 use super::store::{BUFFER_LEN, Stack, SumTile};
-use super::{ElemPtr, Output, ProductSizes, RawProduct};
+use super::{ElemPtr, Output, ProductSizes, RawOperand, RawProduct};
 
 /// Lengths are rounded up to this number of elements, a cache line.
 const LINE: usize = 16;
@@ -121,6 +121,12 @@ impl BlockSizes {
         let packed_b = start.cast::<u32>();
         let packed_a = start.wrapping_add(self.b_len).cast::<u32>();
         let sums = start.wrapping_add(self.b_len + self.a_len);
+        let [a_in_place, b_in_place] = [
+            m.is_multiple_of(2) && in_place::<K>(&a, n.div_ceil(K::COLUMNS)),
+            n.is_multiple_of(K::COLUMNS)
+                && b.lane_stride == 1
+                && in_place::<K>(&b, m.div_ceil(K::ROWS)),
+        ];
         // The block of `a` that is packed: with a single block of k and of m, it serves all columns.
         let mut a_holds = None;
         // SAFETY: the caller guarantees the processor, and `end` follows.
@@ -137,7 +143,7 @@ impl BlockSizes {
                 let pack_b = |j: usize, columns: usize, to: *mut u32| unsafe {
                     K::pack_b(&b.from(n0 + j, k0), columns, k_len, to);
                 };
-                if !K::B_STAYS {
+                if !K::B_STAYS && !b_in_place {
                     pack_b(0, n_len, packed_b);
                 }
                 for m0 in (0..m).step_by(self.m) {
@@ -147,7 +153,7 @@ impl BlockSizes {
                         ElemPtr::Bf16(a) if K::are_panels(&block_a, m_len, k_len) => a.cast(),
                         _ => packed_a,
                     };
-                    if panels_a == packed_a && a_holds != Some((m0, k0)) {
+                    if !a_in_place && panels_a == packed_a && a_holds != Some((m0, k0)) {
                         // SAFETY: as for `b`.
                         unsafe { K::pack_a(&block_a, m_len, k_len, packed_a) };
                         a_holds = Some((m0, k0));
@@ -155,13 +161,28 @@ impl BlockSizes {
                     let sums = (sums.wrapping_add(m0 * self.n), self.n);
                     let stack = self.stack(&c, (m0, n0), sums, index, is_last);
                     let block = block(&c, (m0, n0), (m_len, n_len), stack, is_last);
-                    let panel_b =
+                    let panel_a = |i: usize| {
+                        if a_in_place {
+                            block_a.panel(i)
+                        } else {
+                            PanelAt::packed(panels_a.wrapping_add(i * units), K::ROWS)
+                        }
+                    };
+                    let packed_b =
                         |j: usize| packed_b.wrapping_add(if self.keeps_b { j * units } else { 0 });
+                    let panel_b = |j: usize| {
+                        if b_in_place {
+                            b.from(n0, k0).panel(j)
+                        } else {
+                            PanelAt::packed(packed_b(j), K::COLUMNS)
+                        }
+                    };
                     let mut make = |i: usize, j: usize| {
                         let tile = block.part((i, j), (K::ROWS, K::COLUMNS));
                         tile.prefetch(K::COLUMNS);
-                        let (a, b) = (panels_a.wrapping_add(i * units), panel_b(j));
-                        // SAFETY: both panels are packed with `units` units, and the tile lies in `c` or in the sums.
+                        let (a, b) = (panel_a(i), panel_b(j));
+                        // SAFETY: both panels have `units` units, packed or in the operands, and the tile lies in `c` or in
+                        // the sums.
                         unsafe { K::multiply(Panels { units, a, b }, &mut tile_sums, &tile) };
                     };
                     let (rows, columns) =
@@ -175,7 +196,9 @@ impl BlockSizes {
                             rows().for_each(|i| make(i, j));
                             continue;
                         }
-                        pack_b(j, K::COLUMNS.min(n_len - j), panel_b(j));
+                        if !b_in_place {
+                            pack_b(j, K::COLUMNS.min(n_len - j), packed_b(j));
+                        }
                         let next = j + K::COLUMNS;
                         let lanes = K::COLUMNS.min(n_len.saturating_sub(next));
                         let mut ahead = Ahead::new(b.from(n0 + next, k0), lanes, k_len);
@@ -190,6 +213,26 @@ impl BlockSizes {
         }
         // SAFETY: as for `begin`, and all tiles lie in `c` or in the sums.
         unsafe { K::end(tile_sums) };
+    }
+}
+
+/// The most elements between two units that are read where the operand has them: others lie in as many pages.
+const FAR: usize = 512;
+
+/// Whether the panels of an operand, each of which meets so many others, are read where it has them.
+fn in_place<K: MicroKernel>(operand: &RawOperand, others: usize) -> bool {
+    let is_f32 = matches!(operand.elems, ElemPtr::F32(_)) && !operand.in_bf16;
+    is_f32 && operand.k_stride <= FAR && others <= K::MOST_IN_PLACE
+}
+
+impl RawOperand {
+    /// The panel that begins at a lane.
+    fn panel(&self, lane: usize) -> PanelAt {
+        let start = match self.from(lane, 0).elems {
+            ElemPtr::F32(start) => start.cast_const().cast(),
+            ElemPtr::Bf16(start) => start.cast_const().cast(),
+        };
+        PanelAt { start, lane: self.lane_stride, unit: self.k_stride }
     }
 }
 

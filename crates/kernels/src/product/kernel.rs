@@ -1,6 +1,6 @@
 //! The micro-kernels: a panel of `a` times a panel of `b`, with all sums in registers.
 //!
-//! In: packed panels. Out: a tile of sums in a buffer. A panel is a sequence of units of 4 bytes: for each unit of k, one
+//! In: panels. Out: a tile of sums in a buffer. A packed panel is a sequence of units of 4 bytes: for each unit of k, one
 //! for each lane (row of `a`, column of `b`). A unit holds one k as f32, or two as a pair of bf16, the first in the low
 //! half. What is missing at the edges is zero.
 
@@ -35,6 +35,9 @@ pub(super) unsafe trait MicroKernel {
     const B_LEN: usize;
     /// Whether the panel that is used for several tiles in a row is one of `b`, see [`super::blocks`].
     const B_STAYS: bool;
+    /// [`MicroKernel::multiply`] also takes panels of f32 that are not packed, for an even number of rows and all columns. With
+    /// more panels of the other operand than this, packing takes less time than it saves.
+    const MOST_IN_PLACE: usize = 0;
 
     /// Prepares the thread for [`MicroKernel::multiply`]. [`MicroKernel::end`] follows.
     unsafe fn begin() -> Self::TileSums;
@@ -58,16 +61,47 @@ pub(super) unsafe trait MicroKernel {
 #[derive(Clone, Copy)]
 pub(super) struct Panels {
     pub(super) units: usize,
-    pub(super) a: *const u32,
-    pub(super) b: *const u32,
+    pub(super) a: PanelAt,
+    pub(super) b: PanelAt,
 }
 
-/// Calls `$multiply::<ROWS>` with the smallest even number of rows that is enough.
+/// Where a panel begins, and the distances between its lanes and between its units. The lanes of `b` have the distance 1.
+#[derive(Clone, Copy)]
+pub(super) struct PanelAt {
+    pub(super) start: *const u32,
+    pub(super) lane: usize,
+    pub(super) unit: usize,
+}
+
+impl PanelAt {
+    pub(super) fn packed(start: *const u32, lanes: usize) -> Self {
+        Self { start, lane: 1, unit: lanes }
+    }
+
+    /// The numbers, and both distances. If the panel is packed in `LANES` lanes, the compiler knows them.
+    #[inline(always)]
+    fn numbers<const LANES: usize, const IS_PACKED: bool>(self) -> (*const f32, usize, usize) {
+        let (lane, unit) = if IS_PACKED { (1, LANES) } else { (self.lane, self.unit) };
+        (self.start.cast(), lane, unit)
+    }
+}
+
+impl Panels {
+    /// Whether both panels are packed, in so many lanes.
+    fn are_packed(&self, a_lanes: usize, b_lanes: usize) -> bool {
+        (self.a.lane, self.a.unit, self.b.unit) == (1, a_lanes, b_lanes)
+    }
+}
+
+/// Evaluates `$call` with `$name` as the smallest even number of rows that is enough.
 #[cfg(target_arch = "x86_64")]
 macro_rules! with_rows {
-    ($rows:expr, $($candidate:literal)*, $multiply:ident $args:tt) => {
+    ($rows:expr, $($candidate:literal)*, $name:ident => $call:expr) => {
         match $rows {
-            $(..=$candidate => $multiply::<$candidate> $args,)*
+            $(..=$candidate => {
+                const $name: usize = $candidate;
+                $call
+            })*
             _ => unreachable!("a tile has no more rows"),
         }
     };
@@ -77,26 +111,33 @@ macro_rules! with_rows {
 ///
 /// # Safety
 ///
-/// The contract of [`MicroKernel::multiply`], for panels of `LANES` and `2 * V::LANES` lanes.
+/// The contract of [`MicroKernel::multiply`], for panels of `LANES` and `B_LANES` lanes, two registers.
 #[inline(always)]
-unsafe fn fused<V: Vector, const ROWS: usize, const LANES: usize>(
+unsafe fn fused<
+    V: Vector,
+    const ROWS: usize,
+    const LANES: usize,
+    const B_LANES: usize,
+    const IS_PACKED: bool,
+>(
     Panels { units, a, b }: Panels,
 ) -> [[V; 2]; ROWS] {
     // Several units per turn of the loop. No closure: it would be compiled without the instructions if it were not inlined.
     const TOGETHER: usize = 4;
-    let (mut a, mut b) = (a.cast::<f32>(), b.cast::<f32>());
+    let (mut a, a_lane, a_unit) = a.numbers::<LANES, IS_PACKED>();
+    let (mut b, _, b_unit) = b.numbers::<B_LANES, IS_PACKED>();
     // SAFETY: the caller's contract; the addresses move from unit to unit.
     unsafe {
         let mut acc = [[V::zero(); 2]; ROWS];
         for _ in 0..units / TOGETHER {
             for _ in 0..TOGETHER {
-                add(a, b, &mut acc);
-                (a, b) = (a.add(LANES), b.add(2 * V::LANES));
+                add(a, a_lane, b, &mut acc);
+                (a, b) = (a.wrapping_add(a_unit), b.wrapping_add(b_unit));
             }
         }
         for _ in 0..units % TOGETHER {
-            add(a, b, &mut acc);
-            (a, b) = (a.add(LANES), b.add(2 * V::LANES));
+            add(a, a_lane, b, &mut acc);
+            (a, b) = (a.wrapping_add(a_unit), b.wrapping_add(b_unit));
         }
         acc
     }
@@ -106,10 +147,11 @@ unsafe fn fused<V: Vector, const ROWS: usize, const LANES: usize>(
 ///
 /// # Safety
 ///
-/// The unit has `ROWS` lanes at `a` and `2 * V::LANES` lanes at `b`, and the processor has the instructions of `V`.
+/// The unit has `ROWS` lanes at `a`, `a_lane` apart, and `2 * V::LANES` lanes at `b`, and the processor has the instructions of `V`.
 #[inline(always)]
 unsafe fn add<V: Vector, const ROWS: usize>(
     a: *const f32,
+    a_lane: usize,
     b: *const f32,
     acc: &mut [[V; 2]; ROWS],
 ) {
@@ -117,7 +159,7 @@ unsafe fn add<V: Vector, const ROWS: usize>(
     unsafe {
         let (b0, b1) = (V::load(b), V::load(b.add(V::LANES)));
         for (i, acc) in acc.iter_mut().enumerate() {
-            let a = V::splat(*a.add(i));
+            let a = V::splat(*a.add(i * a_lane));
             acc[0] = a.mul_add(b0, acc[0]);
             acc[1] = a.mul_add(b1, acc[1]);
         }
@@ -152,7 +194,7 @@ unsafe impl MicroKernel for PlainKernel {
     unsafe fn multiply(panels: Panels, buffer: &mut TileBuffer, tile: &SumTile) {
         // SAFETY: the caller's contract.
         unsafe {
-            store::store(fused::<Portable, 6, 6>(panels), buffer, tile);
+            store::store(fused::<Portable, 6, 6, { Self::COLUMNS }, true>(panels), buffer, tile);
         }
     }
 }
@@ -188,6 +230,7 @@ mod x86 {
         /// 3 MiB: 3072 columns.
         const B_LEN: usize = 3072 * Self::K_BLOCK;
         const B_STAYS: bool = true;
+        const MOST_IN_PLACE: usize = 16;
 
         unsafe fn begin() -> TileBuffer {
             TileBuffer::default()
@@ -212,18 +255,25 @@ mod x86 {
         }
         unsafe fn multiply(panels: Panels, buffer: &mut TileBuffer, tile: &SumTile) {
             #[target_feature(enable = "avx2,fma")]
-            unsafe fn inner<const ROWS: usize>(
+            unsafe fn inner<const ROWS: usize, const IS_PACKED: bool>(
                 panels: Panels,
                 buffer: &mut TileBuffer,
                 tile: &SumTile,
             ) {
                 // SAFETY: the caller's contract.
                 unsafe {
-                    store::store(fused::<simd::Avx2, ROWS, 6>(panels), buffer, tile);
+                    let sums = fused::<simd::Avx2, ROWS, 6, 16, IS_PACKED>(panels);
+                    store::store(sums, buffer, tile);
                 }
             }
             // SAFETY: the caller's contract.
-            unsafe { with_rows!(tile.rows, 2 4 6, inner(panels, buffer, tile)) }
+            unsafe {
+                if panels.are_packed(6, 16) {
+                    with_rows!(tile.rows, 2 4 6, ROWS => inner::<ROWS, true>(panels, buffer, tile))
+                } else {
+                    with_rows!(tile.rows, 2 4 6, ROWS => inner::<ROWS, false>(panels, buffer, tile))
+                }
+            }
         }
     }
 
@@ -241,6 +291,7 @@ mod x86 {
         const A_LEN: usize = HALF_MEBIBYTE;
         const B_LEN: usize = HALF_MEBIBYTE;
         const B_STAYS: bool = false;
+        const MOST_IN_PLACE: usize = usize::MAX;
 
         unsafe fn begin() -> TileBuffer {
             TileBuffer::default()
@@ -255,7 +306,13 @@ mod x86 {
         }
         unsafe fn multiply(panels: Panels, buffer: &mut TileBuffer, tile: &SumTile) {
             // SAFETY: the caller's contract.
-            unsafe { with_rows!(tile.rows, 2 4 6 8 10 12 14, widened(panels, buffer, tile)) }
+            unsafe {
+                if panels.are_packed(14, 32) {
+                    with_rows!(tile.rows, 2 4 6 8 10 12 14, ROWS => widened::<ROWS, true>(panels, buffer, tile))
+                } else {
+                    with_rows!(tile.rows, 2 4 6 8 10 12 14, ROWS => widened::<ROWS, false>(panels, buffer, tile))
+                }
+            }
         }
     }
 
@@ -288,7 +345,9 @@ mod x86 {
         }
         unsafe fn multiply(panels: Panels, buffer: &mut TileBuffer, tile: &SumTile) {
             // SAFETY: the caller's contract.
-            unsafe { with_rows!(tile.rows, 2 4 6 8 10 12 14, dots(panels, buffer, tile)) }
+            unsafe {
+                with_rows!(tile.rows, 2 4 6 8 10 12 14, ROWS => dots::<ROWS>(panels, buffer, tile))
+            }
         }
     }
 
@@ -296,17 +355,21 @@ mod x86 {
     ///
     /// The contract of [`MicroKernel::multiply`], for panels of 14 and 32 lanes.
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl")]
-    unsafe fn widened<const ROWS: usize>(panels: Panels, buffer: &mut TileBuffer, tile: &SumTile) {
-        let Panels { units, a, b } = panels;
-        let (a, b) = (a.cast::<f32>(), b.cast::<f32>());
+    unsafe fn widened<const ROWS: usize, const IS_PACKED: bool>(
+        Panels { units, a, b }: Panels,
+        buffer: &mut TileBuffer,
+        tile: &SumTile,
+    ) {
+        let (a, a_lane, a_unit) = a.numbers::<14, IS_PACKED>();
+        let (b, _, b_unit) = b.numbers::<32, IS_PACKED>();
         let mut acc = [[_mm512_setzero_ps(); 2]; ROWS];
         for u in 0..units {
-            // SAFETY: the caller's contract; panels of `b` start on cache lines.
+            // SAFETY: the caller's contract.
             unsafe {
-                let b = b.add(u * 32);
-                let (b0, b1) = (_mm512_load_ps(b), _mm512_load_ps(b.add(16)));
+                let b = b.add(u * b_unit);
+                let (b0, b1) = (_mm512_loadu_ps(b), _mm512_loadu_ps(b.add(16)));
                 for (i, acc) in acc.iter_mut().enumerate() {
-                    let a = _mm512_set1_ps(*a.add(u * 14 + i));
+                    let a = _mm512_set1_ps(*a.add(u * a_unit + i * a_lane));
                     acc[0] = _mm512_fmadd_ps(a, b0, acc[0]);
                     acc[1] = _mm512_fmadd_ps(a, b1, acc[1]);
                 }
@@ -322,6 +385,7 @@ mod x86 {
     #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16")]
     unsafe fn dots<const ROWS: usize>(panels: Panels, buffer: &mut TileBuffer, tile: &SumTile) {
         let Panels { units, a, b } = panels;
+        let (a, b) = (a.start, b.start);
         let mut acc = [[_mm512_setzero_ps(); 2]; ROWS];
         for u in 0..units {
             // SAFETY: the caller's contract; panels of `b` start on cache lines; a `__m512bh` is any 512 bits.

@@ -96,7 +96,7 @@ impl LateSums {
 unsafe fn multiply(Panels { units, a, b }: Panels, late: &mut LateSums, tile: &SumTile) {
     let turns = units / Amx::UNITS_STEP;
     let (stride, row) = (units * UNIT, Amx::COLUMNS * UNIT);
-    let (mut a, mut b) = (a.cast::<u8>(), b.cast::<u8>());
+    let (mut a, mut b) = (a.start.cast::<u8>(), b.start.cast::<u8>());
     // The rows of the tile before are stored in turn with the products of this one: the processor looks ahead far enough to do
     // both at once, but not past all rows or all products.
     let share = late.rows.len().div_ceil(turns.max(1));

@@ -7,7 +7,8 @@
 //! 2008), one file for each part:
 //!
 //! - `blocks`: the loops over blocks of n, k and m, and the sizes of the blocks;
-//! - `pack`, `pack_avx512`: copy a block of an operand into panels, and round it on the way if it is to be bf16;
+//! - `pack`, `pack_avx512`: copy a block of an operand into panels, and round it on the way if it is to be bf16; panels of f32
+//!   that few others meet, or that lie close together, are read where the operand has them instead;
 //! - `kernel`, `kernel_amx`: multiply a panel of `a` with a panel of `b`, in registers;
 //! - `store`: adds a finished tile to `c`, with bias and ReLU, and rounds it if `c` is bf16.
 //!

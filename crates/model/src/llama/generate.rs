@@ -129,10 +129,8 @@ fn forward(
     cache: Option<&mut KeyValueCache>,
 ) -> Result<Tensor> {
     let batch = Batch::of(vec![(Batch::INPUTS, input.clone())]);
-    compute.on_threads(|| {
-        let mut hooks = |_: ParamId| Ok(());
-        let cx = Context::evaluation(compute, storage, units, &mut hooks);
-        let mut cx = cx.with_batch(&batch).with_cache(cache);
-        blocks.iter().try_fold(input, |value, block| Ok(block.forward(&mut cx, value)?.0))
-    })
+    let mut hooks = |_: ParamId| Ok(());
+    let cx = Context::evaluation(compute, storage, units, &mut hooks);
+    let mut cx = cx.with_batch(&batch).with_cache(cache);
+    blocks.iter().try_fold(input, |value, block| Ok(block.forward(&mut cx, value)?.0))
 }

@@ -92,7 +92,7 @@ fn the_resident_set_is_near_its_prediction() {
     let run = "--channels 8 16 --hidden 32 --samples 2048 --steps 20 --profile --evaluate";
     let (measured, predicted) = resident(run);
     let off = (measured - predicted).abs();
-    assert!(off < 4e6, "{measured} bytes are resident, {predicted} predicted");
+    assert!(off < 6e6, "{measured} bytes are resident, {predicted} predicted");
 }
 
 /// The lengths of rows are a mix in which every batch has another longest row.
