@@ -44,8 +44,20 @@ pub struct Sampler {
     max_batches: usize,
     /// Consecutive batches whose samples are divided together: see [`Sampler::with_steps_of`].
     batches_per_step: usize,
+    /// The micro-batches of a batch, if it is cut by the data alone: see [`Sampler::with_micro_batches`].
+    micro_batches: Option<Cut>,
     /// The length of each sample, if samples of like length are to be together.
     lengths: Option<Arc<[u32]>>,
+}
+
+/// How a batch is cut into micro-batches, and which of them a rank reads.
+#[derive(Clone, Debug, PartialEq, Eq)]
+struct Cut {
+    /// All micro-batches of a batch.
+    count: usize,
+    own: Range<usize>,
+    /// The most that any rank reads.
+    most: usize,
 }
 
 /// The order of one epoch.
@@ -56,12 +68,13 @@ pub struct EpochPlan {
     order: Vec<u32>, // (len)
 }
 
-/// The part of one batch that one rank reads.
+/// The part of one batch or micro-batch that one rank reads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Share<'a> {
     /// The indices of the rank's samples; may be empty.
     pub indices: &'a [u32],
-    /// Samples of all ranks together.
+    /// Samples of all ranks together. If the batch is cut into micro-batches, the first of a rank counts those of all of them,
+    /// and the others none.
     pub global_count: usize,
 }
 
@@ -97,8 +110,18 @@ impl Sampler {
             return setting("the rank", format!("below the world size {world}"), rank);
         }
         let (max_batches, batches_per_step) = (usize::MAX, 1);
-        let lengths = None;
-        Ok(Self { len, global_batch, rank, world, order, max_batches, batches_per_step, lengths })
+        let (micro_batches, lengths) = (None, None);
+        Ok(Self {
+            len,
+            global_batch,
+            rank,
+            world,
+            order,
+            max_batches,
+            batches_per_step,
+            micro_batches,
+            lengths,
+        })
     }
 
     /// Limits each epoch to `max_batches` batches. Errors on zero.
@@ -112,6 +135,26 @@ impl Sampler {
     pub fn with_steps_of(self, batches: usize) -> Result<Self, DataError> {
         DataError::at_least_one("the number of batches per step", batches)?;
         Ok(Self { batches_per_step: batches, ..self })
+    }
+
+    /// Cuts each batch into as many equal micro-batches as all ranks have together. `shares` has those of each rank. So the
+    /// micro-batches do not depend on the number of ranks. Each rank reads as many shares of a batch as the rank that has the
+    /// most: first empty ones, then its own. Errors unless there is a share with a micro-batch for each rank.
+    pub fn with_micro_batches(self, shares: &[Range<usize>]) -> Result<Self, DataError> {
+        let (setting, got) = ("the number of shares", shares.len());
+        let Some(own) = shares.get(self.rank).filter(|own| got == self.world && !own.is_empty())
+        else {
+            return Err(DataError::Setting { setting, needs: self.world.to_string(), got });
+        };
+        let count = shares.iter().map(Range::len).sum();
+        let most = shares.iter().map(Range::len).max().unwrap_or(1);
+        let micro_batches = Some(Cut { count, own: own.clone(), most });
+        Ok(Self { micro_batches, ..self })
+    }
+
+    /// The number of shares that a rank reads of each batch.
+    pub fn shares_per_batch(&self) -> usize {
+        self.micro_batches.as_ref().map_or(1, |of| of.most)
     }
 
     /// Makes batches of samples of like length, so that little of them is padding.
@@ -145,9 +188,13 @@ impl Sampler {
         self.len.div_ceil(self.global_batch).min(self.max_batches)
     }
 
-    /// The most samples that this rank gets from one batch, which is its share of the first batch.
+    /// The most samples that this rank gets at once: its first share of the first batch.
     pub fn local_batch_max(&self) -> usize {
-        part(self.global_batch.min(self.len), self.rank, self.world).len()
+        let (at, parts) = match &self.micro_batches {
+            Some(of) => (of.own.start, of.count),
+            None => (self.rank, self.world),
+        };
+        part(self.global_batch.min(self.len), at, parts).len()
     }
 
     /// The order of an epoch, the same on every rank.
@@ -184,14 +231,18 @@ impl Sampler {
             let of_step = self.batches_per_step.saturating_mul(self.global_batch);
             // All steps of an epoch but the last are alike.
             let steps = (batches / self.batches_per_step).min(self.len / of_step);
-            let rest = (steps * self.batches_per_step..batches).map(|batch| self.share_of(batch));
-            let (own, all) = rest.fold((0, 0), |(own, all), share| {
-                (own + share.own.len(), all + share.global_count)
-            });
+            let count =
+                |(own, all), share: ShareRange| (own + share.own.len(), all + share.global_count);
+            let rest = steps * self.batches_per_step..batches;
+            let (own, all) = rest.flat_map(|batch| self.shares_of(batch)).fold((0, 0), count);
             // A step is divided into `world * batches` parts, and the first of them get the extra samples. So a rank's
             // parts of a whole step are as large as its part of one batch.
-            let own_of_batch = part(self.global_batch, self.rank, self.world).len();
-            let own_of_step = self.batches_per_step * own_of_batch;
+            let own_of_step = match &self.micro_batches {
+                Some(_) => self.shares_of(0).map(|share| share.own.len()).sum(),
+                None => {
+                    self.batches_per_step * part(self.global_batch, self.rank, self.world).len()
+                }
+            };
             SampleCounts {
                 own: (steps * own_of_step + own) as u64,
                 all: (steps * of_step + all) as u64,
@@ -205,8 +256,23 @@ impl Sampler {
         }
     }
 
-    /// This rank's samples of a batch, as positions in the order of the epoch.
-    fn share_of(&self, batch: usize) -> ShareRange {
+    /// This rank's shares of a batch.
+    fn shares_of(&self, batch: usize) -> impl Iterator<Item = ShareRange> {
+        (0..self.shares_per_batch()).map(move |at| self.share_of(batch, at))
+    }
+
+    /// This rank's samples of a batch, or of its micro-batch number `at`, as positions in the order of the epoch.
+    fn share_of(&self, batch: usize, at: usize) -> ShareRange {
+        if let Some(Cut { count, own, most }) = &self.micro_batches {
+            let begin = batch * self.global_batch;
+            let len = self.global_batch.min(self.len - begin);
+            let own = match at.checked_sub(most - own.len()) {
+                Some(at) => part(len, own.start + at, *count),
+                None => 0..0,
+            };
+            let global_count = if at == 0 { len } else { 0 };
+            return ShareRange { own: begin + own.start..begin + own.end, global_count };
+        }
         let first = batch - batch % self.batches_per_step;
         let num_batches = self.batches_per_step.min(self.batches_per_epoch() - first);
         let begin = first * self.global_batch;
@@ -237,12 +303,18 @@ fn part(count: usize, at: usize, parts: usize) -> Range<usize> {
 }
 
 impl EpochPlan {
-    /// This rank's share of a batch. `None` if `batch` is not below [`Sampler::batches_per_epoch`].
+    /// This rank's share of a batch, the first one if there are several. `None` if `batch` is not below
+    /// [`Sampler::batches_per_epoch`].
     pub fn batch(&self, batch: usize) -> Option<Share<'_>> {
+        self.share(batch, 0)
+    }
+
+    /// Share number `at` of a batch.
+    fn share(&self, batch: usize, at: usize) -> Option<Share<'_>> {
         if batch >= self.sampler.batches_per_epoch() {
             return None;
         }
-        let ShareRange { own, global_count } = self.sampler.share_of(batch);
+        let ShareRange { own, global_count } = self.sampler.share_of(batch, at);
         Some(Share { indices: &self.order[own], global_count })
     }
 }
@@ -252,6 +324,8 @@ impl EpochPlan {
 pub struct ShareIter {
     sampler: Sampler,
     next: Position,
+    /// The next share of the next batch.
+    next_share: usize,
     end_epoch: u64,
     plan: EpochPlan,
 }
@@ -265,7 +339,7 @@ impl ShareIter {
             return Err(DataError::Setting { setting: "the first batch", needs, got });
         }
         let plan = sampler.epoch(start.epoch);
-        Ok(Self { sampler, next: start, end_epoch, plan })
+        Ok(Self { sampler, next: start, next_share: 0, end_epoch, plan })
     }
 
     /// Where the shares come from.
@@ -283,10 +357,12 @@ impl ShareIter {
         if position.epoch >= self.end_epoch {
             return None;
         }
-        self.next.batch += 1;
+        let at = self.next_share;
+        self.next_share = (at + 1) % self.sampler.shares_per_batch();
+        self.next.batch += usize::from(self.next_share == 0);
         if self.plan.epoch != position.epoch {
             self.plan = self.sampler.epoch(position.epoch);
         }
-        Some((position, self.plan.batch(position.batch)?))
+        Some((position, self.plan.share(position.batch, at)?))
     }
 }

@@ -1,6 +1,9 @@
 //! The guarantee of the sampler: every sample occurs once, and all ranks together read what one rank would.
 
-use paceline_data::{Position, SampleCounts, SampleOrder, Sampler};
+use std::ops::Range;
+use std::slice::from_ref;
+
+use paceline_data::{Position, SampleCounts, SampleOrder, Sampler, ShareIter};
 
 const SHUFFLED: SampleOrder = SampleOrder::Shuffled { seed: 42 };
 
@@ -255,4 +258,67 @@ fn batches_have_samples_of_like_length() {
 
     let error = plain.with_lengths(vec![1; 5]).unwrap_err().to_string();
     assert_eq!(error, "the number of lengths must be 1003, got 5");
+}
+
+/// The micro-batches of a batch on these ranks, in order. Each rank reads as many shares as every other one.
+fn micro_batches(len: usize, shares: &[Range<usize>], start: Position) -> Vec<Vec<Vec<u32>>> {
+    let mut batches: Vec<Vec<Vec<u32>>> = Vec::new();
+    for (rank, own) in shares.iter().enumerate() {
+        let sampler = sampler(len, 24, rank, shares.len(), SHUFFLED);
+        let sampler = sampler.with_micro_batches(shares).unwrap();
+        let most = sampler.shares_per_batch();
+        let mut before = sampler.samples_before(start);
+        let mut iter = ShareIter::new(sampler.clone(), start, 2).unwrap();
+        let mut read = Vec::new();
+        while let Some((position, share)) = iter.next() {
+            let at = read.len() % most;
+            read.push(share.indices.to_vec());
+            assert!(share.indices.len() <= sampler.local_batch_max());
+            assert!(at >= most - own.len() || share.indices.is_empty(), "{own:?} of {shares:?}");
+            assert!(at == 0 || share.global_count == 0);
+            before.own += share.indices.len() as u64;
+            before.all += share.global_count as u64;
+            let after = Position { epoch: position.epoch, batch: position.batch + 1 };
+            assert!(at + 1 < most || sampler.samples_before(after) == before, "{position:?}");
+        }
+        batches.resize(read.len() / most, Vec::new());
+        for (batch, shares) in batches.iter_mut().zip(read.chunks(most)) {
+            batch.extend_from_slice(&shares[most - own.len()..]);
+        }
+    }
+    batches
+}
+
+#[test]
+fn micro_batches_follow_from_the_data_alone() {
+    let whole = 0..8;
+    let shares: [&[Range<usize>]; 4] = [
+        from_ref(&whole),
+        &[0..4, 4..8],
+        &[0..2, 2..4, 4..8],
+        &[0..1, 1..2, 2..3, 3..4, 4..6, 6..8],
+    ];
+    for len in [1, 5, 24, 71, 72] {
+        let expected = micro_batches(len, shares[0], Position::default());
+        let sizes = |batch: &Vec<Vec<u32>>| batch.iter().map(Vec::len).collect::<Vec<_>>();
+        assert!(len < 24 || sizes(&expected[0]) == [3; 8]);
+        let per_epoch = len.div_ceil(24);
+        assert_eq!(expected.len(), 2 * per_epoch);
+        let mut seen: Vec<u32> =
+            expected[per_epoch..].iter().flatten().flatten().copied().collect();
+        seen.sort_unstable();
+        assert_eq!(seen, (0..len as u32).collect::<Vec<_>>());
+        for shares in shares {
+            assert_eq!(
+                micro_batches(len, shares, Position::default()),
+                expected,
+                "{len}, {shares:?}"
+            );
+            // Another layout goes on in the middle of an epoch.
+            let found = micro_batches(len, shares, Position { epoch: 0, batch: per_epoch / 2 });
+            assert_eq!(found, expected[per_epoch / 2..], "{len}, {shares:?}");
+        }
+    }
+    let two = |shares: &[Range<usize>]| sampler(9, 4, 1, 2, SHUFFLED).with_micro_batches(shares);
+    assert!(two(from_ref(&(0..4))).is_err() && two(&[0..4, 4..4]).is_err());
 }

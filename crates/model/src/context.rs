@@ -79,8 +79,8 @@ pub struct Context<'a> {
     batch: Option<&'a Batch>,
     cache: Option<&'a mut KeyValueCache>,
     mode: Mode,
-    /// Whether a forward pass runs for the second time; see [`Context::recompute`].
-    recomputes: bool,
+    /// Whether running statistics stay as they are.
+    keeps_statistics: bool,
 }
 
 impl<'a> Context<'a> {
@@ -102,8 +102,7 @@ impl<'a> Context<'a> {
         units: &'a mut OpenUnits,
         hooks: &'a mut dyn PassHooks,
     ) -> Self {
-        let mode = Mode::Train;
-        Self { compute, storage, units, hooks, batch: None, cache: None, mode, recomputes: false }
+        Self::new(Mode::Train, compute, storage, units, hooks)
     }
 
     /// The context of a forward pass without a backward pass.
@@ -113,8 +112,23 @@ impl<'a> Context<'a> {
         units: &'a mut OpenUnits,
         hooks: &'a mut dyn PassHooks,
     ) -> Self {
-        let mode = Mode::Evaluate;
-        Self { compute, storage, units, hooks, batch: None, cache: None, mode, recomputes: false }
+        Self::new(Mode::Evaluate, compute, storage, units, hooks)
+    }
+
+    fn new(
+        mode: Mode,
+        compute: &'a Compute,
+        storage: &'a Storage,
+        units: &'a mut OpenUnits,
+        hooks: &'a mut dyn PassHooks,
+    ) -> Self {
+        let (batch, cache, keeps_statistics) = (None, None, mode == Mode::Evaluate);
+        Self { compute, storage, units, hooks, batch, cache, mode, keeps_statistics }
+    }
+
+    /// The same, whose running statistics stay as they are if `keeps` is true.
+    pub fn keeping_statistics(self, keeps: bool) -> Self {
+        Self { keeps_statistics: keeps, ..self }
     }
 
     /// The same, with the batch that objectives and some layers look at.
@@ -237,15 +251,15 @@ impl<'a> Context<'a> {
 
     /// Runs a forward pass again within a backward pass. Running statistics stay as they are.
     pub fn recompute<T>(&mut self, forward: impl FnOnce(&mut Self) -> T) -> T {
-        let outer = std::mem::replace(&mut self.recomputes, true);
+        let outer = std::mem::replace(&mut self.keeps_statistics, true);
         let outcome = forward(self);
-        self.recomputes = outer;
+        self.keeps_statistics = outer;
         outcome
     }
 
     /// Whether a layer updates its running statistics in this pass.
     pub fn updates_statistics(&self) -> bool {
-        self.mode == Mode::Train && !self.recomputes
+        self.mode == Mode::Train && !self.keeps_statistics
     }
 
     /// The type of the activations that a layer writes, unless they are wide. An input may be of another type, such as

@@ -82,6 +82,28 @@ pub fn merges(count: usize, nodes: &[Range<usize>]) -> Vec<u8> {
     nodes.iter().map(merges_after).collect()
 }
 
+/// Divides `leaves` among `ranks`, so that each rank has a node and the tree over the sums of the ranks is the tree over the
+/// leaves. Shares are equal if there are `ranks` times a power of two of leaves. `None` if a rank would get no leaf, which
+/// never happens if `leaves` is a power of two and at least `ranks`.
+pub fn shares(leaves: usize, ranks: usize) -> Option<Vec<Range<usize>>> {
+    fn divide(leaves: Range<usize>, ranks: usize, shares: &mut Vec<Range<usize>>) -> Option<()> {
+        if ranks > leaves.len() {
+            return None;
+        }
+        if ranks == 1 {
+            shares.push(leaves);
+            return Some(());
+        }
+        let half = |count: usize| count.next_power_of_two() / 2;
+        let middle = leaves.start + half(leaves.len());
+        divide(leaves.start..middle, half(ranks), shares)?;
+        divide(middle..leaves.end, ranks - half(ranks), shares)
+    }
+    let mut shares = Vec::with_capacity(ranks.min(leaves));
+    (ranks > 0).then(|| divide(0..leaves, ranks, &mut shares)).flatten()?;
+    Some(shares)
+}
+
 /// Whether two adjacent ranges are the halves of a node.
 fn are_halves(count: usize, left: &Range<usize>, right: &Range<usize>) -> bool {
     let size = left.len();
@@ -174,5 +196,33 @@ mod tests {
             assert!(are_of_leaves(&merges(world, &leaves)));
         }
         assert!(!are_of_leaves(&merges(6, &[0..2, 2..3, 3..4, 4..6])));
+    }
+
+    #[test]
+    fn shares_keep_the_tree() {
+        for leaves in 1..=64 {
+            let of_tree = all_nodes(0..leaves);
+            for ranks in 1..=leaves {
+                let Some(shares) = shares(leaves, ranks) else {
+                    assert!(!leaves.is_power_of_two(), "{leaves} on {ranks}");
+                    continue;
+                };
+                assert_eq!(shares.len(), ranks);
+                let all: Vec<usize> = shares.iter().cloned().flatten().collect();
+                assert_eq!(all, (0..leaves).collect::<Vec<_>>());
+                // Each node of the tree over the ranks is one of the tree over the leaves.
+                for node in all_nodes(0..ranks) {
+                    let whole = shares[node.start].start..shares[node.end - 1].end;
+                    assert!(of_tree.contains(&whole), "{node:?} of {ranks}, {leaves} leaves");
+                }
+                if leaves.is_multiple_of(ranks) && (leaves / ranks).is_power_of_two() {
+                    assert!(shares.iter().all(|share| share.len() * ranks == leaves));
+                }
+            }
+            assert_eq!(shares(leaves, leaves + 1), None);
+        }
+        assert_eq!(shares(8, 3), Some(vec![0..2, 2..4, 4..8]));
+        assert_eq!(shares(9, 4), None);
+        assert_eq!(shares(1, 0), None);
     }
 }

@@ -26,6 +26,8 @@ pub struct BatchStream {
     batches: Option<Peekable<Box<dyn Iterator<Item = Result<Batch>>>>>,
     /// Samples that lie before the first batch of the stream.
     before: SampleCounts,
+    /// The micro-batches of a batch.
+    per_batch: usize,
 }
 
 impl BatchStream {
@@ -48,7 +50,7 @@ impl BatchStream {
             before.all = samplers.iter().flatten().map(|sampler| counts(sampler).own).sum();
         }
         let Some(sampler) = samplers.into_iter().nth(rank).flatten() else {
-            return Ok(Self { batches: None, before });
+            return Ok(Self { batches: None, before, per_batch: 1 });
         };
         let dataset = match &config.rank_samples {
             None => dataset,
@@ -62,6 +64,7 @@ impl BatchStream {
             Some(lengths) => sampler.with_lengths(lengths)?,
             None => sampler,
         };
+        let per_batch = sampler.shares_per_batch();
         // A rank with fewer samples than others may be at the end of its epoch already.
         let start = Position { batch: start.batch.min(sampler.batches_per_epoch()), ..start };
         let end_epoch = config.epochs as u64;
@@ -86,7 +89,7 @@ impl BatchStream {
             let loader = Loader::new(dataset, sampler, memory, settings)?;
             Box::new(loader.map(|batch| Ok(batch?)))
         };
-        Ok(Self { batches: Some(batches.peekable()), before })
+        Ok(Self { batches: Some(batches.peekable()), before, per_batch })
     }
 
     /// The samples that lie before the position where the stream began.
@@ -94,10 +97,10 @@ impl BatchStream {
         self.before
     }
 
-    /// The next `num_batches` batches of an epoch, for one step. A batch is `None` if only other ranks have more data
+    /// The next `num_batches` batches of an epoch, for one step, or their micro-batches. A batch is `None` if only other ranks have more data
     /// in the epoch.
     pub fn step(&mut self, epoch: u64, num_batches: usize) -> Result<Vec<Option<Batch>>> {
-        (0..num_batches).map(|_| self.next(epoch)).collect()
+        (0..num_batches * self.per_batch).map(|_| self.next(epoch)).collect()
     }
 
     fn next(&mut self, epoch: u64) -> Result<Option<Batch>> {
@@ -118,10 +121,13 @@ fn sampler(config: &TrainConfig, len: usize, rank: usize, world: usize) -> Resul
     let sampler = match config.rank_samples.as_ref().map(|samples| samples[rank]) {
         None => {
             let sampler = Sampler::new(len, config.global_batch_size, rank, world, order)?;
-            match config.strategy.options.accumulation {
-                AccumulationOrder::Sequential => sampler,
+            match (&config.micro_batches, config.strategy.options.accumulation) {
+                (Some(of), _) => sampler.with_micro_batches(&of.shares)?,
                 // Ranks come before micro-batches in the tree.
-                AccumulationOrder::Tree => sampler.with_steps_of(config.strategy.accumulate)?,
+                (None, AccumulationOrder::Tree) => {
+                    sampler.with_steps_of(config.strategy.accumulate)?
+                }
+                (None, _) => sampler,
             }
         }
         Some(0) => return Ok(None),

@@ -131,7 +131,7 @@ fn check_graph(config: &TrainConfig, samples: &BatchShape) -> Result<()> {
         return refuse("a card launches graphs; leave it out, or pass --device cuda".into());
     }
     let strategy = &config.strategy;
-    let (built, accumulate) = (strategy.build()?, strategy.accumulate);
+    let (built, accumulate) = (strategy.build()?, config.micro_batches_per_step());
     let is_stage = config.pipeline.is_some();
     let found =
         GraphObstacle::of(built.passes_are_local(), &strategy.options, is_stage, accumulate);

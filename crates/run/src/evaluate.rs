@@ -278,5 +278,5 @@ fn evaluate_rank(
     // Nobody reads the times.
     let (mut state, mut track) = (StepState::new(&replica)?, SpanTrack::with_capacity(0));
     let cx = &mut StepContext { replica: &replica, state: &mut state, track: &mut track };
-    evaluation::evaluate(&mut strategy, cx, test, config.global_batch_size, predictions)
+    evaluation::evaluate(&mut strategy, cx, test, (config.global_batch_size, None), predictions)
 }

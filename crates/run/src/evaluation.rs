@@ -10,34 +10,48 @@ use paceline_collectives::ReduceOp;
 use paceline_data::{Dataset, Loader, LoaderConfig, Position, SampleOrder, Sampler, ShareIter};
 use paceline_failure::{Failure, Result};
 use paceline_kernels::loss::SUMS_LEN;
-use paceline_memory::{Category, DType};
+use paceline_memory::{Category, DType, Tensor};
 use paceline_settings::flags::CopyFlags;
-use paceline_strategies::{Replica, StepContext, Strategy};
+use paceline_settings::micro_batches::MicroBatches;
+use paceline_strategies::{Replica, StepContext, Strategy, add_rows};
 
 use crate::predictions::Predictions;
 use crate::to_device::{Loaded, ToDevice};
 
 /// Evaluates the whole data set in batches of `global_batch` samples. All ranks call this together. Each
 /// takes its share of every batch, so each sample is counted once. No parameter changes. Each sample gets its row of
-/// `predictions`, if there are any, on all ranks.
+/// `predictions`, if there are any, on all ranks. With `micro_batches`, batches are cut into these, and no sum depends on
+/// the number of ranks.
 pub fn evaluate(
     strategy: &mut dyn Strategy,
     cx: &mut StepContext,
     dataset: Arc<dyn Dataset>,
-    global_batch: usize,
+    (global_batch, micro_batches): (usize, Option<&MicroBatches>),
     mut predictions: Option<&mut Predictions>,
 ) -> Result<TestResult> {
     let Replica { compute, world: all, group, model, .. } = cx.replica;
     let (rank, world) = (group.rank(), group.world_size());
     let samples = dataset.len();
-    let sampler = Sampler::new(samples, global_batch, rank, world, SampleOrder::Sequential)?;
+    let mut sampler = Sampler::new(samples, global_batch, rank, world, SampleOrder::Sequential)?;
+    let (mut num_batches, mut num_empty) = (1, 0);
+    if let Some(of) = micro_batches {
+        sampler = sampler.with_micro_batches(&of.shares)?;
+        num_batches = sampler.batches_per_epoch();
+        num_empty = of.most() - of.shares[rank].len();
+    }
+    // Each micro-batch has a row, or all have one.
+    let per_batch = sampler.shares_per_batch();
     let shares = || ShareIter::new(sampler.clone(), Position::default(), 1);
     let mut shares = predictions.is_some().then(shares).transpose()?;
     let settings = LoaderConfig { end_epoch: 1, ..LoaderConfig::default() };
-    let sums = compute.allocator.tensor(DType::F64, [SUMS_LEN], Category::Workspace)?;
+    let len = num_batches * per_batch * SUMS_LEN;
+    let sums = compute.allocator.tensor(DType::F64, [len], Category::Workspace)?;
     sums.fill_zero()?;
+    let row = |at: usize| sums.slice(at * SUMS_LEN..(at + 1) * SUMS_LEN);
     let mut to_device = ToDevice::new(&compute.allocator, CopyFlags::default())?;
-    for batch in Loader::new(dataset, sampler, compute.host.clone(), settings)? {
+    let batches = Loader::new(dataset, sampler, compute.host.clone(), settings)?;
+    for (at, batch) in batches.enumerate() {
+        let own = row(if micro_batches.is_some() { at } else { 0 })?;
         let now = Some(vec![Some(batch?)]);
         for share in to_device.bring(Loaded { now, next: None })?.batches.into_iter().flatten() {
             let mut logits = None;
@@ -45,30 +59,49 @@ pub fn evaluate(
                 if predictions.is_some() {
                     logits = model.logits(cx, output)?;
                 }
-                model.evaluate(cx, output, &sums)
+                model.evaluate(cx, output, &own)
             })?;
             if let (Some(predictions), Some(shares)) = (&mut predictions, &mut shares) {
                 predictions.add(shares, &share.batch, logits)?;
             }
         }
     }
+    for batch in 0..num_batches {
+        let rows = sums.slice(batch * per_batch * SUMS_LEN..(batch + 1) * per_batch * SUMS_LEN)?;
+        add_rows(compute, &rows, num_empty..per_batch, SUMS_LEN)?;
+    }
     all.all_reduce(&sums, ReduceOp::Sum)?;
     if let Some(predictions) = predictions {
         all.all_reduce(&predictions.rows, ReduceOp::Sum)?;
     }
-    let sums = sums.to_host()?;
-    let sums = sums.read::<f64>()?;
-    let (loss, correct, count) = (sums[0], sums[1], sums[2]);
-    if !loss.is_finite() {
-        // All ranks have the same sums, so all end together, and rank 0 says why.
-        let problem = format!("the loss over the test set is not finite ({loss})");
-        return Err(match rank {
-            0 => Failure::Run(format!(
-                "{problem}, so these weights are of no use: go on from an earlier checkpoint, with a lower --lr"
-            )),
-            _ => Failure::Consequence(problem),
-        });
-    }
+    let sums = total(&sums, per_batch)?;
+    check_finite(sums.loss, rank)?;
     let has_classes = model.objective.classifies();
-    Ok(TestResult { samples, sums: EpochSums { loss, correct, count }, has_classes })
+    Ok(TestResult { samples, sums, has_classes })
+}
+
+/// The sums over all batches, whose own are each in the first of `per_batch` rows.
+fn total(rows: &Tensor, per_batch: usize) -> Result<EpochSums> {
+    let rows = rows.to_host()?;
+    let rows = rows.read::<f64>()?;
+    let firsts = rows.chunks_exact(SUMS_LEN).step_by(per_batch);
+    Ok(firsts.fold(EpochSums::default(), |sums, of| EpochSums {
+        loss: sums.loss + of[0],
+        correct: sums.correct + of[1],
+        count: sums.count + of[2],
+    }))
+}
+
+fn check_finite(loss: f64, rank: usize) -> Result<()> {
+    if loss.is_finite() {
+        return Ok(());
+    }
+    // All ranks have the same sums, so all end together, and rank 0 says why.
+    let problem = format!("the loss over the test set is not finite ({loss})");
+    Err(match rank {
+        0 => Failure::Run(format!(
+            "{problem}, so these weights are of no use: go on from an earlier checkpoint, with a lower --lr"
+        )),
+        _ => Failure::Consequence(problem),
+    })
 }

@@ -18,6 +18,7 @@ use paceline_model::{Model, ModelError};
 use paceline_settings::config::TrainConfig;
 use paceline_settings::flags::{Comparison, RunFlags, Several};
 use paceline_settings::loss_scale::LossScale;
+use paceline_settings::micro_batches::MicroBatches;
 use paceline_settings::named::{Course, PrecisionName};
 use paceline_settings::open_data::OpenData;
 use paceline_settings::origin::Resume;
@@ -30,8 +31,8 @@ use crate::resolve_ranks::{
     resolve_world_size,
 };
 use crate::{
-    device_checks, folder, instructions, markers, precision, recorded, resume, sample, shards,
-    shortage,
+    device_checks, folder, instructions, markers, precision, recorded, resume, same_bits, sample,
+    shards, shortage,
 };
 
 /// Checks all settings together and fills in the defaults. Opens the data and the checkpoint, so that their problems are
@@ -75,15 +76,18 @@ pub fn resolve_unchecked(
     let spec = with_one_name(spec)?;
     let resume = Resume::stated(&spec)?;
     let (spec, lr_steps) = recorded::under(&spec, resume.as_ref(), placement)?;
-    let settings = spec.parse()?;
-    let mut flags: RunFlags = read(&settings)?;
+    let mut flags: RunFlags = read(&spec.parse()?)?;
+    let world_size = resolve_world_size(&flags, placement)?;
+    let stages = flags.strategy.mesh.as_ref().map_or(1, |mesh| mesh.size(Axis::Pp));
+    let micro_batches = MicroBatches::resolve(&flags, &spec, world_size.div_ceil(stages))?;
+    let settings = MicroBatches::settings(micro_batches.as_ref(), &spec)?;
+    flags.strategy = read(&settings)?;
     if let Some(placement) = placement {
         flags.ranks.transport =
             placement.transport_of_run(flags.ranks.transport, spec.has("transport"));
     }
     check_choices(&flags, &spec)?;
     let model = ModelConfig::resolve(&flags.model, flags.freeze.clone(), &settings)?;
-    let world_size = resolve_world_size(&flags, placement)?;
     check_ranks(&flags, placement)?;
     let comm = resolve_comm(&flags, placement, world_size)?;
     if !matches!(flags.ranks.device, Device::Cuda(_)) {
@@ -91,6 +95,7 @@ pub fn resolve_unchecked(
     }
     flags.ranks.simd.map_or(Ok(()), |wanted| instructions::check("--simd", wanted))?;
     let mut warnings = Vec::new();
+    warnings.extend(micro_batches.as_ref().and_then(MicroBatches::warning));
     warnings.extend(precision::note(flags.precision.precision, flags.precision.emulate_fp16));
     let pinning = resolve_pinning(&flags, placement, world_size, &mut warnings);
     let strategy = strategy::resolve(&flags, &spec, &settings, &model, world_size, &mut warnings)?;
@@ -142,7 +147,7 @@ pub fn resolve_unchecked(
     warnings.extend(strategy.settings().check(&built, world_size)?);
     let samples = BatchShape::of(dataset.as_ref());
     let pipeline = resolve_pipeline(&flags, &strategy, &mesh, (&built, &samples, steps_per_epoch))?;
-    if pipeline.is_some() && strategy.accumulate == 1 {
+    if pipeline.is_some() && strategy.micro_batches_of(strategy.accumulate) == 1 {
         warnings.push(format!(
             "--mesh pp={}: a step has one micro-batch, so the stages work one after the other; pass --accumulate N for steps of \
              N micro-batches",
@@ -180,8 +185,11 @@ pub fn resolve_unchecked(
         steps: flags.training.steps,
         steps_per_epoch,
         warmup_steps: flags.training.warmup_steps,
-        batch_size: global_batch_size.div_ceil(num_shares),
+        batch_size: micro_batches
+            .as_ref()
+            .map_or(global_batch_size.div_ceil(num_shares), |of| of.size),
         global_batch_size,
+        micro_batches,
         rank_samples: flags.data.rank_samples.clone(),
         optimizer,
         schedule: flags.schedule,
@@ -212,6 +220,7 @@ pub fn resolve_unchecked(
     let (total, choice) = (config.total_steps(), config.strategy.name());
     config.profile = profile::resolve(&flags.profile, choice, total, &mut config.warnings)?;
     check_loading(&config)?;
+    same_bits::check(&config, &built)?;
     let local_ranks = placement.map_or(world_size, |of| of.place.local_world_size);
     device_checks::check(&mut config, local_ranks, (&built, &samples))?;
     let evaluates = config.evaluation.evaluate || config.evaluation.eval_every.is_some();

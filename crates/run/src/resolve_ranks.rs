@@ -171,12 +171,13 @@ pub fn resolve_pipeline(
     let even = |stages: &_| schedule::Costs::even(stages, 1.0, 1.0, 1.0);
     let mut adds_in_order = true;
     if let Some(of) = schedule {
-        for micro_batches in sizes_of_steps(strategy.accumulate, batches_per_epoch) {
+        let full = strategy.micro_batches_of(strategy.accumulate);
+        for micro_batches in sizes_of_steps(strategy, batches_per_epoch) {
             let plan = schedule::Plan::new(of, stages, micro_batches, even).or_else(|e| {
-                let step = if micro_batches == strategy.accumulate { String::new() } else { format!(
+                let step = if micro_batches == full { String::new() } else { format!(
                         ", and a step at the end of an epoch of {batches_per_epoch} batches has {micro_batches}"
                     ) };
-                usage(format!("--schedule {name} --accumulate {}{step}: {e}", strategy.accumulate))
+                usage(format!("--schedule {name} --accumulate {full}{step}: {e}"))
             })?;
             adds_in_order &= plan.adds_in_order();
         }
@@ -278,9 +279,13 @@ fn cut_at(names: &[String], model: &Model, stages: Option<usize>) -> Result<Vec<
 }
 
 /// The numbers of micro-batches of steps; the last step of an epoch may have fewer.
-pub(crate) fn sizes_of_steps(accumulate: usize, batches: usize) -> impl Iterator<Item = usize> {
-    let most = accumulate.min(batches);
-    [most, batches % most.max(1)].into_iter().filter(|of| *of > 0)
+pub(crate) fn sizes_of_steps(
+    strategy: &StrategyConfig,
+    batches: usize,
+) -> impl Iterator<Item = usize> {
+    let most = strategy.accumulate.min(batches);
+    let sizes = [most, batches % most.max(1)].into_iter().filter(|of| *of > 0);
+    sizes.map(|batches| strategy.micro_batches_of(batches))
 }
 
 /// Errors if a rank of a pipeline would have nothing to train.

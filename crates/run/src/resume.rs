@@ -392,13 +392,17 @@ pub fn settings(config: &TrainConfig, num_samples: usize) -> Vec<Setting> {
         (None, Some(_)) => "pass a smaller --steps, or its --lr-steps too",
         (None, None) => "pass fewer --epochs, or its --lr-steps too",
     };
+    let micro_batch = config.micro_batches.as_ref().map_or("none".into(), |of| of.size.to_string());
     let accumulation = match strategy.options.accumulation {
         _ if !strategy.options.no_sync => format!("{} --no-sync=false", strategy.accumulate),
         AccumulationOrder::Sequential => strategy.accumulate.to_string(),
         AccumulationOrder::Tree => format!("{} --accumulation-order tree", strategy.accumulate),
+        // It follows from the ranks.
+        AccumulationOrder::OneTree => "none".to_owned(),
     };
     settings.extend([
         Setting::of_flag("--global-batch-size", config.global_batch_size, order),
+        Setting::of_flag("--micro-batch-size", micro_batch, sync),
         Setting::of_flag("--steps-per-epoch", config.steps_per_epoch, order),
         Setting::of_flag("--rank-samples", shards, order),
         Setting {

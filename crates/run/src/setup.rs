@@ -341,7 +341,7 @@ fn replica(
     let stages = Stages {
         schedule: Arc::new(schedule),
         cut: of.begins_at.clone(),
-        micro_batches: config.strategy.accumulate.min(config.steps_per_epoch),
+        micro_batches: config.micro_batches_per_step(),
         costs: of.costs.clone(),
         head_at_once: of.head_at_once,
     };

@@ -14,6 +14,7 @@ use paceline_model::Model;
 use paceline_observe::insight::memory::{Need, Needs, Shape};
 use paceline_settings::config::TrainConfig;
 use paceline_settings::flags::RunFlags;
+use paceline_settings::micro_batches::MicroBatches;
 use paceline_settings::open_data::OpenData;
 use paceline_settings::strategy::{self, StrategyConfig};
 
@@ -112,7 +113,7 @@ fn alternatives(
 /// The configuration of another strategy with the flags of this run.
 pub fn with_strategy(config: &TrainConfig, name: &str) -> Result<(StrategyConfig, MeshShape)> {
     let spec = config.spec.with(STRATEGIES.key, name);
-    let settings = spec.parse()?;
+    let settings = MicroBatches::settings(config.micro_batches.as_ref(), &spec)?;
     let flags: RunFlags = read(&settings)?;
     let (model, world) = (&config.model, config.world_size);
     let strategy = strategy::resolve(&flags, &spec, &settings, model, world, &mut Vec::new())?;

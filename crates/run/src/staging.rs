@@ -35,14 +35,14 @@ pub(crate) fn choose(
     let Some(open) = config.pipeline.as_ref().filter(|of| of.is_open()) else { return Ok(None) };
     let model = config.model.build(data.train.as_ref(), world.world_size())?;
     let blocks = measured(config, &model, &BatchShape::of(data.train.as_ref()), world)?;
-    let micro_batches = config.strategy.accumulate.min(config.steps_per_epoch);
+    let micro_batches = config.micro_batches_per_step();
     let limit = open.memory_bytes.map(|bytes| bytes as f64);
     let ranks = config.mesh.size(Axis::Pp);
     let all = candidates(open, config.strategy.options.accumulation);
     // The last step of an epoch may have fewer micro-batches than others.
     let goes = |schedule: &&'static dyn Schedule| {
         let even = |stages: &_| Costs::even(stages, 1.0, 1.0, 1.0);
-        let mut sizes = sizes_of_steps(config.strategy.accumulate, config.steps_per_epoch);
+        let mut sizes = sizes_of_steps(&config.strategy, config.steps_per_epoch);
         sizes.all(|micro_batches| Plan::new(*schedule, ranks, micro_batches, even).is_ok())
     };
     let cut_of = |schedule: &'static dyn Schedule| {
@@ -95,7 +95,7 @@ fn candidates(
         Some(schedule) => vec![schedule],
         None => {
             let keeps_order = |of: &&'static dyn Schedule| {
-                accumulation == AccumulationOrder::Tree || of.name() != "looped_bfs"
+                accumulation != AccumulationOrder::Sequential || of.name() != "looped_bfs"
             };
             SCHEDULES.into_iter().filter(keeps_order).collect()
         }

@@ -379,7 +379,7 @@ impl Trainer<'_> {
     pub(crate) fn evaluate(&mut self) -> Result<Option<TestResult>> {
         let Some(test) = self.test.clone() else { return Ok(None) };
         let (strategy, mut cx) = self.stepper.parts();
-        let batch = self.config.global_batch_size;
+        let batch = (self.config.global_batch_size, self.config.micro_batches.as_ref());
         let result = evaluation::evaluate(strategy, &mut cx, test, batch, None)?;
         // The time belongs to no step.
         cx.track.clear();

@@ -12,6 +12,7 @@ use serde_json::{Value, json};
 
 use super::flags::{CheckpointFlags, CopyFlags, EvaluationFlags, OutputFlags};
 use super::loss_scale::LossScale;
+use super::micro_batches::MicroBatches;
 use super::named::{PrecisionName, TransportName};
 use super::origin::Resume;
 use super::pipeline::PipelineConfig;
@@ -78,6 +79,8 @@ pub struct TrainConfig {
     pub batch_size: usize,
     /// Samples of a full batch on all ranks.
     pub global_batch_size: usize,
+    /// The micro-batches of a batch, if every layout of them is promised to end with the same bits.
+    pub micro_batches: Option<MicroBatches>,
     /// Samples in each rank's shard of the training set; `None` if the ranks share every batch.
     pub rank_samples: Option<Vec<usize>>,
     /// The optimizer.
@@ -156,6 +159,11 @@ impl TrainConfig {
     pub fn total_steps(&self) -> u64 {
         let per_epoch = self.steps_per_epoch.div_ceil(self.strategy.accumulate);
         self.steps.unwrap_or((self.epochs as u64).saturating_mul(per_epoch as u64))
+    }
+
+    /// The micro-batches of a full step on the rank that has the most.
+    pub fn micro_batches_per_step(&self) -> usize {
+        self.strategy.micro_batches_of(self.strategy.accumulate.min(self.steps_per_epoch))
     }
 
     /// Samples of a full step on all ranks together.

@@ -10,6 +10,7 @@
 pub mod config;
 pub mod flags;
 pub mod loss_scale;
+pub mod micro_batches;
 pub mod named;
 pub mod open_data;
 pub mod origin;

@@ -32,6 +32,8 @@ pub struct StrategyConfig {
     flags: FlagValues,
     /// Batches per optimizer step.
     pub accumulate: usize,
+    /// Micro-batches of each batch on the rank that has the most.
+    per_batch: usize,
     /// Steps per block, if blocks of synchronized and unsynchronized steps alternate.
     pub sync_blocks: Option<usize>,
     default_caps: BucketCaps,
@@ -40,7 +42,8 @@ pub struct StrategyConfig {
     exactness: Exactness,
 }
 
-/// Checks the flags and fills in the defaults. Warns of each stated flag without effect.
+/// Checks the flags and fills in the defaults. Warns of each stated flag without effect. If batches are cut into micro-batches,
+/// `--accumulate` is their number.
 pub fn resolve(
     flags: &RunFlags,
     spec: &RunSpec,
@@ -51,6 +54,7 @@ pub fn resolve(
 ) -> Result<StrategyConfig> {
     let (precision, as_graph) = (flags.precision.precision.into(), flags.ranks.cuda_graph);
     let flags = &flags.strategy;
+    let by_micro_batch = flags.micro_batch_size.is_some();
     let default = if world_size == 1 { ALONE } else { TOGETHER };
     let choice = STRATEGIES.get(flags.name.as_deref().unwrap_or(default))?;
     let (name, synchronizes) = (choice.name, choice.of.synchronizes);
@@ -120,7 +124,8 @@ pub fn resolve(
         settings,
         flags: own_flags,
         exactness: Exactness::Exact,
-        accumulate,
+        accumulate: if by_micro_batch { 1 } else { accumulate },
+        per_batch: if by_micro_batch { accumulate } else { 1 },
         sync_blocks: flags.sync_blocks,
         default_caps: default_caps(&model.defaults()),
         options: ReplicaOptions {
@@ -128,7 +133,11 @@ pub fn resolve(
             static_graph: !flags.no_static_graph,
             sync_batch_norm: flags.sync_batch_norm,
             broadcast_buffers: flags.broadcast_buffers,
-            accumulation: flags.accumulation_order.into(),
+            accumulation: if by_micro_batch {
+                AccumulationOrder::OneTree
+            } else {
+                flags.accumulation_order.into()
+            },
             no_sync: flags.no_sync || accumulate == 1,
             precision,
             as_graph,
@@ -208,12 +217,22 @@ impl StrategyConfig {
         let words = self.exactness.words();
         let words = if self.settings.weights_follow_from_buckets() {
             format!("{words} --mesh {mesh} --schedule {schedule} --stages {}", begins.join(","))
-        } else if !adds_in_order {
+        } else if !adds_in_order && self.options.accumulation == AccumulationOrder::Sequential {
             format!("{words} --schedule {schedule}")
         } else {
             return self;
         };
         Self { exactness: Exactness::Lossy(words), ..self }
+    }
+
+    /// The micro-batches of so many batches, on the rank that has the most.
+    pub fn micro_batches_of(&self, batches: usize) -> usize {
+        batches * self.per_batch
+    }
+
+    /// Whether paceline knows the strategy, which a program may have added.
+    pub fn is_known(&self) -> bool {
+        STRATEGIES.added().iter().all(|choice| choice.name != self.name())
     }
 
     /// The axes of a mesh that the strategy knows.
@@ -292,7 +311,7 @@ impl Serialize for StrategyConfig {
         };
         value["name"] = json!(self.name());
         value["accumulate"] = json!(self.accumulate);
-        let is_tree = self.options.accumulation == AccumulationOrder::Tree;
+        let is_tree = self.options.accumulation != AccumulationOrder::Sequential;
         value["no_sync"] = json!(self.options.no_sync);
         value["accumulation_order"] = json!(if is_tree { "tree" } else { "sequential" });
         value["find_unused_parameters"] = json!(self.options.find_unused_parameters);

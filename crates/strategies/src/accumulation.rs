@@ -26,6 +26,11 @@ pub enum AccumulationOrder {
     /// them in the tree, and copied. So a step of `m` micro-batches takes `m - 1` additions and
     /// `m - 1` copies of each gradient. Memory: see [`AccumulationOrder::num_partial_sums`].
     Tree,
+    /// As one tree over the micro-batches of all ranks. The caller promises that these follow from the data alone, and
+    /// that each rank's share is a node of the tree ([`paceline_numeric::tree::shares`]). Then nothing else depends on the
+    /// ranks: gradients are added up over them instead of averaged, losses are added up by micro-batch, and running statistics
+    /// follow the first micro-batch of each step. Micro-batches without samples before the first that has some are left out.
+    OneTree,
 }
 
 impl AccumulationOrder {
@@ -38,7 +43,9 @@ impl AccumulationOrder {
     pub fn num_partial_sums(self, num_micro_batches: usize) -> usize {
         match self {
             AccumulationOrder::Sequential => 0,
-            AccumulationOrder::Tree => num_micro_batches.max(1).ilog2() as usize,
+            AccumulationOrder::Tree | AccumulationOrder::OneTree => {
+                num_micro_batches.max(1).ilog2() as usize
+            }
         }
     }
 }
@@ -47,7 +54,8 @@ impl AccumulationOrder {
 #[derive(Debug, Default)]
 pub(crate) struct PartialSums {
     sets: Vec<GradSet>,
-    num_micro_batches: usize,
+    /// The micro-batches of the step that count. Those before them are left out.
+    leaves: Range<usize>,
 }
 
 /// Gradients that go from one micro-batch to another together.
@@ -97,12 +105,17 @@ impl PartialSums {
                     .collect()
             }
         };
-        Self { sets, num_micro_batches: 0 }
+        Self { sets, leaves: 0..0 }
     }
 
-    /// Begins a step, also after a step that has failed.
-    pub(crate) fn begin_step(&mut self, num_micro_batches: usize) {
-        self.num_micro_batches = num_micro_batches;
+    /// The micro-batches that count in this step.
+    pub(crate) fn leaves(&self) -> Range<usize> {
+        self.leaves.clone()
+    }
+
+    /// Begins a step, also after a step that has failed. Micro-batches before `leaves` are left out of the sum.
+    pub(crate) fn begin_step(&mut self, leaves: Range<usize>) {
+        self.leaves = leaves;
         for set in &mut self.sets {
             set.in_place = None;
             let held = set.unfinished.drain(..).chain(set.nodes.drain(..));
@@ -136,8 +149,8 @@ impl PartialSums {
             // A step of one micro-batch needs no gradients in storage.
             let range = set.range.clone();
             let grads = || storage.grads().slice(range.clone());
-            if let Some(current) = set.in_place {
-                set.put_aside(compute, &grads()?, current, self.num_micro_batches)?;
+            if let Some(current) = set.in_place.filter(|(of, _)| self.leaves.contains(of)) {
+                set.put_aside(compute, &grads()?, current, self.leaves.clone())?;
             }
             let was_here = set.unfinished.iter().position(|(of, ..)| *of == micro_batch);
             let mut visits = 0;
@@ -171,6 +184,24 @@ impl PartialSums {
     }
 }
 
+/// Adds up some rows of a tensor, of `len` elements each, as the tree over these rows. The sum goes to the first row of the tensor.
+pub fn add_rows(compute: &Compute, tensor: &Tensor, rows: Range<usize>, len: usize) -> Result<()> {
+    let row = |at: usize| tensor.slice(at * len..(at + 1) * len);
+    let mut stack: Vec<usize> = Vec::new();
+    for index in 0..rows.len() {
+        stack.push(rows.start + index);
+        for _ in 0..tree::merges_after(index, rows.len()) {
+            if let (Some(right), Some(left)) = (stack.pop(), stack.last()) {
+                elementwise::add(compute, &row(right)?, &row(*left)?)?;
+            }
+        }
+    }
+    if rows.start > 0 {
+        row(0)?.copy_from(&row(rows.start)?)?;
+    }
+    Ok(())
+}
+
 impl GradSet {
     /// Moves the gradients of a micro-batch, which has come so many times, to memory of their own, added to all sums beside
     /// them in the tree. Overwrites `grads`.
@@ -179,9 +210,10 @@ impl GradSet {
         compute: &Compute,
         grads: &Tensor,
         (micro_batch, visits): (usize, usize),
-        num_leaves: usize,
+        leaves: Range<usize>,
     ) -> Result<()> {
-        let (mut level, mut number) = (0, micro_batch);
+        let (mut level, mut number) = (0, micro_batch - leaves.start);
+        let num_leaves = leaves.len();
         let is_finished = visits >= self.num_visits;
         while is_finished && level < tree::height(num_leaves) {
             let sibling = number ^ 1;
@@ -252,7 +284,7 @@ mod tests {
         let grad = storage.grad(id).unwrap();
         // A step that fails leaves nothing behind.
         for part in [&visits[..visits.len() / 2], visits] {
-            sums.begin_step(visits.len() / num_visits);
+            sums.begin_step(0..visits.len() / num_visits);
             readiness.set_written(id, false);
             for &at in part {
                 sums.visit(&compute, &storage, &mut readiness, at, &[unit]).unwrap();

@@ -11,7 +11,7 @@
 use std::ops::Range;
 
 use paceline_collectives::{Mesh, MeshShape, ReduceOp, Work};
-use paceline_kernels::{Compute, elementwise};
+use paceline_kernels::Compute;
 use paceline_memory::Tensor;
 use paceline_model::{Layout, Model, ParamId, Precision, Storage};
 
@@ -136,13 +136,11 @@ impl Strategy for BucketDdpAsync {
         self.order.finish();
         self.send(cx)?;
         let Some(buckets) = &self.buckets else { return Ok(()) };
-        let Replica { storage, group, compute, .. } = cx.replica;
-        let world_size = group.world_size() as f64;
+        let Replica { storage, compute, .. } = cx.replica;
         for (range, work) in self.in_flight.drain(..) {
             cx.wait(&work)?;
             let bucket = buckets.slice(range)?;
-            let divide = || elementwise::divide(compute, &bucket, world_size);
-            cx.track.record(span::GRAD_SYNC, divide)?;
+            cx.track.record(span::GRAD_SYNC, || cx.replica.average(&bucket))?;
         }
         for (id, place) in self.copies.drain(..) {
             let (copy, grad) = (buckets.slice(place)?, storage.grad(id)?);

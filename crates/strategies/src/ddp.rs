@@ -9,7 +9,7 @@
 //! Operations per step: one per bucket. Bytes: the gradients. Memory: nothing beyond the gradients, or a copy
 //! of them with [`Ddp::without_view`]. It is the fastest whenever communication can overlap with computation.
 
-use paceline_collectives::{Mesh, MeshShape, Purpose, ReduceOp, Work};
+use paceline_collectives::{Mesh, MeshShape, Purpose, Work};
 use paceline_kernels::Compute;
 use paceline_memory::{Category, Tensor};
 use paceline_model::{Model, Optimizer, ParamId, Precision, Storage};
@@ -232,6 +232,6 @@ impl CommHook for AllReduce {
 
     fn send(&mut self, cx: &mut StepContext, at: usize, bucket: &Tensor) -> Result<Work> {
         let group = cx.replica.group.for_purpose(Purpose::Bucket(at));
-        Ok(group.all_reduce_async(bucket, ReduceOp::Mean)?)
+        Ok(group.all_reduce_async(bucket, cx.replica.reduce_op())?)
     }
 }

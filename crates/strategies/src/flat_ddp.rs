@@ -7,7 +7,7 @@
 //! `simple_ddp` for models with many small parameters, and faster than `ddp` if each step has too little
 //! computation to overlap with.
 
-use paceline_collectives::{MeshShape, ReduceOp};
+use paceline_collectives::MeshShape;
 
 use crate::{Exactness, Replica, Result, StepContext, Strategy, span};
 
@@ -27,7 +27,7 @@ impl Strategy for FlatDdp {
     fn finish_gradients(&mut self, cx: &mut StepContext) -> Result<()> {
         let Replica { storage, group, .. } = cx.replica;
         let grads = storage.grads().tensor();
-        cx.track.record(span::EXPOSED, || group.all_reduce(grads, ReduceOp::Mean))?;
+        cx.track.record(span::EXPOSED, || group.all_reduce(grads, cx.replica.reduce_op()))?;
         Ok(())
     }
 }

@@ -51,11 +51,10 @@ impl GraphObstacle {
                 Self::OpenGraph
             }
             ReplicaOptions { no_sync: false, .. } => Self::EveryPass,
-            ReplicaOptions { accumulation: AccumulationOrder::Tree, .. }
-                if num_micro_batches > 1 =>
-            {
-                Self::Tree
-            }
+            ReplicaOptions {
+                accumulation: AccumulationOrder::Tree | AccumulationOrder::OneTree,
+                ..
+            } if num_micro_batches > 1 => Self::Tree,
             _ => return None,
         })
     }

@@ -67,7 +67,7 @@ mod tied;
 mod top_k;
 mod zero;
 
-pub use accumulation::AccumulationOrder;
+pub use accumulation::{AccumulationOrder, add_rows};
 pub use bucket_ddp_async::BucketDdpAsync;
 pub use buckets::{Bucket, BucketCaps, plan_buckets};
 pub use clip::clip_factor;

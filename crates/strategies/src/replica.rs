@@ -3,8 +3,8 @@
 //! Input: what a rank has, made by `setup.rs`. Output: questions about it, and its buffers on all ranks. A step changes only the
 //! contents of its memory. This file does not know how gradients are communicated.
 
-use paceline_collectives::{Group, Mesh};
-use paceline_kernels::Compute;
+use paceline_collectives::{Group, Mesh, ReduceOp};
+use paceline_kernels::{Compute, elementwise};
 use paceline_memory::{Allocator, Category, DType, Tensor};
 use paceline_model::{
     Batch, Layout, Model, Optimizer, OptimizerConfig, Owned, Precision, Storage, UnitId,
@@ -72,6 +72,11 @@ impl ReplicaOptions {
         steps_by_bucket: false,
     };
 
+    /// Whether sums are those of one tree over the micro-batches of all ranks.
+    pub fn is_one_tree(&self) -> bool {
+        self.accumulation == AccumulationOrder::OneTree
+    }
+
     /// The number of copies of the gradients that a step of `num_micro_batches` keeps: see
     /// [`AccumulationOrder::num_partial_sums`].
     pub fn num_partial_sums(&self, num_micro_batches: usize) -> usize {
@@ -132,6 +137,24 @@ impl Replica {
     pub(crate) fn steps_by_bucket(&self) -> bool {
         let ReplicaOptions { steps_by_bucket, no_sync, as_graph, .. } = self.options;
         steps_by_bucket && no_sync && !as_graph && !self.is_stage()
+    }
+
+    /// How the gradients of the ranks are combined: by their mean, or by their sum if the loss is divided by all samples.
+    pub fn reduce_op(&self) -> ReduceOp {
+        if self.options.is_one_tree() { ReduceOp::Sum } else { ReduceOp::Mean }
+    }
+
+    /// The number of ranks over which gradients are averaged; 1 if they are added up.
+    pub fn num_averaged(&self) -> usize {
+        if self.options.is_one_tree() { 1 } else { self.group.world_size() }
+    }
+
+    /// Divides a sum over the ranks by their number, if gradients are averaged.
+    pub(crate) fn average(&self, sum: &Tensor) -> Result<()> {
+        if self.options.is_one_tree() {
+            return Ok(());
+        }
+        Ok(elementwise::divide(&self.compute, sum, self.group.world_size() as f64)?)
     }
 
     /// Whether other ranks have other stages of a pipeline.

@@ -101,7 +101,7 @@ fn share_values(mesh: &Mesh, storage: &Storage, held: &[Vec<Range<usize>>]) -> R
 /// rank end a micro-batch at different moments.
 fn check_stages(strategy: &dyn Strategy, options: &ReplicaOptions) -> Result<()> {
     let each_apart =
-        options.accumulation == AccumulationOrder::Tree || strategy.reduces_every_pass();
+        options.accumulation != AccumulationOrder::Sequential || strategy.reduces_every_pass();
     if each_apart && options.find_unused_parameters {
         return Err(StrategyError::Setting(format!(
             "a pipeline with {} cannot leave out parameters if the gradients of each micro-batch are put aside or reduced: \

@@ -5,7 +5,6 @@
 //! never the fastest, but all others are checked against it.
 
 use paceline_collectives::{MeshShape, ReduceOp};
-use paceline_kernels::elementwise;
 
 use crate::{Exactness, Replica, Result, StepContext, Strategy, span};
 
@@ -23,13 +22,11 @@ impl Strategy for SimpleDdp {
     }
 
     fn finish_gradients(&mut self, cx: &mut StepContext) -> Result<()> {
-        let Replica { model, storage, group, compute, .. } = cx.replica;
-        let world_size = group.world_size() as f64;
+        let Replica { model, storage, group, .. } = cx.replica;
         for (id, _) in model.layout.trained() {
             let grad = storage.grad(id)?;
             cx.track.record(span::EXPOSED, || group.all_reduce(&grad, ReduceOp::Sum))?;
-            let divide = || elementwise::divide(compute, &grad, world_size);
-            cx.track.record(span::GRAD_SYNC, divide)?;
+            cx.track.record(span::GRAD_SYNC, || cx.replica.average(&grad))?;
         }
         Ok(())
     }

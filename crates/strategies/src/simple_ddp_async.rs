@@ -9,7 +9,6 @@
 //! parameters.
 
 use paceline_collectives::{MeshShape, ReduceOp, Work};
-use paceline_kernels::elementwise;
 use paceline_model::ParamId;
 
 use crate::in_order::InOrder;
@@ -53,13 +52,11 @@ impl Strategy for SimpleDdpAsync {
 
     fn finish_gradients(&mut self, cx: &mut StepContext) -> Result<()> {
         self.order.finish();
-        let Replica { storage, group, compute, .. } = cx.replica;
-        let world_size = group.world_size() as f64;
+        let Replica { storage, .. } = cx.replica;
         for (id, work) in self.in_flight.drain(..) {
             cx.wait(&work)?;
             let grad = storage.grad(id)?;
-            let divide = || elementwise::divide(compute, &grad, world_size);
-            cx.track.record(span::GRAD_SYNC, divide)?;
+            cx.track.record(span::GRAD_SYNC, || cx.replica.average(&grad))?;
         }
         Ok(())
     }

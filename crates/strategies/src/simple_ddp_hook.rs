@@ -8,7 +8,6 @@
 //! fastest.
 
 use paceline_collectives::{MeshShape, ReduceOp};
-use paceline_kernels::elementwise;
 use paceline_model::ParamId;
 
 use crate::in_order::InOrder;
@@ -40,14 +39,12 @@ impl Strategy for SimpleDdpHook {
     }
 
     fn gradient_ready(&mut self, cx: &mut StepContext, id: ParamId) -> Result<()> {
-        let Replica { storage, group, compute, .. } = cx.replica;
-        let world_size = group.world_size() as f64;
+        let Replica { storage, group, .. } = cx.replica;
         self.order.ready(id);
         while let Some(id) = self.order.pop() {
             let grad = storage.grad(id)?;
             cx.track.record(span::EXPOSED, || group.all_reduce(&grad, ReduceOp::Sum))?;
-            let divide = || elementwise::divide(compute, &grad, world_size);
-            cx.track.record(span::GRAD_SYNC, divide)?;
+            cx.track.record(span::GRAD_SYNC, || cx.replica.average(&grad))?;
         }
         Ok(())
     }

@@ -8,6 +8,7 @@ use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use paceline_collectives::{OpTimes, ReduceOp, Work};
+use paceline_kernels::Compute;
 use paceline_kernels::loss::SUMS_LEN;
 use paceline_memory::{Category, DType, Shape, Tensor};
 use paceline_model::{Batch, ParamId};
@@ -48,12 +49,23 @@ pub struct StepState {
 /// Sums over the samples of a step.
 #[derive(Debug)]
 pub(crate) struct LossSums {
-    /// The objective's sums over this rank's shares: f64 (3).
+    /// The objective's sums over this rank's shares: f64 (3), or (micro-batches, 3) if they are added up by micro-batch.
     pub(crate) own: Tensor,
     /// Memory of the host for the sums of all ranks: the losses, the correct samples, and the ranks that ask to stop: f64 (3).
     pub(crate) on_host: Tensor,
     /// Destination of these sums: the same memory, or the device's, so that no pass waits for the host to read them.
     pub(crate) of_all: Tensor,
+}
+
+impl LossSums {
+    /// Has a row for each of `count` micro-batches.
+    pub(crate) fn hold_rows(&mut self, compute: &Compute, count: usize) -> Result<()> {
+        let len = count.max(1) * SUMS_LEN;
+        if self.own.num_elems() != len {
+            self.own = compute.allocator.tensor(DType::F64, [len], Category::Workspace)?;
+        }
+        Ok(())
+    }
 }
 
 /// The parameters that a step did not use, or used only in part.
@@ -194,11 +206,15 @@ impl StepContext<'_> {
     }
 
     /// Gives all ranks the buffers of the rank that has trained on the most samples (the lowest such rank), for an evaluation or
-    /// a checkpoint. Unless the statistics are synchronized, each rank's buffers follow its own samples.
+    /// a checkpoint. Unless the statistics are synchronized, each rank's buffers follow its own samples. By micro-batch, those of
+    /// the first rank follow the first micro-batch of each step.
     pub fn sync_buffers(&mut self) -> Result<()> {
-        let Replica { group, storage, .. } = self.replica;
+        let Replica { group, storage, options, .. } = self.replica;
         if storage.buffers().num_elems() == 0 || group.world_size() == 1 {
             return Ok(());
+        }
+        if options.is_one_tree() {
+            return self.replica.broadcast_buffers(0, self.track);
         }
         let mut samples = vec![0; group.world_size()];
         samples[group.rank()] = self.state.num_samples as i64;

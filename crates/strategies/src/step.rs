@@ -6,11 +6,13 @@
 mod passes;
 
 use paceline_collectives::{Purpose, ReduceOp, Work};
+use paceline_kernels::loss::SUMS_LEN;
 use paceline_memory::GraphedWork;
 use paceline_model::{OpenUnits, ParamId};
 use paceline_schedule::Plan;
 use paceline_trace::now_ns;
 
+use crate::accumulation::add_rows;
 use crate::graphs::{GraphObstacle, Passed, StepPasses};
 use crate::hooks::StepHooks;
 use crate::{
@@ -162,15 +164,21 @@ impl<'a> TrainStep<'a> {
     }
 
     fn forward_and_backward(&mut self, plan: &Plan) -> Result<Passed> {
-        let Replica { pipeline, .. } = self.replica();
+        let replica = self.replica();
         let num_passes = self.micro_batches.len();
         let reduces_each = self.reduces_each();
         let state = &mut *self.hooks.cx.state;
+        let mut first = 0;
+        if replica.options.is_one_tree() {
+            state.sums.hold_rows(&replica.compute, num_passes)?;
+            let has_samples = |of: &MicroBatch| of.batch.num_samples() > 0;
+            first = self.micro_batches.iter().position(has_samples).unwrap_or(0);
+        }
         state.sums.own.fill_zero()?;
-        state.partial_sums.begin_step(num_passes);
+        state.partial_sums.begin_step(first..num_passes);
         self.units.begin_step(num_passes, reduces_each);
         self.pass(None, |cx| cx.open_roots())?;
-        if !pipeline.has_last_stage() {
+        if !replica.pipeline.has_last_stage() {
             // It takes part in the sum with zeros. At the end, all ranks would wait for it.
             self.send_loss()?;
         }
@@ -312,8 +320,12 @@ impl<'a> TrainStep<'a> {
         }
         // The count travels in the same memory.
         self.count_of_all()?;
-        let StepContext { replica: Replica { world, .. }, state, .. } = &self.hooks.cx;
+        let StepContext { replica: Replica { world, compute, options, .. }, state, .. } =
+            &self.hooks.cx;
         let (own, of_all) = (&state.sums.own, &state.sums.of_all);
+        if options.is_one_tree() {
+            add_rows(compute, own, state.partial_sums.leaves(), SUMS_LEN)?;
+        }
         let stop = f64::from(u8::from(state.asks_to_stop));
         of_all.slice(0..2)?.copy_from(&own.slice(0..2)?)?;
         of_all.slice(2..3)?.overwrite::<f64, _>(|last| last[0] = stop)?;

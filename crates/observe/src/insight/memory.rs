@@ -104,7 +104,7 @@ impl<'a> Shape<'a> {
     }
 
     fn num_batches(&self) -> usize {
-        self.strategy.accumulate.min(self.config.steps_per_epoch)
+        self.strategy.micro_batches_of(self.strategy.accumulate.min(self.config.steps_per_epoch))
     }
 
     /// Whether the device has streams of its own, and copies batches.
@@ -116,6 +116,9 @@ impl<'a> Shape<'a> {
 /// The most samples of a batch on each rank, with a data set of `len` samples.
 fn rows(config: &TrainConfig, len: usize) -> Vec<usize> {
     let world = config.world_size;
+    if let Some(of) = &config.micro_batches {
+        return vec![config.global_batch_size.min(len).div_ceil(of.count()); world];
+    }
     match &config.rank_samples {
         Some(samples) => samples.iter().map(|samples| config.batch_size.min(*samples)).collect(),
         None => {

@@ -44,7 +44,7 @@ impl PipelineFacts {
     pub fn new(config: &TrainConfig, reports: &[RankReport]) -> Option<Self> {
         let pipeline = config.pipeline.as_ref()?;
         let (schedule, mesh) = (named(pipeline.schedule)?, &config.mesh);
-        let micro_batches = config.strategy.accumulate.min(config.steps_per_epoch);
+        let micro_batches = config.micro_batches_per_step();
         let even = |of: &_| Costs::even(of, 1.0, 1.0, 1.0);
         let costs = |of: &_| pipeline.costs.clone().unwrap_or_else(|| even(of));
         let plan = Plan::new(schedule, mesh.size(Axis::Pp), micro_batches, costs).ok()?;

@@ -93,7 +93,7 @@ fn changes(
         let gain = Gain::of(facts.lengths.iter().map(|step| step * share))?;
         Some(Change { words, gain, kept: choice.kept, more: choice.kept - as_is.kept })
     };
-    let is_tree = config.strategy.options.accumulation == AccumulationOrder::Tree;
+    let is_tree = config.strategy.options.accumulation != AccumulationOrder::Sequential;
     let mut changes = Vec::new();
     for schedule in SCHEDULES.into_iter().filter(|of| is_tree || of.name() != "looped_bfs") {
         let found = best_cut(schedule, ranks, micro_batches, blocks, (limit, None));
@@ -110,7 +110,9 @@ fn changes(
             changes.push(change(format!("`{}`", words.join(" ")), &choice)?);
         }
     }
-    if config.batch_size > 1 && config.batch_size.is_multiple_of(2) {
+    // The user has chosen the micro-batches.
+    let may_halve = config.micro_batches.is_none();
+    if may_halve && config.batch_size > 1 && config.batch_size.is_multiple_of(2) {
         let half = |of: &[f64]| of.iter().map(|cost| cost / 2.0).collect();
         let blocks = BlockCosts {
             forward: half(&blocks.forward),

@@ -107,7 +107,11 @@ fn scope_line(facts: &Facts) -> Option<String> {
     let is_others = matches!(facts.config.device, Device::Cuda(_))
         || matches!(facts.outcome.transport, Transport::Mpi | Transport::Nccl);
     let needed = needed_for_same_bits(facts.config.precision == PrecisionName::Bf16);
-    (!is_others).then(|| format!("  (the same with any --threads, on any processor with {needed})"))
+    let layouts = facts.config.micro_batches.as_ref();
+    let layouts = layouts.map_or(String::new(), |of| format!("any layout of {}, ", of.words()));
+    (!is_others).then(|| {
+        format!("  (the same with {layouts}any --threads, on any processor with {needed})")
+    })
 }
 
 /// The speed of the measured steps, and where their time went.

@@ -75,5 +75,8 @@ pub(crate) fn samples(config: &TrainConfig) -> String {
         Some(_) => format!("up to {}", thousands((config.batch_size * config.world_size) as u64)),
     };
     let samples = thousands(config.samples_per_step().round() as u64);
+    if let Some(of) = &config.micro_batches {
+        return format!("Samples of a step: {samples}, in {} on {ranks}", of.words());
+    }
     format!("Samples of a step: {samples}, in {} of {each} on {ranks}", plural(batches, "batch"))
 }

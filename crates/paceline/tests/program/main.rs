@@ -33,6 +33,7 @@ mod instructions;
 mod knobs;
 mod lab;
 mod launcher;
+mod layouts;
 mod llama;
 mod llama_tools;
 mod loss_scale;

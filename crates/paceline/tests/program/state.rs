@@ -42,7 +42,7 @@ const WITH_HISTORY: [(&[&str], &str); 9] = [
 ];
 
 /// The other flags of these groups: they say how each step is made, how many there are, or what is measured.
-const WITHOUT_HISTORY: [&str; 22] = [
+const WITHOUT_HISTORY: [&str; 23] = [
     "accumulate-in",
     "batch-size",
     "bucket-cap-mb",
@@ -55,6 +55,8 @@ const WITHOUT_HISTORY: [&str; 22] = [
     "keep-after-forward",
     "lr",
     "mesh",
+    // `layouts.rs` has its runs that go on.
+    "micro-batch-size",
     "no-gradient-view",
     "no-static-graph",
     "no-sync",

@@ -304,6 +304,10 @@ pub struct StrategyFlags {
         value_parser = at_least::<usize>(1)
     )]
     pub accumulate: Option<usize>,
+    /// Instead of --accumulate: cut each global batch into micro-batches of N samples by the data alone. A step is one global batch,
+    /// and ends with the same bits on any number of ranks, with any exact strategy, in any pipeline
+    #[arg(long, value_name = "N", value_parser = at_least::<usize>(1))]
+    pub micro_batch_size: Option<usize>,
     /// The order in which a rank adds up the gradients of its batches. tree takes one copy of the gradients for 2 or 3
     /// batches, two for 4 to 7, three for 8 to 15
     #[arg(long, value_enum, value_name = "ORDER", default_value_t = AccumulationName::Sequential)]

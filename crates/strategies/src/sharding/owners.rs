@@ -3,7 +3,6 @@
 //! Input: the parameters or gradients that this rank owns, in the storage of the replica. Output: whole units in memory that
 //! units share, and gradients that are reduced to their owners. This file does not know when a strategy needs them.
 
-use paceline_collectives::ReduceOp;
 use paceline_kernels::elementwise;
 use paceline_memory::Tensor;
 use paceline_model::{Held, Layout, Model, Param, ParamId, Precision, UnitId, View};
@@ -134,7 +133,7 @@ impl OwnerReductions {
             let added = self.added.as_ref().filter(|_| !is_first && own.is_some());
             let added = added.map(|added| added.slice(0..source.num_elems())).transpose()?;
             let result = added.as_ref().or(own.as_ref());
-            let reduce = || group.reduce_into(&source, result, ReduceOp::Mean, owner);
+            let reduce = || group.reduce_into(&source, result, cx.replica.reduce_op(), owner);
             exposed(cx.track, span::REDUCE_SCATTER, reduce)?;
             if let (Some(added), Some(own)) = (added, own) {
                 cx.track.record(span::GRAD_SYNC, || elementwise::add(compute, &added, &own))?;

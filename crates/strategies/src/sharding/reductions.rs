@@ -7,7 +7,7 @@
 
 use std::collections::VecDeque;
 
-use paceline_collectives::{Purpose, ReduceOp, Work};
+use paceline_collectives::{Purpose, Work};
 use paceline_kernels::elementwise;
 use paceline_memory::{Category, Tensor};
 use paceline_model::{Held, ParamId, UnitId, View};
@@ -309,7 +309,7 @@ impl Reductions {
         of_unit.num_sent += 1;
         let group = self.ranks.shard.for_purpose(Purpose::Bucket(unit.0));
         let result = added.as_ref().unwrap_or(&shard);
-        let work = group.reduce_scatter_async(&source, result, ReduceOp::Mean)?;
+        let work = group.reduce_scatter_async(&source, result, replica.reduce_op())?;
         let is_partial = self.ranks.replicas.is_some();
         self.in_flight.push_back(ReducedUnit { unit, work, is_partial, added, _source: source });
         self.average_finished(replica)
@@ -360,7 +360,7 @@ impl ReducedUnit {
             None => replica.storage.grads().slice(own)?,
         };
         self.work.wait()?;
-        self.work = replicas.all_reduce_async(&shard, ReduceOp::Mean)?;
+        self.work = replicas.all_reduce_async(&shard, replica.reduce_op())?;
         Ok(())
     }
 }

@@ -5,6 +5,7 @@
 
 use std::ops::Range;
 
+use paceline_kernels::loss::SUMS_LEN;
 use paceline_memory::Tensor;
 use paceline_model::{Context, Half, Layer, Saved, UnitId};
 
@@ -35,15 +36,20 @@ impl TrainStep<'_> {
         output: Tensor,
         saved: Option<&mut Saved>,
     ) -> Result<Tensor> {
-        let Replica { model, group, pipeline, .. } = self.replica();
+        let Replica { model, pipeline, .. } = self.replica();
         if model.objective.has_parameters() && saved.is_none() {
             self.begin_backward(at, &pipeline.units_of_objective(model))?;
         }
         self.timed(span::FORWARD, |step| {
             let StepState { loss_scale, ref sums, .. } = *step.hooks.cx.state;
-            let sums = sums.own.clone();
+            let sums = if step.replica().options.is_one_tree() {
+                sums.own.slice(at * SUMS_LEN..(at + 1) * SUMS_LEN)?
+            } else {
+                sums.own.clone()
+            };
             // The gradients of this rank's samples are scaled. A loss scale that is a power of two changes no digit.
-            let scale = loss_scale * (group.world_size() as f64 / step.count_of_all()? as f64);
+            let num_averaged = step.replica().num_averaged() as f64;
+            let scale = loss_scale * (num_averaged / step.count_of_all()? as f64);
             let d_output =
                 step.pass(Some(at), |cx| model.differentiate(cx, &output, scale, &sums, saved))?;
             drop(output);
@@ -121,9 +127,13 @@ impl TrainStep<'_> {
         at: Option<usize>,
         run: impl FnOnce(&mut Context) -> paceline_model::Result<T>,
     ) -> Result<T> {
-        let Replica { compute, storage, .. } = self.replica();
+        let Replica { compute, storage, group, options, .. } = self.replica();
         self.hooks.is_last = self.num_backward == self.micro_batches.len();
-        let mut cx = Context::resumed(compute, storage, &mut self.units, &mut self.hooks);
+        let first = self.hooks.cx.state.partial_sums.leaves().start;
+        let has_statistics = at == Some(first) && group.rank() == 0;
+        let keeps_statistics = options.is_one_tree() && !has_statistics;
+        let cx = Context::resumed(compute, storage, &mut self.units, &mut self.hooks);
+        let mut cx = cx.keeping_statistics(keeps_statistics);
         if let Some(at) = at {
             cx = cx.with_batch(&self.samples[at].batch);
         }

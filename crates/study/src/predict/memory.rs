@@ -79,11 +79,16 @@ pub fn predict_memory(args: &PredictArgs) -> Result<u8> {
     for &ranks in &args.nproc {
         let limit = limit(args.rank_gb, ranks)?;
         limits.push((ranks, limit as u64));
+        // Ranks share the micro-batches of a step.
+        let shared = given.has("micro-batch-size").then(|| single.with("nproc", ranks));
+        let shared = shared.map(|spec| resolve_unchecked(&spec, None)).transpose()?;
+        let config = shared.as_ref().map_or(&config, |(shared, ..)| shared);
         // A long run without checkpoints, whose ranks are processes.
         let mut config =
             TrainConfig { world_size: ranks, steps_per_epoch: usize::MAX, ..config.clone() };
         (config.transport, config.checkpoints.save) = (TransportName::Shm, None);
-        let batch = global.map_or(config.batch_size, |global| global.div_ceil(ranks));
+        let per_rank = global.filter(|_| config.micro_batches.is_none());
+        let batch = per_rank.map_or(config.batch_size, |global| global.div_ceil(ranks));
         for name in &names {
             let case = Case::new(&config, &data, name, batch)?;
             rows.push(case.row(limit)?);

@@ -107,7 +107,10 @@ impl Planned {
             if strategy.of.synchronizes == Synchronizes::Alone && world_size > 1 {
                 continue;
             }
-            let flags = flags.with("strategy", strategy.name).with("accumulate", accumulate);
+            let flags = flags.with("strategy", strategy.name);
+            // Micro-batches follow from the ranks.
+            let accumulate = Some(accumulate).filter(|_| !flags.has("micro-batch-size"));
+            let flags = accumulate.iter().fold(flags, |of, n| of.with("accumulate", n));
             match spec::resolve(&flags) {
                 Ok(config) => {
                     planned.scene = planned.scene.with(choice, flags);

@@ -1,0 +1,144 @@
+"""One digest: every layout of the same micro-batches ends with the same bits.
+
+    python3 bench/layouts.py                     # all layouts of all models, with a table
+    python3 bench/layouts.py --models mlp        # those of one model
+    python3 bench/layouts.py --price             # what it costs, against the same layout with --batch-size and --accumulate
+
+Each model is trained on one global batch per step, cut into micro-batches by the data alone (`--micro-batch-size`). A layout is how many ranks share
+them, with which strategy, mesh, schedule, transport and number of threads. The last step of an epoch has fewer samples than the others.
+What must end alike is the digest of the weights, the losses as the summary has them, and the norm of the gradients if they are clipped. A way of training that has
+other bits (`clipped`, `bf16`) is a row of its own, and all of its layouts have to agree.
+
+`--price` takes steps in rounds of a run without, one with, and again one without `--micro-batch-size`, and prints the ratio of the medians of their steps.
+
+The exit code is 1 if a layout ends otherwise than the first of its row, or fails.
+"""
+import argparse
+import sys
+import time
+from pathlib import Path
+
+from common import Record, RunFailed, aligned, arguments_for, each, interval, parsed, provenance, train, write
+
+COMMON = "--global-batch-size 32 --micro-batch-size 4 --warmup-steps 0 --simd portable"
+MODELS = {
+    "cnn": "--channels 4 20 --hidden 72 --samples 84 --steps 5 --momentum 0.9 --evaluate",
+    "mlp": "--model mlp --input-dim 48 --hidden-dim 136 --output-dim 40 --num-layers 5 --steps-per-epoch 2 --steps 4 --optimizer adamw",
+    "llama": "--model llama --layers 4 --width 32 --heads 4 --kv-heads 2 --intermediate 88 --vocab 301 --seq-len 16 --samples 84 --steps 5 --optimizer adamw",
+}
+WAYS = {"plain": "", "clipped": "--clip-grad-norm 0.01", "bf16": "--precision bf16"}
+PIPELINE = "--mesh pp=2 --nproc 2"
+LAYOUTS = {
+    "1 rank": "--nproc 1",
+    "1 rank, 2 threads": "--nproc 1 --threads 2",
+    **{f"{ranks} ranks, ddp": f"--nproc {ranks}" for ranks in (2, 3, 4, 6, 8)},
+    **{
+        f"{ranks} ranks, {name}": f"--nproc {ranks} --strategy {name}"
+        for ranks, names in (
+            (2, ("simple_ddp", "simple_ddp_ga", "simple_ddp_hook", "zero2", "sharded1", "sharded3")),
+            (3, ("simple_ddp_async", "flat_ddp", "zero1", "zero3", "sharded2", "sharded3")),
+            (4, ("bucket_ddp_async", "flat_ddp", "zero1", "zero3", "sharded2", "sharded3")),
+            (6, ("simple_ddp", "bucket_ddp_async", "zero2", "sharded1", "sharded3")),
+            (8, ("simple_ddp_async", "zero3", "sharded2")),
+        )
+        for name in names
+    },
+    "2 ranks, tcp": "--nproc 2 --transport tcp",
+    "3 ranks, tcp": "--nproc 3 --transport tcp",
+    "6 ranks, tcp, sharded3": "--nproc 6 --transport tcp --strategy sharded3",
+    "3 ranks, thread": "--nproc 3 --transport thread",
+    "4 ranks, hybrid": "--nproc 4 --transport hybrid --hosts 2",
+    "6 ranks, hybrid": "--nproc 6 --transport hybrid --hosts 2",
+    "2 ranks, 2 threads": "--nproc 2 --threads 2",
+    "4 ranks, small buckets": "--nproc 4 --bucket-cap-mb 0.01",
+    "4 ranks, 2 replicas of 2 shards": "--nproc 4 --strategy sharded3 --mesh dp=2,shard=2",
+    "6 ranks, 3 replicas of 2 shards": "--nproc 6 --strategy sharded2 --mesh dp=3,shard=2",
+    "8 ranks, 4 replicas of 2 shards": "--nproc 8 --strategy sharded1 --mesh dp=4,shard=2",
+    **{f"2 stages, {name}": f"{PIPELINE} --schedule {name}" for name in ("gpipe", "1f1b", "zb_h1", "zbv", "looped_bfs")},
+    "2 stages, 2 replicas": "--nproc 4 --mesh pp=2,dp=2 --schedule 1f1b",
+    "2 stages, 3 replicas": "--nproc 6 --mesh pp=2,dp=3 --schedule zb_h1",
+    "2 stages, 2 shards": "--nproc 4 --mesh pp=2,shard=2 --strategy sharded2",
+}
+# Ranks, the samples of a micro-batch, and how many of these a rank has.
+PRICES = {
+    f"{model}, {ranks} x {count}": (f"{flags} --nproc {ranks} --warmup-steps 4 --pin-cores", ranks, size, count)
+    for model, flags, size in (
+        ("CNN", "--steps 60", 32),
+        ("MLP", "--model mlp --input-dim 512 --hidden-dim 512 --output-dim 512 --num-layers 3 --steps 60", 64),
+        ("Llama", "--recipe tiny-llama --steps 60", 8),
+    )
+    for ranks, count in ((1, 4), (2, 1), (2, 2))
+}
+RECOMPUTED = {"1 rank, recomputed": "--nproc 1 --checkpoint-activations", "3 ranks, recomputed": "--nproc 3 --checkpoint-activations --strategy sharded3"}
+
+
+def ended(found: Record) -> list[object]:
+    """What must not depend on the layout."""
+    return [found["weights_sha256"][:16], *(found[key] for key in ("train_loss", "eval_loss", "grad_norm") if found.get(key) is not None)]
+
+
+def compared(binary: Path, model: str, way: str, layouts: dict[str, str]) -> Record:
+    ends: dict[str, list[object] | str] = {}
+    for name, flags in layouts.items():
+        try:
+            ends[name] = ended(train(binary, f"{MODELS[model]} {COMMON} {WAYS[way]} {flags}"))
+        except RunFailed as error:
+            ends[name] = f"failed: {error}"
+    first = next(iter(ends.values()))
+    others = {name: end for name, end in ends.items() if end != first}
+    return {"model": model, "way": way, "end": first, "layouts": len(ends), "others": others}
+
+
+def price(binary: Path, case: str, rounds: int) -> Record:
+    """The ratio of steps with micro-batches to steps without, and of steps without to themselves."""
+    flags, ranks, size, count = PRICES[case]
+    without = f"{flags} --batch-size {size} --accumulate {count}"
+    with_them = f"{flags} --global-batch-size {ranks * size * count} --micro-batch-size {size}"
+    taken = [tuple(train(binary, of)["step_ms_median"] for of in (without, with_them, without)) for _ in range(rounds)]
+    return {
+        "case": case,
+        "step_ms": taken,
+        "with_over_without": interval([with_it / ((first + again) / 2) for first, with_it, again in taken]),
+        "without_over_itself": interval([again / first for first, _, again in taken]),
+    }
+
+
+def prices(arguments: argparse.Namespace) -> int:
+    results, failures = each(PRICES, lambda case: price(arguments.paceline, case, arguments.rounds))
+    cells = [["model, ranks x micro-batches", "with / without", "95 % interval", "without / itself", "95 % interval"]]
+    for result in results:
+        ratios = [result["with_over_without"], result["without_over_itself"]]
+        cells.append([result["case"], *(text for of in ratios for text in (f"{of['median']:.3f}", f"{of['low']:.3f}-{of['high']:.3f}"))])
+    print(aligned(cells, left={0}), *failures, sep="\n")
+    write(arguments.out.with_stem("layouts_price"), provenance() | {"results": results, "failures": failures})
+    return int(bool(failures))
+
+
+def main() -> int:
+    parser = arguments_for(__doc__, "layouts.json", rounds=9)
+    parser.add_argument("--price", action="store_true", help="measure steps instead")
+    parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
+    parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
+    arguments: argparse.Namespace = parsed(parser)
+    if arguments.rounds < 6:
+        parser.error("--rounds must be at least 6, for an interval of 95 %")
+    if arguments.price:
+        return prices(arguments)
+    rows = []
+    for model in arguments.models:
+        for way in arguments.ways:
+            begin = time.monotonic()
+            layouts = LAYOUTS | (RECOMPUTED if model == "llama" else {})
+            rows.append(compared(arguments.paceline, model, way, layouts))
+            print(f"{model}, {way}: {len(layouts)} layouts in {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
+    print(aligned([["model", "", "digest", "layouts", "end otherwise"], *([row["model"], row["way"], str(row["end"][0]), str(row["layouts"]), str(len(row["others"]))] for row in rows)], left={0, 1, 2}))
+    for row in rows:
+        for name, end in row["others"].items():
+            print(f"{row['model']}, {row['way']}, {name}: {end}")
+    if (set(arguments.models), set(arguments.ways)) == (set(MODELS), set(WAYS)):
+        write(arguments.out, provenance() | {"layouts": LAYOUTS | RECOMPUTED, "rows": rows})
+    return int(any(row["others"] for row in rows))
+
+
+if __name__ == "__main__":
+    sys.exit(main())
