@@ -23,6 +23,7 @@ pub mod batch_norm;
 pub mod cast;
 pub mod conv2d;
 pub mod conv_relu_pool;
+pub mod digest;
 pub mod elementwise;
 pub mod embedding;
 pub mod layout;

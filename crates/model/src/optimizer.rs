@@ -1,8 +1,10 @@
 //! Optimizers and their state, over the ranges of flat storage that a rank owns.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use paceline_kernels::Compute;
+use paceline_kernels::digest::{Digest, digest};
 use paceline_kernels::optimizer::{AdamW, Sgd, StepNumbers, adamw, sgd};
 use paceline_memory::{Allocator, Category, DType, GraphPool, GraphedWork, Tensor};
 
@@ -69,6 +71,15 @@ pub struct Optimizer {
     undecayed: Vec<Range<usize>>,
     /// The step as a graph, if it is launched as one.
     graph: Option<StepGraph>,
+    /// The digests of the last step, if it is watched.
+    watched: Option<WatchedStep>,
+}
+
+/// The parameters, and the digests of their gradients and their values after a step.
+#[derive(Debug)]
+struct WatchedStep {
+    layout: Arc<Layout>,
+    digests: Vec<[Digest; 2]>,
 }
 
 /// A step that is captured once and replayed.
@@ -80,6 +91,9 @@ struct StepGraph {
     /// The values and gradients of the captured work.
     parts: Vec<(Tensor, Tensor)>,
 }
+
+/// Elements that each thread updates before it reads them again for their digests: four tensors of them fit into a cache of 2 MB.
+const WATCHED_ELEMS: usize = 1 << 16;
 
 /// The most numbers that a step of an optimizer has.
 const MOST_NUMBERS: usize = 9;
@@ -105,8 +119,8 @@ impl Optimizer {
             Held::new(ranges.clone(), state)
         };
         let state = config.state_names().iter().map(zeros).collect::<Result<_>>()?;
-        let (undecayed, graph) = (Vec::new(), None);
-        Ok(Self { config, ranges, state, steps: 0, grad_factor: 1.0, undecayed, graph })
+        let (undecayed, graph, watched) = (Vec::new(), None, None);
+        Ok(Self { config, ranges, state, steps: 0, grad_factor: 1.0, undecayed, graph, watched })
     }
 
     /// The same, with weight decay for matrices and convolutions only: parameters of one dimension, such as biases and norms, have
@@ -117,6 +131,19 @@ impl Optimizer {
         self.undecayed = vectors.map(|param| param.range()).collect();
         self.undecayed.sort_by_key(|range| range.start);
         self
+    }
+
+    /// The same, with digests of the gradients and of the updated values in each step.
+    pub fn watched(mut self, layout: &Arc<Layout>) -> Self {
+        let digests = vec![[Digest::default(); 2]; layout.params().len()];
+        self.watched = Some(WatchedStep { layout: layout.clone(), digests });
+        self
+    }
+
+    /// The digests of the gradients and of the updated values of the last step, by the number of the parameter: of those elements that
+    /// this optimizer updates.
+    pub fn digests(&self) -> Option<&[[Digest; 2]]> {
+        self.watched.as_ref().map(|watched| &*watched.digests)
     }
 
     /// Updates the parameters of its ranges from their gradients, in `storage`.
@@ -133,13 +160,19 @@ impl Optimizer {
     /// given once to [`Optimizer::update`]. The bits are those of [`Optimizer::step`].
     pub fn begin_step(&mut self) {
         self.steps += 1;
+        self.watched.iter_mut().for_each(|of| of.digests.fill([Digest::default(); 2]));
     }
 
     /// Updates the parameters of a part of one of its ranges.
-    pub fn update(&self, compute: &Compute, storage: &Storage, range: Range<usize>) -> Result<()> {
+    pub fn update(
+        &mut self,
+        compute: &Compute,
+        storage: &Storage,
+        range: Range<usize>,
+    ) -> Result<()> {
         let (values, grads) =
             (storage.values().slice(range.clone())?, storage.grads().slice(range.clone())?);
-        self.launch(compute, &range, &values, &grads, None)
+        self.update_part(compute, &range, &values, &grads)
     }
 
     /// The same, with each step launched as a graph of a card, in whose memory all tensors lie. The learning rate, the factor of
@@ -155,6 +188,44 @@ impl Optimizer {
     /// Updates the parameters of its ranges, given as values and gradients of each range, in order.
     pub fn step_on(&mut self, compute: &Compute, parts: &[(Tensor, Tensor)]) -> Result<()> {
         self.begin_step();
+        if self.graph.is_none() && self.watched.is_some() {
+            let ranges = self.ranges.clone();
+            let mut parts = ranges.iter().zip(parts);
+            return parts.try_for_each(|(range, (values, grads))| {
+                self.update_part(compute, range, values, grads)
+            });
+        }
+        self.launch_step(compute, parts)?;
+        let Some(watched) = &mut self.watched else { return Ok(()) };
+        let mut parts = self.ranges.iter().zip(parts);
+        parts.try_for_each(|(range, (values, grads))| watched.add(compute, range, [grads, values]))
+    }
+
+    /// Updates a range of flat storage, piece by piece if it is watched, so that the digests read what is still in the cache.
+    fn update_part(
+        &mut self,
+        compute: &Compute,
+        range: &Range<usize>,
+        values: &Tensor,
+        grads: &Tensor,
+    ) -> Result<()> {
+        if self.watched.is_none() {
+            return self.launch(compute, range, values, grads, None);
+        }
+        let piece_elems = WATCHED_ELEMS * compute.threads().count();
+        for begin in (0..range.len()).step_by(piece_elems) {
+            let within = begin..range.len().min(begin + piece_elems);
+            let piece = range.start + within.start..range.start + within.end;
+            let [values, grads] = [values.slice(within.clone())?, grads.slice(within)?];
+            self.launch(compute, &piece, &values, &grads, None)?;
+            if let Some(watched) = &mut self.watched {
+                watched.add(compute, &piece, [&grads, &values])?;
+            }
+        }
+        Ok(())
+    }
+
+    fn launch_step(&mut self, compute: &Compute, parts: &[(Tensor, Tensor)]) -> Result<()> {
         let Some(mut graph) = self.graph.take() else {
             return self.launch_all(compute, parts, None);
         };
@@ -287,6 +358,29 @@ impl Optimizer {
     }
 }
 
+impl WatchedStep {
+    /// Adds the digests of a range of flat storage, given as gradients and values.
+    fn add(
+        &mut self,
+        compute: &Compute,
+        range: &Range<usize>,
+        tensors: [&Tensor; 2],
+    ) -> Result<()> {
+        for (id, param) in self.layout.trained() {
+            let own = param.range();
+            let (start, end) = (own.start.max(range.start), own.end.min(range.end));
+            if start >= end {
+                continue;
+            }
+            for (sum, tensor) in self.digests[id.0].iter_mut().zip(tensors) {
+                let part = tensor.slice(start - range.start..end - range.start)?;
+                *sum += digest(compute, &part, start - own.start)?;
+            }
+        }
+        Ok(())
+    }
+}
+
 impl StepGraph {
     /// Whether these values and gradients are those of the graph, or the first that it sees.
     fn is_about(&mut self, parts: &[(Tensor, Tensor)]) -> bool {
@@ -307,8 +401,6 @@ impl StepGraph {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use paceline_memory::DType;
 
     use super::*;

@@ -4,7 +4,7 @@
 //! type. Only the headers and the needed bytes are read: a rank that holds a shard reads its shard.
 //! This module knows nothing of ranks.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fs::File;
 use std::io;
 use std::ops::Range;
@@ -31,7 +31,7 @@ const MAX_HEADER_BYTES: u64 = 16_000_000;
 /// No index is longer. It has an entry of about 100 bytes for each tensor.
 pub const MAX_INDEX_BYTES: u64 = 16_000_000;
 /// Bytes that are read at once.
-const CHUNK_BYTES: usize = 1 << 20;
+pub(crate) const CHUNK_BYTES: usize = 1 << 20;
 
 /// The tensors of a folder, by name.
 #[derive(Debug)]
@@ -51,11 +51,11 @@ pub struct NewParam {
 
 /// The location of a tensor.
 #[derive(Clone, Debug)]
-struct StoredTensor {
+pub(crate) struct StoredTensor {
     path: Arc<Path>,
     file: Arc<File>,
-    dtype: Dtype,
-    shape: Vec<usize>,
+    pub(crate) dtype: Dtype,
+    pub(crate) shape: Vec<usize>,
     /// Its first byte in the file.
     begin: u64,
 }
@@ -72,7 +72,7 @@ impl Pretrained {
     pub fn open(folder: &Path) -> Result<Self> {
         let (single, index) = (folder.join(WEIGHTS_FILE), folder.join(WEIGHTS_INDEX_FILE));
         let tensors = match (single.exists(), index.exists()) {
-            (true, _) => tensors_of(&single)?,
+            (true, _) => stored_in(&single)?.into_iter().collect(),
             (false, true) => tensors_by_index(folder, &index)?,
             (false, false) => {
                 return refused(
@@ -199,9 +199,7 @@ impl StoredTensor {
         let mut at = self.begin + (elems.start * size) as u64;
         for to in to.chunks_mut(CHUNK_BYTES / size) {
             let bytes = &mut bytes[..to.len() * size];
-            if let Err(error) = self.file.read_exact_at(bytes, at) {
-                return refused(&self.path, format!("cannot be read ({error})"));
-            }
+            self.read_at(at, bytes)?;
             at += bytes.len() as u64;
             for (to, bytes) in to.iter_mut().zip(bytes.chunks_exact(size)) {
                 *to = convert(match (self.dtype, bytes) {
@@ -213,6 +211,20 @@ impl StoredTensor {
             }
         }
         Ok(())
+    }
+
+    pub(crate) fn num_bytes(&self) -> usize {
+        self.shape.iter().product::<usize>() * self.dtype.bitsize() / 8
+    }
+
+    /// Fills `bytes` with those from byte `begin` of the tensor on.
+    pub(crate) fn read_bytes(&self, begin: usize, bytes: &mut [u8]) -> Result<()> {
+        self.read_at(self.begin + begin as u64, bytes)
+    }
+
+    fn read_at(&self, at: u64, bytes: &mut [u8]) -> Result<()> {
+        let read = self.file.read_exact_at(bytes, at);
+        read.or_else(|error| refused(&self.path, format!("cannot be read ({error})")))
     }
 }
 
@@ -249,8 +261,8 @@ pub(crate) fn open_with_header(
     Ok((file, len, header))
 }
 
-/// The tensors of one file.
-fn tensors_of(path: &Path) -> Result<BTreeMap<String, StoredTensor>> {
+/// The tensors of one file, in order.
+pub(crate) fn stored_in(path: &Path) -> Result<Vec<(String, StoredTensor)>> {
     let advice = "; divide the model among several files";
     let opened = open_with_header(path, MAX_HEADER_BYTES, advice);
     let (file, len, header) = opened.or_else(|error| refused(path, error.to_string()))?;
@@ -262,7 +274,8 @@ fn tensors_of(path: &Path) -> Result<BTreeMap<String, StoredTensor>> {
     Ok(tensors.collect())
 }
 
-/// The tensors that the header of a file of `len` bytes names, each with its first byte. Errors say what is wrong.
+/// The tensors that the header of a file of `len` bytes names, each with its first byte: in the order of the metadata, and then by name.
+/// Errors say what is wrong.
 pub(crate) fn infos(
     header: &[u8],
     len: u64,
@@ -282,7 +295,16 @@ pub(crate) fn infos(
         let begin = data + info.data_offsets.0 as u64;
         (name, begin, info.clone())
     });
-    Ok(tensors.collect())
+    let order = metadata.metadata().as_ref().and_then(|all| all.get("order"));
+    let order = order.into_iter().flat_map(|names| names.lines().zip(0..));
+    let order: HashMap<&str, usize> = order.collect();
+    let mut tensors: Vec<_> = tensors.collect();
+    tensors.sort_by_cached_key(|(name, ..)| {
+        let part = |part: &str| (part.parse::<u64>().unwrap_or(u64::MAX), part.to_owned());
+        let by_name: Vec<_> = name.split('.').map(part).collect();
+        (order.get(&**name).copied().unwrap_or(usize::MAX), by_name)
+    });
+    Ok(tensors)
 }
 
 /// The tensors of the files that an index names.
@@ -290,7 +312,7 @@ fn tensors_by_index(folder: &Path, index: &Path) -> Result<BTreeMap<String, Stor
     let text = paceline_files::read_text(index, MAX_INDEX_BYTES);
     let text = text.or_else(|error| refused(index, format!("cannot be read ({error})")))?;
     let weight_map = weight_map(&text).or_else(|reason| refused(index, reason))?;
-    let mut files = BTreeMap::new();
+    let mut files = BTreeMap::<_, BTreeMap<_, _>>::new();
     let mut tensors = BTreeMap::new();
     for (name, file) in weight_map {
         if !files.contains_key(&file) {
@@ -301,7 +323,7 @@ fn tensors_by_index(folder: &Path, index: &Path) -> Result<BTreeMap<String, Stor
                     format!("is missing, and {WEIGHTS_INDEX_FILE} says that {name} is there"),
                 );
             }
-            files.insert(file.clone(), tensors_of(&path)?);
+            files.insert(file.clone(), stored_in(&path)?.into_iter().collect());
         }
         let Some(stored) = files[&file].get(&name) else {
             return refused(

@@ -7,13 +7,17 @@
 use std::collections::BTreeMap;
 use std::ops::Range;
 
+use paceline_collectives::Group;
 use paceline_failure::{Failure, Result};
 use paceline_strategies::{Exactness, Replica};
 
 use crate::agreement::in_ranges;
 
+/// A part of a parameter by number, the same on all ranks that hold it, and its checksum.
+type Part = ((usize, usize, usize), u64);
+
 /// The checksums of a part of a parameter: each with the ranks that hold it.
-type Found = Vec<(u32, Vec<usize>)>;
+type Found = Vec<(u64, Vec<usize>)>;
 
 /// Fails if ranks hold different values of the same parameters after `steps` steps, unless the strategy lets models diverge. Replicas are
 /// synchronized. Collective; rank 0 reports.
@@ -24,15 +28,26 @@ pub fn check(replica: &Replica, exactness: &Exactness, steps: u64) -> Result<()>
     }
     let params = storage.layout().params();
     // By the number of the parameter, which is the same on all stages.
-    let mut own: Vec<((usize, usize, usize), u32)> = Vec::new();
+    let mut own: Vec<Part> = Vec::new();
     for (at, param) in params.iter().enumerate() {
         for (Range { start, end }, part) in storage.values().within(&param.range())? {
             let sum = crc32c::crc32c(&part.to_host()?.as_bytes().read::<u8>()?);
-            own.push(((at, start - param.start, end - param.start), sum));
+            own.push(((at, start - param.start, end - param.start), u64::from(sum)));
         }
     }
+    compare(world, world, &own, steps, |(at, ..)| params[at].name.clone())
+}
+
+/// Fails if ranks of `group` hold different parts under the same numbers. `name` puts a part into words.
+pub(crate) fn compare(
+    world: &Group,
+    group: &Group,
+    own: &[Part],
+    steps: u64,
+    name: impl Fn((usize, usize, usize)) -> String,
+) -> Result<()> {
     let mut found: BTreeMap<(usize, usize, usize), Found> = BTreeMap::new();
-    for (rank, of_rank) in world.all_gather_object(&own)?.into_iter().enumerate() {
+    for (rank, of_rank) in group.all_gather_object(&(world.rank(), own.to_vec()))? {
         for (part, sum) in of_rank {
             let sums = found.entry(part).or_default();
             match sums.iter_mut().find(|(known, _)| *known == sum) {
@@ -42,10 +57,10 @@ pub fn check(replica: &Replica, exactness: &Exactness, steps: u64) -> Result<()>
         }
     }
     let num_differing = found.values().filter(|sums| sums.len() > 1).count();
-    let Some(((at, ..), sums)) = found.iter().find(|(_, sums)| sums.len() > 1) else {
+    let Some((part, sums)) = found.iter().find(|(_, sums)| sums.len() > 1) else {
         return Ok(());
     };
-    let name = &params[*at].name;
+    let name = name(*part);
     let ranks = |ranks: &[usize]| match ranks {
         [rank] => format!("rank {rank}"),
         ranks => format!("ranks {}", in_ranges(ranks)),
@@ -60,7 +75,7 @@ pub fn check(replica: &Replica, exactness: &Exactness, steps: u64) -> Result<()>
         parts[1..].join(" and on "),
         parts[0]
     );
-    Err(match world.rank() {
+    Err(match group.rank() {
         0 => Failure::Run(format!(
             "{problem} ({num_differing} of {} parameters or parts of them differ), although the ranks must hold the same; \
              no checkpoint is written: look whether all hosts have the same files and the same program, \

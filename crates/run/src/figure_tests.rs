@@ -257,6 +257,7 @@ fn step_done<'a>(loss: &'a StepLoss, track: &'a SpanTrack, group: &'a Group) -> 
         actions: &[],
         group,
         compute: Box::leak(Box::new(Compute::new(1, Allocator::meta()).unwrap())),
+        digests: None,
     }
 }
 

@@ -44,6 +44,7 @@ pub mod to_device;
 pub mod together;
 pub mod train;
 pub mod trainer;
+mod watch;
 
 #[cfg(test)]
 mod figure_tests;

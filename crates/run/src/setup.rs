@@ -230,6 +230,9 @@ pub(crate) fn build<'a>(
     if config.optimizer.decays_matrices_only() {
         optimizer = optimizer.decaying_matrices_only(replica.storage.layout());
     }
+    if config.output.watch_numerics {
+        optimizer = optimizer.watched(replica.storage.layout());
+    }
     let (num_samples, samples) = (dataset.len(), BatchShape::of(dataset.as_ref()));
     let Begin { mut progress, previous } =
         resume::begin(config, &replica, &*strategy, &mut optimizer, num_samples)?;

@@ -27,7 +27,7 @@ use crate::saving::Saving;
 use crate::setup::{self, Host, Trainer};
 use crate::step::{StepOutcome, Stepper};
 use crate::to_device::Loaded;
-use crate::{equality, evaluation, sample, staging};
+use crate::{equality, evaluation, sample, staging, watch};
 
 /// Trains as one rank of `world`, which is arranged as the mesh of the configuration. Rank 0 writes to the console and to the
 /// folder of `make_folder`, if any. All ranks end after the same step if one of them is asked to stop.
@@ -178,8 +178,11 @@ impl Trainer<'_> {
         batches: usize,
     ) -> Result<()> {
         let &StepOutcome { ref loss, whole, ref device, grad_norm, .. } = outcome;
+        let is_updated = !self.stepper.skips(outcome);
         let (number, has_classes) = (run.num_steps - 1, self.has_classes());
-        let Stepper { replica, state, track, .. } = &self.stepper;
+        let Stepper { replica, state, track, optimizer, .. } = &self.stepper;
+        let compare = || watch::compare(replica, optimizer, &self.exactness, run.progress.steps);
+        let digests = if is_updated { compare()? } else { None };
         run.meter.read(&replica.group);
         // A device carries out work later than the host asks for it.
         let has_ledger = self.config.pipeline.is_some() && self.config.device == Device::Cpu;
@@ -207,6 +210,7 @@ impl Trainer<'_> {
             actions,
             group: &replica.world,
             compute: &replica.compute,
+            digests: digests.as_deref(),
         }))
     }
 

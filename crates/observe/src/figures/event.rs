@@ -161,6 +161,8 @@ pub struct StepDone<'a> {
     pub group: &'a Group,
     /// The threads of this rank.
     pub compute: &'a Compute,
+    /// The digests of all gradients and weights by the number of the parameter, if the run watches them.
+    pub digests: Option<&'a [[u64; 2]]>,
 }
 
 impl StepDone<'_> {

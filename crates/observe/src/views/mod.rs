@@ -4,6 +4,7 @@
 //! |---|---|
 //! | [`console`], [`blocks`], [`memory_lines`] | on the terminal: the epochs, the steps and the summary |
 //! | [`jsonl`], [`tensorboard`] | a line or a point for each step, evaluation and checkpoint: `metrics.jsonl`, event files |
+//! | [`numerics`] | `numerics.bin`: digests of the gradients and weights of each step |
 //! | [`summary`] | `summary.json`, and the file of `--json` |
 //! | [`end_files`] | `summary.txt` and `step.svg` |
 //! | `step_lines` | the time line of a step, on the terminal and as `step.svg` |
@@ -17,6 +18,7 @@ pub mod end_files;
 mod head;
 pub mod jsonl;
 pub mod memory_lines;
+pub mod numerics;
 mod pipeline_lanes;
 mod pipeline_lines;
 pub mod profiler;
@@ -45,6 +47,9 @@ pub fn listeners<'a>(
     let Some(folder) = folder else { return Ok(listeners) };
     listeners.add(end_files::EndFiles::new(disk.clone(), config, folder));
     listeners.add(jsonl::MetricsFile::create(disk, folder)?);
+    if config.output.watch_numerics {
+        listeners.add(numerics::NumericsFile::new(disk, folder));
+    }
     if config.output.tensorboard {
         listeners.add(tensorboard::TensorBoard::create(disk, folder)?);
     }

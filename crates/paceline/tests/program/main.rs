@@ -39,6 +39,7 @@ mod llama_tools;
 mod loss_scale;
 mod memory;
 mod new;
+mod numerics;
 mod output;
 mod own;
 mod own_data;

@@ -199,6 +199,10 @@ pub struct OutputFlags {
     /// Write scalars of steps and evaluations for TensorBoard. They are in the run folder, whose name TensorBoard shows
     #[arg(long, help_heading = "Observation")]
     pub tensorboard: bool,
+    /// Compare digests of gradients and weights between replicas after each step, and keep them in the run folder, for
+    /// paceline compare --numerics
+    #[arg(long, help_heading = "Observation")]
+    pub watch_numerics: bool,
     /// Write the summary to this file too
     #[arg(long, value_name = "FILE", help_heading = PLACES)]
     pub json: Option<PathBuf>,

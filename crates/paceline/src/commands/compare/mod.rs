@@ -6,6 +6,7 @@
 
 pub mod args;
 mod load;
+mod numerics;
 mod settings;
 mod table;
 
@@ -29,6 +30,15 @@ const SETTINGS: &str = "settings";
 /// Runs `paceline compare`.
 pub fn compare(args: &CompareRunsArgs) -> Result<u8> {
     let price_per_hour = args.price_per_hour;
+    if args.numerics {
+        let [a, b] = args.runs.as_slice() else {
+            let count = args.runs.len();
+            return Err(Failure::Usage(format!(
+                "--numerics compares two folders, not {count}: pass A and B"
+            )));
+        };
+        return numerics::compare([a, b], args.verbose);
+    }
     check_folder("--output", &args.output, "pass a folder that you can write to")?;
     let (mut runs, mut left_out) = (Vec::new(), Vec::new());
     let folders = folders(&args.runs)?;
