@@ -3,6 +3,7 @@
     python3 bench/layouts.py                     # all layouts of all models, with a table
     python3 bench/layouts.py --models mlp        # those of one model
     python3 bench/layouts.py --price             # what it costs, against the same layout with --batch-size and --accumulate
+    python3 bench/layouts.py --kills 100         # runs that are killed three times, and go on in other layouts
 
 Each model is trained on one global batch per step, cut into micro-batches by the data alone (`--micro-batch-size`). A layout is how many ranks share
 them, with which strategy, mesh, schedule, transport and number of threads. The last step of an epoch has fewer samples than the others.
@@ -11,10 +12,20 @@ other bits (`clipped`, `bf16`) is a row of its own, and all of its layouts have 
 
 `--price` takes steps in rounds of a run without, one with, and again one without `--micro-batch-size`, and prints the ratio of the medians of their steps.
 
+`--kills` draws a model and a layout, kills all ranks at a moment that is drawn, and goes on from the last checkpoint in another layout: three times, and then to
+the end, which has to be that of the run that nobody killed.
+
 The exit code is 1 if a layout ends otherwise than the first of its row, or fails.
 """
 import argparse
+import os
+import random
+import re
+import shlex
+import signal
+import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -114,9 +125,49 @@ def prices(arguments: argparse.Namespace) -> int:
     return int(bool(failures))
 
 
+def long(model: str) -> str:
+    """The flags of a run that is long enough to be killed."""
+    return re.sub(r"--steps \d+", "--steps 60", f"{MODELS[model]} {COMMON}")
+
+
+def killed(binary: Path, model: str, seconds: float, draw: random.Random) -> Record:
+    """The end of a run that was killed three times, each within so many seconds, and where."""
+    layouts = LAYOUTS | (RECOMPUTED if model == "llama" else {})
+    with tempfile.TemporaryDirectory(prefix="killed_") as folder:
+        stops, flags = [], f"{long(model)} --save saved --save-every 1 --resume auto"
+        for _ in range(3):
+            name, after = draw.choice(list(layouts)), draw.uniform(0.1, seconds)
+            command = [binary, "train", *shlex.split(f"{flags} {layouts[name]} --quiet")]
+            ranks = subprocess.Popen(command, cwd=folder, start_new_session=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            time.sleep(after)
+            os.killpg(ranks.pid, signal.SIGKILL)
+            ranks.wait()
+            stops.append({"layout": name, "after_s": round(after, 2), "checkpoints": sorted(path.name for path in Path(folder).glob("saved/*"))})
+        name = draw.choice(list(layouts))
+        found = train(binary, f"{flags} {layouts[name]}", Path(folder))
+        return {"model": model, "stops": stops, "last": name, "end": [found["weights_sha256"][:16], found.get("eval_loss")]}
+
+
+def kills(arguments: argparse.Namespace) -> int:
+    whole, seconds, draw = {}, {}, random.Random(arguments.seed)
+    for model in arguments.models:
+        begin = time.monotonic()
+        found = train(arguments.paceline, f"{long(model)} --nproc 2 --save saved --save-every 1")
+        seconds[model] = time.monotonic() - begin
+        whole[model] = [found["weights_sha256"][:16], found.get("eval_loss")]
+    drawn = {f"run {at}": draw.choice(arguments.models) for at in range(arguments.kills)}
+    results, failures = each(drawn, lambda run: killed(arguments.paceline, drawn[run], seconds[drawn[run]], draw))
+    others = [result for result in results if result["end"] != whole[result["model"]]]
+    print(f"{len(results)} runs, killed three times each: {len(others)} end otherwise, {len(failures)} failed", *others, *failures, sep="\n")
+    write(arguments.out.with_stem("layouts_killed"), provenance() | {"seed": arguments.seed, "ends": whole, "results": results, "failures": failures})
+    return int(bool(others or failures))
+
+
 def main() -> int:
     parser = arguments_for(__doc__, "layouts.json", rounds=9)
     parser.add_argument("--price", action="store_true", help="measure steps instead")
+    parser.add_argument("--kills", type=int, metavar="N", help="kill so many runs instead, three times each")
+    parser.add_argument("--seed", type=int, default=1, help="of what is drawn (default: 1)")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
     arguments: argparse.Namespace = parsed(parser)
@@ -124,6 +175,8 @@ def main() -> int:
         parser.error("--rounds must be at least 6, for an interval of 95 %")
     if arguments.price:
         return prices(arguments)
+    if arguments.kills:
+        return kills(arguments)
     rows = []
     for model in arguments.models:
         for way in arguments.ways:
