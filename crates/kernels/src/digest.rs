@@ -77,8 +77,8 @@ fn of_rows(bytes: &[u8], first: u64) -> Digest {
     pairs.iter().chain((!rest.is_empty()).then_some(&last)).for_each(|pair| {
         for (at, word) in pair.as_chunks::<8>().0.iter().enumerate() {
             let word = u64::from_le_bytes(*word);
-            // Two changes of the highest bit would cancel each other.
-            sums[at] = sums[at].wrapping_add(word ^ (word >> 32));
+            // Two changes of the highest bit alone would cancel each other. By 32, the signs of both numbers would too.
+            sums[at] = sums[at].wrapping_add(word ^ (word >> 29));
             sums_of_sums[at] = sums_of_sums[at].wrapping_add(sums[at]);
         }
     });
