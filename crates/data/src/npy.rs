@@ -249,8 +249,7 @@ fn parse(header: &str) -> Result<(NumberKind, usize, Vec<usize>), String> {
     };
     let unknown = || "has a header that NumPy does not write".to_owned();
     let descr = value("descr").ok_or_else(unknown)?;
-    let descr =
-        descr.strip_prefix('\'').and_then(|rest| rest.split_once('\'')).map(|(descr, _)| descr);
+    let descr = descr.strip_prefix('\'').and_then(|rest| rest.split_once('\'')).map(|of| of.0);
     let kind = match descr {
         Some("|u1" | "<u1" | "|b1") => (NumberKind::Unsigned, 1),
         Some("|i1" | "<i1") => (NumberKind::Signed, 1),

@@ -91,8 +91,7 @@ impl NumberTable {
                 format!("has {columns} columns of numbers, which are no image of {extents:?}");
             return Err(DataError::content(&rows.path, problem));
         }
-        let labels =
-            (1..).zip(&rows.labels).map(|(row, label)| classes.find(&rows.path, row, label));
+        let labels = (1..).zip(&rows.labels).map(|(at, label)| classes.find(&rows.path, at, label));
         let labels = labels.collect::<Result<_, _>>()?;
         let targets = Targets::Classes { labels, num_classes: classes.len() };
         let class_names = match classes {

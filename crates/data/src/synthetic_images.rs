@@ -105,8 +105,7 @@ impl SyntheticImages {
         }
         let mut noise = vec![0.0; config.num_classes];
         fill_normal(&mut generator, &mut noise);
-        let scores =
-            templates.iter().zip(noise).map(|(t, noise)| dot(image, t) + LABEL_NOISE * noise);
+        let scores = templates.iter().zip(noise).map(|(t, n)| dot(image, t) + LABEL_NOISE * n);
         argmax(scores) as i64
     }
 

@@ -122,7 +122,7 @@ impl Compute {
     pub(crate) fn time(
         &self,
         name: &'static str,
-        shapes: impl FnOnce() -> Shapes,
+        shapes: &dyn Fn() -> Shapes,
     ) -> Option<KernelTimer<'_>> {
         let track = self.host_track()?;
         Some(KernelTimer { track, name, shapes: shapes(), start_ns: now_ns() })

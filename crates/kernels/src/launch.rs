@@ -43,7 +43,7 @@ impl Compute {
         operands: O,
         body: impl for<'a> FnOnce(&Processor, O::Views<'a>) -> Result<()> + Send + 'static,
     ) -> Result<()> {
-        let _time = self.time(op.name, || work_of(op, &operands));
+        let _time = self.time(op.name, &|| work_of(op, &operands));
         self.run(op, operands, body, None::<fn(&OnCard, O::OnCard) -> _>)
     }
 
@@ -56,7 +56,7 @@ impl Compute {
         body: impl for<'a> FnOnce(&Processor, O::Views<'a>) -> Result<()> + Send + 'static,
         on_card: impl FnOnce(&OnCard, O::OnCard) -> paceline_cuda::Result<()> + Send + 'static,
     ) -> Result<()> {
-        let _time = self.time(op.name, || work_of(op, &operands));
+        let _time = self.time(op.name, &|| work_of(op, &operands));
         self.run(op, operands, body, Some(on_card))
     }
 
@@ -192,9 +192,7 @@ unsafe fn compute<O: Operands>(
 fn work_of(op: Op, operands: &impl Operands) -> Shapes {
     let mut inputs = InputShapes::default();
     operands.inputs(&mut inputs);
-    let mut shapes = inputs.shapes();
-    (shapes.flop, shapes.bytes) = (op.flops(), op.touched_bytes.unwrap_or(shapes.bytes));
-    shapes
+    inputs.shapes(op)
 }
 
 /// The outcome of a body in the form that streams report.

@@ -14,6 +14,7 @@ use paceline_trace::Shapes;
 use smallvec::SmallVec;
 
 use crate::error::expect_shape;
+use crate::rehearsal::Op;
 use crate::{Compute, KernelError, Result};
 
 /// The operands of an operation: one, a tuple or a `Vec` of them, or an `Option` of one.
@@ -71,9 +72,9 @@ impl<'a> InputShapes<'a> {
         }
     }
 
-    pub(crate) fn shapes(&self) -> Shapes {
+    pub(crate) fn shapes(&self, op: Op) -> Shapes {
         let mut shapes = Shapes::new(self.dims.into_iter().flatten());
-        shapes.bytes = self.bytes as u64;
+        (shapes.flop, shapes.bytes) = (op.flops(), op.touched_bytes.unwrap_or(self.bytes as u64));
         shapes
     }
 }

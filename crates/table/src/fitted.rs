@@ -117,10 +117,8 @@ impl TextGrid<'_> {
         };
         let mut lines: Vec<String> = self.lines.iter().map(set).collect();
         if self.head_lines > 0 {
-            lines.insert(
-                self.head_lines,
-                widths.iter().map(|width| "-".repeat(*width)).collect::<Vec<_>>().join("  "),
-            );
+            let rule: Vec<_> = widths.iter().map(|width| "-".repeat(*width)).collect();
+            lines.insert(self.head_lines, rule.join("  "));
         } else {
             lines.remove(0);
         }
@@ -202,8 +200,7 @@ impl TextGrid<'_> {
             }
             format!("{name}\n{}", wrapped(&format!("{:INDENT$}{value}", ""), width))
         };
-        let block =
-            |row: &Vec<String>| head.iter().zip(row).map(line).collect::<Vec<_>>().join("\n");
+        let block = |row: &Vec<_>| head.iter().zip(row).map(line).collect::<Vec<_>>().join("\n");
         self.lines[1..].iter().map(block).collect::<Vec<_>>().join("\n\n")
     }
 }

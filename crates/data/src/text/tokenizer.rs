@@ -86,8 +86,7 @@ impl Tokenizer {
             Ok((inner, pad, truncation.unwrap_or_default(), largest, cuts))
         };
         let read = guarded(read).map_err(refused)?;
-        let (inner, pad, truncation, largest, cuts) =
-            read.map_err(|error| refused(error.to_string()))?;
+        let (inner, pad, truncation, largest, cuts) = read.map_err(|e| refused(e.to_string()))?;
         let vocab = largest.map_or(0, |largest| largest as usize + 1);
         if vocab == 0 {
             return Err(TextError::file(path, "has no tokens"));

@@ -7,7 +7,7 @@
 use std::collections::{BTreeMap, HashMap};
 use std::path::Path;
 
-use tokenizers::models::bpe::{BPE, Merges, Vocab};
+use tokenizers::models::bpe::Merges;
 use tokenizers::pre_tokenizers::byte_level::ByteLevel;
 use tokenizers::{OffsetReferential, OffsetType, PreTokenizedString, PreTokenizer};
 
@@ -36,13 +36,18 @@ impl Tokenizer {
             )));
         }
         let train = || -> tokenizers::Result<String> {
-            let level = ByteLevel::new(false, true, true);
-            let (vocab, merges) = tokens(&words(texts, &level)?, vocab)?;
-            let model = BPE::builder().vocab_and_merges(vocab, merges).build()?;
-            let mut tokenizer = tokenizers::Tokenizer::new(model);
-            tokenizer.with_pre_tokenizer(Some(level));
-            tokenizer.with_decoder(Some(level));
-            tokenizer.to_string(false)
+            let (names, merges) =
+                tokens(&words(texts, &ByteLevel::new(false, true, true))?, vocab)?;
+            let level = r#"{"type":"ByteLevel","add_prefix_space":false,"trim_offsets":true,"use_regex":true}"#;
+            let number = |(number, name)| Ok(format!("{}:{number}", serde_json::to_string(name)?));
+            let vocab: serde_json::Result<Vec<_>> = names.iter().enumerate().map(number).collect();
+            let (vocab, merges) = (vocab?.join(","), serde_json::to_string(&merges)?);
+            // Not `Tokenizer::to_string`: this crate would compile all that writes the parts of any tokenizer.
+            let head = r#"{"version":"1.0","truncation":null,"padding":null,"added_tokens":[],"normalizer":null"#;
+            let model = r#""type":"BPE","dropout":null,"unk_token":null,"continuing_subword_prefix":null,"end_of_word_suffix":null,"fuse_unk":false,"byte_fallback":false,"ignore_merges":false"#;
+            Ok(format!(
+                r#"{head},"pre_tokenizer":{level},"post_processor":null,"decoder":{level},"model":{{{model},"vocab":{{{vocab}}},"merges":{merges}}}}}"#
+            ))
         };
         let trained = guarded(train).map_err(|error| refused(excerpt(&error)))?;
         trained.map(String::into_bytes).map_err(|error| refused(excerpt(&error.to_string())))
@@ -78,18 +83,17 @@ fn words(texts: &[String], level: &ByteLevel) -> tokenizers::Result<BTreeMap<Str
     Ok(words)
 }
 
-/// The tokens of words, and the merges that make them.
-fn tokens(words: &BTreeMap<String, u64>, vocab: usize) -> tokenizers::Result<(Vocab, Merges)> {
+/// The tokens of words, `most` of them, and the merges that make them.
+fn tokens(words: &BTreeMap<String, u64>, most: usize) -> tokenizers::Result<(Vec<String>, Merges)> {
     let mut names: Vec<String> = characters().map(String::from).collect();
     names.sort_unstable();
     let bytes: HashMap<char, u32> = names.iter().flat_map(|name| name.chars()).zip(0..).collect();
     let mut numbers: HashMap<String, u32> = names.iter().cloned().zip(0..).collect();
-    let of_word =
-        |word: &str| word.chars().map(|byte| bytes[&byte]).collect::<Vec<u32>>().into_iter();
+    let of_word = |word: &str| word.chars().map(|of| bytes[&of]).collect::<Vec<_>>().into_iter();
     let merger = Merger::new(words.iter().map(|(word, count)| (of_word(word), *count)));
     let mut merger = merger.ok_or("the words of the texts have more than 2^32 bytes")?;
     let mut merges = Vec::new();
-    while names.len() < vocab
+    while names.len() < most
         && let Some(next) = merger.next()
     {
         let (first, second) = next.pair();
@@ -102,14 +106,14 @@ fn tokens(words: &BTreeMap<String, u64>, vocab: usize) -> tokenizers::Result<(Vo
         merges.push((first, second));
         merger.merge(next, new);
     }
-    Ok((names.into_iter().zip(0..).collect(), merges))
+    Ok((names, merges))
 }
 
 #[cfg(test)]
 mod tests {
     use rand::RngExt;
     use tokenizers::models::TrainerWrapper;
-    use tokenizers::models::bpe::BpeTrainer;
+    use tokenizers::models::bpe::{BPE, BpeTrainer};
 
     use super::*;
     use crate::random::{RandomPurpose, generator};

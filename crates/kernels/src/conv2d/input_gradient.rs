@@ -7,7 +7,7 @@ use paceline_memory::DType;
 
 use super::Conv2d;
 use super::direct::{ConvProduct, Memory, Slices, image_parts};
-use super::prepare::{PositionGrid, Reading};
+use super::prepare::{Fill, PositionGrid, Reading};
 use crate::layout::square::{planes_to_positions, positions_to_planes};
 use crate::simd::vectorized;
 use crate::stored::SinglePrecision;
@@ -84,7 +84,7 @@ impl InputGradient {
         cpu: &Processor,
         weight: &[f32],
         (panels, images, sums): Slices<'_>,
-        fill: impl Fn(usize, PositionGrid<'_>) + Send + Sync,
+        fill: Fill<'_>,
         d_input: &mut [X],
     ) {
         let Self(product) = self;

@@ -162,7 +162,7 @@ pub fn backward_weight(
         },
         f32: move |cpu, ((x, dy, dw, db, _), memory)| {
             let fill = copy_images(cpu.simd, &conv, dy);
-            gradient.run::<X, S>(cpu, x, memory, fill, dw, accumulate);
+            gradient.run::<X, S>(cpu, x, memory, &fill, dw, accumulate);
             if !accumulate {
                 db.fill(0.0);
             }
@@ -211,7 +211,7 @@ pub fn backward_input(
             Ok(())
         },
         f32: move |cpu, ((w, dy, dx), memory)| {
-            gradient.run::<X, S>(cpu, w, memory, copy_images(cpu.simd, &conv, dy), dx);
+            gradient.run::<X, S>(cpu, w, memory, &copy_images(cpu.simd, &conv, dy), dx);
             Ok(())
         },
         card: move |card, ((w, dy, dx), _)| {

@@ -91,6 +91,9 @@ pub(crate) struct PositionGrid<'a> {
     pub(crate) position_stride: usize,
 }
 
+/// Writes an image into a grid. Called once for an image, so products are not compiled for each kind.
+pub(crate) type Fill<'a> = &'a (dyn Fn(usize, PositionGrid<'_>) + Sync);
+
 /// Copies `image`, rounded to `S`, into `to`, whose border is zero, as it is read: with the channels of a position next to each
 /// other, whatever the layout of the image.
 pub(crate) fn fill_image<X: SinglePrecision, S: SinglePrecision>(

@@ -9,7 +9,7 @@ use std::ops::Range;
 use super::Conv2d;
 use super::direct::{ConvForm, ConvProduct, Memory, Slices, even_parts};
 use super::in_tiles::{self, PlaceGrid};
-use super::prepare::{PositionGrid, fill_image};
+use super::prepare::{Fill, PositionGrid, fill_image};
 use super::tile::{self, GradientTile};
 use super::winograd;
 use crate::simd::vectorized;
@@ -105,7 +105,7 @@ impl WeightGradient {
         cpu: &Processor,
         x: &[X],
         (sums, mut images, mut gradients): Slices<'_>,
-        fill: impl Fn(usize, PositionGrid<'_>) + Send + Sync,
+        fill: Fill<'_>,
         d_weight: &mut [f32],
         accumulate: bool,
     ) {
@@ -131,7 +131,7 @@ impl WeightGradient {
             images.fill(0.0);
             gradients.fill(0.0);
             for (part, sum) in parts.iter().zip(sums.chunks_exact_mut(sum_elems)) {
-                self.add_part::<X, S>(cpu.simd, part.clone(), x, &fill, (images, gradients), sum);
+                self.add_part::<X, S>(cpu.simd, part.clone(), x, fill, (images, gradients), sum);
             }
         });
         vectorized!(cpu.simd, add_parts, &mut *sums, sum_elems);
@@ -144,7 +144,7 @@ impl WeightGradient {
         level: SimdLevel,
         part: Range<usize>,
         x: &[X],
-        fill: &impl Fn(usize, PositionGrid<'_>),
+        fill: Fill<'_>,
         (images, gradients): (&mut [f32], &mut [f32]),
         sum: &mut [f32],
     ) {

@@ -17,7 +17,7 @@ use std::ops::Range;
 
 use super::Conv2d;
 use super::direct::{ConvProduct, Memory, Slices, even_parts};
-use super::prepare::{PositionGrid, Reading, fill_image};
+use super::prepare::{Fill, PositionGrid, Reading, fill_image};
 use super::tile::{self, GradientTile, ProductTile};
 use super::transform::{
     OfInput, OfOutput, OfOutputGradient, OfWeight, OfWeightGradient, Squares, run,
@@ -302,7 +302,7 @@ pub(super) fn gradient<'a, X: SinglePrecision, S: SinglePrecision>(
     product: &ConvProduct,
     x: &[X],
     (sums, images, gradients): Slices<'a>,
-    fill: impl Fn(usize, PositionGrid<'_>) + Send + Sync,
+    fill: Fill<'_>,
 ) -> &'a [f32] {
     let ConvProduct { conv, reading, columns, .. } = product;
     let (own, squares) = image_len(product);

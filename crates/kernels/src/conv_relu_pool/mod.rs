@@ -149,7 +149,7 @@ pub fn backward_weight(
         },
         f32: move |cpu, ((x, dy, winners, dw, db, _), memory)| {
             let fill = unpool_images(cpu.simd, &conv, dy, winners);
-            gradient.run::<X, S>(cpu, x, memory, fill, dw, accumulate);
+            gradient.run::<X, S>(cpu, x, memory, &fill, dw, accumulate);
             if !accumulate {
                 db.fill(0.0);
             }
@@ -202,7 +202,7 @@ pub fn backward_input(
         },
         f32: move |cpu, ((w, dy, winners, dx), memory)| {
             let fill = unpool_images(cpu.simd, &conv, dy, winners);
-            gradient.run::<X, S>(cpu, w, memory, fill, dx);
+            gradient.run::<X, S>(cpu, w, memory, &fill, dx);
             Ok(())
         },
         card: move |card, ((w, dy, winners, dx), _)| {

@@ -8,7 +8,6 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use paceline_failure::Result;
 use paceline_host::disk::Disk;
-use prost::Message;
 
 use crate::figures::event as run;
 use crate::figures::event::Listener;
@@ -18,36 +17,16 @@ use crate::record::rank_report::RankReport;
 use crate::views::appended::Appended;
 
 /// The version in the first record of an event file.
-const FILE_VERSION: &str = "brain.Event:2";
+const VERSION: &str = "brain.Event:2";
 
-#[derive(Clone, PartialEq, Message)]
-struct Event {
-    /// Seconds since 1970.
-    #[prost(double, tag = "1")]
-    wall_time: f64,
-    #[prost(int64, tag = "2")]
-    step: i64,
-    // A record has one of these.
-    #[prost(string, optional, tag = "3")]
-    file_version: Option<String>,
-    #[prost(message, optional, tag = "5")]
-    summary: Option<Summary>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct Summary {
-    #[prost(message, repeated, tag = "1")]
-    value: Vec<Value>,
-}
-
-#[derive(Clone, PartialEq, Message)]
-struct Value {
-    #[prost(string, tag = "1")]
-    tag: String,
-    /// Optional, because otherwise a zero would be left out.
-    #[prost(float, optional, tag = "2")]
-    simple_value: Option<f32>,
-}
+// Keys: a field's number, and how its value is stored (0: as a varint, 1: in 8 bytes, 2: after its length, 5: in 4 bytes).
+const WALL_TIME: u8 = (1 << 3) | 1;
+const STEP: u8 = 2 << 3;
+const FILE_VERSION: u8 = (3 << 3) | 2;
+const SUMMARY: u8 = (5 << 3) | 2;
+const VALUE: u8 = (1 << 3) | 2;
+const TAG: u8 = (1 << 3) | 2;
+const SIMPLE_VALUE: u8 = (2 << 3) | 5;
 
 /// An open event file.
 #[derive(Debug)]
@@ -75,53 +54,68 @@ impl TensorBoard {
         let uname = rustix::system::uname();
         // TensorBoard requires only "tfevents" in the name. A host's name need not be part of a valid file name.
         let host = uname.nodename().to_string_lossy().replace('/', "_");
-        let seconds = now().as_secs();
+        let seconds = now() as u64;
         let path = folder.join(format!("events.out.tfevents.{seconds:010}.{host}"));
-        let begin = Event { file_version: Some(FILE_VERSION.to_owned()), ..Event::default() };
-        Ok(Self(Appended::create(disk, path, &begin.record())?))
+        let begin = event(now(), 0, FILE_VERSION, VERSION.as_bytes());
+        Ok(Self(Appended::create(disk, path, &record(&begin))?))
     }
 
     /// Adds a point to each curve with a value at this step, visible at once.
     fn add(&mut self, step: u64, value: impl Fn(&Figure) -> Option<serde_json::Value>) {
         let point = |figure: &Figure| {
-            let (tag, value) = (figure.curve?.to_owned(), value(figure)?);
+            let (tag, value) = (figure.curve?, value(figure)?);
             // Scalars are always f32. A value that JSON cannot represent becomes NaN.
-            let simple_value = Some(value.as_f64().unwrap_or(f64::NAN) as f32);
-            Some(Value { tag, simple_value })
+            Some((tag, value.as_f64().unwrap_or(f64::NAN) as f32))
         };
-        let summary = Summary { value: TABLE.iter().filter_map(point).collect() };
-        let event = Event { step: step as i64, summary: Some(summary), ..Event::default() };
-        self.0.add(&event.record(), &format!("the curves from step {step} on to"));
+        let summary = summary(TABLE.iter().filter_map(point));
+        let record = record(&event(now(), step, SUMMARY, &summary));
+        self.0.add(&record, &format!("the curves from step {step} on to"));
     }
 }
 
-impl Event {
-    /// The event as a record of this moment.
-    fn record(self) -> Vec<u8> {
-        record(&Self { wall_time: now().as_secs_f64(), ..self }.encode_to_vec())
+/// An `Event` with a file version or a summary, `wall_time` seconds after 1970 began.
+fn event(wall_time: f64, step: u64, key: u8, content: &[u8]) -> Vec<u8> {
+    let time = [&[WALL_TIME][..], &wall_time.to_le_bytes()].concat();
+    let step = if step > 0 { [vec![STEP], varint(step)].concat() } else { Vec::new() };
+    [time, step, field(key, content)].concat()
+}
+
+/// A `Summary` with these values.
+fn summary<'a>(values: impl Iterator<Item = (&'a str, f32)>) -> Vec<u8> {
+    let value = |(tag, value): (&str, f32)| {
+        let value = [&[SIMPLE_VALUE][..], &value.to_le_bytes()].concat();
+        field(VALUE, &[field(TAG, tag.as_bytes()), value].concat())
+    };
+    values.flat_map(value).collect()
+}
+
+fn field(key: u8, content: &[u8]) -> Vec<u8> {
+    [&[key][..], &varint(content.len() as u64), content].concat()
+}
+
+/// A number by 7 bits in a byte, the lowest first. All bytes but the last one have the highest bit set.
+fn varint(number: u64) -> Vec<u8> {
+    match number {
+        0..0x80 => vec![number as u8],
+        _ => [vec![number as u8 | 0x80], varint(number >> 7)].concat(),
     }
 }
 
-fn now() -> std::time::Duration {
-    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
+fn now() -> f64 {
+    SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs_f64()
 }
 
 /// `data` as a TFRecord: the length in 8 bytes, its checksum in 4, the data, and their checksum in 4, all
 /// little-endian.
 fn record(data: &[u8]) -> Vec<u8> {
     let len = (data.len() as u64).to_le_bytes();
-    let mut record = Vec::with_capacity(data.len() + 16);
-    record.extend(len);
-    record.extend(masked_crc32c(&len).to_le_bytes());
-    record.extend(data);
-    record.extend(masked_crc32c(data).to_le_bytes());
-    record
+    [&len[..], &masked_crc32c(&len), data, &masked_crc32c(data)].concat()
 }
 
 /// The checksum of TFRecords: CRC-32C rotated right by 15 bits, plus a constant. The masking is for data that contain
 /// checksums.
-fn masked_crc32c(data: &[u8]) -> u32 {
-    crc32c::crc32c(data).rotate_right(15).wrapping_add(0xa282_ead8)
+fn masked_crc32c(data: &[u8]) -> [u8; 4] {
+    crc32c::crc32c(data).rotate_right(15).wrapping_add(0xa282_ead8).to_le_bytes()
 }
 
 #[cfg(test)]
@@ -132,14 +126,10 @@ mod tests {
     #[test]
     fn a_record_is_what_tensorboard_writes() {
         // The first record of a file that TensorBoard's own writer made, at the time 1234.5.
-        let event = Event {
-            wall_time: 1234.5,
-            file_version: Some(FILE_VERSION.into()),
-            ..Event::default()
-        };
+        let event = event(1234.5, 0, FILE_VERSION, VERSION.as_bytes());
         let expected = b"\x18\0\0\0\0\0\0\0\xa3\x7fK\"\
             \t\0\0\0\0\0J\x93@\x1a\rbrain.Event:2e\xb8\xd3\xfb";
-        assert_eq!(record(&event.encode_to_vec()), expected);
+        assert_eq!(record(&event), expected);
     }
 
     /// The number of whole records at the start of a file. All bytes after them are part of one record.
@@ -190,17 +180,12 @@ mod tests {
     #[test]
     fn scalars_are_what_tensorboard_writes() {
         // The second record of the same file: two scalars of step 300, one of them zero.
-        let summary = Summary {
-            value: [("train/loss", 0.625), ("comm/mb", 0.0)]
-                .map(|(tag, value)| Value { tag: tag.into(), simple_value: Some(value) })
-                .to_vec(),
-        };
-        let (wall_time, summary) = (1235.25, Some(summary));
-        let event = Event { wall_time, step: 300, summary, ..Event::default() };
+        let summary = summary([("train/loss", 0.625), ("comm/mb", 0.0)].into_iter());
+        let event = event(1235.25, 300, SUMMARY, &summary);
         let expected = b"1\0\0\0\0\0\0\0\x9d\x83\x83\xe9\
             \t\0\0\0\0\0M\x93@\x10\xac\x02*#\
             \n\x11\n\ntrain/loss\x15\0\0 ?\
             \n\x0e\n\x07comm/mb\x15\0\0\0\0Y\xd9\xc9\xc7";
-        assert_eq!(record(&event.encode_to_vec()), expected);
+        assert_eq!(record(&event), expected);
     }
 }

@@ -279,8 +279,7 @@ impl<'a> RowLayout<'a> {
         let is_hidden = |of: &&Segment| of.end != of.start && self.inside(of).is_none();
         let is_wanted = self.width < NARROW && self.of.shown == Shown::Parts;
         let hidden: Vec<_> = row.segments.iter().filter(|of| is_wanted && is_hidden(of)).collect();
-        let values: Vec<String> =
-            hidden.iter().map(|of| (self.number)(of.end - of.start)).collect();
+        let values: Vec<_> = hidden.iter().map(|of| (self.number)(of.end - of.start)).collect();
         let lengths = values.iter().map(|value| SAMPLE + width_of(value, SMALL));
         let places = flowed(lengths, self.room + 30.0);
         hidden
