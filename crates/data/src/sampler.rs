@@ -45,26 +45,14 @@ pub struct Sampler {
     /// Consecutive batches whose samples are divided together: see [`Sampler::with_steps_of`].
     batches_per_step: usize,
     /// The micro-batches of a batch, if it is cut by the data alone: see [`Sampler::with_micro_batches`].
-<<<<<<< ours
-    micro_batches: Option<OwnMicroBatches>,
-||||||| base
-    micro_batches: Option<Cut>,
-=======
     micro_batches: Option<CutBatch>,
->>>>>>> theirs
     /// The length of each sample, if samples of like length are to be together.
     lengths: Option<Arc<[u32]>>,
 }
 
 /// How a batch is cut into micro-batches, and which of them a rank reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
-<<<<<<< ours
-struct OwnMicroBatches {
-||||||| base
-struct Cut {
-=======
 struct CutBatch {
->>>>>>> theirs
     /// All micro-batches of a batch.
     count: usize,
     own: Range<usize>,
@@ -160,13 +148,7 @@ impl Sampler {
         };
         let count = shares.iter().map(Range::len).sum();
         let most = shares.iter().map(Range::len).max().unwrap_or(1);
-<<<<<<< ours
-        let micro_batches = Some(OwnMicroBatches { count, own: own.clone(), most });
-||||||| base
-        let micro_batches = Some(Cut { count, own: own.clone(), most });
-=======
         let micro_batches = Some(CutBatch { count, own: own.clone(), most });
->>>>>>> theirs
         Ok(Self { micro_batches, ..self })
     }
 
@@ -281,13 +263,7 @@ impl Sampler {
 
     /// This rank's samples of a batch, or of its micro-batch number `at`, as positions in the order of the epoch.
     fn share_of(&self, batch: usize, at: usize) -> ShareRange {
-<<<<<<< ours
-        if let Some(OwnMicroBatches { count, own, most }) = &self.micro_batches {
-||||||| base
-        if let Some(Cut { count, own, most }) = &self.micro_batches {
-=======
         if let Some(CutBatch { count, own, most }) = &self.micro_batches {
->>>>>>> theirs
             let begin = batch * self.global_batch;
             let len = self.global_batch.min(self.len - begin);
             let own = match at.checked_sub(most - own.len()) {
