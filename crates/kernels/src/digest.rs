@@ -73,15 +73,14 @@ fn of_rows(bytes: &[u8], first: u64) -> Digest {
     let (pairs, rest) = bytes.as_chunks::<{ 8 * WORDS }>();
     let mut last = [0; 8 * WORDS];
     last[..rest.len()].copy_from_slice(rest);
-    let (mut sums, mut sums_of_sums) = ([0u64; WORDS], [0u64; WORDS]);
-    pairs.iter().chain((!rest.is_empty()).then_some(&last)).for_each(|pair| {
-        for (at, word) in pair.as_chunks::<8>().0.iter().enumerate() {
-            let word = u64::from_le_bytes(*word);
-            // Two changes of the highest bit alone would cancel each other. By 32, the signs of both numbers would too.
-            sums[at] = sums[at].wrapping_add(word ^ (word >> 29));
-            sums_of_sums[at] = sums_of_sums[at].wrapping_add(sums[at]);
-        }
-    });
+    let mut sums = [[0u64; WORDS]; 2];
+    for pair in pairs {
+        add_pair(pair, &mut sums);
+    }
+    if !rest.is_empty() {
+        add_pair(&last, &mut sums);
+    }
+    let [sums, sums_of_sums] = sums;
     let num_pairs = (pairs.len() + usize::from(!rest.is_empty())) as u64;
     let mut digest = Digest::default();
     for (at, (sum, of_sums)) in sums.into_iter().zip(sums_of_sums).enumerate() {
@@ -93,6 +92,17 @@ fn of_rows(bytes: &[u8], first: u64) -> Digest {
         digest += Digest { sum: factor.wrapping_mul(sum), by_row: factor.wrapping_mul(by_row) };
     }
     digest
+}
+
+/// Adds two rows to the sums, and these to their sums.
+#[inline(always)]
+fn add_pair(pair: &[u8; 8 * WORDS], [sums, sums_of_sums]: &mut [[u64; WORDS]; 2]) {
+    for (at, word) in pair.as_chunks::<8>().0.iter().enumerate() {
+        let word = u64::from_le_bytes(*word);
+        // Two changes of the highest bit would cancel each other.
+        sums[at] = sums[at].wrapping_add(word ^ (word >> 32));
+        sums_of_sums[at] = sums_of_sums[at].wrapping_add(sums[at]);
+    }
 }
 
 #[cfg(test)]

@@ -144,9 +144,6 @@ fn two_runs_are_compared_by_the_digests_that_they_keep() {
     {
         assert!(run.stdout.contains(words), "{run:#?}");
     }
-    sandbox
-        .train(&format!("{TINY} --steps 1 --quiet --watch-numerics --hidden 9 --name wide"))
-        .ok();
     sandbox.train(&format!("{TINY} --steps 1 --quiet --name plain")).ok();
     compare(&sandbox, "runs/one runs/plain")
         .refused(&["runs/plain: it has no numerics.bin", "--watch-numerics"]);
