@@ -99,8 +99,8 @@ fn of_rows(bytes: &[u8], first: u64) -> Digest {
 fn add_pair(pair: &[u8; 8 * WORDS], [sums, sums_of_sums]: &mut [[u64; WORDS]; 2]) {
     for (at, word) in pair.as_chunks::<8>().0.iter().enumerate() {
         let word = u64::from_le_bytes(*word);
-        // Two changes of the highest bit would cancel each other.
-        sums[at] = sums[at].wrapping_add(word ^ (word >> 32));
+        // Two changes of the highest bit would cancel each other, and those of both halves with a shift of 32.
+        sums[at] = sums[at].wrapping_add(word ^ (word >> 29));
         sums_of_sums[at] = sums_of_sums[at].wrapping_add(sums[at]);
     }
 }

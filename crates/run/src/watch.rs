@@ -139,7 +139,7 @@ mod tests {
             ),
             (
                 (1, false),
-                "after step 7, fc0.weight has other values on rank 1 than on ranks 0, 2-3",
+                "after step 7, fc0.weight has other values on rank 1 than on ranks 0, 2, 3",
             ),
         ] {
             let all = told(flat, "dp=4", Some(flip));
