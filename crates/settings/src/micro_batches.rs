@@ -14,6 +14,9 @@ use serde::{Serialize, Serializer};
 use crate::flags::RunFlags;
 use crate::spec::RunSpec;
 
+/// The most micro-batches of a step: each is a pass, also one that has no samples left.
+const MOST: usize = 1 << 16;
+
 /// The micro-batches of a batch, which is a step.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize)]
 pub struct MicroBatches {
@@ -55,6 +58,11 @@ impl MicroBatches {
             ));
         }
         let count = samples / size;
+        if count > MOST {
+            return usage(format!(
+                "{flag}: a global batch of {samples} makes {count} micro-batches, and a step has at most {MOST}; pass a larger one"
+            ));
+        }
         let Some(shares) = tree::shares(count, num_shares) else {
             let next = count.max(num_shares).checked_next_power_of_two();
             let fix = next.and_then(|next| next.checked_mul(size)).map_or(String::new(), |next| {
@@ -106,7 +114,7 @@ impl MicroBatches {
                 lens.join(", "),
                 self.count(),
                 self.most(),
-                self.size * ranks * (self.count() / ranks).next_power_of_two(),
+                self.size as u128 * (ranks * (self.count() / ranks).next_power_of_two()) as u128,
             )
         })
     }

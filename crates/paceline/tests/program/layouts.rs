@@ -81,6 +81,7 @@ fn a_run_that_could_not_promise_the_same_bits_is_refused() {
     refused("--micro-batch-size 3 --global-batch-size 16", &["not a multiple", "pass 18"]);
     refused("--micro-batch-size 3 --global-batch-size 0", &["not a multiple", "pass 3"]);
     refused("--micro-batch-size 18446744073709551615 --global-batch-size 16", &["not a multiple"]);
+    refused("--micro-batch-size 1 --global-batch-size 1000000007", &["at most 65536", "larger"]);
     refused("--micro-batch-size 2 --batch-size 4", &["--batch-size follows from it"]);
     refused(&format!("{of_step} --accumulate 4"), &["--accumulate follows from it"]);
     refused(
