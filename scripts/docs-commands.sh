@@ -51,6 +51,9 @@ commands() {
   ' "$1"
 }
 
+# Counts and shows a failure, which is shown again at the end.
+fail() { failed=$((failed + 1)); echo "$*" | tee -a "$work/failures"; }
+
 work=$(mktemp -d)
 trap 'rm -rf "$work"' EXIT
 mkdir "$work/bin"
@@ -73,8 +76,7 @@ for page; do
       continue
     fi
     if [ "$expected" = broken ]; then
-      echo "$name:$line: $command"
-      failed=$((failed + 1))
+      fail "$name:$line: $command"
       break
     fi
     begin=$(date +%s%N)
@@ -86,20 +88,18 @@ for page; do
     printf '%s:%s: %5.1f s  %s\n' "$name" "$line" "$((($(date +%s%N) - begin) / 100000000))e-1" "$command"
     if [ "$code" != "$expected" ]; then
       if [ "$code" = 124 ]; then why="it took longer than $limit s"; else why="exit code $code instead of $expected"; fi
-      echo "FAILED: $why; its output:"
       sed 's/^/    /' "$work/output"
-      failed=$((failed + 1))
+      fail "$name:$line: $why; its output is above"
       break
     fi
   done 3< <(commands "$page")
   if ! lines=$(python3 "$root/scripts/docs_shape.py" "$page" "$work/outputs"); then
-    printf '%s: lines that its commands do not print, or its files do not have:\n%s\n' "$name" "$lines"
-    failed=$((failed + 1))
+    fail "$name: lines that its commands do not print, or its files do not have:"$'\n'"$lines"
   fi
   if [ "$found" = 0 ] && [ "$name" != docs/lessons/README.md ]; then
-    echo "$name: no commands: is a block marked \`\`\`sh?"
-    failed=$((failed + 1))
+    fail "$name: no commands: is a block marked \`\`\`sh?"
   fi
 done
 echo "$ran commands run, $left_out left out, $failed failures, $SECONDS s"
+[ "$failed" = 0 ] || cat "$work/failures"
 [ "$failed" = 0 ] && [ "$ran" -gt 0 ]

@@ -20,7 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 # A digest that is not of weights; a number, with its sign if it begins a word.
-DIGEST = re.compile(r"\b(?=[0-9a-f]*\d)[0-9a-f]{8,63}\b")
+DIGEST = re.compile(r"(?<![\w.])(?=[0-9a-f]*\d)[0-9a-f]{8,63}\b")
 WEIGHTS = re.compile(r"[0-9a-f]{64}")
 NUMBER = re.compile(r"(?:(?<!\w)[-+])?\d[\d,.]*(?:e[-+]\d+)?")
 # The file and the text of a block of code, and a line of it that stands for others.

@@ -27,8 +27,8 @@ pub struct Meter {
     records: Vec<OpRecord>,
     /// Operations that a step has submitted for the next one.
     ahead: Vec<OpRecord>,
-    /// When the last step began to submit operations for the next one, and when it ended.
-    last: (u64, u64),
+    /// The last step.
+    last: Span,
     /// Operations without a record, because a step had too many.
     pub(super) num_lost: u64,
     alike: AlikeSteps,
@@ -50,12 +50,13 @@ impl Meter {
         self.alike.mean()
     }
 
-    /// Discards the group's records since the last step, which belong to no step, except operations submitted for the next one.
+    /// Discards the group's records since the last step, which belong to no step, except operations that it has submitted: for the
+    /// next step, or messages that arrived late.
     pub fn forget(&mut self, group: &Group) {
         self.records.clear();
         group.fresh_records(&mut self.records);
-        let (from, to) = self.last;
-        self.records.retain(|record| (from..to).contains(&record.times.submitted_ns));
+        let Span { start_ns, end_ns } = self.last;
+        self.records.retain(|record| (start_ns..end_ns).contains(&record.times.submitted_ns));
         self.records.splice(..0, self.ahead.drain(..));
     }
 
@@ -71,7 +72,7 @@ impl Meter {
     ) -> StepTimes {
         let next_ns = gathers::next_step_ns(track);
         self.ahead.extend(self.records.extract_if(.., |of| of.times.submitted_ns >= next_ns));
-        self.last = (next_ns, whole.end_ns);
+        self.last = whole;
         let exposed = IntervalSet::union(track.named(span::EXPOSED));
         let sync = IntervalSet::union(track.named(span::GRAD_SYNC)).difference(&exposed);
         let busy = |name: &str| {
