@@ -84,9 +84,8 @@ impl ConvProduct {
     /// The convolution for the first `rows` rows and `positions` columns of the output.
     pub(crate) fn new(ways: Ways, conv: &Conv2d, rows: usize, positions: usize) -> Self {
         let reading = match ConvForm::new(ways, conv, rows, positions) {
-            ConvForm::Tiles(_) => Reading::image(conv),
             ConvForm::Winograd => winograd::reading(conv, rows, positions),
-            ConvForm::Registers => Reading::input(conv),
+            ConvForm::Tiles(_) | ConvForm::Registers => Reading::image(conv),
         };
         Self::reading(ways, conv, reading, conv.c_out, rows, positions)
     }
@@ -251,33 +250,39 @@ impl ConvProduct {
         let tiles: Vec<_> = even_parts(*positions, columns.tall)
             .map(|part| (part.start, tile::product_kernel(level, part.len(), columns.wide)))
             .collect();
+        // A panel of all kernel rows, if it is small: sums stay in registers.
+        let at_a_time =
+            if reading.kernel_rows * reading.run <= most { reading.kernel_rows } else { 1 };
+        let pieces = even_parts(reading.kernel_rows, at_a_time)
+            .flat_map(|us| even_parts(reading.run, most).map(move |steps| (us.clone(), steps)));
         for block in 0..columns.num_blocks() {
-            for u in 0..reading.kernel_rows {
-                for steps in even_parts(reading.run, most) {
+            for (us, steps) in pieces.clone() {
+                for i in 0..*rows {
+                    let mut live = us.clone().filter(|&u| reading.is_live(i, u));
+                    let kernel_rows = live.clone().count();
+                    let Some(u) = live.next() else { continue };
                     let step = (block * reading.kernel_rows + u) * reading.run + steps.start;
-                    let panel = &panels[step * columns.block..];
-                    for i in (0..*rows).filter(|&i| reading.is_live(i, u)) {
-                        let is_first = u == 0 || !(0..u).any(|u| reading.is_live(i, u));
-                        let accumulate = !(is_first && steps.start == 0);
-                        for &(j, kernel) in &tiles {
-                            let x_at = i * reading.row_stride
-                                + j * reading.position_stride
-                                + u * reading.kernel_row_stride
-                                + steps.start;
-                            let y_at = i * row_elems + j * columns.padded + block * columns.block;
-                            let tile = ProductTile {
-                                x: x[x_at..].as_ptr(),
-                                x_stride: reading.position_stride,
-                                w: panel.as_ptr(),
-                                len: steps.len(),
-                                y: y[y_at..].as_mut_ptr(),
-                                y_stride: columns.padded,
-                                accumulate,
-                            };
-                            // SAFETY: the assertions above bound `x` and `y`; the panel holds
-                            // `block` columns for every step; `level` is this processor's.
-                            unsafe { kernel(tile) }
-                        }
+                    let is_first = steps.start == 0 && !(0..u).any(|u| reading.is_live(i, u));
+                    for &(j, kernel) in &tiles {
+                        let x_at = i * reading.row_stride
+                            + j * reading.position_stride
+                            + u * reading.kernel_row_stride
+                            + steps.start;
+                        let y_at = i * row_elems + j * columns.padded + block * columns.block;
+                        let tile = ProductTile {
+                            x: x[x_at..].as_ptr(),
+                            x_stride: reading.position_stride,
+                            w: panels[step * columns.block..].as_ptr(),
+                            kernel_rows,
+                            x_row_stride: reading.kernel_row_stride,
+                            len: steps.len(),
+                            y: y[y_at..].as_mut_ptr(),
+                            y_stride: columns.padded,
+                            accumulate: !is_first,
+                        };
+                        // SAFETY: the assertions above bound `x` and `y`; the panel holds
+                        // `block` columns for every step; `level` is this processor's.
+                        unsafe { kernel(tile) }
                     }
                 }
             }

@@ -9,9 +9,6 @@ use crate::simd::vectorized;
 use crate::stored::{SinglePrecision, operand};
 use crate::{ImageLayout, SimdLevel};
 
-/// With fewer input values per kernel row, the inner loop of a tile is too short to be fast.
-const SHORTEST_RUN: usize = 16;
-
 /// How a convolution reads its padded input: `kernel_rows` runs of `run` contiguous values for each
 /// position.
 #[derive(Clone, Copy, Debug)]
@@ -29,8 +26,6 @@ pub(crate) struct Reading {
     /// The image rows, in padded coordinates, that are not all zeros.
     pub(crate) live_rows: (usize, usize),
     pub(crate) elems: usize,
-    /// Whether the whole patch of each position lies there, one after the other.
-    has_patches: bool,
 }
 
 impl Reading {
@@ -52,23 +47,10 @@ impl Reading {
             row_step: stride,
             live_rows,
             elems: rows * columns * channels,
-            has_patches: false,
         }
     }
 
-    /// Reading the input of a convolution in registers. An input with few channels (gray or color images) is laid out as one
-    /// run per position, which holds the whole patch. Patches are small then, and the longer runs save more time than the copies
-    /// take.
-    pub(crate) fn input(conv: &Conv2d) -> Self {
-        if conv.kernel.1 * conv.c_in >= SHORTEST_RUN {
-            return Self::image(conv);
-        }
-        let run = conv.kernel.0 * conv.kernel.1 * conv.c_in;
-        let (rows, columns) = (conv.out_height(), conv.out_width());
-        Self { has_patches: true, ..Self::padded(rows, columns, run, (1, 1), 1, (0, rows)) }
-    }
-
-    /// Reading the input of a convolution as it is.
+    /// Reading the input of a convolution.
     pub(crate) fn image(conv: &Conv2d) -> Self {
         let border = 2 * conv.padding;
         let live = (conv.padding, conv.padding + conv.height);
@@ -104,7 +86,6 @@ pub(crate) fn fill_image<X: SinglePrecision, S: SinglePrecision>(
     to: &mut [f32],
 ) {
     match conv.layout {
-        _ if reading.has_patches => vectorized!(level, expand::<X, S>, conv, image, to),
         ImageLayout::Nhwc => {
             vectorized!(level, copy::<X, S>, conv, reading.kernel_row_stride, image, to)
         }
@@ -141,69 +122,6 @@ fn copy<X: SinglePrecision, S: SinglePrecision>(
     for (to, from) in rows.zip(image.chunks_exact(row)) {
         for (to, from) in to[lead..lead + row].iter_mut().zip(from) {
             *to = operand::<X, S>(*from);
-        }
-    }
-}
-
-/// Writes the whole patch of every position, except what lies outside the image: there, `to` keeps
-/// the zeros that it starts with.
-#[inline(always)]
-fn expand<X: SinglePrecision, S: SinglePrecision>(conv: &Conv2d, image: &[X], to: &mut [f32]) {
-    let Conv2d { width, c_in: c, kernel: (kh, kw), stride, padding, .. } = *conv;
-    let (patch, run) = (kh * kw * c, kw * c);
-    let positions = conv.out_width();
-    let [row_stride, position_stride, channel_stride] = conv.layout.strides(conv.input_image());
-    let is_run = channel_stride == 1;
-    // The positions whose runs lie in the image.
-    let first = padding.div_ceil(stride);
-    let end = (width + padding + stride).saturating_sub(kw) / stride;
-    let whole = first..end.clamp(first, positions.max(first));
-    for (i, row) in to.chunks_exact_mut(positions * patch).enumerate() {
-        for u in 0..kh {
-            let y = (i * stride + u).wrapping_sub(padding);
-            if y >= conv.height {
-                continue;
-            }
-            let line = &image[y * row_stride..];
-            if is_run && !whole.is_empty() {
-                let line = &line[(whole.start * stride - padding) * c..];
-                let patches = row[whole.start * patch..whole.end * patch].chunks_exact_mut(patch);
-                let (step, place) = (stride * c, u * run..(u + 1) * run);
-                match run {
-                    8.. => copy_runs::<X, S, 8>(line, step, patches, place),
-                    4.. => copy_runs::<X, S, 4>(line, step, patches, place),
-                    2.. => copy_runs::<X, S, 2>(line, step, patches, place),
-                    _ => copy_runs::<X, S, 1>(line, step, patches, place),
-                }
-            }
-            for j in (0..positions).filter(|j| !is_run || !whole.contains(j)) {
-                let place = &mut row[j * patch + u * run..][..run];
-                for (v, place) in place.chunks_exact_mut(c).enumerate() {
-                    let column = (j * stride + v).wrapping_sub(padding);
-                    if column < width {
-                        let from = line[column * position_stride..].iter().step_by(channel_stride);
-                        place.iter_mut().zip(from).for_each(|(to, x)| *to = operand::<X, S>(*x));
-                    }
-                }
-            }
-        }
-    }
-}
-
-/// Copies a run of `N` to `2 N` elements of a line into each patch, at `place`: its first `N` elements, and its last.
-#[inline(always)]
-fn copy_runs<X: SinglePrecision, S: SinglePrecision, const N: usize>(
-    line: &[X],
-    step: usize,
-    patches: std::slice::ChunksExactMut<'_, f32>,
-    place: std::ops::Range<usize>,
-) {
-    let last = place.len() - N;
-    for (at, patch) in patches.enumerate() {
-        let (from, to) = (&line[at * step..][..place.len()], &mut patch[place.clone()]);
-        for start in [0, last] {
-            let run = from[start..].first_chunk::<N>().expect("a run has so many");
-            to[start..][..N].copy_from_slice(&run.map(operand::<X, S>));
         }
     }
 }

@@ -52,14 +52,17 @@ impl ChannelColumns {
     }
 }
 
-/// Arguments of a product tile: `sums[p][c] (+)= sum over k < len of x[p, k] * w[k, c]`.
+/// Arguments of a product tile: `sums[p][c] (+)= sum over u < kernel_rows and k < len of x[u, p, k] * w[u, k, c]`.
 #[derive(Clone, Copy)]
 pub(super) struct ProductTile {
     /// The first position; the next ones begin `x_stride` elements after each other.
     pub(super) x: *const f32,
     pub(super) x_stride: usize,
-    /// A panel of weights: `len` rows of `C` registers.
+    /// A panel of weights: `len` rows of `C` registers for each kernel row.
     pub(super) w: *const f32,
+    pub(super) kernel_rows: usize,
+    /// From one kernel row of a position to the next.
+    pub(super) x_row_stride: usize,
     pub(super) len: usize,
     /// Sums of the first position; the next ones begin `y_stride` elements after each other.
     pub(super) y: *mut f32,
@@ -103,18 +106,21 @@ unsafe fn product_body<V: Vector, const P: usize, const C: usize>(tile: ProductT
             }
         }
         let mut w = tile.w;
-        for k in 0..tile.len {
-            let mut panel = [V::zero(); C];
-            for (c, register) in panel.iter_mut().enumerate() {
-                *register = V::load(w.add(c * V::LANES));
-            }
-            for (p, row) in sums.iter_mut().enumerate() {
-                let x = V::splat(*tile.x.add(p * tile.x_stride + k));
-                for (sum, register) in row.iter_mut().zip(panel) {
-                    *sum = x.mul_add(register, *sum);
+        for u in 0..tile.kernel_rows {
+            let x = tile.x.add(u * tile.x_row_stride);
+            for k in 0..tile.len {
+                let mut panel = [V::zero(); C];
+                for (c, register) in panel.iter_mut().enumerate() {
+                    *register = V::load(w.add(c * V::LANES));
                 }
+                for (p, row) in sums.iter_mut().enumerate() {
+                    let x = V::splat(*x.add(p * tile.x_stride + k));
+                    for (sum, register) in row.iter_mut().zip(panel) {
+                        *sum = x.mul_add(register, *sum);
+                    }
+                }
+                w = w.wrapping_add(C * V::LANES);
             }
-            w = w.wrapping_add(C * V::LANES);
         }
         for (p, row) in sums.iter().enumerate() {
             for (c, sum) in row.iter().enumerate() {

@@ -206,6 +206,8 @@ pub(super) fn forward(
                     x: transformed[place * plane + tile.start * grid.channels..].as_ptr(),
                     x_stride: grid.channels,
                     w: w.as_ptr(),
+                    kernel_rows: 1,
+                    x_row_stride: 0,
                     len: reading.position_stride,
                     y: products[place * len..].as_mut_ptr(),
                     y_stride: columns.block,
