@@ -9,6 +9,7 @@
 
 pub mod advice;
 pub mod doctor;
+pub mod hang;
 pub mod hta;
 pub mod json;
 pub mod kineto;

@@ -57,7 +57,7 @@ pub fn now(format: &str) -> String {
 }
 
 /// A moment in local time; as seconds since 1970 if no calendar has it.
-fn date(moment: SystemTime, format: &str) -> String {
+pub fn date(moment: SystemTime, format: &str) -> String {
     let since = moment.duration_since(UNIX_EPOCH).unwrap_or_default();
     let seconds = i64::try_from(since.as_secs()).ok();
     match seconds.and_then(|seconds| DateTime::from_timestamp(seconds, since.subsec_nanos())) {

@@ -21,6 +21,7 @@ use crate::commands::compare::args::CompareRunsArgs;
 use crate::commands::completions::CompletionsArgs;
 use crate::commands::fetch::args::FetchCommand;
 use crate::commands::generate::args::GenerateArgs;
+use crate::commands::hang::HangArgs;
 use crate::commands::new::NewArgs;
 use crate::commands::record::args::RecordArgs;
 use crate::commands::record::steps::StepsArgs;
@@ -40,6 +41,7 @@ Examples:
   paceline predict --nproc 2,8 --links 10gbe          what more ranks on a network would take
   paceline train --profile && paceline analyze profile/ddp    traces, and a report of them
   paceline record -- torchrun --nproc-per-node 2 train.py     why a PyTorch program is slow
+  paceline hang /tmp                                  which rank a PyTorch job waits for
   paceline lab async-copy                             one knob of training, where it pays
   paceline sweep --vary nproc=1,2 --output sweeps/a   any settings, in turns, ranked
   paceline show runs/20260131-120000-cnn-ddp          all that a run has reported
@@ -92,6 +94,8 @@ pub enum Command {
     Record(RecordArgs),
     /// Analyze the traces of a run: where the time went, who waited for whom, and what to do
     Analyze(Box<AnalyzeArgs>),
+    /// Say which rank of a PyTorch job holds up the others, from the files of its flight recorder
+    Hang(HangArgs),
     /// Compare runs: time, samples/s, the anatomy of the step, memory, accuracy and cost
     Compare(CompareRunsArgs),
     /// Draw what each rank of a pipeline does in a step, and count its idle time

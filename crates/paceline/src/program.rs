@@ -27,8 +27,8 @@ use signal_hook::consts::SIGXFSZ;
 use crate::cli::{Cli, Command};
 use crate::commands::bench::BenchCommand;
 use crate::commands::{
-    self, analyze, check, classify, compare, completions, fetch, generate, new, record, schedule,
-    show, tokenizer, trace,
+    self, analyze, check, classify, compare, completions, fetch, generate, hang, new, record,
+    schedule, show, tokenizer, trace,
 };
 use crate::{logging, mistakes};
 
@@ -172,6 +172,7 @@ fn run(command: Command) -> Result<u8> {
         Command::Predict(args) => predict::predict(&args.0, place()?),
         Command::Record(args) => record::record(&args),
         Command::Analyze(args) => analyze::analyze(&args),
+        Command::Hang(args) => hang::hang(&args),
         Command::Compare(args) => compare::compare(&args),
         Command::Schedule(args) => schedule::schedule(&args),
         Command::Show(args) => show::show(&args),

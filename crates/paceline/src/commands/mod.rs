@@ -10,6 +10,7 @@ pub mod completions;
 pub mod fetch;
 mod folder;
 pub mod generate;
+pub mod hang;
 pub mod new;
 pub mod record;
 pub mod schedule;

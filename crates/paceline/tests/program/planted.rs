@@ -75,7 +75,7 @@ const TRAIN: Case = Case {
 const CHECKPOINTS: &str = "out/step-";
 
 /// Commands without a case, and why.
-const ELSEWHERE: [(&str, &str); 13] = [
+const ELSEWHERE: [(&str, &str); 14] = [
     ("check", "it writes no file"),
     ("classify", "it writes no file"),
     ("completions", "it writes no file"),
@@ -85,6 +85,7 @@ const ELSEWHERE: [(&str, &str); 13] = [
         "its files have digests for names; the crate `hub` opens them without following links",
     ),
     ("generate", "it writes no file"),
+    ("hang", "the user states the name: --json"),
     ("help", "it writes no file"),
     ("new", "it writes into a folder that it makes"),
     ("record", "its folder of traces is empty or new; the report is that of `analyze`"),

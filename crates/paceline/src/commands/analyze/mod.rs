@@ -225,7 +225,7 @@ fn and_more(count: usize) -> String {
 }
 
 /// The numbers of ranks, in words. Only the first ones are listed if there are many.
-fn ranks_in_words(ranks: &[usize]) -> String {
+pub(super) fn ranks_in_words(ranks: &[usize]) -> String {
     let numbers: Vec<String> = ranks.iter().take(SHOWN).map(ToString::to_string).collect();
     let what = if ranks.len() == 1 { "rank" } else { "ranks" };
     format!("{what} {}{}", numbers.join(", "), and_more(ranks.len()))
