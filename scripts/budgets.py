@@ -103,7 +103,7 @@ def totals(counted: Counter[str]) -> Counter[str]:
     for name, lines in counted.items():
         folder, kind = name.split()
         crate = folder.rpartition("/")[2]
-        if kind == "Rust" and folder.startswith(("crates/", "testing/")):
+        if kind == "Rust" and folder.startswith(("crates/", "testing/", "python")):
             kind = "core crates" if crate in CORE else crate if crate == "emulated-card" else "outer crates"
         sums["fuzz targets" if kind == "Rust" else kind] += lines
         sums["all"] += lines

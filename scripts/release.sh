@@ -1,11 +1,16 @@
 #!/usr/bin/env bash
-# Builds the program for others: target/dist/paceline-VERSION-TARGET.tar.gz, with the stripped program, the completions of
-# shells, the README and the licenses.
+# Builds the program for others:
+#
+#   target/dist/paceline-VERSION-TARGET.tar.gz    the stripped program, the completions of shells, the README and the licenses
+#   target/dist/paceline-VERSION-*.whl            the same program for pip, and the backend of torch.distributed
 #
 #   scripts/release.sh
+#
+# The wheel needs Python 3.10 or later with pip, which installs maturin into the target folder.
 set -euo pipefail
 cd "$(dirname "$0")/.."
-target=$(realpath -m "${CARGO_TARGET_DIR:-target}/dist")
+build=$(realpath -m "${CARGO_TARGET_DIR:-target}")
+target=$build/dist
 cargo build --profile dist --locked -p paceline
 triple=$(rustc -vV | sed -n 's/^host: //p')
 version=$("$target/paceline" --version | awk '{ print $2 }')
@@ -21,3 +26,12 @@ cp README.md CHANGELOG.md LICENSE-APACHE LICENSE-MIT "$work/$name"
 size=$(stat -c %s "$work/$name/paceline")
 tar -C "$work" -czf "$target/$name.tar.gz" "$name"
 echo "$target/$name.tar.gz: the program has $size bytes"
+
+# pip puts what lies in this folder beside its Python.
+mkdir -p python/paceline.data/scripts
+cp "$target/paceline" python/paceline.data/scripts/paceline
+[ -x "$build/maturin/bin/maturin" ] || python3 -m venv "$build/maturin"
+"$build/maturin/bin/pip" install --quiet --disable-pip-version-check maturin==1.16.0
+cd python
+CARGO_TARGET_DIR=$build "$build/maturin/bin/maturin" build --profile dist --locked --quiet --out "$target"
+ls -l "$target"/paceline-"$version"-*.whl

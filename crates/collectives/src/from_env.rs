@@ -16,12 +16,12 @@ pub const TRANSPORT: &str = "PACELINE_TRANSPORT";
 
 /// A rank's transport and place, which the ranks compare before they choose a transport.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
-struct Spot {
+pub(crate) struct Spot {
     /// The transport that its environment names. Empty if it names no transport.
-    wish: String,
-    local_rank: usize,
-    local_world: usize,
-    route: HostRoute,
+    pub(crate) wish: String,
+    pub(crate) local_rank: usize,
+    pub(crate) local_world: usize,
+    pub(crate) route: HostRoute,
 }
 
 impl Group {
@@ -100,7 +100,8 @@ impl Spot {
     }
 }
 
-fn wish(value: Option<&str>) -> Result<Option<Transport>> {
+/// The transport that the value of the variable names, if any.
+pub(crate) fn wish(value: Option<&str>) -> Result<Option<Transport>> {
     let Some(value) = value.filter(|value| !value.is_empty()) else { return Ok(None) };
     match value {
         "shm" => Ok(Some(Transport::Shm)),
@@ -116,12 +117,12 @@ fn wish(value: Option<&str>) -> Result<Option<Transport>> {
     }
 }
 
-fn refusal(value: &str, advice: &str) -> CollectiveError {
+pub(crate) fn refusal(value: &str, advice: &str) -> CollectiveError {
     CollectiveError::TransportVariable { value: value.into(), advice: advice.into() }
 }
 
 /// The transport for ranks at these spots: the same answer, or the same error, on all of them.
-fn choose(spots: &[Spot], wish: Option<Transport>) -> Result<Transport> {
+pub(crate) fn choose(spots: &[Spot], wish: Option<Transport>) -> Result<Transport> {
     let other = spots.iter().position(|spot| spot.wish != spots[0].wish);
     if let Some(other) = other {
         let advice = format!(

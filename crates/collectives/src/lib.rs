@@ -144,6 +144,12 @@
 //! for the work. [`OpTimes`] separates the time in the queue, the wait for the slowest rank, and the time in which data
 //! moved. See `examples/overlap.rs`.
 //!
+//! # Memory and stores of other programs
+//!
+//! [`Group::run_raw`] and [`Group::start_raw`] work on memory for which the caller vouches, with an element type that is known at run
+//! time. [`Group::from_store`] forms a group through the store of another program, with a [`Mailbox`] for messages that have
+//! tags. The backend of `torch.distributed` in `python/` is made of these.
+//!
 //! # Failures
 //!
 //! No failure is a hang:
@@ -203,6 +209,7 @@ mod engine;
 mod error;
 mod flight_recorder;
 mod from_env;
+mod from_store;
 #[cfg(feature = "fuzzing")]
 #[doc(hidden)]
 #[path = "../../../fuzz/checks/collectives.rs"]
@@ -210,6 +217,7 @@ pub mod fuzzing;
 mod group;
 mod header;
 mod hybrid;
+mod mailbox;
 mod meet;
 mod mesh;
 #[cfg(feature = "mpi")]
@@ -218,6 +226,7 @@ mod nccl;
 mod objects;
 mod ops;
 mod options;
+mod raw;
 mod record;
 mod reduce;
 mod shared;
@@ -233,11 +242,14 @@ pub use cost::{Algorithm, Cost, Link, NAMED_LINKS, parse_seconds};
 pub use error::{CollectiveError, Result};
 pub use flight_recorder::{COMM_LOG, CommLog, DUMP_FOLDER};
 pub use from_env::TRANSPORT;
+pub use from_store::{Meeting, Member};
 pub use group::{Dumper, Group};
 pub use header::HEADER_BYTES;
+pub use mailbox::{Mailbox, Message};
 pub use mesh::{Axis, Mesh, MeshError, MeshShape};
 pub use nccl::NcclOrder;
 pub use options::{GroupOptions, Transport};
+pub use raw::{RawCall, RawMemory};
 pub use record::{OpKind, OpRecord, OpTimes, Purpose};
 pub use reduce::{ReduceElement, ReduceOp};
 pub use worker::Work;

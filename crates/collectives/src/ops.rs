@@ -185,16 +185,17 @@ impl Group {
             return self.start(request)?.wait();
         }
         let (call, memory) = self.prepare(None, request)?;
-        self.worker().run(call, memory.claims)
+        self.worker().run(call, memory.claims, None)
     }
 
     fn start(&self, request: OpRequest) -> Result<Work> {
         let mut staged = None;
-        let work = self.worker().submit(|event| {
+        let prepare = |event: &Event| {
             let (call, memory) = self.prepare(Some(event), request)?;
             staged = memory.staged;
             Ok((call, staged.as_ref().map_or_else(Vec::new, |of| of.operands.clone())))
-        })?;
+        };
+        let work = self.worker().submit(prepare, None, None)?;
         let Some(staged) = staged else { return Ok(work) };
         let copied_back = staged.copy_back(work.event())?;
         let ready = staged.operands.into_iter().map(|of| of.ready);

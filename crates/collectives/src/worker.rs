@@ -7,9 +7,11 @@
 //! knows nothing of transports.
 
 use std::collections::VecDeque;
+use std::fmt;
 use std::mem::ManuallyDrop;
 use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use paceline_memory::{Claim, Event, EventState, Signal, Stream};
 use paceline_trace::{beside, lock, now_ns, thread_builder};
@@ -34,6 +36,9 @@ pub struct Work {
 }
 
 type Outcome = Result<OpTimes>;
+
+/// Called on the communication thread with the outcome of an operation, before the next operation begins.
+pub(crate) type OnEnd = Box<dyn FnOnce(&Outcome) + Send>;
 
 /// The claims on the memory of a call: what it reads and what it writes, or one claim on both.
 pub(crate) type Claims = [Option<Claim>; 2];
@@ -66,10 +71,10 @@ impl Work {
 }
 
 /// The side of a [`Work`] that runs it.
-#[derive(Debug)]
 struct Promise {
     outcome: Arc<OnceLock<Outcome>>,
     ends: [Option<(Event, Signal)>; 2],
+    on_end: Option<OnEnd>,
 }
 
 /// The memory of operations that have failed.
@@ -80,18 +85,29 @@ struct Fenced {
     claims: Vec<ManuallyDrop<Claims>>,
 }
 
+impl fmt::Debug for Promise {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Promise").field("ends", &self.ends).finish_non_exhaustive()
+    }
+}
+
 impl Promise {
     /// A promise and its `Work`. `event` is that of the last end.
-    fn new(event: Event, ends: [Option<(Event, Signal)>; 2]) -> (Self, Work) {
+    fn new(
+        event: Event,
+        ends: [Option<(Event, Signal)>; 2],
+        on_end: Option<OnEnd>,
+    ) -> (Self, Work) {
         ends.iter().flatten().for_each(|(_, signal)| signal.commit());
         let outcome = Arc::new(OnceLock::new());
-        (Self { outcome: outcome.clone(), ends }, Work { outcome, event, copies: Vec::new() })
+        let promise = Self { outcome: outcome.clone(), ends, on_end };
+        (promise, Work { outcome, event, copies: Vec::new() })
     }
 
     /// Ends the work. If the operation failed, its memory is fenced.
     fn keep(self, outcome: Outcome, fenced: &Mutex<Fenced>) {
         let is_complete = outcome.is_ok();
-        self.outcome.get_or_init(|| outcome);
+        let outcome = self.outcome.get_or_init(|| outcome);
         for (event, signal) in self.ends.into_iter().flatten() {
             if is_complete {
                 signal.complete()
@@ -101,6 +117,9 @@ impl Promise {
                 signal.fail();
             }
         }
+        if let Some(on_end) = self.on_end {
+            on_end(outcome);
+        }
     }
 }
 
@@ -109,6 +128,7 @@ struct QueuedCall {
     /// Memory that is used after work of an accelerator.
     operands: Vec<DeviceOperand>,
     call: Call,
+    limit: Option<Duration>,
     submitted_ns: u64,
     promise: Promise,
 }
@@ -165,22 +185,28 @@ impl Worker {
     }
 
     /// Runs a call and returns when it is finished. If it fails or panics, the claims
-    /// stay until [`Worker::give_back`]: a peer that does not know of the failure yet may still write to the memory.
-    pub(crate) fn run(&self, call: Call, claims: Claims) -> Result<OpTimes> {
+    /// stay until [`Worker::give_back`]: a peer that does not know of the failure yet may still write to the memory. `limit` is how
+    /// long the call may wait for other ranks, if not as long as all calls of the group.
+    pub(crate) fn run(
+        &self,
+        call: Call,
+        claims: Claims,
+        limit: Option<Duration>,
+    ) -> Result<OpTimes> {
         let shared = &*self.shared;
         {
             let mut state = lock(&shared.state);
             if state.busy || !state.jobs.is_empty() {
                 drop(state);
                 // The host's claims are held until the operation is done.
-                let outcome = self.submit(|_| Ok((call, Vec::new())))?.wait();
+                let outcome = self.submit(|_| Ok((call, Vec::new())), limit, None)?.wait();
                 return shared.ended(outcome, claims);
             }
             state.busy = true;
         }
         let submitted_ns = now_ns();
         let turn = Turn(shared);
-        let policy = WaitPolicy { spin: shared.options.spin, limit: shared.options.timeout };
+        let policy = shared.policy(shared.options.spin, limit);
         let outcome = shared.core.execute(&call, submitted_ns, policy);
         drop(turn);
         shared.ended(outcome, claims)
@@ -199,9 +225,13 @@ impl Worker {
     }
 
     /// Queues the call that `prepare` makes for the event of its end, with the memory that it uses after work of an accelerator.
+    /// `on_end` may call further operations of this group and wait for them: on the communication thread, this
+    /// carries out all that is queued before it returns.
     pub(crate) fn submit(
         &self,
         prepare: impl FnOnce(&Event) -> Result<(Call, Vec<DeviceOperand>)>,
+        limit: Option<Duration>,
+        on_end: Option<OnEnd>,
     ) -> Result<Work> {
         let stream = lock(&self.stream);
         let (event, signal) = stream.submit();
@@ -232,19 +262,31 @@ impl Worker {
                 return Err(refused.into());
             }
         }
-        let (promise, work) = Promise::new(event, ends);
+        let (promise, work) = Promise::new(event, ends, on_end);
         if let Err(error) = self.ensure_thread() {
             // The memory may be given back, so the copies end first.
             await_copies(&operands);
             // The peers go on to this operation, so this rank cannot go on without it.
             self.shared.core.fail(&error);
+            drop(stream);
             promise.keep(Err(error), &self.shared.fenced);
             return Ok(work);
         }
-        let job = QueuedCall { operands, call, submitted_ns: now_ns(), promise };
+        let job = QueuedCall { operands, call, limit, submitted_ns: now_ns(), promise };
         lock(&self.shared.state).jobs.push_back(job);
-        self.shared.changed.notify_all();
+        drop(stream);
+        if self.is_current_thread() {
+            self.shared.drain();
+        } else {
+            self.shared.changed.notify_all();
+        }
         Ok(work)
+    }
+
+    /// Whether this is the communication thread.
+    fn is_current_thread(&self) -> bool {
+        let current = std::thread::current().id();
+        lock(&self.thread).as_ref().is_some_and(|thread| thread.thread().id() == current)
     }
 }
 
@@ -277,8 +319,26 @@ impl OpQueue {
         outcome
     }
 
+    fn policy(&self, spin: Duration, limit: Option<Duration>) -> WaitPolicy {
+        WaitPolicy { spin, limit: limit.unwrap_or(self.options.timeout) }
+    }
+
+    /// Executes a queued call on the communication thread, which has the turn.
+    fn carry_out(&self, job: QueuedCall) {
+        let policy = self.policy(self.options.worker_spin, job.limit);
+        await_copies(&job.operands);
+        let outcome = self.core.execute(&job.call, job.submitted_ns, policy);
+        job.promise.keep(outcome, &self.fenced);
+    }
+
+    /// Executes all queued calls on the communication thread, in the midst of another call's end.
+    fn drain(&self) {
+        while let Some(job) = { lock(&self.state).jobs.pop_front() } {
+            self.carry_out(job);
+        }
+    }
+
     fn serve(&self) {
-        let policy = WaitPolicy { spin: self.options.worker_spin, limit: self.options.timeout };
         loop {
             let job = {
                 let mut state = lock(&self.state);
@@ -296,9 +356,7 @@ impl OpQueue {
                 }
             };
             let turn = Turn(self);
-            await_copies(&job.operands);
-            let outcome = self.core.execute(&job.call, job.submitted_ns, policy);
-            job.promise.keep(outcome, &self.fenced);
+            self.carry_out(job);
             // Only now may a later operation run, so that none is seen as finished before an earlier one.
             drop(turn);
         }
@@ -310,6 +368,10 @@ impl Drop for Worker {
     fn drop(&mut self) {
         lock(&self.shared.state).stop = true;
         self.shared.changed.notify_all();
+        if self.is_current_thread() {
+            // The last handle goes in the midst of an operation's end. The thread ends on its own.
+            return;
+        }
         if let Some(thread) = lock(&self.thread).take() {
             // A panic of an operation becomes the error of its `Work`, so the thread itself does not panic.
             let _ = thread.join();
@@ -339,7 +401,8 @@ mod tests {
         };
         let operands = vec![operand(&first), operand(&second)];
         let call = Call::new(OpKind::Barrier, DType::U8);
-        let refused = group.worker().submit(|_| Ok((call, operands))).unwrap_err().to_string();
+        let refused =
+            group.worker().submit(|_| Ok((call, operands)), None, None).unwrap_err().to_string();
         assert!(refused.contains("claimed for sgd"), "{refused}");
         drop(held);
         assert!(first.write::<f32>().is_ok() && second.write::<f32>().is_ok());
@@ -352,10 +415,10 @@ mod tests {
         let (second, first) = (groups.pop().unwrap(), groups.pop().unwrap());
         // The public methods check ranks, so they never make such a call. The rank has no mailbox: the operation panics.
         let broken = Call { root: MAX_RANKS, ..Call::new(OpKind::Recv, DType::F32) };
-        let panics = first.worker().submit(|_| Ok((broken, Vec::new()))).unwrap();
+        let panics = first.worker().submit(|_| Ok((broken, Vec::new())), None, None).unwrap();
         let follows = first
             .worker()
-            .submit(|_| Ok((Call::new(OpKind::Barrier, DType::U8), Vec::new())))
+            .submit(|_| Ok((Call::new(OpKind::Barrier, DType::U8), Vec::new())), None, None)
             .unwrap();
         let error = panics.wait().unwrap_err();
         assert!(matches!(error, CollectiveError::Panicked { rank: 0, seq: 0, .. }), "{error}");
@@ -376,7 +439,7 @@ mod tests {
         let claims = [Some(data.claim(Access::Write, "recv").unwrap()), None];
         // No mailbox has this number, so the operation panics on this thread.
         let broken = Call { root: MAX_RANKS, ..Call::new(OpKind::Recv, DType::F32) };
-        let error = first.worker().run(broken, claims).unwrap_err();
+        let error = first.worker().run(broken, claims, None).unwrap_err();
         assert!(matches!(error, CollectiveError::Panicked { rank: 0, seq: 0, .. }), "{error}");
         let refusal = data.claim(Access::Write, "sgd").unwrap_err().to_string();
         assert!(refusal.contains("claimed for recv"), "{refusal}");

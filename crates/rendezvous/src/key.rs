@@ -23,7 +23,7 @@ pub struct RunKey(Hmac<Sha256>);
 
 impl RunKey {
     /// The key of the attempt with this secret.
-    pub(crate) fn of_secret(secret: &str) -> Self {
+    pub fn of_secret(secret: &str) -> Self {
         Self::derived(secret.as_bytes(), b"paceline: the key of an attempt")
     }
 

@@ -22,6 +22,7 @@ mod host_links;
 mod lineage;
 mod split;
 
+use std::os::fd::RawFd;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
@@ -228,6 +229,21 @@ impl Group {
     /// the process must end.
     pub fn dumper(&self) -> Dumper {
         Dumper(self.membership.core.clone())
+    }
+
+    /// The sockets of the group, without those of its sub-groups. A forked child of this process closes them: the
+    /// peers do not notice the death of this process while a copy is open elsewhere.
+    pub fn descriptors(&self) -> Vec<RawFd> {
+        let mut all = Vec::new();
+        if let HostLinks::Host { links, .. } = &self.membership.host_links {
+            all.extend(links.descriptors());
+        }
+        match &self.membership.core.engine {
+            Engine::Tcp(tcp) => all.extend(tcp.inner().wires.descriptors()),
+            Engine::Hybrid(hybrid) => all.extend(hybrid.tcp.inner().wires.descriptors()),
+            _ => {}
+        }
+        all
     }
 
     pub(crate) fn worker(&self) -> &Worker {

@@ -9,7 +9,7 @@
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -40,7 +40,7 @@ const PART_ALIGNMENT: usize = 2 << 20;
 pub(crate) struct Links {
     rank: usize,
     world: usize,
-    streams: Vec<UnixStream>,
+    streams: Vec<Arc<UnixStream>>,
     /// How long to wait for a message.
     limit: Duration,
 }
@@ -57,8 +57,8 @@ impl Links {
         let peers: Vec<usize> = if rank == 0 { (1..world).collect() } else { vec![0] };
         let sockets =
             listener.connect(SocketKind::Local, addresses, rank, &peers, limit, |_, _| {})?;
-        let streams: Vec<UnixStream> =
-            sockets.into_iter().flatten().map(|[socket]| UnixStream::from(socket)).collect();
+        let stream = |[socket]: [OwnedFd; 1]| Arc::new(UnixStream::from(socket));
+        let streams: Vec<_> = sockets.into_iter().flatten().map(stream).collect();
         let links = Self { rank, world, streams, limit };
         for stream in &links.streams {
             stream.set_read_timeout(Some(LONGEST_SLEEP)).map_err(|e| links.fail(e.to_string()))?;
@@ -172,6 +172,11 @@ impl Links {
         CollectiveError::Setup { rank, world_size, what: "shared memory", reason }
     }
 
+    /// The sockets of the connections.
+    pub(crate) fn descriptors(&self) -> impl Iterator<Item = RawFd> + '_ {
+        self.streams.iter().map(AsRawFd::as_raw_fd)
+    }
+
     /// The rank at the other end of stream `index`.
     fn peer(&self, index: usize) -> usize {
         if self.rank == 0 { index + 1 } else { 0 }
@@ -189,13 +194,8 @@ impl PeerMonitor {
     /// Starts the thread. It calls `lost` with the rank (within this host) whose connection closes.
     pub(crate) fn start(links: &Links, lost: impl Fn(usize) + Send + 'static) -> Result<Self> {
         let closing = Arc::new(AtomicBool::new(false));
-        let streams = links
-            .streams
-            .iter()
-            .enumerate()
-            .map(|(index, stream)| Ok((links.peer(index), stream.try_clone()?)))
-            .collect::<std::io::Result<Vec<_>>>()
-            .map_err(|e| links.fail(e.to_string()))?;
+        let streams = links.streams.iter().enumerate();
+        let streams = streams.map(|(index, stream)| (links.peer(index), stream.clone())).collect();
         let thread = {
             let closing = closing.clone();
             thread_builder(format!("peers-{}", links.rank))
@@ -215,7 +215,7 @@ impl PeerMonitor {
     }
 }
 
-fn watch(mut streams: Vec<(usize, UnixStream)>, lost: &dyn Fn(usize), closing: &AtomicBool) {
+fn watch(mut streams: Vec<(usize, Arc<UnixStream>)>, lost: &dyn Fn(usize), closing: &AtomicBool) {
     while !streams.is_empty() {
         // Watches for hang-ups only: other code reads the data on these connections.
         let mut fds: Vec<PollFd> =

@@ -8,6 +8,7 @@
 use std::collections::VecDeque;
 use std::io::{ErrorKind, IoSlice, IoSliceMut};
 use std::net::TcpStream;
+use std::os::fd::{AsRawFd, RawFd};
 use std::time::{Duration, Instant};
 
 use paceline_rendezvous::LONGEST_SLEEP;
@@ -100,6 +101,12 @@ impl Wires {
     /// The ranks to which this rank has connections.
     pub(crate) fn peers(&self) -> impl Iterator<Item = usize> + Clone + '_ {
         self.wires.iter().enumerate().filter_map(|(peer, wire)| wire.as_ref().map(|_| peer))
+    }
+
+    /// The sockets of the connections.
+    pub(crate) fn descriptors(&self) -> impl Iterator<Item = RawFd> + '_ {
+        let wires = self.wires.iter().flatten();
+        wires.flat_map(|wire| [wire.stream.as_raw_fd(), wire.words.as_raw_fd()])
     }
 
     /// Posts bytes to be sent to `peer`.
