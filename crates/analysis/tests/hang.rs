@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 /// A call of the default group: its operation, the size of its input, and its state.
 type Call<'a> = (&'a str, u32, &'a str);
 
-/// What a rank of three writes.
+/// The file of a rank of three.
 fn dump(calls: &[Call]) -> Value {
     let entry = |(at, (name, size, state)): (usize, &Call)| {
         json!({
@@ -80,7 +80,7 @@ fn pickled(value: &Value) -> Vec<u8> {
     out
 }
 
-/// What is found in files of ranks that made these calls, written as JSON and as pickles.
+/// The answer for ranks that made these calls, written as JSON and as pickles.
 fn found(ranks: &[Option<&[Call]>]) -> Hang {
     let [json, pickles] = [false, true].map(|is_pickle| {
         let folder = tempfile::tempdir().unwrap();

@@ -32,20 +32,25 @@ pub(super) struct Entry {
     pub(super) group: String,
     /// The group as users know it, as in `3 (mesh_tp)`.
     pub(super) label: String,
-    /// Its number among the collectives of the group, from 1.
+    /// Its number among the collectives of the group, from 1; 0 for a send or receive.
     pub(super) number: i64,
     /// As in `all_reduce`; of a send or receive `send 0->3`, with ranks within the group.
     pub(super) name: String,
     /// Type and shape of the inputs, as in `Float [4, 128]`.
     pub(super) inputs: String,
     pub(super) state: State,
-    pub(super) is_p2p: bool,
     /// Gloo's entries do not tell whether a call has begun.
     pub(super) is_gloo: bool,
     /// When something last happened to it, in nanoseconds since 1970.
     pub(super) last_ns: i64,
     /// The line of the user's program that made the call, as in `train.py:88 in step`.
     pub(super) line: Option<String>,
+}
+
+impl Entry {
+    pub(super) fn is_p2p(&self) -> bool {
+        self.number == 0
+    }
 }
 
 /// The numbers of a group's last collectives, where the file has no entries of them.
@@ -55,7 +60,7 @@ pub(super) struct LastNumbers {
     pub(super) completed: i64,
 }
 
-/// What one rank has written.
+/// The contents of a rank's file.
 #[derive(Debug)]
 pub(super) struct Dump {
     pub(super) rank: usize,
@@ -153,11 +158,10 @@ fn entry(values: &PlainValues, of: Id) -> Option<Entry> {
     Some(Entry {
         label: description.map_or_else(|| group.clone(), |text| format!("{group} ({text})")),
         group,
-        number: int("collective_seq_id")?,
+        number: if flag("is_p2p") { 0 } else { int("collective_seq_id")? },
         name: name.to_owned(),
         inputs: tensors(values, get("input_sizes"), get("input_dtypes")),
         state,
-        is_p2p: flag("is_p2p"),
         is_gloo,
         last_ns: times.iter().filter_map(|key| int(key)).max()?,
         line: get("frames").and_then(|frames| line(values, frames)),

@@ -85,7 +85,7 @@ pub struct Victim {
     pub waits_for: BTreeSet<usize>,
 }
 
-/// What the files of a job say.
+/// The ranks of a job that hangs.
 #[derive(Clone, Debug, Default, Serialize)]
 pub struct Hang {
     /// The number of files.

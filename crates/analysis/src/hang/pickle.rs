@@ -140,7 +140,7 @@ impl Reader<'_> {
         value.ok_or_else(|| "a value is missing".to_owned())
     }
 
-    /// What was pushed since the last mark.
+    /// The values since the last mark.
     fn since_mark(&mut self) -> Result<Vec<Id>, String> {
         let mark = self.marks.pop().ok_or("a mark is missing")?;
         Ok(self.stack.split_off(mark))

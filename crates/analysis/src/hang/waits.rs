@@ -35,7 +35,7 @@ struct RankCalls<'a> {
 
 impl<'a> RankCalls<'a> {
     fn new(dump: &'a Dump, has_starts: bool) -> Self {
-        let of_groups = dump.entries.iter().filter(|of| !of.is_p2p);
+        let of_groups = dump.entries.iter().filter(|of| !of.is_p2p());
         let mut numbers: HashMap<&str, (i64, i64)> = HashMap::new();
         for of in of_groups.clone() {
             let (low, high) = numbers.entry(&of.group).or_insert((of.number, of.number));
@@ -112,7 +112,7 @@ impl<'a> JobRanks<'a> {
     /// Members of a group whose unfinished collective differs from that of the majority.
     fn desynchronized(&self) -> Vec<Culprit> {
         let firsts =
-            self.ranks.values().flat_map(|of| of.unfinished.iter().filter(|of| !of.is_p2p));
+            self.ranks.values().flat_map(|of| of.unfinished.iter().filter(|of| !of.is_p2p()));
         let calls: BTreeSet<(&str, i64)> =
             firsts.map(|of| (of.group.as_str(), of.number)).collect();
         let (mut found, mut done) = (Vec::new(), BTreeSet::new());
@@ -162,7 +162,7 @@ impl<'a> JobRanks<'a> {
     fn waits(&self, from: usize, entry: &'a Entry) -> Result<Vec<Wait<'a>>, ()> {
         let none = Vec::new();
         let members = self.groups.get(entry.group.as_str()).unwrap_or(&none);
-        if entry.is_p2p {
+        if entry.is_p2p() {
             let peer = peer(entry).and_then(|place| members.get(place).copied());
             let waits = peer.filter(|to| !self.has_met(from, *to, entry));
             return Ok(waits.map(|to| Wait { from, to, entry }).into_iter().collect());
@@ -294,10 +294,10 @@ fn in_circles(waits: &[Wait], ranks: &BTreeSet<usize>) -> BTreeSet<usize> {
 
 /// As in `all_reduce #37`, or `send 0->3`.
 fn call(entry: &Entry) -> String {
-    if entry.is_p2p { entry.name.clone() } else { format!("{} #{}", entry.name, entry.number) }
+    if entry.is_p2p() { entry.name.clone() } else { format!("{} #{}", entry.name, entry.number) }
 }
 
-/// What all members of a group have to agree on. Sizes may differ where each rank gives or gets its own part.
+/// The part of a call on which all members of a group have to agree. Sizes may differ where each rank gives or gets its own part.
 fn meaning(entry: &Entry) -> String {
     let has_parts =
         ["all_to_all", "gather", "scatter"].iter().any(|part| entry.name.contains(part));
