@@ -3,7 +3,7 @@
 //!
 //! `cargo run --release -p paceline-analysis --example hta_agreement -- FOLDER` prints one line of JSON.
 
-#[path = "../tests/hta/comparison.rs"]
+#[path = "../tests/all/hta/comparison.rs"]
 mod comparison;
 
 use std::error::Error;

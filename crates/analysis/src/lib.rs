@@ -27,7 +27,7 @@ extern crate self as paceline_analysis;
 
 mod backward;
 #[cfg(test)]
-#[path = "../tests/common/mod.rs"]
+#[path = "../tests/all/common/mod.rs"]
 mod common;
 mod error;
 mod steps;

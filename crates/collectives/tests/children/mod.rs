@@ -31,13 +31,15 @@ pub struct Output {
 pub struct Children(Vec<Child>);
 
 impl Children {
-    /// Starts `world` copies of this binary, which run the test `rank_process`; `prepare` sets the
+    /// Starts `world` copies of this binary, which run the test `rank_process` of a module of it; `prepare` sets the
     /// environment of each rank. What they write must fit into a pipe.
-    pub fn start(world: usize, prepare: impl Fn(usize, &mut Command)) -> Self {
+    pub fn start(module: &str, world: usize, prepare: impl Fn(usize, &mut Command)) -> Self {
         let mut children = Self(Vec::new());
+        let (_, module) = module.split_once("::").unwrap();
+        let test = format!("{module}::rank_process");
         for rank in 0..world {
             let mut command = Command::new(std::env::current_exe().unwrap());
-            command.args(["rank_process", "--exact", "--nocapture", "--ignored"]);
+            command.args([&test, "--exact", "--nocapture", "--ignored"]);
             // What somebody has set for runs of their own decides nothing here.
             let is_ours = |name: &OsString| name.to_string_lossy().starts_with("PACELINE_");
             for (name, _) in std::env::vars_os().filter(|(name, _)| is_ours(name)) {

@@ -13,7 +13,7 @@ pub enum Fault {
     /// One operation fails; the next ones succeed.
     #[default]
     Fails,
-    /// One write stores only half of its bytes, and the next operation fails. Other operations just fail.
+    /// One write stores only half of its bytes, and the next operation fails. Counted are the writes of two bytes or more.
     Cuts,
     /// One operation fails, and all after it: the process has been killed.
     Stops,
@@ -32,7 +32,7 @@ pub struct Faults {
 }
 
 impl Disk {
-    /// A disk on which the operation of this number, counted from 0, goes wrong.
+    /// A disk on which the operation of this number goes wrong. It is counted from 0, and for [`Fault::Cuts`] among the writes.
     pub fn with_fault(fault: Fault, at: usize) -> Self {
         let faults = Faults { fault, at, ..Faults::default() };
         Self { faults: Some(Arc::new(faults)), ..Self::default() }
@@ -68,19 +68,14 @@ pub fn at_each_operation(mut trial: impl FnMut(&Disk, Fault)) -> usize {
             }
         }
     }
-    let mut num_operations = 0;
-    for fault in [Fault::Fails, Fault::Cuts, Fault::Stops] {
-        for at in 0.. {
-            let disk = Disk::with_fault(fault, at);
-            let _named = Named(fault, at);
-            trial(&disk, fault);
-            if !disk.has_failed() {
-                num_operations = at;
-                break;
-            }
-        }
-    }
-    num_operations
+    let mut is_reached = |fault, at| {
+        let disk = Disk::with_fault(fault, at);
+        let _named = Named(fault, at);
+        trial(&disk, fault);
+        disk.has_failed()
+    };
+    let num_reached = |fault| (0..).find(|at| !is_reached(fault, *at)).expect("trials end");
+    [Fault::Cuts, Fault::Stops, Fault::Fails].map(num_reached)[2]
 }
 
 impl Faults {
@@ -89,9 +84,11 @@ impl Faults {
         if matches!(operation, Operation::Sync(_) | Operation::SyncFolder(_)) {
             std::thread::sleep(self.pause);
         }
-        let count = self.count.fetch_add(1, Ordering::Relaxed);
-        let is_over = self.fault == Fault::Stops && count > self.at;
-        if count == self.at || is_over || self.is_cut.swap(false, Ordering::Relaxed) {
+        let is_turn = self.fault != Fault::Cuts && {
+            let count = self.count.fetch_add(1, Ordering::Relaxed);
+            count == self.at || self.fault == Fault::Stops && count > self.at
+        };
+        if is_turn || self.is_cut.swap(false, Ordering::Relaxed) {
             self.has_failed.store(true, Ordering::Relaxed);
             return Err(io::Error::new(io::ErrorKind::StorageFull, "no space left (injected)"));
         }
@@ -100,11 +97,10 @@ impl Faults {
 
     /// The part of `bytes` that a write stores whose turn it is to be cut.
     pub fn cut<'a>(&self, bytes: &'a [u8]) -> Option<&'a [u8]> {
-        let is_turn = self.fault == Fault::Cuts && self.count.load(Ordering::Relaxed) == self.at;
-        if !is_turn || bytes.len() < 2 {
+        let is_counted = self.fault == Fault::Cuts && bytes.len() > 1;
+        if !is_counted || self.count.fetch_add(1, Ordering::Relaxed) != self.at {
             return None;
         }
-        self.count.fetch_add(1, Ordering::Relaxed);
         self.is_cut.store(true, Ordering::Relaxed);
         self.has_failed.store(true, Ordering::Relaxed);
         Some(&bytes[..bytes.len() / 2])

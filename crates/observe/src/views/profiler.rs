@@ -208,7 +208,7 @@ impl Profiler {
         let needed = (2 * peak::COPIED_BYTES * group.world_size()) as u64;
         let fits = resources::available_bytes().is_none_or(|available| needed < available / 2);
         group.barrier()?;
-        if self.ran_on == RanOn::Card || !fits {
+        if self.ran_on == RanOn::Card || !fits || self.disk.is_made_to_fail() {
             return Ok(());
         }
         let now = Speeds {
