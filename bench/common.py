@@ -7,6 +7,7 @@ import json
 import math
 import os
 import platform
+import re
 import shlex
 import signal
 import statistics
@@ -90,6 +91,19 @@ def train(binary: Path, flags: str, folder: Path | None = None) -> Record:
         folder = folder or Path(empty)
         run([binary, "train", *shlex.split(flags), "--quiet", "--json", "train.json"], folder, RUN_SECONDS)
         return json.loads((folder / "train.json").read_text())
+
+
+def toml(flags: str) -> str:
+    """The flags of `paceline train` as a configuration file."""
+    settings: dict[str, list[str]] = {}
+    switches = {"on": "true", "off": "false"}
+    for word in shlex.split(flags):
+        if word.startswith("--"):
+            values = settings.setdefault(word.removeprefix("--"), [])
+        else:
+            values.append(switches.get(word) or (word if re.fullmatch(r"[\d.]+", word) else json.dumps(word)))
+    forms = {0: "true", 1: "{}"}
+    return "".join(f"{key} = {forms.get(len(values), '[{}]').format(', '.join(values))}\n" for key, values in settings.items())
 
 
 def machine() -> Record:

@@ -4,6 +4,7 @@
     python3 bench/layouts.py --models mlp        # those of one model
     python3 bench/layouts.py --price             # what it costs, against the same layout with --batch-size and --accumulate
     python3 bench/layouts.py --kills 100         # runs that are killed three times, and go on in other layouts
+    python3 bench/layouts.py --pairs 1000        # pairs of layouts, compared tensor by tensor
 
 Each model is trained on one global batch per step, cut into micro-batches by the data alone (`--micro-batch-size`). A layout is how many ranks share
 them, with which strategy, mesh, schedule, transport and number of threads. The last step of an epoch has fewer samples than the others.
@@ -14,6 +15,8 @@ other bits (`clipped`, `bf16`) is a row of its own, and all of its layouts have 
 
 `--kills` draws a model and a layout, kills all ranks at a moment that is drawn, and goes on from the last checkpoint in another layout: three times, and then to
 the end, which has to be that of the run that nobody killed.
+
+`--pairs` draws a model, a way of training and two layouts, and looks for a difference with `paceline check --numerics`. There is none.
 
 The exit code is 1 if a layout ends otherwise than the first of its row, or fails.
 """
@@ -29,7 +32,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from common import Record, RunFailed, aligned, arguments_for, each, interval, parsed, provenance, train, write
+from common import RUN_SECONDS, Record, RunFailed, aligned, arguments_for, each, ended as run_to_end, interval, parsed, provenance, toml, train, write
 
 COMMON = "--global-batch-size 32 --micro-batch-size 4 --warmup-steps 0 --simd portable"
 MODELS = {
@@ -163,10 +166,37 @@ def kills(arguments: argparse.Namespace) -> int:
     return int(bool(others or failures))
 
 
+def pair(binary: Path, model: str, way: str, names: list[str]) -> str:
+    """What the finder says of two layouts without a bug, if it is not that they agree."""
+    with tempfile.TemporaryDirectory(prefix="pair_") as folder:
+        files = [Path(folder, f"{side}.toml") for side in "ab"]
+        for file, name in zip(files, names):
+            file.write_text(toml(f"{MODELS[model]} {COMMON} {WAYS[way]} {(LAYOUTS | RECOMPUTED)[name]}"))
+        code, output, errors = run_to_end([binary, "check", "--numerics", *files, "--steps", "2"], Path(folder), RUN_SECONDS, text=True)
+        return "" if code == 0 and "No difference in" in output else f"{code}: {output}{errors}"
+
+
+def pairs(arguments: argparse.Namespace) -> int:
+    draw, alarms, begin = random.Random(arguments.seed), [], time.monotonic()
+    record = provenance() | {"seed": arguments.seed, "alarms": alarms}
+    for count in range(1, arguments.pairs + 1):
+        model, way = draw.choice(arguments.models), draw.choice(arguments.ways)
+        names = draw.sample(list(LAYOUTS | (RECOMPUTED if model == "llama" else {})), 2)
+        said = pair(arguments.paceline, model, way, names)
+        if said:
+            alarms.append({"model": model, "way": way, "layouts": names, "said": said})
+            print(alarms[-1], file=sys.stderr, flush=True)
+        if count % 50 == 0 or count == arguments.pairs:
+            print(f"{count} pairs in {time.monotonic() - begin:.0f} s: {len(alarms)} with a difference", flush=True)
+            write(arguments.out.with_stem("layouts_pairs"), record | {"pairs": count})
+    return int(bool(alarms))
+
+
 def main() -> int:
     parser = arguments_for(__doc__, "layouts.json", rounds=9)
     parser.add_argument("--price", action="store_true", help="measure steps instead")
     parser.add_argument("--kills", type=int, metavar="N", help="kill so many runs instead, three times each")
+    parser.add_argument("--pairs", type=int, metavar="N", help="compare so many pairs of layouts tensor by tensor instead")
     parser.add_argument("--seed", type=int, default=1, help="of what is drawn (default: 1)")
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS))
@@ -177,6 +207,8 @@ def main() -> int:
         return prices(arguments)
     if arguments.kills:
         return kills(arguments)
+    if arguments.pairs:
+        return pairs(arguments)
     rows = []
     for model in arguments.models:
         for way in arguments.ways:

@@ -131,7 +131,7 @@ def copy_tree(tree: Path) -> None:
     for name in subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True).stdout.split("\0"):
         if name and (ROOT / name).is_file():
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copy(ROOT / name, tree / name)
+            shutil.copy2(ROOT / name, tree / name)
 
 
 def replace(tree: Path, places: Sequence[tuple[str, str, str, str]]) -> None:

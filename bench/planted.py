@@ -1,11 +1,12 @@
 """Which planted bugs of training on several ranks are found: each patch of bench/planted is applied to a copy, built, and two layouts are compared.
 
-    python3 bench/planted.py                 # thirty builds
+    python3 bench/planted.py                 # six builds
     python3 bench/planted.py --only 1 9      # those patches
+    python3 bench/planted.py --alone         # thirty builds, each with one bug
 
-The layouts A and B of a patch train with --watch-numerics. A bug is located if the run of B itself, or `paceline compare --numerics A B`, names the
-tensor and the step that the patch states; it is seen if a difference shows elsewhere. The finder has no view of single micro-batches, so bugs of the
-phases before the reduction are seen in the gradients that follow. The exit code is 1 if a bug shows nowhere, or if the layouts differ without it.
+`paceline check --numerics A B` names the first tensor in which the layouts A and B of a patch differ. Where no other layout has the same bits, A is a
+run of the program without the bug, and `compare --numerics` compares both. A bug is located if step, phase, micro-batch, tensor and ranks are those that
+the patch states. Finding `earlier` is naming an earlier phase or block of the same step and the same ranks, and a bug is `seen` if another difference shows. The exit code is 1 if a bug shows nowhere, or if the layouts differ without it.
 Needs Git and Cargo.
 """
 import os
@@ -16,13 +17,21 @@ import sys
 import time
 from pathlib import Path
 
-from common import ROOT, Record, aligned, arguments_for, ended, provenance, write
+from common import ROOT, Record, aligned, arguments_for, ended, provenance, toml, write
 from mutants import copy_tree
 
 PLANTED = ROOT / "bench/planted"
 RUN_SECONDS = 120
-# The finder's word for a phase of the table.
-PHASES = {"reduced": "gradients", "weights": "weights"}
+PHASES = ("input", "forward", "loss", "backward", "gradient", "reduced", "norm", "weights", "buffers")
+# Bugs that share a build: none shows before another in the layouts of that one.
+TOGETHER = (
+    (1, 3, 4, 5, 10, 11, 14, 15, 18, 21, 23, 26, 27, 29, 30),
+    (2, 6, 13, 19, 20, 24),
+    (7, 28),
+    (12, 25),
+    (9, 16, 22),
+    (8, 17),
+)
 
 
 def stated(patch: Path) -> dict[str, str]:
@@ -38,9 +47,9 @@ def flags_of(of: dict[str, str], side: str) -> str:
     return f"--model {model} {flags.replace(' --steps 4', '')} {layout}"
 
 
-def train(binary: Path, folder: Path, name: str, flags: str, steps: int = 3) -> str:
+def train(binary: Path, folder: Path, name: str, flags: str, steps: int) -> str:
     """The last line of a run's errors; empty if it came to its end."""
-    always = f"--steps {steps} --warmup-steps 0 --quiet --watch-numerics --name {name}"
+    always = f"--steps {steps} --warmup-steps 0 --quiet --watch-passes=digests --name {name}"
     code, _, errors = ended([binary, "train", *flags.split(), *always.split()], folder, RUN_SECONDS, text=True)
     lines = [line for line in (errors or "").splitlines() if "error" in line]
     return "" if code == 0 else (lines or ["error: it ran too long"])[0]
@@ -48,35 +57,66 @@ def train(binary: Path, folder: Path, name: str, flags: str, steps: int = 3) -> 
 
 def first_difference(sound: Path, binary: Path, folder: Path, of: dict[str, str]) -> str:
     """What the finder says of both layouts; empty without a difference."""
-    program = sound if "without the bug" in of["A"] else binary
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
-    a, b = flags_of(of, "A"), flags_of(of, "B")
-    if "resumed" in of["B"]:
-        said = train(program, folder, "A", a, 4) or train(binary, folder, "B0", f"{b} --save saved", 2)
-        said = said or train(binary, folder, "B", f"{b} --resume saved", 4)
+    sides = {side: flags_of(of, side) for side in "AB"}
+    problems, steps = [], 3
+    if "without the bug" in of["A"]:
+        problems = [train(program, folder, side, sides[side], steps) for side, program in (("A", sound), ("B", binary))]
+        command = [binary, "compare", "--numerics", "runs/A", "runs/B"]
     else:
-        said = train(program, folder, "A", a) or train(binary, folder, "B", b)
-    if said:
-        return said
-    command = [binary, "compare", "--numerics", "runs/A", "runs/B"]
-    _, output, errors = ended(command, folder, RUN_SECONDS, text=True, env=os.environ | {"COLUMNS": "200"})
-    found = [line for line in output.splitlines() if line.startswith("The first difference")]
-    return found[0] if found else "" if "No difference" in output else errors.strip()
+        if "resumed" in of["B"]:
+            steps = 4
+            problems = [train(binary, folder, "saved", f"{sides['B']} --save saved", 2)]
+            sides["B"] += " --resume saved"
+        for side, flags in sides.items():
+            (folder / f"{side}.toml").write_text(toml(flags))
+        command = [binary, "check", "--numerics", "A.toml", "B.toml", "--steps", str(steps)]
+    code, output, errors = ended(command, folder, RUN_SECONDS, text=True, env=os.environ | {"COLUMNS": "200"})
+    lines = output.splitlines()
+    found = [at for at, line in enumerate(lines) if line.startswith("The first difference")]
+    if found:
+        values = [line.strip() for line in lines[found[0] + 1 : found[0] + 3] if line.startswith("  ")]
+        return " | ".join([lines[found[0]], *values])
+    return "" if "No difference" in output else " ".join([*problems, errors.strip()]) or f"error: exit code {code}"
+
+
+def numbers(text: str) -> set[int]:
+    """The numbers of a list with ranges, as in `0, 2-3`."""
+    parts = (part.split("-") for part in re.findall(r"\d+(?:-\d+)?", text))
+    return {number for part in parts for number in range(int(part[0]), int(part[-1]) + 1)}
 
 
 def verdict(said: str, shows: str) -> str:
+    """Whether all that the patch states is in the finder's line."""
+    if not said:
+        return "NOTHING"
+    place = said.removeprefix("The first difference: ").split(" | ")[0]
     step, phase, *rest = [word.strip() for word in shows.split(",")]
-    tensors = re.findall(r"[\w.]+\.(?:weight|bias)", shows)
-    is_there = step in said and any(tensor in said for tensor in tensors)
-    is_phase = "the gradient of" in said if "other values" in said and phase == "reduced" else PHASES.get(phase, "-") in said or "other values" in said
-    return "located" if is_there and is_phase else "seen" if said else "NOTHING"
+    words = [word.strip() for word in re.split(r", (?!\d)", place)]
+    of_b = set().union(*(numbers(ranks) for ranks in re.findall(r"ranks? ([\d, -]+?)(?: \(as its micro-batch \d+\))? in B", place)))
+    batches = re.findall(r"micro-batch (\d+)", place)
+    is_there = step == words[0] and phase in words and bool(of_b)
+    for part in rest:
+        if part.startswith("rank"):
+            is_there = is_there and of_b == numbers(part)
+        elif part.startswith("micro-batch"):
+            is_there = is_there and part.split()[1] in batches
+        else:
+            is_there = is_there and any(tensor in words for tensor in part.split(" or "))
+    if is_there:
+        return "located"
+    # The first of several blocks or phases in which the bug shows.
+    phases = [PHASES.index(word) for word in words if word in PHASES]
+    is_before = step == words[0] and bool(phases) and phases[0] <= PHASES.index(phase)
+    return "earlier" if is_before and all(of_b == numbers(part) for part in rest if part.startswith("rank")) else "seen"
 
 
 def main() -> int:
     parser = arguments_for(__doc__, "planted.json", rounds=0, has_program=False)
     parser.add_argument("--target-dir", type=Path, default=ROOT / "target/planted", metavar="DIR", help="where the copy is built")
     parser.add_argument("--only", type=int, nargs="+", metavar="N", help="numbers of patches")
+    parser.add_argument("--alone", action="store_true", help="build each bug by itself")
     parser.add_argument("--sound", type=Path, default=ROOT / "target/debug/paceline", metavar="PROGRAM",
                         help="a build without a bug, for which the layouts must agree (default: target/debug/paceline)")
     args = parser.parse_args()
@@ -84,24 +124,29 @@ def main() -> int:
     tree, binary = target / "tree", target / "debug/paceline"
     copy_tree(tree)
     record: Record = provenance() | {"planted": []}
-    for patch in sorted(PLANTED.glob("*.patch")):
-        if args.only and int(patch.name[:2]) not in args.only:
+    patches = {int(patch.name[:2]): patch for patch in PLANTED.glob("*.patch") if not args.only or int(patch.name[:2]) in args.only}
+    groups = [(number,) for number in sorted(patches)] if args.alone else TOGETHER
+    for group in ([patches[number] for number in numbers if number in patches] for numbers in groups):
+        if not group:
             continue
-        of = stated(patch)
-        sound = first_difference(args.sound, args.sound, target / "runs", of)
-        subprocess.run(["git", "apply", "--unsafe-paths", f"--directory={tree}", patch], cwd="/", check=True)
+        apply = ["git", "apply", "--unsafe-paths", f"--directory={tree}"]
+        subprocess.run([*apply, *group], cwd="/", check=True)
         build = ["cargo", "build", "--bin", "paceline", "--target-dir", str(target)]
         subprocess.run(build, cwd=tree, check=True, env=os.environ | {"CARGO_INCREMENTAL": "0"})
-        said = first_difference(args.sound, binary, target / "runs", of)
-        subprocess.run(["git", "apply", "-R", "--unsafe-paths", f"--directory={tree}", patch], cwd="/", check=True)
-        outcome = {"patch": patch.stem, "shows": of["Shows"], "verdict": verdict(said, of["Shows"]), "said": said, "sound": sound}
-        record["planted"].append(outcome)
-        print(outcome, file=sys.stderr, flush=True)
-    write(args.out, record)
+        for patch in group:
+            of = stated(patch)
+            sound, said = (first_difference(args.sound, program, target / "runs", of) for program in (args.sound, binary))
+            outcome = {"patch": patch.stem, "shows": of["Shows"], "verdict": verdict(said, of["Shows"]), "said": said, "sound": sound}
+            record["planted"].append(outcome)
+            print(outcome, file=sys.stderr, flush=True)
+        subprocess.run([*apply, "-R", *reversed(group)], cwd="/", check=True)
+        record["planted"].sort(key=lambda outcome: outcome["patch"])
+        write(args.out, record)
     rows = [["patch", "verdict", "shows", "said"]]
     rows += [[of["patch"], of["verdict"], of["shows"][:60], of["said"][:90]] for of in record["planted"]]
     print(aligned(rows, left={0, 1, 2, 3}))
-    print(f"{sum(of['verdict'] == 'located' for of in record['planted'])} of {len(record['planted'])} located; {time.monotonic() - begin:.0f} s")
+    count = {word: sum(of["verdict"] == word for of in record["planted"]) for word in ("located", "earlier")}
+    print(f"{count['located']} of {len(record['planted'])} located, {count['earlier']} earlier; {time.monotonic() - begin:.0f} s")
     return 1 if any(of["verdict"] == "NOTHING" or of["sound"] for of in record["planted"]) else 0
 
 

@@ -5,7 +5,7 @@ use std::fmt;
 use paceline_memory::Tensor;
 
 use crate::layers::Checkpointed;
-use crate::{Context, Half, Layer, Result, Saved, UnitId};
+use crate::{Computed, Context, Half, Layer, Result, Saved, UnitId};
 
 /// A part of a model, with the unit that holds its parameters. A pass opens the unit before it runs the block and
 /// closes it afterwards. A block may also use parameters of root units, which are open for the whole step.
@@ -40,7 +40,9 @@ impl Layer for Block {
 
     fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)> {
         let outcome = cx.forward_unit(self.unit, |cx| self.layer.forward(cx, input));
-        outcome.map_err(|error| error.in_unit(cx.unit_name(self.unit)))
+        let outcome = outcome.map_err(|error| error.in_unit(cx.unit_name(self.unit)))?;
+        cx.computed(Computed::Output(self), &outcome.0)?;
+        Ok(outcome)
     }
 
     fn backward(
@@ -52,6 +54,8 @@ impl Layer for Block {
     ) -> Result<Option<Tensor>> {
         let run = |cx: &mut Context| self.layer.backward(cx, saved, d_output, half);
         let outcome = cx.backward_unit(self.unit, half, run);
-        outcome.map_err(|error| error.in_unit(cx.unit_name(self.unit)))
+        let d_input = outcome.map_err(|error| error.in_unit(cx.unit_name(self.unit)))?;
+        d_input.iter().try_for_each(|of| cx.computed(Computed::InputGradient(self), of))?;
+        Ok(d_input)
     }
 }

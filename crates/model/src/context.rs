@@ -7,7 +7,9 @@ use paceline_kernels::{Compute, cast};
 use paceline_memory::{Category, DType, Shape, Tensor};
 
 use crate::cache::KeyValueCache;
-use crate::{Batch, BufferId, Half, ModelError, OpenUnits, ParamId, Result, Storage, UnitId, View};
+use crate::{
+    Batch, BufferId, Half, Layer, ModelError, OpenUnits, ParamId, Result, Storage, UnitId, View,
+};
 
 /// The hooks by which a pass asks the code that runs it for views, and reports which gradients are final.
 pub trait PassHooks {
@@ -24,6 +26,11 @@ pub trait PassHooks {
 
     /// Called when the gradient of a parameter is final.
     fn gradient_ready(&mut self, id: ParamId) -> Result<()>;
+
+    /// Called in training with each tensor that layouts of ranks have in common. Does nothing by default.
+    fn computed(&mut self, _of: Computed, _tensor: &Tensor) -> Result<()> {
+        Ok(())
+    }
 
     /// Whether batch statistics are computed over all ranks that share the batch.
     fn syncs_statistics(&self) -> bool {
@@ -62,6 +69,17 @@ pub enum UnitPass {
         /// Whether gradients of parameters are written. The input half of a backward pass writes none.
         writes_grads: bool,
     },
+}
+
+/// A tensor of a pass, by the part of the model to which it belongs.
+#[derive(Clone, Copy)]
+pub enum Computed<'a> {
+    /// The output of a block, in the forward pass. If the backward pass computes it again, this is not reported.
+    Output(&'a dyn Layer),
+    /// The gradient of the input of a block.
+    InputGradient(&'a dyn Layer),
+    /// The gradient of a parameter from one micro-batch, before others are added.
+    Gradient(ParamId),
 }
 
 const WHOLE_BACKWARD: UnitPass = UnitPass::Backward { writes_grads: true };
@@ -249,6 +267,11 @@ impl<'a> Context<'a> {
         self.mode
     }
 
+    /// Reports a tensor of a training pass.
+    pub(crate) fn computed(&mut self, of: Computed, tensor: &Tensor) -> Result<()> {
+        if self.mode == Mode::Train { self.hooks.computed(of, tensor) } else { Ok(()) }
+    }
+
     /// Runs a forward pass again within a backward pass. Running statistics stay as they are.
     pub fn recompute<T>(&mut self, forward: impl FnOnce(&mut Self) -> T) -> T {
         let outer = std::mem::replace(&mut self.keeps_statistics, true);
@@ -331,6 +354,10 @@ impl<'a> Context<'a> {
     pub fn gradient_ready(&mut self, id: ParamId) -> Result<()> {
         if self.mode == Mode::Evaluate {
             return Ok(());
+        }
+        if !self.accumulates(id) {
+            let grad = self.grad(id)?;
+            self.hooks.computed(Computed::Gradient(id), &grad)?;
         }
         let is_final = self.units.readiness.write(id).map_err(|problem| {
             let name = self.storage.layout().param(id).name.clone();

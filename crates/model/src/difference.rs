@@ -62,16 +62,57 @@ impl FileTensor {
     /// If a file cannot be read.
     pub fn difference(&self, other: &Self) -> Result<Option<Difference>> {
         let mut is_same = true;
-        self.pieces(other, |_, a, b| is_same &= a == b)?;
+        self.pieces(other, &mut |_, a, b| is_same &= a == b)?;
         if is_same {
             return Ok(None);
         }
         let StoredTensor { dtype, ref shape, .. } = self.stored;
+        Difference::over(dtype, shape, |take| self.pieces(other, take))
+    }
+
+    /// Reads both, piece by piece: the first byte of the piece, and the piece of each.
+    fn pieces(&self, other: &Self, take: TakePieces) -> Result<()> {
+        let len = self.stored.num_bytes();
+        let mut pieces = [vec![0; CHUNK_BYTES.min(len)], vec![0; CHUNK_BYTES.min(len)]];
+        for begin in (0..len).step_by(CHUNK_BYTES) {
+            let part = CHUNK_BYTES.min(len - begin);
+            for (piece, stored) in pieces.iter_mut().zip([&self.stored, &other.stored]) {
+                stored.read_bytes(begin, &mut piece[..part])?;
+            }
+            take(begin, &pieces[0][..part], &pieces[1][..part]);
+        }
+        Ok(())
+    }
+}
+
+/// Takes two pieces of the same elements: the first byte of both, and the bytes of each.
+type TakePieces<'a> = &'a mut dyn FnMut(usize, &[u8], &[u8]);
+
+impl Difference {
+    /// The difference of two tensors of a type, given as the name of the type in safetensors and as bytes; `None` if they are the same, or
+    /// if the type is unknown or the lengths do not fit.
+    pub fn between(dtype: &str, shape: &[usize], [a, b]: [&[u8]; 2]) -> Option<Self> {
+        let dtype: Dtype = serde_json::from_value(dtype.into()).ok()?;
+        let elems = shape.iter().try_fold(1usize, |all, extent| all.checked_mul(*extent));
+        let len = elems?.checked_mul(dtype.bitsize() / 8)?;
+        let compare = |take: TakePieces| {
+            take(0, a, b);
+            Ok(())
+        };
+        if [a.len(), b.len()] == [len; 2] { Self::over(dtype, shape, compare).ok()? } else { None }
+    }
+
+    /// The difference of all pieces that `read` passes on.
+    fn over(
+        dtype: Dtype,
+        shape: &[usize],
+        read: impl FnOnce(TakePieces) -> Result<()>,
+    ) -> Result<Option<Self>> {
         let size = dtype.bitsize().div_ceil(8);
-        let elems = (self.stored.num_bytes() / size) as u64;
-        let mut found = Difference { elems, ..Difference::default() };
+        let mut found = Self::default();
         let (mut squares, mut first_squares) = (0.0, 0.0);
-        self.pieces(other, |begin, a, b| {
+        read(&mut |begin, a, b| {
+            found.elems += (a.len() / size) as u64;
             let elems = a.chunks_exact(size).zip(b.chunks_exact(size));
             for (at, bytes) in elems.enumerate() {
                 let [a, b] = [number(dtype, bytes.0), number(dtype, bytes.1)];
@@ -94,20 +135,6 @@ impl FileTensor {
         })?;
         found.relative = if squares == 0.0 { 0.0 } else { (squares / first_squares).sqrt() };
         Ok((found.differing > 0).then_some(found))
-    }
-
-    /// Reads both, piece by piece: the first byte of the piece, and the piece of each.
-    fn pieces(&self, other: &Self, mut take: impl FnMut(usize, &[u8], &[u8])) -> Result<()> {
-        let len = self.stored.num_bytes();
-        let mut pieces = [vec![0; CHUNK_BYTES.min(len)], vec![0; CHUNK_BYTES.min(len)]];
-        for begin in (0..len).step_by(CHUNK_BYTES) {
-            let part = CHUNK_BYTES.min(len - begin);
-            for (piece, stored) in pieces.iter_mut().zip([&self.stored, &other.stored]) {
-                stored.read_bytes(begin, &mut piece[..part])?;
-            }
-            take(begin, &pieces[0][..part], &pieces[1][..part]);
-        }
-        Ok(())
     }
 }
 

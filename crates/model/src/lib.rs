@@ -94,7 +94,7 @@ mod view;
 pub use batch::Batch;
 pub use block::Block;
 pub use cnn::CnnConfig;
-pub use context::{Context, Mode, PassHooks, UnitPass};
+pub use context::{Computed, Context, Mode, PassHooks, UnitPass};
 pub use costs::{BlockCost, block_costs};
 pub use difference::{Difference, FileTensor};
 pub use error::ModelError;

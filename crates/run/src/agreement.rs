@@ -282,7 +282,7 @@ fn place(ranks: &[usize], hosts: &[String]) -> String {
 }
 
 /// Numbers in ascending order, with ranges: `0-3, 5`.
-pub(super) fn in_ranges(numbers: &[usize]) -> String {
+pub fn in_ranges(numbers: &[usize]) -> String {
     let mut ranges: Vec<(usize, usize)> = Vec::new();
     for &number in numbers {
         match ranges.last_mut() {

@@ -32,7 +32,7 @@ pub mod recorded;
 pub mod resolve;
 pub mod resolve_ranks;
 pub mod resume;
-mod same_bits;
+pub mod same_bits;
 pub mod sample;
 mod saving;
 pub mod setup;

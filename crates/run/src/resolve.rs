@@ -32,7 +32,7 @@ use crate::resolve_ranks::{
 };
 use crate::{
     device_checks, folder, instructions, markers, precision, recorded, resume, same_bits, sample,
-    shards, shortage,
+    shards, shortage, watch,
 };
 
 /// Checks all settings together and fills in the defaults. Opens the data and the checkpoint, so that their problems are
@@ -109,6 +109,7 @@ pub fn resolve_unchecked(
     let loss_scale = LossScale::resolve(&flags, &strategy, &mut warnings)?;
     flags.schedule.check_flags(optimizer.lr())?;
     let global_batch_size = resolve_batch(&flags, num_shares, model.defaults().batch_size)?;
+    watch::check(&flags)?;
     flags.output.name.as_deref().map_or(Ok(()), folder::check_name)?;
     let (budget_mb, least_mb) = (flags.checkpoints.save_budget_mb, MIN_BUDGET_BYTES >> 20);
     if let Some(mb) = budget_mb.filter(|mb| *mb < least_mb) {

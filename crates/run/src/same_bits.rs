@@ -7,6 +7,7 @@ use paceline_failure::{Result, usage};
 use paceline_launch::device::Device;
 use paceline_model::Model;
 use paceline_settings::config::TrainConfig;
+use paceline_settings::micro_batches::MicroBatches;
 use paceline_settings::named::TransportName;
 use paceline_settings::pipeline::AUTO;
 use paceline_strategies::{Exactness, schedule};
@@ -14,7 +15,7 @@ use paceline_strategies::{Exactness, schedule};
 /// Fails for settings with which the result would depend on the layout.
 pub fn check(config: &TrainConfig, built: &Model) -> Result<()> {
     let Some(of) = &config.micro_batches else { return Ok(()) };
-    match of_strategy(config).or_else(|| of_ranks(config)).or_else(|| of_stages(config, built)) {
+    match obstacle(config, built) {
         None => Ok(()),
         Some((setting, reason)) => usage(format!(
             "--micro-batch-size {}: every layout would have to end with the same bits, and {setting} {reason}; leave one of \
@@ -27,6 +28,14 @@ pub fn check(config: &TrainConfig, built: &Model) -> Result<()> {
 /// A setting, and why it breaks the promise.
 type Obstacle = (String, &'static str);
 
+/// The reason of strategies that reduce each micro-batch. They end with the same bits as each other.
+pub const RANKS_FIRST: &str = "adds up ranks before micro-batches";
+
+/// The first setting with which the result would depend on the layout.
+pub fn obstacle(config: &TrainConfig, built: &Model) -> Option<Obstacle> {
+    of_strategy(config).or_else(|| of_ranks(config)).or_else(|| of_stages(config, built))
+}
+
 fn of_strategy(config: &TrainConfig) -> Option<Obstacle> {
     let (strategy, options) = (&config.strategy, &config.strategy.options);
     let own = |setting: &str, reason| Some((setting.to_owned(), reason));
@@ -37,7 +46,7 @@ fn of_strategy(config: &TrainConfig) -> Option<Obstacle> {
         return own(&strategy.words(), "leaves out the sums over the ranks in some steps");
     }
     if !options.no_sync {
-        return own("--no-sync=false", "adds up ranks before micro-batches");
+        return own("--no-sync=false", RANKS_FIRST);
     }
     if !strategy.is_known() {
         return own(&strategy.words(), "is not known to add up ranks instead of averaging them");
@@ -46,7 +55,7 @@ fn of_strategy(config: &TrainConfig) -> Option<Obstacle> {
         return None;
     }
     if config.spec.get("accumulate-in").is_some_and(|words| words == ["shards"]) {
-        return own("--accumulate-in shards", "adds up ranks before micro-batches");
+        return own("--accumulate-in shards", RANKS_FIRST);
     }
     // A lossy strategy, or a mesh on which an exact one adds up in another order.
     let words = format!("{} on the mesh {}", strategy.words(), config.mesh);
@@ -76,11 +85,12 @@ fn of_ranks(config: &TrainConfig) -> Option<Obstacle> {
 }
 
 fn of_stages(config: &TrainConfig, built: &Model) -> Option<Obstacle> {
-    let (pipeline, of) = (config.pipeline.as_ref()?, config.micro_batches.as_ref()?);
+    let pipeline = config.pipeline.as_ref()?;
     let schedule = schedule::named(pipeline.schedule);
     let words = format!("--schedule {}", pipeline.schedule);
     // Empty micro-batches come first, and must not be the last in the sum.
-    if !of.are_even() && (!pipeline.adds_in_order || pipeline.schedule == AUTO) {
+    let are_even = config.micro_batches.as_ref().is_none_or(MicroBatches::are_even);
+    if !are_even && (!pipeline.adds_in_order || pipeline.schedule == AUTO) {
         return Some((
             words,
             "may begin with the last of them, on ranks that have fewer than others",

@@ -26,7 +26,7 @@ use paceline_settings::named::TransportName;
 use paceline_settings::open_data::OpenData;
 use paceline_settings::origin::Resume;
 use paceline_strategies::{
-    Exactness, Replica, ReplicaOptions, Stages, StepState, Strategy, SyncBlocks, schedule,
+    Exactness, Observer, Replica, ReplicaOptions, Stages, StepState, Strategy, SyncBlocks, schedule,
 };
 use paceline_trace::{SpanTrack, Track};
 
@@ -229,6 +229,10 @@ pub(crate) fn build<'a>(
     let mut optimizer = replica.optimizer(config.optimizer.config())?;
     if config.optimizer.decays_matrices_only() {
         optimizer = optimizer.decaying_matrices_only(replica.storage.layout());
+    }
+    if let Some(watched) = config.output.watch_passes.clone() {
+        let share = config.micro_batches.as_ref().map(|of| of.shares[replica.group.rank()].clone());
+        *state.observer() = Some(Observer::new(watched, share, replica.num_averaged()));
     }
     if config.output.watch_numerics {
         optimizer = optimizer.watched(replica.storage.layout());

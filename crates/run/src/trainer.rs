@@ -149,11 +149,15 @@ impl Trainer<'_> {
         let synchronizes = |blocks: SyncBlocks| blocks.is_synchronized(number as usize);
         state.synchronizes = self.sync_blocks.is_none_or(synchronizes);
         let (step, lr) = (before.steps + 1, config.lr(before.steps));
+        state.observer().iter_mut().for_each(|of| of.begin_step(step));
         self.stepper.track.mark_begin(format_args!("step {step}"));
         let Some(outcome) = self.stepper.step(Loaded { now, next }, lr)? else {
             return Err(Failure::Run(format!("no rank has data in epoch {}", epoch + 1)));
         };
         self.stepper.track.mark_end();
+        if let Some(ranks) = watch::passes(&mut self.stepper, outcome.grad_norm)? {
+            self.listeners.tell(Event::Passes(step, &ranks))?;
+        }
         self.stepper.stop_if_not_finite(step, lr, &outcome)?;
 
         let (samples, loss) = (outcome.samples, &outcome.loss);

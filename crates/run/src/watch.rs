@@ -4,12 +4,15 @@
 //! names the first tensor and the ranks that differ. A step costs one operation of 16 bytes, and one of 32 for each parameter if ranks own parts.
 
 use paceline_collectives::{Axis, Group, ReduceOp};
-use paceline_failure::Result;
+use paceline_failure::{Result, usage};
 use paceline_kernels::digest::Digest;
+use paceline_memory::{Category, DType};
 use paceline_model::{Optimizer, Owned};
-use paceline_strategies::{Exactness, Replica};
+use paceline_settings::flags::RunFlags;
+use paceline_strategies::{Digested, Exactness, Phase, Replica};
 
 use crate::equality;
+use crate::step::Stepper;
 
 /// Compares the digests of the last step with those of the other replicas. Returns those of all ranks together, by the number of the
 /// parameter; `None` if the run does not watch. Collective.
@@ -41,6 +44,60 @@ pub(crate) fn compare(
     let digest = |of: &[i64; 2]| Digest { sum: of[0] as u64, by_row: of[1] as u64 };
     let all: Vec<Digest> = numbers.as_chunks::<2>().0.iter().map(digest).collect();
     Ok(Some(folded(all.as_chunks::<2>().0)))
+}
+
+/// Fails for a place that is none, and if passes cannot be watched.
+pub(crate) fn check(flags: &RunFlags) -> Result<()> {
+    match &flags.output.watch_passes {
+        Some(_) if flags.ranks.cuda_graph => {
+            usage("--watch-passes: a graph keeps no tensors of its blocks; leave out --cuda-graph")
+        }
+        Some(place) if place != "digests" && place.split(':').count() < 4 => usage(format!(
+            "--watch-passes {place}: pass a place such as 2:0:forward:conv1, or nothing"
+        )),
+        _ => Ok(()),
+    }
+}
+
+/// Brings the digests of the step's passes to rank 0, with those of its results; `None` elsewhere, or if the run does not watch them.
+/// Collective.
+pub(crate) fn passes(
+    stepper: &mut Stepper,
+    norm: Option<f64>,
+) -> Result<Option<Vec<Vec<Digested>>>> {
+    let Some(mut observer) = stepper.state.observer().take() else { return Ok(None) };
+    let (strategy, mut cx) = stepper.parts();
+    let Replica { model, storage, compute, owned, world, .. } = cx.replica;
+    for (id, param) in model.layout.trained() {
+        // Values of others may still be on their way.
+        let holds_own = owned.values == owned.state;
+        let (values, own) = if strategy.passes_are_local() || holds_own {
+            (storage.values().clone(), &owned.values)
+        } else {
+            (strategy.gather_unit(&mut cx, param.unit)?, &owned.state)
+        };
+        let results =
+            [(Phase::Reduced, storage.grads(), &owned.grads), (Phase::Weights, &values, own)];
+        for (phase, held, ranges) in results {
+            for range in ranges {
+                let whole = param.range();
+                let part = whole.start.max(range.start)..whole.end.min(range.end);
+                if !part.is_empty() {
+                    let (of, start) = ((id.0, &*param.name), part.start - whole.start);
+                    let shape = (param.shape.dims(), start);
+                    observer.add(compute, phase, of, shape, &held.slice(part)?)?;
+                }
+            }
+        }
+    }
+    if let Some(norm) = norm {
+        let tensor = compute.host.tensor(DType::F64, [1], Category::Workspace)?;
+        tensor.write::<f64>()?[0] = norm;
+        observer.add(compute, Phase::Norm, (0, "gradients"), (&[1], 0), &tensor)?;
+    }
+    let ranks = world.gather_object(&observer.take(), 0)?;
+    *stepper.state.observer() = Some(observer);
+    Ok(ranks)
 }
 
 /// The ranks that own the same elements as this one, which may be alone.

@@ -7,8 +7,11 @@ use std::sync::Arc;
 
 use paceline_collectives::{Purpose, ReduceOp};
 use paceline_memory::Tensor;
-use paceline_model::{GradReadiness, ParamId, PassHooks, Storage, UnitId, UnitPass, View};
+use paceline_model::{
+    Computed, GradReadiness, Layer, ParamId, PassHooks, Storage, UnitId, UnitPass, View,
+};
 
+use crate::observer::Phase;
 use crate::state::UnusedParams;
 use crate::{Replica, Result, StepContext, Strategy, StrategyError, span};
 
@@ -158,6 +161,26 @@ impl PassHooks for StepHooks<'_> {
             self.announce_never_used()?;
         }
         Ok(self.announce(id)?)
+    }
+
+    fn computed(&mut self, of: Computed, tensor: &Tensor) -> paceline_model::Result<()> {
+        let StepContext { replica: Replica { model, compute, .. }, state, .. } = &mut self.cx;
+        let Some(observer) = &mut state.executor.observer else { return Ok(()) };
+        let (layout, blocks) = (&model.layout, &model.blocks);
+        let number = |of: &dyn Layer| {
+            blocks.iter().position(|block| std::ptr::addr_eq(block, of)).unwrap_or(0)
+        };
+        let unit = |number: usize| &layout.unit(blocks[number].unit).name;
+        let (phase, order, name) = match of {
+            Computed::Output(of) => (Phase::Forward, number(of), unit(number(of))),
+            Computed::InputGradient(of) => {
+                (Phase::Backward, blocks.len() - number(of), unit(number(of)))
+            }
+            // Each layer that uses it has a part of it, and only their sum is the same in all layouts.
+            Computed::Gradient(id) if layout.unit(layout.param(id).unit).is_root => return Ok(()),
+            Computed::Gradient(id) => (Phase::Gradient, id.0, &layout.param(id).name),
+        };
+        Ok(observer.add(compute, phase, (order, name), (tensor.dims(), 0), tensor)?)
     }
 
     fn syncs_statistics(&self) -> bool {

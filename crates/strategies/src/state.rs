@@ -17,6 +17,7 @@ use paceline_trace::{Span, SpanTrack, now_ns};
 
 use crate::accumulation::PartialSums;
 use crate::graphs::{PassGraphs, StepPasses};
+use crate::observer::Observer;
 use crate::replica::{NUM_SHARED_SUMS, shared_tensor};
 use crate::span;
 use crate::{Replica, Result};
@@ -91,6 +92,8 @@ pub struct ActionTimes {
 /// The part of the state that the executor changes.
 #[derive(Debug, Default)]
 pub(crate) struct ExecutorState {
+    /// Takes digests of tensors, if layouts are to be compared.
+    pub(crate) observer: Option<Observer>,
     /// The actions of all ranks in a step of as many micro-batches as the last one.
     plan: Option<Arc<Plan>>,
     /// The actions of the last step, in order.
@@ -130,6 +133,11 @@ impl StepState {
     /// The actions of this rank in the last step, in order.
     pub fn actions(&self) -> &[ActionTimes] {
         &self.executor.actions
+    }
+
+    /// The observer that takes digests of the tensors of a step, if layouts are to be compared.
+    pub fn observer(&mut self) -> &mut Option<Observer> {
+        &mut self.executor.observer
     }
 
     /// Continues a run in which this rank has trained on `num_samples` samples.

@@ -115,11 +115,13 @@ fn slug(name: &str) -> String {
     short.filter(|c| *c != ' ').map(|c| if is_plain(c) { c } else { '_' }).collect()
 }
 
+/// Makes runs, and removes what they leave if a signal ends this process.
 #[derive(Debug)]
-struct Runner {
+pub struct Runner {
     disk: Disk,
     program: PathBuf,
-    scratch: Scratch,
+    /// Where run folders may go that nobody wants later.
+    pub scratch: Scratch,
     /// The signal that asked this process to end; 0 before that.
     asked_to_end: Arc<AtomicUsize>,
     num_runs: u64,
@@ -133,7 +135,12 @@ struct Runner {
 impl Runner {
     /// A runner for at most `num_runs` runs. Scratch files go to `folder`, or among temporary
     /// files, and are removed.
-    fn new(disk: &Disk, num_runs: usize, way_on: String, folder: Option<&Path>) -> Result<Self> {
+    pub fn new(
+        disk: &Disk,
+        num_runs: usize,
+        way_on: String,
+        folder: Option<&Path>,
+    ) -> Result<Self> {
         let program = std::env::current_exe()
             .map_err(|e| Failure::io("cannot find the program to start runs with", e))?;
         let asked_to_end = Arc::new(AtomicUsize::new(0));
@@ -184,7 +191,7 @@ impl Runner {
     }
 
     /// Makes one run, with its run folder in `runs`. The inner error is a failure of the run itself.
-    fn train(
+    pub fn train(
         &mut self,
         what: &str,
         spec: &Spec,
@@ -287,8 +294,9 @@ fn stop(child: &mut Child) {
 
 /// A folder that is removed when this value is dropped.
 #[derive(Debug)]
-struct Scratch {
-    path: PathBuf,
+pub struct Scratch {
+    /// Where it is.
+    pub path: PathBuf,
 }
 
 impl Scratch {

@@ -10,7 +10,7 @@ use paceline_collectives::{Group, OpRecord};
 use paceline_failure::Result;
 use paceline_kernels::Compute;
 use paceline_model::Model;
-use paceline_strategies::{ActionTimes, StepLoss};
+use paceline_strategies::{ActionTimes, Digested, StepLoss};
 use paceline_trace::{Span, SpanTrack};
 
 use crate::figures::facts::Facts;
@@ -59,6 +59,8 @@ pub enum Event<'a> {
         /// The threads of this rank.
         compute: &'a Compute,
     },
+    /// A step, counted from 1, and the tensors of each rank. Only rank 0 gets this event.
+    Passes(u64, &'a [Vec<Digested>]),
     /// A step is done.
     Step(&'a StepDone<'a>),
     /// The test set has been evaluated.

@@ -319,13 +319,12 @@ impl Listener for Console<'_> {
                 self.epoch_ended(*epoch, *cut_after, &format!("loss {loss}{accuracy}, {seconds}"));
             }
             Event::TrainingEnded(_) => {
-                if let Some(bar) = &mut self.bar {
-                    bar.clear();
-                }
+                self.bar.iter_mut().for_each(Bar::clear);
                 self.trained();
             }
             Event::Ended(facts) => self.ended(facts),
-            Event::StepBegun { .. } | Event::Evaluated(_) | Event::Saved(_) => {}
+            Event::StepBegun { .. } | Event::Passes(..) | Event::Evaluated(_) | Event::Saved(_) => {
+            }
         }
         Ok(())
     }

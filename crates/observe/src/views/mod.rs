@@ -5,6 +5,7 @@
 //! | [`console`], [`blocks`], [`memory_lines`] | on the terminal: the epochs, the steps and the summary |
 //! | [`jsonl`], [`tensorboard`] | a line or a point for each step, evaluation and checkpoint: `metrics.jsonl`, event files |
 //! | [`numerics`] | `numerics.bin`: digests of the gradients and weights of each step |
+//! | [`passes`] | `passes.jsonl`: digests of the tensors of each pass |
 //! | [`summary`] | `summary.json`, and the file of `--json` |
 //! | [`end_files`] | `summary.txt` and `step.svg` |
 //! | `step_lines` | the time line of a step, on the terminal and as `step.svg` |
@@ -19,6 +20,7 @@ mod head;
 pub mod jsonl;
 pub mod memory_lines;
 pub mod numerics;
+pub mod passes;
 mod pipeline_lanes;
 mod pipeline_lines;
 pub mod profiler;
@@ -49,6 +51,9 @@ pub fn listeners<'a>(
     listeners.add(jsonl::MetricsFile::create(disk, folder)?);
     if config.output.watch_numerics {
         listeners.add(numerics::NumericsFile::new(disk, folder));
+    }
+    if config.output.watch_passes.is_some() {
+        listeners.add(passes::PassesFile::create(disk, folder)?);
     }
     if config.output.tensorboard {
         listeners.add(tensorboard::TensorBoard::create(disk, folder)?);

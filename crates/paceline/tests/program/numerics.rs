@@ -1,4 +1,4 @@
-//! `paceline compare --numerics` and `train --watch-numerics`: the first tensor in which two runs differ.
+//! `paceline check --numerics`, `compare --numerics`, and what `train` keeps for them: the first tensor in which two runs differ.
 
 use std::fs::{self, File};
 
@@ -167,4 +167,125 @@ fn two_runs_are_compared_by_the_digests_that_they_keep() {
     remove(&file);
     fifo(&file);
     compare(&sandbox, "runs/one runs/two").refused(&["it is a FIFO, not a regular file"]);
+}
+
+const CUT: &str =
+    "channels = [4, 4]\nhidden = 8\nsamples = 84\nglobal-batch-size = 32\nmicro-batch-size = 4\n";
+const RANKS: &str = "channels = [4]\nhidden = 8\nsamples = 200\nbatch-size = 8\nnproc = 4\n";
+
+/// Compares two layouts, given as what stands in their files after `common`.
+fn check(common: &str, layouts: [&str; 2]) -> (Sandbox, Run) {
+    let sandbox = Sandbox::new();
+    for (name, layout) in ["a.toml", "b.toml"].into_iter().zip(layouts) {
+        sandbox.write(name, format!("{common}{layout}\n").as_bytes());
+    }
+    sandbox.write("tmp/.keep", b"");
+    let before = sandbox.contents();
+    let mut command = sandbox.paceline();
+    command.args(["check", "--numerics", "a.toml", "b.toml"]).env("TMPDIR", sandbox.path("tmp"));
+    let run = Run::of(command);
+    assert_eq!(sandbox.contents(), before, "nothing is left of the runs");
+    (sandbox, run)
+}
+
+#[test]
+fn layouts_of_one_training_have_the_same_tensors() {
+    for other in [
+        "nproc = 3\nstrategy = \"sharded3\"",
+        "nproc = 2\nmesh = \"pp=2\"\nschedule = \"zb_h1\"",
+        "nproc = 4\nstrategy = \"sharded1\"\nmesh = \"dp=2,shard=2\"\nsave = \"saved\"\nname = \"mine\"",
+    ] {
+        let (_, run) = check(CUT, ["nproc = 1", other]);
+        let run = run.ok();
+        assert!(
+            run.stdout.contains("No difference in 480 tensors, up to step 3, weights"),
+            "{run:#?}"
+        );
+    }
+}
+
+#[test]
+fn the_first_tensor_in_which_two_layouts_differ_is_named_with_its_values() {
+    let (_, run) = check(RANKS, ["", "transport = \"tcp\"\nalgorithm = \"ring\""]);
+    assert_eq!(run.code, Some(1), "{run:#?}");
+    let lines: Vec<&str> = run.stdout.lines().collect();
+    assert_eq!(lines[0], "A is a.toml, B is b.toml");
+    for words in [
+        "up to step 1, micro-batch 3, gradient",
+        "The first difference: step 1, reduced, conv0.weight, ranks 0-3 in A, ranks 0-3 in B",
+        " of 36 elements; the first at [",
+        " ulps and ",
+    ] {
+        assert!(run.stdout.contains(words), "{words}: {run:#?}");
+    }
+}
+
+#[test]
+fn layouts_that_cannot_be_compared_are_refused() {
+    for (common, layouts, words) in [
+        (CUT, ["", "lr = 0.5"], "lr is not set in A and 0.5 in B"),
+        (CUT, ["", "data = \"mnist\""], "data is synthetic in A and mnist in B"),
+        (
+            RANKS,
+            ["", "accumulate = 2"],
+            "a step has 4 micro-batches of 8 samples in A, and 8 of 8 in B",
+        ),
+        (RANKS, ["", "strategy = \"top_k\""], "--strategy top_k in B end with other bits"),
+        (RANKS, ["", "ddp-choice = \"all\""], "b.toml: ddp-choice = all makes several runs"),
+        (CUT, ["nproc = 3", "nproc = 16"], "16 ranks cannot share them"),
+    ] {
+        let (_, run) = check(common, layouts);
+        run.refused(&[words]);
+    }
+    let without = RANKS.replace("nproc = 4\n", "");
+    let (_, run) = check(&without, ["nproc = 4", "nproc = 2\naccumulate = 2"]);
+    run.refused(&["A and B add up micro-batches in another order", "set global-batch-size"]);
+}
+
+#[test]
+fn digests_of_passes_may_come_from_a_stranger() {
+    let sandbox = Sandbox::new();
+    let watch = "--steps 2 --quiet --nproc 2 --watch-passes";
+    sandbox.train(&format!("{TINY} {watch} --name a")).ok();
+    sandbox.train(&format!("{TINY} {watch}=1:1:forward:conv0 --name b --seed 1")).ok();
+    let run = compare(&sandbox, "runs/a runs/b").ok();
+    for words in [
+        "The first difference: step 1, micro-batch 0, input, inputs, rank 0 in A, rank 0 in B",
+        "train both again with --watch-passes '1:0:input:inputs'",
+    ] {
+        assert!(run.stdout.contains(words), "{words}: {run:#?}");
+    }
+    sandbox.train(&format!("{TINY} --steps 1 --quiet --name plain")).ok();
+    compare(&sandbox, "runs/a runs/plain").refused(&["it has no passes.jsonl", "--watch-passes"]);
+    let file = sandbox.path("runs/b/passes.jsonl");
+    let text = fs::read_to_string(&file).unwrap();
+    fs::write(&file, &text[..text.len() - 1]).unwrap();
+    compare(&sandbox, "runs/a runs/b").ok();
+    let kept = text.lines().next().unwrap();
+    // Parts and shapes that do not fit, with values and without.
+    for (from, to) in [
+        ("\"end\":", "\"end\":1844674407370"),
+        ("\"start\":0", "\"start\":7"),
+        ("\"shape\":[", "\"shape\":[4611686018427387904,8,"),
+        ("\"F32\"", "\"F99\""),
+        ("conv0", "conv\\u001b[2J"),
+    ] {
+        fs::write(&file, kept.replace(from, to) + "\n").unwrap();
+        let run = compare(&sandbox, "runs/b runs/b").ok();
+        assert!(!run.stdout.contains('\u{1b}') && !run.stderr.contains("panicked"), "{run:#?}");
+        let run = compare(&sandbox, "runs/a runs/b").ok();
+        assert!(!run.stdout.contains('\u{1b}') && !run.stderr.contains("panicked"), "{run:#?}");
+    }
+    for (bytes, words) in [
+        (&b""[..], "no step is in both runs"),
+        (b"{}\n", "missing field"),
+        (b"\xff\0\n", "expected value"),
+        (b"{\"step\":1,\"ranks\":[[{}]]}\n", "missing field"),
+    ] {
+        fs::write(&file, bytes).unwrap();
+        compare(&sandbox, "runs/a runs/b").refused(&[words]);
+    }
+    remove(&file);
+    fifo(&file);
+    compare(&sandbox, "runs/a runs/b").refused(&["it is a FIFO, not a regular file"]);
 }

@@ -76,7 +76,7 @@ const CHECKPOINTS: &str = "out/step-";
 
 /// Commands without a case, and why.
 const ELSEWHERE: [(&str, &str); 14] = [
-    ("check", "it writes no file"),
+    ("check", "it writes no file, and lets --numerics write into a folder that it makes"),
     ("classify", "it writes no file"),
     ("completions", "it writes no file"),
     ("evaluate", "the user states the name: --json"),

@@ -203,6 +203,10 @@ pub struct OutputFlags {
     /// paceline compare --numerics
     #[arg(long, help_heading = "Observation")]
     pub watch_numerics: bool,
+    /// Keep digests of the tensors of each pass in the run folder, by micro-batch and rank, for paceline compare --numerics; with a
+    /// place such as 2:0:forward:conv1 (step, micro-batch, phase, name) also the values of that tensor
+    #[arg(long, value_name = "PLACE", num_args = 0..=1, default_missing_value = "digests", help_heading = "Observation")]
+    pub watch_passes: Option<String>,
     /// Write the summary to this file too
     #[arg(long, value_name = "FILE", help_heading = PLACES)]
     pub json: Option<PathBuf>,

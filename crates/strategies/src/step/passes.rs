@@ -10,6 +10,7 @@ use paceline_memory::Tensor;
 use paceline_model::{Context, Half, Layer, Saved, UnitId};
 
 use super::TrainStep;
+use crate::observer::Phase;
 use crate::{AccumulationOrder, Replica, Result, StepState, span};
 
 impl TrainStep<'_> {
@@ -21,8 +22,17 @@ impl TrainStep<'_> {
         blocks: Range<usize>,
         input: Tensor,
     ) -> Result<(Tensor, Saved)> {
+        let is_first = blocks.start == 0;
         let stage = self.replica().model.stage(blocks);
-        self.timed(span::FORWARD, |step| step.pass(Some(at), |cx| stage.forward(cx, input)))
+        let forward = |cx: &mut Context| stage.forward(cx, input);
+        let outcome = self.timed(span::FORWARD, |step| step.pass(Some(at), forward))?;
+        if is_first {
+            let tensors = self.samples[at].batch.tensors().iter().enumerate();
+            for (number, (name, tensor)) in tensors {
+                self.observe(Phase::Input, (number, name), tensor)?;
+            }
+        }
+        Ok(outcome)
     }
 
     /// The loss of micro-batch number `at`, from the output of the model's last block. Returns the gradient of the
@@ -53,6 +63,7 @@ impl TrainStep<'_> {
             let d_output =
                 step.pass(Some(at), |cx| model.differentiate(cx, &output, scale, &sums, saved))?;
             drop(output);
+            step.observe(Phase::Loss, (0, "loss"), &d_output)?;
             step.num_losses += 1;
             if step.num_losses == step.micro_batches.len() && !step.is_graph() {
                 step.send_loss()?;
@@ -121,6 +132,12 @@ impl TrainStep<'_> {
         partial_sums.visit(compute, storage, readiness, at, units)
     }
 
+    fn observe(&mut self, phase: Phase, of: (usize, &str), tensor: &Tensor) -> Result<()> {
+        let compute = &self.replica().compute;
+        let Some(observer) = &mut self.hooks.cx.state.executor.observer else { return Ok(()) };
+        observer.add(compute, phase, of, (tensor.dims(), 0), tensor)
+    }
+
     /// Runs a part of a pass, with the hooks of the strategy.
     pub(super) fn pass<T>(
         &mut self,
@@ -132,6 +149,10 @@ impl TrainStep<'_> {
         let first = self.hooks.cx.state.partial_sums.leaves().start;
         let has_statistics = at == Some(first) && group.rank() == 0;
         let keeps_statistics = options.is_one_tree() && !has_statistics;
+        let samples = at.filter(|at| self.samples[*at].batch.num_samples() > 0);
+        if let Some(observer) = &mut self.hooks.cx.state.executor.observer {
+            observer.begin_pass(samples, self.samples.len(), group.rank());
+        }
         let cx = Context::resumed(compute, storage, &mut self.units, &mut self.hooks);
         let mut cx = cx.keeping_statistics(keeps_statistics);
         if let Some(at) = at {

@@ -1,8 +1,10 @@
 //! Flags of `paceline check`.
 
+use std::path::PathBuf;
+
 use clap::Args;
 use paceline_collectives::MAX_RANKS;
-use paceline_failure::numbers;
+use paceline_failure::numbers::{self, at_least};
 use paceline_launch::device::Device;
 use paceline_settings::flags::CommArgs;
 use paceline_settings::named::TransportName;
@@ -21,6 +23,8 @@ Prints one line per question, and ends with code 0 if no answer is FAIL. For exa
     ok    links: latency 1.5 us at most, 12.61 to 13.03 GB/s between all pairs
           (and two tables, of every rank with every other one)
     ok    all-reduce: 3 sizes, every element right on every rank
+
+  paceline check --numerics a.toml b.toml    the first tensor in which two layouts differ
 ";
 
 /// Flags of `paceline check`.
@@ -36,6 +40,12 @@ pub struct CheckArgs {
     /// Where ranks compute: cpu, cuda, auto, or an emulated accelerator such as sim:copy=16gbit,10us,launch=5us
     #[arg(long, value_name = "DEVICE", default_value = "cpu")]
     pub device: Device,
+    /// Instead, run two layouts of one training, as --config of train takes them, and name the first tensor that differs
+    #[arg(long, num_args = 2, value_names = ["A", "B"], conflicts_with_all = ["nproc", "transport", "device", "CommArgs"])]
+    pub numerics: Option<Vec<PathBuf>>,
+    /// Steps of each layout, with --numerics
+    #[arg(long, value_name = "N", requires = "numerics", default_value_t = 3, value_parser = at_least::<u64>(1))]
+    pub steps: u64,
     /// How the ranks talk to each other.
     #[command(flatten)]
     pub comm: CommArgs,

@@ -1,10 +1,11 @@
 //! `paceline check`: checks whether ranks can start here, see their devices, and reach each other. Prints
 //! one line per question, which begins with a status: ok, warn or FAIL.
 //!
-//! All ranks answer the same questions together; rank 0 prints the answers.
+//! All ranks answer the same questions together; rank 0 prints the answers. `--numerics` asks another question, of two layouts.
 
 pub mod args;
 mod links;
+mod numerics;
 mod system;
 
 use std::time::Instant;
@@ -12,7 +13,7 @@ use std::time::Instant;
 use paceline_collectives::{Group, NcclOrder, OpKind, ReduceOp, measure_clock};
 use paceline_commbench::exchange::{Exchange, buffers};
 use paceline_commbench::operation::Operation;
-use paceline_failure::{Failure, Result};
+use paceline_failure::{Failure, Result, usage};
 use paceline_host::resources;
 use paceline_host::text::{plural, say};
 use paceline_launch::comm::{self, CommConfig};
@@ -74,6 +75,15 @@ impl Answers {
 
 /// Runs `paceline check`: answers the questions as a rank, or starts the ranks.
 pub fn check(args: &CheckArgs, placement: Option<Placement>) -> Result<u8> {
+    if let Some([a, b]) = args.numerics.as_deref() {
+        if let Some(placement) = &placement {
+            let fix = placement.unset();
+            return usage(format!(
+                "--numerics starts ranks of its own, and another launcher has started this one; {fix}"
+            ));
+        }
+        return numerics::check([a, b], args.steps);
+    }
     let (world, transport) = resolve(args, placement.as_ref())?;
     let comm = comm::resolve(&args.comm, args.device, &[transport])?;
     let is_one_host = placement.as_ref().is_none_or(|placement| placement.place.is_one_host());

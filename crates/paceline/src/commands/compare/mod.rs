@@ -6,7 +6,7 @@
 
 pub mod args;
 mod load;
-mod numerics;
+pub(super) mod numerics;
 mod settings;
 mod table;
 
@@ -37,7 +37,7 @@ pub fn compare(args: &CompareRunsArgs) -> Result<u8> {
                 "--numerics compares two folders, not {count}: pass A and B"
             )));
         };
-        return numerics::compare([a, b], args.verbose);
+        return numerics::compare([a, b], [a, b], args.verbose).map(|_| 0);
     }
     check_folder("--output", &args.output, "pass a folder that you can write to")?;
     let (mut runs, mut left_out) = (Vec::new(), Vec::new());

@@ -22,7 +22,7 @@ struct Pending {
 }
 
 /// A moment for each file name that both sides have.
-pub(super) fn moments(places: [&Path; 2]) -> Result<Moments> {
+pub(super) fn moments(places: [&Path; 2]) -> Result<Moments<'_>> {
     let [a, b] = [files_of(places[0])?, files_of(places[1])?];
     let (mut moments, mut notes) = (Vec::new(), Vec::new());
     for (key, files) in &a {

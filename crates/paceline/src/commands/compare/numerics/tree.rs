@@ -11,11 +11,11 @@ use super::{Moment, PairOutcome, TensorPair};
 const MOST_ROWS: usize = 1000;
 const MOST_LEVELS: usize = 16;
 
-/// A row per module, in order, and a column per moment. Only the modules above the first difference are opened, unless all are.
+/// A row per module, in the order of computation, and a column per moment. Only the modules above the first difference are opened, unless all are.
 pub(super) fn table(moments: &[Moment], is_open: bool) -> Table {
     let first = moments[0].tensors.iter().find(|of| of.differs()).map_or("", |of| &*of.name);
     let (mut rows, mut known) = (Vec::new(), HashSet::new());
-    for name in moments[0].tensors.iter().map(|of| &*of.name) {
+    for name in moments.iter().flat_map(|moment| &moment.tensors).map(|of| &*of.name) {
         let ends = name.match_indices('.').map(|(at, _)| at).take(MOST_LEVELS);
         for end in ends.chain([name.len()]) {
             let (row, above) = (&name[..end], name[..end].rfind('.').map_or("", |at| &name[..at]));
@@ -31,7 +31,7 @@ pub(super) fn table(moments: &[Moment], is_open: bool) -> Table {
     let cells = |row: &&str| {
         let depth = row.matches('.').take(MOST_LEVELS).count();
         let own = row.rsplit('.').next().unwrap_or(row);
-        let count = within(&moments[0], row).count();
+        let count = moments.iter().map(|moment| within(moment, row).count()).max().unwrap_or(0);
         let mut cells: Vec<Cell> =
             vec![format!("{}{}", "  ".repeat(depth), printable(own)).into(), count.into()];
         cells.extend(moments.iter().map(|moment| Cell::from(shown(moment, row))));
@@ -58,6 +58,9 @@ fn within<'a>(moment: &'a Moment, module: &'a str) -> impl Iterator<Item = &'a T
 
 /// The findings in a module: how many of its tensors differ, and the largest relative difference.
 fn shown(moment: &Moment, module: &str) -> String {
+    if within(moment, module).next().is_none() {
+        return String::new();
+    }
     let (mut count, mut largest, mut is_other, mut is_finite) = (0, 0.0f64, false, true);
     for of in within(moment, module) {
         match &of.outcome {
@@ -67,7 +70,7 @@ fn shown(moment: &Moment, module: &str) -> String {
                 is_finite &= of.not_finite == [0; 2];
             }
             PairOutcome::Other(_) => is_other = true,
-            PairOutcome::Digests => largest = f64::NAN,
+            PairOutcome::Digests(_) => largest = f64::NAN,
         }
         count += 1;
     }
