@@ -188,12 +188,13 @@ const NAMINGS: [&str; 5] = ["fs::rename(", "fs::hard_link(", "symlink(", "linkat
 
 /// Files that write to a name which a user has stated, and which flag states it. These may be the user's links, pipes and
 /// devices. This program chooses all other names, and follows no link there.
-const MAY_STATE: [(&str, &str); 12] = [
+const MAY_STATE: [(&str, &str); 13] = [
     ("checkpoint/src/command.rs", "checkpoint export --to"),
     ("commbench/src/sweep.rs", "bench OPERATION --json, --csv"),
     ("failure/src/outputs.rs", "it is the way"),
     ("host/src/disk.rs", "for that way"),
     ("observe/src/views/summary.rs", "train --json"),
+    ("paceline/src/commands/hang.rs", "hang --json"),
     ("paceline/src/commands/schedule.rs", "schedule --csv"),
     ("paceline/src/commands/tokenizer/mod.rs", "tokenizer --to"),
     ("paceline/src/commands/trace/mod.rs", "trace merge --output"),

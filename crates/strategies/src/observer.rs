@@ -101,7 +101,7 @@ impl Observer {
 
     /// The tensors of the step.
     pub fn take(&mut self) -> Vec<Digested> {
-        std::mem::take(&mut self.found)
+        self.found.split_off(0)
     }
 
     /// Begins a pass of micro-batch `at` of the `count` of this rank, if it has samples.

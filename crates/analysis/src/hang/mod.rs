@@ -20,6 +20,7 @@ mod waits;
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
+use paceline_files::Printable;
 use serde::Serialize;
 
 use crate::TraceError;
@@ -111,13 +112,14 @@ pub fn read(folder: &Path) -> Result<Hang, TraceError> {
         files.extend(rank_of(&path).map(|rank| (rank, path)));
     }
     files.sort();
-    let unfit = |reason: String| Err(TraceError::Unfit(format!("{}: {reason}", folder.display())));
+    let unfit =
+        |reason: String| Err(TraceError::Unfit(format!("{}: {reason}", folder.printable())));
     if let Some([a, b]) = files.array_windows::<2>().find(|[a, b]| a.0 == b.0) {
         return unfit(format!(
             "two files of rank {}: {} and {}",
             a.0,
-            a.1.display(),
-            b.1.display()
+            a.1.printable(),
+            b.1.printable()
         ));
     }
     if files.is_empty() {
