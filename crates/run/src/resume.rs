@@ -366,7 +366,8 @@ pub fn settings(config: &TrainConfig, num_samples: usize) -> Vec<Setting> {
     let mut settings: Vec<Setting> =
         data.map(|(flag, value)| Setting::of_flag(&flag, value, order)).collect();
     // Most of them show in the shapes of parameters, which are compared first. Settings of a program's own model may not.
-    let of_model = model.flags().into_iter();
+    // Activations are the same whether they are kept or computed again.
+    let of_model = model.flags().into_iter().filter(|(flag, _)| flag != "--checkpoint-activations");
     settings.extend(
         of_model.map(|(flag, value)| Setting::of_flag(&flag, value, recorded::ANOTHER_MODEL)),
     );

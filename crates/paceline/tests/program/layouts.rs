@@ -58,7 +58,7 @@ fn any_layout_goes_on_with_the_bits_of_a_run_that_never_stopped() {
     for (steps, how) in [
         (1, &first[..]),
         (2, "--resume saved --nproc 1 --strategy single"),
-        (3, "--resume saved --nproc 6 --strategy sharded3"),
+        (3, "--resume saved --nproc 6 --strategy sharded3 --checkpoint-activations"),
         (5, "--resume saved --nproc 2 --mesh pp=2"),
         (7, "--resume saved --nproc 8 --strategy zero2"),
     ] {

@@ -200,7 +200,7 @@ fn run(runner: &mut Runner, name: &str, spec: &RunSpec, file: &Path) -> Result<P
         return Err(Failure::Run(outcome.err().unwrap_or(no_steps)));
     };
     match outcome {
-        Err(problem) => warn(&printable(&format!("{}: {problem}", file.display()))),
+        Err(problem) => warn(&printable(&format!("{}: {problem}", file.printable()))),
         Ok(_) if spec.number("steps") == usize::try_from(last).ok() => {}
         Ok(_) => {
             let fix = "make room where temporary files go ($TMPDIR)";
