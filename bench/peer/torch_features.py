@@ -291,10 +291,13 @@ def outcome(feature, rank, world):
 def rank_main(rank, place, backends, names):
     torch.set_num_threads(1)
     outcomes = dist.FileStore(f"{place}/outcomes", 2)
+    # Gloo ends the process if the last reference to a group goes on a thread of that group, as after powerSGD_hook.
+    kept = []
     for at, name in enumerate(names):
         for backend in backends:
             limit = datetime.timedelta(seconds=60)
             dist.init_process_group(backend, init_method=f"file://{place}/{at}-{backend}", rank=rank, world_size=2, timeout=limit)
+            kept.append(dist.group.WORLD)
             outcomes.set(f"{at} {backend} {rank}", json.dumps(outcome(FEATURES[name], rank, 2)))
             dist.destroy_process_group()
         if rank == 0:
