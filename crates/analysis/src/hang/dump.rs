@@ -10,9 +10,10 @@ use paceline_files::Printable;
 
 use super::pickle::{Id, PlainValues};
 use crate::TraceError;
+use crate::read::MAX_RANKS;
 
 /// The largest file that is read. A full buffer of 2,000 calls with their stacks takes a few megabytes.
-const MAX_BYTES: u64 = 256 << 20;
+const MAX_BYTES: u64 = 64 << 20;
 
 /// How far a call came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -129,7 +130,8 @@ impl Dump {
 /// The ranks in `[0, 1, 5]`.
 fn ranks(text: &str) -> Vec<usize> {
     let inner = text.trim_matches(['[', ']']);
-    inner.split(',').filter_map(|rank| rank.trim().parse().ok()).collect()
+    let all = inner.split(',').filter_map(|rank| rank.trim().parse().ok());
+    all.filter(|rank| *rank < MAX_RANKS).collect()
 }
 
 fn group(values: &PlainValues, of: Id) -> Option<String> {

@@ -17,14 +17,14 @@ mod dump;
 mod pickle;
 mod waits;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
-use paceline_files::Printable;
+use paceline_files::{Printable, printable};
 use serde::Serialize;
 
 use crate::TraceError;
-use crate::read::on_all_cores;
+use crate::read::{MAX_RANKS, on_all_cores};
 use dump::Dump;
 
 /// Why a rank holds up the others.
@@ -99,35 +99,51 @@ pub struct Hang {
     pub victims: Vec<Victim>,
 }
 
-/// Reads all files of a folder whose names end with the number of a rank, such as `nccl_trace_rank_12` or `trace_dump_3.json`, on all cores.
+/// The beginning of the names that PyTorch chooses.
+const BY_DEFAULT: &str = "nccl_trace_rank_";
+
+/// Reads all files of a folder whose names end with the number of a rank, such as `nccl_trace_rank_12` or `trace_dump_3.json`, on all cores. If
+/// their names begin in several ways, those that PyTorch chooses are meant.
 ///
 /// # Errors
 ///
-/// If there are none, two of one rank, or one that is no file of the flight recorder.
+/// If there are none, two of one rank, other names in several ways, or a file that is no file of the flight recorder.
 pub fn read(folder: &Path) -> Result<Hang, TraceError> {
     let io = |source| TraceError::Io { path: folder.to_owned(), source };
-    let mut files = Vec::new();
-    for entry in std::fs::read_dir(folder).map_err(io)? {
-        let path = entry.map_err(io)?.path();
-        files.extend(rank_of(&path).map(|rank| (rank, path)));
-    }
-    files.sort();
     let unfit =
         |reason: String| Err(TraceError::Unfit(format!("{}: {reason}", folder.printable())));
-    if let Some([a, b]) = files.array_windows::<2>().find(|[a, b]| a.0 == b.0) {
-        return unfit(format!(
-            "two files of rank {}: {} and {}",
-            a.0,
-            a.1.printable(),
-            b.1.printable()
-        ));
+    let mut by_name: BTreeMap<String, Vec<(usize, PathBuf)>> = BTreeMap::new();
+    for entry in std::fs::read_dir(folder).map_err(io)? {
+        let entry = entry.map_err(io)?;
+        let path = entry.path();
+        if let Some((name, rank)) = rank_of(&path)
+            && !entry.file_type().is_ok_and(|of| of.is_dir())
+        {
+            by_name.entry(name).or_default().push((rank, path));
+        }
     }
-    if files.is_empty() {
-        return unfit(
-            "no files of PyTorch's flight recorder, whose names end with the number of a rank, as in nccl_trace_rank_12; PyTorch \
-             writes them to the path in TORCH_NCCL_DEBUG_INFO_TEMP_FILE, by default /tmp/nccl_trace_rank_"
-                .to_owned(),
-        );
+    let mut files = match (by_name.remove(BY_DEFAULT), by_name.pop_first()) {
+        (Some(files), _) => files,
+        (None, Some((_, files))) if by_name.is_empty() => files,
+        (None, Some((name, _))) => {
+            let other = by_name.keys().next().map_or("", String::as_str);
+            return unfit(format!(
+                "files of {} and of {} may be of several jobs; put those of one job into a folder",
+                printable(&name),
+                printable(other)
+            ));
+        }
+        (None, None) => {
+            return unfit(format!(
+                "no files of PyTorch's flight recorder, whose names end with the number of a rank, as in {BY_DEFAULT}12; PyTorch \
+                 writes them to the path in TORCH_NCCL_DEBUG_INFO_TEMP_FILE, by default /tmp/{BY_DEFAULT}"
+            ));
+        }
+    };
+    files.sort();
+    if let Some([a, b]) = files.array_windows::<2>().find(|[a, b]| a.0 == b.0) {
+        let [first, second] = [&a.1, &b.1].map(|path| path.printable());
+        return unfit(format!("two files of rank {}: {first} and {second}", a.0));
     }
     let dumps = on_all_cores(&files, |(_, (rank, path)): (usize, &(usize, PathBuf))| {
         Dump::read(path, *rank)
@@ -135,10 +151,11 @@ pub fn read(folder: &Path) -> Result<Hang, TraceError> {
     Ok(waits::explain(&dumps.into_iter().collect::<Result<Vec<_>, _>>()?))
 }
 
-/// The number at the end of a file's name, before any ending.
-fn rank_of(path: &Path) -> Option<usize> {
+/// The rank at the end of a file's name, before any ending, and the name before it.
+fn rank_of(path: &Path) -> Option<(String, usize)> {
     let name = path.file_name()?.to_str()?;
     let stem = name.strip_suffix(".json").or_else(|| name.strip_suffix(".pkl")).unwrap_or(name);
-    let begin = stem.rfind(|c: char| !c.is_ascii_digit())? + 1;
-    stem[begin..].parse().ok()
+    let (name, rank) = stem.split_at(stem.trim_end_matches(|c: char| c.is_ascii_digit()).len());
+    let rank = rank.parse().ok().filter(|rank| *rank < MAX_RANKS)?;
+    Some((name.to_owned(), rank))
 }

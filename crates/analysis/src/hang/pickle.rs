@@ -6,6 +6,9 @@
 
 use std::collections::HashMap;
 
+/// The most values of a pickle, with those that wait for others. A full buffer of 2,000 calls has about 100,000.
+const MOST_VALUES: usize = 4 << 20;
+
 /// The number of a value in [`PlainValues`].
 pub(super) type Id = usize;
 
@@ -190,6 +193,9 @@ impl Reader<'_> {
     fn run(&mut self) -> Result<Id, String> {
         loop {
             let [instruction] = self.take()?;
+            if self.values.all.len() + self.stack.len() + self.marks.len() > MOST_VALUES {
+                return Err(format!("it has more than {MOST_VALUES} values"));
+            }
             let value = match instruction {
                 0x80 => match self.take()? {
                     [2] => continue,

@@ -21,6 +21,7 @@ pub(crate) use event::Event;
 pub use file::{at_a_time, header, open, open_beginning};
 pub(crate) use file::{on_all_cores, with_json};
 pub use find::{Select, TraceFile, Window, find, open_all};
+pub(crate) use names::MAX_RANKS;
 pub use names::stem;
 pub use top::{Header, parse, parse_from};
 pub(crate) use top::{MERGED_RANKS, each_list};

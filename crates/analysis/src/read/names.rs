@@ -5,7 +5,7 @@
 use std::path::Path;
 
 /// An upper limit for the number of ranks. A larger number in a file or path is considered wrong.
-pub(super) const MAX_RANKS: usize = 1 << 20;
+pub(crate) const MAX_RANKS: usize = 1 << 20;
 
 /// The rank that a path names: in the nearest folder `rank_<n>`, otherwise in a file name that begins with
 /// `worker_<n>.` or `rank_<n>.`.

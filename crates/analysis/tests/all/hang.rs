@@ -170,8 +170,21 @@ fn other_files_are_refused() {
             "{said}"
         );
     }
-    fs::write(folder.path().join("b_0.json"), "{}").unwrap();
+    fs::write(folder.path().join("rank_0.json"), "{}").unwrap();
     assert!(refusal(folder.path()).contains("two files of rank 0"));
+    fs::write(folder.path().join("b_0.json"), "{}").unwrap();
+    assert!(refusal(folder.path()).contains("files of b_ and of rank_ may be of several jobs"));
+    fs::create_dir(folder.path().join("folder.0")).unwrap();
+    fs::write(folder.path().join("nccl_trace_rank_0"), pickled(&dump(&[DONE]))).unwrap();
+    assert_eq!(read(folder.path()).unwrap().files, 1);
+    fs::write(folder.path().join("nccl_trace_rank_0"), [&[0x80, 2][..], &[b'N'; 5 << 20]].concat())
+        .unwrap();
+    assert!(refusal(folder.path()).contains("more than 4194304 values"));
+    // Ranks far beyond any job decide about no memory.
+    let mut far = dump(&[DONE]);
+    far["pg_config"]["0"]["ranks"] = json!("[0, 99999999999]");
+    fs::write(folder.path().join("nccl_trace_rank_0"), pickled(&far)).unwrap();
+    assert_eq!(read(folder.path()).unwrap().missing, Vec::<usize>::new());
 }
 
 #[test]
