@@ -27,6 +27,11 @@ pub trait PassHooks {
     /// Called when the gradient of a parameter is final.
     fn gradient_ready(&mut self, id: ParamId) -> Result<()>;
 
+    /// Whether [`PassHooks::computed`] does anything.
+    fn observes(&self) -> bool {
+        false
+    }
+
     /// Called in training with each tensor that layouts of ranks have in common. Does nothing by default.
     fn computed(&mut self, _of: Computed, _tensor: &Tensor) -> Result<()> {
         Ok(())
@@ -355,7 +360,7 @@ impl<'a> Context<'a> {
         if self.mode == Mode::Evaluate {
             return Ok(());
         }
-        if !self.accumulates(id) {
+        if self.hooks.observes() && !self.accumulates(id) {
             let grad = self.grad(id)?;
             self.hooks.computed(Computed::Gradient(id), &grad)?;
         }

@@ -163,6 +163,10 @@ impl PassHooks for StepHooks<'_> {
         Ok(self.announce(id)?)
     }
 
+    fn observes(&self) -> bool {
+        self.cx.state.executor.observer.is_some()
+    }
+
     fn computed(&mut self, of: Computed, tensor: &Tensor) -> paceline_model::Result<()> {
         let StepContext { replica: Replica { model, compute, .. }, state, .. } = &mut self.cx;
         let Some(observer) = &mut state.executor.observer else { return Ok(()) };
