@@ -90,19 +90,26 @@ GROUPS: dict[str, dict[str, Case]] = {
 }
 
 
-def measured(arguments, name: str, of: Case) -> Record:
-    peer = [arguments.peer_python, ROOT / "bench/peer/step.py", *shlex.split(of.theirs), "--seconds", str(arguments.seconds)]
-    theirs = json.loads(run(peer, ROOT, RUN_SECONDS).splitlines()[-1])
+def measured(arguments, name: str, of: Case, last: Record | None) -> Record:
+    """The peer first, and then ours; in every other round the other way round, since the second of two finds a warmer machine."""
+    def peers() -> Record:
+        peer = [arguments.peer_python, ROOT / "bench/peer/step.py", *shlex.split(of.theirs), "--seconds", str(arguments.seconds)]
+        return json.loads(run(peer, ROOT, RUN_SECONDS).splitlines()[-1])
+
+    is_ours_first = last is not None and "ours_first" not in last
+    theirs = last["theirs"] if is_ours_first else peers()
     steps = max(20, round(1e3 * arguments.seconds / theirs["step_ms"]))
     flags = f"{of.ours} --steps {steps} --warmup-steps 5"
     summary = train(arguments.paceline, flags)
     ours = {key: summary[key] for key in KEPT} | {key: summary[key] for key in LIMITS if summary.get(key)}
     if arguments.before:
         ours["before_ms"] = train(arguments.before, flags)["step_ms_median"]
+    if is_ours_first:
+        theirs = peers()
     if ours["params"] != theirs["params"]:
         raise RunFailed(f"{name}: not the same model: {ours['params']} and {theirs['params']} parameters")
     print(f"{name}: {ours['step_ms_median']:.2f} and {theirs['step_ms']:.2f} ms", file=sys.stderr, flush=True)
-    return {"ours": ours, "theirs": theirs}
+    return {"ours": ours, "theirs": theirs} | ({"ours_first": True} if is_ours_first else {})
 
 
 def table(rounds: list[dict[str, Record]]) -> str:
@@ -137,7 +144,10 @@ def main() -> None:
         parser.error(f"--cases: there are {'; '.join(GROUPS[arguments.group])}")
     # PyTorch's fully_shard would move to a card where there is one.
     os.environ["CUDA_VISIBLE_DEVICES"] = ""
-    rounds = [{name: measured(arguments, name, of) for name, of in cases.items()} for _ in range(arguments.rounds)]
+    rounds: list[dict[str, Record]] = []
+    for _ in range(arguments.rounds):
+        last = rounds[-1] if rounds else {}
+        rounds.append({name: measured(arguments, name, of, last.get(name)) for name, of in cases.items()})
     print(table(rounds))
     out = arguments.out if arguments.out.name != "GROUP.json" else ROOT / f"results/{arguments.group}.json"
     write(out, provenance() | {"cases": {name: of._asdict() for name, of in cases.items()}, "rounds": rounds})

@@ -36,7 +36,7 @@ from common import RUN_SECONDS, Record, RunFailed, aligned, arguments_for, each,
 
 COMMON = "--global-batch-size 32 --micro-batch-size 4 --warmup-steps 0 --simd portable"
 MODELS = {
-    "cnn": "--channels 4 20 --hidden 72 --samples 84 --steps 5 --momentum 0.9 --evaluate",
+    "cnn": "--batch-norm --channels 4 20 --hidden 72 --samples 84 --steps 5 --momentum 0.9 --evaluate",
     "mlp": "--model mlp --input-dim 48 --hidden-dim 136 --output-dim 40 --num-layers 5 --steps-per-epoch 2 --steps 4 --optimizer adamw",
     "llama": "--model llama --layers 4 --width 32 --heads 4 --kv-heads 2 --intermediate 88 --vocab 301 --seq-len 16 --samples 84 --steps 5 --optimizer adamw",
 }

@@ -7,7 +7,7 @@ use paceline_collectives::{Axis, Group, ReduceOp};
 use paceline_failure::{Result, usage};
 use paceline_kernels::digest::Digest;
 use paceline_memory::{Category, DType};
-use paceline_model::{Optimizer, Owned};
+use paceline_model::{BufferId, Optimizer, Owned};
 use paceline_settings::flags::RunFlags;
 use paceline_strategies::{Digested, Exactness, Phase, Replica};
 
@@ -67,7 +67,7 @@ pub(crate) fn passes(
 ) -> Result<Option<Vec<Vec<Digested>>>> {
     let Some(mut observer) = stepper.state.observer().take() else { return Ok(None) };
     let (strategy, mut cx) = stepper.parts();
-    let Replica { model, storage, compute, owned, world, .. } = cx.replica;
+    let Replica { model, storage, compute, owned, world, group, .. } = cx.replica;
     for (id, param) in model.layout.trained() {
         // Values of others may still be on their way.
         let holds_own = owned.values == owned.state;
@@ -88,6 +88,15 @@ pub(crate) fn passes(
                     observer.add(compute, phase, of, shape, &held.slice(part)?)?;
                 }
             }
+        }
+    }
+    // Running statistics follow the first rank's micro-batches, and come to the others before the next step.
+    let statistics = model.layout.buffers().iter().enumerate();
+    for (at, buffer) in statistics.filter(|_| group.rank() == 0) {
+        if cx.replica.counts_unit(buffer.unit) {
+            let of = (model.layout.params().len() + at, &*buffer.name);
+            let shape = (buffer.shape.dims(), 0);
+            observer.add(compute, Phase::Weights, of, shape, &storage.buffer(BufferId(at))?)?;
         }
     }
     if let Some(norm) = norm {

@@ -22,9 +22,9 @@ pub enum AccumulationOrder {
     /// same order. So if the numbers of ranks and of micro-batches are powers of two, the bits of the sum depend only on their
     /// product. The stages of a pipeline give the same bits too.
     ///
-    /// The gradients in place are those of one micro-batch. When another begins, they are added to the complete sums beside
-    /// them in the tree, and copied. So a step of `m` micro-batches takes `m - 1` additions and
-    /// `m - 1` copies of each gradient. Memory: see [`AccumulationOrder::num_partial_sums`].
+    /// The gradients in place are those of one micro-batch. When another begins, they are added to the complete sum beside
+    /// them in the tree, or copied if there is none yet. So a step of `m` micro-batches takes `m - 1` additions and
+    /// `m / 2` copies of each gradient. Memory: see [`AccumulationOrder::num_partial_sums`].
     Tree,
     /// As one tree over the micro-batches of all ranks. The caller promises that these follow from the data alone, and
     /// that each rank's share is a node of the tree ([`paceline_numeric::tree::shares`]). Then nothing else depends on the
@@ -204,7 +204,7 @@ pub fn add_rows(compute: &Compute, tensor: &Tensor, rows: Range<usize>, len: usi
 
 impl GradSet {
     /// Moves the gradients of a micro-batch, which has come so many times, to memory of their own, added to all sums beside
-    /// them in the tree. Overwrites `grads`.
+    /// them in the tree.
     fn put_aside(
         &mut self,
         compute: &Compute,
@@ -215,6 +215,7 @@ impl GradSet {
         let (mut level, mut number) = (0, micro_batch - leaves.start);
         let num_leaves = leaves.len();
         let is_finished = visits >= self.num_visits;
+        let mut sum: Option<Tensor> = None;
         while is_finished && level < tree::height(num_leaves) {
             let sibling = number ^ 1;
             // The tree is a complete one that is cut off after its last leaf.
@@ -222,17 +223,22 @@ impl GradSet {
                 let is_sibling =
                     |node: &(usize, usize, Tensor)| (node.0, node.1) == (level, sibling);
                 let Some(at) = self.nodes.iter().position(is_sibling) else { break };
-                let (_, _, sum) = self.nodes.remove(at);
-                elementwise::add(compute, &sum, grads)?;
-                self.free.push(sum);
+                let (_, _, other) = self.nodes.remove(at);
+                elementwise::add(compute, sum.as_ref().unwrap_or(grads), &other)?;
+                self.free.extend(sum.replace(other));
             }
             (level, number) = (level + 1, number / 2);
         }
-        let memory = match self.free.pop() {
-            Some(memory) => memory,
-            None => compute.allocator.tensor(grads.dtype(), grads.shape(), Category::Gradients)?,
+        let memory = match sum {
+            Some(sum) => sum,
+            None => {
+                let (dtype, shape) = (grads.dtype(), grads.shape());
+                let new = || compute.allocator.tensor(dtype, shape, Category::Gradients);
+                let memory = self.free.pop().map_or_else(new, Ok)?;
+                compute.copy(grads, &memory)?;
+                memory
+            }
         };
-        compute.copy(grads, &memory)?;
         if is_finished {
             let at = self.nodes.partition_point(|node| node.0 < level);
             self.nodes.insert(at, (level, number, memory));

@@ -29,7 +29,7 @@ pub enum Phase {
     Reduced,
     /// The norm of the gradients.
     Norm,
-    /// Parameters after the step.
+    /// Parameters and running statistics after the step.
     Weights,
 }
 

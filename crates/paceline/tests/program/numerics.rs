@@ -170,7 +170,7 @@ fn two_runs_are_compared_by_the_digests_that_they_keep() {
 }
 
 const CUT: &str =
-    "channels = [4, 4]\nhidden = 8\nsamples = 84\nglobal-batch-size = 32\nmicro-batch-size = 4\n";
+    "batch-norm = true\nchannels = [4, 4]\nhidden = 8\nsamples = 84\nglobal-batch-size = 32\nmicro-batch-size = 4\n";
 const RANKS: &str = "channels = [4]\nhidden = 8\nsamples = 200\nbatch-size = 8\nnproc = 4\n";
 
 /// Compares two layouts, given as what stands in their files after `common`.
