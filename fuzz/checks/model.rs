@@ -89,10 +89,10 @@ fn sentence(error: ModelError) -> String {
 /// A model whose file has at most 2 KiB.
 pub fn small_layout() -> Layout {
     let mut builder = LayoutBuilder::new();
-    builder.unit("fc0");
-    builder.param("weight", [2, 3], Init::Constant(0.5));
-    builder.param("bias", [2], Init::Constant(0.0));
-    builder.buffer("mean", [2], 0.0);
+    let mut unit = builder.unit("fc0");
+    unit.param("weight", [2, 3], Init::Constant(0.5));
+    unit.param("bias", [2], Init::Constant(0.0));
+    unit.buffer("mean", [2], 0.0);
     builder.finish(1)
 }
 

@@ -240,7 +240,8 @@ impl Checkpoint {
         let mut notes = Vec::new();
         for setting in settings {
             let theirs = self.index().run.get(&setting.key).map(String::as_str);
-            if theirs == Some(&setting.value) {
+            // A build that did not know the setting wrote nothing of it.
+            if theirs.unwrap_or("none") == setting.value {
                 continue;
             }
             let difference = setting.refusal(theirs);

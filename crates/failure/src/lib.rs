@@ -24,7 +24,7 @@ use paceline_rendezvous::{
 };
 
 /// The result of everything above this crate that can fail.
-pub type Result<T> = std::result::Result<T, Failure>;
+pub type Result<T, E = Failure> = std::result::Result<T, E>;
 
 /// A mistake of the user, with this answer.
 pub fn usage<T>(message: impl Into<String>) -> Result<T> {

@@ -9,7 +9,9 @@
 //! ROOT/.locks/models--OWNER--NAME/DIGEST.lock           held by the process that fetches it
 //! ```
 
-use std::fs::{self, File};
+use std::fs;
+#[cfg(feature = "network")]
+use std::fs::File;
 use std::io::{self, Write};
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
@@ -18,6 +20,7 @@ use paceline_host::disk::Disk;
 use serde_json::Value;
 
 use super::name::{Name, is_commit};
+#[cfg(feature = "network")]
 use crate::download::http;
 
 /// The most bytes of a commit in a file: 40 digits, with room for spaces.
@@ -111,6 +114,7 @@ impl Cache {
         }
     }
 
+    #[cfg(feature = "network")]
     /// Locks a file, also against `huggingface_hub`. Calls `waits` before it waits for another process.
     pub fn lock(&self, name: &Name, digest: &str, waits: impl Fn()) -> io::Result<File> {
         http::locked(&self.locks(name).join(format!("{digest}.lock")), waits)

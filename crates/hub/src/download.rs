@@ -16,32 +16,9 @@ use paceline_host::disk::{Disk, partial};
 use ureq::Agent;
 
 use self::http::{Broken, Partial, Rate};
+use crate::published::{Item, Source};
 
 pub(crate) mod http;
-
-/// A data set as it is published.
-#[derive(Debug)]
-pub struct Source {
-    /// The URL of the folder that has its files.
-    pub address: &'static str,
-    /// A folder inside the data folder, where files may be too, and where archives are unpacked.
-    pub subfolder: &'static str,
-    /// Its files.
-    pub items: &'static [Item],
-}
-
-/// A file that can be fetched.
-#[derive(Debug)]
-pub struct Item {
-    /// Its name.
-    pub name: &'static str,
-    /// Its published checksum.
-    pub md5: &'static str,
-    /// More bytes than it has. The download of a longer file ends early.
-    pub max_bytes: u64,
-    /// The files of an archive, in the subfolder; otherwise empty.
-    pub members: &'static [&'static str],
-}
 
 impl Source {
     /// Fetches the files missing in `folder` from `address`, the published one or a mirror. Unless `quiet`, reports progress
@@ -143,12 +120,6 @@ impl Source {
             return Ok(());
         }
         Err(format!("{} does not hold all of {}", item.name, item.members.join(", ")))
-    }
-}
-
-impl Item {
-    fn is_archive(&self) -> bool {
-        !self.members.is_empty()
     }
 }
 

@@ -26,6 +26,7 @@ pub mod conv_relu_pool;
 pub mod digest;
 pub mod elementwise;
 pub mod embedding;
+pub mod function;
 pub mod layout;
 pub mod linear;
 pub mod linear_cross_entropy;

@@ -43,6 +43,13 @@ pub struct AdamW {
     pub weight_decay: f64,
 }
 
+/// The defaults of PyTorch.
+impl Default for AdamW {
+    fn default() -> Self {
+        Self { lr: 0.001, beta1: 0.9, beta2: 0.999, eps: 1e-8, weight_decay: 0.01 }
+    }
+}
+
 /// The numbers of a step, or their place on the device.
 #[derive(Clone, Copy, Debug)]
 pub enum StepNumbers<'t, const N: usize> {

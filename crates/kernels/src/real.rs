@@ -29,12 +29,22 @@ pub trait Real:
     fn ln(self) -> Self;
     /// Square root.
     fn sqrt(self) -> Self;
+    /// Sine of an angle in radians.
+    fn sin(self) -> Self;
+    /// Cosine of an angle in radians.
+    fn cos(self) -> Self;
+    /// Hyperbolic tangent.
+    fn tanh(self) -> Self;
+    /// `self` to this power.
+    fn powf(self, power: Self) -> Self;
+    /// The larger of both; the other one, if one is NaN.
+    fn max(self, other: Self) -> Self;
     /// Whether this is NaN.
     fn is_nan(self) -> bool;
 }
 
 macro_rules! real {
-    ($float:ident, $fast_exp:path) => {
+    ($float:ident, $fast_exp:path, $($method:ident($($other:ident)?) -> $output:ty),+) => {
         impl Real for $float {
             #[inline(always)]
             fn from_f64(value: f64) -> Self {
@@ -45,26 +55,20 @@ macro_rules! real {
                 f64::from(self)
             }
             #[inline(always)]
-            fn exp(self) -> Self {
-                $float::exp(self)
-            }
-            #[inline(always)]
             fn fast_exp(self) -> Self {
                 $fast_exp(self)
             }
-            #[inline(always)]
-            fn ln(self) -> Self {
-                $float::ln(self)
-            }
-            #[inline(always)]
-            fn sqrt(self) -> Self {
-                $float::sqrt(self)
-            }
-            #[inline(always)]
-            fn is_nan(self) -> bool {
-                $float::is_nan(self)
-            }
+            $(#[inline(always)]
+            fn $method(self $(, $other: Self)?) -> $output {
+                $float::$method(self $(, $other)?)
+            })+
         }
+    };
+    ($float:ident, $fast_exp:path) => {
+        real!(
+            $float, $fast_exp, exp() -> Self, ln() -> Self, sqrt() -> Self, sin() -> Self, cos() -> Self,
+            tanh() -> Self, powf(power) -> Self, max(other) -> Self, is_nan() -> bool
+        );
     };
 }
 real!(f32, crate::exp::exp);

@@ -5,7 +5,7 @@ use std::fmt;
 use paceline_memory::Tensor;
 
 use crate::layers::Checkpointed;
-use crate::{Computed, Context, Half, Layer, Result, Saved, UnitId};
+use crate::{Computed, Context, Half, Layer, LayoutBuilder, Result, Saved, UnitBuilder, UnitId};
 
 /// A part of a model, with the unit that holds its parameters. A pass opens the unit before it runs the block and
 /// closes it afterwards. A block may also use parameters of root units, which are open for the whole step.
@@ -24,6 +24,19 @@ impl Block {
     /// The same block with activation checkpointing: see [`Checkpointed`].
     pub fn checkpointed(self) -> Self {
         Self::new(self.unit, Checkpointed(self.layer))
+    }
+}
+
+impl LayoutBuilder {
+    /// A block with a unit of its own, to which the parameters of its layer belong.
+    pub fn block<L: Layer + 'static>(
+        &mut self,
+        name: impl Into<String>,
+        layer: impl FnOnce(&mut UnitBuilder) -> L,
+    ) -> Block {
+        let mut unit = self.unit(name);
+        let layer = layer(&mut unit);
+        Block::new(unit.id, layer)
     }
 }
 

@@ -1,7 +1,5 @@
 //! A small convolutional classifier whose sizes the caller chooses.
 
-use std::sync::Arc;
-
 use paceline_kernels::conv2d::Conv2d;
 use paceline_kernels::linear::Activation;
 use paceline_kernels::{ImageLayout, pool2d};
@@ -10,7 +8,9 @@ use crate::layers;
 use crate::layers::{
     BatchNorm, ConvReluPool, ConvertLayout, Flatten, Linear, MaxPool2d, Relu, Sequence,
 };
-use crate::{Block, CrossEntropy, Layer, LayoutBuilder, Model, ModelError, Result, UnitId};
+use crate::{
+    Block, CrossEntropy, Layer, LayoutBuilder, Model, ModelError, Result, UnitBuilder, UnitId,
+};
 
 /// Convolutions (3x3, padding 1), each followed by ReLU and a 2x2 max-pool, then a hidden layer with ReLU,
 /// then one logit per class. Optionally with batch normalization between convolution and ReLU.
@@ -55,35 +55,24 @@ impl CnnConfig {
         let mut layout = LayoutBuilder::new();
         let mut blocks = Vec::new();
         let [mut height, mut width, mut c_in] = self.image;
-        // If the image is converted to planes, the first convolution keeps those too.
-        let copies = if self.layout == ImageLayout::Nchw && c_in > 1 { 2 } else { 1 };
-        let mut activation_elems = copies * height * width * c_in;
         for (at, &c_out) in self.channels.iter().enumerate() {
             let sizes = [height, width, c_in, c_out];
-            let (convolution, kept_elems) = self.convolution(&mut layout, at, sizes, is_fused)?;
-            blocks.extend(convolution);
+            blocks.extend(self.convolution(&mut layout, at, sizes, is_fused)?);
             (height, width, c_in) = (height / 2, width / 2, c_out);
-            activation_elems += kept_elems + height * width * c_out;
         }
-        let unit = layout.unit("fc0");
+        let mut unit = layout.unit("fc0");
         let flat = height * width * c_in;
-        let linear = |of| Linear::new(&mut layout, flat, self.hidden, of);
+        let linear = |of| Linear::new(&mut unit, flat, self.hidden, of);
         let parts = Sequence::new().then(Flatten).then_relu(is_fused, linear);
-        blocks.push(block(unit, self.to_rows(), parts));
-        let unit = layout.unit("fc1");
-        let head = Linear::new(&mut layout, self.hidden, self.num_classes, Activation::None);
-        blocks.push(Block::new(unit, head));
+        blocks.push(block(unit.id, self.to_rows(), parts));
+        let head = |unit: &mut UnitBuilder| {
+            Linear::new(unit, self.hidden, self.num_classes, Activation::None)
+        };
+        blocks.push(layout.block("fc1", head));
         if self.unused_head {
-            layout.unit("unused_head");
-            Linear::new(&mut layout, self.hidden, self.num_classes, Activation::None);
+            layout.block("unused_head", head);
         }
-        Ok(Model {
-            name: "cnn",
-            blocks,
-            objective: Box::new(CrossEntropy),
-            layout: Arc::new(layout.finish(world_size)),
-            activation_elems: activation_elems + self.hidden + self.num_classes,
-        })
+        Ok(Model::new("cnn", blocks, CrossEntropy, layout.finish(world_size)))
     }
 
     /// Errors if a size is zero, or if the image is too small for the number of pools.
@@ -112,40 +101,39 @@ impl CnnConfig {
         (self.layout == ImageLayout::Nchw).then_some(ImageLayout::Nhwc)
     }
 
-    /// The blocks of convolution number `at`, up to its pool, and the elements that they keep of a sample between the passes,
-    /// without their output. `sizes` are the height and the width of the image, and the channels before and after.
+    /// The blocks of convolution number `at`, up to its pool. `sizes` are the height and the width of the image, and the channels
+    /// before and after.
     fn convolution(
         &self,
         layout: &mut LayoutBuilder,
         at: usize,
         [height, width, c_in, c_out]: [usize; 4],
         is_fused: bool,
-    ) -> Result<(Vec<Block>, usize)> {
-        let unit = layout.unit(format!("conv{at}"));
+    ) -> Result<Vec<Block>> {
+        let mut unit = layout.unit(format!("conv{at}"));
+        let id = unit.id;
         let geometry = Conv2d::same3x3(height, width, c_in, c_out);
         let geometry = Conv2d { layout: self.layout, direct: self.direct_convolutions, ..geometry };
         let to_planes = self.to_rows().filter(|_| at == 0).map(|_| ImageLayout::Nchw);
-        let elems = height * width * c_out;
         if self.batch_norm {
-            let conv = block(unit, to_planes, layers::Conv2d::new(layout, geometry)?);
-            let unit = layout.unit(format!("bn{at}"));
-            let norm = |of| BatchNorm::new(layout, c_out, of);
+            let conv = block(id, to_planes, layers::Conv2d::new(&mut unit, geometry)?);
+            let mut unit = layout.unit(format!("bn{at}"));
+            let norm = |of| BatchNorm::new(&mut unit, c_out, of);
             let norm = Sequence::new().then_relu(is_fused, norm);
             let mut layers = norm.then(pool_of([height, width, c_out], ImageLayout::Nhwc)?);
             if self.to_rows().is_some() {
                 layers.push(ConvertLayout(ImageLayout::Nchw));
             }
-            // The normalization keeps the image from before the pool until the backward pass.
-            return Ok((vec![conv, block(unit, self.to_rows(), layers)], elems));
+            return Ok(vec![conv, block(unit.id, self.to_rows(), layers)]);
         }
         if is_fused {
-            let fused = ConvReluPool::new(layout, geometry)?;
-            return Ok((vec![block(unit, to_planes, fused)], 0));
+            let fused = ConvReluPool::new(&mut unit, geometry)?;
+            return Ok(vec![block(id, to_planes, fused)]);
         }
-        let convolution = layers::Conv2d::new(layout, geometry)?;
+        let convolution = layers::Conv2d::new(&mut unit, geometry)?;
         let pool = pool_of([height, width, c_out], self.layout)?;
         let parts = Sequence::new().then(convolution).then(Relu).then(pool);
-        Ok((vec![block(unit, to_planes, parts)], 2 * elems))
+        Ok(vec![block(id, to_planes, parts)])
     }
 }
 

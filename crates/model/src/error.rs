@@ -186,8 +186,8 @@ mod tests {
     #[test]
     fn an_error_about_a_shape_names_the_layer() {
         let mut layout = LayoutBuilder::new();
-        layout.unit("fc");
-        let layer: Box<dyn Layer> = Box::new(Linear::new(&mut layout, 3, 2, Activation::None));
+        let mut unit = layout.unit("fc");
+        let layer: Box<dyn Layer> = Box::new(Linear::new(&mut unit, 3, 2, Activation::None));
         let error = gradcheck::worst_error(&layer, &layout.finish(1), &[4, 5], 1).unwrap_err();
         let message = error.to_string();
         for words in ["layer ", "Linear, whose input is of type f64: ", "shape"] {

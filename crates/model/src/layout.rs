@@ -319,7 +319,7 @@ impl Layout {
     }
 }
 
-/// Collects parameters while a model is built.
+/// Collects units and their parameters while a model is built.
 #[derive(Debug, Default)]
 pub struct LayoutBuilder {
     units: Vec<Unit>,
@@ -337,38 +337,15 @@ impl LayoutBuilder {
         Self::default()
     }
 
-    /// Begins a unit, to which the following parameters belong.
-    pub fn unit(&mut self, name: impl Into<String>) -> UnitId {
+    /// Begins a unit.
+    pub fn unit(&mut self, name: impl Into<String>) -> UnitBuilder<'_> {
         self.units.push(Unit::new(name.into()));
-        UnitId(self.units.len() - 1)
+        UnitBuilder { id: UnitId(self.units.len() - 1), layout: self }
     }
 
-    /// Registers a parameter of the current unit. Panics if no unit was begun.
-    pub fn param(&mut self, name: &str, shape: impl Into<Shape>, init: Init) -> ParamId {
-        let unit = self.units.len().checked_sub(1).expect("a parameter belongs to a unit");
-        let (name, unit) = (format!("{}.{name}", self.units[unit].name), UnitId(unit));
-        let shape = shape.into();
-        self.params.push(Param {
-            name,
-            shape,
-            start: 0,
-            unit,
-            init,
-            num_uses: 1,
-            is_frozen: false,
-            is_elsewhere: false,
-        });
-        ParamId(self.params.len() - 1)
-    }
-
-    /// Registers a buffer of the current unit, whose elements all begin as `init`. Panics if no unit was
-    /// begun.
-    pub fn buffer(&mut self, name: &str, shape: impl Into<Shape>, init: f64) -> BufferId {
-        let unit = self.units.len().checked_sub(1).expect("a buffer belongs to a unit");
-        let start = self.buffers.last().map_or(0, |buffer| buffer.range().end);
-        let (name, unit) = (format!("{}.{name}", self.units[unit].name), UnitId(unit));
-        self.buffers.push(StateBuffer { name, shape: shape.into(), start, unit, init });
-        BufferId(self.buffers.len() - 1)
+    /// Goes on with a unit.
+    pub fn continued(&mut self, id: UnitId) -> UnitBuilder<'_> {
+        UnitBuilder { id, layout: self }
     }
 
     /// Registers one more use of a parameter by another layer, which ties the two. The parameter stays
@@ -395,6 +372,44 @@ impl LayoutBuilder {
     }
 }
 
+/// A unit, to which layers add their parameters.
+#[derive(Debug)]
+pub struct UnitBuilder<'b> {
+    /// Its number.
+    pub id: UnitId,
+    layout: &'b mut LayoutBuilder,
+}
+
+impl UnitBuilder<'_> {
+    /// Registers a parameter.
+    pub fn param(&mut self, name: &str, shape: impl Into<Shape>, init: Init) -> ParamId {
+        self.layout.params.push(Param {
+            name: self.name_of(name),
+            shape: shape.into(),
+            start: 0,
+            unit: self.id,
+            init,
+            num_uses: 1,
+            is_frozen: false,
+            is_elsewhere: false,
+        });
+        ParamId(self.layout.params.len() - 1)
+    }
+
+    /// Registers a buffer, whose elements all begin as `init`.
+    pub fn buffer(&mut self, name: &str, shape: impl Into<Shape>, init: f64) -> BufferId {
+        let (name, shape, unit) = (self.name_of(name), shape.into(), self.id);
+        let buffers = &mut self.layout.buffers;
+        let start = buffers.last().map_or(0, |buffer| buffer.range().end);
+        buffers.push(StateBuffer { name, shape, start, unit, init });
+        BufferId(buffers.len() - 1)
+    }
+
+    fn name_of(&self, name: &str) -> String {
+        format!("{}.{name}", self.layout.units[self.id.0].name)
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -403,11 +418,11 @@ mod tests {
     #[test]
     fn starts_are_aligned_and_units_can_be_cut_evenly() {
         let mut builder = LayoutBuilder::new();
-        builder.unit("a");
-        builder.param("weight", [3, 5], Init::fan_in(5));
-        let bias = builder.param("bias", [3], Init::fan_in(5));
-        builder.unit("b");
-        builder.param("weight", [100], Init::Constant(1.0));
+        let mut unit = builder.unit("a");
+        unit.param("weight", [3, 5], Init::fan_in(5));
+        let bias = unit.param("bias", [3], Init::fan_in(5));
+        let mut unit = builder.unit("b");
+        unit.param("weight", [100], Init::Constant(1.0));
         let layout = builder.finish(3);
         let starts: Vec<usize> = layout.params().iter().map(|p| p.start).collect();
         assert_eq!(starts, [0, 16, 48]);
@@ -423,8 +438,8 @@ mod tests {
     fn a_layout_for_no_ranks_is_that_for_one() {
         let layout = |world_size| {
             let mut builder = LayoutBuilder::new();
-            builder.unit("a");
-            builder.param("weight", [100], Init::Constant(1.0));
+            let mut unit = builder.unit("a");
+            unit.param("weight", [100], Init::Constant(1.0));
             builder.finish(world_size)
         };
         assert_eq!(layout(0), layout(1));
@@ -457,11 +472,11 @@ mod tests {
         let build = |with_buffers: bool| {
             let mut builder = LayoutBuilder::new();
             for unit in ["a", "b"] {
-                builder.unit(unit);
-                builder.param("weight", [5], Init::Constant(1.0));
+                let mut unit = builder.unit(unit);
+                unit.param("weight", [5], Init::Constant(1.0));
                 if with_buffers {
-                    builder.buffer("running_mean", [3], 0.0);
-                    builder.buffer("running_var", [3], 1.0);
+                    unit.buffer("running_mean", [3], 0.0);
+                    unit.buffer("running_var", [3], 1.0);
                 }
             }
             builder.finish(2)
@@ -478,8 +493,8 @@ mod tests {
     fn frozen_units_lie_behind_the_others() {
         let mut builder = LayoutBuilder::new();
         for name in ["a", "b", "c"] {
-            builder.unit(name);
-            builder.param("weight", [20], Init::Constant(1.0));
+            let mut unit = builder.unit(name);
+            unit.param("weight", [20], Init::Constant(1.0));
         }
         let layout = builder.finish(2);
         let frozen = layout.with_frozen(&["a".into()]).unwrap();
@@ -498,9 +513,9 @@ mod tests {
     #[test]
     fn initial_values_depend_on_seed_and_parameter() {
         let mut builder = LayoutBuilder::new();
-        builder.unit("a");
-        let a = builder.param("weight", [1000], Init::fan_in(25));
-        let b = builder.param("bias", [1000], Init::fan_in(25));
+        let mut unit = builder.unit("a");
+        let a = unit.param("weight", [1000], Init::fan_in(25));
+        let b = unit.param("bias", [1000], Init::fan_in(25));
         let layout = builder.finish(1);
         let draw = |id, seed| layout.initial_values(id, seed, 0..1000).collect::<Vec<f64>>();
         assert_eq!(draw(a, 1), draw(a, 1));
@@ -514,8 +529,8 @@ mod tests {
     fn an_element_has_the_same_initial_value_whatever_comes_before_it() {
         for init in [Init::fan_in(9), Init::Normal { std: 0.5 }, Init::Constant(2.0)] {
             let mut builder = LayoutBuilder::new();
-            builder.unit("a");
-            let a = builder.param("weight", [300], init);
+            let mut unit = builder.unit("a");
+            let a = unit.param("weight", [300], init);
             let layout = builder.finish(1);
             let all: Vec<f64> = layout.initial_values(a, 7, 0..300).collect();
             for range in [0..1, 1..2, 7..300, 64..200, 299..300, 5..5] {
@@ -528,8 +543,8 @@ mod tests {
     #[test]
     fn normal_values_have_the_moments_of_a_normal_distribution() {
         let mut builder = LayoutBuilder::new();
-        builder.unit("a");
-        let a = builder.param("weight", [20_000], Init::Normal { std: 0.5 });
+        let mut unit = builder.unit("a");
+        let a = unit.param("weight", [20_000], Init::Normal { std: 0.5 });
         let values: Vec<f64> =
             builder.finish(1).initial_values(a, 1, 0..20_000).map(|x| x / 0.5).collect();
         let moment = |power| values.iter().map(|x| x.powi(power)).sum::<f64>() / 20_000.0;

@@ -101,7 +101,7 @@ pub use error::ModelError;
 pub use held::Held;
 pub use layer::{Half, Layer, Saved};
 pub use layout::{
-    BufferId, Init, Layout, LayoutBuilder, Param, ParamId, StateBuffer, Unit, UnitId,
+    BufferId, Init, Layout, LayoutBuilder, Param, ParamId, StateBuffer, Unit, UnitBuilder, UnitId,
 };
 pub use llama::{Generator, LlamaConfig, LlamaTask, Sampling, SpecialTokens, TokenSampler};
 pub use mlp::MlpConfig;
@@ -116,4 +116,4 @@ pub use storage::{Storage, WeightsDigest};
 pub use view::{OpenUnits, View};
 
 /// The result of all functions of this crate that can fail.
-pub type Result<T> = std::result::Result<T, ModelError>;
+pub type Result<T, E = ModelError> = std::result::Result<T, E>;

@@ -1,7 +1,5 @@
 //! A multi-layer perceptron whose sizes the caller chooses.
 
-use std::sync::Arc;
-
 use paceline_kernels::linear::Activation;
 
 use crate::layers::{Linear, Relu, Sequence};
@@ -51,8 +49,8 @@ impl MlpConfig {
                     (*unit, Linear::tied_to(&mut layout, last, with))
                 }
                 _ => {
-                    let unit = layout.unit(format!("fc{at}"));
-                    (unit, Linear::new(&mut layout, inputs, hidden_dim, with))
+                    let mut unit = layout.unit(format!("fc{at}"));
+                    (unit.id, Linear::new(&mut unit, inputs, hidden_dim, with))
                 }
             };
             blocks.push(if is_fused {
@@ -63,15 +61,9 @@ impl MlpConfig {
             last = Some((unit, layer));
             inputs = hidden_dim;
         }
-        let unit = layout.unit(format!("fc{num_layers}"));
-        let head = Linear::new(&mut layout, inputs, output_dim, Activation::None);
-        blocks.push(Block::new(unit, head));
-        Ok(Model {
-            name: "mlp",
-            blocks,
-            objective: Box::new(MeanSquaredError),
-            layout: Arc::new(layout.finish(world_size)),
-            activation_elems: input_dim + num_layers * hidden_dim + 2 * output_dim,
-        })
+        blocks.push(layout.block(format!("fc{num_layers}"), |unit| {
+            Linear::new(unit, inputs, output_dim, Activation::None)
+        }));
+        Ok(Model::new("mlp", blocks, MeanSquaredError, layout.finish(world_size)))
     }
 }

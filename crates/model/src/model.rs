@@ -23,11 +23,20 @@ pub struct Model {
     pub objective: Box<dyn Objective>,
     /// Where the parameters lie.
     pub layout: Arc<Layout>,
-    /// A lower bound of the activations, in elements, that one sample needs at once.
-    pub activation_elems: usize,
 }
 
 impl Model {
+    /// A model of these blocks, whose parameters are those of the layout.
+    pub fn new(
+        name: &'static str,
+        blocks: impl Into<Vec<Block>>,
+        objective: impl Objective + 'static,
+        layout: Layout,
+    ) -> Self {
+        let (objective, layout) = (Box::new(objective), Arc::new(layout));
+        Self { name, blocks: blocks.into(), objective, layout }
+    }
+
     /// Freezes the units of these names: see [`Layout::with_frozen`].
     pub fn freeze(&mut self, units: &[String]) -> Result<()> {
         self.layout = Arc::new(self.layout.with_frozen(units)?);

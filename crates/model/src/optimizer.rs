@@ -20,6 +20,18 @@ pub enum OptimizerConfig {
     AdamW(AdamW),
 }
 
+impl From<Sgd> for OptimizerConfig {
+    fn from(sgd: Sgd) -> Self {
+        Self::Sgd(sgd)
+    }
+}
+
+impl From<AdamW> for OptimizerConfig {
+    fn from(adamw: AdamW) -> Self {
+        Self::AdamW(adamw)
+    }
+}
+
 impl OptimizerConfig {
     /// The names of the state tensors, each as long as the trained parameters.
     pub fn state_names(&self) -> &'static [&'static str] {
@@ -420,12 +432,12 @@ mod tests {
     #[test]
     fn only_matrices_decay_whatever_ranges_a_rank_has() {
         let mut layout = LayoutBuilder::new();
-        layout.unit("unit");
+        let mut unit = layout.unit("unit");
         let init = Init::Normal { std: 1.0 };
         let params = [
-            layout.param("norm", [3], init),
-            layout.param("weight", [5, 4], init),
-            layout.param("bias", [5], init),
+            unit.param("norm", [3], init),
+            unit.param("weight", [5, 4], init),
+            unit.param("bias", [5], init),
         ];
         let layout = Arc::new(layout.finish(1));
         let compute = Compute::new(1, Allocator::new()).unwrap();

@@ -2,7 +2,6 @@
 //! `cargo run --release --example own_layer -- train --model scaled --scaled-width 64 --nproc 2 --evaluate`
 
 use std::process::ExitCode;
-use std::sync::Arc;
 
 use paceline::model::Result;
 use paceline::model::layers::Flatten;
@@ -14,8 +13,8 @@ struct Scale {
 }
 
 impl Scale {
-    fn new(layout: &mut LayoutBuilder, width: usize) -> Self {
-        Self { gain: layout.param("gain", [width], Init::Constant(1.0)) }
+    fn new(unit: &mut UnitBuilder, width: usize) -> Self {
+        Self { gain: unit.param("gain", [width], Init::Constant(1.0)) }
     }
 }
 
@@ -78,18 +77,17 @@ impl Own for Scaled {
 }
 
 impl ModelSettings for Scaled {
-    fn build(&self, dataset: &dyn Dataset, world_size: usize) -> Result<Model> {
+    fn build(&self, dataset: &dyn Dataset, world_size: usize) -> Result<Model, ModelError> {
         let (classes, inputs) = (dataset.num_classes(), dataset.input_shape().iter().product());
         let classes = classes.ok_or(ModelError::Config("scaled needs classes".into()))?;
         let mut layout = LayoutBuilder::new();
-        let unit = layout.unit("scaled");
-        let hidden = Linear::new(&mut layout, inputs, self.scaled_width, Activation::Relu);
-        let scale = Scale::new(&mut layout, self.scaled_width);
-        let head = Linear::new(&mut layout, self.scaled_width, classes, Activation::None);
-        let layers = Sequence::new().then(Flatten).then(hidden).then(scale).then(head);
-        let (blocks, objective) = (vec![Block::new(unit, layers)], Box::new(CrossEntropy));
-        let (layout, activation_elems) = (Arc::new(layout.finish(world_size)), inputs + classes);
-        Ok(Model { name: Self::NAME, blocks, objective, layout, activation_elems })
+        let scaled = layout.block("scaled", |unit| {
+            let hidden = Linear::new(unit, inputs, self.scaled_width, Activation::Relu);
+            let scale = Scale::new(unit, self.scaled_width);
+            let head = Linear::new(unit, self.scaled_width, classes, Activation::None);
+            Sequence::new().then(Flatten).then(hidden).then(scale).then(head)
+        });
+        Ok(Model::new(Self::NAME, [scaled], CrossEntropy, layout.finish(world_size)))
     }
 }
 

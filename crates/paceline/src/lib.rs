@@ -22,24 +22,35 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
+#[cfg(feature = "cli")]
 pub mod cli;
+#[cfg(feature = "cli")]
 pub mod commands;
 pub mod prelude;
 
+#[cfg(feature = "cli")]
 mod logging;
+#[cfg(feature = "cli")]
 mod mistakes;
+#[cfg(feature = "cli")]
 mod program;
 
 // The crates below, so that a program needs no other dependency.
+#[cfg(feature = "cli")]
 pub use {
     clap, paceline_analysis as analysis, paceline_checkpoint as checkpoint,
-    paceline_choices as choices, paceline_collectives as collectives,
-    paceline_commbench as commbench, paceline_data as data, paceline_hub as hub,
-    paceline_kernels as kernels, paceline_launch as launch, paceline_memory as memory,
-    paceline_model as model, paceline_observe as observe, paceline_run as run,
-    paceline_settings as settings, paceline_strategies as strategies, paceline_study as study,
+    paceline_choices as choices, paceline_commbench as commbench, paceline_hub as hub,
+    paceline_launch as launch, paceline_observe as observe, paceline_run as run,
+    paceline_settings as settings, paceline_study as study,
+};
+pub use {
+    paceline_collectives as collectives, paceline_data as data, paceline_kernels as kernels,
+    paceline_memory as memory, paceline_model as model, paceline_strategies as strategies,
+    paceline_trace as trace,
 };
 
 pub use paceline_failure::{Failure, Result};
+#[cfg(feature = "cli")]
 pub use paceline_run::train::FinishedRun;
+#[cfg(feature = "cli")]
 pub use program::Program;

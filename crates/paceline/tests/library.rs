@@ -139,11 +139,8 @@ impl Own for Regression {
 impl ModelSettings for Regression {
     fn build(&self, _: &dyn Dataset, world_size: usize) -> Result<Model, ModelError> {
         let mut layout = LayoutBuilder::new();
-        let unit = layout.unit("linear");
-        let linear = layers::Linear::new(&mut layout, 4, 2, Activation::None);
-        let (blocks, objective) = (vec![Block::new(unit, linear)], Box::new(MeanSquaredError));
-        let layout = Arc::new(layout.finish(world_size));
-        Ok(Model { name: Self::NAME, blocks, objective, layout, activation_elems: 6 })
+        let linear = layout.block("linear", |unit| Linear::new(unit, 4, 2, Activation::None));
+        Ok(Model::new(Self::NAME, [linear], MeanSquaredError, layout.finish(world_size)))
     }
 }
 

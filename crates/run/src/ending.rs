@@ -17,11 +17,11 @@ use paceline_settings::origin::Resume;
 use paceline_strategies::Replica;
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-use crate::setup::{FirstFacts, Trainer};
+use crate::setup::{FirstFacts, RankRun};
 use crate::staging::unit_of;
 use crate::trainer::{Training, is_due};
 
-impl Trainer<'_> {
+impl RankRun<'_> {
     /// Ends a run that was asked to stop: in order, with the figures of its steps so far.
     pub(crate) fn end_early(&mut self, begin: Instant, run: Training) -> Result<()> {
         let steps = run.progress.steps;
@@ -53,7 +53,7 @@ impl Trainer<'_> {
     /// How the run ends after it was asked to stop: in order, with a word about the checkpoint, unless the launcher has the
     /// last word.
     fn stopped_after(&self, steps: u64) -> Failure {
-        let world = &self.stepper.replica.world;
+        let world = &self.trainer.replica.world;
         // All ranks end with one code, although some may not have had the signal, or have it only now.
         let own = self.stop.signal();
         let yes = |is_so: bool| f64::from(u8::from(is_so));
@@ -82,16 +82,16 @@ impl Trainer<'_> {
         evaluated: Option<Evaluation>,
         stopped_after: Option<u64>,
     ) -> Result<()> {
-        let (strategy, mut cx) = self.stepper.parts();
+        let (strategy, mut cx) = self.trainer.parts();
         let digest = strategy.digest(&mut cx)?;
-        let Replica { world, model, compute, .. } = &self.stepper.replica;
+        let Replica { world, model, compute, .. } = &self.trainer.replica;
         let FirstFacts { whole, samples, peak_flops_per_s, initialization, predicted } =
             &self.first;
         // The model of all stages.
         let model = whole.as_ref().unwrap_or(model);
         let memory = RankMemory::new(initialization, &compute.allocator);
         let Training { progress, steps, meter, num_steps, last, cpu_wait_pct, .. } = run;
-        let mut report = RankReport::new(steps, meter, memory, &self.stepper.track, digest);
+        let mut report = RankReport::new(steps, meter, memory, &self.trainer.track, digest);
         report.peak_flops_per_s = *peak_flops_per_s;
         report.cpu_wait_pct = cpu_wait_pct;
         self.listeners.add_to(&mut report);

@@ -93,12 +93,10 @@ pub fn of_checkpoint(checkpoint: &Checkpoint) -> std::result::Result<PrecisionNa
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use paceline_data::SyntheticRegression;
     use paceline_kernels::elementwise;
     use paceline_memory::Tensor;
-    use paceline_model::{Block, Context, Half, Layer, LayoutBuilder, MeanSquaredError, Saved};
+    use paceline_model::{Context, Half, Layer, LayoutBuilder, MeanSquaredError, Saved};
 
     use super::*;
 
@@ -130,14 +128,8 @@ mod tests {
     #[test]
     fn a_layer_without_bf16_is_named_with_the_flag() {
         let mut layout = LayoutBuilder::new();
-        let unit = layout.unit("only");
-        let model = Model {
-            name: "only",
-            blocks: vec![Block::new(unit, OnlyF32)],
-            objective: Box::new(MeanSquaredError),
-            layout: Arc::new(layout.finish(1)),
-            activation_elems: 3,
-        };
+        let blocks = [layout.block("only", |_| OnlyF32)];
+        let model = Model::new("only", blocks, MeanSquaredError, layout.finish(1));
         let samples = BatchShape::of(&SyntheticRegression::new(3, 3, 1, 0).unwrap());
         check_step(PrecisionName::F32, "only", &model, &samples).unwrap();
         let failure = check_step(PrecisionName::Bf16, "only", &model, &samples).unwrap_err();

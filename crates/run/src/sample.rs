@@ -1,6 +1,6 @@
 //! Texts that a language model makes while it trains, which show its progress.
 //!
-//! Takes a stepper between two steps, and returns a text on rank 0. It computes with memory and threads of its own, so that
+//! Takes a trainer between two steps, and returns a text on rank 0. It computes with memory and threads of its own, so that
 //! the figures of the run stay as they are. This file knows neither when a text is made nor where it goes.
 
 use paceline_choices::data::DataConfig;
@@ -15,9 +15,7 @@ use paceline_memory::{Allocator, Category};
 use paceline_model::{Generator, LlamaConfig, ModelError, Sampling, Storage, TokenSampler, UnitId};
 use paceline_settings::config::TrainConfig;
 use paceline_settings::flags::RunFlags;
-use paceline_strategies::Replica;
-
-use crate::step::Stepper;
+use paceline_strategies::{Replica, Trainer};
 
 /// Tokens of the beginning of a text, and tokens that follow. Together at most the length that the model is trained on.
 const PROMPT_TOKENS: usize = 16;
@@ -120,10 +118,10 @@ fn failed(error: ModelError) -> Failure {
 /// Makes a text where there is a sampler. All ranks call this together, because the parameters may be divided among them.
 pub(crate) fn sample(
     sampler: Option<&TextSampler>,
-    stepper: &mut Stepper,
+    trainer: &mut Trainer,
 ) -> Result<Option<String>> {
-    stepper.sync_replicas()?;
-    let (strategy, mut cx) = stepper.parts();
+    trainer.sync_replicas()?;
+    let (strategy, mut cx) = trainer.parts();
     let whole = sampler.map(|sampler| whole(sampler, cx.replica)).transpose()?;
     let layout = &cx.replica.model.layout;
     for unit in (0..layout.units().len()).map(UnitId) {

@@ -18,9 +18,8 @@ use paceline_host::disk::Disk;
 use paceline_host::streams;
 use paceline_model::UnitId;
 use paceline_settings::config::TrainConfig;
-use paceline_strategies::Replica;
+use paceline_strategies::{Replica, Trainer};
 
-use crate::step::Stepper;
 use crate::together::together;
 use crate::{recorded, resume};
 
@@ -105,11 +104,11 @@ impl Saving {
         &mut self,
         config: &TrainConfig,
         num_samples: usize,
-        stepper: &Stepper,
+        trainer: &Trainer,
         progress: &Progress,
         waits: bool,
     ) -> Result<()> {
-        let Stepper { replica, optimizer, strategy, .. } = stepper;
+        let Trainer { replica, optimizer, strategy, .. } = trainer;
         let Replica { world, group, model, mesh, compute, .. } = replica;
         self.finish(world)?;
         if self.owned.is_empty() {
@@ -121,7 +120,7 @@ impl Saving {
                 |rank| Ranges::from(&strategy.owned(model, mesh.shape(), rank)).without(&copies);
             self.owned = (0..group.world_size()).map(owned).collect();
         }
-        let pieces = self.pieces(config, stepper)?;
+        let pieces = self.pieces(config, trainer)?;
         self.warn_of_budget(config, world.rank(), &pieces);
         let settings = resume::settings(config, num_samples);
         let kind = config.strategy.kind();
@@ -164,8 +163,8 @@ impl Saving {
     }
 
     /// The pieces that this rank writes.
-    fn pieces(&self, config: &TrainConfig, stepper: &Stepper) -> Result<Vec<Piece>> {
-        let Stepper { replica, optimizer, strategy, .. } = stepper;
+    fn pieces(&self, config: &TrainConfig, trainer: &Trainer) -> Result<Vec<Piece>> {
+        let Trainer { replica, optimizer, strategy, .. } = trainer;
         let Replica { world, group, storage, .. } = replica;
         let rank = group.rank();
         let is_first = rank == 0;

@@ -7,7 +7,7 @@ use paceline_checkpoint::progress::{LossScaling, Progress};
 use paceline_checkpoint::{Folder, SAVE_LIMIT};
 use paceline_collectives::{CollectiveError, Group, Mesh};
 use paceline_data::{BatchShape, Dataset};
-use paceline_failure::Result;
+use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
 use paceline_host::disk::Disk;
 use paceline_host::text::warn;
@@ -26,7 +26,8 @@ use paceline_settings::named::TransportName;
 use paceline_settings::open_data::OpenData;
 use paceline_settings::origin::Resume;
 use paceline_strategies::{
-    Exactness, Observer, Replica, ReplicaOptions, Stages, StepState, Strategy, SyncBlocks, schedule,
+    Exactness, Observer, Replica, ReplicaOptions, Stages, StepState, Strategy, SyncBlocks, Trainer,
+    schedule,
 };
 use paceline_trace::{SpanTrack, Track};
 
@@ -38,7 +39,7 @@ use crate::markers;
 use crate::resume::{self, Begin};
 use crate::sample::TextSampler;
 use crate::saving::{self, BEST, Saving};
-use crate::step::Stepper;
+use crate::step::Inputs;
 use crate::to_device::ToDevice;
 use crate::together::together;
 
@@ -113,7 +114,7 @@ pub(crate) fn agree<'a>(
     })?;
     let take = |path: PathBuf| {
         let own = take_save_folder(config, &path, &world, folder.as_deref(), &host.disk)?;
-        Result::Ok((path, own))
+        Ok::<_, Failure>((path, own))
     };
     let own = config.checkpoints.save.clone().map(take).transpose()?;
     let best = config
@@ -162,10 +163,11 @@ fn this_run(folder: Option<&Path>) -> String {
 }
 
 /// A rank that is ready to train.
-pub(crate) struct Trainer<'a> {
+pub(crate) struct RankRun<'a> {
     pub(crate) config: &'a TrainConfig,
     pub(crate) num_samples: usize,
-    pub(crate) stepper: Stepper,
+    pub(crate) trainer: Trainer,
+    pub(crate) inputs: Inputs,
     /// The steps that synchronize gradients, if not all do.
     pub(crate) sync_blocks: Option<SyncBlocks>,
     /// The guarantee of the strategy about the weights.
@@ -206,7 +208,7 @@ pub(crate) fn build<'a>(
     data: OpenData,
     Agreed { mesh, mut listeners, mut saving, mut saving_best }: Agreed<'a>,
     Host { disk, allocator, stop, is_launched, .. }: Host,
-) -> Result<(Trainer<'a>, BatchStream, Progress)> {
+) -> Result<(RankRun<'a>, BatchStream, Progress)> {
     let (compute, loader_track) = compute(config, &allocator, &disk, &mut listeners)?;
     let dataset = &data.train;
     let world_size = mesh.world().world_size();
@@ -276,20 +278,11 @@ pub(crate) fn build<'a>(
     let peak_flops_per_s =
         if is_card { 0.0 } else { peak::of_threads(&replica.compute, compute_type) };
     let (max_norm, scales_loss) = (config.clip_grad_norm, config.loss_scale.is_some());
-    let trainer = Trainer {
+    let of_rank = RankRun {
         config,
         num_samples,
-        stepper: Stepper {
-            replica,
-            state,
-            optimizer,
-            strategy,
-            track,
-            to_device,
-            join,
-            max_norm,
-            scales_loss,
-        },
+        trainer: Trainer { replica, strategy, optimizer, state, track, max_norm, scales_loss },
+        inputs: Inputs { to_device, join },
         sync_blocks,
         exactness,
         first: FirstFacts { whole, samples, peak_flops_per_s, initialization, predicted },
@@ -302,7 +295,7 @@ pub(crate) fn build<'a>(
         stop,
         is_launched,
     };
-    Ok((trainer, stream, progress))
+    Ok((of_rank, stream, progress))
 }
 
 /// The threads that compute. In a profiled run, kernels are recorded and the loader has a track too.

@@ -19,13 +19,13 @@ use paceline_observe::record::meter::Meter;
 use paceline_observe::record::steps::StepLog;
 use paceline_settings::config::TrainConfig;
 use paceline_settings::open_data::OpenData;
-use paceline_strategies::{Exactness, Replica, StepLoss, SyncBlocks};
+use paceline_strategies::{Exactness, Replica, StepLoss, Stepped, SyncBlocks, Trainer};
 use paceline_trace::{Span, now_ns};
 
 use crate::batches::BatchStream;
 use crate::saving::Saving;
-use crate::setup::{self, Host, Trainer};
-use crate::step::{StepOutcome, Stepper};
+use crate::setup::{self, Host, RankRun};
+use crate::step::{self, StepOutcome};
 use crate::to_device::Loaded;
 use crate::{equality, evaluation, sample, staging, watch};
 
@@ -47,17 +47,17 @@ pub fn run_rank(
     let host = Host { allocator: memory, ..host };
     setup::connect_cards(config, &world, &host.allocator)?;
     let agreed = setup::agree(config, world, &placements, make_folder, &host)?;
-    let (mut trainer, stream, progress) = setup::build(config, data, agreed, host)?;
+    let (mut of_rank, stream, progress) = setup::build(config, data, agreed, host)?;
     let (steps, meter) = (StepLog::new(config.total_steps()), Meter::default());
     let mut run = Training::new(progress, steps, meter);
-    trainer.train(stream, &mut run).map_err(|failure| trainer.noted(failure))?;
+    of_rank.train(stream, &mut run).map_err(|failure| of_rank.noted(failure))?;
     if run.is_stopped {
-        return trainer.end_early(begin, run);
+        return of_rank.end_early(begin, run);
     }
-    let checked = check_weights(&trainer.stepper, &trainer.exactness, run.progress.steps);
-    checked.map_err(|failure| trainer.noted(failure))?;
-    let evaluated = trainer.evaluate_at_end(&run)?;
-    trainer.finish(begin, run, evaluated, None)
+    let checked = check_weights(&of_rank.trainer, &of_rank.exactness, run.progress.steps);
+    checked.map_err(|failure| of_rank.noted(failure))?;
+    let evaluated = of_rank.evaluate_at_end(&run)?;
+    of_rank.finish(begin, run, evaluated, None)
 }
 
 /// A run fails after so many skipped steps in a row, whose gradients overflowed. A scale is halved 16 times from 65536 to 1, so
@@ -88,7 +88,7 @@ impl Training {
     }
 }
 
-impl Trainer<'_> {
+impl RankRun<'_> {
     fn train(&mut self, mut stream: BatchStream, run: &mut Training) -> Result<()> {
         self.tell_early_stop(&run.progress)?;
         while self.goes_on(run) {
@@ -96,7 +96,7 @@ impl Trainer<'_> {
         }
         let threads = self.config.world_size * self.config.threads;
         run.cpu_wait_pct = CpuTimes::waited_pct(run.cpu_times, threads);
-        self.listeners.tell(Event::TrainingEnded(&self.stepper.replica.world))
+        self.listeners.tell(Event::TrainingEnded(&self.trainer.replica.world))
     }
 
     /// Makes the steps of an epoch, or those that are left of it, and saves if that is due.
@@ -109,7 +109,7 @@ impl Trainer<'_> {
             ended = self.step(stream, run)?;
             self.between_steps(run, epoch, ended.is_some())?;
         }
-        self.stepper.sync_replicas()?;
+        self.trainer.sync_replicas()?;
         let sums = ended.unwrap_or(run.progress.epoch);
         let cut_after = ended.is_none().then_some(run.progress.position.batch);
         let (took, has_classes) = (begin.elapsed(), self.has_classes());
@@ -125,7 +125,7 @@ impl Trainer<'_> {
     /// Loads the batches of a step, makes it and reports it. Returns the sums of the epoch if this was its last step.
     fn step(&mut self, stream: &mut BatchStream, run: &mut Training) -> Result<Option<EpochSums>> {
         let (config, number, before) = (self.config, run.num_steps, run.progress);
-        let Replica { world, group, compute, .. } = &self.stepper.replica;
+        let Replica { world, group, compute, .. } = &self.trainer.replica;
         if number == config.warmup_steps as u64 {
             compute.allocator.forget_phases();
             run.cpu_times = CpuTimes::now();
@@ -133,35 +133,35 @@ impl Trainer<'_> {
         self.listeners.tell(Event::StepBegun { number, group: world, compute })?;
         // Operations outside of steps (rendezvous, checkpoints, evaluation) do not count for any step.
         run.meter.forget(group);
-        self.stepper.track.clear();
+        self.trainer.track.clear();
         let (epoch, asked_ns) = (before.position.epoch, now_ns());
         let num_left = config.steps_per_epoch - before.position.batch;
         let num_batches = config.strategy.accumulate.min(num_left);
-        let is_there = self.stepper.to_device.has_next();
+        let is_there = self.inputs.to_device.has_next();
         let now = (!is_there).then(|| stream.step(epoch, num_batches)).transpose()?;
         let next = self.next_step(&before, num_batches);
         let next = next.map(|(epoch, count)| stream.step(epoch, count)).transpose()?;
         let waited = Span { start_ns: asked_ns, end_ns: now_ns() };
 
-        let state = &mut self.stepper.state;
+        let state = &mut self.trainer.state;
         state.asks_to_stop = self.stop.signal().is_some();
         state.loss_scale = before.scaling.map_or(1.0, |of| of.scale);
         let synchronizes = |blocks: SyncBlocks| blocks.is_synchronized(number as usize);
         state.synchronizes = self.sync_blocks.is_none_or(synchronizes);
-        let (step, lr) = (before.steps + 1, config.lr(before.steps));
-        state.observer().iter_mut().for_each(|of| of.begin_step(step));
-        self.stepper.track.mark_begin(format_args!("step {step}"));
-        let Some(outcome) = self.stepper.step(Loaded { now, next }, lr)? else {
+        let (steps, lr) = (before.steps + 1, config.lr(before.steps));
+        state.observer().iter_mut().for_each(|of| of.begin_step(steps));
+        self.trainer.track.mark_begin(format_args!("step {steps}"));
+        let Some(outcome) = self.inputs.step(&mut self.trainer, Loaded { now, next }, lr)? else {
             return Err(Failure::Run(format!("no rank has data in epoch {}", epoch + 1)));
         };
-        self.stepper.track.mark_end();
-        if let Some(ranks) = watch::passes(&mut self.stepper, outcome.grad_norm)? {
-            self.listeners.tell(Event::Passes(step, &ranks))?;
+        self.trainer.track.mark_end();
+        if let Some(ranks) = watch::passes(&mut self.trainer, outcome.stepped.grad_norm)? {
+            self.listeners.tell(Event::Passes(steps, &ranks))?;
         }
-        self.stepper.stop_if_not_finite(step, lr, &outcome)?;
+        step::stop_if_not_finite(&self.trainer, steps, lr, &outcome.stepped)?;
 
-        let (samples, loss) = (outcome.samples, &outcome.loss);
-        run.progress.scaling = self.rescaled(before.scaling, self.stepper.skips(&outcome));
+        let (samples, Stepped { loss, is_updated, .. }) = (outcome.samples, &outcome.stepped);
+        run.progress.scaling = self.rescaled(before.scaling, !is_updated);
         let ended = run.progress.advance(num_batches, config.steps_per_epoch, samples, loss);
         run.num_steps += 1;
         // After the last step there is nothing left to stop.
@@ -181,10 +181,10 @@ impl Trainer<'_> {
         epoch: u64,
         batches: usize,
     ) -> Result<()> {
-        let &StepOutcome { ref loss, whole, ref device, grad_norm, .. } = outcome;
-        let is_updated = !self.stepper.skips(outcome);
+        let &StepOutcome { ref stepped, whole, ref device, .. } = outcome;
+        let &Stepped { ref loss, grad_norm, is_updated } = stepped;
         let (number, has_classes) = (run.num_steps - 1, self.has_classes());
-        let Stepper { replica, state, track, optimizer, .. } = &self.stepper;
+        let Trainer { replica, state, track, optimizer, .. } = &self.trainer;
         let compare = || watch::compare(replica, optimizer, &self.exactness, run.progress.steps);
         let digests = if is_updated { compare()? } else { None };
         run.meter.read(&replica.group);
@@ -232,13 +232,13 @@ impl Trainer<'_> {
         self.stop_if_all_are_skipped(&run.progress)?;
         if is_due(config.evaluation.sample_every, steps)
             && !run.is_stopped
-            && let Some(text) = sample::sample(self.texts.as_ref(), &mut self.stepper)?
+            && let Some(text) = sample::sample(self.texts.as_ref(), &mut self.trainer)?
         {
             self.listeners.tell(Event::Sampled { steps, text: &text })?;
         }
         // At the end of an epoch the replicas are synchronized and saved in any case.
         if is_due(config.checkpoints.save_every, steps) && !is_epoch_over && self.goes_on(run) {
-            self.stepper.sync_replicas()?;
+            self.trainer.sync_replicas()?;
             self.save(&run.progress, false)?;
         }
         self.saving.as_mut().map_or(Ok(()), Saving::look)
@@ -269,7 +269,7 @@ impl Trainer<'_> {
             "the gradients of {} in a row overflowed, the last time in step {steps}",
             plural(count as usize, "step")
         );
-        if self.stepper.replica.world.rank() > 0 {
+        if self.trainer.replica.world.rank() > 0 {
             return Err(Failure::Consequence(problem));
         }
         let fix = if scale > 1.0 {
@@ -294,7 +294,7 @@ impl Trainer<'_> {
     /// or if its batches are not wanted yet.
     fn next_step(&self, progress: &Progress, num_batches: usize) -> Option<(u64, usize)> {
         let is_last = progress.steps + 1 >= self.config.total_steps();
-        if is_last || !self.stepper.to_device.looks_ahead() {
+        if is_last || !self.inputs.to_device.looks_ahead() {
             return None;
         }
         let position = progress.position;
@@ -326,7 +326,7 @@ impl Trainer<'_> {
             return Ok(false);
         }
         let mut votes = [f64::from(u8::from(loss.stops))];
-        self.stepper.replica.world.all_reduce_slice(&mut votes, ReduceOp::Sum)?;
+        self.trainer.replica.world.all_reduce_slice(&mut votes, ReduceOp::Sum)?;
         Ok(votes[0] > 0.0)
     }
 
@@ -346,17 +346,17 @@ impl Trainer<'_> {
     fn save(&mut self, progress: &Progress, is_last: bool) -> Result<()> {
         let Some(saving) = &mut self.saving else { return Ok(()) };
         let begin = Instant::now();
-        check_weights(&self.stepper, &self.exactness, progress.steps)?;
+        check_weights(&self.trainer, &self.exactness, progress.steps)?;
         let (config, num_samples) = (self.config, self.num_samples);
         let waits = is_last || config.checkpoints.save_sync;
-        saving.save(config, num_samples, &self.stepper, progress, waits)?;
+        saving.save(config, num_samples, &self.trainer, progress, waits)?;
         let (steps, epoch) = (progress.steps, progress.last_epoch());
         self.listeners.tell(Event::Saved(Save { steps, epoch, took: begin.elapsed() }))
     }
 
     /// Evaluates, informs the listeners, and saves the weights if the run keeps the best and these are better.
     fn evaluate_midway(&mut self, progress: &mut Progress, epoch: u64) -> Result<()> {
-        self.stepper.sync_replicas()?;
+        self.trainer.sync_replicas()?;
         let Some(result) = self.evaluate()? else { return Ok(()) };
         let (steps, loss) = (progress.steps, result.sums.mean_loss());
         self.listeners.tell(Event::Evaluated(Evaluation {
@@ -372,21 +372,21 @@ impl Trainer<'_> {
             return Ok(());
         }
         self.kept_loss = Some(loss);
-        check_weights(&self.stepper, &self.exactness, steps)?;
+        check_weights(&self.trainer, &self.exactness, steps)?;
         // An earlier evaluation, whose weights were not kept, may have been lower.
         let best = Best { lowest: Some((loss, steps)), since: 0 };
         let of_best = Progress { best, ..*progress };
-        saving.save(self.config, self.num_samples, &self.stepper, &of_best, true)
+        saving.save(self.config, self.num_samples, &self.trainer, &of_best, true)
     }
 
     fn has_classes(&self) -> bool {
-        self.stepper.replica.model.objective.classifies()
+        self.trainer.replica.model.objective.classifies()
     }
 
     /// Loss and accuracy over the test set, if there is one.
     pub(crate) fn evaluate(&mut self) -> Result<Option<TestResult>> {
         let Some(test) = self.test.clone() else { return Ok(None) };
-        let (strategy, mut cx) = self.stepper.parts();
+        let (strategy, mut cx) = self.trainer.parts();
         let batch = (self.config.global_batch_size, self.config.micro_batches.as_ref());
         let result = evaluation::evaluate(strategy, &mut cx, test, batch, None)?;
         // The time belongs to no step.
@@ -396,10 +396,10 @@ impl Trainer<'_> {
 }
 
 /// Checks the weights after `steps` steps: those that the strategy keeps equal must be, and all numbers must be finite.
-fn check_weights(stepper: &Stepper, exactness: &Exactness, steps: u64) -> Result<()> {
+fn check_weights(trainer: &Trainer, exactness: &Exactness, steps: u64) -> Result<()> {
     // First, because a number that is not finite on one rank only is a difference that no other rank would see.
-    equality::check(&stepper.replica, exactness, steps)?;
-    stepper.check_finite(steps)
+    equality::check(&trainer.replica, exactness, steps)?;
+    step::check_finite(trainer, steps)
 }
 
 /// Whether something done every so many steps is due after `steps` steps.

@@ -9,10 +9,9 @@ use paceline_kernels::digest::Digest;
 use paceline_memory::{Category, DType};
 use paceline_model::{BufferId, Optimizer, Owned};
 use paceline_settings::flags::RunFlags;
-use paceline_strategies::{Digested, Exactness, Phase, Replica};
+use paceline_strategies::{Digested, Exactness, Phase, Replica, Trainer};
 
 use crate::equality;
-use crate::step::Stepper;
 
 /// Compares the digests of the last step with those of the other replicas. Returns those of all ranks together, by the number of the
 /// parameter; `None` if the run does not watch. Collective.
@@ -62,11 +61,11 @@ pub(crate) fn check(flags: &RunFlags) -> Result<()> {
 /// Brings the digests of the step's passes to rank 0, with those of its results; `None` elsewhere, or if the run does not watch them.
 /// Collective.
 pub(crate) fn passes(
-    stepper: &mut Stepper,
+    trainer: &mut Trainer,
     norm: Option<f64>,
 ) -> Result<Option<Vec<Vec<Digested>>>> {
-    let Some(mut observer) = stepper.state.observer().take() else { return Ok(None) };
-    let (strategy, mut cx) = stepper.parts();
+    let Some(mut observer) = trainer.state.observer().take() else { return Ok(None) };
+    let (strategy, mut cx) = trainer.parts();
     let Replica { model, storage, compute, owned, world, group, .. } = cx.replica;
     for (id, param) in model.layout.trained() {
         // Values of others may still be on their way.
@@ -105,7 +104,7 @@ pub(crate) fn passes(
         observer.add(compute, Phase::Norm, (0, "gradients"), (&[1], 0), &tensor)?;
     }
     let ranks = world.gather_object(&observer.take(), 0)?;
-    *stepper.state.observer() = Some(observer);
+    *trainer.state.observer() = Some(observer);
     Ok(ranks)
 }
 

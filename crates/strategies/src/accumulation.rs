@@ -279,10 +279,9 @@ mod tests {
     fn sum(visits: &[usize], num_visits: usize) -> (f32, usize) {
         let compute = Compute::new(1, Allocator::new()).unwrap();
         let mut builder = LayoutBuilder::new();
-        builder.unit("other");
-        builder.param("weight", [5], Init::Constant(0.0));
-        let unit = builder.unit("unit");
-        let id = builder.param("weight", [2], Init::Constant(0.0));
+        builder.unit("other").param("weight", [5], Init::Constant(0.0));
+        let mut unit = builder.unit("unit");
+        let (unit, id) = (unit.id, unit.param("weight", [2], Init::Constant(0.0)));
         let layout = Arc::new(builder.finish(1));
         let storage = Storage::private(layout.clone(), Precision::F32, &compute.allocator).unwrap();
         let mut readiness = GradReadiness::new(&layout);

@@ -69,8 +69,7 @@ mod tests {
     fn layout() -> Layout {
         let mut builder = LayoutBuilder::new();
         for size in [100, 3000, 50, 700, 8] {
-            builder.unit(format!("u{size}"));
-            builder.param("weight", [size], Init::Constant(0.0));
+            builder.unit(format!("u{size}")).param("weight", [size], Init::Constant(0.0));
         }
         builder.finish(2)
     }
@@ -115,10 +114,10 @@ mod tests {
     fn plans_are_those_of_the_first_definition() {
         let mut builder = LayoutBuilder::new();
         for unit in 0..300 {
-            builder.unit(format!("u{unit}"));
+            let mut of_unit = builder.unit(format!("u{unit}"));
             for param in 0..unit % 4 {
                 let size = 1 + (unit * 7919 + param * 104_729) % 5000;
-                builder.param(&format!("p{param}"), [size], Init::Constant(0.0));
+                of_unit.param(&format!("p{param}"), [size], Init::Constant(0.0));
             }
         }
         let all = builder.finish(3);

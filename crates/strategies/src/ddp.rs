@@ -36,6 +36,13 @@ pub struct Ddp {
     in_flight: Vec<Work>,
 }
 
+/// With buckets of 25 MB, as in PyTorch.
+impl Default for Ddp {
+    fn default() -> Self {
+        Self::new(25 << 20)
+    }
+}
+
 impl Ddp {
     /// With buckets of `cap_bytes` bytes; see [`BucketCaps::new`].
     pub fn new(cap_bytes: usize) -> Self {

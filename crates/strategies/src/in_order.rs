@@ -56,9 +56,9 @@ mod tests {
     #[test]
     fn the_order_is_from_last_to_first_whatever_comes() {
         let mut builder = LayoutBuilder::new();
-        builder.unit("a");
+        let mut unit = builder.unit("a");
         for _ in 0..4 {
-            builder.param("weight", [1], Init::Constant(0.0));
+            unit.param("weight", [1], Init::Constant(0.0));
         }
         let mut order = InOrder::new(&builder.finish(1));
         let mut announce = |at| {

@@ -66,6 +66,7 @@ mod step;
 mod strategy;
 mod tied;
 mod top_k;
+mod trainer;
 mod zero;
 
 pub use accumulation::{AccumulationOrder, add_rows};
@@ -99,6 +100,7 @@ pub use state::{ActionTimes, StepContext, StepState};
 pub use step::{StepLoss, train_step};
 pub use strategy::Strategy;
 pub use top_k::TopK;
+pub use trainer::{Evaluated, Stepped, Trainer};
 pub use zero::Zero;
 
 /// The result of all functions of this crate that can fail.

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use paceline_data::Cifar10;
-use paceline_hub::download::{Item, Source};
+use paceline_hub::published::{Item, Source};
 
 use super::OfData;
 use super::files::{FileFlags, Files, Open};

@@ -6,7 +6,7 @@ use std::sync::Arc;
 use clap::Args;
 use paceline_data::{DataError, Dataset, Split};
 use paceline_failure::{Failure, Result, usage};
-use paceline_hub::download::Source;
+use paceline_hub::published::Source;
 use serde::Serialize;
 use serde_json::{Value, json};
 

@@ -16,7 +16,7 @@ use clap::ArgMatches;
 use paceline_data::text::TokenizerSource;
 use paceline_data::{BatchShape, Dataset, Field, Split};
 use paceline_failure::{Failure, Result};
-use paceline_hub::download::Source;
+use paceline_hub::published::Source;
 use paceline_memory::DType;
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};

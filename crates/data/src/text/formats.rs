@@ -6,6 +6,7 @@
 pub(super) mod csv;
 mod jsonl;
 pub(super) mod lines;
+#[cfg(feature = "parquet")]
 mod parquet;
 
 use std::path::Path;
@@ -30,6 +31,7 @@ pub struct TextFormat {
 
 /// All formats.
 pub const FORMATS: &[TextFormat] = &[
+    #[cfg(feature = "parquet")]
     TextFormat { ending: "parquet", read: Some(parquet::read), is_part: true },
     TextFormat {
         ending: "csv",

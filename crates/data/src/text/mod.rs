@@ -18,6 +18,7 @@
 
 mod bytes;
 mod cache;
+#[cfg(feature = "tokenizers")]
 mod cuts;
 mod dataset;
 mod error;
@@ -26,14 +27,21 @@ mod formats;
 #[cfg(feature = "fuzzing")]
 #[path = "../../../../fuzz/checks/text_rows.rs"]
 pub(crate) mod fuzzing;
+#[cfg(any(feature = "parquet", feature = "tokenizers"))]
 mod guarded;
+#[cfg(feature = "tokenizers")]
 mod merges;
 mod row;
 mod rows;
 mod source;
 mod stream;
 mod table;
+#[cfg(feature = "tokenizers")]
 mod tokenizer;
+#[cfg(not(feature = "tokenizers"))]
+#[path = "without_tokenizers.rs"]
+mod tokenizer;
+#[cfg(feature = "tokenizers")]
 mod train;
 
 pub use bytes::TokenizerSource;

@@ -204,7 +204,7 @@ impl TextSource {
     ) -> Result<TokenRows, TextError> {
         let Some(folder) = &self.cache else { return make(&mut report) };
         let mut key =
-            ContentDigest::default().bytes(settings.as_bytes()).bytes(&self.tokenizer.json);
+            ContentDigest::default().bytes(settings.as_bytes()).bytes(self.tokenizer.json());
         for path in files {
             // The end of the name decides the format.
             key = key.bytes(path.extension().unwrap_or_default().as_encoded_bytes());

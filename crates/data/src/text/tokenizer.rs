@@ -38,8 +38,7 @@ pub type Progress<'a> = &'a mut dyn FnMut(usize, usize);
 pub struct Tokenizer {
     inner: tokenizers::Tokenizer,
     path: PathBuf,
-    /// The file's contents.
-    pub(super) json: Vec<u8>,
+    json: Vec<u8>,
     vocab: usize,
     pad: u32,
     /// Which end of a long text is cut off.
@@ -103,6 +102,11 @@ impl Tokenizer {
     /// Whether the beginning of a long text is cut off, and not its end.
     pub(super) fn cuts_beginnings(&self) -> bool {
         self.truncation == TruncationDirection::Left
+    }
+
+    /// The contents of the file.
+    pub(super) fn json(&self) -> &[u8] {
+        &self.json
     }
 
     /// The number above all tokens.

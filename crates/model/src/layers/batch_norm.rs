@@ -4,7 +4,7 @@ use paceline_kernels::batch_norm;
 use paceline_kernels::linear::Activation;
 use paceline_memory::{DType, Tensor};
 
-use crate::{BufferId, Context, Half, Init, Layer, LayoutBuilder, Mode, ParamId, Result, Saved};
+use crate::{BufferId, Context, Half, Init, Layer, Mode, ParamId, Result, Saved, UnitBuilder};
 
 /// Normalizes (n, h, w, c) or (n, c), channel by channel, in the type of its input. In training, the statistics are those
 /// of this rank's share of the batch, or of all shares if [`Context::syncs_statistics`] is true, and they
@@ -23,13 +23,13 @@ pub struct BatchNorm {
 impl BatchNorm {
     /// Registers weight (c) and bias (c), and the buffers running_mean (c) and running_var (c), with
     /// PyTorch's settings.
-    pub fn new(layout: &mut LayoutBuilder, channels: usize, activation: Activation) -> Self {
+    pub fn new(unit: &mut UnitBuilder, channels: usize, activation: Activation) -> Self {
         Self {
             config: batch_norm::BatchNorm::new(channels, activation),
-            weight: layout.param("weight", [channels], Init::Constant(1.0)),
-            bias: layout.param("bias", [channels], Init::Constant(0.0)),
-            running_mean: layout.buffer("running_mean", [channels], 0.0),
-            running_var: layout.buffer("running_var", [channels], 1.0),
+            weight: unit.param("weight", [channels], Init::Constant(1.0)),
+            bias: unit.param("bias", [channels], Init::Constant(0.0)),
+            running_mean: unit.buffer("running_mean", [channels], 0.0),
+            running_var: unit.buffer("running_var", [channels], 1.0),
         }
     }
 

@@ -3,7 +3,7 @@
 use paceline_kernels::conv2d;
 use paceline_memory::Tensor;
 
-use crate::{Context, Half, Init, Layer, LayoutBuilder, ParamId, Result, Saved};
+use crate::{Context, Half, Init, Layer, ParamId, Result, Saved, UnitBuilder};
 
 /// Maps (n, h, w, c_in) to (n, h', w', c_out), or (n, c_in, h, w) to (n, c_out, h', w'). An input of f32 is fine where the
 /// network computes in bf16.
@@ -16,11 +16,11 @@ pub struct Conv2d {
 
 impl Conv2d {
     /// Registers weight (kh, kw, c_in, c_out) and bias (c_out). Errors if the geometry is invalid.
-    pub fn new(layout: &mut LayoutBuilder, geometry: conv2d::Conv2d) -> Result<Self> {
+    pub fn new(unit: &mut UnitBuilder, geometry: conv2d::Conv2d) -> Result<Self> {
         geometry.check()?;
         let init = Init::fan_in(geometry.kernel.0 * geometry.kernel.1 * geometry.c_in);
-        let weight = layout.param("weight", geometry.weight_shape(), init);
-        let bias = layout.param("bias", [geometry.c_out], init);
+        let weight = unit.param("weight", geometry.weight_shape(), init);
+        let bias = unit.param("bias", [geometry.c_out], init);
         Ok(Self { geometry, weight, bias })
     }
 }

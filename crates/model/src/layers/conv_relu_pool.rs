@@ -4,7 +4,7 @@ use paceline_kernels::{conv_relu_pool, conv2d};
 use paceline_memory::{DType, Tensor};
 
 use super::Conv2d;
-use crate::{Context, Half, Layer, LayoutBuilder, Result, Saved};
+use crate::{Context, Half, Layer, Result, Saved, UnitBuilder};
 
 /// Maps (n, h, w, c_in) to (n, h'/2, w'/2, c_out), or (n, c_in, h, w) to (n, c_out, h'/2, w'/2). An input of f32 is fine where
 /// the network computes in bf16.
@@ -13,9 +13,9 @@ pub struct ConvReluPool(Conv2d);
 
 impl ConvReluPool {
     /// Registers the parameters of a [`Conv2d`]. Errors if the geometry is invalid.
-    pub fn new(layout: &mut LayoutBuilder, geometry: conv2d::Conv2d) -> Result<Self> {
+    pub fn new(unit: &mut UnitBuilder, geometry: conv2d::Conv2d) -> Result<Self> {
         conv_relu_pool::check(&geometry)?;
-        Conv2d::new(layout, geometry).map(Self)
+        Conv2d::new(unit, geometry).map(Self)
     }
 }
 

@@ -3,7 +3,7 @@
 use paceline_kernels::embedding;
 use paceline_memory::Tensor;
 
-use crate::{Context, Half, Init, Layer, LayoutBuilder, ParamId, Result, Saved};
+use crate::{Context, Half, Init, Layer, ParamId, Result, Saved, UnitBuilder};
 
 /// Maps numbers (batch, seq) of i64 to rows (batch * seq, width) of the type of the parameters, with which the residual
 /// stream begins. It is the first layer of a model, since numbers have no gradient.
@@ -15,8 +15,8 @@ pub struct Embedding {
 
 impl Embedding {
     /// Registers weight (len, width).
-    pub fn new(layout: &mut LayoutBuilder, len: usize, width: usize, init: Init) -> Self {
-        Self { width, weight: layout.param("weight", [len, width], init) }
+    pub fn new(unit: &mut UnitBuilder, len: usize, width: usize, init: Init) -> Self {
+        Self { width, weight: unit.param("weight", [len, width], init) }
     }
 
     /// The table, for a head that is tied to it.

@@ -4,7 +4,9 @@ use paceline_kernels::elementwise;
 use paceline_kernels::linear::{self, Activation};
 use paceline_memory::Tensor;
 
-use crate::{Context, Half, Init, Layer, LayoutBuilder, ModelError, ParamId, Result, Saved};
+use crate::{
+    Context, Half, Init, Layer, LayoutBuilder, ModelError, ParamId, Result, Saved, UnitBuilder,
+};
 
 /// Maps (n, inputs) to (n, outputs). An input of f32 is fine where the network computes in bf16.
 /// The weight (outputs, inputs) consists of one or more parameters, one below the other, as those of
@@ -23,14 +25,14 @@ pub struct Linear {
 impl Linear {
     /// Registers weight (outputs, inputs) and bias (outputs).
     pub fn new(
-        layout: &mut LayoutBuilder,
+        unit: &mut UnitBuilder,
         inputs: usize,
         outputs: usize,
         activation: Activation,
     ) -> Self {
         let init = Init::fan_in(inputs);
-        let weights = vec![layout.param("weight", [outputs, inputs], init)];
-        let bias = Some(layout.param("bias", [outputs], init));
+        let weights = vec![unit.param("weight", [outputs, inputs], init)];
+        let bias = Some(unit.param("bias", [outputs], init));
         Self { inputs, outputs, activation, weights, bias, is_wide: false }
     }
 
@@ -39,14 +41,14 @@ impl Linear {
     /// Errors if the weights cannot lie side by side, because one of them, except the last, has a number of elements
     /// that is no multiple of the alignment of parameters.
     pub fn projection(
-        layout: &mut LayoutBuilder,
+        unit: &mut UnitBuilder,
         inputs: usize,
         parts: &[(&str, usize)],
         init: Init,
     ) -> Result<Self> {
         let mut weights = Vec::new();
         for &(name, outputs) in parts {
-            weights.push(layout.param(name, [outputs, inputs], init));
+            weights.push(unit.param(name, [outputs, inputs], init));
         }
         let outputs = parts.iter().map(|(_, outputs)| outputs).sum();
         let align = LayoutBuilder::ALIGN_ELEMS;

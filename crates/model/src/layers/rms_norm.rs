@@ -3,7 +3,7 @@
 use paceline_kernels::rms_norm;
 use paceline_memory::Tensor;
 
-use crate::{Context, Half, Init, Layer, LayoutBuilder, ParamId, Result, Saved};
+use crate::{Context, Half, Init, Layer, ParamId, Result, Saved, UnitBuilder};
 
 /// Divides each row of (n, columns) by its root mean square, and multiplies it by a weight (columns). The rows are of the
 /// type of the weight.
@@ -15,8 +15,8 @@ pub struct RmsNorm {
 
 impl RmsNorm {
     /// Registers the weight under this name. `eps` is added to the mean square.
-    pub fn new(layout: &mut LayoutBuilder, name: &str, columns: usize, eps: f64) -> Self {
-        Self { eps, weight: layout.param(name, [columns], Init::Constant(1.0)) }
+    pub fn new(unit: &mut UnitBuilder, name: &str, columns: usize, eps: f64) -> Self {
+        Self { eps, weight: unit.param(name, [columns], Init::Constant(1.0)) }
     }
 }
 

@@ -22,7 +22,9 @@ use self::classifier::Classifier;
 use self::head::LanguageModelHead;
 use crate::layers::{Attention, Embedding, Linear, Residual, RmsNorm, Rotary, Sequence, SwiGlu};
 use crate::pretrained::{NewParam, Pretrained};
-use crate::{Block, Init, Layout, LayoutBuilder, Model, ModelError, Objective, Result};
+use crate::{
+    Block, Init, Layout, LayoutBuilder, Model, ModelError, Objective, Result, UnitBuilder,
+};
 
 pub use config::{LlamaConfig, LlamaTask, SpecialTokens};
 pub use generate::Generator;
@@ -47,42 +49,39 @@ impl LlamaConfig {
         let init = Init::Normal { std: self.initializer_range };
         let width = self.hidden_size;
         let mut layout = LayoutBuilder::new();
-        let unit = layout.unit("model.embed_tokens");
-        let embedding = Embedding::new(&mut layout, self.vocab_size, width, init);
+        let mut unit = layout.unit("model.embed_tokens");
+        let embedding = Embedding::new(&mut unit, self.vocab_size, width, init);
         let table = embedding.weight();
-        let mut blocks = vec![Block::new(unit, embedding)];
+        let mut blocks = vec![Block::new(unit.id, embedding)];
         let rotary = Arc::new(Rotary::new(self.rotary(), self.max_position_embeddings)?);
         for at in 0..self.num_hidden_layers {
-            let unit = layout.unit(format!("model.layers.{at}"));
-            blocks.push(Block::new(unit, self.layer(&mut layout, &rotary, init)?));
+            let mut unit = layout.unit(format!("model.layers.{at}"));
+            let layer = self.layer(&mut unit, &rotary, init)?;
+            blocks.push(Block::new(unit.id, layer));
         }
-        let unit = layout.unit("model.norm");
-        let norm = RmsNorm::new(&mut layout, "weight", width, self.rms_norm_eps);
-        blocks.push(Block::new(unit, norm));
+        let norm = |unit: &mut UnitBuilder| RmsNorm::new(unit, "weight", width, self.rms_norm_eps);
+        blocks.push(layout.block("model.norm", norm));
         let objective: Box<dyn Objective> = match self.task {
             LlamaTask::LanguageModel if self.tie_word_embeddings => {
                 Box::new(LanguageModelHead { unit: None, weight: layout.tie(table) })
             }
             LlamaTask::LanguageModel => {
-                let unit = layout.unit("lm_head");
-                let weight = layout.param("weight", [self.vocab_size, width], init);
-                Box::new(LanguageModelHead { unit: Some(unit), weight })
+                let mut unit = layout.unit("lm_head");
+                let weight = unit.param("weight", [self.vocab_size, width], init);
+                Box::new(LanguageModelHead { unit: Some(unit.id), weight })
             }
             LlamaTask::Classification { num_labels } => {
-                let unit = layout.unit("score");
-                let weight = layout.param("weight", [num_labels, width], init);
+                let mut unit = layout.unit("score");
+                let weight = unit.param("weight", [num_labels, width], init);
                 let pad = self.special_tokens.pad.map(i64::from);
-                Box::new(Classifier { unit, weight, pad })
+                Box::new(Classifier { unit: unit.id, weight, pad })
             }
         };
         let name = match self.task {
             LlamaTask::LanguageModel => "llama",
             LlamaTask::Classification { .. } => "llama classifier",
         };
-        let layout = Arc::new(layout.finish(world_size));
-        // At least one token per sample, whose row each block keeps.
-        let activation_elems = (self.num_hidden_layers + 2) * width;
-        Ok(Model { name, blocks, objective, layout, activation_elems })
+        Ok(Model { name, blocks, objective, layout: Arc::new(layout.finish(world_size)) })
     }
 
     /// Checks the weights of a folder against this model. Returns the layout for one rank, and the parameters that are
@@ -118,35 +117,29 @@ impl LlamaConfig {
     }
 
     /// A block: attention, then the feed-forward layer.
-    fn layer(
-        &self,
-        layout: &mut LayoutBuilder,
-        rotary: &Arc<Rotary>,
-        init: Init,
-    ) -> Result<Sequence> {
+    fn layer(&self, unit: &mut UnitBuilder, rotary: &Arc<Rotary>, init: Init) -> Result<Sequence> {
         let Self { hidden_size: width, intermediate_size, head_dim, .. } = *self;
         let (heads, kv_heads) = (self.num_attention_heads, self.num_key_value_heads);
-        let norm = RmsNorm::new(layout, "input_layernorm.weight", width, self.rms_norm_eps);
+        let norm = RmsNorm::new(unit, "input_layernorm.weight", width, self.rms_norm_eps);
         let parts = [
             ("self_attn.q_proj.weight", heads * head_dim),
             ("self_attn.k_proj.weight", kv_heads * head_dim),
             ("self_attn.v_proj.weight", kv_heads * head_dim),
         ];
-        let qkv = Linear::projection(layout, width, &parts, init)?;
+        let qkv = Linear::projection(unit, width, &parts, init)?;
         let attention = Attention::new(heads, kv_heads, rotary.clone());
         let parts = [("self_attn.o_proj.weight", width)];
-        let out = Linear::projection(layout, heads * head_dim, &parts, init)?.into_residual();
+        let out = Linear::projection(unit, heads * head_dim, &parts, init)?.into_residual();
         let attention = Sequence::new().then(norm).then(qkv).then(attention).then(out);
 
-        let norm =
-            RmsNorm::new(layout, "post_attention_layernorm.weight", width, self.rms_norm_eps);
+        let norm = RmsNorm::new(unit, "post_attention_layernorm.weight", width, self.rms_norm_eps);
         let parts = [
             ("mlp.gate_proj.weight", intermediate_size),
             ("mlp.up_proj.weight", intermediate_size),
         ];
-        let gate_up = Linear::projection(layout, width, &parts, init)?;
+        let gate_up = Linear::projection(unit, width, &parts, init)?;
         let parts = [("mlp.down_proj.weight", width)];
-        let down = Linear::projection(layout, intermediate_size, &parts, init)?.into_residual();
+        let down = Linear::projection(unit, intermediate_size, &parts, init)?.into_residual();
         let feed_forward = Sequence::new().then(norm).then(gate_up).then(SwiGlu).then(down);
         Ok(Sequence::new().then(Residual(attention)).then(Residual(feed_forward)))
     }

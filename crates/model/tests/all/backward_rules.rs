@@ -258,8 +258,8 @@ impl Layer for Skip {
 fn the_weight_half_leaves_the_gradient_of_the_output_to_the_input_half() {
     let mut layout = LayoutBuilder::new();
     let mut block = |name: &str| {
-        let unit = layout.unit(name);
-        Block::new(unit, Skip(Linear::new(&mut layout, 6, 6, Activation::Relu)))
+        let mut unit = layout.unit(name);
+        Block::new(unit.id, Skip(Linear::new(&mut unit, 6, 6, Activation::Relu)))
     };
     let blocks = vec![block("first"), block("second")];
     let model = Model { blocks, layout: Arc::new(layout.finish(1)), ..mlp() };
@@ -279,12 +279,15 @@ fn attention_in_a_residual_layer_has_the_same_gradients() {
     let rotary = Arc::new(Rotary::new(rotary, 6).unwrap());
     let bench = |is_residual: bool| {
         let mut layout = LayoutBuilder::new();
-        let unit = layout.unit("attention");
+        let mut unit = layout.unit("attention");
         let init = Init::Normal { std: 0.4 };
-        let qkv = Linear::projection(&mut layout, width, &[("qkv", 3 * width)], init).unwrap();
+        let qkv = Linear::projection(&mut unit, width, &[("qkv", 3 * width)], init).unwrap();
         let layers = Sequence::new().then(qkv).then(Attention::new(heads, heads, rotary.clone()));
-        let block =
-            if is_residual { Block::new(unit, Residual(layers)) } else { Block::new(unit, layers) };
+        let block = if is_residual {
+            Block::new(unit.id, Residual(layers))
+        } else {
+            Block::new(unit.id, layers)
+        };
         let (blocks, layout) = (vec![block], Arc::new(layout.finish(1)));
         Bench::new(Model { blocks, layout, ..mlp() }, &[6, width], &[6, width])
     };

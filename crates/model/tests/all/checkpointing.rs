@@ -1,7 +1,5 @@
 //! What activation checkpointing saves: the peak of activations follows the stated formula.
 
-use std::sync::Arc;
-
 use crate::common::{checkpointed, filled, initialized, train};
 use paceline_kernels::Compute;
 use paceline_kernels::linear::Activation;
@@ -19,15 +17,14 @@ fn model(num_blocks: usize, layers_per_block: usize) -> Model {
     let mut layout = LayoutBuilder::new();
     let mut blocks = Vec::new();
     for at in 0..num_blocks {
-        let unit = layout.unit(format!("block{at}"));
+        let mut unit = layout.unit(format!("block{at}"));
         let mut block = Sequence::new();
         for _ in 0..layers_per_block {
-            block.push(Linear::new(&mut layout, WIDTH, WIDTH, Activation::None));
+            block.push(Linear::new(&mut unit, WIDTH, WIDTH, Activation::None));
         }
-        blocks.push(Block::new(unit, block));
+        blocks.push(Block::new(unit.id, block));
     }
-    let (objective, layout) = (Box::new(MeanSquaredError), Arc::new(layout.finish(1)));
-    Model { name: "deep", blocks, objective, layout, activation_elems: 0 }
+    Model::new("deep", blocks, MeanSquaredError, layout.finish(1))
 }
 
 /// The peak of activations of one step, in elements.

@@ -1,16 +1,17 @@
 //! Backward passes against finite differences in double precision. `pytorch.rs` compares values with
 //! PyTorch's, and `backward_rules.rs` tests the rules of writing and announcing.
 
-use paceline_kernels::Compute;
+use paceline_kernels::function::{self, Function};
 use paceline_kernels::linear::Activation;
-use paceline_memory::{Allocator, DType, Tensor};
+use paceline_kernels::{Compute, Real};
+use paceline_memory::{Allocator, Category, DType, Tensor};
 use paceline_model::layers::{
-    BatchNorm, Checkpointed, Conv2d, ConvReluPool, Flatten, Linear, MaxPool2d, Relu, Residual,
-    RmsNorm, Sequence, SwiGlu,
+    BatchNorm, Checkpointed, Conv2d, ConvReluPool, Elementwise, Flatten, Linear, MaxPool2d, Relu,
+    Residual, RmsNorm, Sequence, SwiGlu,
 };
 use paceline_model::{
     Batch, CrossEntropy, Init, Layer, Layout, LayoutBuilder, MeanSquaredError, MlpConfig,
-    Objective, Storage, gradcheck,
+    Objective, Storage, UnitBuilder, gradcheck,
 };
 
 use crate::common::{
@@ -36,13 +37,13 @@ fn check(layer: &dyn Layer, layout: &Layout, input_shape: &[usize], what: &str) 
 
 /// A layer with parameters of its own.
 fn check_built<L: Layer>(
-    build: impl FnOnce(&mut LayoutBuilder) -> L,
+    build: impl FnOnce(&mut UnitBuilder) -> L,
     input_shape: &[usize],
     what: &str,
 ) {
     let mut layout = LayoutBuilder::new();
-    layout.unit("all");
-    let layer = build(&mut layout);
+    let mut unit = layout.unit("all");
+    let layer = build(&mut unit);
     check(&layer, &layout.finish(1), input_shape, what);
 }
 
@@ -58,7 +59,7 @@ fn conv2d_in_several_geometries() {
         conv([5, 5], [2, 2], (2, 2), 2, 0),
         conv([3, 7], [2, 2], (1, 3), 3, 0),
     ] {
-        let build = |layout: &mut _| Conv2d::new(layout, geometry).unwrap();
+        let build = |unit: &mut UnitBuilder| Conv2d::new(unit, geometry).unwrap();
         check_built(build, &geometry.input_shape(2), &format!("{geometry:?}"));
     }
 }
@@ -72,7 +73,7 @@ fn conv_relu_pool_in_several_geometries() {
         conv([9, 8], [2, 2], (3, 5), 2, 2),
         conv([5, 3], [3, 2], (1, 1), 1, 0),
     ] {
-        let build = |layout: &mut _| ConvReluPool::new(layout, geometry).unwrap();
+        let build = |unit: &mut UnitBuilder| ConvReluPool::new(unit, geometry).unwrap();
         check_built(build, &geometry.input_shape(2), &format!("{geometry:?}"));
     }
 }
@@ -80,7 +81,7 @@ fn conv_relu_pool_in_several_geometries() {
 #[test]
 fn linear_with_and_without_relu() {
     for activation in [Activation::None, Activation::Relu] {
-        let build = |layout: &mut _| Linear::new(layout, 7, 5, activation);
+        let build = |unit: &mut UnitBuilder| Linear::new(unit, 7, 5, activation);
         check_built(build, &[4, 7], &format!("{activation:?}"));
     }
 }
@@ -89,26 +90,26 @@ fn linear_with_and_without_relu() {
 fn a_projection_of_one_and_of_several_parts() {
     let init = Init::Normal { std: 0.4 };
     for parts in [&[("weight", 3)][..], &[("q", 4), ("k", 2), ("v", 3)]] {
-        let build = |layout: &mut _| Linear::projection(layout, 8, parts, init).unwrap();
+        let build = |unit: &mut UnitBuilder| Linear::projection(unit, 8, parts, init).unwrap();
         check_built(build, &[4, 8], &format!("{parts:?}"));
     }
     let mut layout = LayoutBuilder::new();
-    layout.unit("fc");
-    let refused = Linear::projection(&mut layout, 7, &[("q", 4), ("k", 2)], init);
+    let mut unit = layout.unit("fc");
+    let refused = Linear::projection(&mut unit, 7, &[("q", 4), ("k", 2)], init);
     let reason = "q has 4 x 7 elements, and this number must be a multiple of 16";
     assert_eq!(refused.unwrap_err().to_string(), reason);
 }
 
 #[test]
 fn the_parts_of_a_language_model() {
-    check_built(|layout| RmsNorm::new(layout, "weight", 6, 1e-5), &[4, 6], "rms norm");
+    check_built(|unit| RmsNorm::new(unit, "weight", 6, 1e-5), &[4, 6], "rms norm");
     check_built(|_| SwiGlu, &[4, 6], "swiglu");
-    let feed_forward = |layout: &mut LayoutBuilder| {
-        let norm = RmsNorm::new(layout, "norm", 8, 1e-5);
+    let feed_forward = |unit: &mut UnitBuilder| {
+        let norm = RmsNorm::new(unit, "norm", 8, 1e-5);
         let init = Init::Normal { std: 0.4 };
         let parts = [("gate", 6), ("up", 6)];
-        let gate_up = Linear::projection(layout, 8, &parts, init).unwrap();
-        let down = Linear::projection(layout, 6, &[("down", 8)], init).unwrap();
+        let gate_up = Linear::projection(unit, 8, &parts, init).unwrap();
+        let down = Linear::projection(unit, 6, &[("down", 8)], init).unwrap();
         Residual(Sequence::new().then(norm).then(gate_up).then(SwiGlu).then(down))
     };
     check_built(feed_forward, &[4, 8], "residual feed-forward layer");
@@ -124,17 +125,17 @@ fn a_residual_layer_around_one_that_needs_its_output() {
     check(&Residual(Sequence::new()), &nothing, &[3, 11], "the identity");
     let view_of_saved = Sequence::new().then(Relu).then(Flatten);
     check(&Residual(view_of_saved), &nothing, &[3, 11], "ReLU, flattened");
-    let linear = |layout: &mut _| Residual(Linear::new(layout, 5, 5, Activation::Relu));
+    let linear = |unit: &mut UnitBuilder| Residual(Linear::new(unit, 5, 5, Activation::Relu));
     check_built(linear, &[4, 5], "linear with ReLU");
-    let ends_with_relu = |layout: &mut _| {
-        Residual(Sequence::new().then(RmsNorm::new(layout, "weight", 6, 1e-5)).then(Relu))
+    let ends_with_relu = |unit: &mut UnitBuilder| {
+        Residual(Sequence::new().then(RmsNorm::new(unit, "weight", 6, 1e-5)).then(Relu))
     };
     check_built(ends_with_relu, &[4, 6], "a sequence that ends with ReLU");
 }
 
 #[test]
 fn a_checkpointed_layer() {
-    let build = |layout: &mut _| Checkpointed(Linear::new(layout, 7, 5, Activation::Relu));
+    let build = |unit: &mut UnitBuilder| Checkpointed(Linear::new(unit, 7, 5, Activation::Relu));
     check_built(build, &[4, 7], "checkpointed");
 }
 
@@ -143,7 +144,7 @@ fn batch_norm_of_images_and_rows_with_and_without_relu() {
     for activation in [Activation::None, Activation::Relu] {
         for shape in [&[2, 3, 4, 5][..], &[6, 19]] {
             let channels = shape[shape.len() - 1];
-            let build = |layout: &mut _| BatchNorm::new(layout, channels, activation);
+            let build = |unit: &mut UnitBuilder| BatchNorm::new(unit, channels, activation);
             check_built(build, shape, &format!("{activation:?} {shape:?}"));
         }
     }
@@ -224,4 +225,68 @@ fn losses_by_finite_differences() {
         check_objective(&CrossEntropy, &output, &labels, scale);
         check_objective(&MeanSquaredError, &output, &targets, scale);
     }
+}
+
+/// Two parameters: `a x + tanh(b x)`.
+#[derive(Clone)]
+struct Bent;
+
+impl Function<2> for Bent {
+    const NAME: &'static str = "bent";
+
+    fn value<T: Real>(&self, x: T, [a, b]: [T; 2]) -> T {
+        a * x + (b * x).tanh()
+    }
+
+    fn derivatives<T: Real>(&self, x: T, [a, b]: [T; 2]) -> (T, [T; 2]) {
+        let tanh = (b * x).tanh();
+        let slope = T::from_f64(1.0) - tanh * tanh;
+        (a + b * slope, [x, x * slope])
+    }
+}
+
+#[derive(Clone)]
+struct Square;
+
+impl Function<0> for Square {
+    const NAME: &'static str = "square";
+
+    fn value<T: Real>(&self, x: T, _: [T; 0]) -> T {
+        x * x
+    }
+
+    fn derivatives<T: Real>(&self, x: T, _: [T; 0]) -> (T, [T; 0]) {
+        (x + x, [])
+    }
+}
+
+#[test]
+fn stated_functions() {
+    let params = [("a", Init::Constant(0.5)), ("b", Init::Constant(2.0))];
+    check_built(|unit| Elementwise::new(unit, Bent, 6, params), &[4, 6], "two parameters");
+    check_built(|_| Elementwise::of(Square), &[4, 6], "none");
+}
+
+/// The same bits with any number of threads, which share many elements.
+#[test]
+fn threads_compute_the_same_bits_of_a_stated_function() {
+    let bits = |threads| {
+        let allocator = Allocator::new();
+        let compute = Compute::new(threads, allocator.clone()).unwrap();
+        let filled = |shape: &[usize], seed: f32| {
+            let to = allocator.tensor(DType::F32, shape, Category::Data).unwrap();
+            let values = (0..).map(|at| (at as f32 * 0.37 + seed).sin());
+            to.write::<f32>().unwrap().iter_mut().zip(values).for_each(|(to, value)| *to = value);
+            to
+        };
+        let [x, dy, y] = [1.0, 2.0, 0.0].map(|seed| filled(&[1000, 300], seed));
+        let [a, b, d_a, d_b] = [3.0, 4.0, 0.5, 0.5].map(|seed| filled(&[300], seed));
+        let grads = [(&d_a, false), (&d_b, true)];
+        function::parameter_gradients(&compute, &Bent, &x, [&a, &b], &dy, grads).unwrap();
+        function::value(&compute, &Bent, &x, [&a, &b], &y).unwrap();
+        let dx = filled(&[1000, 300], 0.0);
+        function::input_gradient(&compute, &Bent, &x, [&a, &b], &dy, &dx).unwrap();
+        [y, d_a, d_b, dx].map(|tensor| tensor.read::<f32>().unwrap().to_vec())
+    };
+    assert_eq!(bits(1), bits(3));
 }

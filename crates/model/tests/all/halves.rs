@@ -1,8 +1,6 @@
 //! Small networks that compute in bf16 or fp16, beside the same networks in f32: parameters, their gradients and the optimizer's
 //! state stay f32, and training goes as well.
 
-use std::sync::Arc;
-
 use crate::common::{
     self, cnn_config, in_training, initialized, integers, mlp_config, pool, sums, write,
 };
@@ -55,22 +53,16 @@ impl Case {
     /// Layers without products come first. They keep the type of the images, f32, until a product rounds them.
     fn with_product_last() -> Model {
         let mut layout = LayoutBuilder::new();
-        let unit = layout.unit("all");
-        let norm = BatchNorm::new(&mut layout, 2, Activation::None);
+        let mut unit = layout.unit("all");
+        let norm = BatchNorm::new(&mut unit, 2, Activation::None);
         let first = Sequence::new()
             .then(MaxPool2d::new(pool([9, 9], 2, 3, 2)).unwrap())
             .then(norm)
             .then(Relu);
-        let conv = Conv2d::new(&mut layout, common::conv([4, 4], [2, 8], (3, 3), 1, 1)).unwrap();
-        let head = Linear::new(&mut layout, 128, 3, Activation::None);
+        let conv = Conv2d::new(&mut unit, common::conv([4, 4], [2, 8], (3, 3), 1, 1)).unwrap();
+        let head = Linear::new(&mut unit, 128, 3, Activation::None);
         let all = first.then(conv).then(Relu).then(Flatten).then(head);
-        Model {
-            name: "pool first",
-            blocks: vec![Block::new(unit, all)],
-            objective: Box::new(MeanSquaredError),
-            layout: Arc::new(layout.finish(1)),
-            activation_elems: 0,
-        }
+        Model::new("pool first", [Block::new(unit.id, all)], MeanSquaredError, layout.finish(1))
     }
 
     fn batch(&self, allocator: &Allocator) -> Batch {

@@ -1,7 +1,5 @@
 //! A rehearsal on the device without contents sees the same memory as a real step.
 
-use std::sync::Arc;
-
 use crate::common::{
     self, checkpointed, cnn_config, in_training, initialized, llama_config, mlp_config, sums,
 };
@@ -128,15 +126,14 @@ fn checkpointed_blocks_need_what_the_rehearsal_says() {
     let mut layout = LayoutBuilder::new();
     let mut blocks = Vec::new();
     for at in 0..4 {
-        let unit = layout.unit(format!("block{at}"));
+        let mut unit = layout.unit(format!("block{at}"));
         let mut block = Sequence::new();
         for _ in 0..3 {
-            block.push(Linear::new(&mut layout, 24, 24, Activation::Relu));
+            block.push(Linear::new(&mut unit, 24, 24, Activation::Relu));
         }
-        blocks.push(Block::new(unit, block).checkpointed());
+        blocks.push(Block::new(unit.id, block).checkpointed());
     }
-    let (objective, layout) = (Box::new(MeanSquaredError), Arc::new(layout.finish(1)));
-    let deep = Model { name: "deep", blocks, objective, layout, activation_elems: 0 };
+    let deep = Model::new("deep", blocks, MeanSquaredError, layout.finish(1));
     check(&deep, &[24], Targets::Values(24));
     let cnn = checkpointed(cnn(true).build(1).unwrap());
     check(&cnn, &[12, 12, 3], Targets::Classes);

@@ -13,10 +13,10 @@ use safetensors::tensor::{Dtype, TensorView, serialize};
 /// Parameters `a.weight` (3, 5) and `b.weight` (4).
 fn layout(world_size: usize) -> Layout {
     let mut builder = LayoutBuilder::new();
-    builder.unit("a");
-    builder.param("weight", [3, 5], Init::Constant(9.0));
-    builder.unit("b");
-    builder.param("weight", [4], Init::Constant(9.0));
+    let mut unit = builder.unit("a");
+    unit.param("weight", [3, 5], Init::Constant(9.0));
+    let mut unit = builder.unit("b");
+    unit.param("weight", [4], Init::Constant(9.0));
     builder.finish(world_size)
 }
 

@@ -14,7 +14,7 @@ use paceline_model::layers::{BatchNorm, Conv2d, ConvReluPool, Linear, MaxPool2d,
 use paceline_model::{
     Batch, BufferId, CnnConfig, Context, CrossEntropy, Half, Init, Layer, LayoutBuilder,
     MeanSquaredError, Model, Objective, OpenUnits, Optimizer, OptimizerConfig, ParamId, Result,
-    Storage,
+    Storage, UnitBuilder,
 };
 use safetensors::SafeTensors;
 
@@ -100,10 +100,10 @@ impl Setup {
     }
 
     /// Runs a layer whose parameters have the names `<case>.weight` and `<case>.bias` in the file.
-    fn check_layer(&self, case: &str, build: impl Fn(&mut LayoutBuilder) -> Box<dyn Layer>) {
+    fn check_layer(&self, case: &str, build: impl Fn(&mut UnitBuilder) -> Box<dyn Layer>) {
         let mut layout = LayoutBuilder::new();
-        layout.unit(case);
-        let layer = build(&mut layout);
+        let mut unit = layout.unit(case);
+        let layer = build(&mut unit);
         let storage = self.storage(layout, |param| param.to_string());
         let mut ready = |_| Ok(());
         let mut units = OpenUnits::new(storage.layout());
@@ -164,8 +164,8 @@ impl Setup {
     /// Compares four optimizer steps of one parameter.
     fn check_optimizer(&self, case: &str, config: OptimizerConfig) {
         let mut layout = LayoutBuilder::new();
-        layout.unit(case);
-        let id = layout.param("param0", [17], Init::Constant(0.0));
+        let mut unit = layout.unit(case);
+        let id = unit.param("param0", [17], Init::Constant(0.0));
         let storage = self.storage(layout, |param| param.to_string());
         let mut optimizer = Optimizer::new(config, &storage, &self.compute.allocator).unwrap();
         for step in 0..4 {
@@ -219,11 +219,11 @@ fn convolutions() {
             ("conv1x1", conv([4, 4], [3, 2], (1, 1), 1, 0)),
             ("conv3x3wide", conv([7, 5], [16, 33], (3, 3), 1, 1)),
         ] {
-            setup.check_layer(case, |layout| Box::new(Conv2d::new(layout, geometry).unwrap()));
+            setup.check_layer(case, |unit| Box::new(Conv2d::new(unit, geometry).unwrap()));
         }
-        setup.check_layer("conv_relu_pool", |layout| {
+        setup.check_layer("conv_relu_pool", |unit| {
             let geometry = conv2d::Conv2d::same3x3(7, 7, 3, 20);
-            Box::new(ConvReluPool::new(layout, geometry).unwrap())
+            Box::new(ConvReluPool::new(unit, geometry).unwrap())
         });
     }
 }
@@ -237,8 +237,8 @@ fn other_layers() {
         {
             setup.check_layer(case, |_| Box::new(MaxPool2d::new(geometry).unwrap()));
         }
-        let linear = |layout: &mut LayoutBuilder| Linear::new(layout, 12, 7, Activation::None);
-        setup.check_layer("linear", |layout| Box::new(linear(layout)));
+        let linear = |unit: &mut UnitBuilder| Linear::new(unit, 12, 7, Activation::None);
+        setup.check_layer("linear", |unit| Box::new(linear(unit)));
     }
 }
 
@@ -260,8 +260,8 @@ fn running_statistics_after_three_steps_and_evaluation_by_them() {
     let case = "batch_norm_running";
     for setup in Setup::all() {
         let mut layout = LayoutBuilder::new();
-        layout.unit(case);
-        let layer = BatchNorm::new(&mut layout, 5, Activation::None);
+        let mut unit = layout.unit(case);
+        let layer = BatchNorm::new(&mut unit, 5, Activation::None);
         let layout = std::sync::Arc::new(layout.finish(1));
         let storage = Storage::private(layout, setup.dtype, &setup.compute.allocator).unwrap();
         storage.initialize(1).unwrap();

@@ -69,12 +69,12 @@ fn between_its_halves_a_backward_pass_keeps_what_the_second_one_needs() {
     const WIDTH: usize = 64;
     const ELEM_BYTES: usize = 4;
     let mut layout = LayoutBuilder::new();
-    let unit = layout.unit("all");
+    let mut unit = layout.unit("all");
     let init = Init::fan_in(WIDTH);
-    let up = Linear::projection(&mut layout, WIDTH, &[("up", 4 * WIDTH)], init).unwrap();
-    let down = Linear::projection(&mut layout, 2 * WIDTH, &[("down", WIDTH)], init).unwrap();
-    let last = Linear::new(&mut layout, WIDTH, 3 * WIDTH, Activation::Relu);
-    let block = Block::new(unit, Sequence::new().then(up).then(SwiGlu).then(down).then(last));
+    let up = Linear::projection(&mut unit, WIDTH, &[("up", 4 * WIDTH)], init).unwrap();
+    let down = Linear::projection(&mut unit, 2 * WIDTH, &[("down", WIDTH)], init).unwrap();
+    let last = Linear::new(&mut unit, WIDTH, 3 * WIDTH, Activation::Relu);
+    let block = Block::new(unit.id, Sequence::new().then(up).then(SwiGlu).then(down).then(last));
     let layout = Arc::new(layout.finish(1));
 
     let allocator = Allocator::new();

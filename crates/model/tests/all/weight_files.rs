@@ -274,11 +274,11 @@ fn optimizer_state_of_another_shape_is_refused() {
 fn buffers_come_back_and_are_checked() {
     let build = |with_buffers: bool| {
         let mut layout = LayoutBuilder::new();
-        layout.unit("bn0");
-        layout.param("weight", [3], Init::Constant(1.0));
+        let mut unit = layout.unit("bn0");
+        unit.param("weight", [3], Init::Constant(1.0));
         if with_buffers {
-            layout.buffer("running_mean", [3], 0.0);
-            layout.buffer("running_var", [3], 1.0);
+            unit.buffer("running_mean", [3], 0.0);
+            unit.buffer("running_var", [3], 1.0);
         }
         let compute = Compute::new(1, Allocator::new()).unwrap();
         let layout = std::sync::Arc::new(layout.finish(1));

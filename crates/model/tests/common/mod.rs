@@ -1,8 +1,6 @@
 //! Small networks, numbers and stored tensors for the tests of models.
 #![allow(dead_code, reason = "not every test file uses all of it")]
 
-use std::sync::Arc;
-
 use half::bf16;
 use paceline_kernels::linear::Activation;
 use paceline_kernels::{Compute, conv2d, pool2d};
@@ -105,34 +103,28 @@ pub fn mlp() -> Model {
 /// Every layer at least once, including a sequence within the sequence. Inputs (n, 9, 9, 2), outputs (n, 3).
 pub fn every_layer() -> Model {
     let mut layout = LayoutBuilder::new();
-    let unit = layout.unit("conv0");
-    let conv0 = Conv2d::new(&mut layout, conv([9, 9], [2, 3], (3, 3), 1, 1)).unwrap();
+    let mut unit = layout.unit("conv0");
+    let conv0 = Conv2d::new(&mut unit, conv([9, 9], [2, 3], (3, 3), 1, 1)).unwrap();
     let conv0 =
         Sequence::new().then(conv0).then(Relu).then(MaxPool2d::new(pool([9, 9], 3, 3, 2)).unwrap());
-    let mut blocks = vec![Block::new(unit, conv0)];
-    let unit = layout.unit("conv1");
-    let conv1 = ConvReluPool::new(&mut layout, conv([4, 4], [3, 4], (3, 3), 1, 1)).unwrap();
-    blocks.push(Block::new(unit, conv1));
-    let unit = layout.unit("fc0");
-    let fc0 = Linear::new(&mut layout, 16, 5, Activation::Relu);
-    blocks.push(Block::new(unit, Sequence::new().then(Flatten).then(Sequence::new().then(fc0))));
-    let unit = layout.unit("feed_forward");
+    let mut blocks = vec![Block::new(unit.id, conv0)];
+    let mut unit = layout.unit("conv1");
+    let conv1 = ConvReluPool::new(&mut unit, conv([4, 4], [3, 4], (3, 3), 1, 1)).unwrap();
+    blocks.push(Block::new(unit.id, conv1));
+    let mut unit = layout.unit("fc0");
+    let fc0 = Linear::new(&mut unit, 16, 5, Activation::Relu);
+    blocks.push(Block::new(unit.id, Sequence::new().then(Flatten).then(Sequence::new().then(fc0))));
+    let mut unit = layout.unit("feed_forward");
     let init = Init::Normal { std: 0.3 };
-    let norm = RmsNorm::new(&mut layout, "norm", 5, 1e-5);
+    let norm = RmsNorm::new(&mut unit, "norm", 5, 1e-5);
     let parts = [("gate", 16), ("up", 16)];
-    let gate_up = Linear::projection(&mut layout, 5, &parts, init).unwrap();
-    let down = Linear::projection(&mut layout, 16, &[("down", 5)], init).unwrap();
+    let gate_up = Linear::projection(&mut unit, 5, &parts, init).unwrap();
+    let down = Linear::projection(&mut unit, 16, &[("down", 5)], init).unwrap();
     let feed_forward = Sequence::new().then(norm).then(gate_up).then(SwiGlu).then(down);
-    blocks.push(Block::new(unit, Residual(feed_forward)));
-    let unit = layout.unit("fc1");
-    blocks.push(Block::new(unit, Linear::new(&mut layout, 5, 3, Activation::None)));
-    Model {
-        name: "every layer",
-        blocks,
-        objective: Box::new(MeanSquaredError),
-        layout: Arc::new(layout.finish(3)),
-        activation_elems: 0,
-    }
+    blocks.push(Block::new(unit.id, Residual(feed_forward)));
+    let mut unit = layout.unit("fc1");
+    blocks.push(Block::new(unit.id, Linear::new(&mut unit, 5, 3, Activation::None)));
+    Model::new("every layer", blocks, MeanSquaredError, layout.finish(3))
 }
 
 /// A tensor of pseudorandom numbers in -1..1, the same for every call with the same seed.

@@ -244,12 +244,7 @@ impl Passes {
                 gaps: rehearsal.gaps_bytes(),
                 is_at_least: false,
             }),
-            Ok(None) => {
-                let elem_bytes = options.precision.compute.size_bytes() as u64;
-                let of_sample = (model.activation_elems as u64).saturating_mul(elem_bytes);
-                let activations = of_sample.saturating_mul(rows as u64);
-                Ok(Self { activations, both: activations, is_at_least: true, ..Self::default() })
-            }
+            Ok(None) => Ok(Self { is_at_least: true, ..Self::default() }),
             // More bytes than a number has room for.
             Err(
                 ModelError::Memory(MemoryError::OutOfMemory { .. })

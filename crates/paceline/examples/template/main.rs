@@ -1,60 +1,34 @@
 //! The command line of paceline with a model, a data set and a strategy of our own: `cargo run -- train --help` lists them.
 
-use paceline::model::Result;
 use paceline::prelude::*;
 
 /// A layer: y = gain * x. Each column of (n, width) has a gain, which is learned.
-struct Scale(ParamId);
+#[derive(Clone)]
+struct Scale;
 
-impl Scale {
-    /// Writes gain * x, for elements of any type.
-    fn scale(&self, cx: &Context, x: &Tensor, to: Tensor) -> Result<Tensor> {
-        let gain = cx.param(self.0)?;
-        dispatch!("scale", x.dtype(), S => {
-            let (gain, x) = (gain.read::<<S as Stored>::Real>()?, x.read::<S>()?);
-            for (at, y) in to.write::<S>()?.iter_mut().enumerate() {
-                *y = S::store(gain[at % gain.len()] * x[at].load());
-            }
-            Ok(to)
-        })
+impl Function<1> for Scale {
+    const NAME: &'static str = "scale";
+
+    fn value<T: Real>(&self, x: T, [gain]: [T; 1]) -> T {
+        gain * x
+    }
+
+    /// By x, and by the gain.
+    fn derivatives<T: Real>(&self, x: T, [gain]: [T; 1]) -> (T, [T; 1]) {
+        (gain, [x])
     }
 }
 
-impl Layer for Scale {
-    fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)> {
-        Ok((self.scale(cx, &input, cx.activation(input.shape())?)?, Saved::of([input])))
-    }
-
-    fn backward(
-        &self,
-        cx: &mut Context,
-        saved: &mut Saved,
-        dy: Tensor,
-        half: Half,
-    ) -> Result<Option<Tensor>> {
-        let [input] = saved.tensors()?;
-        if half.writes_weights() {
-            let gain = cx.grad(self.0)?;
-            dispatch!("scale", input.dtype(), S => {
-                let mut d_gain = gain.write::<<S as Stored>::Real>()?;
-                // A step may have several batches, whose gradients add up.
-                d_gain.iter_mut().filter(|_| !cx.accumulates(self.0)).for_each(|d| *d = 0.0);
-                let (x, dy, width) = (input.read::<S>()?, dy.read::<S>()?, d_gain.len());
-                (0..x.len()).for_each(|at| d_gain[at % width] += x[at].load() * dy[at].load());
-                drop(d_gain); // from here on the strategy may send it
-                cx.gradient_ready(self.0)
-            })?;
-        }
-        half.wants_input().then(|| self.scale(cx, &dy, cx.gradient_of(input)?)).transpose()
-    }
+/// The gains begin as 1.
+fn scale(unit: &mut UnitBuilder, width: usize) -> Elementwise<Scale, 1> {
+    Elementwise::new(unit, Scale, width, [("gain", Init::Constant(1.0))])
 }
 
 /// Finite differences agree with the backward pass: `cargo test`.
 #[test]
 fn the_gradients_of_the_layer_are_right() {
     let mut layout = LayoutBuilder::new();
-    layout.unit("scale");
-    let layer = Scale(layout.param("gain", [3], Init::Constant(1.0)));
+    let layer = scale(&mut layout.unit("scale"), 3);
     let worst = paceline::model::gradcheck::worst_error(&layer, &layout.finish(1), &[4, 3], 42);
     assert!(worst.as_ref().is_ok_and(|error| *error < 1e-7), "{worst:?}");
 }
@@ -73,16 +47,17 @@ impl Own for ScaledNet {
 }
 
 impl ModelSettings for ScaledNet {
-    fn build(&self, dataset: &dyn Dataset, world_size: usize) -> Result<Model> {
+    fn build(&self, dataset: &dyn Dataset, world_size: usize) -> Result<Model, ModelError> {
         let classes = dataset.num_classes().ok_or(ModelError::Config("no classes".into()))?;
         let mut layout = LayoutBuilder::new();
-        let (unit, width) = (layout.unit("net"), self.net_width);
-        let first = Linear::new(&mut layout, dataset.input_shape()[0], width, Activation::Relu);
-        let scale = Scale(layout.param("gain", [width], Init::Constant(1.0)));
-        let last = Linear::new(&mut layout, width, classes, Activation::None);
-        let blocks = vec![Block::new(unit, Sequence::new().then(first).then(scale).then(last))];
-        let (layout, objective) = (Arc::new(layout.finish(world_size)), Box::new(CrossEntropy));
-        Ok(Model { name: Self::NAME, blocks, objective, layout, activation_elems: 2 * width })
+        let width = self.net_width;
+        let net = layout.block("net", |unit| {
+            let first = Linear::new(unit, dataset.input_shape()[0], width, Activation::Relu);
+            let scale = scale(unit, width);
+            let last = Linear::new(unit, width, classes, Activation::None);
+            Sequence::new().then(first).then(scale).then(last)
+        });
+        Ok(Model::new(Self::NAME, [net], CrossEntropy, layout.finish(world_size)))
     }
 }
 
@@ -96,7 +71,7 @@ impl Own for Circle {
 }
 
 impl DataSettings for Circle {
-    fn open(&self, _seed: u64, split: Split) -> paceline::Result<Arc<dyn Dataset>> {
+    fn open(&self, _seed: u64, split: Split) -> Result<Arc<dyn Dataset>> {
         Ok(Arc::new(Points(if split == Split::Train { 0..4000 } else { 4000..5000 })))
     }
 }

@@ -26,6 +26,14 @@ fn losses(sandbox: &Sandbox, flags: &str) -> (Run, Vec<f64>) {
     (run, losses)
 }
 
+/// Settings that it does not have were not there when it was written.
+#[test]
+fn a_checkpoint_of_an_earlier_build_goes_on() {
+    let saved = concat!(env!("CARGO_MANIFEST_DIR"), "/../../bench/checkpoint/step-000000003");
+    let run = Sandbox::new().train(&format!("--resume {saved} --steps 6 --warmup-steps 0")).ok();
+    assert!(!run.stderr.contains("does not say"), "{run:#?}");
+}
+
 #[test]
 fn a_checkpoint_of_sharded_ranks_goes_on_with_any_number_of_ranks_and_any_strategy() {
     let sandbox = Sandbox::new();

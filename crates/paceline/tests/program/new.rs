@@ -20,7 +20,7 @@ fn a_project_depends_on_the_sources_that_the_program_comes_from() {
     let sandbox = Sandbox::new();
     let run = new(&sandbox, &["my-project"]).ok();
     assert!(run.stdout.contains("my-project/ has a model") && run.stdout.contains("cargo test"));
-    let files = ["", "/.gitignore", "/Cargo.toml", "/src", "/src/main.rs"];
+    let files = ["", "/.gitignore", "/Cargo.toml", "/README.md", "/src", "/src/main.rs"];
     assert_eq!(sandbox.contents(), files.map(|file| format!("my-project{file}")));
     let here = Path::new(env!("CARGO_MANIFEST_DIR"));
     let main = fs::read(sandbox.path("my-project/src/main.rs")).unwrap();

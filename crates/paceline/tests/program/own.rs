@@ -25,6 +25,18 @@ fn path(example: &str) -> PathBuf {
     path
 }
 
+/// Both ranks end with the same weights.
+#[test]
+fn a_loop_of_ones_own_learns() {
+    let run = run(&Sandbox::new(), "own_loop", "").ok();
+    let ends: Vec<&str> = run.stdout.lines().filter(|line| line.starts_with("rank ")).collect();
+    let [first, second] = ends[..] else { panic!("{run:#?}") };
+    assert_eq!(first.split_once(':').unwrap().1, second.split_once(':').unwrap().1);
+    let accuracy: f64 = first.split([' ', ',']).nth(3).unwrap().parse().unwrap();
+    // By guessing it would reach 0.5.
+    assert!(accuracy > 0.95, "{run:#?}");
+}
+
 const MODEL: &str = "--model powers --hidden-width 32 --nproc 2";
 
 #[test]
@@ -206,12 +218,12 @@ fn the_project_of_paceline_new_trains_alike_with_any_strategy() {
 fn the_documentation_shows_code_of_the_examples() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR"));
     let page = fs::read_to_string(root.join("../../docs/extending.md")).unwrap();
-    let (begin, end) = ("## A program of your own", "## Inside the repository");
+    let (begin, end) = ("## A loop of your own", "## Inside the repository");
     let part = page.split(begin).nth(1).unwrap().split(end).next().unwrap();
     let blocks: Vec<&str> =
         part.split("```rust\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
-    assert_eq!(blocks.len(), 10, "{blocks:#?}");
-    let examples = ["own_model", "own_layer", "own_dataset", "own_strategy"].map(|name| {
+    assert_eq!(blocks.len(), 11, "{blocks:#?}");
+    let examples = ["own_loop", "own_model", "own_layer", "own_dataset", "own_strategy"].map(|name| {
         let text = fs::read_to_string(root.join(format!("examples/{name}.rs"))).unwrap();
         assert!(text.lines().count() < 100, "{name} is to be read in one go");
         text

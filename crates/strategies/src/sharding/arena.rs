@@ -123,8 +123,7 @@ mod tests {
     fn layout(sizes: &[usize]) -> Layout {
         let mut builder = LayoutBuilder::new();
         for size in sizes {
-            builder.unit("u");
-            builder.param("p", [*size], Init::Constant(1.0));
+            builder.unit("u").param("p", [*size], Init::Constant(1.0));
         }
         builder.finish(1)
     }

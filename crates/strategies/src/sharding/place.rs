@@ -91,9 +91,9 @@ mod tests {
     fn layout(world_size: usize) -> Layout {
         let mut builder = LayoutBuilder::new();
         for (unit, sizes) in [("a", [30, 3]), ("b", [500, 1]), ("c", [7, 7])] {
-            builder.unit(unit);
+            let mut unit = builder.unit(unit);
             for size in sizes {
-                builder.param("p", [size], Init::Constant(1.0));
+                unit.param("p", [size], Init::Constant(1.0));
             }
         }
         builder.finish(world_size)

@@ -108,7 +108,8 @@ fn broadcast_statistics_are_those_of_rank_0() {
             trainer.step(&[9]).unwrap();
             after_steps.push(buffers(&trainer));
         }
-        trainer.replica.broadcast_buffers(0, &mut trainer.track).unwrap();
+        let inner = &mut *trainer;
+        inner.replica.broadcast_buffers(0, &mut inner.track).unwrap();
         (after_steps, buffers(&trainer))
     });
     let (of_rank_0, _) = &outcomes[0];

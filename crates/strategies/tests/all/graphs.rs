@@ -1,7 +1,6 @@
 //! Steps that leave out layers: in every pass or only in some, the same on every rank or not, the same in
 //! every step or not.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use paceline_collectives::Group;
@@ -60,27 +59,20 @@ impl Layer for Sometimes {
 fn model(graph: Graph, rank: usize, world_size: usize) -> Model {
     let mut layout = LayoutBuilder::new();
     let width = 16;
-    let unit = layout.unit("first");
-    let first = Block::new(unit, Linear::new(&mut layout, 12, width, Activation::Relu));
-    let unit = layout.unit("own");
-    let own = (unit, Linear::new(&mut layout, width, width, Activation::None));
-    let unit = layout.unit("tied");
-    let tied = Linear::new(&mut layout, width, width, Activation::None);
+    let first = layout.block("first", |unit| Linear::new(unit, 12, width, Activation::Relu));
+    let mut square = |name| {
+        let mut unit = layout.unit(name);
+        (unit.id, Linear::new(&mut unit, width, width, Activation::None))
+    };
+    let (own, (unit, tied)) = (square("own"), square("tied"));
     let tied_again = (unit, Linear::tied_to(&mut layout, &tied, Activation::None));
     let mut blocks = vec![first];
     for (at, (unit, inner)) in [own, (unit, tied), tied_again].into_iter().enumerate() {
         let sometimes = Sometimes { inner, at, graph, rank, passes: AtomicUsize::new(0) };
         blocks.push(Block::new(unit, sometimes));
     }
-    let unit = layout.unit("last");
-    blocks.push(Block::new(unit, Linear::new(&mut layout, width, 3, Activation::None)));
-    Model {
-        name: "sometimes",
-        blocks,
-        objective: Box::new(MeanSquaredError),
-        layout: Arc::new(layout.finish(world_size)),
-        activation_elems: 12 + 4 * width + 6,
-    }
+    blocks.push(layout.block("last", |unit| Linear::new(unit, width, 3, Activation::None)));
+    Model::new("sometimes", blocks, MeanSquaredError, layout.finish(world_size))
 }
 
 const REFUSED: ReplicaOptions = ReplicaOptions::DEFAULT;

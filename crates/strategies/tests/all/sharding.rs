@@ -170,10 +170,10 @@ fn one_shard_on_many_ranks_leaves_no_order_to_chance() {
 fn filled(mut model: Model, value: f64, world_size: usize) -> Model {
     let mut builder = LayoutBuilder::new();
     for (at, unit) in model.layout.units().iter().enumerate() {
-        builder.unit(&unit.name);
+        let mut unit = builder.unit(&unit.name);
         for param in model.layout.params().iter().filter(|param| param.unit == UnitId(at)) {
             let name = param.name.rsplit('.').next().unwrap();
-            builder.param(name, param.shape, Init::Constant(value));
+            unit.param(name, param.shape, Init::Constant(value));
         }
     }
     model.layout = Arc::new(builder.finish(world_size));

@@ -55,7 +55,7 @@ fn train(net: Net, make: Make, micro_batches: usize) -> Vec<Outcome> {
             for _ in 0..micro_batches {
                 let own = own.next().map(|samples| net.batch(&allocator, samples));
                 let own = own.map(|(inputs, targets)| Batch::new(inputs, targets));
-                let Trainer { replica, track, .. } = &mut trainer;
+                let paceline_strategies::Trainer { replica, track, .. } = &mut *trainer;
                 shares.extend(join.next(replica, own, track).unwrap());
             }
             if shares.is_empty() {

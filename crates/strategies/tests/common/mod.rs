@@ -2,7 +2,7 @@
 #![allow(dead_code, reason = "each test file uses some of it")]
 #![allow(clippy::result_large_err, reason = "what a strategy returns is its own error")]
 
-use std::ops::Range;
+use std::ops::{Deref, DerefMut, Range};
 
 use paceline_collectives::{Group, Mesh, MeshShape, Purpose, ReduceOp, Work};
 use paceline_cuda::Card;
@@ -17,10 +17,9 @@ use paceline_strategies::{
     AccumulationOrder, BucketCaps, BucketDdpAsync, CommHook, Ddp, Exactness, FlatDdp,
     HalfPrecision, LocalSgd, MicroBatch, NoSync, Replica, ReplicaOptions, Result,
     ShardAccumulation, ShardOptions, Sharded, SimpleDdp, SimpleDdpAsync, SimpleDdpGa,
-    SimpleDdpHook, Stages, StepContext, StepLoss, StepState, Strategy, SyncBlocks, TopK, Zero,
-    ZeroStage, clip_factor, train_step,
+    SimpleDdpHook, Stages, StepContext, StepLoss, Stepped, Strategy, SyncBlocks, TopK, Zero,
+    ZeroStage,
 };
-use paceline_trace::SpanTrack;
 
 #[derive(Clone, Copy, Debug)]
 pub enum Net {
@@ -339,17 +338,28 @@ pub enum Optim {
     Momentum,
 }
 
+/// A trainer with the samples of a network.
 pub struct Trainer {
     net: Net,
-    pub replica: Replica,
-    pub state: StepState,
-    pub strategy: Box<dyn Strategy>,
-    pub optimizer: Optimizer,
-    pub track: SpanTrack,
+    trainer: paceline_strategies::Trainer,
     /// Blocks of steps with and without synchronization.
     pub blocks: Option<SyncBlocks>,
     num_steps: usize,
     pub next_sample: usize,
+}
+
+impl Deref for Trainer {
+    type Target = paceline_strategies::Trainer;
+
+    fn deref(&self) -> &Self::Target {
+        &self.trainer
+    }
+}
+
+impl DerefMut for Trainer {
+    fn deref_mut(&mut self) -> &mut Self::Target {
+        &mut self.trainer
+    }
 }
 
 impl Trainer {
@@ -445,27 +455,18 @@ impl Trainer {
         strategy: Box<dyn Strategy>,
         optim: Optim,
     ) -> Result<Self> {
-        let state = StepState::new(&replica)?;
         let config = OptimizerConfig::Sgd(match optim {
             Optim::Plain => Sgd { lr: 0.3, momentum: 0.0, weight_decay: 0.0 },
             Optim::Momentum => Sgd { lr: 0.05, momentum: 0.9, weight_decay: 1e-4 },
         });
-        let optimizer = replica.optimizer(config).unwrap();
-        Ok(Self {
-            net,
-            replica,
-            state,
-            strategy,
-            optimizer,
-            track: SpanTrack::with_capacity(100),
-            blocks: None,
-            num_steps: 0,
-            next_sample: 0,
-        })
+        let optimizer = replica.optimizer(config)?;
+        let trainer = paceline_strategies::Trainer::of(replica, strategy, optimizer)?;
+        Ok(Self { net, trainer, blocks: None, num_steps: 0, next_sample: 0 })
     }
 
     pub fn parts(&mut self) -> (&mut dyn Strategy, StepContext<'_>, &mut Optimizer) {
-        let Self { strategy, replica, state, track, optimizer, .. } = self;
+        let paceline_strategies::Trainer { strategy, replica, state, track, optimizer, .. } =
+            &mut self.trainer;
         (strategy.as_mut(), StepContext { replica, state, track }, optimizer)
     }
 
@@ -498,22 +499,17 @@ impl Trainer {
         let step = self.num_steps;
         self.num_steps += 1;
         self.state.synchronizes = self.blocks.is_none_or(|blocks| blocks.is_synchronized(step));
-        let (strategy, mut cx, optimizer) = self.parts();
-        let loss = train_step(strategy, &mut cx, shares)?;
-        strategy.optimizer_step(&mut cx, optimizer)?;
-        Ok(loss)
+        Ok(self.trainer.step_on(shares)?.loss)
     }
 
     /// A training step on micro-batches of these sizes, whose gradients are clipped: they are larger than `max_norm`.
     pub fn clipped_step(&mut self, micro_batches: &[usize], max_norm: f64) -> StepLoss {
         let shares = self.shares(micro_batches);
         self.track.clear();
-        let (strategy, mut cx, optimizer) = self.parts();
-        let loss = train_step(strategy, &mut cx, &shares).unwrap();
-        let (norm, factor) = clip_factor(strategy, &mut cx, max_norm).unwrap();
-        optimizer.set_grad_factor(factor);
-        assert!(norm > max_norm, "the gradients are clipped: {norm}");
-        strategy.optimizer_step(&mut cx, optimizer).unwrap();
+        self.trainer.max_norm = Some(max_norm);
+        let Stepped { loss, grad_norm, .. } = self.trainer.step_on(&shares).unwrap();
+        assert!(grad_norm > Some(max_norm), "the gradients are clipped: {grad_norm:?}");
+        self.trainer.max_norm = None;
         loss
     }
 

@@ -59,11 +59,11 @@ impl StatedModel {
         let part = params.div_ceil(PARTS).next_multiple_of(ALIGNED_ELEMS);
         let num_parts = params.div_ceil(part);
         let mut builder = LayoutBuilder::new();
-        builder.unit("given");
+        let mut unit = builder.unit("given");
         for at in 0..num_parts {
             // The last part has the rest.
             let elems = part.min(params - at * part);
-            builder.param(&at.to_string(), [elems as usize], Init::Constant(0.0));
+            unit.param(&at.to_string(), [elems as usize], Init::Constant(0.0));
         }
         let layout = builder.finish(1);
         let begin = self.compute_ms - self.backward_ms;

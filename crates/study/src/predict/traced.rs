@@ -131,16 +131,17 @@ impl TracedRun {
             return (layout, self.calibration(calibration.ready, step));
         };
         let mut builder = LayoutBuilder::new();
-        let mut unit = None;
+        let mut last = None;
         let mut add = |at: usize| {
             let (of_unit, name) = self.name(&gradients[at], at);
-            if unit.as_ref() != Some(&of_unit) {
-                builder.unit(&of_unit);
-                unit = Some(of_unit);
-            }
+            let mut unit = match &last {
+                Some((name, id)) if *name == of_unit => builder.continued(*id),
+                _ => builder.unit(&of_unit),
+            };
+            last = Some((of_unit, unit.id));
             let bytes = gradients[at].num_elems.saturating_mul(self.alone.elem_bytes);
             let elems = bytes.div_ceil(ELEM_BYTES as u64) as usize;
-            builder.param(&name, [elems], Init::Constant(0.0));
+            unit.param(&name, [elems], Init::Constant(0.0));
         };
         match self.alone.program {
             // They are in the order in which they become final, and buckets begin with the last parameter.

@@ -13,8 +13,8 @@ const STEPS: usize = 40;
 fn layout() -> Layout {
     let mut builder = LayoutBuilder::new();
     for at in 0..4 {
-        builder.unit(format!("u{at}"));
-        builder.param("weight", [MIB / 4], Init::Constant(0.0));
+        let mut unit = builder.unit(format!("u{at}"));
+        unit.param("weight", [MIB / 4], Init::Constant(0.0));
     }
     builder.finish(1)
 }

@@ -7,7 +7,7 @@ use paceline_choices::data::DATA_SETS;
 use paceline_failure::{Failure, Result, usage};
 use paceline_files::Printable;
 use paceline_host::text::{say, say_unbroken};
-use paceline_hub::download::Source;
+use paceline_hub::published::Source;
 use paceline_hub::{self as hub, Wanted};
 
 use self::args::{DataArgs, FetchCommand, NameArgs};
