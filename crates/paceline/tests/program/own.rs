@@ -223,11 +223,12 @@ fn the_documentation_shows_code_of_the_examples() {
     let blocks: Vec<&str> =
         part.split("```rust\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
     assert_eq!(blocks.len(), 11, "{blocks:#?}");
-    let examples = ["own_loop", "own_model", "own_layer", "own_dataset", "own_strategy"].map(|name| {
-        let text = fs::read_to_string(root.join(format!("examples/{name}.rs"))).unwrap();
-        assert!(text.lines().count() < 100, "{name} is to be read in one go");
-        text
-    });
+    let examples =
+        ["own_loop", "own_model", "own_layer", "own_dataset", "own_strategy"].map(|name| {
+            let text = fs::read_to_string(root.join(format!("examples/{name}.rs"))).unwrap();
+            assert!(text.lines().count() < 100, "{name} is to be read in one go");
+            text
+        });
     for block in blocks {
         let is_shown = examples.iter().any(|example| example.contains(block));
         assert!(is_shown, "no example has this code of docs/extending.md:\n{block}");
