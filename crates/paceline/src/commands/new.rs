@@ -19,6 +19,10 @@ const MAIN: &str = include_str!("../../examples/template/main.rs");
 
 /// How the crates that compute are built.
 const PROFILES: &str = "\
+# Half of the disk space: Cargo would keep what it needs to compile a part of each crate again.
+[profile.dev]
+incremental = false
+
 # What computes steps is optimized in a debug build too, without debug information: otherwise steps take up to a hundred times as long.
 [profile.dev.package]
 paceline-collectives = { opt-level = 2, debug = false }
