@@ -16,8 +16,8 @@ from common import ROOT, RUN_SECONDS, Record, aligned, arguments_for, parsed, pr
 SIDES = "gloo,paceline,gloo#2"
 
 
-def lines(python: Path, script: str, *words: str) -> list[Record]:
-    output = run([python, "-W", "ignore", ROOT / "bench/peer" / script, *words], ROOT, RUN_SECONDS)
+def lines(python: Path, script: str, *words: str, limit_s: float = RUN_SECONDS) -> list[Record]:
+    output = run([python, "-W", "ignore", ROOT / "bench/peer" / script, *words], ROOT, limit_s)
     return [json.loads(line) for line in output.splitlines() if line.startswith("{")]
 
 
@@ -26,7 +26,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=6, metavar="S", help="for each case (default: 6)")
     arguments = parsed(parser)
     python = arguments.peer_python
-    features = lines(python, "torch_features.py", "gloo,paceline")
+    features = lines(python, "torch_features.py", "gloo,paceline", "2")
     record = provenance() | {"ranks": 2, "seconds": arguments.seconds, "features": features}
     for part in ("operations", "steps"):
         record[part] = lines(python, "torch_collectives.py", SIDES, part, str(arguments.seconds))

@@ -2,7 +2,8 @@
 # Builds the program for others:
 #
 #   target/dist/paceline-VERSION-TARGET.tar.gz    the stripped program, the completions of shells, the README and the licenses
-#   target/dist/paceline-VERSION-*.whl            the same program for pip, and the backend of torch.distributed
+#   target/dist/paceline-VERSION-*.whl            the same program for pip, the hook of `record`, and the backend of torch.distributed
+#   target/dist/paceline-VERSION.tar.gz           the source distribution of the wheel
 #
 #   scripts/release.sh
 #
@@ -27,11 +28,10 @@ size=$(stat -c %s "$work/$name/paceline")
 tar -C "$work" -czf "$target/$name.tar.gz" "$name"
 echo "$target/$name.tar.gz: the program has $size bytes"
 
-# pip puts what lies in this folder beside its Python.
-mkdir -p python/paceline.data/scripts
-cp "$target/paceline" python/paceline.data/scripts/paceline
 [ -x "$build/maturin/bin/maturin" ] || python3 -m venv "$build/maturin"
 "$build/maturin/bin/pip" install --quiet --disable-pip-version-check maturin==1.16.0
-cd python
-CARGO_TARGET_DIR=$build "$build/maturin/bin/maturin" build --profile dist --locked --quiet --out "$target"
-ls -l "$target"/paceline-"$version"-*.whl
+export CARGO_TARGET_DIR=$build
+PYTHONPATH=python "$build/maturin/bin/python" -c 'import build_wheel; build_wheel.add_program()'
+"$build/maturin/bin/maturin" build --quiet --out "$target"
+"$build/maturin/bin/maturin" sdist --out "$target"
+ls -l "$target"/paceline-"$version"-*.whl "$target"/paceline-"$version".tar.gz

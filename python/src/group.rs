@@ -137,13 +137,13 @@ impl PyGroup {
         Ok(Some(PyWork { progress }))
     }
 
-    /// Sends a message to `peer`, or receives one from `peer`, or from any rank if that is None.
+    /// Sends a message to `peer`, or receives one from `peer`, or from any rank if that is None. `held` is as for `run`.
     fn post(
         &self,
         py: Python<'_>,
         way: (bool, Option<usize>, u64),
         data: (String, Memory),
-        keep: Py<PyAny>,
+        held: (Py<PyAny>, Option<Py<PyAny>>),
         limit_s: Option<f64>,
     ) -> PyResult<PyWork> {
         let ((is_send, peer, tag), (dtype, data)) = (way, data);
@@ -154,7 +154,7 @@ impl PyGroup {
         let limit = limit_s.map(duration).transpose()?;
         let message = Message { peer, tag, dtype, memory: memory(data), limit };
         let progress = Arc::new(Progress::default());
-        let (ends, held) = (progress.clone(), Held { keep, finish: None });
+        let (ends, held) = (progress.clone(), Held { keep: held.0, finish: held.1 });
         let on_end = move |outcome: Result<usize, _>| {
             ends.settle(held, outcome.map(Some).map_err(Failure::from));
         };

@@ -138,8 +138,10 @@ class Binding(unittest.TestCase):
         def body(rank, group):
             data = array.array("i", [rank + 7])
 
+            finished = []
+
             def post(is_send, peer, tag, data):
-                return group.post((is_send, peer, tag), ("i32", span(data)), data, LIMIT_S)
+                return group.post((is_send, peer, tag), ("i32", span(data)), (data, lambda: finished.append(tag)), LIMIT_S)
 
             if rank == 0:
                 late = array.array("i", [99])
@@ -151,6 +153,7 @@ class Binding(unittest.TestCase):
                 assert late.source() == 0 and data[0] == 99, data
                 post(False, 0, 5, data).wait()
                 assert data[0] == 7, data
+            assert sorted(finished) == [5, 6], finished
             group.close(False)
 
         self.assertEqual(in_processes(2, body), [0, 0])
@@ -161,7 +164,7 @@ class Binding(unittest.TestCase):
             run(group, "all_reduce", "f32", data, blocks=True)
             if rank == 1:
                 os.kill(os.getpid(), signal.SIGKILL)
-            message = group.post((False, 1, 0), ("f32", span(data)), data, LIMIT_S)
+            message = group.post((False, 1, 0), ("f32", span(data)), (data, None), LIMIT_S)
             begin = time.monotonic()
             error = refusal(run, group, "all_reduce", "f32", data, blocks=True)
             assert "rank 8: rank 9 died during all_reduce #" in error, error
@@ -184,7 +187,7 @@ class Binding(unittest.TestCase):
             begin = time.monotonic()
             error = refusal(run, group, "all_reduce", "f32", data, blocks=True)
             assert "rank 1 died" in error, error
-            error = refusal(group.post((False, 1, 0), ("f32", span(data)), data, LIMIT_S).wait)
+            error = refusal(group.post((False, 1, 0), ("f32", span(data)), (data, None), LIMIT_S).wait)
             assert "rank 1 died" in error and time.monotonic() - begin < LIMIT_S / 4, error
             group.close(False)
 
@@ -205,9 +208,9 @@ class Binding(unittest.TestCase):
             data = array.array("d", [rank + 1.0] * 100_000)
             run(group, "all_reduce", "f64", data).wait()
             assert data[-1] == 6.0, data[-1]
-            works = [group.post((True, (rank + 1) % 3, 4), ("f64", span(data)), data, LIMIT_S)]
+            works = [group.post((True, (rank + 1) % 3, 4), ("f64", span(data)), (data, None), LIMIT_S)]
             got = array.array("d", [0.0] * 100_000)
-            works.append(group.post((False, (rank + 2) % 3, 4), ("f64", span(got)), got, LIMIT_S))
+            works.append(group.post((False, (rank + 2) % 3, 4), ("f64", span(got)), (got, None), LIMIT_S))
             for work in works:
                 work.wait()
             assert got[-1] == 6.0, got[-1]
@@ -280,8 +283,8 @@ class Binding(unittest.TestCase):
                 data = array.array("f", [1.0])
                 run(other, "all_reduce", "f32", data).wait()
                 peer = 1 - rank
-                sent = other.post((True, peer, 0), ("f32", span(data)), data, LIMIT_S)
-                other.post((False, peer, 0), ("f32", span(data)), data, LIMIT_S).wait()
+                sent = other.post((True, peer, 0), ("f32", span(data)), (data, None), LIMIT_S)
+                other.post((False, peer, 0), ("f32", span(data)), (data, None), LIMIT_S).wait()
                 sent.wait()
                 other.close(False)
                 run(group, "barrier", "u8", data[:0], blocks=True)

@@ -171,3 +171,100 @@ impl Drop for Mailbox {
         }
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use std::sync::mpsc::channel;
+
+    use rustix::net::{AddressFamily, SendFlags, SocketFlags, SocketType, send, socketpair};
+
+    use super::*;
+
+    /// Random numbers, by splitmix64.
+    struct Random(u64);
+
+    impl Random {
+        fn next(&mut self) -> u64 {
+            self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+            let mixed = (self.0 ^ (self.0 >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+            let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+            mixed ^ (mixed >> 31)
+        }
+
+        fn one_of(&mut self, all: &[u64]) -> u64 {
+            all[(self.next() % all.len() as u64) as usize]
+        }
+
+        /// A header, or nearly one, and data that may belong to it.
+        fn bytes(&mut self) -> Vec<u8> {
+            let words = [
+                self.one_of(&[0, 0, 1, u64::MAX]),
+                self.one_of(&[0, 8, 8, 8, 8, 64, 1 << 20, u64::MAX - 31, u64::MAX]),
+                self.one_of(&[DType::U8 as u64, DType::U8 as u64, DType::F32 as u64, 200])
+                    | self.one_of(&[0, 1, 2, 2, 2, 3, 4, u64::MAX >> 8]) << 8,
+                self.one_of(&[0, 1, 2, 3, 4, 5, u64::MAX]),
+            ];
+            let mut bytes: Vec<u8> = words.into_iter().flat_map(u64::to_le_bytes).collect();
+            let data = self.one_of(&[0, 0, 8, 8, 8, 64, 300]);
+            bytes.extend((0..data).map(|_| self.next() as u8));
+            bytes.truncate(bytes.len() - self.one_of(&[0, 0, 0, 0, 0, 0, 1, 9]) as usize);
+            bytes
+        }
+    }
+
+    /// A mailbox of rank 0 of three, and the other ends of its connections.
+    fn mailbox(limit: Duration) -> (Mailbox, [OwnedFd; 2]) {
+        let pair = |()| {
+            let (domain, kind) = (AddressFamily::UNIX, SocketType::STREAM);
+            socketpair(domain, kind, SocketFlags::CLOEXEC, None).unwrap()
+        };
+        let [(first, to_first), (second, to_second)] = [(), ()].map(pair);
+        let sockets = [None, Some(to_first), Some(to_second)].into();
+        let alarm = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).unwrap();
+        let shared = Connections { desk: Mutex::new(Desk::new(0, 3, &[])), sockets, alarm };
+        let mailbox = Mailbox { shared: Arc::new(shared), thread: Mutex::default(), limit };
+        (mailbox, [first, second])
+    }
+
+    #[test]
+    fn broken_peers_reach_no_memory_but_that_of_receives_and_every_message_ends_once() {
+        const MESSAGES: usize = 8;
+        let limit = Duration::from_secs(20);
+        for seed in 0..3000 {
+            let mut random = Random(seed);
+            let (mailbox, peers) = mailbox(limit);
+            // Eight bytes of data with eight bytes on each side that nobody may write.
+            let mut memory = [[0xAA_u8; 24]; MESSAGES];
+            let base = memory.as_mut_ptr().cast::<u8>();
+            let (sender, ended) = channel();
+            for at in 0..MESSAGES {
+                let peer = [Some(1), Some(2), Some(1), None][at % 4];
+                let (is_send, tag) = (at % 4 == 2, (at / 4) as u64);
+                // SAFETY: the bytes lie within `memory`.
+                let data = RawMemory { base: unsafe { base.add(24 * at + 8) }, len_bytes: 8 };
+                let message = Message { peer, tag, dtype: DType::U8, memory: data, limit: None };
+                let sender = sender.clone();
+                let on_end = move |_| sender.send(at).unwrap();
+                // SAFETY: `memory` is left alone until the mailbox has been dropped.
+                unsafe { mailbox.post(is_send, message, on_end) }.unwrap();
+            }
+            for _ in 0..random.next() % 12 {
+                let (peer, flags) = (&peers[(random.next() % 2) as usize], SendFlags::NOSIGNAL);
+                // Fails if the mailbox has closed the connection.
+                let _ = send(peer, &random.bytes(), flags | SendFlags::DONTWAIT);
+            }
+            drop(peers);
+            let mut all: Vec<usize> =
+                (0..MESSAGES).map(|_| ended.recv_timeout(limit).unwrap()).collect();
+            drop(mailbox);
+            all.sort_unstable();
+            assert_eq!(all, (0..MESSAGES).collect::<Vec<_>>(), "seed {seed}");
+            assert!(ended.try_recv().is_err(), "seed {seed}");
+            for (at, bytes) in memory.iter().enumerate() {
+                let own = if at % 4 == 2 { 8..8 } else { 8..16 };
+                let is_kept = |place| own.contains(&place) || bytes[place] == 0xAA;
+                assert!((0..24).all(is_kept), "seed {seed}, message {at}: {bytes:?}");
+            }
+        }
+    }
+}

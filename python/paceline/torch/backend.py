@@ -5,13 +5,15 @@ runs on the caller's thread if nothing else is queued. Messages between two rank
 """
 import atexit
 import os
+import time
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 from .. import _native
-from .work import Received, Work, as_work, done, failure, look_into_futures, promised
+from .work import Received, Work, done, failure, look_into_futures
 
 OP = dist.ReduceOp
 DTYPES = {
@@ -35,6 +37,8 @@ COMBINE = {
     OP.BXOR: torch.bitwise_xor,
 }
 NOTHING = (0, 0)
+# Tags of a program have 32 bits; those of a monitored barrier begin here.
+MONITORED = 1 << 40
 # torch holds only the C++ half of a backend if it wraps it (TORCH_DISTRIBUTED_DEBUG=DETAIL).
 MEMBERSHIPS = set()
 
@@ -92,7 +96,7 @@ class Paceline(c10d.Backend):
     def __init__(self, store, rank, size, limit, names=()):
         super().__init__(rank, size)
         self.group_rank, self.group_size, self.limit_s, self.sequence = rank, size, limit.total_seconds(), 0
-        keys = []
+        self.barriers, keys = 0, []
 
         def exchange(name, text):
             every = [f"paceline/{name}/{peer}" for peer in range(size)]
@@ -111,14 +115,13 @@ class Paceline(c10d.Backend):
 
     # How an operation goes.
 
-    def _run(self, kind, dtype, send, recv, outputs, keep, opts, *, op="sum", root=0, counts=None, finish=None):
+    def _run(self, kind, dtype, send, recv, outputs, keep, opts, *, op="sum", root=0, counts=None, finish=None, name=None, shown=None):
         self.sequence += 1
-        is_traced = torch.autograd._profiler_enabled()
-        blocks = not is_async(opts) and not is_traced
-        args = (kind, dtype, op, root), (send, recv, counts), ((keep, outputs), finish), blocks, self._limit(opts)
-        if is_traced:
-            return self._traced(kind, outputs, self.group.run, *args)
-        native = self._try(self.group.run, *args)
+        blocks = not is_async(opts) and not torch.autograd._profiler_enabled()
+        if shown is None:
+            shown = list(keep[:1]) if isinstance(keep, tuple) else [keep] if keep is not None else []
+        finish = self._traced(name or kind, shown, finish)
+        native = self._try(self.group.run, (kind, dtype, op, root), (send, recv, counts), ((keep, outputs), finish), blocks, self._limit(opts))
         return native and Work(native, outputs)
 
     def _try(self, call, *args):
@@ -127,26 +130,35 @@ class Paceline(c10d.Backend):
         except (RuntimeError, TimeoutError) as error:
             raise failure(error) from None
 
-    def _traced(self, name, outputs, call, *args):
-        """Work whose event in the profiler's trace ends with it."""
-        record = torch.autograd.profiler.record_function(f"{self.getBackendName()}:{name}")
-        with record:
-            future = promised(self._try(call, *args), outputs)
-            return as_work(record._call_end_callbacks_on_future(future))
+    def _traced(self, name, inputs, finish=None):
+        """The same `finish`, which also ends an event of the profiler with the shapes of `inputs`. It is called on another thread. False: no event."""
+        if inputs is False or not torch.autograd._profiler_enabled():
+            return finish
+        event = torch._C._autograd._record_function_with_args_enter(f"{self.getBackendName()}:{name}", *inputs)
+        ended = torch.futures.Future()
+        # The future brings the profiler's state to the thread that ends the event.
+        torch.ops.profiler._call_end_callbacks_on_jit_fut._RecordFunction(event, ended)
+
+        def finish_and_end():
+            if finish is not None:
+                finish()
+            ended.set_result(None)
+
+        return finish_and_end
 
     def _limit(self, opts):
         timeout = getattr(opts, "timeout", None)
         seconds = timeout.total_seconds() if timeout is not None else 0
         return seconds if seconds > 0 else self.limit_s
 
-    def _reduce(self, kind, input, output, outputs, opts, root=0):
+    def _reduce(self, kind, input, output, outputs, opts, root=0, shown=None):
         """A reduction of `input`, with the result in `output`."""
         op = opts.reduceOp.op
         if input.is_complex() and op in (OP.SUM, OP.AVG):
             input, output = torch.view_as_real(input), torch.view_as_real(output)
         name, dtype = REDUCTIONS.get(op), DTYPES.get(input.dtype)
         if name and dtype:
-            return self._run(kind, dtype, span(input), span(output), outputs, (input, output), opts, op=name, root=root)
+            return self._run(kind, dtype, span(input), span(output), outputs, (input, output), opts, op=name, root=root, shown=shown)
         combine = COMBINE.get(op)
         if combine is None or (input.is_complex() and op != OP.PRODUCT):
             raise ValueError(f"paceline: there is no reduction {op.name} of {input.dtype}")
@@ -162,7 +174,7 @@ class Paceline(c10d.Backend):
                 elif kind == "all_reduce" or self.group_rank == root:
                     output.copy_(total)
 
-        return self._run("all_gather", "u8", span(input), span(parts), outputs, (input, parts), opts, finish=finish)
+        return self._run("all_gather", "u8", span(input), span(parts), outputs, (input, parts), opts, finish=finish, name=kind, shown=shown)
 
     # Operations of the whole group.
 
@@ -198,7 +210,7 @@ class Paceline(c10d.Backend):
 
     def allreduce_coalesced(self, tensors, opts=None):
         # Operations end in their order, and one that fails breaks the group: the last work stands for all.
-        works = [self._reduce("all_reduce", tensor, tensor, tensors, opts) for tensor in tensors]
+        works = [self._reduce("all_reduce", tensor, tensor, tensors, opts, shown=tensor is tensors[-1] and tensors) for tensor in tensors]
         return works[-1] if works else done(tensors)
 
     def reduce(self, tensors, opts=None):
@@ -221,18 +233,18 @@ class Paceline(c10d.Backend):
         works = [self.all_gather_single(output, input, opts) for output, input in zip(outputs, inputs, strict=True)]
         return works[-1] if works else done(outputs)
 
-    def allgather(self, outputs, inputs, opts=None):
+    def allgather(self, outputs, inputs, opts=None, shown=None):
         outputs, input = self._one_each(outputs), one(inputs).contiguous()
         parts = input.new_empty((self.group_size, *input.shape))
         finish = copy_out(parts, outputs)
         if any(output.numel() != input.numel() or output.dtype != input.dtype for output in outputs):
             raise ValueError("paceline: all_gather needs outputs like the input")
-        return self._run("all_gather", dtype_of(input), span(input), span(parts), [outputs], (input, parts), opts, finish=finish)
+        return self._run("all_gather", dtype_of(input), span(input), span(parts), [outputs], (input, parts), opts, finish=finish, shown=shown)
 
     def allgather_coalesced(self, output_lists, inputs, opts=None):
         # output_lists[rank][i] belongs to inputs[i].
         rows = [[row[at] for row in output_lists] for at in range(len(inputs))]
-        works = [self.allgather([row], [input], opts) for row, input in zip(rows, inputs, strict=True)]
+        works = [self.allgather([row], [input], opts, input is inputs[-1] and inputs) for row, input in zip(rows, inputs, strict=True)]
         return works[-1] if works else done(output_lists)
 
     def reduce_scatter_single(self, output, input, opts=None):
@@ -302,17 +314,41 @@ class Paceline(c10d.Backend):
         return done([]) if work is None else work
 
     def monitored_barrier(self, opts, wait_all_ranks=False):
-        self._try(self.group.run, ("barrier", "u8", "sum", 0), (NOTHING, NOTHING, None), (None, None), True, self._limit(opts))
+        """A barrier by messages with rank 0, which names the ranks that do not come, in Gloo's words. The group goes on afterwards."""
+        self.barriers += 1
+        token, end = torch.zeros(1, dtype=torch.uint8), time.monotonic() + (opts.timeout.total_seconds() if opts.timeout >= timedelta(0) else self.limit_s)
+
+        def missing(peer, is_send):
+            """The error of a message to or from a rank."""
+            try:
+                way = is_send, peer, MONITORED + self.barriers
+                self.group.post(way, ("u8", span(token)), (token, None), max(end - time.monotonic(), 0.0)).wait()
+            except (RuntimeError, TimeoutError) as error:
+                return error
+
+        if self.group_rank != 0:
+            if error := missing(0, True) or missing(0, False):
+                but = "successfully reached monitoredBarrier, but received errors while waiting for send/recv from rank 0"
+                raise failure(f"Rank {self.group_rank} {but}: {error}")
+            return
+        errors = {}
+        for peer in range(1, self.group_size):
+            if (wait_all_ranks or not errors) and (error := missing(peer, False)):
+                errors[str(peer)] = error
+        if errors:
+            first = next(iter(errors.values()))
+            late = "Rank 0 timed out in monitoredBarrier: " if isinstance(first, TimeoutError) else ""
+            raise failure(f"{late}Rank{'s'[: len(errors) - 1]} {', '.join(errors)} failed to pass monitoredBarrier: {first}")
+        for peer in range(1, self.group_size):
+            missing(peer, True)
 
     # Messages.
 
     def _post(self, is_send, tensors, peer, tag):
         tensor = one(tensors)
-        args = (is_send, peer, tag), (dtype_of(tensor), span(tensor)), tensor, self.limit_s
-        outputs = tensors if is_send else Received(tensors)
-        if torch.autograd._profiler_enabled():
-            return self._traced("send" if is_send else "recv", outputs, self.group.post, *args)
-        return Work(self._try(self.group.post, *args), outputs)
+        finish = self._traced("send" if is_send else "recv" if peer is not None else "recvAnySource", tensors)
+        native = self._try(self.group.post, (is_send, peer, tag), (dtype_of(tensor), span(tensor)), (tensor, finish), self.limit_s)
+        return Work(native, tensors if is_send else Received(tensors))
 
     def send(self, tensors, to, tag):
         return self._post(True, tensors, to, tag)

@@ -6,7 +6,8 @@ from torch._C import _distributed_c10d as c10d
 
 def failure(error: object) -> Exception:
     """The error as torch.distributed raises it."""
-    return dist.DistBackendError(f"paceline: {error}")
+    late = ", timeout of an operation" if isinstance(error, TimeoutError) else ""
+    return dist.DistBackendError(f"paceline{late}: {error}")
 
 
 class Received(list):
