@@ -1,6 +1,6 @@
 """Operations and steps of PyTorch on processes with two backends, in turn in the same processes.
 
-    python torch_collectives.py BACKENDS operations|steps|bits SECONDS    # two ranks; prints a JSON line for each case
+    python torch_collectives.py BACKENDS operations|steps|bits SECONDS RANKS    # prints a JSON line for each case
 """
 import json
 import os
@@ -15,7 +15,6 @@ import torch.nn.functional as F
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel as DDP
 
-WORLD = 2
 # Calls of one backend before it is the other's turn.
 BURST = 4
 
@@ -42,16 +41,21 @@ def in_turn(cases, seconds, warm=3):
 
 
 def operations(rank, groups, seconds):
-    for size in (4, 4 << 10, 1 << 20, 10 << 20, 100 << 20):
+    for size, is_shared in ((4, False), (4 << 10, False), (1 << 20, False), (10 << 20, False), (100 << 20, False), (10 << 20, True), (100 << 20, True)):
         tensor = torch.ones(max(size // 4, 1))
-        yield f"all_reduce of {size} bytes", in_turn({name: lambda group=group: dist.all_reduce(tensor, dist.ReduceOp.MAX, group) for name, group in groups.items()}, seconds)
-    whole, other = torch.ones(16 << 20), torch.empty(16 << 20)
-    part = torch.ones(whole.numel() // WORLD)
+        if is_shared:
+            import paceline.torch
+
+            paceline.torch.share(tensor, groups["paceline"])
+        yield f"all_reduce of {size} bytes{', shared' * is_shared}", in_turn({name: lambda group=group: dist.all_reduce(tensor, dist.ReduceOp.MAX, group) for name, group in groups.items()}, seconds)
+    part = torch.ones((16 << 20) // dist.get_world_size())
+    whole = torch.ones(part.numel() * dist.get_world_size())
+    other = torch.empty_like(whole)
 
     def message(group):
         if rank == 0:
             dist.send(whole, 1, group)
-        else:
+        elif rank == 1:
             dist.recv(other, 0, group)
 
     calls = {
@@ -140,6 +144,11 @@ def rank_main(rank, world, place, backends, part, seconds):
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{place}/{world}", rank=rank, world_size=world)
     groups = {name: dist.new_group(backend=name.split("#")[0]) for name in backends}
+    if "paceline#private" in groups:
+        # No storage moves to shared memory.
+        from paceline.torch.backend import membership_of
+
+        membership_of(groups["paceline#private"]).storages.has_room = False
     for case, figures in {"operations": operations, "steps": steps, "bits": bits}[part](rank, groups, seconds):
         if rank == 0:
             print(json.dumps({"case": case} | figures), flush=True)
@@ -147,7 +156,7 @@ def rank_main(rank, world, place, backends, part, seconds):
 
 
 if __name__ == "__main__":
-    backends, part, seconds = sys.argv[1].split(","), sys.argv[2], float(sys.argv[3])
+    backends, part, seconds, ranks = sys.argv[1].split(","), sys.argv[2], float(sys.argv[3]), int(sys.argv[4])
     with tempfile.TemporaryDirectory() as folder:
-        for world in (3, 4) if part == "bits" else (WORLD,):
+        for world in (3, 4) if part == "bits" else (ranks,):
             torch.multiprocessing.spawn(rank_main, (world, folder, backends, part, seconds), world)

@@ -3,18 +3,21 @@
 //! Input: calls with addresses. The Python side keeps the memory as long as the object `keep` lives, and leaves it alone until the work
 //! has ended. Output: works.
 
+use std::collections::BTreeMap;
 use std::os::fd::{FromRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use paceline_collectives::{
-    Group, GroupOptions, Mailbox, Meeting, Member, Message, OpKind, RawCall, RawMemory, ReduceOp,
+    Group, GroupOptions, Mailbox, Meeting, Member, Message, OpKind, OpTimes, RawCall, RawMemory,
+    ReduceOp, SharedHeap,
 };
 use paceline_memory::DType;
-use paceline_trace::{lock, thread_builder};
+use paceline_trace::{lock, now_ns, thread_builder};
 use pyo3::exceptions::{PyRuntimeError, PyValueError};
 use pyo3::prelude::*;
 
+use crate::figures::{Figures, Sums};
 use crate::interpreter::has_left;
 use crate::work::{Failure, Held, Outcome, Progress, PyWork};
 
@@ -30,12 +33,14 @@ pub(crate) struct PyGroup {
     process: u32,
     /// The sockets of the group, until a child has closed its copies.
     descriptors: Mutex<Vec<RawFd>>,
+    figures: Arc<Figures>,
 }
 
 #[derive(Clone)]
 struct Handles {
     // Dropped first: messages may be on their way when the last operation has ended.
     mailbox: Option<Arc<Mailbox>>,
+    heap: Option<Arc<SharedHeap>>,
     group: Group,
 }
 
@@ -87,12 +92,14 @@ impl PyGroup {
             Group::from_store(member, Meeting { exchange: &mut exchange, server }, options)
         });
         // An error of the store says more than ours.
-        let (group, mailbox) =
+        let (group, mailbox, heap) =
             formed.map_err(|error| raised.unwrap_or(Failure::from(error).into()))?;
         let mut descriptors = group.descriptors();
         descriptors.extend(mailbox.iter().flat_map(Mailbox::descriptors));
-        let handles = Mutex::new(Some(Handles { mailbox: mailbox.map(Arc::new), group }));
-        Ok(Self { handles, process: std::process::id(), descriptors: Mutex::new(descriptors) })
+        let (mailbox, heap) = (mailbox.map(Arc::new), heap.map(Arc::new));
+        let handles = Mutex::new(Some(Handles { mailbox, heap, group }));
+        let (process, descriptors) = (std::process::id(), Mutex::new(descriptors));
+        Ok(Self { handles, process, descriptors, figures: Arc::default() })
     }
 
     /// Runs an operation of the whole group (by its name, those of type and reduction, and the root) on memory that `keep` owns: what
@@ -121,14 +128,18 @@ impl PyGroup {
                 by_name(&DType::ALL, &dtype, DType::name)?,
             )
         };
+        let (figures, name) = (self.figures.clone(), call.kind.name());
+        let bytes = call.send.len_bytes.max(call.recv.len_bytes);
         if blocks && finish.is_none() {
             // SAFETY: the caller has `keep`, and waits here.
-            py.detach(move || unsafe { group.run_raw(call) }).map_err(Failure::from)?;
+            let times = py.detach(move || unsafe { group.run_raw(call) }).map_err(Failure::from)?;
+            figures.count(name, bytes, &times);
             return Ok(None);
         }
         let progress = Arc::new(Progress::default());
         let (ends, held) = (progress.clone(), Held { keep, finish });
-        let on_end = move |outcome: &Result<_, paceline_collectives::CollectiveError>| {
+        let on_end = move |outcome: &Result<OpTimes, paceline_collectives::CollectiveError>| {
+            outcome.iter().for_each(|times| figures.count(name, bytes, times));
             let outcome: Outcome = outcome.as_ref().map(|_| None).map_err(|e| e.clone().into());
             ends.settle(held, outcome);
         };
@@ -155,7 +166,13 @@ impl PyGroup {
         let message = Message { peer, tag, dtype, memory: memory(data), limit };
         let progress = Arc::new(Progress::default());
         let (ends, held) = (progress.clone(), Held { keep: held.0, finish: held.1 });
+        let (figures, bytes, begun) = (self.figures.clone(), message.memory.len_bytes, now_ns());
         let on_end = move |outcome: Result<usize, _>| {
+            let mut times =
+                OpTimes { submitted_ns: begun, started_ns: begun, ..OpTimes::default() };
+            (times.present_ns, times.finished_ns) = (begun, now_ns());
+            let kind = if is_send { OpKind::Send } else { OpKind::Recv };
+            outcome.iter().for_each(|_| figures.count(kind.name(), bytes, &times));
             ends.settle(held, outcome.map(Some).map_err(Failure::from));
         };
         // SAFETY: `held` owns the memory until the message has ended, and the Python side leaves it alone.
@@ -177,6 +194,31 @@ impl PyGroup {
     /// How the ranks reach each other.
     fn transport(&self) -> PyResult<&'static str> {
         Ok(self.handles()?.group.transport().name())
+    }
+
+    /// By the name of each operation: its calls and bytes, the seconds in the queue, waiting for the last rank and moving, and
+    /// the seconds of waiting for each rank that was the last. A message only moves.
+    fn figures(&self) -> BTreeMap<&'static str, Sums> {
+        self.figures.all()
+    }
+
+    /// Moves memory to the group's heap, and returns its address there; or nothing, if there is no heap, or no room. It is the whole of a
+    /// mapping, which nobody uses meanwhile.
+    fn adopt(&self, data: Memory) -> PyResult<Option<usize>> {
+        let Some(heap) = self.handles()?.heap else { return Ok(None) };
+        let RawMemory { base, len_bytes } = memory(data);
+        // SAFETY: the caller vouches for the mapping.
+        let adopted = unsafe { heap.adopt(base, len_bytes) }.map_err(Failure::from)?;
+        Ok(adopted.map(|at| at.expose_provenance()))
+    }
+
+    /// Gives memory of the heap back that nobody uses any longer.
+    fn give_back(&self, at: usize) -> PyResult<()> {
+        if let Some(heap) = self.handles()?.heap {
+            // SAFETY: the caller vouches for it.
+            unsafe { heap.give_back(std::ptr::with_exposed_provenance_mut(at)) };
+        }
+        Ok(())
     }
 
     /// Leaves the group, after all that has been submitted has ended; `at_once`, in the background.

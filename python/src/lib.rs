@@ -5,6 +5,7 @@
 
 #![deny(missing_docs)]
 
+mod figures;
 mod group;
 mod interpreter;
 mod work;

@@ -3,7 +3,9 @@
     cargo build -p paceline-python && python3 python/tests/test_binding.py target/debug/lib_native.so
 """
 import array
+import ctypes
 import importlib
+import mmap
 import os
 import shutil
 import signal
@@ -155,6 +157,24 @@ class Binding(unittest.TestCase):
                 assert data[0] == 7, data
             assert sorted(finished) == [5, 6], finished
             group.close(False)
+
+        self.assertEqual(in_processes(2, body), [0, 0])
+
+    def test_memory_moves_to_the_heap_and_is_counted(self):
+        def body(rank, group):
+            theirs = mmap.mmap(-1, 3 << 20)
+            theirs[-1] = rank + 1
+            address = ctypes.addressof(ctypes.c_char.from_buffer(theirs))
+            place = group.adopt((address, len(theirs)))
+            assert place and theirs[-1] == rank + 1
+            group.run(("all_reduce", "u8", "sum", 0), ((place, len(theirs)),) * 2 + (None,), (theirs, None), True, LIMIT_S)
+            assert theirs[-1] == 3, theirs[-1]
+            calls, count, _, waited_for = group.figures()["all_reduce"]
+            assert (calls, count) == (1, len(theirs)) and set(waited_for) <= {0, 1}, group.figures()
+            group.give_back(place)
+            group.give_back(1)
+            group.close(False)
+            assert "has left the group" in refusal(group.adopt, (address, 4096))
 
         self.assertEqual(in_processes(2, body), [0, 0])
 

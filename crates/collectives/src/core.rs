@@ -90,7 +90,8 @@ impl Core {
                 self.emulator.get().map(|on| on.hold_until_done(call, self.world, present_ns));
             let finished_ns = now_ns();
             let late_ns = due_ns.map_or(0, |due_ns| finished_ns.saturating_sub(due_ns));
-            OpTimes { submitted_ns, started_ns, present_ns, finished_ns, late_ns }
+            let slowest = self.engine.slowest();
+            OpTimes { submitted_ns, started_ns, present_ns, finished_ns, late_ns, slowest }
         });
         match outcome {
             Ok(times) => {

@@ -3,6 +3,8 @@
 //! Input: a call in its context. Output: the moment when all ranks had arrived, or an error. This module
 //! does not know how a transport moves data.
 
+use std::sync::atomic::Ordering;
+
 use paceline_trace::now_ns;
 
 use crate::call::Disagreement;
@@ -51,6 +53,12 @@ impl Engine {
             #[cfg(feature = "mpi")]
             Engine::Mpi(mpi) => mpi.run(context),
         }
+    }
+
+    /// The rank that arrived last in the latest operation of all ranks, if the transport tells.
+    pub(crate) fn slowest(&self) -> Option<usize> {
+        let Engine::Shared(shared) = self else { return None };
+        Some(shared.slowest.load(Ordering::Relaxed))
     }
 
     /// A rank of this host that is known to have died. The death of other ranks is noticed only in an operation.

@@ -4,13 +4,13 @@
 //! ranks choose the transport themselves. This module does not know what the store is.
 
 use paceline_rendezvous::{HostRoute, PeerAddress, PeerListener, Rendezvous, RunKey, SocketKind};
-use rustix::process::geteuid;
+use rustix::process::{Resource, geteuid, getrlimit};
 use serde::{Deserialize, Serialize};
 
 use crate::from_env::{Spot, TRANSPORT, choose, refusal, wish};
 use crate::group::{Connect, Lineage};
 use crate::mailbox::Mailbox;
-use crate::{CollectiveError, Group, GroupOptions, Result, Transport};
+use crate::{CollectiveError, Group, GroupOptions, Result, SharedHeap, Transport};
 
 /// A rank's number in the group that it forms.
 #[derive(Clone, Debug)]
@@ -44,10 +44,12 @@ struct Newcomer {
     route: HostRoute,
     /// The secret of rank 0 is that of the group.
     secret: String,
+    /// The longest heaps, in bytes, that this rank can map for its host.
+    heap_bytes: usize,
 }
 
 impl Group {
-    /// Meets the other ranks through a store, and forms a group and a mailbox with them. Ranks of one host, user and network namespace
+    /// Meets the other ranks through a store, and forms a group, a mailbox and a heap with them. Ranks of one host, user and network namespace
     /// share memory; otherwise they use `hybrid` or `tcp`, as with [`Group::from_env`], and PACELINE_TRANSPORT chooses otherwise.
     ///
     /// Everybody who can read the store can join the group. Errors if the ranks cannot be connected within the limit.
@@ -55,7 +57,7 @@ impl Group {
         member: Member,
         mut meeting: Meeting<'_>,
         options: impl FnOnce(usize) -> GroupOptions,
-    ) -> Result<(Self, Option<Mailbox>)> {
+    ) -> Result<(Self, Option<Mailbox>, Option<SharedHeap>)> {
         let Member { rank, world_size: world, names } = member;
         Self::check_world(rank, world)?;
         let variable = std::env::var(TRANSPORT).unwrap_or_default();
@@ -67,7 +69,7 @@ impl Group {
             ));
         }
         if world == 1 {
-            return Ok((Self::threads_with(1, options(1))?.remove(0), None));
+            return Ok((Self::threads_with(1, options(1))?.remove(0), None, None));
         }
         let failed = |reason: String| CollectiveError::Setup {
             rank,
@@ -78,7 +80,8 @@ impl Group {
         let (host, port) = meeting.server.unwrap_or((String::from("127.0.0.1"), 1));
         let route = HostRoute::to(&Rendezvous::by_tcp(host, port, ""), rank, world)?;
         let secret = if rank == 0 { Rendezvous::fresh_secret()? } else { String::new() };
-        let own = Newcomer { wish: variable, host: host_id().map_err(failed)?, route, secret };
+        let (host, heap_bytes) = (host_id().map_err(failed)?, heap_bytes());
+        let own = Newcomer { wish: variable, host, route, secret, heap_bytes };
         let arrivals: Vec<Newcomer> =
             exchange(&mut meeting.exchange, "arrival", &own, world).map_err(failed)?;
         if arrivals[0].secret.is_empty() {
@@ -105,8 +108,18 @@ impl Group {
         let group = Self::form(&listener, &addresses, by, rank, options, lineage)?;
         // Only now, since all ranks have passed a barrier: the listener expects a rank once at a time.
         let mailbox = Mailbox::connect(&listener, network, &addresses, rank, &names, limit)?;
-        Ok((group, Some(mailbox)))
+        let all_heaps = arrivals.iter().map(|of| of.heap_bytes).min().unwrap_or(0);
+        let heap = group.heap(all_heaps / local_world)?;
+        Ok((group, Some(mailbox), heap))
     }
+}
+
+/// As many addresses as this host has memory. None if they are limited for this process.
+fn heap_bytes() -> usize {
+    let limits = [Resource::As, Resource::Fsize].map(|of| getrlimit(of).current);
+    let system = rustix::system::sysinfo();
+    let memory = system.totalram as usize * system.mem_unit as usize;
+    if limits == [None, None] { memory } else { 0 }
 }
 
 fn exchange<T: Serialize + for<'de> Deserialize<'de>>(
@@ -211,7 +224,7 @@ mod tests {
                         timeout: Duration::from_secs(20),
                         ..GroupOptions::for_local_ranks(local)
                     };
-                    let (group, mailbox) = Group::from_store(member, meeting, options).unwrap();
+                    let (group, mailbox, _) = Group::from_store(member, meeting, options).unwrap();
                     rank(number, group, mailbox.unwrap());
                 });
             }
@@ -377,6 +390,7 @@ mod tests {
             host: host.into(),
             route,
             secret: String::new(),
+            heap_bytes: 0,
         };
         let all = ["a", "b", "a"].map(on);
         let found: Vec<(usize, usize)> =

@@ -127,8 +127,8 @@
 //! # Memory that peers can reach
 //!
 //! [`Group::allocate`] gives memory that the ranks of a host share: `shm` and `hybrid` work on it in
-//! place, with the bytes of the table. Operations on private memory are staged: each rank copies a quarter of a megabyte
-//! at a time to one half of a staging area that all ranks can reach, while the peers work on the other half. An all-reduce
+//! place, with the bytes of the table. Operations on private memory are staged: each rank copies half a megabyte
+//! per rank (4 MB at most) at a time to one half of a staging area that all ranks can reach, while the peers work on the other half. An all-reduce
 //! of two ranks then reads and writes `S` once more, an all-reduce of more than two ranks twice more. Threads,
 //! and ranks connected by `tcp`, work on either kind of memory in place.
 //!
@@ -148,7 +148,7 @@
 //!
 //! [`Group::run_raw`] and [`Group::start_raw`] work on memory for which the caller vouches, with an element type that is known at run
 //! time. [`Group::from_store`] forms a group through the store of another program, with a [`Mailbox`] for messages that have
-//! tags. The backend of `torch.distributed` in `python/` is made of these.
+//! tags, and a [`SharedHeap`] to which memory of others moves so that operations use it in place. The backend of `torch.distributed` in `python/` is made of these.
 //!
 //! # Failures
 //!
@@ -243,7 +243,7 @@ pub use error::{CollectiveError, Result};
 pub use flight_recorder::{COMM_LOG, CommLog, DUMP_FOLDER};
 pub use from_env::TRANSPORT;
 pub use from_store::{Meeting, Member};
-pub use group::{Dumper, Group};
+pub use group::{Dumper, Group, SharedHeap};
 pub use header::HEADER_BYTES;
 pub use mailbox::{Mailbox, Message};
 pub use mesh::{Axis, Mesh, MeshError, MeshShape};

@@ -16,10 +16,14 @@ use paceline_memory::DType;
 use paceline_rendezvous::{PeerAddress, PeerListener, SocketKind};
 use paceline_trace::{lock, thread_builder};
 use rustix::event::{EventfdFlags, eventfd};
+use rustix::net::sockopt::set_socket_send_buffer_size;
 
 use self::desk::{Delivered, Desk, Letter, Stage};
 use self::pump::Pump;
 use crate::{CollectiveError, RawMemory, Result};
+
+/// Bytes on their way between two ranks of a host, as far as the system allows.
+const SEND_BUFFER_BYTES: usize = 4 << 20;
 
 /// Called with the rank of the sender, or with the error, on a thread of the mailbox or of the caller.
 pub(crate) type OnDelivery = Box<dyn FnOnce(Result<usize>) + Send>;
@@ -70,7 +74,12 @@ impl Mailbox {
         let world_size = addresses.len();
         let peers: Vec<usize> = (0..world_size).filter(|&peer| peer != rank).collect();
         let connected = listener.connect(network, addresses, rank, &peers, limit, |_, _| {})?;
-        let sockets = connected.into_iter().map(|socket| socket.map(|[socket]| socket)).collect();
+        let sockets: Box<[Option<OwnedFd>]> =
+            connected.into_iter().map(|socket| socket.map(|[socket]| socket)).collect();
+        for socket in sockets.iter().flatten().filter(|_| network == SocketKind::Local) {
+            // The fewer times the two threads take turns, the better. The system may allow less.
+            let _ = set_socket_send_buffer_size(socket, SEND_BUFFER_BYTES);
+        }
         let alarm = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK);
         let alarm = alarm.map_err(|error| CollectiveError::Setup {
             rank,

@@ -126,6 +126,8 @@ pub struct OpTimes {
     pub finished_ns: u64,
     /// How much later that was than on the emulated link, because the transport or this machine is slower; otherwise zero.
     pub late_ns: u64,
+    /// The rank of the group that arrived last, if the transport tells.
+    pub slowest: Option<usize>,
 }
 
 impl OpTimes {

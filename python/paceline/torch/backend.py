@@ -5,6 +5,7 @@ runs on the caller's thread if nothing else is queued. Messages between two rank
 """
 import atexit
 import os
+import sys
 import time
 from datetime import timedelta
 
@@ -13,6 +14,9 @@ import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
 from .. import _native
+from . import flight
+from .figures import figures_of, report
+from .share import FSDP2, SharedStorages, look_into_fsdp, move_all
 from .work import Received, Work, done, failure, look_into_futures
 
 OP = dist.ReduceOp
@@ -93,9 +97,10 @@ class Paceline(c10d.Backend):
     supports_coalescing = supports_splitting = supports_shrinking = supports_reconfigure = supports_window = False
     _supports_time_estimate = False
 
-    def __init__(self, store, rank, size, limit, names=()):
+    def __init__(self, store, rank, size, limit, names=(), name=""):
         super().__init__(rank, size)
         self.group_rank, self.group_size, self.limit_s, self.sequence = rank, size, limit.total_seconds(), 0
+        self.name, self.names, self.last = name, list(names) or list(range(size)), None
         self.barriers, keys = 0, []
 
         def exchange(name, text):
@@ -111,23 +116,31 @@ class Paceline(c10d.Backend):
                 store.delete_key(key)
             except (RuntimeError, NotImplementedError):
                 break
+        self.storages = SharedStorages(self.group)
         MEMBERSHIPS.add(self)
 
     # How an operation goes.
 
     def _run(self, kind, dtype, send, recv, outputs, keep, opts, *, op="sum", root=0, counts=None, finish=None, name=None, shown=None):
         self.sequence += 1
+        entry = flight.note(self, kind, keep, outputs, self.sequence)
+        if self.storages.moved:
+            send, recv = self.storages.places((keep, outputs), (send, recv))
         blocks = not is_async(opts) and not torch.autograd._profiler_enabled()
         if shown is None:
             shown = list(keep[:1]) if isinstance(keep, tuple) else [keep] if keep is not None else []
         finish = self._traced(name or kind, shown, finish)
-        native = self._try(self.group.run, (kind, dtype, op, root), (send, recv, counts), ((keep, outputs), finish), blocks, self._limit(opts))
+        args = (kind, dtype, op, root), (send, recv, counts), ((keep, outputs), finish), blocks, self._limit(opts)
+        native = self._try(entry, self.group.run, *args)
+        self.last = native or self.last
         return native and Work(native, outputs)
 
-    def _try(self, call, *args):
+    def _try(self, entry, call, *args):
         try:
-            return call(*args)
+            entry["work"] = call(*args)
+            return entry["work"]
         except (RuntimeError, TimeoutError) as error:
+            entry["error"] = str(error)
             raise failure(error) from None
 
     def _traced(self, name, inputs, finish=None):
@@ -182,6 +195,7 @@ class Paceline(c10d.Backend):
         tensor = one(tensors)
         if tensor.is_sparse:
             return self.allreduce_sparse(tensors, opts)
+        self.storages.notice(tensor)
         return self._reduce("all_reduce", tensor, tensor, tensors, opts)
 
     def allreduce_sparse(self, tensors, opts=None):
@@ -227,6 +241,8 @@ class Paceline(c10d.Backend):
             raise ValueError("output tensor must have the same type as input tensor")
         if output.numel() != input.numel() * self.group_size:
             raise ValueError("output tensor size must be equal to world_size times input tensor size")
+        if FSDP2 in sys.modules:
+            look_into_fsdp(membership_of)
         return self._run("all_gather", dtype_of(input), span(input), span(output), output, input, opts)
 
     def all_gather_single_coalesced(self, outputs, inputs, opts=None):
@@ -346,9 +362,11 @@ class Paceline(c10d.Backend):
 
     def _post(self, is_send, tensors, peer, tag):
         tensor = one(tensors)
-        finish = self._traced("send" if is_send else "recv" if peer is not None else "recvAnySource", tensors)
-        native = self._try(self.group.post, (is_send, peer, tag), (dtype_of(tensor), span(tensor)), (tensor, finish), self.limit_s)
-        return Work(native, tensors if is_send else Received(tensors))
+        name, way = ("send", "->") if is_send else ("recv", "<-")
+        entry = flight.note(self, f"{name} {self.group_rank}{way}{'' if peer is None else peer}", tensor, tensor, 0)
+        finish = self._traced(name if peer is not None else "recvAnySource", tensors)
+        args = (is_send, peer, tag), (dtype_of(tensor), span(tensor)), (tensor, finish), self.limit_s
+        return Work(self._try(entry, self.group.post, *args), tensors if is_send else Received(tensors))
 
     def send(self, tensors, to, tag):
         return self._post(True, tensors, to, tag)
@@ -378,12 +396,17 @@ class Paceline(c10d.Backend):
         return self.group.transport()
 
     def shutdown(self):
-        MEMBERSHIPS.discard(self)
-        self.group.close(False)
+        self._leave(False)
 
     def abort(self):
-        MEMBERSHIPS.discard(self)
-        self.group.close(True)
+        self._leave(True)
+
+    def _leave(self, at_once):
+        if self in MEMBERSHIPS:
+            MEMBERSHIPS.discard(self)
+            report(self)
+            self.storages.close()
+            self.group.close(at_once)
 
 
 def server_of(store):
@@ -400,8 +423,40 @@ def close_in_child():
         membership.group.close_in_child()
 
 
+def report_all(process):
+    for membership in MEMBERSHIPS if os.getpid() == process else ():
+        report(membership)
+
+
 def create(options, _):
-    return Paceline(options.store, options.group_rank, options.group_size, options.timeout, options.global_ranks_in_group)
+    return Paceline(options.store, options.group_rank, options.group_size, options.timeout, options.global_ranks_in_group, options.group_id)
+
+
+def membership_of(group):
+    """This rank's membership in a group of torch.distributed, or None if another backend serves it."""
+    name = (group or dist.group.WORLD).group_name
+    return next((membership for membership in MEMBERSHIPS if membership.name == name), None)
+
+
+def own_membership(group):
+    membership = membership_of(group)
+    if membership is None:
+        raise ValueError("paceline: this is no group of the backend paceline")
+    return membership
+
+
+def share(what, group=None):
+    """Moves the storage of a tensor, of a module's parameters, buffers and gradients, or of a list of these into memory that the
+    ranks of a host share. All tensors on it stay. Returns the bytes that lie there then: 0 if the ranks of the group share no memory."""
+    membership = own_membership(group)
+    if membership.last is not None:
+        Work(membership.last, None).wait()
+    return move_all(what, membership.storages)
+
+
+def figures(group=None):
+    """What the operations of a group have done on this rank so far, by their names."""
+    return figures_of(own_membership(group))
 
 
 def register():
@@ -409,5 +464,7 @@ def register():
     if "PACELINE" not in dist.Backend._plugins:
         look_into_futures()
         atexit.register(_native.leave)
+        # Called before that.
+        atexit.register(report_all, os.getpid())
         os.register_at_fork(after_in_child=close_in_child)
         dist.Backend.register_backend("paceline", create, extended_api=True, devices=["cpu"])

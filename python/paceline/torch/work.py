@@ -3,9 +3,12 @@ import torch
 import torch.distributed as dist
 from torch._C import _distributed_c10d as c10d
 
+from . import flight
+
 
 def failure(error: object) -> Exception:
     """The error as torch.distributed raises it."""
+    flight.failed(error)
     late = ", timeout of an operation" if isinstance(error, TimeoutError) else ""
     return dist.DistBackendError(f"paceline{late}: {error}")
 

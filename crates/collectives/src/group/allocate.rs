@@ -54,7 +54,7 @@ impl Group {
         Ok(())
     }
 
-    fn reachable<'a>(&self, shared: &'a SharedState) -> &'a Segments {
+    pub(super) fn reachable<'a>(&self, shared: &'a SharedState) -> &'a Segments {
         match &shared.reach {
             Reach::Segments(segments) => segments,
             Reach::Threads => unreachable!("ranks with connections to their host are processes"),

@@ -7,6 +7,7 @@
 //! | `lineage` | a group's name, and the emulated network card that it shares |
 //! | `host_links` | connections between the members that the engine does not use |
 //! | `allocate` | allocates memory that operations use in place |
+//! | `heap` | moves memory of other libraries to where operations use it in place |
 //! | `calibrate` | measures the transport |
 //! | `emulate` | slows the group down to an emulated link |
 //! | `cards` | lets NCCL carry out the operations on cards |
@@ -18,6 +19,7 @@ mod calibrate;
 mod cards;
 mod emulate;
 mod form;
+mod heap;
 mod host_links;
 mod lineage;
 mod split;
@@ -28,6 +30,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, Instant};
 
 pub(crate) use form::Connect;
+pub use heap::SharedHeap;
 use host_links::HostLinks;
 pub(crate) use lineage::Lineage;
 use paceline_memory::{Allocator, DeviceStream};

@@ -5,7 +5,7 @@
 //! the least possible if every rank keeps its own copy. Order of summation: the tree over ranks 0, 1, 2, ...
 //! for each element, whichever rank claims the chunk.
 //!
-//! Staged (private memory of processes): the message goes in pieces of a quarter of a megabyte. The first one is
+//! Staged (private memory of processes): the message goes in pieces of half a megabyte for each rank. The first one is
 //! there when the ranks meet. Each piece is copied in (`S` more bytes), reduced in the staging areas, which stay in
 //! the cache, and copied out (`S` more). A group of two ranks needs neither the second phase nor the copy out: each rank
 //! reduces the whole message directly into its private memory.
@@ -15,7 +15,7 @@ use std::borrow::Cow;
 use super::control::PlaceWords;
 use super::control::Slot;
 use super::round::Round;
-use super::state::{HALF_BYTES, SharedState};
+use super::state::{SharedState, half_bytes};
 use crate::Result;
 use crate::context::OpContext;
 use crate::reduce::Reduction;
@@ -139,8 +139,8 @@ impl ChunkedReduction<'_> {
         let is_staged = |rank| shared.control().slot(first.number, rank).send.load().is_none();
         let is_target = targets.contains(&rank);
         let is_private = world == 2 && (0..world).all(is_staged);
-        for start in (0..call.send.len_bytes).step_by(HALF_BYTES) {
-            let len_bytes = HALF_BYTES.min(call.send.len_bytes - start);
+        for start in (0..call.send.len_bytes).step_by(half_bytes(shared.world)) {
+            let len_bytes = half_bytes(shared.world).min(call.send.len_bytes - start);
             let mut round = first.number;
             if start > 0 {
                 round = shared.next_round();

@@ -99,6 +99,8 @@ pub(crate) struct Slot {
     pub(crate) working: AtomicU32,
     /// The sequence number of the operation on this rank.
     pub(crate) operation: AtomicU32,
+    /// When this rank began the operation.
+    pub(crate) started_ns: AtomicU64,
     pub(crate) call: CallWords,
     pub(crate) send: PlaceWords,
     pub(crate) recv: PlaceWords,

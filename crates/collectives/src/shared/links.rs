@@ -28,7 +28,7 @@ use rustix::net::{
 
 use super::control::Control;
 use super::segment::{Inherited, Reach, Segments, SharedSegment};
-use super::state::STAGING_BYTES;
+use super::state::half_bytes;
 use crate::context::Waited;
 use crate::{CollectiveError, Result};
 
@@ -71,9 +71,9 @@ impl Links {
         &self,
         inherited: Option<Inherited>,
     ) -> Result<(Arc<Mapping>, Reach)> {
-        let start_bytes = Control::bytes(self.world);
-        let mapping = Arc::new(self.share(start_bytes + self.world * STAGING_BYTES)?);
-        let staging = self.even(&mapping, start_bytes, STAGING_BYTES)?;
+        let (start_bytes, part_bytes) = (Control::bytes(self.world), 2 * half_bytes(self.world));
+        let mapping = Arc::new(self.share(start_bytes + self.world * part_bytes)?);
+        let staging = self.even(&mapping, start_bytes, part_bytes)?;
         Ok((mapping, Reach::Segments(Segments::new(staging, inherited).into())))
     }
 

@@ -33,7 +33,7 @@ mod sync;
 
 pub(crate) use control::Control;
 pub(crate) use fate::Fate;
-pub(crate) use segment::{Inherited, Reach, Segments};
+pub(crate) use segment::{Inherited, Reach, SegmentPart, Segments};
 pub(crate) use state::SharedState;
 
 use crate::context::OpContext;

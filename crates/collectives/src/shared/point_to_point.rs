@@ -12,14 +12,14 @@ use super::control::Mail;
 use super::fate::WaitError;
 use super::mail::{MAX_READY, OpenMessage};
 use super::segment::SegmentOffset;
-use super::state::{HALF_BYTES, SharedState};
+use super::state::SharedState;
 use crate::call::{CallHeader, Conflict, Region};
 use crate::context::OpContext;
 use crate::{OpKind, Result};
 
-/// Bytes of a piece: half of the free half of the staging area, so that one piece is filled while the other
+/// Bytes of a piece. Two lie in the free half of the staging area, so that one piece is filled while the other
 /// is read.
-const PIECE_BYTES: usize = HALF_BYTES / 2;
+const PIECE_BYTES: usize = 128 << 10;
 
 pub(super) fn run(shared: &SharedState, context: &OpContext) -> Result<u64> {
     let mut sender =

@@ -8,7 +8,7 @@
 use std::ops::Range;
 
 use super::round::Round;
-use super::state::{HALF_BYTES, SharedState};
+use super::state::{SharedState, half_bytes};
 use crate::Result;
 use crate::context::OpContext;
 
@@ -86,8 +86,8 @@ pub(crate) fn pull(
         return shared.finish(context, met.number);
     }
     let part_bytes = match cut {
-        Fetch::Whole => HALF_BYTES,
-        Fetch::Blocks => HALF_BYTES / world / 64 * 64,
+        Fetch::Whole => half_bytes(shared.world),
+        Fetch::Blocks => half_bytes(shared.world) / world / 64 * 64,
     };
     let pairs = (0..world).flat_map(|from| (0..world).map(move |to| (from, to)));
     let longest = pairs.map(|(from, to)| block(from, to).len()).max().unwrap_or(0);

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use super::control::Slot;
 use super::fate::{Fate, WaitError};
 use super::segment::SegmentOffset;
-use super::state::{HALF_BYTES, SharedState};
+use super::state::{SharedState, half_bytes};
 use crate::call::{Call, CallHeader, Conflict, Region, Shares};
 use crate::context::OpContext;
 use crate::meet::{AgreedCalls, CallsOfAll, ShowCalls, meet, shares};
@@ -86,6 +86,9 @@ impl SharedState {
         self.arrive_with(context, number, places);
         let present_ns = self.wait_present(context, number)?;
         let slots = (0..self.world).map(|peer| self.control().slot(number, peer));
+        let begun = slots.clone().map(|slot| slot.started_ns.load(Ordering::Relaxed)).enumerate();
+        let slowest = begun.max_by_key(|(_, started_ns)| *started_ns).map_or(0, |(rank, _)| rank);
+        self.slowest.store(slowest, Ordering::Relaxed);
         Ok(Round {
             number,
             present_ns,
@@ -112,7 +115,7 @@ impl SharedState {
 
     /// Copies the piece of this rank's data that begins at `start` to the staging area.
     pub(super) fn stage_piece(&self, call: &Call, round: u32, start: usize) {
-        let len_bytes = HALF_BYTES.min(call.send.len_bytes - start);
+        let len_bytes = half_bytes(self.world).min(call.send.len_bytes - start);
         self.count_staged(len_bytes);
         // SAFETY: both are valid for the piece. Nobody reads this half any longer, since all ranks have arrived in the
         // round after the one that used it last.
@@ -157,6 +160,7 @@ impl SharedState {
         slot.send.store(send);
         slot.recv.store(recv);
         slot.operation.store(context.seq, Ordering::Relaxed);
+        slot.started_ns.store(context.started_ns, Ordering::Relaxed);
         slot.working.store(1, Ordering::Relaxed);
         // Release: a rank that sees this number also sees the rest of the slot, even before the phase completes.
         slot.seq.store(round, Ordering::Release);
@@ -254,7 +258,7 @@ impl SharedState {
 
     /// The half of a rank's staging area that belongs to `round`.
     pub(super) fn stage(&self, rank: usize, round: u32) -> *mut u8 {
-        let stage = self.reach.staging(rank, (round % 2) as usize * HALF_BYTES);
+        let stage = self.reach.staging(rank, (round % 2) as usize * half_bytes(self.world));
         stage.expect("only processes stage, and they have memory for it")
     }
 }

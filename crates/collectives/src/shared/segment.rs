@@ -60,7 +60,7 @@ impl SegmentPart {
     }
 
     /// The address `offset` bytes into the part, if the `len_bytes` bytes from there lie within the part.
-    fn address(&self, offset: u64, len_bytes: usize) -> Option<*mut u8> {
+    pub(crate) fn address(&self, offset: u64, len_bytes: usize) -> Option<*mut u8> {
         let end = offset.checked_add(len_bytes as u64)?;
         // The address is that of the mapping, whose provenance `new` has exposed.
         let address = || std::ptr::with_exposed_provenance_mut(self.address + offset as usize);

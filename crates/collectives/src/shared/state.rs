@@ -3,18 +3,18 @@
 //! This module does not know which operations exist.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 
 use paceline_memory::Mapping;
 
 use super::control::Control;
 use super::segment::Reach;
 
-/// Size of each rank's staging area, in bytes.
-pub(crate) const STAGING_BYTES: usize = 512 << 10;
-
-/// Bytes that are staged at a time.
-pub(super) const HALF_BYTES: usize = STAGING_BYTES / 2;
+/// Bytes that each of `world` ranks stages at a time. All ranks meet once for each such piece, which takes long if they do not
+/// all have a core, and the ranks divide it.
+pub(crate) fn half_bytes(world: usize) -> usize {
+    (512 << 10) * world.min(8)
+}
 
 /// One rank's view of the shared state.
 #[derive(Debug)]
@@ -26,6 +26,8 @@ pub(crate) struct SharedState {
     pub(super) rounds: AtomicU32,
     /// Bytes that this rank has copied to its staging area.
     staged_bytes: AtomicU64,
+    /// The rank that arrived last in the latest operation of all ranks.
+    pub(crate) slowest: AtomicUsize,
 }
 
 impl SharedState {
@@ -38,6 +40,7 @@ impl SharedState {
             reach,
             rounds: AtomicU32::new(0),
             staged_bytes: AtomicU64::new(0),
+            slowest: AtomicUsize::new(0),
         }
     }
 

@@ -98,13 +98,36 @@ impl Mapping {
         self.windows.fetch_sub(1, Ordering::Release);
     }
 
+    /// Maps a range of the file at `at` too, in place of the pages that are mapped there. The range and the address are
+    /// whole pages.
+    ///
+    /// # Safety
+    ///
+    /// The range lies within the mapping. Nobody needs the contents of the pages at `at`, which are mapped and belong to the
+    /// caller.
+    pub unsafe fn show_at(&self, range: Range<usize>, at: *mut u8) -> Result<()> {
+        let (protection, flags) =
+            (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED | MapFlags::FIXED);
+        let (len, start) = (range.len(), range.start as u64);
+        // SAFETY: as required of the caller.
+        let shown = unsafe { mmap(at.cast(), len, protection, flags, &self.file, start) };
+        shown.map(drop).map_err(|e| MemoryError::Mapping { bytes: len, source: e.into() })
+    }
+
+    /// Leaves the mapping out of core dumps, which would take memory for every page that nothing has been written to.
+    pub fn leave_out_of_dumps(&self) {
+        // SAFETY: the range is the mapping, and its contents stay. A kernel that refuses dumps more.
+        let _ =
+            unsafe { madvise(self.base.as_ptr().cast(), self.len_bytes, Advice::LinuxDontDump) };
+    }
+
     /// Gives the memory of a range back to the system, in every process that maps the file. The range stays
     /// mapped, and reads as zeros.
     ///
     /// # Safety
     ///
     /// No process refers to the range or needs its contents.
-    pub(crate) unsafe fn give_back(&self, range: Range<usize>) {
+    pub unsafe fn give_back(&self, range: Range<usize>) {
         let flags = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let (start, len) = (range.start as u64, range.len() as u64);
         // The call fails for an empty range, which has nothing to give back. If a file did not support it,

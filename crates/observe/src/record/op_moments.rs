@@ -75,7 +75,13 @@ pub(crate) mod tests {
             send_bytes: 8,
             recv_bytes: 8,
             purpose,
-            times: OpTimes { submitted_ns, started_ns, present_ns, finished_ns, late_ns: 0 },
+            times: OpTimes {
+                submitted_ns,
+                started_ns,
+                present_ns,
+                finished_ns,
+                ..Default::default()
+            },
         }
     }
 }
