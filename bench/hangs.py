@@ -2,17 +2,27 @@
 
     python3 bench/hangs.py                     # forty faults
     python3 bench/hangs.py --only 3 --keep DIR # one of them, whose files stay in DIR
+    python3 bench/hangs.py --watch             # programs in PyTorch that hang, and some that are slow, under `paceline record --watch-hang`
 
 A job is simulated: the host of a rank puts calls into the queue of its device, some calls ahead, and the device takes them one by one; a call ends when
 all members of its group have begun it. Each fault stops or changes one rank. When nobody can go on, every rank writes what
 torch/csrc/distributed/c10d/FlightRecorderDetail.hpp of PyTorch 2.15 writes (pickles of protocol 2 with shared frames), or what earlier versions wrote.
 Gloo writes less: no state but `retired`, no members of groups, no sends and receives (seen in 2.15). The exit code is 1 if a culprit is not named.
+
+With `--watch`, three ranks of bench/peer/hanging.py run over Gloo. A program that hangs is to be explained, with rank 1 as the cause, within 90 s; one that is
+slow for twice the limit is not. The answers go into the same file of results.
 """
 import json
+import os
 import pickle
 import random
+import re
+import signal
+import subprocess
 import sys
 import tempfile
+import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -281,12 +291,53 @@ def save(folder: Path, case) -> None:
             (folder / f"nccl_trace_rank_{number}").write_bytes(pickle.dumps(job.dump(number, version), protocol=2))
 
 
+HANGING = ("skips a call", "calls in another order", "holds a lock", "sleeps")
+SLOW = ("evaluates", "computes in one call", "loads", "all wait for data")
+LIMIT_S, MOST_S = 60, 90
+
+
+def watched(args, kind: str) -> dict:
+    """Runs a program under the watch until it is explained or ends."""
+    with tempfile.TemporaryDirectory(prefix="hang_") as folder:
+        torchrun = [args.peer_python, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "3"]
+        program = [Path(__file__).parent / "peer/hanging.py", kind, str(2 * LIMIT_S)]
+        command = [args.paceline, "record", "--watch-hang", str(LIMIT_S), "--", *torchrun, *program]
+        own = os.environ | {"OMP_NUM_THREADS": "1"}
+        process = subprocess.Popen(command, cwd=folder, env=own, start_new_session=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+        answer, seconds, begun = [], None, Path(folder, "begun")
+        for line in process.stdout:
+            if "The job hangs" in line:
+                seconds = time.time() - float(begun.read_text())
+            if seconds is not None:
+                answer.append(re.sub(r"/\S*/(?=(bench|torch)/)", "", line.rstrip()))
+            if "The program still runs" in line:
+                os.killpg(process.pid, signal.SIGKILL)
+                break
+        code = process.wait(30)
+        if seconds is None and (code != 0 or not begun.exists()):
+            raise RuntimeError(f"{kind}: the program ended with {code}")
+        is_right = seconds is None if kind in SLOW else seconds is not None and seconds < MOST_S and any("ank 1 " in line for line in answer)
+        print(f"{kind:24} {'nothing was said' if seconds is None else f'answered after {seconds:.1f} s'}", *answer, sep="\n    ", flush=True)
+        return {"program": kind, "is_slow": kind in SLOW, "answer_after_s": seconds, "answer": answer, "is_right": is_right}
+
+
+def watch(args) -> int:
+    kept = json.loads(args.out.read_text()) if args.out.exists() else {}
+    with ThreadPoolExecutor(2) as pool:
+        rows = list(pool.map(lambda kind: watched(args, kind), HANGING + SLOW))
+    write(args.out, kept | {"watch": provenance() | {"limit_s": LIMIT_S, "most_s": MOST_S, "programs": rows}})
+    return 0 if all(row["is_right"] for row in rows) else 1
+
+
 def main() -> int:
-    parser = arguments_for(__doc__, "hangs.json", rounds=0)
+    parser = arguments_for(__doc__, "hangs.json", rounds=0, has_peer=True)
+    parser.add_argument("--watch", action="store_true", help="programs under `paceline record --watch-hang`")
     parser.add_argument("--only", type=int, nargs="+", metavar="N", help="numbers of faults, from 1")
     parser.add_argument("--seed", type=int, default=63, metavar="N", help="draws ranks and calls (default: 63)")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="where the files stay")
     args = parsed(parser)
+    if args.watch:
+        return watch(args)
     rows = []
     for number, case in enumerate(cases(args.seed), 1):
         if args.only and number not in args.only:
@@ -303,7 +354,8 @@ def main() -> int:
         print(f"{number:2} {case[0]:34} {case[1]:15} {case[2]}  ->  {'named' if is_right else said.get('error') or named}", flush=True)
         rows.append({"fault": case[0], "cause": case[1], "ranks": case[2], "said": named, "is_right": is_right})
     if not args.only:
-        write(args.out, {**provenance(), "named": sum(row["is_right"] for row in rows), "of": len(rows), "faults": rows})
+        kept = json.loads(args.out.read_text()) if args.out.exists() else {}
+        write(args.out, {**kept, **provenance(), "named": sum(row["is_right"] for row in rows), "of": len(rows), "faults": rows})
     return 0 if all(row["is_right"] for row in rows) else 1
 
 

@@ -25,7 +25,9 @@ pub use paceline_table::{fitted, stats, table};
 #[cfg(test)]
 extern crate self as paceline_analysis;
 
+mod alive;
 mod backward;
+mod calls;
 #[cfg(test)]
 #[path = "../tests/all/common/mod.rs"]
 mod common;

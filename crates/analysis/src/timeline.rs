@@ -205,8 +205,8 @@ pub struct Product {
     pub time: TimeRange,
     /// Its row.
     pub lane: TrackId,
-    /// Its floating-point operations: a multiplication and an addition count as one each. 0 for operators of PyTorch that are
-    /// neither products nor convolutions nor attention.
+    /// Its floating-point operations: a multiplication and an addition count as one each. 0 for operators of PyTorch whose
+    /// arithmetic is not known.
     pub flops: u64,
     /// The bytes that it reads and writes.
     pub bytes: u64,
@@ -291,6 +291,21 @@ pub struct MemorySample {
     pub device_type: i64,
 }
 
+/// A block of memory that was given out, or given back.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryChange {
+    /// When, in nanoseconds.
+    pub at_ns: i64,
+    /// The row of the thread.
+    pub lane: TrackId,
+    /// PyTorch's number for the kind of device: 0 is the host, 1 is CUDA.
+    pub device_type: i64,
+    /// Its address.
+    pub addr: u64,
+    /// Its bytes, below zero if it was given back.
+    pub bytes: i64,
+}
+
 /// The oddity of a file that ends in the middle.
 pub(crate) const CUT_OFF: &str = "the file is cut off, and what came after is missing";
 
@@ -354,12 +369,16 @@ pub struct Timeline {
     pub gradient_marks: Vec<GradientMark>,
     /// Annotations, in the order of the file.
     pub annotations: Vec<Annotation>,
+    /// Calls of modules (`nn.Module: Linear_0`), in the order of the file, if the trace has stacks.
+    pub modules: Vec<Annotation>,
     /// Calls of Python that the program itself made, named by their place in it.
     pub code: Vec<Annotation>,
     /// The collectives that kernels and operators refer to.
     pub collectives: Vec<Collective>,
     /// Memory samples, in the order of the file.
     pub memory: Vec<MemorySample>,
+    /// Memory that was given out and back, in the order of the file.
+    pub allocations: Vec<MemoryChange>,
     /// Whether `memory` has sums of changes since the recording began, because the file gives no totals.
     pub has_summed_memory: bool,
     /// The steps, if the program does not mark them, and they were found.

@@ -12,7 +12,7 @@ use crate::timeline::{NameId, TimeRange, Timeline, TrackId};
 
 /// The calls of Python of all threads, by start.
 #[derive(Default)]
-pub(super) struct Code {
+pub(crate) struct Code {
     calls: Vec<(TrackId, TimeRange, NameId)>,
     /// The call around each.
     around: Vec<Option<u32>>,
@@ -20,7 +20,7 @@ pub(super) struct Code {
 }
 
 impl Code {
-    pub(super) fn of(timeline: &Timeline) -> Self {
+    pub(crate) fn of(timeline: &Timeline) -> Self {
         let mut calls: Vec<(TrackId, TimeRange, NameId)> =
             timeline.code.iter().map(|of| (of.lane, of.time, of.name)).collect();
         calls.sort_by_key(|(lane, time, _)| (*lane, time.start_ns, Reverse(time.end_ns())));
@@ -49,7 +49,7 @@ impl Code {
     }
 
     /// The innermost line at a moment of a thread; `None` without stacks.
-    pub(super) fn line(&self, lane: TrackId, at_ns: i64) -> Option<NameId> {
+    pub(crate) fn line(&self, lane: TrackId, at_ns: i64) -> Option<NameId> {
         self.line_on(lane, at_ns).or_else(|| self.line_of_steps(at_ns))
     }
 

@@ -28,7 +28,7 @@
 pub mod against;
 pub mod cards;
 mod causes;
-mod code;
+pub(crate) mod code;
 mod collect;
 pub mod collectives;
 mod connect;

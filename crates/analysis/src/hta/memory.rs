@@ -2,6 +2,7 @@
 
 use super::Point;
 use super::counters::thinned;
+use crate::alive::HOST;
 use crate::stats::quantile;
 use crate::timeline::{MemorySample, Timeline};
 
@@ -26,9 +27,6 @@ pub struct MemoryUse {
     /// Allocated bytes over time. Of each of many equal time ranges, only the highest and the last point are kept, at most 1000 in all.
     pub series: Vec<Point>,
 }
-
-/// PyTorch's number for the host.
-const HOST: i64 = 0;
 
 impl MemoryUse {
     /// Computed from all samples of a trace, including those outside of its steps.

@@ -83,7 +83,7 @@ fn host_times(timeline: &Timeline) -> Vec<(i64, Option<&Kernel>)> {
 }
 
 /// For each product: the time of the kernels that it launched, and the longest of them. A kernel belongs to the innermost
-/// product around its launch, so that nothing counts twice.
+/// product with arithmetic around its launch, or without arithmetic to the innermost, so that nothing counts twice.
 fn device_times(timeline: &Timeline) -> Vec<(i64, Option<&Kernel>)> {
     let calls = launched(timeline);
     let launch =
@@ -101,12 +101,19 @@ fn device_times(timeline: &Timeline) -> Vec<(i64, Option<&Kernel>)> {
     let mut open: Vec<usize> = Vec::new();
     let mut found = vec![(0i64, None::<&Kernel>); products.len()];
     for (lane, at_ns, kernel) in launches {
+        let close = |open: &mut Vec<usize>, (lane, at_ns): (TrackId, i64)| {
+            let is_over =
+                |at: &mut usize| products[*at].lane != lane || products[*at].time.end_ns() <= at_ns;
+            while open.pop_if(is_over).is_some() {}
+        };
         while let Some(product) = begun.next_if(|at| begin(*at) <= (lane, at_ns)) {
-            open.push(product);
+            close(&mut open, begin(product));
+            let has_work = |at: usize| products[at].flops > 0;
+            if has_work(product) || !open.last().is_some_and(|outer| has_work(*outer)) {
+                open.push(product);
+            }
         }
-        let is_over =
-            |at: &mut usize| products[*at].lane != lane || products[*at].time.end_ns() <= at_ns;
-        while open.pop_if(is_over).is_some() {}
+        close(&mut open, (lane, at_ns));
         if let Some(product) = open.last() {
             let (time_ns, longest) = &mut found[*product];
             *time_ns = time_ns.saturating_add(kernel.time.dur_ns);
@@ -217,7 +224,7 @@ mod tests {
             ("mm", 12_000, product_bytes, 60_000, Some(12_000.0)),
             // Both inputs, without or with the first once more.
             ("copy_", 0, 300 * 12, 30_000, Some(3600.0)),
-            ("add_", 0, 300 * 20, 20_000, Some(6000.0)),
+            ("add_", 300, 300 * 20, 20_000, Some(6000.0)),
         ];
         assert_eq!(found, expected);
     }

@@ -37,6 +37,7 @@ pub(super) struct Args {
     pub(super) device_type: Option<i64>,
     /// For a sample of memory: by how much it changed.
     pub(super) change_bytes: Option<i64>,
+    pub(super) addr: Option<u64>,
     pub(super) allocated_bytes: Option<u64>,
     pub(super) reserved_bytes: Option<u64>,
     /// The number in a mark.
@@ -72,6 +73,7 @@ impl Key {
             b"name" => Self::Value(|args, of| args.name = words(of)),
             b"Device Type" => Self::Value(|args, of| args.device_type = signed(text(of))),
             b"Bytes" => Self::Value(|args, of| args.change_bytes = signed(text(of))),
+            b"Addr" => Self::Value(|args, of| args.addr = unsigned(text(of))),
             b"Total Allocated" => Self::Value(|args, of| args.allocated_bytes = unsigned(text(of))),
             b"Total Reserved" => Self::Value(|args, of| args.reserved_bytes = unsigned(text(of))),
             b"CallFrom" => Self::Value(|args, of| args.caller = words(of)),

@@ -12,10 +12,11 @@ use super::args::Args;
 use super::code::Places;
 use super::event::Event;
 use super::flops;
+use crate::calls::MODULE;
 use crate::json::{JsonError, Pull, lossy};
 use crate::timeline::{
     Annotation, Collective, DeviceWork, FinalGradient, GradientMark, Kernel, LaneInfo, Launch,
-    MemorySample, Names, Operator, Product, SyncWait, TimeRange, Timeline, TrackId,
+    Names, Operator, Product, SyncWait, TimeRange, Timeline, TrackId,
 };
 
 /// The use of an event.
@@ -112,9 +113,9 @@ struct Open {
 #[derive(Default)]
 pub(super) struct Reader {
     pub(super) timeline: Timeline,
-    event: Event,
+    pub(super) event: Event,
     /// The arguments of the current event.
-    args: Args,
+    pub(super) args: Args,
     /// The key of the event's row, see [`Event::row`].
     row: Vec<u8>,
     /// Rows by key, and the last row that was looked up.
@@ -126,9 +127,9 @@ pub(super) struct Reader {
     skipped: (Names, Vec<u64>),
     oddities: BTreeMap<&'static str, u64>,
     /// Changes of memory without totals: when, the kind of device, and the bytes.
-    changes: Vec<(i64, i64, i64)>,
+    pub(super) changes: Vec<(i64, i64, i64)>,
     /// The latest time in any event so far.
-    last_end_ns: Option<i64>,
+    pub(super) last_end_ns: Option<i64>,
 }
 
 impl Reader {
@@ -224,16 +225,18 @@ impl Reader {
         self.event.name = name;
     }
 
-    /// Keeps a call of Python that the program made.
+    /// Keeps a call of a module, or of Python that the program made.
     fn python(&mut self, time: TimeRange) {
-        let names = &mut self.timeline.names;
-        let of_function = self.places.of(&self.event.name, names);
-        let caller = self.args.caller.as_deref();
-        let place = of_function.or_else(|| self.places.of(caller?.as_bytes(), names));
-        if let Some(name) = place {
-            let lane = self.lane();
-            self.timeline.code.push(Annotation { name, time, lane, is_device: false });
+        let lane = self.lane();
+        let (timeline, text) = (&mut self.timeline, &self.event.name);
+        let called = |name| Annotation { name, time, lane, is_device: false };
+        if text.starts_with(MODULE.as_bytes()) {
+            timeline.modules.push(called(timeline.names.intern_lossy(text)));
         }
+        let of_function = self.places.of(text, &mut timeline.names);
+        let caller = self.args.caller.as_deref().map(str::as_bytes);
+        let place = of_function.or_else(|| self.places.of(caller?, &mut timeline.names));
+        timeline.code.extend(place.map(called));
     }
 
     fn begin(&mut self) {
@@ -361,51 +364,6 @@ impl Reader {
         Some((self.timeline.collectives.len() - 1) as u32)
     }
 
-    fn memory(&mut self) {
-        let Some(at_ns) = self.event.ts_ns else {
-            return self.odd("a memory sample without a ts");
-        };
-        self.last_end_ns = self.last_end_ns.max(Some(at_ns));
-        let args = &self.args;
-        let device_type = args.device_type.unwrap_or(0);
-        match (args.allocated_bytes, args.change_bytes) {
-            (Some(allocated_bytes), _) => self.timeline.memory.push(MemorySample {
-                at_ns,
-                allocated_bytes,
-                reserved_bytes: args.reserved_bytes.unwrap_or(0),
-                device_type,
-            }),
-            (None, Some(bytes)) => self.changes.push((at_ns, device_type, bytes)),
-            (None, None) => self.odd("a memory sample without a total"),
-        }
-    }
-
-    /// Adds up the changes of memory without totals, as PyTorch 1.8 wrote them. Memory that was allocated before the recording is not
-    /// known; at least as much was there as was freed.
-    fn add_up_changes(&mut self) {
-        self.changes.sort_by_key(|change| change.0);
-        let timeline = &mut self.timeline;
-        timeline.has_summed_memory = !self.changes.is_empty();
-        let mut sums: BTreeMap<i64, (i64, i64)> = BTreeMap::new();
-        for (_, device_type, bytes) in &self.changes {
-            let (sum, least) = sums.entry(*device_type).or_default();
-            *sum = sum.saturating_add(*bytes);
-            *least = (*least).min(*sum);
-        }
-        sums.values_mut().for_each(|of| of.0 = of.1.saturating_neg());
-        for (at_ns, device_type, bytes) in self.changes.drain(..) {
-            let sum = sums.entry(device_type).or_default();
-            sum.0 = sum.0.saturating_add(bytes);
-            let allocated_bytes = u64::try_from(sum.0).unwrap_or(0);
-            timeline.memory.push(MemorySample {
-                at_ns,
-                allocated_bytes,
-                reserved_bytes: 0,
-                device_type,
-            });
-        }
-    }
-
     /// Handles `M` events. Only the names of threads are used. The others are not counted.
     fn row_name(&mut self) {
         if self.event.name == b"thread_name" && self.args.name.is_some() {
@@ -415,7 +373,7 @@ impl Reader {
     }
 
     /// The row of the event.
-    fn lane(&mut self) -> TrackId {
+    pub(super) fn lane(&mut self) -> TrackId {
         self.event.row(&mut self.row);
         if let Some((row, lane)) = &self.last_lane
             && *row == self.row

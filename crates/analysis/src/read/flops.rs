@@ -1,8 +1,7 @@
 //! How many floating-point operations an operator makes, and how many bytes it moves, from the shapes of its inputs.
 //!
 //! The name, shapes and values of an operator go in. Numbers come out, or `None` if the operator moves nothing, or its shapes are
-//! not known. A multiplication and an addition count as one each. Only products, convolutions and attention are known to have
-//! arithmetic.
+//! not known. A multiplication and an addition count as one each, a function as 20. Of an operator that is not listed, only bytes are known.
 
 use super::args::Args;
 
@@ -15,6 +14,31 @@ const VIEWS: &str = "_reshape_alias _unsafe_view alias as_strided as_strided_ ch
 
 /// Operators whose output is one of the inputs, or small.
 const REDUCTIONS: &str = "copy_ fill_ zero_ sum mean max min argmax argmin any all norm linalg_vector_norm nll_loss_forward mse_loss";
+
+/// Operations for each element of the largest tensor, as our own kernels count them. Norms: two for the mean, one for the variance, and two to apply them.
+const PER_ELEM: [(u64, &str); 7] = [
+    (
+        1,
+        "add add_ sub sub_ rsub mul mul_ div div_ neg neg_ abs sqrt sqrt_ rsqrt reciprocal relu relu_ threshold_backward clamp clamp_ clamp_min \
+         clamp_max maximum minimum eq ne lt le gt ge sum mean max min amax amin argmax argmin cumsum",
+    ),
+    (2, "addcmul addcmul_ addcdiv addcdiv_ norm linalg_vector_norm mse_loss"),
+    (3, "lerp lerp_ tanh_backward sigmoid_backward"),
+    (
+        5,
+        "native_layer_norm native_group_norm native_batch_norm cudnn_batch_norm miopen_batch_norm _fused_rms_norm",
+    ),
+    (
+        9,
+        "native_layer_norm_backward native_group_norm_backward native_batch_norm_backward cudnn_batch_norm_backward \
+         miopen_batch_norm_backward _fused_rms_norm_backward",
+    ),
+    (
+        20,
+        "exp exp_ log log_ pow pow_ tanh tanh_ sigmoid sigmoid_ gelu gelu_backward silu silu_ silu_backward erf sin cos softplus elu",
+    ),
+    (24, "_softmax _softmax_backward_data _log_softmax _log_softmax_backward_data"),
+];
 
 fn is_one_of(name: &[u8], names: &str) -> bool {
     names.split(' ').any(|of| of.as_bytes() == name)
@@ -56,7 +80,10 @@ pub(super) fn work(name: &[u8], args: &Args) -> Option<(u64, u64)> {
         aten if aten.ends_with(b"_") => bytes(&sizes[0])?,
         _ => sizes.iter().filter_map(bytes).max()?,
     };
-    Some((0, all.checked_add(out)?)).filter(|(_, bytes)| *bytes > 0)
+    let elems = sizes.iter().map(|of| of.0).max()?;
+    let counted = PER_ELEM.iter().find(|(_, names)| is_one_of(aten, names));
+    let flops = counted.map_or(Some(0), |(each, _)| elems.checked_mul(*each))?;
+    Some((flops, all.checked_add(out)?)).filter(|(_, bytes)| *bytes > 0)
 }
 
 /// The operations of a product, a convolution or attention, and the elements of its output.

@@ -13,6 +13,7 @@ mod file;
 mod find;
 mod flops;
 mod foreign;
+mod memory;
 mod names;
 mod top;
 mod work;

@@ -47,14 +47,15 @@ pub fn hang(args: &HangArgs) -> Result<u8> {
         check_file("json", file)?;
     }
     let found = read(&args.folder).map_err(|error| Failure::Usage(error.to_string()))?;
-    show(&found);
+    show(&found, &BTreeMap::new());
     if let Some(file) = &args.json {
         write_stated_json(&Disk::default(), file, &found)?;
     }
     Ok(0)
 }
 
-fn show(found: &Hang) {
+/// Prints the answer. `places` says where the program of a culprit is, where that is known.
+pub(super) fn show(found: &Hang, places: &BTreeMap<usize, String>) {
     let Hang { files, missing, culprits, victims } = found;
     if culprits.is_empty() {
         say(&format!("Nothing hangs: no call is unfinished in {}", plural(*files, "file")));
@@ -64,6 +65,9 @@ fn show(found: &Hang) {
         if let Some(line) = &culprit.line {
             let whose = if culprit.cause == Cause::Desynchronized { "Its" } else { "The others'" };
             say(&printable(&format!("  {whose} call: {line}")));
+        }
+        if let Some(place) = places.get(&culprit.rank) {
+            say(&printable(&format!("  {place}")));
         }
         let moment =
             culprit.last_ns.and_then(|ns| u64::try_from(ns).ok()).map(Duration::from_nanos);

@@ -3,6 +3,7 @@
 
 use super::kernels;
 use super::shared::{COUNT, PERCENT, RANK, US, label, ms, us};
+use crate::calls::Calls;
 use crate::hta::{
     Analysis, BoundBy, CopyBandwidth, IdleTime, LaunchStats, NameLaunches, PathName, StreamQueue,
 };
@@ -22,13 +23,13 @@ const NO_DEVICE: &str = "These ranks have computed on a CPU, where nothing is la
     the causes of idle time are left out.";
 
 /// The panels of each rank. `on_cpu` is true if the ranks have computed on a CPU.
-pub(super) fn section(analysis: &Analysis, on_cpu: bool) -> Section {
+pub(super) fn section(analysis: &Analysis, calls: &Calls, on_cpu: bool) -> Section {
     let mut panels = vec![path_bounds(analysis, on_cpu), path_names(analysis, on_cpu)];
     if !on_cpu {
         panels.extend([idle(analysis), launches(analysis), launches_by_kernel(analysis)]);
         panels.extend([queue_lines(analysis), queues(analysis)]);
     }
-    panels.extend([copies(analysis), kernels::statistics(analysis)]);
+    panels.extend([copies(analysis), kernels::statistics(analysis, calls)]);
     Section::new(
         "device",
         "Each rank by itself",

@@ -3,17 +3,21 @@
 use std::collections::HashMap;
 
 use super::shared::{COUNT, PerStep, RANK, US, label, ms, us};
+use crate::calls::{Calls, Launcher, functor};
 use crate::hta::{Analysis, KernelKind, KernelStats, Temporal, top_kernels};
 use crate::limit::{DEFINITION, Operations, ROWS};
 use crate::report::chart::{Color, Row};
 use crate::report::{Body, Panel};
-use crate::table::Columns;
+use crate::table::{Cell, Columns};
 use crate::timeline::Timeline;
 
 const NO_KERNEL: &str = "No rank has a kernel.";
 
 /// The most kernels that are shown.
 const LONGEST: usize = 12;
+
+/// The columns that are left out if no kernel has them.
+const OPTIONAL: [&str; 3] = ["functor", "operator", "line"];
 
 /// Time that each device was idle, computing, or neither.
 pub(super) fn temporal(analysis: &Analysis) -> Panel {
@@ -36,7 +40,7 @@ pub(super) fn temporal(analysis: &Analysis) -> Panel {
     Panel::new("temporal", "Temporal breakdown", per_step.unit(), &definition, body)
 }
 
-fn color(kind: KernelKind) -> Color {
+pub(super) fn color(kind: KernelKind) -> Color {
     match kind {
         KernelKind::Computation => Color::Compute,
         KernelKind::Communication => Color::Communication,
@@ -109,10 +113,14 @@ pub(super) fn operations(timelines: &[Timeline]) -> Panel {
 
 /// Statistics of the longest kernels of each rank.
 #[rustfmt::skip]
-pub(super) fn statistics(analysis: &Analysis) -> Panel {
-    let columns = Columns::<(usize, KernelStats)>::new()
+pub(super) fn statistics(analysis: &Analysis, calls: &Calls) -> Panel {
+    let launchers = calls.launchers.clone();
+    let columns = Columns::<(usize, KernelStats, Launcher)>::new()
         .add("rank", "rank", COUNT, RANK, |of| of.0)
         .add("name", "kernel", COUNT, "The kernel's name.", |of| of.1.name.clone())
+        .add("functor", "computes", COUNT, "The part of its name that says what an element-wise kernel or a reduction computes.", |of| functor(&of.1.name).map(str::to_owned))
+        .add("operator", "operator", COUNT, "The innermost operator that launched it, for most of its time.", |of| of.2.0.clone())
+        .add("line", "line", COUNT, "The line of the program that called it, for most of its time, if the trace has stacks (with_stack=True).", |of| of.2.1.clone())
         .add("kind", "kind", COUNT, "What it does, according to its name, as in HTA.", |of| of.1.kind.name())
         .add("calls", "calls", COUNT, "How often it ran.", |of| of.1.calls)
         .add("sum_us", "sum", US, "Sum of its durations.", |of| us(of.1.sum_ns))
@@ -123,8 +131,18 @@ pub(super) fn statistics(analysis: &Analysis) -> Panel {
         .add("max_us", "max", US, "Longest duration.", |of| us(of.1.max_ns));
     let rows = analysis.ranks.iter();
     let rows = rows.flat_map(|rank| {
-        top_kernels(&rank.kernels, None, LONGEST).into_iter().map(|kernel| (rank.rank, kernel))
+        let top = top_kernels(&rank.kernels, None, LONGEST).into_iter();
+        top.map(|kernel| {
+            let launcher = launchers.get(&kernel.name).cloned().unwrap_or_default();
+            (rank.rank, kernel, launcher)
+        })
     });
     let definition = "The twelve longest kernels of each rank, and all others in one row.";
-    Panel::table("kernels", "Kernels", definition, columns.table(rows), NO_KERNEL)
+    let table = columns.table(rows);
+    let is_known = |key: &str| {
+        let at = table.columns.iter().position(|of| of.key == key);
+        at.is_some_and(|at| table.rows.iter().any(|row| row[at] != Cell::Missing))
+    };
+    let table = table.with_columns(|of| !OPTIONAL.contains(&&*of.key) || is_known(&of.key));
+    Panel::table("kernels", "Kernels", definition, table, NO_KERNEL)
 }

@@ -1,11 +1,16 @@
 //! Memory of the ranks: its peaks, and its course over time.
 
-use super::shared::label;
+use super::shared::{COUNT, label};
+use crate::alive::{self, Alive};
 use crate::hta::Analysis;
 use crate::report::chart::{Color, Row, Series, Stroke};
 use crate::report::{Body, Panel, Section, Width};
+use crate::table::Columns;
+use crate::timeline::Timeline;
 
 const NO_SAMPLES: &str = "The traces hold no samples of memory.";
+/// The most rows of a table.
+const ROWS: usize = 100;
 /// Bytes per MiB, the unit in which PyTorch's own tools count.
 const MIB: f64 = (1 << 20) as f64;
 
@@ -50,8 +55,21 @@ pub(super) fn peaks(analysis: &Analysis) -> Section {
     )
 }
 
+/// The memory that is in use when most is, of the first rank whose trace tells.
+#[rustfmt::skip]
+fn at_peak(timelines: &[Timeline]) -> Panel {
+    let alive = timelines.iter().map(alive::at_peak).find(|of| !of.is_empty()).unwrap_or_default();
+    let columns = Columns::<&Alive>::new()
+        .add("operator", "allocated by", COUNT, "The outermost operator around the allocation.", |of| of.operator.clone())
+        .add("part", "in", COUNT, "The part of the step, or before the recording, when nobody is known.", |of| of.part)
+        .add("mib", "in use", ("MiB", 2), "Bytes in 2^20.", |of| of.bytes as f64 / MIB)
+        .add("allocations", "allocations", COUNT, "How many.", |of| of.allocations);
+    let definition = "Memory that is allocated at the moment when most is, of the first rank: of its device, or of the host if the trace has none of a device.";
+    Panel::table("memory-at-peak", "Memory at the peak", definition, columns.table(alive.iter().take(ROWS)), NO_SAMPLES)
+}
+
 /// Memory over time, of every rank that has samples.
-pub(super) fn over_time(analysis: &Analysis) -> Section {
+pub(super) fn over_time(analysis: &Analysis, timelines: &[Timeline]) -> Section {
     let lines = analysis.ranks.iter().filter_map(|rank| {
         let memory = rank.memory.as_ref()?;
         let begin = memory.series.first()?.at_ns;
@@ -63,5 +81,5 @@ pub(super) fn over_time(analysis: &Analysis) -> Section {
     let definition = "Bytes alive after each change, in MiB of 2^20 bytes. Time counts from the first sample of \
          the rank. Each of many equal ranges of time shows its highest and its last value.";
     let panel = Panel::new("memory", "Memory over time", "MiB", definition, body);
-    Section::new("memory-section", "Memory in use", "", vec![panel])
+    Section::new("memory-section", "Memory in use", "", vec![panel, at_peak(timelines)])
 }

@@ -4,6 +4,7 @@
 //! from the analysis; this module only arranges them.
 
 mod across;
+mod calls;
 mod device;
 mod diff;
 mod doctor;
@@ -15,12 +16,14 @@ mod ranks;
 mod shared;
 mod step;
 mod summary;
+mod whole_step;
 
 pub use diff::of_diff;
 pub use doctor::{add_against, add_examination};
 pub use summary::console;
 
 use super::{Body, Report, Section, Weight};
+use crate::calls::Calls;
 use crate::hta::{Analysis, Kind};
 use crate::ranks::AcrossRanks;
 use crate::timeline::Timeline;
@@ -54,9 +57,10 @@ pub fn of_analysis(
     } else {
         whole
     };
+    let calls = Calls::of(timelines);
     let mut time =
         vec![kernels::temporal(analysis), kernels::kinds(analysis), kernels::longest(analysis)];
-    time.push(kernels::operations(timelines));
+    time.extend([kernels::operations(timelines), calls::operators(&calls), calls::modules(&calls)]);
     let time = Section::new(
         "time",
         "Where the time goes",
@@ -67,12 +71,12 @@ pub fn of_analysis(
         Kind::Ddp => vec![ranks::ddp(analysis), time],
         Kind::Sharding => vec![memory::peaks(analysis), ranks::sharding(analysis), time],
     };
-    report.sections.push(step::section(analysis));
+    report.sections.push(step::section(analysis, timelines));
     report.sections.extend(across.map(across::section));
     let on_cpu = names::are_of_cpu(timelines);
-    report.sections.push(device::section(analysis, on_cpu));
+    report.sections.push(device::section(analysis, &calls, on_cpu));
     report.notes.extend(device::note(on_cpu, names::are_emulated(timelines)));
-    report.sections.push(memory::over_time(analysis));
+    report.sections.push(memory::over_time(analysis, timelines));
     report.sections.push(summary::section(whole, odd::not_used(timelines).as_deref()));
     report.sections.extend(odd::section(timelines));
     report.notes.extend(odd::notes(timelines));

@@ -3,11 +3,12 @@
 use std::collections::BTreeSet;
 
 use super::shared::{COUNT, RANK, label, ms};
+use super::whole_step;
 use crate::hta::{Analysis, Anatomy, Part as StepPart, RankAnalysis, StepAnatomy};
 use crate::report::chart::{Color, Row, Segment};
 use crate::report::{Body, Panel, Section};
 use crate::table::{Columns, Table};
-use crate::timeline::TimeRange;
+use crate::timeline::{TimeRange, Timeline};
 
 const NO_STEPS: &str = "No trace has steps.";
 /// The most steps per rank that have a row of their own.
@@ -15,7 +16,7 @@ const STEPS: usize = 100;
 /// The most ranks whose steps are drawn.
 const LINES: usize = 4;
 
-pub(super) fn section(analysis: &Analysis) -> Section {
+pub(super) fn section(analysis: &Analysis, timelines: &[Timeline]) -> Section {
     let with_steps: Vec<_> =
         analysis.ranks.iter().filter_map(|rank| Some((rank, rank.anatomy.as_ref()?))).collect();
     let definition = "The time of the main thread in a step, as a mean over the steps that were looked \
@@ -32,7 +33,8 @@ pub(super) fn section(analysis: &Analysis) -> Section {
     let anatomy = Panel::new("anatomy", "Anatomy of the step", "ms", definition, body);
     let definition = "Every step of every rank in parts, which add up to its length.";
     let steps = Panel::table("steps", "Steps", definition, table(&with_steps), NO_STEPS);
-    let panels = vec![anatomy, time_line(&with_steps), steps];
+    let whole = whole_step::panel(analysis, timelines);
+    let panels = vec![anatomy, time_line(&with_steps), whole, steps];
     Section::new("step", "What a step consists of", lead, panels)
 }
 

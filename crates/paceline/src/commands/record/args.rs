@@ -11,6 +11,7 @@ Examples:
   paceline record -- torchrun --nproc-per-node 2 train.py
   paceline record --after 200 --stop -- python train.py        and no further
   paceline record --after 60 --seconds 2 -- python serve.py    no optimizer
+  paceline record --watch-hang 60 -- torchrun --nproc-per-node 2 train.py    who hangs?
 ";
 
 /// Flags of `paceline record`.
@@ -26,16 +27,18 @@ pub struct RecordArgs {
     /// Record this time instead of steps, for programs without an optimizer
     #[arg(long, value_name = "S", conflicts_with_all = ["steps", "stop"], value_parser = numbers::within(0.01, 600.0))]
     pub seconds: Option<f64>,
-    /// Record the lines of Python that call each operator, which slows the recorded steps down
-    #[arg(long)]
-    pub stacks: bool,
-    /// Record allocations of memory, about which PyTorch may warn on standard error
-    #[arg(long)]
-    pub memory: bool,
+    /// More that is recorded.
+    #[command(flatten)]
+    pub more: More,
     /// End the program when all its ranks have recorded
     #[arg(long)]
     pub stop: bool,
-    /// The folder of the traces, which must be new or empty [default: paceline-traces, or paceline-traces-2, ...]
+    /// Record nothing; name the rank that the others wait for once no rank has made or ended a
+    /// collective for S seconds, and the cause has stood still
+    #[arg(long, value_name = "S", conflicts_with_all = ["after", "steps", "seconds", "stacks", "memory", "stop"], value_parser = numbers::within(1.0, 86_400.0))]
+    pub watch_hang: Option<f64>,
+    /// The folder of the traces, which must be new or empty [default: paceline-traces, or paceline-traces-2, ...];
+    /// with --watch-hang, of the flight recorder's files [default: paceline-hang, ...]
     #[arg(long, value_name = "DIR")]
     pub output: Option<PathBuf>,
     /// Print the Python file that records, for a program that starts it by itself
@@ -44,4 +47,15 @@ pub struct RecordArgs {
     /// The program and its arguments
     #[arg(last = true, required_unless_present = "print_hook", value_name = "CMD")]
     pub command: Vec<OsString>,
+}
+
+/// Flags about more that is recorded.
+#[derive(Debug, Args)]
+pub struct More {
+    /// Record the lines of Python that call each operator, which slows the recorded steps down
+    #[arg(long)]
+    pub stacks: bool,
+    /// Record allocations of memory, about which PyTorch may warn on standard error
+    #[arg(long)]
+    pub memory: bool,
 }

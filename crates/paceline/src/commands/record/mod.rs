@@ -1,4 +1,5 @@
-//! `paceline record`: runs a PyTorch program as it is, records some of its steps on each rank, and analyzes the traces.
+//! `paceline record`: runs a PyTorch program as it is, records some of its steps on each rank, and analyzes the traces. Or it watches
+//! whether the program hangs.
 //!
 //! The program inherits everything from this process but `PYTHONPATH`, which begins with a folder that has a
 //! `sitecustomize.py`. Python imports that at its start, so each Python process of the program counts its optimizer steps
@@ -10,6 +11,7 @@ pub mod args;
 mod notes;
 mod program;
 pub mod steps;
+mod watch;
 
 use std::ffi::OsString;
 use std::fs;
@@ -38,8 +40,10 @@ const FILES: [(&str, &str); 2] = [
     ("sitecustomize.py", include_str!("sitecustomize.py")),
     ("paceline_record.py", include_str!("paceline_record.py")),
 ];
-/// The folder of the traces, if the user names none.
-const OUTPUT: &str = "paceline-traces";
+/// The file of a hook that does something else than recording.
+const INSTEAD: &str = "paceline_instead.py";
+/// The folders of the traces and of the flight recorder's files, if the user names none.
+const OUTPUTS: [&str; 2] = ["paceline-traces", "paceline-hang"];
 
 /// Runs `paceline record`. Returns the exit code of the program, whether or not anything was recorded.
 pub fn record(args: &RecordArgs) -> Result<u8> {
@@ -51,9 +55,15 @@ pub fn record(args: &RecordArgs) -> Result<u8> {
         return usage("--after 0: a recording begins after a step; pass 1 or more");
     }
     check_program("record", &args.command)?;
-    check_folder("reports", Path::new("reports"), "run this in a folder that you can write to")?;
+    if args.watch_hang.is_none() {
+        let fix = "run this in a folder that you can write to";
+        check_folder("reports", Path::new("reports"), fix)?;
+    }
     let output = output(args)?;
-    let ended = run(args, &output);
+    let ended = match args.watch_hang {
+        Some(limit_s) => run_watched(args, &output, limit_s),
+        None => run(args, &output),
+    };
     if args.output.is_none() {
         // The one that was made for this recording, if nothing was recorded. Otherwise it is not empty, and stays.
         let _ = fs::remove_dir(&output);
@@ -64,9 +74,7 @@ pub fn record(args: &RecordArgs) -> Result<u8> {
 /// Runs the program, says what came of the recording, and analyzes the traces.
 fn run(args: &RecordArgs, output: &Path) -> Result<u8> {
     let hook = Hook::recording(args, output)?;
-    let ended = program::run(
-        Command::new(&args.command[0]).args(&args.command[1..]).env(PATHS, hook.paths()),
-    )?;
+    let ended = hook.run(args)?;
     let notes = Notes::read(&hook.folder);
     drop(hook);
     let has_traces = notes.say(args, output);
@@ -74,6 +82,22 @@ fn run(args: &RecordArgs, output: &Path) -> Result<u8> {
         let analyzed =
             analyze(&AnalyzeArgs { dir: Some(output.to_owned()), ..AnalyzeArgs::default() });
         analyzed.map(drop).unwrap_or_else(|failure| warn(&failure.to_string()));
+    }
+    Ok(ended)
+}
+
+/// Runs the program, and says which rank the others wait for if it hangs.
+fn run_watched(args: &RecordArgs, output: &Path, limit_s: f64) -> Result<u8> {
+    let settings = json!({ "limit_s": limit_s, "output": absolute(output)? }).to_string();
+    let watcher = (INSTEAD, include_str!("paceline_watch.py"));
+    let hook = Hook::new(&[watcher, ("settings.json", &settings)])?;
+    let (stop, watcher) = watch::start(output, limit_s)?;
+    let ended = hook.run(args)?;
+    drop(stop);
+    if !watcher.join().is_ok_and(|has_heard| has_heard) {
+        let notes = Notes::read(&hook.folder);
+        let none = "the program has joined no group of torch.distributed, or ended soon after";
+        warn(&format!("nothing was watched: {}", notes.why_no_hook().unwrap_or(none)));
     }
     Ok(ended)
 }
@@ -92,9 +116,10 @@ fn output(args: &RecordArgs) -> Result<PathBuf> {
         check_folder("--output", folder, fix)?;
         return Ok(folder.clone());
     }
-    check_folder("--output", Path::new(OUTPUT), fix)?;
-    let numbered = (2..).map(|number| PathBuf::from(format!("{OUTPUT}-{number}")));
-    let mut folders = [PathBuf::from(OUTPUT)].into_iter().chain(numbered);
+    let name = OUTPUTS[usize::from(args.watch_hang.is_some())];
+    check_folder("--output", Path::new(name), fix)?;
+    let numbered = (2..).map(|number| PathBuf::from(format!("{name}-{number}")));
+    let mut folders = [PathBuf::from(name)].into_iter().chain(numbered);
     let is_taken = |folder: &PathBuf| match fs::create_dir(folder) {
         Err(error) => error.kind() == std::io::ErrorKind::AlreadyExists,
         Ok(()) => false,
@@ -107,6 +132,18 @@ fn is_free(folder: &Path) -> bool {
         Ok(mut entries) => entries.next().is_none(),
         Err(error) => error.kind() == std::io::ErrorKind::NotFound && !folder.is_symlink(),
     }
+}
+
+/// The path of the folder as the hook gets it.
+fn absolute(output: &Path) -> Result<String> {
+    let output = std::path::absolute(output).map_err(Failure::cannot("name the folder", output))?;
+    let Some(output) = output.to_str() else {
+        return usage(format!(
+            "--output {}: its path is not UTF-8; pass another one",
+            output.printable()
+        ));
+    };
+    Ok(output.to_owned())
 }
 
 /// The variable of Python's path.
@@ -132,17 +169,9 @@ struct Hook {
 
 impl Hook {
     fn recording(args: &RecordArgs, output: &Path) -> Result<Self> {
-        let output =
-            std::path::absolute(output).map_err(Failure::cannot("name the folder", output))?;
-        let Some(output) = output.to_str() else {
-            return usage(format!(
-                "--output {}: its path is not UTF-8; pass another one",
-                output.printable()
-            ));
-        };
         let settings = json!({
-            "after": args.after, "steps": args.steps, "seconds": args.seconds, "stacks": args.stacks,
-            "memory": args.memory, "stop": args.stop, "output": output, "speeds": speeds()?,
+            "after": args.after, "steps": args.steps, "seconds": args.seconds, "stacks": args.more.stacks,
+            "memory": args.more.memory, "stop": args.stop, "output": absolute(output)?, "speeds": speeds()?,
         });
         Self::new(&[("settings.json", &settings.to_string())])
     }
@@ -173,6 +202,12 @@ impl Hook {
             file.and_then(|mut file| file.write_all(text.as_bytes())).map_err(cannot)?;
         }
         Ok(hook)
+    }
+
+    /// Runs the program with this hook. Returns its exit code.
+    fn run(&self, args: &RecordArgs) -> Result<u8> {
+        let mut command = Command::new(&args.command[0]);
+        program::run(command.args(&args.command[1..]).env(PATHS, self.paths()))
     }
 
     /// Python's path with the hook first. An empty variable is no path, and must not become one: it would name the current

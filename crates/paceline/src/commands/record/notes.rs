@@ -125,7 +125,7 @@ impl Notes {
     }
 
     /// Why the hook could not work in any process; `None` if it could.
-    fn why_no_hook(&self) -> Option<&str> {
+    pub(super) fn why_no_hook(&self) -> Option<&str> {
         if !self.has_python {
             return Some(
                 "no Python has started with the recorder. python -S, -E and -I switch it off, and sudo, ssh and containers may",

@@ -53,7 +53,7 @@ def start_from(folder):
     _recorder = folder
     open(os.path.join(folder, "python"), "a").close()
     try:
-        from paceline_steps import Timer as kind
+        from paceline_instead import Hook as kind
     except ImportError:
         kind = Recorder
     _when_torch_is_there(lambda torch: _attach_from(folder, kind, torch))

@@ -11,7 +11,7 @@ import paceline_record
 LEAST_STEPS, STRETCHES = 8, 10
 
 
-class Timer(paceline_record.Recorder):
+class Hook(paceline_record.Recorder):
     def __init__(self, steps, notes):
         super().__init__(1, steps, None, False, False, True, None, notes)
 

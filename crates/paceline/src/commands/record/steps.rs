@@ -19,13 +19,13 @@ use regex::bytes::Regex;
 use serde_json::json;
 
 use super::notes::Notes;
-use super::{Hook, PATHS};
+use super::{Hook, INSTEAD, PATHS};
 
 /// How long ranks may take to end after a signal.
 const GRACE: Duration = Duration::from_millis(300);
 /// The most bytes of a rank's output that are searched, from its start.
 const MAX_OUTPUT: u64 = 64 << 20;
-const TIMER: (&str, &str) = ("paceline_steps.py", include_str!("paceline_steps.py"));
+const TIMER: (&str, &str) = (INSTEAD, include_str!("paceline_steps.py"));
 
 /// Flags of `paceline __steps`.
 #[derive(Debug, Args)]

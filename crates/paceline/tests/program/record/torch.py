@@ -7,6 +7,7 @@ ends, or is started in a backward pass.
 import atexit
 import json
 import os
+import pickle
 import sys
 import threading
 import time
@@ -30,6 +31,7 @@ in_group, get_num_threads = False, lambda: 1
 distributed.is_available, distributed.is_initialized = lambda: True, lambda: in_group
 distributed.get_rank, distributed.get_world_size = lambda: int(os.environ["RANK"]), lambda: int(os.environ["WORLD_SIZE"])
 autograd.backward = lambda: time.sleep(0.001)
+distributed.get_backend = lambda: "gloo"
 hooks = OrderedDict()
 prepared = running = None
 backward = -1
@@ -170,6 +172,23 @@ optim.optimizer.register_optimizer_step_post_hook = register_optimizer_step_post
 autograd.profiler.profile, autograd.profiler.record_function = profile, record_function
 profiler.profile, profiler.schedule = Profile, lambda wait, warmup, active, repeat: (warmup, active)
 profiler.supported_activities, profiler.ProfilerActivity = lambda: {1}, types.SimpleNamespace(CUDA=2)
+
+
+class Calls:
+    """The flight recorder: calls of this rank, of which the first ones have ended."""
+
+    made = ended = 0
+
+    def dump(self, entries=True, stacks=True, active=False, backend="gloo"):
+        states = dict(last_enqueued_collective=self.made, last_started_collective=-1, last_completed_collective=self.ended)
+        entry = dict(pg_id=0, process_group=("0", "default_pg"), profiling_name="gloo:all_reduce", state="scheduled", time_created_ns=1)
+        entry.update(input_sizes=[[4]], input_dtypes=["Float"])
+        made = [dict(entry, collective_seq_id=at + 1, retired=at < self.ended) for at in range(self.made)]
+        return pickle.dumps(dict(version="2.10", pg_config={}, pg_status={"0": states}, entries=made if entries else []), protocol=2)
+
+
+calls = Calls()
+_C._distributed_c10d = types.SimpleNamespace(_dump_fr_trace=calls.dump)
 
 
 def init_process_group():
