@@ -7,10 +7,18 @@
 `peer`: a Llama on 2 ranks, batches of 8 micro-batches: our schedules with their best cuts, then PyTorch's with those of `PEER`, in turn. A ratio is a step of theirs
 over ours. `sleeping`: more ranks than cores, whose layers sleep; all else is real. Is the plan followed, does the ledger close, is the schedule that the rehearsal calls
 best the fastest? `faults`: which cause of idle time grows most when a fault is planted, and by what is expected?
+
+    python3 bench/pipelines.py --parts traces --out results/pipelines_torch.json
+
+`traces`: the same for PyTorch's pipelines, from the traces of its profiler: does the ledger of `paceline analyze` close, on the Llama of `peer` and on stages that sleep,
+and which cause grows with a planted fault?
 """
 import argparse
+import functools
 import json
 import statistics
+import tempfile
+from pathlib import Path
 
 from common import ROOT, RUN_SECONDS, Record, aligned, arguments_for, parsed, provenance, ranged, run, train, write
 
@@ -33,6 +41,14 @@ FAULTS = {
     "messages of 5 ms": ("transfer", "--costs 8,8,8", "--costs 8,8,8 --link 5", None),
     # The ranks are done one after the other: the first one 8 ms after the second, the others each 16 ms after the next.
     "clipping": ("barrier", "--costs 8,8,8", "--costs 8,8,8 --clip 1", (8 + 24 + 40) / 4),
+}
+TORCH_SCHEDULES = ("gpipe", "1f1b", "looped_bfs", "interleaved_1f1b", "interleaved_zb", "zbv", "dualpipev")
+TORCH_FAULTY = ("1f1b", "zbv")
+# The same in stages of PyTorch that sleep, four of them.
+TORCH_FAULTS = {
+    "a stage twice as slow": ("imbalance", "--sleep 60 120", "--sleep 48 96 --slow 2 2", None),
+    "a pass 720 ms late, in every fourth step": ("late peer", "--sleep 48 96", "--sleep 48 96 --late 1 720", None),
+    "messages of 45 ms": ("transfer", "--sleep 48 96", "--sleep 48 96 --link 45", None),
 }
 
 
@@ -100,7 +116,43 @@ def faults(arguments: argparse.Namespace) -> Record:
     return found
 
 
-PARTS = {"peer": peer, "sleeping": sleeping, "faults": faults}
+def traced(arguments: argparse.Namespace, flags: str) -> Record:
+    """The idle time of a pipeline of PyTorch, from its traces: means over the ranks, and the largest rest of a rank in percent of its step."""
+    with tempfile.TemporaryDirectory(prefix="pipeline_") as folder:
+        run([arguments.peer_python, ROOT / "bench/peer/pipeline.py", *flags.split(), "--profile", f"{folder}/traces"], ROOT, RUN_SECONDS)
+        run([arguments.paceline, "analyze", f"{folder}/traces", "--output", f"{folder}/report"], ROOT, RUN_SECONDS)
+        rows = json.loads(Path(folder, "report/summary.json").read_text())["tables"]["bubble"]["rows"]
+    names = [name for name in rows[0] if name != "rank"]
+    mean = {name.removesuffix("_ms").replace("_", " "): statistics.mean(row[name] for row in rows) for name in names}
+    return mean | {"rest_most_pct": max(100 * abs(row["rest_ms"]) / row["step_ms"] for row in rows)}
+
+
+def traces(arguments: argparse.Namespace) -> Record:
+    cuts = {name: f"--cut {PEER[name][0] if name in PEER else '1 2 3'}" for name in TORCH_SCHEDULES}
+    found: Record = {"closes": {}, "faults": {}}
+    rows = [["schedule", "stages", "step ms", "bubble %", "unexplained at most %"]]
+    for name, cut in cuts.items():
+        for stages, flags in (("Llama, 2 ranks", f"{cut} --batch-size 8"), ("sleeping, 4 ranks", "--ranks 4 --sleep 24 48")):
+            all = [traced(arguments, f"--schedule {name} {flags}") for _ in range(arguments.rounds)]
+            rest = max(one["rest_most_pct"] for one in all)
+            rows.append([name, stages, ranged([one["step"] for one in all], 1), ranged([100 * (1 - one["busy"] / one["step"]) for one in all], 1), f"{rest:.2f}"])
+            found["closes"][f"{name}, {stages}"] = all
+    print(f"\nledgers from traces of PyTorch\n{aligned(rows, {0, 1})}")
+    measured = functools.cache(lambda flags: traced(arguments, flags))
+    rows = [["schedule", "fault", "grows most", "grows by, ms", "expected, ms", "off %"]]
+    for schedule in TORCH_FAULTY:
+        for name, (cause, without, fault, expected) in TORCH_FAULTS.items():
+            before, after = (measured(f"--schedule {schedule} --ranks 4 {flags}") for flags in (without, fault))
+            grown = {one: after[one] - before[one] for one in CAUSES}
+            clock = (after["step"] - after["busy"]) - (before["step"] - before["busy"])
+            expected = clock if expected is None else expected
+            rows.append([schedule, name, max(grown, key=grown.get), f"{grown[cause]:.2f}", f"{expected:.2f}", f"{100 * (grown[cause] / expected - 1):+.1f}"])
+            found["faults"][f"{schedule}, {name}"] = {"without": before, "with": after, "cause": cause, "grown": grown, "expected_ms": expected}
+    print(f"\nplanted faults, ms of idle time, means over ranks\n{aligned(rows, {0, 1, 2})}")
+    return found
+
+
+PARTS = {"peer": peer, "sleeping": sleeping, "faults": faults, "traces": traces}
 
 
 def main() -> None:

@@ -21,7 +21,7 @@ emulated-card: cuda
 memory: cuda trace
 table: files
 host: files table trace
-analysis: files table trace
+analysis: files schedule table trace
 rendezvous: files trace
 collectives: cuda files memory numeric rendezvous trace
 python: collectives memory trace

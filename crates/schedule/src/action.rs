@@ -25,11 +25,15 @@ pub enum Kind {
     SendBackward,
     /// The gradient of the stage's output may arrive from now on.
     ReceiveBackward,
+    /// The rank waits until the output of the stage has left. Only lists of PyTorch have it.
+    WaitSendForward,
+    /// The rank waits until the gradient of the stage's input has left. Only lists of PyTorch have it.
+    WaitSendBackward,
 }
 
 impl Kind {
     /// All of them.
-    pub const ALL: [Self; 8] = [
+    pub const ALL: [Self; 10] = [
         Self::Forward,
         Self::Backward,
         Self::BackwardInput,
@@ -38,6 +42,8 @@ impl Kind {
         Self::ReceiveForward,
         Self::SendBackward,
         Self::ReceiveBackward,
+        Self::WaitSendForward,
+        Self::WaitSendBackward,
     ];
 
     /// The letters in the text of an action.
@@ -51,6 +57,8 @@ impl Kind {
             Self::ReceiveForward => "RECV_F",
             Self::SendBackward => "SEND_B",
             Self::ReceiveBackward => "RECV_B",
+            Self::WaitSendForward => "WAIT_SEND_F",
+            Self::WaitSendBackward => "WAIT_SEND_B",
         }
     }
 

@@ -27,6 +27,24 @@ impl Costs {
         Self { forward, backward_input, backward_weight, message: 0.0, side_by_side: None }
     }
 
+    /// The same model in another number of stages: each stage of now is cut into equal parts, or is one with the next ones.
+    pub fn resampled(&self, stages: usize) -> Self {
+        let each = |of: &Vec<f64>| {
+            let part = |stage: usize, at: usize| {
+                let (begin, end) = (stage * of.len(), (stage + 1) * of.len());
+                let overlap = end.min((at + 1) * stages).saturating_sub(begin.max(at * stages));
+                of[at] * overlap as f64 / stages as f64
+            };
+            (0..stages).map(|stage| (0..of.len()).map(|at| part(stage, at)).sum()).collect()
+        };
+        Self {
+            forward: each(&self.forward),
+            backward_input: each(&self.backward_input),
+            backward_weight: each(&self.backward_weight),
+            ..self.clone()
+        }
+    }
+
     /// The time that an action takes of its rank. A message takes no time of a rank: it travels by itself.
     pub fn of(&self, action: &Action) -> f64 {
         let (input, weight) =

@@ -11,7 +11,7 @@ use std::collections::HashMap;
 
 use crate::plan::received_for;
 use crate::timeline::RehearsalTimes;
-use crate::{Action, Kind, Plan, PlanError, Ran, Timeline};
+use crate::{Action, Costs, Kind, Plan, PlanError, Ran, Timeline};
 
 /// Why a rank was idle.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
@@ -99,6 +99,24 @@ impl Usual {
     /// The usual duration of an action; zero if there was none.
     pub fn of(&self, stage: usize, kind: Kind) -> f64 {
         self.actions.get(&(stage, kind)).copied().unwrap_or(0.0)
+    }
+
+    /// The costs of the stages of a plan, if messages take no time.
+    pub fn costs(&self, plan: &Plan) -> Costs {
+        let stages = 0..plan.shape().placement.stages();
+        let each = |part: &dyn Fn(usize) -> f64| stages.clone().map(part).collect::<Vec<f64>>();
+        // A stage whose micro-batches are all run in whole backward passes only ever adds the halves up.
+        let half = |stage, kind| match self.of(stage, kind) {
+            0.0 => self.of(stage, Kind::Backward) / 2.0,
+            own => own,
+        };
+        Costs {
+            forward: each(&|stage| self.of(stage, Kind::Forward)),
+            backward_input: each(&|stage| half(stage, Kind::BackwardInput)),
+            backward_weight: each(&|stage| half(stage, Kind::BackwardWeight)),
+            message: 0.0,
+            side_by_side: None,
+        }
     }
 }
 
@@ -223,7 +241,7 @@ pub fn usual<'a>(plan: &Plan, steps: impl IntoIterator<Item = &'a [MeasuredStep]
                 actions.entry((action.stage, action.kind)).or_default().push(took + before);
             }
         }
-        messages.extend(travels(plan, step, &ends(plan, step)).into_values());
+        messages.extend(travels(plan, step).into_values());
     }
     let actions = actions.into_iter().map(|(key, of)| (key, median(of))).collect();
     Usual { actions, message: median(messages) }
@@ -237,9 +255,8 @@ fn median(mut of: Vec<f64>) -> f64 {
 /// Puts the times of all ranks on the clock of the first one: between two clocks, messages seem to take longer one way by
 /// what they take less the other way. Clocks that are closer than `tolerance` count as one.
 pub fn on_one_clock(plan: &Plan, step: &mut [MeasuredStep], tolerance: f64) {
-    let ends = ends(plan, step);
     let mut least: HashMap<(usize, usize), f64> = HashMap::new();
-    for message in messages(plan, step, &ends) {
+    for message in messages(plan, step) {
         let took = least.entry((message.from, message.to)).or_insert(f64::INFINITY);
         *took = took.min(message.arrived - message.sent);
     }
@@ -293,7 +310,7 @@ fn layers(plan: &Plan, step: &[MeasuredStep], usual: &Usual) -> Result<[Idle; 5]
     let ranks = 0..placement.ranks();
     let took: HashMap<Action, (f64, f64)> =
         ranks.clone().flat_map(|rank| arithmetic(plan, rank).zip(durations(&step[rank]))).collect();
-    let travels = travels(plan, step, &ends(plan, step));
+    let travels = travels(plan, step);
     let mean = |kind: Kind| {
         let stages = (0..placement.stages()).filter_map(|at| usual.actions.get(&(at, kind)));
         let stages: Vec<f64> = stages.copied().collect();
@@ -372,44 +389,82 @@ fn idle(plan: &Plan, times: RehearsalTimes) -> Result<(Idle, Vec<f64>), PlanErro
     Ok((idle, timeline.ranks.iter().zip(&begin).map(last).collect()))
 }
 
-fn ends(plan: &Plan, step: &[MeasuredStep]) -> HashMap<Action, f64> {
-    let ends = |own: &MeasuredStep| own.actions.iter().map(|of| of.end).collect::<Vec<_>>();
-    let of_rank = |(rank, own)| arithmetic(plan, rank).zip(ends(own));
-    step.iter().enumerate().flat_map(of_rank).collect()
+/// When each message was sent: as soon as its rank was done with the arithmetic before it.
+fn sent(plan: &Plan, step: &[MeasuredStep]) -> HashMap<Action, f64> {
+    let mut sent = HashMap::new();
+    for (rank, own) in step.iter().enumerate() {
+        let (mut done, mut ends) = (own.begin, own.actions.iter().map(|of| of.end));
+        for action in plan.actions(rank) {
+            match action.kind {
+                Kind::SendForward | Kind::SendBackward => {
+                    sent.insert(*action, done);
+                }
+                kind if kind.computes() => done = ends.next().unwrap_or(done),
+                _ => {}
+            }
+        }
+    }
+    sent
 }
 
 /// A message as it was measured.
-struct Travelled {
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Travelled {
     /// How it is received.
-    receive: Action,
-    from: usize,
-    to: usize,
-    /// When it could be sent, when it could be received, and when the rank that waited for it had it.
-    sent: f64,
-    posted: f64,
-    arrived: f64,
+    pub receive: Action,
+    /// The ranks.
+    pub from: usize,
+    /// The same.
+    pub to: usize,
+    /// Which of the receiver's actions needs it.
+    pub at: usize,
+    /// When it could be sent.
+    pub sent: f64,
+    /// When it could be received.
+    pub posted: f64,
+    /// When the rank that waited for it had it.
+    pub arrived: f64,
+}
+
+/// Fills in when messages arrived that nobody waited for, whose arrival is not a number: after the usual time of those that
+/// somebody waited for, and before they were needed.
+pub fn fill_arrivals(plan: &Plan, steps: &mut [Vec<MeasuredStep>]) {
+    let all: Vec<Vec<Travelled>> = steps.iter().map(|step| messages(plan, step)).collect();
+    let took = |kind: Kind| {
+        let known = all.iter().flatten().filter(|of| of.receive.kind == kind);
+        let took = known.map(|of| of.arrived - of.posted.max(of.sent));
+        median(took.filter(|took| !took.is_nan()).map(|took| took.max(0.0)).collect())
+    };
+    let usual = [Kind::ReceiveForward, Kind::ReceiveBackward].map(|kind| (kind, took(kind)));
+    for (step, messages) in steps.iter_mut().zip(&all) {
+        for of in messages.iter().filter(|of| of.arrived.is_nan()) {
+            let took = usual.iter().find(|of_kind| of_kind.0 == of.receive.kind);
+            let own = &mut step[of.to].actions[of.at];
+            let arrived = of.posted.max(of.sent) + took.map_or(0.0, |of| of.1);
+            own.message.1 = arrived.min(own.asked);
+        }
+    }
 }
 
 /// All messages, those to a rank in the order in which it receives them.
-fn messages(plan: &Plan, step: &[MeasuredStep], ends: &HashMap<Action, f64>) -> Vec<Travelled> {
-    let placement = plan.shape().placement;
+pub fn messages(plan: &Plan, step: &[MeasuredStep]) -> Vec<Travelled> {
+    let (placement, sent) = (plan.shape().placement, sent(plan, step));
     let mut messages = Vec::new();
     for (to, own) in step.iter().enumerate() {
-        for (action, of) in arithmetic(plan, to).zip(&own.actions) {
+        for (at, (action, of)) in arithmetic(plan, to).zip(&own.actions).enumerate() {
             let Some(receive) = received_for(&placement, &action) else { continue };
-            let made = |stage, kind| ends.get(&Action { stage, kind, ..action }).copied();
-            let (stage, sent) = if receive.kind == Kind::ReceiveForward {
-                (action.stage - 1, made(action.stage - 1, Kind::Forward))
+            let (stage, kind) = if receive.kind == Kind::ReceiveForward {
+                (action.stage - 1, Kind::SendForward)
             } else {
-                let whole = made(action.stage + 1, Kind::Backward);
-                let sent = whole.or_else(|| made(action.stage + 1, Kind::BackwardInput));
-                (action.stage + 1, sent)
+                (action.stage + 1, Kind::SendBackward)
             };
+            let sent = sent.get(&Action { stage, kind, ..action }).copied();
             let (posted, arrived) = of.message;
             messages.push(Travelled {
                 receive,
                 from: placement.rank(stage),
                 to,
+                at,
                 sent: sent.unwrap_or(posted),
                 posted,
                 // A rank that waited has the message only when it runs again.
@@ -422,13 +477,9 @@ fn messages(plan: &Plan, step: &[MeasuredStep], ends: &HashMap<Action, f64>) -> 
 
 /// How long each message travelled, by how it is received, once it was sent, could be received, and the
 /// one before it had arrived.
-fn travels(
-    plan: &Plan,
-    step: &[MeasuredStep],
-    ends: &HashMap<Action, f64>,
-) -> HashMap<Action, f64> {
+fn travels(plan: &Plan, step: &[MeasuredStep]) -> HashMap<Action, f64> {
     let mut last: HashMap<(usize, usize, Kind), f64> = HashMap::new();
-    let travelled = messages(plan, step, ends).into_iter().map(|of| {
+    let travelled = messages(plan, step).into_iter().map(|of| {
         let queue = (of.from, of.to, of.receive.kind);
         let before = last.insert(queue, of.arrived).unwrap_or(f64::MIN);
         (of.receive, (of.arrived - of.posted.max(of.sent).max(before)).max(0.0))

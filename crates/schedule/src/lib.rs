@@ -24,11 +24,13 @@
 mod action;
 mod choose;
 mod costs;
+mod csv;
 mod cut;
 mod draw;
 mod error;
 mod ledger;
 mod list;
+mod part;
 mod placement;
 mod plan;
 mod schedules;
@@ -41,10 +43,11 @@ pub use cut::cut;
 pub use draw::drawing;
 pub use error::{PlanError, Waiting};
 pub use ledger::{
-    Gap, IdleCause, IdleLedger, Measured, MeasuredStep, RankAccount, Usual, as_run, on_one_clock,
-    usual,
+    Gap, IdleCause, IdleLedger, Measured, MeasuredStep, RankAccount, Travelled, Usual, as_run,
+    fill_arrivals, messages, on_one_clock, usual,
 };
 pub use list::{Entry, List};
+pub use part::IdlePart;
 pub use placement::Placement;
 pub use plan::{Plan, Shape};
 pub use schedules::{

@@ -59,6 +59,15 @@ impl Plan {
     pub fn of_lists(shape: Shape, lists: Vec<Vec<Entry>>) -> Result<Self, PlanError> {
         check_complete(&shape, &lists)?;
         let actions = lists.iter().map(|list| with_messages(&shape.placement, list)).collect();
+        Self::rehearsed(shape, lists, actions)
+    }
+
+    /// A plan of complete lists and of the same with messages.
+    pub(crate) fn rehearsed(
+        shape: Shape,
+        lists: Vec<Vec<Entry>>,
+        actions: Vec<Vec<Action>>,
+    ) -> Result<Self, PlanError> {
         let plan = Self { shape, lists, actions };
         let costs = Costs::even(&shape.placement, 1.0, 1.0, 1.0);
         Timeline::of(&plan, &costs)?;
@@ -129,7 +138,7 @@ impl Plan {
 }
 
 /// Checks that each rank does the arithmetic of its stages, each piece once and each micro-batch's in order.
-fn check_complete(shape: &Shape, lists: &[Vec<Entry>]) -> Result<(), PlanError> {
+pub(crate) fn check_complete(shape: &Shape, lists: &[Vec<Entry>]) -> Result<(), PlanError> {
     let Shape { placement, micro_batches } = *shape;
     if lists.len() != placement.ranks() {
         let (got, ranks) = (lists.len(), placement.ranks());
@@ -154,7 +163,13 @@ fn check_complete(shape: &Shape, lists: &[Vec<Entry>]) -> Result<(), PlanError> 
                 (Kind::Forward, Kind::Backward) => Kind::Backward,
                 (Kind::BackwardInput, Kind::BackwardWeight) => Kind::Backward,
                 _ if !kind.computes() => return refused("messages follow from the arithmetic"),
-                _ => return refused("it is there twice, or what comes before it is not"),
+                (Kind::ReceiveForward, _) => {
+                    return refused("its forward pass does not come before it");
+                }
+                (Kind::Forward, Kind::BackwardWeight) => {
+                    return refused("its input half does not come before it");
+                }
+                _ => return refused("it is there twice"),
             };
         }
     }
@@ -201,7 +216,7 @@ pub(crate) fn received_for(placement: &Placement, action: &Action) -> Option<Act
 }
 
 /// The message that an action makes, if it goes to another rank.
-fn sent_after(placement: &Placement, action: &Action) -> Option<Action> {
+pub(crate) fn sent_after(placement: &Placement, action: &Action) -> Option<Action> {
     let Action { stage, kind, micro_batch } = *action;
     let (to, kind) = match kind {
         Kind::Forward => (stage + 1, Kind::SendForward),

@@ -161,6 +161,9 @@ impl<'a> RehearsalState<'a> {
 
     /// Carries an action out, or says what has to be done before.
     fn carry_out(&mut self, rank: usize, action: &Action) -> Result<Option<Waiting>, PlanError> {
+        if let Some(waiting) = self.waits_for_send(rank, action) {
+            return Ok(waiting);
+        }
         if !action.kind.computes() {
             self.pass_on(rank, action)?;
             self.at[rank] += 1;
@@ -213,6 +216,26 @@ impl<'a> RehearsalState<'a> {
         let kind = if forward { Kind::ReceiveForward } else { Kind::ReceiveBackward };
         let position = queue.positions.get(&Action { kind, ..*action })?;
         queue.arrived.get(*position).copied()
+    }
+
+    /// Lets a rank wait until a message of it has been received, if that is the action.
+    fn waits_for_send(&mut self, rank: usize, action: &Action) -> Option<Option<Waiting>> {
+        let (stage, kind) = match action.kind {
+            Kind::WaitSendForward => (action.stage + 1, Kind::ReceiveForward),
+            Kind::WaitSendBackward => (action.stage - 1, Kind::ReceiveBackward),
+            _ => return None,
+        };
+        let needs = Action { stage, kind, ..*action };
+        let of = self.placement.rank(stage);
+        let queue = self.queues.get(&(rank, of, kind == Kind::ReceiveForward));
+        let arrived =
+            queue.and_then(|queue| queue.arrived.get(*queue.positions.get(&needs)?).copied());
+        let Some(arrived) = arrived else {
+            return Some(Some(Waiting { rank, action: *action, needs, of }));
+        };
+        self.free[rank] = self.free[rank].max(arrived);
+        self.at[rank] += 1;
+        Some(None)
     }
 
     /// Takes a message of a rank, or its wish to receive one.
@@ -290,7 +313,7 @@ impl<'a> RehearsalState<'a> {
 }
 
 /// The actions that must be done before an action.
-fn needs(placement: &Placement, action: &Action) -> [Option<Action>; 2] {
+pub(crate) fn needs(placement: &Placement, action: &Action) -> [Option<Action>; 2] {
     let Action { stage, kind, micro_batch } = *action;
     let at = |stage, kind| Some(Action::new(stage, kind, micro_batch));
     match kind {

@@ -71,6 +71,8 @@ impl InFlight {
             }
             Kind::SendForward | Kind::SendBackward => self.send(step, action),
             Kind::ReceiveForward | Kind::ReceiveBackward => self.receive(step, action),
+            // Our own lists have no such waits: a message keeps what it sends.
+            Kind::WaitSendForward | Kind::WaitSendBackward => Ok(()),
         }
     }
 

@@ -297,6 +297,12 @@ impl Table {
         fitted(&head, &lines, |at| !table.is_number(at), width)
     }
 
+    /// A table whose last row is the mean.
+    pub fn with_mean(&self) -> Self {
+        let rows = self.rows.iter().chain(&self.mean).cloned().collect();
+        Self { columns: self.columns.clone(), rows, mean: None }
+    }
+
     /// A table of the first `count` rows, and the number of rows that it leaves out.
     pub fn head(&self, count: usize) -> (Self, usize) {
         let rows: Vec<_> = self.rows.iter().take(count).cloned().collect();

@@ -12,11 +12,13 @@ mod clock;
 mod matched;
 pub mod merge;
 mod path;
+mod pipeline;
 mod stragglers;
 
 pub use clock::{ClockSource, Clocks, RankClock, align};
 pub use matched::{Arrival, MatchedCollective, MatchedCollectives, match_collectives};
 pub use path::{CriticalPath, PathSource, RankShare, Segment, StepPath, Transfer};
+pub use pipeline::{Pipeline, Rehearsed, Route};
 pub use stragglers::{RankWaits, Stragglers, stragglers};
 
 use crate::hta::{Chosen, Options};
@@ -24,6 +26,7 @@ use crate::timeline::Timeline;
 use clock::rank_of;
 use matched::match_chosen;
 use path::critical_path;
+use pipeline::pipeline;
 
 /// The analysis of all ranks together.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -38,6 +41,8 @@ pub struct AcrossRanks {
     pub stragglers: Stragglers,
     /// The critical path of the steps.
     pub path: CriticalPath,
+    /// The idle time of a pipeline of PyTorch.
+    pub pipeline: Option<Pipeline>,
 }
 
 /// Analyzes the traces of all ranks together, in any order. A timeline that does not name its rank gets its
@@ -54,12 +59,13 @@ pub fn across_ranks(timelines: &[Timeline], options: &Options) -> AcrossRanks {
     let collectives = match_chosen(timelines, &clocks, &chosen);
     let stragglers = stragglers(&collectives, &clocks);
     let path = critical_path(timelines, &chosen, &collectives, &clocks);
+    let pipeline = pipeline(timelines, &clocks, &chosen, &collectives);
     let mut ranks: Vec<usize> = clocks.ranks.iter().map(|clock| clock.rank).collect();
     ranks.sort_unstable();
     let world = timelines.iter().filter_map(|timeline| timeline.world_size).max().unwrap_or(0);
     // A file may claim any number of ranks, and nobody reads a list of a million missing ones.
     let missing = (0..world.min(1 << 16)).filter(|rank| ranks.binary_search(rank).is_err());
-    AcrossRanks { missing: missing.collect(), ranks, clocks, stragglers, path }
+    AcrossRanks { missing: missing.collect(), ranks, clocks, stragglers, path, pipeline }
 }
 
 /// The ranks whose trace ended before the newest trace began, or began after it ended. They are probably from

@@ -21,6 +21,7 @@ mod json_windows;
 mod merge;
 mod own;
 mod perfetto;
+mod pipeline;
 mod read;
 mod report;
 mod steps;

@@ -10,9 +10,11 @@ use paceline_model::BlockCost;
 use paceline_settings::config::TrainConfig;
 use paceline_settings::pipeline::PipelineConfig;
 use paceline_strategies::AccumulationOrder;
-use paceline_strategies::schedule::{BlockCosts, CutChoice, Kind, SCHEDULES, best_cut, named};
+use paceline_strategies::schedule::{
+    BlockCosts, CutChoice, IdlePart, Kind, SCHEDULES, best_cut, named,
+};
 
-use crate::insight::pipeline::{IdlePart, PipelineFacts};
+use crate::insight::pipeline::PipelineFacts;
 
 /// A change, its gain, and its cost.
 struct Change {

@@ -1,33 +1,17 @@
 //! The idle time of a pipeline as lines of text.
 
-use paceline_host::text::plural;
-use paceline_strategies::schedule::{RankAccount, drawing};
-use paceline_table::table::Columns;
+use paceline_analysis::report::panels::{idle_head, idle_table};
+use paceline_strategies::schedule::drawing;
 
-use crate::insight::pipeline::{IdlePart, PipelineFacts};
+use crate::insight::pipeline::PipelineFacts;
 
 /// How wide a drawing is at most, and where no width is known.
 const DRAWING: usize = 80;
 
 /// How long each rank was idle, and why: a row for each rank and one for their mean.
 pub(crate) fn ledger(facts: &PipelineFacts, width: Option<usize>) -> Vec<String> {
-    type Row = (String, RankAccount);
-    let (mean, ms) = (facts.mean(), ("ms", 2));
-    let mut columns = Columns::new()
-        .add("", "rank", ("", 0), "", |(rank, _): &Row| rank.clone())
-        .add("", "step", ms, "", |(_, of)| of.step)
-        .add("", "busy", ms, "", |(_, of)| of.busy);
-    for part in IdlePart::all(&facts.ranks) {
-        columns = columns.add("", part.name(), ms, "", move |(_, of)| part.of(of));
-    }
-    let head = format!(
-        "Bubble: {:.1} % of the step; why ranks are idle, means over {}:",
-        100.0 * (1.0 - mean.busy / mean.step),
-        plural(facts.num_steps, "step")
-    );
-    let ranks = facts.ranks.iter().enumerate().map(|(rank, of)| (rank.to_string(), of.clone()));
-    let rows = ranks.chain([("mean".to_owned(), mean)]);
-    vec![head, columns.table(rows).fitted(width)]
+    let table = idle_table(&facts.ranks).with_mean();
+    vec![idle_head(&facts.ranks, facts.num_steps), table.fitted(width)]
 }
 
 /// The step as planned and as run.

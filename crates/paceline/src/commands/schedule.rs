@@ -1,14 +1,17 @@
 //! `paceline schedule`: the work of each rank of a pipeline in a step, drawn and counted before anything runs.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 use paceline_failure::numbers::{at_least, part, within};
 use paceline_failure::outputs::{check_file, write_stated_bytes};
 use paceline_failure::{Failure, Result, usage};
+use paceline_files::{Printable, read_text};
 use paceline_host::disk::Disk;
 use paceline_host::text::{line_width, plural, say, say_unbroken};
-use paceline_schedule::{Costs, Entry, Plan, SCHEDULES, Schedule, Timeline, drawing, named};
+use paceline_schedule::{
+    Costs, Entry, Placement, Plan, SCHEDULES, Schedule, Timeline, drawing, named,
+};
 use paceline_table::table::{Columns, Table, grouped};
 
 /// The most actions of all ranks together. Nobody draws more, and the lists of all ranks are kept.
@@ -19,6 +22,9 @@ const MAX_TIME: f64 = 1e9;
 
 /// The most characters of a line of a drawing.
 const MAX_WIDTH: usize = 400;
+
+/// The most bytes of a file of lists.
+const MAX_FILE_BYTES: u64 = 1 << 25;
 
 /// Flags of `paceline schedule`.
 #[derive(Debug, Args)]
@@ -44,6 +50,9 @@ pub struct ScheduleArgs {
     /// Write the lists to this file, in the form of PyTorch's pipelining: one row for each rank
     #[arg(long, value_name = "FILE")]
     pub csv: Option<PathBuf>,
+    /// Check the lists in this file, in the form of PyTorch's pipelining with or without messages, then draw and count them
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["name", "stages", "micro_batches", "csv"])]
+    pub check: Option<PathBuf>,
 }
 
 /// A duration, in a unit that the user chooses. A list of them may have blanks.
@@ -58,11 +67,21 @@ struct Rehearsed {
     timeline: Timeline,
 }
 
+/// The lists of a file, checked and rehearsed.
+fn check(file: &Path, costs: impl Fn(&Placement) -> Costs) -> Result<(Plan, Timeline)> {
+    let refused =
+        |problem: String| Failure::Usage(format!("--check {}: {problem}", file.printable()));
+    let text = read_text(file, MAX_FILE_BYTES).map_err(|error| refused(error.to_string()))?;
+    let plan = Plan::of_csv(&text).map_err(|error| refused(error.to_string()))?;
+    let timeline = Timeline::of(&plan, &costs(&plan.shape().placement));
+    Ok((plan, timeline.map_err(|error| refused(error.to_string()))?))
+}
+
 /// Runs `paceline schedule`.
 ///
 /// # Errors
 ///
-/// If there is no schedule of this name, or if it does not know such a step.
+/// If there is no schedule of this name, if it does not know such a step, or if the lists of a file cannot be carried out.
 pub fn schedule(args: &ScheduleArgs) -> Result<u8> {
     let &[forward, input, weight] = args.costs.as_slice() else {
         return usage("--costs: pass three durations, such as 1,1,1");
@@ -79,12 +98,18 @@ pub fn schedule(args: &ScheduleArgs) -> Result<u8> {
     if let Some(file) = &args.csv {
         check_file("--csv", file)?;
     }
+    let costs = |stages: &_| Costs {
+        message: args.message,
+        side_by_side: args.side_by_side,
+        ..Costs::even(stages, forward, input, weight)
+    };
+    if let Some(file) = &args.check {
+        let (plan, timeline) = check(file, costs)?;
+        check_pairs(args, "the file", &plan)?;
+        say_one(&format!("{}: no fault", file.printable()), &plan, &timeline);
+        return Ok(0);
+    }
     let rehearse = |schedule: &'static dyn Schedule| {
-        let costs = |stages: &_| Costs {
-            message: args.message,
-            side_by_side: args.side_by_side,
-            ..Costs::even(stages, forward, input, weight)
-        };
         let plan = Plan::new(schedule, ranks, micro_batches, costs)?;
         let timeline = Timeline::of(&plan, &costs(&plan.shape().placement))?;
         Ok(Rehearsed { schedule, plan, timeline })
@@ -104,24 +129,28 @@ pub fn schedule(args: &ScheduleArgs) -> Result<u8> {
     let of = rehearse(schedule).map_err(|error: paceline_schedule::PlanError| {
         Failure::Usage(format!("--micro-batches {micro_batches}: {error}"))
     })?;
-    let has_pairs = (0..ranks)
-        .flat_map(|rank| of.plan.list(rank))
-        .any(|entry| matches!(entry, Entry::Overlapped(..)));
-    if args.side_by_side.is_some() && !has_pairs {
-        return usage(format!("--side-by-side: {name} runs no passes in pairs; leave it out"));
-    }
-    say_one(&of);
+    check_pairs(args, name, &of.plan)?;
+    say_one(&format!("{}: {}", of.schedule.name(), of.schedule.about()), &of.plan, &of.timeline);
     if let Some(file) = &args.csv {
         write_stated_bytes(&Disk::default(), file, of.plan.csv().as_bytes())?;
     }
     Ok(0)
 }
 
-/// Prints a schedule: its drawing, and its cost for each rank.
-fn say_one(Rehearsed { schedule, plan, timeline }: &Rehearsed) {
+/// Refuses `--side-by-side` for a plan without pairs of passes.
+fn check_pairs(args: &ScheduleArgs, name: &str, plan: &Plan) -> Result<()> {
+    let mut entries = (0..plan.shape().placement.ranks()).flat_map(|rank| plan.list(rank));
+    if args.side_by_side.is_some() && !entries.any(|entry| matches!(entry, Entry::Overlapped(..))) {
+        return usage(format!("--side-by-side: {name} runs no passes in pairs; leave it out"));
+    }
+    Ok(())
+}
+
+/// Prints a plan: its drawing, and its cost for each rank.
+fn say_one(title: &str, plan: &Plan, timeline: &Timeline) {
     let shape = plan.shape();
     let (ranks, stages) = (shape.placement.ranks(), shape.placement.stages());
-    say(&format!("{}: {}", schedule.name(), schedule.about()));
+    say(title);
     let counts = [(ranks, "rank"), (stages, "stage"), (shape.micro_batches, "micro-batch")];
     say(&counts.map(|(count, of)| plural(count, of)).join(", "));
     say("");

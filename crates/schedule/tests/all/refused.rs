@@ -25,14 +25,8 @@ fn a_plan_has_each_action_once_and_where_it_belongs() {
         ("0F0 0F1 0B0", "0B1 in the list of rank 0: it is missing"),
         ("0F0 0F1 0B0 0I1", "0W1 in the list of rank 0: it is missing"),
         ("0F0 0F1 0B0 0B1 0B1", "0B1 in the list of rank 0: it is there twice"),
-        (
-            "0F0 0F1 0B0 0W1",
-            "0W1 in the list of rank 0: it is there twice, or what comes before it is not",
-        ),
-        (
-            "0F0 0B0 0B1 0F1",
-            "0B1 in the list of rank 0: it is there twice, or what comes before it is not",
-        ),
+        ("0F0 0F1 0B0 0W1", "0W1 in the list of rank 0: its input half does not come before it"),
+        ("0F0 0B0 0B1 0F1", "0B1 in the list of rank 0: its forward pass does not come before it"),
         ("0F0 0F1 1B0 0B1", "1B0 in the list of rank 0: another rank has this stage"),
         ("0F0 0F1 0B0 0B2", "0B2 in the list of rank 0: there is no such stage"),
         ("0F0 2F1 0B0 0B1", "2F1 in the list of rank 0: there is no such stage"),

@@ -59,6 +59,7 @@ pub(super) fn notes(across: &AcrossRanks) -> Vec<Note> {
         let text = "no counterpart in another rank's trace, so who waited for whom is unknown.";
         note(Weight::Note, format!("{have} {text}"));
     }
+    notes.extend(across.pipeline.as_ref().map(super::pipeline::note));
     notes
 }
 

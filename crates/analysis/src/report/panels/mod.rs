@@ -12,6 +12,7 @@ mod kernels;
 mod memory;
 mod names;
 mod odd;
+mod pipeline;
 mod ranks;
 mod shared;
 mod step;
@@ -20,6 +21,7 @@ mod whole_step;
 
 pub use diff::of_diff;
 pub use doctor::{add_against, add_examination};
+pub use pipeline::{idle_head, idle_table};
 pub use summary::console;
 
 use super::{Body, Report, Section, Weight};
@@ -73,6 +75,7 @@ pub fn of_analysis(
     };
     report.sections.push(step::section(analysis, timelines));
     report.sections.extend(across.map(across::section));
+    report.sections.extend(across.and_then(|of| of.pipeline.as_ref()).map(pipeline::section));
     let on_cpu = names::are_of_cpu(timelines);
     report.sections.push(device::section(analysis, &calls, on_cpu));
     report.notes.extend(device::note(on_cpu, names::are_emulated(timelines)));

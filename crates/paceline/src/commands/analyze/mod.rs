@@ -235,6 +235,11 @@ pub(super) fn ranks_in_words(ranks: &[usize]) -> String {
 fn console(analysis: &Analysis, report: &Report) -> String {
     let mut out = format!("{}\n{}\n", printable(&report.title), printable(&report.subtitle));
     out += &panels::console(analysis, line_width());
+    if let Some(section) = report.sections.iter().find(|of| of.id == "pipeline")
+        && let Some(table) = report.table("bubble")
+    {
+        out += &format!("\n\n{}\n{}", section.lead, table.with_mean().fitted(line_width()));
+    }
     out + &notes(report)
 }
 
