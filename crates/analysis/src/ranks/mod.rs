@@ -18,7 +18,7 @@ mod stragglers;
 pub use clock::{ClockSource, Clocks, RankClock, align};
 pub use matched::{Arrival, MatchedCollective, MatchedCollectives, match_collectives};
 pub use path::{CriticalPath, PathSource, RankShare, Segment, StepPath, Transfer};
-pub use pipeline::{Pipeline, Rehearsed, Route};
+pub use pipeline::{Messages, PipelineLedger, StepCourse};
 pub use stragglers::{RankWaits, Stragglers, stragglers};
 
 use crate::hta::{Chosen, Options};
@@ -42,7 +42,7 @@ pub struct AcrossRanks {
     /// The critical path of the steps.
     pub path: CriticalPath,
     /// The idle time of a pipeline of PyTorch.
-    pub pipeline: Option<Pipeline>,
+    pub pipeline: Option<PipelineLedger>,
 }
 
 /// Analyzes the traces of all ranks together, in any order. A timeline that does not name its rank gets its

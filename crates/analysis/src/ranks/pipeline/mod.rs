@@ -1,6 +1,6 @@
 //! Why the ranks of a pipeline of PyTorch are idle: the ledger of idle time that paceline's own pipelines have, from traces.
 //!
-//! Input: the timelines of all ranks, their clocks and collectives. Output: a [`Pipeline`]. `passes` reads the passes and messages
+//! Input: the timelines of all ranks, their clocks and collectives. Output: a [`PipelineLedger`]. `passes` reads the passes and messages
 //! of a rank; the rehearsals are those of `paceline-schedule`. A step lasts from the collectives before its first pass to those
 //! before the first pass of the next step.
 
@@ -18,11 +18,11 @@ use super::matched::{Arrival, MatchedCollectives};
 use crate::hta::Chosen;
 use crate::steps::Step;
 use crate::timeline::{TimeRange, Timeline};
-use passes::{Host, Pass, within};
+use passes::{HostEvents, Pass, within};
 
 /// The idle time of a pipeline. Times are in milliseconds.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Pipeline {
+pub struct PipelineLedger {
     /// The accounts of the ranks, in rank order: means over the steps.
     pub ranks: Vec<RankAccount>,
     /// How many steps these are.
@@ -30,16 +30,16 @@ pub struct Pipeline {
     /// The largest part of a step of a rank that no cause explains, in percent.
     pub most_rest_pct: f64,
     /// The messages from rank to rank.
-    pub routes: Vec<Route>,
+    pub routes: Vec<Messages>,
     /// The step by rehearsal, and in the fastest of PyTorch's other schedules.
-    pub now: Rehearsed,
+    pub now: StepCourse,
     /// The fastest other one, with its class in PyTorch.
-    pub other: Option<(&'static str, Rehearsed)>,
+    pub other: Option<(&'static str, StepCourse)>,
 }
 
 /// A rehearsed step.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
-pub struct Rehearsed {
+pub struct StepCourse {
     /// Its length.
     pub step_ms: f64,
     /// The most micro-batches in flight on a rank.
@@ -48,7 +48,7 @@ pub struct Rehearsed {
 
 /// Messages from one rank to another. Numbers are means over the steps.
 #[derive(Clone, Debug, Default, PartialEq)]
-pub struct Route {
+pub struct Messages {
     /// The ranks.
     pub ranks: (usize, usize),
     /// How many messages.
@@ -89,13 +89,13 @@ pub(super) fn pipeline(
     clocks: &Clocks,
     chosen: &[Chosen],
     collectives: &MatchedCollectives,
-) -> Option<Pipeline> {
+) -> Option<PipelineLedger> {
     let mut places: Vec<usize> = (0..timelines.len()).collect();
     places.sort_by_key(|place| rank_of(timelines, *place));
     let line = Placement::line(places.len());
     let of_rank = |(stage, place): (usize, &usize)| {
         let clock = &clocks.ranks[*place];
-        let host = Host::of(&timelines[*place], clock)?;
+        let host = HostEvents::of(&timelines[*place], clock)?;
         let own = collectives.all.iter().flat_map(|of| &of.arrivals);
         let mut own: Vec<Arrival> = own.filter(|of| of.place == *place).copied().collect();
         own.sort_by_key(|of| of.start_ns);
@@ -118,7 +118,7 @@ pub(super) fn pipeline(
     let rest = |of: &RankAccount| 100.0 * (of.rest / of.step).abs();
     let mean = |at: usize| RankAccount::mean(ledgers.iter().map(|ledger| &ledger.ranks[at]));
     let (now, other) = schedules(&plan, &usual)?;
-    Some(Pipeline {
+    Some(PipelineLedger {
         ranks: (0..places.len()).map(mean).collect(),
         num_steps: steps.len(),
         most_rest_pct: ledgers.iter().flat_map(|of| &of.ranks).map(rest).fold(0.0, f64::max),
@@ -130,7 +130,7 @@ pub(super) fn pipeline(
 
 /// The steps of a rank that have passes, by their numbers.
 fn rank_steps(
-    host: &Host,
+    host: &HostEvents,
     steps: &[Step],
     clock: &RankClock,
     collectives: &[Arrival],
@@ -183,8 +183,8 @@ fn measured(step: &[&RankStep]) -> Vec<MeasuredStep> {
 }
 
 /// The messages from rank to rank, and what their receivers waited for.
-fn routes(plan: &Plan, steps: &[Vec<MeasuredStep>], all: &[&Vec<&RankStep>]) -> Vec<Route> {
-    let mut routes: BTreeMap<(usize, usize), Route> = BTreeMap::new();
+fn routes(plan: &Plan, steps: &[Vec<MeasuredStep>], all: &[&Vec<&RankStep>]) -> Vec<Messages> {
+    let mut routes: BTreeMap<(usize, usize), Messages> = BTreeMap::new();
     let num_steps = steps.len() as f64;
     for (step, own) in steps.iter().zip(all) {
         for of in messages(plan, step) {
@@ -203,13 +203,16 @@ fn routes(plan: &Plan, steps: &[Vec<MeasuredStep>], all: &[&Vec<&RankStep>]) -> 
 }
 
 /// The step by rehearsal, and in the fastest of PyTorch's schedules, with the same stages or their halves.
-fn schedules(plan: &Plan, usual: &Usual) -> Option<(Rehearsed, Option<(&'static str, Rehearsed)>)> {
+fn schedules(
+    plan: &Plan,
+    usual: &Usual,
+) -> Option<(StepCourse, Option<(&'static str, StepCourse)>)> {
     let shape = plan.shape();
     let ranks = shape.placement.ranks();
     let own = Costs { message: usual.message, ..usual.costs(plan) };
     let rehearsed = |plan: &Plan, costs: &Costs| {
         let in_flight = (0..ranks).map(|rank| plan.in_flight(rank)).fold(0.0, f64::max);
-        Some(Rehearsed { step_ms: Rehearsal::of(plan, costs).ok()?.makespan, in_flight })
+        Some(StepCourse { step_ms: Rehearsal::of(plan, costs).ok()?.makespan, in_flight })
     };
     let other = |(name, class): (&str, &'static str)| {
         let costs = |placement: &Placement| own.resampled(placement.stages());

@@ -37,7 +37,7 @@ pub(super) struct Pass {
 
 /// The events of a rank that tell about its pipeline, each list sorted by start.
 #[derive(Default)]
-pub(super) struct Host {
+pub(super) struct HostEvents {
     /// Actions that PyTorch names.
     spans: Vec<(TimeRange, Entry)>,
     /// Calls that hand operations to the transport.
@@ -90,7 +90,7 @@ fn is_wait(entry: &Entry) -> bool {
     entry.actions().any(is_it)
 }
 
-impl Host {
+impl HostEvents {
     /// `None` if the trace has no steps, no messages, or kernels: the times of a device's passes are not those of the host.
     pub(super) fn of(timeline: &Timeline, clock: &RankClock) -> Option<Self> {
         let lane = steps::lane(timeline)?;

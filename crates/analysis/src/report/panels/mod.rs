@@ -60,15 +60,7 @@ pub fn of_analysis(
         whole
     };
     let calls = Calls::of(timelines);
-    let mut time =
-        vec![kernels::temporal(analysis), kernels::kinds(analysis), kernels::longest(analysis)];
-    time.extend([kernels::operations(timelines), calls::operators(&calls), calls::modules(&calls)]);
-    let time = Section::new(
-        "time",
-        "Where the time goes",
-        "What the device of each rank did between its first and its last kernel, and with which kernels.",
-        time,
-    );
+    let time = time(analysis, timelines, &calls);
     report.sections = match analysis.kind {
         Kind::Ddp => vec![ranks::ddp(analysis), time],
         Kind::Sharding => vec![memory::peaks(analysis), ranks::sharding(analysis), time],
@@ -94,6 +86,23 @@ pub fn of_analysis(
         Weight::Note => 2,
     });
     report
+}
+
+fn time(analysis: &Analysis, timelines: &[Timeline], calls: &Calls) -> Section {
+    let panels = vec![
+        kernels::temporal(analysis),
+        kernels::kinds(analysis),
+        kernels::longest(analysis),
+        kernels::operations(timelines),
+        calls::operators(calls),
+        calls::modules(calls),
+    ];
+    Section::new(
+        "time",
+        "Where the time goes",
+        "What the device of each rank did between its first and its last kernel, and with which kernels.",
+        panels,
+    )
 }
 
 /// Removes the panels for which the traces hold nothing, and sections without panels.

@@ -1,11 +1,11 @@
 //! Why the ranks of a pipeline are idle: the ledger of idle time and the messages.
 //!
-//! A [`Pipeline`] goes in, or the accounts of the ranks. Panels, a note and a table for the console come out.
+//! A [`PipelineLedger`] goes in, or the accounts of the ranks. Panels, a note and a table for the console come out.
 
 use paceline_schedule::{IdleCause, IdlePart, RankAccount};
 
 use super::shared::COUNT;
-use crate::ranks::{Pipeline, Rehearsed, Route};
+use crate::ranks::{Messages, PipelineLedger, StepCourse};
 use crate::report::{Body, Note, Panel, Section, Weight};
 use crate::table::{Columns, Table, counted};
 
@@ -47,9 +47,9 @@ pub fn idle_head(ranks: &[RankAccount], num_steps: usize) -> String {
 }
 
 #[rustfmt::skip]
-pub(super) fn section(of: &Pipeline) -> Section {
+pub(super) fn section(of: &PipelineLedger) -> Section {
     let ms = ("ms/step", 2);
-    let columns = Columns::<&Route>::new()
+    let columns = Columns::<&Messages>::new()
         .add("from", "from", COUNT, "The rank that sends.", |of| of.ranks.0)
         .add("to", "to", COUNT, "The rank that receives.", |of| of.ranks.1)
         .add("messages", "messages", ("/step", 1), "Messages of a step.", |of| of.messages)
@@ -67,8 +67,8 @@ pub(super) fn section(of: &Pipeline) -> Section {
 }
 
 /// The gain of another schedule.
-pub(super) fn note(of: &Pipeline) -> Note {
-    let Rehearsed { step_ms, in_flight } = of.now;
+pub(super) fn note(of: &PipelineLedger) -> Note {
+    let StepCourse { step_ms, in_flight } = of.now;
     let text = match of.other {
         Some((class, other)) => format!(
             "{class} would take {:.1} ms for a step and this schedule takes {step_ms:.1}, by rehearsal with the times of these stages, cut or \
