@@ -112,8 +112,8 @@ pub fn parameter_gradients<F: Function<P>, const P: usize>(
                 }
             }
             cpu.threads.for_each(parts, |(first, mut sums)| {
-                let inputs = (x, &params[..], dy);
-                vectorized!(cpu.simd, parameter_gradients_of::<S, F, P>, &f, inputs, (columns, first), &mut sums[..]);
+                let (params, sums) = (&params[..], &mut sums[..]);
+                vectorized!(cpu.simd, parameter_gradients_of::<S, F, P>, &f, x, params, dy, (columns, first), sums);
             });
             Ok(())
         })
@@ -155,7 +155,9 @@ fn apply_of<S: Stored, F: Function<P>, const P: usize>(
 #[inline(always)]
 fn parameter_gradients_of<S: Stored, F: Function<P>, const P: usize>(
     f: &F,
-    (x, params, dy): (&[S], &[&[S::Real]], &[S]),
+    x: &[S],
+    params: &[&[S::Real]],
+    dy: &[S],
     (columns, first): (usize, usize),
     sums: &mut [&mut [S::Real]],
 ) {

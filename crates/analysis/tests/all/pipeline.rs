@@ -1,7 +1,7 @@
 //! Pipelines of PyTorch with known times: the idle time of each rank by cause, and what its messages waited for.
 
 use paceline_analysis::hta::Options;
-use paceline_analysis::ranks::{AcrossRanks, Pipeline, across_ranks};
+use paceline_analysis::ranks::{AcrossRanks, PipelineLedger, across_ranks};
 use paceline_analysis::read::parse;
 use paceline_analysis::timeline::Timeline;
 use paceline_schedule::IdleCause;
@@ -101,7 +101,7 @@ fn run(is_named: bool) -> AcrossRanks {
 #[test]
 fn idle_time_is_that_of_the_clock_and_closes() {
     for is_named in [false, true] {
-        let Some(Pipeline { ranks, num_steps, most_rest_pct, routes, now, other }) =
+        let Some(PipelineLedger { ranks, num_steps, most_rest_pct, routes, now, other }) =
             run(is_named).pipeline
         else {
             panic!("no pipeline, named: {is_named}");

@@ -129,8 +129,7 @@ mod tests {
     /// One parameter of 10 MB, final at 30 ms, where backward ends, in a step of 40.
     fn compressed(link: &str, costs: &Costs) -> (Prediction, Compression) {
         let mut builder = LayoutBuilder::new();
-        builder.unit("a");
-        builder.param("weight", [2_500_000], Init::Constant(0.0));
+        builder.unit("a").param("weight", [2_500_000], Init::Constant(0.0));
         let layout = builder.finish(2);
         let calibration = Calibration {
             ranks: 2,

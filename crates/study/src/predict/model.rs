@@ -259,8 +259,7 @@ mod tests {
     fn case() -> (Layout, Calibration) {
         let mut builder = LayoutBuilder::new();
         for unit in ["a", "b"] {
-            builder.unit(unit);
-            builder.param("weight", [250_000], Init::Constant(0.0));
+            builder.unit(unit).param("weight", [250_000], Init::Constant(0.0));
         }
         let line = |param: &str, ready_ms| ReadyLine { param: param.to_owned(), ready_ms };
         let ready = vec![line("b.weight", 20.0), line("a.weight", 30.0)];
@@ -303,8 +302,7 @@ mod tests {
         close(Step::new(&calibration, &layout, caps).unwrap().step_ms(cost), 44.0);
         close(Step::new(&calibration, &layout, caps).unwrap().step_ms(|_| 0.0), 40.0);
         let mut other = LayoutBuilder::new();
-        other.unit("c");
-        other.param("weight", [1], Init::Constant(0.0));
+        other.unit("c").param("weight", [1], Init::Constant(0.0));
         assert!(Step::new(&calibration, &other.finish(1), caps).is_err());
     }
 
