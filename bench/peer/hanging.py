@@ -3,7 +3,6 @@
 Rank 1 differs from the others in step 32. When it begins to, it writes the time to `begun`. A slow program is slow for SECONDS, and ends.
 """
 import hashlib
-import os
 import sys
 import threading
 import time

@@ -130,7 +130,7 @@ def train(rank: int, arguments: argparse.Namespace) -> None:
     places = {"line": [rank], "loop": [rank, arguments.ranks + rank], "v": [rank, num_stages - 1 - rank]}[order]
     if arguments.sleep:
         modules = {at: sleeping(rank, at, num_stages, arguments) for at in places}
-        loss = lambda output, targets: (output * targets).sum()
+        loss = weighted_sum
     else:
         whole, bounds = Llama(**LLAMA), [0, *arguments.cut, LLAMA["layers"]]
         modules, loss = {at: Stage(whole, bounds[at], bounds[at + 1], at + 1 == num_stages) for at in places}, loss_of
@@ -169,14 +169,19 @@ def sleeping(rank: int, at: int, num_stages: int, arguments: argparse.Namespace)
     return SleepingStage([slow * ms / chunks for ms in arguments.sleep], late_ms)
 
 
+def weighted_sum(output: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return (output * targets).sum()
+
+
 def profiled(step: Callable[[], None], rank: int, arguments: argparse.Namespace) -> None:
     """Writes a trace of some steps."""
     arguments.profile.mkdir(parents=True, exist_ok=True)
     for _ in range(arguments.warmup_steps):
         step()
     plan = torch.profiler.schedule(wait=0, warmup=1, active=PROFILED_STEPS, repeat=1)
-    write = lambda profiler: profiler.export_chrome_trace(str(arguments.profile / f"rank_{rank}.json"))
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU], schedule=plan, on_trace_ready=write, record_shapes=True) as profiler:
+    path = str(arguments.profile / f"rank_{rank}.json")
+    kinds = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=kinds, schedule=plan, on_trace_ready=lambda of: of.export_chrome_trace(path), record_shapes=True) as profiler:
         for _ in range(1 + PROFILED_STEPS):
             step()
             profiler.step()
