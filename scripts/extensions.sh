@@ -27,7 +27,7 @@ done
 cd "$copy"
 cargo fmt --check
 # Another version, because cargo would take these crates for those of the workspace, which have the same places in it.
-sed -i '/^\[workspace.package\]$/,/^$/s/^version = .*/version = "0.0.0-extended"/' Cargo.toml
+sed -i '/^\[workspace.package\]$/,/^$/s/^version = .*/version = "0.1.0+extended"/' Cargo.toml
 CARGO_TARGET_DIR=$copy/built CARGO_BUILD_BUILD_DIR=$target cargo build --quiet --offline -p paceline
 echo "built after $SECONDS s"
 paceline=$copy/built/debug/paceline
