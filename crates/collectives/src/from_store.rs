@@ -114,12 +114,15 @@ impl Group {
     }
 }
 
+/// The most addresses of a group's heaps, so that a program on a large host has room for hundreds of groups.
+const MOST_HEAP_BYTES: usize = 1 << 38;
+
 /// As many addresses as this host has memory. None if they are limited for this process.
 fn heap_bytes() -> usize {
     let limits = [Resource::As, Resource::Fsize].map(|of| getrlimit(of).current);
     let system = rustix::system::sysinfo();
     let memory = system.totalram as usize * system.mem_unit as usize;
-    if limits == [None, None] { memory } else { 0 }
+    if limits == [None, None] { memory.min(MOST_HEAP_BYTES) } else { 0 }
 }
 
 fn exchange<T: Serialize + for<'de> Deserialize<'de>>(

@@ -12,6 +12,9 @@ use crate::{Action, Entry, Kind, Placement, Plan, PlanError, Shape};
 /// The most cells of a file.
 const MAX_CELLS: usize = 1 << 20;
 
+/// The most rows, which is the most ranks of a run.
+const MAX_RANKS: usize = 1024;
+
 /// Actions that concern neither the order of passes nor messages: sharded parameters, and the sum of gradients.
 const OTHERS: [&str; 4] = ["UNSHARD", "RESHARD", "REDUCE_GRAD", "WAIT_REDUCE_GRAD"];
 
@@ -61,6 +64,10 @@ fn rows(text: &str) -> Result<(Vec<Row>, Columns), PlanError> {
     let (mut rows, mut columns) = (Vec::new(), Columns::new());
     let mut left = MAX_CELLS;
     for (rank, line) in text.trim_end().lines().enumerate() {
+        if rank == MAX_RANKS {
+            let problem = format!("more than {MAX_RANKS} rows (one for each rank)");
+            return Err(PlanError::Setting(problem));
+        }
         let mut row = Row::new();
         for (at, cell) in line.split(',').enumerate() {
             left = left.checked_sub(1).ok_or_else(|| {

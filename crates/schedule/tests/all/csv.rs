@@ -164,6 +164,8 @@ fn files_that_are_no_lists_are_refused_at_once() {
     ] {
         assert!(problem(text).contains(words), "{text:?}: {}", problem(text));
     }
+    let tall: String = (0..2000).map(|at| format!("{at}F0,{at}B0\n")).collect();
+    assert!(problem(&tall).contains("more than 1024 rows"));
     assert!(problem(&"0F0,".repeat(1 << 21)).contains("column 1048577: more than a million cells"));
     let wide: String = (0..600_000).map(|at| format!("0F{at},")).collect();
     let wide = format!("{wide}\n{}", wide.replace("0F", "1F"));
