@@ -306,7 +306,7 @@ pub(super) unsafe fn store_avx512_bf16(sums: *const f32, tile: &SumTile, rows: R
     unsafe { store_rows::<true>(sums, tile, rows) }
 }
 
-/// What `c` holds at the places of a mask.
+/// The values of `c` at the places of a mask.
 ///
 /// # Safety
 ///

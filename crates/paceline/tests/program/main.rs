@@ -52,6 +52,7 @@ mod predict_trace;
 mod profile;
 mod recipes;
 mod record;
+mod record_watch;
 mod recorded;
 mod restarts;
 mod resume;
