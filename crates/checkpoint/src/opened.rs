@@ -297,7 +297,7 @@ impl Checkpoint {
         };
         let trained = layout.trained();
         let needed: BTreeMap<String, _> = trained
-            .flat_map(|(_, param)| of_param(param).map(|name| (name, param.shape)))
+            .flat_map(|(_, param)| of_param(param).map(|name| (name, param.whole_shape())))
             .collect();
         let is_other = |name: &&String| {
             let is_of_others = ["model.", STRATEGY].iter().any(|prefix| name.starts_with(prefix));
@@ -371,7 +371,7 @@ impl Checkpoint {
         for (id, range) in values.iter().flat_map(|range| params_in(layout, range)) {
             let param = layout.param(id);
             let to = storage.values().slice(range.clone())?;
-            self.copy(&format!("model.{}", param.name), range.start - param.start, &to)?;
+            self.copy_part(&format!("model.{}", param.name), param, range.start, &to)?;
         }
         for (at, buffer) in layout.buffers().iter().enumerate() {
             self.copy(&format!("model.{}", buffer.name), 0, &storage.buffer(BufferId(at))?)?;
@@ -394,7 +394,7 @@ impl Checkpoint {
                 let name = format!("optimizer.{state}.{}", param.name);
                 let own = format!("{own_prefix}{name}");
                 let is_own = self.index().tensors.contains_key(&own);
-                self.copy(if is_own { &own } else { &name }, range.start - param.start, &to)?;
+                self.copy_part(if is_own { &own } else { &name }, param, range.start, &to)?;
             }
         }
         optimizer.resume_after(self.optimizer_steps);
@@ -419,6 +419,15 @@ impl Checkpoint {
             for (name, to) in state.iter().filter(|(_, to)| to.num_elems() > 0) {
                 self.copy(&format!("{prefix}{name}"), 0, to)?;
             }
+        }
+        Ok(())
+    }
+
+    /// Fills a tensor with the elements of a parameter, or of a part of one, from the place `start` of flat storage on.
+    fn copy_part(&self, name: &str, param: &Param, start: usize, to: &Tensor) -> Result<()> {
+        let begin = start - param.start;
+        for (run, start) in param.in_whole(begin..begin + to.num_elems()) {
+            self.copy(name, start, &to.slice(run.start - begin..run.end - begin)?)?;
         }
         Ok(())
     }

@@ -141,19 +141,26 @@ pub fn of_ranges(
     optimizer: &Optimizer,
 ) -> Result<Vec<Piece>> {
     let layout = storage.layout();
-    let piece = |kind: String, id: ParamId, range: &Range<usize>, data: Tensor| {
-        let param = layout.param(id);
-        let (name, shape) = (format!("{prefix}{kind}.{}", param.name), param.shape.dims().to_vec());
-        Piece { name, shape, start: range.start - param.start, data }
-    };
     let mut pieces = Vec::new();
+    // A part of a parameter may be many runs of elements of the whole.
+    let mut add = |kind: &str, id: ParamId, range: &Range<usize>, data: Tensor| -> Result<()> {
+        let param = layout.param(id);
+        let (name, shape) = (format!("{prefix}{kind}.{}", param.name), param.whole_shape());
+        let own = range.start - param.start..range.end - param.start;
+        for (run, start) in param.in_whole(own.clone()) {
+            let data = data.slice(run.start - own.start..run.end - own.start)?;
+            let (name, shape) = (name.clone(), shape.dims().to_vec());
+            pieces.push(Piece { name, shape, start, data });
+        }
+        Ok(())
+    };
     for (id, range) in ranges.values.iter().flat_map(|range| params_in(layout, range)) {
         let data = storage.values().slice(range.clone())?;
-        pieces.push(piece("model".to_owned(), id, &range, data));
+        add("model", id, &range, data)?;
     }
     for (id, range) in ranges.state.iter().flat_map(|range| params_in(layout, range)) {
         for (state, data) in optimizer.state_of(range.clone())? {
-            pieces.push(piece(format!("optimizer.{state}"), id, &range, data));
+            add(&format!("optimizer.{state}"), id, &range, data)?;
         }
     }
     Ok(pieces)

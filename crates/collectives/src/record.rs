@@ -111,6 +111,8 @@ pub enum Purpose {
     Bucket(usize),
     /// The parameters of the unit with this number are brought together.
     Gather(usize),
+    /// Tensors within a layer that several ranks divide.
+    Layer,
 }
 
 /// The four times of an operation on this rank, in nanoseconds of `CLOCK_MONOTONIC`.

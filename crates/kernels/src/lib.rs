@@ -24,6 +24,7 @@ pub mod cast;
 pub mod conv2d;
 pub mod conv_relu_pool;
 pub mod digest;
+pub mod divided;
 pub mod elementwise;
 pub mod embedding;
 pub mod function;

@@ -8,7 +8,8 @@ use paceline_memory::{Category, DType, Shape, Tensor};
 
 use crate::cache::KeyValueCache;
 use crate::{
-    Batch, BufferId, Half, Layer, ModelError, OpenUnits, ParamId, Result, Storage, UnitId, View,
+    Batch, BufferId, Half, Layer, ModelError, OpenUnits, ParamId, PartExchange, Result, Storage,
+    UnitId, View,
 };
 
 /// The hooks by which a pass asks the code that runs it for views, and reports which gradients are final.
@@ -44,6 +45,11 @@ pub trait PassHooks {
 
     /// Sums a small f64 tensor over all ranks that share the batch, in place. Does nothing by default.
     fn sum_over_ranks(&mut self, _sums: &Tensor) -> Result<()> {
+        Ok(())
+    }
+
+    /// Exchanges a tensor with the ranks that divide the layers. Does nothing by default.
+    fn exchange(&mut self, _: PartExchange) -> Result<()> {
         Ok(())
     }
 }
@@ -96,9 +102,9 @@ const WHOLE_BACKWARD: UnitPass = UnitPass::Backward { writes_grads: true };
 pub struct Context<'a> {
     /// Threads, instructions and memory.
     pub compute: &'a Compute,
-    storage: &'a Storage,
+    pub(crate) storage: &'a Storage,
     units: &'a mut OpenUnits,
-    hooks: &'a mut dyn PassHooks,
+    pub(crate) hooks: &'a mut dyn PassHooks,
     batch: Option<&'a Batch>,
     cache: Option<&'a mut KeyValueCache>,
     mode: Mode,

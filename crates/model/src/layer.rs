@@ -89,6 +89,13 @@ impl Saved {
         }
     }
 
+    /// Puts `to` in the place of all that is in the memory of `from`.
+    pub(crate) fn replace(&mut self, from: &Tensor, to: &Tensor) {
+        let own = self.tensors.iter_mut().filter(|own| own.buffer().is_same(from.buffer()));
+        own.for_each(|own| *own = to.clone());
+        self.parts.iter_mut().for_each(|part| part.replace(from, to));
+    }
+
     /// Whether a pass that comes later needs the memory of this tensor.
     pub(crate) fn holds(&self, tensor: &Tensor) -> bool {
         let own = self.tensors.iter().chain(&self.kept).chain(&self.d_output);

@@ -14,7 +14,7 @@ use paceline_memory::{DType, Shape};
 use rand::{RngExt, SeedableRng};
 use rand_chacha::ChaCha8Rng;
 
-use crate::{ModelError, Result};
+use crate::{Divided, ModelError, ParamPart, Result};
 
 /// Alignment of the starts of parameters, in elements of any type: 64 bytes of f32.
 const ALIGN_ELEMS: usize = 16;
@@ -56,13 +56,15 @@ impl Init {
     }
 }
 
-/// One parameter.
+/// One parameter, or one part of it.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Param {
-    /// The name, unit first: `conv0.weight`.
+    /// The name, unit first: `conv0.weight`. All parts of a parameter have its name.
     pub name: String,
-    /// The shape.
+    /// The shape: that of the part, if the parameter is divided.
     pub shape: Shape,
+    /// Which part it is, if the parameter is divided.
+    pub part: Option<ParamPart>,
     /// First element in flat storage.
     pub start: usize,
     /// Its unit.
@@ -73,7 +75,8 @@ pub struct Param {
     pub num_uses: u32,
     /// Whether the parameter does not change, and has no gradient and no optimizer state.
     pub is_frozen: bool,
-    /// Whether the parameter belongs to another pipeline stage and has no storage here.
+    /// Whether the parameter belongs to another stage of a pipeline, or to another rank that divides its layer, and has no storage
+    /// here.
     pub is_elsewhere: bool,
 }
 
@@ -131,13 +134,14 @@ impl Unit {
 /// The finished layout.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Layout {
-    params: Vec<Param>,
-    units: Vec<Unit>,
+    pub(crate) params: Vec<Param>,
+    pub(crate) units: Vec<Unit>,
     /// Elements that have gradients, with padding. They come first.
     trained_len: usize,
     len: usize,
     world_size: usize,
     buffers: Vec<StateBuffer>,
+    pub(crate) divided: Divided,
 }
 
 impl Layout {
@@ -182,7 +186,7 @@ impl Layout {
         self.params.is_empty()
     }
 
-    /// Elements of all parameters, without padding.
+    /// Elements of all parameters, without padding. Those of other ranks and stages count too.
     pub fn num_params(&self) -> usize {
         self.params.iter().map(|p| p.shape.num_elems()).sum()
     }
@@ -199,7 +203,8 @@ impl Layout {
 
     /// Kind, name and shape of all parameters, and then of all buffers.
     pub fn tensors(&self) -> impl Iterator<Item = (&'static str, &str, Shape)> {
-        let params = self.params.iter().map(|param| ("parameter", &*param.name, param.shape));
+        let params = self.params.iter().filter(|param| param.is_first());
+        let params = params.map(|param| ("parameter", &*param.name, param.whole_shape()));
         params.chain(self.buffers.iter().map(|buffer| ("buffer", &*buffer.name, buffer.shape)))
     }
 
@@ -244,8 +249,12 @@ impl Layout {
                 names()
             )));
         }
-        let layout = Self::laid_out(params, all, self.world_size);
-        Ok(Self { buffers: self.buffers.clone(), ..layout })
+        Ok(self.laid_out_again(params, all))
+    }
+
+    pub(crate) fn laid_out_again(&self, params: Vec<Param>, units: Vec<Unit>) -> Self {
+        let layout = Self::laid_out(params, units, self.world_size);
+        Self { buffers: self.buffers.clone(), divided: self.divided, ..layout }
     }
 
     /// The part of these units, for a stage of a pipeline: parameters keep their numbers and initial values, and those of
@@ -260,11 +269,10 @@ impl Layout {
             unit.is_elsewhere = !is_here(UnitId(at));
         }
         for (at, param) in params.iter_mut().enumerate() {
-            param.is_elsewhere = units[param.unit.0].is_elsewhere;
+            param.is_elsewhere |= units[param.unit.0].is_elsewhere;
             param.num_uses = num_uses(ParamId(at));
         }
-        let layout = Self::laid_out(params, units, self.world_size);
-        Self { buffers: self.buffers.clone(), ..layout }
+        self.laid_out_again(params, units)
     }
 
     /// Lays out the parameters: first the units that are trained, then the frozen units. The caller adds the buffers.
@@ -285,38 +293,46 @@ impl Layout {
         };
         let trained_len = place(false, 0);
         let len = place(true, trained_len);
-        Self { params, units, trained_len, len, world_size, buffers: Vec::new() }
+        let (buffers, divided) = (Vec::new(), Divided::NOT);
+        Self { params, units, trained_len, len, world_size, buffers, divided }
     }
 
     /// The initial values of some of a parameter's elements. They depend only on the seed and on the numbers of the parameter and the
-    /// element, so every rank can compute those that it holds.
+    /// element, so every rank can compute those that it holds. The elements of a part have the values that they have in the whole.
     pub fn initial_values(
         &self,
         id: ParamId,
         seed: u64,
         elems: Range<usize>,
     ) -> impl Iterator<Item = f64> {
-        let init = self.param(id).init;
-        let mut rng = ChaCha8Rng::seed_from_u64(seed);
-        rng.set_stream(id.0 as u64);
-        // An element takes two words of the stream. Normal values come in pairs.
-        let begin = elems.start - elems.start % 2;
-        rng.set_word_pos(2 * begin as u128);
-        let mut second = None;
-        let values = (begin..elems.end).map(move |_| match init {
-            Init::Uniform { bound } => (rng.random::<f64>() * 2.0 - 1.0) * bound,
-            Init::Normal { std } => second.take().unwrap_or_else(|| {
-                // By Box and Muller. One minus a number in [0, 1) is never zero.
-                let (radius, turn) = (1.0 - rng.random::<f64>(), rng.random::<f64>());
-                let radius = std * (-2.0 * radius.ln()).sqrt();
-                let (sin, cos) = (std::f64::consts::TAU * turn).sin_cos();
-                second = Some(radius * sin);
-                radius * cos
-            }),
-            Init::Constant(value) => value,
-        });
-        values.skip(elems.start - begin)
+        let (param, stream) = (self.param(id), self.number(id));
+        let init = param.init;
+        let runs = param.in_whole(elems);
+        runs.flat_map(move |(run, start)| values_of(init, seed, stream, start..start + run.len()))
     }
+}
+
+/// The initial values of these elements of a whole parameter.
+fn values_of(init: Init, seed: u64, stream: u64, elems: Range<usize>) -> impl Iterator<Item = f64> {
+    let mut rng = ChaCha8Rng::seed_from_u64(seed);
+    rng.set_stream(stream);
+    // An element takes two words of the stream. Normal values come in pairs.
+    let begin = elems.start - elems.start % 2;
+    rng.set_word_pos(2 * begin as u128);
+    let mut second = None;
+    let values = (begin..elems.end).map(move |_| match init {
+        Init::Uniform { bound } => (rng.random::<f64>() * 2.0 - 1.0) * bound,
+        Init::Normal { std } => second.take().unwrap_or_else(|| {
+            // By Box and Muller. One minus a number in [0, 1) is never zero.
+            let (radius, turn) = (1.0 - rng.random::<f64>(), rng.random::<f64>());
+            let radius = std * (-2.0 * radius.ln()).sqrt();
+            let (sin, cos) = (std::f64::consts::TAU * turn).sin_cos();
+            second = Some(radius * sin);
+            radius * cos
+        }),
+        Init::Constant(value) => value,
+    });
+    values.skip(elems.start - begin)
 }
 
 /// Collects units and their parameters while a model is built.
@@ -340,12 +356,13 @@ impl LayoutBuilder {
     /// Begins a unit.
     pub fn unit(&mut self, name: impl Into<String>) -> UnitBuilder<'_> {
         self.units.push(Unit::new(name.into()));
-        UnitBuilder { id: UnitId(self.units.len() - 1), layout: self }
+        self.continued(UnitId(self.units.len() - 1))
     }
 
     /// Goes on with a unit.
     pub fn continued(&mut self, id: UnitId) -> UnitBuilder<'_> {
-        UnitBuilder { id, layout: self }
+        let prefix = self.units[id.0].name.clone();
+        UnitBuilder { id, layout: self, prefix, part: None }
     }
 
     /// Registers one more use of a parameter by another layer, which ties the two. The parameter stays
@@ -367,8 +384,13 @@ impl LayoutBuilder {
 
     /// Computes the layout for `world_size` ranks. Zero ranks count as one.
     pub fn finish(self, world_size: usize) -> Layout {
+        self.finish_divided(world_size, Divided::NOT)
+    }
+
+    /// The same, for layers that are divided.
+    pub(crate) fn finish_divided(self, world_size: usize, divided: Divided) -> Layout {
         let layout = Layout::laid_out(self.params, self.units, world_size.max(1));
-        Layout { buffers: self.buffers, ..layout }
+        Layout { buffers: self.buffers, divided, ..layout }
     }
 }
 
@@ -378,13 +400,28 @@ pub struct UnitBuilder<'b> {
     /// Its number.
     pub id: UnitId,
     layout: &'b mut LayoutBuilder,
+    /// The beginning of the names of its parameters.
+    prefix: String,
+    /// The parameters that follow are such parts.
+    part: Option<ParamPart>,
 }
 
 impl UnitBuilder<'_> {
+    /// The same unit, for parameters whose names begin with `prefix`, and which are such parts.
+    pub(crate) fn of_part(&mut self, prefix: &str, part: Option<ParamPart>) -> UnitBuilder<'_> {
+        UnitBuilder { id: self.id, layout: self.layout, prefix: prefix.to_owned(), part }
+    }
+
+    /// The parameters that follow are divided along this dimension, if they are divided.
+    pub(crate) fn divide(&mut self, along: usize) {
+        self.part = self.part.map(|part| ParamPart { dim: along, ..part });
+    }
+
     /// Registers a parameter.
     pub fn param(&mut self, name: &str, shape: impl Into<Shape>, init: Init) -> ParamId {
         self.layout.params.push(Param {
             name: self.name_of(name),
+            part: self.part,
             shape: shape.into(),
             start: 0,
             unit: self.id,
@@ -406,7 +443,7 @@ impl UnitBuilder<'_> {
     }
 
     fn name_of(&self, name: &str) -> String {
-        format!("{}.{name}", self.layout.units[self.id.0].name)
+        format!("{}.{name}", self.prefix)
     }
 }
 

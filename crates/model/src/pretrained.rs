@@ -126,7 +126,11 @@ impl Pretrained {
             }
             let stored = self.of(param)?;
             for (range, tensor) in storage.values().within(&param.range())? {
-                stored.read(range.start - param.start..range.end - param.start, &tensor)?;
+                let own = range.start - param.start..range.end - param.start;
+                for (run, start) in param.in_whole(own.clone()) {
+                    let to = tensor.slice(run.start - own.start..run.end - own.start)?;
+                    stored.read(start..start + run.len(), &to)?;
+                }
             }
         }
         Ok(())

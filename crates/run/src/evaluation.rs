@@ -70,10 +70,12 @@ pub fn evaluate(
         let rows = sums.slice(batch * per_batch * SUMS_LEN..(batch + 1) * per_batch * SUMS_LEN)?;
         add_rows(compute, &rows, num_empty..per_batch, SUMS_LEN)?;
     }
-    all.all_reduce(&sums, ReduceOp::Sum)?;
-    if let Some(predictions) = predictions {
-        all.all_reduce(&predictions.rows, ReduceOp::Sum)?;
+    if !cx.replica.counts_samples() {
+        // Others have the same.
+        sums.fill_zero()?;
     }
+    all.all_reduce(&sums, ReduceOp::Sum)?;
+    predictions.map_or(Ok(()), |of| of.share(cx.replica))?;
     let sums = total(&sums, per_batch)?;
     check_finite(sums.loss, rank)?;
     let has_classes = model.objective.classifies();

@@ -26,6 +26,7 @@ pub mod folder;
 mod generated;
 pub mod instructions;
 mod markers;
+mod parts;
 pub mod precision;
 pub mod predictions;
 pub mod recorded;

@@ -6,6 +6,7 @@
 
 use std::path::Path;
 
+use paceline_collectives::ReduceOp;
 use paceline_data::ShareIter;
 use paceline_failure::outputs::write_stated_bytes;
 use paceline_failure::{Failure, Result};
@@ -13,6 +14,7 @@ use paceline_host::disk::Disk;
 use paceline_host::text::{line_width, say};
 use paceline_memory::{Allocator, Category, DType, Tensor};
 use paceline_model::Batch;
+use paceline_strategies::Replica;
 use paceline_table::fitted::fitted;
 use paceline_table::table::{csv_lines, csv_text};
 
@@ -25,7 +27,7 @@ const COLUMNS: usize = 3;
 #[derive(Debug)]
 pub struct Predictions {
     /// (samples, 3) of f64. A rank writes the rows of its samples. All others are zero until the ranks add up.
-    pub(crate) rows: Tensor,
+    rows: Tensor,
     num_classes: usize,
 }
 
@@ -57,6 +59,16 @@ impl Predictions {
             let row = [*label as f64, class as f64, probabilities[class]];
             rows[*index as usize * COLUMNS..][..COLUMNS].copy_from_slice(&row);
         }
+        Ok(())
+    }
+
+    /// Gives all ranks all rows.
+    pub(crate) fn share(&self, replica: &Replica) -> Result<()> {
+        if !replica.counts_samples() {
+            // Another rank has the same.
+            self.rows.fill_zero()?;
+        }
+        replica.world.all_reduce(&self.rows, ReduceOp::Sum)?;
         Ok(())
     }
 

@@ -6,7 +6,7 @@ use paceline_choices::models::{MODELS, ModelConfig};
 use paceline_choices::optimizers::{OPTIMIZERS, OptimizerSettings};
 use paceline_choices::registry::{Registry, read};
 use paceline_choices::strategies::{Models, STRATEGIES};
-use paceline_collectives::Axis;
+use paceline_collectives::{Axis, MeshShape};
 use paceline_data::BatchShape;
 use paceline_data::{Dataset, Field};
 use paceline_failure::outputs::{check_file, check_folder};
@@ -31,8 +31,8 @@ use crate::resolve_ranks::{
     resolve_world_size,
 };
 use crate::{
-    device_checks, folder, instructions, markers, precision, recorded, resume, same_bits, sample,
-    shards, shortage, watch,
+    device_checks, folder, instructions, markers, parts, precision, recorded, resume, same_bits,
+    sample, shards, shortage, watch,
 };
 
 /// Checks all settings together and fills in the defaults. Opens the data and the checkpoint, so that their problems are
@@ -78,8 +78,8 @@ pub fn resolve_unchecked(
     let (spec, lr_steps) = recorded::under(&spec, resume.as_ref(), placement)?;
     let mut flags: RunFlags = read(&spec.parse()?)?;
     let world_size = resolve_world_size(&flags, placement)?;
-    let stages = flags.strategy.mesh.as_ref().map_or(1, |mesh| mesh.size(Axis::Pp));
-    let micro_batches = MicroBatches::resolve(&flags, &spec, world_size.div_ceil(stages))?;
+    let parts = flags.strategy.mesh.as_ref().map_or(1, MeshShape::num_parts);
+    let micro_batches = MicroBatches::resolve(&flags, &spec, world_size.div_ceil(parts))?;
     let settings = MicroBatches::settings(micro_batches.as_ref(), &spec)?;
     flags.strategy = read(&settings)?;
     if let Some(placement) = placement {
@@ -100,9 +100,10 @@ pub fn resolve_unchecked(
     let pinning = resolve_pinning(&flags, placement, world_size, &mut warnings);
     let strategy = strategy::resolve(&flags, &spec, &settings, &model, world_size, &mut warnings)?;
     let mesh = resolve_mesh(flags.strategy.mesh.as_ref(), &strategy, world_size)?;
-    let strategy = strategy.on(&mesh.without(Axis::Pp))?;
-    // The ranks of all stages work on the same samples.
-    let num_shares = world_size / mesh.size(Axis::Pp);
+    let model = model.in_parts(parts::resolve(&flags, &spec, &strategy, &mesh)?);
+    let strategy = strategy.on(&mesh.of_part(0).0)?;
+    // The ranks of all stages, and those that divide layers, work on the same samples.
+    let num_shares = world_size / mesh.num_parts();
     let optimizer = OptimizerSettings::resolve(&flags.training.optimizer, &settings)?;
     check_clipping(flags.training.clip_grad_norm, &strategy)?;
     check_drift(&flags, &strategy, &mut warnings)?;
@@ -136,7 +137,8 @@ pub fn resolve_unchecked(
     let (steps_per_epoch, epochs) =
         resolve_length(&flags, &strategy, &model, samples, world_size, &mut warnings)?;
     let (training_data, class_names) = (dataset.digest(), dataset.class_names());
-    let built = build(&model, &data, dataset.as_ref(), world_size)?;
+    let mut built = build(&model, &data, dataset.as_ref(), world_size)?;
+    parts::take_first(&mut built, &mesh)?;
     check_padding(dataset.as_ref(), &built, &data, &model)?;
     precision::check(flags.precision.precision, &model, &built, dataset.as_ref())?;
     if !strategy.options.no_sync && built.layout.units().iter().any(|unit| unit.is_root) {

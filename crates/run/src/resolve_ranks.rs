@@ -90,7 +90,8 @@ pub fn resolve_mesh(
 ) -> Result<MeshShape> {
     let Some(shape) = stated else { return Ok(default_mesh(strategy, world_size)) };
     let known = strategy.axes();
-    let is_unknown = |axis: &Axis| *axis != Axis::Pp && !known.contains(axis);
+    let divides_model = |axis: &Axis| [Axis::Pp, Axis::Tp].contains(axis);
+    let is_unknown = |axis: &Axis| !divides_model(axis) && !known.contains(axis);
     if let Some((axis, _)) = shape.axes().iter().find(|(axis, _)| is_unknown(axis)) {
         let able = STRATEGIES.all().into_iter().filter(|choice| choice.of.axes.contains(axis));
         let able: Vec<&str> = able.map(|choice| choice.name).collect();

@@ -123,7 +123,7 @@ pub fn begin(
         let first = if left.is_empty() {
             None
         } else {
-            Some(open(resume, &left, config, replica.whole_layout(), num_samples)?)
+            Some(open(resume, &left, config, &replica.whole_layout(), num_samples)?)
         };
         let found = first.as_ref().map(|first| {
             let is_whole_folder = first.checkpoint.path() == resume.folder();

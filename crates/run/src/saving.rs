@@ -16,7 +16,7 @@ use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
 use paceline_host::disk::Disk;
 use paceline_host::streams;
-use paceline_model::UnitId;
+use paceline_model::Param;
 use paceline_settings::config::TrainConfig;
 use paceline_strategies::{Replica, Trainer};
 
@@ -112,10 +112,10 @@ impl Saving {
         let Replica { world, group, model, mesh, compute, .. } = replica;
         self.finish(world)?;
         if self.owned.is_empty() {
-            // Another stage writes its copy of these.
-            let units = model.layout.units().iter().enumerate();
-            let copies = units.filter(|(at, _)| !replica.counts_unit(UnitId(*at)));
-            let copies: Vec<_> = copies.map(|(_, unit)| unit.range.clone()).collect();
+            // Another rank writes its copy of these.
+            let params = model.layout.params().iter();
+            let copies: Vec<_> =
+                params.filter(|param| !replica.counts(param)).map(Param::range).collect();
             let owned =
                 |rank| Ranges::from(&strategy.owned(model, mesh.shape(), rank)).without(&copies);
             self.owned = (0..group.world_size()).map(owned).collect();
@@ -181,7 +181,7 @@ impl Saving {
             pieces::of_ranges(&pieces::strategy_prefix(rank), &own, storage, optimizer)?
         };
         if is_first {
-            pieces.extend(pieces::of_buffers(storage, |unit| replica.counts_unit(unit))?);
+            pieces.extend(pieces::of_buffers(storage, |unit| replica.counts_buffers(unit))?);
         }
         pieces.extend(pieces::of_strategy(world.rank(), strategy.state()));
         Ok(pieces)

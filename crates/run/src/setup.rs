@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use paceline_checkpoint::progress::{LossScaling, Progress};
 use paceline_checkpoint::{Folder, SAVE_LIMIT};
-use paceline_collectives::{CollectiveError, Group, Mesh};
+use paceline_collectives::{Axis, CollectiveError, Group, Mesh};
 use paceline_data::{BatchShape, Dataset};
 use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
@@ -35,13 +35,13 @@ use crate::agreement::{self, Settings};
 use crate::batches::{self, BatchStream};
 use crate::card_watch::CardWatch;
 use crate::equality;
-use crate::markers;
 use crate::resume::{self, Begin};
 use crate::sample::TextSampler;
 use crate::saving::{self, BEST, Saving};
 use crate::step::Inputs;
 use crate::to_device::ToDevice;
 use crate::together::together;
+use crate::{markers, parts};
 
 /// The most spans, and marks, of a step. A strategy records a few per parameter.
 const TRACK_CAPACITY: usize = 1 << 14;
@@ -190,7 +190,7 @@ pub(crate) struct RankRun<'a> {
 
 /// The facts of a run before its first step, for its report at the end.
 pub(crate) struct FirstFacts {
-    /// The model of all stages of a pipeline.
+    /// The model of all ranks, if they have parts of it.
     pub(crate) whole: Option<Model>,
     pub(crate) samples: BatchShape,
     /// The most floating-point operations per second that this rank can make.
@@ -217,13 +217,18 @@ pub(crate) fn build<'a>(
     let is_card = allocator.device() == Device::Cuda;
     let predicted = match mesh.world().rank() {
         // The memory of pipeline stages, and of a card and its driver, is not predicted yet.
-        0 if config.pipeline.is_none() && !is_card => Needs::of(&Shape::of(config, &data), &model)?,
+        0 if config.pipeline.is_none() && !is_card => {
+            let mut part = build()?;
+            parts::take_first(&mut part, &config.mesh)?;
+            Needs::of(&Shape::of(config, &data), &part)?
+        }
         _ => Needs::default(),
     };
     listeners.tell(Event::Built(&model))?;
 
     let mut strategy = config.strategy.build()?;
-    let whole = config.pipeline.as_ref().map(|_| build()).transpose()?;
+    let is_divided = config.pipeline.is_some() || config.mesh.size(Axis::Tp) > 1;
+    let whole = is_divided.then(build).transpose()?;
     let replica = replica(config, strategy.as_mut(), model, compute, mesh)?;
     let mut state = StepState::new(&replica)?;
     let load = || config.model.load(&replica.storage);

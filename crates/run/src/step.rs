@@ -92,7 +92,7 @@ pub fn check_finite(trainer: &Trainer, steps: u64) -> Result<()> {
         None => optimizer.first_not_finite()?.map(|name| format!("the optimizer's {name}")),
     };
     let is_shard = replica.owned.state != Owned::everything(&replica.model).state;
-    let is_divided = is_shard || replica.is_stage();
+    let is_divided = is_shard || replica.is_stage() || replica.tensor.is_some();
     let found = if is_divided {
         replica.world.all_gather_object(&own)?.into_iter().flatten().next()
     } else {

@@ -6,7 +6,7 @@ use paceline_collectives::Group;
 use paceline_kernels::norm;
 use paceline_kernels::norm::tree::{ROW_ELEMS, RowTree, TreeNode};
 
-use paceline_model::{Owned, UnitId};
+use paceline_model::Owned;
 
 use crate::{Replica, Result};
 
@@ -19,7 +19,7 @@ type Sent = (u32, usize, [f64; ROW_ELEMS]);
 ///
 /// Bytes sent: about 140 per node, and at most two nodes of each level of the tree for each owned range.
 pub fn over(group: &Group, replica: &Replica) -> Result<f64> {
-    let layout = &replica.pipeline.layout;
+    let layout = replica.whole_layout();
     let rows = norm::RowRanges::new(layout.trained().map(|(_, param)| param.range()));
     let mut own: Vec<Sent> = Vec::new();
     for (owned, whole) in in_whole_model(replica) {
@@ -41,6 +41,9 @@ pub fn over(group: &Group, replica: &Replica) -> Result<f64> {
     if let Some(stages) = &replica.pipeline.ranks {
         all = stages.all_gather_object(&all)?.into_iter().flatten().collect();
     }
+    if let Some(ranks) = &replica.tensor {
+        all = ranks.all_gather_object(&all)?.into_iter().flatten().collect();
+    }
     all.sort_unstable_by_key(|(level, index, _)| index << level);
     let mut tree = RowTree::default();
     for (level, index, sum) in all {
@@ -52,20 +55,16 @@ pub fn over(group: &Group, replica: &Replica) -> Result<f64> {
 /// The gradients that this rank owns, as elements of its own storage and of the whole model's.
 fn in_whole_model(replica: &Replica) -> Vec<(Range<usize>, Range<usize>)> {
     let owned = &replica.owned.grads;
-    if replica.pipeline.ranks.is_none() {
+    if replica.pipeline.ranks.is_none() && replica.tensor.is_none() {
         return owned.iter().map(|range| (range.clone(), range.clone())).collect();
     }
-    let units = replica.model.layout.units().iter().zip(replica.pipeline.layout.units());
+    let (here, whole) = (replica.model.layout.params(), replica.whole_layout());
     let mut parts = Vec::new();
-    for (at, (here, whole)) in units.enumerate() {
-        // Another stage has counted the gradients of its copy.
-        if !replica.counts_unit(UnitId(at)) {
-            continue;
-        }
+    for (here, whole) in here.iter().zip(whole.params()).filter(|(here, _)| replica.counts(here)) {
         for range in owned {
-            let own = range.start.max(here.range.start)..range.end.min(here.range.end);
+            let own = range.start.max(here.range().start)..range.end.min(here.range().end);
             if !own.is_empty() {
-                let at = |place: usize| whole.range.start + place - here.range.start;
+                let at = |place: usize| whole.start + place - here.start;
                 parts.push((own.clone(), at(own.start)..at(own.end)));
             }
         }

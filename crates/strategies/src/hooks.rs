@@ -8,7 +8,8 @@ use std::sync::Arc;
 use paceline_collectives::{Purpose, ReduceOp};
 use paceline_memory::Tensor;
 use paceline_model::{
-    Computed, GradReadiness, Layer, ParamId, PassHooks, Storage, UnitId, UnitPass, View,
+    Computed, GradReadiness, Layer, ParamId, PartExchange, PassHooks, Storage, UnitId, UnitPass,
+    View,
 };
 
 use crate::observer::Phase;
@@ -195,6 +196,19 @@ impl PassHooks for StepHooks<'_> {
         let group = self.cx.replica.group.for_purpose(Purpose::Statistics);
         let reduce = || group.all_reduce(sums, ReduceOp::Sum);
         self.cx.track.record(span::EXPOSED, reduce).map_err(StrategyError::from)?;
+        Ok(())
+    }
+
+    fn exchange(&mut self, of: PartExchange) -> paceline_model::Result<()> {
+        let Some(ranks) = &self.cx.replica.tensor else { return Ok(()) };
+        let ranks = ranks.for_purpose(Purpose::Layer);
+        let exchange = || match of {
+            PartExchange::Gather { own, all } => ranks.all_gather(own, all),
+            PartExchange::Scatter { sum, own } => ranks.reduce_scatter(sum, own, ReduceOp::Sum),
+            PartExchange::Sum(sum) => ranks.all_reduce(sum, ReduceOp::Sum),
+            PartExchange::Max(most) => ranks.all_reduce(most, ReduceOp::Max),
+        };
+        self.cx.track.record(span::EXPOSED, exchange).map_err(StrategyError::from)?;
         Ok(())
     }
 }

@@ -166,7 +166,7 @@ impl Pipeline {
         self.placement.rank(self.placement.stages() - 1) == self.rank
     }
 
-    /// A parameter on all stages. `own` is its value on the stage that has it. Every rank calls this.
+    /// A whole parameter on all stages. `own` is its value on the stage that has it. Every rank calls this.
     pub(crate) fn shared(
         &self,
         model: &Model,
@@ -178,10 +178,10 @@ impl Pipeline {
         let Some(ranks) = &self.ranks else {
             return Ok(own.expect("a rank without a pipeline has all parameters"));
         };
-        let shared = memory.tensor(dtype, param.shape, Category::Communication)?;
+        let shared = memory.tensor(dtype, param.whole_shape(), Category::Communication)?;
         let root = self.ranks_of(model, param.unit)[0];
         let own = own.filter(|_| root == self.rank);
-        let own = own.map(|own| own.view(param.shape)).transpose()?;
+        let own = own.map(|own| own.view(shared.shape())).transpose()?;
         ranks.broadcast_into(own.as_ref(), &shared, root)?;
         Ok(shared)
     }

@@ -3,11 +3,14 @@
 //! Input: what a rank has, made by `setup.rs`. Output: questions about it, and its buffers on all ranks. A step changes only the
 //! contents of its memory. This file does not know how gradients are communicated.
 
+use std::borrow::Cow;
+
 use paceline_collectives::{Group, Mesh, ReduceOp};
 use paceline_kernels::{Compute, elementwise};
 use paceline_memory::{Allocator, Category, DType, Tensor};
 use paceline_model::{
-    Batch, Layout, Model, Optimizer, OptimizerConfig, Owned, Precision, Storage, UnitId,
+    Batch, Held, Layout, Model, Optimizer, OptimizerConfig, Owned, Param, Precision, Storage,
+    UnitId,
 };
 use paceline_trace::SpanTrack;
 
@@ -104,10 +107,12 @@ pub struct Replica {
     pub compute: Compute,
     /// All ranks.
     pub world: Group,
-    /// The ranks that compute the same part of the model: all ranks, or those of a stage of a pipeline.
+    /// The ranks that compute the same part of the model: all ranks, or those of a stage of a pipeline, or of a part of its layers.
     pub group: Group,
     /// The same ranks as a grid, and the groups of its axes.
     pub mesh: Mesh,
+    /// The ranks that divide the layers of this rank's part of the model, if several do (tensor parallelism).
+    pub tensor: Option<Group>,
     /// Options of the training step.
     pub options: ReplicaOptions,
     /// Which blocks this rank computes, in which order, and its messages.
@@ -127,9 +132,28 @@ pub(crate) fn shared_tensor(
 }
 
 impl Replica {
-    /// The layout of the model of all stages.
-    pub fn whole_layout(&self) -> &Layout {
-        &self.pipeline.layout
+    /// The layout of all stages, and of all ranks that divide layers.
+    pub fn whole_layout(&self) -> Cow<'_, Layout> {
+        match self.tensor {
+            None => Cow::Borrowed(&self.pipeline.layout),
+            Some(_) => Cow::Owned(self.pipeline.layout.whole()),
+        }
+    }
+
+    /// Whether other ranks have other parts of the same layers, and this rank is not the first of them.
+    fn is_further_part(&self) -> bool {
+        self.tensor.as_ref().is_some_and(|ranks| ranks.rank() > 0)
+    }
+
+    /// Whether this rank's loss and samples count. All stages of a pipeline have the same samples, and all ranks that divide layers.
+    pub fn counts_samples(&self) -> bool {
+        self.pipeline.has_last_stage() && !self.is_further_part()
+    }
+
+    /// Whether this rank's copy of a parameter counts in norms and checkpoints: one of all stages' copies does, and one of those of the
+    /// ranks that divide layers.
+    pub fn counts(&self, param: &Param) -> bool {
+        self.counts_unit(param.unit) && (param.part.is_some() || !self.is_further_part())
     }
 
     /// Whether a strategy may leave gradients on their way until the optimizer needs them: the options promise it, and no
@@ -162,9 +186,49 @@ impl Replica {
         self.pipeline.ranks.is_some()
     }
 
-    /// Whether this rank's copy of a unit counts in norms and checkpoints: one of all stages' copies does.
+    /// Whether this rank's running statistics of a unit count: those of one of the ranks that have them.
+    pub fn counts_buffers(&self, unit: UnitId) -> bool {
+        self.counts_unit(unit) && !self.is_further_part()
+    }
+
+    /// Whether this rank's stage has the copy of a unit that counts in norms and checkpoints.
     pub fn counts_unit(&self, unit: UnitId) -> bool {
         self.pipeline.counts_unit(&self.model, unit)
+    }
+
+    /// A whole parameter, or all parts of one whose first part is `param`, on all ranks that divide the model. `values` has those of
+    /// its unit that this rank has; `None` if another stage has the unit. All these ranks call this.
+    pub(crate) fn whole_param(&self, param: &Param, values: Option<&Held>) -> Result<Tensor> {
+        let (dtype, memory) = (self.options.precision.master, &self.compute.allocator);
+        let own = values.map(|values| self.with_all_parts(param, values)).transpose()?;
+        self.pipeline.shared(&self.model, param, own, dtype, memory)
+    }
+
+    /// All parts of a parameter, from the ranks that have them.
+    fn with_all_parts(&self, param: &Param, values: &Held) -> Result<Tensor> {
+        if param.part.is_none() {
+            return Ok(values.slice(param.range())?);
+        }
+        let (memory, dtype) = (&self.compute.host, values.dtype());
+        let whole =
+            memory.tensor(dtype, [param.whole_shape().num_elems()], Category::Communication)?;
+        let (params, own) = (self.model.layout.params(), self.model.layout.divided().own());
+        for of in params.iter().filter(|of| of.name == param.name) {
+            let Some(part) = of.part else { continue };
+            let len = of.shape.num_elems();
+            let shared = memory.tensor(dtype, [len], Category::Communication)?;
+            if own.contains(&part.index) {
+                shared.copy_from(&values.slice(of.range())?.to_host()?)?;
+            }
+            if let Some(ranks) = &self.tensor {
+                ranks.broadcast(&shared, part.index / own.len())?;
+            }
+            for (run, start) in of.in_whole(0..len) {
+                let to = whole.slice(start..start + run.len())?;
+                to.copy_from(&shared.slice(run)?)?;
+            }
+        }
+        Ok(whole)
     }
 
     /// Copies the buffers of rank `root`, the running statistics of batch norm, to all other ranks. Does not communicate if

@@ -4,6 +4,7 @@
 //! runs before the first step.
 
 use std::ops::Range;
+use std::sync::Arc;
 
 use paceline_collectives::{Axis, Group, Mesh};
 use paceline_kernels::Compute;
@@ -16,8 +17,8 @@ use crate::{
 };
 
 impl Replica {
-    /// A replica in memory that the strategy allocates, on ranks that form a mesh, or on a group without axes. All ranks
-    /// begin with the parameters that follow from rank 0's seed. Ranks along an axis that hold the same parameters begin
+    /// A replica in memory that the strategy allocates, on ranks that form a mesh, or on a group without axes. Along the axis `tp`, each
+    /// rank has some of the parts of a model whose layers are divided. All ranks begin with the parameters that follow from rank 0's seed. Ranks along an axis that hold the same parameters begin
     /// with those of the first. Prepares the strategy.
     pub fn new(
         strategy: &mut dyn Strategy,
@@ -27,9 +28,8 @@ impl Replica {
         seed: u64,
         options: ReplicaOptions,
     ) -> Result<Self> {
-        let mesh = ranks.into();
-        let (world, pipeline) = (mesh.world().clone(), Pipeline::alone(&model));
-        Self::of_stage(strategy, model, compute, (world, mesh), pipeline, (seed, options))
+        let (mesh, stages) = (ranks.into(), None);
+        Self::on_mesh(strategy, model, compute, mesh, stages, (seed, options))
     }
 
     /// A replica whose model is divided along the axis `pp` of the mesh: this rank has the parameters of its stages only, which
@@ -40,28 +40,54 @@ impl Replica {
     /// options or the strategy lack something that the schedule needs.
     pub fn in_stages(
         strategy: &mut dyn Strategy,
-        mut model: Model,
+        model: Model,
         compute: Compute,
         mesh: Mesh,
         stages: &Stages,
         (seed, options): (u64, ReplicaOptions),
     ) -> Result<Self> {
-        let pipeline = Pipeline::new(&model, &mesh, stages)?;
-        let world = mesh.world().clone();
-        pipeline.plan(stages.micro_batches)?;
-        check_stages(strategy, &options)?;
-        model.layout = pipeline.part(&model)?;
-        let stage = world.split(Some(mesh.coordinate(Axis::Pp) as u32))?;
-        let stage = stage.expect("a rank that passes a color gets a group");
-        let mesh = Mesh::new(stage, &mesh.shape().without(Axis::Pp))?;
-        Self::of_stage(strategy, model, compute, (world, mesh), pipeline, (seed, options))
+        Self::on_mesh(strategy, model, compute, mesh, Some(stages), (seed, options))
     }
 
-    fn of_stage(
+    fn on_mesh(
+        strategy: &mut dyn Strategy,
+        mut model: Model,
+        compute: Compute,
+        mesh: Mesh,
+        stages: Option<&Stages>,
+        (seed, options): (u64, ReplicaOptions),
+    ) -> Result<Self> {
+        let (world, shape) = (mesh.world().clone(), mesh.shape().clone());
+        let (part, parts) = (mesh.coordinate(Axis::Tp), shape.size(Axis::Tp));
+        model.layout = Arc::new(model.layout.on_rank(part, parts)?);
+        let pipeline = match stages {
+            None => Pipeline::alone(&model),
+            Some(stages) => {
+                let pipeline = Pipeline::new(&model, &mesh, stages)?;
+                pipeline.plan(stages.micro_batches)?;
+                check_stages(strategy, &options)?;
+                model.layout = pipeline.part(&model)?;
+                pipeline
+            }
+        };
+        let tensor = mesh.group(Axis::Tp).filter(|_| parts > 1).cloned();
+        let mesh = if stages.is_some() || parts > 1 {
+            // The ranks that have the same part of the model.
+            let color = mesh.coordinate(Axis::Pp) * parts + part;
+            let same = world.split(Some(color as u32))?;
+            let same = same.expect("a rank that passes a color gets a group");
+            Mesh::new(same, &shape.without(Axis::Pp).without(Axis::Tp))?
+        } else {
+            mesh
+        };
+        Self::of_part(strategy, model, compute, (world, mesh, tensor), pipeline, (seed, options))
+    }
+
+    fn of_part(
         strategy: &mut dyn Strategy,
         model: Model,
         compute: Compute,
-        (world, mesh): (Group, Mesh),
+        (world, mesh, tensor): (Group, Mesh, Option<Group>),
         pipeline: Pipeline,
         (seed, options): (u64, ReplicaOptions),
     ) -> Result<Self> {
@@ -78,7 +104,7 @@ impl Replica {
         share_values(&mesh, &storage, &held)?;
         pipeline.share_tied(&model.layout, &storage)?;
         let replica =
-            Self { model, owned, storage, compute, world, group, mesh, options, pipeline };
+            Self { model, owned, storage, compute, world, group, mesh, tensor, options, pipeline };
         strategy.prepare(&replica)?;
         Ok(replica)
     }

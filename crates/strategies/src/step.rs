@@ -232,15 +232,15 @@ impl<'a> TrainStep<'a> {
             self.hooks.cx.wait(work)?;
             self.hooks.cx.end_barrier(start_ns);
         }
-        let Replica { model, pipeline, .. } = self.replica();
+        let Replica { model, .. } = self.replica();
         let (mut num_samples, mut own_count, mut own_tokens) = (0, 0, 0);
         for MicroBatch { batch, .. } in self.micro_batches {
             num_samples += batch.num_samples();
             own_count += model.objective.count(batch)?;
             own_tokens += batch.num_tokens()?;
         }
-        // All stages of a pipeline have these samples, and the one with their loss counts them.
-        let counted = usize::from(pipeline.has_last_stage());
+        // All stages of a pipeline have these samples, and all ranks that divide layers. One of them counts them.
+        let counted = usize::from(self.replica().counts_samples());
         let is_shared = self.hooks.is_shared;
         let (count, samples) = if is_shared {
             (count, self.micro_batches.iter().map(|of| of.global_count).sum())
@@ -258,7 +258,7 @@ impl<'a> TrainStep<'a> {
             samples,
             own_tokens: own_tokens * counted,
             is_shared,
-            local_sum: sums.own.to_host()?.read::<f64>()?[0],
+            local_sum: sums.own.to_host()?.read::<f64>()?[0] * counted as f64,
             stops: of_all[2] > 0.0,
         })
     }
@@ -327,7 +327,11 @@ impl<'a> TrainStep<'a> {
             add_rows(compute, own, state.partial_sums.leaves(), SUMS_LEN)?;
         }
         let stop = f64::from(u8::from(state.asks_to_stop));
-        of_all.slice(0..2)?.copy_from(&own.slice(0..2)?)?;
+        if self.replica().counts_samples() {
+            of_all.slice(0..2)?.copy_from(&own.slice(0..2)?)?;
+        } else {
+            of_all.slice(0..2)?.fill_zero()?;
+        }
         of_all.slice(2..3)?.overwrite::<f64, _>(|last| last[0] = stop)?;
         self.loss = if self.hooks.is_shared {
             let world = world.for_purpose(Purpose::Loss);

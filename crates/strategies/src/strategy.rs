@@ -113,7 +113,7 @@ pub trait Strategy: Send {
     /// The digest of all parameters ([`Storage::digest`]), the same on every rank if the strategy keeps them equal. The
     /// replicas have been synchronized. Every rank calls this.
     fn digest(&mut self, cx: &mut StepContext) -> Result<String> {
-        let Replica { model, pipeline, compute, options, .. } = cx.replica;
+        let Replica { model, .. } = cx.replica;
         let mut digest = WeightsDigest::default();
         // The time belongs to no step.
         let mut track = SpanTrack::with_capacity(0);
@@ -124,10 +124,9 @@ pub trait Strategy: Send {
             } else {
                 Some(self.gather_unit(cx, unit)?)
             };
-            for param in model.layout.params().iter().filter(|param| param.unit == unit) {
-                let own = values.as_ref().map(|values| values.slice(param.range())).transpose()?;
-                let (dtype, memory) = (options.precision.master, &compute.allocator);
-                digest.add(&pipeline.shared(model, param, own, dtype, memory)?)?;
+            let params = model.layout.params().iter();
+            for param in params.filter(|param| param.unit == unit && param.is_first()) {
+                digest.add(&cx.replica.whole_param(param, values.as_ref())?)?;
             }
         }
         Ok(digest.finish())

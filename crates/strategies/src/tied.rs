@@ -57,8 +57,10 @@ impl Pipeline {
     }
 
     fn is_of_objective(&self, model: &Model, id: ParamId) -> bool {
-        let objective = &model.objective;
-        objective.tied() == Some(id) || objective.unit() == Some(model.layout.param(id).unit)
+        let (objective, param) = (&model.objective, model.layout.param(id));
+        // All parts of a divided parameter are tied.
+        let is_tied = |tied: ParamId| model.layout.param(tied).name == param.name;
+        objective.tied().is_some_and(is_tied) || objective.unit() == Some(param.unit)
     }
 
     /// The units to which the objective writes gradients.

@@ -154,6 +154,9 @@ impl Trainer {
         for batch in batches {
             evaluate(strategy, &mut cx, batch, |cx, output| model.evaluate(cx, output, &sums))?;
         }
+        if !cx.replica.counts_samples() {
+            sums.fill_zero()?;
+        }
         world.all_reduce(&sums, ReduceOp::Sum)?;
         let sums = sums.to_host()?;
         let [loss, correct, count] = sums.read::<f64>()?[..] else {

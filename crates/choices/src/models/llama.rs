@@ -13,7 +13,7 @@ use paceline_failure::numbers::within;
 use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
 use paceline_model::pretrained::{CONFIG_FILE, NewParam, Pretrained};
-use paceline_model::{LlamaConfig, LlamaTask, Model, ModelError, Storage};
+use paceline_model::{Divided, LlamaConfig, LlamaTask, Model, ModelError, Storage};
 use serde::Serialize;
 use serde_json::Value;
 
@@ -261,13 +261,22 @@ impl ModelSettings for Settings {
         dataset: &dyn Dataset,
         world_size: usize,
     ) -> std::result::Result<Model, ModelError> {
+        self.build_divided(dataset, world_size, Divided::NOT)
+    }
+
+    fn build_divided(
+        &self,
+        dataset: &dyn Dataset,
+        world_size: usize,
+        divided: Divided,
+    ) -> std::result::Result<Model, ModelError> {
         let (longest, most) = (dataset.input_shape()[0], self.config.max_position_embeddings);
         if longest > most {
             return Err(ModelError::TooLong { longest, most });
         }
         // Positions that do not occur would only take memory.
         let config = LlamaConfig { max_position_embeddings: longest, ..self.config.clone() };
-        let model = config.build(world_size)?;
+        let model = config.build_divided(world_size, divided)?;
         Ok(if self.checkpoint_activations { model.checkpointed() } else { model })
     }
 

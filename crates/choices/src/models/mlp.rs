@@ -6,7 +6,7 @@ use clap::{ArgMatches, Args};
 use paceline_data::Dataset;
 use paceline_failure::numbers::within;
 use paceline_failure::{Failure, Result};
-use paceline_model::{CrossEntropy, MlpConfig, Model, ModelError};
+use paceline_model::{CrossEntropy, Divided, MlpConfig, Model, ModelError};
 
 use super::{Defaults, FuseFlag, ModelSettings, OfModel, Samples};
 use crate::registry::{Choice, flags_of, read, width};
@@ -68,24 +68,41 @@ impl ModelSettings for Flags {
         Defaults { epochs: 5, batch_size: 256, bucket_cap_mb: 50.0 }
     }
 
-    /// The loss is the mean squared error, or the cross-entropy if the data set has classes.
     fn build(
         &self,
         dataset: &dyn Dataset,
         world_size: usize,
     ) -> std::result::Result<Model, ModelError> {
-        let config = MlpConfig {
+        let build = if self.fuse.fuse { MlpConfig::build } else { MlpConfig::build_unfused };
+        Ok(with_objective(build(&self.config(), world_size)?, dataset))
+    }
+
+    fn build_divided(
+        &self,
+        dataset: &dyn Dataset,
+        world_size: usize,
+        divided: Divided,
+    ) -> std::result::Result<Model, ModelError> {
+        Ok(with_objective(self.config().build_divided(world_size, divided)?, dataset))
+    }
+}
+
+impl Flags {
+    fn config(&self) -> MlpConfig {
+        MlpConfig {
             input_dim: self.input_dim,
             hidden_dim: self.hidden_dim,
             output_dim: self.output_dim,
             num_layers: self.num_layers,
             tie_layers: self.tie_layers,
-        };
-        let build = if self.fuse.fuse { MlpConfig::build } else { MlpConfig::build_unfused };
-        let mut model = build(&config, world_size)?;
-        if dataset.num_classes().is_some() {
-            model.objective = Box::new(CrossEntropy);
         }
-        Ok(model)
     }
+}
+
+/// The loss is the mean squared error, or the cross-entropy if the data set has classes.
+fn with_objective(mut model: Model, dataset: &dyn Dataset) -> Model {
+    if dataset.num_classes().is_some() {
+        model.objective = Box::new(CrossEntropy);
+    }
+    model
 }

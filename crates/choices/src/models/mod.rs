@@ -12,7 +12,7 @@ use clap::builder::BoolishValueParser;
 use clap::{ArgAction, ArgMatches, Args};
 use paceline_data::Dataset;
 use paceline_failure::Result;
-use paceline_model::{Model, ModelError, Storage};
+use paceline_model::{Divided, Model, ModelError, Storage};
 use serde::{Serialize, Serializer};
 use serde_json::{Value, json};
 
@@ -98,6 +98,18 @@ pub trait ModelSettings: Debug + Send + Sync {
         dataset: &dyn Dataset,
         world_size: usize,
     ) -> std::result::Result<Model, ModelError>;
+
+    /// The same with layers in parts (`--mesh tp=2`). By default an error: a model says how its layers are divided.
+    fn build_divided(
+        &self,
+        _dataset: &dyn Dataset,
+        _world_size: usize,
+        _divided: Divided,
+    ) -> std::result::Result<Model, ModelError> {
+        Err(ModelError::Config(
+            "the layers of this model cannot be divided (--mesh tp, --tp-parts)".into(),
+        ))
+    }
 }
 
 /// The flag of models whose operations can be computed one by one.
@@ -203,6 +215,8 @@ pub struct ModelConfig {
     flags: FlagValues,
     /// Units that are not trained.
     frozen: Vec<String>,
+    /// The parts of its layers.
+    divided: Divided,
 }
 
 impl ModelConfig {
@@ -210,7 +224,13 @@ impl ModelConfig {
     pub fn resolve(name: &str, frozen: Vec<String>, settings: &ArgMatches) -> Result<Self> {
         let choice = MODELS.get(name)?;
         let flags = FlagValues::of(choice, settings);
-        Ok(Self { name: choice.name, settings: (choice.of.resolve)(settings)?, flags, frozen })
+        let (settings, divided) = ((choice.of.resolve)(settings)?, Divided::NOT);
+        Ok(Self { name: choice.name, settings, flags, frozen, divided })
+    }
+
+    /// The same with layers in parts.
+    pub fn in_parts(self, divided: Divided) -> Self {
+        Self { divided, ..self }
     }
 
     /// Its name on the command line.
@@ -235,7 +255,10 @@ impl ModelConfig {
         dataset: &dyn Dataset,
         world_size: usize,
     ) -> std::result::Result<Model, ModelError> {
-        let mut model = self.settings.build(dataset, world_size)?;
+        let mut model = match self.divided.parts {
+            1 => self.settings.build(dataset, world_size)?,
+            _ => self.settings.build_divided(dataset, world_size, self.divided)?,
+        };
         if let Some(param) = model.layout.params().iter().find(|p| p.shape.num_elems() == 0) {
             let reason = format!("the parameter {} of {} has no elements", param.name, self.name);
             return Err(ModelError::Config(format!("{reason}: its shape is {}", param.shape)));
@@ -260,6 +283,10 @@ impl Serialize for ModelConfig {
         let mut entries = self.flags.to_json();
         entries.insert("name".into(), json!(self.name));
         entries.insert("freeze".into(), json!(self.frozen));
+        if self.divided.parts > 1 {
+            entries.insert("tp_parts".into(), json!(self.divided.parts));
+            entries.insert("sequence_parallel".into(), json!(self.divided.by_rows));
+        }
         let found = self.notes();
         if !found.is_empty() {
             entries.insert("found".into(), json!(found));

@@ -127,6 +127,18 @@ impl MeshShape {
         &self.axes
     }
 
+    /// The number of parts of a model, of which each rank has one: stages of a pipeline, and parts of layers.
+    pub fn num_parts(&self) -> usize {
+        self.size(Axis::Pp) * self.size(Axis::Tp)
+    }
+
+    /// The ranks that have the same part of a model as `rank`: their mesh, and the place of `rank` among them.
+    pub fn of_part(&self, rank: usize) -> (Self, usize) {
+        let part = |rank| [Axis::Pp, Axis::Tp].map(|axis| self.coordinate(axis, rank));
+        let before = (0..rank).filter(|other| part(*other) == part(rank)).count();
+        (self.without(Axis::Pp).without(Axis::Tp), before)
+    }
+
     /// The mesh without an axis; with only the axis `dp` of one rank if no axis is left.
     pub fn without(&self, axis: Axis) -> Self {
         let axes: Vec<_> = self.axes.iter().filter(|(own, _)| *own != axis).copied().collect();

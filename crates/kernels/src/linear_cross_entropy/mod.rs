@@ -69,7 +69,8 @@ impl<'a> Then<'a> {
     }
 }
 
-fn chunk_rows(rows: usize, classes: usize) -> usize {
+/// The number of rows of a chunk, except the last one.
+pub fn chunk_rows(rows: usize, classes: usize) -> usize {
     (CHUNK_ELEMS / classes.max(1)).clamp(FEWEST_ROWS, MOST_ROWS).min(rows)
 }
 

@@ -17,6 +17,13 @@ mod residual;
 mod rms_norm;
 mod sequence;
 mod swiglu;
+mod tensor_parallel;
+
+use std::ops::Range;
+
+use paceline_memory::{Shape, Tensor};
+
+use crate::Result;
 
 pub use attention::{Attention, Rotary};
 pub use batch_norm::BatchNorm;
@@ -35,3 +42,14 @@ pub use residual::Residual;
 pub use rms_norm::RmsNorm;
 pub use sequence::Sequence;
 pub use swiglu::SwiGlu;
+pub(crate) use tensor_parallel::ColumnsOfPart;
+pub use tensor_parallel::{Bias, TensorParallel};
+
+/// Some rows of a tensor.
+pub(crate) fn part_of(tensor: &Tensor, rows: &Range<usize>) -> Result<Tensor> {
+    let mut dims = tensor.dims().to_vec();
+    let columns: usize = dims[1..].iter().product();
+    dims[0] = rows.len();
+    let elems = tensor.slice(rows.start * columns..rows.end * columns)?;
+    Ok(elems.view(Shape::from(&dims[..]))?)
+}

@@ -3,6 +3,7 @@
 use paceline_kernels::rms_norm;
 use paceline_memory::Tensor;
 
+use super::part_of;
 use crate::{Context, Half, Init, Layer, ParamId, Result, Saved, UnitBuilder};
 
 /// Divides each row of (n, columns) by its root mean square, and multiplies it by a weight (columns). The rows are of the
@@ -38,9 +39,11 @@ impl Layer for RmsNorm {
     ) -> Result<Option<Tensor>> {
         let [input, r] = saved.tensors()?;
         if half.writes_weights() && cx.trains(self.weight) {
-            let (d_weight, accumulate) = (cx.grad(self.weight)?, cx.accumulates(self.weight));
-            rms_norm::backward_weight(cx.compute, input, r, &d_output, &d_weight, accumulate)?;
-            cx.gradient_ready(self.weight)?;
+            cx.gradient_over_rows(self.weight, true, |cx, rows, d_weight, accumulate| {
+                let of = |tensor: &Tensor| part_of(tensor, &rows);
+                let (x, r, dy) = (of(input)?, of(r)?, of(&d_output)?);
+                Ok(rms_norm::backward_weight(cx.compute, &x, &r, &dy, d_weight, accumulate)?)
+            })?;
         }
         if !half.wants_input() {
             return Ok(None);

@@ -16,23 +16,50 @@ pub(super) struct LanguageModelHead {
     pub weight: ParamId,
 }
 
-impl LanguageModelHead {
-    /// The targets without those of the padding.
-    fn targets(&self, cx: &Context) -> Result<Tensor> {
-        let targets = cx.batch(Batch::TARGETS)?;
-        let Some(lengths) = cx.optional(Batch::LENGTHS) else { return Ok(targets.clone()) };
-        let inputs = cx.batch(Batch::INPUTS)?;
-        if targets.shape() != inputs.shape() {
-            return Err(ModelError::Config(format!(
-                "the targets are {} and the inputs {}; a language model needs a target for each token, so make both fields \
-                 ragged, or none of them",
-                targets.shape(),
-                inputs.shape()
-            )));
-        }
-        let real = cx.scratch(DType::I64, targets.shape())?;
-        linear_cross_entropy::ignore_padding(cx.compute, targets, lengths, &real)?;
-        Ok(real)
+/// The targets without those of the padding.
+pub(super) fn targets(cx: &Context) -> Result<Tensor> {
+    let targets = cx.batch(Batch::TARGETS)?;
+    let Some(lengths) = cx.optional(Batch::LENGTHS) else { return Ok(targets.clone()) };
+    let inputs = cx.batch(Batch::INPUTS)?;
+    if targets.shape() != inputs.shape() {
+        return Err(ModelError::Config(format!(
+            "the targets are {} and the inputs {}; a language model needs a target for each token, so make both fields \
+             ragged, or none of them",
+            targets.shape(),
+            inputs.shape()
+        )));
+    }
+    let real = cx.scratch(DType::I64, targets.shape())?;
+    linear_cross_entropy::ignore_padding(cx.compute, targets, lengths, &real)?;
+    Ok(real)
+}
+
+/// The number of tokens that have a target.
+pub(super) fn count(batch: &Batch) -> Result<usize> {
+    let Some(targets) = batch.on_host(Batch::TARGETS) else {
+        // The host cannot look: each token has a target, see `Batch::of`.
+        return Ok(batch.get(Batch::TARGETS).map_or(0, Tensor::num_elems));
+    };
+    let (count, len) = match batch.on_host(Batch::LENGTHS) {
+        Some(lengths) => return Ok(linear_cross_entropy::count_within(targets, lengths)?),
+        None => (linear_cross_entropy::count(targets)?, targets.num_elems()),
+    };
+    // Without lengths, the other ranks assume that each token counts.
+    if count == len {
+        Ok(count)
+    } else {
+        Err(ModelError::Config(format!(
+            "{count} of {len} tokens of a batch have a target, and the batch has no lengths; give a target for each \
+             token, or make inputs and targets ragged fields (Field::ragged_i64), whose batches have lengths"
+        )))
+    }
+}
+
+/// Batches with lengths have as many targets as their tokens say.
+pub(super) fn count_of_all(batch: &Batch, num_samples: usize) -> Option<usize> {
+    match batch.get(Batch::LENGTHS) {
+        Some(_) => None,
+        None => Some(num_samples * batch.inputs().dims().get(1).copied().unwrap_or(1)),
     }
 }
 
@@ -88,31 +115,11 @@ impl Objective for LanguageModelHead {
     }
 
     fn count(&self, batch: &Batch) -> Result<usize> {
-        let Some(targets) = batch.on_host(Batch::TARGETS) else {
-            // The host cannot look: each token has a target, see `Batch::of`.
-            return Ok(batch.get(Batch::TARGETS).map_or(0, Tensor::num_elems));
-        };
-        let (count, len) = match batch.on_host(Batch::LENGTHS) {
-            Some(lengths) => return Ok(linear_cross_entropy::count_within(targets, lengths)?),
-            None => (linear_cross_entropy::count(targets)?, targets.num_elems()),
-        };
-        // Without lengths, the other ranks assume that each token counts.
-        if count == len {
-            Ok(count)
-        } else {
-            Err(ModelError::Config(format!(
-                "{count} of {len} tokens of a batch have a target, and the batch has no lengths; give a target for each \
-                 token, or make inputs and targets ragged fields (Field::ragged_i64), whose batches have lengths"
-            )))
-        }
+        count(batch)
     }
 
-    /// Batches with lengths have as many targets as their tokens say.
     fn count_of_all(&self, batch: &Batch, num_samples: usize) -> Option<usize> {
-        match batch.get(Batch::LENGTHS) {
-            Some(_) => None,
-            None => Some(num_samples * batch.inputs().dims().get(1).copied().unwrap_or(1)),
-        }
+        count_of_all(batch, num_samples)
     }
 
     fn reads_lengths(&self) -> bool {
@@ -120,7 +127,7 @@ impl Objective for LanguageModelHead {
     }
 
     fn evaluate(&self, cx: &mut Context, output: &Tensor, sums: &Tensor) -> Result<()> {
-        let (weight, targets) = (cx.param(self.weight)?, self.targets(cx)?);
+        let (weight, targets) = (cx.param(self.weight)?, targets(cx)?);
         Ok(linear_cross_entropy::evaluate(cx.compute, output, &weight, &targets, sums)?)
     }
 
@@ -132,7 +139,7 @@ impl Objective for LanguageModelHead {
         sums: &Tensor,
         put_off: Option<&mut Saved>,
     ) -> Result<Tensor> {
-        let targets = self.targets(cx)?;
+        let targets = targets(cx)?;
         differentiate(cx, self.weight, output, &targets, scale, sums, put_off)
     }
 

@@ -123,7 +123,9 @@ fn rows(config: &TrainConfig, len: usize) -> Vec<usize> {
         Some(samples) => samples.iter().map(|samples| config.batch_size.min(*samples)).collect(),
         None => {
             let all = config.global_batch_size.min(len);
-            (0..world).map(|rank| all / world + usize::from(rank < all % world)).collect()
+            let shares = world / config.mesh.num_parts();
+            let share = |rank| all / shares + usize::from(rank < all % shares);
+            (0..world).map(|rank| share(config.mesh.of_part(rank).1)).collect()
         }
     }
 }
@@ -224,7 +226,9 @@ struct Passes {
 impl Passes {
     fn of(shape: &Shape, strategy: &dyn Strategy, model: &Model, rows: usize) -> Result<Self> {
         let (config, options) = (shape.config, shape.strategy.options);
-        let clipped = config.takes_grad_norm().then(|| strategy.owned(model, shape.mesh, 0).grads);
+        let clipped = config
+            .takes_grad_norm()
+            .then(|| strategy.owned(model, &shape.mesh.of_part(0).0, 0).grads);
         let clipped = clipped.as_deref();
         let rehearse = || -> std::result::Result<Rehearsal, ModelError> {
             let (compute, samples) =
@@ -267,8 +271,9 @@ fn need(
 ) -> Need {
     let (config, options) = (shape.config, shape.strategy.options);
     let precision = options.precision;
-    let footprint = strategy.footprint(model, precision, shape.mesh, rank);
-    let owned = strategy.owned(model, shape.mesh, rank);
+    let (mesh, place) = shape.mesh.of_part(rank);
+    let footprint = strategy.footprint(model, precision, &mesh, place);
+    let owned = strategy.owned(model, &mesh, place);
     let state: usize = owned.state.iter().map(|range| range.len()).sum();
     let state_bytes = state * precision.master.size_bytes();
     let num_partial_sums = options.num_partial_sums(shape.num_batches());
@@ -318,10 +323,11 @@ fn snapshot_bytes(shape: &Shape, strategy: &dyn Strategy, model: &Model, rank: u
     if config.checkpoints.save.is_none() {
         return 0;
     }
-    let owned = |rank| strategy.owned(model, shape.mesh, rank);
+    let (mesh, rank) = shape.mesh.of_part(rank);
+    let owned = |rank| strategy.owned(model, &mesh, rank);
     let part = |of: fn(&Owned) -> &Vec<Range<usize>>, all: usize| -> f64 {
         let len = |rank| of(&owned(rank)).iter().map(Range::len).sum::<usize>() as f64;
-        let held: f64 = (0..shape.rows.len()).map(len).sum();
+        let held: f64 = (0..shape.rows.len() / shape.mesh.num_parts()).map(len).sum();
         if held > 0.0 { len(rank) * all as f64 / held } else { 0.0 }
     };
     let (layout, copies) = (&model.layout, config.optimizer.config().state_names().len());

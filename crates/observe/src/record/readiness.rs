@@ -166,7 +166,7 @@ impl AlikeSteps {
                         self.bucket_ids.push(id);
                     }
                     Purpose::Statistics => self.statistics_ops.push(at),
-                    Purpose::Other | Purpose::Loss | Purpose::Gather(_) => {}
+                    Purpose::Other | Purpose::Loss | Purpose::Layer | Purpose::Gather(_) => {}
                 }
             }
         } else if self.moments.is_like(step) {

@@ -304,6 +304,22 @@ pub struct StrategyFlags {
     /// [default: dp, of all ranks]
     #[arg(long, value_name = "AXIS=N,...")]
     pub mesh: Option<MeshShape>,
+    /// With --mesh tp=N, whose ranks divide each layer: between layers each has some of the rows too, so that activations are
+    /// divided as well
+    #[arg(
+        long,
+        value_name = "BOOL",
+        num_args = 0..=1,
+        default_value_t = true,
+        default_missing_value = "true",
+        value_parser = BoolishValueParser::new(),
+        action = ArgAction::Set
+    )]
+    pub sequence_parallel: bool,
+    /// Cut each layer into this many parts, which are added up as a tree: a run ends with the same bits on 1, 2, 4 .. ranks along tp
+    /// [default: the ranks along tp]
+    #[arg(long, value_name = "N", value_parser = at_least::<usize>(1))]
+    pub tp_parts: Option<usize>,
     /// Batches whose gradients add up before each optimizer step [default: 1, or 4 for simple_ddp_ga]
     #[arg(
         long,

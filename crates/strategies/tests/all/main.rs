@@ -15,5 +15,6 @@ mod pipeline;
 mod plan;
 mod sharding;
 mod sim;
+mod tensor;
 mod uneven;
 mod units;

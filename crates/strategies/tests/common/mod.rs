@@ -449,6 +449,19 @@ impl Trainer {
         Self::of_replica(net, replica, strategy, Optim::Momentum)
     }
 
+    pub fn model_in_stages(
+        model: Model,
+        net: Net,
+        mesh: Mesh,
+        mut strategy: Box<dyn Strategy>,
+        stages: &Stages,
+    ) -> Self {
+        let compute = Compute::new(1, Allocator::new()).unwrap();
+        let setting = (1, ReplicaOptions { precision: net.precision(), ..Default::default() });
+        let replica = Replica::in_stages(strategy.as_mut(), model, compute, mesh, stages, setting);
+        Self::of_replica(net, replica.unwrap(), strategy, Optim::Momentum).unwrap()
+    }
+
     fn of_replica(
         net: Net,
         replica: Replica,

@@ -7,7 +7,6 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Arg;
-use paceline_collectives::Axis;
 use paceline_failure::{Failure, Result, usage};
 use paceline_files::{Printable, printable};
 use paceline_host::disk::Disk;
@@ -141,7 +140,7 @@ fn check_layouts(a: &Layout, b: &Layout) -> Result<()> {
             "A has {len} training samples and B has {other_len}, or other ones; pass the same data"
         ));
     }
-    let shares = |of: &TrainConfig| of.world_size / of.mesh.size(Axis::Pp);
+    let shares = |of: &TrainConfig| of.world_size / of.mesh.num_parts();
     let cut = |of: &TrainConfig| match &of.micro_batches {
         Some(cut) => (true, cut.count(), cut.size),
         None => (false, of.micro_batches_per_step() * shares(of), of.batch_size),
