@@ -7,7 +7,8 @@
     python3 bench/first_light.py limits --before PATH   # an earlier build beside it, and how near each operation comes to its limit
 
 `GROUPS` has the cases: `first_light` is ddp beside DistributedDataParallel, `sharding` and `llama` also `sharded1` beside ZeroRedundancyOptimizer, `sharded2`
-beside fully_shard whose units stay whole after the forward pass, and `sharded3` beside fully_shard whose units do not.
+beside fully_shard whose units stay whole after the forward pass, and `sharded3` beside fully_shard whose units do not; `tensor` is one rank of two threads, and
+two ranks that divide each layer beside parallelize_module.
 
 In each round PyTorch trains for `--seconds` and Paceline as many steps. A round gives one ratio of step times and one of resident memory, since a time alone says
 more about the machine than about the program. `of ddp` is our step over that of our ddp in the same round. Exits with 1 if a run fails, or if models differ.
@@ -85,6 +86,15 @@ GROUPS: dict[str, dict[str, Case]] = {
             ("llama, bf16", "--model llama --optimizer adamw", "--model llama --optimizer adamw --lr 0.001", 4, "bf16"),
         )
         for ranks, threads in ((1, 1), (1, 2), (2, 1))
+    },
+    "tensor": {
+        f"{name}, {ranks} x {threads}": case(f"{ours} {'' if ranks == 1 else f'--mesh tp={ranks}'}", f"{theirs} --sharding {'none' if ranks == 1 else 'tensor'}", batch, precision, ranks, threads)
+        for name, ours, theirs, batch, precision in (
+            ("mlp", "--model mlp --lr 0.01", "--model mlp", 256, "f32"),
+            ("llama", "--model llama --optimizer adamw", "--model llama --optimizer adamw --lr 0.001", 4, "f32"),
+            ("llama, bf16", "--model llama --optimizer adamw", "--model llama --optimizer adamw --lr 0.001", 4, "bf16"),
+        )
+        for ranks, threads in ((1, 2), (2, 1))
     },
     "layouts": {" ".join(of): layout(*of) for of in itertools.product(("cnn", "cnn32"), ("nhwc", "nchw"), ("f32", "bf16"))},
 }

@@ -66,7 +66,7 @@ class Block(nn.Module):
         k = rotated(self.heads_of(self.k(h), self.kv_heads), cos, sin)
         v = self.heads_of(self.v(h), self.kv_heads)
         y = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.kv_heads != self.heads)
-        x = x + self.o(y.transpose(1, 2).reshape(x.shape))
+        x = x + self.o(y.transpose(1, 2).flatten(2))
         h = self.norm2(x)
         return x + self.down(F.silu(self.gate(h)) * self.up(h))
 

@@ -17,6 +17,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
 import torch
@@ -25,8 +26,11 @@ import torch.multiprocessing as mp
 import torch.nn as nn
 import torch.nn.functional as F
 from torch import Tensor
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.optim import ZeroRedundancyOptimizer
+from torch.distributed.tensor import Replicate, Shard
+from torch.distributed.tensor.parallel import ColwiseParallel, ParallelStyle, RowwiseParallel, SequenceParallel, loss_parallel, parallelize_module
 
 from models import CLASSES, Block, Cnn, Llama, mlp
 
@@ -48,8 +52,8 @@ def parse_arguments() -> argparse.Namespace:
     parser.add_argument("--seq", type=int, default=LLAMA["seq"], help="tokens of a sample of the llama (default: 128)")
     parser.add_argument("--amp", choices=["off", "bf16"], default="off", help="automatic mixed precision (default: off)")
     parser.add_argument("--optimizer", choices=["sgd", "adamw"], default="sgd")
-    parser.add_argument("--sharding", choices=["none", "zero1", "kept", "resharded"], default="none",
-                        help="zero1: ZeroRedundancyOptimizer; kept and resharded: fully_shard, where units stay whole or do not (default: none)")  # fmt: skip
+    parser.add_argument("--sharding", choices=["none", "zero1", "kept", "resharded", "tensor"], default="none",
+                        help="zero1: ZeroRedundancyOptimizer; kept and resharded: fully_shard, where units stay whole or do not; tensor: parallelize_module, with sequence parallelism (default: none)")  # fmt: skip
     parser.add_argument("--lr", type=float, default=0.01)
     parser.add_argument("--seconds", type=float, default=5, help="time the steps for this long (default: 5)")
     parser.add_argument("--channels-last", action=argparse.BooleanOptionalAction, default=True, help="of a cnn (default: on)")
@@ -75,8 +79,37 @@ def build(arguments: argparse.Namespace) -> tuple[nn.Module, Loss, Tensor, Tenso
     return model, F.cross_entropy, inputs, targets
 
 
-def distributed(model: nn.Module, sharding: str) -> nn.Module:
+def divided(model: nn.Module, ranks: int) -> nn.Module:
+    """Layers divided by outputs and by inputs in turn. The Llama's rows are divided between them, and its logits by words."""
+    mesh = init_device_mesh("cpu", (ranks,))
+    if not isinstance(model, Llama):
+        linear = [name for name, module in model.named_children() if isinstance(module, nn.Linear)]
+        styles = (ColwiseParallel, RowwiseParallel)
+        return parallelize_module(model, mesh, {name: styles[at % 2]() for at, name in enumerate(linear)})
+    rows = Shard(1)
+    plan: dict[str, ParallelStyle] = {
+        "embed": RowwiseParallel(input_layouts=Replicate(), output_layouts=rows),
+        "norm": SequenceParallel(),
+        "head": ColwiseParallel(input_layouts=rows, output_layouts=Shard(-1), use_local_output=False),
+    }
+    for at, block in enumerate(model.blocks):
+        norms, columns = ("norm1", "norm2"), ("q", "k", "v", "gate", "up")
+        plan |= {f"blocks.{at}.{name}": SequenceParallel(use_local_output=False) for name in norms}
+        plan |= {f"blocks.{at}.{name}": ColwiseParallel(input_layouts=Replicate()) for name in columns}
+        plan |= {f"blocks.{at}.{name}": RowwiseParallel(output_layouts=rows) for name in ("o", "down")}
+        block.heads, block.kv_heads = block.heads // ranks, block.kv_heads // ranks
+    model = parallelize_module(model, mesh, plan)
+    for block in model.blocks:
+        for norm in (block.norm1, block.norm2):
+            # Gathered once, for all projections that read it.
+            norm.register_forward_hook(lambda _module, _inputs, output: output.redistribute(placements=[Replicate()]))
+    return model
+
+
+def distributed(model: nn.Module, sharding: str, ranks: int) -> nn.Module:
     """The model on several ranks."""
+    if sharding == "tensor":
+        return divided(model, ranks)
     if sharding in ("none", "zero1"):
         return nn.parallel.DistributedDataParallel(model, gradient_as_bucket_view=True, static_graph=True)
     units = Block if isinstance(model, Llama) else (nn.Linear, nn.Conv2d)
@@ -124,17 +157,20 @@ def timed(step: Callable[[], Tensor | None], arguments: argparse.Namespace) -> t
 def train(rank: int, arguments: argparse.Namespace) -> None:
     """Train one rank, whose process group exists if there are several. Rank 0 prints what came."""
     num_ranks = arguments.ranks
-    torch.manual_seed(rank)  # each rank has its own batch; DistributedDataParallel sends the weights of rank 0 to all ranks
+    is_tensor = arguments.sharding == "tensor"
+    # Each rank has its own batch, unless all compute the same one; DistributedDataParallel sends the weights of rank 0 to all ranks.
+    torch.manual_seed(0 if is_tensor else rank)
     model, loss_function, inputs, targets = build(arguments)
     num_params = sum(parameter.numel() for parameter in model.parameters())
     if num_ranks > 1:
-        model = distributed(model, arguments.sharding)
+        model = distributed(model, arguments.sharding, num_ranks)
     optimizer = optimizer_of(model, arguments)
 
     def step() -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16, enabled=arguments.amp == "bf16"):
-            loss = loss_function(model(inputs), targets)
-        loss.backward()
+        with loss_parallel() if is_tensor and arguments.model == "llama" else nullcontext():
+            with torch.autocast("cpu", torch.bfloat16, enabled=arguments.amp == "bf16"):
+                loss = loss_function(model(inputs), targets)
+            loss.backward()
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         return loss.detach()
@@ -148,7 +184,7 @@ def train(rank: int, arguments: argparse.Namespace) -> None:
     summary = {
         **{key: getattr(arguments, key) for key in ("model", "sharding", "amp", "ranks", "batch_size")},
         "torch": torch.__version__, "params": num_params, "step_ms": round(median_seconds * 1e3, 4),
-        "samples_per_s": round(num_ranks * arguments.batch_size / median_seconds, 2), "steps": len(step_seconds), "loss": round(loss.item(), 5),
+        "samples_per_s": round((1 if is_tensor else num_ranks) * arguments.batch_size / median_seconds, 2), "steps": len(step_seconds), "loss": round(loss.item(), 5),
         "resident_bytes": round(statistics.mean(resident_bytes)),
     }
     if rank == 0:
