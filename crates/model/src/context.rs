@@ -48,8 +48,14 @@ pub trait PassHooks {
         Ok(())
     }
 
-    /// Exchanges a tensor with the ranks that divide the layers. Does nothing by default.
-    fn exchange(&mut self, _: PartExchange) -> Result<()> {
+    /// Starts to exchange a tensor with the ranks that divide the layers. Nobody uses it before it has been finished. Does nothing by
+    /// default.
+    fn start_exchange(&mut self, _: PartExchange) -> Result<()> {
+        Ok(())
+    }
+
+    /// Waits until the exchange that was started first is over.
+    fn finish_exchange(&mut self) -> Result<()> {
         Ok(())
     }
 }

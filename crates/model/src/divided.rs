@@ -32,11 +32,13 @@ pub struct Divided {
     pub ranks: usize,
     /// Whether the rows between divided layers are divided too (sequence parallelism).
     pub by_rows: bool,
+    /// Whether a backward pass exchanges its input and its gradient while it computes: it takes the input half first.
+    pub overlaps: bool,
 }
 
 impl Divided {
     /// Layers as they are.
-    pub const NOT: Self = Self { parts: 1, rank: 0, ranks: 1, by_rows: false };
+    pub const NOT: Self = Self { parts: 1, rank: 0, ranks: 1, by_rows: false, overlaps: false };
 
     /// The parts of this rank.
     pub fn own(&self) -> Range<usize> {

@@ -1,7 +1,7 @@
 //! The exchanges of a pass between the ranks that divide the layers.
 //!
 //! Input: matrices of which each rank has some rows, or a part of a sum. Output: all rows, or the whole sum. The code that runs the
-//! pass communicates ([`PassHooks::exchange`](crate::PassHooks::exchange)); with one rank, nothing is exchanged.
+//! pass communicates ([`PassHooks::start_exchange`](crate::PassHooks::start_exchange)); with one rank, nothing is exchanged.
 
 use std::ops::Range;
 
@@ -48,48 +48,72 @@ impl Context<'_> {
 
     /// All rows of a matrix (rows, columns) of which this rank has its own. The same matrix unless rows are divided.
     pub(crate) fn gather_rows(&mut self, own: Tensor) -> Result<Tensor> {
+        let all = self.start_gather(&own)?;
+        if all.is_some() {
+            self.hooks.finish_exchange()?;
+        }
+        Ok(all.unwrap_or(own))
+    }
+
+    /// Starts to bring all rows together. `None` unless rows are divided.
+    pub(crate) fn start_gather(&mut self, own: &Tensor) -> Result<Option<Tensor>> {
         let divided = self.divided();
         if divided.ranks == 1 || !divided.by_rows {
-            return Ok(own);
+            return Ok(None);
         }
         let all = self.scratch(own.dtype(), [self.num_rows()?, own.dims()[1]])?;
-        self.hooks.exchange(PartExchange::Gather { own: &own, all: &all })?;
-        Ok(all)
+        self.hooks.start_exchange(PartExchange::Gather { own, all: &all })?;
+        Ok(Some(all))
     }
 
     /// The sum of the ranks' matrices (rows, columns): the rows of this rank if rows are divided there, and all otherwise.
     pub(crate) fn sum_rows(&mut self, sum: Tensor, by_rows: bool) -> Result<Tensor> {
+        let own = self.start_sum(sum, by_rows)?;
+        self.finish_exchange()?;
+        Ok(own)
+    }
+
+    /// Starts to add up the ranks' matrices.
+    pub(crate) fn start_sum(&mut self, sum: Tensor, by_rows: bool) -> Result<Tensor> {
         let divided = self.divided();
         if divided.ranks == 1 {
             return Ok(sum);
         }
         if !by_rows || !divided.by_rows {
-            self.hooks.exchange(PartExchange::Sum(&sum))?;
+            self.hooks.start_exchange(PartExchange::Sum(&sum))?;
             return Ok(sum);
         }
         let rows = divided.rows(self.num_rows()?);
         let own = self.scratch(sum.dtype(), [rows.len(), sum.dims()[1]])?;
-        self.hooks.exchange(PartExchange::Scatter { sum: &sum, own: &own })?;
+        self.hooks.start_exchange(PartExchange::Scatter { sum: &sum, own: &own })?;
         Ok(own)
+    }
+
+    /// Waits until the exchange that was started first is over.
+    pub(crate) fn finish_exchange(&mut self) -> Result<()> {
+        if self.divided().ranks == 1 { Ok(()) } else { self.hooks.finish_exchange() }
     }
 
     /// The largest numbers, or the sums, over the ranks that divide the layers, in place.
     pub(crate) fn exchange(&mut self, of: PartExchange) -> Result<()> {
-        if self.divided().ranks == 1 { Ok(()) } else { self.hooks.exchange(of) }
+        if self.divided().ranks > 1 {
+            self.hooks.start_exchange(of)?;
+        }
+        self.finish_exchange()
     }
 
     /// Writes the gradient of a parameter that is a sum over rows, and announces it. `of_rows` writes the sum over some of the rows that
     /// this rank has (`begin..end`) to a tensor, or adds to it. Where layers are divided, the rows are added up in as many runs.
-    /// `by_rows` says whether rows are divided here.
+    /// It has `own_rows` of them, and `by_rows` says whether rows are divided here.
     pub(crate) fn gradient_over_rows(
         &mut self,
         id: ParamId,
-        by_rows: bool,
+        (own_rows, by_rows): (usize, bool),
         of_rows: impl Fn(&Self, Range<usize>, &Tensor, bool) -> Result<()>,
     ) -> Result<()> {
         let (grad, accumulate, divided) = (self.grad(id)?, self.accumulates(id), self.divided());
         if divided.parts == 1 {
-            of_rows(self, 0..self.num_rows()?, &grad, accumulate)?;
+            of_rows(self, 0..own_rows, &grad, accumulate)?;
             return self.gradient_ready(id);
         }
         let divided = Divided { by_rows: divided.by_rows && by_rows, ..divided };

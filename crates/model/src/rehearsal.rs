@@ -13,8 +13,8 @@ use paceline_kernels::{Compute, norm};
 use paceline_memory::{Category, DType, Device, PhaseUsage, Shape, Tensor, Usage};
 
 use crate::{
-    Batch, Context, Layer, Layout, Model, ModelError, OpenUnits, ParamId, PassHooks, Precision,
-    Result, Storage,
+    Batch, Context, Layer, Layout, Model, ModelError, OpenUnits, ParamId, PartExchange, PassHooks,
+    Precision, Result, Storage,
 };
 
 /// The memory of a step by phase.
@@ -34,6 +34,8 @@ pub struct Rehearsal {
     pub backward_flops: u64,
     /// The bytes that the operations of both passes and of the loss read and write ([`Compute::moved_bytes`]).
     pub moved_bytes: u64,
+    /// The exchanges with the ranks that divide the layers, and the bytes that they combine.
+    pub exchanged: (u64, u64),
 }
 
 impl Rehearsal {
@@ -54,7 +56,7 @@ impl Rehearsal {
         let storage = Storage::private(model.layout.clone(), precision, allocator)?;
         let sums = allocator.tensor(DType::F64, [SUMS_LEN], Category::Workspace)?;
         let mut units = OpenUnits::new(&model.layout);
-        let mut hooks = OneRank { syncs_statistics };
+        let mut hooks = OneRank { syncs_statistics, exchanged: (0, 0) };
         let mut forward_flops = 0;
         let backward_before = compute.backward_flops();
         let moved_before = compute.moved_bytes();
@@ -91,7 +93,8 @@ impl Rehearsal {
         };
         let backward_flops = compute.backward_flops() - backward_before;
         let (forward, backward) = (named(FORWARD), named(BACKWARD));
-        Ok(Self { forward, backward, step, forward_flops, backward_flops, moved_bytes })
+        let exchanged = hooks.exchanged;
+        Ok(Self { forward, backward, step, forward_flops, backward_flops, moved_bytes, exchanged })
     }
 
     /// The most bytes of a category at once in the whole step.
@@ -175,6 +178,7 @@ const STEP: &str = "step";
 /// Sums nothing: the sums of one rank are as large as those of all ranks.
 struct OneRank {
     syncs_statistics: bool,
+    exchanged: (u64, u64),
 }
 
 impl PassHooks for OneRank {
@@ -184,5 +188,17 @@ impl PassHooks for OneRank {
 
     fn syncs_statistics(&self) -> bool {
         self.syncs_statistics
+    }
+
+    fn start_exchange(&mut self, of: PartExchange) -> Result<()> {
+        let bytes = match of {
+            PartExchange::Gather { all: tensor, .. }
+            | PartExchange::Scatter { sum: tensor, .. } => tensor.num_bytes(),
+            // It is scattered, and gathered again.
+            PartExchange::Sum(tensor) | PartExchange::Max(tensor) => 2 * tensor.num_bytes(),
+        };
+        self.exchanged.0 += 1;
+        self.exchanged.1 += bytes as u64;
+        Ok(())
     }
 }

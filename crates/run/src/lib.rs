@@ -26,7 +26,7 @@ pub mod folder;
 mod generated;
 pub mod instructions;
 mod markers;
-mod parts;
+pub mod parts;
 pub mod precision;
 pub mod predictions;
 pub mod recorded;

@@ -3,9 +3,14 @@
 use std::sync::Arc;
 
 use paceline_collectives::{Axis, MeshShape};
+use paceline_data::BatchShape;
 use paceline_failure::{Failure, Result, usage};
+use paceline_kernels::Compute;
 use paceline_launch::device::Device;
-use paceline_model::{Divided, Model};
+use paceline_memory::Allocator;
+use paceline_model::{Divided, Model, ModelError, Rehearsal};
+use paceline_observe::insight::memory::batch_of;
+use paceline_settings::config::TrainConfig;
 use paceline_settings::flags::RunFlags;
 use paceline_settings::spec::RunSpec;
 use paceline_settings::strategy::StrategyConfig;
@@ -19,14 +24,12 @@ pub fn resolve(
 ) -> Result<Divided> {
     let ranks = mesh.size(Axis::Tp);
     let parts = flags.strategy.tp_parts.unwrap_or(ranks);
-    let by_rows = flags.strategy.sequence_parallel;
+    let (by_rows, overlaps) = (flags.strategy.sequence_parallel, flags.strategy.overlap_tp);
     if parts == 1 {
-        if spec.has("sequence-parallel") {
-            return usage(
-                "--sequence-parallel: no layer is divided; pass --mesh tp=2 too, or leave it out",
-            );
-        }
-        return Ok(Divided::NOT);
+        let stated = ["sequence-parallel", "overlap-tp"].into_iter().find(|flag| spec.has(flag));
+        return stated.map_or(Ok(Divided::NOT), |flag| {
+            usage(format!("--{flag}: no layer is divided; pass --mesh tp=2 too, or leave it out"))
+        });
     }
     if !parts.is_multiple_of(ranks) || ranks > 1 && !(parts / ranks).is_power_of_two() {
         return usage(format!(
@@ -55,7 +58,7 @@ pub fn resolve(
             return refused(flag, "divided layers cannot do this yet");
         }
     }
-    Ok(Divided { parts, by_rows, ..Divided::NOT })
+    Ok(Divided { parts, by_rows, overlaps, ..Divided::NOT })
 }
 
 /// Takes the parts of the first rank along `tp`. Those of the others are as large.
@@ -63,4 +66,31 @@ pub fn take_first(model: &mut Model, mesh: &MeshShape) -> Result<()> {
     let of_rank = model.layout.on_rank(0, mesh.size(Axis::Tp));
     model.layout = Arc::new(of_rank.map_err(|error| Failure::Usage(error.to_string()))?);
     Ok(())
+}
+
+/// A note about the exchanges within layers, if they cross an emulated link or hosts.
+pub fn note(config: &TrainConfig, model: &Model, samples: &BatchShape) -> Result<Option<String>> {
+    let ranks = config.mesh.size(Axis::Tp);
+    let link = config.comm.link;
+    if ranks == 1 || (link.is_none() && config.comm.hosts == 1) {
+        return Ok(None);
+    }
+    let rehearse = || -> std::result::Result<Rehearsal, ModelError> {
+        let compute = Compute::new(1, Allocator::meta())?;
+        let longest = samples.max_length().unwrap_or(1);
+        let batch = batch_of(samples, &compute.allocator, config.batch_size, longest)?;
+        let precision = config.strategy.options.precision;
+        Rehearsal::of(model, precision, &compute, &[batch], None, false)
+    };
+    let (count, bytes) = rehearse().map_err(|error| Failure::Usage(error.to_string()))?.exchanged;
+    let sent = bytes as f64 * (ranks - 1) as f64 / ranks as f64;
+    let time = link.map_or(String::new(), |link| {
+        let seconds = sent / link.bytes_per_s + count as f64 * link.latency_s;
+        format!(", at least {:.1} ms on this link", 1e3 * seconds)
+    });
+    Ok(Some(format!(
+        "--mesh tp={ranks}: for each micro-batch a rank sends {:.2} MB in {count} exchanges within layers{time}; ranks along tp \
+         belong on one host",
+        sent / 1e6
+    )))
 }

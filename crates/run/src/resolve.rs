@@ -224,6 +224,7 @@ pub fn resolve_unchecked(
     config.profile = profile::resolve(&flags.profile, choice, total, &mut config.warnings)?;
     check_loading(&config)?;
     same_bits::check(&config, &built)?;
+    config.warnings.extend(parts::note(&config, &built, &samples)?);
     let local_ranks = placement.map_or(world_size, |of| of.place.local_world_size);
     device_checks::check(&mut config, local_ranks, (&built, &samples))?;
     let evaluates = config.evaluation.evaluate || config.evaluation.eval_every.is_some();

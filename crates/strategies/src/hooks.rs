@@ -3,9 +3,10 @@
 //! Input: the calls of the model. Output: calls of the strategy, with each gradient announced exactly once per step, even
 //! if the step does not use its parameter.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 
-use paceline_collectives::{Purpose, ReduceOp};
+use paceline_collectives::{Purpose, ReduceOp, Work};
 use paceline_memory::Tensor;
 use paceline_model::{
     Computed, GradReadiness, Layer, ParamId, PartExchange, PassHooks, Storage, UnitId, UnitPass,
@@ -30,6 +31,8 @@ pub(crate) struct StepHooks<'a> {
     announces_unused: bool,
     /// The final gradients, if they are announced after the passes of a graph.
     pub(crate) deferred: Option<Vec<ParamId>>,
+    /// Exchanges with the ranks that divide the layers, in order.
+    exchanges: VecDeque<Work>,
 }
 
 impl<'a> StepHooks<'a> {
@@ -37,7 +40,8 @@ impl<'a> StepHooks<'a> {
         let is_shared = cx.state.synchronizes && strategy.shares_loss();
         let known = cx.state.left_out.clone();
         let (is_last, announces_unused, deferred) = (false, true, None);
-        Self { strategy, cx, is_shared, is_last, known, announces_unused, deferred }
+        let exchanges = VecDeque::new();
+        Self { strategy, cx, is_shared, is_last, known, announces_unused, deferred, exchanges }
     }
 
     /// Announces a gradient to the strategy, now that this rank's part of it is final.
@@ -199,16 +203,24 @@ impl PassHooks for StepHooks<'_> {
         Ok(())
     }
 
-    fn exchange(&mut self, of: PartExchange) -> paceline_model::Result<()> {
+    fn start_exchange(&mut self, of: PartExchange) -> paceline_model::Result<()> {
         let Some(ranks) = &self.cx.replica.tensor else { return Ok(()) };
         let ranks = ranks.for_purpose(Purpose::Layer);
-        let exchange = || match of {
-            PartExchange::Gather { own, all } => ranks.all_gather(own, all),
-            PartExchange::Scatter { sum, own } => ranks.reduce_scatter(sum, own, ReduceOp::Sum),
-            PartExchange::Sum(sum) => ranks.all_reduce(sum, ReduceOp::Sum),
-            PartExchange::Max(most) => ranks.all_reduce(most, ReduceOp::Max),
+        let work = match of {
+            PartExchange::Gather { own, all } => ranks.all_gather_async(own, all),
+            PartExchange::Scatter { sum, own } => {
+                ranks.reduce_scatter_async(sum, own, ReduceOp::Sum)
+            }
+            PartExchange::Sum(sum) => ranks.all_reduce_async(sum, ReduceOp::Sum),
+            PartExchange::Max(most) => ranks.all_reduce_async(most, ReduceOp::Max),
         };
-        self.cx.track.record(span::EXPOSED, exchange).map_err(StrategyError::from)?;
+        self.exchanges.push_back(work.map_err(StrategyError::from)?);
+        Ok(())
+    }
+
+    fn finish_exchange(&mut self) -> paceline_model::Result<()> {
+        let Some(work) = self.exchanges.pop_front() else { return Ok(()) };
+        self.cx.wait(&work)?;
         Ok(())
     }
 }

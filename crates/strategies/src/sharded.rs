@@ -23,6 +23,7 @@
 
 use paceline_collectives::{Mesh, MeshShape};
 use paceline_kernels::Compute;
+use paceline_memory::DType;
 use paceline_model::{Held, Model, Optimizer, Owned, ParamId, Precision, Storage, UnitId, View};
 
 use crate::sharding::arena::{UnitArena, UnitMemory};
@@ -130,7 +131,8 @@ impl Strategy for Sharded {
         let is_gathered = self.stage == ZeroStage::Three;
         let gathered = if is_gathered { self.plan_values(model).len() } else { 0 };
         let place = ShardPlace::new(mesh, rank);
-        let unsharded = gathered * precision.master.size_bytes()
+        let rounded = if self.options.gathers_bf16 { DType::BF16.size_bytes() } else { 0 };
+        let unsharded = gathered * (precision.master.size_bytes() + rounded)
             + self.options.grad_arena_bytes(model, precision, place);
         self.options.footprint(model, precision, self.owned(model, mesh, rank), unsharded)
     }
@@ -149,10 +151,13 @@ impl Strategy for Sharded {
 
     fn prepare(&mut self, replica: &Replica) -> Result<()> {
         let Replica { model, options, .. } = replica;
-        let (mut uses, mut num_forward, mut memory) = (Vec::new(), 0, None);
+        let (mut uses, mut num_forward, mut memory, mut rounded) = (Vec::new(), 0, None, None);
         let is_gathered = self.stage == ZeroStage::Three;
         if is_gathered {
             let (arena, dtype) = (self.plan_values(model), options.precision.master);
+            if self.options.gathers_bf16 {
+                rounded = Some(UnitMemory::new(replica, self.plan_values(model), DType::BF16)?);
+            }
             memory = Some(UnitMemory::new(replica, arena, dtype)?);
             uses = forward_order(model);
             num_forward = uses.len();
@@ -160,7 +165,7 @@ impl Strategy for Sharded {
             uses.extend(forward_order(model).into_iter().rev());
         }
         let arena = self.options.grad_arena(replica)?;
-        let gathers = Gathers::new(replica, memory);
+        let gathers = Gathers::new(replica, memory, rounded);
         let reductions = Reductions::new(replica, arena, is_gathered);
         self.units = Some(ShardedUnits { gathers, reductions, uses, next: 0, num_forward });
         Ok(())
@@ -249,7 +254,7 @@ impl Strategy for Sharded {
     }
 
     fn gather_unit(&mut self, cx: &mut StepContext, unit: UnitId) -> Result<Held> {
-        self.units().gathers.open(cx, unit)
+        self.units().gathers.masters(cx, unit)
     }
 
     fn sync_replicas(&mut self, cx: &mut StepContext) -> Result<()> {

@@ -228,6 +228,11 @@ impl ModelConfig {
         Ok(Self { name: choice.name, settings, flags, frozen, divided })
     }
 
+    /// The parts of its layers.
+    pub fn divided(&self) -> Divided {
+        self.divided
+    }
+
     /// The same with layers in parts.
     pub fn in_parts(self, divided: Divided) -> Self {
         Self { divided, ..self }
@@ -286,6 +291,7 @@ impl Serialize for ModelConfig {
         if self.divided.parts > 1 {
             entries.insert("tp_parts".into(), json!(self.divided.parts));
             entries.insert("sequence_parallel".into(), json!(self.divided.by_rows));
+            entries.insert("overlap_tp".into(), json!(self.divided.overlaps));
         }
         let found = self.notes();
         if !found.is_empty() {

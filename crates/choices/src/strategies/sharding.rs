@@ -37,6 +37,17 @@ struct GatherFlags {
     /// sharded3: last units of the forward pass that stay gathered until their backward pass
     #[arg(long, value_name = "UNITS", default_value_t = ShardOptions::default().keep_after_forward)]
     keep_after_forward: usize,
+    /// sharded3: gather parameters in this type. With bf16 half of the bytes travel, passes work with rounded parameters, and owners keep
+    /// all digits
+    #[arg(long, value_name = "TYPE", value_enum, default_value = "f32")]
+    gather_precision: GatherPrecision,
+}
+
+/// The type in which parameters are gathered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
+enum GatherPrecision {
+    F32,
+    Bf16,
 }
 
 /// The flags of strategies that divide gradients.
@@ -72,6 +83,7 @@ impl ShardSettings {
             prefetch: gather.prefetch,
             keep_after_forward: gather.keep_after_forward,
             max_micro_batches: stated.copied().unwrap_or(1),
+            gathers_bf16: gather.gather_precision == GatherPrecision::Bf16,
             accumulation: match accumulate.accumulate_in {
                 AccumulateName::Whole => ShardAccumulation::Whole,
                 AccumulateName::Shards => ShardAccumulation::Shards,

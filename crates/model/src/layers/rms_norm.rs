@@ -39,7 +39,8 @@ impl Layer for RmsNorm {
     ) -> Result<Option<Tensor>> {
         let [input, r] = saved.tensors()?;
         if half.writes_weights() && cx.trains(self.weight) {
-            cx.gradient_over_rows(self.weight, true, |cx, rows, d_weight, accumulate| {
+            let rows = (input.dims()[0], true);
+            cx.gradient_over_rows(self.weight, rows, |cx, rows, d_weight, accumulate| {
                 let of = |tensor: &Tensor| part_of(tensor, &rows);
                 let (x, r, dy) = (of(input)?, of(r)?, of(&d_output)?);
                 Ok(rms_norm::backward_weight(cx.compute, &x, &r, &dy, d_weight, accumulate)?)

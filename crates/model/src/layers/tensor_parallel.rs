@@ -36,15 +36,12 @@ impl TensorParallel {
         let parts = (0..count).map(part).collect::<Result<_>>()?;
         Ok(Self { parts, gathers: true, scatters: true })
     }
-
-    fn all_rows(&self, cx: &mut Context, input: &Tensor) -> Result<Tensor> {
-        if self.gathers { cx.gather_rows(input.clone()) } else { Ok(input.clone()) }
-    }
 }
 
 impl Layer for TensorParallel {
     fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)> {
-        let (all, own) = (self.all_rows(cx, &input)?, cx.divided().own());
+        let all = if self.gathers { cx.gather_rows(input.clone())? } else { input.clone() };
+        let own = cx.divided().own();
         let (mut saved, mut sum) = (Saved::of([input.clone()]), SumOfParts::new(own.len()));
         for part in &self.parts[own] {
             let (output, mut of_part) = part.forward(cx, all.clone())?;
@@ -66,19 +63,55 @@ impl Layer for TensorParallel {
     ) -> Result<Option<Tensor>> {
         let [input] = saved.tensors()?.clone();
         let d_output = if self.scatters { cx.gather_rows(d_output)? } else { d_output };
-        let (all, own) = (self.all_rows(cx, &input)?, cx.divided().own());
-        let mut sum = SumOfParts::new(own.len());
-        for (part, of_part) in self.parts[own].iter().zip(&mut saved.parts) {
-            of_part.replace(&input, &all);
-            if let Some(d_input) = part.backward(cx, of_part, d_output.clone(), half)? {
+        let gathered = if self.gathers { cx.start_gather(&input)? } else { None };
+        let own = cx.divided().own();
+        let mut pass =
+            PartsPass { parts: &self.parts[own], saved, d_output, all: &gathered, input: &input };
+        let overlaps = cx.divided().overlaps && half == Half::Whole { wants_input: true };
+        if !overlaps {
+            if gathered.is_some() {
+                cx.finish_exchange()?;
+            }
+            let Some(sum) = pass.run(cx, half)? else { return Ok(None) };
+            drop(gathered);
+            let d_input = cx.sum_rows(sum, self.gathers)?;
+            return cx.retyped(d_input, input.dtype()).map(Some);
+        }
+        // The input half needs no input. Its result is added up while the weight half computes.
+        let Some(sum) = pass.run(cx, Half::Input { wants_input: true })? else { return Ok(None) };
+        if gathered.is_some() {
+            cx.finish_exchange()?;
+        }
+        let d_input = cx.start_sum(sum, self.gathers)?;
+        pass.run(cx, Half::Weight)?;
+        cx.finish_exchange()?;
+        cx.retyped(d_input, input.dtype()).map(Some)
+    }
+}
+
+/// The backward pass of this rank's parts, or a half of it.
+struct PartsPass<'a> {
+    parts: &'a [Sequence],
+    saved: &'a mut Saved,
+    d_output: Tensor,
+    /// All rows of the input, if they were gathered.
+    all: &'a Option<Tensor>,
+    input: &'a Tensor,
+}
+
+impl PartsPass<'_> {
+    /// The sum of the gradients of the input, if the half wants it.
+    fn run(&mut self, cx: &mut Context, half: Half) -> Result<Option<Tensor>> {
+        let all = self.all.as_ref().unwrap_or(self.input);
+        let mut sum = SumOfParts::new(self.parts.len());
+        for (part, saved) in self.parts.iter().zip(&mut self.saved.parts) {
+            saved.replace(self.input, all);
+            if let Some(d_input) = part.backward(cx, saved, self.d_output.clone(), half)? {
                 sum.push(cx.compute, cx.widened(d_input)?)?;
             }
-            of_part.replace(&all, &input);
+            saved.replace(all, self.input);
         }
-        drop((all, d_output));
-        let Some(sum) = sum.finish() else { return Ok(None) };
-        let d_input = cx.sum_rows(sum, self.gathers)?;
-        cx.retyped(d_input, input.dtype()).map(Some)
+        Ok(sum.finish())
     }
 }
 
@@ -130,7 +163,8 @@ impl Layer for Bias {
             }
         };
         if half.writes_weights() && cx.trains(self.bias) {
-            cx.gradient_over_rows(self.bias, self.by_rows, |cx, rows, d_bias, accumulate| {
+            let rows = (d_sum.dims()[0], self.by_rows);
+            cx.gradient_over_rows(self.bias, rows, |cx, rows, d_bias, accumulate| {
                 debug_assert!(!accumulate, "sums over runs of rows are new");
                 Ok(divided::sum_rows(cx.compute, &part_of(&d_sum, &rows)?, d_bias)?)
             })?;

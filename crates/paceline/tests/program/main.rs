@@ -64,6 +64,7 @@ mod state;
 mod strategies;
 mod studies;
 mod sweep;
+mod tensor;
 mod tensorboard;
 mod trace;
 mod training;

@@ -316,6 +316,9 @@ pub struct StrategyFlags {
         action = ArgAction::Set
     )]
     pub sequence_parallel: bool,
+    /// With --mesh tp=N: a backward pass exchanges a layer's input and the gradient of it while it computes. Takes more memory
+    #[arg(long)]
+    pub overlap_tp: bool,
     /// Cut each layer into this many parts, which are added up as a tree: a run ends with the same bits on 1, 2, 4 .. ranks along tp
     /// [default: the ranks along tp]
     #[arg(long, value_name = "N", value_parser = at_least::<usize>(1))]

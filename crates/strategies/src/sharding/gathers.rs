@@ -4,6 +4,7 @@
 //! open ones. A strategy starts gathers and waits for them.
 
 use paceline_collectives::{Purpose, Work};
+use paceline_kernels::cast;
 use paceline_model::{Held, UnitId};
 use paceline_trace::{Span, SpanTrack, now_ns};
 
@@ -30,16 +31,22 @@ pub(crate) struct Gathers {
     ranks: ShardRanks,
     /// Where gathered units lie. `None` if each is at its place in the storage of the replica, which holds everything.
     memory: Option<UnitMemory>,
+    /// Where units travel in 16 bits, if they do: at the same places.
+    rounded: Option<UnitMemory>,
     /// By the number of the unit.
     units: Vec<Gathered>,
 }
 
 impl Gathers {
     /// All units are open in the storage of the replica, and closed in memory of their own.
-    pub(crate) fn new(replica: &Replica, memory: Option<UnitMemory>) -> Self {
+    pub(crate) fn new(
+        replica: &Replica,
+        memory: Option<UnitMemory>,
+        rounded: Option<UnitMemory>,
+    ) -> Self {
         let first = || if memory.is_some() { Gathered::Closed } else { Gathered::Open };
         let units = replica.model.layout.units().iter().map(|_| first()).collect();
-        Self { ranks: ShardRanks::of(replica), memory, units }
+        Self { ranks: ShardRanks::of(replica), memory, rounded, units }
     }
 
     /// Starts to gather all trained units, after the owners have updated them and all gathers before are there, in the order
@@ -77,8 +84,27 @@ impl Gathers {
             None => values.slice(range.clone())?,
         };
         let group = self.ranks.shard.for_purpose(Purpose::Gather(unit.0));
-        self.units[unit.0] = Gathered::Underway(group.all_gather_async(&share, &whole)?);
+        let work = match &self.rounded {
+            None => group.all_gather_async(&share, &whole)?,
+            Some(rounded) => {
+                let (whole, begin) = (rounded.of(unit)?, group.rank() * share.num_elems());
+                let own = whole.slice(begin..begin + share.num_elems())?;
+                cast::narrow(&replica.compute, &share, &own)?;
+                group.all_gather_async(&own, &whole)?
+            }
+        };
+        self.units[unit.0] = Gathered::Underway(work);
         Ok(())
+    }
+
+    /// The values of a unit with all digits, outside of any pass, until another unit takes its place.
+    pub(crate) fn masters(&mut self, cx: &mut StepContext, unit: UnitId) -> Result<Held> {
+        let Some(rounded) = self.rounded.take() else { return self.open(cx, unit) };
+        let values = self.evict(cx, unit).and_then(|()| self.open(cx, unit));
+        self.rounded = Some(rounded);
+        // A pass works with the rounded values.
+        self.units[unit.0] = Gathered::Closed;
+        values
     }
 
     /// Waits until the values of a unit are there, and returns them. Starts to gather them if necessary.
@@ -133,6 +159,9 @@ impl Gathers {
     fn wait(&mut self, cx: &mut StepContext, unit: UnitId) -> Result<()> {
         if let Gathered::Underway(work) = &self.units[unit.0] {
             exposed(cx.track, span::GATHER, || work.wait())?;
+            if let (Some(rounded), Some(memory)) = (&self.rounded, &self.memory) {
+                cast::widen(&cx.replica.compute, &rounded.of(unit)?, &memory.of(unit)?)?;
+            }
             self.units[unit.0] = Gathered::Open;
         }
         Ok(())

@@ -41,6 +41,9 @@ pub struct ShardOptions {
     pub max_micro_batches: usize,
     /// How the gradients of several micro-batches are added up.
     pub accumulation: ShardAccumulation,
+    /// Whether values travel in bf16, and a pass works with values rounded to it. The owners keep all digits, as with the mixed
+    /// precision of PyTorch's `fully_shard`. Only the third stage can.
+    pub gathers_bf16: bool,
 }
 
 impl Default for ShardOptions {
@@ -51,6 +54,7 @@ impl Default for ShardOptions {
             keep_after_forward: 1,
             max_micro_batches: 1,
             accumulation: ShardAccumulation::Whole,
+            gathers_bf16: false,
         }
     }
 }
@@ -80,6 +84,11 @@ impl ShardOptions {
 
     /// The guarantee of a strategy with these options on such a mesh.
     pub(crate) fn exactness(&self, mesh: &MeshShape) -> Exactness {
+        if self.gathers_bf16 {
+            return Exactness::Lossy(format!(
+                "sharded3 that gathers in bf16, with {self:?} on {mesh}"
+            ));
+        }
         match (self.adds_shards(), sums_like_one_tree(mesh)) {
             (false, true) => Exactness::Exact,
             (false, false) => Exactness::Lossy(format!("any that shards on the mesh {mesh}")),

@@ -357,3 +357,23 @@ fn more_micro_batches_than_stated_are_refused() {
         });
     }
 }
+
+/// The owners keep all digits, so training comes as far, and what travels and is used has 16 bits.
+#[test]
+fn parameters_that_are_gathered_in_bf16_learn_as_much() {
+    let losses = |gathers_bf16: bool| {
+        on_ranks(2, |group| {
+            let options = ShardOptions { gathers_bf16, ..ShardOptions::default() };
+            let strategy = Box::new(Sharded::new(ZeroStage::Three, options));
+            let mut trainer = Trainer::new(Net::Llama, group, strategy);
+            let losses: Vec<f64> = (0..20).map(|_| trainer.step(&[8]).unwrap().loss).collect();
+            (losses, trainer.digest())
+        })
+    };
+    let (exact, rounded) = (losses(false), losses(true));
+    assert_eq!(rounded[0], rounded[1]);
+    assert_ne!(rounded[0].1, exact[0].1);
+    for (own, other) in rounded[0].0.iter().zip(&exact[0].0) {
+        assert!((own / other - 1.0).abs() < 0.01, "{rounded:?} {exact:?}");
+    }
+}

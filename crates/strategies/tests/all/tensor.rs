@@ -31,8 +31,8 @@ fn llama(ties: bool) -> LlamaConfig {
     }
 }
 
-fn build(net: Net, world_size: usize, parts: usize, by_rows: bool) -> Model {
-    let divided = Divided { parts, by_rows, ..Divided::NOT };
+fn build(net: Net, world_size: usize, divided: Divided) -> Model {
+    let parts = divided.parts;
     match net {
         Net::Mlp | Net::DeepMlp => {
             let num_layers = if matches!(net, Net::Mlp) { 2 } else { 7 };
@@ -48,6 +48,11 @@ fn build(net: Net, world_size: usize, parts: usize, by_rows: bool) -> Model {
     .unwrap()
 }
 
+/// Divided into parts, with rows divided between layers.
+fn in_parts(parts: usize) -> Divided {
+    Divided { parts, by_rows: true, ..Divided::NOT }
+}
+
 /// The digest, the losses and the norms of four steps.
 type Trained = (String, Vec<f64>);
 
@@ -59,9 +64,9 @@ fn train(trainer: &mut Trainer) -> Trained {
     (trainer.digest(), losses)
 }
 
-fn on_divided(net: Net, mesh: &str, parts: usize, by_rows: bool, make: Make) -> Trained {
+fn on_divided(net: Net, mesh: &str, divided: Divided, make: Make) -> Trained {
     let all = on_mesh(mesh, |mesh| {
-        let model = build(net, mesh.world().world_size(), parts, by_rows);
+        let model = build(net, mesh.world().world_size(), divided);
         train(&mut Trainer::with_model(model, net, mesh, make(), Optim::Momentum))
     });
     assert!(all.iter().all(|of| *of == all[0]), "{net:?}, {mesh}: {all:?}");
@@ -76,11 +81,14 @@ const NETS: [Net; 5] = [Net::Mlp, Net::DeepMlp, Net::Llama, Net::TiedLlama, Net:
 fn any_number_of_ranks_has_the_bits_of_one() {
     for net in NETS {
         for (parts, ranks) in [(4, &[2, 4][..]), (3, &[3]), (6, &[3, 6])] {
-            let expected = on_divided(net, "tp=1", parts, true, SINGLE);
+            let expected = on_divided(net, "tp=1", in_parts(parts), SINGLE);
             for ranks in ranks {
-                for by_rows in [true, false] {
-                    let found = on_divided(net, &format!("tp={ranks}"), parts, by_rows, SINGLE);
-                    assert_eq!(found, expected, "{net:?} in {parts} parts on {ranks}, {by_rows}");
+                for (by_rows, overlaps) in
+                    [(true, false), (false, false), (true, true), (false, true)]
+                {
+                    let divided = Divided { by_rows, overlaps, ..in_parts(parts) };
+                    let found = on_divided(net, &format!("tp={ranks}"), divided, SINGLE);
+                    assert_eq!(found, expected, "{net:?} on {ranks}, {divided:?}");
                 }
             }
         }
@@ -90,8 +98,8 @@ fn any_number_of_ranks_has_the_bits_of_one() {
 #[test]
 fn parts_are_near_the_whole() {
     for net in [Net::Mlp, Net::DeepMlp, Net::Llama, Net::TiedLlama] {
-        let whole = on_divided(net, "dp=1", 1, true, SINGLE);
-        let parts = on_divided(net, "tp=1", 4, true, SINGLE);
+        let whole = on_divided(net, "dp=1", Divided::NOT, SINGLE);
+        let parts = on_divided(net, "tp=1", in_parts(4), SINGLE);
         let off = largest_difference(&whole.1, &parts.1);
         assert!(off < 1e-6, "{net:?}: losses are off by {off}: {whole:?} {parts:?}");
     }
@@ -100,17 +108,17 @@ fn parts_are_near_the_whole() {
 #[test]
 fn strategies_and_stages_go_on_dividing() {
     for net in [Net::DeepMlp, Net::Llama] {
-        let expected = on_divided(net, "dp=2", 2, true, EXACT[0]);
+        let expected = on_divided(net, "dp=2", in_parts(2), EXACT[0]);
         for make in EXACT.into_iter().chain(SHARDED) {
             for mesh in ["dp=2,tp=2", "tp=2,dp=2"] {
-                let found = on_divided(net, mesh, 2, true, make);
+                let found = on_divided(net, mesh, in_parts(2), make);
                 assert_eq!(found, expected, "{net:?}, {mesh}, {}", make().name());
             }
         }
-        let alone = on_divided(net, "tp=1", 2, true, SINGLE);
+        let alone = on_divided(net, "tp=1", in_parts(2), SINGLE);
         for mesh in ["pp=2,tp=2", "tp=2,pp=2"] {
             let all = on_mesh(mesh, |mesh| {
-                let model = build(net, mesh.world().world_size(), 2, true);
+                let model = build(net, mesh.world().world_size(), in_parts(2));
                 let stages = Stages::even(OneFOneB, SIZES.len());
                 train(&mut Trainer::model_in_stages(model, net, mesh, SINGLE(), &stages))
             });
@@ -122,13 +130,13 @@ fn strategies_and_stages_go_on_dividing() {
 #[test]
 fn late_work_on_an_accelerator_changes_nothing() {
     for net in [Net::Mlp, Net::TiedLlama] {
-        let expected = on_divided(net, "tp=2", 2, true, SINGLE);
+        let expected = on_divided(net, "tp=2", in_parts(2), SINGLE);
         for seed in 0..20 {
             let all = on_mesh("tp=2", |mesh| {
                 let memory = Allocator::on(
                     &Accelerator::sim(SimSpec::late(seed)).stream("compute").unwrap(),
                 );
-                let model = build(net, 2, 2, true);
+                let model = build(net, 2, Divided { overlaps: seed % 2 == 0, ..in_parts(2) });
                 let mut trainer =
                     Trainer::in_memory(&memory, model, net, mesh, SINGLE(), Optim::Momentum);
                 train(&mut trainer)
@@ -141,14 +149,14 @@ fn late_work_on_an_accelerator_changes_nothing() {
 #[test]
 fn a_rank_holds_its_part_alone() {
     let sizes = on_mesh("tp=4", |mesh| {
-        let model = build(Net::Llama, 4, 4, true);
+        let model = build(Net::Llama, 4, in_parts(4));
         let (options, mut strategy) = (ReplicaOptions::default(), SINGLE());
         let compute = paceline_kernels::Compute::new(1, Allocator::new()).unwrap();
         let replica = Replica::new(strategy.as_mut(), model, compute, mesh, 1, options).unwrap();
         let here = replica.model.layout.params().iter();
         here.map(|param| param.range().len()).sum::<usize>()
     });
-    let whole = build(Net::Llama, 1, 1, true).layout;
+    let whole = build(Net::Llama, 1, Divided::NOT).layout;
     let divided: usize = whole
         .params()
         .iter()

@@ -279,6 +279,7 @@ pub const WHOLE: ShardOptions = ShardOptions {
     keep_after_forward: 1,
     max_micro_batches: 4,
     accumulation: ShardAccumulation::Whole,
+    gathers_bf16: false,
 };
 
 /// The strategies that divide the model among the ranks. They give the same bits as [`EXACT`].

@@ -14,6 +14,7 @@ use paceline_host::text::{line_width, say};
 use paceline_memory::Category;
 use paceline_model::Model;
 use paceline_observe::insight::memory::{Need, Needs, Shape};
+use paceline_run::parts::take_first;
 use paceline_run::resolve::resolve_unchecked;
 use paceline_run::shortage::{largest, with_strategy};
 use paceline_settings::config::TrainConfig;
@@ -155,7 +156,9 @@ impl<'a> Case<'a> {
 
     fn build(&self, model: &ModelConfig) -> Result<Model> {
         let built = model.build(self.data.train.as_ref(), self.config.world_size);
-        built.map_err(|error| Failure::Usage(error.to_string()))
+        let mut built = built.map_err(|error| Failure::Usage(error.to_string()))?;
+        take_first(&mut built, &self.mesh)?;
+        Ok(built)
     }
 
     fn row(&self, limit: f64) -> Result<Row> {
@@ -201,7 +204,7 @@ impl<'a> Case<'a> {
         let settings = spec.parse().ok()?;
         let flags: RunFlags = read(&settings).ok()?;
         let model = ModelConfig::resolve(&flags.model, flags.freeze, &settings).ok()?;
-        self.build(&model).ok()
+        self.build(&model.in_parts(self.config.model.divided())).ok()
     }
 }
 
