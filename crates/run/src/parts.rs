@@ -12,6 +12,7 @@ use paceline_model::{Divided, Model, ModelError, Rehearsal};
 use paceline_observe::insight::memory::batch_of;
 use paceline_settings::config::TrainConfig;
 use paceline_settings::flags::RunFlags;
+use paceline_settings::named::TransportName;
 use paceline_settings::spec::RunSpec;
 use paceline_settings::strategy::StrategyConfig;
 
@@ -71,8 +72,9 @@ pub fn take_first(model: &mut Model, mesh: &MeshShape) -> Result<()> {
 /// A note about the exchanges within layers, if they cross an emulated link or hosts.
 pub fn note(config: &TrainConfig, model: &Model, samples: &BatchShape) -> Result<Option<String>> {
     let ranks = config.mesh.size(Axis::Tp);
-    let link = config.comm.link;
-    if ranks == 1 || (link.is_none() && config.comm.hosts == 1) {
+    let (link, hosts) = (config.comm.link, config.comm.hosts);
+    let crosses_hosts = config.transport == TransportName::Hybrid && hosts > 1;
+    if ranks == 1 || (link.is_none() && !crosses_hosts) {
         return Ok(None);
     }
     let rehearse = || -> std::result::Result<Rehearsal, ModelError> {
