@@ -2,6 +2,7 @@
 
     python3 bench/layouts.py                     # all layouts of all models, with a table
     python3 bench/layouts.py --models mlp        # those of one model
+    python3 bench/layouts.py --divided           # layers that several ranks divide (tensor parallelism)
     python3 bench/layouts.py --price             # what it costs, against the same layout with --batch-size and --accumulate
     python3 bench/layouts.py --kills 100         # runs that are killed three times, and go on in other layouts
     python3 bench/layouts.py --pairs 1000        # pairs of layouts, compared tensor by tensor
@@ -10,6 +11,8 @@ Each model is trained on one global batch per step, cut into micro-batches by th
 them, with which strategy, mesh, schedule, transport and number of threads. The last step of an epoch has fewer samples than the others.
 What must end alike is the digest of the weights, the losses as the summary has them, and the norm of the gradients if they are clipped. A way of training that has
 other bits (`clipped`, `bf16`) is a row of its own, and all of its layouts have to agree.
+
+`--divided` does the same for models whose layers have parts (`--tp-parts`), of which each rank along the axis tp computes some.
 
 `--price` takes steps in rounds of a run without, one with, and again one without `--micro-batch-size`, and prints the ratio of the medians of their steps.
 
@@ -21,6 +24,7 @@ the end, which has to be that of the run that nobody killed.
 The exit code is 1 if a layout ends otherwise than the first of its row, or fails.
 """
 import argparse
+import math
 import os
 import random
 import re
@@ -83,6 +87,34 @@ PRICES = {
     )
     for ranks, count in ((1, 4), (2, 1), (2, 2))
 }
+# Models whose layers can be divided, and the parts.
+DIVIDED = {
+    "mlp, 4 parts": "--model mlp --input-dim 45 --hidden-dim 92 --output-dim 7 --num-layers 5 --steps-per-epoch 2 --steps 4 --optimizer adamw --tp-parts 4",
+    "mlp, 3 parts": "--model mlp --input-dim 45 --hidden-dim 93 --output-dim 7 --num-layers 4 --steps-per-epoch 2 --steps 4 --optimizer adamw --tp-parts 3",
+    "llama, 4 parts": "--model llama --layers 4 --width 32 --heads 8 --kv-heads 4 --intermediate 88 --vocab 300 --seq-len 15 --samples 84 --steps 5 --optimizer adamw --tp-parts 4",
+    "tied llama, 3 parts": "--model llama --layers 2 --width 48 --heads 6 --kv-heads 3 --intermediate 96 --vocab 300 --seq-len 15 --samples 84 --steps 5 --optimizer adamw --tie-embeddings --tp-parts 3",
+}  # fmt: skip
+AXES = {
+    4: ("tp=1", "tp=2", "tp=4", "dp=2,tp=2", "tp=2,dp=2", "dp=2,tp=4", "dp=3,tp=2", "pp=2,tp=2", "tp=4,pp=2", "dp=2,pp=2,tp=2", "shard=2,tp=2", "dp=2,shard=2,tp=2", "pp=2,shard=2,tp=2"),
+    3: ("tp=1", "tp=3", "dp=2,tp=3", "shard=2,tp=3", "dp=2,shard=2,tp=3"),
+}  # fmt: skip
+HOW = ("", "--transport thread", "--transport tcp", "--transport hybrid --hosts 2", "--overlap-tp", "--sequence-parallel off", "--threads 2", "--device sim --transport thread")
+
+
+def divided_layouts(model: str) -> dict[str, str]:
+    """Every mesh in some ways. A mesh with shards takes turns between the strategies that shard."""
+    layouts: dict[str, str] = {}
+    for at, axes in enumerate(AXES[4 if "4 parts" in model else 3]):
+        sizes = [int(size) for size in re.findall(r"=(\d+)", axes)]
+        ranks = math.prod(sizes)
+        strategy = f" --strategy {('sharded1', 'sharded2', 'sharded3')[at % 3]}" if "shard" in axes else ""
+        for how in HOW:
+            # Two hosts have as many ranks; one rank has nobody to talk to.
+            if not (ranks == 1 and ("transport" in how or "tp" in how) and "sim" not in how) and not ("hosts" in how and ranks % 2):
+                layouts[f"{axes}{strategy} {how}".strip()] = f"--nproc {ranks} --mesh {axes}{strategy} {how}"
+    return layouts
+
+
 RECOMPUTED = {"1 rank, recomputed": "--nproc 1 --checkpoint-activations", "3 ranks, recomputed": "--nproc 3 --checkpoint-activations --strategy sharded3"}
 
 
@@ -92,10 +124,11 @@ def ended(found: Record) -> list[object]:
 
 
 def compared(binary: Path, model: str, way: str, layouts: dict[str, str]) -> Record:
+    models = MODELS | DIVIDED
     ends: dict[str, list[object] | str] = {}
     for name, flags in layouts.items():
         try:
-            ends[name] = ended(train(binary, f"{MODELS[model]} {COMMON} {WAYS[way]} {flags}"))
+            ends[name] = ended(train(binary, f"{models[model]} {COMMON} {WAYS[way]} {flags}"))
         except RunFailed as error:
             ends[name] = f"failed: {error}"
     first = next(iter(ends.values()))
@@ -194,6 +227,7 @@ def pairs(arguments: argparse.Namespace) -> int:
 
 def main() -> int:
     parser = arguments_for(__doc__, "layouts.json", rounds=9)
+    parser.add_argument("--divided", action="store_true", help="take models whose layers are divided instead")
     parser.add_argument("--price", action="store_true", help="measure steps instead")
     parser.add_argument("--kills", type=int, metavar="N", help="kill so many runs instead, three times each")
     parser.add_argument("--pairs", type=int, metavar="N", help="compare so many pairs of layouts tensor by tensor instead")
@@ -210,17 +244,19 @@ def main() -> int:
     if arguments.pairs:
         return pairs(arguments)
     rows = []
-    for model in arguments.models:
+    for model in DIVIDED if arguments.divided else arguments.models:
         for way in arguments.ways:
             begin = time.monotonic()
-            layouts = LAYOUTS | (RECOMPUTED if model == "llama" else {})
+            layouts = divided_layouts(model) if arguments.divided else LAYOUTS | (RECOMPUTED if model == "llama" else {})
             rows.append(compared(arguments.paceline, model, way, layouts))
             print(f"{model}, {way}: {len(layouts)} layouts in {time.monotonic() - begin:.0f} s", file=sys.stderr, flush=True)
     print(aligned([["model", "", "digest", "layouts", "end otherwise"], *([row["model"], row["way"], str(row["end"][0]), str(row["layouts"]), str(len(row["others"]))] for row in rows)], left={0, 1, 2}))
     for row in rows:
         for name, end in row["others"].items():
             print(f"{row['model']}, {row['way']}, {name}: {end}")
-    if (set(arguments.models), set(arguments.ways)) == (set(MODELS), set(WAYS)):
+    if arguments.divided:
+        write(arguments.out.with_stem("layouts_divided"), provenance() | {"models": DIVIDED, "rows": rows})
+    elif (set(arguments.models), set(arguments.ways)) == (set(MODELS), set(WAYS)):
         write(arguments.out, provenance() | {"layouts": LAYOUTS | RECOMPUTED, "rows": rows})
     return int(any(row["others"] for row in rows))
 

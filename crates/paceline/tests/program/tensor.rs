@@ -4,8 +4,8 @@ use crate::common::{Sandbox, json, trained};
 
 /// Each can be divided into four parts. The rows of a batch cannot be divided evenly.
 const MLP: &str = "--model mlp --num-layers 4 --input-dim 20 --hidden-dim 36 --output-dim 7 --global-batch-size 14";
-const LLAMA: &str = "--model llama --layers 2 --width 24 --heads 8 --kv-heads 4 --intermediate 36 --seq-len 9 --vocab 44 --global-batch-size 6";
-const STEPS: &str = "--steps 5 --optimizer adamw --clip-grad-norm 0.5 --samples 60";
+const LLAMA: &str = "--model llama --samples 60 --layers 2 --width 32 --heads 8 --kv-heads 4 --intermediate 36 --seq-len 9 --vocab 44 --global-batch-size 6";
+const STEPS: &str = "--steps 5 --optimizer adamw --clip-grad-norm 0.5";
 
 fn weights(flags: &str) -> String {
     trained(&format!("{flags} {STEPS}")).1.weights().to_owned()
