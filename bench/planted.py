@@ -94,12 +94,14 @@ def verdict(said: str, shows: str) -> str:
     place = said.removeprefix("The first difference: ").split(" | ")[0]
     step, phase, *rest = [word.strip() for word in shows.split(",")]
     words = [word.strip() for word in re.split(r", (?!\d)", place)]
-    of_b = set().union(*(numbers(ranks) for ranks in re.findall(r"ranks? ([\d, -]+?)(?: \(as its micro-batch \d+\))? in B", place)))
+    # Of the first micro-batch, and with those that follow a semicolon.
+    in_b = [numbers(ranks) for ranks in re.findall(r"ranks? ([\d, -]+?)(?: \(as its micro-batch \d+\))? in B", place)]
+    of_b = in_b[:1] + [set().union(*in_b)]
     batches = re.findall(r"micro-batch (\d+)", place)
-    is_there = step == words[0] and phase in words and bool(of_b)
+    is_there = step == words[0] and phase in words and bool(in_b)
     for part in rest:
         if part.startswith("rank"):
-            is_there = is_there and of_b == numbers(part)
+            is_there = is_there and numbers(part) in of_b
         elif part.startswith("micro-batch"):
             is_there = is_there and part.split()[1] in batches
         else:
@@ -109,7 +111,7 @@ def verdict(said: str, shows: str) -> str:
     # The first of several blocks or phases in which the bug shows.
     phases = [PHASES.index(word) for word in words if word in PHASES]
     is_before = step == words[0] and bool(phases) and phases[0] <= PHASES.index(phase)
-    return "earlier" if is_before and all(of_b == numbers(part) for part in rest if part.startswith("rank")) else "seen"
+    return "earlier" if is_before and all(numbers(part) in of_b for part in rest if part.startswith("rank")) else "seen"
 
 
 def main() -> int:

@@ -10,6 +10,7 @@ import gc
 import json
 import os
 import random
+import re
 import select
 import signal
 import sys
@@ -115,7 +116,8 @@ class Reports:
 def judged(case, reports, codes):
     """What is wrong with the end of a case. A stopped rank may also be named by what another rank has said about it."""
     victim, fault = case["victim"], case["fault"]
-    names = {"kill": [f"rank {victim} died"], "stop": [f"waiting for ranks [{victim}", f"ranks [{victim}] are missing"], "mismatch": ["the ranks disagree"]}[fault]
+    # A rank may also wait for others that wait for the stopped rank.
+    names = {"kill": f"rank {victim} died", "stop": rf"ranks \[[\d, ]*\b{victim}\b", "mismatch": "the ranks disagree"}[fault]
     wrong = [f"rank {rank} ended with {code}" for rank, code in codes.items() if code != (-signal.SIGKILL if (fault, rank) == ("kill", victim) else 0)]
     for rank in codes:
         report, is_victim = reports.errors.get(rank), rank == victim
@@ -125,7 +127,7 @@ def judged(case, reports, codes):
             wrong.append(f"rank {rank} named nothing")
         elif fault != "stop" or not is_victim:
             took_s = report["at"] - reports.fault_s
-            wrong += [f"rank {rank}: {report['error']}"] if not any(name in report["error"] for name in names) else []
+            wrong += [f"rank {rank}: {report['error']}"] if not re.search(names, report["error"]) else []
             wrong += [f"rank {rank} took {took_s:.2f} s"] if took_s > NAMED_WITHIN_S + (LIMIT_S if fault == "stop" else 0) else []
     return wrong
 

@@ -246,6 +246,13 @@ def monitored_barrier(rank, world):
     return [1]
 
 
+def split(rank, world):
+    group = dist.split_group(split_ranks=[[1, 0], list(range(2, world))][: world - 1])
+    total = torch.arange(4.0) + rank
+    dist.all_reduce(total, group=group)
+    return total.tolist() + dist.get_process_group_ranks(group)
+
+
 def activations(rank, world):
     from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoint_wrapper
 
@@ -279,6 +286,7 @@ FEATURES = {
     "receive from any source": any_source,
     "reductions of all types": reductions,
     "monitored_barrier": monitored_barrier,
+    "split_group": split,
 }
 
 

@@ -3,7 +3,7 @@
 //! Input: the end of an operation, from a thread of ours. Output: its outcome, for threads of Python that wait and for callbacks.
 
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use paceline_collectives::CollectiveError;
 use paceline_trace::lock;
@@ -113,21 +113,12 @@ impl PyWork {
     fn wait(&self, py: Python<'_>, timeout_s: Option<f64>) -> PyResult<()> {
         let limit = timeout_s.map(Duration::try_from_secs_f64).and_then(Result::ok);
         let outcome = py.detach(|| {
-            let begin = Instant::now();
-            let mut state = lock(&self.progress.state);
-            loop {
-                if let Some(outcome) = &state.outcome {
-                    return Some(outcome.clone());
-                }
-                let ended = &self.progress.ended;
-                state = match limit {
-                    None => ended.wait(state).unwrap_or_else(PoisonError::into_inner),
-                    Some(limit) => {
-                        let left = limit.checked_sub(begin.elapsed())?;
-                        ended.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0
-                    }
-                };
-            }
+            let Progress { state, ended } = &*self.progress;
+            let is_running = |state: &mut State| state.outcome.is_none();
+            // Longer than any program runs.
+            let limit = limit.unwrap_or(Duration::from_secs(u32::MAX.into()));
+            let waited = ended.wait_timeout_while(lock(state), limit, is_running);
+            waited.unwrap_or_else(PoisonError::into_inner).0.outcome.clone()
         });
         let late = || PyTimeoutError::new_err("the operation has not ended within the given time");
         Ok(outcome.ok_or_else(late)?.map(drop)?)

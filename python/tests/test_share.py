@@ -193,6 +193,32 @@ class Share(unittest.TestCase):
         self.assertEqual(on_ranks(2, body), [0, 0])
 
 
+class Split(unittest.TestCase):
+    def test_split_group_gives_its_members_a_group_in_their_order(self):
+        if torch.__version__.startswith("2.14"):
+            self.skipTest("torch 2.14 splits no groups of processors")
+
+        def body(rank):
+            import torch.distributed as dist
+
+            first = dist.split_group(split_ranks=[[1, 0], [2]])
+            assert dist.get_process_group_ranks(first) == ([2] if rank == 2 else [1, 0])
+            limit = datetime.timedelta(seconds=0.5)
+            part = dist.split_group(split_ranks=[[2, 1]], timeout=limit)
+            assert (part == dist.GroupMember.NON_GROUP_MEMBER) == (rank == 0)
+            if rank == 1:
+                assert "waiting for ranks [2]" in refusal(dist.all_reduce, torch.ones(1), dist.ReduceOp.SUM, part)
+                within = dist.split_group(first, split_ranks=[[0]])
+                assert dist.get_process_group_ranks(within) == [1]
+            total = torch.ones(5) * rank
+            dist.all_reduce(total, group=first)
+            assert (total == (2 if rank == 2 else 1)).all(), total
+            dist.barrier()
+            dist.destroy_process_group()
+
+        self.assertEqual(on_ranks(3, body), [0, 0, 0])
+
+
 class Figures(unittest.TestCase):
     def test_operations_are_counted_and_the_last_rank_is_named(self):
         def body(rank):

@@ -71,12 +71,8 @@ impl Group {
         if world == 1 {
             return Ok((Self::threads_with(1, options(1))?.remove(0), None, None));
         }
-        let failed = |reason: String| CollectiveError::Setup {
-            rank,
-            world_size: world,
-            what: "its connections",
-            reason,
-        };
+        let (world_size, what) = (world, "its connections");
+        let failed = |reason| CollectiveError::Setup { rank, world_size, what, reason };
         let (host, port) = meeting.server.unwrap_or((String::from("127.0.0.1"), 1));
         let route = HostRoute::to(&Rendezvous::by_tcp(host, port, ""), rank, world)?;
         let secret = if rank == 0 { Rendezvous::fresh_secret()? } else { String::new() };

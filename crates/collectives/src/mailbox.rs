@@ -105,33 +105,25 @@ impl Mailbox {
         on_end: impl FnOnce(Result<usize>) + Send + 'static,
     ) -> Result<()> {
         let (op, on_end) = (if is_send { "send" } else { "recv" }, Box::new(on_end));
-        let now = Instant::now();
-        let deadline = now.checked_add(message.limit.unwrap_or(self.limit));
+        let begun = Instant::now();
+        let deadline = begun.checked_add(message.limit.unwrap_or(self.limit));
         let ended = {
             let mut desk = lock(&self.shared.desk);
             let rank = desk.rank;
+            let world_size = desk.world_size();
             let refuse =
                 |reason: &str| Err(CollectiveError::Buffers { rank, op, reason: reason.into() });
             match message.peer {
-                Some(peer) if peer >= desk.world_size() => {
-                    let world_size = desk.world_size();
-                    return Err(CollectiveError::NoSuchRank { rank: peer, world_size });
+                Some(rank) if rank >= world_size => {
+                    return Err(CollectiveError::NoSuchRank { rank, world_size });
                 }
                 Some(peer) if peer == rank => return refuse("names this very rank"),
                 None if is_send => return refuse("names no rank"),
                 _ => {}
             }
             self.ensure_thread(rank)?;
-            let letter = Letter {
-                op,
-                message,
-                seq: desk.number(),
-                begun: now,
-                deadline,
-                on_end,
-                stage: Stage::Waiting,
-            };
-            desk.take_in(letter)
+            let (seq, stage) = (desk.number(), Stage::Waiting);
+            desk.take_in(Letter { op, message, seq, begun, deadline, on_end, stage })
         };
         ended.into_iter().for_each(Delivered::report);
         self.shared.wake();
@@ -148,11 +140,11 @@ impl Mailbox {
         if thread.is_none() {
             let pump = Pump::new(self.shared.clone());
             let started = thread_builder(format!("mail-{rank}")).spawn(move || pump.serve());
-            let reason = |error: std::io::Error| error.to_string();
-            *thread = Some(
-                started
-                    .map_err(|error| CollectiveError::NoThread { rank, reason: reason(error) })?,
-            );
+            let refused = |error: std::io::Error| CollectiveError::NoThread {
+                rank,
+                reason: error.to_string(),
+            };
+            *thread = Some(started.map_err(refused)?);
         }
         Ok(())
     }
@@ -169,8 +161,7 @@ impl Drop for Mailbox {
     fn drop(&mut self) {
         lock(&self.shared.desk).close(self.limit);
         self.shared.wake();
-        let thread = lock(&self.thread).take();
-        match thread {
+        match lock(&self.thread).take() {
             // The last handle may go in a callback. Then the thread ends on its own.
             Some(thread) if thread.thread().id() != std::thread::current().id() => {
                 let _ = thread.join();

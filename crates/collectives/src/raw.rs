@@ -108,14 +108,10 @@ impl Group {
         if let Some(reason) = misplaced(&call) {
             return self.refuse(kind, reason);
         }
-        let Some(counts) = counts.filter(|_| kind == OpKind::AllToAll) else {
-            let lacks_counts = kind == OpKind::AllToAll;
-            return if lacks_counts {
-                self.refuse(kind, "needs counts for each rank")
-            } else {
-                Ok(call)
-            };
-        };
+        if kind != OpKind::AllToAll {
+            return Ok(call);
+        }
+        let Some(counts) = counts else { return self.refuse(kind, "needs counts for each rank") };
         for (counts, memory) in counts.iter().zip([send, recv]) {
             let (world, elems) = (self.world_size(), memory.len_bytes / dtype.size_bytes());
             if !fill(counts, world, elems) {

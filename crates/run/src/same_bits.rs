@@ -103,6 +103,6 @@ fn of_stages(config: &TrainConfig, built: &Model) -> Option<Obstacle> {
     let is_tied = built.layout.units().iter().any(|unit| unit.is_root);
     (is_tied && !ends_together).then_some((
         words,
-        "adds up the gradients of tied parameters over stages before it adds them to each other",
+        "adds up the gradients of tied parameters over stages before it adds them to each other (zbv and dualpipev do not)",
     ))
 }

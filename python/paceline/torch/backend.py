@@ -20,15 +20,7 @@ from .share import FSDP2, SharedStorages, look_into_fsdp, move_all
 from .work import Received, Work, done, failure, look_into_futures
 
 OP = dist.ReduceOp
-DTYPES = {
-    torch.float32: "f32",
-    torch.float64: "f64",
-    torch.float16: "f16",
-    torch.bfloat16: "bf16",
-    torch.int32: "i32",
-    torch.int64: "i64",
-    torch.uint8: "u8",
-}
+DTYPES = {torch.float32: "f32", torch.float64: "f64", torch.float16: "f16", torch.bfloat16: "bf16", torch.int32: "i32", torch.int64: "i64", torch.uint8: "u8"}
 REDUCTIONS = {OP.SUM: "sum", OP.AVG: "mean", OP.MIN: "min", OP.MAX: "max", OP.PRODUCT: "product"}
 # For types and reductions that paceline does not have: each rank gathers the tensors and combines them in rank order.
 COMBINE = {
@@ -86,16 +78,12 @@ def flat(tensors):
         return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
-def is_async(opts):
-    return getattr(opts, "asyncOp", True)
-
-
 class Paceline(c10d.Backend):
     """A rank's membership in a group."""
 
     # torch looks for each of these on the object, which asks torch, and so on without end.
-    supports_coalescing = supports_splitting = supports_shrinking = supports_reconfigure = supports_window = False
-    _supports_time_estimate = False
+    supports_coalescing = supports_shrinking = supports_reconfigure = supports_window = _supports_time_estimate = False
+    supports_splitting = True
 
     def __init__(self, store, rank, size, limit, names=(), name=""):
         super().__init__(rank, size)
@@ -126,7 +114,7 @@ class Paceline(c10d.Backend):
         entry = flight.note(self, kind, keep, outputs, self.sequence)
         if self.storages.moved:
             send, recv = self.storages.places((keep, outputs), (send, recv))
-        blocks = not is_async(opts) and not torch.autograd._profiler_enabled()
+        blocks = not getattr(opts, "asyncOp", True) and not torch.autograd._profiler_enabled()
         if shown is None:
             shown = list(keep[:1]) if isinstance(keep, tuple) else [keep] if keep is not None else []
         finish = self._traced(name or kind, shown, finish)
@@ -379,6 +367,16 @@ class Paceline(c10d.Backend):
 
     # The group itself.
 
+    @property
+    def options(self):
+        return c10d.Backend.Options("paceline", timedelta(seconds=self.limit_s))
+
+    def split(self, store, ranks, opts):
+        return Paceline(store, ranks.index(self.group_rank), len(ranks), opts._timeout, [self.names[rank] for rank in ranks], opts.group_name)
+
+    # Ranks outside of a new group take no part in it.
+    def perform_nocolor_split(self, device): ...
+
     def getBackendName(self):
         return "paceline"
 
@@ -390,10 +388,6 @@ class Paceline(c10d.Backend):
 
     def set_timeout(self, timeout):
         self.limit_s = timeout.total_seconds()
-
-    def transport(self):
-        """How the ranks reach each other: shm, hybrid, tcp, or thread for a group of one."""
-        return self.group.transport()
 
     def shutdown(self):
         self._leave(False)
@@ -445,6 +439,21 @@ def own_membership(group):
     return membership
 
 
+def look_into_splits():
+    """A rank outside of a split gets no group. torch crashes when a backend in Python says so."""
+    split_group = c10d.ProcessGroup.split_group
+
+    def split_group_of_members(group, ranks, *args, **named):
+        if membership_of(group) is not None:
+            if len(group._device_types) > 1:
+                raise ValueError("paceline: split_group takes no group with several backends; use new_group")
+            if group.rank() not in ranks:
+                return None
+        return split_group(group, ranks, *args, **named)
+
+    c10d.ProcessGroup.split_group = split_group_of_members
+
+
 def share(what, group=None):
     """Moves the storage of a tensor, of a module's parameters, buffers and gradients, or of a list of these into memory that the
     ranks of a host share. All tensors on it stay. Returns the bytes that lie there then: 0 if the ranks of the group share no memory."""
@@ -463,6 +472,7 @@ def register():
     """Makes the backend known to torch.distributed. torch calls this by the entry point."""
     if "PACELINE" not in dist.Backend._plugins:
         look_into_futures()
+        look_into_splits()
         atexit.register(_native.leave)
         # Called before that.
         atexit.register(report_all, os.getpid())

@@ -16,7 +16,7 @@ def report(membership):
     """Prints the figures of rank 0 of a group, if PACELINE_REPORT=1 asks for them."""
     if os.environ.get("PACELINE_REPORT") != "1" or membership.group_rank != 0:
         return
-    lines = [f"paceline: group {membership.name:.12}, {membership.group_size} ranks, {membership.transport()}; seconds of its rank 0"]
+    lines = [f"paceline: group {membership.name:.12}, {membership.group_size} ranks, {membership.group.transport()}; seconds of its rank 0"]
     lines.append(f"  {'operation':14} {'calls':>8} {'bytes':>9} {'queued':>8} {'waiting':>8} {'moving':>8}  slowest")
     for name, row in figures_of(membership).items():
         slowest = max(row["waited_for_s"], key=row["waited_for_s"].get, default="-")

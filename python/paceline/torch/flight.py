@@ -52,11 +52,6 @@ def outcome(entry):
         return None if "within the given time" in str(error) else str(error)
 
 
-def is_late(ended):
-    """Whether an operation never began, because the peers had given up before this rank came."""
-    return BROKEN in str(ended) and ("another rank stopped" not in ended or "its own error says" in ended)
-
-
 def failed(error):
     """Writes the file."""
     if not RECENT or (failed.is_written and BROKEN in str(error)):
@@ -65,7 +60,8 @@ def failed(error):
     for entry in list(RECENT):
         group, ended = entry["membership"], outcome(entry)
         groups.setdefault(group.name, {"name": group.name, "desc": entry["process_group"][1], "ranks": str(group.names)})
-        if is_late(ended):
+        # This operation never began, because the peers had given up before this rank came.
+        if BROKEN in str(ended) and ("another rank stopped" not in ended or "its own error says" in ended):
             continue
         state = "completed" if ended is True else "scheduled" if group.name in running else "started"
         if state == "started" and not entry["is_p2p"]:

@@ -60,16 +60,11 @@ def promised(native, outputs):
     return settled
 
 
-def as_work(future):
-    """Work of torch's own, which ends with the future."""
-    return c10d._create_work_from_future(future)
-
-
 def done(outputs):
-    """Work that has ended."""
+    """Work of torch's own that has ended."""
     future = torch.futures.Future()
     future.set_result(outputs)
-    return as_work(future)
+    return c10d._create_work_from_future(future)
 
 
 def look_into_futures():

@@ -105,13 +105,8 @@ impl Header {
         let word = |at: usize| u64::from_le_bytes(std::array::from_fn(|byte| bytes[8 * at + byte]));
         let purposes = [Purpose::Offer, Purpose::Want, Purpose::Data, Purpose::Leave];
         let purpose = *purposes.get(usize::try_from(word(2) >> 8).ok()?)?;
-        Some(Self {
-            tag: word(0),
-            len_bytes: word(1),
-            dtype: word(2) as u8,
-            purpose,
-            number: word(3),
-        })
+        let (tag, len_bytes, dtype, number) = (word(0), word(1), word(2) as u8, word(3));
+        Some(Self { tag, len_bytes, dtype, purpose, number })
     }
 
     fn describe(&self) -> String {
@@ -212,14 +207,11 @@ impl Desk {
         let want = Header { purpose: Purpose::Want, ..offer };
         self.push(from, want, RawMemory::EMPTY, None);
         if !offer.fits(&letter) {
-            let (rank, op, wanted) =
-                (self.named(self.rank), letter.op, Header::of(&letter).describe());
-            let reason =
-                format!("wants {wanted}, but rank {} sent {}", self.named(from), offer.describe());
-            return Some(Delivered(
-                letter.on_end,
-                Err(CollectiveError::Buffers { rank, op, reason }),
-            ));
+            let (rank, op, wanted) = (self.named(self.rank), letter.op, Header::of(&letter));
+            let (wanted, from, sent) = (wanted.describe(), self.named(from), offer.describe());
+            let reason = format!("wants {wanted}, but rank {from} sent {sent}");
+            let refused = CollectiveError::Buffers { rank, op, reason };
+            return Some(Delivered(letter.on_end, Err(refused)));
         }
         letter.stage = Stage::Wanted(from, offer.number);
         self.letters.push(letter);
@@ -294,9 +286,8 @@ impl Desk {
         }
         let mut others = (0..self.world_size()).filter(|&peer| peer != self.rank);
         let lost = others.clone().find(|&peer| self.standing[peer] == Standing::Lost);
-        lost.or_else(
-            || if others.clone().all(|peer| is_gone(&peer)) { others.next() } else { None },
-        )
+        let are_all_gone = others.clone().all(|peer| is_gone(&peer));
+        lost.or_else(|| others.next().filter(|_| are_all_gone))
     }
 
     /// Notes that the connection to a peer has ended, and ends the messages that need it. A peer that has left in order is not lost.
@@ -336,15 +327,13 @@ impl Desk {
             let torn = self.outgoing[to].extract_if(.., is_it).any(|of| of.done > 0);
             broken.extend(torn.then_some(to));
         }
-        let named = |rank: usize| self.members.get(rank).copied().unwrap_or(rank);
-        let timed_out = |Letter { op, message, seq, begun, on_end, .. }: Letter| {
-            let (rank, bytes, waited) =
-                (named(self.rank), message.memory.len_bytes, begun.elapsed());
-            let missing = message.peer.map(named).into_iter().collect();
-            Delivered(
-                on_end,
-                Err(CollectiveError::TimedOut { rank, missing, op, seq, bytes, waited }),
-            )
+        let timed_out = |letter: Letter| {
+            let Letter { op, message, seq, begun, on_end, .. } = letter;
+            let (bytes, waited) = (message.memory.len_bytes, begun.elapsed());
+            let missing = message.peer.map(|peer| self.named(peer)).into_iter().collect();
+            let rank = self.named(self.rank);
+            let late = CollectiveError::TimedOut { rank, missing, op, seq, bytes, waited };
+            Delivered(on_end, Err(late))
         };
         (late.into_iter().map(timed_out).collect(), broken)
     }
@@ -368,17 +357,14 @@ impl Desk {
 
     fn gone(&self, letter: Letter, peer: usize) -> Delivered {
         let Letter { op, message, seq, begun, on_end, .. } = letter;
-        let (rank, bytes, waited) =
-            (self.named(self.rank), message.memory.len_bytes, begun.elapsed());
+        let (rank, bytes) = (self.named(self.rank), message.memory.len_bytes);
         let (is_lost, peer) = (self.standing[peer] == Standing::Lost, self.named(peer));
-        Delivered(
-            on_end,
-            Err(if is_lost {
-                CollectiveError::PeerLost { rank, peer, op, seq, bytes, waited }
-            } else {
-                CollectiveError::PeerLeft { rank, peer, op, seq, bytes }
-            }),
-        )
+        let error = if is_lost {
+            CollectiveError::PeerLost { rank, peer, op, seq, bytes, waited: begun.elapsed() }
+        } else {
+            CollectiveError::PeerLeft { rank, peer, op, seq, bytes }
+        };
+        Delivered(on_end, Err(error))
     }
 }
 

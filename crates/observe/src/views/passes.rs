@@ -16,8 +16,8 @@ use crate::views::appended::Appended;
 /// Its name in a run folder.
 pub const FILE_NAME: &str = "passes.jsonl";
 
-/// No line is longer. The values of a tensor take up to four bytes per byte.
-const MAX_LINE_BYTES: u64 = 1 << 32;
+/// No line that is read is longer. The values of a tensor take up to four bytes per byte.
+const MAX_LINE_BYTES: u64 = 256 << 20;
 
 /// A step.
 #[derive(Debug, Serialize, Deserialize)]
@@ -68,7 +68,9 @@ fn next(file: &mut BufReader<File>) -> io::Result<Option<(u64, Vec<Vec<Digested>
     let mut line = Vec::new();
     file.take(MAX_LINE_BYTES).read_until(b'\n', &mut line)?;
     if !line.ends_with(b"\n") {
-        return Ok(None);
+        let is_cut_off = (line.len() as u64) < MAX_LINE_BYTES;
+        let too_long = "it has a line of more than 256 MiB; watch a smaller tensor";
+        return if is_cut_off { Ok(None) } else { Err(io::Error::other(too_long)) };
     }
     let PassesLine { step, ranks } = serde_json::from_slice(&line)?;
     Ok(Some((step, ranks)))

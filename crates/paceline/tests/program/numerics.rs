@@ -284,6 +284,8 @@ fn digests_of_passes_may_come_from_a_stranger() {
         fs::write(&file, bytes).unwrap();
         compare(&sandbox, "runs/a runs/b").refused(&[words]);
     }
+    fs::File::create(&file).unwrap().set_len(1 << 40).unwrap();
+    compare(&sandbox, "runs/a runs/b").refused(&["a line of more than 256 MiB"]);
     remove(&file);
     fifo(&file);
     compare(&sandbox, "runs/a runs/b").refused(&["it is a FIFO, not a regular file"]);
