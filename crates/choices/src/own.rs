@@ -17,6 +17,55 @@ use super::strategies::{OfStrategy, StrategySettings, Synchronizes};
 ///
 /// The type also implements [`ModelSettings`], [`DataSettings`] or [`OwnStrategy`], and is added by a method of
 /// `paceline::Program`.
+///
+/// ```
+/// use std::sync::Arc;
+///
+/// use clap::Args;
+/// use paceline_choices::data::DataSettings;
+/// use paceline_choices::own::Own;
+/// use paceline_data::{Dataset, Field, Sample, Split};
+/// use paceline_failure::Result;
+///
+/// /// Ones and zeros in turns. `--data turns --numbers 10` has 10 of them.
+/// #[derive(Debug, Args)]
+/// struct Turns {
+///     /// turns: how many there are
+///     #[arg(long, default_value_t = 100)]
+///     numbers: usize,
+/// }
+///
+/// impl Own for Turns {
+///     const NAME: &str = "turns";
+///     const ABOUT: &str = "Ones and zeros in turns";
+/// }
+///
+/// impl DataSettings for Turns {
+///     fn open(&self, _seed: u64, _: Split) -> Result<Arc<dyn Dataset>> {
+///         Ok(Arc::new(Numbers(self.numbers)))
+///     }
+/// }
+///
+/// struct Numbers(usize);
+///
+/// impl Dataset for Numbers {
+///     fn len(&self) -> usize {
+///         self.0
+///     }
+///
+///     fn fields(&self) -> Vec<Field> {
+///         vec![Field::f32("inputs", [1]), Field::class(2)]
+///     }
+///
+///     fn read(&self, _epoch: u64, index: usize, sample: &mut Sample<'_>) {
+///         sample.f32("inputs")[0] = (index % 2) as f32;
+///         sample.set_class((index % 2) as i64);
+///     }
+/// }
+///
+/// assert_eq!(Turns { numbers: 10 }.open(42, Split::Train)?.len(), 10);
+/// # Ok::<(), paceline_failure::Failure>(())
+/// ```
 pub trait Own: Args + Debug + Send + Sync + 'static {
     /// Its name on the command line and in files.
     const NAME: &'static str;

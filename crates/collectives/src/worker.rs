@@ -27,6 +27,20 @@ use crate::{CollectiveError, GroupOptions, Result};
 /// An asynchronous operation that is queued, running or finished.
 ///
 /// Its data stay in place until the operation is finished, even if this value is dropped.
+///
+/// ```
+/// use paceline_collectives::{Group, ReduceOp};
+/// use paceline_memory::{Allocator, Category, DType};
+///
+/// let group = Group::threads(1).remove(0);
+/// let grads = Allocator::new().tensor(DType::F32, [4], Category::Gradients)?;
+/// grads.write::<f32>()?.fill(2.0);
+/// let work = group.all_reduce_async(&grads, ReduceOp::Mean)?;
+/// // The rank computes something else here. It cannot write to `grads` before the work is finished.
+/// work.wait()?;
+/// assert_eq!(grads.read::<f32>()?[..], [2.0; 4]);
+/// # Ok::<(), Box<dyn std::error::Error>>(())
+/// ```
 #[derive(Debug)]
 pub struct Work {
     outcome: Arc<OnceLock<Outcome>>,

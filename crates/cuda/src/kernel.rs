@@ -89,8 +89,8 @@ pub struct CardKernel {
     constants: &'static str,
 }
 
-/// Its name for other parts of this crate. A name is unique within a file.
-pub(crate) type KernelId = [&'static str; 4];
+/// Its name for other parts of this crate: the address of its source, and the name in it.
+pub(crate) type KernelId = (usize, [&'static str; 3]);
 
 impl CardKernel {
     /// The kernel as its source would call it, such as `scale<f32, 2>`.
@@ -104,7 +104,7 @@ impl CardKernel {
     }
 
     pub(crate) fn id(&self) -> KernelId {
-        [self.source.file, self.name, self.scalar, self.constants]
+        (&raw const *self.source as usize, [self.name, self.scalar, self.constants])
     }
 
     /// Compares arguments with the parameters that the source states: their number, types, and whether memory is written.

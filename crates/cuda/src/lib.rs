@@ -32,6 +32,10 @@ pub mod nvtx;
 pub mod stream;
 
 mod error;
+#[cfg(not(feature = "libraries"))]
+mod opened;
+#[cfg(feature = "libraries")]
+use libloading::os::unix as opened;
 
 pub use card::Card;
 pub use error::CudaError;

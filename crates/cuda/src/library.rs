@@ -6,7 +6,7 @@ use std::ffi::{CStr, OsString, c_char};
 use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
-use libloading::os::unix::{Library as Opened, RTLD_LOCAL, RTLD_NOW};
+use crate::opened::{Library as Opened, RTLD_LOCAL, RTLD_NOW};
 
 use crate::{CudaError, Result};
 

@@ -13,8 +13,9 @@ use std::ptr::null_mut;
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicPtr, Ordering};
 
-use libloading::os::unix::{Library, RTLD_LAZY, RTLD_LOCAL};
 use paceline_trace::Markers;
+
+use crate::opened::{Library, RTLD_LAZY, RTLD_LOCAL};
 
 /// The variable in which a profiler names its library.
 pub const INJECTION: &str = "NVTX_INJECTION64_PATH";

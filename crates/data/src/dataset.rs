@@ -7,7 +7,34 @@ use crate::{Field, Sample};
 
 /// Samples that can be read in any order, from any thread.
 ///
-/// The crate's first page shows how to write one.
+/// The crate's first page reads one in batches.
+///
+/// ```
+/// use paceline_data::{Dataset, Field, OwnedSample, Sample};
+///
+/// /// Numbers from 0 to 1 and their squares.
+/// struct Squares;
+///
+/// impl Dataset for Squares {
+///     fn len(&self) -> usize {
+///         100
+///     }
+///
+///     fn fields(&self) -> Vec<Field> {
+///         vec![Field::f32("inputs", [1]), Field::f32("targets", [1])]
+///     }
+///
+///     fn read(&self, _epoch: u64, index: usize, sample: &mut Sample<'_>) {
+///         let x = index as f32 / 100.0;
+///         sample.f32("inputs")[0] = x;
+///         sample.f32("targets")[0] = x * x;
+///     }
+/// }
+///
+/// let mut sample = OwnedSample::read(&Squares, 0, 50)?;
+/// assert_eq!((sample.f32("inputs"), sample.f32("targets")), (vec![0.5], vec![0.25]));
+/// # Ok::<(), paceline_data::DataError>(())
+/// ```
 pub trait Dataset: Send + Sync {
     /// The number of samples of an epoch.
     fn len(&self) -> usize;

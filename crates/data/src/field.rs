@@ -13,6 +13,14 @@ const MAX_EXTENTS: usize = 3;
 ///
 /// The first extent of a *ragged* field varies from sample to sample. All ragged fields of a sample have the same
 /// length, which [`Sample::set_length`](crate::Sample::set_length) states.
+///
+/// ```
+/// use paceline_data::Field;
+///
+/// let image = Field::f32("inputs", [28, 28, 1]); // height, width, channels
+/// assert_eq!(image.max_elems(), 784);
+/// assert_eq!(Field::class(10).num_classes(), Some(10));
+/// ```
 #[derive(Clone, Debug, PartialEq)]
 pub struct Field {
     name: &'static str,

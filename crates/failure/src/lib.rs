@@ -32,6 +32,15 @@ pub fn usage<T>(message: impl Into<String>) -> Result<T> {
 }
 
 /// The reason why a command ended early. It is not an [`Error`], so that every error can become one.
+///
+/// ```
+/// use paceline_failure::{Failure, Result};
+///
+/// fn read() -> Result<String> {
+///     Ok(std::fs::read_to_string("/no/such/file")?)
+/// }
+/// assert!(matches!(read(), Err(Failure::Run(_))));
+/// ```
 #[derive(Clone)]
 pub enum Failure {
     /// The user asked for something impossible, found before any rank started or anything was written.

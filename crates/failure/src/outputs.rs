@@ -11,6 +11,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use paceline_files::Printable;
 use paceline_host::disk::{Disk, folder_of};
+#[cfg(feature = "charts")]
 use paceline_table::chart::Picture;
 use serde::Serialize;
 
@@ -41,6 +42,7 @@ pub fn check_outputs(files: &[(&str, &Option<PathBuf>)], charts: Option<&Path>) 
 }
 
 /// Writes each chart as `name.svg` into `folder`, which is created if missing. Returns the paths.
+#[cfg(feature = "charts")]
 pub fn write_charts(
     disk: &Disk,
     folder: &Path,

@@ -8,7 +8,7 @@ use paceline_memory::{DType, Device, MemoryError, Shape, Tensor};
 #[derive(thiserror::Error)]
 pub enum KernelError {
     /// The operation has no kernel for cards.
-    #[error("{0} has no kernel for cards of NVIDIA's yet; pass --device cpu")]
+    #[error("{0} has no kernel for cards of NVIDIA's; pass --device cpu")]
     NoCardBody(&'static str),
     /// A tensor does not have the shape that the operation needs.
     #[error("{op}: {operand} must have shape {expected}, got {got}")]
@@ -33,6 +33,18 @@ pub enum KernelError {
         operand: Device,
         /// The device of the compute handle.
         compute: Device,
+    },
+    /// A tensor does not have the element type that the operation needs.
+    #[error("{op}: {operand}: expected elements of type {expected}, got {got}")]
+    Type {
+        /// The operation.
+        op: &'static str,
+        /// The operand.
+        operand: &'static str,
+        /// The type that is needed.
+        expected: DType,
+        /// The type of the tensor.
+        got: DType,
     },
     /// The operation does not exist for this element type.
     #[error("{op} is not defined for elements of type {dtype}")]

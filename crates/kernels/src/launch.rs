@@ -103,8 +103,9 @@ impl Compute {
             impl FnOnce(&OnCard, O::OnCard) -> paceline_cuda::Result<()> + Send + 'static,
         >,
     ) -> Result<()> {
-        if self.is_card() && on_card.is_none() {
-            return Err(KernelError::NoCardBody(op.name));
+        let op = if on_card.is_none() { op.without_card() } else { op };
+        if let Some(name) = op.card_needs.missing.filter(|_| self.is_card()) {
+            return Err(KernelError::NoCardBody(name));
         }
         // Every operation has a copy of this function, so what needs no type of the operation is done elsewhere.
         let shapes = (self.device() != Device::Cpu).then(|| work_of(op, &operands));

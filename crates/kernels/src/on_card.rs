@@ -16,13 +16,15 @@ pub struct CardNeeds {
     pub capability: (u32, u32),
     /// Shared memory of a block, in bytes.
     pub shared_bytes: u32,
+    /// An operation that no card can run, because it has no kernel.
+    pub missing: Option<&'static str>,
 }
 
 impl CardNeeds {
     /// Those of products of 16-bit elements on tensor cores (`mma.m16n8k16`); no property for wider elements.
     pub(crate) fn of_products<S: Stored>() -> Self {
         let is_half = S::DTYPE != <S::Real as Element>::DTYPE;
-        Self { capability: if is_half { (8, 0) } else { (0, 0) }, shared_bytes: 0 }
+        Self { capability: if is_half { (8, 0) } else { (0, 0) }, ..Self::default() }
     }
 
     /// These, and those of a launch with this grid.
@@ -34,6 +36,7 @@ impl CardNeeds {
         Self {
             capability: self.capability.max(other.capability),
             shared_bytes: self.shared_bytes.max(other.shared_bytes),
+            missing: self.missing.or(other.missing),
         }
     }
 }

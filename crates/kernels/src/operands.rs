@@ -7,9 +7,7 @@ use std::marker::PhantomData;
 use std::ptr::NonNull;
 
 use paceline_cuda::kernel::{In, Out};
-use paceline_memory::{
-    Access, Category, Claim, DType, Device, Element, Event, MemoryError, Shape, Tensor,
-};
+use paceline_memory::{Access, Category, Claim, DType, Device, Element, Event, Shape, Tensor};
 use paceline_trace::Shapes;
 use smallvec::SmallVec;
 
@@ -203,8 +201,8 @@ impl StatedTensor<'_> {
             return Err(KernelError::Device { op, operand, compute });
         }
         if self.tensor.dtype() != dtype && !self.is_bytes {
-            let (expected, got) = (dtype, self.tensor.dtype());
-            return Err(MemoryError::WrongType { expected, got }.into());
+            let (operand, expected, got) = (self.operand, dtype, self.tensor.dtype());
+            return Err(KernelError::Type { op, operand, expected, got });
         }
         Ok(())
     }

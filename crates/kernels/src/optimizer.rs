@@ -18,6 +18,13 @@ pub(crate) static CARD: KernelSource =
     KernelSource::new("optimizer.cu", include_str!("optimizer.cu"), &[NUMBERS]);
 
 /// Stochastic gradient descent, as in PyTorch's `SGD` without dampening and Nesterov.
+///
+/// ```
+/// use paceline_kernels::optimizer::Sgd;
+///
+/// let optimizer = Sgd { lr: 0.1, momentum: 0.9, weight_decay: 0.0 };
+/// assert!(optimizer.momentum < 1.0);
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Sgd {
     /// Learning rate.
@@ -29,6 +36,13 @@ pub struct Sgd {
 }
 
 /// AdamW with decoupled weight decay (Loshchilov and Hutter, 2019), as in PyTorch's `AdamW`.
+///
+/// ```
+/// use paceline_kernels::optimizer::AdamW;
+///
+/// let optimizer = AdamW { lr: 0.01, ..AdamW::default() };
+/// assert_eq!((optimizer.beta1, optimizer.weight_decay), (0.9, 0.01));
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct AdamW {
     /// Learning rate.

@@ -6,6 +6,16 @@ use std::ops::{Add, AddAssign, Div, Mul, Neg, Sub};
 use crate::stored::Stored;
 
 /// The arithmetic of f32 and f64, which are stored without a change.
+///
+/// ```
+/// use paceline_kernels::Real;
+///
+/// /// x / (1 + exp(-x)), in the type of `x`.
+/// fn silu<T: Real>(x: T) -> T {
+///     x / (T::from_f64(1.0) + (-x).fast_exp())
+/// }
+/// assert_eq!((silu(0f32), silu(0f64)), (0.0, 0.0));
+/// ```
 pub trait Real:
     Stored<Real = Self>
     + Argument

@@ -23,7 +23,7 @@ impl Op {
 
     /// The operation of this name, without floating-point operations.
     pub const fn new(name: &'static str) -> Self {
-        let card_needs = CardNeeds { capability: (0, 0), shared_bytes: 0 };
+        let card_needs = CardNeeds { capability: (0, 0), shared_bytes: 0, missing: None };
         let (forward_flops, backward_flops, other_flops, touched_bytes) = (0, 0, 0, None);
         Self { name, forward_flops, backward_flops, other_flops, touched_bytes, card_needs }
     }
@@ -53,6 +53,11 @@ impl Op {
     /// Its arithmetic, in the direct form: what is computed twice counts once.
     pub(crate) fn flops(&self) -> u64 {
         self.forward_flops.saturating_add(self.backward_flops).saturating_add(self.other_flops)
+    }
+
+    /// An operation that no card can run.
+    pub(crate) fn without_card(self) -> Self {
+        self.needs(CardNeeds { missing: Some(self.name), ..self.card_needs })
     }
 
     /// Kernels that need this of a card, see [`Compute::card_needs`](crate::Compute::card_needs).

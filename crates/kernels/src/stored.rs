@@ -10,6 +10,17 @@ use paceline_memory::Element;
 use crate::Real;
 
 /// A number in memory.
+///
+/// ```
+/// use half::bf16;
+/// use paceline_kernels::Stored;
+///
+/// /// The sum, rounded once.
+/// fn sum<S: Stored>(a: S, b: S) -> S {
+///     S::store(a.load() + b.load())
+/// }
+/// assert_eq!(sum(bf16::ONE, bf16::ONE), bf16::from_f32(2.0));
+/// ```
 pub trait Stored: Element + Default + Scalar<Wide = <Self as Stored>::Real> {
     /// The type in which kernels compute with this number.
     type Real: Real;

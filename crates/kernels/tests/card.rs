@@ -15,13 +15,14 @@ use on_card::{Pair, Promise};
 use paceline_cuda::kernel::{CardKernel, KernelSource, KernelStatement, Tf32};
 use paceline_emulated_card::for_tests::is_ready;
 use paceline_kernels::batch_norm::{self, BatchNorm};
+use paceline_kernels::function::{self, Function};
 use paceline_kernels::linear::Activation;
 use paceline_kernels::norm::{self, RowRanges};
 use paceline_kernels::optimizer::{self, AdamW, Sgd, StepNumbers};
 use paceline_kernels::pool2d::{self, MaxPool2d};
 use paceline_kernels::{
-    ImageLayout, KernelError, Op, cast, elementwise, embedding, layout, loss, rms_norm, swiglu,
-    top_k, write,
+    ImageLayout, KernelError, Op, Real, cast, elementwise, embedding, layout, loss, rms_norm,
+    swiglu, top_k, write,
 };
 use paceline_memory::DType;
 
@@ -249,6 +250,81 @@ fn the_gated_activation_has_the_processors_bits() {
         pair.compare(&y, with_exp(dtype));
         pair.run(|on, [x, dy, dx]| swiglu::backward(on, x, dy, dx), [&gate_up, &dy, &dx]);
         pair.compare(&dx, with_exp(dtype));
+    }
+}
+
+/// `gain * x / (1 + exp(-slope * x))`, with a setting that is added.
+#[derive(Clone)]
+struct Gated(f64);
+
+impl Function<2> for Gated {
+    const NAME: &'static str = "gated";
+    const CARD: &'static str = "
+template <typename R> __device__ R value(R x, const R* by, const double* settings) {
+    return by[0] * x / (R(1) + fast_exp(-by[1] * x)) + R(settings[0]);
+}
+template <typename R> __device__ R derivatives(R x, const R* by, const double*, R* by_params) {
+    R s = R(1) / (R(1) + fast_exp(-by[1] * x)), slope = by[0] * x * s * (R(1) - s);
+    by_params[0] = x * s;
+    by_params[1] = slope * x;
+    return by[0] * s + slope * by[1];
+}";
+
+    fn settings(&self) -> [f64; 4] {
+        [self.0, 0.0, 0.0, 0.0]
+    }
+
+    fn value<T: Real>(&self, x: T, [gain, slope]: [T; 2]) -> T {
+        gain * x / (T::from_f64(1.0) + (-slope * x).fast_exp()) + T::from_f64(self.0)
+    }
+
+    fn derivatives<T: Real>(&self, x: T, [gain, slope]: [T; 2]) -> (T, [T; 2]) {
+        let one = T::from_f64(1.0);
+        let s = one / (one + (-slope * x).fast_exp());
+        let by = gain * x * s * (one - s);
+        (gain * s + by * slope, [x * s, by * x])
+    }
+}
+
+/// Has the name of the other one, and no parameters.
+#[derive(Clone)]
+struct Doubled;
+
+impl Function<0> for Doubled {
+    const NAME: &'static str = "gated";
+    const CARD: &'static str = "
+template <typename R> __device__ R value(R x, const R*, const double*) { return x + x; }
+template <typename R> __device__ R derivatives(R, const R*, const double*, R*) { return 2; }";
+
+    fn value<T: Real>(&self, x: T, _: [T; 0]) -> T {
+        x + x
+    }
+
+    fn derivatives<T: Real>(&self, _: T, _: [T; 0]) -> (T, [T; 0]) {
+        (T::from_f64(2.0), [])
+    }
+}
+
+#[test]
+fn stated_functions_have_the_processors_bits() {
+    let Some(pair) = Pair::new() else { return };
+    for (dtype, shape) in each(&STORED, [[1, 1], [7, 33], [40, 300]]) {
+        let [x, dy] = [1, 2].map(|seed| pair.random(dtype, &shape, seed));
+        let [a, b, d_a, d_b] = [3, 4, 5, 6].map(|seed| pair.random(wide(dtype), &shape[1..], seed));
+        let [y, dx, z, dz] = [(); 4].map(|()| pair.poisoned(dtype, &shape));
+        let f = Gated(0.25);
+        let op = |on: &_, [x, dy, a, b, d_a, d_b, y, dx, z, dz]: [&_; 10]| {
+            function::value(on, &f, x, [a, b], y)?;
+            function::input_gradient(on, &f, x, [a, b], dy, dx)?;
+            let grads = [(d_a, false), (d_b, true)];
+            function::parameter_gradients(on, &f, x, [a, b], dy, grads)?;
+            function::value(on, &Doubled, x, [], z)?;
+            function::input_gradient(on, &Doubled, x, [], dy, dz)
+        };
+        pair.run(op, [&x, &dy, &a, &b, &d_a, &d_b, &y, &dx, &z, &dz]);
+        for found in [&y, &dx, &d_a, &d_b, &z, &dz] {
+            pair.compare(found, with_exp(dtype));
+        }
     }
 }
 

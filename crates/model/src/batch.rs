@@ -6,6 +6,17 @@ use crate::Result;
 
 /// The samples of one rank in one pass, as named tensors, such as inputs and targets. The first extent of each tensor
 /// is the number of samples, which may be zero.
+///
+/// ```
+/// use paceline_memory::{Allocator, Category, DType};
+/// use paceline_model::Batch;
+///
+/// let memory = Allocator::new();
+/// let inputs = memory.tensor(DType::F32, [64, 2], Category::Data)?;
+/// let classes = memory.tensor(DType::I64, [64], Category::Data)?;
+/// assert_eq!(Batch::new(inputs, classes).num_samples(), 64);
+/// # Ok::<(), paceline_memory::MemoryError>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Batch {
     tensors: Vec<(&'static str, Tensor)>,

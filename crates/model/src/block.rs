@@ -9,6 +9,8 @@ use crate::{Computed, Context, Half, Layer, LayoutBuilder, Result, Saved, UnitBu
 
 /// A part of a model, with the unit that holds its parameters. A pass opens the unit before it runs the block and
 /// closes it afterwards. A block may also use parameters of root units, which are open for the whole step.
+///
+/// [`LayoutBuilder::block`] makes one with a unit of its own: see [`Model`](crate::Model).
 pub struct Block {
     /// The unit that holds the block's parameters.
     pub unit: UnitId,

@@ -129,7 +129,9 @@ impl ModelError {
             Self::Layer { source, .. } => source.is_about_types(),
             Self::Memory(MemoryError::WrongType { .. })
             | Self::Kernel(
-                KernelError::DType { .. } | KernelError::Memory(MemoryError::WrongType { .. }),
+                KernelError::DType { .. }
+                | KernelError::Type { .. }
+                | KernelError::Memory(MemoryError::WrongType { .. }),
             ) => true,
             _ => false,
         }

@@ -8,6 +8,14 @@ use paceline_memory::Tensor;
 use crate::{Context, ModelError, Result};
 
 /// The part of a backward pass that a call computes.
+///
+/// ```
+/// use paceline_model::Half;
+///
+/// let first_layer = Half::Whole { wants_input: false };
+/// assert!(first_layer.writes_weights() && !first_layer.wants_input());
+/// assert!(!Half::Weight.wants_input());
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Half {
     /// Both halves. The gradients of the parameters are announced before the gradient of the input is computed, so that
@@ -38,6 +46,18 @@ impl Half {
 }
 
 /// Tensors that a layer saves for one micro-batch between its passes.
+///
+/// ```
+/// use paceline_memory::{Allocator, Category, DType};
+/// use paceline_model::Saved;
+///
+/// let input = Allocator::new().tensor(DType::F32, [4, 3], Category::Activations)?;
+/// let saved = Saved::of([input]);
+/// let [input] = saved.tensors()?;
+/// assert_eq!(input.dims(), [4, 3]);
+/// assert!(saved.tensors::<2>().is_err());
+/// # Ok::<(), paceline_model::ModelError>(())
+/// ```
 #[derive(Debug, Default)]
 pub struct Saved {
     tensors: Vec<Tensor>,
@@ -112,10 +132,62 @@ impl Saved {
 /// The two halves of the backward pass can be called
 /// together, or in either order and at different times: a pipeline passes the gradient of the input on first, and computes the
 /// gradients of the parameters when it would otherwise wait.
+///
+/// A layer without parameters:
+///
+/// ```
+/// use paceline_kernels::{Stored, dispatch};
+/// use paceline_memory::Tensor;
+/// use paceline_model::{Context, Half, Layer, LayoutBuilder, Result, Saved, gradcheck};
+///
+/// /// y = x^2
+/// struct Square;
+///
+/// impl Layer for Square {
+///     fn has_parameters(&self) -> bool {
+///         false
+///     }
+///
+///     fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)> {
+///         let output = cx.activation(input.shape())?;
+///         dispatch!("square", input.dtype(), S => {
+///             for (y, x) in output.write::<S>()?.iter_mut().zip(input.read::<S>()?.iter()) {
+///                 *y = S::store(x.load() * x.load());
+///             }
+///             Ok((output, Saved::of([input.clone()])))
+///         })
+///     }
+///
+///     fn backward(
+///         &self,
+///         cx: &mut Context,
+///         saved: &mut Saved,
+///         d_output: Tensor,
+///         _: Half,
+///     ) -> Result<Option<Tensor>> {
+///         let [input] = saved.tensors()?;
+///         let d_input = cx.gradient_of(input)?;
+///         dispatch!("square", input.dtype(), S => {
+///             let (x, dy) = (input.read::<S>()?, d_output.read::<S>()?);
+///             for (at, dx) in d_input.write::<S>()?.iter_mut().enumerate() {
+///                 *dx = S::store((x[at].load() + x[at].load()) * dy[at].load());
+///             }
+///             Ok(Some(d_input))
+///         })
+///     }
+/// }
+///
+/// let error = gradcheck::worst_error(&Square, &LayoutBuilder::new().finish(1), &[4, 3], 42)?;
+/// assert!(error < 1e-7);
+/// # Ok::<(), paceline_model::ModelError>(())
+/// ```
+///
+/// [`Elementwise`](crate::layers::Elementwise) makes such layers of a function and its derivatives.
 pub trait Layer: Send + Sync {
-    /// The name of the layer in errors: its type.
+    /// The name of the layer in errors: its type, without modules and parameters.
     fn name(&self) -> &'static str {
-        std::any::type_name::<Self>()
+        let path = std::any::type_name::<Self>().split('<').next().unwrap_or_default();
+        path.rsplit("::").next().unwrap_or(path)
     }
 
     /// Whether the layer may have parameters. Without them, only the gradient of its input is wanted, and its

@@ -32,6 +32,12 @@ pub struct BufferId(pub usize);
 pub struct UnitId(pub usize);
 
 /// The initial values of a parameter.
+///
+/// ```
+/// use paceline_model::Init;
+///
+/// assert_eq!(Init::fan_in(4), Init::Uniform { bound: 0.5 });
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub enum Init {
     /// Uniform between `-bound` and `bound`.
@@ -336,6 +342,16 @@ fn values_of(init: Init, seed: u64, stream: u64, elems: Range<usize>) -> impl It
 }
 
 /// Collects units and their parameters while a model is built.
+///
+/// ```
+/// use paceline_model::{Init, LayoutBuilder};
+///
+/// let mut builder = LayoutBuilder::new();
+/// let mut unit = builder.unit("scale");
+/// let gain = unit.param("gain", [32], Init::Constant(1.0));
+/// let layout = builder.finish(2); // for two ranks
+/// assert_eq!((layout.param(gain).name.as_str(), layout.num_params()), ("scale.gain", 32));
+/// ```
 #[derive(Debug, Default)]
 pub struct LayoutBuilder {
     units: Vec<Unit>,

@@ -14,6 +14,18 @@ use crate::{
 };
 
 /// Blocks that are computed one after the other, and an objective for the output of the last block.
+///
+/// ```
+/// use paceline_kernels::linear::Activation;
+/// use paceline_model::layers::Linear;
+/// use paceline_model::{CrossEntropy, LayoutBuilder, Model};
+///
+/// let mut layout = LayoutBuilder::new();
+/// let hidden = layout.block("hidden", |unit| Linear::new(unit, 2, 32, Activation::Relu));
+/// let head = layout.block("head", |unit| Linear::new(unit, 32, 10, Activation::None));
+/// let model = Model::new("mlp", [hidden, head], CrossEntropy, layout.finish(1));
+/// assert_eq!(model.layout.num_params(), 3 * 32 + 33 * 10);
+/// ```
 pub struct Model {
     /// The name on the command line and in reports.
     pub name: &'static str,

@@ -105,6 +105,8 @@ fn differentiate(
 }
 
 /// Softmax cross-entropy of logits (n, classes) with targets (n) of i64.
+///
+/// Errors with a target that is no class. See [`Model`](crate::Model).
 #[derive(Clone, Copy, Debug, Default)]
 pub struct CrossEntropy;
 
@@ -134,6 +136,8 @@ impl Objective for CrossEntropy {
 }
 
 /// Mean squared error of (n, columns) with targets of the same shape.
+///
+/// The loss of a sample is the mean over its columns. Errors with targets of another shape.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct MeanSquaredError;
 

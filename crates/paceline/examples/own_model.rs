@@ -23,6 +23,18 @@ impl Function<0> for Power {
         let slope = p * x.powf(p - T::from_f64(1.0));
         (if x > T::default() { slope } else { T::default() }, [])
     }
+
+    const CARD: &'static str = "
+template <typename R> __device__ R value(R x, const R*, const double* p) {
+    return x > 0 ? pow(x, R(p[0])) : R(0);
+}
+template <typename R> __device__ R derivatives(R x, const R*, const double* p, R*) {
+    return x > 0 ? R(p[0]) * pow(x, R(p[0]) - 1) : R(0);
+}";
+
+    fn settings(&self) -> [f64; 4] {
+        [self.0.into(), 0.0, 0.0, 0.0]
+    }
 }
 
 /// The model with its settings, which are its flags.

@@ -36,12 +36,16 @@ mod mistakes;
 mod program;
 
 // The crates below, so that a program needs no other dependency.
-#[cfg(feature = "cli")]
+#[cfg(feature = "analysis")]
+pub use paceline_analysis as analysis;
+#[cfg(feature = "charts")]
+pub use paceline_table as table;
+#[cfg(feature = "studies")]
 pub use {
-    clap, paceline_analysis as analysis, paceline_checkpoint as checkpoint,
-    paceline_choices as choices, paceline_commbench as commbench, paceline_hub as hub,
-    paceline_launch as launch, paceline_observe as observe, paceline_run as run,
-    paceline_settings as settings, paceline_study as study,
+    clap, paceline_checkpoint as checkpoint, paceline_choices as choices,
+    paceline_commbench as commbench, paceline_hub as hub, paceline_launch as launch,
+    paceline_observe as observe, paceline_run as run, paceline_settings as settings,
+    paceline_study as study,
 };
 pub use {
     paceline_collectives as collectives, paceline_data as data, paceline_kernels as kernels,
@@ -50,7 +54,7 @@ pub use {
 };
 
 pub use paceline_failure::{Failure, Result};
-#[cfg(feature = "cli")]
+#[cfg(feature = "studies")]
 pub use paceline_run::train::FinishedRun;
 #[cfg(feature = "cli")]
 pub use program::Program;

@@ -81,7 +81,7 @@ const ALIASES: &[(&str, &str)] = &[
     ),
     ("--pp, --pipeline-parallel-size, --num-stages", "--mesh pp=N for N stages"),
     ("--strategy pp, --strategy pipeline, --strategy gpipe, --strategy 1f1b", "--mesh pp=N"),
-    ("--tp, --tensor-parallel-size", "--mesh pp=N or --strategy sharded3; no layer is divided"),
+    ("--tp, --tensor-parallel-size", "--mesh tp=N"),
     ("--optimizer adam", "--optimizer adamw --weight-decay 0"),
     ("--model gpt, --model gpt2, --model transformer, --model lm", "--model llama"),
     ("--model llama2, --model llama3", "--model llama"),

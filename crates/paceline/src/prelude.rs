@@ -74,8 +74,10 @@ pub use paceline_strategies::{
 };
 pub use paceline_trace::SpanTrack;
 
+#[cfg(feature = "studies")]
+pub use crate::FinishedRun;
 #[cfg(feature = "cli")]
-pub use crate::{FinishedRun, Program};
+pub use crate::Program;
 #[cfg(feature = "cli")]
 pub use clap;
 #[cfg(feature = "cli")]

@@ -1,5 +1,10 @@
 //! A program that trains by calling a function, with a strategy of its own, and programs whose choices are refused.
 
+#[path = "library/mistakes.rs"]
+mod mistakes;
+#[path = "library/public_api.rs"]
+mod public_api;
+
 use std::fs;
 use std::path::Path;
 use std::sync::{Arc, Once};

@@ -5,7 +5,7 @@
 use paceline_data::BatchShape;
 use paceline_failure::{Failure, Result, usage};
 use paceline_host::text::thousands;
-use paceline_kernels::CardNeeds;
+use paceline_kernels::{CardNeeds, KernelError};
 use paceline_launch::device::Device;
 use paceline_model::Model;
 use paceline_settings::config::TrainConfig;
@@ -90,11 +90,14 @@ fn check_cards(
     if cards.is_empty() {
         return Ok(());
     }
-    let Ok(CardNeeds { capability: least, shared_bytes }) =
+    let Ok(CardNeeds { capability: least, shared_bytes, missing }) =
         rehearse(config.precision, model, samples)
     else {
         return Ok(());
     };
+    if let Some(name) = missing {
+        return usage(format!("--device {}: {}", config.device, KernelError::NoCardBody(name)));
+    }
     let precision = config.precision.name();
     for card in cards {
         let (name, has) = (format!("card {} ({})", card.index(), card.name()), card.capability());

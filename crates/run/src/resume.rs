@@ -394,6 +394,8 @@ pub fn settings(config: &TrainConfig, num_samples: usize) -> Vec<Setting> {
         (None, None) => "pass fewer --epochs, or its --lr-steps too",
     };
     let micro_batch = config.micro_batches.as_ref().map_or("none".into(), |of| of.size.to_string());
+    let parts = Some(model.divided().parts).filter(|parts| *parts > 1);
+    let parts = parts.map_or("none".into(), |parts| parts.to_string());
     let accumulation = match strategy.options.accumulation {
         _ if !strategy.options.no_sync => format!("{} --no-sync=false", strategy.accumulate),
         AccumulationOrder::Sequential => strategy.accumulate.to_string(),
@@ -440,6 +442,7 @@ pub fn settings(config: &TrainConfig, num_samples: usize) -> Vec<Setting> {
         Setting::of_flag("--optimizer", config.optimizer.name(), recorded::NO_STATE),
         Setting::of_flag("--lr", config.optimizer.lr(), other).that_may_differ(),
         Setting::of_flag("--accumulate", accumulation, sync),
+        Setting::of_flag("--tp-parts", parts, other).that_may_differ(),
         Setting::of_flag("--strategy", strategy.kind(), other).that_may_differ(),
         // Weights and optimizer state are f32 in any case, so either can go on from the other.
         Setting::of_flag(precision::FLAG, config.precision.name(), other).that_may_differ(),

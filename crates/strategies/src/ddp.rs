@@ -20,6 +20,12 @@ use crate::{
 };
 
 /// Bucketed data parallelism that overlaps communication with the backward pass.
+///
+/// ```
+/// use paceline_strategies::{Ddp, Strategy};
+///
+/// assert_eq!(Ddp::new(1 << 20).name(), "ddp"); // buckets of 1 MiB
+/// ```
 pub struct Ddp {
     caps: BucketCaps,
     hook: Box<dyn CommHook>,

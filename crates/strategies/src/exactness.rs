@@ -6,6 +6,13 @@
 
 /// How the weights of a strategy's replicas relate to each other, and to the weights of exact data
 /// parallelism.
+///
+/// ```
+/// use paceline_strategies::Exactness;
+///
+/// assert!(Exactness::Exact.keeps_replicas_equal());
+/// assert!(!Exactness::Unsynchronized("each rank alone".into()).keeps_replicas_equal());
+/// ```
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Exactness {
     /// After every step all ranks hold the same weights, with the same bits as any other exact strategy.

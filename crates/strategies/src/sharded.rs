@@ -35,6 +35,13 @@ use crate::strategy::allocate;
 use crate::{Exactness, Footprint, Replica, Result, StepContext, Strategy, span};
 
 /// Divides the optimizer's state, gradients and parameters evenly among the ranks, by its stage.
+///
+/// ```
+/// use paceline_strategies::{ShardOptions, Sharded, Strategy, ZeroStage};
+///
+/// let options = ShardOptions { prefetch: 2, ..ShardOptions::default() };
+/// assert_eq!(Sharded::new(ZeroStage::Three, options).name(), "sharded3");
+/// ```
 #[derive(Debug)]
 pub struct Sharded {
     stage: ZeroStage,

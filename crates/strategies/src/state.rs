@@ -163,6 +163,8 @@ impl StepState {
 }
 
 /// The context of a strategy's methods.
+///
+/// See the example of [`Strategy`](crate::Strategy).
 #[derive(Debug)]
 pub struct StepContext<'a> {
     /// The model, its memory, and the groups of ranks.

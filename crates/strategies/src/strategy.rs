@@ -21,6 +21,38 @@ use crate::sharding::place::num_elems;
 use crate::{Exactness, Footprint, Replica, Result, StepContext, grad_norm, span};
 
 /// A way to train one model on several ranks.
+///
+/// After [`Strategy::finish_gradients`] all gradients are the mean over the ranks. The other methods have defaults:
+///
+/// ```
+/// use paceline_collectives::{Group, MeshShape, ReduceOp};
+/// use paceline_kernels::optimizer::AdamW;
+/// use paceline_model::MlpConfig;
+/// use paceline_strategies::{Exactness, Result, StepContext, Strategy, Trainer};
+///
+/// struct OneReduce;
+///
+/// impl Strategy for OneReduce {
+///     fn name(&self) -> &'static str {
+///         "one_reduce"
+///     }
+///
+///     fn exactness(&self, _: &MeshShape) -> Exactness {
+///         Exactness::Exact
+///     }
+///
+///     fn finish_gradients(&mut self, cx: &mut StepContext) -> Result<()> {
+///         cx.replica.group.all_reduce(cx.replica.storage.grads().tensor(), ReduceOp::Mean)?;
+///         Ok(())
+///     }
+/// }
+///
+/// let sizes = MlpConfig { input_dim: 4, hidden_dim: 8, output_dim: 2, num_layers: 2, tie_layers: false };
+/// let group = Group::threads(1).remove(0);
+/// let mut trainer = Trainer::new(sizes.build(1)?, OneReduce, group, AdamW::default())?;
+/// assert_eq!(trainer.digest()?.len(), 64);
+/// # Ok::<(), paceline_strategies::StrategyError>(())
+/// ```
 pub trait Strategy: Send {
     /// The strategy's name on the command line and in reports.
     fn name(&self) -> &'static str;

@@ -12,7 +12,7 @@ use paceline_trace::SpanTrack;
 
 use crate::{
     MicroBatch, Replica, ReplicaOptions, Result, StepContext, StepLoss, StepState, Strategy,
-    clip_factor, evaluate, train_step,
+    StrategyError, clip_factor, evaluate, train_step,
 };
 
 /// The seed of [`Trainer::new`].
@@ -109,8 +109,11 @@ impl Trainer {
     }
 
     /// One step on this rank's batches, whose gradients are added up before the update. Every sample of all ranks has the same
-    /// weight. All ranks have equally many batches, of any sizes. Collective.
+    /// weight. All ranks have equally many batches, at least one, of any sizes. Collective.
     pub fn step(&mut self, batches: &[Batch]) -> Result<Stepped> {
+        if batches.is_empty() {
+            return Err(StrategyError::Setting("a step needs at least one batch".to_owned()));
+        }
         let mut counts: Vec<i64> = batches.iter().map(|own| own.num_samples() as i64).collect();
         self.replica.group.all_reduce_slice(&mut counts, ReduceOp::Sum)?;
         let shares = batches.iter().zip(counts).map(|(batch, count)| MicroBatch {
@@ -174,10 +177,24 @@ impl Trainer {
         Ok(())
     }
 
-    /// The SHA-256 of all parameters, in hexadecimal. Collective.
+    /// The SHA-256 of all parameters, in hexadecimal. Errors if the ranks' parameters differ, and the strategy promises that they
+    /// are equal. Collective.
     pub fn digest(&mut self) -> Result<String> {
         let (strategy, mut cx) = self.parts();
-        strategy.digest(&mut cx)
+        let own = strategy.digest(&mut cx)?;
+        let Replica { world, mesh, .. } = cx.replica;
+        let all = world.all_gather_object(&own)?;
+        let other = all.iter().position(|digest| *digest != all[0]);
+        if let Some(rank) =
+            other.filter(|_| strategy.exactness(mesh.shape()).keeps_replicas_equal())
+        {
+            return Err(StrategyError::Setting(format!(
+                "the parameters of ranks 0 and {rank} differ, and strategy {} promises equal ones: when it has finished the \
+                 gradients, they must be the same on all ranks",
+                strategy.name()
+            )));
+        }
+        Ok(own)
     }
 
     /// The strategy, and the context of its methods.

@@ -5,6 +5,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
+#[cfg(feature = "charts")]
 pub mod chart;
 pub mod compact;
 pub mod fitted;

@@ -19,6 +19,14 @@ pub struct Mark {
 ///
 /// One thread owns a track, so recording takes no lock. The buffers are allocated once. Events that
 /// do not fit are counted in [`SpanTrack::dropped`].
+///
+/// ```
+/// use paceline_trace::SpanTrack;
+///
+/// let mut track = SpanTrack::with_capacity(8);
+/// let sum = track.record("add", || 1 + 1);
+/// assert_eq!((sum, track.named("add").count()), (2, 1));
+/// ```
 #[derive(Debug)]
 pub struct SpanTrack {
     spans: Vec<(&'static str, Span)>,

@@ -56,6 +56,24 @@ const LOOK_AGAIN: Duration = Duration::from_millis(1);
 /// Every rank of a group calls the same operations in the same order. They run in the order
 /// of submission. A clone is a second handle to the same group. Dropping the last handle finishes
 /// the submitted operations and then leaves the group; peers that still need this rank get an error.
+///
+/// Each operation ends with an error on every rank if the ranks call different ones, or if one of them has left.
+///
+/// ```
+/// use std::thread;
+///
+/// use paceline_collectives::{Group, ReduceOp};
+///
+/// thread::scope(|scope| {
+///     for group in Group::threads(3) {
+///         scope.spawn(move || {
+///             let mut sums = [group.rank() as f32, 1.0];
+///             group.all_reduce_slice(&mut sums, ReduceOp::Sum).unwrap();
+///             assert_eq!(sums, [3.0, 3.0]);
+///         });
+///     }
+/// });
+/// ```
 #[derive(Clone, Debug)]
 pub struct Group {
     membership: Arc<Membership>,

@@ -4,6 +4,8 @@
 use paceline_memory::DType;
 
 /// How the inputs of the ranks are combined.
+///
+/// Gradients are combined by their mean: see [`Group::all_reduce`](crate::Group::all_reduce).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum ReduceOp {
     /// The sum. Integers wrap on overflow.

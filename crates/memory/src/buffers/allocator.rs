@@ -22,6 +22,17 @@ use crate::{
 /// (see [`Allocator::fresh_blocks`]). If the sizes change from step to step, the memory from the system stays within a sixteenth
 /// of the most bytes that were in use at once. All free memory goes back before a request fails. Clones share one pool and one
 /// account.
+///
+/// ```
+/// use paceline_memory::{Allocator, Category, DType};
+///
+/// let memory = Allocator::new();
+/// let weights = memory.tensor(DType::F32, [2, 3], Category::Parameters)?;
+/// assert!(memory.usage(Category::Parameters).current_bytes >= 24);
+/// drop(weights);
+/// assert_eq!(memory.usage(Category::Parameters).current_bytes, 0);
+/// # Ok::<(), paceline_memory::MemoryError>(())
+/// ```
 #[derive(Clone, Debug, Default)]
 pub struct Allocator(pub(crate) Arc<Pool>);
 

@@ -10,6 +10,23 @@ use super::buffer::{Buffer, Claim, ReadGuard, WriteGuard};
 use crate::{Access, Category, DType, Device, Element, Event, MemoryError, Result, Shape};
 
 /// A contiguous range of a buffer with an element type and a shape, row-major. Clones share memory.
+///
+/// Its elements are reached through guards: many readers, or one writer. A guard of another element type, or on elements that are in
+/// use, is an error.
+///
+/// ```
+/// use paceline_memory::{Allocator, Category, DType};
+///
+/// let x = Allocator::new().tensor(DType::F32, [2, 3], Category::Data)?;
+/// x.write::<f32>()?.copy_from_slice(&[1.0, 2.0, 3.0, 4.0, 5.0, 6.0]);
+/// assert_eq!(x.slice(3..6)?.read::<f32>()?[..], [4.0, 5.0, 6.0]);
+/// assert!(x.read::<f64>().is_err());
+/// let reader = x.read::<f32>()?;
+/// assert!(x.write::<f32>().is_err());
+/// drop(reader);
+/// assert!(x.write::<f32>().is_ok());
+/// # Ok::<(), paceline_memory::MemoryError>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Tensor {
     buffer: Buffer,

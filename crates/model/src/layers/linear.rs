@@ -8,10 +8,26 @@ use crate::{
     Context, Half, Init, Layer, LayoutBuilder, ModelError, ParamId, Result, Saved, UnitBuilder,
 };
 
-/// Maps (n, inputs) to (n, outputs). An input of f32 is fine where the network computes in bf16.
-/// The weight (outputs, inputs) consists of one or more parameters, one below the other, as those of
-/// queries, keys and values, for a single product.
-/// queries, keys and values. So there is one product instead of one for each parameter.
+/// Maps (n, inputs) to (n, outputs).
+///
+/// The weight (outputs, inputs) consists of one or more parameters, one below the other, as those of queries, keys and values. So there
+/// is one product instead of one for each parameter.
+///
+/// Errors with another shape. In a network of bf16 the input may be of f32.
+///
+/// ```
+/// use paceline_kernels::linear::Activation;
+/// use paceline_model::layers::Linear;
+/// use paceline_model::{LayoutBuilder, gradcheck};
+///
+/// let mut layout = LayoutBuilder::new();
+/// let layer = Linear::new(&mut layout.unit("fc"), 3, 2, Activation::None);
+/// let layout = layout.finish(1);
+/// assert!(gradcheck::worst_error(&layer, &layout, &[4, 3], 42)? < 1e-7);
+/// let refused = gradcheck::worst_error(&layer, &layout, &[4, 5], 42).unwrap_err();
+/// assert_eq!(refused.to_string(), "linear_forward: input must have shape [4, 3], got [4, 5]");
+/// # Ok::<(), paceline_model::ModelError>(())
+/// ```
 #[derive(Clone, Debug)]
 pub struct Linear {
     inputs: usize,

@@ -7,6 +7,19 @@ use super::{Chain, Relu};
 use crate::{Context, Half, Layer, Result, Saved};
 
 /// Each layer's output is the next one's input.
+///
+/// ```
+/// use paceline_kernels::linear::Activation;
+/// use paceline_model::layers::{Linear, Sequence};
+/// use paceline_model::{LayoutBuilder, gradcheck};
+///
+/// let mut layout = LayoutBuilder::new();
+/// let mut unit = layout.unit("mlp");
+/// let first = Linear::new(&mut unit, 3, 8, Activation::None);
+/// let mlp = Sequence::new().then(first).then(Linear::new(&mut unit, 8, 2, Activation::None));
+/// assert!(gradcheck::worst_error(&mlp, &layout.finish(1), &[4, 3], 42)? < 1e-7);
+/// # Ok::<(), paceline_model::ModelError>(())
+/// ```
 #[derive(Default)]
 pub struct Sequence {
     layers: Vec<Box<dyn Layer>>,

@@ -147,8 +147,8 @@ fn what_is_wrong_is_said_with_its_line() {
     refused("a.toml", "[training]\nlr = 1\n", &["a.toml:1", "training", "a list"]);
     let strategies = ["a.toml:1", "'dpp'", "single, simple_ddp", "ddp"];
     refused("a.toml", "strategy = \"dpp\"\n", &strategies);
-    let mesh = ["--mesh dp=2,tp=2", "does not know the axis tp"];
-    refused("a.toml", "seed = 1\nmesh = \"dp=2,tp=2\"\nnproc = 4\n", &mesh);
+    let mesh = ["--mesh dp=2,shard=2", "does not know the axis shard"];
+    refused("a.toml", "seed = 1\nmesh = \"dp=2,shard=2\"\nnproc = 4\n", &mesh);
     refused("a.toml", "lr = = 1\n", &["a.toml:1"]);
     refused("a.json", "{\"lr\": }", &["a.json:1"]);
     refused("a.json", "[1]", &["a.json:1", "a table"]);

@@ -4,6 +4,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use paceline_emulated_card::for_tests::variable;
+
 use crate::common::{Run, Sandbox, TINY, accuracy, json};
 
 /// Runs an example with these arguments, which are separated by spaces.
@@ -52,6 +54,24 @@ fn a_model_learns_in_two_processes() {
         "freeze": [], "hidden_width": 32, "name": "powers", "power": 2
     });
     assert_eq!(*config, expected);
+}
+
+/// A layer from a function runs on a card if the function is stated for cards too, and is refused otherwise.
+#[test]
+fn a_function_runs_on_a_card_if_it_has_a_text_for_cards() {
+    let Some(found) = variable() else { return };
+    let run = |example: &str, flags: &str| {
+        let sandbox = Sandbox::new();
+        let mut command = sandbox.command(&path(example));
+        command.env("PACELINE_CUDA_LIBRARIES", &found).args(["train", "--device", "cuda"]);
+        command.args(flags.split_whitespace());
+        Run::of(command)
+    };
+    let few = "--batch-size 4 --steps 3 --image 6 6 1";
+    let on_card = run("own_model", &format!("{MODEL} {few}")).ok();
+    assert!(on_card.stdout.contains("powers"), "{}", on_card.stdout);
+    run("template", "--model scaled_net --data circle --nproc 2")
+        .refused(&["--device cuda: scale has no kernel for cards", "pass --device cpu"]);
 }
 
 #[test]
@@ -222,7 +242,7 @@ fn the_documentation_shows_code_of_the_examples() {
     let part = page.split(begin).nth(1).unwrap().split(end).next().unwrap();
     let blocks: Vec<&str> =
         part.split("```rust\n").skip(1).map(|rest| rest.split("```").next().unwrap()).collect();
-    assert_eq!(blocks.len(), 11, "{blocks:#?}");
+    assert_eq!(blocks.len(), 12, "{blocks:#?}");
     let examples =
         ["own_loop", "own_model", "own_layer", "own_dataset", "own_strategy"].map(|name| {
             let text = fs::read_to_string(root.join(format!("examples/{name}.rs"))).unwrap();

@@ -42,7 +42,7 @@ const WITH_HISTORY: [(&[&str], &str); 9] = [
 ];
 
 /// The other flags of these groups: they say how each step is made, how many there are, or what is measured.
-const WITHOUT_HISTORY: [&str; 23] = [
+const WITHOUT_HISTORY: [&str; 27] = [
     "accumulate-in",
     "batch-size",
     "bucket-cap-mb",
@@ -51,6 +51,7 @@ const WITHOUT_HISTORY: [&str; 23] = [
     "evaluate",
     "find-unused-parameters",
     "first-bucket-mb",
+    "gather-precision",
     "global-batch-size",
     "keep-after-forward",
     "lr",
@@ -60,13 +61,17 @@ const WITHOUT_HISTORY: [&str; 23] = [
     "no-gradient-view",
     "no-static-graph",
     "no-sync",
+    "overlap-tp",
     "prefetch",
     "seed",
+    "sequence-parallel",
     "steps",
     "steps-per-epoch",
     "strategy",
     // Not with --save.
     "sync-blocks",
+    // `tensor.rs` has its runs that go on.
+    "tp-parts",
     "warmup-steps",
 ];
 

@@ -1,6 +1,9 @@
 //! Runs whose ranks divide each layer: the same bits as one process, checkpoints in all directions, and settings that do not go together.
 
-use crate::common::{Sandbox, json, trained};
+use rustix::process::Signal;
+
+use crate::common::marked::{Marked, names_only_rank};
+use crate::common::{Sandbox, json, signal, trained, wait_until};
 
 /// Each can be divided into four parts. The rows of a batch cannot be divided evenly.
 const MLP: &str = "--model mlp --num-layers 4 --input-dim 20 --hidden-dim 36 --output-dim 7 --global-batch-size 14";
@@ -64,7 +67,7 @@ fn a_checkpoint_goes_on_with_other_ranks_along_tp() {
     for model in [MLP, LLAMA] {
         let whole = weights(&format!("{model} --nproc 1 --tp-parts 4"));
         let sandbox = Sandbox::new();
-        let first = format!("{model} {STEPS}").replace("--steps 5", "--lr-steps 5");
+        let first = format!("{model} {STEPS}").replace("--steps 5", "");
         for (steps, how) in [
             (1, format!("{first} --nproc 2 --mesh tp=2 --tp-parts 4")),
             (2, "--resume saved --nproc 4 --mesh tp=4".to_owned()),
@@ -105,6 +108,22 @@ fn a_rank_needs_its_part_of_the_memory() {
             let (peak, predicted) = (peaks.fold(0.0, f64::max), bytes(&divided, category));
             assert!((peak / predicted - 1.0).abs() < 0.03, "{category}: {peak} of {predicted}");
         }
+    }
+}
+
+#[test]
+fn a_killed_rank_is_named_whatever_its_place() {
+    for (mesh, victim) in [("dp=2,tp=2", 3), ("pp=2,tp=2", 1), ("tp=4", 0)] {
+        let sandbox = Sandbox::new();
+        let endless = "--steps-per-epoch 5 --epochs 10000000 --save saved";
+        let mut launcher =
+            Marked::train(&sandbox, &format!("{MLP} --nproc 4 --mesh {mesh} {endless}"));
+        wait_until("a checkpoint", || sandbox.path("saved/latest").exists());
+        signal(launcher.rank(victim), Signal::KILL);
+        let run = launcher.end();
+        assert_eq!(run.code, Some(137), "{run:#?}");
+        names_only_rank(&run, victim, "was killed by SIGKILL");
+        launcher.left_nothing();
     }
 }
 
