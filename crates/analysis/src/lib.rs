@@ -17,6 +17,7 @@ pub mod limit;
 pub mod ranks;
 pub mod read;
 pub mod report;
+pub mod snapshot;
 pub mod timeline;
 
 pub use paceline_table::{fitted, stats, table};

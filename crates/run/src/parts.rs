@@ -2,8 +2,10 @@
 
 use std::sync::Arc;
 
+use paceline_choices::data::DataConfig;
+use paceline_choices::models::ModelConfig;
 use paceline_collectives::{Axis, MeshShape};
-use paceline_data::BatchShape;
+use paceline_data::{BatchShape, Dataset};
 use paceline_failure::{Failure, Result, usage};
 use paceline_kernels::Compute;
 use paceline_launch::device::Device;
@@ -34,7 +36,7 @@ pub fn resolve(
     }
     if !parts.is_multiple_of(ranks) || ranks > 1 && !(parts / ranks).is_power_of_two() {
         return usage(format!(
-            "--tp-parts {parts}: each of the {ranks} ranks along tp needs the same power of two of parts; pass {ranks} or {}, or              leave it out",
+            "--tp-parts {parts}: each of the {ranks} ranks along tp needs the same power of two of parts; pass {ranks} or {}, or leave it out",
             2 * ranks
         ));
     }
@@ -60,6 +62,28 @@ pub fn resolve(
         }
     }
     Ok(Divided { parts, by_rows, overlaps, ..Divided::NOT })
+}
+
+/// Builds the model, with the parts of the first rank along `tp`.
+pub(crate) fn build(
+    model: &ModelConfig,
+    data: &DataConfig,
+    dataset: &dyn Dataset,
+    mesh: &MeshShape,
+) -> Result<Model> {
+    let world_size = mesh.num_ranks().unwrap_or(1);
+    let mut built = model.build(dataset, world_size).map_err(|e| {
+        if let (ModelError::TooLong { most, .. }, Some(flag)) = (&e, data.length_flag()) {
+            return Failure::Usage(format!("{e}; pass {flag} {most} or less"));
+        }
+        if let parts @ 2.. = model.divided().parts {
+            return Failure::Usage(format!("--mesh tp, --tp-parts {parts}: {e}; leave it out"));
+        }
+        let flags: String = model.sizes().into_iter().map(|flag| flag + ", ").collect();
+        Failure::Usage(format!("{e}; choose other {flags}--freeze or data"))
+    })?;
+    take_first(&mut built, mesh)?;
+    Ok(built)
 }
 
 /// Takes the parts of the first rank along `tp`. Those of the others are as large.

@@ -10,11 +10,11 @@ use paceline_collectives::{Axis, MeshShape};
 use paceline_data::BatchShape;
 use paceline_data::{Dataset, Field};
 use paceline_failure::outputs::{check_file, check_folder};
-use paceline_failure::{Failure, Result, usage};
+use paceline_failure::{Result, usage};
 use paceline_kernels::Instructions;
 use paceline_launch::device::Device;
 use paceline_launch::environment::Placement;
-use paceline_model::{Model, ModelError};
+use paceline_model::Model;
 use paceline_settings::config::TrainConfig;
 use paceline_settings::flags::{Comparison, RunFlags, Several};
 use paceline_settings::loss_scale::LossScale;
@@ -137,8 +137,7 @@ pub fn resolve_unchecked(
     let (steps_per_epoch, epochs) =
         resolve_length(&flags, &strategy, &model, samples, world_size, &mut warnings)?;
     let (training_data, class_names) = (dataset.digest(), dataset.class_names());
-    let mut built = build(&model, &data, dataset.as_ref(), world_size)?;
-    parts::take_first(&mut built, &mesh)?;
+    let built = parts::build(&model, &data, dataset.as_ref(), &mesh)?;
     check_padding(dataset.as_ref(), &built, &data, &model)?;
     precision::check(flags.precision.precision, &model, &built, dataset.as_ref())?;
     if !strategy.options.no_sync && built.layout.units().iter().any(|unit| unit.is_root) {
@@ -296,21 +295,6 @@ fn resolve_length(
         ));
     }
     Ok((steps_per_epoch, epochs))
-}
-
-fn build(
-    model: &ModelConfig,
-    data: &DataConfig,
-    dataset: &dyn Dataset,
-    world_size: usize,
-) -> Result<Model> {
-    model.build(dataset, world_size).map_err(|e| {
-        if let (ModelError::TooLong { most, .. }, Some(flag)) = (&e, data.length_flag()) {
-            return Failure::Usage(format!("{e}; pass {flag} {most} or less"));
-        }
-        let flags: String = model.sizes().into_iter().map(|flag| flag + ", ").collect();
-        Failure::Usage(format!("{e}; choose other {flags}--freeze or data"))
-    })
 }
 
 /// Checks how batches are made.

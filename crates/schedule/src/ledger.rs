@@ -67,8 +67,10 @@ pub struct Measured {
     pub start: f64,
     /// When it was done.
     pub end: f64,
-    /// When the message that it needs, if any, could be received, and when it had arrived.
+    /// When the message that it needs, if any, could be received, and when it had arrived: if the rank waited for it, when it ran again.
     pub message: (f64, f64),
+    /// How long the rank waited before it until its own messages had left.
+    pub held: f64,
 }
 
 /// A step of a rank.
@@ -389,17 +391,23 @@ fn idle(plan: &Plan, times: RehearsalTimes) -> Result<(Idle, Vec<f64>), PlanErro
     Ok((idle, timeline.ranks.iter().zip(&begin).map(last).collect()))
 }
 
-/// When each message was sent: as soon as its rank was done with the arithmetic before it.
+/// When each message was sent: as soon as its rank was done with the arithmetic before it, and with waiting for its own messages.
 fn sent(plan: &Plan, step: &[MeasuredStep]) -> HashMap<Action, f64> {
     let mut sent = HashMap::new();
     for (rank, own) in step.iter().enumerate() {
-        let (mut done, mut ends) = (own.begin, own.actions.iter().map(|of| of.end));
+        let (mut done, mut ended, mut left) = (own.begin, own.begin, own.actions.iter());
         for action in plan.actions(rank) {
             match action.kind {
                 Kind::SendForward | Kind::SendBackward => {
                     sent.insert(*action, done);
                 }
-                kind if kind.computes() => done = ends.next().unwrap_or(done),
+                Kind::WaitSendForward | Kind::WaitSendBackward => {
+                    done = ended + left.as_slice().first().map_or(0.0, |of| of.held);
+                }
+                kind if kind.computes() => {
+                    ended = left.next().map_or(ended, |of| of.end);
+                    done = ended;
+                }
                 _ => {}
             }
         }
@@ -422,7 +430,7 @@ pub struct Travelled {
     pub sent: f64,
     /// When it could be received.
     pub posted: f64,
-    /// When the rank that waited for it had it.
+    /// When it had arrived.
     pub arrived: f64,
 }
 
@@ -441,7 +449,7 @@ pub fn fill_arrivals(plan: &Plan, steps: &mut [Vec<MeasuredStep>]) {
             let took = usual.iter().find(|of_kind| of_kind.0 == of.receive.kind);
             let own = &mut step[of.to].actions[of.at];
             let arrived = of.posted.max(of.sent) + took.map_or(0.0, |of| of.1);
-            own.message.1 = arrived.min(own.asked);
+            own.message.1 = arrived.min(own.start);
         }
     }
 }
@@ -467,8 +475,7 @@ pub fn messages(plan: &Plan, step: &[MeasuredStep]) -> Vec<Travelled> {
                 at,
                 sent: sent.unwrap_or(posted),
                 posted,
-                // A rank that waited has the message only when it runs again.
-                arrived: if arrived > of.asked { of.start } else { arrived },
+                arrived,
             });
         }
     }

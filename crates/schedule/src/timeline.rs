@@ -124,7 +124,9 @@ struct MessageQueue {
     awaited: Vec<(Action, f64)>,
     /// The position of each awaited message.
     positions: HashMap<Action, usize>,
-    /// When messages have arrived.
+    /// When messages have left: both ranks have asked for them.
+    left: Vec<f64>,
+    /// When they have arrived.
     arrived: Vec<f64>,
 }
 
@@ -218,7 +220,7 @@ impl<'a> RehearsalState<'a> {
         queue.arrived.get(*position).copied()
     }
 
-    /// Lets a rank wait until a message of it has been received, if that is the action.
+    /// Lets a rank wait until a message of it has left, if that is the action.
     fn waits_for_send(&mut self, rank: usize, action: &Action) -> Option<Option<Waiting>> {
         let (stage, kind) = match action.kind {
             Kind::WaitSendForward => (action.stage + 1, Kind::ReceiveForward),
@@ -228,12 +230,11 @@ impl<'a> RehearsalState<'a> {
         let needs = Action { stage, kind, ..*action };
         let of = self.placement.rank(stage);
         let queue = self.queues.get(&(rank, of, kind == Kind::ReceiveForward));
-        let arrived =
-            queue.and_then(|queue| queue.arrived.get(*queue.positions.get(&needs)?).copied());
-        let Some(arrived) = arrived else {
+        let left = queue.and_then(|queue| queue.left.get(*queue.positions.get(&needs)?).copied());
+        let Some(left) = left else {
             return Some(Some(Waiting { rank, action: *action, needs, of }));
         };
-        self.free[rank] = self.free[rank].max(arrived);
+        self.free[rank] = self.free[rank].max(left);
         self.at[rank] += 1;
         Some(None)
     }
@@ -266,6 +267,7 @@ impl<'a> RehearsalState<'a> {
             }
             let before = queue.arrived.last().copied().filter(|_| self.times.in_order);
             let begin = since.max(*wanted).max(before.unwrap_or(f64::MIN));
+            queue.left.push(since.max(*wanted));
             queue.arrived.push(begin + (self.times.message)(awaited));
         }
         Ok(())

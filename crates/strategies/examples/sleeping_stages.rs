@@ -224,9 +224,12 @@ fn measured(state: &StepState, step: Range<u64>, track: &SpanTrack) -> MeasuredS
         asked: ms(of.awaited.map_or(of.span.start_ns, |(asked_ns, _)| asked_ns)),
         start: ms(of.span.start_ns),
         end: ms(of.span.end_ns),
-        message: of
-            .awaited
-            .map_or((0.0, 0.0), |(_, times)| (ms(times.submitted_ns), ms(times.finished_ns))),
+        message: of.awaited.map_or((0.0, 0.0), |(asked_ns, times)| {
+            let is_late = times.finished_ns > asked_ns;
+            let arrived_ns = if is_late { of.span.start_ns } else { times.finished_ns };
+            (ms(times.submitted_ns), ms(arrived_ns))
+        }),
+        held: 0.0,
     });
     MeasuredStep {
         asked: ms(step.start),

@@ -32,7 +32,9 @@ const fn card(
 /// multiply f16 at half speed where sums are f32, as PyTorch's are. A device of an MI250 is one half of the card.
 /// Where cards of one name have several memories, the fastest counts.
 #[rustfmt::skip]
-const CARDS: [(&str, Card); 39] = [
+const CARDS: [(&str, Card); 44] = [
+    ("GB300", card("GB300", 83e12, Some(1250e12), Some(2500e12), 8e12)),
+    ("B300", card("B300", 75e12, Some(1125e12), Some(2250e12), 8e12)),
     ("GB200", card("GB200", 80e12, Some(1250e12), Some(2500e12), 8e12)),
     ("B200", card("B200", 75e12, Some(1125e12), Some(2250e12), 8e12)),
     ("GH200", card("GH200", 67e12, Some(494.7e12), Some(989.4e12), 4e12)),
@@ -60,6 +62,9 @@ const CARDS: [(&str, Card); 39] = [
     ("RTX 4090", card("RTX 4090", 82.6e12, Some(82.6e12), Some(165.2e12), 1.008e12)),
     ("RTX 3090", card("RTX 3090", 35.6e12, Some(35.6e12), Some(71e12), 0.936e12)),
     ("RTX 2080 Ti", card("RTX 2080 Ti", 13.4e12, None, Some(53.8e12), 0.616e12)),
+    ("Quadro RTX 8000", card("Quadro RTX 8000", 16.3e12, None, Some(130.5e12), 0.672e12)),
+    ("Quadro RTX 6000", card("Quadro RTX 6000", 16.3e12, None, Some(130.5e12), 0.672e12)),
+    ("TITAN RTX", card("TITAN RTX", 16.3e12, None, Some(130.5e12), 0.672e12)),
     ("V100-PCIE", card("V100 PCIe", 14e12, None, Some(112e12), 0.9e12)),
     ("V100", card("V100", 15.7e12, None, Some(125e12), 0.9e12)),
     ("T4", card("T4", 8.1e12, None, Some(65e12), 0.32e12)),

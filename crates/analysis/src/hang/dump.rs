@@ -3,7 +3,8 @@
 //! A path goes in, and [`Dump`] comes out. Versions 2.3 to 2.10 of the format are read, of NCCL and of Gloo, pickled or as JSON. This file does not
 //! know why anybody waits. Source: `torch/csrc/distributed/c10d/FlightRecorderDetail.hpp`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
+use std::hash::{DefaultHasher, Hash, Hasher};
 use std::path::Path;
 
 use paceline_files::Printable;
@@ -14,6 +15,9 @@ use crate::read::MAX_RANKS;
 
 /// The largest file that is read. A full buffer of 2,000 calls with their stacks takes a few megabytes.
 const MAX_BYTES: u64 = 64 << 20;
+
+/// The most values of a file. A full buffer has about 100,000.
+const MOST_VALUES: usize = 4 << 20;
 
 /// How far a call came.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -29,7 +33,7 @@ pub(super) enum State {
 /// A collective, or a send or receive.
 #[derive(Debug)]
 pub(super) struct Entry {
-    /// The name of its group, which is the same on all ranks.
+    /// The unique name of its group, which is the same on all ranks.
     pub(super) group: String,
     /// The group as users know it, as in `3 (mesh_tp)`.
     pub(super) label: String,
@@ -66,7 +70,7 @@ pub(super) struct LastNumbers {
 pub(super) struct Dump {
     pub(super) rank: usize,
     /// The ranks of each group.
-    pub(super) groups: BTreeMap<String, Vec<usize>>,
+    pub(super) groups: Vec<(String, Vec<usize>)>,
     pub(super) progress: BTreeMap<String, LastNumbers>,
     /// In the order of the calls.
     pub(super) entries: Vec<Entry>,
@@ -79,8 +83,8 @@ impl Dump {
     pub(super) fn read(path: &Path, rank: usize) -> Result<Self, TraceError> {
         let bytes = paceline_files::read(path, MAX_BYTES)
             .map_err(|source| TraceError::Io { path: path.to_owned(), source })?;
-        let parsed =
-            PlainValues::parse(&bytes).and_then(|(values, root)| Self::of(&values, root, rank));
+        let parsed = PlainValues::parse(&bytes, MOST_VALUES)
+            .and_then(|(values, root)| Self::of(&values, root, rank));
         parsed.map_err(|fault| {
             TraceError::Unfit(format!(
                 "{}: no file of PyTorch's flight recorder: {fault}",
@@ -95,15 +99,21 @@ impl Dump {
         if version.split('.').next() != Some("2") {
             return Err(format!("its version is {version}, and only 2.3 to 2.10 are known"));
         }
-        let of_file = values.get(root, "entries").map_or(&[][..], |list| values.list(list));
-        let read = of_file.iter().map(|of| entry(values, *of));
-        let entries = read.collect::<Option<Vec<_>>>().ok_or("an entry has not what all have")?;
-        let local = |of: &Id| Some((values.int(values.get(*of, "pg_id")?)?, group(values, *of)?));
-        let names: BTreeMap<i64, String> = of_file.iter().filter_map(local).collect();
         let groups = values.pairs(get("pg_config")?).filter_map(|(name, of)| {
-            Some((name.to_owned(), ranks(values.text(values.get(of, "ranks")?)?)))
+            let ranks = ranks(values.text(values.get(of, "ranks")?)?);
+            Some((name.to_owned(), (named(name, &ranks), ranks)))
         });
-        let groups: BTreeMap<String, Vec<usize>> = groups.collect();
+        let groups: BTreeMap<String, (String, Vec<usize>)> = groups.collect();
+        let group = |of: Id| {
+            let name = group(values, of)?;
+            Some(groups.get(&name).map_or(name, |(unique, _)| unique.clone()))
+        };
+        let of_file = values.get(root, "entries").map_or(&[][..], |list| values.list(list));
+        let read = of_file.iter().map(|of| entry(values, *of, group(*of)?));
+        let entries = read.collect::<Option<Vec<_>>>().ok_or("an entry has not what all have")?;
+        let entries = without_ends(entries);
+        let local = |of: &Id| Some((values.int(values.get(*of, "pg_id")?)?, group(*of)?));
+        let names: BTreeMap<i64, String> = of_file.iter().filter_map(local).collect();
         let status: BTreeMap<i64, Id> = values
             .pairs(get("pg_status")?)
             .filter_map(|(id, of)| Some((id.parse().ok()?, of)))
@@ -118,12 +128,14 @@ impl Dump {
                 .values()
                 .any(|of| number(*of, "last_started_collective").is_some_and(|at| at > 0));
         let progress = status.iter().enumerate().filter_map(|(at, (id, of))| {
-            let name = names.get(id).or_else(|| is_plain.then(|| in_order[at]))?;
+            let name = names.get(id).or_else(|| is_plain.then(|| &groups[in_order[at]].0))?;
             let enqueued = number(*of, "last_enqueued_collective")?;
             let completed = number(*of, "last_completed_collective")?;
             Some((name.clone(), LastNumbers { enqueued, completed }))
         });
-        Ok(Self { rank, progress: progress.collect(), groups, entries, has_starts })
+        let progress = progress.collect();
+        let groups = groups.into_values().collect();
+        Ok(Self { rank, progress, groups, entries, has_starts })
     }
 }
 
@@ -134,12 +146,46 @@ fn ranks(text: &str) -> Vec<usize> {
     all.filter(|rank| *rank < MAX_RANKS).collect()
 }
 
+/// A name of a group that no other one has: groups that `split_group` makes have one name, and other members. The default group, of Gloo
+/// too, is named 0.
+fn named(name: &str, ranks: &[usize]) -> String {
+    if name == "0" {
+        return name.to_owned();
+    }
+    let mut hasher = DefaultHasher::new();
+    ranks.hash(&mut hasher);
+    format!("{name} {:016x}", hasher.finish())
+}
+
+/// The calls without the entry that ends a batch of them, as of `batch_isend_irecv`: PyTorch writes only there how far the batch came. The
+/// calls of a batch have the same number.
+fn without_ends(all: Vec<(Entry, Option<i64>)>) -> Vec<Entry> {
+    let mut entries: Vec<Entry> = Vec::with_capacity(all.len());
+    let mut batches: HashMap<String, (Option<i64>, Vec<usize>)> = HashMap::new();
+    for (entry, number) in all {
+        let batch = batches.entry(entry.group.clone()).or_default();
+        if batch.0 != number {
+            *batch = (number, Vec::new());
+        }
+        if entry.name.ends_with("coalesced") && !batch.1.is_empty() {
+            for at in batch.1.drain(..) {
+                (entries[at].state, entries[at].last_ns) = (entry.state, entry.last_ns);
+            }
+            continue;
+        }
+        batch.1.push(entries.len());
+        entries.push(entry);
+    }
+    entries
+}
+
 fn group(values: &PlainValues, of: Id) -> Option<String> {
     let name = values.list(values.get(of, "process_group")?).first()?;
     Some(values.text(*name)?.to_owned())
 }
 
-fn entry(values: &PlainValues, of: Id) -> Option<Entry> {
+/// An entry, and its number among the calls of its kind in the group: the same for all of a batch. That of sends and receives is below zero.
+fn entry(values: &PlainValues, of: Id, unique: String) -> Option<(Entry, Option<i64>)> {
     let get = |key: &str| values.get(of, key);
     let int = |key: &str| get(key).and_then(|of| values.int(of));
     let flag = |key: &str| get(key).and_then(|of| values.bool(of)).unwrap_or(false);
@@ -157,17 +203,20 @@ fn entry(values: &PlainValues, of: Id) -> Option<Entry> {
     let group = group(values, of)?;
     let description = values.list(get("process_group")?).get(1).and_then(|of| values.text(*of));
     let description = description.filter(|text| !["", "undefined"].contains(text));
-    Some(Entry {
+    let is_p2p = flag("is_p2p");
+    let in_batch = if is_p2p { int("p2p_seq_id").map(|of| !of) } else { int("collective_seq_id") };
+    let entry = Entry {
         label: description.map_or_else(|| group.clone(), |text| format!("{group} ({text})")),
-        group,
-        number: if flag("is_p2p") { 0 } else { int("collective_seq_id")? },
+        group: unique,
+        number: if is_p2p { 0 } else { int("collective_seq_id")? },
         name: name.to_owned(),
         inputs: tensors(values, get("input_sizes"), get("input_dtypes")),
         state,
         is_gloo,
         last_ns: times.iter().filter_map(|key| int(key)).max()?,
         line: get("frames").and_then(|frames| line(values, frames)),
-    })
+    };
+    Some((entry, in_batch))
 }
 
 /// Types and shapes, as in `Float [4, 128], Half [7]`.
@@ -180,12 +229,12 @@ fn tensors(values: &PlainValues, sizes: Option<Id>, dtypes: Option<Id>) -> Strin
     each.collect::<Vec<_>>().join(", ")
 }
 
-/// The innermost frame outside of PyTorch's own files.
-fn line(values: &PlainValues, frames: Id) -> Option<String> {
+/// The innermost frame of Python outside of PyTorch's own files.
+pub(crate) fn line(values: &PlainValues, frames: Id) -> Option<String> {
     let text = |frame: Id, key: &str| values.text(values.get(frame, key)?);
     let is_own = |frame: &&Id| {
         text(**frame, "filename")
-            .is_some_and(|file| !file.contains("torch/") && !file.starts_with('<'))
+            .is_some_and(|file| file.ends_with(".py") && !file.contains("torch/"))
     };
     let frame = *values.list(frames).iter().find(is_own)?;
     let number = values.int(values.get(frame, "line")?)?;

@@ -13,8 +13,8 @@
 //! Where no file tells which calls a device has begun, the first unfinished call of a rank counts as begun. Gloo's files never do, and they
 //! have no sends and receives.
 
-mod dump;
-mod pickle;
+pub(crate) mod dump;
+pub(crate) mod pickle;
 mod waits;
 
 use std::collections::{BTreeMap, BTreeSet};

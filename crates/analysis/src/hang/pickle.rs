@@ -1,16 +1,13 @@
 //! Pickles of plain values: dictionaries, lists, tuples, texts, numbers, `True`, `False` and `None`.
 //!
-//! Bytes of protocol 2 go in, which is what PyTorch writes, or JSON. PlainValues come out, in one list that names its members by number, so
+//! Bytes of protocol 2 to 5 go in, or JSON. PlainValues come out, in one list that names its members by number, so
 //! shared and recursive ones cost nothing. Nothing in a pickle is ever run: whatever names a function or a class is refused.
 //! Format: Python's `pickletools`.
 
 use std::collections::HashMap;
 
-/// The most values of a pickle, with those that wait for others. A full buffer of 2,000 calls has about 100,000.
-const MOST_VALUES: usize = 4 << 20;
-
 /// The number of a value in [`PlainValues`].
-pub(super) type Id = usize;
+pub(crate) type Id = usize;
 
 #[derive(Debug)]
 enum Value {
@@ -26,20 +23,21 @@ enum Value {
 
 /// All values of a file.
 #[derive(Debug, Default)]
-pub(super) struct PlainValues {
+pub(crate) struct PlainValues {
     all: Vec<Value>,
 }
 
 impl PlainValues {
-    /// Reads a pickle, or JSON if the file begins with a brace. Returns the outermost value too.
-    pub(super) fn parse(bytes: &[u8]) -> Result<(Self, Id), String> {
+    /// Reads a pickle of at most so many values, with those that wait for others, or JSON if the file begins with a brace. Returns
+    /// the outermost value too.
+    pub(crate) fn parse(bytes: &[u8], most: usize) -> Result<(Self, Id), String> {
         if bytes.first() == Some(&b'{') {
             let json = serde_json::from_slice(bytes).map_err(|error| error.to_string())?;
             let mut values = Self::default();
             let root = values.add_json(json);
             return Ok((values, root));
         }
-        let mut reader = Reader { bytes, at: 0, ..Reader::default() };
+        let mut reader = Reader { bytes, most, ..Reader::default() };
         let root = reader.run().map_err(|fault| format!("byte {}: {fault}", reader.at))?;
         Ok((reader.values, root))
     }
@@ -66,12 +64,12 @@ impl PlainValues {
         self.add(value)
     }
 
-    pub(super) fn text(&self, of: Id) -> Option<&str> {
+    pub(crate) fn text(&self, of: Id) -> Option<&str> {
         if let Value::Text(text) = &self.all[of] { Some(text) } else { None }
     }
 
     /// An integer. In JSON some are texts.
-    pub(super) fn int(&self, of: Id) -> Option<i64> {
+    pub(crate) fn int(&self, of: Id) -> Option<i64> {
         match &self.all[of] {
             Value::Int(int) => Some(*int),
             Value::Text(text) => text.parse().ok(),
@@ -79,22 +77,22 @@ impl PlainValues {
         }
     }
 
-    pub(super) fn bool(&self, of: Id) -> Option<bool> {
+    pub(crate) fn bool(&self, of: Id) -> Option<bool> {
         if let Value::Bool(of) = self.all[of] { Some(of) } else { None }
     }
 
     /// The members of a list or tuple.
-    pub(super) fn list(&self, of: Id) -> &[Id] {
+    pub(crate) fn list(&self, of: Id) -> &[Id] {
         if let Value::List(list) = &self.all[of] { list } else { &[] }
     }
 
     /// The entries of a dictionary whose keys are texts.
-    pub(super) fn pairs(&self, of: Id) -> impl Iterator<Item = (&str, Id)> {
+    pub(crate) fn pairs(&self, of: Id) -> impl Iterator<Item = (&str, Id)> {
         let pairs = if let Value::Dict(pairs) = &self.all[of] { pairs.as_slice() } else { &[] };
         pairs.iter().filter_map(|(key, of)| Some((self.text(*key)?, *of)))
     }
 
-    pub(super) fn get(&self, of: Id, key: &str) -> Option<Id> {
+    pub(crate) fn get(&self, of: Id, key: &str) -> Option<Id> {
         self.pairs(of).find_map(|(name, of)| (name == key).then_some(of))
     }
 }
@@ -103,6 +101,7 @@ impl PlainValues {
 #[derive(Default)]
 struct Reader<'a> {
     bytes: &'a [u8],
+    most: usize,
     at: usize,
     values: PlainValues,
     stack: Vec<Id>,
@@ -118,8 +117,7 @@ impl Reader<'_> {
         Ok(*bytes)
     }
 
-    fn text(&mut self) -> Result<Value, String> {
-        let len = u32::from_le_bytes(self.take()?) as usize;
+    fn text(&mut self, len: usize) -> Result<Value, String> {
         let bytes = self.bytes[self.at..].get(..len).ok_or("the file is cut off")?;
         self.at += len;
         Ok(Value::Text(String::from_utf8_lossy(bytes).into_owned()))
@@ -193,14 +191,16 @@ impl Reader<'_> {
     fn run(&mut self) -> Result<Id, String> {
         loop {
             let [instruction] = self.take()?;
-            if self.values.all.len() + self.stack.len() + self.marks.len() > MOST_VALUES {
-                return Err(format!("it has more than {MOST_VALUES} values"));
+            if self.values.all.len() + self.stack.len() + self.marks.len() + self.memo.len()
+                > self.most
+            {
+                return Err(format!("it has more than {} values", self.most));
             }
             let value = match instruction {
                 0x80 => match self.take()? {
-                    [2] => continue,
+                    [2..=5] => continue,
                     [other] => {
-                        return Err(format!("a pickle of protocol {other}; PyTorch writes 2"));
+                        return Err(format!("a pickle of protocol {other}, and not of 2 to 5"));
                     }
                 },
                 b'.' => return self.pop(),
@@ -212,7 +212,14 @@ impl Reader<'_> {
                 b'M' => Value::Int(u16::from_le_bytes(self.take()?).into()),
                 0x8a => self.long()?,
                 b'G' => self.take::<8>().map(|_| Value::None)?,
-                b'X' => self.text()?,
+                b'X' => {
+                    let len = u32::from_le_bytes(self.take()?);
+                    self.text(len as usize)?
+                }
+                0x8c => {
+                    let [len] = self.take()?;
+                    self.text(len.into())?
+                }
                 b']' | b')' => Value::List(Vec::new()),
                 b'}' => Value::Dict(Vec::new()),
                 b't' => Value::List(self.since_mark()?),
@@ -231,6 +238,9 @@ impl Reader<'_> {
     fn move_values(&mut self, instruction: u8) -> Result<(), String> {
         match instruction {
             b'(' => self.marks.push(self.stack.len()),
+            // A frame only says how many bytes follow.
+            0x95 => self.take::<8>().map(|_| ())?,
+            0x94 => self.put(self.memo.len() as u32)?,
             b'q' => {
                 let number = u8::from_le_bytes(self.take()?).into();
                 self.put(number)?;

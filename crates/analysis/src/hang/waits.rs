@@ -90,7 +90,7 @@ impl<'a> JobRanks<'a> {
         let mut groups: BTreeMap<&str, Vec<usize>> = BTreeMap::new();
         let configured = dumps.iter().flat_map(|of| &of.groups);
         let highest = configured.clone().flat_map(|(_, members)| members).chain(ranks.keys()).max();
-        for (name, members) in configured.filter(|(name, _)| !name.is_empty()) {
+        for (name, members) in configured.filter(|(name, _)| !name.starts_with(' ')) {
             groups.entry(name).or_insert_with(|| members.clone());
         }
         // Gloo's files have no members. The default group, which has all ranks, is named 0.
@@ -301,7 +301,7 @@ fn call(entry: &Entry) -> String {
 fn meaning(entry: &Entry) -> String {
     let has_parts =
         ["all_to_all", "gather", "scatter"].iter().any(|part| entry.name.contains(part));
-    if has_parts && !entry.name.ends_with("_base") {
+    if entry.inputs.is_empty() || has_parts && !entry.name.ends_with("_base") {
         return entry.name.clone();
     }
     format!("{} of {}", entry.name, entry.inputs)

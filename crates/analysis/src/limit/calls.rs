@@ -212,6 +212,12 @@ mod tests {
             ("add_", [260, 20], addition),
             ("sum", [300, 8], "\"Input Dims\":[[]],\"Input type\":[\"float\"]"),
             ("relu", [310, 8], "\"Input Dims\":[[10,30]]"),
+            // Its last tensor is the output, as `out=`.
+            (
+                "mul",
+                [330, 8],
+                "\"Input Dims\":[[10,30],[10,30],[10,30]],\"Input type\":[\"float\",\"float\",\"float\"]",
+            ),
         ]);
         let found: Vec<_> = found
             .iter()
@@ -225,6 +231,7 @@ mod tests {
             // Both inputs, without or with the first once more.
             ("copy_", 0, 300 * 12, 30_000, Some(3600.0)),
             ("add_", 300, 300 * 20, 20_000, Some(6000.0)),
+            ("mul", 300, 300 * 12, 8_000, Some(3600.0)),
         ];
         assert_eq!(found, expected);
     }

@@ -40,6 +40,13 @@ const PER_ELEM: [(u64, &str); 7] = [
     (24, "_softmax _softmax_backward_data _log_softmax _log_softmax_backward_data"),
 ];
 
+/// The tensors that operators read. One more is that of `out=`, which is the output.
+const NUM_INPUTS: [(usize, &str); 3] = [
+    (1, "abs cos erf exp log neg reciprocal rsqrt sigmoid silu sin sqrt tanh"),
+    (2, "add sub mul div maximum minimum mm bmm"),
+    (3, "addmm baddbmm addcmul addcdiv"),
+];
+
 fn is_one_of(name: &[u8], names: &str) -> bool {
     names.split(' ').any(|of| of.as_bytes() == name)
 }
@@ -62,7 +69,9 @@ pub(super) fn work(name: &[u8], args: &Args) -> Option<(u64, u64)> {
     let elem_bytes = |at: usize| args.elem_bytes.get(at).copied().unwrap_or(0);
     let tensors = args.shapes.iter().enumerate().filter(|(_, shape)| !shape.is_empty());
     let sizes = tensors.map(|(at, shape)| Some((multiplied(shape)?, elem_bytes(at))));
-    let sizes = sizes.collect::<Option<Vec<(u64, u64)>>>()?;
+    let mut sizes = sizes.collect::<Option<Vec<(u64, u64)>>>()?;
+    let inputs = NUM_INPUTS.iter().find(|(_, names)| is_one_of(aten, names));
+    sizes.truncate(inputs.map_or(usize::MAX, |of| of.0));
     let (_, elem_bytes) = *sizes.first()?;
     let bytes = |&(elems, bytes): &(u64, u64)| elems.checked_mul(bytes);
     let all = sizes.iter().try_fold(0u64, |sum, of| sum.checked_add(bytes(of)?))?;

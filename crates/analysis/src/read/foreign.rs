@@ -12,6 +12,8 @@ use flate2::read::MultiGzDecoder;
 use super::file::{GZIP_MAGIC, with_json};
 use crate::json::{JsonError, Pull, lossy};
 
+const SNAPSHOT: &str =
+    "a snapshot of a card's memory needs a name that ends in .pickle, and is analyzed alone";
 const RECORD: &str = "record with torch.profiler and pass its trace (.json or .json.gz)";
 const PLAIN: &str = "pass the file as torch.profiler has written it (UTF-8)";
 const UNPACK: &str = "unpack it, and pass the trace in it";
@@ -80,7 +82,7 @@ pub(super) fn of_bytes(path: &Path) -> Option<String> {
     let is_there =
         |at: usize, bytes: &[u8]| start.get(at..).is_some_and(|of| of.starts_with(bytes));
     let is_pickle = matches!(start[..], [0x80, 2..=5, ..]);
-    let pickle = is_pickle.then_some(("a Python pickle, such as a snapshot of memory", RECORD));
+    let pickle = is_pickle.then_some(("a Python pickle", SNAPSHOT));
     let by_bytes = BYTES.iter().find(|of| is_there(of.0, of.1)).map(|of| (of.2, of.3));
     let name = path.to_string_lossy().to_ascii_lowercase();
     let by_name = || NAMES.iter().find(|of| name.ends_with(of.0)).map(|of| (of.1, of.2));

@@ -155,7 +155,7 @@ fn other_files_are_refused() {
             &b"\x80\x02cos\nsystem\nX\x02\0\0\0ls\x85R."[..],
             "byte 3: the pickle names code to run, which is never done",
         ),
-        (b"\x80\x04N.", "protocol 4"),
+        (b"\x80\x06N.", "protocol 6"),
         (b"\x80\x02}", "cut off"),
         (b"\x80\x02]q\0h\0a.", "it has no version"),
         (b"\x80\x02X\xff\xff\xff\xff", "cut off"),
@@ -214,4 +214,60 @@ fn changed_pickles_end_in_an_answer_or_an_error() {
         errors += usize::from(read(folder.path()).is_err());
     }
     assert!((500..1000).contains(&errors), "{errors} of 1,000 were refused");
+}
+
+/// The answer for these files.
+fn answer(files: &[Value]) -> Hang {
+    let folder = tempfile::tempdir().unwrap();
+    for (rank, file) in files.iter().enumerate() {
+        fs::write(folder.path().join(format!("trace_rank_{rank}")), pickled(file)).unwrap();
+    }
+    read(folder.path()).unwrap()
+}
+
+/// A rank of a batch of sends and receives with another one: PyTorch says only at its end how far the batch came.
+fn batch(calls: &[&str], state: &str) -> Value {
+    let mut file = dump(&[&[DONE][..], &vec![("", 8, "scheduled"); calls.len() + 1]].concat());
+    let entries = file["entries"].as_array_mut().unwrap();
+    for (entry, name) in entries[1..].iter_mut().zip(calls.iter().chain(&["coalesced"])) {
+        entry["profiling_name"] = json!(format!("nccl:{name}"));
+        (entry["is_p2p"], entry["p2p_seq_id"], entry["collective_seq_id"]) =
+            (json!(true), json!(1), json!(1));
+        if *name == "coalesced" {
+            (entry["state"], entry["input_sizes"]) = (json!(state), json!([]));
+        }
+    }
+    file
+}
+
+#[test]
+fn a_batch_came_as_far_as_its_end() {
+    let there = ["send 0->1", "recv 0<-1"];
+    let back = ["send 1->0", "recv 1<-0"];
+    let last = dump(&[DONE]);
+    let done = answer(&[batch(&there, "completed"), batch(&back, "completed"), last.clone()]);
+    assert!(done.culprits.is_empty() && done.victims.is_empty(), "{done:?}");
+    let hang = answer(&[batch(&there, "started"), dump(&[DONE]), last]);
+    let [culprit] = &hang.culprits[..] else { panic!("{hang:?}") };
+    assert_eq!((culprit.rank, culprit.cause), (1, Cause::Host));
+}
+
+#[test]
+fn groups_of_one_name_are_told_by_their_members() {
+    let file = |ranks: &str, state: &str| {
+        let mut file = dump(&[DONE, ("all_reduce", 9, state)]);
+        let config = json!({"0": file["pg_config"]["0"], "tp": {"name": "tp", "desc": "tp", "ranks": ranks}});
+        file["pg_config"] = config;
+        for entry in file["entries"].as_array_mut().unwrap() {
+            entry["process_group"] = json!(["tp", "tp"]);
+        }
+        file
+    };
+    let [a, b] = ["[0, 1]", "[2, 3]"];
+    let mut late = file(b, "started");
+    late["entries"].as_array_mut().unwrap().pop();
+    let hang = answer(&[file(a, "completed"), file(a, "completed"), file(b, "started"), late]);
+    let [culprit] = &hang.culprits[..] else { panic!("{hang:?}") };
+    assert_eq!((culprit.rank, culprit.cause), (3, Cause::Host));
+    assert_eq!(culprit.peers, [2].into());
 }

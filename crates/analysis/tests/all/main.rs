@@ -24,4 +24,5 @@ mod perfetto;
 mod pipeline;
 mod read;
 mod report;
+mod snapshot;
 mod steps;

@@ -73,28 +73,51 @@ impl Rank {
     }
 }
 
-/// Three steps of 1F1B with two micro-batches: passes of 10 and 20 ms, messages of 2 ms, and a barrier at the end.
-fn run(is_named: bool) -> AcrossRanks {
+/// Three steps of 1F1B with two micro-batches: passes of 10 and 20 ms, messages of 2 ms, and a barrier at the end. In the second one,
+/// the second rank is late by so much, and the first one waits until its message has left.
+fn ranks(is_named: bool, late_ms: f64) -> [Rank; 2] {
     let (mut first, mut second) = (Rank::default(), Rank::default());
     for step in 0..3u32 {
-        let t = 100.0 * f64::from(step);
-        let at = |times: [f64; 2]| times.map(|of| t + of);
+        let t = 100.0 * f64::from(step) + if step > 1 { late_ms } else { 0.0 };
+        let late_ms = if step == 1 { late_ms } else { 0.0 };
+        let on_time = |times: [f64; 2]| times.map(|of| t + of);
+        let at = |times: [f64; 2]| times.map(|of| t + late_ms + of);
+        let (asked, left) = if late_ms > 10.0 { (10.0, 10.0 + late_ms) } else { (0.1, 20.0) };
         for rank in [&mut first, &mut second] {
-            rank.event("user_annotation", &format!("ProfilerStep#{step}"), t, t + 99.9);
+            rank.event("user_annotation", &format!("ProfilerStep#{step}"), t, t + late_ms + 99.9);
         }
-        first.pass(("0F0", is_named), None, at([0.1, 10.0]), true);
-        first.pass(("0F1", is_named), None, at([10.0, 20.0]), true);
-        first.pass(("0B0", is_named), Some(at([20.0, 44.0])), at([44.0, 64.0]), false);
+        first.pass(("0F0", is_named), None, on_time([0.1, 10.0]), true);
+        first.event("user_annotation", "gloo:send", t + 10.0, t + left - 0.02);
+        first.pass(("0F1", is_named), None, on_time([10.0, 20.0]), late_ms == 0.0);
+        if late_ms > 0.0 {
+            first.event("cpu_op", "c10d::send", t + left, t + left + 0.02);
+        }
+        first.pass(
+            ("0B0", is_named),
+            Some([t + left + 0.02, t + late_ms + 44.0]),
+            at([44.0, 64.0]),
+            false,
+        );
         first.pass(("0B1", is_named), Some(at([64.0, 74.0])), at([74.0, 94.0]), false);
-        second.pass(("1F0", is_named), Some(at([0.1, 12.0])), at([12.0, 22.0]), false);
+        second.pass(("1F0", is_named), Some(at([asked, 12.0])), at([12.0, 22.0]), false);
         second.pass(("1B0", is_named), None, at([22.0, 42.0]), true);
         second.pass(("1F1", is_named), Some(at([42.0, 42.06])), at([42.1, 52.0]), false);
         second.pass(("1B1", is_named), None, at([52.0, 72.0]), true);
         for (rank, begin) in [(&mut first, 94.0), (&mut second, 72.0)] {
-            rank.event("cpu_op", "c10d::barrier", t + begin, t + begin + 0.02);
-            rank.event("user_annotation", "gloo:barrier", t + begin + 0.02, t + 95.0);
+            rank.event("cpu_op", "c10d::barrier", at([begin, 0.0])[0], at([begin + 0.02, 0.0])[0]);
+            rank.event(
+                "user_annotation",
+                "gloo:barrier",
+                at([begin + 0.02, 0.0])[0],
+                at([95.0, 0.0])[0],
+            );
         }
     }
+    [first, second]
+}
+
+fn run(is_named: bool, late_ms: f64) -> AcrossRanks {
+    let [first, second] = ranks(is_named, late_ms);
     across_ranks(&[first.timeline(0), second.timeline(1)], &Options::default())
 }
 
@@ -102,7 +125,7 @@ fn run(is_named: bool) -> AcrossRanks {
 fn idle_time_is_that_of_the_clock_and_closes() {
     for is_named in [false, true] {
         let Some(PipelineLedger { ranks, num_steps, most_rest_pct, routes, now, other }) =
-            run(is_named).pipeline
+            run(is_named, 0.0).pipeline
         else {
             panic!("no pipeline, named: {is_named}");
         };
@@ -132,6 +155,16 @@ fn idle_time_is_that_of_the_clock_and_closes() {
 }
 
 #[test]
+fn a_wait_until_a_message_has_left_is_idle_time() {
+    let PipelineLedger { ranks, most_rest_pct, .. } = run(false, 30.0).pipeline.unwrap();
+    let near = |a: f64, b: f64| assert!((a - b).abs() < 0.3, "{a}, not {b}: {ranks:?}");
+    assert!(most_rest_pct < 0.5, "{most_rest_pct} {ranks:?}");
+    near(ranks[0].step, 100.0 + 30.0 / 2.0);
+    near(ranks[0].step - ranks[0].busy, 24.0 + 10.0 + 30.0 / 2.0);
+    near(ranks[0].of(IdleCause::LatePeer) + ranks[0].of(IdleCause::Transfer), 4.0 + 30.0 / 2.0);
+}
+
+#[test]
 fn traces_that_are_no_pipeline_have_none() {
     let mut alone = Rank::default();
     alone.event("user_annotation", "ProfilerStep#0", 0.0, 10.0);
@@ -140,6 +173,16 @@ fn traces_that_are_no_pipeline_have_none() {
         across_ranks(&[alone.timeline(0), alone.timeline(1)], &Options::default()).pipeline,
         None
     );
+    // Two pipelines side by side: the second rank receives nothing from the first.
+    let [mut first, second] = ranks(false, 0.0);
+    let places = [&first, &first, &second, &second];
+    let mesh: Vec<Timeline> =
+        places.iter().enumerate().map(|(rank, of)| of.timeline(rank)).collect();
+    assert_eq!(across_ranks(&mesh, &Options::default()).pipeline, None);
+    // NCCL's messages are kernels, and its passes run on a card.
+    first.event("kernel", "ncclDevKernel_SendRecv(ncclDevKernelArgsStorage<4096ul>)", 20.0, 44.0);
+    let on_cards = [first.timeline(0), second.timeline(1)];
+    assert_eq!(across_ranks(&on_cards, &Options::default()).pipeline, None);
     // Actions of other stages than these ranks have, and one that is no action.
     alone.event("user_annotation", "PP:77F0", 6.0, 7.0);
     alone.event("user_annotation", "PP:99999999999999999999F0", 7.0, 8.0);

@@ -106,9 +106,7 @@ pub trait ModelSettings: Debug + Send + Sync {
         _world_size: usize,
         _divided: Divided,
     ) -> std::result::Result<Model, ModelError> {
-        Err(ModelError::Config(
-            "the layers of this model cannot be divided (--mesh tp, --tp-parts)".into(),
-        ))
+        Err(ModelError::Config("the layers of this model cannot be divided".into()))
     }
 }
 

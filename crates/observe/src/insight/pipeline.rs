@@ -116,7 +116,8 @@ fn rank_step(sample: &StepSample, first: &StepSample) -> Option<MeasuredStep> {
         asked: at(asked),
         start: at(start),
         end: at(end),
-        message: (at(posted), at(arrived)),
+        message: (at(posted), at(if arrived > asked { start } else { arrived })),
+        held: 0.0,
     };
     Some(MeasuredStep {
         asked: begin - f64::from(staged.data),

@@ -84,7 +84,8 @@ pub(super) fn show(found: &Hang, places: &BTreeMap<usize, String>) {
         say(&format!("No files of {}", ranks_in_words(missing)));
     }
     if !victims.is_empty() {
-        say(&format!("{} only wait:", plural(victims.len(), "rank")));
+        let only = if victims.len() == 1 { "waits" } else { "wait" };
+        say(&format!("{} only {only}:", plural(victims.len(), "rank")));
         let lines = alike(victims);
         lines.iter().take(SHOWN).for_each(|line| say(line));
         more(lines.len(), "call");

@@ -56,6 +56,31 @@ fn a_run_becomes_a_report() {
 }
 
 #[test]
+fn the_memory_of_a_card_becomes_a_report() {
+    let sandbox = Sandbox::new();
+    let block = r#"{"size":2097152,"requested_size":1048576,"state":"active_allocated","frames":[{"filename":"a\u001b[2J.py","line":7,"name":"f"}]}"#;
+    let file = format!(
+        r#"{{"segments":[{{"device":0,"total_size":2097152,"blocks":[{block}]}}],"device_traces":[[]]}}"#
+    );
+    sandbox.write("memory.pickle", file.as_bytes());
+    let run = sandbox.run("analyze memory.pickle").ok();
+    assert_eq!(names(&sandbox, "reports/memory"), FILES);
+    for words in [
+        "1.00 MiB are allocated at the peak, and 1.00 of 2.00 MiB reserved at the end",
+        ".py:7 in f",
+        "rounding of sizes",
+    ] {
+        assert!(run.stdout.contains(words), "{}", run.stdout);
+    }
+    assert!(!run.stdout.contains('\u{1b}'));
+    sandbox.write("other.pkl", b"\x80\x04}.");
+    sandbox
+        .run("analyze other.pkl")
+        .ended_with(1, &["other.pkl: no snapshot of PyTorch's memory: it has no segments"]);
+    assert!(!sandbox.path("reports/other").exists());
+}
+
+#[test]
 fn the_kind_is_seen_or_said() {
     let sandbox = Sandbox::new();
     write_traces(&sandbox, "profile_runpod/zero3", 2, Training::Sharding);

@@ -23,9 +23,10 @@ const LAB: &str = "--seconds 0 --steps 3 --warmup-steps 1 --image 8 8 1";
 const LM: &str = "train --recipe tiny-lm --layers 1 --width 16 --heads 2 --intermediate 32 --seq-len 8 --test-samples 4 --nproc 1 \
                   --steps 1 --data-dir texts --save model --quiet";
 
-const CASES: [Case; 10] = [
+const CASES: [Case; 11] = [
     Case { command: "analyze traces --output out", prepare: &[], exempt: &[] },
     Case { command: "analyze traces --against traces --output out", prepare: &[], exempt: &[] },
+    Case { command: "analyze memory.pickle --output out", prepare: &[], exempt: &[] },
     Case {
         command: "bench all_reduce -b 8 -e 8 --iters 1 --charts out -J stated.json --csv stated.csv",
         prepare: &[],
@@ -125,6 +126,7 @@ impl Case {
     fn check(&self) {
         let sandbox = Sandbox::new();
         write_traces(&sandbox, "traces", 2, Training::Ddp);
+        sandbox.write("memory.pickle", br#"{"segments":[{"total_size":512}]}"#);
         sandbox.write("texts/a.md", "the cat sat on the mat.\n".repeat(20).as_bytes());
         for line in self.prepare {
             Self::run(&sandbox, line).ok();

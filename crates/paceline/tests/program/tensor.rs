@@ -135,7 +135,7 @@ fn settings_that_cannot_be_divided_are_refused() {
         assert_eq!(sandbox.contents(), Vec::<String>::new(), "{flags}");
     };
     let two = "--nproc 2 --mesh tp=2";
-    refused(two, &["the layers of this model cannot be divided (--mesh tp"]);
+    refused(two, &["--mesh tp", "the layers of this model cannot be divided"]);
     refused("--sequence-parallel", &["--sequence-parallel: no layer is divided", "--mesh tp=2"]);
     refused("--overlap-tp", &["--overlap-tp: no layer is divided"]);
     refused("--tp-parts 0", &["--tp-parts"]);

@@ -68,7 +68,7 @@ fn measured(
                     .or_else(|| made(action.stage + 1, Kind::BackwardInput)),
             };
             let arrived = posted.max(sent.unwrap_or(posted)) + message;
-            own.actions.push(Measured { asked, start, end, message: (posted, arrived) });
+            own.actions.push(Measured { asked, start, end, message: (posted, arrived), held: 0.0 });
             ends.push(end);
         }
         own.end = ends[ends.len() - 1] + barrier;

@@ -184,9 +184,7 @@ fn change(of: &Recorded, form: Form, kind: CollectiveKind, is_of_fsdp: bool) -> 
         (_, Form::Slow) if of.context.has_all_ranks => LINK,
         (_, Form::Slow) => RECORD,
         (AllToAll, _) => all_to_all(of),
-        (PointToPoint, _) => {
-            "batch the messages: torch.distributed.batch_isend_irecv; more micro-batches per step"
-        }
+        (PointToPoint, _) => "in a pipeline: more micro-batches per step, or another schedule",
         (ReduceScatter | AllGather, _) if !is_of_fsdp => {
             "overlap the exchange with computation: --tp-comm-overlap of Megatron, overlap_comm of DeepSpeed"
         }

@@ -68,7 +68,7 @@ struct RankStep {
     passes: Vec<Pass>,
     begin_ns: i64,
     end_ns: i64,
-    /// The waits for other ranks in the collectives after the last pass.
+    /// The waits for other ranks after the last pass: until its own messages have left, and in collectives.
     barrier_ns: i64,
 }
 
@@ -140,7 +140,8 @@ fn rank_steps(
     let mut found: Vec<(u64, RankStep)> = Vec::new();
     for step in steps {
         let [begin_ns, end_ns] = [step.time.start_ns, step.time.end_ns()].map(|ns| clock.align(ns));
-        let (row, mut passes) = host.passes(TimeRange::between(begin_ns, end_ns), place);
+        let (row, mut passes, barrier_ns) =
+            host.passes(TimeRange::between(begin_ns, end_ns), place);
         let Some(first) = passes.first_mut() else { continue };
         let before = within(collectives, TimeRange::between(begin_ns, first.first_ns), start_of);
         let before = before.iter().map(|of| of.end_ns).filter(|of| *of <= first.first_ns).max();
@@ -150,14 +151,15 @@ fn rank_steps(
         if let Some((_, last)) = found.last_mut().filter(|of| of.0 + 1 == step.number) {
             last.end_ns = begin_ns;
         }
-        found.push((step.number, RankStep { row, passes, begin_ns, end_ns, barrier_ns: 0 }));
+        found.push((step.number, RankStep { row, passes, begin_ns, end_ns, barrier_ns }));
     }
     for (_, step) in &mut found {
         let done_ns = step.passes.last().map_or(step.begin_ns, |of| of.end_ns);
         step.end_ns = step.end_ns.max(done_ns);
         let after = within(collectives, TimeRange::between(done_ns, step.end_ns), start_of);
         let waits = after.iter().filter(|of| of.end_ns <= step.end_ns).map(|of| of.wait_ns);
-        step.barrier_ns = waits.fold(0, i64::saturating_add).min(step.end_ns - done_ns);
+        step.barrier_ns =
+            waits.fold(step.barrier_ns, i64::saturating_add).min(step.end_ns - done_ns);
     }
     found.into_iter().collect()
 }
@@ -167,10 +169,11 @@ fn measured(step: &[&RankStep]) -> Vec<MeasuredStep> {
     let origin_ns = step[0].begin_ns;
     let at = |ns: i64| (ns - origin_ns) as f64 / 1e6;
     let pass = |of: &Pass| Measured {
-        asked: at(of.asked_ns),
+        asked: at(of.asked_ns.saturating_sub(of.held_ns)),
         start: at(of.start_ns),
         end: at(of.end_ns),
         message: (at(of.posted_ns), of.arrived_ns.map_or(f64::NAN, at)),
+        held: of.held_ns as f64 / 1e6,
     };
     let rank = |of: &&RankStep| MeasuredStep {
         asked: at(of.begin_ns),
@@ -190,10 +193,11 @@ fn routes(plan: &Plan, steps: &[Vec<MeasuredStep>], all: &[&Vec<&RankStep>]) -> 
         for of in messages(plan, step) {
             let route = routes.entry((of.from, of.to)).or_default();
             let pass = &step[of.to].actions[of.at];
-            let sent = of.sent.clamp(pass.asked, pass.start);
+            let asked = (pass.asked + pass.held).min(pass.start);
+            let sent = of.sent.clamp(asked, pass.start);
             route.ranks = (of.from, of.to);
             route.messages += 1.0 / num_steps;
-            route.waited_ms += (sent - pass.asked) / num_steps;
+            route.waited_ms += (sent - asked) / num_steps;
             route.moved_ms += (pass.start - sent) / num_steps;
             let bytes = own[of.to].passes[of.at].bytes;
             route.bytes = bytes.map(|bytes| route.bytes.unwrap_or(0.0) + bytes as f64 / num_steps);

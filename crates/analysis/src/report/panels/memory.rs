@@ -1,6 +1,6 @@
 //! Memory of the ranks: its peaks, and its course over time.
 
-use super::shared::{COUNT, label};
+use super::shared::{COUNT, MIB, label};
 use crate::alive::{self, Alive};
 use crate::hta::Analysis;
 use crate::report::chart::{Color, Row, Series, Stroke};
@@ -11,8 +11,6 @@ use crate::timeline::Timeline;
 const NO_SAMPLES: &str = "The traces hold no samples of memory.";
 /// The most rows of a table.
 const ROWS: usize = 100;
-/// Bytes per MiB, the unit in which PyTorch's own tools count.
-const MIB: f64 = (1 << 20) as f64;
 
 /// Peak and steady memory of a sharded run.
 pub(super) fn peaks(analysis: &Analysis) -> Section {
@@ -56,15 +54,20 @@ pub(super) fn peaks(analysis: &Analysis) -> Section {
 }
 
 /// The memory that is in use when most is, of the first rank whose trace tells.
-#[rustfmt::skip]
 fn at_peak(timelines: &[Timeline]) -> Panel {
     let alive = timelines.iter().map(alive::at_peak).find(|of| !of.is_empty()).unwrap_or_default();
+    let definition = "Memory that is allocated at the moment when most is, of the first rank: of its device, or of the host if the trace has none of a device.";
+    alive_at_peak(&alive, definition)
+}
+
+/// The table of this memory.
+#[rustfmt::skip]
+pub(crate) fn alive_at_peak(alive: &[Alive], definition: &str) -> Panel {
     let columns = Columns::<&Alive>::new()
-        .add("operator", "allocated by", COUNT, "The outermost operator around the allocation.", |of| of.operator.clone())
+        .add("operator", "allocated by", COUNT, "The outermost operator around the allocation, or the innermost line of the program.", |of| of.operator.clone())
         .add("part", "in", COUNT, "The part of the step, or before the recording, when nobody is known.", |of| of.part)
         .add("mib", "in use", ("MiB", 2), "Bytes in 2^20.", |of| of.bytes as f64 / MIB)
         .add("allocations", "allocations", COUNT, "How many.", |of| of.allocations);
-    let definition = "Memory that is allocated at the moment when most is, of the first rank: of its device, or of the host if the trace has none of a device.";
     Panel::table("memory-at-peak", "Memory at the peak", definition, columns.table(alive.iter().take(ROWS)), NO_SAMPLES)
 }
 

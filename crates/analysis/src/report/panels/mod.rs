@@ -21,7 +21,9 @@ mod whole_step;
 
 pub use diff::of_diff;
 pub use doctor::{add_against, add_examination};
+pub(crate) use memory::alive_at_peak;
 pub use pipeline::{idle_head, idle_table};
+pub(crate) use shared::{COUNT, MIB};
 pub use summary::console;
 
 use super::{Body, Report, Section, Weight};
@@ -46,6 +48,8 @@ pub fn of_analysis(
         report.note(Weight::Note, note);
     }
     report.notes.extend(across.into_iter().flat_map(across::notes));
+    let has_no_ledger = across.is_some_and(|of| of.pipeline.is_none());
+    report.notes.extend(pipeline::missing(timelines).filter(|_| has_no_ledger));
     let whole = analysis;
     let first;
     let analysis = if whole.ranks.len() > RANKS {

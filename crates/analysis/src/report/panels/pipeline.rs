@@ -5,9 +5,11 @@
 use paceline_schedule::{IdleCause, IdlePart, RankAccount};
 
 use super::shared::COUNT;
+use crate::hta::backend_of;
 use crate::ranks::{Messages, PipelineLedger, StepCourse};
 use crate::report::{Body, Note, Panel, Section, Weight};
 use crate::table::{Columns, Table, counted};
+use crate::timeline::Timeline;
 
 /// The idle time of the ranks by cause: causes that cancel each other in one column for people, and each by itself for files.
 pub fn idle_table(ranks: &[RankAccount]) -> Table {
@@ -64,6 +66,15 @@ pub(super) fn section(of: &PipelineLedger) -> Section {
         Panel::table("pipeline-messages", "Messages", "Time in which a receiver waited for its message and did nothing else.", columns.table(&of.routes), "No messages."),
     ];
     Section::new("pipeline", "Pipeline", &idle_head(&of.ranks, of.num_steps), panels)
+}
+
+/// A note where ranks send messages that are not those of a pipeline alone.
+pub(super) fn missing(timelines: &[Timeline]) -> Option<Note> {
+    let receives = |name: &str| backend_of(name).is_some() && name.contains("recv");
+    let text = "Ranks send messages, but no table says why they are idle: these traces are not those of one pipeline alone, or its passes \
+                run on a card. With replicas, pass the traces of one pipeline with --trace-files.";
+    let has_messages = timelines.iter().any(|of| of.names.iter().any(receives));
+    has_messages.then(|| Note { weight: Weight::Note, text: text.to_owned() })
 }
 
 /// The gain of another schedule.

@@ -6,8 +6,10 @@ use crate::hta::{Analysis, RankAnalysis};
 pub(super) const RANKS: usize = 48;
 
 /// Units and decimals of columns in several tables.
-pub(super) const COUNT: (&str, usize) = ("", 0);
+pub(crate) const COUNT: (&str, usize) = ("", 0);
 pub(super) const US: (&str, usize) = ("us", 1);
+/// Bytes per MiB, the unit in which PyTorch's own tools count.
+pub(crate) const MIB: f64 = (1 << 20) as f64;
 /// Milliseconds per step.
 pub(super) const MS: (&str, usize) = ("ms/step", 3);
 pub(super) const PERCENT: (&str, usize) = ("%", 2);

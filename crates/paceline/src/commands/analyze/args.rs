@@ -19,6 +19,7 @@ Examples:
   paceline analyze --trace-files rank0.pt.trace.json rank1.pt.trace.json.gz --output out
   paceline analyze profile/simple_ddp --against profile/ddp    what another strategy does differently
   paceline analyze traces/before --against traces/after    did the change help, and as much as was promised?
+  paceline analyze snapshot.pickle                    who allocated the memory of a card
 ";
 
 /// The most spans that a message names.
@@ -28,7 +29,7 @@ const SPANS: usize = 4;
 #[derive(Debug, Default, Args)]
 #[command(before_help = EXAMPLES)]
 pub struct AnalyzeArgs {
-    /// The folder with the traces of a run, such as profile/ddp
+    /// The folder with the traces of a run, such as profile/ddp, or a file of torch.cuda.memory._dump_snapshot
     #[arg(value_name = "DIR")]
     pub dir: Option<PathBuf>,
     /// The same as DIR

@@ -16,15 +16,19 @@ use paceline_analysis::hta::{self, Analysis, Kind};
 use paceline_analysis::ranks::{across_ranks, apart};
 use paceline_analysis::read::{self, Select, Window};
 use paceline_analysis::report::{self, Note, Report, Weight, panels};
+use paceline_analysis::snapshot;
 use paceline_analysis::timeline::Timeline;
 use paceline_failure::outputs::{check_folder, write_report};
-use paceline_failure::{Failure, Result};
+use paceline_failure::{Failure, Result, usage};
 use paceline_files::{Printable, printable};
 use paceline_host::disk::Disk;
 use paceline_host::text::{line_width, plural, say};
 
 use self::args::{AnalyzeArgs, SelectName};
 use crate::commands::trace::ANOTHER_RUN;
+
+/// The most rows of a table on the console.
+const ROWS: usize = 12;
 
 /// The name of a report's files.
 const NAME: &str = "summary";
@@ -35,6 +39,7 @@ pub fn analyze(args: &AnalyzeArgs) -> Result<u8> {
     if let Some(after) = &args.against {
         return against::against(args, &places, after);
     }
+    let snapshot = if let [file] = &places[..] { is_snapshot(file).then_some(file) } else { None };
     let (folder, name) = output::named_after(&places);
     // Without `--output`, the folder depends on the kind, which may be known only from the traces.
     let root = |kind: Kind| -> Result<PathBuf> {
@@ -48,7 +53,10 @@ pub fn analyze(args: &AnalyzeArgs) -> Result<u8> {
         check_folder("the folder of reports", &root, "pass --output")?;
         Ok(name.as_ref().map_or_else(|| root.clone(), |name| root.join(name)))
     };
-    root(args.options().kind.unwrap_or(Kind::Ddp))?;
+    let own_root = root(args.options().kind.unwrap_or(Kind::Ddp))?;
+    if let Some(file) = snapshot {
+        return memory(args, file, own_root);
+    }
     let select = match args.select {
         SelectName::Latest => Select::Latest,
         SelectName::All => Select::All,
@@ -75,12 +83,50 @@ pub fn analyze(args: &AnalyzeArgs) -> Result<u8> {
         say(&console(&analysis, &report));
         folders.push(folder);
     }
-    for folder in folders {
-        say(&format!(
-            "Report: {0}/{NAME}.html, and .csv, .json, .md beside it",
-            folder.printable()
+    folders.iter().for_each(|folder| say_where(folder));
+    Ok(0)
+}
+
+fn say_where(folder: &Path) {
+    say(&format!("Report: {0}/{NAME}.html, and .csv, .json, .md beside it", folder.printable()));
+}
+
+/// Whether a file is one of `torch.cuda.memory._dump_snapshot`, by its name.
+fn is_snapshot(file: &Path) -> bool {
+    file.extension().is_some_and(|of| of == "pickle" || of == "pkl") && !file.is_dir()
+}
+
+/// Reports the memory of a card.
+fn memory(args: &AnalyzeArgs, file: &Path, folder: PathBuf) -> Result<u8> {
+    let of_traces = [
+        ("--step", args.step.is_some()),
+        ("--include-last-step", args.include_last_step),
+        ("--select", args.select == SelectName::All),
+        ("--link", args.link.is_some()),
+        ("--kind", args.options().kind.is_some()),
+    ];
+    if let Some((flag, _)) = of_traces.iter().find(|(_, is_given)| *is_given) {
+        return usage(format!(
+            "{flag}: a snapshot of a card's memory has no steps of ranks; leave it out"
         ));
     }
+    let report = snapshot::report(file)?;
+    let is_same = |of: &serde_json::Value| of["title"] == report.title;
+    let folder = if args.output.is_some() { folder } else { output::free(folder, NAME, is_same) };
+    write_report(&Disk::default(), &folder, NAME, &report::files(&report)?)?;
+    let mut out = format!("{}\n{}\n", printable(&report.title), printable(&report.subtitle));
+    for section in &report.sections {
+        out += &format!("{}\n", section.lead);
+    }
+    for (panel, table) in report.tables() {
+        let (shown, more) = table.head(ROWS);
+        out += &format!("\n{}\n{}\n", panel.title, shown.fitted(line_width()));
+        if more > 0 {
+            out += &format!("... and {more} more in the report\n");
+        }
+    }
+    say(&format!("{}{}", out.trim_end(), notes(&report)));
+    say_where(&folder);
     Ok(0)
 }
 
