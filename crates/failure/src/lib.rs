@@ -37,7 +37,7 @@ pub fn usage<T>(message: impl Into<String>) -> Result<T> {
 /// use paceline_failure::{Failure, Result};
 ///
 /// fn read() -> Result<String> {
-///     Ok(std::fs::read_to_string("/no/such/file")?)
+///     Err(std::io::Error::other("the disk is gone"))?
 /// }
 /// assert!(matches!(read(), Err(Failure::Run(_))));
 /// ```

@@ -4,7 +4,8 @@
 //! soon as they are final. There is no graph and no tape: a layer returns from its forward pass what it needs
 //! in its backward pass. [`layers::Sequence`] composes layers.
 //!
-//! This crate knows nothing of ranks: the code that receives the announcements shares and synchronizes storage.
+//! This crate knows nothing of ranks, but which part of a divided layer is its own: the code that receives the announcements shares and
+//! synchronizes storage.
 //!
 //! Your own layer implements the two passes. [`dispatch`](paceline_kernels::dispatch) lets it work in f32, f64 and bf16
 //! with one loop. Finite differences can check it, in f64:

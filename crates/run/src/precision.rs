@@ -137,7 +137,7 @@ mod tests {
         assert_eq!(
             failure.to_string(),
             "--precision bf16: not all parts of --model only compute in bf16 (layer \
-             paceline_run::precision::tests::OnlyF32 of unit only, whose input is of type f32: divide is not defined for \
+             OnlyF32 of unit only, whose input is of type f32: divide is not defined for \
              elements of type bf16); pass --precision f32"
         );
     }

@@ -9,7 +9,7 @@ use paceline_analysis::advice::cost::Cost;
 use paceline_analysis::limit::Operations;
 use paceline_checkpoint::progress::{EpochSums, Evaluation, LossScaling};
 use paceline_choices::strategies::Advice;
-use paceline_collectives::{Algorithm, Link, OpKind, Transport};
+use paceline_collectives::{Algorithm, Axis, Link, OpKind, Transport};
 use paceline_host::text::ms;
 use paceline_launch::device::Device;
 use paceline_model::{BlockCost, Layout};
@@ -115,6 +115,7 @@ impl<'a> Facts<'a> {
                 link: outcome
                     .link
                     .map(|link| on_link(link, config.comm.algorithm, config.world_size)),
+                layers_block: config.mesh.size(Axis::Tp) > 1 && !config.model.divided().overlaps,
                 conversion: &|| Conversion::measured(layout.trained_len(), config.threads),
             }),
             // Times of the host show when work for an accelerator was launched, not when it ran. In a pipeline ranks wait

@@ -40,12 +40,16 @@ pub struct Situation<'a> {
     pub layout: &'a Layout,
     /// The cost of an operation on the emulated link; `None` without a link.
     pub link: Option<Cost>,
+    /// Whether ranks divide layers, and wait for all exchanges within them.
+    pub layers_block: bool,
     /// Measures the time of converting gradients to 16 bits here; `None` if this fails. Called only if it matters.
     pub conversion: &'a dyn Fn() -> Option<Conversion>,
 }
 
 /// Returns the advice, or `None` if the figures need no advice.
 pub fn advice(mut of: Situation) -> Option<Told> {
+    // Without a link the exchanges are copies, which take as long wherever they happen.
+    let layers_block = of.layers_block && of.link.is_some();
     let cost = cost_of(of.observed, of.link.take());
     let Situation { strategy, kind, caps, anatomy, observed, layout, .. } = of;
     let means = anatomy.means;
@@ -63,7 +67,7 @@ pub fn advice(mut of: Situation) -> Option<Told> {
         let mut note = None;
         let mut otherwise = None;
         let unblocked = || no_statistics(without_blocking(observed));
-        let remedies = match kind {
+        let mut remedies = match kind {
             Advice::ChooseBuckets => {
                 let least_ms = means.negligible_ms();
                 let (buckets, is_certain) = passes
@@ -96,6 +100,7 @@ pub fn advice(mut of: Situation) -> Option<Told> {
                 Vec::new()
             }
         };
+        remedies.push(if layers_block { overlapped(observed) } else { None });
         let unexplained_ms = passes.and_then(Passes::unexplained_ms);
         Changes { remedies, note, unexplained_ms, otherwise }
     })
@@ -104,6 +109,13 @@ pub fn advice(mut of: Situation) -> Option<Told> {
 fn other_buckets((caps, gain): (BucketCaps, Gain)) -> Remedy {
     let [size, first] = [caps.bytes, caps.first_bytes].map(mib);
     Remedy::new(format!("`--bucket-cap-mb {size} --first-bucket-mb {first}`"), gain)
+}
+
+/// Of the five exchanges of a divided layer, which move as many bytes, two could travel while gradients of weights are computed.
+fn overlapped(observed: &Observed) -> Option<Remedy> {
+    let moving = observed.steps.iter().map(|step| 2.0 / 5.0 * (step.exposed - step.waiting));
+    let also = Some("It takes more memory".to_owned());
+    Some(Remedy { also, ..Remedy::new("`--overlap-tp`", Gain::of(moving)?) })
 }
 
 fn half_the_bytes(passes: &Passes, conversion: Conversion) -> Option<Remedy> {

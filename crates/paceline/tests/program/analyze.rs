@@ -64,7 +64,7 @@ fn the_memory_of_a_card_becomes_a_report() {
     );
     sandbox.write("memory.pickle", file.as_bytes());
     let run = sandbox.run("analyze memory.pickle").ok();
-    assert_eq!(names(&sandbox, "reports/memory"), FILES);
+    assert_eq!(names(&sandbox, "reports/memory.pickle"), FILES);
     for words in [
         "1.00 MiB are allocated at the peak, and 1.00 of 2.00 MiB reserved at the end",
         ".py:7 in f",
@@ -77,7 +77,7 @@ fn the_memory_of_a_card_becomes_a_report() {
     sandbox
         .run("analyze other.pkl")
         .ended_with(1, &["other.pkl: no snapshot of PyTorch's memory: it has no segments"]);
-    assert!(!sandbox.path("reports/other").exists());
+    assert!(!sandbox.path("reports/other.pkl").exists());
 }
 
 #[test]

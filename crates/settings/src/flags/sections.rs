@@ -321,7 +321,7 @@ pub struct StrategyFlags {
     pub overlap_tp: bool,
     /// Cut each layer into this many parts, which are added up as a tree: a run ends with the same bits on 1, 2, 4 .. ranks along tp
     /// [default: the ranks along tp]
-    #[arg(long, value_name = "N", value_parser = at_least::<usize>(1))]
+    #[arg(long, value_name = "N", value_parser = within(1, MAX_RANKS))]
     pub tp_parts: Option<usize>,
     /// Batches whose gradients add up before each optimizer step [default: 1, or 4 for simple_ddp_ga]
     #[arg(

@@ -33,6 +33,8 @@ pub(crate) struct Gathers {
     memory: Option<UnitMemory>,
     /// Where units travel in 16 bits, if they do: at the same places.
     rounded: Option<UnitMemory>,
+    /// Whether they travel with all digits nevertheless.
+    keeps_digits: bool,
     /// By the number of the unit.
     units: Vec<Gathered>,
 }
@@ -46,7 +48,7 @@ impl Gathers {
     ) -> Self {
         let first = || if memory.is_some() { Gathered::Closed } else { Gathered::Open };
         let units = replica.model.layout.units().iter().map(|_| first()).collect();
-        Self { ranks: ShardRanks::of(replica), memory, rounded, units }
+        Self { ranks: ShardRanks::of(replica), memory, rounded, keeps_digits: false, units }
     }
 
     /// Starts to gather all trained units, after the owners have updated them and all gathers before are there, in the order
@@ -84,7 +86,7 @@ impl Gathers {
             None => values.slice(range.clone())?,
         };
         let group = self.ranks.shard.for_purpose(Purpose::Gather(unit.0));
-        let work = match &self.rounded {
+        let work = match self.rounds() {
             None => group.all_gather_async(&share, &whole)?,
             Some(rounded) => {
                 let (whole, begin) = (rounded.of(unit)?, group.rank() * share.num_elems());
@@ -97,11 +99,20 @@ impl Gathers {
         Ok(())
     }
 
+    /// Where units travel in 16 bits, if they do now.
+    fn rounds(&self) -> Option<&UnitMemory> {
+        self.rounded.as_ref().filter(|_| !self.keeps_digits)
+    }
+
     /// The values of a unit with all digits, outside of any pass, until another unit takes its place.
     pub(crate) fn masters(&mut self, cx: &mut StepContext, unit: UnitId) -> Result<Held> {
-        let Some(rounded) = self.rounded.take() else { return self.open(cx, unit) };
-        let values = self.evict(cx, unit).and_then(|()| self.open(cx, unit));
-        self.rounded = Some(rounded);
+        if self.rounded.is_none() {
+            return self.open(cx, unit);
+        }
+        self.evict(cx, unit)?;
+        self.keeps_digits = true;
+        let values = self.open(cx, unit);
+        self.keeps_digits = false;
         // A pass works with the rounded values.
         self.units[unit.0] = Gathered::Closed;
         values
@@ -159,7 +170,7 @@ impl Gathers {
     fn wait(&mut self, cx: &mut StepContext, unit: UnitId) -> Result<()> {
         if let Gathered::Underway(work) = &self.units[unit.0] {
             exposed(cx.track, span::GATHER, || work.wait())?;
-            if let (Some(rounded), Some(memory)) = (&self.rounded, &self.memory) {
+            if let (Some(rounded), Some(memory)) = (self.rounds(), &self.memory) {
                 cast::widen(&cx.replica.compute, &rounded.of(unit)?, &memory.of(unit)?)?;
             }
             self.units[unit.0] = Gathered::Open;

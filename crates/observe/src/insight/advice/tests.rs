@@ -150,6 +150,7 @@ impl Run {
             moments: &[],
             layout: &layout(),
             link: Some(Box::new(move |bytes| ms_per_mib * bytes as f64 / MIB as f64)),
+            layers_block: false,
             conversion: &|| Some(Conversion { narrow_ms: per_elem, widen_ms: per_elem }),
         });
         let told = told.expect("a run with communication is told something");
