@@ -112,10 +112,11 @@ impl<'a> Facts<'a> {
                 observed: &observed,
                 moments: &moments,
                 layout,
-                link: outcome
-                    .link
-                    .map(|link| on_link(link, config.comm.algorithm, config.world_size)),
-                layers_block: config.mesh.size(Axis::Tp) > 1 && !config.model.divided().overlaps,
+                link: outcome.link.map(|link| {
+                    let cost = on_link(link, config.comm.algorithm, config.world_size);
+                    let is_divided = config.mesh.size(Axis::Tp) > 1;
+                    (cost, is_divided && !config.model.divided().overlaps)
+                }),
                 conversion: &|| Conversion::measured(layout.trained_len(), config.threads),
             }),
             // Times of the host show when work for an accelerator was launched, not when it ran. In a pipeline ranks wait

@@ -38,19 +38,17 @@ pub struct Situation<'a> {
     pub moments: &'a [Moments],
     /// Where the gradients lie.
     pub layout: &'a Layout,
-    /// The cost of an operation on the emulated link; `None` without a link.
-    pub link: Option<Cost>,
-    /// Whether ranks divide layers, and wait for all exchanges within them.
-    pub layers_block: bool,
+    /// The cost of an operation on the emulated link, and whether ranks divide layers and wait for all exchanges within them; `None`
+    /// without a link, where exchanges are copies that take as long wherever they happen.
+    pub link: Option<(Cost, bool)>,
     /// Measures the time of converting gradients to 16 bits here; `None` if this fails. Called only if it matters.
     pub conversion: &'a dyn Fn() -> Option<Conversion>,
 }
 
 /// Returns the advice, or `None` if the figures need no advice.
 pub fn advice(mut of: Situation) -> Option<Told> {
-    // Without a link the exchanges are copies, which take as long wherever they happen.
-    let layers_block = of.layers_block && of.link.is_some();
-    let cost = cost_of(of.observed, of.link.take());
+    let (link, layers_block) = of.link.take().unzip();
+    let cost = cost_of(of.observed, link);
     let Situation { strategy, kind, caps, anatomy, observed, layout, .. } = of;
     let means = anatomy.means;
     let passes = Passes::measured(observed, plan(layout, caps), Some(LOSS_BYTES), &*cost);
@@ -100,7 +98,7 @@ pub fn advice(mut of: Situation) -> Option<Told> {
                 Vec::new()
             }
         };
-        remedies.push(if layers_block { overlapped(observed) } else { None });
+        remedies.push(layers_block.filter(|blocks| *blocks).and_then(|_| overlapped(observed)));
         let unexplained_ms = passes.and_then(Passes::unexplained_ms);
         Changes { remedies, note, unexplained_ms, otherwise }
     })

@@ -149,8 +149,7 @@ impl Run {
             observed,
             moments: &[],
             layout: &layout(),
-            link: Some(Box::new(move |bytes| ms_per_mib * bytes as f64 / MIB as f64)),
-            layers_block: false,
+            link: Some((Box::new(move |bytes| ms_per_mib * bytes as f64 / MIB as f64), false)),
             conversion: &|| Some(Conversion { narrow_ms: per_elem, widen_ms: per_elem }),
         });
         let told = told.expect("a run with communication is told something");
