@@ -11,10 +11,9 @@
 use std::ops::Range;
 
 use paceline_memory::{DType, Shape};
-use rand::{RngExt, SeedableRng};
-use rand_chacha::ChaCha8Rng;
 
-use crate::{Divided, ModelError, ParamPart, Result};
+use crate::init::values_of;
+use crate::{Divided, Init, ModelError, ParamPart, Result};
 
 /// Alignment of the starts of parameters, in elements of any type: 64 bytes of f32.
 const ALIGN_ELEMS: usize = 16;
@@ -30,37 +29,6 @@ pub struct BufferId(pub usize);
 /// A unit's number, in order of registration.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct UnitId(pub usize);
-
-/// The initial values of a parameter.
-///
-/// ```
-/// use paceline_model::Init;
-///
-/// assert_eq!(Init::fan_in(4), Init::Uniform { bound: 0.5 });
-/// ```
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub enum Init {
-    /// Uniform between `-bound` and `bound`.
-    Uniform {
-        /// The largest absolute value.
-        bound: f64,
-    },
-    /// Normal around zero.
-    Normal {
-        /// The standard deviation.
-        std: f64,
-    },
-    /// The same value everywhere.
-    Constant(f64),
-}
-
-impl Init {
-    /// PyTorch's initialization of weights and biases of linear and convolution layers: uniform with the
-    /// bound `1 / sqrt(inputs)`, where `inputs` is the number of inputs of each output.
-    pub fn fan_in(inputs: usize) -> Self {
-        Init::Uniform { bound: 1.0 / (inputs as f64).sqrt() }
-    }
-}
 
 /// One parameter, or one part of it.
 #[derive(Clone, Debug, PartialEq)]
@@ -316,29 +284,6 @@ impl Layout {
         let runs = param.in_whole(elems);
         runs.flat_map(move |(run, start)| values_of(init, seed, stream, start..start + run.len()))
     }
-}
-
-/// The initial values of these elements of a whole parameter.
-fn values_of(init: Init, seed: u64, stream: u64, elems: Range<usize>) -> impl Iterator<Item = f64> {
-    let mut rng = ChaCha8Rng::seed_from_u64(seed);
-    rng.set_stream(stream);
-    // An element takes two words of the stream. Normal values come in pairs.
-    let begin = elems.start - elems.start % 2;
-    rng.set_word_pos(2 * begin as u128);
-    let mut second = None;
-    let values = (begin..elems.end).map(move |_| match init {
-        Init::Uniform { bound } => (rng.random::<f64>() * 2.0 - 1.0) * bound,
-        Init::Normal { std } => second.take().unwrap_or_else(|| {
-            // By Box and Muller. One minus a number in [0, 1) is never zero.
-            let (radius, turn) = (1.0 - rng.random::<f64>(), rng.random::<f64>());
-            let radius = std * (-2.0 * radius.ln()).sqrt();
-            let (sin, cos) = (std::f64::consts::TAU * turn).sin_cos();
-            second = Some(radius * sin);
-            radius * cos
-        }),
-        Init::Constant(value) => value,
-    });
-    values.skip(elems.start - begin)
 }
 
 /// Collects units and their parameters while a model is built.

@@ -80,6 +80,7 @@ mod divided;
 mod error;
 mod exchange;
 mod held;
+mod init;
 mod layer;
 mod layout;
 mod llama;
@@ -104,9 +105,10 @@ pub use divided::{Divided, ParamPart};
 pub use error::ModelError;
 pub use exchange::PartExchange;
 pub use held::Held;
+pub use init::Init;
 pub use layer::{Half, Layer, Saved};
 pub use layout::{
-    BufferId, Init, Layout, LayoutBuilder, Param, ParamId, StateBuffer, Unit, UnitBuilder, UnitId,
+    BufferId, Layout, LayoutBuilder, Param, ParamId, StateBuffer, Unit, UnitBuilder, UnitId,
 };
 pub use llama::{Generator, LlamaConfig, LlamaTask, Sampling, SpecialTokens, TokenSampler};
 pub use mlp::MlpConfig;
