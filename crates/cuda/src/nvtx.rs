@@ -8,6 +8,7 @@
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::fmt::{self, Write};
+use std::mem::ManuallyDrop;
 use std::path::Path;
 use std::ptr::null_mut;
 use std::sync::OnceLock;
@@ -131,6 +132,8 @@ impl Nvtx {
         // SAFETY: opening the profiler's library runs its initializers, as the user of the variable intends.
         let library = unsafe { Library::open(Some(&path), RTLD_LAZY | RTLD_LOCAL) }
             .map_err(|error| refused(&error.to_string()))?;
+        // Its functions are called until the process ends.
+        let library = ManuallyDrop::new(library);
         type GetTable = extern "C" fn(u32) -> *const c_void;
         type Start = unsafe extern "C" fn(GetTable) -> c_int;
         // SAFETY: this is the type of the function of this name.
@@ -140,8 +143,6 @@ impl Nvtx {
         if unsafe { start(export_table) } == 0 {
             return Err(refused("the library did not start"));
         }
-        // Its functions are called until the process ends.
-        std::mem::forget(library);
         Ok(Some(Self(())))
     }
 }

@@ -3,9 +3,16 @@
 use std::convert::Infallible;
 use std::ffi::c_int;
 
+use thiserror::Error;
+
 pub(crate) const RTLD_LAZY: c_int = 0;
 pub(crate) const RTLD_LOCAL: c_int = 0;
 pub(crate) const RTLD_NOW: c_int = 0;
+
+/// Why no library can be opened.
+#[derive(Debug, Error)]
+#[error("this program was built without the feature `cuda`")]
+pub(crate) struct NotBuiltIn;
 
 /// An open library, which cannot exist.
 #[derive(Debug)]
@@ -17,8 +24,8 @@ impl Library {
     /// # Safety
     ///
     /// It has no condition.
-    pub(crate) unsafe fn open<P>(_: Option<P>, _: c_int) -> Result<Self, &'static str> {
-        Err("this program was built without the feature `cuda`")
+    pub(crate) unsafe fn open<P>(_: Option<P>, _: c_int) -> Result<Self, NotBuiltIn> {
+        Err(NotBuiltIn)
     }
 
     /// Cannot be called.
@@ -26,7 +33,7 @@ impl Library {
     /// # Safety
     ///
     /// It has no condition.
-    pub(crate) unsafe fn get<F>(&self, _: &[u8]) -> Result<&F, &'static str> {
+    pub(crate) unsafe fn get<F>(&self, _: &[u8]) -> Result<&F, NotBuiltIn> {
         match self.0 {}
     }
 }
