@@ -8,7 +8,6 @@
 
 use std::ffi::{c_char, c_int, c_uint, c_void};
 use std::fmt::{self, Write};
-use std::mem::ManuallyDrop;
 use std::path::Path;
 use std::ptr::null_mut;
 use std::sync::OnceLock;
@@ -133,7 +132,7 @@ impl Nvtx {
         let library = unsafe { Library::open(Some(&path), RTLD_LAZY | RTLD_LOCAL) }
             .map_err(|error| refused(&error.to_string()))?;
         // Its functions are called until the process ends.
-        let library = ManuallyDrop::new(library);
+        let library = Box::leak(Box::new(library));
         type GetTable = extern "C" fn(u32) -> *const c_void;
         type Start = unsafe extern "C" fn(GetTable) -> c_int;
         // SAFETY: this is the type of the function of this name.

@@ -1,18 +1,11 @@
 //! Stands in for `libloading` in a program without the feature `libraries`: no library can be opened.
 
 use std::convert::Infallible;
-use std::ffi::c_int;
+use std::io::{Error, Result};
 
-use thiserror::Error;
-
-pub(crate) const RTLD_LAZY: c_int = 0;
-pub(crate) const RTLD_LOCAL: c_int = 0;
-pub(crate) const RTLD_NOW: c_int = 0;
-
-/// Why no library can be opened.
-#[derive(Debug, Error)]
-#[error("this program was built without the feature `cuda`")]
-pub(crate) struct NotBuiltIn;
+pub(crate) const RTLD_LAZY: i32 = 0;
+pub(crate) const RTLD_LOCAL: i32 = 0;
+pub(crate) const RTLD_NOW: i32 = 0;
 
 /// An open library, which cannot exist.
 #[derive(Debug)]
@@ -24,8 +17,8 @@ impl Library {
     /// # Safety
     ///
     /// It has no condition.
-    pub(crate) unsafe fn open<P>(_: Option<P>, _: c_int) -> Result<Self, NotBuiltIn> {
-        Err(NotBuiltIn)
+    pub(crate) unsafe fn open<P>(_: Option<P>, _: i32) -> Result<Self> {
+        Err(Error::other("this program was built without the feature `cuda`"))
     }
 
     /// Cannot be called.
@@ -33,7 +26,7 @@ impl Library {
     /// # Safety
     ///
     /// It has no condition.
-    pub(crate) unsafe fn get<F>(&self, _: &[u8]) -> Result<&F, NotBuiltIn> {
+    pub(crate) unsafe fn get<F>(&self, _: &[u8]) -> Result<&F> {
         match self.0 {}
     }
 }
