@@ -5,8 +5,9 @@
     python3 bench/protocol_mutants.py --run ''                         # only builds: does each patch still apply and compile?
 
 `--build` and `--run` are commands in the copy; {schedules} and {seed} are filled in. The second command runs that many schedules, from that seed on.
-At the first schedule in which a check fails, it prints a line with `seed S` and exits with a code other than 0. First it must succeed without a
-patch. A mutant is `found` if the command names a seed, `endless` if it does not end within `--limit` seconds, an `error` if it fails without a seed, and `nothing` otherwise.
+At the first schedule in which a check fails, it prints a line with `seed S` and exits with a code other than 0. First it must succeed without a patch.
+A mutant is `found` if the command names a seed, `endless` if it does not end within `--limit` seconds, an `error` if it fails without a seed, and
+`nothing` otherwise.
 
 The exit code is 1 if fewer than `--at-least` mutants are found, or if a schedule fails without a patch. Needs Git and Cargo.
 """
