@@ -69,5 +69,6 @@ fn header() -> kineto::Header {
         base_ns: paceline_trace::realtime_at_zero_ns(),
         run_facts: Vec::new(),
         steps: Vec::new(),
+        activities: Vec::new(),
     }
 }

@@ -119,6 +119,13 @@ impl Card {
         Arc::ptr_eq(&self.0, &other.0)
     }
 
+    /// Blocks until all work is done.
+    pub fn synchronize(&self) -> Result<()> {
+        let driver = self.current()?;
+        // SAFETY: the context is current.
+        driver.check("cuCtxSynchronize", unsafe { (driver.cuCtxSynchronize)() })
+    }
+
     /// Free and total memory in bytes.
     pub fn memory(&self) -> Result<(usize, usize)> {
         let driver = self.current()?;

@@ -34,6 +34,7 @@ functions! {
     fn cuDeviceGetAttribute(value: *mut c_int, attribute: c_uint, device: c_int);
     fn cuDevicePrimaryCtxRetain(context: *mut Handle, device: c_int);
     fn cuCtxSetCurrent(context: Handle);
+    fn cuCtxSynchronize();
     fn cuMemGetInfo_v2(free: *mut usize, total: *mut usize);
     fn cuGetErrorName(status: u32, name: *mut *const c_char);
     fn cuGetErrorString(status: u32, text: *mut *const c_char);

@@ -15,12 +15,14 @@
 //! | [`kernel`] | where kernels are stated, and the arguments of a launch |
 //! | [`matmul`] | matrix products by cuBLASLt |
 //! | [`nccl`] | communication between cards by NCCL |
+//! | [`cupti`] | what a card ran, and the calls that put it there |
 //! | [`nvml`] | how busy a card is, and its memory |
 //! | [`nvtx`] | ranges that a profiler shows |
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod card;
 pub mod compiler;
+pub mod cupti;
 pub mod driver;
 pub mod graph;
 pub mod kernel;

@@ -70,6 +70,11 @@ impl Compute {
         Self { rounds_to_tf32: true, ..self }
     }
 
+    /// Whether it rounds f32 factors to TF32 on a card.
+    pub fn rounds_to_tf32(&self) -> bool {
+        self.rounds_to_tf32
+    }
+
     /// The device that computes.
     pub fn device(&self) -> Device {
         self.allocator.device()

@@ -2,8 +2,13 @@
 
 mod common;
 
+use std::collections::HashSet;
+use std::fs::File;
+
 use common::{Run, Sandbox};
+use flate2::read::GzDecoder;
 use paceline_emulated_card::for_tests::variable;
+use serde_json::Value;
 
 const CNN: &str = "--image 8 8 3 --channels 4 8 --hidden 16 --batch-size 4 --device cuda";
 const MLP: &str = "--nproc 2 --model mlp --input-dim 16 --hidden-dim 16 --output-dim 4 --batch-size 4 --device cuda";
@@ -92,6 +97,58 @@ fn a_run_on_a_card_is_saved_profiled_and_continued() {
     assert_eq!(resumed.weights(), whole.weights());
     // On the processor, a checkpoint of a card is continued too.
     sandbox.train("--resume saved --steps 16 --device cpu").ok();
+}
+
+/// The trace of rank 0 in the folder of a profile.
+fn trace_of(sandbox: &Sandbox) -> Value {
+    let folder = sandbox.path("profile").join(&sandbox.names("profile")[0]).join("rank_0");
+    let file = std::fs::read_dir(folder).unwrap().next().unwrap().unwrap().path();
+    serde_json::from_reader(GzDecoder::new(File::open(file).unwrap())).unwrap()
+}
+
+#[test]
+fn a_trace_of_a_card_has_its_kernels_and_the_calls_that_launched_them() {
+    let Some(found) = variable() else { return };
+    for (flags, others) in [
+        ("--nproc 1", vec![]),
+        ("--nproc 1 --cuda-graph", vec![]),
+        ("--transport nccl", vec![("PACELINE_EMULATED_CARDS", "2")]),
+        ("--nproc 1", vec![("PACELINE_EMULATED_CUPTI", "cuptiActivityEnable:35")]),
+    ] {
+        let sandbox = Sandbox::new();
+        let flags = format!("{CNN} --steps 14 --profile {flags}");
+        sandbox.train_with(&flags, &variables(&found, &others)).ok();
+        let trace = trace_of(&sandbox);
+        let of_kind = |kind: &str| {
+            let all = trace["traceEvents"].as_array().unwrap();
+            all.iter().filter(|of| of["cat"] == kind).collect::<Vec<_>>()
+        };
+        let number = |of: &&Value| of["args"]["correlation"].as_u64().unwrap();
+        let (calls, kernels) = (of_kind("cuda_driver"), of_kind("kernel"));
+        if let Some(refused) = others.iter().find(|of| of.0 == "PACELINE_EMULATED_CUPTI") {
+            let why = trace["paceline"]["without_cupti"].as_str().expect(refused.1);
+            assert!(why.contains("CUPTI_ERROR_INSUFFICIENT_PRIVILEGES"), "{why}");
+            assert!(calls.is_empty() && kernels.len() > 50, "{}", kernels.len());
+            continue;
+        }
+        let known: HashSet<u64> =
+            calls.iter().chain(&of_kind("cuda_runtime")).map(number).collect();
+        assert!(kernels.iter().all(|of| known.contains(&number(of))), "{flags}");
+        let of_card: Vec<_> = kernels.iter().filter(|of| of["args"]["grid"].is_array()).collect();
+        let named = |name: &str| of_card.iter().any(|of| of["name"] == name);
+        assert!(of_card.len() > 50 && named("emulated_cublasLt_matmul"), "{flags}: {of_card:?}");
+        assert!(!named("ncclDevKernel_emulated"), "{flags}");
+        let is_graph = calls.iter().any(|of| of["name"] == "cuGraphLaunch");
+        assert_eq!(is_graph, flags.contains("--cuda-graph"), "{flags}");
+        // Kernels that the main thread launched by itself belong to the operator that did so.
+        let operators: HashSet<u64> =
+            of_kind("cpu_op").iter().filter_map(|of| of["args"]["External id"].as_u64()).collect();
+        let ids = of_card.iter().filter_map(|of| of["args"]["External id"].as_u64());
+        let (count, all_known) =
+            ids.fold((0, true), |(n, all), id| (n + 1, all && operators.contains(&id)));
+        assert!(count > 10 && all_known, "{flags}: {count} of {}", of_card.len());
+        sandbox.run(&format!("analyze profile/{}", sandbox.names("profile")[0])).ok();
+    }
 }
 
 #[test]

@@ -37,7 +37,7 @@ commbench: collectives failure files host launch memory table
 checkpoint: data failure files host memory model strategies table trace
 choices: collectives data failure files host hub kernels memory model strategies
 settings: choices collectives data failure files host launch memory model numeric rendezvous strategies
-observe: analysis checkpoint choices collectives data failure files host kernels launch memory model settings strategies table trace
+observe: analysis checkpoint choices collectives cuda data failure files host kernels launch memory model settings strategies table trace
 run: checkpoint choices collectives cuda data failure files host kernels launch memory model observe rendezvous settings strategies table trace
 study: analysis choices collectives commbench data failure files host kernels launch memory model observe rendezvous run settings strategies table trace
 paceline: analysis checkpoint choices collectives commbench data failure files host hub kernels launch memory model observe run schedule settings strategies study table trace

@@ -9,6 +9,7 @@
 #![forbid(unsafe_code)]
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
+mod activity;
 mod clock;
 mod interval;
 mod markers;
@@ -16,6 +17,7 @@ mod recorder;
 mod span_track;
 mod thread;
 
+pub use activity::{ActivityKind, ActivityRecord};
 pub use clock::{now_ns, realtime_at_zero_ns};
 pub use interval::{IntervalSet, Span};
 pub use markers::{KernelMarkers, Markers, TRACE_MARKERS};

@@ -19,6 +19,16 @@ pub type Outcome = Result<(), Status>;
 pub struct OutPtr<T>(*mut T);
 
 impl<T: Copy> OutPtr<T> {
+    /// The place of a variable of this library, for a function of the caller's.
+    pub fn to(place: &mut T) -> Self {
+        Self(place)
+    }
+
+    /// The place at an address that the caller has given.
+    pub fn at(address: usize) -> Self {
+        Self(address as *mut T)
+    }
+
     /// Writes the result. `false` if the pointer is null.
     pub fn set(self, value: T) -> bool {
         if self.0.is_null() {
@@ -77,6 +87,11 @@ impl<T: Copy> InPtr<T> {
         }
         // SAFETY: the C caller gave `len` readable bytes, as the interface demands. They are copied at once.
         Some(unsafe { std::slice::from_raw_parts(self.0.cast::<u8>(), len) }.to_vec())
+    }
+
+    /// The same place, for a result: an argument that goes in and out.
+    pub fn out(self) -> OutPtr<T> {
+        OutPtr(self.0.cast_mut())
     }
 
     /// The address itself.

@@ -10,7 +10,8 @@ use std::sync::OnceLock;
 use paceline_cuda::library::{Library, LibraryNames};
 
 /// The names under which the emulated card's library stands for those of the vendor.
-const NAMES: [&str; 4] = ["libcuda.so.1", "libcublasLt.so.13", "libnccl.so.2", "libnvidia-ml.so.1"];
+const NAMES: [&str; 5] =
+    ["libcuda.so.1", "libcublasLt.so.13", "libnccl.so.2", "libnvidia-ml.so.1", "libcupti.so.13"];
 
 /// Whether this process has a card with all that it needs. Otherwise says what is missing.
 ///

@@ -1,7 +1,7 @@
 //! A CUDA card without a card, for tests.
 //!
-//! The shared library `libpaceline_emulated_card.so` exports the functions of the CUDA driver, cuBLASLt, NCCL and NVML that
-//! paceline uses, and a test opens it instead of them. Kernels run on an interpreter of PTX that checks every access. Work runs
+//! The shared library `libpaceline_emulated_card.so` exports the functions of the CUDA driver, cuBLASLt, NCCL, NVML and CUPTI
+//! that paceline uses, and a test opens it instead of them. Kernels run on an interpreter of PTX that checks every access. Work runs
 //! as late as the program allows, in an order that a seed decides. So tests on any machine find a missing wait, memory that is
 //! freed too early, and a kernel's wrong access.
 //!
@@ -21,6 +21,7 @@
 //! | `PACELINE_EMULATED_NCCL_FAILS` | the rank that NCCL does not connect | none |
 //! | `PACELINE_EMULATED_UTILIZATION` | for how much of the time the card is busy, in percent, says NVML | 50 |
 //! | `PACELINE_EMULATED_NVML` | a function of NVML that fails, and its status, such as `nvmlInit_v2:9` | none |
+//! | `PACELINE_EMULATED_CUPTI` | a function of CUPTI that fails, and its status, such as `cuptiActivityEnable:35` | none |
 //! | `PACELINE_EMULATED_NVTX` | a file to which ranges of NVTX are written | none |
 //!
 //! Where CUDA only warns, the card is strict. It reports a read of uninitialized memory, a barrier that some threads
@@ -29,6 +30,7 @@
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 mod boundary;
+mod cupti;
 mod driver;
 mod fault;
 pub mod for_tests;

@@ -95,6 +95,7 @@ pub fn of(device: &str) -> Option<Card> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::limit::Speeds;
 
     #[test]
     fn cards_are_known_by_whole_words() {
@@ -123,6 +124,12 @@ mod tests {
             assert!(device.contains(card.name) && card.half > Some(card.single), "{device}");
         }
         assert_eq!(name("NVIDIA PG509-210"), Some("A100"));
+        let peak = |of| Speeds::of_card("NVIDIA H200", of).map(|of| of.flop_per_s);
+        assert_eq!(
+            ["f32", "tf32", "bf16"].map(peak),
+            [Some(67e12), Some(494.7e12), Some(989.4e12)]
+        );
+        assert_eq!(Speeds::of_card("Tesla T4", "tf32"), None);
         assert_eq!(name("NVIDIA A1000"), None);
         assert_eq!(name("AMD Radeon Graphics"), None);
     }

@@ -2,6 +2,7 @@
 
 use std::io::{self, Write};
 
+use super::activities::{busiest_stream, on_card};
 use super::text::Text;
 use super::{Header, RanOn};
 use paceline_trace::{Event, Operation, OperationTimes, Place, Shapes, Span, Track};
@@ -13,7 +14,7 @@ const COMPUTE_STREAM: u32 = 7;
 const COMMUNICATION_STREAM: u32 = 20;
 
 /// The process number of the device.
-const DEVICE: u32 = 0;
+pub(super) const DEVICE: u32 = 0;
 
 /// Explains the rows of the file to its reader if the host computed.
 const ON_HOST: &str = "this rank computed on the host: a kernel of stream 7 is a compute kernel that the main \
@@ -30,14 +31,16 @@ const EMULATED: &str = "this rank computed on an emulated accelerator, whose wor
 /// Writes one event after the other.
 pub(super) struct Events<'a, W> {
     out: &'a mut W,
-    header: &'a Header,
-    text: Text,
+    pub(super) header: &'a Header,
+    pub(super) text: Text,
     count: u64,
     correlation: u64,
     /// The stream of each track that belongs to the device. The main thread has no stream, even if it computes.
     streams: Vec<Option<u32>>,
     /// `[0, 1, ...]`, the ranks of the group.
     ranks: String,
+    /// When the host submitted each operator, and its number.
+    pub(super) operators: Vec<(Span, u64)>,
 }
 
 impl<'a, W: Write> Events<'a, W> {
@@ -67,13 +70,25 @@ impl<'a, W: Write> Events<'a, W> {
             text.raw(", ").string(key).raw(": ").string(value);
         }
         text.raw("},\n\"traceEvents\": [\n");
-        let mut free = COMPUTE_STREAM..;
+        // The compute stream has most work. Its number and those of calls are the vendor's profiler's, if that has recorded.
+        let first = busiest_stream(&header.activities).unwrap_or(COMPUTE_STREAM);
+        let correlation = header.activities.iter().map(|of| u64::from(of.correlation)).max();
+        let mut free = first..;
         let streams = tracks.iter().enumerate().map(|(thread, track)| {
-            let is_stream = thread > 0 && track.events().any(is_of_stream);
+            let is_stream = thread > 0 && track.events().any(|event| is_of_stream(event, header));
             is_stream.then(|| free.next()).flatten()
         });
         let streams = streams.collect();
-        Ok(Self { out, header, text, count: 0, correlation: 0, streams, ranks })
+        Ok(Self {
+            out,
+            header,
+            text,
+            count: 0,
+            correlation: correlation.unwrap_or(0),
+            streams,
+            ranks,
+            operators: Vec::new(),
+        })
     }
 
     /// Writes the names of processes and threads, which viewers show.
@@ -149,6 +164,11 @@ impl<'a, W: Write> Events<'a, W> {
             Event::Kernel { name, launched, span, shapes } => {
                 self.kernel(self.stream(thread), name, (launched, span), &shapes)
             }
+            Event::Copy { .. } | Event::Synchronized { .. }
+                if !self.header.activities.is_empty() =>
+            {
+                Ok(())
+            }
             Event::Copy { launched, span, bytes, places } => {
                 self.copy(self.stream(thread), (launched, span), bytes, places)
             }
@@ -207,11 +227,24 @@ impl<'a, W: Write> Events<'a, W> {
         }
         self.text.raw("],\"FLOP\":").int(shapes.flop).raw(",\"bytes\":").int(shapes.bytes).raw("}");
         self.close()?;
+        if !self.header.activities.is_empty() {
+            self.operators.push((launched, id));
+            self.correlation = id;
+            return Ok(());
+        }
         self.launch("cudaLaunchKernel", launched)?;
         self.complete("kernel", name, DEVICE, stream, span);
-        self.device_args(stream).raw("}");
+        self.last_device_args(stream).raw("}");
         self.close()?;
         self.arrive(stream, span.start_ns)
+    }
+
+    /// Writes the bytes of a copy.
+    pub(super) fn bytes(&mut self, bytes: u64, span: Span) {
+        // Bytes per nanosecond are gigabytes per second.
+        let bandwidth = bytes as f64 / span.len_ns().max(1) as f64;
+        self.text.raw(",\"bytes\":").int(bytes);
+        self.text.raw(",\"memory bandwidth (GB/s)\":").float(bandwidth);
     }
 
     fn copy(
@@ -219,17 +252,14 @@ impl<'a, W: Write> Events<'a, W> {
         stream: u32,
         (launched, span): (Span, Span),
         bytes: u64,
-        (from, to): (Place, Place),
+        places: (Place, Place),
     ) -> io::Result<()> {
-        let has_device = from == Place::Device || to == Place::Device;
+        let has_device = places.0 == Place::Device || places.1 == Place::Device;
         self.launch(if has_device { "cudaMemcpyAsync" } else { "cudaLaunchKernel" }, launched)?;
-        let letter = |place| if place == Place::Device { 'D' } else { 'H' };
-        let name = format!("Memcpy {}to{} ({from:?} -> {to:?})", letter(from), letter(to));
-        self.complete("gpu_memcpy", &name, DEVICE, stream, span);
-        // Bytes per nanosecond are gigabytes per second.
-        let bandwidth = bytes as f64 / span.len_ns().max(1) as f64;
-        self.device_args(stream).raw(",\"bytes\":").int(bytes);
-        self.text.raw(",\"memory bandwidth (GB/s)\":").float(bandwidth).raw("}");
+        self.complete("gpu_memcpy", &name_of_copy(places), DEVICE, stream, span);
+        self.last_device_args(stream);
+        self.bytes(bytes, span);
+        self.text.raw("}");
         self.close()?;
         self.arrive(stream, span.start_ns)
     }
@@ -239,9 +269,10 @@ impl<'a, W: Write> Events<'a, W> {
         let OperationTimes { submitted_ns, started_ns, present_ns, finished_ns } = times;
         self.launch("cudaLaunchKernel", Span::at(submitted_ns))?;
         let span = Span { start_ns: started_ns, end_ns: finished_ns };
+        let span = on_card(&self.header.activities, span).unwrap_or(span);
         let kernel = nccl_name(operation, &self.header.transport);
         self.complete("kernel", &kernel, DEVICE, COMMUNICATION_STREAM, span);
-        self.device_args(COMMUNICATION_STREAM).raw(",\"Collective name\":").string(name);
+        self.last_device_args(COMMUNICATION_STREAM).raw(",\"Collective name\":").string(name);
         self.text.raw(",\"In msg nelems\":").int(in_elems);
         self.text.raw(",\"Out msg nelems\":").int(out_elems);
         // The header knows the members of the group of all ranks only.
@@ -259,7 +290,7 @@ impl<'a, W: Write> Events<'a, W> {
         self.text.raw(",\"queue (us)\":").us(started_ns.saturating_sub(submitted_ns));
         self.text.raw(",\"wait (us)\":").us(present_ns.saturating_sub(started_ns)).raw("}");
         self.close()?;
-        self.arrive(COMMUNICATION_STREAM, started_ns)
+        self.arrive(COMMUNICATION_STREAM, span.start_ns)
     }
 
     /// Writes the call that launches the next kernel, and the start of the arrow to that kernel. A call without a length
@@ -271,7 +302,7 @@ impl<'a, W: Write> Events<'a, W> {
             _ => launched.start_ns,
         };
         self.call(name, Span { start_ns, ..launched })?;
-        self.arrow("s", self.header.pid, self.tid(0), start_ns);
+        self.arrow("s", self.header.pid, self.tid(0), start_ns, self.correlation);
         self.close()
     }
 
@@ -280,20 +311,25 @@ impl<'a, W: Write> Events<'a, W> {
         self.correlation += 1;
         let (pid, tid, id) = (self.header.pid, self.tid(0), self.correlation);
         self.complete("cuda_runtime", name, pid, tid, span);
-        self.text.raw(",\"args\":{\"External id\":").int(id).raw(",\"correlation\":").int(id);
-        self.text.raw("}");
+        self.numbers(id, Some(id)).raw("}");
         self.close()
     }
 
     /// Writes the end of the arrow.
     fn arrive(&mut self, stream: u32, at_ns: u64) -> io::Result<()> {
-        self.arrow("f", DEVICE, stream, at_ns).raw(",\"bp\":\"e\"");
+        self.arrow("f", DEVICE, stream, at_ns, self.correlation).raw(",\"bp\":\"e\"");
         self.close()
     }
 
-    /// Begins one end of the arrow from the last call to its kernel.
-    fn arrow(&mut self, phase: &str, pid: u32, tid: u32, at_ns: u64) -> &mut Text {
-        let id = self.correlation;
+    /// Begins one end of the arrow from the call of this number to its work.
+    pub(super) fn arrow(
+        &mut self,
+        phase: &str,
+        pid: u32,
+        tid: u32,
+        at_ns: u64,
+        id: u64,
+    ) -> &mut Text {
         self.open(phase, "ac2g", pid, tid).raw(",\"cat\":\"ac2g\",\"id\":").int(id);
         self.text.raw(",\"ts\":").us(at_ns)
     }
@@ -304,14 +340,32 @@ impl<'a, W: Write> Events<'a, W> {
         self.text.raw(",\"cat\":\"cpu_instant_event\",\"s\":\"t\",\"ts\":").us(at_ns)
     }
 
-    /// Begins the arguments of a device event, for the kernel that was launched last.
-    fn device_args(&mut self, stream: u32) -> &mut Text {
-        let id = self.correlation;
-        self.text.raw(",\"args\":{\"External id\":").int(id).raw(",\"device\":0,\"context\":1");
-        self.text.raw(",\"stream\":").int(stream).raw(",\"correlation\":").int(id)
+    /// Begins the arguments of an event: the number of its operator, if there is one, and of its call.
+    pub(super) fn numbers(&mut self, call: u64, operator: Option<u64>) -> &mut Text {
+        self.text.raw(",\"args\":{");
+        if let Some(operator) = operator {
+            self.text.raw("\"External id\":").int(operator).raw(",");
+        }
+        self.text.raw("\"correlation\":").int(call)
     }
 
-    fn complete(&mut self, cat: &str, name: &str, pid: u32, tid: u32, span: Span) {
+    /// Begins the arguments of a device event.
+    pub(super) fn device_args(
+        &mut self,
+        stream: u32,
+        call: u64,
+        operator: Option<u64>,
+    ) -> &mut Text {
+        self.numbers(call, operator).raw(",\"device\":0,\"context\":1");
+        self.text.raw(",\"stream\":").int(stream)
+    }
+
+    /// The same for the kernel that was launched last.
+    fn last_device_args(&mut self, stream: u32) -> &mut Text {
+        self.device_args(stream, self.correlation, Some(self.correlation))
+    }
+
+    pub(super) fn complete(&mut self, cat: &str, name: &str, pid: u32, tid: u32, span: Span) {
         self.open_complete(cat, pid, tid, span).string(name);
     }
 
@@ -331,7 +385,7 @@ impl<'a, W: Write> Events<'a, W> {
         self.text.raw(if self.count == 0 { "" } else { ",\n" })
     }
 
-    fn close(&mut self) -> io::Result<()> {
+    pub(super) fn close(&mut self) -> io::Result<()> {
         self.text.raw("}");
         self.count += 1;
         self.hand_over()
@@ -352,9 +406,16 @@ impl<'a, W: Write> Events<'a, W> {
     }
 }
 
-/// Whether it happened on a stream of a device.
-fn is_of_stream(event: &Event) -> bool {
-    matches!(event, Event::Kernel { .. } | Event::Copy { .. })
+/// Whether it happened on a stream of a device, and is written as that.
+fn is_of_stream(event: &Event, header: &Header) -> bool {
+    let is_copy = matches!(event, Event::Copy { .. });
+    matches!(event, Event::Kernel { .. }) || (is_copy && header.activities.is_empty())
+}
+
+/// The name of a copy from one kind of memory to another.
+pub(super) fn name_of_copy((from, to): (Place, Place)) -> String {
+    let letter = |place| if place == Place::Device { 'D' } else { 'H' };
+    format!("Memcpy {}to{} ({from:?} -> {to:?})", letter(from), letter(to))
 }
 
 /// One nanosecond earlier.

@@ -5,8 +5,10 @@
 //! device. The computation of a rank is therefore written as kernels of stream 7, each launched when it
 //! began. Its communication is written as kernels of stream 20, launched when they were submitted and named
 //! as NCCL names its kernels. The `paceline` section of the file tells its readers what these kernels really
-//! are.
+//! are. Where the vendor's profiler has recorded a card, its kernels, copies and calls are written instead, and
+//! ours are the operators around them.
 
+mod activities;
 pub(crate) mod compress;
 mod events;
 pub(crate) mod text;
@@ -15,7 +17,7 @@ use std::io::{self, Write};
 
 use compress::compressed;
 use events::Events;
-use paceline_trace::{Span, Track};
+use paceline_trace::{ActivityRecord, Span, Track};
 
 /// The name of the fact that says for how much of the recorded steps a rank had no core, in percent.
 pub const CPU_WAIT_PCT: &str = "cpu_wait_pct";
@@ -43,6 +45,8 @@ pub struct Header {
     pub run_facts: Vec<(String, String)>,
     /// The steps that were recorded, with their numbers since the run began.
     pub steps: Vec<(u64, Span)>,
+    /// The work of the card as the vendor's profiler has recorded it; empty without it, or without a card.
+    pub activities: Vec<ActivityRecord>,
 }
 
 /// Where the work of a trace ran.
@@ -78,5 +82,6 @@ pub fn write(out: &mut impl Write, header: &Header, tracks: &[&Track]) -> io::Re
             events.add(thread, event)?;
         }
     }
+    events.activities()?;
     events.end()
 }

@@ -36,18 +36,18 @@ pub(super) fn of(timeline: &Timeline) -> Vec<Operation> {
 
 /// The element type by our names, with tf32 for f32 on tensor cores, and the published speeds for it.
 fn on_card(dtype: &str, class: Option<Class>, card: Card, flops: u64) -> (&str, Option<Speeds>) {
-    let (dtype, peak) = match (dtype, class) {
-        ("float", Some(Class::SinglePrecision)) => ("f32", Some(card.single)),
+    let dtype = match (dtype, class) {
+        ("float", Some(Class::SinglePrecision)) => "f32",
         // A card without tf32 has no other way.
-        ("float", _) if card.tf32.is_none() => ("f32", Some(card.single)),
-        ("float", _) => ("tf32", card.tf32),
-        ("c10::Half", _) => ("f16", card.half),
-        ("c10::BFloat16", _) => ("bf16", card.half),
-        // Without arithmetic the peak does not matter.
-        (other, _) => (other, (flops == 0).then_some(card.single)),
+        ("float", _) if card.tf32.is_none() => "f32",
+        ("float", _) => "tf32",
+        ("c10::Half", _) => "f16",
+        ("c10::BFloat16", _) => "bf16",
+        (other, _) => other,
     };
-    let speeds = |flop_per_s| Speeds { flop_per_s, bytes_per_s: card.bytes_per_s };
-    (dtype, peak.map(speeds))
+    // Without arithmetic the peak does not matter.
+    let of = if flops == 0 { "f32" } else { dtype };
+    (dtype, Speeds::on(card, of))
 }
 
 /// The products in the order in which they began on each row, the outer ones first.

@@ -12,6 +12,7 @@ use std::collections::BTreeMap;
 use paceline_trace::{Shapes, Span};
 use serde::{Deserialize, Serialize};
 
+use crate::doctor::cards::{self, Card};
 use crate::steps;
 use crate::table::{Columns, Table};
 use crate::timeline::Timeline;
@@ -41,6 +42,22 @@ pub struct Speeds {
 }
 
 impl Speeds {
+    /// The published speeds of a card for products in `f32`, `tf32`, `f16` or `bf16`; `None` if the card is not known, or does not
+    /// multiply in this type.
+    pub fn of_card(device: &str, dtype: &str) -> Option<Self> {
+        Self::on(cards::of(device)?, dtype)
+    }
+
+    fn on(card: Card, dtype: &str) -> Option<Self> {
+        let flop_per_s = match dtype {
+            "f32" => card.single,
+            "tf32" => card.tf32?,
+            "f16" | "bf16" => card.half?,
+            _ => return None,
+        };
+        Some(Self { flop_per_s, bytes_per_s: card.bytes_per_s })
+    }
+
     /// The speeds in the words of [`Speeds::words`], unless they are absurd.
     pub(crate) fn parse(words: &str) -> Option<Self> {
         let (flop, bytes) = words.split_once(' ')?;

@@ -26,6 +26,7 @@ fn header(rank: usize) -> Header {
         base_ns: 1_700_000_000_000_000_000,
         run_facts: vec![("dropped_events".into(), "0".into())],
         steps: vec![(3, span(1_000, 9_000))],
+        activities: Vec::new(),
     }
 }
 

@@ -77,7 +77,7 @@ impl Submitter {
         let is_of_host =
             |event: &Event| event.card_event().is_none() && event.peek() == EventState::Pending;
         if self.is_up_to_date() && !work.waits.iter().any(is_of_host) {
-            return self.queue.push(work);
+            return self.queue.push(work, false);
         }
         let thread = match self.later.get() {
             Some(thread) => thread,
@@ -97,7 +97,7 @@ impl Submitter {
         let (queue, num_later) = (self.queue.clone(), self.num_later.clone());
         WorkerThread::start(format!("card-{}", self.name), move |work| {
             let pushed = catch_unwind(AssertUnwindSafe(|| match queue.failure.check() {
-                Ok(()) => queue.push(work),
+                Ok(()) => queue.push(work, true),
                 Err(_) => work.completion.signal.fail(),
             }));
             if let Err(panic) = pushed {
@@ -117,10 +117,14 @@ impl CardQueue {
         Ok(Self { stream, failure, pending: Mutex::new(pending) })
     }
 
-    /// Puts work into the stream, once the host has done the work before it.
-    fn push(self: &Arc<Self>, work: QueuedWork) {
-        let QueuedWork { waits, body, event, completion, .. } = work;
+    /// Puts work into the stream, once the host has done the work before it. `is_later` if the thread that submitted it has not
+    /// waited for that.
+    fn push(self: &Arc<Self>, work: QueuedWork, is_later: bool) {
+        let QueuedWork { waits, body, event, mut completion, .. } = work;
         let submitted = self.submit(&waits, body, completion.traced.is_some());
+        if let Some((launched, _)) = completion.traced.as_mut().filter(|_| !is_later) {
+            launched.end_ns = now_ns();
+        }
         let (started, done) = match submitted {
             Ok(events) => events,
             Err(message) => {

@@ -10,10 +10,11 @@
 //! | [`end_files`] | `summary.txt` and `step.svg` |
 //! | `step_lines` | the time line of a step, on the terminal and as `step.svg` |
 //! | `pipeline_lines`, `pipeline_lanes` | why the ranks of a pipeline were idle, and their step in that picture |
-//! | [`profiler`] | traces of some of the steps |
+//! | [`profiler`], `card_records` | traces of some of the steps |
 
 mod appended;
 pub mod blocks;
+mod card_records;
 pub mod console;
 pub mod end_files;
 mod head;

@@ -29,6 +29,7 @@ use crate::record::event_room::{
     MAX_EVENTS, MEMORY_EVENTS, THREAD_EVENTS, num_recorded, num_steps_with_room,
 };
 use crate::record::rank_report::{RankReport, do_without};
+use crate::views::card_records::CardRecords;
 
 /// Records the steps of a window and writes them.
 pub struct Profiler {
@@ -53,6 +54,7 @@ pub struct Profiler {
     /// The gradients, which marks in the trace name by number.
     gradients: Vec<Gradient>,
     disk: Disk,
+    card: Option<CardRecords>,
     /// The file once it is written, or why there is none.
     written: Option<std::result::Result<PathBuf, String>>,
 }
@@ -78,7 +80,7 @@ impl Listener for Profiler {
 
     fn add_to(&self, report: &mut RankReport) {
         report.operations = self.operations.clone();
-        report.dropped_spans += self.recorder.dropped();
+        report.dropped_spans += self.dropped();
         match self.written.clone() {
             Some(Ok(trace)) => report.trace = Some(trace),
             Some(Err(missing)) => report.missing_files.push(missing),
@@ -139,9 +141,15 @@ impl Profiler {
             num_threads: compute.threads().count(),
             gradients: Vec::new(),
             disk: disk.clone(),
+            card: accelerator.and_then(|of| of.card()).cloned().map(CardRecords::new),
             written: None,
         };
         (profiler, compute.recorded(kernels, threads))
+    }
+
+    /// Events that were lost.
+    fn dropped(&self) -> u64 {
+        self.recorder.dropped() + self.card.as_ref().map_or(0, |card| card.lost)
     }
 
     /// The track for the loader.
@@ -155,6 +163,9 @@ impl Profiler {
             self.measure(compute, group)?;
             self.clock_at_begin = measure_clock(group)?;
             self.cpu_at_begin = CpuTimes::now();
+            if let Some(card) = &mut self.card {
+                card.begin();
+            }
             self.recorder.set_on(true);
         }
         Ok(())
@@ -203,12 +214,18 @@ impl Profiler {
         Ok(())
     }
 
-    /// Measures the speeds that limit operations, on all ranks at once. The best count. Those of a card are not measured.
+    /// Measures the speeds that limit operations, on all ranks at once. The best count. Those of a card are its data sheet's.
     fn measure(&mut self, compute: &Compute, group: &Group) -> Result<()> {
         let needed = (2 * peak::COPIED_BYTES * group.world_size()) as u64;
         let fits = resources::available_bytes().is_none_or(|available| needed < available / 2);
         group.barrier()?;
-        if self.ran_on == RanOn::Card || !fits || self.disk.is_made_to_fail() {
+        if self.ran_on == RanOn::Card {
+            let is_tf32 = self.dtype == DType::F32 && compute.rounds_to_tf32();
+            let dtype = if is_tf32 { "tf32" } else { self.dtype.name() };
+            self.operations.speeds = Speeds::of_card(&self.device, dtype);
+            return Ok(());
+        }
+        if !fits || self.disk.is_made_to_fail() {
             return Ok(());
         }
         let now = Speeds {
@@ -244,6 +261,7 @@ impl Profiler {
 
     fn write(&mut self, group: &Group) -> Result<()> {
         self.recorder.set_on(false);
+        let activities = self.card.as_mut().map(CardRecords::end).unwrap_or_default();
         self.add_up();
         let threads = group.world_size() * self.num_threads;
         let waited_pct = CpuTimes::waited_pct(self.cpu_at_begin, threads);
@@ -255,7 +273,10 @@ impl Profiler {
         let mut run_id = [now_ns as i64];
         group.broadcast_slice(&mut run_id, 0)?;
         let path = folder.join(format!("worker_{}.{now_ns}.pt.trace.json.gz", group.rank()));
-        let header = self.header(group, run_id[0], clock_at_end, waited_pct);
+        let header = kineto::Header {
+            activities,
+            ..self.header(group, run_id[0], clock_at_end, waited_pct)
+        };
         let tracks: Vec<&Track> = self.recorder.tracks().iter().map(AsRef::as_ref).collect();
         let write = |out: &mut (dyn Write + Send)| kineto::write_compressed(out, &header, &tracks);
         let written = self.disk.create_folder(&folder);
@@ -279,7 +300,7 @@ impl Profiler {
         let clock_at_begin = self.clock_at_begin;
         let error = clock_at_begin.error_ns.max(clock_at_end.error_ns);
         let run_facts = [
-            ("dropped_events", Some(self.recorder.dropped().to_string())),
+            ("dropped_events", Some(self.dropped().to_string())),
             (limit::SPEEDS, self.operations.speeds.map(|of| of.words())),
             (alone::GRADIENTS, Some(Gradient::fact(self.gradients.iter()))),
             ("emulated_link", group.link().map(|link| link.to_string())),
@@ -287,6 +308,7 @@ impl Profiler {
             ("clock_offset_end_ns", Some(clock_at_end.offset_ns.to_string())),
             ("clock_offset_error_ns", Some(error.to_string())),
             (kineto::CPU_WAIT_PCT, waited_pct.map(|pct| format!("{pct:.2}"))),
+            ("without_cupti", self.card.as_ref().and_then(CardRecords::missing)),
         ];
         let run_facts = run_facts.into_iter().filter_map(|(key, of)| Some((key.to_owned(), of?)));
         kineto::Header {
@@ -300,6 +322,7 @@ impl Profiler {
             base_ns: realtime_at_zero_ns(),
             run_facts: run_facts.collect(),
             steps: self.steps.clone(),
+            activities: Vec::new(),
         }
     }
 }

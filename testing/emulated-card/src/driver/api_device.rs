@@ -1,6 +1,7 @@
 //! `cuInit`, devices, contexts and error names.
 
 use crate::boundary::{OutPtr, StaticText, Status, export, write_text};
+use crate::cupti;
 
 use super::state::{card_of, context_of, current_context, enter, guard, lock, set_current_context};
 use super::status;
@@ -135,7 +136,7 @@ fn cuCtxSynchronize() {
     let (mut driver, card) = enter()?;
     driver.refuse_card(card, "cuCtxSynchronize")?;
     let needed = driver.all_of_card(card);
-    wait(driver, card, needed)
+    cupti::called(17, || wait(driver, card, needed)).0
 }
 fn cuMemGetInfo_v2(free: OutPtr<usize>, total: OutPtr<usize>) {
     let (driver, card) = enter()?;

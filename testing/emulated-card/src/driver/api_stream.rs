@@ -1,6 +1,7 @@
 //! Streams, events, captures and graphs.
 
 use crate::boundary::{OutPtr, Status, export};
+use crate::cupti::called;
 
 use super::graph::{CaptureMode, GraphRun};
 use super::state::{Driver, EmulatedEvent, Recording, enter, enter_stream, guard};
@@ -81,7 +82,7 @@ fn cuStreamSynchronize(stream: usize) {
     let (mut driver, card, stream) = enter_stream(stream)?;
     driver.refuse_captured(stream, "cuStreamSynchronize")?;
     let needed = driver.all_of(stream);
-    wait(driver, card, needed)
+    called(126, || wait(driver, card, needed)).0
 }
 fn cuStreamQuery(stream: usize) {
     let (mut driver, card, stream) = enter_stream(stream)?;
@@ -129,7 +130,7 @@ fn cuEventSynchronize(event: usize) {
     let (mut driver, card) = enter()?;
     let needed = before_event(&mut driver, event, "cuEventSynchronize")?;
     driver.refuse_unsafe("cuEventSynchronize")?;
-    wait(driver, card, needed)
+    called(121, || wait(driver, card, needed)).0
 }
 fn cuEventElapsedTime(milliseconds: OutPtr<f32>, start: usize, end: usize) {
     elapsed(milliseconds, start, end)

@@ -54,6 +54,11 @@ pub(crate) fn monitored() -> Monitored {
     Monitored { memory, utilization: settings.utilization, failing: settings.nvml.clone() }
 }
 
+/// A function of CUPTI that fails, and its status.
+pub(crate) fn failing_cupti() -> Option<(String, u32)> {
+    state::lock().settings.cupti.clone()
+}
+
 /// The number of the card with an id on the PCI bus.
 pub(crate) fn card_at(bus_id: &str) -> Option<usize> {
     (0..state::lock().cards.len()).find(|card| api_device::bus_id(*card) == bus_id)

@@ -29,6 +29,13 @@ pub struct HostRange {
     pin: Option<u64>,
 }
 
+impl HostRange {
+    /// Whether the card can copy it by itself.
+    pub fn is_pinned(&self) -> bool {
+        self.pin.is_some()
+    }
+}
+
 /// All pinned memory of the process.
 #[derive(Debug, Default)]
 pub struct PinnedMemory {

@@ -11,6 +11,8 @@ pub struct CardSettings {
     pub utilization: u32,
     /// `PACELINE_EMULATED_NVML`: a function of NVML that fails, and with which status, such as `nvmlInit_v2:9`.
     pub nvml: Option<(String, u32)>,
+    /// `PACELINE_EMULATED_CUPTI`: the same of CUPTI.
+    pub cupti: Option<(String, u32)>,
     /// `PACELINE_EMULATED_SEED`: decides every order that CUDA leaves open.
     pub seed: u64,
     /// `PACELINE_EMULATED_MEMORY`: bytes of memory of each card.
@@ -30,6 +32,7 @@ impl CardSettings {
             capability: pair("PACELINE_EMULATED_CAPABILITY", '.').unwrap_or((9, 0)),
             utilization: number("PACELINE_EMULATED_UTILIZATION", 50),
             nvml: pair("PACELINE_EMULATED_NVML", ':'),
+            cupti: pair("PACELINE_EMULATED_CUPTI", ':'),
             seed: number("PACELINE_EMULATED_SEED", 0),
             memory_bytes: number("PACELINE_EMULATED_MEMORY", 1 << 30),
             cards: number("PACELINE_EMULATED_CARDS", 1),

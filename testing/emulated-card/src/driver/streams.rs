@@ -8,6 +8,7 @@ use std::sync::MutexGuard;
 use std::time::{Duration, Instant};
 
 use crate::boundary::{Outcome, Status};
+use crate::cupti;
 use crate::fault::Fault;
 
 use super::state::{Driver, lock};
@@ -21,7 +22,8 @@ pub struct EmulatedStream {
     pub capture: Option<usize>,
     /// Destroyed streams live until their work is done.
     pub destroyed: bool,
-    queue: VecDeque<CardWork>,
+    /// Each with the number of the call that submitted it.
+    queue: VecDeque<(u32, CardWork)>,
     submitted: u64,
 }
 
@@ -82,9 +84,10 @@ impl Driver {
             .filter(|(handle, other)| is_before(**handle, other))
             .map(|(handle, other)| CardWork::Wait { stream: *handle, number: other.submitted })
             .collect();
+        let call = work.function().map_or(0, |function| cupti::called(function, || ()).1);
         let queue = self.objects.streams.get_mut(&stream).ok_or(Status::INVALID_HANDLE)?;
         for work in waits.into_iter().chain([work]) {
-            queue.queue.push_back(work);
+            queue.queue.push_back((call, work));
             queue.submitted += 1;
         }
         Ok(())
@@ -102,7 +105,7 @@ impl Driver {
         while let Some((handle, number)) = open.pop() {
             let Some(stream) = self.objects.streams.get(&handle) else { continue };
             let count = number.saturating_sub(stream.done()) as usize;
-            for work in stream.queue.iter().take(count) {
+            for (_, work) in stream.queue.iter().take(count) {
                 if let CardWork::Wait { stream, number } = work {
                     let known = needed.entry(*stream).or_insert(0);
                     if *known < *number {
@@ -127,7 +130,7 @@ impl Driver {
     fn is_ready(&self, stream: usize, number: u64) -> bool {
         let Some(stream) = self.objects.streams.get(&stream) else { return false };
         let waits = match stream.queue.front() {
-            Some(CardWork::Wait { stream, number }) => !self.is_done(*stream, *number),
+            Some((_, CardWork::Wait { stream, number })) => !self.is_done(*stream, *number),
             Some(_) => false,
             None => true,
         };
@@ -149,21 +152,22 @@ impl Driver {
     /// Runs the work at the front of a stream, or one node of it if it is a graph. `false` as in [`Self::run_work`].
     fn run_front(&mut self, handle: usize) -> bool {
         let Some(stream) = self.objects.streams.get(&handle) else { return false };
-        let (card, Some(work)) = (stream.card, stream.queue.front().cloned()) else {
+        let (card, Some((call, work))) = (stream.card, stream.queue.front().cloned()) else {
             return false;
         };
+        let place = (card, handle, call);
         match work {
             CardWork::Graph(mut run) => {
                 let mut ready = run.ready();
                 if self.settings.seed != 0 {
                     self.random.shuffle(&mut ready);
                 }
-                let ran = ready.into_iter().find(|node| self.run_work(card, run.work(*node)));
+                let ran = ready.into_iter().find(|node| self.run_work(place, run.work(*node)));
                 let Some(node) = ran else { return false };
                 run.finish(node);
                 if !run.is_done() {
                     if let Some(stream) = self.objects.streams.get_mut(&handle) {
-                        stream.queue[0] = CardWork::Graph(run);
+                        stream.queue[0] = (call, CardWork::Graph(run));
                     }
                     return true;
                 }
@@ -174,7 +178,7 @@ impl Driver {
                 }
             }
             work => {
-                if !self.run_work(card, &work) {
+                if !self.run_work(place, &work) {
                     return false;
                 }
             }
@@ -186,8 +190,9 @@ impl Driver {
         true
     }
 
-    /// Runs work of a card. `false` if the work waits for another rank, or after a fault, which the card remembers.
-    fn run_work(&mut self, card: usize, work: &CardWork) -> bool {
+    /// Runs work of a card, in a stream, from a call of this number. `false` if the work waits for another rank, or after a fault, which the card remembers.
+    fn run_work(&mut self, place: (usize, usize, u32), work: &CardWork) -> bool {
+        let (card, start) = (place.0, cupti::now());
         let seed = if self.settings.seed == 0 { 0 } else { self.random.next() };
         let mut machine = WorkContext {
             memory: &mut self.cards[card].memory,
@@ -197,7 +202,13 @@ impl Driver {
             limit: self.settings.steps,
         };
         match machine.run(work) {
-            Ok(progress) => progress == TaskProgress::Done,
+            Ok(TaskProgress::Pending) => false,
+            Ok(TaskProgress::Done) => {
+                if let Some(ran) = work.ran() {
+                    cupti::ran(place, start, ran);
+                }
+                true
+            }
             Err(fault) => {
                 self.fail(card, fault);
                 false

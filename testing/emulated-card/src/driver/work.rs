@@ -4,6 +4,7 @@
 
 use std::sync::Arc;
 
+use crate::cupti::{CARD, PAGEABLE, PINNED, RanWork};
 use crate::fault::Fault;
 use crate::memory::DeviceMemory;
 use crate::ptx::PtxLaunch;
@@ -20,6 +21,8 @@ pub enum TaskProgress {
 
 /// Work of another library: a product, a collective.
 pub trait CardTask: Send + Sync {
+    /// The kernel that a card would run.
+    fn name(&self) -> &'static str;
     /// Does as much as it can without waiting.
     fn advance(&self, memory: &mut DeviceMemory) -> Result<TaskProgress, Fault>;
 }
@@ -67,6 +70,39 @@ pub enum CardWork {
     Graph(super::graph::GraphRun),
     /// Work of another library.
     Task(Arc<dyn CardTask>),
+}
+
+impl CardWork {
+    /// The function of the driver that puts it into a stream, by its number in `cupti_driver_cbid.h`, if profilers show it.
+    pub fn function(&self) -> Option<u32> {
+        match self {
+            Self::Kernel(_) | Self::Task(_) => Some(307),
+            Self::UploadStaged { .. } | Self::Upload { .. } => Some(277),
+            Self::Download { .. } => Some(279),
+            Self::Copy { .. } => Some(281),
+            Self::Fill { .. } => Some(216),
+            Self::Graph(_) => Some(514),
+            Self::Record { .. } | Self::Wait { .. } => None,
+        }
+    }
+
+    /// Its record for profilers once it has run.
+    pub fn ran(&self) -> Option<RanWork<'_>> {
+        Some(match self {
+            Self::Kernel(of) => {
+                RanWork::Kernel(&of.kernel.name, of.grid, of.block, of.dynamic_shared_bytes)
+            }
+            Self::Task(task) => RanWork::Kernel(task.name(), [1; 3], [1; 3], 0),
+            Self::UploadStaged { bytes, .. } => RanWork::Copy(bytes.len(), [PAGEABLE, CARD]),
+            Self::Upload { from, .. } => RanWork::Copy(from.len, [PINNED, CARD]),
+            Self::Download { to, .. } => {
+                RanWork::Copy(to.len, [CARD, if to.is_pinned() { PINNED } else { PAGEABLE }])
+            }
+            Self::Copy { len, .. } => RanWork::Copy(*len, [CARD, CARD]),
+            Self::Fill { pattern, count, .. } => RanWork::Fill(pattern.len() * count),
+            Self::Record { .. } | Self::Wait { .. } | Self::Graph(_) => return None,
+        })
+    }
 }
 
 /// Numbers of what has run.

@@ -230,6 +230,10 @@ impl Matmul {
 }
 
 impl CardTask for Matmul {
+    fn name(&self) -> &'static str {
+        "emulated_cublasLt_matmul"
+    }
+
     fn advance(&self, memory: &mut DeviceMemory) -> Result<TaskProgress, Fault> {
         for batch in 0..i64::from(self.d.layout.batch) {
             self.one(memory, batch)?;

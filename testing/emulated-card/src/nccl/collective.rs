@@ -58,6 +58,10 @@ impl CallGroup {
 }
 
 impl CardTask for CallGroup {
+    fn name(&self) -> &'static str {
+        "ncclDevKernel_emulated"
+    }
+
     fn advance(&self, memory: &mut DeviceMemory) -> Result<TaskProgress, Fault> {
         let mut all_done = true;
         for (call, state) in &self.0 {
