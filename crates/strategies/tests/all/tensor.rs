@@ -2,13 +2,13 @@
 
 use paceline_memory::{Accelerator, Allocator, SimSpec};
 use paceline_model::{Divided, LlamaConfig, LlamaTask, MlpConfig, Model, SpecialTokens};
-use paceline_strategies::schedule::OneFOneB;
+use paceline_strategies::schedule::named;
 use paceline_strategies::{Replica, ReplicaOptions, Single, Stages};
 
 use crate::common::{EXACT, Make, Net, Optim, SHARDED, Trainer, largest_difference, on_mesh};
 
 /// Sizes of the micro-batches of a step. Their rows cannot be divided evenly.
-const SIZES: [usize; 3] = [4, 3, 5];
+const SIZES: [usize; 4] = [4, 3, 5, 2];
 
 /// Can be divided into 1, 2, 3, 4, 6 and 12 parts.
 fn llama(ties: bool) -> LlamaConfig {
@@ -106,7 +106,7 @@ fn parts_are_near_the_whole() {
 }
 
 #[test]
-fn strategies_and_stages_go_on_dividing() {
+fn strategies_go_on_dividing() {
     for net in [Net::DeepMlp, Net::Llama] {
         let expected = on_divided(net, "dp=2", in_parts(2), EXACT[0]);
         for make in EXACT.into_iter().chain(SHARDED) {
@@ -115,14 +115,27 @@ fn strategies_and_stages_go_on_dividing() {
                 assert_eq!(found, expected, "{net:?}, {mesh}, {}", make().name());
             }
         }
+    }
+}
+
+/// Some of the schedules compute the gradients of inputs before those of the weights, in passes of their own.
+#[test]
+fn stages_go_on_dividing() {
+    for net in [Net::DeepMlp, Net::Llama] {
         let alone = on_divided(net, "tp=1", in_parts(2), SINGLE);
-        for mesh in ["pp=2,tp=2", "tp=2,pp=2"] {
-            let all = on_mesh(mesh, |mesh| {
-                let model = build(net, mesh.world().world_size(), in_parts(2));
-                let stages = Stages::even(OneFOneB, SIZES.len());
-                train(&mut Trainer::model_in_stages(model, net, mesh, SINGLE(), &stages))
-            });
-            assert!(all.iter().all(|of| *of == alone), "{net:?}, {mesh}: {all:?} {alone:?}");
+        for name in ["1f1b", "zb_h1", "zbv", "dualpipev"] {
+            for (mesh, by_rows, overlaps) in
+                [("pp=2,tp=2", true, false), ("tp=2,pp=2", true, true), ("pp=2,tp=2", false, true)]
+            {
+                let divided = Divided { by_rows, overlaps, ..in_parts(2) };
+                let all = on_mesh(mesh, |mesh| {
+                    let model = build(net, mesh.world().world_size(), divided);
+                    let stages = Stages::even(named(name).unwrap(), SIZES.len());
+                    train(&mut Trainer::model_in_stages(model, net, mesh, SINGLE(), &stages))
+                });
+                let what = format!("{net:?}, {name}, {mesh}, {divided:?}");
+                assert!(all.iter().all(|of| *of == alone), "{what}: {all:?} {alone:?}");
+            }
         }
     }
 }
