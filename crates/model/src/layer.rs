@@ -109,6 +109,11 @@ impl Saved {
         }
     }
 
+    /// Takes what the parts from number `at` on have saved.
+    pub(crate) fn split_off(&mut self, at: usize) -> Self {
+        Self { parts: self.parts.split_off(at), ..Self::default() }
+    }
+
     /// Puts `to` in the place of all that is in the memory of `from`.
     pub(crate) fn replace(&mut self, from: &Tensor, to: &Tensor) {
         let own = self.tensors.iter_mut().filter(|own| own.buffer().is_same(from.buffer()));

@@ -159,7 +159,8 @@ impl Layer for Linear {
             return Ok(None);
         }
         let d_sum = self.d_sum(cx, saved, &d_output)?;
-        let d_input = cx.gradient_of(self.input(saved)?)?;
+        // The input of a part of a layer may be without the rows of other ranks.
+        let d_input = cx.scratch(self.input(saved)?.dtype(), [d_sum.dims()[0], self.inputs])?;
         linear::backward_input(cx.compute, &self.weight(cx)?, &d_sum, &d_input)?;
         Ok(Some(d_input))
     }

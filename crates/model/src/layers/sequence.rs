@@ -22,7 +22,7 @@ use crate::{Context, Half, Layer, Result, Saved};
 /// ```
 #[derive(Default)]
 pub struct Sequence {
-    layers: Vec<Box<dyn Layer>>,
+    pub(super) layers: Vec<Box<dyn Layer>>,
 }
 
 impl Sequence {

@@ -12,7 +12,7 @@ use paceline_kernels::divided::{self, SumOfParts};
 use paceline_kernels::linear::Activation;
 use paceline_memory::Tensor;
 
-use super::{Sequence, part_of};
+use super::{Chain, Sequence, part_of};
 use crate::{Context, Half, Init, Layer, ParamId, ParamPart, Result, Saved, UnitBuilder};
 
 /// The sum of the parts' outputs, added up as a tree in the type of the parameters.
@@ -41,15 +41,23 @@ impl TensorParallel {
 impl Layer for TensorParallel {
     fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)> {
         let all = if self.gathers { cx.gather_rows(input.clone())? } else { input.clone() };
-        let own = cx.divided().own();
-        let (mut saved, mut sum) = (Saved::of([input.clone()]), SumOfParts::new(own.len()));
-        for part in &self.parts[own] {
-            let (output, mut of_part) = part.forward(cx, all.clone())?;
-            of_part.replace(&all, &input);
-            saved.parts.push(of_part);
+        let own = &self.parts[cx.divided().own()];
+        let (mut values, mut saved) = (Vec::new(), Saved::of([input.clone()]));
+        for part in own {
+            let (value, mut of_first) = part.layers[0].forward(cx, all.clone())?;
+            of_first.replace(&all, &input);
+            values.push(value);
+            saved.parts.push(of_first);
+        }
+        // Only the first layers need all rows of the input.
+        drop(all);
+        let mut sum = SumOfParts::new(own.len());
+        for ((part, value), of_part) in own.iter().zip(values).zip(&mut saved.parts) {
+            let (output, mut of_rest) = Chain(&part.layers[1..]).forward(cx, value)?;
+            of_rest.parts.insert(0, std::mem::take(of_part));
+            *of_part = of_rest;
             sum.push(cx.compute, cx.widened(output)?)?;
         }
-        drop(all);
         let sum = sum.finish().expect("a rank has a part");
         Ok((cx.sum_rows(sum, self.scatters)?, saved))
     }
@@ -63,55 +71,113 @@ impl Layer for TensorParallel {
     ) -> Result<Option<Tensor>> {
         let [input] = saved.tensors()?.clone();
         let d_output = if self.scatters { cx.gather_rows(d_output)? } else { d_output };
-        let gathered = if self.gathers { cx.start_gather(&input)? } else { None };
-        let own = cx.divided().own();
-        let mut pass =
-            PartsPass { parts: &self.parts[own], saved, d_output, all: &gathered, input: &input };
-        let overlaps = cx.divided().overlaps && half == Half::Whole { wants_input: true };
-        if !overlaps {
-            if gathered.is_some() {
-                cx.finish_exchange()?;
-            }
-            let Some(sum) = pass.run(cx, half)? else { return Ok(None) };
-            drop(gathered);
-            let d_input = cx.sum_rows(sum, self.gathers)?;
-            return cx.retyped(d_input, input.dtype()).map(Some);
-        }
-        // The input half needs no input. Its result is added up while the weight half computes.
-        let Some(sum) = pass.run(cx, Half::Input { wants_input: true })? else { return Ok(None) };
-        if gathered.is_some() {
-            cx.finish_exchange()?;
-        }
-        let d_input = cx.start_sum(sum, self.gathers)?;
-        pass.run(cx, Half::Weight)?;
-        cx.finish_exchange()?;
-        cx.retyped(d_input, input.dtype()).map(Some)
+        let parts = &self.parts[cx.divided().own()];
+        let pass = PartsPass { parts, input: &input, gathers: self.gathers };
+        let d_input = if let Half::Whole { wants_input } = half {
+            pass.whole(cx, std::mem::take(&mut saved.parts), d_output, wants_input)?
+        } else {
+            pass.half(cx, &mut saved.parts, &d_output, half)?
+        };
+        d_input.map(|d_input| cx.retyped(d_input, input.dtype())).transpose()
     }
 }
 
-/// The backward pass of this rank's parts, or a half of it.
+/// The backward pass of this rank's parts.
 struct PartsPass<'a> {
     parts: &'a [Sequence],
-    saved: &'a mut Saved,
-    d_output: Tensor,
-    /// All rows of the input, if they were gathered.
-    all: &'a Option<Tensor>,
+    /// The rows that this rank keeps.
     input: &'a Tensor,
+    gathers: bool,
 }
 
 impl PartsPass<'_> {
-    /// The sum of the gradients of the input, if the half wants it.
-    fn run(&mut self, cx: &mut Context, half: Half) -> Result<Option<Tensor>> {
-        let all = self.all.as_ref().unwrap_or(self.input);
+    /// Both halves. All rows of the gradient of the output, of that of the input, and of the input are in memory one after the other. If
+    /// exchanges overlap, two of them are: the input is gathered beside the layers after the first, and its gradient is scattered beside
+    /// the gradients of the first layers' weights.
+    fn whole(
+        &self,
+        cx: &mut Context,
+        mut saved: Vec<Saved>,
+        d_output: Tensor,
+        wants_input: bool,
+    ) -> Result<Option<Tensor>> {
+        let overlaps = cx.divided().overlaps;
+        let early = if overlaps { self.start_gather(cx)? } else { None };
+        let mut d_values = Vec::new();
+        for (part, saved) in self.parts.iter().zip(&mut saved) {
+            let (rest, mut of_rest) = (Chain(&part.layers[1..]), saved.split_off(1));
+            let half = Half::Whole { wants_input: true };
+            let d_value = rest.backward(cx, &mut of_rest, d_output.clone(), half)?;
+            d_values.push(d_value.expect("a gradient that is wanted"));
+        }
+        drop(d_output);
+        let half = Half::Input { wants_input };
+        let sum = self.first_layers(cx, (&mut saved, self.input), &d_values, half)?;
+        if !overlaps {
+            let d_input = sum.map(|sum| cx.sum_rows(sum, self.gathers)).transpose()?;
+            let all = self.gather(cx)?;
+            self.first_layers(cx, (&mut saved, &all), &d_values, Half::Weight)?;
+            return Ok(d_input);
+        }
+        if early.is_some() {
+            cx.finish_exchange()?;
+        }
+        let d_input = sum.map(|sum| cx.start_sum(sum, self.gathers)).transpose()?;
+        let all = early.as_ref().unwrap_or(self.input);
+        self.first_layers(cx, (&mut saved, all), &d_values, Half::Weight)?;
+        if d_input.is_some() {
+            cx.finish_exchange()?;
+        }
+        Ok(d_input)
+    }
+
+    /// A half of the first layers, the gradients of whose outputs are known. The gradients of the weights need all rows of the input.
+    fn first_layers(
+        &self,
+        cx: &mut Context,
+        (saved, all): (&mut [Saved], &Tensor),
+        d_values: &[Tensor],
+        half: Half,
+    ) -> Result<Option<Tensor>> {
         let mut sum = SumOfParts::new(self.parts.len());
-        for (part, saved) in self.parts.iter().zip(&mut self.saved.parts) {
-            saved.replace(self.input, all);
-            if let Some(d_input) = part.backward(cx, saved, self.d_output.clone(), half)? {
+        for ((part, saved), d_value) in self.parts.iter().zip(saved).zip(d_values) {
+            let of_first = &mut saved.parts[0];
+            of_first.replace(self.input, all);
+            if let Some(d_input) = part.layers[0].backward(cx, of_first, d_value.clone(), half)? {
                 sum.push(cx.compute, cx.widened(d_input)?)?;
             }
-            saved.replace(all, self.input);
         }
         Ok(sum.finish())
+    }
+
+    /// A half of all layers.
+    fn half(
+        &self,
+        cx: &mut Context,
+        saved: &mut [Saved],
+        d_output: &Tensor,
+        half: Half,
+    ) -> Result<Option<Tensor>> {
+        let all = if half == Half::Weight { self.gather(cx)? } else { self.input.clone() };
+        let mut sum = SumOfParts::new(self.parts.len());
+        for (part, saved) in self.parts.iter().zip(saved) {
+            saved.replace(self.input, &all);
+            if let Some(d_input) = part.backward(cx, saved, d_output.clone(), half)? {
+                sum.push(cx.compute, cx.widened(d_input)?)?;
+            }
+            saved.replace(&all, self.input);
+        }
+        sum.finish().map(|sum| cx.sum_rows(sum, self.gathers)).transpose()
+    }
+
+    /// Starts to bring all rows of the input together, if ranks have parts of them.
+    fn start_gather(&self, cx: &mut Context) -> Result<Option<Tensor>> {
+        if self.gathers { cx.start_gather(self.input) } else { Ok(None) }
+    }
+
+    /// All rows of the input.
+    fn gather(&self, cx: &mut Context) -> Result<Tensor> {
+        if self.gathers { cx.gather_rows(self.input.clone()) } else { Ok(self.input.clone()) }
     }
 }
 
@@ -199,7 +265,8 @@ impl Layer for ColumnsOfPart {
         _: Half,
     ) -> Result<Option<Tensor>> {
         let [input] = saved.tensors()?;
-        let d_input = cx.gradient_of(input)?;
+        // The input may be without the rows of other ranks.
+        let d_input = cx.scratch(input.dtype(), [d_output.dims()[0], input.dims()[1]])?;
         let begin = self.part.index * d_output.dims()[1];
         divided::place_columns(cx.compute, &d_output, begin, &d_input)?;
         Ok(Some(d_input))

@@ -156,7 +156,9 @@ impl Objective for DividedHead {
         let all = cx.gather_rows(output.clone())?;
         let targets = head::targets(cx)?;
         let targets = targets.view([targets.num_elems()])?;
-        let d_all = cx.wide_activation(all.shape())?;
+        // The gradient of a row takes the place of the row, if that is a copy.
+        let is_copy = all.dtype() == cx.wide_dtype() && !all.buffer().is_same(output.buffer());
+        let d_all = if is_copy { all.clone() } else { cx.wide_activation(all.shape())? };
         for rows in self.chunks(all.dims()[0]) {
             let chunk = self.chunk(cx, &all, &targets, rows)?;
             let of = (&chunk.most, &chunk.labels);
