@@ -95,6 +95,8 @@ pub enum Computed<'a> {
     Output(&'a dyn Layer),
     /// The gradient of the input of a block.
     InputGradient(&'a dyn Layer),
+    /// The gradient of the output of the last block.
+    LossGradient,
     /// The gradient of a parameter from one micro-batch, before others are added.
     Gradient(ParamId),
 }
@@ -284,9 +286,13 @@ impl<'a> Context<'a> {
         self.mode
     }
 
-    /// Reports a tensor of a training pass.
+    /// Reports a tensor of a training pass (rows, columns), with the rows of all ranks that divide the layers.
     pub(crate) fn computed(&mut self, of: Computed, tensor: &Tensor) -> Result<()> {
-        if self.mode == Mode::Train { self.hooks.computed(of, tensor) } else { Ok(()) }
+        if self.mode == Mode::Evaluate || !self.hooks.observes() {
+            return Ok(());
+        }
+        let tensor = self.all_rows(tensor)?;
+        self.hooks.computed(of, &tensor)
     }
 
     /// Runs a forward pass again within a backward pass. Running statistics stay as they are.

@@ -4,6 +4,7 @@
 //! stage of a pipeline holds those of its blocks; the others are elsewhere. Initial values, norms, checkpoints, weight files and digests follow
 //! from the place of a part in the whole.
 
+use std::borrow::Cow;
 use std::ops::Range;
 
 use paceline_memory::Shape;
@@ -66,6 +67,16 @@ impl Param {
     /// Whether it is a whole parameter, or the first part of one.
     pub fn is_first(&self) -> bool {
         self.part.is_none_or(|part| part.index == 0)
+    }
+
+    /// The name, with its place among the parts if it is one of several.
+    pub fn label(&self) -> Cow<'_, str> {
+        match self.part {
+            None => Cow::Borrowed(&self.name),
+            Some(ParamPart { index, count, .. }) => {
+                Cow::Owned(format!("{}, part {} of {count}", self.name, index + 1))
+            }
+        }
     }
 
     /// The shape of all parts together.

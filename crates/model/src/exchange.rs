@@ -55,6 +55,22 @@ impl Context<'_> {
         Ok(all.unwrap_or(own))
     }
 
+    /// All rows of a matrix of which each rank may have its own: the layers know whether rows are divided there, and who looks at a layer's
+    /// output does not.
+    pub(crate) fn all_rows(&mut self, matrix: &Tensor) -> Result<Tensor> {
+        let divided = self.divided();
+        if divided.ranks == 1 || !divided.by_rows {
+            return Ok(matrix.clone());
+        }
+        // Of very few rows, one rank may have all where they are divided too.
+        let (is_part, lacks) =
+            (matrix.dims()[0] < self.num_rows()?, self.scratch(DType::F32, [1])?);
+        lacks.overwrite::<f32, _>(|lacks| lacks[0] = f32::from(u8::from(is_part)))?;
+        self.exchange(PartExchange::Max(&lacks))?;
+        let is_divided = lacks.to_host()?.read::<f32>()?[0] > 0.0;
+        if is_divided { self.gather_rows(matrix.clone()) } else { Ok(matrix.clone()) }
+    }
+
     /// Starts to bring all rows together. `None` unless rows are divided.
     pub(crate) fn start_gather(&mut self, own: &Tensor) -> Result<Option<Tensor>> {
         let divided = self.divided();

@@ -9,8 +9,8 @@ use paceline_memory::Tensor;
 
 use crate::layers::Chain;
 use crate::{
-    Batch, Block, Context, Half, Layer, Layout, Objective, OpenUnits, ParamId, Result, Saved,
-    Storage,
+    Batch, Block, Computed, Context, Half, Layer, Layout, Objective, OpenUnits, ParamId, Result,
+    Saved, Storage,
 };
 
 /// Blocks that are computed one after the other, and an objective for the output of the last block.
@@ -122,9 +122,11 @@ impl Model {
             Some(_) => Half::Input { wants_input },
             None => Half::Whole { wants_input },
         };
-        self.with_objective(cx, half, |cx| {
+        let d_output = self.with_objective(cx, half, |cx| {
             self.objective.differentiate(cx, output, scale, sums, put_off)
-        })
+        })?;
+        cx.computed(Computed::LossGradient, &d_output)?;
+        Ok(d_output)
     }
 
     /// [`Objective::backward_weight`], with the objective's unit open.

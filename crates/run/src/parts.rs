@@ -49,17 +49,8 @@ pub fn resolve(
     if let Device::Cuda(_) = flags.ranks.device {
         return refused("--device cuda", "layers are divided on processors only, so far");
     }
-    for (flag, is_given) in [
-        ("--rank-samples", flags.data.rank_samples.is_some()),
-        ("--find-unused-parameters", strategy.options.find_unused_parameters),
-        ("--freeze", !flags.freeze.is_empty()),
-        ("--watch-passes", flags.output.watch_passes.is_some()),
-        ("--watch-numerics", flags.output.watch_numerics),
-        ("--sample-every", flags.evaluation.sample_every.is_some()),
-    ] {
-        if is_given {
-            return refused(flag, "divided layers cannot do this yet");
-        }
+    if flags.data.rank_samples.is_some() {
+        return refused("--rank-samples", "ranks that divide a layer have the same samples");
     }
     Ok(Divided { parts, by_rows, overlaps, ..Divided::NOT })
 }

@@ -126,10 +126,12 @@ pub(crate) fn sample(
     let layout = &cx.replica.model.layout;
     for unit in (0..layout.units().len()).map(UnitId) {
         let values = strategy.gather_unit(&mut cx, unit)?;
-        let Some(whole) = &whole else { continue };
-        for param in layout.params().iter().filter(|param| param.unit == unit) {
-            let to = whole.values().slice(param.range())?;
-            to.copy_from(&values.slice(param.range())?)?;
+        for param in layout.params().iter().filter(|of| of.unit == unit && of.is_first()) {
+            let value = cx.replica.whole_param(param, Some(&values))?;
+            let Some(whole) = &whole else { continue };
+            let mut to = whole.layout().params().iter();
+            let to = to.find(|to| to.name == param.name).expect("both are layouts of one model");
+            whole.values().slice(to.range())?.copy_from(&value.view([value.num_elems()])?)?;
         }
     }
     // The time belongs to no step.
@@ -137,9 +139,10 @@ pub(crate) fn sample(
     sampler.zip(whole).map(|(sampler, whole)| sampler.text(&whole)).transpose()
 }
 
-/// Storage for all parameters, without gradients.
+/// Storage for all parameters of undivided layers, without gradients.
 fn whole(sampler: &TextSampler, replica: &Replica) -> Result<Storage> {
-    let (layout, allocator) = (replica.model.layout.clone(), &sampler.compute.allocator);
+    let layout = sampler.config.build(1).map_err(failed)?.layout;
+    let allocator = &sampler.compute.allocator;
     let dtype = replica.storage.values().dtype();
     let values = allocator.allocate(layout.num_bytes(dtype), Category::Parameters)?;
     let none = allocator.allocate(0, Category::Gradients)?;

@@ -7,7 +7,7 @@ use paceline_collectives::{Axis, Group, ReduceOp};
 use paceline_failure::{Result, usage};
 use paceline_kernels::digest::Digest;
 use paceline_memory::{Category, DType};
-use paceline_model::{BufferId, Optimizer, Owned};
+use paceline_model::{BufferId, Optimizer, Owned, Param};
 use paceline_settings::flags::RunFlags;
 use paceline_strategies::{Digested, Exactness, Phase, Replica, Trainer};
 
@@ -28,16 +28,21 @@ pub(crate) fn compare(
     if let Some(group) = replicas.filter(|group| keeps_equal && group.world_size() > 1) {
         compare_replicas(replica, group, own, steps)?;
     }
+    let params = replica.model.layout.params();
+    let only = |is_kept: &dyn Fn(&Param) -> bool| -> Vec<[Digest; 2]> {
+        let kept = own.iter().zip(params);
+        kept.map(|(of, param)| if is_kept(param) { *of } else { Default::default() }).collect()
+    };
+    if let Some(ranks) = &replica.tensor {
+        compare_replicas(replica, ranks, &only(&|param| param.part.is_none()), steps)?;
+    }
     let folded = |all: &[[Digest; 2]]| all.iter().map(|of| of.map(Digest::folded)).collect();
-    if owns_all && !replica.is_stage() {
+    if owns_all && !replica.is_stage() && replica.tensor.is_none() {
         return Ok(Some(folded(own)));
     }
     let is_first = replicas.is_none_or(|group| group.rank() == 0);
-    let params = replica.model.layout.params();
-    let counted = own.iter().zip(params).map(|(of, param)| {
-        if is_first && replica.counts_unit(param.unit) { *of } else { [Digest::default(); 2] }
-    });
-    let numbers = counted.flatten().flat_map(|of| [of.sum as i64, of.by_row as i64]);
+    let counted = only(&|param| is_first && replica.counts(param));
+    let numbers = counted.iter().flatten().flat_map(|of| [of.sum as i64, of.by_row as i64]);
     let mut numbers: Vec<i64> = numbers.collect();
     replica.world.all_reduce_slice(&mut numbers, ReduceOp::Sum)?;
     let digest = |of: &[i64; 2]| Digest { sum: of[0] as u64, by_row: of[1] as u64 };
@@ -68,6 +73,7 @@ pub(crate) fn passes(
     let (strategy, mut cx) = trainer.parts();
     let Replica { model, storage, compute, owned, world, group, .. } = cx.replica;
     for (id, param) in model.layout.trained() {
+        let label = param.label();
         // Values of others may still be on their way.
         let holds_own = owned.values == owned.state;
         let (values, own) = if strategy.passes_are_local() || holds_own {
@@ -82,7 +88,7 @@ pub(crate) fn passes(
                 let whole = param.range();
                 let part = whole.start.max(range.start)..whole.end.min(range.end);
                 if !part.is_empty() {
-                    let (of, start) = ((id.0, &*param.name), part.start - whole.start);
+                    let (of, start) = ((id.0, &*label), part.start - whole.start);
                     let shape = (param.shape.dims(), start);
                     observer.add(compute, phase, of, shape, &held.slice(part)?)?;
                 }
@@ -138,8 +144,8 @@ fn compare_replicas(
     }
     let params = replica.model.layout.params();
     equality::compare(&replica.world, group, &parts, steps, |(kind, at, _)| match kind {
-        0 => format!("the gradient of {}", params[at].name),
-        _ => params[at].name.clone(),
+        0 => format!("the gradient of {}", params[at].label()),
+        _ => params[at].label().into_owned(),
     })
 }
 

@@ -3,6 +3,7 @@
 //! Input: the calls of the model. Output: calls of the strategy, with each gradient announced exactly once per step, even
 //! if the step does not use its parameter.
 
+use std::borrow::Cow;
 use std::collections::VecDeque;
 use std::sync::Arc;
 
@@ -179,17 +180,18 @@ impl PassHooks for StepHooks<'_> {
         let number = |of: &dyn Layer| {
             blocks.iter().position(|block| std::ptr::addr_eq(block, of)).unwrap_or(0)
         };
-        let unit = |number: usize| &layout.unit(blocks[number].unit).name;
+        let unit = |number: usize| Cow::Borrowed(&*layout.unit(blocks[number].unit).name);
         let (phase, order, name) = match of {
             Computed::Output(of) => (Phase::Forward, number(of), unit(number(of))),
             Computed::InputGradient(of) => {
                 (Phase::Backward, blocks.len() - number(of), unit(number(of)))
             }
+            Computed::LossGradient => (Phase::Loss, 0, Cow::Borrowed("loss")),
             // Each layer that uses it has a part of it, and only their sum is the same in all layouts.
             Computed::Gradient(id) if layout.unit(layout.param(id).unit).is_root => return Ok(()),
-            Computed::Gradient(id) => (Phase::Gradient, id.0, &layout.param(id).name),
+            Computed::Gradient(id) => (Phase::Gradient, id.0, layout.param(id).label()),
         };
-        Ok(observer.add(compute, phase, (order, name), (tensor.dims(), 0), tensor)?)
+        Ok(observer.add(compute, phase, (order, &name), (tensor.dims(), 0), tensor)?)
     }
 
     fn syncs_statistics(&self) -> bool {

@@ -198,7 +198,7 @@ impl Replica {
 
     /// A whole parameter, or all parts of one whose first part is `param`, on all ranks that divide the model. `values` has those of
     /// its unit that this rank has; `None` if another stage has the unit. All these ranks call this.
-    pub(crate) fn whole_param(&self, param: &Param, values: Option<&Held>) -> Result<Tensor> {
+    pub fn whole_param(&self, param: &Param, values: Option<&Held>) -> Result<Tensor> {
         let (dtype, memory) = (self.options.precision.master, &self.compute.allocator);
         let own = values.map(|values| self.with_all_parts(param, values)).transpose()?;
         self.pipeline.shared(&self.model, param, own, dtype, memory)

@@ -48,8 +48,11 @@ impl Listener for NumericsFile {
     fn on(&mut self, event: &Event) -> Result<()> {
         match event {
             Event::Built(model) => {
-                let (params, names) =
-                    model.layout.trained().map(|(id, param)| (id.0, param.name.clone())).unzip();
+                let (params, names) = model
+                    .layout
+                    .trained()
+                    .map(|(id, param)| (id.0, param.label().into_owned()))
+                    .unzip();
                 let head = NumericsHead { numerics: 1, names };
                 let head = serde_json::to_string(&head).expect("plain data") + "\n";
                 let file = Appended::create(&self.disk, self.path.clone(), head.as_bytes())?;

@@ -203,6 +203,51 @@ fn layouts_of_one_training_have_the_same_tensors() {
     }
 }
 
+const DIVIDED: [&str; 2] = [
+    "model = \"llama\"\nlayers = 2\nwidth = 32\nheads = 8\nkv-heads = 4\nintermediate = 36\nseq-len = 9\nvocab = 44\n\
+     tie-embeddings = true\nglobal-batch-size = 6\nmicro-batch-size = 2\n",
+    // Of a single row, one of two ranks has all.
+    "model = \"mlp\"\nnum-layers = 4\ninput-dim = 20\nhidden-dim = 36\noutput-dim = 7\nglobal-batch-size = 3\nmicro-batch-size = 1\n",
+];
+
+#[test]
+fn layers_that_ranks_divide_have_the_tensors_of_one_process() {
+    for common in DIVIDED {
+        for other in [
+            "nproc = 4\nmesh = \"tp=4\"\noverlap-tp = true",
+            "nproc = 4\nmesh = \"shard=2,tp=2\"\nstrategy = \"sharded3\"\ntp-parts = 4",
+            "nproc = 2\nmesh = \"tp=2\"\nsequence-parallel = false\ntp-parts = 4",
+        ] {
+            let (_, run) = check(common, ["nproc = 1\ntp-parts = 4", other]);
+            let run = run.ok();
+            assert!(run.stdout.contains("No difference in"), "{other}: {run:#?}");
+        }
+        let (_, run) = check(common, ["nproc = 1", "nproc = 2\nmesh = \"tp=2\""]);
+        run.refused(&["1 parts of a layer and B those of 2", "set the same tp-parts"]);
+    }
+}
+
+#[test]
+fn the_digests_of_divided_weights_are_those_of_one_process() {
+    let sandbox = Sandbox::new();
+    let model =
+        "--model mlp --num-layers 4 --input-dim 20 --hidden-dim 36 --output-dim 7 --tp-parts 2";
+    for (name, flags) in [
+        ("one", "--nproc 1"),
+        ("two", "--nproc 2 --mesh tp=2"),
+        ("zero", "--nproc 4 --mesh dp=2,tp=2 --strategy zero2"),
+        ("stages", "--nproc 4 --mesh pp=2,tp=2"),
+    ] {
+        let watch = "--steps 3 --quiet --watch-numerics --global-batch-size 8 --micro-batch-size 4";
+        sandbox.train(&format!("{model} {watch} --name {name} {flags}")).ok();
+        let run = compare(&sandbox, &format!("runs/one runs/{name}")).ok();
+        assert!(
+            run.stdout.contains("No difference in 102 tensors, up to step 3, weights"),
+            "{run:#?}"
+        );
+    }
+}
+
 #[test]
 fn the_first_tensor_in_which_two_layouts_differ_is_named_with_its_values() {
     let (_, run) = check(RANKS, ["", "transport = \"tcp\"\nalgorithm = \"ring\""]);

@@ -189,6 +189,11 @@ fn texts_show_what_a_model_learns_whatever_holds_its_parameters() {
         assert_eq!(samples(&run), [first.clone(), second.clone()], "{strategy}");
         assert_eq!(run.weights(), whole.weights(), "{strategy}");
     }
+    let alone = train("--nproc 1 --tp-parts 2 --evaluate=false");
+    for layout in ["--nproc 2 --mesh tp=2", "--nproc 4 --mesh shard=2,tp=2 --strategy sharded3"] {
+        let run = train(&format!("{layout} --tp-parts 2 --evaluate=false"));
+        assert_eq!((samples(&run).len(), &samples(&run)), (2, &samples(&alone)), "{layout}");
+    }
     let without = sandbox.train(&format!(
         "{} --data-dir texts --steps 4 --global-batch-size 4 --nproc 2",
         TINY_LM.replace("--epochs 1", "").replace("--nproc 1 ", "")

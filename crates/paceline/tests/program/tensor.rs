@@ -22,7 +22,7 @@ fn divided_layers_have_the_bits_of_one_process() {
             "--nproc 2 --mesh tp=2",
             "--nproc 2 --mesh tp=2 --overlap-tp --transport tcp",
             "--nproc 4 --mesh tp=4 --sequence-parallel off",
-            "--nproc 4 --mesh pp=2,tp=2 --accumulation-order tree",
+            "--nproc 4 --mesh pp=2,tp=2 --schedule zb_h1 --overlap-tp",
             "--nproc 2 --mesh tp=2 --device sim --transport thread",
             "--nproc 2 --mesh tp=2 --threads 2 --checkpoint-activations",
         ] {
@@ -51,6 +51,27 @@ fn divided_layers_have_the_bits_of_one_process() {
                 replicas,
                 "{model} {layout}"
             );
+        }
+    }
+}
+
+#[test]
+fn frozen_layers_are_those_of_one_process() {
+    let mlp = format!("{MLP} --freeze fc0 --find-unused-parameters");
+    let llama = format!("{LLAMA} --freeze model.embed_tokens model.layers.0");
+    for model in [mlp, llama, format!("{LLAMA} --freeze lm_head model.layers.1")] {
+        let alone = weights(&format!("{model} --nproc 1 --tp-parts 2"));
+        for layout in [
+            "--nproc 2 --mesh tp=2",
+            "--nproc 2 --mesh tp=2 --overlap-tp --sequence-parallel off",
+            "--nproc 4 --mesh tp=2,shard=2 --strategy sharded3 --micro-batch-size 2",
+        ] {
+            if layout.contains("shard") {
+                let cut = weights(&format!("{model} --nproc 1 --tp-parts 2 --micro-batch-size 2"));
+                assert_eq!(weights(&format!("{model} {layout}")), cut, "{model} {layout}");
+            } else {
+                assert_eq!(weights(&format!("{model} {layout}")), alone, "{model} {layout}");
+            }
         }
     }
 }
@@ -160,9 +181,7 @@ fn settings_that_cannot_be_divided_are_refused() {
         &format!("{} --nproc 1 --tp-parts 2", LLAMA.replace("--vocab 44", "--vocab 45")),
         &["vocab_size 45 cannot be divided into 2"],
     );
-    for flags in
-        ["--strategy local_sgd", "--watch-numerics", "--freeze fc0", "--find-unused-parameters"]
-    {
-        refused(&format!("{MLP} {two} {flags}"), &["--mesh", "leave it out"]);
-    }
+    refused(&format!("{MLP} {two} --strategy local_sgd"), &["equal after each step"]);
+    let own = MLP.replace("--global-batch-size 14", "--batch-size 4 --rank-samples 8 6");
+    refused(&format!("{own} {two}"), &["--rank-samples: ", "the same samples", "--tp-parts"]);
 }

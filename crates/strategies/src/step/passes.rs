@@ -29,7 +29,7 @@ impl TrainStep<'_> {
         if is_first {
             let tensors = self.samples[at].batch.tensors().iter().enumerate();
             for (number, (name, tensor)) in tensors {
-                self.observe(Phase::Input, (number, name), tensor)?;
+                self.observe_input((number, name), tensor)?;
             }
         }
         Ok(outcome)
@@ -63,7 +63,6 @@ impl TrainStep<'_> {
             let d_output =
                 step.pass(Some(at), |cx| model.differentiate(cx, &output, scale, &sums, saved))?;
             drop(output);
-            step.observe(Phase::Loss, (0, "loss"), &d_output)?;
             step.num_losses += 1;
             if step.num_losses == step.micro_batches.len() && !step.is_graph() {
                 step.send_loss()?;
@@ -132,10 +131,10 @@ impl TrainStep<'_> {
         partial_sums.visit(compute, storage, readiness, at, units)
     }
 
-    fn observe(&mut self, phase: Phase, of: (usize, &str), tensor: &Tensor) -> Result<()> {
+    fn observe_input(&mut self, of: (usize, &str), tensor: &Tensor) -> Result<()> {
         let compute = &self.replica().compute;
         let Some(observer) = &mut self.hooks.cx.state.executor.observer else { return Ok(()) };
-        observer.add(compute, phase, of, (tensor.dims(), 0), tensor)
+        observer.add(compute, Phase::Input, of, (tensor.dims(), 0), tensor)
     }
 
     /// Runs a part of a pass, with the hooks of the strategy.

@@ -140,6 +140,13 @@ fn check_layouts(a: &Layout, b: &Layout) -> Result<()> {
             "A has {len} training samples and B has {other_len}, or other ones; pass the same data"
         ));
     }
+    let [parts, other_parts] = [own, other].map(|of| of.model.divided().parts);
+    if parts != other_parts {
+        return refused(format!(
+            "A adds up the results of {parts} parts of a layer and B those of {other_parts}, so they end with other bits; set the same \
+             tp-parts in both files"
+        ));
+    }
     let shares = |of: &TrainConfig| of.world_size / of.mesh.num_parts();
     let cut = |of: &TrainConfig| match &of.micro_batches {
         Some(cut) => (true, cut.count(), cut.size),
