@@ -1,4 +1,4 @@
-"""The book: 41 short runs, and the weights and the loss with which each ends.
+"""The book: 44 short runs, and the weights and the loss with which each ends.
 
     python3 bench/digests.py                              # fills in what this machine can show, and compares the rest
     python3 bench/digests.py --check                      # only compares
@@ -57,6 +57,10 @@ RUNS: dict[str, str | list[str]] = {
     "pipeline 1f1b": f"{LLAMA} --mesh pp=2 --schedule 1f1b --accumulate 4",
     "pipeline zb_h1, replicas": f"{CNN} --mesh pp=2,dp=2 --nproc 4 --schedule zb_h1 --strategy sharded2 --accumulate 4",
     "pipeline zbv, tree": f"{MLP} --mesh pp=2 --schedule zbv --accumulate 4 --accumulation-order tree",
+    # Layers that ranks divide, and parameters that are rounded to travel.
+    "divided mlp": f"{MLP} --mesh tp=2 --overlap-tp",
+    "divided llama, sharded3": f"{LLAMA.replace('301', '300')} --mesh shard=2,tp=2 --nproc 4 --strategy sharded3",
+    "gathers in bf16": f"{MLP} --strategy sharded3 --gather-precision bf16 --nproc 3",
     # The emulated accelerator.
     "late": f"{CNN} --device sim:late,seed=7",
     "late, sharded3": f"{LLAMA} --strategy sharded3 --device sim:late,seed=11",
