@@ -42,6 +42,8 @@ from common import ROOT, RUN_SECONDS, Record, RunFailed, aligned, arguments_for,
 CNN = "--model cnn --data synthetic --samples 8192 --batch-size 64"
 MLP = "--model mlp --num-layers 4 --input-dim 512 --hidden-dim 512 --output-dim 10 --batch-size 128"
 WIDE = "--model mlp --num-layers 4 --input-dim 512 --hidden-dim 1024 --output-dim 10 --batch-size 64"
+DIVIDED = "--model mlp --num-layers 5 --input-dim 1024 --hidden-dim 1024 --output-dim 1024 --global-batch-size 256"
+TRANSFORMER = "--model llama --layers 4 --width 256 --heads 4 --vocab 1024 --seq-len 64 --optimizer adamw --global-batch-size 16"
 PIPELINE = "--model llama --layers 4 --width 256 --heads 4 --vocab 8192 --optimizer adamw --mesh pp=2 --accumulate 8 --global-batch-size 2"
 MS = r"(?P<ms>[0-9]+\.[0-9]+)"
 HALF = rf"half the time .* less \({MS} ms per step\)"
@@ -75,6 +77,8 @@ CASES = {
     "no synchronized batch norm": Case("train", f"{CNN} --strategy ddp --batch-norm --link 1gbit,1ms", "--sync-batch-norm", "", r"leaving out `--sync-batch-norm`.* ms less"),
     "rarer averages": Case("train", f"{CNN} --strategy local_sgd --link 200mbit,50us", "--sync-every 2", r"\1", r"`(--sync-every [0-9]+)`.* ms less"),
     "gather ahead": Case("train", f"{MLP} --strategy sharded3 --link 1gbit,50us", "--prefetch 0", r"\1", r"`(--prefetch [0-9]+)`.* ms less"),
+    "divided layers": Case("train", f"{DIVIDED} --mesh tp=2 --link 500mbit,50us", "", r"\1", r"`(--overlap-tp)`.* ms less"),
+    "divided language model": Case("train", f"{TRANSFORMER} --mesh tp=2 --link 500mbit,50us", "", r"\1", r"`(--overlap-tp)`.* ms less"),
     "another schedule": Case("train", PIPELINE, "--schedule gpipe", r"\1", r"With `([^`]+)` the step.* ms less"),
     "another cut": Case("train", PIPELINE, "--stages model.layers.1", r"\1", r"With `([^`]+)` the step.* ms less"),
 }
