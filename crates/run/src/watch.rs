@@ -156,7 +156,7 @@ mod tests {
     use paceline_kernels::Compute;
     use paceline_kernels::optimizer::Sgd;
     use paceline_memory::Allocator;
-    use paceline_model::{MlpConfig, OptimizerConfig};
+    use paceline_model::{Divided, MlpConfig, OptimizerConfig};
     use paceline_strategies::{
         FlatDdp, ReplicaOptions, ShardOptions, Sharded, Strategy, ZeroStage,
     };
@@ -165,8 +165,14 @@ mod tests {
 
     type Told = Result<Option<Vec<[u64; 2]>>>;
 
-    /// A step without gradients on four ranks, before which one rank has changed a bit of its gradients or its weights.
-    fn told(make: fn() -> Box<dyn Strategy>, mesh: &str, flip: Option<(usize, bool)>) -> Vec<Told> {
+    /// A step without gradients on four ranks, before which one rank has changed a bit of its gradients or its weights: of the first
+    /// parameter that has no parts.
+    fn told(
+        make: fn() -> Box<dyn Strategy>,
+        mesh: &str,
+        parts: usize,
+        flip: Option<(usize, bool)>,
+    ) -> Vec<Told> {
         let config = MlpConfig {
             input_dim: 8,
             hidden_dim: 8,
@@ -179,7 +185,10 @@ mod tests {
             let mesh = Mesh::new(group, &mesh.parse().unwrap()).unwrap();
             let mut strategy = make();
             let compute = Compute::new(1, Allocator::new()).unwrap();
-            let (model, options) = (config.build(4).unwrap(), ReplicaOptions::DEFAULT);
+            let divided = Divided { parts, by_rows: true, ..Divided::NOT };
+            let model =
+                if parts > 1 { config.build_divided(4, divided) } else { config.build(4) }.unwrap();
+            let options = ReplicaOptions::DEFAULT;
             let replica =
                 Replica::new(strategy.as_mut(), model, compute, mesh, 1, options).unwrap();
             let sgd = OptimizerConfig::Sgd(Sgd { lr: 0.0, momentum: 0.0, weight_decay: 0.0 });
@@ -188,7 +197,10 @@ mod tests {
             if let Some((_, is_gradient)) = flip.filter(|(of, _)| *of == rank) {
                 let held = if is_gradient { storage.grads() } else { storage.values() };
                 let mut values = held.tensor().write::<f32>().unwrap();
-                values[3] = f32::from_bits(values[3].to_bits() ^ 1);
+                let mut params = storage.layout().params().iter();
+                let whole = params.find(|param| param.part.is_none()).unwrap();
+                let value = &mut values[whole.start + 3];
+                *value = f32::from_bits(value.to_bits() ^ 1);
             }
             optimizer.step(&replica.compute, storage).unwrap();
             compare(&replica, &optimizer, &strategy.exactness(replica.mesh.shape()), 7)
@@ -203,17 +215,27 @@ mod tests {
     #[test]
     fn a_changed_bit_names_its_rank_and_tensor() {
         let flat: fn() -> Box<dyn Strategy> = || Box::new(FlatDdp);
-        for (flip, words) in [
+        for (mesh, parts, flip, words) in [
             (
+                "dp=4",
+                1,
                 (2, true),
                 "after step 7, the gradient of fc0.weight has other values on rank 2 than on ranks 0, 1, 3",
             ),
             (
+                "dp=4",
+                1,
                 (1, false),
                 "after step 7, fc0.weight has other values on rank 1 than on ranks 0, 2, 3",
             ),
+            (
+                "tp=4",
+                4,
+                (3, false),
+                "after step 7, fc1.bias has other values on rank 3 than on ranks 0-2",
+            ),
         ] {
-            let all = told(flat, "dp=4", Some(flip));
+            let all = told(flat, mesh, parts, Some(flip));
             let Err(Failure::Run(said)) = &all[0] else { panic!("{:?}", all[0]) };
             assert!(said.starts_with(words), "{said}");
             assert!(all[1..].iter().all(|of| matches!(of, Err(Failure::Consequence(_)))));
@@ -226,9 +248,13 @@ mod tests {
         let sharded: fn() -> Box<dyn Strategy> =
             || Box::new(Sharded::new(ZeroStage::Three, ShardOptions::default()));
         let digests = |all: Vec<Told>| all.into_iter().map(|of| of.unwrap().unwrap());
-        let whole: Vec<_> = digests(told(flat, "dp=4", None)).collect();
+        let whole: Vec<_> = digests(told(flat, "dp=4", 1, None)).collect();
         for mesh in ["shard=4", "dp=2,shard=2"] {
-            assert!(digests(told(sharded, mesh, None)).eq(whole.iter().cloned()), "{mesh}");
+            assert!(digests(told(sharded, mesh, 1, None)).eq(whole.iter().cloned()), "{mesh}");
+        }
+        let whole: Vec<_> = digests(told(flat, "dp=4", 4, None)).collect();
+        for (make, mesh) in [(flat, "tp=4"), (flat, "dp=2,tp=2"), (sharded, "shard=2,tp=2")] {
+            assert!(digests(told(make, mesh, 4, None)).eq(whole.iter().cloned()), "{mesh}");
         }
     }
 }

@@ -109,7 +109,7 @@ fn other_buckets((caps, gain): (BucketCaps, Gain)) -> Remedy {
     Remedy::new(format!("`--bucket-cap-mb {size} --first-bucket-mb {first}`"), gain)
 }
 
-/// Of the five exchanges of a divided layer, which move as many bytes, two could travel while gradients of weights are computed. About
+/// Of the five exchanges of a divided layer, which move as many bytes, two could travel while the ranks compute. About
 /// half of that is gained, since an exchange takes a part of the cores.
 fn overlapped(observed: &Observed) -> Option<Remedy> {
     let moving = observed.steps.iter().map(|step| (step.exposed - step.waiting) / 5.0);

@@ -223,7 +223,7 @@ fn layers_that_ranks_divide_have_the_tensors_of_one_process() {
             assert!(run.stdout.contains("No difference in"), "{other}: {run:#?}");
         }
         let (_, run) = check(common, ["nproc = 1", "nproc = 2\nmesh = \"tp=2\""]);
-        run.refused(&["1 parts of a layer and B those of 2", "set the same tp-parts"]);
+        run.refused(&["layers have 1 part in A and 2 parts in B", "set the same tp-parts"]);
     }
 }
 

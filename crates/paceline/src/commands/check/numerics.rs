@@ -10,7 +10,7 @@ use clap::Arg;
 use paceline_failure::{Failure, Result, usage};
 use paceline_files::{Printable, printable};
 use paceline_host::disk::Disk;
-use paceline_host::text::warn;
+use paceline_host::text::{plural, warn};
 use paceline_model::Model;
 use paceline_observe::views::passes::read;
 use paceline_run::resolve::resolve_inputs;
@@ -125,10 +125,12 @@ fn resolved(spec: &RunSpec) -> Result<Layout> {
     Ok((config, model.map_err(|error| Failure::Usage(error.to_string()))?, data.train.len()))
 }
 
-/// Fails if the layouts have other samples in their micro-batches, or add these up in another order.
-fn check_layouts(a: &Layout, b: &Layout) -> Result<()> {
-    let [(own, model, len), (other, other_model, other_len)] = [a, b];
-    let refused = |words: String| usage(format!("--numerics: {words}"));
+fn refused(words: String) -> Result<()> {
+    usage(format!("--numerics: {words}"))
+}
+
+/// Fails if the layouts have other data, or layers in other parts.
+fn check_models((own, _, len): &Layout, (other, _, other_len): &Layout) -> Result<()> {
     // New samples come in the order of their numbers, so the number of all matters at the end of an epoch.
     let is_in_first_epoch = |of: &TrainConfig| {
         of.data.is_new_each_epoch()
@@ -141,12 +143,20 @@ fn check_layouts(a: &Layout, b: &Layout) -> Result<()> {
         ));
     }
     let [parts, other_parts] = [own, other].map(|of| of.model.divided().parts);
-    if parts != other_parts {
-        return refused(format!(
-            "A adds up the results of {parts} parts of a layer and B those of {other_parts}, so they end with other bits; set the same \
-             tp-parts in both files"
-        ));
+    if parts == other_parts {
+        return Ok(());
     }
+    refused(format!(
+        "layers have {} in A and {} in B, so they end with other bits; set the same tp-parts in both files",
+        plural(parts, "part"),
+        plural(other_parts, "part")
+    ))
+}
+
+/// Fails if the layouts have other samples in their micro-batches, or add these up in another order.
+fn check_layouts(a: &Layout, b: &Layout) -> Result<()> {
+    let [(own, model, _), (other, other_model, _)] = [a, b];
+    check_models(a, b)?;
     let shares = |of: &TrainConfig| of.world_size / of.mesh.num_parts();
     let cut = |of: &TrainConfig| match &of.micro_batches {
         Some(cut) => (true, cut.count(), cut.size),
