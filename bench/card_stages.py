@@ -46,12 +46,17 @@ def current_card() -> ctypes.CDLL:
 
 
 def out_of_memory(binary: Path, small: bool) -> Record:
-    """A part of the largest batch that `predict` says to fit is trained; twice as much ends with a sentence. This process holds the rest of
+    """A part of the largest batch that `plan` says to fit is trained; twice as much ends with a sentence. This process holds the rest of
     the card, since the host, too, has to hold as much memory as `paceline train` predicts."""
     model = "--model mlp --input-dim 4 --hidden-dim 512 --output-dim 4" if small else "--image 32 32 3 --channels 2048 2048"
     room = 1 << 27 if small else 8 * 10**9
-    run([binary, *f"predict --memory --nproc 1 {model} --batch-size 4 --rank-gb {room / 1e9} --strategies ddp --json predicted.json".split()], Path(), 60)
-    largest = json.loads(Path("predicted.json").read_text())["rows"][0]["largest_batch"]
+    largest = 1
+    # The plan's answer by bisection.
+    for bit in reversed(range(24)):
+        words = f"plan --on 1xH100 {model} --precision f32 --batch-size {largest + (1 << bit)} --top 1 --rank-gb {room / 1e9} --json plan.json"
+        run([binary, *words.split()], Path(), 60)
+        fits_too = any(row["over_bytes"] == 0 for row in json.loads(Path("plan.json").read_text())["rows"])
+        largest += fits_too << bit
     cuda = current_card()
     free, total, held = ctypes.c_size_t(), ctypes.c_size_t(), ctypes.c_uint64()
     statuses = [cuda.cuMemGetInfo_v2(ctypes.byref(free), ctypes.byref(total)),

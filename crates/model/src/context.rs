@@ -168,6 +168,11 @@ impl<'a> Context<'a> {
         Self { keeps_statistics: keeps, ..self }
     }
 
+    /// Begins another backward pass in the same context.
+    pub fn begin_pass(&mut self) {
+        self.units.readiness.begin_pass(|_| true);
+    }
+
     /// The same, with the batch that objectives and some layers look at.
     pub fn with_batch(self, batch: &'a Batch) -> Self {
         Self { batch: Some(batch), ..self }

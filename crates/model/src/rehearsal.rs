@@ -97,6 +97,43 @@ impl Rehearsal {
         Ok(Self { forward, backward, step, forward_flops, backward_flops, moved_bytes, exchanged })
     }
 
+    /// Rehearses passes in an order of their own, such as those of a pipeline's stages. `layout` has the parameters that they use, and
+    /// `run` gets a context with `batch`, and memory for the sums of the loss. All of it counts as one phase.
+    ///
+    /// Errors if `compute` is not of [`Device::Meta`], or as `run` does.
+    pub fn of_passes(
+        layout: Arc<Layout>,
+        precision: Precision,
+        compute: &Compute,
+        batch: &Batch,
+        run: impl FnOnce(&mut Context, &Tensor) -> Result<()>,
+    ) -> Result<Self> {
+        check_meta(compute)?;
+        let allocator = &compute.allocator;
+        let storage = Storage::private(layout, precision, allocator)?;
+        let sums = allocator.tensor(DType::F64, [SUMS_LEN], Category::Workspace)?;
+        let mut units = OpenUnits::new(storage.layout());
+        let mut hooks = OneRank { syncs_statistics: false, exchanged: (0, 0) };
+        allocator.begin_phase();
+        allocator.forget_phases();
+        let counted = [compute.forward_flops(), compute.backward_flops(), compute.moved_bytes()];
+        let cx = Context::resumed(compute, &storage, &mut units, &mut hooks);
+        let mut cx = cx.with_batch(batch);
+        cx.open_roots()?;
+        run(&mut cx, &sums)?;
+        drop(cx);
+        let (forward, backward) = (allocator.end_phase(FORWARD), PhaseUsage::default());
+        Ok(Self {
+            forward,
+            backward,
+            step: backward,
+            forward_flops: compute.forward_flops() - counted[0],
+            backward_flops: compute.backward_flops() - counted[1],
+            moved_bytes: compute.moved_bytes() - counted[2],
+            exchanged: hooks.exchanged,
+        })
+    }
+
     /// The most bytes of a category at once in the whole step.
     pub fn peak_bytes(&self, category: Category) -> u64 {
         let peak = |phase: &PhaseUsage| phase.of(category).peak_bytes;

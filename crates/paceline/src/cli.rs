@@ -10,6 +10,7 @@ use paceline_run::evaluate::args::EvaluateArgs;
 use paceline_run::train::args::TrainCommand;
 use paceline_settings::part::add_later;
 use paceline_study::lab::args::LabArgs;
+use paceline_study::plan::PlanArgs;
 use paceline_study::predict::PredictArgs;
 use paceline_study::sweep::args::SweepArgs;
 
@@ -90,6 +91,8 @@ pub enum Command {
     Sweep(Later<SweepArgs>),
     /// Predict the time of a step on more ranks and other links, from runs without communication
     Predict(Later<PredictArgs>),
+    /// Plan a training step before renting anything: every layout on stated cards and links, by predicted time and memory
+    Plan(Later<PlanArgs>),
     /// Run a PyTorch program as it is, record some of its steps on each rank, and say what makes them slow
     Record(RecordArgs),
     /// Analyze the traces of a run: where the time went, who waited for whom, and what to do

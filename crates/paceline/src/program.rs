@@ -20,7 +20,7 @@ use paceline_host::streams;
 use paceline_launch::{environment, launcher};
 use paceline_run::train::{self, FinishedRun};
 use paceline_run::{evaluate, instructions};
-use paceline_study::{lab, predict, sweep};
+use paceline_study::{lab, plan, predict, sweep};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::SIGXFSZ;
 
@@ -170,6 +170,7 @@ fn run(command: Command) -> Result<u8> {
         Command::Lab(args) => lab::lab(&args.0, place()?),
         Command::Sweep(args) => sweep::sweep(&args.0, place()?),
         Command::Predict(args) => predict::predict(&args.0, place()?),
+        Command::Plan(args) => plan::plan(&args.0, place()?),
         Command::Record(args) => record::record(&args),
         Command::Analyze(args) => analyze::analyze(&args),
         Command::Hang(args) => hang::hang(&args),

@@ -175,11 +175,11 @@ fn the_bar_survives_a_resize() {
 
 #[test]
 fn tables_fit_a_terminal_a_pipe_and_a_given_width() {
-    let line = "predict --memory --nproc 2,4 --model mlp --rank-gb 16";
+    let line = "plan --on 4xL4 --link 10gbe --model mlp --top 4";
     let sandbox = Sandbox::new();
-    let names = ["strategy", "parameters", "activations", "total", "largest"];
+    let names = ["strategy", "schedule", "parameters", "activations", "total"];
     let longest = |text: &str| {
-        let is_table = |line: &&str| line.starts_with("strategy") || line.starts_with("sharded");
+        let is_table = |line: &&str| line.starts_with("layout") || line.starts_with("dp4");
         let lines = text.lines().filter(is_table);
         names.iter().for_each(|name| assert!(text.contains(name), "no {name} in {text}"));
         lines.map(|line| line.chars().count()).max().unwrap()

@@ -22,6 +22,7 @@ use paceline_settings::micro_batches::MicroBatches;
 use paceline_settings::named::{Course, PrecisionName};
 use paceline_settings::open_data::OpenData;
 use paceline_settings::origin::Resume;
+use paceline_settings::pipeline::PipelineConfig;
 use paceline_settings::profile::{self, ProfileConfig};
 use paceline_settings::spec::RunSpec;
 use paceline_settings::strategy::{self, StrategyConfig};
@@ -60,8 +61,8 @@ pub fn resolve_inputs(
     }
     let world_size = config.world_size;
     let local_ranks = placement.map_or(world_size, |placement| placement.place.local_world_size);
-    // The memory of pipeline stages is not predicted yet.
-    if config.pipeline.is_none() {
+    // The memory of stages is not known before the ranks have chosen them.
+    if !config.pipeline.as_ref().is_some_and(PipelineConfig::is_open) {
         shortage::check(&config, local_ranks, &model, &data)?;
     }
     config.warnings.extend(resume::check(&config, &model, data.train.len())?);

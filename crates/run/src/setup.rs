@@ -26,8 +26,7 @@ use paceline_settings::named::TransportName;
 use paceline_settings::open_data::OpenData;
 use paceline_settings::origin::Resume;
 use paceline_strategies::{
-    Exactness, Observer, Replica, ReplicaOptions, Stages, StepState, Strategy, SyncBlocks, Trainer,
-    schedule,
+    Exactness, Observer, Replica, ReplicaOptions, StepState, Strategy, SyncBlocks, Trainer,
 };
 use paceline_trace::{SpanTrack, Track};
 
@@ -216,8 +215,8 @@ pub(crate) fn build<'a>(
     let model = build()?;
     let is_card = allocator.device() == Device::Cuda;
     let predicted = match mesh.world().rank() {
-        // The memory of pipeline stages, and of a card and its driver, is not predicted yet.
-        0 if config.pipeline.is_none() && !is_card => {
+        // The memory of a card and its driver is not predicted yet.
+        0 if !is_card => {
             let mut part = build()?;
             parts::take_first(&mut part, &config.mesh)?;
             Needs::of(&Shape::of(config, &data), &part)?
@@ -338,17 +337,9 @@ fn replica(
 ) -> Result<Replica> {
     let (seed, options) = (config.seed, config.strategy.options);
     let options = ReplicaOptions { steps_by_bucket: config.steps_by_bucket(), ..options };
-    let pipeline = config.pipeline.as_ref();
-    let Some((of, schedule)) = pipeline.and_then(|of| Some((of, schedule::named(of.schedule)?)))
-    else {
+    let micro_batches = config.micro_batches_per_step();
+    let Some(stages) = config.pipeline.as_ref().and_then(|of| of.stages(micro_batches)) else {
         return Ok(Replica::new(strategy, model, compute, mesh, seed, options)?);
-    };
-    let stages = Stages {
-        schedule: Arc::new(schedule),
-        cut: of.begins_at.clone(),
-        micro_batches: config.micro_batches_per_step(),
-        costs: of.costs.clone(),
-        head_at_once: of.head_at_once,
     };
     Ok(Replica::in_stages(strategy, model, compute, mesh, &stages, (seed, options))?)
 }

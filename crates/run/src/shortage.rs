@@ -111,7 +111,7 @@ fn alternatives(
 }
 
 /// The configuration of another strategy with the flags of this run.
-pub fn with_strategy(config: &TrainConfig, name: &str) -> Result<(StrategyConfig, MeshShape)> {
+fn with_strategy(config: &TrainConfig, name: &str) -> Result<(StrategyConfig, MeshShape)> {
     let spec = config.spec.with(STRATEGIES.key, name);
     let settings = MicroBatches::settings(config.micro_batches.as_ref(), &spec)?;
     let flags: RunFlags = read(&settings)?;
@@ -122,13 +122,13 @@ pub fn with_strategy(config: &TrainConfig, name: &str) -> Result<(StrategyConfig
 }
 
 /// The most samples per rank that fit, if fewer than the run's.
-pub fn largest_batch(shape: &Shape, fits: impl Fn(&Shape) -> bool) -> Option<usize> {
+fn largest_batch(shape: &Shape, fits: impl Fn(&Shape) -> bool) -> Option<usize> {
     let most = shape.rows.iter().max().copied().unwrap_or(0);
     largest(most, |rows| fits(&Shape { rows: vec![rows; shape.rows.len()], ..shape.clone() }))
 }
 
 /// The largest number from 1 to `most` that fits, if any does. All smaller numbers fit too.
-pub fn largest(most: usize, fits: impl Fn(usize) -> bool) -> Option<usize> {
+fn largest(most: usize, fits: impl Fn(usize) -> bool) -> Option<usize> {
     if most == 0 || !fits(1) {
         return None;
     }

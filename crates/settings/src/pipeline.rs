@@ -1,6 +1,9 @@
 //! The stages of a pipeline.
 
-use paceline_strategies::schedule::Costs;
+use std::sync::Arc;
+
+use paceline_strategies::Stages;
+use paceline_strategies::schedule::{Costs, named};
 use serde::Serialize;
 
 /// The schedule and the cut that the ranks choose once they have measured.
@@ -58,6 +61,17 @@ impl PipelineConfig {
     /// The step by rehearsal of the chosen schedule, in milliseconds, if the ranks have measured.
     pub fn rehearsed_ms(&self) -> Option<f64> {
         self.candidates.iter().find(|of| of.schedule == self.schedule).map(|of| of.step_ms)
+    }
+
+    /// The stages of a step of so many micro-batches. `None` until the ranks have chosen a schedule.
+    pub fn stages(&self, micro_batches: usize) -> Option<Stages> {
+        Some(Stages {
+            schedule: Arc::new(named(self.schedule)?),
+            cut: self.begins_at.clone(),
+            micro_batches,
+            costs: self.costs.clone(),
+            head_at_once: self.head_at_once,
+        })
     }
 
     /// Whether the ranks have to measure before they can begin.

@@ -134,6 +134,19 @@ impl Pipeline {
         }
     }
 
+    /// A place on the axis that only rehearses: it has no groups.
+    pub(crate) fn rehearsed(
+        model: &Model,
+        stages: &Stages,
+        ranks: usize,
+        rank: usize,
+    ) -> Result<Self> {
+        let placement = stages.schedule.placement(ranks);
+        let blocks = stages.blocks(model.blocks.len(), placement.stages())?;
+        let stages = stages.clone();
+        Ok(Self { stages, placement, rank, blocks, is_alone: false, ..Self::alone(model) })
+    }
+
     /// The part of the model that this rank computes. Errors, on every rank, if a rank has nothing to train.
     pub(crate) fn part(&self, model: &Model) -> Result<Arc<Layout>> {
         let part = |rank| {

@@ -25,7 +25,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 
 use crate::ledger::{Ending, Ledger, Record};
 
-use crate::plan::{Case, Planned};
+use crate::cases::{Case, Planned};
 use crate::spec::{self, Spec};
 use crate::{command_line, quoted};
 

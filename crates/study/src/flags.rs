@@ -56,6 +56,18 @@ impl Selection for PassedOn {
     }
 }
 
+/// The same flags, and those that state a part of the layout, for a plan.
+#[derive(Clone, Copy, Debug)]
+pub struct Planned;
+
+impl Selection for Planned {
+    fn flags() -> Vec<Arg> {
+        let all = flags::all();
+        let of_layout = all.iter().filter(|flag| ["mesh", "schedule"].contains(&flags::key(flag)));
+        PassedOn::flags().into_iter().chain(of_layout.cloned()).collect()
+    }
+}
+
 /// The flags of a run, except those that a sweep sets itself.
 #[derive(Clone, Copy, Debug)]
 pub struct Swept;

@@ -6,9 +6,9 @@
 use paceline_observe::figures::figure::Better;
 use paceline_table::table::{Cell, Columns};
 
+use crate::cases::Vary;
 use crate::noise::{self, Effect, logarithms};
 use crate::outcome::Outcome;
-use crate::plan::Vary;
 use crate::report::{Found, tabled};
 
 /// The effects of all values but the first ones on a figure, over all pairs of rows that differ in nothing else.

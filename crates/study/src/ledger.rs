@@ -24,7 +24,7 @@ use paceline_host::text::say;
 use paceline_observe::figures::run_summary::RunSummary;
 use serde::{Deserialize, Serialize};
 
-use crate::plan::{self, Case};
+use crate::cases::{self, Case};
 use crate::spec;
 
 const SETTINGS: &str = "sweep-settings.json";
@@ -102,7 +102,7 @@ impl Ledger {
         .into();
         all.extend(settings);
         let ledger = Self::open(&Disk::default(), folder, &all)?;
-        let order = plan::order(cases.len(), rounds);
+        let order = cases::order(cases.len(), rounds);
         if let Some(problem) =
             ledger.records.iter().find_map(|record| misplaced(record, cases, &order))
         {
@@ -230,7 +230,7 @@ fn file_of(position: usize) -> String {
 }
 
 /// A message if a record belongs to another run than the one at its position.
-fn misplaced(record: &Record, cases: &[Case], order: &[plan::Planned]) -> Option<String> {
+fn misplaced(record: &Record, cases: &[Case], order: &[cases::Planned]) -> Option<String> {
     let Record { position, round, case, name, .. } = record;
     let expected = order.get(*position).map(|(_, run)| *run);
     let is_of_case = cases.get(*case).is_some_and(|of| of.name == *name);

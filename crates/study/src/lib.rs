@@ -3,7 +3,7 @@
 //! | file | purpose |
 //! |---|---|
 //! | [`spec`] | changes one setting of a run after the other |
-//! | [`plan`], [`scene`] | make the list of cases, and the order of all runs |
+//! | [`cases`], [`scene`] | make the list of cases, and the order of all runs |
 //! | [`execute`] | makes the runs |
 //! | [`ledger`] | keeps the results of finished runs |
 //! | [`noise`] | the one rule that tells differences from noise |
@@ -12,6 +12,7 @@
 //! | [`study`], [`flags`] | the common parts of the studies of `paceline bench` |
 //! | [`studies`] | those studies, and comparisons of strategies |
 //! | [`lab`] | `paceline lab`: which option helps, on which workload |
+//! | [`plan`] | `paceline plan`: every layout of a step on stated hardware |
 //! | [`predict`] | `paceline predict`: links and ranks with which nothing was run |
 //!
 //! All times come from the runs' own summaries; nothing here measures.
@@ -19,6 +20,7 @@
 #![cfg_attr(not(test), warn(clippy::print_stdout, clippy::print_stderr))]
 
 pub mod answer;
+pub mod cases;
 pub mod execute;
 pub mod flags;
 pub mod grid;

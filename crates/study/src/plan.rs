@@ -1,249 +1,375 @@
-//! The plan of a sweep: the combinations of the varied flags, and the order of all runs.
+//! `paceline plan`: every layout of a training step on stated hardware, by predicted time, with the memory of a rank.
+//!
+//! The times come from the models of `paceline predict` ([`predict`](crate::predict)), the memory from that of a run
+//! ([`paceline_observe::insight::memory`]). With `--measure`, the first layouts run here, on emulated links.
+//!
+//! | file | purpose |
+//! |---|---|
+//! | [`flags`] | the flags, and the hardware that they name |
+//! | [`decoder`] | a model by its `config.json` alone |
+//! | [`layouts`] | the list of layouts |
+//! | [`work`] | the work of a micro-batch: counted for a card, measured on this host |
+//! | [`time`] | the time of a step |
+//! | [`table`] | shows all of it |
 
-use paceline_failure::{Failure, Result, usage};
-use paceline_files::printable;
+pub mod decoder;
+pub mod flags;
+pub mod layouts;
+pub mod table;
+pub mod time;
+pub mod work;
 
-use crate::scene::Scene;
+use std::collections::BTreeMap;
+
+use paceline_failure::{Failure, Result};
+use paceline_files::Printable;
+use paceline_host::text::{say, warn};
+use paceline_launch::environment::Placement;
+use paceline_memory::Category;
+use paceline_model::LlamaConfig;
+use paceline_observe::figures::run_summary::RunSummary;
+use paceline_observe::insight::memory::{Needs, Shape};
+use paceline_run::resolve::resolve_unchecked;
+use paceline_settings::named::PrecisionName;
+use paceline_strategies::BucketCaps;
+use serde::Serialize;
+
+use crate::cases::Case as RunCase;
+use crate::noise::Spread;
+use crate::predict::flags::MEASURED;
+use crate::predict::link_of;
+use crate::predict::model::Calibration;
+use crate::predict::network::Route;
 use crate::spec::{self, Spec};
+use crate::study::{check, measuring, run_cases, spread_of};
+use crate::{refuse_ranks, usage};
+use decoder::Decoder;
+pub use flags::PlanArgs;
+use flags::{Hardware, On};
+use layouts::Layout;
+use time::{Case, Times};
+use work::{HostSpeed, Key, Work};
 
-/// The most cases. More are taken for a mistake.
-const MAX_CASES: usize = 10_000;
-
-/// A flag that is varied.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Vary {
-    /// The flag of the study that names it, such as `--vary`.
-    pub given_by: &'static str,
-    /// The name of the flag.
-    pub key: String,
-    /// Its values, as text.
-    pub alternatives: Vec<String>,
+/// A layout with its predictions.
+#[derive(Clone, Debug, Serialize)]
+pub struct Row {
+    /// The layout.
+    #[serde(flatten)]
+    pub layout: Layout,
+    /// The step.
+    #[serde(flatten)]
+    pub times: Times,
+    /// Bytes of the rank that needs the most, by category.
+    pub bytes: BTreeMap<String, u64>,
+    /// All bytes that this rank takes of its memory.
+    pub rank_bytes: u64,
+    /// By how many bytes that is too much; 0 if it fits.
+    pub over_bytes: u64,
+    /// The flags of `paceline train`.
+    pub command: String,
+    /// The measured step here, in milliseconds.
+    pub measured_ms: Option<Spread>,
+    /// The most bytes in tensors of a rank of this run.
+    pub measured_bytes: Option<u64>,
 }
 
-impl Vary {
-    /// Reads `KEY=A,B`, the value of `flag`. Semicolons separate alternatives with commas.
-    pub fn parse(flag: &'static str, text: &str) -> Result<Self> {
-        let refused = |why: &str| Err(Failure::Usage(format!("{flag} {}: {why}", printable(text))));
-        let Some((key, values)) = text.split_once('=') else {
-            return refused("pass the name of a flag and its values, as nproc=1,2");
-        };
-        let key = key.trim().trim_start_matches('-');
-        spec::check_key(flag, key)?;
-        let separator = if values.contains(';') { ';' } else { ',' };
-        // A single alternative with commas ends with a semicolon.
-        let values = values.strip_suffix(';').unwrap_or(values);
-        let words = |value: &str| value.split_whitespace().collect::<Vec<_>>().join(" ");
-        let alternatives: Vec<String> = values.split(separator).map(words).collect();
-        if alternatives.iter().any(String::is_empty) {
-            return refused("a value is missing");
+/// The result.
+#[derive(Debug)]
+pub struct Found {
+    /// The fastest layouts, until enough of them fit.
+    pub rows: Vec<Row>,
+    /// How many layouts there are.
+    pub count: usize,
+    /// Layouts that a run refuses, and the reason of the first.
+    pub refused: (usize, Option<String>),
+    /// The number of parameters.
+    pub params: u64,
+    /// Samples of a step.
+    pub samples: usize,
+    /// The model in words.
+    pub model: String,
+}
+
+/// Runs `paceline plan`.
+pub fn plan(args: &PlanArgs, placement: Option<Placement>) -> Result<u8> {
+    refuse_ranks("a plan", placement)?;
+    check(&args.study)?;
+    let mut hardware = Hardware::of(args)?;
+    let (base, decoder) = base(args)?;
+    let On { ranks, card } = hardware.on.clone();
+    let strategy = if ranks == 1 { "single" } else { "ddp" };
+    let whole = base
+        .without(&["global-batch-size", "mesh", "schedule"])
+        .with("nproc", ranks)
+        .with("strategy", strategy);
+    let (config, data, model) = resolve_unchecked(&whole, None)?;
+    config.warnings.iter().for_each(|warning| warn(warning));
+    if hardware.link.is_none() && ranks > 1 {
+        let link = link_of(MEASURED, ranks, &config, Route::Direct)?;
+        hardware.link = Some((MEASURED.to_owned(), link));
+    }
+    let precisions = match card {
+        Some(card) if !base.has("precision") => {
+            let has = |name: &PrecisionName| {
+                Hardware::flop_per_s(&card, *name, config.tf32, 1.0).is_some()
+            };
+            [PrecisionName::F32, PrecisionName::Bf16].into_iter().filter(has).collect()
         }
-        let is_twice = |(at, value): (usize, &String)| alternatives[..at].contains(value);
-        if alternatives.iter().enumerate().any(is_twice) {
-            return refused("a value is there twice");
-        }
-        Ok(Self { given_by: flag, key: key.to_owned(), alternatives })
-    }
-
-    /// The specification with the flag set to one of its alternatives. Errors name both flags.
-    pub fn set(&self, spec: &Spec, alternative: &str) -> Result<Spec> {
-        spec::with(spec, &self.key, alternative)
-            .map_err(|failure| Failure::Usage(format!("{} {failure}", self.given_by)))
-    }
-
-    /// The text from which [`Vary::parse`] reads the same value.
-    pub fn text(&self) -> String {
-        format!("{}={};", self.key, self.alternatives.join(";"))
-    }
-}
-
-/// One of the cases that are compared.
-#[derive(Clone, Debug, Default)]
-pub struct Case {
-    /// Its name, as people read it.
-    pub name: String,
-    /// The specification of its runs.
-    pub spec: Spec,
-    /// Its warnings, such as about flags without effect.
-    pub warnings: Vec<String>,
-}
-
-impl Case {
-    /// A case whose specification is checked.
-    pub fn new(name: impl Into<String>, spec: Spec) -> Result<Self> {
-        let is_program = spec.has(spec::PROGRAM);
-        let warnings = if is_program { Vec::new() } else { spec::resolve(&spec)?.warnings };
-        Ok(Self { name: name.into(), spec, warnings })
-    }
-}
-
-/// Fails if a flag is varied twice, or has a value of its own in `base`.
-fn check(base: &Spec, vary: &[Vary]) -> Result<()> {
-    for (at, Vary { given_by, key, .. }) in vary.iter().enumerate() {
-        if vary[..at].iter().any(|other| other.key == *key) {
-            return Err(Failure::Usage(format!(
-                "{given_by} {key}: it is there twice; pass all its values at once, as {key}=A,B"
-            )));
-        }
-        if base.has(key) {
-            return Err(Failure::Usage(format!("--{key}: {given_by} {key} sets it; leave it out")));
-        }
-    }
-    Ok(())
-}
-
-/// The index of each flag's value in each case: all combinations, the last flag changing fastest; or only those with at most
-/// one flag not at its first value. Fails for too many cases.
-fn choices(vary: &[Vary], one_at_a_time: bool) -> Result<Vec<Vec<usize>>> {
-    let mut lens = vary.iter().map(|of| of.alternatives.len());
-    let count = if one_at_a_time {
-        Some(1 + lens.map(|len| len - 1).sum::<usize>())
-    } else {
-        lens.try_fold(1, usize::checked_mul)
+        _ => vec![config.precision],
     };
-    if count.is_none_or(|count| count > MAX_CASES) {
-        return usage(format!("these are more than {MAX_CASES} cases; pass fewer values"));
+    let samples = base.number("global-batch-size").unwrap_or(config.global_batch_size);
+    if samples == 0 {
+        return usage("--global-batch-size 0: a step has samples; pass at least 1");
     }
-    let mut choices = vec![vec![0; vary.len()]];
-    for (at, of) in vary.iter().enumerate() {
-        let bases = if one_at_a_time { 1 } else { choices.len() };
-        let others = |base: &Vec<usize>| {
-            let base = base.clone();
-            (1..of.alternatives.len()).map(move |value| {
-                let mut choice = base.clone();
-                choice[at] = value;
-                choice
-            })
-        };
-        let more: Vec<Vec<usize>> = choices[..bases].iter().flat_map(others).collect();
-        choices.extend(more);
-    }
-    choices.sort_unstable();
-    Ok(choices)
-}
-
-/// The cases as a scene: all combinations, or one flag at a time. Each is resolved.
-pub fn combinations(base: &Spec, vary: &[Vary], one_at_a_time: bool) -> Result<Scene> {
-    check(base, vary)?;
-    let mut scene = Scene::new("");
-    for chosen in choices(vary, one_at_a_time)? {
-        let values = vary.iter().zip(&chosen);
-        let values: Vec<String> = values.map(|(of, at)| of.alternatives[*at].clone()).collect();
-        let mut spec = base.clone();
-        for (of, value) in vary.iter().zip(&values) {
-            spec = of.set(&spec, value)?;
-        }
-        let named = vary.iter().zip(&values).map(|(of, value)| format!("{}={value}", of.key));
-        let name = named.collect::<Vec<_>>().join(", ");
-        spec::resolve(&spec)
-            .map_err(|failure| Failure::Usage(format!("case {name}: {failure}")))?;
-        scene = scene.with(name, spec);
-        scene.variants.last_mut().into_iter().for_each(|last| last.values.clone_from(&values));
-    }
-    Ok(scene)
-}
-
-/// A run: its place in the order of all runs, its round and its case.
-pub type Planned = (usize, (usize, usize));
-
-/// All runs in their order. Each round runs every case once, every second round in reverse order, so that
-/// slow changes of the machine affect all alike.
-pub fn order(num_cases: usize, rounds: usize) -> Vec<Planned> {
-    let round = |round: usize| {
-        let forth = (0..num_cases)
-            .map(move |at| if round.is_multiple_of(2) { at } else { num_cases - 1 - at });
-        forth.map(move |case| (round, case))
+    let layouts = Layout::all(&base, ranks, samples, &precisions)?;
+    let mut planner = Planner {
+        args,
+        base,
+        hardware,
+        works: Vec::new(),
+        hosts: Vec::new(),
+        caps: config.strategy.caps_for_ddp(),
     };
-    (0..rounds).flat_map(round).enumerate().collect()
+    let params = decoder.as_ref().map_or(model.layout.num_params() as u64, |of| of.params);
+    let ratio = params as f64 / model.layout.num_params() as f64;
+    let mut found = Found {
+        rows: Vec::new(),
+        count: layouts.len(),
+        refused: (0, None),
+        params,
+        samples,
+        model: decoder.map_or(config.model.name().to_owned(), |of| of.family.to_owned()),
+    };
+    drop((config, data, model));
+    planner.find(layouts, ratio, &mut found)?;
+    if let Some(count) = args.measure {
+        planner.measure(count, &mut found)?;
+    }
+    table::publish(args, &planner.hardware, &found)?;
+    Ok(0)
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// The settings that all layouts share, and the model of `--config`.
+fn base(args: &PlanArgs) -> Result<(Spec, Option<Decoder>)> {
+    let typed = args.train.0.without(&["link"]);
+    let Some(path) = &args.config else { return Ok((typed, None)) };
+    let stated = [
+        "model",
+        "pretrained",
+        "llama-size",
+        "layers",
+        "width",
+        "heads",
+        "kv-heads",
+        "head-dim",
+        "intermediate",
+        "vocab",
+        "tie-embeddings",
+        "num-labels",
+    ];
+    if let Some(flag) = stated.into_iter().find(|flag| typed.has(flag)) {
+        return usage(format!("--{flag}: --config states the model; leave one of them out"));
+    }
+    let refused = |error: String| Failure::Usage(format!("--config {}: {error}", path.printable()));
+    let text = paceline_files::read_text(path, LlamaConfig::MAX_FILE_BYTES)
+        .map_err(|e| refused(e.to_string()))?;
+    let decoder = Decoder::from_json(&text).map_err(refused)?;
+    let length = typed.number("seq-len").unwrap_or(0);
+    if let Some(window) = decoder.window.filter(|window| *window < length) {
+        return Err(refused(format!(
+            "sliding_window is {window}, and attention within a window is not known; pass --seq-len {window} or less"
+        )));
+    }
+    let spec = decoder
+        .flags()
+        .into_iter()
+        .fold(typed.with("model", "llama"), |spec, (flag, size)| spec.with(flag, size));
+    let spec =
+        if decoder.llama.tie_word_embeddings { spec.with("tie-embeddings", true) } else { spec };
+    Ok((spec, Some(decoder)))
+}
 
-    fn vary(text: &str) -> Vary {
-        Vary::parse("--vary", text).unwrap()
+struct Planner<'a> {
+    args: &'a PlanArgs,
+    base: Spec,
+    hardware: Hardware,
+    works: Vec<(Key, Result<Work, String>)>,
+    /// The speed of this host in each type.
+    hosts: Vec<(PrecisionName, HostSpeed)>,
+    caps: BucketCaps,
+}
+
+impl Planner<'_> {
+    /// Predicts the time of all layouts, and the memory of the fastest until enough of them fit.
+    fn find(&mut self, layouts: Vec<Layout>, ratio: f64, found: &mut Found) -> Result<()> {
+        let mut timed = Vec::new();
+        for layout in layouts {
+            match self.times(&layout)? {
+                Ok(times) => timed.push((layout, times)),
+                Err(reason) => found.refuse(reason),
+            }
+        }
+        timed.sort_by(|a, b| a.1.step_ms.total_cmp(&b.1.step_ms));
+        let mut num_fit = 0;
+        for (layout, times) in timed {
+            match self.row(layout, times, ratio) {
+                Ok(row) => {
+                    num_fit += usize::from(row.over_bytes == 0);
+                    found.rows.push(row);
+                }
+                Err(Failure::Usage(reason)) => found.refuse(reason),
+                Err(other) => return Err(other),
+            }
+            if num_fit == self.args.top {
+                break;
+            }
+        }
+        match &found.refused.1 {
+            Some(reason) if found.rows.is_empty() => usage(reason.clone()),
+            _ => Ok(()),
+        }
     }
 
-    fn refused(text: &str) -> String {
-        Vary::parse("--vary", text).unwrap_err().to_string()
+    /// The step of a layout, or why a run refuses it.
+    fn times(&mut self, layout: &Layout) -> Result<Result<Times, String>> {
+        let key = Key::of(layout);
+        let at = self.work(key)?;
+        let host = match self.hardware.on.card {
+            Some(_) => None,
+            None => Some(self.host(layout.precision)?),
+        };
+        let (_, work) = &self.works[at];
+        let work = match work {
+            Ok(work) => work,
+            Err(reason) => return Ok(Err(reason.clone())),
+        };
+        let case = Case { layout, work, hardware: &self.hardware, host, caps: self.caps };
+        match case.times() {
+            Ok(times) => Ok(Ok(times)),
+            Err(Failure::Usage(reason)) => Ok(Err(reason)),
+            Err(other) => Err(other),
+        }
     }
 
-    #[test]
-    fn alternatives_are_separated_by_commas_or_semicolons() {
-        assert_eq!(vary("nproc=1,2").alternatives, ["1", "2"]);
-        assert_eq!(vary("--nproc=1, 2").key, "nproc");
-        assert_eq!(vary("channels=16  32,32 64").alternatives, ["16 32", "32 64"]);
-        assert_eq!(vary("link=10gbit,50us;1gbit,1ms").alternatives, ["10gbit,50us", "1gbit,1ms"]);
-        assert_eq!(vary("link=10gbit,50us;").alternatives, ["10gbit,50us"]);
+    /// The place of the work with this key.
+    fn work(&mut self, key: Key) -> Result<usize> {
+        if let Some(at) = self.works.iter().position(|(known, _)| *known == key) {
+            return Ok(at);
+        }
+        let work = match Work::of(&self.base, key, &self.hardware) {
+            Ok(work) => Ok(work),
+            Err(Failure::Usage(reason)) => Err(reason),
+            Err(other) => return Err(other),
+        };
+        self.works.push((key, work));
+        Ok(self.works.len() - 1)
     }
 
-    #[test]
-    fn what_cannot_be_varied_is_refused_in_words() {
-        assert!(refused("nproc").contains("as nproc=1,2"));
-        assert!(refused("nproc=1,,2").contains("a value is missing"));
-        assert!(refused("nproc=").contains("a value is missing"));
-        assert!(refused("nproc=1,2,1").contains("twice"));
-        assert!(refused("nprocs=1").contains("the nearest one is nproc"));
-        assert!(refused("bucket_cap_mb=1").contains("the nearest one is bucket-cap-mb"));
-        assert!(refused("save=a").contains("the same files"));
-        assert!(refused("quiet=true").contains("the output of its runs"));
-        assert!(refused("ddp-choice=all").contains("vary strategy"));
+    /// The speed of this host while all ranks compute, from runs without communication.
+    fn host(&mut self, precision: PrecisionName) -> Result<HostSpeed> {
+        if let Some((_, known)) = self.hosts.iter().find(|(name, _)| *name == precision) {
+            return Ok(*known);
+        }
+        let (ranks, rows) = (self.hardware.on.ranks, self.base.number("batch-size").unwrap_or(1));
+        let strategy = if ranks == 1 { "single" } else { "no_sync" };
+        let spec = self
+            .base
+            .without(&["batch-size", "checkpoint-activations", "mesh", "schedule"])
+            .with("nproc", ranks);
+        let spec = spec
+            .with("global-batch-size", rows * ranks)
+            .with("strategy", strategy)
+            .with("precision", precision.name());
+        let (spec, config) = measuring(&spec)?;
+        let case = RunCase::new("without communication", spec)?;
+        let ledger = run_cases(&self.args.study, &[case])?;
+        let run = Calibration::of(&config, ranks, &ledger.of_case(0, usize::MAX).0)?;
+        let key = Key { tp: 1, rows, is_checkpointed: false, precision };
+        let at = self.work(key)?;
+        let work = self.works[at].1.as_ref().map_err(|reason| Failure::Usage(reason.clone()))?;
+        let speed = HostSpeed::of(&run, work);
+        self.hosts.push((precision, speed));
+        Ok(speed)
     }
 
-    #[test]
-    fn every_alternative_meets_every_other() {
-        let many = ["seed", "steps", "hidden", "nproc", "threads"]
-            .map(|key| vary(&format!("{key}=1,2,3,4,5,6,7,8")));
-        let vary = [vary("strategy=ddp,flat_ddp"), vary("hidden=8,16 ,32")];
-        let scene = combinations(&Spec::default(), &vary, false).unwrap();
-        let names: Vec<&str> = scene.variants.iter().map(|case| case.name.as_str()).collect();
-        assert_eq!(names[..2], ["strategy=ddp, hidden=8", "strategy=ddp, hidden=16"]);
-        assert_eq!(names.len(), 6);
-        assert_eq!(scene.variants[5].values, ["flat_ddp", "32"]);
-        let scene = combinations(&Spec::default(), &vary, true).unwrap();
-        let values: Vec<String> = scene.variants.iter().map(|case| case.values.join(" ")).collect();
-        assert_eq!(values, ["ddp 8", "ddp 16", "ddp 32", "flat_ddp 8"]);
-        assert_eq!(choices(&many, true).unwrap().len(), 36);
-        assert!(choices(&many, false).is_err());
+    /// The memory of a layout. Parameters that only the model of `--config` has count by their number.
+    fn row(&self, layout: Layout, times: Times, ratio: f64) -> Result<Row> {
+        let spec = layout.spec(&self.base);
+        let (mut config, data, model) = resolve_unchecked(&spec, None)?;
+        config.checkpoints.save = None;
+        let needs = Needs::of(&Shape::of(&config, &data), &model)?;
+        let need = needs.largest();
+        let mut bytes = need.bytes();
+        let scaled =
+            [Category::Parameters, Category::Gradients, Category::Optimizer, Category::Unsharded];
+        let mut more = 0;
+        for category in scaled {
+            let of = (need.of(category) as f64 * (ratio - 1.0)) as i64;
+            bytes
+                .entry(category.name().to_owned())
+                .and_modify(|bytes| *bytes = bytes.saturating_add_signed(of));
+            more += of;
+        }
+        bytes
+            .entry("total".to_owned())
+            .and_modify(|bytes| *bytes = bytes.saturating_add_signed(more));
+        // A card holds neither the process nor the data set.
+        let whole = if self.hardware.on.card.is_some() { need.total } else { need.whole() };
+        let rank_bytes = whole.saturating_add_signed(more);
+        let over_bytes = (rank_bytes as f64 - self.hardware.rank_bytes).max(0.0) as u64;
+        let command = spec::shown(&self.with_link(&spec));
+        Ok(Row {
+            layout,
+            times,
+            bytes,
+            rank_bytes,
+            over_bytes,
+            command,
+            measured_ms: None,
+            measured_bytes: None,
+        })
     }
 
-    #[test]
-    fn settings_become_flags() {
-        let base = Spec::default();
-        let words = |key: &str, value: &str| spec::shown(&spec::with(&base, key, value).unwrap());
-        assert_eq!(words("channels", "16 32"), "paceline train --channels 16 32");
-        assert_eq!(words("batch-norm", "false"), "paceline train --batch-norm=false");
-        assert_eq!(words("batch-norm", "true"), "paceline train --batch-norm=true");
-        assert_eq!(words("link", spec::LEFT_OUT), "paceline train");
-        let bad = spec::with(&base, "batch-norm", "yes").unwrap_err().to_string();
-        assert!(bad.contains("--batch-norm") && bad.contains("true, false"), "{bad}");
-        let bad = spec::with(&base, "strategy", "magic").unwrap_err().to_string();
-        assert!(bad.contains("'magic'"), "{bad}");
+    /// The same on the emulated link.
+    fn with_link(&self, spec: &Spec) -> Spec {
+        let link = self.hardware.link.as_ref().filter(|(name, _)| name != MEASURED);
+        link.filter(|_| self.hardware.on.card.is_none())
+            .map_or(spec.clone(), |(name, _)| spec.with("link", name))
     }
 
-    #[test]
-    fn an_unsound_case_is_named() {
-        let base = Spec::default().with("nproc", 2);
-        let alone = [vary("strategy=ddp,single")];
-        let error = combinations(&base, &alone, false).unwrap_err().to_string();
-        assert!(error.starts_with("case strategy=single: "), "{error}");
-        let error = combinations(&base, &[vary("nproc=1,2")], false).unwrap_err().to_string();
-        assert!(error.contains("leave it out"), "{error}");
-        let twice = [vary("nproc=1,2"), vary("nproc=1")];
-        assert!(
-            combinations(&Spec::default(), &twice, false)
-                .unwrap_err()
-                .to_string()
-                .contains("there twice")
-        );
+    /// Runs the first layouts that fit.
+    fn measure(&self, count: usize, found: &mut Found) -> Result<()> {
+        let mut rows: Vec<&mut Row> =
+            found.rows.iter_mut().filter(|row| row.over_bytes == 0).take(count).collect();
+        if rows.len() < count {
+            return usage(format!(
+                "--measure {count}: {} of the layouts fit; pass as many, or --top {count}",
+                rows.len()
+            ));
+        }
+        let case = |row: &&mut Row| {
+            // An epoch of whole steps, as planned.
+            let spec = self.with_link(&row.layout.spec(&self.base)).with_default("steps", 30);
+            RunCase::new(format!("{} {}", row.layout.mesh(), row.layout.strategy), spec)
+        };
+        let cases = rows.iter().map(case).collect::<Result<Vec<_>>>()?;
+        say(&format!("Runs of {count} layouts, {} rounds", self.args.study.rounds));
+        let ledger = run_cases(&self.args.study, &cases)?;
+        for (at, row) in rows.iter_mut().enumerate() {
+            let runs: Vec<RunSummary> = ledger.of_case(at, usize::MAX).0;
+            row.measured_ms = spread_of(&runs, "step_ms_median");
+            let peaks = runs.iter().filter_map(|run| {
+                run.part::<BTreeMap<String, f64>>("peak_bytes").get("total").copied()
+            });
+            row.measured_bytes = peaks.reduce(f64::max).map(|bytes| bytes as u64);
+        }
+        Ok(())
     }
+}
 
-    #[test]
-    fn rounds_go_there_and_back_again() {
-        let all = order(3, 3);
-        let cases: Vec<usize> = all.iter().map(|(_, (_, case))| *case).collect();
-        assert_eq!(cases, [0, 1, 2, 2, 1, 0, 0, 1, 2]);
-        let rounds: Vec<usize> = all.iter().map(|(_, (round, _))| *round).collect();
-        assert_eq!(rounds, [0, 0, 0, 1, 1, 1, 2, 2, 2]);
+impl Found {
+    fn refuse(&mut self, reason: String) {
+        self.refused.0 += 1;
+        self.refused.1.get_or_insert(reason);
     }
 }

@@ -15,13 +15,11 @@
 //! | [`efficiency`] | the slowest link that keeps an efficiency |
 //! | [`compression`] | the effect of compressing gradients |
 //! | [`table`], [`chart`] | show all of it |
-//! | [`memory`](mod@memory) | with `--memory`: the needs of a rank |
 
 pub mod chart;
 pub mod compression;
 pub mod efficiency;
 pub mod flags;
-pub mod memory;
 pub mod model;
 pub mod network;
 pub mod stated;
@@ -43,9 +41,9 @@ use paceline_settings::config::TrainConfig;
 use paceline_table::table::Table;
 use serde::Serialize;
 
+use crate::cases::Case;
 use crate::noise::Spread;
 use crate::outcome::Origin;
-use crate::plan::Case;
 use crate::refuse_ranks;
 use crate::spec;
 use crate::spec::Spec;
@@ -105,10 +103,6 @@ struct Report<'a> {
 pub fn predict(args: &PredictArgs, placement: Option<Placement>) -> Result<u8> {
     refuse_ranks("a study", placement)?;
     check(&args.study)?;
-    if args.memory {
-        return memory::predict_memory(args);
-    }
-    flags::check_memory_flags(args)?;
     if args.links.is_empty() {
         let is_given = args.measure || args.trace.is_some() || args.gradient_bytes.is_some();
         if is_given || args.train.0.keys().next().is_some() {

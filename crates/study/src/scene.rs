@@ -5,7 +5,7 @@
 
 use paceline_failure::Result;
 
-use crate::plan::Case;
+use crate::cases::Case;
 use crate::spec::Spec;
 
 /// A setting in which variants are compared.

@@ -23,10 +23,10 @@ use paceline_settings::part::add_later;
 use paceline_table::chart::Picture;
 use serde::Serialize;
 
+use crate::cases::{self, Case};
 use crate::ledger::{self, Ledger};
 use crate::noise::Spread;
 use crate::outcome::{Origin, Outcome};
-use crate::plan::{self, Case};
 use crate::report::Report;
 use crate::scene::{self, Scene};
 use crate::spec::{self, Spec};
@@ -217,7 +217,7 @@ pub(crate) fn run_cases(study: &StudyArgs, cases: &[Case]) -> Result<Ledger> {
         None => Ledger::default(),
     };
     let limit = Duration::from_secs_f64(study.run_limit);
-    execute::make(cases, plan::order(cases.len(), study.rounds), limit, None, &mut ledger)?;
+    execute::make(cases, cases::order(cases.len(), study.rounds), limit, None, &mut ledger)?;
     for (at, case) in cases.iter().enumerate() {
         let (rounds, failure) = ledger.of_case(at, study.rounds);
         if let Some(message) = failure {

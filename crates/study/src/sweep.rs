@@ -14,11 +14,11 @@ use paceline_observe::figures::table::TABLE;
 use paceline_table::chart::{Axis, Picture, Series};
 
 use self::args::SweepArgs;
+use crate::cases::{self, Vary};
 use crate::grid;
 use crate::ledger::Ledger;
 use crate::noise::Spread;
 use crate::outcome::{Outcome, Row};
-use crate::plan::{self, Vary};
 use crate::report::{Report, head};
 use crate::study::warn_of;
 use crate::{execute, refuse_ranks, scene, spec};
@@ -43,7 +43,7 @@ pub fn sweep(args: &SweepArgs, placement: Option<Placement>) -> Result<u8> {
     let (figure, better) = ranked_by(&args.rank_by)?;
     let vary =
         args.vary.iter().map(|text| Vary::parse("--vary", text)).collect::<Result<Vec<_>>>()?;
-    let scenes = [plan::combinations(&args.train.0, &vary, args.one_at_a_time)?];
+    let scenes = [cases::combinations(&args.train.0, &vary, args.one_at_a_time)?];
     let (cases, of_variants) = scene::cases(&scenes)?;
     check_folder("--output", &args.output, "pass a folder that you can write to")?;
     let varied = vary.iter().map(Vary::text).collect::<Vec<_>>().join(" --vary ");
@@ -53,7 +53,7 @@ pub fn sweep(args: &SweepArgs, placement: Option<Placement>) -> Result<u8> {
     let limits = (args.rounds, args.run_limit);
     let mut ledger = Ledger::of_runs(&args.output, &cases, limits, settings)?;
     warn_of(&cases);
-    execute::make(&cases, plan::order(cases.len(), args.rounds), limit, None, &mut ledger)?;
+    execute::make(&cases, cases::order(cases.len(), args.rounds), limit, None, &mut ledger)?;
     let mut outcome = Outcome::new("sweep", &scenes, &of_variants, args.rounds, &ledger);
     outcome.keys = vary.iter().map(|of| of.key.clone()).collect();
     let mut found = vec![grid::effects(&vary, &outcome, figure.name)];

@@ -49,6 +49,9 @@ struct Flags {
     /// Llama: number of heads of keys and values [default: that of --llama-size, or as many as --heads]
     #[arg(long, value_name = "N", value_parser = width())]
     kv_heads: Option<usize>,
+    /// Llama: width of a head, an even number [default: --width divided by --heads]
+    #[arg(long, value_name = "N", value_parser = width())]
+    head_dim: Option<usize>,
     /// Llama: width of the feed-forward layers [default: that of --llama-size]
     #[arg(long, value_name = "N", value_parser = width())]
     intermediate: Option<usize>,
@@ -147,6 +150,7 @@ fn check_no_sizes(flags: &Flags) -> Result<()> {
         ("--width", flags.width.is_some()),
         ("--heads", flags.heads.is_some()),
         ("--kv-heads", flags.kv_heads.is_some()),
+        ("--head-dim", flags.head_dim.is_some()),
         ("--intermediate", flags.intermediate.is_some()),
         ("--vocab", flags.vocab.is_some()),
         ("--tie-embeddings", flags.tie_embeddings),
@@ -186,13 +190,13 @@ fn of_sizes(flags: &Flags) -> Result<LlamaConfig> {
         num_hidden_layers: flags.layers.unwrap_or(base.num_hidden_layers),
         num_attention_heads: heads,
         num_key_value_heads: kv_heads,
-        head_dim: width / heads.max(1),
+        head_dim: flags.head_dim.unwrap_or(width / heads.max(1)),
         tie_word_embeddings: flags.tie_embeddings || base.tie_word_embeddings,
         ..base
     };
-    let problem = if !width.is_multiple_of(heads) {
+    let problem = if flags.head_dim.is_none() && !width.is_multiple_of(heads) {
         format!("--width {width} must be a multiple of --heads {heads}")
-    } else if !config.head_dim.is_multiple_of(2) {
+    } else if flags.head_dim.is_none() && !config.head_dim.is_multiple_of(2) {
         format!(
             "--width {width} gives each of --heads {heads} a width of {}, which must be even, because rotary \
              positions rotate pairs",

@@ -27,8 +27,7 @@ pub static MODELS: Registry<OfModel> =
 
 /// The part of a [choice](super::registry::Choice) that only models have.
 pub struct OfModel {
-    /// Its flags, without dashes, that are widths of hidden layers. Scaling all of them scales the model (`paceline
-    /// predict --memory`).
+    /// Its flags, without dashes, that are widths of hidden layers.
     pub width_flags: &'static [&'static str],
     /// Reads the flags, checks them and fills in the defaults.
     pub resolve: fn(&ArgMatches) -> Result<Arc<dyn ModelSettings>>,

@@ -47,6 +47,11 @@ impl Uses {
 
     /// The wait of the passes if `prefetch` units are gathered ahead.
     pub fn exposed(&self, prefetch: usize) -> f64 {
+        self.played(prefetch).0
+    }
+
+    /// The same, and the time from the end of the passes until the last reduction is done.
+    pub fn played(&self, prefetch: usize) -> (f64, f64) {
         // The first need is at 0. The gathers of the first units were submitted before.
         let num_forward = self.uses.iter().take_while(|of| of.reduce == 0.0).count();
         let mut done: Vec<Option<f64>> = vec![None; self.uses.len()];
@@ -76,7 +81,7 @@ impl Uses {
                 free = free.max(now) + of.reduce;
             }
         }
-        exposed
+        (exposed, (free - now).max(0.0))
     }
 }
 

@@ -8,20 +8,21 @@
 use std::collections::BTreeMap;
 use std::collections::btree_map::Entry;
 use std::ops::Range;
+use std::sync::Arc;
 
-use paceline_collectives::MeshShape;
+use paceline_collectives::{Axis, MeshShape};
 use paceline_data::BatchShape;
 use paceline_failure::{Failure, Result};
 use paceline_host::resources;
 use paceline_kernels::{Compute, KernelError};
 use paceline_launch::device::Device;
 use paceline_memory::{Allocator, Category, MemoryError};
-use paceline_model::{Batch, Model, ModelError, Owned, Rehearsal};
+use paceline_model::{Batch, Layout, Model, ModelError, Owned, Rehearsal};
 use paceline_settings::config::TrainConfig;
 use paceline_settings::named::TransportName;
 use paceline_settings::open_data::OpenData;
 use paceline_settings::strategy::StrategyConfig;
-use paceline_strategies::{SHARED_SUMS_BYTES, Strategy};
+use paceline_strategies::{SHARED_SUMS_BYTES, Strategy, StrategyError, rehearse_stages};
 
 use crate::record::event_room::events_bytes;
 use crate::record::memory::{Bytes, RESIDENT, TOTAL};
@@ -176,14 +177,14 @@ impl Needs {
     /// The needs of the ranks of a run of this shape. `model` is built for their number.
     pub fn of(shape: &Shape, model: &Model) -> Result<Self> {
         let strategy = shape.strategy.build()?;
-        let mut known: BTreeMap<usize, Passes> = BTreeMap::new();
+        let mut known: BTreeMap<(usize, usize), (Passes, Option<Model>)> = BTreeMap::new();
         let mut ranks = Vec::new();
         for (rank, &rows) in shape.rows.iter().enumerate() {
-            let passes = match known.entry(rows) {
+            let (passes, part) = match known.entry((rows, shape.mesh.coordinate(Axis::Pp, rank))) {
                 Entry::Occupied(known) => known.into_mut(),
-                Entry::Vacant(new) => new.insert(Passes::of(shape, &*strategy, model, rows)?),
+                Entry::Vacant(new) => new.insert(Passes::of_rank(shape, &*strategy, model, rank)?),
             };
-            ranks.push(need(shape, strategy.as_ref(), model, passes, rank));
+            ranks.push(need(shape, &*strategy, part.as_ref().unwrap_or(model), passes, rank));
         }
         Ok(Self { ranks })
     }
@@ -191,8 +192,8 @@ impl Needs {
     /// The needs of one rank of a run of this shape.
     pub fn of_rank(shape: &Shape, model: &Model, rank: usize) -> Result<Need> {
         let strategy = shape.strategy.build()?;
-        let passes = Passes::of(shape, &*strategy, model, shape.rows[rank])?;
-        Ok(need(shape, strategy.as_ref(), model, &passes, rank))
+        let (passes, part) = Passes::of_rank(shape, &*strategy, model, rank)?;
+        Ok(need(shape, &*strategy, part.as_ref().unwrap_or(model), &passes, rank))
     }
 
     /// The first of the ranks that need the most.
@@ -224,38 +225,66 @@ struct Passes {
 }
 
 impl Passes {
-    fn of(shape: &Shape, strategy: &dyn Strategy, model: &Model, rows: usize) -> Result<Self> {
+    /// The needs of a rank and, if it has stages of a pipeline, the model with the layout of these.
+    fn of_rank(
+        shape: &Shape,
+        strategy: &dyn Strategy,
+        model: &Model,
+        rank: usize,
+    ) -> Result<(Self, Option<Model>)> {
         let (config, options) = (shape.config, shape.strategy.options);
+        let precision = options.precision;
         let clipped = config
             .takes_grad_norm()
             .then(|| strategy.owned(model, &shape.mesh.of_part(0).0, 0).grads);
         let clipped = clipped.as_deref();
-        let rehearse = || -> std::result::Result<Rehearsal, ModelError> {
-            let (compute, samples) =
-                (Compute::new(config.threads, Allocator::meta())?, shape.samples());
-            let longest = samples.max_length().unwrap_or(1);
-            let batch = batch_of(&samples, &compute.allocator, rows, longest)?;
-            // The third micro-batch of a step would need as much as the second one.
-            let batches = vec![batch; shape.num_batches().clamp(1, 2)];
-            let precision = options.precision;
-            Rehearsal::of(model, precision, &compute, &batches, clipped, options.sync_batch_norm)
-        };
-        match if_possible(rehearse()) {
-            Ok(Some(rehearsal)) => Ok(Self {
-                activations: rehearsal.peak_bytes(Category::Activations),
-                workspace: rehearsal.peak_bytes(Category::Workspace),
-                both: rehearsal.peak_of_step_bytes(),
-                gaps: rehearsal.gaps_bytes(),
-                is_at_least: false,
-            }),
-            Ok(None) => Ok(Self { is_at_least: true, ..Self::default() }),
+        let stages = config.pipeline.as_ref().and_then(|of| of.stages(shape.num_batches()));
+        let rehearse =
+            || -> std::result::Result<(Rehearsal, Option<Arc<Layout>>), StrategyError> {
+                let compute =
+                    Compute::new(config.threads, Allocator::meta()).map_err(ModelError::from)?;
+                let samples = shape.samples();
+                let longest = samples.max_length().unwrap_or(1);
+                let batch = batch_of(&samples, &compute.allocator, shape.rows[rank], longest)
+                    .map_err(ModelError::from)?;
+                if let Some(stages) = &stages {
+                    let place = (shape.mesh.size(Axis::Pp), shape.mesh.coordinate(Axis::Pp, rank));
+                    let of_stages =
+                        rehearse_stages(model, stages, place, precision, &compute, &batch)?;
+                    return Ok((of_stages.1, Some(of_stages.0)));
+                }
+                // The third micro-batch of a step would need as much as the second one.
+                let batches = vec![batch; shape.num_batches().clamp(1, 2)];
+                let syncs = options.sync_batch_norm;
+                Ok((Rehearsal::of(model, precision, &compute, &batches, clipped, syncs)?, None))
+            };
+        let rehearsed = rehearse().map_err(|error| match error {
+            StrategyError::Model(error) => error,
+            other => ModelError::Config(other.to_string()),
+        });
+        match if_possible(rehearsed) {
+            Ok(Some((rehearsal, layout))) => {
+                let passes = Self {
+                    activations: rehearsal.peak_bytes(Category::Activations),
+                    workspace: rehearsal.peak_bytes(Category::Workspace),
+                    both: rehearsal.peak_of_step_bytes(),
+                    gaps: rehearsal.gaps_bytes(),
+                    is_at_least: false,
+                };
+                let part = layout.map(|layout| -> Result<Model> {
+                    let built = config.model.build(shape.data.train.as_ref(), shape.rows.len())?;
+                    Ok(Model { layout, ..built })
+                });
+                Ok((passes, part.transpose()?))
+            }
+            Ok(None) => Ok((Self { is_at_least: true, ..Self::default() }, None)),
             // More bytes than a number has room for.
             Err(
                 ModelError::Memory(MemoryError::OutOfMemory { .. })
                 | ModelError::Kernel(KernelError::Memory(MemoryError::OutOfMemory { .. })),
             ) => {
                 let (activations, both) = (u64::MAX, u64::MAX);
-                Ok(Self { activations, both, is_at_least: true, ..Self::default() })
+                Ok((Self { activations, both, is_at_least: true, ..Self::default() }, None))
             }
             Err(error) => Err(Failure::Usage(format!("the memory of a step: {error}"))),
         }

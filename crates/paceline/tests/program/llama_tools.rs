@@ -102,10 +102,9 @@ fn sizes_by_name_have_their_parameters() {
     let tokenizer = include_bytes!("../../../choices/reviews/tokenizer.json");
     sandbox.write("texts/tokenizer.json", tokenizer);
     let params = |flags: &str| {
-        // No rank fits, so that no larger model is looked for.
-        let predict = "predict --memory --strategies ddp --rank-gb 0.001 --json memory.json";
-        sandbox.run(&format!("{predict} --model llama {flags}")).ok();
-        json(&sandbox.path("memory.json"))["rows"][0]["params"].as_u64().unwrap()
+        let plan = "plan --on 1xL4 --top 1 --batch-size 1 --precision f32 --json plan.json";
+        sandbox.run(&format!("{plan} --model llama {flags}")).ok();
+        json(&sandbox.path("plan.json"))["params"].as_u64().unwrap()
     };
     let llama = |layers: u64, width: u64, intermediate: u64, vocab: u64| {
         let block = 4 * width * width + 3 * width * intermediate + 2 * width;

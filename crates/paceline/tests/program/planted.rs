@@ -23,7 +23,7 @@ const LAB: &str = "--seconds 0 --steps 3 --warmup-steps 1 --image 8 8 1";
 const LM: &str = "train --recipe tiny-lm --layers 1 --width 16 --heads 2 --intermediate 32 --seq-len 8 --test-samples 4 --nproc 1 \
                   --steps 1 --data-dir texts --save model --quiet";
 
-const CASES: [Case; 11] = [
+const CASES: [Case; 12] = [
     Case { command: "analyze traces --output out", prepare: &[], exempt: &[] },
     Case { command: "analyze traces --against traces --output out", prepare: &[], exempt: &[] },
     Case { command: "analyze memory.pickle --output out", prepare: &[], exempt: &[] },
@@ -53,6 +53,11 @@ const CASES: [Case; 11] = [
         exempt: &[],
     },
     Case { command: "launch -n 1 --log-dir out -- true", prepare: &[], exempt: &[] },
+    Case {
+        command: "plan --on 2xL4 --link 10gbe --model mlp --top 2 --charts out --json stated.json",
+        prepare: &[],
+        exempt: &["stated."],
+    },
     Case {
         command: "predict --gradient-bytes 1e6 --compute-ms 5 --nproc 2,8 --links 10gbe 25gbe --charts out --json stated.json",
         prepare: &[],

@@ -121,9 +121,9 @@ fn smollm2_yelp_trains_on_the_users_files() {
     let full = "--recipe smollm2-yelp --init random --data-dir yelp";
     let model = "--model llama --pretrained HuggingFaceTB/SmolLM2-360M-Instruct --init random --num-labels 5";
     let data = "--data text --data-dir yelp --max-length 8192";
-    let predict = "predict --memory --strategy ddp --nproc 2 --rank-gb 9 --json memory.json";
-    sandbox.run(&format!("{predict} {model} {data}")).ok();
-    assert_eq!(json(&sandbox.path("memory.json"))["rows"][0]["params"], 361_825_920);
+    let plan = "plan --on 1xL4 --top 1 --batch-size 1 --precision f32 --json plan.json";
+    sandbox.run(&format!("{plan} {model} {data}")).ok();
+    assert_eq!(json(&sandbox.path("plan.json"))["params"], 361_825_920);
     refused(&sandbox, &format!("{full} --layers 2"), &["--layers: the folder of --pretrained"]);
     let unknown = "--recipe smollm2-yelp --init random --pretrained a/b";
     refused(&sandbox, unknown, &["--pretrained a/b", "paceline fetch model a/b"]);

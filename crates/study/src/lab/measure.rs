@@ -10,11 +10,11 @@ use std::time::Duration;
 use paceline_failure::Result;
 
 use super::args::LabArgs;
+use crate::cases::{self, Case};
 use crate::execute;
 use crate::ledger::Ledger;
 use crate::noise::{Effect, MIN_ROUNDS};
 use crate::outcome::{Outcome, Row};
-use crate::plan::{self, Case};
 use crate::scene::Scene;
 
 /// The time for unclear effects ends at so many times `--seconds`.
@@ -30,7 +30,7 @@ pub fn measure(
 ) -> Result<Outcome> {
     let limit = Duration::from_secs_f64(args.run_limit);
     let mut rounds = MIN_ROUNDS.min(args.rounds);
-    let mut runs = plan::order(cases.len(), rounds);
+    let mut runs = cases::order(cases.len(), rounds);
     loop {
         execute::make(cases, runs, limit, None, ledger)?;
         let outcome = Outcome::new(experiment, scenes, of_variants, rounds, ledger);
@@ -40,7 +40,7 @@ pub fn measure(
             return Ok(outcome);
         }
         rounds += 1;
-        runs = plan::order(cases.len(), rounds);
+        runs = cases::order(cases.len(), rounds);
         runs.retain(|(_, (round, case))| round + 1 == rounds && wanted.contains(case));
     }
 }

@@ -22,7 +22,6 @@ Examples:
   paceline predict --nproc 16,64 --ranks-per-host 8 --link-in-host nvlink4 --links 100gbe hdr
   paceline predict --gradient-bytes 500MB --compute-ms 180 --nproc 8 --algorithm ring
   paceline predict --trace profile/ddp --nproc 8,64 --links 25gbe 100gbe
-  paceline predict --memory --nproc 2,4,64 --model mlp --rank-gb 16
 ";
 
 const GIVEN: &str = "Model given as bytes and milliseconds";
@@ -86,28 +85,6 @@ pub struct PredictArgs {
     /// is taken as shorter by what recording cost
     #[arg(long, value_name = "MS", requires = "trace", help_heading = "Traces")]
     pub step_ms: Option<f64>,
-    /// Predict the memory of a rank instead, by strategy and number of ranks. Nothing is run
-    #[arg(
-        long,
-        conflicts_with_all = [
-            "links", "measure", "rounds", "run_limit", "charts", "ranks_per_host", "link_in_host", "efficiency",
-            "gradient_bytes", "trace",
-        ],
-        help_heading = "Memory"
-    )]
-    pub memory: bool,
-    /// --memory: the strategies, separated by commas, or `all` [default: ddp and those that divide the model]
-    #[arg(
-        long,
-        value_name = "NAMES",
-        value_delimiter = ',',
-        requires = "memory",
-        help_heading = "Memory"
-    )]
-    pub strategies: Vec<String>,
-    /// --memory: the memory of a rank in GB of 1e9 bytes [default: what this host has available, divided by the ranks]
-    #[arg(long, value_name = "GB", requires = "memory", help_heading = "Memory", value_parser = above_zero)]
-    pub rank_gb: Option<f64>,
     /// Also run on each link, emulated, and print the measured times beside the predicted ones
     #[arg(long)]
     pub measure: bool,
@@ -218,16 +195,6 @@ fn check_ranks(args: &PredictArgs) -> Result<()> {
         }
         None => Ok(()),
     }
-}
-
-/// Refuses flags about memory, which is not predicted. clap does not: a required flag is not required if another one, such as
-/// `--gradient-bytes`, excludes it.
-pub fn check_memory_flags(args: &PredictArgs) -> Result<()> {
-    let flags = [("strategies", !args.strategies.is_empty()), ("rank-gb", args.rank_gb.is_some())];
-    let refuse = |flag: &str| {
-        usage(format!("--{flag} belongs to --memory; a step is predicted for ddp: leave it out"))
-    };
-    flags.iter().find(|(_, is_given)| *is_given).map_or(Ok(()), |(flag, _)| refuse(flag))
 }
 
 /// Refuses flags about a model that is run, beside `instead`, with which nothing is run.

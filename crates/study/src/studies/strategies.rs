@@ -23,7 +23,7 @@ use crate::outcome::Outcome;
 use crate::report::{Found, Report, SAME_BITS, tabled};
 use crate::scene::{self, Scene};
 use crate::study::Setting;
-use crate::{execute, plan, refuse_ranks, spec, usage};
+use crate::{cases, execute, refuse_ranks, spec, usage};
 
 /// The strategy whose bits the others are compared with.
 const REFERENCE: &str = "simple_ddp";
@@ -230,7 +230,7 @@ fn run(
     let mut ledger = Ledger::default();
     execute::make(
         &cases,
-        plan::order(cases.len(), 1),
+        cases::order(cases.len(), 1),
         Duration::MAX,
         Some(&absolute),
         &mut ledger,
