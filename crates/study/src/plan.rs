@@ -23,7 +23,7 @@ use std::collections::BTreeMap;
 
 use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
-use paceline_host::text::{say, warn};
+use paceline_host::text::{plural, say, warn};
 use paceline_launch::environment::Placement;
 use paceline_memory::Category;
 use paceline_model::LlamaConfig;
@@ -225,7 +225,12 @@ impl Planner<'_> {
             }
         }
         match &found.refused.1 {
-            Some(reason) if found.rows.is_empty() => usage(reason.clone()),
+            Some(reason) if found.rows.is_empty() => usage(format!(
+                "--on: the model cannot be divided among {} ranks for steps of {}: {reason}; pass other ranks, or another \
+                 --global-batch-size",
+                self.hardware.on.ranks,
+                plural(found.samples, "sample")
+            )),
             _ => Ok(()),
         }
     }

@@ -99,9 +99,8 @@ pub fn of(device: &str) -> Option<Card> {
 pub fn named(name: &str) -> Result<Card, String> {
     let found = CARDS.iter().find(|(_, card)| card.name.eq_ignore_ascii_case(name));
     found.map(|(_, card)| *card).ok_or_else(|| {
-        let mut names: Vec<&str> = CARDS.iter().map(|(_, card)| card.name).collect();
-        names.dedup();
-        names.join(", ")
+        let own = CARDS.iter().filter(|(part, card)| *part == card.name);
+        own.map(|(_, card)| card.name).collect::<Vec<_>>().join(", ")
     })
 }
 

@@ -75,7 +75,8 @@ impl FromStr for On {
     type Err = String;
 
     fn from_str(text: &str) -> std::result::Result<Self, String> {
-        let split = text.split_once('x').filter(|(count, _)| count.parse::<u64>().is_ok());
+        let is_count = |(count, _): &(&str, &str)| count.bytes().all(|byte| byte.is_ascii_digit());
+        let split = text.split_once('x').filter(is_count);
         let (count, name) = split.unwrap_or(("1", text));
         let ranks = count.parse().ok().filter(|ranks| (1..=MAX_RANKS).contains(ranks));
         let ranks = ranks.ok_or_else(|| format!("pass 1 to {MAX_RANKS} ranks, as 8xL4"))?;

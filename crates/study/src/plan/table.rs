@@ -107,7 +107,7 @@ fn heading(hardware: &Hardware, found: &Found) -> String {
     });
     let speed = match &hardware.on.card {
         Some(card) => format!(
-            "Products reach {} % of the published peak of {} (--mfu), memory {} GB/s.",
+            "Products reach {} % of the peak of {} (--mfu), and memory {} GB/s.",
             100.0 * hardware.mfu,
             card.name,
             card.bytes_per_s / 1e9
@@ -117,12 +117,12 @@ fn heading(hardware: &Hardware, found: &Found) -> String {
     let refused = match &found.refused {
         (0, _) => String::new(),
         (count, reason) => format!(
-            "\n{count} more are refused, the first: {}",
+            "\n{count} more are refused. The first: {}",
             reason.as_deref().unwrap_or_default()
         ),
     };
     format!(
-        "Plan of {}, {params} parameters: {} of {place}{link}{hosts}\nSteps of {}; {:.1} GB per rank. {speed}\n{} layouts{refused}",
+        "Plan of {}, {params} parameters: {} of {place}{link}{hosts}\nSteps of {}; {:.1} GB per rank; {} layouts. {speed}{refused}",
         found.model,
         plural(ranks, "rank"),
         plural(found.samples, "sample"),
