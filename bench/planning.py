@@ -22,7 +22,7 @@ MODEL = "--model llama --layers 6 --width 256 --heads 4 --kv-heads 4 --intermedi
 
 def planned(arguments: argparse.Namespace) -> Record:
     """The plan of all layouts that fit."""
-    words = f"plan --on {arguments.ranks}xthis --link {arguments.link} --top 100000 --json plan.json {MODEL}"
+    words = f"plan --on {arguments.ranks}xthis --link {arguments.link} --top 100000 --json plan.json {arguments.model}"
     with tempfile.TemporaryDirectory(prefix="plan_") as folder:
         run([arguments.paceline, *shlex.split(words)], Path(folder), 3600)
         return json.loads((Path(folder) / "plan.json").read_text())
@@ -60,6 +60,7 @@ def main() -> None:
     parser.add_argument("--link", default="1gbit,100us", help="(default: 1gbit,100us)")
     parser.add_argument("--layouts", type=int, default=10, help="(default: 10)")
     parser.add_argument("--seed", type=int, default=1, help="(default: 1)")
+    parser.add_argument("--model", default=MODEL, metavar="FLAGS", help="of the model and of a step (default: a Llama of 9 million parameters)")
     parser.add_argument("--steps", type=int, default=20, help="of a run (default: 20)")
     arguments = parsed(parser)
     plan = planned(arguments)
@@ -78,7 +79,7 @@ def main() -> None:
     most_off = max(abs(row["memory_ratio"] - 1) for row in rows)
     print(f"{right} of {len(differing)} pairs that differ are in the right order; memory is off by at most {100 * most_off:.2f} %")
     record = {
-        **provenance(), "model": MODEL, "link": arguments.link, "ranks": arguments.ranks, "seed": arguments.seed, "listed": len(fitting),
+        **provenance(), "model": arguments.model, "link": arguments.link, "ranks": arguments.ranks, "seed": arguments.seed, "listed": len(fitting),
         "layouts": rows, "pairs": differing, "right": right, "memory_off_most": most_off,
     }
     write(arguments.out, record)

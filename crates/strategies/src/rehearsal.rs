@@ -46,7 +46,7 @@ pub fn rehearse_stages(
     Ok((layout, rehearsal))
 }
 
-/// What is in memory between two actions, by stage and micro-batch.
+/// The tensors in memory between two actions, by stage and micro-batch.
 struct Passes<'a> {
     model: &'a Model,
     pipeline: &'a Pipeline,

@@ -225,6 +225,16 @@ struct Passes {
 }
 
 impl Passes {
+    fn rehearsed(rehearsal: &Rehearsal) -> Self {
+        Self {
+            activations: rehearsal.peak_bytes(Category::Activations),
+            workspace: rehearsal.peak_bytes(Category::Workspace),
+            both: rehearsal.peak_of_step_bytes(),
+            gaps: rehearsal.gaps_bytes(),
+            is_at_least: false,
+        }
+    }
+
     /// The needs of a rank and, if it has stages of a pipeline, the model with the layout of these.
     fn of_rank(
         shape: &Shape,
@@ -264,18 +274,12 @@ impl Passes {
         });
         match if_possible(rehearsed) {
             Ok(Some((rehearsal, layout))) => {
-                let passes = Self {
-                    activations: rehearsal.peak_bytes(Category::Activations),
-                    workspace: rehearsal.peak_bytes(Category::Workspace),
-                    both: rehearsal.peak_of_step_bytes(),
-                    gaps: rehearsal.gaps_bytes(),
-                    is_at_least: false,
-                };
-                let part = layout.map(|layout| -> Result<Model> {
+                let passes = Self::rehearsed(&rehearsal);
+                let part = |layout| -> Result<Model> {
                     let built = config.model.build(shape.data.train.as_ref(), shape.rows.len())?;
                     Ok(Model { layout, ..built })
-                });
-                Ok((passes, part.transpose()?))
+                };
+                Ok((passes, layout.map(part).transpose()?))
             }
             Ok(None) => Ok((Self { is_at_least: true, ..Self::default() }, None)),
             // More bytes than a number has room for.

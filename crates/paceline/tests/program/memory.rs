@@ -134,8 +134,8 @@ fn planned(sandbox: &Sandbox, flags: &str) -> Vec<Value> {
 fn a_plan_without_a_run_has_the_numbers_of_the_run() {
     let sandbox = Sandbox::new();
     let flags = format!("{MLP} --optimizer adamw --strategy sharded3");
-    let rows = planned(&sandbox, &format!("{flags} --on 2xL4"));
-    let row = rows.iter().find(|row| row["pp"] == 1 && row["precision"] == "f32").unwrap();
+    let rows = planned(&sandbox, &format!("{flags} --on 2xL4 --mesh dp=2 --precision f32"));
+    let row = &rows[0];
     let run = "--nproc 2 --steps 3 --transport thread --json summary.json";
     sandbox.train(&format!("{flags} {run}")).ok();
     let predicted = &json(&sandbox.path("summary.json"))["memory_predicted"][0];
@@ -177,8 +177,8 @@ fn a_model_larger_than_any_machine_is_planned() {
     let sandbox = Sandbox::new();
     let model = "--model mlp --hidden-dim 1000000 --num-layers 12 --batch-size 8 --precision f32 --rank-gb 80";
     let total = |strategy: &str, ranks: u64| {
-        let rows = planned(&sandbox, &format!("{model} --strategy {strategy} --on {ranks}xH100"));
-        let row = rows.iter().find(|row| row["pp"] == 1).unwrap();
+        let rows = planned(&sandbox, &format!("{model} --mesh dp={ranks} --strategy {strategy} --on {ranks}xH100"));
+        let row = rows.iter().find(|row| row["dp"] == ranks).unwrap();
         row["bytes"]["total"].as_f64().unwrap()
     };
     // Eleven matrices of 10^12 f32, and their gradients.

@@ -135,25 +135,7 @@ impl Decoder {
             special_tokens: SpecialTokens::default(),
         };
         llama.check().map_err(|error| error.to_string())?;
-        let (queries, keys) = (heads * head_dim, kv_heads * head_dim);
-        let of_attention = |is_set: bool| if is_set { queries + 2 * keys + width } else { 0 };
-        // Elements of a layer that a Llama does not have.
-        let more = match family {
-            "llama" => {
-                of_attention(of.is_set("attention_bias", false)?)
-                    + if of.is_set("mlp_bias", false)? { 2 * ffn + width } else { 0 }
-            }
-            "qwen2" => queries + 2 * keys,
-            "qwen3" => of_attention(of.is_set("attention_bias", false)?) + 2 * head_dim,
-            "gemma" => of_attention(of.is_set("attention_bias", false)?),
-            "gpt2" => of_attention(true) + ffn + width + 2 * width,
-            _ => 0,
-        };
-        let products = (if is_gpt2 { 2 } else { 3 }) * ffn * width;
-        let layer = 2 * (queries + keys) * width + products + 2 * width + more;
-        let ends = width + if is_gpt2 { width + positions * width } else { 0 };
-        let embeddings = llama.vocab_size * width * if tied { 1 } else { 2 };
-        let params = (embeddings + layers * layer + ends) as u64;
+        let params = params(&of, family, &llama, ffn)?;
         let windows = of.is_set("use_sliding_window", family == "mistral")?;
         let window = if windows {
             of.0.get("sliding_window").filter(|value| !value.is_null())
@@ -177,6 +159,30 @@ impl Decoder {
             ("vocab", of.vocab_size),
         ]
     }
+}
+
+/// The parameters of a model whose feed-forward layers have this width.
+fn params(of: &Settings, family: &str, llama: &LlamaConfig, ffn: usize) -> Result<u64, String> {
+    let (width, head_dim, is_gpt2) = (llama.hidden_size, llama.head_dim, family == "gpt2");
+    let queries = llama.num_attention_heads * head_dim;
+    let keys = llama.num_key_value_heads * head_dim;
+    let of_attention =
+        if is_gpt2 || of.is_set("attention_bias", false)? { queries + 2 * keys + width } else { 0 };
+    let of_mlp = if of.is_set("mlp_bias", false)? { 2 * ffn + width } else { 0 };
+    // Elements of a layer that a Llama without biases does not have.
+    let more = match family {
+        "llama" => of_attention + of_mlp,
+        "qwen2" => queries + 2 * keys,
+        "qwen3" => of_attention + 2 * head_dim,
+        "gemma" => of_attention,
+        "gpt2" => of_attention + ffn + width + 2 * width,
+        _ => 0,
+    };
+    let products = (if is_gpt2 { 2 } else { 3 }) * ffn * width;
+    let layer = 2 * (queries + keys) * width + products + 2 * width + more;
+    let positions = if is_gpt2 { width + llama.max_position_embeddings * width } else { 0 };
+    let embeddings = llama.vocab_size * width * if llama.tie_word_embeddings { 1 } else { 2 };
+    Ok((embeddings + llama.num_hidden_layers * layer + width + positions) as u64)
 }
 
 #[cfg(test)]

@@ -28,23 +28,11 @@ Examples:
 
 /// Flags of `paceline plan`.
 #[derive(Debug, Args)]
-#[command(before_help = EXAMPLES, allow_negative_numbers = true, next_help_heading = "Hardware")]
+#[command(before_help = EXAMPLES, allow_negative_numbers = true)]
 pub struct PlanArgs {
-    /// How many ranks on which cards, as 8xL4, or on this host: 4xthis
-    #[arg(long, value_name = "NxCARD", required = true)]
-    pub on: On,
-    /// Ranks on each host, which share the host's link to other hosts. Then --link is the link between hosts
-    #[arg(long, value_name = "K", default_value_t = 1, value_parser = at_least::<usize>(1))]
-    pub ranks_per_host: usize,
-    /// The link between two ranks of a host, with --ranks-per-host: as in --link
-    #[arg(long, value_name = "LINK")]
-    pub link_in_host: Option<String>,
-    /// The memory of a rank in GB of 1e9 bytes [default: that of the card, or what this host has available, divided by the ranks]
-    #[arg(long, value_name = "GB", value_parser = above_zero)]
-    pub rank_gb: Option<f64>,
-    /// Cards: the share of the published peak that products reach, in percent (model FLOP utilization)
-    #[arg(long, value_name = "PCT", default_value_t = 40.0, value_parser = within(0.1, 100.0))]
-    pub mfu: f64,
+    /// The hardware.
+    #[command(flatten)]
+    pub hardware: HardwareArgs,
     /// The config.json of a model as Hugging Face publishes it, in place of --model and its sizes
     #[arg(long, value_name = "FILE", help_heading = "Study")]
     pub config: Option<PathBuf>,
@@ -60,6 +48,27 @@ pub struct PlanArgs {
     /// Flags of the runs. Those that the user states are the same in all layouts.
     #[command(flatten)]
     pub train: Part<Planned>,
+}
+
+/// Flags about hardware.
+#[derive(Debug, Args)]
+#[command(next_help_heading = "Hardware")]
+pub struct HardwareArgs {
+    /// How many ranks on which cards, as 8xL4, or on this host: 4xthis
+    #[arg(long, value_name = "NxCARD", required = true)]
+    pub on: On,
+    /// Ranks on each host, which share the host's link to other hosts. Then --link is the link between hosts
+    #[arg(long, value_name = "K", default_value_t = 1, value_parser = at_least::<usize>(1))]
+    pub ranks_per_host: usize,
+    /// The link between two ranks of a host, with --ranks-per-host: as in --link
+    #[arg(long, value_name = "LINK")]
+    pub link_in_host: Option<String>,
+    /// The memory of a rank in GB of 1e9 bytes [default: that of the card, or what this host has available, divided by the ranks]
+    #[arg(long, value_name = "GB", value_parser = above_zero)]
+    pub rank_gb: Option<f64>,
+    /// Cards: the share of the published peak that products reach, in percent (model FLOP utilization)
+    #[arg(long, value_name = "PCT", default_value_t = 40.0, value_parser = within(0.1, 100.0))]
+    pub mfu: f64,
 }
 
 /// Ranks, each on a card of its own; or all of them on this host.
@@ -90,7 +99,7 @@ impl FromStr for On {
     }
 }
 
-/// What the ranks compute and communicate with.
+/// The hardware of the ranks.
 #[derive(Clone, Debug)]
 pub struct Hardware {
     /// The ranks, and their card.
@@ -103,6 +112,22 @@ pub struct Hardware {
     pub link: Option<(String, Link)>,
     /// Hosts of several ranks, and the name of their link.
     pub hosts: Option<(String, Hosts)>,
+}
+
+/// The memory of a rank.
+fn rank_bytes(args: &HardwareArgs) -> Result<f64> {
+    match (args.rank_gb, &args.on.card) {
+        (Some(gb), _) => Ok(gb * 1e9),
+        (None, Some(card)) => Ok(card.memory_bytes),
+        (None, None) => {
+            let available = resources::available_bytes().ok_or_else(|| {
+                Failure::Usage(
+                    "this system does not say how much memory is available; pass --rank-gb".into(),
+                )
+            })?;
+            Ok(available as f64 / args.on.ranks as f64)
+        }
+    }
 }
 
 /// Flags that the layouts decide about.
@@ -122,7 +147,7 @@ impl Hardware {
     /// Checks how the flags fit together.
     pub fn of(args: &PlanArgs) -> Result<Self> {
         refuse_flags(&args.train.0, &OF_LAYOUTS)?;
-        let On { ranks, card } = &args.on;
+        let On { ranks, card } = &args.hardware.on;
         if args.measure.is_some() && card.is_some() {
             return usage(
                 "--measure runs the layouts on this host; pass --on Nxthis, or leave it out",
@@ -136,8 +161,8 @@ impl Hardware {
                 "--link is missing: pass the link between the ranks, as 25gbe (paceline predict --links lists them)",
             );
         }
-        let local = args.ranks_per_host;
-        let hosts = match &args.link_in_host {
+        let local = args.hardware.ranks_per_host;
+        let hosts = match &args.hardware.link_in_host {
             None if local > 1 => {
                 return usage(format!(
                     "--ranks-per-host {local} needs --link-in-host, the link between ranks of a host, as nvlink4"
@@ -162,20 +187,14 @@ impl Hardware {
             }
             None => None,
         };
-        let rank_bytes = match (args.rank_gb, card) {
-            (Some(gb), _) => gb * 1e9,
-            (None, Some(card)) => card.memory_bytes,
-            (None, None) => {
-                resources::available_bytes().ok_or_else(|| {
-                    Failure::Usage(
-                        "this system does not say how much memory is available; pass --rank-gb"
-                            .into(),
-                    )
-                })? as f64
-                    / *ranks as f64
-            }
-        };
-        Ok(Self { on: args.on.clone(), mfu: args.mfu / 100.0, rank_bytes, link: found, hosts })
+        let rank_bytes = rank_bytes(&args.hardware)?;
+        Ok(Self {
+            on: args.hardware.on.clone(),
+            mfu: args.hardware.mfu / 100.0,
+            rank_bytes,
+            link: found,
+            hosts,
+        })
     }
 
     /// The FLOP per second that products of this type reach on the card. `None` if it has no such products.

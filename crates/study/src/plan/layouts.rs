@@ -49,75 +49,20 @@ impl Layout {
         samples: usize,
         precisions: &[PrecisionName],
     ) -> Result<Vec<Self>> {
-        let stated = |key: &str| base.get(key).and_then(<[String]>::first).cloned();
-        let named = stated("strategy");
-        if let Some(name) =
-            named.as_deref().filter(|name| !STRATEGIES.contains(name) && *name != "single")
-        {
-            return usage(format!(
-                "--strategy {name}: layouts are planned for {}; pass one of them, or leave it out",
-                STRATEGIES.join(", ")
-            ));
-        }
-        let stated_size = base.number("batch-size");
-        let is_llama = stated("model").as_deref() == Some("llama");
-        let choices = if is_llama && !base.has("checkpoint-activations") {
-            vec![false, true]
-        } else {
-            vec![base.has("checkpoint-activations")]
-        };
-        let mesh = stated("mesh").map(|text| text.parse::<MeshShape>()).transpose();
-        let mesh = mesh.map_err(|error| Failure::Usage(format!("--mesh: {error}")))?;
-        if let Some(mesh) = mesh.as_ref().filter(|mesh| mesh.num_ranks() != Some(ranks)) {
-            return usage(format!(
-                "--mesh {mesh}: pass sizes whose product is {ranks}, the ranks of --on"
-            ));
-        }
-        let only = stated("schedule");
-        let is_meant = |tp, pp| {
-            mesh.as_ref().is_none_or(|mesh| (mesh.size(Axis::Tp), mesh.size(Axis::Pp)) == (tp, pp))
-        };
+        let stated = Stated::of(base, ranks)?;
         let mut all = Vec::new();
         for (tp, pp) in divisors(ranks).flat_map(|tp| divisors(ranks / tp).map(move |pp| (tp, pp)))
         {
             let dp = ranks / tp / pp;
-            if !samples.is_multiple_of(dp) || !is_meant(tp, pp) || (only.is_some() && pp == 1) {
+            if !samples.is_multiple_of(dp) || !stated.may_be(tp, pp) {
                 continue;
             }
-            let strategies: Vec<String> = match (&named, dp, ranks) {
-                (Some(name), ..) => vec![name.clone()],
-                (None, 1, 1) => vec!["single".to_owned()],
-                (None, 1, _) => vec![STRATEGIES[0].to_owned()],
-                (None, ..) => STRATEGIES.map(str::to_owned).to_vec(),
-            };
-            let own = samples / dp;
-            let powers = (0..usize::BITS - 1).map(|bits| 1 << bits).take_while(|size| *size < own);
-            let sizes: Vec<usize> = match stated_size {
-                Some(size) => own.is_multiple_of(size).then_some(size).into_iter().collect(),
-                None => powers.filter(|size| own.is_multiple_of(*size)).chain([own]).collect(),
-            };
-            let schedules: Vec<Option<&'static str>> = if pp == 1 {
-                vec![None]
-            } else {
-                SCHEDULES
-                    .iter()
-                    .map(|of| of.name())
-                    .filter(|name| only.as_ref().is_none_or(|only| only == name))
-                    .map(Some)
-                    .collect()
-            };
-            let variants = strategies.iter().flat_map(|strategy| {
-                let own = schedules.iter().map(move |schedule| (strategy.clone(), *schedule));
-                own.collect::<Vec<_>>()
-            });
-            for ((strategy, schedule), micro_batch) in
-                variants.flat_map(|of| sizes.iter().map(move |size| (of.clone(), *size)))
-            {
-                let accumulate = own / micro_batch;
+            for micro_batch in stated.sizes(samples / dp) {
+                let accumulate = samples / dp / micro_batch;
                 if pp > 1 && !(2..=MAX_IN_PIPELINE).contains(&accumulate) {
                     continue;
                 }
-                for &checkpoint_activations in &choices {
+                for (strategy, schedule, checkpoint_activations) in stated.choices(dp, pp, ranks) {
                     let with = |precision: &PrecisionName| Self {
                         tp,
                         pp,
@@ -134,12 +79,13 @@ impl Layout {
             }
         }
         if all.is_empty() {
-            let of = stated_size.map_or(String::new(), |size| {
+            let size = stated.micro_batch;
+            let of = size.map_or(String::new(), |size| {
                 format!(" in micro-batches of {size} (--batch-size)")
             });
             return usage(format!(
                 "--global-batch-size {samples}: no layout of {ranks} ranks divides it{of}; pass {}",
-                samples.next_multiple_of(ranks * stated_size.unwrap_or(1))
+                samples.next_multiple_of(ranks * size.unwrap_or(1))
             ));
         }
         Ok(all)
@@ -184,6 +130,83 @@ impl Layout {
             .map(|(axis, size)| format!("{axis}{size}"))
             .collect();
         if axes.is_empty() { "1".to_owned() } else { axes.join(" ") }
+    }
+}
+
+/// The parts of a layout that the user has stated.
+struct Stated {
+    mesh: Option<MeshShape>,
+    strategy: Option<String>,
+    schedule: Option<String>,
+    micro_batch: Option<usize>,
+    /// Whether activations are computed again: both, for a model that can.
+    recomputes: Vec<bool>,
+}
+
+impl Stated {
+    fn of(base: &Spec, ranks: usize) -> Result<Self> {
+        let word = |key: &str| base.get(key).and_then(<[String]>::first).cloned();
+        let strategy = word("strategy");
+        let is_unknown = |name: &&str| !STRATEGIES.contains(name) && *name != "single";
+        if let Some(name) = strategy.as_deref().filter(is_unknown) {
+            return usage(format!(
+                "--strategy {name}: layouts are planned for {}; pass one of them, or leave it out",
+                STRATEGIES.join(", ")
+            ));
+        }
+        let mesh = word("mesh").map(|text| text.parse::<MeshShape>()).transpose();
+        let mesh = mesh.map_err(|error| Failure::Usage(format!("--mesh: {error}")))?;
+        if let Some(mesh) = mesh.as_ref().filter(|mesh| mesh.num_ranks() != Some(ranks)) {
+            return usage(format!(
+                "--mesh {mesh}: pass sizes whose product is {ranks}, the ranks of --on"
+            ));
+        }
+        let (flag, is_llama) =
+            ("checkpoint-activations", word("model").as_deref() == Some("llama"));
+        let recomputes =
+            if is_llama && !base.has(flag) { vec![false, true] } else { vec![base.has(flag)] };
+        let (schedule, micro_batch) = (word("schedule"), base.number("batch-size"));
+        Ok(Self { mesh, strategy, schedule, micro_batch, recomputes })
+    }
+
+    fn may_be(&self, tp: usize, pp: usize) -> bool {
+        let sizes = |mesh: &MeshShape| (mesh.size(Axis::Tp), mesh.size(Axis::Pp)) == (tp, pp);
+        self.mesh.as_ref().is_none_or(sizes) && (self.schedule.is_none() || pp > 1)
+    }
+
+    /// The sizes of micro-batches of so many samples: powers of two, and all of them.
+    fn sizes(&self, samples: usize) -> Vec<usize> {
+        let powers = (0..usize::BITS - 1).map(|bits| 1 << bits).take_while(|size| *size < samples);
+        let fits = |size: &usize| samples.is_multiple_of(*size);
+        match self.micro_batch {
+            Some(size) => Some(size).filter(fits).into_iter().collect(),
+            None => powers.filter(fits).chain([samples]).collect(),
+        }
+    }
+
+    /// The strategies, with the schedules, and whether activations are computed again.
+    fn choices(
+        &self,
+        dp: usize,
+        pp: usize,
+        ranks: usize,
+    ) -> Vec<(String, Option<&'static str>, bool)> {
+        let strategies: Vec<&str> = match (&self.strategy, dp, ranks) {
+            (Some(name), ..) => vec![name],
+            (None, 1, 1) => vec!["single"],
+            (None, 1, _) => vec![STRATEGIES[0]],
+            (None, ..) => STRATEGIES.to_vec(),
+        };
+        let is_meant = |name: &&str| self.schedule.as_ref().is_none_or(|only| only == name);
+        let named = SCHEDULES.iter().map(|of| of.name()).filter(is_meant).map(Some);
+        let schedules: Vec<_> = if pp == 1 { vec![None] } else { named.collect() };
+        let mut all = Vec::new();
+        for strategy in strategies {
+            for &schedule in &schedules {
+                all.extend(self.recomputes.iter().map(|of| (strategy.to_owned(), schedule, *of)));
+            }
+        }
+        all
     }
 }
 

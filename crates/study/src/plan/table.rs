@@ -7,12 +7,13 @@ use paceline_host::disk::Disk;
 use paceline_host::text::{line_width, plural, say, thousands};
 use paceline_memory::Category;
 use paceline_table::chart::{Chart, Color, Picture, Row as Bar, Rows, Shown};
-use paceline_table::table::{Columns, Table};
+use paceline_table::table::{Cell, Columns, Table};
 use serde::Serialize;
 
 use super::flags::{Hardware, PlanArgs};
 use super::{Found, Row};
 use crate::outcome::Origin;
+use crate::report::tabled;
 use crate::study::write_files;
 
 /// The most layouts that do not fit, on the console.
@@ -22,15 +23,12 @@ const MAX_OVER: usize = 5;
 struct Report<'a> {
     #[serde(flatten)]
     origin: &'a Origin,
-    model: &'a str,
-    params: u64,
     ranks: usize,
     card: Option<&'static str>,
     link: Option<&'a str>,
-    rank_bytes: f64,
-    layouts: usize,
-    refused: usize,
-    rows: &'a [Row],
+    bytes_per_rank: f64,
+    #[serde(flatten)]
+    found: &'a Found,
 }
 
 /// Prints the plan and writes the files.
@@ -42,10 +40,7 @@ pub fn publish(args: &PlanArgs, hardware: &Hardware, found: &Found) -> Result<()
     if fitting.is_empty() {
         say("\nNo layout fits.");
     } else {
-        say(&format!(
-            "\n{}",
-            columns(&fitting, false).table(fitting.iter().copied()).fitted(line_width())
-        ));
+        say(&format!("\n{}", table(fitting.iter().copied(), false).fitted(line_width())));
         say(&format!("\n{}", memory(&fitting).fitted(line_width())));
     }
     if !over.is_empty() {
@@ -54,48 +49,43 @@ pub fn publish(args: &PlanArgs, hardware: &Hardware, found: &Found) -> Result<()
         least.truncate(MAX_OVER);
         let faster = if fitting.is_empty() { "" } else { " that would be faster" };
         say(&format!("\n{}{faster} do not fit. The nearest:", plural(over.len(), "layout")));
-        say(&columns(&least, true).table(least.iter().copied()).fitted(line_width()));
+        say(&table(least.iter().copied(), true).fitted(line_width()));
     }
     fitting.iter().take(1).for_each(|row| say(&format!("\nThe first: {}", row.command)));
     let origin = Origin::of(args.study.rounds);
+    let rows = table(found.rows.iter(), false);
+    let title = heading.lines().next().unwrap_or_default().to_owned();
+    let picture = Picture { title, subtitle: origin.place(), chart: chart(&fitting) };
+    if let Some(folder) = &args.study.charts {
+        let files = report::files(&page(&heading, &picture, &rows, &origin))?;
+        write_report(&Disk::default(), folder, "plan", &files)?;
+    }
+    let pictures = (!picture.chart.is_empty()).then(|| ("plan".to_owned(), picture));
     let report = Report {
         origin: &origin,
-        model: &found.model,
-        params: found.params,
         ranks: hardware.on.ranks,
         card: hardware.on.card.map(|card| card.name),
         link: hardware.link.as_ref().map(|(name, _)| &**name),
-        rank_bytes: hardware.rank_bytes,
-        layouts: found.count,
-        refused: found.refused.0,
-        rows: &found.rows,
+        bytes_per_rank: hardware.rank_bytes,
+        found,
     };
-    let table = columns(&fitting, false).table(&found.rows);
-    let title = heading.lines().next().unwrap_or_default().to_owned();
-    let picture = Picture { title, subtitle: origin.place(), chart: chart(&fitting) };
-    let pictures = (!picture.chart.is_empty()).then(|| ("plan".to_owned(), picture));
-    if let Some(folder) = &args.study.charts {
-        let body = Body::Chart(chart(&fitting)).or("no layout fits");
-        let panels = vec![
-            Panel::new("step", "Parts of the step", "ms", "Of the rank that ends last.", body),
-            Panel::new(
-                "layouts",
-                "Layouts",
-                "",
-                "The fastest first.",
-                Body::Table(table.clone()).or("no layouts"),
-            ),
-        ];
-        let page = Page {
-            title: heading.lines().next().unwrap_or_default().to_owned(),
-            subtitle: format!("{}; {}", origin.place(), origin.command),
-            sections: vec![Section::new("plan", "Plan", &heading, panels)],
-            csv_table: "layouts".to_owned(),
-            ..Page::default()
-        };
-        write_report(&Disk::default(), folder, "plan", &report::files(&page)?)?;
+    write_files(&args.study, &report, &rows.csv(), &Vec::from_iter(pictures))
+}
+
+fn page(heading: &str, picture: &Picture, rows: &Table, origin: &Origin) -> Page {
+    let steps = Body::Chart(picture.chart.clone()).or("no layout fits");
+    let rows = Body::Table(rows.clone()).or("no layouts");
+    let panels = vec![
+        Panel::new("step", "Parts of the step", "ms", "Of the rank that ends last.", steps),
+        Panel::new("layouts", "Layouts", "", "The fastest first.", rows),
+    ];
+    Page {
+        title: picture.title.clone(),
+        subtitle: format!("{}; {}", origin.place(), origin.command),
+        sections: vec![Section::new("plan", "Plan", heading, panels)],
+        csv_table: "layouts".to_owned(),
+        ..Page::default()
     }
-    write_files(&args.study, &report, &table.csv(), &pictures.into_iter().collect::<Vec<_>>())
 }
 
 fn heading(hardware: &Hardware, found: &Found) -> String {
@@ -131,100 +121,51 @@ fn heading(hardware: &Hardware, found: &Found) -> String {
     )
 }
 
-/// The columns; those of layouts that do not fit say by how much.
-fn columns(rows: &[&Row], is_over: bool) -> Columns<Row> {
-    let gb = |bytes: u64| bytes as f64 / 1e9;
-    let if_any = |has: fn(&Row) -> bool, label: &'static str| {
-        if !is_over && rows.iter().any(|row| has(row)) { label } else { "" }
+/// The table of these layouts. On a console it has what some of them have, or by how much they do not fit.
+#[rustfmt::skip]
+fn table<'a>(rows: impl Iterator<Item = &'a Row> + Clone, is_over: bool) -> Table {
+    let any = |has: fn(&Row) -> bool, label: &'static str| if rows.clone().any(has) { label } else { "" };
+    let fits = |has: fn(&Row) -> bool, label| if is_over { "" } else { any(has, label) };
+    let heads = [
+        ("mesh", "layout", ("", 0)),
+        ("strategy", "strategy", ("", 0)),
+        ("schedule", any(|row| row.layout.schedule.is_some(), "schedule"), ("", 0)),
+        ("batch", "batch", ("", 0)),
+        ("checkpoint_activations", any(|row| row.layout.checkpoint_activations, "recompute"), ("", 0)),
+        ("precision", "type", ("", 0)),
+        ("step_ms", "step", ("ms", 2)),
+        ("measured_ms", fits(|row| row.measured_ms.is_some(), "measured"), ("ms", 2)),
+        ("compute_ms", fits(|_| true, "compute"), ("ms", 2)),
+        ("idle_ms", fits(|row| row.times.idle_ms > 0.0, "idle"), ("ms", 2)),
+        ("exposed_ms", fits(|row| row.times.exposed_ms > 0.0, "exposed"), ("ms", 2)),
+        ("exchange_ms", fits(|row| row.times.exchange_ms > 0.0, "exchange"), ("ms", 2)),
+        ("mfu_pct", fits(|row| row.times.mfu_pct.is_some(), "MFU"), ("%", 1)),
+        ("rank_gb", "memory", ("GB", 2)),
+        ("over_gb", if is_over { "over" } else { "" }, ("GB", 2)),
+        ("limit", fits(|_| true, "limit"), ("", 0)),
+    ];
+    let cells = |Row { layout, times, rank_bytes, over_bytes, measured_ms, .. }: &Row| -> [Cell; 16] {
+        let text = |words: &str| Cell::Text(words.to_owned());
+        [
+            Cell::Text(layout.mesh()),
+            text(&layout.strategy),
+            text(layout.schedule.unwrap_or("-")),
+            Cell::Text(format!("{}x{}", layout.accumulate, layout.micro_batch)),
+            text(if layout.checkpoint_activations { "yes" } else { "no" }),
+            text(layout.precision.name()),
+            times.step_ms.into(),
+            measured_ms.map(|of| of.median).into(),
+            times.compute_ms.into(),
+            times.idle_ms.into(),
+            times.exposed_ms.into(),
+            times.exchange_ms.into(),
+            times.mfu_pct.into(),
+            (*rank_bytes as f64 / 1e9).into(),
+            (*over_bytes as f64 / 1e9).into(),
+            text(&times.limit),
+        ]
     };
-    let if_fits = |label: &'static str| if is_over { "" } else { label };
-    Columns::new()
-        .add("mesh", "layout", ("", 0), "The axes of the grid of ranks.", |row: &Row| {
-            row.layout.mesh()
-        })
-        .add(
-            "strategy",
-            "strategy",
-            ("", 0),
-            "How ranks along dp keep their models equal.",
-            |row| row.layout.strategy.clone(),
-        )
-        .add(
-            "schedule",
-            if rows.iter().any(|row| row.layout.schedule.is_some()) { "schedule" } else { "" },
-            ("", 0),
-            "The order of the stages of a pipeline.",
-            |row| row.layout.schedule.unwrap_or("-"),
-        )
-        .add(
-            "batch",
-            "batch",
-            ("", 0),
-            "Micro-batches of a step, and the samples of each.",
-            |row| format!("{}x{}", row.layout.accumulate, row.layout.micro_batch),
-        )
-        .add(
-            "checkpoint_activations",
-            "recompute",
-            ("", 0),
-            "Whether activations are computed again.",
-            |row| if row.layout.checkpoint_activations { "yes" } else { "no" },
-        )
-        .add("precision", "type", ("", 0), "The type of products.", |row| {
-            row.layout.precision.name()
-        })
-        .add("step_ms", "step", ("ms", 2), "The predicted step.", |row| row.times.step_ms)
-        .add(
-            "measured_ms",
-            if_any(|row| row.measured_ms.is_some(), "measured"),
-            ("ms", 2),
-            "The measured step.",
-            |row| row.measured_ms.map(|of| of.median),
-        )
-        .add("compute_ms", if_fits("compute"), ("ms", 2), "Passes and optimizer.", |row| {
-            row.times.compute_ms
-        })
-        .add(
-            "idle_ms",
-            if_any(|row| row.times.idle_ms > 0.0, "idle"),
-            ("ms", 2),
-            "Waits for other stages.",
-            |row| row.times.idle_ms,
-        )
-        .add(
-            "exposed_ms",
-            if_fits("exposed"),
-            ("ms", 2),
-            "Communication along dp that nothing hides.",
-            |row| row.times.exposed_ms,
-        )
-        .add(
-            "exchange_ms",
-            if_any(|row| row.times.exchange_ms > 0.0, "exchange"),
-            ("ms", 2),
-            "Exchanges within layers.",
-            |row| row.times.exchange_ms,
-        )
-        .add(
-            "mfu_pct",
-            if_any(|row| row.times.mfu_pct.is_some(), "MFU"),
-            ("%", 1),
-            "Model FLOP utilization.",
-            |row| row.times.mfu_pct,
-        )
-        .add("rank_gb", "memory", ("GB", 2), "Of the rank that needs the most.", move |row| {
-            gb(row.rank_bytes)
-        })
-        .add(
-            "over_gb",
-            if is_over { "over" } else { "" },
-            ("GB", 2),
-            "By how much that is too much.",
-            move |row| gb(row.over_bytes),
-        )
-        .add("limit", if_fits("limit"), ("", 0), "The largest part of the step.", |row| {
-            row.times.limit.clone()
-        })
+    tabled(heads, rows.clone().map(cells))
 }
 
 /// The memory of each layout by category.
@@ -232,15 +173,15 @@ fn memory(rows: &[&Row]) -> Table {
     let mut columns = Columns::new()
         .add("mesh", "layout", ("", 0), "", |row: &Row| row.layout.mesh())
         .add("strategy", "strategy", ("", 0), "", |row| row.layout.strategy.clone());
-    for name in Category::ALL.map(Category::name).into_iter().chain(["total"]) {
-        let of = move |row: &Row| row.bytes.get(name).copied().unwrap_or(0);
-        if rows.iter().any(|row| of(row) > 0) {
-            columns = columns.add(name, name, ("MB", 2), "", move |row| of(row) as f64 / 1e6);
+    for name in Category::ALL.map(Category::name).into_iter().chain(["total", "measured"]) {
+        let of = move |row: &Row| match name {
+            "measured" => row.measured_bytes,
+            name => row.bytes.get(name).copied().filter(|bytes| *bytes > 0),
+        };
+        if rows.iter().any(|row| of(row).is_some()) {
+            let mb = move |row: &Row| of(row).map(|bytes| bytes as f64 / 1e6);
+            columns = columns.add(name, name, ("MB", 2), "", mb);
         }
-    }
-    if rows.iter().any(|row| row.measured_bytes.is_some()) {
-        let of = |row: &Row| row.measured_bytes.map(|bytes| bytes as f64 / 1e6);
-        columns = columns.add("measured", "measured", ("MB", 2), "", of);
     }
     columns.table(rows.iter().copied())
 }

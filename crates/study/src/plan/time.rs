@@ -86,8 +86,6 @@ impl Case<'_> {
         let plan =
             Plan::new(schedule, layout.pp, layout.accumulate, |_| costs.clone()).map_err(failed)?;
         let timeline = Timeline::of(&plan, &costs).map_err(failed)?;
-        // Ranks that wait leave their cores to others.
-        let sharing = self.sharing();
         let busy: f64 =
             (0..layout.pp).map(|rank| timeline.busy(rank)).sum::<f64>() / layout.pp as f64;
         let bounds: Vec<usize> =
@@ -97,27 +95,9 @@ impl Case<'_> {
             let own = (0..placement.stages()).filter(|stage| placement.rank(*stage) == rank);
             let own: Vec<usize> = own.flat_map(|stage| bounds[stage]..bounds[stage + 1]).collect();
             let end = timeline.ranks[rank].last().map_or(0.0, |ran| ran.end);
-            let passes = end.max(busy * sharing);
-            let exchanged = exchange * layout.accumulate as f64 * own.len() as f64;
-            let optimizer = self.optimizer_ms(&own);
-            let exposed = self.exposed_ms(&own, &blocks, optimizer)?;
-            let step_ms = passes + optimizer + exposed;
-            if last.as_ref().is_none_or(|last| step_ms > last.step_ms) {
-                let compute_ms = timeline.busy(rank) * sharing.min(passes / timeline.busy(rank))
-                    - exchanged
-                    + optimizer;
-                let idle_ms = (passes + optimizer - compute_ms - exchanged).max(0.0);
-                let (exposed_ms, exchange_ms, mfu_pct, limit) =
-                    (exposed, exchanged, None, String::new());
-                last = Some(Times {
-                    step_ms,
-                    compute_ms,
-                    idle_ms,
-                    exposed_ms,
-                    exchange_ms,
-                    mfu_pct,
-                    limit,
-                });
+            let times = self.of_rank(&own, &blocks, exchange, [timeline.busy(rank), end, busy])?;
+            if last.as_ref().is_none_or(|last| times.step_ms > last.step_ms) {
+                last = Some(times);
             }
         }
         let mut times = last.ok_or_else(|| Failure::Usage("no ranks".into()))?;
@@ -133,6 +113,26 @@ impl Case<'_> {
             )
         });
         Ok(times)
+    }
+
+    /// The step of a rank with these blocks, whose passes take `own_busy` and end at `end`. The ranks' mean is `busy`.
+    fn of_rank(
+        &self,
+        own: &[usize],
+        blocks: &BlockCosts,
+        exchange: f64,
+        [own_busy, end, busy]: [f64; 3],
+    ) -> Result<Times> {
+        // Ranks that wait leave their cores to others.
+        let sharing = self.sharing();
+        let passes = end.max(busy * sharing);
+        let exchange_ms = exchange * self.layout.accumulate as f64 * own.len() as f64;
+        let optimizer = self.optimizer_ms(own);
+        let exposed_ms = self.exposed_ms(own, blocks, optimizer)? + self.tied_ms(own);
+        let compute_ms = (own_busy * sharing).min(passes) - exchange_ms + optimizer;
+        let idle_ms = (passes + optimizer - compute_ms - exchange_ms).max(0.0);
+        let (step_ms, mfu_pct, limit) = (passes + optimizer + exposed_ms, None, String::new());
+        Ok(Times { step_ms, compute_ms, idle_ms, exposed_ms, exchange_ms, mfu_pct, limit })
     }
 
     /// How many ranks share a core of this host; 1 where each has its own.
@@ -170,6 +170,23 @@ impl Case<'_> {
             has_barrier: false,
         };
         (blocks, exchange)
+    }
+
+    /// The sum of the gradients of a weight that the first and the last stage share, if these are on two ranks.
+    fn tied_ms(&self, own: &[usize]) -> f64 {
+        let model = &self.work.model;
+        let Some(id) = model.objective.tied() else { return 0.0 };
+        let unit = model.layout.param(id).unit;
+        let mut uses = (0..model.blocks.len())
+            .filter(|at| model.blocks[*at].unit == unit || *at + 1 == model.blocks.len());
+        let num_own = uses.clone().filter(|at| own.contains(at)).count();
+        if num_own == 0 || uses.all(|at| own.contains(&at)) {
+            return 0.0;
+        }
+        let shares = if self.layout.strategy.starts_with("sharded") { self.layout.dp } else { 1 };
+        let bytes = model.layout.unit(unit).range.len() * size_of::<f32>() / shares;
+        let (network, _) = self.hardware.network(2, self.layout.dp * self.layout.tp);
+        network.all_reduce_ms(bytes as u64)
     }
 
     fn optimizer_ms(&self, own: &[usize]) -> f64 {

@@ -24,7 +24,7 @@ use crate::predict::model::Calibration;
 use crate::spec::Spec;
 
 /// How often each pass of a block is run on this host. The shortest counts.
-const TIMES: usize = 3;
+const TIMES: usize = 2;
 
 /// All that decides the work of a micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
