@@ -108,7 +108,7 @@ pub fn plan(args: &PlanArgs, placement: Option<Placement>) -> Result<u8> {
     let whole = base
         .without(&["global-batch-size", "mesh", "schedule"])
         .with("nproc", ranks)
-        .with("strategy", strategy);
+        .with_default("strategy", strategy);
     let (config, data, model) = resolve_unchecked(&whole, None)?;
     config.warnings.iter().for_each(|warning| warn(warning));
     if hardware.link.is_none() && ranks > 1 {
