@@ -121,7 +121,6 @@ impl Rehearsal {
         let mut cx = cx.with_batch(batch);
         cx.open_roots()?;
         run(&mut cx, &sums)?;
-        drop(cx);
         let (forward, backward) = (allocator.end_phase(FORWARD), PhaseUsage::default());
         Ok(Self {
             forward,

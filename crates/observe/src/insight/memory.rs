@@ -249,30 +249,26 @@ impl Passes {
             .then(|| strategy.owned(model, &shape.mesh.of_part(0).0, 0).grads);
         let clipped = clipped.as_deref();
         let stages = config.pipeline.as_ref().and_then(|of| of.stages(shape.num_batches()));
-        let rehearse =
-            || -> std::result::Result<(Rehearsal, Option<Arc<Layout>>), StrategyError> {
-                let compute =
-                    Compute::new(config.threads, Allocator::meta()).map_err(ModelError::from)?;
-                let samples = shape.samples();
-                let longest = samples.max_length().unwrap_or(1);
-                let batch = batch_of(&samples, &compute.allocator, shape.rows[rank], longest)
-                    .map_err(ModelError::from)?;
-                if let Some(stages) = &stages {
-                    let place = (shape.mesh.size(Axis::Pp), shape.mesh.coordinate(Axis::Pp, rank));
-                    let of_stages =
-                        rehearse_stages(model, stages, place, precision, &compute, &batch)?;
-                    return Ok((of_stages.1, Some(of_stages.0)));
-                }
-                // The third micro-batch of a step would need as much as the second one.
-                let batches = vec![batch; shape.num_batches().clamp(1, 2)];
-                let syncs = options.sync_batch_norm;
-                Ok((Rehearsal::of(model, precision, &compute, &batches, clipped, syncs)?, None))
-            };
-        let rehearsed = rehearse().map_err(|error| match error {
-            StrategyError::Model(error) => error,
-            other => ModelError::Config(other.to_string()),
-        });
-        match if_possible(rehearsed) {
+        let rehearse = || -> std::result::Result<(Rehearsal, Option<Arc<Layout>>), ModelError> {
+            let compute = Compute::new(config.threads, Allocator::meta())?;
+            let samples = shape.samples();
+            let longest = samples.max_length().unwrap_or(1);
+            let batch = batch_of(&samples, &compute.allocator, shape.rows[rank], longest)?;
+            if let Some(stages) = &stages {
+                let place = (shape.mesh.size(Axis::Pp), shape.mesh.coordinate(Axis::Pp, rank));
+                let rehearsed = rehearse_stages(model, stages, place, precision, &compute, &batch);
+                let (layout, rehearsal) = rehearsed.map_err(|error| match error {
+                    StrategyError::Model(error) => error,
+                    other => ModelError::Config(other.to_string()),
+                })?;
+                return Ok((rehearsal, Some(layout)));
+            }
+            // The third micro-batch of a step would need as much as the second one.
+            let batches = vec![batch; shape.num_batches().clamp(1, 2)];
+            let syncs = options.sync_batch_norm;
+            Ok((Rehearsal::of(model, precision, &compute, &batches, clipped, syncs)?, None))
+        };
+        match if_possible(rehearse()) {
             Ok(Some((rehearsal, layout))) => {
                 let passes = Self::rehearsed(&rehearsal);
                 let part = |layout| -> Result<Model> {

@@ -46,6 +46,7 @@ mod own_data;
 mod own_text;
 mod pipeline_checkpoints;
 mod pipelines;
+mod plan;
 mod planted;
 mod predict;
 mod predict_trace;

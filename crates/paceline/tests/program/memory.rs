@@ -177,7 +177,10 @@ fn a_model_larger_than_any_machine_is_planned() {
     let sandbox = Sandbox::new();
     let model = "--model mlp --hidden-dim 1000000 --num-layers 12 --batch-size 8 --precision f32 --rank-gb 80";
     let total = |strategy: &str, ranks: u64| {
-        let rows = planned(&sandbox, &format!("{model} --mesh dp={ranks} --strategy {strategy} --on {ranks}xH100"));
+        let rows = planned(
+            &sandbox,
+            &format!("{model} --mesh dp={ranks} --strategy {strategy} --on {ranks}xH100"),
+        );
         let row = rows.iter().find(|row| row["dp"] == ranks).unwrap();
         row["bytes"]["total"].as_f64().unwrap()
     };

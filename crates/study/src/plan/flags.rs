@@ -153,6 +153,10 @@ impl Hardware {
                 "--measure runs the layouts on this host; pass --on Nxthis, or leave it out",
             );
         }
+        if let Some(count) = args.measure.filter(|count| *count > args.top) {
+            let top = args.top;
+            return usage(format!("--measure {count}: pass at most the {top} layouts of --top"));
+        }
         let typed = args.train.0.get("link").and_then(<[String]>::first);
         let link_of = |name: &String| Ok::<_, Failure>((name.clone(), link("--link", name)?));
         let found = typed.map(link_of).transpose()?;

@@ -95,8 +95,14 @@ impl Work {
             None => vec![1.0; model.blocks.len()],
         };
         let meta = Side::new(config.threads, Allocator::meta(), &samples, key.rows)?;
-        let rehearsal =
-            Rehearsal::of(&model, precision, &meta.compute, &[meta.batch.clone()], None, false);
+        let rehearsal = Rehearsal::of(
+            &model,
+            precision,
+            &meta.compute,
+            std::slice::from_ref(&meta.batch),
+            None,
+            false,
+        );
         let rehearsal = rehearsal.map_err(failed)?;
         let (costs, by_memory) = match &hardware.on.card {
             Some(card) => {
