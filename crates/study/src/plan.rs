@@ -110,7 +110,6 @@ pub fn plan(args: &PlanArgs, placement: Option<Placement>) -> Result<u8> {
         .with("nproc", ranks)
         .with_default("strategy", strategy);
     let (config, data, model) = resolve_unchecked(&whole, None)?;
-    config.warnings.iter().for_each(|warning| warn(warning));
     if hardware.link.is_none() && ranks > 1 {
         let link = link_of(MEASURED, ranks, &config, Route::Direct)?;
         hardware.link = Some((MEASURED.to_owned(), link));
@@ -129,6 +128,7 @@ pub fn plan(args: &PlanArgs, placement: Option<Placement>) -> Result<u8> {
         return usage("--global-batch-size 0: a step has samples; pass at least 1");
     }
     let layouts = Layout::all(&base, ranks, samples, &precisions)?;
+    config.warnings.iter().for_each(|warning| warn(warning));
     let mut planner = Planner {
         args,
         base,
