@@ -6,6 +6,7 @@
 //! | file | purpose |
 //! |---|---|
 //! | [`flags`] | the flags, and the hardware that they name |
+//! | [`formulas`] | how large each axis can become before its messages take longest |
 //! | [`decoder`] | a model by its `config.json` alone |
 //! | [`layouts`] | the list of layouts |
 //! | [`work`] | the work of a micro-batch: counted for a card, measured on this host |
@@ -14,6 +15,7 @@
 
 pub mod decoder;
 pub mod flags;
+pub mod formulas;
 pub mod layouts;
 pub mod table;
 pub mod time;
