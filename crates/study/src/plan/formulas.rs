@@ -10,7 +10,7 @@ use paceline_table::table::grouped;
 
 /// The speeds of one rank, above zero and finite.
 #[derive(Clone, Copy, Debug)]
-pub struct Hardware {
+pub struct RankSpeeds {
     /// Floating-point operations per second.
     pub flop_per_s: f64,
     /// Bytes per second that a rank sends to those with other data (dp, fsdp).
@@ -21,7 +21,7 @@ pub struct Hardware {
 
 /// The sizes of a layer, above zero and finite.
 #[derive(Clone, Copy, Debug)]
-pub struct Layer {
+pub struct LayerSizes {
     /// Tokens that all ranks share: those of the batch, or with fsdp those of a micro-batch of all ranks.
     pub tokens: f64,
     /// Width of the activations that the ranks of tp all-reduce.
@@ -34,7 +34,7 @@ pub struct Layer {
     pub element_bytes: f64,
 }
 
-impl Layer {
+impl LayerSizes {
     /// A feed-forward layer with a gate: three matrices of (hidden, ffn), elements of 16 bits. It is the layer of the course.
     pub fn gated(tokens: f64, hidden: f64, ffn: f64) -> Self {
         Self { tokens, hidden, weights: 3.0 * hidden * ffn, all_reduces: 1.0, element_bytes: 2.0 }
@@ -63,12 +63,12 @@ pub struct Limits {
 }
 
 impl Limits {
-    /// The limits of this layer on this hardware: 1 + FLOP per byte between two ranks x W / C.
-    pub fn of(hardware: &Hardware, layer: &Layer) -> Self {
-        let ranks = |intensity, bytes_per_s| 1.0 + intensity * bytes_per_s / hardware.flop_per_s;
+    /// The limits of this layer at these speeds: 1 + FLOP per byte between two ranks x W / C.
+    pub fn of(speeds: &RankSpeeds, layer: &LayerSizes) -> Self {
+        let ranks = |intensity, bytes_per_s| 1.0 + intensity * bytes_per_s / speeds.flop_per_s;
         Self {
-            data: ranks(layer.data_intensity(), hardware.data_bytes_per_s),
-            tensor: ranks(layer.tensor_intensity(), hardware.tensor_bytes_per_s),
+            data: ranks(layer.data_intensity(), speeds.data_bytes_per_s),
+            tensor: ranks(layer.tensor_intensity(), speeds.tensor_bytes_per_s),
         }
     }
 
@@ -113,9 +113,9 @@ pub fn bubble(ranks: usize, micro_batches: usize, chunks: usize) -> f64 {
 }
 
 /// The formulas with the numbers put in, in lines of at most 80 columns.
-pub fn lines(hardware: &Hardware, layer: &Layer, micro_batches: usize) -> Vec<String> {
-    let Hardware { flop_per_s, data_bytes_per_s, tensor_bytes_per_s } = *hardware;
-    let limits = Limits::of(hardware, layer);
+pub fn lines(speeds: &RankSpeeds, layer: &LayerSizes, micro_batches: usize) -> Vec<String> {
+    let RankSpeeds { flop_per_s, data_bytes_per_s, tensor_bytes_per_s } = *speeds;
+    let limits = Limits::of(speeds, layer);
     let axis = |limit: f64, intensity: f64, bytes_per_s: f64| {
         let (intensity, needed) = (short(intensity), short(flop_per_s / bytes_per_s));
         format!("N up to {}: {intensity} / (N - 1) >= {needed} FLOP per byte", whole(limit))
@@ -167,12 +167,12 @@ mod published;
 mod tests {
     use super::*;
 
-    /// The layer and the hardware of the leaderboard of CS336, assignment 2: a feed-forward layer of 4096 and 11,008, two
+    /// The layer and the speeds of the leaderboard of CS336, assignment 2: a feed-forward layer of 4096 and 11,008, two
     /// rows of 32,768 tokens, B200s.
-    fn course() -> (Hardware, Layer) {
+    fn course() -> (RankSpeeds, LayerSizes) {
         let b200 =
-            Hardware { flop_per_s: 2.25e15, data_bytes_per_s: 9e11, tensor_bytes_per_s: 9e11 };
-        (b200, Layer::gated(2.0 * 32_768.0, 4096.0, 11_008.0))
+            RankSpeeds { flop_per_s: 2.25e15, data_bytes_per_s: 9e11, tensor_bytes_per_s: 9e11 };
+        (b200, LayerSizes::gated(2.0 * 32_768.0, 4096.0, 11_008.0))
     }
 
     fn assert_close(left: f64, right: f64) {
@@ -182,9 +182,9 @@ mod tests {
     /// Problems data_parallel_calcs, fsdp_calcs and tp_calcs: at the limits, messages take as long as products.
     #[test]
     fn at_each_limit_of_the_course_messages_take_as_long_as_products() {
-        let (hardware, layer) = course();
+        let (speeds, layer) = course();
         let (b, d, f, c, w) = (layer.tokens, layer.hidden, 11_008.0, 2.25e15, 9e11);
-        let limits = Limits::of(&hardware, &layer);
+        let limits = Limits::of(&speeds, &layer);
         assert_close(limits.data, 1.0 + b * w / c);
         assert_close(limits.tensor, 1.0 + 3.0 * f * w / (2.0 * c));
         assert_close(limits.tensor_backward(), 1.0 + 3.0 * f * w / c);
@@ -204,8 +204,8 @@ mod tests {
     /// The numbers of the page, worked by hand from B W / C = 26.2144 and 3 F W / (2 C) = 6.6048.
     #[test]
     fn the_numbers_of_the_course_are_right_to_the_digit() {
-        let (hardware, layer) = course();
-        let limits = Limits::of(&hardware, &layer);
+        let (speeds, layer) = course();
+        let limits = Limits::of(&speeds, &layer);
         assert_close(limits.data, 27.2144);
         assert_close(limits.tensor, 7.6048);
         assert_close(limits.tensor_backward(), 14.2096);
@@ -239,18 +239,21 @@ mod tests {
     /// 4 x 2550^2 / (2 F) tokens per chip with both. It leaves out that a ring sends (N - 1) / N: the 1 of each limit.
     #[test]
     fn the_numbers_of_the_book_follow() {
-        let v5p =
-            Hardware { flop_per_s: 4.59e14, data_bytes_per_s: 1.8e11, tensor_bytes_per_s: 1.8e11 };
-        let mut layer = Layer::gated(16e6, 8192.0, 30_000.0);
+        let v5p = RankSpeeds {
+            flop_per_s: 4.59e14,
+            data_bytes_per_s: 1.8e11,
+            tensor_bytes_per_s: 1.8e11,
+        };
+        let mut layer = LayerSizes::gated(16e6, 8192.0, 30_000.0);
         layer.weights = 2.0 * layer.hidden * 30_000.0;
         let limits = Limits::of(&v5p, &layer);
         assert_close(layer.tokens / (limits.data - 1.0), 2550.0);
         assert_close(limits.tensor - 1.0, 30_000.0 / 2550.0);
         // Three axes of the network for data: 18,823 chips.
-        let three = Hardware { data_bytes_per_s: 3.0 * 1.8e11, ..v5p };
+        let three = RankSpeeds { data_bytes_per_s: 3.0 * 1.8e11, ..v5p };
         assert_eq!((Limits::of(&three, &layer).data - 1.0).floor(), 18_823.0);
         // Two axes for data and one for tp, F = 32,768: about 400 tokens per chip.
-        let two = Hardware { data_bytes_per_s: 2.0 * 1.8e11, ..v5p };
+        let two = RankSpeeds { data_bytes_per_s: 2.0 * 1.8e11, ..v5p };
         layer.weights = 2.0 * layer.hidden * 32_768.0;
         let limits = Limits::of(&two, &layer);
         let chips = (limits.data - 1.0) * (limits.tensor - 1.0) / 4.0;
@@ -274,8 +277,8 @@ mod tests {
 
     #[test]
     fn lines_have_the_numbers_put_in_and_fit_a_terminal() {
-        let (hardware, layer) = course();
-        let text = lines(&hardware, &layer, 8);
+        let (speeds, layer) = course();
+        let text = lines(&speeds, &layer, 8);
         insta::assert_snapshot!(text.join("\n"), @r"
         Compute-bound while a pass has C / W or more FLOP for each byte that it sends:
         C = 2.250e15 FLOP/s; W = 9.000e11 bytes/s for dp and fsdp, 9.000e11 for tp
@@ -285,8 +288,8 @@ mod tests {
         Not overlapped, 10 % of a step at most: N up to 5 (dp), 3 (fsdp), 2 (tp)
         pp         idle with 8 micro-batches: 11 % of 2 ranks, 27 % of 4, 47 % of 8
         ");
-        let slow = Hardware { data_bytes_per_s: 1.25e8, ..hardware };
-        let large = Layer { tokens: 16_777_216.0, element_bytes: 4.0, ..layer };
+        let slow = RankSpeeds { data_bytes_per_s: 1.25e8, ..speeds };
+        let large = LayerSizes { tokens: 16_777_216.0, element_bytes: 4.0, ..layer };
         for line in lines(&slow, &large, 4096).iter().chain(&text) {
             assert!(line.len() <= 80, "{} columns: {line}", line.len());
         }

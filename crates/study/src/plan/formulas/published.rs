@@ -5,7 +5,7 @@ use paceline_memory::{Allocator, Category, DType};
 use paceline_model::{Batch, LlamaConfig, LlamaTask, Precision, Rehearsal, SpecialTokens};
 use paceline_table::table::grouped;
 
-use super::{Hardware, Layer, Limits, bubble, lines};
+use super::{LayerSizes, Limits, RankSpeeds, bubble, lines};
 
 const PAGE: &str = include_str!("../../../../../docs/planning-formulas.md");
 /// Dense 16-bit FLOP/s of an H100 SXM: in our table, in torchtitan's and in picotron's.
@@ -94,9 +94,9 @@ impl Decoder {
     }
 
     /// A whole block, with two all-reduces of tp per pass.
-    fn layer(&self, tokens: f64) -> Layer {
+    fn layer(&self, tokens: f64) -> LayerSizes {
         let [hidden, weights] = [self.hidden, self.block()].map(|elements| elements as f64);
-        Layer { tokens, hidden, weights, all_reduces: 2.0, element_bytes: 2.0 }
+        LayerSizes { tokens, hidden, weights, all_reduces: 2.0, element_bytes: 2.0 }
     }
 }
 
@@ -104,8 +104,8 @@ fn assert_on_page(row: &str) {
     assert!(PAGE.contains(row), "docs/planning-formulas.md lacks\n{row}");
 }
 
-fn h100(flop_per_s: f64) -> Hardware {
-    Hardware { flop_per_s, data_bytes_per_s: BETWEEN_HOSTS, tensor_bytes_per_s: NVLINK }
+fn h100(flop_per_s: f64) -> RankSpeeds {
+    RankSpeeds { flop_per_s, data_bytes_per_s: BETWEEN_HOSTS, tensor_bytes_per_s: NVLINK }
 }
 
 #[test]
@@ -238,6 +238,6 @@ fn picotron_s_rows_follow_from_its_readme() {
 
 #[test]
 fn the_page_shows_the_lines_of_the_course() {
-    let b200 = Hardware { flop_per_s: 2.25e15, data_bytes_per_s: 9e11, tensor_bytes_per_s: 9e11 };
-    assert_on_page(&lines(&b200, &Layer::gated(65_536.0, 4096.0, 11_008.0), 8).join("\n"));
+    let b200 = RankSpeeds { flop_per_s: 2.25e15, data_bytes_per_s: 9e11, tensor_bytes_per_s: 9e11 };
+    assert_on_page(&lines(&b200, &LayerSizes::gated(65_536.0, 4096.0, 11_008.0), 8).join("\n"));
 }
