@@ -23,15 +23,17 @@ pub mod work;
 
 use std::collections::BTreeMap;
 
+use paceline_data::BatchShape;
 use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
 use paceline_host::text::{plural, say, warn};
 use paceline_launch::environment::Placement;
-use paceline_memory::Category;
-use paceline_model::LlamaConfig;
+use paceline_memory::{Category, DType};
+use paceline_model::{Layout as ModelLayout, LlamaConfig};
 use paceline_observe::figures::run_summary::RunSummary;
 use paceline_observe::insight::memory::{Needs, Shape};
 use paceline_run::resolve::resolve_unchecked;
+use paceline_settings::config::TrainConfig;
 use paceline_settings::named::PrecisionName;
 use paceline_strategies::BucketCaps;
 use serde::Serialize;
@@ -48,6 +50,7 @@ use crate::{refuse_ranks, usage};
 use decoder::Decoder;
 pub use flags::PlanArgs;
 use flags::{Hardware, On};
+use formulas::{LayerSizes, RankSpeeds};
 use layouts::Layout;
 use time::{Case, Times};
 use work::{HostSpeed, Key, Work};
@@ -81,6 +84,15 @@ pub struct Row {
     pub measured_bytes: Option<u64>,
 }
 
+impl Row {
+    /// Whether both differ only by their strategies.
+    fn is_alike(&self, other: &Self) -> bool {
+        let strategy = self.layout.strategy.clone();
+        let layout = Layout { strategy, ..other.layout.clone() };
+        self.layout == layout && self.times == other.times && self.bytes == other.bytes
+    }
+}
+
 /// The result.
 #[derive(Debug, Serialize)]
 pub struct Found {
@@ -97,6 +109,8 @@ pub struct Found {
     pub samples: usize,
     /// The model in words.
     pub model: String,
+    /// The closed formulas with the numbers of a card put in.
+    pub formulas: Vec<String>,
 }
 
 /// Runs `paceline plan`.
@@ -149,7 +163,13 @@ pub fn plan(args: &PlanArgs, placement: Option<Placement>) -> Result<u8> {
         params,
         samples,
         model: decoder.map_or(config.model.name().to_owned(), |of| of.family.to_owned()),
+        formulas: Vec::new(),
     };
+    // Tokens of a sample, of a language model.
+    let first = BatchShape::of(data.train.as_ref()).largest(1).swap_remove(0);
+    let length = if first.dtype == DType::I64 { first.dims.iter().product() } else { 1 };
+    let formulas = planner.formulas(&config, (&model.layout, length), &precisions);
+    found.formulas = formulas.unwrap_or_default();
     drop((config, data, model));
     planner.find(layouts, ratio, &mut found)?;
     if let Some(count) = args.measure {
@@ -212,6 +232,27 @@ struct Planner<'a> {
 }
 
 impl Planner<'_> {
+    /// How far each axis scales on this card in the fastest of these types. `None` for models and hardware without an answer.
+    fn formulas(
+        &self,
+        config: &TrainConfig,
+        (model, length): (&ModelLayout, usize),
+        precisions: &[PrecisionName],
+    ) -> Option<Vec<String>> {
+        let (card, precision) = (self.hardware.on.card?, *precisions.last()?);
+        let (_, link) = self.hardware.link.as_ref()?;
+        let hosts = self.hardware.hosts.as_ref().map(|(_, hosts)| hosts);
+        let (sharing, inside) = hosts.map_or((1, *link), |of| (of.ranks_per_host, of.inside));
+        let speeds = RankSpeeds {
+            flop_per_s: Hardware::flop_per_s(&card, precision, config.tf32, self.hardware.mfu)?,
+            data_bytes_per_s: link.bytes_per_s / sharing as f64,
+            tensor_bytes_per_s: inside.bytes_per_s,
+        };
+        let bytes = if precision == PrecisionName::F32 { 4.0 } else { 2.0 };
+        let layer = LayerSizes::of(model, (self.samples * length) as f64, bytes)?;
+        Some(formulas::lines(&speeds, &layer, 8))
+    }
+
     /// Predicts the time of all layouts, and the memory of the fastest until enough of them fit.
     fn find(&mut self, layouts: Vec<Layout>, ratio: f64, found: &mut Found) -> Result<()> {
         for layout in &layouts {
@@ -231,6 +272,8 @@ impl Planner<'_> {
         let mut num_fit = 0;
         for (layout, times) in timed {
             match self.row(layout, times, ratio) {
+                // Stages of sharding are often predicted alike. The first stands for all.
+                Ok(row) if found.rows.iter().any(|other| other.is_alike(&row)) => {}
                 Ok(row) => {
                     num_fit += usize::from(row.over_bytes == 0);
                     found.rows.push(row);

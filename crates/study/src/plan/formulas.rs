@@ -4,8 +4,9 @@
 //! Input: the speeds of a rank and of its links, and the sizes of a layer. Output: numbers of ranks, and sentences. Sources: Stanford's
 //! CS336, assignment 2 (2026), section 8; Austin and others, How to Scale Your Model (2025), part 5. Rings of N ranks send (N - 1) / N of
 //! a tensor to gather or to reduce and scatter it, and twice as much to all-reduce it. Latency, attention scores and memory are left out.
-//! This file runs nothing and knows no layout.
+//! This file runs nothing and knows no layout of ranks.
 
+use paceline_model::Layout;
 use paceline_table::table::grouped;
 
 /// The speeds of one rank, above zero and finite.
@@ -38,6 +39,28 @@ impl LayerSizes {
     /// A feed-forward layer with a gate: three matrices of (hidden, ffn), elements of 16 bits. It is the layer of the course.
     pub fn gated(tokens: f64, hidden: f64, ffn: f64) -> Self {
         Self { tokens, hidden, weights: 3.0 * hidden * ffn, all_reduces: 1.0, element_bytes: 2.0 }
+    }
+
+    /// The layer of a model that the ranks of tp divide: the first block of a Llama, or two layers of an MLP. `None` for other models.
+    pub fn of(model: &Layout, tokens: f64, element_bytes: f64) -> Option<Self> {
+        let find = |end: &str| model.params().iter().find(|param| param.name.ends_with(end));
+        if let Some(query) = find(".q_proj.weight") {
+            let block = query.name.split_once("self_attn.")?.0;
+            let own = model.params().iter().filter(|param| param.name.starts_with(block));
+            let matrices = own.filter(|param| param.whole_shape().dims().len() == 2);
+            let weights = matrices.map(|param| param.whole_shape().num_elems() as f64).sum();
+            let hidden = query.whole_shape().dims()[1] as f64;
+            return Some(Self { tokens, hidden, weights, all_reduces: 2.0, element_bytes });
+        }
+        let [outputs, inputs] = *find("fc1.weight")?.whole_shape().dims() else { return None };
+        let (hidden, weights) = (inputs as f64, 2.0 * (inputs * outputs) as f64);
+        find("conv").is_none().then_some(Self {
+            tokens,
+            hidden,
+            weights,
+            all_reduces: 1.0,
+            element_bytes,
+        })
     }
 
     /// FLOP per byte between two ranks with other data. Forward with fsdp, a rank of N multiplies 2 tokens weights / N and
@@ -162,7 +185,7 @@ fn short(number: f64) -> String {
 }
 
 #[cfg(test)]
-mod published;
+mod published_tests;
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -51,6 +51,9 @@ pub fn publish(args: &PlanArgs, hardware: &Hardware, found: &Found) -> Result<()
         say(&format!("\n{}{faster} do not fit. The nearest:", plural(over.len(), "layout")));
         say(&table(least.iter().copied(), true).fitted(line_width()));
     }
+    if !found.formulas.is_empty() {
+        say(&format!("\n{}", found.formulas.join("\n")));
+    }
     fitting.iter().take(1).for_each(|row| say(&format!("\nThe first: {}", row.command)));
     let origin = Origin::of(args.study.rounds);
     let rows = table(found.rows.iter(), false);

@@ -25,7 +25,7 @@ use crate::predict::model::{Calibration, Step};
 use crate::predict::network::Network;
 
 /// A step in milliseconds, of the rank that ends last.
-#[derive(Clone, Debug, Serialize)]
+#[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Times {
     /// All of it.
     pub step_ms: f64,
