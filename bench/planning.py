@@ -4,7 +4,8 @@
     python3 bench/planning.py
 
 Layouts are drawn by a seed from the list of `plan --on 2xthis --json` on an emulated link, and run in turn. Two layouts differ if their ranges over the rounds do not
-overlap. Such a pair is ordered right if the plan has it in the same order. Memory is the most bytes in tensors of a rank, measured over predicted.
+overlap. Such a pair is ordered right if the plan has it in the same order. Memory is the most bytes in tensors of a rank in its
+steps, measured over predicted.
 """
 import argparse
 import itertools
@@ -41,7 +42,8 @@ def measured(arguments: argparse.Namespace, rows: list[Record]) -> None:
             flags = row["command"].removeprefix("paceline train ")
             summary = train(arguments.paceline, f"{flags} --steps {arguments.steps} --warmup-steps 3")
             row.setdefault("steps_ms", []).append(summary["step_ms_median"])
-            row["peak_bytes"] = max(row.get("peak_bytes", 0), summary["peak_bytes"]["total"])
+            phases = [phase for rank in summary["memory"] for phase in rank["phases"] if phase["phase"] != "initialization"]
+            row["peak_bytes"] = max(row.get("peak_bytes", 0), *(phase["peak_bytes"]["total"] for phase in phases))
 
 
 def pairs(rows: list[Record]) -> list[Record]:

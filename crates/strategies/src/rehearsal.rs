@@ -31,7 +31,7 @@ pub fn rehearse_stages(
     let pipeline = Pipeline::rehearsed(model, stages, ranks, rank)?;
     let (layout, plan) = (pipeline.part(model)?, pipeline.plan(stages.micro_batches)?);
     let inputs = pipeline.inputs(model, precision, batch)?;
-    let mut passes = Passes {
+    let mut passes = StagePasses {
         model,
         pipeline: &pipeline,
         inputs,
@@ -47,7 +47,7 @@ pub fn rehearse_stages(
 }
 
 /// The tensors in memory between two actions, by stage and micro-batch.
-struct Passes<'a> {
+struct StagePasses<'a> {
     model: &'a Model,
     pipeline: &'a Pipeline,
     /// The shapes of the inputs of all stages.
@@ -64,7 +64,7 @@ struct Passes<'a> {
 /// Every tensor is there when an action needs it.
 const CHECKED: &str = "checked with the plan";
 
-impl Passes<'_> {
+impl StagePasses<'_> {
     fn run(
         &mut self,
         cx: &mut Context,

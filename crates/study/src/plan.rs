@@ -29,9 +29,10 @@ use paceline_files::Printable;
 use paceline_host::text::{plural, say, warn};
 use paceline_launch::environment::Placement;
 use paceline_memory::{Category, DType};
-use paceline_model::{Layout as ModelLayout, LlamaConfig};
+use paceline_model::{Layout, LlamaConfig};
 use paceline_observe::figures::run_summary::RunSummary;
 use paceline_observe::insight::memory::{Needs, Shape};
+use paceline_observe::record::memory::{RankMemory, TOTAL};
 use paceline_run::resolve::resolve_unchecked;
 use paceline_settings::config::TrainConfig;
 use paceline_settings::named::PrecisionName;
@@ -49,11 +50,11 @@ use crate::study::{check, measuring, run_cases, spread_of};
 use crate::{refuse_ranks, usage};
 use decoder::Decoder;
 pub use flags::PlanArgs;
-use flags::{Hardware, On};
+use flags::{On, RankHardware};
 use formulas::{LayerSizes, RankSpeeds};
-use layouts::Layout;
-use time::{Case, Times};
-use work::{HostSpeed, Key, Work};
+use layouts::StepLayout;
+use time::{Case, StepTimes};
+use work::{BlockWork, HostSpeed, WorkKey};
 
 /// How often the blocks of all layouts are measured on this host, in turn.
 const ROUNDS: usize = 3;
@@ -66,10 +67,10 @@ const MAX_ROWS: usize = 16;
 pub struct Row {
     /// The layout.
     #[serde(flatten)]
-    pub layout: Layout,
+    pub layout: StepLayout,
     /// The step.
     #[serde(flatten)]
-    pub times: Times,
+    pub times: StepTimes,
     /// Bytes of the rank that needs the most, by category.
     pub bytes: BTreeMap<String, u64>,
     /// All bytes that this rank takes of its memory.
@@ -80,7 +81,7 @@ pub struct Row {
     pub command: String,
     /// The measured step here, in milliseconds.
     pub measured_ms: Option<Spread>,
-    /// The most bytes in tensors of a rank of this run.
+    /// The most bytes in tensors of a rank in the steps of this run.
     pub measured_bytes: Option<u64>,
 }
 
@@ -88,7 +89,7 @@ impl Row {
     /// Whether both differ only by their strategies.
     fn is_alike(&self, other: &Self) -> bool {
         let strategy = self.layout.strategy.clone();
-        let layout = Layout { strategy, ..other.layout.clone() };
+        let layout = StepLayout { strategy, ..other.layout.clone() };
         self.layout == layout && self.times == other.times && self.bytes == other.bytes
     }
 }
@@ -117,7 +118,7 @@ pub struct Found {
 pub fn plan(args: &PlanArgs, placement: Option<Placement>) -> Result<u8> {
     refuse_ranks("a plan", placement)?;
     check(&args.study)?;
-    let mut hardware = Hardware::of(args)?;
+    let mut hardware = RankHardware::of(args)?;
     let (base, decoder) = base(args)?;
     let On { ranks, card } = hardware.on.clone();
     let strategy = if ranks == 1 { "single" } else { "ddp" };
@@ -133,7 +134,7 @@ pub fn plan(args: &PlanArgs, placement: Option<Placement>) -> Result<u8> {
     let precisions = match card {
         Some(card) if !base.has("precision") => {
             let has = |name: &PrecisionName| {
-                Hardware::flop_per_s(&card, *name, config.tf32, 1.0).is_some()
+                RankHardware::flop_per_s(&card, *name, config.tf32, 1.0).is_some()
             };
             [PrecisionName::F32, PrecisionName::Bf16].into_iter().filter(has).collect()
         }
@@ -143,7 +144,7 @@ pub fn plan(args: &PlanArgs, placement: Option<Placement>) -> Result<u8> {
     if samples == 0 {
         return usage("--global-batch-size 0: a step has samples; pass at least 1");
     }
-    let layouts = Layout::all(&base, ranks, samples, &precisions)?;
+    let layouts = StepLayout::all(&base, ranks, samples, &precisions)?;
     config.warnings.iter().for_each(|warning| warn(warning));
     let mut planner = Planner {
         args,
@@ -222,8 +223,8 @@ fn base(args: &PlanArgs) -> Result<(Spec, Option<Decoder>)> {
 struct Planner<'a> {
     args: &'a PlanArgs,
     base: Spec,
-    hardware: Hardware,
-    works: Vec<(Key, Result<Work, String>)>,
+    hardware: RankHardware,
+    works: Vec<(WorkKey, Result<BlockWork, String>)>,
     /// Samples of a step.
     samples: usize,
     /// The speed of this host in each type.
@@ -236,7 +237,7 @@ impl Planner<'_> {
     fn formulas(
         &self,
         config: &TrainConfig,
-        (model, length): (&ModelLayout, usize),
+        (model, length): (&Layout, usize),
         precisions: &[PrecisionName],
     ) -> Option<Vec<String>> {
         let (card, precision) = (self.hardware.on.card?, *precisions.last()?);
@@ -244,7 +245,7 @@ impl Planner<'_> {
         let hosts = self.hardware.hosts.as_ref().map(|(_, hosts)| hosts);
         let (sharing, inside) = hosts.map_or((1, *link), |of| (of.ranks_per_host, of.inside));
         let speeds = RankSpeeds {
-            flop_per_s: Hardware::flop_per_s(&card, precision, config.tf32, self.hardware.mfu)?,
+            flop_per_s: RankHardware::flop_per_s(&card, precision, config.tf32, self.hardware.mfu)?,
             data_bytes_per_s: link.bytes_per_s / sharing as f64,
             tensor_bytes_per_s: inside.bytes_per_s,
         };
@@ -254,9 +255,9 @@ impl Planner<'_> {
     }
 
     /// Predicts the time of all layouts, and the memory of the fastest until enough of them fit.
-    fn find(&mut self, layouts: Vec<Layout>, ratio: f64, found: &mut Found) -> Result<()> {
+    fn find(&mut self, layouts: Vec<StepLayout>, ratio: f64, found: &mut Found) -> Result<()> {
         for layout in &layouts {
-            self.work(Key::of(layout))?;
+            self.work(WorkKey::of(layout))?;
         }
         if self.hardware.on.card.is_none() {
             self.measure_again()?;
@@ -301,7 +302,7 @@ impl Planner<'_> {
         for _ in 1..ROUNDS {
             for (key, work) in &mut self.works {
                 if let Ok(known) = work {
-                    let again = Work::of(&self.base, *key, &self.hardware)?;
+                    let again = BlockWork::of(&self.base, *key, &self.hardware)?;
                     if again.total() < known.total() {
                         *known = again;
                     }
@@ -312,8 +313,8 @@ impl Planner<'_> {
     }
 
     /// The step of a layout, or why a run refuses it.
-    fn times(&mut self, layout: &Layout) -> Result<Result<Times, String>> {
-        let key = Key::of(layout);
+    fn times(&mut self, layout: &StepLayout) -> Result<Result<StepTimes, String>> {
+        let key = WorkKey::of(layout);
         let at = self.work(key)?;
         let host = match self.hardware.on.card {
             Some(_) => None,
@@ -333,11 +334,11 @@ impl Planner<'_> {
     }
 
     /// The place of the work with this key.
-    fn work(&mut self, key: Key) -> Result<usize> {
+    fn work(&mut self, key: WorkKey) -> Result<usize> {
         if let Some(at) = self.works.iter().position(|(known, _)| *known == key) {
             return Ok(at);
         }
-        let work = match Work::of(&self.base, key, &self.hardware) {
+        let work = match BlockWork::of(&self.base, key, &self.hardware) {
             Ok(work) => Ok(work),
             Err(Failure::Usage(reason)) => Err(reason),
             Err(other) => return Err(other),
@@ -367,7 +368,7 @@ impl Planner<'_> {
         let case = RunCase::new("without communication", spec)?;
         let ledger = run_cases(&self.args.study, &[case])?;
         let run = Calibration::of(&config, ranks, &ledger.of_case(0, usize::MAX).0)?;
-        let key = Key { tp: 1, rows, is_checkpointed: false, precision };
+        let key = WorkKey { tp: 1, rows, is_checkpointed: false, precision };
         let at = self.work(key)?;
         let work = self.works[at].1.as_ref().map_err(|reason| Failure::Usage(reason.clone()))?;
         let speed = HostSpeed::of(&run, work);
@@ -376,7 +377,7 @@ impl Planner<'_> {
     }
 
     /// The memory of a layout. Parameters that only the model of `--config` has count by their number.
-    fn row(&self, layout: Layout, times: Times, ratio: f64) -> Result<Row> {
+    fn row(&self, layout: StepLayout, times: StepTimes, ratio: f64) -> Result<Row> {
         let spec = layout.spec(&self.base);
         let (mut config, data, model) = resolve_unchecked(&spec, None)?;
         config.checkpoints.save = None;
@@ -441,10 +442,9 @@ impl Planner<'_> {
         for (at, row) in rows.iter_mut().enumerate() {
             let runs: Vec<RunSummary> = ledger.of_case(at, usize::MAX).0;
             row.measured_ms = spread_of(&runs, "step_ms_median");
-            let peaks = runs.iter().filter_map(|run| {
-                run.part::<BTreeMap<String, f64>>("peak_bytes").get("total").copied()
-            });
-            row.measured_bytes = peaks.reduce(f64::max).map(|bytes| bytes as u64);
+            let ranks = runs.iter().flat_map(|run| run.part::<Vec<RankMemory>>("memory"));
+            let peaks = ranks.filter_map(|rank| rank.peak_of_step().get(TOTAL).copied());
+            row.measured_bytes = peaks.max();
         }
         Ok(())
     }

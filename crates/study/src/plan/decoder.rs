@@ -29,9 +29,9 @@ pub struct Decoder {
 }
 
 /// The settings, with errors that name them.
-struct Settings(Map<String, Value>);
+struct ConfigJson(Map<String, Value>);
 
-impl Settings {
+impl ConfigJson {
     fn size(&self, key: &str, default: Option<usize>) -> Result<usize, String> {
         match self.0.get(key).filter(|value| !value.is_null()) {
             None => default.ok_or_else(|| format!("{key} is missing")),
@@ -98,7 +98,7 @@ impl Decoder {
         let value: Value =
             serde_json::from_str(text).map_err(|e| format!("this is no JSON ({e})"))?;
         let Value::Object(object) = value else { return Err("this is no JSON object".into()) };
-        let of = Settings(object);
+        let of = ConfigJson(object);
         let family = of.family()?;
         let is_gpt2 = family == "gpt2";
         let name = |own: &'static str, gpt2: &'static str| if is_gpt2 { gpt2 } else { own };
@@ -162,7 +162,7 @@ impl Decoder {
 }
 
 /// The parameters of a model whose feed-forward layers have this width.
-fn params(of: &Settings, family: &str, llama: &LlamaConfig, ffn: usize) -> Result<u64, String> {
+fn params(of: &ConfigJson, family: &str, llama: &LlamaConfig, ffn: usize) -> Result<u64, String> {
     let (width, head_dim, is_gpt2) = (llama.hidden_size, llama.head_dim, family == "gpt2");
     let queries = llama.num_attention_heads * head_dim;
     let keys = llama.num_key_value_heads * head_dim;

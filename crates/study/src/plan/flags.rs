@@ -101,7 +101,7 @@ impl FromStr for On {
 
 /// The hardware of the ranks.
 #[derive(Clone, Debug)]
-pub struct Hardware {
+pub struct RankHardware {
     /// The ranks, and their card.
     pub on: On,
     /// The share of a card's peak that products reach.
@@ -143,7 +143,7 @@ const OF_LAYOUTS: [(&str, &str); 6] = [
     ("broadcast-buffers", "its broadcasts are not planned; leave it out"),
 ];
 
-impl Hardware {
+impl RankHardware {
     /// Checks how the flags fit together.
     pub fn of(args: &PlanArgs) -> Result<Self> {
         refuse_flags(&args.train.0, &OF_LAYOUTS)?;

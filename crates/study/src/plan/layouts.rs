@@ -20,7 +20,7 @@ const MAX_IN_PIPELINE: usize = 256;
 
 /// A way to divide a step among the ranks.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Layout {
+pub struct StepLayout {
     /// Ranks that divide each layer.
     pub tp: usize,
     /// Ranks that have stages of a pipeline.
@@ -41,7 +41,7 @@ pub struct Layout {
     pub precision: PrecisionName,
 }
 
-impl Layout {
+impl StepLayout {
     /// All layouts of `ranks` ranks for a step of `samples` samples. What `base` states is the same in all. Fails if there are none.
     pub fn all(
         base: &Spec,
@@ -49,7 +49,7 @@ impl Layout {
         samples: usize,
         precisions: &[PrecisionName],
     ) -> Result<Vec<Self>> {
-        let stated = Stated::of(base, ranks)?;
+        let stated = StatedLayout::of(base, ranks)?;
         let mut all = Vec::new();
         for (tp, pp) in divisors(ranks).flat_map(|tp| divisors(ranks / tp).map(move |pp| (tp, pp)))
         {
@@ -134,7 +134,7 @@ impl Layout {
 }
 
 /// The parts of a layout that the user has stated.
-struct Stated {
+struct StatedLayout {
     mesh: Option<MeshShape>,
     strategy: Option<String>,
     schedule: Option<String>,
@@ -143,7 +143,7 @@ struct Stated {
     recomputes: Vec<bool>,
 }
 
-impl Stated {
+impl StatedLayout {
     fn of(base: &Spec, ranks: usize) -> Result<Self> {
         let word = |key: &str| base.get(key).and_then(<[String]>::first).cloned();
         let strategy = word("strategy");

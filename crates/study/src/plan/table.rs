@@ -10,7 +10,7 @@ use paceline_table::chart::{Chart, Color, Picture, Row as Bar, Rows, Shown};
 use paceline_table::table::{Cell, Columns, Table};
 use serde::Serialize;
 
-use super::flags::{Hardware, PlanArgs};
+use super::flags::{PlanArgs, RankHardware};
 use super::{Found, Row};
 use crate::outcome::Origin;
 use crate::report::tabled;
@@ -32,7 +32,7 @@ struct Report<'a> {
 }
 
 /// Prints the plan and writes the files.
-pub fn publish(args: &PlanArgs, hardware: &Hardware, found: &Found) -> Result<()> {
+pub fn publish(args: &PlanArgs, hardware: &RankHardware, found: &Found) -> Result<()> {
     let (fitting, over): (Vec<&Row>, Vec<&Row>) =
         found.rows.iter().partition(|row| row.over_bytes == 0);
     let heading = heading(hardware, found);
@@ -91,7 +91,7 @@ fn page(heading: &str, picture: &Picture, rows: &Table, origin: &Origin) -> Page
     }
 }
 
-fn heading(hardware: &Hardware, found: &Found) -> String {
+fn heading(hardware: &RankHardware, found: &Found) -> String {
     let (ranks, params) = (hardware.on.ranks, thousands(found.params));
     let place = hardware.on.card.map_or("this host".to_owned(), |card| card.name.to_owned());
     let link = hardware.link.as_ref().map_or(String::new(), |(name, _)| format!(" on {name}"));

@@ -18,15 +18,15 @@ use paceline_strategies::schedule::{
 use paceline_strategies::{BucketCaps, ShardOptions};
 use serde::Serialize;
 
-use super::flags::Hardware;
-use super::layouts::Layout;
-use super::work::{HostSpeed, Work};
+use super::flags::RankHardware;
+use super::layouts::StepLayout;
+use super::work::{BlockWork, HostSpeed};
 use crate::predict::model::{Calibration, Step};
 use crate::predict::network::Network;
 
 /// A step in milliseconds, of the rank that ends last.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub struct Times {
+pub struct StepTimes {
     /// All of it.
     pub step_ms: f64,
     /// The passes and the optimizer.
@@ -45,7 +45,7 @@ pub struct Times {
 
 /// The passes of a block for a micro-batch, in milliseconds.
 #[derive(Clone, Copy, Debug)]
-struct Pass {
+struct BlockPass {
     unit: UnitId,
     forward: f64,
     backward: f64,
@@ -54,11 +54,11 @@ struct Pass {
 /// A layout on hardware.
 pub struct Case<'a> {
     /// The layout.
-    pub layout: &'a Layout,
+    pub layout: &'a StepLayout,
     /// The work of its micro-batch.
-    pub work: &'a Work,
+    pub work: &'a BlockWork,
     /// Where it runs.
-    pub hardware: &'a Hardware,
+    pub hardware: &'a RankHardware,
     /// How fast this host is, if it runs here.
     pub host: Option<HostSpeed>,
     /// The sizes of buckets.
@@ -67,7 +67,7 @@ pub struct Case<'a> {
 
 impl Case<'_> {
     /// Predicts the step.
-    pub fn times(&self) -> Result<Times> {
+    pub fn times(&self) -> Result<StepTimes> {
         let Self { layout, work, hardware, .. } = self;
         let failed =
             |error: paceline_strategies::schedule::PlanError| Failure::Usage(error.to_string());
@@ -90,7 +90,7 @@ impl Case<'_> {
             (0..layout.pp).map(|rank| timeline.busy(rank)).sum::<f64>() / layout.pp as f64;
         let bounds: Vec<usize> =
             std::iter::once(0).chain(begins).chain([blocks.forward.len()]).collect();
-        let mut last: Option<Times> = None;
+        let mut last: Option<StepTimes> = None;
         for rank in 0..layout.pp {
             let own = (0..placement.stages()).filter(|stage| placement.rank(*stage) == rank);
             let own: Vec<usize> = own.flat_map(|stage| bounds[stage]..bounds[stage + 1]).collect();
@@ -103,7 +103,7 @@ impl Case<'_> {
         let mut times = last.ok_or_else(|| Failure::Usage("no ranks".into()))?;
         times.limit = self.limit(&times);
         times.mfu_pct = hardware.on.card.and_then(|card| {
-            let peak = Hardware::flop_per_s(&card, layout.precision, false, 1.0)?;
+            let peak = RankHardware::flop_per_s(&card, layout.precision, false, 1.0)?;
             // Ranks along tp have a part of each layer, and those along pp some of the layers.
             Some(
                 100.0 * work.flops * layout.accumulate as f64
@@ -122,17 +122,18 @@ impl Case<'_> {
         blocks: &BlockCosts,
         exchange: f64,
         [own_busy, end, busy]: [f64; 3],
-    ) -> Result<Times> {
+    ) -> Result<StepTimes> {
         // Ranks that wait leave their cores to others.
         let sharing = self.sharing();
-        let passes = end.max(busy * sharing);
         let exchange_ms = exchange * self.layout.accumulate as f64 * own.len() as f64;
+        let passes = end.max((busy - exchange_ms).max(0.0) * sharing + exchange_ms);
         let optimizer = self.optimizer_ms(own);
         let exposed_ms = self.exposed_ms(own, blocks, optimizer)? + self.tied_ms(own);
-        let compute_ms = (own_busy * sharing).min(passes) - exchange_ms + optimizer;
+        let own_passes = (own_busy - exchange_ms) * sharing;
+        let compute_ms = own_passes.min(passes - exchange_ms) + optimizer;
         let idle_ms = (passes + optimizer - compute_ms - exchange_ms).max(0.0);
         let (step_ms, mfu_pct, limit) = (passes + optimizer + exposed_ms, None, String::new());
-        Ok(Times { step_ms, compute_ms, idle_ms, exposed_ms, exchange_ms, mfu_pct, limit })
+        Ok(StepTimes { step_ms, compute_ms, idle_ms, exposed_ms, exchange_ms, mfu_pct, limit })
     }
 
     /// How many ranks share a core of this host; 1 where each has its own.
@@ -208,18 +209,18 @@ impl Case<'_> {
             return Ok(0.0);
         }
         let sharing = self.sharing();
-        let pass = |at: &usize| Pass {
+        let pass = |at: &usize| BlockPass {
             unit: work.model.blocks[*at].unit,
             forward: blocks.forward[*at] * sharing,
             backward: (blocks.backward_input[*at] + blocks.backward_weight[*at]) * sharing,
         };
-        let passes: Vec<Pass> = own.iter().map(pass).collect();
+        let passes: Vec<BlockPass> = own.iter().map(pass).collect();
         let (network, _) = hardware.network(layout.dp, layout.tp);
         if layout.strategy.starts_with("sharded") {
             return Ok(self.shards_ms(own, &passes, &network));
         }
         let part = work.part(own);
-        let [forward, backward] = [|of: &Pass| of.forward, |of: &Pass| of.backward]
+        let [forward, backward] = [|of: &BlockPass| of.forward, |of: &BlockPass| of.backward]
             .map(|of| passes.iter().map(of).sum::<f64>());
         let begin = forward + (layout.accumulate - 1) as f64 * (forward + backward);
         let mut at = begin;
@@ -251,7 +252,7 @@ impl Case<'_> {
     }
 
     /// The same for shards, which are gathered before passes and reduced after them.
-    fn shards_ms(&self, own: &[usize], passes: &[Pass], network: &Network) -> f64 {
+    fn shards_ms(&self, own: &[usize], passes: &[BlockPass], network: &Network) -> f64 {
         let layout = self.work.part(own);
         let options = ShardOptions::default();
         let gathers_each = self.layout.strategy == "sharded3";
@@ -259,14 +260,14 @@ impl Case<'_> {
         for (at, unit) in
             layout.units().iter().enumerate().filter(|(_, unit)| !unit.range.is_empty())
         {
-            let extra = Pass { unit: UnitId(at), forward: 0.0, backward: 0.0 };
+            let extra = BlockPass { unit: UnitId(at), forward: 0.0, backward: 0.0 };
             if !passes.iter().any(|pass| pass.unit == extra.unit) {
                 // Units that several blocks use are needed first, and that of the objective last.
                 let place = if unit.is_root { 0 } else { passes.len() };
                 passes.insert(place, extra);
             }
         }
-        let cost = |pass: &Pass| {
+        let cost = |pass: &BlockPass| {
             let bytes = layout.unit(pass.unit).range.len() * size_of::<f32>();
             network.all_gather_ms(bytes as u64)
         };
@@ -298,7 +299,7 @@ impl Case<'_> {
     }
 
     /// The part of the step that is largest.
-    fn limit(&self, times: &Times) -> String {
+    fn limit(&self, times: &StepTimes) -> String {
         let Self { layout, work, hardware, .. } = self;
         let link = |ranks, stride| hardware.network(ranks, stride).1.to_owned();
         let compute =

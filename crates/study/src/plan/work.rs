@@ -18,8 +18,8 @@ use paceline_run::resolve::resolve_unchecked;
 use paceline_settings::named::PrecisionName;
 use paceline_trace::now_ns;
 
-use super::flags::Hardware;
-use super::layouts::Layout;
+use super::flags::RankHardware;
+use super::layouts::StepLayout;
 use crate::predict::model::Calibration;
 use crate::spec::Spec;
 
@@ -28,7 +28,7 @@ const TIMES: usize = 2;
 
 /// All that decides the work of a micro-batch.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Key {
+pub struct WorkKey {
     /// Ranks that divide each layer.
     pub tp: usize,
     /// Samples.
@@ -39,10 +39,10 @@ pub struct Key {
     pub precision: PrecisionName,
 }
 
-impl Key {
+impl WorkKey {
     /// The key of a layout.
-    pub fn of(layout: &Layout) -> Self {
-        let Layout {
+    pub fn of(layout: &StepLayout) -> Self {
+        let StepLayout {
             tp,
             micro_batch: rows,
             checkpoint_activations: is_checkpointed,
@@ -66,7 +66,7 @@ impl Key {
 }
 
 /// The work of a micro-batch on a rank that has all stages.
-pub struct Work {
+pub struct BlockWork {
     /// The model with the parts of a rank.
     pub model: Model,
     /// The milliseconds of each block.
@@ -83,9 +83,9 @@ pub struct Work {
     pub optimizer_bytes: f64,
 }
 
-impl Work {
+impl BlockWork {
     /// Counts or measures. Fails as `paceline train` does with such a layout.
-    pub fn of(base: &Spec, key: Key, hardware: &Hardware) -> Result<Self> {
+    pub fn of(base: &Spec, key: WorkKey, hardware: &RankHardware) -> Result<Self> {
         let (config, data, model) = resolve_unchecked(&key.spec(base), None)?;
         let (options, samples) = (config.strategy.options, BatchShape::of(data.train.as_ref()));
         let precision = options.precision;
@@ -94,7 +94,7 @@ impl Work {
             Some(costs) => costs.iter().map(BlockCost::total).collect(),
             None => vec![1.0; model.blocks.len()],
         };
-        let meta = Side::new(config.threads, Allocator::meta(), &samples, key.rows)?;
+        let meta = BlockRunner::new(config.threads, Allocator::meta(), &samples, key.rows)?;
         let rehearsal = Rehearsal::of(
             &model,
             precision,
@@ -106,7 +106,8 @@ impl Work {
         let rehearsal = rehearsal.map_err(failed)?;
         let (costs, by_memory) = match &hardware.on.card {
             Some(card) => {
-                let per_s = Hardware::flop_per_s(card, key.precision, config.tf32, hardware.mfu);
+                let per_s =
+                    RankHardware::flop_per_s(card, key.precision, config.tf32, hardware.mfu);
                 let per_s = per_s.ok_or_else(|| {
                     Failure::Usage(format!(
                         "{} has no products in {}",
@@ -123,7 +124,7 @@ impl Work {
                 roofline(&flop, &bytes, 1e3 / per_s, 1e3 / card.bytes_per_s)
             }
             None => {
-                let here = Side::new(config.threads, Allocator::new(), &samples, key.rows)?;
+                let here = BlockRunner::new(config.threads, Allocator::new(), &samples, key.rows)?;
                 (here.costs(&model, precision, TIMES, &mut || now_ns() as f64 / 1e6)?, None)
             }
         };
@@ -161,12 +162,12 @@ impl Work {
 }
 
 /// A device on which blocks are run, and a batch there.
-struct Side {
+struct BlockRunner {
     compute: Compute,
     batch: Batch,
 }
 
-impl Side {
+impl BlockRunner {
     fn new(
         threads: usize,
         allocator: Allocator,
@@ -238,7 +239,7 @@ pub struct HostSpeed {
 
 impl HostSpeed {
     /// From a run without communication, and the work of its micro-batch.
-    pub fn of(run: &Calibration, work: &Work) -> Self {
+    pub fn of(run: &Calibration, work: &BlockWork) -> Self {
         let bytes = work.optimizer_bytes * work.model.layout.trained_len() as f64;
         let optimizer_ms = (run.step_ms - run.backward_end_ms).max(1e-3);
         Self {
