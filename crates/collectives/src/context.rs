@@ -88,8 +88,10 @@ impl OpContext<'_> {
         CollectiveError::Card { rank: self.first + self.rank, op, seq: self.seq, bytes, reason }
     }
 
-    /// The error after another rank has timed out. `missing` are the ranks that have not arrived.
+    /// The error after another rank has timed out. `missing` are the ranks that have not arrived, as far as that rank can tell: it may
+    /// have waited for this one, which is here and waits too.
     pub(crate) fn given_up(&self, mut missing: Vec<usize>) -> CollectiveError {
+        missing.retain(|rank| *rank != self.rank);
         missing.iter_mut().for_each(|rank| *rank += self.first);
         let (op, seq) = (self.named.kind.name(), self.seq);
         let named = |rank: &usize| self.members.get(*rank).copied().unwrap_or(*rank);
@@ -172,7 +174,31 @@ impl OpContext<'_> {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
+    use paceline_memory::DType;
+
     use super::*;
+    use crate::OpKind;
+
+    /// Found by seed 280 of `tests/cluster.rs`.
+    #[test]
+    fn a_rank_for_which_others_wait_does_not_blame_itself() {
+        let call = Call::new(OpKind::Barrier, DType::U8);
+        let (named, policy) = (&call, WaitPolicy { spin: Duration::ZERO, limit: Duration::ZERO });
+        let (members, started_ns) = (&[][..], now_ns());
+        let context = OpContext {
+            rank: 1,
+            world: 3,
+            first: 0,
+            members,
+            call: &call,
+            named,
+            seq: 2,
+            started_ns,
+            policy,
+        };
+        assert_eq!(context.given_up(vec![0, 1]).culprits(), [0]);
+        assert_eq!(context.given_up(vec![1]).culprits(), [0; 0]);
+    }
 
     #[test]
     fn a_suspension_does_not_count_as_waiting() {

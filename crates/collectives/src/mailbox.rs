@@ -10,10 +10,11 @@ mod pump;
 use std::os::fd::{AsRawFd, OwnedFd, RawFd};
 use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use paceline_memory::DType;
 use paceline_rendezvous::{PeerAddress, PeerListener, SocketKind};
+use paceline_trace::runtime::{before_join, now};
 use paceline_trace::{lock, thread_builder};
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::sockopt::set_socket_send_buffer_size;
@@ -105,7 +106,7 @@ impl Mailbox {
         on_end: impl FnOnce(Result<usize>) + Send + 'static,
     ) -> Result<()> {
         let (op, on_end) = (if is_send { "send" } else { "recv" }, Box::new(on_end));
-        let begun = Instant::now();
+        let begun = now();
         let deadline = begun.checked_add(message.limit.unwrap_or(self.limit));
         let ended = {
             let mut desk = lock(&self.shared.desk);
@@ -164,6 +165,7 @@ impl Drop for Mailbox {
         match lock(&self.thread).take() {
             // The last handle may go in a callback. Then the thread ends on its own.
             Some(thread) if thread.thread().id() != std::thread::current().id() => {
+                before_join(thread.thread());
                 let _ = thread.join();
             }
             Some(_) => {}

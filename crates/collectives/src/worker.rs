@@ -9,11 +9,12 @@
 use std::collections::VecDeque;
 use std::fmt;
 use std::mem::ManuallyDrop;
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
 use paceline_memory::{Claim, Event, EventState, Signal, Stream};
+use paceline_trace::runtime::{Condvar, before_join};
 use paceline_trace::{beside, lock, now_ns, thread_builder};
 
 use crate::call::Call;
@@ -175,7 +176,7 @@ pub(crate) struct Worker {
 impl Worker {
     /// The worker of the group called `name`.
     pub(crate) fn new(core: Arc<Core>, name: &str, options: GroupOptions) -> Self {
-        let (state, changed, fenced) = (Mutex::default(), Condvar::new(), Mutex::default());
+        let (state, changed, fenced) = (Mutex::default(), Condvar::default(), Mutex::default());
         let shared = Arc::new(OpQueue { core, state, changed, options, fenced });
         let stream = Mutex::new(Stream::new(name));
         Self { shared, stream, thread: Mutex::default() }
@@ -366,7 +367,7 @@ impl OpQueue {
                             return;
                         }
                     }
-                    state = self.changed.wait(state).unwrap_or_else(PoisonError::into_inner);
+                    state = self.changed.wait(&self.state, state);
                 }
             };
             let turn = Turn(self);
@@ -388,6 +389,7 @@ impl Drop for Worker {
         }
         if let Some(thread) = lock(&self.thread).take() {
             // A panic of an operation becomes the error of its `Work`, so the thread itself does not panic.
+            before_join(thread.thread());
             let _ = thread.join();
         }
     }

@@ -2,13 +2,12 @@
 //! This module does not know who connects, or what is sent.
 
 use std::io;
-use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, TcpListener, TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::os::linux::net::SocketAddrExt;
-use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener, UnixStream};
 use std::time::Duration;
 
-use rustix::net::sockopt::{set_socket_keepalive, set_tcp_nodelay};
+use paceline_trace::runtime::{Listener, connect_local, connect_tcp};
+use rustix::net::sockopt::set_socket_keepalive;
 
 use crate::deadline::Deadline;
 use crate::socket::is_same_user;
@@ -20,45 +19,30 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(3);
 
 /// A socket that listens.
 #[derive(Debug)]
-pub(crate) enum ListenSocket {
-    Unix(UnixListener),
-    Tcp(TcpListener),
-}
+pub(crate) struct ListenSocket(Listener);
 
 impl ListenSocket {
     pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            ListenSocket::Unix(listener) => listener.as_fd(),
-            ListenSocket::Tcp(listener) => listener.as_fd(),
-        }
+        self.0.as_fd()
     }
 
     pub(crate) fn set_nonblocking(&self) -> io::Result<()> {
-        match self {
-            ListenSocket::Unix(listener) => listener.set_nonblocking(true),
-            ListenSocket::Tcp(listener) => listener.set_nonblocking(true),
-        }
+        self.0.set_nonblocking()
     }
 
     /// Accepts a new connection, unless the other process belongs to another user. Also returns a description of the other end,
     /// for messages.
     pub(crate) fn accept(&self) -> io::Result<(Option<OwnedFd>, String)> {
-        match self {
-            ListenSocket::Unix(listener) => {
-                let stream = listener.accept()?.0;
-                if is_same_user(&stream) {
-                    Ok((Some(stream.into()), "a process of this host".into()))
-                } else {
-                    Ok((None, "a process of another user".into()))
-                }
-            }
-            ListenSocket::Tcp(listener) => {
-                let (stream, address) = listener.accept()?;
-                set_tcp_nodelay(&stream, true)?;
-                // A rank whose host has crashed sends nothing. This ends the thread that reads from it.
-                set_socket_keepalive(&stream, true)?;
-                Ok((Some(stream.into()), address.to_string()))
-            }
+        let (socket, from) = self.0.accept()?;
+        if let Some(address) = from {
+            // A rank whose host has crashed sends nothing. This ends the thread that reads from it.
+            set_socket_keepalive(&socket, true)?;
+            return Ok((Some(socket), address.to_string()));
+        }
+        if is_same_user(&socket) {
+            Ok((Some(socket), "a process of this host".into()))
+        } else {
+            Ok((None, "a process of another user".into()))
         }
     }
 }
@@ -77,17 +61,19 @@ impl SocketAddress {
     pub(crate) fn connect(&self, deadline: &Deadline) -> io::Result<OwnedFd> {
         match self {
             SocketAddress::Local(name) => {
-                let stream = UnixStream::connect_addr(&UnixAddr::from_abstract_name(name)?)?;
-                if is_same_user(&stream) {
-                    return Ok(stream.into());
+                let socket = connect_local(name)?;
+                if is_same_user(&socket) {
+                    return Ok(socket);
                 }
                 let reason = "the socket there belongs to another user";
                 Err(io::Error::new(io::ErrorKind::PermissionDenied, reason))
             }
             SocketAddress::Tcp(host, port) => {
                 let mut last = io::Error::other(format!("{host} has no address"));
-                for address in resolve(host, *port)? {
-                    match connect_tcp(address, deadline) {
+                let addresses = deadline.spend(Duration::MAX, || resolve(host, *port))?;
+                for address in addresses {
+                    let limit = deadline.left().clamp(Duration::from_millis(1), CONNECT_LIMIT);
+                    match deadline.spend(limit, || connect_tcp(address, limit)) {
                         Ok(socket) => return Ok(socket),
                         Err(error) => last = error,
                     }
@@ -96,17 +82,6 @@ impl SocketAddress {
             }
         }
     }
-}
-
-fn connect_tcp(address: SocketAddr, deadline: &Deadline) -> io::Result<OwnedFd> {
-    let limit = deadline.left().clamp(Duration::from_millis(1), CONNECT_LIMIT);
-    let stream = TcpStream::connect_timeout(&address, limit)?;
-    // Within one host, a socket that connects to a port on which nobody listens can be connected to itself.
-    if stream.local_addr()? == stream.peer_addr()? {
-        return Err(io::ErrorKind::ConnectionRefused.into());
-    }
-    stream.set_nodelay(true)?;
-    Ok(stream.into())
 }
 
 fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
@@ -119,8 +94,7 @@ fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
 pub(crate) fn listen_locally(name: &str, deadline: &Deadline) -> Result<ListenSocket, String> {
     let in_use = "another process of this host listens there already (another run with the same \
                  name or MASTER_PORT?)";
-    let bind = || UnixListener::bind_addr(&UnixAddr::from_abstract_name(name)?);
-    while_in_use(bind, deadline, in_use).map(ListenSocket::Unix)
+    while_in_use(|| Listener::local(name), deadline, in_use).map(ListenSocket)
 }
 
 /// Listens at a TCP port: on the loopback device if `host` is a loopback address, otherwise on all
@@ -144,8 +118,8 @@ pub(crate) fn listen_by_tcp(
     let bind = || {
         let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
         for place in &places {
-            match TcpListener::bind((*place, port)) {
-                Ok(listener) => return Ok(listener),
+            match Listener::tcp(*place, port) {
+                Ok(listening) => return Ok(listening),
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse => return Err(error),
                 Err(error) => last = error,
             }
@@ -155,14 +129,13 @@ pub(crate) fn listen_by_tcp(
     let in_use = format!(
         "port {port} of this host is in use by another program; choose another MASTER_PORT"
     );
-    let listener = while_in_use(bind, deadline, &in_use)?;
-    let own = listener.local_addr().map_err(|e| e.to_string())?;
+    let (listener, own) = while_in_use(bind, deadline, &in_use)?;
     let ip = match own.ip() {
         IpAddr::V4(ip) if ip.is_unspecified() => IpAddr::V4(Ipv4Addr::LOCALHOST),
         IpAddr::V6(ip) if ip.is_unspecified() => IpAddr::V6(Ipv6Addr::LOCALHOST),
         ip => ip,
     };
-    Ok((ListenSocket::Tcp(listener), SocketAddr::new(ip, own.port())))
+    Ok((ListenSocket(listener), SocketAddr::new(ip, own.port())))
 }
 
 /// Binds. While the address is in use, tries again for a while, and then errors with `in_use`.

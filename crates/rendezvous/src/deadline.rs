@@ -1,11 +1,13 @@
 //! Time limits that do not count the time for which this process was suspended: by Ctrl-Z, a frozen control group, or a
 //! scheduler. While a whole run is suspended no rank can come.
 //!
-//! Every wait sleeps in short pieces. If a piece lasts much longer than it should, the process was suspended, and the
-//! deadline moves by that time.
+//! Every wait sleeps in short pieces. If much more time than such a piece lies between two readings of the clock, the process was
+//! suspended, and the deadline moves by that time.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
+
+use paceline_trace::runtime::{now, sleep};
 
 /// The longest time limit: an `Instant` further away may not exist.
 pub(crate) const MAX_LIMIT: Duration = Duration::from_secs(366 * 24 * 3600);
@@ -24,16 +26,22 @@ pub fn awake(passed: Duration, meant: Duration) -> Duration {
 
 /// The moment at which a time limit ends.
 #[derive(Clone, Debug)]
-pub(crate) struct Deadline(Cell<Instant>);
+pub(crate) struct Deadline {
+    end: Cell<Instant>,
+    /// The last reading of the clock.
+    seen: Cell<Instant>,
+}
 
 impl Deadline {
     /// The end of a time limit that begins now. Limits longer than [`MAX_LIMIT`] are shortened to it.
     pub(crate) fn after(limit: Duration) -> Self {
-        Self(Cell::new(Instant::now() + limit.min(MAX_LIMIT)))
+        let now = now();
+        Self { end: Cell::new(now + limit.min(MAX_LIMIT)), seen: Cell::new(now) }
     }
 
     pub(crate) fn left(&self) -> Duration {
-        self.0.get().saturating_duration_since(Instant::now())
+        let now = self.look(LONGEST_SLEEP);
+        self.end.get().saturating_duration_since(now)
     }
 
     pub(crate) fn has_passed(&self) -> bool {
@@ -42,22 +50,36 @@ impl Deadline {
 
     /// Moves the deadline so that at least `limit` is left.
     pub(crate) fn extend_to(&self, limit: Duration) {
-        self.0.set(self.0.get().max(Instant::now() + limit));
+        let now = self.look(LONGEST_SLEEP);
+        self.end.set(self.end.get().max(now + limit));
     }
 
     /// Lets `sleep` sleep for a short piece of what is left.
     pub(crate) fn sleep<T>(&self, sleep: impl FnOnce(Duration) -> T) -> T {
         let meant = self.left().min(LONGEST_SLEEP);
-        let begin = Instant::now();
-        let outcome = sleep(meant);
-        let passed = begin.elapsed();
-        self.0.set(self.0.get() + (passed - awake(passed, meant)));
+        self.spend(meant, || sleep(meant))
+    }
+
+    /// Does work that takes `at_most` so long, unless the process is suspended meanwhile.
+    pub(crate) fn spend<T>(&self, at_most: Duration, work: impl FnOnce() -> T) -> T {
+        self.look(LONGEST_SLEEP);
+        let outcome = work();
+        self.look(at_most);
         outcome
+    }
+
+    /// Reads the clock. The process may have been suspended at any moment since the last reading, in which `meant` could have
+    /// passed; then the deadline moves.
+    fn look(&self, meant: Duration) -> Instant {
+        let now = now();
+        let passed = now.saturating_duration_since(self.seen.replace(now));
+        self.end.set(self.end.get() + (passed - awake(passed, meant)));
+        now
     }
 
     /// Sleeps for `pause`, or for what is left if that is less.
     pub(crate) fn pause(&self, pause: Duration) {
-        self.sleep(|meant| std::thread::sleep(meant.min(pause)));
+        self.sleep(|meant| sleep(meant.min(pause)));
     }
 }
 
@@ -70,10 +92,24 @@ mod tests {
         let deadline = Deadline::after(Duration::from_secs(3600));
         deadline.sleep(|meant| std::thread::sleep(meant / 2));
         assert!(deadline.left() <= Duration::from_secs(3600));
-        let before = deadline.0.get();
+        let before = deadline.end.get();
         let suspended = LONGEST_SLEEP + SUSPENDED + Duration::from_millis(50);
         deadline.sleep(|_| std::thread::sleep(suspended));
-        let moved = deadline.0.get() - before;
+        let moved = deadline.end.get() - before;
+        assert!(moved >= suspended - LONGEST_SLEEP, "moved by {moved:?}");
+    }
+
+    /// Found by seed 20 of `tests/cluster.rs`.
+    #[test]
+    fn a_suspension_between_two_sleeps_moves_the_deadline_and_slow_work_does_not() {
+        let deadline = Deadline::after(Duration::from_secs(3600));
+        let before = deadline.end.get();
+        let suspended = LONGEST_SLEEP + SUSPENDED + Duration::from_millis(50);
+        deadline.spend(Duration::MAX, || std::thread::sleep(suspended));
+        assert_eq!(deadline.end.get(), before);
+        std::thread::sleep(suspended);
+        deadline.left();
+        let moved = deadline.end.get() - before;
         assert!(moved >= suspended - LONGEST_SLEEP, "moved by {moved:?}");
     }
 

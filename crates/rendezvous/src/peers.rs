@@ -5,8 +5,10 @@
 //! This module does not know what the connections are used for.
 
 use std::os::fd::{AsFd, OwnedFd};
+use std::thread::ScopedJoinHandle;
 use std::time::Duration;
 
+use paceline_trace::runtime::before_join;
 use paceline_trace::thread_builder;
 use rustix::event::{PollFd, PollFlags};
 use serde::{Deserialize, Serialize};
@@ -126,7 +128,11 @@ impl PeerListener {
                 self.accept_all(listener, &higher, N, &mut connections, &deadline)
             });
             for (peer, thread) in threads {
-                match thread.map(|thread| thread.join()) {
+                let end = |thread: ScopedJoinHandle<'_, _>| {
+                    before_join(thread.thread());
+                    thread.join()
+                };
+                match thread.map(end) {
                     Ok(Ok(Ok(sockets))) => connections[peer] = sockets,
                     Ok(Ok(Err(unreached))) => missed.push(unreached),
                     Ok(Err(panic)) => std::panic::resume_unwind(panic),

@@ -6,7 +6,8 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd};
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use paceline_trace::runtime::poll;
+use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send, sockopt::socket_peercred};
 
@@ -81,10 +82,7 @@ pub(crate) fn poll_until(
     deadline: Option<&Deadline>,
 ) -> rustix::io::Result<usize> {
     let Some(deadline) = deadline else { return poll(fds, None) };
-    deadline.sleep(|limit| {
-        let limit = Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos() as _ };
-        poll(fds, Some(&limit))
-    })
+    deadline.sleep(|limit| poll(fds, Some(limit)))
 }
 
 /// Whether the process at the other end of a Unix socket belongs to the same user as this one.

@@ -14,6 +14,9 @@ mod clock;
 mod interval;
 mod markers;
 mod recorder;
+pub mod runtime;
+#[cfg(feature = "simulation")]
+pub mod simulation;
 mod span_track;
 mod thread;
 
@@ -22,5 +25,6 @@ pub use clock::{now_ns, realtime_at_zero_ns};
 pub use interval::{IntervalSet, Span};
 pub use markers::{KernelMarkers, Markers, TRACE_MARKERS};
 pub use recorder::{Event, Operation, OperationTimes, Place, Recorder, Shapes, Track};
+pub use runtime::{STACK_BYTES, lock, thread_builder};
 pub use span_track::{Mark, SpanTrack};
-pub use thread::{STACK_BYTES, beside, lock, pin, thread_builder};
+pub use thread::{beside, pin};

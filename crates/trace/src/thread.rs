@@ -1,30 +1,9 @@
-//! How this workspace starts threads: with a name, a stated stack, and on stated processors if ranks are pinned; and how they
-//! share values.
-//!
-//! Input: a name. Output: a builder of the standard library. This file does not know the work of threads.
+//! On which processors threads run, if ranks are pinned. This file does not know the work of threads.
 
 use std::cell::Cell;
-use std::sync::{Mutex, MutexGuard, PoisonError};
-use std::thread::Builder;
 
 use rustix::io;
 use rustix::thread::{CpuSet, sched_setaffinity};
-
-/// The stack of every thread, in bytes: as much as the main thread of a process has by default, so that the same code can run
-/// on both, also in a build without optimization, whose frames are many times as large. The standard library's default is a
-/// quarter of it. Only the pages that a thread has touched take memory.
-pub const STACK_BYTES: usize = 8 << 20;
-
-/// A builder of a thread with this name and a stack of [`STACK_BYTES`].
-pub fn thread_builder(name: impl Into<String>) -> Builder {
-    Builder::new().name(name.into()).stack_size(STACK_BYTES)
-}
-
-/// The value of a mutex, also after a panic of a thread that held the lock. For values that are consistent between any two
-/// statements.
-pub fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
 
 thread_local! {
     /// The processors of the threads beside the calling thread, if that is pinned.
@@ -57,6 +36,7 @@ mod tests {
     use rustix::thread::sched_getaffinity;
 
     use super::*;
+    use crate::thread_builder;
 
     #[test]
     fn work_beside_a_pinned_thread_has_the_other_processors() {

@@ -27,7 +27,7 @@ mod split;
 use std::os::fd::RawFd;
 use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, OnceLock};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 pub(crate) use form::Connect;
 pub use heap::SharedHeap;
@@ -35,6 +35,7 @@ use host_links::HostLinks;
 pub(crate) use lineage::Lineage;
 use paceline_memory::{Allocator, DeviceStream};
 use paceline_trace::lock;
+use paceline_trace::runtime::{now, sleep};
 use tracing::debug;
 
 use crate::core::Core;
@@ -148,9 +149,9 @@ impl Group {
     /// Errors, and gives nothing back, if a rank has not left by then, or if an MPI library or NCCL carries the bytes: neither
     /// reports that a rank has left.
     pub fn give_back_failed(&self) -> Result<()> {
-        let begin = Instant::now();
+        let begin = now();
         let still_there = |peers| {
-            let (rank, waited) = (self.rank(), begin.elapsed());
+            let (rank, waited) = (self.rank(), now() - begin);
             Err(CollectiveError::StillThere { rank, peers, waited })
         };
         #[cfg(feature = "mpi")]
@@ -165,10 +166,10 @@ impl Group {
             let others = || (0..shared.world).filter(|peer| *peer != shared.rank);
             let is_there = |peer: &usize| shared.control().fate(*peer).is_none();
             while others().any(|peer| is_there(&peer)) {
-                if begin.elapsed() >= self.membership.options.timeout {
+                if now() - begin >= self.membership.options.timeout {
                     return still_there(others().filter(is_there).collect());
                 }
-                std::thread::sleep(LOOK_AGAIN);
+                sleep(LOOK_AGAIN);
             }
         }
         // SAFETY: all peers that can reach the memory have left the group, and with it its operations, or have ended.

@@ -8,6 +8,7 @@
 use std::time::Duration;
 
 use paceline_trace::now_ns;
+use paceline_trace::runtime::sleep;
 
 use super::Hybrid;
 use crate::CollectiveError;
@@ -52,7 +53,7 @@ impl Hybrid {
         }
         let deadline = now_ns() + REPORT_LIMIT.as_nanos() as u64;
         while self.local.control().missing_remote_ranks().is_empty() && now_ns() < deadline {
-            std::thread::sleep(Duration::from_millis(1));
+            sleep(Duration::from_millis(1));
         }
         match self.local.control().missing_remote_ranks() {
             // A rank of this host is missing, or no rank knows more.

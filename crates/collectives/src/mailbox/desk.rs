@@ -7,6 +7,7 @@
 use std::time::{Duration, Instant};
 
 use paceline_memory::DType;
+use paceline_trace::runtime::now;
 
 use super::{Message, OnDelivery};
 use crate::{CollectiveError, RawMemory, Result};
@@ -178,7 +179,7 @@ impl Desk {
     }
 
     pub(super) fn close(&mut self, limit: Duration) {
-        self.closes_by = Some(Instant::now() + limit.min(Duration::from_secs(3600)));
+        self.closes_by = Some(now() + limit.min(Duration::from_secs(3600)));
     }
 
     /// Takes in a message of this rank, which may end at once.

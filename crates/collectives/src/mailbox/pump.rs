@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use paceline_trace::lock;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use paceline_trace::runtime::{now, poll};
+use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, Shutdown, recv, send, shutdown};
 
@@ -65,7 +66,7 @@ impl Pump {
             let desk = lock(&shared.desk);
             let is_sending = |peer: usize| !desk.outgoing[peer].is_empty();
             if let Some(by) = desk.closes_by
-                && (Instant::now() >= by || !(0..desk.world_size()).any(is_sending))
+                && (now() >= by || !(0..desk.world_size()).any(is_sending))
             {
                 return false;
             }
@@ -79,13 +80,10 @@ impl Pump {
         };
         let mut fds: Vec<PollFd> = watched.iter().map(|of| PollFd::new(of.1, of.2)).collect();
         fds.push(PollFd::new(&shared.alarm, PollFlags::IN));
-        let timeout = until.map(|until| {
-            // A little longer, so that the time is over afterwards.
-            let left = until.saturating_duration_since(Instant::now()) + Duration::from_millis(1);
-            let tv_sec = left.as_secs().try_into().unwrap_or(i64::MAX);
-            Timespec { tv_sec, tv_nsec: left.subsec_nanos().into() }
-        });
-        if poll(&mut fds, timeout.as_ref()).is_err_and(|error| error != Errno::INTR) {
+        // A little longer, so that the time is over afterwards.
+        let left =
+            |until: Instant| until.saturating_duration_since(now()) + Duration::from_millis(1);
+        if poll(&mut fds, until.map(left)).is_err_and(|error| error != Errno::INTR) {
             return false;
         }
         let ready: Vec<PollFlags> = fds.iter().map(PollFd::revents).collect();
@@ -101,7 +99,7 @@ impl Pump {
                 ended.extend(desk.lose(peer));
             }
         }
-        let (late, broken) = desk.expire(Instant::now());
+        let (late, broken) = desk.expire(now());
         ended.extend(late);
         for peer in broken {
             self.incoming[peer].is_open = false;

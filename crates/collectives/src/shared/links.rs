@@ -18,8 +18,9 @@ use std::time::Duration;
 
 use paceline_memory::Mapping;
 use paceline_rendezvous::{LONGEST_SLEEP, PeerAddress, PeerListener, SocketKind};
+use paceline_trace::runtime::{before_join, poll};
 use paceline_trace::{now_ns, thread_builder};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
@@ -211,6 +212,7 @@ impl PeerMonitor {
         for stream in &links.streams {
             let _ = stream.shutdown(std::net::Shutdown::Both);
         }
+        before_join(self.thread.thread());
         let _ = self.thread.join();
     }
 }

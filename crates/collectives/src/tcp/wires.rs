@@ -9,11 +9,12 @@ use std::collections::VecDeque;
 use std::io::{ErrorKind, IoSlice, IoSliceMut};
 use std::net::TcpStream;
 use std::os::fd::{AsRawFd, RawFd};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use paceline_rendezvous::LONGEST_SLEEP;
 use paceline_trace::now_ns;
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use paceline_trace::runtime::{now, poll, sleep};
+use rustix::event::{PollFd, PollFlags};
 
 use super::last_words::{Heard, LastWords};
 use crate::context::{WaitPolicy, Waited};
@@ -88,7 +89,6 @@ impl Wires {
     pub(crate) fn new(streams: Vec<Option<[TcpStream; 2]>>) -> std::io::Result<Self> {
         let wire = |[stream, words]: [TcpStream; 2]| {
             for stream in [&stream, &words] {
-                stream.set_nodelay(true)?;
                 stream.set_nonblocking(true)?;
             }
             let (out, incoming) = Default::default();
@@ -214,12 +214,12 @@ impl Wires {
     /// Why the connection to `peer` has ended, by its last words. A rank without last words has died.
     fn why_gone(&self, peer: usize) -> Interruption {
         let wire = self.wires[peer].as_ref().expect("only connected peers can be gone");
-        let begin = Instant::now();
+        let begin = now();
         loop {
             let words = match LastWords::of(&wire.words) {
                 Heard::Words(words) => words,
-                Heard::Nothing if begin.elapsed() < WORDS_LIMIT => {
-                    std::thread::sleep(Duration::from_millis(1));
+                Heard::Nothing if now() - begin < WORDS_LIMIT => {
+                    sleep(Duration::from_millis(1));
                     continue;
                 }
                 Heard::Nothing | Heard::End => LastWords::Lost(peer),
@@ -240,17 +240,17 @@ impl Wires {
 
     /// The last words of these peers, as far as they have come. Peers may notice a failure a moment later than this rank.
     pub(crate) fn hear(&self, peers: &[usize]) -> Vec<(usize, LastWords)> {
-        let begin = Instant::now();
+        let begin = now();
         loop {
             let of = |&peer: &usize| match LastWords::of(&self.wires[peer].as_ref()?.words) {
                 Heard::Words(words) => Some((peer, words)),
                 Heard::Nothing | Heard::End => None,
             };
             let heard: Vec<_> = peers.iter().filter_map(of).collect();
-            if heard.len() == peers.len() || begin.elapsed() > REPORT_LIMIT {
+            if heard.len() == peers.len() || now() - begin > REPORT_LIMIT {
                 return heard;
             }
-            std::thread::sleep(Duration::from_millis(1));
+            sleep(Duration::from_millis(1));
         }
     }
 
@@ -266,11 +266,8 @@ impl Wires {
             .filter(|(_, flags)| !flags.is_empty())
             .map(|(wire, flags)| PollFd::new(&wire.stream, flags))
             .collect();
-        let limit = at_most.min(LONGEST_SLEEP);
-        let timeout =
-            Timespec { tv_sec: limit.as_secs() as i64, tv_nsec: limit.subsec_nanos() as _ };
         // The result does not matter: the caller checks again in any case.
-        let _ = poll(&mut fds, Some(&timeout));
+        let _ = poll(&mut fds, Some(at_most.min(LONGEST_SLEEP)));
         Ok(())
     }
 

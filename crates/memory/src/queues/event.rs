@@ -8,9 +8,10 @@
 
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Condvar, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, Mutex, OnceLock};
 
 use paceline_cuda as cuda;
+use paceline_trace::runtime::Condvar;
 use paceline_trace::{Span, lock, now_ns};
 
 use super::order::{StreamPosition, VectorClock};
@@ -210,7 +211,7 @@ impl Event {
                 // Captured work does not run before its graph is launched.
                 return EventState::Failed;
             } else {
-                progress = shared.changed.wait(progress).unwrap_or_else(PoisonError::into_inner);
+                progress = shared.changed.wait(&shared.progress, progress);
             }
         }
         progress.state

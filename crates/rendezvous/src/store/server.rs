@@ -9,12 +9,13 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use paceline_trace::runtime::{Condvar, before_join, poll, sleep};
 use paceline_trace::{lock, thread_builder};
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags};
 
 use super::wire::{Answer, Request, read_request, send_answer};
 use crate::address::ListenSocket;
@@ -128,6 +129,7 @@ impl Server {
     pub(crate) fn stop_listening(&mut self) {
         self.shared.close();
         if let Some(thread) = self.accepting.take() {
+            before_join(thread.thread());
             let _ = thread.join();
         }
     }
@@ -137,7 +139,7 @@ impl Server {
     pub(crate) fn give_up(&self) {
         lock(&self.shared.state).is_over = true;
         self.shared.changed.notify_all();
-        std::thread::sleep(LAST_ANSWERS);
+        sleep(LAST_ANSWERS);
     }
 }
 
@@ -156,7 +158,7 @@ impl ServerState {
             world,
             keys: RunKey::of_attempts(secret, MAX_ATTEMPTS),
             state: Mutex::new(StoreState { joined, seen, ..StoreState::default() }),
-            changed: Condvar::new(),
+            changed: Condvar::default(),
             num_strangers: 0.into(),
             warnings: Warnings::default(),
             closing,
@@ -180,8 +182,7 @@ impl ServerState {
             if state.is_over || deadline.has_passed() {
                 return None;
             }
-            let waited = deadline.sleep(|limit| self.changed.wait_timeout(state, limit));
-            state = waited.unwrap_or_else(PoisonError::into_inner).0;
+            state = deadline.sleep(|limit| self.changed.wait_timeout(&self.state, state, limit));
         }
     }
 
@@ -266,7 +267,7 @@ fn accept_all(listeners: &[ListenSocket], closed: &UnixStream, shared: &Arc<Serv
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => continue,
                 Err(_) => {
                     // Too many files are open, or the connection is gone. Others may come.
-                    std::thread::sleep(Duration::from_millis(10));
+                    sleep(Duration::from_millis(10));
                     continue;
                 }
             };

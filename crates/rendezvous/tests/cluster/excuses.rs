@@ -1,0 +1,47 @@
+//! Which faults excuse a failure. Rank and host have the same number.
+
+use std::time::Duration;
+
+use paceline_trace::simulation::{ClusterFault, FaultOfHost, ProcessEnd};
+
+/// Interruptions that no limit ends, all together.
+const SHORT: Duration = Duration::from_secs(2);
+
+/// How long the cluster may stand still.
+pub fn pauses(faults: &[FaultOfHost]) -> Duration {
+    let pauses = faults.iter().map(|fault| match fault.kind {
+        ClusterFault::Freeze(time) | ClusterFault::Suspend(time) => fault.at + time,
+        _ => Duration::ZERO,
+    });
+    pauses.max().unwrap_or_default()
+}
+
+/// Whether all must succeed, unless a process is killed.
+pub fn are_short(faults: &[FaultOfHost]) -> bool {
+    let interruptions = faults.iter().map(|fault| match fault.kind {
+        ClusterFault::Freeze(time) | ClusterFault::Cut(time) => time,
+        _ => Duration::ZERO,
+    });
+    interruptions.sum::<Duration>() < SHORT
+}
+
+/// The first rank that `by` blames at `at` for nothing: no fault explains why it is missed, and it has not ended before.
+pub fn wrongly_blamed<R>(
+    culprits: &[usize],
+    (by, at): (usize, Duration),
+    faults: &[FaultOfHost],
+    ends: &[ProcessEnd<R>],
+) -> Option<usize> {
+    let explains = |fault: &FaultOfHost, rank: usize| match fault.kind {
+        ClusterFault::Kill | ClusterFault::Freeze(_) | ClusterFault::Slow(_) => fault.host == rank,
+        ClusterFault::Cut(_) => [rank, by].contains(&fault.host),
+        ClusterFault::Jump(_) | ClusterFault::Suspend(_) => false,
+    };
+    let has_ended = |rank: usize| match &ends[rank] {
+        ProcessEnd::Returned(_, before) => *before < at,
+        ProcessEnd::Killed | ProcessEnd::Hung(_) => true,
+    };
+    let is_wrong =
+        |rank: &usize| !has_ended(*rank) && !faults.iter().any(|fault| explains(fault, *rank));
+    culprits.iter().copied().find(is_wrong)
+}

@@ -1,0 +1,117 @@
+//! A cluster in one process: the threads of all its ranks run one at a time, in an order and in a time that follow from a seed.
+//!
+//! Input: a seed, the main functions of the processes, and the faults that happen to them. Output: how each process ended. The
+//! code that runs is that of production; [`crate::runtime`] brings it here. This module knows neither ranks nor
+//! messages.
+//!
+//! A thread keeps running until it calls the runtime. There the scheduler may let it sleep for a moment, so that others come
+//! in between. When all threads wait, time goes on to the next event. Sockets are Unix sockets of the
+//! kernel, and the network carries bytes between pairs of them (`network.rs`).
+//!
+//! A process that is killed runs no destructor. So its threads are never continued: they and what they hold
+//! stay until the program ends, some tens of kilobytes for each.
+
+mod network;
+mod scheduler;
+
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+pub use scheduler::Random;
+pub(crate) use scheduler::current;
+
+/// A program of the cluster.
+pub struct Program<R> {
+    /// The number of its host, from 0. The host's address is 10.0.0.1 plus this number.
+    pub host: usize,
+    /// Runs on a thread of its own. When it returns, the process ends, and with it its other threads.
+    pub main: Box<dyn FnOnce() -> R + Send>,
+}
+
+/// A fault of a host.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FaultOfHost {
+    /// When it happens, after the start of the cluster.
+    pub at: Duration,
+    /// The host.
+    pub host: usize,
+    /// The kind.
+    pub kind: ClusterFault,
+}
+
+/// The kinds of faults.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ClusterFault {
+    /// The latest process of the host is killed, and the kernel closes its connections.
+    Kill,
+    /// That process does not run for this time. At time zero: it starts so late.
+    Freeze(Duration),
+    /// No process of any host runs for this time, as after Ctrl-Z.
+    Suspend(Duration),
+    /// No bytes go between the host and all others for this time.
+    Cut(Duration),
+    /// The clock of the host jumps ahead.
+    Jump(Duration),
+    /// All that the host sends takes longer by this time, from now on.
+    Slow(Duration),
+}
+
+/// How a process has ended.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum ProcessEnd<R> {
+    /// Its main function has returned, at this time after the start.
+    Returned(R, Duration),
+    /// A fault has ended it.
+    Killed,
+    /// It did not end within the limit. For each of its threads: what it waits for.
+    Hung(Vec<String>),
+}
+
+type Outcome<R> = Arc<Mutex<Option<(R, Duration)>>>;
+
+/// Runs the programs under these faults until all have ended, at most until `limit` has passed in the cluster. Returns their ends in
+/// the same order, and a digest that differs between schedules.
+pub fn run<R: Send + 'static>(
+    seed: u64,
+    faults: &[FaultOfHost],
+    limit: Duration,
+    programs: Vec<Program<R>>,
+) -> (Vec<ProcessEnd<R>>, u64) {
+    let num_hosts = programs.iter().map(|of| of.host + 1).max().unwrap_or(1);
+    let root = scheduler::begin(seed, faults, num_hosts);
+    let started: Vec<(usize, _)> = programs.into_iter().map(|of| start(of.host, of.main)).collect();
+    let all: Vec<usize> = started.iter().map(|(process, _)| *process).collect();
+    root.await_processes(&all, limit);
+    let end = |(process, outcome): (usize, Outcome<R>)| match take(&outcome) {
+        Some((value, at)) => ProcessEnd::Returned(value, at),
+        None => root.waits(process).map_or(ProcessEnd::Killed, ProcessEnd::Hung),
+    };
+    (started.into_iter().map(end).collect(), root.end_cluster())
+}
+
+/// Runs a process until it ends, for a process that starts others. `None` if a fault has ended it.
+pub fn run_child<R: Send + 'static>(
+    host: usize,
+    main: impl FnOnce() -> R + Send + 'static,
+) -> Option<R> {
+    let (process, outcome) = start(host, main);
+    current()?.await_processes(&[process], Duration::MAX);
+    take(&outcome).map(|(value, _)| value)
+}
+
+fn start<R: Send + 'static>(
+    host: usize,
+    main: impl FnOnce() -> R + Send + 'static,
+) -> (usize, Outcome<R>) {
+    let (thread, outcome) = (current().expect("a cluster starts it"), Outcome::default());
+    let (clock, to) = (thread.clone(), outcome.clone());
+    let main = move || {
+        let value = main();
+        *to.lock().expect("nobody panics with this lock") = Some((value, clock.time()));
+    };
+    (thread.start(host, main), outcome)
+}
+
+fn take<T>(of: &Mutex<Option<T>>) -> Option<T> {
+    of.lock().expect("nobody panics with this lock").take()
+}

@@ -1,0 +1,496 @@
+//! The scheduler: which thread of the cluster runs, and what time it is.
+//!
+//! Exactly one thread runs. It gives its turn away where it waits, and sometimes where it need not. Among the threads that can run, the seed
+//! decides.
+
+use std::cell::RefCell;
+use std::collections::VecDeque;
+use std::hash::{DefaultHasher, Hash, Hasher};
+use std::io;
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, Timespec};
+
+use super::network::{Network, Site};
+use super::{ClusterFault, FaultOfHost};
+use crate::runtime::{Condvar, Listener};
+
+/// The time that a reading of the clock takes, so that a loop that looks at the clock ends.
+const GLANCE_NS: u64 = 200;
+/// The longest pause of a thread that could go on.
+const MAX_PAUSE_NS: u64 = 4_000_000;
+/// The longest time between two looks at something that may wake nobody, such as a lock.
+const MAX_NAP: Duration = Duration::from_millis(20);
+
+/// An event, apart from time, for which a thread waits.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Wakeup {
+    /// Of a condition variable, by its address.
+    Condition(usize),
+    Socket(RawFd),
+    /// A thread or a process has ended.
+    End,
+}
+
+#[derive(Debug)]
+struct VirtualThread {
+    process: usize,
+    thread: Option<Thread>,
+    waits: Vec<Wakeup>,
+    until_ns: u64,
+    has_ended: bool,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct ProcessState {
+    host: usize,
+    has_ended: bool,
+    is_killed: bool,
+    frozen_until_ns: u64,
+}
+
+/// Random numbers, by splitmix64.
+#[derive(Clone, Copy, Debug)]
+pub struct Random(pub u64);
+
+impl Random {
+    fn next(&mut self) -> u64 {
+        self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
+        let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+        let mixed = (mixed ^ mixed >> 27).wrapping_mul(0x94D0_49BB_1331_11EB);
+        mixed ^ mixed >> 31
+    }
+
+    /// A number below `bound`.
+    pub fn below(&mut self, bound: u64) -> u64 {
+        self.next() % bound
+    }
+
+    /// A time of any order of magnitude from microseconds up to `max_ns`.
+    pub fn time_ns(&mut self, max_ns: u64) -> u64 {
+        let scale = 2 << (10 + self.below(u64::from(max_ns.ilog2() - 10)));
+        self.below(scale).min(max_ns)
+    }
+}
+
+#[derive(Debug)]
+struct World {
+    now_ns: u64,
+    random: Random,
+    threads: Vec<VirtualThread>,
+    /// The first stands for the thread that has started the cluster.
+    processes: Vec<ProcessState>,
+    /// How far the clock of each host is ahead.
+    ahead_ns: Vec<u64>,
+    network: Network,
+    faults: VecDeque<FaultOfHost>,
+    digest: DefaultHasher,
+}
+
+#[derive(Debug)]
+struct Cluster {
+    world: Mutex<World>,
+    running: AtomicUsize,
+    /// The virtual zero of time.
+    zero: Instant,
+}
+
+/// A thread of a cluster.
+#[derive(Clone, Debug)]
+pub(crate) struct SimulatedThread {
+    cluster: Arc<Cluster>,
+    id: usize,
+}
+
+thread_local! {
+    static CURRENT: RefCell<Option<SimulatedThread>> = const { RefCell::new(None) };
+}
+
+/// The calling thread, if it belongs to a cluster.
+pub(crate) fn current() -> Option<SimulatedThread> {
+    CURRENT.with_borrow(Clone::clone)
+}
+
+fn nanos(time: Duration) -> u64 {
+    time.as_nanos().try_into().unwrap_or(u64::MAX)
+}
+
+/// Makes the calling thread the first of a new cluster.
+pub(super) fn begin(seed: u64, faults: &[FaultOfHost], num_hosts: usize) -> SimulatedThread {
+    let mut random = Random(seed);
+    let mut faults = faults.to_vec();
+    faults.sort_by_key(|fault| fault.at);
+    let world = World {
+        now_ns: 0,
+        threads: Vec::new(),
+        processes: vec![ProcessState::on(0)],
+        ahead_ns: (0..num_hosts).map(|_| random.below(1 << 40)).collect(),
+        network: Network::new(num_hosts, Random(random.next())),
+        faults: faults.into(),
+        digest: DefaultHasher::new(),
+        random,
+    };
+    let (world, running, zero) = (Mutex::new(world), AtomicUsize::new(0), Instant::now());
+    let root = SimulatedThread { cluster: Arc::new(Cluster { world, running, zero }), id: 0 };
+    let id = root.add(0);
+    root.started(id, Some(&std::thread::current()));
+    CURRENT.set(Some(root.clone()));
+    root
+}
+
+impl SimulatedThread {
+    fn world(&self) -> MutexGuard<'_, World> {
+        self.cluster.world.lock().expect("the scheduler does not panic")
+    }
+
+    pub(crate) fn now_ns(&self) -> u64 {
+        let host = self.site().host;
+        let mut world = self.world();
+        world.now_ns += GLANCE_NS;
+        world.now_ns + world.ahead_ns[host]
+    }
+
+    pub(crate) fn now(&self) -> Instant {
+        self.cluster.zero + Duration::from_nanos(self.now_ns())
+    }
+
+    /// The time of the cluster, whatever the clocks of hosts say.
+    pub(super) fn time(&self) -> Duration {
+        Duration::from_nanos(self.world().now_ns)
+    }
+
+    fn until_ns(&self, limit: Option<Duration>) -> u64 {
+        limit.map_or(u64::MAX, |limit| self.world().now_ns.saturating_add(nanos(limit)))
+    }
+
+    /// Waits for one of these, at most until then.
+    fn wait_for(&self, waits: Vec<Wakeup>, until_ns: u64) {
+        let mut world = self.world();
+        let own = &mut world.threads[self.id];
+        (own.waits, own.until_ns) = (waits, until_ns);
+        self.hand_over(world);
+        self.await_turn();
+    }
+
+    /// Gives the turn to the next thread.
+    fn hand_over(&self, mut world: MutexGuard<'_, World>) {
+        let next = world.next();
+        self.cluster.running.store(next, Ordering::SeqCst);
+        let thread = world.threads[next].thread.clone();
+        drop(world);
+        if next != self.id {
+            thread.expect("only threads that have started can run").unpark();
+        }
+    }
+
+    fn await_turn(&self) {
+        while self.cluster.running.load(Ordering::SeqCst) != self.id {
+            std::thread::park();
+        }
+    }
+
+    /// Lets others run, once in a while.
+    fn pause(&self) {
+        let pause_ns = {
+            let random = &mut self.world().random;
+            if random.below(8) > 0 { 0 } else { random.time_ns(MAX_PAUSE_NS) }
+        };
+        if pause_ns > 0 {
+            self.sleep(Duration::from_nanos(pause_ns));
+        }
+    }
+
+    pub(crate) fn sleep(&self, time: Duration) {
+        self.wait_for(Vec::new(), self.until_ns(Some(time)));
+    }
+
+    pub(crate) fn lock<'a, T>(&self, mutex: &'a Mutex<T>) -> MutexGuard<'a, T> {
+        self.pause();
+        let mut nap = Duration::from_micros(1);
+        loop {
+            match mutex.try_lock() {
+                Ok(held) => return held,
+                Err(TryLockError::Poisoned(held)) => return held.into_inner(),
+                Err(TryLockError::WouldBlock) => self.sleep(nap),
+            }
+            nap = (nap * 2).min(MAX_NAP);
+        }
+    }
+
+    pub(crate) fn wait<'a, T>(
+        &self,
+        of: &Condvar,
+        (mutex, held): (&'a Mutex<T>, MutexGuard<'a, T>),
+        limit: Option<Duration>,
+    ) -> MutexGuard<'a, T> {
+        drop(held);
+        let wakeup = Wakeup::Condition(std::ptr::from_ref(of).addr());
+        self.wait_for(vec![wakeup], self.until_ns(limit));
+        self.lock(mutex)
+    }
+
+    pub(crate) fn notify_all(&self, of: &Condvar) {
+        self.world().wake(Wakeup::Condition(std::ptr::from_ref(of).addr()));
+        self.pause();
+    }
+
+    pub(crate) fn poll(
+        &self,
+        fds: &mut [PollFd<'_>],
+        limit: Option<Duration>,
+    ) -> rustix::io::Result<usize> {
+        self.pause();
+        let until_ns = self.until_ns(limit);
+        let mut nap = Duration::from_millis(1);
+        loop {
+            self.world().pump();
+            let ready = rustix::event::poll(fds, Some(&Timespec::default()))?;
+            if ready > 0 || self.world().now_ns >= until_ns {
+                return Ok(ready);
+            }
+            // The network knows nothing of alarms, which are descriptors too.
+            let waits = fds.iter().map(|fd| Wakeup::Socket(fd.as_fd().as_raw_fd())).collect();
+            self.wait_for(waits, until_ns.min(self.until_ns(Some(nap))));
+            nap = (nap * 2).min(5 * MAX_NAP);
+        }
+    }
+
+    /// A thread of this process that does not run yet.
+    fn add(&self, process: usize) -> usize {
+        let (thread, waits, until_ns, has_ended) = (None, Vec::new(), u64::MAX, false);
+        let threads = &mut self.world().threads;
+        threads.push(VirtualThread { process, thread, waits, until_ns, has_ended });
+        threads.len() - 1
+    }
+
+    /// A thread of the same process that will do this work, and the work as it has to be started.
+    pub(crate) fn adopt<T, W: FnOnce() -> T>(
+        &self,
+        work: W,
+    ) -> (usize, impl FnOnce() -> T + use<T, W>) {
+        self.adopt_in(self.site().process, work)
+    }
+
+    fn adopt_in<T, W: FnOnce() -> T>(
+        &self,
+        process: usize,
+        work: W,
+    ) -> (usize, impl FnOnce() -> T + use<T, W>) {
+        let thread = Self { cluster: self.cluster.clone(), id: self.add(process) };
+        let id = thread.id;
+        let work = move || {
+            thread.await_turn();
+            CURRENT.set(Some(thread.clone()));
+            let _end = EndOfWork(thread);
+            work()
+        };
+        (id, work)
+    }
+
+    /// Called when the system has started the thread, or has refused to.
+    pub(crate) fn started(&self, id: usize, thread: Option<&Thread>) {
+        let of = &mut self.world().threads[id];
+        (of.thread, of.until_ns, of.has_ended) = (thread.cloned(), 0, thread.is_none());
+    }
+
+    /// Waits for the end of a thread.
+    pub(crate) fn await_end(&self, of: &Thread) {
+        let runs = |thread: &VirtualThread| {
+            !thread.has_ended && thread.thread.as_ref().is_some_and(|on| on.id() == of.id())
+        };
+        while self.world().threads.iter().any(runs) {
+            self.wait_for(vec![Wakeup::End], u64::MAX);
+        }
+    }
+
+    /// Starts a process on a host. Returns its number.
+    pub(super) fn start(&self, host: usize, main: impl FnOnce() + Send + 'static) -> usize {
+        self.world().processes.push(ProcessState::on(host));
+        let process = self.world().processes.len() - 1;
+        let main = move || {
+            main();
+            let Some(thread) = current() else { return };
+            thread.world().end_process(process);
+            // Another thread gets the turn, and this one never again.
+            thread.wait_for(Vec::new(), u64::MAX);
+        };
+        let (id, main) = self.adopt_in(process, main);
+        let started = std::thread::Builder::new().name(format!("main-{process}")).spawn(main);
+        self.started(id, Some(started.expect("the system has room for a thread").thread()));
+        process
+    }
+
+    /// Waits until these processes have ended, at most until this time of the cluster.
+    pub(super) fn await_processes(&self, of: &[usize], until: Duration) {
+        let runs = |world: &World| of.iter().any(|process| !world.processes[*process].has_ended);
+        while runs(&self.world()) && self.time() < until {
+            self.wait_for(vec![Wakeup::End], nanos(until));
+        }
+    }
+
+    /// For each thread of a process: its name, and for what it waits. `None` if a fault has ended the process.
+    pub(super) fn waits(&self, process: usize) -> Option<Vec<String>> {
+        let world = self.world();
+        let all = world.threads.iter().filter(|of| of.process == process && !of.has_ended);
+        let name = |of: &VirtualThread| of.thread.as_ref()?.name().map(str::to_owned);
+        let all = all.map(|of| format!("{:?}: {:?} until {}", name(of), of.waits, of.until_ns));
+        (!world.processes[process].is_killed).then(|| all.collect())
+    }
+
+    /// Ends the cluster, outside of which the calling thread then is. Returns its digest.
+    pub(super) fn end_cluster(&self) -> u64 {
+        CURRENT.set(None);
+        let mut world = self.world();
+        // Threads that never run again hold on to the cluster, so its sockets are given back here.
+        world.network = Network::new(0, Random(0));
+        world.digest.finish()
+    }
+
+    fn site(&self) -> Site {
+        let world = self.world();
+        let process = world.threads[self.id].process;
+        Site { process, host: world.processes[process].host }
+    }
+
+    pub(crate) fn listen(&self, name: &str) -> io::Result<(Listener, u16)> {
+        self.pause();
+        let site = self.site();
+        self.world().network.listen(name, site)
+    }
+
+    pub(crate) fn close(&self, listener: &Listener) {
+        self.world().network.close(listener);
+    }
+
+    pub(crate) fn accept(&self, at: &Listener) -> io::Result<(OwnedFd, Option<SocketAddr>)> {
+        self.pause();
+        self.world().network.accept(at)
+    }
+
+    /// Connects to an address of a name or port: a packet goes to the listener, and another one comes back.
+    pub(crate) fn connect(
+        &self,
+        to: Option<SocketAddr>,
+        name: &str,
+        limit: Option<Duration>,
+    ) -> io::Result<OwnedFd> {
+        let (from, until_ns) = (self.site(), self.until_ns(limit));
+        let host = match to {
+            Some(to) => self.world().network.host_of(to.ip(), from.host)?,
+            None => from.host,
+        };
+        self.travel([from.host, host], until_ns)?;
+        let dialed = self.world().network.dial(name, host, from);
+        if let Ok((_, listener)) = dialed {
+            self.world().wake(Wakeup::Socket(listener));
+        }
+        self.travel([host, from.host], until_ns)?;
+        Ok(dialed?.0)
+    }
+
+    /// Waits while a packet is on its way. An error if that takes longer than until then.
+    fn travel(&self, hosts: [usize; 2], until_ns: u64) -> io::Result<()> {
+        let arrival_ns = {
+            let world = &mut *self.world();
+            world.network.arrival_ns(hosts, world.now_ns)
+        };
+        self.wait_for(Vec::new(), arrival_ns.min(until_ns));
+        if arrival_ns > until_ns { Err(io::ErrorKind::TimedOut.into()) } else { Ok(()) }
+    }
+}
+
+/// The end of a thread's work.
+struct EndOfWork(SimulatedThread);
+
+impl Drop for EndOfWork {
+    fn drop(&mut self) {
+        CURRENT.set(None);
+        let mut world = self.0.world();
+        world.threads[self.0.id].has_ended = true;
+        world.wake(Wakeup::End);
+        self.0.hand_over(world);
+    }
+}
+
+impl ProcessState {
+    fn on(host: usize) -> Self {
+        Self { host, has_ended: false, is_killed: false, frozen_until_ns: 0 }
+    }
+}
+
+impl World {
+    /// The next thread to run. Lets time go on if no thread can run now.
+    fn next(&mut self) -> usize {
+        loop {
+            while let Some(fault) = self.faults.pop_front_if(|of| nanos(of.at) <= self.now_ns) {
+                self.happen(fault);
+            }
+            self.pump();
+            let due = |(id, of): (usize, &VirtualThread)| {
+                let process = self.processes[of.process];
+                let is_alive = !of.has_ended && !process.has_ended;
+                is_alive.then_some((id, of.until_ns.max(process.frozen_until_ns)))
+            };
+            let due: Vec<(usize, u64)> = self.threads.iter().enumerate().filter_map(due).collect();
+            let ready: Vec<usize> =
+                due.iter().filter(|of| of.1 <= self.now_ns).map(|of| of.0).collect();
+            if !ready.is_empty() {
+                let next = ready[self.random.below(ready.len() as u64) as usize];
+                let of = &mut self.threads[next];
+                of.until_ns = u64::MAX;
+                of.waits.clear();
+                (next, self.now_ns).hash(&mut self.digest);
+                return next;
+            }
+            let fault_ns = self.faults.front().map(|fault| nanos(fault.at));
+            let arrival_ns = self.network.next_arrival_ns(self.now_ns);
+            let all = due.iter().map(|of| of.1).chain(fault_ns).chain([arrival_ns]);
+            self.now_ns = all.min().expect("the first thread waits for a time");
+        }
+    }
+
+    fn happen(&mut self, FaultOfHost { host, kind, .. }: FaultOfHost) {
+        let until_ns = |time: Duration| self.now_ns.saturating_add(nanos(time));
+        let is_it = |of: &ProcessState| of.host == host && !of.has_ended;
+        let latest = self.processes[1..].iter().rposition(is_it).map(|at| 1 + at);
+        match (kind, latest) {
+            (ClusterFault::Kill, Some(process)) => {
+                self.processes[process].is_killed = true;
+                self.end_process(process);
+            }
+            (ClusterFault::Freeze(time), Some(process)) => {
+                self.processes[process].frozen_until_ns = until_ns(time);
+            }
+            (ClusterFault::Kill | ClusterFault::Freeze(_), None) => {}
+            (ClusterFault::Suspend(time), _) => {
+                let until_ns = until_ns(time);
+                self.processes[1..].iter_mut().for_each(|of| of.frozen_until_ns = until_ns);
+            }
+            (ClusterFault::Cut(time), _) => self.network.cut_until_ns[host] = until_ns(time),
+            (ClusterFault::Jump(time), _) => self.ahead_ns[host] += nanos(time),
+            (ClusterFault::Slow(time), _) => self.network.slow_by_ns[host] += nanos(time),
+        }
+    }
+
+    fn end_process(&mut self, process: usize) {
+        self.processes[process].has_ended = true;
+        self.network.end_process(process, self.now_ns);
+        self.wake(Wakeup::End);
+    }
+
+    fn wake(&mut self, by: Wakeup) {
+        let waiting = self.threads.iter_mut().filter(|of| of.waits.contains(&by));
+        waiting.for_each(|of| of.until_ns = 0);
+    }
+
+    /// Lets the network carry what the threads have sent.
+    fn pump(&mut self) {
+        let moved = self.network.move_bytes(self.now_ns);
+        moved.into_iter().for_each(|socket| self.wake(Wakeup::Socket(socket)));
+    }
+}
