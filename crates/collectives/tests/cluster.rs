@@ -9,10 +9,10 @@ mod schedules;
 use std::time::Duration;
 
 use excuses::{are_short, pauses, wrongly_blamed};
-use paceline_collectives::{CollectiveError, Group, GroupOptions, ReduceOp, Rendezvous};
+use paceline_collectives::{Algorithm, CollectiveError, Group, GroupOptions, ReduceOp, Rendezvous};
 use paceline_memory::{Allocator, Category, DType};
 use paceline_trace::runtime::{now, sleep};
-use paceline_trace::simulation::{ClusterFault, FaultOfHost, ProcessEnd, Program, run};
+use paceline_trace::simulation::{ClusterFault, FaultOfHost, ProcessEnd, Program, Random, run};
 use schedules::explore;
 
 const WORLD: usize = 3;
@@ -26,28 +26,63 @@ const NUM_STEPS: usize = 8;
 /// The end of a rank's training.
 #[derive(Debug)]
 enum Failure {
-    /// With the operation's time. That of forming the group is not limited by one limit.
+    /// With the operation's time, if the group has formed.
     Refused(CollectiveError, Option<Duration>),
-    WrongSum(String),
+    Wrong(String),
+}
+
+/// A rank that does not do as the others.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Odd {
+    /// It leaves the group before a step.
+    Leaves,
+    /// In a step, it has another number of elements.
+    OtherLength,
+}
+
+/// A run: the algorithm of all-reduces, and an odd rank, with the step in which it is odd.
+#[derive(Clone, Copy, Debug)]
+struct Script {
+    algorithm: Algorithm,
+    odd: Option<(usize, usize, Odd)>,
+}
+
+impl Script {
+    fn of(seed: u64) -> Self {
+        let mut random = Random(seed ^ 0x0DD);
+        let algorithm = [Algorithm::Direct, Algorithm::Ring][random.below(2) as usize];
+        let at = [WORLD, NUM_STEPS].map(|of| random.below(of as u64) as usize);
+        let odd = match random.below(8) {
+            0 => Some((at[0], at[1], Odd::Leaves)),
+            1 => Some((at[0], at[1], Odd::OtherLength)),
+            _ => None,
+        };
+        Self { algorithm, odd }
+    }
+
+    fn is_odd(&self, rank: usize, step: usize, how: Odd) -> bool {
+        self.odd == Some((rank, step, how))
+    }
 }
 
 /// The elements of a step: few, many, and more than fit into one block of a share.
 fn num_elements(step: usize) -> usize {
-    [1, 1000, 5, 200_000][step % 4]
+    [1, 1000, 50, 60_000, 7][step % 5]
 }
 
-/// What rank `rank` adds in a step.
+/// The data of a rank in a step.
 fn value(rank: usize, step: usize) -> f32 {
     (1 + rank * 10 + step * 100) as f32
 }
 
-fn train(rank: usize) -> Result<(), Failure> {
+fn train(rank: usize, script: Script) -> Result<(), Failure> {
     let rendezvous = Rendezvous::by_tcp("10.0.0.1", 29_500, "secret");
     let host = format!("10.0.0.{}", 1 + rank);
     let options = GroupOptions {
         timeout: LIMIT,
         spin: Duration::from_micros(5),
         worker_spin: Duration::ZERO,
+        algorithm: script.algorithm,
         ..GroupOptions::for_local_ranks(1)
     };
     let group = Group::tcp(&rendezvous, &host, rank, WORLD, options);
@@ -55,57 +90,113 @@ fn train(rank: usize) -> Result<(), Failure> {
     for step in 0..NUM_STEPS {
         // The computation.
         sleep(Duration::from_millis(((rank * 7 + step * 3) % 20) as u64));
+        if script.is_odd(rank, step, Odd::Leaves) {
+            return Ok(());
+        }
+        let more = usize::from(script.is_odd(rank, step, Odd::OtherLength));
         let begin = now();
-        let sums = all_reduce(&group, rank, step);
+        let outcome = exchange(&group, step, num_elements(step) + more);
         let took = now() - begin;
-        let sums = sums.map_err(|error| Failure::Refused(error, Some(took)))?;
-        let expected: f32 = (0..WORLD).map(|rank| value(rank, step)).sum();
-        if let Some(wrong) = sums.iter().find(|sum| **sum != expected) {
-            return Err(Failure::WrongSum(format!("step {step}: {wrong} instead of {expected}")));
+        let (data, expected) = outcome.map_err(|error| Failure::Refused(error, Some(took)))?;
+        if let Some(wrong) = data.iter().find(|value| **value != expected) {
+            return Err(Failure::Wrong(format!("step {step}: {wrong} instead of {expected}")));
         }
     }
-    group.barrier().map(drop).map_err(|error| Failure::Refused(error, None))
+    let begin = now();
+    let outcome = group.barrier().map(drop);
+    outcome.map_err(|error| Failure::Refused(error, Some(now() - begin)))
 }
 
-/// The sum over all ranks; in every second step on the communication thread.
-fn all_reduce(group: &Group, rank: usize, step: usize) -> Result<Vec<f32>, CollectiveError> {
-    let mut data = vec![value(rank, step); num_elements(step)];
-    if step.is_multiple_of(2) {
-        group.all_reduce_slice(&mut data, ReduceOp::Sum)?;
-        return Ok(data);
-    }
-    let tensor = Allocator::new().tensor(DType::F32, [data.len()], Category::Gradients)?;
-    tensor.write::<f32>()?.copy_from_slice(&data);
-    group.all_reduce_async(&tensor, ReduceOp::Sum)?.wait()?;
-    data.copy_from_slice(&tensor.read::<f32>()?);
-    Ok(data)
+/// The operation of a step. Returns its result, and the value that all elements should have.
+fn exchange(group: &Group, step: usize, num: usize) -> Result<(Vec<f32>, f32), CollectiveError> {
+    let rank = group.rank();
+    let mut data = vec![value(rank, step); num];
+    let sum = (0..WORLD).map(|rank| value(rank, step)).sum();
+    let allocator = Allocator::new();
+    let tensor = |data: &[f32]| {
+        let tensor = allocator.tensor(DType::F32, [data.len()], Category::Gradients)?;
+        tensor.write::<f32>()?.copy_from_slice(data);
+        Ok::<_, CollectiveError>(tensor)
+    };
+    match step % 5 {
+        0 | 3 => group.all_reduce_slice(&mut data, ReduceOp::Sum)?,
+        // Two at once, on the communication thread.
+        1 => {
+            let (first, second) = (tensor(&data)?, tensor(&data)?);
+            let work = [&first, &second].map(|of| group.all_reduce_async(of, ReduceOp::Sum));
+            for work in work {
+                work?.wait()?;
+            }
+            return Ok(([&first.read::<f32>()?[..], &second.read::<f32>()?[..]].concat(), sum));
+        }
+        2 => {
+            group.broadcast_slice(&mut data, step % WORLD)?;
+            return Ok((data, value(step % WORLD, step)));
+        }
+        _ => {
+            let (next, before) = ((rank + 1) % WORLD, (rank + WORLD - 1) % WORLD);
+            let (own, received) = (tensor(&data)?, tensor(&data)?);
+            group.send_recv(&own, next, &received, before)?;
+            return Ok((received.read::<f32>()?.to_vec(), value(before, step)));
+        }
+    };
+    Ok((data, sum))
+}
+
+/// The rank that was killed, if no other fault can be the reason for an error.
+fn only_death(ends: &[ProcessEnd<Result<(), Failure>>], faults: &[FaultOfHost]) -> Option<usize> {
+    let killed = ends.iter().position(|end| matches!(end, ProcessEnd::Killed))?;
+    let is_alone = |fault: &FaultOfHost| match fault.kind {
+        ClusterFault::Kill => fault.host == killed,
+        ClusterFault::Freeze(_) | ClusterFault::Cut(_) => false,
+        ClusterFault::Suspend(_) | ClusterFault::Jump(_) | ClusterFault::Slow(_) => true,
+    };
+    faults.iter().all(is_alone).then_some(killed)
 }
 
 fn check(seed: u64, faults: &[FaultOfHost]) -> Result<(), String> {
-    let program = |rank| Program { host: rank, main: Box::new(move || train(rank)) };
+    let script = Script::of(seed);
+    let program = |rank| Program { host: rank, main: Box::new(move || train(rank, script)) };
     let (ends, _) = run(seed, faults, ALL + pauses(faults), (0..WORLD).map(program).collect());
     let is_killed = ends.iter().any(|end| matches!(end, ProcessEnd::Killed));
+    let is_quiet = !is_killed && are_short(faults);
+    let odd = script.odd.map(|(rank, ..)| rank);
     for (rank, end) in ends.iter().enumerate() {
         let (error, took, at) = match end {
+            ProcessEnd::Returned(Ok(()), _) if is_quiet && odd.is_some_and(|odd| odd != rank) => {
+                return Err(format!("rank {rank} sees nothing of {script:?}"));
+            }
             ProcessEnd::Killed | ProcessEnd::Returned(Ok(()), _) => continue,
             ProcessEnd::Hung(waits) => return Err(format!("rank {rank} hangs: {waits:?}")),
-            ProcessEnd::Returned(Err(Failure::WrongSum(wrong)), _) => {
+            ProcessEnd::Returned(Err(Failure::Wrong(wrong)), _) => {
                 return Err(format!("rank {rank}: {wrong}"));
             }
             ProcessEnd::Returned(Err(Failure::Refused(error, took)), at) => (error, took, at),
         };
-        if !is_killed && are_short(faults) {
-            return Err(format!("rank {rank} fails without a reason: {error}"));
+        let fails = |how: &str| Err(format!("rank {rank} {how} ({script:?}): {error}"));
+        let mut culprits = error.culprits();
+        match only_death(&ends, faults) {
+            _ if is_quiet && odd.is_none() => return fails("fails without a reason"),
+            Some(dead) if took.is_some() && odd.is_none() && culprits != [dead] => {
+                return fails("blames another than the dead rank");
+            }
+            _ => {}
+        }
+        if let CollectiveError::Mismatch { rank, peer, .. } = error
+            && !odd.is_some_and(|odd| [*rank, *peer].contains(&odd))
+        {
+            return fails("finds a mismatch elsewhere");
         }
         let is_own_clock_right = !faults.iter().any(|fault| match fault.kind {
             ClusterFault::Freeze(_) | ClusterFault::Jump(_) => fault.host == rank,
             kind => matches!(kind, ClusterFault::Suspend(_)),
         });
-        if let Some(took) = took.filter(|took| is_own_clock_right && *took > LIMIT + GRACE) {
-            return Err(format!("rank {rank} took {took:?}: {error}"));
+        if took.is_some_and(|took| is_own_clock_right && took > LIMIT + GRACE) {
+            return fails(&format!("took {took:?}"));
         }
-        if let Some(wrong) = wrongly_blamed(&error.culprits(), (rank, *at), faults, &ends) {
-            return Err(format!("rank {rank} blames {wrong}: {error}"));
+        culprits.retain(|culprit| odd != Some(*culprit));
+        if let Some(wrong) = wrongly_blamed(&culprits, (rank, *at), faults, &ends) {
+            return fails(&format!("blames {wrong}"));
         }
     }
     Ok(())
