@@ -8,7 +8,7 @@ mod schedules;
 
 use std::time::Duration;
 
-use excuses::{are_short, pauses, wrongly_blamed};
+use excuses::{are_short, is_clock_right, pauses, wrongly_blamed};
 use paceline_collectives::{Algorithm, CollectiveError, Group, GroupOptions, ReduceOp, Rendezvous};
 use paceline_memory::{Allocator, Category, DType};
 use paceline_trace::runtime::{now, sleep};
@@ -187,11 +187,7 @@ fn check(seed: u64, faults: &[FaultOfHost]) -> Result<(), String> {
         {
             return fails("finds a mismatch elsewhere");
         }
-        let is_own_clock_right = !faults.iter().any(|fault| match fault.kind {
-            ClusterFault::Freeze(_) | ClusterFault::Jump(_) => fault.host == rank,
-            kind => matches!(kind, ClusterFault::Suspend(_)),
-        });
-        if took.is_some_and(|took| is_own_clock_right && took > LIMIT + GRACE) {
+        if took.is_some_and(|took| took > LIMIT + GRACE) && is_clock_right(rank, faults) {
             return fails(&format!("took {took:?}"));
         }
         culprits.retain(|culprit| odd != Some(*culprit));

@@ -70,10 +70,9 @@ impl SocketAddress {
             }
             SocketAddress::Tcp(host, port) => {
                 let mut last = io::Error::other(format!("{host} has no address"));
-                let addresses = deadline.spend(Duration::MAX, || resolve(host, *port))?;
-                for address in addresses {
+                for address in resolve(host, *port)? {
                     let limit = deadline.left().clamp(Duration::from_millis(1), CONNECT_LIMIT);
-                    match deadline.spend(limit, || connect_tcp(address, limit)) {
+                    match deadline.wait(limit, || connect_tcp(address, limit)) {
                         Ok(socket) => return Ok(socket),
                         Err(error) => last = error,
                     }

@@ -1,8 +1,8 @@
 //! Time limits that do not count the time for which this process was suspended: by Ctrl-Z, a frozen control group, or a
 //! scheduler. While a whole run is suspended no rank can come.
 //!
-//! Every wait sleeps in short pieces. If much more time than such a piece lies between two readings of the clock, the process was
-//! suspended, and the deadline moves by that time.
+//! Every wait sleeps in short pieces. If a piece lasts much longer than it should, the process was suspended, and the
+//! deadline moves by that time.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -26,22 +26,16 @@ pub fn awake(passed: Duration, meant: Duration) -> Duration {
 
 /// The moment at which a time limit ends.
 #[derive(Clone, Debug)]
-pub(crate) struct Deadline {
-    end: Cell<Instant>,
-    /// The last reading of the clock.
-    seen: Cell<Instant>,
-}
+pub(crate) struct Deadline(Cell<Instant>);
 
 impl Deadline {
     /// The end of a time limit that begins now. Limits longer than [`MAX_LIMIT`] are shortened to it.
     pub(crate) fn after(limit: Duration) -> Self {
-        let now = now();
-        Self { end: Cell::new(now + limit.min(MAX_LIMIT)), seen: Cell::new(now) }
+        Self(Cell::new(now() + limit.min(MAX_LIMIT)))
     }
 
     pub(crate) fn left(&self) -> Duration {
-        let now = self.look(LONGEST_SLEEP);
-        self.end.get().saturating_duration_since(now)
+        self.0.get().saturating_duration_since(now())
     }
 
     pub(crate) fn has_passed(&self) -> bool {
@@ -50,31 +44,22 @@ impl Deadline {
 
     /// Moves the deadline so that at least `limit` is left.
     pub(crate) fn extend_to(&self, limit: Duration) {
-        let now = self.look(LONGEST_SLEEP);
-        self.end.set(self.end.get().max(now + limit));
+        self.0.set(self.0.get().max(now() + limit));
     }
 
     /// Lets `sleep` sleep for a short piece of what is left.
     pub(crate) fn sleep<T>(&self, sleep: impl FnOnce(Duration) -> T) -> T {
         let meant = self.left().min(LONGEST_SLEEP);
-        self.spend(meant, || sleep(meant))
+        self.wait(meant, || sleep(meant))
     }
 
-    /// Does work that takes `at_most` so long, unless the process is suspended meanwhile.
-    pub(crate) fn spend<T>(&self, at_most: Duration, work: impl FnOnce() -> T) -> T {
-        self.look(LONGEST_SLEEP);
-        let outcome = work();
-        self.look(at_most);
+    /// Lets `wait` wait for at most so long.
+    pub(crate) fn wait<T>(&self, at_most: Duration, wait: impl FnOnce() -> T) -> T {
+        let begin = now();
+        let outcome = wait();
+        let passed = now() - begin;
+        self.0.set(self.0.get() + (passed - awake(passed, at_most)));
         outcome
-    }
-
-    /// Reads the clock. The process may have been suspended at any moment since the last reading, in which `meant` could have
-    /// passed; then the deadline moves.
-    fn look(&self, meant: Duration) -> Instant {
-        let now = now();
-        let passed = now.saturating_duration_since(self.seen.replace(now));
-        self.end.set(self.end.get() + (passed - awake(passed, meant)));
-        now
     }
 
     /// Sleeps for `pause`, or for what is left if that is less.
@@ -92,25 +77,24 @@ mod tests {
         let deadline = Deadline::after(Duration::from_secs(3600));
         deadline.sleep(|meant| std::thread::sleep(meant / 2));
         assert!(deadline.left() <= Duration::from_secs(3600));
-        let before = deadline.end.get();
+        let before = deadline.0.get();
         let suspended = LONGEST_SLEEP + SUSPENDED + Duration::from_millis(50);
         deadline.sleep(|_| std::thread::sleep(suspended));
-        let moved = deadline.end.get() - before;
+        let moved = deadline.0.get() - before;
         assert!(moved >= suspended - LONGEST_SLEEP, "moved by {moved:?}");
     }
 
-    /// Found by seed 20 of `tests/cluster.rs`.
+    /// Found by seed 20 of `tests/cluster`.
     #[test]
-    fn a_suspension_between_two_sleeps_moves_the_deadline_and_slow_work_does_not() {
-        let deadline = Deadline::after(Duration::from_secs(3600));
-        let before = deadline.end.get();
-        let suspended = LONGEST_SLEEP + SUSPENDED + Duration::from_millis(50);
-        deadline.spend(Duration::MAX, || std::thread::sleep(suspended));
-        assert_eq!(deadline.end.get(), before);
-        std::thread::sleep(suspended);
-        deadline.left();
-        let moved = deadline.end.get() - before;
-        assert!(moved >= suspended - LONGEST_SLEEP, "moved by {moved:?}");
+    fn a_suspension_while_the_kernel_connects_moves_the_deadline_and_a_slow_network_does_not() {
+        let (deadline, slow) = (Deadline::after(Duration::from_secs(3600)), LONGEST_SLEEP);
+        let before = deadline.0.get();
+        deadline.wait(slow, || std::thread::sleep(slow));
+        assert_eq!(deadline.0.get(), before);
+        let suspended = slow + SUSPENDED + Duration::from_millis(50);
+        deadline.wait(slow, || std::thread::sleep(suspended));
+        let moved = deadline.0.get() - before;
+        assert!(moved >= suspended - slow, "moved by {moved:?}");
     }
 
     #[test]

@@ -172,8 +172,8 @@ impl ServerState {
 
     /// Waits until `ready` returns a value, at most `limit`.
     fn wait_for<T>(&self, limit: Duration, ready: impl Fn(&StoreState) -> Option<T>) -> Option<T> {
-        let deadline = Deadline::after(limit);
         let mut state = lock(&self.state);
+        let deadline = Deadline::after(limit);
         loop {
             let found = ready(&state);
             if found.is_some() {

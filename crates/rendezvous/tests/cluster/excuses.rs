@@ -25,6 +25,14 @@ pub fn are_short(faults: &[FaultOfHost]) -> bool {
     interruptions.sum::<Duration>() < SHORT
 }
 
+/// Whether this rank measures times as the others do.
+pub fn is_clock_right(rank: usize, faults: &[FaultOfHost]) -> bool {
+    faults.iter().all(|fault| match fault.kind {
+        ClusterFault::Freeze(_) | ClusterFault::Jump(_) => fault.host != rank,
+        kind => !matches!(kind, ClusterFault::Suspend(_)),
+    })
+}
+
 /// The first rank that `by` blames at `at` for nothing: no fault explains why it is missed, and it has not ended before.
 pub fn wrongly_blamed<R>(
     culprits: &[usize],

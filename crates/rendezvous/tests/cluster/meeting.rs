@@ -1,46 +1,77 @@
 //! Ranks find each other: nobody waits beyond its limit, those who meet agree, and errors name ranks that have failed.
 
+use std::io::Write;
+use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
 use paceline_rendezvous::{PeerListener, Rendezvous, RendezvousError, SocketKind, Store};
+use paceline_trace::runtime::{connect_tcp, now, sleep};
 use paceline_trace::simulation::{ClusterFault, FaultOfHost, ProcessEnd, Program, run};
 
-use crate::excuses::{are_short, pauses, wrongly_blamed};
+use crate::excuses::{are_short, is_clock_right, pauses, wrongly_blamed};
 use crate::schedules::explore;
 
 pub const WORLD: usize = 4;
 pub const LIMIT: Duration = Duration::from_secs(10);
+/// How much longer than its limit a rank may wait for the answer of a store.
+const GRACE: Duration = Duration::from_secs(6);
 /// The time that the steps of [`meet`] may take together.
 pub const ALL: Duration = Duration::from_secs(80);
 
-pub type Met = Result<Vec<(usize, usize)>, RendezvousError>;
+/// Rank and number of restarts of all, or the error of a step and the time that this step has taken.
+pub type Met = Result<Vec<(usize, usize)>, (RendezvousError, Duration)>;
 
-/// What a rank does to find the others after so many restarts: meets them, exchanges addresses, and connects. Returns rank
-/// and number of restarts of all.
+/// What a rank does to find the others after so many restarts: meets them, exchanges addresses, and connects.
 pub fn meet(rank: usize, restarts: usize) -> Met {
     let secret = Rendezvous::secret_of_restart("secret", restarts);
     let rendezvous = Rendezvous::by_tcp("10.0.0.1", 29_500, secret);
     let rendezvous = rendezvous.started_by(&format!("launcher {rank}"), rank);
-    let store = Store::open(&rendezvous, rank, WORLD, LIMIT)?;
+    let store = timed(|| Store::open(&rendezvous, rank, WORLD, LIMIT))?;
     let own = format!("10.0.0.{}", 1 + rank);
-    let listener = PeerListener::bind(store.key(), Some(&own), rank, WORLD)?;
-    let addresses = store.exchange("address", listener.address())?;
+    let listener = timed(|| PeerListener::bind(store.key(), Some(&own), rank, WORLD))?;
+    let addresses = timed(|| store.exchange("address", listener.address()))?;
     let peers: Vec<usize> = (0..WORLD).filter(|peer| *peer != rank).collect();
-    let sockets =
-        listener.connect::<2>(SocketKind::Tcp, &addresses, rank, &peers, LIMIT, |_, _| {})?;
-    let all = store.exchange("number", &(rank, restarts))?;
+    let network = SocketKind::Tcp;
+    let connect = || listener.connect::<2>(network, &addresses, rank, &peers, LIMIT, |_, _| {});
+    let sockets = timed(connect)?;
+    assert!((0..WORLD).all(|peer| (peer == rank) == sockets[peer].is_none()));
+    let all = timed(|| store.exchange("number", &(rank, restarts)))?;
     // The store goes with the process of rank 0, so that leaves last, perhaps before its answer to this has come.
     let _ = store.set(&format!("done/{rank}"), &[]);
     for peer in peers.iter().filter(|_| rank == 0) {
-        store.get(&format!("done/{peer}"))?;
+        timed(|| store.get(&format!("done/{peer}")))?;
     }
-    assert!((0..WORLD).all(|peer| (peer == rank) == sockets[peer].is_none()));
     Ok(all)
 }
 
+fn timed<T>(
+    step: impl FnOnce() -> Result<T, RendezvousError>,
+) -> Result<T, (RendezvousError, Duration)> {
+    let begin = now();
+    step().map_err(|error| (error, now() - begin))
+}
+
+/// Somebody else connects to the store again and again, and says nothing or something else than a rank.
+fn disturb(seed: u64) -> Met {
+    let words = [&b""[..], b"GET / HTTP/1.1\r\n\r\n", b"pacelin3", b"pacelin3 and too little"];
+    for at in seed..seed + 12 {
+        let store = ([10, 0, 0, 1], 29_500).into();
+        if let Ok(socket) = connect_tcp(store, Duration::from_secs(1)) {
+            let _ = UnixStream::from(socket).write_all(words[at as usize % words.len()]);
+            sleep(Duration::from_millis(at % 7 * 100));
+        }
+        sleep(Duration::from_millis(3));
+    }
+    Ok(Vec::new())
+}
+
 fn meeting(seed: u64, faults: &[FaultOfHost]) -> (Vec<ProcessEnd<Met>>, u64) {
-    let process = |rank| Program { host: rank, main: Box::new(move || meet(rank, 0)) };
-    run(seed, faults, ALL + pauses(faults), (0..WORLD).map(process).collect())
+    let program = |rank| Program { host: rank, main: Box::new(move || meet(rank, 0)) };
+    let stranger: Program<Met> = Program { host: WORLD, main: Box::new(move || disturb(seed)) };
+    let programs = (0..WORLD).map(program).chain((seed % 3 == 0).then_some(stranger)).collect();
+    let (mut ends, digest) = run(seed, faults, ALL + pauses(faults), programs);
+    ends.truncate(WORLD);
+    (ends, digest)
 }
 
 fn check(seed: u64, faults: &[FaultOfHost]) -> Result<(), String> {
@@ -48,24 +79,27 @@ fn check(seed: u64, faults: &[FaultOfHost]) -> Result<(), String> {
     let is_killed = ends.iter().any(|end| matches!(end, ProcessEnd::Killed));
     let expected: Vec<(usize, usize)> = (0..WORLD).map(|rank| (rank, 0)).collect();
     for (rank, end) in ends.iter().enumerate() {
-        match end {
-            ProcessEnd::Killed => {}
+        let (error, took, at) = match end {
+            ProcessEnd::Killed => continue,
             ProcessEnd::Hung(waits) => return Err(format!("rank {rank} hangs: {waits:?}")),
-            ProcessEnd::Returned(Ok(numbers), _) if *numbers == expected => {}
+            ProcessEnd::Returned(Ok(numbers), _) if *numbers == expected => continue,
             ProcessEnd::Returned(Ok(numbers), _) => {
                 return Err(format!("rank {rank} has {numbers:?}"));
             }
-            ProcessEnd::Returned(Err(error), _) if !is_killed && are_short(faults) => {
-                return Err(format!("rank {rank} fails without a reason: {error}"));
-            }
-            ProcessEnd::Returned(Err(error), at) => {
-                let RendezvousError::Failed { missing, .. } = error else {
-                    return Err(format!("rank {rank}: {error}"));
-                };
-                if let Some(wrong) = wrongly_blamed(missing, (rank, *at), faults, &ends) {
-                    return Err(format!("rank {rank} blames {wrong}: {error}"));
-                }
-            }
+            ProcessEnd::Returned(Err((error, took)), at) => (error, took, at),
+        };
+        let fails = |how: &str| Err(format!("rank {rank} {how} after {took:?}: {error}"));
+        if !is_killed && are_short(faults) {
+            return fails("fails without a reason");
+        }
+        if is_clock_right(rank, faults) && *took > LIMIT + GRACE {
+            return fails("waits too long");
+        }
+        let RendezvousError::Failed { missing, .. } = error else {
+            return fails("has another error");
+        };
+        if let Some(wrong) = wrongly_blamed(missing, (rank, *at), faults, &ends) {
+            return fails(&format!("blames {wrong}"));
         }
     }
     Ok(())

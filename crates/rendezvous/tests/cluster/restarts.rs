@@ -47,7 +47,7 @@ fn check(seed: u64, faults: &[FaultOfHost]) -> Result<(), String> {
     let num_kills = faults.iter().filter(|fault| fault.kind == ClusterFault::Kill).count();
     let is_excused = num_kills > 1 || !are_short(faults) || !met.is_empty() || has_lost_host;
     if let Some(why) = failed.first().filter(|_| !is_excused) {
-        return Err(format!("nobody has met after {MAX_RESTARTS} restarts: {why}"));
+        return Err(format!("nobody has met after {MAX_RESTARTS} restarts: {}", why.0));
     }
     Ok(())
 }
