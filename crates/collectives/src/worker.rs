@@ -367,7 +367,7 @@ impl OpQueue {
                             return;
                         }
                     }
-                    state = self.changed.wait(&self.state, state);
+                    state = self.changed.wait(&self.state, state, None);
                 }
             };
             let turn = Turn(self);

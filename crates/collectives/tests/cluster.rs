@@ -12,7 +12,9 @@ use excuses::{are_short, is_clock_right, pauses, wrongly_blamed};
 use paceline_collectives::{Algorithm, CollectiveError, Group, GroupOptions, ReduceOp, Rendezvous};
 use paceline_memory::{Allocator, Category, DType};
 use paceline_trace::runtime::{now, sleep};
-use paceline_trace::simulation::{ClusterFault, FaultOfHost, ProcessEnd, Program, Random, run};
+use paceline_trace::simulation::{
+    ClusterFault, FaultOfHost, HostProgram, ProcessEnd, SplitMix, run,
+};
 use schedules::explore;
 
 const WORLD: usize = 3;
@@ -49,7 +51,7 @@ struct Script {
 
 impl Script {
     fn of(seed: u64) -> Self {
-        let mut random = Random(seed ^ 0x0DD);
+        let mut random = SplitMix(seed ^ 0x0DD);
         let algorithm = [Algorithm::Direct, Algorithm::Ring][random.below(2) as usize];
         let at = [WORLD, NUM_STEPS].map(|of| random.below(of as u64) as usize);
         let odd = match random.below(8) {
@@ -148,16 +150,16 @@ fn only_death(ends: &[ProcessEnd<Result<(), Failure>>], faults: &[FaultOfHost]) 
     let killed = ends.iter().position(|end| matches!(end, ProcessEnd::Killed))?;
     let is_alone = |fault: &FaultOfHost| match fault.kind {
         ClusterFault::Kill => fault.host == killed,
-        ClusterFault::Freeze(_) | ClusterFault::Cut(_) => false,
-        ClusterFault::Suspend(_) | ClusterFault::Jump(_) | ClusterFault::Slow(_) => true,
+        ClusterFault::Freeze | ClusterFault::Cut => false,
+        ClusterFault::Suspend | ClusterFault::Jump | ClusterFault::Slow => true,
     };
     faults.iter().all(is_alone).then_some(killed)
 }
 
 fn check(seed: u64, faults: &[FaultOfHost]) -> Result<(), String> {
     let script = Script::of(seed);
-    let program = |rank| Program { host: rank, main: Box::new(move || train(rank, script)) };
-    let (ends, _) = run(seed, faults, ALL + pauses(faults), (0..WORLD).map(program).collect());
+    let program = |rank| HostProgram { host: rank, main: Box::new(move || train(rank, script)) };
+    let ends = run(seed, faults, ALL + pauses(faults), (0..WORLD).map(program).collect());
     let is_killed = ends.iter().any(|end| matches!(end, ProcessEnd::Killed));
     let is_quiet = !is_killed && are_short(faults);
     let odd = script.odd.map(|(rank, ..)| rank);
@@ -173,7 +175,8 @@ fn check(seed: u64, faults: &[FaultOfHost]) -> Result<(), String> {
             }
             ProcessEnd::Returned(Err(Failure::Refused(error, took)), at) => (error, took, at),
         };
-        let fails = |how: &str| Err(format!("rank {rank} {how} ({script:?}): {error}"));
+        let fails =
+            |how: &str| Err(format!("rank {rank} {how} ({script:?}): {error}; all: {ends:?}"));
         let mut culprits = error.culprits();
         match only_death(&ends, faults) {
             _ if is_quiet && odd.is_none() => return fails("fails without a reason"),

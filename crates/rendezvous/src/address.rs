@@ -6,7 +6,7 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::time::Duration;
 
-use paceline_trace::runtime::{Listener, connect_local, connect_tcp};
+use paceline_trace::runtime::{self, connect_local, connect_tcp};
 use rustix::net::sockopt::set_socket_keepalive;
 
 use crate::deadline::Deadline;
@@ -19,7 +19,7 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(3);
 
 /// A socket that listens.
 #[derive(Debug)]
-pub(crate) struct ListenSocket(Listener);
+pub(crate) struct ListenSocket(runtime::ListenSocket);
 
 impl ListenSocket {
     pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
@@ -93,7 +93,7 @@ fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
 pub(crate) fn listen_locally(name: &str, deadline: &Deadline) -> Result<ListenSocket, String> {
     let in_use = "another process of this host listens there already (another run with the same \
                  name or MASTER_PORT?)";
-    while_in_use(|| Listener::local(name), deadline, in_use).map(ListenSocket)
+    while_in_use(|| runtime::ListenSocket::local(name), deadline, in_use).map(ListenSocket)
 }
 
 /// Listens at a TCP port: on the loopback device if `host` is a loopback address, otherwise on all
@@ -117,7 +117,7 @@ pub(crate) fn listen_by_tcp(
     let bind = || {
         let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
         for place in &places {
-            match Listener::tcp(*place, port) {
+            match runtime::ListenSocket::tcp(*place, port) {
                 Ok(listening) => return Ok(listening),
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse => return Err(error),
                 Err(error) => last = error,
@@ -143,17 +143,18 @@ fn while_in_use<T>(
     deadline: &Deadline,
     in_use: &str,
 ) -> Result<T, String> {
-    let deadline = Deadline::after(deadline.left().min(IN_USE_LIMIT));
-    loop {
-        match bind() {
-            Ok(listener) => return Ok(listener),
-            Err(error) if error.kind() != io::ErrorKind::AddrInUse => {
-                return Err(format!("cannot listen there: {error}"));
+    deadline.within(IN_USE_LIMIT, |deadline| {
+        loop {
+            match bind() {
+                Ok(listener) => return Ok(listener),
+                Err(error) if error.kind() != io::ErrorKind::AddrInUse => {
+                    return Err(format!("cannot listen there: {error}"));
+                }
+                Err(_) if deadline.has_passed() => {
+                    return Err(format!("cannot listen there: {in_use}"));
+                }
+                Err(_) => deadline.pause(Duration::from_millis(20)),
             }
-            Err(_) if deadline.has_passed() => {
-                return Err(format!("cannot listen there: {in_use}"));
-            }
-            Err(_) => deadline.pause(Duration::from_millis(20)),
         }
-    }
+    })
 }

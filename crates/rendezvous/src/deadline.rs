@@ -62,6 +62,15 @@ impl Deadline {
         outcome
     }
 
+    /// Lets `wait` wait until the deadline, and for at most `limit`. A suspension that this notices moves both.
+    pub(crate) fn within<T>(&self, limit: Duration, wait: impl FnOnce(&Self) -> T) -> T {
+        let inner = Self::after(self.left().min(limit));
+        let end = inner.0.get();
+        let outcome = wait(&inner);
+        self.0.set(self.0.get() + (inner.0.get() - end));
+        outcome
+    }
+
     /// Sleeps for `pause`, or for what is left if that is less.
     pub(crate) fn pause(&self, pause: Duration) {
         self.sleep(|meant| sleep(meant.min(pause)));
@@ -95,6 +104,20 @@ mod tests {
         deadline.wait(slow, || std::thread::sleep(suspended));
         let moved = deadline.0.get() - before;
         assert!(moved >= suspended - slow, "moved by {moved:?}");
+    }
+
+    /// Found by seed 408 of `tests/cluster`.
+    #[test]
+    fn a_suspension_in_an_inner_wait_moves_the_outer_deadline() {
+        let deadline = Deadline::after(Duration::from_secs(3600));
+        let before = deadline.0.get();
+        let suspended = LONGEST_SLEEP + SUSPENDED + Duration::from_millis(50);
+        deadline.within(Duration::from_secs(60), |inner| {
+            inner.sleep(|_| std::thread::sleep(suspended));
+        });
+        let moved = deadline.0.get() - before;
+        assert!(moved >= suspended - LONGEST_SLEEP, "moved by {moved:?}");
+        deadline.within(Duration::ZERO, |inner| assert!(inner.has_passed()));
     }
 
     #[test]

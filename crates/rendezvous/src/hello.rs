@@ -152,24 +152,8 @@ pub(crate) fn say_hello_with(
     challenge_limit: Duration,
     deadline: &Deadline,
 ) -> Result<(), Refusal> {
-    let silent = |error| Refusal::NotYet(format!("what listens there does not answer: {error}"));
-    let another = || Refusal::NotYet("what listens there is another program".into());
-    let challenge_deadline = &Deadline::after(deadline.left().min(challenge_limit));
-    transmit(&socket, &[&MAGIC[..], &own].concat(), challenge_deadline).map_err(silent)?;
-    let mut challenge = [0; CHALLENGE_BYTES];
-    // The magic number comes first: another program may send less than a challenge.
-    let (magic, rest) = challenge.split_at_mut(ANSWER_MAGIC.len());
-    receive(&socket, magic, Some(challenge_deadline)).map_err(silent)?;
-    if *magic != ANSWER_MAGIC {
-        return Err(another());
-    }
-    receive(&socket, rest, Some(challenge_deadline)).map_err(silent)?;
-    let count = usize::from(rest[0]);
-    if !(1..=MAX_ATTEMPTS).contains(&count) {
-        return Err(another());
-    }
-    let theirs: Nonce = std::array::from_fn(|at| rest[1 + at]);
-    let proofs = receive_vec(&socket, count * PROOF_BYTES, challenge_deadline).map_err(silent)?;
+    let (theirs, proofs) =
+        deadline.within(challenge_limit, |until| challenge_for(&own, &socket, until))?;
     let proofs = proofs.chunks_exact(PROOF_BYTES);
     // The listener may belong to an earlier attempt, from whose secret this one's follows.
     let proven = |(ahead, proof): (usize, &[u8])| {
@@ -191,6 +175,38 @@ pub(crate) fn say_hello_with(
         Some(&refusal) => Err(Refusal::Final(refusal)),
         None => Err(another()),
     }
+}
+
+fn silent(error: io::Error) -> Refusal {
+    Refusal::NotYet(format!("what listens there does not answer: {error}"))
+}
+
+fn another() -> Refusal {
+    Refusal::NotYet("what listens there is another program".into())
+}
+
+/// Says hello. Returns the listener's random number and its proofs.
+fn challenge_for(
+    own: &Nonce,
+    socket: impl AsFd,
+    deadline: &Deadline,
+) -> Result<(Nonce, Vec<u8>), Refusal> {
+    transmit(&socket, &[&MAGIC[..], own].concat(), deadline).map_err(silent)?;
+    let mut challenge = [0; CHALLENGE_BYTES];
+    // The magic number comes first: another program may send less than a challenge.
+    let (magic, rest) = challenge.split_at_mut(ANSWER_MAGIC.len());
+    receive(&socket, magic, Some(deadline)).map_err(silent)?;
+    if *magic != ANSWER_MAGIC {
+        return Err(another());
+    }
+    receive(&socket, rest, Some(deadline)).map_err(silent)?;
+    let count = usize::from(rest[0]);
+    if !(1..=MAX_ATTEMPTS).contains(&count) {
+        return Err(another());
+    }
+    let theirs: Nonce = std::array::from_fn(|at| rest[1 + at]);
+    let proofs = receive_vec(&socket, count * PROOF_BYTES, deadline).map_err(silent)?;
+    Ok((theirs, proofs))
 }
 
 fn said_by_connector(ahead: u8, Who { rank, world, launch }: Who) -> Vec<u8> {

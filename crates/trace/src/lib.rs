@@ -1,4 +1,5 @@
-//! When things happened: one clock, spans with set arithmetic, and a recorder of events; and how threads are started.
+//! When things happened: one clock, spans with set arithmetic, and a recorder of events; and the runtime below
+//! threads that wait for each other (`runtime`), which tests replace by a simulation.
 //!
 //! Input: names and times. Output: the spans and events of each track, and answers to "how long was A running
 //! while B was". This crate does not know file formats, layers or ranks, and it uses no other crate of this

@@ -15,6 +15,9 @@ use std::thread::{JoinHandle, Scope, ScopedJoinHandle, Thread};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, Timespec};
+use rustix::io::{ioctl_fionbio, retry_on_intr};
+use rustix::net::sockopt::set_tcp_nodelay;
+use rustix::net::{SocketFlags, acceptfrom_with};
 
 /// The stack of every thread, in bytes: as much as the main thread of a process has by default, so that the same code can run
 /// on both, also in a build without optimization, whose frames are many times as large. The standard library's default is a
@@ -70,26 +73,18 @@ pub fn poll(fds: &mut [PollFd<'_>], limit: Option<Duration>) -> rustix::io::Resu
 pub struct Condvar(std::sync::Condvar);
 
 impl Condvar {
-    /// Waits until another thread notifies, or for no reason.
+    /// Waits until another thread notifies, or for no reason, and for at most `limit`.
     #[inline]
     pub fn wait<'a, T>(
         &self,
         #[allow(unused_variables)] mutex: &'a Mutex<T>,
         held: MutexGuard<'a, T>,
+        limit: Option<Duration>,
     ) -> MutexGuard<'a, T> {
-        simulated!(thread => thread.wait(self, (mutex, held), None));
-        self.0.wait(held).unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Waits until another thread notifies, for no reason, or for as long as `limit`.
-    #[inline]
-    pub fn wait_timeout<'a, T>(
-        &self,
-        #[allow(unused_variables)] mutex: &'a Mutex<T>,
-        held: MutexGuard<'a, T>,
-        limit: Duration,
-    ) -> MutexGuard<'a, T> {
-        simulated!(thread => thread.wait(self, (mutex, held), Some(limit)));
+        simulated!(thread => thread.wait(self, (mutex, held), limit));
+        let Some(limit) = limit else {
+            return self.0.wait(held).unwrap_or_else(PoisonError::into_inner);
+        };
         self.0.wait_timeout(held, limit).unwrap_or_else(PoisonError::into_inner).0
     }
 
@@ -117,7 +112,7 @@ impl ThreadBuilder {
         work: impl FnOnce() -> T + Send + 'static,
     ) -> io::Result<JoinHandle<T>> {
         simulated!(thread => {
-            let (id, work) = thread.adopt(work);
+            let (id, work) = thread.adopt(None, work);
             let started = self.0.spawn(work);
             thread.started(id, started.as_ref().ok().map(JoinHandle::thread));
             started
@@ -132,7 +127,7 @@ impl ThreadBuilder {
         work: impl FnOnce() -> T + Send + 'scope,
     ) -> io::Result<ScopedJoinHandle<'scope, T>> {
         simulated!(thread => {
-            let (id, work) = thread.adopt(work);
+            let (id, work) = thread.adopt(None, work);
             let started = self.0.spawn_scoped(scope, work);
             thread.started(id, started.as_ref().ok().map(ScopedJoinHandle::thread));
             started
@@ -149,18 +144,16 @@ pub fn before_join(#[allow(unused_variables)] of: &Thread) {
 
 /// A socket that listens.
 #[derive(Debug)]
-pub enum Listener {
-    /// At an address of this host.
-    Local(UnixListener),
-    /// At a port.
-    Tcp(TcpListener),
+pub struct ListenSocket {
+    socket: OwnedFd,
+    is_local: bool,
 }
 
-impl Listener {
+impl ListenSocket {
     /// Listens at an abstract address of this host.
     pub fn local(name: &str) -> io::Result<Self> {
         simulated!(thread => thread.listen(name).map(|of| of.0));
-        UnixListener::bind_addr(&UnixAddr::from_abstract_name(name)?).map(Self::Local)
+        UnixListener::bind_addr(&UnixAddr::from_abstract_name(name)?).map(Self::from)
     }
 
     /// Listens at a port of this host, or at any free port if it is 0. Also returns the address.
@@ -171,42 +164,41 @@ impl Listener {
         });
         let listener = TcpListener::bind((at, port))?;
         let own = listener.local_addr()?;
-        Ok((Self::Tcp(listener), own))
+        Ok((Self { socket: listener.into(), is_local: false }, own))
     }
 
     /// The next connection that was made here, and the other end's address if the network has one.
     pub fn accept(&self) -> io::Result<(OwnedFd, Option<SocketAddr>)> {
         simulated!(thread => thread.accept(self));
-        match self {
-            Self::Local(listener) => Ok((listener.accept()?.0.into(), None)),
-            Self::Tcp(listener) => {
-                let (stream, from) = listener.accept()?;
-                stream.set_nodelay(true)?;
-                Ok((stream.into(), Some(from)))
-            }
+        let accept = || acceptfrom_with(&self.socket, SocketFlags::CLOEXEC);
+        let (socket, from) = retry_on_intr(accept)?;
+        if self.is_local {
+            return Ok((socket, None));
         }
+        set_tcp_nodelay(&socket, true)?;
+        Ok((socket, from.and_then(|from| from.try_into().ok())))
     }
 
     /// From now on, accepting does not wait.
     pub fn set_nonblocking(&self) -> io::Result<()> {
-        match self {
-            Self::Local(listener) => listener.set_nonblocking(true),
-            Self::Tcp(listener) => listener.set_nonblocking(true),
-        }
+        Ok(ioctl_fionbio(&self.socket, true)?)
     }
 }
 
-impl AsFd for Listener {
+impl From<UnixListener> for ListenSocket {
+    fn from(listener: UnixListener) -> Self {
+        Self { socket: listener.into(), is_local: true }
+    }
+}
+
+impl AsFd for ListenSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        match self {
-            Self::Local(listener) => listener.as_fd(),
-            Self::Tcp(listener) => listener.as_fd(),
-        }
+        self.socket.as_fd()
     }
 }
 
 #[cfg(feature = "simulation")]
-impl Drop for Listener {
+impl Drop for ListenSocket {
     fn drop(&mut self) {
         crate::simulation::current().into_iter().for_each(|thread| thread.close(self));
     }
@@ -220,7 +212,7 @@ pub fn connect_local(name: &str) -> io::Result<OwnedFd> {
 
 /// Connects to a port, for at most `limit`.
 pub fn connect_tcp(to: SocketAddr, limit: Duration) -> io::Result<OwnedFd> {
-    simulated!(thread => thread.connect(Some(to), &format!(":{}", to.port()), Some(limit)));
+    simulated!(thread => thread.connect(Some(to.ip()), &format!(":{}", to.port()), Some(limit)));
     let stream = TcpStream::connect_timeout(&to, limit)?;
     // Within one host, a socket that connects to a port on which nobody listens can be connected to itself.
     if stream.local_addr()? == stream.peer_addr()? {

@@ -211,7 +211,7 @@ impl Event {
                 // Captured work does not run before its graph is launched.
                 return EventState::Failed;
             } else {
-                progress = shared.changed.wait(&shared.progress, progress);
+                progress = shared.changed.wait(&shared.progress, progress, None);
             }
         }
         progress.state

@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use super::wire::{Answer, Request, read_answer, send_request};
 use crate::address::SocketAddress;
-use crate::deadline::Deadline;
+use crate::deadline::{Deadline, MAX_LIMIT};
 use crate::hello::{CHALLENGE_LIMIT, HelloAnswer, Refusal, Who, say_hello};
 use crate::key::RunKey;
 
@@ -125,12 +125,11 @@ impl Candidates {
     fn try_all(&self, who: Who, deadline: &Deadline) -> Result<OwnedFd, Refusal> {
         let mut last = Refusal::NotYet("it has no address that this host can use".into());
         for address in &self.addresses {
-            let answer_deadline = match self.addresses.len() {
-                1 => deadline.clone(),
-                _ => Deadline::after(deadline.left().min(ANSWER_LIMIT)),
-            };
+            let limit = if self.addresses.len() == 1 { MAX_LIMIT } else { ANSWER_LIMIT };
             let tried = address.connect(deadline).map_err(Refusal::not_yet).and_then(|socket| {
-                say_hello(&socket, who, &self.key, CHALLENGE_LIMIT, &answer_deadline)?;
+                deadline.within(limit, |until| {
+                    say_hello(&socket, who, &self.key, CHALLENGE_LIMIT, until)
+                })?;
                 Ok(socket)
             });
             match tried {

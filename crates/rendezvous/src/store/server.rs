@@ -182,7 +182,7 @@ impl ServerState {
             if state.is_over || deadline.has_passed() {
                 return None;
             }
-            state = deadline.sleep(|limit| self.changed.wait_timeout(&self.state, state, limit));
+            state = deadline.sleep(|limit| self.changed.wait(&self.state, state, Some(limit)));
         }
     }
 

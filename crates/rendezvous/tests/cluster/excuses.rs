@@ -10,7 +10,7 @@ const SHORT: Duration = Duration::from_secs(2);
 /// How long the cluster may stand still.
 pub fn pauses(faults: &[FaultOfHost]) -> Duration {
     let pauses = faults.iter().map(|fault| match fault.kind {
-        ClusterFault::Freeze(time) | ClusterFault::Suspend(time) => fault.at + time,
+        ClusterFault::Freeze | ClusterFault::Suspend => fault.at + fault.time,
         _ => Duration::ZERO,
     });
     pauses.max().unwrap_or_default()
@@ -19,7 +19,7 @@ pub fn pauses(faults: &[FaultOfHost]) -> Duration {
 /// Whether all must succeed, unless a process is killed.
 pub fn are_short(faults: &[FaultOfHost]) -> bool {
     let interruptions = faults.iter().map(|fault| match fault.kind {
-        ClusterFault::Freeze(time) | ClusterFault::Cut(time) => time,
+        ClusterFault::Freeze | ClusterFault::Cut => fault.time,
         _ => Duration::ZERO,
     });
     interruptions.sum::<Duration>() < SHORT
@@ -28,8 +28,8 @@ pub fn are_short(faults: &[FaultOfHost]) -> bool {
 /// Whether this rank measures times as the others do.
 pub fn is_clock_right(rank: usize, faults: &[FaultOfHost]) -> bool {
     faults.iter().all(|fault| match fault.kind {
-        ClusterFault::Freeze(_) | ClusterFault::Jump(_) => fault.host != rank,
-        kind => !matches!(kind, ClusterFault::Suspend(_)),
+        ClusterFault::Freeze | ClusterFault::Jump => fault.host != rank,
+        kind => !matches!(kind, ClusterFault::Suspend),
     })
 }
 
@@ -41,9 +41,9 @@ pub fn wrongly_blamed<R>(
     ends: &[ProcessEnd<R>],
 ) -> Option<usize> {
     let explains = |fault: &FaultOfHost, rank: usize| match fault.kind {
-        ClusterFault::Kill | ClusterFault::Freeze(_) | ClusterFault::Slow(_) => fault.host == rank,
-        ClusterFault::Cut(_) => [rank, by].contains(&fault.host),
-        ClusterFault::Jump(_) | ClusterFault::Suspend(_) => false,
+        ClusterFault::Kill | ClusterFault::Freeze | ClusterFault::Slow => fault.host == rank,
+        ClusterFault::Cut => [rank, by].contains(&fault.host),
+        ClusterFault::Jump | ClusterFault::Suspend => false,
     };
     let has_ended = |rank: usize| match &ends[rank] {
         ProcessEnd::Returned(_, before) => *before < at,

@@ -1,7 +1,9 @@
 //! Ranks that are started again after a failure: those of different attempts never meet, and after one death all meet in the next
 //! attempt. Each host has a process that starts its rank again.
 
-use paceline_trace::simulation::{ClusterFault, FaultOfHost, ProcessEnd, Program, run, run_child};
+use paceline_trace::simulation::{
+    ClusterFault, FaultOfHost, HostProgram, ProcessEnd, run, run_child,
+};
 
 use crate::excuses::{are_short, pauses};
 use crate::meeting::{ALL, Met, WORLD, meet};
@@ -22,9 +24,9 @@ fn launch(rank: usize) -> Option<Met> {
 }
 
 fn check(seed: u64, faults: &[FaultOfHost]) -> Result<(), String> {
-    let process = |rank| Program { host: rank, main: Box::new(move || launch(rank)) };
+    let process = |rank| HostProgram { host: rank, main: Box::new(move || launch(rank)) };
     let limit = ALL * (1 + MAX_RESTARTS as u32) + pauses(faults);
-    let (ends, _) = run(seed, faults, limit, (0..WORLD).map(process).collect());
+    let ends = run(seed, faults, limit, (0..WORLD).map(process).collect());
     let mut met = Vec::new();
     let mut failed = Vec::new();
     let mut has_lost_host = false;

@@ -3,7 +3,7 @@
 use std::ops::Range;
 use std::time::Duration;
 
-use paceline_trace::simulation::{ClusterFault, FaultOfHost, Random};
+use paceline_trace::simulation::{ClusterFault, FaultOfHost, SplitMix};
 
 /// The variable with the seeds to run, as in `1000..2000`, in place of the first hundred.
 const SEEDS: &str = "PACELINE_SEEDS";
@@ -30,26 +30,26 @@ fn seeds() -> Range<u64> {
 
 /// Up to four faults, and often none: then nothing may fail.
 fn faults(seed: u64, num_hosts: usize) -> Vec<FaultOfHost> {
-    let mut random = Random(!seed);
+    let mut random = SplitMix(!seed);
     let num = [0, 1, 1, 1, 2, 2, 3, 4][random.below(8) as usize];
-    let fault = |random: &mut Random| {
+    let fault = |random: &mut SplitMix| {
         let mut time =
             |most: Duration| Duration::from_nanos(random.time_ns(most.as_nanos() as u64));
         let (at, long) = (time(Duration::from_secs(30)), time(Duration::from_secs(60)));
         let slower = time(Duration::from_millis(30));
-        let (kind, at) = match random.below(13) {
-            0..4 => (ClusterFault::Kill, at),
+        let (kind, at, time) = match random.below(13) {
+            0..4 => (ClusterFault::Kill, at, Duration::ZERO),
             // It is gone, and nothing tells the others.
-            4 => (ClusterFault::Cut(Duration::from_secs(1 << 20)), at),
-            5 | 6 => (ClusterFault::Freeze(long), at),
+            4 => (ClusterFault::Cut, at, Duration::from_secs(1 << 20)),
+            5 | 6 => (ClusterFault::Freeze, at, long),
             // It starts late.
-            7 => (ClusterFault::Freeze(long), Duration::ZERO),
-            8 | 9 => (ClusterFault::Cut(long), at),
-            10 => (ClusterFault::Jump(long), at),
-            11 => (ClusterFault::Suspend(long), at),
-            _ => (ClusterFault::Slow(slower), at),
+            7 => (ClusterFault::Freeze, Duration::ZERO, long),
+            8 | 9 => (ClusterFault::Cut, at, long),
+            10 => (ClusterFault::Jump, at, long),
+            11 => (ClusterFault::Suspend, at, long),
+            _ => (ClusterFault::Slow, at, slower),
         };
-        FaultOfHost { at, host: random.below(num_hosts as u64) as usize, kind }
+        FaultOfHost { at, host: random.below(num_hosts as u64) as usize, kind, time }
     };
     (0..num).map(|_| fault(&mut random)).collect()
 }

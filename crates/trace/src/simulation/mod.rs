@@ -17,11 +17,11 @@ mod scheduler;
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
-pub use scheduler::Random;
+pub use scheduler::SplitMix;
 pub(crate) use scheduler::current;
 
 /// A program of the cluster.
-pub struct Program<R> {
+pub struct HostProgram<R> {
     /// The number of its host, from 0. The host's address is 10.0.0.1 plus this number.
     pub host: usize,
     /// Runs on a thread of its own. When it returns, the process ends, and with it its other threads.
@@ -37,6 +37,8 @@ pub struct FaultOfHost {
     pub host: usize,
     /// The kind.
     pub kind: ClusterFault,
+    /// How long it lasts, or by how much it changes something.
+    pub time: Duration,
 }
 
 /// The kinds of faults.
@@ -45,15 +47,15 @@ pub enum ClusterFault {
     /// The latest process of the host is killed, and the kernel closes its connections.
     Kill,
     /// That process does not run for this time. At time zero: it starts so late.
-    Freeze(Duration),
+    Freeze,
     /// No process of any host runs for this time, as after Ctrl-Z.
-    Suspend(Duration),
+    Suspend,
     /// No bytes go between the host and all others for this time.
-    Cut(Duration),
+    Cut,
     /// The clock of the host jumps ahead.
-    Jump(Duration),
+    Jump,
     /// All that the host sends takes longer by this time, from now on.
-    Slow(Duration),
+    Slow,
 }
 
 /// How a process has ended.
@@ -70,13 +72,13 @@ pub enum ProcessEnd<R> {
 type Outcome<R> = Arc<Mutex<Option<(R, Duration)>>>;
 
 /// Runs the programs under these faults until all have ended, at most until `limit` has passed in the cluster. Returns their ends in
-/// the same order, and a digest that differs between schedules.
+/// the same order.
 pub fn run<R: Send + 'static>(
     seed: u64,
     faults: &[FaultOfHost],
     limit: Duration,
-    programs: Vec<Program<R>>,
-) -> (Vec<ProcessEnd<R>>, u64) {
+    programs: Vec<HostProgram<R>>,
+) -> Vec<ProcessEnd<R>> {
     let num_hosts = programs.iter().map(|of| of.host + 1).max().unwrap_or(1);
     let root = scheduler::begin(seed, faults, num_hosts);
     let started: Vec<(usize, _)> = programs.into_iter().map(|of| start(of.host, of.main)).collect();
@@ -86,7 +88,9 @@ pub fn run<R: Send + 'static>(
         Some((value, at)) => ProcessEnd::Returned(value, at),
         None => root.waits(process).map_or(ProcessEnd::Killed, ProcessEnd::Hung),
     };
-    (started.into_iter().map(end).collect(), root.end_cluster())
+    let ends = started.into_iter().map(end).collect();
+    root.end_cluster();
+    ends
 }
 
 /// Runs a process until it ends, for a process that starts others. `None` if a fault has ended it.

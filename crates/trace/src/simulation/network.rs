@@ -13,9 +13,10 @@ use std::os::unix::net::{SocketAddr as UnixAddr, UnixListener, UnixStream};
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::net::SocketFlags;
 
-use super::scheduler::Random;
-use crate::runtime::Listener;
+use super::scheduler::SplitMix;
+use crate::runtime::ListenSocket;
 
 /// Bytes of one direction of a connection that are on their way. More wait in the sender's socket.
 const WINDOW_BYTES: usize = 256 << 10;
@@ -61,8 +62,13 @@ impl WireEnd {
     }
 }
 
+/// The address of a host.
+fn address_of(host: usize) -> IpAddr {
+    IpAddr::from([10, 0, 0, 1 + host as u8])
+}
+
 #[derive(Debug)]
-pub(super) struct Network {
+pub(super) struct SimulatedNetwork {
     points: Vec<ListenPoint>,
     connections: Vec<[WireEnd; 2]>,
     /// By host.
@@ -70,12 +76,12 @@ pub(super) struct Network {
     /// By host.
     pub(super) slow_by_ns: Vec<u64>,
     base_ns: u64,
-    random: Random,
+    random: SplitMix,
     last_port: u16,
 }
 
-impl Network {
-    pub(super) fn new(num_hosts: usize, mut random: Random) -> Self {
+impl SimulatedNetwork {
+    pub(super) fn new(num_hosts: usize, mut random: SplitMix) -> Self {
         Self {
             points: Vec::new(),
             connections: Vec::new(),
@@ -88,13 +94,9 @@ impl Network {
     }
 
     /// The host of an address, as seen from another one.
-    pub(super) fn host_of(&self, to: IpAddr, from: usize) -> io::Result<usize> {
-        let host = match to {
-            ip if ip.is_loopback() => from,
-            IpAddr::V4(ip) => usize::from(ip.octets()[3]).wrapping_sub(1),
-            IpAddr::V6(_) => usize::MAX,
-        };
-        if host < self.slow_by_ns.len() { Ok(host) } else { Err(ErrorKind::HostUnreachable.into()) }
+    pub(super) fn host_of(&self, to: IpAddr, from: usize) -> usize {
+        let host = |ip| (0..self.slow_by_ns.len()).find(|host| address_of(*host) == ip);
+        if to.is_loopback() { from } else { host(to).expect("tests name hosts of the cluster") }
     }
 
     /// When a packet that leaves now arrives.
@@ -120,7 +122,7 @@ impl Network {
     }
 
     /// Listens at a name, or at a port; the port 0 stands for a free one, which this returns.
-    pub(super) fn listen(&mut self, name: &str, site: Site) -> io::Result<(Listener, u16)> {
+    pub(super) fn listen(&mut self, name: &str, site: Site) -> io::Result<(ListenSocket, u16)> {
         static NAMES: AtomicU64 = AtomicU64::new(0);
         self.last_port += 1;
         let name = if name == ":0" { format!(":{}", self.last_port) } else { name.to_owned() };
@@ -134,11 +136,11 @@ impl Network {
         let (fd, pending) = (listener.as_raw_fd(), VecDeque::new());
         let port = name.strip_prefix(':').and_then(|port| port.parse().ok());
         self.points.push(ListenPoint { name, site, fd, real, pending });
-        Ok((Listener::Local(listener), port.unwrap_or(0)))
+        Ok((listener.into(), port.unwrap_or(0)))
     }
 
     /// The address is free again.
-    pub(super) fn close(&mut self, listener: &Listener) {
+    pub(super) fn close(&mut self, listener: &ListenSocket) {
         self.points.retain(|of| of.fd != listener.as_fd().as_raw_fd());
     }
 
@@ -160,25 +162,25 @@ impl Network {
         };
         let ends = [end(from, Some(app.as_raw_fd()), near)?, end(of.site, None, far)?];
         of.pending.push_back(number);
-        let listener = of.fd;
+        let dialed = (app.into(), of.fd);
         self.connections.push(ends);
-        Ok((app.into(), listener))
+        Ok(dialed)
     }
 
     pub(super) fn accept(
         &mut self,
-        listener: &Listener,
+        listener: &ListenSocket,
     ) -> io::Result<(OwnedFd, Option<SocketAddr>)> {
-        let Listener::Local(real) = listener else { return Err(ErrorKind::Unsupported.into()) };
-        let (stream, _) = real.accept()?;
-        let of = self.points.iter_mut().find(|of| of.fd == real.as_raw_fd());
+        let socket = rustix::net::accept_with(listener, SocketFlags::CLOEXEC)?;
+        let fd = listener.as_fd().as_raw_fd();
+        let of = self.points.iter_mut().find(|of| of.fd == fd);
         let of = of.ok_or(ErrorKind::NotFound)?;
         let number = of.pending.pop_front().ok_or(ErrorKind::NotFound)?;
         let is_local = !of.name.starts_with(':');
         let [near, far] = &mut self.connections[number];
-        far.app = Some(stream.as_raw_fd());
-        let from = SocketAddr::from(([10, 0, 0, 1 + near.site.host as u8], number as u16));
-        Ok((stream.into(), (!is_local).then_some(from)))
+        far.app = Some(socket.as_raw_fd());
+        let from = SocketAddr::new(address_of(near.site.host), number as u16);
+        Ok((socket, (!is_local).then_some(from)))
     }
 
     fn sides(&self) -> impl Iterator<Item = (usize, usize)> + use<> {
@@ -253,23 +255,22 @@ impl Network {
                 *due_ns = again_ns;
                 return found;
             }
-            match (&mut of.net, packet) {
-                (Some(net), Some(bytes)) if bytes.is_empty() => drop(net.shutdown(Shutdown::Write)),
-                (Some(net), Some(bytes)) => match net.write(bytes) {
-                    Ok(count) if count < bytes.len() => {
-                        bytes.drain(..count);
-                        return true;
-                    }
-                    Err(error) if error.kind() == ErrorKind::WouldBlock => return found,
-                    // The process may have closed its socket meanwhile.
-                    Ok(_) | Err(_) => {}
-                },
-                _ => {
-                    of.close();
-                    return true;
-                }
+            let (Some(net), Some(bytes)) = (&mut of.net, packet) else {
+                of.close();
+                return true;
+            };
+            match if bytes.is_empty() {
+                net.shutdown(Shutdown::Write).map(|()| 0)
+            } else {
+                net.write(bytes)
+            } {
+                Err(error) if error.kind() == ErrorKind::WouldBlock => return found,
+                // The process may have closed its socket meanwhile.
+                outcome => drop(bytes.drain(..outcome.unwrap_or(bytes.len()))),
             }
-            of.incoming.pop_front();
+            if bytes.is_empty() {
+                of.incoming.pop_front();
+            }
             found = true;
         }
     }

@@ -5,9 +5,8 @@
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
-use std::hash::{DefaultHasher, Hash, Hasher};
 use std::io;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, AsRawFd, OwnedFd, RawFd};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, TryLockError};
@@ -16,9 +15,9 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, Timespec};
 
-use super::network::{Network, Site};
+use super::network::{SimulatedNetwork, Site};
 use super::{ClusterFault, FaultOfHost};
-use crate::runtime::{Condvar, Listener};
+use crate::runtime::{Condvar, ListenSocket};
 
 /// The time that a reading of the clock takes, so that a loop that looks at the clock ends.
 const GLANCE_NS: u64 = 200;
@@ -46,7 +45,7 @@ struct VirtualThread {
     has_ended: bool,
 }
 
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Copy, Debug, Default)]
 struct ProcessState {
     host: usize,
     has_ended: bool,
@@ -56,9 +55,9 @@ struct ProcessState {
 
 /// Random numbers, by splitmix64.
 #[derive(Clone, Copy, Debug)]
-pub struct Random(pub u64);
+pub struct SplitMix(pub u64);
 
-impl Random {
+impl SplitMix {
     fn next(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mixed = (self.0 ^ self.0 >> 30).wrapping_mul(0xBF58_476D_1CE4_E5B9);
@@ -81,15 +80,14 @@ impl Random {
 #[derive(Debug)]
 struct World {
     now_ns: u64,
-    random: Random,
+    random: SplitMix,
     threads: Vec<VirtualThread>,
     /// The first stands for the thread that has started the cluster.
     processes: Vec<ProcessState>,
     /// How far the clock of each host is ahead.
     ahead_ns: Vec<u64>,
-    network: Network,
+    network: SimulatedNetwork,
     faults: VecDeque<FaultOfHost>,
-    digest: DefaultHasher,
 }
 
 #[derive(Debug)]
@@ -122,17 +120,16 @@ fn nanos(time: Duration) -> u64 {
 
 /// Makes the calling thread the first of a new cluster.
 pub(super) fn begin(seed: u64, faults: &[FaultOfHost], num_hosts: usize) -> SimulatedThread {
-    let mut random = Random(seed);
+    let mut random = SplitMix(seed);
     let mut faults = faults.to_vec();
     faults.sort_by_key(|fault| fault.at);
     let world = World {
         now_ns: 0,
         threads: Vec::new(),
-        processes: vec![ProcessState::on(0)],
+        processes: vec![ProcessState::default()],
         ahead_ns: (0..num_hosts).map(|_| random.below(1 << 40)).collect(),
-        network: Network::new(num_hosts, Random(random.next())),
+        network: SimulatedNetwork::new(num_hosts, SplitMix(random.next())),
         faults: faults.into(),
-        digest: DefaultHasher::new(),
         random,
     };
     let (world, running, zero) = (Mutex::new(world), AtomicUsize::new(0), Instant::now());
@@ -268,19 +265,13 @@ impl SimulatedThread {
         threads.len() - 1
     }
 
-    /// A thread of the same process that will do this work, and the work as it has to be started.
+    /// A thread of a process, by default the same one, that will do this work; and the work as it has to be started.
     pub(crate) fn adopt<T, W: FnOnce() -> T>(
         &self,
+        process: Option<usize>,
         work: W,
     ) -> (usize, impl FnOnce() -> T + use<T, W>) {
-        self.adopt_in(self.site().process, work)
-    }
-
-    fn adopt_in<T, W: FnOnce() -> T>(
-        &self,
-        process: usize,
-        work: W,
-    ) -> (usize, impl FnOnce() -> T + use<T, W>) {
+        let process = process.unwrap_or_else(|| self.site().process);
         let thread = Self { cluster: self.cluster.clone(), id: self.add(process) };
         let id = thread.id;
         let work = move || {
@@ -310,8 +301,8 @@ impl SimulatedThread {
 
     /// Starts a process on a host. Returns its number.
     pub(super) fn start(&self, host: usize, main: impl FnOnce() + Send + 'static) -> usize {
-        self.world().processes.push(ProcessState::on(host));
-        let process = self.world().processes.len() - 1;
+        let process = self.world().processes.len();
+        self.world().processes.push(ProcessState { host, ..ProcessState::default() });
         let main = move || {
             main();
             let Some(thread) = current() else { return };
@@ -319,7 +310,7 @@ impl SimulatedThread {
             // Another thread gets the turn, and this one never again.
             thread.wait_for(Vec::new(), u64::MAX);
         };
-        let (id, main) = self.adopt_in(process, main);
+        let (id, main) = self.adopt(Some(process), main);
         let started = std::thread::Builder::new().name(format!("main-{process}")).spawn(main);
         self.started(id, Some(started.expect("the system has room for a thread").thread()));
         process
@@ -342,13 +333,11 @@ impl SimulatedThread {
         (!world.processes[process].is_killed).then(|| all.collect())
     }
 
-    /// Ends the cluster, outside of which the calling thread then is. Returns its digest.
-    pub(super) fn end_cluster(&self) -> u64 {
+    /// Ends the cluster, outside of which the calling thread then is.
+    pub(super) fn end_cluster(&self) {
         CURRENT.set(None);
-        let mut world = self.world();
         // Threads that never run again hold on to the cluster, so its sockets are given back here.
-        world.network = Network::new(0, Random(0));
-        world.digest.finish()
+        self.world().network = SimulatedNetwork::new(0, SplitMix(0));
     }
 
     fn site(&self) -> Site {
@@ -357,17 +346,17 @@ impl SimulatedThread {
         Site { process, host: world.processes[process].host }
     }
 
-    pub(crate) fn listen(&self, name: &str) -> io::Result<(Listener, u16)> {
+    pub(crate) fn listen(&self, name: &str) -> io::Result<(ListenSocket, u16)> {
         self.pause();
         let site = self.site();
         self.world().network.listen(name, site)
     }
 
-    pub(crate) fn close(&self, listener: &Listener) {
+    pub(crate) fn close(&self, listener: &ListenSocket) {
         self.world().network.close(listener);
     }
 
-    pub(crate) fn accept(&self, at: &Listener) -> io::Result<(OwnedFd, Option<SocketAddr>)> {
+    pub(crate) fn accept(&self, at: &ListenSocket) -> io::Result<(OwnedFd, Option<SocketAddr>)> {
         self.pause();
         self.world().network.accept(at)
     }
@@ -375,20 +364,15 @@ impl SimulatedThread {
     /// Connects to an address of a name or port: a packet goes to the listener, and another one comes back.
     pub(crate) fn connect(
         &self,
-        to: Option<SocketAddr>,
+        ip: Option<IpAddr>,
         name: &str,
         limit: Option<Duration>,
     ) -> io::Result<OwnedFd> {
         let (from, until_ns) = (self.site(), self.until_ns(limit));
-        let host = match to {
-            Some(to) => self.world().network.host_of(to.ip(), from.host)?,
-            None => from.host,
-        };
+        let host = ip.map_or(from.host, |ip| self.world().network.host_of(ip, from.host));
         self.travel([from.host, host], until_ns)?;
         let dialed = self.world().network.dial(name, host, from);
-        if let Ok((_, listener)) = dialed {
-            self.world().wake(Wakeup::Socket(listener));
-        }
+        dialed.iter().for_each(|(_, listener)| self.world().wake(Wakeup::Socket(*listener)));
         self.travel([host, from.host], until_ns)?;
         Ok(dialed?.0)
     }
@@ -417,12 +401,6 @@ impl Drop for EndOfWork {
     }
 }
 
-impl ProcessState {
-    fn on(host: usize) -> Self {
-        Self { host, has_ended: false, is_killed: false, frozen_until_ns: 0 }
-    }
-}
-
 impl World {
     /// The next thread to run. Lets time go on if no thread can run now.
     fn next(&mut self) -> usize {
@@ -444,7 +422,6 @@ impl World {
                 let of = &mut self.threads[next];
                 of.until_ns = u64::MAX;
                 of.waits.clear();
-                (next, self.now_ns).hash(&mut self.digest);
                 return next;
             }
             let fault_ns = self.faults.front().map(|fault| nanos(fault.at));
@@ -454,26 +431,26 @@ impl World {
         }
     }
 
-    fn happen(&mut self, FaultOfHost { host, kind, .. }: FaultOfHost) {
-        let until_ns = |time: Duration| self.now_ns.saturating_add(nanos(time));
-        let is_it = |of: &ProcessState| of.host == host && !of.has_ended;
-        let latest = self.processes[1..].iter().rposition(is_it).map(|at| 1 + at);
-        match (kind, latest) {
-            (ClusterFault::Kill, Some(process)) => {
-                self.processes[process].is_killed = true;
-                self.end_process(process);
+    fn happen(&mut self, FaultOfHost { host, kind, time, .. }: FaultOfHost) {
+        let until_ns = self.now_ns.saturating_add(nanos(time));
+        let freeze = |of: &mut ProcessState| of.frozen_until_ns = of.frozen_until_ns.max(until_ns);
+        let mut ranks = self.processes[1..].iter_mut();
+        let is_latest = |of: &&mut ProcessState| of.host == host && !of.has_ended;
+        match kind {
+            ClusterFault::Kill => {
+                if let Some(at) = ranks.rposition(|of| is_latest(&of)) {
+                    self.processes[1 + at].is_killed = true;
+                    self.end_process(1 + at);
+                }
             }
-            (ClusterFault::Freeze(time), Some(process)) => {
-                self.processes[process].frozen_until_ns = until_ns(time);
+            ClusterFault::Freeze => ranks.rfind(is_latest).into_iter().for_each(freeze),
+            ClusterFault::Suspend => ranks.for_each(freeze),
+            ClusterFault::Cut => {
+                let cut_ns = &mut self.network.cut_until_ns[host];
+                *cut_ns = until_ns.max(*cut_ns);
             }
-            (ClusterFault::Kill | ClusterFault::Freeze(_), None) => {}
-            (ClusterFault::Suspend(time), _) => {
-                let until_ns = until_ns(time);
-                self.processes[1..].iter_mut().for_each(|of| of.frozen_until_ns = until_ns);
-            }
-            (ClusterFault::Cut(time), _) => self.network.cut_until_ns[host] = until_ns(time),
-            (ClusterFault::Jump(time), _) => self.ahead_ns[host] += nanos(time),
-            (ClusterFault::Slow(time), _) => self.network.slow_by_ns[host] += nanos(time),
+            ClusterFault::Jump => self.ahead_ns[host] += nanos(time),
+            ClusterFault::Slow => self.network.slow_by_ns[host] += nanos(time),
         }
     }
 
