@@ -4,6 +4,8 @@
 //! message is matched with the earliest receive of its sender and tag. A message stays at its
 //! sender until its receiver asks for it. One thread moves the bytes of all messages; the first message starts it. This module knows no operation of a group.
 
+#[cfg(all(test, not(loom)))]
+mod cluster_tests;
 mod desk;
 mod pump;
 

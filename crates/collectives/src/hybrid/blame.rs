@@ -13,7 +13,7 @@ use paceline_trace::runtime::sleep;
 use super::Hybrid;
 use crate::CollectiveError;
 use crate::OpKind;
-use crate::context::OpContext;
+use crate::context::{OpContext, Waited};
 
 /// How much later another rank of this host may notice that the same host is silent.
 const REPORT_LIMIT: Duration = Duration::from_millis(120);
@@ -51,8 +51,10 @@ impl Hybrid {
         if is_lost {
             return error;
         }
-        let deadline = now_ns() + REPORT_LIMIT.as_nanos() as u64;
-        while self.local.control().missing_remote_ranks().is_empty() && now_ns() < deadline {
+        let mut waited = Waited::begin(now_ns());
+        while self.local.control().missing_remote_ranks().is_empty()
+            && waited.until(now_ns()) < REPORT_LIMIT
+        {
             sleep(Duration::from_millis(1));
         }
         match self.local.control().missing_remote_ranks() {

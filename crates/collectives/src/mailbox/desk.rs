@@ -316,8 +316,8 @@ impl Desk {
     }
 
     /// Ends the messages whose time is over. Returns the peers whose connections are useless, because data have left in part.
-    pub(super) fn expire(&mut self, now: Instant) -> (Vec<Delivered>, Vec<usize>) {
-        let is_late = |letter: &mut Letter| letter.deadline.is_some_and(|deadline| deadline <= now);
+    pub(super) fn expire(&mut self, at: Instant) -> (Vec<Delivered>, Vec<usize>) {
+        let is_late = |letter: &mut Letter| letter.deadline.is_some_and(|deadline| deadline <= at);
         let late: Vec<Letter> = self.letters.extract_if(.., is_late).collect();
         let mut broken = Vec::new();
         for letter in &late {
@@ -330,13 +330,19 @@ impl Desk {
         }
         let timed_out = |letter: Letter| {
             let Letter { op, message, seq, begun, on_end, .. } = letter;
-            let (bytes, waited) = (message.memory.len_bytes, begun.elapsed());
+            let (bytes, waited) = (message.memory.len_bytes, now() - begun);
             let missing = message.peer.map(|peer| self.named(peer)).into_iter().collect();
             let rank = self.named(self.rank);
             let late = CollectiveError::TimedOut { rank, missing, op, seq, bytes, waited };
             Delivered(on_end, Err(late))
         };
         (late.into_iter().map(timed_out).collect(), broken)
+    }
+
+    /// Moves all deadlines by the time for which this process was suspended.
+    pub(super) fn postpone(&mut self, by: Duration) {
+        let deadlines = self.letters.iter_mut().filter_map(|letter| letter.deadline.as_mut());
+        deadlines.chain(&mut self.closes_by).for_each(|deadline| *deadline += by);
     }
 
     /// When the next message is late.
@@ -361,7 +367,7 @@ impl Desk {
         let (rank, bytes) = (self.named(self.rank), message.memory.len_bytes);
         let (is_lost, peer) = (self.standing[peer] == Standing::Lost, self.named(peer));
         let error = if is_lost {
-            CollectiveError::PeerLost { rank, peer, op, seq, bytes, waited: begun.elapsed() }
+            CollectiveError::PeerLost { rank, peer, op, seq, bytes, waited: now() - begun }
         } else {
             CollectiveError::PeerLeft { rank, peer, op, seq, bytes }
         };

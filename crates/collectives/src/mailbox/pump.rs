@@ -4,8 +4,9 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
+use paceline_rendezvous::{LONGEST_SLEEP, awake};
 use paceline_trace::lock;
 use paceline_trace::runtime::{now, poll};
 use rustix::event::{PollFd, PollFlags};
@@ -60,7 +61,7 @@ impl Pump {
 
     /// Waits for the next event and does what it allows. Returns false if the rank leaves and all is sent.
     fn turn(&mut self) -> bool {
-        let shared = self.shared.clone();
+        let (shared, begin) = (self.shared.clone(), now());
         let mut watched: Vec<(usize, &OwnedFd, PollFlags)> = Vec::new();
         let until = {
             let desk = lock(&shared.desk);
@@ -80,9 +81,7 @@ impl Pump {
         };
         let mut fds: Vec<PollFd> = watched.iter().map(|of| PollFd::new(of.1, of.2)).collect();
         fds.push(PollFd::new(&shared.alarm, PollFlags::IN));
-        // A little longer, so that the time is over afterwards.
-        let left =
-            |until: Instant| until.saturating_duration_since(now()) + Duration::from_millis(1);
+        let left = |until: Instant| until.saturating_duration_since(now()).min(LONGEST_SLEEP);
         if poll(&mut fds, until.map(left)).is_err_and(|error| error != Errno::INTR) {
             return false;
         }
@@ -98,6 +97,10 @@ impl Pump {
                 self.incoming[peer].is_open = false;
                 ended.extend(desk.lose(peer));
             }
+        }
+        let passed = now() - begin;
+        if until.is_some() {
+            desk.postpone(passed - awake(passed, LONGEST_SLEEP));
         }
         let (late, broken) = desk.expire(now());
         ended.extend(late);

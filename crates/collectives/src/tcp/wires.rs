@@ -13,7 +13,7 @@ use std::time::Duration;
 
 use paceline_rendezvous::LONGEST_SLEEP;
 use paceline_trace::now_ns;
-use paceline_trace::runtime::{now, poll, sleep};
+use paceline_trace::runtime::{poll, sleep};
 use rustix::event::{PollFd, PollFlags};
 
 use super::last_words::{Heard, LastWords};
@@ -214,11 +214,11 @@ impl Wires {
     /// Why the connection to `peer` has ended, by its last words. A rank without last words has died.
     fn why_gone(&self, peer: usize) -> Interruption {
         let wire = self.wires[peer].as_ref().expect("only connected peers can be gone");
-        let begin = now();
+        let mut waited = Waited::begin(now_ns());
         loop {
             let words = match LastWords::of(&wire.words) {
                 Heard::Words(words) => words,
-                Heard::Nothing if now() - begin < WORDS_LIMIT => {
+                Heard::Nothing if waited.until(now_ns()) < WORDS_LIMIT => {
                     sleep(Duration::from_millis(1));
                     continue;
                 }
@@ -240,14 +240,14 @@ impl Wires {
 
     /// The last words of these peers, as far as they have come. Peers may notice a failure a moment later than this rank.
     pub(crate) fn hear(&self, peers: &[usize]) -> Vec<(usize, LastWords)> {
-        let begin = now();
+        let mut waited = Waited::begin(now_ns());
         loop {
             let of = |&peer: &usize| match LastWords::of(&self.wires[peer].as_ref()?.words) {
                 Heard::Words(words) => Some((peer, words)),
                 Heard::Nothing | Heard::End => None,
             };
             let heard: Vec<_> = peers.iter().filter_map(of).collect();
-            if heard.len() == peers.len() || now() - begin > REPORT_LIMIT {
+            if heard.len() == peers.len() || waited.until(now_ns()) > REPORT_LIMIT {
                 return heard;
             }
             sleep(Duration::from_millis(1));
