@@ -69,7 +69,8 @@ fn meeting(seed: u64, faults: &[FaultOfHost]) -> Vec<ProcessEnd<Met>> {
     let program = |rank| HostProgram { host: rank, main: Box::new(move || meet(rank, 0)) };
     let stranger: HostProgram<Met> =
         HostProgram { host: WORLD, main: Box::new(move || disturb(seed)) };
-    let programs = (0..WORLD).map(program).chain((seed % 3 == 0).then_some(stranger)).collect();
+    let programs =
+        (0..WORLD).map(program).chain(seed.is_multiple_of(3).then_some(stranger)).collect();
     let mut ends = run(seed, faults, ALL + pauses(faults), programs);
     ends.truncate(WORLD);
     ends

@@ -193,8 +193,9 @@ impl SimulatedNetwork {
         for at @ (number, side) in self.sides() {
             let of = &self.connections[number][side];
             if of.site.process == process && of.net.is_some() {
-                self.collect(at, now_ns);
-                // The kernel resets a connection if it held bytes that the process has not read.
+                // The kernel sends what the process has written.
+                self.collect(at, now_ns, usize::MAX);
+                // It resets a connection if it held bytes that the process has not read.
                 let end = if self.random.below(4) == 0 { None } else { Some(Vec::new()) };
                 self.send(at, end, now_ns);
                 self.connections[number][side].close();
@@ -219,14 +220,14 @@ impl SimulatedNetwork {
     }
 
     /// Takes what this side has sent. Returns whether there was something.
-    fn collect(&mut self, at: (usize, usize), now_ns: u64) -> bool {
+    fn collect(&mut self, at: (usize, usize), now_ns: u64, window_bytes: usize) -> bool {
         let mut found = false;
         loop {
             let way = &self.connections[at.0][1 - at.1].incoming;
             let num_bytes: usize = way.iter().flat_map(|(_, of)| of).map(Vec::len).sum();
             let of = &mut self.connections[at.0][at.1];
             let Some(net) = of.net.as_mut().filter(|_| !of.has_sent_all) else { return found };
-            if num_bytes >= WINDOW_BYTES {
+            if num_bytes >= window_bytes {
                 return found;
             }
             let mut bytes = vec![0; 64 << 10];
@@ -288,7 +289,7 @@ impl SimulatedNetwork {
         let ready: Vec<PollFlags> = fds.iter().map(PollFd::revents).collect();
         let mut moved = Vec::new();
         for (at, flags) in open.into_iter().zip(ready).filter(|(_, flags)| !flags.is_empty()) {
-            if self.collect(at, now_ns) {
+            if self.collect(at, now_ns, WINDOW_BYTES) {
                 moved.extend(self.connections[at.0][at.1].app);
             }
             let of = &mut self.connections[at.0][at.1];
