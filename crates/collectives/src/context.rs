@@ -179,7 +179,7 @@ mod tests {
     use super::*;
     use crate::OpKind;
 
-    /// Found by seed 280 of `tests/cluster.rs`.
+    /// Found by a schedule of `tests/cluster.rs`.
     #[test]
     fn a_rank_for_which_others_wait_does_not_blame_itself() {
         let call = Call::new(OpKind::Barrier, DType::U8);

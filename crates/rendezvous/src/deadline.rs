@@ -93,7 +93,7 @@ mod tests {
         assert!(moved >= suspended - LONGEST_SLEEP, "moved by {moved:?}");
     }
 
-    /// Found by seed 20 of `tests/cluster`.
+    /// Found by a schedule of `tests/cluster`.
     #[test]
     fn a_suspension_while_the_kernel_connects_moves_the_deadline_and_a_slow_network_does_not() {
         let (deadline, slow) = (Deadline::after(Duration::from_secs(3600)), LONGEST_SLEEP);
@@ -106,7 +106,7 @@ mod tests {
         assert!(moved >= suspended - slow, "moved by {moved:?}");
     }
 
-    /// Found by seed 408 of `tests/cluster`.
+    /// Found by a schedule of `tests/cluster`.
     #[test]
     fn a_suspension_in_an_inner_wait_moves_the_outer_deadline() {
         let deadline = Deadline::after(Duration::from_secs(3600));
