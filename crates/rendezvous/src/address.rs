@@ -19,7 +19,7 @@ const CONNECT_LIMIT: Duration = Duration::from_secs(3);
 
 /// A socket that listens.
 #[derive(Debug)]
-pub(crate) struct ListenSocket(runtime::ListenSocket);
+pub(crate) struct ListenSocket(runtime::PassiveSocket);
 
 impl ListenSocket {
     pub(crate) fn as_fd(&self) -> BorrowedFd<'_> {
@@ -93,7 +93,7 @@ fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
 pub(crate) fn listen_locally(name: &str, deadline: &Deadline) -> Result<ListenSocket, String> {
     let in_use = "another process of this host listens there already (another run with the same \
                  name or MASTER_PORT?)";
-    while_in_use(|| runtime::ListenSocket::local(name), deadline, in_use).map(ListenSocket)
+    while_in_use(|| runtime::PassiveSocket::local(name), deadline, in_use).map(ListenSocket)
 }
 
 /// Listens at a TCP port: on the loopback device if `host` is a loopback address, otherwise on all
@@ -117,7 +117,7 @@ pub(crate) fn listen_by_tcp(
     let bind = || {
         let mut last = io::Error::from(io::ErrorKind::AddrNotAvailable);
         for place in &places {
-            match runtime::ListenSocket::tcp(*place, port) {
+            match runtime::PassiveSocket::tcp(*place, port) {
                 Ok(listening) => return Ok(listening),
                 Err(error) if error.kind() == io::ErrorKind::AddrInUse => return Err(error),
                 Err(error) => last = error,

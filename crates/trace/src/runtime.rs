@@ -142,14 +142,14 @@ pub fn before_join(#[allow(unused_variables)] of: &Thread) {
     simulated!(thread => thread.await_end(of));
 }
 
-/// A socket that listens.
+/// A socket that listens: a passive one, in the words of POSIX.
 #[derive(Debug)]
-pub struct ListenSocket {
+pub struct PassiveSocket {
     socket: OwnedFd,
     is_local: bool,
 }
 
-impl ListenSocket {
+impl PassiveSocket {
     /// Listens at an abstract address of this host.
     pub fn local(name: &str) -> io::Result<Self> {
         simulated!(thread => thread.listen(name).map(|of| of.0));
@@ -185,20 +185,20 @@ impl ListenSocket {
     }
 }
 
-impl From<UnixListener> for ListenSocket {
+impl From<UnixListener> for PassiveSocket {
     fn from(listener: UnixListener) -> Self {
         Self { socket: listener.into(), is_local: true }
     }
 }
 
-impl AsFd for ListenSocket {
+impl AsFd for PassiveSocket {
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.socket.as_fd()
     }
 }
 
 #[cfg(feature = "simulation")]
-impl Drop for ListenSocket {
+impl Drop for PassiveSocket {
     fn drop(&mut self) {
         crate::simulation::current().into_iter().for_each(|thread| thread.close(self));
     }

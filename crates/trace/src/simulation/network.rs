@@ -16,7 +16,7 @@ use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::net::SocketFlags;
 
 use super::scheduler::SplitMix;
-use crate::runtime::ListenSocket;
+use crate::runtime::PassiveSocket;
 
 /// Bytes of one direction of a connection that are on their way. More wait in the sender's socket.
 const WINDOW_BYTES: usize = 256 << 10;
@@ -122,7 +122,7 @@ impl SimulatedNetwork {
     }
 
     /// Listens at a name, or at a port; the port 0 stands for a free one, which this returns.
-    pub(super) fn listen(&mut self, name: &str, site: Site) -> io::Result<(ListenSocket, u16)> {
+    pub(super) fn listen(&mut self, name: &str, site: Site) -> io::Result<(PassiveSocket, u16)> {
         static NAMES: AtomicU64 = AtomicU64::new(0);
         self.last_port += 1;
         let name = if name == ":0" { format!(":{}", self.last_port) } else { name.to_owned() };
@@ -140,7 +140,7 @@ impl SimulatedNetwork {
     }
 
     /// The address is free again.
-    pub(super) fn close(&mut self, listener: &ListenSocket) {
+    pub(super) fn close(&mut self, listener: &PassiveSocket) {
         self.points.retain(|of| of.fd != listener.as_fd().as_raw_fd());
     }
 
@@ -169,7 +169,7 @@ impl SimulatedNetwork {
 
     pub(super) fn accept(
         &mut self,
-        listener: &ListenSocket,
+        listener: &PassiveSocket,
     ) -> io::Result<(OwnedFd, Option<SocketAddr>)> {
         let socket = rustix::net::accept_with(listener, SocketFlags::CLOEXEC)?;
         let fd = listener.as_fd().as_raw_fd();

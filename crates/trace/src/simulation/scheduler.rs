@@ -17,7 +17,7 @@ use rustix::event::{PollFd, Timespec};
 
 use super::network::{SimulatedNetwork, Site};
 use super::{ClusterFault, FaultOfHost};
-use crate::runtime::{Condvar, ListenSocket};
+use crate::runtime::{Condvar, PassiveSocket};
 
 /// The time that a reading of the clock takes, so that a loop that looks at the clock ends.
 const GLANCE_NS: u64 = 200;
@@ -346,17 +346,17 @@ impl SimulatedThread {
         Site { process, host: world.processes[process].host }
     }
 
-    pub(crate) fn listen(&self, name: &str) -> io::Result<(ListenSocket, u16)> {
+    pub(crate) fn listen(&self, name: &str) -> io::Result<(PassiveSocket, u16)> {
         self.pause();
         let site = self.site();
         self.world().network.listen(name, site)
     }
 
-    pub(crate) fn close(&self, listener: &ListenSocket) {
+    pub(crate) fn close(&self, listener: &PassiveSocket) {
         self.world().network.close(listener);
     }
 
-    pub(crate) fn accept(&self, at: &ListenSocket) -> io::Result<(OwnedFd, Option<SocketAddr>)> {
+    pub(crate) fn accept(&self, at: &PassiveSocket) -> io::Result<(OwnedFd, Option<SocketAddr>)> {
         self.pause();
         self.world().network.accept(at)
     }
