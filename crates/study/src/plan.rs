@@ -23,6 +23,7 @@ pub mod work;
 
 use std::collections::BTreeMap;
 
+use paceline_analysis::doctor::cards::Card;
 use paceline_data::BatchShape;
 use paceline_failure::{Failure, Result};
 use paceline_files::Printable;
@@ -131,15 +132,7 @@ pub fn plan(args: &PlanArgs, placement: Option<Placement>) -> Result<u8> {
         let link = link_of(MEASURED, ranks, &config, Route::Direct)?;
         hardware.link = Some((MEASURED.to_owned(), link));
     }
-    let precisions = match card {
-        Some(card) if !base.has("precision") => {
-            let has = |name: &PrecisionName| {
-                RankHardware::flop_per_s(&card, *name, config.tf32, 1.0).is_some()
-            };
-            [PrecisionName::F32, PrecisionName::Bf16].into_iter().filter(has).collect()
-        }
-        _ => vec![config.precision],
-    };
+    let precisions = precisions(&base, card, &config);
     let samples = base.number("global-batch-size").unwrap_or(config.global_batch_size);
     if samples == 0 {
         return usage("--global-batch-size 0: a step has samples; pass at least 1");
@@ -178,6 +171,14 @@ pub fn plan(args: &PlanArgs, placement: Option<Placement>) -> Result<u8> {
     }
     table::publish(args, &planner.hardware, &found)?;
     Ok(0)
+}
+
+/// The types of products to plan with: all that the card multiplies in, unless one is stated.
+fn precisions(base: &Spec, card: Option<Card>, config: &TrainConfig) -> Vec<PrecisionName> {
+    let Some(card) = card.filter(|_| !base.has("precision")) else { return vec![config.precision] };
+    let has =
+        |name: &PrecisionName| RankHardware::flop_per_s(&card, *name, config.tf32, 1.0).is_some();
+    [PrecisionName::F32, PrecisionName::Bf16].into_iter().filter(has).collect()
 }
 
 /// The settings that all layouts share, and the model of `--config`.
