@@ -184,7 +184,7 @@ fn tables_fit_a_terminal_a_pipe_and_a_given_width() {
         names.iter().for_each(|name| assert!(text.contains(name), "no {name} in {text}"));
         lines.map(|line| line.chars().count()).max().unwrap()
     };
-    for (columns, limits) in [(None, 50..=80), (Some("60"), 40..=60), (Some("300"), 150..=300)] {
+    for (columns, limits) in [(None, 50..=80), (Some("60"), 40..=60), (Some("300"), 100..=300)] {
         let mut command = command(&sandbox, line);
         match columns {
             Some(columns) => command.env("COLUMNS", columns),
