@@ -144,13 +144,12 @@ fn sources(folder: &Path) -> Vec<PathBuf> {
 }
 
 /// Files that open others directly, and why they may. All others go through `paceline-files`.
-const MAY_OPEN: [(&str, &str); 7] = [
+const MAY_OPEN: [(&str, &str); 6] = [
     ("files/src/lib.rs", "it is the way"),
     ("commbench/src/processes.rs", "memory of this command, by a path below /proc"),
     ("host/src/disk.rs", "what a user names for output, and folders that are forced to the disk"),
     ("host/src/resources", "what the kernel shows below /sys and /proc"),
     ("launch/src/pinning.rs", "what the kernel shows below /sys"),
-    ("study/src/ledger.rs", "a folder, to lock it"),
     (
         "rendezvous/src/store/file.rs",
         "a new file, with a mode and with O_EXCL, which follows no link",

@@ -1,6 +1,7 @@
 //! Keeps the records of finished runs, in memory or in the folder of a sweep.
 //!
 //! ```text
+//! DIR/lock                  locked while a sweep is at work
 //! DIR/sweep-settings.json   the settings of the sweep; a command with other settings is refused
 //! DIR/records/00000.json    one for each finished run, failed or not
 //! DIR/runs/                 their run folders
@@ -11,14 +12,14 @@
 //! run without a record. A record states its run, so a copy in another place is refused.
 
 use std::collections::BTreeMap;
-use std::fs::{self, File};
+use std::fs;
 use std::io;
 use std::path::{Path, PathBuf};
 
 use paceline_failure::outputs::write_json;
 use paceline_failure::{Failure, Result};
 use paceline_files::{Printable, printable};
-use paceline_host::disk::{self, Disk};
+use paceline_host::disk::{Disk, DiskFile};
 use paceline_host::resources;
 use paceline_host::text::say;
 use paceline_observe::figures::run_summary::RunSummary;
@@ -27,6 +28,7 @@ use serde::{Deserialize, Serialize};
 use crate::cases::{self, Case};
 use crate::spec;
 
+const LOCK: &str = "lock";
 const SETTINGS: &str = "sweep-settings.json";
 const RECORDS: &str = "records";
 
@@ -76,7 +78,7 @@ pub struct Ledger {
     /// The disk to which the records are written.
     pub(crate) disk: Disk,
     /// The folder with the records, and the lock on it; `None` in memory.
-    folder: Option<(PathBuf, File)>,
+    folder: Option<(PathBuf, DiskFile)>,
     /// All records, in the order of the runs.
     pub(crate) records: Vec<Record>,
 }
@@ -121,11 +123,24 @@ impl Ledger {
         let usage =
             |text: String| Err(Failure::Usage(format!("--output {}: {text}", folder.printable())));
         disk.create_folder(folder).map_err(failed)?;
-        let lock = File::open(folder).map_err(failed)?;
-        if disk::lock(&lock).is_err() {
+        let (file, lock) = (folder.join(SETTINGS), folder.join(LOCK));
+        let holds_others = || {
+            let is_other = |of: io::Result<fs::DirEntry>| of.is_ok_and(|of| of.file_name() != LOCK);
+            fs::read_dir(folder).map(|mut all| all.any(is_other)).map_err(failed)
+        };
+        let foreign = || {
+            let text = "this folder is not empty, and no sweep has made it; pass another folder";
+            usage(text.into())
+        };
+        // Nothing is written into such a folder.
+        if !lock.exists() && !file.exists() && holds_others()? {
+            return foreign();
+        }
+        // Not the folder itself, which is locked whenever a file in it is replaced.
+        let lock = disk.open_or_create(&lock).map_err(failed)?;
+        if lock.lock().is_err() {
             return usage("another sweep is at work in this folder; wait for its end".into());
         }
-        let file = folder.join(SETTINGS);
         // A killed sweep may have left part of a file.
         disk.remove_partial(&file).map_err(failed)?;
         match paceline_files::read(&file, MAX_BYTES) {
@@ -142,12 +157,7 @@ impl Ledger {
             Err(error) if error.kind() != io::ErrorKind::NotFound => {
                 return usage(format!("{} cannot be read: {error}", file.printable()));
             }
-            Err(_) if fs::read_dir(folder).map_err(failed)?.next().is_some() => {
-                return usage(
-                    "this folder is not empty, and no sweep has made it; pass another folder"
-                        .into(),
-                );
-            }
+            Err(_) if holds_others()? => return foreign(),
             Err(_) => write_json(disk, &file, settings)?,
         }
         let held = Some((folder.to_owned(), lock));
@@ -396,7 +406,7 @@ mod tests {
             assert_eq!(ledger.records, expected);
             let left =
                 fs::read_dir(&path).unwrap().chain(fs::read_dir(path.join(RECORDS)).unwrap());
-            assert_eq!(left.count(), 2 + 3, "a partial file is left");
+            assert_eq!(left.count(), 3 + 3, "a partial file is left");
         });
         assert!(num_operations > 4 * 5, "{num_operations} operations");
     }

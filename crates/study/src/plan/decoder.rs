@@ -227,7 +227,7 @@ mod tests {
         );
         assert_eq!(
             refused("\"hidden_size\": 4096", "\"hidden_size\": 1e99"),
-            "hidden_size is 1e99, and must be a whole number from 1 to 16777216"
+            "hidden_size is 1e+99, and must be a whole number from 1 to 16777216"
         );
         assert_eq!(refused("\"vocab_size\": 32000", "\"x\": 1"), "vocab_size is missing");
         assert!(Decoder::from_json(&mistral[..40]).unwrap_err().contains("no JSON"));
