@@ -137,7 +137,7 @@ impl Ledger {
             return foreign();
         }
         // Not the folder itself, which is locked whenever a file in it is replaced.
-        let lock = disk.open_or_create(&lock).map_err(failed)?;
+        let lock = disk.open_or_create(&lock).map_err(|e| Failure::io(lock.printable(), e))?;
         if lock.lock().is_err() {
             return usage("another sweep is at work in this folder; wait for its end".into());
         }
