@@ -63,7 +63,7 @@ def main() -> None:
     parser.add_argument("--layouts", type=int, default=10, help="(default: 10)")
     parser.add_argument("--seed", type=int, default=1, help="(default: 1)")
     parser.add_argument("--model", default=MODEL, metavar="FLAGS", help="of the model and of a step (default: a Llama of 9 million parameters)")
-    parser.add_argument("--steps", type=int, default=20, help="of a run (default: 20)")
+    parser.add_argument("--steps", type=int, default=6, help="of a run (default: 6)")
     arguments = parsed(parser)
     plan = planned(arguments)
     fitting = [row for row in plan["rows"] if row["over_bytes"] == 0]
