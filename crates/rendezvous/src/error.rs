@@ -44,6 +44,44 @@ pub enum RendezvousError {
         /// The rank that has come for a later attempt.
         ahead: usize,
     },
+    /// The list of members of a run whose ranks come and go cannot listen.
+    #[error("cannot listen for the members of the run at {place}: {reason}")]
+    NoMembers {
+        /// Where the list was to listen.
+        place: String,
+        /// Why it does not.
+        reason: String,
+    },
+    /// This process may not join a run whose ranks come and go, or cannot reach it.
+    #[error("cannot join the run at {place}: {reason}")]
+    NotJoined {
+        /// Where the list of members is.
+        place: String,
+        /// Why this process has not joined.
+        reason: String,
+    },
+    /// The other members go on without this one.
+    #[error("the others have left out member {number}: {reason}")]
+    LeftOut {
+        /// The number of this member.
+        number: u64,
+        /// Why, in words.
+        reason: String,
+    },
+    /// No generation follows: too few members are left, or the list of members has gone.
+    #[error("the run does not go on, says member {number}: {reason}")]
+    NoGeneration {
+        /// The number of this member.
+        number: u64,
+        /// Why, in words.
+        reason: String,
+    },
+    /// The others have done their work, so this member is not needed any more.
+    #[error("the run has ended, and member {number} is not needed any more")]
+    Finished {
+        /// The number of this member.
+        number: u64,
+    },
     /// The kernel refused random numbers, so this rank has no secret.
     #[error("cannot make a secret: the kernel gave no random numbers: {0}")]
     NoRandomNumbers(String),

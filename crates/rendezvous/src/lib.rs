@@ -10,6 +10,7 @@
 //! | `environment/` | reads the variables of each launcher; reports to torchrun why a rank failed |
 //! | `rendezvous.rs` | names the place where ranks meet, and makes secrets |
 //! | `store/` | meets the other ranks at that place, and exchanges keys and values |
+//! | `membership/` | who belongs to a run whose ranks come and go |
 //! | `peers.rs` | listens for other ranks, and connects to them |
 //! | `route.rs` | finds the address by which other hosts reach this one |
 //! | `hello.rs` | the first bytes of each connection, with which both sides prove that they belong to the run |
@@ -47,6 +48,7 @@ mod hello;
 mod hello_tests;
 mod key;
 mod launch;
+mod membership;
 mod peers;
 #[cfg(test)]
 mod peers_tests;
@@ -63,6 +65,7 @@ pub use environment::{
 };
 pub use error::RendezvousError;
 pub use key::RunKey;
+pub use membership::{Member, MemberEvent, Members, Place, Terms};
 pub use peers::{PeerAddress, PeerListener, SocketKind};
 pub use rendezvous::{MAX_SECRET_BYTES, Rendezvous, RendezvousPoint};
 pub use route::HostRoute;

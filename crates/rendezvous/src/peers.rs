@@ -273,7 +273,7 @@ impl Missed {
 
 /// Connects to a peer; both prove that they have the key of its listener. The peer listened before it published its address, so
 /// this tries again after a refusal that may be temporary, until the deadline.
-fn connect_to_peer(
+pub(crate) fn connect_to_peer(
     address: &SocketAddress,
     who: Who,
     key: &RunKey,

@@ -2,5 +2,6 @@
 
 mod excuses;
 mod meeting;
+mod membership;
 mod restarts;
 mod schedules;
