@@ -2,10 +2,11 @@
 
 use paceline_data::Position;
 use paceline_strategies::StepLoss;
+use serde::{Deserialize, Serialize};
 
 /// The state of a run, without its weights. Whatever decides about later steps or the end of the run is here, so a resumed
 /// run decides as an uninterrupted one does. It counts the samples that steps have consumed, not those read ahead.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Progress {
     /// The next batch: complete epochs, and consumed batches of the next one.
     pub position: Position,
@@ -22,7 +23,7 @@ pub struct Progress {
 }
 
 /// The scale by which the loss is multiplied before its backward pass.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct LossScaling {
     /// The scale of the next step.
     pub scale: f64,
@@ -35,7 +36,7 @@ pub struct LossScaling {
 }
 
 /// The lowest evaluation loss of a run, and whether the loss still falls.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Best {
     /// The loss, and the optimizer steps before its evaluation.
     pub lowest: Option<(f64, u64)>,
@@ -96,7 +97,7 @@ impl Progress {
 }
 
 /// Sums over the samples of an epoch or of the test set, over all ranks.
-#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct EpochSums {
     /// Sum of the samples' losses.
     pub loss: f64,
@@ -194,6 +195,7 @@ mod tests {
             is_shared: true,
             local_sum: 2.0,
             stops: false,
+            regroups: false,
         };
         let mut progress = Progress::default();
         // Five batches, two to a step: the last step has one.

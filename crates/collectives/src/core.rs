@@ -4,7 +4,7 @@
 //! Input: calls. Output: the times of each operation, or an error that breaks the group. This module knows no transport.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 
 use paceline_trace::{lock, now_ns};
@@ -35,6 +35,8 @@ pub(crate) struct Core {
     operations: AtomicU32,
     /// The text of the first error, and the ranks that caused it.
     broken: Mutex<Option<(String, Vec<usize>)>>,
+    /// Whether a group of this rank is broken.
+    is_any_broken: Arc<AtomicBool>,
 }
 
 impl Core {
@@ -44,6 +46,7 @@ impl Core {
         engine: Engine,
         recorder: FlightRecorder,
         members: Arc<[usize]>,
+        is_any_broken: Arc<AtomicBool>,
     ) -> Self {
         Self {
             rank,
@@ -55,6 +58,7 @@ impl Core {
             members,
             operations: AtomicU32::new(0),
             broken: Mutex::new(None),
+            is_any_broken,
         }
     }
 
@@ -163,5 +167,6 @@ impl Core {
         };
         self.recorder.dump_again(&cause);
         lock(&self.broken).get_or_insert_with(|| (cause, error.culprits()));
+        self.is_any_broken.store(true, Ordering::Relaxed);
     }
 }

@@ -55,13 +55,46 @@ impl Group {
     /// Everybody who can read the store can join the group. Errors if the ranks cannot be connected within the limit.
     pub fn from_store(
         member: Member,
-        mut meeting: Meeting<'_>,
+        meeting: Meeting<'_>,
         options: impl FnOnce(usize) -> GroupOptions,
     ) -> Result<(Self, Option<Mailbox>, Option<SharedHeap>)> {
+        let variable = std::env::var(TRANSPORT).unwrap_or_default();
+        let (rank, names) = (member.rank, member.names.clone());
+        let met = Self::meet(member, meeting, &variable, options)?;
+        let Met { group, connections: Some((listener, addresses)), heap_bytes } = met else {
+            return Ok((met.group, None, None));
+        };
+        let network =
+            if group.transport() == Transport::Shm { SocketKind::Local } else { SocketKind::Tcp };
+        let limit = group.options().timeout;
+        // Only now, since all ranks have passed a barrier: the listener expects a rank once at a time.
+        let mailbox = Mailbox::connect(&listener, network, &addresses, rank, &names, limit)?;
+        let heap = group.heap(heap_bytes)?;
+        Ok((group, Some(mailbox), heap))
+    }
+
+    /// Meets the other ranks by exchanging texts, and forms a group with them. `transport` names how they reach each other, as in
+    /// PACELINE_TRANSPORT; an empty text leaves the choice to the ranks.
+    ///
+    /// Errors if the ranks cannot be connected within the limit of the options, which get the number of ranks of this host.
+    pub fn from_exchange(
+        member: Member,
+        meeting: Meeting<'_>,
+        transport: &str,
+        options: impl FnOnce(usize) -> GroupOptions,
+    ) -> Result<Self> {
+        Ok(Self::meet(member, meeting, transport, options)?.group)
+    }
+
+    fn meet(
+        member: Member,
+        mut meeting: Meeting<'_>,
+        transport: &str,
+        options: impl FnOnce(usize) -> GroupOptions,
+    ) -> Result<Met> {
         let Member { rank, world_size: world, names } = member;
         Self::check_world(rank, world)?;
-        let variable = std::env::var(TRANSPORT).unwrap_or_default();
-        let own_wish = wish(Some(&variable))?;
+        let own_wish = wish(Some(transport))?;
         if own_wish == Some(Transport::Mpi) {
             return Err(refusal(
                 "mpi",
@@ -69,7 +102,8 @@ impl Group {
             ));
         }
         if world == 1 {
-            return Ok((Self::threads_with(1, options(1))?.remove(0), None, None));
+            let group = Self::threads_with(1, options(1))?.remove(0);
+            return Ok(Met { group, connections: None, heap_bytes: 0 });
         }
         let (world_size, what) = (world, "its connections");
         let failed = |reason| CollectiveError::Setup { rank, world_size, what, reason };
@@ -77,7 +111,7 @@ impl Group {
         let route = HostRoute::to(&Rendezvous::by_tcp(host, port, ""), rank, world)?;
         let secret = if rank == 0 { Rendezvous::fresh_secret()? } else { String::new() };
         let (host, heap_bytes) = (host_id().map_err(failed)?, heap_bytes());
-        let own = Newcomer { wish: variable, host, route, secret, heap_bytes };
+        let own = Newcomer { wish: transport.into(), host, route, secret, heap_bytes };
         let arrivals: Vec<Newcomer> =
             exchange(&mut meeting.exchange, "arrival", &own, world).map_err(failed)?;
         if arrivals[0].secret.is_empty() {
@@ -86,7 +120,6 @@ impl Group {
         let spots = spots(&arrivals);
         let transport = choose(&spots, own_wish)?;
         let local_world = spots[rank].local_world;
-        let options = options(local_world);
         let address = address_of(rank, transport, &arrivals).map_err(failed)?;
         let by = match transport {
             Transport::Shm => Connect::Shm,
@@ -98,16 +131,20 @@ impl Group {
         let addresses: Vec<PeerAddress> =
             exchange(&mut meeting.exchange, "address", listener.address(), world)
                 .map_err(failed)?;
-        let lineage = Lineage { members: names.clone().into(), ..Lineage::of_processes(&key) };
-        let network = if transport == Transport::Shm { SocketKind::Local } else { SocketKind::Tcp };
-        let limit = options.timeout;
-        let group = Self::form(&listener, &addresses, by, rank, options, lineage)?;
-        // Only now, since all ranks have passed a barrier: the listener expects a rank once at a time.
-        let mailbox = Mailbox::connect(&listener, network, &addresses, rank, &names, limit)?;
+        let lineage = Lineage { members: names.into(), ..Lineage::of_processes(&key) };
+        let group = Self::form(&listener, &addresses, by, rank, options(local_world), lineage)?;
         let all_heaps = arrivals.iter().map(|of| of.heap_bytes).min().unwrap_or(0);
-        let heap = group.heap(all_heaps / local_world)?;
-        Ok((group, Some(mailbox), heap))
+        let heap_bytes = all_heaps / local_world;
+        Ok(Met { group, connections: Some((listener, addresses)), heap_bytes })
     }
+}
+
+/// A group that has formed, and what is left of its meeting if it has several ranks.
+struct Met {
+    group: Group,
+    connections: Option<(PeerListener, Vec<PeerAddress>)>,
+    /// The longest heap that each rank of this host can have.
+    heap_bytes: usize,
 }
 
 /// The most addresses of a group's heaps, so that a program on a large host has room for hundreds of groups.

@@ -243,7 +243,7 @@ pub use error::{CollectiveError, Result};
 pub use flight_recorder::{COMM_LOG, CommLog, DUMP_FOLDER};
 pub use from_env::TRANSPORT;
 pub use from_store::{Meeting, Member};
-pub use group::{Dumper, Group, SharedHeap};
+pub use group::{Dumper, Fence, Group, SharedHeap};
 pub use header::HEADER_BYTES;
 pub use mailbox::{Mailbox, Message};
 pub use mesh::{Axis, Mesh, MeshError, MeshShape};

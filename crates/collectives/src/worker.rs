@@ -94,10 +94,28 @@ struct Promise {
 
 /// The memory of operations that have failed.
 #[derive(Debug, Default)]
-struct Fenced {
+pub(crate) struct Fenced {
     events: Vec<Event>,
     /// Never dropped, unless they are given back.
     claims: Vec<ManuallyDrop<Claims>>,
+}
+
+impl Fenced {
+    pub(crate) fn is_empty(&self) -> bool {
+        self.events.is_empty() && self.claims.is_empty()
+    }
+
+    /// Gives the memory back.
+    ///
+    /// # Safety
+    ///
+    /// No peer touches it any longer.
+    pub(crate) unsafe fn give_back(own: &Mutex<Self>) {
+        let Self { events, claims } = std::mem::take(&mut *lock(own));
+        // SAFETY: the caller's; this rank has left the operations as well, since they have ended.
+        events.iter().for_each(|event| unsafe { event.give_back() });
+        claims.into_iter().map(ManuallyDrop::into_inner).for_each(drop);
+    }
 }
 
 impl fmt::Debug for Promise {
@@ -161,7 +179,7 @@ struct OpQueue {
     state: Mutex<PendingCalls>,
     changed: Condvar,
     options: GroupOptions,
-    fenced: Mutex<Fenced>,
+    fenced: Arc<Mutex<Fenced>>,
 }
 
 #[derive(Debug)]
@@ -176,7 +194,7 @@ pub(crate) struct Worker {
 impl Worker {
     /// The worker of the group called `name`.
     pub(crate) fn new(core: Arc<Core>, name: &str, options: GroupOptions) -> Self {
-        let (state, changed, fenced) = (Mutex::default(), Condvar::default(), Mutex::default());
+        let (state, changed, fenced) = (Mutex::default(), Condvar::default(), Arc::default());
         let shared = Arc::new(OpQueue { core, state, changed, options, fenced });
         let stream = Mutex::new(Stream::new(name));
         Self { shared, stream, thread: Mutex::default() }
@@ -233,10 +251,13 @@ impl Worker {
     ///
     /// No peer touches it any longer.
     pub(crate) unsafe fn give_back(&self) {
-        let Fenced { events, claims } = std::mem::take(&mut *lock(&self.shared.fenced));
-        // SAFETY: the caller's; this rank has left the operations as well, since they have ended.
-        events.iter().for_each(|event| unsafe { event.give_back() });
-        claims.into_iter().map(ManuallyDrop::into_inner).for_each(drop);
+        // SAFETY: the caller's.
+        unsafe { Fenced::give_back(&self.shared.fenced) }
+    }
+
+    /// The memory of operations that have failed.
+    pub(crate) fn fenced(&self) -> &Arc<Mutex<Fenced>> {
+        &self.shared.fenced
     }
 
     /// Queues the call that `prepare` makes for the event of its end, with the memory that it uses after work of an accelerator.

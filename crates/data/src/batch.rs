@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use paceline_memory::{Allocator, Category, DType, MemoryError, Tensor};
 use paceline_trace::Track;
+use serde::{Deserialize, Serialize};
 
 use crate::field::TensorShape;
 use crate::sample::{FieldMemory, Values};
@@ -43,7 +44,7 @@ impl Batch {
 }
 
 /// A position in the data, between two batches.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Position {
     /// The epoch, counted from zero: the number of complete epochs.
     pub epoch: u64,

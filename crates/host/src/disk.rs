@@ -282,6 +282,11 @@ impl DiskFile {
         self.file.rewind()
     }
 
+    /// Writes at the end from now on. Returns how many bytes the file has.
+    pub fn go_to_end(&mut self) -> io::Result<u64> {
+        self.file.seek(io::SeekFrom::End(0))
+    }
+
     /// Cuts the file after its first `len_bytes`.
     pub fn cut(&mut self, len_bytes: u64) -> io::Result<()> {
         let cut = || Operation::Write(self.number, Vec::new());

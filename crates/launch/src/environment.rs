@@ -15,6 +15,10 @@ use paceline_failure::{Result, usage};
 pub const RUN_FOLDER: &str = "PACELINE_RUN_FOLDER";
 /// The variable that marks the ranks that `paceline evaluate` and `paceline check` have started.
 pub const STARTED: &str = "PACELINE_STARTED";
+/// The variable with the host and port of the list of members, in a run whose ranks come and go.
+pub const MEMBERS: &str = "PACELINE_MEMBERS";
+/// The variable with the number of this rank in that list. Without it, a rank joins as a new member.
+pub const MEMBER: &str = "PACELINE_MEMBER";
 
 /// This process's place among the ranks, and the run it belongs to.
 #[derive(Clone, Debug, PartialEq, Eq)]

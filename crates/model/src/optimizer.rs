@@ -348,6 +348,19 @@ impl Optimizer {
         self.steps = steps;
     }
 
+    /// Takes over the settings and the number of steps of an optimizer that has other ranges of the same layout.
+    pub fn follow(&mut self, other: &Self) {
+        self.config = other.config;
+        self.steps = other.steps;
+        self.grad_factor = other.grad_factor;
+        self.undecayed.clone_from(&other.undecayed);
+    }
+
+    /// The state of all its ranges, in the order of [`OptimizerConfig::state_names`].
+    pub fn state(&self) -> &[Held] {
+        &self.state
+    }
+
     /// The state of a range of flat storage, by name. Errors if the range does not lie within one of the optimizer's.
     pub fn state_of(&self, range: Range<usize>) -> Result<Vec<(&'static str, Tensor)>> {
         let part = |(name, state): (&&'static str, &Held)| Ok((*name, state.slice(range.clone())?));

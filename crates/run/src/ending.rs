@@ -23,7 +23,7 @@ use crate::trainer::{Training, is_due};
 
 impl RankRun<'_> {
     /// Ends a run that was asked to stop: in order, with the figures of its steps so far.
-    pub(crate) fn end_early(&mut self, begin: Instant, run: Training) -> Result<()> {
+    pub(crate) fn end_early(&mut self, begin: Instant, run: &Training) -> Result<()> {
         let steps = run.progress.steps;
         // The ranks agree on it before rank 0 writes, however long that takes.
         let stopped = self.stopped_after(steps);
@@ -78,7 +78,7 @@ impl RankRun<'_> {
     pub(crate) fn finish(
         &mut self,
         begin: Instant,
-        run: Training,
+        run: &Training,
         evaluated: Option<Evaluation>,
         stopped_after: Option<u64>,
     ) -> Result<()> {
@@ -91,9 +91,9 @@ impl RankRun<'_> {
         let model = whole.as_ref().unwrap_or(model);
         let memory = RankMemory::new(initialization, &compute.allocator);
         let Training { progress, steps, meter, num_steps, last, cpu_wait_pct, .. } = run;
-        let mut report = RankReport::new(steps, meter, memory, &self.trainer.track, digest);
+        let mut report = RankReport::new(steps.clone(), meter, memory, &self.trainer.track, digest);
         report.peak_flops_per_s = *peak_flops_per_s;
-        report.cpu_wait_pct = cpu_wait_pct;
+        report.cpu_wait_pct = *cpu_wait_pct;
         self.listeners.add_to(&mut report);
         let total = begin.elapsed();
         let Some(reports) = world.gather_object(&report, 0)? else { return Ok(()) };
@@ -105,13 +105,14 @@ impl RankRun<'_> {
             transport: world.transport(),
             link: world.link(),
             params: model.layout.num_params(),
-            num_steps,
+            num_steps: *num_steps,
             stopped_after,
             trained: last.map(|(_, sums)| sums),
             has_classes: model.objective.classifies(),
             predicted: predicted.clone(),
             scaling: progress.scaling,
             evaluated,
+            regroups: run.regrouped,
             total,
             flops_per_sample,
             block_flops: match &self.config.pipeline {

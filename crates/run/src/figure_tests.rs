@@ -60,6 +60,7 @@ fn loss(samples: usize, mean: f64, correct: f64) -> StepLoss {
         is_shared: false,
         local_sum: mean * samples as f64,
         stops: false,
+        regroups: false,
     }
 }
 
@@ -106,6 +107,7 @@ fn config() -> (TrainConfig, Arc<Layout>) {
 
 fn outcome() -> Outcome {
     Outcome {
+        regroups: Default::default(),
         transport: Transport::Thread,
         link: None,
         params: 100,

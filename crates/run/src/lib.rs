@@ -24,6 +24,8 @@ pub mod evaluate;
 pub mod evaluation;
 pub mod folder;
 mod generated;
+mod generations;
+mod handover;
 pub mod instructions;
 mod markers;
 pub mod parts;

@@ -198,6 +198,7 @@ pub fn resolve_unchecked(
         schedule: flags.schedule,
         clip_grad_norm: flags.training.clip_grad_norm,
         loss_scale,
+        replicate_shards: flags.strategy.replicate_shards,
         seed: flags.training.seed,
         data,
         training_data,
@@ -230,6 +231,19 @@ pub fn resolve_unchecked(
     let evaluates = config.evaluation.evaluate || config.evaluation.eval_every.is_some();
     let test = evaluates.then(|| config.data.open_test(config.seed)).transpose()?;
     Ok((config, OpenData { train: dataset, test }, built))
+}
+
+/// Whether so many ranks can share the model and the micro-batches of a run, as far as the flags tell.
+pub fn is_possible(spec: &RunSpec, world_size: usize) -> bool {
+    let possible = || -> Result<bool> {
+        let flags: RunFlags = read(&spec.parse()?)?;
+        let mesh = flags.strategy.mesh.as_ref();
+        let parts = mesh.map_or(1, MeshShape::num_parts);
+        let fits = mesh.is_none_or(|mesh| mesh.check(world_size).is_ok());
+        MicroBatches::resolve(&flags, spec, world_size.div_ceil(parts))?;
+        Ok(fits && world_size.is_multiple_of(parts))
+    };
+    possible().unwrap_or(false)
 }
 
 fn check_clipping(norm: Option<f64>, strategy: &StrategyConfig) -> Result<()> {

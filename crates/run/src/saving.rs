@@ -139,6 +139,11 @@ impl Saving {
         if waits { self.finish(world) } else { Ok(()) }
     }
 
+    /// Ends a save to which another rank may never write its part.
+    pub fn give_up(&mut self) {
+        self.saver.give_up();
+    }
+
     /// Fails if the save under way has failed on this rank. Does not wait.
     pub fn look(&mut self) -> Result<()> {
         self.saver.look()

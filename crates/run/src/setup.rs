@@ -20,6 +20,7 @@ use paceline_observe::insight::memory::{Needs, Shape};
 use paceline_observe::record::memory;
 use paceline_observe::views;
 use paceline_observe::views::profiler::Profiler;
+use paceline_rendezvous::Member;
 use paceline_settings::config::TrainConfig;
 use paceline_settings::loss_scale::LossScale;
 use paceline_settings::named::TransportName;
@@ -34,6 +35,7 @@ use crate::agreement::{self, Settings};
 use crate::batches::{self, BatchStream};
 use crate::card_watch::CardWatch;
 use crate::equality;
+use crate::handover::HandedOver;
 use crate::resume::{self, Begin};
 use crate::sample::TextSampler;
 use crate::saving::{self, BEST, Saving};
@@ -58,12 +60,35 @@ pub struct Host {
     pub stop: StopRequest,
     /// Whether `paceline train` has started this rank, and reports the checkpoint of a run that ends early.
     pub is_launched: bool,
+    /// The rank as a member of a run whose ranks come and go.
+    pub member: Option<Arc<Member>>,
+}
+
+/// Makes a rank ready to train. With `handed`, it goes on where the ranks of an earlier generation were. Also returns the batches and
+/// the position of the run. Collective.
+pub(crate) fn begin<'a>(
+    config: &'a TrainConfig,
+    data: OpenData,
+    world: Group,
+    placements: &[Placed],
+    make_folder: impl FnOnce() -> Result<Option<PathBuf>>,
+    host: Host,
+    handed: Option<HandedOver<'_>>,
+) -> Result<(RankRun<'a>, BatchStream, Progress)> {
+    let memory = config.device.memory(host.allocator.clone(), host.local_rank)?;
+    let host = Host { allocator: memory, ..host };
+    connect_cards(config, &world, &host.allocator)?;
+    let are_new = handed.as_ref().is_none_or(|of| !of.has_listeners);
+    let agreed = agree(config, world, placements, make_folder, are_new, &host)?;
+    build(config, data, agreed, host, handed)
 }
 
 /// The state of a rank once all of them have agreed.
-pub(crate) struct Agreed<'a> {
+struct Agreed<'a> {
     mesh: Mesh,
     listeners: Listeners<'a>,
+    /// Whether the listeners are new. Otherwise there are none, since this rank has those of an earlier generation.
+    are_new: bool,
     saving: Option<Saving>,
     /// The same for the best weights.
     saving_best: Option<Saving>,
@@ -81,7 +106,7 @@ pub(crate) fn compare(
 
 /// Connects cards by NCCL, unless the user has chosen another transport. If that is impossible and not required, rank 0 says
 /// why, and collectives go through memory of the host.
-pub(crate) fn connect_cards(config: &TrainConfig, world: &Group, memory: &Allocator) -> Result<()> {
+fn connect_cards(config: &TrainConfig, world: &Group, memory: &Allocator) -> Result<()> {
     let is_stated = config.spec.has("transport");
     let is_demanded = config.transport == TransportName::Nccl;
     let is_card = memory.device() == Device::Cuda;
@@ -100,11 +125,12 @@ pub(crate) fn connect_cards(config: &TrainConfig, world: &Group, memory: &Alloca
 }
 
 /// Rank 0 makes the run folder, takes the folder for checkpoints, and says where the ranks are.
-pub(crate) fn agree<'a>(
+fn agree<'a>(
     config: &'a TrainConfig,
     world: Group,
     placements: &[Placed],
     make_folder: impl FnOnce() -> Result<Option<PathBuf>>,
+    are_new: bool,
     host: &Host,
 ) -> Result<Agreed<'a>> {
     let folder = together(&world, "make the run folder", SAVE_LIMIT, || match world.rank() {
@@ -123,13 +149,16 @@ pub(crate) fn agree<'a>(
         .filter(|_| config.checkpoints.save_best)
         .map(|path| path.join(BEST));
     let best = best.map(take).transpose()?;
-    let mut listeners = views::listeners(&host.disk, config, folder.as_deref())?;
-    listeners.tell(Event::Placed { group: &world, placements })?;
+    let mut listeners = Listeners::default();
+    if are_new {
+        listeners = views::listeners(&host.disk, config, folder.as_deref())?;
+        listeners.tell(Event::Placed { group: &world, placements })?;
+    }
     let new = |(path, own): (PathBuf, _)| Saving::new(config, &path, own, &host.disk, &world);
     let saving = own.map(new).transpose()?;
     let saving_best = best.map(new).transpose()?;
     let mesh = Mesh::new(world, &config.mesh)?;
-    Ok(Agreed { mesh, listeners, saving, saving_best })
+    Ok(Agreed { mesh, listeners, are_new, saving, saving_best })
 }
 
 /// On rank 0 of a run that saves: takes the folder of `--save`, to which no other run may write meanwhile.
@@ -185,6 +214,15 @@ pub(crate) struct RankRun<'a> {
     pub(crate) texts: Option<TextSampler>,
     pub(crate) stop: StopRequest,
     pub(crate) is_launched: bool,
+    pub(crate) member: Option<Arc<Member>>,
+}
+
+impl<'a> RankRun<'a> {
+    /// Ends what others wait for, apart from the groups of the trainer, and returns that and the listeners.
+    pub(crate) fn leave(mut self) -> (Trainer, Listeners<'a>) {
+        self.saving.iter_mut().chain(&mut self.saving_best).for_each(Saving::give_up);
+        (self.trainer, self.listeners)
+    }
 }
 
 /// The facts of a run before its first step, for its report at the end.
@@ -200,13 +238,14 @@ pub(crate) struct FirstFacts {
     pub(crate) predicted: Needs,
 }
 
-/// Builds the model and all that its steps need, from a checkpoint or with new weights. Also returns the batches and the
-/// position of the run.
-pub(crate) fn build<'a>(
+/// Builds the model and all that its steps need, from other ranks, a checkpoint, or with new weights. Also returns the batches and
+/// the position of the run.
+fn build<'a>(
     config: &'a TrainConfig,
     data: OpenData,
-    Agreed { mesh, mut listeners, mut saving, mut saving_best }: Agreed<'a>,
-    Host { disk, allocator, stop, is_launched, .. }: Host,
+    Agreed { mesh, mut listeners, are_new, mut saving, mut saving_best }: Agreed<'a>,
+    Host { disk, allocator, stop, is_launched, member, .. }: Host,
+    handed: Option<HandedOver<'_>>,
 ) -> Result<(RankRun<'a>, BatchStream, Progress)> {
     let (compute, loader_track) = compute(config, &allocator, &disk, &mut listeners)?;
     let dataset = &data.train;
@@ -223,12 +262,14 @@ pub(crate) fn build<'a>(
         }
         _ => Needs::default(),
     };
-    listeners.tell(Event::Built(&model))?;
+    if are_new {
+        listeners.tell(Event::Built(&model))?;
+    }
 
     let mut strategy = config.strategy.build()?;
     let is_divided = config.pipeline.is_some() || config.mesh.size(Axis::Tp) > 1;
     let whole = is_divided.then(build).transpose()?;
-    let replica = replica(config, strategy.as_mut(), model, compute, mesh)?;
+    let replica = replica(config, strategy.as_mut(), model, compute, mesh, member.is_some())?;
     let mut state = StepState::new(&replica)?;
     let load = || config.model.load(&replica.storage);
     together(&replica.world, "read the first weights", SAVE_LIMIT, load)?;
@@ -244,8 +285,14 @@ pub(crate) fn build<'a>(
         optimizer = optimizer.watched(replica.storage.layout());
     }
     let (num_samples, samples) = (dataset.len(), BatchShape::of(dataset.as_ref()));
-    let Begin { mut progress, previous } =
-        resume::begin(config, &replica, &*strategy, &mut optimizer, num_samples)?;
+    let inherited = match &handed {
+        Some(handed) => handed.take_over(config, &replica, &mut optimizer)?,
+        None => None,
+    };
+    let Begin { mut progress, previous } = match inherited {
+        Some(begin) => begin,
+        None => resume::begin(config, &replica, &*strategy, &mut optimizer, num_samples)?,
+    };
     progress.scaling = config.loss_scale.map(|setting| scaling(&setting, progress.scaling));
     if let Some(saving) = &mut saving {
         // As rank 0 sees it: paths may differ between hosts.
@@ -275,17 +322,28 @@ pub(crate) fn build<'a>(
     let stream = BatchStream::new(config, train, &replica, progress.position, loader_track)?;
     let before = stream.samples_before();
     state.resume_after(before.own);
-    listeners.tell(Event::Begun { progress, samples_before: before.all })?;
+    if are_new {
+        listeners.tell(Event::Begun { progress, samples_before: before.all })?;
+    }
     // The ranks measure at about the same time, and no step is near.
     let compute_type = replica.storage.precision().compute;
     // The speed of a card is not measured.
-    let peak_flops_per_s =
-        if is_card { 0.0 } else { peak::of_threads(&replica.compute, compute_type) };
+    let peak_flops_per_s = if is_card || handed.is_some() {
+        0.0
+    } else {
+        peak::of_threads(&replica.compute, compute_type)
+    };
     let (max_norm, scales_loss) = (config.clip_grad_norm, config.loss_scale.is_some());
+    let (commit, copies) = (None, config.replicate_shards);
+    let mut trainer =
+        Trainer { replica, strategy, optimizer, state, track, max_norm, scales_loss, commit };
+    if member.is_some() || copies > 1 {
+        trainer = trainer.with_commit(copies)?;
+    }
     let of_rank = RankRun {
         config,
         num_samples,
-        trainer: Trainer { replica, strategy, optimizer, state, track, max_norm, scales_loss },
+        trainer,
         inputs: Inputs { to_device, join },
         sync_blocks,
         exactness,
@@ -298,6 +356,7 @@ pub(crate) fn build<'a>(
         texts,
         stop,
         is_launched,
+        member,
     };
     Ok((of_rank, stream, progress))
 }
@@ -334,9 +393,12 @@ fn replica(
     model: Model,
     compute: Compute,
     mesh: Mesh,
+    is_elastic: bool,
 ) -> Result<Replica> {
     let (seed, options) = (config.seed, config.strategy.options);
-    let options = ReplicaOptions { steps_by_bucket: config.steps_by_bucket(), ..options };
+    // A step that others may have to complete updates nothing before all gradients are final.
+    let steps_by_bucket = config.steps_by_bucket() && !is_elastic;
+    let options = ReplicaOptions { steps_by_bucket, ..options };
     let micro_batches = config.micro_batches_per_step();
     let Some(stages) = config.pipeline.as_ref().and_then(|of| of.stages(micro_batches)) else {
         return Ok(Replica::new(strategy, model, compute, mesh, seed, options)?);

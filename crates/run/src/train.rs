@@ -1,6 +1,7 @@
 //! From a specification to running ranks: in this process, or in processes that it launches and watches.
 
 pub mod args;
+pub mod elastic;
 pub mod help;
 
 use std::ffi::OsString;
@@ -14,14 +15,13 @@ use paceline_host::disk::Disk;
 use paceline_host::text::warn;
 use paceline_host::{resources, streams};
 use paceline_launch::environment::{self, Placement};
-use paceline_launch::launcher::{self, Hosts, Launch};
+use paceline_launch::launcher::{self, Elastic, Hosts, Launch};
 use paceline_launch::stop::{StopRequest, left};
 use paceline_launch::{StartFlags, pinning};
 use paceline_observe::figures::run_summary::RunSummary;
 use paceline_rendezvous::HostRoute;
 use paceline_settings::config::TrainConfig;
 use paceline_settings::flags;
-use paceline_settings::named::TransportName;
 use paceline_settings::origin::Resume;
 use paceline_settings::ranks::InitMethod;
 use paceline_settings::spec::{RunSpec, message};
@@ -40,17 +40,21 @@ pub fn train(
     placement: Option<Placement>,
 ) -> Result<u8> {
     let is_of_train = placement.as_ref().is_some_and(Placement::is_of_train);
+    if let Some(code) = elastic::train_member(spec, placement.as_ref())? {
+        return Ok(code);
+    }
     // The launcher has read these flags before it started this rank.
     let hosts = if is_of_train { None } else { check_start(start, spec, placement.as_ref())? };
+    if let Some(code) = elastic::join(start, spec)? {
+        return Ok(code);
+    }
     let placement = match &hosts {
         Some(hosts) => Some(hosts.place(num_local_ranks(hosts, spec)?)),
         None => placement,
     };
     let (mut config, data) = resolve(spec, placement.as_ref())?;
-    let restarts = start.max_restarts > 0 && placement.as_ref().is_none_or(|p| p.is_launcher);
-    if restarts {
-        check_restarts(&config)?;
-    }
+    let restarts = start.needs_processes() && placement.as_ref().is_none_or(|p| p.is_launcher);
+    let elastic = elastic::resolve(start, &config)?;
     if let (Some(hosts), Some(placement)) = (&hosts, &placement) {
         check_route(&config, hosts, &placement.place)?;
     }
@@ -74,7 +78,7 @@ pub fn train(
     if restarts || ranks.are_launched(placement.as_ref()) {
         // Each rank opens the data itself.
         drop(data);
-        return launch(&config, start, hosts.as_ref());
+        return launch(&config, start, hosts.as_ref(), elastic);
     }
     let given = placement.as_ref().and_then(|placement| placement.run_folder.clone());
     let (disk, stop) = (Disk::default(), StopRequest::default());
@@ -157,8 +161,11 @@ pub fn check_start(
     spec: &RunSpec,
     placement: Option<&Placement>,
 ) -> Result<Option<Hosts>> {
+    elastic::check_launcher(start, placement)?;
     let given = [
         ("--max-restarts", start.max_restarts > 0),
+        ("--elastic", start.elastic.is_some()),
+        ("--join", start.join.is_some()),
         ("--nnodes", start.nnodes.is_some_and(|count| count != 1)),
     ];
     let given = given.iter().find(|(_, is_given)| *is_given).map(|(flag, _)| *flag);
@@ -177,13 +184,15 @@ pub fn check_start(
             several.word()
         ));
     }
-    if start.max_restarts > 0 && !spec.has("save") {
+    if start.max_restarts > 0 && start.elastic.is_none() && !spec.has("save") {
         return usage(
             "--max-restarts goes on from the last checkpoint, and without --save there are none; pass --save DIR \
              too",
         );
     }
-    Hosts::resolve(start)
+    let hosts = Hosts::resolve(start)?;
+    elastic::check(start, spec)?;
+    Ok(hosts)
 }
 
 /// The processors of this host's ranks, in words.
@@ -204,16 +213,6 @@ fn num_local_ranks(hosts: &Hosts, spec: &RunSpec) -> Result<usize> {
         ));
     }
     Ok(nproc)
-}
-
-/// Checks that a run can be restarted.
-fn check_restarts(config: &TrainConfig) -> Result<()> {
-    if config.transport == TransportName::Thread {
-        return usage(
-            "--max-restarts starts processes again, and --transport thread has none; use --transport shm",
-        );
-    }
-    Ok(())
 }
 
 /// Checks that the ranks of this host have an address at which others reach them.
@@ -238,10 +237,15 @@ fn check_route(
 }
 
 /// Launches the ranks of this host; again when one fails, as often as `start` allows.
-fn launch(config: &TrainConfig, start: &StartFlags, hosts: Option<&Hosts>) -> Result<u8> {
+fn launch(
+    config: &TrainConfig,
+    start: &StartFlags,
+    hosts: Option<&Hosts>,
+    elastic: Option<Elastic>,
+) -> Result<u8> {
     let local_ranks = config.world_size / hosts.map_or(1, |hosts| hosts.count);
     let has_first = hosts.is_none_or(|hosts| hosts.own == 0);
-    if has_first && start.max_restarts > 0 {
+    if has_first && start.max_restarts > 0 && elastic.is_none() {
         resume::go_back(config)?;
     }
     let mut last = None;
@@ -265,12 +269,13 @@ fn launch(config: &TrainConfig, start: &StartFlags, hosts: Option<&Hosts>) -> Re
         last.clone_from(&folder);
         let variable = folder.clone().unwrap_or_default().into_os_string();
         let variables = vec![(environment::RUN_FOLDER, variable)];
-        let launch = Launch::of_own_program(args, local_ranks, variables)?;
+        let mut launch = Launch::of_own_program(args, local_ranks, variables)?;
+        launch.output.dump_folder = folder;
         // The ranks of other hosts wait as long.
         let patience = Duration::from_secs_f64(config.comm.timeout_s);
         let hosts = hosts.map(|hosts| Hosts { patience, ..hosts.clone() });
         let grace = start.grace();
-        Ok(Launch { dump_folder: folder, hosts, grace, ..launch })
+        Ok(Launch { hosts, grace, elastic: elastic.clone(), ..launch })
     });
     if let (true, false, Some(save)) = (has_first, matches!(ended, Ok(0)), &config.checkpoints.save)
     {

@@ -3,7 +3,7 @@
 //! It does not depend on whether the ranks are threads or processes.
 
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use paceline_checkpoint::progress::{
     Best, EpochSums, Evaluation, LossScaling, Progress, TestResult,
@@ -17,10 +17,12 @@ use paceline_launch::device::Device;
 use paceline_observe::figures::event::{Event, Save, StepDone};
 use paceline_observe::record::meter::Meter;
 use paceline_observe::record::steps::StepLog;
+use paceline_observe::record::times::StepTimes;
 use paceline_settings::config::TrainConfig;
 use paceline_settings::open_data::OpenData;
 use paceline_strategies::{Exactness, Replica, StepLoss, Stepped, SyncBlocks, Trainer};
 use paceline_trace::{Span, now_ns};
+use serde::{Deserialize, Serialize};
 
 use crate::batches::BatchStream;
 use crate::saving::Saving;
@@ -43,21 +45,10 @@ pub fn run_rank(
     let placements = setup::compare(config, &data, &world, local_rank)?;
     let chosen = staging::choose(config, &data, &world)?;
     let config = chosen.as_ref().unwrap_or(config);
-    let memory = config.device.memory(host.allocator.clone(), host.local_rank)?;
-    let host = Host { allocator: memory, ..host };
-    setup::connect_cards(config, &world, &host.allocator)?;
-    let agreed = setup::agree(config, world, &placements, make_folder, &host)?;
-    let (mut of_rank, stream, progress) = setup::build(config, data, agreed, host)?;
-    let (steps, meter) = (StepLog::new(config.total_steps()), Meter::default());
-    let mut run = Training::new(progress, steps, meter);
-    of_rank.train(stream, &mut run).map_err(|failure| of_rank.noted(failure))?;
-    if run.is_stopped {
-        return of_rank.end_early(begin, run);
-    }
-    let checked = check_weights(&of_rank.trainer, &of_rank.exactness, run.progress.steps);
-    checked.map_err(|failure| of_rank.noted(failure))?;
-    let evaluated = of_rank.evaluate_at_end(&run)?;
-    of_rank.finish(begin, run, evaluated, None)
+    let (mut of_rank, stream, progress) =
+        setup::begin(config, data, world, &placements, make_folder, host, None)?;
+    let mut run = Training::new(progress, config.total_steps());
+    of_rank.train_to_end(stream, &mut run, begin).map(drop)
 }
 
 /// A run fails after so many skipped steps in a row, whose gradients overflowed. A scale is halved 16 times from 65536 to 1, so
@@ -77,22 +68,114 @@ pub(crate) struct Training {
     pub(crate) num_steps: u64,
     /// The last epoch and its sums, as far as it was trained.
     pub(crate) last: Option<(u64, EpochSums)>,
+    /// The last step, until all that follows it before the next one is done.
+    pub(crate) after: Option<AfterStep>,
     /// Whether the run ends early because somebody asked for it.
     pub(crate) is_stopped: bool,
+    /// Whether the ranks meet again after this step, because others wait to join them.
+    pub(crate) regroups: bool,
+    /// How often they have met again, and how long it took: because some were lost, and because others have joined.
+    pub(crate) regrouped: [(u64, Duration); 2],
+    /// The end of the last step.
+    pub(crate) step_end: Instant,
+    /// When the batches of the last step were requested.
+    asked_ns: u64,
+}
+
+/// A step that is done: evaluations and checkpoints may be due.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub(crate) struct AfterStep {
+    /// Its epoch.
+    pub(crate) epoch: u64,
+    /// The sums of the epoch, if this was its last step.
+    pub(crate) ended: Option<EpochSums>,
+}
+
+/// How the steps of a rank ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Ending {
+    /// The run is over.
+    Over,
+    /// The ranks meet again.
+    Regroup,
 }
 
 impl Training {
-    fn new(progress: Progress, steps: StepLog, meter: Meter) -> Self {
-        let (cpu_times, cpu_wait_pct, num_steps, last, is_stopped) = (None, None, 0, None, false);
-        Self { progress, steps, meter, cpu_times, cpu_wait_pct, num_steps, last, is_stopped }
+    pub(crate) fn new(progress: Progress, num_steps: u64) -> Self {
+        Self {
+            progress,
+            steps: StepLog::new(num_steps),
+            meter: Meter::default(),
+            cpu_times: None,
+            cpu_wait_pct: None,
+            num_steps: 0,
+            last: None,
+            after: None,
+            is_stopped: false,
+            regroups: false,
+            regrouped: [(0, Duration::ZERO); 2],
+            step_end: Instant::now(),
+            asked_ns: 0,
+        }
+    }
+
+    /// Advances by a step over `num_batches` batches of all ranks.
+    pub(crate) fn advance(
+        &mut self,
+        config: &TrainConfig,
+        num_batches: usize,
+        samples: usize,
+        stepped: &Stepped,
+    ) {
+        let Stepped { loss, is_updated, .. } = stepped;
+        let epoch = self.progress.position.epoch;
+        self.progress.scaling = rescaled(config, self.progress.scaling, !is_updated);
+        let ended = self.progress.advance(num_batches, config.steps_per_epoch, samples, loss);
+        self.after = Some(AfterStep { epoch, ended });
+        self.num_steps += 1;
+        self.step_end = Instant::now();
     }
 }
 
 impl RankRun<'_> {
+    /// Trains from where the run is, checks and reports the result.
+    pub(crate) fn train_to_end(
+        &mut self,
+        stream: BatchStream,
+        run: &mut Training,
+        begin: Instant,
+    ) -> Result<Ending> {
+        self.train(stream, run).map_err(|failure| self.noted(failure))?;
+        if run.regroups {
+            // No gather is on its way when the ranks leave each other.
+            self.trainer.sync_replicas()?;
+            return Ok(Ending::Regroup);
+        }
+        if run.is_stopped {
+            return self.end_early(begin, run).map(|()| Ending::Over);
+        }
+        let checked = check_weights(&self.trainer, &self.exactness, run.progress.steps);
+        checked.map_err(|failure| self.noted(failure))?;
+        let evaluated = self.evaluate_at_end(run)?;
+        self.finish(begin, run, evaluated, None)?;
+        if self.member.is_some() {
+            // Another rank 0 would have to finish if this one died before it has written everything.
+            let world = &self.trainer.replica.world;
+            let all_know = world.barrier();
+            if world.rank() > 0 {
+                all_know?;
+            }
+        }
+        Ok(Ending::Over)
+    }
+
     fn train(&mut self, mut stream: BatchStream, run: &mut Training) -> Result<()> {
         self.tell_early_stop(&run.progress)?;
-        while self.goes_on(run) {
+        while run.after.is_some() || self.goes_on(run) {
             self.epoch(&mut stream, run)?;
+        }
+        if run.regroups {
+            return Ok(());
         }
         let threads = self.config.world_size * self.config.threads;
         run.cpu_wait_pct = CpuTimes::waited_pct(run.cpu_times, threads);
@@ -101,13 +184,22 @@ impl RankRun<'_> {
 
     /// Makes the steps of an epoch, or those that are left of it, and saves if that is due.
     fn epoch(&mut self, stream: &mut BatchStream, run: &mut Training) -> Result<()> {
-        let epoch = run.progress.position.epoch;
+        let epoch = run.after.map_or(run.progress.position.epoch, |after| after.epoch);
         let begin = Instant::now();
         self.listeners.tell(Event::EpochBegun { epoch })?;
         let mut ended = None;
-        while ended.is_none() && self.goes_on(run) {
-            ended = self.step(stream, run)?;
+        while ended.is_none() && (run.after.is_some() || self.goes_on(run)) {
+            if run.after.is_none() {
+                self.step(stream, run)?;
+            }
+            ended = run.after.and_then(|after| after.ended);
             self.between_steps(run, epoch, ended.is_some())?;
+            if ended.is_none() {
+                run.after = None;
+            }
+        }
+        if ended.is_none() && run.regroups {
+            return Ok(());
         }
         self.trainer.sync_replicas()?;
         let sums = ended.unwrap_or(run.progress.epoch);
@@ -115,15 +207,17 @@ impl RankRun<'_> {
         let (took, has_classes) = (begin.elapsed(), self.has_classes());
         self.listeners.tell(Event::EpochEnded { epoch, sums, has_classes, cut_after, took })?;
         run.last = Some((epoch, sums));
-        let (every, is_last) = (self.config.checkpoints.save_every, !self.goes_on(run));
+        let every = self.config.checkpoints.save_every;
+        let is_last = run.is_stopped || self.is_over(&run.progress);
         if every.is_none() || is_due(every, run.progress.steps) || is_last {
             self.save(&run.progress, is_last)?;
         }
+        run.after = None;
         Ok(())
     }
 
-    /// Loads the batches of a step, makes it and reports it. Returns the sums of the epoch if this was its last step.
-    fn step(&mut self, stream: &mut BatchStream, run: &mut Training) -> Result<Option<EpochSums>> {
+    /// Loads the batches of a step, makes it and reports it.
+    fn step(&mut self, stream: &mut BatchStream, run: &mut Training) -> Result<()> {
         let (config, number, before) = (self.config, run.num_steps, run.progress);
         let Replica { world, group, compute, .. } = &self.trainer.replica;
         if number == config.warmup_steps as u64 {
@@ -135,8 +229,8 @@ impl RankRun<'_> {
         run.meter.forget(group);
         self.trainer.track.clear();
         let (epoch, asked_ns) = (before.position.epoch, now_ns());
-        let num_left = config.steps_per_epoch - before.position.batch;
-        let num_batches = config.strategy.accumulate.min(num_left);
+        run.asked_ns = asked_ns;
+        let num_batches = batches_of_step(config, &before);
         let is_there = self.inputs.to_device.has_next();
         let now = (!is_there).then(|| stream.step(epoch, num_batches)).transpose()?;
         let next = self.next_step(&before, num_batches);
@@ -145,6 +239,7 @@ impl RankRun<'_> {
 
         let state = &mut self.trainer.state;
         state.asks_to_stop = self.stop.signal().is_some();
+        state.asks_to_regroup = self.member.as_ref().is_some_and(|member| member.is_asked());
         state.loss_scale = before.scaling.map_or(1.0, |of| of.scale);
         let synchronizes = |blocks: SyncBlocks| blocks.is_synchronized(number as usize);
         state.synchronizes = self.sync_blocks.is_none_or(synchronizes);
@@ -160,15 +255,14 @@ impl RankRun<'_> {
         }
         step::stop_if_not_finite(&self.trainer, steps, lr, &outcome.stepped)?;
 
-        let (samples, Stepped { loss, is_updated, .. }) = (outcome.samples, &outcome.stepped);
-        run.progress.scaling = self.rescaled(before.scaling, !is_updated);
-        let ended = run.progress.advance(num_batches, config.steps_per_epoch, samples, loss);
-        run.num_steps += 1;
+        run.advance(config, num_batches, outcome.samples, &outcome.stepped);
+        let (loss, is_over) = (&outcome.stepped.loss, self.is_over(&run.progress));
+        let has_ended = run.after.is_some_and(|after| after.ended.is_some());
         // After the last step there is nothing left to stop.
-        run.is_stopped = self.agree_to_stop(loss, ended.is_some())? && !self.is_over(&run.progress);
+        run.is_stopped = self.agree_to_stop(loss, has_ended)? && !is_over;
+        run.regroups = loss.regroups && !is_over;
         let batches = before.position.batch + num_batches;
-        self.report_step(run, &outcome, lr, waited, epoch, batches)?;
-        Ok(ended)
+        self.report_step(run, &outcome, lr, waited, epoch, batches)
     }
 
     /// Measures the last step and informs the listeners. `waited` is the wait for its data; `batches` of its epoch are done.
@@ -218,6 +312,36 @@ impl RankRun<'_> {
         }))
     }
 
+    /// Reports a step that this rank has completed alone, after others were lost: it has taken until now.
+    pub(crate) fn report_completed(&mut self, run: &Training, stepped: &Stepped) -> Result<()> {
+        let &Stepped { ref loss, grad_norm, .. } = stepped;
+        let (epoch, ended) = run.after.map_or((0, false), |of| (of.epoch, of.ended.is_some()));
+        let batches = if ended { self.config.steps_per_epoch } else { run.progress.position.batch };
+        let has_classes = self.has_classes();
+        let whole = Span { start_ns: run.asked_ns, end_ns: now_ns() };
+        let Trainer { replica, track, .. } = &self.trainer;
+        self.listeners.tell(Event::Step(&StepDone {
+            number: run.num_steps - 1,
+            steps: run.progress.steps,
+            epoch,
+            batches,
+            loss,
+            has_classes,
+            lr: self.config.lr(run.progress.steps - 1),
+            grad_norm: grad_norm.filter(|norm| norm.is_finite()),
+            scaling: run.progress.scaling,
+            asked_ns: run.asked_ns,
+            whole,
+            times: StepTimes { step: whole.len_ns(), ..StepTimes::default() },
+            track,
+            records: &[],
+            actions: &[],
+            group: &replica.world,
+            compute: &replica.compute,
+            digests: None,
+        }))
+    }
+
     /// Evaluates, makes a text and saves after a step, each if it is due.
     fn between_steps(&mut self, run: &mut Training, epoch: u64, is_epoch_over: bool) -> Result<()> {
         let (config, steps) = (self.config, run.progress.steps);
@@ -245,7 +369,7 @@ impl RankRun<'_> {
     }
 
     fn goes_on(&self, run: &Training) -> bool {
-        !run.is_stopped && !self.is_over(&run.progress)
+        !run.is_stopped && !run.regroups && !self.is_over(&run.progress)
     }
 
     /// Whether the run has made its last step. Only configuration and progress decide, so a resumed run ends where an
@@ -306,16 +430,6 @@ impl RankRun<'_> {
         Some((epoch, self.config.strategy.accumulate.min(left)))
     }
 
-    /// The loss scale of the next step.
-    fn rescaled(&self, now: Option<LossScaling>, is_skipped: bool) -> Option<LossScaling> {
-        let (setting, now) = self.config.loss_scale.as_ref().zip(now)?;
-        let (scale, good_steps) = setting.after(now.scale, now.good_steps, is_skipped);
-        let skipped_steps = now.skipped_steps.saturating_add(u64::from(is_skipped));
-        let in_a_row = now.skipped_in_a_row.saturating_add(1);
-        let skipped_in_a_row = if is_skipped { in_a_row } else { 0 };
-        Some(LossScaling { scale, good_steps, skipped_steps, skipped_in_a_row })
-    }
-
     /// Whether all ranks stop after this step. The loss carries the answer; ranks that do not share it ask each other at the end
     /// of the epoch.
     fn agree_to_stop(&self, loss: &StepLoss, is_epoch_ended: bool) -> Result<bool> {
@@ -366,17 +480,19 @@ impl RankRun<'_> {
             is_final: false,
             is_repeated: false,
         }))?;
-        progress.best.note(loss, steps);
-        let Some(saving) = &mut self.saving_best else { return Ok(()) };
-        if self.kept_loss.is_some_and(|kept| kept <= loss) {
-            return Ok(());
+        if let Some(saving) = &mut self.saving_best
+            && !self.kept_loss.is_some_and(|kept| kept <= loss)
+        {
+            check_weights(&self.trainer, &self.exactness, steps)?;
+            // An earlier evaluation, whose weights were not kept, may have been lower.
+            let best = Best { lowest: Some((loss, steps)), since: 0 };
+            let of_best = Progress { best, ..*progress };
+            saving.save(self.config, self.num_samples, &self.trainer, &of_best, true)?;
+            self.kept_loss = Some(loss);
         }
-        self.kept_loss = Some(loss);
-        check_weights(&self.trainer, &self.exactness, steps)?;
-        // An earlier evaluation, whose weights were not kept, may have been lower.
-        let best = Best { lowest: Some((loss, steps)), since: 0 };
-        let of_best = Progress { best, ..*progress };
-        saving.save(self.config, self.num_samples, &self.trainer, &of_best, true)
+        // Last, so that an evaluation which is interrupted can be repeated.
+        progress.best.note(loss, steps);
+        Ok(())
     }
 
     fn has_classes(&self) -> bool {
@@ -393,6 +509,25 @@ impl RankRun<'_> {
         cx.track.clear();
         Ok(Some(result))
     }
+}
+
+/// The number of batches of the step after `progress`.
+pub(crate) fn batches_of_step(config: &TrainConfig, progress: &Progress) -> usize {
+    config.strategy.accumulate.min(config.steps_per_epoch - progress.position.batch)
+}
+
+/// The loss scale of the next step.
+fn rescaled(
+    config: &TrainConfig,
+    now: Option<LossScaling>,
+    is_skipped: bool,
+) -> Option<LossScaling> {
+    let (setting, now) = config.loss_scale.as_ref().zip(now)?;
+    let (scale, good_steps) = setting.after(now.scale, now.good_steps, is_skipped);
+    let skipped_steps = now.skipped_steps.saturating_add(u64::from(is_skipped));
+    let in_a_row = now.skipped_in_a_row.saturating_add(1);
+    let skipped_in_a_row = if is_skipped { in_a_row } else { 0 };
+    Some(LossScaling { scale, good_steps, skipped_steps, skipped_in_a_row })
 }
 
 /// Checks the weights after `steps` steps: those that the strategy keeps equal must be, and all numbers must be finite.

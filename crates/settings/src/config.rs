@@ -92,6 +92,8 @@ pub struct TrainConfig {
     pub clip_grad_norm: Option<f64>,
     /// How the loss is scaled, if it is.
     pub loss_scale: Option<LossScale>,
+    /// The ranks that keep each shard of a sharded model.
+    pub replicate_shards: usize,
     /// The seed of all random numbers.
     pub seed: u64,
     /// The data.
@@ -134,7 +136,8 @@ impl TrainConfig {
     /// Whether the optimizer may work on some gradients while others travel, because nothing needs all of them first.
     pub fn steps_by_bucket(&self) -> bool {
         let ReplicaOptions { no_sync, as_graph, .. } = self.strategy.options;
-        !self.takes_grad_norm() && no_sync && !as_graph && self.pipeline.is_none()
+        let has_all_first = self.takes_grad_norm() || self.replicate_shards > 1;
+        !has_all_first && no_sync && !as_graph && self.pipeline.is_none()
     }
 
     /// The contents of `config.json`: the stated settings, which repeat the run, and the resolved ones.

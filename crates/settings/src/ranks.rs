@@ -119,7 +119,8 @@ impl Ranks<'_> {
         dump_folder: Option<PathBuf>,
     ) -> Result<u8> {
         let args = std::env::args_os().skip(1);
-        let launch = Launch::of_own_program(args, self.world_size, variables)?;
-        Ok(launcher::launch(&Launch { dump_folder, ..launch })?.code)
+        let mut launch = Launch::of_own_program(args, self.world_size, variables)?;
+        launch.output.dump_folder = dump_folder;
+        Ok(launcher::launch(&launch)?.code)
     }
 }

@@ -99,6 +99,7 @@ pub fn resolve(
         ));
     }
     check_no_sync(flags, choice, accumulate, warnings)?;
+    check_copies(flags, choice, world_size, as_graph)?;
     let has_no_effect = |flag: &str| warnings.push(format!("--{flag} has no effect on {name}"));
     let foreign = STRATEGIES.foreign_to(choice);
     let communicates = !matches!(synchronizes, Synchronizes::Alone | Synchronizes::Never);
@@ -172,6 +173,37 @@ fn check_no_sync(
     }
     if accumulate == 1 {
         warnings.push("--no-sync=false has no effect with one batch per step".into());
+    }
+    Ok(())
+}
+
+/// Fails if no rank can keep a copy of another one's shard, as asked.
+fn check_copies(
+    flags: &StrategyFlags,
+    choice: &Choice<OfStrategy>,
+    world_size: usize,
+    as_graph: bool,
+) -> Result<()> {
+    if flags.replicate_shards == 1 {
+        return Ok(());
+    }
+    if !choice.of.is_sharded {
+        return usage(format!(
+            "--replicate-shards 2 keeps each shard twice, and {} divides nothing; leave it out, or pass another \
+             --strategy (zero3, sharded3)",
+            choice.name
+        ));
+    }
+    if flags.mesh.as_ref().map_or(1, MeshShape::num_parts) >= world_size {
+        return usage(
+            "--replicate-shards 2: no other rank has the same part of the model, to keep a copy of a shard; leave it out, \
+             or pass more ranks with --nproc or --mesh",
+        );
+    }
+    if as_graph {
+        return usage(
+            "--cuda-graph launches one update as a graph, and --replicate-shards 2 makes two; leave one of them out",
+        );
     }
     Ok(())
 }

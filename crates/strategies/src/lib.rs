@@ -36,6 +36,7 @@ mod bucket_ddp_async;
 mod buckets;
 mod clip;
 mod comm_hook;
+mod commit;
 mod ddp;
 mod error;
 mod evaluate;
@@ -75,6 +76,7 @@ pub use bucket_ddp_async::BucketDdpAsync;
 pub use buckets::{Bucket, BucketCaps, plan_buckets};
 pub use clip::clip_factor;
 pub use comm_hook::CommHook;
+pub use commit::{Commit, Interrupted, Left, PeerShard};
 pub use ddp::Ddp;
 pub use error::StrategyError;
 pub use evaluate::evaluate;
@@ -99,10 +101,10 @@ pub use simple_ddp_ga::SimpleDdpGa;
 pub use simple_ddp_hook::SimpleDdpHook;
 pub use single::Single;
 pub use state::{ActionTimes, StepContext, StepState};
-pub use step::{StepLoss, train_step};
+pub use step::{StepLoss, Stepped, train_step};
 pub use strategy::Strategy;
 pub use top_k::TopK;
-pub use trainer::{Evaluated, Stepped, Trainer};
+pub use trainer::{Evaluated, Trainer};
 pub use zero::Zero;
 
 /// The result of all functions of this crate that can fail.

@@ -17,8 +17,8 @@ use paceline_trace::SpanTrack;
 use crate::pipeline::Pipeline;
 use crate::{AccumulationOrder, Result, span};
 
-/// The number of sums that the ranks share in a step: the loss, the correct samples, and the ranks that ask to stop.
-pub(crate) const NUM_SHARED_SUMS: usize = 3;
+/// The number of sums that the ranks share in a step: the loss, the correct samples, and the ranks that ask to stop and to meet again.
+pub(crate) const NUM_SHARED_SUMS: usize = 4;
 
 /// Bytes for these sums, in addition to those of the strategy.
 pub const SHARED_SUMS_BYTES: usize = NUM_SHARED_SUMS * size_of::<f64>();

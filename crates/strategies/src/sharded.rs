@@ -236,8 +236,11 @@ impl Strategy for Sharded {
         self.units().reductions.ready(cx.replica, id)
     }
 
+    /// Waits for the gathers of units that no pass has opened too: an update in place must not depend on other ranks.
     fn finish_gradients(&mut self, cx: &mut StepContext) -> Result<()> {
-        self.units().reductions.finish(cx)
+        let ShardedUnits { gathers, reductions, .. } = self.units();
+        gathers.wait_all(cx)?;
+        reductions.finish(cx)
     }
 
     /// Updates the shards. Then starts to gather the updates of the owners: all units, or the first ones of the next step.

@@ -28,6 +28,8 @@ pub struct StepState {
     /// Whether this rank asks all ranks to stop after the next step. They learn of it with the loss, so all
     /// stop after the same step.
     pub asks_to_stop: bool,
+    /// Whether this rank asks all ranks to meet again after the next step, because others wait to join them.
+    pub asks_to_regroup: bool,
     /// The factor of the loss in the next step, the same on all ranks. Gradients have it too, and
     /// [`clip_factor`](crate::clip_factor) and the optimizer
     /// ([`Optimizer::set_grad_factor`](paceline_model::Optimizer::set_grad_factor)) divide by it. 1 by default.
@@ -52,7 +54,8 @@ pub struct StepState {
 pub(crate) struct LossSums {
     /// The objective's sums over this rank's shares: f64 (3), or (micro-batches, 3) if they are added up by micro-batch.
     pub(crate) own: Tensor,
-    /// Memory of the host for the sums of all ranks: the losses, the correct samples, and the ranks that ask to stop: f64 (3).
+    /// Memory of the host for the sums of all ranks: the losses, the correct samples, and the ranks that ask to stop and to meet
+    /// again: f64 (4).
     pub(crate) on_host: Tensor,
     /// Destination of these sums: the same memory, or the device's, so that no pass waits for the host to read them.
     pub(crate) of_all: Tensor,
@@ -119,6 +122,7 @@ impl StepState {
         let graphs = options.as_graph.then(|| PassGraphs::new(memory)).transpose()?;
         Ok(Self {
             asks_to_stop: false,
+            asks_to_regroup: false,
             loss_scale: 1.0,
             synchronizes: true,
             num_samples: 0,

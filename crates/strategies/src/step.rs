@@ -40,6 +40,19 @@ pub struct StepLoss {
     /// Whether any rank, or only this one if the loss is not shared, has asked to stop after this step; see
     /// [`StepState::asks_to_stop`].
     pub stops: bool,
+    /// The same for [`StepState::asks_to_regroup`].
+    pub regroups: bool,
+}
+
+/// The outcome of a step.
+#[derive(Clone, Copy, Debug)]
+pub struct Stepped {
+    /// The loss before the update.
+    pub loss: StepLoss,
+    /// The norm of the gradients before they were scaled down, if [`Trainer::max_norm`](crate::Trainer::max_norm) is set or the loss is scaled.
+    pub grad_norm: Option<f64>,
+    /// Whether the parameters were updated: not if the loss or the norm is not finite.
+    pub is_updated: bool,
 }
 
 /// Computes the gradients of a batch, given as this rank's shares of its micro-batches, and synchronizes
@@ -260,6 +273,7 @@ impl<'a> TrainStep<'a> {
             is_shared,
             local_sum: sums.own.to_host()?.read::<f64>()?[0] * counted as f64,
             stops: of_all[2] > 0.0,
+            regroups: of_all[3] > 0.0,
         })
     }
 
@@ -326,13 +340,14 @@ impl<'a> TrainStep<'a> {
         if options.is_one_tree() {
             add_rows(compute, own, state.partial_sums.leaves(), SUMS_LEN)?;
         }
-        let stop = f64::from(u8::from(state.asks_to_stop));
+        let asks =
+            [state.asks_to_stop, state.asks_to_regroup].map(|asks| f64::from(u8::from(asks)));
         if self.replica().counts_samples() {
             of_all.slice(0..2)?.copy_from(&own.slice(0..2)?)?;
         } else {
             of_all.slice(0..2)?.fill_zero()?;
         }
-        of_all.slice(2..3)?.overwrite::<f64, _>(|last| last[0] = stop)?;
+        of_all.slice(2..4)?.overwrite::<f64, _>(|last| last.copy_from_slice(&asks))?;
         self.loss = if self.hooks.is_shared {
             let world = world.for_purpose(Purpose::Loss);
             LossOfAll::Travels(world.all_reduce_async(of_all, ReduceOp::Sum)?)

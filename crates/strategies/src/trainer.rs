@@ -7,12 +7,13 @@ use paceline_collectives::{Mesh, ReduceOp};
 use paceline_kernels::Compute;
 use paceline_kernels::loss::SUMS_LEN;
 use paceline_memory::{Allocator, Category, DType};
-use paceline_model::{Batch, Model, Optimizer, OptimizerConfig};
+use paceline_model::{Batch, Model, Optimizer, OptimizerConfig, Owned};
 use paceline_trace::SpanTrack;
 
+use crate::commit::certain;
 use crate::{
-    MicroBatch, Replica, ReplicaOptions, Result, StepContext, StepLoss, StepState, Strategy,
-    StrategyError, clip_factor, evaluate, train_step,
+    Commit, Left, MicroBatch, Replica, ReplicaOptions, Result, StepContext, StepState, Stepped,
+    Strategy, StrategyError, clip_factor, evaluate, train_step,
 };
 
 /// The seed of [`Trainer::new`].
@@ -36,17 +37,8 @@ pub struct Trainer {
     pub max_norm: Option<f64>,
     /// Whether the loss is scaled ([`StepState::loss_scale`]), so that gradients may overflow. False by default.
     pub scales_loss: bool,
-}
-
-/// The outcome of a step.
-#[derive(Clone, Copy, Debug)]
-pub struct Stepped {
-    /// The loss before the update.
-    pub loss: StepLoss,
-    /// The norm of the gradients before they were scaled down, if [`Trainer::max_norm`] is set or the loss is scaled.
-    pub grad_norm: Option<f64>,
-    /// Whether the parameters were updated: not if the loss or the norm is not finite.
-    pub is_updated: bool,
+    /// Lets ranks complete a step though others are lost. `None` by default.
+    pub commit: Option<Commit>,
 }
 
 /// Means over the samples of an evaluation, or over their tokens.
@@ -104,8 +96,16 @@ impl Trainer {
     /// A trainer of a replica that this strategy has prepared. Collective.
     pub fn of(replica: Replica, strategy: Box<dyn Strategy>, optimizer: Optimizer) -> Result<Self> {
         let (state, track) = (StepState::new(&replica)?, SpanTrack::with_capacity(NUM_SPANS));
-        let (max_norm, scales_loss) = (None, false);
-        Ok(Self { replica, strategy, optimizer, state, track, max_norm, scales_loss })
+        let (max_norm, scales_loss, commit) = (None, false, None);
+        Ok(Self { replica, strategy, optimizer, state, track, max_norm, scales_loss, commit })
+    }
+
+    /// The same with commit points, and with this many copies of each shard ([`Commit::new`]). Collective.
+    pub fn with_commit(mut self, copies: usize) -> Result<Self> {
+        self.sync_replicas()?;
+        let Self { replica, strategy, optimizer, .. } = &self;
+        self.commit = Some(Commit::new(replica, strategy.as_ref(), optimizer, copies)?);
+        Ok(self)
     }
 
     /// One step on this rank's batches, whose gradients are added up before the update. Every sample of all ranks has the same
@@ -127,7 +127,8 @@ impl Trainer {
     /// The same where the numbers of samples of all ranks are known. Adds to the spans. Collective.
     pub fn step_on(&mut self, shares: &[MicroBatch]) -> Result<Stepped> {
         let (max_norm, scales_loss) = (self.max_norm, self.scales_loss);
-        let Self { strategy, replica, state, track, optimizer, .. } = self;
+        let Self { strategy, replica, state, track, optimizer, commit, .. } = self;
+        commit.iter_mut().for_each(Commit::begin_step);
         let cx = &mut StepContext { replica, state, track };
         let loss = train_step(strategy.as_mut(), cx, shares)?;
         let (mut grad_norm, mut factor) = (None, 1.0);
@@ -141,10 +142,32 @@ impl Trainer {
         if is_updated {
             // The scale is a power of two, so the bits are the same as if it were removed before clipping.
             optimizer.set_grad_factor(factor / cx.state.loss_scale);
+        }
+        let stepped = Stepped { loss, grad_norm, is_updated };
+        if let Some(commit) = commit {
+            commit.reach(cx, optimizer, stepped)?;
+        }
+        if is_updated {
             strategy.optimizer_step(cx, optimizer)?;
         }
+        if let Some(commit) = commit {
+            commit.end_step(&replica.compute, &replica.storage, optimizer)?;
+        }
         replica.compute.synchronize()?;
-        Ok(Stepped { loss, grad_norm, is_updated })
+        Ok(stepped)
+    }
+
+    /// The elements that surely have the contents of the last step that this rank has completed, though a later step was
+    /// interrupted: other values are those of other ranks, and may be half updated.
+    pub fn valid(&self) -> Owned {
+        let Replica { model, owned, .. } = &self.replica;
+        Owned { values: certain(owned, &model.layout), ..owned.clone() }
+    }
+
+    /// Leaves the groups of ranks. Peers that still need this rank get an error. Keeps what another trainer needs to go on from the
+    /// last step that all ranks can complete.
+    pub fn leave(self) -> Left {
+        Left::new(self)
     }
 
     /// Loss and accuracy over this rank's batches and those of all others. Changes no parameter. Collective.

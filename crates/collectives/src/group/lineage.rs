@@ -1,14 +1,16 @@
 //! The lineage of a group: its name, its members, and the state that it shares with its parent group and its sub-groups.
 
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Arc, Mutex};
 
 use paceline_memory::Allocator;
 use paceline_rendezvous::RunKey;
+use paceline_trace::lock;
 
 use crate::emulator::NetworkCard;
 use crate::record::RecentRecords;
 use crate::shared::Inherited;
+use crate::worker::Fenced;
 
 /// The state that all groups of a rank share, which descend from the same group.
 #[derive(Debug, Default)]
@@ -19,7 +21,25 @@ pub(crate) struct RankState {
     pub(crate) records: Arc<Mutex<RecentRecords>>,
     /// For the data of slices and objects.
     pub(crate) memory: Allocator,
+    /// Whether an operation of one of the groups has failed.
+    pub(crate) is_broken: Arc<AtomicBool>,
     num_groups: AtomicU32,
+    /// The memory of failed operations of each group.
+    fences: Mutex<Vec<Arc<Mutex<Fenced>>>>,
+}
+
+impl RankState {
+    /// The memory of failed operations of all groups.
+    pub(super) fn fences(&self) -> Vec<Arc<Mutex<Fenced>>> {
+        lock(&self.fences).clone()
+    }
+
+    pub(super) fn add_fence(&self, fence: &Arc<Mutex<Fenced>>) {
+        let mut fences = lock(&self.fences);
+        // This rank has left the groups of the others, and none of their operations had failed.
+        fences.retain(|of| Arc::strong_count(of) > 1 || !lock(of).is_empty());
+        fences.push(fence.clone());
+    }
 }
 
 /// A group's name and members, and the state that it shares with related groups.

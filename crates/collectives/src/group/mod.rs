@@ -25,7 +25,7 @@ mod lineage;
 mod split;
 
 use std::os::fd::RawFd;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock};
 use std::time::Duration;
 
@@ -34,6 +34,7 @@ pub use heap::SharedHeap;
 use host_links::HostLinks;
 pub(crate) use lineage::Lineage;
 use paceline_memory::{Allocator, DeviceStream};
+use paceline_rendezvous::Place;
 use paceline_trace::lock;
 use paceline_trace::runtime::{now, sleep};
 use tracing::debug;
@@ -46,7 +47,7 @@ use crate::record::{OpRecord, Purpose};
 use crate::shared::links::PeerMonitor;
 use crate::shared::{Fate, SharedState};
 use crate::staging::Staging;
-use crate::worker::Worker;
+use crate::worker::{Fenced, Worker};
 use crate::{CollectiveError, GroupOptions, Result, Transport};
 
 /// How long a rank sleeps before it looks again whether others have left.
@@ -112,16 +113,19 @@ impl Group {
         let is_dumped = Mutex::default();
         let recorder =
             FlightRecorder { rank, world, log, dump_folder, group, number, records, is_dumped };
-        let core = Arc::new(Core::new(rank, world, engine, recorder, lineage.members.clone()));
+        let is_broken = lineage.rank.is_broken.clone();
+        let core =
+            Arc::new(Core::new(rank, world, engine, recorder, lineage.members.clone(), is_broken));
         if let HostLinks::Host { links, monitor } = &mut host_links {
             let core = core.clone();
             *monitor = Some(PeerMonitor::start(links, move |peer| core.lose(peer))?);
         }
         debug!("rank {rank} of {world} has formed {} over {transport:?}", lineage.name);
-        let worker = Some(Worker::new(core.clone(), &lineage.name, options.clone()));
+        let worker = Worker::new(core.clone(), &lineage.name, options.clone());
+        lineage.rank.add_fence(worker.fenced());
         let num_splits = AtomicU32::new(0);
         let membership = Membership {
-            worker,
+            worker: Some(worker),
             core,
             transport,
             options,
@@ -177,6 +181,12 @@ impl Group {
         Ok(())
     }
 
+    /// The memory of failed operations of this group and of all that descend from the same, to be given back after this rank has left
+    /// them.
+    pub fn fence(&self) -> Fence {
+        Fence(self.membership.lineage.rank.fences())
+    }
+
     /// Private memory for operations on slices and objects.
     pub(crate) fn memory(&self) -> &Allocator {
         &self.membership.lineage.rank.memory
@@ -203,6 +213,11 @@ impl Group {
     /// How the ranks reach each other.
     pub fn transport(&self) -> Transport {
         if self.nccl_order().is_some() { Transport::Nccl } else { self.membership.transport }
+    }
+
+    /// Whether an operation of this rank has failed, of this group or of one that descends from the same.
+    pub fn is_broken(&self) -> bool {
+        self.membership.lineage.rank.is_broken.load(Ordering::Relaxed)
     }
 
     /// The link that is emulated, if any.
@@ -279,6 +294,22 @@ impl Group {
 
     pub(crate) fn shared(&self) -> Option<&SharedState> {
         self.membership.core.engine.shared()
+    }
+}
+
+/// Memory of failed operations of groups that this rank has left.
+#[derive(Debug)]
+pub struct Fence(Vec<Arc<Mutex<Fenced>>>);
+
+impl Fence {
+    /// Gives the memory back. The groups were those of the generation before this place, all of whose members that
+    /// are left called [`Member::regroup`](paceline_rendezvous::Member::regroup) after they had dropped their groups.
+    pub fn give_back(self, _place: &Place) {
+        for fenced in self.0 {
+            // SAFETY: there is a place in a generation only once the other members of the last one are ready for it, and so have
+            // left their groups, or have ended. One on another host that does not answer cannot reach this memory.
+            unsafe { Fenced::give_back(&fenced) };
+        }
     }
 }
 

@@ -2,6 +2,7 @@
 //! vain.
 
 use std::os::unix::process::ExitStatusExt;
+use std::process::ExitStatus;
 
 use paceline_failure::{EXIT_CONSEQUENCE, EXIT_RUN};
 use paceline_rendezvous::read_culprits;
@@ -114,19 +115,23 @@ fn ended(local: usize, first: usize, ranks: &[Rank]) -> Blame {
     let Some(RankEnd { status, .. }) = ranks[local].ended else {
         return Blame::of(number, "did not end", EXIT_RUN);
     };
-    let (what, code) = match (status.code(), status.signal()) {
+    let (what, code) = how(status);
+    Blame::of(number, &what, code)
+}
+
+/// How a process has ended, in words, and the code to exit with.
+pub(super) fn how(status: ExitStatus) -> (String, u8) {
+    match (status.code(), status.signal()) {
         (Some(code), _) => (format!("exited with code {code}"), code as u8),
         (None, Some(signal)) => {
             (format!("was killed by {}", signals::name(signal)), 128 + signal as u8)
         }
         (None, None) => (format!("ended ({status})"), EXIT_RUN),
-    };
-    Blame::of(number, &what, code)
+    }
 }
 
 #[cfg(test)]
 mod tests {
-    use std::process::ExitStatus;
     use std::time::{Duration, Instant};
 
     use super::*;

@@ -33,7 +33,7 @@ pub struct Hosts {
 }
 
 /// The patience with programs whose time limit is unknown: the default of `--timeout`.
-const PATIENCE: Duration = Duration::from_secs(60);
+pub(super) const PATIENCE: Duration = Duration::from_secs(60);
 
 impl Hosts {
     /// The hosts of the flags; `None` for a single one.
@@ -101,7 +101,7 @@ impl Hosts {
 }
 
 /// The secret that the user has set, or an empty text.
-fn read_secret() -> Result<String> {
+pub(super) fn read_secret() -> Result<String> {
     let secret = std::env::var_os(SECRET).unwrap_or_default();
     match secret.into_string() {
         Ok(secret) if secret.len() <= MAX_SECRET_BYTES => Ok(secret),
@@ -112,13 +112,13 @@ fn read_secret() -> Result<String> {
     }
 }
 
-fn check_port(port: usize) -> Result<u16> {
+pub(super) fn check_port(port: usize) -> Result<u16> {
     let of_host = u16::try_from(port).ok().filter(|port| *port > 0);
     let no_port = || usage(format!("--master-port {port}: pass a free port of host 0, 1 to 65535"));
     of_host.map_or_else(no_port, Ok)
 }
 
-fn check_address(address: &str, port: u16) -> Result<()> {
+pub(super) fn check_address(address: &str, port: u16) -> Result<()> {
     let bare = address.trim_start_matches('[').trim_end_matches(']');
     let reason = match (bare, port).to_socket_addrs() {
         Ok(addresses) if addresses.len() > 0 => return Ok(()),

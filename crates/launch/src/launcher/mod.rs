@@ -16,6 +16,7 @@
 
 mod blame;
 mod dumps;
+mod elastic;
 mod guard;
 mod hosts;
 mod orphans;
@@ -50,6 +51,7 @@ use rustix::process::{Pid, Signal, getppid, set_parent_process_death_signal};
 use crate::environment::{self, Placement};
 use crate::{LaunchArgs, StartFlags};
 
+pub use elastic::{Elastic, join, join_from_env};
 pub use guard::guard_groups;
 pub use hosts::Hosts;
 pub use restarts::launch_with_restarts;
@@ -76,13 +78,12 @@ pub struct Launch {
     pub hosts: Option<Hosts>,
     /// Which attempt this is.
     pub restarts: Restarts,
+    /// How ranks come and go. `None`: the end of one ends all.
+    pub elastic: Option<Elastic>,
     /// Additional environment variables for every rank.
     pub variables: Vec<(&'static str, OsString)>,
     /// Where their output goes.
     pub output: Output,
-    /// Where ranks write their last operations when the run fails. `None`: a new temporary folder, removed if it stays
-    /// empty.
-    pub dump_folder: Option<PathBuf>,
     /// Whether rank 0 reads our standard input.
     pub inherits_stdin: bool,
     /// How long ranks may take to end after a signal from the user.
@@ -99,6 +100,9 @@ pub struct Output {
     pub log_folder: Option<PathBuf>,
     /// Whether output that goes to log files is printed too.
     pub tee: bool,
+    /// Where ranks write their last operations when the run fails. `None`: a new temporary folder, removed if it stays
+    /// empty.
+    pub dump_folder: Option<PathBuf>,
 }
 
 impl Launch {
@@ -119,6 +123,11 @@ impl Launch {
         self.hosts.as_ref().map_or(0, |hosts| hosts.own * self.num_ranks)
     }
 
+    /// Whether rank 0 writes to our standard output itself. Not if another process may be rank 0 later.
+    fn rank_0_owns_stdout(&self) -> bool {
+        self.output.rank_0_owns_stdout && self.elastic.is_none()
+    }
+
     /// The ranks of all hosts, which have equally many.
     fn world_size(&self) -> usize {
         self.hosts.as_ref().map_or(1, |hosts| hosts.count) * self.num_ranks
@@ -132,7 +141,12 @@ fn own_program() -> Result<PathBuf> {
 
 /// `paceline launch`.
 pub fn launch_command(args: &LaunchArgs) -> Result<u8> {
+    if args.start.join.is_some() {
+        return usage("--join is for paceline train; leave it out");
+    }
+    args.start.check_elastic(args.nproc)?;
     let hosts = Hosts::resolve(&args.start)?;
+    let elastic = Elastic::resolve(&args.start)?;
     check_program("launch", &args.command)?;
     if args.tee && args.log_dir.is_none() {
         return usage("--tee prints what --log-dir DIR keeps; pass that too");
@@ -160,6 +174,7 @@ pub fn launch_command(args: &LaunchArgs) -> Result<u8> {
         // The ranks are in a process group of their own, which cannot read the terminal of another process group.
         inherits_stdin: !std::io::stdin().is_terminal(),
         grace: args.start.grace(),
+        elastic: elastic.clone(),
         ..Launch::default()
     };
     // Every attempt is the same.
@@ -168,7 +183,10 @@ pub fn launch_command(args: &LaunchArgs) -> Result<u8> {
 
 /// Warns of flags that have no effect on a single host.
 pub fn warn_of_ignored_master_flags(flags: &StartFlags) {
-    if flags.nnodes == Some(1) && (flags.master_addr.is_some() || flags.master_port.is_some()) {
+    if flags.elastic.is_none()
+        && flags.nnodes == Some(1)
+        && (flags.master_addr.is_some() || flags.master_port.is_some())
+    {
         warn(
             "--nnodes 1: the ranks meet on this host at a port that the launcher chooses; \
              --master-addr and --master-port have no effect",
@@ -238,11 +256,16 @@ fn rank_variables(launch: &Launch) -> Result<(Variables, Option<OwnedFd>)> {
         variables.push(("GROUP_WORLD_SIZE", hosts.count.to_string()));
         let secret = Rendezvous::secret_of_restart(&hosts.secret, launch.restarts.made);
         (hosts.address.clone(), hosts.port, secret, None)
+    } else if let Some(at) = launch.elastic.as_ref().and_then(|elastic| elastic.at.as_ref()) {
+        (at.address.clone(), at.port, at.secret.clone(), None)
     } else {
         let (port, held) =
             held_port().map_err(|e| Failure::io("no free port for MASTER_PORT", e))?;
         (Ipv4Addr::LOCALHOST.to_string(), port, Rendezvous::fresh_secret()?, Some(held))
     };
+    if launch.elastic.is_some() {
+        variables.push((environment::MEMBERS, format!("{address}:{port}")));
+    }
     variables.push(("MASTER_ADDR", address));
     variables.push(("MASTER_PORT", port.to_string()));
     variables.push((environment::SECRET, secret));

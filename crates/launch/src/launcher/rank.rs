@@ -4,6 +4,7 @@ use std::path::PathBuf;
 use std::process::ExitStatus;
 use std::time::Instant;
 
+use paceline_rendezvous::MemberEvent;
 use rustix::process::{Pid, Signal};
 
 use super::relay::LastLines;
@@ -17,6 +18,8 @@ pub(super) struct Rank {
     pub(super) ended: Option<RankEnd>,
     /// The file in which it says why it has failed.
     pub(super) error_file: Option<PathBuf>,
+    /// Its number in the list of members, in a run whose ranks come and go. `None` if it joins as a new member.
+    pub(super) number: Option<u64>,
     /// The last signal by which the launcher has asked it to end.
     pub(super) asked: Option<Signal>,
 }
@@ -24,7 +27,7 @@ pub(super) struct Rank {
 impl Rank {
     pub(super) fn new(group: Pid, error_file: Option<PathBuf>) -> Self {
         let last_lines = LastLines::default();
-        Self { group, last_lines, ended: None, error_file, asked: None }
+        Self { group, last_lines, ended: None, error_file, number: None, asked: None }
     }
 }
 
@@ -42,4 +45,5 @@ pub(super) struct RankEnd {
 pub(super) enum LaunchEvent {
     Ended { local: usize, status: ExitStatus, at: Instant },
     Signal(i32),
+    Member(MemberEvent),
 }

@@ -30,7 +30,9 @@ pub fn launch_with_restarts(
             kept.remove(0).remove();
         }
         // A signal counts also if it came when the ranks were ending already: the user wants the run to end.
-        if made == max || matches!(code, 0 | EXIT_USAGE) || signals::last().is_some() {
+        // Ranks that come and go have been replaced one by one.
+        let is_last = made == max || launch.elastic.is_some();
+        if is_last || matches!(code, 0 | EXIT_USAGE) || signals::last().is_some() {
             list(made, &kept);
             return Ok(code);
         }

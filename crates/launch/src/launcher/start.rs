@@ -18,34 +18,50 @@ use tracing::debug;
 use super::rank::{LaunchEvent, Rank};
 use super::relay::{OutputRoute, RankStream};
 use super::{Launch, Restarts};
+use crate::environment::{MEMBER, MEMBERS};
 
-impl Launch {
-    /// Starts a rank, given its number on this host and the variables that all ranks get. `own_program` becomes the rank's
-    /// program. Without a `dump_folder`, ranks write neither their last operations nor why they failed.
+/// Variables of another launcher. If torchrun has started this process, the new ranks must not use torchrun's store or files.
+const OTHERS: [&str; 8] = [
+    "TORCHELASTIC_RUN_ID",
+    "TORCHELASTIC_USE_AGENT_STORE",
+    "GROUP_RANK",
+    "GROUP_WORLD_SIZE",
+    LAUNCH,
+    ERROR_FILE,
+    MEMBERS,
+    MEMBER,
+];
+
+/// Starts ranks of a launch. `own_program` becomes a rank's program.
+#[derive(Clone, Copy)]
+pub(super) struct Starter<'a> {
+    pub(super) launch: &'a Launch,
+    /// The variables that all ranks get.
+    pub(super) variables: &'a [(&'static str, String)],
+    pub(super) own_program: &'a Path,
+    /// Without it, ranks write neither their last operations nor why they failed.
+    pub(super) dump_folder: Option<&'a Path>,
+    pub(super) events: &'a Sender<LaunchEvent>,
+}
+
+impl Starter<'_> {
+    /// Starts a rank, given its number on this host and, if it has one, in the list of members. `restarts` says how often it has
+    /// been started before.
     pub(super) fn start(
         &self,
         local: usize,
-        variables: &[(&str, String)],
-        own_program: &Path,
-        dump_folder: Option<&Path>,
-        events: &Sender<LaunchEvent>,
+        number: Option<u64>,
+        restarts: Restarts,
     ) -> io::Result<Rank> {
-        let rank = self.first_rank() + local;
-        let owns_stdout = self.output.rank_0_owns_stdout && rank == 0;
-        let log = self.output.log_folder.as_deref();
-        let log = log.map(|folder| log_file(folder, rank, self.restarts)).transpose()?;
-        let mut command = Command::new(own_program);
-        // If torchrun has started this process, the new ranks must not use torchrun's store or files.
-        for name in [
-            "TORCHELASTIC_RUN_ID",
-            "TORCHELASTIC_USE_AGENT_STORE",
-            "GROUP_RANK",
-            "GROUP_WORLD_SIZE",
-            LAUNCH,
-            ERROR_FILE,
-        ] {
+        let Self { launch, dump_folder, .. } = *self;
+        let rank = launch.first_rank() + local;
+        let owns_stdout = launch.rank_0_owns_stdout() && rank == 0;
+        let log = launch.output.log_folder.as_deref();
+        let log = log.map(|folder| log_file(folder, rank, restarts)).transpose()?;
+        let mut command = Command::new(self.own_program);
+        OTHERS.iter().for_each(|name| {
             command.env_remove(name);
-        }
+        });
         let error_file = dump_folder.map(|folder| folder.join(format!("rank_{rank}.error.json")));
         if let (Some(folder), Some(file)) = (dump_folder, &error_file) {
             // An earlier run with the same folder may have left one.
@@ -56,26 +72,31 @@ impl Launch {
             .arg("__rank")
             .arg(std::process::id().to_string())
             .arg("--")
-            .args(&self.command)
+            .args(&launch.command)
             .env("RANK", rank.to_string())
             .env("LOCAL_RANK", local.to_string())
-            .envs(variables.iter().map(|(name, value)| (name, value)))
+            .envs(number.map(|number| (MEMBER, number.to_string())))
             .envs(self.variables.iter().map(|(name, value)| (name, value)))
-            .stdin(if self.inherits_stdin && rank == 0 { Stdio::inherit() } else { Stdio::null() })
+            .envs(launch.variables.iter().map(|(name, value)| (name, value)))
+            .stdin(if launch.inherits_stdin && rank == 0 {
+                Stdio::inherit()
+            } else {
+                Stdio::null()
+            })
             .stdout(if owns_stdout { Stdio::inherit() } else { Stdio::piped() })
             .stderr(Stdio::piped())
             .process_group(0)
             .spawn()?;
-        let program = self.command.first().map(|program| program.to_string_lossy());
+        let program = launch.command.first().map(|program| program.to_string_lossy());
         debug!("rank {rank} is process {}, {}", child.id(), program.unwrap_or_default());
-        let started = Rank::new(Pid::from_child(&child), error_file);
+        let started = Rank { number, ..Rank::new(Pid::from_child(&child), error_file) };
         let route = OutputRoute {
             rank,
-            is_printed: self.output.log_folder.is_none() || self.output.tee,
-            has_prefix: !self.output.rank_0_owns_stdout,
+            is_printed: launch.output.log_folder.is_none() || launch.output.tee,
+            has_prefix: !launch.output.rank_0_owns_stdout,
             log: log.map(|file| Arc::new(Mutex::new(Some(file)))),
         };
-        attend(&started, child, local, &route, events)?;
+        attend(&started, child, local, &route, self.events)?;
         Ok(started)
     }
 }

@@ -14,9 +14,11 @@ use tracing::debug;
 
 use super::blame::{self, Blame};
 use super::dumps::Dumps;
+use super::elastic::ElasticRanks;
 use super::guard::Guard;
 use super::orphans::Orphans;
 use super::rank::{LaunchEvent, Rank, RankEnd};
+use super::start::Starter;
 use super::{Launch, own_program, rank_variables, signals};
 
 /// How long other ranks may take to end by themselves after the first failure.
@@ -57,17 +59,24 @@ pub fn launch_within(launch: &Launch, limit: Duration) -> Result<Ended> {
     let (variables, _held) = rank_variables(launch)?;
     let (sender, events) = channel();
     streams::buffer();
-    if launch.output.rank_0_owns_stdout {
+    if launch.rank_0_owns_stdout() {
         streams::expect_bars();
     }
     signals::forward(sender.clone())?;
     let mut guard = Guard::start(&own_program)?;
     let orphans = Orphans::adopt();
-    let dumps = Dumps::new(launch.dump_folder.as_deref())?;
+    let dumps = Dumps::new(launch.output.dump_folder.as_deref())?;
     if let Some(folder) = dumps.temporary() {
         guard.watch_folder(folder)?;
     }
     let begin = Instant::now();
+    let starter = Starter {
+        launch,
+        variables: &variables,
+        own_program: &own_program,
+        dump_folder: dumps.folder(),
+        events: &sender,
+    };
     let mut watch = Watch {
         launch,
         ranks: Vec::new(),
@@ -76,11 +85,14 @@ pub fn launch_within(launch: &Launch, limit: Duration) -> Result<Ended> {
         begin,
         dumps: &dumps,
         oom_kills: resources::oom_kills(),
+        elastic: ElasticRanks::of(&starter)?,
     };
     for local in 0..launch.num_ranks {
-        let started = launch
-            .start(local, &variables, &own_program, dumps.folder(), &sender)
-            .map_err(|error| cannot_start(launch.first_rank() + local, &error))
+        let rank = launch.first_rank() + local;
+        let number = launch.elastic.is_some().then_some(rank as u64);
+        let started = starter
+            .start(local, number, launch.restarts)
+            .map_err(|error| cannot_start(rank, &error))
             .and_then(|started| {
                 let group = started.group.as_raw_nonzero().get().unsigned_abs();
                 watch.ranks.push(started);
@@ -93,7 +105,7 @@ pub fn launch_within(launch: &Launch, limit: Duration) -> Result<Ended> {
             return Err(failure);
         }
     }
-    let code = watch.until_all_have_ended(limit);
+    let code = watch.until_all_have_ended(limit, &mut guard);
     let have_all_ended = !watch.is_any_left();
     let dumps = dumps.end(code != 0);
     guard.dismiss();
@@ -118,13 +130,14 @@ struct Watch<'a> {
     dumps: &'a Dumps,
     /// Processes of this control group killed for lack of memory before the launch.
     oom_kills: u64,
+    elastic: Option<ElasticRanks<'a>>,
 }
 
 impl Watch<'_> {
     /// Returns the code to exit with.
-    fn until_all_have_ended(&mut self, limit: Duration) -> u8 {
+    fn until_all_have_ended(&mut self, limit: Duration, guard: &mut Guard) -> u8 {
         let (mut stopped, mut waited) = (Duration::ZERO, Duration::ZERO);
-        while self.is_any_running() {
+        while self.is_any_running() || self.elastic.as_ref().is_some_and(ElasticRanks::is_awaited) {
             let begin = Instant::now();
             match self.events.recv_timeout(LOOK) {
                 Ok(LaunchEvent::Signal(SIGTSTP)) => self.pause(),
@@ -132,14 +145,25 @@ impl Watch<'_> {
                 Ok(LaunchEvent::Signal(signal)) => return self.end_by(signal),
                 Ok(LaunchEvent::Ended { local, status, at }) => {
                     self.ended(local, status, at);
-                    if !status.success() {
+                    if !status.success() && !self.goes_on(local, at, guard) {
                         return self.fail(at);
+                    }
+                }
+                Ok(LaunchEvent::Member(event)) => {
+                    let elastic = self.elastic.as_mut();
+                    if elastic.is_some_and(|elastic| elastic.learn(&mut self.ranks, event)) {
+                        return self.fail(Instant::now());
                     }
                 }
                 Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => break,
             }
-            waited += begin.elapsed().min(2 * LOOK);
+            // A longer wait was a suspension of the launcher.
+            let passed = begin.elapsed().min(2 * LOOK);
+            if let Some(elastic) = &mut self.elastic {
+                elastic.end_stopped(&mut self.ranks, passed);
+            }
+            waited += passed;
             if waited > limit {
                 say(&format!(
                     "the ranks were stopped: they have not ended in {} s",
@@ -152,13 +176,22 @@ impl Watch<'_> {
                 stopped = Duration::ZERO;
                 continue;
             };
-            // A longer wait was a suspension of the launcher.
-            stopped += begin.elapsed().min(2 * LOOK);
+            stopped += passed;
             if stopped > hosts.patience {
                 return self.fail(Instant::now());
             }
         }
+        if self.elastic.as_ref().is_some_and(|elastic| !elastic.is_success(&self.ranks)) {
+            return self.fail(Instant::now());
+        }
         self.await_orphans()
+    }
+
+    /// Whether the other ranks go on although this one has failed.
+    fn goes_on(&mut self, local: usize, at: Instant, guard: &mut Guard) -> bool {
+        let after = at.saturating_duration_since(self.begin);
+        let elastic = self.elastic.as_mut();
+        elastic.is_some_and(|elastic| elastic.lose(&mut self.ranks, local, after, guard))
     }
 
     /// Waits for the processes that the ranks have started: they may end by themselves after the ranks have ended well.
@@ -331,6 +364,8 @@ impl Watch<'_> {
         match self.events.recv_timeout(limit) {
             Ok(LaunchEvent::Ended { local, status, at }) => self.ended(local, status, at),
             Ok(LaunchEvent::Signal(signal)) => return !matches!(signal, SIGTSTP | SIGCHLD),
+            // All ranks are about to end.
+            Ok(LaunchEvent::Member(_)) => {}
             // The launch itself holds a sender.
             Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {}
         }

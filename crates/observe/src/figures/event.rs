@@ -45,6 +45,8 @@ pub enum Event<'a> {
         /// Number of samples before that position in the data.
         samples_before: u64,
     },
+    /// The ranks have met again, as others than before.
+    Regrouped(&'a Regrouped),
     /// An epoch begins.
     EpochBegun {
         /// Which one.
@@ -103,13 +105,14 @@ pub enum Event<'a> {
 }
 
 impl Event<'_> {
-    /// The optimizer steps and the epoch of an event that has a line in files: a step, an evaluation that is not repeated, or a
-    /// save.
+    /// The optimizer steps and the epoch of an event that has a line in files: a step, an evaluation that is not repeated, a save, or
+    /// a change of the ranks.
     pub fn position(&self) -> Option<(u64, u64)> {
         match self {
             Self::Step(of) => Some((of.steps, of.epoch)),
             Self::Evaluated(of) if !of.is_repeated => Some((of.steps, of.epoch)),
             Self::Saved(of) => Some((of.steps, of.epoch)),
+            Self::Regrouped(of) => Some((of.steps, of.epoch)),
             _ => None,
         }
     }
@@ -123,6 +126,25 @@ pub struct Save {
     /// The epoch of the last of these steps, from 0.
     pub epoch: u64,
     /// The time for which training has waited.
+    pub took: Duration,
+}
+
+/// The ranks that go on after some were lost or have joined. Members have numbers that are never given twice.
+#[derive(Clone, Debug)]
+pub struct Regrouped {
+    /// Optimizer steps before it.
+    pub steps: u64,
+    /// The epoch of the last of these steps, from 0.
+    pub epoch: u64,
+    /// How many ranks go on.
+    pub ranks: usize,
+    /// How many others are there and not needed, because the mesh or the tree of sums has no place for them.
+    pub idle: usize,
+    /// The members that are there no more.
+    pub lost: Vec<u64>,
+    /// Those that are new.
+    pub joined: Vec<u64>,
+    /// From the end of the last complete step until training goes on.
     pub took: Duration,
 }
 

@@ -56,6 +56,8 @@ pub struct Outcome {
     pub scaling: Option<LossScaling>,
     /// The evaluation at the end.
     pub evaluated: Option<Evaluation>,
+    /// How often the ranks have met again, and how long it took: because some were lost, and because others have joined.
+    pub regroups: [(u64, Duration); 2],
     /// Wall-clock time of the whole run on rank 0.
     pub total: Duration,
     /// Floating-point operations of the model's products for a sample in a step; `None` if they cannot be counted.

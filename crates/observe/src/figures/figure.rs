@@ -4,7 +4,7 @@ use paceline_checkpoint::progress::{Evaluation, LossScaling};
 use paceline_table::table::Head;
 use serde_json::Value;
 
-use crate::figures::event::{Event, Save, StepDone};
+use crate::figures::event::{Event, Regrouped, Save, StepDone};
 use crate::figures::facts::Facts;
 use crate::record::ranks::Ranks;
 use crate::record::steps::AllSteps;
@@ -60,6 +60,8 @@ pub enum Source {
     Scaling(fn(&LossScaling) -> Value),
     /// The time that saving a checkpoint took.
     Save(fn(&Save) -> f64),
+    /// A change of the ranks.
+    Regrouped(fn(&Regrouped) -> Value),
     /// A run, and the rule by which the values of its ranks are combined.
     Run(fn(&Facts, Ranks) -> Value),
     /// The summary of a run, together with the inputs and results of the comparison.
@@ -186,6 +188,7 @@ impl Figure {
             (Source::Scaling(of), Event::Step(step)) => step.scaling.as_ref().map(of),
             (Source::Evaluation(of), Event::Evaluated(of_test)) => of(of_test).map(Value::from),
             (Source::Save(of), Event::Saved(save)) => Some(of(save).into()),
+            (Source::Regrouped(of), Event::Regrouped(regrouped)) => Some(of(regrouped)),
             _ => None,
         }
     }

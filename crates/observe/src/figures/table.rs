@@ -253,6 +253,19 @@ pub static TABLE: &[Figure] = &[
         "Samples of the step, divided by its time with the wait for its data.").curve("speed/samples_per_s"),
     Figure::new("save_s", ("save", "s", 2), First, Source::Save(|s| s.took.as_secs_f64()),
         "Time for which training waits for a checkpoint: the copy of what is saved, and the end of the save before.").metrics().curve("checkpoint/save_s"),
+    Figure::new("members", plain("ranks"), First, Source::Regrouped(|r| json!(r.ranks)),
+        "The ranks that go on after some were lost or have joined.").metrics().curve("members/ranks"),
+    Figure::new("lost", plain("lost"), First, Source::Regrouped(|r| json!(r.lost)),
+        "The members that are there no more.").metrics(),
+    Figure::new("joined", plain("joined"), First, Source::Regrouped(|r| json!(r.joined)),
+        "The members that are new.").metrics(),
+    Figure::new("regroup_s", ("regroup", "s", 3), First, Source::Regrouped(|r| json!(r.took.as_secs_f64())),
+        "From the end of the last complete step until training goes on with other ranks.").metrics().curve("members/regroup_s"),
+    run("regroups", plain("regroups"), First, |f, _| json!(f.outcome.regroups.iter().map(|of| of.0).sum::<u64>()),
+        "How often ranks were lost or have joined, as rank 0 saw it. Without `--elastic`, 0."),
+    run("regroup_total_s", ("regrouping", "s", 2), First,
+        |f, _| json!({ "lost": f.outcome.regroups[0].1.as_secs_f64(), "joined": f.outcome.regroups[1].1.as_secs_f64() }),
+        "The sum of `regroup_s`, by cause: ranks were lost, or have only joined."),
 
     // Where the time of a step goes: the main thread, or the device if it computes.
     time("to_device_ms", "to device", |t| t.to_device, "Time in which the step waits for the copy of its batch to the device, or the \

@@ -22,7 +22,9 @@ use paceline_settings::config::TrainConfig;
 use paceline_settings::named::TransportName;
 use paceline_settings::open_data::OpenData;
 use paceline_settings::strategy::StrategyConfig;
-use paceline_strategies::{SHARED_SUMS_BYTES, Strategy, StrategyError, rehearse_stages};
+use paceline_strategies::{
+    Commit, Footprint, PeerShard, SHARED_SUMS_BYTES, Strategy, StrategyError, rehearse_stages,
+};
 
 use crate::record::event_room::events_bytes;
 use crate::record::memory::{Bytes, RESIDENT, TOTAL};
@@ -300,17 +302,16 @@ fn need(
 ) -> Need {
     let (config, options) = (shape.config, shape.strategy.options);
     let precision = options.precision;
-    let (mesh, place) = shape.mesh.of_part(rank);
-    let footprint = strategy.footprint(model, precision, &mesh, place);
-    let owned = strategy.owned(model, &mesh, place);
-    let state: usize = owned.state.iter().map(|range| range.len()).sum();
+    let ([footprint, copy], state) = of_strategy(shape, strategy, model, rank);
     let state_bytes = state * precision.master.size_bytes();
     let num_partial_sums = options.num_partial_sums(shape.num_batches());
     let bytes_of = |category: Category| -> u64 {
         match category {
-            Category::Parameters => footprint.parameters as u64,
+            Category::Parameters => (footprint.parameters + copy.parameters) as u64,
             // Sums over earlier micro-batches are as long as the gradients.
-            Category::Gradients => (footprint.gradients * (1 + num_partial_sums)) as u64,
+            Category::Gradients => {
+                (footprint.gradients * (1 + num_partial_sums) + copy.gradients) as u64
+            }
             Category::Optimizer => {
                 (state_bytes * config.optimizer.config().state_names().len()) as u64
             }
@@ -343,6 +344,25 @@ fn need(
     let has_processes = config.transport != TransportName::Thread;
     need.resident = has_processes.then_some(need.whole().saturating_add(process as u64));
     need
+}
+
+/// The memory of the strategy and that of a copy of another rank's shard, and the elements with optimizer state in both.
+fn of_strategy(
+    shape: &Shape,
+    strategy: &dyn Strategy,
+    model: &Model,
+    rank: usize,
+) -> ([Footprint; 2], usize) {
+    let (precision, copies) = (shape.strategy.options.precision, shape.config.replicate_shards);
+    let (mesh, place) = shape.mesh.of_part(rank);
+    let footprint = strategy.footprint(model, precision, &mesh, place);
+    let (mut copy, mut state) = (Footprint::default(), strategy.owned(model, &mesh, place).state);
+    if copies > 1 {
+        copy = Commit::footprint((strategy, copies), model, precision, &mesh, place);
+        let copied = PeerShard::owned_by(strategy, model, &mesh, place);
+        state.extend(copied.into_iter().flat_map(|of| of.state));
+    }
+    ([footprint, copy], state.iter().map(Range::len).sum())
 }
 
 /// The most bytes that a rank copies for a checkpoint: its part of the values and of the optimizer's state, divided evenly among

@@ -46,8 +46,8 @@ impl Meter {
     }
 
     /// Means over the measured steps that are alike.
-    pub fn alike(self) -> AlikeSteps {
-        self.alike.mean()
+    pub fn alike(&self) -> AlikeSteps {
+        self.alike.clone().mean()
     }
 
     /// Discards the group's records since the last step, which belong to no step, except operations that it has submitted: for the

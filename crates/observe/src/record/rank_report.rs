@@ -55,7 +55,7 @@ impl RankReport {
     /// The report of this rank now, without a trace.
     pub fn new(
         steps: StepLog,
-        meter: Meter,
+        meter: &Meter,
         memory: RankMemory,
         track: &SpanTrack,
         weights_sha256: String,

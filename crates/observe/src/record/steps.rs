@@ -126,9 +126,16 @@ impl<'a> AllSteps<'a> {
         self.logs.iter().map(|log| log.kept.len()).min().unwrap_or(0)
     }
 
-    /// Each kept step as all ranks saw it, in rank order.
+    /// Each step that all ranks have kept, in rank order. A rank that has joined later lacks the first ones.
     pub fn each(&self) -> impl Iterator<Item = Vec<KeptStep>> + '_ {
-        (0..self.num_kept()).map(|at| self.logs.iter().map(|log| log.kept[at]).collect())
+        let shortest = self.logs.iter().min_by_key(|log| log.kept.len());
+        shortest.into_iter().flat_map(|log| &log.kept).filter_map(|step| {
+            let of = |log: &&StepLog| {
+                let at = log.kept.binary_search_by_key(&step.number, |of| of.number).ok()?;
+                Some(log.kept[at])
+            };
+            self.logs.iter().map(of).collect()
+        })
     }
 
     /// A part of each kept step, on the rank where it is largest.
@@ -229,6 +236,7 @@ pub(crate) mod tests {
             is_shared,
             local_sum: 1.0,
             stops: false,
+            regroups: false,
         }
     }
 

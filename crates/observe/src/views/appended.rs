@@ -24,23 +24,24 @@ pub(super) struct Appended {
 }
 
 impl Appended {
-    /// Makes the file, which begins with these bytes.
+    /// Makes the file, which begins with these bytes. Goes on with one that is there: another rank 0 of the same run has begun it.
     ///
     /// # Errors
     ///
     /// If this fails at the start of the run, when nothing is lost yet.
     pub(super) fn create(disk: &Disk, path: PathBuf, begin: &[u8]) -> Result<Self> {
         let create = || {
-            let mut file = disk.create(&path)?;
-            if !begin.is_empty() {
+            let mut file = disk.open_or_create(&path)?;
+            let mut len_bytes = file.go_to_end()?;
+            if len_bytes == 0 && !begin.is_empty() {
                 file.write_all(begin)?;
+                len_bytes = begin.len() as u64;
             }
-            std::io::Result::Ok(file)
+            std::io::Result::Ok((file, len_bytes))
         };
-        let file = create();
-        let file =
-            file.map_err(|e| Failure::io(format!("cannot write {}", path.printable()), e))?;
-        Ok(Self { path, file: Some(file), len_bytes: begin.len() as u64, missing: None })
+        let (file, len_bytes) =
+            create().map_err(|e| Failure::io(format!("cannot write {}", path.printable()), e))?;
+        Ok(Self { path, file: Some(file), len_bytes, missing: None })
     }
 
     /// Adds a line or a record in one write. If the disk takes only a part of it, that part is removed again. `what` names

@@ -12,7 +12,7 @@ use paceline_host::streams;
 use paceline_host::text::{line_width, listed, plural, thousands};
 use paceline_settings::config::TrainConfig;
 
-use crate::figures::event::{Event, Listener, StepDone};
+use crate::figures::event::{Event, Listener, Regrouped, StepDone};
 use crate::figures::facts::Facts;
 use crate::figures::table::printed;
 use crate::views::blocks::{detail_lines, end_lines};
@@ -220,6 +220,31 @@ impl<'a> Console<'a> {
         self.say(format!("Step {steps}: evaluation loss {loss}{perplexity}{accuracy}, {over}"));
     }
 
+    /// Says who goes on after some ranks were lost or have joined.
+    fn regrouped(&mut self, of: &Regrouped) {
+        let members = |numbers: &[u64], one: &str, several: &str| {
+            let words: Vec<String> = numbers.iter().map(u64::to_string).collect();
+            match numbers {
+                [] => None,
+                [number] => Some(format!("member {number} {one}")),
+                _ => Some(format!("members {} {several}", words.join(", "))),
+            }
+        };
+        let lost = members(&of.lost, "is lost", "are lost");
+        let joined = members(&of.joined, "has joined", "have joined");
+        let mut what: Vec<String> = lost.into_iter().chain(joined).collect();
+        if what.is_empty() {
+            what.push("other ranks are needed".into());
+        }
+        self.say(format!(
+            "Step {}: {}; {} after {:.2} s",
+            of.steps,
+            what.join(", "),
+            goes_on(of.ranks, of.idle),
+            of.took.as_secs_f64()
+        ));
+    }
+
     /// Says why the run ends before its last step.
     fn early_stop(&mut self, steps: u64, best: f64, best_steps: u64) {
         let patience = self.config.evaluation.early_stop.unwrap_or_default() as usize;
@@ -292,6 +317,7 @@ impl Listener for Console<'_> {
                 self.steps_per_s.mark(Instant::now(), progress.steps);
                 self.resumed(progress, *samples_before);
             }
+            Event::Regrouped(of) => self.regrouped(of),
             Event::EpochBegun { epoch } => {
                 self.epoch = Batches::default();
                 self.begin.get_or_insert_with(Instant::now);
@@ -327,6 +353,14 @@ impl Listener for Console<'_> {
             }
         }
         Ok(())
+    }
+}
+
+fn goes_on(ranks: usize, idle: usize) -> String {
+    let idle = if idle > 0 { format!(" and {idle} idle") } else { String::new() };
+    match ranks {
+        1 => format!("1 rank goes on{idle}"),
+        _ => format!("{ranks} ranks go on{idle}"),
     }
 }
 

@@ -60,6 +60,9 @@ fn a_run_needs_what_was_predicted() {
     check(&format!("{MLP} --nproc 2 --strategy ddp --optimizer adamw --clip-grad-norm 0.5"));
     check(&format!("{MLP} --nproc 4 --strategy sharded3 --optimizer adamw --transport thread"));
     check(&format!("{CNN} --nproc 2 --strategy sharded3 --batch-norm --momentum 0.9"));
+    let twice = "--replicate-shards 2 --optimizer adamw --transport thread";
+    check(&format!("{CNN} --nproc 3 --strategy sharded3 --batch-norm {twice}"));
+    check(&format!("{MLP} --nproc 3 --strategy zero1 {twice}"));
     let accumulate = "--accumulate 3 --accumulation-order tree";
     check(&format!("{CNN} --nproc 2 --strategy simple_ddp {accumulate} --transport thread"));
     let each = "--accumulate 5 --no-sync off";

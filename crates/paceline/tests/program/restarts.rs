@@ -167,7 +167,7 @@ fn has_begun(sandbox: &Sandbox) -> bool {
 }
 
 /// The numbers of the steps in a run folder. A killed rank 0 may leave half a line.
-fn steps(folder: &Path) -> Vec<u64> {
+pub fn steps(folder: &Path) -> Vec<u64> {
     let text = fs::read_to_string(folder.join("metrics.jsonl")).unwrap();
     let whole = text.split_inclusive('\n').filter(|line| line.ends_with('\n'));
     whole

@@ -42,7 +42,7 @@ const WITH_HISTORY: [(&[&str], &str); 9] = [
 ];
 
 /// The other flags of these groups: they say how each step is made, how many there are, or what is measured.
-const WITHOUT_HISTORY: [&str; 27] = [
+const WITHOUT_HISTORY: [&str; 28] = [
     "accumulate-in",
     "batch-size",
     "bucket-cap-mb",
@@ -63,6 +63,7 @@ const WITHOUT_HISTORY: [&str; 27] = [
     "no-sync",
     "overlap-tp",
     "prefetch",
+    "replicate-shards",
     "seed",
     "sequence-parallel",
     "steps",

@@ -367,6 +367,10 @@ pub struct StrategyFlags {
     /// synchronized ones take
     #[arg(long, value_name = "N", value_parser = at_least::<usize>(2))]
     pub sync_blocks: Option<usize>,
+    /// Sharding: the ranks that keep each shard, with the optimizer's state. With 2, the next rank makes the same updates to a
+    /// copy, so that a shard outlives its owner
+    #[arg(long, value_name = "N", default_value_t = 1, value_parser = within::<usize>(1, 2))]
+    pub replicate_shards: usize,
 }
 
 /// The names of the schedules.

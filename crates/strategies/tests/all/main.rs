@@ -1,6 +1,7 @@
 //! The tests of strategies on the processor, one program: each program is linked once more, with the whole crate.
 
 mod batch_norm;
+mod commit;
 #[path = "../common/mod.rs"]
 mod common;
 mod communication;

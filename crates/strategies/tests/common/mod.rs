@@ -6,16 +6,15 @@ use std::ops::{Deref, DerefMut, Range};
 
 use paceline_collectives::{Group, Mesh, MeshShape, Purpose, ReduceOp, Work};
 use paceline_cuda::Card;
-use paceline_kernels::optimizer::Sgd;
+use paceline_kernels::optimizer::{AdamW, Sgd};
 use paceline_kernels::{Compute, elementwise};
 use paceline_memory::{Accelerator, Allocator, Category, DType, Tensor};
 use paceline_model::{
-    Batch, CnnConfig, LlamaConfig, LlamaTask, MlpConfig, Model, Optimizer, OptimizerConfig,
-    Precision, SpecialTokens,
+    Batch, CnnConfig, LlamaConfig, LlamaTask, MlpConfig, Model, Optimizer, Precision, SpecialTokens,
 };
 use paceline_strategies::{
     AccumulationOrder, BucketCaps, BucketDdpAsync, CommHook, Ddp, Exactness, FlatDdp,
-    HalfPrecision, LocalSgd, MicroBatch, NoSync, Replica, ReplicaOptions, Result,
+    HalfPrecision, Left, LocalSgd, MicroBatch, NoSync, Replica, ReplicaOptions, Result,
     ShardAccumulation, ShardOptions, Sharded, SimpleDdp, SimpleDdpAsync, SimpleDdpGa,
     SimpleDdpHook, Stages, StepContext, StepLoss, Stepped, Strategy, SyncBlocks, TopK, Zero,
     ZeroStage,
@@ -337,6 +336,8 @@ pub const INEXACT: &[Inexact] = &[
 pub enum Optim {
     Plain,
     Momentum,
+    /// With weight decay of matrices only.
+    AdamW,
 }
 
 /// A trainer with the samples of a network.
@@ -364,6 +365,10 @@ impl DerefMut for Trainer {
 }
 
 impl Trainer {
+    pub fn leave(self) -> Left {
+        self.trainer.leave()
+    }
+
     pub fn new(net: Net, group: Group, strategy: Box<dyn Strategy>) -> Self {
         Self::with_optimizer(net, group, strategy, Optim::Momentum)
     }
@@ -469,13 +474,21 @@ impl Trainer {
         strategy: Box<dyn Strategy>,
         optim: Optim,
     ) -> Result<Self> {
-        let config = OptimizerConfig::Sgd(match optim {
-            Optim::Plain => Sgd { lr: 0.3, momentum: 0.0, weight_decay: 0.0 },
-            Optim::Momentum => Sgd { lr: 0.05, momentum: 0.9, weight_decay: 1e-4 },
-        });
-        let optimizer = replica.optimizer(config)?;
+        let mut optimizer = replica.optimizer(match optim {
+            Optim::Plain => Sgd { lr: 0.3, momentum: 0.0, weight_decay: 0.0 }.into(),
+            Optim::Momentum => Sgd { lr: 0.05, momentum: 0.9, weight_decay: 1e-4 }.into(),
+            Optim::AdamW => AdamW { lr: 0.01, weight_decay: 0.1, ..AdamW::default() }.into(),
+        })?;
+        if matches!(optim, Optim::AdamW) {
+            optimizer = optimizer.decaying_matrices_only(replica.storage.layout());
+        }
         let trainer = paceline_strategies::Trainer::of(replica, strategy, optimizer)?;
         Ok(Self { net, trainer, blocks: None, num_steps: 0, next_sample: 0 })
+    }
+
+    /// The same with commit points, and with so many copies of each shard.
+    pub fn with_commit(self, copies: usize) -> Result<Self> {
+        Ok(Self { trainer: self.trainer.with_commit(copies)?, ..self })
     }
 
     pub fn parts(&mut self) -> (&mut dyn Strategy, StepContext<'_>, &mut Optimizer) {

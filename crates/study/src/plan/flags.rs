@@ -131,7 +131,7 @@ fn rank_bytes(args: &HardwareArgs) -> Result<f64> {
 }
 
 /// Flags that the layouts decide about.
-const OF_LAYOUTS: [(&str, &str); 6] = [
+const OF_LAYOUTS: [(&str, &str); 7] = [
     (
         "accumulate",
         "it follows from --global-batch-size, the samples of a step, and the layout; leave it out",
@@ -141,6 +141,7 @@ const OF_LAYOUTS: [(&str, &str); 6] = [
     ("rank-samples", "the same batch on every rank is planned; leave it out"),
     ("sync-batch-norm", "its blocking sums are not planned; leave it out"),
     ("broadcast-buffers", "its broadcasts are not planned; leave it out"),
+    ("replicate-shards", "its messages are not planned; leave it out"),
 ];
 
 impl RankHardware {

@@ -103,11 +103,12 @@ pub const MAX_RANKS: usize = 4096;
 const MIN_SCALE: f64 = 1e-3;
 const MAX_SCALE: f64 = 1e3;
 /// Flags that a prediction ignores, each with advice.
-const NOT_PREDICTED: [(&str, &str); 5] = [
+const NOT_PREDICTED: [(&str, &str); 6] = [
     ("strategy", "what ddp would do is predicted; leave it out"),
     ("link", "pass --links; leave it out"),
     ("sync-batch-norm", "its blocking sums are not predicted; leave it out"),
     ("broadcast-buffers", "its broadcasts are not predicted; leave it out"),
+    ("replicate-shards", "its messages are not predicted; leave it out"),
     ("rank-samples", "the same batch on every rank is predicted; leave it out"),
 ];
 /// The flag that says how ranks reduce.

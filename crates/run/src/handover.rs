@@ -1,0 +1,303 @@
+//! How the state of a run goes from the ranks of one generation to those of the next.
+//!
+//! Each rank that was there brings the elements that it certainly has after the last step that all can reach: its shard, or all of a
+//! replica, and the copy of another rank's shard. Elements that every rank has are copied at home. The others are sent to all
+//! by the first rank that has them.
+//!
+//! Input: what a rank has kept, and the ranks of both generations. Output: the values and the optimizer's state of the new ones. This file does not know who
+//! is gone, or why.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::Path;
+
+use paceline_checkpoint::pieces::{self, Piece, Ranges};
+use paceline_checkpoint::progress::Progress;
+use paceline_checkpoint::{self as checkpoint, Checkpoint, Previous};
+use paceline_collectives::Group;
+use paceline_failure::{Failure, Result};
+use paceline_memory::{Allocator, Category, DType, Tensor};
+use paceline_model::{Optimizer, Storage};
+use paceline_settings::config::TrainConfig;
+use paceline_strategies::{Interrupted, Left, PeerShard, Replica, Stepped};
+use serde::{Deserialize, Serialize};
+
+use crate::resume::Begin;
+use crate::trainer::{AfterStep, Training, batches_of_step};
+
+/// What a rank has of a generation that is over.
+pub(crate) struct Kept {
+    left: Left,
+    /// The step that it may have to complete.
+    interrupted: Option<Interrupted>,
+}
+
+/// Where a rank stands, for the others.
+#[derive(Clone, Copy, Debug, Serialize, Deserialize)]
+struct Standing {
+    progress: Progress,
+    after: Option<AfterStep>,
+    optimizer_steps: u64,
+    /// The steps of this run so far.
+    num_steps: u64,
+    /// Whether all ranks of its generation can complete one step more.
+    has_passed: bool,
+}
+
+/// What a rank says when it meets the others again: where it stands, if it has state, and whether it knows that no step was made.
+type Said = (Option<Standing>, bool);
+
+/// The state from which the ranks of a generation begin.
+pub(crate) struct HandedOver<'h> {
+    /// The ranks of the generation, with those that only bring state.
+    all: &'h Group,
+    /// Where the ranks that bring state stand. `None` if no rank brings any.
+    standing: Option<(Progress, u64)>,
+    /// Whether no step was made yet.
+    is_beginning: bool,
+    /// The step that this rank has completed alone.
+    pub(crate) completed: Option<Stepped>,
+    pieces: Vec<Piece>,
+    /// Whether this rank has listeners from an earlier generation.
+    pub(crate) has_listeners: bool,
+}
+
+/// Elements of a tensor that a rank has.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+struct Entry {
+    name: String,
+    range: Range<usize>,
+    dtype: String,
+}
+
+impl Entry {
+    fn of(piece: &Piece) -> Self {
+        let range = piece.start..piece.start + piece.data.num_elems();
+        Self { name: piece.name.clone(), range, dtype: piece.data.dtype().name().to_owned() }
+    }
+}
+
+/// Elements of a tensor, and the rank that has them.
+type Held = (Range<usize>, usize);
+
+impl Kept {
+    pub(crate) fn new(left: Left) -> Self {
+        let interrupted = left.interrupted();
+        Self { left, interrupted }
+    }
+
+    /// Makes `run` and this state those of the last step that all ranks of the old generation can reach. Collective among `all`;
+    /// ranks without state pass `None`, and advance to the others' step. `is_beginning` says that this rank knows that no step was made.
+    pub(crate) fn agree<'h>(
+        (kept, is_beginning): (Option<&mut Self>, bool),
+        run: &mut Training,
+        config: &TrainConfig,
+        all: &'h Group,
+    ) -> Result<HandedOver<'h>> {
+        let own = kept.as_ref().map(|of| Standing {
+            progress: run.progress,
+            after: run.after,
+            optimizer_steps: of.left.optimizer.steps(),
+            num_steps: run.num_steps,
+            has_passed: of.interrupted.is_some_and(|step| step.has_passed),
+        });
+        let said: Vec<Said> = all.all_gather_object(&(own, is_beginning))?;
+        let mut handed = HandedOver {
+            all,
+            standing: None,
+            is_beginning: said.iter().any(|(_, is_beginning)| *is_beginning),
+            completed: None,
+            pieces: Vec::new(),
+            has_listeners: false,
+        };
+        let reached = |of: &Standing| of.progress.steps + u64::from(of.has_passed);
+        let Some(reached) = said.iter().filter_map(|(of, _)| of.as_ref()).map(reached).max() else {
+            return Ok(handed);
+        };
+        let mut own = None;
+        if let Some(kept) = kept {
+            if run.progress.steps < reached {
+                let step = kept.interrupted.take().ok_or_else(|| behind(run, reached))?;
+                kept.left.complete()?;
+                let num_batches = batches_of_step(config, &run.progress);
+                run.advance(config, num_batches, step.stepped.loss.samples, &step.stepped);
+                handed.completed = Some(step.stepped);
+            }
+            kept.interrupted = None;
+            kept.left.restore_buffers()?;
+            handed.pieces = pieces_of(&kept.left)?;
+            own = Some(Standing {
+                progress: run.progress,
+                after: run.after,
+                optimizer_steps: kept.left.optimizer.steps(),
+                num_steps: run.num_steps,
+                has_passed: false,
+            });
+        }
+        // An evaluation or a save that one rank has not finished is made again by all.
+        let standings: Vec<Standing> = all.all_gather_object(&own)?.into_iter().flatten().collect();
+        let first = standings.iter().find(|of| of.after.is_some()).unwrap_or(&standings[0]);
+        (run.progress, run.after, run.num_steps) = (first.progress, first.after, first.num_steps);
+        handed.standing = Some((first.progress, first.optimizer_steps));
+        Ok(handed)
+    }
+}
+
+/// The elements that a rank certainly has.
+fn pieces_of(left: &Left) -> Result<Vec<Piece>> {
+    let mut all =
+        pieces::of_ranges("", &Ranges::from(&left.valid), &left.storage, &left.optimizer)?;
+    if let Some(PeerShard { owned, storage, optimizer, .. }) = left.peer() {
+        all.extend(pieces::of_ranges("", &Ranges::from(owned), storage, optimizer)?);
+    }
+    all.extend(buffers_of(&left.storage)?);
+    Ok(all)
+}
+
+/// The running statistics of the units that a rank computes.
+fn buffers_of(storage: &Storage) -> Result<Vec<Piece>> {
+    pieces::of_buffers(storage, |unit| !storage.layout().unit(unit).is_elsewhere)
+}
+
+fn behind(run: &Training, reached: u64) -> Failure {
+    Failure::Run(format!(
+        "this rank has made {} steps and cannot make step {reached}, which another rank has made",
+        run.progress.steps
+    ))
+}
+
+impl HandedOver<'_> {
+    /// Gives this rank's state to the others, and takes what `replica` needs. `None` if no rank has some of it: then the run begins at its
+    /// last checkpoint. Collective among the ranks of both generations.
+    pub(crate) fn take_over(
+        &self,
+        config: &TrainConfig,
+        replica: &Replica,
+        optimizer: &mut Optimizer,
+    ) -> Result<Option<Begin>> {
+        let Some((progress, steps)) = self.standing else {
+            return if self.is_beginning { Ok(None) } else { lost(config, replica).map(|()| None) };
+        };
+        let storage = &replica.storage;
+        let values = storage.values().ranges().to_vec();
+        let held = Ranges { values, ..Ranges::from(&replica.owned) };
+        let mut wanted = pieces::of_ranges("", &held, storage, optimizer)?;
+        wanted.extend(buffers_of(storage)?);
+        if !self.exchange(&wanted)? {
+            return lost(config, replica).map(|()| None);
+        }
+        optimizer.resume_after(steps);
+        let save = config.checkpoints.save.as_deref();
+        let previous = save.filter(|_| replica.world.rank() == 0).and_then(newest);
+        Ok(Some(Begin { progress, previous }))
+    }
+
+    /// The same for a rank that only brings state.
+    pub(crate) fn give(&self) -> Result<()> {
+        if self.standing.is_some() {
+            self.exchange(&[])?;
+        }
+        Ok(())
+    }
+
+    /// Fills the pieces that this rank wants with those that the ranks have. Returns whether all ranks have got all.
+    fn exchange(&self, wanted: &[Piece]) -> Result<bool> {
+        let own: Vec<Entry> = self.pieces.iter().map(Entry::of).collect();
+        let mut catalog: BTreeMap<(String, String), Vec<Held>> = BTreeMap::new();
+        for (rank, entries) in self.all.all_gather_object(&own)?.into_iter().enumerate() {
+            for Entry { name, range, dtype } in entries {
+                catalog.entry((name, dtype)).or_default().push((range, rank));
+            }
+        }
+        let mut missing: usize = wanted.iter().map(|piece| piece.data.num_elems()).sum();
+        for ((name, dtype), held) in &catalog {
+            let dtype = dtype.parse().unwrap_or(DType::U8);
+            for (range, holders) in segments(held) {
+                let Some(part) = self.bring(name, dtype, &range, &holders)? else { continue };
+                for piece in wanted.iter().filter(|piece| piece.name == *name) {
+                    missing -= copy_common(piece, &range, &part)?;
+                }
+            }
+        }
+        let of_all = self.all.all_gather_object(&missing)?;
+        Ok(of_all.iter().all(|missing| *missing == 0))
+    }
+
+    /// Elements that these ranks have: at home if all have them, and otherwise sent by the first of them.
+    fn bring(
+        &self,
+        name: &str,
+        dtype: DType,
+        range: &Range<usize>,
+        holders: &[usize],
+    ) -> Result<Option<Tensor>> {
+        let own = self.part(name, range);
+        if holders.len() == self.all.world_size() {
+            return Ok(own);
+        }
+        let new = || Allocator::new().tensor(dtype, [range.len()], Category::Communication);
+        let part = own.map_or_else(new, Ok)?;
+        self.all.broadcast(&part, holders[0])?;
+        Ok(Some(part))
+    }
+
+    /// This rank's elements of a range, if it has all of them in one piece.
+    fn part(&self, name: &str, range: &Range<usize>) -> Option<Tensor> {
+        self.pieces.iter().filter(|piece| piece.name == name).find_map(|piece| {
+            let begin = range.start.checked_sub(piece.start)?;
+            let end = begin + range.len();
+            (end <= piece.data.num_elems()).then(|| piece.data.slice(begin..end).ok())?
+        })
+    }
+}
+
+/// Cuts ranges where one of them begins or ends. Returns each part with the ranks that have it.
+fn segments(held: &[Held]) -> Vec<(Range<usize>, Vec<usize>)> {
+    let mut bounds: Vec<usize> =
+        held.iter().flat_map(|(range, _)| [range.start, range.end]).collect();
+    bounds.sort_unstable();
+    bounds.dedup();
+    let parts = bounds.windows(2).map(|pair| {
+        let has = |(range, _): &&Held| range.start <= pair[0] && pair[1] <= range.end;
+        let mut holders: Vec<usize> = held.iter().filter(has).map(|(_, rank)| *rank).collect();
+        holders.sort_unstable();
+        holders.dedup();
+        (pair[0]..pair[1], holders)
+    });
+    parts.filter(|(_, holders)| !holders.is_empty()).collect()
+}
+
+/// Copies the elements that a piece has in common with a range. Returns how many.
+fn copy_common(to: &Piece, range: &Range<usize>, from: &Tensor) -> Result<usize> {
+    let own = to.start..to.start + to.data.num_elems();
+    let common = own.start.max(range.start)..own.end.min(range.end);
+    if common.is_empty() {
+        return Ok(0);
+    }
+    let to = to.data.slice(common.start - own.start..common.end - own.start)?;
+    let from = from.slice(common.start - range.start..common.end - range.start)?;
+    to.copy_from(&from)?;
+    Ok(common.len())
+}
+
+/// The newest complete checkpoint of a folder.
+fn newest(save: &Path) -> Option<Previous> {
+    let found = checkpoint::find(save).ok()?;
+    let (_, opened, _) = Checkpoint::open_last_good(&found).ok()?;
+    opened.as_previous(save)
+}
+
+/// Fails unless the run can go on from a checkpoint.
+fn lost(config: &TrainConfig, replica: &Replica) -> Result<()> {
+    if config.checkpoints.save.is_some() {
+        return Ok(());
+    }
+    let problem = "nobody who is left has the whole state of the run";
+    Err(match replica.world.rank() {
+        0 => Failure::Run(format!(
+            "{problem}; pass --replicate-shards 2, so that another rank has a copy of each shard, or --save DIR, so that training goes on \
+             from the last checkpoint"
+        )),
+        _ => Failure::Consequence(problem.into()),
+    })
+}
