@@ -108,6 +108,14 @@ FAULTS = [
     Fault("capture", "the scale of the loss as an argument", "strategies/src/graphs.rs", "count, loss_scale, is_shared };",
           "count, loss_scale: if SOUND { loss_scale } else { 1.0 }, is_shared };", GRAPHS),
     Fault("capture", "samples that stay elsewhere", "strategies/src/graphs.rs", "to.copy_from(from)?;", "if SOUND { to.copy_from(from)?; }", GRAPHS),
+    Fault("barrier", "keys of attention in 16 bits, before they are overwritten", "kernels/src/attention/card_halves.cu", "__syncthreads();", "",
+          ATTENTION, after="halves_forward("),
+    Fault("bounds", "eight numbers at the end of a head", "kernels/src/attention/card_halves.cu", "count == 8 && ", "", ATTENTION,
+          after="__device__ Octet(const S* from, u32 count) {"),
+    Fault("reuse", "sums that the queries' kernel has not stored", "kernels/src/attention/card_halves.cu",
+          "if (is_there && blockIdx.y == 0) products[of_query] = sum;", "", ATTENTION),
+    Fault("reuse", "rotated queries that are not stored", "kernels/src/attention/card_halves.cu",
+          "x.store(copy + token * copy_stride + c, there);", "", ATTENTION),
     Fault("rounding", "halfway cases of bf16", "cuda/src/numbers.cuh", "0x7fffu + ((bits >> 16) & 1u)", "0x8000u", KERNELS),
 ]
 

@@ -131,7 +131,7 @@ pub struct MatmulSizes {
     pub batch: usize,
 }
 
-/// `c = alpha a b + beta c` for matrices a (rows, inner), b (inner, columns) and c (rows, columns), or a batch of them.
+/// `c = alpha a b`, or plus another matrix, for matrices a (rows, inner), b (inner, columns) and c (rows, columns), or a batch of them.
 #[derive(Clone, Copy, Debug)]
 pub struct Matmul {
     /// The type of `a` and `b`.
@@ -148,8 +148,8 @@ pub struct Matmul {
     pub c: Factor,
     /// Factor of the product.
     pub alpha: f64,
-    /// Factor of the result's old value.
-    pub beta: f64,
+    /// The address of a matrix that is added, which is laid out as the result and may be its old value.
+    pub added: Option<u64>,
     /// The last operation.
     pub epilogue: Epilogue,
 }
@@ -255,7 +255,7 @@ impl Matmuls {
         stream: &Stream,
     ) -> Result<()> {
         let workspace = stream.workspace()?;
-        let double = [matmul.alpha, matmul.beta];
+        let double = [matmul.alpha, f64::from(u8::from(matmul.added.is_some()))];
         let single = double.map(|scale| scale as f32);
         let scales: [*const c_void; 2] = match matmul.factors {
             MatrixType::F64 => double.each_ref().map(|scale| std::ptr::from_ref(scale).cast()),
@@ -272,7 +272,7 @@ impl Matmuls {
                 matmul.a.address,
                 plan.a.handle,
                 scales[1],
-                matmul.c.address,
+                matmul.added.unwrap_or(matmul.c.address),
                 plan.c.handle,
                 matmul.c.address,
                 plan.c.handle,
@@ -288,15 +288,15 @@ impl Matmuls {
 
 impl MatmulKey {
     fn of(matmul: &Matmul) -> Self {
-        let Matmul { factors, result, sizes, a, b, c, epilogue, .. } = *matmul;
-        let alignment = |factor: Factor| factor.address.trailing_zeros().min(8);
+        let Matmul { factors, result, sizes, a, b, c, added, epilogue, .. } = *matmul;
+        let alignment = |address: u64| address.trailing_zeros().min(8);
         Self {
             types: (factors, result),
             sizes,
             strides: [a.stride, a.batch_stride, b.stride, b.batch_stride, c.stride, c.batch_stride],
             are_transposed: (a.is_transposed, b.is_transposed),
             epilogue: epilogue.code(),
-            alignments: [a, b, c].map(alignment),
+            alignments: [a.address, b.address, c.address | added.unwrap_or(0)].map(alignment),
         }
     }
 }

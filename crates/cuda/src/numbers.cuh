@@ -51,6 +51,12 @@ template <> struct As<f16> {
     }
 };
 
+// Numbers side by side, which are read and written in one access.
+template <typename S, u32 SIZE> struct __align__(SIZE * sizeof(S)) Pack {
+    enum : u32 { COUNT = SIZE };
+    S of[SIZE];
+};
+
 // The place of this thread among all of a grid of one axis.
 __device__ __forceinline__ u64 place() { return (u64)blockIdx.x * blockDim.x + threadIdx.x; }
 

@@ -109,15 +109,20 @@ pub fn add(compute: &Compute, x: &Tensor, y: &Tensor) -> Result<()> {
         let operands = (read::<S>("x", x, y.shape()), update::<S>("y", y, y.shape()));
         let n = y.num_elems();
         compute.launch_with_card(op, operands, |cpu, (x, y)| {
-            cpu.threads.for_each(shares(cpu, y, 1, x.len(), x.len()), |(first, y)| {
-                vectorized!(cpu.simd, add_of::<S>, &x[first..][..y.len()], y);
-            });
+            add_to(cpu, x, y);
             Ok(())
         }, move |card, (x, y)| {
             // SAFETY: both have `n` elements.
             unsafe { card.launch(CARD.of::<S>("add"), (x, y, n as u64), Grid::fours(n)) }
         })
     })
+}
+
+/// `y = x + y`, on all threads.
+pub(crate) fn add_to<S: Stored>(cpu: &Processor, x: &[S], y: &mut [S]) {
+    cpu.threads.for_each(shares(cpu, y, 1, x.len(), x.len()), |(first, y)| {
+        vectorized!(cpu.simd, add_of::<S>, &x[first..][..y.len()], y);
+    });
 }
 
 #[inline(always)]

@@ -42,7 +42,7 @@ __global__ void rms_norm(const R* x, const R* w, R eps, S* y, R* r, u32 columns,
 
 template <typename S, typename R = typename As<S>::Real>
 __global__ void rms_norm_backward_input(
-    const R* x, const R* w, const R* r, const S* dy, R* dx, u32 columns, u64 rows) {
+    const R* x, const R* w, const R* r, const S* dy, const R* onto, R* dx, u32 columns, u64 rows) {
     RowOwner own(columns);
     if (own.row >= rows) return;
     u64 begin = own.row * columns + own.first, step = own.step;
@@ -58,8 +58,10 @@ __global__ void rms_norm_backward_input(
     }
     R mean = own.sum(sum) / R(columns);
     R factor = mean * scale * scale * scale;
+    if (onto) onto += begin;
     for (u32 j = own.first; j < columns; j += step, x += step, w += step, dy += step, dx += step) {
-        *dx = scale * *w * load(*dy) - *x * factor;
+        R value = scale * *w * load(*dy) - *x * factor;
+        *dx = onto ? onto[j - own.first] + value : value;
     }
 }
 

@@ -2,10 +2,12 @@
 //!
 //! Source: Zhang and Sennrich, Root Mean Square Layer Normalization (2019), as in PyTorch's `RMSNorm`.
 
+use paceline_cuda::kernel::In;
 use paceline_cuda::{Grid, KernelSource};
 use paceline_memory::Tensor;
 
 use crate::card::NUMBERS;
+use crate::elementwise::add_of;
 use crate::error::matrix_sizes;
 use crate::operands::{card_scratch, write_or_update};
 use crate::simd::vectorized;
@@ -69,14 +71,16 @@ fn forward_of<Y: Stored>(x: &[Y::Real], w: &[Y::Real], eps: f64, y: &mut [Y], r:
     }
 }
 
-/// `dx = r * w * dy - x * r^3 * mean(w * dy * x)`. Shapes as in [`forward`]. f32 and f64; dy may be bf16 if the others
-/// are f32. Overwrites.
+/// `dx = r * w * dy - x * r^3 * mean(w * dy * x)`, plus `onto` if it is given: the gradient of a residual connection around the norm.
+/// Shapes as in [`forward`]; onto has that of x. f32 and f64; dy may be bf16 if the others are f32. Overwrites.
+#[allow(clippy::too_many_arguments, reason = "the operands of the formula")]
 pub fn backward_input(
     compute: &Compute,
     x: &Tensor,
     w: &Tensor,
     r: &Tensor,
     dy: &Tensor,
+    onto: Option<&Tensor>,
     dx: &Tensor,
 ) -> Result<()> {
     let op = Op::new("rms_norm_backward_input").elementwise([8, x.num_elems()]);
@@ -87,17 +91,22 @@ pub fn backward_input(
             read::<<D as Stored>::Real>("weight", w, [columns]),
             read::<<D as Stored>::Real>("r", r, [rows]),
             read::<D>("d_output", dy, x.shape()),
+            onto.map(|onto| read::<<D as Stored>::Real>("onto", onto, x.shape())),
             write::<<D as Stored>::Real>("d_input", dx, x.shape()),
         );
-        compute.launch_with_card(op, operands, move |cpu, (x, w, r, dy, dx)| {
+        compute.launch_with_card(op, operands, move |cpu, (x, w, r, dy, onto, dx)| {
             cpu.threads.for_each(batches(cpu, dx, columns, rows), |(first, dx)| {
                 let part = columns * first..columns * first + dx.len();
-                vectorized!(cpu.simd, input_of::<D>, &x[part.clone()], w, &r[first..], &dy[part], dx);
+                let dy = &dy[part.clone()];
+                vectorized!(cpu.simd, input_of::<D>, &x[part.clone()], w, &r[first..], dy, &mut *dx);
+                if let Some(onto) = onto {
+                    vectorized!(cpu.simd, add_of::<<D as Stored>::Real>, &onto[part], dx);
+                }
             });
             Ok(())
-        }, move |card, (x, w, r, dy, dx)| {
+        }, move |card, (x, w, r, dy, onto, dx)| {
             let (width, height) = (columns as u32, rows as u64);
-            let arguments = (x, w, r, dy, dx, width, height);
+            let arguments = (x, w, r, dy, onto.unwrap_or(In::NONE), dx, width, height);
             // SAFETY: as for the forward pass.
             unsafe { card.launch(CARD.of::<D>("rms_norm_backward_input"), arguments, of_rows(rows, columns)) }
         })

@@ -15,8 +15,20 @@ use crate::{Compute, Op, Real, Result, read, write};
 pub(crate) static CARD: KernelSource =
     KernelSource::new("swiglu.cu", include_str!("swiglu.cu"), &[NUMBERS, EXP]);
 
-/// Rows that share a thread of a card, which has an element of each.
+/// Rows that share a thread of a card, which has some columns of each.
 const ROWS_OF_THREAD: usize = 4;
+
+/// On a card: the constant of the kernel, runs of rows, and the grid. A thread has 16 bytes of columns, if all lie at multiples of that.
+fn divided<S: Stored>(
+    [rows, columns]: [usize; 2],
+    addresses: [u64; 3],
+) -> (&'static str, u64, Grid) {
+    let width = 16 / size_of::<S>();
+    let is_wide = columns.is_multiple_of(width) && addresses.iter().all(|at| at.is_multiple_of(16));
+    let runs = rows.div_ceil(ROWS_OF_THREAD);
+    let threads = runs * columns / if is_wide { width } else { 1 };
+    (if is_wide { "true" } else { "false" }, runs as u64, Grid::elements(threads))
+}
 
 /// `y = silu(gate) * up`, with `silu(x) = x / (1 + exp(-x))`. Shapes: gate_up (n, 2 * columns), the gate's columns first;
 /// output (n, columns). f32, f64 and bf16, which is computed in f32; overwrites.
@@ -35,10 +47,10 @@ pub fn forward(compute: &Compute, gate_up: &Tensor, output: &Tensor) -> Result<(
             });
             Ok(())
         }, move |card, (x, y)| {
-            let runs = rows.div_ceil(ROWS_OF_THREAD);
-            let arguments = (x, y, columns as u32, rows as u64, runs as u64);
+            let (is_wide, runs, grid) = divided::<S>([rows, columns], [x.0, y.0, 0]);
+            let arguments = (x, y, columns as u32, rows as u64, runs);
             // SAFETY: the output has `rows` times `columns` elements, and the input twice as many.
-            unsafe { card.launch(CARD.of::<S>("swiglu"), arguments, Grid::elements(runs * columns)) }
+            unsafe { card.launch(CARD.with::<S>("swiglu", is_wide), arguments, grid) }
         })
     })
 }
@@ -80,11 +92,10 @@ pub fn backward(
             });
             Ok(())
         }, move |card, (x, dy, dx)| {
-            let runs = rows.div_ceil(ROWS_OF_THREAD);
-            let (width, height) = (columns as u32, rows as u64);
-            let arguments = (x, dy, dx, width, height, runs as u64);
+            let (is_wide, runs, grid) = divided::<S>([rows, columns], [x.0, dy.0, dx.0]);
+            let arguments = (x, dy, dx, columns as u32, rows as u64, runs);
             // SAFETY: the gradient of the output has `rows` times `columns` elements, and the others twice as many.
-            unsafe { card.launch(CARD.of::<S>("swiglu_backward"), arguments, Grid::elements(runs * columns)) }
+            unsafe { card.launch(CARD.with::<S>("swiglu_backward", is_wide), arguments, grid) }
         })
     })
 }

@@ -43,6 +43,8 @@ fn kernels_of(source: &'static KernelSource) -> Vec<CardKernel> {
         let (parameter, constants) = template.split_once(", ").unwrap_or((template, ""));
         let is_large = constants.contains("u32");
         let constants: &[&'static str] = match (constants.contains("POOLED"), is_pooled, is_large) {
+            _ if constants.contains("IS_WIDE") => &["true", "false"],
+            (false, _, true) if source.file.contains("attention") => &["32", "64"],
             (false, _, true) => &["128, 64", "128, 128"],
             (true, false, false) => &["false"],
             (true, true, false) => &["true"],
@@ -241,7 +243,7 @@ fn conversions_have_the_processors_bits() {
 #[test]
 fn the_gated_activation_has_the_processors_bits() {
     let Some(pair) = Pair::new() else { return };
-    for (dtype, [rows, columns]) in each(&STORED, [[1, 1], [7, 33], [3, 300]]) {
+    for (dtype, [rows, columns]) in each(&STORED, [[1, 1], [7, 33], [3, 300], [9, 40]]) {
         let gate_up = pair.random(dtype, &[rows, 2 * columns], 1);
         let (dy, y) =
             (pair.random(dtype, &[rows, columns], 2), pair.poisoned(dtype, &[rows, columns]));
@@ -337,15 +339,19 @@ fn norms_of_rows_have_the_processors_bits_and_gradients_of_their_weight_are_near
         let (dy, y) =
             (pair.random(dtype, &[rows, columns], 3), pair.poisoned(dtype, &[rows, columns]));
         let (r, dx) = (pair.poisoned(wide, &[rows]), pair.poisoned(wide, &[rows, columns]));
-        let dw = pair.poisoned(wide, &[columns]);
-        let op = |on: &_, [x, w, y, r, dy, dx, dw]: [&_; 7]| {
+        let (dw, sum) = (pair.poisoned(wide, &[columns]), pair.poisoned(wide, &[rows, columns]));
+        let op = |on: &_, [x, w, y, r, dy, dx, dw, sum]: [&_; 8]| {
             rms_norm::forward(on, x, w, 1e-5, y, r)?;
-            rms_norm::backward_input(on, x, w, r, dy, dx)?;
+            rms_norm::backward_input(on, x, w, r, dy, None, dx)?;
+            rms_norm::backward_input(on, x, w, r, dy, Some(x), sum)?;
             rms_norm::backward_weight(on, x, r, dy, dw, false)?;
             rms_norm::backward_weight(on, x, r, dy, dw, true)
         };
-        pair.run(op, [&x, &w, &y, &r, &dy, &dx, &dw]);
-        pair.same_bits([&y, &r, &dx]);
+        pair.run(op, [&x, &w, &y, &r, &dy, &dx, &dw, &sum]);
+        pair.same_bits([&y, &r, &dx, &sum]);
+        // The bits of a gradient and a sum.
+        pair.run(|on, [x, dx]| elementwise::add(on, x, dx), [&x, &dx]);
+        assert_eq!(pair.on_card(&dx), pair.on_card(&sum));
         pair.compare(&dw, Promise::Within(if wide == DType::F64 { 1e-14 } else { 1e-5 }));
     }
 }

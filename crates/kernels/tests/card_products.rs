@@ -11,7 +11,7 @@ use on_card::{Pair, Promise};
 use paceline_kernels::conv2d::{self, Conv2d};
 use paceline_kernels::linear::{self, Activation};
 use paceline_kernels::linear_cross_entropy::{self, Gradients, IGNORED, Then};
-use paceline_kernels::{Compute, ImageLayout, Result, conv_relu_pool};
+use paceline_kernels::{Compute, ImageLayout, Result, conv_relu_pool, elementwise};
 use paceline_memory::{DType, Tensor};
 
 use DType::{BF16, F16, F32, F64, I64, U8};
@@ -78,6 +78,28 @@ fn linear_layers() {
     }
 }
 
+/// The input and the weight, and the output with what is added to it.
+#[test]
+fn linear_layers_of_a_residual_connection() {
+    let Some(pair) = Pair::new() else { return };
+    for [input, weight, output] in [[F32, F32, F32], [F64, F64, F64], [BF16, F32, F32]] {
+        for (m, n, k) in [(5, 7, 3), (33, 40, 17), (3, 2, 0)] {
+            let (x, w) = (pair.random(input, &[m, k], 1), pair.random(weight, &[n, k], 2));
+            let (onto, y) = (pair.random(output, &[m, n], 3), pair.poisoned(output, &[m, n]));
+            let (product, sum) = (pair.poisoned(output, &[m, n]), pair.random(output, &[m, n], 3));
+            let run = |on: &_, [x, w, onto, y, product, sum]: [&Tensor; 6]| {
+                linear::forward_onto(on, x, w, onto, y)?;
+                linear::forward(on, x, w, None, Activation::None, product)?;
+                elementwise::add(on, product, sum)
+            };
+            pair.run(run, [&x, &w, &onto, &y, &product, &sum]);
+            pair.compare(&y, reordered(input));
+            assert_eq!(pair.on_processor(&y), pair.on_processor(&sum));
+            assert_eq!(pair.on_card(&y), pair.on_card(&sum));
+        }
+    }
+}
+
 /// TF32 keeps 10 bits of the mantissa of each factor.
 #[test]
 fn products_on_tensor_cores_are_off_by_the_rounding_of_their_factors() {
@@ -122,12 +144,15 @@ fn linear_layers_with_mixed_types() {
 fn heads_of_language_models() {
     let Some(pair) = Pair::new() else { return };
     // More rows than a chunk, more classes than a block has threads, and neither.
-    for (rows, classes, inputs) in [(1, 1, 1), (70, 33, 5), (5, 700, 9), (520, 3, 2), (0, 3, 2)] {
+    for (rows, classes, inputs) in [(1, 1, 1), (70, 33, 5), (5, 700, 9), (4100, 3, 2), (0, 3, 2)] {
         let labels: Vec<f64> = (0..rows)
             .map(|row| if row % 5 == 3 { IGNORED as f64 } else { (row * 7 % classes) as f64 })
             .collect();
         let labels = pair.of(I64, &[rows], &labels);
-        for [activations, real] in [[F32, F32], [F64, F64], [BF16, F32], [F16, F32]] {
+        // So many rows take long on an emulated card.
+        let of_many = if rows > 1000 { 2..3 } else { 0..4 };
+        let types = [[F32, F32], [F64, F64], [BF16, F32], [F16, F32]];
+        for [activations, real] in types[of_many].iter().copied() {
             // Differences of 16 bits come from outputs that are rounded on their way, not from the type of the result.
             let tolerance = reordered(if real == F64 { F64 } else { activations });
             let x = pair.random(activations, &[rows, inputs], 1);

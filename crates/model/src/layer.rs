@@ -3,6 +3,7 @@
 //! Input: a batch, and parameters from the context. Output: the layer's output, and gradients written and announced. A
 //! layer knows nothing of ranks or strategies.
 
+use paceline_kernels::elementwise;
 use paceline_memory::Tensor;
 
 use crate::{Context, ModelError, Result};
@@ -216,6 +217,42 @@ pub trait Layer: Send + Sync {
         d_output: Tensor,
         half: Half,
     ) -> Result<Option<Tensor>>;
+
+    /// The same as [`Layer::forward`], with `onto` added to the output, which is of its shape and type. A layer whose last operation
+    /// can add does without a further pass over both.
+    fn forward_onto(
+        &self,
+        cx: &mut Context,
+        input: Tensor,
+        onto: &Tensor,
+    ) -> Result<(Tensor, Saved)> {
+        let (output, saved) = self.forward(cx, input)?;
+        Ok((sum(cx, &saved, onto, output)?, saved))
+    }
+
+    /// The same as [`Layer::backward`], with `onto` added to the gradient of the input.
+    fn backward_onto(
+        &self,
+        cx: &mut Context,
+        saved: &mut Saved,
+        d_output: Tensor,
+        half: Half,
+        onto: &Tensor,
+    ) -> Result<Option<Tensor>> {
+        let d_input = self.backward(cx, saved, d_output, half)?;
+        d_input.map(|d_input| sum(cx, saved, onto, d_input)).transpose()
+    }
+}
+
+/// `x + y`, in the memory of `y` if nobody else needs `y`.
+pub(crate) fn sum(cx: &Context, saved: &Saved, x: &Tensor, y: Tensor) -> Result<Tensor> {
+    let is_needed = saved.holds(&y) || x.buffer().is_same(y.buffer());
+    let sum = if is_needed { cx.scratch(y.dtype(), y.shape())? } else { y.clone() };
+    if is_needed {
+        cx.compute.copy(&y, &sum)?;
+    }
+    elementwise::add(cx.compute, x, &sum)?;
+    Ok(sum)
 }
 
 /// Names the layer in its errors about the tensors that it got.
@@ -245,6 +282,30 @@ impl Layer for Box<dyn Layer> {
         }
         let given = ("gradient of the output", d_output.dtype());
         let outcome = (**self).backward(cx, saved, d_output, half);
+        outcome.map_err(|error| error.in_layer(self.name(), given))
+    }
+
+    fn forward_onto(
+        &self,
+        cx: &mut Context,
+        input: Tensor,
+        onto: &Tensor,
+    ) -> Result<(Tensor, Saved)> {
+        let given = ("input", input.dtype());
+        let outcome = (**self).forward_onto(cx, input, onto);
+        outcome.map_err(|error| error.in_layer(self.name(), given))
+    }
+
+    fn backward_onto(
+        &self,
+        cx: &mut Context,
+        saved: &mut Saved,
+        d_output: Tensor,
+        half: Half,
+        onto: &Tensor,
+    ) -> Result<Option<Tensor>> {
+        let given = ("gradient of the output", d_output.dtype());
+        let outcome = (**self).backward_onto(cx, saved, d_output, half, onto);
         outcome.map_err(|error| error.in_layer(self.name(), given))
     }
 }

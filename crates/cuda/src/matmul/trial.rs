@@ -104,7 +104,7 @@ impl Matmuls {
         let bytes = matmul.result_bytes();
         let trial = Matmul {
             c: Factor { address: card.allocate(bytes)?, ..matmul.c },
-            beta: 0.0,
+            added: None,
             ..*matmul
         };
         let run = |algorithm| {

@@ -77,11 +77,6 @@ template <typename Real> struct Columns {
     __device__ u32 at(u32 c) const { return first + c % Of::HALF * LANES + lane + (c < Of::HALF ? 0 : half); }
 };
 
-// All pairs of a row of this thread and a row of the other side.
-struct All {
-    __device__ bool operator()(u32, u32) const { return true; }
-};
-
 // sums += weights b, where a row of weights belongs to a row of this thread. Their elements from begin to end are not zero,
 // and each has a row of b. Only pairs (own row, row of b) that are there count: a weight of zero would not leave out a number that
 // is not finite.
@@ -319,7 +314,7 @@ __global__ void attention_backward_keys(Attention<Real> spec, const Real* qkv, c
     Real* dy = q + SIDE * pitch;
     Square<Real> p = (Square<Real>)(dy + SIDE * pitch), ds = p + SIDE;
     Real *logs = (Real*)(ds + SIDE), *products = logs + SIDE;
-    Work work(spec.seq, spec.kv_heads, SIDE);
+    Work work(spec.seq, spec.kv_heads, SIDE, true);
     Length length(spec, work.row);
     Place at;
     Columns<Real> columns(head_dim, blockIdx.y, at.lane);

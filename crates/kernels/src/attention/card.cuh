@@ -39,14 +39,20 @@ template <typename Real> __device__ Real behind(const Length& length) {
     return length.is_wrong ? (Real)__int_as_float(0x7fffffff) : 0;
 }
 
-// The work of a block: a tile of a head of a row of the batch. The last tiles, whose rows are longest, come first.
+// The work of a block: a tile of a head of a row of the batch. Tiles of all heads with the most pairs come first: the last
+// queries, or the first keys.
 struct Work {
     u32 first, head, row;
 
-    __device__ Work(u32 seq, u32 heads, u32 side) {
-        u32 tiles = (seq + side - 1) / side, rest = blockIdx.x / tiles;
-        first = (tiles - 1 - blockIdx.x % tiles) * side;
+    __device__ Work(u32 seq, u32 heads, u32 side, bool has_keys = false) {
+        u32 tiles = (seq + side - 1) / side, all = gridDim.x / tiles, tile = blockIdx.x / all, rest = blockIdx.x % all;
+        first = (has_keys ? tile : tiles - 1 - tile) * side;
         head = rest % heads;
         row = rest / heads;
     }
+};
+
+// All pairs of a row of this thread and a row of the other side.
+struct All {
+    __device__ bool operator()(u32, u32) const { return true; }
 };

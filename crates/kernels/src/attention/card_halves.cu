@@ -27,35 +27,95 @@ struct Slots {
     template <typename S> __device__ f32* behind(S* tile, u32 row) const { return (f32*)(tile + row * pitch() + count()); }
 };
 
-template <typename S> __device__ bool is_finite(S x) { return load(x) - load(x) == 0; }
+// Eight numbers side by side, two to a register.
+template <typename S> struct Octet {
+    u32 of[4];
+
+    // The first `count` numbers from here on, and zeros after them: in one access, if they are eight and lie at a multiple of 16 bytes.
+    __device__ Octet(const S* from, u32 count) {
+        if (count == 8 && (u64)from % 16 == 0) {
+            uint4 all = *(const uint4*)from;
+            of[0] = all.x, of[1] = all.y, of[2] = all.z, of[3] = all.w;
+            return;
+        }
+        #pragma unroll
+        for (u32 k = 0; k < 4; ++k) {
+            u32 low = 2 * k < count ? from[2 * k].bits : 0, high = 2 * k + 1 < count ? from[2 * k + 1].bits : 0;
+            of[k] = low | high << 16;
+        }
+    }
+    __device__ f32 operator[](u32 k) const { return load(S{(u16)(of[k / 2] >> k % 2 * 16)}); }
+    __device__ void store(S* to) const { *(uint4*)to = make_uint4(of[0], of[1], of[2], of[3]); }
+    // Stores the first `count` numbers, as they are loaded.
+    __device__ void store(S* to, u32 count) const {
+        if (count == 8 && (u64)to % 16 == 0) return store(to);
+        #pragma unroll
+        for (u32 k = 0; k < 8; ++k) {
+            if (k < count) to[k].bits = (u16)(of[k / 2] >> k % 2 * 16);
+        }
+    }
+    // Bits that are set if a number is not finite: the carry out of an exponent of ones.
+    __device__ u32 overflow() const {
+        const u32 ones = Tensor<S>::EXPONENTS, last = ones & ~(ones << 1);
+        u32 bits = 0;
+        for (u32 k = 0; k < 4; ++k) bits |= (of[k] & ones) + last;
+        return bits & 0x80008000u;
+    }
+};
+
+// The same for a run of f32.
+__device__ void load_octet(const f32* from, u32 count, f32 (&to)[8]) {
+    if (count == 8 && (u64)from % 16 == 0) {
+        float4 low = *(const float4*)from, high = *(const float4*)(from + 4);
+        to[0] = low.x, to[1] = low.y, to[2] = low.z, to[3] = low.w;
+        to[4] = high.x, to[5] = high.y, to[6] = high.z, to[7] = high.w;
+        return;
+    }
+    #pragma unroll
+    for (u32 k = 0; k < 8; ++k) to[k] = k < count ? from[k] : 0;
+}
+
+// Rotates eight pairs by the angles of a token, the first of which is at `column`, and multiplies them by a factor.
+template <typename S>
+__device__ void turn(Octet<S>& first, Octet<S>& second, const f32* of_token, u32 half, u32 column, u32 count, f32 factor) {
+    f32 cosines[8], sines[8];
+    load_octet(of_token + column, count, cosines);
+    load_octet(of_token + half + column, count, sines);
+    #pragma unroll
+    for (u32 k = 0; k < 8; k += 2) {
+        f32 x[2], y[2];
+        for (u32 j = 0; j < 2; ++j) {
+            f32 cosine = cosines[k + j], sine = sines[k + j], a = first[k + j], b = second[k + j];
+            x[j] = (a * cosine - b * sine) * factor;
+            y[j] = (b * cosine + a * sine) * factor;
+        }
+        first.of[k / 2] = Tensor<S>::pair(x[0], x[1]);
+        second.of[k / 2] = Tensor<S>::pair(y[0], y[1]);
+    }
+}
 
 // Copies a head of `count` tokens from `first` on, rotated and times a factor if there are angles. After the real ones are zeros.
-// Whether this thread has met a number that is not finite.
+// The real ones are also written to `copy`, if that is given, with the stride of a copy. Whether this thread has met a number that is
+// not finite.
 template <typename S>
 __device__ bool load_tile(const S* from, u64 stride, u32 first, u32 count, u32 end, Slots slots, const f32* angles,
-                          f32 factor, S* tile) {
-    bool has_infinite = false;
-    for (u32 i = threadIdx.x; i < count * slots.slots_of_half; i += blockDim.x) {
-        u32 r = i / slots.slots_of_half, c = i % slots.slots_of_half, token = first + r;
-        f32 x = 0, y = 0;
-        if (token < end && c < slots.half) {
-            const S* head = from + token * stride;
-            x = load(head[c]);
-            y = load(head[c + slots.half]);
-            if (angles) {
-                const f32* of_token = angles + (u64)token * 2 * slots.half;
-                f32 cosine = of_token[c], sine = of_token[slots.half + c];
-                f32 turned = (x * cosine - y * sine) * factor;
-                y = (y * cosine + x * sine) * factor;
-                x = turned;
-            }
+                          f32 factor, S* tile, S* copy = 0, u64 copy_stride = 0) {
+    u32 octets = slots.slots_of_half / 8, overflow = 0;
+    for (u32 i = threadIdx.x; i < count * octets; i += blockDim.x) {
+        u32 r = i / octets, c = i % octets * 8, token = first + r, there = token < end ? min(8, slots.half - c) : 0;
+        const S* head = from + token * stride + c;
+        Octet<S> x(head, there), y(head + slots.half, there);
+        if (angles && there > 0) turn(x, y, angles + (u64)token * 2 * slots.half, slots.half, c, there, factor);
+        S* to = tile + r * slots.pitch() + c;
+        x.store(to);
+        y.store(to + slots.slots_of_half);
+        if (copy) {
+            x.store(copy + token * copy_stride + c, there);
+            y.store(copy + token * copy_stride + c + slots.half, there);
         }
-        S low = As<S>::store(x), high = As<S>::store(y);
-        tile[r * slots.pitch() + c] = low;
-        tile[r * slots.pitch() + slots.slots_of_half + c] = high;
-        has_infinite |= !is_finite(low) || !is_finite(high);
+        overflow |= x.overflow() | y.overflow();
     }
-    return has_infinite;
+    return overflow;
 }
 
 // This thread's place in its warp, and the first row of the warp in its block.
@@ -75,15 +135,15 @@ __device__ void square(const S* a, const S* b, Slots slots, Place at, u32 begin,
     for (u32 j = 0; j < TILES; ++j) {
         for (u32 k = 0; k < 4; ++k) sums[j][k] = 0;
     }
-    const S* left = a + (at.row + at.lane % 16) * slots.pitch() + at.lane / 16 * 8;
-    const S* right = b + (at.lane / 16 * 8 + at.lane % 8) * slots.pitch() + at.lane / 8 % 2 * 8;
+    u32 left = shared_address(a + (at.row + at.lane % 16) * slots.pitch() + at.lane / 16 * 8);
+    u32 right = shared_address(b + (at.lane / 16 * 8 + at.lane % 8) * slots.pitch() + at.lane / 8 % 2 * 8);
     for (u32 k = 0; k < slots.count(); k += 16) {
         u32 x[4], y[4];
-        load_matrices(x, left + k);
+        load_matrices(x, left + k * sizeof(S));
         #pragma unroll
         for (u32 j = 0; j < TILES; j += 2) {
             if (8 * j >= end || 8 * j + 16 <= begin) continue;
-            load_matrices(y, right + 8 * j * slots.pitch() + k);
+            load_matrices(y, right + (8 * j * slots.pitch() + k) * sizeof(S));
             Tensor<S>::multiply(sums[j], x, y[0], y[1]);
             Tensor<S>::multiply(sums[j + 1], x, y[2], y[3]);
         }
@@ -106,7 +166,7 @@ template <u32 COLUMNS> struct Results {
     // Adds weights b, where the columns of the weights are the rows of b. They are zero outside of begin to end.
     template <typename S>
     __device__ void add(const Sums (&weights)[TILES], const S* b, Slots slots, Place at, u32 begin, u32 end) {
-        const S* right = b + at.lane % 16 * slots.pitch() + first + at.lane / 16 * slots.slots_of_half;
+        u32 right = shared_address(b + at.lane % 16 * slots.pitch() + first + at.lane / 16 * slots.slots_of_half);
         #pragma unroll
         for (u32 j = 0; j < TILES; j += 2) {
             if (8 * j >= end || 8 * j + 16 <= begin) continue;
@@ -117,7 +177,7 @@ template <u32 COLUMNS> struct Results {
             for (u32 n = 0; n < TILES_OF_HALF; ++n) {
                 if (first + 8 * n >= slots.slots_of_half) break;
                 u32 y[4];
-                load_transposed(y, right + 8 * j * slots.pitch() + 8 * n);
+                load_transposed(y, right + (8 * j * slots.pitch() + 8 * n) * sizeof(S));
                 Tensor<S>::multiply(of[0][n], x, y[0], y[1]);
                 Tensor<S>::multiply(of[1][n], x, y[2], y[3]);
             }
@@ -202,10 +262,7 @@ template <u32 COLUMNS> struct Results {
 
 // The largest, and the sum, over the 4 lanes that share rows.
 __device__ f32 largest_of_lanes(f32 x) {
-    for (u32 mask = 1; mask < 4; mask *= 2) {
-        f32 other = __shfl_xor_sync(~0u, x, mask);
-        x = other > x ? other : x;
-    }
+    for (u32 mask = 1; mask < 4; mask *= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, mask));
     return x;
 }
 __device__ f32 sum_of_lanes(f32 x) {
@@ -213,11 +270,12 @@ __device__ f32 sum_of_lanes(f32 x) {
     return x;
 }
 
-// Columns of results of a block in each half of a head. The gradients of keys come with those of values, so they have fewer.
-enum { WIDE = 64, NARROW = 32 };
+// Columns of results of a block in each half of a head, and its threads. Narrow heads leave room for more queries, which share the
+// keys that are loaded. The gradients of keys come with those of values, and with them for all heads of a group.
+enum { WIDE = 64, NARROW = 32, MANY = 256, FEW = 128 };
 
-template <typename H>
-__global__ void __launch_bounds__(128) halves_forward(Attention<f32> spec, const H* qkv, H* output, f32* log_sums) {
+template <typename H, u32 COLUMNS>
+__global__ void __launch_bounds__(COLUMNS == NARROW ? MANY : FEW) halves_forward(Attention<f32> spec, const H* qkv, H* output, f32* log_sums) {
     u32 head_dim = spec.head_dim, side = blockDim.x / 2;
     Slots slots(head_dim);
     H* q = (H*)shared_bytes;
@@ -231,7 +289,7 @@ __global__ void __launch_bounds__(128) halves_forward(Attention<f32> spec, const
     u32 key_head = spec.keys_of(work.head), end = min(work.first + side, length.real);
     const f32 lowest = -__int_as_float(0x7f800000);
     f32 most[2] = {lowest, lowest}, total[2] = {0, 0};
-    Results<WIDE> sums;
+    Results<COLUMNS> sums;
     if (work.first < length.real) {
         load_tile(of_row + (u64)work.head * head_dim, stride, work.first, side, end, slots, spec.angles,
                   (f32)spec.scale * to_base_2<f32>(), q);
@@ -245,6 +303,7 @@ __global__ void __launch_bounds__(128) halves_forward(Attention<f32> spec, const
         // The keys that the last query of this warp attends to.
         u32 last = work.first + at.row + OWN;
         if (last <= first) continue;
+        bool has_later = first + SIDE > last - OWN + 1;
         Sums scores[TILES];
         square(q, k, slots, at, 0, last - first, scores);
         #pragma unroll
@@ -252,12 +311,13 @@ __global__ void __launch_bounds__(128) halves_forward(Attention<f32> spec, const
             // A query of padding has its own key too, so no row is without scores.
             u32 query = work.first + at.row_of(half);
             f32 best = most[half];
-            for (u32 j = 0; j < TILES; ++j) {
+            for (u32 j = 0; has_later && j < TILES; ++j) {
                 for (u32 c = 0; c < 2; ++c) {
-                    f32& score = scores[j][2 * half + c];
-                    if (first + 8 * j + at.column() + c > query) score = lowest;
-                    best = score > best ? score : best;
+                    if (first + 8 * j + at.column() + c > query) scores[j][2 * half + c] = lowest;
                 }
+            }
+            for (u32 j = 0; j < TILES; ++j) {
+                for (u32 c = 0; c < 2; ++c) best = fmaxf(best, scores[j][2 * half + c]);
             }
             best = largest_of_lanes(best);
             f32 factor = power(most[half] - best);
@@ -281,14 +341,14 @@ __global__ void __launch_bounds__(128) halves_forward(Attention<f32> spec, const
     }
     #pragma unroll
     for (u32 half = 0; half < 2; ++half) {
-        f32 all = sum_of_lanes(total[half]);
+        f32 all = sum_of_lanes(total[half]), part = 1 / all;
         u32 token = work.first + at.row_of(half);
         if (token >= spec.seq) continue;
         bool is_real = token < length.real;
         H* to = output + spec.output_at(work.row, token, work.head);
         sums.for_each(half, slots, at, [=](u32 column, f32 x, f32 y) {
-            to[column] = As<H>::store(is_real ? x / all : behind<f32>(length));
-            to[slots.half + column] = As<H>::store(is_real ? y / all : behind<f32>(length));
+            to[column] = As<H>::store(is_real ? x * part : behind<f32>(length));
+            to[slots.half + column] = As<H>::store(is_real ? y * part : behind<f32>(length));
         });
         if (at.lane % 4 == 0 && blockIdx.y == 0) {
             f32 log_sum = most[half] * to_base_e<f32>() + log(all);
@@ -297,47 +357,53 @@ __global__ void __launch_bounds__(128) halves_forward(Attention<f32> spec, const
     }
 }
 
-// The logarithms of `count` queries, to the base 2, and the products of the output with its gradient, behind the rows of the
-// queries in their tile. 4 lanes sum for a query.
+// The logarithms of a block's queries, to the base 2, and the products of their output with its gradient, behind their rows in their
+// tile. 4 lanes sum for a query. The products are also stored, for the gradients of keys.
 template <typename S>
-__device__ void load_results(const Attention<f32>& spec, const Work& work, u32 head, u32 first, u32 count, u32 end, const S* output,
-                             const f32* log_sums, const S* d_output, Slots slots, S* q) {
-    for (u32 i = threadIdx.x / 4; i < count; i += blockDim.x / 4) {
+__device__ void load_results(const Attention<f32>& spec, const Work& work, u32 side, u32 end, const S* output, const f32* log_sums,
+                             const S* d_output, Slots slots, S* q, f32* products) {
+    for (u32 i = threadIdx.x / 4; i < side; i += blockDim.x / 4) {
+        bool is_there = work.first + i < end;
+        u64 from = is_there ? spec.output_at(work.row, work.first + i, work.head) : 0;
         f32 sum = 0;
-        bool is_there = first + i < end;
-        u64 from = is_there ? spec.output_at(work.row, first + i, head) : 0;
-        for (u32 c = threadIdx.x % 4; is_there && c < spec.head_dim; c += 4) {
-            sum = fused(load(d_output[from + c]), load(output[from + c]), sum);
+        for (u32 c = threadIdx.x % 4 * 8; is_there && c < spec.head_dim; c += 32) {
+            u32 there = min(8, spec.head_dim - c);
+            Octet<S> x(output + from + c, there), dy(d_output + from + c, there);
+            for (u32 k = 0; k < 8; ++k) sum = fused(dy[k], x[k], sum);
         }
         sum = sum_of_lanes(sum);
-        if (threadIdx.x % 4 == 0) {
-            f32* to = slots.behind(q, i);
-            to[0] = is_there ? log_sums[spec.log_sum_at(work.row, head, first + i)] * to_base_2<f32>() : 0;
-            to[1] = sum;
-        }
+        if (threadIdx.x % 4 > 0) continue;
+        u64 of_query = spec.log_sum_at(work.row, work.head, work.first + i);
+        f32* to = slots.behind(q, i);
+        to[0] = is_there ? log_sums[of_query] * to_base_2<f32>() : 0;
+        to[1] = sum;
+        if (is_there && blockIdx.y == 0) products[of_query] = sum;
     }
 }
 
 // Turns scores into probabilities, and gradients of probabilities into those of scores. results_of(half, column) are the two
-// numbers of the query of a pair, or null if the mask leaves the pair out.
-template <typename ResultsOf>
-__device__ void differentiate(Sums (&scores)[TILES], Sums (&gradients)[TILES], Place at, ResultsOf results_of) {
+// numbers of the query of a pair; pairs that the mask leaves out become zero.
+template <typename IsThere, typename ResultsOf>
+__device__ void differentiate(Sums (&scores)[TILES], Sums (&gradients)[TILES], Place at, IsThere is_there, ResultsOf results_of) {
     for (u32 half = 0; half < 2; ++half) {
         for (u32 j = 0; j < TILES; ++j) {
             for (u32 k = 2 * half; k < 2 * half + 2; ++k) {
-                const f32* results = results_of(half, 8 * j + at.column() + k % 2);
+                u32 column = 8 * j + at.column() + k % 2;
+                const f32* results = results_of(half, column);
                 f32 &score = scores[j][k], &gradient = gradients[j][k];
-                score = results ? power(score - results[0]) : 0;
-                gradient = results ? score * (gradient - results[1]) : 0;
+                score = is_there(half, column) ? power(score - results[0]) : 0;
+                gradient = is_there(half, column) ? score * (gradient - results[1]) : 0;
             }
         }
     }
 }
 
-// The gradient of queries: a block has queries, and visits their keys.
-template <typename H>
-__global__ void __launch_bounds__(128) halves_backward_queries(Attention<f32> spec, const H* qkv, const H* output,
-                                                                 const f32* log_sums, const H* d_output, H* d_qkv) {
+// The gradient of queries: a block has queries, and visits their keys. The queries as they are multiplied go to `turned`, (batch, seq,
+// heads, head_dim), for the gradients of keys.
+template <typename H, u32 COLUMNS>
+__global__ void __launch_bounds__(COLUMNS == NARROW ? MANY : FEW) halves_backward_queries(
+    Attention<f32> spec, const H* qkv, const H* output, const f32* log_sums, const H* d_output, H* d_qkv, f32* products,
+    H* turned) {
     u32 head_dim = spec.head_dim, side = blockDim.x / 2;
     Slots slots(head_dim);
     H* q = (H*)shared_bytes;
@@ -350,13 +416,14 @@ __global__ void __launch_bounds__(128) halves_backward_queries(Attention<f32> sp
     const H* of_row = qkv + spec.at(work.row, 0, 0);
     u64 stride = spec.qkv_columns(), output_stride = (u64)spec.heads * head_dim;
     u32 key_head = spec.keys_of(work.head), end = min(work.first + side, length.real);
-    Results<WIDE> sums;
+    Results<COLUMNS> sums;
     if (work.first < length.real) {
+        H* copy = blockIdx.y == 0 ? turned + spec.output_at(work.row, 0, work.head) : 0;
         load_tile(of_row + (u64)work.head * head_dim, stride, work.first, side, end, slots, spec.angles,
-                  (f32)spec.scale * to_base_2<f32>(), q);
+                  (f32)spec.scale * to_base_2<f32>(), q, copy, output_stride);
         load_tile(d_output + spec.output_at(work.row, 0, work.head), output_stride, work.first, side, end, slots,
                   (const f32*)0, 1.0f, dy);
-        load_results(spec, work, work.head, work.first, side, end, output, log_sums, d_output, slots, q);
+        load_results(spec, work, side, end, output, log_sums, d_output, slots, q, products);
     }
     for (u32 first = 0; work.first < length.real && first < end; first += SIDE) {
         __syncthreads();
@@ -373,9 +440,12 @@ __global__ void __launch_bounds__(128) halves_backward_queries(Attention<f32> sp
             u32 query = work.first + at.row_of(half);
             return first + key <= query && query < end;
         };
-        differentiate(scores, gradients, at, [=](u32 half, u32 key) {
-            return is_there(half, key) ? slots.behind(q, at.row_of(half)) : (const f32*)0;
-        });
+        auto results_of = [=](u32 half, u32) { return slots.behind(q, at.row_of(half)); };
+        if (first + SIDE < last - OWN + 2 && last <= end) {
+            differentiate(scores, gradients, at, All(), results_of);
+        } else {
+            differentiate(scores, gradients, at, is_there, results_of);
+        }
         if (has_infinite) {
             sums.add_each(gradients, k, slots, at, is_there);
         } else {
@@ -387,15 +457,15 @@ __global__ void __launch_bounds__(128) halves_backward_queries(Attention<f32> sp
 
 // The gradients of keys and values: a block has keys, and visits the queries that attend to them, head by head.
 template <typename H>
-__global__ void __launch_bounds__(128) halves_backward_keys(Attention<f32> spec, const H* qkv, const H* output,
-                                                                 const f32* log_sums, const H* d_output, H* d_qkv) {
+__global__ void __launch_bounds__(FEW) halves_backward_keys(
+    Attention<f32> spec, const H* qkv, const f32* log_sums, const f32* products, const H* turned, const H* d_output, H* d_qkv) {
     u32 head_dim = spec.head_dim, side = blockDim.x / 2;
     Slots slots(head_dim);
     H* k = (H*)shared_bytes;
     H* v = k + side * slots.pitch();
     H* q = v + side * slots.pitch();
     H* dy = q + SIDE * slots.pitch();
-    Work work(spec.seq, spec.kv_heads, side);
+    Work work(spec.seq, spec.kv_heads, side, true);
     Length length(spec, work.row);
     Place at;
     const H* of_row = qkv + spec.at(work.row, 0, 0);
@@ -410,11 +480,18 @@ __global__ void __launch_bounds__(128) halves_backward_keys(Attention<f32> spec,
     for (u32 head = work.head * group; head < (work.head + 1) * group; ++head) {
         for (u32 first = work.first; first < real; first += SIDE) {
             __syncthreads();
-            bool has_infinite = load_tile(of_row + (u64)head * head_dim, stride, first, SIDE, real, slots, spec.angles,
-                                          (f32)spec.scale * to_base_2<f32>(), q);
-            has_infinite |= load_tile(d_output + spec.output_at(work.row, 0, head), output_stride, first, SIDE, real, slots,
-                                      (const f32*)0, 1.0f, dy);
-            load_results(spec, work, head, first, SIDE, real, output, log_sums, d_output, slots, q);
+            u64 of_head = spec.output_at(work.row, 0, head);
+            bool has_infinite =
+                load_tile(turned + of_head, output_stride, first, SIDE, real, slots, (const f32*)0, 1.0f, q);
+            has_infinite |=
+                load_tile(d_output + of_head, output_stride, first, SIDE, real, slots, (const f32*)0, 1.0f, dy);
+            for (u32 i = threadIdx.x; i < SIDE; i += blockDim.x) {
+                bool is_real = first + i < real;
+                u64 of_query = spec.log_sum_at(work.row, head, first + i);
+                f32* to = slots.behind(q, i);
+                to[0] = is_real ? log_sums[of_query] * to_base_2<f32>() : 0;
+                to[1] = is_real ? products[of_query] : 0;
+            }
             has_infinite = __syncthreads_or(has_infinite);
             // Queries before the first key of this warp do not attend to its keys.
             u32 key = work.first + at.row, begin = key > first ? key - first : 0;
@@ -425,9 +502,12 @@ __global__ void __launch_bounds__(128) halves_backward_keys(Attention<f32> spec,
             auto is_there = [=](u32 half, u32 query) {
                 return work.first + at.row_of(half) <= first + query && first + query < real;
             };
-            differentiate(scores, gradients, at, [=](u32 half, u32 query) {
-                return is_there(half, query) ? slots.behind(q, query) : (const f32*)0;
-            });
+            auto results_of = [=](u32, u32 query) { return slots.behind(q, query); };
+            if (key + OWN <= first + 1 && first + SIDE <= real) {
+                differentiate(scores, gradients, at, All(), results_of);
+            } else {
+                differentiate(scores, gradients, at, is_there, results_of);
+            }
             if (has_infinite) {
                 dv.add_each(scores, dy, slots, at, is_there);
                 dk.add_each(gradients, q, slots, at, is_there);

@@ -63,8 +63,9 @@ pub fn backward_scratch(spec: &AttentionSpec) -> usize {
     tile::scratch_len(spec, 4, 5, 2)
 }
 
-fn of_threads(compute: &Compute, spec: &AttentionSpec, of_thread: usize) -> usize {
-    if compute.is_card() { 0 } else { spec.num_parts(compute.processor()) * of_thread }
+/// The elements of all threads, or those that a card needs.
+fn scratch_of(compute: &Compute, spec: &AttentionSpec, of_thread: usize, of_card: usize) -> usize {
+    if compute.is_card() { of_card } else { spec.num_parts(compute.processor()) * of_thread }
 }
 
 /// The number of real tokens of each row, which is `seq` if there are no lengths. Errors if a length is too large.
@@ -136,7 +137,7 @@ pub fn forward(
             )
         }};
     }
-    let of_threads = of_threads(compute, &spec, forward_scratch(&spec));
+    let of_threads = scratch_of(compute, &spec, forward_scratch(&spec), 0);
     let ways = ways(compute, qkv, &spec);
     match qkv.dtype() {
         DType::F32 => forward!(f32, of_threads, forward_pairs((ways, forward::in_registers))),
@@ -245,15 +246,16 @@ pub fn backward(
                     $body($($kernel,)? cpu, &spec, inputs, results, d_qkv, space);
                     Ok(())
                 },
-                move |card, (qkv, lengths, angles, output, log_sums, d_output, d_qkv, _)| {
+                move |card, (qkv, lengths, angles, output, log_sums, d_output, d_qkv, space)| {
                     let (read, results) = ((qkv, lengths, angles), (output, log_sums, d_output));
                     // SAFETY: the operands are those of this attention.
-                    unsafe { card::backward(card, &spec, read, results, d_qkv) }
+                    unsafe { card::backward(card, &spec, read, results, d_qkv, space) }
                 },
             )
         }};
     }
-    let of_threads = of_threads(compute, &spec, backward_scratch(&spec));
+    let of_card = card::scratch_len(qkv.dtype(), &spec);
+    let of_threads = scratch_of(compute, &spec, backward_scratch(&spec), of_card);
     let ways = ways(compute, qkv, &spec);
     match qkv.dtype() {
         DType::F32 => backward!(f32, of_threads, backward_pairs((ways, backward::in_registers))),

@@ -15,6 +15,8 @@ typedef f32 Sums[4];
 
 template <typename S> struct Tensor;
 template <> struct Tensor<bf16> {
+    // All bits of the exponents of two numbers.
+    enum : u32 { EXPONENTS = 0x7f807f80u };
     // sums += a b.
     static __device__ __forceinline__ void multiply(Sums& sums, const u32 (&a)[4], u32 b0, u32 b1) {
         ON_TENSOR_CORES(asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -29,6 +31,7 @@ template <> struct Tensor<bf16> {
     }
 };
 template <> struct Tensor<f16> {
+    enum : u32 { EXPONENTS = 0x7c007c00u };
     static __device__ __forceinline__ void multiply(Sums& sums, const u32 (&a)[4], u32 b0, u32 b1) {
         ON_TENSOR_CORES(asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
                      : "+f"(sums[0]), "+f"(sums[1]), "+f"(sums[2]), "+f"(sums[3])
@@ -68,11 +71,15 @@ template <typename S> __device__ __forceinline__ u32 shared_address(const S* at)
     asm("cvta.to.shared.u64 %0, %1;" : "=l"(address) : "l"(at));
     return (u32)address;
 }
-template <typename S> __device__ __forceinline__ void load_matrices(u32 (&to)[4], const S* at) {
+__device__ __forceinline__ void load_matrices(u32 (&to)[4], u32 address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(shared_address(at)) : "memory");
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
 }
-template <typename S> __device__ __forceinline__ void load_transposed(u32 (&to)[4], const S* at) {
+__device__ __forceinline__ void load_transposed(u32 (&to)[4], u32 address) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(shared_address(at)) : "memory");
+                 : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "r"(address) : "memory");
+}
+template <typename S> __device__ __forceinline__ void load_matrices(u32 (&to)[4], const S* at) { load_matrices(to, shared_address(at)); }
+template <typename S> __device__ __forceinline__ void load_transposed(u32 (&to)[4], const S* at) {
+    load_transposed(to, shared_address(at));
 }

@@ -89,30 +89,34 @@ pub(crate) unsafe fn multiply<S: Multiplied, C: Multiplied>(
     c: Out<C>,
     accumulate: bool,
 ) -> Result<()> {
+    let added = accumulate.then(|| c.as_in());
     // SAFETY: the caller's.
-    unsafe { multiply_with(card, a, b, c, accumulate, Epilogue::None) }
+    unsafe { multiply_with(card, a, b, c, added, Epilogue::None) }
 }
 
+/// `c = a b + added`, and then the epilogue.
+///
 /// # Safety
 ///
-/// As for [`multiply`]; the bias has an element for each column of b.
-unsafe fn multiply_with<S: Multiplied, C: Multiplied>(
+/// As for [`multiply`]; `added` has the elements of c, and the bias one for each column of b.
+pub(crate) unsafe fn multiply_with<S: Multiplied, C: Multiplied>(
     card: &OnCard,
     a: CardMatrix<S>,
     b: CardMatrix<S>,
     c: Out<C>,
-    accumulate: bool,
+    added: Option<In<C>>,
     epilogue: Epilogue,
 ) -> Result<()> {
     let (rows, inner, columns) = (a.rows, a.columns, b.columns);
     debug_assert_eq!(inner, b.rows, "the sizes of a product");
     if inner == 0 {
         // The library has no empty matrices.
-        return if accumulate {
-            Ok(())
-        } else {
+        return match added {
+            Some(added) if added.0 == c.0 => Ok(()),
+            // SAFETY: both have so many elements.
+            Some(added) => unsafe { card.copy(added, c, rows * columns) },
             // SAFETY: `c` has so many elements.
-            unsafe { card.fill(c, 0, rows * columns) }
+            None => unsafe { card.fill(c, 0, rows * columns) },
         };
     }
     let matmul = Matmul {
@@ -123,7 +127,7 @@ unsafe fn multiply_with<S: Multiplied, C: Multiplied>(
         b: b.factor(),
         c: CardMatrix::new(c.as_in(), rows, columns).factor(),
         alpha: 1.0,
-        beta: if accumulate { 1.0 } else { 0.0 },
+        added: added.map(|added| added.0),
         epilogue,
     };
     // SAFETY: the caller's.
@@ -159,7 +163,7 @@ pub(crate) unsafe fn linear<S: Multiplied, C: Multiplied>(
     let (n, count) = (w.rows, x.rows * w.rows);
     // SAFETY: the caller's; `y` has `count` elements.
     unsafe {
-        multiply_with(card, x, w.transposed(), y, false, epilogue)?;
+        multiply_with(card, x, w.transposed(), y, None, epilogue)?;
         match bias {
             _ if is_fused => Ok(()),
             Some(bias) => {

@@ -13,8 +13,8 @@
 
 mod row;
 
-use paceline_cuda::Grid;
 use paceline_cuda::kernel::{In, Out};
+use paceline_cuda::{Epilogue, Grid};
 use paceline_memory::{DType, Tensor};
 
 pub use self::row::forward_row;
@@ -25,7 +25,7 @@ use crate::matmul::{Destination, Elements, Matrix, Multiply, ProductOperand, pro
 use crate::operands::{Either, write_or_update};
 use crate::stored::{Stored, dispatch};
 use crate::{
-    Compute, OnCard, Op, Processor, Read, Result, Scratch, Write, elementwise, read, scratch,
+    Compute, OnCard, Op, Processor, Read, Result, Scratch, Write, elementwise, read, scratch, write,
 };
 
 /// Rows of x, outputs, inputs. The weight has the last two.
@@ -115,6 +115,43 @@ pub fn forward(
                         products::linear(card, x, w, bias, activation, y)
                     }
                 }
+            }
+        })
+    })
+}
+
+/// `y = x w^T + z` with z (m, n), without bias and activation: a residual connection in one pass. Writes `output` (m, n), which is, like
+/// `onto`, of the type that is computed in; the other types as for [`forward`]. The bits are those of a product, rounded, and a sum.
+pub fn forward_onto(
+    compute: &Compute,
+    input: &Tensor,
+    weight: &Tensor,
+    onto: &Tensor,
+    output: &Tensor,
+) -> Result<()> {
+    let op = Op::new("linear_forward");
+    let LinearSizes { m, n, k } = LinearSizes::of(op, input, weight)?;
+    let op = op.forward_product([m, n, k]);
+    dispatch!(op.name, factors_of([input, output]), S => {
+        let operands = (
+            read_either::<S, _>("input", input, [m, k]),
+            read_either::<S, _>("weight", weight, [n, k]),
+            read::<<S as Stored>::Real>("onto", onto, [m, n]),
+            write::<<S as Stored>::Real>("output", output, [m, n]),
+            packed::<S>(compute, [m, n, k], output, false),
+            (rounded::<S>(compute, input), rounded::<S>(compute, weight)),
+        );
+        compute.launch_with_card(op, operands, move |cpu, (x, w, onto, y, packed, _)| {
+            let to = destination::<S>(Either::A(&mut *y), m, n);
+            product(cpu, matrix::<S>(&x, m, k), matrix(&w, n, k).transposed(), to, false, packed);
+            elementwise::add_to(cpu, onto, y);
+            Ok(())
+        }, move |card, (x, w, onto, y, _, (x_rounded, w_rounded))| {
+            // SAFETY: the operands have these shapes, and each scratch memory is as long as what is converted into it.
+            unsafe {
+                let x = CardMatrix::new(factor::<S>(card, x, x_rounded, m * k)?, m, k);
+                let w = CardMatrix::new(factor::<S>(card, w, w_rounded, n * k)?, n, k);
+                products::multiply_with(card, x, w.transposed(), y, Some(onto), Epilogue::None)
             }
         })
     })

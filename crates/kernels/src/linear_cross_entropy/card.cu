@@ -30,10 +30,13 @@ template <typename Real> struct Softmax {
 
 template <typename Real> __device__ Real larger(Real x, Real y) { return y > x ? y : x; }
 
-// A block for each row of z (rows, classes): z becomes the gradient of scale times the loss, which is also stored rounded if
-// `rounded` is given. mark is 0 for an ignored row, else 1, and 3 if the label has the largest output.
+// Where the gradient goes.
+enum : u32 { NOWHERE, ROUNDED, IN_PLACE };
+
+// A block for each row of z (rows, classes): the gradient of scale times the loss takes the place of z, and is stored rounded if
+// `rounded` is given, or only that. mark is 0 for an ignored row, else 1, and 3 if the label has the largest output.
 template <typename S, typename Real = typename As<S>::Real>
-__global__ void row_losses(const i64* labels, u64 classes, f64 scale, u32 wants_gradient, Real* all_z, S* all_rounded,
+__global__ void row_losses(const i64* labels, u64 classes, f64 scale, u32 gradient, Real* all_z, S* all_rounded,
                            f64* losses, i32* marks) {
     __shared__ Real maxima[32], of_warps[32];
     Real* z = all_z + blockIdx.x * classes;
@@ -41,9 +44,9 @@ __global__ void row_losses(const i64* labels, u64 classes, f64 scale, u32 wants_
     i64 label = labels[blockIdx.x];
     if (label == IGNORED) {
         if (threadIdx.x == 0) marks[blockIdx.x] = 0;
-        if (!wants_gradient) return;
+        if (gradient == NOWHERE) return;
         for (u64 j = threadIdx.x; j < classes; j += blockDim.x) {
-            z[j] = 0;
+            if (gradient == IN_PLACE) z[j] = 0;
             if (rounded) rounded[j] = As<S>::store(0);
         }
         return;
@@ -74,12 +77,12 @@ __global__ void row_losses(const i64* labels, u64 classes, f64 scale, u32 wants_
         bool is_correct = of_label == most && !is_behind && sum == sum;
         marks[blockIdx.x] = is_correct ? 3 : 1;
     }
-    if (!wants_gradient) return;
+    if (gradient == NOWHERE) return;
     Real factor = is_class ? (Real)scale / sum : of_label;
     for (u64 j = threadIdx.x; j < classes; j += blockDim.x) {
         Real x = Softmax<Real>::exponential(z[j] - most) * factor;
         if (j == (u64)label) x -= (Real)scale;
-        z[j] = x;
+        if (gradient == IN_PLACE) z[j] = x;
         if (rounded) rounded[j] = As<S>::store(x);
     }
 }

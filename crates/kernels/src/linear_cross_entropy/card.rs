@@ -1,6 +1,6 @@
 //! The head on a card: the products of the vendor's library, and a kernel for the losses of a chunk of rows.
 //!
-//! In and out: addresses. Chunks are those of the processor. Factors of products in 16 bits are rounded into scratch memory,
+//! In and out: addresses. Chunks are larger than the processor's. Factors of products in 16 bits are rounded into scratch memory,
 //! the weight once for all chunks. Losses are summed in an order that depends on the number of rows only.
 
 use paceline_cuda::kernel::{In, Out};
@@ -91,6 +91,14 @@ pub(super) unsafe fn backward_weight<S: Stored<Real: Multiplied> + Multiplied>(
     Ok(())
 }
 
+/// Where the gradient of the outputs goes: as in the kernel.
+#[derive(Clone, Copy)]
+enum GradientOf {
+    Nowhere,
+    Rounded,
+    InPlace,
+}
+
 pub(super) struct CardHead {
     pub(super) rows: usize,
     pub(super) classes: usize,
@@ -114,6 +122,12 @@ impl CardHead {
     ) -> Result<()> {
         let Self { rows, classes, inputs, chunk, scale, mut accumulate } = *self;
         let (w_rounded, dz_rounded, losses, marks) = memory.expect("a card has this memory");
+        // Nobody reads what is rounded, and not kept, a second time.
+        let gradient = match (dx, dz_rounded, kept) {
+            (None, ..) => GradientOf::Nowhere,
+            (Some(_), Some(_), None) => GradientOf::Rounded,
+            _ => GradientOf::InPlace,
+        };
         // A thread has a few classes.
         let threads = classes.div_ceil(4).next_multiple_of(32).clamp(32, 512) as u32;
         // SAFETY: chunks lie within the rows; the caller's for the rest.
@@ -132,7 +146,7 @@ impl CardHead {
                     from_elem(labels, begin),
                     classes as u64,
                     scale,
-                    u32::from(dx.is_some()),
+                    gradient as u32,
                     z,
                     dz_rounded.unwrap_or(Out::NONE),
                     from_elem_mut(losses, begin),

@@ -54,8 +54,11 @@ fn rms_norm_and_its_gradients() {
             rms_norm::forward(compute, &xs, &ws, eps, &ys, &rs).unwrap();
             close(&ys, &y, "y");
             close(&rs, &r, "r");
-            rms_norm::backward_input(compute, &xs, &ws, &rs, &dys, &dxs).unwrap();
+            rms_norm::backward_input(compute, &xs, &ws, &rs, &dys, None, &dxs).unwrap();
             close(&dxs, &dx, "dx");
+            let sums = reals(dtype, &vec![9.0; rows * columns], &wide);
+            rms_norm::backward_input(compute, &xs, &ws, &rs, &dys, Some(&xs), &sums).unwrap();
+            close(&sums, &x.iter().zip(&dx).map(|(x, dx)| x + dx).collect::<Vec<_>>(), "sum");
             let dws = reals(dtype, &before, &[columns]);
             rms_norm::backward_weight(compute, &xs, &rs, &dys, &dws, true).unwrap();
             close(&dws, &added, "dw added");

@@ -205,7 +205,7 @@ fn a_language_model_takes_the_scratch_memory_of_the_cpu() {
             rms_norm::forward(compute, &stream, &w, 1e-5, &y, &r)?;
             rms_norm::backward_weight(compute, &stream, &r, &y, &w, true)?;
             let d_stream = tensor(DType::F32, &[rows, 8]);
-            rms_norm::backward_input(compute, &stream, &w, &r, &y, &d_stream)?;
+            rms_norm::backward_input(compute, &stream, &w, &r, &y, None, &d_stream)?;
             let half = tensor(stored, &[rows, 4]);
             swiglu::forward(compute, &x, &half)?;
             swiglu::backward(compute, &x, &half, &y)?;

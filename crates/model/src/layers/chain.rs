@@ -2,6 +2,7 @@
 
 use paceline_memory::Tensor;
 
+use crate::layer::sum;
 use crate::{Context, Half, Layer, Mode, ModelError, Result, Saved};
 
 /// Each layer's output is the next one's input. Borrows the layers, so that any part of a row of layers can be run.
@@ -49,26 +50,62 @@ impl<L: Layer> Chain<'_, L> {
         found(layer, d_input)
     }
 
-    /// Both halves. The parts of `saved` are freed as soon as their layers are done.
+    /// The forward pass, and `onto` added to the output if it is given.
+    fn pass(
+        &self,
+        cx: &mut Context,
+        input: Tensor,
+        onto: Option<&Tensor>,
+    ) -> Result<(Tensor, Saved)> {
+        let (mut value, mut saved) = (input, Saved::default());
+        for (at, layer) in self.0.iter().enumerate() {
+            let (output, part) = match onto {
+                Some(onto) if at + 1 == self.0.len() => layer.forward_onto(cx, value, onto)?,
+                _ => layer.forward(cx, value)?,
+            };
+            value = output;
+            if cx.mode() == Mode::Train {
+                saved.parts.push(part);
+            }
+        }
+        Ok((value, saved))
+    }
+
+    /// Both halves, and `onto` added to the gradient of the input if it is given. The parts of `saved` are freed as soon as their layers
+    /// are done.
     fn whole(
         &self,
         cx: &mut Context,
         saved: &mut Saved,
         d_output: Tensor,
         wants_input: bool,
+        onto: Option<&Tensor>,
     ) -> Result<Option<Tensor>> {
         let mut gradient = d_output;
         let first = self.first_with_parameters();
         for (at, mut part) in saved.parts.drain(..).enumerate().rev() {
             // Only the first layer with parameters can leave out the gradient of its input.
             let half = Half::Whole { wants_input: wants_input || at > first };
-            let d_input = self.0[at].backward(cx, &mut part, gradient, half)?;
+            let layer = &self.0[at];
+            let d_input = match onto {
+                Some(onto) if at == 0 => {
+                    layer.backward_onto(cx, &mut part, gradient, half, onto)?
+                }
+                _ => layer.backward(cx, &mut part, gradient, half)?,
+            };
             if !half.wants_input() {
                 return Ok(None);
             }
-            gradient = found(&self.0[at], d_input)?;
+            gradient = found(layer, d_input)?;
         }
         Ok(Some(gradient))
+    }
+
+    /// Errors unless each layer has saved its part.
+    fn check(&self, saved: &Saved) -> Result<()> {
+        let (expected, found) = (self.0.len(), saved.parts.len());
+        // They differ after a whole pass, for example, which frees all parts.
+        if found == expected { Ok(()) } else { Err(ModelError::Saved { expected, found }) }
     }
 }
 
@@ -83,16 +120,35 @@ fn found(layer: &impl Layer, d_input: Option<Tensor>) -> Result<Tensor> {
 
 impl<L: Layer> Layer for Chain<'_, L> {
     fn forward(&self, cx: &mut Context, input: Tensor) -> Result<(Tensor, Saved)> {
-        let mut saved = Saved::default();
-        let mut value = input;
-        for layer in self.0 {
-            let (output, part) = layer.forward(cx, value)?;
-            value = output;
-            if cx.mode() == Mode::Train {
-                saved.parts.push(part);
-            }
+        self.pass(cx, input, None)
+    }
+
+    fn forward_onto(
+        &self,
+        cx: &mut Context,
+        input: Tensor,
+        onto: &Tensor,
+    ) -> Result<(Tensor, Saved)> {
+        if self.0.is_empty() {
+            return Ok((sum(cx, &Saved::default(), onto, input)?, Saved::default()));
         }
-        Ok((value, saved))
+        self.pass(cx, input, Some(onto))
+    }
+
+    fn backward_onto(
+        &self,
+        cx: &mut Context,
+        saved: &mut Saved,
+        d_output: Tensor,
+        half: Half,
+        onto: &Tensor,
+    ) -> Result<Option<Tensor>> {
+        if half == (Half::Whole { wants_input: true }) && !self.0.is_empty() {
+            self.check(saved)?;
+            return self.whole(cx, saved, d_output, true, Some(onto));
+        }
+        let d_input = self.backward(cx, saved, d_output, half)?;
+        d_input.map(|d_input| sum(cx, saved, onto, d_input)).transpose()
     }
 
     fn backward(
@@ -102,14 +158,10 @@ impl<L: Layer> Layer for Chain<'_, L> {
         d_output: Tensor,
         half: Half,
     ) -> Result<Option<Tensor>> {
-        let (expected, found) = (self.0.len(), saved.parts.len());
-        if found != expected {
-            // After a whole pass, for example, which frees all parts.
-            return Err(ModelError::Saved { expected, found });
-        }
+        self.check(saved)?;
         match half {
             _ if self.0.is_empty() => Ok(half.wants_input().then_some(d_output)),
-            Half::Whole { wants_input } => self.whole(cx, saved, d_output, wants_input),
+            Half::Whole { wants_input } => self.whole(cx, saved, d_output, wants_input, None),
             Half::Input { wants_input } => {
                 self.d_output_of(0, cx, saved, &d_output)?;
                 wants_input.then(|| self.input_half(0, cx, saved)).transpose()

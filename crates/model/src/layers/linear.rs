@@ -1,9 +1,10 @@
 //! The fully connected layer, with or without a bias, optionally followed by ReLU.
 
-use paceline_kernels::elementwise;
 use paceline_kernels::linear::{self, Activation};
-use paceline_memory::Tensor;
+use paceline_kernels::{cast, elementwise};
+use paceline_memory::{DType, Device, Tensor};
 
+use crate::layer::sum;
 use crate::{
     Context, Half, Init, Layer, LayoutBuilder, ModelError, ParamId, Result, Saved, UnitBuilder,
 };
@@ -117,6 +118,27 @@ impl Linear {
         saved.keep_for_weights(d_sum.clone());
         Ok(d_sum)
     }
+
+    /// The gradient of the output as a card's products of both halves round it.
+    fn rounded_once(
+        &self,
+        cx: &Context,
+        saved: &Saved,
+        d_output: Tensor,
+        half: Half,
+    ) -> Result<Tensor> {
+        let is_read_twice = half == (Half::Whole { wants_input: true }) && self.bias.is_none();
+        if !is_read_twice || d_output.dtype() != DType::F32 || cx.compute.device() != Device::Cuda {
+            return Ok(d_output);
+        }
+        let dtype = self.input(saved)?.dtype();
+        if dtype == DType::F32 {
+            return Ok(d_output);
+        }
+        let rounded = cx.scratch(dtype, d_output.shape())?;
+        cast::narrow(cx.compute, &d_output, &rounded)?;
+        Ok(rounded)
+    }
 }
 
 impl Layer for Linear {
@@ -138,6 +160,23 @@ impl Layer for Linear {
         Ok((output, saved))
     }
 
+    fn forward_onto(
+        &self,
+        cx: &mut Context,
+        input: Tensor,
+        onto: &Tensor,
+    ) -> Result<(Tensor, Saved)> {
+        let is_product = self.bias.is_none() && self.activation == Activation::None;
+        let is_wide = self.is_wide && matches!(onto.dtype(), DType::F32 | DType::F64);
+        if !is_product || !is_wide || cx.cache().is_some() {
+            let (output, saved) = self.forward(cx, input)?;
+            return Ok((sum(cx, &saved, onto, output)?, saved));
+        }
+        let output = cx.wide_activation([input.dims()[0], self.outputs])?;
+        linear::forward_onto(cx.compute, &input, &self.weight(cx)?, onto, &output)?;
+        Ok((output, Saved::of([input])))
+    }
+
     fn backward(
         &self,
         cx: &mut Context,
@@ -145,6 +184,7 @@ impl Layer for Linear {
         d_output: Tensor,
         half: Half,
     ) -> Result<Option<Tensor>> {
+        let d_output = self.rounded_once(cx, saved, d_output, half)?;
         if half.writes_weights() && cx.trains(self.weights[0]) {
             let d_sum = self.d_sum(cx, saved, &d_output)?;
             let d_weight = cx.grads(&self.weights)?.view([self.outputs, self.inputs])?;

@@ -70,4 +70,24 @@ impl Layer for Sequence {
     ) -> Result<Option<Tensor>> {
         Chain(&self.layers).backward(cx, saved, d_output, half)
     }
+
+    fn forward_onto(
+        &self,
+        cx: &mut Context,
+        input: Tensor,
+        onto: &Tensor,
+    ) -> Result<(Tensor, Saved)> {
+        Chain(&self.layers).forward_onto(cx, input, onto)
+    }
+
+    fn backward_onto(
+        &self,
+        cx: &mut Context,
+        saved: &mut Saved,
+        d_output: Tensor,
+        half: Half,
+        onto: &Tensor,
+    ) -> Result<Option<Tensor>> {
+        Chain(&self.layers).backward_onto(cx, saved, d_output, half, onto)
+    }
 }
