@@ -69,7 +69,8 @@ pub(crate) struct Call {
     pub(crate) dtype: DType,
     /// Used by reductions only.
     pub(crate) op: ReduceOp,
-    /// The root, if the operation has one; the destination of a send, the source of a receive.
+    /// The root, if the operation has one; the destination of a send, the source of a receive; the launch before which a barrier
+    /// comes ([`crate::Group::agree_on_graph`]).
     pub(crate) root: usize,
     /// The source of the receiving half of a send-and-receive.
     pub(crate) from: usize,
@@ -188,7 +189,8 @@ impl Call {
 
     fn signature(&self) -> u64 {
         let reduces = if self.kind.reduces() { self.op as u8 } else { 0 };
-        let root = if self.kind.has_root() { self.root as u64 } else { 0 };
+        let has_root = self.kind.has_root() || self.kind == OpKind::Barrier;
+        let root = if has_root { self.root as u64 } else { 0 };
         u64::from(self.kind as u8)
             | u64::from(self.dtype as u8) << 8
             | u64::from(reduces) << 16
@@ -226,7 +228,10 @@ impl CallHeader {
             return format!("an unknown operation ({:#x})", self.signature);
         };
         if kind == OpKind::Barrier {
-            return "barrier()".into();
+            return match (self.signature >> 32).checked_sub(1) {
+                None => "barrier()".into(),
+                Some(of) => format!("barrier(before launch {} of graph {})", of % 4, of / 4),
+            };
         }
         let (sent, received) = (self.send_count, self.recv_count);
         let mut text = match kind {

@@ -72,17 +72,7 @@ impl Core {
         let started_ns = now_ns();
         let times = OpTimes { submitted_ns, started_ns, ..OpTimes::default() };
         self.recorder.begins(call, seq, times);
-        let context = OpContext {
-            rank: self.rank,
-            world: self.world,
-            first: 0,
-            members: &self.members,
-            call,
-            named: call,
-            seq,
-            started_ns,
-            policy,
-        };
+        let context = self.context(call, seq, started_ns, policy);
         let ran = match self.nccl.get().filter(|_| call.is_on_card()) {
             Some(nccl) => nccl.run(&context, &self.engine),
             None => self.engine.run(&context),
@@ -102,12 +92,20 @@ impl Core {
                 self.recorder.ends(call, seq, times);
                 Ok(times)
             }
-            Err(error) => {
-                let error = error.named_by(&self.members);
-                self.fail(&error);
-                Err(error)
-            }
+            Err(error) => Err(self.failed(error)),
         }
+    }
+
+    /// The context of a call that this rank makes.
+    pub(crate) fn context<'a>(
+        &'a self,
+        call: &'a Call,
+        seq: u32,
+        started_ns: u64,
+        policy: WaitPolicy,
+    ) -> OpContext<'a> {
+        let Self { rank, world, ref members, .. } = *self;
+        OpContext { rank, world, first: 0, members, call, named: call, seq, started_ns, policy }
     }
 
     /// Executes a call that has been submitted. A panic becomes an error of the operation: the group is
@@ -151,6 +149,18 @@ impl Core {
             let (rank, lost) = (self.outermost(self.rank), self.outermost(first + place));
             self.recorder.dump(&format!("rank {rank}: rank {lost} died"));
         }
+    }
+
+    /// The number of operations so far.
+    pub(crate) fn num_operations(&self) -> u32 {
+        self.operations.load(Ordering::Relaxed)
+    }
+
+    /// Marks the group as broken by an error of an engine, and returns the error in the numbers of the outermost group.
+    pub(crate) fn failed(&self, error: CollectiveError) -> CollectiveError {
+        let error = error.named_by(&self.members);
+        self.fail(&error);
+        error
     }
 
     /// The number that a rank of this group has in the outermost group.

@@ -189,6 +189,10 @@ impl Group {
     }
 
     fn start(&self, request: OpRequest) -> Result<Work> {
+        if request.tensors().any(|tensor| tensor.buffer().allocator().is_for_graph()) {
+            let (call, memory) = self.prepare(None, request)?;
+            return self.start_in_stream(call, memory.staged.unwrap_or_default().operands);
+        }
         let mut staged = None;
         let prepare = |event: &Event| {
             let (call, memory) = self.prepare(Some(event), request)?;

@@ -13,7 +13,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-use paceline_memory::{Claim, Event, EventState, Signal, Stream};
+use paceline_memory::{Claim, DeviceStream, Event, EventState, Signal, Stream};
 use paceline_trace::runtime::{Condvar, before_join};
 use paceline_trace::{beside, lock, now_ns, thread_builder};
 
@@ -48,6 +48,8 @@ pub struct Work {
     event: Event,
     /// The copies around the operation, if its memory is that of an accelerator: to the host, and then back, which ends the work.
     copies: Vec<Event>,
+    /// The stream of the memory and that of the operation, if a graph is to have it: the first waits for the second, and the host for none.
+    streams: Option<[DeviceStream; 2]>,
 }
 
 type Outcome = Result<OpTimes>;
@@ -59,8 +61,13 @@ pub(crate) type OnEnd = Box<dyn FnOnce(&Outcome) + Send>;
 pub(crate) type Claims = [Option<Claim>; 2];
 
 impl Work {
-    /// Blocks until the operation is finished. Returns its times, or its error.
+    /// Blocks until the operation is finished. Returns its times, or its error. If a graph is to have the operation
+    /// ([`Group::agree_on_graph`](crate::Group::agree_on_graph)), the memory's stream waits for it instead, and its times are zero.
     pub fn wait(&self) -> Result<OpTimes> {
+        if let Some([home, stream]) = &self.streams {
+            home.wait_for(stream)?;
+            return Ok(OpTimes::default());
+        }
         self.event.wait();
         self.copies.iter().for_each(|copy| {
             copy.wait();
@@ -72,6 +79,11 @@ impl Work {
     pub fn is_finished(&self) -> bool {
         let mut events = self.copies.iter().chain([&self.event]);
         events.all(|event| event.state() != EventState::Pending)
+    }
+
+    /// Work of a stream, for which the stream of its memory waits.
+    pub(crate) fn in_stream(event: Event, streams: [DeviceStream; 2]) -> Self {
+        Self { outcome: Arc::default(), event, copies: Vec::new(), streams: Some(streams) }
     }
 
     /// The same work with the copies around it.
@@ -134,7 +146,7 @@ impl Promise {
         ends.iter().flatten().for_each(|(_, signal)| signal.commit());
         let outcome = Arc::new(OnceLock::new());
         let promise = Self { outcome: outcome.clone(), ends, on_end };
-        (promise, Work { outcome, event, copies: Vec::new() })
+        (promise, Work { outcome, event, copies: Vec::new(), streams: None })
     }
 
     /// Ends the work. If the operation failed, its memory is fenced.

@@ -11,7 +11,9 @@ use paceline_collectives::{CollectiveError, Group, GroupOptions, NcclOrder, Redu
 use paceline_cuda::nccl::{Communicator, UniqueId};
 use paceline_cuda::{Card, CudaError};
 use paceline_emulated_card::for_tests::is_ready;
-use paceline_memory::{Accelerator, Allocator, Category, DType, Element, Tensor};
+use paceline_memory::{
+    Accelerator, Allocator, Category, DType, Element, GraphPool, GraphedWork, Tensor,
+};
 
 /// The most ranks of these tests, each with a card of its own.
 const CARDS: usize = 5;
@@ -294,6 +296,77 @@ fn a_rank_that_is_gone_or_late_ends_the_wait() {
         let error = group.all_reduce(&tensor::<f32>(&memory, 10, 0), ReduceOp::Sum).unwrap_err();
         let words = error.to_string();
         assert!(words.contains("rank 1") && words.contains("all_reduce #"), "{words}");
+    });
+}
+
+/// Adds up over the ranks in work that is a graph from the third run on.
+fn sum_in_graph(group: &Group, work: &mut GraphedWork<()>, data: &Tensor) {
+    let sum = || group.all_reduce_async(data, ReduceOp::Sum)?.wait().map(drop);
+    work.run(sum).unwrap();
+}
+
+#[test]
+fn a_graph_adds_up_over_the_ranks_in_each_launch() {
+    if !has_cards(3) {
+        return;
+    }
+    for order in [NcclOrder::Tree, NcclOrder::Ring] {
+        on_cards(3, order, |group, memory| {
+            let mut work = GraphedWork::new(&GraphPool::new(&memory).unwrap());
+            let data = tensor::<f32>(&memory, 1000, 0);
+            assert!(group.is_capturable(&memory));
+            for launch in 0..6 {
+                let fill = |x: &mut [f32]| x.fill((group.rank() + launch as usize) as f32);
+                data.overwrite::<f32, _>(fill).unwrap();
+                if launch > 0 {
+                    group.agree_on_graph(7, launch).unwrap();
+                }
+                sum_in_graph(&group, &mut work, &data);
+                group.await_graph(&memory).unwrap();
+                // A longer operation gets scratch memory of its own.
+                let other = tensor::<f32>(&memory, 1000 * (1 + launch as usize), 0);
+                group.all_reduce(&other, ReduceOp::Max).unwrap();
+                let sums = data.to_host().unwrap();
+                assert_eq!(sums.read::<f32>().unwrap()[..], [(3 + 3 * launch) as f32; 1000]);
+            }
+            // What is not captured goes on.
+            group.all_reduce(&data, ReduceOp::Max).unwrap();
+            let error = group.agree_on_graph(7, group.rank() as u32).unwrap_err().to_string();
+            assert!(error.contains("barrier(before launch 1 of graph 7)"), "{error}");
+        });
+    }
+}
+
+#[test]
+fn a_rank_that_does_not_launch_its_graph_ends_those_of_the_others() {
+    if !has_cards(2) {
+        return;
+    }
+    let timeout = Duration::from_secs(3);
+    let options = GroupOptions { timeout, ..GroupOptions::for_local_ranks(2) };
+    ranks::each(Group::threads_with(2, options).unwrap(), |group| {
+        let memory = of_card(group.rank());
+        group.use_nccl(&memory, NcclOrder::Tree).unwrap();
+        let mut work = GraphedWork::new(&GraphPool::new(&memory).unwrap());
+        let data = tensor::<f32>(&memory, 1000, 0);
+        for launch in 0..5 {
+            if launch > 0 {
+                group.agree_on_graph(0, launch).unwrap();
+            }
+            if launch == 4 && group.rank() == 1 {
+                return;
+            }
+            sum_in_graph(&group, &mut work, &data);
+            let waited = group.await_graph(&memory);
+            if launch < 4 {
+                waited.unwrap();
+                continue;
+            }
+            let error = waited.unwrap_err();
+            assert!(matches!(error, CollectiveError::TimedOut { .. }), "{error}");
+            let error = group.barrier().unwrap_err();
+            assert!(matches!(error, CollectiveError::Broken { .. }), "{error}");
+        }
     });
 }
 

@@ -9,7 +9,11 @@
 use std::ffi::c_int;
 use std::fmt;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
+
+use paceline_trace::{lock, thread_builder};
 
 use crate::driver::Handle;
 use crate::library::{LibraryNames, functions};
@@ -154,6 +158,8 @@ pub struct Communicator {
     functions: &'static Functions,
     handle: Handle,
     is_aborted: AtomicBool,
+    /// Ends the communicator, if it was aborted.
+    ending: Mutex<Option<JoinHandle<()>>>,
     limit: Duration,
 }
 
@@ -190,7 +196,8 @@ impl Communicator {
             Err(error) if handle.is_null() => return Err(error),
             began => began,
         };
-        let joined = Self { functions, handle, is_aborted: AtomicBool::new(false), limit };
+        let (is_aborted, ending) = Default::default();
+        let joined = Self { functions, handle, is_aborted, ending, limit };
         match began.and_then(|()| joined.settle("ncclCommInitRankConfig", IN_PROGRESS)) {
             Ok(()) => Ok(joined),
             Err(error) => {
@@ -360,16 +367,29 @@ impl Communicator {
     }
 
     /// Ends the work that waits for other ranks. Nothing can be done with the communicator afterwards.
+    ///
+    /// The library also waits until the graphs with work of the communicator are gone. The caller may have them, so it does not wait for
+    /// the library; the end of this value does.
     pub fn abort(&self) {
-        if !self.is_aborted.swap(true, Ordering::SeqCst) {
-            // SAFETY: this is done once, and instead of ending it in order.
-            let _ = unsafe { (self.functions.ncclCommAbort)(self.handle) };
+        if self.is_aborted.swap(true, Ordering::SeqCst) {
+            return;
         }
+        let (functions, handle) = (self.functions, self.handle as usize);
+        let abort = move || {
+            // SAFETY: this is done once, and instead of ending it in order.
+            let _ = unsafe { (functions.ncclCommAbort)(handle as Handle) };
+        };
+        // Without a thread the work stays, as that of a process that is killed.
+        *lock(&self.ending) = thread_builder("nccl-abort").spawn(abort).ok();
     }
 }
 
+/// The graphs with work of the communicator must be gone by then, since the library waits for their end.
 impl Drop for Communicator {
     fn drop(&mut self) {
+        if let Some(ending) = self.ending.get_mut().unwrap_or_else(PoisonError::into_inner).take() {
+            let _ = ending.join();
+        }
         if !self.is_aborted.load(Ordering::SeqCst) {
             // SAFETY: nobody has it any longer, and it was not aborted.
             let _ = unsafe { (self.functions.ncclCommDestroy)(self.handle) };

@@ -66,6 +66,13 @@ struct CapturedGraph {
     uses: Vec<CapturedUse>,
 }
 
+impl Allocator {
+    /// Whether memory comes from a [`GraphPool`] now: from the second time that a [`GraphedWork`] runs.
+    pub fn is_for_graph(&self) -> bool {
+        self.0.heap().graph_pool.is_some()
+    }
+}
+
 impl GraphPool {
     /// A pool in the memory of a card, for work of the stream of this memory. Errors on other devices.
     pub fn new(memory: &Allocator) -> Result<Self> {
@@ -190,8 +197,8 @@ impl<T: Clone> GraphedWork<T> {
     /// calls replay the capture, and return the value of the third run.
     ///
     /// Errors if `run` does. From the second time on it must leave no memory in use that it takes. The third time it must not use
-    /// anything that a graph cannot have: waits of the host or for other streams, copies from or to memory of the host, or more
-    /// memory than the second time.
+    /// anything that a graph cannot have: waits of the host, waits for other streams but by [`DeviceStream::wait_for`], copies from or to
+    /// memory of the host, or more memory than the second time.
     pub fn run<E: From<MemoryError>>(
         &mut self,
         run: impl FnOnce() -> Result<T, E>,

@@ -5,9 +5,11 @@ mod common;
 use std::collections::HashSet;
 use std::fs::File;
 
-use common::{Run, Sandbox};
+use common::marked::{Marked, names_only_rank};
+use common::{Run, Sandbox, signal, wait_until};
 use flate2::read::GzDecoder;
 use paceline_emulated_card::for_tests::variable;
+use rustix::process::Signal;
 use serde_json::Value;
 
 const CNN: &str = "--image 8 8 3 --channels 4 8 --hidden 16 --batch-size 4 --device cuda";
@@ -113,6 +115,7 @@ fn a_trace_of_a_card_has_its_kernels_and_the_calls_that_launched_them() {
         ("--nproc 1", vec![]),
         ("--nproc 1 --cuda-graph", vec![]),
         ("--transport nccl", vec![("PACELINE_EMULATED_CARDS", "2")]),
+        ("--transport nccl --cuda-graph", vec![("PACELINE_EMULATED_CARDS", "2")]),
         ("--nproc 1", vec![("PACELINE_EMULATED_CUPTI", "cuptiActivityEnable:35")]),
     ] {
         let sandbox = Sandbox::new();
@@ -137,7 +140,8 @@ fn a_trace_of_a_card_has_its_kernels_and_the_calls_that_launched_them() {
         let of_card: Vec<_> = kernels.iter().filter(|of| of["args"]["grid"].is_array()).collect();
         let named = |name: &str| of_card.iter().any(|of| of["name"] == name);
         assert!(of_card.len() > 50 && named("emulated_cublasLt_matmul"), "{flags}: {of_card:?}");
-        assert!(!named("ncclDevKernel_emulated"), "{flags}");
+        let sends_in_graph = flags.contains("nccl --cuda-graph");
+        assert_eq!(named("ncclDevKernel_emulated"), sends_in_graph, "{flags}");
         let is_graph = calls.iter().any(|of| of["name"] == "cuGraphLaunch");
         assert_eq!(is_graph, flags.contains("--cuda-graph"), "{flags}");
         // Kernels that the main thread launched by itself belong to the operator that did so.
@@ -260,6 +264,14 @@ fn steps_as_graphs_end_with_the_same_weights() {
         let expected = run("--nproc 2", "0");
         assert_eq!(run("--nproc 2 --cuda-graph", "3"), expected, "{model}");
         assert_eq!(run("--nproc 2 --cuda-graph --strategy zero1", "4"), expected, "{model}");
+        // With cards of their own, the ranks' graphs have what they send, but for that of zero1.
+        for (flags, seed) in [("", "6"), ("--strategy zero1", "7")] {
+            let seeds = [("PACELINE_EMULATED_CARDS", "2"), ("PACELINE_EMULATED_SEED", seed)];
+            let flags = format!("{model} {adamw} --nproc 2 --cuda-graph --transport nccl {flags}");
+            let flags = flags.replacen("--nproc 2 ", "", 1);
+            let run = Sandbox::new().train_with(&flags, &variables(&found, &seeds)).ok();
+            assert_eq!(run.weights(), expected, "{flags}");
+        }
     }
     // The epochs end with a smaller batch, halves are scaled, and the run is evaluated, saved, profiled and continued.
     let flags = "--image 8 8 3 --channels 4 8 --hidden 16 --batch-size 4 --device cuda --nproc 1 --samples 10 --precision fp16 \
@@ -279,6 +291,29 @@ fn steps_as_graphs_end_with_the_same_weights() {
     let resumed = sandbox.train_with(resumed, &variables(&found, &[])).ok();
     assert_eq!(resumed.weights(), expected);
     assert!(resumed.stdout.contains(", in fp16\n"), "{}", resumed.stdout);
+}
+
+#[test]
+fn a_rank_that_is_killed_while_graphs_run_ends_the_others_and_is_named() {
+    let Some(found) = variable() else { return };
+    for victim in [0, 1] {
+        let sandbox = Sandbox::new();
+        let flags = format!("train {CNN} --nproc 2 --cuda-graph --transport nccl --epochs 1000000");
+        let mut command = sandbox.given(&flags);
+        command.envs(variables(&found, &[("PACELINE_EMULATED_CARDS", "2")]));
+        let mut launcher = Marked::start(command);
+        let has_graphs = || {
+            let folders = std::fs::read_dir(sandbox.path("runs")).into_iter().flatten().flatten();
+            let steps = folders.map(|of| std::fs::read_to_string(of.path().join("metrics.jsonl")));
+            steps.flatten().any(|text| text.lines().count() > 10)
+        };
+        wait_until("a few steps", has_graphs);
+        signal(launcher.rank(victim), Signal::KILL);
+        let run = launcher.end();
+        assert_eq!(run.code, Some(137), "{run:#?}");
+        names_only_rank(&run, victim, "was killed by SIGKILL");
+        launcher.left_nothing();
+    }
 }
 
 #[test]

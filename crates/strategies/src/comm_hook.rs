@@ -66,6 +66,12 @@ pub trait CommHook: Send {
         0
     }
 
+    /// Whether a graph can have what the hook does: work of the device, and all-reduces that it starts in
+    /// [`CommHook::send`] and does not wait for. See [`Strategy::is_capturable`](crate::Strategy::is_capturable).
+    fn is_capturable(&self) -> bool {
+        false
+    }
+
     /// Called once, before the first step, with the number of elements of each bucket.
     fn prepare(&mut self, _replica: &Replica, _bucket_lens: &[usize]) -> Result<()> {
         Ok(())

@@ -117,6 +117,10 @@ impl Strategy for Ddp {
         self.hook.exactness(self.caps)
     }
 
+    fn is_capturable(&self) -> bool {
+        self.hook.is_capturable()
+    }
+
     fn footprint(
         &self,
         model: &Model,
@@ -241,6 +245,10 @@ impl CommHook for AllReduce {
 
     fn exactness(&self, _: BucketCaps) -> Exactness {
         Exactness::Exact
+    }
+
+    fn is_capturable(&self) -> bool {
+        true
     }
 
     fn send(&mut self, cx: &mut StepContext, at: usize, bucket: &Tensor) -> Result<Work> {

@@ -4,9 +4,11 @@
 //! one: their micro-batches have the same shapes and their loss the same factor, because all else that the host
 //! decides in a pass follows from the model. This file does not know what a pass does.
 //!
-//! A graph has what lies between two communications: zero the sums, forward, loss, backward. The host reads the loss before
+//! A graph has what lies between two communications: zero the sums, forward, loss, backward. With NCCL and a strategy that allows it
+//! ([`Strategy::is_capturable`]), it has the communication too. The host reads the loss before
 //! the optimizer changes anything, so the optimizer's work is a graph of its own ([`paceline_model::Optimizer::as_graph`]).
 
+use paceline_collectives::Group;
 use paceline_memory::{Allocator, Category, DType, GraphPool, GraphedWork, Shape, Tensor};
 use paceline_model::{Batch, ParamId};
 
@@ -104,6 +106,10 @@ pub(crate) struct PassGraphs {
     pool: GraphPool,
     /// The kinds of steps, that of the last step at the end.
     known: Vec<StepPasses>,
+    /// The number of kinds so far.
+    num_kinds: u32,
+    /// Dropped after the graphs, since NCCL waits until those with its work are gone.
+    _world: Group,
 }
 
 /// The passes of steps that are alike.
@@ -113,6 +119,9 @@ pub(crate) struct StepPasses {
     /// Where the passes find their samples.
     pub(crate) batches: Vec<MicroBatch>,
     pub(crate) work: GraphedWork<Passed>,
+    /// The number of the kind, and how many of its steps have run. The same on all ranks.
+    pub(crate) number: u32,
+    pub(crate) num_runs: u32,
 }
 
 /// The result of the passes of a step.
@@ -137,8 +146,9 @@ struct StepKind {
 
 impl PassGraphs {
     /// No graphs yet. Errors if the memory is not that of a card.
-    pub(crate) fn new(memory: &Allocator) -> Result<Self> {
-        Ok(Self { pool: GraphPool::new(memory)?, known: Vec::new() })
+    pub(crate) fn new(memory: &Allocator, world: &Group) -> Result<Self> {
+        let (pool, known) = (GraphPool::new(memory)?, Vec::new());
+        Ok(Self { pool, known, num_kinds: 0, _world: world.clone() })
     }
 
     /// The passes of a step on these micro-batches, whose samples are copied to their addresses. `None` if the number of their
@@ -166,7 +176,9 @@ impl PassGraphs {
                 let memory = &replica.compute.allocator;
                 let batches = micro_batches.iter().map(|own| shaped_like(own, memory));
                 let batches = batches.collect::<Result<_>>()?;
-                StepPasses { kind, batches, work: GraphedWork::new(&self.pool) }
+                let (number, work) = (self.num_kinds, GraphedWork::new(&self.pool));
+                self.num_kinds += 1;
+                StepPasses { kind, batches, work, number, num_runs: 0 }
             }
         };
         for (fixed, own) in of_kind.batches.iter().zip(micro_batches) {
@@ -177,7 +189,8 @@ impl PassGraphs {
         Ok(Some(of_kind))
     }
 
-    pub(crate) fn keep(&mut self, passes: StepPasses) {
+    pub(crate) fn keep(&mut self, mut passes: StepPasses) {
+        passes.num_runs += 1;
         self.known.push(passes);
     }
 }

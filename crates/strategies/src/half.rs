@@ -47,6 +47,10 @@ impl CommHook for HalfPrecision {
         Exactness::Lossy(self.name().to_owned())
     }
 
+    fn is_capturable(&self) -> bool {
+        true
+    }
+
     fn communication_bytes(&self, bucket_lens: &[usize], _: Precision, _: usize) -> usize {
         bucket_lens.iter().sum::<usize>() * self.dtype.size_bytes()
     }

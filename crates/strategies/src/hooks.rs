@@ -30,19 +30,29 @@ pub(crate) struct StepHooks<'a> {
     known: Option<Arc<UnusedParams>>,
     /// Whether the parameters that no step uses still have to be announced in this pass.
     announces_unused: bool,
-    /// The final gradients, if they are announced after the passes of a graph.
-    pub(crate) deferred: Option<Vec<ParamId>>,
+    pub(crate) launch: PassLaunch,
     /// Exchanges with the ranks that divide the layers, in order.
     exchanges: VecDeque<Work>,
+}
+
+/// How the passes of a step are launched.
+#[derive(Debug)]
+pub(crate) enum PassLaunch {
+    /// Each piece of work by itself.
+    ByWork,
+    /// As a graph. The gradients that have become final in it, in order, are announced afterwards.
+    Graph(Vec<ParamId>),
+    /// As a graph that has the communication too.
+    GraphThatSends,
 }
 
 impl<'a> StepHooks<'a> {
     pub(crate) fn new(strategy: &'a mut dyn Strategy, cx: StepContext<'a>) -> Self {
         let is_shared = cx.state.synchronizes && strategy.shares_loss();
         let known = cx.state.left_out.clone();
-        let (is_last, announces_unused, deferred) = (false, true, None);
+        let (is_last, announces_unused, launch) = (false, true, PassLaunch::ByWork);
         let exchanges = VecDeque::new();
-        Self { strategy, cx, is_shared, is_last, known, announces_unused, deferred, exchanges }
+        Self { strategy, cx, is_shared, is_last, known, announces_unused, launch, exchanges }
     }
 
     /// Announces a gradient to the strategy, now that this rank's part of it is final.
@@ -52,7 +62,7 @@ impl<'a> StepHooks<'a> {
         if options.no_sync && !partial_sums.is_empty() {
             partial_sums.add_to(compute, &storage.grad(id)?, model.layout.param(id).start)?;
         }
-        if let Some(deferred) = &mut self.deferred {
+        if let PassLaunch::Graph(deferred) = &mut self.launch {
             deferred.push(id);
             return Ok(());
         }

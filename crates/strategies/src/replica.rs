@@ -163,6 +163,14 @@ impl Replica {
         steps_by_bucket && no_sync && !as_graph && !self.is_stage()
     }
 
+    /// Whether the graph of a step's passes can have the communication of the gradients and of the loss, too: all ranks have the same
+    /// part of the model, and NCCL connects them.
+    pub(crate) fn sends_in_graph(&self) -> bool {
+        let Self { world, group, compute, options, .. } = self;
+        let are_alike = world.world_size() > 1 && world.number() == group.number();
+        options.as_graph && are_alike && group.is_capturable(&compute.allocator)
+    }
+
     /// How the gradients of the ranks are combined: by their mean, or by their sum if the loss is divided by all samples.
     pub fn reduce_op(&self) -> ReduceOp {
         if self.options.is_one_tree() { ReduceOp::Sum } else { ReduceOp::Mean }

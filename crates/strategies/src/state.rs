@@ -119,7 +119,7 @@ impl StepState {
         };
         let own = memory.tensor(DType::F64, [SUMS_LEN], Category::Workspace)?;
         let plan = Some(Arc::new(pipeline.plan(pipeline.stages.micro_batches)?));
-        let graphs = options.as_graph.then(|| PassGraphs::new(memory)).transpose()?;
+        let graphs = options.as_graph.then(|| PassGraphs::new(memory, world)).transpose()?;
         Ok(Self {
             asks_to_stop: false,
             asks_to_regroup: false,

@@ -14,7 +14,7 @@ use paceline_trace::now_ns;
 
 use crate::accumulation::add_rows;
 use crate::graphs::{GraphObstacle, Passed, StepPasses};
-use crate::hooks::StepHooks;
+use crate::hooks::{PassLaunch, StepHooks};
 use crate::{
     MicroBatch, Replica, Result, StepContext, StepState, Strategy, StrategyError, executor, span,
 };
@@ -68,7 +68,8 @@ pub struct Stepped {
 /// forward pass. In a step whose loss is not shared, a rank then divides by its own count.
 ///
 /// With [`ReplicaOptions::as_graph`](crate::ReplicaOptions::as_graph) the passes are one piece of work of a card from the third step
-/// with micro-batches of the same shapes and the same factor of the loss. Gradients are communicated after it.
+/// with micro-batches of the same shapes and the same factor of the loss. Gradients are communicated after it, or as a part of it
+/// ([`Strategy::is_capturable`]).
 ///
 /// [`Strategy::optimizer_step`] follows. After a step that has failed, the next one starts with clean
 /// gradients and no communication in flight; running statistics, and what a lossy strategy keeps from step to step, are not taken back.
@@ -80,15 +81,19 @@ pub fn train_step(
     let plan = cx.plan(micro_batches.len())?;
     let mut graph = graph_of_step(strategy, cx, micro_batches)?;
     let (samples, graphed) = match &mut graph {
-        Some(StepPasses { batches, work, .. }) => (&batches[..], Some(work)),
+        Some(StepPasses { batches, work, number, num_runs, .. }) => {
+            (&batches[..], Some((work, [*number, *num_runs])))
+        }
         None => (micro_batches, None),
     };
     let mut step = TrainStep::open(strategy, cx.reborrow(), micro_batches, samples)?;
     let passed = match graphed {
-        Some(work) => step.forward_and_backward_as_graph(&plan, work)?,
+        Some((work, launch)) => step.forward_and_backward_as_graph(&plan, work, launch)?,
         None => step.forward_and_backward(&plan)?,
     };
-    step.combine_gradients(&passed.deferred)?;
+    if !matches!(step.loss, LossOfAll::InGraph) {
+        step.combine_gradients(&passed.deferred)?;
+    }
     let loss = step.receive_loss()?;
     let num_samples = micro_batches.iter().map(|own| own.batch.num_samples()).sum();
     let left_out = cx.replica.options.static_graph.then_some(passed.left_out);
@@ -134,6 +139,8 @@ enum LossOfAll {
     /// Each rank knows only its own.
     Own,
     Travels(Work),
+    /// The graph of the passes adds them up.
+    InGraph,
 }
 
 impl<'a> TrainStep<'a> {
@@ -197,26 +204,56 @@ impl<'a> TrainStep<'a> {
         }
         executor::run(self, plan)?;
         // A step may be without micro-batches.
-        if !self.is_graph() {
+        if !self.defers() {
             self.send_loss()?;
         }
         self.hooks.is_last = true;
         let left_out = self.hooks.end_backward(&self.units.readiness)?;
         self.pass(None, |cx| cx.close_roots())?;
-        let deferred = self.hooks.deferred.clone().unwrap_or_default();
+        let deferred = match &mut self.hooks.launch {
+            PassLaunch::Graph(deferred) => std::mem::take(deferred),
+            PassLaunch::ByWork | PassLaunch::GraphThatSends => Vec::new(),
+        };
         Ok(Passed { left_out, deferred })
     }
 
-    /// The same as a graph, or captured for one. Its parts have no times of their own.
+    /// The same as a graph, or captured for one. Its parts have no times of their own. `launch` has the numbers of the graph and of
+    /// the launch.
     fn forward_and_backward_as_graph(
         &mut self,
         plan: &Plan,
         work: &mut GraphedWork<Passed>,
+        launch: [u32; 2],
     ) -> Result<Passed> {
+        let replica = self.replica();
+        let StepHooks { strategy, is_shared, .. } = &self.hooks;
+        let sends = *is_shared && strategy.is_capturable() && replica.sends_in_graph();
+        if sends && launch[1] > 0 {
+            let agree = || replica.world.agree_on_graph(launch[0], launch[1]);
+            self.hooks.cx.track.record(span::EXPOSED, agree)?;
+        }
         let start_ns = self.hooks.cx.track.begin(span::BACKWARD);
-        self.hooks.deferred = Some(Vec::new());
-        let passed = work.run(|| self.forward_and_backward(plan))?;
-        self.hooks.deferred = None;
+        if sends {
+            // The graph has no copy from the host.
+            self.write_asks()?;
+            self.hooks.launch = PassLaunch::GraphThatSends;
+        } else {
+            self.hooks.launch = PassLaunch::Graph(Vec::new());
+        }
+        let passed = work.run(|| {
+            let passed = self.forward_and_backward(plan)?;
+            if sends {
+                self.combine_gradients(&[])?;
+                if let LossOfAll::Travels(work) = &self.loss {
+                    self.hooks.cx.wait(work)?;
+                }
+            }
+            Ok::<_, StrategyError>(passed)
+        })?;
+        self.hooks.launch = PassLaunch::ByWork;
+        if sends {
+            self.loss = LossOfAll::InGraph;
+        }
         self.hooks.cx.track.end(span::BACKWARD, start_ns);
         self.replica().compute.allocator.end_phase(span::BACKWARD);
         Ok(passed)
@@ -240,12 +277,16 @@ impl<'a> TrainStep<'a> {
     /// Waits for the sums of the loss over all ranks.
     fn receive_loss(&mut self) -> Result<StepLoss> {
         let count = self.count_of_all()?;
-        if let LossOfAll::Travels(work) = &self.loss {
-            let start_ns = now_ns();
-            self.hooks.cx.wait(work)?;
-            self.hooks.cx.end_barrier(start_ns);
+        let Replica { model, world, compute, .. } = self.replica();
+        match &self.loss {
+            LossOfAll::Travels(work) => {
+                let start_ns = now_ns();
+                self.hooks.cx.wait(work)?;
+                self.hooks.cx.end_barrier(start_ns);
+            }
+            LossOfAll::InGraph => world.await_graph(&compute.allocator)?,
+            LossOfAll::Open | LossOfAll::Own => {}
         }
-        let Replica { model, .. } = self.replica();
         let (mut num_samples, mut own_count, mut own_tokens) = (0, 0, 0);
         for MicroBatch { batch, .. } in self.micro_batches {
             num_samples += batch.num_samples();
@@ -292,7 +333,12 @@ impl<'a> TrainStep<'a> {
 
     /// Whether the passes are a graph, or are captured for one.
     fn is_graph(&self) -> bool {
-        self.hooks.deferred.is_some()
+        !matches!(self.hooks.launch, PassLaunch::ByWork)
+    }
+
+    /// Whether nothing is sent before the passes have ended.
+    fn defers(&self) -> bool {
+        matches!(self.hooks.launch, PassLaunch::Graph(_))
     }
 
     /// Lets the strategy begin to synchronize gradients, unless the step does not.
@@ -327,6 +373,13 @@ impl<'a> TrainStep<'a> {
         Ok(count)
     }
 
+    /// Writes whether this rank asks to stop, or to meet again, to the sums that the ranks share.
+    fn write_asks(&self) -> Result<()> {
+        let StepState { sums, asks_to_stop, asks_to_regroup, .. } = &*self.hooks.cx.state;
+        let asks = [*asks_to_stop, *asks_to_regroup].map(|asks| f64::from(u8::from(asks)));
+        Ok(sums.of_all.slice(2..4)?.overwrite::<f64, _>(|last| last.copy_from_slice(&asks))?)
+    }
+
     /// Starts the all-reduce of the sums of the loss, if it is shared and has not started.
     fn send_loss(&mut self) -> Result<()> {
         if !matches!(self.loss, LossOfAll::Open) {
@@ -340,14 +393,14 @@ impl<'a> TrainStep<'a> {
         if options.is_one_tree() {
             add_rows(compute, own, state.partial_sums.leaves(), SUMS_LEN)?;
         }
-        let asks =
-            [state.asks_to_stop, state.asks_to_regroup].map(|asks| f64::from(u8::from(asks)));
         if self.replica().counts_samples() {
             of_all.slice(0..2)?.copy_from(&own.slice(0..2)?)?;
         } else {
             of_all.slice(0..2)?.fill_zero()?;
         }
-        of_all.slice(2..4)?.overwrite::<f64, _>(|last| last.copy_from_slice(&asks))?;
+        if !matches!(self.hooks.launch, PassLaunch::GraphThatSends) {
+            self.write_asks()?;
+        }
         self.loss = if self.hooks.is_shared {
             let world = world.for_purpose(Purpose::Loss);
             LossOfAll::Travels(world.all_reduce_async(of_all, ReduceOp::Sum)?)

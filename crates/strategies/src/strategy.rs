@@ -191,6 +191,13 @@ pub trait Strategy: Send {
         !self.reduces_every_pass()
     }
 
+    /// Whether a graph can also have the communication of the gradients, if NCCL carries it out: all-reduces of which the host
+    /// reads nothing. Then gradients are announced within the passes, in the order of each step, and travel while the backward
+    /// pass goes on. In steps that are replayed, only [`Strategy::begin_gradients`] and [`Strategy::optimizer_step`] are called.
+    fn is_capturable(&self) -> bool {
+        false
+    }
+
     /// The most micro-batches of a step, if there is a limit.
     fn max_micro_batches(&self) -> Option<usize> {
         None

@@ -4,13 +4,14 @@
 
 mod common;
 
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::{Mutex, MutexGuard, Once, PoisonError};
 
 use common::{Make, Net, Optim, SHARDED, Trainer, on_card, on_ranks};
-use paceline_collectives::Group;
+use paceline_collectives::{Group, NcclOrder};
+use paceline_cuda::Card;
 use paceline_emulated_card::for_tests::{is_ready, launches};
 use paceline_kernels::optimizer::AdamW;
-use paceline_memory::{Allocator, Category, DType, Tensor};
+use paceline_memory::{Accelerator, Allocator, Category, DType, Tensor};
 use paceline_model::OptimizerConfig;
 use paceline_strategies::{
     AccumulationOrder, Ddp, HalfPrecision, LocalSgd, Replica, ReplicaOptions, Result, ShardOptions,
@@ -37,6 +38,10 @@ fn micro_batches(step: usize) -> &'static [usize] {
 /// Tests of this file take turns, because the card counts for the whole process.
 fn alone() -> Option<MutexGuard<'static, ()>> {
     static ALONE: Mutex<()> = Mutex::new(());
+    static CARDS: Once = Once::new();
+    // SAFETY: the first test to come sets it, and no other thread of this program reads the environment by then but through the
+    // standard library, which locks it.
+    CARDS.call_once(|| unsafe { std::env::set_var("PACELINE_EMULATED_CARDS", "2") });
     is_ready().then(|| ALONE.lock().unwrap_or_else(PoisonError::into_inner))
 }
 
@@ -115,6 +120,62 @@ fn what_ranks_send_comes_between_their_graphs() {
     for net in [Net::Cnn, Net::TiedLlama] {
         let expected = train(net, ddp, 2, ReplicaOptions::DEFAULT);
         assert_eq!(train(net, ddp, 2, GRAPHS), expected, "{net:?}");
+    }
+}
+
+/// Trains with each rank on a card of its own, with NCCL. Returns the ending, how often the ranks together put something into a stream
+/// in the last step, and how many operations each of them called.
+fn train_by_nccl(net: Net, make: Make, options: ReplicaOptions) -> (Ending, Option<u64>, usize) {
+    let ranks = on_ranks(2, |group| {
+        let accelerator = Accelerator::cuda(Card::open(group.rank()).unwrap());
+        let memory = Allocator::on(&accelerator.stream("compute").unwrap());
+        group.use_nccl(&memory, NcclOrder::Tree).unwrap();
+        let model = net.build(group.world_size());
+        let ranks = (&memory, group.clone().into());
+        let made = Trainer::with_options(ranks, model, net, make(), Optim::Momentum, options);
+        let mut trainer = made.unwrap();
+        let mut losses = Vec::new();
+        let (mut last, mut records) = (None, Vec::new());
+        for at in 0..STEPS {
+            group.barrier().unwrap();
+            records.clear();
+            group.fresh_records(&mut records);
+            records.clear();
+            let before = launches();
+            losses.push(trainer.step(micro_batches(at)).unwrap().loss.to_bits());
+            group.barrier().unwrap();
+            group.fresh_records(&mut records);
+            last = launches().zip(before).map(|(after, before)| after - before);
+        }
+        ((trainer.digest(), losses), last, records.len() - 1)
+    });
+    assert_eq!(ranks[0].0, ranks[1].0);
+    ranks.into_iter().next().unwrap()
+}
+
+#[test]
+fn a_graph_has_what_ranks_send_by_nccl() {
+    let Some(_alone) = alone() else { return };
+    if paceline_cuda::driver::count().unwrap() < 2 {
+        return println!("skipped: two ranks need two cards");
+    }
+    let strategies: [Make; 3] = [
+        || Box::new(Ddp::new(1024)),
+        || Box::new(Ddp::new(1024).without_view()),
+        || Box::new(Ddp::new(1024).with_hook(HalfPrecision::bf16())),
+    ];
+    let nets = [(Net::Cnn, 0), (Net::TiedLlama, 0), (Net::Mlp, 1), (Net::Mlp, 2)];
+    for (net, make) in nets.map(|(net, at)| (net, strategies[at])) {
+        let (expected, of_each, calls_of_each) = train_by_nccl(net, make, ReplicaOptions::DEFAULT);
+        let (found, launches, calls) = train_by_nccl(net, make, GRAPHS);
+        println!(
+            "{net:?}: {of_each:?} launches and {calls_of_each} calls, then {launches:?} and {calls}"
+        );
+        assert_eq!(found, expected, "{net:?} with {}", make().name());
+        // On each of two ranks the passes with their communication, and the optimizer; and one call before the launch.
+        if let Some(launches) = launches {
+            assert_eq!((launches, calls), (4, 1), "{net:?}");
+        }
     }
 }
 

@@ -1,6 +1,6 @@
 //! Writes what the vendor's profiler has recorded of a card: calls of the driver, kernels, copies and fills.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 use std::io::{self, Write};
 
 use paceline_trace::{ActivityKind, ActivityRecord, Span};
@@ -55,7 +55,14 @@ impl<W: Write> Events<'_, W> {
                 self.driver_call(of, name, (Some(thread) != main).then_some(thread), operator)?;
             }
         }
-        for of in activities.iter().filter(|of| !is_of_nccl(of)) {
+        // No operation stands for those within a graph.
+        let by_graph = activities.iter().filter(|of| match of.kind {
+            ActivityKind::Call { name, .. } => name == "cuGraphLaunch",
+            _ => false,
+        });
+        let by_graph: HashSet<u32> = by_graph.map(|of| of.correlation).collect();
+        let is_shown = |of: &&ActivityRecord| !is_of_nccl(of) || by_graph.contains(&of.correlation);
+        for of in activities.iter().filter(is_shown) {
             if let Some(stream) = of.kind.stream() {
                 self.work(of, stream, operators.get(&of.correlation).copied())?;
             }

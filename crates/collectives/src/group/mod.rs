@@ -200,6 +200,10 @@ impl Group {
         Err(CollectiveError::NoSuchRank { rank, world_size })
     }
 
+    pub(crate) fn core(&self) -> &Arc<Core> {
+        &self.membership.core
+    }
+
     /// This rank's number, from 0.
     pub fn rank(&self) -> usize {
         self.membership.core.rank

@@ -12,6 +12,7 @@
 //! | file | purpose |
 //! |---|---|
 //! | `agree` | shows the calls to all ranks |
+//! | `graph` | operations that a graph of the card has |
 //! | `moves` | which bytes go where, for each operation |
 //! | `reduce` | the kernel of the tree |
 //!
@@ -19,6 +20,7 @@
 //! This module does not know who waits for the result.
 
 mod agree;
+mod graph;
 mod moves;
 mod reduce;
 
@@ -138,8 +140,9 @@ impl Nccl {
     /// Carries a call out. Returns the moment when the last rank had arrived.
     pub(crate) fn run(&self, context: &OpContext, engine: &Engine) -> Result<u64> {
         let met = agree::meet(context, engine)?;
-        let outcome =
-            self.start(context, &met).and_then(|done| self.finish(context, engine, &done));
+        let outcome = self.start(context, &met).and_then(|done| {
+            self.finish(context, engine, || done.is_done().map_err(|error| error.to_string()))
+        });
         if outcome.is_err() {
             // Work that waits for other ranks would wait forever, and its memory with it.
             self.abort();
@@ -161,15 +164,20 @@ impl Nccl {
         done.map_err(|error| context.on_card(error.to_string()))
     }
 
-    fn finish(&self, context: &OpContext, engine: &Engine, done: &Event) -> Result<()> {
-        let failed = |error: CudaError| context.on_card(error.to_string());
+    /// Waits until `is_done`, which says why the card has failed.
+    fn finish(
+        &self,
+        context: &OpContext,
+        engine: &Engine,
+        is_done: impl Fn() -> Result<bool, String>,
+    ) -> Result<()> {
         let begin_ns = now_ns();
         let mut waited = Waited::begin(begin_ns);
         loop {
-            if done.is_done().map_err(failed)? {
+            if is_done().map_err(|reason| context.on_card(reason))? {
                 return Ok(());
             }
-            self.communicator.check().map_err(failed)?;
+            self.communicator.check().map_err(|error| context.on_card(error.to_string()))?;
             if let Some(peer) = engine.gone() {
                 return Err(context.lost(peer));
             }

@@ -162,6 +162,8 @@ impl CardConv {
             && c_out.is_multiple_of(len)
             && self.positions() * self.steps() * c_out >= FEWEST_PRODUCTS
             && longest <= LONGEST_SIDE
+            // And numbers of a row with their sign.
+            && (width + 2 * padding) * c_in <= i32::MAX as usize
             // Vectors of images, and elements of the weight, are counted in 32 bits.
             && [self.batch * height * width * c_in, self.positions() * c_out]
                 .iter()

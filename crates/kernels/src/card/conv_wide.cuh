@@ -164,21 +164,33 @@ template <typename S, bool POOLED> struct WidePatches {
             }
             return bits;
         }
+        // The steps of a row of the window are numbers side by side, and so are those of the image's row.
+        u32 of_row = conv.kernel_width * conv.c_in, at = step.v * conv.c_in + step.channel, of_image = conv.width * conv.c_in;
+        i32 first = pixel.x() * (i32)conv.c_in;
+        i64 from = (i64)(i32)(pixel.at + step.u * conv.width) * conv.c_in;
+        bool has_row = is_row_inside(pixel, step);
         #pragma unroll
         for (u32 e = 0; e < Wide<S>::LEN; ++e) {
-            if (is_inside(pixel, step)) {
-                u64 from = (u64)number(pixel, step) * conv.c_in + step.channel;
-                set(bits, e, x.is_f32 ? As<S>::store(((const f32*)x.elems)[from]) : ((const S*)x.elems)[from]);
+            if (has_row && (u32)(first + (i32)at) < of_image) {
+                bool is_narrowed = sizeof(S) == 2 && x.is_f32;
+                set(bits, e, is_narrowed ? As<S>::store(((const f32*)x.elems)[from + at]) : ((const S*)x.elems)[from + at]);
             }
-            step.move(1, conv.kernel_width, conv.c_in);
+            if (++at == of_row) {
+                at = 0;
+                ++step.u;
+                from += of_image;
+                has_row = is_row_inside(pixel, step);
+            }
         }
         return bits;
     }
 
 private:
+    __device__ __forceinline__ bool is_row_inside(const Pixel& pixel, const Step& step) const {
+        return step.u < conv.kernel_height && (u32)(pixel.y() + (i32)step.u) < conv.height;
+    }
     __device__ __forceinline__ bool is_inside(const Pixel& pixel, const Step& step) const {
-        return step.u < conv.kernel_height && (u32)(pixel.y() + (i32)step.u) < conv.height &&
-               (u32)(pixel.x() + (i32)step.v) < conv.width;
+        return is_row_inside(pixel, step) && (u32)(pixel.x() + (i32)step.v) < conv.width;
     }
     __device__ __forceinline__ u32 number(const Pixel& pixel, const Step& step) const {
         return pixel.at + step.u * conv.width + step.v;
@@ -191,11 +203,12 @@ template <typename S, u32 SIDE, bool IS_BY_STEPS> struct WideTile {
     enum { SLOTS = IS_BY_STEPS ? SIDE / 8 : 4, LINES = IS_BY_STEPS ? 32 : SIDE };
     uint4 of[LINES * SLOTS];
 
-    __device__ __forceinline__ uint4* at(u32 line, u32 slot) {
-        return of + line * SLOTS + (slot ^ (IS_BY_STEPS ? line % 8 : line / 2 % 4));
+    // The number of a vector.
+    static __device__ __forceinline__ u32 at(u32 line, u32 slot) {
+        return line * SLOTS + (slot ^ (IS_BY_STEPS ? line % 8 : line / 2 % 4));
     }
     __device__ __forceinline__ void put(u32 line, u32 slot, const Bits& bits) {
-        *at(line, slot) = make_uint4(bits.of[0], bits.of[1], bits.of[2], bits.of[3]);
+        of[at(line, slot)] = make_uint4(bits.of[0], bits.of[1], bits.of[2], bits.of[3]);
     }
 };
 // The same in f32: rows lie side by side.
@@ -226,45 +239,48 @@ template <u32 SIDE> struct WideTile<tf32, SIDE, true> {
 
     __device__ __forceinline__ void put(u32 line, u32 slot, const Bits& bits) { *(uint4*)&of[line][4 * slot] = rounded(bits); }
 
-    // 2 fragments of a, with the 32 rows from `first` on.
-    __device__ __forceinline__ void load_rows(u32 (&to)[2][4], u32 part, u32 first) const {
-        uint4 x = at(part, 0, first), y = at(part, 4, first);
+    // 2 fragments of a, with the 32 rows from `first` on, from a tile at this address of shared memory.
+    static __device__ __forceinline__ void load_rows(u32 (&to)[2][4], u32 tile, u32 part, u32 first) {
+        uint4 x = load(tile, part, 0, first), y = load(tile, part, 4, first);
         to[0][0] = x.x, to[0][1] = x.y, to[0][2] = y.x, to[0][3] = y.y;
         to[1][0] = x.z, to[1][1] = x.w, to[1][2] = y.z, to[1][3] = y.w;
     }
     // 4 fragments of b, two and two, with the 32 columns from `first` on.
-    __device__ __forceinline__ void load_columns(u32 (&to)[2][4], u32 part, u32 first) const {
-        uint4 x = at(part, 0, first), y = at(part, 4, first);
+    static __device__ __forceinline__ void load_columns(u32 (&to)[2][4], u32 tile, u32 part, u32 first) {
+        uint4 x = load(tile, part, 0, first), y = load(tile, part, 4, first);
         to[0][0] = x.x, to[0][1] = y.x, to[0][2] = x.y, to[0][3] = y.y;
         to[1][0] = x.z, to[1][1] = y.z, to[1][2] = x.w, to[1][3] = y.w;
     }
 
 private:
-    __device__ __forceinline__ uint4 at(u32 part, u32 step, u32 first) const {
-        u32 lane = threadIdx.x % 32;
+    static __device__ __forceinline__ uint4 load(u32 tile, u32 part, u32 step, u32 first) {
+        u32 lane = threadIdx.x % 32, at = (8 * part + step + lane % 4) * (SIDE + 4) + first + four(lane / 4);
         uint4 to;
         // In the order of the text, so that the registers suffice.
         asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];" : "=r"(to.x), "=r"(to.y), "=r"(to.z), "=r"(to.w)
-                     : "r"(shared_address(&of[8 * part + step + lane % 4][first + four(lane / 4)])) : "memory");
+                     : "r"(tile + 4 * at) : "memory");
         return to;
     }
 };
 // Lines of rows lie as in 16 bits, with 4 steps to a vector.
 template <u32 SIDE> struct WideTile<tf32, SIDE, false> : WideTile<bf16, SIDE, false> {
-    __device__ __forceinline__ void put(u32 line, u32 slot, const Bits& bits) { *this->at(line, slot) = rounded(bits); }
+    __device__ __forceinline__ void put(u32 line, u32 slot, const Bits& bits) { this->of[at(line, slot)] = rounded(bits); }
 
-    __device__ __forceinline__ void load_rows(u32 (&to)[2][4], u32 part, u32 first) {
+    static __device__ __forceinline__ void load_rows(u32 (&to)[2][4], u32 tile, u32 part, u32 first) {
         u32 lane = threadIdx.x % 32;
         #pragma unroll
-        for (u32 i = 0; i < 2; ++i) load_matrices(to[i], this->at(first + 16 * i + lane % 16, 2 * part + lane / 16));
+        for (u32 i = 0; i < 2; ++i) load_matrices(to[i], tile + 16 * at(first + 16 * i + lane % 16, 2 * part + lane / 16));
     }
-    __device__ __forceinline__ void load_columns(u32 (&to)[2][4], u32 part, u32 first) {
+    static __device__ __forceinline__ void load_columns(u32 (&to)[2][4], u32 tile, u32 part, u32 first) {
         u32 lane = threadIdx.x % 32;
         #pragma unroll
         for (u32 j = 0; j < 2; ++j) {
-            load_matrices(to[j], this->at(first + 16 * j + lane / 16 * 8 + lane % 8, 2 * part + lane / 8 % 2));
+            load_matrices(to[j], tile + 16 * at(first + 16 * j + lane / 16 * 8 + lane % 8, 2 * part + lane / 8 % 2));
         }
     }
+
+private:
+    using WideTile<bf16, SIDE, false>::at;
 };
 
 // The tiles of both factors, and how they are multiplied in 16 bits. If the rows are lines of a, 4 rows that follow each other
@@ -283,21 +299,22 @@ template <typename S, u32 ROWS, u32 COLUMNS, bool IS_A_BY_STEPS, bool IS_B_BY_ST
 
     __device__ __forceinline__ void multiply(u32 of, u32 part, u32 row, u32 column, u32, Results& sums) {
         u32 lane = threadIdx.x % 32, k = 16 * part;
+        u32 of_a = shared_address(a) + of * (u32)sizeof(*a), of_b = shared_address(b) + of * (u32)sizeof(*b);
         u32 x[4], y[2][4];
         #pragma unroll
         for (u32 j = 0; j < 2; ++j) {
             if (IS_B_BY_STEPS) {
-                load_transposed(y[j], b[of].at(k + lane % 16, column / 8 + 2 * j + lane / 16));
+                load_transposed(y[j], of_b + 16 * b->at(k + lane % 16, column / 8 + 2 * j + lane / 16));
             } else {
-                load_matrices(y[j], b[of].at(column + 16 * j + lane / 16 * 8 + lane % 8, k / 8 + lane / 8 % 2));
+                load_matrices(y[j], of_b + 16 * b->at(column + 16 * j + lane / 16 * 8 + lane % 8, k / 8 + lane / 8 % 2));
             }
         }
         #pragma unroll
         for (u32 i = 0; i < 4; ++i) {
             if (IS_A_BY_STEPS) {
-                load_transposed(x, a[of].at(k + lane / 16 * 8 + lane % 8, row / 8 + 2 * i + lane / 8 % 2));
+                load_transposed(x, of_a + 16 * a->at(k + lane / 16 * 8 + lane % 8, row / 8 + 2 * i + lane / 8 % 2));
             } else {
-                load_matrices(x, a[of].at(row + 16 * i + lane % 16, k / 8 + lane / 16));
+                load_matrices(x, of_a + 16 * a->at(row + 16 * i + lane % 16, k / 8 + lane / 16));
             }
             #pragma unroll
             for (u32 j = 0; j < 4; ++j) Tensor<S>::multiply(sums[i][j], x, y[j / 2][j % 2 * 2], y[j / 2][j % 2 * 2 + 1]);
@@ -384,11 +401,12 @@ struct WideTiles<tf32, ROWS, COLUMNS, IS_A_BY_STEPS, IS_B_BY_STEPS> {
 
     __device__ __forceinline__ void multiply(u32 of, u32 part, u32 row, u32 column, u32 rows, Results& sums) {
         u32 x[2][4], y[2][4];
-        b[of].load_columns(y, part, column);
+        u32 of_a = shared_address(a) + of * (u32)sizeof(*a), of_b = shared_address(b) + of * (u32)sizeof(*b);
+        b->load_columns(y, of_b, part, column);
         #pragma unroll
         for (u32 m = 0; m < 2; ++m) {
             if (ROWS == WARP_ROWS && m == 1 && rows <= 32) continue;
-            a[of].load_rows(x, part, row + 32 * m);
+            a->load_rows(x, of_a, part, row + 32 * m);
             #pragma unroll
             for (u32 i = 0; i < 2; ++i) {
                 #pragma unroll

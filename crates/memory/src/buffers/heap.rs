@@ -99,7 +99,7 @@ pub(crate) struct Heap {
     /// The number of the last chunk or graph pool.
     last_id: u32,
     /// The graph pool from which blocks are taken now.
-    pub(super) graph_pool: Option<u32>,
+    pub(crate) graph_pool: Option<u32>,
     pub(super) usage: HeapUsage,
 }
 

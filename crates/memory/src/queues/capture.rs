@@ -1,6 +1,7 @@
 //! The capture of a stream's work for a graph of a card.
 //!
-//! While a thread captures, its work does not run. Work of other threads waits until the capture ends.
+//! While a thread captures, its work does not run. Work of other threads waits until the capture ends. A stream that waits for the
+//! captured one is captured with it.
 
 use std::sync::PoisonError;
 use std::thread::ThreadId;
@@ -17,6 +18,8 @@ use crate::{MemoryError, Result};
 pub(super) struct OpenCapture {
     thread: ThreadId,
     pub(super) graph_pool: u32,
+    /// The streams whose work is captured with that of this one.
+    joined: Vec<DeviceStream>,
     /// The last work that was put into the stream.
     before: Option<Event>,
     work: CapturedWork,
@@ -36,14 +39,9 @@ impl CaptureGuard<'_> {
     /// Ends the capture. Returns the work and the graph.
     pub(crate) fn end(&mut self) -> (CapturedWork, cuda::Result<cuda::Graph>) {
         self.is_open = false;
-        let mut state = lock(&self.stream.0.state);
-        let capture = state.capture.take().expect("begun with this value");
-        let ended = self.on_card.end_capture();
-        // The captured work is not in the stream.
-        state.last = capture.before;
-        drop(state);
-        self.stream.0.is_free.notify_all();
-        (capture.work, ended)
+        let mut ended = None;
+        let work = self.stream.leave_capture(&mut || ended = Some(self.on_card.end_capture()));
+        (work, ended.expect("the stream has ended it"))
     }
 }
 
@@ -93,6 +91,53 @@ pub(super) fn check(kind: WorkKind, waits: &[Event]) -> Result<()> {
 }
 
 impl DeviceStream {
+    /// Ends the capture by `end`, and then the captures of the streams that joined. Returns all captured work.
+    fn leave_capture(&self, end: &mut dyn FnMut()) -> CapturedWork {
+        let mut state = lock(&self.0.state);
+        let OpenCapture { joined, before, mut work, .. } =
+            state.capture.take().expect("begun, and not ended yet");
+        end();
+        // The captured work is not in the stream.
+        state.last = before;
+        drop(state);
+        self.0.is_free.notify_all();
+        work.extend(joined.iter().flat_map(|of| of.leave_capture(&mut || ())));
+        work
+    }
+
+    /// Lets all later work of this stream wait for all work of another one so far. While this thread captures the other stream,
+    /// this one is captured too, and must be waited for before the capture ends. Errors if this stream has work that is not submitted
+    /// yet, if either is not a card's, or if the driver refuses.
+    pub fn wait_for(&self, other: &DeviceStream) -> Result<()> {
+        let last = other.record();
+        let captured = lock(&other.0.state).capture.as_ref().map(|of| (of.thread, of.graph_pool));
+        let own = std::thread::current().id();
+        let Some((_, graph_pool)) = captured.filter(|(thread, _)| *thread == own) else {
+            self.wait(&last);
+            return Ok(());
+        };
+        let refuse = |problem: &str| Err(MemoryError::NotCaptured(problem.to_owned()));
+        let (Some(own_queue), Some(queue)) = (self.card(), other.card()) else {
+            return refuse("work of two devices");
+        };
+        let mut state = lock(&self.0.state);
+        if state.capture.is_none() {
+            if !state.waits.is_empty() || state.preparing.is_some() || !self.is_up_to_date() {
+                return refuse("another stream that has work in preparation");
+            }
+            let (before, work, joined) = (state.last.clone(), Vec::new(), Vec::new());
+            state.capture = Some(OpenCapture { thread: own, graph_pool, joined, before, work });
+            let mut of_other = lock(&other.0.state);
+            of_other.capture.as_mut().expect("as above").joined.push(self.clone());
+        }
+        drop(state);
+        let event = cuda::Event::new(queue.card())?;
+        queue.record(&event)?;
+        own_queue.wait(&event)?;
+        self.stream().wait(&last);
+        Ok(())
+    }
+
     /// Errors with the host's action if this thread captures.
     pub(super) fn refuse_in_capture(&self, action: &str) -> Result<()> {
         let state = lock(&self.0.state);
@@ -132,6 +177,7 @@ impl DeviceStream {
         state.capture = Some(OpenCapture {
             thread: std::thread::current().id(),
             graph_pool,
+            joined: Vec::new(),
             before: state.last.clone(),
             work: Vec::new(),
         });

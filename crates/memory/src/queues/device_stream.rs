@@ -47,7 +47,7 @@ enum RunsOn {
 
 #[derive(Default)]
 pub(super) struct QueueState {
-    waits: Vec<Event>,
+    pub(super) waits: Vec<Event>,
     pub(super) last: Option<Event>,
     /// The thread that is preparing work, whose position in the stream is taken already.
     pub(super) preparing: Option<ThreadId>,

@@ -64,7 +64,7 @@ impl TrainStep<'_> {
                 step.pass(Some(at), |cx| model.differentiate(cx, &output, scale, &sums, saved))?;
             drop(output);
             step.num_losses += 1;
-            if step.num_losses == step.micro_batches.len() && !step.is_graph() {
+            if step.num_losses == step.micro_batches.len() && !step.defers() {
                 step.send_loss()?;
             }
             Ok(d_output)

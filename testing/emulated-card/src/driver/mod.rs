@@ -30,6 +30,22 @@ pub(crate) fn submit(stream: usize, task: Arc<dyn CardTask>) -> Outcome {
     driver.submit(stream, work::CardWork::Task(task))
 }
 
+/// Whether work that goes to a stream is captured.
+pub(crate) fn captures(stream: usize) -> bool {
+    state::enter_stream(stream).is_ok_and(|(driver, _, stream)| driver.capture_status(stream) > 0)
+}
+
+/// Whether a graph has work of the communicator at this address.
+pub(crate) fn has_graph_of(communicator: usize) -> bool {
+    let objects = &state::lock().objects;
+    let is_of = |node: &graph::GraphNode| match &node.work {
+        work::CardWork::Task(task) => task.is_of(communicator),
+        _ => false,
+    };
+    let mut graphs = objects.graphs.values().chain(objects.executables.values());
+    graphs.any(|graph| graph.iter().any(is_of))
+}
+
 /// Remembers why a call of another library is refused.
 pub(crate) fn refuse(status: Status, why: impl Into<String>) -> Status {
     state::lock().refuse(status, why)

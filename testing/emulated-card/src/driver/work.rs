@@ -23,6 +23,10 @@ pub enum TaskProgress {
 pub trait CardTask: Send + Sync {
     /// The kernel that a card would run.
     fn name(&self) -> &'static str;
+    /// Whether it is work of the communicator at this address.
+    fn is_of(&self, _communicator: usize) -> bool {
+        false
+    }
     /// Does as much as it can without waiting.
     fn advance(&self, memory: &mut DeviceMemory) -> Result<TaskProgress, Fault>;
 }

@@ -4,9 +4,10 @@ use std::cell::RefCell;
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, LazyLock, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
 
 use crate::boundary::{InPtr, OutPtr, Outcome, StaticText, Status, export, stop_panics};
-use crate::driver::{current_card, refuse, submit};
+use crate::driver::{captures, current_card, has_graph_of, refuse, submit};
 
 use super::collective::{CallGroup, NcclCall, NcclOp};
 use super::communicator::*;
@@ -94,7 +95,8 @@ fn issue(
         return Err(refuse(INVALID_USAGE, "the communicator is in progress with an earlier call"));
     }
     let element = Element::new(element)?;
-    let call = NcclCall { communicator, kind, send, receive, count, element };
+    let is_captured = captures(stream);
+    let call = NcclCall { communicator, kind, send, receive, count, element, is_captured };
     let in_group = GROUP.with_borrow_mut(|group| {
         if group.depth > 0 {
             group.calls.entry(stream).or_default().push(call.clone());
@@ -179,6 +181,21 @@ fn remove(handle: usize) -> Result<Arc<NcclCommunicator>, Status> {
     communicators().known.remove(&handle).ok_or(INVALID_ARGUMENT)
 }
 
+/// Waits until no graph has work of a communicator, as the library does without a limit. The process ends where a program would hang.
+#[allow(clippy::print_stderr, reason = "nobody would see why the process ends")]
+fn outlive_graphs(communicator: &Arc<NcclCommunicator>) {
+    let begin = Instant::now();
+    while has_graph_of(Arc::as_ptr(communicator).addr()) {
+        if begin.elapsed() > PATIENCE {
+            eprintln!(
+                "a communicator of NCCL ends before the graphs with its work, and would wait forever"
+            );
+            std::process::abort();
+        }
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
 /// A sentence about a result.
 #[unsafe(no_mangle)]
 #[allow(non_snake_case)]
@@ -217,13 +234,19 @@ fn ncclCommInitRankConfig(communicator: OutPtr<usize>, size: i32, id: NcclId, ra
     let config = config.ok_or_else(|| refuse(INVALID_ARGUMENT, "not an ncclConfig_t"))?;
     init(communicator, size, id, rank, config.version < 21_400 || config.blocking != 0)
 }
-fn ncclCommDestroy(communicator: usize) { remove(communicator).map(|communicator| communicator.leave()) }
+fn ncclCommDestroy(communicator: usize) {
+    let communicator = remove(communicator)?;
+    outlive_graphs(&communicator);
+    communicator.leave();
+    Ok(())
+}
 /// Leaves a communicator and ends its waiting work.
 fn ncclCommAbort(communicator: usize) {
     let communicator = remove(communicator)?;
     let is_own = |(_, calls): &mut (usize, Vec<NcclCall>)| are_of(calls, &communicator);
     communicators().in_progress.retain_mut(|calls| !is_own(calls));
     communicator.abort();
+    outlive_graphs(&communicator);
     communicator.leave();
     Ok(())
 }

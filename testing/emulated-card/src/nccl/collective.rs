@@ -36,6 +36,8 @@ pub struct NcclCall {
     /// Elements: of all ranks together for a sum, of one rank where parts are gathered or scattered.
     pub count: usize,
     pub element: Element,
+    /// Whether it was made during a capture: on all ranks, or on none.
+    pub is_captured: bool,
 }
 
 #[derive(Default)]
@@ -62,11 +64,15 @@ impl CardTask for CallGroup {
         "ncclDevKernel_emulated"
     }
 
+    fn is_of(&self, communicator: usize) -> bool {
+        self.0.iter().any(|(call, _)| Arc::as_ptr(&call.communicator).addr() == communicator)
+    }
+
     fn advance(&self, memory: &mut DeviceMemory) -> Result<TaskProgress, Fault> {
         let mut all_done = true;
         for (call, state) in &self.0 {
             let mut state = state.lock().unwrap_or_else(PoisonError::into_inner);
-            if !state.started {
+            if !state.started && !call.communicator.is_aborted() {
                 call.start(&mut state, memory).map_err(|fault| call.blame(fault))?;
                 state.started = true;
             }
@@ -101,7 +107,8 @@ impl NcclCall {
             NcclOp::Send { .. } | NcclOp::Receive { .. } => "send".to_owned(),
             kind => format!("{kind:?}"),
         };
-        format!("{kind} of {} {:?}", self.count, self.element)
+        let place = if self.is_captured { " in a graph" } else { "" };
+        format!("{kind} of {} {:?}{place}", self.count, self.element)
     }
 
     fn blame(&self, fault: Fault) -> Fault {

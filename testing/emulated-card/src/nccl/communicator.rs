@@ -24,8 +24,8 @@ pub const INVALID_USAGE: Status = Status(5);
 /// `ncclInProgress`
 pub const IN_PROGRESS: Status = Status(7);
 
-/// How long ranks wait for each other when a communicator begins.
-const PATIENCE: Duration = Duration::from_secs(60);
+/// How long ranks wait for each other when a communicator begins, and its end for graphs.
+pub const PATIENCE: Duration = Duration::from_secs(60);
 
 /// The version of the library: 2.28.9, unless `PACELINE_EMULATED_NCCL_VERSION` is set.
 pub fn version() -> i32 {
