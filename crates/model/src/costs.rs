@@ -43,15 +43,15 @@ impl BlockCost {
         self.forward + self.backward_input + self.backward_weight + self.loss + self.loss_weight
     }
 
-    /// The lesser of both times of each part.
-    fn least(self, other: Self) -> Self {
+    /// The cost of which each part is `both` of the same part of two.
+    pub fn with(&self, other: &Self, mut both: impl FnMut(f64, f64) -> f64) -> Self {
         Self {
-            forward: self.forward.min(other.forward),
-            backward_input: self.backward_input.min(other.backward_input),
-            backward_weight: self.backward_weight.min(other.backward_weight),
-            loss: self.loss.min(other.loss),
-            loss_weight: self.loss_weight.min(other.loss_weight),
-            ..self
+            forward: both(self.forward, other.forward),
+            backward_input: both(self.backward_input, other.backward_input),
+            backward_weight: both(self.backward_weight, other.backward_weight),
+            loss: both(self.loss, other.loss),
+            loss_weight: both(self.loss_weight, other.loss_weight),
+            ..*self
         }
     }
 }
@@ -119,7 +119,7 @@ impl BlockRun<'_> {
             let mut units = OpenUnits::new(&layout);
             let cost = self.once(&storage, &mut units, &input, clock)?;
             let before = least.filter(|_| time > 1).unwrap_or(cost);
-            least = Some(cost.least(before));
+            least = Some(cost.with(&before, f64::min));
         }
         Ok(least.unwrap_or_default())
     }

@@ -110,7 +110,9 @@ pub use layer::{Half, Layer, Saved};
 pub use layout::{
     BufferId, Layout, LayoutBuilder, Param, ParamId, StateBuffer, Unit, UnitBuilder, UnitId,
 };
-pub use llama::{Generator, LlamaConfig, LlamaTask, Sampling, SpecialTokens, TokenSampler};
+pub use llama::{
+    Decoder, Generator, LlamaConfig, LlamaTask, Sampling, SpecialTokens, TokenSampler,
+};
 pub use mlp::MlpConfig;
 pub use model::Model;
 pub use objective::{CrossEntropy, MeanSquaredError, Objective};

@@ -51,35 +51,55 @@ impl Rehearsal {
         clipped: Option<&[Range<usize>]>,
         syncs_statistics: bool,
     ) -> Result<Self> {
+        let mut forward_flops = 0;
+        let pass = |cx: &mut Context, sums: &Tensor, batch: &Batch| {
+            let flops_before = compute.forward_flops();
+            let (output, saved) = model.network().forward(cx, batch.inputs().clone())?;
+            cx.begin_pass();
+            let d_output = model.differentiate(cx, &output, 1.0, sums, None)?;
+            drop(output);
+            forward_flops += compute.forward_flops() - flops_before;
+            compute.allocator.end_phase(FORWARD);
+            model.backward(cx, saved, d_output)?;
+            compute.allocator.end_phase(BACKWARD);
+            Ok(())
+        };
+        let extra = (clipped, syncs_statistics);
+        let layout = model.layout.clone();
+        let rehearsal = Self::of_passes(layout, precision, compute, micro_batches, extra, pass)?;
+        Ok(Self { forward_flops, ..rehearsal })
+    }
+
+    /// The same with other passes, such as those of a pipeline's stages, which may end phases of their own. `layout` has the parameters
+    /// that they use. Each gets a context with a batch, memory for the sums of the loss, and the batch.
+    pub fn of_passes(
+        layout: Arc<Layout>,
+        precision: Precision,
+        compute: &Compute,
+        batches: &[Batch],
+        (clipped, syncs_statistics): (Option<&[Range<usize>]>, bool),
+        mut pass: impl FnMut(&mut Context, &Tensor, &Batch) -> Result<()>,
+    ) -> Result<Self> {
         check_meta(compute)?;
         let allocator = &compute.allocator;
-        let storage = Storage::private(model.layout.clone(), precision, allocator)?;
+        let storage = Storage::private(layout, precision, allocator)?;
         let sums = allocator.tensor(DType::F64, [SUMS_LEN], Category::Workspace)?;
-        let mut units = OpenUnits::new(&model.layout);
+        let mut units = OpenUnits::new(storage.layout());
         let mut hooks = OneRank { syncs_statistics, exchanged: (0, 0) };
-        let mut forward_flops = 0;
-        let backward_before = compute.backward_flops();
-        let moved_before = compute.moved_bytes();
+        let counts = || [compute.forward_flops(), compute.backward_flops(), compute.moved_bytes()];
+        let before = counts();
         allocator.begin_phase();
         allocator.forget_phases();
         Context::resumed(compute, &storage, &mut units, &mut hooks).open_roots()?;
-        for batch in micro_batches {
-            let flops_before = compute.forward_flops();
+        for batch in batches {
             let cx = Context::resumed(compute, &storage, &mut units, &mut hooks);
-            let mut cx = cx.with_batch(batch);
-            let (output, saved) = model.network().forward(&mut cx, batch.inputs().clone())?;
-            let cx = Context::training(compute, &storage, &mut units, &mut hooks);
-            let mut cx = cx.with_batch(batch);
-            let d_output = model.differentiate(&mut cx, &output, 1.0, &sums, None)?;
-            drop(output);
-            forward_flops += compute.forward_flops() - flops_before;
-            allocator.end_phase(FORWARD);
-            model.backward(&mut cx, saved, d_output)?;
-            allocator.end_phase(BACKWARD);
+            pass(&mut cx.with_batch(batch), &sums, batch)?;
         }
-        let moved_bytes = compute.moved_bytes() - moved_before;
+        let [forward_flops, backward_flops, moved_bytes] =
+            std::array::from_fn(|at| counts()[at] - before[at]);
         if let Some(ranges) = clipped {
-            let rows = norm::RowRanges::new(model.layout.trained().map(|(_, param)| param.range()));
+            let trained = storage.layout().trained().map(|(_, param)| param.range());
+            let rows = norm::RowRanges::new(trained);
             for range in ranges {
                 let grads = storage.grads().slice(range.clone())?;
                 norm::squares(compute, &grads, range.start, &rows, rows.within(range))?;
@@ -91,46 +111,9 @@ impl Rehearsal {
             let phase = phases.iter().find(|(known, _)| *known == name);
             phase.map(|(_, usage)| *usage).unwrap_or_default()
         };
-        let backward_flops = compute.backward_flops() - backward_before;
         let (forward, backward) = (named(FORWARD), named(BACKWARD));
         let exchanged = hooks.exchanged;
         Ok(Self { forward, backward, step, forward_flops, backward_flops, moved_bytes, exchanged })
-    }
-
-    /// Rehearses passes in an order of their own, such as those of a pipeline's stages. `layout` has the parameters that they use, and
-    /// `run` gets a context with `batch`, and memory for the sums of the loss. All of it counts as one phase.
-    ///
-    /// Errors if `compute` is not of [`Device::Meta`], or as `run` does.
-    pub fn of_passes(
-        layout: Arc<Layout>,
-        precision: Precision,
-        compute: &Compute,
-        batch: &Batch,
-        run: impl FnOnce(&mut Context, &Tensor) -> Result<()>,
-    ) -> Result<Self> {
-        check_meta(compute)?;
-        let allocator = &compute.allocator;
-        let storage = Storage::private(layout, precision, allocator)?;
-        let sums = allocator.tensor(DType::F64, [SUMS_LEN], Category::Workspace)?;
-        let mut units = OpenUnits::new(storage.layout());
-        let mut hooks = OneRank { syncs_statistics: false, exchanged: (0, 0) };
-        allocator.begin_phase();
-        allocator.forget_phases();
-        let counted = [compute.forward_flops(), compute.backward_flops(), compute.moved_bytes()];
-        let cx = Context::resumed(compute, &storage, &mut units, &mut hooks);
-        let mut cx = cx.with_batch(batch);
-        cx.open_roots()?;
-        run(&mut cx, &sums)?;
-        let (forward, backward) = (allocator.end_phase(FORWARD), PhaseUsage::default());
-        Ok(Self {
-            forward,
-            backward,
-            step: backward,
-            forward_flops: compute.forward_flops() - counted[0],
-            backward_flops: compute.backward_flops() - counted[1],
-            moved_bytes: compute.moved_bytes() - counted[2],
-            exchanged: hooks.exchanged,
-        })
     }
 
     /// The most bytes of a category at once in the whole step.

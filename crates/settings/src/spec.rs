@@ -115,6 +115,11 @@ impl RunSpec {
         if self.has(key) { self.clone() } else { self.with(key, value) }
     }
 
+    /// A copy with this value for a key, or without the key.
+    pub fn set(&self, key: &str, value: Option<impl ToString>) -> Self {
+        value.map_or_else(|| self.without(&[key]), |value| self.with(key, value))
+    }
+
     /// The flags that state these settings, as words of a command line.
     pub fn words(&self) -> Vec<OsString> {
         let words = self.stated.iter().flat_map(|(key, values)| match values.as_slice() {

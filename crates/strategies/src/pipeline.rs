@@ -97,24 +97,11 @@ impl Pipeline {
     /// The pipeline of the axis `pp`. Forms its groups: every rank calls this.
     pub(crate) fn new(model: &Model, mesh: &Mesh, stages: &Stages) -> Result<Self> {
         let (ranks, rank) = (mesh.shape().size(Axis::Pp), mesh.coordinate(Axis::Pp));
-        let placement = stages.schedule.placement(ranks);
-        let blocks = stages.blocks(model.blocks.len(), placement.stages())?;
-        let group = mesh.group(Axis::Pp).filter(|_| ranks > 1).cloned();
-        let queues = match &group {
-            Some(group) => queues(group, &placement)?,
-            None => Vec::new(),
-        };
-        let mut pipeline = Self {
-            stages: stages.clone(),
-            placement,
-            rank,
-            blocks,
-            layout: model.layout.clone(),
-            ranks: group,
-            queues,
-            is_alone: false,
-            tied: Vec::new(),
-        };
+        let mut pipeline = Self::without_groups(model, stages, ranks, rank)?;
+        pipeline.ranks = mesh.group(Axis::Pp).filter(|_| ranks > 1).cloned();
+        if let Some(group) = &pipeline.ranks {
+            pipeline.queues = queues(group, &pipeline.placement)?;
+        }
         pipeline.tied = pipeline.tie(model)?;
         Ok(pipeline)
     }
@@ -134,8 +121,8 @@ impl Pipeline {
         }
     }
 
-    /// A place on the axis that only rehearses: it has no groups.
-    pub(crate) fn rehearsed(
+    /// A rank of `ranks` on the axis that neither sends nor receives.
+    pub(crate) fn without_groups(
         model: &Model,
         stages: &Stages,
         ranks: usize,

@@ -10,7 +10,7 @@ use std::sync::Arc;
 use paceline_kernels::Compute;
 use paceline_memory::{Category, DType, Shape, Tensor};
 use paceline_model::{Batch, Context, Half, Layer, Layout, Model, Precision, Rehearsal, Saved};
-use paceline_schedule::{Action, Kind, Plan};
+use paceline_schedule::{Action, Kind};
 
 use crate::pipeline::Pipeline;
 use crate::{Result, Stages};
@@ -28,7 +28,7 @@ pub fn rehearse_stages(
     compute: &Compute,
     batch: &Batch,
 ) -> Result<(Arc<Layout>, Rehearsal)> {
-    let pipeline = Pipeline::rehearsed(model, stages, ranks, rank)?;
+    let pipeline = Pipeline::without_groups(model, stages, ranks, rank)?;
     let (layout, plan) = (pipeline.part(model)?, pipeline.plan(stages.micro_batches)?);
     let inputs = pipeline.inputs(model, precision, batch)?;
     let mut passes = StagePasses {
@@ -41,8 +41,12 @@ pub fn rehearse_stages(
         saved_of_loss: HashMap::new(),
         sent: None,
     };
-    let run = |cx: &mut Context, sums: &Tensor| passes.run(cx, sums, &plan, batch);
-    let rehearsal = Rehearsal::of_passes(layout.clone(), precision, compute, batch, run)?;
+    let run = |cx: &mut Context, sums: &Tensor, batch: &Batch| {
+        plan.actions(rank).iter().try_for_each(|action| passes.run(cx, sums, batch, *action))
+    };
+    let (batches, extra) = (std::slice::from_ref(batch), (None, false));
+    let part = layout.clone();
+    let rehearsal = Rehearsal::of_passes(part, precision, compute, batches, extra, run)?;
     Ok((layout, rehearsal))
 }
 
@@ -69,97 +73,82 @@ impl StagePasses<'_> {
         &mut self,
         cx: &mut Context,
         sums: &Tensor,
-        plan: &Plan,
         batch: &Batch,
+        action: Action,
     ) -> paceline_model::Result<()> {
-        for action in plan.actions(self.pipeline.rank) {
-            let Action { stage, kind, micro_batch: at } = *action;
-            match kind {
-                Kind::Forward => {
-                    let input = match stage {
-                        0 => batch.inputs().clone(),
-                        _ => self.outputs.remove(&(stage, at)).expect(CHECKED),
-                    };
-                    let blocks = self.pipeline.blocks_of(stage).clone();
-                    let (output, saved) = self.model.stage(blocks).forward(cx, input)?;
-                    self.outputs.insert((stage + 1, at), output);
-                    self.saved.insert((stage, at), saved);
-                }
-                Kind::Backward | Kind::BackwardInput | Kind::BackwardWeight => {
-                    self.backward(cx, sums, *action)?;
-                }
-                Kind::SendForward => self.sent = self.outputs.remove(&(stage + 1, at)),
-                Kind::SendBackward => self.sent = self.d_inputs.remove(&(stage, at)),
-                Kind::ReceiveForward => {
-                    self.outputs.insert((stage, at), self.received(cx, stage)?);
-                }
-                Kind::ReceiveBackward => {
-                    self.d_inputs.insert((stage + 1, at), self.received(cx, stage + 1)?);
-                }
-                Kind::WaitSendForward | Kind::WaitSendBackward => {}
+        let Action { stage, kind, micro_batch: at } = action;
+        let received = |of: usize| {
+            let (shape, dtype) = self.inputs[of];
+            cx.compute.allocator.tensor(dtype, shape, Category::Activations)
+        };
+        match kind {
+            Kind::Forward => {
+                let input = match stage {
+                    0 => batch.inputs().clone(),
+                    _ => self.outputs.remove(&(stage, at)).expect(CHECKED),
+                };
+                let blocks = self.pipeline.blocks_of(stage).clone();
+                let (output, saved) = self.model.stage(blocks).forward(cx, input)?;
+                self.outputs.insert((stage + 1, at), output);
+                self.saved.insert((stage, at), saved);
             }
+            Kind::Backward | Kind::BackwardInput | Kind::BackwardWeight => {
+                self.backward(cx, sums, action)?;
+            }
+            Kind::SendForward => self.sent = self.outputs.remove(&(stage + 1, at)),
+            Kind::SendBackward => self.sent = self.d_inputs.remove(&(stage, at)),
+            Kind::ReceiveForward => self.outputs.extend([((stage, at), received(stage)?)]),
+            // The gradient of an output has the shape of the next stage's input.
+            Kind::ReceiveBackward => {
+                self.d_inputs.extend([((stage + 1, at), received(stage + 1)?)]);
+            }
+            Kind::WaitSendForward | Kind::WaitSendBackward => {}
         }
         Ok(())
-    }
-
-    fn received(&self, cx: &Context, stage: usize) -> paceline_model::Result<Tensor> {
-        let (shape, dtype) = self.inputs[stage];
-        Ok(cx.compute.allocator.tensor(dtype, shape, Category::Activations)?)
     }
 
     fn backward(
         &mut self,
         cx: &mut Context,
         sums: &Tensor,
-        action: Action,
+        Action { stage, kind, micro_batch: at }: Action,
     ) -> paceline_model::Result<()> {
-        let Action { stage, kind, micro_batch: at } = action;
-        let blocks = self.pipeline.blocks_of(stage).clone();
+        let Self { model, pipeline, .. } = *self;
+        let blocks = pipeline.blocks_of(stage).clone();
         let wants_input = blocks.start > 0;
-        cx.begin_pass();
-        let d_output = self.d_output(cx, sums, action)?;
-        cx.begin_pass();
         let half = match kind {
-            Kind::BackwardInput => {
-                // The weight half needs it too.
-                self.d_inputs.insert((stage + 1, at), d_output.clone());
-                Half::Input { wants_input }
-            }
+            Kind::BackwardInput => Half::Input { wants_input },
             Kind::BackwardWeight => Half::Weight,
             _ => Half::Whole { wants_input },
         };
-        if half.writes_weights()
-            && let Some(of_loss) = self.saved_of_loss.remove(&at).filter(|_| self.is_last(stage))
+        let is_last = stage + 1 == pipeline.placement.stages();
+        cx.begin_pass();
+        let d_output = if is_last && half != Half::Weight {
+            let output = self.outputs.remove(&(stage + 1, at)).expect(CHECKED);
+            let halves = model.objective.has_halves() && !pipeline.stages.head_at_once;
+            let puts_off = kind == Kind::BackwardInput && halves;
+            let of_loss = puts_off.then(|| self.saved_of_loss.entry(at).or_default());
+            model.differentiate(cx, &output, 1.0, sums, of_loss)?
+        } else {
+            self.d_inputs.remove(&(stage + 1, at)).expect(CHECKED)
+        };
+        cx.begin_pass();
+        if is_last
+            && half.writes_weights()
+            && let Some(of_loss) = self.saved_of_loss.remove(&at)
         {
-            self.model.backward_weight_of_objective(cx, &of_loss)?;
+            model.backward_weight_of_objective(cx, &of_loss)?;
+        }
+        if kind == Kind::BackwardInput {
+            // The weight half needs it too.
+            self.d_inputs.insert((stage + 1, at), d_output.clone());
         }
         let mut saved = self.saved.remove(&(stage, at)).expect(CHECKED);
-        let d_input = self.model.stage(blocks).backward(cx, &mut saved, d_output, half)?;
+        let d_input = model.stage(blocks).backward(cx, &mut saved, d_output, half)?;
         if kind == Kind::BackwardInput {
             self.saved.insert((stage, at), saved);
         }
         self.d_inputs.extend(d_input.map(|tensor| ((stage, at), tensor)));
         Ok(())
-    }
-
-    fn is_last(&self, stage: usize) -> bool {
-        stage + 1 == self.pipeline.placement.stages()
-    }
-
-    /// The gradient of a stage's output: that of the loss, or one that is there.
-    fn d_output(
-        &mut self,
-        cx: &mut Context,
-        sums: &Tensor,
-        Action { stage, kind, micro_batch: at }: Action,
-    ) -> paceline_model::Result<Tensor> {
-        if !self.is_last(stage) || kind == Kind::BackwardWeight {
-            return Ok(self.d_inputs.remove(&(stage + 1, at)).expect(CHECKED));
-        }
-        let output = self.outputs.remove(&(stage + 1, at)).expect(CHECKED);
-        let halves = self.model.objective.has_halves() && !self.pipeline.stages.head_at_once;
-        let puts_off = kind == Kind::BackwardInput && halves;
-        let of_loss = puts_off.then(|| self.saved_of_loss.entry(at).or_default());
-        self.model.differentiate(cx, &output, 1.0, sums, of_loss)
     }
 }

@@ -51,7 +51,7 @@ use crate::study::{Setting, check, layout_of, measuring, run_cases, spread_of, w
 use flags::MEASURED;
 pub use flags::PredictArgs;
 use model::{Calibration, Prediction, Step};
-use network::{Hosts, Network, Route};
+use network::{Network, Route};
 use stated::StatedModel;
 use traced::{Range, StrategyRow, TracedRun};
 
@@ -310,10 +310,10 @@ fn publish(
 ) -> Result<u8> {
     let Found { calibrations, rows, strategies, waited_pct } = found;
     let table = table::table(rows);
-    let hosts = args.link_in_host.as_ref().map(|inside| {
+    let local = args.hosts.ranks_per_host;
+    let hosts = args.hosts.link_in_host.as_ref().map(|inside| {
         format!(
-            "Hosts have {} ranks each: {inside} inside a host, the links of the tables between hosts.",
-            args.ranks_per_host
+            "Hosts have {local} ranks each: {inside} inside a host, the links of the tables between hosts."
         )
     });
     let labels = chart::Labels { model: &model, place: &place };
@@ -324,8 +324,8 @@ fn publish(
         origin,
         setting,
         target_efficiency_pct: args.efficiency,
-        ranks_per_host: args.ranks_per_host,
-        link_in_host: &args.link_in_host,
+        ranks_per_host: local,
+        link_in_host: &args.hosts.link_in_host,
         calibrations,
         rows: &table,
         strategies,
@@ -352,9 +352,7 @@ fn networks(
     config: &TrainConfig,
     ways: &[Route],
 ) -> Result<Vec<Network>> {
-    let inside = args.link_in_host.as_deref().map(|name| flags::link("--link-in-host", name));
-    let hosts = inside.transpose()?;
-    let hosts = hosts.map(|inside| Hosts { ranks_per_host: args.ranks_per_host, inside });
+    let hosts = args.hosts.hosts()?.map(|(_, hosts)| hosts);
     let of_way = |&way| Ok(Network { ranks, link: link_of(link, ranks, config, way)?, hosts, way });
     ways.iter().map(of_way).collect()
 }

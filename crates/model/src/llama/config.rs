@@ -141,7 +141,7 @@ impl LlamaConfig {
     }
 
     /// The elements of all parameters, without padding.
-    fn num_params(&self) -> u128 {
+    pub(super) fn num_params(&self) -> u128 {
         let [vocab, width, intermediate, layers, heads, kv_heads, head_dim] = [
             self.vocab_size,
             self.hidden_size,

@@ -19,17 +19,31 @@ const END: &str = "eos_token_id";
 const PAD: &str = "pad_token_id";
 
 /// The object of a `config.json`, or a part of it.
-struct ConfigObject<'a> {
-    object: &'a Map<String, Value>,
+pub(super) struct ConfigObject<'a> {
+    pub(super) object: &'a Map<String, Value>,
+}
+
+/// The object of a `config.json` with this text.
+pub(super) fn object(text: &str) -> Result<Map<String, Value>> {
+    match serde_json::from_str(text) {
+        Ok(Value::Object(object)) => Ok(object),
+        Ok(_) => Err(ModelError::Config("this is no JSON object".into())),
+        Err(e) => Err(ModelError::Config(format!("this is no JSON ({e})"))),
+    }
+}
+
+/// The first architecture that a file states.
+pub(super) fn architecture<'a>(settings: &ConfigObject<'a>) -> Option<&'a str> {
+    settings.get("architectures")?.as_array()?.first()?.as_str()
 }
 
 impl<'a> ConfigObject<'a> {
-    fn get(&self, key: &str) -> Option<&'a Value> {
+    pub(super) fn get(&self, key: &str) -> Option<&'a Value> {
         self.object.get(key).filter(|value| !value.is_null())
     }
 
     /// The value that `read` makes of a key, or the default, if there is one and the key is absent.
-    fn read<T>(
+    pub(super) fn read<T>(
         &self,
         key: &str,
         needs: &str,
@@ -45,7 +59,7 @@ impl<'a> ConfigObject<'a> {
         }
     }
 
-    fn size(&self, key: &str, default: Option<usize>) -> Result<usize> {
+    pub(super) fn size(&self, key: &str, default: Option<usize>) -> Result<usize> {
         let read = |value: &Value| usize::try_from(value.as_u64()?).ok();
         self.read(key, "a whole number", default, read)
     }
@@ -54,7 +68,7 @@ impl<'a> ConfigObject<'a> {
         self.read(key, "a number", default, Value::as_f64)
     }
 
-    fn is_set(&self, key: &str) -> Result<bool> {
+    pub(super) fn is_set(&self, key: &str) -> Result<bool> {
         self.read(key, "true or false", Some(false), Value::as_bool)
     }
 
@@ -97,11 +111,8 @@ impl LlamaConfig {
     /// Errors if the text is not a JSON object, if the architecture is another one, if a setting has no possible value,
     /// or if the model would need something that is not supported. The message names the setting, not the file.
     pub fn from_json(text: &str) -> Result<Self> {
-        let value: Value = serde_json::from_str(text)
-            .map_err(|e| ModelError::Config(format!("this is no JSON ({e})")))?;
-        let object = value.as_object();
-        let object = object.ok_or_else(|| ModelError::Config("this is no JSON object".into()))?;
-        let settings = ConfigObject { object };
+        let object = object(text)?;
+        let settings = ConfigObject { object: &object };
         let task = task(&settings)?;
         for (key, supported) in [("hidden_act", "silu"), ("model_type", "llama")] {
             let word = settings.word(key, supported)?;
@@ -125,10 +136,30 @@ impl LlamaConfig {
                 "absent, with weights in f32, f16 or bf16",
             ));
         }
-        let hidden_size = settings.size("hidden_size", None)?;
-        let num_attention_heads = settings.size("num_attention_heads", None)?;
+        let sizes = Self::of_sizes(&settings)?;
         let (rope_theta, rope_scaling) = rotary(&settings)?;
         let config = Self {
+            rope_theta,
+            rope_scaling,
+            rms_norm_eps: settings.real("rms_norm_eps", Some(sizes.rms_norm_eps))?,
+            initializer_range: settings.real("initializer_range", Some(sizes.initializer_range))?,
+            task,
+            special_tokens: SpecialTokens {
+                begin: settings.token(BEGIN)?,
+                ends: settings.tokens(END)?,
+                pad: settings.token(PAD)?,
+            },
+            ..sizes
+        };
+        config.check()?;
+        Ok(config)
+    }
+
+    /// A language model with the sizes that a file states. The other settings have their defaults.
+    pub(super) fn of_sizes(settings: &ConfigObject) -> Result<Self> {
+        let hidden_size = settings.size("hidden_size", None)?;
+        let num_attention_heads = settings.size("num_attention_heads", None)?;
+        Ok(Self {
             vocab_size: settings.size("vocab_size", None)?,
             hidden_size,
             intermediate_size: settings.size("intermediate_size", None)?,
@@ -137,20 +168,14 @@ impl LlamaConfig {
             num_key_value_heads: settings.size("num_key_value_heads", Some(num_attention_heads))?,
             head_dim: settings.size("head_dim", Some(hidden_size / num_attention_heads.max(1)))?,
             max_position_embeddings: settings.size("max_position_embeddings", Some(2048))?,
-            rope_theta,
-            rope_scaling,
-            rms_norm_eps: settings.real("rms_norm_eps", Some(1e-6))?,
-            initializer_range: settings.real("initializer_range", Some(0.02))?,
+            rope_theta: 10_000.0,
+            rope_scaling: None,
+            rms_norm_eps: 1e-6,
+            initializer_range: 0.02,
             tie_word_embeddings: settings.is_set("tie_word_embeddings")?,
-            task,
-            special_tokens: SpecialTokens {
-                begin: settings.token(BEGIN)?,
-                ends: settings.tokens(END)?,
-                pad: settings.token(PAD)?,
-            },
-        };
-        config.check()?;
-        Ok(config)
+            task: LlamaTask::LanguageModel,
+            special_tokens: SpecialTokens::default(),
+        })
     }
 
     /// The names of the classes in a `config.json`, in their order. Empty unless each class has a name of its own.
@@ -249,9 +274,7 @@ fn task(settings: &ConfigObject) -> Result<LlamaTask> {
         // As in `transformers`.
         None => settings.size("num_labels", Some(2)),
     };
-    let names = settings.get("architectures").and_then(Value::as_array);
-    let name = names.and_then(|names| names.first()).and_then(Value::as_str);
-    match name {
+    match architecture(settings) {
         Some(CAUSAL) => Ok(LlamaTask::LanguageModel),
         Some(CLASSIFIER) => Ok(LlamaTask::Classification { num_labels: num_labels()? }),
         None => Err(ModelError::Config(format!(

@@ -4,6 +4,7 @@
 //! |---|---|
 //! | `config.rs` | the settings |
 //! | `config_file.rs` | `config.json` |
+//! | `families.rs` | the same of other families, described by a Llama |
 //! | `head.rs` | the objective of a language model |
 //! | `classifier.rs` | the objective of a sequence classifier |
 //! | `divided_head.rs` | the same, of which several ranks have a part each |
@@ -14,6 +15,7 @@ mod classifier;
 mod config;
 mod config_file;
 mod divided_head;
+mod families;
 mod generate;
 mod head;
 mod sample;
@@ -33,6 +35,7 @@ use crate::{
 };
 
 pub use config::{LlamaConfig, LlamaTask, SpecialTokens};
+pub use families::Decoder;
 pub use generate::Generator;
 pub use sample::{Sampling, TokenSampler};
 

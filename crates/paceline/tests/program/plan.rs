@@ -2,7 +2,7 @@
 
 use crate::common::{Sandbox, json};
 
-const CONFIG: &str = include_str!("../../../study/src/plan/configs/qwen2.5-0.5b.json");
+const CONFIG: &str = include_str!("../../../model/src/llama/configs/qwen2.5-0.5b.json");
 
 #[test]
 fn a_config_alone_is_enough() {

@@ -13,7 +13,7 @@ use paceline_settings::named::PrecisionName;
 use paceline_settings::part::Part;
 
 use crate::flags::Planned;
-use crate::predict::flags::{MAX_RANKS, link};
+use crate::predict::flags::{HostArgs, MAX_RANKS, NOT_PLANNED, link};
 use crate::predict::network::{Hosts, Network, Route};
 use crate::study::{StudyArgs, refuse_flags};
 use crate::usage;
@@ -28,11 +28,20 @@ Examples:
 
 /// Flags of `paceline plan`.
 #[derive(Debug, Args)]
-#[command(before_help = EXAMPLES, allow_negative_numbers = true)]
+#[command(before_help = EXAMPLES, allow_negative_numbers = true, next_help_heading = "Hardware")]
 pub struct PlanArgs {
-    /// The hardware.
+    /// How many ranks on which cards, as 8xL4, or on this host: 4xthis
+    #[arg(long, value_name = "NxCARD", required = true)]
+    pub on: On,
+    /// Hosts of several ranks.
     #[command(flatten)]
-    pub hardware: HardwareArgs,
+    pub hosts: HostArgs,
+    /// The memory of a rank in GB of 1e9 bytes [default: that of the card, or what this host has available, divided by the ranks]
+    #[arg(long, value_name = "GB", value_parser = above_zero)]
+    pub rank_gb: Option<f64>,
+    /// Cards: the share of the published peak that products reach, in percent (model FLOP utilization)
+    #[arg(long, value_name = "PCT", default_value_t = 40.0, value_parser = within(0.1, 100.0))]
+    pub mfu: f64,
     /// The config.json of a model as Hugging Face publishes it, in place of --model and its sizes
     #[arg(long, value_name = "FILE", help_heading = "Study")]
     pub config: Option<PathBuf>,
@@ -50,27 +59,6 @@ pub struct PlanArgs {
     pub train: Part<Planned>,
 }
 
-/// Flags about hardware.
-#[derive(Debug, Args)]
-#[command(next_help_heading = "Hardware")]
-pub struct HardwareArgs {
-    /// How many ranks on which cards, as 8xL4, or on this host: 4xthis
-    #[arg(long, value_name = "NxCARD", required = true)]
-    pub on: On,
-    /// Ranks on each host, which share the host's link to other hosts. Then --link is the link between hosts
-    #[arg(long, value_name = "K", default_value_t = 1, value_parser = at_least::<usize>(1))]
-    pub ranks_per_host: usize,
-    /// The link between two ranks of a host, with --ranks-per-host: as in --link
-    #[arg(long, value_name = "LINK")]
-    pub link_in_host: Option<String>,
-    /// The memory of a rank in GB of 1e9 bytes [default: that of the card, or what this host has available, divided by the ranks]
-    #[arg(long, value_name = "GB", value_parser = above_zero)]
-    pub rank_gb: Option<f64>,
-    /// Cards: the share of the published peak that products reach, in percent (model FLOP utilization)
-    #[arg(long, value_name = "PCT", default_value_t = 40.0, value_parser = within(0.1, 100.0))]
-    pub mfu: f64,
-}
-
 /// Ranks, each on a card of its own; or all of them on this host.
 #[derive(Clone, Debug)]
 pub struct On {
@@ -85,25 +73,25 @@ impl FromStr for On {
 
     fn from_str(text: &str) -> std::result::Result<Self, String> {
         let is_count = |(count, _): &(&str, &str)| count.bytes().all(|byte| byte.is_ascii_digit());
-        let split = text.split_once('x').filter(is_count);
-        let (count, name) = split.unwrap_or(("1", text));
+        let (count, name) = text.split_once('x').filter(is_count).unwrap_or(("1", text));
         let ranks = count.parse().ok().filter(|ranks| (1..=MAX_RANKS).contains(ranks));
         let ranks = ranks.ok_or_else(|| format!("pass 1 to {MAX_RANKS} ranks, as 8xL4"))?;
-        let card = match name {
-            "this" => None,
-            name => Some(cards::named(name).map_err(|known| {
-                format!("no such card is known; pass N times this, or one of {known}")
-            })?),
-        };
-        Ok(Self { ranks, card })
+        if name == "this" {
+            return Ok(Self { ranks, card: None });
+        }
+        let unknown =
+            |known| format!("no such card is known; pass N times this, or one of {known}");
+        Ok(Self { ranks, card: Some(cards::named(name).map_err(unknown)?) })
     }
 }
 
 /// The hardware of the ranks.
 #[derive(Clone, Debug)]
 pub struct RankHardware {
-    /// The ranks, and their card.
-    pub on: On,
+    /// Number of ranks.
+    pub ranks: usize,
+    /// The card of each; `None` for this host.
+    pub card: Option<Card>,
     /// The share of a card's peak that products reach.
     pub mfu: f64,
     /// The memory of a rank in bytes.
@@ -114,102 +102,58 @@ pub struct RankHardware {
     pub hosts: Option<(String, Hosts)>,
 }
 
-/// The memory of a rank.
-fn rank_bytes(args: &HardwareArgs) -> Result<f64> {
-    match (args.rank_gb, &args.on.card) {
-        (Some(gb), _) => Ok(gb * 1e9),
-        (None, Some(card)) => Ok(card.memory_bytes),
-        (None, None) => {
-            let available = resources::available_bytes().ok_or_else(|| {
-                Failure::Usage(
-                    "this system does not say how much memory is available; pass --rank-gb".into(),
-                )
-            })?;
-            Ok(available as f64 / args.on.ranks as f64)
-        }
-    }
-}
-
 /// Flags that the layouts decide about.
-const OF_LAYOUTS: [(&str, &str); 7] = [
-    (
-        "accumulate",
-        "it follows from --global-batch-size, the samples of a step, and the layout; leave it out",
-    ),
+const OF_LAYOUTS: [(&str, &str); 3] = [
+    ("accumulate", "it follows from --global-batch-size and the layout; leave it out"),
     ("micro-batch-size", "pass --batch-size, the samples of a micro-batch"),
     ("device", "--on says where the ranks compute; leave it out"),
-    ("rank-samples", "the same batch on every rank is planned; leave it out"),
-    ("sync-batch-norm", "its blocking sums are not planned; leave it out"),
-    ("broadcast-buffers", "its broadcasts are not planned; leave it out"),
-    ("replicate-shards", "its messages are not planned; leave it out"),
 ];
 
 impl RankHardware {
     /// Checks how the flags fit together.
     pub fn of(args: &PlanArgs) -> Result<Self> {
         refuse_flags(&args.train.0, &OF_LAYOUTS)?;
-        let On { ranks, card } = &args.hardware.on;
-        if args.measure.is_some() && card.is_some() {
-            return usage(
-                "--measure runs the layouts on this host; pass --on Nxthis, or leave it out",
-            );
-        }
-        if let Some(count) = args.measure.filter(|count| *count > args.top) {
-            let top = args.top;
-            return usage(format!("--measure {count}: pass at most the {top} layouts of --top"));
-        }
-        let typed = args.train.0.get("link").and_then(<[String]>::first);
-        let link_of = |name: &String| Ok::<_, Failure>((name.clone(), link("--link", name)?));
-        let found = typed.map(link_of).transpose()?;
-        if found.is_none() && card.is_some() && *ranks > 1 {
-            return usage(
-                "--link is missing: pass the link between the ranks, as 25gbe (paceline predict --links lists them)",
-            );
-        }
-        let local = args.hardware.ranks_per_host;
-        let hosts = match &args.hardware.link_in_host {
-            None if local > 1 => {
-                return usage(format!(
-                    "--ranks-per-host {local} needs --link-in-host, the link between ranks of a host, as nvlink4"
-                ));
-            }
-            Some(_) if local == 1 => {
-                return usage("--link-in-host needs --ranks-per-host, of 2 ranks or more");
-            }
-            Some(_) if card.is_none() => {
-                return usage(
-                    "--link-in-host: --on this is one host; leave it out, with --ranks-per-host",
-                );
-            }
-            Some(_) if !ranks.is_multiple_of(local) => {
-                return usage(format!(
-                    "--ranks-per-host {local}: pass a divisor of the {ranks} ranks of --on"
-                ));
-            }
-            Some(name) => {
-                let inside = link("--link-in-host", name)?;
-                Some((name.clone(), Hosts { ranks_per_host: local, inside }))
-            }
-            None => None,
+        refuse_flags(&args.train.0, &NOT_PLANNED)?;
+        let (On { ranks, card }, hosts) = (args.on.clone(), args.hosts.hosts()?);
+        let (local, measure) = (args.hosts.ranks_per_host, args.measure.unwrap_or(0));
+        let typed = args.train.0.get("link").and_then(<[String]>::first).cloned();
+        let problem = if measure > 0 && card.is_some() {
+            "--measure runs the layouts on this host; pass --on Nxthis, or leave it out".to_owned()
+        } else if measure > args.top {
+            format!("--measure {measure}: pass at most the {} layouts of --top", args.top)
+        } else if typed.is_none() && card.is_some() && ranks > 1 {
+            "--link is missing: pass the link between the ranks, as 25gbe (paceline predict --links lists them)"
+                .to_owned()
+        } else if hosts.is_some() && card.is_none() {
+            "--link-in-host: --on this is one host; leave it out, with --ranks-per-host".to_owned()
+        } else if !ranks.is_multiple_of(local) {
+            format!("--ranks-per-host {local}: pass a divisor of the {ranks} ranks of --on")
+        } else {
+            String::new()
         };
-        let rank_bytes = rank_bytes(&args.hardware)?;
-        Ok(Self {
-            on: args.hardware.on.clone(),
-            mfu: args.hardware.mfu / 100.0,
-            rank_bytes,
-            link: found,
-            hosts,
-        })
+        if !problem.is_empty() {
+            return usage(problem);
+        }
+        let link_of = |name: String| Ok::<_, Failure>((name.clone(), link("--link", &name)?));
+        let link = typed.map(link_of).transpose()?;
+        let available = || {
+            let words = "this system does not say how much memory is available; pass --rank-gb";
+            let bytes = resources::available_bytes().ok_or_else(|| Failure::Usage(words.into()));
+            bytes.map(|bytes| bytes as f64 / ranks as f64)
+        };
+        let stated = args.rank_gb.map(|gb| gb * 1e9).or(card.map(|card| card.memory_bytes));
+        let rank_bytes = stated.map_or_else(available, Ok)?;
+        Ok(Self { ranks, card, mfu: args.mfu / 100.0, rank_bytes, link, hosts })
     }
 
-    /// The FLOP per second that products of this type reach on the card. `None` if it has no such products.
-    pub fn flop_per_s(card: &Card, precision: PrecisionName, tf32: bool, mfu: f64) -> Option<f64> {
-        let peak = match precision {
+    /// The published FLOP per second of products of this type. `None` on this host, and if the card has no such products.
+    pub fn peak(&self, precision: PrecisionName, tf32: bool) -> Option<f64> {
+        let card = self.card?;
+        match precision {
             PrecisionName::F32 if tf32 => card.tf32,
             PrecisionName::F32 => Some(card.single),
             PrecisionName::Bf16 | PrecisionName::Fp16 => card.half,
-        };
-        peak.map(|peak| peak * mfu)
+        }
     }
 
     /// The network of `ranks` ranks, each `stride` after the one before, while all such groups communicate. Also returns the name

@@ -6,7 +6,7 @@
 //! a tensor to gather or to reduce and scatter it, and twice as much to all-reduce it. Latency, attention scores and memory are left out.
 //! This file runs nothing and knows no layout of ranks.
 
-use paceline_model::Layout;
+use paceline_model::{Layout, Param};
 use paceline_table::table::grouped;
 
 /// The speeds of one rank, above zero and finite.
@@ -36,31 +36,22 @@ pub struct LayerSizes {
 }
 
 impl LayerSizes {
-    /// A feed-forward layer with a gate: three matrices of (hidden, ffn), elements of 16 bits. It is the layer of the course.
-    pub fn gated(tokens: f64, hidden: f64, ffn: f64) -> Self {
-        Self { tokens, hidden, weights: 3.0 * hidden * ffn, all_reduces: 1.0, element_bytes: 2.0 }
-    }
-
     /// The layer of a model that the ranks of tp divide: the first block of a Llama, or two layers of an MLP. `None` for other models.
     pub fn of(model: &Layout, tokens: f64, element_bytes: f64) -> Option<Self> {
         let find = |end: &str| model.params().iter().find(|param| param.name.ends_with(end));
-        if let Some(query) = find(".q_proj.weight") {
+        let (hidden, weights, all_reduces) = if let Some(query) = find(".q_proj.weight") {
             let block = query.name.split_once("self_attn.")?.0;
             let own = model.params().iter().filter(|param| param.name.starts_with(block));
-            let matrices = own.filter(|param| param.whole_shape().dims().len() == 2);
-            let weights = matrices.map(|param| param.whole_shape().num_elems() as f64).sum();
-            let hidden = query.whole_shape().dims()[1] as f64;
-            return Some(Self { tokens, hidden, weights, all_reduces: 2.0, element_bytes });
-        }
-        let [outputs, inputs] = *find("fc1.weight")?.whole_shape().dims() else { return None };
-        let (hidden, weights) = (inputs as f64, 2.0 * (inputs * outputs) as f64);
-        find("conv").is_none().then_some(Self {
-            tokens,
-            hidden,
-            weights,
-            all_reduces: 1.0,
-            element_bytes,
-        })
+            let matrices = own.map(Param::whole_shape).filter(|shape| shape.dims().len() == 2);
+            let weights = matrices.map(|shape| shape.num_elems()).sum();
+            (query.whole_shape().dims()[1], weights, 2.0)
+        } else {
+            let [outputs, inputs] = *find("fc1.weight")?.whole_shape().dims() else { return None };
+            (inputs, 2 * inputs * outputs, 1.0)
+        };
+        let [hidden, weights] = [hidden, weights].map(|elems| elems as f64);
+        let layer = Self { tokens, hidden, weights, all_reduces, element_bytes };
+        find("conv").is_none().then_some(layer)
     }
 
     /// FLOP per byte between two ranks with other data. Forward with fsdp, a rank of N multiplies 2 tokens weights / N and
@@ -95,11 +86,6 @@ impl Limits {
         }
     }
 
-    /// Ranks of tp in the backward pass: twice the products beside the same all-reduces.
-    pub fn tensor_backward(&self) -> f64 {
-        2.0 * self.tensor - 1.0
-    }
-
     /// Ranks of fsdp x tp, if the messages of both axes travel at the same time.
     pub fn overlapped(&self) -> f64 {
         self.data * self.tensor
@@ -127,12 +113,12 @@ pub fn not_overlapped(limit: f64, at_limit: f64, part: f64) -> f64 {
     1.0 + (limit - 1.0) * part / (1.0 - part) / at_limit
 }
 
-/// The part of a step in which the ranks of a pipeline are idle, from 0 to 1, with equal stages and messages that take no time. `chunks`
-/// is the number of stages of each rank: 1 for GPipe and 1F1B, more if they are interleaved. All are above zero. Source: Narayanan and others,
-/// Efficient Large-Scale Language Model Training on GPU Clusters Using Megatron-LM (2021), section 2.2.
-pub fn bubble(ranks: usize, micro_batches: usize, chunks: usize) -> f64 {
+/// The part of a step in which the ranks of a pipeline are idle, from 0 to 1, with equal stages and messages that take no time. If ranks
+/// have several stages each, these count as so many times the micro-batches. Source: Narayanan and others, Efficient Large-Scale Language
+/// Model Training on GPU Clusters Using Megatron-LM (2021), section 2.2.
+pub fn bubble(ranks: usize, micro_batches: usize) -> f64 {
     let filling = ranks.saturating_sub(1) as f64;
-    filling / (filling + micro_batches as f64 * chunks as f64)
+    filling / (filling + micro_batches as f64)
 }
 
 /// The formulas with the numbers put in, in lines of at most 80 columns.
@@ -143,35 +129,25 @@ pub fn lines(speeds: &RankSpeeds, layer: &LayerSizes, micro_batches: usize) -> V
         let (intensity, needed) = (short(intensity), short(flop_per_s / bytes_per_s));
         format!("N up to {}: {intensity} / (N - 1) >= {needed} FLOP per byte", whole(limit))
     };
-    let (data, tensor) = limits.shared();
-    let tenth = |limit, at_limit| whole(not_overlapped(limit, at_limit, 0.1));
-    let [two, four, eight] = [2, 4, 8].map(|ranks| 100.0 * bubble(ranks, micro_batches, 1));
-    vec![
-        "Compute-bound while a pass has C / W or more FLOP for each byte that it sends:".to_owned(),
-        format!(
-            "C = {flop_per_s:.3e} FLOP/s; W = {data_bytes_per_s:.3e} bytes/s for dp and fsdp, \
-             {tensor_bytes_per_s:.3e} for tp"
-        ),
-        format!("dp, fsdp   {}", axis(limits.data, layer.data_intensity(), data_bytes_per_s)),
-        format!("tp         {}", axis(limits.tensor, layer.tensor_intensity(), tensor_bytes_per_s)),
-        format!(
-            "fsdp x tp  N up to {}; {} ({} x {}) if both axes share one network",
-            whole(limits.overlapped()),
-            whole(data * tensor),
-            short(data),
-            short(tensor)
-        ),
-        format!(
-            "Not overlapped, 10 % of a step at most: N up to {} (dp), {} (fsdp), {} (tp)",
-            tenth(limits.data, AT_LIMIT),
-            tenth(limits.data, AT_LIMIT_FSDP),
-            tenth(limits.tensor, AT_LIMIT)
-        ),
-        format!(
-            "pp         idle with {micro_batches} micro-batches: {two:.0} % of 2 ranks, \
-             {four:.0} % of 4, {eight:.0} % of 8"
-        ),
-    ]
+    let data = axis(limits.data, layer.data_intensity(), data_bytes_per_s);
+    let tensor = axis(limits.tensor, layer.tensor_intensity(), tensor_bytes_per_s);
+    let (x, y) = limits.shared();
+    let [both, one, x, y] = [whole(limits.overlapped()), whole(x * y), short(x), short(y)];
+    let [dp, fsdp, tp] =
+        [(limits.data, AT_LIMIT), (limits.data, AT_LIMIT_FSDP), (limits.tensor, AT_LIMIT)]
+            .map(|(limit, at_limit)| whole(not_overlapped(limit, at_limit, 0.1)));
+    let [two, four, eight] = [2, 4, 8].map(|ranks| 100.0 * bubble(ranks, micro_batches));
+    let text = format!(
+        "\
+Compute-bound while a pass has C / W or more FLOP for each byte that it sends:
+C = {flop_per_s:.3e} FLOP/s; W = {data_bytes_per_s:.3e} bytes/s for dp and fsdp, {tensor_bytes_per_s:.3e} for tp
+dp, fsdp   {data}
+tp         {tensor}
+fsdp x tp  N up to {both}; {one} ({x} x {y}) if both axes share one network
+Not overlapped, 10 % of a step at most: N up to {dp} (dp), {fsdp} (fsdp), {tp} (tp)
+pp         idle with {micro_batches} micro-batches: {two:.0} % of 2 ranks, {four:.0} % of 4, {eight:.0} % of 8"
+    );
+    text.lines().map(str::to_owned).collect()
 }
 
 /// The whole number of ranks below a limit.
@@ -195,7 +171,13 @@ mod tests {
     fn course() -> (RankSpeeds, LayerSizes) {
         let b200 =
             RankSpeeds { flop_per_s: 2.25e15, data_bytes_per_s: 9e11, tensor_bytes_per_s: 9e11 };
-        (b200, LayerSizes::gated(2.0 * 32_768.0, 4096.0, 11_008.0))
+        (b200, gated(2.0 * 32_768.0, 4096.0, 11_008.0))
+    }
+
+    /// A feed-forward layer with a gate: three matrices of (hidden, ffn), elements of 16 bits. It is the layer of the course.
+    pub fn gated(tokens: f64, hidden: f64, ffn: f64) -> LayerSizes {
+        let weights = 3.0 * hidden * ffn;
+        LayerSizes { tokens, hidden, weights, all_reduces: 1.0, element_bytes: 2.0 }
     }
 
     fn assert_close(left: f64, right: f64) {
@@ -210,7 +192,7 @@ mod tests {
         let limits = Limits::of(&speeds, &layer);
         assert_close(limits.data, 1.0 + b * w / c);
         assert_close(limits.tensor, 1.0 + 3.0 * f * w / (2.0 * c));
-        assert_close(limits.tensor_backward(), 1.0 + 3.0 * f * w / c);
+        assert_close(2.0 * limits.tensor - 1.0, 1.0 + 3.0 * f * w / c);
         // Seconds of one of the three products, and to gather or to scatter these bytes. The backward pass has six products.
         let product = |ranks: f64| 2.0 * b * d * f / ranks / c;
         let gather = |bytes: f64, ranks: f64| bytes * (ranks - 1.0) / ranks / w;
@@ -220,7 +202,7 @@ mod tests {
         assert_close(gather(weights, of), 3.0 * product(of));
         assert_close(2.0 * gather(weights, of), 6.0 * product(of));
         assert_close(2.0 * gather(sum, limits.tensor), 3.0 * product(limits.tensor));
-        let of = limits.tensor_backward();
+        let of = 2.0 * limits.tensor - 1.0;
         assert_close(2.0 * gather(sum, of), 6.0 * product(of));
     }
 
@@ -231,7 +213,7 @@ mod tests {
         let limits = Limits::of(&speeds, &layer);
         assert_close(limits.data, 27.2144);
         assert_close(limits.tensor, 7.6048);
-        assert_close(limits.tensor_backward(), 14.2096);
+        assert_close(2.0 * limits.tensor - 1.0, 14.2096);
         assert_close(limits.overlapped(), 206.960_069_12);
         let (data, tensor) = limits.shared();
         // (3 B F W / C + 3 F + 2 B)^2 / (24 B F), problem fsdp_tp_calcs (d).
@@ -267,7 +249,7 @@ mod tests {
             data_bytes_per_s: 1.8e11,
             tensor_bytes_per_s: 1.8e11,
         };
-        let mut layer = LayerSizes::gated(16e6, 8192.0, 30_000.0);
+        let mut layer = gated(16e6, 8192.0, 30_000.0);
         layer.weights = 2.0 * layer.hidden * 30_000.0;
         let limits = Limits::of(&v5p, &layer);
         assert_close(layer.tokens / (limits.data - 1.0), 2550.0);
@@ -291,9 +273,9 @@ mod tests {
         assert_close(not_overlapped(27.0, AT_LIMIT, 0.4), 27.0);
         assert_close(not_overlapped(27.0, AT_LIMIT_FSDP, 0.5), 27.0);
         assert_close(not_overlapped(27.0, AT_LIMIT, 0.1), 1.0 + 26.0 / 6.0);
-        assert_eq!(bubble(1, 8, 1), 0.0);
+        assert_eq!(bubble(1, 8), 0.0);
         assert_eq!(
-            [bubble(4, 8, 1), bubble(8, 8, 1), bubble(8, 8, 2)],
+            [bubble(4, 8), bubble(8, 8), bubble(8, 16)],
             [3.0 / 11.0, 7.0 / 15.0, 7.0 / 23.0]
         );
     }

@@ -12,14 +12,14 @@ use serde::Serialize;
 use crate::spec::Spec;
 use crate::usage;
 
-/// The stages of ZeRO, from none to all.
-pub const STRATEGIES: [&str; 4] = ["ddp", "sharded1", "sharded2", "sharded3"];
+/// The stages of ZeRO, from none to all, and the strategy of one rank.
+const STRATEGIES: [&str; 5] = ["ddp", "sharded1", "sharded2", "sharded3", "single"];
 
 /// The most micro-batches of a step of a pipeline.
 const MAX_IN_PIPELINE: usize = 256;
 
 /// A way to divide a step among the ranks.
-#[derive(Clone, Debug, PartialEq, Serialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Serialize)]
 pub struct StepLayout {
     /// Ranks that divide each layer.
     pub tp: usize,
@@ -28,7 +28,7 @@ pub struct StepLayout {
     /// Ranks, or groups of ranks, that have samples of their own.
     pub dp: usize,
     /// How these keep their models equal.
-    pub strategy: String,
+    pub strategy: &'static str,
     /// The schedule of the pipeline.
     pub schedule: Option<&'static str>,
     /// Samples of a micro-batch on a rank.
@@ -51,10 +51,10 @@ impl StepLayout {
     ) -> Result<Vec<Self>> {
         let stated = StatedLayout::of(base, ranks)?;
         let mut all = Vec::new();
-        for (tp, pp) in divisors(ranks).flat_map(|tp| divisors(ranks / tp).map(move |pp| (tp, pp)))
-        {
+        let grids = divisors(ranks).flat_map(|tp| divisors(ranks / tp).map(move |pp| (tp, pp)));
+        for (tp, pp) in grids.filter(|(tp, pp)| stated.may_be(*tp, *pp)) {
             let dp = ranks / tp / pp;
-            if !samples.is_multiple_of(dp) || !stated.may_be(tp, pp) {
+            if !samples.is_multiple_of(dp) {
                 continue;
             }
             for micro_batch in stated.sizes(samples / dp) {
@@ -62,81 +62,85 @@ impl StepLayout {
                 if pp > 1 && !(2..=MAX_IN_PIPELINE).contains(&accumulate) {
                     continue;
                 }
-                for (strategy, schedule, checkpoint_activations) in stated.choices(dp, pp, ranks) {
-                    let with = |precision: &PrecisionName| Self {
-                        tp,
-                        pp,
-                        dp,
-                        strategy: strategy.clone(),
-                        schedule,
-                        micro_batch,
-                        accumulate,
-                        checkpoint_activations,
-                        precision: *precision,
-                    };
-                    all.extend(precisions.iter().map(with));
+                for strategy in stated.strategies(dp, ranks) {
+                    for schedule in stated.schedules(pp) {
+                        for &checkpoint_activations in &stated.recomputes {
+                            let with = |&precision: &PrecisionName| Self {
+                                tp,
+                                pp,
+                                dp,
+                                strategy,
+                                schedule,
+                                micro_batch,
+                                accumulate,
+                                checkpoint_activations,
+                                precision,
+                            };
+                            all.extend(precisions.iter().map(with));
+                        }
+                    }
                 }
             }
         }
         if all.is_empty() {
             let size = stated.micro_batch;
-            let of = size.map_or(String::new(), |size| {
-                format!(" in micro-batches of {size} (--batch-size)")
-            });
+            let of = size
+                .map_or(String::new(), |of| format!(" in micro-batches of {of} (--batch-size)"));
+            let least = samples.next_multiple_of(ranks * size.unwrap_or(1));
             return usage(format!(
-                "--global-batch-size {samples}: no layout of {ranks} ranks divides it{of}; pass {}",
-                samples.next_multiple_of(ranks * size.unwrap_or(1))
+                "--global-batch-size {samples}: no layout of {ranks} ranks divides it{of}; pass {least}"
             ));
         }
         Ok(all)
     }
 
+    /// One micro-batch on a rank that has all stages, or on those that divide its layers.
+    pub fn alone(&self) -> Self {
+        let strategy = if self.tp > 1 { "ddp" } else { "single" };
+        Self { pp: 1, dp: 1, accumulate: 1, schedule: None, strategy, ..*self }
+    }
+
+    /// The number of ranks that share the state of each parameter.
+    pub fn shares(&self) -> usize {
+        if self.strategy.starts_with("sharded") { self.dp } else { 1 }
+    }
+
     /// The flags of `paceline train`.
     pub fn spec(&self, base: &Spec) -> Spec {
-        let is_sharded = self.strategy.starts_with("sharded");
-        let axes =
-            [("pp", self.pp), (if is_sharded { "shard" } else { "dp" }, self.dp), ("tp", self.tp)];
-        let axes: Vec<String> = axes
-            .iter()
-            .filter(|(_, size)| *size > 1)
-            .map(|(axis, size)| format!("{axis}={size}"))
-            .collect();
-        let spec = base
-            .without(&["batch-size", "mesh", "schedule"])
+        let dp = if self.shares() > 1 { "shard" } else { "dp" };
+        // An epoch has whole steps.
+        let batches = self.accumulate * 20usize.div_ceil(self.accumulate);
+        base.without(&["batch-size"])
             .with("nproc", self.pp * self.dp * self.tp)
             .with("global-batch-size", self.micro_batch * self.dp)
-            .with("strategy", &self.strategy)
-            .with("precision", self.precision.name());
-        let spec =
-            if self.accumulate > 1 { spec.with("accumulate", self.accumulate) } else { spec };
-        // An epoch has whole steps.
-        let spec = spec
-            .with_default("steps-per-epoch", self.accumulate * 20usize.div_ceil(self.accumulate));
-        let spec = if self.pp * self.tp > 1 { spec.with("mesh", axes.join(",")) } else { spec };
-        let spec = if self.checkpoint_activations {
-            spec.with("checkpoint-activations", true)
-        } else {
-            spec
-        };
-        self.schedule.map_or(spec.clone(), |schedule| spec.with("schedule", schedule))
+            .with("strategy", self.strategy)
+            .with("precision", self.precision.name())
+            .with_default("steps-per-epoch", batches)
+            .set("accumulate", Some(self.accumulate).filter(|count| *count > 1))
+            .set("mesh", (self.pp * self.tp > 1).then(|| self.axes(dp, "=", ",")))
+            .set("schedule", self.schedule)
+            .set("checkpoint-activations", self.checkpoint_activations.then_some(true))
     }
 
     /// The grid of ranks in words.
     pub fn mesh(&self) -> String {
-        let axes = [("pp", self.pp), ("dp", self.dp), ("tp", self.tp)];
-        let axes: Vec<String> = axes
-            .iter()
-            .filter(|(_, size)| *size > 1)
-            .map(|(axis, size)| format!("{axis}{size}"))
-            .collect();
-        if axes.is_empty() { "1".to_owned() } else { axes.join(" ") }
+        let axes = self.axes("dp", "", " ");
+        if axes.is_empty() { "1".to_owned() } else { axes }
+    }
+
+    /// The axes of several ranks.
+    fn axes(&self, dp: &str, equals: &str, separator: &str) -> String {
+        let axes = [("pp", self.pp), (dp, self.dp), ("tp", self.tp)];
+        let axes = axes.into_iter().filter(|(_, size)| *size > 1);
+        let axes = axes.map(|(axis, size)| format!("{axis}{equals}{size}"));
+        axes.collect::<Vec<_>>().join(separator)
     }
 }
 
 /// The parts of a layout that the user has stated.
 struct StatedLayout {
     mesh: Option<MeshShape>,
-    strategy: Option<String>,
+    strategy: Option<&'static str>,
     schedule: Option<String>,
     micro_batch: Option<usize>,
     /// Whether activations are computed again: both, for a model that can.
@@ -146,14 +150,15 @@ struct StatedLayout {
 impl StatedLayout {
     fn of(base: &Spec, ranks: usize) -> Result<Self> {
         let word = |key: &str| base.get(key).and_then(<[String]>::first).cloned();
-        let strategy = word("strategy");
-        let is_unknown = |name: &&str| !STRATEGIES.contains(name) && *name != "single";
-        if let Some(name) = strategy.as_deref().filter(is_unknown) {
-            return usage(format!(
-                "--strategy {name}: layouts are planned for {}; pass one of them, or leave it out",
-                STRATEGIES.join(", ")
-            ));
-        }
+        let known = |name: String| {
+            STRATEGIES.into_iter().find(|known| *known == name).ok_or_else(|| {
+                let all = STRATEGIES[..4].join(", ");
+                Failure::Usage(format!(
+                    "--strategy {name}: layouts are planned for {all}; pass one of them, or leave it out"
+                ))
+            })
+        };
+        let strategy = word("strategy").map(known).transpose()?;
         let mesh = word("mesh").map(|text| text.parse::<MeshShape>()).transpose();
         let mesh = mesh.map_err(|error| Failure::Usage(format!("--mesh: {error}")))?;
         if let Some(mesh) = mesh.as_ref().filter(|mesh| mesh.num_ranks() != Some(ranks)) {
@@ -161,10 +166,10 @@ impl StatedLayout {
                 "--mesh {mesh}: pass sizes whose product is {ranks}, the ranks of --on"
             ));
         }
-        let (flag, is_llama) =
-            ("checkpoint-activations", word("model").as_deref() == Some("llama"));
-        let recomputes =
-            if is_llama && !base.has(flag) { vec![false, true] } else { vec![base.has(flag)] };
+        let recomputes = match word("checkpoint-activations") {
+            None if word("model").as_deref() == Some("llama") => vec![false, true],
+            stated => vec![stated.as_deref() == Some("true")],
+        };
         let (schedule, micro_batch) = (word("schedule"), base.number("batch-size"));
         Ok(Self { mesh, strategy, schedule, micro_batch, recomputes })
     }
@@ -176,37 +181,24 @@ impl StatedLayout {
 
     /// The sizes of micro-batches of so many samples: powers of two, and all of them.
     fn sizes(&self, samples: usize) -> Vec<usize> {
-        let powers = (0..usize::BITS - 1).map(|bits| 1 << bits).take_while(|size| *size < samples);
-        let fits = |size: &usize| samples.is_multiple_of(*size);
-        match self.micro_batch {
-            Some(size) => Some(size).filter(fits).into_iter().collect(),
-            None => powers.filter(fits).chain([samples]).collect(),
+        let powers = (0..usize::BITS).map(|bit| 1usize << bit).take_while(|size| *size < samples);
+        let sizes = self.micro_batch.map_or(powers.chain([samples]).collect(), |size| vec![size]);
+        sizes.into_iter().filter(|size| samples.is_multiple_of(*size)).collect()
+    }
+
+    fn strategies(&self, dp: usize, ranks: usize) -> Vec<&'static str> {
+        match (self.strategy, dp) {
+            (Some(strategy), _) => vec![strategy],
+            (None, 1) if ranks == 1 => vec!["single"],
+            (None, 1) => vec!["ddp"],
+            (None, _) => STRATEGIES[..4].to_vec(),
         }
     }
 
-    /// The strategies, with the schedules, and whether activations are computed again.
-    fn choices(
-        &self,
-        dp: usize,
-        pp: usize,
-        ranks: usize,
-    ) -> Vec<(String, Option<&'static str>, bool)> {
-        let strategies: Vec<&str> = match (&self.strategy, dp, ranks) {
-            (Some(name), ..) => vec![name],
-            (None, 1, 1) => vec!["single"],
-            (None, 1, _) => vec![STRATEGIES[0]],
-            (None, ..) => STRATEGIES.to_vec(),
-        };
+    fn schedules(&self, pp: usize) -> Vec<Option<&'static str>> {
         let is_meant = |name: &&str| self.schedule.as_ref().is_none_or(|only| only == name);
         let named = SCHEDULES.iter().map(|of| of.name()).filter(is_meant).map(Some);
-        let schedules: Vec<_> = if pp == 1 { vec![None] } else { named.collect() };
-        let mut all = Vec::new();
-        for strategy in strategies {
-            for &schedule in &schedules {
-                all.extend(self.recomputes.iter().map(|of| (strategy.to_owned(), schedule, *of)));
-            }
-        }
-        all
+        if pp == 1 { vec![None] } else { named.collect() }
     }
 }
 

@@ -13,11 +13,14 @@ use serde::Serialize;
 use super::flags::{PlanArgs, RankHardware};
 use super::{Found, Row};
 use crate::outcome::Origin;
-use crate::report::tabled;
 use crate::study::write_files;
 
 /// The most layouts that do not fit, on the console.
 const MAX_OVER: usize = 5;
+
+/// Columns that layouts which do not fit are shown without.
+const OF_FITTING: &[&str] =
+    &["measured_ms", "compute_ms", "idle_ms", "exposed_ms", "exchange_ms", "mfu_pct", "limit"];
 
 #[derive(Serialize)]
 struct Report<'a> {
@@ -33,30 +36,30 @@ struct Report<'a> {
 
 /// Prints the plan and writes the files.
 pub fn publish(args: &PlanArgs, hardware: &RankHardware, found: &Found) -> Result<()> {
-    let (fitting, over): (Vec<&Row>, Vec<&Row>) =
-        found.rows.iter().partition(|row| row.over_bytes == 0);
+    let is_fitting = |row: &&Row| row.over_bytes == 0;
+    let (fitting, mut over): (Vec<&Row>, Vec<&Row>) = found.rows.iter().partition(is_fitting);
     let heading = heading(hardware, found);
     say(&heading);
     if fitting.is_empty() {
         say("\nNo layout fits.");
     } else {
-        say(&format!("\n{}", table(fitting.iter().copied(), false).fitted(line_width())));
-        say(&format!("\n{}", memory(&fitting).fitted(line_width())));
+        for table in [table(&fitting, &[]), memory(&fitting)] {
+            say(&format!("\n{}", table.fitted(line_width())));
+        }
     }
     if !over.is_empty() {
-        let mut least = over.clone();
-        least.sort_by_key(|row| row.over_bytes);
-        least.truncate(MAX_OVER);
         let faster = if fitting.is_empty() { "" } else { " that would be faster" };
         say(&format!("\n{}{faster} do not fit. The nearest:", plural(over.len(), "layout")));
-        say(&table(least.iter().copied(), true).fitted(line_width()));
+        over.sort_by_key(|row| row.over_bytes);
+        over.truncate(MAX_OVER);
+        say(&table(&over, OF_FITTING).fitted(line_width()));
     }
     if !found.formulas.is_empty() {
         say(&format!("\n{}", found.formulas.join("\n")));
     }
     fitting.iter().take(1).for_each(|row| say(&format!("\nThe first: {}", row.command)));
     let origin = Origin::of(args.study.rounds);
-    let rows = table(found.rows.iter(), false);
+    let rows = table(&found.rows.iter().collect::<Vec<_>>(), &["over_gb"]);
     let title = heading.lines().next().unwrap_or_default().to_owned();
     let picture = Picture { title, subtitle: origin.place(), chart: chart(&fitting) };
     if let Some(folder) = &args.study.charts {
@@ -66,8 +69,8 @@ pub fn publish(args: &PlanArgs, hardware: &RankHardware, found: &Found) -> Resul
     let pictures = (!picture.chart.is_empty()).then(|| ("plan".to_owned(), picture));
     let report = Report {
         origin: &origin,
-        ranks: hardware.on.ranks,
-        card: hardware.on.card.map(|card| card.name),
+        ranks: hardware.ranks,
+        card: hardware.card.map(|card| card.name),
         link: hardware.link.as_ref().map(|(name, _)| &**name),
         bytes_per_rank: hardware.rank_bytes,
         found,
@@ -92,119 +95,100 @@ fn page(heading: &str, picture: &Picture, rows: &Table, origin: &Origin) -> Page
 }
 
 fn heading(hardware: &RankHardware, found: &Found) -> String {
-    let (ranks, params) = (hardware.on.ranks, thousands(found.params));
-    let place = hardware.on.card.map_or("this host".to_owned(), |card| card.name.to_owned());
-    let link = hardware.link.as_ref().map_or(String::new(), |(name, _)| format!(" on {name}"));
-    let hosts = hardware.hosts.as_ref().map_or(String::new(), |(name, hosts)| {
+    let RankHardware { ranks, card, link, hosts, .. } = hardware;
+    let place = card.map_or("this host", |card| card.name);
+    let link = link.as_ref().map_or(String::new(), |(name, _)| format!(" on {name}"));
+    let hosts = hosts.as_ref().map_or(String::new(), |(name, hosts)| {
         format!(", {} per host on {name}", hosts.ranks_per_host)
     });
-    let speed = match &hardware.on.card {
+    let speed = match card {
         Some(card) => format!(
-            "Products reach {} % of the peak of {} (--mfu), and memory {} GB/s.",
+            "Products reach {} % of the peak of {place} (--mfu), and memory {} GB/s.",
             100.0 * hardware.mfu,
-            card.name,
             card.bytes_per_s / 1e9
         ),
         None => "Blocks were measured here, and ranks without communication.".to_owned(),
     };
-    let refused = match &found.refused {
-        (0, _) => String::new(),
-        (count, reason) => format!(
-            "\n{count} more are refused. The first: {}",
-            reason.as_deref().unwrap_or_default()
-        ),
-    };
+    let (refused, reason) = &found.refused;
+    let reason = reason.as_ref().map_or(String::new(), |reason| {
+        format!("\n{refused} more are refused. The first: {reason}")
+    });
     format!(
-        "Plan of {}, {params} parameters: {} of {place}{link}{hosts}\nSteps of {}; {:.1} GB per rank; {} layouts. {speed}{refused}",
+        "Plan of {}, {} parameters: {} of {place}{link}{hosts}\nSteps of {}; {:.1} GB per rank; {} layouts. {speed}{reason}",
         found.model,
-        plural(ranks, "rank"),
+        thousands(found.params),
+        plural(*ranks, "rank"),
         plural(found.samples, "sample"),
         hardware.rank_bytes / 1e9,
-        found.count - found.refused.0
+        found.count - refused
     )
 }
 
-/// The table of these layouts. On a console it has what some of them have, or by how much they do not fit.
+/// The table of these layouts. People see the columns in which a layout has something, but not those that are left out.
 #[rustfmt::skip]
-fn table<'a>(rows: impl Iterator<Item = &'a Row> + Clone, is_over: bool) -> Table {
-    let any = |has: fn(&Row) -> bool, label: &'static str| if rows.clone().any(has) { label } else { "" };
-    let fits = |has: fn(&Row) -> bool, label| if is_over { "" } else { any(has, label) };
-    let heads = [
-        ("mesh", "layout", ("", 0)),
-        ("strategy", "strategy", ("", 0)),
-        ("schedule", any(|row| row.layout.schedule.is_some(), "schedule"), ("", 0)),
-        ("batch", "batch", ("", 0)),
-        ("checkpoint_activations", any(|row| row.layout.checkpoint_activations, "recompute"), ("", 0)),
-        ("precision", "type", ("", 0)),
-        ("step_ms", "step", ("ms", 2)),
-        ("measured_ms", fits(|row| row.measured_ms.is_some(), "measured"), ("ms", 2)),
-        ("compute_ms", fits(|_| true, "compute"), ("ms", 2)),
-        ("idle_ms", fits(|row| row.times.idle_ms > 0.0, "idle"), ("ms", 2)),
-        ("exposed_ms", fits(|row| row.times.exposed_ms > 0.0, "exposed"), ("ms", 2)),
-        ("exchange_ms", fits(|row| row.times.exchange_ms > 0.0, "exchange"), ("ms", 2)),
-        ("mfu_pct", fits(|row| row.times.mfu_pct.is_some(), "MFU"), ("%", 1)),
-        ("rank_gb", "memory", ("GB", 2)),
-        ("over_gb", if is_over { "over" } else { "" }, ("GB", 2)),
-        ("limit", fits(|_| true, "limit"), ("", 0)),
-    ];
-    let cells = |Row { layout, times, rank_bytes, over_bytes, measured_ms, .. }: &Row| -> [Cell; 16] {
-        let text = |words: &str| Cell::Text(words.to_owned());
-        [
-            Cell::Text(layout.mesh()),
-            text(&layout.strategy),
-            text(layout.schedule.unwrap_or("-")),
-            Cell::Text(format!("{}x{}", layout.accumulate, layout.micro_batch)),
-            text(if layout.checkpoint_activations { "yes" } else { "no" }),
-            text(layout.precision.name()),
-            times.step_ms.into(),
-            measured_ms.map(|of| of.median).into(),
-            times.compute_ms.into(),
-            times.idle_ms.into(),
-            times.exposed_ms.into(),
-            times.exchange_ms.into(),
-            times.mfu_pct.into(),
-            (*rank_bytes as f64 / 1e9).into(),
-            (*over_bytes as f64 / 1e9).into(),
-            text(&times.limit),
-        ]
+fn table(rows: &[&Row], left_out: &[&str]) -> Table {
+    let gb = |bytes: u64| bytes as f64 / 1e9;
+    let columns = Columns::new()
+        .add("mesh", "layout", ("", 0), "", |row: &Row| row.layout.mesh())
+        .add("strategy", "strategy", ("", 0), "", |row| row.layout.strategy)
+        .add("schedule", "schedule", ("", 0), "", |row| row.layout.schedule.unwrap_or("-"))
+        .add("batch", "batch", ("", 0), "", |row| format!("{}x{}", row.layout.accumulate, row.layout.micro_batch))
+        .add("checkpoint_activations", "recompute", ("", 0), "", |row| if row.layout.checkpoint_activations { "yes" } else { "no" })
+        .add("precision", "type", ("", 0), "", |row| row.layout.precision.name())
+        .add("step_ms", "step", ("ms", 2), "", |row| row.times.step_ms)
+        .add("measured_ms", "measured", ("ms", 2), "", |row| row.measured_ms.map(|of| of.median))
+        .add("compute_ms", "compute", ("ms", 2), "", |row| row.times.compute_ms)
+        .add("idle_ms", "idle", ("ms", 2), "", |row| row.times.idle_ms)
+        .add("exposed_ms", "exposed", ("ms", 2), "", |row| row.times.exposed_ms)
+        .add("exchange_ms", "exchange", ("ms", 2), "", |row| row.times.exchange_ms)
+        .add("mfu_pct", "MFU", ("%", 1), "", |row| row.times.mfu_pct)
+        .add("rank_gb", "memory", ("GB", 2), "", move |row| gb(row.rank_bytes))
+        .add("over_gb", "over", ("GB", 2), "", move |row| gb(row.over_bytes))
+        .add("limit", "limit", ("", 0), "", |row| row.times.limit.clone());
+    without_empty(columns.table(rows.iter().copied()), left_out)
+}
+
+/// The table with labels of the columns in which a row has something, but not of those that are left out.
+fn without_empty(mut table: Table, left_out: &[&str]) -> Table {
+    let has_nothing = |cell: &Cell| match cell {
+        Cell::Text(words) => ["-", "no"].contains(&&**words),
+        cell => cell.number().unwrap_or(0.0) == 0.0,
     };
-    tabled(heads, rows.clone().map(cells))
+    for (at, head) in table.columns.iter_mut().enumerate() {
+        if table.rows.iter().all(|row| has_nothing(&row[at])) || left_out.contains(&&*head.key) {
+            head.label = "".into();
+        }
+    }
+    table
 }
 
 /// The memory of each layout by category.
 fn memory(rows: &[&Row]) -> Table {
     let mut columns = Columns::new()
         .add("mesh", "layout", ("", 0), "", |row: &Row| row.layout.mesh())
-        .add("strategy", "strategy", ("", 0), "", |row| row.layout.strategy.clone());
+        .add("strategy", "strategy", ("", 0), "", |row| row.layout.strategy);
     for name in Category::ALL.map(Category::name).into_iter().chain(["total", "measured"]) {
         let of = move |row: &Row| match name {
             "measured" => row.measured_bytes,
             name => row.bytes.get(name).copied().filter(|bytes| *bytes > 0),
         };
-        if rows.iter().any(|row| of(row).is_some()) {
-            let mb = move |row: &Row| of(row).map(|bytes| bytes as f64 / 1e6);
-            columns = columns.add(name, name, ("MB", 2), "", mb);
-        }
+        let mb = move |row: &Row| of(row).map(|bytes| bytes as f64 / 1e6);
+        columns = columns.add(name, name, ("MB", 2), "", mb);
     }
-    columns.table(rows.iter().copied())
+    without_empty(columns.table(rows.iter().copied()), &[])
 }
 
 /// The steps as bars of their parts.
 fn chart(rows: &[&Row]) -> Chart {
-    let bar = |row: &&Row| {
-        let of = &row.times;
-        let words = [
-            row.layout.mesh(),
-            row.layout.strategy.clone(),
-            row.layout.schedule.unwrap_or_default().to_owned(),
-            format!("{}x{}", row.layout.accumulate, row.layout.micro_batch),
-        ];
-        let label = words.into_iter().filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ");
+    let bar = |Row { layout, times, .. }: &&Row| {
+        let schedule = layout.schedule.map_or(String::new(), |name| format!(" {name}"));
+        let batch = format!("{}x{}", layout.accumulate, layout.micro_batch);
+        let label = format!("{} {}{schedule} {batch}", layout.mesh(), layout.strategy);
         let parts = [
-            ("compute", of.compute_ms, Color::Compute),
-            ("idle", of.idle_ms, Color::Idle),
-            ("exposed", of.exposed_ms, Color::Communication),
-            ("exchange", of.exchange_ms, Color::Both),
+            ("compute", times.compute_ms, Color::Compute),
+            ("idle", times.idle_ms, Color::Idle),
+            ("exposed", times.exposed_ms, Color::Communication),
+            ("exchange", times.exchange_ms, Color::Both),
         ];
         Bar::stack(label, parts.into_iter().filter(|(_, ms, _)| *ms > 0.0))
     };

@@ -6,22 +6,22 @@
 
 use std::collections::HashMap;
 
+use paceline_analysis::advice::replay::Backward;
 use paceline_collectives::{Algorithm, OpKind};
 use paceline_failure::{Failure, Result};
-use paceline_host::resources;
-use paceline_model::{BlockCost, UnitId};
-use paceline_observe::insight::anatomy::ReadyLine;
+use paceline_model::{BlockCost, Layout, UnitId};
+use paceline_observe::insight::buckets::LOSS_BYTES;
 use paceline_observe::insight::gathers::{Use, Uses};
 use paceline_strategies::schedule::{
-    BlockCosts, Costs, OneFOneB, Plan, Schedule, Timeline, cut, named,
+    BlockCosts, OneFOneB, Plan, PlanError, Schedule, Timeline, cut, named,
 };
 use paceline_strategies::{BucketCaps, ShardOptions};
 use serde::Serialize;
 
 use super::flags::RankHardware;
 use super::layouts::StepLayout;
-use super::work::{BlockWork, HostSpeed};
-use crate::predict::model::{Calibration, Step};
+use super::work::{BlockWork, RankSpeed};
+use crate::predict::model::Step;
 use crate::predict::network::Network;
 
 /// A step in milliseconds, of the rank that ends last.
@@ -59,8 +59,8 @@ pub struct Case<'a> {
     pub work: &'a BlockWork,
     /// Where it runs.
     pub hardware: &'a RankHardware,
-    /// How fast this host is, if it runs here.
-    pub host: Option<HostSpeed>,
+    /// How fast that is.
+    pub speed: RankSpeed,
     /// The sizes of buckets.
     pub caps: BucketCaps,
 }
@@ -68,51 +68,29 @@ pub struct Case<'a> {
 impl Case<'_> {
     /// Predicts the step.
     pub fn times(&self) -> Result<StepTimes> {
-        let Self { layout, work, hardware, .. } = self;
-        let failed =
-            |error: paceline_strategies::schedule::PlanError| Failure::Usage(error.to_string());
-        let (blocks, exchange) = self.blocks();
+        let Self { layout, work, .. } = self;
+        let (ranks, blocks) = (layout.pp, self.blocks());
         let schedule: &dyn Schedule = layout.schedule.and_then(named).unwrap_or(&OneFOneB);
-        let placement = schedule.placement(layout.pp);
-        let too_few = || {
-            Failure::Usage(format!(
-                "{} stages, and {} blocks",
-                placement.stages(),
-                blocks.forward.len()
-            ))
-        };
-        let begins = cut(&work.counted, placement.stages()).ok_or_else(too_few)?;
-        let costs: Costs = blocks.costs(&begins);
-        let plan =
-            Plan::new(schedule, layout.pp, layout.accumulate, |_| costs.clone()).map_err(failed)?;
-        let timeline = Timeline::of(&plan, &costs).map_err(failed)?;
-        let busy: f64 =
-            (0..layout.pp).map(|rank| timeline.busy(rank)).sum::<f64>() / layout.pp as f64;
-        let bounds: Vec<usize> =
-            std::iter::once(0).chain(begins).chain([blocks.forward.len()]).collect();
-        let mut last: Option<StepTimes> = None;
-        for rank in 0..layout.pp {
-            let own = (0..placement.stages()).filter(|stage| placement.rank(*stage) == rank);
-            let own: Vec<usize> = own.flat_map(|stage| bounds[stage]..bounds[stage + 1]).collect();
+        let placement = schedule.placement(ranks);
+        let (stages, num_blocks) = (placement.stages(), blocks.forward.len());
+        let begins = cut(&work.counted, stages);
+        let begins = begins.ok_or_else(|| format!("{stages} stages, and {num_blocks} blocks"));
+        let begins = begins.map_err(Failure::Usage)?;
+        let costs = blocks.costs(&begins);
+        let refused = |error: PlanError| Failure::Usage(error.to_string());
+        let plan = Plan::new(schedule, ranks, layout.accumulate, |_| costs.clone());
+        let timeline: Timeline =
+            plan.and_then(|plan| Timeline::of(&plan, &costs)).map_err(refused)?;
+        let busy = (0..ranks).map(|rank| timeline.busy(rank)).sum::<f64>() / ranks as f64;
+        let of_rank = |rank: usize| {
+            let stage = |at: usize| begins.partition_point(|begin| *begin <= at);
+            let own = (0..num_blocks).filter(|at| placement.rank(stage(*at)) == rank);
             let end = timeline.ranks[rank].last().map_or(0.0, |ran| ran.end);
-            let times = self.of_rank(&own, &blocks, exchange, [timeline.busy(rank), end, busy])?;
-            if last.as_ref().is_none_or(|last| times.step_ms > last.step_ms) {
-                last = Some(times);
-            }
-        }
-        let mut times = last.ok_or_else(|| Failure::Usage("no ranks".into()))?;
-        times.limit = self.limit(&times);
-        times.mfu_pct = hardware.on.card.and_then(|card| {
-            let peak = RankHardware::flop_per_s(&card, layout.precision, false, 1.0)?;
-            // Ranks along tp have a part of each layer, and those along pp some of the layers.
-            Some(
-                100.0 * work.flops * layout.accumulate as f64
-                    / layout.pp as f64
-                    / (times.step_ms * 1e-3)
-                    / peak,
-            )
-        });
-        Ok(times)
+            self.of_rank(&own.collect::<Vec<_>>(), &blocks, [timeline.busy(rank), end, busy])
+        };
+        let later =
+            |last: StepTimes, of: StepTimes| if of.step_ms > last.step_ms { of } else { last };
+        Ok((1..ranks).map(of_rank).fold(of_rank(0), later))
     }
 
     /// The step of a rank with these blocks, whose passes take `own_busy` and end at `end`. The ranks' mean is `busy`.
@@ -120,57 +98,67 @@ impl Case<'_> {
         &self,
         own: &[usize],
         blocks: &BlockCosts,
-        exchange: f64,
         [own_busy, end, busy]: [f64; 3],
-    ) -> Result<StepTimes> {
+    ) -> StepTimes {
+        let Self { layout, work, hardware, speed, .. } = self;
+        let exchange_ms = self.exchange_ms() * layout.accumulate as f64 * own.len() as f64;
         // Ranks that wait leave their cores to others.
-        let sharing = self.sharing();
-        let exchange_ms = exchange * self.layout.accumulate as f64 * own.len() as f64;
-        let passes = end.max((busy - exchange_ms).max(0.0) * sharing + exchange_ms);
-        let optimizer = self.optimizer_ms(own);
-        let exposed_ms = self.exposed_ms(own, blocks, optimizer)? + self.tied_ms(own);
-        let own_passes = (own_busy - exchange_ms) * sharing;
+        let passes = end.max((busy - exchange_ms).max(0.0) * speed.sharing + exchange_ms);
+        let part = work.part(own);
+        let state = part.trained_len() as f64 / layout.shares() as f64 * work.optimizer_bytes;
+        let optimizer = 1e3 * state / speed.optimizer_bytes_per_s;
+        let exposed_ms = self.exposed_ms(own, &part, blocks, optimizer) + self.tied_ms(own);
+        let own_passes = (own_busy - exchange_ms) * speed.sharing;
         let compute_ms = own_passes.min(passes - exchange_ms) + optimizer;
         let idle_ms = (passes + optimizer - compute_ms - exchange_ms).max(0.0);
-        let (step_ms, mfu_pct, limit) = (passes + optimizer + exposed_ms, None, String::new());
-        Ok(StepTimes { step_ms, compute_ms, idle_ms, exposed_ms, exchange_ms, mfu_pct, limit })
+        let step_ms = passes + optimizer + exposed_ms;
+        // Ranks along tp have a part of each layer, and those along pp some of the layers.
+        let flops = 100.0 * work.flops * layout.accumulate as f64 / layout.pp as f64;
+        let peak = hardware.peak(layout.precision, false);
+        let parts = [
+            (compute_ms, if work.is_by_memory { "memory" } else { "compute" }),
+            (idle_ms, "idle"),
+            (exposed_ms, hardware.network(layout.dp, layout.tp).1),
+            (exchange_ms, hardware.network(layout.tp, 1).1),
+        ];
+        let limit = parts.into_iter().max_by(|a, b| a.0.total_cmp(&b.0));
+        StepTimes {
+            step_ms,
+            compute_ms,
+            idle_ms,
+            exposed_ms,
+            exchange_ms,
+            mfu_pct: peak.map(|peak| flops / (step_ms * 1e-3) / peak),
+            limit: limit.map_or("", |(_, name)| name).to_owned(),
+        }
     }
 
-    /// How many ranks share a core of this host; 1 where each has its own.
-    fn sharing(&self) -> f64 {
-        let here = (self.hardware.on.ranks as f64 / resources::num_cores() as f64).max(1.0);
-        self.host.map_or(1.0, |_| here)
+    /// The part of a block's passes that is an exchange within its layers.
+    fn exchange_ms(&self) -> f64 {
+        let (count, bytes) = self.work.exchanged;
+        let (network, _) = self.hardware.network(self.layout.tp, 1);
+        let bytes = bytes.checked_div(count).unwrap_or(0);
+        network.all_gather_ms(bytes) * count as f64 / self.work.costs.len() as f64
     }
 
-    /// The passes of each block while a rank has a core to itself, and the part of each that is an exchange within layers.
-    fn blocks(&self) -> (BlockCosts, f64) {
-        let Self { layout, work, hardware, host, .. } = self;
-        let scale = host.map_or(1.0, |host| host.scale) / self.sharing();
-        let (count, bytes) = work.exchanged;
-        let (network, _) = hardware.network(layout.tp, 1);
-        let one = network.all_gather_ms(bytes.checked_div(count).unwrap_or(0));
-        let exchange =
-            if layout.tp > 1 { one * count as f64 / work.costs.len() as f64 } else { 0.0 };
+    /// The passes of each block while a rank has a core to itself.
+    fn blocks(&self) -> BlockCosts {
+        let Self { layout, work, hardware, speed, .. } = self;
+        let half = self.exchange_ms() / 2.0;
         let each = |part: &dyn Fn(&BlockCost) -> f64, exchange: f64| {
-            work.costs.iter().map(|of| part(of) * scale + exchange).collect()
+            work.costs.iter().map(|of| part(of) * speed.scale + exchange).collect()
         };
-        let message = if layout.pp > 1 {
-            let stride = layout.dp * layout.tp;
-            let (network, _) = hardware.network(layout.pp, stride);
-            let bytes = work.costs.iter().map(|of| of.output_bytes).max().unwrap_or(0);
-            network.link.time(OpKind::Send, Algorithm::Direct, 2, bytes).as_secs_f64() * 1e3
-        } else {
-            0.0
-        };
-        let blocks = BlockCosts {
-            forward: each(&|of| of.forward, exchange / 2.0),
-            backward_input: each(&|of| of.backward_input + of.loss, exchange / 2.0),
+        let bytes = work.costs.iter().map(|of| of.output_bytes).max().unwrap_or(0);
+        let (network, _) = hardware.network(layout.pp, layout.dp * layout.tp);
+        let message = network.link.time(OpKind::Send, Algorithm::Direct, 2, bytes);
+        BlockCosts {
+            forward: each(&|of| of.forward, half),
+            backward_input: each(&|of| of.backward_input + of.loss, half),
             backward_weight: each(&|of| of.backward_weight + of.loss_weight, 0.0),
             kept: vec![0.0; work.costs.len()],
-            message,
+            message: if layout.pp > 1 { message.as_secs_f64() * 1e3 } else { 0.0 },
             has_barrier: false,
-        };
-        (blocks, exchange)
+        }
     }
 
     /// The sum of the gradients of a weight that the first and the last stage share, if these are on two ranks.
@@ -178,117 +166,85 @@ impl Case<'_> {
         let model = &self.work.model;
         let Some(id) = model.objective.tied() else { return 0.0 };
         let unit = model.layout.param(id).unit;
-        let mut uses = (0..model.blocks.len())
-            .filter(|at| model.blocks[*at].unit == unit || *at + 1 == model.blocks.len());
-        let num_own = uses.clone().filter(|at| own.contains(at)).count();
-        if num_own == 0 || uses.all(|at| own.contains(&at)) {
+        let last = model.blocks.len() - 1;
+        let uses = |at: &usize| model.blocks[*at].unit == unit || *at == last;
+        let num_own = own.iter().filter(|at| uses(at)).count();
+        if num_own == 0 || num_own == (0..=last).filter(uses).count() {
             return 0.0;
         }
-        let shares = if self.layout.strategy.starts_with("sharded") { self.layout.dp } else { 1 };
-        let bytes = model.layout.unit(unit).range.len() * size_of::<f32>() / shares;
+        let elems = model.layout.unit(unit).range.len();
+        let bytes = elems * size_of::<f32>() / self.layout.shares();
         let (network, _) = self.hardware.network(2, self.layout.dp * self.layout.tp);
         network.all_reduce_ms(bytes as u64)
     }
 
-    fn optimizer_ms(&self, own: &[usize]) -> f64 {
-        let shares = if self.layout.strategy.starts_with("sharded") { self.layout.dp } else { 1 };
-        let bytes =
-            self.work.part(own).trained_len() as f64 / shares as f64 * self.work.optimizer_bytes;
-        let per_s = match (self.host, self.hardware.on.card) {
-            (Some(host), _) => host.optimizer_bytes_per_s,
-            (None, Some(card)) => card.bytes_per_s,
-            (None, None) => f64::INFINITY,
-        };
-        1e3 * bytes / per_s
-    }
-
-    /// The communication of gradients and shards that the passes of these blocks do not hide.
-    fn exposed_ms(&self, own: &[usize], blocks: &BlockCosts, optimizer: f64) -> Result<f64> {
-        let Self { layout, work, hardware, .. } = self;
+    /// The communication of gradients and shards that the passes of these blocks, with this part of the model, do not hide.
+    fn exposed_ms(&self, own: &[usize], part: &Layout, blocks: &BlockCosts, optimizer: f64) -> f64 {
+        let Self { layout, work, hardware, speed, caps } = self;
         if layout.dp == 1 {
-            return Ok(0.0);
+            return 0.0;
         }
-        let sharing = self.sharing();
         let pass = |at: &usize| BlockPass {
             unit: work.model.blocks[*at].unit,
-            forward: blocks.forward[*at] * sharing,
-            backward: (blocks.backward_input[*at] + blocks.backward_weight[*at]) * sharing,
+            forward: blocks.forward[*at] * speed.sharing,
+            backward: (blocks.backward_input[*at] + blocks.backward_weight[*at]) * speed.sharing,
         };
         let passes: Vec<BlockPass> = own.iter().map(pass).collect();
         let (network, _) = hardware.network(layout.dp, layout.tp);
-        if layout.strategy.starts_with("sharded") {
-            return Ok(self.shards_ms(own, &passes, &network));
+        if layout.shares() > 1 {
+            return self.shards_ms(part, passes, &network);
         }
-        let part = work.part(own);
-        let [forward, backward] = [|of: &BlockPass| of.forward, |of: &BlockPass| of.backward]
-            .map(|of| passes.iter().map(of).sum::<f64>());
+        let forward: f64 = passes.iter().map(|of| of.forward).sum();
+        let backward: f64 = passes.iter().map(|of| of.backward).sum();
         let begin = forward + (layout.accumulate - 1) as f64 * (forward + backward);
         let mut at = begin;
-        let mut ready: HashMap<UnitId, f64> = HashMap::new();
+        let objective = work.model.objective.unit().map(|unit| (unit, begin));
+        let mut ready: HashMap<UnitId, f64> = objective.into_iter().collect();
         for pass in passes.iter().rev() {
             at += pass.backward;
             ready.insert(pass.unit, at);
         }
-        let objective = work.model.objective.unit();
-        let ready = part.params().iter().map(|param| {
-            let of_objective = (objective == Some(param.unit)).then_some(begin);
-            let ready_ms = ready.get(&param.unit).copied().or(of_objective).unwrap_or(at);
-            ReadyLine { param: param.name.clone(), ready_ms }
-        });
-        let mut ready: Vec<ReadyLine> = ready.collect();
-        ready.sort_by(|a, b| a.ready_ms.total_cmp(&b.ready_ms));
-        let calibration = Calibration {
-            ranks: layout.dp,
-            step_ms: at + optimizer,
-            compute_ms: at + optimizer,
-            backward_begin_ms: begin,
-            backward_end_ms: at,
-            by_bucket_ms: if layout.pp == 1 { optimizer } else { 0.0 },
-            ready,
-            ..Calibration::default()
-        };
-        let step = Step::new(&calibration, &part, self.caps)?;
-        Ok(step.on(&network) - step.alone_ms)
+        let ready = part.params().iter().map(|of| ready.get(&of.unit).copied().unwrap_or(at));
+        let backward = Backward::new(ready.collect(), [begin, at], Some(LOSS_BYTES), &[]);
+        let by_bucket = if layout.pp == 1 { optimizer } else { 0.0 };
+        let step = Step::of(backward, [at + optimizer, by_bucket], part, *caps);
+        step.on(&network) - step.alone_ms
     }
 
     /// The same for shards, which are gathered before passes and reduced after them.
-    fn shards_ms(&self, own: &[usize], passes: &[BlockPass], network: &Network) -> f64 {
-        let layout = self.work.part(own);
+    fn shards_ms(&self, part: &Layout, mut passes: Vec<BlockPass>, network: &Network) -> f64 {
         let options = ShardOptions::default();
         let gathers_each = self.layout.strategy == "sharded3";
-        let mut passes = passes.to_vec();
-        for (at, unit) in
-            layout.units().iter().enumerate().filter(|(_, unit)| !unit.range.is_empty())
-        {
-            let extra = BlockPass { unit: UnitId(at), forward: 0.0, backward: 0.0 };
-            if !passes.iter().any(|pass| pass.unit == extra.unit) {
+        for (at, unit) in part.units().iter().enumerate() {
+            let unused = BlockPass { unit: UnitId(at), forward: 0.0, backward: 0.0 };
+            if !unit.range.is_empty() && passes.iter().all(|pass| pass.unit != unused.unit) {
                 // Units that several blocks use are needed first, and that of the objective last.
-                let place = if unit.is_root { 0 } else { passes.len() };
-                passes.insert(place, extra);
+                passes.insert(if unit.is_root { 0 } else { passes.len() }, unused);
             }
         }
         let cost = |pass: &BlockPass| {
-            let bytes = layout.unit(pass.unit).range.len() * size_of::<f32>();
+            let bytes = part.unit(pass.unit).range.len() * size_of::<f32>();
             network.all_gather_ms(bytes as u64)
         };
+        let all: f64 = passes.iter().map(|pass| pass.forward + pass.backward).sum();
         let (number, mut uses) = (self.layout.accumulate, Vec::new());
         for at in 0..number {
             let (is_first, is_last) = (at == 0, at + 1 == number);
-            if !gathers_each && !is_first && !is_last {
+            // Between the first and the last micro-batch, stages 1 and 2 send nothing.
+            let is_silent = !gathers_each && !is_first && !is_last;
+            let compute = if is_silent { all } else { 0.0 };
+            uses.push(Use { gather: None, compute, reduce: 0.0 });
+            if is_silent {
                 continue;
             }
-            // Between the first and the last micro-batch, stages 1 and 2 send nothing.
-            let between = if gathers_each || !is_last { 0 } else { number.saturating_sub(2) };
-            let all: f64 = passes.iter().map(|pass| pass.forward + pass.backward).sum();
-            uses.push(Use { gather: None, compute: between as f64 * all, reduce: 0.0 });
             for pass in &passes {
                 let gather = (gathers_each || is_first).then(|| cost(pass));
                 uses.push(Use { gather, compute: pass.forward, reduce: 0.0 });
             }
             for (place, pass) in passes.iter().rev().enumerate() {
                 let gathers = gathers_each && place >= options.keep_after_forward;
-                let reduce = if is_last { cost(pass) } else { 0.0 };
-                let gather = gathers.then(|| cost(pass));
+                let (gather, reduce) =
+                    (gathers.then(|| cost(pass)), if is_last { cost(pass) } else { 0.0 });
                 uses.push(Use { gather, compute: pass.backward, reduce });
             }
         }
@@ -296,20 +252,5 @@ impl Case<'_> {
         let prefetch = if gathers_each { options.prefetch } else { passes.len() + 1 };
         let (waited, left) = Uses { uses, lead: 0.0 }.played(prefetch);
         waited + left
-    }
-
-    /// The part of the step that is largest.
-    fn limit(&self, times: &StepTimes) -> String {
-        let Self { layout, work, hardware, .. } = self;
-        let link = |ranks, stride| hardware.network(ranks, stride).1.to_owned();
-        let compute =
-            if work.by_memory.is_some_and(|part| part > 0.5) { "memory" } else { "compute" };
-        let parts = [
-            (times.compute_ms, compute.to_owned()),
-            (times.idle_ms, "idle".to_owned()),
-            (times.exposed_ms, link(layout.dp, layout.tp)),
-            (times.exchange_ms, link(layout.tp, 1)),
-        ];
-        parts.into_iter().max_by(|a, b| a.0.total_cmp(&b.0)).map_or(String::new(), |(_, name)| name)
     }
 }

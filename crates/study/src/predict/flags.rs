@@ -7,7 +7,7 @@ use paceline_collectives::{Algorithm, Link};
 use paceline_failure::numbers::{above_zero, at_least, within};
 use paceline_failure::{Failure, Result};
 
-use super::network::Route;
+use super::network::{Hosts, Route};
 use crate::flags::TrainFlags;
 use crate::spec::Spec;
 use crate::study::{StudyArgs, refuse_flags};
@@ -37,12 +37,9 @@ pub struct PredictArgs {
     /// here; without a value, the links with a name are listed
     #[arg(long, num_args = 0.., value_name = "LINK", default_values = ["1gbe", "10gbe", "100gbe"])]
     pub links: Vec<String>,
-    /// Ranks on each host, which share the host's link to other hosts. Then --links are links between hosts
-    #[arg(long, value_name = "K", default_value_t = 1, conflicts_with = "measure", value_parser = at_least::<usize>(1))]
-    pub ranks_per_host: usize,
-    /// The link between two ranks of a host, with --ranks-per-host: as in --links
-    #[arg(long, value_name = "LINK")]
-    pub link_in_host: Option<String>,
+    /// Hosts of several ranks.
+    #[command(flatten)]
+    pub hosts: HostArgs,
     /// The efficiency in percent for which to find the slowest link: the step without communication by the step
     #[arg(long, value_name = "PCT", default_value_t = 90.0)]
     pub efficiency: f64,
@@ -96,6 +93,37 @@ pub struct PredictArgs {
     pub train: TrainFlags,
 }
 
+/// Flags about hosts of several ranks.
+#[derive(Debug, Args)]
+pub struct HostArgs {
+    /// Ranks on each host, which share the host's link to other hosts. Other links are then those between hosts
+    #[arg(long, value_name = "K", default_value_t = 1, conflicts_with = "measure", value_parser = at_least::<usize>(1))]
+    pub ranks_per_host: usize,
+    /// The link between two ranks of a host, with --ranks-per-host
+    #[arg(long, value_name = "LINK")]
+    pub link_in_host: Option<String>,
+}
+
+impl HostArgs {
+    /// The hosts, and the name of their link; `None` if each rank has a host of its own.
+    pub fn hosts(&self) -> Result<Option<(String, Hosts)>> {
+        let ranks_per_host = self.ranks_per_host;
+        match &self.link_in_host {
+            None if ranks_per_host > 1 => usage(format!(
+                "--ranks-per-host {ranks_per_host} needs --link-in-host, the link between ranks of a host, as nvlink4"
+            )),
+            None => Ok(None),
+            Some(_) if ranks_per_host == 1 => {
+                usage("--link-in-host needs --ranks-per-host, of 2 ranks or more")
+            }
+            Some(name) => {
+                let inside = link("--link-in-host", name)?;
+                Ok(Some((name.clone(), Hosts { ranks_per_host, inside })))
+            }
+        }
+    }
+}
+
 /// The name that stands for the transport itself.
 pub const MEASURED: &str = "measured";
 /// The most ranks of a prediction: no link would stay the same for more.
@@ -103,9 +131,12 @@ pub const MAX_RANKS: usize = 4096;
 const MIN_SCALE: f64 = 1e-3;
 const MAX_SCALE: f64 = 1e3;
 /// Flags that a prediction ignores, each with advice.
-const NOT_PREDICTED: [(&str, &str); 6] = [
+const NOT_PREDICTED: [(&str, &str); 2] = [
     ("strategy", "what ddp would do is predicted; leave it out"),
     ("link", "pass --links; leave it out"),
+];
+/// Flags that a plan ignores too.
+pub const NOT_PLANNED: [(&str, &str); 4] = [
     ("sync-batch-norm", "its blocking sums are not predicted; leave it out"),
     ("broadcast-buffers", "its broadcasts are not predicted; leave it out"),
     ("replicate-shards", "its messages are not predicted; leave it out"),
@@ -134,6 +165,7 @@ pub fn resolve(args: &PredictArgs) -> Result<Spec> {
         ));
     }
     refuse_flags(&args.train.0, &NOT_PREDICTED)?;
+    refuse_flags(&args.train.0, &NOT_PLANNED)?;
     if args.gradient_bytes.is_some() && args.compute_ms.is_none() && args.trace.is_none() {
         return usage(
             "--gradient-bytes needs --compute-ms, the computing time of a step in milliseconds, or --trace",
@@ -167,7 +199,7 @@ pub fn link(flag: &str, name: &str) -> Result<Link> {
 
 /// Checks the numbers of ranks and the hosts.
 fn check_ranks(args: &PredictArgs) -> Result<()> {
-    let local = args.ranks_per_host;
+    let local = args.hosts.ranks_per_host;
     for &ranks in &args.nproc {
         let most = if args.measure { paceline_collectives::MAX_RANKS } else { MAX_RANKS };
         if !(2..=most).contains(&ranks) {
@@ -181,21 +213,12 @@ fn check_ranks(args: &PredictArgs) -> Result<()> {
             ));
         }
     }
-    match &args.link_in_host {
-        None if local > 1 => usage(format!(
-            "--ranks-per-host {local} needs --link-in-host, the link between ranks of a host, as nvlink4"
-        )),
-        Some(_) if local == 1 => usage("--link-in-host needs --ranks-per-host, of 2 ranks or more"),
-        Some(name) => {
-            if args.links.iter().any(|link| link == MEASURED) {
-                return usage(format!(
-                    "--links {MEASURED}: this is one host, and --ranks-per-host makes --links those between hosts"
-                ));
-            }
-            link("--link-in-host", name).map(drop)
-        }
-        None => Ok(()),
+    if args.hosts.hosts()?.is_some() && args.links.iter().any(|link| link == MEASURED) {
+        return usage(format!(
+            "--links {MEASURED}: this is one host, and --ranks-per-host makes --links those between hosts"
+        ));
     }
+    Ok(())
 }
 
 /// Refuses flags about a model that is run, beside `instead`, with which nothing is run.
@@ -215,7 +238,7 @@ fn check_not_run(args: &PredictArgs, instead: &str) -> Result<()> {
 
 /// The ways to all-reduce, all of them for `auto`; the fastest is predicted.
 pub fn ways(args: &PredictArgs) -> Result<Vec<Route>> {
-    let has_hosts = args.ranks_per_host > 1;
+    let has_hosts = args.hosts.ranks_per_host > 1;
     let asked = args.train.0.get(ALGORITHM).and_then(<[String]>::first);
     let asked = asked.map(|name| name.parse::<Algorithm>()).transpose();
     Ok(match asked.map_err(|e| Failure::Usage(format!("--{ALGORITHM}: {e}")))? {

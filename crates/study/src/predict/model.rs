@@ -126,9 +126,18 @@ pub struct Step {
 impl Step {
     /// The step of `ddp` with buckets of these sizes.
     pub fn new(calibration: &Calibration, layout: &Layout, caps: BucketCaps) -> Result<Self> {
-        let backward = calibration.backward(layout)?;
-        let Calibration { step_ms, by_bucket_ms, .. } = *calibration;
-        Ok(Self { alone_ms: step_ms, by_bucket_ms, backward, plan: plan(layout, caps), caps })
+        let times = [calibration.step_ms, calibration.by_bucket_ms];
+        Ok(Self::of(calibration.backward(layout)?, times, layout, caps))
+    }
+
+    /// The same of a backward pass in a step of `alone_ms`; see [`Calibration::by_bucket_ms`].
+    pub fn of(
+        backward: Backward,
+        [alone_ms, by_bucket_ms]: [f64; 2],
+        layout: &Layout,
+        caps: BucketCaps,
+    ) -> Self {
+        Self { alone_ms, by_bucket_ms, backward, plan: plan(layout, caps), caps }
     }
 
     /// The milliseconds of the step, if an all-reduce of `bytes` bytes takes `cost(bytes)` milliseconds.

@@ -81,7 +81,7 @@ impl TracedRun {
 
     /// The ways to all-reduce; the fastest is predicted. PyTorch's Gloo works in a ring.
     pub fn ways(&self, args: &PredictArgs) -> Result<Vec<Route>> {
-        let is_open = args.ranks_per_host == 1 && !args.train.0.has(flags::ALGORITHM);
+        let is_open = args.hosts.ranks_per_host == 1 && !args.train.0.has(flags::ALGORITHM);
         match self.alone.program {
             Program::Pytorch if is_open => Ok(vec![Route::Ring]),
             Program::Pytorch | Program::Paceline => flags::ways(args),

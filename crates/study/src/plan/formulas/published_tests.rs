@@ -5,6 +5,7 @@ use paceline_memory::{Allocator, Category, DType};
 use paceline_model::{Batch, LlamaConfig, LlamaTask, Precision, Rehearsal, SpecialTokens};
 use paceline_table::table::grouped;
 
+use super::tests::gated;
 use super::{LayerSizes, Limits, RankSpeeds, bubble, lines};
 
 const PAGE: &str = include_str!("../../../../../docs/planning-formulas.md");
@@ -173,7 +174,7 @@ fn torchtitan_s_rows_follow_from_its_page() {
         ));
     }
     let ratio =
-        |micro_batches| (1.0 - bubble(8, micro_batches, 2)) / (1.0 - bubble(8, micro_batches, 1));
+        |micro_batches| (1.0 - bubble(8, 2 * micro_batches)) / (1.0 - bubble(8, micro_batches));
     assert_on_page(&format!("{:.2} with 8 micro-batches and {:.2} with 32", ratio(8), ratio(32)));
 }
 
@@ -234,12 +235,12 @@ fn picotron_s_rows_follow_from_its_readme() {
     let step_us = 1e6 * of.full_attention(of.matrices() + of.norms() + of.vocab * of.hidden)
         / (0.38 * PICOTRON_PEAK);
     let sums = 100.0 * of.all_reduces_us(4, 2, NVLINK) / step_us;
-    let idle = 100.0 * bubble(2, 32, 1);
+    let idle = 100.0 * bubble(2, 32);
     assert_on_page(&format!("tp takes {sums:.1} % of the step and the bubble {idle:.1} %"));
 }
 
 #[test]
 fn the_page_shows_the_lines_of_the_course() {
     let b200 = RankSpeeds { flop_per_s: 2.25e15, data_bytes_per_s: 9e11, tensor_bytes_per_s: 9e11 };
-    assert_on_page(&lines(&b200, &LayerSizes::gated(65_536.0, 4096.0, 11_008.0), 8).join("\n"));
+    assert_on_page(&lines(&b200, &gated(65_536.0, 4096.0, 11_008.0), 8).join("\n"));
 }
